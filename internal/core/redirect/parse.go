@@ -1,0 +1,405 @@
+package redirect
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Field is one setting of a Spec that a person can write.
+type Field uint8
+
+// The fields, in the order in which they are checked and reported.
+const (
+	FieldMode Field = iota
+	FieldOutbound
+	FieldOutboundExclude
+	FieldInboundExclude
+	FieldInbound
+	FieldOutboundPortsExclude
+	FieldOutboundPorts
+	FieldExcludeInterfaces
+	FieldRerouteInterfaces
+	FieldOutboundPort
+	FieldInboundPort
+	FieldTunnelPort
+	FieldUIDs
+	FieldGIDs
+	FieldMark
+	FieldTable
+	FieldOwnerGroups
+	FieldOwnerGroupsExclude
+	FieldLoopback
+	FieldSecondFamily
+)
+
+// Value is the text of a field and where it was written, for messages: `annotation "…"`, `flag "--…"`.
+type Value struct{ Source, Text string }
+
+// Values are the fields that were written. A field that is absent keeps its default and is not checked.
+type Values map[Field]Value
+
+// FieldError is one bad value.
+type FieldError struct {
+	Field
+	Value
+	// Problem says what is wrong and what would be right.
+	Problem string
+}
+
+// Error names where the value stands, the value and the problem.
+func (e *FieldError) Error() string {
+	return fmt.Sprintf("%s: value %q: %s", e.Source, e.Text, e.Problem)
+}
+
+// Dialect is the way in which lists are written.
+type Dialect struct {
+	// Strict is the dialect of annotations: an empty item in a list is an error. Flags and environment drop it.
+	Strict bool
+	// GroupID turns the name of a group into its number. Nil knows no names.
+	GroupID func(name string) (uint32, error)
+}
+
+// Limits of the kernel and of the reference.
+const (
+	mostGroups    = 64        // xt_owner rules in one line (reference: owner groups to include)
+	mostInterface = 15        // IFNAMSIZ - 1, include/uapi/linux/if.h
+	lastID        = 1<<32 - 2 // -1 is "no id" to the kernel, include/linux/uidgid.h
+	statusPort    = 15020     // the sidecar agent's merged status and metrics
+	lastTable     = 1<<31 - 1 // iproute2 and the reference read it as a signed number
+	mainTables    = 253       // 253 default, 254 main, 255 local, include/uapi/linux/rtnetlink.h
+	wildcard      = "*"       // all ports, all networks, all groups
+)
+
+var defaultLoopback = netip.MustParsePrefix("127.0.0.1/32") //nolint:gochecknoglobals // a constant
+
+// AlwaysExcluded are the inbound ports of the sidecar itself: agent status, health, Prometheus. They are added to every
+// list of excluded inbound ports of a pod.
+func AlwaysExcluded() []uint16 { return []uint16{statusPort, 15021, 15090} }
+
+// Parse reads the fields over base, which gives the value of every field that is absent. All problems are reported
+// together, each as a *FieldError; then the Spec is base.
+func Parse(base Spec, values Values, d Dialect) (Spec, error) {
+	s := base
+	var errs []error
+	for _, field := range slices.Sorted(maps.Keys(values)) {
+		v := values[field]
+		if err := s.set(field, v.Text, d); err != nil {
+			errs = append(errs, &FieldError{Field: field, Value: v, Problem: err.Error()})
+		}
+	}
+	errs = append(errs, s.conflicts(values)...)
+	if len(errs) > 0 {
+		return base, errors.Join(errs...)
+	}
+	return s, nil
+}
+
+// set reads one field.
+func (s *Spec) set(field Field, text string, d Dialect) (err error) {
+	switch field {
+	case FieldMode:
+		s.Mode, err = parseMode(text)
+	case FieldOutbound:
+		s.Outbound, err = d.networks(text)
+	case FieldOutboundExclude:
+		s.OutboundExclude, err = d.networkList(text)
+	case FieldInbound:
+		s.Inbound, err = d.ports(text)
+	case FieldInboundExclude:
+		s.InboundExclude, err = d.excludedPorts(text)
+	case FieldOutboundPorts:
+		s.OutboundPorts, err = d.portList(text)
+	case FieldOutboundPortsExclude:
+		s.OutboundPortsExclude, err = d.portList(text)
+	case FieldExcludeInterfaces:
+		s.ExcludeInterfaces, err = d.interfaces(text)
+	case FieldRerouteInterfaces:
+		s.RerouteInterfaces, err = d.interfaces(text)
+	default:
+		err = s.setCommand(field, text, d)
+	}
+	return err
+}
+
+// setCommand reads one of the fields that only the command has, not a pod.
+func (s *Spec) setCommand(field Field, text string, d Dialect) (err error) {
+	switch field {
+	case FieldOutboundPort:
+		s.OutboundPort, err = listener(text)
+	case FieldInboundPort:
+		s.InboundPort, err = listener(text)
+	case FieldTunnelPort:
+		s.TunnelPort, err = listener(text)
+	case FieldUIDs:
+		s.UIDs, err = d.ids(text)
+	case FieldGIDs:
+		s.GIDs, err = d.ids(text)
+	case FieldMark:
+		s.Mark, err = parseMark(text)
+	case FieldTable:
+		s.Table, err = parseTable(text)
+	case FieldOwnerGroups:
+		s.OwnerGroups, err = d.groups(text)
+	case FieldOwnerGroupsExclude:
+		s.OwnerGroupsExclude, err = d.groupList(text)
+	case FieldLoopback:
+		s.Loopback, err = parseLoopback(text)
+	case FieldSecondFamily:
+		s.SecondFamily, err = ParseSecondFamily(text)
+	default:
+		err = fmt.Errorf("is not a known field")
+	}
+	return err
+}
+
+// conflicts finds values that are right alone and wrong together.
+func (s *Spec) conflicts(values Values) []error {
+	var errs []error
+	bad := func(f Field, format string, args ...any) {
+		errs = append(errs, &FieldError{Field: f, Value: values[f], Problem: fmt.Sprintf(format, args...)})
+	}
+	if _, set := values[FieldInboundPort]; set && s.InboundPort != 0 && s.InboundPort == s.OutboundPort {
+		bad(FieldInboundPort, "is the outbound port as well; the proxy needs one listener for each direction")
+	}
+	// A wildcard among the excluded ports is accepted by the reference as long as the list is not used.
+	if v, set := values[FieldInboundExclude]; set && strings.TrimSpace(v.Text) == wildcard && s.Inbound.All {
+		bad(FieldInboundExclude, `excludes every port while "*" is captured; to capture no inbound port leave the included ports empty`)
+	}
+	return errs
+}
+
+func parseMode(text string) (Mode, error) {
+	switch text {
+	case Redirect.String():
+		return Redirect, nil
+	case TPROXY.String():
+		return TPROXY, nil
+	}
+	return 0, fmt.Errorf("want REDIRECT or TPROXY, in capitals")
+}
+
+// ParseSecondFamily reads bypass, capture or reject.
+func ParseSecondFamily(text string) (SecondFamily, error) {
+	for _, s := range []SecondFamily{Bypass, Capture, Reject} {
+		if text == s.String() {
+			return s, nil
+		}
+	}
+	return 0, fmt.Errorf("want bypass, capture or reject")
+}
+
+// items splits a list. Blank text is the empty list.
+func (d Dialect) items(text string) ([]string, error) {
+	if strings.TrimSpace(text) == "" {
+		return nil, nil
+	}
+	items := strings.Split(text, ",")
+	for i, item := range items {
+		items[i] = strings.TrimSpace(item)
+		if items[i] == "" && d.Strict {
+			return nil, fmt.Errorf("item %d of the list is empty", i+1)
+		}
+	}
+	return slices.DeleteFunc(items, func(s string) bool { return s == "" }), nil
+}
+
+// list reads every item with one function and reports all bad ones.
+func list[T any](d Dialect, text string, item func(string) (T, error)) ([]T, error) {
+	items, err := d.items(text)
+	if err != nil {
+		return nil, err
+	}
+	var out []T
+	var problems []string
+	for _, i := range items {
+		v, err := item(i)
+		if err != nil {
+			problems = append(problems, fmt.Sprintf("%q %v", i, err))
+			continue
+		}
+		out = append(out, v)
+	}
+	if len(problems) > 0 {
+		return nil, errors.New(strings.Join(problems, "; "))
+	}
+	return out, nil
+}
+
+func parsePort(text string) (uint16, error) {
+	if text == wildcard {
+		return 0, fmt.Errorf("is not allowed here: want a list of ports")
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || !digits(text) {
+		return 0, fmt.Errorf("is not a port: want a decimal number from 0 to 65535")
+	}
+	return uint16(n), nil
+}
+
+// digits keeps out "+80", which strconv would take.
+func digits(text string) bool {
+	return !strings.ContainsFunc(text, func(r rune) bool { return r < '0' || r > '9' })
+}
+
+// listener reads a port that something must listen on.
+func listener(text string) (uint16, error) {
+	n, err := parsePort(text)
+	if err == nil && n == 0 {
+		err = fmt.Errorf("is not a port that can be listened on")
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%w", err)
+	}
+	return n, nil
+}
+
+func (d Dialect) portList(text string) ([]uint16, error) { return list(d, text, parsePort) }
+
+func (d Dialect) ports(text string) (Ports, error) {
+	if strings.TrimSpace(text) == wildcard {
+		return Ports{All: true}, nil
+	}
+	l, err := d.portList(text)
+	return Ports{List: l}, err
+}
+
+// excludedPorts also takes a lone wildcard, as the reference does; whether it may stand is decided when all is known.
+func (d Dialect) excludedPorts(text string) ([]uint16, error) {
+	if strings.TrimSpace(text) == wildcard {
+		return nil, nil
+	}
+	return d.portList(text)
+}
+
+func (d Dialect) networks(text string) (Networks, error) {
+	if text == wildcard {
+		return Networks{All: true}, nil
+	}
+	l, err := d.networkList(text)
+	return Networks{List: l}, err
+}
+
+// networkList reads address/prefix items. Annotations are not trimmed here in the reference, so a blank makes an item
+// invalid.
+func (d Dialect) networkList(text string) ([]netip.Prefix, error) {
+	if text == "" {
+		return nil, nil
+	}
+	if d.Strict && strings.ContainsAny(text, " \t\r\n") {
+		return nil, fmt.Errorf("holds white space: want address/prefix items separated by commas only")
+	}
+	return list(d, text, func(item string) (netip.Prefix, error) {
+		if item == wildcard {
+			return netip.Prefix{}, fmt.Errorf("is not allowed here: want a list of networks")
+		}
+		p, err := netip.ParsePrefix(item)
+		if err != nil {
+			return netip.Prefix{}, fmt.Errorf("is not a network: want address/prefix, like 10.0.0.0/8 or 10.1.2.3/32")
+		}
+		return p, nil
+	})
+}
+
+// interfaces reads names as the kernel allows and the reference accepts.
+func (d Dialect) interfaces(text string) ([]string, error) {
+	return list(d, text, func(name string) (string, error) {
+		switch {
+		case len(name) > mostInterface:
+			return "", fmt.Errorf("is longer than %d characters", mostInterface)
+		case !interfaceName(name):
+			return "", fmt.Errorf("is not an interface name: want a letter, then letters, digits, '_', '.', '-'")
+		}
+		return name, nil
+	})
+}
+
+func interfaceName(s string) bool {
+	for i, r := range s {
+		letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z'
+		if !letter && (i == 0 || !strings.ContainsRune("0123456789_.-", r)) {
+			return false
+		}
+	}
+	return s != ""
+}
+
+func parseID(text string) (uint32, error) {
+	n, err := strconv.ParseUint(text, 10, 32)
+	if err != nil || n > lastID || !digits(text) {
+		return 0, fmt.Errorf("is not a user or group id: want a decimal number from 0 to %d", uint32(lastID))
+	}
+	return uint32(n), nil
+}
+
+// ids reads the identities of the proxy. There must be one: without it the proxy would capture itself.
+func (d Dialect) ids(text string) ([]uint32, error) {
+	ids, err := list(d, text, parseID)
+	if err == nil && len(ids) == 0 {
+		err = fmt.Errorf("names no id: the proxy needs at least one, or its own traffic would loop")
+	}
+	return ids, err
+}
+
+func (d Dialect) group(text string) (uint32, error) {
+	if id, err := parseID(text); err == nil {
+		return id, nil
+	}
+	if d.GroupID == nil || text == wildcard || digits(text) {
+		return 0, fmt.Errorf("is not a group: want a number, or a name known here")
+	}
+	id, err := d.GroupID(text)
+	if err != nil {
+		return 0, fmt.Errorf("is not a group known here (%w)", err)
+	}
+	return id, nil
+}
+
+func (d Dialect) groupList(text string) ([]uint32, error) { return list(d, text, d.group) }
+
+func (d Dialect) groups(text string) (Groups, error) {
+	if strings.TrimSpace(text) == wildcard {
+		return Groups{All: true}, nil
+	}
+	l, err := d.groupList(text)
+	if err == nil && len(l) > mostGroups {
+		err = fmt.Errorf("lists %d groups, more than %d", len(l), mostGroups)
+	}
+	return Groups{List: l}, err
+}
+
+func parseMark(text string) (uint32, error) {
+	n, err := strconv.ParseUint(text, 10, 32)
+	switch {
+	case err != nil || !digits(text):
+		return 0, fmt.Errorf("is not a mark: want a decimal number from 1 to 4294967295")
+	case n == 0:
+		return 0, fmt.Errorf("is the mark of every unmarked packet")
+	case n == SelfMark:
+		return 0, fmt.Errorf("is the mark of the proxy's calls to its own pod; take another one")
+	}
+	return uint32(n), nil
+}
+
+func parseTable(text string) (uint32, error) {
+	n, err := strconv.ParseUint(text, 10, 32)
+	switch {
+	case err != nil || n == 0 || n > lastTable || !digits(text):
+		return 0, fmt.Errorf("is not a routing table: want a decimal number from 1 to %d", lastTable)
+	case n >= mainTables && n <= mainTables+2:
+		return 0, fmt.Errorf("is one of the kernel's own routing tables (%d to %d)", mainTables, mainTables+2)
+	}
+	return uint32(n), nil
+}
+
+func parseLoopback(text string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(text)
+	if err != nil || !p.Addr().Is4() || !p.Addr().IsLoopback() || p.Bits() < 8 {
+		return netip.Prefix{}, fmt.Errorf("want an IPv4 loopback network, like 127.0.0.1/32, of prefix length 8 to 32")
+	}
+	return p, nil
+}

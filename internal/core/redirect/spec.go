@@ -1,0 +1,149 @@
+// Package redirect knows what an Istio sidecar captures and which iptables rules capture it.
+//
+// It promises that a Spec is valid once Parse has made it, that Rules is total (no error, no clock, no system), and
+// that the rules are those of Istio's own CNI plugin, rule by rule, in the spelling in which the kernel's tools print
+// them. It never touches a namespace; packages below node do.
+//
+// Start at Spec, then Rules; Claim recognises what this or an earlier configuration left in a namespace.
+package redirect
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Protocol constants of the sidecar: Envoy's listeners and the marks it sets or expects.
+const (
+	OutboundPort = 15001 // Envoy's outbound listener
+	InboundPort  = 15006 // Envoy's inbound listener
+	TunnelPort   = 15008 // HBONE; never redirected
+	DNSPort      = 15053 // the sidecar agent's DNS proxy
+	DefaultID    = 1337  // uid and gid of the proxy
+	DefaultMark  = 1337  // mark of TPROXY traffic
+	DefaultTable = 133   // routing table for marked packets
+	// SelfMark tells the proxy's connections to its own pod from those of the app under TPROXY. It is not configurable in
+	// the reference.
+	SelfMark = 1338
+	// ProbePort is what the validation dials; it is never configured as a service port.
+	ProbePort = 15002
+)
+
+// Mode says how inbound connections reach the proxy.
+type Mode uint8
+
+// Redirect rewrites the destination (the proxy asks for SO_ORIGINAL_DST); TPROXY keeps both addresses.
+const (
+	Redirect Mode = iota
+	TPROXY
+)
+
+// String gives the spelling of the annotation.
+func (m Mode) String() string {
+	if m == TPROXY {
+		return "TPROXY"
+	}
+	return "REDIRECT"
+}
+
+// DNSCapture says which DNS queries go to the sidecar agent.
+type DNSCapture uint8
+
+// No DNS, all of port 53, or only what is sent to Spec.DNSServers.
+const (
+	DNSOff DNSCapture = iota
+	DNSAll
+	DNSServers
+)
+
+// SecondFamily says what happens to IPv6 of a pod whose first address is IPv4 (compat: such a pod's IPv6 is not
+// captured unless dual stack is asked for).
+type SecondFamily uint8
+
+// Bypass leaves it alone, as the reference does; Capture treats it like the first; Reject refuses its TCP and UDP.
+const (
+	Bypass SecondFamily = iota
+	Capture
+	Reject
+)
+
+// String gives the spelling of the stanza key and the flag.
+func (s SecondFamily) String() string { return [...]string{"bypass", "capture", "reject"}[s] }
+
+// Ports is a set of TCP ports: all of them or a list in the order given.
+type Ports struct {
+	All  bool
+	List []uint16
+}
+
+// Empty reports whether no port is in the set.
+func (p Ports) Empty() bool { return !p.All && len(p.List) == 0 }
+
+// Networks is a set of addresses: all of them or a list in the order given.
+type Networks struct {
+	All  bool
+	List []netip.Prefix
+}
+
+// Groups is a set of group IDs: all of them or a list in the order given. An empty list means that nobody is captured.
+type Groups struct {
+	All  bool
+	List []uint32
+}
+
+// Spec is what is to be captured in one pod. Parse makes valid ones; Rules takes it as it is.
+type Spec struct {
+	OutboundPort, InboundPort, TunnelPort uint16
+	// UIDs and GIDs are the identities of the proxy, whose traffic is never captured.
+	UIDs, GIDs []uint32
+
+	Mode        Mode
+	Mark, Table uint32 // TPROXY only
+
+	// Inbound is what is captured of incoming TCP; InboundExclude counts only if that is all ports.
+	Inbound        Ports
+	InboundExclude []uint16
+
+	// Outbound TCP is captured by address, and by port in addition. OutboundPortsExclude is for UDP (DNS) as well.
+	Outbound             Networks
+	OutboundExclude      []netip.Prefix
+	OutboundPorts        []uint16
+	OutboundPortsExclude []uint16
+
+	// ExcludeInterfaces are left alone both ways; what enters by RerouteInterfaces (virtual machines) counts as outbound.
+	ExcludeInterfaces, RerouteInterfaces []string
+
+	OwnerGroups        Groups
+	OwnerGroupsExclude []uint32
+
+	// Loopback is what counts as the pod's own IPv4 address on lo.
+	Loopback netip.Prefix
+
+	DNS        DNSCapture
+	DNSServers []netip.Addr
+
+	DropInvalid bool
+	// DualStack captures IPv6 whenever the pod has an IPv6 address; otherwise its first address decides, and SecondFamily
+	// says what happens to the other.
+	DualStack    bool
+	SecondFamily SecondFamily
+}
+
+// Default is the Spec of a sidecar whose pod says nothing: everything captured but the proxy's own ports.
+func Default() Spec {
+	return Spec{
+		OutboundPort: OutboundPort, InboundPort: InboundPort, TunnelPort: TunnelPort,
+		UIDs: []uint32{DefaultID}, GIDs: []uint32{DefaultID},
+		Mark: DefaultMark, Table: DefaultTable,
+		Inbound: Ports{All: true}, InboundExclude: AlwaysExcluded(),
+		Outbound:             Networks{All: true},
+		OutboundPortsExclude: []uint16{statusPort},
+		OwnerGroups:          Groups{All: true},
+		Loopback:             defaultLoopback,
+	}
+}
+
+// capturesLoopback reports whether a captured network begins at a loopback address: then the app's calls to itself over
+// lo are wanted, and the rules that let them pass are left out, in both families.
+func (s Spec) capturesLoopback() bool {
+	return slices.ContainsFunc(s.Outbound.List, func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
+}

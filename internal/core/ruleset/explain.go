@@ -1,0 +1,28 @@
+package ruleset
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Explain prints the Set for a person: per table and chain each rule with its reason below it, chains without rules
+// left out.
+func (s Set) Explain() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n", s.Family)
+	for _, t := range s.Tables {
+		for _, c := range t.Chains {
+			if len(c.Rules) == 0 {
+				continue
+			}
+			fmt.Fprintf(&b, "\n  table %s, chain %s\n", t.Name, c.Name)
+			for _, r := range c.Rules {
+				fmt.Fprintf(&b, "    %s\n", r.line(c.Name))
+				if r.Why != "" {
+					fmt.Fprintf(&b, "        %s\n", r.Why)
+				}
+			}
+		}
+	}
+	return b.String()
+}

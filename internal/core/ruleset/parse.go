@@ -1,0 +1,112 @@
+package ruleset
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// counters matches the packet and byte counters of iptables-save: behind a chain always, before a rule with -c.
+var counters = regexp.MustCompile(`^\[\d+:\d+\]$`)
+
+// Parse reads what iptables-save or ip6tables-save printed. Comment lines and counters are dropped, tables and chains
+// are put into canonical order, so Parse(f, s.String()) equals s. An error names the line and what is wrong with it; a
+// text that ends inside a table is an error, so a truncated one is never taken for a smaller Set.
+func Parse(family Family, text string) (Set, error) {
+	p := parser{set: Set{Family: family}}
+	for n, line := range strings.Split(text, "\n") {
+		if err := p.line(strings.TrimRight(line, " \t\r")); err != nil {
+			return Set{}, fmt.Errorf("parsing %s rules, line %d %q: %w", family, n+1, clip(line), err)
+		}
+	}
+	if p.table != nil {
+		return Set{}, fmt.Errorf("parsing %s rules: table %q has no COMMIT: the text is cut off", family, p.table.Name)
+	}
+	return p.set.canonical(), nil
+}
+
+// clip keeps an error readable when the input is garbage.
+func clip(line string) string {
+	const most = 200
+	if len(line) > most {
+		return line[:most] + "…"
+	}
+	return line
+}
+
+type parser struct {
+	set   Set
+	table *Table // the open one
+}
+
+func (p *parser) line(line string) error {
+	switch {
+	case line == "" || line[0] == '#':
+		return nil
+	case line[0] == '*':
+		return p.open(line[1:])
+	case p.table == nil:
+		return fmt.Errorf("stands outside any table")
+	case line == "COMMIT":
+		p.set.Tables = append(p.set.Tables, *p.table)
+		p.table = nil
+		return nil
+	case line[0] == ':':
+		return p.chain(line[1:])
+	}
+	if first, rest, ok := strings.Cut(line, " "); ok && counters.MatchString(first) {
+		line = rest
+	}
+	if rest, ok := strings.CutPrefix(line, "-A "); ok {
+		return p.rule(rest)
+	}
+	return fmt.Errorf("is none of *TABLE, :CHAIN, -A and COMMIT")
+}
+
+func (p *parser) open(name string) error {
+	if p.table != nil {
+		return fmt.Errorf("table %q is still open", p.table.Name)
+	}
+	if !word(name) {
+		return fmt.Errorf("has no table name")
+	}
+	for _, t := range p.set.Tables {
+		if t.Name == name {
+			return fmt.Errorf("table %q is there twice", name)
+		}
+	}
+	p.table = &Table{Name: name}
+	return nil
+}
+
+func (p *parser) chain(text string) error {
+	f := strings.Split(text, " ")
+	if len(f) == 3 && counters.MatchString(f[2]) {
+		f = f[:2]
+	}
+	if len(f) != 2 || !word(f[0]) || !word(f[1]) {
+		return fmt.Errorf("want :CHAIN POLICY [packets:bytes]")
+	}
+	if _, twice := p.table.Chain(f[0]); twice {
+		return fmt.Errorf("chain %q is there twice", f[0])
+	}
+	if Builtin(p.table.Name, f[0]) == (f[1] == NoPolicy) {
+		return fmt.Errorf("policy %q does not fit chain %q", f[1], f[0])
+	}
+	p.table.Chains = append(p.table.Chains, Chain{Name: f[0], Policy: f[1]})
+	return nil
+}
+
+func (p *parser) rule(text string) error {
+	name, spec, _ := strings.Cut(text, " ")
+	for i := range p.table.Chains {
+		if c := &p.table.Chains[i]; c.Name == name {
+			c.Rules = append(c.Rules, Rule{Spec: strings.TrimLeft(spec, " ")})
+			return nil
+		}
+	}
+	return fmt.Errorf("chain %q is not declared", name)
+}
+
+// word reports whether the text can be a name: iptables allows no white space in one.
+func word(s string) bool { return s != "" && !strings.ContainsAny(s, " \t\r\n") }

@@ -1,0 +1,171 @@
+// Package ruleset holds iptables rules as values: they can be printed, parsed, compared and turned into the program
+// that brings a namespace from what it has to what it should have.
+//
+// It promises that a Set prints exactly what iptables-save prints for it (less the comment lines), so that a dry run, a
+// golden file, "is it installed?" and a repair are all comparison of text. It never touches the system, and it knows
+// nothing of Istio: which rules are wanted is for package redirect to say.
+//
+// Start at Set; Compare and Reconcile are what the rest is for.
+package ruleset
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Family is an IP family. Its values are the family's version number.
+type Family uint8
+
+// The two families.
+const (
+	IPv4 Family = 4
+	IPv6 Family = 6
+)
+
+// String gives "IPv4" or "IPv6".
+func (f Family) String() string { return fmt.Sprintf("IPv%d", uint8(f)) }
+
+// Set is the content of the tables of one family, in canonical form: tables by name, in each table the built-in chains
+// in hook order, then own chains by name. Tables without rules are absent from a wanted Set, as they are from
+// iptables-save when nothing created them.
+type Set struct {
+	Family Family
+	Tables []Table
+}
+
+// Table is one table with all its chains.
+type Table struct {
+	Name   string
+	Chains []Chain
+}
+
+// Chain is a chain and its rules in the order in which a packet meets them.
+type Chain struct {
+	Name string
+	// Policy is ACCEPT or DROP for a built-in chain and "-" for any other.
+	Policy string
+	Rules  []Rule
+}
+
+// Rule is one rule without its "-A CHAIN": the text that iptables-save prints.
+type Rule struct {
+	Spec string
+	// Why tells a person what the rule is for. It is not part of the rule: not printed by String, not compared.
+	Why string
+}
+
+// NoPolicy is what stands for the policy of a chain that is not built in.
+const NoPolicy = "-"
+
+// builtins are the built-in chains of each table, in the order of the hooks a packet passes, which is the order in
+// which iptables-save prints them (include/uapi/linux/netfilter_ipv4/ip_tables.h, valid_hooks of each table).
+var builtins = map[string][]string{ //nolint:gochecknoglobals // a constant table
+	"filter": {"INPUT", "FORWARD", "OUTPUT"},
+	"mangle": {"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"},
+	"nat":    {"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"},
+	"raw":    {"PREROUTING", "OUTPUT"},
+
+	"security": {"INPUT", "FORWARD", "OUTPUT"},
+}
+
+// Builtin reports whether the chain is one that the kernel makes with its table.
+func Builtin(table, chain string) bool { return slices.Contains(builtins[table], chain) }
+
+// Table gives the table of that name, empty if there is none.
+func (s Set) Table(name string) Table {
+	for _, t := range s.Tables {
+		if t.Name == name {
+			return t
+		}
+	}
+	return Table{Name: name}
+}
+
+// Chain gives the chain of that name and whether it is there.
+func (t Table) Chain(name string) (Chain, bool) {
+	for _, c := range t.Chains {
+		if c.Name == name {
+			return c, true
+		}
+	}
+	return Chain{Name: name, Policy: NoPolicy}, false
+}
+
+// Empty reports whether the Set holds no rule and no chain of its own.
+func (s Set) Empty() bool {
+	for _, t := range s.Tables {
+		for _, c := range t.Chains {
+			if len(c.Rules) > 0 || c.Policy == NoPolicy {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// Equal reports whether both print alike. The Whys do not count.
+func (s Set) Equal(o Set) bool { return s.Family == o.Family && s.String() == o.String() }
+
+// String prints the Set as iptables-save does, without comment lines and with counters at zero. Tables come by name;
+// the kernel tools print them in an order of their own, which Parse puts right.
+func (s Set) String() string {
+	var b strings.Builder
+	for _, t := range s.Tables {
+		t.print(&b)
+	}
+	return b.String()
+}
+
+func (t Table) print(b *strings.Builder) {
+	fmt.Fprintf(b, "*%s\n", t.Name)
+	for _, c := range t.Chains {
+		fmt.Fprintf(b, ":%s %s [0:0]\n", c.Name, c.Policy)
+	}
+	for _, c := range t.Chains {
+		for _, r := range c.Rules {
+			fmt.Fprintln(b, r.line(c.Name))
+		}
+	}
+	b.WriteString("COMMIT\n")
+}
+
+// line is the rule as an append to its chain. A rule without matches and target is legal and has no trailing space.
+func (r Rule) line(chain string) string {
+	if r.Spec == "" {
+		return "-A " + chain
+	}
+	return "-A " + chain + " " + r.Spec
+}
+
+// New makes a Set of tables given in any order. Each gets all its built-in chains, with policy ACCEPT, as the kernel
+// makes them with the table.
+func New(family Family, tables ...Table) Set {
+	return Set{Family: family, Tables: tables}.canonical()
+}
+
+// canonical puts tables and chains into the order of the type's description.
+func (s Set) canonical() Set {
+	for i := range s.Tables {
+		t := &s.Tables[i]
+		for _, name := range builtins[t.Name] {
+			if _, ok := t.Chain(name); !ok {
+				t.Chains = append(t.Chains, Chain{Name: name, Policy: "ACCEPT"})
+			}
+		}
+		slices.SortStableFunc(t.Chains, func(a, b Chain) int {
+			return cmp.Or(cmp.Compare(rank(t.Name, a.Name), rank(t.Name, b.Name)), strings.Compare(a.Name, b.Name))
+		})
+	}
+	slices.SortStableFunc(s.Tables, func(a, b Table) int { return strings.Compare(a.Name, b.Name) })
+	return s
+}
+
+// rank is a built-in chain's place in its table; every other chain comes behind them.
+func rank(table, chain string) int {
+	if at := slices.Index(builtins[table], chain); at >= 0 {
+		return at
+	}
+	return len(builtins[table])
+}

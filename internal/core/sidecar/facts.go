@@ -1,0 +1,29 @@
+package sidecar
+
+// Facts is all that a decision may rest on: a pod as the API server knows it, reduced to what the rules of this
+// package read. It is filled once and never changed.
+type Facts struct {
+	Namespace, Name, UID string
+	// HostNetwork says that the pod shares the node's network namespace.
+	HostNetwork         bool
+	Labels, Annotations map[string]string
+	// RunAsUser and RunAsGroup are the pod-level securityContext; nil means not set.
+	RunAsUser, RunAsGroup *int64
+	// Containers holds init containers first, then containers, each in the pod's order.
+	Containers []Container
+}
+
+// Container is one container of a pod.
+type Container struct {
+	Name string
+	// Init says that it stands in spec.initContainers; a native sidecar does.
+	Init bool
+	Args []string
+	// Env holds the literal values in order; one with valueFrom has an empty Value.
+	Env []EnvVar
+	// RunAsUser and RunAsGroup are the container-level securityContext; nil means not set.
+	RunAsUser, RunAsGroup *int64
+}
+
+// EnvVar is one environment variable of a container.
+type EnvVar struct{ Name, Value string }

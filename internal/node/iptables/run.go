@@ -1,0 +1,87 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// lockWait makes legacy tools wait for their lock (seconds) instead of failing at once.
+const lockWait = "--wait=30"
+
+// run starts one program with the text on its standard input. It gets only the environment it needs: nothing of the
+// caller's reaches it but PATH.
+func (t Tool) run(ctx context.Context, program, stdin string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Env = []string{"PATH=" + t.host.Path + ":" + usualPath}
+	if t.host.Lock != "" {
+		cmd.Env = append(cmd.Env, "XTABLES_LOCKFILE="+t.host.Lock)
+	}
+	var stdout, stderr bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return "", explain(ctx, filepath.Base(program), stdin, stderr.String(), err)
+	}
+	return stdout.String(), nil
+}
+
+var lineNumber = regexp.MustCompile(`line:? ?(\d+)`)
+
+// explain turns a failed run into an error that shows what the tool said, the line it means, and what may help.
+func explain(ctx context.Context, name, stdin, stderr string, err error) error {
+	if ctxErr := context.Cause(ctx); ctxErr != nil {
+		return fmt.Errorf("running %s: %w", name, ctxErr)
+	}
+	said := strings.TrimSpace(strings.Join(strings.Fields(stderr), " "))
+	text := fmt.Sprintf("running %s: %s", name, said)
+	if line := meant(said, stdin); line != "" {
+		text += fmt.Sprintf(" (the line is %q)", line)
+	}
+	if hint := hintFor(said); hint != "" {
+		text += "; " + hint
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && said != "" {
+		return fmt.Errorf("%s [%w]", text, err)
+	}
+	return fmt.Errorf("%s: %w", strings.TrimSuffix(text, ": "), err)
+}
+
+// meant finds the line of the program that the tool's message numbers.
+func meant(said, stdin string) string {
+	m := lineNumber.FindStringSubmatch(said)
+	if m == nil {
+		return ""
+	}
+	n, err := strconv.Atoi(m[1])
+	lines := strings.Split(stdin, "\n")
+	if err != nil || n < 1 || n > len(lines) {
+		return ""
+	}
+	return lines[n-1]
+}
+
+// hintFor says what usually is behind a message of the tools.
+func hintFor(said string) string {
+	hints := []struct{ part, hint string }{
+		{"Permission denied", "this needs CAP_NET_ADMIN in the namespace"},
+		{"Operation not permitted", "this needs CAP_NET_ADMIN in the namespace"},
+		{"xtables lock", "another iptables holds the lock"},
+		{"No chain/target/match", "the node's kernel lacks a netfilter module for this rule (xt_owner, xt_REDIRECT, xt_TPROXY, …)"},
+		{"Extension", "the node's kernel lacks the netfilter module of that extension"},
+		{"Table does not exist", "the node's kernel lacks that table; load the module iptable_nat, iptable_mangle or iptable_raw"},
+		{"do you need to insmod", "the node's kernel lacks that table; load the module iptable_nat, iptable_mangle or iptable_raw"},
+	}
+	for _, h := range hints {
+		if strings.Contains(said, h.part) {
+			return h.hint
+		}
+	}
+	return ""
+}

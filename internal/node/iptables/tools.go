@@ -1,0 +1,256 @@
+// Package iptables reads and writes the rules of the current network namespace with the host's iptables tools.
+//
+// It promises one iptables-restore for each Program, that nothing is written to find out which tools work, and that a
+// namespace without tables is read without starting a process. It never enters a namespace (the caller has), never
+// touches another one, and starts no shell.
+//
+// Start at Choose.
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	goiptables "github.com/coreos/go-iptables/iptables"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+// Variant is one of the two implementations of iptables.
+type Variant string
+
+// The variants. They keep separate rules, and a packet meets those of both.
+const (
+	NFT    Variant = "nft"
+	Legacy Variant = "legacy"
+)
+
+// ParseVariant reads legacy, nft or "" (choose).
+func ParseVariant(text string) (Variant, error) {
+	switch v := Variant(text); v {
+	case "", NFT, Legacy:
+		return v, nil
+	}
+	return "", fmt.Errorf("want legacy, nft or nothing")
+}
+
+// Host says where and how tools are started.
+type Host struct {
+	// Path is a list of directories as in $PATH. Empty means the usual ones.
+	Path string
+	// Force chooses the variant.
+	Force Variant
+	// Lock is the file that legacy tools lock instead of the host's; the pod's namespace file serves. "" is the host's.
+	Lock string
+
+	versions map[string]version // by program, as far as asked for
+}
+
+// version is that of a program, as its --version says.
+type version [3]int
+
+// restoreWaits is the first version whose iptables-restore can be told to wait for the lock.
+var restoreWaits = version{1, 6, 2} //nolint:gochecknoglobals // a constant
+
+// usualPath is where distributions keep iptables; a runtime may start plugins with a PATH that lacks some, or none.
+const usualPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// Tool is the pair of programs that reads and writes one family with one variant.
+type Tool struct {
+	Family  ruleset.Family
+	Variant Variant
+	save    string
+	restore string
+	program string
+	host    *Host
+}
+
+// Name is the name of the program that writes.
+func (t Tool) Name() string { return filepath.Base(t.restore) }
+
+// Choice is the tool to use, and those of the other variant if it may hold rules in this namespace, too.
+type Choice struct {
+	Tool
+	Others []Tool
+}
+
+// base is the common start of a family's program names.
+func base(f ruleset.Family) string {
+	if f == ruleset.IPv6 {
+		return "ip6tables"
+	}
+	return "iptables"
+}
+
+// Choose picks the tools for one family in the current namespace: the forced variant; else legacy where legacy tables
+// exist; else nft if the kernel has it; else whatever goes by the plain name. Neither the kernel nor the host is
+// written to: the reference inserts and deletes a rule to try each variant.
+func Choose(ctx context.Context, f ruleset.Family, h *Host) (Choice, error) {
+	nft, haveNFT := h.find(f, NFT)
+	legacy, haveLegacy := h.find(f, Legacy)
+	inUse := legacyInUse(f)
+	_, nftErr := nftInUse(f)
+	switch {
+	case h.Force == NFT && haveNFT, h.Force == "" && haveNFT && nftErr == nil && (!haveLegacy || !inUse):
+		return choice(nft, legacy, haveLegacy && inUse), nil
+	case h.Force == Legacy && haveLegacy, h.Force == "" && haveLegacy && inUse:
+		return choice(legacy, nft, haveNFT && nftErr == nil), nil
+	case h.Force != "":
+		return Choice{}, h.missing(f, base(f)+"-"+string(h.Force))
+	}
+	plain, err := h.plain(ctx, f)
+	if err != nil && haveLegacy {
+		return choice(legacy, nft, false), nil
+	}
+	return Choice{Tool: plain}, err
+}
+
+func choice(t, other Tool, alsoOther bool) Choice {
+	c := Choice{Tool: t}
+	if alsoOther {
+		c.Others = []Tool{other}
+	}
+	return c
+}
+
+// Names are the programs used when nothing may be asked of the system, as in a dry run.
+func Names(f ruleset.Family) string { return base(f) + "-restore" }
+
+func (h *Host) find(f ruleset.Family, v Variant) (Tool, bool) {
+	name := base(f) + "-" + string(v)
+	save, ok := h.look(name + "-save")
+	restore, ok2 := h.look(name + "-restore")
+	program, ok3 := h.look(name)
+	return Tool{Family: f, Variant: v, save: save, restore: restore, program: program, host: h}, ok && ok2 && ok3
+}
+
+// plain finds the tools without a variant in their name and asks them which one they are.
+func (h *Host) plain(ctx context.Context, f ruleset.Family) (Tool, error) {
+	name := base(f)
+	program, ok := h.look(name)
+	save, ok2 := h.look(name + "-save")
+	restore, ok3 := h.look(name + "-restore")
+	if !ok || !ok2 || !ok3 {
+		return Tool{}, h.missing(f, name)
+	}
+	t := Tool{Family: f, Variant: Legacy, save: save, restore: restore, program: program, host: h}
+	// On most systems the plain name is a link to a program that is named for its variant.
+	if target, err := filepath.EvalSymlinks(restore); err == nil && strings.Contains(filepath.Base(target), "legacy") {
+		return t, nil
+	} else if err == nil && strings.Contains(filepath.Base(target), "nft") {
+		t.Variant = NFT
+		return t, nil
+	}
+	text, err := t.run(ctx, restore, "", "--version")
+	if err != nil {
+		return Tool{}, fmt.Errorf("detecting the variant of %q: %w", restore, err)
+	}
+	if strings.Contains(text, "nf_tables") {
+		t.Variant = NFT
+	}
+	return t, nil
+}
+
+// version asks the tool's program once for its version.
+func (t Tool) version() (version, error) {
+	if v, known := t.host.versions[t.program]; known {
+		return v, nil
+	}
+	proto := goiptables.ProtocolIPv4
+	if t.Family == ruleset.IPv6 {
+		proto = goiptables.ProtocolIPv6
+	}
+	ipt, err := goiptables.New(goiptables.IPFamily(proto), goiptables.Path(t.program))
+	if err != nil {
+		return version{}, fmt.Errorf("asking %q for its version: %w", t.program, err)
+	}
+	var v version
+	v[0], v[1], v[2] = ipt.GetIptablesVersion()
+	// Both families come from one build.
+	t.host.versions = map[string]version{t.program: v, strings.Replace(t.program, "/iptables", "/ip6tables", 1): v}
+	return v, nil
+}
+
+// ErrMissing is returned when the host has no usable tools.
+var ErrMissing = errors.New("no usable iptables")
+
+func (h *Host) missing(f ruleset.Family, name string) error {
+	path := h.Path
+	if path == "" {
+		path = usualPath
+	}
+	return fmt.Errorf("finding %s tools: %w: %s, %s-save and %s-restore are not all in %q; install the package iptables on the node",
+		f, ErrMissing, name, name, name, path)
+}
+
+// look finds an executable file in the host's path, and in the usual one behind it.
+func (h *Host) look(name string) (string, bool) {
+	for _, dir := range filepath.SplitList(h.Path + string(os.PathListSeparator) + usualPath) {
+		if !filepath.IsAbs(dir) {
+			continue
+		}
+		file := filepath.Join(dir, name)
+		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return file, true
+		}
+	}
+	return "", false
+}
+
+// legacyInUse reports whether the namespace has legacy tables of the family. The kernel lists them for the namespace of
+// the reading thread; the list is absent if it was built without legacy iptables.
+func legacyInUse(f ruleset.Family) bool {
+	list := map[ruleset.Family]string{ruleset.IPv4: "ip_tables_names", ruleset.IPv6: "ip6_tables_names"}[f]
+	names, err := os.ReadFile("/proc/thread-self/net/" + list)
+	return err == nil && len(bytes.TrimSpace(names)) > 0
+}
+
+// inUse reports whether the variant has any table of the family here. If that cannot be told, it may have.
+func (t Tool) inUse() bool {
+	if t.Variant == Legacy {
+		return legacyInUse(t.Family)
+	}
+	any, err := nftInUse(t.Family)
+	return any || err != nil
+}
+
+// Read gives all rules of the namespace that the tool knows of.
+func (t Tool) Read(ctx context.Context) (ruleset.Set, error) {
+	if !t.inUse() {
+		return ruleset.Set{Family: t.Family}, nil
+	}
+	text, err := t.run(ctx, t.save, "")
+	if err != nil {
+		return ruleset.Set{}, fmt.Errorf("reading %s rules: %w", t.Family, err)
+	}
+	return ruleset.Parse(t.Family, text)
+}
+
+// Apply runs a Program. Each of its tables is one transaction; an error names the line that the kernel or the tool
+// refused.
+func (t Tool) Apply(ctx context.Context, p ruleset.Program) error {
+	if p.Empty() {
+		return nil
+	}
+	args := []string{"--noflush"}
+	if t.Variant == Legacy {
+		v, err := t.version()
+		if err != nil {
+			return err
+		}
+		if slices.Compare(v[:], restoreWaits[:]) >= 0 {
+			args = append(args, lockWait)
+		}
+	}
+	_, err := t.run(ctx, t.restore, p.String(), args...)
+	if err != nil {
+		return fmt.Errorf("writing %s rules: %w", t.Family, err)
+	}
+	return nil
+}

@@ -1,0 +1,169 @@
+// Package podnet makes a network namespace redirect what a Spec captures: rules, addresses and routes together.
+//
+// It promises that Apply may be repeated, also over what an earlier or half-finished run left; that rules in place
+// before it which are not the mesh's stay; and that Verify and Plan write nothing. It never decides what to capture and
+// never touches the host's namespace unless it was told to work in the current one.
+//
+// Start at Namespace.
+package podnet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/route"
+)
+
+// Namespace is a network namespace and how to work in it.
+type Namespace struct {
+	// Path is the file of the namespace. "" is the current one.
+	Path string
+	// Tools says how iptables is found.
+	Tools iptables.Host
+	Log   *slog.Logger
+}
+
+// Conduct says what Apply does with rules of the mesh that are there and are not those wanted.
+type Conduct uint8
+
+// Reconcile replaces them; Refuse leaves all as it is and reports ErrOtherRules.
+const (
+	Reconcile Conduct = iota
+	Refuse
+)
+
+// ErrOtherRules says that the namespace already redirects in another way.
+var ErrOtherRules = errors.New("the namespace already holds other rules of the mesh")
+
+// Report is what was found and done in a namespace.
+type Report struct {
+	Families redirect.Families
+	// Tools are the programs that write each family's rules.
+	Tools []string
+	// Diffs tell how each family departed from what was wanted, before anything was done; empty ones are left out.
+	Diffs []ruleset.Diff
+	// Routing tells the same of addresses, policy rules and routes, as sentences. Only Verify fills it.
+	Routing []string
+	// Notes are foreign rules behind ours, and what else is worth knowing and no difference.
+	Notes []string
+	// Programs are what was run.
+	Programs []ruleset.Program
+}
+
+// Clean reports whether everything was as wanted.
+func (r Report) Clean() bool { return len(r.Diffs) == 0 && len(r.Routing) == 0 }
+
+// Apply brings the namespace to the Spec.
+func (n Namespace) Apply(ctx context.Context, spec redirect.Spec, conduct Conduct) (Report, error) {
+	var r Report
+	err := n.do(func() error {
+		w, err := n.inspect(ctx, &spec)
+		if err != nil {
+			return err
+		}
+		r = w.report
+		if conduct == Refuse && w.otherRules() {
+			return ErrOtherRules
+		}
+		if err := w.apply(ctx); err != nil {
+			return err
+		}
+		r.Programs = w.programs
+		if err := route.Apply(routing(spec.Routing(r.Families))); err != nil {
+			return fmt.Errorf("setting up routing: %w", err)
+		}
+		return nil
+	})
+	return r, err
+}
+
+// Verify compares the namespace with the Spec and writes nothing.
+func (n Namespace) Verify(ctx context.Context, spec redirect.Spec) (Report, error) {
+	var r Report
+	err := n.do(func() error {
+		w, err := n.inspect(ctx, &spec)
+		if err != nil {
+			return err
+		}
+		r = w.report
+		r.Routing, err = route.Check(routing(spec.Routing(r.Families)))
+		return err
+	})
+	return r, err
+}
+
+// Clean removes everything that is the mesh's, of whatever configuration.
+func (n Namespace) Clean(ctx context.Context) (Report, error) {
+	var r Report
+	err := n.do(func() error {
+		w, err := n.inspect(ctx, nil)
+		if err != nil {
+			return err
+		}
+		r = w.report
+		left, err := route.Leftovers()
+		if err != nil {
+			return fmt.Errorf("looking for routing: %w", err)
+		}
+		if err := w.apply(ctx); err != nil {
+			return err
+		}
+		r.Programs = w.programs
+		if err := route.Remove(left); err != nil {
+			return fmt.Errorf("removing routing: %w", err)
+		}
+		return nil
+	})
+	return r, err
+}
+
+// Families says which families of the namespace would be treated how.
+func (n Namespace) Families(spec redirect.Spec) (redirect.Families, error) {
+	var f redirect.Families
+	err := netns.Do(n.Path, func() (err error) {
+		f, err = families(spec)
+		return err
+	})
+	return f, err
+}
+
+func families(spec redirect.Spec) (redirect.Families, error) {
+	all, err := route.Addresses()
+	if err != nil {
+		return redirect.Families{}, err
+	}
+	var addresses []netip.Addr
+	for _, a := range all {
+		addresses = append(addresses, a.Prefix.Addr())
+	}
+	return spec.FamiliesOf(addresses)
+}
+
+// do runs fn in the namespace, with the pod's own iptables lock and without name service: the tools would ask it for
+// the names of user ids, which can take a minute (a node with a directory service) or deadlock.
+func (n Namespace) do(fn func() error) error {
+	binds := []netns.Bind{{Source: "/dev/null", Target: "/etc/nsswitch.conf"}}
+	if n.Path != "" {
+		binds = append(binds, netns.Bind{Source: n.Path, Target: "/run/xtables.lock"})
+	}
+	isolation, err := netns.DoIsolated(n.Path, binds, fn)
+	if isolation != nil {
+		n.Log.Debug("running iptables without full isolation", "cause", isolation.Error())
+	}
+	return err
+}
+
+func routing(r redirect.Routing) route.Want {
+	w := route.Want{PassthroughV6: r.PassthroughV6}
+	for _, f := range r.MarkFamilies {
+		w.Policy = append(w.Policy, route.Policy{Family: f, Mark: r.Mark, Table: r.Table})
+	}
+	return w
+}
