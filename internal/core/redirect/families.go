@@ -23,6 +23,8 @@ const (
 // reference does.
 type Families struct {
 	IPv6 Treatment
+	// HasIPv4 says that the pod has an IPv4 address.
+	HasIPv4 bool
 	// Host is the pod's first address.
 	Host netip.Addr
 }
@@ -46,6 +48,7 @@ func (s Spec) FamiliesOf(addresses []netip.Addr) (Families, error) {
 			f.Host = a
 		}
 		has6 = has6 || a.Is6()
+		f.HasIPv4 = f.HasIPv4 || a.Is4()
 	}
 	switch {
 	case !f.Host.IsValid():

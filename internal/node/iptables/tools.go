@@ -111,6 +111,23 @@ func Choose(ctx context.Context, f ruleset.Family, h *Host) (Choice, error) {
 	return Choice{Tool: plain}, err
 }
 
+// Installed reports why no pod could be programmed with the host's tools: none are there, or not the forced ones. It
+// only looks for files.
+func (h *Host) Installed() error {
+	if h.Force != "" {
+		if _, ok := h.find(ruleset.IPv4, h.Force); !ok {
+			return h.missing(ruleset.IPv4, base(ruleset.IPv4)+"-"+string(h.Force))
+		}
+		return nil
+	}
+	for _, name := range []string{"-nft-restore", "-legacy-restore", "-restore"} {
+		if _, ok := h.look(base(ruleset.IPv4) + name); ok {
+			return nil
+		}
+	}
+	return h.missing(ruleset.IPv4, base(ruleset.IPv4))
+}
+
 func choice(t, other Tool, alsoOther bool) Choice {
 	c := Choice{Tool: t}
 	if alsoOther {

@@ -124,6 +124,19 @@ func (n Namespace) Clean(ctx context.Context) (Report, error) {
 	return r, err
 }
 
+// Ours reports whether the namespace holds any rule or chain of the mesh.
+func (n Namespace) Ours(ctx context.Context) (bool, error) {
+	ours := false
+	err := n.do(func() error {
+		w, err := n.inspect(ctx, nil)
+		if err == nil {
+			ours = len(w.steps) > 0
+		}
+		return err
+	})
+	return ours, err
+}
+
 // Families says which families of the namespace would be treated how.
 func (n Namespace) Families(spec redirect.Spec) (redirect.Families, error) {
 	var f redirect.Families

@@ -1,0 +1,127 @@
+// Package applet chooses the role of a program that goes by several names.
+//
+// It promises one table of roles, from which the choice, the list for a person and the error for a wrong name all come.
+// It never exits and knows no role by itself.
+//
+// Start at Run.
+package applet
+
+import (
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Exit codes that every role shares.
+const (
+	ExitOK    = 0
+	ExitError = 1
+	ExitUsage = 2
+)
+
+// Call is one start of the program, less what a role has no business with.
+type Call struct {
+	// Args are those behind the role's name.
+	Args           []string
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	// Getenv and Environ give the environment; roles read it in their configuration only.
+	Getenv func(string) (string, bool)
+}
+
+// Role is one of the things that the program can be.
+type Role struct {
+	// Name is the first argument that chooses the role, Alias the name of a link that does, "" if there is none.
+	Name, Alias string
+	// Summary is one line for a person.
+	Summary string
+	// Run does the work and gives the exit code. Nil marks a role that this build does not contain.
+	Run func(Call) int
+}
+
+// Program is a set of roles under one name.
+type Program struct {
+	// Name is the program's own, About the line that says what it is, Version its version.
+	Name, About, Version string
+	Roles                []Role
+	// Implicit is the name of the role that the variable ImplicitVar chooses when neither the name nor... the program was
+	// called by its own or an unknown name.
+	Implicit, ImplicitVar string
+}
+
+// Run chooses a role by the base name of the path the program was started by, then by the variable, then by the first
+// argument, and runs it.
+func (p Program) Run(path string, c Call) int {
+	called := filepath.Base(path)
+	if r, ok := p.find(func(r Role) bool { return r.Alias == called && r.Alias != "" }); ok {
+		return p.start(r, c)
+	}
+	if v, set := c.Getenv(p.ImplicitVar); set && v != "" {
+		if r, ok := p.find(func(r Role) bool { return r.Name == p.Implicit }); ok {
+			return p.start(r, c)
+		}
+	}
+	if len(c.Args) == 0 {
+		return p.about(called, c)
+	}
+	first := c.Args[0]
+	if r, ok := p.find(func(r Role) bool { return r.Name == first || r.Alias == first && first != "" }); ok {
+		c.Args = c.Args[1:]
+		return p.start(r, c)
+	}
+	if slices.Contains([]string{"help", "--help", "-h"}, first) {
+		p.list(c.Stdout)
+		return ExitOK
+	}
+	if slices.Contains([]string{"--version", "-v"}, first) {
+		_, _ = fmt.Fprintln(c.Stdout, p.Version)
+		return ExitOK
+	}
+	_, _ = fmt.Fprintf(c.Stderr, "%s: %q is no role of this program\n\n", called, first)
+	p.list(c.Stderr)
+	return ExitUsage
+}
+
+func (p Program) find(match func(Role) bool) (Role, bool) {
+	at := slices.IndexFunc(p.Roles, match)
+	if at < 0 {
+		return Role{}, false
+	}
+	return p.Roles[at], true
+}
+
+func (p Program) start(r Role, c Call) int {
+	if r.Run == nil {
+		_, _ = fmt.Fprintf(c.Stderr, "%s: role %q is not in this build (%s)\n\n", p.Name, r.Name, p.Version)
+		p.list(c.Stderr)
+		return ExitError
+	}
+	return r.Run(c)
+}
+
+// about answers a call without arguments: under the program's own name it is a question, under another a mistake.
+func (p Program) about(called string, c Call) int {
+	if called == p.Name {
+		p.list(c.Stdout)
+		return ExitOK
+	}
+	_, _ = fmt.Fprintf(c.Stderr, "%s: called by a name that is no role\n\n", called)
+	p.list(c.Stderr)
+	return ExitUsage
+}
+
+func (p Program) list(w io.Writer) {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n%s\n\nRoles, by first argument or by the name of a link:\n", p.About, p.Version)
+	for _, r := range p.Roles {
+		summary := r.Summary
+		if r.Run == nil {
+			summary += " (not in this build)"
+		}
+		fmt.Fprintf(&b, "  %s %-10s %-18s %s\n", p.Name, r.Name, r.Alias, summary)
+	}
+	fmt.Fprintf(&b, "\nWith %s set it is the %s. \"%s ROLE --help\" tells more of a role.\n", p.ImplicitVar, p.Implicit, p.Name)
+	_, _ = io.WriteString(w, b.String())
+}

@@ -1,0 +1,53 @@
+package applet
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+)
+
+// BuildInfo is what the Go toolchain stamped into the program.
+type BuildInfo struct{ version, revision, modified string }
+
+// Build reads the stamp. A build outside version control has no revision.
+func Build() BuildInfo {
+	b := BuildInfo{version: "(devel)"}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return b
+	}
+	if info.Main.Version != "" {
+		b.version = info.Main.Version
+	}
+	for _, s := range info.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			b.revision = s.Value
+		case "vcs.modified":
+			b.modified = s.Value
+		}
+	}
+	return b
+}
+
+// String is one line: version, revision, toolchain, platform.
+func (b BuildInfo) String() string {
+	text := "version " + b.version
+	if b.revision != "" {
+		text += ", revision " + b.revision
+	}
+	if b.modified == "true" {
+		text += " (modified)"
+	}
+	return fmt.Sprintf("%s, %s %s/%s", text, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}
+
+// Run is the role that prints the version.
+func (b BuildInfo) Run(c Call) int {
+	if len(c.Args) > 0 {
+		_, _ = fmt.Fprintf(c.Stderr, "version takes no arguments, got %q\n", c.Args)
+		return ExitUsage
+	}
+	_, _ = fmt.Fprintln(c.Stdout, "istio-cni "+b.String())
+	return ExitOK
+}

@@ -1,0 +1,184 @@
+// Package cniconf is the plugin's stanza in the node's CNI configuration, and nothing else.
+//
+// It promises that a stanza written for any earlier version is understood, that a setting that cannot be used is
+// reported by its key and does not hide the others, and that every default is here. It never reads a file: bytes come
+// in.
+//
+// Start at Parse.
+package cniconf
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+)
+
+// Names and defaults of the reference.
+const (
+	DefaultRunDir     = "/var/run/istio-cni"
+	KubeconfigName    = "istio-cni-kubeconfig"
+	DefaultAPITimeout = 10 * time.Second
+	longestAPITimeout = 4 * time.Minute // kubelet's own limit for a sandbox
+)
+
+// NetConf is a stanza, read and completed.
+type NetConf struct {
+	CNIVersion, Name, Type string
+	// PrevResult is the JSON text of the previous plugin's result; nil if there is none.
+	PrevResult json.RawMessage
+
+	// LogLevel is as written; the logger knows its words.
+	LogLevel string
+	// RunDir holds the node agent's sockets, the log file and the kubeconfig; stanzas before 1.23 have none.
+	RunDir string
+	// Kubeconfig is the path of the file that gives access to the API server.
+	Kubeconfig string
+
+	ExcludeNamespaces []string
+	AgentNamespace    string
+	AmbientEnabled    bool
+	NativeNFTables    bool
+
+	// SecondFamily, APITimeout and ForceIptables are this program's own settings.
+	SecondFamily  redirect.SecondFamily
+	APITimeout    time.Duration
+	ForceIptables string
+
+	// Problems joins what is wrong with settings that do not stop the stanza from being read. A pod of the mesh must not
+	// start on such a configuration; others are not held up by it.
+	Problems error
+}
+
+// legacy is the nested object of stanzas before 1.23.
+type legacy struct {
+	Kubeconfig        string   `json:"kubeconfig"`
+	ExcludeNamespaces []string `json:"exclude_namespaces"`
+}
+
+// Parse reads a stanza as the runtime hands it to the plugin. An error means that it is no JSON object or that one of
+// the standard keys has a wrong type.
+func Parse(stanza []byte) (NetConf, error) {
+	keys := map[string]json.RawMessage{}
+	if err := json.Unmarshal(stanza, &keys); err != nil {
+		return NetConf{}, fmt.Errorf("parsing network configuration: %w", err)
+	}
+	c := NetConf{APITimeout: DefaultAPITimeout}
+	r := reader{keys: keys}
+	r.read("cniVersion", "a string", &c.CNIVersion)
+	r.read("name", "a string", &c.Name)
+	r.read("type", "a string", &c.Type)
+	if err := errors.Join(r.problems...); err != nil {
+		return NetConf{}, fmt.Errorf("parsing network configuration: %w", err)
+	}
+	if prev := bytes.TrimSpace(keys["prevResult"]); len(prev) > 0 && !bytes.Equal(prev, []byte("null")) {
+		c.PrevResult = prev
+	}
+	r.own(&c)
+	c.Problems = errors.Join(r.problems...)
+	return c, nil
+}
+
+// reader decodes one key after the other and remembers what is wrong.
+type reader struct {
+	keys     map[string]json.RawMessage
+	problems []error
+}
+
+// read decodes one key. A key that is absent or null leaves the target alone.
+func (r *reader) read(key, want string, into any) bool {
+	text, there := r.keys[key]
+	if !there || string(text) == "null" {
+		return false
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		r.bad(key, text, "want "+want)
+		return false
+	}
+	return true
+}
+
+func (r *reader) bad(key string, text json.RawMessage, problem string) {
+	const most = 100
+	if len(text) > most {
+		text = append(slices.Clone(text[:most]), "…"...)
+	}
+	r.problems = append(r.problems, fmt.Errorf("network configuration key %q: value %s: %s", key, text, problem))
+}
+
+// own reads the plugin's keys, flat ones first.
+func (r *reader) own(c *NetConf) {
+	var old legacy
+	var socket string
+	r.read("kubernetes", "an object with kubeconfig and exclude_namespaces", &old)
+	r.read("log_uds_address", "a path", &socket)
+	if !r.read("plugin_log_level", "a string", &c.LogLevel) {
+		r.read("log_level", "a string", &c.LogLevel)
+	}
+	r.read("cni_agent_run_dir", "a path", &c.RunDir)
+	if _, flat := r.keys["exclude_namespaces"]; flat {
+		r.read("exclude_namespaces", "a list of strings", &c.ExcludeNamespaces)
+	} else {
+		c.ExcludeNamespaces = old.ExcludeNamespaces
+	}
+	r.read("pod_namespace", "a string", &c.AgentNamespace)
+	r.read("ambient_enabled", "true or false", &c.AmbientEnabled)
+	r.read("native_nftables", "true or false", &c.NativeNFTables)
+	c.places(old.Kubeconfig, socket)
+	r.settings(c)
+}
+
+// places completes directories: today's stanza names the run directory, older ones the kubeconfig and the log socket.
+func (c *NetConf) places(kubeconfig, socket string) {
+	switch {
+	case c.RunDir == "" && kubeconfig != "":
+		c.Kubeconfig = kubeconfig
+		if socket != "" {
+			c.RunDir = path.Dir(socket)
+		}
+		return
+	case c.RunDir == "":
+		c.RunDir = DefaultRunDir
+	}
+	c.Kubeconfig = path.Join(c.RunDir, KubeconfigName)
+}
+
+// settings reads the keys that only this program has.
+func (r *reader) settings(c *NetConf) {
+	parsers := map[string]func(text string) error{
+		"second_ip_family": func(text string) (err error) {
+			c.SecondFamily, err = redirect.ParseSecondFamily(text)
+			return err
+		},
+		"api_timeout": func(text string) error {
+			d, err := time.ParseDuration(text)
+			if err != nil || d <= 0 || d > longestAPITimeout {
+				return fmt.Errorf("want a duration like \"10s\", longer than 0 and at most %s", longestAPITimeout)
+			}
+			c.APITimeout = d
+			return nil
+		},
+		"force_iptables_binary": func(text string) error {
+			if text != "" && text != "legacy" && text != "nft" {
+				return fmt.Errorf("want legacy, nft or nothing")
+			}
+			c.ForceIptables = text
+			return nil
+		},
+	}
+	for _, key := range slices.Sorted(maps.Keys(parsers)) {
+		var text string
+		if !r.read(key, "a string", &text) {
+			continue
+		}
+		if err := parsers[key](text); err != nil {
+			r.bad(key, r.keys[key], err.Error())
+		}
+	}
+}

@@ -1,0 +1,126 @@
+package cniconf
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+)
+
+func TestParse(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name, stanza string
+		want         NetConf
+	}{
+		{
+			name: "what the reference's installer writes today",
+			stanza: `{"cniVersion":"1.0.0","name":"k8s-pod-network","type":"istio-cni","ipam":{},"dns":{},"plugin_log_level":"info",
+				"cni_agent_run_dir":"/var/run/istio-cni","ambient_enabled":true,"enablement_selectors":[],
+				"exclude_namespaces":["istio-system","kube-system"],"pod_namespace":"istio-system","native_nftables":false,
+				"enable_ambient_detection_retry":false}`,
+			want: NetConf{
+				CNIVersion: "1.0.0", Name: "k8s-pod-network", Type: "istio-cni", LogLevel: "info", RunDir: "/var/run/istio-cni",
+				Kubeconfig: "/var/run/istio-cni/istio-cni-kubeconfig", AmbientEnabled: true,
+				ExcludeNamespaces: []string{"istio-system", "kube-system"}, AgentNamespace: "istio-system",
+				APITimeout: DefaultAPITimeout,
+			},
+		},
+		{
+			name: "a stanza of 2020 with its nested object",
+			stanza: `{"cniVersion":"0.3.1","name":"n","type":"istio-cni","log_level":"debug","log_uds_address":"/run/x/log.sock",
+				"kubernetes":{"kubeconfig":"/etc/cni/net.d/ZZZ-istio-cni-kubeconfig","cni_bin_dir":"/opt/cni/bin",
+				"exclude_namespaces":["kube-system"],"intercept_type":"iptables","node_name":"n1","k8s_api_root":"https://1.2.3.4"}}`,
+			want: NetConf{
+				CNIVersion: "0.3.1", Name: "n", Type: "istio-cni", LogLevel: "debug", RunDir: "/run/x",
+				Kubeconfig: "/etc/cni/net.d/ZZZ-istio-cni-kubeconfig", ExcludeNamespaces: []string{"kube-system"},
+				APITimeout: DefaultAPITimeout,
+			},
+		},
+		{
+			name:   "flat keys win over nested ones",
+			stanza: `{"name":"n","exclude_namespaces":["a"],"cni_agent_run_dir":"/r","kubernetes":{"kubeconfig":"/k","exclude_namespaces":["b"]}}`,
+			want: NetConf{
+				Name: "n", RunDir: "/r", Kubeconfig: "/r/istio-cni-kubeconfig", ExcludeNamespaces: []string{"a"},
+				APITimeout: DefaultAPITimeout,
+			},
+		},
+		{
+			name:   "nothing but a name, and null lists",
+			stanza: `{"name":"n","exclude_namespaces":null,"prevResult":null}`,
+			want: NetConf{
+				Name: "n", RunDir: DefaultRunDir, Kubeconfig: DefaultRunDir + "/istio-cni-kubeconfig",
+				APITimeout: DefaultAPITimeout,
+			},
+		},
+		{
+			name:   "this program's own settings",
+			stanza: `{"name":"n","second_ip_family":"reject","api_timeout":"1500ms","force_iptables_binary":"legacy","prevResult": {"a":1}}`,
+			want: NetConf{
+				Name: "n", RunDir: DefaultRunDir, Kubeconfig: DefaultRunDir + "/istio-cni-kubeconfig",
+				SecondFamily: redirect.Reject, APITimeout: 1500 * time.Millisecond, ForceIptables: "legacy", PrevResult: []byte(`{"a":1}`),
+			},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			got, err := Parse([]byte(tc.stanza))
+			if err != nil || got.Problems != nil {
+				t.Fatalf("error %v, problems %v", err, got.Problems)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestParseReportsEveryProblemByItsKey(t *testing.T) {
+	t.Parallel()
+	got, err := Parse([]byte(`{"name":"n","exclude_namespaces":"kube-system","second_ip_family":"drop","api_timeout":"0s",
+		"force_iptables_binary":"nftables","ambient_enabled":"yes","plugin_log_level":7,"pod_namespace":"istio-system"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.AgentNamespace != "istio-system" {
+		t.Errorf("a good key is lost beside bad ones: %+v", got)
+	}
+	if got.Problems == nil {
+		t.Fatal("no problems reported")
+	}
+	for _, want := range []string{
+		`network configuration key "exclude_namespaces": value "kube-system": want a list of strings`,
+		`network configuration key "second_ip_family": value "drop": want bypass, capture or reject`,
+		`network configuration key "api_timeout": value "0s": want a duration like "10s"`,
+		`network configuration key "force_iptables_binary": value "nftables": want legacy, nft or nothing`,
+		`network configuration key "ambient_enabled": value "yes": want true or false`,
+		`network configuration key "plugin_log_level": value 7: want a string`,
+	} {
+		if !strings.Contains(got.Problems.Error(), want) {
+			t.Errorf("problems lack %q:\n%v", want, got.Problems)
+		}
+	}
+}
+
+func TestParseRefusesWhatIsNoStanza(t *testing.T) {
+	t.Parallel()
+	for _, stanza := range []string{``, `null garbage`, `[]`, `"x"`, `{"name":7}`, `{"cniVersion":{}}`, `{"name":"n"`} {
+		if _, err := Parse([]byte(stanza)); err == nil || !strings.HasPrefix(err.Error(), "parsing network configuration: ") {
+			t.Errorf("stanza %q: error %v", stanza, err)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(`{"name":"n","exclude_namespaces":["a"],"api_timeout":"1s"}`))
+	f.Add([]byte(`{"kubernetes":{"kubeconfig":"/k"},"log_uds_address":"/a/b"}`))
+	f.Fuzz(func(t *testing.T, stanza []byte) {
+		c, err := Parse(stanza)
+		if err == nil && (c.Kubeconfig == "" || c.APITimeout <= 0) {
+			t.Errorf("stanza %q gives no kubeconfig or no budget: %+v", stanza, c)
+		}
+	})
+}

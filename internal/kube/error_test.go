@@ -1,0 +1,151 @@
+package kube
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+func TestErrorReadsAsOneLine(t *testing.T) {
+	failed := &Error{
+		Class: Unauthorized, Key: PodKey{Namespace: "shop", Name: "cart", UID: "u"}, Server: "https://10.96.0.1:443",
+		File: "/var/run/istio-cni/istio-cni-kubeconfig", Status: 401, Message: "Unauthorized", Attempts: 2,
+		Elapsed: 110 * time.Millisecond,
+	}
+	const want = "asking API server https://10.96.0.1:443 for pod shop/cart: unauthorized (401) after 2 attempts in 0.1s: " +
+		"Unauthorized. Remedy: the token in /var/run/istio-cni/istio-cni-kubeconfig was refused; the node agent " +
+		"(istio-cni-node) rewrites the file: check that its pod runs on this node"
+	if got := failed.Error(); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	failed = &Error{
+		Class: Refused, Key: failed.Key, Server: failed.Server, Proxy: "http://proxy:3128", File: "/f", Attempts: 14,
+		Elapsed: 10 * time.Second, Exhausted: true, Err: errors.New("dial tcp:\n refused"),
+	}
+	const start = "asking API server https://10.96.0.1:443 through proxy http://proxy:3128 for pod shop/cart: connection refused " +
+		"after 14 attempts in 10.0s, time budget used up: dial tcp: refused. Remedy: "
+	if got := failed.Error(); !strings.HasPrefix(got, start) {
+		t.Errorf("got  %s\nwant %s", got, start)
+	}
+}
+
+func everyClass() []Class {
+	return []Class{
+		NotFound, WrongPod, TooManyRequests, ServerError, Timeout, Refused, Reset, Unreachable, DNS, Truncated, Undecodable,
+		Transport, Unauthorized, Forbidden, UnknownCA, CertificateExpired, WrongHost, TLS, Rejected, TooLarge, InvalidKey, Canceled,
+	}
+}
+
+func TestEveryClassHasARemedyAndABound(t *testing.T) {
+	fallback := (&Error{Class: "no class"}).Remedy()
+	for _, class := range everyClass() {
+		if remedy := (&Error{Class: class, File: "/f"}).Remedy(); remedy == "" || remedy == fallback {
+			t.Errorf("%q has no remedy of its own", class)
+		}
+	}
+	for class, want := range map[Class]int{
+		NotFound: 0, TooManyRequests: 0, Timeout: 0, Unauthorized: 2, Forbidden: 2, UnknownCA: 2, Rejected: 1, "no class": 1,
+	} {
+		if got := class.attempts(); got != want {
+			t.Errorf("%q is tried %d times, want %d", class, got, want)
+		}
+	}
+}
+
+func TestClassify(t *testing.T) {
+	dial := func(err error) error {
+		return &url.Error{Op: "Get", URL: "https://x", Err: &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", err)}}
+	}
+	for _, test := range []struct {
+		name string
+		err  error
+		at   stage
+		want Class
+	}{
+		{"an unknown name", &net.DNSError{Err: "no such host", Name: "api.example", IsNotFound: true}, resolving, DNS},
+		{"a resolver that is slow", &net.DNSError{Err: "i/o timeout", IsTimeout: true}, resolving, DNS},
+		{"a deadline while resolving", context.DeadlineExceeded, resolving, DNS},
+		{"a deadline while connecting", context.DeadlineExceeded, connecting, Timeout},
+		{"a deadline of the socket", os.ErrDeadlineExceeded, reading, Timeout},
+		{"a SYN that nobody answers", dial(syscall.ETIMEDOUT), connecting, Timeout},
+		{"a refused connection", dial(syscall.ECONNREFUSED), connecting, Refused},
+		{"no route", dial(syscall.EHOSTUNREACH), connecting, Unreachable},
+		{"no network", dial(syscall.ENETUNREACH), connecting, Unreachable},
+		{"a firewall that rejects", dial(syscall.EPERM), connecting, Unreachable},
+		{"a reset", dial(syscall.ECONNRESET), waiting, Reset},
+		{"a reset in the handshake", dial(syscall.ECONNRESET), handshaking, Reset},
+		{"a close before the answer", &url.Error{Err: io.EOF}, waiting, Reset},
+		{"a close in the answer", io.ErrUnexpectedEOF, reading, Truncated},
+		{"an expired certificate", x509.CertificateInvalidError{Reason: x509.Expired}, handshaking, CertificateExpired},
+		{"a certificate for clients", x509.CertificateInvalidError{Reason: x509.IncompatibleUsage}, handshaking, TLS},
+		{"an unknown authority", &tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}, handshaking, UnknownCA},
+		{"another host", x509.HostnameError{Certificate: &x509.Certificate{}}, handshaking, WrongHost},
+		{"no TLS at all", tls.RecordHeaderError{Msg: "first record does not look like a TLS handshake"}, handshaking, TLS},
+		{"an alert", tls.AlertError(42), waiting, TLS},
+		{"anything else", errors.New("novelty"), waiting, Transport},
+		{"cancellation", context.Canceled, waiting, Canceled},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if got := classify(fmt.Errorf("wrapped: %w", test.err), test.at); got != test.want {
+				t.Errorf("class is %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func FuzzClean(f *testing.F) {
+	f.Add("plain")
+	f.Add("a\x00b\x1b[0m\u202e\xff\n" + strings.Repeat("ä", 200))
+	f.Fuzz(func(t *testing.T, text string) {
+		got := clean(text)
+		if len(got) > maxForeignText+len("…") || !utf8.ValidString(got) || strings.ContainsAny(got, "\n\r\t\x00\x1b\x7f") {
+			t.Errorf("clean(%q) is %q", text, got)
+		}
+	})
+}
+
+// clientPair is a certificate for node-agent and its key, as a kubeconfig holds them.
+func clientPair(t *testing.T) (certificate, key string) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(3), Subject: pkix.Name{CommonName: "node-agent"}}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	encoded, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inline := func(kind string, data []byte) string {
+		return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: data}))
+	}
+	return inline("CERTIFICATE", der), inline("PRIVATE KEY", encoded)
+}
+
+func startAskingForCertificates(s *httptest.Server) {
+	s.TLS = &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert}
+	s.StartTLS()
+}

@@ -1,0 +1,265 @@
+package kube
+
+import (
+	"encoding/base64"
+	"errors"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/transport"
+
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+)
+
+// kubeconfigText fills the two parts that cases vary into an otherwise good kubeconfig.
+func kubeconfigText(cluster, user string) string {
+	return "apiVersion: v1\nkind: Config\ncurrent-context: here\ncontexts: [{name: other, context: {cluster: elsewhere, user: somebody}}, " +
+		"{name: here, context: {cluster: local, user: me}}]\nclusters: [{name: local, cluster: {" + cluster +
+		"}}]\nusers: [{name: me, user: {" + user + "}}]\n"
+}
+
+const secret = "eyJhbGciOi.the-secret.of-the-test"
+
+func TestNewClientRefuses(t *testing.T) {
+	good := "server: 'https://10.0.0.1:443'"
+	for _, test := range []struct{ name, text, want string }{
+		{"an empty file", "", "the file is empty"},
+		{"a file of blanks, as a power loss leaves it", " \n\n", "the file is empty"},
+		{"a file of NUL bytes", strings.Repeat("\x00", 64), "decoding YAML"},
+		{"half a file", kubeconfigText(good, "token: "+secret)[:200], "decoding YAML"},
+		{"bad YAML next to a token", "token: " + secret + "\n\t- : [", "decoding YAML"},
+		{"a list", "- " + secret, "decoding YAML"},
+		{"a token that is a map", kubeconfigText(good, "token: {a: "+secret+"}"), "decoding YAML"},
+		{"authority data that is no base64", kubeconfigText(good+", certificate-authority-data: '%%%'", ""), "illegal base64"},
+		{"authority data that is no certificate", kubeconfigText(good+", certificate-authority-data: aGVsbG8=", ""), "preparing TLS"},
+		{"another kind of object", "kind: Pod\napiVersion: v1\n", `"Pod" of "v1"`},
+		{"another version", "kind: Config\napiVersion: v9\n", `"Config" of "v9"`},
+		{"no current-context", "kind: Config\napiVersion: v1\n", "no current-context"},
+		{"a current-context that is not there", "current-context: gone\n", `there is no context "gone"`},
+		{"two contexts of one name", "current-context: a\ncontexts: [{name: a}, {name: a}]", `more than one context "a"`},
+		{"a context without cluster", "current-context: a\ncontexts: [{name: a}]", "names no cluster"},
+		{
+			"a cluster that is not there",
+			"current-context: a\ncontexts: [{name: a, context: {cluster: c, user: u}}]", `there is no cluster "c"`,
+		},
+		{
+			"a user that is not there",
+			"current-context: a\ncontexts: [{name: a, context: {cluster: c, user: u}}]\nclusters: [{name: c, cluster: {server: 'https://x'}}]",
+			`there is no user "u"`,
+		},
+		{"no server", kubeconfigText("certificate-authority: /x", ""), `cluster "local" has no server`},
+		{"a server that is no URL", kubeconfigText("server: 'https://a b'", ""), "the server is not a URL"},
+		{"a server with a bad port and a password", kubeconfigText("server: 'https://u:"+secret+"@x:port'", ""), "the server is not a URL"},
+		{"a server of another scheme", kubeconfigText("server: 'ftp://x'", ""), `scheme "ftp"`},
+		{"a host with a path but no scheme", kubeconfigText("server: 'host:6443/path'", ""), "neither a URL nor a host and port"},
+		{"a proxy of another scheme", kubeconfigText(good+", proxy-url: 'ftp://p'", ""), `"ftp" of proxy-url`},
+		{"a proxy that is no URL", kubeconfigText(good+", proxy-url: 'http://u:"+secret+"@x:port'", ""), "proxy-url is not a URL"},
+		{"an authority and no verification", kubeconfigText(good+", insecure-skip-tls-verify: true, certificate-authority-data: aGVsbG8=", ""), "insecure"},
+		{"an authority file that is missing", kubeconfigText(good+", certificate-authority: gone.crt", ""), "gone.crt"},
+		{"an authority file that is empty", kubeconfigText(good+", certificate-authority: empty", ""), "the file is empty"},
+		{"a certificate without key", kubeconfigText(good, "client-certificate-data: aGVsbG8="), "need each other"},
+		{"a key file that is missing", kubeconfigText(good, "client-certificate-data: aGVsbG8=, client-key: gone.key"), "gone.key"},
+		{"a certificate that is none", kubeconfigText(good, "client-certificate-data: aGVsbG8=, client-key-data: aGVsbG8="), "preparing TLS"},
+		{"a token file that is missing", kubeconfigText(good, "tokenFile: gone.token"), "gone.token"},
+		{"a token file that is empty", kubeconfigText(good, "tokenFile: empty"), "the file is empty"},
+		{"a token with a line break inside", kubeconfigText(good, `token: "`+secret+`\nmore"`), "the token holds a character"},
+		{"a token and a username", kubeconfigText(good, "token: "+secret+", username: me, password: "+secret), "both a token and a username"},
+		{"a credential plugin", kubeconfigText(good, "exec: {command: aws}"), "credential plugin"},
+		{"an old credential plugin", kubeconfigText(good, "auth-provider: {name: gcp}"), "credential plugin"},
+		{"groups to impersonate without a user", kubeconfigText(good, "as-groups: [g]"), "need as"},
+		{"a file that is far too large", "# " + strings.Repeat("x", maxFile), "larger than"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := t.TempDir()
+			file := filepath.Join(dir, "istio-cni-kubeconfig")
+			kubetest.Write(t, file, test.text)
+			kubetest.Write(t, filepath.Join(dir, "empty"), "")
+			client, err := NewClient(file)
+			if err == nil || client != nil {
+				t.Fatalf("NewClient gives %v and no error", client)
+			}
+			for _, want := range []string{test.want, file, "Remedy: the node agent (istio-cni-node)"} {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error does not say %q: %v", want, err)
+				}
+			}
+			if strings.Contains(err.Error(), secret) {
+				t.Errorf("error tells the secret: %v", err)
+			}
+			if config, ok := errors.AsType[*ConfigError](err); !ok || config.File != file {
+				t.Errorf("error is a %T, want a ConfigError of %s", err, file)
+			}
+		})
+	}
+}
+
+func TestNewClientTellsAMissingFileFromAnUnreadableOne(t *testing.T) {
+	dir := t.TempDir()
+	missing := filepath.Join(dir, "istio-cni-kubeconfig")
+	_, err := NewClient(missing)
+	if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), missing) || !strings.Contains(err.Error(), "Remedy:") {
+		t.Errorf("missing file: %v", err)
+	}
+	_, err = NewClient(dir)
+	if err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "is a directory") {
+		t.Errorf("directory: %v", err)
+	}
+}
+
+// TestSettingsAgreeWithClientcmd holds the reading of kubeconfigs to that of kubectl's own package.
+func TestSettingsAgreeWithClientcmd(t *testing.T) {
+	ca := base64.StdEncoding.EncodeToString([]byte("inline authority"))
+	pair := base64.StdEncoding.EncodeToString([]byte("inline pair"))
+	for _, test := range []struct{ name, cluster, user string }{
+		{"the node agent's form", "server: 'https://10.0.0.1:443', certificate-authority-data: " + ca, "token: abc"},
+		{"nothing but a server", "server: 'https://10.0.0.1:443'", ""},
+		{"an IPv6 server", "server: 'https://[fd00::1]:6443'", "token: abc"},
+		{"a server behind a path", "server: 'https://rancher.example/k8s/clusters/c-1?x=y#z'", "token: abc"},
+		{"plain HTTP sends no credential", "server: 'http://10.0.0.1:8080', certificate-authority: ca.crt", "token: abc"},
+		{"host and port mean plain HTTP", "server: '10.0.0.1:8080'", "token: abc"},
+		{"a name and port mean plain HTTP", "server: 'localhost:8080'", "token: abc"},
+		{"plain HTTP with impersonation", "server: 'http://10.0.0.1:8080'", "as: alice, as-groups: [g]"},
+		{"a relative authority file", "server: 'https://x', certificate-authority: ca.crt", ""},
+		{"no verification", "server: 'https://x', insecure-skip-tls-verify: true", "token: abc"},
+		{"another TLS name", "server: 'https://10.0.0.1', tls-server-name: kubernetes.default.svc", ""},
+		{"a proxy", "server: 'https://x', proxy-url: 'http://proxy.example:3128'", ""},
+		{"a SOCKS proxy", "server: 'https://x', proxy-url: 'socks5://proxy.example:1080'", ""},
+		{"compression off", "server: 'https://x', disable-compression: true", ""},
+		{"a relative token file", "server: 'https://x'", "tokenFile: token"},
+		{"a token file before a token", "server: 'https://x'", "token: old, tokenFile: token"},
+		{"a token when the token file is missing", "server: 'https://x'", "token: abc, tokenFile: gone"},
+		{"inline client certificate", "server: 'https://x'", "client-certificate-data: " + pair + ", client-key-data: " + pair},
+		{"client certificate files", "server: 'https://x'", "client-certificate: client.crt, client-key: client.key"},
+		{"basic authentication", "server: 'https://x'", "username: me, password: pw"},
+		{"impersonation", "server: 'https://x'", "token: abc, as: alice, as-uid: '7', as-groups: [a, b], as-user-extra: {k: [v]}"},
+		{"keys of other programs", "server: 'https://x', extensions: [{name: e, extension: {a: b}}], novelty: 1", "token: abc, novelty: [2]"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := t.TempDir()
+			for _, name := range []string{"ca.crt", "client.crt", "client.key", "token"} {
+				kubetest.Write(t, filepath.Join(dir, name), "content of "+name+"\n")
+			}
+			kubetest.Write(t, filepath.Join(dir, "token"), "token-of-the-file\n")
+			file := filepath.Join(dir, "config")
+			kubetest.Write(t, file, kubeconfigText(test.cluster, test.user))
+			got, err := loadSettings(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(clientcmdView(t, file), viewOf(t, got.server, got.proxy, got.transport), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("settings (-clientcmd +ours):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestInlineDataComesBeforeFiles is where this package is more patient than clientcmd, which refuses to see both.
+func TestInlineDataComesBeforeFiles(t *testing.T) {
+	inline := base64.StdEncoding.EncodeToString([]byte("inline"))
+	file := filepath.Join(t.TempDir(), "config")
+	kubetest.Write(t, file, kubeconfigText(
+		"server: 'https://x', certificate-authority: gone, certificate-authority-data: "+inline,
+		"client-certificate: gone, client-certificate-data: "+inline+", client-key: gone, client-key-data: "+inline))
+	got, err := loadSettings(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range map[string][]byte{
+		"authority": got.transport.TLS.CAData, "certificate": got.transport.TLS.CertData, "key": got.transport.TLS.KeyData,
+	} {
+		if string(data) != "inline" {
+			t.Errorf("%s is %q, want the inline one", name, data)
+		}
+	}
+}
+
+// view is what of a configuration reaches the server.
+type view struct {
+	Server, Proxy               string
+	Authority, Certificate, Key string
+	Insecure                    bool
+	ServerName                  string
+	Token, Username, Password   string
+	Impersonate                 transport.ImpersonationConfig
+}
+
+func viewOf(t *testing.T, server, proxy *url.URL, config transport.Config) view {
+	t.Helper()
+	v := view{
+		Server: server.String(), Insecure: config.TLS.Insecure, ServerName: config.TLS.ServerName,
+		Authority:   string(inlineOrFile(t, config.TLS.CAData, config.TLS.CAFile)),
+		Certificate: string(inlineOrFile(t, config.TLS.CertData, config.TLS.CertFile)),
+		Key:         string(inlineOrFile(t, config.TLS.KeyData, config.TLS.KeyFile)),
+		Token:       config.BearerToken, Username: config.Username, Password: config.Password,
+		Impersonate: config.Impersonate,
+	}
+	if proxy != nil {
+		v.Proxy = proxy.String()
+	}
+	return v
+}
+
+func clientcmdView(t *testing.T, file string) view {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", file)
+	if err != nil {
+		t.Fatalf("clientcmd refuses the file: %v", err)
+	}
+	converted, err := config.TransportConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if token, err := os.ReadFile(config.BearerTokenFile); err == nil {
+		converted.BearerToken = strings.TrimSpace(string(token)) // as the transport's token source does
+	}
+	server, err := url.Parse(config.Host)
+	if err != nil || server.Host == "" {
+		server = &url.URL{Scheme: "http", Host: config.Host}
+	}
+	var proxy *url.URL
+	if config.Proxy != nil {
+		if proxy, err = config.Proxy(&http.Request{URL: server}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return viewOf(t, server, proxy, *converted)
+}
+
+func inlineOrFile(t *testing.T, data []byte, file string) []byte {
+	t.Helper()
+	if len(data) > 0 || file == "" {
+		return data
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// FuzzKubeconfig shows that a damaged file is an error that can be printed.
+func FuzzKubeconfig(f *testing.F) {
+	f.Add(kubeconfigText("server: 'https://10.0.0.1:443'", "token: abc"))
+	f.Add(kubeconfigText("server: 'localhost:1', proxy-url: 'socks5://x'", "tokenFile: x"))
+	f.Add("a: &a [*a, *a]")
+	f.Fuzz(func(t *testing.T, text string) {
+		chosen, _, err := parseKubeconfig([]byte(text))
+		if err != nil {
+			if err.Error() == "" {
+				t.Error("an error without text")
+			}
+			return
+		}
+		if chosen.Server == "" {
+			t.Errorf("a cluster without server passes: %q", text)
+		}
+	})
+}

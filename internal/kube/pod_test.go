@@ -1,0 +1,707 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+)
+
+const podUID = "6f1e0c57-3d0e-4b5e-8c77-0d3f4a6f2b11"
+
+// patient is the budget of look-ups that end by themselves; hasty that of look-ups that only the budget ends. Neither
+// is so short that a slow machine could use it up before an attempt is through.
+func patient() Budget {
+	return Budget{Total: time.Minute, FirstBackoff: time.Millisecond, MaxBackoff: 4 * time.Millisecond}
+}
+
+func hasty() Budget {
+	return Budget{Total: 1500 * time.Millisecond, FirstBackoff: 50 * time.Millisecond, MaxBackoff: time.Second}
+}
+
+func cart() PodKey { return PodKey{Namespace: "shop", Name: "cart", UID: podUID} }
+
+func cartPod() kubetest.Pod {
+	return kubetest.Pod{
+		Namespace: "shop", Name: "cart", UID: podUID,
+		Containers: []kubetest.Container{{Name: "app"}, {Name: "istio-proxy"}},
+	}
+}
+
+func newServer(t *testing.T) *kubetest.Server {
+	t.Helper()
+	server := kubetest.NewServer(t)
+	server.SetPod(cartPod())
+	return server
+}
+
+func newClient(t *testing.T, kubeconfig string) *Client {
+	t.Helper()
+	client, err := NewClient(kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.endpoint().connections.CloseIdleConnections() })
+	return client
+}
+
+func TestPodCostsOneConnectionAndOneRequest(t *testing.T) {
+	t.Parallel()
+	server := newServer(t)
+	client := newClient(t, server.Kubeconfig(t))
+	got, err := client.Pod(t.Context(), cart(), Budget{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := Facts(cartPod().JSON(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("facts (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"GET /api/v1/namespaces/shop/pods/cart"}, server.Requests()); diff != "" {
+		t.Errorf("requests (-want +got):\n%s", diff)
+	}
+	if n := server.Connections(); n != 1 {
+		t.Errorf("%d connections, want 1", n)
+	}
+	if client.Server() != server.URL() {
+		t.Errorf("Server() is %q, want %q", client.Server(), server.URL())
+	}
+}
+
+func TestPodRecoversFrom(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		fault kubetest.Fault
+		times int
+	}{
+		{kubetest.NotFound, 5},
+		{kubetest.ServerError, 5},
+		{kubetest.Unavailable, 5},
+		{kubetest.Reset, 3},
+		{kubetest.ResetMidBody, 3},
+		{kubetest.Truncated, 3},
+		{kubetest.Garbage, 3},
+		{kubetest.EmptyBody, 3},
+		{kubetest.WrongKind, 3},
+		{kubetest.WrongUID, 3},
+		{kubetest.WrongName, 3},
+		{kubetest.Unauthorized, 1},
+		{kubetest.Forbidden, 1},
+		{kubetest.ExpiredCertificate, 1},
+		{kubetest.WrongHostCertificate, 1},
+		{kubetest.UnknownCA, 1},
+	} {
+		t.Run(string(test.fault), func(t *testing.T) {
+			t.Parallel()
+			server := newServer(t)
+			server.Fail(test.fault, test.times)
+			if _, err := newClient(t, server.Kubeconfig(t)).Pod(t.Context(), cart(), patient()); err != nil {
+				t.Fatal(err)
+			}
+			if made := max(len(server.Requests()), server.Connections()); made < test.times+1 {
+				t.Errorf("%d attempts reached the server, want %d: the fault was not seen", made, test.times+1)
+			}
+		})
+	}
+}
+
+func TestPodRecoversFromAHangWithinTheBudget(t *testing.T) {
+	t.Parallel()
+	for _, fault := range []kubetest.Fault{kubetest.Hang, kubetest.HangMidBody} {
+		t.Run(string(fault), func(t *testing.T) {
+			t.Parallel()
+			server := newServer(t)
+			server.Fail(fault, 1)
+			if _, err := newClient(t, server.Kubeconfig(t)).Pod(t.Context(), cart(), hasty()); err != nil {
+				t.Fatal(err)
+			}
+			if n := len(server.Requests()); n != 2 {
+				t.Errorf("%d requests, want 2", n)
+			}
+		})
+	}
+}
+
+func TestPodGivesUpOn(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		fault    kubetest.Fault
+		class    Class
+		requests int // 0: the connection is refused before any
+		attempts int // 0: as many as the budget allows, which then ends the look-up
+		says     string
+	}{
+		{kubetest.Unauthorized, Unauthorized, 2, 2, "unauthorized (401) after 2 attempts in"},
+		{kubetest.Forbidden, Forbidden, 2, 2, `(403) after 2 attempts`},
+		{kubetest.BadRequest, Rejected, 1, 1, "request rejected (400) after 1 attempt in"},
+		{kubetest.Redirect, Rejected, 1, 1, "(302)"},
+		{kubetest.TooLarge, TooLarge, 1, 1, "no pod has more than 8388608 bytes"},
+		{kubetest.ExpiredCertificate, CertificateExpired, 0, 2, "in the TLS handshake: tls: failed to verify certificate"},
+		{kubetest.WrongHostCertificate, WrongHost, 0, 2, "192.0.2.1"},
+		{kubetest.UnknownCA, UnknownCA, 0, 2, "unknown authority"},
+		{kubetest.NotFound, NotFound, 2, 0, `(404) after`},
+		{kubetest.ServerError, ServerError, 2, 0, `etcdserver: leader changed`},
+		{kubetest.Reset, Reset, 2, 0, "waiting for the answer: read tcp"},
+		{kubetest.ResetMidBody, Reset, 2, 0, "reading the answer: read tcp"},
+		{kubetest.Truncated, Truncated, 2, 0, "reading the answer: unexpected EOF"},
+		{kubetest.EmptyBody, Truncated, 2, 0, "unexpected end of JSON"},
+		{kubetest.Garbage, Undecodable, 2, 0, "invalid character '<'"},
+		{kubetest.WrongKind, Undecodable, 2, 0, `kind "Status"`},
+		{kubetest.WrongUID, WrongPod, 2, 0, `asked for shop/cart with UID "` + podUID + `", got shop/cart with UID "` + kubetest.OtherUID},
+		{kubetest.WrongName, WrongPod, 2, 0, `got shop/another`},
+		{kubetest.Hang, Timeout, 2, 0, "waiting for the answer: context deadline exceeded"},
+		{kubetest.HangMidBody, Timeout, 2, 0, "reading the answer: context deadline exceeded"},
+	} {
+		t.Run(string(test.fault), func(t *testing.T) {
+			t.Parallel()
+			server := newServer(t)
+			server.Fail(test.fault, kubetest.Forever)
+			budget := patient()
+			if test.attempts == 0 {
+				budget = hasty()
+			}
+			kubeconfig := server.Kubeconfig(t)
+			_, err := newClient(t, kubeconfig).Pod(t.Context(), cart(), budget)
+			failed := wantError(t, err, test.class)
+			if failed.Exhausted != (test.attempts == 0) {
+				t.Errorf("Exhausted is %t: %v", failed.Exhausted, err)
+			}
+			if test.attempts > 0 && failed.Attempts != test.attempts || failed.Attempts < 2 && test.attempts == 0 {
+				t.Errorf("%d attempts: %v", failed.Attempts, err)
+			}
+			if n := len(server.Requests()); n < test.requests || (test.attempts > 0 && n > test.requests) {
+				t.Errorf("%d requests, want %d", n, test.requests)
+			}
+			for _, want := range []string{"asking API server " + server.URL() + " for pod shop/cart: ", test.says, ". Remedy: "} {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error does not say %q: %v", want, err)
+				}
+			}
+			if strings.Contains(err.Error(), server.Token()) {
+				t.Errorf("error tells the token: %v", err)
+			}
+			t.Log(err)
+		})
+	}
+}
+
+func wantError(t *testing.T, err error, class Class) *Error {
+	t.Helper()
+	failed, ok := errors.AsType[*Error](err)
+	if !ok {
+		t.Fatalf("error is %T %v, want an Error", err, err)
+	}
+	if failed.Class != class {
+		t.Fatalf("class is %q, want %q: %v", failed.Class, class, err)
+	}
+	if IsNotFound(err) != (class == NotFound) {
+		t.Errorf("IsNotFound is %t for %q", IsNotFound(err), class)
+	}
+	return failed
+}
+
+func TestPodDoesNotWaitForARetryAfterBeyondTheBudget(t *testing.T) {
+	t.Parallel()
+	server := newServer(t)
+	server.SetRetryAfter(3600)
+	server.Fail(kubetest.TooMany, kubetest.Forever)
+	_, err := newClient(t, server.Kubeconfig(t)).Pod(t.Context(), cart(), patient())
+	if failed := wantError(t, err, TooManyRequests); !failed.Exhausted || failed.Attempts != 1 || len(server.Requests()) != 1 {
+		t.Errorf("%d requests: %v", len(server.Requests()), err)
+	}
+}
+
+func TestPodAsksAgainAfterRetryAfter(t *testing.T) {
+	t.Parallel()
+	server := newServer(t)
+	server.Fail(kubetest.TooMany, 1)
+	if _, err := newClient(t, server.Kubeconfig(t)).Pod(t.Context(), cart(), patient()); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(server.Requests()); n != 2 {
+		t.Errorf("%d requests, want 2", n)
+	}
+}
+
+func TestPause(t *testing.T) {
+	t.Parallel()
+	budget := Budget{Total: time.Hour, FirstBackoff: 50 * time.Millisecond, MaxBackoff: time.Second}
+	look := func(left time.Duration, last failure) *lookup {
+		return &lookup{budget: budget, deadline: time.Now().Add(left), backoff: budget.FirstBackoff, last: last}
+	}
+	t.Run("pauses double up to the maximum and are spread below it", func(t *testing.T) {
+		l := look(time.Hour, failure{class: ServerError})
+		for _, full := range []time.Duration{50, 100, 200, 400, 800, 1000, 1000} {
+			full *= time.Millisecond
+			if wait, again := l.pause(); !again || wait < full/2 || wait > full {
+				t.Errorf("pause is %v, %t; want between %v and %v", wait, again, full/2, full)
+			}
+		}
+	})
+	t.Run("Retry-After is waited for in full", func(t *testing.T) {
+		if wait, again := look(time.Hour, failure{class: TooManyRequests, retryAfter: time.Minute}).pause(); !again || wait < time.Minute {
+			t.Errorf("pause is %v, %t; want a minute and a bit", wait, again)
+		}
+	})
+	t.Run("Retry-After beyond the budget ends the look-up", func(t *testing.T) {
+		l := look(time.Second, failure{class: TooManyRequests, retryAfter: time.Minute})
+		if wait, again := l.pause(); again || !l.exhausted {
+			t.Errorf("pause is %v, %t, exhausted %t", wait, again, l.exhausted)
+		}
+	})
+	t.Run("the end of the budget is not slept away", func(t *testing.T) {
+		l := look(10*time.Second, failure{class: ServerError})
+		l.budget.MaxBackoff, l.backoff = time.Hour, time.Hour
+		if wait, again := l.pause(); !again || wait > 5*time.Second {
+			t.Errorf("pause is %v, %t; want half of what is left", wait, again)
+		}
+	})
+	t.Run("no attempt is started when hardly any time is left", func(t *testing.T) {
+		l := look(time.Millisecond, failure{class: ServerError})
+		if wait, again := l.pause(); again || !l.exhausted {
+			t.Errorf("pause is %v, %t, exhausted %t", wait, again, l.exhausted)
+		}
+	})
+}
+
+func TestBudgetDefaults(t *testing.T) {
+	t.Parallel()
+	got := Budget{}.withDefaults()
+	want := Budget{Total: 10 * time.Second, FirstBackoff: 50 * time.Millisecond, MaxBackoff: time.Second}
+	if got != want {
+		t.Errorf("defaults are %+v, want %+v", got, want)
+	}
+	if got := (Budget{FirstBackoff: time.Minute}).withDefaults(); got.MaxBackoff != time.Minute {
+		t.Errorf("the maximum %v is below the first pause", got.MaxBackoff)
+	}
+	for total, want := range map[time.Duration]time.Duration{time.Second * 3: time.Second, time.Hour: 3 * time.Second} {
+		if got := (Budget{Total: total}).perAttempt(); got != want {
+			t.Errorf("an attempt of a look-up of %v may take %v, want %v", total, got, want)
+		}
+	}
+}
+
+func TestPodRefusals401And403AreCountedTogether(t *testing.T) {
+	t.Parallel()
+	server := newServer(t)
+	server.Fail(kubetest.NotFound, 2)
+	server.Fail(kubetest.Forbidden, 1)
+	server.Fail(kubetest.ServerError, 2)
+	server.Fail(kubetest.Unauthorized, kubetest.Forever)
+	_, err := newClient(t, server.Kubeconfig(t)).Pod(t.Context(), cart(), patient())
+	if failed := wantError(t, err, Unauthorized); failed.Attempts != 6 || len(server.Requests()) != 6 {
+		t.Errorf("%d requests, want 6: %v", len(server.Requests()), err)
+	}
+}
+
+func TestPodUsesOneConnectionForAllAttempts(t *testing.T) {
+	t.Parallel()
+	server := newServer(t)
+	server.Fail(kubetest.NotFound, 3)
+	if _, err := newClient(t, server.Kubeconfig(t)).Pod(t.Context(), cart(), patient()); err != nil {
+		t.Fatal(err)
+	}
+	if n := server.Connections(); n != 1 {
+		t.Errorf("%d connections for 4 requests, want 1", n)
+	}
+}
+
+func TestPodRereadsTheKubeconfigBeforeTheSecondAttempt(t *testing.T) {
+	t.Parallel()
+	t.Run("a token that was rotated", func(t *testing.T) {
+		server := newServer(t)
+		kubeconfig := server.Kubeconfig(t)
+		client := newClient(t, kubeconfig)
+		server.SetToken("rotated-token")
+		server.WriteKubeconfig(t, kubeconfig)
+		if _, err := client.Pod(t.Context(), cart(), patient()); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(server.Requests()); n != 2 {
+			t.Errorf("%d requests, want 2", n)
+		}
+	})
+	t.Run("a token file that was rotated", func(t *testing.T) {
+		server := newServer(t)
+		dir := t.TempDir()
+		kubetest.Write(t, filepath.Join(dir, "token"), "stale\n")
+		kubeconfig := filepath.Join(dir, "config")
+		kubetest.Write(t, kubeconfig, kubeconfigText(fmt.Sprintf("server: '%s', certificate-authority: ca.crt", server.URL()), "tokenFile: token"))
+		kubetest.Write(t, filepath.Join(dir, "ca.crt"), string(server.CA()))
+		client := newClient(t, kubeconfig)
+		kubetest.Write(t, filepath.Join(dir, "token"), server.Token()+"\n")
+		if _, err := client.Pod(t.Context(), cart(), patient()); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Run("a server that has moved, with another authority", func(t *testing.T) {
+		gone, server := newServer(t), newServer(t)
+		kubeconfig := gone.Kubeconfig(t)
+		client := newClient(t, kubeconfig)
+		gone.Stop()
+		server.WriteKubeconfig(t, kubeconfig)
+		if _, err := client.Pod(t.Context(), cart(), patient()); err != nil {
+			t.Fatal(err)
+		}
+		if client.Server() != server.URL() {
+			t.Errorf("Server() is %s, want %s", client.Server(), server.URL())
+		}
+	})
+	t.Run("a file that is damaged by then changes nothing", func(t *testing.T) {
+		server := newServer(t)
+		server.Fail(kubetest.ServerError, 2)
+		kubeconfig := server.Kubeconfig(t)
+		client := newClient(t, kubeconfig)
+		kubetest.Write(t, kubeconfig, "")
+		if _, err := client.Pod(t.Context(), cart(), patient()); err != nil {
+			t.Fatal(err)
+		}
+		if n := server.Connections(); n != 1 {
+			t.Errorf("%d connections, want 1", n)
+		}
+	})
+}
+
+func TestPodAccepts(t *testing.T) {
+	t.Parallel()
+	const hash = "0123456789abcdef0123456789abcdef"
+	for name, test := range map[string]struct {
+		annotations map[string]string
+		asked       string
+		good        bool
+	}{
+		"any UID when the runtime gives none":         {nil, "", true},
+		"the same UID":                                {nil, podUID, true},
+		"a mirror pod by its hash":                    {map[string]string{"kubernetes.io/config.hash": hash}, hash, true},
+		"a mirror pod by its mirror annotation":       {map[string]string{"kubernetes.io/config.mirror": hash}, hash, true},
+		"a mirror pod by its own UID":                 {map[string]string{"kubernetes.io/config.hash": hash}, podUID, true},
+		"no mirror pod of another hash":               {map[string]string{"kubernetes.io/config.hash": "other"}, hash, false},
+		"no pod that has the hash in some annotation": {map[string]string{"example.org/hash": hash}, hash, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := cartPod()
+			pod.Annotations = test.annotations
+			facts, err := Facts(pod.JSON(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			key := PodKey{Namespace: "shop", Name: "cart", UID: test.asked}
+			if key.matches(facts) != test.good {
+				t.Errorf("matches is %t", !test.good)
+			}
+		})
+	}
+}
+
+func TestPodFindsAMirrorPodByTheHashOfItsFile(t *testing.T) {
+	t.Parallel()
+	server := kubetest.NewServer(t)
+	pod := cartPod()
+	pod.Annotations = map[string]string{"kubernetes.io/config.hash": "abc", "kubernetes.io/config.mirror": "abc"}
+	server.SetPod(pod)
+	got, err := newClient(t, server.Kubeconfig(t)).Pod(t.Context(), PodKey{"shop", "cart", "abc"}, patient())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.UID != podUID {
+		t.Errorf("UID is %q, want that of the API", got.UID)
+	}
+}
+
+func TestPodSendsNothingForAKeyThatIsNoName(t *testing.T) {
+	t.Parallel()
+	server := newServer(t)
+	client := newClient(t, server.Kubeconfig(t))
+	for _, key := range []PodKey{
+		{}, {Namespace: "shop"}, {Name: "cart"}, {Namespace: "..", Name: "cart"}, {Namespace: "shop", Name: "."},
+		{Namespace: "shop", Name: "../secrets/x"}, {Namespace: "shop", Name: "a%2fb"}, {Namespace: "shop", Name: "a?b"},
+		{Namespace: "sh\nop", Name: "cart"}, {Namespace: "shop", Name: strings.Repeat("x", 254)}, {Namespace: "shöp", Name: "cart"},
+	} {
+		_, err := client.Pod(t.Context(), key, patient())
+		wantError(t, err, InvalidKey)
+		if strings.ContainsAny(err.Error(), "\n\r") {
+			t.Errorf("error has more than a line: %q", err)
+		}
+	}
+	if requests := server.Requests(); len(requests) > 0 {
+		t.Errorf("requests: %q", requests)
+	}
+}
+
+func TestPodEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]kubetest.Fault{
+		"in the middle of an attempt": kubetest.Hang,
+		"in a pause":                  kubetest.TooMany,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := newServer(t)
+			server.SetRetryAfter(1800)
+			server.Fail(fault, kubetest.Forever)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			go func() {
+				defer cancel()
+				for len(server.Requests()) == 0 && t.Context().Err() == nil {
+					time.Sleep(time.Millisecond)
+				}
+			}()
+			_, err := newClient(t, server.Kubeconfig(t)).Pod(ctx, cart(), Budget{Total: time.Hour})
+			wantError(t, err, Canceled)
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("error is not context.Canceled: %v", err)
+			}
+		})
+	}
+	t.Run("before it begins", func(t *testing.T) {
+		t.Parallel()
+		server := newServer(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := newClient(t, server.Kubeconfig(t)).Pod(ctx, cart(), patient())
+		wantError(t, err, Canceled)
+		if n := len(server.Requests()); n > 0 {
+			t.Errorf("%d requests, want none", n)
+		}
+	})
+	t.Run("at its deadline, like a budget", func(t *testing.T) {
+		t.Parallel()
+		server := newServer(t)
+		server.Fail(kubetest.Hang, kubetest.Forever)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := newClient(t, server.Kubeconfig(t)).Pod(ctx, cart(), patient())
+		if failed := wantError(t, err, Timeout); !failed.Exhausted {
+			t.Errorf("not exhausted: %v", err)
+		}
+	})
+}
+
+func TestPodOfAServerThatIsGone(t *testing.T) {
+	t.Parallel()
+	server := newServer(t)
+	client := newClient(t, server.Kubeconfig(t))
+	server.Stop()
+	_, err := client.Pod(t.Context(), cart(), hasty())
+	if failed := wantError(t, err, Refused); !failed.Exhausted || failed.Attempts < 3 {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestPodFromAnIPv6Server(t *testing.T) {
+	t.Parallel()
+	server := kubetest.NewServerAt(t, "[::1]:0")
+	server.SetPod(cartPod())
+	client := newClient(t, server.Kubeconfig(t))
+	if _, err := client.Pod(t.Context(), cart(), patient()); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(client.Server(), "https://[::1]:") {
+		t.Errorf("Server() is %q", client.Server())
+	}
+}
+
+func TestPodByAnotherTLSName(t *testing.T) {
+	t.Parallel()
+	server := newServer(t)
+	for name, class := range map[string]Class{kubetest.ServerName: "", "kubernetes.example": WrongHost} {
+		kubeconfig := filepath.Join(t.TempDir(), "config")
+		kubetest.Write(t, filepath.Join(filepath.Dir(kubeconfig), "ca.crt"), string(server.CA()))
+		kubetest.Write(t, kubeconfig, kubeconfigText(
+			fmt.Sprintf("server: '%s', certificate-authority: ca.crt, tls-server-name: %s", server.URL(), name), "token: "+server.Token()))
+		_, err := newClient(t, kubeconfig).Pod(t.Context(), cart(), patient())
+		if class == "" && err != nil {
+			t.Error(err)
+		}
+		if class != "" {
+			wantError(t, err, class)
+		}
+	}
+}
+
+func TestPodOfManyGoroutines(t *testing.T) {
+	t.Parallel()
+	server := newServer(t)
+	kubeconfig := server.Kubeconfig(t)
+	client := newClient(t, kubeconfig)
+	server.SetToken("rotated-token")
+	server.WriteKubeconfig(t, kubeconfig)
+	server.Fail(kubetest.ServerError, 10)
+	var all sync.WaitGroup
+	for range 16 {
+		all.Go(func() {
+			if _, err := client.Pod(t.Context(), cart(), patient()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// foreign starts a server of the test's own and gives a client of it, without verification.
+func foreign(t *testing.T, start func(*httptest.Server), user string, handler http.HandlerFunc) (*Client, *httptest.Server) {
+	t.Helper()
+	server := httptest.NewUnstartedServer(handler)
+	start(server)
+	t.Cleanup(server.Close)
+	kubeconfig := filepath.Join(t.TempDir(), "config")
+	kubetest.Write(t, kubeconfig, kubeconfigText("server: '"+server.URL+"/prefix', insecure-skip-tls-verify: true", user))
+	return newClient(t, kubeconfig), server
+}
+
+func TestPodKeepsServerTextShortPrintableAndWithoutSecrets(t *testing.T) {
+	t.Parallel()
+	client, _ := foreign(t, (*httptest.Server).StartTLS, "token: "+secret, func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusBadRequest)
+		fmt.Fprintf(w, "bad\x1b[31m\r\nheader\u202e %s %s", r.Header.Get("Authorization"), strings.Repeat("ä\xff", 10000))
+	})
+	_, err := client.Pod(t.Context(), cart(), patient())
+	failed := wantError(t, err, Rejected)
+	if want := "bad [31m header Bearer [redacted] ä ä"; !strings.HasPrefix(failed.Message, want) {
+		t.Errorf("message is %q, want %q and so on", failed.Message, want)
+	}
+	if len(failed.Message) > maxForeignText+len("…") {
+		t.Errorf("message has %d bytes", len(failed.Message))
+	}
+}
+
+func TestPodSpeaksHTTP1AndAsksForJSONBehindAPath(t *testing.T) {
+	t.Parallel()
+	seen := make(chan *http.Request, 1)
+	client, _ := foreign(t, func(s *httptest.Server) { s.EnableHTTP2 = true; s.StartTLS() }, "token: abc, as: alice",
+		func(w http.ResponseWriter, r *http.Request) {
+			seen <- r
+			w.Write(cartPod().JSON(t)) //nolint:errcheck // the client says so
+		})
+	if _, err := client.Pod(t.Context(), cart(), patient()); err != nil {
+		t.Fatal(err)
+	}
+	r := <-seen
+	got := []string{
+		r.Proto, r.URL.RequestURI(), r.Header.Get("Accept"), r.Header.Get("Accept-Encoding"), r.Header.Get("User-Agent"),
+		r.Header.Get("Authorization"), r.Header.Get("Impersonate-User"),
+	}
+	want := []string{
+		"HTTP/1.1", "/prefix/api/v1/namespaces/shop/pods/cart", "application/json", "", "istio-cni", "Bearer abc", "alice",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("request (-want +got):\n%s", diff)
+	}
+}
+
+func TestPodSendsNoTokenInClear(t *testing.T) {
+	t.Parallel()
+	seen := make(chan http.Header, 1)
+	client, _ := foreign(t, (*httptest.Server).Start, "token: abc", func(w http.ResponseWriter, r *http.Request) {
+		seen <- r.Header
+		w.Write(cartPod().JSON(t)) //nolint:errcheck // the client says so
+	})
+	if _, err := client.Pod(t.Context(), cart(), patient()); err != nil {
+		t.Fatal(err)
+	}
+	if got := (<-seen).Get("Authorization"); got != "" {
+		t.Errorf("Authorization is %q", got)
+	}
+}
+
+func TestPodTellsAServerWithoutTLS(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	kubeconfig := filepath.Join(t.TempDir(), "config")
+	kubetest.Write(t, kubeconfig, kubeconfigText("server: '"+strings.Replace(server.URL, "http:", "https:", 1)+"'", ""))
+	_, err := newClient(t, kubeconfig).Pod(t.Context(), cart(), patient())
+	wantError(t, err, TLS)
+}
+
+func TestPodThroughAProxy(t *testing.T) {
+	t.Parallel()
+	server := newServer(t)
+	proxy := httptest.NewServer(http.HandlerFunc(tunnel))
+	defer proxy.Close()
+	through := func(address string) *Client {
+		kubeconfig := filepath.Join(t.TempDir(), "config")
+		kubetest.Write(t, kubeconfig, kubeconfigText(fmt.Sprintf(
+			"server: '%s', insecure-skip-tls-verify: true, proxy-url: '%s'", server.URL(), address), "token: "+server.Token()))
+		return newClient(t, kubeconfig)
+	}
+	if _, err := through(proxy.URL).Pod(t.Context(), cart(), patient()); err != nil {
+		t.Fatal(err)
+	}
+	address, err := url.Parse(proxy.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address.User = url.UserPassword("me", secret)
+	proxy.Close()
+	_, err = through(address.String()).Pod(t.Context(), cart(), hasty())
+	wantError(t, err, Refused)
+	if want := " through proxy http://me:xxxxx@" + address.Host; !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), secret) {
+		t.Errorf("error does not say %q, or tells the password: %v", want, err)
+	}
+}
+
+// tunnel is the CONNECT of an HTTP proxy.
+func tunnel(w http.ResponseWriter, r *http.Request) {
+	outward, err := new(net.Dialer).DialContext(r.Context(), "tcp", r.Host)
+	if r.Method != http.MethodConnect || err != nil {
+		http.Error(w, "no tunnel", http.StatusBadGateway)
+		return
+	}
+	defer outward.Close() //nolint:errcheck // both ends are the test's
+	w.WriteHeader(http.StatusOK)
+	inward, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return
+	}
+	defer inward.Close()        //nolint:errcheck // both ends are the test's
+	go io.Copy(outward, inward) //nolint:errcheck // ends with the connection
+	io.Copy(inward, outward)    //nolint:errcheck // ends with the connection
+}
+
+func TestPodProvesItselfByClientCertificateAndPassword(t *testing.T) {
+	t.Parallel()
+	certificate, key := clientPair(t)
+	for name, test := range map[string]struct{ user, want string }{
+		"a client certificate": {"client-certificate-data: " + certificate + ", client-key-data: " + key, "certificate of node-agent"},
+		"a password":           {"username: me, password: pw", "password of me"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			seen := make(chan string, 1)
+			client, _ := foreign(t, startAskingForCertificates, test.user, func(w http.ResponseWriter, r *http.Request) {
+				switch name, password, ok := r.BasicAuth(); {
+				case len(r.TLS.PeerCertificates) > 0:
+					seen <- "certificate of " + r.TLS.PeerCertificates[0].Subject.CommonName
+				case ok && password == "pw":
+					seen <- "password of " + name
+				default:
+					seen <- "nothing"
+				}
+				w.Write(cartPod().JSON(t)) //nolint:errcheck // the client says so
+			})
+			if _, err := client.Pod(t.Context(), cart(), patient()); err != nil {
+				t.Fatal(err)
+			}
+			if got := <-seen; got != test.want {
+				t.Errorf("the server saw %s, want %s", got, test.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,497 @@
+package netns_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+)
+
+const thread = "/proc/thread-self/ns/net"
+
+// inode names the namespace behind path.
+func inode(tb testing.TB, path string) string {
+	tb.Helper()
+	id, err := stat(path)
+	if err != nil {
+		tb.Error(err)
+	}
+	return id
+}
+
+func stat(path string) (string, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return "", fmt.Errorf("stat %s: %w", path, err)
+	}
+	return fmt.Sprintf("%d:%d", st.Dev, st.Ino), nil
+}
+
+// bindMount mounts the namespace where a container runtime would, at a file.
+func bindMount(t *testing.T, path string) string {
+	t.Helper()
+	at := filepath.Join(t.TempDir(), "cni-0")
+	if err := os.WriteFile(at, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(path, at, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
+	return at
+}
+
+func TestDoRunsTheFunctionInTheNamespaceAtEveryKindOfPath(t *testing.T) {
+	t.Parallel()
+	path := netnstest.New(t)
+	fd := path[strings.LastIndex(path, "/")+1:]
+
+	thread := make(chan string)
+	release := make(chan struct{})
+	stopped := make(chan error)
+	go func() {
+		stopped <- netns.Do(path, func() error {
+			thread <- fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
+			<-release
+			return nil
+		})
+	}()
+	ofThread := <-thread
+	defer func() {
+		close(release)
+		if err := <-stopped; err != nil {
+			t.Error(err)
+		}
+	}()
+
+	child := exec.CommandContext(t.Context(), "sleep", "1000")
+	if err := netns.Do(path, child.Start); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = child.Process.Kill()
+		_ = child.Wait()
+	}()
+
+	link := filepath.Join(t.TempDir(), "link")
+	bind := bindMount(t, path)
+	if err := os.Symlink(bind, link); err != nil {
+		t.Fatal(err)
+	}
+	for name, p := range map[string]string{
+		"open file of a process":    path,
+		"open file of this process": "/proc/self/fd/" + fd,
+		"bind mount":                bind,
+		"symbolic link":             link,
+		"another process":           fmt.Sprintf("/proc/%d/ns/net", child.Process.Pid),
+		"another thread":            ofThread,
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := inode(t, "/proc/thread-self/ns/net")
+			err := netns.Do(p, func() error {
+				if got, want := inode(t, "/proc/thread-self/ns/net"), inode(t, path); got != want {
+					t.Errorf("the function is in %s, want %s", got, want)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if after := inode(t, "/proc/thread-self/ns/net"); after != before {
+				t.Errorf("the caller was moved from %s to %s", before, after)
+			}
+		})
+	}
+}
+
+func TestDoWithAnEmptyPathStaysWhereTheCallerIs(t *testing.T) {
+	t.Parallel()
+	path := netnstest.New(t)
+	check := func(want string) {
+		caller := unix.Gettid()
+		err := netns.Do("", func() error {
+			if got := inode(t, thread); got != want {
+				t.Errorf("the function is in %s, want %s", got, want)
+			}
+			if unix.Gettid() == caller {
+				t.Error("the function is on the caller's thread")
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	check(inode(t, "/proc/self/ns/net"))
+	if err := netns.Do(path, func() error { check(inode(t, path)); return nil }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDoOfAThreadPathMeansTheCallersThread(t *testing.T) {
+	t.Parallel()
+	path := netnstest.New(t)
+	err := netns.Do(path, func() error {
+		return netns.Do(thread, func() error {
+			if got, want := inode(t, thread), inode(t, path); got != want {
+				t.Errorf("the function is in %s, want %s", got, want)
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDoNests(t *testing.T) {
+	t.Parallel()
+	outer, inner := netnstest.New(t), netnstest.New(t)
+	var seen []string
+	note := func() { seen = append(seen, inode(t, thread)) }
+	err := netns.Do(outer, func() error {
+		note()
+		if err := netns.Do(inner, func() error { note(); return nil }); err != nil {
+			return err
+		}
+		note()
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := fmt.Sprint([]string{inode(t, outer), inode(t, inner), inode(t, outer)})
+	if got := fmt.Sprint(seen); got != want {
+		t.Errorf("namespaces seen: %s, want %s", got, want)
+	}
+}
+
+func TestDoReturnsTheFunctionsError(t *testing.T) {
+	t.Parallel()
+	want := errors.New("no")
+	if got := netns.Do(netnstest.New(t), func() error { return want }); got != want { //nolint:errorlint // the very error
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestDoRefusesWhatIsNoNetworkNamespace(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	regular := filepath.Join(dir, "regular")
+	if err := os.WriteFile(regular, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	unmounted := bindMount(t, netnstest.New(t))
+	if err := unix.Unmount(unmounted, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	dangling := filepath.Join(dir, "dangling")
+	if err := os.Symlink(filepath.Join(dir, "absent"), dangling); err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct {
+		name, path, says string
+		is               error
+	}{
+		{"a path that does not exist", filepath.Join(dir, "absent"), "no such file", fs.ErrNotExist},
+		{"a link to nothing", dangling, "no such file", fs.ErrNotExist},
+		{"a process that does not exist", "/proc/4194305/ns/net", "no such file", fs.ErrNotExist},
+		{"a path through a file", filepath.Join(regular, "x"), "not a directory", unix.ENOTDIR},
+		{"a regular file", regular, "regular file", nil},
+		{"a file whose namespace was unmounted", unmounted, "mounted there is gone", nil},
+		{"a directory", dir, "directory", nil},
+		{"a pipe nobody writes to", fifo, "not a network namespace", nil},
+		{"a device", "/dev/null", "not a network namespace", nil},
+		{"a file of proc", "/proc/self/status", "regular file", nil},
+		{"a user namespace", "/proc/self/ns/user", "user namespace, not a network namespace", nil},
+		{"a mount namespace", "/proc/self/ns/mnt", "mount namespace, not a network namespace", nil},
+		{"a pid namespace", "/proc/self/ns/pid", "pid namespace, not a network namespace", nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			ran := false
+			fn := func() error { ran = true; return nil }
+			for what, err := range map[string]error{
+				"Do":         netns.Do(tt.path, fn),
+				"DoIsolated": second(netns.DoIsolated(tt.path, nil, fn)),
+				"Same":       second(netns.Same("", tt.path)),
+				"IsHost":     second(netns.IsHost(tt.path)),
+			} {
+				if err == nil {
+					t.Fatalf("%s: no error", what)
+				}
+				if want := fmt.Sprintf("opening netns %q: ", tt.path); !strings.HasPrefix(err.Error(), want) {
+					t.Errorf("%s: error %q does not start with %q", what, err, want)
+				}
+				if !strings.Contains(err.Error(), tt.says) {
+					t.Errorf("%s: error %q does not say %q", what, err, tt.says)
+				}
+				if tt.is != nil && !errors.Is(err, tt.is) {
+					t.Errorf("%s: error %q is not %q", what, err, tt.is)
+				}
+				if tt.is == nil && errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("%s: error %q says that the path does not exist", what, err)
+				}
+			}
+			if ran {
+				t.Error("the function was run")
+			}
+		})
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func TestDoTurnsAPanicIntoAnError(t *testing.T) {
+	t.Parallel()
+	path := netnstest.New(t)
+	cause := errors.New("cause")
+	tests := []struct {
+		name string
+		fn   func() error
+		says []string
+		is   error
+	}{
+		{"a value", func() error { panic("boom") }, []string{"boom", "netns_test.go"}, nil},
+		{"an error", func() error { panic(cause) }, []string{"cause", "netns_test.go"}, cause},
+		{"nil", func() error { panic(nil) }, []string{"panic called with nil"}, nil}, //nolint:govet // on purpose
+		{"a fault", func() error { return any(1).(error) }, []string{"interface conversion", "netns_test.go"}, nil},
+		{"the end of the goroutine", func() error { runtime.Goexit(); return nil }, []string{"runtime.Goexit"}, nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			before := inode(t, thread)
+			for what, err := range map[string]error{
+				"Do":         netns.Do(path, tt.fn),
+				"DoIsolated": second(netns.DoIsolated(path, nil, tt.fn)),
+			} {
+				if err == nil {
+					t.Fatalf("%s: no error", what)
+				}
+				for _, says := range tt.says {
+					if !strings.Contains(err.Error(), says) {
+						t.Errorf("%s: error does not say %q: %v", what, says, err)
+					}
+				}
+				if tt.is != nil && !errors.Is(err, tt.is) {
+					t.Errorf("%s: error is not %q: %v", what, tt.is, err)
+				}
+			}
+			if after := inode(t, thread); after != before {
+				t.Errorf("the caller was moved from %s to %s", before, after)
+			}
+		})
+	}
+}
+
+// Fifty namespaces, in half of which the loopback interface is up: every function must see its own.
+func TestDoKeepsConcurrentCallsApart(t *testing.T) {
+	t.Parallel()
+	const n = 50
+	paths := make([]string, n)
+	for i := range paths {
+		paths[i] = netnstest.New(t)
+		if i%2 == 0 {
+			netnstest.Run(t, paths[i], "ip", "link", "set", "lo", "up")
+		}
+	}
+	host := inode(t, "/proc/self/ns/net")
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() {
+			for range 10 {
+				err := netns.Do(paths[i], func() error {
+					runtime.Gosched()
+					if tid := unix.Gettid(); tid == unix.Getpid() {
+						t.Error("the function is on the process's first thread")
+					}
+					lo, err := net.InterfaceByName("lo")
+					if err != nil {
+						return err
+					}
+					if up := lo.Flags&net.FlagUp != 0; up != (i%2 == 0) {
+						t.Errorf("namespace %d: lo up is %v", i, up)
+					}
+					if got := inode(t, "/proc/self/ns/net"); got != host {
+						t.Errorf("the process appears to be in %s, want %s", got, host)
+					}
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+				if got := inode(t, thread); got != host {
+					t.Errorf("a pooled thread is in %s, want %s", got, host)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// The runtime makes threads while a function is in its namespace; none of them may be in it.
+func TestDoSharesItsNamespaceWithNoOtherThread(t *testing.T) {
+	t.Parallel()
+	path := netnstest.New(t)
+	var blocked sync.WaitGroup
+	defer blocked.Wait()
+	err := netns.Do(path, func() error {
+		r, w, err := pipe()
+		if err != nil {
+			return err
+		}
+		defer unix.Close(w) //nolint:errcheck // ends the readers
+		for range 20 {
+			blocked.Go(func() { _, _ = unix.Read(r, make([]byte, 1)) })
+		}
+		want := inode(t, path)
+		for range 50 {
+			runtime.Gosched()
+			tasks, err := filepath.Glob("/proc/self/task/*/ns/net")
+			if err != nil {
+				return err
+			}
+			for _, task := range tasks {
+				id, err := stat(task)
+				if err != nil || strings.Contains(task, fmt.Sprintf("/%d/ns", unix.Gettid())) {
+					continue
+				}
+				if id == want {
+					t.Errorf("%s is in the namespace as well", task)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func pipe() (r, w int, err error) {
+	var fds [2]int
+	err = unix.Pipe2(fds[:], unix.O_CLOEXEC)
+	return fds[0], fds[1], err
+}
+
+func TestDoEndsAThreadThatWasLeftElsewhere(t *testing.T) {
+	t.Parallel()
+	netnstest.New(t) // needs root
+	for range 20 {
+		err := netns.Do("", func() error { return unix.Unshare(unix.CLONE_NEWNET) })
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	host := inode(t, "/proc/self/ns/net")
+	var all sync.WaitGroup
+	for range 40 {
+		all.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			if got := inode(t, thread); got != host {
+				t.Errorf("a pooled thread is in %s, want %s", got, host)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func TestSame(t *testing.T) {
+	t.Parallel()
+	path, other := netnstest.New(t), netnstest.New(t)
+	bind := bindMount(t, path)
+	for _, tt := range []struct {
+		name, a, b string
+		want       bool
+	}{
+		{"a path and itself", path, path, true},
+		{"two names of one namespace", path, bind, true},
+		{"two namespaces", path, other, false},
+		{"a namespace and the caller's", "", path, false},
+		{"the caller's, named twice", "", "/proc/self/ns/net", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := netns.Same(tt.a, tt.b)
+			if err != nil || got != tt.want {
+				t.Errorf("got %v, %v, want %v", got, err, tt.want)
+			}
+		})
+	}
+}
+
+func TestIsHost(t *testing.T) {
+	t.Parallel()
+	path := netnstest.New(t)
+	check := func(name, path string, want bool) {
+		if got, err := netns.IsHost(path); err != nil || got != want {
+			t.Errorf("%s: got %v, %v, want %v", name, got, err, want)
+		}
+	}
+	check("this process", "/proc/self/ns/net", true)
+	if _, err := os.Stat("/proc/1/ns/net"); err == nil { // where it may be looked at
+		check("process 1", "/proc/1/ns/net", true)
+	}
+	check("the caller", "", true)
+	check("another namespace", path, false)
+	check("a mount of the node's", bindMount(t, "/proc/self/ns/net"), true)
+	err := netns.Do(path, func() error {
+		check("the caller elsewhere", "", false)
+		check("this process, seen from elsewhere", "/proc/self/ns/net", true)
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// A process without privileges may work where it is, is refused elsewhere, and gets what isolation there is.
+// It is this test binary, run by another user.
+func TestWithoutPrivileges(t *testing.T) {
+	if os.Getenv("NETNS_TEST_UNPRIVILEGED") == "" {
+		netnstest.New(t) // needs root
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestWithoutPrivileges$", "-test.v")
+		cmd.Dir = "/"
+		cmd.Env = append(os.Environ(), "NETNS_TEST_UNPRIVILEGED=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		out, err := cmd.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "--- PASS: TestWithoutPrivileges") {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	ran := 0
+	fn := func() error { ran++; return nil }
+	if err := netns.Do("", fn); err != nil || ran != 1 {
+		t.Errorf("Do: %v, run %d times", err, ran)
+	}
+	isolation, err := netns.DoIsolated("", []netns.Bind{{Source: "/dev/null", Target: "/etc/nsswitch.conf"}}, fn)
+	if err != nil || ran != 2 {
+		t.Errorf("DoIsolated: %v, run %d times", err, ran)
+	}
+	if !errors.Is(isolation, unix.EPERM) || !strings.Contains(fmt.Sprint(isolation), "making a mount namespace") {
+		t.Errorf("isolation: %v", isolation)
+	}
+	if host, err := netns.IsHost(""); err != nil || !host {
+		t.Errorf("IsHost: %v, %v", host, err)
+	}
+}

@@ -1,0 +1,323 @@
+package netns_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+)
+
+const nsswitch = "/etc/nsswitch.conf"
+
+func read(tb testing.TB, path string) string {
+	tb.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		tb.Error(err)
+	}
+	return string(text)
+}
+
+func tempFile(tb testing.TB, text string) string {
+	tb.Helper()
+	f, err := os.CreateTemp(tb.TempDir(), "file")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // a test
+	if _, err := f.WriteString(text); err != nil {
+		tb.Fatal(err)
+	}
+	return f.Name()
+}
+
+func TestDoIsolatedHidesAFileFromChildrenOnly(t *testing.T) {
+	path := netnstest.New(t)
+	host := read(t, nsswitch)
+	if host == "" {
+		t.Fatalf("%s is empty on this machine: nothing could be hidden", nsswitch)
+	}
+	mounts := read(t, "/proc/self/mountinfo")
+
+	isolation, err := netns.DoIsolated(path, []netns.Bind{{Source: os.DevNull, Target: nsswitch}}, func() error {
+		out, err := exec.CommandContext(t.Context(), "/bin/cat", nsswitch).CombinedOutput()
+		if err != nil || len(out) != 0 {
+			t.Errorf("the child reads %q, %v", out, err)
+		}
+		out, err = exec.CommandContext(t.Context(), "readlink", "/proc/self/ns/net").CombinedOutput()
+		if err != nil || !strings.Contains(string(out), fmt.Sprint(inode(t, path)[strings.Index(inode(t, path), ":")+1:])) {
+			t.Errorf("the child is in %s, %v, want %s", out, err, inode(t, path))
+		}
+		if got := elsewhere(func() string { return read(t, nsswitch) }); got != host {
+			t.Errorf("another thread reads %q", got)
+		}
+		if now := read(t, "/proc/self/mountinfo"); now != mounts {
+			t.Errorf("the node's mounts changed:\n%s", now)
+		}
+		return nil
+	})
+	if isolation != nil || err != nil {
+		t.Fatalf("isolation: %v, error: %v", isolation, err)
+	}
+	if now := read(t, "/proc/self/mountinfo"); now != mounts {
+		t.Errorf("the node's mounts changed:\n%s", now)
+	}
+	if got := read(t, nsswitch); got != host {
+		t.Errorf("the node reads %q", got)
+	}
+}
+
+// elsewhere runs fn on another thread.
+func elsewhere[T any](fn func() T) T {
+	result := make(chan T)
+	go func() { result <- fn() }()
+	return <-result
+}
+
+// A lock file over which the namespace is mounted is a lock per pod: held by someone on the node it is free in
+// the sandbox, and held in one pod it is free in the next.
+func TestDoIsolatedGivesEachNamespaceItsOwnLock(t *testing.T) {
+	t.Parallel()
+	lock := tempFile(t, "")
+	node, err := tryLock(lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer node.Close() //nolint:errcheck // a test
+
+	pod, other := bindMount(t, netnstest.New(t)), bindMount(t, netnstest.New(t))
+	in := func(path string, fn func() error) {
+		isolation, err := netns.DoIsolated(path, []netns.Bind{{Source: path, Target: lock}}, fn)
+		if isolation != nil || err != nil {
+			t.Errorf("isolation: %v, error: %v", isolation, err)
+		}
+	}
+	childLocks := func(want bool) func() error {
+		return func() error {
+			out, err := exec.CommandContext(t.Context(), "flock", "--nonblock", lock, "true").CombinedOutput()
+			if (err == nil) != want {
+				t.Errorf("locking in a child: %v %s, want success %v", err, out, want)
+			}
+			return nil
+		}
+	}
+	_ = childLocks(false)()
+	in(pod, childLocks(true))
+	in(pod, func() error {
+		held, err := tryLock(lock)
+		if err != nil {
+			return err
+		}
+		defer held.Close() //nolint:errcheck // a test
+		in(pod, childLocks(false))
+		in(other, childLocks(true))
+		return nil
+	})
+}
+
+func tryLock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return f, unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+}
+
+func TestDoIsolatedTakesASourceForWhatItMeantToTheCaller(t *testing.T) {
+	t.Parallel()
+	pod, target := netnstest.New(t), tempFile(t, "")
+	// The thread's own namespace: on the new thread, or in the new mount namespace, it could be another.
+	isolation, err := netns.DoIsolated(pod, []netns.Bind{{Source: thread, Target: target}}, func() error {
+		if got, want := inode(t, target), inode(t, "/proc/self/ns/net"); got != want {
+			t.Errorf("mounted is %s, want %s", got, want)
+		}
+		return nil
+	})
+	if isolation != nil || err != nil {
+		t.Fatalf("isolation: %v, error: %v", isolation, err)
+	}
+}
+
+func TestDoIsolatedRefusesASourceThatBecameAnotherFile(t *testing.T) {
+	t.Parallel()
+	path, target := netnstest.New(t), tempFile(t, "hidden")
+	// A file of the calling thread; looked up again, it is one of the new thread.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	bind := netns.Bind{Source: "/proc/thread-self/comm", Target: target}
+	isolation, err := netns.DoIsolated(path, []netns.Bind{bind}, func() error {
+		if got := read(t, target); got != "hidden" {
+			t.Errorf("the target reads %q", got)
+		}
+		return nil
+	})
+	if err != nil || !strings.Contains(fmt.Sprint(isolation), "the source has become another file") {
+		t.Fatalf("isolation: %v, error: %v", isolation, err)
+	}
+}
+
+// Where the node's mounts are shared, as systemd makes them, a mount in a copy of the mount namespace appears
+// on the node unless the copy is cut off. This test binary runs again on such a node.
+func TestDoIsolatedMountsNothingOnANodeWithSharedMounts(t *testing.T) {
+	netnstest.New(t) // needs root
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := `mount --make-rshared / && exec "$0" -test.v -test.failfast -test.run='^TestDoIsolatedHidesAFile|^TestNothingIsLeft$/^DoIsolated$'`
+	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "sh", "-c", again, self)
+	cmd.Env = append(os.Environ(), "GOCOVERDIR="+t.TempDir())
+	out, err := cmd.CombinedOutput()
+	if err != nil || strings.Count(string(out), "--- PASS: Test") != 3 {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+func TestDoIsolatedRunsTheFunctionWithWhatIsolationThereIs(t *testing.T) {
+	t.Parallel()
+	path := netnstest.New(t)
+	source, target := tempFile(t, "mounted"), tempFile(t, "hidden")
+	absent := filepath.Join(t.TempDir(), "absent")
+	binds := []netns.Bind{
+		{Source: absent, Target: target},
+		{Source: source, Target: absent},
+		{Source: source, Target: t.TempDir()},
+		{Source: source, Target: target},
+	}
+	no := errors.New("no")
+	isolation, err := netns.DoIsolated(path, binds, func() error {
+		if got := read(t, target); got != "mounted" {
+			t.Errorf("the bind that could be made reads %q", got)
+		}
+		return no
+	})
+	if err != no { //nolint:errorlint // the very error
+		t.Errorf("error: %v, want %v", err, no)
+	}
+	if !errors.Is(isolation, fs.ErrNotExist) || !errors.Is(isolation, unix.ENOTDIR) {
+		t.Errorf("isolation: %v", isolation)
+	}
+	for _, want := range []string{
+		fmt.Sprintf("opening %q to mount it over %q: no such file", absent, target),
+		fmt.Sprintf("mounting %q over %q: no such file", source, absent),
+		fmt.Sprintf("mounting %q over %q: not a directory", source, binds[2].Target),
+	} {
+		if !strings.Contains(fmt.Sprint(isolation), want) {
+			t.Errorf("isolation does not say %q:\n%v", want, isolation)
+		}
+	}
+	if got := read(t, target); got != "hidden" {
+		t.Errorf("the node reads %q", got)
+	}
+}
+
+func TestNothingIsLeft(t *testing.T) {
+	// Not parallel: it counts what the process has.
+	path := netnstest.New(t)
+	lock := tempFile(t, "")
+	binds := []netns.Bind{{Source: path, Target: lock}, {Source: os.DevNull, Target: nsswitch}}
+	do := func() error { return netns.Do(path, func() error { return nil }) }
+	isolated := func() error {
+		isolation, err := netns.DoIsolated(path, binds, func() error { return nil })
+		return errors.Join(isolation, err)
+	}
+	failing := func() error {
+		_ = netns.Do(path, func() error { panic("boom") })
+		_, _ = netns.DoIsolated(path, []netns.Bind{{Source: "/absent", Target: lock}, {Source: lock, Target: "/absent"}},
+			func() error { panic("boom") })
+		_ = netns.Do("/proc/self/ns/user", nil)
+		_ = netns.Do(lock, nil)
+		return nil
+	}
+	for name, fn := range map[string]func() error{"Do": do, "DoIsolated": isolated, "failing calls": failing} {
+		t.Run(name, func(t *testing.T) {
+			const slack = 5 // threads that the runtime makes when it likes
+			var all sync.WaitGroup
+			files, mounts := count(t, "/proc/self/fd"), read(t, "/proc/self/mountinfo")
+			for range 50 {
+				all.Go(func() {
+					if err := fn(); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			all.Wait()
+			threads := count(t, "/proc/self/task")
+			for range 200 {
+				if err := fn(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if now := read(t, "/proc/self/mountinfo"); now != mounts {
+				t.Errorf("the node's mounts changed from\n%s\nto\n%s", mounts, now)
+			}
+			if now := count(t, "/proc/self/fd"); now != files {
+				t.Errorf("open files: %d, before: %d", now, files)
+			}
+			eventually(t, func() string { return strays(t) })
+			eventually(t, func() string {
+				if now := count(t, "/proc/self/task"); now > threads+slack {
+					return fmt.Sprintf("threads: %d, before: %d", now, threads)
+				}
+				return ""
+			})
+		})
+	}
+}
+
+// strays names threads that are in other namespaces than the process.
+func strays(tb testing.TB) string {
+	tb.Helper()
+	var found []string
+	for _, kind := range []string{"net", "mnt"} {
+		own := inode(tb, "/proc/self/ns/"+kind)
+		tasks, err := filepath.Glob("/proc/self/task/*/ns/" + kind)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		for _, task := range tasks {
+			if id, err := stat(task); err == nil && id != own {
+				found = append(found, task)
+			}
+		}
+	}
+	return strings.Join(found, " ")
+}
+
+func count(tb testing.TB, dir string) int {
+	tb.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return len(entries)
+}
+
+// eventually waits until problem finds none.
+func eventually(tb testing.TB, problem func() string) {
+	tb.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		text := problem()
+		if text == "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			tb.Errorf("still: %s", text)
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}

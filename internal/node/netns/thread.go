@@ -1,0 +1,54 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+
+	"golang.org/x/sys/unix"
+)
+
+// errEnded is the outcome of a function that ended its goroutine instead of returning.
+var errEnded = errors.New("running in a network namespace: the function called runtime.Goexit")
+
+// onThread runs fn on a locked thread and waits for it. A thread that fn does not call reusable is ended
+// with its goroutine, as is one on which fn did not return.
+//
+// The process's first thread is never used. The runtime cannot end it, and /proc/self shows its namespaces as
+// those of the whole process: anyone who looks there meanwhile would take the pod's network for the node's.
+func onThread(fn func() (reusable bool, err error)) error {
+	done := make(chan error, 1)
+	go func() {
+		err := errEnded
+		defer func() { done <- err }()
+
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// While this goroutine keeps the first thread occupied, the next one gets another.
+			err = onThread(fn)
+			runtime.UnlockOSThread()
+			return
+		}
+		// Goexit in fn leaves both as they are.
+		var reusable bool
+		if reusable, err = fn(); reusable {
+			runtime.UnlockOSThread()
+		}
+	}()
+	return <-done
+}
+
+// guard runs fn and turns a panic into an error.
+func guard(fn func() error) (err error) {
+	defer func() {
+		switch p := recover().(type) {
+		case nil:
+		case error:
+			err = fmt.Errorf("panic in a network namespace: %w\n%s", p, debug.Stack())
+		default:
+			err = fmt.Errorf("panic in a network namespace: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return fn()
+}

@@ -1,0 +1,66 @@
+package pluginlog
+
+import (
+	"fmt"
+	"log/slog"
+	"math"
+)
+
+// Level is the lowest level that is logged. The zero value is info. Where slog wants one of its own, LevelFatal.Level()
+// is it.
+type Level slog.Level
+
+// The levels a stanza may name. LevelFatal is for the record of a failure nothing can follow; LevelNone admits no
+// record at all.
+const (
+	LevelDebug = Level(slog.LevelDebug)
+	LevelInfo  = Level(slog.LevelInfo)
+	LevelWarn  = Level(slog.LevelWarn)
+	LevelError = Level(slog.LevelError)
+	LevelFatal = Level(12)
+	LevelNone  = Level(math.MaxInt)
+)
+
+// ParseLevel reads the value of plugin_log_level. An empty value is info. So is an unknown one, with an error that the
+// caller logs: the reference takes it for "none" and then says nothing about anything.
+func ParseLevel(s string) (Level, error) {
+	switch s {
+	case "debug":
+		return LevelDebug, nil
+	case "", "info":
+		return LevelInfo, nil
+	case "warn":
+		return LevelWarn, nil
+	case "error":
+		return LevelError, nil
+	case "fatal":
+		return LevelFatal, nil
+	case "none":
+		return LevelNone, nil
+	default:
+		return LevelInfo, fmt.Errorf("parsing log level %q: want one of debug, info, warn, error, fatal, none", s)
+	}
+}
+
+// Level returns the level as log/slog counts it, which makes a Level a slog.Leveler.
+func (l Level) Level() slog.Level {
+	return slog.Level(l)
+}
+
+// String returns the name of the level. A level between two named ones has the name of the lower.
+func (l Level) String() string {
+	switch {
+	case l < LevelInfo:
+		return "debug"
+	case l < LevelWarn:
+		return "info"
+	case l < LevelError:
+		return "warn"
+	case l < LevelFatal:
+		return "error"
+	case l < LevelNone:
+		return "fatal"
+	default:
+		return "none"
+	}
+}

@@ -1,0 +1,228 @@
+package pluginlog
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"strings"
+	"testing"
+	"testing/slogtest"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestHandlerObeysSlog(t *testing.T) {
+	var stderr bytes.Buffer
+	slogtest.Run(t, func(*testing.T) slog.Handler {
+		stderr.Reset()
+		return New(Options{Stderr: &stderr, Now: clock}).Logger().Handler()
+	}, func(t *testing.T) map[string]any {
+		t.Helper()
+		record := decode(t, stderr.String())
+		if strings.HasSuffix(t.Name(), "/zero-time") {
+			// Here the protocol wins over slog: the agent drops a record without a time.
+			if record["time"] != clock().UTC().Format(timeLayout) {
+				t.Errorf("record of the zero time has time %v", record["time"])
+			}
+			delete(record, "time")
+		}
+		return nested(record)
+	})
+}
+
+// nested turns dotted keys into the objects slogtest looks for.
+func nested(record map[string]any) map[string]any {
+	tree := make(map[string]any)
+	for key, value := range record {
+		at := tree
+		path := strings.Split(key, ".")
+		for _, group := range path[:len(path)-1] {
+			if at[group] == nil {
+				at[group] = make(map[string]any)
+			}
+			at = at[group].(map[string]any)
+		}
+		at[path[len(path)-1]] = value
+	}
+	return tree
+}
+
+type (
+	badMarshaler  struct{}
+	panicking     struct{}
+	torturedError struct{ *int }
+	secretive     struct{ token string }
+)
+
+func (badMarshaler) MarshalJSON() ([]byte, error) { return []byte("{\n\"a\" : \"\xff\"\n}"), nil }
+func (panicking) MarshalJSON() ([]byte, error)    { panic("cannot") }
+func (e torturedError) Error() string             { return fmt.Sprint(*e.int) }
+func (secretive) LogValue() slog.Value            { return slog.StringValue("redacted") }
+
+func TestAttributes(t *testing.T) {
+	long := strings.Repeat("é", maxText)
+	for _, c := range []struct {
+		name string
+		log  func(*slog.Logger)
+		want string // what follows the message
+	}{
+		{"own_keys_cannot_be_overwritten", func(l *slog.Logger) {
+			l.Info("m", "level", "none", "time", 1, "msg", "x", "scope", "y", "LEVEL", 2, "m\u017fg", 3)
+		}, `"attr.level":"none","attr.time":1,"attr.msg":"x","attr.scope":"y","attr.LEVEL":2,"attr.` + "m\u017f" + `g":3`},
+		{"own_keys_are_free_within_a_group", func(l *slog.Logger) { l.WithGroup("g").Info("m", "level", 1) }, `"g.level":1`},
+		{"inlined_groups_do_not_lead_around_own_keys", func(l *slog.Logger) {
+			l.Info("m", slog.Group("", slog.String("time", "x")))
+		}, `"attr.time":"x"`},
+		{"last_of_a_key_wins", func(l *slog.Logger) { l.With("a", 1, "b", 2).Info("m", "a", 3) }, `"a":3,"b":2`},
+		{"last_of_a_flattened_key_wins", func(l *slog.Logger) {
+			l.With("g.a", 1).Info("m", slog.Group("g", slog.Int("a", 2)))
+		}, `"g.a":2`},
+		{"siblings_do_not_share_attributes", func(l *slog.Logger) {
+			parent := l.With("a", 1, "b", 2, "c", 3)
+			one, other := parent.With("d", 4), parent.With("e", 5)
+			_ = one
+			other.Info("m")
+		}, `"a":1,"b":2,"c":3,"e":5`},
+		{"groups_nest", func(l *slog.Logger) {
+			l.WithGroup("a").With("x", 1).WithGroup("b").Info("m", slog.Group("c", slog.Int("y", 2)))
+		}, `"a.x":1,"a.b.c.y":2`},
+		{"unnamed_group_is_none", func(l *slog.Logger) { l.WithGroup("").Info("m", "a", 1) }, `"a":1`},
+		{"empty_groups_and_attributes_are_left_out", func(l *slog.Logger) {
+			l.Info("m", slog.Group("g"), slog.Attr{}, slog.Int("a", 1))
+		}, `"a":1`},
+		{"odd_arguments_are_kept", func(l *slog.Logger) { l.Info("m", []any{"a"}...) }, `"!BADKEY":"a"`},
+		{"invalid_utf8_is_replaced", func(l *slog.Logger) {
+			l.Info("m", "k\xff", "v\xc3(", "b", badMarshaler{})
+		}, `"k` + "\uFFFD" + `":"v\ufffd(","b":{"a":"` + "\uFFFD" + `"}`},
+		{"lines_stay_lines", func(l *slog.Logger) { l.Info("m", "k\n", "a\r\nb") }, `"k\n":"a\r\nb"`},
+		{"numbers_without_json_become_text", func(l *slog.Logger) {
+			l.Info("m", "nan", math.NaN(), "inf", math.Inf(1))
+		}, `"nan":"!ERROR: json: unsupported value: NaN","inf":"!ERROR: json: unsupported value: +Inf"`},
+		{"values_without_json_become_text", func(l *slog.Logger) {
+			l.Info("m", "c", make(chan int))
+		}, `"c":"!ERROR: json: unsupported type: chan int"`},
+		{"times_without_json_become_text", func(l *slog.Logger) {
+			l.Info("m", "t", time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC))
+		}, `"t":"!ERROR: json: error calling MarshalJSON for type time.Time: Time.MarshalJSON: year outside of range [0,9999]"`},
+		{"panics_become_text", func(l *slog.Logger) {
+			l.Info("m", "p", panicking{}, "e", torturedError{})
+		}, `"p":"!PANIC: cannot","e":"!PANIC: runtime error: invalid memory address or nil pointer dereference"`},
+		{"values_that_hide_themselves_stay_hidden", func(l *slog.Logger) {
+			l.Info("m", "credential", secretive{"x"})
+		}, `"credential":"redacted"`},
+		{"joined_errors_are_text", func(l *slog.Logger) {
+			l.Info("m", "error", errors.Join(errors.New("a"), errors.New("b")))
+		}, `"error":"a\nb"`},
+		{"long_text_is_cut", func(l *slog.Logger) { l.Info("m", "a", long) }, `"a":"` + long[:maxText] +
+			fmt.Sprintf(`... (%d more bytes)"`, maxText)},
+		{"long_values_are_cut", func(l *slog.Logger) {
+			l.Info("m", "a", []string{strings.Repeat("x", maxText)})
+		}, `"a":"[\"` + strings.Repeat("x", maxText-2) + `... (4 more bytes)"`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var stderr bytes.Buffer
+			c.log(New(Options{Stderr: &stderr, Now: clock}).Logger())
+			want := `{"level":"info","time":"2026-05-04T03:02:01.000001Z","msg":"m",` + c.want + "}\n"
+			if diff := cmp.Diff(want, stderr.String()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			decode(t, stderr.String())
+		})
+	}
+}
+
+func TestLongMessageIsCutBetweenCharacters(t *testing.T) {
+	var stderr bytes.Buffer
+	New(Options{Stderr: &stderr}).Logger().Info("x" + strings.Repeat("é", maxText)) //nolint:sloglint // not a constant on purpose
+	msg, _ := decode(t, stderr.String())["msg"].(string)
+	want := "x" + strings.Repeat("é", maxText/2-1) + "\uFFFD" + fmt.Sprintf("... (%d more bytes)", maxText+1)
+	if msg != want {
+		t.Errorf("message ends in %q", msg[len(msg)-40:])
+	}
+}
+
+func TestLevelsBetweenTheNamedOnesHaveTheLowerName(t *testing.T) {
+	for level, want := range map[slog.Level]string{-8: "debug", -4: "debug", -1: "debug", 0: "info", 2: "info", 4: "warn",
+		8: "error", 11: "error", 12: "fatal", 100: "fatal"} {
+		if got := Level(level).String(); got != want {
+			t.Errorf("level %d is %q, want %q", level, got, want)
+		}
+	}
+}
+
+func FuzzRecordIsOneJSONLine(f *testing.F) {
+	f.Add("pod captured", "pod", "shop/cart-0", []byte(`{"a":[1,2]}`), 0.5, 0)
+	f.Add("two\nlines", "level", "none", []byte("{\"a\":\n\"\xff\"}"), math.NaN(), 8)
+	f.Add("\xff\xfe", "Time", "\u2028\x00", []byte(`"`), math.Inf(-1), -4)
+	f.Add("", "", "", []byte(nil), 1e300, 13)
+	f.Fuzz(func(t *testing.T, msg, key, text string, raw []byte, number float64, level int) {
+		var stderr bytes.Buffer
+		l := New(Options{Stderr: &stderr, Level: Level(math.MinInt), Scope: text, Now: clock})
+		log := l.Logger().With(key, text).WithGroup(key).With(key, number)
+		log.Log(context.Background(), slog.Level(level), msg, key, json.RawMessage(raw), //nolint:sloglint // any message
+			slog.Group(text, slog.Any(key, map[string]any{key: text})), slog.Any("bytes", raw))
+		line := stderr.String()
+		if strings.Count(line, "\n") != 1 || !strings.HasSuffix(line, "}\n") {
+			t.Fatalf("not one line: %q", line)
+		}
+		if !utf8.ValidString(line) {
+			t.Fatalf("not UTF-8: %q", line)
+		}
+		var own struct{ Level, Time, Msg string }
+		if err := json.Unmarshal([]byte(line), &own); err != nil {
+			t.Fatalf("not JSON: %v: %q", err, line)
+		}
+		if own.Level != Level(level).String() || own.Time != "2026-05-04T03:02:01.000001Z" {
+			t.Fatalf("own keys overwritten: %q", line)
+		}
+		if utf8.ValidString(msg) && len(msg) <= maxText && own.Msg != msg {
+			t.Fatalf("message %q became %q", msg, own.Msg)
+		}
+		if key := repeatedKey(t, line); key != "" {
+			t.Fatalf("key %q twice: %q", key, line)
+		}
+		body, err := relayBody([]record{{level: Level(level), line: []byte(line)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var lines []string
+		if err := json.Unmarshal(body, &lines); err != nil || len(lines) != 1 {
+			t.Fatalf("relay body %q: %v", body, err)
+		}
+		if Level(level) < LevelFatal && lines[0] != line {
+			t.Fatalf("relayed %q as %q", line, lines[0])
+		}
+	})
+}
+
+// repeatedKey returns a key that the object of the line has twice.
+func repeatedKey(t *testing.T, line string) string {
+	t.Helper()
+	dec := json.NewDecoder(strings.NewReader(line))
+	if _, err := dec.Token(); err != nil {
+		t.Fatal(err)
+	}
+	seen := make(map[string]bool)
+	for dec.More() {
+		token, err := dec.Token()
+		if err != nil {
+			t.Fatal(err)
+		}
+		key := token.(string)
+		if seen[key] {
+			return key
+		}
+		seen[key] = true
+		var value json.RawMessage
+		if err := dec.Decode(&value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return ""
+}

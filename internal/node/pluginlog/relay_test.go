@@ -1,0 +1,284 @@
+package pluginlog
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// agent receives the relayed records by the rules of the reference's node agent.
+type agent struct {
+	dir string
+
+	mu       sync.Mutex
+	requests []relayed
+}
+
+// relayed is one request: its lines as sent, and the records of them that the agent would log again.
+type relayed struct {
+	method, host, path, contentType string
+	lines                           []string
+	kept                            []map[string]any
+}
+
+func startAgent(t *testing.T) *agent {
+	t.Helper()
+	a := &agent{dir: runDir(t)}
+	serveHTTP(t, a.dir, a)
+	return a
+}
+
+func serveHTTP(t *testing.T, dir string, h http.Handler) {
+	t.Helper()
+	server := &http.Server{Handler: h, ReadHeaderTimeout: generous}
+	listener := listen(t, dir)
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+}
+
+func listen(t *testing.T, dir string) net.Listener {
+	t.Helper()
+	var config net.ListenConfig
+	listener, err := config.Listen(t.Context(), "unix", filepath.Join(dir, socketName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	return listener
+}
+
+func (a *agent) ServeHTTP(_ http.ResponseWriter, r *http.Request) {
+	got := relayed{method: r.Method, host: r.Host, path: r.URL.Path, contentType: r.Header.Get("Content-Type")}
+	body, err := io.ReadAll(r.Body)
+	if err == nil && json.Unmarshal(body, &got.lines) == nil {
+		for _, line := range got.lines {
+			if record, ok := accept(line); ok {
+				got.kept = append(got.kept, record)
+			}
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.requests = append(a.requests, got)
+}
+
+// accept is the reference's test of a record: message, level and time can be read, and the level is one of four.
+func accept(line string) (map[string]any, bool) {
+	var record map[string]any
+	if json.Unmarshal([]byte(line), &record) != nil {
+		return nil, false
+	}
+	_, hasMessage := record["msg"].(string)
+	level, _ := record["level"].(string)
+	at, _ := record["time"].(string)
+	_, err := time.Parse(time.RFC3339Nano, at)
+	known := level == "debug" || level == "info" || level == "warn" || level == "error"
+	return record, hasMessage && known && err == nil
+}
+
+func (a *agent) all() []relayed {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.requests
+}
+
+// only returns the one request there must have been.
+func (a *agent) only(t *testing.T) relayed {
+	t.Helper()
+	requests := a.all()
+	if len(requests) != 1 {
+		t.Fatalf("%d requests, want one", len(requests))
+	}
+	if r := requests[0]; len(r.kept) != len(r.lines) {
+		t.Errorf("the agent would drop some of %q", r.lines)
+	}
+	return requests[0]
+}
+
+func TestFailingRelayIsToldOnStderrAndHurtsNothingElse(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		start func(t *testing.T, dir string)
+		want  string // in the warning; empty means there is none
+	}{
+		{"no_socket", func(*testing.T, string) {}, ""},
+		{"stale_regular_file", func(t *testing.T, dir string) { t.Helper(); put(t, dir, socketName, "") }, "connection refused"},
+		{"stale_socket", staleSocket, "connection refused"},
+		{"answers_500", answer(http.StatusInternalServerError), "500 Internal Server Error"},
+		{"answers_204", answer(http.StatusNoContent), "204 No Content"},
+		{"answers_with_a_redirection", answer(http.StatusTemporaryRedirect), "307 Temporary Redirect"},
+		{"hangs_up", talkTo(func(c net.Conn) { _ = c.Close() }), socketName},
+		{"speaks_another_protocol", reply("SSH-2.0-OpenSSH\r\n"), "malformed HTTP"},
+		{"hangs_up_within_its_answer", reply("HTTP/1.1 200 O"), "unexpected EOF"},
+		{"answers_without_end", talkTo(func(c net.Conn) {
+			go func() { _, _ = io.Copy(io.Discard, c) }()
+			_, err := c.Write([]byte("HTTP/1.1 200 OK\r\nA: "))
+			for err == nil {
+				_, err = c.Write(bytes.Repeat([]byte("x"), 4096))
+			}
+		}), "unexpected EOF"},
+		{"answers_200_with_a_body_that_never_ends", talkTo(func(c net.Conn) {
+			_, _ = c.Write([]byte("HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\nx"))
+			_, _ = io.Copy(io.Discard, c)
+		}), ""},
+	} {
+		t.Run(c.name, func(t *testing.T) { relayThrough(t, c.start, c.want, generous) })
+	}
+}
+
+func TestHangingRelayIsGivenUp(t *testing.T) {
+	for name, start := range map[string]func(t *testing.T, dir string){
+		"never_accepts":             func(t *testing.T, dir string) { t.Helper(); listen(t, dir) },
+		"accepts_and_reads_nothing": talkTo(func(net.Conn) {}),
+		"reads_and_never_answers":   talkTo(func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }),
+		"answers_a_byte_at_a_time":  talkTo(drip),
+	} {
+		t.Run(name, func(t *testing.T) { relayThrough(t, start, socketName, DefaultPatience) })
+	}
+}
+
+// relayThrough closes a log whose records are together more than a socket holds, and looks for what stderr tells of it.
+func relayThrough(t *testing.T, start func(t *testing.T, dir string), want string, patience time.Duration) {
+	t.Helper()
+	dir := runDir(t)
+	start(t, dir)
+	var stderr syncBuffer
+	l := New(Options{Stderr: &stderr, RunDir: dir, Patience: patience})
+	const records = 30
+	for range records {
+		l.Logger().Info("record", "text", strings.Repeat("x", 8000))
+	}
+	closeLog(t, l)
+	if want == "" {
+		if got := len(messages(t, stderr.String())); got != records {
+			t.Errorf("stderr has %d records more than it should", got-records)
+		}
+	} else {
+		eventually(t, "stderr tells "+want, func() bool { return strings.Contains(stderr.String(), want) })
+		told := decode(t, lastLine(stderr.String()))
+		if told["level"] != "warn" || told["sink"] == nil {
+			t.Errorf("stderr tells %v", told)
+		}
+	}
+	eventually(t, "the file has all records", func() bool {
+		content, _ := os.ReadFile(filepath.Join(dir, fileName)) //nolint:gosec // a test's own file
+		return bytes.Count(content, []byte("\n")) == records
+	})
+	eventually(t, "no goroutine is left", func() bool { return len(leftBehind()) == 0 })
+}
+
+func lastLine(lines string) string {
+	return lines[strings.LastIndex(strings.TrimSuffix(lines, "\n"), "\n")+1:]
+}
+
+func staleSocket(t *testing.T, dir string) {
+	t.Helper()
+	listener := listen(t, dir).(*net.UnixListener)
+	listener.SetUnlinkOnClose(false)
+	_ = listener.Close()
+}
+
+// answer reads requests and answers them with a status.
+func answer(code int) func(*testing.T, string) {
+	return func(t *testing.T, dir string) {
+		t.Helper()
+		serveHTTP(t, dir, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			w.Header().Set("Location", "http://unix/elsewhere")
+			w.WriteHeader(code)
+		}))
+	}
+}
+
+func TestFailedSinksAreNotToldBelowTheLevel(t *testing.T) {
+	dir := runDir(t)
+	staleSocket(t, dir)
+	var stderr bytes.Buffer
+	l := New(Options{Stderr: &stderr, RunDir: dir, Level: LevelError, Patience: generous})
+	l.Logger().Error("e")
+	closeLog(t, l)
+	if got := messages(t, stderr.String()); len(got) != 1 {
+		t.Errorf("stderr has %q", got)
+	}
+}
+
+// reply reads a request, says the text and hangs up.
+func reply(text string) func(*testing.T, string) {
+	return talkTo(func(c net.Conn) {
+		r, err := http.ReadRequest(bufio.NewReader(c))
+		if err == nil {
+			_, _ = io.Copy(io.Discard, r.Body)
+		}
+		_, _ = c.Write([]byte(text))
+		_ = c.Close()
+	})
+}
+
+// talkTo accepts connections and lets each be served until the test ends.
+func talkTo(serve func(net.Conn)) func(*testing.T, string) {
+	return func(t *testing.T, dir string) {
+		t.Helper()
+		listener := listen(t, dir)
+		go func() {
+			for {
+				conn, err := listener.Accept()
+				if err != nil {
+					return
+				}
+				t.Cleanup(func() { _ = conn.Close() })
+				go serve(conn)
+			}
+		}()
+	}
+}
+
+// drip answers rightly, but would take a minute for it.
+func drip(c net.Conn) {
+	go func() { _, _ = io.Copy(io.Discard, c) }()
+	for _, letter := range "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX: " + strings.Repeat("x", 600) + "\r\n\r\n" {
+		if _, err := c.Write([]byte(string(letter))); err != nil {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// leftBehind returns the stacks of the goroutines that run code of a log.
+func leftBehind() []string {
+	buf := make([]byte, 1<<20)
+	var left []string
+	for _, stack := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+		for _, mark := range []string{"pluginlog.(*Log)", "pluginlog.(*stream)", "pluginlog.rollingFile", "pluginlog.relay("} {
+			if strings.Contains(stack, mark) {
+				left = append(left, stack)
+				break
+			}
+		}
+	}
+	return left
+}
+
+func BenchmarkInvocation(b *testing.B) {
+	for name, dir := range map[string]string{"stderr_only": "", "file": b.TempDir()} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				l := New(Options{Stderr: io.Discard})
+				l.Configure(dir, LevelInfo)
+				for range 10 {
+					l.Logger().Info("pod captured", "pod", "shop/cart-0", "namespace", "shop", "capture", true)
+				}
+				l.Close()
+			}
+		})
+	}
+}

@@ -1,0 +1,60 @@
+package route
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+// The netlink package's functions open a socket for each request, on the calling thread and so in its namespace. A
+// netlink.Handle would keep one, but nothing here asks often enough to gain from it.
+
+// complete repeats a listing that something changed under (NLM_F_DUMP_INTR, linux/netlink.h) or a signal interrupted:
+// what it has then may lack entries.
+func complete[T any](list func() (T, error)) (T, error) {
+	const attempts = 5
+	for attempt := 1; ; attempt++ {
+		result, err := list()
+		again := errors.Is(err, netlink.ErrDumpInterrupted) || errors.Is(err, unix.EINTR)
+		if !again || attempt == attempts {
+			return result, err
+		}
+	}
+}
+
+// explain adds to a refusal what the kernel means by it and what helps.
+func explain(f ruleset.Family, err error) error {
+	switch {
+	case errors.Is(err, unix.ENETDOWN):
+		return fmt.Errorf("%w: lo is down; bring it up first: ip link set lo up", err)
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%w: CAP_NET_ADMIN is needed in the namespace", err)
+	case f != ruleset.IPv6:
+		return err
+	}
+	if cause := v6Off("/proc/sys/net/ipv6"); cause != "" {
+		return fmt.Errorf("%w: %s", err, cause)
+	}
+	return err
+}
+
+// v6Off says why lo has no IPv6 in the calling thread's namespace and what helps, or nothing.
+func v6Off(sysctls string) string {
+	if _, err := os.Stat(sysctls); err != nil {
+		return "the kernel has no IPv6 (it may have been started with ipv6.disable=1); " +
+			"turn it on or redirect IPv4 only"
+	}
+	// The kernel acts on the interface's own setting; writing to "all" sets those of the interfaces.
+	value, err := os.ReadFile(filepath.Join(sysctls, "conf/lo/disable_ipv6"))
+	if err == nil && strings.TrimSpace(string(value)) == "1" {
+		return "IPv6 is disabled on lo; set net.ipv6.conf.lo.disable_ipv6=0 in the namespace or redirect IPv4 only"
+	}
+	return ""
+}

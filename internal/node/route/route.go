@@ -1,0 +1,202 @@
+// Package route sets up what redirection needs of a network namespace beside rules: the address ::6 on lo, from
+// which the proxy speaks to the app in IPv6, and for TPROXY a policy rule and a route that deliver marked packets
+// locally, whatever their destination.
+//
+//	marked packet -> rule "fwmark MARK lookup TABLE" -> route "local default dev lo" in TABLE -> the proxy's socket
+//
+// It promises that Apply may be repeated and leaves exactly one of each, that Check is silent exactly when Apply has
+// nothing to do, that Remove takes away those and nothing else, and that Check, Leftovers and Addresses write nothing.
+//
+// It never touches a rule with any other selector, a route of any other shape, another address, or the state of a
+// link. All of it happens in the network namespace of the calling thread: run it inside netns.Do.
+//
+// Start reading at [Want] and [Apply].
+package route
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+// Want is what redirection needs in one namespace. Its zero value needs nothing.
+type Want struct {
+	// PassthroughV6 asks for ::6/128 on lo.
+	PassthroughV6 bool
+	// Policy has an entry for each family in which marked packets are to be delivered locally.
+	Policy []Policy
+}
+
+// A Policy delivers the packets of one family that carry Mark locally, through Table. A namespace can have several.
+type Policy struct {
+	Family      ruleset.Family
+	Mark, Table uint32
+}
+
+// For gives what a routing asks for.
+func For(r redirect.Routing) Want {
+	w := Want{PassthroughV6: r.PassthroughV6}
+	for _, f := range r.MarkFamilies {
+		w.Policy = append(w.Policy, Policy{Family: f, Mark: r.Mark, Table: r.Table})
+	}
+	return w
+}
+
+// Apply makes the namespace have what w wants, once each. A rule that is there at another priority is kept if it comes
+// before the main table, where alone it has an effect; further ones are removed.
+//
+// A policy's rule is the last thing made for it, so a marked packet never meets an empty table. What fails for one
+// family or kind does not keep the others from being made; the error names all that failed.
+func Apply(w Want) error {
+	return w.each(
+		loopback.addPassthrough,
+		func(lo loopback, p Policy) error {
+			if err := p.addRoute(lo); err != nil {
+				return err
+			}
+			return p.addRule()
+		},
+	)
+}
+
+// Remove takes away what w wants, including repetitions. What is absent already is as good as removed.
+func Remove(w Want) error {
+	return w.each(
+		loopback.removePassthrough,
+		func(lo loopback, p Policy) error {
+			return errors.Join(p.removeRules(), p.removeRoutes(lo))
+		},
+	)
+}
+
+// Check says, in a sentence each, what keeps the namespace from being as Apply leaves it.
+func Check(w Want) (missing []string, err error) {
+	err = w.each(
+		func(lo loopback) error {
+			address, err := lo.checkPassthrough()
+			missing = append(missing, address...)
+			return err
+		},
+		func(lo loopback, p Policy) error {
+			route, routeErr := p.checkRoute(lo)
+			rule, ruleErr := p.checkRule()
+			missing = append(append(missing, route...), rule...)
+			return errors.Join(routeErr, ruleErr)
+		},
+	)
+	return missing, err
+}
+
+// Leftovers finds what an earlier configuration may have left, whatever marks and tables it used: policy rules that
+// select by a mark and nothing else, and lead to a table that holds "local default dev lo", holds nothing else, and is
+// led to by no other kind of rule; and ::6/128 on lo.
+//
+// These shapes are also those of anyone else's TPROXY in the namespace (Documentation/networking/tproxy.rst of Linux
+// proposes mark 1 and table 100); the caller says whether they are ours to remove.
+func Leftovers() (Want, error) {
+	lo, err := findLoopback()
+	if err != nil {
+		return Want{}, err
+	}
+	address, err := lo.findPassthrough()
+	if err != nil {
+		return Want{}, err
+	}
+	w := Want{PassthroughV6: address == passthrough}
+	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+		found, err := leftoverPolicies(lo, f)
+		if err != nil {
+			return Want{}, err
+		}
+		w.Policy = append(w.Policy, found...)
+	}
+	return w, nil
+}
+
+func leftoverPolicies(lo loopback, f ruleset.Family) ([]Policy, error) {
+	rules, err := listRules(f)
+	if err != nil {
+		return nil, err
+	}
+	var found []Policy
+	foreign := map[uint32]bool{} // tables that a rule of another shape leads to
+	for _, r := range rules {
+		p := Policy{Family: f, Mark: r.mark, Table: r.table}
+		switch {
+		case !r.plain() || p.validate() != nil:
+			foreign[r.table] = true
+		case !slices.Contains(found, p):
+			found = append(found, p)
+		}
+	}
+	if len(found) == 0 {
+		return nil, nil
+	}
+	routes, err := listRoutes(f, allTables)
+	if err != nil {
+		return nil, err
+	}
+	ours := map[uint32]bool{}
+	for _, r := range routes {
+		table := uint32(r.Table) //nolint:gosec // 32 bits in the kernel
+		if !lo.delivers(r) {
+			foreign[table] = true
+		}
+		ours[table] = true
+	}
+	return slices.DeleteFunc(found, func(p Policy) bool { return foreign[p.Table] || !ours[p.Table] }), nil
+}
+
+// each does one thing for the passthrough address, if it is wanted, then another for each policy, and joins what
+// fails. Nothing is done for an invalid w.
+func (w Want) each(address func(loopback) error, policy func(loopback, Policy) error) error {
+	if err := w.validate(); err != nil {
+		return err
+	}
+	if !w.PassthroughV6 && len(w.Policy) == 0 {
+		return nil
+	}
+	lo, err := findLoopback()
+	if err != nil {
+		return err
+	}
+	var problems []error
+	if w.PassthroughV6 {
+		problems = append(problems, address(lo))
+	}
+	for _, p := range w.Policy {
+		problems = append(problems, policy(lo, p))
+	}
+	return errors.Join(problems...)
+}
+
+func (w Want) validate() error {
+	var problems []error
+	for _, p := range w.Policy {
+		problems = append(problems, p.validate())
+	}
+	return errors.Join(problems...)
+}
+
+// validate refuses what would catch unmarked packets or make a table the namespace lives by deliver locally.
+func (p Policy) validate() error {
+	switch {
+	case p.Family != ruleset.IPv4 && p.Family != ruleset.IPv6:
+		return fmt.Errorf("checking policy %s: unknown family", p)
+	case p.Mark == 0:
+		return fmt.Errorf("checking policy %s: mark 0 is that of every unmarked packet", p)
+	case p.Table == unix.RT_TABLE_UNSPEC, p.Table >= unix.RT_TABLE_DEFAULT && p.Table <= unix.RT_TABLE_LOCAL:
+		return fmt.Errorf("checking policy %s: table %d is the kernel's", p, p.Table)
+	}
+	return nil
+}
+
+// String gives the policy's rule as ip rule prints it.
+func (p Policy) String() string {
+	return fmt.Sprintf("%q (%s)", fmt.Sprintf("fwmark %#x lookup %d", p.Mark, p.Table), p.Family)
+}

@@ -1,0 +1,231 @@
+package route
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+// Constants of linux/fib_rules.h.
+const (
+	actionLookup = 1          // FR_ACT_TO_TBL
+	unset        = ^uint32(0) // the value of a suppressor that is not set
+	wholeMark    = ^uint32(0) // the mask of a mark that is compared whole
+)
+
+// A rule is a policy rule as far as this package cares: where it stands, where it leads, and whether it selects by
+// anything else than a whole mark.
+type rule struct {
+	priority, mark, table uint32
+	lookup                bool // leads to a table, rather than somewhere else
+	narrower              bool // selects by something else as well, or not by the whole mark
+}
+
+// plain reports whether r is "fwmark MARK lookup TABLE", with a mark or without.
+func (r rule) plain() bool { return r.lookup && !r.narrower }
+
+// is reports whether r is the rule of p.
+func (r rule) is(p Policy) bool { return r.plain() && r.mark == p.Mark && r.table == p.Table }
+
+// main reports whether r leads every packet to the main table.
+func (r rule) main() bool { return r.plain() && r.mark == 0 && r.table == unix.RT_TABLE_MAIN }
+
+// listRules gives the rules of a family in the order in which they are asked. A family the kernel does not have has
+// none.
+//
+// The dump is read here, rather than by the netlink package's rule list, because that list leaves out selectors it
+// does not know (DSCP, flow label, port masks, and whatever comes next): a rule that has one would be taken for ours.
+func listRules(f ruleset.Family) ([]rule, error) {
+	messages, err := complete(func() ([][]byte, error) {
+		request := nl.NewNetlinkRequest(unix.RTM_GETRULE, unix.NLM_F_DUMP)
+		// struct fib_rule_hdr has the layout of struct rtmsg (linux/fib_rules.h).
+		request.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: nlFamily(f)}})
+		return request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWRULE)
+	})
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listing the %s policy rules: %w", f, err)
+	}
+	rules := make([]rule, 0, len(messages))
+	for _, m := range messages {
+		r, err := parseRule(m)
+		if err != nil {
+			return nil, fmt.Errorf("reading a %s policy rule: %w", f, err)
+		}
+		rules = append(rules, r)
+	}
+	return rules, nil
+}
+
+func parseRule(message []byte) (rule, error) {
+	if len(message) < unix.SizeofRtMsg {
+		return rule{}, errors.New("the kernel's message is too short")
+	}
+	header := nl.DeserializeRtMsg(message)
+	attributes, err := nl.ParseRouteAttr(message[unix.SizeofRtMsg:])
+	if err != nil {
+		return rule{}, err
+	}
+	// rtm_type is the action; rtm_flags has inversion and detached interfaces.
+	const permanent = 1 // FIB_RULE_PERMANENT: the kernel made it
+	r := rule{
+		table:    uint32(header.Table),
+		lookup:   header.Type == actionLookup,
+		narrower: header.Flags&^permanent != 0 || header.Src_len != 0 || header.Dst_len != 0 || header.Tos != 0,
+	}
+	for _, a := range attributes {
+		r.read(a.Attr.Type, a.Value)
+	}
+	return r, nil
+}
+
+// read takes over one attribute. One that is not known to be harmless is a selector.
+func (r *rule) read(kind uint16, value []byte) {
+	if kind == nl.FRA_PROTOCOL { // who made it
+		return
+	}
+	if len(value) != 4 {
+		r.narrower = true
+		return
+	}
+	switch number := binary.NativeEndian.Uint32(value); kind {
+	case nl.FRA_TABLE:
+		r.table = number
+	case nl.FRA_PRIORITY:
+		r.priority = number
+	case nl.FRA_FWMARK:
+		r.mark = number
+	case nl.FRA_FWMASK:
+		r.narrower = r.narrower || number != wholeMark
+	case nl.FRA_SUPPRESS_PREFIXLEN, nl.FRA_SUPPRESS_IFGROUP:
+		r.narrower = r.narrower || number != unset
+	default:
+		r.narrower = true
+	}
+}
+
+// A standing is how the rule of a policy is there: which rule serves, and which others do the same.
+type standing struct {
+	serves   *rule
+	others   []rule // repetitions, and those that come too late to have an effect
+	tooLate  bool   // others come after the main table
+	allRules []rule
+}
+
+// standing finds the rules of p. The first one that comes before the main table serves: behind it, a default route
+// would have taken the packet already.
+func (p Policy) standing() (standing, error) {
+	rules, err := listRules(p.Family)
+	if err != nil {
+		return standing{}, err
+	}
+	s := standing{allRules: rules}
+	mainSeen := false
+	for i, r := range rules {
+		switch {
+		case r.main():
+			mainSeen = true
+		case !r.is(p):
+		case s.serves == nil && !mainSeen:
+			s.serves = &rules[i]
+		default:
+			s.others = append(s.others, r)
+			s.tooLate = s.tooLate || mainSeen
+		}
+	}
+	return s, nil
+}
+
+// addRule leaves exactly one rule of p. A new one gets the priority that ip rule add would give it.
+func (p Policy) addRule() error {
+	s, err := p.standing()
+	if err != nil {
+		return err
+	}
+	if s.serves == nil {
+		if err := netlink.RuleAdd(p.netlinkRule()); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("adding policy rule %s: %w", p, explain(p.Family, err))
+		}
+	}
+	return p.removeEach(s.others, s.allRules)
+}
+
+func (p Policy) removeRules() error {
+	s, err := p.standing()
+	if err != nil {
+		return err
+	}
+	if s.serves != nil {
+		s.others = append([]rule{*s.serves}, s.others...)
+	}
+	return p.removeEach(s.others, s.allRules)
+}
+
+func (p Policy) removeEach(doomed, all []rule) error {
+	var problems []error
+	for _, r := range doomed {
+		if err := p.removeRule(r, all); err != nil {
+			problems = append(problems, fmt.Errorf("removing policy rule %s at priority %d: %w", p, r.priority, err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// removeRule removes one rule. The kernel removes the first rule that agrees with every selector it is given and
+// ignores those it is not given (net/core/fib_rules.c, rule_find), so without a priority it could be a narrower rule
+// that goes, and with one still a narrower rule of that priority which comes first.
+func (p Policy) removeRule(doomed rule, all []rule) error {
+	first := slices.IndexFunc(all, func(r rule) bool {
+		return r.priority == doomed.priority && r.lookup && r.mark == p.Mark && r.table == p.Table
+	})
+	if first >= 0 && all[first].narrower {
+		return errors.New("the kernel would remove a rule of the same priority that selects by more than the mark")
+	}
+	r := p.netlinkRule()
+	r.Priority = int(doomed.priority)
+	r.Type = actionLookup
+	mask := wholeMark
+	r.Mask = &mask
+	if err := netlink.RuleDel(r); err != nil && !errors.Is(err, unix.ENOENT) {
+		return explain(p.Family, err)
+	}
+	return nil
+}
+
+func (p Policy) netlinkRule() *netlink.Rule {
+	r := netlink.NewRule()
+	r.Family = int(nlFamily(p.Family))
+	r.Mark = p.Mark
+	r.Table = int(p.Table)
+	return r
+}
+
+func (p Policy) checkRule() ([]string, error) {
+	s, err := p.standing()
+	if err != nil {
+		return nil, err
+	}
+	text := "policy rule " + p.String()
+	switch {
+	case s.serves == nil && s.tooLate:
+		return []string{text + " is missing before the main table, behind which it has no effect"}, nil
+	case s.serves == nil:
+		return []string{text + " is missing"}, nil
+	case len(s.others) > 0:
+		return []string{fmt.Sprintf("%s is there %d times", text, 1+len(s.others))}, nil
+	}
+	return nil, nil
+}
+
+func nlFamily(f ruleset.Family) uint8 {
+	return map[ruleset.Family]uint8{ruleset.IPv4: unix.AF_INET, ruleset.IPv6: unix.AF_INET6}[f]
+}

@@ -1,0 +1,125 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/podnet"
+)
+
+// add is the command ADD. Bad input is found before anything is asked or done; the result is printed for every pod that
+// may start.
+func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) error {
+	conf, err := p.configure(args.StdinData)
+	if err != nil {
+		return err
+	}
+	before, err := parseResult(conf)
+	if err != nil {
+		return err
+	}
+	pod, err := parseArgs(args.Args)
+	if err != nil {
+		return err
+	}
+	log := p.log.Logger().With("pod", pod.String(), "container", args.ContainerID, "if", args.IfName)
+	decision, err := decide(ctx, conf, pod)
+	if err != nil {
+		return lookupFailure(pod, err)
+	}
+	say(log, decision)
+	switch decision.Outcome {
+	case sidecar.Refuse:
+		return failure{code: codeSettings, what: fmt.Sprintf("istio-cni refuses pod %s: %s", pod, decision.Reason.Sentence()), cause: decision.Err}
+	case sidecar.Capture:
+		if err := p.capture(ctx, conf, pod, args.Netns, decision.Spec, log); err != nil {
+			return err
+		}
+	case sidecar.Pass:
+	}
+	return before.print(p.stdout)
+}
+
+// decide asks for the pod only if its name does not decide already: no credential is read and nothing is sent for a pod
+// that is none of ours in any case.
+func decide(ctx context.Context, conf cniconf.NetConf, pod podArgs) (sidecar.Decision, error) {
+	namespace, name := string(pod.K8S_POD_NAMESPACE), string(pod.K8S_POD_NAME)
+	if d, done := sidecar.Early(namespace, name, policy(conf)); done {
+		return d, nil
+	}
+	client, err := kube.NewClient(conf.Kubeconfig)
+	if err != nil {
+		return sidecar.Decision{}, err
+	}
+	key := kube.PodKey{Namespace: namespace, Name: name, UID: string(pod.K8S_POD_UID)}
+	facts, err := client.Pod(ctx, key, kube.Budget{Total: conf.APITimeout})
+	if err != nil {
+		return sidecar.Decision{}, err
+	}
+	return sidecar.Decide(facts, policy(conf)), nil
+}
+
+// say logs the one line that every decision gets.
+func say(log *slog.Logger, d sidecar.Decision) {
+	for _, w := range d.Warnings {
+		log.Warn("a setting of the pod is ignored", "cause", w)
+	}
+	log.Info("decided about the pod", "capture", d.Outcome == sidecar.Capture, "reason", string(d.Reason),
+		"because", d.Reason.Sentence(), "detail", d.Detail)
+}
+
+// capture programs the pod's namespace. Whatever an earlier try left in it is replaced, since runtimes retry in the
+// same namespace.
+func (p *plugin) capture(ctx context.Context, conf cniconf.NetConf, pod podArgs, path string, spec redirect.Spec, log *slog.Logger) error {
+	if conf.Problems != nil {
+		return failure{code: types.ErrInvalidNetworkConfig, what: "istio-cni cannot use its configuration for pod " + pod.String(), cause: conf.Problems}
+	}
+	if err := p.notTheHost(path); err != nil {
+		return failure{code: types.ErrInvalidNetNS, what: fmt.Sprintf("istio-cni cannot redirect the traffic of pod %s", pod), cause: err}
+	}
+	report, err := p.namespace(conf, path, log).Apply(ctx, spec, podnet.Reconcile)
+	if err != nil {
+		return programFailure(pod, err)
+	}
+	sayApplied(log, report)
+	return nil
+}
+
+// notTheHost keeps the rules of a pod out of the node's own namespace.
+func (p *plugin) notTheHost(path string) error {
+	if path == "" {
+		return fmt.Errorf("CNI_NETNS is empty")
+	}
+	host, err := netns.IsHost(path)
+	if err != nil {
+		return fmt.Errorf("CNI_NETNS %q: %w", path, err)
+	}
+	if host && !p.override {
+		return fmt.Errorf("CNI_NETNS %q is the node's own network namespace, which is never touched", path)
+	}
+	return nil
+}
+
+func sayApplied(log *slog.Logger, r podnet.Report) {
+	if r.Families.IPv6 == redirect.Bypassed {
+		log.Warn("IPv6 traffic of the pod bypasses the mesh: its first address is IPv4; set ISTIO_DUAL_STACK on the proxy, " +
+			"or second_ip_family to capture or reject in the plugin's configuration")
+	}
+	for _, note := range r.Notes {
+		log.Info("found in the namespace", "note", note)
+	}
+	log.Info("redirected the pod", "tools", strings.Join(r.Tools, ","), "changed", len(r.Programs) > 0)
+	for _, program := range r.Programs {
+		log.Debug("wrote rules", "family", program.Family.String(), "rules", program.String())
+	}
+}

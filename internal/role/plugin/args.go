@@ -1,0 +1,27 @@
+package plugin
+
+import (
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+// podArgs are the keys of CNI_ARGS that Kubernetes runtimes set. The names of the fields are the wire format.
+type podArgs struct {
+	types.CommonArgs
+	K8S_POD_NAME               types.UnmarshallableString //nolint:revive // the wire format
+	K8S_POD_NAMESPACE          types.UnmarshallableString //nolint:revive // the wire format
+	K8S_POD_INFRA_CONTAINER_ID types.UnmarshallableString //nolint:revive // the wire format
+	K8S_POD_UID                types.UnmarshallableString //nolint:revive // the wire format
+}
+
+// String is the pod as "namespace/name".
+func (a podArgs) String() string { return string(a.K8S_POD_NAMESPACE) + "/" + string(a.K8S_POD_NAME) }
+
+// parseArgs reads CNI_ARGS. Unknown keys are an error unless IgnoreUnknown is true, as the specification's conventions
+// have it.
+func parseArgs(text string) (podArgs, error) {
+	var a podArgs
+	if err := types.LoadArgs(text, &a); err != nil {
+		return a, failure{code: types.ErrInvalidEnvironmentVariables, what: "istio-cni cannot read CNI_ARGS", cause: err}
+	}
+	return a, nil
+}

@@ -1,0 +1,93 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/podnet"
+)
+
+// mostNamed is how many differences an error of CHECK names one by one.
+const mostNamed = 5
+
+// check is the command CHECK: the namespace is compared with what ADD would write now.
+func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
+	conf, err := p.configure(args.StdinData)
+	if err != nil {
+		return err
+	}
+	pod, err := parseArgs(args.Args)
+	if err != nil {
+		return err
+	}
+	log := p.log.Logger().With("pod", pod.String(), "container", args.ContainerID, "if", args.IfName)
+	space := p.namespace(conf, args.Netns, log)
+	decision, err := decide(ctx, conf, pod)
+	if err != nil {
+		return p.unknown(ctx, space, pod, err)
+	}
+	say(log, decision)
+	if decision.Outcome != sidecar.Capture {
+		return nil
+	}
+	if err := p.notTheHost(args.Netns); err != nil {
+		return failure{code: types.ErrInvalidNetNS, what: fmt.Sprintf("istio-cni cannot check pod %s", pod), cause: err}
+	}
+	report, err := space.Verify(ctx, decision.Spec)
+	if err != nil {
+		return programFailure(pod, err)
+	}
+	if report.Clean() {
+		return nil
+	}
+	return failure{
+		code: codeDifferent, what: fmt.Sprintf("the traffic of pod %s is not redirected as it should be", pod),
+		cause: differences(report),
+	}
+}
+
+// unknown answers for a pod that nobody can tell anything of just now. One whose namespace shows that it was captured
+// has to be checked again; any other is not failed on a guess.
+func (p *plugin) unknown(ctx context.Context, space podnet.Namespace, pod podArgs, lookup error) error {
+	ours, err := space.Ours(ctx)
+	if err != nil || !ours {
+		space.Log.Warn("not checking the pod", "cause", lookup.Error())
+		return nil
+	}
+	return lookupFailure(pod, lookup)
+}
+
+func differences(r podnet.Report) error {
+	var parts []string
+	for _, d := range r.Diffs {
+		parts = append(parts, d.Summary(mostNamed))
+	}
+	return fmt.Errorf("%s", strings.Join(append(parts, r.Routing...), "; "))
+}
+
+// status is the command STATUS: could a pod of the mesh be served now?
+func (p *plugin) status(_ context.Context, args *skel.CmdArgs) error {
+	conf, err := p.configure(args.StdinData)
+	if err != nil {
+		return err
+	}
+	problem := conf.Problems
+	if problem == nil {
+		_, problem = kube.NewClient(conf.Kubeconfig)
+	}
+	if problem == nil {
+		host := iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)}
+		problem = host.Installed()
+	}
+	if problem == nil {
+		return nil
+	}
+	return failure{code: types.ErrPluginNotAvailable, what: "istio-cni cannot serve pods of the mesh now", cause: problem}
+}

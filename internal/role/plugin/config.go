@@ -1,0 +1,21 @@
+package plugin
+
+import "strconv"
+
+// env is what is read of the environment besides what the CNI library reads itself.
+type env struct {
+	command, container, path string
+	override                 bool
+}
+
+func environment(getenv func(string) (string, bool)) env {
+	get := func(name string) string {
+		v, _ := getenv(name)
+		return v
+	}
+	override, err := strconv.ParseBool(get("CNI_NETNS_OVERRIDE"))
+	return env{
+		command: get("CNI_COMMAND"), container: get("CNI_CONTAINERID"), path: get("PATH"),
+		override: err == nil && override,
+	}
+}

@@ -1,0 +1,159 @@
+// Package plugin is the CNI plugin: it answers one command of the container runtime and ends.
+//
+// It promises that a pod of the mesh never starts unredirected, that every other pod passes without waiting for what
+// only the mesh needs, that DEL always succeeds, and that stdout carries nothing but the CNI result or error. It keeps
+// no state: the namespace's end is the clean-up.
+//
+// Start at Run, then add.go.
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/pluginlog"
+	"github.com/meshcni/istio-cni/internal/node/podnet"
+)
+
+// wholeCall ends an invocation that nothing else has ended: it is below the runtimes' own limits, so that the error
+// which reaches the pod's events is ours and names the cause.
+const wholeCall = 100 * time.Second
+
+// logScope is the scope under which the node agent shows the plugin's log.
+const logScope = "cni-plugin"
+
+// Supported lists the versions of the CNI specification that are served.
+func Supported() version.PluginInfo {
+	return version.PluginSupports("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
+}
+
+// plugin is one invocation.
+type plugin struct {
+	stdout io.Writer
+	log    *pluginlog.Log
+	// path is the runtime's $PATH, where iptables is looked for.
+	path string
+	// override says that the plugin runs in the pod's namespace on purpose (CNI_NETNS_OVERRIDE).
+	override bool
+}
+
+// Run answers the command in the environment and gives the exit code.
+func Run(c applet.Call) int {
+	env := environment(c.Getenv)
+	if env.command == "" {
+		return usage(c)
+	}
+	log := pluginlog.New(pluginlog.Options{Stderr: c.Stderr, Scope: logScope})
+	defer log.Close()
+	p := &plugin{stdout: c.Stdout, log: log, path: env.path, override: env.override}
+	if env.command == "DEL" || env.command == "GC" {
+		// There is nothing to undo: the namespace ends and takes the rules with it. Nothing is read that could be missing.
+		log.Logger().Debug("nothing to do", "command", env.command, "container", env.container)
+		return applet.ExitOK
+	}
+	failed := skel.PluginMainFuncsWithError(skel.CNIFuncs{
+		Add:    p.guarded("ADD", p.add),
+		Check:  p.guarded("CHECK", p.check),
+		Status: p.guarded("STATUS", p.status),
+		Del:    func(*skel.CmdArgs) error { return nil },
+		GC:     func(*skel.CmdArgs) error { return nil },
+	}, Supported(), "")
+	if failed == nil {
+		return applet.ExitOK
+	}
+	log.Logger().Error("failing", "command", env.command, "container", env.container,
+		"code", failed.Code, "cause", failed.Msg, "details", failed.Details)
+	if err := failed.Print(); err != nil {
+		log.Logger().Error("printing the error", "cause", err.Error())
+	}
+	return applet.ExitError
+}
+
+const usageText = `istio-cni plugin: a CNI plugin, run by the container runtime as the last one of a chain.
+
+It is started with CNI_COMMAND (ADD, DEL, CHECK, STATUS, GC or VERSION) and the other variables of the CNI
+specification, reads its configuration from stdin, and answers on stdout. Its log goes to stderr, to the node agent
+(log.sock) and to istio-cni.log, both in cni_agent_run_dir.
+
+Configuration, as the last entry of "plugins" in the node's conflist:
+  {"type": "istio-cni", "cni_agent_run_dir": "/var/run/istio-cni", "exclude_namespaces": ["kube-system"]}
+
+Exit codes: 0 done; 1 an error, printed as the CNI error object.
+Supported CNI versions: %s
+`
+
+// usage answers a person who started the plugin by hand.
+func usage(c applet.Call) int {
+	w, code := c.Stdout, applet.ExitOK
+	if len(c.Args) > 0 && !slices.Contains([]string{"--help", "-h", "help"}, c.Args[0]) {
+		w, code = c.Stderr, applet.ExitUsage
+		_, _ = fmt.Fprintf(w, "istio-cni plugin takes no arguments, got %q\n\n", c.Args)
+	}
+	_, _ = fmt.Fprintf(w, usageText, Versions())
+	return code
+}
+
+// guarded bounds a command in time and turns a panic into an error: a runtime that gets no JSON back shows nothing
+// useful to the pod's owner.
+func (p *plugin) guarded(name string, command func(context.Context, *skel.CmdArgs) error) func(*skel.CmdArgs) error {
+	return func(args *skel.CmdArgs) (err error) {
+		ctx, cancel := context.WithTimeoutCause(context.Background(), wholeCall,
+			fmt.Errorf("the whole %s took longer than %s", name, wholeCall))
+		defer cancel()
+		defer func() {
+			if r := recover(); r != nil {
+				err = types.NewError(types.ErrInternal, fmt.Sprintf("istio-cni panicked in %s: %v", name, r), string(debug.Stack()))
+			}
+		}()
+		return protocol(command(ctx, args))
+	}
+}
+
+// configure reads the stanza and lets the log follow it.
+func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
+	conf, err := cniconf.Parse(stanza)
+	if err != nil {
+		return conf, failure{code: types.ErrDecodingFailure, what: "istio-cni cannot read its configuration", cause: err}
+	}
+	level, err := pluginlog.ParseLevel(conf.LogLevel)
+	if err != nil {
+		p.log.Logger().Warn("logging at level info", "cause", err.Error())
+	}
+	p.log.Configure(conf.RunDir, level)
+	if conf.NativeNFTables {
+		p.log.Logger().Warn("native_nftables is not served by this version; the rules are written by iptables")
+	}
+	return conf, nil
+}
+
+func policy(c cniconf.NetConf) sidecar.Policy {
+	return sidecar.Policy{
+		ExcludeNamespaces: c.ExcludeNamespaces, AgentNamespace: c.AgentNamespace,
+		AmbientEnabled: c.AmbientEnabled, SecondFamily: c.SecondFamily,
+	}
+}
+
+// namespace is the pod's network namespace, with the tools of the node.
+func (p *plugin) namespace(conf cniconf.NetConf, path string, log *slog.Logger) podnet.Namespace {
+	return podnet.Namespace{
+		Path: path, Log: log,
+		Tools: iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)},
+	}
+}
+
+// Versions lists the supported versions for a person.
+func Versions() string { return strings.Join(Supported().SupportedVersions(), " ") }

@@ -1,0 +1,59 @@
+package plugin
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/types/create"
+
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+)
+
+// result is what ADD hands on: the previous plugin's result in the version of the configuration.
+type result struct {
+	version string
+	parsed  types.Result
+}
+
+// firstVersion is that of a configuration which names none.
+const firstVersion = "0.1.0"
+
+// parseResult reads prevResult before anything else is done, so that a chain which cannot end well changes nothing.
+func parseResult(conf cniconf.NetConf) (result, error) {
+	r := result{version: conf.CNIVersion}
+	if r.version == "" {
+		r.version = firstVersion
+	}
+	text := []byte(conf.PrevResult)
+	if text == nil {
+		// This plugin makes no interface and no address: alone it hands on an empty result.
+		text = fmt.Appendf(nil, `{"cniVersion":%q}`, r.version)
+	}
+	parsed, err := create.Create(r.version, text)
+	if err != nil {
+		return r, failure{
+			code: types.ErrDecodingFailure, what: "istio-cni cannot read the result of the plugin before it (prevResult)",
+			cause: err,
+		}
+	}
+	r.parsed = parsed
+	return r, nil
+}
+
+// print writes the result.
+func (r result) print(w io.Writer) error {
+	converted, err := r.parsed.GetAsVersion(r.version)
+	if err != nil {
+		return fmt.Errorf("converting the result to CNI version %q: %w", r.version, err)
+	}
+	text, err := json.MarshalIndent(converted, "", "    ")
+	if err != nil {
+		return fmt.Errorf("printing the result: %w", err)
+	}
+	if _, err := w.Write(append(text, '\n')); err != nil {
+		return fmt.Errorf("printing the result: %w", err)
+	}
+	return nil
+}

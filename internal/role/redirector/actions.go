@@ -1,0 +1,195 @@
+package redirector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/podnet"
+)
+
+// run is one execution of the command.
+type run struct {
+	config
+	stdout, stderr io.Writer
+	log            *slog.Logger
+}
+
+func (r run) namespace() podnet.Namespace {
+	return podnet.Namespace{Path: r.netns, Log: r.log, Tools: iptables.Host{Path: r.path, Force: r.forceIptables}}
+}
+
+// do carries out what was asked for: looking only (--dry-run, --explain, --verify), or rules and then validation.
+func (r run) do(ctx context.Context) int {
+	switch {
+	case r.explain || r.dryRun:
+		return r.finish(r.show())
+	case r.verify:
+		return r.compare(ctx)
+	case r.cleanup:
+		if err := r.clean(ctx); err != nil {
+			return r.finish(err)
+		}
+	case !r.skip:
+		if err := r.apply(ctx); err != nil {
+			return r.finish(err)
+		}
+	}
+	if !r.validate {
+		return exitOK
+	}
+	if err := r.probe(ctx); err != nil {
+		say(r.stderr, "%v\n", err)
+		return exitValidation
+	}
+	return exitOK
+}
+
+func (r run) finish(err error) int {
+	if err == nil {
+		return exitOK
+	}
+	say(r.stderr, "error: %v\n", err)
+	return exitError
+}
+
+func (r run) apply(ctx context.Context) error {
+	conduct := podnet.Refuse
+	if r.reconcile || r.force {
+		conduct = podnet.Reconcile
+	}
+	report, err := r.namespace().Apply(ctx, r.spec, conduct)
+	if errors.Is(err, podnet.ErrOtherRules) {
+		say(r.stderr, "%s", differences(report))
+		return fmt.Errorf("%w: --reconcile replaces them, --cleanup-only removes them", err)
+	}
+	if err != nil {
+		return err
+	}
+	if report.Families.IPv6 == redirect.Bypassed {
+		say(r.stderr, "warning: IPv6 of this namespace bypasses the mesh: its first address is IPv4; see --dual-stack and --second-ip-family\n")
+	}
+	r.summarize(report, "as wanted already")
+	return nil
+}
+
+func (r run) clean(ctx context.Context) error {
+	report, err := r.namespace().Clean(ctx)
+	if err != nil {
+		return err
+	}
+	r.summarize(report, "free of rules of the mesh already")
+	return nil
+}
+
+// summarize says on stderr what was done; stdout is for what was asked to be printed.
+func (r run) summarize(report podnet.Report, nothing string) {
+	if len(report.Programs) == 0 {
+		say(r.stderr, "nothing changed: the namespace is %s (%s)\n", nothing, strings.Join(report.Tools, ", "))
+	} else {
+		say(r.stderr, "done with %s\n", strings.Join(report.Tools, ", "))
+	}
+	for _, note := range report.Notes {
+		say(r.stderr, "note: %s\n", note)
+	}
+}
+
+// compare prints how the namespace departs from what is wanted.
+func (r run) compare(ctx context.Context) int {
+	report, err := r.namespace().Verify(ctx, r.spec)
+	if err != nil {
+		return r.finish(err)
+	}
+	for _, note := range report.Notes {
+		say(r.stderr, "note: %s\n", note)
+	}
+	if report.Clean() {
+		say(r.stdout, "the namespace is as wanted (%s)\n", strings.Join(report.Tools, ", "))
+		return exitOK
+	}
+	say(r.stdout, "%s", differences(report))
+	return exitDifferent
+}
+
+func differences(report podnet.Report) string {
+	var b strings.Builder
+	for _, d := range report.Diffs {
+		b.WriteString(d.String())
+	}
+	for _, sentence := range report.Routing {
+		fmt.Fprintf(&b, "- %s\n", sentence)
+	}
+	return b.String()
+}
+
+// show prints the wanted rules of each family.
+func (r run) show() error {
+	families, err := r.namespace().Families(r.spec)
+	if errors.Is(err, redirect.ErrNoAddress) {
+		say(r.stderr, "note: this namespace has no address yet; showing both families\n")
+		families, err = redirect.Families{IPv6: redirect.Captured, HasIPv4: true}, nil
+	}
+	if err != nil {
+		return err
+	}
+	var b strings.Builder
+	for _, set := range r.spec.Sets(families) {
+		r.family(&b, set, families)
+	}
+	if r.dryRun {
+		routing(&b, r.spec.Routing(families))
+	}
+	say(r.stdout, "%s", b.String())
+	if r.dryRun && r.dryRunFile != "" {
+		return save(r.dryRunFile, b.String())
+	}
+	return nil
+}
+
+func (r run) family(b *strings.Builder, set ruleset.Set, families redirect.Families) {
+	switch {
+	case set.Empty():
+		reason := map[redirect.Treatment]string{
+			redirect.Unused: "the namespace has no such address", redirect.Bypassed: "it bypasses the mesh",
+		}[families.IPv6]
+		fmt.Fprintf(b, "# %s: no rules: %s\n", set.Family, reason)
+	case r.explain:
+		b.WriteString(set.Explain() + "\n")
+	default:
+		none := ruleset.Set{Family: set.Family}
+		fmt.Fprintf(b, "# %s: %s --noflush\n%s", set.Family, iptables.Names(set.Family),
+			ruleset.Reconcile(set, none, redirect.Claim(set, none)))
+	}
+}
+
+// routing prints what follows the rules, as comments, so that the text can still be fed to iptables-restore.
+func routing(b *strings.Builder, want redirect.Routing) {
+	if want.PassthroughV6 {
+		b.WriteString("# then: ip -6 addr add ::6/128 dev lo\n")
+	}
+	for _, f := range want.MarkFamilies {
+		option := map[ruleset.Family]string{ruleset.IPv4: "-4", ruleset.IPv6: "-6"}[f]
+		fmt.Fprintf(b, "# then: ip %s route add local default dev lo table %d\n", option, want.Table)
+		fmt.Fprintf(b, "# then: ip %s rule add fwmark %d lookup %d\n", option, want.Mark, want.Table)
+	}
+}
+
+// save writes the text of a dry run for a person to look at; it need not survive a crash.
+func save(path, text string) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o644) //nolint:gosec // a report without secrets
+	if err != nil {
+		return fmt.Errorf("writing the dry run (DRY_RUN_FILE_PATH): %w", err)
+	}
+	_, err = io.WriteString(f, text)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("writing the dry run to %q: %w", path, err)
+	}
+	return nil
+}

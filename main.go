@@ -1,0 +1,39 @@
+// Command istio-cni is everything a node of an Istio sidecar mesh needs for its network: CNI plugin, node agent,
+// iptables redirector and taint controller. It takes its role from the name it was called by, else from its first
+// argument.
+package main
+
+import (
+	"os"
+
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/role/plugin"
+	"github.com/meshcni/istio-cni/internal/role/redirector"
+)
+
+func main() {
+	os.Exit(program().Run(os.Args[0], applet.Call{
+		Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.LookupEnv,
+	}))
+}
+
+func program() applet.Program {
+	build := applet.Build()
+	return applet.Program{
+		Name:    "istio-cni",
+		About:   "istio-cni redirects the traffic of Istio sidecar pods on a Kubernetes node.",
+		Version: build.String() + "\nCNI versions: " + plugin.Versions(),
+		Roles: []applet.Role{
+			{Name: "plugin", Summary: "CNI plugin: redirects a pod when the runtime creates it", Run: plugin.Run},
+			{
+				Name: "iptables", Alias: "istio-iptables",
+				Summary: "programs, verifies, explains or removes the rules of a network namespace", Run: redirector.Run,
+			},
+			{Name: "install", Alias: "install-cni", Summary: "node agent: installs the plugin and keeps it installed"},
+			{Name: "taint", Alias: "istio-cni-taint", Summary: "controller: taints nodes whose plugin is not ready"},
+			{Name: "repair", Alias: "istio-cni-repair", Summary: "repairs pods that started before the plugin was there"},
+			{Name: "version", Summary: "prints the version", Run: build.Run},
+		},
+		Implicit: "plugin", ImplicitVar: "CNI_COMMAND",
+	}
+}
