@@ -1,0 +1,360 @@
+package plugin_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+)
+
+// program is the program under test, built once for all tests of the package.
+func program(t *testing.T) string {
+	t.Helper()
+	built.Do(func() {
+		dir, err := os.MkdirTemp("", "istio-cni-test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		binary = chaintest.Build(t, dir)
+	})
+	if binary == "" {
+		t.Fatal("the program could not be built")
+	}
+	return binary
+}
+
+var (
+	built  sync.Once
+	binary string
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if binary != "" {
+		_ = os.RemoveAll(filepath.Dir(binary))
+	}
+	os.Exit(code)
+}
+
+// rules gives what iptables-save prints of a pod.
+func rules(t *testing.T, p chaintest.Pod) string {
+	t.Helper()
+	return netnstest.Run(t, p.Netns, "iptables-save")
+}
+
+func TestChainCapturesMeshPodsInEveryVersion(t *testing.T) {
+	t.Parallel()
+	for _, version := range chaintest.Versions() {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			node := chaintest.New(t, program(t))
+			list := node.Chain(version, nil)
+			mesh := node.NewPod("apps", "mesh", chaintest.Sidecar)
+			plain := node.NewPod("apps", "plain", chaintest.PlainPod)
+
+			got, err := node.Add(list, mesh)
+			if err != nil {
+				t.Fatalf("ADD of a mesh pod: %v", err)
+			}
+			if got.Version() != version {
+				t.Errorf("result has version %s, want %s", got.Version(), version)
+			}
+			if !strings.Contains(rules(t, mesh), "-A OUTPUT -j ISTIO_OUTPUT") {
+				t.Errorf("mesh pod is not captured:\n%s", rules(t, mesh))
+			}
+			if _, err := node.Add(list, plain); err != nil {
+				t.Fatalf("ADD of a plain pod: %v", err)
+			}
+			if text := rules(t, plain); strings.Contains(text, "ISTIO") {
+				t.Errorf("plain pod is captured:\n%s", text)
+			}
+			if want := 2; len(node.API.Requests()) != want {
+				t.Errorf("%d requests %q, want %d", len(node.API.Requests()), node.API.Requests(), want)
+			}
+			for _, pod := range []chaintest.Pod{mesh, plain, mesh} {
+				if err := node.Del(list, pod); err != nil {
+					t.Errorf("DEL: %v", err)
+				}
+			}
+		})
+	}
+}
+
+// The result of the chain must be that of the bridge alone.
+func TestChainHandsOnThePreviousResult(t *testing.T) {
+	t.Parallel()
+	for _, version := range chaintest.Versions() {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			node := chaintest.New(t, program(t))
+			list := node.Chain(version, nil)
+			short := *list
+			short.Plugins = list.Plugins[:1]
+			pod := node.NewPod("apps", "mesh", chaintest.Sidecar)
+			if _, err := node.Add(&short, pod); err != nil {
+				t.Fatal(err)
+			}
+			before, err := node.Cached(&short, pod)
+			if err != nil {
+				t.Fatal(err)
+			}
+			after, err := node.Ours(list, pod, before)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var want, got any
+			if err := errors.Join(json.Unmarshal(before, &want), json.Unmarshal(after, &got)); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("-bridge +chain:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestCheckNamesWhatDiffers(t *testing.T) {
+	t.Parallel()
+	for _, version := range []string{"0.4.0", "1.0.0", "1.1.0"} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			node := chaintest.New(t, program(t))
+			list := node.Chain(version, chaintest.Stanza{"api_timeout": "2s"})
+			mesh := node.NewPod("apps", "mesh", chaintest.Sidecar)
+			plain := node.NewPod("apps", "plain", chaintest.PlainPod)
+			for _, pod := range []chaintest.Pod{mesh, plain} {
+				if _, err := node.Add(list, pod); err != nil {
+					t.Fatal(err)
+				}
+				if err := node.Check(list, pod); err != nil {
+					t.Errorf("CHECK right after ADD: %v", err)
+				}
+			}
+			netnstest.Run(t, mesh.Netns, "iptables", "-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT")
+			err := node.Check(list, mesh)
+			var failed *types.Error
+			if !errors.As(err, &failed) || failed.Code != 102 || !strings.Contains(failed.Details, `missing "-A OUTPUT -j ISTIO_OUTPUT"`) {
+				t.Errorf("CHECK of a pod without its jump: %v", err)
+			}
+			if _, err := node.Again(list, mesh); err != nil {
+				t.Fatalf("ADD of istio-cni again: %v", err)
+			}
+			if err := node.Check(list, mesh); err != nil {
+				t.Errorf("CHECK after the repair: %v", err)
+			}
+			// Nobody can be asked any more: a pod that was never captured passes, one that was does not.
+			node.API.Stop()
+			if err := node.Check(list, plain); err != nil {
+				t.Errorf("CHECK of a plain pod without API server: %v", err)
+			}
+			if err := node.Check(list, mesh); err == nil {
+				t.Error("CHECK of a mesh pod without API server passes")
+			}
+		})
+	}
+}
+
+func TestStatusTellsWhetherAMeshPodCouldBeServed(t *testing.T) {
+	t.Parallel()
+	node := chaintest.New(t, program(t))
+	list := node.Chain("1.1.0", nil)
+	if err := node.Status(list); err != nil {
+		t.Errorf("STATUS of a ready node: %v", err)
+	}
+	if err := node.GC(list); err != nil {
+		t.Errorf("GC: %v", err)
+	}
+	if err := node.Status(node.Chain("1.1.0", chaintest.Stanza{"second_ip_family": "maybe"})); err == nil {
+		t.Error("STATUS with an unusable configuration passes")
+	}
+	if err := os.Remove(filepath.Join(node.RunDir, "istio-cni-kubeconfig")); err != nil {
+		t.Fatal(err)
+	}
+	err := node.Status(list)
+	var failed *types.Error
+	if !errors.As(err, &failed) || failed.Code != 50 || !strings.Contains(failed.Details, "istio-cni-kubeconfig") {
+		t.Errorf("STATUS without kubeconfig: %v", err)
+	}
+	if err := node.GC(list); err != nil {
+		t.Errorf("GC without kubeconfig: %v", err)
+	}
+}
+
+// A pod that is none of ours by its name alone must start on a node where nothing works.
+func TestPodsDecidedByNameNeedNothing(t *testing.T) {
+	t.Parallel()
+	node := chaintest.New(t, program(t))
+	if err := os.Remove(filepath.Join(node.RunDir, "istio-cni-kubeconfig")); err != nil {
+		t.Fatal(err)
+	}
+	list := node.Chain("1.0.0", chaintest.Stanza{
+		"exclude_namespaces": []string{"kube-system"}, "pod_namespace": "istio-system", "api_timeout": "never",
+	})
+	for _, pod := range []chaintest.Pod{
+		node.NewPod("kube-system", "coredns", nil), node.NewPod("istio-system", "istio-cni-node-x2x4", nil), node.NewPod("", "", nil),
+	} {
+		if _, err := node.Add(list, pod); err != nil {
+			t.Errorf("ADD of %s/%s: %v", pod.Namespace, pod.Name, err)
+		}
+	}
+	if n := len(node.API.Requests()); n != 0 {
+		t.Errorf("%d requests for pods that need none", n)
+	}
+	if _, err := node.Add(list, node.NewPod("apps", "web", nil)); err == nil {
+		t.Error("a pod that may be in the mesh starts although nobody can be asked")
+	}
+}
+
+func TestFaultsOfTheAPIServerFailTheAddInTime(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		fault kubetest.Fault
+		code  uint
+		text  string
+		most  int // requests
+	}{
+		{kubetest.Unauthorized, types.ErrTryAgainLater, "unauthorized (401)", 2},
+		{kubetest.Forbidden, types.ErrTryAgainLater, "forbidden (403)", 2},
+		{kubetest.NotFound, types.ErrTryAgainLater, "pod not found (404)", 100},
+		{kubetest.TooMany, types.ErrTryAgainLater, "too many requests (429)", 100},
+		{kubetest.ServerError, types.ErrTryAgainLater, "server error (500)", 100},
+		{kubetest.Hang, types.ErrTryAgainLater, "no answer in time", 100},
+		{kubetest.HangMidBody, types.ErrTryAgainLater, "no answer in time", 100},
+		{kubetest.Reset, types.ErrTryAgainLater, "connection lost", 100},
+		{kubetest.Truncated, types.ErrTryAgainLater, "answer cut short", 100},
+		{kubetest.Garbage, types.ErrTryAgainLater, "answer not understood", 100},
+		{kubetest.WrongUID, types.ErrTryAgainLater, "another pod", 100},
+		{kubetest.ExpiredCertificate, types.ErrTryAgainLater, "certificate not valid at this time", 2},
+		{kubetest.UnknownCA, types.ErrTryAgainLater, "unknown authority", 2},
+	} {
+		t.Run(string(tc.fault), func(t *testing.T) {
+			t.Parallel()
+			node := chaintest.New(t, program(t))
+			node.API.Fail(tc.fault, kubetest.Forever)
+			list := node.Chain("1.0.0", chaintest.Stanza{"api_timeout": "2s"})
+			pod := node.NewPod("apps", "mesh", chaintest.Sidecar)
+			_, err := node.Add(list, pod)
+			var failed *types.Error
+			if !errors.As(err, &failed) || failed.Code != tc.code {
+				t.Fatalf("ADD: %v, want code %d", err, tc.code)
+			}
+			for _, want := range []string{"apps/mesh", tc.text, node.API.URL(), "Remedy: "} {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error lacks %q: %v", want, err)
+				}
+			}
+			if strings.Contains(err.Error(), node.API.Token()) {
+				t.Errorf("error tells the token: %v", err)
+			}
+			if n := len(node.API.Requests()); n > tc.most {
+				t.Errorf("%d requests, want at most %d", n, tc.most)
+			}
+			if text := rules(t, pod); strings.Contains(text, "ISTIO") {
+				t.Errorf("rules although the ADD failed:\n%s", text)
+			}
+			if err := node.Del(list, pod); err != nil {
+				t.Errorf("DEL after it: %v", err)
+			}
+		})
+	}
+}
+
+func TestFaultsThatPassAreOutlasted(t *testing.T) {
+	t.Parallel()
+	for _, fault := range []kubetest.Fault{
+		kubetest.NotFound, kubetest.Reset, kubetest.ServerError, kubetest.Truncated, kubetest.WrongUID, kubetest.Unauthorized,
+	} {
+		t.Run(string(fault), func(t *testing.T) {
+			t.Parallel()
+			node := chaintest.New(t, program(t))
+			node.API.Fail(fault, 1)
+			pod := node.NewPod("apps", "mesh", chaintest.Sidecar)
+			if _, err := node.Add(node.Chain("1.0.0", nil), pod); err != nil {
+				t.Fatal(err)
+			}
+			if !strings.Contains(rules(t, pod), "ISTIO_OUTPUT") {
+				t.Error("not captured")
+			}
+		})
+	}
+}
+
+func TestBadSettingsOfAPodFailTheAddAndAreAllNamed(t *testing.T) {
+	t.Parallel()
+	node := chaintest.New(t, program(t))
+	pod := node.NewPod("apps", "mesh", func(p *kubetest.Pod) {
+		chaintest.Sidecar(p)
+		p.Annotations["traffic.sidecar.istio.io/excludeInboundPorts"] = "80,"
+		p.Annotations["traffic.sidecar.istio.io/includeOutboundIPRanges"] = "10.0.0.1"
+	})
+	_, err := node.Add(node.Chain("1.0.0", nil), pod)
+	var failed *types.Error
+	if !errors.As(err, &failed) || failed.Code != 100 {
+		t.Fatalf("ADD: %v, want code 100", err)
+	}
+	for _, want := range []string{"excludeInboundPorts", `"80,"`, "includeOutboundIPRanges", `"10.0.0.1"`, "apps/mesh"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("error lacks %s: %v", want, err)
+		}
+	}
+	if text := rules(t, pod); strings.Contains(text, "ISTIO") {
+		t.Errorf("rules although the ADD failed:\n%s", text)
+	}
+}
+
+func TestTwoHundredPodsSixteenAtATime(t *testing.T) {
+	t.Parallel()
+	node := chaintest.New(t, program(t))
+	list := node.Chain("1.0.0", nil)
+	pods := make([]chaintest.Pod, 200)
+	for i := range pods {
+		pods[i] = node.NewPod("apps", fmt.Sprintf("mesh-%d", i), chaintest.Sidecar)
+	}
+	var wg sync.WaitGroup
+	work := make(chan chaintest.Pod)
+	for range 16 {
+		wg.Go(func() {
+			for pod := range work {
+				if _, err := node.Add(list, pod); err != nil {
+					t.Errorf("ADD of %s: %v", pod.Name, err)
+				}
+			}
+		})
+	}
+	for _, pod := range pods {
+		work <- pod
+	}
+	close(work)
+	wg.Wait()
+	want := ""
+	for _, pod := range pods {
+		text := withoutComments(rules(t, pod))
+		if want == "" {
+			want = text
+		}
+		if text != want || !strings.Contains(text, "-A OUTPUT -j ISTIO_OUTPUT") {
+			t.Fatalf("rules of %s differ from those of the first pod:\n%s", pod.Name, cmp.Diff(want, text))
+		}
+	}
+}
+
+func withoutComments(save string) string {
+	var b strings.Builder
+	for line := range strings.Lines(save) {
+		if !strings.HasPrefix(line, "#") {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,280 @@
+// Package chaintest runs real CNI chains on a node that exists only for a test: a network namespace in which libcni
+// starts Debian's bridge and host-local plugins and the program under test, last in the chain.
+//
+// It promises that nothing reaches the machine's own namespace. Start at New.
+package chaintest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+)
+
+// SystemPlugins is where Debian keeps the reference plugins.
+const SystemPlugins = "/usr/lib/cni"
+
+// Versions are all versions of the CNI specification.
+func Versions() []string {
+	return []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+}
+
+// Build compiles the program and gives its path.
+func Build(t testing.TB, dir string) string {
+	t.Helper()
+	file := filepath.Join(dir, "istio-cni")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-trimpath", "-tags", "urfave_cli_no_docs",
+		"-o", file, "github.com/meshcni/istio-cni")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("building the program: %v\n%s", err, out)
+	}
+	return file
+}
+
+// Node is a node with its own network namespace, API server and CNI directories.
+type Node struct {
+	t testing.TB
+	// Netns is the node's namespace, RunDir the node agent's directory with the kubeconfig.
+	Netns, RunDir string
+	API           *kubetest.Server
+	// Log receives what plugins write to stderr. It must be set before the first command; nothing by default.
+	Log      io.Writer
+	dir, bin string
+	pods     atomic.Int64
+}
+
+// New makes a node on which the program is installed as istio-cni.
+func New(t testing.TB, program string) *Node {
+	t.Helper()
+	n := &Node{t: t, Netns: netnstest.New(t), dir: t.TempDir(), Log: io.Discard}
+	n.bin, n.RunDir = filepath.Join(n.dir, "bin"), filepath.Join(n.dir, "run")
+	for _, d := range []string{n.bin, n.RunDir} {
+		if err := os.Mkdir(d, 0o755); err != nil { //nolint:gosec // as on a node
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(program, filepath.Join(n.bin, "istio-cni")); err != nil {
+		t.Fatal(err)
+	}
+	n.adapter()
+	netnstest.Run(t, n.Netns, "ip", "link", "set", "lo", "up")
+	if err := netns.Do(n.Netns, func() error { n.API = kubetest.NewServer(t); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	n.API.WriteKubeconfig(t, filepath.Join(n.RunDir, "istio-cni-kubeconfig"))
+	return n
+}
+
+// adapter puts a stand-in for Debian's bridge into the first directory: its plugins end at CNI 1.0.0, so for a 1.1.0
+// chain the real one is run with the version in its input and output changed.
+func (n *Node) adapter() {
+	script := `#!/bin/sh
+case "$CNI_COMMAND" in
+STATUS|GC) exit 0;;
+VERSION) exec printf '{"cniVersion":"1.1.0","supportedVersions":["1.0.0","1.1.0"]}';;
+esac
+sed 's/"cniVersion": *"1.1.0"/"cniVersion":"1.0.0"/g' | ` + SystemPlugins + `/bridge | sed 's/"cniVersion": *"1.0.0"/"cniVersion":"1.1.0"/'
+`
+	if err := os.WriteFile(filepath.Join(n.bin, "bridge-1.1.0"), []byte(script), 0o755); err != nil { //nolint:gosec // a program
+		n.t.Fatal(err)
+	}
+}
+
+// Stanza is the part of our configuration that a test chooses; "cni_agent_run_dir" is filled in.
+type Stanza map[string]any
+
+// Chain gives the list bridge, istio-cni for a version.
+func (n *Node) Chain(version string, stanza Stanza) *libcni.NetworkConfigList {
+	n.t.Helper()
+	ours := Stanza{"type": "istio-cni", "cni_agent_run_dir": n.RunDir, "plugin_log_level": "debug"}
+	for k, v := range stanza {
+		ours[k] = v
+	}
+	bridge := "bridge"
+	if version == "1.1.0" {
+		bridge = "bridge-1.1.0"
+	}
+	list := map[string]any{
+		"cniVersion": version, "name": "chain",
+		"plugins": []any{
+			map[string]any{
+				"type": bridge, "bridge": "cni0", "isGateway": true, "ipMasq": false,
+				"ipam": map[string]any{
+					"type": "host-local", "dataDir": filepath.Join(n.dir, "ipam"), "subnet": "10.77.0.0/16",
+					"routes": []any{map[string]any{"dst": "0.0.0.0/0"}},
+				},
+			},
+			ours,
+		},
+	}
+	text, err := json.Marshal(list)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	parsed, err := libcni.NetworkConfFromBytes(text)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return parsed
+}
+
+// Pod is a sandbox of the node.
+type Pod struct {
+	Namespace, Name, UID, Netns string
+	id                          string
+}
+
+// NewPod makes a sandbox, and, if it is given one, tells the API server of the pod.
+func (n *Node) NewPod(namespace, name string, describe func(*kubetest.Pod)) Pod {
+	n.t.Helper()
+	number := n.pods.Add(1)
+	p := Pod{
+		Namespace: namespace, Name: name, UID: fmt.Sprintf("00000000-0000-4000-8000-%012d", number),
+		Netns: netnstest.New(n.t), id: fmt.Sprintf("sandbox%d", number),
+	}
+	if describe != nil {
+		pod := kubetest.Pod{Namespace: namespace, Name: name, UID: p.UID}
+		describe(&pod)
+		n.API.SetPod(pod)
+	}
+	return p
+}
+
+// Sidecar describes a pod with an injected sidecar.
+func Sidecar(p *kubetest.Pod) {
+	user := int64(1337)
+	p.Annotations = map[string]string{"sidecar.istio.io/status": "{}"}
+	p.Containers = []kubetest.Container{
+		{Name: "app"},
+		{Name: "istio-proxy", Args: []string{"proxy", "sidecar"}, RunAsUser: &user, RunAsGroup: &user},
+	}
+}
+
+// PlainPod describes a pod outside the mesh.
+func PlainPod(p *kubetest.Pod) { p.Containers = []kubetest.Container{{Name: "app"}} }
+
+// runtime is what the container runtime says about a sandbox.
+func (p Pod) runtime() *libcni.RuntimeConf {
+	return &libcni.RuntimeConf{
+		ContainerID: p.id, NetNS: p.Netns, IfName: "eth0",
+		Args: [][2]string{
+			{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", p.Namespace}, {"K8S_POD_NAME", p.Name},
+			{"K8S_POD_INFRA_CONTAINER_ID", p.id}, {"K8S_POD_UID", p.UID},
+		},
+	}
+}
+
+// run does something as the node's runtime would: in the node's namespace.
+func (n *Node) run(do func(context.Context, *libcni.CNIConfig) error) error {
+	starter := &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: n.Log}, PluginDecoder: version.PluginDecoder{}}
+	cni := libcni.NewCNIConfigWithCacheDir([]string{n.bin, SystemPlugins}, filepath.Join(n.dir, "cache"), starter)
+	return netns.Do(n.Netns, func() error { return do(context.WithoutCancel(n.t.Context()), cni) })
+}
+
+// Add runs the chain for a pod.
+func (n *Node) Add(list *libcni.NetworkConfigList, p Pod) (result types.Result, err error) {
+	err = n.run(func(ctx context.Context, cni *libcni.CNIConfig) (err error) {
+		result, err = cni.AddNetworkList(ctx, list, p.runtime())
+		return err
+	})
+	return result, err
+}
+
+// Del runs the chain backwards.
+func (n *Node) Del(list *libcni.NetworkConfigList, p Pod) error {
+	return n.run(func(ctx context.Context, cni *libcni.CNIConfig) error {
+		return cni.DelNetworkList(ctx, list, p.runtime())
+	})
+}
+
+// Check runs CHECK.
+func (n *Node) Check(list *libcni.NetworkConfigList, p Pod) error {
+	return n.run(func(ctx context.Context, cni *libcni.CNIConfig) error {
+		return cni.CheckNetworkList(ctx, list, p.runtime())
+	})
+}
+
+// Status runs STATUS.
+func (n *Node) Status(list *libcni.NetworkConfigList) error {
+	return n.run(func(ctx context.Context, cni *libcni.CNIConfig) error { return cni.GetStatusNetworkList(ctx, list) })
+}
+
+// GC runs GC with no sandbox left.
+func (n *Node) GC(list *libcni.NetworkConfigList) error {
+	return n.run(func(ctx context.Context, cni *libcni.CNIConfig) error {
+		return cni.GCNetworkList(ctx, list, &libcni.GCArgs{})
+	})
+}
+
+// Cached gives the JSON of the result that libcni keeps of the last plugin of an ADD.
+func (n *Node) Cached(list *libcni.NetworkConfigList, p Pod) (text []byte, err error) {
+	err = n.run(func(_ context.Context, cni *libcni.CNIConfig) error {
+		result, err := cni.GetNetworkListCachedResult(list, p.runtime())
+		if err != nil {
+			return err
+		}
+		text, err = json.Marshal(result)
+		return err
+	})
+	return text, err
+}
+
+// Ours runs ADD of the last plugin of a list alone, on the given result, and gives what it printed.
+func (n *Node) Ours(list *libcni.NetworkConfigList, p Pod, prevResult []byte, extra ...string) (stdout []byte, err error) {
+	stanza := map[string]json.RawMessage{}
+	if err := json.Unmarshal(list.Plugins[len(list.Plugins)-1].Bytes, &stanza); err != nil {
+		return nil, err
+	}
+	stanza["cniVersion"], stanza["name"] = fmt.Appendf(nil, "%q", list.CNIVersion), fmt.Appendf(nil, "%q", list.Name)
+	if prevResult != nil {
+		stanza["prevResult"] = prevResult
+	}
+	input, err := json.Marshal(stanza)
+	if err != nil {
+		return nil, err
+	}
+	return n.Exec("ADD", p, input, extra...)
+}
+
+// Again runs ADD of the last plugin on a sandbox that the whole chain has been through.
+func (n *Node) Again(list *libcni.NetworkConfigList, p Pod) ([]byte, error) {
+	before, err := n.Cached(list, p)
+	if err != nil {
+		return nil, err
+	}
+	return n.Ours(list, p, before)
+}
+
+// Exec starts the program under test with a command, and the input as it is. The extra variables come last.
+func (n *Node) Exec(command string, p Pod, input []byte, extra ...string) (stdout []byte, err error) {
+	err = netns.Do(n.Netns, func() error {
+		cmd := exec.CommandContext(n.t.Context(), filepath.Join(n.bin, "istio-cni"))
+		cmd.Env = append(os.Environ(), "CNI_COMMAND="+command, "CNI_CONTAINERID="+p.id, "CNI_NETNS="+p.Netns,
+			"CNI_IFNAME=eth0", "CNI_PATH="+n.bin,
+			fmt.Sprintf("CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=%s;K8S_POD_NAME=%s;K8S_POD_UID=%s", p.Namespace, p.Name, p.UID))
+		cmd.Env = append(cmd.Env, extra...)
+		cmd.Stdin = bytes.NewReader(input)
+		stdout, err = cmd.Output()
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, stdout)
+		}
+		return err
+	})
+	return stdout, err
+}

@@ -1,0 +1,316 @@
+package plugin_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+)
+
+// answer is one run of the program with exactly this environment and input.
+type answer struct {
+	stdout, stderr string
+	code           int
+}
+
+func ask(t *testing.T, input string, env ...string) answer {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), program(t))
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, strings.NewReader(input), &stdout, &stderr
+	_ = cmd.Run()
+	return answer{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+}
+
+func TestDelAndGCSucceedWhateverIsMissing(t *testing.T) {
+	t.Parallel()
+	for _, command := range []string{"DEL", "GC"} {
+		for name, tc := range map[string]struct {
+			input string
+			env   []string
+		}{
+			"nothing at all":         {},
+			"garbage for a stanza":   {"{{{", []string{"CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_PATH=/nowhere"}},
+			"a namespace that ended": {`{"cniVersion":"1.0.0","name":"n"}`, []string{"CNI_CONTAINERID=c", "CNI_NETNS=/run/netns/gone", "CNI_IFNAME=eth0", "CNI_PATH=/x"}},
+			"an unknown version":     {`{"cniVersion":"9.9.9","name":"n"}`, []string{"CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_PATH=/x"}},
+			"arguments nobody knows": {`{"cniVersion":"0.4.0","name":"n"}`, []string{"CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_PATH=/x", "CNI_ARGS=a=b=c;;"}},
+		} {
+			t.Run(command+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				got := ask(t, tc.input, slices.Concat(tc.env, []string{"CNI_COMMAND=" + command})...)
+				if got.code != 0 || got.stdout != "" {
+					t.Errorf("exit %d, stdout %q, stderr %q", got.code, got.stdout, got.stderr)
+				}
+			})
+		}
+	}
+}
+
+func TestErrorsAreOneCNIObjectOnStdout(t *testing.T) {
+	t.Parallel()
+	required := []string{"CNI_CONTAINERID=c", "CNI_NETNS=/run/netns/gone", "CNI_IFNAME=eth0", "CNI_PATH=/x"}
+	for _, tc := range []struct {
+		name, command, input string
+		env                  []string
+		code                 uint
+		text                 string
+	}{
+		{"a stanza that is no JSON", "ADD", "{", required, 6, ""},
+		{"a stanza without a name", "ADD", `{"cniVersion":"1.0.0"}`, required, 7, "missing network name"},
+		{"an unknown version", "ADD", `{"cniVersion":"9.9.9","name":"n"}`, required, 1, "incompatible"},
+		{"a missing variable", "ADD", `{"cniVersion":"1.0.0","name":"n"}`, required[:1], 4, "CNI_NETNS"},
+		{"an unknown command", "FLY", `{"cniVersion":"1.0.0","name":"n"}`, required, 4, "FLY"},
+		{"CHECK before 0.4.0", "CHECK", `{"cniVersion":"0.3.1","name":"n"}`, required, 1, ""},
+		{"STATUS before 1.1.0", "STATUS", `{"cniVersion":"1.0.0","name":"n"}`, required, 1, ""},
+		{"a broken prevResult", "ADD", `{"cniVersion":"1.0.0","name":"n","prevResult":{"ips":"no"}}`, required, 6, "prevResult"},
+		{"an argument without value", "ADD", `{"cniVersion":"1.0.0","name":"n"}`, slices.Concat(required, []string{"CNI_ARGS=IgnoreUnknown"}), 4, "CNI_ARGS"},
+		{"an argument nobody knows", "ADD", `{"cniVersion":"1.0.0","name":"n"}`, slices.Concat(required, []string{"CNI_ARGS=FOO=1"}), 4, "FOO"},
+		{
+			"no kubeconfig", "ADD", `{"cniVersion":"1.0.0","name":"n","cni_agent_run_dir":"/nonexistent"}`,
+			slices.Concat(required, []string{"CNI_ARGS=K8S_POD_NAMESPACE=apps;K8S_POD_NAME=web"}), 5, "/nonexistent/istio-cni-kubeconfig",
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			got := ask(t, tc.input, slices.Concat(tc.env, []string{"CNI_COMMAND=" + tc.command})...)
+			var object struct {
+				Code    uint   `json:"code"`
+				Msg     string `json:"msg"`
+				Details string `json:"details"`
+			}
+			if err := json.Unmarshal([]byte(got.stdout), &object); err != nil || got.code != 1 {
+				t.Fatalf("exit %d, stdout is not one object (%v): %q", got.code, err, got.stdout)
+			}
+			if object.Code != tc.code || !strings.Contains(object.Msg+object.Details, tc.text) {
+				t.Errorf("got %+v, want code %d and %q", object, tc.code, tc.text)
+			}
+			for line := range strings.Lines(got.stderr) {
+				if !json.Valid([]byte(line)) {
+					t.Errorf("stderr line is not JSON: %q", line)
+				}
+			}
+		})
+	}
+}
+
+func TestTheNodesOwnNamespaceIsNeverProgrammed(t *testing.T) {
+	t.Parallel()
+	node := chaintest.New(t, program(t))
+	pod := node.NewPod("apps", "mesh", chaintest.Sidecar)
+	pod.Netns = "/proc/self/ns/net"
+	out, err := node.Ours(node.Chain("1.0.0", nil), pod, nil)
+	if err == nil || !strings.Contains(string(out), "the node's own network namespace") {
+		t.Errorf("ADD for the node's namespace: %v, %s", err, out)
+	}
+	if text := netnstest.Run(t, node.Netns, "iptables-save"); strings.Contains(text, "ISTIO") {
+		t.Errorf("the node was programmed:\n%s", text)
+	}
+}
+
+// A runtime that retries a sandbox finds what the first try left, whole or half.
+func TestRetriesInTheSameNamespaceSucceed(t *testing.T) {
+	t.Parallel()
+	node := chaintest.New(t, program(t))
+	list := node.Chain("1.0.0", nil)
+	pod := node.NewPod("apps", "mesh", chaintest.Sidecar)
+	if _, err := node.Add(list, pod); err != nil {
+		t.Fatal(err)
+	}
+	want := withoutComments(rules(t, pod))
+	for name, damage := range map[string][]string{
+		"whole":            {"true"},
+		"a rule less":      {"iptables", "-t", "nat", "-D", "ISTIO_OUTPUT", "2"},
+		"no jump":          {"iptables", "-t", "nat", "-D", "PREROUTING", "1"},
+		"a chain emptied":  {"iptables", "-t", "nat", "-F", "ISTIO_INBOUND"},
+		"a rule too many":  {"iptables", "-t", "nat", "-I", "ISTIO_OUTPUT", "-j", "ACCEPT"},
+		"a chain too many": {"iptables", "-t", "mangle", "-N", "ISTIO_TPROXY"},
+	} {
+		netnstest.Run(t, pod.Netns, damage[0], damage[1:]...)
+		if _, err := node.Again(list, pod); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got := withoutComments(rules(t, pod)); !strings.Contains(got, want) {
+			t.Errorf("%s: rules are\n%s\nwant\n%s", name, got, want)
+		}
+		if err := node.Check(list, pod); err != nil {
+			t.Errorf("%s: CHECK: %v", name, err)
+		}
+	}
+}
+
+// counting gives a directory of iptables programs that note each start in a file before they become the real ones.
+func counting(t *testing.T, suffix string) (dir, log string) {
+	t.Helper()
+	dir = t.TempDir()
+	log = filepath.Join(dir, "log")
+	for _, name := range []string{"iptables", "ip6tables"} {
+		for _, part := range []string{"", "-save", "-restore"} {
+			program := name + suffix + part
+			script := fmt.Sprintf("#!/bin/sh\necho %s >> %s\nexec /usr/sbin/%s \"$@\"\n", program, log, program)
+			if err := os.WriteFile(filepath.Join(dir, program), []byte(script), 0o755); err != nil { //nolint:gosec // a program
+				t.Fatal(err)
+			}
+		}
+	}
+	return dir, log
+}
+
+func started(t *testing.T, log string) []string {
+	t.Helper()
+	text, err := os.ReadFile(log)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	_ = os.Remove(log)
+	return strings.Fields(string(text))
+}
+
+// The reference starts 20 processes for a pod.
+func TestAddStartsFewProcesses(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		variant      string
+		stanza       chaintest.Stanza
+		dual         bool
+		fresh, again int
+	}{
+		{variant: "nft", fresh: 1, again: 1},
+		{variant: "nft", dual: true, fresh: 2, again: 2},
+		{variant: "legacy", stanza: chaintest.Stanza{"force_iptables_binary": "legacy"}, fresh: 2, again: 1},
+		{variant: "legacy", stanza: chaintest.Stanza{"force_iptables_binary": "legacy"}, dual: true, fresh: 3, again: 2},
+	} {
+		t.Run(fmt.Sprintf("%s dual=%v", tc.variant, tc.dual), func(t *testing.T) {
+			t.Parallel()
+			node := chaintest.New(t, program(t))
+			dir, log := counting(t, "-"+tc.variant)
+			pod := node.NewPod("apps", "mesh", func(p *kubetest.Pod) {
+				chaintest.Sidecar(p)
+				if tc.dual {
+					p.Containers[1].Env = []kubetest.EnvVar{{Name: "ISTIO_DUAL_STACK", Value: "true"}}
+				}
+			})
+			list := node.Chain("1.0.0", tc.stanza)
+			short := *list
+			short.Plugins = list.Plugins[:1]
+			if _, err := node.Add(&short, pod); err != nil {
+				t.Fatal(err)
+			}
+			if tc.dual {
+				netnstest.Run(t, pod.Netns, "ip", "-6", "addr", "add", "fd00::2/64", "dev", "eth0", "nodad")
+			}
+			for _, run := range []struct {
+				name string
+				want int
+			}{{"fresh", tc.fresh}, {"again", tc.again}} {
+				before, err := node.Cached(&short, pod)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if out, err := node.Ours(list, pod, before, "PATH="+dir); err != nil {
+					t.Fatalf("%v: %s", err, out)
+				}
+				got := started(t, log)
+				if len(got) != run.want {
+					t.Errorf("%s: started %q, want %d processes", run.name, got, run.want)
+				}
+			}
+			if !strings.Contains(netnstest.Run(t, pod.Netns, "iptables-"+tc.variant+"-save"), "ISTIO_OUTPUT") {
+				t.Error("not captured")
+			}
+		})
+	}
+}
+
+// With legacy tools all pods of a node would wait for one lock; each pod has its own.
+func TestFiftyPodsWithLegacyToolsDoNotWaitForTheNodesLock(t *testing.T) {
+	t.Parallel()
+	const lock = "/run/xtables.lock"
+	held, err := os.OpenFile(lock, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = held.Close() }()
+	node := chaintest.New(t, program(t))
+	list := node.Chain("1.0.0", chaintest.Stanza{"force_iptables_binary": "legacy"})
+	pods := make([]chaintest.Pod, 50)
+	for i := range pods {
+		pods[i] = node.NewPod("apps", fmt.Sprintf("mesh-%d", i), chaintest.Sidecar)
+	}
+	if err := unix.Flock(int(held.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for _, pod := range pods {
+		wg.Go(func() {
+			if _, err := node.Add(list, pod); err != nil {
+				t.Errorf("ADD of %s: %v", pod.Name, err)
+			}
+		})
+	}
+	wg.Wait() // the lock is still held: whoever waited for it has failed after 30 s
+	for _, pod := range pods {
+		if !strings.Contains(netnstest.Run(t, pod.Netns, "iptables-legacy-save"), "-A OUTPUT -j ISTIO_OUTPUT") {
+			t.Fatalf("%s is not captured", pod.Name)
+		}
+	}
+}
+
+// The runtime may start plugins without any environment but the CNI's.
+func TestAddWorksWithoutPath(t *testing.T) {
+	t.Parallel()
+	node := chaintest.New(t, program(t))
+	list := node.Chain("1.0.0", nil)
+	pod := node.NewPod("apps", "mesh", chaintest.Sidecar)
+	if _, err := node.Add(list, pod); err != nil {
+		t.Fatal(err)
+	}
+	netnstest.Run(t, pod.Netns, "iptables", "-t", "nat", "-F", "OUTPUT")
+	before, err := node.Cached(list, pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := node.Ours(list, pod, before, "PATH="); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if !strings.Contains(rules(t, pod), "-A OUTPUT -j ISTIO_OUTPUT") {
+		t.Error("not captured")
+	}
+}
+
+func TestSecrets(t *testing.T) {
+	t.Parallel()
+	node := chaintest.New(t, program(t))
+	pod := node.NewPod("apps", "mesh", func(p *kubetest.Pod) {
+		chaintest.Sidecar(p)
+		p.Containers[1].Env = []kubetest.EnvVar{{Name: "INVALID_DROP", Value: "hunter2-in-the-environment"}}
+	})
+	if _, err := node.Add(node.Chain("1.0.0", nil), pod); err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.ReadFile(filepath.Join(node.RunDir, "istio-cni.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, secret := range []string{"hunter2", node.API.Token()} {
+		if bytes.Contains(log, []byte(secret)) {
+			t.Errorf("the log tells %q:\n%s", secret, log)
+		}
+	}
+	for _, want := range []string{"INVALID_DROP", `"reason":"captured"`, `"capture":true`, `"pod":"apps/mesh"`} {
+		if !bytes.Contains(log, []byte(want)) {
+			t.Errorf("the log lacks %s:\n%s", want, log)
+		}
+	}
+}
