@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -76,12 +77,29 @@ func (n Namespace) Apply(ctx context.Context, spec redirect.Spec, conduct Conduc
 			return err
 		}
 		r.Programs = w.programs
-		if err := route.Apply(routing(spec.Routing(r.Families))); err != nil {
-			return fmt.Errorf("setting up routing: %w", err)
-		}
-		return nil
+		return setRouting(route.For(spec.Routing(r.Families)), w.otherRules())
 	})
 	return r, err
+}
+
+// setRouting brings addresses, routes and policy rules to what is wanted. Where rules of the mesh were replaced, what
+// belonged to them goes, too.
+func setRouting(want route.Want, replaced bool) error {
+	if replaced {
+		left, err := route.Leftovers()
+		if err != nil {
+			return fmt.Errorf("looking for routing of an earlier configuration: %w", err)
+		}
+		left.PassthroughV6 = left.PassthroughV6 && !want.PassthroughV6
+		left.Policy = slices.DeleteFunc(left.Policy, func(p route.Policy) bool { return slices.Contains(want.Policy, p) })
+		if err := route.Remove(left); err != nil {
+			return fmt.Errorf("removing routing of an earlier configuration: %w", err)
+		}
+	}
+	if err := route.Apply(want); err != nil {
+		return fmt.Errorf("setting up routing: %w", err)
+	}
+	return nil
 }
 
 // Verify compares the namespace with the Spec and writes nothing.
@@ -93,7 +111,7 @@ func (n Namespace) Verify(ctx context.Context, spec redirect.Spec) (Report, erro
 			return err
 		}
 		r = w.report
-		r.Routing, err = route.Check(routing(spec.Routing(r.Families)))
+		r.Routing, err = route.Check(route.For(spec.Routing(r.Families)))
 		return err
 	})
 	return r, err
@@ -171,12 +189,4 @@ func (n Namespace) do(fn func() error) error {
 		n.Log.Debug("running iptables without full isolation", "cause", isolation.Error())
 	}
 	return err
-}
-
-func routing(r redirect.Routing) route.Want {
-	w := route.Want{PassthroughV6: r.PassthroughV6}
-	for _, f := range r.MarkFamilies {
-		w.Policy = append(w.Policy, route.Policy{Family: f, Mark: r.Mark, Table: r.Table})
-	}
-	return w
 }

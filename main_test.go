@@ -1,0 +1,45 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"strconv"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// Every name that the program answers to is the program itself, as on a node.
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){
+		"istio-cni": main, "istio-iptables": main, "install-cni": main, "istio-cni-taint": main, "istio-cni-repair": main,
+		"some-other-name": main,
+	})
+}
+
+func TestScripts(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("these tests work on network namespaces and need root")
+	}
+	testscript.Run(t, testscript.Params{
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"status": status},
+		Dir:  "internal/applet/testdata/script", RequireExplicitExec: true, RequireUniqueNames: true,
+	})
+}
+
+// status is the script command "status CODE PROGRAM ARGS…": the program must end with that exit code.
+func status(ts *testscript.TestScript, _ bool, args []string) {
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	got := 0
+	var exit *exec.ExitError
+	if err := ts.Exec(args[1], args[2:]...); errors.As(err, &exit) {
+		got = exit.ExitCode()
+	} else {
+		ts.Check(err)
+	}
+	if got != want {
+		ts.Fatalf("exit code %d, want %d", got, want)
+	}
+}
