@@ -148,6 +148,8 @@ func (n *Node) NewPod(namespace, name string, describe func(*kubetest.Pod)) Pod 
 		Namespace: namespace, Name: name, UID: fmt.Sprintf("00000000-0000-4000-8000-%012d", number),
 		Netns: netnstest.New(n.t), id: fmt.Sprintf("sandbox%d", number),
 	}
+	// Runtimes run the loopback plugin on every sandbox before the chain.
+	netnstest.Run(n.t, p.Netns, "ip", "link", "set", "lo", "up")
 	if describe != nil {
 		pod := kubetest.Pod{Namespace: namespace, Name: name, UID: p.UID}
 		describe(&pod)
