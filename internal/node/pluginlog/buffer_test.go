@@ -30,7 +30,7 @@ func TestBufferDropsTheLowestLevelFirstAndInItTheLatest(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := buffer{limit: 5}
 			levels := map[string]Level{"d": LevelDebug, "i": LevelInfo, "w": LevelWarn, "e": LevelError}
-			for _, letter := range strings.Split(strings.ReplaceAll(c.add, " ", ""), "") {
+			for letter := range strings.SplitSeq(strings.ReplaceAll(c.add, " ", ""), "") {
 				line := letter
 				if letter != strings.ToLower(letter) {
 					line = strings.Repeat(letter, 3)

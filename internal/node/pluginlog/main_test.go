@@ -52,7 +52,7 @@ func child(t *testing.T, role string, environment ...string) *exec.Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), exe)
+	cmd := exec.CommandContext(t.Context(), exe) //nolint:gosec // itself
 	cmd.Env = append(os.Environ(), roleVariable+"="+role)
 	cmd.Env = append(cmd.Env, environment...)
 	return cmd
@@ -169,5 +169,5 @@ func messages(t *testing.T, lines string) []string {
 
 // logAt logs at a level of this package.
 func logAt(l *Log, level Level, msg string, args ...any) {
-	l.Logger().Log(context.Background(), slog.Level(level), msg, args...)
+	l.Logger().Log(context.Background(), slog.Level(level), msg, args...) //nolint:sloglint // the caller has the constant
 }

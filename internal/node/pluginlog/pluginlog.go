@@ -58,7 +58,6 @@ type Log struct {
 	runDir     string
 	level      Level
 	configured bool
-	closed     bool
 	kept       buffer
 	waited     time.Duration // what stderr has cost so far
 }
@@ -110,7 +109,6 @@ func (l *Log) Configure(runDir string, level Level) {
 func (l *Log) Close() {
 	l.closing.Do(func() {
 		l.mu.Lock()
-		l.closed = true
 		runDir := l.runDir
 		records := l.kept.take(l.level, l.dropNotice)
 		left := l.patience - l.waited
@@ -197,9 +195,7 @@ func (l *Log) enabled(level Level) bool {
 func (l *Log) emit(level Level, line []byte) {
 	l.mu.Lock()
 	shown := level >= l.level
-	if !l.closed {
-		l.kept.add(record{level: level, line: line, shown: shown})
-	}
+	l.kept.add(record{level: level, line: line, shown: shown})
 	if !shown {
 		l.mu.Unlock()
 		return

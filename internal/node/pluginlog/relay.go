@@ -46,10 +46,10 @@ func relay(ctx context.Context, socket string, records []record) error {
 	}
 	defer func() { _ = conn.Close() }()
 	deadline, _ := ctx.Deadline()
-	if err := conn.SetDeadline(deadline); err != nil {
+	if err = conn.SetDeadline(deadline); err != nil {
 		return fmt.Errorf("limiting the time for %q: %w", socket, err)
 	}
-	if err := req.Write(conn); err != nil {
+	if err = req.Write(conn); err != nil {
 		return fmt.Errorf("posting to %q: %w", socket, err)
 	}
 	resp, err := http.ReadResponse(bufio.NewReader(io.LimitReader(conn, maxAnswer)), req)

@@ -257,7 +257,7 @@ func drip(c net.Conn) {
 func leftBehind() []string {
 	buf := make([]byte, 1<<20)
 	var left []string
-	for _, stack := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+	for stack := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
 		for _, mark := range []string{"pluginlog.(*Log)", "pluginlog.(*stream)", "pluginlog.rollingFile", "pluginlog.relay("} {
 			if strings.Contains(stack, mark) {
 				left = append(left, stack)

@@ -73,13 +73,13 @@ func (d descriptor) Write(p []byte) (int, error) {
 	var werr error
 	err = conn.Write(func(fd uintptr) (done bool) {
 		for written < len(p) {
-			n, err := syscall.Write(int(fd), p[written:])
+			n, failed := syscall.Write(int(fd), p[written:])
 			switch {
-			case errors.Is(err, syscall.EINTR):
-			case errors.Is(err, syscall.EAGAIN):
-				return false
-			case err != nil:
-				werr = err
+			case errors.Is(failed, syscall.EINTR):
+			case errors.Is(failed, syscall.EAGAIN):
+				return false // when there is room this function is called again
+			case failed != nil:
+				werr = failed
 				return true
 			default:
 				written += n
