@@ -1,0 +1,195 @@
+// Package probe finds out by a real connection whether a network namespace redirects traffic to the sidecar.
+//
+// It promises that nothing is changed, that every socket is in the namespace that was asked about, and that it ends
+// with its context. It never needs privileges, but it must run as the proxy's user: only the proxy's calls are
+// redirected over loopback.
+//
+// Start at Redirection.
+package probe
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+)
+
+// Redirection is one probe: a connection from this process, which runs as the proxy, to an address on lo that is not the
+// pod's own must be redirected to the proxy's inbound listener. The probe stands in for the proxy and looks at the
+// destination that the connection was made for.
+//
+//	127.0.0.1:0 → 127.0.0.6:15002   OUTPUT → ISTIO_OUTPUT → (uid of the proxy, over lo) → ISTIO_IN_REDIRECT → 127.0.0.1:15006
+type Redirection struct {
+	// Namespace is the file of the namespace; "" is the current one.
+	Namespace string
+	// Listeners are the ports of the proxy. One of them may be taken.
+	Listeners []uint16
+	// Port is the one that is dialled. Nobody listens on it.
+	Port uint16
+}
+
+// dialEvery is the pause between two tries.
+const dialEvery = time.Second
+
+// addresses are, by family, where the probe listens and dials from, and what it dials.
+func addresses(f ruleset.Family) (local, target netip.Addr) {
+	if f == ruleset.IPv6 {
+		return netip.IPv6Loopback(), netip.MustParseAddr("::6")
+	}
+	return netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.6")
+}
+
+// Run returns nil as soon as a redirected connection of the family was seen. Otherwise it tries until the context ends,
+// and gives the context's cause with the last failure to connect.
+func (r Redirection) Run(ctx context.Context, f ruleset.Family) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	seen := make(chan uint16)
+	// All sockets are made on the thread that is in the namespace.
+	return netns.Do(r.Namespace, func() error {
+		closeAll, err := r.listen(ctx, f, seen)
+		if err != nil {
+			return err
+		}
+		defer closeAll()
+		return r.dial(ctx, f, seen)
+	})
+}
+
+// listen opens the proxy's two ports. One that is taken is tolerated: the probe may come in at the other.
+func (r Redirection) listen(ctx context.Context, f ruleset.Family, seen chan<- uint16) (closeAll func(), err error) {
+	local, _ := addresses(f)
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error { return reuse(c) }}
+	var open []net.Listener
+	var errs []error
+	for _, port := range r.Listeners {
+		l, err := config.Listen(ctx, "tcp", netip.AddrPortFrom(local, port).String())
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		open = append(open, l)
+		go accept(ctx, l, f, seen)
+	}
+	closeAll = func() {
+		for _, l := range open {
+			_ = l.Close()
+		}
+	}
+	if len(open) == 0 {
+		return closeAll, fmt.Errorf("listening in the proxy's place: %w", errors.Join(errs...))
+	}
+	return closeAll, nil
+}
+
+func reuse(c syscall.RawConn) error {
+	var err error
+	ctlErr := c.Control(func(fd uintptr) {
+		err = errors.Join(
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1))
+	})
+	return errors.Join(ctlErr, err)
+}
+
+// accept tells the original destination port of every connection, on the channel and, as decimal text, to the client.
+func accept(ctx context.Context, l net.Listener, f ruleset.Family, seen chan<- uint16) {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		port, err := originalPort(conn, f)
+		if err == nil {
+			_, _ = fmt.Fprint(conn, port)
+		}
+		_ = conn.Close()
+		select {
+		case seen <- port:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// originalPort asks the kernel where the connection was going before it was redirected (SO_ORIGINAL_DST,
+// include/uapi/linux/netfilter_ipv4.h, and IP6T_SO_ORIGINAL_DST, include/uapi/linux/netfilter_ipv6/ip6_tables.h).
+func originalPort(conn net.Conn, f ruleset.Family) (port uint16, err error) {
+	const soOriginalDst = 80
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		return 0, errors.New("not a TCP connection")
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	ctlErr := raw.Control(func(fd uintptr) {
+		if f == ruleset.IPv6 {
+			// A struct sockaddr_in6 comes back, which has the port where the first fields of this type are.
+			var info *unix.IPv6MTUInfo
+			if info, err = unix.GetsockoptIPv6MTUInfo(int(fd), unix.IPPROTO_IPV6, soOriginalDst); err == nil {
+				port = binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, info.Addr.Port))
+			}
+			return
+		}
+		// A struct sockaddr_in: family, port in network order, address.
+		var addr *unix.IPv6Mreq
+		if addr, err = unix.GetsockoptIPv6Mreq(int(fd), unix.IPPROTO_IP, soOriginalDst); err == nil {
+			port = uint16(addr.Multiaddr[2])<<8 | uint16(addr.Multiaddr[3])
+		}
+	})
+	// The kernel tracks no such connection: nothing changed its destination.
+	if own, ok := conn.LocalAddr().(*net.TCPAddr); ok && errors.Is(err, unix.ENOENT) {
+		return own.AddrPort().Port(), ctlErr
+	}
+	return port, errors.Join(ctlErr, err)
+}
+
+// dial probes once a second until the answer is there or the time is up.
+func (r Redirection) dial(ctx context.Context, f ruleset.Family, seen <-chan uint16) error {
+	local, target := addresses(f)
+	dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(local, 0)), Timeout: dialEvery}
+	ticker := time.NewTicker(dialEvery)
+	defer ticker.Stop()
+	var last error
+	for {
+		conn, err := dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(target, r.Port).String())
+		if err == nil {
+			_ = conn.Close()
+		} else if ctx.Err() == nil {
+			last = err
+		}
+		if done := r.await(ctx, seen, ticker.C); done {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return errors.Join(context.Cause(ctx), last)
+		}
+	}
+}
+
+// await reports whether the probe came in before the next try is due. Connections for other ports are somebody else's.
+func (r Redirection) await(ctx context.Context, seen <-chan uint16, next <-chan time.Time) bool {
+	for {
+		select {
+		case port := <-seen:
+			if port == r.Port {
+				return true
+			}
+		case <-next:
+			return false
+		case <-ctx.Done():
+			return false
+		}
+	}
+}

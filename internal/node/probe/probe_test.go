@@ -1,0 +1,116 @@
+package probe_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/probe"
+)
+
+func redirection(path string) probe.Redirection {
+	return probe.Redirection{Namespace: path, Listeners: []uint16{15001, 15006}, Port: 15002}
+}
+
+// namespace has lo up, ::6 on it, and, if asked for, a redirection of all TCP to 15002, whoever sends it.
+func namespace(t *testing.T, redirected bool) string {
+	t.Helper()
+	path := netnstest.New(t)
+	netnstest.Run(t, path, "ip", "link", "set", "lo", "up")
+	netnstest.Run(t, path, "ip", "-6", "addr", "add", "::6/128", "dev", "lo")
+	for _, tool := range []string{"iptables", "ip6tables"} {
+		if redirected {
+			netnstest.Run(t, path, tool, "-t", "nat", "-A", "OUTPUT", "-p", "tcp", "--dport", "15002", "-j", "REDIRECT", "--to-ports", "15006")
+		}
+	}
+	return path
+}
+
+func TestRedirectionIsSeen(t *testing.T) {
+	t.Parallel()
+	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+		t.Run(f.String(), func(t *testing.T) {
+			t.Parallel()
+			if err := redirection(namespace(t, true)).Run(t.Context(), f); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestMissingRedirectionEndsWithTheContextAndTellsTheCause(t *testing.T) {
+	t.Parallel()
+	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+		t.Run(f.String(), func(t *testing.T) {
+			t.Parallel()
+			late := errors.New("too late")
+			ctx, cancel := context.WithTimeoutCause(t.Context(), 2*time.Second, late)
+			defer cancel()
+			err := redirection(namespace(t, false)).Run(ctx, f)
+			if !errors.Is(err, late) || !strings.Contains(err.Error(), "connection refused") {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+}
+
+// The proxy itself may be there already: one port is enough, none is not.
+func TestTakenPorts(t *testing.T) {
+	t.Parallel()
+	path := namespace(t, true)
+	take := func(address string) {
+		var l net.Listener
+		err := netns.Do(path, func() (err error) {
+			l, err = net.Listen("tcp", address) //nolint:noctx // ends with the test
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+	}
+	take("127.0.0.1:15001")
+	if err := redirection(path).Run(t.Context(), ruleset.IPv4); err != nil {
+		t.Errorf("with the outbound port taken: %v", err)
+	}
+	take("127.0.0.1:15006")
+	if err := redirection(path).Run(t.Context(), ruleset.IPv4); err == nil || !strings.Contains(err.Error(), "listening in the proxy's place") {
+		t.Errorf("with both ports taken: %v", err)
+	}
+}
+
+// A connection for another port is answered with that port, as the reference's listener does, and does not count.
+func TestConnectionsForOtherPortsDoNotCount(t *testing.T) {
+	t.Parallel()
+	path := namespace(t, false)
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 5*time.Second, errors.New("over"))
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- redirection(path).Run(ctx, ruleset.IPv4) }()
+	answered := false
+	for !answered && ctx.Err() == nil {
+		_ = netns.Do(path, func() error {
+			conn, err := net.Dial("tcp", "127.0.0.1:15006") //nolint:noctx // loopback
+			if err != nil {
+				return err
+			}
+			text, err := io.ReadAll(conn)
+			answered = err == nil && string(text) == "15006"
+			return conn.Close()
+		})
+	}
+	if !answered {
+		t.Error("the stand-in does not answer with the port")
+	}
+	cancel()
+	if err := <-done; err == nil {
+		t.Error("a connection for another port counts as redirected")
+	}
+}
