@@ -23,17 +23,17 @@ func onThread(fn func() (reusable bool, err error)) error {
 		err := errEnded
 		defer func() { done <- err }()
 
-		runtime.LockOSThread()
+		runtime.LockOSThread() //nolint:forbidigo // the one place
 		if unix.Gettid() == unix.Getpid() {
 			// While this goroutine keeps the first thread occupied, the next one gets another.
 			err = onThread(fn)
-			runtime.UnlockOSThread()
+			runtime.UnlockOSThread() //nolint:forbidigo // the one place
 			return
 		}
 		// Goexit in fn leaves both as they are.
 		var reusable bool
 		if reusable, err = fn(); reusable {
-			runtime.UnlockOSThread()
+			runtime.UnlockOSThread() //nolint:forbidigo // the one place
 		}
 	}()
 	return <-done

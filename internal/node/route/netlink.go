@@ -3,8 +3,8 @@ package route
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -39,20 +39,21 @@ func explain(f ruleset.Family, err error) error {
 	case f != ruleset.IPv6:
 		return err
 	}
-	if cause := v6Off("/proc/sys/net/ipv6"); cause != "" {
+	if cause := v6Off(os.DirFS("/proc/sys/net/ipv6")); cause != "" {
 		return fmt.Errorf("%w: %s", err, cause)
 	}
 	return err
 }
 
-// v6Off says why lo has no IPv6 in the calling thread's namespace and what helps, or nothing.
-func v6Off(sysctls string) string {
-	if _, err := os.Stat(sysctls); err != nil {
+// v6Off says why lo has no IPv6 and what helps, or nothing. Given proc's settings it speaks of the calling thread's
+// namespace.
+func v6Off(settings fs.FS) string {
+	if _, err := fs.Stat(settings, "."); err != nil {
 		return "the kernel has no IPv6 (it may have been started with ipv6.disable=1); " +
 			"turn it on or redirect IPv4 only"
 	}
 	// The kernel acts on the interface's own setting; writing to "all" sets those of the interfaces.
-	value, err := os.ReadFile(filepath.Join(sysctls, "conf/lo/disable_ipv6"))
+	value, err := fs.ReadFile(settings, "conf/lo/disable_ipv6")
 	if err == nil && strings.TrimSpace(string(value)) == "1" {
 		return "IPv6 is disabled on lo; set net.ipv6.conf.lo.disable_ipv6=0 in the namespace or redirect IPv4 only"
 	}

@@ -64,23 +64,28 @@ func Apply(w Want) error {
 	)
 }
 
-// Remove takes away what w wants, including repetitions. What is absent already is as good as removed.
+// Remove takes away what w wants, including repetitions, in the reverse order. What is absent already is as good as
+// removed.
 func Remove(w Want) error {
 	return w.each(
 		loopback.removePassthrough,
 		func(lo loopback, p Policy) error {
-			return errors.Join(p.removeRules(), p.removeRoutes(lo))
+			if err := p.removeRules(); err != nil {
+				return err
+			}
+			return p.removeRoutes(lo)
 		},
 	)
 }
 
 // Check says, in a sentence each, what keeps the namespace from being as Apply leaves it.
-func Check(w Want) (missing []string, err error) {
-	err = w.each(
+func Check(w Want) ([]string, error) {
+	var missing []string
+	err := w.each(
 		func(lo loopback) error {
-			address, err := lo.checkPassthrough()
+			address, addressErr := lo.checkPassthrough()
 			missing = append(missing, address...)
-			return err
+			return addressErr
 		},
 		func(lo loopback, p Policy) error {
 			route, routeErr := p.checkRoute(lo)

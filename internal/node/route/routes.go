@@ -56,7 +56,7 @@ func (p Policy) addRoute(lo loopback) error {
 	err = netlink.RouteAdd(p.netlinkRoute(lo))
 	if errors.Is(err, unix.EEXIST) {
 		// Someone else was quicker, or it is another default route.
-		if there, err := p.routes(lo); err == nil && len(there) > 0 {
+		if again, lookErr := p.routes(lo); lookErr == nil && len(again) > 0 {
 			return nil
 		}
 		err = fmt.Errorf("%w: the table has another default route; remove it or choose another table", err)

@@ -75,12 +75,12 @@ func parseRule(message []byte) (rule, error) {
 	if err != nil {
 		return rule{}, err
 	}
-	// rtm_type is the action; rtm_flags has inversion and detached interfaces.
+	// rtm_type is the action; rtm_flags has inversion and detached interfaces. The prefixes come as attributes, too.
 	const permanent = 1 // FIB_RULE_PERMANENT: the kernel made it
 	r := rule{
 		table:    uint32(header.Table),
 		lookup:   header.Type == actionLookup,
-		narrower: header.Flags&^permanent != 0 || header.Src_len != 0 || header.Dst_len != 0 || header.Tos != 0,
+		narrower: header.Flags&^permanent != 0 || header.Tos != 0,
 	}
 	for _, a := range attributes {
 		r.read(a.Attr.Type, a.Value)
@@ -152,11 +152,24 @@ func (p Policy) addRule() error {
 		return err
 	}
 	if s.serves == nil {
-		if err := netlink.RuleAdd(p.netlinkRule()); err != nil && !errors.Is(err, unix.EEXIST) {
+		if err := p.makeRule(); err != nil {
 			return fmt.Errorf("adding policy rule %s: %w", p, explain(p.Family, err))
 		}
 	}
 	return p.removeEach(s.others, s.allRules)
+}
+
+func (p Policy) makeRule() error {
+	err := netlink.RuleAdd(p.netlinkRule())
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	// Someone else was quicker, or a narrower rule has the priority that the kernel chose: as in removing, the kernel
+	// does not see the difference (rule_exists).
+	if s, lookErr := p.standing(); lookErr == nil && s.serves != nil {
+		return nil
+	}
+	return fmt.Errorf("%w: a rule that selects by more than the mark takes its place; give that one a higher priority number", err)
 }
 
 func (p Policy) removeRules() error {

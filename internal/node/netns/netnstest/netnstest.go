@@ -44,6 +44,7 @@ func Run(tb testing.TB, path, name string, args ...string) string {
 	tb.Helper()
 	var out []byte
 	err := netns.Do(path, func() (err error) {
+		//nolint:gosec // a test says what it runs
 		out, err = exec.CommandContext(tb.Context(), name, args...).CombinedOutput()
 		return err
 	})

@@ -1,0 +1,846 @@
+package route_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/route"
+)
+
+func v4(mark, table uint32) route.Policy {
+	return route.Policy{Family: ruleset.IPv4, Mark: mark, Table: table}
+}
+
+func v6(mark, table uint32) route.Policy {
+	return route.Policy{Family: ruleset.IPv6, Mark: mark, Table: table}
+}
+
+func wantAll() route.Want {
+	return route.Want{PassthroughV6: true, Policy: []route.Policy{v4(1337, 133), v6(1337, 133)}}
+}
+
+// newNamespace makes a namespace as a runtime hands it to the last plugin, without a link to anywhere: lo is up.
+func newNamespace(t *testing.T, commands ...string) string {
+	t.Helper()
+	path := netnstest.New(t)
+	ip(t, path, "link set lo up")
+	for _, c := range commands {
+		ip(t, path, c)
+	}
+	return path
+}
+
+func ip(t *testing.T, path, args string) string {
+	t.Helper()
+	return netnstest.Run(t, path, "ip", strings.Fields(args)...)
+}
+
+// state is everything this package could change, as the ip command sees it.
+func state(t *testing.T, path string) string {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		var b strings.Builder
+		for _, args := range []string{
+			"-d -4 rule", "-d -6 rule", "-d -4 route show table all", "-d -6 route show table all", "-d addr",
+		} {
+			fmt.Fprintf(&b, "# ip %s\n%s", args, ip(t, path, args))
+		}
+		if settled(b.String()) || time.Now().After(deadline) {
+			return b.String()
+		}
+	}
+}
+
+// settled reports whether every IPv6 address has its route in the local table: the kernel
+// adds that in its own time, after it has answered.
+func settled(state string) bool {
+	for line := range strings.Lines(section(state, "-d addr")) {
+		f := strings.Fields(line)
+		if f[0] != "inet6" {
+			continue
+		}
+		address, _, _ := strings.Cut(f[1], "/")
+		if !strings.Contains(state, "local "+address+" dev") {
+			return false
+		}
+	}
+	return true
+}
+
+func in(t *testing.T, path string, fn func() error) {
+	t.Helper()
+	if err := netns.Do(path, fn); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func apply(t *testing.T, path string, w route.Want) {
+	t.Helper()
+	in(t, path, func() error { return route.Apply(w) })
+}
+
+func remove(t *testing.T, path string, w route.Want) {
+	t.Helper()
+	in(t, path, func() error { return route.Remove(w) })
+}
+
+func check(t *testing.T, path string, w route.Want) []string {
+	t.Helper()
+	var missing []string
+	in(t, path, func() (err error) { missing, err = route.Check(w); return err })
+	return missing
+}
+
+func leftovers(t *testing.T, path string) route.Want {
+	t.Helper()
+	var w route.Want
+	in(t, path, func() (err error) { w, err = route.Leftovers(); return err })
+	return w
+}
+
+// The commands that do by hand what wantAll asks for.
+func byHand() []string {
+	return []string{
+		"-6 addr add ::6/128 dev lo",
+		"-4 route add local default dev lo table 133",
+		"-4 rule add fwmark 1337 lookup 133",
+		"-6 route add local default dev lo table 133",
+		"-6 rule add fwmark 1337 lookup 133",
+	}
+}
+
+// Objects of others, some of which look like ours at a glance.
+func foreign() []string {
+	return []string{
+		"link add veth0 type veth peer name veth1",
+		"addr add 10.0.0.1/24 dev veth0",
+		"-6 addr add fd00::1/64 dev veth0 nodad",
+		"-6 addr add ::7/128 dev lo",
+		"link set veth0 up",
+		"rule add from 10.0.0.0/8 fwmark 0x539 lookup 133",
+		"rule add fwmark 0x539 iif veth0 lookup 133 priority 90",
+		"rule add fwmark 0x539/0xfff lookup 133 priority 91",
+		"rule add not fwmark 0x539 lookup 133 priority 92",
+		"rule add fwmark 0x539 uidrange 5-6 lookup 133 priority 93",
+		"rule add fwmark 0x539 ipproto tcp dport 80 lookup 133 priority 94",
+		"rule add fwmark 0x539 suppress_prefixlength 1 lookup 133 priority 95",
+		"rule add fwmark 0x539 tos 0x10 lookup 133 priority 96",
+		"rule add fwmark 0x539 lookup 300 priority 97",
+		"rule add fwmark 0x53a lookup 133 priority 98",
+		"rule add fwmark 0x539 unreachable priority 32800",
+		"rule add fwmark 0x539 table 133 unreachable priority 32801",
+		"-6 rule add from fd00::/8 fwmark 0x539 lookup 133",
+		"-6 rule add fwmark 0x539 to fd00::/8 lookup 133 priority 90",
+		"route add 10.9.0.0/16 dev veth0 table 133",
+		"route add local 10.8.0.0/16 dev lo table 133",
+		"route add default dev veth0 metric 7 table 133",
+		"-6 route add fd09::/16 dev veth0 table 133",
+		"-6 route add unreachable default metric 2000 table 133",
+		"-6 route add unreachable default metric 500 table 133",
+		"route add local default dev lo table 134",
+	}
+}
+
+func TestApplyMakesWhatTheIPCommandMakes(t *testing.T) {
+	t.Parallel()
+	ours, theirs := newNamespace(t), newNamespace(t, byHand()...)
+	apply(t, ours, wantAll())
+	if diff := cmp.Diff(state(t, theirs), state(t, ours)); diff != "" {
+		t.Errorf("made by the ip command (-) and by Apply (+):\n%s", diff)
+	}
+	if got, want := ip(t, ours, "rule"), "from all fwmark 0x539 lookup 133\n"; !strings.Contains(got, want) {
+		t.Errorf("ip rule prints\n%s, want a line %q", got, want)
+	}
+	for _, args := range []string{"-4 route show table 133", "-6 route show table 133"} {
+		got, want := ip(t, ours, args), ip(t, theirs, args)
+		if got != want || !strings.HasPrefix(got, "local default dev lo ") {
+			t.Errorf("ip %s prints %q, want %q", args, got, want)
+		}
+	}
+}
+
+func TestApplyDeliversMarkedPacketsLocally(t *testing.T) {
+	t.Parallel()
+	path := newNamespace(t)
+	apply(t, path, wantAll())
+	for _, query := range []string{"route get 192.0.2.1 mark 1337", "route get 2001:db8::1 mark 1337"} {
+		if got := ip(t, path, query); !strings.HasPrefix(got, "local ") || !strings.Contains(got, " dev lo table 133 ") {
+			t.Errorf("ip %s prints %q", query, got)
+		}
+	}
+}
+
+func TestApplyOfOneFamilyLeavesTheOtherAlone(t *testing.T) {
+	t.Parallel()
+	path := newNamespace(t)
+	before := state(t, path)
+	apply(t, path, route.Want{Policy: []route.Policy{v4(1337, 133)}})
+	after := state(t, path)
+	for _, args := range []string{"-d -6 rule", "-d -6 route show table all", "-d addr"} {
+		if section(before, args) != section(after, args) {
+			t.Errorf("ip %s changed:\n%s", args, cmp.Diff(section(before, args), section(after, args)))
+		}
+	}
+}
+
+func section(state, args string) string {
+	_, rest, _ := strings.Cut(state, "# ip "+args+"\n")
+	text, _, _ := strings.Cut(rest, "# ip ")
+	return text
+}
+
+func TestApplyTwiceChangesNothing(t *testing.T) {
+	t.Parallel()
+	for name, setup := range map[string][]string{"in an empty namespace": nil, "among foreign objects": foreign()} {
+		t.Run(name, func(t *testing.T) {
+			path := newNamespace(t, setup...)
+			apply(t, path, wantAll())
+			once := state(t, path)
+			for range 3 {
+				apply(t, path, wantAll())
+			}
+			if diff := cmp.Diff(once, state(t, path)); diff != "" {
+				t.Errorf("applied once (-) and again (+):\n%s", diff)
+			}
+			if missing := check(t, path, wantAll()); missing != nil {
+				t.Errorf("after Apply, Check says %q", missing)
+			}
+		})
+	}
+}
+
+func TestRemoveAfterApplyLeavesTheNamespaceAsItWas(t *testing.T) {
+	t.Parallel()
+	for name, setup := range map[string][]string{"that was empty": nil, "with foreign objects": foreign()} {
+		t.Run(name, func(t *testing.T) {
+			path := newNamespace(t, setup...)
+			before := state(t, path)
+			apply(t, path, wantAll())
+			if state(t, path) == before {
+				t.Fatal("Apply did nothing")
+			}
+			remove(t, path, wantAll())
+			if diff := cmp.Diff(before, state(t, path)); diff != "" {
+				t.Errorf("before (-) and after (+):\n%s", diff)
+			}
+			remove(t, path, wantAll())
+			if diff := cmp.Diff(before, state(t, path)); diff != "" {
+				t.Errorf("before (-) and after a second Remove (+):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestApplyCompletesWhatIsThere(t *testing.T) {
+	t.Parallel()
+	want := newNamespace(t, byHand()...)
+	hand := byHand()
+	for bits := range 1 << len(hand) {
+		var setup []string
+		for i, command := range hand {
+			if bits&(1<<i) != 0 {
+				setup = append(setup, command)
+			}
+		}
+		path := newNamespace(t, setup...)
+		missing := check(t, path, wantAll())
+		if len(missing) != len(hand)-len(setup) {
+			t.Errorf("with %q Check says %q", setup, missing)
+		}
+		apply(t, path, wantAll())
+		if diff := cmp.Diff(state(t, want), state(t, path)); diff != "" {
+			t.Errorf("with %q, want (-) and got (+):\n%s", setup, diff)
+		}
+	}
+}
+
+func TestApplyLeavesOneRule(t *testing.T) {
+	t.Parallel()
+	const ours = "from all fwmark 0x539 lookup 133"
+	w := route.Want{Policy: []route.Policy{v4(1337, 133)}}
+	tests := []struct {
+		name  string
+		setup []string
+		want  string // the rules, less those the kernel makes
+		says  string
+	}{
+		{
+			"of none", nil,
+			"32765: " + ours, "is missing",
+		},
+		{
+			"of one",
+			[]string{"rule add fwmark 1337 lookup 133"},
+			"32765: " + ours, "",
+		},
+		{
+			"of one at another priority, which it keeps",
+			[]string{"rule add fwmark 1337 lookup 133 priority 100"},
+			"100: " + ours, "",
+		},
+		{
+			"of one with the mask spelled out",
+			[]string{"rule add fwmark 1337/0xffffffff lookup 133 priority 100"},
+			"100: " + ours, "",
+		},
+		{
+			"of one that was made by a routing daemon",
+			[]string{"rule add fwmark 1337 lookup 133 protocol bird priority 100"},
+			"100: " + ours + " proto bird", "",
+		},
+		{
+			"of several, the first",
+			[]string{
+				"rule add fwmark 1337 lookup 133 priority 100", "rule add fwmark 1337 lookup 133 priority 7",
+				"rule add fwmark 1337 lookup 133",
+			},
+			"6: " + ours, "is there 3 times",
+		},
+		{
+			"of one behind the main table, in front of it",
+			[]string{"rule add fwmark 1337 lookup 133 priority 32766"},
+			"32765: " + ours, "no effect",
+		},
+		{
+			"of one behind a foreign rule for everything to main",
+			[]string{
+				"rule add lookup main priority 50", "rule add fwmark 1337 lookup 133 priority 60",
+			},
+			"49: " + ours + "\n50: from all lookup main", "no effect",
+		},
+		{
+			"of one before and one behind the main table",
+			[]string{
+				"rule add fwmark 1337 lookup 133 priority 60", "rule add fwmark 1337 lookup 133 priority 40000",
+			},
+			"60: " + ours, "is there 2 times",
+		},
+		{
+			"beside a narrower rule that comes first",
+			[]string{
+				"rule add from 10.0.0.0/8 fwmark 1337 lookup 133 priority 5", "rule add fwmark 1337 lookup 133 priority 60",
+				"rule add fwmark 1337 lookup 133 priority 61",
+			},
+			"5: from 10.0.0.0/8 fwmark 0x539 lookup 133\n60: " + ours, "is there 2 times",
+		},
+		{
+			"where there was none but narrower ones",
+			[]string{
+				"rule add fwmark 1337/0xffff lookup 133 priority 5", "rule add fwmark 1337 ipproto udp lookup 133 priority 6",
+			},
+			"4: " + ours + "\n5: from all fwmark 0x539/0xffff lookup 133\n6: from all fwmark 0x539 ipproto udp lookup 133",
+			"is missing",
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			path := newNamespace(t, append(tt.setup, "route add local default dev lo table 133")...)
+			missing := check(t, path, w)
+			if (len(missing) == 0) != (tt.says == "") || !strings.Contains(fmt.Sprint(missing), tt.says) {
+				t.Errorf("Check says %q, want %q", missing, tt.says)
+			}
+			apply(t, path, w)
+			if diff := cmp.Diff(tt.want, ownRules(t, path)); diff != "" {
+				t.Errorf("want (-) and got (+):\n%s", diff)
+			}
+			if missing := check(t, path, w); missing != nil {
+				t.Errorf("after Apply, Check says %q", missing)
+			}
+			remove(t, path, w)
+			if got := ownRules(t, path); slices.Contains(strings.Split(got, "\n"), "32765: "+ours) {
+				t.Errorf("after Remove there is\n%s", got)
+			}
+		})
+	}
+}
+
+// ownRules gives the IPv4 rules without the kernel's three.
+func ownRules(t *testing.T, path string) string {
+	t.Helper()
+	var lines []string
+	for line := range strings.Lines(ip(t, path, "rule")) {
+		priority, text, _ := strings.Cut(strings.TrimSpace(line), ":\t")
+		if priority != "0" && priority != "32766" && priority != "32767" {
+			lines = append(lines, priority+": "+text)
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestApplyKeepsARouteOfAnotherMetric(t *testing.T) {
+	t.Parallel()
+	path := newNamespace(t, append(byHand()[:3:3], "-6 route add local default dev lo metric 5 table 133", byHand()[4])...)
+	before := state(t, path)
+	if missing := check(t, path, wantAll()); missing != nil {
+		t.Errorf("Check says %q", missing)
+	}
+	apply(t, path, wantAll())
+	if diff := cmp.Diff(before, state(t, path)); diff != "" {
+		t.Errorf("before (-) and after (+):\n%s", diff)
+	}
+}
+
+func TestRemoveTakesEveryRepetition(t *testing.T) {
+	t.Parallel()
+	path := newNamespace(t, "rule add from 10.0.0.0/8 fwmark 1337 lookup 133 priority 1")
+	before := state(t, path)
+	for _, command := range append(byHand(),
+		"-4 rule add fwmark 1337 lookup 133 priority 2", "-4 rule add fwmark 1337 lookup 133 priority 40000",
+		"-6 rule add fwmark 1337 lookup 133 priority 2", "-6 route add local default dev lo metric 5 table 133",
+	) {
+		ip(t, path, command)
+	}
+	remove(t, path, wantAll())
+	if diff := cmp.Diff(before, state(t, path)); diff != "" {
+		t.Errorf("before (-) and after (+):\n%s", diff)
+	}
+}
+
+// The kernel removes the first rule that agrees with what it is told, and cannot be told to spare a narrower one.
+func TestRemoveSparesANarrowerRuleOfTheSamePriority(t *testing.T) {
+	t.Parallel()
+	path := newNamespace(t,
+		"rule add from 10.0.0.0/8 fwmark 1337 lookup 133 priority 9", "route add local default dev lo table 133")
+	addRule(t, path, 9)
+	before := state(t, path)
+	err := netns.Do(path, func() error { return route.Remove(wantAll()) })
+	want := `removing policy rule "fwmark 0x539 lookup 133" (IPv4) at priority 9: `
+	if err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("error %v, want one that starts with %q", err, want)
+	}
+	if diff := cmp.Diff(before, state(t, path)); diff != "" {
+		t.Errorf("before (-) and after (+):\n%s", diff)
+	}
+}
+
+func TestApplySaysWhenANarrowerRuleTakesThePlace(t *testing.T) {
+	t.Parallel()
+	path := newNamespace(t, "rule add from 10.0.0.0/8 fwmark 1337 lookup 133 priority 0")
+	err := netns.Do(path, func() error { return route.Apply(route.Want{Policy: []route.Policy{v4(1337, 133)}}) })
+	want := `adding policy rule "fwmark 0x539 lookup 133" (IPv4): file exists: a rule that selects by more`
+	if err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("error %v, want one that starts with %q", err, want)
+	}
+}
+
+// addRule adds the IPv4 rule "fwmark 1337 lookup 133", with what more is given, also where the kernel would take it
+// for one that is there.
+func addRule(t *testing.T, path string, priority uint32, more ...*nl.RtAttr) {
+	t.Helper()
+	in(t, path, func() error {
+		request := nl.NewNetlinkRequest(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_ACK)
+		request.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: unix.AF_INET, Table: 133, Type: 1}})
+		request.AddData(nl.NewRtAttr(nl.FRA_FWMARK, binary.NativeEndian.AppendUint32(nil, 1337)))
+		request.AddData(nl.NewRtAttr(nl.FRA_PRIORITY, binary.NativeEndian.AppendUint32(nil, priority)))
+		for _, a := range more {
+			request.AddData(a)
+		}
+		_, err := request.Execute(unix.NETLINK_ROUTE, 0)
+		return err
+	})
+}
+
+// A selector that the ip command of the machine may not know, and the netlink package does not.
+func TestARuleWithAnUnknownSelectorIsForeign(t *testing.T) {
+	t.Parallel()
+	path := newNamespace(t, "route add local default dev lo table 133")
+	const dscp = 25 // FRA_DSCP
+	addRule(t, path, 20, nl.NewRtAttr(dscp, []byte{10}))
+	before := state(t, path)
+	if got := leftovers(t, path); len(got.Policy) != 0 {
+		t.Errorf("Leftovers gives %v", got)
+	}
+	w := route.Want{Policy: []route.Policy{v4(1337, 133)}}
+	if missing := check(t, path, w); len(missing) != 1 {
+		t.Errorf("Check says %q", missing)
+	}
+	apply(t, path, w)
+	if missing := check(t, path, w); missing != nil {
+		t.Errorf("after Apply, Check says %q", missing)
+	}
+	remove(t, path, w)
+	ip(t, path, "route add local default dev lo table 133")
+	if diff := cmp.Diff(before, state(t, path)); diff != "" {
+		t.Errorf("before (-) and after (+):\n%s", diff)
+	}
+}
+
+func TestMarksAndTablesOfAnySize(t *testing.T) {
+	t.Parallel()
+	for _, n := range []uint32{1, 252, 256, 1 << 16, 1<<31 - 1, 1 << 31, 1<<32 - 1} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			t.Parallel()
+			path := newNamespace(t)
+			before := state(t, path)
+			w := route.Want{Policy: []route.Policy{v4(n, n), v6(n, n)}}
+			apply(t, path, w)
+			apply(t, path, w)
+			if missing := check(t, path, w); missing != nil {
+				t.Errorf("after Apply, Check says %q", missing)
+			}
+			want := fmt.Sprintf("32765:\tfrom all fwmark %#x lookup %d\n", n, n)
+			for _, family := range []string{"-4", "-6"} {
+				if got := ip(t, path, family+" rule"); strings.Count(got, want) != 1 {
+					t.Errorf("ip %s rule prints\n%s, want one line %q", family, got, want)
+				}
+			}
+			if diff := cmp.Diff(w, leftovers(t, path)); diff != "" {
+				t.Errorf("Leftovers, want (-) and got (+):\n%s", diff)
+			}
+			remove(t, path, w)
+			if diff := cmp.Diff(before, state(t, path)); diff != "" {
+				t.Errorf("before (-) and after (+):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestCheckSaysWhatIsMissingAndWritesNothing(t *testing.T) {
+	t.Parallel()
+	path := newNamespace(t)
+	before := state(t, path)
+	want := []string{
+		`address ::6/128 on lo is missing`,
+		`route "local default dev lo table 133" (IPv4) is missing`,
+		`policy rule "fwmark 0x539 lookup 133" (IPv4) is missing`,
+		`route "local default dev lo table 133" (IPv6) is missing`,
+		`policy rule "fwmark 0x539 lookup 133" (IPv6) is missing`,
+	}
+	if diff := cmp.Diff(want, check(t, path, wantAll())); diff != "" {
+		t.Errorf("want (-) and got (+):\n%s", diff)
+	}
+	if missing := check(t, path, route.Want{}); missing != nil {
+		t.Errorf("of nothing wanted, Check says %q", missing)
+	}
+	if diff := cmp.Diff(before, state(t, path)); diff != "" {
+		t.Errorf("before (-) and after (+):\n%s", diff)
+	}
+}
+
+func TestTheAddressWithAWiderPrefixIsEnoughAndStays(t *testing.T) {
+	t.Parallel()
+	path := newNamespace(t, "-6 addr add ::6/64 dev lo")
+	before := state(t, path)
+	w := route.Want{PassthroughV6: true}
+	if missing := check(t, path, w); missing != nil {
+		t.Errorf("Check says %q", missing)
+	}
+	apply(t, path, w)
+	if left := leftovers(t, path); left.PassthroughV6 {
+		t.Error("Leftovers gives it")
+	}
+	remove(t, path, w)
+	if diff := cmp.Diff(before, state(t, path)); diff != "" {
+		t.Errorf("before (-) and after (+):\n%s", diff)
+	}
+}
+
+func TestTheAddressOnAnotherInterfaceIsNotOurs(t *testing.T) {
+	t.Parallel()
+	path := newNamespace(t, "link add veth0 type veth peer name veth1", "-6 addr add ::6/128 dev veth0 nodad")
+	before := state(t, path)
+	w := route.Want{PassthroughV6: true}
+	if missing := check(t, path, w); len(missing) != 1 {
+		t.Errorf("Check says %q", missing)
+	}
+	remove(t, path, w)
+	if left := leftovers(t, path); left.PassthroughV6 {
+		t.Error("Leftovers gives it")
+	}
+	if diff := cmp.Diff(before, state(t, path)); diff != "" {
+		t.Errorf("before (-) and after (+):\n%s", diff)
+	}
+}
+
+func TestLeftovers(t *testing.T) {
+	t.Parallel()
+	const route133 = "route add local default dev lo table 133"
+	tests := []struct {
+		name  string
+		setup []string
+		want  route.Want
+	}{
+		{"nothing", nil, route.Want{}},
+		{"what Apply makes", byHand(), wantAll()},
+		{
+			"other marks and tables, late and repeated",
+			[]string{
+				"rule add fwmark 1 lookup 100", "rule add fwmark 1 lookup 100 priority 40000",
+				"route add local default dev lo table 100", "-6 rule add fwmark 0x400 lookup 5000 priority 9",
+				"-6 route add local default dev lo table 5000 metric 3",
+			},
+			route.Want{Policy: []route.Policy{v4(1, 100), v6(0x400, 5000)}},
+		},
+		{
+			"two marks for one table",
+			[]string{"rule add fwmark 1 lookup 133 priority 1", "rule add fwmark 2 lookup 133 priority 2", route133},
+			route.Want{Policy: []route.Policy{v4(1, 133), v4(2, 133)}},
+		},
+		{"not a rule without its route", []string{"rule add fwmark 1 lookup 133"}, route.Want{}},
+		{"not a rule whose route is in the other family", []string{"rule add fwmark 1 lookup 133", "-6 " + route133}, route.Want{}},
+		{"not a route without its rule", []string{route133}, route.Want{}},
+		{
+			"not a table with another route",
+			[]string{"rule add fwmark 1 lookup 133", route133, "route add unreachable 10.0.0.0/8 table 133"},
+			route.Want{},
+		},
+		{
+			"not a table whose only route is another",
+			[]string{"rule add fwmark 1 lookup 133", "route add local 10.0.0.0/8 dev lo table 133"},
+			route.Want{},
+		},
+		{
+			"not a table used by a narrower rule as well",
+			[]string{"rule add fwmark 1 lookup 133", "rule add from 10.0.0.0/8 lookup 133", route133},
+			route.Want{},
+		},
+		{
+			"not a table whose route is no local one",
+			[]string{"link set veth0 up", "rule add fwmark 1 lookup 133", "route add default dev lo table 133"},
+			route.Want{},
+		},
+		{
+			"not a table whose route is of another interface",
+			[]string{"link set veth0 up", "rule add fwmark 1 lookup 133", "route add local default dev veth0 table 133"},
+			route.Want{},
+		},
+		{
+			"not a table whose route has a source",
+			[]string{"rule add fwmark 1 lookup 133", "route add local default dev lo src 127.0.0.1 table 133"},
+			route.Want{},
+		},
+		{"not a rule with a partial mask", []string{"rule add fwmark 0x200/0xf00 lookup 133", route133}, route.Want{}},
+		{"not a rule for everything", []string{"rule add lookup 133", route133}, route.Want{}},
+		{"not a rule that leads to the local table", []string{"rule add fwmark 1 lookup local"}, route.Want{}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			path := newNamespace(t, "link add veth0 type veth peer name veth1", "addr add 10.0.0.1/24 dev veth0")
+			before := state(t, path)
+			for _, command := range tt.setup {
+				ip(t, path, command)
+			}
+			made := state(t, path)
+			got := leftovers(t, path)
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("want (-) and got (+):\n%s", diff)
+			}
+			if diff := cmp.Diff(made, state(t, path)); diff != "" {
+				t.Errorf("Leftovers changed something, before (-) and after (+):\n%s", diff)
+			}
+			remove(t, path, got)
+			want := made
+			if len(got.Policy) > 0 {
+				want = before
+			}
+			if diff := cmp.Diff(want, state(t, path)); diff != "" {
+				t.Errorf("after Remove, want (-) and got (+):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestApplyInANamespaceThatLacksSomething(t *testing.T) {
+	t.Parallel()
+	const noV6 = "IPv6 is disabled on lo; set net.ipv6.conf.lo.disable_ipv6=0"
+	tests := []struct {
+		name    string
+		prepare func(t *testing.T, path string)
+		says    []string
+		rules   []string // families in which there is the rule afterwards
+	}{
+		{
+			"IPv6, on lo",
+			func(t *testing.T, path string) {
+				t.Helper()
+				netnstest.Run(t, path, "sysctl", "-qw", "net.ipv6.conf.lo.disable_ipv6=1")
+			},
+			[]string{
+				"adding ::6/128 to lo: permission denied: " + noV6,
+				`adding route "local default dev lo table 133" (IPv6): permission denied: ` + noV6,
+			},
+			[]string{"-4"},
+		},
+		{
+			"IPv6, everywhere",
+			func(t *testing.T, path string) {
+				t.Helper()
+				netnstest.Run(t, path, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1")
+			},
+			[]string{"adding ::6/128 to lo: permission denied: " + noV6},
+			[]string{"-4"},
+		},
+		{
+			"a loopback interface that is up",
+			func(t *testing.T, path string) { t.Helper(); ip(t, path, "link set lo down") },
+			[]string{
+				`adding route "local default dev lo table 133" (IPv6): network is down: lo is down; bring it up first`,
+			},
+			[]string{"-4"},
+		},
+		{
+			"a table of its own",
+			func(t *testing.T, path string) { t.Helper(); ip(t, path, "route add unreachable default table 133") },
+			[]string{`adding route "local default dev lo table 133" (IPv4): file exists: the table has another default route`},
+			[]string{"-6"},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			path := newNamespace(t)
+			tt.prepare(t, path)
+			before := state(t, path)
+			err := netns.Do(path, func() error { return route.Apply(wantAll()) })
+			for _, says := range tt.says {
+				if !strings.Contains(fmt.Sprint(err), says) {
+					t.Errorf("the error does not say %q:\n%v", says, err)
+				}
+			}
+			for _, family := range []string{"-4", "-6"} {
+				got := strings.Contains(ip(t, path, family+" rule"), "fwmark 0x539 lookup 133")
+				if got != slices.Contains(tt.rules, family) {
+					t.Errorf("ip %s rule has the rule: %v", family, got)
+				}
+			}
+			if missing := check(t, path, wantAll()); len(missing) == 0 {
+				t.Error("Check finds nothing missing")
+			}
+			remove(t, path, wantAll())
+			if diff := cmp.Diff(before, state(t, path)); diff != "" {
+				t.Errorf("before (-) and after (+):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestAnInvalidWantIsRefusedBeforeAnythingIsDone(t *testing.T) {
+	t.Parallel()
+	path := newNamespace(t)
+	before := state(t, path)
+	for _, bad := range []route.Policy{
+		v4(0, 133), v4(1337, 0), v4(1337, 253), v6(1337, 254), v6(1337, 255), {Family: 5, Mark: 1337, Table: 133}, {},
+	} {
+		w := route.Want{PassthroughV6: true, Policy: []route.Policy{v4(1337, 133), bad}}
+		in(t, path, func() error {
+			if err := route.Apply(w); err == nil || !strings.HasPrefix(err.Error(), "checking policy ") {
+				t.Errorf("Apply of %s: %v", bad, err)
+			}
+			if err := route.Remove(w); err == nil {
+				t.Errorf("Remove of %s: no error", bad)
+			}
+			if _, err := route.Check(w); err == nil {
+				t.Errorf("Check of %s: no error", bad)
+			}
+			return nil
+		})
+	}
+	if diff := cmp.Diff(before, state(t, path)); diff != "" {
+		t.Errorf("before (-) and after (+):\n%s", diff)
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	t.Parallel()
+	path := newNamespace(t,
+		"link add eth0 type veth peer name veth1", "link add eth1 type veth peer name veth2",
+		"-6 addr add fd00::1/64 dev eth0 nodad", "-6 addr add ::ffff:192.0.2.9/128 dev eth0 nodad",
+		"addr add 10.0.0.2/24 dev eth1", "addr add 10.0.0.3/24 dev eth1 label eth1:x",
+		"addr add 10.1.0.1 peer 10.1.0.2/32 dev eth0", "-6 addr add fd00::5 peer fd00::6/128 dev eth1 nodad",
+	)
+	var got []route.Address
+	in(t, path, func() (err error) { got, err = route.Addresses(); return err })
+
+	address := func(link, prefix string) route.Address {
+		return route.Address{Link: link, Prefix: netip.MustParsePrefix(prefix)}
+	}
+	want := []route.Address{
+		address("lo", "127.0.0.1/8"),
+		address("eth0", "10.1.0.1/32"),
+		address("eth1", "10.0.0.2/24"), address("eth1", "10.0.0.3/24"),
+		address("lo", "::1/128"),
+		address("eth0", "192.0.2.9/32"), address("eth0", "fd00::1/64"),
+		address("eth1", "fd00::5/128"),
+	}
+	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+		t.Errorf("want (-) and got (+):\n%s", diff)
+	}
+}
+
+func TestAddressesOfAnEmptyNamespace(t *testing.T) {
+	t.Parallel()
+	path := netnstest.New(t)
+	in(t, path, func() error {
+		got, err := route.Addresses()
+		if len(got) != 0 {
+			t.Errorf("got %v", got)
+		}
+		return err
+	})
+}
+
+// What one thread does in its namespace must not be seen in another's: sockets open where the caller is.
+func TestConcurrentCallsStayInTheirNamespaces(t *testing.T) {
+	t.Parallel()
+	var all sync.WaitGroup
+	for i := range uint32(16) {
+		path := newNamespace(t)
+		w := route.Want{PassthroughV6: i%2 == 0, Policy: []route.Policy{v4(i+1, 1000+i), v6(i+1, 2000+i)}}
+		all.Go(func() {
+			for range 10 {
+				err := netns.Do(path, func() error {
+					if err := route.Apply(w); err != nil {
+						return err
+					}
+					left, err := route.Leftovers()
+					if diff := cmp.Diff(w, left); diff != "" {
+						t.Errorf("namespace %d, want (-) and got (+):\n%s", i, diff)
+					}
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	rules, err := netlink.RuleList(netlink.FAMILY_ALL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range rules {
+		if r.Table >= 1000 && r.Table < 1016 && r.Mark != 0 {
+			t.Errorf("the node has the rule %v", r)
+		}
+	}
+}
+
+func TestForARouting(t *testing.T) {
+	t.Parallel()
+	both := []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
+	got := route.For(redirect.Routing{PassthroughV6: true, MarkFamilies: both, Mark: 1337, Table: 133})
+	if diff := cmp.Diff(wantAll(), got); diff != "" {
+		t.Errorf("want (-) and got (+):\n%s", diff)
+	}
+	if diff := cmp.Diff(route.Want{}, route.For(redirect.Routing{Mark: 1337, Table: 133})); diff != "" {
+		t.Errorf("want (-) and got (+):\n%s", diff)
+	}
+}
