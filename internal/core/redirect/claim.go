@@ -2,6 +2,8 @@ package redirect
 
 import (
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -13,8 +15,8 @@ import (
 //
 // Chains are known by their prefix and jumps by their target. What the reference puts into built-in chains without a
 // jump is known by its whole shape; shapes that somebody else might well use (a plain RETURN for an interface) count
-// only where chains of ours show that the mesh was here, and only in pairs or at the head of the chain, where the
-// reference puts them.
+// only where chains of ours show that the mesh was here, only ahead of what the reference puts behind them, and only in
+// pairs or at the head of the chain.
 func Claim(want, have ruleset.Set) ruleset.Claim {
 	c := claimer{have: have, claim: ruleset.Claim{Chains: map[string]map[string]bool{}, Rules: map[string]map[string][]bool{}}}
 	c.chains()
@@ -25,16 +27,14 @@ func Claim(want, have ruleset.Set) ruleset.Claim {
 			}
 		}
 	}
-	c.interfaces("nat")
-	c.interfaces("mangle")
+	c.interfaces()
 	c.guardrails()
 	return c.claim
 }
 
 type claimer struct {
-	have    ruleset.Set
-	claim   ruleset.Claim
-	residue bool // some chain of ours is there
+	have  ruleset.Set
+	claim ruleset.Claim
 }
 
 func (c *claimer) chains() {
@@ -43,7 +43,6 @@ func (c *claimer) chains() {
 		for _, chain := range t.Chains {
 			if strings.HasPrefix(chain.Name, chainPrefix) {
 				own[chain.Name] = true
-				c.residue = true
 			}
 		}
 		c.claim.Chains[t.Name] = own
@@ -51,10 +50,15 @@ func (c *claimer) chains() {
 	}
 }
 
-// ourJump reports whether the rule leads to a chain of ours.
+// ourJump reports whether the rule leads to a chain of ours. A chain takes no options, so its name ends the rule;
+// anywhere else, and with a quote behind it, the same words are somebody's comment.
 func ourJump(spec string) bool {
-	spec = " " + spec
-	return strings.Contains(spec, " -j "+chainPrefix) || strings.Contains(spec, " -g "+chainPrefix)
+	f := strings.Fields(spec)
+	if len(f) < 2 {
+		return false
+	}
+	verb, chain := f[len(f)-2], f[len(f)-1]
+	return (verb == "-j" || verb == "-g") && strings.HasPrefix(chain, chainPrefix) && !strings.HasSuffix(chain, `"`)
 }
 
 // shapes are the rules that the reference writes, or wrote in some version, straight into built-in chains. The DNS rules
@@ -125,36 +129,67 @@ func returnOf(spec string) (string, bool) {
 	return f[1], true
 }
 
-// interfaces claims the RETURN rules of excluded and of virtual machines' interfaces: excluded ones come as a pair in
-// PREROUTING and OUTPUT, and in PREROUTING both kinds stand at the head, with nothing foreign before them.
-func (c *claimer) interfaces(table string) {
-	if !c.residue {
-		return
+// interfaces claims the RETURN rules of excluded interfaces, in nat and, with TPROXY, in mangle, and of virtual machines'
+// interfaces, which are in nat only.
+func (c *claimer) interfaces() {
+	if len(c.claim.Chains["nat"]) > 0 {
+		c.excluded("nat")
+		c.rerouted()
 	}
-	t := c.have.Table(table)
-	in, _ := t.Chain(prerouting)
-	out, _ := t.Chain(outHook)
-	pairs := map[string]int{}
-	for bit, chain := range []ruleset.Chain{in, out} {
-		for _, r := range chain.Rules {
-			if name, ok := returnOf(r.Spec); ok {
-				pairs[name] |= 1 << bit
+	if c.claim.Chains["mangle"][inbound] {
+		c.excluded("mangle")
+	}
+}
+
+// excluded claims what comes as a pair in PREROUTING and OUTPUT, ahead of everything else that was appended for the mesh.
+func (c *claimer) excluded(table string) {
+	places := map[string][2][]int{}
+	for side, name := range []string{prerouting, outHook} {
+		chain, _ := c.have.Table(table).Chain(name)
+		for i, r := range chain.Rules {
+			if x, plain := returnOf(r.Spec); plain {
+				pair := places[x]
+				pair[side] = append(pair[side], i)
+				places[x] = pair
+			} else if c.claim.OwnsRule(table, name, i) && !reroutes(r.Spec) {
+				break
 			}
 		}
 	}
-	for _, chain := range []ruleset.Chain{in, out} {
-		head := chain.Name == prerouting
-		for i, r := range chain.Rules {
-			name, plain := returnOf(r.Spec)
-			switch {
-			case plain && (head || pairs[name] == 3):
-				c.claim.Rules[table][chain.Name][i] = true
-			case !c.claim.OwnsRule(table, chain.Name, i):
-				head = false
+	for _, pair := range places {
+		if len(pair[0]) == 0 || len(pair[1]) == 0 {
+			continue
+		}
+		for side, name := range []string{prerouting, outHook} {
+			for _, i := range pair[side] {
+				c.claim.Rules[table][name][i] = true
 			}
 		}
 	}
 }
+
+// rerouted claims what was inserted at the head of nat PREROUTING, with nothing foreign before it. The rules that send
+// an interface's traffic to the proxy name those whose RETURN it is; without any, as when no network is captured, every
+// RETURN there is taken for one.
+func (c *claimer) rerouted() {
+	chain, _ := c.have.Table("nat").Chain(prerouting)
+	named := map[string]bool{}
+	for _, r := range chain.Rules {
+		if f := strings.Fields(r.Spec); reroutes(r.Spec) && slices.Contains(f, "-i") {
+			named[f[slices.Index(f, "-i")+1]] = true
+		}
+	}
+	for i, r := range chain.Rules {
+		v, plain := returnOf(r.Spec)
+		if !reroutes(r.Spec) && (!plain || len(named) > 0 && !named[v]) {
+			return
+		}
+		c.claim.Rules["nat"][prerouting][i] = true
+	}
+}
+
+// reroutes reports whether the rule sends traffic to the proxy's outbound listener straight from a built-in chain.
+func reroutes(spec string) bool { return strings.HasSuffix(spec, "-j "+toProxy) }
 
 // guardrails claims what the reference puts up while it replaces rules and leaves behind when it is killed then: all TCP
 // and UDP dropped at the head of all three chains of filter. Nothing less than all six is taken for it.
@@ -170,4 +205,29 @@ func (c *claimer) guardrails() {
 	for _, name := range chains {
 		copy(c.claim.Rules["filter"][name], []bool{true, true})
 	}
+}
+
+// Marks lists the marks that rules of ours in the mangle table use, as evidence that policy routing for such a mark is
+// ours as well.
+func Marks(have ruleset.Set, claim ruleset.Claim) []uint32 {
+	var marks []uint32
+	for _, chain := range have.Table("mangle").Chains {
+		for i, r := range chain.Rules {
+			if !claim.OwnsRule("mangle", chain.Name, i) {
+				continue
+			}
+			f := strings.Fields(r.Spec)
+			for at, word := range f[:max(len(f)-1, 0)] {
+				if word != "--set-xmark" && word != "--tproxy-mark" && word != "--mark" {
+					continue
+				}
+				text, _, _ := strings.Cut(f[at+1], "/")
+				if mark, err := strconv.ParseUint(text, 0, 32); err == nil && mark != SelfMark {
+					marks = append(marks, uint32(mark))
+				}
+			}
+		}
+	}
+	slices.Sort(marks)
+	return slices.Compact(marks)
 }

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"slices"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -77,18 +78,18 @@ func (n Namespace) Apply(ctx context.Context, spec redirect.Spec, conduct Conduc
 			return err
 		}
 		r.Programs = w.programs
-		return setRouting(route.For(spec.Routing(r.Families)), w.otherRules())
+		return w.setRouting(route.For(spec.Routing(r.Families)))
 	})
 	return r, err
 }
 
 // setRouting brings addresses, routes and policy rules to what is wanted. Where rules of the mesh were replaced, what
 // belonged to them goes, too.
-func setRouting(want route.Want, replaced bool) error {
-	if replaced {
-		left, err := route.Leftovers()
+func (w *work) setRouting(want route.Want) error {
+	if w.otherRules() {
+		left, err := leftovers(w.marks)
 		if err != nil {
-			return fmt.Errorf("looking for routing of an earlier configuration: %w", err)
+			return err
 		}
 		left.PassthroughV6 = left.PassthroughV6 && !want.PassthroughV6
 		left.Policy = slices.DeleteFunc(left.Policy, func(p route.Policy) bool { return slices.Contains(want.Policy, p) })
@@ -117,8 +118,9 @@ func (n Namespace) Verify(ctx context.Context, spec redirect.Spec) (Report, erro
 	return r, err
 }
 
-// Clean removes everything that is the mesh's, of whatever configuration.
-func (n Namespace) Clean(ctx context.Context) (Report, error) {
+// Clean removes everything that is the mesh's, of whatever configuration. The Spec only says which mark and table are
+// known to be the mesh's besides those that rules found here use.
+func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error) {
 	var r Report
 	err := n.do(func() error {
 		w, err := n.inspect(ctx, nil)
@@ -126,9 +128,13 @@ func (n Namespace) Clean(ctx context.Context) (Report, error) {
 			return err
 		}
 		r = w.report
-		left, err := route.Leftovers()
+		left, err := leftovers(append(w.marks, spec.Mark))
 		if err != nil {
-			return fmt.Errorf("looking for routing: %w", err)
+			return err
+		}
+		for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+			// The configured table's route goes even where the rule that led to it is gone already.
+			left.Policy = append(left.Policy, route.Policy{Family: f, Mark: spec.Mark, Table: spec.Table})
 		}
 		if err := w.apply(ctx); err != nil {
 			return err
@@ -140,6 +146,19 @@ func (n Namespace) Clean(ctx context.Context) (Report, error) {
 		return nil
 	})
 	return r, err
+}
+
+// leftovers finds routing that belongs to the mesh: policy rules have the shape of anybody's TPROXY, so only those for a
+// mark that the mesh is known to use count.
+func leftovers(marks []uint32) (route.Want, error) {
+	left, err := route.Leftovers()
+	if err != nil {
+		return route.Want{}, fmt.Errorf("looking for routing of an earlier configuration: %w", err)
+	}
+	left.Policy = slices.DeleteFunc(left.Policy, func(p route.Policy) bool {
+		return !slices.Contains(marks, p.Mark) && p.Mark != redirect.DefaultMark
+	})
+	return left, nil
 }
 
 // Ours reports whether the namespace holds any rule or chain of the mesh.
@@ -180,13 +199,26 @@ func families(spec redirect.Spec) (redirect.Families, error) {
 // do runs fn in the namespace, with the pod's own iptables lock and without name service: the tools would ask it for
 // the names of user ids, which can take a minute (a node with a directory service) or deadlock.
 func (n Namespace) do(fn func() error) error {
-	binds := []netns.Bind{{Source: "/dev/null", Target: "/etc/nsswitch.conf"}}
+	binds := existing(netns.Bind{Source: "/dev/null", Target: "/etc/nsswitch.conf"})
 	if n.Path != "" {
-		binds = append(binds, netns.Bind{Source: n.Path, Target: "/run/xtables.lock"})
+		// Legacy tools from 1.8.6 on are told the lock by their environment, earlier ones know this path only.
+		binds = append(binds, existing(netns.Bind{Source: n.Path, Target: "/run/xtables.lock"})...)
 	}
 	isolation, err := netns.DoIsolated(n.Path, binds, fn)
 	if isolation != nil {
-		n.Log.Debug("running iptables without full isolation", "cause", isolation.Error())
+		level := slog.LevelDebug
+		if n.Path != "" {
+			level = slog.LevelWarn
+		}
+		n.Log.Log(context.Background(), level, "running iptables without full isolation from the node", "cause", isolation.Error())
 	}
 	return err
+}
+
+// existing leaves out a bind whose target is not there: then there is nothing to hide.
+func existing(b netns.Bind) []netns.Bind {
+	if _, err := os.Stat(b.Target); err != nil {
+		return nil
+	}
+	return []netns.Bind{b}
 }

@@ -17,6 +17,8 @@ type work struct {
 	report   Report
 	programs []ruleset.Program
 	steps    []step
+	// marks are those that rules of the mesh were found to use.
+	marks []uint32
 }
 
 type step struct {
@@ -78,6 +80,7 @@ func (w *work) compare(ctx context.Context, tool iptables.Tool, want ruleset.Set
 		return err
 	}
 	claim := redirect.Claim(want, have)
+	w.marks = append(w.marks, redirect.Marks(have, claim)...)
 	diff := ruleset.Compare(want, have, claim)
 	for _, rule := range diff.Others {
 		w.report.Notes = append(w.report.Notes, fmt.Sprintf("%s: not ours, behind ours, left alone: %s", want.Family, rule))

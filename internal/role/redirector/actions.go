@@ -81,7 +81,7 @@ func (r run) apply(ctx context.Context) error {
 }
 
 func (r run) clean(ctx context.Context) error {
-	report, err := r.namespace().Clean(ctx)
+	report, err := r.namespace().Clean(ctx, r.spec)
 	if err != nil {
 		return err
 	}

@@ -165,7 +165,7 @@ func act(ctx *cli.Context, c applet.Call) int {
 	if conf.native {
 		say(c.Stderr, "warning: --native-nftables: this version writes iptables rules all the same\n")
 	}
-	level := slog.LevelInfo
+	level := slog.LevelWarn
 	if conf.cniMode {
 		level = slog.LevelDebug
 	}
