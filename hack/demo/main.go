@@ -27,9 +27,9 @@ import (
 func main() {
 	if len(os.Args) != 2 || os.Geteuid() != 0 {
 		fmt.Fprintln(os.Stderr, "usage (as root): demo PATH-OF-ISTIO-CNI")
-		os.Exit(2)
+		os.Exit(2) //nolint:forbidigo // this is a main.go, too
 	}
-	os.Exit(run(os.Args[1]))
+	os.Exit(run(os.Args[1])) //nolint:forbidigo // this is a main.go, too
 }
 
 // Addresses outside the pod. Both are in the node's namespace.
@@ -191,7 +191,7 @@ func (d *demo) packets(pod chaintest.Pod) {
 		Actor: proxy, Mode: redirect.Redirect, Families: []ruleset.Family{ruleset.IPv4},
 		Resolver: func(ruleset.Family) netip.AddrPort { return at(outside, 53) },
 	}
-	server, err := sidecarProxy.Start()
+	server, err := sidecarProxy.Start(d.Context())
 	if err != nil {
 		panic(err)
 	}
@@ -229,7 +229,7 @@ func at(address string, port uint16) netip.AddrPort {
 }
 
 func (d *demo) serve(a labtest.Actor, services ...labtest.Service) {
-	server, err := labtest.Serve(a, services...)
+	server, err := labtest.Serve(d.Context(), a, services...)
 	if err != nil {
 		panic(err)
 	}

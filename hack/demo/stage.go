@@ -57,7 +57,7 @@ type printer struct {
 
 func newPrinter(f *os.File) printer {
 	info, err := f.Stat()
-	_, off := os.LookupEnv("NO_COLOR")
+	_, off := os.LookupEnv("NO_COLOR") //nolint:forbidigo // the whole configuration of this program
 	return printer{out: f, colour: err == nil && info.Mode()&os.ModeCharDevice != 0 && !off}
 }
 

@@ -17,7 +17,7 @@ func nftInUse(f ruleset.Family) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("opening a netfilter socket: %w", err)
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}); err != nil {
 		return false, fmt.Errorf("setting up a netfilter socket: %w", err)
 	}
@@ -73,5 +73,5 @@ func errnoOf(data []byte) error {
 	if len(data) < 4 {
 		return unix.EINVAL
 	}
-	return unix.Errno(-int32(binary.NativeEndian.Uint32(data)))
+	return unix.Errno(-binary.NativeEndian.Uint32(data)) // two's complement
 }

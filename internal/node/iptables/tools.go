@@ -224,7 +224,7 @@ func (h *Host) look(name string) (string, bool) {
 // the reading thread; the list is absent if it was built without legacy iptables.
 func legacyInUse(f ruleset.Family) bool {
 	list := map[ruleset.Family]string{ruleset.IPv4: "ip_tables_names", ruleset.IPv6: "ip6_tables_names"}[f]
-	names, err := os.ReadFile("/proc/thread-self/net/" + list)
+	names, err := os.ReadFile("/proc/thread-self/net/" + list) //nolint:gosec // one of two constants
 	return err == nil && len(bytes.TrimSpace(names)) > 0
 }
 
@@ -233,8 +233,8 @@ func (t Tool) inUse() bool {
 	if t.Variant == Legacy {
 		return legacyInUse(t.Family)
 	}
-	any, err := nftInUse(t.Family)
-	return any || err != nil
+	found, err := nftInUse(t.Family)
+	return found || err != nil
 }
 
 // Read gives all rules of the namespace that the tool knows of.

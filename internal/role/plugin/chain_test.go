@@ -22,7 +22,7 @@ import (
 func program(t *testing.T) string {
 	t.Helper()
 	built.Do(func() {
-		dir, err := os.MkdirTemp("", "istio-cni-test")
+		dir, err := os.MkdirTemp("", "istio-cni-test") //nolint:usetesting // it outlives the first test
 		if err != nil {
 			t.Fatal(err)
 		}

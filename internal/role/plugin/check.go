@@ -37,7 +37,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 	if decision.Outcome != sidecar.Capture {
 		return nil
 	}
-	if err := p.notTheHost(args.Netns); err != nil {
+	if err = p.notTheHost(args.Netns); err != nil {
 		return failure{code: types.ErrInvalidNetNS, what: fmt.Sprintf("istio-cni cannot check pod %s", pod), cause: err}
 	}
 	report, err := space.Verify(ctx, decision.Spec)
@@ -56,12 +56,11 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 // unknown answers for a pod that nobody can tell anything of just now. One whose namespace shows that it was captured
 // has to be checked again; any other is not failed on a guess.
 func (p *plugin) unknown(ctx context.Context, space podnet.Namespace, pod podArgs, lookup error) error {
-	ours, err := space.Ours(ctx)
-	if err != nil || !ours {
-		space.Log.Warn("not checking the pod", "cause", lookup.Error())
-		return nil
+	if ours, err := space.Ours(ctx); err == nil && ours {
+		return lookupFailure(pod, lookup)
 	}
-	return lookupFailure(pod, lookup)
+	space.Log.WarnContext(ctx, "not checking the pod", "cause", lookup.Error())
+	return nil
 }
 
 func differences(r podnet.Report) error {

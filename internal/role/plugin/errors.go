@@ -33,12 +33,10 @@ func protocol(err error) error {
 	if err == nil {
 		return nil
 	}
-	var ready *types.Error
-	if errors.As(err, &ready) {
+	if ready, ok := errors.AsType[*types.Error](err); ok {
 		return ready
 	}
-	var f failure
-	if errors.As(err, &f) {
+	if f, ok := errors.AsType[failure](err); ok {
 		return types.NewError(f.code, f.what, f.cause.Error())
 	}
 	return types.NewError(types.ErrInternal, "istio-cni failed", err.Error())
@@ -47,8 +45,7 @@ func protocol(err error) error {
 // lookupFailure maps a failed look-up of the pod. All but a broken configuration may pass by itself.
 func lookupFailure(pod podArgs, err error) failure {
 	what := fmt.Sprintf("istio-cni cannot tell whether pod %s is in the mesh", pod)
-	var config *kube.ConfigError
-	if errors.As(err, &config) {
+	if _, broken := errors.AsType[*kube.ConfigError](err); broken {
 		return failure{code: types.ErrIOFailure, what: what, cause: err}
 	}
 	return failure{code: types.ErrTryAgainLater, what: what, cause: err}

@@ -28,7 +28,7 @@ type answer struct {
 func ask(t *testing.T, input string, env ...string) answer {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), program(t))
+	cmd := exec.CommandContext(t.Context(), program(t)) //nolint:gosec // the program under test
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, strings.NewReader(input), &stdout, &stderr
 	_ = cmd.Run()
 	return answer{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
@@ -169,7 +169,7 @@ func counting(t *testing.T, suffix string) (dir, log string) {
 
 func started(t *testing.T, log string) []string {
 	t.Helper()
-	text, err := os.ReadFile(log)
+	text, err := os.ReadFile(log) //nolint:gosec // the test's own file
 	if err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}

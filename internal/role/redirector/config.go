@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"os/user"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -55,9 +56,9 @@ func (s source) value(flag string, env []string, keepEmpty bool) (redirect.Value
 	if flag != "" && s.IsSet(flag) {
 		return redirect.Value{Source: "flag --" + flag, Text: s.String(flag)}, true
 	}
-	for i := len(env) - 1; i >= 0; i-- {
-		if text, set := s.getenv(env[i]); set && (text != "" || keepEmpty) {
-			return redirect.Value{Source: "environment variable " + env[i], Text: text}, true
+	for _, name := range slices.Backward(env) {
+		if text, set := s.getenv(name); set && (text != "" || keepEmpty) {
+			return redirect.Value{Source: "environment variable " + name, Text: text}, true
 		}
 	}
 	return redirect.Value{}, false

@@ -13,71 +13,103 @@ type setting struct {
 }
 
 // settings are the flags that make the Spec.
-func settings() []setting {
+func settings() []setting { //nolint:funlen // a table
 	return []setting{
 		{"envoy-port", "p", nil, "15001", "outbound redirect `PORT`", redirect.FieldOutboundPort},
 		{
-			"inbound-capture-port", "z", []string{"INBOUND_CAPTURE_PORT"}, "15006",
+			"inbound-capture-port", "z",
+			[]string{"INBOUND_CAPTURE_PORT"},
+			"15006",
 			"inbound redirect or TPROXY `PORT`", redirect.FieldInboundPort,
 		},
 		{
-			"inbound-tunnel-port", "e", []string{"INBOUND_TUNNEL_PORT"}, "15008",
+			"inbound-tunnel-port", "e",
+			[]string{"INBOUND_TUNNEL_PORT"},
+			"15008",
 			"HBONE `PORT`, left alone", redirect.FieldTunnelPort,
 		},
 		{
-			"proxy-uid", "u", []string{"PROXY_UID"}, "",
+			"proxy-uid", "u",
+			[]string{"PROXY_UID"},
+			"",
 			"comma list of `UIDS` that are not captured; empty: that of user $ENVOY_USER (istio-proxy), else 1337", redirect.FieldUIDs,
 		},
 		{
-			"proxy-gid", "g", []string{"PROXY_GID"}, "",
+			"proxy-gid", "g",
+			[]string{"PROXY_GID"},
+			"",
 			"comma list of `GIDS` that are not captured; empty: the same as --proxy-uid", redirect.FieldGIDs,
 		},
 		{
-			"istio-inbound-interception-mode", "m", []string{"ISTIO_INBOUND_INTERCEPTION_MODE"}, "",
+			"istio-inbound-interception-mode", "m",
+			[]string{"ISTIO_INBOUND_INTERCEPTION_MODE"},
+			"",
 			"`MODE` of inbound capture, REDIRECT or TPROXY; empty: REDIRECT", redirect.FieldMode,
 		},
 		{
-			"istio-inbound-tproxy-mark", "t", []string{"ISTIO_INBOUND_TPROXY_MARK"}, "1337",
+			"istio-inbound-tproxy-mark", "t",
+			[]string{"ISTIO_INBOUND_TPROXY_MARK"},
+			"1337",
 			"decimal `MARK` of TPROXY traffic", redirect.FieldMark,
 		},
 		{
-			"istio-inbound-tproxy-route-table", "r", []string{"ISTIO_INBOUND_TPROXY_ROUTE_TABLE"}, "133",
+			"istio-inbound-tproxy-route-table", "r",
+			[]string{"ISTIO_INBOUND_TPROXY_ROUTE_TABLE"},
+			"133",
 			"routing `TABLE` for marked packets", redirect.FieldTable,
 		},
 		{
-			"istio-inbound-ports", "b", []string{"ISTIO_INBOUND_PORTS"}, "",
+			"istio-inbound-ports", "b",
+			[]string{"ISTIO_INBOUND_PORTS"},
+			"",
 			"inbound `PORTS` to capture: *, a comma list, or empty for none", redirect.FieldInbound,
 		},
 		{
-			"istio-local-exclude-ports", "d", []string{"ISTIO_LOCAL_EXCLUDE_PORTS"}, "",
+			"istio-local-exclude-ports", "d",
+			[]string{"ISTIO_LOCAL_EXCLUDE_PORTS"},
+			"",
 			"inbound `PORTS` not to capture; counts only with -b *", redirect.FieldInboundExclude,
 		},
 		{
-			"istio-exclude-interfaces", "c", []string{"ISTIO_EXCLUDE_INTERFACES"}, "",
+			"istio-exclude-interfaces", "c",
+			[]string{"ISTIO_EXCLUDE_INTERFACES"},
+			"",
 			"comma list of `INTERFACES` that are left alone both ways", redirect.FieldExcludeInterfaces,
 		},
 		{
-			"istio-service-cidr", "i", []string{"ISTIO_SERVICE_CIDR"}, "",
+			"istio-service-cidr", "i",
+			[]string{"ISTIO_SERVICE_CIDR"},
+			"",
 			"outbound `NETWORKS` to capture: *, a comma list of address/prefix, or empty for none", redirect.FieldOutbound,
 		},
 		{
-			"istio-service-exclude-cidr", "x", []string{"ISTIO_SERVICE_EXCLUDE_CIDR"}, "",
+			"istio-service-exclude-cidr", "x",
+			[]string{"ISTIO_SERVICE_EXCLUDE_CIDR"},
+			"",
 			"comma list of outbound `NETWORKS` not to capture", redirect.FieldOutboundExclude,
 		},
 		{
-			"istio-outbound-ports", "q", []string{"ISTIO_OUTBOUND_PORTS"}, "",
+			"istio-outbound-ports", "q",
+			[]string{"ISTIO_OUTBOUND_PORTS"},
+			"",
 			"comma list of outbound `PORTS` to capture whatever the address", redirect.FieldOutboundPorts,
 		},
 		{
-			"istio-local-outbound-ports-exclude", "o", []string{"ISTIO_LOCAL_OUTBOUND_PORTS_EXCLUDE"}, "",
+			"istio-local-outbound-ports-exclude", "o",
+			[]string{"ISTIO_LOCAL_OUTBOUND_PORTS_EXCLUDE"},
+			"",
 			"comma list of outbound `PORTS` not to capture, TCP and UDP", redirect.FieldOutboundPortsExclude,
 		},
 		{
-			"kube-virt-interfaces", "k", []string{"KUBE_VIRT_INTERFACES"}, "",
+			"kube-virt-interfaces", "k",
+			[]string{"KUBE_VIRT_INTERFACES"},
+			"",
 			"comma list of virtual machine `INTERFACES` whose traffic counts as outbound", redirect.FieldRerouteInterfaces,
 		},
 		{
-			"second-ip-family", "", []string{"SECOND_IP_FAMILY"}, "bypass",
+			"second-ip-family", "",
+			[]string{"SECOND_IP_FAMILY"},
+			"bypass",
 			"what to do with IPv6 of a pod whose first address is IPv4: `bypass|capture|reject`", redirect.FieldSecondFamily,
 		},
 	}

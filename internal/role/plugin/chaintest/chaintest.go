@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -35,21 +36,22 @@ func Versions() []string {
 }
 
 // Build compiles the program and gives its path.
-func Build(t testing.TB, dir string) string {
-	t.Helper()
+func Build(tb testing.TB, dir string) string {
+	tb.Helper()
 	file := filepath.Join(dir, "istio-cni")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-trimpath", "-tags", "urfave_cli_no_docs",
+	//nolint:gosec // the path is the test's
+	cmd := exec.CommandContext(tb.Context(), "go", "build", "-buildvcs=false", "-trimpath", "-tags", "urfave_cli_no_docs",
 		"-o", file, "github.com/meshcni/istio-cni")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") //nolint:forbidigo // for the toolchain
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("building the program: %v\n%s", err, out)
+		tb.Fatalf("building the program: %v\n%s", err, out)
 	}
 	return file
 }
 
 // Node is a node with its own network namespace, API server and CNI directories.
 type Node struct {
-	t testing.TB
+	tb testing.TB
 	// Netns is the node's namespace, RunDir the node agent's directory with the kubeconfig.
 	Netns, RunDir string
 	API           *kubetest.Server
@@ -60,24 +62,24 @@ type Node struct {
 }
 
 // New makes a node on which the program is installed as istio-cni.
-func New(t testing.TB, program string) *Node {
-	t.Helper()
-	n := &Node{t: t, Netns: netnstest.New(t), dir: t.TempDir(), Log: io.Discard}
+func New(tb testing.TB, program string) *Node {
+	tb.Helper()
+	n := &Node{tb: tb, Netns: netnstest.New(tb), dir: tb.TempDir(), Log: io.Discard}
 	n.bin, n.RunDir = filepath.Join(n.dir, "bin"), filepath.Join(n.dir, "run")
 	for _, d := range []string{n.bin, n.RunDir} {
 		if err := os.Mkdir(d, 0o755); err != nil { //nolint:gosec // as on a node
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 	if err := os.Symlink(program, filepath.Join(n.bin, "istio-cni")); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	n.adapter()
-	netnstest.Run(t, n.Netns, "ip", "link", "set", "lo", "up")
-	if err := netns.Do(n.Netns, func() error { n.API = kubetest.NewServer(t); return nil }); err != nil {
-		t.Fatal(err)
+	netnstest.Run(tb, n.Netns, "ip", "link", "set", "lo", "up")
+	if err := netns.Do(n.Netns, func() error { n.API = kubetest.NewServer(tb); return nil }); err != nil {
+		tb.Fatal(err)
 	}
-	n.API.WriteKubeconfig(t, filepath.Join(n.RunDir, "istio-cni-kubeconfig"))
+	n.API.WriteKubeconfig(tb, filepath.Join(n.RunDir, "istio-cni-kubeconfig"))
 	return n
 }
 
@@ -91,8 +93,8 @@ VERSION) exec printf '{"cniVersion":"1.1.0","supportedVersions":["1.0.0","1.1.0"
 esac
 sed 's/"cniVersion": *"1.1.0"/"cniVersion":"1.0.0"/g' | ` + SystemPlugins + `/bridge | sed 's/"cniVersion": *"1.0.0"/"cniVersion":"1.1.0"/'
 `
-	if err := os.WriteFile(filepath.Join(n.bin, "bridge-1.1.0"), []byte(script), 0o755); err != nil { //nolint:gosec // a program
-		n.t.Fatal(err)
+	if err := os.WriteFile(filepath.Join(n.bin, "bridge-1.1.0"), []byte(script), 0o755); err != nil { //nolint:gosec,forbidigo // a program of the test
+		n.tb.Fatal(err)
 	}
 }
 
@@ -101,11 +103,9 @@ type Stanza map[string]any
 
 // Chain gives the list bridge, istio-cni for a version.
 func (n *Node) Chain(version string, stanza Stanza) *libcni.NetworkConfigList {
-	n.t.Helper()
+	n.tb.Helper()
 	ours := Stanza{"type": "istio-cni", "cni_agent_run_dir": n.RunDir, "plugin_log_level": "debug"}
-	for k, v := range stanza {
-		ours[k] = v
-	}
+	maps.Copy(ours, stanza)
 	bridge := "bridge"
 	if version == "1.1.0" {
 		bridge = "bridge-1.1.0"
@@ -125,11 +125,11 @@ func (n *Node) Chain(version string, stanza Stanza) *libcni.NetworkConfigList {
 	}
 	text, err := json.Marshal(list)
 	if err != nil {
-		n.t.Fatal(err)
+		n.tb.Fatal(err)
 	}
 	parsed, err := libcni.NetworkConfFromBytes(text)
 	if err != nil {
-		n.t.Fatal(err)
+		n.tb.Fatal(err)
 	}
 	return parsed
 }
@@ -142,14 +142,14 @@ type Pod struct {
 
 // NewPod makes a sandbox, and, if it is given one, tells the API server of the pod.
 func (n *Node) NewPod(namespace, name string, describe func(*kubetest.Pod)) Pod {
-	n.t.Helper()
+	n.tb.Helper()
 	number := n.pods.Add(1)
 	p := Pod{
 		Namespace: namespace, Name: name, UID: fmt.Sprintf("00000000-0000-4000-8000-%012d", number),
-		Netns: netnstest.New(n.t), id: fmt.Sprintf("sandbox%d", number),
+		Netns: netnstest.New(n.tb), id: fmt.Sprintf("sandbox%d", number),
 	}
 	// Runtimes run the loopback plugin on every sandbox before the chain.
-	netnstest.Run(n.t, p.Netns, "ip", "link", "set", "lo", "up")
+	netnstest.Run(n.tb, p.Netns, "ip", "link", "set", "lo", "up")
 	if describe != nil {
 		pod := kubetest.Pod{Namespace: namespace, Name: name, UID: p.UID}
 		describe(&pod)
@@ -176,8 +176,11 @@ func (p Pod) runtime() *libcni.RuntimeConf {
 	return &libcni.RuntimeConf{
 		ContainerID: p.id, NetNS: p.Netns, IfName: "eth0",
 		Args: [][2]string{
-			{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", p.Namespace}, {"K8S_POD_NAME", p.Name},
-			{"K8S_POD_INFRA_CONTAINER_ID", p.id}, {"K8S_POD_UID", p.UID},
+			{"IgnoreUnknown", "1"},
+			{"K8S_POD_NAMESPACE", p.Namespace},
+			{"K8S_POD_NAME", p.Name},
+			{"K8S_POD_INFRA_CONTAINER_ID", p.id},
+			{"K8S_POD_UID", p.UID},
 		},
 	}
 }
@@ -186,16 +189,16 @@ func (p Pod) runtime() *libcni.RuntimeConf {
 func (n *Node) run(do func(context.Context, *libcni.CNIConfig) error) error {
 	starter := &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: n.Log}, PluginDecoder: version.PluginDecoder{}}
 	cni := libcni.NewCNIConfigWithCacheDir([]string{n.bin, SystemPlugins}, filepath.Join(n.dir, "cache"), starter)
-	return netns.Do(n.Netns, func() error { return do(context.WithoutCancel(n.t.Context()), cni) })
+	return netns.Do(n.Netns, func() error { return do(context.WithoutCancel(n.tb.Context()), cni) })
 }
 
 // Add runs the chain for a pod.
 func (n *Node) Add(list *libcni.NetworkConfigList, p Pod) (result types.Result, err error) {
-	err = n.run(func(ctx context.Context, cni *libcni.CNIConfig) (err error) {
+	failed := n.run(func(ctx context.Context, cni *libcni.CNIConfig) error {
 		result, err = cni.AddNetworkList(ctx, list, p.runtime())
 		return err
 	})
-	return result, err
+	return result, failed
 }
 
 // Del runs the chain backwards.
@@ -226,19 +229,18 @@ func (n *Node) GC(list *libcni.NetworkConfigList) error {
 
 // Cached gives the JSON of the result that libcni keeps of the last plugin of an ADD.
 func (n *Node) Cached(list *libcni.NetworkConfigList, p Pod) (text []byte, err error) {
-	err = n.run(func(_ context.Context, cni *libcni.CNIConfig) error {
-		result, err := cni.GetNetworkListCachedResult(list, p.runtime())
-		if err != nil {
-			return err
+	failed := n.run(func(_ context.Context, cni *libcni.CNIConfig) error {
+		var result types.Result
+		if result, err = cni.GetNetworkListCachedResult(list, p.runtime()); err == nil {
+			text, err = json.Marshal(result)
 		}
-		text, err = json.Marshal(result)
 		return err
 	})
-	return text, err
+	return text, failed
 }
 
 // Ours runs ADD of the last plugin of a list alone, on the given result, and gives what it printed.
-func (n *Node) Ours(list *libcni.NetworkConfigList, p Pod, prevResult []byte, extra ...string) (stdout []byte, err error) {
+func (n *Node) Ours(list *libcni.NetworkConfigList, p Pod, prevResult []byte, extra ...string) ([]byte, error) {
 	stanza := map[string]json.RawMessage{}
 	if err := json.Unmarshal(list.Plugins[len(list.Plugins)-1].Bytes, &stanza); err != nil {
 		return nil, err
@@ -266,7 +268,8 @@ func (n *Node) Again(list *libcni.NetworkConfigList, p Pod) ([]byte, error) {
 // Exec starts the program under test with a command, and the input as it is. The extra variables come last.
 func (n *Node) Exec(command string, p Pod, input []byte, extra ...string) (stdout []byte, err error) {
 	err = netns.Do(n.Netns, func() error {
-		cmd := exec.CommandContext(n.t.Context(), filepath.Join(n.bin, "istio-cni"))
+		cmd := exec.CommandContext(n.tb.Context(), filepath.Join(n.bin, "istio-cni")) //nolint:gosec // the program under test
+		//nolint:forbidigo // a runtime hands on its environment
 		cmd.Env = append(os.Environ(), "CNI_COMMAND="+command, "CNI_CONTAINERID="+p.id, "CNI_NETNS="+p.Netns,
 			"CNI_IFNAME=eth0", "CNI_PATH="+n.bin,
 			fmt.Sprintf("CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=%s;K8S_POD_NAME=%s;K8S_POD_UID=%s", p.Namespace, p.Name, p.UID))
