@@ -114,7 +114,7 @@ func (e *Error) Summary() string {
 	case e.Err != nil:
 		text.WriteString(": " + clean(e.Err.Error()))
 	}
-	return text.String()
+	return strings.TrimRight(text.String(), ". ")
 }
 
 // Remedy says what to look at. It never repeats the cause.

@@ -270,9 +270,11 @@ func realisticPod(tb testing.TB) []byte {
 	}
 	for _, manager := range []string{"kube-controller-manager", "kubelet"} {
 		fields := `{"f:metadata":{` + strings.Repeat(`"f:annotations":{".":{},"f:prometheus.io/path":{}},`, 100) + `"f:labels":{}}}`
+		owned := new(metav1.FieldsV1)
+		owned.SetRawString(fields)
 		pod.ManagedFields = append(pod.ManagedFields, metav1.ManagedFieldsEntry{
 			Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1",
-			FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)},
+			FieldsV1: owned,
 		})
 	}
 	document, err := json.Marshal(&pod)

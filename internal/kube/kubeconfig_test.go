@@ -26,7 +26,7 @@ func kubeconfigText(cluster, user string) string {
 		"}}]\nusers: [{name: me, user: {" + user + "}}]\n"
 }
 
-const secret = "eyJhbGciOi.the-secret.of-the-test"
+const secret = "eyJhbGciOi.the-secret.of-the-test" //nolint:gosec // made up
 
 func TestNewClientRefuses(t *testing.T) {
 	good := "server: 'https://10.0.0.1:443'"
@@ -217,7 +217,7 @@ func clientcmdView(t *testing.T, file string) view {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if token, err := os.ReadFile(config.BearerTokenFile); err == nil {
+	if token, unread := os.ReadFile(config.BearerTokenFile); unread == nil {
 		converted.BearerToken = strings.TrimSpace(string(token)) // as the transport's token source does
 	}
 	server, err := url.Parse(config.Host)
@@ -238,7 +238,7 @@ func inlineOrFile(t *testing.T, data []byte, file string) []byte {
 	if len(data) > 0 || file == "" {
 		return data
 	}
-	data, err := os.ReadFile(file)
+	data, err := os.ReadFile(file) //nolint:gosec // the test's own file
 	if err != nil {
 		t.Fatal(err)
 	}

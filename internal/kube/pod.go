@@ -112,7 +112,11 @@ func (c *Client) Pod(ctx context.Context, key PodKey, b Budget) (sidecar.Facts, 
 		}
 		l.remember(limited, *failed)
 		wait, again := l.pause()
-		if !again || !sleep(limited, wait) {
+		if !again {
+			break
+		}
+		if !sleep(limited, wait) {
+			l.exhausted = true
 			break
 		}
 		c.refresh()
@@ -301,7 +305,7 @@ func readPod(response *http.Response, reached *progress) ([]byte, *failure) {
 func refusal(response *http.Response, redact *strings.Replacer) *failure {
 	const longest = 64 << 10
 	// What cannot be read any more is not missed: the status says enough. Reading to the end keeps the connection.
-	body, _ := io.ReadAll(io.LimitReader(response.Body, longest)) //nolint:errcheck // see above
+	body, _ := io.ReadAll(io.LimitReader(response.Body, longest))
 	failed := failure{class: classOf(response.StatusCode), status: response.StatusCode, message: string(body)}
 	var status struct {
 		Kind    string `json:"kind"`

@@ -17,7 +17,7 @@ import (
 
 // authority signs certificates.
 type authority struct {
-	t           testing.TB
+	tb          testing.TB
 	key         *ecdsa.PrivateKey
 	certificate *x509.Certificate
 	pem         []byte
@@ -27,9 +27,9 @@ type authority struct {
 func longAgo() time.Time   { return time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) }
 func longAfter() time.Time { return time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC) }
 
-func newAuthority(t testing.TB) *authority {
-	t.Helper()
-	key := newKey(t)
+func newAuthority(tb testing.TB) *authority {
+	tb.Helper()
+	key := newKey(tb)
 	template := &x509.Certificate{
 		SerialNumber:          big.NewInt(1),
 		Subject:               pkix.Name{CommonName: "kubernetes"},
@@ -41,19 +41,19 @@ func newAuthority(t testing.TB) *authority {
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
-		t.Fatalf("making an authority: %v", err)
+		tb.Fatalf("making an authority: %v", err)
 	}
 	certificate, err := x509.ParseCertificate(der)
 	if err != nil {
-		t.Fatalf("reading back an authority: %v", err)
+		tb.Fatalf("reading back an authority: %v", err)
 	}
-	return &authority{t: t, key: key, certificate: certificate, pem: encode("CERTIFICATE", der)}
+	return &authority{tb: tb, key: key, certificate: certificate, pem: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
 }
 
 // server signs a certificate for an address.
 func (a *authority) server(address net.IP, until time.Time) tls.Certificate {
-	a.t.Helper()
-	key := newKey(a.t)
+	a.tb.Helper()
+	key := newKey(a.tb)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(2),
 		Subject:      pkix.Name{CommonName: "kube-apiserver"},
@@ -66,7 +66,7 @@ func (a *authority) server(address net.IP, until time.Time) tls.Certificate {
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, &key.PublicKey, a.key)
 	if err != nil {
-		a.t.Fatalf("signing a certificate: %v", err)
+		a.tb.Fatalf("signing a certificate: %v", err)
 	}
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
@@ -79,7 +79,7 @@ const ServerName = "kubernetes.default.svc"
 func (s *Server) certificates(at net.Addr) func(*tls.ClientHelloInfo) (*tls.Config, error) {
 	host, _, err := net.SplitHostPort(at.String())
 	if err != nil {
-		s.t.Fatal(err)
+		s.tb.Fatal(err)
 	}
 	address := net.ParseIP(host)
 	good := s.issuer.server(address, longAfter())
@@ -100,17 +100,13 @@ func (s *Server) certificates(at net.Addr) func(*tls.ClientHelloInfo) (*tls.Conf
 	}
 }
 
-func newKey(t testing.TB) *ecdsa.PrivateKey {
-	t.Helper()
+func newKey(tb testing.TB) *ecdsa.PrivateKey {
+	tb.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		t.Fatalf("making a key: %v", err)
+		tb.Fatalf("making a key: %v", err)
 	}
 	return key
-}
-
-func encode(kind string, der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 }
 
 func base64Of(data []byte) string { return base64.StdEncoding.EncodeToString(data) }

@@ -2,8 +2,11 @@ package kubetest
 
 import (
 	"bytes"
+	"encoding/json"
+	"fmt"
 	"net"
 	"net/http"
+	"path"
 	"strconv"
 )
 
@@ -48,66 +51,63 @@ func (f Fault) ofConnection() bool {
 	return f == ExpiredCertificate || f == WrongHostCertificate || f == UnknownCA
 }
 
-// fail answers a request with a fault.
-func (s *Server) fail(w http.ResponseWriter, r *http.Request, f Fault) {
-	switch f {
-	case BadRequest:
-		status(w, http.StatusBadRequest, "BadRequest", "the server does not like the request")
-	case Unauthorized:
-		status(w, http.StatusUnauthorized, "Unauthorized", "Unauthorized")
-	case Forbidden:
-		status(w, http.StatusForbidden, "Forbidden",
-			`pods is forbidden: User "system:serviceaccount:istio-system:istio-cni" cannot get resource "pods"`)
-	case NotFound:
-		notFound(w, r)
-	case TooMany:
-		s.mu.Lock()
-		w.Header().Set("Retry-After", strconv.Itoa(s.retryAfter))
-		s.mu.Unlock()
-		status(w, http.StatusTooManyRequests, "TooManyRequests", "too many requests, please try again later")
-	case ServerError:
-		status(w, http.StatusInternalServerError, "InternalError", "etcdserver: leader changed")
-	case Unavailable:
-		status(w, http.StatusServiceUnavailable, "ServiceUnavailable", "apiserver is shutting down")
-	case Redirect:
-		http.Redirect(w, r, "/elsewhere", http.StatusFound)
-	default:
-		s.failBody(w, r, f)
+// behaviours says how each fault of an answer is answered.
+func (s *Server) behaviours() map[Fault]http.HandlerFunc {
+	return map[Fault]http.HandlerFunc{
+		BadRequest:   verdict(http.StatusBadRequest, "BadRequest", "the server does not like the request"),
+		Unauthorized: verdict(http.StatusUnauthorized, "Unauthorized", "Unauthorized"),
+		Forbidden: verdict(http.StatusForbidden, "Forbidden",
+			`pods is forbidden: User "system:serviceaccount:istio-system:istio-cni" cannot get resource "pods"`),
+		NotFound:    notFound,
+		TooMany:     s.tooMany,
+		ServerError: verdict(http.StatusInternalServerError, "InternalError", "etcdserver: leader changed"),
+		Unavailable: verdict(http.StatusServiceUnavailable, "ServiceUnavailable", "apiserver is shutting down"),
+		Redirect:    http.RedirectHandler("/elsewhere", http.StatusFound).ServeHTTP,
+		Hang:        func(_ http.ResponseWriter, r *http.Request) { s.hang(r) },
+		HangMidBody: func(w http.ResponseWriter, r *http.Request) {
+			s.half(w, r)
+			s.hang(r)
+		},
+		Reset: func(w http.ResponseWriter, _ *http.Request) { s.reset(w) },
+		ResetMidBody: func(w http.ResponseWriter, r *http.Request) {
+			s.half(w, r)
+			s.reset(w)
+		},
+		Truncated: func(w http.ResponseWriter, r *http.Request) {
+			s.half(w, r)
+			panic(http.ErrAbortHandler) // closes the connection without the rest
+		},
+		Garbage:   body([]byte("<html>this is not the server you are looking for</html>")),
+		EmptyBody: body(nil),
+		WrongKind: verdict(http.StatusOK, "", "all is well"),
+		WrongUID:  func(w http.ResponseWriter, r *http.Request) { answer(w, s.rewrite(r, "uid", OtherUID)) },
+		WrongName: func(w http.ResponseWriter, r *http.Request) { answer(w, s.rewrite(r, "name", "another")) },
+		TooLarge: func(w http.ResponseWriter, _ *http.Request) {
+			const length = 9 << 20
+			w.Header().Set("Content-Length", strconv.Itoa(length))
+			answer(w, bytes.Repeat([]byte(" "), length))
+		},
 	}
 }
 
-// failBody answers with a fault that is not a status code.
-func (s *Server) failBody(w http.ResponseWriter, r *http.Request, f Fault) {
-	pod := s.pod(r.URL.Path)
-	switch f {
-	case Hang:
-		s.hang(r)
-	case HangMidBody:
-		half(w, pod)
-		s.hang(r)
-	case Reset:
-		s.reset(w)
-	case ResetMidBody:
-		half(w, pod)
-		s.reset(w)
-	case Truncated:
-		half(w, pod)
-		panic(http.ErrAbortHandler) // closes the connection without the rest
-	case Garbage:
-		answer(w, []byte("<html>this is not the server you are looking for</html>"))
-	case EmptyBody:
-		answer(w, nil)
-	case WrongKind:
-		status(w, http.StatusOK, "", "all is well")
-	case WrongUID:
-		answer(w, s.rewrite(pod, "uid", OtherUID))
-	case WrongName:
-		answer(w, s.rewrite(pod, "name", "another"))
-	case TooLarge:
-		answer(w, bytes.Repeat([]byte(" "), 9<<20))
-	default:
-		s.t.Errorf("kubetest: %q is no fault of an answer", f)
-	}
+// verdict answers with an object of kind Status, as the API server does.
+func verdict(code int, reason, message string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { status(w, code, reason, message) }
+}
+
+func body(data []byte) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { answer(w, data) }
+}
+
+func notFound(w http.ResponseWriter, r *http.Request) {
+	status(w, http.StatusNotFound, "NotFound", fmt.Sprintf("pods %q not found", path.Base(r.URL.Path)))
+}
+
+func (s *Server) tooMany(w http.ResponseWriter, _ *http.Request) {
+	s.mu.Lock()
+	w.Header().Set("Retry-After", strconv.Itoa(s.retryAfter))
+	s.mu.Unlock()
+	status(w, http.StatusTooManyRequests, "TooManyRequests", "too many requests, please try again later")
 }
 
 func (s *Server) hang(r *http.Request) {
@@ -117,25 +117,42 @@ func (s *Server) hang(r *http.Request) {
 	}
 }
 
-func half(w http.ResponseWriter, body []byte) {
+// half sends half of the pod under the length of the whole.
+func (s *Server) half(w http.ResponseWriter, r *http.Request) {
+	pod := s.pod(r.URL.Path)
 	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-	w.Write(body[:len(body)/2]) //nolint:errcheck // the client may be gone
-	w.(http.Flusher).Flush()    //nolint:errcheck,forcetypeassert // every server of net/http has it
+	w.Header().Set("Content-Length", strconv.Itoa(len(pod)))
+	answer(w, pod[:len(pod)/2])
+	if err := http.NewResponseController(w).Flush(); err != nil {
+		s.tb.Errorf("kubetest: sending half a pod: %v", err)
+	}
 }
 
 // reset ends the connection with RST rather than FIN, and without the close_notify of TLS.
 func (s *Server) reset(w http.ResponseWriter) {
-	conn, _, err := w.(http.Hijacker).Hijack() //nolint:errcheck,forcetypeassert // HTTP/1.1 has it
+	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		s.t.Errorf("kubetest: taking over the connection: %v", err)
+		s.tb.Errorf("kubetest: taking over the connection: %v", err)
 		return
 	}
 	if outer, ok := conn.(interface{ NetConn() net.Conn }); ok {
 		conn = outer.NetConn()
 	}
 	if tcp, ok := conn.(*net.TCPConn); ok {
-		tcp.SetLinger(0) //nolint:errcheck // then it is a plain close
+		tcp.SetLinger(0) //nolint:errcheck,gosec // then it is a plain close
 	}
-	conn.Close() //nolint:errcheck // nothing is left to lose
+	conn.Close() //nolint:errcheck,gosec // nothing is left to lose
+}
+
+// rewrite gives the pod with one field of its metadata changed.
+func (s *Server) rewrite(r *http.Request, field, value string) []byte {
+	var whole object
+	if err := json.Unmarshal(s.pod(r.URL.Path), &whole); err != nil {
+		s.tb.Errorf("kubetest: no pod to change the %s of: %v", field, err)
+		return nil
+	}
+	if metadata, ok := whole["metadata"].(object); ok {
+		metadata[field] = value
+	}
+	return encode(s.tb, whole)
 }

@@ -33,8 +33,8 @@ type EnvVar struct{ Name, Value string }
 type object = map[string]any
 
 // JSON is the pod as the API server would send it.
-func (p Pod) JSON(t testing.TB) []byte {
-	t.Helper()
+func (p Pod) JSON(tb testing.TB) []byte {
+	tb.Helper()
 	metadata := object{"name": p.Name, "namespace": p.Namespace, "resourceVersion": "1"}
 	set(metadata, "uid", p.UID, p.UID != "")
 	set(metadata, "labels", p.Labels, p.Labels != nil)
@@ -43,11 +43,16 @@ func (p Pod) JSON(t testing.TB) []byte {
 	set(spec, "initContainers", containers(p.InitContainers), p.InitContainers != nil)
 	set(spec, "hostNetwork", true, p.HostNetwork)
 	spec["securityContext"] = security(p.RunAsUser, p.RunAsGroup)
-	data, err := json.Marshal(object{
+	return encode(tb, object{
 		"kind": "Pod", "apiVersion": "v1", "metadata": metadata, "spec": spec, "status": object{"phase": "Pending"},
 	})
+}
+
+func encode(tb testing.TB, o object) []byte {
+	tb.Helper()
+	data, err := json.Marshal(o)
 	if err != nil {
-		t.Fatalf("encoding pod %s/%s: %v", p.Namespace, p.Name, err)
+		tb.Errorf("kubetest: encoding JSON: %v", err)
 	}
 	return data
 }

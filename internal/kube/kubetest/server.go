@@ -19,7 +19,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 )
@@ -29,10 +28,11 @@ const Forever = 1 << 30
 
 // Server is one API server.
 type Server struct {
-	t      testing.TB
+	tb     testing.TB
 	http   *httptest.Server
 	issuer *authority
 	other  *authority // an authority that no kubeconfig knows
+	behave map[Fault]http.HandlerFunc
 	done   chan struct{}
 	stop   func()
 
@@ -51,28 +51,29 @@ type planned struct {
 }
 
 // NewServer starts a server on a free port of 127.0.0.1. It ends with the test.
-func NewServer(t testing.TB) *Server {
-	t.Helper()
-	return NewServerAt(t, "127.0.0.1:0")
+func NewServer(tb testing.TB) *Server {
+	tb.Helper()
+	return NewServerAt(tb, "127.0.0.1:0")
 }
 
 // NewServerAt starts a server on an address such as "[::1]:0" or "10.1.2.3:6443".
-func NewServerAt(t testing.TB, address string) *Server {
-	t.Helper()
+func NewServerAt(tb testing.TB, address string) *Server {
+	tb.Helper()
 	var config net.ListenConfig
-	listener, err := config.Listen(t.Context(), "tcp", address)
+	listener, err := config.Listen(tb.Context(), "tcp", address)
 	if err != nil {
-		t.Fatalf("listening on %s: %v", address, err)
+		tb.Fatalf("listening on %s: %v", address, err)
 	}
 	s := &Server{
-		t:          t,
-		issuer:     newAuthority(t),
-		other:      newAuthority(t),
+		tb:         tb,
+		issuer:     newAuthority(tb),
+		other:      newAuthority(tb),
 		done:       make(chan struct{}),
 		token:      "secret-token-of-the-node-agent",
 		retryAfter: 1,
 		pods:       map[string][]byte{},
 	}
+	s.behave = s.behaviours()
 	s.http = &httptest.Server{
 		Listener: listener,
 		Config: &http.Server{ //nolint:gosec // no header timeout: hanging is what it is for
@@ -94,7 +95,7 @@ func NewServerAt(t testing.TB, address string) *Server {
 		s.http.Close()
 	})
 	s.http.StartTLS()
-	t.Cleanup(s.Stop)
+	tb.Cleanup(s.Stop)
 	return s
 }
 
@@ -122,16 +123,16 @@ func (s *Server) SetToken(token string) {
 }
 
 // Kubeconfig writes a kubeconfig as the node agent does, with the authority and the token inside, and gives its path.
-func (s *Server) Kubeconfig(t testing.TB) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "istio-cni-kubeconfig")
-	s.WriteKubeconfig(t, path)
+func (s *Server) Kubeconfig(tb testing.TB) string {
+	tb.Helper()
+	path := filepath.Join(tb.TempDir(), "istio-cni-kubeconfig")
+	s.WriteKubeconfig(tb, path)
 	return path
 }
 
 // WriteKubeconfig writes [Server.Kubeconfig] to a path, replacing what is there.
-func (s *Server) WriteKubeconfig(t testing.TB, path string) {
-	t.Helper()
+func (s *Server) WriteKubeconfig(tb testing.TB, path string) {
+	tb.Helper()
 	text := fmt.Sprintf(`apiVersion: v1
 clusters:
 - cluster:
@@ -151,26 +152,26 @@ users:
   user:
     token: %s
 `, base64Of(s.CA()), s.URL(), s.Token())
-	Write(t, path, text)
+	Write(tb, path, text)
 }
 
 // Write writes a file that only its owner reads.
-func Write(t testing.TB, path, text string) {
-	t.Helper()
+func Write(tb testing.TB, path, text string) {
+	tb.Helper()
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the test's own path
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if _, err := io.WriteString(file, text); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := file.Close(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
 // SetPod makes a pod known, or replaces it.
-func (s *Server) SetPod(p Pod) { s.SetPodJSON(p.JSON(s.t)) }
+func (s *Server) SetPod(p Pod) { s.SetPodJSON(p.JSON(s.tb)) }
 
 // SetPodJSON makes a pod known in whatever form the API has; its metadata says where.
 func (s *Server) SetPodJSON(pod []byte) {
@@ -178,7 +179,7 @@ func (s *Server) SetPodJSON(pod []byte) {
 		Metadata struct{ Namespace, Name string }
 	}
 	if err := json.Unmarshal(pod, &object); err != nil || object.Metadata.Name == "" || object.Metadata.Namespace == "" {
-		s.t.Fatalf("kubetest: not a pod with name and namespace (%v): %.80s", err, pod)
+		s.tb.Fatalf("kubetest: not a pod with name and namespace (%v): %.80s", err, pod)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -250,13 +251,13 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	authorized := r.Header.Get("Authorization") == "Bearer "+s.token
 	s.mu.Unlock()
 	if fault, found := s.next(func(f Fault) bool { return !f.ofConnection() }); found {
-		s.fail(w, r, fault)
+		s.behave[fault](w, r)
 		return
 	}
 	pod := s.pod(r.URL.Path)
 	switch {
 	case !authorized:
-		s.fail(w, r, Unauthorized)
+		s.behave[Unauthorized](w, r)
 	case r.Method != http.MethodGet || pod == nil:
 		notFound(w, r)
 	default:
@@ -266,48 +267,19 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 
 func answer(w http.ResponseWriter, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
-	w.Write(body) //nolint:errcheck // the client may be gone
+	w.Write(body) //nolint:errcheck,gosec // the client may be gone
 }
 
-func notFound(w http.ResponseWriter, r *http.Request) {
-	name := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
-	status(w, http.StatusNotFound, "NotFound", fmt.Sprintf("pods %q not found", name))
-}
-
-// status answers with an object of kind Status, as the API server does.
+// status answers with an object of kind Status.
 func status(w http.ResponseWriter, code int, reason, message string) {
-	verdict := "Failure"
+	outcome := "Failure"
 	if code == http.StatusOK {
-		verdict = "Success"
-	}
-	body, err := json.Marshal(object{
-		"kind": "Status", "apiVersion": "v1", "metadata": object{}, "status": verdict, "message": message,
-		"reason": reason, "code": code,
-	})
-	if err != nil {
-		panic(err)
+		outcome = "Success"
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	w.Write(body) //nolint:errcheck // the client may be gone
-}
-
-// rewrite changes one field of a pod's metadata.
-func (s *Server) rewrite(pod []byte, field, value string) []byte {
-	var whole object
-	if err := json.Unmarshal(pod, &whole); err != nil {
-		s.t.Errorf("kubetest: no pod to change the %s of: %v", field, err)
-		return nil
-	}
-	metadata, ok := whole["metadata"].(object)
-	if !ok {
-		s.t.Errorf("kubetest: a pod without metadata")
-		return nil
-	}
-	metadata[field] = value
-	changed, err := json.Marshal(whole)
-	if err != nil {
-		s.t.Errorf("kubetest: encoding a pod: %v", err)
-	}
-	return changed
+	json.NewEncoder(w).Encode(object{ //nolint:errcheck,errchkjson,gosec // the client may be gone
+		"kind": "Status", "apiVersion": "v1", "metadata": object{}, "status": outcome, "message": message,
+		"reason": reason, "code": code,
+	})
 }

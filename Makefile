@@ -1,0 +1,66 @@
+# istio-cni. "make" alone lists the targets; the bodies are in hack/.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# How long each fuzz target runs.
+FUZZTIME ?= 10s
+export FUZZTIME
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## Run the plugin in a real CNI chain and show where packets go (root; sets the machine up)
+	@hack/setup.sh
+	@hack/build.sh
+	@hack/demo.sh
+
+.PHONY: test
+test: ## Run every test, with the race detector (root; sets the machine up); PKG= and RUN= narrow it
+	@hack/test.sh
+
+.PHONY: setup
+setup: ## Install what tests and demo need on a bare Debian machine (root)
+	@hack/setup.sh
+
+.PHONY: build
+build: ## Build bin/istio-cni: static, stripped, version from the checkout
+	@hack/build.sh
+
+.PHONY: lint
+lint: ## Run golangci-lint and shellcheck
+	@hack/lint.sh
+
+.PHONY: fmt
+fmt: ## Format the Go code
+	@hack/fmt.sh
+
+.PHONY: fuzz
+fuzz: ## Run every fuzz target for FUZZTIME (10s) each
+	@hack/fuzz.sh
+
+.PHONY: bench
+bench: ## Run the benchmarks; BASE=<revision> compares with it
+	@hack/bench.sh
+
+.PHONY: vuln
+vuln: ## Look for known vulnerabilities in source and binary
+	@hack/vuln.sh
+
+.PHONY: verify
+verify: ## Check that go.mod, formatting and docs/deps.txt are in step
+	@hack/verify.sh
+
+.PHONY: cover
+cover: ## Measure coverage of the whole test run, processes included (root)
+	@hack/cover.sh
+
+.PHONY: deps
+deps: ## Rewrite docs/deps.txt, the packages linked into the binary
+	@hack/deps.sh
+
+.PHONY: clean
+clean: ## Remove what was built
+	@rm -rf bin coverage.out coverage.html

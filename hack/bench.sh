@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Runs the benchmarks COUNT times and summarises them. With BASE=<revision> the
+# same is done in a worktree of that revision and the two are compared.
+# Benchmarks that program the kernel need root.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+use_go
+tool benchstat
+
+out=$root/bin/bench
+mkdir -p "$out"
+
+measure() { # DIRECTORY FILE
+  local exec=()
+  if [[ $(id -u) -eq 0 ]]; then
+    exec=(-exec "'$root/hack/in-netns.sh'")
+  fi
+  (cd "$1" && go test -run '^$' -bench "${BENCH:-.}" -benchmem -count "${COUNT:-6}" -timeout 60m "${exec[@]}" ./...) |
+    tee "$2" | grep -E '^(Benchmark|FAIL|panic)|^---' || true
+  # grep hides go test's own status in the pipe above, so it is read here.
+  ! grep -q '^FAIL' "$2" || die "a benchmark failed, see $2"
+}
+
+measure "$root" "$out/new.txt"
+if [[ -z ${BASE:-} ]]; then
+  "$tool_bin" "$out/new.txt"
+  exit
+fi
+
+tree=$(mktemp -d)
+trap 'git worktree remove --force "$tree"' EXIT
+git worktree add --quiet --detach "$tree" "$BASE"
+measure "$tree" "$out/base.txt"
+"$tool_bin" "$out/base.txt" "$out/new.txt"

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Coverage of the whole test run. What a test starts of its own test binary, as
+# the script tests do for every name, leaves its counters with the test's.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+need_root "the tests program real network namespaces"
+hack/setup.sh
+use_go
+
+CGO_ENABLED=0 go test -count=1 -timeout "${TIMEOUT:-20m}" -exec "'$root/hack/in-netns.sh'" \
+  -coverpkg=./... -coverprofile=coverage.out ./...
+go tool cover -html=coverage.out -o coverage.html
+go tool cover -func=coverage.out | tail -n 1
+say "details in coverage.html"

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Runs every fuzz target of every package, one by one, for FUZZTIME each.
+# Go writes a crasher to the package's testdata/fuzz: commit it with the fix.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+use_go
+
+fuzztime=${FUZZTIME:-10s}
+
+# "go test -list" prints a package's targets, then a line that names it.
+list=$(go test -list '^Fuzz' ./...) || { printf '%s\n' "$list"; die "the tests do not build"; }
+targets=$(awk '/^Fuzz/ { names[++n] = $1 } $1 == "ok" { for (i = 1; i <= n; i++) print $2, names[i]; n = 0 }' <<<"$list")
+[[ -n $targets ]] || die "found no fuzz target"
+
+failed=()
+total=0
+while read -r package target; do
+  say "== $package $target ($fuzztime)"
+  total=$((total + 1))
+  go test -run '^$' -fuzz "^$target\$" -fuzztime "$fuzztime" "$package" </dev/null || failed+=("$package $target")
+done <<<"$targets"
+
+if [[ ${#failed[@]} -gt 0 ]]; then
+  printf 'failed: %s\n' "${failed[@]}"
+fi
+say "fuzz: $((total - ${#failed[@]})) of $total targets found nothing"
+[[ ${#failed[@]} -eq 0 ]]

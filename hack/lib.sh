@@ -1,0 +1,102 @@
+# shellcheck shell=bash
+# Shared by every script here; sourced, never run.
+#
+# Promises: $root is the top of the tree and the current directory; use_go
+# puts a Go that can build this module first in PATH, or stops with a message
+# that says what to do. Installs nothing: that is setup.sh.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root" || exit
+
+# iptables, nft and ip live here, and a user's PATH often leaves it out.
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+
+# The flag library can print manual pages; what it needs for that costs every
+# start of the program, and so every pod, 3 ms of initialisation. This tag
+# leaves it out.
+# shellcheck disable=SC2034 # used by the scripts that source this
+tags=urfave_cli_no_docs
+
+say() { printf '%s\n' "$*"; }
+
+die() {
+  printf '%s: %s\n' "${0##*/}" "$*" >&2
+  exit 1
+}
+
+need_root() {
+  [[ $(id -u) -eq 0 ]] || die "needs root: $1"
+}
+
+# go_wanted prints the version in go.mod's go line.
+go_wanted() { sed -n 's/^go \([0-9][0-9.]*\).*/\1/p' "$root/go.mod"; }
+
+# go_cache is where setup.sh unpacks a Go when the machine's is too old to
+# fetch one by itself.
+go_cache() { printf '%s\n' "${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/istio-cni/go$(go_wanted)"; }
+
+# go_version BIN prints what BIN is, not what it would switch to: the question
+# is asked outside of the module and with switching off.
+go_version() {
+  (cd / && GOTOOLCHAIN=local "$1" version 2>/dev/null) |
+    sed -n 's/^go version go\([0-9]*\.[0-9.]*[0-9]\).*/\1/p'
+}
+
+at_least() { # HAVE WANT
+  [[ -n $1 ]] && printf '%s\n%s\n' "$2" "$1" | sort -V -C
+}
+
+go_candidates() {
+  type -aP go || true
+  printf '%s\n' /usr/local/go/bin/go "$(go_cache)/bin/go"
+  find /usr/lib -maxdepth 1 -name 'go-*' 2>/dev/null | sort -rV | sed 's,$,/bin/go,'
+}
+
+# find_go sets go_bin to the first Go that is new enough, else to one that can
+# fetch the right one itself (1.21 and up), and go_switch to auto then. Debian
+# ships Go with switching turned off, which is why it is said aloud.
+find_go() {
+  local want bin have fallback=
+  want=$(go_wanted)
+  while read -r bin; do
+    [[ -x $bin ]] || continue
+    have=$(go_version "$bin")
+    if at_least "$have" "$want"; then
+      go_bin=$bin go_switch=
+      return 0
+    fi
+    if [[ -z $fallback ]] && at_least "$have" 1.21; then
+      fallback=$bin
+    fi
+  done < <(go_candidates)
+  go_bin=$fallback go_switch=auto
+  [[ -n $fallback ]]
+}
+
+use_go() {
+  find_go || die "no Go $(go_wanted) or newer here (and none that can fetch it): run hack/setup.sh as root"
+  PATH=$(dirname "$go_bin"):$PATH
+  export PATH
+  if [[ -n $go_switch ]]; then
+    export GOTOOLCHAIN=$go_switch
+  fi
+}
+
+# tool NAME builds one tool of hack/tools when its pinned versions or the
+# compiler changed, and sets tool_bin to its path. The linter takes some
+# minutes the first time.
+tool() {
+  local pkg stamp dir
+  pkg=$(cd hack/tools && go list -f '{{.ImportPath}}' tool | grep -E "/$1\$") ||
+    die "hack/tools/go.mod has no tool named $1"
+  stamp=$({ go env GOVERSION && cat hack/tools/go.mod hack/tools/go.sum; } | sha256sum | cut -c1-16)
+  dir=$root/bin/tools/$stamp
+  tool_bin=$dir/$1
+  if [[ ! -x $tool_bin ]]; then
+    say "building $1 (once; kept in bin/tools)"
+    find bin/tools -mindepth 1 -maxdepth 1 ! -name "$stamp" -exec rm -rf {} + 2>/dev/null || true
+    mkdir -p "$dir"
+    (cd hack/tools && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w' -o "$tool_bin.tmp" "$pkg")
+    mv "$tool_bin.tmp" "$tool_bin"
+  fi
+}

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# golangci-lint over the Go code, shellcheck over the scripts.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+hack/setup.sh lint
+use_go
+tool golangci-lint
+
+status=0
+# Another run on this machine, an editor's say, is waited for.
+"$tool_bin" run --allow-serial-runners ./... || status=1
+shellcheck --external-sources --source-path=SCRIPTDIR hack/*.sh .ci/run || status=1
+exit "$status"

@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# Installs what the tests and the demo need on a bare Debian machine.
+#
+#   hack/setup.sh         compiler, Go, iptables, nftables, iproute2, reference CNI plugins
+#   hack/setup.sh lint    what the linters need: Go and shellcheck
+#
+# Safe to repeat: it looks for the things themselves, says nothing and touches
+# neither apt nor the network when all are there.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+
+export DEBIAN_FRONTEND=noninteractive
+
+missing=()
+
+# want PACKAGE THING: THING is a command, or a path when it has a slash.
+want() {
+  if [[ $2 == */* ]]; then
+    [[ -e $2 ]] || missing+=("$1")
+  else
+    type -P "$2" >/dev/null || missing+=("$1")
+  fi
+}
+
+# quietly COMMAND... shows the command's output only when it fails.
+quietly() {
+  local log status=0
+  log=$(mktemp)
+  "$@" >"$log" 2>&1 </dev/null || status=$?
+  if [[ $status -ne 0 ]]; then
+    cat "$log" >&2
+  fi
+  rm -f "$log"
+  return "$status"
+}
+
+apt_ready=
+apt_install() {
+  need_root "setup: missing here: $*"
+  type -P apt-get >/dev/null || die "this is not a Debian machine; install these by hand: $*"
+  if [[ -z $apt_ready ]]; then
+    say "setup: updating the package lists"
+    # One dead source need not matter; what is really missing fails below.
+    quietly apt-get -o DPkg::Lock::Timeout=300 update || say "setup: apt-get update failed, going on with the lists at hand"
+    apt_ready=yes
+  fi
+  say "setup: installing $*"
+  quietly apt-get -o DPkg::Lock::Timeout=300 -y --no-install-recommends install "$@" ||
+    die "apt-get could not install: $*"
+}
+
+# fetch_go gets the toolchain as the module that Go itself would use for it,
+# checked against the checksum database by the old Go, and unpacks it the way
+# Go 1.21 and later do: module zips carry no file modes and no go.mod inside.
+fetch_go() { # OLD_GO
+  local want dest tmp dir module
+  want=$(go_wanted)
+  dest=$(go_cache)
+  module=golang.org/toolchain@v0.0.1-go$want.linux-$(cd / && "$1" env GOARCH)
+  say "setup: fetching Go $want through the Go module proxy with Go $(go_version "$1")"
+  mkdir -p "$(dirname "$dest")"
+  tmp=$(mktemp -d "$dest.XXXXXX")
+  (
+    cd "$tmp"
+    printf 'module bootstrap\n' >go.mod
+    GOFLAGS='' GOMODCACHE=$tmp/mod quietly "$1" mod download "$module"
+  ) || die "could not fetch $module"
+  dir=$tmp/mod/$module
+  chmod -R u+w "$tmp/mod"
+  find "$dir/src" -name _go.mod -execdir mv {} go.mod \;
+  find "$dir/bin" "$dir/pkg/tool" -type f -exec chmod 0755 {} +
+  rm -rf "$dest"
+  mv "$dir" "$dest"
+  rm -rf "$tmp"
+}
+
+want ca-certificates /etc/ssl/certs/ca-certificates.crt
+want git git
+want make make
+case ${1:-all} in
+  all)
+    want iptables iptables
+    want iptables iptables-legacy
+    want nftables nft
+    want iproute2 ip
+    want containernetworking-plugins /usr/lib/cni/bridge
+    want gcc gcc
+    want libc6-dev /usr/include/stdlib.h
+    ;;
+  lint) want shellcheck shellcheck ;;
+  *) die "unknown mode $1" ;;
+esac
+if [[ ${#missing[@]} -gt 0 ]]; then
+  mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
+  apt_install "${missing[@]}"
+fi
+
+if ! find_go; then
+  old=$(type -P go || true)
+  if [[ -z $old ]]; then
+    apt_install golang-go
+    old=$(type -P go) || die "golang-go brought no go command"
+  fi
+  find_go || fetch_go "$old"
+  find_go || die "no usable Go after all; install Go $(go_wanted) in /usr/local/go"
+fi

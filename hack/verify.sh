@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Checks that what is derived is in step with what it is derived from. Changes
+# nothing.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+use_go
+
+status=0
+
+check() { # NAME COMMAND...
+  local name=$1
+  shift
+  if "$@"; then
+    say "verify: $name: ok"
+  else
+    say "verify: $name: OUT OF STEP"
+    status=1
+  fi
+}
+
+# Called by name, through check.
+# shellcheck disable=SC2317
+formatted() {
+  local files
+  files=$(find . -name '*.go' -not -path './bin/*' -not -path '*/testdata/*' -exec gofmt -l {} +)
+  [[ -z $files ]] || { printf '%s\n' "$files"; return 1; }
+}
+
+# shellcheck disable=SC2317
+tidy() { (cd "$1" && go mod tidy -diff); }
+
+check gofmt formatted
+check go.mod tidy .
+check hack/tools/go.mod tidy hack/tools
+check docs/deps.txt hack/deps.sh check
+exit "$status"

@@ -1,0 +1,16 @@
+// Package internal promises, by its test alone, that imports between the
+// packages below it go down only:
+//
+//	main -> role -> agent -> {kube, node} -> core
+//
+// and that each dependency that touches the outside world is imported by the
+// one package that owns it. The test reads the import lines of every Go file
+// in the tree and needs no tools.
+//
+// The package has no code, so it never touches anything and nothing imports
+// it. The linter's depguard repeats part of the same rules in the editor.
+//
+// Start reading at the tables on top of arch_test.go. A new package below
+// internal needs its ring there, a new dependency its owner; a pull request
+// that adds either shows it in one line.
+package internal
