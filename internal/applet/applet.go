@@ -46,8 +46,8 @@ type Program struct {
 	// Name is the program's own, About the line that says what it is, Version its version.
 	Name, About, Version string
 	Roles                []Role
-	// Implicit is the name of the role that the variable ImplicitVar chooses when neither the name nor... the program was
-	// called by its own or an unknown name.
+	// Implicit is the role that the environment variable ImplicitVar chooses, whatever the arguments, unless the program
+	// was called by an alias.
 	Implicit, ImplicitVar string
 }
 

@@ -44,7 +44,7 @@ func (b BuildInfo) String() string {
 
 // Run is the role that prints the version.
 func (b BuildInfo) Run(c Call) int {
-	if len(c.Args) > 0 {
+	if len(c.Args) > 0 && c.Args[0] != "--help" && c.Args[0] != "-h" {
 		_, _ = fmt.Fprintf(c.Stderr, "version takes no arguments, got %q\n", c.Args)
 		return ExitUsage
 	}

@@ -169,8 +169,8 @@ func (c *claimer) excluded(table string) {
 }
 
 // rerouted claims what was inserted at the head of nat PREROUTING, with nothing foreign before it. The rules that send
-// an interface's traffic to the proxy name those whose RETURN it is; without any, as when no network is captured, every
-// RETURN there is taken for one.
+// an interface's traffic to the proxy name those whose RETURN it is. They are missing where no network is captured; only
+// then every RETURN there is taken for one.
 func (c *claimer) rerouted() {
 	chain, _ := c.have.Table("nat").Chain(prerouting)
 	named := map[string]bool{}
@@ -178,6 +178,9 @@ func (c *claimer) rerouted() {
 		if f := strings.Fields(r.Spec); reroutes(r.Spec) && slices.Contains(f, "-i") {
 			named[f[slices.Index(f, "-i")+1]] = true
 		}
+	}
+	if len(named) == 0 && c.capturesNetworks() {
+		return
 	}
 	for i, r := range chain.Rules {
 		v, plain := returnOf(r.Spec)
@@ -188,7 +191,15 @@ func (c *claimer) rerouted() {
 	}
 }
 
-// reroutes reports whether the rule sends traffic to the proxy's outbound listener straight from a built-in chain.
+// capturesNetworks reports whether the rules that are there capture outgoing traffic by its address.
+func (c *claimer) capturesNetworks() bool {
+	chain, _ := c.have.Table("nat").Chain(output)
+	return slices.ContainsFunc(chain.Rules, func(r ruleset.Rule) bool {
+		return reroutes(r.Spec) && !strings.Contains(r.Spec, "--dport ")
+	})
+}
+
+// reroutes reports whether the rule sends traffic to the proxy's outbound listener.
 func reroutes(spec string) bool { return strings.HasSuffix(spec, "-j "+toProxy) }
 
 // guardrails claims what the reference puts up while it replaces rules and leaves behind when it is killed then: all TCP

@@ -66,7 +66,7 @@ type Dialect struct {
 
 // Limits of the kernel and of the reference.
 const (
-	mostGroups    = 64        // xt_owner rules in one line (reference: owner groups to include)
+	mostGroups    = 49        // five words each in one rule; iptables-restore reads 255 (xshared.h, MAX_ARGC; the reference allows 64, and fails)
 	mostInterface = 15        // IFNAMSIZ - 1, include/uapi/linux/if.h
 	lastID        = 1<<32 - 2 // -1 is "no id" to the kernel, include/linux/uidgid.h
 	statusPort    = 15020     // the sidecar agent's merged status and metrics
@@ -163,8 +163,13 @@ func (s *Spec) conflicts(values Values) []error {
 	bad := func(f Field, format string, args ...any) {
 		errs = append(errs, &FieldError{Field: f, Value: values[f], Problem: fmt.Sprintf(format, args...)})
 	}
-	if _, set := values[FieldInboundPort]; set && s.InboundPort != 0 && s.InboundPort == s.OutboundPort {
-		bad(FieldInboundPort, "is the outbound port as well; the proxy needs one listener for each direction")
+	if s.InboundPort == s.OutboundPort && s.InboundPort != 0 {
+		const problem = "is the %s port as well; the proxy needs one listener for each direction"
+		if _, set := values[FieldInboundPort]; set {
+			bad(FieldInboundPort, problem, "outbound")
+		} else if _, set := values[FieldOutboundPort]; set {
+			bad(FieldOutboundPort, problem, "inbound")
+		}
 	}
 	// A wildcard among the excluded ports is accepted by the reference as long as the list is not used.
 	if v, set := values[FieldInboundExclude]; set && strings.TrimSpace(v.Text) == wildcard && s.Inbound.All {

@@ -53,6 +53,8 @@ type ChainDiff struct {
 // Diff is all that keeps one family of a namespace from being as wanted. The zero Diff means: nothing.
 type Diff struct {
 	Family Family
+	// Tool says, if it is set, whose view of the namespace was compared: the variants of iptables keep separate rules.
+	Tool   string
 	Chains []ChainDiff
 	// Others are rules of somebody else that stand behind ours in built-in chains, as "TABLE: -A CHAIN …". They see only
 	// what our rules let pass, so they are no difference.
@@ -82,17 +84,23 @@ func Compare(want, have Set, claim Claim) Diff {
 func compareChain(w, h Table, chain string, claim Claim) (ChainDiff, bool) {
 	wc, wanted := w.Chain(chain)
 	hc, there := h.Chain(chain)
-	own := claim.OwnsChain(h.Name, chain) || wanted && !Builtin(w.Name, chain)
+	own := ours(w, chain, claim)
 	d := ChainDiff{Table: w.Name, Chain: chain, Absent: own && !there, Stale: own && !wanted}
-	ours := hc.Rules
+	seen := hc.Rules
 	if !own {
-		ours = hc.Rules[:ownEnd(h.Name, hc, claim)]
+		seen = hc.Rules[:ownEnd(h.Name, hc, claim)]
 	}
-	if !d.Absent && !d.Stale && slices.EqualFunc(wc.Rules, ours, sameSpec) {
+	if !d.Absent && !d.Stale && slices.EqualFunc(wc.Rules, seen, sameSpec) {
 		return d, false
 	}
-	d.Lines = lines(wc.Rules, ours, func(i int) bool { return own || claim.OwnsRule(h.Name, chain, i) })
+	d.Lines = lines(wc.Rules, seen, func(i int) bool { return own || claim.OwnsRule(h.Name, chain, i) })
 	return d, true
+}
+
+// ours reports whether a chain is ours as a whole: claimed, or wanted and not one of the kernel's.
+func ours(want Table, chain string, claim Claim) bool {
+	_, wanted := want.Chain(chain)
+	return claim.OwnsChain(want.Name, chain) || wanted && !Builtin(want.Name, chain)
 }
 
 // ownEnd is the place behind the last rule of ours in a chain.
@@ -107,19 +115,22 @@ func ownEnd(table string, c Chain, claim Claim) int {
 
 func sameSpec(a, b Rule) bool { return a.Spec == b.Spec }
 
-// lines aligns the wanted and the present rules of a chain by their longest common subsequence.
-func lines(want, have []Rule, ours func(int) bool) []Line {
+// lines aligns the wanted and the present rules of a chain by their longest common subsequence. A foreign rule is shown
+// where it stands ahead of a wanted one.
+func lines(want, have []Rule, own func(int) bool) []Line {
 	length := lcs(want, have)
 	var out []Line
 	i, j := 0, 0
 	for i < len(want) || j < len(have) {
 		switch {
-		case i < len(want) && j < len(have) && sameSpec(want[i], have[j]) && ours(j):
+		case i < len(want) && j < len(have) && sameSpec(want[i], have[j]) && own(j):
 			out = append(out, Line{Same, want[i]})
 			i, j = i+1, j+1
+		case i == len(want) && !own(j): // behind all of ours that stay
+			j++
 		case j < len(have) && (i == len(want) || length[i][j+1] >= length[i+1][j]):
 			op := Extra
-			if !ours(j) {
+			if !own(j) {
 				op = Foreign
 			}
 			out = append(out, Line{op, have[j]})
@@ -190,12 +201,20 @@ func chainNames(a, b Table) []string {
 	return names
 }
 
+// place names the family and whose view of it this is.
+func (d Diff) place() string {
+	if d.Tool == "" {
+		return d.Family.String()
+	}
+	return fmt.Sprintf("%s (%s)", d.Family, d.Tool)
+}
+
 // String prints every chain that differs: rules as wanted with two blanks before them, missing ones with "-" and their
 // reason, unwanted ones of ours with "+", foreign ones ahead of ours with "!". It is "" for an empty Diff.
 func (d Diff) String() string {
 	var b strings.Builder
 	for _, c := range d.Chains {
-		fmt.Fprintf(&b, "%s table %s chain %s%s\n", d.Family, c.Table, c.Chain, c.note())
+		fmt.Fprintf(&b, "%s table %s chain %s%s\n", d.place(), c.Table, c.Chain, c.note())
 		for _, l := range c.Lines {
 			fmt.Fprintf(&b, "%s\n", l.text(c.Chain))
 		}
@@ -235,7 +254,7 @@ func (l Line) text(chain string) string {
 func (d Diff) Summary(most int) string {
 	var parts []string
 	for _, c := range d.Chains {
-		where := fmt.Sprintf("%s %s/%s", d.Family, c.Table, c.Chain)
+		where := fmt.Sprintf("%s %s/%s", d.place(), c.Table, c.Chain)
 		switch {
 		case c.Absent:
 			parts = append(parts, where+": chain missing")

@@ -56,7 +56,7 @@ func rebuild(b *strings.Builder, want, have Table, claim Claim) {
 		}
 	}
 	for _, c := range have.Chains {
-		if !claim.OwnsChain(have.Name, c.Name) {
+		if !ours(want, c.Name, claim) {
 			replaceOwn(b, want, have.Name, c, claim)
 		}
 	}

@@ -142,7 +142,11 @@ func (r Rule) line(chain string) string {
 // New makes a Set of tables given in any order. Each gets all its built-in chains, with policy ACCEPT, as the kernel
 // makes them with the table.
 func New(family Family, tables ...Table) Set {
-	return Set{Family: family, Tables: tables}.canonical()
+	s := Set{Family: family, Tables: slices.Clone(tables)}
+	for i := range s.Tables {
+		s.Tables[i].Chains = slices.Clone(s.Tables[i].Chains)
+	}
+	return s.canonical()
 }
 
 // canonical puts tables and chains into the order of the type's description.

@@ -35,12 +35,12 @@ const (
 	ExcludedNamespace Reason = "excluded-namespace"
 	OwnAgent          Reason = "own-agent"
 	HostNetwork       Reason = "host-network"
+	Ambient           Reason = "ambient"
 	IstioInit         Reason = "istio-init"
 	EnvoyDisabled     Reason = "envoy-disabled"
 	NoProxy           Reason = "no-proxy"
 	NotSidecar        Reason = "not-sidecar"
 	InjectDisabled    Reason = "inject-disabled"
-	Ambient           Reason = "ambient"
 	NotInjected       Reason = "not-injected"
 	ModeNone          Reason = "mode-none"
 	InvalidSettings   Reason = "invalid-settings"
@@ -71,8 +71,8 @@ func (r Reason) Sentence() string { return sentences[r] }
 // Reasons lists all reasons in the order in which the rules are tried.
 func Reasons() []Reason {
 	return []Reason{
-		NotKubernetes, ExcludedNamespace, OwnAgent, HostNetwork, IstioInit, EnvoyDisabled, NoProxy, NotSidecar,
-		InjectDisabled, Ambient, NotInjected, ModeNone, InvalidSettings, Captured,
+		NotKubernetes, ExcludedNamespace, OwnAgent, HostNetwork, Ambient, IstioInit, EnvoyDisabled, NoProxy, NotSidecar,
+		InjectDisabled, NotInjected, ModeNone, InvalidSettings, Captured,
 	}
 }
 
@@ -150,10 +150,15 @@ const (
 	proxyContainer = "istio-proxy"
 )
 
-func workload(f Facts, _ proxy, _ Policy) (Decision, bool) {
+func workload(f Facts, _ proxy, p Policy) (Decision, bool) {
+	_, injected := f.Annotations[StatusKey]
 	switch {
 	case f.HostNetwork:
 		return pass(HostNetwork, "")
+	// Without a sidecar no rule below captures it either, but it may be in the mesh all the same, which somebody who looks
+	// for the reason should be told.
+	case p.AmbientEnabled && !injected:
+		return pass(Ambient, "")
 	case slices.ContainsFunc(f.Containers, func(c Container) bool { return c.Name == initContainer }):
 		return pass(IstioInit, "")
 	}
@@ -184,8 +189,6 @@ func injection(f Facts, _ proxy, p Policy) (Decision, bool) {
 	}
 	_, injected := f.Annotations[StatusKey]
 	switch {
-	case !injected && p.AmbientEnabled:
-		return pass(Ambient, "")
 	case !injected:
 		return pass(NotInjected, "")
 	case f.Annotations[ModeKey] == modeNone:

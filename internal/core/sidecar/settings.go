@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -79,7 +80,7 @@ func later(a, b *int64) *int64 {
 	return a
 }
 
-// settings reads annotations and the proxy's environment.
+// settings reads annotations, the proxy's identity and its environment. The error holds everything that is wrong.
 func settings(f Facts, p proxy) (redirect.Spec, []string, error) {
 	base := redirect.Default()
 	values := redirect.Values{}
@@ -94,16 +95,10 @@ func settings(f Facts, p proxy) (redirect.Spec, []string, error) {
 		}
 	}
 	spec, err := redirect.Parse(base, values, redirect.Dialect{Strict: true})
-	if err != nil {
-		return spec, nil, err
-	}
 	spec.InboundExclude = withSidecarPorts(spec.InboundExclude)
-	if spec.UIDs, err = identity("runAsUser", p.user); err != nil {
-		return spec, nil, err
-	}
-	if spec.GIDs, err = identity("runAsGroup", p.group); err != nil {
-		return spec, nil, err
-	}
+	var badUser, badGroup error
+	spec.UIDs, badUser = identity("runAsUser", p.user)
+	spec.GIDs, badGroup = identity("runAsGroup", p.group)
 	var warnings []string
 	flag := func(name string) bool {
 		on, warning := envFlag(p.env, name)
@@ -115,7 +110,7 @@ func settings(f Facts, p proxy) (redirect.Spec, []string, error) {
 	}
 	spec.DualStack = flag("ISTIO_DUAL_STACK")
 	spec.DropInvalid = flag("INVALID_DROP")
-	return spec, warnings, nil
+	return spec, warnings, errors.Join(err, badUser, badGroup)
 }
 
 func annotation(key string) string { return fmt.Sprintf("annotation %q", key) }

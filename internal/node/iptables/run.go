@@ -15,8 +15,7 @@ import (
 // lockWait makes legacy tools wait for their lock (seconds) instead of failing at once.
 const lockWait = "--wait=30"
 
-// run starts one program with the text on its standard input. It gets only the environment it needs: nothing of the
-// caller's reaches it but PATH.
+// run starts one program with the text on its standard input. Nothing of the caller's environment reaches it but PATH.
 func (t Tool) run(ctx context.Context, program, stdin string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // a tool found on the node's path; arguments are ours
 	cmd.Env = []string{"PATH=" + t.host.Path + ":" + usualPath}
@@ -74,6 +73,8 @@ func hintFor(said string) string {
 		{"Operation not permitted", "this needs CAP_NET_ADMIN in the namespace"},
 		{"xtables lock", "another iptables holds the lock"},
 		{"No chain/target/match", "the node's kernel lacks a netfilter module for this rule (xt_owner, xt_REDIRECT, xt_TPROXY, …)"},
+		{"Invalid argument", "in a pod with hostUsers: false the kernel refuses rules that match the owner of traffic; this version cannot " +
+			"put such pods into the mesh"},
 		{"Extension", "the node's kernel lacks the netfilter module of that extension"},
 		{"Table does not exist", "the node's kernel lacks that table; load the module iptable_nat, iptable_mangle or iptable_raw"},
 		{"do you need to insmod", "the node's kernel lacks that table; load the module iptable_nat, iptable_mangle or iptable_raw"},

@@ -55,8 +55,9 @@ type Report struct {
 	Routing []string
 	// Notes are foreign rules behind ours, and what else is worth knowing and no difference.
 	Notes []string
-	// Programs are what was run.
+	// Programs are what was run, and Ran the tools that ran them.
 	Programs []ruleset.Program
+	Ran      []string
 }
 
 // Clean reports whether everything was as wanted.
@@ -70,23 +71,23 @@ func (n Namespace) Apply(ctx context.Context, spec redirect.Spec, conduct Conduc
 		if err != nil {
 			return err
 		}
-		r = w.report
+		defer func() { r = w.report }()
 		if conduct == Refuse && w.otherRules() {
 			return ErrOtherRules
 		}
 		if err := w.apply(ctx); err != nil {
 			return err
 		}
-		r.Programs = w.programs
-		return w.setRouting(route.For(spec.Routing(r.Families)))
+		return w.setRouting(route.For(spec.Routing(w.report.Families)))
 	})
 	return r, err
 }
 
-// setRouting brings addresses, routes and policy rules to what is wanted. Where rules of the mesh were replaced, what
-// belonged to them goes, too.
+// setRouting brings addresses, routes and policy rules to what is wanted. Where rules of the mesh were there, what
+// belonged to them and is not wanted any more goes, too.
 func (w *work) setRouting(want route.Want) error {
-	if w.otherRules() {
+	// A mark in rules that stay can have led to another table: that is no rule's business.
+	if w.otherRules() || len(w.marks) > 0 {
 		left, err := leftovers(w.marks)
 		if err != nil {
 			return err
@@ -127,7 +128,7 @@ func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error
 		if err != nil {
 			return err
 		}
-		r = w.report
+		defer func() { r = w.report }()
 		left, err := leftovers(append(w.marks, spec.Mark))
 		if err != nil {
 			return err
@@ -139,10 +140,26 @@ func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error
 		if err := w.apply(ctx); err != nil {
 			return err
 		}
-		r.Programs = w.programs
 		if err := route.Remove(left); err != nil {
 			return fmt.Errorf("removing routing: %w", err)
 		}
+		return nil
+	})
+	return r, err
+}
+
+// PlanClean gives the Programs that Clean would run, and runs none.
+func (n Namespace) PlanClean(ctx context.Context) (Report, error) {
+	var r Report
+	err := n.do(func() error {
+		w, err := n.inspect(ctx, nil)
+		if err != nil {
+			return err
+		}
+		for _, s := range w.steps {
+			w.did(s)
+		}
+		r = w.report
 		return nil
 	})
 	return r, err

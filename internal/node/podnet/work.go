@@ -12,11 +12,10 @@ import (
 
 // work is one pass over a namespace: what was found in it, and the programs that would put it right.
 type work struct {
-	log      *slog.Logger
-	tools    *iptables.Host
-	report   Report
-	programs []ruleset.Program
-	steps    []step
+	log    *slog.Logger
+	tools  *iptables.Host
+	report Report
+	steps  []step
 	// marks are those that rules of the mesh were found to use.
 	marks []uint32
 }
@@ -88,6 +87,7 @@ func (w *work) compare(ctx context.Context, tool iptables.Tool, want ruleset.Set
 	if diff.Empty() {
 		return nil
 	}
+	diff.Tool = string(tool.Variant)
 	w.report.Diffs = append(w.report.Diffs, diff)
 	program := ruleset.Reconcile(want, have, claim)
 	w.steps = append(w.steps, step{tool: tool, program: program, residue: !ruleset.Compare(ruleset.Set{Family: want.Family}, have, claim).Empty()})
@@ -110,7 +110,13 @@ func (w *work) apply(ctx context.Context) error {
 		if err := s.tool.Apply(ctx, s.program); err != nil {
 			return err
 		}
-		w.programs = append(w.programs, s.program)
+		w.did(s)
 	}
 	return nil
+}
+
+// did notes a step in the report.
+func (w *work) did(s step) {
+	w.report.Programs = append(w.report.Programs, s.program)
+	w.report.Ran = append(w.report.Ran, s.tool.Name())
 }

@@ -118,7 +118,7 @@ func sayApplied(log *slog.Logger, r podnet.Report) {
 	for _, note := range r.Notes {
 		log.Info("found in the namespace", "note", note)
 	}
-	log.Info("redirected the pod", "tools", strings.Join(r.Tools, ","), "changed", len(r.Programs) > 0)
+	log.Info("redirected the pod", "tools", strings.Join(r.Tools, ","), "rules_changed", len(r.Programs) > 0)
 	for _, program := range r.Programs {
 		log.Debug("wrote rules", "family", program.Family.String(), "rules", program.String())
 	}

@@ -134,6 +134,9 @@ func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
 		p.log.Logger().Warn("logging at level info", "cause", err.Error())
 	}
 	p.log.Configure(conf.RunDir, level)
+	if conf.Problems != nil {
+		p.log.Logger().Warn("the configuration cannot be used for pods of the mesh", "cause", conf.Problems.Error())
+	}
 	if conf.NativeNFTables {
 		p.log.Logger().Warn("native_nftables is not served by this version; the rules are written by iptables")
 	}

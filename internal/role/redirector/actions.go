@@ -28,19 +28,22 @@ func (r run) namespace() podnet.Namespace {
 
 // do carries out what was asked for: looking only (--dry-run, --explain, --verify), or rules and then validation.
 func (r run) do(ctx context.Context) int {
+	var err error
 	switch {
-	case r.explain || r.dryRun:
+	case r.explain || r.dryRun && !r.cleanup:
 		return r.finish(r.show())
 	case r.verify:
 		return r.compare(ctx)
+	case r.dryRun:
+		return r.finish(r.showCleanup(ctx))
+	case r.skip:
 	case r.cleanup:
-		if err := r.clean(ctx); err != nil {
-			return r.finish(err)
-		}
-	case !r.skip:
-		if err := r.apply(ctx); err != nil {
-			return r.finish(err)
-		}
+		err = r.clean(ctx)
+	default:
+		err = r.apply(ctx)
+	}
+	if err != nil {
+		return r.finish(err)
 	}
 	if !r.validate {
 		return exitOK
@@ -76,7 +79,7 @@ func (r run) apply(ctx context.Context) error {
 	if report.Families.IPv6 == redirect.Bypassed {
 		say(r.stderr, "warning: IPv6 of this namespace bypasses the mesh: its first address is IPv4; see --dual-stack and --second-ip-family\n")
 	}
-	r.summarize(report, "as wanted already")
+	r.summarize(report, "the rules are as wanted already")
 	return nil
 }
 
@@ -85,16 +88,16 @@ func (r run) clean(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.summarize(report, "free of rules of the mesh already")
+	r.summarize(report, "there are no rules of the mesh")
 	return nil
 }
 
 // summarize says on stderr what was done; stdout is for what was asked to be printed.
 func (r run) summarize(report podnet.Report, nothing string) {
 	if len(report.Programs) == 0 {
-		say(r.stderr, "nothing changed: the namespace is %s (%s)\n", nothing, strings.Join(report.Tools, ", "))
+		say(r.stderr, "no rule changed: %s (%s)\n", nothing, strings.Join(report.Tools, ", "))
 	} else {
-		say(r.stderr, "done with %s\n", strings.Join(report.Tools, ", "))
+		say(r.stderr, "done with %s\n", strings.Join(report.Ran, ", "))
 	}
 	for _, note := range report.Notes {
 		say(r.stderr, "note: %s\n", note)
@@ -150,6 +153,23 @@ func (r run) show() error {
 	if r.dryRun && r.dryRunFile != "" {
 		return save(r.dryRunFile, b.String())
 	}
+	return nil
+}
+
+// showCleanup prints what --cleanup-only would run.
+func (r run) showCleanup(ctx context.Context) error {
+	report, err := r.namespace().PlanClean(ctx)
+	if err != nil {
+		return err
+	}
+	var b strings.Builder
+	for i, program := range report.Programs {
+		fmt.Fprintf(&b, "# %s: %s --noflush\n%s", program.Family, report.Ran[i], program)
+	}
+	if len(report.Programs) == 0 {
+		b.WriteString("# there are no rules of the mesh\n")
+	}
+	say(r.stdout, "%s", b.String())
 	return nil
 }
 

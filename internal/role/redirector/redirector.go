@@ -46,7 +46,7 @@ func Run(c applet.Call) int {
 	app := command(c, func(ctx *cli.Context) {
 		code = act(ctx, c)
 	})
-	if err := app.RunContext(ctx, append([]string{app.Name}, c.Args...)); err != nil {
+	if err := app.RunContext(ctx, append([]string{app.Name}, detached(c.Args)...)); err != nil {
 		say(c.Stderr, "error: %v; see %s --help\n", err, app.HelpName)
 		return exitUsage
 	}
@@ -54,6 +54,27 @@ func Run(c applet.Call) int {
 		return exitOK
 	}
 	return code
+}
+
+// detached separates a short flag from a value that is written right behind it, as in -p15001, which the reference's flag
+// library allows and this one does not.
+func detached(args []string) []string {
+	var out []string
+	for _, a := range args {
+		at := slices.IndexFunc(settings(), func(s setting) bool { return s.short != "" && strings.HasPrefix(a, "-"+s.short) })
+		if at < 0 || len(a) == 2 || a[2] == '=' || longFlag(strings.TrimPrefix(a, "-")) {
+			out = append(out, a)
+			continue
+		}
+		out = append(out, a[:2], a[2:])
+	}
+	return out
+}
+
+// longFlag reports whether the text is the name of a flag, which may be written with one dash, too.
+func longFlag(text string) bool {
+	name, _, _ := strings.Cut(text, "=")
+	return slices.ContainsFunc(flags(), func(f cli.Flag) bool { return slices.Contains(f.Names(), name) })
 }
 
 // asksForHelp reports whether the library answered by itself.
@@ -158,6 +179,9 @@ func act(ctx *cli.Context, c applet.Call) int {
 			say(c.Stderr, "error: %s\n", problem)
 		}
 		return exitError
+	}
+	if ctx.Bool("clean") {
+		say(c.Stderr, "warning: --clean does nothing; to remove rules use --cleanup-only\n")
 	}
 	for _, w := range conf.warnings {
 		say(c.Stderr, "warning: %s\n", w)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -22,13 +23,19 @@ func (r run) probe(ctx context.Context) error {
 	p := probe.Redirection{
 		Namespace: r.netns, Listeners: []uint16{r.spec.OutboundPort, r.spec.InboundPort}, Port: r.probePort,
 	}
-	var errs []error
-	for _, f := range probed(families) {
-		if err := p.Run(ctx, f); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", f, err))
-			continue
+	all := probed(families)
+	errs := make([]error, len(all))
+	var wg sync.WaitGroup
+	for i, f := range all {
+		wg.Go(func() { errs[i] = p.Run(ctx, f) })
+	}
+	wg.Wait()
+	for i, f := range all {
+		if errs[i] == nil {
+			say(r.stderr, "validation: %s traffic is redirected\n", f)
+		} else {
+			errs[i] = fmt.Errorf("%s: %w", f, errs[i])
 		}
-		say(r.stderr, "validation: %s traffic is redirected\n", f)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return r.notRedirected(err)

@@ -1,0 +1,327 @@
+package redirect_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
+)
+
+// saved makes a Set of rules in iptables' own notation, "TABLE -A CHAIN …" or "TABLE -N CHAIN".
+func saved(t *testing.T, lines ...string) ruleset.Set {
+	t.Helper()
+	tables := map[string]*ruleset.Table{}
+	for _, l := range lines {
+		name, l, _ := strings.Cut(l, " ")
+		verb, l, _ := strings.Cut(l, " ")
+		chain, spec, _ := strings.Cut(l, " ")
+		if tables[name] == nil {
+			tables[name] = &ruleset.New(ruleset.IPv4, ruleset.Table{Name: name}).Tables[0]
+		}
+		table := tables[name]
+		at := slices.IndexFunc(table.Chains, func(c ruleset.Chain) bool { return c.Name == chain })
+		switch {
+		case verb == "-N":
+			table.Chains = append(table.Chains, ruleset.Chain{Name: chain, Policy: ruleset.NoPolicy})
+		case at < 0:
+			t.Fatalf("%s has no chain %q", name, chain)
+		default:
+			table.Chains[at].Rules = append(table.Chains[at].Rules, ruleset.Rule{Spec: spec})
+		}
+	}
+	set := ruleset.Set{Family: ruleset.IPv4}
+	for _, table := range tables {
+		set = ruleset.New(ruleset.IPv4, append(set.Tables, *table)...)
+	}
+	return set
+}
+
+// notation prints a Set in that notation again.
+func notation(s ruleset.Set) []string {
+	var out []string
+	for _, t := range s.Tables {
+		for _, c := range t.Chains {
+			if c.Policy == ruleset.NoPolicy {
+				out = append(out, t.Name+" -N "+c.Name)
+			}
+		}
+		for _, c := range t.Chains {
+			for _, r := range c.Rules {
+				out = append(out, t.Name+" -A "+c.Name+" "+r.Spec)
+			}
+		}
+	}
+	return out
+}
+
+// TestCleaningUp takes away what any configuration of the mesh left, ours or the reference's, and nothing else.
+func TestCleaningUp(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		have []string
+		// left is what must stay.
+		left []string
+	}{
+		{name: "an empty namespace stays empty"},
+		{
+			name: "chains of ours go with all that is in them, whatever their names",
+			have: []string{
+				"nat -N ISTIO_OUTPUT", "nat -N ISTIO_OF_TOMORROW", "raw -N ISTIO_INBOUND",
+				"nat -A OUTPUT -j ISTIO_OUTPUT", "nat -A ISTIO_OUTPUT -p tcp -j ISTIO_OF_TOMORROW", "nat -A ISTIO_OF_TOMORROW -j DROP",
+			},
+		},
+		{
+			name: "the rules of 2020 go",
+			have: []string{
+				"nat -N ISTIO_OUTPUT", "nat -N ISTIO_INBOUND", "nat -N ISTIO_REDIRECT", "nat -N ISTIO_IN_REDIRECT",
+				"nat -A PREROUTING -p tcp -j ISTIO_INBOUND", "nat -A OUTPUT -p tcp -j ISTIO_OUTPUT",
+				"nat -A ISTIO_INBOUND -p tcp -m tcp --dport 22 -j RETURN", "nat -A ISTIO_INBOUND -p tcp -j ISTIO_IN_REDIRECT",
+				"mangle -A OUTPUT -s 127.0.0.1/32 ! -d 127.0.0.1/32 -p tcp -j MARK --set-xmark 0x539/0xffffffff",
+			},
+		},
+		{
+			name: "DNS rules of versions before ISTIO_OUTPUT_DNS go",
+			have: []string{
+				"nat -A OUTPUT -p udp -m udp --dport 53 -m owner --uid-owner 1337 -j RETURN",
+				"nat -A OUTPUT -p udp -m udp --dport 53 -m owner --gid-owner 1337 -j RETURN",
+				"nat -A OUTPUT -d 10.96.0.10/32 -p udp -m udp --dport 53 -j REDIRECT --to-ports 15053",
+				"nat -A OUTPUT -p udp -m udp --dport 53 -j REDIRECT --to-ports 15013",
+				"nat -A OUTPUT -d 10.96.0.10/32 -p udp -m udp --dport 53 -j DNAT --to-destination 127.0.0.1:15053",
+				"nat -A POSTROUTING -d 127.0.0.1/32 -p udp -m udp --dport 15053 -j SNAT --to-source 127.0.0.1",
+				"raw -A OUTPUT -p udp -m udp --dport 53 -m owner --uid-owner 1337 -j CT --zone 1",
+				"raw -A OUTPUT -p udp -m udp --sport 15053 -m owner --gid-owner 1337 -j CT --zone 2",
+				"raw -A OUTPUT -d 10.96.0.10/32 -p udp -m udp --dport 53 -j CT --zone 2",
+				"raw -A PREROUTING -s 10.96.0.10/32 -p udp -m udp --sport 53 -j CT --zone 1",
+			},
+		},
+		{
+			name: "TPROXY's rules in built-in chains go, whatever mark, ids and loopback network they had",
+			have: []string{
+				"mangle -A PREROUTING -p tcp -m mark --mark 0xfa0 -j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff",
+				"mangle -A OUTPUT -o lo -p tcp -m mark --mark 0xfa0 -j RETURN",
+				"mangle -A OUTPUT ! -d 127.0.0.0/8 -o lo -p tcp -m owner --uid-owner 2000 -j MARK --set-xmark 0x53a/0xffffffff",
+				"mangle -A OUTPUT ! -d ::1/128 -o lo -p tcp -m owner --gid-owner 3000 -j MARK --set-xmark 0x53a/0xffffffff",
+				"mangle -A OUTPUT -p tcp -m connmark --mark 0xfa0 -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff",
+			},
+		},
+		{
+			name: "what only looks like them stays",
+			have: []string{
+				"mangle -A PREROUTING -p udp -m mark --mark 0xfa0 -j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff",
+				"mangle -A PREROUTING -p tcp -m mark --mark 0xfa0 -j CONNMARK --save-mark --nfmask 0xff --ctmask 0xff",
+				"mangle -A POSTROUTING -p tcp -m connmark --mark 0xfa0 -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff",
+				"mangle -A OUTPUT ! -d 10.0.0.1/32 -o lo -p tcp -m owner --uid-owner 2000 -j MARK --set-xmark 0x53a/0xffffffff",
+				"mangle -A OUTPUT ! -d 127.0.0.1/32 -o lo -p tcp -m owner --uid-owner 2000 -j MARK --set-xmark 0x53b/0xffffffff",
+				"nat -A OUTPUT -p udp -m udp --dport 53 -j REDIRECT --to-ports 5353",
+				"nat -A OUTPUT -p tcp -m tcp --dport 53 -j REDIRECT --to-ports 15053",
+				"nat -A POSTROUTING -d 127.0.0.1/32 -p udp -m udp --dport 15053 -j SNAT --to-source 127.0.0.2",
+				"raw -A OUTPUT -p udp -m udp --dport 53 -j CT --zone 7",
+				"raw -A PREROUTING -p udp -m udp --dport 53 -j CT --zone 1",
+			},
+			left: []string{
+				"mangle -A PREROUTING -p udp -m mark --mark 0xfa0 -j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff",
+				"mangle -A PREROUTING -p tcp -m mark --mark 0xfa0 -j CONNMARK --save-mark --nfmask 0xff --ctmask 0xff",
+				"mangle -A OUTPUT ! -d 10.0.0.1/32 -o lo -p tcp -m owner --uid-owner 2000 -j MARK --set-xmark 0x53a/0xffffffff",
+				"mangle -A OUTPUT ! -d 127.0.0.1/32 -o lo -p tcp -m owner --uid-owner 2000 -j MARK --set-xmark 0x53b/0xffffffff",
+				"mangle -A POSTROUTING -p tcp -m connmark --mark 0xfa0 -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff",
+				"nat -A OUTPUT -p udp -m udp --dport 53 -j REDIRECT --to-ports 5353",
+				"nat -A OUTPUT -p tcp -m tcp --dport 53 -j REDIRECT --to-ports 15053",
+				"nat -A POSTROUTING -d 127.0.0.1/32 -p udp -m udp --dport 15053 -j SNAT --to-source 127.0.0.2",
+				"raw -A PREROUTING -p udp -m udp --dport 53 -j CT --zone 1",
+				"raw -A OUTPUT -p udp -m udp --dport 53 -j CT --zone 7",
+			},
+		},
+		{
+			name: "excluded interfaces go where the mesh was",
+			have: []string{
+				"nat -N ISTIO_OUTPUT", "nat -A PREROUTING -i eth1 -j RETURN", "nat -A OUTPUT -o eth1 -j RETURN", "nat -A OUTPUT -j ISTIO_OUTPUT",
+				"mangle -N ISTIO_INBOUND", "mangle -A PREROUTING -i eth1 -j RETURN", "mangle -A OUTPUT -o eth1 -j RETURN",
+			},
+		},
+		{
+			name: "in mangle they stay where there was no TPROXY",
+			have: []string{"nat -N ISTIO_OUTPUT", "mangle -A PREROUTING -i eth1 -j RETURN", "mangle -A OUTPUT -o eth1 -j RETURN"},
+			left: []string{"mangle -A PREROUTING -i eth1 -j RETURN", "mangle -A OUTPUT -o eth1 -j RETURN"},
+		},
+		{
+			name: "behind what the mesh puts behind them they stay",
+			have: []string{
+				"nat -N ISTIO_OUTPUT", "nat -A PREROUTING -p tcp -j ISTIO_INBOUND", "nat -A PREROUTING -i eth1 -j RETURN",
+				"nat -A OUTPUT -j ISTIO_OUTPUT", "nat -A OUTPUT -o eth1 -j RETURN",
+			},
+			left: []string{"nat -A PREROUTING -i eth1 -j RETURN", "nat -A OUTPUT -o eth1 -j RETURN"},
+		},
+		{
+			name: "the same rules stay where it was not",
+			have: []string{"nat -A PREROUTING -i eth1 -j RETURN", "nat -A OUTPUT -o eth1 -j RETURN"},
+			left: []string{"nat -A PREROUTING -i eth1 -j RETURN", "nat -A OUTPUT -o eth1 -j RETURN"},
+		},
+		{
+			name: "a RETURN for an interface stays if it is one way and not at the head",
+			have: []string{
+				"nat -N ISTIO_OUTPUT", "nat -A PREROUTING -p udp -j DROP", "nat -A PREROUTING -i eth1 -j RETURN",
+				"nat -A OUTPUT -j ISTIO_OUTPUT", "nat -A OUTPUT -o eth2 -j RETURN",
+			},
+			left: []string{
+				"nat -A PREROUTING -p udp -j DROP", "nat -A PREROUTING -i eth1 -j RETURN", "nat -A OUTPUT -o eth2 -j RETURN",
+			},
+		},
+		{
+			name: "virtual machines' rules go from the head of the chain",
+			have: []string{
+				"nat -N ISTIO_REDIRECT", "nat -A PREROUTING -d 10.0.0.0/8 -i vm1 -j ISTIO_REDIRECT",
+				"nat -A PREROUTING -d 10.0.0.0/8 -i vm0 -j ISTIO_REDIRECT", "nat -A PREROUTING -i vm1 -j RETURN",
+				"nat -A PREROUTING -i vm0 -j RETURN", "nat -A PREROUTING -i vm2 -j RETURN", "nat -A PREROUTING -p udp -j DROP",
+			},
+			left: []string{"nat -A PREROUTING -i vm2 -j RETURN", "nat -A PREROUTING -p udp -j DROP"},
+		},
+		{
+			name: "virtual machines' rules go without a captured network, too",
+			have: []string{"nat -N ISTIO_REDIRECT", "nat -A PREROUTING -i vm1 -j RETURN", "nat -A PREROUTING -i vm0 -j RETURN"},
+		},
+		{
+			name: "a RETURN at the head stays where the mesh captured networks and no virtual machine",
+			have: []string{
+				"nat -N ISTIO_OUTPUT", "nat -N ISTIO_REDIRECT", "nat -A PREROUTING -i eth7 -j RETURN", "nat -A OUTPUT -j ISTIO_OUTPUT",
+				"nat -A ISTIO_OUTPUT -p tcp -m tcp --dport 80 -j ISTIO_REDIRECT", "nat -A ISTIO_OUTPUT -d 10.0.0.0/8 -j ISTIO_REDIRECT",
+			},
+			left: []string{"nat -A PREROUTING -i eth7 -j RETURN"},
+		},
+		{
+			name: "guardrails of a replacement that was killed go",
+			have: []string{
+				"filter -A INPUT -p udp -j DROP", "filter -A INPUT -p tcp -j DROP", "filter -A FORWARD -p udp -j DROP", "filter -A FORWARD -p tcp -j DROP",
+				"filter -A OUTPUT -p udp -j DROP", "filter -A OUTPUT -p tcp -j DROP", "filter -A OUTPUT -p udp -j DROP",
+			},
+			left: []string{"filter -A OUTPUT -p udp -j DROP"},
+		},
+		{
+			name: "somebody's drops that are not all six stay",
+			have: []string{
+				"filter -A INPUT -p udp -j DROP", "filter -A INPUT -p tcp -j DROP", "filter -A FORWARD -p udp -j DROP", "filter -A FORWARD -p tcp -j DROP",
+				"filter -A OUTPUT -p tcp -j DROP", "filter -A OUTPUT -p udp -j DROP",
+			},
+			left: []string{
+				"filter -A INPUT -p udp -j DROP", "filter -A INPUT -p tcp -j DROP", "filter -A FORWARD -p udp -j DROP", "filter -A FORWARD -p tcp -j DROP",
+				"filter -A OUTPUT -p tcp -j DROP", "filter -A OUTPUT -p udp -j DROP",
+			},
+		},
+		{
+			name: "drops in an empty filter table's neighbourhood are no guardrails",
+			have: []string{"filter -A INPUT -p udp -j DROP"},
+			left: []string{"filter -A INPUT -p udp -j DROP"},
+		},
+		{
+			name: "a foreign chain's jump to a chain of ours goes, the rest of it stays",
+			have: []string{
+				"nat -N ISTIO_OUTPUT", "nat -N CNI-X", "nat -A OUTPUT -j CNI-X", "nat -A CNI-X -p tcp -j ISTIO_OUTPUT", "nat -A CNI-X -p udp -g ISTIO_OUTPUT",
+				"nat -A CNI-X -p tcp -j ACCEPT",
+			},
+			left: []string{"nat -N CNI-X", "nat -A OUTPUT -j CNI-X", "nat -A CNI-X -p tcp -j ACCEPT"},
+		},
+		{
+			name: "a comment or log text that speaks of a chain of ours stays",
+			have: []string{
+				"nat -N ISTIO_OUTPUT",
+				`nat -A OUTPUT -m comment --comment "before -j ISTIO_OUTPUT" -j RETURN`, `nat -A OUTPUT -j LOG --log-prefix "-j ISTIO_OUTPUT"`,
+				`nat -A OUTPUT -j LOG --log-prefix ISTIO_OUTPUT`, `nat -A OUTPUT -j XISTIO_OUTPUT`,
+			},
+			left: []string{
+				`nat -A OUTPUT -m comment --comment "before -j ISTIO_OUTPUT" -j RETURN`, `nat -A OUTPUT -j LOG --log-prefix "-j ISTIO_OUTPUT"`,
+				`nat -A OUTPUT -j LOG --log-prefix ISTIO_OUTPUT`, `nat -A OUTPUT -j XISTIO_OUTPUT`,
+			},
+		},
+		{
+			name: "a foreign chain with a similar name stays",
+			have: []string{"nat -N ISTIO", "nat -N MY_ISTIO_OUTPUT", "nat -A OUTPUT -j ISTIO", "nat -A OUTPUT -j MY_ISTIO_OUTPUT"},
+			left: []string{"nat -N ISTIO", "nat -N MY_ISTIO_OUTPUT", "nat -A OUTPUT -j ISTIO", "nat -A OUTPUT -j MY_ISTIO_OUTPUT"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			have := saved(t, test.have...)
+			n := rulesettest.NewNamespace(have)
+			restore(t, n, ruleset.Reconcile(ruleset.Set{Family: ruleset.IPv4}, have, redirect.Claim(ruleset.Set{}, have)).String())
+			if diff := cmp.Diff(test.left, notation(n.Save())); diff != "" {
+				t.Errorf("what is left (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestAForeignReturnIsNoDrift programs namespaces in which somebody lets an interface pass, where nothing of ours comes
+// to stand ahead of that rule.
+func TestAForeignReturnIsNoDrift(t *testing.T) {
+	const rule = "nat -A PREROUTING -i eth7 -j RETURN"
+	for name, w := range map[string]written{
+		"the default": {}, "TPROXY": {redirect.FieldMode: "TPROXY"}, "no inbound port": {redirect.FieldInbound: ""},
+		"virtual machines": {redirect.FieldRerouteInterfaces: "vm0"}, "excluded interfaces": {redirect.FieldExcludeInterfaces: "eth1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := rulesettest.NewNamespace(saved(t, rule))
+			reach(t, n, redirect.Rules(w.spec(t), ruleset.IPv4))
+			if !slices.Contains(notation(n.Save()), rule) {
+				t.Error("the foreign rule is gone")
+			}
+			reach(t, n, ruleset.Set{Family: ruleset.IPv4})
+			if diff := cmp.Diff([]string{rule}, notation(n.Save())); diff != "" {
+				t.Errorf("what is left (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestClaimTakesWhatIsWanted keeps a rule that is wanted and of no known shape from being foreign.
+func TestClaimTakesWhatIsWanted(t *testing.T) {
+	want := saved(t, "nat -A OUTPUT -o eth9 -j ACCEPT")
+	have := saved(t, "nat -A OUTPUT -p udp -j DROP", "nat -A OUTPUT -o eth9 -j ACCEPT")
+	claim := redirect.Claim(want, have)
+	if claim.OwnsRule("nat", "OUTPUT", 0) || !claim.OwnsRule("nat", "OUTPUT", 1) {
+		t.Errorf("claim is %+v, want the second rule of nat/OUTPUT only", claim.Rules)
+	}
+}
+
+// TestDrift damages a namespace in every way a rule can be lost, moved or added, one at a time, and repairs it.
+func TestDrift(t *testing.T) {
+	check(t, func(s anySpec, seed uint16) bool {
+		for _, f := range families {
+			want := redirect.Rules(s.Spec, f)
+			damaged := damage(want, int(seed))
+			claim := redirect.Claim(want, damaged)
+			if ruleset.Compare(want, damaged, claim).Empty() {
+				t.Errorf("%s: the damage is not seen in\n%s", f, damaged)
+			}
+			reach(t, rulesettest.NewNamespace(damaged), want)
+		}
+		return !t.Failed()
+	}, 100)
+}
+
+// damage changes one chain that holds rules.
+func damage(want ruleset.Set, seed int) ruleset.Set {
+	have := rulesettest.NewNamespace(want).Save()
+	var full []*ruleset.Chain
+	for i := range have.Tables {
+		for j := range have.Tables[i].Chains {
+			if c := &have.Tables[i].Chains[j]; len(c.Rules) > 0 {
+				full = append(full, c)
+			}
+		}
+	}
+	c := full[seed%len(full)]
+	at := seed / 7 % len(c.Rules)
+	other := (at + 1) % len(c.Rules)
+	switch foreignRule := (ruleset.Rule{Spec: "-s 10.66.0.0/16 -j DROP"}); {
+	case seed%3 == 0:
+		c.Rules = slices.Delete(c.Rules, at, at+1)
+	case seed%3 == 1 && c.Rules[at].Spec != c.Rules[other].Spec:
+		c.Rules[at], c.Rules[other] = c.Rules[other], c.Rules[at]
+	default:
+		c.Rules = slices.Insert(c.Rules, at, foreignRule)
+	}
+	return have
+}

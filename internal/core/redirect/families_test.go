@@ -1,0 +1,155 @@
+package redirect_test
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+func addresses(texts ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, t := range texts {
+		out = append(out, netip.MustParseAddr(t))
+	}
+	return out
+}
+
+// TestFamiliesOf asks for every kind of pod and every setting how IPv6 is treated.
+func TestFamiliesOf(t *testing.T) {
+	const v4, v4b, v6, v6b = "10.0.0.5", "10.0.0.6", "fd00::5", "2001:db8::6"
+	type want struct {
+		bypass, capture, reject, dual redirect.Treatment
+		host                          string
+		has4                          bool
+	}
+	same := func(x redirect.Treatment, host string, has4 bool) want { return want{x, x, x, x, host, has4} }
+	second := func(host string) want {
+		return want{redirect.Bypassed, redirect.Captured, redirect.Rejected, redirect.Captured, host, true}
+	}
+	for _, test := range []struct {
+		name string
+		have []netip.Addr
+		want want
+	}{
+		{"IPv4 alone", addresses(v4), same(redirect.Unused, v4, true)},
+		{"two of IPv4", addresses(v4b, v4), same(redirect.Unused, v4b, true)},
+		{"IPv6 alone", addresses(v6), same(redirect.Captured, v6, false)},
+		{"IPv6 first", addresses(v6, v4), same(redirect.Captured, v6, true)},
+		{"IPv4 first", addresses(v4, v6), second(v4)},
+		{"IPv4 first and last", addresses(v4, v6b, v4b), second(v4)},
+		{"IPv4 twice first", addresses(v4, v4b, v6), second(v4)},
+		{"loopback does not count", addresses("127.0.0.1", "::1", "127.0.0.6", v4), same(redirect.Unused, v4, true)},
+		{"link-local of IPv6 does not count", addresses(v4, "fe80::1%eth0"), same(redirect.Unused, v4, true)},
+		{"link-local of IPv6 does not come first", addresses("fe80::1", v4, v6), second(v4)},
+		{"link-local of IPv4 does not count", addresses("169.254.1.1", v6), same(redirect.Captured, v6, false)},
+		{"link-local multicast does not count", addresses("224.0.0.1", "ff02::1", v4), same(redirect.Unused, v4, true)},
+		{"the reference's ::6 does not make IPv6 first", addresses("127.0.0.1", v4, "::1"), same(redirect.Unused, v4, true)},
+		{"an IPv4-mapped address is IPv4", addresses("::ffff:10.0.0.5"), same(redirect.Unused, v4, true)},
+		{"a mapped loopback does not count", addresses("::ffff:127.0.0.1", v6), same(redirect.Captured, v6, false)},
+		{"an invalid address does not count", append([]netip.Addr{{}}, addresses(v4)...), same(redirect.Unused, v4, true)},
+		{"a zone is dropped", addresses("fd00::5%eth0"), same(redirect.Captured, v6, false)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for _, setting := range []struct {
+				name string
+				spec redirect.Spec
+				want redirect.Treatment
+			}{
+				{"bypass", redirect.Spec{SecondFamily: redirect.Bypass}, test.want.bypass},
+				{"capture", redirect.Spec{SecondFamily: redirect.Capture}, test.want.capture},
+				{"reject", redirect.Spec{SecondFamily: redirect.Reject}, test.want.reject},
+				{"dual stack", redirect.Spec{DualStack: true}, test.want.dual},
+				{"dual stack wins over reject", redirect.Spec{DualStack: true, SecondFamily: redirect.Reject}, test.want.dual},
+			} {
+				got, err := setting.spec.FamiliesOf(test.have)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := redirect.Families{IPv6: setting.want, HasIPv4: test.want.has4, Host: netip.MustParseAddr(test.want.host)}
+				if got != want {
+					t.Errorf("%s: families are %+v, want %+v", setting.name, got, want)
+				}
+			}
+		})
+	}
+}
+
+func TestFamiliesOfAPodWithoutAddress(t *testing.T) {
+	for name, have := range map[string][]netip.Addr{
+		"none at all": nil, "loopback only": addresses("127.0.0.1", "::1"), "link-local only": addresses("fe80::1%eth0", "169.254.0.1"), "invalid": {{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := redirect.Spec{DualStack: true}.FamiliesOf(have)
+			if !errors.Is(err, redirect.ErrNoAddress) {
+				t.Errorf("error is %v, want ErrNoAddress", err)
+			}
+			if got != (redirect.Families{}) {
+				t.Errorf("families are %+v", got)
+			}
+		})
+	}
+}
+
+func TestSets(t *testing.T) {
+	spec := redirect.Default()
+	for _, test := range []struct {
+		treatment redirect.Treatment
+		want      ruleset.Set
+	}{
+		{redirect.Unused, ruleset.Set{Family: ruleset.IPv6}},
+		{redirect.Bypassed, ruleset.Set{Family: ruleset.IPv6}},
+		{redirect.Captured, redirect.Rules(spec, ruleset.IPv6)},
+		{redirect.Rejected, redirect.RejectAll(ruleset.IPv6)},
+	} {
+		got := spec.Sets(redirect.Families{IPv6: test.treatment})
+		want := []ruleset.Set{redirect.Rules(spec, ruleset.IPv4), test.want}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("treatment %d (-want +got):\n%s", test.treatment, diff)
+		}
+	}
+}
+
+func TestRouting(t *testing.T) {
+	v4only, dual := []ruleset.Family{ruleset.IPv4}, families
+	for _, test := range []struct {
+		name      string
+		w         written
+		treatment redirect.Treatment
+		want      redirect.Routing
+	}{
+		{"REDIRECT needs nothing in IPv4", written{}, redirect.Unused, redirect.Routing{Mark: 1337, Table: 133}},
+		{"captured IPv6 needs ::6", written{}, redirect.Captured, redirect.Routing{PassthroughV6: true, Mark: 1337, Table: 133}},
+		{"bypassed IPv6 does not", written{}, redirect.Bypassed, redirect.Routing{Mark: 1337, Table: 133}},
+		{"rejected IPv6 does not", written{}, redirect.Rejected, redirect.Routing{Mark: 1337, Table: 133}},
+		{"TPROXY routes by mark", written{redirect.FieldMode: "TPROXY"}, redirect.Unused, redirect.Routing{MarkFamilies: v4only, Mark: 1337, Table: 133}},
+		{
+			"TPROXY routes both families if both are captured", written{redirect.FieldMode: "TPROXY"}, redirect.Captured,
+			redirect.Routing{PassthroughV6: true, MarkFamilies: dual, Mark: 1337, Table: 133},
+		},
+		{"TPROXY leaves a rejected family", written{redirect.FieldMode: "TPROXY"}, redirect.Rejected, redirect.Routing{MarkFamilies: v4only, Mark: 1337, Table: 133}},
+		{
+			"TPROXY of some ports routes by mark", written{redirect.FieldMode: "TPROXY", redirect.FieldInbound: "80"}, redirect.Unused,
+			redirect.Routing{MarkFamilies: v4only, Mark: 1337, Table: 133},
+		},
+		{
+			"TPROXY of no port routes nothing", written{redirect.FieldMode: "TPROXY", redirect.FieldInbound: ""}, redirect.Captured,
+			redirect.Routing{PassthroughV6: true, Mark: 1337, Table: 133},
+		},
+		{
+			"mark and table are the Spec's", written{redirect.FieldMode: "TPROXY", redirect.FieldMark: "7", redirect.FieldTable: "8"}, redirect.Unused,
+			redirect.Routing{MarkFamilies: v4only, Mark: 7, Table: 8},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := test.w.spec(t).Routing(redirect.Families{IPv6: test.treatment})
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("Routing (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,130 @@
+package redirect_test
+
+import (
+	"errors"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
+)
+
+// Bits that choose what stands around the field under test.
+const (
+	bitTPROXY = 1 << iota
+	bitDNS
+	bitServers
+	bitDropInvalid
+	bitReroute
+	bitNoWildcard
+)
+
+// FuzzParse writes any text into any field. What is refused must leave the Spec alone and say why; what is taken must
+// give rules that can be printed, read and followed.
+func FuzzParse(f *testing.F) {
+	for field, texts := range menus {
+		for i, text := range texts {
+			f.Add(byte(field), text, i%2 == 0, byte(i*7))
+		}
+	}
+	for _, text := range []string{",", " * ", "1,,2", "10.0.0.0/8 ", "::ffff:1.2.3.4/128", "eth0\n", "+1", "65536", "4294967295", "a-j", "::/0,0.0.0.0/0"} {
+		for field := redirect.FieldMode; field <= redirect.FieldSecondFamily; field++ {
+			f.Add(byte(field), text, true, byte(0))
+		}
+	}
+	f.Fuzz(func(t *testing.T, n byte, text string, isStrict bool, around byte) {
+		field := redirect.Field(n % byte(redirect.FieldSecondFamily+1))
+		base := surroundings(around)
+		got, err := redirect.Parse(base, redirect.Values{field: {Source: "fuzz", Text: text}}, redirect.Dialect{Strict: isStrict, GroupID: groupID})
+		if err != nil {
+			var bad *redirect.FieldError
+			if !errors.As(err, &bad) || bad.Field != field || bad.Text != text || bad.Problem == "" {
+				t.Errorf("error %v does not name field %d and value %q", err, field, text)
+			}
+			if !reflect.DeepEqual(got, base) {
+				t.Error("the Spec was changed all the same")
+			}
+			return
+		}
+		for _, family := range families {
+			if problem := wrongWith(redirect.Rules(got, family)); problem != "" {
+				t.Errorf("field %d, value %q, %s: %s", field, text, family, problem)
+			}
+		}
+	})
+}
+
+func surroundings(bits byte) redirect.Spec {
+	s := redirect.Default()
+	if bits&bitTPROXY != 0 {
+		s.Mode = redirect.TPROXY
+	}
+	if bits&bitDNS != 0 {
+		s.DNS = redirect.DNSAll
+	}
+	if bits&bitServers != 0 {
+		s.DNS, s.DNSServers = redirect.DNSServers, servers[3]
+	}
+	s.DropInvalid = bits&bitDropInvalid != 0
+	if bits&bitReroute != 0 {
+		s.RerouteInterfaces, s.ExcludeInterfaces = []string{"vm0"}, []string{"eth1"}
+	}
+	if bits&bitNoWildcard != 0 {
+		s.Outbound, s.Inbound = redirect.Networks{List: prefixes("10.0.0.0/8", "fd00::/8")}, redirect.Ports{List: []uint16{80}}
+	}
+	return s
+}
+
+// FuzzClaim reads rules that could be there, cleans up, and makes sure that what was not claimed is left as it was and
+// that nothing is claimed of it then.
+func FuzzClaim(f *testing.F) {
+	for _, text := range []string{
+		"*nat\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:ISTIO_A - [0:0]\n-A PREROUTING -i vm0 -j ISTIO_REDIRECT\n-A PREROUTING -i vm0 -j RETURN\n-A ISTIO_A -g ISTIO_A\nCOMMIT\n",
+		"*nat\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:ISTIO_A - [0:0]\n-A PREROUTING -i eth1 -j RETURN\n-A OUTPUT -o eth1 -j RETURN\n-A OUTPUT -j ISTIO_A\nCOMMIT\n",
+		"*mangle\n:OUTPUT ACCEPT [0:0]\n:ISTIO_INBOUND - [0:0]\n-A OUTPUT -o lo -p tcp -m mark --mark 0x1 -j RETURN\n-A OUTPUT -p tcp -j DROP\nCOMMIT\n",
+		"*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n-A INPUT -p udp -j DROP\n-A INPUT -p tcp -j DROP\nCOMMIT\n",
+		"*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -m comment --comment \"-j ISTIO_A\" -j DROP\nCOMMIT\n",
+	} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		have, err := ruleset.Parse(ruleset.IPv4, text)
+		if err != nil {
+			return
+		}
+		n := rulesettest.NewNamespace(ruleset.Set{Family: ruleset.IPv4})
+		if n.Restore(have.String()) != nil {
+			return // no kernel has such rules
+		}
+		nothing := ruleset.Set{Family: ruleset.IPv4}
+		foreigners := notClaimed(have, redirect.Claim(nothing, have))
+		reach(t, n, nothing)
+		if diff := cmp.Diff(foreigners, notation(n.Save())); diff != "" {
+			t.Errorf("what was not claimed has changed (-before +after):\n%s", diff)
+		}
+		reach(t, rulesettest.NewNamespace(have), redirect.Rules(redirect.Default(), ruleset.IPv4))
+	})
+}
+
+// notClaimed is the notation of what nobody claims.
+func notClaimed(have ruleset.Set, claim ruleset.Claim) []string {
+	left := rulesettest.NewNamespace(have).Save()
+	for i := range left.Tables {
+		t := &left.Tables[i]
+		for j := range t.Chains {
+			var rules []ruleset.Rule
+			for k, r := range t.Chains[j].Rules {
+				if !claim.OwnsRule(t.Name, t.Chains[j].Name, k) {
+					rules = append(rules, r)
+				}
+			}
+			t.Chains[j].Rules = rules
+		}
+		t.Chains = slices.DeleteFunc(t.Chains, func(c ruleset.Chain) bool { return claim.OwnsChain(t.Name, c.Name) })
+	}
+	return notation(left)
+}

@@ -1,0 +1,737 @@
+package redirect_test
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
+)
+
+// book has the addresses of the questions, in each family.
+var book = map[string][2]string{
+	"pod":      {"10.0.0.5", "fd00::5"},
+	"lo":       {"127.0.0.1", "::1"},
+	"six":      {"127.0.0.6", "::6"}, // where Envoy calls the app from
+	"service":  {"10.0.0.7", "fd00::7"},
+	"client":   {"10.0.0.9", "fd00::9"},
+	"resolver": {"10.0.0.53", "fd00::53"},
+	"outside":  {"192.0.2.9", "2001:db8::9"},
+}
+
+func address(f ruleset.Family, name string) netip.Addr {
+	if f == ruleset.IPv4 {
+		return netip.MustParseAddr(book[name][0])
+	}
+	return netip.MustParseAddr(book[name][1])
+}
+
+// sender is who sends a packet.
+type sender struct{ uid, gid uint32 }
+
+var (
+	app       = sender{1000, 1000}
+	rootApp   = sender{0, 0}
+	proxy     = sender{1337, 1337}
+	rootProxy = sender{0, 1337} // as the injector makes it for TPROXY
+)
+
+// packet makes a packet of a family.
+type packet func(ruleset.Family) rulesettest.Packet
+
+type change func(ruleset.Family, *rulesettest.Packet)
+
+// sends is a packet of a process of the pod. What goes to an address of the pod itself goes by lo, from that address but
+// for the rest of 127/8, which is called from 127.0.0.1.
+func sends(who sender, proto rulesettest.Proto, to string, port uint16, changes ...change) packet {
+	return func(f ruleset.Family) rulesettest.Packet {
+		p := rulesettest.Packet{
+			Hook: rulesettest.Outgoing, Out: "eth0", Proto: proto, UID: who.uid, GID: who.gid,
+			Src: address(f, "pod"), Sport: 40000, Dst: address(f, to), Dport: port,
+		}
+		if to == "pod" || to == "lo" || to == "six" {
+			p.Out, p.Src = "lo", p.Dst
+		}
+		if to == "six" && f == ruleset.IPv4 {
+			p.Src = address(f, "lo")
+		}
+		return changed(f, p, changes)
+	}
+}
+
+// arrives is a packet from outside for the pod.
+func arrives(proto rulesettest.Proto, from string, port uint16, changes ...change) packet {
+	return func(f ruleset.Family) rulesettest.Packet {
+		return changed(f, rulesettest.Packet{
+			Hook: rulesettest.Incoming, In: "eth0", Proto: proto,
+			Src: address(f, from), Sport: 40000, Dst: address(f, "pod"), Dport: port,
+		}, changes)
+	}
+}
+
+func changed(f ruleset.Family, p rulesettest.Packet, changes []change) rulesettest.Packet {
+	if p.Proto == rulesettest.ICMP {
+		p.Sport, p.Dport = 0, 0
+	}
+	for _, c := range changes {
+		c(f, &p)
+	}
+	return p
+}
+
+// by sends or receives it by another interface.
+func by(name string) change {
+	return func(_ ruleset.Family, p *rulesettest.Packet) {
+		if p.Hook == rulesettest.Outgoing {
+			p.Out = name
+		} else {
+			p.In = name
+		}
+	}
+}
+
+func from(name string) change {
+	return func(f ruleset.Family, p *rulesettest.Packet) { p.Src = address(f, name) }
+}
+
+func to(name string) change {
+	return func(f ruleset.Family, p *rulesettest.Packet) { p.Dst = address(f, name) }
+}
+
+func sport(n uint16) change { return func(_ ruleset.Family, p *rulesettest.Packet) { p.Sport = n } }
+
+func marked(n uint32) change { return func(_ ruleset.Family, p *rulesettest.Packet) { p.Mark = n } }
+
+func connmarked(n uint32) change {
+	return func(_ ruleset.Family, p *rulesettest.Packet) { p.Connmark = n }
+}
+
+func state(s rulesettest.State) change {
+	return func(_ ruleset.Family, p *rulesettest.Packet) { p.State = s }
+}
+
+func noSocket(_ ruleset.Family, p *rulesettest.Packet) { p.NoSocket = true }
+
+const (
+	tcp  = rulesettest.TCP
+	udp  = rulesettest.UDP
+	icmp = rulesettest.ICMP
+)
+
+// question is one requirement.
+type question struct {
+	name string
+	p    packet
+	want string
+}
+
+// ask puts questions to the rules of a Spec in the given families.
+func ask(t *testing.T, spec redirect.Spec, in []ruleset.Family, questions []question) {
+	t.Helper()
+	for _, f := range in {
+		rules, err := rulesettest.Compile(redirect.Rules(spec, f))
+		if err != nil {
+			t.Fatalf("%s: %v", f, err)
+		}
+		for _, q := range questions {
+			t.Run(fmt.Sprintf("%s in %s", q.name, f), func(t *testing.T) {
+				v, err := rules.Trace(q.p(f))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := v.String(); got != q.want {
+					t.Errorf("the packet was %s, want %s; it met\n%s", got, q.want, v.Explain())
+				}
+			})
+		}
+	}
+}
+
+// Answers that come often.
+const (
+	untouched  = "accepted"
+	toOutbound = "redirected to 15001"
+	toInbound  = "redirected to 15006"
+	toDNS      = "redirected to 15053, zone 2"
+)
+
+// TestPackets are the requirements of the redirection, by what a pod's annotations or the command's flags say.
+func TestPackets(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		w     written
+		tweak func(*redirect.Spec)
+		only  []ruleset.Family
+		ask   []question
+	}{
+		{
+			name: "a pod that says nothing",
+			ask: []question{
+				{"app → service:80 on eth0 goes to the outbound listener", sends(app, tcp, "service", 80), toOutbound},
+				{"app → outside:443 goes to the outbound listener", sends(app, tcp, "outside", 443), toOutbound},
+				{"app running as root is captured", sends(rootApp, tcp, "service", 80), toOutbound},
+				{"app → any port of a service, even the mesh's own, is captured", sends(app, tcp, "service", 15008), toOutbound},
+				{"app → service:15020 stays free", sends(app, tcp, "service", 15020), untouched},
+				{"app → service:15020 by UDP stays free", sends(app, udp, "service", 15020), untouched},
+				{"UDP is never captured", sends(app, udp, "service", 443), untouched},
+				{"DNS by UDP is left alone unless it is asked for", sends(app, udp, "resolver", 53), untouched},
+				{"DNS by TCP is TCP", sends(app, tcp, "resolver", 53), toOutbound},
+				{"ICMP is never captured", sends(app, icmp, "service", 0), untouched},
+				{"a connection that is under way is left as it was begun", sends(app, tcp, "service", 80, state(rulesettest.Established)), untouched},
+
+				{"proxy → service:80 is untouched", sends(proxy, tcp, "service", 80), untouched},
+				{"proxy → outside:443 is untouched", sends(proxy, tcp, "outside", 443), untouched},
+				{"proxy → resolver:53 by UDP is untouched", sends(proxy, udp, "resolver", 53), untouched},
+				{"proxy running as root is known by its group", sends(rootProxy, tcp, "service", 80), untouched},
+				{"proxy with another group is known by its user", sends(sender{1337, 5}, tcp, "service", 80), untouched},
+
+				{"app → its own pod goes directly", sends(app, tcp, "pod", 8080), untouched},
+				{"app → localhost goes directly", sends(app, tcp, "lo", 8080), untouched},
+				{"app → 127.0.0.6 goes directly", sends(app, tcp, "six", 8080), untouched},
+				{"proxy → its own pod goes through the inbound listener", sends(proxy, tcp, "pod", 8080), toInbound},
+				{"proxy → its own pod by HBONE goes directly", sends(proxy, tcp, "pod", 15008), untouched},
+				{"proxy → localhost goes directly", sends(proxy, tcp, "lo", 8080), untouched},
+				{"proxy → app from 127.0.0.6 is the end of an inbound connection", sends(proxy, tcp, "pod", 8080, from("six")), untouched},
+				{"app's answer to it is no new connection", sends(app, tcp, "six", 40000, from("pod"), sport(8080), state(rulesettest.Established)), untouched},
+				{"the validation's probe comes back to the inbound listener", sends(proxy, tcp, "six", redirect.ProbePort, from("lo")), toInbound},
+
+				{"client → pod:8080 goes to the inbound listener", arrives(tcp, "client", 8080), toInbound},
+				{"client → pod:15001 cannot reach the outbound listener from outside", arrives(tcp, "client", 15001), toInbound},
+				{"client → pod:15008 reaches the tunnel port", arrives(tcp, "client", 15008), untouched},
+				{"client → pod:15020 reaches the agent", arrives(tcp, "client", 15020), untouched},
+				{"client → pod:15021 reaches the health port", arrives(tcp, "client", 15021), untouched},
+				{"client → pod:15090 reaches Prometheus' port", arrives(tcp, "client", 15090), untouched},
+				{"client → pod by UDP is untouched", arrives(udp, "client", 8080), untouched},
+				{"a ping is untouched", arrives(icmp, "client", 0), untouched},
+				{"an answer to the pod is untouched", arrives(tcp, "service", 40000, state(rulesettest.Established)), untouched},
+				{"an invalid packet is let pass", arrives(tcp, "client", 8080, state(rulesettest.Invalid)), untouched},
+				{"what arrives by lo was decided about on its way out", arrives(tcp, "pod", 8080, by("lo")), untouched},
+				{"an ICMP error of the kernel is untouched", sends(sender{}, icmp, "client", 0, noSocket), untouched},
+			},
+		},
+		{
+			name: "the proxy has other ids", w: written{redirect.FieldUIDs: "2000", redirect.FieldGIDs: "3000"},
+			ask: []question{
+				{"the new user is untouched", sends(sender{2000, 7}, tcp, "service", 80), untouched},
+				{"the new group is untouched", sends(sender{7, 3000}, tcp, "service", 80), untouched},
+				{"1337 is an app like any other", sends(proxy, tcp, "service", 80), toOutbound},
+				{"the new user calls its own pod through the inbound listener", sends(sender{2000, 3000}, tcp, "pod", 80), toInbound},
+			},
+		},
+		{
+			name: "the proxy has two users", w: written{redirect.FieldUIDs: "1337,2000"},
+			ask: []question{
+				{"the first is untouched", sends(proxy, tcp, "service", 80), untouched},
+				{"the second is untouched", sends(sender{2000, 7}, tcp, "service", 80), untouched},
+				// The reference has it so: the first user's "everybody else on lo" comes before the second user's rule.
+				{"the second calls its own pod directly", sends(sender{2000, 7}, tcp, "pod", 80), untouched},
+				{"the first calls its own pod through the inbound listener", sends(proxy, tcp, "pod", 80), toInbound},
+			},
+		},
+		{
+			name: "the proxy is known by its group alone",
+			ask: []question{
+				// The reference has it so: "everybody but the user on lo" comes before the group's rule.
+				{"it calls its own pod directly", sends(rootProxy, tcp, "pod", 8080), untouched},
+			},
+		},
+		{
+			name: "other listeners", w: written{
+				redirect.FieldOutboundPort: "15101", redirect.FieldInboundPort: "15106", redirect.FieldTunnelPort: "15108",
+			},
+			ask: []question{
+				{"app → service goes to the outbound one", sends(app, tcp, "service", 80), "redirected to 15101"},
+				{"client → pod goes to the inbound one", arrives(tcp, "client", 80), "redirected to 15106"},
+				{"proxy → its own pod goes to the inbound one", sends(proxy, tcp, "pod", 80), "redirected to 15106"},
+				{"the tunnel port is free", arrives(tcp, "client", 15108), untouched},
+				{"proxy → its own pod's tunnel port is free", sends(proxy, tcp, "pod", 15108), untouched},
+				{"the usual tunnel port is a port like any other", arrives(tcp, "client", 15008), "redirected to 15106"},
+			},
+		},
+
+		{
+			name: "no outbound network", w: written{redirect.FieldOutbound: ""},
+			ask: []question{
+				{"app → service is untouched", sends(app, tcp, "service", 80), untouched},
+				{"inbound is captured all the same", arrives(tcp, "client", 8080), toInbound},
+			},
+		},
+		{
+			name: "some outbound networks", w: written{redirect.FieldOutbound: "10.0.0.0/29,fd00::/125"},
+			ask: []question{
+				{"the last address of the network is captured", sends(app, tcp, "service", 80), toOutbound},
+				{"the next address is not", sends(app, tcp, "client", 80), untouched},
+				{"the proxy is untouched", sends(proxy, tcp, "service", 80), untouched},
+				{"app → its own pod goes directly though it is in the network", sends(app, tcp, "pod", 80), untouched},
+			},
+		},
+		{
+			name: "outbound networks of IPv4 only", w: written{redirect.FieldOutbound: "10.0.0.0/8"}, only: families[1:],
+			ask: []question{
+				{"nothing outbound is captured", sends(app, tcp, "service", 80), untouched},
+				{"inbound is captured", arrives(tcp, "client", 80), toInbound},
+			},
+		},
+		{
+			name: "all of IPv4", w: written{redirect.FieldOutbound: "0.0.0.0/0"}, only: families[:1],
+			ask: []question{
+				{"app → outside is captured", sends(app, tcp, "outside", 80), toOutbound},
+				{"app → localhost is not", sends(app, tcp, "lo", 80), untouched},
+			},
+		},
+		{
+			name: "an excluded outbound network", w: written{redirect.FieldOutboundExclude: "10.0.0.7/32,fd00::7/128"},
+			ask: []question{
+				{"it is untouched", sends(app, tcp, "service", 80), untouched},
+				{"its neighbour is captured", sends(app, tcp, "client", 80), toOutbound},
+			},
+		},
+		{
+			name: "an excluded network inside a captured one", w: written{
+				redirect.FieldOutbound: "10.0.0.0/8,fd00::/8", redirect.FieldOutboundExclude: "10.0.0.0/29,fd00::/125",
+			},
+			ask: []question{
+				{"exclusion wins", sends(app, tcp, "service", 80), untouched},
+				{"the rest is captured", sends(app, tcp, "client", 80), toOutbound},
+			},
+		},
+		{
+			name: "a loopback network is captured", w: written{redirect.FieldOutbound: "127.0.0.0/8,10.0.0.0/8,fd00::/8"},
+			ask: []question{
+				{"app → its own pod is captured, in both families", sends(app, tcp, "pod", 8080), toOutbound},
+				{"app → localhost itself is not", sends(app, tcp, "lo", 8080), untouched},
+				{"proxy → its own pod goes through the inbound listener", sends(proxy, tcp, "pod", 8080), toInbound},
+				{"the end of an inbound connection is untouched", sends(proxy, tcp, "pod", 8080, from("six")), untouched},
+			},
+		},
+		{
+			name: "another address of 127/8 when loopback is captured", w: written{redirect.FieldOutbound: "127.0.0.0/8"}, only: families[:1],
+			ask: []question{{"it is captured", sends(app, tcp, "six", 8080), toOutbound}},
+		},
+		{
+			name: "all of 127/8 counts as the pod itself", w: written{redirect.FieldLoopback: "127.0.0.0/8"}, only: families[:1],
+			ask: []question{
+				{"proxy → 127.0.0.6 goes directly", sends(proxy, tcp, "six", 8080), untouched},
+				{"proxy → its own pod goes through the inbound listener", sends(proxy, tcp, "pod", 8080), toInbound},
+				// A consequence of that setting, in the reference as well: the validation cannot succeed.
+				{"the validation's probe does not come back", sends(proxy, tcp, "six", redirect.ProbePort, from("lo")), untouched},
+			},
+		},
+
+		{
+			name: "an outbound port on top of no network", w: written{redirect.FieldOutbound: "", redirect.FieldOutboundPorts: "80,8443"},
+			ask: []question{
+				{"the first port is captured", sends(app, tcp, "outside", 80), toOutbound},
+				{"the second port is captured", sends(app, tcp, "outside", 8443), toOutbound},
+				{"another port is not", sends(app, tcp, "outside", 443), untouched},
+				{"UDP to it is not", sends(app, udp, "outside", 80), untouched},
+				{"the proxy is untouched", sends(proxy, tcp, "outside", 80), untouched},
+				{"app → localhost is untouched", sends(app, tcp, "lo", 80), untouched},
+			},
+		},
+		{
+			name: "an outbound port in an excluded network", w: written{
+				redirect.FieldOutboundPorts: "80", redirect.FieldOutboundExclude: "10.0.0.7/32,fd00::7/128",
+			},
+			ask: []question{{"exclusion wins", sends(app, tcp, "service", 80), untouched}},
+		},
+		{
+			name: "excluded outbound ports", w: written{redirect.FieldOutboundPortsExclude: "3306,53"},
+			ask: []question{
+				{"TCP to one is untouched", sends(app, tcp, "service", 3306), untouched},
+				{"UDP to one is untouched", sends(app, udp, "resolver", 53), untouched},
+				{"others are captured", sends(app, tcp, "service", 3307), toOutbound},
+				{"15020 was a default and is captured now", sends(app, tcp, "service", 15020), toOutbound},
+				{"proxy → its own pod's excluded port goes directly", sends(proxy, tcp, "pod", 3306), untouched},
+			},
+		},
+		{
+			name: "a port both included and excluded", w: written{redirect.FieldOutboundPorts: "80", redirect.FieldOutboundPortsExclude: "80"},
+			ask: []question{{"exclusion wins", sends(app, tcp, "service", 80), untouched}},
+		},
+
+		{
+			name: "no inbound port", w: written{redirect.FieldInbound: ""},
+			ask: []question{
+				{"client → pod is untouched", arrives(tcp, "client", 8080), untouched},
+				{"outbound is captured", sends(app, tcp, "service", 80), toOutbound},
+				{"proxy → its own pod goes through the inbound listener", sends(proxy, tcp, "pod", 8080), toInbound},
+			},
+		},
+		{
+			name: "some inbound ports", w: written{redirect.FieldInbound: "8080,15008,9090", redirect.FieldInboundExclude: "8080"},
+			ask: []question{
+				{"one is captured; the excluded ports count only with *", arrives(tcp, "client", 8080), toInbound},
+				{"the last one is captured", arrives(tcp, "client", 9090), toInbound},
+				{"another is not", arrives(tcp, "client", 8081), untouched},
+				{"UDP to it is not", arrives(udp, "client", 8080), untouched},
+				{"the tunnel port never is, even if listed", arrives(tcp, "client", 15008), untouched},
+			},
+		},
+		{
+			name: "excluded inbound ports", w: written{redirect.FieldInboundExclude: "3306,22"},
+			ask: []question{
+				{"one is untouched", arrives(tcp, "client", 3306), untouched},
+				{"the last one is untouched", arrives(tcp, "client", 22), untouched},
+				{"another is captured", arrives(tcp, "client", 3307), toInbound},
+			},
+		},
+
+		{
+			name: "excluded interfaces", w: written{redirect.FieldExcludeInterfaces: "eth1,net1"},
+			ask: []question{
+				{"what goes out by one is untouched", sends(app, tcp, "service", 80, by("net1")), untouched},
+				{"what comes in by one is untouched", arrives(tcp, "client", 8080, by("eth1")), untouched},
+				{"what goes out by another is captured", sends(app, tcp, "service", 80, by("eth2")), toOutbound},
+				{"what comes in by another is captured", arrives(tcp, "client", 8080), toInbound},
+			},
+		},
+		{
+			name: "virtual machines", w: written{redirect.FieldRerouteInterfaces: "vm0,vm1"},
+			ask: []question{
+				{"what the first sends out is outbound", arrives(tcp, "client", 80, by("vm0"), to("outside")), toOutbound},
+				{"what the last sends out is outbound", arrives(tcp, "client", 80, by("vm1"), to("outside")), toOutbound},
+				{"UDP of one is untouched", arrives(udp, "client", 53, by("vm0"), to("outside")), untouched},
+				{"what comes by eth0 is inbound", arrives(tcp, "client", 80), toInbound},
+			},
+		},
+		{
+			name: "virtual machines and some networks", w: written{
+				redirect.FieldRerouteInterfaces: "vm0", redirect.FieldOutbound: "10.0.0.0/29,fd00::/125",
+			},
+			ask: []question{
+				{"a captured network is outbound", arrives(tcp, "client", 80, by("vm0"), to("service")), toOutbound},
+				{"any other is neither outbound nor inbound", arrives(tcp, "client", 80, by("vm0"), to("outside")), untouched},
+			},
+		},
+		{
+			name: "virtual machines and no network", w: written{redirect.FieldRerouteInterfaces: "vm0", redirect.FieldOutbound: ""},
+			ask: []question{{"nothing of theirs is captured", arrives(tcp, "client", 80, by("vm0"), to("outside")), untouched}},
+		},
+		{
+			name: "a virtual machine's interface that is excluded as well", w: written{
+				redirect.FieldRerouteInterfaces: "vm0", redirect.FieldExcludeInterfaces: "vm0",
+			},
+			ask: []question{{"the virtual machine wins", arrives(tcp, "client", 80, by("vm0"), to("outside")), toOutbound}},
+		},
+
+		{
+			name: "an excluded owner group", w: written{redirect.FieldOwnerGroupsExclude: "2000,2001"},
+			ask: []question{
+				{"it is untouched", sends(sender{1000, 2000}, tcp, "service", 80), untouched},
+				{"the second is untouched", sends(sender{1000, 2001}, tcp, "service", 80), untouched},
+				{"others are captured", sends(app, tcp, "service", 80), toOutbound},
+			},
+		},
+		{
+			name: "only some owner groups", w: written{redirect.FieldOwnerGroups: "2000,2001", redirect.FieldOwnerGroupsExclude: "2000"},
+			ask: []question{
+				{"one is captured; excluded groups count only with *", sends(sender{1000, 2000}, tcp, "service", 80), toOutbound},
+				{"the second is captured", sends(sender{1000, 2001}, tcp, "service", 80), toOutbound},
+				{"others are untouched", sends(app, tcp, "service", 80), untouched},
+				{"the proxy is untouched", sends(proxy, tcp, "service", 80), untouched},
+				{"inbound is captured all the same", arrives(tcp, "client", 80), toInbound},
+			},
+		},
+		{
+			name: "no owner group", w: written{redirect.FieldOwnerGroups: ""},
+			ask: []question{
+				{"nobody is captured", sends(app, tcp, "service", 80), untouched},
+				{"the proxy calls its own pod through the inbound listener", sends(proxy, tcp, "pod", 80), toInbound},
+			},
+		},
+
+		{
+			name: "DNS is captured", tweak: func(s *redirect.Spec) { s.DNS = redirect.DNSAll },
+			ask: []question{
+				{"app → resolver:53 by UDP goes to the agent", sends(app, udp, "resolver", 53), toDNS},
+				{"app → resolver:53 by TCP goes to the agent", sends(app, tcp, "resolver", 53), "redirected to 15053"},
+				{"app → a resolver on localhost by UDP goes to the agent", sends(app, udp, "lo", 53), toDNS},
+				{"app → a resolver on localhost by TCP goes to the agent", sends(app, tcp, "lo", 53), "redirected to 15053"},
+				{"agent → resolver:53 by UDP is untouched, in its own zone", sends(proxy, udp, "resolver", 53), "accepted, zone 1"},
+				{"agent → resolver:53 by TCP is untouched", sends(proxy, tcp, "resolver", 53), untouched},
+				{"agent with another user is known by its group", sends(rootProxy, udp, "resolver", 53), "accepted, zone 1"},
+				{"the resolver's answer comes in the agent's zone", arrives(udp, "resolver", 40000, sport(53), state(rulesettest.Established)), "accepted, zone 1"},
+				{
+					"the agent's answer to the app is in the app's zone",
+					sends(proxy, udp, "pod", 40000, from("lo"), sport(15053), state(rulesettest.Established)), "accepted, zone 2",
+				},
+				{"proxy → its own pod's port 53 goes directly", sends(proxy, tcp, "pod", 53), untouched},
+				// The reference forgot the exception of port 53 in the group's rule.
+				{"proxy known by its group → its own pod's port 53 goes through the inbound listener", sends(rootProxy, tcp, "pod", 53), toInbound},
+				{"proxy → its own pod's other ports go through the inbound listener", sends(proxy, tcp, "pod", 8080), toInbound},
+				{"proxy → its own pod's tunnel port goes directly", sends(proxy, tcp, "pod", 15008), untouched},
+				{"app → its own pod goes directly", sends(app, tcp, "pod", 8080), untouched},
+				{"app → its own pod by UDP goes directly", sends(app, udp, "pod", 8080), untouched},
+				{"app → service:80 is captured", sends(app, tcp, "service", 80), toOutbound},
+				{"app → service by UDP is untouched", sends(app, udp, "service", 443), untouched},
+				{"a query to the pod is untouched", arrives(udp, "client", 53), untouched},
+				{"inbound TCP is captured", arrives(tcp, "client", 8080), toInbound},
+			},
+		},
+		{
+			name: "DNS is captured and no network is", w: written{redirect.FieldOutbound: ""},
+			tweak: func(s *redirect.Spec) { s.DNS = redirect.DNSAll },
+			ask:   []question{{"queries go to the agent", sends(app, udp, "resolver", 53), toDNS}},
+		},
+		{
+			name: "DNS is captured and its port excluded", w: written{redirect.FieldOutboundPortsExclude: "53"},
+			tweak: func(s *redirect.Spec) { s.DNS = redirect.DNSAll },
+			ask: []question{
+				{"exclusion wins by UDP", sends(app, udp, "resolver", 53), "accepted, zone 2"},
+				{"exclusion wins by TCP", sends(app, tcp, "resolver", 53), untouched},
+			},
+		},
+		{
+			name: "DNS is captured and a group excluded", w: written{redirect.FieldOwnerGroupsExclude: "2000"},
+			tweak: func(s *redirect.Spec) { s.DNS = redirect.DNSAll },
+			ask:   []question{{"its queries go to the resolver", sends(sender{1000, 2000}, udp, "resolver", 53), "accepted, zone 2"}},
+		},
+		{
+			name: "DNS is captured by server", tweak: func(s *redirect.Spec) { s.DNS, s.DNSServers = redirect.DNSServers, servers[3] },
+			ask: []question{
+				{"app → the server by UDP goes to the agent", sends(app, udp, "resolver", 53), toDNS},
+				{"app → the server by TCP goes to the agent", sends(app, tcp, "resolver", 53), "redirected to 15053"},
+				{"app → another server by UDP is untouched", sends(app, udp, "outside", 53), untouched},
+				{"app → another server by TCP is TCP", sends(app, tcp, "outside", 53), toOutbound},
+				{"agent → the server is untouched", sends(proxy, udp, "resolver", 53), "accepted, zone 1"},
+				{"the server's answer comes in the agent's zone", arrives(udp, "resolver", 40000, sport(53), state(rulesettest.Established)), "accepted, zone 1"},
+				{"another server's answer does not", arrives(udp, "outside", 40000, sport(53), state(rulesettest.Established)), untouched},
+			},
+		},
+		{
+			name: "DNS is captured by a server of IPv4 only", only: families[1:],
+			tweak: func(s *redirect.Spec) { s.DNS, s.DNSServers = redirect.DNSServers, servers[1] },
+			ask: []question{
+				{"queries by UDP are untouched", sends(app, udp, "resolver", 53), untouched},
+				{"queries by TCP are TCP", sends(app, tcp, "resolver", 53), toOutbound},
+				{"the agent's queries have their zone", sends(proxy, udp, "resolver", 53), "accepted, zone 1"},
+				{"proxy → its own pod's port 53 goes directly", sends(proxy, tcp, "pod", 53), untouched},
+			},
+		},
+		{
+			name: "DNS is captured by server and there is none", tweak: func(s *redirect.Spec) { s.DNS = redirect.DNSServers },
+			ask: []question{
+				{"queries by UDP are untouched", sends(app, udp, "resolver", 53), untouched},
+				{"the agent has no zone", sends(proxy, udp, "resolver", 53), untouched},
+				{"proxy → its own pod's port 53 is a port like any other", sends(proxy, tcp, "pod", 53), toInbound},
+			},
+		},
+
+		{
+			name: "invalid packets are dropped", tweak: func(s *redirect.Spec) { s.DropInvalid = true },
+			ask: []question{
+				{"what fits no connection is dropped", arrives(tcp, "client", 8080, state(rulesettest.Invalid)), "dropped"},
+				{"so it is by UDP", arrives(udp, "client", 8080, state(rulesettest.Invalid)), "dropped"},
+				{"a new connection is captured", arrives(tcp, "client", 8080), toInbound},
+				{"a known one goes on", arrives(tcp, "client", 8080, state(rulesettest.Established)), untouched},
+				{"what the pod sends is not looked at", sends(app, tcp, "client", 80, state(rulesettest.Invalid)), untouched},
+			},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			spec := test.w.spec(t)
+			if test.tweak != nil {
+				test.tweak(&spec)
+			}
+			in := test.only
+			if in == nil {
+				in = families
+			}
+			ask(t, spec, in, test.ask)
+		})
+	}
+}
+
+// TestPacketsUnderTPROXY asks about what is different when both addresses are kept.
+func TestPacketsUnderTPROXY(t *testing.T) {
+	const (
+		handed = "handed to 15006, mark 1337"
+		known  = "accepted, mark 1337"
+	)
+	for _, test := range []struct {
+		name  string
+		w     written
+		tweak func(*redirect.Spec)
+		ask   []question
+	}{
+		{
+			name: "a pod that says nothing else",
+			ask: []question{
+				{"client → pod:8080 is handed to the inbound listener", arrives(tcp, "client", 8080), handed},
+				{"the connection's later packets are delivered by their mark", arrives(tcp, "client", 8080, state(rulesettest.Established)), known},
+				{"client → pod:15020 reaches the agent", arrives(tcp, "client", 15020), untouched},
+				{"client → pod:15021 reaches the health port", arrives(tcp, "client", 15021), untouched},
+				{"client → pod:15090 reaches Prometheus' port", arrives(tcp, "client", 15090), untouched},
+				// The reference exempts the tunnel port in the nat table only, where nothing arrives under TPROXY.
+				{"client → pod:15008 is handed over like any other", arrives(tcp, "client", 15008), handed},
+				{"UDP is untouched", arrives(udp, "client", 8080), untouched},
+				{"a ping is untouched", arrives(icmp, "client", 0), untouched},
+
+				{"app → service is redirected as ever", sends(app, tcp, "service", 80), toOutbound},
+				{"app running as root is captured", sends(rootApp, tcp, "service", 80), toOutbound},
+				{"proxy running as root is untouched", sends(rootProxy, tcp, "service", 80), untouched},
+				{"proxy → service is untouched", sends(proxy, tcp, "service", 80), untouched},
+
+				{"proxy → app, with the client's address and the mark, leaves", sends(rootProxy, tcp, "pod", 8080, from("client"), marked(1337)), known},
+				{"and arrives by lo", arrives(tcp, "client", 8080, by("lo"), marked(1337)), known},
+				{"app's answer gets the mark back, to return to the proxy", sends(app, tcp, "client", 40000, sport(8080), connmarked(1337), state(rulesettest.Established)), known},
+				{"app's answer on a connection without mark gets none", sends(app, tcp, "client", 40000, sport(8080), state(rulesettest.Established)), untouched},
+				{"proxy → app from 127.0.0.6 arrives by lo", arrives(tcp, "six", 8080, by("lo")), untouched},
+				{"app → its own pod arrives by lo", arrives(tcp, "pod", 8080, by("lo")), untouched},
+				{"proxy → its own pod arrives by lo for the inbound listener", arrives(tcp, "pod", 8080, by("lo"), marked(redirect.SelfMark)), handed},
+				{"proxy → its own pod is marked on its way out", sends(proxy, tcp, "pod", 8080), "redirected to 15006, mark 1338"},
+				{"proxy running as root is marked by its group", sends(rootProxy, tcp, "pod", 8080), "accepted, mark 1338"},
+				{"app → its own pod is not marked", sends(app, tcp, "pod", 8080), untouched},
+				{"proxy → localhost is not marked", sends(proxy, tcp, "lo", 8080), untouched},
+			},
+		},
+		{
+			name: "another mark", w: written{redirect.FieldMark: "4000"},
+			ask: []question{
+				{"client → pod gets it", arrives(tcp, "client", 8080), "handed to 15006, mark 4000"},
+				{"proxy → app keeps it", arrives(tcp, "client", 8080, by("lo"), marked(4000)), "accepted, mark 4000"},
+				{"app's answer gets it back", sends(app, tcp, "client", 40000, connmarked(4000), state(rulesettest.Established)), "accepted, mark 4000"},
+				{"the usual mark means nothing", sends(app, tcp, "client", 40000, connmarked(1337), state(rulesettest.Established)), untouched},
+			},
+		},
+		{
+			name: "some inbound ports", w: written{redirect.FieldInbound: "8080,9090"},
+			ask: []question{
+				{"one is handed over", arrives(tcp, "client", 9090), handed},
+				{"its later packets are delivered by their mark", arrives(tcp, "client", 9090, state(rulesettest.Established)), known},
+				{"another is untouched", arrives(tcp, "client", 8081), untouched},
+				{"another's later packets are untouched", arrives(tcp, "client", 8081, state(rulesettest.Established)), untouched},
+			},
+		},
+		{
+			name: "no inbound port", w: written{redirect.FieldInbound: ""},
+			ask: []question{
+				{"client → pod is untouched", arrives(tcp, "client", 8080), untouched},
+				{"app → service is captured", sends(app, tcp, "service", 80), toOutbound},
+			},
+		},
+		{
+			name: "excluded inbound ports", w: written{redirect.FieldInboundExclude: "3306"},
+			ask: []question{
+				{"one is untouched", arrives(tcp, "client", 3306), untouched},
+				{"its later packets are untouched", arrives(tcp, "client", 3306, state(rulesettest.Established)), untouched},
+				{"another is handed over", arrives(tcp, "client", 3307), handed},
+			},
+		},
+		{
+			name: "another inbound listener", w: written{redirect.FieldInboundPort: "15106"},
+			ask: []question{{"client → pod is handed to it", arrives(tcp, "client", 8080), "handed to 15106, mark 1337"}},
+		},
+		{
+			name: "excluded interfaces", w: written{redirect.FieldExcludeInterfaces: "eth1"},
+			ask: []question{
+				{"what comes in by one is untouched", arrives(tcp, "client", 8080, by("eth1")), untouched},
+				{"its later packets are untouched", arrives(tcp, "client", 8080, by("eth1"), state(rulesettest.Established)), untouched},
+				{"what goes out by one is untouched", sends(app, tcp, "service", 80, by("eth1")), untouched},
+				{"what comes in by another is handed over", arrives(tcp, "client", 8080), handed},
+			},
+		},
+		{
+			name: "invalid packets are dropped", tweak: func(s *redirect.Spec) { s.DropInvalid = true },
+			ask: []question{
+				{"what fits no connection is dropped", arrives(tcp, "client", 8080, state(rulesettest.Invalid)), "dropped"},
+				{"a new connection is handed over", arrives(tcp, "client", 8080), handed},
+			},
+		},
+		{
+			name: "DNS is captured", tweak: func(s *redirect.Spec) { s.DNS = redirect.DNSAll },
+			ask: []question{
+				{"queries go to the agent", sends(app, udp, "resolver", 53), toDNS},
+				{"the agent running as root asks in its zone", sends(rootProxy, udp, "resolver", 53), "accepted, zone 1"},
+			},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := written{redirect.FieldMode: "TPROXY"}
+			for field, text := range test.w {
+				w[field] = text
+			}
+			spec := w.spec(t)
+			if test.tweak != nil {
+				test.tweak(&spec)
+			}
+			ask(t, spec, families, test.ask)
+		})
+	}
+}
+
+// TestAConnectionUnderTPROXY follows one connection packet by packet, each with the marks the one before it left.
+func TestAConnectionUnderTPROXY(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.String(), func(t *testing.T) {
+			rules, err := rulesettest.Compile(redirect.Rules(written{redirect.FieldMode: "TPROXY"}.spec(t), f))
+			if err != nil {
+				t.Fatal(err)
+			}
+			follow := func(what string, p rulesettest.Packet, want string) rulesettest.Packet {
+				t.Helper()
+				v, err := rules.Trace(p)
+				if err != nil {
+					t.Fatalf("%s: %v", what, err)
+				}
+				if v.String() != want {
+					t.Errorf("%s: the packet was %s, want %s; it met\n%s", what, v, want, v.Explain())
+				}
+				return v.Packet
+			}
+			follow("client → pod:8080", arrives(tcp, "client", 8080)(f), "handed to 15006, mark 1337")
+			onLo := follow("proxy → app as the client", sends(rootProxy, tcp, "pod", 8080, from("client"), marked(1337))(f), "accepted, mark 1337").Loop()
+			atApp := follow("the same by lo", onLo, "accepted, mark 1337")
+			if atApp.Connmark != 1337 {
+				t.Errorf("the connection has mark %d, want 1337", atApp.Connmark)
+			}
+			answer := sends(app, tcp, "client", onLo.Sport, sport(8080), connmarked(atApp.Connmark), state(rulesettest.Established))(f)
+			follow("app → client", answer, "accepted, mark 1337")
+
+			self := follow("proxy → its own pod", sends(proxy, tcp, "pod", 8080)(f), "redirected to 15006, mark 1338").Loop()
+			follow("the same by lo, at the inbound listener", self, "accepted, mark 1338")
+			direct := follow("app → its own pod", sends(app, tcp, "pod", 8080)(f), untouched).Loop()
+			follow("the same by lo, at the app", direct, untouched)
+			byGroup := follow("proxy running as root → its own pod", sends(rootProxy, tcp, "pod", 8080)(f), "accepted, mark 1338").Loop()
+			follow("the same by lo, handed to the inbound listener", byGroup, "handed to 15006, mark 1337")
+		})
+	}
+}
+
+func TestPacketsOfARejectedFamily(t *testing.T) {
+	for _, f := range families {
+		rules, err := rulesettest.Compile(redirect.RejectAll(f))
+		if err != nil {
+			t.Fatal(err)
+		}
+		unreachable := map[ruleset.Family]string{
+			ruleset.IPv4: "rejected with icmp-port-unreachable", ruleset.IPv6: "rejected with icmp6-port-unreachable",
+		}[f]
+		for _, q := range []question{
+			{"app → service is refused at once", sends(app, tcp, "service", 80), "rejected with tcp-reset"},
+			{"proxy → service is refused", sends(proxy, tcp, "service", 80), "rejected with tcp-reset"},
+			{"client → pod is refused", arrives(tcp, "client", 80), "rejected with tcp-reset"},
+			{"a connection under way is refused", arrives(tcp, "client", 80, state(rulesettest.Established)), "rejected with tcp-reset"},
+			{"UDP out is refused", sends(app, udp, "resolver", 53), unreachable},
+			{"UDP in is refused", arrives(udp, "client", 53), unreachable},
+			{"ICMP out passes", sends(app, icmp, "service", 0), untouched},
+			{"ICMP in passes", arrives(icmp, "client", 0), untouched},
+			{"app → itself passes", sends(app, tcp, "lo", 80), untouched},
+			{"app → its own pod passes", sends(app, tcp, "pod", 80), untouched},
+			{"and arrives by lo", arrives(tcp, "pod", 80, by("lo")), untouched},
+		} {
+			t.Run(fmt.Sprintf("%s in %s", q.name, f), func(t *testing.T) {
+				v, err := rules.Trace(q.p(f))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := v.String(); got != q.want {
+					t.Errorf("the packet was %s, want %s; it met\n%s", got, q.want, v.Explain())
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,425 @@
+package redirect_test
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+)
+
+// specs compares Specs: an empty list is the same as none.
+var specs = cmp.Options{
+	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	cmpopts.EquateEmpty(),
+}
+
+// dialect says in which dialects a row holds.
+type dialect uint8
+
+const (
+	strict dialect = 1 << iota
+	lenient
+	both = strict | lenient
+)
+
+func (d dialect) each(t *testing.T, test func(*testing.T, redirect.Dialect)) {
+	t.Helper()
+	if d&strict != 0 {
+		t.Run("annotation", func(t *testing.T) { test(t, redirect.Dialect{Strict: true, GroupID: groupID}) })
+	}
+	if d&lenient != 0 {
+		t.Run("flag", func(t *testing.T) { test(t, redirect.Dialect{GroupID: groupID}) })
+	}
+}
+
+func groupID(name string) (uint32, error) {
+	if name == "istio" {
+		return 4000, nil
+	}
+	return 0, fmt.Errorf("unknown group %s", name)
+}
+
+func prefixes(texts ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, t := range texts {
+		out = append(out, netip.MustParsePrefix(t))
+	}
+	return out
+}
+
+func TestDefault(t *testing.T) {
+	want := redirect.Spec{
+		OutboundPort: 15001, InboundPort: 15006, TunnelPort: 15008,
+		UIDs: []uint32{1337}, GIDs: []uint32{1337},
+		Mode: redirect.Redirect, Mark: 1337, Table: 133,
+		Inbound: redirect.Ports{All: true}, InboundExclude: []uint16{15020, 15021, 15090},
+		Outbound: redirect.Networks{All: true}, OutboundPortsExclude: []uint16{15020},
+		OwnerGroups: redirect.Groups{All: true}, Loopback: netip.MustParsePrefix("127.0.0.1/32"),
+	}
+	if diff := cmp.Diff(want, redirect.Default(), specs); diff != "" {
+		t.Errorf("Default (-want +got):\n%s", diff)
+	}
+	got, err := redirect.Parse(redirect.Default(), nil, redirect.Dialect{Strict: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got, specs); diff != "" {
+		t.Errorf("nothing written changes something (-want +got):\n%s", diff)
+	}
+}
+
+func TestDefaultsAreNotShared(t *testing.T) {
+	d := redirect.Default()
+	d.UIDs[0], d.InboundExclude[0], d.OutboundPortsExclude[0] = 1, 1, 1
+	redirect.AlwaysExcluded()[0] = 1
+	if diff := cmp.Diff([]any{uint32(1337), uint16(15020), uint16(15020)},
+		[]any{redirect.Default().UIDs[0], redirect.Default().InboundExclude[0], redirect.Default().OutboundPortsExclude[0]}); diff != "" {
+		t.Errorf("the defaults changed:\n%s", diff)
+	}
+}
+
+func TestParseTakesGoodValues(t *testing.T) {
+	numbers := func(n int) string {
+		var all []string
+		for i := range n {
+			all = append(all, strconv.Itoa(i))
+		}
+		return strings.Join(all, ",")
+	}
+	type change = func(*redirect.Spec)
+	for _, test := range []struct {
+		field redirect.Field
+		text  string
+		in    dialect
+		want  change
+	}{
+		{redirect.FieldMode, "REDIRECT", both, func(*redirect.Spec) {}},
+		{redirect.FieldMode, "TPROXY", both, func(s *redirect.Spec) { s.Mode = redirect.TPROXY }},
+
+		{redirect.FieldOutbound, "*", both, func(*redirect.Spec) {}},
+		{redirect.FieldOutbound, "", both, func(s *redirect.Spec) { s.Outbound = redirect.Networks{} }},
+		{redirect.FieldOutbound, "10.0.0.0/8", both, func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: prefixes("10.0.0.0/8")} }},
+		{redirect.FieldOutbound, "10.1.2.3/8,fd00::1/64,10.1.2.3/32,0.0.0.0/0,::/0", both, func(s *redirect.Spec) {
+			s.Outbound = redirect.Networks{List: prefixes("10.1.2.3/8", "fd00::1/64", "10.1.2.3/32", "0.0.0.0/0", "::/0")}
+		}},
+		{redirect.FieldOutbound, "10.0.0.0/8,,10.1.0.0/16,", lenient, func(s *redirect.Spec) {
+			s.Outbound = redirect.Networks{List: prefixes("10.0.0.0/8", "10.1.0.0/16")}
+		}},
+		{redirect.FieldOutbound, "10.0.0.0/8, 10.1.0.0/16", lenient, func(s *redirect.Spec) {
+			s.Outbound = redirect.Networks{List: prefixes("10.0.0.0/8", "10.1.0.0/16")}
+		}},
+		{redirect.FieldOutboundExclude, "", both, func(*redirect.Spec) {}},
+		{redirect.FieldOutboundExclude, "10.0.0.0/8,fd00::/8", both, func(s *redirect.Spec) { s.OutboundExclude = prefixes("10.0.0.0/8", "fd00::/8") }},
+
+		{redirect.FieldInbound, "*", both, func(*redirect.Spec) {}},
+		{redirect.FieldInbound, " * ", both, func(*redirect.Spec) {}},
+		{redirect.FieldInbound, "", both, func(s *redirect.Spec) { s.Inbound = redirect.Ports{} }},
+		{redirect.FieldInbound, " \t", both, func(s *redirect.Spec) { s.Inbound = redirect.Ports{} }},
+		{redirect.FieldInbound, "8080", both, func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: []uint16{8080}} }},
+		{redirect.FieldInbound, " 8080 ,0, 65535,8080", both, func(s *redirect.Spec) {
+			s.Inbound = redirect.Ports{List: []uint16{8080, 0, 65535, 8080}}
+		}},
+		{redirect.FieldInbound, "080", both, func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: []uint16{80}} }},
+		{redirect.FieldInbound, "8080,", lenient, func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: []uint16{8080}} }},
+		{redirect.FieldInboundExclude, "", both, func(s *redirect.Spec) { s.InboundExclude = nil }},
+		{redirect.FieldInboundExclude, "3306,4444", both, func(s *redirect.Spec) { s.InboundExclude = []uint16{3306, 4444} }},
+		{redirect.FieldOutboundPorts, "", both, func(*redirect.Spec) {}},
+		{redirect.FieldOutboundPorts, "80,443", both, func(s *redirect.Spec) { s.OutboundPorts = []uint16{80, 443} }},
+		{redirect.FieldOutboundPortsExclude, "", both, func(s *redirect.Spec) { s.OutboundPortsExclude = nil }},
+		{redirect.FieldOutboundPortsExclude, "53", both, func(s *redirect.Spec) { s.OutboundPortsExclude = []uint16{53} }},
+
+		{redirect.FieldExcludeInterfaces, "", both, func(*redirect.Spec) {}},
+		{redirect.FieldExcludeInterfaces, "eth1, net1 ,Veth-0_a.b,abcdefghijklmno", both, func(s *redirect.Spec) {
+			s.ExcludeInterfaces = []string{"eth1", "net1", "Veth-0_a.b", "abcdefghijklmno"}
+		}},
+		{redirect.FieldExcludeInterfaces, "eth1,", lenient, func(s *redirect.Spec) { s.ExcludeInterfaces = []string{"eth1"} }},
+		{redirect.FieldRerouteInterfaces, "vm0,vm1", both, func(s *redirect.Spec) { s.RerouteInterfaces = []string{"vm0", "vm1"} }},
+
+		{redirect.FieldOutboundPort, "15101", both, func(s *redirect.Spec) { s.OutboundPort = 15101 }},
+		{redirect.FieldInboundPort, "65535", both, func(s *redirect.Spec) { s.InboundPort = 65535 }},
+		{redirect.FieldTunnelPort, "1", both, func(s *redirect.Spec) { s.TunnelPort = 1 }},
+		{redirect.FieldUIDs, "2000", both, func(s *redirect.Spec) { s.UIDs = []uint32{2000} }},
+		{redirect.FieldUIDs, "0, 1337,4294967294", both, func(s *redirect.Spec) { s.UIDs = []uint32{0, 1337, 4294967294} }},
+		{redirect.FieldUIDs, "1337,", lenient, func(*redirect.Spec) {}},
+		{redirect.FieldGIDs, "3000,3001", both, func(s *redirect.Spec) { s.GIDs = []uint32{3000, 3001} }},
+		{redirect.FieldMark, "1", both, func(s *redirect.Spec) { s.Mark = 1 }},
+		{redirect.FieldMark, "4294967295", both, func(s *redirect.Spec) { s.Mark = 4294967295 }},
+		{redirect.FieldTable, "1", both, func(s *redirect.Spec) { s.Table = 1 }},
+		{redirect.FieldTable, "2147483647", both, func(s *redirect.Spec) { s.Table = 2147483647 }},
+		{redirect.FieldTable, "256", both, func(s *redirect.Spec) { s.Table = 256 }},
+		{redirect.FieldOwnerGroups, "*", both, func(*redirect.Spec) {}},
+		{redirect.FieldOwnerGroups, "", both, func(s *redirect.Spec) { s.OwnerGroups = redirect.Groups{} }},
+		{redirect.FieldOwnerGroups, "2000,istio", both, func(s *redirect.Spec) { s.OwnerGroups = redirect.Groups{List: []uint32{2000, 4000}} }},
+		{redirect.FieldOwnerGroups, numbers(49), both, func(s *redirect.Spec) {
+			s.OwnerGroups = redirect.Groups{}
+			for i := range uint32(49) {
+				s.OwnerGroups.List = append(s.OwnerGroups.List, i)
+			}
+		}},
+		{redirect.FieldOwnerGroupsExclude, "", both, func(*redirect.Spec) {}},
+		{redirect.FieldOwnerGroupsExclude, "istio,0", both, func(s *redirect.Spec) { s.OwnerGroupsExclude = []uint32{4000, 0} }},
+		{redirect.FieldLoopback, "127.0.0.1/32", both, func(*redirect.Spec) {}},
+		{redirect.FieldLoopback, "127.1.2.3/8", both, func(s *redirect.Spec) { s.Loopback = netip.MustParsePrefix("127.1.2.3/8") }},
+		{redirect.FieldSecondFamily, "bypass", both, func(*redirect.Spec) {}},
+		{redirect.FieldSecondFamily, "capture", both, func(s *redirect.Spec) { s.SecondFamily = redirect.Capture }},
+		{redirect.FieldSecondFamily, "reject", both, func(s *redirect.Spec) { s.SecondFamily = redirect.Reject }},
+	} {
+		t.Run(fmt.Sprintf("%d %.40q", test.field, test.text), func(t *testing.T) {
+			test.in.each(t, func(t *testing.T, d redirect.Dialect) {
+				got, err := redirect.Parse(redirect.Default(), written{test.field: test.text}.values(), d)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := redirect.Default()
+				test.want(&want)
+				if diff := cmp.Diff(want, got, specs); diff != "" {
+					t.Errorf("Spec (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// TestParseRefusesBadValues wants each to be told where it stands, what it was, and what is wrong with it.
+func TestParseRefusesBadValues(t *testing.T) {
+	const (
+		notPort      = "is not a port: want a decimal number from 0 to 65535"
+		notListener  = "is not a port that can be listened on"
+		notNetwork   = "is not a network: want address/prefix, like 10.0.0.0/8 or 10.1.2.3/32"
+		notInterface = "is not an interface name: want a letter, then letters, digits, '_', '.', '-'"
+		notID        = "is not a user or group id: want a decimal number from 0 to 4294967294"
+		notMark      = "is not a mark: want a decimal number from 1 to 4294967295"
+		notTable     = "is not a routing table: want a decimal number from 1 to 2147483647"
+		notLoopback  = "want an IPv4 loopback network, like 127.0.0.1/32, of prefix length 8 to 32"
+		whiteSpace   = "holds white space: want address/prefix items separated by commas only"
+		noID         = "names no id: the proxy needs at least one, or its own traffic would loop"
+	)
+	for _, test := range []struct {
+		field redirect.Field
+		in    dialect
+		// bad maps values to what is said of them.
+		bad map[string]string
+	}{
+		{redirect.FieldMode, both, map[string]string{
+			"": "want REDIRECT or TPROXY, in capitals", "NONE": "want REDIRECT or TPROXY", "redirect": "in capitals", "TPROXY ": "want REDIRECT", "tproxy": "in capitals",
+		}},
+		{redirect.FieldOutbound, both, map[string]string{
+			"10.0.0.1": `"10.0.0.1" ` + notNetwork, "10.0.0.0/33": notNetwork, "10.0.0.0/-1": notNetwork, "10.0.0/8": notNetwork, "fd00::/129": notNetwork,
+			"fe80::1%eth0/64": notNetwork, "10.0.0.0/08": notNetwork, "x": notNetwork, "10.0.0.0/8;10.1.0.0/16": notNetwork, "/8": notNetwork,
+			"*,10.0.0.0/8": `"*" is not allowed here: want a list of networks`, "10.0.0.0/8,*": `"*" is not allowed here`,
+			"10.0.0.1,x,10.0.0.0/8": `"10.0.0.1" ` + notNetwork + `; "x" ` + notNetwork,
+		}},
+		{redirect.FieldOutbound, strict, map[string]string{
+			"10.0.0.0/8,": "item 2 of the list is empty", ",10.0.0.0/8": "item 1 of the list is empty", ",": "item 1 of the list is empty",
+			" 10.0.0.0/8": whiteSpace, "10.0.0.0/8, 10.1.0.0/16": whiteSpace, " ": whiteSpace, " *": whiteSpace, "10.0.0.0/8\n": whiteSpace,
+		}},
+		{redirect.FieldOutboundExclude, both, map[string]string{
+			"*": `"*" is not allowed here: want a list of networks`, "10.0.0.1": notNetwork,
+		}},
+		{redirect.FieldOutboundExclude, strict, map[string]string{"10.0.0.0/8,": "item 2 of the list is empty", "10.0.0.0/8 ": whiteSpace}},
+		{redirect.FieldInbound, both, map[string]string{
+			"65536": `"65536" ` + notPort, "-1": notPort, "+80": notPort, "http": notPort, "0x50": notPort, "80-90": notPort, "8 0": notPort, "8_0": notPort, "80;90": notPort,
+			"٨٠": notPort, "99999999999999999999": notPort,
+			"80,*": `"*" is not allowed here: want a list of ports`, "*,*": `"*" is not allowed here`, "80,a,b": `"a" ` + notPort + `; "b" ` + notPort,
+		}},
+		{redirect.FieldInbound, strict, map[string]string{
+			"80,": "item 2 of the list is empty", ",80": "item 1 of the list is empty", "80,,90": "item 2 of the list is empty", "80, ,90": "item 2 of the list is empty", ",": "item 1",
+		}},
+		{redirect.FieldInboundExclude, both, map[string]string{
+			"x": notPort, "80,*": `"*" is not allowed here`,
+			"*": `excludes every port while "*" is captured; to capture no inbound port leave the included ports empty`, " * ": "excludes every port",
+		}},
+		{redirect.FieldInboundExclude, strict, map[string]string{"80,": "item 2 of the list is empty"}},
+		{redirect.FieldOutboundPorts, both, map[string]string{"*": `"*" is not allowed here: want a list of ports`, "x": notPort}},
+		{redirect.FieldOutboundPorts, strict, map[string]string{"80,": "item 2 of the list is empty"}},
+		{redirect.FieldOutboundPortsExclude, both, map[string]string{"*": `"*" is not allowed here: want a list of ports`, "65536": notPort}},
+		{redirect.FieldOutboundPortsExclude, strict, map[string]string{",": "item 1 of the list is empty"}},
+		{redirect.FieldExcludeInterfaces, both, map[string]string{
+			"0eth": `"0eth" ` + notInterface, "eth 0": notInterface, "eth+": notInterface, "eth/0": notInterface, "-eth": notInterface, "éth": notInterface, "eth0!": notInterface, "*": notInterface,
+			"abcdefghijklmnop": `"abcdefghijklmnop" is longer than 15 characters`, "eth0,_a,b:c": `"_a" ` + notInterface + `; "b:c" ` + notInterface,
+		}},
+		{redirect.FieldExcludeInterfaces, strict, map[string]string{"eth0,": "item 2 of the list is empty"}},
+		{redirect.FieldRerouteInterfaces, both, map[string]string{"vm0,1": notInterface}},
+		{redirect.FieldRerouteInterfaces, strict, map[string]string{"vm0,,vm1": "item 2 of the list is empty"}},
+		{redirect.FieldOutboundPort, both, map[string]string{"0": notListener, "": notPort, "x": notPort, "65536": notPort, "*": "is not allowed here", " 15001": notPort}},
+		{redirect.FieldInboundPort, both, map[string]string{
+			"0": notListener, "": notPort, "-1": notPort, "15001": "is the outbound port as well; the proxy needs one listener for each direction",
+		}},
+		{redirect.FieldTunnelPort, both, map[string]string{"0": notListener, "": notPort}},
+		{redirect.FieldUIDs, both, map[string]string{
+			"": noID, " ": noID, "root": `"root" ` + notID, "-1": notID, "+1": notID, "4294967295": notID, "4294967296": notID, "1337,x": notID, "*": notID,
+		}},
+		{redirect.FieldUIDs, lenient, map[string]string{",": noID}},
+		{redirect.FieldUIDs, strict, map[string]string{"1337,": "item 2 of the list is empty"}},
+		{redirect.FieldGIDs, both, map[string]string{"": noID, "istio": notID}},
+		{redirect.FieldMark, both, map[string]string{
+			"": notMark, "0": "is the mark of every unmarked packet", "1338": "is the mark of the proxy's calls to its own pod; take another one",
+			"0x539": notMark, "4294967296": notMark, "-1": notMark, "+1337": notMark, "1337/0xff": notMark,
+		}},
+		{redirect.FieldTable, both, map[string]string{
+			"": notTable, "0": notTable, "main": notTable, "2147483648": notTable, "+133": notTable,
+			"253": "is one of the kernel's own routing tables (253 to 255)", "254": "kernel's own", "255": "kernel's own",
+		}},
+		{redirect.FieldOwnerGroups, both, map[string]string{
+			"nobody": `"nobody" is not a group known here (unknown group nobody)`, "4294967295": `"4294967295" is not a group: want a number, or a name known here`,
+			"*,1": `"*" is not a group`, "-1": "is not a group known here", strings.Repeat("1,", 49) + "1": "lists 50 groups, more than 49",
+		}},
+		{redirect.FieldOwnerGroups, strict, map[string]string{"1,": "item 2 of the list is empty"}},
+		{redirect.FieldOwnerGroupsExclude, both, map[string]string{"*": `"*" is not a group`, "nobody": "is not a group known here"}},
+		{redirect.FieldLoopback, both, map[string]string{
+			"": notLoopback, "127.0.0.1": notLoopback, "10.0.0.0/8": notLoopback, "127.0.0.0/7": notLoopback, "127.0.0.1/33": notLoopback, "::1/128": notLoopback,
+			"::ffff:127.0.0.1/128": notLoopback,
+		}},
+		{redirect.FieldSecondFamily, both, map[string]string{"": "want bypass, capture or reject", "Reject": "want bypass", "drop": "want bypass"}},
+		{redirect.FieldSecondFamily + 1, both, map[string]string{"x": "is not a known field"}},
+	} {
+		for text, want := range test.bad {
+			t.Run(fmt.Sprintf("%d %.40q", test.field, text), func(t *testing.T) {
+				test.in.each(t, func(t *testing.T, d redirect.Dialect) {
+					values := redirect.Values{test.field: {Source: `annotation "some/key"`, Text: text}}
+					got, err := redirect.Parse(redirect.Default(), values, d)
+					var bad *redirect.FieldError
+					if !errors.As(err, &bad) {
+						t.Fatalf("error is %v (%T), want a FieldError", err, err)
+					}
+					if bad.Field != test.field || bad.Source != `annotation "some/key"` || bad.Text != text {
+						t.Errorf("error names field %d, source %s and value %q", bad.Field, bad.Source, bad.Text)
+					}
+					if prefix := fmt.Sprintf(`annotation "some/key": value %q: `, text); !strings.HasPrefix(bad.Error(), prefix) || !strings.Contains(bad.Error(), want) {
+						t.Errorf("error is\n%s, want\n%s…%s", bad, prefix, want)
+					}
+					if diff := cmp.Diff(redirect.Default(), got, specs); diff != "" {
+						t.Errorf("the Spec was changed all the same:\n%s", diff)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestParseReportsAllProblemsTogether(t *testing.T) {
+	values := redirect.Values{
+		redirect.FieldSecondFamily:      {Source: "flag --second-ip-family", Text: "no"},
+		redirect.FieldMode:              {Source: "flag --istio-inbound-interception-mode", Text: "NONE"},
+		redirect.FieldOutbound:          {Source: "flag --istio-service-cidr", Text: "10.0.0.0/8"},
+		redirect.FieldInboundExclude:    {Source: "flag --istio-local-exclude-ports", Text: "*"},
+		redirect.FieldInboundPort:       {Source: "flag --inbound-capture-port", Text: "15001"},
+		redirect.FieldExcludeInterfaces: {Source: "flag --istio-exclude-interfaces", Text: "eth0,1"},
+	}
+	base := redirect.Default()
+	base.Mark = 7
+	got, err := redirect.Parse(base, values, redirect.Dialect{})
+	if err == nil {
+		t.Fatal("no error")
+	}
+	want := []string{
+		`flag --istio-inbound-interception-mode: value "NONE": want REDIRECT or TPROXY, in capitals`,
+		`flag --istio-exclude-interfaces: value "eth0,1": "1" is not an interface name: want a letter, then letters, digits, '_', '.', '-'`,
+		`flag --second-ip-family: value "no": want bypass, capture or reject`,
+		`flag --inbound-capture-port: value "15001": is the outbound port as well; the proxy needs one listener for each direction`,
+		`flag --istio-local-exclude-ports: value "*": excludes every port while "*" is captured; to capture no inbound port leave the included ports empty`,
+	}
+	if diff := cmp.Diff(want, strings.Split(err.Error(), "\n")); diff != "" {
+		t.Errorf("problems (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(base, got, specs); diff != "" {
+		t.Errorf("the Spec was changed all the same:\n%s", diff)
+	}
+}
+
+func TestParseConflicts(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		base func(*redirect.Spec)
+		w    written
+		want string
+	}{
+		{name: "every inbound port excluded from a list", w: written{redirect.FieldInbound: "80", redirect.FieldInboundExclude: "*"}},
+		{name: "every inbound port excluded from none", w: written{redirect.FieldInbound: "", redirect.FieldInboundExclude: "*"}},
+		{
+			name: "every inbound port excluded from all", w: written{redirect.FieldInbound: "*", redirect.FieldInboundExclude: "*"},
+			want: `test: value "*": excludes every port while "*" is captured`,
+		},
+		{name: "listeners swapped", w: written{redirect.FieldOutboundPort: "15006", redirect.FieldInboundPort: "15001"}},
+		{
+			name: "one listener for both, said of the inbound one", w: written{redirect.FieldInboundPort: "15001"},
+			want: `test: value "15001": is the outbound port as well`,
+		},
+		{
+			name: "one listener for both, said of the outbound one", w: written{redirect.FieldOutboundPort: "15006"},
+			want: `test: value "15006": is the inbound port as well`,
+		},
+		{
+			name: "one listener for both, said of both", w: written{redirect.FieldInboundPort: "16000", redirect.FieldOutboundPort: "16000"},
+			want: `test: value "16000": is the outbound port as well`,
+		},
+		{
+			name: "a bad port is not compared with the other one", w: written{redirect.FieldInboundPort: "0", redirect.FieldOutboundPort: "x"},
+			want: "test: value \"x\": is not a port: want a decimal number from 0 to 65535\n" +
+				"test: value \"0\": is not a port that can be listened on",
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := redirect.Parse(redirect.Default(), test.w.values(), redirect.Dialect{})
+			switch {
+			case test.want == "" && err != nil:
+				t.Errorf("error is %v", err)
+			case test.want != "" && (err == nil || !strings.HasPrefix(err.Error(), test.want)):
+				t.Errorf("error is %v, want %s", err, test.want)
+			}
+			if n := strings.Count(fmt.Sprint(err), "listener for each"); n > 1 {
+				t.Errorf("the same problem is told %d times: %v", n, err)
+			}
+		})
+	}
+}
+
+func TestParseKeepsWhatIsNotWritten(t *testing.T) {
+	base := redirect.Spec{
+		OutboundPort: 1, InboundPort: 2, TunnelPort: 3, UIDs: []uint32{4}, GIDs: []uint32{5}, Mode: redirect.TPROXY, Mark: 6, Table: 7,
+		Inbound: redirect.Ports{List: []uint16{8}}, InboundExclude: []uint16{9}, Outbound: redirect.Networks{List: prefixes("10.0.0.0/8")},
+		OutboundExclude: prefixes("11.0.0.0/8"), OutboundPorts: []uint16{12}, OutboundPortsExclude: []uint16{13}, ExcludeInterfaces: []string{"e14"},
+		RerouteInterfaces: []string{"v15"}, OwnerGroups: redirect.Groups{List: []uint32{16}}, OwnerGroupsExclude: []uint32{17}, Loopback: prefixes("127.0.0.18/32")[0],
+		DNS: redirect.DNSServers, DNSServers: servers[1], DropInvalid: true, DualStack: true, SecondFamily: redirect.Reject,
+	}
+	if v := reflect.ValueOf(base); slices.ContainsFunc(reflect.VisibleFields(v.Type()), func(f reflect.StructField) bool { return v.FieldByIndex(f.Index).IsZero() }) {
+		t.Fatal("base must have a value in every field")
+	}
+	got, err := redirect.Parse(base, written{redirect.FieldMark: "60"}.values(), redirect.Dialect{Strict: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := base
+	want.Mark = 60
+	if diff := cmp.Diff(want, got, specs); diff != "" {
+		t.Errorf("Spec (-want +got):\n%s", diff)
+	}
+}
+
+func TestAnnotationsKnowNoNamesOfGroups(t *testing.T) {
+	_, err := redirect.Parse(redirect.Default(), written{redirect.FieldOwnerGroups: "istio"}.values(), redirect.Dialect{Strict: true})
+	if want := `test: value "istio": "istio" is not a group: want a number, or a name known here`; fmt.Sprint(err) != want {
+		t.Errorf("error is %v, want %s", err, want)
+	}
+}
+
+func TestSpellings(t *testing.T) {
+	for want, got := range map[string]fmt.Stringer{
+		"REDIRECT": redirect.Redirect, "TPROXY": redirect.TPROXY,
+		"bypass": redirect.Bypass, "capture": redirect.Capture, "reject": redirect.Reject,
+	} {
+		if got.String() != want {
+			t.Errorf("%T prints as %q, want %q", got, got, want)
+		}
+	}
+}

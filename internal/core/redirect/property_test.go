@@ -1,0 +1,275 @@
+package redirect_test
+
+import (
+	"math/rand"
+	"slices"
+	"strings"
+	"testing"
+	"testing/quick"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
+)
+
+// check runs a property on random values, the same ones in every run.
+func check(t *testing.T, property any, times int) {
+	t.Helper()
+	if err := quick.Check(property, &quick.Config{MaxCount: times, Rand: rand.New(rand.NewSource(1))}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRulesArePrintedReadAndExplained holds for every Spec that there is.
+func TestRulesArePrintedReadAndExplained(t *testing.T) {
+	check(t, func(s anySpec) bool {
+		for _, f := range families {
+			for _, set := range []ruleset.Set{redirect.Rules(s.Spec, f), redirect.RejectAll(f)} {
+				if problem := wrongWith(set); problem != "" {
+					t.Logf("%s: %s\n%s", f, problem, set)
+					return false
+				}
+			}
+		}
+		return true
+	}, 500)
+}
+
+// wrongWith tells what is wrong with a wanted Set, "" if nothing is.
+func wrongWith(set ruleset.Set) string {
+	parsed, err := ruleset.Parse(set.Family, set.String())
+	if err != nil {
+		return err.Error()
+	}
+	if !parsed.Equal(set) {
+		return "it is read as something else: " + cmp.Diff(set.String(), parsed.String())
+	}
+	if _, err := rulesettest.Compile(set); err != nil {
+		return err.Error()
+	}
+	for _, table := range set.Tables {
+		for _, c := range table.Chains {
+			for _, r := range c.Rules {
+				if r.Why == "" || r.Spec == "" || r.Spec != strings.Join(strings.Fields(r.Spec), " ") {
+					return "rule " + r.Spec + " has no reason or blanks too many"
+				}
+			}
+			if c.Policy == ruleset.NoPolicy && !strings.HasPrefix(c.Name, "ISTIO_") {
+				return "chain " + c.Name + " has a foreign name"
+			}
+		}
+	}
+	return ""
+}
+
+// TestWhateverTheSpecSays are the promises that no setting can break.
+func TestWhateverTheSpecSays(t *testing.T) {
+	type promise struct {
+		name string
+		p    func(redirect.Spec) []packet
+		hold func(rulesettest.Verdict) bool
+	}
+	left := func(v rulesettest.Verdict) bool { return v.Action == rulesettest.Accept }
+	promises := []promise{
+		{"the proxy's connections are never captured", func(s redirect.Spec) (all []packet) {
+			for _, u := range s.UIDs {
+				all = append(all, sends(sender{u, 5}, tcp, "service", 80), sends(sender{u, 5}, tcp, "resolver", 53), sends(sender{u, 5}, udp, "resolver", 53))
+			}
+			for _, g := range s.GIDs {
+				all = append(all, sends(sender{5, g}, tcp, "outside", 443), sends(sender{5, g}, udp, "outside", 53))
+			}
+			return all
+		}, left},
+		{"the end of an inbound connection is never captured", func(s redirect.Spec) []packet {
+			return []packet{sends(sender{s.UIDs[0], s.GIDs[0]}, tcp, "pod", 8080, from("six"))}
+		}, func(v rulesettest.Verdict) bool {
+			return v.Action == rulesettest.Accept
+		}},
+		{"ICMP is never touched", func(redirect.Spec) []packet {
+			return []packet{sends(app, icmp, "service", 0), arrives(icmp, "client", 0)}
+		}, left},
+		{"UDP goes nowhere but to the agent's DNS", func(redirect.Spec) []packet {
+			return []packet{sends(app, udp, "service", 443), sends(app, udp, "resolver", 53), arrives(udp, "client", 8080)}
+		}, func(v rulesettest.Verdict) bool {
+			return left(v) || v.Port == redirect.DNSPort && v.Packet.Proto == udp
+		}},
+		{"connections under way are never redirected", func(redirect.Spec) []packet {
+			return []packet{
+				sends(app, tcp, "service", 80, state(rulesettest.Established)),
+				sends(proxy, tcp, "pod", 80, state(rulesettest.Established)),
+			}
+		}, left},
+		{"an excluded port is free", func(s redirect.Spec) (all []packet) {
+			for _, port := range s.OutboundPortsExclude {
+				all = append(all, sends(app, tcp, "service", port), sends(app, udp, "service", port))
+			}
+			for _, port := range s.InboundExclude {
+				if s.Inbound.All {
+					all = append(all, arrives(tcp, "client", port), arrives(tcp, "client", port, state(rulesettest.Established)))
+				}
+			}
+			return all
+		}, left},
+		{"only the proxy's own listeners are ever used", func(redirect.Spec) []packet {
+			return []packet{
+				sends(app, tcp, "service", 80), sends(app, tcp, "pod", 80), sends(app, tcp, "lo", 80), sends(proxy, tcp, "pod", 80),
+				sends(app, tcp, "resolver", 53), arrives(tcp, "client", 8080),
+			}
+		}, func(v rulesettest.Verdict) bool {
+			return left(v) || slices.Contains([]uint16{15001, 15101, 15006, 15106, 15053}, v.Port)
+		}},
+	}
+	for _, pr := range promises {
+		t.Run(pr.name, func(t *testing.T) {
+			asked := 0
+			check(t, func(s anySpec) bool {
+				for _, f := range families {
+					rules, err := rulesettest.Compile(redirect.Rules(s.Spec, f))
+					if err != nil {
+						t.Log(err)
+						return false
+					}
+					for _, p := range pr.p(s.Spec) {
+						asked++
+						v, err := rules.Trace(p(f))
+						if err != nil || !pr.hold(v) {
+							t.Logf("%s: %+v was %s (error %v), it met\n%s", f, p(f), v, err, v.Explain())
+							return false
+						}
+					}
+				}
+				return true
+			}, 300)
+			if asked < 300 {
+				t.Errorf("only %d packets were asked about", asked)
+			}
+		})
+	}
+}
+
+// foreign are rules of others, of kinds that are found in pods' namespaces. None looks like one of ours.
+const foreign = `*filter
+:INPUT DROP [0:0]
+:FORWARD ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:KUBE-FIREWALL - [0:0]
+-A INPUT -j KUBE-FIREWALL
+-A INPUT -p tcp -j DROP
+-A OUTPUT -p udp -j DROP
+-A KUBE-FIREWALL -m comment --comment "see -j ISTIO_OUTPUT" -j RETURN
+COMMIT
+*mangle
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:FORWARD ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+-A PREROUTING -p tcp -m mark --mark 0x1/0xff -j MARK --set-xmark 0x2/0xffffffff
+-A OUTPUT -o eth9 -j ACCEPT
+COMMIT
+*nat
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:CNI-DN-1 - [0:0]
+-A PREROUTING -p tcp -m tcp --dport 8888 -j CNI-DN-1
+-A OUTPUT -m addrtype --dst-type LOCAL -j CNI-DN-1
+-A OUTPUT -p tcp -m comment --comment "not -j ISTIO_OUTPUT \"either\"" -j LOG --log-prefix "x -j ISTIO_A"
+-A OUTPUT -m addrtype --dst-type LOCAL -j CNI-DN-1
+-A POSTROUTING -o eth9 -j MASQUERADE
+-A CNI-DN-1 -p tcp -m tcp --dport 8888 -j DNAT --to-destination 10.9.9.9:80
+COMMIT
+*security
+:INPUT ACCEPT [0:0]
+:FORWARD ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+-A OUTPUT -d 10.9.0.0/16 -j ACCEPT
+COMMIT
+`
+
+// TestOneConfigurationReplacesAnother goes from any Spec to any other and back to nothing, with and without foreign
+// rules, ahead of ours or behind.
+func TestOneConfigurationReplacesAnother(t *testing.T) {
+	type when uint8
+	const (
+		never when = iota
+		first
+		last
+	)
+	for name, foreigners := range map[string]when{"alone": never, "behind foreign rules": first, "before foreign rules": last} {
+		t.Run(name, func(t *testing.T) {
+			check(t, func(before, after anySpec) bool {
+				for _, f := range families {
+					n := rulesettest.NewNamespace(ruleset.Set{Family: f})
+					if foreigners == first {
+						restore(t, n, foreign)
+					}
+					reach(t, n, redirect.Rules(before.Spec, f))
+					if foreigners == last {
+						restore(t, n, foreign)
+					}
+					reach(t, n, redirect.Rules(after.Spec, f))
+					reach(t, n, redirect.RejectAll(f))
+					reach(t, n, ruleset.Set{Family: f})
+					want := ""
+					if foreigners != never {
+						want = foreign
+					}
+					if diff := cmp.Diff(want, withoutEmptyTables(n.Save())); diff != "" {
+						t.Errorf("%s: the namespace was not given back as it was (-want +got):\n%s", f, diff)
+					}
+				}
+				return !t.Failed()
+			}, 150)
+		})
+	}
+}
+
+func restore(t *testing.T, n *rulesettest.Namespace, text string) {
+	t.Helper()
+	if err := n.Restore(text); err != nil {
+		t.Error(err)
+	}
+}
+
+// reach brings the namespace to the wanted rules and makes sure that they are there, ahead of all others, and that
+// there is nothing left to do.
+func reach(t *testing.T, n *rulesettest.Namespace, want ruleset.Set) {
+	t.Helper()
+	have := n.Save()
+	program := ruleset.Reconcile(want, have, redirect.Claim(want, have))
+	if program.Empty() == !ruleset.Compare(want, have, redirect.Claim(want, have)).Empty() {
+		t.Errorf("Compare and Reconcile disagree about\n%s\nbeing\n%s", have, want)
+	}
+	restore(t, n, program.String())
+	have = n.Save()
+	claim := redirect.Claim(want, have)
+	if diff := ruleset.Compare(want, have, claim); !diff.Empty() {
+		t.Errorf("afterwards it is not as wanted:\n%s\nthe program was\n%s", diff, program)
+	}
+	if again := ruleset.Reconcile(want, have, claim); !again.Empty() {
+		t.Errorf("there is still something to do:\n%s", again)
+	}
+	for _, table := range want.Tables {
+		for _, c := range table.Chains {
+			got, _ := have.Table(table.Name).Chain(c.Name)
+			for i, r := range c.Rules {
+				if i >= len(got.Rules) || got.Rules[i].Spec != r.Spec {
+					t.Errorf("%s/%s does not begin with the wanted rules: rule %d %q is not there", table.Name, c.Name, i+1, r.Spec)
+				}
+			}
+		}
+	}
+}
+
+// withoutEmptyTables leaves out tables that hold nothing: they stay behind as the kernel has no way to remove one.
+func withoutEmptyTables(s ruleset.Set) string {
+	s.Tables = slices.DeleteFunc(slices.Clone(s.Tables), func(t ruleset.Table) bool {
+		empty := ruleset.Set{Family: s.Family, Tables: []ruleset.Table{t}}.Empty()
+		return empty && !slices.ContainsFunc(t.Chains, func(c ruleset.Chain) bool { return c.Policy == "DROP" })
+	})
+	return s.String()
+}

@@ -1,0 +1,176 @@
+package ruleset_test
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+// wanted is what most cases compare with.
+func wanted(t testing.TB) ruleset.Set {
+	t.Helper()
+	return nat(
+		t, "OUTPUT -j OWN_OUT # all that is sent", "PREROUTING -p tcp -j OWN_IN # all that comes in",
+		"OWN_IN -p tcp -m tcp --dport 15008 -j RETURN # tunnels", "OWN_IN -p tcp -j OWN_TO # the rest",
+		"OWN_OUT -o lo -j RETURN # loopback", "OWN_OUT -j OWN_TO # the rest",
+		"OWN_TO -p tcp -j REDIRECT --to-ports 15001 # to the proxy",
+	)
+}
+
+// TestDiffReadsWell shows how each kind of difference is told: in full, in one line, and what is mentioned besides.
+func TestDiffReadsWell(t *testing.T) {
+	for _, test := range []struct {
+		name       string // of the file
+		want, have ruleset.Set
+	}{
+		{name: "nothing-there", want: wanted(t), have: ruleset.Set{Family: ruleset.IPv4}},
+		{name: "rule-missing", want: wanted(t), have: nat(
+			t, "OUTPUT -j OWN_OUT", "PREROUTING -p tcp -j OWN_IN", "OWN_IN -p tcp -j OWN_TO", "OWN_OUT -o lo -j RETURN", "OWN_OUT -j OWN_TO",
+			"OWN_TO -p tcp -j REDIRECT --to-ports 15001",
+		)},
+		{name: "rule-changed", want: wanted(t), have: nat(
+			t, "OUTPUT -j OWN_OUT", "PREROUTING -p tcp -j OWN_IN", "OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_IN -p tcp -j OWN_TO", "OWN_OUT -o lo -j RETURN", "OWN_OUT -j OWN_TO",
+			"OWN_TO -p tcp -j REDIRECT --to-ports 15101",
+		)},
+		{name: "rule-too-many", want: wanted(t), have: nat(
+			t, "OUTPUT -j OWN_OUT", "PREROUTING -p tcp -j OWN_IN", "OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_IN -j ACCEPT", "OWN_IN -p tcp -j OWN_TO", "OWN_OUT -o lo -j RETURN",
+			"OWN_OUT -j OWN_TO", "OWN_TO -p tcp -j REDIRECT --to-ports 15001",
+		)},
+		{name: "rule-twice", want: wanted(t), have: nat(
+			t, "OUTPUT -j OWN_OUT", "OUTPUT -j OWN_OUT", "PREROUTING -p tcp -j OWN_IN", "OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_IN -p tcp -j OWN_TO", "OWN_OUT -o lo -j RETURN",
+			"OWN_OUT -j OWN_TO", "OWN_TO -p tcp -j REDIRECT --to-ports 15001",
+		)},
+		{name: "wrong-order", want: wanted(t), have: nat(
+			t, "OUTPUT -j OWN_OUT", "PREROUTING -p tcp -j OWN_IN", "OWN_IN -p tcp -j OWN_TO", "OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_OUT -o lo -j RETURN", "OWN_OUT -j OWN_TO",
+			"OWN_TO -p tcp -j REDIRECT --to-ports 15001",
+		)},
+		{name: "foreign-ahead", want: wanted(t), have: nat(
+			t, "OUTPUT -d 10.0.0.0/8 -j ACCEPT", "OUTPUT -j OWN_OUT", "PREROUTING -p tcp -j OWN_IN", "OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_IN -p tcp -j OWN_TO",
+			"OWN_OUT -o lo -j RETURN", "OWN_OUT -j OWN_TO", "OWN_TO -p tcp -j REDIRECT --to-ports 15001",
+		)},
+		{name: "foreign-behind", want: wanted(t), have: nat(
+			t, "OUTPUT -j OWN_OUT", "OUTPUT -d 10.0.0.0/8 -j ACCEPT", "PREROUTING -p tcp -j OWN_IN", "POSTROUTING -j MASQUERADE", "OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_IN -p tcp -j OWN_TO",
+			"OWN_OUT -o lo -j RETURN", "OWN_OUT -j OWN_TO", "OWN_TO -p tcp -j REDIRECT --to-ports 15001",
+		)},
+		{name: "chain-left-over", want: wanted(t), have: nat(
+			t, "OUTPUT -j OWN_OUT", "OUTPUT -p udp -j OWN_OLD", "PREROUTING -p tcp -j OWN_IN", "OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_IN -p tcp -j OWN_TO",
+			"OWN_OUT -o lo -j RETURN", "OWN_OUT -j OWN_TO", "OWN_TO -p tcp -j REDIRECT --to-ports 15001", "OWN_OLD -j DROP",
+		)},
+		{name: "foreign-between-ours-and-a-left-over", want: wanted(t), have: nat(
+			t, "OUTPUT -j OWN_OUT", "OUTPUT -d 10.0.0.0/8 -j ACCEPT", "OUTPUT -m mark --mark 0x99 -j RETURN", "PREROUTING -p tcp -j OWN_IN",
+			"OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_IN -p tcp -j OWN_TO", "OWN_OUT -o lo -j RETURN", "OWN_OUT -j OWN_TO", "OWN_TO -p tcp -j REDIRECT --to-ports 15001",
+		)},
+		{name: "nothing-wanted", want: ruleset.Set{Family: ruleset.IPv4}, have: nat(
+			t, "OUTPUT -j OWN_OUT", "OUTPUT -d 10.0.0.0/8 -j ACCEPT", "OUTPUT -m mark --mark 0x99 -j RETURN", "OWN_OUT -o lo -j RETURN", "OWN_EMPTY:",
+		)},
+		{name: "as-wanted", want: wanted(t), have: wanted(t)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			d := ruleset.Compare(test.want, test.have, own(test.want, test.have))
+			var b strings.Builder
+			fmt.Fprintf(&b, "%s\nin one line: %s\n", d, d.Summary(3))
+			for _, o := range d.Others {
+				fmt.Fprintf(&b, "besides: %s\n", o)
+			}
+			golden(t, filepath.Join("diff", test.name+".txt"), b.String())
+			if d.Empty() != (d.String() == "") || d.Empty() != (d.Summary(3) == "") {
+				t.Errorf("Empty is %t", d.Empty())
+			}
+		})
+	}
+}
+
+func TestSummaryIsNoLongerThanAsked(t *testing.T) {
+	d := ruleset.Compare(wanted(t), ruleset.Set{Family: ruleset.IPv4}, ruleset.Claim{})
+	for most, want := range map[int]string{
+		0: "and 5 more",
+		1: `IPv4 nat/PREROUTING: missing "-A PREROUTING -p tcp -j OWN_IN"; and 4 more`,
+		4: `IPv4 nat/PREROUTING: missing "-A PREROUTING -p tcp -j OWN_IN"; IPv4 nat/OUTPUT: missing "-A OUTPUT -j OWN_OUT"; ` +
+			`IPv4 nat/OWN_IN: chain missing; IPv4 nat/OWN_OUT: chain missing; and 1 more`,
+		5: `IPv4 nat/PREROUTING: missing "-A PREROUTING -p tcp -j OWN_IN"; IPv4 nat/OUTPUT: missing "-A OUTPUT -j OWN_OUT"; ` +
+			`IPv4 nat/OWN_IN: chain missing; IPv4 nat/OWN_OUT: chain missing; IPv4 nat/OWN_TO: chain missing`,
+	} {
+		if diff := cmp.Diff(want, d.Summary(most)); diff != "" {
+			t.Errorf("Summary(%d) (-want +got):\n%s", most, diff)
+		}
+	}
+}
+
+// TestCompareSees lists what counts as a difference and what does not.
+func TestCompareSees(t *testing.T) {
+	base := []string{"OUTPUT -j OWN_A", "OUTPUT -p udp -j OWN_A", "OWN_A -j RETURN", "OWN_A -j DROP"}
+	for _, test := range []struct {
+		name    string
+		have    []string
+		differs bool
+	}{
+		{"the same", base, false},
+		{"a foreign rule behind ours", append([]string{"PREROUTING -j DROP"}, append(base, "OUTPUT -p tcp -j DROP")...), false},
+		{"a foreign chain", append([]string{"CNI-A -j DROP", "PREROUTING -j CNI-A"}, base...), false},
+		{"an empty foreign chain", append([]string{"CNI-A:"}, base...), false},
+		{"another reason", []string{"OUTPUT -j OWN_A # x", "OUTPUT -p udp -j OWN_A", "OWN_A -j RETURN # y", "OWN_A -j DROP"}, false},
+		{"a foreign rule ahead of ours", append([]string{"OUTPUT -p tcp -j DROP"}, base...), true},
+		{"a foreign rule between ours", []string{"OUTPUT -j OWN_A", "OUTPUT -p tcp -j DROP", "OUTPUT -p udp -j OWN_A", "OWN_A -j RETURN", "OWN_A -j DROP"}, true},
+		{"our rules in another order", []string{"OUTPUT -p udp -j OWN_A", "OUTPUT -j OWN_A", "OWN_A -j RETURN", "OWN_A -j DROP"}, true},
+		{"an own chain in another order", []string{"OUTPUT -j OWN_A", "OUTPUT -p udp -j OWN_A", "OWN_A -j DROP", "OWN_A -j RETURN"}, true},
+		{"a rule more in an own chain", append([]string{"OWN_A -p icmp -j ACCEPT"}, base...), true},
+		{"a rule more at the end of an own chain", append(base, "OWN_A -p icmp -j ACCEPT"), true},
+		{"a rule less in an own chain", base[:3], true},
+		{"a rule less in a built-in chain", base[1:], true},
+		{"a jump more in a built-in chain", append(base, "PREROUTING -j OWN_A"), true},
+		{"a jump more in a foreign chain", append(base, "CNI-A -j OWN_A"), true},
+		{"an empty chain of ours", append(base, "OWN_B:"), true},
+		{"nothing", nil, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			want, have := nat(t, base...), nat(t, test.have...)
+			d := ruleset.Compare(want, have, own(want, have))
+			if d.Empty() == test.differs {
+				t.Errorf("differs is %t, want %t:\n%s", !d.Empty(), test.differs, d)
+			}
+			if p := ruleset.Reconcile(want, have, own(want, have)); p.Empty() == test.differs {
+				t.Errorf("the program is\n%s", p)
+			}
+		})
+	}
+}
+
+func TestCompareOfAWantedEmptyChain(t *testing.T) {
+	want := nat(t, "OWN_A:")
+	d := ruleset.Compare(want, ruleset.Set{Family: ruleset.IPv4}, ruleset.Claim{})
+	if want := "IPv4 nat/OWN_A: chain missing"; d.Summary(3) != want {
+		t.Errorf("Summary is %q, want %q", d.Summary(3), want)
+	}
+}
+
+func TestClaim(t *testing.T) {
+	claim := ruleset.Claim{
+		Chains: map[string]map[string]bool{"nat": {"OWN_A": true}},
+		Rules:  map[string]map[string][]bool{"nat": {"OUTPUT": {false, true}}},
+	}
+	for _, test := range []struct {
+		table, chain string
+		i            int
+		want         bool
+	}{
+		{"nat", "OWN_A", 0, true},
+		{"nat", "OWN_A", 9, true},
+		{"nat", "OUTPUT", 0, false},
+		{"nat", "OUTPUT", 1, true},
+		{"nat", "OUTPUT", 2, false},
+		{"nat", "INPUT", 0, false},
+		{"raw", "OWN_A", 0, false},
+	} {
+		if got := claim.OwnsRule(test.table, test.chain, test.i); got != test.want {
+			t.Errorf("OwnsRule(%s, %s, %d) is %t", test.table, test.chain, test.i, got)
+		}
+	}
+	if (ruleset.Claim{}).OwnsChain("nat", "OWN_A") {
+		t.Error("the zero Claim owns a chain")
+	}
+}

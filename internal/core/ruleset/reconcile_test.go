@@ -1,0 +1,345 @@
+package ruleset_test
+
+import (
+	"fmt"
+	"math/rand"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/quick"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
+)
+
+// TestReconcileWritesExactly is the text that iptables-restore is fed with, case by case.
+func TestReconcileWritesExactly(t *testing.T) {
+	base := nat(t, "OUTPUT -j OWN_A # out", "PREROUTING -p tcp -j OWN_A", "OWN_A -p tcp -j RETURN # tcp", "OWN_A -j OWN_B", "OWN_B -j DROP")
+	for _, test := range []struct {
+		name       string
+		want, have ruleset.Set
+		program    string
+	}{
+		{name: "as wanted", want: base, have: nat(t, "OUTPUT -j OWN_A", "OUTPUT -j LOG", "PREROUTING -p tcp -j OWN_A", "OWN_A -p tcp -j RETURN", "OWN_A -j OWN_B", "OWN_B -j DROP")},
+		{name: "nothing wanted and nothing there", want: ruleset.Set{Family: ruleset.IPv4}, have: ruleset.Set{Family: ruleset.IPv4}},
+		{name: "nothing wanted and nothing of ours there", want: ruleset.Set{Family: ruleset.IPv4}, have: nat(t, "OUTPUT -j DROP", "CNI-A:")},
+		{
+			name: "a fresh namespace", want: base, have: ruleset.Set{Family: ruleset.IPv4},
+			program: `*nat
+:OWN_A - [0:0]
+:OWN_B - [0:0]
+-A OWN_A -p tcp -j RETURN
+-A OWN_A -j OWN_B
+-A OWN_B -j DROP
+-A PREROUTING -p tcp -j OWN_A
+-A OUTPUT -j OWN_A
+COMMIT
+`,
+		},
+		{
+			name: "a namespace with empty tables", want: base, have: nat(t),
+			program: `*nat
+:OWN_A - [0:0]
+:OWN_B - [0:0]
+-A OWN_A -p tcp -j RETURN
+-A OWN_A -j OWN_B
+-A OWN_B -j DROP
+-A PREROUTING -p tcp -j OWN_A
+-A OUTPUT -j OWN_A
+COMMIT
+`,
+		},
+		{
+			name: "an own chain that drifted: jumps stay", want: base,
+			have: nat(t, "OUTPUT -j OWN_A", "PREROUTING -p tcp -j OWN_A", "OWN_A -j OWN_B", "OWN_A -p tcp -j RETURN", "OWN_B -j DROP"),
+			program: `*nat
+:OWN_A - [0:0]
+:OWN_B - [0:0]
+-A OWN_A -p tcp -j RETURN
+-A OWN_A -j OWN_B
+-A OWN_B -j DROP
+COMMIT
+`,
+		},
+		{
+			name: "a foreign rule ahead of ours: ours is moved", want: base,
+			have: nat(t, "OUTPUT -d 10.0.0.0/8 -j ACCEPT", "OUTPUT -j OWN_A", "PREROUTING -p tcp -j OWN_A", "OWN_A -p tcp -j RETURN", "OWN_A -j OWN_B", "OWN_B -j DROP"),
+			program: `*nat
+:OWN_A - [0:0]
+:OWN_B - [0:0]
+-A OWN_A -p tcp -j RETURN
+-A OWN_A -j OWN_B
+-A OWN_B -j DROP
+-D OUTPUT -j OWN_A
+-I OUTPUT 1 -j OWN_A
+COMMIT
+`,
+		},
+		{
+			name: "foreign rules where ours are missing: ours go ahead, in order",
+			want: nat(t, "OUTPUT -o eth1 -j RETURN", "OUTPUT -j OWN_A", "OWN_A -j DROP"),
+			have: nat(t, "OUTPUT -p udp -j DROP", "OUTPUT -p tcp -j DROP"),
+			program: `*nat
+:OWN_A - [0:0]
+-A OWN_A -j DROP
+-I OUTPUT 1 -o eth1 -j RETURN
+-I OUTPUT 2 -j OWN_A
+COMMIT
+`,
+		},
+		{
+			name: "a jump twice: both go, one comes back", want: nat(t, "OUTPUT -j OWN_A", "OWN_A -j DROP"),
+			have: nat(t, "OUTPUT -j OWN_A", "OUTPUT -j OWN_A", "OWN_A -j DROP"),
+			program: `*nat
+:OWN_A - [0:0]
+-A OWN_A -j DROP
+-D OUTPUT -j OWN_A
+-D OUTPUT -j OWN_A
+-A OUTPUT -j OWN_A
+COMMIT
+`,
+		},
+		{
+			name: "a left-over chain: emptied first, removed last", want: nat(t, "OUTPUT -j OWN_A", "OWN_A -j DROP"),
+			have: nat(t, "OUTPUT -p udp -j OWN_OLD", "OUTPUT -j OWN_A", "CNI-A -j OWN_OLD", "CNI-A -j ACCEPT", "OWN_A -j OWN_OLD", "OWN_OLD -j OWN_OLDER", "OWN_OLDER -j DROP"),
+			program: `*nat
+:OWN_A - [0:0]
+:OWN_OLD - [0:0]
+:OWN_OLDER - [0:0]
+-A OWN_A -j DROP
+-D OUTPUT -p udp -j OWN_OLD
+-D OUTPUT -j OWN_A
+-A OUTPUT -j OWN_A
+-D CNI-A -j OWN_OLD
+-X OWN_OLD
+-X OWN_OLDER
+COMMIT
+`,
+		},
+		{
+			name: "nothing wanted: all of ours goes, all else stays", want: ruleset.Set{Family: ruleset.IPv4},
+			have: nat(t, "PREROUTING -p tcp -j OWN_A", "OUTPUT -p udp -j DROP", "OUTPUT -j OWN_A", "OUTPUT -m mark --mark 0x99 -j RETURN", "OWN_A -j OWN_B", "OWN_B:", "CNI-A -j ACCEPT"),
+			program: `*nat
+:OWN_A - [0:0]
+:OWN_B - [0:0]
+-D PREROUTING -p tcp -j OWN_A
+-D OUTPUT -j OWN_A
+-D OUTPUT -m mark --mark 0x99 -j RETURN
+-X OWN_A
+-X OWN_B
+COMMIT
+`,
+		},
+		{
+			name: "a rule that matches all and does nothing", want: nat(t, "OWN_A "), have: ruleset.Set{Family: ruleset.IPv4},
+			program: "*nat\n:OWN_A - [0:0]\n-A OWN_A\nCOMMIT\n",
+		},
+		{
+			name: "only the table that is not right is written",
+			want: ruleset.New(ruleset.IPv4, append(nat(t, "OUTPUT -j OWN_A", "OWN_A -j DROP").Tables, raw("-j OWN_R", "-j DROP"))...),
+			have: ruleset.New(ruleset.IPv4, append(nat(t, "OUTPUT -j OWN_A", "OWN_A -j DROP").Tables, raw("-j OWN_R", "-j ACCEPT"))...),
+			program: `*raw
+:OWN_R - [0:0]
+-A OWN_R -j DROP
+COMMIT
+`,
+		},
+		{
+			name: "tables come by name",
+			want: ruleset.New(ruleset.IPv4, append(nat(t, "OWN_A:").Tables, ruleset.Table{Name: "mangle", Chains: []ruleset.Chain{{Name: "OWN_M", Policy: "-"}}})...),
+			have: ruleset.Set{Family: ruleset.IPv4},
+			program: `*mangle
+:OWN_M - [0:0]
+COMMIT
+*nat
+:OWN_A - [0:0]
+COMMIT
+`,
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := ruleset.Reconcile(test.want, test.have, own(test.want, test.have))
+			if diff := cmp.Diff(test.program, p.String()); diff != "" {
+				t.Errorf("program (-want +got):\n%s", diff)
+			}
+			if p.Empty() != (test.program == "") || p.Family != ruleset.IPv4 {
+				t.Errorf("Empty is %t, Family is %s", p.Empty(), p.Family)
+			}
+			if problem := reaches(test.want, test.have); problem != "" {
+				t.Error(problem)
+			}
+		})
+	}
+}
+
+// raw is that table with one rule in OUTPUT and one in OWN_R.
+func raw(out, in string) ruleset.Table {
+	return ruleset.Table{Name: "raw", Chains: []ruleset.Chain{
+		{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{{Spec: out}}}, {Name: "OWN_R", Policy: "-", Rules: []ruleset.Rule{{Spec: in}}},
+	}}
+}
+
+// TestReconcileNeedsNoClaimForWantedChains keeps a chain that is wanted and there, and that nobody claimed, from being
+// filled twice.
+func TestReconcileNeedsNoClaimForWantedChains(t *testing.T) {
+	want := nat(t, "OWN_A -j DROP", "OWN_A -j ACCEPT")
+	n := rulesettest.NewNamespace(nat(t, "OWN_A -j ACCEPT"))
+	if err := n.Restore(ruleset.Reconcile(want, n.Save(), ruleset.Claim{}).String()); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want.String(), n.Save().String()); diff != "" {
+		t.Errorf("restored (-want +got):\n%s", diff)
+	}
+}
+
+func TestReconcileWritesNothingOfPolicies(t *testing.T) {
+	have := parse(t, "*nat\n:OUTPUT DROP [0:0]\nCOMMIT\n")
+	n := rulesettest.NewNamespace(have)
+	if err := n.Restore(ruleset.Reconcile(wanted(t), have, own(wanted(t), have)).String()); err != nil {
+		t.Fatal(err)
+	}
+	if c, _ := n.Save().Table("nat").Chain("OUTPUT"); c.Policy != "DROP" {
+		t.Errorf("policy is %s", c.Policy)
+	}
+}
+
+// reaches applies the program to a model of a namespace and tells which promise does not hold, "" if all do.
+func reaches(want, have ruleset.Set) string {
+	n := rulesettest.NewNamespace(have)
+	claim := own(want, have)
+	program := ruleset.Reconcile(want, have, claim)
+	if program.Empty() != ruleset.Compare(want, have, claim).Empty() {
+		return "Compare and Reconcile disagree"
+	}
+	if err := n.Restore(program.String()); err != nil {
+		return fmt.Sprintf("%v in\n%s", err, program)
+	}
+	after := n.Save()
+	claimAfter := own(want, after)
+	if d := ruleset.Compare(want, after, claimAfter); !d.Empty() {
+		return fmt.Sprintf("it is not as wanted:\n%s\nafter\n%s", d, program)
+	}
+	if again := ruleset.Reconcile(want, after, claimAfter); !again.Empty() {
+		return "there is still something to do:\n" + again.String()
+	}
+	if diff := cmp.Diff(foreign(have, claim), foreign(after, claimAfter)); diff != "" {
+		return "foreign rules changed (-before +after):\n" + diff
+	}
+	if parsed, err := ruleset.Parse(after.Family, after.String()); err != nil || !parsed.Equal(after) {
+		return fmt.Sprintf("what was reached is not read as it is: %v", err)
+	}
+	return ""
+}
+
+// foreign lists policies, chains and rules that are not ours, in order.
+func foreign(s ruleset.Set, claim ruleset.Claim) []string {
+	var out []string
+	for _, t := range s.Tables {
+		for _, c := range t.Chains {
+			if claim.OwnsChain(t.Name, c.Name) {
+				continue
+			}
+			if c.Policy != "ACCEPT" {
+				out = append(out, fmt.Sprintf("%s %s %s", t.Name, c.Name, c.Policy))
+			}
+			for i, r := range c.Rules {
+				if !claim.OwnsRule(t.Name, c.Name, i) {
+					out = append(out, fmt.Sprintf("%s %s %s", t.Name, c.Name, r.Spec))
+				}
+			}
+		}
+	}
+	return out
+}
+
+// anySets are a wanted Set and one that is there, both random.
+type anySets struct{ want, have ruleset.Set }
+
+var (
+	tables       = []string{"filter", "mangle", "nat", "raw"}
+	ownChains    = []string{"OWN_A", "OWN_B", "OWN_C", "OWN_D"}
+	otherChains  = []string{"CNI-A", "KUBE-B", "Z"}
+	ownRules     = []string{"-p tcp -j RETURN", "-p tcp -j DROP", "-j ACCEPT", "", "-j OWN_A", "-p udp -j OWN_B", "-j OWN_C", "-g OWN_D"}
+	ownBuiltin   = []string{"-m mark --mark 0x99 -j RETURN", "-m connmark --mark 0x99 -j DROP", "-o eth1 -j RETURN", "-j OWN_A", "-p tcp -j OWN_B", "-j OWN_C"}
+	foreignRules = []string{"-p tcp -j DROP", "-o eth1 -j RETURN", "-s 10.0.0.0/8 -j ACCEPT", `-m comment --comment "a  \"b\"" -j LOG`, "", "-j CNI-A", "-p udp -j KUBE-B"}
+)
+
+// Generate makes Sets in which own and foreign rules are mixed, repeated, and jump to chains that are there.
+func (anySets) Generate(r *rand.Rand, _ int) reflect.Value {
+	return reflect.ValueOf(anySets{want: randomSet(r, nil), have: randomSet(r, otherChains)})
+}
+
+// randomSet makes a Set; with foreign chains it is one as it may be there, without one as it may be wanted.
+func randomSet(r *rand.Rand, foreigners []string) ruleset.Set {
+	var out []ruleset.Table
+	for _, name := range tables {
+		if r.Intn(2) == 0 {
+			continue
+		}
+		t := ruleset.New(ruleset.IPv4, ruleset.Table{Name: name}).Tables[0]
+		for _, c := range append(append([]string{}, ownChains...), foreigners...) {
+			if r.Intn(2) == 0 {
+				t.Chains = append(t.Chains, ruleset.Chain{Name: c, Policy: ruleset.NoPolicy})
+			}
+		}
+		for i := range t.Chains {
+			fill(r, t, &t.Chains[i], foreigners != nil)
+		}
+		out = append(out, t)
+	}
+	return ruleset.New(ruleset.IPv4, out...)
+}
+
+// fill puts rules into a chain, of which jumps only to chains that are there.
+func fill(r *rand.Rand, t ruleset.Table, c *ruleset.Chain, there bool) {
+	pool := ownBuiltin
+	switch {
+	case strings.HasPrefix(c.Name, "OWN_"):
+		pool = ownRules
+	case there:
+		pool = append(append([]string{}, ownBuiltin...), foreignRules...)
+	}
+	if there && c.Policy == "ACCEPT" && r.Intn(4) == 0 {
+		c.Policy = "DROP"
+	}
+	for range r.Intn(6) {
+		spec := pool[r.Intn(len(pool))]
+		words := strings.Fields(spec)
+		if len(words) > 0 {
+			target := words[len(words)-1]
+			if _, exists := t.Chain(target); strings.ContainsAny(target, "_-") && !exists {
+				continue
+			}
+		}
+		c.Rules = append(c.Rules, ruleset.Rule{Spec: spec})
+	}
+}
+
+// GoString is how testing/quick shows them.
+func (s anySets) GoString() string { return fmt.Sprintf("want\n%s\nhave\n%s", s.want, s.have) }
+
+func TestReconcileReachesWhatIsWantedFromAnything(t *testing.T) {
+	same, changed := 0, 0
+	property := func(s anySets) bool {
+		if ruleset.Reconcile(s.want, s.have, own(s.want, s.have)).Empty() {
+			same++
+		} else {
+			changed++
+		}
+		for _, want := range []ruleset.Set{s.want, {Family: ruleset.IPv4}} {
+			if problem := reaches(want, s.have); problem != "" {
+				t.Log(problem)
+				return false
+			}
+		}
+		return true
+	}
+	if err := quick.Check(property, &quick.Config{MaxCount: 500, Rand: rand.New(rand.NewSource(1))}); err != nil {
+		t.Error(err)
+	}
+	if changed < 250 {
+		t.Errorf("%d of %d cases had something to do", changed, changed+same)
+	}
+}

@@ -1,0 +1,316 @@
+package ruleset_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+func TestNewPutsTablesAndChainsInOrder(t *testing.T) {
+	chain := func(name string, specs ...string) ruleset.Chain {
+		policy := ruleset.NoPolicy
+		if name == "OUTPUT" || name == "PREROUTING" {
+			policy = "ACCEPT"
+		}
+		c := ruleset.Chain{Name: name, Policy: policy}
+		for _, s := range specs {
+			c.Rules = append(c.Rules, ruleset.Rule{Spec: s, Why: "a reason"})
+		}
+		return c
+	}
+	set := ruleset.New(ruleset.IPv6,
+		ruleset.Table{Name: "raw", Chains: []ruleset.Chain{chain("OUTPUT", "-j B"), chain("B", "", "-p tcp -j DROP")}},
+		ruleset.Table{Name: "filter"},
+		ruleset.Table{Name: "nat", Chains: []ruleset.Chain{chain("Z"), chain("A"), chain("OUTPUT", "-j Z"), chain("PREROUTING", "-j A")}},
+		ruleset.Table{Name: "security"},
+		ruleset.Table{Name: "mangle"},
+		ruleset.Table{Name: "other", Chains: []ruleset.Chain{chain("B"), chain("A")}},
+	)
+	want := `*filter
+:INPUT ACCEPT [0:0]
+:FORWARD ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+COMMIT
+*mangle
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:FORWARD ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+COMMIT
+*nat
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:A - [0:0]
+:Z - [0:0]
+-A PREROUTING -j A
+-A OUTPUT -j Z
+COMMIT
+*other
+:A - [0:0]
+:B - [0:0]
+COMMIT
+*raw
+:PREROUTING ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:B - [0:0]
+-A OUTPUT -j B
+-A B
+-A B -p tcp -j DROP
+COMMIT
+*security
+:INPUT ACCEPT [0:0]
+:FORWARD ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+COMMIT
+`
+	if diff := cmp.Diff(want, set.String()); diff != "" {
+		t.Errorf("printed (-want +got):\n%s", diff)
+	}
+}
+
+func TestNewLeavesItsArgumentsAlone(t *testing.T) {
+	chains := []ruleset.Chain{{Name: "B", Policy: "-"}, {Name: "A", Policy: "-"}}
+	tables := make([]ruleset.Table, 0, 9)
+	tables = append(tables, ruleset.Table{Name: "nat", Chains: chains}, ruleset.Table{Name: "filter"})
+	ruleset.New(ruleset.IPv4, tables...)
+	if chains[0].Name != "B" || tables[0].Name != "nat" || len(tables[0].Chains) != 2 {
+		t.Errorf("New changed what it was given: %+v", tables)
+	}
+}
+
+func TestTableAndChainAreEmptyIfAbsent(t *testing.T) {
+	set := nat(t, "OUTPUT -j OWN_A", "OWN_A:")
+	if got := set.Table("raw"); got.Name != "raw" || got.Chains != nil {
+		t.Errorf("absent table is %+v", got)
+	}
+	if got, there := set.Table("nat").Chain("X"); there || got.Name != "X" || got.Policy != ruleset.NoPolicy || got.Rules != nil {
+		t.Errorf("absent chain is %+v, there %t", got, there)
+	}
+	if got, there := set.Table("nat").Chain("OUTPUT"); !there || len(got.Rules) != 1 {
+		t.Errorf("chain OUTPUT is %+v, there %t", got, there)
+	}
+}
+
+func TestEmpty(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		set  ruleset.Set
+		want bool
+	}{
+		{"no table", ruleset.Set{}, true},
+		{"built-in chains only", nat(t), true},
+		{"a rule", nat(t, "OUTPUT -j DROP"), false},
+		{"an own chain without rules", nat(t, "OWN_A:"), false},
+	} {
+		if got := test.set.Empty(); got != test.want {
+			t.Errorf("%s: Empty is %t, want %t", test.name, got, test.want)
+		}
+	}
+}
+
+func TestEqual(t *testing.T) {
+	a := nat(t, "OUTPUT -j DROP # one reason")
+	for _, test := range []struct {
+		name string
+		b    ruleset.Set
+		want bool
+	}{
+		{"the same rules for another reason", nat(t, "OUTPUT -j DROP # another"), true},
+		{"another rule", nat(t, "OUTPUT -j ACCEPT # one reason"), false},
+		{"another family", ruleset.Set{Family: ruleset.IPv6, Tables: a.Tables}, false},
+		{"a chain more", nat(t, "OUTPUT -j DROP", "OWN_A:"), false},
+	} {
+		if got := a.Equal(test.b); got != test.want {
+			t.Errorf("%s: Equal is %t, want %t", test.name, got, test.want)
+		}
+	}
+}
+
+func TestBuiltin(t *testing.T) {
+	for _, test := range []struct {
+		table, chain string
+		want         bool
+	}{
+		{"nat", "OUTPUT", true},
+		{"nat", "FORWARD", false},
+		{"raw", "INPUT", false},
+		{"security", "FORWARD", true},
+		{"mangle", "POSTROUTING", true},
+		{"filter", "PREROUTING", false},
+		{"other", "OUTPUT", false},
+		{"nat", "output", false},
+	} {
+		if got := ruleset.Builtin(test.table, test.chain); got != test.want {
+			t.Errorf("Builtin(%s, %s) is %t", test.table, test.chain, got)
+		}
+	}
+}
+
+func TestFamilyIsPrinted(t *testing.T) {
+	if got := ruleset.IPv4.String() + ruleset.IPv6.String(); got != "IPv4IPv6" {
+		t.Errorf("families print as %s", got)
+	}
+}
+
+func TestExplainTellsEveryRuleAndItsReason(t *testing.T) {
+	set := ruleset.New(ruleset.IPv6,
+		ruleset.Table{Name: "raw"},
+		ruleset.Table{Name: "nat", Chains: []ruleset.Chain{
+			{Name: "OWN_EMPTY", Policy: "-"},
+			{Name: "OWN_A", Policy: "-", Rules: []ruleset.Rule{{Spec: "-p tcp -j RETURN"}, {}}},
+			{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{{Spec: "-j OWN_A", Why: "all of it"}}},
+		}},
+	)
+	want := `IPv6
+
+  table nat, chain OUTPUT
+    -A OUTPUT -j OWN_A
+        all of it
+
+  table nat, chain OWN_A
+    -A OWN_A -p tcp -j RETURN
+    -A OWN_A
+`
+	if diff := cmp.Diff(want, set.Explain()); diff != "" {
+		t.Errorf("Explain (-want +got):\n%s", diff)
+	}
+}
+
+// TestParseReadsWhatTheToolsPrint reads what the nft and the legacy tools (1.8.9) printed for the same commands, with
+// and without counters: they order the tables in ways of their own, and mean the same.
+func TestParseReadsWhatTheToolsPrint(t *testing.T) {
+	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+		family := strings.ToLower(f.String())
+		files, err := filepath.Glob(filepath.Join("testdata", "save", "*-"+family+"*.txt"))
+		if err != nil || len(files) != 4 {
+			t.Fatalf("found %d files for %s, want 4 (error %v)", len(files), f, err)
+		}
+		for _, file := range files {
+			t.Run(filepath.Base(file), func(t *testing.T) {
+				text, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				set, err := ruleset.Parse(f, string(text))
+				if err != nil {
+					t.Fatal(err)
+				}
+				golden(t, filepath.Join("canonical", family+".txt"), set.String())
+
+				rules := func(line string) bool { return strings.Contains(line, "-A ") }
+				for _, line := range slices.DeleteFunc(strings.Split(string(text), "\n"), func(l string) bool { return !rules(l) }) {
+					_, rule, _ := strings.Cut(line, "-A ")
+					if !strings.Contains(set.String(), "\n-A "+rule+"\n") {
+						t.Errorf("rule %q is lost", line)
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestParseKeepsQuotedTextAsItIs(t *testing.T) {
+	set := parse(t, `*filter
+:INPUT ACCEPT [12:3456]
+:OUTPUT DROP [0:0]
+[12:3456] -A INPUT -m comment --comment "say \"hi\"  to C:\\dir\\ and it\'s *done" -j RETURN
+[0:0] -A INPUT -m comment --comment "*nat" -j RETURN
+-A INPUT -m comment --comment "[1:2] -A INPUT -j DROP" -j RETURN
+-A INPUT -m comment --comment COMMIT -j RETURN
+COMMIT
+`)
+	input, _ := set.Table("filter").Chain("INPUT")
+	want := []ruleset.Rule{
+		{Spec: `-m comment --comment "say \"hi\"  to C:\\dir\\ and it\'s *done" -j RETURN`},
+		{Spec: `-m comment --comment "*nat" -j RETURN`},
+		{Spec: `-m comment --comment "[1:2] -A INPUT -j DROP" -j RETURN`},
+		{Spec: `-m comment --comment COMMIT -j RETURN`},
+	}
+	if diff := cmp.Diff(want, input.Rules); diff != "" {
+		t.Errorf("rules (-want +got):\n%s", diff)
+	}
+	if output, _ := set.Table("filter").Chain("OUTPUT"); output.Policy != "DROP" {
+		t.Errorf("policy of OUTPUT is %q", output.Policy)
+	}
+}
+
+func TestParseTakesWhatIsNoRule(t *testing.T) {
+	for _, test := range []struct{ name, text, want string }{
+		{"nothing", "", ""},
+		{"blank lines and comments", "\n# Generated by iptables-save\n  \n# Warning: iptables-legacy tables present\n", ""},
+		{"line ends of another system", "*other\r\n:A - [0:0]\r\n-A A -j DROP\r\nCOMMIT\r\n", "*other\n:A - [0:0]\n-A A -j DROP\nCOMMIT\n"},
+		{"no line end at the end", "*other\nCOMMIT", "*other\nCOMMIT\n"},
+		{"a chain without counters", "*other\n:A -\nCOMMIT\n", "*other\n:A - [0:0]\nCOMMIT\n"},
+		{"chains that are not declared but built in", "*raw\n:OUTPUT DROP [0:0]\nCOMMIT\n", "*raw\n:PREROUTING ACCEPT [0:0]\n:OUTPUT DROP [0:0]\nCOMMIT\n"},
+		{"a rule with blanks around it", "*other\n:A - [0:0]\n-A A   -j DROP  \nCOMMIT\n", "*other\n:A - [0:0]\n-A A -j DROP\nCOMMIT\n"},
+		{"a rule that matches all and does nothing", "*other\n:A - [0:0]\n[1:2] -A A\nCOMMIT\n", "*other\n:A - [0:0]\n-A A\nCOMMIT\n"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if diff := cmp.Diff(test.want, parse(t, test.text).String()); diff != "" {
+				t.Errorf("read as (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestParseRefuses wants every error to name the line and the cause: a text that is not understood whole must never be
+// taken for less than it is.
+func TestParseRefuses(t *testing.T) {
+	for _, test := range []struct{ name, text, want string }{
+		{"a rule outside a table", "-A OUTPUT -j DROP\n", `parsing IPv4 rules, line 1 "-A OUTPUT -j DROP": stands outside any table`},
+		{"a chain outside a table", "\n:OUTPUT ACCEPT [0:0]\n", `line 2 ":OUTPUT ACCEPT [0:0]": stands outside any table`},
+		{"a COMMIT too many", "*nat\nCOMMIT\nCOMMIT\n", `line 3 "COMMIT": stands outside any table`},
+		{"a message of the tool", "iptables-save: Permission denied\n", `line 1 "iptables-save: Permission denied": stands outside any table`},
+		{"a text that is cut off", "*nat\n:OUTPUT ACCEPT [0:0]\n", `parsing IPv4 rules: table "nat" has no COMMIT: the text is cut off`},
+		{"a text that is cut off within COMMIT", "*nat\nCOMM", `line 2 "COMM": is none of *TABLE, :CHAIN, -A and COMMIT`},
+		{"a table in a table", "*nat\n*raw\nCOMMIT\n", `line 2 "*raw": table "nat" is still open`},
+		{"a table twice", "*nat\nCOMMIT\n*nat\nCOMMIT\n", `line 3 "*nat": table "nat" is there twice`},
+		{"a table without name", "*\nCOMMIT\n", `line 1 "*": has no table name`},
+		{"a table with a blank", "* nat\nCOMMIT\n", `line 1 "* nat": has no table name`},
+		{"a chain without policy", "*nat\n:OUTPUT\nCOMMIT\n", `line 2 ":OUTPUT": want :CHAIN POLICY [packets:bytes]`},
+		{"a chain without name", "*nat\n: - [0:0]\nCOMMIT\n", `line 2 ": - [0:0]": want :CHAIN POLICY [packets:bytes]`},
+		{"a chain with bad counters", "*nat\n:OUTPUT ACCEPT [0:x]\nCOMMIT\n", `line 2 ":OUTPUT ACCEPT [0:x]": want :CHAIN POLICY [packets:bytes]`},
+		{"a chain with more behind it", "*nat\n:OUTPUT ACCEPT [0:0] x\nCOMMIT\n", `want :CHAIN POLICY [packets:bytes]`},
+		{"a chain twice", "*nat\n:A - [0:0]\n:A - [0:0]\nCOMMIT\n", `line 3 ":A - [0:0]": chain "A" is there twice`},
+		{"a built-in chain without policy", "*nat\n:OUTPUT - [0:0]\nCOMMIT\n", `line 2 ":OUTPUT - [0:0]": policy "-" does not fit chain "OUTPUT"`},
+		{"an own chain with a policy", "*nat\n:A DROP [0:0]\nCOMMIT\n", `policy "DROP" does not fit chain "A"`},
+		{"another table's built-in chain", "*nat\n:FORWARD ACCEPT [0:0]\nCOMMIT\n", `policy "ACCEPT" does not fit chain "FORWARD"`},
+		{"a rule of a chain that is not declared", "*nat\n-A A -j DROP\nCOMMIT\n", `line 2 "-A A -j DROP": chain "A" is not declared`},
+		{"a rule of a chain declared later", "*nat\n-A A -j DROP\n:A - [0:0]\nCOMMIT\n", `line 2 "-A A -j DROP": chain "A" is not declared`},
+		{"an insertion", "*nat\n:A - [0:0]\n-I A -j DROP\nCOMMIT\n", `line 3 "-I A -j DROP": is none of *TABLE, :CHAIN, -A and COMMIT`},
+		{"bad counters before a rule", "*nat\n:A - [0:0]\n[0:] -A A -j DROP\nCOMMIT\n", `is none of *TABLE, :CHAIN, -A and COMMIT`},
+		{"an -A alone", "*nat\n-A\nCOMMIT\n", `line 2 "-A": is none of *TABLE, :CHAIN, -A and COMMIT`},
+		{"a chain nobody named", "*nat\n-A  -j DROP\nCOMMIT\n", `chain "" is not declared`},
+		{"a blank before a line", "*nat\n COMMIT\n", `line 2 " COMMIT": is none of`},
+		{"garbage is shown in part", "*nat\n" + strings.Repeat("x", 300) + "\nCOMMIT\n", `line 2 "` + strings.Repeat("x", 200) + `…": is none of`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			set, err := ruleset.Parse(ruleset.IPv4, test.text)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Fatalf("error is\n%v, want\n%s", err, test.want)
+			}
+			if !strings.HasPrefix(err.Error(), "parsing IPv4 rules") || len(err.Error()) > 400 {
+				t.Errorf("error is %v", err)
+			}
+			if diff := cmp.Diff(ruleset.Set{}, set); diff != "" {
+				t.Errorf("a Set is returned all the same:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestParseNamesTheFamily(t *testing.T) {
+	_, err := ruleset.Parse(ruleset.IPv6, "x")
+	if want := `parsing IPv6 rules, line 1 "x": stands outside any table`; err == nil || err.Error() != want {
+		t.Errorf("error is %v, want %s", err, want)
+	}
+}

@@ -1,0 +1,201 @@
+package rulesettest
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+// route is the chain of each table that a hook's packets pass, in order.
+var route = map[Hook][]place{ //nolint:gochecknoglobals // a constant table
+	Outgoing: {{"raw", "OUTPUT"}, {"mangle", "OUTPUT"}, {"nat", "OUTPUT"}, {"filter", "OUTPUT"}},
+	Incoming: {{"raw", "PREROUTING"}, {"mangle", "PREROUTING"}, {"nat", "PREROUTING"}, {"filter", "INPUT"}},
+}
+
+type place struct{ table, chain string }
+
+// deepest is more than any chain of ours is deep; what is deeper runs in circles.
+const deepest = 16
+
+// Rules is a Set that was understood as a whole. Compile makes one.
+type Rules struct {
+	family ruleset.Family
+	chains map[place]chain
+}
+
+type chain struct {
+	policy string
+	rules  []compiled
+}
+
+// Compile reads all rules of a Set. The error names every rule that it does not understand.
+func Compile(set ruleset.Set) (Rules, error) {
+	out := Rules{family: set.Family, chains: map[place]chain{}}
+	var errs []error
+	for _, t := range set.Tables {
+		for _, c := range t.Chains {
+			compiledChain, err := out.compileChain(t, c)
+			out.chains[place{t.Name, c.Name}] = compiledChain
+			errs = append(errs, err)
+		}
+	}
+	return out, errors.Join(errs...)
+}
+
+func (rs Rules) compileChain(t ruleset.Table, c ruleset.Chain) (chain, error) {
+	out := chain{policy: c.Policy}
+	here := place{t.Name, c.Name}
+	if ruleset.Builtin(t.Name, c.Name) && !passed(here) && (len(c.Rules) > 0 || c.Policy != "ACCEPT") {
+		return out, fmt.Errorf("reading chain %s/%s: rules here are not known to Trace", t.Name, c.Name)
+	}
+	var errs []error
+	for _, r := range c.Rules {
+		rule, err := compile(rs.family, Step{t.Name, c.Name, r})
+		if err == nil && rule.jump != "" {
+			err = leads(t, rule)
+		}
+		errs = append(errs, err)
+		out.rules = append(out.rules, rule)
+	}
+	return out, errors.Join(errs...)
+}
+
+func passed(p place) bool {
+	return slices.Contains(route[Outgoing], p) || slices.Contains(route[Incoming], p)
+}
+
+// leads makes sure that a jump has a chain to lead to.
+func leads(t ruleset.Table, r compiled) error {
+	if _, there := t.Chain(r.jump); !there || ruleset.Builtin(t.Name, r.jump) {
+		return fmt.Errorf("reading rule %q of %s/%s: target %q is no chain of the table and no target known here",
+			r.step.Rule.Spec, r.step.Table, r.step.Chain, r.jump)
+	}
+	return nil
+}
+
+// Trace tells what becomes of a packet under the rules of a Set.
+func Trace(set ruleset.Set, p Packet) (Verdict, error) {
+	rules, err := Compile(set)
+	if err != nil {
+		return Verdict{}, err
+	}
+	return rules.Trace(p)
+}
+
+// Trace tells what becomes of a packet.
+func (rs Rules) Trace(p Packet) (Verdict, error) {
+	if err := p.check(rs.family); err != nil {
+		return Verdict{}, fmt.Errorf("tracing a packet: %w", err)
+	}
+	w := &walk{rules: rs, packet: p}
+	for _, at := range route[p.Hook] {
+		if at.table == "nat" && !natted(p) {
+			continue
+		}
+		w.table(at)
+		if w.err != nil {
+			return w.verdict, fmt.Errorf("tracing a packet through %s/%s: %w", at.table, at.chain, w.err)
+		}
+		if w.verdict.Action == Drop || w.verdict.Action == Reject {
+			break
+		}
+	}
+	w.verdict.Packet = w.packet
+	return w.verdict, nil
+}
+
+// natted reports whether the nat table is asked: only for the first packet of a connection, and only once. What comes
+// in by lo was asked about on its way out (net/netfilter/nf_nat_core.c, nf_nat_inet_fn).
+func natted(p Packet) bool {
+	return (p.state() == New || p.state() == Related) && p.In != "lo"
+}
+
+// walk is a packet on its way.
+type walk struct {
+	rules   Rules
+	packet  Packet
+	verdict Verdict
+	// act is the verdict of the table that is being passed.
+	act Action
+	err error
+}
+
+func (w *walk) fail(format string, args ...any) {
+	w.err = errors.Join(w.err, fmt.Errorf(format, args...))
+}
+
+// table passes one table and joins its verdict to that of those before.
+func (w *walk) table(at place) {
+	w.act = Accept
+	c, there := w.rules.chains[at]
+	if !there {
+		return
+	}
+	if w.chain(at, 0) != leaveTable && c.policy == "DROP" {
+		w.act = Drop
+	}
+	switch {
+	case w.act == Accept:
+		return
+	case w.act == Redirect && w.verdict.Action == TPROXY:
+		w.fail("the packet was handed over by TPROXY and is redirected as well; what becomes of it is not known here")
+	case w.act == Redirect:
+		w.redirect()
+	}
+	w.verdict.Action = w.act
+}
+
+// redirect changes the destination: to loopback for what the pod sends (net/netfilter/nf_nat_redirect.c). What comes in
+// goes to the interface's first address, which is not known here and stays as it is.
+func (w *walk) redirect() {
+	w.packet.Dport = w.verdict.Port
+	if w.packet.Hook != Outgoing {
+		return
+	}
+	w.packet.Out = "lo"
+	w.packet.Dst = netip.IPv6Loopback()
+	if w.rules.family == ruleset.IPv4 {
+		w.packet.Dst = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+}
+
+// chain passes one chain. It gives leaveTable if a rule ended the table.
+func (w *walk) chain(at place, depth int) onward {
+	if depth > deepest {
+		w.fail("chains lead in a circle through %s", at.chain)
+		return leaveTable
+	}
+	for _, r := range w.rules.chains[at].rules {
+		if !w.matches(r) {
+			continue
+		}
+		w.verdict.Path = append(w.verdict.Path, r.step)
+		var on onward
+		if r.jump != "" {
+			if w.chain(place{at.table, r.jump}, depth+1) == leaveTable {
+				return leaveTable
+			}
+		} else {
+			on = r.act(w)
+		}
+		if on != nextRule {
+			return on
+		}
+	}
+	return goBack
+}
+
+func (w *walk) matches(r compiled) bool {
+	if r.owner && w.packet.Hook == Incoming {
+		w.fail("rule %q asks an incoming packet for its sender; the kernel takes that match on the way out only", r.step.Rule.Spec)
+	}
+	for _, holds := range r.conds {
+		if !holds(w.packet) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,97 @@
+package ruleset_test
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+var update = flag.Bool("update", false, "rewrite the files in testdata")
+
+// golden compares with a file of testdata, or rewrites it.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatalf("%v; run the test with -update to write it", err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got; -update rewrites it):\n%s", path, diff)
+	}
+}
+
+func parse(t testing.TB, text string) ruleset.Set {
+	t.Helper()
+	set, err := ruleset.Parse(ruleset.IPv4, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+// nat makes a Set of that table from lines like "OUTPUT -j OWN_A" and, for a chain that is not built in, "OWN_A:". What
+// stands behind " # " is the rule's reason.
+func nat(t testing.TB, lines ...string) ruleset.Set {
+	t.Helper()
+	table := ruleset.Table{Name: "nat"}
+	chain := func(name string) *ruleset.Chain {
+		for i := range table.Chains {
+			if table.Chains[i].Name == name {
+				return &table.Chains[i]
+			}
+		}
+		policy := ruleset.NoPolicy
+		if ruleset.Builtin("nat", name) {
+			policy = "ACCEPT"
+		}
+		table.Chains = append(table.Chains, ruleset.Chain{Name: name, Policy: policy})
+		return &table.Chains[len(table.Chains)-1]
+	}
+	for _, l := range lines {
+		if name, declared := strings.CutSuffix(l, ":"); declared {
+			chain(name)
+			continue
+		}
+		l, why, _ := strings.Cut(l, " # ")
+		name, spec, _ := strings.Cut(l, " ")
+		c := chain(name)
+		c.Rules = append(c.Rules, ruleset.Rule{Spec: spec, Why: why})
+	}
+	return ruleset.New(ruleset.IPv4, table)
+}
+
+// own claims chains whose name begins with OWN_, jumps to them, rules that carry the mark 0x99, and what is wanted.
+func own(want, have ruleset.Set) ruleset.Claim {
+	claim := ruleset.Claim{Chains: map[string]map[string]bool{}, Rules: map[string]map[string][]bool{}}
+	for _, t := range have.Tables {
+		claim.Chains[t.Name], claim.Rules[t.Name] = map[string]bool{}, map[string][]bool{}
+		for _, c := range t.Chains {
+			claim.Chains[t.Name][c.Name] = strings.HasPrefix(c.Name, "OWN_")
+			wanted, _ := want.Table(t.Name).Chain(c.Name)
+			marks := make([]bool, len(c.Rules))
+			for i, r := range c.Rules {
+				marks[i] = strings.Contains(r.Spec, "-j OWN_") || strings.Contains(r.Spec, "--mark 0x99")
+				for _, w := range wanted.Rules {
+					marks[i] = marks[i] || w.Spec == r.Spec
+				}
+			}
+			claim.Rules[t.Name][c.Name] = marks
+		}
+	}
+	return claim
+}

@@ -1,0 +1,389 @@
+package sidecar_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+)
+
+// change alters the facts of a pod, or the policy.
+type change func(*sidecar.Facts, *sidecar.Policy)
+
+// pod is an injected pod that is captured, changed as the test needs it. The policy excludes two namespaces and knows
+// where the agent runs.
+func pod(changes ...change) (sidecar.Facts, sidecar.Policy) {
+	f := sidecar.Facts{
+		Namespace: "shop", Name: "cart-1", UID: "u1",
+		Labels:      map[string]string{},
+		Annotations: map[string]string{sidecar.StatusKey: `{"containers":["istio-proxy"]}`},
+		Containers: []sidecar.Container{
+			{Name: "istio-validation", Init: true},
+			{Name: "app"},
+			{Name: "istio-proxy", Args: []string{"proxy", "sidecar", "--domain", "x"}},
+		},
+	}
+	p := sidecar.Policy{ExcludeNamespaces: []string{"kube-system", "istio-system"}, AgentNamespace: "mesh"}
+	for _, c := range changes {
+		c(&f, &p)
+	}
+	return f, p
+}
+
+func named(namespace, name string) change {
+	return func(f *sidecar.Facts, _ *sidecar.Policy) { f.Namespace, f.Name = namespace, name }
+}
+
+func label(key, value string) change {
+	return func(f *sidecar.Facts, _ *sidecar.Policy) { f.Labels[key] = value }
+}
+
+func annotation(key, value string) change {
+	return func(f *sidecar.Facts, _ *sidecar.Policy) { f.Annotations[key] = value }
+}
+
+func without(key string) change {
+	return func(f *sidecar.Facts, _ *sidecar.Policy) { delete(f.Annotations, key) }
+}
+
+// proxies changes every container called istio-proxy.
+func proxies(do func(*sidecar.Container)) change {
+	return func(f *sidecar.Facts, _ *sidecar.Policy) {
+		for i := range f.Containers {
+			if f.Containers[i].Name == "istio-proxy" {
+				do(&f.Containers[i])
+			}
+		}
+	}
+}
+
+func args(words ...string) change {
+	return proxies(func(c *sidecar.Container) { c.Args = words })
+}
+
+func env(name, value string) change {
+	return proxies(func(c *sidecar.Container) { c.Env = append(c.Env, sidecar.EnvVar{Name: name, Value: value}) })
+}
+
+// also adds a container at the end, or at the beginning if it is an init container.
+func also(c sidecar.Container) change {
+	return func(f *sidecar.Facts, _ *sidecar.Policy) {
+		if c.Init {
+			f.Containers = append([]sidecar.Container{c}, f.Containers...)
+		} else {
+			f.Containers = append(f.Containers, c)
+		}
+	}
+}
+
+func renamed(from, to string) change {
+	return func(f *sidecar.Facts, _ *sidecar.Policy) {
+		for i := range f.Containers {
+			if f.Containers[i].Name == from {
+				f.Containers[i].Name = to
+			}
+		}
+	}
+}
+
+func hostNetwork(f *sidecar.Facts, _ *sidecar.Policy) { f.HostNetwork = true }
+
+func ambient(_ *sidecar.Facts, p *sidecar.Policy) { p.AmbientEnabled = true }
+
+func noAgent(_ *sidecar.Facts, p *sidecar.Policy) { p.AgentNamespace = "" }
+
+func excludes(namespaces ...string) change {
+	return func(_ *sidecar.Facts, p *sidecar.Policy) { p.ExcludeNamespaces = namespaces }
+}
+
+// TestDecide has at least one row for every Reason, for every pair of neighbours the one that wins, and for every value
+// that is nearly one the reason it is not.
+func TestDecide(t *testing.T) {
+	type row struct {
+		name    string
+		changes []change
+		want    sidecar.Reason
+		detail  string
+	}
+	reached := map[sidecar.Reason]bool{}
+	for _, test := range []row{
+		{"an injected pod is captured", nil, sidecar.Captured, ""},
+
+		{"a sandbox without namespace is no pod", []change{named("", "cart-1")}, sidecar.NotKubernetes, ""},
+		{"a sandbox without name is no pod", []change{named("shop", "")}, sidecar.NotKubernetes, ""},
+		{"a sandbox without name in an excluded namespace is no pod", []change{named("kube-system", "")}, sidecar.NotKubernetes, ""},
+
+		{"the first excluded namespace", []change{named("kube-system", "dns")}, sidecar.ExcludedNamespace, "kube-system"},
+		{"the last excluded namespace", []change{named("istio-system", "istiod")}, sidecar.ExcludedNamespace, "istio-system"},
+		{"a namespace that begins like an excluded one", []change{named("kube-system-2", "x")}, sidecar.Captured, ""},
+		{"an excluded namespace in another case", []change{named("Kube-System", "x")}, sidecar.Captured, ""},
+		{"no namespace excluded", []change{named("kube-system", "x"), excludes()}, sidecar.Captured, ""},
+		{"an empty excluded namespace excludes nobody", []change{excludes("")}, sidecar.Captured, ""},
+		{"excluded namespace wins over own agent", []change{named("mesh", "istio-cni-node-x7"), excludes("mesh")}, sidecar.ExcludedNamespace, "mesh"},
+		{"excluded namespace wins over an annotation", []change{named("kube-system", "x"), annotation(sidecar.ModeKey, "TPROXY")}, sidecar.ExcludedNamespace, "kube-system"},
+		{"excluded namespace wins over invalid settings", []change{named("kube-system", "x"), annotation(sidecar.ModeKey, "x")}, sidecar.ExcludedNamespace, "kube-system"},
+
+		{"the agent in its namespace", []change{named("mesh", "istio-cni-node-x7")}, sidecar.OwnAgent, ""},
+		{"a pod of the agent's name elsewhere", []change{named("shop", "istio-cni-node-x7")}, sidecar.Captured, ""},
+		{"another pod in the agent's namespace", []change{named("mesh", "istio-cni-nod-x7")}, sidecar.Captured, ""},
+		{"a pod whose name holds the agent's", []change{named("mesh", "my-istio-cni-node-x7")}, sidecar.Captured, ""},
+		{"nobody knows where the agent runs", []change{named("mesh", "istio-cni-node-x7"), noAgent}, sidecar.Captured, ""},
+		{"own agent wins over host network", []change{named("mesh", "istio-cni-node-x7"), hostNetwork}, sidecar.OwnAgent, ""},
+
+		{"a pod of the node's network", []change{hostNetwork}, sidecar.HostNetwork, ""},
+		{"host network wins over istio-init", []change{hostNetwork, also(sidecar.Container{Name: "istio-init", Init: true})}, sidecar.HostNetwork, ""},
+		{"host network wins over invalid settings", []change{hostNetwork, annotation(sidecar.ModeKey, "x")}, sidecar.HostNetwork, ""},
+
+		{"an init container istio-init", []change{also(sidecar.Container{Name: "istio-init", Init: true})}, sidecar.IstioInit, ""},
+		{"a container istio-init", []change{also(sidecar.Container{Name: "istio-init"})}, sidecar.IstioInit, ""},
+		{"an init container istio-validation decides nothing", []change{also(sidecar.Container{Name: "istio-validation", Init: true})}, sidecar.Captured, ""},
+		{"istio-init wins over DISABLE_ENVOY", []change{also(sidecar.Container{Name: "istio-init", Init: true}), env("DISABLE_ENVOY", "true")}, sidecar.IstioInit, ""},
+		{"istio-init wins over no proxy", []change{also(sidecar.Container{Name: "istio-init", Init: true}), renamed("istio-proxy", "x")}, sidecar.IstioInit, ""},
+
+		{"DISABLE_ENVOY true", []change{env("DISABLE_ENVOY", "true")}, sidecar.EnvoyDisabled, ""},
+		{"DISABLE_ENVOY 1", []change{env("DISABLE_ENVOY", "1")}, sidecar.EnvoyDisabled, ""},
+		{"DISABLE_ENVOY t", []change{env("DISABLE_ENVOY", "t")}, sidecar.EnvoyDisabled, ""},
+		{"DISABLE_ENVOY TRUE", []change{env("DISABLE_ENVOY", "TRUE")}, sidecar.EnvoyDisabled, ""},
+		{"DISABLE_ENVOY false", []change{env("DISABLE_ENVOY", "false")}, sidecar.Captured, ""},
+		{"DISABLE_ENVOY that cannot be read", []change{env("DISABLE_ENVOY", "yes")}, sidecar.Captured, ""},
+		{"DISABLE_ENVOY from elsewhere, whose value nobody knows", []change{env("DISABLE_ENVOY", "")}, sidecar.Captured, ""},
+		{"DISABLE_ENVOY twice: the last one counts", []change{env("DISABLE_ENVOY", "true"), env("DISABLE_ENVOY", "false")}, sidecar.Captured, ""},
+		{
+			"DISABLE_ENVOY of another container",
+			[]change{also(sidecar.Container{Name: "x", Env: []sidecar.EnvVar{{Name: "DISABLE_ENVOY", Value: "true"}}})}, sidecar.Captured, "",
+		},
+		{"DISABLE_ENVOY wins over the proxy's role", []change{env("DISABLE_ENVOY", "true"), args("proxy", "router")}, sidecar.EnvoyDisabled, ""},
+
+		{"no container istio-proxy", []change{renamed("istio-proxy", "envoy")}, sidecar.NoProxy, ""},
+		{"a container that is nearly called so", []change{renamed("istio-proxy", "istio-proxy-2")}, sidecar.NoProxy, ""},
+		{"no container at all", []change{func(f *sidecar.Facts, _ *sidecar.Policy) { f.Containers = nil }}, sidecar.NoProxy, ""},
+		{"no proxy wins over inject false", []change{renamed("istio-proxy", "x"), label(sidecar.InjectKey, "false")}, sidecar.NoProxy, ""},
+		{"no proxy wins over not injected", []change{renamed("istio-proxy", "x"), without(sidecar.StatusKey)}, sidecar.NoProxy, ""},
+
+		{"a gateway", []change{args("proxy", "router")}, sidecar.NotSidecar, "proxy router"},
+		{"a waypoint", []change{args("proxy", "waypoint", "--domain")}, sidecar.NotSidecar, "proxy waypoint"},
+		{"a sidecar by its arguments", []change{args("proxy", "sidecar")}, sidecar.Captured, ""},
+		{"no arguments", []change{args()}, sidecar.Captured, ""},
+		{"one argument", []change{args("proxy")}, sidecar.Captured, ""},
+		{"an empty role", []change{args("proxy", "")}, sidecar.Captured, ""},
+		{"arguments of another command", []change{args("run", "router")}, sidecar.Captured, ""},
+		{"the role elsewhere", []change{args("--x", "proxy", "router")}, sidecar.Captured, ""},
+		{"the proxy's role wins over inject false", []change{args("proxy", "router"), label(sidecar.InjectKey, "false")}, sidecar.NotSidecar, "proxy router"},
+
+		{"label inject false", []change{label(sidecar.InjectKey, "false")}, sidecar.InjectDisabled, `label "false"`},
+		{"label inject 0", []change{label(sidecar.InjectKey, "0")}, sidecar.InjectDisabled, `label "0"`},
+		{"label inject F", []change{label(sidecar.InjectKey, "F")}, sidecar.InjectDisabled, `label "F"`},
+		{"annotation inject false", []change{annotation(sidecar.InjectKey, "false")}, sidecar.InjectDisabled, `annotation "false"`},
+		{"label inject true", []change{label(sidecar.InjectKey, "true")}, sidecar.Captured, ""},
+		{"annotation inject true", []change{annotation(sidecar.InjectKey, "true")}, sidecar.Captured, ""},
+		{"label inject that cannot be read", []change{label(sidecar.InjectKey, "no")}, sidecar.Captured, ""},
+		{"annotation inject that cannot be read", []change{annotation(sidecar.InjectKey, "disabled")}, sidecar.Captured, ""},
+		{"label wins over annotation: true", []change{label(sidecar.InjectKey, "true"), annotation(sidecar.InjectKey, "false")}, sidecar.Captured, ""},
+		{"label wins over annotation: false", []change{label(sidecar.InjectKey, "false"), annotation(sidecar.InjectKey, "true")}, sidecar.InjectDisabled, `label "false"`},
+		{"an empty label wins over the annotation", []change{label(sidecar.InjectKey, ""), annotation(sidecar.InjectKey, "false")}, sidecar.Captured, ""},
+		{"an unreadable label wins over the annotation", []change{label(sidecar.InjectKey, "off"), annotation(sidecar.InjectKey, "false")}, sidecar.Captured, ""},
+		{"inject false wins over not injected", []change{label(sidecar.InjectKey, "false"), without(sidecar.StatusKey)}, sidecar.InjectDisabled, `label "false"`},
+		{"ambient wins over inject false", []change{label(sidecar.InjectKey, "false"), without(sidecar.StatusKey), ambient}, sidecar.Ambient, ""},
+
+		{"no status annotation", []change{without(sidecar.StatusKey)}, sidecar.NotInjected, ""},
+		{"no annotation at all", []change{func(f *sidecar.Facts, _ *sidecar.Policy) { f.Annotations = nil }}, sidecar.NotInjected, ""},
+		{"an empty status annotation is one", []change{annotation(sidecar.StatusKey, "")}, sidecar.Captured, ""},
+		{"a status that is no JSON is one", []change{annotation(sidecar.StatusKey, "{")}, sidecar.Captured, ""},
+		{"not injected wins over mode NONE", []change{without(sidecar.StatusKey), annotation(sidecar.ModeKey, "NONE")}, sidecar.NotInjected, ""},
+		{"not injected wins over invalid settings", []change{without(sidecar.StatusKey), annotation(sidecar.ModeKey, "x")}, sidecar.NotInjected, ""},
+
+		{"no status annotation where ambient is enabled", []change{without(sidecar.StatusKey), ambient}, sidecar.Ambient, ""},
+		{"an injected pod where ambient is enabled", []change{ambient}, sidecar.Captured, ""},
+
+		{"mode NONE", []change{annotation(sidecar.ModeKey, "NONE")}, sidecar.ModeNone, ""},
+		{"mode NONE wins over invalid settings", []change{annotation(sidecar.ModeKey, "NONE"), annotation(sidecar.InboundPortsKey, "x")}, sidecar.ModeNone, ""},
+		{"mode none in small letters is invalid", []change{annotation(sidecar.ModeKey, "none")}, sidecar.InvalidSettings, ""},
+		{"mode NONE with a blank is invalid", []change{annotation(sidecar.ModeKey, "NONE ")}, sidecar.InvalidSettings, ""},
+
+		{"an annotation that cannot be read", []change{annotation(sidecar.InboundPortsKey, "x")}, sidecar.InvalidSettings, ""},
+		{"an annotation nobody reads", []change{annotation("traffic.sidecar.istio.io/includeInboundPort", "x")}, sidecar.Captured, ""},
+		{"the status port's annotation is not read", []change{annotation("status.sidecar.istio.io/port", "x")}, sidecar.Captured, ""},
+
+		{
+			"a native sidecar",
+			[]change{renamed("istio-proxy", "x"), also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{"proxy", "sidecar"}})}, sidecar.Captured, "",
+		},
+		{
+			"a native proxy that is no sidecar",
+			[]change{renamed("istio-proxy", "x"), also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{"proxy", "router"}})}, sidecar.NotSidecar, "proxy router",
+		},
+		{
+			"two proxies: the container's role counts",
+			[]change{also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{"proxy", "router"}})}, sidecar.Captured, "",
+		},
+		{
+			"two proxies: the init container's role counts if the container has none",
+			[]change{args(), also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{"proxy", "router"}})}, sidecar.NotSidecar, "proxy router",
+		},
+		{
+			"two proxies: the init container's environment counts where the container has none",
+			[]change{also(sidecar.Container{Name: "istio-proxy", Init: true, Env: []sidecar.EnvVar{{Name: "DISABLE_ENVOY", Value: "true"}}})}, sidecar.EnvoyDisabled, "",
+		},
+		{
+			"two proxies: the container's environment wins",
+			[]change{env("DISABLE_ENVOY", "false"), also(sidecar.Container{Name: "istio-proxy", Init: true, Env: []sidecar.EnvVar{{Name: "DISABLE_ENVOY", Value: "true"}}})},
+			sidecar.Captured, "",
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			d := sidecar.Decide(pod(test.changes...))
+			reached[d.Reason] = true
+			if d.Reason != test.want || d.Detail != test.detail {
+				t.Errorf("the pod is %s, want reason %s with detail %q", d, test.want, test.detail)
+			}
+			wellFormed(t, d)
+		})
+	}
+	for _, r := range sidecar.Reasons() {
+		if !reached[r] {
+			t.Errorf("no row reaches reason %s", r)
+		}
+	}
+}
+
+// wellFormed holds for every decision.
+func wellFormed(t *testing.T, d sidecar.Decision) {
+	t.Helper()
+	outcome := map[sidecar.Reason]sidecar.Outcome{sidecar.Captured: sidecar.Capture, sidecar.InvalidSettings: sidecar.Refuse}[d.Reason]
+	if d.Outcome != outcome {
+		t.Errorf("outcome of %s is %d, want %d", d.Reason, d.Outcome, outcome)
+	}
+	if !slices.Contains(sidecar.Reasons(), d.Reason) {
+		t.Errorf("reason %q is not one of Reasons", d.Reason)
+	}
+	if (d.Err != nil) != (d.Outcome == sidecar.Refuse) {
+		t.Errorf("outcome is %d and the error %v", d.Outcome, d.Err)
+	}
+	if diff := cmp.Diff(redirect.Spec{}, d.Spec, specs); (diff != "") != (d.Outcome == sidecar.Capture) {
+		t.Errorf("outcome is %d and the Spec\n%s", d.Outcome, diff)
+	}
+}
+
+// TestTheFirstReasonWins makes two reasons true at once, for every two that can be.
+func TestTheFirstReasonWins(t *testing.T) {
+	causes := []struct {
+		reason sidecar.Reason
+		cause  change
+	}{
+		{sidecar.NotKubernetes, func(f *sidecar.Facts, _ *sidecar.Policy) { f.Name = "" }},
+		{sidecar.ExcludedNamespace, func(f *sidecar.Facts, p *sidecar.Policy) { p.ExcludeNamespaces = []string{"x", f.Namespace} }},
+		{sidecar.OwnAgent, func(f *sidecar.Facts, p *sidecar.Policy) { f.Name, p.AgentNamespace = "istio-cni-node-1", f.Namespace }},
+		{sidecar.HostNetwork, hostNetwork},
+		{sidecar.Ambient, func(f *sidecar.Facts, p *sidecar.Policy) {
+			delete(f.Annotations, sidecar.StatusKey)
+			p.AmbientEnabled = true
+		}},
+		{sidecar.IstioInit, also(sidecar.Container{Name: "istio-init", Init: true})},
+		{sidecar.EnvoyDisabled, env("DISABLE_ENVOY", "true")},
+		{sidecar.NoProxy, renamed("istio-proxy", "x")},
+		{sidecar.NotSidecar, args("proxy", "router")},
+		{sidecar.InjectDisabled, label(sidecar.InjectKey, "false")},
+		{sidecar.NotInjected, without(sidecar.StatusKey)},
+		{sidecar.ModeNone, annotation(sidecar.ModeKey, "NONE")},
+		{sidecar.InvalidSettings, annotation(sidecar.InboundPortsKey, "x")},
+		{sidecar.Captured, func(*sidecar.Facts, *sidecar.Policy) {}},
+	}
+	for i, first := range causes {
+		if first.reason != sidecar.Reasons()[i] {
+			t.Fatalf("cause %d is of %s; Reasons has %s there", i, first.reason, sidecar.Reasons()[i])
+		}
+		for _, second := range causes[i+1:] {
+			if first.reason == sidecar.EnvoyDisabled && second.reason == sidecar.NoProxy {
+				continue // without a proxy there is no environment of it
+			}
+			t.Run(fmt.Sprintf("%s wins over %s", first.reason, second.reason), func(t *testing.T) {
+				if d := sidecar.Decide(pod(second.cause, first.cause)); d.Reason != first.reason {
+					t.Errorf("the pod is %s, want reason %s", d, first.reason)
+				}
+			})
+		}
+	}
+}
+
+func TestEarlyNeedsNothingButTheName(t *testing.T) {
+	p := sidecar.Policy{ExcludeNamespaces: []string{"kube-system"}, AgentNamespace: "mesh"}
+	for _, test := range []struct {
+		namespace, name string
+		want            sidecar.Reason
+	}{
+		{"", "", sidecar.NotKubernetes},
+		{"shop", "", sidecar.NotKubernetes},
+		{"", "cart", sidecar.NotKubernetes},
+		{"kube-system", "dns", sidecar.ExcludedNamespace},
+		{"mesh", "istio-cni-node-abc", sidecar.OwnAgent},
+		{"mesh", "other", ""},
+		{"shop", "cart", ""},
+	} {
+		d, done := sidecar.Early(test.namespace, test.name, p)
+		if done != (test.want != "") || d.Reason != test.want || d.Outcome != sidecar.Pass {
+			t.Errorf("%q/%q: decided %t, %s, want reason %q", test.namespace, test.name, done, d, test.want)
+		}
+	}
+}
+
+func TestDecideChangesNoFacts(t *testing.T) {
+	facts := func() (sidecar.Facts, sidecar.Policy) {
+		return pod(env("ISTIO_META_DNS_CAPTURE", "true"), annotation(sidecar.InboundPortsExcludeKey, "22"), label("a", "b"))
+	}
+	f, p := facts()
+	sidecar.Decide(f, p)
+	want, _ := facts()
+	if diff := cmp.Diff(want, f); diff != "" {
+		t.Errorf("facts (-before +after):\n%s", diff)
+	}
+}
+
+func TestReasonsHaveSentences(t *testing.T) {
+	reasons := sidecar.Reasons()
+	sentences := map[string]sidecar.Reason{}
+	for _, r := range reasons {
+		s := r.Sentence()
+		if other, twice := sentences[s]; s == "" || twice {
+			t.Errorf("sentence %q of %s is empty or also that of %s", s, r, other)
+		}
+		sentences[s] = r
+		if strings.HasSuffix(s, ".") || strings.TrimSpace(s) != s {
+			t.Errorf("sentence %q of %s does not fit into a sentence", s, r)
+		}
+		if string(r) != strings.ToLower(string(r)) || strings.ContainsAny(string(r), " _") {
+			t.Errorf("reason %q is not a word for a metric", r)
+		}
+	}
+	if len(sentences) != 14 {
+		t.Errorf("there are %d reasons, want 14: a new one needs a row in docs, metrics and events", len(sentences))
+	}
+	reasons[0] = "x"
+	if sidecar.Reasons()[0] == "x" {
+		t.Error("Reasons can be changed from outside")
+	}
+	if got := sidecar.Reason("x").Sentence(); got != "" {
+		t.Errorf("the sentence of an unknown reason is %q", got)
+	}
+}
+
+func TestDecisionsAreSentences(t *testing.T) {
+	for want, changes := range map[string][]change{
+		"captured (captured): it has a sidecar":                                           nil,
+		`not captured (inject-disabled): sidecar.istio.io/inject says no (label "false")`: {label(sidecar.InjectKey, "false")},
+		"not captured (not-sidecar): its istio-proxy is not a sidecar (proxy router)":     {args("proxy", "router")},
+		"not captured (host-network): it uses the node's network namespace, which is never touched": {
+			hostNetwork,
+		},
+		"not captured (excluded-namespace): its namespace is excluded in the plugin's configuration (kube-system)": {named("kube-system", "x")},
+		"refused (invalid-settings): its settings are invalid, and starting it without them would bypass the mesh": {annotation(sidecar.ModeKey, "x")},
+	} {
+		if got := sidecar.Decide(pod(changes...)).String(); got != want {
+			t.Errorf("decision is\n%s, want\n%s", got, want)
+		}
+	}
+}

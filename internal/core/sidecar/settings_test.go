@@ -1,0 +1,243 @@
+package sidecar_test
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+)
+
+// specs compares Specs: an empty list is the same as none.
+var specs = cmp.Options{
+	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	cmpopts.EquateEmpty(),
+}
+
+// plain is the Spec of a pod that says nothing: the defaults of the reference's CNI mode.
+func plain() redirect.Spec {
+	return redirect.Spec{
+		OutboundPort: 15001, InboundPort: 15006, TunnelPort: 15008,
+		UIDs: []uint32{1337}, GIDs: []uint32{1337},
+		Mode: redirect.Redirect, Mark: 1337, Table: 133,
+		Inbound: redirect.Ports{All: true}, InboundExclude: []uint16{15020, 15021, 15090},
+		Outbound: redirect.Networks{All: true}, OutboundPortsExclude: []uint16{15020},
+		OwnerGroups: redirect.Groups{All: true}, Loopback: netip.MustParsePrefix("127.0.0.1/32"),
+	}
+}
+
+func networks(texts ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, t := range texts {
+		out = append(out, netip.MustParsePrefix(t))
+	}
+	return out
+}
+
+func id(n int64) *int64 { return &n }
+
+// runAs sets the securityContext of every istio-proxy.
+func runAs(user, group *int64) change {
+	return proxies(func(c *sidecar.Container) { c.RunAsUser, c.RunAsGroup = user, group })
+}
+
+func podRunAs(user, group *int64) change {
+	return func(f *sidecar.Facts, _ *sidecar.Policy) { f.RunAsUser, f.RunAsGroup = user, group }
+}
+
+// TestSettings tells what each annotation, environment variable and identity makes of the Spec.
+func TestSettings(t *testing.T) {
+	type spec = func(*redirect.Spec)
+	excluding := func(ports ...uint16) spec { return func(s *redirect.Spec) { s.InboundExclude = ports } }
+	ids := func(user, group uint32) spec {
+		return func(s *redirect.Spec) { s.UIDs, s.GIDs = []uint32{user}, []uint32{group} }
+	}
+	reroute := func(names ...string) spec { return func(s *redirect.Spec) { s.RerouteInterfaces = names } }
+	same := func(*redirect.Spec) {}
+	for _, test := range []struct {
+		name    string
+		changes []change
+		want    spec
+	}{
+		{"nothing said", nil, same},
+
+		{"mode REDIRECT", []change{annotation(sidecar.ModeKey, "REDIRECT")}, same},
+		{"mode TPROXY", []change{annotation(sidecar.ModeKey, "TPROXY")}, func(s *redirect.Spec) { s.Mode = redirect.TPROXY }},
+
+		{"all outbound networks", []change{annotation(sidecar.OutboundKey, "*")}, same},
+		{"no outbound network", []change{annotation(sidecar.OutboundKey, "")}, func(s *redirect.Spec) { s.Outbound = redirect.Networks{} }},
+		{"some outbound networks", []change{annotation(sidecar.OutboundKey, "10.0.0.0/8,fd00::/8")}, func(s *redirect.Spec) {
+			s.Outbound = redirect.Networks{List: networks("10.0.0.0/8", "fd00::/8")}
+		}},
+		{"no excluded outbound network", []change{annotation(sidecar.OutboundExcludeKey, "")}, same},
+		{"excluded outbound networks", []change{annotation(sidecar.OutboundExcludeKey, "169.254.169.254/32,10.0.0.0/8")}, func(s *redirect.Spec) {
+			s.OutboundExclude = networks("169.254.169.254/32", "10.0.0.0/8")
+		}},
+		{"no outbound port on top", []change{annotation(sidecar.OutboundPortsKey, "")}, same},
+		{"outbound ports on top", []change{annotation(sidecar.OutboundPortsKey, "80,443")}, func(s *redirect.Spec) { s.OutboundPorts = []uint16{80, 443} }},
+		{"no excluded outbound port: 15020 goes, too", []change{annotation(sidecar.OutboundPortsExcludeKey, "")}, func(s *redirect.Spec) { s.OutboundPortsExclude = nil }},
+		{"excluded outbound ports replace 15020", []change{annotation(sidecar.OutboundPortsExcludeKey, "3306,6379")}, func(s *redirect.Spec) {
+			s.OutboundPortsExclude = []uint16{3306, 6379}
+		}},
+
+		{"all inbound ports", []change{annotation(sidecar.InboundPortsKey, "*")}, same},
+		{"no inbound port", []change{annotation(sidecar.InboundPortsKey, "")}, func(s *redirect.Spec) { s.Inbound = redirect.Ports{} }},
+		{"blank is no inbound port", []change{annotation(sidecar.InboundPortsKey, "  ")}, func(s *redirect.Spec) { s.Inbound = redirect.Ports{} }},
+		{"some inbound ports", []change{annotation(sidecar.InboundPortsKey, "8080, 9090")}, func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: []uint16{8080, 9090}} }},
+		{"no excluded inbound port: the sidecar's own stay", []change{annotation(sidecar.InboundPortsExcludeKey, "")}, same},
+		{"an excluded inbound port", []change{annotation(sidecar.InboundPortsExcludeKey, "3306")}, excluding(3306, 15020, 15021, 15090)},
+		{"excluded inbound ports", []change{annotation(sidecar.InboundPortsExcludeKey, "3333,4444")}, excluding(3333, 4444, 15020, 15021, 15090)},
+		{"an excluded inbound port of the sidecar's own", []change{annotation(sidecar.InboundPortsExcludeKey, "15020")}, excluding(15020, 15021, 15090)},
+		{"the sidecar's own in another order", []change{annotation(sidecar.InboundPortsExcludeKey, "15090,22,15020,22")}, excluding(15090, 22, 15020, 15021)},
+		{"excluded inbound ports with blanks", []change{annotation(sidecar.InboundPortsExcludeKey, " 3306 , 22 ")}, excluding(3306, 22, 15020, 15021, 15090)},
+		{
+			"every inbound port excluded where a list is captured", []change{annotation(sidecar.InboundPortsExcludeKey, "*"), annotation(sidecar.InboundPortsKey, "80")},
+			func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: []uint16{80}} },
+		},
+		{"a status port of its own is not read", []change{annotation("status.sidecar.istio.io/port", "15099")}, same},
+
+		{"no excluded interface", []change{annotation(sidecar.ExcludeInterfacesKey, "")}, same},
+		{"excluded interfaces", []change{annotation(sidecar.ExcludeInterfacesKey, "eth1, net1")}, func(s *redirect.Spec) { s.ExcludeInterfaces = []string{"eth1", "net1"} }},
+		{"virtual machines", []change{annotation(sidecar.RerouteInterfacesKey, "vm0,vm1")}, reroute("vm0", "vm1")},
+		{"virtual machines by the old key", []change{annotation(sidecar.KubevirtInterfacesKey, "vm0")}, reroute("vm0")},
+		{"the new key wins over the old one", []change{annotation(sidecar.KubevirtInterfacesKey, "vm0"), annotation(sidecar.RerouteInterfacesKey, "vm9")}, reroute("vm9")},
+		{"the new key wins over the old one, empty as well", []change{annotation(sidecar.KubevirtInterfacesKey, "vm0"), annotation(sidecar.RerouteInterfacesKey, "")}, same},
+		{"the new key hides a bad value of the old one", []change{annotation(sidecar.KubevirtInterfacesKey, "0!"), annotation(sidecar.RerouteInterfacesKey, "vm9")}, reroute("vm9")},
+
+		{"DNS", []change{env("ISTIO_META_DNS_CAPTURE", "true")}, func(s *redirect.Spec) { s.DNS = redirect.DNSAll }},
+		{"DNS by a number", []change{env("ISTIO_META_DNS_CAPTURE", "1")}, func(s *redirect.Spec) { s.DNS = redirect.DNSAll }},
+		{"DNS off", []change{env("ISTIO_META_DNS_CAPTURE", "false")}, same},
+		{"DNS from elsewhere, whose value nobody knows", []change{env("ISTIO_META_DNS_CAPTURE", "")}, same},
+		{"DNS twice: the last one counts", []change{env("ISTIO_META_DNS_CAPTURE", "true"), env("ISTIO_META_DNS_CAPTURE", "false")}, same},
+		{"dual stack", []change{env("ISTIO_DUAL_STACK", "TRUE")}, func(s *redirect.Spec) { s.DualStack = true }},
+		{"dropping invalid packets", []change{env("INVALID_DROP", "t")}, func(s *redirect.Spec) { s.DropInvalid = true }},
+		{
+			"other environment is not read",
+			[]change{env("ENVOY_PORT", "1"), env("PROXY_UID", "2"), env("CAPTURE_ALL_DNS", "true"), env("ISTIO_OUTBOUND_OWNER_GROUPS", "3"), env("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "127.0.0.0/8")},
+			same,
+		},
+		{"the environment of other containers is not read", []change{also(sidecar.Container{Name: "x", Env: []sidecar.EnvVar{{Name: "INVALID_DROP", Value: "true"}}})}, same},
+
+		{"the proxy's ids", []change{runAs(id(2000), id(3000))}, ids(2000, 3000)},
+		{"the proxy's user alone", []change{runAs(id(2000), nil)}, ids(2000, 1337)},
+		{"the proxy's group alone", []change{runAs(nil, id(3000))}, ids(1337, 3000)},
+		{"root is not exempt", []change{runAs(id(0), id(1337))}, same},
+		{"root's group is not exempt", []change{runAs(id(1337), id(0))}, same},
+		{"the pod's ids where the proxy has none", []change{podRunAs(id(2000), id(3000))}, ids(2000, 3000)},
+		{"the pod's group where the proxy has a user only", []change{podRunAs(id(2000), id(3000)), runAs(id(4000), nil)}, ids(4000, 3000)},
+		{"the proxy's ids win over the pod's", []change{podRunAs(id(2000), id(3000)), runAs(id(4000), id(5000))}, ids(4000, 5000)},
+		{"root in the proxy wins over the pod's", []change{podRunAs(id(2000), id(3000)), runAs(id(0), id(0))}, same},
+		{"root in the pod is not exempt", []change{podRunAs(id(0), id(0))}, same},
+		{"the last id there is", []change{runAs(id(math.MaxUint32-1), nil)}, ids(math.MaxUint32-1, 1337)},
+		{"the ids of other containers are not read", []change{also(sidecar.Container{Name: "x", RunAsUser: id(5)})}, same},
+		{
+			"a native sidecar's ids and environment", []change{
+				renamed("istio-proxy", "x"),
+				also(sidecar.Container{Name: "istio-proxy", Init: true, RunAsUser: id(2000), Env: []sidecar.EnvVar{{Name: "ISTIO_DUAL_STACK", Value: "true"}}}),
+			},
+			func(s *redirect.Spec) { s.UIDs, s.DualStack = []uint32{2000}, true },
+		},
+		{
+			"two proxies: value by value the container wins", []change{
+				runAs(id(4000), nil), env("INVALID_DROP", "false"),
+				also(sidecar.Container{Name: "istio-proxy", Init: true, RunAsUser: id(2000), RunAsGroup: id(3000), Env: []sidecar.EnvVar{
+					{Name: "ISTIO_DUAL_STACK", Value: "true"}, {Name: "INVALID_DROP", Value: "true"},
+				}}),
+			},
+			func(s *redirect.Spec) { s.UIDs, s.GIDs, s.DualStack = []uint32{4000}, []uint32{3000}, true },
+		},
+
+		{"what the injector writes", []change{
+			annotation(sidecar.ModeKey, "REDIRECT"), annotation(sidecar.InboundPortsKey, "*"), annotation(sidecar.InboundPortsExcludeKey, "15020"), annotation(sidecar.OutboundKey, "*"),
+		}, same},
+		{
+			"the node's second family",
+			[]change{func(_ *sidecar.Facts, p *sidecar.Policy) { p.SecondFamily = redirect.Reject }}, func(s *redirect.Spec) { s.SecondFamily = redirect.Reject },
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			d := sidecar.Decide(pod(test.changes...))
+			if d.Reason != sidecar.Captured || d.Err != nil || len(d.Warnings) > 0 {
+				t.Fatalf("the pod is %s, error %v, warnings %q", d, d.Err, d.Warnings)
+			}
+			want := plain()
+			test.want(&want)
+			if diff := cmp.Diff(want, d.Spec, specs); diff != "" {
+				t.Errorf("Spec (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestBadSettingsRefuseThePod wants every bad value to be named with its annotation.
+func TestBadSettingsRefuseThePod(t *testing.T) {
+	for key, bad := range map[string][]string{
+		sidecar.ModeKey:                 {"", "tproxy", "REDIRECT ", "none"},
+		sidecar.OutboundKey:             {"10.0.0.1", "10.0.0.0/8, 10.1.0.0/16", "10.0.0.0/8,", " ", "x", "*,10.0.0.0/8", "10.0.0.0/33"},
+		sidecar.OutboundExcludeKey:      {"*", "10.0.0.1", ",", "fd00::/8 "},
+		sidecar.InboundPortsKey:         {"x", "80,", ",80", "65536", "-1", "80-90", "*,80"},
+		sidecar.InboundPortsExcludeKey:  {"*", "x", "80,", "65536"},
+		sidecar.OutboundPortsKey:        {"*", "x", "80,,90"},
+		sidecar.OutboundPortsExcludeKey: {"*", "x", ","},
+		sidecar.ExcludeInterfacesKey:    {"0eth", "eth0,", "abcdefghijklmnop", "eth+"},
+		sidecar.RerouteInterfacesKey:    {"0", "vm0,,vm1"},
+		sidecar.KubevirtInterfacesKey:   {"0", "*"},
+	} {
+		for _, text := range bad {
+			t.Run(fmt.Sprintf("%s %q", key, text), func(t *testing.T) {
+				d := sidecar.Decide(pod(annotation(key, text)))
+				if d.Reason != sidecar.InvalidSettings || d.Outcome != sidecar.Refuse {
+					t.Fatalf("the pod is %s", d)
+				}
+				if want := fmt.Sprintf("annotation %q: value %q: ", key, text); !strings.HasPrefix(fmt.Sprint(d.Err), want) {
+					t.Errorf("error is %v, want %s…", d.Err, want)
+				}
+				wellFormed(t, d)
+			})
+		}
+	}
+}
+
+func TestBadSettingsAreToldTogether(t *testing.T) {
+	d := sidecar.Decide(pod(
+		annotation(sidecar.ModeKey, "x"), annotation(sidecar.InboundPortsKey, "y"), annotation(sidecar.OutboundKey, "10.0.0.0/8"), annotation(sidecar.KubevirtInterfacesKey, "0"),
+		runAs(id(-1), id(math.MaxUint32)), env("INVALID_DROP", "maybe"),
+	))
+	want := []string{
+		`annotation "sidecar.istio.io/interceptionMode": value "x": want REDIRECT or TPROXY, in capitals`,
+		`annotation "traffic.sidecar.istio.io/includeInboundPorts": value "y": "y" is not a port: want a decimal number from 0 to 65535`,
+		`annotation "traffic.sidecar.istio.io/kubevirtInterfaces": value "0": "0" is not an interface name: want a letter, then letters, digits, '_', '.', '-'`,
+		`securityContext.runAsUser of container "istio-proxy": value -1 is not a user or group id`,
+		`securityContext.runAsGroup of container "istio-proxy": value 4294967295 is not a user or group id`,
+	}
+	if diff := cmp.Diff(want, strings.Split(fmt.Sprint(d.Err), "\n")); diff != "" {
+		t.Errorf("problems (-want +got):\n%s", diff)
+	}
+	if len(d.Warnings) != 1 {
+		t.Errorf("warnings are %q, want one", d.Warnings)
+	}
+	wellFormed(t, d)
+}
+
+func TestSwitchesThatCannotBeReadAreOffAndWarnedOf(t *testing.T) {
+	for _, name := range []string{"ISTIO_META_DNS_CAPTURE", "ISTIO_DUAL_STACK", "INVALID_DROP"} {
+		d := sidecar.Decide(pod(env(name, "se cret")))
+		if diff := cmp.Diff(plain(), d.Spec, specs); diff != "" {
+			t.Errorf("%s: Spec (-want +got):\n%s", name, diff)
+		}
+		want := []string{fmt.Sprintf(`ignoring environment variable %s of container "istio-proxy": it is not a boolean`, name)}
+		if diff := cmp.Diff(want, d.Warnings); diff != "" {
+			t.Errorf("%s: warnings (-want +got):\n%s", name, diff)
+		}
+	}
+	if d := sidecar.Decide(pod(env("DISABLE_ENVOY", "maybe"))); len(d.Warnings) != 0 {
+		t.Errorf("DISABLE_ENVOY is warned of: %q", d.Warnings)
+	}
+}
