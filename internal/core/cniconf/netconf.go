@@ -25,7 +25,7 @@ const (
 	DefaultRunDir     = "/var/run/istio-cni"
 	KubeconfigName    = "istio-cni-kubeconfig"
 	DefaultAPITimeout = 10 * time.Second
-	longestAPITimeout = 4 * time.Minute // kubelet's own limit for a sandbox
+	longestAPITimeout = 90 * time.Second // the whole call must end before runtimes give up
 )
 
 // NetConf is a stanza, read and completed.
