@@ -143,29 +143,32 @@ func (c *claimer) interfaces() {
 
 // excluded claims what comes as a pair in PREROUTING and OUTPUT, ahead of everything else that was appended for the mesh.
 func (c *claimer) excluded(table string) {
-	places := map[string][2][]int{}
-	for side, name := range []string{prerouting, outHook} {
-		chain, _ := c.have.Table(table).Chain(name)
-		for i, r := range chain.Rules {
-			if x, plain := returnOf(r.Spec); plain {
-				pair := places[x]
-				pair[side] = append(pair[side], i)
-				places[x] = pair
-			} else if c.claim.OwnsRule(table, name, i) && !reroutes(r.Spec) {
-				break
-			}
-		}
-	}
-	for _, pair := range places {
-		if len(pair[0]) == 0 || len(pair[1]) == 0 {
+	in, out := c.returns(table, prerouting), c.returns(table, outHook)
+	for name := range in {
+		if len(out[name]) == 0 {
 			continue
 		}
-		for side, name := range []string{prerouting, outHook} {
-			for _, i := range pair[side] {
-				c.claim.Rules[table][name][i] = true
-			}
+		for _, i := range in[name] {
+			c.claim.Rules[table][prerouting][i] = true
+		}
+		for _, i := range out[name] {
+			c.claim.Rules[table][outHook][i] = true
 		}
 	}
+}
+
+// returns gives the places of a chain's RETURN rules by interface, up to the first rule that was appended for the mesh.
+func (c *claimer) returns(table, name string) map[string][]int {
+	places := map[string][]int{}
+	chain, _ := c.have.Table(table).Chain(name)
+	for i, r := range chain.Rules {
+		if x, plain := returnOf(r.Spec); plain {
+			places[x] = append(places[x], i)
+		} else if c.claim.OwnsRule(table, name, i) && !reroutes(r.Spec) {
+			break
+		}
+	}
+	return places
 }
 
 // rerouted claims what was inserted at the head of nat PREROUTING, with nothing foreign before it. The rules that send
@@ -227,18 +230,24 @@ func Marks(have ruleset.Set, claim ruleset.Claim) []uint32 {
 			if !claim.OwnsRule("mangle", chain.Name, i) {
 				continue
 			}
-			f := strings.Fields(r.Spec)
-			for at, word := range f[:max(len(f)-1, 0)] {
-				if word != "--set-xmark" && word != "--tproxy-mark" && word != "--mark" {
-					continue
-				}
-				text, _, _ := strings.Cut(f[at+1], "/")
-				if mark, err := strconv.ParseUint(text, 0, 32); err == nil && mark != SelfMark {
-					marks = append(marks, uint32(mark))
-				}
-			}
+			marks = append(marks, marksOf(r.Spec)...)
 		}
 	}
 	slices.Sort(marks)
 	return slices.Compact(marks)
+}
+
+func marksOf(spec string) []uint32 {
+	var marks []uint32
+	option := ""
+	for word := range strings.FieldsSeq(spec) {
+		if slices.Contains([]string{"--set-xmark", "--tproxy-mark", "--mark"}, option) {
+			text, _, _ := strings.Cut(word, "/")
+			if mark, err := strconv.ParseUint(text, 0, 32); err == nil && mark != SelfMark {
+				marks = append(marks, uint32(mark))
+			}
+		}
+		option = word
+	}
+	return marks
 }

@@ -101,7 +101,7 @@ func Parse(base Spec, values Values, d Dialect) (Spec, error) {
 
 // set reads one field.
 func (s *Spec) set(field Field, text string, d Dialect) (err error) {
-	switch field {
+	switch field { //nolint:exhaustive // the rest is in setCommand
 	case FieldMode:
 		s.Mode, err = parseMode(text)
 	case FieldOutbound:
@@ -128,7 +128,7 @@ func (s *Spec) set(field Field, text string, d Dialect) (err error) {
 
 // setCommand reads one of the fields that only the command has, not a pod.
 func (s *Spec) setCommand(field Field, text string, d Dialect) (err error) {
-	switch field {
+	switch field { //nolint:exhaustive // the rest is in set
 	case FieldOutboundPort:
 		s.OutboundPort, err = listener(text)
 	case FieldInboundPort:

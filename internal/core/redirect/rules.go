@@ -166,9 +166,7 @@ func (b builder) natPrerouting() []ruleset.Rule {
 	for _, v := range b.RerouteInterfaces {
 		late = append(late, rule("other traffic of virtual interface "+v+" is not inbound", "-i %s -j RETURN", v))
 	}
-	for _, v := range b.vmRedirects() {
-		late = append(late, v)
-	}
+	late = append(late, b.vmRedirects()...)
 	slices.Reverse(late)
 	rules = append(rules, late...)
 	for _, x := range b.ExcludeInterfaces {

@@ -105,7 +105,7 @@ func ours(want Table, chain string, claim Claim) bool {
 
 // ownEnd is the place behind the last rule of ours in a chain.
 func ownEnd(table string, c Chain, claim Claim) int {
-	for i := len(c.Rules) - 1; i >= 0; i-- {
+	for i := range slices.Backward(c.Rules) {
 		if claim.OwnsRule(table, c.Name, i) {
 			return i + 1
 		}
@@ -149,9 +149,9 @@ func lcs(want, have []Rule) [][]int {
 	for i := range length {
 		length[i] = make([]int, len(have)+1)
 	}
-	for i := len(want) - 1; i >= 0; i-- {
-		for j := len(have) - 1; j >= 0; j-- {
-			if sameSpec(want[i], have[j]) {
+	for i, w := range slices.Backward(want) {
+		for j, h := range slices.Backward(have) {
+			if sameSpec(w, h) {
 				length[i][j] = length[i+1][j+1] + 1
 			} else {
 				length[i][j] = max(length[i+1][j], length[i][j+1])
@@ -245,9 +245,9 @@ func (l Line) text(chain string) string {
 		return "+ " + rule + "    # not wanted here"
 	case Foreign:
 		return "! " + rule + "    # not ours, ahead of ours"
-	default:
-		return "  " + rule
+	case Same:
 	}
+	return "  " + rule
 }
 
 // Summary names the differences in one line for an error message: at most the given number of rules, then how many more.

@@ -37,23 +37,14 @@ func Reconcile(want, have Set, claim Claim) Program {
 // before anything jumps to them; leftovers go last, when nothing does any more. A built-in chain is never declared:
 // that would set its policy.
 func rebuild(b *strings.Builder, want, have Table, claim Claim) {
-	var stale []string
 	fmt.Fprintf(b, "*%s\n", want.Name)
-	for _, c := range want.Chains {
-		if !Builtin(want.Name, c.Name) {
-			fmt.Fprintf(b, ":%s %s [0:0]\n", c.Name, NoPolicy)
-		}
+	own := slices.DeleteFunc(slices.Clone(want.Chains), func(c Chain) bool { return Builtin(want.Name, c.Name) })
+	stale := leftover(want, have, claim)
+	for _, c := range slices.Concat(own, stale) {
+		fmt.Fprintf(b, ":%s %s [0:0]\n", c.Name, NoPolicy)
 	}
-	for _, c := range have.Chains {
-		if _, wanted := want.Chain(c.Name); !wanted && claim.OwnsChain(have.Name, c.Name) {
-			stale = append(stale, c.Name)
-			fmt.Fprintf(b, ":%s %s [0:0]\n", c.Name, NoPolicy)
-		}
-	}
-	for _, c := range want.Chains {
-		if !Builtin(want.Name, c.Name) {
-			appendAll(b, c)
-		}
+	for _, c := range own {
+		appendAll(b, c)
 	}
 	for _, c := range have.Chains {
 		if !ours(want, c.Name, claim) {
@@ -65,10 +56,18 @@ func rebuild(b *strings.Builder, want, have Table, claim Claim) {
 			appendAll(b, c)
 		}
 	}
-	for _, name := range stale {
-		fmt.Fprintf(b, "-X %s\n", name)
+	for _, c := range stale {
+		fmt.Fprintf(b, "-X %s\n", c.Name)
 	}
 	b.WriteString("COMMIT\n")
+}
+
+// leftover gives the chains that are ours, there, and not wanted.
+func leftover(want, have Table, claim Claim) []Chain {
+	return slices.DeleteFunc(slices.Clone(have.Chains), func(c Chain) bool {
+		_, wanted := want.Chain(c.Name)
+		return wanted || !claim.OwnsChain(have.Name, c.Name)
+	})
 }
 
 func appendAll(b *strings.Builder, c Chain) {

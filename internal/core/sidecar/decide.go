@@ -178,7 +178,7 @@ func sidecarProxy(_ Facts, p proxy, _ Policy) (Decision, bool) {
 	return Decision{}, false
 }
 
-func injection(f Facts, _ proxy, p Policy) (Decision, bool) {
+func injection(f Facts, _ proxy, _ Policy) (Decision, bool) {
 	text, source := f.Labels[InjectKey], "label"
 	if _, labelled := f.Labels[InjectKey]; !labelled {
 		text, source = f.Annotations[InjectKey], "annotation"

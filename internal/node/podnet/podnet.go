@@ -66,7 +66,7 @@ func (r Report) Clean() bool { return len(r.Diffs) == 0 && len(r.Routing) == 0 }
 // Apply brings the namespace to the Spec.
 func (n Namespace) Apply(ctx context.Context, spec redirect.Spec, conduct Conduct) (Report, error) {
 	var r Report
-	err := n.do(func() error {
+	err := n.do(ctx, func() error {
 		w, err := n.inspect(ctx, &spec)
 		if err != nil {
 			return err
@@ -107,7 +107,7 @@ func (w *work) setRouting(want route.Want) error {
 // Verify compares the namespace with the Spec and writes nothing.
 func (n Namespace) Verify(ctx context.Context, spec redirect.Spec) (Report, error) {
 	var r Report
-	err := n.do(func() error {
+	err := n.do(ctx, func() error {
 		w, err := n.inspect(ctx, &spec)
 		if err != nil {
 			return err
@@ -123,7 +123,7 @@ func (n Namespace) Verify(ctx context.Context, spec redirect.Spec) (Report, erro
 // known to be the mesh's besides those that rules found here use.
 func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error) {
 	var r Report
-	err := n.do(func() error {
+	err := n.do(ctx, func() error {
 		w, err := n.inspect(ctx, nil)
 		if err != nil {
 			return err
@@ -151,7 +151,7 @@ func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error
 // PlanClean gives the Programs that Clean would run, and runs none.
 func (n Namespace) PlanClean(ctx context.Context) (Report, error) {
 	var r Report
-	err := n.do(func() error {
+	err := n.do(ctx, func() error {
 		w, err := n.inspect(ctx, nil)
 		if err != nil {
 			return err
@@ -181,7 +181,7 @@ func leftovers(marks []uint32) (route.Want, error) {
 // Ours reports whether the namespace holds any rule or chain of the mesh.
 func (n Namespace) Ours(ctx context.Context) (bool, error) {
 	ours := false
-	err := n.do(func() error {
+	err := n.do(ctx, func() error {
 		w, err := n.inspect(ctx, nil)
 		if err == nil {
 			ours = len(w.steps) > 0
@@ -215,7 +215,7 @@ func families(spec redirect.Spec) (redirect.Families, error) {
 
 // do runs fn in the namespace, with the pod's own iptables lock and without name service: the tools would ask it for
 // the names of user ids, which can take a minute (a node with a directory service) or deadlock.
-func (n Namespace) do(fn func() error) error {
+func (n Namespace) do(ctx context.Context, fn func() error) error {
 	binds := existing(netns.Bind{Source: "/dev/null", Target: "/etc/nsswitch.conf"})
 	if n.Path != "" {
 		// Legacy tools from 1.8.6 on are told the lock by their environment, earlier ones know this path only.
@@ -227,7 +227,7 @@ func (n Namespace) do(fn func() error) error {
 		if n.Path != "" {
 			level = slog.LevelWarn
 		}
-		n.Log.Log(context.Background(), level, "running iptables without full isolation from the node", "cause", isolation.Error())
+		n.Log.Log(ctx, level, "running iptables without full isolation from the node", "cause", isolation.Error())
 	}
 	return err
 }

@@ -54,7 +54,7 @@ func (n Namespace) inspect(ctx context.Context, spec *redirect.Spec) (*work, err
 func (w *work) family(ctx context.Context, want ruleset.Set) error {
 	choice, err := iptables.Choose(ctx, want.Family, w.tools)
 	if err != nil && want.Empty() {
-		w.log.Debug("leaving a family alone", "family", want.Family.String(), "cause", err.Error())
+		w.log.DebugContext(ctx, "leaving a family alone", "family", want.Family.String(), "cause", err.Error())
 		return nil
 	}
 	if err != nil {
