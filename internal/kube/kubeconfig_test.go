@@ -26,7 +26,7 @@ func kubeconfigText(cluster, user string) string {
 		"}}]\nusers: [{name: me, user: {" + user + "}}]\n"
 }
 
-const secret = "eyJhbGciOi.the-secret.of-the-test" //nolint:gosec // made up
+const secret = "eyJhbGciOi.the-secret.of-the-test"
 
 func TestNewClientRefuses(t *testing.T) {
 	good := "server: 'https://10.0.0.1:443'"
@@ -238,7 +238,7 @@ func inlineOrFile(t *testing.T, data []byte, file string) []byte {
 	if len(data) > 0 || file == "" {
 		return data
 	}
-	data, err := os.ReadFile(file) //nolint:gosec // the test's own file
+	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}

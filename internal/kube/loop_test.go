@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"strconv"
 	"strings"
@@ -12,6 +13,9 @@ import (
 	"testing/synctest"
 	"time"
 )
+
+// The tests of this file run in bubbles of synctest: time stands still while anything runs and jumps when all wait, so
+// that pauses and time limits are exact and cost nothing.
 
 // exchange is one attempt as the loop sees it: it answers, or hangs until its context ends.
 type exchange func(*http.Request) (*http.Response, error)
@@ -70,12 +74,6 @@ func script(exchanges ...exchange) *scripted {
 	return s
 }
 
-// inBubble runs a test in a time of its own: it stands still while anything runs and jumps when all wait.
-func inBubble(t *testing.T, name string, test func(*testing.T)) {
-	t.Helper()
-	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
-}
-
 func TestPodKeepsItsBudget(t *testing.T) {
 	for name, forever := range map[string]exchange{
 		"against a server that hangs":           hangs(),
@@ -86,102 +84,150 @@ func TestPodKeepsItsBudget(t *testing.T) {
 		"against answers that come just late":   slowly(2999*time.Millisecond, answers(http.StatusNotFound, nil)),
 		"against answers that come rather late": slowly(3001*time.Millisecond, answers(http.StatusNotFound, nil)),
 	} {
-		inBubble(t, name, func(t *testing.T) {
-			s := script(forever)
-			start := time.Now()
-			_, err := s.Pod(t.Context(), cart(), Budget{})
-			took := time.Since(start)
-			failed, ok := errors.AsType[*Error](err)
-			if !ok || !failed.Exhausted {
-				t.Fatalf("error is %v, want an exhausted budget", err)
-			}
-			// The last pause is not slept through when the server may not be asked again after it.
-			if took > 10*time.Second || took < 8*time.Second || failed.Elapsed != took {
-				t.Errorf("took %v, said %v, want the budget of 10s used", took, failed.Elapsed)
-			}
-			if failed.Attempts != len(s.began) || failed.Attempts < 3 || failed.Attempts > 30 {
-				t.Errorf("%d attempts, said %d", len(s.began), failed.Attempts)
-			}
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := script(forever)
+				start := time.Now()
+				_, err := s.Pod(t.Context(), cart(), Budget{})
+				took := time.Since(start)
+				failed, ok := errors.AsType[*Error](err)
+				if !ok || !failed.Exhausted {
+					t.Fatalf("error is %v, want an exhausted budget", err)
+				}
+				// The last pause is not slept through when the server may not be asked again after it.
+				if took > 10*time.Second || took < 8*time.Second || failed.Elapsed != took {
+					t.Errorf("took %v, said %v, want the budget of 10s used", took, failed.Elapsed)
+				}
+				if failed.Attempts != len(s.began) || failed.Attempts < 3 || failed.Attempts > 30 {
+					t.Errorf("%d attempts, said %d", len(s.began), failed.Attempts)
+				}
+			})
 		})
 	}
 }
 
 func TestPodAfterAHang(t *testing.T) {
-	inBubble(t, "asks again after 3 seconds and a pause", func(t *testing.T) {
-		s := script(hangs(), answers(http.StatusOK, cartPod().JSON(t)))
-		if _, err := s.Pod(t.Context(), cart(), Budget{}); err != nil {
-			t.Fatal(err)
-		}
-		if len(s.began) != 2 || s.began[1] < 3*time.Second || s.began[1] > 3*time.Second+50*time.Millisecond {
-			t.Errorf("attempts began at %v", s.began)
-		}
+	t.Run("asks again after 3 seconds and a pause", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := script(hangs(), answers(http.StatusOK, cartPod().JSON(t)))
+			if _, err := s.Pod(t.Context(), cart(), Budget{}); err != nil {
+				t.Fatal(err)
+			}
+			if len(s.began) != 2 || s.began[1] < 3*time.Second || s.began[1] > 3*time.Second+50*time.Millisecond {
+				t.Errorf("attempts began at %v", s.began)
+			}
+		})
 	})
-	inBubble(t, "asks again after a third of a small budget", func(t *testing.T) {
-		s := script(hangs(), answers(http.StatusOK, cartPod().JSON(t)))
-		if _, err := s.Pod(t.Context(), cart(), Budget{Total: 300 * time.Millisecond}); err != nil {
-			t.Fatal(err)
-		}
-		if len(s.began) != 2 || s.began[1] < 100*time.Millisecond || s.began[1] > 150*time.Millisecond {
-			t.Errorf("attempts began at %v", s.began)
-		}
+	t.Run("asks again after a third of a small budget", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := script(hangs(), answers(http.StatusOK, cartPod().JSON(t)))
+			if _, err := s.Pod(t.Context(), cart(), Budget{Total: 300 * time.Millisecond}); err != nil {
+				t.Fatal(err)
+			}
+			if len(s.began) != 2 || s.began[1] < 100*time.Millisecond || s.began[1] > 150*time.Millisecond {
+				t.Errorf("attempts began at %v", s.began)
+			}
+		})
 	})
-	inBubble(t, "tells the last complete answer rather than the attempt that the budget cut short", func(t *testing.T) {
-		s := script(answers(http.StatusNotFound, nil), slowly(200*time.Millisecond, answers(http.StatusInternalServerError, nil)), hangs())
-		_, err := s.Pod(t.Context(), cart(), Budget{Total: 600 * time.Millisecond, FirstBackoff: 100 * time.Millisecond})
-		// 0: not found; about 100: fails at about 300; about 400 to 500: hangs, 200 allowed but cut at 600.
-		failed := wantError(t, err, ServerError)
-		if !failed.Exhausted || failed.Status != http.StatusInternalServerError {
-			t.Errorf("%v", err)
-		}
+	t.Run("tells the last complete answer rather than the attempt that the budget cut short", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := script(answers(http.StatusNotFound, nil), slowly(150*time.Millisecond, answers(http.StatusInternalServerError, nil)), hangs())
+			budget := Budget{Total: 600 * time.Millisecond, Attempt: 300 * time.Millisecond, FirstBackoff: 100 * time.Millisecond}
+			_, err := s.Pod(t.Context(), cart(), budget)
+			// Attempts begin at 0, at 50 to 100 and at 300 to 450 ms: the third is cut at 600.
+			failed := wantError(t, err, ServerError)
+			if !failed.Exhausted || failed.Status != http.StatusInternalServerError {
+				t.Errorf("%v", err)
+			}
+		})
 	})
 }
 
+func TestPodSaysWhatATimeoutWaitedFor(t *testing.T) {
+	for _, test := range []struct {
+		class   Class
+		says    string
+		reached func(*httptrace.ClientTrace)
+	}{
+		{Timeout, "preparing the request", func(*httptrace.ClientTrace) {}},
+		{DNS, "resolving the server's name", func(c *httptrace.ClientTrace) { c.DNSStart(httptrace.DNSStartInfo{}) }},
+		{Timeout, "connecting", func(c *httptrace.ClientTrace) { c.ConnectStart("tcp", "") }},
+		{Timeout, "in the TLS handshake", func(c *httptrace.ClientTrace) { c.TLSHandshakeStart() }},
+		{Timeout, "waiting for the answer", func(c *httptrace.ClientTrace) { c.GotConn(httptrace.GotConnInfo{}) }},
+		{Timeout, "reading the answer", func(c *httptrace.ClientTrace) { c.GotFirstResponseByte() }},
+	} {
+		t.Run(test.says, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := script(func(r *http.Request) (*http.Response, error) {
+					test.reached(httptrace.ContextClientTrace(r.Context()))
+					return hangs()(r)
+				})
+				_, err := s.Pod(t.Context(), cart(), Budget{})
+				wantError(t, err, test.class)
+				if want := ", time budget used up: " + test.says + ": context deadline exceeded"; !strings.Contains(err.Error(), want) {
+					t.Errorf("error does not say %q: %v", want, err)
+				}
+			})
+		})
+	}
+}
+
 func TestPodPauses(t *testing.T) {
-	inBubble(t, "pauses double up to the maximum and are spread below it", func(t *testing.T) {
-		s := script(answers(http.StatusNotFound, nil))
-		wantError(t, errorOf(s.Pod(t.Context(), cart(), Budget{Total: time.Hour})), NotFound)
-		full := 50 * time.Millisecond
-		for i := 1; i < 100; i++ {
-			if pause := s.began[i] - s.began[i-1]; pause < full/2 || pause > full {
-				t.Errorf("pause %d is %v, want between %v and %v", i, pause, full/2, full)
+	t.Run("pauses double up to the maximum and are spread below it", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := script(answers(http.StatusNotFound, nil))
+			wantError(t, errorOf(s.Pod(t.Context(), cart(), Budget{Total: time.Hour})), NotFound)
+			full := 50 * time.Millisecond
+			for i := 1; i < 100; i++ {
+				if pause := s.began[i] - s.began[i-1]; pause < full/2 || pause > full {
+					t.Errorf("pause %d is %v, want between %v and %v", i, pause, full/2, full)
+				}
+				full = min(2*full, time.Second)
 			}
-			full = min(2*full, time.Second)
-		}
+		})
 	})
-	inBubble(t, "pauses differ", func(t *testing.T) {
-		s := script(answers(http.StatusNotFound, nil))
-		wantError(t, errorOf(s.Pod(t.Context(), cart(), Budget{Total: time.Minute, MaxBackoff: 50 * time.Millisecond})), NotFound)
-		seen := map[time.Duration]bool{}
-		for i := 1; i < 100; i++ {
-			seen[s.began[i]-s.began[i-1]] = true
-		}
-		if len(seen) < 50 {
-			t.Errorf("only %d different pauses of 99", len(seen))
-		}
+	t.Run("pauses differ", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := script(answers(http.StatusNotFound, nil))
+			wantError(t, errorOf(s.Pod(t.Context(), cart(), Budget{Total: time.Minute, MaxBackoff: 50 * time.Millisecond})), NotFound)
+			seen := map[time.Duration]bool{}
+			for i := 1; i < 100; i++ {
+				seen[s.began[i]-s.began[i-1]] = true
+			}
+			if len(seen) < 50 {
+				t.Errorf("only %d different pauses of 99", len(seen))
+			}
+		})
 	})
-	inBubble(t, "the end of the budget is used for asking rather than for pausing", func(t *testing.T) {
-		s := script(answers(http.StatusNotFound, nil))
-		budget := Budget{Total: 10 * time.Second, FirstBackoff: 100 * time.Millisecond, MaxBackoff: time.Hour}
-		wantError(t, errorOf(s.Pod(t.Context(), cart(), budget)), NotFound)
-		if last := s.began[len(s.began)-1]; last < 9800*time.Millisecond {
-			t.Errorf("the last attempt began at %v", last)
-		}
+	t.Run("the end of the budget is used for asking rather than for pausing", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := script(answers(http.StatusNotFound, nil))
+			budget := Budget{Total: 10 * time.Second, FirstBackoff: 100 * time.Millisecond, MaxBackoff: time.Hour}
+			wantError(t, errorOf(s.Pod(t.Context(), cart(), budget)), NotFound)
+			if last := s.began[len(s.began)-1]; last < 9800*time.Millisecond || last >= budget.Total {
+				t.Errorf("the last attempt began at %v", last)
+			}
+		})
 	})
-	inBubble(t, "Retry-After is waited for in full", func(t *testing.T) {
-		s := script(asksToWait(4), answers(http.StatusOK, cartPod().JSON(t)))
-		if _, err := s.Pod(t.Context(), cart(), Budget{}); err != nil {
-			t.Fatal(err)
-		}
-		if len(s.began) != 2 || s.began[1] < 4*time.Second || s.began[1] > 4*time.Second+50*time.Millisecond {
-			t.Errorf("attempts began at %v", s.began)
-		}
+	t.Run("Retry-After is waited for in full", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := script(asksToWait(4), answers(http.StatusOK, cartPod().JSON(t)))
+			if _, err := s.Pod(t.Context(), cart(), Budget{}); err != nil {
+				t.Fatal(err)
+			}
+			if len(s.began) != 2 || s.began[1] < 4*time.Second || s.began[1] > 4*time.Second+50*time.Millisecond {
+				t.Errorf("attempts began at %v", s.began)
+			}
+		})
 	})
-	inBubble(t, "Retry-After beyond the budget ends the look-up at once", func(t *testing.T) {
-		s := script(asksToWait(10))
-		_, err := s.Pod(t.Context(), cart(), Budget{})
-		if failed := wantError(t, err, TooManyRequests); !failed.Exhausted || failed.Attempts != 1 || failed.Elapsed != 0 {
-			t.Errorf("%v", err)
-		}
+	t.Run("Retry-After beyond the budget ends the look-up at once", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := script(asksToWait(10))
+			_, err := s.Pod(t.Context(), cart(), Budget{})
+			if failed := wantError(t, err, TooManyRequests); !failed.Exhausted || failed.Attempts != 1 || failed.Elapsed != 0 {
+				t.Errorf("%v", err)
+			}
+		})
 	})
 }
 
@@ -190,34 +236,40 @@ func TestPodEndsWithItsContext(t *testing.T) {
 		"in the middle of an attempt": slowly(400*time.Millisecond, hangs()),
 		"in a pause":                  asksToWait(5),
 	} {
-		inBubble(t, name, func(t *testing.T) {
-			s := script(forever)
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := script(forever)
+				ctx, cancel := context.WithCancel(t.Context())
+				time.AfterFunc(time.Second, cancel)
+				_, err := s.Pod(ctx, cart(), Budget{})
+				failed := wantError(t, err, Canceled)
+				if !errors.Is(err, context.Canceled) || failed.Elapsed != time.Second || failed.Exhausted {
+					t.Errorf("%v", err)
+				}
+			})
+		})
+	}
+	t.Run("before it begins", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := script(hangs())
 			ctx, cancel := context.WithCancel(t.Context())
-			time.AfterFunc(time.Second, cancel)
+			cancel()
 			_, err := s.Pod(ctx, cart(), Budget{})
-			failed := wantError(t, err, Canceled)
-			if !errors.Is(err, context.Canceled) || failed.Elapsed != time.Second || failed.Exhausted {
+			if failed := wantError(t, err, Canceled); failed.Elapsed != 0 {
 				t.Errorf("%v", err)
 			}
 		})
-	}
-	inBubble(t, "before it begins", func(t *testing.T) {
-		s := script(hangs())
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		_, err := s.Pod(ctx, cart(), Budget{})
-		if failed := wantError(t, err, Canceled); failed.Elapsed != 0 {
-			t.Errorf("%v", err)
-		}
 	})
-	inBubble(t, "at its deadline, as at the end of a budget", func(t *testing.T) {
-		s := script(hangs())
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		_, err := s.Pod(ctx, cart(), Budget{})
-		if failed := wantError(t, err, Timeout); !failed.Exhausted || failed.Elapsed != time.Second {
-			t.Errorf("%v", err)
-		}
+	t.Run("at its deadline, as at the end of a budget", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := script(hangs())
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, err := s.Pod(ctx, cart(), Budget{})
+			if failed := wantError(t, err, Timeout); !failed.Exhausted || failed.Elapsed != time.Second {
+				t.Errorf("%v", err)
+			}
+		})
 	})
 }
 

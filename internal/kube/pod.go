@@ -50,6 +50,9 @@ func validSegment(text string) bool {
 type Budget struct {
 	// Total is the time for the whole look-up, all attempts and pauses together; 10 s by default.
 	Total time.Duration
+	// Attempt is the time for one attempt, so that one that hangs leaves room for others; a third of Total and at
+	// most 3 s by default.
+	Attempt time.Duration
 	// FirstBackoff is the pause after the first failed attempt, 50 ms by default. It doubles with every attempt up to
 	// MaxBackoff, 1 s by default. Pauses are shortened at random by up to a half, so that the pods of a node do not
 	// ask in step.
@@ -60,6 +63,10 @@ func (b Budget) withDefaults() Budget {
 	if b.Total <= 0 {
 		b.Total = 10 * time.Second
 	}
+	if b.Attempt <= 0 {
+		const longest = 3 * time.Second
+		b.Attempt = min(b.Total/3, longest)
+	}
 	if b.FirstBackoff <= 0 {
 		b.FirstBackoff = 50 * time.Millisecond
 	}
@@ -68,12 +75,6 @@ func (b Budget) withDefaults() Budget {
 	}
 	b.MaxBackoff = max(b.MaxBackoff, b.FirstBackoff)
 	return b
-}
-
-// perAttempt leaves room for others after an attempt that hangs.
-func (b Budget) perAttempt() time.Duration {
-	const longest = 3 * time.Second
-	return min(b.Total/3, longest)
 }
 
 // Annotations of a mirror pod, by which the API server shows a pod that the kubelet read from a file
@@ -112,15 +113,12 @@ func (c *Client) Pod(ctx context.Context, key PodKey, b Budget) (sidecar.Facts, 
 		}
 		l.remember(limited, *failed)
 		wait, again := l.pause()
-		if !again {
-			break
-		}
-		if !sleep(limited, wait) {
-			l.exhausted = true
+		if !again || !sleep(limited, wait) {
 			break
 		}
 		c.refresh()
 	}
+	l.exhausted = l.exhausted || limited.Err() != nil
 	if errors.Is(ctx.Err(), context.Canceled) {
 		l.cancel()
 	}
@@ -160,9 +158,7 @@ func newLookup(limited context.Context, c *Client, key PodKey, b Budget) *lookup
 // remember keeps the failure that explains the look-up: an attempt that the end of the budget cut short says less than
 // a complete one before it.
 func (l *lookup) remember(limited context.Context, failed failure) {
-	cutShort := limited.Err() != nil
-	l.exhausted = cutShort
-	if !cutShort || l.attempts == 1 {
+	if limited.Err() == nil || l.attempts == 1 {
 		l.last = failed
 	}
 }
@@ -231,8 +227,7 @@ func sleep(ctx context.Context, wait time.Duration) bool {
 // attempt asks once. It gives a pod or a failure.
 func (l *lookup) attempt(limited context.Context) (sidecar.Facts, *failure) {
 	l.attempts++
-	timeout := l.budget.perAttempt()
-	ctx, cancel := context.WithTimeout(limited, timeout)
+	ctx, cancel := context.WithTimeout(limited, l.budget.Attempt)
 	defer cancel()
 	var reached progress
 	ctx = httptrace.WithClientTrace(ctx, reached.trace())

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,7 +26,9 @@ const podUID = "6f1e0c57-3d0e-4b5e-8c77-0d3f4a6f2b11"
 // patient is the budget of look-ups that end by themselves, with attempts that not even a very busy machine makes
 // too long. What the budget itself does is shown in loop_test.go, where time is not the machine's.
 func patient() Budget {
-	return Budget{Total: time.Minute, FirstBackoff: time.Millisecond, MaxBackoff: 4 * time.Millisecond}
+	return Budget{
+		Total: 5 * time.Minute, Attempt: 2 * time.Minute, FirstBackoff: time.Millisecond, MaxBackoff: 4 * time.Millisecond,
+	}
 }
 
 func cart() PodKey { return PodKey{Namespace: "shop", Name: "cart", UID: podUID} }
@@ -124,11 +127,13 @@ func TestPodRecoversFromAHangWithinTheBudget(t *testing.T) {
 			t.Parallel()
 			server := newServer(t)
 			server.Fail(fault, 1)
-			if _, err := newClient(t, server.Kubeconfig(t)).Pod(t.Context(), cart(), Budget{}); err != nil {
+			budget := patient()
+			budget.Attempt = 2 * time.Second
+			if _, err := newClient(t, server.Kubeconfig(t)).Pod(t.Context(), cart(), budget); err != nil {
 				t.Fatal(err)
 			}
-			if n := len(server.Requests()); n != 2 {
-				t.Errorf("%d requests, want 2", n)
+			if n := len(server.Requests()); n < 2 {
+				t.Errorf("%d requests, want 2: the fault was not seen", n)
 			}
 		})
 	}
@@ -192,8 +197,6 @@ func TestAttempt(t *testing.T) {
 		{kubetest.WrongKind, Undecodable, `kind "Status"`},
 		{kubetest.WrongUID, WrongPod, `asked for shop/cart with UID "` + podUID + `", got shop/cart with UID "` + kubetest.OtherUID},
 		{kubetest.WrongName, WrongPod, `got shop/another`},
-		{kubetest.Hang, Timeout, "waiting for the answer: context deadline exceeded"},
-		{kubetest.HangMidBody, Timeout, "reading the answer: context deadline exceeded"},
 	} {
 		t.Run(string(test.fault), func(t *testing.T) {
 			t.Parallel()
@@ -218,11 +221,16 @@ func TestAttempt(t *testing.T) {
 
 func TestPodEndsAlthoughTheServerNeverAnswers(t *testing.T) {
 	t.Parallel()
-	server := newServer(t)
-	server.Fail(kubetest.Hang, kubetest.Forever)
-	_, err := newClient(t, server.Kubeconfig(t)).Pod(t.Context(), cart(), Budget{Total: time.Second})
-	if failed := wantError(t, err, Timeout); !failed.Exhausted {
-		t.Errorf("not exhausted: %v", err)
+	for _, fault := range []kubetest.Fault{kubetest.Hang, kubetest.HangMidBody} {
+		t.Run(string(fault), func(t *testing.T) {
+			t.Parallel()
+			server := newServer(t)
+			server.Fail(fault, kubetest.Forever)
+			_, err := newClient(t, server.Kubeconfig(t)).Pod(t.Context(), cart(), Budget{Total: time.Second})
+			if failed := wantError(t, err, Timeout); !failed.Exhausted {
+				t.Errorf("not exhausted: %v", err)
+			}
+		})
 	}
 }
 
@@ -244,17 +252,17 @@ func wantError(t *testing.T, err error, class Class) Error {
 func TestBudgetDefaults(t *testing.T) {
 	t.Parallel()
 	got := Budget{}.withDefaults()
-	want := Budget{Total: 10 * time.Second, FirstBackoff: 50 * time.Millisecond, MaxBackoff: time.Second}
+	want := Budget{
+		Total: 10 * time.Second, Attempt: 3 * time.Second, FirstBackoff: 50 * time.Millisecond, MaxBackoff: time.Second,
+	}
 	if got != want {
 		t.Errorf("defaults are %+v, want %+v", got, want)
 	}
 	if got := (Budget{FirstBackoff: time.Minute}).withDefaults(); got.MaxBackoff != time.Minute {
 		t.Errorf("the maximum %v is below the first pause", got.MaxBackoff)
 	}
-	for total, want := range map[time.Duration]time.Duration{time.Second * 3: time.Second, time.Hour: 3 * time.Second} {
-		if got := (Budget{Total: total}).perAttempt(); got != want {
-			t.Errorf("an attempt of a look-up of %v may take %v, want %v", total, got, want)
-		}
+	if got := (Budget{Total: 3 * time.Second}).withDefaults(); got.Attempt != time.Second {
+		t.Errorf("an attempt of a look-up of 3s may take %v, want 1s", got.Attempt)
 	}
 }
 
@@ -508,7 +516,7 @@ func TestPodKeepsServerTextShortPrintableAndWithoutSecrets(t *testing.T) {
 	t.Parallel()
 	client := foreign(t, (*httptest.Server).StartTLS, "token: "+secret, func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusBadRequest)
-		//nolint:errcheck,gosec // made to be nasty
+		//nolint:errcheck // made to be nasty
 		fmt.Fprintf(w, "bad\x1b[31m\r\nheader\u202e %s %s", r.Header.Get("Authorization"), strings.Repeat("ä\xff", 10000))
 	})
 	_, err := client.Pod(t.Context(), cart(), patient())
@@ -523,16 +531,16 @@ func TestPodKeepsServerTextShortPrintableAndWithoutSecrets(t *testing.T) {
 
 func TestPodSpeaksHTTP1AndAsksForJSONBehindAPath(t *testing.T) {
 	t.Parallel()
-	seen := make(chan *http.Request, 1)
+	var seen atomic.Pointer[http.Request]
 	client := foreign(t, func(s *httptest.Server) { s.EnableHTTP2 = true; s.StartTLS() }, "token: abc, as: alice",
 		func(w http.ResponseWriter, r *http.Request) {
-			seen <- r
-			w.Write(cartPod().JSON(t)) //nolint:errcheck,gosec // the client says so
+			seen.Store(r)
+			w.Write(cartPod().JSON(t)) //nolint:errcheck // the client says so
 		})
 	if _, err := client.Pod(t.Context(), cart(), patient()); err != nil {
 		t.Fatal(err)
 	}
-	r := <-seen
+	r := seen.Load()
 	got := []string{
 		r.Proto, r.URL.RequestURI(), r.Header.Get("Accept"), r.Header.Get("Accept-Encoding"), r.Header.Get("User-Agent"),
 		r.Header.Get("Authorization"), r.Header.Get("Impersonate-User"),
@@ -547,15 +555,15 @@ func TestPodSpeaksHTTP1AndAsksForJSONBehindAPath(t *testing.T) {
 
 func TestPodSendsNoTokenInClear(t *testing.T) {
 	t.Parallel()
-	seen := make(chan http.Header, 1)
+	var seen atomic.Pointer[http.Request]
 	client := foreign(t, (*httptest.Server).Start, "token: abc", func(w http.ResponseWriter, r *http.Request) {
-		seen <- r.Header
-		w.Write(cartPod().JSON(t)) //nolint:errcheck,gosec // the client says so
+		seen.Store(r)
+		w.Write(cartPod().JSON(t)) //nolint:errcheck // the client says so
 	})
 	if _, err := client.Pod(t.Context(), cart(), patient()); err != nil {
 		t.Fatal(err)
 	}
-	if got := (<-seen).Get("Authorization"); got != "" {
+	if got := seen.Load().Header.Get("Authorization"); got != "" {
 		t.Errorf("Authorization is %q", got)
 	}
 }
@@ -636,7 +644,7 @@ func tunnel(w http.ResponseWriter, r *http.Request) {
 	}
 	defer inward.Close()        //nolint:errcheck // both ends are the test's
 	go io.Copy(outward, inward) //nolint:errcheck // ends with the connection
-	io.Copy(inward, outward)    //nolint:errcheck,gosec // ends with the connection
+	io.Copy(inward, outward)    //nolint:errcheck // ends with the connection
 }
 
 func TestPodProvesItselfByClientCertificateAndPassword(t *testing.T) {
@@ -647,22 +655,22 @@ func TestPodProvesItselfByClientCertificateAndPassword(t *testing.T) {
 		"a password":           {"username: me, password: pw", "password of me"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			seen := make(chan string, 1)
+			var seen atomic.Value
 			client := foreign(t, startAskingForCertificates, test.user, func(w http.ResponseWriter, r *http.Request) {
 				switch name, password, ok := r.BasicAuth(); {
 				case len(r.TLS.PeerCertificates) > 0:
-					seen <- "certificate of " + r.TLS.PeerCertificates[0].Subject.CommonName
+					seen.Store("certificate of " + r.TLS.PeerCertificates[0].Subject.CommonName)
 				case ok && password == "pw":
-					seen <- "password of " + name
+					seen.Store("password of " + name)
 				default:
-					seen <- "nothing"
+					seen.Store("nothing")
 				}
-				w.Write(cartPod().JSON(t)) //nolint:errcheck,gosec // the client says so
+				w.Write(cartPod().JSON(t)) //nolint:errcheck // the client says so
 			})
 			if _, err := client.Pod(t.Context(), cart(), patient()); err != nil {
 				t.Fatal(err)
 			}
-			if got := <-seen; got != test.want {
+			if got := seen.Load(); got != test.want {
 				t.Errorf("the server saw %s, want %s", got, test.want)
 			}
 		})

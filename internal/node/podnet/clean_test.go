@@ -1,0 +1,280 @@
+package podnet_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/podnet"
+)
+
+// mustClean removes what is the mesh's.
+func mustClean(t *testing.T, n podnet.Namespace) podnet.Report {
+	t.Helper()
+	r, err := n.Clean(t.Context(), redirect.Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// Whatever the reference installed, cleaning leaves what would be there without it, byte for byte.
+func TestCleanRemovesWhatTheReferenceInstalled(t *testing.T) {
+	t.Parallel()
+	never := map[iptables.Variant]string{}
+	for _, v := range variants {
+		control := dualPod(t)
+		control.plant(t, v, early)
+		control.plant(t, v, late)
+		never[v] = filled(control.rules(t, v))
+	}
+	for i, c := range slices.Concat(table(), random()[:10]) {
+		v := variants[i%2]
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			p := dualPod(t)
+			p.plant(t, v, early)
+			p.reference(t, v, c.spec, families...)
+			p.plant(t, v, late)
+			n := p.namespace(v)
+			mustClean(t, n)
+			equal(t, "not as if the mesh had never been here", never[v], filled(p.rules(t, v)))
+			if again := mustClean(t, n); len(again.Programs) > 0 {
+				t.Errorf("cleaning again ran %s", again.Programs)
+			}
+		})
+	}
+}
+
+// Without anything foreign the tables end up without a rule, and a namespace the mesh never was in is not touched.
+func TestCleanLeavesEmptyTables(t *testing.T) {
+	t.Parallel()
+	eachVariant(t, func(t *testing.T, v iptables.Variant) {
+		for _, c := range configurations() {
+			p := dualPod(t)
+			isOurs(t, p.namespace(v), false)
+			p.reference(t, v, c.spec, families...)
+			isOurs(t, p.namespace(v), true)
+			mustClean(t, p.namespace(v))
+			isOurs(t, p.namespace(v), false)
+			if left := filled(p.save(t, v, ruleset.IPv4) + p.save(t, v, ruleset.IPv6)); left != "" {
+				t.Errorf("%s: still there is\n%s", c.name, left)
+			}
+		}
+		p := dualPod(t)
+		p.plant(t, v, early)
+		p.plant(t, v, late)
+		isOurs(t, p.namespace(v), false)
+		before := p.saves(t)
+		if r := mustClean(t, p.namespace(v)); len(r.Programs) > 0 {
+			t.Errorf("cleaning ran %s", r.Programs)
+		}
+		equal(t, "somebody's rules are not as they were", before, p.saves(t))
+	})
+}
+
+func isOurs(t *testing.T, n podnet.Namespace, want bool) {
+	t.Helper()
+	if got, err := n.Ours(t.Context()); err != nil || got != want {
+		t.Errorf("the namespace is ours: %t, %v, want %t", got, err, want)
+	}
+}
+
+// Both variants are cleaned, whichever is forced.
+func TestCleanFindsBothVariants(t *testing.T) {
+	t.Parallel()
+	for _, force := range []iptables.Variant{"", iptables.NFT, iptables.Legacy} {
+		p := dualPod(t)
+		for _, v := range variants {
+			p.reference(t, v, dual(byTPROXY), families...)
+		}
+		mustClean(t, p.namespace(force))
+		for _, v := range variants {
+			if left := strings.ReplaceAll(filled(p.rules(t, v)), "# "+string(v), ""); strings.Contains(left, "ISTIO") || strings.Contains(left, "-A") {
+				t.Errorf("forced %q: %s still has\n%s", force, v, left)
+			}
+		}
+	}
+}
+
+// older are rules of earlier versions of the reference, in both families unless an address is in them.
+var older = []struct {
+	name, text string
+	family     ruleset.Family
+}{
+	{"the jumps of 2020 to 2024 and port 22", `* nat
+-N ISTIO_INBOUND
+-N ISTIO_REDIRECT
+-N ISTIO_IN_REDIRECT
+-N ISTIO_OUTPUT
+-A PREROUTING -p tcp -j ISTIO_INBOUND
+-A OUTPUT -p tcp -j ISTIO_OUTPUT
+-A OUTPUT -p udp -j ISTIO_OUTPUT
+-A ISTIO_INBOUND -p tcp --dport 22 -j RETURN
+-A ISTIO_INBOUND -p tcp -j ISTIO_IN_REDIRECT
+-A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001
+-A ISTIO_IN_REDIRECT -p tcp -j REDIRECT --to-ports 15006
+-A ISTIO_OUTPUT -o lo -m owner --uid-owner 1337 -j ISTIO_IN_REDIRECT
+-A ISTIO_OUTPUT -j ISTIO_REDIRECT
+-A ISTIO_OUTPUT -j RETURN
+COMMIT
+`, 0},
+	{"the mark of 1.6", `* mangle
+-N ISTIO_DIVERT
+-N ISTIO_TPROXY
+-N ISTIO_INBOUND
+-A ISTIO_DIVERT -j MARK --set-mark 1337
+-A ISTIO_DIVERT -j ACCEPT
+-A ISTIO_TPROXY ! -d 127.0.0.1/32 -p tcp -j TPROXY --tproxy-mark 1337/0xffffffff --on-port 15001
+-A PREROUTING -p tcp -j ISTIO_INBOUND
+-A ISTIO_INBOUND -p tcp -m socket -j ISTIO_DIVERT
+-A ISTIO_INBOUND -p tcp -j ISTIO_TPROXY
+-A OUTPUT -p tcp -s 127.0.0.1/32 ! -d 127.0.0.1/32 -j MARK --set-mark 1337
+COMMIT
+`, ruleset.IPv4},
+	{"DNS of 1.6", `* nat
+-A OUTPUT -p udp --dport 53 -m owner --uid-owner 1337 -j RETURN
+-A OUTPUT -p udp --dport 53 -m owner --gid-owner 1337 -j RETURN
+-A OUTPUT -p udp --dport 53 -j REDIRECT --to-port 15013
+COMMIT
+`, 0},
+	{"DNS of 1.8", `* nat
+-A OUTPUT -p udp --dport 53 -m owner --uid-owner 1337 -j RETURN
+-A OUTPUT -p udp --dport 53 -d 10.96.0.10/32 -j DNAT --to-destination 127.0.0.1:15053
+-A POSTROUTING -p udp --dport 15053 -j SNAT --to-source 127.0.0.1
+-A POSTROUTING -p udp -d 127.0.0.1/32 --dport 15053 -j SNAT --to-source 127.0.0.1
+COMMIT
+`, ruleset.IPv4},
+	{"DNS until 1.22, everything", `* nat
+-A OUTPUT -p udp --dport 53 -m owner --uid-owner 1337 -j RETURN
+-A OUTPUT -p udp --dport 53 -m owner --gid-owner 1337 -j RETURN
+-A OUTPUT -p udp --dport 53 -j REDIRECT --to-port 15053
+COMMIT
+* raw
+-A OUTPUT -p udp --dport 53 -m owner --uid-owner 1337 -j CT --zone 1
+-A OUTPUT -p udp --sport 15053 -m owner --uid-owner 1337 -j CT --zone 2
+-A OUTPUT -p udp --dport 53 -m owner --gid-owner 1337 -j CT --zone 1
+-A OUTPUT -p udp --sport 15053 -m owner --gid-owner 1337 -j CT --zone 2
+-A OUTPUT -p udp --dport 53 -j CT --zone 2
+-A PREROUTING -p udp --sport 53 -j CT --zone 1
+COMMIT
+`, 0},
+	{"DNS until 1.22, servers", `* nat
+-A OUTPUT -p udp --dport 53 -m owner --uid-owner 0 -j RETURN
+-A OUTPUT -p udp --dport 53 -d 10.96.0.10/32 -j REDIRECT --to-port 15053
+-A OUTPUT -p udp --dport 53 -d 10.96.0.11/32 -j REDIRECT --to-port 15053
+COMMIT
+* raw
+-A OUTPUT -p udp --dport 53 -m owner --uid-owner 0 -j CT --zone 1
+-A OUTPUT -p udp --sport 15053 -m owner --uid-owner 0 -j CT --zone 2
+-A OUTPUT -p udp --dport 53 -d 10.96.0.10/32 -j CT --zone 2
+-A PREROUTING -p udp --sport 53 -s 10.96.0.10/32 -j CT --zone 1
+-A OUTPUT -p udp --dport 53 -d 10.96.0.11/32 -j CT --zone 2
+-A PREROUTING -p udp --sport 53 -s 10.96.0.11/32 -j CT --zone 1
+COMMIT
+`, ruleset.IPv4},
+	{"a virtual machine's interface of 1.6 in IPv6", `* nat
+-N ISTIO_REDIRECT
+-N ISTIO_OUTPUT
+-I PREROUTING 1 -i net1 -j RETURN
+-I PREROUTING 1 -i net1 -j RETURN
+-A ISTIO_OUTPUT -j RETURN
+-A OUTPUT -p tcp -j ISTIO_OUTPUT
+COMMIT
+`, ruleset.IPv6},
+	{"guardrails of a run that was killed", `* filter
+-I INPUT 1 -p tcp -j DROP
+-I INPUT 1 -p udp -j DROP
+-I FORWARD 1 -p tcp -j DROP
+-I FORWARD 1 -p udp -j DROP
+-I OUTPUT 1 -p tcp -j DROP
+-I OUTPUT 1 -p udp -j DROP
+COMMIT
+`, 0},
+}
+
+func TestCleanRemovesWhatOldVersionsInstalled(t *testing.T) {
+	t.Parallel()
+	eachVariant(t, func(t *testing.T, v iptables.Variant) {
+		control := dualPod(t)
+		control.plant(t, v, early)
+		never := filled(control.rules(t, v))
+		for _, old := range older {
+			t.Run(old.name, func(t *testing.T) {
+				t.Parallel()
+				for _, verb := range []string{"cleaned", "replaced"} {
+					p := dualPod(t)
+					p.plant(t, v, early)
+					for _, f := range families {
+						if old.family == 0 || old.family == f {
+							p.restore(t, v, f, old.text)
+						}
+					}
+					n := p.namespace(v)
+					spec := dual()
+					switch verb {
+					case "cleaned":
+						mustClean(t, n)
+						equal(t, "cleaned: not as if the mesh had never been here", never, filled(p.rules(t, v)))
+					case "replaced":
+						mustApply(t, n, spec)
+						verified(t, n, spec)
+						mine := []ruleset.Set{redirect.Rules(spec, ruleset.IPv4), redirect.Rules(spec, ruleset.IPv6)}
+						equal(t, "replaced: somebody's rules are not as they were", foreign(never), foreign(p.rules(t, v), mine...))
+					}
+				}
+			})
+		}
+	})
+}
+
+// The policy rules and routes that mark our packets go with the rules; somebody else's stay.
+func TestCleanRemovesRouting(t *testing.T) {
+	t.Parallel()
+	const others = `rule add fwmark 1 lookup 100
+route add local default dev lo table 100
+rule add fwmark 1337 lookup 200
+rule add from 10.9.0.0/16 lookup 201
+-6 rule add fwmark 1 lookup 100
+-6 route add local default dev lo table 100
+-6 addr add ::7/128 dev lo
+`
+	reference := func(mark, table string) string {
+		return strings.NewReplacer("MARK", mark, "TABLE", table).Replace(`rule add fwmark MARK lookup TABLE
+route add local default dev lo table TABLE
+-6 rule add fwmark MARK lookup TABLE
+-6 route add local default dev lo table TABLE
+-6 addr add ::6/128 dev lo
+`)
+	}
+	ip := func(t *testing.T, p pod, commands string) {
+		t.Helper()
+		for line := range strings.Lines(commands) {
+			p.run(t, "ip", strings.Fields(line)...)
+		}
+	}
+	for _, test := range []struct {
+		name, mark, table string
+		spec              redirect.Spec
+	}{
+		{"the usual mark", "1337", "133", dual(byTPROXY)},
+		{"another mark", "7", "300", dual(byTPROXY, func(s *redirect.Spec) { s.Mark, s.Table = 7, 300 })},
+		{"the usual mark without any rule, as the reference cleans", "1337", "133", redirect.Spec{}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			control, p := dualPod(t), dualPod(t)
+			ip(t, control, others)
+			ip(t, p, others)
+			if test.spec.Mark != 0 {
+				p.reference(t, iptables.NFT, test.spec, families...)
+			}
+			ip(t, p, reference(test.mark, test.table))
+			mustClean(t, p.namespace(iptables.NFT))
+			equal(t, "not as if the mesh had never been here", control.routing(t), p.routing(t))
+		})
+	}
+}

@@ -1,0 +1,130 @@
+package labtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/netns"
+)
+
+// Actor is somebody who opens sockets: in which namespace, and as whom.
+type Actor struct {
+	// Name is for people.
+	Name string
+	// Namespace is the file of a network namespace; "" is the caller's.
+	Namespace string
+	UID, GID  int
+}
+
+// String says who acts.
+func (a Actor) String() string { return fmt.Sprintf("%s (uid %d, gid %d)", a.Name, a.UID, a.GID) }
+
+// InGroup is the same actor in another group.
+func (a Actor) InGroup(gid int) Actor {
+	a.GID = gid
+	return a
+}
+
+// do runs fn in the actor's namespace, on a thread whose new sockets are the actor's.
+//
+// The owner matches (net/netfilter/xt_owner.c, nft_meta.c) compare f_cred->fsuid and f_cred->fsgid of a socket's file:
+// those of the thread in socket(2) or accept(2). Setting only these two leaves the thread its capabilities (bar those
+// about files), so that an actor who is not root may still have IP_TRANSPARENT and SO_MARK, as a container with
+// NET_ADMIN has, and the thread can go home afterwards.
+func (a Actor) do(fn func() error) error {
+	return netns.Do(a.Namespace, func() error {
+		defer func() { _, _ = unix.Setfsuid(0), unix.Setfsgid(0) }()
+		if err := errors.Join(unix.Setfsgid(a.GID), unix.Setfsuid(a.UID)); err != nil {
+			return fmt.Errorf("becoming %s: %w", a, err)
+		}
+		// The calls cannot fail visibly; asking for an impossible ID changes nothing and tells the present one.
+		uid, _ := unix.SetfsuidRetUid(-1)
+		gid, _ := unix.SetfsgidRetGid(-1)
+		if uid != a.UID || gid != a.GID {
+			return fmt.Errorf("becoming %s: the kernel made it uid %d, gid %d", a, uid, gid)
+		}
+		return fn()
+	})
+}
+
+// Run runs a program in the actor's namespace (as root) and returns what it printed.
+func (a Actor) Run(ctx context.Context, stdin, name string, args ...string) (string, error) {
+	var out []byte
+	err := netns.Do(a.Namespace, func() (err error) {
+		cmd := exec.CommandContext(ctx, name, args...) //nolint:gosec // tests say what is run
+		cmd.Stdin = strings.NewReader(stdin)
+		out, err = cmd.CombinedOutput()
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("running %s %s: %w: %s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out), nil
+}
+
+// socketOptions are those of a proxy that speaks for others.
+type socketOptions struct {
+	transparent bool
+	mark        uint32
+}
+
+// control is a hook of net.Dialer and net.ListenConfig: it sets the options before the socket is bound.
+func (o socketOptions) control(network, _ string, c syscall.RawConn) error {
+	var err error
+	failed := c.Control(func(fd uintptr) {
+		switch {
+		case !o.transparent:
+		case strings.HasSuffix(network, "6"):
+			err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
+		default:
+			err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+		}
+		if o.mark != 0 {
+			err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(o.mark)))
+		}
+	})
+	return errors.Join(failed, err)
+}
+
+// soOriginalDst is SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST (linux/netfilter_ipv4.h, linux/netfilter_ipv6/ip6_tables.h).
+const soOriginalDst = 80
+
+// original asks where a connection was going before the kernel changed its destination. A connection that was handed
+// over unchanged, as TPROXY does, has the answer in its own address; the kernel gives the same then.
+func original(conn *net.TCPConn) (netip.AddrPort, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	var dst netip.AddrPort
+	own := addrPort(conn.LocalAddr())
+	failed := raw.Control(func(fd uintptr) {
+		if own.Addr().Is6() {
+			// The structs are used for their sizes: sockaddr_in6 is the first part of this one, …
+			var info *unix.IPv6MTUInfo
+			if info, err = unix.GetsockoptIPv6MTUInfo(int(fd), unix.SOL_IPV6, soOriginalDst); err == nil {
+				dst = netip.AddrPortFrom(netip.AddrFrom16(info.Addr.Addr), bigEndian(info.Addr.Port))
+			}
+			return
+		}
+		// … and sockaddr_in (family, port, address) of this one.
+		var in *unix.IPv6Mreq
+		if in, err = unix.GetsockoptIPv6Mreq(int(fd), unix.SOL_IP, soOriginalDst); err == nil {
+			m := in.Multiaddr
+			dst = netip.AddrPortFrom(netip.AddrFrom4([4]byte(m[4:8])), uint16(m[2])<<8|uint16(m[3]))
+		}
+	})
+	if errors.Is(err, unix.ENOENT) {
+		// No entry in the connection tracking table: nothing was changed.
+		return own, nil
+	}
+	return dst, errors.Join(failed, err)
+}

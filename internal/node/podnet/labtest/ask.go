@@ -1,0 +1,289 @@
+package labtest
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// patience is how long an actor waits for an answer. Nobody who is answered or refused waits.
+const patience = 3 * time.Second
+
+// Protocol is what is asked by.
+type Protocol string
+
+// The protocols.
+const (
+	TCP Protocol = "tcp"
+	UDP Protocol = "udp"
+	// Ping is an ICMPv6 echo request.
+	Ping Protocol = "ping"
+	// Stray is a TCP segment that belongs to no connection: SYN and ACK at once, never asked for. Connection tracking
+	// calls it invalid, a TCP that gets it answers with a reset, which counts as "refused".
+	Stray Protocol = "stray"
+)
+
+// Ask is a question sent over the network: who are you, and whom did I ask?
+type Ask struct {
+	From Actor
+	Via  Protocol
+	To   netip.AddrPort
+	// Source is the address to ask from, and SourcePort the port, if not those the kernel would take.
+	Source     netip.Addr
+	SourcePort uint16
+	// Mark is for asking from a foreign source address: it makes the socket transparent, and marks its packets.
+	Mark uint32
+	// Through asks proxies to pass the question on and to add the answer they get to their own.
+	Through bool
+}
+
+// String says what is asked.
+func (a Ask) String() string {
+	s := fmt.Sprintf("%s: %s to %s", a.From, a.Via, a.To)
+	if a.Source.IsValid() {
+		s += " from source " + a.Source.String()
+	}
+	if a.SourcePort != 0 {
+		s += fmt.Sprintf(" from port %d", a.SourcePort)
+	}
+	if a.Through {
+		s += ", passed through"
+	}
+	return s
+}
+
+// Hop is one answer: who gave it, and what the connection looked like there.
+type Hop struct {
+	By string
+	// Dst is the destination: the original one for a proxy, the own address for a server. A proxy is not told the
+	// original destination of a datagram, and leaves it out.
+	Dst netip.AddrPort
+	// From is the address the question came from.
+	From netip.AddrPort
+}
+
+// String is the line sent over the network.
+func (h Hop) String() string {
+	s := h.By
+	if h.Dst.IsValid() {
+		s += " orig=" + h.Dst.String()
+	}
+	if h.From.IsValid() {
+		s += " from=" + h.From.String()
+	}
+	return s
+}
+
+func parseHop(line string) (Hop, error) {
+	words := strings.Fields(line)
+	if len(words) == 0 {
+		return Hop{}, errors.New("empty line")
+	}
+	h := Hop{By: words[0]}
+	for _, w := range words[1:] {
+		key, value, _ := strings.Cut(w, "=")
+		ap, err := netip.ParseAddrPort(value)
+		if err != nil {
+			return Hop{}, err
+		}
+		switch key {
+		case "orig":
+			h.Dst = ap
+		case "from":
+			h.From = ap
+		}
+	}
+	return h, nil
+}
+
+// Answer is what came back: everybody the question reached, in order, and how it ended if not well.
+type Answer struct {
+	Hops []Hop
+	// Own is the address the question was asked from.
+	Own netip.AddrPort
+	Err error
+}
+
+// How a question may end without an answer; other errors are faults. Forbidden is what the sender's own kernel says of
+// what it does not let out.
+var (
+	ErrRefused   = errors.New("refused")
+	ErrSilent    = errors.New("no answer")
+	ErrForbidden = errors.New("not let out")
+)
+
+// String is the answer on one line.
+func (a Answer) String() string {
+	var parts []string
+	for _, h := range a.Hops {
+		parts = append(parts, h.String())
+	}
+	if a.Err != nil {
+		parts = append(parts, a.Err.Error())
+	}
+	return strings.Join(parts, ", then ")
+}
+
+// lines is the answer as a proxy passes it on.
+func (a Answer) lines() string {
+	var b strings.Builder
+	for _, h := range a.Hops {
+		fmt.Fprintln(&b, h)
+	}
+	if a.Err != nil {
+		fmt.Fprintln(&b, failed, strings.ReplaceAll(a.Err.Error(), "\n", " "))
+	}
+	return b.String()
+}
+
+// The requests, and the start of a line that tells of a failure.
+const (
+	askWho     = "who"
+	askThrough = "through"
+	failed     = "!"
+)
+
+// Put asks and waits for the answer.
+func (a Ask) Put(ctx context.Context) Answer {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var answer Answer
+	switch a.Via {
+	case Ping:
+		answer.Err = a.ping(ctx)
+		if answer.Err == nil {
+			answer.Hops = []Hop{{By: "echo"}}
+		}
+	case Stray:
+		answer.Err = a.stray(ctx)
+	case TCP, UDP:
+		answer = a.talk(ctx)
+	default:
+		answer.Err = fmt.Errorf("unknown protocol %q", a.Via)
+	}
+	answer.Err = plain(answer.Err)
+	return answer
+}
+
+// network is the protocol as package net calls it.
+func (a Ask) network() string {
+	if a.To.Addr().Is6() {
+		return string(a.Via) + "6"
+	}
+	return string(a.Via) + "4"
+}
+
+func (a Ask) talk(ctx context.Context) Answer {
+	conn, err := a.dial(ctx)
+	if err != nil {
+		return Answer{Err: err}
+	}
+	defer func() { _ = conn.Close() }()
+	answer := Answer{Own: addrPort(conn.LocalAddr())}
+	text, err := a.exchange(ctx, conn)
+	if err != nil {
+		answer.Err = err
+		return answer
+	}
+	for line := range strings.Lines(text) {
+		if said, ok := strings.CutPrefix(line, failed); ok {
+			answer.Err = errors.New(strings.TrimSpace(said))
+			return answer
+		}
+		hop, err := parseHop(line)
+		if err != nil {
+			answer.Err = fmt.Errorf("reading the answer %q: %w", line, err)
+			return answer
+		}
+		answer.Hops = append(answer.Hops, hop)
+	}
+	if len(answer.Hops) == 0 {
+		answer.Err = errors.New("connected, and closed without a word")
+	}
+	return answer
+}
+
+// dial makes the socket on a thread that is the actor. net.Dialer makes it in the calling goroutine if there is one
+// address to try; Multipath TCP is off because it hides the socket from the owner match.
+func (a Ask) dial(ctx context.Context) (net.Conn, error) {
+	d := net.Dialer{Control: socketOptions{transparent: a.Mark != 0, mark: a.Mark}.control}
+	d.SetMultipathTCP(false)
+	// An address that is not valid is any.
+	switch source := netip.AddrPortFrom(a.Source, a.SourcePort); a.Via {
+	case UDP:
+		d.LocalAddr = net.UDPAddrFromAddrPort(source)
+	default:
+		d.LocalAddr = net.TCPAddrFromAddrPort(source)
+	}
+	var conn net.Conn
+	err := a.From.do(func() (err error) {
+		conn, err = d.DialContext(ctx, a.network(), a.To.String())
+		return err
+	})
+	return conn, err
+}
+
+// exchange sends the request and reads the answer: to the end of the stream, or one datagram.
+func (a Ask) exchange(ctx context.Context, conn net.Conn) (string, error) {
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := conn.SetDeadline(deadline); err != nil {
+			return "", err
+		}
+	}
+	request := askWho
+	if a.Through {
+		request = askThrough
+	}
+	if _, err := io.WriteString(conn, request+"\n"); err != nil {
+		return "", err
+	}
+	if a.Via == TCP {
+		text, err := io.ReadAll(conn)
+		return string(text), err
+	}
+	buf := make([]byte, 1<<12)
+	n, err := conn.Read(buf)
+	return string(buf[:n]), err
+}
+
+// plain turns the usual ends into their sentinels.
+func plain(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return ErrRefused
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return ErrSilent
+	case errors.Is(err, syscall.EPERM):
+		return ErrForbidden
+	}
+	return err
+}
+
+// addrPort is the address of a net.Addr as a value.
+func addrPort(a net.Addr) netip.AddrPort {
+	var ap netip.AddrPort
+	switch a := a.(type) {
+	case *net.TCPAddr:
+		ap = a.AddrPort()
+	case *net.UDPAddr:
+		ap = a.AddrPort()
+	}
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+}
+
+// bigEndian reads a port that the kernel wrote in network order into a native integer.
+func bigEndian(port uint16) uint16 {
+	b := [2]byte{}
+	binary.NativeEndian.PutUint16(b[:], port)
+	return uint16(b[0])<<8 | uint16(b[1])
+}

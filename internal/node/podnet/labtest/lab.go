@@ -1,0 +1,306 @@
+// Package labtest builds a pod and the network around it from real namespaces, and asks real questions over it: who
+// answers when this actor sends that packet there?
+//
+// It promises that a question gets the kernel's own answer (sockets are owned by the users and groups they are said to
+// be, nothing is simulated), that a wrong answer comes with who was asked, who was wanted and who answered, and that
+// everything is gone when a Lab is closed or the process ends. It never programs a rule and never touches the namespace
+// it is called in.
+//
+// Start at New, then Ask and Question. Serve, Proxy and Ask work in namespaces made by others as well.
+package labtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+)
+
+// Place is an address of the lab, in whatever family.
+//
+//	guest ── vm0 [ pod ] eth0 ── peer (peer, far, private, the resolvers)
+//	                     eth1 ── peer (side)
+type Place string
+
+// The places. Far and Private are behind a router, in networks of their own.
+const (
+	Pod       Place = "pod"
+	PodSide   Place = "pod's second address"
+	PodInside Place = "pod's address towards the guest"
+	Loopback  Place = "loopback"
+	// AlsoLoopback is in IPv4 only.
+	AlsoLoopback  Place = "another loopback address"
+	Passthrough   Place = "pass-through"
+	Peer          Place = "peer"
+	Far           Place = "far"
+	Private       Place = "private"
+	Side          Place = "side"
+	Resolver      Place = "resolver"
+	OtherResolver Place = "other resolver"
+	Guest         Place = "guest"
+	gateway       Place = "gateway"
+	sideGateway   Place = "side gateway"
+)
+
+// Addr is the place's address in the family, if it has one.
+func (p Place) Addr(f ruleset.Family) netip.Addr {
+	text := map[Place][2]string{
+		Pod: {"10.1.0.2", "fd00:1::2"}, PodSide: {"10.4.0.2", "fd00:4::2"}, PodInside: {"10.5.0.1", "fd00:5::1"},
+		Loopback: {"127.0.0.1", "::1"}, AlsoLoopback: {"127.0.0.2", ""}, Passthrough: {"127.0.0.6", "::6"},
+		Peer: {"10.1.0.9", "fd00:1::9"}, Far: {"10.2.0.9", "fd00:2::9"}, Private: {"10.3.0.9", "fd00:3::9"},
+		Side: {"10.4.0.9", "fd00:4::9"}, Guest: {"10.5.0.2", "fd00:5::2"},
+		Resolver: {"10.1.0.53", "fd00:1::53"}, OtherResolver: {"10.1.0.54", "fd00:1::54"},
+		gateway: {"10.1.0.1", "fd00:1::1"}, sideGateway: {"10.4.0.1", "fd00:4::1"},
+	}[p]
+	i := 0
+	if f == ruleset.IPv6 {
+		i = 1
+	}
+	a, _ := netip.ParseAddr(text[i])
+	return a
+}
+
+// Port is a port at the place.
+func (p Place) Port(f ruleset.Family, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(p.Addr(f), port)
+}
+
+// Network is the network the place is in: a /24, or a /64 in IPv6.
+func (p Place) Network(f ruleset.Family) netip.Prefix {
+	bits := 24
+	if f == ruleset.IPv6 {
+		bits = 64
+	}
+	return netip.PrefixFrom(p.Addr(f), bits).Masked()
+}
+
+// The ports. Everybody outside the pod answers on all of PeerPorts, the app on AppPorts, and both by UDP on UDPPort.
+const (
+	UDPPort = 5000
+	DNSPort = 53
+	AppUID  = 1000
+)
+
+// AppPorts are those the app answers on.
+func AppPorts() []uint16 { return []uint16{80, 8080, 9000} }
+
+// PeerPorts are those everybody outside the pod answers on; 15020 would be a status port in a pod.
+func PeerPorts() []uint16 { return []uint16{80, 443, 8080, 15020, DNSPort} }
+
+// Lab is a pod with an app, a world to talk to, and a guest (a virtual machine) behind the pod. The proxy is started by
+// StartProxy.
+type Lab struct {
+	families         []ruleset.Family
+	pod, peer, guest string
+	close            []func()
+}
+
+// New builds a lab for the given families, with the app and everybody outside ready to answer.
+func New(ctx context.Context, families ...ruleset.Family) (*Lab, error) {
+	l := &Lab{families: families}
+	for _, path := range []*string{&l.pod, &l.peer, &l.guest} {
+		name, closer, err := Namespace()
+		if err != nil {
+			l.Close()
+			return nil, err
+		}
+		*path, l.close = name, append(l.close, closer)
+	}
+	err := l.wire(ctx)
+	if err == nil {
+		err = l.serve(ctx)
+	}
+	if err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// Close ends all servers and, with them, the namespaces.
+func (l *Lab) Close() {
+	for _, closer := range slices.Backward(l.close) {
+		closer()
+	}
+	l.close = nil
+}
+
+// Namespace makes an empty network namespace. Its path is good for this process and its children until it is closed;
+// then the kernel ends it, as it does when the process ends.
+func Namespace() (path string, closer func(), err error) {
+	fd := -1
+	err = netns.Do("", func() (err error) {
+		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		fd, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return "", nil, fmt.Errorf("making a network namespace: %w", err)
+	}
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd), func() { _ = unix.Close(fd) }, nil
+}
+
+// Path is the file of the pod's namespace.
+func (l *Lab) Path() string { return l.pod }
+
+// Families are those of the pod.
+func (l *Lab) Families() []ruleset.Family { return l.families }
+
+// App is the application in the pod.
+func (l *Lab) App() Actor { return Actor{Name: "app", Namespace: l.pod, UID: AppUID, GID: AppUID} }
+
+// Proxy is the sidecar proxy as the injector sets it up: for TPROXY, which needs capabilities, it is root in the
+// proxy's group.
+func (l *Lab) Proxy(mode redirect.Mode) Actor {
+	uid := redirect.DefaultID
+	if mode == redirect.TPROXY {
+		uid = 0
+	}
+	return Actor{Name: "proxy", Namespace: l.pod, UID: uid, GID: redirect.DefaultID}
+}
+
+// Root is somebody in the pod who is root, and not the proxy.
+func (l *Lab) Root() Actor { return Actor{Name: "root", Namespace: l.pod} }
+
+// Peer is somebody outside the pod.
+func (l *Lab) Peer() Actor { return Actor{Name: "peer", Namespace: l.peer, UID: AppUID, GID: AppUID} }
+
+// Guest is the virtual machine behind the pod.
+func (l *Lab) Guest() Actor {
+	return Actor{Name: "guest", Namespace: l.guest, UID: AppUID, GID: AppUID}
+}
+
+// StartProxy starts a proxy in the pod as the actor, until the lab is closed.
+func (l *Lab) StartProxy(ctx context.Context, a Actor, mode redirect.Mode) error {
+	server, err := Proxy{
+		Actor: a, Mode: mode, Families: l.families,
+		Resolver: func(f ruleset.Family) netip.AddrPort { return Resolver.Port(f, DNSPort) },
+	}.Start(ctx)
+	if err == nil {
+		l.close = append(l.close, server.Close)
+	}
+	return err
+}
+
+// Counters shows all rules of the pod with how often each was met, as the programs (iptables-nft-save and the like)
+// print them.
+func (l *Lab) Counters(ctx context.Context, programs ...string) string {
+	var b strings.Builder
+	for _, program := range programs {
+		out, err := l.Root().Run(ctx, "", program, "-c")
+		if err != nil {
+			out = err.Error()
+		}
+		fmt.Fprintf(&b, "%s -c:\n%s", program, out)
+	}
+	return b.String()
+}
+
+// wire connects the namespaces.
+func (l *Lab) wire(ctx context.Context) error {
+	link := func(name, other, path string) string {
+		return fmt.Sprintf("link add %s type veth peer name %s netns %s\n%s", name, other, path, l.up(name, "fe80::1"))
+	}
+	const common = "link set lo up\n"
+	var pod, peer, guest strings.Builder
+	pod.WriteString(common + link("eth0", "eth0", l.peer) + link("eth1", "eth1", l.peer) + link("vm0", "eth0", l.guest))
+	peer.WriteString(common + l.up("eth0", "fe80::2") + l.up("eth1", "fe80::2"))
+	guest.WriteString(common + l.up("eth0", "fe80::2"))
+	for _, f := range l.families {
+		pod.WriteString(addresses(f, "eth0", Pod) + addresses(f, "eth1", PodSide) + addresses(f, "vm0", PodInside))
+		fmt.Fprintf(&pod, "route add default via %s\n", gateway.Addr(f))
+		peer.WriteString(addresses(f, "eth0", gateway, Peer, Resolver, OtherResolver, Far, Private))
+		peer.WriteString(addresses(f, "eth1", sideGateway, Side))
+		fmt.Fprintf(&peer, "route add %s via %s\n", Guest.Network(f), Pod.Addr(f))
+		guest.WriteString(addresses(f, "eth0", Guest))
+		fmt.Fprintf(&guest, "route add default via %s\n", PodInside.Addr(f))
+	}
+	// The pod's commands make the links that the others' give addresses to.
+	for _, step := range []struct{ path, batch string }{{l.pod, pod.String()}, {l.peer, peer.String()}, {l.guest, guest.String()}} {
+		if _, err := (Actor{Namespace: step.path}).Run(ctx, step.batch, "ip", "-batch", "-"); err != nil {
+			return fmt.Errorf("wiring the lab: %w", err)
+		}
+	}
+	return netns.Do(l.pod, forward)
+}
+
+// up gives the commands that bring a link up. The link-local address, from which a router looks for its neighbours, is
+// given by hand: one that the kernel makes is not used before it has been looked for elsewhere, which takes seconds.
+func (l *Lab) up(link, linkLocal string) string {
+	s := fmt.Sprintf("link set %s addrgenmode none\nlink set %s up\n", link, link)
+	if slices.Contains(l.families, ruleset.IPv6) {
+		s += fmt.Sprintf("address add %s/64 dev %s nodad\n", linkLocal, link)
+	}
+	return s
+}
+
+// addresses gives a link the places' addresses.
+func addresses(f ruleset.Family, link string, places ...Place) string {
+	var b strings.Builder
+	for _, p := range places {
+		nodad := ""
+		if f == ruleset.IPv6 {
+			nodad = " nodad"
+		}
+		fmt.Fprintf(&b, "address add %s/%d dev %s%s\n", p.Addr(f), p.Network(f).Bits(), link, nodad)
+	}
+	return b.String()
+}
+
+// forward makes the current namespace a router, which a pod with a guest is.
+func forward() error {
+	for _, name := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		file, err := os.OpenFile("/proc/sys/net/"+name, os.O_WRONLY, 0) //nolint:gosec // one of two names
+		if err != nil {
+			return fmt.Errorf("making the pod a router: %w", err)
+		}
+		_, err = file.WriteString("1")
+		if err = errors.Join(err, file.Close()); err != nil {
+			return fmt.Errorf("making the pod a router: %w", err)
+		}
+	}
+	return nil
+}
+
+// serve starts the app and everybody outside. Datagrams are taken per address: so the answer comes from the address
+// that was asked.
+func (l *Lab) serve(ctx context.Context) error {
+	var app, peer []Service
+	for _, f := range l.families {
+		for _, port := range AppPorts() {
+			app = append(app, Service{By: ByApp, Via: TCP, At: netip.AddrPortFrom(anyAddress(f), port)})
+		}
+		for _, p := range []Place{Pod, PodSide, Loopback} {
+			app = append(app, Service{By: ByApp, Via: UDP, At: p.Port(f, UDPPort)})
+		}
+		for _, port := range PeerPorts() {
+			peer = append(peer, Service{By: ByPeer, Via: TCP, At: netip.AddrPortFrom(anyAddress(f), port)})
+		}
+		for _, p := range []Place{Peer, Far, Private, Side, Resolver, OtherResolver} {
+			peer = append(peer, Service{By: ByPeer, Via: UDP, At: p.Port(f, UDPPort)},
+				Service{By: ByPeer, Via: UDP, At: p.Port(f, DNSPort)})
+		}
+	}
+	for _, s := range []struct {
+		actor    Actor
+		services []Service
+	}{{l.App(), app}, {l.Peer(), peer}} {
+		server, err := Serve(ctx, s.actor, s.services...)
+		if err != nil {
+			return err
+		}
+		l.close = append(l.close, server.Close)
+	}
+	return nil
+}

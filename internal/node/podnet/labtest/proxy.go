@@ -1,0 +1,88 @@
+package labtest
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+// The names by which the sockets of a pod answer.
+const (
+	ByApp      = "app"
+	ByPeer     = "peer"
+	ByOutbound = "outbound" // the proxy, for what the pod sends
+	ByInbound  = "inbound"  // the proxy, for what the pod gets
+	ByTunnel   = "tunnel"   // the proxy's HBONE port
+	ByStatus   = "status"   // the proxy's and agent's health and metrics ports
+	ByDNS      = "dns"      // the agent's resolver
+)
+
+// Proxy is a sidecar that tells what reaches it instead of passing it on, unless it is asked to.
+type Proxy struct {
+	Actor
+	Mode     redirect.Mode
+	Families []ruleset.Family
+	// Resolver is where the agent passes DNS on to, by family.
+	Resolver func(ruleset.Family) netip.AddrPort
+}
+
+// statusPorts are those of the agent's health checks, Envoy's health checks and Envoy's metrics.
+func statusPorts() []uint16 { return []uint16{15020, 15021, 15090} }
+
+// Start opens the proxy's sockets.
+func (p Proxy) Start(ctx context.Context) (*Server, error) {
+	var all []Service
+	for _, f := range p.Families {
+		all = append(all, p.services(f)...)
+	}
+	return Serve(ctx, p.Actor, all...)
+}
+
+func (p Proxy) services(f ruleset.Family) []Service {
+	tproxy := p.Mode == redirect.TPROXY
+	tcp := func(by string, port uint16) Service {
+		return Service{By: by, Via: TCP, At: netip.AddrPortFrom(anyAddress(f), port)}
+	}
+	outbound, inbound := tcp(ByOutbound, redirect.OutboundPort), tcp(ByInbound, redirect.InboundPort)
+	outbound.Redirected, outbound.Onward = true, func(h Hop) Ask { return Ask{From: p.Actor, Via: TCP, To: h.Dst} }
+	inbound.Redirected, inbound.Transparent, inbound.Onward = true, tproxy, p.toApp
+	all := []Service{outbound, inbound, tcp(ByTunnel, redirect.TunnelPort)}
+	for _, port := range statusPorts() {
+		all = append(all, tcp(ByStatus, port))
+	}
+	// The agent listens on loopback only. That is where REDIRECT sends what a pod itself sends, and the address that
+	// its answers must come from for the kernel to turn it back into the resolver's.
+	for _, via := range []Protocol{TCP, UDP} {
+		all = append(all, Service{
+			By: ByDNS, Via: via, At: netip.AddrPortFrom(Loopback.Addr(f), redirect.DNSPort), Redirected: true,
+			Onward: func(Hop) Ask { return Ask{From: p.Actor, Via: via, To: p.Resolver(f)} },
+		})
+	}
+	return all
+}
+
+// toApp hands an inbound connection to the app as Envoy does: from the pass-through address, or under TPROXY from the
+// client's own address and with the mark that brings the answers back to the proxy.
+func (p Proxy) toApp(h Hop) Ask {
+	ask := Ask{From: p.Actor, Via: TCP, To: h.Dst, Source: Passthrough.Addr(familyOf(h.Dst.Addr()))}
+	if p.Mode == redirect.TPROXY {
+		ask.Source, ask.Mark = h.From.Addr(), redirect.DefaultMark
+	}
+	return ask
+}
+
+func familyOf(a netip.Addr) ruleset.Family {
+	if a.Is6() {
+		return ruleset.IPv6
+	}
+	return ruleset.IPv4
+}
+
+func anyAddress(f ruleset.Family) netip.Addr {
+	if f == ruleset.IPv6 {
+		return netip.IPv6Unspecified()
+	}
+	return netip.IPv4Unspecified()
+}

@@ -1,0 +1,147 @@
+package labtest
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+)
+
+// Service is one socket that answers.
+type Service struct {
+	// By is the name it answers with.
+	By  string
+	Via Protocol
+	At  netip.AddrPort
+	// Transparent sockets take connections for addresses that are not this machine's (TPROXY).
+	Transparent bool
+	// Redirected says that At is not what clients ask for: the service answers with the original destination.
+	Redirected bool
+	// Onward says what is asked next when a question is to be passed through; nil answers for itself only.
+	Onward func(Hop) Ask
+}
+
+// Server is somebody who answers on some sockets, until it is closed or its context ends.
+type Server struct {
+	actor  Actor
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+}
+
+// Serve opens the sockets as the actor and answers. All are open when it returns.
+func Serve(ctx context.Context, a Actor, services ...Service) (*Server, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	s := &Server{actor: a, cancel: cancel}
+	for _, service := range services {
+		if err := s.open(ctx, service); err != nil {
+			s.Close()
+			return nil, fmt.Errorf("listening as %s on %s %s: %w", a, service.Via, service.At, err)
+		}
+	}
+	return s, nil
+}
+
+// Close ends all sockets and waits until nobody is being answered any more.
+func (s *Server) Close() {
+	s.cancel()
+	s.done.Wait()
+}
+
+func (s *Server) open(ctx context.Context, service Service) error {
+	// Multipath TCP is off: it hides accepted sockets from the owner match, and the original destination.
+	config := net.ListenConfig{Control: socketOptions{transparent: service.Transparent}.control}
+	config.SetMultipathTCP(false)
+	network := Ask{Via: service.Via, To: service.At}.network()
+	if service.Via == UDP {
+		var conn net.PacketConn
+		err := s.actor.do(func() (err error) {
+			conn, err = config.ListenPacket(ctx, network, service.At.String())
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		context.AfterFunc(ctx, func() { _ = conn.Close() })
+		s.done.Go(func() { s.datagrams(ctx, service, conn.(*net.UDPConn)) })
+		return nil
+	}
+	var listener net.Listener
+	err := s.actor.do(func() (err error) {
+		listener, err = config.Listen(ctx, network, service.At.String())
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	context.AfterFunc(ctx, func() { _ = listener.Close() })
+	// An accepted socket belongs to whoever accepts it.
+	s.done.Go(func() { _ = s.actor.do(func() error { return s.connections(ctx, service, listener) }) })
+	return nil
+}
+
+func (s *Server) connections(ctx context.Context, service Service, listener net.Listener) error {
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			return err
+		}
+		s.done.Go(func() {
+			hangUp := func() { _ = conn.Close() }
+			defer hangUp()
+			defer context.AfterFunc(ctx, hangUp)()
+			s.connection(ctx, service, conn.(*net.TCPConn))
+		})
+	}
+}
+
+func (s *Server) connection(ctx context.Context, service Service, conn *net.TCPConn) {
+	request, err := bufio.NewReader(conn).ReadString('\n')
+	if err != nil {
+		return
+	}
+	hop := Hop{By: service.By, Dst: addrPort(conn.LocalAddr()), From: addrPort(conn.RemoteAddr())}
+	if service.Redirected {
+		if hop.Dst, err = original(conn); err != nil {
+			_, _ = io.WriteString(conn, Answer{Hops: []Hop{hop}, Err: err}.lines())
+			return
+		}
+	}
+	_, _ = io.WriteString(conn, service.answer(ctx, hop, request))
+}
+
+func (s *Server) datagrams(ctx context.Context, service Service, conn *net.UDPConn) {
+	buf := make([]byte, 1<<12)
+	for {
+		n, from, err := conn.ReadFromUDPAddrPort(buf)
+		if err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			// An ICMP error about an earlier answer.
+			continue
+		}
+		request := string(buf[:n])
+		hop := Hop{By: service.By, From: netip.AddrPortFrom(from.Addr().Unmap(), from.Port())}
+		if !service.Redirected {
+			hop.Dst = service.At
+		}
+		s.done.Go(func() {
+			_, _ = conn.WriteToUDPAddrPort([]byte(service.answer(ctx, hop, request)), from)
+		})
+	}
+}
+
+// answer is the own line, and those of the others if the question goes on.
+func (s Service) answer(ctx context.Context, hop Hop, request string) string {
+	answer := Answer{Hops: []Hop{hop}}
+	if strings.TrimSpace(request) == askThrough && s.Onward != nil {
+		next := s.Onward(hop).Put(ctx)
+		answer.Hops = append(answer.Hops, next.Hops...)
+		answer.Err = next.Err
+	}
+	return answer.lines()
+}

@@ -1,0 +1,304 @@
+package podnet_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+)
+
+// The processes that programming a pod starts are a budget: at most 4 for an IPv4 pod, 6 for both families. Here they
+// are named one by one.
+
+// toolbox is a directory of stand-ins for the programs of iptables. Each notes that it was started, and how, and then
+// is the real one.
+type toolbox struct{ dir, log string }
+
+// standIn is the text of one; REAL is the program with all the others in it, which knows which one to be by its first
+// argument. It notes if it could ask the name service for the names of users, or would wait for the lock of the node.
+const standIn = `#!/bin/sh
+name=${0##*/}
+echo "$name${*:+ $*}" >>LOG
+if [ -s /etc/nsswitch.conf ]; then echo "$name sees nsswitch.conf" >>LOG; fi
+if [ "$1" != --version ] && [ -z "$XTABLES_LOCKFILE" ]; then echo "$name has no lock of its own" >>LOG; fi
+EXTRA
+exec REAL "$name" "$@"
+`
+
+func newToolbox(t *testing.T) toolbox {
+	t.Helper()
+	dir := t.TempDir()
+	return toolbox{dir: filepath.Join(dir, "bin"), log: filepath.Join(dir, "log")}
+}
+
+// add puts in the stand-ins of one variant for programs with the given names; a name that ends in a dash goes on with
+// the variant. The stand-ins are links to a file called as the real one is.
+func (b toolbox) add(t *testing.T, v iptables.Variant, multi, extra string, names ...string) toolbox {
+	t.Helper()
+	file := filepath.Join(b.dir, "xtables-"+string(v)+"-multi")
+	write(t, file, strings.NewReplacer("LOG", b.log, "REAL", multi, "EXTRA", extra).Replace(standIn))
+	for _, name := range names {
+		if strings.HasSuffix(name, "-") {
+			name += string(v)
+		}
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			if err := os.Symlink(file, filepath.Join(b.dir, name+suffix)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return b
+}
+
+// copied turns the links into files, by which nothing tells the variant.
+func (b toolbox) copied(t *testing.T) toolbox {
+	t.Helper()
+	entries, err := os.ReadDir(b.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		file := filepath.Join(b.dir, e.Name())
+		if e.Type()&os.ModeSymlink == 0 {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		if err == nil {
+			err = os.Remove(file)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, file, string(text))
+	}
+	return b
+}
+
+func write(t *testing.T, file, text string) {
+	t.Helper()
+	err := os.MkdirAll(filepath.Dir(file), 0o755)
+	if err == nil {
+		err = os.WriteFile(file, []byte(text), 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// started gives what was started since it was asked last.
+func (b toolbox) started(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile(b.log)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(b.log); err != nil {
+		t.Fatal(err)
+	}
+	if len(text) == 0 {
+		return nil
+	}
+	return strings.Split(strings.TrimSpace(string(text)), "\n")
+}
+
+// multi is where the machine has the program of a variant.
+func multi(t *testing.T, v iptables.Variant) string {
+	t.Helper()
+	link, err := exec.LookPath(program(v, ruleset.IPv4, "-restore"))
+	if err == nil {
+		link, err = filepath.EvalSymlinks(link)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return link
+}
+
+// budget is what is started for a pod.
+type budget struct {
+	addresses    []string
+	first, again []string
+}
+
+// check applies a Spec twice to a fresh pod, then verifies and cleans it.
+func (want budget) check(t *testing.T, tools iptables.Host, b toolbox) {
+	t.Helper()
+	p := newPod(t, want.addresses...)
+	n := p.namespace("")
+	n.Tools = tools
+	spec := dual(byTPROXY)
+	for _, step := range []struct {
+		name string
+		do   func() error
+		want []string
+	}{
+		{"the first Apply", func() error { _, err := n.Apply(t.Context(), spec, 0); return err }, want.first},
+		{"the second Apply", func() error { _, err := n.Apply(t.Context(), spec, 0); return err }, want.again},
+		{"Verify", func() error { verified(t, n, spec); return nil }, want.again},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(step.want, b.started(t)); diff != "" {
+			t.Errorf("%s of a pod with %v starts (-want +got):\n%s", step.name, want.addresses, diff)
+		}
+	}
+}
+
+var (
+	onlyIPv4 = []string{"10.20.0.2/24"}
+	both     = []string{"10.20.0.2/24", "fd20::2/64"}
+)
+
+// Where programs are named for their variant a fresh pod costs one process per family, and so does one that is in order.
+// Legacy tools are asked for their version once before they write, since old ones know no --wait.
+func TestApplyStartsNoNeedlessProcess(t *testing.T) {
+	t.Parallel()
+	b := newToolbox(t)
+	for _, v := range variants {
+		b.add(t, v, multi(t, v), "", "iptables-", "ip6tables-")
+	}
+	for _, test := range []struct {
+		name    string
+		force   iptables.Variant
+		budgets []budget
+	}{
+		{"nft", iptables.NFT, []budget{
+			{onlyIPv4, []string{"iptables-nft-restore --noflush"}, []string{"iptables-nft-save"}},
+			{both, []string{"iptables-nft-restore --noflush", "ip6tables-nft-restore --noflush"}, []string{"iptables-nft-save", "ip6tables-nft-save"}},
+		}},
+		{"legacy", iptables.Legacy, []budget{
+			{onlyIPv4, []string{"iptables-legacy --version", "iptables-legacy-restore --noflush --wait=30"}, []string{"iptables-legacy-save"}},
+			{both, []string{
+				"iptables-legacy --version", "iptables-legacy-restore --noflush --wait=30", "ip6tables-legacy-restore --noflush --wait=30",
+			}, []string{"iptables-legacy-save", "ip6tables-legacy-save"}},
+		}},
+		{"nothing forced", "", []budget{
+			{onlyIPv4, []string{"iptables-nft-restore --noflush"}, []string{"iptables-nft-save"}},
+			{both, []string{"iptables-nft-restore --noflush", "ip6tables-nft-restore --noflush"}, []string{"iptables-nft-save", "ip6tables-nft-save"}},
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for _, want := range test.budgets {
+				want.check(t, iptables.Host{Path: b.dir, Force: test.force}, b)
+			}
+		})
+	}
+}
+
+// Where there are the plain names only, links tell the variant by what they lead to; a program that does not is asked.
+func TestApplyStartsNoNeedlessProcessOnAHostWithPlainNamesOnly(t *testing.T) {
+	dir, inside := inMounts(t, `cp /usr/sbin/xtables-*-multi "$2" && mount -t tmpfs none /usr/sbin`)
+	if !inside {
+		return
+	}
+	where := func(v iptables.Variant) string { return filepath.Join(dir, "xtables-"+string(v)+"-multi") }
+	version := []string{"iptables-restore --version", "ip6tables-restore --version"}
+	lines := func(of ...[]string) (all []string) {
+		for _, l := range of {
+			all = append(all, l...)
+		}
+		return all
+	}
+	for _, v := range variants {
+		wait, asked := "", []string(nil)
+		if v == iptables.Legacy {
+			wait, asked = " --wait=30", []string{"iptables --version"}
+		}
+		first4, first6 := []string{"iptables-restore --noflush" + wait}, []string{"ip6tables-restore --noflush" + wait}
+		again4, again6 := []string{"iptables-save"}, []string{"ip6tables-save"}
+		t.Run("links to "+string(v), func(t *testing.T) {
+			b := newToolbox(t).add(t, v, where(v), "", "iptables", "ip6tables")
+			budget{onlyIPv4, lines(asked, first4), again4}.check(t, iptables.Host{Path: b.dir}, b)
+			budget{both, lines(asked, first4, first6), lines(again4, again6)}.check(t, iptables.Host{Path: b.dir}, b)
+		})
+		t.Run("programs of "+string(v), func(t *testing.T) {
+			b := newToolbox(t).add(t, v, where(v), "", "iptables", "ip6tables").copied(t)
+			budget{onlyIPv4, lines(version, asked, first4), lines(version[:1], again4, version[1:])}.check(t, iptables.Host{Path: b.dir}, b)
+			budget{both, lines(version, asked, first4, first6), lines(version[:1], again4, version[1:], again6)}.check(t, iptables.Host{Path: b.dir}, b)
+		})
+	}
+}
+
+// insideOf names a test and a directory, for the process in which the test runs with mounts of its own.
+const insideOf = "PODNET_TEST_INSIDE"
+
+// inMounts runs the calling test again, in a process with mounts of its own that a script made, and reports whether this
+// is that process. The directory, $2 of the script, is one for both.
+func inMounts(t *testing.T, script string) (dir string, inside bool) {
+	t.Helper()
+	if name, shared, _ := strings.Cut(os.Getenv(insideOf), ":"); name == t.Name() {
+		return shared, true
+	}
+	emptyPod(t) // needs root
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir = t.TempDir()
+	script += ` && exec "$0" -test.v -test.run="^$1\$"`
+	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "sh", "-ec", script, self, t.Name(), dir)
+	cmd.Env = append(os.Environ(), insideOf+"="+t.Name()+":"+dir, "GOCOVERDIR="+t.TempDir())
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	return dir, false
+}
+
+// Legacy tools lock a file for the whole node. Somebody who holds it, for as long as the node's own rules take, must not
+// keep pods waiting.
+func TestPodsDoNotWaitForTheLockOfTheNode(t *testing.T) {
+	// A lock of this test's own: the node's real one would stop others on this machine.
+	if _, inside := inMounts(t, "mount -t tmpfs none /run && : >/run/xtables.lock"); !inside {
+		return
+	}
+	lock, err := os.Open("/run/xtables.lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close() //nolint:errcheck // a test
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	held := func() {
+		t.Helper()
+		_, err := emptyPod(t).try(t, "", "env", "-u", "XTABLES_LOCKFILE", "iptables-legacy", "--wait=1", "-L")
+		if err == nil || !strings.Contains(err.Error(), "xtables lock") {
+			t.Fatalf("the lock is not held: %v", err)
+		}
+	}
+	held()
+	const pods = 50
+	// Programs from before 1.8.6 do not know the variable that names the lock file; for them it is covered by a mount.
+	old := newToolbox(t).add(t, iptables.Legacy, multi(t, iptables.Legacy), "unset XTABLES_LOCKFILE", "iptables-", "ip6tables-")
+	for name, path := range map[string]string{"programs of today": "", "programs that know no other lock": old.dir} {
+		var all sync.WaitGroup
+		spec := dual(byTPROXY)
+		for range pods {
+			p := dualPod(t)
+			all.Go(func() {
+				n := p.namespace(iptables.Legacy)
+				n.Tools.Path = path
+				if _, err := n.Apply(t.Context(), spec, 0); err != nil {
+					t.Errorf("%s: %v", name, err)
+					return
+				}
+				for _, f := range families {
+					equal(t, name, redirect.Rules(spec, f).String(), p.save(t, iptables.Legacy, f))
+				}
+			})
+		}
+		all.Wait()
+	}
+	held()
+}
