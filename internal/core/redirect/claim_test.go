@@ -16,10 +16,9 @@ import (
 func saved(t *testing.T, lines ...string) ruleset.Set {
 	t.Helper()
 	tables := map[string]*ruleset.Table{}
-	for _, l := range lines {
-		name, l, _ := strings.Cut(l, " ")
-		verb, l, _ := strings.Cut(l, " ")
-		chain, spec, _ := strings.Cut(l, " ")
+	for _, line := range lines {
+		words := strings.SplitN(line+"   ", " ", 4)
+		name, verb, chain, spec := words[0], words[1], words[2], strings.TrimSpace(words[3])
 		if tables[name] == nil {
 			tables[name] = &ruleset.New(ruleset.IPv4, ruleset.Table{Name: name}).Tables[0]
 		}

@@ -128,20 +128,28 @@ func TestRouting(t *testing.T) {
 		{"rejected IPv6 does not", written{}, redirect.Rejected, redirect.Routing{Mark: 1337, Table: 133}},
 		{"TPROXY routes by mark", written{redirect.FieldMode: "TPROXY"}, redirect.Unused, redirect.Routing{MarkFamilies: v4only, Mark: 1337, Table: 133}},
 		{
-			"TPROXY routes both families if both are captured", written{redirect.FieldMode: "TPROXY"}, redirect.Captured,
+			"TPROXY routes both families if both are captured",
+			written{redirect.FieldMode: "TPROXY"},
+			redirect.Captured,
 			redirect.Routing{PassthroughV6: true, MarkFamilies: dual, Mark: 1337, Table: 133},
 		},
 		{"TPROXY leaves a rejected family", written{redirect.FieldMode: "TPROXY"}, redirect.Rejected, redirect.Routing{MarkFamilies: v4only, Mark: 1337, Table: 133}},
 		{
-			"TPROXY of some ports routes by mark", written{redirect.FieldMode: "TPROXY", redirect.FieldInbound: "80"}, redirect.Unused,
+			"TPROXY of some ports routes by mark",
+			written{redirect.FieldMode: "TPROXY", redirect.FieldInbound: "80"},
+			redirect.Unused,
 			redirect.Routing{MarkFamilies: v4only, Mark: 1337, Table: 133},
 		},
 		{
-			"TPROXY of no port routes nothing", written{redirect.FieldMode: "TPROXY", redirect.FieldInbound: ""}, redirect.Captured,
+			"TPROXY of no port routes nothing",
+			written{redirect.FieldMode: "TPROXY", redirect.FieldInbound: ""},
+			redirect.Captured,
 			redirect.Routing{PassthroughV6: true, Mark: 1337, Table: 133},
 		},
 		{
-			"mark and table are the Spec's", written{redirect.FieldMode: "TPROXY", redirect.FieldMark: "7", redirect.FieldTable: "8"}, redirect.Unused,
+			"mark and table are the Spec's",
+			written{redirect.FieldMode: "TPROXY", redirect.FieldMark: "7", redirect.FieldTable: "8"},
+			redirect.Unused,
 			redirect.Routing{MarkFamilies: v4only, Mark: 7, Table: 8},
 		},
 	} {

@@ -2,6 +2,7 @@ package redirect_test
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"testing"
 
@@ -651,9 +652,7 @@ func TestPacketsUnderTPROXY(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w := written{redirect.FieldMode: "TPROXY"}
-			for field, text := range test.w {
-				w[field] = text
-			}
+			maps.Copy(w, test.w)
 			spec := w.spec(t)
 			if test.tweak != nil {
 				test.tweak(&spec)
@@ -715,6 +714,7 @@ func TestPacketsOfARejectedFamily(t *testing.T) {
 			{"proxy → service is refused", sends(proxy, tcp, "service", 80), "rejected with tcp-reset"},
 			{"client → pod is refused", arrives(tcp, "client", 80), "rejected with tcp-reset"},
 			{"a connection under way is refused", arrives(tcp, "client", 80, state(rulesettest.Established)), "rejected with tcp-reset"},
+			{"the refusal itself gets out", sends(app, tcp, "client", 80, func(_ ruleset.Family, p *rulesettest.Packet) { p.RST = true }), untouched},
 			{"UDP out is refused", sends(app, udp, "resolver", 53), unreachable},
 			{"UDP in is refused", arrives(udp, "client", 53), unreachable},
 			{"ICMP out passes", sends(app, icmp, "service", 0), untouched},

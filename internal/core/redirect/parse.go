@@ -240,15 +240,10 @@ func parsePort(text string) (uint16, error) {
 		return 0, fmt.Errorf("is not allowed here: want a list of ports")
 	}
 	n, err := strconv.ParseUint(text, 10, 16)
-	if err != nil || !digits(text) {
+	if err != nil {
 		return 0, fmt.Errorf("is not a port: want a decimal number from 0 to 65535")
 	}
 	return uint16(n), nil
-}
-
-// digits keeps out "+80", which strconv would take.
-func digits(text string) bool {
-	return !strings.ContainsFunc(text, func(r rune) bool { return r < '0' || r > '9' })
 }
 
 // listener reads a port that something must listen on.
@@ -335,7 +330,7 @@ func interfaceName(s string) bool {
 
 func parseID(text string) (uint32, error) {
 	n, err := strconv.ParseUint(text, 10, 32)
-	if err != nil || n > lastID || !digits(text) {
+	if err != nil || n > lastID {
 		return 0, fmt.Errorf("is not a user or group id: want a decimal number from 0 to %d", uint32(lastID))
 	}
 	return uint32(n), nil
@@ -348,6 +343,11 @@ func (d Dialect) ids(text string) ([]uint32, error) {
 		err = fmt.Errorf("names no id: the proxy needs at least one, or its own traffic would loop")
 	}
 	return ids, err
+}
+
+// digits reports whether the text is meant to be a number, right or wrong.
+func digits(text string) bool {
+	return !strings.ContainsFunc(text, func(r rune) bool { return r < '0' || r > '9' })
 }
 
 func (d Dialect) group(text string) (uint32, error) {
@@ -380,7 +380,7 @@ func (d Dialect) groups(text string) (Groups, error) {
 func parseMark(text string) (uint32, error) {
 	n, err := strconv.ParseUint(text, 10, 32)
 	switch {
-	case err != nil || !digits(text):
+	case err != nil:
 		return 0, fmt.Errorf("is not a mark: want a decimal number from 1 to 4294967295")
 	case n == 0:
 		return 0, fmt.Errorf("is the mark of every unmarked packet")
@@ -393,7 +393,7 @@ func parseMark(text string) (uint32, error) {
 func parseTable(text string) (uint32, error) {
 	n, err := strconv.ParseUint(text, 10, 32)
 	switch {
-	case err != nil || n == 0 || n > lastTable || !digits(text):
+	case err != nil || n == 0 || n > lastTable:
 		return 0, fmt.Errorf("is not a routing table: want a decimal number from 1 to %d", lastTable)
 	case n >= mainTables && n <= mainTables+2:
 		return 0, fmt.Errorf("is one of the kernel's own routing tables (%d to %d)", mainTables, mainTables+2)

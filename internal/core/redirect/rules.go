@@ -76,6 +76,7 @@ func RejectAll(f ruleset.Family) ruleset.Set {
 		rejectAll: {
 			rule("what comes in over loopback stays in the pod", "-i lo -j RETURN"),
 			rule("what goes out over loopback stays in the pod", "-o lo -j RETURN"),
+			rule("the refusal of an incoming connection gets out", "-p tcp -m tcp --tcp-flags RST RST -j RETURN"),
 			rule("TCP is refused at once, so that clients try the other family", "-p tcp -j REJECT --reject-with tcp-reset"),
 			rule("UDP is refused", "-p udp -j REJECT --reject-with %s", refuse),
 		},

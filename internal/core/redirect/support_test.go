@@ -25,11 +25,11 @@ func (w written) values() redirect.Values {
 }
 
 // spec gives the default Spec with some fields written over it, in the strict dialect of annotations.
-func (w written) spec(t testing.TB) redirect.Spec {
-	t.Helper()
+func (w written) spec(tb testing.TB) redirect.Spec {
+	tb.Helper()
 	s, err := redirect.Parse(redirect.Default(), w.values(), redirect.Dialect{Strict: true})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return s
 }

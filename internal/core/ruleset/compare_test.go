@@ -12,10 +12,10 @@ import (
 )
 
 // wanted is what most cases compare with.
-func wanted(t testing.TB) ruleset.Set {
-	t.Helper()
+func wanted(tb testing.TB) ruleset.Set {
+	tb.Helper()
 	return nat(
-		t, "OUTPUT -j OWN_OUT # all that is sent", "PREROUTING -p tcp -j OWN_IN # all that comes in",
+		tb, "OUTPUT -j OWN_OUT # all that is sent", "PREROUTING -p tcp -j OWN_IN # all that comes in",
 		"OWN_IN -p tcp -m tcp --dport 15008 -j RETURN # tunnels", "OWN_IN -p tcp -j OWN_TO # the rest",
 		"OWN_OUT -o lo -j RETURN # loopback", "OWN_OUT -j OWN_TO # the rest",
 		"OWN_TO -p tcp -j REDIRECT --to-ports 15001 # to the proxy",

@@ -78,12 +78,16 @@ COMMIT
 }
 
 func TestNewLeavesItsArgumentsAlone(t *testing.T) {
-	chains := []ruleset.Chain{{Name: "B", Policy: "-"}, {Name: "A", Policy: "-"}}
-	tables := make([]ruleset.Table, 0, 9)
-	tables = append(tables, ruleset.Table{Name: "nat", Chains: chains}, ruleset.Table{Name: "filter"})
+	given := func() []ruleset.Table {
+		chains := func() []ruleset.Chain {
+			return append(make([]ruleset.Chain, 0, 9), ruleset.Chain{Name: "B", Policy: "-"}, ruleset.Chain{Name: "A", Policy: "-"})
+		}
+		return append(make([]ruleset.Table, 0, 9), ruleset.Table{Name: "nat", Chains: chains()}, ruleset.Table{Name: "filter", Chains: chains()})
+	}
+	tables := given()
 	ruleset.New(ruleset.IPv4, tables...)
-	if chains[0].Name != "B" || tables[0].Name != "nat" || len(tables[0].Chains) != 2 {
-		t.Errorf("New changed what it was given: %+v", tables)
+	if diff := cmp.Diff(given(), tables); diff != "" {
+		t.Errorf("New changed what it was given:\n%s", diff)
 	}
 }
 

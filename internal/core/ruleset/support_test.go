@@ -35,19 +35,19 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-func parse(t testing.TB, text string) ruleset.Set {
-	t.Helper()
+func parse(tb testing.TB, text string) ruleset.Set {
+	tb.Helper()
 	set, err := ruleset.Parse(ruleset.IPv4, text)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return set
 }
 
 // nat makes a Set of that table from lines like "OUTPUT -j OWN_A" and, for a chain that is not built in, "OWN_A:". What
 // stands behind " # " is the rule's reason.
-func nat(t testing.TB, lines ...string) ruleset.Set {
-	t.Helper()
+func nat(tb testing.TB, lines ...string) ruleset.Set {
+	tb.Helper()
 	table := ruleset.Table{Name: "nat"}
 	chain := func(name string) *ruleset.Chain {
 		for i := range table.Chains {
@@ -67,8 +67,8 @@ func nat(t testing.TB, lines ...string) ruleset.Set {
 			chain(name)
 			continue
 		}
-		l, why, _ := strings.Cut(l, " # ")
-		name, spec, _ := strings.Cut(l, " ")
+		text, why, _ := strings.Cut(l, " # ")
+		name, spec, _ := strings.Cut(text, " ")
 		c := chain(name)
 		c.Rules = append(c.Rules, ruleset.Rule{Spec: spec, Why: why})
 	}

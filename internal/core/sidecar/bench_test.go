@@ -11,9 +11,9 @@ func BenchmarkDecide(b *testing.B) {
 	for name, changes := range map[string][]change{
 		"captured": {
 			annotation(sidecar.ModeKey, "REDIRECT"), annotation(sidecar.InboundPortsKey, "*"), annotation(sidecar.InboundPortsExcludeKey, "15020"),
-			annotation(sidecar.OutboundKey, "*"), env("ISTIO_META_DNS_CAPTURE", "true"), runAs(id(1337), id(1337)),
+			annotation(sidecar.OutboundKey, "*"), env("ISTIO_META_DNS_CAPTURE", "true"), runAs(new(int64(1337)), new(int64(1337))),
 		},
-		"not injected": {without(sidecar.StatusKey)},
+		"not injected": {notInjected},
 		"excluded":     {named("kube-system", "dns")},
 	} {
 		facts, policy := pod(changes...)

@@ -47,9 +47,7 @@ func annotation(key, value string) change {
 	return func(f *sidecar.Facts, _ *sidecar.Policy) { f.Annotations[key] = value }
 }
 
-func without(key string) change {
-	return func(f *sidecar.Facts, _ *sidecar.Policy) { delete(f.Annotations, key) }
-}
+func notInjected(f *sidecar.Facts, _ *sidecar.Policy) { delete(f.Annotations, sidecar.StatusKey) }
 
 // proxies changes every container called istio-proxy.
 func proxies(do func(*sidecar.Container)) change {
@@ -81,14 +79,8 @@ func also(c sidecar.Container) change {
 	}
 }
 
-func renamed(from, to string) change {
-	return func(f *sidecar.Facts, _ *sidecar.Policy) {
-		for i := range f.Containers {
-			if f.Containers[i].Name == from {
-				f.Containers[i].Name = to
-			}
-		}
-	}
+func proxyCalled(name string) change {
+	return proxies(func(c *sidecar.Container) { c.Name = name })
 }
 
 func hostNetwork(f *sidecar.Facts, _ *sidecar.Policy) { f.HostNetwork = true }
@@ -143,7 +135,7 @@ func TestDecide(t *testing.T) {
 		{"a container istio-init", []change{also(sidecar.Container{Name: "istio-init"})}, sidecar.IstioInit, ""},
 		{"an init container istio-validation decides nothing", []change{also(sidecar.Container{Name: "istio-validation", Init: true})}, sidecar.Captured, ""},
 		{"istio-init wins over DISABLE_ENVOY", []change{also(sidecar.Container{Name: "istio-init", Init: true}), env("DISABLE_ENVOY", "true")}, sidecar.IstioInit, ""},
-		{"istio-init wins over no proxy", []change{also(sidecar.Container{Name: "istio-init", Init: true}), renamed("istio-proxy", "x")}, sidecar.IstioInit, ""},
+		{"istio-init wins over no proxy", []change{also(sidecar.Container{Name: "istio-init", Init: true}), proxyCalled("x")}, sidecar.IstioInit, ""},
 
 		{"DISABLE_ENVOY true", []change{env("DISABLE_ENVOY", "true")}, sidecar.EnvoyDisabled, ""},
 		{"DISABLE_ENVOY 1", []change{env("DISABLE_ENVOY", "1")}, sidecar.EnvoyDisabled, ""},
@@ -155,15 +147,16 @@ func TestDecide(t *testing.T) {
 		{"DISABLE_ENVOY twice: the last one counts", []change{env("DISABLE_ENVOY", "true"), env("DISABLE_ENVOY", "false")}, sidecar.Captured, ""},
 		{
 			"DISABLE_ENVOY of another container",
-			[]change{also(sidecar.Container{Name: "x", Env: []sidecar.EnvVar{{Name: "DISABLE_ENVOY", Value: "true"}}})}, sidecar.Captured, "",
+			[]change{also(sidecar.Container{Name: "x", Env: []sidecar.EnvVar{{Name: "DISABLE_ENVOY", Value: "true"}}})},
+			sidecar.Captured, "",
 		},
 		{"DISABLE_ENVOY wins over the proxy's role", []change{env("DISABLE_ENVOY", "true"), args("proxy", "router")}, sidecar.EnvoyDisabled, ""},
 
-		{"no container istio-proxy", []change{renamed("istio-proxy", "envoy")}, sidecar.NoProxy, ""},
-		{"a container that is nearly called so", []change{renamed("istio-proxy", "istio-proxy-2")}, sidecar.NoProxy, ""},
+		{"no container istio-proxy", []change{proxyCalled("envoy")}, sidecar.NoProxy, ""},
+		{"a container that is nearly called so", []change{proxyCalled("istio-proxy-2")}, sidecar.NoProxy, ""},
 		{"no container at all", []change{func(f *sidecar.Facts, _ *sidecar.Policy) { f.Containers = nil }}, sidecar.NoProxy, ""},
-		{"no proxy wins over inject false", []change{renamed("istio-proxy", "x"), label(sidecar.InjectKey, "false")}, sidecar.NoProxy, ""},
-		{"no proxy wins over not injected", []change{renamed("istio-proxy", "x"), without(sidecar.StatusKey)}, sidecar.NoProxy, ""},
+		{"no proxy wins over inject false", []change{proxyCalled("x"), label(sidecar.InjectKey, "false")}, sidecar.NoProxy, ""},
+		{"no proxy wins over not injected", []change{proxyCalled("x"), notInjected}, sidecar.NoProxy, ""},
 
 		{"a gateway", []change{args("proxy", "router")}, sidecar.NotSidecar, "proxy router"},
 		{"a waypoint", []change{args("proxy", "waypoint", "--domain")}, sidecar.NotSidecar, "proxy waypoint"},
@@ -187,17 +180,19 @@ func TestDecide(t *testing.T) {
 		{"label wins over annotation: false", []change{label(sidecar.InjectKey, "false"), annotation(sidecar.InjectKey, "true")}, sidecar.InjectDisabled, `label "false"`},
 		{"an empty label wins over the annotation", []change{label(sidecar.InjectKey, ""), annotation(sidecar.InjectKey, "false")}, sidecar.Captured, ""},
 		{"an unreadable label wins over the annotation", []change{label(sidecar.InjectKey, "off"), annotation(sidecar.InjectKey, "false")}, sidecar.Captured, ""},
-		{"inject false wins over not injected", []change{label(sidecar.InjectKey, "false"), without(sidecar.StatusKey)}, sidecar.InjectDisabled, `label "false"`},
-		{"ambient wins over inject false", []change{label(sidecar.InjectKey, "false"), without(sidecar.StatusKey), ambient}, sidecar.Ambient, ""},
+		{"inject false wins over not injected", []change{label(sidecar.InjectKey, "false"), notInjected}, sidecar.InjectDisabled, `label "false"`},
+		{"ambient wins over inject false", []change{label(sidecar.InjectKey, "false"), notInjected, ambient}, sidecar.Ambient, ""},
 
-		{"no status annotation", []change{without(sidecar.StatusKey)}, sidecar.NotInjected, ""},
+		{"no status annotation", []change{notInjected}, sidecar.NotInjected, ""},
 		{"no annotation at all", []change{func(f *sidecar.Facts, _ *sidecar.Policy) { f.Annotations = nil }}, sidecar.NotInjected, ""},
 		{"an empty status annotation is one", []change{annotation(sidecar.StatusKey, "")}, sidecar.Captured, ""},
 		{"a status that is no JSON is one", []change{annotation(sidecar.StatusKey, "{")}, sidecar.Captured, ""},
-		{"not injected wins over mode NONE", []change{without(sidecar.StatusKey), annotation(sidecar.ModeKey, "NONE")}, sidecar.NotInjected, ""},
-		{"not injected wins over invalid settings", []change{without(sidecar.StatusKey), annotation(sidecar.ModeKey, "x")}, sidecar.NotInjected, ""},
+		{"not injected wins over mode NONE", []change{notInjected, annotation(sidecar.ModeKey, "NONE")}, sidecar.NotInjected, ""},
+		{"not injected wins over invalid settings", []change{notInjected, annotation(sidecar.ModeKey, "x")}, sidecar.NotInjected, ""},
 
-		{"no status annotation where ambient is enabled", []change{without(sidecar.StatusKey), ambient}, sidecar.Ambient, ""},
+		{"no status annotation where ambient is enabled", []change{notInjected, ambient}, sidecar.Ambient, ""},
+		{"no proxy where ambient is enabled, as pods of that mode are", []change{proxyCalled("x"), notInjected, ambient}, sidecar.Ambient, ""},
+		{"no proxy but a status annotation where ambient is enabled", []change{proxyCalled("x"), ambient}, sidecar.NoProxy, ""},
 		{"an injected pod where ambient is enabled", []change{ambient}, sidecar.Captured, ""},
 
 		{"mode NONE", []change{annotation(sidecar.ModeKey, "NONE")}, sidecar.ModeNone, ""},
@@ -211,23 +206,28 @@ func TestDecide(t *testing.T) {
 
 		{
 			"a native sidecar",
-			[]change{renamed("istio-proxy", "x"), also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{"proxy", "sidecar"}})}, sidecar.Captured, "",
+			[]change{proxyCalled("x"), also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{"proxy", "sidecar"}})},
+			sidecar.Captured, "",
 		},
 		{
 			"a native proxy that is no sidecar",
-			[]change{renamed("istio-proxy", "x"), also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{"proxy", "router"}})}, sidecar.NotSidecar, "proxy router",
+			[]change{proxyCalled("x"), also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{"proxy", "router"}})},
+			sidecar.NotSidecar, "proxy router",
 		},
 		{
 			"two proxies: the container's role counts",
-			[]change{also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{"proxy", "router"}})}, sidecar.Captured, "",
+			[]change{also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{"proxy", "router"}})},
+			sidecar.Captured, "",
 		},
 		{
 			"two proxies: the init container's role counts if the container has none",
-			[]change{args(), also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{"proxy", "router"}})}, sidecar.NotSidecar, "proxy router",
+			[]change{args(), also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{"proxy", "router"}})},
+			sidecar.NotSidecar, "proxy router",
 		},
 		{
 			"two proxies: the init container's environment counts where the container has none",
-			[]change{also(sidecar.Container{Name: "istio-proxy", Init: true, Env: []sidecar.EnvVar{{Name: "DISABLE_ENVOY", Value: "true"}}})}, sidecar.EnvoyDisabled, "",
+			[]change{also(sidecar.Container{Name: "istio-proxy", Init: true, Env: []sidecar.EnvVar{{Name: "DISABLE_ENVOY", Value: "true"}}})},
+			sidecar.EnvoyDisabled, "",
 		},
 		{
 			"two proxies: the container's environment wins",
@@ -285,10 +285,10 @@ func TestTheFirstReasonWins(t *testing.T) {
 		}},
 		{sidecar.IstioInit, also(sidecar.Container{Name: "istio-init", Init: true})},
 		{sidecar.EnvoyDisabled, env("DISABLE_ENVOY", "true")},
-		{sidecar.NoProxy, renamed("istio-proxy", "x")},
+		{sidecar.NoProxy, proxyCalled("x")},
 		{sidecar.NotSidecar, args("proxy", "router")},
 		{sidecar.InjectDisabled, label(sidecar.InjectKey, "false")},
-		{sidecar.NotInjected, without(sidecar.StatusKey)},
+		{sidecar.NotInjected, notInjected},
 		{sidecar.ModeNone, annotation(sidecar.ModeKey, "NONE")},
 		{sidecar.InvalidSettings, annotation(sidecar.InboundPortsKey, "x")},
 		{sidecar.Captured, func(*sidecar.Facts, *sidecar.Policy) {}},

@@ -45,7 +45,7 @@ func FuzzDecide(f *testing.F) {
 	f.Fuzz(func(t *testing.T, key1 byte, text1 string, key2 byte, text2, value string, variable byte, role string, user int64, bits byte) {
 		facts, policy := pod(
 			annotation(keys[int(key1)%len(keys)], text1), annotation(keys[int(key2)%len(keys)], text2),
-			env(variables[int(variable)%len(variables)], value), runAs(id(user), nil), podRunAs(nil, id(user/2)),
+			env(variables[int(variable)%len(variables)], value), runAs(new(user), nil), podRunAs(nil, new(user/2)),
 		)
 		shape(&facts, &policy, bits, text2, role)
 		d := sidecar.Decide(facts, policy)
@@ -82,7 +82,7 @@ func shape(f *sidecar.Facts, p *sidecar.Policy, bits byte, text, role string) {
 	for bit, c := range map[byte]change{
 		bitIstioInit: also(sidecar.Container{Name: "istio-init", Init: true}),
 		bitNative:    also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{text, role}}),
-		bitNoStatus:  without(sidecar.StatusKey),
+		bitNoStatus:  notInjected,
 		bitLabel:     label(sidecar.InjectKey, text),
 	} {
 		if bits&bit != 0 {
@@ -93,6 +93,6 @@ func shape(f *sidecar.Facts, p *sidecar.Policy, bits byte, text, role string) {
 		args("proxy", role)(f, p)
 	}
 	if bits&bitNoProxy != 0 {
-		renamed("istio-proxy", "x")(f, p)
+		proxyCalled("x")(f, p)
 	}
 }

@@ -41,8 +41,6 @@ func networks(texts ...string) []netip.Prefix {
 	return out
 }
 
-func id(n int64) *int64 { return &n }
-
 // runAs sets the securityContext of every istio-proxy.
 func runAs(user, group *int64) change {
 	return proxies(func(c *sidecar.Container) { c.RunAsUser, c.RunAsGroup = user, group })
@@ -98,7 +96,8 @@ func TestSettings(t *testing.T) {
 		{"the sidecar's own in another order", []change{annotation(sidecar.InboundPortsExcludeKey, "15090,22,15020,22")}, excluding(15090, 22, 15020, 15021)},
 		{"excluded inbound ports with blanks", []change{annotation(sidecar.InboundPortsExcludeKey, " 3306 , 22 ")}, excluding(3306, 22, 15020, 15021, 15090)},
 		{
-			"every inbound port excluded where a list is captured", []change{annotation(sidecar.InboundPortsExcludeKey, "*"), annotation(sidecar.InboundPortsKey, "80")},
+			"every inbound port excluded where a list is captured",
+			[]change{annotation(sidecar.InboundPortsExcludeKey, "*"), annotation(sidecar.InboundPortsKey, "80")},
 			func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: []uint16{80}} },
 		},
 		{"a status port of its own is not read", []change{annotation("status.sidecar.istio.io/port", "15099")}, same},
@@ -125,29 +124,31 @@ func TestSettings(t *testing.T) {
 		},
 		{"the environment of other containers is not read", []change{also(sidecar.Container{Name: "x", Env: []sidecar.EnvVar{{Name: "INVALID_DROP", Value: "true"}}})}, same},
 
-		{"the proxy's ids", []change{runAs(id(2000), id(3000))}, ids(2000, 3000)},
-		{"the proxy's user alone", []change{runAs(id(2000), nil)}, ids(2000, 1337)},
-		{"the proxy's group alone", []change{runAs(nil, id(3000))}, ids(1337, 3000)},
-		{"root is not exempt", []change{runAs(id(0), id(1337))}, same},
-		{"root's group is not exempt", []change{runAs(id(1337), id(0))}, same},
-		{"the pod's ids where the proxy has none", []change{podRunAs(id(2000), id(3000))}, ids(2000, 3000)},
-		{"the pod's group where the proxy has a user only", []change{podRunAs(id(2000), id(3000)), runAs(id(4000), nil)}, ids(4000, 3000)},
-		{"the proxy's ids win over the pod's", []change{podRunAs(id(2000), id(3000)), runAs(id(4000), id(5000))}, ids(4000, 5000)},
-		{"root in the proxy wins over the pod's", []change{podRunAs(id(2000), id(3000)), runAs(id(0), id(0))}, same},
-		{"root in the pod is not exempt", []change{podRunAs(id(0), id(0))}, same},
-		{"the last id there is", []change{runAs(id(math.MaxUint32-1), nil)}, ids(math.MaxUint32-1, 1337)},
-		{"the ids of other containers are not read", []change{also(sidecar.Container{Name: "x", RunAsUser: id(5)})}, same},
+		{"the proxy's ids", []change{runAs(new(int64(2000)), new(int64(3000)))}, ids(2000, 3000)},
+		{"the proxy's user alone", []change{runAs(new(int64(2000)), nil)}, ids(2000, 1337)},
+		{"the proxy's group alone", []change{runAs(nil, new(int64(3000)))}, ids(1337, 3000)},
+		{"root is not exempt", []change{runAs(new(int64(0)), new(int64(1337)))}, same},
+		{"root's group is not exempt", []change{runAs(new(int64(1337)), new(int64(0)))}, same},
+		{"the pod's ids where the proxy has none", []change{podRunAs(new(int64(2000)), new(int64(3000)))}, ids(2000, 3000)},
+		{"the pod's group where the proxy has a user only", []change{podRunAs(new(int64(2000)), new(int64(3000))), runAs(new(int64(4000)), nil)}, ids(4000, 3000)},
+		{"the proxy's ids win over the pod's", []change{podRunAs(new(int64(2000)), new(int64(3000))), runAs(new(int64(4000)), new(int64(5000)))}, ids(4000, 5000)},
+		{"root in the proxy wins over the pod's", []change{podRunAs(new(int64(2000)), new(int64(3000))), runAs(new(int64(0)), new(int64(0)))}, same},
+		{"root in the pod is not exempt", []change{podRunAs(new(int64(0)), new(int64(0)))}, same},
+		{"the last id there is", []change{runAs(new(int64(math.MaxUint32-1)), nil)}, ids(math.MaxUint32-1, 1337)},
+		{"the ids of other containers are not read", []change{also(sidecar.Container{Name: "x", RunAsUser: new(int64(5))})}, same},
 		{
-			"a native sidecar's ids and environment", []change{
-				renamed("istio-proxy", "x"),
-				also(sidecar.Container{Name: "istio-proxy", Init: true, RunAsUser: id(2000), Env: []sidecar.EnvVar{{Name: "ISTIO_DUAL_STACK", Value: "true"}}}),
+			"a native sidecar's ids and environment",
+			[]change{
+				proxyCalled("x"),
+				also(sidecar.Container{Name: "istio-proxy", Init: true, RunAsUser: new(int64(2000)), Env: []sidecar.EnvVar{{Name: "ISTIO_DUAL_STACK", Value: "true"}}}),
 			},
 			func(s *redirect.Spec) { s.UIDs, s.DualStack = []uint32{2000}, true },
 		},
 		{
-			"two proxies: value by value the container wins", []change{
-				runAs(id(4000), nil), env("INVALID_DROP", "false"),
-				also(sidecar.Container{Name: "istio-proxy", Init: true, RunAsUser: id(2000), RunAsGroup: id(3000), Env: []sidecar.EnvVar{
+			"two proxies: value by value the container wins",
+			[]change{
+				runAs(new(int64(4000)), nil), env("INVALID_DROP", "false"),
+				also(sidecar.Container{Name: "istio-proxy", Init: true, RunAsUser: new(int64(2000)), RunAsGroup: new(int64(3000)), Env: []sidecar.EnvVar{
 					{Name: "ISTIO_DUAL_STACK", Value: "true"}, {Name: "INVALID_DROP", Value: "true"},
 				}}),
 			},
@@ -159,7 +160,8 @@ func TestSettings(t *testing.T) {
 		}, same},
 		{
 			"the node's second family",
-			[]change{func(_ *sidecar.Facts, p *sidecar.Policy) { p.SecondFamily = redirect.Reject }}, func(s *redirect.Spec) { s.SecondFamily = redirect.Reject },
+			[]change{func(_ *sidecar.Facts, p *sidecar.Policy) { p.SecondFamily = redirect.Reject }},
+			func(s *redirect.Spec) { s.SecondFamily = redirect.Reject },
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -208,7 +210,7 @@ func TestBadSettingsRefuseThePod(t *testing.T) {
 func TestBadSettingsAreToldTogether(t *testing.T) {
 	d := sidecar.Decide(pod(
 		annotation(sidecar.ModeKey, "x"), annotation(sidecar.InboundPortsKey, "y"), annotation(sidecar.OutboundKey, "10.0.0.0/8"), annotation(sidecar.KubevirtInterfacesKey, "0"),
-		runAs(id(-1), id(math.MaxUint32)), env("INVALID_DROP", "maybe"),
+		runAs(new(int64(-1)), new(int64(math.MaxUint32))), env("INVALID_DROP", "maybe"),
 	))
 	want := []string{
 		`annotation "sidecar.istio.io/interceptionMode": value "x": want REDIRECT or TPROXY, in capitals`,

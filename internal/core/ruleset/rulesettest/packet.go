@@ -59,6 +59,8 @@ type Packet struct {
 	UID, GID uint32
 	// NoSocket says that the kernel itself sends the packet, as it does a reset or an ICMP error.
 	NoSocket bool
+	// RST says that a TCP packet is a reset.
+	RST bool
 	// Mark is the packet's own, Connmark that of its connection.
 	Mark, Connmark uint32
 	State          State

@@ -32,7 +32,9 @@ type reader struct {
 	proto  Proto
 	// module is the last one loaded by -m: the options that follow are its.
 	module string
-	rule   compiled
+	// negated says that the match being read stands behind a "!".
+	negated bool
+	rule    compiled
 }
 
 // compile reads a rule in the spelling of iptables-save.
@@ -75,6 +77,7 @@ func options() map[string]option {
 		"/-m": {readModule, false},
 
 		"tcp/--dport":         {readDport, true},
+		"tcp/--tcp-flags":     {readFlags, false},
 		"udp/--dport":         {readDport, false},
 		"udp/--sport":         {readSport, false},
 		"multiport/--dports":  {readDports, true},
@@ -88,8 +91,8 @@ func options() map[string]option {
 
 func (r *reader) match() error {
 	word := r.next()
-	negated := word == "!"
-	if negated {
+	r.negated = word == "!"
+	if r.negated {
 		word = r.next()
 	}
 	module := ""
@@ -102,14 +105,14 @@ func (r *reader) match() error {
 		return fmt.Errorf("match %q is not known here", word)
 	case !ok:
 		return fmt.Errorf("match %q of module %q is not known here", word, module)
-	case negated && !opt.negatable:
+	case r.negated && !opt.negatable:
 		return fmt.Errorf("negated match %q is not known here", word)
 	}
 	cond, err := opt.read(r, r.next())
 	if err != nil {
 		return fmt.Errorf("match %q: %w", word, err)
 	}
-	if negated {
+	if r.negated {
 		positive := cond
 		cond = func(p Packet) bool { return !positive(p) }
 	}
@@ -158,6 +161,9 @@ func (r *reader) network(text string) (netip.Prefix, error) {
 	}
 	if p != p.Masked() {
 		return p, fmt.Errorf("%s has host bits, which iptables-save never prints", text)
+	}
+	if p.Bits() == 0 && !r.negated {
+		return p, fmt.Errorf("%s is everything, which iptables-save prints behind a ! only", text)
 	}
 	return p, nil
 }
@@ -215,6 +221,14 @@ func readDports(_ *reader, text string) (condition, error) {
 		return nil, fmt.Errorf("lists %d ports, iptables takes 15", len(ports))
 	}
 	return func(p Packet) bool { return slices.Contains(ports, p.Dport) }, nil
+}
+
+// readFlags knows resets only: the flag looked at, and the flag that must be set.
+func readFlags(r *reader, mask string) (condition, error) {
+	if set := r.next(); mask != "RST" || set != "RST" {
+		return nil, fmt.Errorf("flags %q %q are not known here", mask, set)
+	}
+	return func(p Packet) bool { return p.RST }, nil
 }
 
 func readPort(text string) (uint16, error) {

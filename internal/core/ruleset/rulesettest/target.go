@@ -234,7 +234,7 @@ func targetCT(r *reader) (action, error) {
 	zone, err := strconv.ParseUint(text, 10, 16)
 	return func(w *walk) onward {
 		if w.packet.In != "lo" && w.verdict.Zone == 0 {
-			w.verdict.Zone = uint16(zone)
+			w.verdict.Zone = uint16(zone) //nolint:gosec // it was read as one of 16 bits
 		}
 		return nextRule
 	}, err

@@ -101,6 +101,8 @@ func TestTrace(t *testing.T) {
 		{"-p holds for its protocol", nat("OUTPUT -p tcp -j DROP"), out(), "dropped"},
 		{"-p fails for another", nat("OUTPUT -p udp -j DROP"), out(), "accepted"},
 		{"--dport holds for its port", nat("OUTPUT -p tcp -m tcp --dport 80 -j DROP"), out(), "dropped"},
+		{"--tcp-flags holds for a reset", nat("OUTPUT -p tcp -m tcp --tcp-flags RST RST -j DROP"), out(func(p *rulesettest.Packet) { p.RST = true }), "dropped"},
+		{"--tcp-flags fails for other packets", nat("OUTPUT -p tcp -m tcp --tcp-flags RST RST -j DROP"), out(), "accepted"},
 		{"--dport fails for another", nat("OUTPUT -p tcp -m tcp --dport 8080 -j DROP"), out(), "accepted"},
 		{"--dport of udp fails for tcp", nat("OUTPUT -p udp -m udp --dport 80 -j DROP"), out(), "accepted"},
 		{"! --dport fails for its port", nat("OUTPUT -p tcp -m tcp ! --dport 80 -j DROP"), out(), "accepted"},
@@ -277,7 +279,7 @@ func TestTraceRefusesWhatItDoesNotKnow(t *testing.T) {
 		want   string
 	}{
 		{"an unknown module", 4, nat("OUTPUT -m addrtype --dst-type LOCAL -j DROP"), `module "addrtype" is not known here`},
-		{"an unknown option", 4, nat("OUTPUT -p tcp -m tcp --tcp-flags SYN SYN -j DROP"), `match "--tcp-flags" of module "tcp" is not known here`},
+		{"an unknown option", 4, nat("OUTPUT -p tcp -m tcp --tcp-flags SYN SYN -j DROP"), `flags "SYN" "SYN" are not known here`},
 		{"an unknown match", 4, nat("OUTPUT -f -j DROP"), `match "-f" is not known here`},
 		{"an option of another module", 4, nat("OUTPUT -p tcp -m mark --dport 80 -j DROP"), `match "--dport" of module "mark" is not known here`},
 		{"an option without its module", 4, nat("OUTPUT -p tcp --dport 80 -j DROP"), `match "--dport" is not known here`},
@@ -298,6 +300,7 @@ func TestTraceRefusesWhatItDoesNotKnow(t *testing.T) {
 		{"a network of the other family", 4, nat("OUTPUT -d fd00::/8 -j DROP"), `fd00::/8 is not IPv4`},
 		{"an IPv4 network in IPv6", 6, nat("OUTPUT -d 10.0.0.0/8 -j DROP"), `10.0.0.0/8 is not IPv6`},
 		{"a network with host bits", 4, nat("OUTPUT -d 10.0.0.1/8 -j DROP"), `10.0.0.1/8 has host bits`},
+		{"a network that is everything", 4, nat("OUTPUT -d 0.0.0.0/0 -j DROP"), `0.0.0.0/0 is everything`},
 		{"an address without prefix length", 4, nat("OUTPUT -d 10.0.0.1 -j DROP"), `no '/'`},
 		{"a mark with a mask", 4, table("mangle", "OUTPUT -m mark --mark 0x1/0xff -j DROP"), `"0x1/0xff" is not a mark as iptables-save prints it`},
 		{"a decimal mark", 4, table("mangle", "OUTPUT -m mark --mark 1337 -j DROP"), `"1337" is not a mark as iptables-save prints it`},
