@@ -17,7 +17,7 @@ total=0
 while read -r package target; do
   say "== $package $target ($fuzztime)"
   total=$((total + 1))
-  go test -run '^$' -fuzz "^$target\$" -fuzztime "$fuzztime" "$package" </dev/null || failed+=("$package $target")
+  go test -run '^$' -fuzz "^$target\$" -fuzztime "$fuzztime" -fuzzminimizetime 20x "$package" </dev/null || failed+=("$package $target")
 done <<<"$targets"
 
 if [[ ${#failed[@]} -gt 0 ]]; then

@@ -208,8 +208,11 @@ func (b builder) natOutput() []ruleset.Rule {
 // natInbound decides about incoming TCP under REDIRECT. Its first rule is there in TPROXY mode too, though nothing jumps
 // here then.
 func (b builder) natInbound() []ruleset.Rule {
-	rules := []ruleset.Rule{rule("HBONE tunnels go straight to the proxy's own port",
-		"-p tcp -m tcp --dport %d -j RETURN", b.TunnelPort)}
+	why := "HBONE tunnels go straight to the proxy's own port"
+	if b.Mode == TPROXY {
+		why = "nothing jumps here with TPROXY; the reference has the rule all the same"
+	}
+	rules := []ruleset.Rule{rule(why, "-p tcp -m tcp --dport %d -j RETURN", b.TunnelPort)}
 	if b.Mode == TPROXY {
 		return rules
 	}
@@ -281,7 +284,7 @@ func (b builder) proxyOwner(kind string, id uint32) []ruleset.Rule {
 	if b.dns.on() {
 		notDNS = "-p tcp -m tcp ! --dport 53 "
 	}
-	rules := []ruleset.Rule{rule("the proxy calls its own pod by a service address: through the inbound listener",
+	rules := []ruleset.Rule{rule("the proxy calls its own pod: through the inbound listener",
 		"%s-o lo -p tcp %s -m owner --%s-owner %d -j %s", b.notLoopback(), ports, kind, id, toInbound)}
 	if !b.capturesLoopback() {
 		rules = append(rules, rule("the app calls its own pod: directly",
@@ -297,7 +300,11 @@ func (b builder) ownerGroups() []ruleset.Rule {
 		for _, g := range b.OwnerGroups.List {
 			fmt.Fprintf(&spec, "-m owner ! --gid-owner %d ", g)
 		}
-		return []ruleset.Rule{rule("only the listed groups are captured", "%s-j RETURN", spec.String())}
+		why := "only the listed groups are captured"
+		if len(b.OwnerGroups.List) == 0 {
+			why = "nobody is captured: the list of groups is empty"
+		}
+		return []ruleset.Rule{rule(why, "%s-j RETURN", spec.String())}
 	}
 	var rules []ruleset.Rule
 	for _, g := range b.OwnerGroupsExclude {
@@ -309,11 +316,11 @@ func (b builder) ownerGroups() []ruleset.Rule {
 func (b builder) captured() []ruleset.Rule {
 	var rules []ruleset.Rule
 	for _, p := range b.OutboundPorts {
-		rules = append(rules, rule("this outbound port is captured, whatever the address",
+		rules = append(rules, rule("this outbound port is captured in all other networks",
 			"-p tcp -m tcp --dport %d -j %s", p, toProxy))
 	}
 	if b.Outbound.All {
-		return append(rules, rule("everything else is captured", "-j %s", toProxy))
+		return append(rules, rule("all other TCP is captured", "-j %s", toProxy))
 	}
 	for _, p := range b.networks(b.Outbound.List) {
 		rules = append(rules, rule("this network is captured", "%s-j %s", match("-d", p), toProxy))

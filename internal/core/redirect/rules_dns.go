@@ -3,6 +3,7 @@ package redirect
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
@@ -48,7 +49,7 @@ func (b builder) natOutputDNS() []ruleset.Rule {
 	var rules []ruleset.Rule
 	for _, proto := range []string{"tcp", "udp"} {
 		b.dns.each("-d", func(server string) {
-			rules = append(rules, rule("DNS over "+proto+" goes to the sidecar agent",
+			rules = append(rules, rule("DNS over "+strings.ToUpper(proto)+" goes to the sidecar agent",
 				"%s-p %s -m %s --dport 53 -j REDIRECT --to-ports %d", server, proto, proto, DNSPort))
 		})
 	}

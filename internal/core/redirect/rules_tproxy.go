@@ -100,7 +100,7 @@ func (b builder) divert() []ruleset.Rule {
 	}
 	return []ruleset.Rule{
 		rule("the mark routes the packet to this pod", "-j MARK --set-xmark %s/%s", hex(b.Mark), every),
-		rule("and nothing more is done with it here", "-j ACCEPT"),
+		rule("the packet is accepted, so that no later rule of this table changes it", "-j ACCEPT"),
 	}
 }
 

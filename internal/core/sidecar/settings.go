@@ -133,7 +133,7 @@ func identity(field string, id *int64) ([]uint32, error) {
 		return []uint32{redirect.DefaultID}, nil
 	}
 	if *id < 0 || *id >= math.MaxUint32 {
-		return nil, fmt.Errorf("securityContext.%s of container %q: value %d is not a user or group id", field, proxyContainer, *id)
+		return nil, fmt.Errorf("securityContext.%s of container %q or its pod: value %d is not a user or group id", field, proxyContainer, *id)
 	}
 	return []uint32{uint32(*id)}, nil
 }

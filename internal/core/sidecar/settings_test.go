@@ -216,8 +216,8 @@ func TestBadSettingsAreToldTogether(t *testing.T) {
 		`annotation "sidecar.istio.io/interceptionMode": value "x": want REDIRECT or TPROXY, in capitals`,
 		`annotation "traffic.sidecar.istio.io/includeInboundPorts": value "y": "y" is not a port: want a decimal number from 0 to 65535`,
 		`annotation "traffic.sidecar.istio.io/kubevirtInterfaces": value "0": "0" is not an interface name: want a letter, then letters, digits, '_', '.', '-'`,
-		`securityContext.runAsUser of container "istio-proxy": value -1 is not a user or group id`,
-		`securityContext.runAsGroup of container "istio-proxy": value 4294967295 is not a user or group id`,
+		`securityContext.runAsUser of container "istio-proxy" or its pod: value -1 is not a user or group id`,
+		`securityContext.runAsGroup of container "istio-proxy" or its pod: value 4294967295 is not a user or group id`,
 	}
 	if diff := cmp.Diff(want, strings.Split(fmt.Sprint(d.Err), "\n")); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)

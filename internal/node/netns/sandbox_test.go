@@ -23,7 +23,7 @@ const nsswitch = "/etc/nsswitch.conf"
 
 func read(tb testing.TB, path string) string {
 	tb.Helper()
-	text, err := os.ReadFile(path) //nolint:gosec // a path of the test's
+	text, err := os.ReadFile(path)
 	if err != nil {
 		tb.Error(err)
 	}
@@ -106,7 +106,6 @@ func TestDoIsolatedGivesEachNamespaceItsOwnLock(t *testing.T) {
 	}
 	childLocks := func(want bool) func() error {
 		return func() error {
-			//nolint:gosec // a path of the test's
 			out, err := exec.CommandContext(t.Context(), "flock", "--nonblock", lock, "true").CombinedOutput()
 			if (err == nil) != want {
 				t.Errorf("locking in a child: %v %s, want success %v", err, out, want)
@@ -129,7 +128,7 @@ func TestDoIsolatedGivesEachNamespaceItsOwnLock(t *testing.T) {
 }
 
 func tryLock(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o600) //nolint:gosec // a path of the test's
+	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -178,7 +177,6 @@ func TestDoIsolatedMountsNothingOnANodeWithSharedMounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := `mount --make-rshared / && exec "$0" -test.v -test.failfast -test.run='^TestDoIsolatedHidesAFile|^TestNothingIsLeft$/^DoIsolated$'`
-	//nolint:gosec // this test binary
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "sh", "-c", again, self)
 	cmd.Env = append(os.Environ(), "GOCOVERDIR="+t.TempDir())
 	out, err := cmd.CombinedOutput()

@@ -52,7 +52,7 @@ func child(t *testing.T, role string, environment ...string) *exec.Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), exe) //nolint:gosec // itself
+	cmd := exec.CommandContext(t.Context(), exe)
 	cmd.Env = append(os.Environ(), roleVariable+"="+role)
 	cmd.Env = append(cmd.Env, environment...)
 	return cmd

@@ -171,7 +171,7 @@ func relayThrough(t *testing.T, start func(t *testing.T, dir string), want strin
 		}
 	}
 	eventually(t, "the file has all records", func() bool {
-		content, _ := os.ReadFile(filepath.Join(dir, fileName)) //nolint:gosec // a test's own file
+		content, _ := os.ReadFile(filepath.Join(dir, fileName))
 		return bytes.Count(content, []byte("\n")) == records
 	})
 	eventually(t, "no goroutine is left", func() bool { return len(leftBehind()) == 0 })

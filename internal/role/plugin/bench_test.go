@@ -32,14 +32,14 @@ func BenchmarkCommand(b *testing.B) {
 		{"DEL", func(*testing.B) error { _, err := node.Exec("DEL", plain, []byte("{}")); return err }},
 		{"ADD excluded namespace", func(*testing.B) error { _, err := node.Ours(list, excluded, nil); return err }},
 		{"ADD plain pod", func(*testing.B) error { _, err := node.Ours(list, plain, nil); return err }},
-		{"ADD mesh pod", func(b *testing.B) error { //nolint:thelper // the thing that is timed
+		{"ADD mesh pod", func(b *testing.B) error {
 			b.StopTimer()
 			p := fresh(b, mesh)
 			b.StartTimer()
 			_, err := node.Ours(list, p, nil)
 			return err
 		}},
-		{"ADD mesh pod legacy", func(b *testing.B) error { //nolint:thelper // the thing that is timed
+		{"ADD mesh pod legacy", func(b *testing.B) error {
 			b.StopTimer()
 			p := fresh(b, mesh)
 			b.StartTimer()

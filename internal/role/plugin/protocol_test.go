@@ -28,7 +28,7 @@ type answer struct {
 func ask(t *testing.T, input string, env ...string) answer {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), program(t)) //nolint:gosec // the program under test
+	cmd := exec.CommandContext(t.Context(), program(t))
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, strings.NewReader(input), &stdout, &stderr
 	_ = cmd.Run()
 	return answer{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
@@ -159,7 +159,7 @@ func counting(t *testing.T, suffix string) (dir, log string) {
 		for _, part := range []string{"", "-save", "-restore"} {
 			program := name + suffix + part
 			script := fmt.Sprintf("#!/bin/sh\necho %s >> %s\nexec /usr/sbin/%s \"$@\"\n", program, log, program)
-			if err := os.WriteFile(filepath.Join(dir, program), []byte(script), 0o755); err != nil { //nolint:gosec // a program
+			if err := os.WriteFile(filepath.Join(dir, program), []byte(script), 0o755); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -169,7 +169,7 @@ func counting(t *testing.T, suffix string) (dir, log string) {
 
 func started(t *testing.T, log string) []string {
 	t.Helper()
-	text, err := os.ReadFile(log) //nolint:gosec // the test's own file
+	text, err := os.ReadFile(log)
 	if err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}

@@ -92,7 +92,7 @@ func settings() []setting { //nolint:funlen // a table
 			"istio-outbound-ports", "q",
 			[]string{"ISTIO_OUTBOUND_PORTS"},
 			"",
-			"comma list of outbound `PORTS` to capture whatever the address", redirect.FieldOutboundPorts,
+			"comma list of outbound `PORTS` to capture in all other networks as well", redirect.FieldOutboundPorts,
 		},
 		{
 			"istio-local-outbound-ports-exclude", "o",
