@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -225,8 +226,18 @@ func (a Ask) dial(ctx context.Context) (net.Conn, error) {
 	}
 	var conn net.Conn
 	err := a.From.do(func() (err error) {
-		conn, err = d.DialContext(ctx, a.network(), a.To.String())
-		return err
+		for {
+			conn, err = d.DialContext(ctx, a.network(), a.To.String())
+			// A process that is being started has the closed socket of the last one until it runs its program.
+			taken := a.SourcePort != 0 && errors.Is(err, syscall.EADDRINUSE)
+			// A new IPv6 address can be used a moment after the kernel said that it is there (addrconf_dad_work in
+			// net/ipv6/addrconf.c runs in a work queue, for addresses without duplicate detection as well).
+			early := a.Source.Is6() && errors.Is(err, syscall.EADDRNOTAVAIL)
+			if !taken && !early || ctx.Err() != nil {
+				return err
+			}
+			runtime.Gosched()
+		}
 	})
 	return conn, err
 }
