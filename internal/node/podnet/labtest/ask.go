@@ -218,11 +218,10 @@ func (a Ask) dial(ctx context.Context) (net.Conn, error) {
 	d := net.Dialer{Control: socketOptions{transparent: a.Mark != 0, mark: a.Mark}.control}
 	d.SetMultipathTCP(false)
 	// An address that is not valid is any.
-	switch source := netip.AddrPortFrom(a.Source, a.SourcePort); a.Via {
-	case UDP:
+	source := netip.AddrPortFrom(a.Source, a.SourcePort)
+	d.LocalAddr = net.TCPAddrFromAddrPort(source)
+	if a.Via == UDP {
 		d.LocalAddr = net.UDPAddrFromAddrPort(source)
-	default:
-		d.LocalAddr = net.TCPAddrFromAddrPort(source)
 	}
 	var conn net.Conn
 	err := a.From.do(func() (err error) {
