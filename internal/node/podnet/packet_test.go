@@ -166,6 +166,9 @@ func (p packet) question(s scene) (q labtest.Question, ok bool) {
 	q.Ask = labtest.Ask{
 		From: p.who(s), Via: p.via, To: p.to.Port(s.family, p.port), SourcePort: p.srcPort, Through: p.through,
 	}
+	if p.srcPort == 0 && (p.via == tcp || p.via == udp) {
+		q.SourcePort = s.FreshPort()
+	}
 	if p.source != "" {
 		q.Source = p.source.Addr(s.family)
 	}
@@ -392,11 +395,10 @@ func TestAWrongAnswerSaysWhatWasAskedAndWhoAnswered(t *testing.T) {
 	if !errors.As(err, &wrong) {
 		t.Fatalf("want a wrong answer, got %v", err)
 	}
-	want := `asked: app (uid 1000, gid 1000): tcp to 10.1.0.9:80
- wanted: outbound orig=10.1.0.9:80 from=10.1.0.2:PORT
-    got: peer orig=10.1.0.9:80 from=10.1.0.2:PORT`
-	own := fmt.Sprintf("from=10.1.0.2:%d", wrong.Got.Own.Port())
-	if diff := cmp.Diff(want, strings.ReplaceAll(wrong.Error(), own, "from=10.1.0.2:PORT")); diff != "" {
+	want := `asked: app (uid 1000, gid 1000): tcp to 10.1.0.9:80 from port 20001
+ wanted: outbound orig=10.1.0.9:80 from=10.1.0.2:20001
+    got: peer orig=10.1.0.9:80 from=10.1.0.2:20001`
+	if diff := cmp.Diff(want, wrong.Error()); diff != "" {
 		t.Errorf("the message (-want +got):\n%s", diff)
 	}
 	met := regexp.MustCompile(`(?m)^\[[1-9]\d*:\d+\] -A OUTPUT -j ISTIO_OUTPUT$`)

@@ -15,8 +15,9 @@ import (
 	"time"
 )
 
-// patience is how long an actor waits for an answer. Nobody who is answered or refused waits.
-const patience = 3 * time.Second
+// patience is how long an actor waits for an answer. Nobody who is answered or refused waits; a busy machine has been
+// seen to stand still for three seconds.
+const patience = 15 * time.Second
 
 // Protocol is what is asked by.
 type Protocol string

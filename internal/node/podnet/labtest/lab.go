@@ -17,6 +17,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -102,6 +103,7 @@ type Lab struct {
 	families         []ruleset.Family
 	pod, peer, guest string
 	close            []func()
+	ports            atomic.Uint32
 }
 
 // New builds a lab for the given families, with the app and everybody outside ready to answer.
@@ -153,6 +155,14 @@ func Namespace() (path string, closer func(), err error) {
 
 // Path is the file of the pod's namespace.
 func (l *Lab) Path() string { return l.pod }
+
+// FreshPort is a source port that nobody has asked from yet. A kernel that chooses ports itself takes one for two
+// destinations now and then; if both connections are redirected to one listener, connection tracking changes the port
+// of the second, which a Question takes for a fault. The ports lie below those that the kernel chooses.
+func (l *Lab) FreshPort() uint16 {
+	const first, count = 20000, 12000
+	return uint16(first + l.ports.Add(1)%count)
+}
 
 // Families are those of the pod.
 func (l *Lab) Families() []ruleset.Family { return l.families }
