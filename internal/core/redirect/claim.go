@@ -14,11 +14,28 @@ import (
 // program or of the reference left, whatever its ports, identities, marks and interfaces were.
 //
 // Chains are known by their prefix and jumps by their target. What the reference puts into built-in chains without a
-// jump is known by its whole shape; shapes that somebody else might well use (a plain RETURN for an interface) count
-// only where chains of ours show that the mesh was here, only ahead of what the reference puts behind them, and only in
-// pairs or at the head of the chain.
+// jump is known by its whole shape, and counts only where chains of ours show that the mesh was here. A plain RETURN for an
+// interface, which anybody may use, counts besides only ahead of what the reference puts behind it, and only in pairs or
+// at the head of the chain.
 func Claim(want, have ruleset.Set) ruleset.Claim {
-	c := claimer{have: have, claim: ruleset.Claim{Chains: map[string]map[string]bool{}, Rules: map[string]map[string][]bool{}}}
+	return claimIn(want, have, hasOwnChain(have))
+}
+
+// ClaimAll is Claim for somebody who wants everything of the mesh removed. It takes rules of the mesh's shapes for the
+// mesh's own also where no chain of ours shows that it was here, as after an incomplete removal.
+func ClaimAll(have ruleset.Set) ruleset.Claim {
+	return claimIn(ruleset.Set{Family: have.Family}, have, true)
+}
+
+// hasOwnChain reports whether a chain of ours is there.
+func hasOwnChain(have ruleset.Set) bool {
+	return slices.ContainsFunc(have.Tables, func(t ruleset.Table) bool {
+		return slices.ContainsFunc(t.Chains, func(c ruleset.Chain) bool { return strings.HasPrefix(c.Name, chainPrefix) })
+	})
+}
+
+func claimIn(want, have ruleset.Set, residue bool) ruleset.Claim {
+	c := claimer{want: want, have: have, residue: residue, claim: ruleset.Claim{Chains: map[string]map[string]bool{}, Rules: map[string]map[string][]bool{}}}
 	c.chains()
 	for _, t := range have.Tables {
 		for _, chain := range t.Chains {
@@ -33,8 +50,10 @@ func Claim(want, have ruleset.Set) ruleset.Claim {
 }
 
 type claimer struct {
-	have  ruleset.Set
-	claim ruleset.Claim
+	want, have ruleset.Set
+	claim      ruleset.Claim
+	// residue says that rules of the mesh's shapes are to be taken for the mesh's.
+	residue bool
 }
 
 func (c *claimer) chains() {
@@ -106,7 +125,7 @@ func (c *claimer) rules(want ruleset.Table, table string, chain ruleset.Chain) {
 	}
 	marks := make([]bool, len(chain.Rules))
 	for i, r := range chain.Rules {
-		marks[i] = wanted[r.Spec] || ourJump(r.Spec) || matches(shapes()[table+"/"+chain.Name], r.Spec)
+		marks[i] = wanted[r.Spec] || ourJump(r.Spec) || c.residue && matches(shapes()[table+"/"+chain.Name], r.Spec)
 	}
 	c.claim.Rules[table][chain.Name] = marks
 }
@@ -182,7 +201,7 @@ func (c *claimer) rerouted() {
 			named[f[slices.Index(f, "-i")+1]] = true
 		}
 	}
-	if len(named) == 0 && c.capturesNetworks() {
+	if len(named) == 0 && (c.capturesNetworks() || c.asWanted(chain)) {
 		return
 	}
 	for i, r := range chain.Rules {
@@ -192,6 +211,21 @@ func (c *claimer) rerouted() {
 		}
 		c.claim.Rules["nat"][prerouting][i] = true
 	}
+}
+
+// asWanted reports whether the chain begins with all that is wanted in it, and that is something: then what follows is
+// not what an earlier configuration left.
+func (c *claimer) asWanted(have ruleset.Chain) bool {
+	want, _ := c.want.Table("nat").Chain(have.Name)
+	if len(want.Rules) == 0 || len(have.Rules) < len(want.Rules) {
+		return false
+	}
+	for i, r := range want.Rules {
+		if have.Rules[i].Spec != r.Spec {
+			return false
+		}
+	}
+	return true
 }
 
 // capturesNetworks reports whether the rules that are there capture outgoing traffic by its address.
@@ -208,6 +242,9 @@ func reroutes(spec string) bool { return strings.HasSuffix(spec, "-j "+toProxy) 
 // guardrails claims what the reference puts up while it replaces rules and leaves behind when it is killed then: all TCP
 // and UDP dropped at the head of all three chains of filter. Nothing less than all six is taken for it.
 func (c *claimer) guardrails() {
+	if !c.residue {
+		return
+	}
 	t := c.have.Table("filter")
 	chains := []string{"INPUT", "FORWARD", outHook}
 	for _, name := range chains {

@@ -244,7 +244,7 @@ func TestCleaningUp(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			have := saved(t, test.have...)
 			n := rulesettest.NewNamespace(have)
-			restore(t, n, ruleset.Reconcile(ruleset.Set{Family: ruleset.IPv4}, have, redirect.Claim(ruleset.Set{}, have)).String())
+			restore(t, n, ruleset.Reconcile(ruleset.Set{Family: ruleset.IPv4}, have, redirect.ClaimAll(have)).String())
 			if diff := cmp.Diff(test.left, notation(n.Save())); diff != "" {
 				t.Errorf("what is left (-want +got):\n%s", diff)
 			}
@@ -323,4 +323,41 @@ func damage(want ruleset.Set, seed int) ruleset.Set {
 		c.Rules = slices.Insert(c.Rules, at, foreignRule)
 	}
 	return have
+}
+
+// TestShapesAloneAreNoProofOfTheMesh: to program a namespace must not take away rules that merely look like the mesh's.
+func TestShapesAloneAreNoProofOfTheMesh(t *testing.T) {
+	foreign := []string{
+		"filter -A INPUT -p udp -j DROP", "filter -A INPUT -p tcp -j DROP", "filter -A FORWARD -p udp -j DROP",
+		"filter -A FORWARD -p tcp -j DROP", "filter -A OUTPUT -p udp -j DROP", "filter -A OUTPUT -p tcp -j DROP",
+		"mangle -A PREROUTING -p tcp -m mark --mark 0x5 -j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff",
+		"mangle -A OUTPUT -o lo -p tcp -m mark --mark 0x5 -j RETURN",
+		"mangle -A OUTPUT -p tcp -m connmark --mark 0x5 -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff",
+		"nat -A OUTPUT -p udp -m udp --dport 53 -m owner --uid-owner 0 -j RETURN",
+		"raw -A OUTPUT -p udp -m udp --dport 53 -j CT --zone 2",
+	}
+	want := redirect.Rules(redirect.Default(), ruleset.IPv4)
+	have := saved(t, foreign...)
+	n := rulesettest.NewNamespace(have)
+	restore(t, n, ruleset.Reconcile(want, have, redirect.Claim(want, have)).String())
+	after := notation(n.Save())
+	for _, rule := range foreign {
+		if !slices.Contains(after, rule) {
+			t.Errorf("%q is gone", rule)
+		}
+	}
+}
+
+// TestAStrangersReturnBehindOursStays: the namespace holds exactly what is wanted for a virtual machine's interface, and
+// nothing in nat PREROUTING tells where ours ends.
+func TestAStrangersReturnBehindOursStays(t *testing.T) {
+	s := redirect.Default()
+	s.Inbound, s.Outbound, s.RerouteInterfaces = redirect.Ports{}, redirect.Networks{}, []string{"vm0"}
+	want := redirect.Rules(s, ruleset.IPv4)
+	n := rulesettest.NewNamespace(want)
+	restore(t, n, "*nat\n-A PREROUTING -i eth8 -j RETURN\nCOMMIT\n")
+	have := n.Save()
+	if diff := ruleset.Compare(want, have, redirect.Claim(want, have)); !diff.Empty() {
+		t.Errorf("a stranger's rule is a difference:\n%s", diff)
+	}
 }

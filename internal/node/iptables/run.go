@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // lockWait makes legacy tools wait for their lock (seconds) instead of failing at once.
@@ -19,6 +21,11 @@ const lockWait = "--wait=30"
 func (t Tool) run(ctx context.Context, program, stdin string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // a tool found on the node's path; arguments are ours
 	cmd.Env = []string{"PATH=" + t.host.Path + ":" + usualPath}
+	// A tool must not work on after its starter was killed and somebody else has taken over.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if t.host.Held != nil {
+		cmd.ExtraFiles = []*os.File{t.host.Held}
+	}
 	if t.host.Lock != "" {
 		cmd.Env = append(cmd.Env, "XTABLES_LOCKFILE="+t.host.Lock)
 	}

@@ -46,6 +46,8 @@ type Host struct {
 	Path string
 	// Force chooses the variant.
 	Force Variant
+	// Held is a file that every tool is given, so that it stays open until the last one has ended. Nil is none.
+	Held *os.File
 	// Lock is the file that legacy tools lock instead of the host's; the pod's namespace file serves. "" is the host's.
 	Lock string
 

@@ -66,7 +66,7 @@ func (r Report) Clean() bool { return len(r.Diffs) == 0 && len(r.Routing) == 0 }
 // Apply brings the namespace to the Spec.
 func (n Namespace) Apply(ctx context.Context, spec redirect.Spec, conduct Conduct) (Report, error) {
 	var r Report
-	err := n.do(ctx, func() error {
+	err := n.alone(ctx, func(n Namespace) error {
 		w, err := n.inspect(ctx, &spec)
 		if err != nil {
 			return err
@@ -83,25 +83,31 @@ func (n Namespace) Apply(ctx context.Context, spec redirect.Spec, conduct Conduc
 	return r, err
 }
 
-// setRouting brings addresses, routes and policy rules to what is wanted. Where rules of the mesh were there, what
-// belonged to them and is not wanted any more goes, too.
+// setRouting brings addresses, routes and policy rules to what is wanted. What an earlier configuration left goes, too.
 func (w *work) setRouting(want route.Want) error {
-	// A mark in rules that stay can have led to another table: that is no rule's business.
-	if w.otherRules() || len(w.marks) > 0 {
-		left, err := leftovers(w.marks)
-		if err != nil {
-			return err
-		}
-		left.PassthroughV6 = left.PassthroughV6 && !want.PassthroughV6
-		left.Policy = slices.DeleteFunc(left.Policy, func(p route.Policy) bool { return slices.Contains(want.Policy, p) })
-		if err := route.Remove(left); err != nil {
-			return fmt.Errorf("removing routing of an earlier configuration: %w", err)
-		}
+	left, err := w.stale(want)
+	if err != nil {
+		return err
+	}
+	if err := route.Remove(left); err != nil {
+		return fmt.Errorf("removing routing of an earlier configuration: %w", err)
 	}
 	if err := route.Apply(want); err != nil {
 		return fmt.Errorf("setting up routing: %w", err)
 	}
 	return nil
+}
+
+// stale finds routing of the mesh that is not wanted. A namespace in which no rule of the mesh was found has none: a new
+// pod pays nothing for this.
+func (w *work) stale(want route.Want) (route.Want, error) {
+	if !w.seen {
+		return route.Want{}, nil
+	}
+	left, err := leftovers(w.marks)
+	left.PassthroughV6 = left.PassthroughV6 && !want.PassthroughV6
+	left.Policy = slices.DeleteFunc(left.Policy, func(p route.Policy) bool { return slices.Contains(want.Policy, p) })
+	return left, err
 }
 
 // Verify compares the namespace with the Spec and writes nothing.
@@ -113,7 +119,17 @@ func (n Namespace) Verify(ctx context.Context, spec redirect.Spec) (Report, erro
 			return err
 		}
 		r = w.report
-		r.Routing, err = route.Check(route.For(spec.Routing(r.Families)))
+		want := route.For(spec.Routing(r.Families))
+		if r.Routing, err = route.Check(want); err != nil {
+			return err
+		}
+		left, err := w.stale(want)
+		for _, p := range left.Policy {
+			r.Routing = append(r.Routing, fmt.Sprintf("policy rule %s is left over", p))
+		}
+		if left.PassthroughV6 {
+			r.Routing = append(r.Routing, "address ::6/128 on lo is left over")
+		}
 		return err
 	})
 	return r, err
@@ -123,7 +139,7 @@ func (n Namespace) Verify(ctx context.Context, spec redirect.Spec) (Report, erro
 // known to be the mesh's besides those that rules found here use.
 func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error) {
 	var r Report
-	err := n.do(ctx, func() error {
+	err := n.alone(ctx, func(n Namespace) error {
 		w, err := n.inspect(ctx, nil)
 		if err != nil {
 			return err
@@ -211,6 +227,18 @@ func families(spec redirect.Spec) (redirect.Families, error) {
 		addresses = append(addresses, a.Prefix.Addr())
 	}
 	return spec.FamiliesOf(addresses)
+}
+
+// alone is do for those who write: no other run of this program works on the namespace meanwhile.
+func (n Namespace) alone(ctx context.Context, fn func(Namespace) error) error {
+	return n.do(ctx, func() error {
+		held, err := lock(ctx)
+		if err != nil {
+			return err
+		}
+		n.Tools.Held = held
+		return errors.Join(fn(n), held.Close())
+	})
 }
 
 // do runs fn in the namespace, with the pod's own iptables lock and without name service: the tools would ask it for

@@ -16,6 +16,10 @@ type work struct {
 	tools  *iptables.Host
 	report Report
 	steps  []step
+	// cleaning says that everything of the mesh is to go.
+	cleaning bool
+	// seen says that rules of the mesh were there, wanted or not.
+	seen bool
 	// marks are those that rules of the mesh were found to use.
 	marks []uint32
 }
@@ -31,7 +35,7 @@ type step struct {
 func (n Namespace) inspect(ctx context.Context, spec *redirect.Spec) (*work, error) {
 	tools := n.Tools
 	tools.Lock = n.Path
-	w := &work{log: n.Log, tools: &tools}
+	w := &work{log: n.Log, tools: &tools, cleaning: spec == nil}
 	wanted := []ruleset.Set{{Family: ruleset.IPv4}, {Family: ruleset.IPv6}}
 	if spec != nil {
 		f, err := families(*spec)
@@ -79,18 +83,23 @@ func (w *work) compare(ctx context.Context, tool iptables.Tool, want ruleset.Set
 		return err
 	}
 	claim := redirect.Claim(want, have)
+	if w.cleaning {
+		claim = redirect.ClaimAll(have)
+	}
 	w.marks = append(w.marks, redirect.Marks(have, claim)...)
 	diff := ruleset.Compare(want, have, claim)
 	for _, rule := range diff.Others {
 		w.report.Notes = append(w.report.Notes, fmt.Sprintf("%s: not ours, behind ours, left alone: %s", want.Family, rule))
 	}
+	residue := !ruleset.Compare(ruleset.Set{Family: want.Family}, have, claim).Empty()
+	w.seen = w.seen || residue
 	if diff.Empty() {
 		return nil
 	}
 	diff.Tool = string(tool.Variant)
 	w.report.Diffs = append(w.report.Diffs, diff)
 	program := ruleset.Reconcile(want, have, claim)
-	w.steps = append(w.steps, step{tool: tool, program: program, residue: !ruleset.Compare(ruleset.Set{Family: want.Family}, have, claim).Empty()})
+	w.steps = append(w.steps, step{tool: tool, program: program, residue: residue})
 	return nil
 }
 

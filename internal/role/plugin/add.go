@@ -40,14 +40,19 @@ func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) error {
 	say(log, decision)
 	switch decision.Outcome {
 	case sidecar.Refuse:
-		return failure{code: codeSettings, what: fmt.Sprintf("istio-cni refuses pod %s: %s", pod, decision.Reason.Sentence()), cause: decision.Err}
+		return refusal(pod, decision)
 	case sidecar.Capture:
 		if err := p.capture(ctx, conf, pod, args.Netns, decision.Spec, log); err != nil {
 			return err
 		}
 	case sidecar.Pass:
 	}
-	return before.print(p.stdout)
+	return before.print(&p.answer)
+}
+
+// refusal is the error for a pod whose settings are invalid.
+func refusal(pod podArgs, d sidecar.Decision) failure {
+	return failure{code: codeSettings, what: fmt.Sprintf("istio-cni refuses pod %s: %s", pod, d.Reason.Sentence()), cause: d.Err}
 }
 
 // decide asks for the pod only if its name does not decide already: no credential is read and nothing is sent for a pod

@@ -34,8 +34,12 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 		return p.unknown(ctx, space, pod, err)
 	}
 	say(log, decision)
-	if decision.Outcome != sidecar.Capture {
+	switch decision.Outcome {
+	case sidecar.Pass:
 		return nil
+	case sidecar.Refuse:
+		return refusal(pod, decision)
+	case sidecar.Capture:
 	}
 	if err = p.notTheHost(args.Netns); err != nil {
 		return failure{code: types.ErrInvalidNetNS, what: fmt.Sprintf("istio-cni cannot check pod %s", pod), cause: err}

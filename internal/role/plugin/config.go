@@ -1,6 +1,6 @@
 package plugin
 
-import "strconv"
+import "strings"
 
 // env is what is read of the environment besides what the CNI library reads itself.
 type env struct {
@@ -13,9 +13,10 @@ func environment(getenv func(string) (string, bool)) env {
 		v, _ := getenv(name)
 		return v
 	}
-	override, err := strconv.ParseBool(get("CNI_NETNS_OVERRIDE"))
+	// As the CNI library reads it.
+	override := get("CNI_NETNS_OVERRIDE")
 	return env{
 		command: get("CNI_COMMAND"), container: get("CNI_CONTAINERID"), path: get("PATH"),
-		override: err == nil && override,
+		override: override == "1" || strings.EqualFold(override, "true"),
 	}
 }

@@ -8,9 +8,9 @@
 package plugin
 
 import (
+	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"runtime/debug"
 	"slices"
@@ -43,7 +43,8 @@ func Supported() version.PluginInfo {
 
 // plugin is one invocation.
 type plugin struct {
-	stdout io.Writer
+	// answer is the result, kept until nothing can fail any more: stdout must hold one document.
+	answer bytes.Buffer
 	log    *pluginlog.Log
 	// path is the runtime's $PATH, where iptables is looked for.
 	path string
@@ -59,7 +60,7 @@ func Run(c applet.Call) int {
 	}
 	log := pluginlog.New(pluginlog.Options{Stderr: c.Stderr, Scope: logScope})
 	defer log.Close()
-	p := &plugin{stdout: c.Stdout, log: log, path: env.path, override: env.override}
+	p := &plugin{log: log, path: env.path, override: env.override}
 	if env.command == "DEL" || env.command == "GC" {
 		// There is nothing to undo: the namespace ends and takes the rules with it. Nothing is read that could be missing.
 		log.Logger().Debug("nothing to do", "command", env.command, "container", env.container)
@@ -73,6 +74,10 @@ func Run(c applet.Call) int {
 		GC:     func(*skel.CmdArgs) error { return nil },
 	}, Supported(), "")
 	if failed == nil {
+		if _, err := p.answer.WriteTo(c.Stdout); err != nil {
+			log.Logger().Error("printing the result", "cause", err.Error())
+			return applet.ExitError
+		}
 		return applet.ExitOK
 	}
 	log.Logger().Error("failing", "command", env.command, "container", env.container,

@@ -314,3 +314,33 @@ func TestSecrets(t *testing.T) {
 		}
 	}
 }
+
+// The CNI library looks at the namespace after the command has run: what was to be printed by then must not stand beside
+// its error.
+func TestStdoutHoldsOneDocument(t *testing.T) {
+	t.Parallel()
+	got := ask(t, `{"cniVersion":"1.0.0","name":"n"}`, "CNI_COMMAND=ADD", "CNI_CONTAINERID=c", "CNI_NETNS=/proc/self/ns/net",
+		"CNI_IFNAME=eth0", "CNI_PATH=/x")
+	var object map[string]any
+	if err := json.Unmarshal([]byte(got.stdout), &object); err != nil || got.code != 1 || object["code"] != 8.0 {
+		t.Errorf("exit %d, %v, stdout %q", got.code, err, got.stdout)
+	}
+}
+
+// A pod that ADD would refuse now is not as it should be, whatever its rules are.
+func TestCheckRefusesWhatAddWouldRefuse(t *testing.T) {
+	t.Parallel()
+	node := chaintest.New(t, program(t))
+	list := node.Chain("1.0.0", nil)
+	pod := node.NewPod("apps", "mesh", chaintest.Sidecar)
+	if _, err := node.Add(list, pod); err != nil {
+		t.Fatal(err)
+	}
+	changed := kubetest.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	chaintest.Sidecar(&changed)
+	changed.Annotations["traffic.sidecar.istio.io/excludeInboundPorts"] = "x"
+	node.API.SetPod(changed)
+	if err := node.Check(list, pod); err == nil || !strings.Contains(err.Error(), "excludeInboundPorts") {
+		t.Errorf("CHECK: %v", err)
+	}
+}

@@ -149,7 +149,9 @@ func (r run) show() error {
 	if r.dryRun {
 		routing(&b, r.spec.Routing(families))
 	}
-	say(r.stdout, "%s", b.String())
+	if _, err := io.WriteString(r.stdout, b.String()); err != nil {
+		return fmt.Errorf("printing the rules: %w", err)
+	}
 	if r.dryRun && r.dryRunFile != "" {
 		return save(r.dryRunFile, b.String())
 	}

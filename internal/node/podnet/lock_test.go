@@ -1,0 +1,93 @@
+package podnet_test
+
+import (
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/podnet"
+)
+
+// Runs that overlap in one namespace must not put their rules beside each other's.
+func TestRunsInOneNamespaceWaitForEachOther(t *testing.T) {
+	for _, v := range []iptables.Variant{iptables.NFT, iptables.Legacy} {
+		t.Run(string(v), func(t *testing.T) {
+			t.Parallel()
+			n := newPod(t, "10.1.0.2/24").namespace(v)
+			spec := redirect.Default()
+			spec.Mode = redirect.TPROXY
+			var wg sync.WaitGroup
+			for range 6 {
+				wg.Go(func() {
+					if _, err := n.Apply(t.Context(), spec, podnet.Reconcile); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+			if r, err := n.Verify(t.Context(), spec); err != nil || !r.Clean() {
+				t.Errorf("after it: %v, %v %v", err, r.Diffs, r.Routing)
+			}
+		})
+	}
+}
+
+// A tool whose starter was killed must not work on when the next run has begun. The tool here is a script that needs a
+// while; the starter is a process of this test binary.
+func TestAKilledRunLeavesNothingThatWorksOn(t *testing.T) {
+	if os.Getenv("PODNET_TEST_APPLY") != "" {
+		n := podnet.Namespace{Path: os.Getenv("PODNET_TEST_APPLY"), Tools: iptables.Host{Path: os.Getenv("PODNET_TEST_PATH")}, Log: slog.New(slog.DiscardHandler)}
+		_, _ = n.Apply(t.Context(), redirect.Default(), podnet.Reconcile)
+		return
+	}
+	t.Parallel()
+	n, dir := newPod(t, "10.1.0.2/24").namespace(iptables.NFT), t.TempDir()
+	started := filepath.Join(dir, "started")
+	script := "#!/bin/sh\ntouch " + started + "\nsleep 1\nexec /usr/sbin/iptables-nft-restore \"$@\"\n"
+	for name, text := range map[string]string{
+		"iptables-nft-restore": script,
+		"iptables-nft-save":    "#!/bin/sh\nexec /usr/sbin/iptables-nft-save\n", "iptables-nft": "#!/bin/sh\nexec /usr/sbin/iptables-nft \"$@\"\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestAKilledRunLeavesNothingThatWorksOn$")
+	first.Env = append(os.Environ(), "PODNET_TEST_APPLY="+n.Path, "PODNET_TEST_PATH="+dir)
+	if err := first.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for _, err := os.Stat(started); err != nil; _, err = os.Stat(started) {
+		if t.Context().Err() != nil {
+			t.Fatal("the tool was never started")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if err := first.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = first.Wait()
+	if _, err := n.Apply(t.Context(), redirect.Default(), podnet.Reconcile); err != nil {
+		t.Fatal(err)
+	}
+	// Long enough for a tool that was left alone to do its work now.
+	time.Sleep(1500 * time.Millisecond)
+	err := netns.Do(n.Path, func() error {
+		out, err := exec.CommandContext(t.Context(), "iptables-nft-save").Output()
+		if jumps := strings.Count(string(out), "-A OUTPUT -j ISTIO_OUTPUT"); jumps != 1 {
+			t.Errorf("%d jumps:\n%s", jumps, out)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
