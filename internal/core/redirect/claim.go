@@ -14,11 +14,12 @@ import (
 // program or of the reference left, whatever its ports, identities, marks and interfaces were.
 //
 // Chains are known by their prefix and jumps by their target. What the reference puts into built-in chains without a
-// jump is known by its whole shape, and counts only where chains of ours show that the mesh was here. A plain RETURN for an
+// jump is known by its whole shape, and counts only where a chain of ours that is not as
+// wanted shows that another configuration was here. A plain RETURN for an
 // interface, which anybody may use, counts besides only ahead of what the reference puts behind it, and only in pairs or
 // at the head of the chain.
 func Claim(want, have ruleset.Set) ruleset.Claim {
-	return claimIn(want, have, hasOwnChain(have))
+	return claimIn(want, have, otherChain(want, have))
 }
 
 // ClaimAll is Claim for somebody who wants everything of the mesh removed. It takes rules of the mesh's shapes for the
@@ -27,10 +28,15 @@ func ClaimAll(have ruleset.Set) ruleset.Claim {
 	return claimIn(ruleset.Set{Family: have.Family}, have, true)
 }
 
-// hasOwnChain reports whether a chain of ours is there.
-func hasOwnChain(have ruleset.Set) bool {
+// otherChain reports whether a chain of ours is there that is not as wanted. Whatever differs between two configurations
+// also shows in a chain, so without such a chain nothing of another configuration is here.
+func otherChain(want, have ruleset.Set) bool {
+	same := func(a, b ruleset.Rule) bool { return a.Spec == b.Spec }
 	return slices.ContainsFunc(have.Tables, func(t ruleset.Table) bool {
-		return slices.ContainsFunc(t.Chains, func(c ruleset.Chain) bool { return strings.HasPrefix(c.Name, chainPrefix) })
+		return slices.ContainsFunc(t.Chains, func(c ruleset.Chain) bool {
+			wanted, _ := want.Table(t.Name).Chain(c.Name)
+			return strings.HasPrefix(c.Name, chainPrefix) && (len(wanted.Rules) == 0 || !slices.EqualFunc(wanted.Rules, c.Rules, same))
+		})
 	})
 }
 

@@ -346,6 +346,9 @@ func TestShapesAloneAreNoProofOfTheMesh(t *testing.T) {
 			t.Errorf("%q is gone", rule)
 		}
 	}
+	if diff := ruleset.Compare(want, n.Save(), redirect.Claim(want, n.Save())); !diff.Empty() {
+		t.Errorf("they are a difference afterwards:\n%s", diff)
+	}
 }
 
 // TestAStrangersReturnBehindOursStays: the namespace holds exactly what is wanted for a virtual machine's interface, and
