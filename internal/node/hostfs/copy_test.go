@@ -1,0 +1,281 @@
+package hostfs_test
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+)
+
+func TestCopy(t *testing.T) {
+	onEachFS(t, func(t *testing.T, dir string) {
+		umask(t, 0o077)
+		from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
+		put(t, from, big)
+		same := func(t *testing.T) {
+			t.Helper()
+			before := inode(t, to)
+			n := hostfstest.Count(func(disk hostfs.Disk) {
+				if changed, err := disk.Copy(from, to, 0o755); changed || err != nil {
+					t.Errorf("changed %v, error %v", changed, err)
+				}
+			})
+			if ok, err := (hostfs.Disk{}).Identical(from, to, 0o755); !ok || err != nil || n != 0 || inode(t, to) != before {
+				t.Errorf("%d operations, identical %v, error %v", n, ok, err)
+			}
+		}
+		for _, c := range []struct {
+			name    string
+			spoil   func(t *testing.T)
+			inPlace bool
+		}{
+			{"missing", func(*testing.T) {}, false},
+			{"other content of the same size", func(t *testing.T) { put(t, to, strings.ToUpper(big)) }, false},
+			{"shorter", func(t *testing.T) { put(t, to, big[1:]) }, false},
+			{"empty", func(t *testing.T) { put(t, to, "") }, false},
+			{"a link to what would be right", func(t *testing.T) {
+				must(t, os.Rename(to, to+"2"))
+				must(t, os.Symlink(to+"2", to))
+			}, false},
+			{"a pipe", func(t *testing.T) {
+				must(t, os.Remove(to))
+				must(t, syscall.Mkfifo(to, 0o755))
+			}, false},
+			{"another owner", func(t *testing.T) {
+				put(t, to, "old")
+				must(t, os.Chown(to, 12, 34))
+			}, false},
+			{"not executable", func(t *testing.T) { must(t, os.Chmod(to, 0o644)) }, true},
+			{"set user id", func(t *testing.T) { must(t, os.Chmod(to, fs.ModeSetuid|0o755)) }, true},
+		} {
+			t.Run(c.name, func(t *testing.T) {
+				c.spoil(t)
+				if ok, err := (hostfs.Disk{}).Identical(from, to, 0o755); ok || err != nil {
+					t.Errorf("identical %v, error %v", ok, err)
+				}
+				var before uint64
+				if c.inPlace {
+					before = inode(t, to)
+				}
+				changed, err := hostfs.Disk{}.Copy(from, to, 0o755)
+				if !changed || err != nil {
+					t.Errorf("changed %v, error %v", changed, err)
+				}
+				var stat syscall.Stat_t
+				must(t, syscall.Lstat(to, &stat))
+				if content(to) != big || stat.Mode != syscall.S_IFREG|0o755 || stat.Uid != 0 || stat.Gid != 0 {
+					t.Errorf("%d bytes, %+v", stat.Size, stat)
+				}
+				if c.inPlace && stat.Ino != before {
+					t.Error("replaced, though the mode alone was wrong")
+				}
+				same(t)
+			})
+		}
+		if diff := cmp.Diff([]string{"from", "to", "to2"}, names(t, dir)); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestCopyOfWhatIsNoFile(t *testing.T) {
+	dir := t.TempDir()
+	to := filepath.Join(dir, "to")
+	put(t, to, "old")
+	must(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
+	for name, want := range map[string]error{"missing": fs.ErrNotExist, "pipe": hostfs.ErrNotRegular, ".": hostfs.ErrNotRegular} {
+		_, err := hostfs.Disk{}.Copy(filepath.Join(dir, name), to, 0o755)
+		if !errors.Is(err, want) || !strings.Contains(fmt.Sprint(err), to) {
+			t.Errorf("%s: error %v, want %v", name, err, want)
+		}
+	}
+	if content(to) != "old" {
+		t.Error(content(to))
+	}
+}
+
+func TestDigestsNoticeEveryChange(t *testing.T) {
+	onEachFS(t, func(t *testing.T, dir string) {
+		disk := hostfs.Disk{Digests: &hostfs.Digests{}}
+		from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
+		put(t, from, "aaaa")
+		put(t, to, "aaaa")
+		old := time.Now().Add(-time.Hour)
+		check := func(want bool) {
+			t.Helper()
+			for range 2 {
+				if got, err := disk.Identical(from, to, 0o644); got != want || err != nil {
+					t.Errorf("identical %v, error %v, want %v", got, err, want)
+				}
+			}
+		}
+		must(t, os.Chmod(to, 0o644))
+		check(true)
+		put(t, to, "bbbb") // at once: within one step of the clock
+		must(t, os.Chtimes(to, old, old))
+		check(false)
+		put(t, to, "aaaa")
+		must(t, os.Chtimes(to, old, old))
+		check(true)
+		put(t, from, "bbbb")
+		check(false)
+	})
+}
+
+// A second program of the same name and time has another inode; a file that stays is not read again.
+func TestDigestsReadAQuietFileOnce(t *testing.T) {
+	dir := t.TempDir()
+	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
+	put(t, from, big)
+	put(t, to, big)
+	disk := hostfs.Disk{Digests: &hostfs.Digests{}}
+	// Only a change that is some seconds old is trusted, and nobody can set the time of a change.
+	deadline := time.Now().Add(patience)
+	for !disk.Digests.Knows(from) || !disk.Digests.Knows(to) {
+		if time.Now().After(deadline) {
+			t.Fatal("never remembered")
+		}
+		if ok, err := disk.Identical(from, to, 0o644); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+	}
+	allocated := testing.AllocsPerRun(10, func() { _, _ = disk.Identical(from, to, 0o644) })
+	if allocated > 10 { // opening and hashing need more
+		t.Errorf("%v allocations", allocated)
+	}
+	put(t, to, strings.ToUpper(big))
+	if ok, err := disk.Identical(from, to, 0o644); ok || err != nil {
+		t.Errorf("identical %v, error %v", ok, err)
+	}
+}
+
+// program is this test binary in the directory, under the name.
+func program(t *testing.T, dir, name string) string {
+	t.Helper()
+	self, err := os.Executable()
+	must(t, err)
+	path := filepath.Join(dir, name)
+	_, err = hostfs.Disk{}.Copy(self, path, 0o755)
+	must(t, err)
+	return path
+}
+
+// A helper is a process that waits until it is told to end.
+type helper struct {
+	cmd   *exec.Cmd
+	input io.Closer
+	lines *bufio.Scanner
+}
+
+func start(t *testing.T, path, what string) *helper {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), path)
+	cmd.Env = append(os.Environ(), helperVar+"="+what)
+	input, err := cmd.StdinPipe()
+	must(t, err)
+	output, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	h := &helper{cmd, input, bufio.NewScanner(output)}
+	if got := h.line(); got != "ready" {
+		t.Fatalf("helper says %q", got)
+	}
+	return h
+}
+
+func (h *helper) line() string {
+	h.lines.Scan()
+	return h.lines.Text()
+}
+
+func TestCopyOverARunningProgram(t *testing.T) {
+	onEachFS(t, func(t *testing.T, dir string) {
+		path := program(t, dir, "program")
+		running := start(t, path, "wait")
+		if file, err := os.OpenFile(path, os.O_WRONLY, 0); !errors.Is(err, syscall.ETXTBSY) {
+			_ = file.Close()
+			t.Fatalf("writing to it: error %v, so this test shows nothing", err)
+		}
+		put(t, filepath.Join(dir, "new"), "#!/bin/sh\necho new\n")
+		changed, err := hostfs.Disk{}.Copy(filepath.Join(dir, "new"), path, 0o755)
+		if !changed || err != nil {
+			t.Fatalf("changed %v, error %v", changed, err)
+		}
+		must(t, running.input.Close())
+		if got := running.line(); got != "done" {
+			t.Errorf("the running one says %q", got)
+		}
+		must(t, running.cmd.Wait())
+		if got, err := exec.CommandContext(t.Context(), path).Output(); string(got) != "new\n" || err != nil {
+			t.Errorf("the new one says %q, error %v", got, err)
+		}
+	})
+}
+
+// Whoever forks lends the child what is open, until it executes something else.
+func TestACopyCanBeExecutedAtOnceWhileOthersFork(t *testing.T) {
+	dir := memory(t)
+	for i, text := range []string{"#!/bin/sh\nexit 0\n", "#!/bin/sh\n\nexit 0\n"} {
+		put(t, filepath.Join(dir, fmt.Sprint(i)), text)
+	}
+	stop := make(chan struct{})
+	var forks sync.WaitGroup
+	for range 4 {
+		forks.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					_ = exec.CommandContext(t.Context(), "/bin/true").Run()
+				}
+			}
+		})
+	}
+	path := filepath.Join(dir, "program")
+	for i := range 200 {
+		_, err := hostfs.Disk{}.Copy(filepath.Join(dir, fmt.Sprint(i%2)), path, 0o755)
+		must(t, err)
+		if err := exec.CommandContext(t.Context(), path).Run(); err != nil {
+			t.Errorf("copy %d: %v", i, err)
+			break
+		}
+	}
+	close(stop)
+	forks.Wait()
+}
+
+func BenchmarkIdentical(b *testing.B) {
+	dir := memory(b)
+	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
+	content := strings.Repeat("x", 11<<20)
+	put(b, from, content)
+	put(b, to, content)
+	remembering := &hostfs.Digests{}
+	for !remembering.Knows(from) || !remembering.Knows(to) {
+		_, _ = hostfs.Disk{Digests: remembering}.Identical(from, to, 0o644)
+	}
+	for name, digests := range map[string]*hostfs.Digests{"read": nil, "remembered": remembering} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				if ok, err := (hostfs.Disk{Digests: digests}).Identical(from, to, 0o644); !ok || err != nil {
+					b.Fatal(ok, err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,316 @@
+package hostfs
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// tempMark is between the name of a file and the digits that end the name of its temporary file. The reference's is the
+// same, so that one sweeps what the other left. No such name has an extension that a container runtime reads.
+const tempMark = ".tmp."
+
+// Disk changes files of the node. The zero value is ready for use.
+//
+// An error means that nothing changed, but for one: what fails after the rename is the fsync of the directory, and then
+// the new content is there, complete, and may be the old one again after a loss of power.
+type Disk struct {
+	Ops     Ops      // nil is Kernel
+	Digests *Digests // what Copy and Identical remember, nil to read everything each time
+}
+
+func (d Disk) ops() Ops {
+	if d.Ops == nil {
+		return Kernel{}
+	}
+	return d.Ops
+}
+
+// WriteFile gives the file this content and exactly this mode, whatever the umask. A file that is replaced hands on its
+// owner. A symbolic link stays, and what it leads to is replaced; it must be a regular file, or the error is a
+// *LinkError.
+func (d Disk) WriteFile(path string, data []byte, mode fs.FileMode) error {
+	target, old, err := d.resolve(path)
+	if err == nil {
+		err = d.replace(target, func(temp *os.File) error { return d.fill(temp, data, mode, old) })
+	}
+	return wrapPath("writing", path, err)
+}
+
+func (d Disk) fill(temp *os.File, data []byte, mode fs.FileMode, old fs.FileInfo) error {
+	if err := d.write(temp, data); err != nil {
+		return err
+	}
+	if err := d.chownLike(temp, old); err != nil {
+		return err
+	}
+	return wrap("changing mode", d.ops().Chmod(temp, mode)) // after chown, which may take bits away
+}
+
+// resolve returns the path to replace and what is there, nil for nothing.
+func (d Disk) resolve(path string) (string, fs.FileInfo, error) {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return path, nil, nil
+	case err != nil:
+		return "", nil, wrap("examining", err)
+	case info.IsDir():
+		return "", nil, syscall.EISDIR
+	case info.Mode().Type() != fs.ModeSymlink:
+		return path, info, nil
+	}
+	link, err := os.Readlink(path)
+	if err != nil {
+		return "", nil, wrap("reading link", err)
+	}
+	target, err := filepath.EvalSymlinks(path)
+	if err == nil {
+		info, err = os.Lstat(target)
+	}
+	// Anything else may be there on purpose, such as /dev/null to hide a file.
+	if err == nil && !info.Mode().IsRegular() {
+		err = ErrNotRegular
+	}
+	if err != nil {
+		return "", nil, &LinkError{Link: path, Target: link, Err: cause(err)}
+	}
+	return target, info, nil
+}
+
+// replace puts a file that fill has made complete in the place of whatever is at path.
+func (d Disk) replace(path string, fill func(temp *os.File) error) error {
+	return d.replaceBy(path, fill, func(temp string) error {
+		return wrap("renaming temporary file", d.ops().Rename(temp, path))
+	})
+}
+
+// replaceBy makes a temporary file beside path, and lets put bring it there.
+func (d Disk) replaceBy(path string, fill func(temp *os.File) error, put func(temp string) error) error {
+	temp, err := d.create(path)
+	if err != nil {
+		return err
+	}
+	err = fill(temp)
+	if err == nil {
+		err = wrap("syncing temporary file", d.ops().Sync(temp))
+		letGo(temp)
+	}
+	if closed := d.ops().Close(temp); err == nil {
+		err = wrap("closing temporary file", closed)
+	}
+	if err == nil {
+		err = put(temp.Name())
+	}
+	if err != nil {
+		_ = d.ops().Remove(temp.Name()) // the next sweep tries again
+		return err
+	}
+	return d.syncDir(filepath.Dir(path))
+}
+
+func (d Disk) create(path string) (*os.File, error) {
+	var file *os.File
+	err := beside(path, func(temp string) (err error) {
+		file, err = d.ops().Create(temp)
+		return err
+	})
+	return file, wrap("creating temporary file", inDirectory(filepath.Dir(path), err))
+}
+
+// beside finds a name for a temporary file of path that create does not find taken.
+func beside(path string, create func(temp string) error) error {
+	const attempts = 100
+	var err error
+	for range attempts {
+		digits := strconv.FormatUint(uint64(rand.Uint32()), 10) //nolint:gosec // a name, not a secret; O_EXCL protects
+		if err = create(path + tempMark + digits); !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	return err
+}
+
+func (d Disk) write(temp *os.File, data []byte) error {
+	n, err := d.ops().Write(temp, data)
+	if err == nil && n < len(data) {
+		err = io.ErrShortWrite
+	}
+	return wrap("writing temporary file", err)
+}
+
+func (d Disk) chownLike(temp *os.File, old fs.FileInfo) error {
+	if old == nil {
+		return nil
+	}
+	fresh, err := temp.Stat()
+	if err != nil {
+		return wrap("examining temporary file", err)
+	}
+	was, isStat := old.Sys().(*syscall.Stat_t)
+	now, isStatToo := fresh.Sys().(*syscall.Stat_t)
+	if !isStat || !isStatToo || was.Uid == now.Uid && was.Gid == now.Gid {
+		return nil
+	}
+	// An agent without CAP_CHOWN makes the file its own, as every program that writes by rename does.
+	if err := d.ops().Chown(temp, int(was.Uid), int(was.Gid)); err != nil && !errors.Is(err, syscall.EPERM) {
+		return wrap("changing owner", err)
+	}
+	return nil
+}
+
+// SyncDir makes the names in a directory outlive a loss of power: for what an earlier call changed and failed to sync.
+func (d Disk) SyncDir(dir string) error { return d.syncDir(dir) }
+
+func (d Disk) syncDir(dir string) error {
+	return wrapPath("syncing directory", dir, d.ops().SyncDir(dir))
+}
+
+// Symlink makes link a symbolic link to target, durably, and reports whether it had to. A file of that name is replaced,
+// a directory is an error.
+func (d Disk) Symlink(target, link string) (changed bool, err error) {
+	if is, err := os.Readlink(link); err == nil && is == target {
+		return false, nil
+	}
+	return true, wrapPath("linking", link, d.symlink(target, link))
+}
+
+func (d Disk) symlink(target, link string) error {
+	var temp string
+	err := beside(link, func(name string) error {
+		temp = name
+		return d.ops().Symlink(target, name)
+	})
+	if err != nil {
+		return wrap("creating temporary link", inDirectory(filepath.Dir(link), err))
+	}
+	if err := d.ops().Rename(temp, link); err != nil {
+		_ = d.ops().Remove(temp) // the next sweep tries again
+		return wrap("renaming temporary link", err)
+	}
+	return d.syncDir(filepath.Dir(link))
+}
+
+// Rename gives a file another name, durably. A file of that name is replaced.
+func (d Disk) Rename(from, to string) error {
+	err := d.ops().Rename(from, to)
+	if err == nil {
+		err = d.syncDir(filepath.Dir(to))
+	}
+	if err == nil && filepath.Dir(from) != filepath.Dir(to) {
+		err = d.syncDir(filepath.Dir(from))
+	}
+	if err != nil {
+		return fmt.Errorf("renaming %q to %q: %w", from, to, cause(err))
+	}
+	return nil
+}
+
+// Remove removes a file, a link or an empty directory, durably. If it is missing already there is nothing to do.
+func (d Disk) Remove(path string) error {
+	err := d.ops().Remove(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = d.syncDir(filepath.Dir(path))
+	}
+	return wrapPath("removing", path, err)
+}
+
+// parentMode is the mode of directories that are made on the way.
+const parentMode fs.FileMode = 0o755
+
+// MkdirAll makes the directory and those above that are missing, durably. The directory gets exactly this mode, those
+// above 0755, whatever the umask; what is there already is left as it is.
+func (d Disk) MkdirAll(path string, mode fs.FileMode) error {
+	return wrapPath("making directory", path, d.mkdirAll(filepath.Clean(path), mode))
+}
+
+func (d Disk) mkdirAll(path string, mode fs.FileMode) error {
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && !info.IsDir():
+		return syscall.ENOTDIR
+	case err == nil || !errors.Is(err, fs.ErrNotExist):
+		return cause(err)
+	}
+	parent := filepath.Dir(path)
+	if err = d.mkdirAll(parent, parentMode); err != nil {
+		return err
+	}
+	err = d.ops().Mkdir(path, mode)
+	if errors.Is(err, fs.ErrExist) {
+		if made, statErr := os.Stat(path); statErr == nil && made.IsDir() {
+			return nil // somebody was faster
+		}
+	}
+	if err != nil {
+		return cause(err)
+	}
+	if err := d.chmodDir(path, mode); err != nil {
+		return err
+	}
+	return d.syncDir(parent)
+}
+
+// chmodDir corrects what the umask took away.
+func (d Disk) chmodDir(path string, mode fs.FileMode) error {
+	info, err := os.Stat(path)
+	if err != nil || sameMode(info.Mode(), mode) {
+		return cause(err)
+	}
+	dir, err := os.Open(path) //nolint:gosec // the caller's path
+	if err != nil {
+		return cause(err)
+	}
+	return wrap("changing mode", errors.Join(d.ops().Chmod(dir, mode), d.ops().Close(dir)))
+}
+
+// sameMode compares modes without what kind of file they are of.
+func sameMode(a, b fs.FileMode) bool { return a&^fs.ModeType == b&^fs.ModeType }
+
+// Sweep removes the temporary files that writes of these names, by us or by the reference, have left in the directory,
+// and returns what it removed. It goes on after a failure and joins the errors. A directory that is missing is clean.
+//
+// The caller makes sure that nobody is writing: see [Lock].
+func (d Disk) Sweep(dir string, names ...string) (removed []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, wrapPath("sweeping directory", dir, err)
+	}
+	var errs []error
+	for _, e := range entries {
+		if e.IsDir() || !isTemp(e.Name(), names) {
+			continue
+		}
+		path := filepath.Join(dir, e.Name())
+		if err := d.ops().Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, wrapPath("removing", path, err))
+			continue
+		}
+		removed = append(removed, path)
+	}
+	if len(removed) > 0 {
+		errs = append(errs, d.syncDir(dir))
+	}
+	return removed, errors.Join(errs...)
+}
+
+// isTemp reports whether the file is a temporary one of one of the names.
+func isTemp(file string, names []string) bool {
+	for _, name := range names {
+		digits, ok := strings.CutPrefix(file, name+tempMark)
+		if ok && digits != "" && strings.Trim(digits, "0123456789") == "" {
+			return true
+		}
+	}
+	return false
+}

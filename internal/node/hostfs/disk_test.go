@@ -1,0 +1,457 @@
+package hostfs_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+)
+
+// A job is a method at work in a directory that prepare has made.
+type job struct {
+	name    string
+	prepare func(t *testing.T, dir string)
+	do      func(disk hostfs.Disk, dir string) error
+	states  []string // of the directory: before, after, and those on the way that are valid, see state
+}
+
+// big is more than one chunk of a copy.
+var big = strings.Repeat("0123456789abcdef", 20000)
+
+func jobs() []job {
+	const mode = 0o640
+	old := func(t *testing.T, dir string) { put(t, filepath.Join(dir, "f"), "old") }
+	nothing := func(*testing.T, string) {}
+	write := func(disk hostfs.Disk, dir string) error {
+		return disk.WriteFile(filepath.Join(dir, "f"), []byte("new"), mode)
+	}
+	copied := func(disk hostfs.Disk, dir string) error {
+		_, err := disk.Copy(filepath.Join(dir, "big"), filepath.Join(dir, "f"), mode)
+		return err
+	}
+	withBig := func(then func(t *testing.T, dir string)) func(t *testing.T, dir string) {
+		return func(t *testing.T, dir string) {
+			put(t, filepath.Join(dir, "big"), big)
+			then(t, dir)
+		}
+	}
+	link := func(disk hostfs.Disk, dir string) error {
+		_, err := disk.Symlink("there", filepath.Join(dir, "f"))
+		return err
+	}
+	return []job{
+		{"write a new file", nothing, write, []string{"", "f=new"}},
+		{"write over a file", old, write, []string{"f=old", "f=new"}},
+		{"write over a file of another owner", func(t *testing.T, dir string) {
+			old(t, dir)
+			must(t, os.Chown(filepath.Join(dir, "f"), 12, 34))
+		}, write, []string{"f=old", "f=new"}},
+		{"write through a link", func(t *testing.T, dir string) {
+			put(t, filepath.Join(dir, "target"), "old")
+			must(t, os.Symlink("target", filepath.Join(dir, "f")))
+		}, write, []string{"f->target target=old", "f->target target=new"}},
+		{"copy to a new file", withBig(nothing), copied, []string{"big=BIG", "big=BIG f=BIG"}},
+		{"copy over a file", withBig(old), copied, []string{"big=BIG f=old", "big=BIG f=BIG"}},
+		{"copy that changes the mode alone", withBig(func(t *testing.T, dir string) {
+			put(t, filepath.Join(dir, "f"), big)
+		}), copied, []string{"big=BIG f=BIG", "big=BIG f=BIG"}},
+		{"new link", nothing, link, []string{"", "f->there"}},
+		{"link over a file", old, link, []string{"f=old", "f->there"}},
+		{"link over a link", func(t *testing.T, dir string) {
+			must(t, os.Symlink("elsewhere", filepath.Join(dir, "f")))
+		}, link, []string{"f->elsewhere", "f->there"}},
+		{"rename", old, func(disk hostfs.Disk, dir string) error {
+			return disk.Rename(filepath.Join(dir, "f"), filepath.Join(dir, "g"))
+		}, []string{"f=old", "g=old"}},
+		{"rename to another directory", func(t *testing.T, dir string) {
+			old(t, dir)
+			must(t, os.Mkdir(filepath.Join(dir, "sub"), 0o755))
+		}, func(disk hostfs.Disk, dir string) error {
+			return disk.Rename(filepath.Join(dir, "f"), filepath.Join(dir, "sub", "f"))
+		}, []string{"f=old sub/", "sub/ sub/f=old"}},
+		{"remove", old, func(disk hostfs.Disk, dir string) error {
+			return disk.Remove(filepath.Join(dir, "f"))
+		}, []string{"f=old", ""}},
+		{"make directories", nothing, func(disk hostfs.Disk, dir string) error {
+			return disk.MkdirAll(filepath.Join(dir, "a", "b"), 0o775) // wider than the umask allows
+		}, []string{"", "a/ a/b/", "a/"}},
+		{"sweep", func(t *testing.T, dir string) {
+			put(t, filepath.Join(dir, "f.tmp.1"), "x")
+			put(t, filepath.Join(dir, "f.tmp.22"), "x")
+		}, func(disk hostfs.Disk, dir string) error {
+			_, err := disk.Sweep(dir, "f")
+			return err
+		}, []string{"", ""}},
+	}
+}
+
+var temporary = regexp.MustCompile(`^(.*/)?f\.tmp\.[0-9]+$|^target\.tmp\.[0-9]+$`)
+
+// state describes what is in the directory, and how many temporary files besides.
+func state(t *testing.T, dir string) (text string, temps int) {
+	t.Helper()
+	var all []string
+	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || path == dir {
+			return err
+		}
+		name, _ := filepath.Rel(dir, path)
+		switch link, _ := os.Readlink(path); {
+		case temporary.MatchString(name):
+			temps++
+		case d.IsDir():
+			all = append(all, name+"/")
+		case link != "":
+			all = append(all, name+"->"+link)
+		default:
+			all = append(all, name+"="+strings.ReplaceAll(content(path), big, "BIG"))
+		}
+		return nil
+	}))
+	return strings.Join(all, " "), temps
+}
+
+func valid(j job, state string) bool { return slices.Contains(j.states, state) }
+
+// prepared returns a directory for the job.
+func prepared(t *testing.T, j job) string {
+	t.Helper()
+	dir := memory(t)
+	j.prepare(t, dir)
+	return dir
+}
+
+// steps returns how many operations the job makes.
+func steps(t *testing.T, j job) int {
+	t.Helper()
+	dir := prepared(t, j)
+	n := hostfstest.Count(func(disk hostfs.Disk) { must(t, j.do(disk, dir)) })
+	if after, temps := state(t, dir); after != j.states[1] || temps != 0 {
+		t.Fatalf("in the end it is %q with %d temporary files, want %q", after, temps, j.states[1])
+	}
+	if n < 2 {
+		t.Fatalf("%d operations: nothing to interrupt", n)
+	}
+	return n
+}
+
+func TestKilledAtEachOperationLeavesOldOrNew(t *testing.T) {
+	for _, j := range jobs() {
+		t.Run(j.name, func(t *testing.T) {
+			for n := range steps(t, j) {
+				for what, faults := range map[string]*hostfstest.Faults{
+					"killed":    hostfstest.KillAt(n),
+					"power cut": hostfstest.PowerCutAt(n),
+				} {
+					dir := prepared(t, j)
+					err := j.do(hostfs.Disk{Ops: faults}, dir)
+					if !errors.Is(err, hostfstest.ErrKilled) {
+						t.Errorf("%s at %q: error %v", what, faults.Log()[n], err)
+					}
+					if got, _ := state(t, dir); !valid(j, got) {
+						t.Errorf("%s at %q: left %q", what, faults.Log()[n], got)
+					}
+					// And the next process ends what this one began.
+					must(t, j.do(hostfs.Disk{}, dirAfter(t, j, dir)))
+					_, err = hostfs.Disk{}.Sweep(dir, "f", "target")
+					must(t, err)
+					if got, temps := state(t, dir); got != j.states[1] || temps != 0 {
+						t.Errorf("%s at %q: the next run ends with %q and %d temporary files",
+							what, faults.Log()[n], got, temps)
+					}
+				}
+			}
+		})
+	}
+}
+
+// dirAfter lets a job begin anew that cannot be done twice.
+func dirAfter(t *testing.T, j job, dir string) string {
+	t.Helper()
+	if got, _ := state(t, dir); strings.HasPrefix(j.name, "rename") && got == j.states[1] {
+		spare := memory(t)
+		j.prepare(t, spare)
+		return spare
+	}
+	return dir
+}
+
+func TestErrnoAtEachOperationLeavesOldAndNothingBehind(t *testing.T) {
+	for _, j := range jobs() {
+		t.Run(j.name, func(t *testing.T) {
+			for n := range steps(t, j) {
+				for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EIO, syscall.EROFS, syscall.EACCES} {
+					faults := hostfstest.FailAt(n, errno)
+					dir := prepared(t, j)
+					err := j.do(hostfs.Disk{Ops: faults}, dir)
+					failed := faults.Log()[n]
+					if !errors.Is(err, errno) {
+						t.Errorf("%v at %q: error %v", errno, failed, err)
+					}
+					if !strings.Contains(fmt.Sprint(err), dir) {
+						t.Errorf("%v at %q: error %q does not name the path", errno, failed, err)
+					}
+					got, temps := state(t, dir)
+					wantTemps := 0
+					if strings.HasPrefix(failed, "remove ") && j.name == "sweep" {
+						wantTemps = 1
+					}
+					late := strings.HasPrefix(failed, "syncdir") || strings.HasPrefix(j.name, "make")
+					if temps != wantTemps || got != j.states[0] && (!late || !valid(j, got)) {
+						t.Errorf("%v at %q: left %q and %d temporary files", errno, failed, got, temps)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestOrderOfOperations(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "f")
+	put(t, path, "old")
+	must(t, os.Chown(path, 12, 34))
+	log := hostfstest.Record(func(disk hostfs.Disk) { must(t, disk.WriteFile(path, []byte("new"), 0o600)) })
+	got := regexp.MustCompile(`tmp\.[0-9]+`).ReplaceAllString(strings.Join(log, "\n"), "tmp.1")
+	want := strings.ReplaceAll(`create D/f.tmp.1
+write D/f.tmp.1
+chown D/f.tmp.1
+chmod D/f.tmp.1
+sync D/f.tmp.1
+close D/f.tmp.1
+rename D/f.tmp.1 D/f
+syncdir D`, "D", dir)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// The reader is a container runtime; the rename is the real one.
+func TestReadersNeverSeeAMissingOrShortFile(t *testing.T) {
+	path := filepath.Join(memory(t), "f")
+	contents := [][]byte{bytes.Repeat([]byte("a"), 5000), bytes.Repeat([]byte("b"), 9000)}
+	disk := hostfs.Disk{}
+	must(t, disk.WriteFile(path, contents[0], 0o600))
+	stop := make(chan struct{})
+	var readers sync.WaitGroup
+	for range 2 {
+		readers.Go(func() {
+			for {
+				data, err := os.ReadFile(path)
+				if err != nil || !bytes.Equal(data, contents[0]) && !bytes.Equal(data, contents[1]) {
+					t.Errorf("read %d bytes, error %v", len(data), err)
+					return
+				}
+				select {
+				case <-stop:
+					return
+				default:
+				}
+			}
+		})
+	}
+	for i := range 1000 {
+		must(t, disk.WriteFile(path, contents[i%2], 0o600))
+	}
+	close(stop)
+	readers.Wait()
+}
+
+func TestWriteFile(t *testing.T) {
+	onEachFS(t, func(t *testing.T, dir string) {
+		disk := hostfs.Disk{}
+		t.Run("the mode is exact", func(t *testing.T) {
+			for _, mask := range []int{0, 0o022, 0o077} {
+				umask(t, mask)
+				for _, mode := range []fs.FileMode{0o600, 0o640, 0o644, 0o777, fs.ModeSetuid | 0o755} {
+					path := filepath.Join(dir, "mode")
+					must(t, disk.WriteFile(path, nil, mode))
+					if got := modeOf(t, path); got != mode {
+						t.Errorf("umask %o: mode %v, want %v", mask, got, mode)
+					}
+				}
+			}
+		})
+		t.Run("the owner is kept, with the bits that chown would take", func(t *testing.T) {
+			path := filepath.Join(dir, "owned")
+			put(t, path, "old")
+			must(t, os.Chown(path, 12, 34))
+			must(t, disk.WriteFile(path, []byte("new"), fs.ModeSetuid|0o755))
+			var stat syscall.Stat_t
+			must(t, syscall.Stat(path, &stat))
+			if stat.Uid != 12 || stat.Gid != 34 || modeOf(t, path) != fs.ModeSetuid|0o755 {
+				t.Errorf("owner %d:%d, mode %v", stat.Uid, stat.Gid, modeOf(t, path))
+			}
+		})
+		t.Run("a link stays", func(t *testing.T) {
+			must(t, os.Mkdir(filepath.Join(dir, "real"), 0o755))
+			target := filepath.Join(dir, "real", "f")
+			put(t, target, "old")
+			for _, c := range [][2]string{{"relative", "real/f"}, {"absolute", target}, {"twice", "relative"}} {
+				name, to := c[0], c[1]
+				link := filepath.Join(dir, name)
+				must(t, os.Symlink(to, link))
+				must(t, disk.WriteFile(link, []byte(name), 0o600))
+				if got, _ := os.Readlink(link); got != to || content(target) != name {
+					t.Errorf("%s: link to %q, target %q", name, got, content(target))
+				}
+			}
+			if diff := cmp.Diff([]string{"f"}, names(t, filepath.Join(dir, "real"))); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+		t.Run("a link that leads to no file is an error and stays", func(t *testing.T) {
+			// A null device of the test's own: code that is wrong would replace the machine's.
+			null := filepath.Join(dir, "null")
+			must(t, syscall.Mknod(null, syscall.S_IFCHR|0o666, 1<<8|3))
+			for name, to := range map[string]string{
+				"dangling": filepath.Join(dir, "another", "root", "f"), "masked": null, "directory": dir, "loop": "loop",
+			} {
+				link := filepath.Join(dir, name)
+				must(t, os.Symlink(to, link))
+				err := disk.WriteFile(link, []byte("new"), 0o600)
+				wrong, ok := errors.AsType[*hostfs.LinkError](err)
+				if !ok || wrong.Link != link || wrong.Target != to || hostfs.Hint(err) == "" {
+					t.Errorf("%s: error %v, hint %q", name, err, hostfs.Hint(err))
+				}
+				if got, _ := os.Readlink(link); got != to {
+					t.Errorf("%s: link to %q", name, got)
+				}
+			}
+		})
+		t.Run("a directory is an error", func(t *testing.T) {
+			if err := disk.WriteFile(dir, nil, 0o600); !errors.Is(err, syscall.EISDIR) {
+				t.Error(err)
+			}
+		})
+		t.Run("a pipe is replaced without waiting", func(t *testing.T) {
+			path := filepath.Join(dir, "pipe")
+			must(t, syscall.Mkfifo(path, 0o600))
+			must(t, disk.WriteFile(path, []byte("new"), 0o600))
+			if content(path) != "new" {
+				t.Error(content(path))
+			}
+		})
+	})
+}
+
+func TestWriteFileWhereTheDirectoryIsMissing(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "missing")
+	err := hostfs.Disk{}.WriteFile(filepath.Join(dir, "f"), nil, 0o600)
+	want := fmt.Sprintf("writing %q: creating temporary file: looking for directory %q: no such file or directory",
+		filepath.Join(dir, "f"), dir)
+	if err == nil || err.Error() != want || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("error %v, want %s", err, want)
+	}
+}
+
+func TestSymlink(t *testing.T) {
+	dir := t.TempDir()
+	disk := hostfs.Disk{}
+	link := filepath.Join(dir, "f")
+	for i, want := range []struct {
+		target  string
+		changed bool
+	}{{"a", true}, {"a", false}, {"b", true}} {
+		changed, err := disk.Symlink(want.target, link)
+		must(t, err)
+		if got, _ := os.Readlink(link); got != want.target || changed != want.changed {
+			t.Errorf("%d: to %q, changed %v", i, got, changed)
+		}
+	}
+	if _, err := disk.Symlink("a", dir); err == nil || !strings.Contains(err.Error(), dir) {
+		t.Errorf("over a directory: error %v", err)
+	}
+	if got := names(t, filepath.Dir(dir)); len(got) != 1 {
+		t.Errorf("left %q", got)
+	}
+}
+
+func TestRemoveOfWhatIsMissingIsNoError(t *testing.T) {
+	dir := t.TempDir()
+	n := hostfstest.Count(func(disk hostfs.Disk) {
+		must(t, disk.Remove(filepath.Join(dir, "missing")))
+		must(t, disk.Remove(filepath.Join(dir, "no", "directory")))
+	})
+	if n != 2 {
+		t.Errorf("%d operations", n)
+	}
+	full := filepath.Join(dir, "full")
+	must(t, os.MkdirAll(filepath.Join(full, "x"), 0o755))
+	if err := (hostfs.Disk{}).Remove(full); !errors.Is(err, syscall.ENOTEMPTY) {
+		t.Errorf("a directory that is not empty: error %v", err)
+	}
+}
+
+func TestMkdirAll(t *testing.T) {
+	umask(t, 0o077)
+	dir := t.TempDir()
+	disk := hostfs.Disk{}
+	must(t, disk.MkdirAll(filepath.Join(dir, "a", "b")+"/", 0o750))
+	for path, want := range map[string]fs.FileMode{"a": 0o755, "a/b": 0o750} {
+		if got := modeOf(t, filepath.Join(dir, path)); got != want {
+			t.Errorf("%s: mode %v, want %v", path, got, want)
+		}
+	}
+	if n := hostfstest.Count(func(disk hostfs.Disk) { must(t, disk.MkdirAll(filepath.Join(dir, "a", "b"), 0o700)) }); n != 0 {
+		t.Errorf("%d operations for a directory that is there", n)
+	}
+	put(t, filepath.Join(dir, "f"), "")
+	for _, path := range []string{"f", "f/sub"} {
+		if err := disk.MkdirAll(filepath.Join(dir, path), 0o755); !errors.Is(err, syscall.ENOTDIR) {
+			t.Errorf("%s: error %v", path, err)
+		}
+	}
+}
+
+func TestSweep(t *testing.T) {
+	dir := t.TempDir()
+	stale := []string{"10-x.conflist.tmp.1", "10-x.conflist.tmp.4294967295", "istio-cni.tmp.7"}
+	kept := []string{
+		"10-x.conflist", "10-x.conflist.tmp.", "10-x.conflist.tmp.1a", "10-x.conflist.tmp.1.conf", "110-x.conflist.tmp.1",
+		"istio-cni", "other.tmp.7", ".05-cilium.conflist123",
+	}
+	for _, name := range append(stale, kept...) {
+		put(t, filepath.Join(dir, name), "")
+	}
+	must(t, os.Mkdir(filepath.Join(dir, "istio-cni.tmp.8"), 0o755))
+	removed, err := hostfs.Disk{}.Sweep(dir, "10-x.conflist", "istio-cni")
+	must(t, err)
+	var want []string
+	for _, name := range stale {
+		want = append(want, filepath.Join(dir, name))
+	}
+	if diff := cmp.Diff(want, removed); diff != "" {
+		t.Errorf("removed (-want +got):\n%s", diff)
+	}
+	if got := names(t, dir); len(got) != len(kept)+1 {
+		t.Errorf("left %q", got)
+	}
+	if removed, err := (hostfs.Disk{}).Sweep(filepath.Join(dir, "missing"), "f"); err != nil || removed != nil {
+		t.Errorf("missing directory: %q, error %v", removed, err)
+	}
+}
+
+func BenchmarkWriteFile(b *testing.B) {
+	data := bytes.Repeat([]byte("x"), 2000)
+	for name, dir := range map[string]string{"disk": b.TempDir(), "tmpfs": memory(b)} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				must(b, hostfs.Disk{}.WriteFile(filepath.Join(dir, "f"), data, 0o600))
+			}
+		})
+	}
+}

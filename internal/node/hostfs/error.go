@@ -1,0 +1,128 @@
+package hostfs
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+)
+
+// What ReadFile and Copy say of a file that they do not read.
+var (
+	ErrNotRegular = errors.New("not a regular file")
+	ErrTooLarge   = errors.New("file too large")
+)
+
+// A LinkError says that a symbolic link does not lead to a file that could be replaced. Mostly the link is absolute and
+// means the node's own root, of which the agent sees only a few directories, in other places.
+type LinkError struct {
+	Link   string
+	Target string // as the link has it
+	Err    error
+}
+
+func (e *LinkError) Error() string {
+	return fmt.Sprintf("following symbolic link %q to %q: %v", e.Link, e.Target, e.Err)
+}
+
+// Unwrap returns why the target cannot be replaced.
+func (e *LinkError) Unwrap() error { return e.Err }
+
+// A directoryError says that a directory, and not only a file in it, was needed and is missing.
+type directoryError struct {
+	path string
+	err  error
+}
+
+func (e *directoryError) Error() string {
+	return fmt.Sprintf("looking for directory %q: %v", e.path, e.err)
+}
+
+func (e *directoryError) Unwrap() error { return e.err }
+
+// A watchError says that the kernel does not watch for us.
+type watchError struct {
+	doing string
+	err   error
+}
+
+func (e *watchError) Error() string { return fmt.Sprintf("%s: %v", e.doing, e.err) }
+
+func (e *watchError) Unwrap() error { return e.err }
+
+// inDirectory blames the directory for ENOENT of a call that makes something in it.
+func inDirectory(dir string, err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return &directoryError{path: dir, err: cause(err)}
+	}
+	return err
+}
+
+// wrap says what was being done, once: the standard library's words of it are dropped.
+func wrap(doing string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", doing, cause(err))
+}
+
+func wrapPath(doing, path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s %q: %w", doing, path, cause(err))
+}
+
+// cause is the kernel's answer if err is the standard library's report of one.
+func cause(err error) error {
+	switch e := err.(type) { //nolint:errorlint // only the outermost: what is deeper has been put into words here
+	case *fs.PathError:
+		return e.Err
+	case *os.LinkError:
+		return e.Err
+	case *os.SyscallError:
+		return e.Err
+	}
+	return err
+}
+
+const elsewhere = "the CNI directories differ per platform: set the chart's global.platform (such as gke, k3s or " +
+	"openshift), or cniBinDir and cniConfDir"
+
+// Hint returns a sentence of remedy for an error of this package, or nothing if it has none.
+func Hint(err error) string {
+	if _, ok := errors.AsType[*watchError](err); ok {
+		return watchHint(err)
+	}
+	if _, ok := errors.AsType[*LinkError](err); ok {
+		return "the agent sees the node's directories under other names: let the link be relative and stay within its " +
+			"directory, or name the file itself"
+	}
+	switch _, needsDir := errors.AsType[*directoryError](err); {
+	case errors.Is(err, syscall.EROFS):
+		return "the file system is read-only; " + elsewhere
+	case needsDir && errors.Is(err, fs.ErrNotExist):
+		return "the directory does not exist on this node; " + elsewhere
+	case errors.Is(err, fs.ErrPermission):
+		return "access is refused even to root: look for SELinux or AppArmor denials (there the agent needs to be " +
+			"privileged) and for an immutable attribute (lsattr)"
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return "the disk or the quota is full: make room (df and df -i tell whether blocks or inodes are used up)"
+	case errors.Is(err, syscall.EIO):
+		return "the disk reports an error: look at the kernel's log (dmesg)"
+	case errors.Is(err, syscall.ENOTDIR):
+		return "a part of the path is a file where a directory is needed; " + elsewhere
+	}
+	return ""
+}
+
+func watchHint(err error) string {
+	switch {
+	case errors.Is(err, syscall.ENOSPC):
+		return "the node has no inotify watches left: raise the sysctl fs.inotify.max_user_watches"
+	case errors.Is(err, syscall.EMFILE):
+		return "the node has no inotify instances left: raise the sysctl fs.inotify.max_user_instances"
+	}
+	return ""
+}

@@ -1,0 +1,218 @@
+// Package hostfstest ends or fails a piece of work on the node's files at each of its operations, to show that what it
+// leaves is valid.
+//
+// The faults count from zero: KillAt(0) lets nothing through. A test goes over all of them with
+//
+//	for n := range hostfstest.Count(work) { ... hostfs.Disk{Ops: hostfstest.KillAt(n)} ... }
+//
+// with fresh files each time. All that is let through happens on the real file system.
+package hostfstest
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+)
+
+// ErrKilled is what a process that is no more gets from every operation.
+var ErrKilled = errors.New("killed")
+
+// Faults are operations that fail where they are told to. They are safe for use by many at a time.
+type Faults struct {
+	kernel hostfs.Kernel
+	at     int   // how many operations go through first
+	err    error // what the next one gets
+	dead   bool  // whether all later ones get it too
+	power  bool  // whether what was not synced is lost then
+
+	mu      sync.Mutex
+	log     []string
+	dirty   map[*os.File]*os.File // written and not synced, by what it was written through
+	emptied bool
+}
+
+// KillAt lets n operations through and fails every other with ErrKilled, as if the process had been killed: nothing is
+// cleaned up. A write at which it is killed is half done.
+func KillAt(n int) *Faults { return &Faults{at: n, err: ErrKilled, dead: true} }
+
+// PowerCutAt is KillAt for the node: what was written and not synced until then is lost, so that the file is empty.
+// Renames and the like are not lost; that is the worse case of the two.
+func PowerCutAt(n int) *Faults { return &Faults{at: n, err: ErrKilled, dead: true, power: true} }
+
+// FailAt lets n operations through, fails one with err, and lets all others through. A write that fails is half done.
+func FailAt(n int, err error) *Faults { return &Faults{at: n, err: err} }
+
+// Count returns how many operations the work makes when all of them succeed.
+func Count(work func(disk hostfs.Disk)) int { return len(Record(work)) }
+
+// Record returns the operations the work makes, such as "rename /a/b.tmp.7 /a/b".
+func Record(work func(disk hostfs.Disk)) []string {
+	f := &Faults{at: -1}
+	work(hostfs.Disk{Ops: f})
+	return f.Log()
+}
+
+// Log returns the operations until now, the failed ones included.
+func (f *Faults) Log() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.log)
+}
+
+// next records an operation and returns what is to happen to it.
+func (f *Faults) next(format string, args ...any) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := len(f.log)
+	f.log = append(f.log, fmt.Sprintf(format, args...))
+	if f.err == nil || n < f.at || n > f.at && !f.dead {
+		return nil
+	}
+	f.cutPower()
+	return f.err
+}
+
+func (f *Faults) cutPower() {
+	if !f.power || f.emptied {
+		return
+	}
+	f.emptied = true
+	for file := range maps.Values(f.dirty) {
+		_ = file.Truncate(0) // a test would see content where it expects none
+		_ = file.Close()
+	}
+}
+
+// Create implements [hostfs.Ops].
+func (f *Faults) Create(path string) (*os.File, error) {
+	if err := f.next("create %s", path); err != nil {
+		return nil, err
+	}
+	file, err := f.kernel.Create(path)
+	if err != nil || !f.power {
+		return file, err
+	}
+	// Another way to the same inode, which outlives the close and the rename.
+	second, err := os.OpenFile(path, os.O_WRONLY, 0) //nolint:gosec // the caller's path
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.dirty == nil {
+		f.dirty = make(map[*os.File]*os.File)
+	}
+	f.dirty[file] = second
+	return file, nil
+}
+
+// Write implements [hostfs.Ops].
+func (f *Faults) Write(file *os.File, data []byte) (int, error) {
+	if err := f.next("write %s", file.Name()); err != nil {
+		n := 0
+		if !f.wasDead() {
+			n, _ = f.kernel.Write(file, data[:len(data)/2])
+		}
+		return n, err
+	}
+	return f.kernel.Write(file, data)
+}
+
+// wasDead reports whether an operation before the last one was already too late.
+func (f *Faults) wasDead() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.dead && len(f.log)-1 > f.at || f.emptied
+}
+
+// Chown implements [hostfs.Ops].
+func (f *Faults) Chown(file *os.File, uid, gid int) error {
+	if err := f.next("chown %s", file.Name()); err != nil {
+		return err
+	}
+	return f.kernel.Chown(file, uid, gid)
+}
+
+// Chmod implements [hostfs.Ops].
+func (f *Faults) Chmod(file *os.File, mode fs.FileMode) error {
+	if err := f.next("chmod %s", file.Name()); err != nil {
+		return err
+	}
+	return f.kernel.Chmod(file, mode)
+}
+
+// Sync implements [hostfs.Ops].
+func (f *Faults) Sync(file *os.File) error {
+	if err := f.next("sync %s", file.Name()); err != nil {
+		return err
+	}
+	if err := f.kernel.Sync(file); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if second := f.dirty[file]; second != nil {
+		delete(f.dirty, file)
+		return second.Close()
+	}
+	return nil
+}
+
+// Close implements [hostfs.Ops]. The file is closed in any case: the kernel closes what a dead process had open.
+func (f *Faults) Close(file *os.File) error {
+	return errors.Join(f.next("close %s", file.Name()), f.kernel.Close(file))
+}
+
+// Rename implements [hostfs.Ops].
+func (f *Faults) Rename(from, to string) error {
+	if err := f.next("rename %s %s", from, to); err != nil {
+		return err
+	}
+	return f.kernel.Rename(from, to)
+}
+
+// RenameFlags implements [hostfs.Ops].
+func (f *Faults) RenameFlags(from, to string, flags uint) error {
+	if err := f.next("rename %s %s with %d", from, to, flags); err != nil {
+		return err
+	}
+	return f.kernel.RenameFlags(from, to, flags)
+}
+
+// Remove implements [hostfs.Ops].
+func (f *Faults) Remove(path string) error {
+	if err := f.next("remove %s", path); err != nil {
+		return err
+	}
+	return f.kernel.Remove(path)
+}
+
+// Symlink implements [hostfs.Ops].
+func (f *Faults) Symlink(target, link string) error {
+	if err := f.next("symlink %s %s", target, link); err != nil {
+		return err
+	}
+	return f.kernel.Symlink(target, link)
+}
+
+// Mkdir implements [hostfs.Ops].
+func (f *Faults) Mkdir(path string, mode fs.FileMode) error {
+	if err := f.next("mkdir %s", path); err != nil {
+		return err
+	}
+	return f.kernel.Mkdir(path, mode)
+}
+
+// SyncDir implements [hostfs.Ops].
+func (f *Faults) SyncDir(path string) error {
+	if err := f.next("syncdir %s", path); err != nil {
+		return err
+	}
+	return f.kernel.SyncDir(path)
+}

@@ -1,0 +1,121 @@
+package hostfstest_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+)
+
+// left writes a file with the faults and returns what is there afterwards: names that begin with f, and the content.
+func left(t *testing.T, faults *hostfstest.Faults) (names, content []string, err error) {
+	t.Helper()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "f")
+	err = hostfs.Disk{Ops: faults}.WriteFile(path, []byte("12345678"), 0o600)
+	entries, listErr := os.ReadDir(dir)
+	if listErr != nil {
+		t.Fatal(listErr)
+	}
+	for _, e := range entries {
+		data, readErr := os.ReadFile(filepath.Join(dir, e.Name()))
+		if readErr != nil {
+			t.Fatal(readErr)
+		}
+		name, _, _ := strings.Cut(e.Name(), ".tmp.")
+		if name != e.Name() {
+			name += ".tmp"
+		}
+		names, content = append(names, name), append(content, string(data))
+	}
+	return names, content, err
+}
+
+func verbs(log []string) string {
+	var all []string
+	for _, line := range log {
+		verb, _, _ := strings.Cut(line, " ")
+		all = append(all, verb)
+	}
+	return strings.Join(all, " ")
+}
+
+func TestFaults(t *testing.T) {
+	kill, cut, fail := hostfstest.KillAt, hostfstest.PowerCutAt, func(n int) *hostfstest.Faults {
+		return hostfstest.FailAt(n, syscall.EIO)
+	}
+	for _, c := range []struct {
+		name    string
+		faults  *hostfstest.Faults
+		err     error
+		log     string
+		names   []string
+		content []string
+	}{
+		{"killed first", kill(0), hostfstest.ErrKilled, "create", nil, nil},
+		{"killed in the middle of a write", kill(1), hostfstest.ErrKilled, "create write close remove", []string{"f.tmp"}, []string{"1234"}},
+		{"killed before the rename", kill(5), hostfstest.ErrKilled, "create write chmod sync close rename remove", []string{"f.tmp"}, []string{"12345678"}},
+		{"killed after the rename", kill(6), hostfstest.ErrKilled, "create write chmod sync close rename syncdir", []string{"f"}, []string{"12345678"}},
+		{"killed too late", kill(7), nil, "create write chmod sync close rename syncdir", []string{"f"}, []string{"12345678"}},
+		{"power cut before the sync", cut(3), hostfstest.ErrKilled, "create write chmod sync close remove", []string{"f.tmp"}, []string{""}},
+		{"power cut after the sync", cut(4), hostfstest.ErrKilled, "create write chmod sync close remove", []string{"f.tmp"}, []string{"12345678"}},
+		{"a failure is cleaned up", fail(1), syscall.EIO, "create write close remove", nil, nil},
+		{"a failure is once", fail(4), syscall.EIO, "create write chmod sync close remove", nil, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			names, content, err := left(t, c.faults)
+			if !errors.Is(err, c.err) {
+				t.Errorf("error %v, want %v", err, c.err)
+			}
+			if diff := cmp.Diff(c.log, verbs(c.faults.Log())); diff != "" {
+				t.Errorf("operations (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff([][]string{c.names, c.content}, [][]string{names, content}); diff != "" {
+				t.Errorf("left (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// What the tests of durable writes must find: a rename of what was not synced.
+func TestPowerCutEmptiesWhatWasRenamedUnsynced(t *testing.T) {
+	dir := t.TempDir()
+	faults := hostfstest.PowerCutAt(4)
+	file, err := faults.Create(filepath.Join(dir, "temp"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = faults.Write(file, []byte("new"))
+	err = errors.Join(err, faults.Close(file), faults.Rename(filepath.Join(dir, "temp"), filepath.Join(dir, "f")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := faults.SyncDir(dir); !errors.Is(err, hostfstest.ErrKilled) {
+		t.Errorf("error %v", err)
+	}
+	if data, err := os.ReadFile(filepath.Join(dir, "f")); len(data) != 0 || err != nil {
+		t.Errorf("content %q, error %v", data, err)
+	}
+}
+
+func TestCount(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	n := hostfstest.Count(func(disk hostfs.Disk) {
+		if err := disk.WriteFile(path, nil, 0o600); err != nil {
+			t.Error(err)
+		}
+		if err := disk.Remove(path); err != nil {
+			t.Error(err)
+		}
+	})
+	if n != 9 {
+		t.Errorf("%d operations, want create write chmod sync close rename syncdir remove syncdir", n)
+	}
+}

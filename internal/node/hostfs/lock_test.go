@@ -1,0 +1,79 @@
+package hostfs_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+)
+
+func fdOf(file *os.File) string { return strconv.Itoa(int(file.Fd())) }
+
+func wantHeld(t *testing.T, path string, pid int) {
+	t.Helper()
+	_, err := hostfs.Lock(path)
+	held, ok := errors.AsType[*hostfs.HeldError](err)
+	want := fmt.Sprintf("locking %q: held by process %d", path, pid)
+	if !ok || held.PID != pid || held.Path != path || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
+	}
+}
+
+func TestLock(t *testing.T) {
+	umask(t, 0)
+	path := filepath.Join(t.TempDir(), "lock")
+	put(t, path, "1234567 left by a holder with a long number\n")
+	must(t, os.Chmod(path, 0o666))
+	held, err := hostfs.Lock(path)
+	must(t, err)
+	if got := content(path); got != fmt.Sprintln(os.Getpid()) || modeOf(t, path) != 0o600 {
+		t.Errorf("content %q, mode %v", got, modeOf(t, path))
+	}
+	wantHeld(t, path, os.Getpid())
+	// A program that is started while the lock is held does not hold it.
+	child := exec.CommandContext(t.Context(), "/bin/sleep", "1000")
+	must(t, child.Start())
+	must(t, held.Close())
+	held, err = hostfs.Lock(path)
+	must(t, err)
+	must(t, child.Process.Kill())
+	_ = child.Wait()
+	must(t, held.Close())
+}
+
+func TestLockEndsWithItsHolder(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "lock")
+	other := start(t, program(t, dir, "holder"), "lock "+path)
+	wantHeld(t, path, other.cmd.Process.Pid)
+	must(t, other.cmd.Process.Kill())
+	_ = other.cmd.Wait()
+	held, err := hostfs.Lock(path)
+	must(t, err)
+	must(t, held.Close())
+}
+
+func TestLockOfWhatIsNoFile(t *testing.T) {
+	dir := t.TempDir()
+	must(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
+	must(t, os.Symlink("elsewhere", filepath.Join(dir, "link")))
+	for name, want := range map[string]error{"pipe": hostfs.ErrNotRegular, "link": syscall.ELOOP, "": syscall.EISDIR} {
+		if _, err := hostfs.Lock(filepath.Join(dir, name)); !errors.Is(err, want) {
+			t.Errorf("%q: error %v, want %v", name, err, want)
+		}
+	}
+	_, err := hostfs.Lock(filepath.Join(dir, "missing", "lock"))
+	if !errors.Is(err, fs.ErrNotExist) || hostfs.Hint(err) == "" {
+		t.Errorf("missing directory: error %v, hint %q", err, hostfs.Hint(err))
+	}
+	if got := names(t, dir); len(got) != 2 {
+		t.Errorf("left %q", got)
+	}
+}

@@ -1,0 +1,84 @@
+package hostfs
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"syscall"
+)
+
+// ReadFile returns the content and the mode of a regular file, or of the one that a symbolic link leads to. Anything
+// else is ErrNotRegular and is not waited for, however it behaves; a file of more bytes than limit is ErrTooLarge.
+func ReadFile(path string, limit int64) ([]byte, fs.FileMode, error) {
+	data, mode, err := readFile(path, limit)
+	return data, mode, wrapPath("reading", path, err)
+}
+
+func readFile(path string, limit int64) ([]byte, fs.FileMode, error) {
+	file, info, err := openRegular(path)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() { _ = file.Close() }() // only read
+	if info.Size() > limit {
+		return nil, 0, fmt.Errorf("%w: %d bytes, at most %d are read", ErrTooLarge, info.Size(), limit)
+	}
+	// Its size may have changed since, and in some file systems is not told.
+	data, err := io.ReadAll(io.LimitReader(file, limit+1))
+	if err != nil {
+		return nil, 0, cause(err)
+	}
+	if int64(len(data)) > limit {
+		return nil, 0, fmt.Errorf("%w: at most %d bytes are read", ErrTooLarge, limit)
+	}
+	return data, info.Mode(), nil
+}
+
+// openRegular opens a regular file for reading. Others are not even opened: that alone may wait for the other end, or
+// set a device going.
+func openRegular(path string) (*os.File, fs.FileInfo, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, nil, cause(err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, nil, ErrNotRegular
+	}
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) //nolint:gosec // the caller's path
+	if err != nil {
+		return nil, nil, cause(err)
+	}
+	info, err = file.Stat() // it may be another one by now
+	if err == nil && !info.Mode().IsRegular() {
+		err = ErrNotRegular
+	}
+	if err != nil {
+		return nil, nil, errors.Join(cause(err), file.Close())
+	}
+	return file, info, nil
+}
+
+// List returns the names in the directory that want accepts, nil for all, in the order of their bytes. Directories are
+// left out, and links are not followed, as libcni does it.
+func List(dir string, want func(name string) bool) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, wrapPath("listing", dir, inDirectory(dir, err))
+	}
+	var names []string
+	for _, e := range entries {
+		if !e.IsDir() && (want == nil || want(e.Name())) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// Gone reports whether the directory was removed while this process holds it by a mount: nothing can be created in it
+// any more, and a new one of its name on the node is not seen here. Only a restart of the container helps.
+func Gone(dir string) bool {
+	var stat syscall.Stat_t
+	return syscall.Stat(dir, &stat) == nil && stat.Nlink == 0
+}

@@ -1,0 +1,108 @@
+package hostfs_test
+
+import (
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+)
+
+func TestReadFile(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	put(t, at("f"), "12345")
+	must(t, os.Chmod(at("f"), 0o640))
+	must(t, os.Symlink("f", at("link")))
+	for _, name := range []string{"f", "link"} {
+		if data, mode, err := hostfs.ReadFile(at(name), 5); string(data) != "12345" || mode != 0o640 || err != nil {
+			t.Errorf("%s: %q, mode %v, error %v", name, data, mode, err)
+		}
+	}
+	put(t, at("empty"), "")
+	if data, _, err := hostfs.ReadFile(at("empty"), 0); len(data) != 0 || err != nil {
+		t.Errorf("empty: %q, error %v", data, err)
+	}
+	must(t, syscall.Mkfifo(at("pipe"), 0o600))
+	must(t, os.Symlink("pipe", at("pipelink")))
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", at("socket"))
+	must(t, err)
+	defer func() { _ = listener.Close() }()
+	for name, want := range map[string]error{
+		at("f"):             nil,
+		at("missing"):       fs.ErrNotExist,
+		at("pipe"):          hostfs.ErrNotRegular,
+		at("pipelink"):      hostfs.ErrNotRegular,
+		at("socket"):        hostfs.ErrNotRegular,
+		dir:                 hostfs.ErrNotRegular,
+		"/dev/zero":         hostfs.ErrNotRegular,
+		"/proc/self/maps":   hostfs.ErrTooLarge, // of size 0, as it seems
+		at("f/below"):       syscall.ENOTDIR,
+		"/proc/version":     nil,
+		"/proc/self/mounts": hostfs.ErrTooLarge,
+	} {
+		limit := int64(5)
+		if want == nil {
+			limit = 1000
+		}
+		data, _, err := hostfs.ReadFile(name, limit)
+		if !errors.Is(err, want) || err != nil && (data != nil || !strings.Contains(err.Error(), name)) {
+			t.Errorf("%s: %q, error %v, want %v", name, data, err, want)
+		}
+	}
+	if _, _, err := hostfs.ReadFile(at("f"), 4); !errors.Is(err, hostfs.ErrTooLarge) {
+		t.Errorf("too large: error %v", err)
+	}
+}
+
+func TestList(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"b.conf", "a.conflist", "B.conf", "10.json", "9.conf", "b.txt", ".conf"} {
+		put(t, filepath.Join(dir, name), "")
+	}
+	must(t, os.Mkdir(filepath.Join(dir, "d.conf"), 0o755))
+	must(t, os.Symlink("missing", filepath.Join(dir, "l.conf")))
+	got, err := hostfs.List(dir, func(name string) bool { return !strings.HasSuffix(name, ".txt") })
+	must(t, err)
+	want := []string{".conf", "10.json", "9.conf", "B.conf", "a.conflist", "b.conf", "l.conf"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got, err := hostfs.List(dir, nil); len(got) != len(want)+1 || err != nil {
+		t.Errorf("all: %q, error %v", got, err)
+	}
+	missing := filepath.Join(dir, "missing")
+	if _, err := hostfs.List(missing, nil); !errors.Is(err, fs.ErrNotExist) || hostfs.Hint(err) == "" {
+		t.Errorf("error %v, hint %q", err, hostfs.Hint(err))
+	}
+}
+
+func TestGone(t *testing.T) {
+	onEachFS(t, func(t *testing.T, dir string) {
+		path := filepath.Join(dir, "d")
+		must(t, os.Mkdir(path, 0o755))
+		// Held as a mount would hold it.
+		held, err := os.Open(path)
+		must(t, err)
+		defer func() { _ = held.Close() }()
+		through := filepath.Join("/proc/self/fd", strings.TrimSpace(fdOf(held)))
+		if hostfs.Gone(through) || hostfs.Gone(filepath.Join(dir, "missing")) {
+			t.Error("gone while it is there, or while it never was")
+		}
+		must(t, os.Remove(path))
+		if !hostfs.Gone(through) {
+			t.Error("not gone")
+		}
+		err = hostfs.Disk{}.WriteFile(filepath.Join(through, "f"), nil, 0o600)
+		if !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("writing there: error %v", err)
+		}
+	})
+}

@@ -1,0 +1,626 @@
+package hostfs_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+)
+
+// A journal is a log that a test can read: "message" or "message path".
+type journal struct {
+	mu    sync.Mutex
+	lines []string
+	more  chan struct{}
+}
+
+func (j *journal) Enabled(context.Context, slog.Level) bool { return true }
+func (j *journal) WithAttrs([]slog.Attr) slog.Handler       { return j }
+func (j *journal) WithGroup(string) slog.Handler            { return j }
+
+func (j *journal) Handle(_ context.Context, r slog.Record) error {
+	line := r.Message
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key == "path" {
+			line += " " + a.Value.String()
+		}
+		return true
+	})
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.lines = append(j.lines, line)
+	select {
+	case j.more <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// await returns the lines since mark when one of them is the line.
+func (j *journal) await(t *testing.T, mark int, line string) []string {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		j.mu.Lock()
+		lines := slices.Clone(j.lines[mark:])
+		j.mu.Unlock()
+		if slices.Contains(lines, line) {
+			return lines
+		}
+		select {
+		case <-j.more:
+		case <-deadline:
+			t.Fatalf("no %q in %q", line, lines)
+		}
+	}
+}
+
+func (j *journal) mark() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return len(j.lines)
+}
+
+// A listener is a watch in a test.
+type listener struct {
+	*hostfs.Watch
+	journal  *journal
+	sentinel string // a path that is watched besides
+	paths    []hostfs.Path
+}
+
+func listen(tb testing.TB, paths ...hostfs.Path) *listener {
+	tb.Helper()
+	l := &listener{journal: &journal{more: make(chan struct{}, 1)}, sentinel: filepath.Join(unlinked(tb, tb.TempDir()), "sentinel")}
+	w, err := hostfs.NewWatch(slog.New(l.journal))
+	must(tb, err)
+	tb.Cleanup(func() { must(tb, w.Close()) })
+	l.Watch, l.paths = w, append(paths, hostfs.Path{Name: l.sentinel})
+	must(tb, w.Set(l.paths...))
+	l.hear(tb, "the first setting")
+	return l
+}
+
+// at is a path with no filter.
+func at(elements ...string) hostfs.Path { return hostfs.Path{Name: filepath.Join(elements...)} }
+
+// hear waits for a change and for what follows it at once.
+func (l *listener) hear(tb testing.TB, what string) {
+	tb.Helper()
+	select {
+	case <-l.Changed():
+	case <-time.After(patience):
+		tb.Fatalf("%s: not heard", what)
+	}
+	l.settle(tb)
+}
+
+// quiet is how long nothing must be heard for a watch to be at rest: its own work is microseconds. If that is too short on
+// a slow machine, a change is taken for the next one's, and no test fails that should not.
+const quiet = 10 * time.Millisecond
+
+// settle waits until there is nothing to hear. A watch that spins never gets there.
+func (l *listener) settle(tb testing.TB) {
+	tb.Helper()
+	for range 50 {
+		select {
+		case <-l.Changed():
+		case <-time.After(quiet):
+			return
+		}
+	}
+	tb.Fatal("changes without end")
+}
+
+// deaf does something that must not be heard: the sentinel's event comes after it and is the first.
+func (l *listener) deaf(t *testing.T, what string, do func()) {
+	t.Helper()
+	mark := l.journal.mark()
+	do()
+	must(t, os.Mkdir(l.sentinel, 0o755))
+	lines := l.journal.await(t, mark, "path changed "+l.sentinel)
+	if lines[0] != "path changed "+l.sentinel {
+		t.Errorf("%s: heard as %q", what, lines)
+	}
+	l.hear(t, "the sentinel")
+	must(t, os.Remove(l.sentinel))
+	l.hear(t, "the sentinel's end")
+}
+
+// A step of a test does something that must be heard.
+type step struct {
+	what string
+	do   func() error
+}
+
+func (l *listener) hearEach(t *testing.T, steps ...step) {
+	t.Helper()
+	for _, s := range steps {
+		if err := s.do(); err != nil {
+			t.Fatalf("%s: %v", s.what, err)
+		}
+		l.hear(t, s.what)
+	}
+}
+
+// changes are all ways for the entry f of a directory to change. There is nothing before and after.
+func changes(dir string) []step {
+	f, aside := filepath.Join(dir, "f"), dir+".aside"
+	write := func(path, text string) func() error {
+		return func() error { return os.WriteFile(path, []byte(text), 0o600) }
+	}
+	rename := func(from, to string) func() error { return func() error { return os.Rename(from, to) } }
+	return []step{
+		{"create", write(f, "")},
+		{"write", write(f, "text")},
+		{"append", func() error {
+			file, err := os.OpenFile(f, os.O_WRONLY|os.O_APPEND, 0)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = file.Close() }()
+			_, err = file.WriteString("more")
+			return err
+		}},
+		{"truncate", func() error { return os.Truncate(f, 0) }},
+		{"chmod", func() error { return os.Chmod(f, 0o644) }},
+		{"chown", func() error { return os.Chown(f, 12, 34) }},
+		{"rename away", rename(f, aside)},
+		{"rename back", rename(aside, f)},
+		{"prepare another", func() error {
+			if err := os.WriteFile(aside, []byte("other"), 0o600); err != nil {
+				return err
+			}
+			return os.Chmod(f, 0o600) // to be heard
+		}},
+		{"rename onto", rename(aside, f)},
+		{"a durable write", func() error { return hostfs.Disk{}.WriteFile(f, []byte("new"), 0o600) }},
+		{"rename within", rename(f, f+".bak")},
+		{"link", func() error { return os.Link(f+".bak", f) }},
+		{"remove", func() error { return errorsOf(os.Remove(f), os.Remove(f+".bak")) }},
+		{"symlink", func() error { return os.Symlink("nowhere", f) }},
+		{"removed symlink", func() error { return os.Remove(f) }},
+		{"pipe", func() error { return syscall.Mkfifo(f, 0o600) }},
+		{"removed pipe", func() error { return os.Remove(f) }},
+	}
+}
+
+func errorsOf(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestWatchHearsEveryKindOfChange(t *testing.T) {
+	onEachFS(t, func(t *testing.T, base string) {
+		dir := filepath.Join(base, "d")
+		must(t, os.Mkdir(dir, 0o755))
+		for name, path := range map[string]hostfs.Path{
+			"directory": at(dir),
+			"filtered":  {Name: dir, Only: func(base string) bool { return base == "f" }},
+			"file":      at(dir, "f"),
+		} {
+			t.Run(name, func(t *testing.T) {
+				listen(t, path).hearEach(t, changes(dir)...)
+			})
+		}
+	})
+}
+
+func TestWatchReportsOnceAfterEachNewSet(t *testing.T) {
+	dir := unlinked(t, t.TempDir())
+	l := listen(t, at(dir, "a"), at(dir, "b"))
+	same := slices.Clone(l.paths)
+	slices.Reverse(same)
+	l.deaf(t, "the same set", func() { must(t, l.Set(same...)) })
+	must(t, l.Set(at(dir, "a")))
+	l.hear(t, "a smaller set")
+	must(t, l.Set(l.paths...))
+	l.hear(t, "a larger set")
+	l.deaf(t, "reading", func() { put(t, filepath.Join(dir, "c"), "") })
+	put(t, filepath.Join(dir, "b"), "")
+	l.hear(t, "a file that is in the set again")
+	must(t, l.Set())
+	l.hear(t, "no paths")
+	if n := l.Watched(); n != 0 {
+		t.Errorf("%d directories are watched for no path", n)
+	}
+	if err := l.Set(hostfs.Path{Name: "relative"}); err == nil {
+		t.Error("a relative path is no error")
+	}
+}
+
+func TestWatchIsDeafToOtherNames(t *testing.T) {
+	onEachFS(t, func(t *testing.T, dir string) {
+		conf := filepath.Join(dir, "net.d")
+		must(t, os.Mkdir(conf, 0o755))
+		bin := filepath.Join(dir, "bin")
+		must(t, os.Mkdir(bin, 0o755))
+		l := listen(t, hostfs.Path{Name: conf, Only: func(base string) bool {
+			return slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(base))
+		}}, at(bin, "istio-cni"))
+		l.deaf(t, "a temporary file of another", func() {
+			temp := filepath.Join(conf, ".05-cilium.conflist123")
+			put(t, temp, "x")
+			must(t, os.Chmod(temp, 0o600))
+			must(t, os.Rename(temp, temp+"4"))
+			must(t, os.Remove(temp+"4"))
+		})
+		l.deaf(t, "the neighbours of a file and of the directories", func() {
+			for _, path := range []string{filepath.Join(bin, "bridge"), filepath.Join(dir, "other"), conf + ".d"} {
+				put(t, path, "x")
+				must(t, os.Remove(path))
+			}
+		})
+		path := filepath.Join(conf, "10-x.conflist")
+		put(t, path, "x")
+		l.hear(t, "a configuration")
+		l.deaf(t, "reading", func() {
+			_, _, err := hostfs.ReadFile(path, 100)
+			must(t, err)
+			_, err = hostfs.List(conf, nil)
+			must(t, err)
+		})
+	})
+}
+
+func TestWatchOfADirectoryThatIsDeletedAndMadeAgain(t *testing.T) {
+	onEachFS(t, func(t *testing.T, base string) {
+		dir := filepath.Join(base, "net.d")
+		must(t, os.Mkdir(dir, 0o755))
+		l := listen(t, at(dir))
+		for i := range 3 {
+			put(t, filepath.Join(dir, "f"), "")
+			l.hearEach(t,
+				step{"the file before", func() error { return nil }},
+				step{"delete", func() error { return os.RemoveAll(dir) }},
+				step{"make again", func() error { return os.Mkdir(dir, 0o700) }},
+				step{"chmod of it", func() error { return os.Chmod(dir, 0o755) }},
+				step{"a file in it", func() error { return os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), nil, 0o600) }},
+				step{"rename away", func() error { return os.Rename(dir, dir+".old") }},
+				step{"another in its place", func() error { return os.Mkdir(dir, 0o755) }},
+				step{"a file in that", func() error { return os.WriteFile(filepath.Join(dir, "f2"), nil, 0o600) }},
+			)
+			l.deaf(t, "a file in what was renamed away", func() { put(t, filepath.Join(dir+".old", "f3"), "") })
+			must(t, os.RemoveAll(dir+".old"))
+		}
+	})
+}
+
+// The new directory often gets the inode number of the old one, at once, and the events of both are mixed.
+func TestWatchSurvivesChurn(t *testing.T) {
+	onEachFS(t, func(t *testing.T, base string) {
+		dir := filepath.Join(base, "a", "b")
+		f := filepath.Join(dir, "f")
+		l := listen(t, at(f), at(dir))
+		for i := range 200 {
+			must(t, os.RemoveAll(filepath.Join(base, "a")))
+			must(t, os.MkdirAll(dir, 0o755))
+			if i%3 == 0 {
+				must(t, os.Rename(dir, dir+"2"))
+				must(t, os.Rename(dir+"2", dir))
+			}
+			if i%20 != 0 {
+				continue // most rounds wait for nothing
+			}
+			l.hear(t, "the churn")
+			put(t, f, fmt.Sprint(i))
+			l.hear(t, fmt.Sprintf("the file of round %d", i))
+		}
+	})
+}
+
+func TestWatchOfWhatIsMissing(t *testing.T) {
+	onEachFS(t, func(t *testing.T, base string) {
+		dir := filepath.Join(base, "a", "b", "c")
+		l := listen(t, at(dir), at(base, "x", "y", "token"))
+		// At once, so that the kernel tells of the first alone.
+		must(t, os.MkdirAll(dir, 0o755))
+		l.hear(t, "all of the directories")
+		l.hearEach(t, changes(dir)...)
+		must(t, os.Mkdir(filepath.Join(base, "x"), 0o755))
+		l.hear(t, "a parent of the file")
+		must(t, os.Mkdir(filepath.Join(base, "x", "y"), 0o755))
+		l.hear(t, "the parent of the file")
+		must(t, os.WriteFile(filepath.Join(base, "x", "y", "token"), nil, 0o600))
+		l.hear(t, "the file")
+		// A file in the place of a directory, and away again.
+		must(t, os.RemoveAll(filepath.Join(base, "a")))
+		put(t, filepath.Join(base, "a"), "")
+		l.hear(t, "a file in the way")
+		must(t, os.Remove(filepath.Join(base, "a")))
+		must(t, os.MkdirAll(dir, 0o755))
+		l.hear(t, "the way is free")
+		put(t, filepath.Join(dir, "f"), "")
+		l.hear(t, "a file at the end of it")
+	})
+}
+
+func TestWatchWhenAParentIsReplaced(t *testing.T) {
+	onEachFS(t, func(t *testing.T, base string) {
+		dir := filepath.Join(base, "etc", "cni", "net.d")
+		must(t, os.MkdirAll(dir, 0o755))
+		must(t, os.MkdirAll(filepath.Join(base, "new", "cni", "net.d"), 0o755))
+		l := listen(t, at(dir))
+		must(t, os.Rename(filepath.Join(base, "etc"), filepath.Join(base, "old")))
+		l.hear(t, "the parent's parent is renamed")
+		must(t, os.Rename(filepath.Join(base, "new"), filepath.Join(base, "etc")))
+		l.hear(t, "another is in its place")
+		l.hearEach(t, changes(dir)...)
+	})
+}
+
+// volume is a directory as the kubelet makes it of a secret, a ConfigMap or a projected volume.
+type volume struct {
+	dir string
+	n   int
+}
+
+// swap updates the volume: a new directory, a new link to it, and the link renamed onto ..data, as the kubelet's
+// AtomicWriter does; the old directory is removed afterwards.
+func (v *volume) swap(tb testing.TB, token string) {
+	tb.Helper()
+	old, _ := os.Readlink(filepath.Join(v.dir, "..data"))
+	v.n++
+	fresh := fmt.Sprintf("..2026_01_02_03_04_05.%d", v.n)
+	must(tb, os.MkdirAll(filepath.Join(v.dir, fresh), 0o755))
+	put(tb, filepath.Join(v.dir, fresh, "token"), token)
+	must(tb, os.Symlink(fresh, filepath.Join(v.dir, "..data_tmp")))
+	must(tb, os.Rename(filepath.Join(v.dir, "..data_tmp"), filepath.Join(v.dir, "..data")))
+	if old == "" {
+		must(tb, os.Symlink("..data/token", filepath.Join(v.dir, "token")))
+		return
+	}
+	must(tb, os.RemoveAll(filepath.Join(v.dir, old)))
+}
+
+func TestWatchOfAKubeletVolume(t *testing.T) {
+	onEachFS(t, func(t *testing.T, base string) {
+		v := &volume{dir: filepath.Join(base, "serviceaccount")}
+		token := filepath.Join(v.dir, "token")
+		for name, path := range map[string]hostfs.Path{
+			"file":      at(token),
+			"directory": at(v.dir),
+			"only data": {Name: v.dir, Only: func(base string) bool { return base == "..data" }},
+		} {
+			t.Run(name, func(t *testing.T) {
+				*v = volume{dir: v.dir}
+				must(t, os.RemoveAll(v.dir))
+				l := listen(t, path)
+				for i := range 10 {
+					v.swap(t, fmt.Sprint(i))
+					l.hear(t, fmt.Sprintf("swap %d", i))
+					if got := content(token); got != fmt.Sprint(i) {
+						t.Fatalf("token %q", got)
+					}
+				}
+				if name == "file" {
+					put(t, token, "in place")
+					l.hear(t, "a write in the volume")
+				}
+			})
+		}
+	})
+}
+
+func TestWatchFollowsLinks(t *testing.T) {
+	onEachFS(t, func(t *testing.T, base string) {
+		must(t, os.MkdirAll(filepath.Join(base, "one", "net.d"), 0o755))
+		must(t, os.MkdirAll(filepath.Join(base, "two", "net.d"), 0o755))
+		link := filepath.Join(base, "current")
+		must(t, os.Symlink("one", link))
+		must(t, os.Symlink(link+"/../one/./net.d", filepath.Join(base, "conf")))
+		must(t, os.Symlink("conf/f", filepath.Join(base, "f")))
+		l := listen(t, at(link, "net.d"), at(base, "f"))
+		put(t, filepath.Join(base, "one", "net.d", "f"), "")
+		l.hear(t, "a file behind the links")
+		must(t, os.Remove(link))
+		must(t, os.Symlink("two", link))
+		l.hear(t, "the link is another")
+		put(t, filepath.Join(base, "two", "net.d", "g"), "")
+		l.hear(t, "a file behind the new link")
+		put(t, filepath.Join(base, "one", "net.d", "f"), "x")
+		l.hear(t, "the other path's file")
+		l.deaf(t, "a file behind the old link", func() { put(t, filepath.Join(base, "one", "net.d", "g"), "") })
+	})
+}
+
+func TestWatchTellsOfTroubleOnceAndTriesAgain(t *testing.T) {
+	dir := unlinked(t, t.TempDir())
+	loop := filepath.Join(dir, "loop")
+	must(t, os.Symlink("loop", loop))
+	l := listen(t, at(dir, "f"))
+	paths := append([]hostfs.Path{at(loop, "net.d")}, l.paths...)
+	for range 2 {
+		if err := l.Set(paths...); err == nil || !strings.Contains(err.Error(), loop) {
+			t.Errorf("error %v", err)
+		}
+	}
+	l.hear(t, "the new set")
+	put(t, filepath.Join(dir, "f"), "")
+	l.hear(t, "a path without trouble")
+	must(t, os.Remove(loop))
+	must(t, os.MkdirAll(filepath.Join(loop, "net.d"), 0o755))
+	l.hear(t, "the trouble's end")
+	count := 0
+	for _, line := range l.journal.await(t, 0, "all paths are watched again") {
+		if line == "some paths cannot be watched, trying again" {
+			count++
+		}
+	}
+	if count != 1 {
+		t.Errorf("told %d times", count)
+	}
+	put(t, filepath.Join(loop, "net.d", "f"), "")
+	l.hear(t, "a file where the trouble was")
+}
+
+func TestWatchIsQuietAfterAThousandFastEvents(t *testing.T) {
+	onEachFS(t, func(t *testing.T, dir string) {
+		l := listen(t, at(dir))
+		f := filepath.Join(dir, "f")
+		for i := range 1000 {
+			put(t, f, fmt.Sprint(i))
+		}
+		l.hear(t, "the burst") // and then nothing
+		must(t, os.Remove(f))
+		l.hear(t, "one more")
+	})
+}
+
+// The queue of the kernel is real, and so is what it does when nobody reads.
+func TestWatchAfterItsQueueOverflowed(t *testing.T) {
+	base := memory(t)
+	dir := filepath.Join(base, "d")
+	must(t, os.Mkdir(dir, 0o755))
+	l := listen(t, at(dir))
+	limit := 0
+	_, err := fmt.Sscan(content("/proc/sys/fs/inotify/max_queued_events"), &limit)
+	must(t, err)
+	resume := l.Stall()
+	must(t, os.Rename(dir, dir+"2")) // at which it stalls
+	must(t, os.Rename(dir+"2", dir))
+	f, g := filepath.Join(dir, "f"), filepath.Join(dir, "g")
+	put(t, f, "")
+	put(t, g, "")
+	for range 2 * limit { // the kernel joins equal events, so they alternate
+		must(t, os.Chmod(f, 0o600))
+		must(t, os.Chmod(g, 0o600))
+	}
+	resume()
+	l.journal.await(t, 0, "events of files were lost, looking at everything")
+	l.hear(t, "the overflow")
+	l.hearEach(t, changes(filepath.Join(base, "d"))[1:]...)
+}
+
+// The kernel drops a watch in silence when the file system goes away, and it may come back with the same inodes.
+func TestWatchThatTheKernelDropped(t *testing.T) {
+	dir := unlinked(t, t.TempDir())
+	for what, notice := range map[string]func(*listener){
+		"found by the recheck":         func(l *listener) { l.Recheck() },
+		"found after events were lost": func(l *listener) { l.Overflow() },
+	} {
+		l := listen(t, at(dir))
+		must(t, l.Drop(dir))
+		notice(l)
+		l.hear(t, what)
+		put(t, filepath.Join(dir, "f"), "x")
+		l.hear(t, "a file in it")
+	}
+}
+
+func TestWatchLeavesNothingBehind(t *testing.T) {
+	dir := unlinked(t, t.TempDir())
+	descriptors := func() int { return len(names(t, "/proc/self/fd")) }
+	goroutines, files := runtime.NumGoroutine(), descriptors()
+	for i := range 50 {
+		w, err := hostfs.NewWatch(slog.New(slog.DiscardHandler))
+		must(t, err)
+		must(t, w.Set(at(dir), at(dir, "sub")))
+		for range 20 { // nobody hears it
+			put(t, filepath.Join(dir, "f"), fmt.Sprint(i))
+		}
+		must(t, w.Close())
+		must(t, w.Close())
+		if err := w.Set(at(dir)); err == nil {
+			t.Error("set after the end")
+		}
+	}
+	deadline := time.Now().Add(patience)
+	for runtime.NumGoroutine() > goroutines || descriptors() > files {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d goroutines and %d files, at first %d and %d", runtime.NumGoroutine(), descriptors(), goroutines, files)
+		}
+		runtime.Gosched()
+	}
+}
+
+// In a mount namespace of its own, as a container has it.
+func TestWatchAndMounts(t *testing.T) {
+	if os.Getenv("HOSTFS_TEST_MOUNTS") == "" {
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestWatchAndMounts$")
+		cmd.Env = append(os.Environ(), "HOSTFS_TEST_MOUNTS=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	base := memory(t)
+	node, seen := filepath.Join(base, "node"), filepath.Join(base, "seen")
+	must(t, os.Mkdir(node, 0o755))
+	must(t, os.Mkdir(seen, 0o755))
+	must(t, unix.Mount(node, seen, "", unix.MS_BIND, ""))
+	l := listen(t, at(node, "f"), at(seen, "g"))
+	for _, name := range []string{"f", "g"} { // of one directory, watched once
+		put(t, filepath.Join(seen, name), "")
+		l.hear(t, name)
+	}
+	must(t, l.Set(at(seen), hostfs.Path{Name: l.sentinel}))
+	l.hear(t, "a new set")
+	must(t, unix.Mount("tmpfs", seen, "tmpfs", 0, ""))
+	l.Recheck()
+	l.hear(t, "a mount")
+	put(t, filepath.Join(seen, "f"), "")
+	l.hear(t, "a file of the mount")
+	must(t, unix.Unmount(seen, 0))
+	l.Recheck()
+	l.hear(t, "the mount is gone")
+	l.deaf(t, "looking again for nothing", l.Recheck)
+	must(t, os.Remove(filepath.Join(node, "f")))
+	must(t, os.Remove(filepath.Join(node, "g")))
+	l.hear(t, "it is empty")
+	must(t, os.Remove(node))
+	l.Recheck() // the kernel says nothing
+	l.hear(t, "the directory is gone from under its mount")
+	if !hostfs.Gone(seen) || hostfs.Gone(base) {
+		t.Error("not told as gone")
+	}
+	must(t, unix.Unmount(seen, 0))
+}
+
+func TestHintForWatches(t *testing.T) {
+	for errno, want := range map[syscall.Errno]string{
+		syscall.ENOSPC: "max_user_watches", syscall.EMFILE: "max_user_instances", syscall.EACCES: "",
+	} {
+		if got := hostfs.Hint(hostfs.NoWatch(errno)); !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("%v: hint %q, want %q", errno, got, want)
+		}
+	}
+}
+
+// BenchmarkWatch measures from a rename onto a watched file to when it is told.
+func BenchmarkWatch(b *testing.B) {
+	dir := memory(b)
+	f := filepath.Join(dir, "f")
+	put(b, f, "")
+	put(b, f+".2", "")
+	l := listen(b, at(f))
+	for b.Loop() {
+		b.StopTimer()
+		must(b, os.Link(f, f+".1"))
+		b.StartTimer()
+		must(b, os.Rename(f+".2", f))
+		<-l.Changed()
+		b.StopTimer()
+		must(b, os.Rename(f+".1", f+".2"))
+		l.settle(b)
+		b.StartTimer()
+	}
+}
