@@ -1,0 +1,359 @@
+package cniconf
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+)
+
+// span is a part of a text, from its first byte to behind its last.
+type span struct{ start, end int }
+
+func (s span) of(text []byte) []byte { return text[s.start:s.end] }
+
+// member is a key of an object and where its value stands.
+type member struct {
+	key   string
+	value span
+}
+
+// layout is where the parts of an object stand.
+type layout struct {
+	members []member
+	// end is the closing brace.
+	end int
+}
+
+// object finds the members of the object that the text holds.
+func object(text []byte) (layout, error) {
+	var l layout
+	if !json.Valid(text) {
+		return l, unreadable(text, json.Unmarshal(text, new(any)))
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		return l, errors.New("no JSON object")
+	}
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return l, err
+		}
+		name, _ := key.(string)
+		value, err := next(d)
+		if err != nil {
+			return l, err
+		}
+		l.members = append(l.members, member{name, value})
+	}
+	if _, err := d.Token(); err != nil {
+		return l, err
+	}
+	l.end = int(d.InputOffset()) - 1
+	return l, nil
+}
+
+// next reads one value and tells where it stands.
+func next(d *json.Decoder) (span, error) {
+	var raw json.RawMessage
+	if err := d.Decode(&raw); err != nil {
+		return span{}, err
+	}
+	end := int(d.InputOffset())
+	return span{end - len(raw), end}, nil
+}
+
+// find gives the last member of the name: of several, that is the one that counts.
+func (l layout) find(key string) (span, bool) {
+	for _, m := range slices.Backward(l.members) {
+		if m.key == key {
+			return m.value, true
+		}
+	}
+	return span{}, false
+}
+
+// plugins is where a list's plugins stand.
+type plugins struct {
+	// open is behind the opening bracket.
+	open     int
+	elements []span
+}
+
+// errNoPlugins is a list whose plugins are all drop-ins.
+var errNoPlugins = errors.New(`it has no "plugins" of its own, so nothing can be put behind them: use dropin`)
+
+// inlined finds the plugins of a list.
+func inlined(text []byte) (plugins, error) {
+	l, err := object(text)
+	if err != nil {
+		return plugins{}, err
+	}
+	list, there := l.find("plugins")
+	if !there {
+		return plugins{}, errNoPlugins
+	}
+	d := json.NewDecoder(bytes.NewReader(list.of(text)))
+	if t, err := d.Token(); err != nil || t != json.Delim('[') {
+		return plugins{}, errors.New(`"plugins" is no list`)
+	}
+	p := plugins{open: list.start + 1}
+	for d.More() {
+		element, err := next(d)
+		if err != nil {
+			return plugins{}, err
+		}
+		p.elements = append(p.elements, span{list.start + element.start, list.start + element.end})
+	}
+	return p, nil
+}
+
+// own gives the numbers of the elements that are stanzas of this program, of any age.
+func (p plugins) own(text []byte) []int {
+	var out []int
+	for i, element := range p.elements {
+		if isOwn(element.of(text)) {
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+func isOwn(element []byte) bool {
+	var c struct {
+		Type string `json:"type"`
+	}
+	return json.Unmarshal(element, &c) == nil && c.Type == PluginType
+}
+
+// Insert puts the stanza at the end of a list and takes all older ones out. Every byte that is not theirs stays as it is;
+// a list that has the stanza where it belongs is returned unchanged.
+func Insert(list, stanza []byte) ([]byte, error) {
+	p, err := inlined(list)
+	if err != nil {
+		return nil, err
+	}
+	own := p.own(list)
+	last := len(p.elements) - 1
+	if len(own) == 1 && own[0] == last && Same(p.elements[last].of(list), stanza) {
+		return list, nil
+	}
+	if len(own) > 0 && own[len(own)-1] == last {
+		// The last one is replaced where it stands, so that what is around it stays, too.
+		rest := slices.Concat(list[:p.elements[last].start], indented(stanza, p.before(list, last)), list[p.elements[last].end:])
+		if len(own) == 1 {
+			return rest, nil
+		}
+		return withoutOwn(rest, 1)
+	}
+	if list, err = withoutOwn(list, 0); err != nil {
+		return nil, err
+	}
+	if p, err = inlined(list); err != nil {
+		return nil, err
+	}
+	if len(p.elements) == 0 {
+		return nil, errors.New("no plugin in the list to run behind")
+	}
+	last = len(p.elements) - 1
+	space, end := p.before(list, last), p.elements[last].end
+	return slices.Concat(list[:end], []byte(","), space, indented(stanza, space), list[end:]), nil
+}
+
+// before is the white space ahead of an element.
+func (p plugins) before(text []byte, at int) []byte {
+	end := p.elements[at].start
+	start := end
+	for start > 0 && bytes.IndexByte([]byte(" \t\r\n"), text[start-1]) >= 0 {
+		start--
+	}
+	return text[start:end]
+}
+
+// indented writes an object so that it looks like its neighbours: on one line if they share theirs, else in lines that
+// start at the same column.
+func indented(stanza, space []byte) []byte {
+	at := bytes.LastIndexByte(space, '\n')
+	if at < 0 {
+		var b bytes.Buffer
+		if json.Compact(&b, stanza) != nil {
+			return stanza
+		}
+		return b.Bytes()
+	}
+	indent := "  "
+	if bytes.IndexByte(space[at:], '\t') >= 0 {
+		indent = "\t"
+	}
+	var b bytes.Buffer
+	if json.Indent(&b, stanza, string(space[at+1:]), indent) != nil {
+		return stanza
+	}
+	if bytes.HasSuffix(space[:at+1], []byte("\r\n")) {
+		return bytes.ReplaceAll(b.Bytes(), []byte("\n"), []byte("\r\n"))
+	}
+	return b.Bytes()
+}
+
+// Remove takes every stanza of this program out of a list, and no other byte. What Insert put in is taken out to the
+// byte. A list that has none is returned unchanged; one that holds nothing else becomes one without plugins.
+func Remove(list []byte) ([]byte, error) {
+	return withoutOwn(list, 0)
+}
+
+// withoutOwn leaves the last few stanzas.
+func withoutOwn(list []byte, leave int) ([]byte, error) {
+	for {
+		p, err := inlined(list)
+		if err != nil {
+			return nil, err
+		}
+		own := p.own(list)
+		if len(own) <= leave {
+			return list, nil
+		}
+		cut := p.cut(own[len(own)-1-leave])
+		list = slices.Concat(list[:cut.start], list[cut.end:])
+	}
+}
+
+// cut is what goes with an element: the comma and the white space ahead of it, for the first one those behind it.
+func (p plugins) cut(at int) span {
+	switch {
+	case at > 0:
+		return span{p.elements[at-1].end, p.elements[at].end}
+	case len(p.elements) > 1:
+		return span{p.elements[0].start, p.elements[1].start}
+	default:
+		return span{p.open, p.elements[0].end}
+	}
+}
+
+// Same reports whether two JSON texts say the same, whatever the order of keys and the white space. Numbers are the same
+// if they are spelled the same.
+func Same(a, b []byte) bool {
+	x, errX := decoded(a)
+	y, errY := decoded(b)
+	return errX == nil && errY == nil && reflect.DeepEqual(x, y)
+}
+
+func decoded(text []byte) (any, error) {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	var v any
+	err := d.Decode(&v)
+	return v, err
+}
+
+// Versions of the CNI specification that the plugin serves, oldest first.
+func Versions() []string {
+	return []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+}
+
+// nameless is the network name of a list made of a plugin that has none; it is the reference's for every list it makes.
+const nameless = "k8s-pod-network"
+
+// converted are the keys of the list that a single plugin becomes.
+type converted struct {
+	name    string
+	version string // "" leaves the key out, as it was
+}
+
+// conversion reads how a single plugin becomes a list: its name and version stay. A version that this program does not
+// serve gives way to the newest that it does.
+func conversion(single []byte) (converted, error) {
+	c, err := plugin(single)
+	if err != nil {
+		return converted{}, err
+	}
+	out := converted{name: c.Name, version: c.CNIVersion}
+	if out.name == "" {
+		out.name = nameless
+	}
+	if out.version != "" && !slices.Contains(Versions(), out.version) {
+		out.version = Versions()[len(Versions())-1]
+	}
+	return out, nil
+}
+
+// Convert makes the list that runs a single plugin and nothing else. The plugin's own bytes stand in it as they were.
+func Convert(single []byte) ([]byte, error) {
+	c, err := conversion(single)
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	b.WriteString("{\n")
+	if c.version != "" {
+		fmt.Fprintf(&b, "  \"cniVersion\": %s,\n", quoted(c.version))
+	}
+	fmt.Fprintf(&b, "  \"name\": %s,\n  \"plugins\": [\n    %s\n  ]\n}\n", quoted(c.name), bytes.TrimSpace(single))
+	return b.Bytes(), nil
+}
+
+// Hybrid makes a text that is the single plugin to those who read it as one, and the list to those who read it as a list:
+// a file that holds it can change its name from .conf to .conflist or back, which is one step for the kernel, and is
+// valid before and after. The list must come from Convert(single), with or without stanzas.
+func Hybrid(single, list []byte) ([]byte, error) {
+	l, err := object(single)
+	if err != nil {
+		return nil, err
+	}
+	parts, err := object(list)
+	if err != nil {
+		return nil, err
+	}
+	out := slices.Clone(bytes.TrimRight(single[:l.end], " \t\r\n"))
+	for _, key := range []string{"cniVersion", "name", "plugins"} {
+		value, there := parts.find(key)
+		if now, has := l.find(key); !there || has && Same(now.of(single), value.of(list)) {
+			continue
+		}
+		if key == "cniVersion" {
+			continue // the single plugin must be called in the version that its author wrote
+		}
+		out = append(out, ",\n  "+quoted(key)+": "...)
+		out = append(out, value.of(list)...)
+	}
+	return append(out, "\n}\n"...), nil
+}
+
+// Unhybrid gives back the single plugin that a hybrid was made of, less the white space around it. It reports whether
+// the text is a hybrid.
+func Unhybrid(text []byte) ([]byte, bool) {
+	if _, err := loadSingle(text); err != nil {
+		return nil, false
+	}
+	p, err := inlined(text)
+	if err != nil || len(p.elements) == 0 || len(p.elements) > 2 {
+		return nil, false
+	}
+	single := p.elements[0].of(text)
+	list, err := Convert(single)
+	if err != nil {
+		return nil, false
+	}
+	if len(p.elements) == 2 {
+		if !isOwn(p.elements[1].of(text)) {
+			return nil, false
+		}
+		if list, err = Insert(list, p.elements[1].of(text)); err != nil {
+			return nil, false
+		}
+	}
+	made, err := Hybrid(single, list)
+	return single, err == nil && Same(made, text)
+}
+
+func quoted(text string) string {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if e.Encode(text) != nil {
+		return `""`
+	}
+	return string(bytes.TrimSpace(b.Bytes()))
+}

@@ -1,0 +1,555 @@
+package cniconf
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+)
+
+// Mode is how the stanza gets into what the runtime loads.
+type Mode uint8
+
+// Inline edits the primary configuration; DropIn puts a file into the directory of its network; Owned makes a copy of the
+// primary configuration with the stanza, which the runtime finds first; Standalone makes a file with the stanza alone, for
+// a meta plugin. Auto is DropIn where the runtime loads such files and the primary configuration allows them, else Inline.
+const (
+	Inline Mode = iota
+	DropIn
+	Owned
+	Standalone
+	Auto
+)
+
+func (m Mode) words() []string { return []string{"inline", "dropin", "owned", "standalone", "auto"} }
+
+// String gives the mode's word in settings.
+func (m Mode) String() string { return m.words()[m] }
+
+// ParseMode reads a mode's word.
+func ParseMode(word string) (Mode, error) {
+	at := slices.Index(Inline.words(), word)
+	if at < 0 {
+		return 0, fmt.Errorf("want %s", strings.Join(Inline.words(), ", "))
+	}
+	return Mode(at), nil //nolint:gosec // one of five
+}
+
+// Names of files that this program makes.
+const (
+	// DropInName sorts behind what others may put beside it, as the plugin must run last.
+	DropInName = "zzz-istio-cni.conf"
+	// StandaloneName and OwnedName are the reference's.
+	StandaloneName = "YYY-istio-cni.conf"
+	OwnedName      = "02-istio-cni.conflist"
+	// savedSuffix marks the original of a file that was converted. Runtimes do not read it.
+	savedSuffix = ".istio-cni-saved"
+)
+
+// Saved reports whether the name is that of a saved original.
+func Saved(name string) bool { return strings.HasSuffix(name, savedSuffix) }
+
+// Original is the name that a saved original had.
+func Original(saved string) string { return strings.TrimSuffix(saved, savedSuffix) }
+
+// Op is what a step does.
+type Op string
+
+// OpWrite replaces or makes a file in one instant, OpRename replaces the target, OpRemove takes a file away, OpRemoveDir an
+// empty directory, OpPoke makes an event in the directory, as runtimes do not watch the directories below.
+const (
+	OpWrite     Op = "write"
+	OpRename    Op = "rename"
+	OpRemove    Op = "remove"
+	OpRemoveDir Op = "remove directory"
+	OpPoke      Op = "poke"
+)
+
+// Step is one change of a directory, whole or not at all.
+type Step struct {
+	Op Op
+	// Name and To are relative to the directory.
+	Name, To string
+	Data     []byte
+	Mode     uint32
+	// Why is for a person.
+	Why string
+}
+
+// String is the step in words.
+func (s Step) String() string {
+	switch s.Op {
+	case OpRename:
+		return fmt.Sprintf("%s %q to %q: %s", s.Op, s.Name, s.To, s.Why)
+	case OpWrite, OpRemove, OpRemoveDir:
+		return fmt.Sprintf("%s %q: %s", s.Op, s.Name, s.Why)
+	case OpPoke:
+	}
+	return fmt.Sprintf("%s: %s", s.Op, s.Why)
+}
+
+// Want is what a directory should hold.
+type Want struct {
+	Mode   Mode
+	Stanza Stanza
+	// ConfName is the file that a person named: the primary configuration, or the file to write if standalone. Empty means
+	// that the primary configuration is whatever the runtime loads.
+	ConfName string
+	// OwnedName is the file to write if owned; empty is OwnedName.
+	OwnedName string
+	// FileMode is for files that hold nothing but ours.
+	FileMode uint32
+	// DropIns is what is known of the runtime.
+	DropIns Support
+}
+
+// Support is whether the runtime loads drop-in files, which its configuration does not tell.
+type Support uint8
+
+// Unknown keeps to what was chosen before: a drop-in file that is there stays, and none is made.
+const (
+	Unknown Support = iota
+	Loaded
+	NotLoaded
+)
+
+// Plan is how a directory gets to what is wanted. Each step leaves one configuration that the runtime can load, if there
+// was one. An empty plan that neither waits nor has a problem means that all is as wanted.
+type Plan struct {
+	Steps []Step
+	// Waiting says what is not there yet; it comes by itself.
+	Waiting string
+	// Problem says why it cannot be as wanted; a person has to change something.
+	Problem error
+	// Warnings are for a person, too, but nothing is missing.
+	Warnings []string
+	// File holds the stanza, relative to the directory, Primary the configuration it stands in or beside, Mode is the one
+	// that was chosen.
+	File, Primary string
+	Mode          Mode
+}
+
+// Plan compares the directory with what is wanted.
+func (w Want) Plan(d Dir) Plan {
+	if w.OwnedName == "" {
+		w.OwnedName = OwnedName
+	}
+	p := planner{want: w, dir: d.clone(), mended: map[string]bool{}}
+	p.plan.Mode = w.Mode
+	if err := Usable(w.Stanza.Element()); err != nil {
+		p.plan.Problem = fmt.Errorf("the stanza: %w", err)
+		return p.plan
+	}
+	p.misnamed()
+	p.interrupted()
+	switch w.Mode {
+	case Standalone:
+		p.standalone()
+	case Owned:
+		p.owned()
+	case DropIn, Auto:
+		p.dropIn()
+	case Inline:
+		p.inline()
+	}
+	return p.plan
+}
+
+// Uninstall is how the directory gets back to what it was: every stanza of this program goes, whatever mode brought it,
+// and converted files are what they were unless somebody changed them since.
+func (w Want) Uninstall(d Dir) Plan {
+	if w.OwnedName == "" {
+		w.OwnedName = OwnedName
+	}
+	p := planner{want: w, dir: d.clone(), mended: map[string]bool{}}
+	p.misnamed()
+	p.interrupted()
+	p.release("")
+	return p.plan
+}
+
+// Apply gives the directory after a step.
+func (d Dir) Apply(s Step) Dir {
+	d = d.clone()
+	put := func(name string, f File) {
+		dir, base := path.Split(name)
+		if dir = strings.TrimSuffix(dir, "/"); dir == "" {
+			d.Files[base] = f
+			return
+		}
+		if d.DropIns[dir] == nil {
+			d.DropIns[dir] = map[string]File{}
+		}
+		d.DropIns[dir][base] = f
+	}
+	drop := func(name string) {
+		dir, base := path.Split(name)
+		delete(d.Files, name)
+		delete(d.DropIns[strings.TrimSuffix(dir, "/")], base)
+	}
+	switch s.Op {
+	case OpWrite:
+		before, _ := d.File(s.Name)
+		put(s.Name, File{Data: s.Data, Mode: s.Mode, Link: before.Link})
+	case OpRename:
+		f := d.Files[s.Name]
+		drop(s.Name)
+		put(s.To, f)
+	case OpRemove:
+		drop(s.Name)
+	case OpRemoveDir:
+		delete(d.DropIns, s.Name)
+	case OpPoke:
+	}
+	return d
+}
+
+// Put gives the directory with a file in it.
+func (d Dir) Put(name string, f File) Dir {
+	d = d.Apply(Step{Op: OpWrite, Name: name})
+	if dir, base := path.Split(name); dir != "" {
+		d.DropIns[strings.TrimSuffix(dir, "/")][base] = f
+	} else {
+		d.Files[name] = f
+	}
+	return d
+}
+
+func (d Dir) clone() Dir {
+	out := Dir{Files: maps.Clone(d.Files), DropIns: map[string]map[string]File{}}
+	if out.Files == nil {
+		out.Files = map[string]File{}
+	}
+	for name, files := range d.DropIns {
+		out.DropIns[name] = maps.Clone(files)
+	}
+	return out
+}
+
+// planner collects steps and knows the directory as it is after them.
+type planner struct {
+	want Want
+	dir  Dir
+	plan Plan
+	// mended are files whose damaged stanza the planner does not see.
+	mended map[string]bool
+}
+
+func (p *planner) do(s Step) {
+	p.dir = p.dir.Apply(s)
+	p.plan.Steps = append(p.plan.Steps, s)
+}
+
+// write is a step unless the file is so already.
+func (p *planner) write(name string, data []byte, mode uint32, why string) {
+	if f, there := p.dir.File(name); there && bytes.Equal(f.Data, data) && f.Mode == mode && !p.mended[name] {
+		return
+	}
+	if _, err := Load(name, data); err != nil && Candidate(name) {
+		// Nothing that this program puts into a file may keep the runtime from reading it.
+		p.plan.Problem = fmt.Errorf("no runtime could load file %q with the stanza: %w", name, err)
+		return
+	}
+	p.do(Step{Op: OpWrite, Name: name, Data: data, Mode: mode, Why: why})
+}
+
+func (p *planner) warn(format string, args ...any) {
+	p.plan.Warnings = append(p.plan.Warnings, fmt.Sprintf(format, args...))
+}
+
+// inline puts the stanza into the primary configuration and takes it out of everything else.
+func (p *planner) inline() {
+	p.plan.Mode = Inline
+	name, ok := p.primary()
+	if !ok {
+		return
+	}
+	p.plan.Primary, p.plan.File = name, name
+	err := p.served(name)
+	if err != nil {
+		p.release("")
+	} else if p.isList(name) {
+		err = p.insert(name)
+	} else {
+		err = p.convert(name)
+	}
+	if err != nil {
+		p.plan.Problem = fmt.Errorf("primary configuration %q: %w", name, err)
+	}
+	if p.plan.Problem != nil {
+		return
+	}
+	p.release(p.plan.File)
+	p.check()
+}
+
+// served refuses a list in a version that the plugin cannot serve: every pod of the node would fail.
+func (p *planner) served(name string) error {
+	text := p.dir.Files[name].Data
+	n, err := loadList(text)
+	if _, half := Unhybrid(text); half || err != nil || n.Version == "" || slices.Contains(Versions(), n.Version) || bytes.Contains(text, []byte(`"cniVersions"`)) || !p.isList(name) {
+		return nil //nolint:nilerr // what cannot be read has no version
+	}
+	return fmt.Errorf("it asks for CNI version %q, which this plugin does not serve (%s)", n.Version, strings.Join(Versions(), ", "))
+}
+
+// insert puts the stanza into a list.
+func (p *planner) insert(name string) error {
+	f := p.dir.Files[name]
+	list, why := f.Data, "the stanza goes behind the other plugins"
+	if single, is := Unhybrid(list); is {
+		converted, err := Convert(single)
+		if err != nil {
+			return err
+		}
+		list, why = converted, "finishes a conversion that was interrupted"
+	}
+	list, err := Insert(list, p.want.Stanza.Element())
+	if err != nil {
+		return err
+	}
+	p.write(name, list, f.Mode, why)
+	return nil
+}
+
+// convert makes a list of a single plugin. A runtime that looks at any instant finds one valid configuration: the file
+// first becomes a text that is valid under both names, then changes its name, then becomes a plain list.
+func (p *planner) convert(name string) error {
+	f := p.dir.Files[name]
+	original := p.original(name)
+	list, err := Convert(original)
+	if err != nil {
+		return err
+	}
+	if list, err = Insert(list, p.want.Stanza.Element()); err != nil {
+		return err
+	}
+	both, err := Hybrid(original, list)
+	if err != nil {
+		return err
+	}
+	if _, err = loadList(list); err != nil {
+		return fmt.Errorf("no runtime could load it with the stanza: %w", err)
+	}
+	target := p.target(name)
+	if f.Link && target != name {
+		// What the link leads to is somebody else's: it stays as it is, and the link is kept aside.
+		p.write(target, list, f.Mode, "the list with the stanza")
+		p.do(Step{Op: OpRename, Name: name, To: name + savedSuffix, Why: "keeps the link for the day of removal"})
+		p.plan.File, p.plan.Primary = target, target
+		return nil
+	}
+	p.write(name+savedSuffix, original, f.Mode, "keeps the original for the day of removal")
+	if target != name {
+		p.write(name, both, f.Mode, "valid as a single plugin and as a list, so that the name can change")
+		p.do(Step{Op: OpRename, Name: name, To: target, Why: "a single plugin becomes a list"})
+	}
+	p.write(target, list, f.Mode, "the list with the stanza")
+	p.plan.File, p.plan.Primary = target, target
+	return nil
+}
+
+// original gives the single plugin's own bytes, also of one whose conversion was interrupted.
+func (p *planner) original(name string) []byte {
+	text := p.dir.Files[name].Data
+	single, is := Unhybrid(text)
+	if !is {
+		return text
+	}
+	if saved, there := p.dir.Files[name+savedSuffix]; there && bytes.Equal(bytes.TrimSpace(saved.Data), single) {
+		return saved.Data
+	}
+	return append(bytes.Clone(single), '\n')
+}
+
+// target is the name of the list that a single plugin's file becomes: the stem with .conflist, or the whole name with it
+// if that one is somebody else's or would not be what the runtime finds first.
+func (p *planner) target(name string) string {
+	ext := path.Ext(name)
+	if ext != extSingle && ext != extSingleJSON {
+		return name
+	}
+	plain := strings.TrimSuffix(name, ext) + extList
+	_, taken := p.dir.Files[plain]
+	_, mine := p.dir.Files[name+savedSuffix]
+	mine = mine && p.hasOwn(plain) || p.converts(name, plain)
+	others := p.dir.Apply(Step{Op: OpRename, Name: name, To: plain})
+	maps.DeleteFunc(others.Files, func(other string, _ File) bool { return p.ours(other) })
+	first, _, _ := others.Loaded()
+	if taken && !mine || p.want.ConfName == "" && first < plain && first != "" {
+		return name + extList
+	}
+	return plain
+}
+
+// check says what keeps the runtime from running the stanza last.
+func (p *planner) check() {
+	first, _, skipped := p.dir.Loaded()
+	for _, err := range skipped {
+		p.warn("%v: containerd loads nothing at all until it is mended or removed, CRI-O skips it", err)
+	}
+	if first != p.plan.File {
+		problem := fmt.Errorf("the runtime loads %q and not %q: its name sorts first", first, p.plan.File)
+		if p.want.ConfName == "" {
+			p.plan.Problem = problem
+		} else {
+			p.warn("%v; the name was set by a person and is kept", problem)
+		}
+	}
+	p.serves()
+}
+
+// serves says what a runtime will do differently from what a reader of the file expects.
+func (p *planner) serves() {
+	n, err := p.dir.load(p.plan.File)
+	if err != nil {
+		return
+	}
+	if others := p.dir.others(n.Name); len(others) > 0 && !n.InlinedOnly {
+		p.warn("directory %q has plugins of its own (%s), which run behind the stanza where the runtime loads them",
+			n.Name, strings.Join(others, ", "))
+	}
+	for _, name := range p.dir.others(n.Name) {
+		if _, err := plugin(p.dir.DropIns[n.Name][name].Data); err != nil && !n.InlinedOnly {
+			p.warn("file %q of directory %q is not valid (%v): a runtime that loads such files refuses the whole network", name, n.Name, err)
+		}
+	}
+}
+
+// owned writes the copy first and gives the primary configuration back then, so that the stanza is never missing.
+func (p *planner) owned() {
+	name := p.want.OwnedName
+	if f, there := p.dir.Files[name]; there && !p.hasOwn(name) {
+		if _, err := Load(name, f.Data); err == nil {
+			p.plan.Problem = fmt.Errorf("file %q is there and was not made by this program: choose another name for the owned "+
+				"configuration", name)
+			return
+		}
+	}
+	after := planner{want: p.want, dir: p.dir.clone(), mended: map[string]bool{}}
+	after.release(name)
+	primary, ok := after.primary()
+	if !ok {
+		p.plan.Waiting, p.plan.Problem = after.plan.Waiting, after.plan.Problem
+		if _, there := p.dir.Files[name]; there {
+			p.plan.File = name
+		}
+		return
+	}
+	list, err := after.asList(primary)
+	if err == nil {
+		list, err = Insert(list, p.want.Stanza.Element())
+	}
+	if err != nil {
+		p.plan.Problem = fmt.Errorf("primary configuration %q: %w", primary, err)
+		return
+	}
+	after.dir.Files[name] = File{Data: list}
+	if first, _, _ := after.dir.Loaded(); first != name {
+		p.plan.Problem = fmt.Errorf("the runtime loads %q and not %q: the name of the owned configuration must sort first", first, name)
+		return
+	}
+	p.plan.File, p.plan.Primary = name, primary
+	if p.write(name, list, p.want.FileMode, "a copy of "+primary+" with the stanza"); p.plan.Problem != nil {
+		return
+	}
+	p.release(name)
+	p.serves()
+}
+
+// asList gives a primary configuration as a list.
+func (p *planner) asList(name string) ([]byte, error) {
+	text := p.dir.Files[name].Data
+	if p.isList(name) {
+		return text, nil
+	}
+	return Convert(text)
+}
+
+// standalone writes the stanza alone.
+func (p *planner) standalone() {
+	name := p.want.ConfName
+	if name == "" {
+		name = StandaloneName
+	}
+	if f, there := p.dir.Files[name]; there && !p.onlyOwn(name) {
+		if _, err := Load(name, f.Data); err == nil {
+			p.plan.Problem = fmt.Errorf("file %q is there and was not made by this program: choose another name for the standalone file", name)
+			return
+		}
+	}
+	data := p.want.Stanza.Single()
+	if path.Ext(name) == extList {
+		data = p.want.Stanza.list()
+	}
+	p.plan.File = name
+	if p.write(name, data, p.want.FileMode, "the stanza alone"); p.plan.Problem != nil {
+		return
+	}
+	p.release(name)
+}
+
+// dropIn writes the file beside the primary configuration first and takes the stanza out of the list then: for an instant
+// the plugin may run twice, which does no harm, but never not at all.
+func (p *planner) dropIn() {
+	after := planner{want: p.want, dir: p.dir.clone(), mended: map[string]bool{}}
+	after.release("")
+	primary, ok := after.primary()
+	if !ok {
+		p.plan.Waiting, p.plan.Problem = after.plan.Waiting, after.plan.Problem
+		return
+	}
+	n, err := after.network(primary)
+	if p.want.Mode == Auto && (err != nil || !p.loads(n.Name)) {
+		p.inline()
+		return
+	}
+	if p.want.DropIns == NotLoaded {
+		p.warn("the runtime of this node does not load drop-in files: the stanza goes inline")
+		p.inline()
+		return
+	}
+	p.plan.Mode = DropIn
+	if err != nil {
+		p.plan.Problem = fmt.Errorf("primary configuration %q: %w", primary, err)
+		return
+	}
+	file := n.Name + "/" + DropInName
+	p.plan.File, p.plan.Primary = file, primary
+	if p.write(file, p.want.Stanza.DropIn(), p.want.FileMode, "libcni adds it to network "+n.Name); p.plan.Problem != nil {
+		return
+	}
+	written := len(p.plan.Steps)
+	p.release(file)
+	if written > 0 && len(p.plan.Steps) == written {
+		p.do(Step{Op: OpPoke, Why: "the runtime reads the directory again"})
+	}
+	if others := p.dir.others(n.Name); len(others) > 0 && others[len(others)-1] > DropInName {
+		p.warn("file %q of directory %q runs behind the stanza", others[len(others)-1], n.Name)
+	}
+}
+
+// loads tells whether the runtime loads the drop-in file of a network, as far as is known.
+func (p *planner) loads(network string) bool {
+	_, there := p.dir.DropIns[network][DropInName]
+	return p.want.DropIns == Loaded || p.want.DropIns == Unknown && there
+}
+
+// network tells whether plugins can be added to a primary configuration from the outside.
+func (p *planner) network(name string) (Network, error) {
+	n, err := p.dir.load(name)
+	switch {
+	case err != nil:
+		return n, err
+	case !n.List:
+		return n, errors.New("is a single plugin, and drop-in files are added to lists only; use inline")
+	case n.InlinedOnly:
+		return n, errors.New(`has "loadOnlyInlinedPlugins", which forbids drop-in files; use inline`)
+	case n.Name == "" || n.Name == "." || n.Name == ".." || strings.ContainsAny(n.Name, "/\x00"):
+		return n, fmt.Errorf("network name %q cannot be a directory; use inline", n.Name)
+	}
+	return n, nil
+}

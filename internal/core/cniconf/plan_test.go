@@ -1,0 +1,604 @@
+package cniconf_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+)
+
+func stanza() cniconf.Stanza {
+	return cniconf.Stanza{
+		LogLevel: "info", RunDir: "/var/run/istio-cni", AgentNamespace: "istio-system", ExcludeNamespaces: []string{"kube-system"},
+	}
+}
+
+func want(mode cniconf.Mode) cniconf.Want {
+	return cniconf.Want{Mode: mode, Stanza: stanza(), FileMode: 0o600, DropIns: cniconf.Loaded}
+}
+
+// dir makes a directory of names and texts. A name with a slash is a drop-in.
+func dir(files ...string) cniconf.Dir {
+	var d cniconf.Dir
+	for i := 0; i < len(files); i += 2 {
+		d = d.Apply(cniconf.Step{Op: cniconf.OpWrite, Name: files[i], Data: []byte(files[i+1]), Mode: 0o644})
+	}
+	return d
+}
+
+// run takes the steps and gives the directory after each of them, the first being the one before.
+func run(d cniconf.Dir, steps []cniconf.Step) []cniconf.Dir {
+	out := []cniconf.Dir{d}
+	for _, s := range steps {
+		d = d.Apply(s)
+		out = append(out, d)
+	}
+	return out
+}
+
+func last(dirs []cniconf.Dir) cniconf.Dir { return dirs[len(dirs)-1] }
+
+func texts(d cniconf.Dir) map[string]string {
+	out := map[string]string{}
+	for name, f := range d.Files {
+		out[name] = fmt.Sprintf("%04o %s", f.Mode, f.Data)
+	}
+	for network, files := range d.DropIns {
+		for name, f := range files {
+			out[network+"/"+name] = fmt.Sprintf("%04o %s", f.Mode, f.Data)
+		}
+	}
+	return out
+}
+
+// types are the plugins that a runtime with drop-ins runs.
+func types(d cniconf.Dir) []string {
+	_, n, _ := d.Loaded()
+	out := slices.Clone(n.Types)
+	if n.InlinedOnly || !n.List {
+		return out
+	}
+	for _, name := range slices.Sorted(func(yield func(string) bool) {
+		for name := range d.DropIns[n.Name] {
+			if !yield(name) {
+				return
+			}
+		}
+	}) {
+		if single, err := cniconf.Load(name, d.DropIns[n.Name][name].Data); err == nil {
+			out = append(out, single.Types...)
+		}
+	}
+	return out
+}
+
+const (
+	bridgeConf = `{
+	"cniVersion": "0.4.0",
+	"name": "mynet",   "type": "bridge",
+	"n": 12345678901234567890, "s": "<&>\u003c", "f": 1.0
+}`
+	list = `{"cniVersion":"1.0.0","name":"net","x":1e3,
+    "plugins": [
+      {"type": "calico", "mtu": 0},
+      {"type": "portmap", "capabilities": {"portMappings": true}}
+    ],"disableCheck":true}` + "\n"
+	reference = `{
+  "cniVersion": "0.3.1",
+  "name": "k8s-pod-network",
+  "plugins": [
+    {
+      "type": "istio-cni",
+      "kubernetes": {
+        "kubeconfig": "/etc/cni/net.d/ZZZ-istio-cni-kubeconfig"
+      }
+    },
+    {
+      "type": "bridge"
+    },
+    {
+      "name": "istio-cni",
+      "type": "istio-cni"
+    }
+  ]
+}
+`
+)
+
+// places are directories to start from.
+func places() map[string]cniconf.Dir {
+	return map[string]cniconf.Dir{
+		"list":                    dir("10-calico.conflist", list),
+		"list and another":        dir("10-calico.conflist", list, "87-podman.conflist", strings.Replace(list, "net", "podman", 1)),
+		"single":                  dir("10-bridge.conf", bridgeConf),
+		"single without newline":  dir("10-bridge.conf", `{"type":"bridge"}`),
+		"single .json":            dir("10-bridge.json", bridgeConf+"\n"),
+		"single and foreign twin": dir("10-bridge.conf", bridgeConf, "10-bridge.conflist", list),
+		"single and near names":   dir("10-bridge.conf", bridgeConf, "10-bridge.conf0.conflist", list),
+		"prepared by reference":   dir("10-bridge.conflist", reference),
+		"garbage first":           dir("00-garbage.conf", "{", "05-empty.conflist", "", "10-calico.conflist", list),
+		"drop-ins of others":      dir("10-calico.conflist", list, "net/50-tuning.conf", `{"type":"tuning"}`),
+		"newer version":           dir("10-bridge.conf", `{"cniVersion":"9.9.9","name":"n","type":"bridge"}`),
+		"one line":                dir("a.conflist", `{"name":"n","plugins":[{"type":"ptp"}]}`),
+		"crlf":                    dir("a.conflist", strings.ReplaceAll(list, "\n", "\r\n")),
+	}
+}
+
+// released is the directory as it must be after removal: without stanzas that were there before.
+func released(d cniconf.Dir) cniconf.Dir {
+	return last(run(d, cniconf.Want{}.Uninstall(d).Steps))
+}
+
+// TestEveryInstantIsValid takes every place through every mode, stops after each step as a crash would, and looks at what
+// a runtime would load, what a second run makes of it, and what removal gives back.
+func TestEveryInstantIsValid(t *testing.T) {
+	t.Parallel()
+	for name, start := range places() {
+		for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Auto} {
+			t.Run(name+"/"+mode.String(), func(t *testing.T) {
+				t.Parallel()
+				w := want(mode)
+				plan := w.Plan(start)
+				if plan.Problem != nil {
+					if mode == cniconf.DropIn && strings.Contains(plan.Problem.Error(), "single plugin") && len(plan.Steps) == 0 {
+						return
+					}
+					t.Fatal(plan.Problem)
+				}
+				checkPlan(t, w, start, plan)
+			})
+		}
+	}
+}
+
+func checkPlan(t *testing.T, w cniconf.Want, start cniconf.Dir, plan cniconf.Plan) {
+	t.Helper()
+	dirs := run(start, plan.Steps)
+	end := last(dirs)
+	without := types(released(start))
+	got := types(end)
+	if strings.Contains(strings.Join(plan.Warnings, ""), "run behind the stanza") {
+		// That it is not the last one was said.
+		got = append(slices.DeleteFunc(got, func(s string) bool { return s == "istio-cni" }), "istio-cni")
+	}
+	if !slices.Equal(got, append(slices.Clone(without), "istio-cni")) {
+		t.Errorf("the runtime runs %q, want %q and the stanza", got, without)
+	}
+	if again := w.Plan(end); len(again.Steps) > 0 || again.Problem != nil || again.Waiting != "" || again.File != plan.File {
+		t.Errorf("a second run is not content: %+v", again)
+	}
+	for i, d := range dirs {
+		got := slices.DeleteFunc(types(d), func(s string) bool { return s == "istio-cni" })
+		if !slices.Equal(got, without) {
+			t.Errorf("after %d steps the runtime runs %q, want %q", i, got, without)
+		}
+		if diff := cmp.Diff(texts(end), texts(last(run(d, w.Plan(d).Steps)))); diff != "" {
+			t.Errorf("stopped after %d steps, a second run leads elsewhere (-straight +stopped):\n%s", i, diff)
+		}
+		back := w.Uninstall(d)
+		if diff := cmp.Diff(texts(released(start)), texts(last(run(d, back.Steps)))); diff != "" {
+			t.Errorf("stopped after %d steps, removal leads elsewhere (-want +got):\n%s", i, diff)
+		}
+	}
+	steps := w.Uninstall(end).Steps
+	for i, d := range run(end, steps) {
+		got := slices.DeleteFunc(types(d), func(s string) bool { return s == "istio-cni" })
+		if !slices.Equal(got, without) {
+			t.Errorf("after %d steps of removal the runtime runs %q, want %q", i, got, without)
+		}
+		if diff := cmp.Diff(texts(released(start)), texts(released(d))); diff != "" {
+			t.Errorf("removal stopped after %d steps leads elsewhere:\n%s", i, diff)
+		}
+		if diff := cmp.Diff(texts(end), texts(last(run(d, w.Plan(d).Steps)))); diff != "" {
+			t.Errorf("removal stopped after %d steps and then installation leads elsewhere:\n%s", i, diff)
+		}
+	}
+}
+
+// TestMovesBetweenModes changes the mode of a directory and must end as if it had begun with it.
+func TestMovesBetweenModes(t *testing.T) {
+	t.Parallel()
+	modes := []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Standalone}
+	for name, start := range places() {
+		for _, from := range modes {
+			for _, to := range modes {
+				first := want(from).Plan(start)
+				second := want(to).Plan(start)
+				if first.Problem != nil || second.Problem != nil {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s/%s to %s", name, from, to), func(t *testing.T) {
+					t.Parallel()
+					between := last(run(start, first.Steps))
+					got := last(run(between, want(to).Plan(between).Steps))
+					if diff := cmp.Diff(texts(last(run(start, second.Steps))), texts(got)); diff != "" {
+						t.Errorf("-straight +by way of %s:\n%s", from, diff)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestConversionHasOneConfiguration counts what is valid while a single plugin becomes a list and comes back (W-4).
+func TestConversionHasOneConfiguration(t *testing.T) {
+	t.Parallel()
+	start := dir("10-bridge.conf", bridgeConf)
+	there := run(start, want(cniconf.Inline).Plan(start).Steps)
+	back := run(last(there), want(cniconf.Inline).Uninstall(last(there)).Steps)
+	for i, d := range append(there, back...) {
+		valid := 0
+		for _, name := range d.Names() {
+			if _, err := cniconf.Load(name, d.Files[name].Data); err == nil {
+				valid++
+			}
+		}
+		if valid != 1 || len(d.Names()) != 1 {
+			t.Errorf("instant %d: %d valid of %q, want one", i, valid, d.Names())
+		}
+	}
+	if diff := cmp.Diff(texts(start), texts(last(back))); diff != "" {
+		t.Errorf("not given back:\n%s", diff)
+	}
+}
+
+// TestW18ConversionKeepsNameAndVersion: addresses are leased and sandboxes are remembered by the network's name.
+func TestW18ConversionKeepsNameAndVersion(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ single, name, version string }{
+		{bridgeConf, "mynet", "0.4.0"},
+		{`{"cniVersion":"1.0.0","name":"net","type":"bridge"}`, "net", "1.0.0"},
+		{`{"cniVersion":"0.2.0","name":"net","type":"bridge"}`, "net", "0.2.0"},
+		{`{"name":"net","type":"bridge"}`, "net", ""},
+	} {
+		for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.Owned} {
+			start := dir("10-bridge.conf", tc.single)
+			_, n, _ := last(run(start, want(mode).Plan(start).Steps)).Loaded()
+			if n.Name != tc.name || n.Version != tc.version || !n.List {
+				t.Errorf("%s of %s: network %q version %q", mode, tc.single, n.Name, n.Version)
+			}
+		}
+	}
+}
+
+// TestW19OtherPluginsKeepTheirBytes: order of keys, spelling of numbers, and characters that JSON encoders escape.
+func TestW19OtherPluginsKeepTheirBytes(t *testing.T) {
+	t.Parallel()
+	odd := `{"z": 12345678901234567890, "type": "x",  "a": 1.0, "e": 1E3, "s": "<&>\u003c\/", "z2": -0}`
+	for name, start := range map[string]cniconf.Dir{
+		"10-x.conf": dir("10-x.conf", odd), "10-x.conflist": dir("10-x.conflist", `{"name":"n","plugins":[`+odd+`,{"type":"y"}],"<k>":"&"}`),
+	} {
+		for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.Owned} {
+			end := last(run(start, want(mode).Plan(start).Steps))
+			first, _, _ := end.Loaded()
+			if got := end.Files[first].Data; !bytes.Contains(got, []byte(odd)) || strings.HasSuffix(name, "list") && !bytes.Contains(got, []byte(`"<k>":"&"`)) {
+				t.Errorf("%s, %s:\n%s", name, mode, got)
+			}
+			if diff := cmp.Diff(texts(start), texts(last(run(end, want(mode).Uninstall(end).Steps)))); diff != "" {
+				t.Errorf("%s, %s, not given back:\n%s", name, mode, diff)
+			}
+		}
+	}
+}
+
+// TestW26APrimaryThatWritesItsFileAtBoot, before the agent is there, does not get rid of what is in a file of our own.
+func TestW26APrimaryThatWritesItsFileAtBoot(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []cniconf.Mode{cniconf.DropIn, cniconf.Owned} {
+		start := dir("10-calico.conflist", list)
+		end := last(run(start, want(mode).Plan(start).Steps))
+		boot := end.Apply(cniconf.Step{Op: cniconf.OpWrite, Name: "10-calico.conflist", Data: []byte(list), Mode: 0o644})
+		if got := types(boot); !slices.Equal(got, []string{"calico", "portmap", "istio-cni"}) {
+			t.Errorf("%s: the runtime runs %q", mode, got)
+		}
+	}
+}
+
+// TestLoadsLikeLibcni compares with what the library makes of the same files on disk.
+func TestLoadsLikeLibcni(t *testing.T) {
+	t.Parallel()
+	for name, start := range places() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			agree(t, start)
+			agree(t, last(run(start, want(cniconf.Inline).Plan(start).Steps)))
+			agree(t, last(run(start, want(cniconf.Owned).Plan(start).Steps)))
+			for _, d := range run(start, want(cniconf.DropIn).Plan(start).Steps) {
+				agree(t, d)
+			}
+		})
+	}
+}
+
+func agree(t *testing.T, d cniconf.Dir) {
+	t.Helper()
+	root := t.TempDir()
+	for name, f := range d.Files {
+		put(t, filepath.Join(root, name), f.Data)
+	}
+	for network, files := range d.DropIns {
+		for name, f := range files {
+			put(t, filepath.Join(root, network, name), f.Data)
+		}
+	}
+	for _, name := range d.Names() {
+		n, ours := cniconf.Load(name, d.Files[name].Data)
+		list, theirs := load(filepath.Join(root, name))
+		if n.List && ours == nil && (len(n.Types) == 0 || len(d.DropIns[n.Name]) > 0 || n.Name == "") {
+			continue // it depends on the drop-ins
+		}
+		if (ours == nil) != (theirs == nil) {
+			t.Errorf("%s: we say %v, libcni says %v", name, ours, theirs)
+			continue
+		}
+		if theirs == nil && (list.Name != n.Name || list.CNIVersion != n.Version && !bytes.Contains(d.Files[name].Data, []byte("cniVersions"))) {
+			t.Errorf("%s: name and version %q %q, libcni has %q %q", name, n.Name, n.Version, list.Name, list.CNIVersion)
+		}
+	}
+	first, _, _ := d.Loaded()
+	if first == "" {
+		return
+	}
+	_, n, _ := d.Loaded()
+	for name, f := range d.DropIns[n.Name] {
+		if _, err := cniconf.Load(name, f.Data); err != nil {
+			return // some runtimes refuse the network, others do not look, which is a warning
+		}
+	}
+	if n.Name == "" {
+		return // no runtime can use it, and its drop-ins are the directory itself
+	}
+	loaded, err := load(filepath.Join(root, first))
+	if err != nil {
+		t.Fatalf("libcni does not load %s: %v", first, err)
+	}
+	var got []string
+	for _, p := range loaded.Plugins {
+		got = append(got, p.Network.Type)
+	}
+	if !slices.Equal(got, types(d)) {
+		t.Errorf("libcni runs %q, we think %q", got, types(d))
+	}
+}
+
+func put(t *testing.T, file string, data []byte) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// load reads a file as containerd and CRI-O do.
+func load(file string) (*libcni.NetworkConfigList, error) {
+	if filepath.Ext(file) == ".conflist" {
+		return libcni.ConfListFromFile(file)
+	}
+	single, err := libcni.ConfFromFile(file) //nolint:staticcheck // what runtimes call
+	if err != nil {
+		return nil, err
+	}
+	return libcni.ConfListFromConf(single) //nolint:staticcheck // what runtimes call
+}
+
+// shapes are the directories of testdata, which hold what platforms put there.
+func shapes(t *testing.T) map[string]cniconf.Dir {
+	t.Helper()
+	roots, err := filepath.Glob("testdata/shapes/*")
+	if err != nil || len(roots) == 0 {
+		t.Fatalf("no shapes: %v", err)
+	}
+	out := map[string]cniconf.Dir{}
+	for _, root := range roots {
+		var files []string
+		err := filepath.WalkDir(root, func(file string, e os.DirEntry, err error) error {
+			if err != nil || e.IsDir() {
+				return err
+			}
+			text, err := os.ReadFile(file)
+			name := strings.TrimPrefix(file, root+"/")
+			if cniconf.Candidate(name) {
+				files = append(files, name, string(text))
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[filepath.Base(root)] = dir(files...)
+	}
+	return out
+}
+
+// TestShapesOfPlatforms does with real configurations what TestEveryInstantIsValid does with made ones.
+func TestShapesOfPlatforms(t *testing.T) {
+	t.Parallel()
+	for name, start := range shapes(t) {
+		agree(t, start)
+		first, _, _ := start.Loaded()
+		for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Auto} {
+			t.Run(name+"/"+mode.String(), func(t *testing.T) {
+				t.Parallel()
+				w := want(mode)
+				plan := w.Plan(start)
+				if name == "reference-1.22-interrupted" { // no runtime loads it; we know whose it is
+					if got := types(last(run(start, plan.Steps))); len(got) < 2 || got[len(got)-1] != "istio-cni" {
+						t.Errorf("the runtime runs %q", got)
+					}
+					return
+				}
+				if first == "" {
+					if plan.Waiting == "" || len(plan.Steps) > 0 {
+						t.Errorf("nothing to load, and the plan is %+v", plan)
+					}
+					return
+				}
+				if plan.Problem != nil {
+					text := plan.Problem.Error()
+					if len(plan.Steps) == 0 && (mode == cniconf.DropIn && strings.Contains(text, "use inline") ||
+						strings.Contains(text, "use dropin") || strings.Contains(text, "does not serve") || mode == cniconf.Owned && strings.Contains(text, "must sort first") && first < cniconf.OwnedName) {
+						return
+					}
+					t.Fatal(plan.Problem)
+				}
+				checkPlan(t, w, start, plan)
+				for _, d := range run(start, plan.Steps) {
+					agree(t, d)
+				}
+			})
+		}
+	}
+}
+
+// TestBrokenFilesAreNotThere holds our reading of damaged files to libcni's.
+func TestBrokenFilesAreNotThere(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("testdata/broken/*.*")
+	if err != nil || len(files) < 10 {
+		t.Fatalf("broken files: %d, %v", len(files), err)
+	}
+	for _, file := range files {
+		name := filepath.Base(file)
+		if !cniconf.Candidate(name) {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := dir(name, string(text))
+		agree(t, d)
+		for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.Owned, cniconf.DropIn} {
+			if _, err := load(file); err == nil {
+				continue
+			}
+			if plan := want(mode).Plan(d); plan.Waiting == "" || len(plan.Steps) > 0 {
+				t.Errorf("%s, %s: %+v, want to wait", name, mode, plan)
+			}
+			w := want(mode)
+			w.ConfName = name
+			if plan := w.Plan(d); plan.Waiting == "" || len(plan.Steps) > 0 {
+				t.Errorf("W-22: %s named by a person, %s: %+v, want to wait", name, mode, plan)
+			}
+		}
+	}
+}
+
+// TestMisnamedSinglePlugin is a crash right behind somebody's write in the middle of a conversion.
+func TestMisnamedSinglePlugin(t *testing.T) {
+	t.Parallel()
+	start := dir("10-bridge.conflist", bridgeConf, "10-bridge.conf.istio-cni-saved", "{\"type\":\"old\"}")
+	end := last(run(start, want(cniconf.Inline).Plan(start).Steps))
+	if got := types(end); !slices.Equal(got, []string{"bridge", "istio-cni"}) {
+		t.Errorf("the runtime runs %q", got)
+	}
+	back := last(run(start, want(cniconf.Inline).Uninstall(start).Steps))
+	if diff := cmp.Diff(map[string]string{"10-bridge.conf": "0644 " + bridgeConf}, texts(back)); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestDamagedStanzaIsReplaced: what keeps the runtime from loading the file is ours, so nobody else mends it.
+func TestDamagedStanzaIsReplaced(t *testing.T) {
+	t.Parallel()
+	for _, damaged := range []string{`{"type":"istio-cni","ipam":"x"}`, `{"type":"istio-cni","x":1e999}`, `{"type":"istio-cni","capabilities":{"a":1}}`} {
+		start := dir("10-a.conflist", `{"name":"n","plugins":[{"type":"calico"},`+damaged+`]}`)
+		for _, name := range []string{"", "10-a.conflist"} {
+			w := want(cniconf.Inline)
+			w.ConfName = name
+			plan := w.Plan(start)
+			if got := types(last(run(start, plan.Steps))); !slices.Equal(got, []string{"calico", "istio-cni"}) {
+				t.Errorf("%s: the runtime runs %q after %+v", damaged, got, plan)
+			}
+		}
+		if got := types(last(run(start, want(cniconf.Inline).Uninstall(start).Steps))); !slices.Equal(got, []string{"calico"}) {
+			t.Errorf("%s: after removal the runtime runs %q", damaged, got)
+		}
+	}
+}
+
+// TestBadTemplateTouchesNothing: no stanza may keep the runtime from loading what it loads.
+func TestBadTemplateTouchesNothing(t *testing.T) {
+	t.Parallel()
+	for _, template := range []string{
+		`{"type":"istio-cni","ipam":"x"}`, `{"type":"istio-cni","ipam":{"type":5}}`, `{"type":"istio-cni","dns":{"nameservers":"x"}}`,
+		`{"type":"istio-cni","capabilities":{"a":1}}`, `{"type":"istio-cni","prevResult":5}`, `{"type":"istio-cni","x":1e999}`,
+	} {
+		for _, start := range []cniconf.Dir{dir("10-a.conflist", list), dir("10-a.conf", bridgeConf)} {
+			for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.Owned, cniconf.DropIn, cniconf.Auto} {
+				w := want(mode)
+				w.Stanza.Template = []byte(template)
+				plan := w.Plan(start)
+				before := types(start)
+				for _, d := range run(start, plan.Steps) {
+					if !slices.Equal(types(d), before) {
+						t.Errorf("%s, %s: the runtime runs %q", template, mode, types(d))
+					}
+				}
+				if plan.Problem == nil {
+					t.Errorf("%s, %s: no problem", template, mode)
+				}
+			}
+		}
+	}
+}
+
+func TestCopyOfAnyNameIsTakenBack(t *testing.T) {
+	t.Parallel()
+	start := dir("10-calico.conflist", list)
+	w := want(cniconf.Owned)
+	w.OwnedName = "00-mine.conflist"
+	owned := last(run(start, w.Plan(start).Steps))
+	if diff := cmp.Diff(texts(start), texts(last(run(owned, want(cniconf.Inline).Uninstall(owned).Steps)))); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	w.OwnedName = "01-new.conflist"
+	if got := types(last(run(owned, w.Plan(owned).Steps))); !slices.Equal(got, []string{"calico", "portmap", "istio-cni"}) {
+		t.Errorf("the runtime runs %q", got)
+	}
+}
+
+// TestLinkIsKeptAside: what a link leads to is somebody else's file, and is not converted.
+func TestLinkIsKeptAside(t *testing.T) {
+	t.Parallel()
+	start := dir("10-b.conf", bridgeConf)
+	f := start.Files["10-b.conf"]
+	f.Link = true
+	start.Files["10-b.conf"] = f
+	plan := want(cniconf.Inline).Plan(start)
+	dirs := run(start, plan.Steps)
+	for i, d := range dirs {
+		if got := types(d); len(got) == 0 || got[0] != "bridge" {
+			t.Errorf("after %d steps the runtime runs %q", i, got)
+		}
+		if back := last(run(d, want(cniconf.Inline).Uninstall(d).Steps)); !back.Files["10-b.conf"].Link || len(back.Files) != 1 {
+			t.Errorf("after %d steps and removal: %v", i, texts(back))
+		}
+		if again := last(run(d, want(cniconf.Inline).Plan(d).Steps)); !slices.Equal(types(again), []string{"bridge", "istio-cni"}) {
+			t.Errorf("after %d steps and a second run the runtime runs %q: %v", i, types(again), texts(again))
+		}
+	}
+	if got := types(last(dirs)); !slices.Equal(got, []string{"bridge", "istio-cni"}) {
+		t.Errorf("the runtime runs %q", got)
+	}
+}
+
+func TestUnseenFileIsNoReasonForAnother(t *testing.T) {
+	t.Parallel()
+	start := dir("10-a.conflist", "", "99-lo.conflist", `{"name":"lo","plugins":[{"type":"loopback"}]}`)
+	start.Files["10-a.conflist"] = cniconf.File{Unseen: "a link to somewhere else"}
+	plan := want(cniconf.Inline).Plan(start)
+	if plan.Problem == nil || len(plan.Steps) > 0 || !strings.Contains(plan.Problem.Error(), "a link to somewhere else") {
+		t.Errorf("plan %+v", plan)
+	}
+}

@@ -1,0 +1,357 @@
+package cniconf
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+)
+
+// primary finds the configuration that the stanza belongs to. If there is none yet, it says what is waited for.
+func (p *planner) primary() (string, bool) {
+	if name := p.want.ConfName; name != "" && p.want.Mode != Standalone {
+		return p.named(name)
+	}
+	for _, name := range p.dir.Names() {
+		if unseen := p.dir.Files[name].Unseen; unseen != "" {
+			p.plan.Problem = fmt.Errorf("the runtime may load file %q, which cannot be read from here: %s", name, unseen)
+			return "", false
+		}
+		if (p.loadable(name) || p.mend(name)) && !p.ours(name) {
+			return name, true
+		}
+	}
+	p.plan.Waiting = "waiting for a valid CNI configuration"
+	_, _, skipped := p.dir.Loaded()
+	for _, err := range skipped {
+		p.plan.Waiting += fmt.Sprintf("; %v", err)
+	}
+	return "", false
+}
+
+// named looks for the file that a person named, else for its twin of the other kind, as a single plugin may have become a
+// list.
+func (p *planner) named(name string) (string, bool) {
+	if _, there := p.dir.Files[name]; !there {
+		twin := ""
+		switch path.Ext(name) {
+		case extSingle, extSingleJSON:
+			twin = strings.TrimSuffix(name, path.Ext(name)) + extList
+			if _, there := p.dir.Files[name+extList]; there {
+				twin = name + extList
+			}
+		case extList:
+			twin = strings.TrimSuffix(name, extList) + extSingle
+		}
+		if _, there := p.dir.Files[twin]; !there || twin == "" {
+			p.plan.Waiting = fmt.Sprintf("waiting for file %q", name)
+			return "", false
+		}
+		name = twin
+	}
+	if err := p.readable(name); err != nil && !p.mend(name) {
+		p.plan.Waiting = fmt.Sprintf("waiting for file %q to be valid: %v", name, err)
+		return "", false
+	}
+	return name, true
+}
+
+func (p *planner) loadable(name string) bool {
+	_, err := p.dir.load(name)
+	return err == nil
+}
+
+// mend takes a stanza of this program out of a list in the planner's view if that alone keeps a runtime from loading it:
+// whoever damaged it, nobody else will mend it. It reports whether that was so.
+func (p *planner) mend(name string) bool {
+	f := p.dir.Files[name]
+	if !p.isList(name) || !p.hasOwn(name) {
+		return false
+	}
+	without, err := Remove(f.Data)
+	if err != nil {
+		return false
+	}
+	if _, err = loadList(without); err != nil {
+		return false
+	}
+	f.Data = without
+	p.dir.Files[name] = f
+	p.mended[name] = true
+	return true
+}
+
+// readable tells whether a named file, whatever its extension, can be worked with.
+func (p *planner) readable(name string) error {
+	text := p.dir.Files[name].Data
+	if p.isList(name) {
+		_, err := loadList(text)
+		if err == nil && !p.hasPlugins(name) {
+			err = fmt.Errorf(`no "plugins"`)
+		}
+		return err
+	}
+	_, err := loadSingle(text)
+	return err
+}
+
+func (p *planner) hasPlugins(name string) bool {
+	list, err := inlined(p.dir.Files[name].Data)
+	return err == nil && len(list.elements) > 0
+}
+
+// isList tells whether a file is read as a list: by its extension, else by what is in it.
+func (p *planner) isList(name string) bool {
+	switch path.Ext(name) {
+	case extList:
+		return true
+	case extSingle, extSingleJSON:
+		return false
+	}
+	_, err := inlined(p.dir.Files[name].Data)
+	return err == nil
+}
+
+// ours reports whether a file is of this program's making, so that it cannot be the primary configuration.
+func (p *planner) ours(name string) bool {
+	return p.onlyOwn(name) || p.isOwnedCopy(name) || p.want.Mode == Owned && name == p.want.OwnedName
+}
+
+// onlyOwn reports whether a file holds a stanza of this program and nothing else.
+func (p *planner) onlyOwn(name string) bool {
+	text := p.dir.Files[name].Data
+	if !p.isList(name) {
+		return isOwn(text)
+	}
+	list, err := inlined(text)
+	return err == nil && len(list.elements) > 0 && len(list.own(text)) == len(list.elements)
+}
+
+// isOwnedCopy reports whether a file is the copy of a primary configuration that owned mode makes. If it is the only
+// configuration, it is not taken for a copy, as nothing would be left without it.
+func (p *planner) isOwnedCopy(name string) bool {
+	if !p.hasOwn(name) || !p.isList(name) {
+		return false
+	}
+	known := name == p.want.OwnedName || name == OwnedName
+	return slices.ContainsFunc(p.dir.Names(), func(other string) bool {
+		return other > name && !p.onlyOwn(other) && p.loadable(other) && (known || p.copies(name, other))
+	})
+}
+
+// copies reports whether a list is another file with the stanza and nothing else. Two networks of the same name are not
+// enough: who removes one of them must be sure.
+func (p *planner) copies(name, other string) bool {
+	theirs, err := p.asList(other)
+	if err == nil {
+		theirs, err = Remove(theirs)
+	}
+	ours, errOurs := Remove(p.dir.Files[name].Data)
+	return err == nil && errOurs == nil && Same(ours, theirs)
+}
+
+// halfway reports whether a conversion, or its undoing, stopped at this file.
+func (p *planner) halfway(name string) bool {
+	_, is := Unhybrid(p.dir.Files[name].Data)
+	return is && slices.ContainsFunc(slices.Collect(maps.Keys(p.dir.Files)), func(saved string) bool {
+		return Saved(saved) && slices.Contains(targets(strings.TrimSuffix(saved, savedSuffix)), name)
+	})
+}
+
+// misnamed gives a single plugin its name back that was renamed to a list's: somebody wrote it at the very moment of a
+// conversion, and a crash came right behind.
+func (p *planner) misnamed() {
+	for _, saved := range slices.Sorted(maps.Keys(p.dir.Files)) {
+		single := strings.TrimSuffix(saved, savedSuffix)
+		if _, there := p.dir.Files[single]; there || !Saved(saved) {
+			continue
+		}
+		for _, name := range targets(single) {
+			f, there := p.dir.Files[name]
+			_, list := inlined(f.Data)
+			if _, err := loadSingle(f.Data); there && name != single && list != nil && err == nil {
+				p.do(Step{Op: OpRename, Name: name, To: single, Why: "it holds a single plugin"})
+				break
+			}
+		}
+	}
+}
+
+// interrupted gives a list its name that earlier installers wrote into a single plugin's file, to rename it in a second
+// step that did not come any more. No runtime reads it, and it can be nobody else's, as our stanza is in it.
+func (p *planner) interrupted() {
+	for _, name := range p.dir.Names() {
+		ext := path.Ext(name)
+		list := strings.TrimSuffix(name, ext) + extList
+		_, taken := p.dir.Files[list]
+		_, err := loadList(p.dir.Files[name].Data)
+		if _, single := loadSingle(p.dir.Files[name].Data); ext != extList && !taken && err == nil && single != nil && p.hasOwn(name) {
+			p.do(Step{Op: OpRename, Name: name, To: list, Why: "it holds a list: finishes another installer's conversion"})
+		}
+	}
+}
+
+// hasOwn reports whether a file holds a stanza of this program.
+func (p *planner) hasOwn(name string) bool {
+	text := p.dir.Files[name].Data
+	list, err := inlined(text)
+	return err == nil && len(list.own(text)) > 0 || isOwn(text)
+}
+
+// release takes every stanza of this program out of the directory, except for the file to keep.
+func (p *planner) release(keep string) {
+	for _, network := range slices.Sorted(maps.Keys(p.dir.DropIns)) {
+		p.releaseDropIn(network, keep)
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.dir.Files)) {
+		if _, still := p.dir.Files[name]; still && name != keep && !Saved(name) && (p.hasOwn(name) || p.halfway(name)) {
+			p.releaseFile(name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.dir.Files)) {
+		if Saved(name) && !p.inUse(name, keep) {
+			p.do(Step{Op: OpRemove, Name: name, Why: "what it was kept for is gone"})
+		}
+	}
+}
+
+// releaseDropIn removes the files of a network's directory that hold a stanza of this program, whoever named them.
+func (p *planner) releaseDropIn(network, keep string) {
+	removed := false
+	for _, name := range slices.Sorted(maps.Keys(p.dir.DropIns[network])) {
+		file := network + "/" + name
+		if file == keep || !isOwn(p.dir.DropIns[network][name].Data) && name != DropInName {
+			continue
+		}
+		p.do(Step{Op: OpRemove, Name: file, Why: "the stanza goes"})
+		removed = true
+	}
+	if !removed {
+		return
+	}
+	if len(p.dir.DropIns[network]) == 0 {
+		p.do(Step{Op: OpRemoveDir, Name: network, Why: "it is empty"})
+	}
+	p.do(Step{Op: OpPoke, Why: "the runtime reads the directory again"})
+}
+
+// inUse reports whether a saved original belongs to a converted file that is there.
+func (p *planner) inUse(saved, keep string) bool {
+	for _, name := range targets(strings.TrimSuffix(saved, savedSuffix)) {
+		if name == keep && keep != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// Becomes are the names of files that a file of this name may turn into, or leave beside itself.
+func Becomes(name string) []string {
+	return append(targets(name), name+savedSuffix)
+}
+
+// targets are the names that a converted file may have.
+func targets(single string) []string {
+	out := []string{single + extList, single}
+	if ext := path.Ext(single); ext == extSingle || ext == extSingleJSON {
+		out = append(out, strings.TrimSuffix(single, ext)+extList)
+	}
+	return out
+}
+
+// releaseFile gives one file back.
+func (p *planner) releaseFile(name string) {
+	const why = "the stanza goes"
+	f := p.dir.Files[name]
+	if p.onlyOwn(name) || p.isOwnedCopy(name) {
+		p.do(Step{Op: OpRemove, Name: name, Why: "it is of this program's making"})
+		return
+	}
+	text := f.Data
+	single, half := Unhybrid(text)
+	if half && !p.isList(name) {
+		p.restoreSingle(name, single)
+		return
+	}
+	if half {
+		if converted, err := Convert(single); err == nil {
+			text = converted
+		}
+	}
+	without, err := Remove(text)
+	if err != nil {
+		return
+	}
+	if p.restore(name, without) {
+		return
+	}
+	for _, single := range p.dir.Names() {
+		if p.converts(single, name) {
+			p.do(Step{Op: OpRemove, Name: name, Why: "its original is there"})
+			return
+		}
+	}
+	p.write(name, without, f.Mode, why)
+}
+
+// converts reports whether a list is what a single plugin's file becomes, with a stanza: nobody but this program made it.
+func (p *planner) converts(single, list string) bool {
+	f, there := p.dir.Files[single]
+	_, is := p.dir.Files[list]
+	if !there || !is || single == list || !slices.Contains(targets(single), list) || !p.hasOwn(list) {
+		return false
+	}
+	converted, err := Convert(f.Data)
+	without, errList := Remove(p.dir.Files[list].Data)
+	return err == nil && errList == nil && bytes.Equal(converted, without)
+}
+
+// restoreSingle ends a conversion that was interrupted before the name changed.
+func (p *planner) restoreSingle(name string, single []byte) {
+	if saved, there := p.dir.Files[name+savedSuffix]; there && bytes.Equal(bytes.TrimSpace(saved.Data), single) {
+		p.do(Step{Op: OpRename, Name: name + savedSuffix, To: name, Why: "the original comes back"})
+		return
+	}
+	p.write(name, append(bytes.Clone(single), '\n'), p.dir.Files[name].Mode, "the original comes back")
+}
+
+// restore turns a converted file back into its original, unless somebody changed it since. It reports whether nothing is
+// left to do.
+func (p *planner) restore(name string, without []byte) bool {
+	for saved, original := range p.dir.Files {
+		single := strings.TrimSuffix(saved, savedSuffix)
+		if !Saved(saved) || !slices.Contains(targets(single), name) {
+			continue
+		}
+		if _, there := p.dir.Files[single]; there && single != name {
+			p.do(Step{Op: OpRemove, Name: name, Why: "its original is there again"})
+			return true
+		}
+		if converted, err := Convert(original.Data); err == nil && bytes.Equal(converted, without) {
+			return p.unconvert(name, single, original, converted)
+		}
+	}
+	return false
+}
+
+// unconvert gives a converted file its name and its bytes back. It reports whether that can be done.
+func (p *planner) unconvert(name, single string, original File, converted []byte) bool {
+	saved := single + savedSuffix
+	if original.Link && single != name {
+		p.do(Step{Op: OpRename, Name: saved, To: single, Why: "the link comes back"})
+		p.do(Step{Op: OpRemove, Name: name, Why: "its original is there again"})
+		return true
+	}
+	if single != name {
+		both, err := Hybrid(original.Data, converted)
+		if err != nil {
+			return false
+		}
+		p.write(name, both, original.Mode, "valid as a single plugin and as a list, so that the name can change")
+		p.do(Step{Op: OpRename, Name: name, To: single, Why: "the list becomes a single plugin again"})
+	}
+	p.do(Step{Op: OpRename, Name: saved, To: single, Why: "the original comes back"})
+	return true
+}
