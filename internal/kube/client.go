@@ -32,7 +32,7 @@ func NewClient(kubeconfig string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	current, err := newEndpoint(loaded)
+	current, err := newEndpoint(loaded, shortLived)
 	if err != nil {
 		return nil, &ConfigError{File: kubeconfig, Err: err}
 	}
@@ -60,7 +60,7 @@ func (c *Client) refresh() {
 	if reflect.DeepEqual(loaded, c.current.settings) {
 		return
 	}
-	fresh, err := newEndpoint(loaded)
+	fresh, err := newEndpoint(loaded, shortLived)
 	if err != nil {
 		return
 	}
@@ -75,26 +75,40 @@ type endpoint struct {
 	connections *http.Transport
 }
 
-// newEndpoint takes TLS and authentication from client-go and the connections from net/http: one HTTP/1.1 connection,
-// kept for further attempts. HTTP/2 would cost its own opening exchange for the sake of requests that are never sent.
-func newEndpoint(from settings) (*endpoint, error) {
+// shortLived is for a process that asks once: one HTTP/1.1 connection, kept for further attempts. HTTP/2 would cost its
+// own opening exchange for the sake of requests that are never sent.
+func shortLived(connections *http.Transport) {
+	connections.Protocols = new(http.Protocols)
+	connections.Protocols.SetHTTP1(true)
+}
+
+// longLived is for a process that stays: a watch and short requests share one HTTP/2 connection. A connection whose other
+// end is gone without a word is noticed by pings, within the two times together.
+func longLived(connections *http.Transport) {
+	connections.Protocols = new(http.Protocols)
+	connections.Protocols.SetHTTP1(true)
+	connections.Protocols.SetHTTP2(true)
+	connections.HTTP2 = &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second}
+}
+
+// newEndpoint takes TLS and authentication from client-go and the connections from net/http; tune is [shortLived] or
+// [longLived].
+func newEndpoint(from settings, tune func(*http.Transport)) (*endpoint, error) {
 	config := from.transport
 	tlsConfig, err := transport.TLSConfigFor(&config)
 	if err != nil {
 		return nil, fmt.Errorf("preparing TLS: %w", err)
 	}
-	var protocols http.Protocols
-	protocols.SetHTTP1(true)
 	connections := &http.Transport{
 		Proxy:           http.ProxyFromEnvironment,
 		DialContext:     (&net.Dialer{KeepAlive: 30 * time.Second}).DialContext,
 		TLSClientConfig: tlsConfig,
-		Protocols:       &protocols,
 		// The server compresses only what is far larger than a pod.
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: 64 << 10,
 		IdleConnTimeout:        90 * time.Second,
 	}
+	tune(connections)
 	if from.proxy != nil {
 		connections.Proxy = http.ProxyURL(from.proxy)
 	}

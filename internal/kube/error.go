@@ -43,6 +43,7 @@ const (
 	Rejected           Class = "request rejected"                    // once
 	TooLarge           Class = "answer too large"                    // once
 	InvalidKey         Class = "not a pod's name"                    // never sent
+	NoCredentials      Class = "credentials not readable"            // never sent
 	Canceled           Class = "canceled"                            // the caller's wish
 )
 
@@ -50,7 +51,7 @@ const (
 // often as the budget allows.
 func (c Class) attempts() int {
 	switch c {
-	case Rejected, TooLarge, InvalidKey, Canceled:
+	case Rejected, TooLarge, InvalidKey, NoCredentials, Canceled:
 		return 1
 	case Unauthorized, Forbidden, UnknownCA, CertificateExpired, WrongHost, TLS:
 		return 2
@@ -156,6 +157,8 @@ func (e *Error) Remedy() string {
 		return "the container runtime passed a pod name or namespace that Kubernetes does not allow (CNI_ARGS)"
 	case Canceled:
 		return "none needed: the caller gave up"
+	case NoCredentials:
+		return agentRewrites
 	}
 	return agentRewrites
 }
@@ -180,11 +183,12 @@ func (e *ConfigError) Remedy() string { return agentRewrites }
 // Unwrap gives the cause: a missing file is fs.ErrNotExist.
 func (e *ConfigError) Unwrap() error { return e.Err }
 
-// failure is one attempt that gave no pod.
+// failure is one attempt that gave nothing.
 type failure struct {
 	class      Class
 	status     int
 	message    string
+	verdict    wireStatus // empty when the answer was none of the API server's
 	retryAfter time.Duration
 	err        error
 }

@@ -100,7 +100,12 @@ func readSettings(file string) (settings, error) {
 		return settings{}, err
 	}
 	// Relative paths are relative to the kubeconfig, as for kubectl.
-	dir := filepath.Dir(file)
+	return settle(chosen, who, filepath.Dir(file))
+}
+
+// settle reads the files that a cluster and a user name, those with a relative path in dir.
+func settle(chosen cluster, who user, dir string) (settings, error) {
+	var err error
 	result := settings{}
 	if result.server, err = parseServer(chosen.Server); err != nil {
 		return settings{}, err
@@ -267,6 +272,12 @@ func (u *user) bearer(dir string) (string, error) {
 			token = strings.TrimSpace(string(data))
 		}
 	}
+	return tokenText(token)
+}
+
+// tokenText takes the blanks and line breaks from around a token and refuses those inside.
+func tokenText(token string) (string, error) {
+	token = strings.TrimSpace(token)
 	for i := range len(token) {
 		if token[i] <= ' ' || token[i] > '~' {
 			return "", errors.New("the token holds a character that no token has: the file is damaged")

@@ -229,9 +229,6 @@ func (l *lookup) attempt(limited context.Context) (sidecar.Facts, *failure) {
 	l.attempts++
 	ctx, cancel := context.WithTimeout(limited, l.budget.Attempt)
 	defer cancel()
-	var reached progress
-	ctx = httptrace.WithClientTrace(ctx, reached.trace())
-
 	to := l.client.endpoint()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, to.podURL(l.key).String(), http.NoBody)
 	if err != nil {
@@ -239,19 +236,32 @@ func (l *lookup) attempt(limited context.Context) (sidecar.Facts, *failure) {
 	}
 	request.Header.Set("Accept", "application/json")
 	l.server, l.proxy = to.settings.server.Redacted(), to.proxy(request)
-	response, err := to.http.Do(request)
-	if err != nil {
-		return sidecar.Facts{}, reached.failure(err)
+	response, reached, failed := to.open(request)
+	if failed != nil {
+		return sidecar.Facts{}, failed
 	}
 	defer response.Body.Close() //nolint:errcheck // only read from
-	if response.StatusCode != http.StatusOK {
-		return sidecar.Facts{}, refusal(response, strings.NewReplacer(to.secrets()...))
-	}
-	body, failed := readPod(response, &reached)
+	body, failed := readPod(response, reached)
 	if failed != nil {
 		return sidecar.Facts{}, failed
 	}
 	return l.decode(body)
+}
+
+// open sends one request. It gives a good answer, whose body the caller closes, or a failure.
+func (e *endpoint) open(request *http.Request) (*http.Response, *progress, *failure) {
+	reached := new(progress)
+	traced := request.WithContext(httptrace.WithClientTrace(request.Context(), reached.trace()))
+	response, err := e.http.Do(traced)
+	if err != nil {
+		return nil, nil, reached.failure(err)
+	}
+	created := request.Method == http.MethodPost && response.StatusCode == http.StatusCreated
+	if response.StatusCode != http.StatusOK && !created {
+		defer response.Body.Close() //nolint:errcheck // only read from
+		return nil, nil, refusal(response, strings.NewReplacer(e.secrets()...))
+	}
+	return response, reached, nil
 }
 
 func (l *lookup) decode(body []byte) (sidecar.Facts, *failure) {
@@ -275,8 +285,13 @@ func (l *lookup) decode(body []byte) (sidecar.Facts, *failure) {
 const maxPod = 8 << 20
 
 func readPod(response *http.Response, reached *progress) ([]byte, *failure) {
-	tooLarge := &failure{class: TooLarge, err: fmt.Errorf("no pod has more than %d bytes", maxPod)}
-	if response.ContentLength > maxPod {
+	return readBody(response, reached, maxPod, "pod")
+}
+
+// readBody reads the whole answer; what names the thing that is never larger than the limit.
+func readBody(response *http.Response, reached *progress, limit int64, what string) ([]byte, *failure) {
+	tooLarge := &failure{class: TooLarge, err: fmt.Errorf("no %s has more than %d bytes", what, limit)}
+	if response.ContentLength > limit {
 		return nil, tooLarge
 	}
 	if response.ContentLength > 0 {
@@ -286,11 +301,11 @@ func readPod(response *http.Response, reached *progress) ([]byte, *failure) {
 		}
 		return body, nil
 	}
-	body, err := io.ReadAll(io.LimitReader(response.Body, maxPod+1))
+	body, err := io.ReadAll(io.LimitReader(response.Body, limit+1))
 	if err != nil {
 		return nil, reached.failure(err)
 	}
-	if len(body) > maxPod {
+	if int64(len(body)) > limit {
 		return nil, tooLarge
 	}
 	return body, nil
@@ -302,12 +317,12 @@ func refusal(response *http.Response, redact *strings.Replacer) *failure {
 	// What cannot be read any more is not missed: the status says enough. Reading to the end keeps the connection.
 	body, _ := io.ReadAll(io.LimitReader(response.Body, longest))
 	failed := failure{class: classOf(response.StatusCode), status: response.StatusCode, message: string(body)}
-	var status struct {
-		Kind    string `json:"kind"`
-		Message string `json:"message"`
-	}
-	if json.Unmarshal(body, &status) == nil && status.Kind == "Status" && status.Message != "" {
-		failed.message = status.Message
+	var verdict wireStatus
+	if json.Unmarshal(body, &verdict) == nil && verdict.Kind == "Status" {
+		failed.verdict = verdict
+		if verdict.Message != "" {
+			failed.message = verdict.Message
+		}
 	}
 	failed.message = clean(redact.Replace(failed.message))
 	if failed.message == "" {
@@ -318,6 +333,21 @@ func refusal(response *http.Response, redact *strings.Replacer) *failure {
 		failed.retryAfter = time.Duration(seconds) * time.Second
 	}
 	return &failed
+}
+
+// wireStatus is how the API server says no (k8s.io/apimachinery/pkg/apis/meta/v1.Status). Load balancers and other
+// servers that answer in its place do not.
+type wireStatus struct {
+	Kind    string `json:"kind"`
+	Message string `json:"message"`
+	Reason  string `json:"reason"`
+	Code    int    `json:"code"`
+	Details struct {
+		Name  string `json:"name"`
+		Group string `json:"group"`
+		// Kind is the resource, for instance "daemonsets".
+		Kind string `json:"kind"`
+	} `json:"details"`
 }
 
 func classOf(status int) Class {

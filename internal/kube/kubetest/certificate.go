@@ -90,12 +90,13 @@ func (s *Server) certificates(at net.Addr) func(*tls.ClientHelloInfo) (*tls.Conf
 	}
 	return func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		present := good
-		if fault, found := s.next(Fault.ofConnection); found {
+		if fault, found := s.next("", Fault.ofConnection); found {
 			present = bad[fault]
 		}
 		return &tls.Config{
 			MinVersion:   tls.VersionTLS12,
 			Certificates: []tls.Certificate{present},
+			NextProtos:   []string{"h2", "http/1.1"},
 		}, nil
 	}
 }

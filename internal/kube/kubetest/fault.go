@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"path"
 	"strconv"
 )
 
@@ -22,7 +21,15 @@ const (
 	TooMany      Fault = "429, with the Retry-After of SetRetryAfter"
 	ServerError  Fault = "500"
 	Unavailable  Fault = "503"
+	Gone         Fault = "410"
 	Redirect     Fault = "a redirect to another path"
+
+	// Verdicts by something that is not the API server.
+	UnauthorizedPage Fault = "401 with a page of HTML"
+	ForbiddenPage    Fault = "403 with a page of HTML"
+	NotFoundPage     Fault = "404 with a page of HTML"
+	// UnknownPath is what an API server says that does not serve such a resource.
+	UnknownPath Fault = "404 about the path instead of the object"
 
 	Hang         Fault = "no answer"
 	HangMidBody  Fault = "half an answer and then nothing"
@@ -58,12 +65,17 @@ func (s *Server) behaviours() map[Fault]http.HandlerFunc {
 		Unauthorized: verdict(http.StatusUnauthorized, "Unauthorized", "Unauthorized"),
 		Forbidden: verdict(http.StatusForbidden, "Forbidden",
 			`pods is forbidden: User "system:serviceaccount:istio-system:istio-cni" cannot get resource "pods"`),
-		NotFound:    notFound,
-		TooMany:     s.tooMany,
-		ServerError: verdict(http.StatusInternalServerError, "InternalError", "etcdserver: leader changed"),
-		Unavailable: verdict(http.StatusServiceUnavailable, "ServiceUnavailable", "apiserver is shutting down"),
-		Redirect:    http.RedirectHandler("/elsewhere", http.StatusFound).ServeHTTP,
-		Hang:        func(_ http.ResponseWriter, r *http.Request) { s.hang(r) },
+		NotFound:         notFound,
+		Gone:             verdict(http.StatusGone, "Expired", "too old resource version: 1 (2)"),
+		UnauthorizedPage: page(http.StatusUnauthorized),
+		ForbiddenPage:    page(http.StatusForbidden),
+		NotFoundPage:     page(http.StatusNotFound),
+		UnknownPath:      verdict(http.StatusNotFound, "NotFound", "the server could not find the requested resource"),
+		TooMany:          s.tooMany,
+		ServerError:      verdict(http.StatusInternalServerError, "InternalError", "etcdserver: leader changed"),
+		Unavailable:      verdict(http.StatusServiceUnavailable, "ServiceUnavailable", "apiserver is shutting down"),
+		Redirect:         http.RedirectHandler("/elsewhere", http.StatusFound).ServeHTTP,
+		Hang:             func(_ http.ResponseWriter, r *http.Request) { s.hang(r) },
 		HangMidBody: func(w http.ResponseWriter, r *http.Request) {
 			s.half(w, r)
 			s.hang(r)
@@ -99,8 +111,24 @@ func body(data []byte) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { answer(w, data) }
 }
 
+func page(code int) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		w.WriteHeader(code)
+		fmt.Fprintf(w, "<html><h1>%d %s</h1></html>", code, http.StatusText(code)) //nolint:errcheck // the client may be gone
+	}
+}
+
+// notFound says so about the object of the request, with the details that the API server gives.
 func notFound(w http.ResponseWriter, r *http.Request) {
-	status(w, http.StatusNotFound, "NotFound", fmt.Sprintf("pods %q not found", path.Base(r.URL.Path)))
+	at := parsePath(r.URL.Path)
+	qualified := at.plural
+	if at.group != "" {
+		qualified += "." + at.group
+	}
+	details := object{"name": at.name, "kind": at.plural}
+	set(details, "group", at.group, at.group != "")
+	statusAbout(w, http.StatusNotFound, "NotFound", fmt.Sprintf("%s %q not found", qualified, at.name), details)
 }
 
 func (s *Server) tooMany(w http.ResponseWriter, _ *http.Request) {
@@ -117,19 +145,26 @@ func (s *Server) hang(r *http.Request) {
 	}
 }
 
-// half sends half of the pod under the length of the whole.
+// half sends half of the object or list under the length of the whole.
 func (s *Server) half(w http.ResponseWriter, r *http.Request) {
-	pod := s.pod(r.URL.Path)
+	pod := s.object(r.URL.Path)
+	if pod == nil {
+		pod = s.list(r)
+	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(pod)))
 	answer(w, pod[:len(pod)/2])
 	if err := http.NewResponseController(w).Flush(); err != nil {
-		s.tb.Errorf("kubetest: sending half a pod: %v", err)
+		s.tb.Errorf("kubetest: sending half an answer: %v", err)
 	}
 }
 
-// reset ends the connection with RST rather than FIN, and without the close_notify of TLS.
+// reset ends the connection with RST rather than FIN, and without the close_notify of TLS. Of HTTP/2 it resets the
+// stream.
 func (s *Server) reset(w http.ResponseWriter) {
+	if _, http1 := w.(http.Hijacker); !http1 {
+		panic(http.ErrAbortHandler)
+	}
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		s.tb.Errorf("kubetest: taking over the connection: %v", err)
@@ -147,7 +182,7 @@ func (s *Server) reset(w http.ResponseWriter) {
 // rewrite gives the pod with one field of its metadata changed.
 func (s *Server) rewrite(r *http.Request, field, value string) []byte {
 	var whole object
-	if err := json.Unmarshal(s.pod(r.URL.Path), &whole); err != nil {
+	if err := json.Unmarshal(s.object(r.URL.Path), &whole); err != nil {
 		s.tb.Errorf("kubetest: no pod to change the %s of: %v", field, err)
 		return nil
 	}

@@ -1,5 +1,6 @@
-// Package kubetest is an API server for tests: a real HTTPS server that knows pods, checks the token, counts what
-// reaches it, and fails on demand in all the ways that [Fault] lists.
+// Package kubetest is an API server for tests: a real HTTPS server (HTTP/1.1 and 2) that knows objects, checks the
+// token, lists and streams changes as a watch wants them, takes events, counts what reaches it, and fails on demand in
+// all the ways that [Fault] lists.
 //
 // It promises that faults are used up in the order in which they were asked for, and that nothing outlives the test.
 //
@@ -19,6 +20,8 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -39,15 +42,22 @@ type Server struct {
 	mu          sync.Mutex
 	token       string
 	retryAfter  int
-	pods        map[string][]byte // by path
+	objects     map[string][]byte // by path
+	version     int               // of the last change
+	oldest      int               // the first version that a watch may begin at
+	pageSize    int
+	history     []change
+	watches     map[*watch]struct{}
 	faults      []planned
 	requests    []string
 	connections int
 }
 
 type planned struct {
-	fault Fault
-	times int
+	// request is a part of "METHOD /path?query" that the request must have; empty for any request.
+	request string
+	fault   Fault
+	times   int
 }
 
 // NewServer starts a server on a free port of 127.0.0.1. It ends with the test.
@@ -71,7 +81,9 @@ func NewServerAt(tb testing.TB, address string) *Server {
 		done:       make(chan struct{}),
 		token:      "secret-token-of-the-node-agent",
 		retryAfter: 1,
-		pods:       map[string][]byte{},
+		objects:    map[string][]byte{},
+		version:    1,
+		watches:    map[*watch]struct{}{},
 	}
 	s.behave = s.behaviours()
 	s.http = &httptest.Server{
@@ -87,7 +99,8 @@ func NewServerAt(tb testing.TB, address string) *Server {
 				}
 			},
 		},
-		TLS: &tls.Config{MinVersion: tls.VersionTLS12},
+		TLS:         &tls.Config{MinVersion: tls.VersionTLS12},
+		EnableHTTP2: true,
 	}
 	s.http.TLS.GetConfigForClient = s.certificates(listener.Addr())
 	s.stop = sync.OnceFunc(func() {
@@ -155,6 +168,25 @@ users:
 	Write(tb, path, text)
 }
 
+// Address is the server's host and port, as KUBERNETES_SERVICE_HOST and _PORT have them.
+func (s *Server) Address() (host, port string) {
+	host, port, err := net.SplitHostPort(s.http.Listener.Addr().String())
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	return host, port
+}
+
+// ServiceAccount writes the files that the kubelet projects into a pod, token and ca.crt, and gives their paths.
+func (s *Server) ServiceAccount(tb testing.TB) (tokenFile, caFile string) {
+	tb.Helper()
+	dir := tb.TempDir()
+	tokenFile, caFile = filepath.Join(dir, "token"), filepath.Join(dir, "ca.crt")
+	Write(tb, tokenFile, s.Token())
+	Write(tb, caFile, string(s.CA()))
+	return tokenFile, caFile
+}
+
 // Write writes a file that only its owner reads.
 func Write(tb testing.TB, path, text string) {
 	tb.Helper()
@@ -173,7 +205,8 @@ func Write(tb testing.TB, path, text string) {
 // SetPod makes a pod known, or replaces it.
 func (s *Server) SetPod(p Pod) { s.SetPodJSON(p.JSON(s.tb)) }
 
-// SetPodJSON makes a pod known in whatever form the API has; its metadata says where.
+// SetPodJSON makes a pod known in whatever form the API has; its metadata says where. It is kept as it is, and no watch
+// hears of it: see [Server.Set] for that.
 func (s *Server) SetPodJSON(pod []byte) {
 	var object struct {
 		Metadata struct{ Namespace, Name string }
@@ -183,14 +216,22 @@ func (s *Server) SetPodJSON(pod []byte) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pods[podPath(object.Metadata.Namespace, object.Metadata.Name)] = pod
+	s.objects[podPath(object.Metadata.Namespace, object.Metadata.Name)] = pod
 }
 
 // Fail makes the next requests (or connections) fail, after those that were asked for before.
 func (s *Server) Fail(fault Fault, times int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.faults = append(s.faults, planned{fault, times})
+	s.faults = append(s.faults, planned{"", fault, times})
+}
+
+// FailOn makes the next requests fail whose "METHOD /path?query" has a part, for instance "/daemonsets/" or
+// "watch=true". Other requests pass it by, and those that it is for do not wait for what was asked for before.
+func (s *Server) FailOn(part string, fault Fault, times int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faults = append(s.faults, planned{part, fault, times})
 }
 
 // Heal forgets all faults that are still to come.
@@ -225,43 +266,69 @@ func podPath(namespace, name string) string {
 	return "/api/v1/namespaces/" + namespace + "/pods/" + name
 }
 
-func (s *Server) pod(path string) []byte {
+func (s *Server) object(path string) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.pods[path]
+	return s.objects[path]
 }
 
-// next takes the next fault if it is of the wanted sort.
-func (s *Server) next(wanted func(Fault) bool) (Fault, bool) {
+// next takes the next fault if it is of the wanted sort. One that is meant for some requests only does not stand in the
+// way of the others.
+func (s *Server) next(request string, wanted func(Fault) bool) (Fault, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(s.faults) > 0 && s.faults[0].times <= 0 {
-		s.faults = s.faults[1:]
+	s.faults = slices.DeleteFunc(s.faults, func(p planned) bool { return p.times <= 0 })
+	for i := range s.faults {
+		p := &s.faults[i]
+		if p.request != "" && !strings.Contains(request, p.request) {
+			continue
+		}
+		if wanted(p.fault) {
+			p.times--
+			return p.fault, true
+		}
+		if p.request == "" {
+			break
+		}
 	}
-	if len(s.faults) == 0 || !wanted(s.faults[0].fault) {
-		return "", false
-	}
-	s.faults[0].times--
-	return s.faults[0].fault, true
+	return "", false
 }
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	request := r.Method + " " + r.URL.RequestURI()
 	s.mu.Lock()
-	s.requests = append(s.requests, r.Method+" "+r.URL.RequestURI())
+	s.requests = append(s.requests, request)
 	authorized := r.Header.Get("Authorization") == "Bearer "+s.token
 	s.mu.Unlock()
-	if fault, found := s.next(func(f Fault) bool { return !f.ofConnection() }); found {
+	if fault, found := s.next(request, func(f Fault) bool { return !f.ofConnection() }); found {
 		s.behave[fault](w, r)
 		return
 	}
-	pod := s.pod(r.URL.Path)
-	switch {
-	case !authorized:
+	if !authorized {
 		s.behave[Unauthorized](w, r)
-	case r.Method != http.MethodGet || pod == nil:
-		notFound(w, r)
+		return
+	}
+	at := parsePath(r.URL.Path)
+	object := s.object(r.URL.Path)
+	switch {
+	case r.Method == http.MethodPost && at.plural == "events" && at.name == "":
+		s.createEvent(w, r)
+	case r.Method == http.MethodPatch && at.plural == "events" && object != nil:
+		s.patchEvent(w, r)
+	case r.Method == http.MethodPost && at.plural == "leases" && at.name == "":
+		s.createLease(w, r)
+	case r.Method == http.MethodPut && at.plural == "leases" && object != nil:
+		s.replaceLease(w, r)
+	case r.Method == http.MethodPatch && at.plural == "nodes" && s.object(at.path()) != nil:
+		s.patchNode(w, r)
+	case r.Method == http.MethodGet && object != nil:
+		answer(w, object)
+	case r.Method == http.MethodGet && at.kind() != "" && at.name == "" && r.URL.Query().Get("watch") == "true":
+		s.watch(w, r)
+	case r.Method == http.MethodGet && at.kind() != "" && at.name == "":
+		answer(w, s.list(r))
 	default:
-		answer(w, pod)
+		notFound(w, r)
 	}
 }
 
@@ -272,6 +339,10 @@ func answer(w http.ResponseWriter, body []byte) {
 
 // status answers with an object of kind Status.
 func status(w http.ResponseWriter, code int, reason, message string) {
+	statusAbout(w, code, reason, message, object{})
+}
+
+func statusAbout(w http.ResponseWriter, code int, reason, message string, details object) {
 	outcome := "Failure"
 	if code == http.StatusOK {
 		outcome = "Success"
@@ -280,6 +351,6 @@ func status(w http.ResponseWriter, code int, reason, message string) {
 	w.WriteHeader(code)
 	json.NewEncoder(w).Encode(object{ //nolint:errcheck,errchkjson,gosec // the client may be gone
 		"kind": "Status", "apiVersion": "v1", "metadata": object{}, "status": outcome, "message": message,
-		"reason": reason, "code": code,
+		"reason": reason, "code": code, "details": details,
 	})
 }

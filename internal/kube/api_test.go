@@ -1,0 +1,301 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+)
+
+const setPath = "/apis/apps/v1/namespaces/istio-system/daemonsets/istio-cni-node"
+
+// account is an API with the files it reads.
+type account struct {
+	*API
+	token, authority string
+}
+
+// connected is an API to a server, with pauses that no test has to wait for. Change may be nil.
+func connected(t *testing.T, server *kubetest.Server, change func(*Access)) account {
+	t.Helper()
+	host, port := server.Address()
+	token, authority := server.ServiceAccount(t)
+	access := Access{
+		Server: Address{Host: host, Port: port}, TokenFile: token, CAFile: authority, Now: time.Now, Attempt: time.Minute,
+		Pace: Pace{First: time.Millisecond, Max: 4 * time.Millisecond, Watch: time.Hour, Idle: time.Hour},
+	}
+	if change != nil {
+		change(&access)
+	}
+	api, err := NewAPI(access)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(api.Close)
+	return account{api, token, authority}
+}
+
+func TestAPIReadsWhatIsNeeded(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set([]byte(`{"kind": "DaemonSet", "apiVersion": "apps/v1",
+		"metadata": {"namespace": "istio-system", "name": "istio-cni-node", "uid": "u1", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+		"spec": {"template": {"spec": {"nodeName": "n", "nodeSelector": {"a": "b"}, "containers": [{"name": "x"}],
+			"tolerations": [{"key": "k", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 3}],
+			"affinity": {"podAffinity": {}, "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+				{"matchExpressions": [{"key": "c", "operator": "In", "values": ["d"]}],
+				 "matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["e"]}]}]}}}}}}}`))
+	server.Set([]byte(`{"kind": "Node", "apiVersion": "v1", "metadata": {"name": "node-1", "labels": {"a": "b"}},
+		"spec": {"taints": [{"key": "k", "value": "v", "effect": "NoExecute", "timeAdded": "x"}]},
+		"status": {"nodeInfo": {"containerRuntimeVersion": "containerd://2.2.0"}}}`))
+	server.Set(kubetest.Pod{Namespace: "istio-system", Name: "istio-cni-node-x7", UID: "u2"}.JSON(t))
+	api := connected(t, server, nil)
+
+	set, err := api.DaemonSet(t.Context(), "istio-system", "istio-cni-node")
+	want := DaemonSet{
+		Namespace: "istio-system", Name: "istio-cni-node", UID: "u1", Deleting: true,
+		Placement: Placement{
+			NodeName: "n", NodeSelector: map[string]string{"a": "b"},
+			Tolerations: []Toleration{{"k", "Exists", "", "NoExecute"}},
+			Required: &NodeSelector{[]NodeTerm{{
+				Labels: []Requirement{{"c", "In", []string{"d"}}}, Fields: []Requirement{{"metadata.name", "NotIn", []string{"e"}}},
+			}}},
+		},
+	}
+	if diff := cmp.Diff(want, set); diff != "" || err != nil {
+		t.Errorf("DaemonSet: %v (-want +got):\n%s", err, diff)
+	}
+	wantNode := Node{
+		Name: "node-1", Labels: map[string]string{"a": "b"}, Taints: []Taint{{"k", "v", "NoExecute"}}, Runtime: "containerd://2.2.0",
+	}
+	node, err := api.Node(t.Context(), "node-1")
+	if diff := cmp.Diff(wantNode, node); diff != "" || err != nil {
+		t.Errorf("Node: %v (-want +got):\n%s", err, diff)
+	}
+	pod, err := api.PodOf(t.Context(), "istio-system", "istio-cni-node-x7")
+	if diff := cmp.Diff(PodState{"istio-system", "istio-cni-node-x7", "u2", "node-1", false, ""}, pod); diff != "" || err != nil {
+		t.Errorf("PodOf: %v (-want +got):\n%s", err, diff)
+	}
+	wantRequests := []string{
+		"GET " + setPath, "GET /api/v1/nodes/node-1", "GET /api/v1/namespaces/istio-system/pods/istio-cni-node-x7",
+	}
+	if diff := cmp.Diff(wantRequests, server.Requests()); diff != "" {
+		t.Errorf("requests (-want +got):\n%s", diff)
+	}
+	if server.Connections() != 1 {
+		t.Errorf("%d connections, want 1", server.Connections())
+	}
+}
+
+func TestAPIFailuresHaveTheirClass(t *testing.T) {
+	for _, test := range []struct {
+		fault     kubetest.Fault
+		class     Class
+		transient bool
+		says      string
+	}{
+		{kubetest.Unauthorized, Unauthorized, false, "to get daemonsets istio-system/istio-cni-node: unauthorized (401): Unauthorized"},
+		{kubetest.Forbidden, Forbidden, false, "forbidden (403): pods is forbidden"},
+		{kubetest.NotFound, NotFound, false, `: not found (404): daemonsets.apps "istio-cni-node" not found`},
+		{kubetest.UnauthorizedPage, Undecodable, true, "(401)"},
+		{kubetest.ForbiddenPage, Undecodable, true, "(403)"},
+		{kubetest.NotFoundPage, Undecodable, true, "(404)"},
+		{kubetest.UnknownPath, Rejected, false, "(404): the server could not find the requested resource"},
+		{kubetest.BadRequest, Rejected, false, "(400)"},
+		{kubetest.Gone, Rejected, false, "(410)"},
+		{kubetest.Redirect, Rejected, false, "(302)"},
+		{kubetest.TooMany, TooManyRequests, true, "(429)"},
+		{kubetest.ServerError, ServerError, true, "(500)"},
+		{kubetest.Unavailable, ServerError, true, "(503)"},
+		{kubetest.Garbage, Undecodable, true, "answer not understood (200)"},
+		{kubetest.EmptyBody, Undecodable, true, "answer not understood (200)"},
+		{kubetest.WrongKind, Undecodable, true, `got kind "Status"`},
+		{kubetest.WrongName, Undecodable, true, `name "another"`},
+		{kubetest.UnknownCA, UnknownCA, false, "unknown authority"},
+		{kubetest.ExpiredCertificate, CertificateExpired, false, "expired"},
+		{kubetest.WrongHostCertificate, WrongHost, false, "another host"},
+	} {
+		t.Run(string(test.fault), func(t *testing.T) {
+			server := kubetest.NewServer(t)
+			server.SetRetryAfter(7)
+			server.Set(kubetest.DaemonSet("istio-system", "istio-cni-node", ""))
+			api := connected(t, server, nil)
+			server.Fail(test.fault, 1)
+			_, err := api.DaemonSet(t.Context(), "istio-system", "istio-cni-node")
+			failed, ok := errors.AsType[*CallError](err)
+			if !ok {
+				t.Fatalf("got %v, want a CallError", err)
+			}
+			if ClassOf(err) != test.class || failed.Transient() != test.transient || !strings.Contains(err.Error(), test.says) {
+				t.Errorf("got class %q, transient %v: %v; want %q, %v with %q", failed.Class, failed.Transient(), err, test.class, test.transient, test.says)
+			}
+			if test.fault == kubetest.TooMany && failed.RetryAfter != 7*time.Second {
+				t.Errorf("RetryAfter is %v, want 7s", failed.RetryAfter)
+			}
+			if strings.Contains(err.Error(), server.Token()) {
+				t.Errorf("the error shows the token: %v", err)
+			}
+			if _, err := api.DaemonSet(t.Context(), "istio-system", "istio-cni-node"); err != nil {
+				t.Errorf("the next one: %v", err)
+			}
+		})
+	}
+}
+
+func TestAPIConnectionFailures(t *testing.T) {
+	for _, fault := range []kubetest.Fault{kubetest.Reset, kubetest.ResetMidBody, kubetest.Truncated} {
+		t.Run(string(fault), func(t *testing.T) {
+			server := kubetest.NewServer(t)
+			server.Set(kubetest.DaemonSet("istio-system", "istio-cni-node", ""))
+			api := connected(t, server, nil)
+			server.Fail(fault, kubetest.Forever)
+			_, err := api.DaemonSet(t.Context(), "istio-system", "istio-cni-node")
+			if failed, ok := errors.AsType[*CallError](err); !ok || !failed.Transient() {
+				t.Errorf("got %v, want a transient CallError", err)
+			}
+		})
+	}
+	t.Run("nobody listens", func(t *testing.T) {
+		server := kubetest.NewServer(t)
+		api := connected(t, server, nil)
+		server.Stop()
+		if _, err := api.Node(t.Context(), "n"); ClassOf(err) != Refused {
+			t.Errorf("got %v, want Refused", err)
+		}
+	})
+	for _, fault := range []kubetest.Fault{kubetest.Hang, kubetest.HangMidBody} {
+		t.Run(string(fault), func(t *testing.T) {
+			server := kubetest.NewServer(t)
+			server.Set(kubetest.DaemonSet("istio-system", "istio-cni-node", ""))
+			api := connected(t, server, func(a *Access) { a.Attempt = 50 * time.Millisecond })
+			server.Fail(fault, kubetest.Forever)
+			if _, err := api.DaemonSet(t.Context(), "istio-system", "istio-cni-node"); ClassOf(err) != Timeout {
+				t.Errorf("got %v, want Timeout", err)
+			}
+		})
+	}
+	t.Run("canceled", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := connected(t, kubetest.NewServer(t), nil).Node(ctx, "n"); ClassOf(err) != Canceled || !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v, want Canceled", err)
+		}
+	})
+}
+
+func TestAPISendsNothingForANameThatCannotBe(t *testing.T) {
+	server := kubetest.NewServer(t)
+	api := connected(t, server, nil)
+	for _, key := range [][2]string{{"", "a"}, {"a", ""}, {"a/b", "c"}, {"a", "../pods/b"}, {"a", "b?c"}, {"..", "b"}} {
+		if _, err := api.PodOf(t.Context(), key[0], key[1]); ClassOf(err) != InvalidKey {
+			t.Errorf("%q: got %v, want InvalidKey", key, err)
+		}
+	}
+	if _, err := api.Node(t.Context(), ""); ClassOf(err) != InvalidKey {
+		t.Errorf("no node: got %v, want InvalidKey", err)
+	}
+	var troubles []error
+	api.FollowConfigMap(t.Context(), "", "a", ConfigMapListener{Trouble: func(err error) { troubles = append(troubles, err) }})
+	if len(troubles) != 1 || ClassOf(troubles[0]) != InvalidKey {
+		t.Errorf("following: got %v, want InvalidKey", troubles)
+	}
+	if requests := server.Requests(); len(requests) > 0 {
+		t.Errorf("requests: %q", requests)
+	}
+}
+
+func TestAPIFollowsTokenAndAuthority(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(kubetest.Node("n", nil, ""))
+	api := connected(t, server, nil)
+	ask := func() error {
+		_, err := api.Node(t.Context(), "n")
+		return err
+	}
+	if err := ask(); err != nil {
+		t.Fatal(err)
+	}
+	server.SetToken("the-next-one")
+	if err := ask(); ClassOf(err) != Unauthorized {
+		t.Fatalf("with the old token: got %v, want Unauthorized", err)
+	}
+	kubetest.Write(t, api.token, "the-next-one\n")
+	if err := ask(); err != nil {
+		t.Fatalf("with the new token: %v", err)
+	}
+	kubetest.Write(t, api.token, "")
+	if err := ask(); err != nil {
+		t.Fatalf("with an empty token file, after a good one: %v", err)
+	}
+	kubetest.Write(t, api.token, "the-next-one")
+	kubetest.Write(t, api.authority, string(kubetest.NewServer(t).CA()))
+	if err := ask(); ClassOf(err) != UnknownCA {
+		t.Fatalf("with another authority: got %v, want UnknownCA", err)
+	}
+	kubetest.Write(t, api.authority, "half a certi")
+	if err := ask(); ClassOf(err) != UnknownCA {
+		t.Fatalf("with a damaged authority: got %v, want that of the last good file", err)
+	}
+	kubetest.Write(t, api.authority, string(server.CA()))
+	if err := ask(); err != nil {
+		t.Fatalf("with the authority back: %v", err)
+	}
+}
+
+func TestAPIWaitsForItsFiles(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(kubetest.Node("n", nil, ""))
+	api := connected(t, server, nil)
+	if err := os.Remove(api.token); err != nil {
+		t.Fatal(err)
+	}
+	_, err := api.Node(t.Context(), "n")
+	if ClassOf(err) != NoCredentials || !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), api.token) {
+		t.Errorf("got %v, want NoCredentials that names the file", err)
+	}
+	if requests := server.Requests(); len(requests) > 0 {
+		t.Errorf("asked without a token: %q", requests)
+	}
+	kubetest.Write(t, api.token, server.Token())
+	if _, err := api.Node(t.Context(), "n"); err != nil {
+		t.Errorf("with the file: %v", err)
+	}
+}
+
+func TestAPISkipsVerificationWhenTold(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(kubetest.Node("n", nil, ""))
+	server.Fail(kubetest.UnknownCA, kubetest.Forever)
+	api := connected(t, server, func(a *Access) { a.SkipVerify, a.CAFile = true, "/no/such/file" })
+	if _, err := api.Node(t.Context(), "n"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNewAPIRefuses(t *testing.T) {
+	if _, err := NewAPI(Access{Now: time.Now}); !errors.Is(err, ErrNoHost) {
+		t.Errorf("got %v, want ErrNoHost", err)
+	}
+	if _, err := NewAPI(Access{Server: Address{Host: "a", Port: "443"}}); err == nil {
+		t.Error("no error without a clock")
+	}
+}
+
+func TestClassOfKnowsBothErrors(t *testing.T) {
+	for want, err := range map[Class]error{
+		NotFound: &Error{Class: NotFound}, Timeout: &CallError{Class: Timeout}, "": errors.New("another"),
+	} {
+		if got := ClassOf(err); got != want {
+			t.Errorf("ClassOf(%v) = %q, want %q", err, got, want)
+		}
+	}
+	if got := ClassOf(nil); got != "" {
+		t.Errorf("ClassOf(nil) = %q", got)
+	}
+}

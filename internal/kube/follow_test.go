@@ -1,0 +1,679 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+)
+
+const mapPath = "/api/v1/namespaces/istio-system/configmaps/istio-cni-config"
+
+func config(mode string) []byte {
+	return kubetest.ConfigMap("istio-system", "istio-cni-config", map[string]string{"mode": mode})
+}
+
+// heard is what a listener was told, in order: "absent", "mode=x", "trouble: CLASS", "well".
+type heard struct {
+	t *testing.T
+
+	mu    sync.Mutex
+	lines []string
+	news  chan struct{}
+}
+
+func newHeard(t *testing.T) *heard { return &heard{t: t, news: make(chan struct{}, 1)} }
+
+func (h *heard) say(line string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lines = append(h.lines, line)
+	select {
+	case h.news <- struct{}{}:
+	default:
+	}
+}
+
+func (h *heard) all() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.lines)
+}
+
+func (h *heard) trouble(err error) {
+	if err == nil {
+		h.say("well")
+		return
+	}
+	h.say("trouble: " + string(ClassOf(err)))
+}
+
+func (h *heard) listener() ConfigMapListener {
+	return ConfigMapListener{Trouble: h.trouble, Changed: func(state ConfigMapState) {
+		if !state.Present {
+			h.say("absent")
+			return
+		}
+		h.say("mode=" + state.Data["mode"])
+	}}
+}
+
+// wants waits until all that was told is what is wanted.
+func (h *heard) wants(lines ...string) {
+	h.t.Helper()
+	deadline := time.NewTimer(30 * time.Second)
+	defer deadline.Stop()
+	for {
+		got := h.all()
+		if slices.Equal(got, lines) {
+			return
+		}
+		if len(got) > len(lines) || !slices.Equal(got, lines[:len(got)]) {
+			h.t.Fatalf("was told %q, want %q", got, lines)
+		}
+		select {
+		case <-h.news:
+		case <-deadline.C:
+			h.t.Fatalf("was told no more than %q, want %q", h.all(), lines)
+		}
+	}
+}
+
+// until waits for a condition of the server.
+func until(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(30 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("gave up waiting: %s", what)
+		}
+	}
+}
+
+func watched(t *testing.T, server *kubetest.Server) {
+	t.Helper()
+	until(t, "no watch was opened", func() bool { return server.Watches() == 1 })
+}
+
+// lists and watches are the requests of either sort.
+func lists(server *kubetest.Server) []string {
+	return slices.DeleteFunc(server.Requests(), func(r string) bool { return strings.Contains(r, "watch=true") })
+}
+
+func watches(server *kubetest.Server) []string {
+	return slices.DeleteFunc(server.Requests(), func(r string) bool { return !strings.Contains(r, "watch=true") })
+}
+
+// following follows the ConfigMap until the test ends.
+func following(t *testing.T, server *kubetest.Server, change func(*Access)) *heard {
+	t.Helper()
+	h := newHeard(t)
+	api := connected(t, server, change)
+	ctx, cancel := context.WithCancel(t.Context())
+	var over sync.WaitGroup
+	over.Go(func() { api.FollowConfigMap(ctx, "istio-system", "istio-cni-config", h.listener()) })
+	t.Cleanup(func() {
+		cancel()
+		over.Wait()
+	})
+	return h
+}
+
+func TestFollowConfigMap(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(config("a"))
+	server.Set(kubetest.ConfigMap("istio-system", "another", map[string]string{"mode": "z"}))
+	server.Set(kubetest.ConfigMap("elsewhere", "istio-cni-config", map[string]string{"mode": "z"}))
+	h := following(t, server, nil)
+	h.wants("mode=a")
+	watched(t, server)
+	server.Set(config("b"))
+	h.wants("mode=a", "mode=b")
+	server.Set(config("b")) // a new version of the same data
+	server.Set(kubetest.ConfigMap("istio-system", "another", map[string]string{"mode": "y"}))
+	server.Delete(mapPath)
+	h.wants("mode=a", "mode=b", "absent")
+	server.Set(config("b"))
+	h.wants("mode=a", "mode=b", "absent", "mode=b")
+
+	want := "GET /api/v1/namespaces/istio-system/configmaps?fieldSelector=metadata.name%3Distio-cni-config&limit=500"
+	if diff := cmp.Diff([]string{want}, lists(server)); diff != "" {
+		t.Errorf("lists (-want +got):\n%s", diff)
+	}
+	all := watches(server)
+	if len(all) != 1 {
+		t.Fatalf("%d watches, want 1: %q", len(all), all)
+	}
+	query := queryOf(t, all[0])
+	var seconds int
+	if _, err := fmt.Sscan(query.Get("timeoutSeconds"), &seconds); err != nil || seconds < 3600 || seconds > 7200 {
+		t.Errorf("timeoutSeconds=%q, want 3600 to 7200", query.Get("timeoutSeconds"))
+	}
+	query.Del("timeoutSeconds")
+	if got := query.Encode(); got != "allowWatchBookmarks=true&fieldSelector=metadata.name%3Distio-cni-config&resourceVersion=4&watch=true" {
+		t.Errorf("the watch's query is %q", got)
+	}
+}
+
+func queryOf(t *testing.T, request string) url.Values {
+	t.Helper()
+	_, query, _ := strings.Cut(request, "?")
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return values
+}
+
+func TestFollowConfigMapThatIsNotThere(t *testing.T) {
+	server := kubetest.NewServer(t)
+	h := following(t, server, nil)
+	h.wants("absent")
+	watched(t, server)
+	server.Set(config("a"))
+	h.wants("absent", "mode=a")
+}
+
+// TestFollowGoesOnWhereItWas ends watches: nothing that happens meanwhile is missed, and no list is asked for.
+func TestFollowGoesOnWhereItWas(t *testing.T) {
+	for name, end := range map[string]func(*kubetest.Server){
+		"after a proper end":                                (*kubetest.Server).CloseWatches,
+		"after an end in the middle of an event":            (*kubetest.Server).BreakWatches,
+		"after an end, before which nothing is known later": func(s *kubetest.Server) { s.Compact(); s.CloseWatches() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := kubetest.NewServer(t)
+			server.Set(config("a"))
+			h := following(t, server, nil)
+			watched(t, server)
+			server.Set(config("b"))
+			h.wants("mode=a", "mode=b")
+			end(server)
+			server.Set(config("c"))
+			h.wants("mode=a", "mode=b", "mode=c")
+			watched(t, server)
+			if got := len(lists(server)); got != 1 {
+				t.Errorf("%d lists, want 1", got)
+			}
+			if all := watches(server); len(all) < 2 || queryOf(t, all[1]).Get("resourceVersion") != "3" {
+				t.Errorf("watches: %q, want the second from version 3", all)
+			}
+		})
+	}
+}
+
+func TestFollowHeedsBookmarks(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(config("a"))
+	h := following(t, server, nil)
+	watched(t, server)
+	server.Advance()
+	server.Bookmark()
+	server.Compact()
+	server.CloseWatches()
+	server.Set(config("b"))
+	h.wants("mode=a", "mode=b")
+	if got := len(lists(server)); got != 1 {
+		t.Errorf("%d lists, want 1: the bookmark was newer than what was forgotten", got)
+	}
+}
+
+func TestFollowListsAgainWhenItsPlaceIsForgotten(t *testing.T) {
+	for name, forget := range map[string]func(*kubetest.Server){
+		"as an event of the watch": func(s *kubetest.Server) {
+			s.Advance()
+			s.Compact()
+			s.CloseWatches()
+		},
+		"as the answer": func(s *kubetest.Server) {
+			s.FailOn("watch=true", kubetest.Gone, 1)
+			s.CloseWatches()
+		},
+		"as a refusal of another kind": func(s *kubetest.Server) {
+			s.FailOn("watch=true", kubetest.BadRequest, 1)
+			s.CloseWatches()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := kubetest.NewServer(t)
+			server.Set(config("a"))
+			h := following(t, server, nil)
+			watched(t, server)
+			forget(server)
+			until(t, "no second list", func() bool { return len(lists(server)) == 2 })
+			watched(t, server)
+			server.Set(config("b"))
+			want := []string{"mode=a", "mode=b"}
+			if name == "as a refusal of another kind" {
+				want = []string{"mode=a", "trouble: " + string(Rejected), "well", "mode=b"}
+			}
+			h.wants(want...)
+		})
+	}
+}
+
+func TestFollowNoticesWhatHappenedBetweenTwoLists(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(config("a"))
+	h := following(t, server, nil)
+	watched(t, server)
+	server.Delete(mapPath)
+	h.wants("mode=a", "absent")
+	server.Set(config("a"))
+	h.wants("mode=a", "absent", "mode=a")
+	// Nobody hears of this one but by the next list.
+	server.FailOn("watch=true", kubetest.Unavailable, kubetest.Forever)
+	server.CloseWatches()
+	h.wants("mode=a", "absent", "mode=a", "trouble: "+string(ServerError))
+	server.Delete(mapPath)
+	server.Compact()
+	server.Heal()
+	h.wants("mode=a", "absent", "mode=a", "trouble: "+string(ServerError), "well", "absent")
+}
+
+// TestFollowSaysWhatIsWrongOnce lets tries fail many times.
+func TestFollowSaysWhatIsWrongOnce(t *testing.T) {
+	for _, test := range []struct {
+		fault kubetest.Fault
+		class Class
+	}{
+		{kubetest.Forbidden, Forbidden},
+		{kubetest.Unauthorized, Unauthorized},
+		{kubetest.ServerError, ServerError},
+		{kubetest.UnknownPath, Rejected},
+		{kubetest.NotFoundPage, Undecodable},
+		{kubetest.Garbage, Undecodable},
+		{kubetest.WrongKind, Undecodable},
+		{kubetest.Truncated, Transport}, // of HTTP/2, a stream that was reset
+	} {
+		t.Run(string(test.fault), func(t *testing.T) {
+			server := kubetest.NewServer(t)
+			server.Set(config("a"))
+			server.Fail(test.fault, kubetest.Forever)
+			h := following(t, server, nil)
+			until(t, "too few tries", func() bool { return len(server.Requests()) > 5 })
+			h.wants("trouble: " + string(test.class))
+			server.Heal()
+			h.wants("trouble: "+string(test.class), "well", "mode=a")
+			watched(t, server)
+			server.FailOn("watch=true", kubetest.TooMany, kubetest.Forever)
+			server.SetRetryAfter(0)
+			server.CloseWatches()
+			h.wants("trouble: "+string(test.class), "well", "mode=a", "trouble: "+string(TooManyRequests))
+			server.Heal()
+			h.wants("trouble: "+string(test.class), "well", "mode=a", "trouble: "+string(TooManyRequests), "well")
+		})
+	}
+}
+
+func TestFollowTellsATroubleInTheWatch(t *testing.T) {
+	for name, tell := range map[string]struct {
+		kind, object string
+		class        Class
+	}{
+		"an error of the server":     {"ERROR", `{"kind": "Status", "code": 500, "message": "etcd"}`, ServerError},
+		"an error that makes none":   {"ERROR", `"?"`, Undecodable},
+		"an object that makes none":  {"MODIFIED", `{"kind": "ConfigMap"}`, Undecodable},
+		"data that makes none":       {"MODIFIED", `{"metadata": {"name": "x", "resourceVersion": "9"}, "data": 7}`, Undecodable},
+		"a bookmark that makes none": {"BOOKMARK", `7`, Undecodable},
+		"an event of the future":     {"MOVED", string(config("x")), Undecodable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := kubetest.NewServer(t)
+			server.Set(config("a"))
+			h := following(t, server, nil)
+			watched(t, server)
+			server.Tell(tell.kind, []byte(tell.object))
+			h.wants("mode=a", "trouble: "+string(tell.class), "well")
+			if got := len(lists(server)); got != 2 {
+				t.Errorf("%d lists, want 2", got)
+			}
+		})
+	}
+}
+
+func TestFollowLeavesAServerThatHangs(t *testing.T) {
+	t.Run("in a watch", func(t *testing.T) {
+		server := kubetest.NewServer(t)
+		server.Set(config("a"))
+		h := following(t, server, func(a *Access) { a.Pace.Idle = 50 * time.Millisecond })
+		until(t, "no further watch", func() bool { return len(watches(server)) > 2 })
+		h.wants("mode=a")
+	})
+	t.Run("before a watch is open", func(t *testing.T) {
+		server := kubetest.NewServer(t)
+		server.Set(config("a"))
+		server.FailOn("watch=true", kubetest.Hang, kubetest.Forever)
+		h := following(t, server, func(a *Access) { a.Attempt = time.Second })
+		h.wants("mode=a", "trouble: "+string(Timeout))
+		server.Heal()
+		h.wants("mode=a", "trouble: "+string(Timeout), "well")
+	})
+	t.Run("in a list", func(t *testing.T) {
+		server := kubetest.NewServer(t)
+		server.Set(config("a"))
+		server.Fail(kubetest.HangMidBody, 1)
+		h := following(t, server, func(a *Access) { a.Attempt = time.Second })
+		h.wants("trouble: "+string(Timeout), "well", "mode=a")
+	})
+}
+
+func TestFollowSurvivesARotation(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(config("a"))
+	h := newHeard(t)
+	api := connected(t, server, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	var over sync.WaitGroup
+	over.Go(func() { api.FollowConfigMap(ctx, "istio-system", "istio-cni-config", h.listener()) })
+	defer over.Wait()
+	defer cancel()
+	watched(t, server)
+	kubetest.Write(t, api.token, "the-next-one")
+	server.SetToken("the-next-one")
+	server.CloseWatches()
+	watched(t, server)
+	server.Set(config("b"))
+	h.wants("mode=a", "mode=b")
+}
+
+func TestFollowEndsWithItsContext(t *testing.T) {
+	for name, given := range map[string]func(*kubetest.Server){
+		"in a watch": nil,
+		"in a list":  func(s *kubetest.Server) { s.Fail(kubetest.Hang, kubetest.Forever) },
+		"in a pause": func(s *kubetest.Server) { s.SetRetryAfter(3600); s.Fail(kubetest.TooMany, kubetest.Forever) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := kubetest.NewServer(t)
+			if given != nil {
+				given(server)
+			}
+			api := connected(t, server, nil)
+			ctx, cancel := context.WithCancel(t.Context())
+			h := newHeard(t)
+			over := make(chan struct{})
+			go func() {
+				defer close(over)
+				api.FollowConfigMap(ctx, "istio-system", "istio-cni-config", h.listener())
+			}()
+			until(t, "nothing was asked", func() bool { return len(server.Requests()) > 0 })
+			cancel()
+			select {
+			case <-over:
+			case <-time.After(30 * time.Second):
+				t.Fatal("it goes on")
+			}
+			if got := h.all(); slices.Contains(got, "trouble: "+string(Canceled)) {
+				t.Errorf("the end was told as a trouble: %q", got)
+			}
+		})
+	}
+}
+
+// TestFollowKeepsManyObjects follows pods, page by page, as a later informer of pods does.
+func TestFollowKeepsManyObjects(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.SetPageSize(2)
+	pod := func(name string) kubetest.Pod { return kubetest.Pod{Namespace: "shop", Name: name} }
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		server.Set(pod(name).JSON(t))
+	}
+	h := newHeard(t)
+	api := connected(t, server, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	var over sync.WaitGroup
+	over.Go(func() {
+		from := collection{resource: pods(), selection: url.Values{"fieldSelector": {"spec.nodeName=node-1"}}}
+		decode := func(object []byte) (string, error) {
+			var head wireObject
+			err := json.Unmarshal(object, &head)
+			return head.Metadata.UID, err
+		}
+		told := map[string]bool{}
+		follow(ctx, api.API, from, decode, changes[string]{
+			set:  func(k objectKey, uid string) { told[k.namespace+"/"+k.name+" "+uid] = true; h.say("set " + k.name) },
+			gone: func(k objectKey, uid string) { delete(told, k.namespace+"/"+k.name+" "+uid); h.say("gone " + k.name) },
+			listed: func() {
+				var all []string
+				for one := range told {
+					all = append(all, one)
+				}
+				slices.Sort(all)
+				h.say(strings.Join(all, ", "))
+			},
+			trouble: h.trouble,
+		})
+	})
+	defer over.Wait()
+	defer cancel()
+	watched(t, server)
+	until(t, "not all told", func() bool { return len(h.all()) == 6 })
+	if got, want := h.all()[5], "shop/a uid-2, shop/b uid-3, shop/c uid-4, shop/d uid-5, shop/e uid-6"; got != want {
+		t.Errorf("the list: got %q, want %q", got, want)
+	}
+	if got := len(lists(server)); got != 3 {
+		t.Errorf("%d pages, want 3", got)
+	}
+	server.Set(pod("f").JSON(t))
+	server.Delete("/api/v1/namespaces/shop/pods/a")
+	until(t, "the watch told nothing", func() bool { return len(h.all()) == 8 })
+	if diff := cmp.Diff([]string{"set f", "gone a"}, h.all()[6:]); diff != "" {
+		t.Errorf("the watch (-want +got):\n%s", diff)
+	}
+
+	// While nobody looks: one deleted, one deleted and created anew, one changed, one new.
+	server.FailOn("watch=true", kubetest.Unavailable, kubetest.Forever)
+	server.CloseWatches()
+	until(t, "no trouble", func() bool { return len(h.all()) == 9 })
+	server.Delete("/api/v1/namespaces/shop/pods/b")
+	server.Delete("/api/v1/namespaces/shop/pods/c")
+	server.Set(pod("c").JSON(t))
+	server.Set(pod("d").JSON(t))
+	server.Set(pod("g").JSON(t))
+	server.Compact()
+	server.Heal()
+	until(t, "no second list", func() bool { return len(h.all()) == 16 })
+	rest := h.all()[9:]
+	slices.Sort(rest[1:6])
+	want := []string{
+		"well", "gone b", "gone c", "set c", "set d", "set g",
+		"shop/c uid-11, shop/d uid-5, shop/e uid-6, shop/f uid-7, shop/g uid-13",
+	}
+	if diff := cmp.Diff(want, rest); diff != "" {
+		t.Errorf("the second list (-want +got):\n%s", diff)
+	}
+	if got := h.all(); slices.Index(got, "gone c") > slices.Index(got, "set c") && slices.Index(got, "set c") > 9 {
+		t.Errorf("the new one was told before the old one was gone: %q", got)
+	}
+}
+
+// paced is an API whose exchanges go as scripted, with the default pace and in a bubble of synctest.
+func paced(t *testing.T, next exchange) *API {
+	t.Helper()
+	api, err := NewAPI(Access{Server: Address{Protocol: "http", Host: "api", Port: "80"}, Now: time.Now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	loaded, err := api.settings()
+	if err != nil {
+		t.Fatal(err)
+	}
+	api.current = &endpoint{
+		settings: loaded, http: http.Client{Transport: next}, connections: &http.Transport{Proxy: http.ProxyURL(nil)},
+	}
+	return api
+}
+
+// pauses are the times between the requests of a follower within a while.
+func pauses(t *testing.T, within time.Duration, next exchange) (between []time.Duration, told []string) {
+	t.Helper()
+	var last time.Time
+	api := paced(t, func(r *http.Request) (*http.Response, error) {
+		if !last.IsZero() {
+			between = append(between, time.Since(last))
+		}
+		last = time.Now()
+		return next(r)
+	})
+	h := newHeard(t)
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	api.FollowConfigMap(ctx, "istio-system", "istio-cni-config", h.listener())
+	return between, h.all()
+}
+
+func TestFollowBacksOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		between, told := pauses(t, 10*time.Minute, answers(http.StatusInternalServerError, nil))
+		limit := time.Second
+		for i, pause := range between {
+			if pause < limit/2 || pause > limit {
+				t.Errorf("pause %d is %v, want %v to %v", i, pause, limit/2, limit)
+			}
+			limit = min(2*limit, 30*time.Second)
+		}
+		if len(between) < 20 {
+			t.Errorf("%d tries in 10 minutes", len(between))
+		}
+		if diff := cmp.Diff([]string{"trouble: " + string(ServerError)}, told); diff != "" {
+			t.Errorf("told (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestFollowHeedsRetryAfter(t *testing.T) {
+	for seconds, want := range map[int]time.Duration{7: 7 * time.Second, 1 << 30: maxRetryAfter} {
+		synctest.Test(t, func(t *testing.T) {
+			between, _ := pauses(t, time.Hour, asksToWait(seconds))
+			for i, pause := range between {
+				if pause < want || pause > want+30*time.Second {
+					t.Errorf("pause %d is %v, want at least %v", i, pause, want)
+				}
+			}
+			if len(between) == 0 {
+				t.Error("no further try")
+			}
+		})
+	}
+}
+
+// emptyThen answers a list with nothing in it and watches as given.
+func emptyThen(watch exchange) exchange {
+	list := answers(http.StatusOK, []byte(`{"kind": "ConfigMapList", "apiVersion": "v1", "metadata": {"resourceVersion": "5"}}`))
+	return func(r *http.Request) (*http.Response, error) {
+		if r.URL.Query().Get("watch") == "true" {
+			return watch(r)
+		}
+		return list(r)
+	}
+}
+
+// silent is the body of a watch in which nothing happens for a time, or until it is given up.
+type silent struct {
+	ctx  context.Context //nolint:containedctx // it is a request's
+	span time.Duration
+}
+
+func (s silent) Read([]byte) (int, error) {
+	if sleep(s.ctx, s.span) {
+		return 0, io.EOF
+	}
+	return 0, s.ctx.Err()
+}
+
+func (silent) Close() error { return nil }
+
+func silentFor(d time.Duration) exchange {
+	return func(r *http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: http.StatusOK, ContentLength: -1, Body: silent{r.Context(), d}}, nil
+	}
+}
+
+func TestFollowDoesNotHurryAfterWatchesThatEndAtOnce(t *testing.T) {
+	for name, watch := range map[string]exchange{
+		"with nothing": answers(http.StatusOK, nil),
+		"with a 410":   answers(http.StatusOK, []byte(`{"type": "ERROR", "object": {"kind": "Status", "code": 410}}`)),
+		"by a 410":     answers(http.StatusGone, nil),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				between, told := pauses(t, 10*time.Minute, emptyThen(watch))
+				if len(between) > 120 {
+					t.Errorf("%d requests in 10 minutes", len(between))
+				}
+				if diff := cmp.Diff([]string{"absent"}, told); diff != "" {
+					t.Errorf("told (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestFollowComesBackSoonAfterAWatchThatLasted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		between, _ := pauses(t, time.Hour, emptyThen(silentFor(time.Minute)))
+		for i, pause := range between[1:] {
+			if pause < time.Minute || pause > time.Minute+time.Second {
+				t.Errorf("watch %d was followed after %v, want 1m to 1m1s", i, pause)
+			}
+		}
+	})
+}
+
+func TestFollowGivesUpASilentWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		between, told := pauses(t, time.Hour, emptyThen(silentFor(24*time.Hour)))
+		for i, pause := range between[1:] {
+			if pause < 150*time.Second || pause > 151*time.Second {
+				t.Errorf("watch %d was given up after %v, want 150s to 151s", i, pause)
+			}
+		}
+		if diff := cmp.Diff([]string{"absent"}, told); diff != "" || len(between) < 20 {
+			t.Errorf("%d requests, told (-want +got):\n%s", len(between), diff)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		between, told := pauses(t, time.Hour, emptyThen(hangs()))
+		if diff := cmp.Diff([]string{"absent", "trouble: " + string(Timeout)}, told); diff != "" || len(between) < 20 {
+			t.Errorf("%d requests, told (-want +got):\n%s", len(between), diff)
+		}
+	})
+}
+
+func TestFollowBoundsWhatItReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		endless := func(_ *http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: http.StatusOK, ContentLength: -1, Body: io.NopCloser(spaces{})}, nil
+		}
+		between, _ := pauses(t, 2*time.Second, emptyThen(endless))
+		if len(between) < 2 {
+			t.Errorf("%d requests, want that an endless event is left", len(between)+1)
+		}
+	})
+}
+
+type spaces struct{}
+
+func (spaces) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = ' '
+	}
+	return len(p), nil
+}

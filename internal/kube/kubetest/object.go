@@ -1,0 +1,344 @@
+package kubetest
+
+import (
+	"encoding/json"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// place is what a path of the API means. Name is empty for a collection, namespace for all of them or none.
+type place struct{ group, plural, namespace, name string }
+
+func parsePath(path string) place {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	var at place
+	switch {
+	case len(parts) > 2 && parts[0] == "apis":
+		at.group, parts = parts[1], parts[3:]
+	case len(parts) > 1 && parts[0] == "api":
+		parts = parts[2:]
+	default:
+		return place{}
+	}
+	if len(parts) > 2 && parts[0] == "namespaces" {
+		at.namespace, parts = parts[1], parts[2:]
+	}
+	if len(parts) > 0 {
+		at.plural, parts = parts[0], parts[1:]
+	}
+	if len(parts) > 0 {
+		at.name = parts[0]
+	}
+	return at
+}
+
+func kinds() map[string]string {
+	return map[string]string{
+		"pods": "Pod", "nodes": "Node", "configmaps": "ConfigMap", "events": "Event", "daemonsets": "DaemonSet",
+		"leases": "Lease",
+	}
+}
+
+// groups are those of kinds outside of the core.
+func groups() map[string]string {
+	return map[string]string{"DaemonSet": "apps", "Lease": "coordination.k8s.io"}
+}
+
+// kind is empty for a resource that is not served here.
+func (p place) kind() string { return kinds()[p.plural] }
+
+func (p place) path() string {
+	path := "/api/v1/"
+	if p.group != "" {
+		path = "/apis/" + p.group + "/v1/"
+	}
+	if p.namespace != "" {
+		path += "namespaces/" + p.namespace + "/"
+	}
+	path += p.plural
+	if p.name != "" {
+		path += "/" + p.name
+	}
+	return path
+}
+
+// placeOf is where an object belongs, by its kind and metadata.
+func placeOf(tb testing.TB, whole object) place {
+	tb.Helper()
+	kind, _ := whole["kind"].(string)
+	metadata, _ := whole["metadata"].(object)
+	namespace, _ := metadata["namespace"].(string)
+	name, _ := metadata["name"].(string)
+	at := place{namespace: namespace, name: name}
+	for plural, known := range kinds() {
+		if known == kind {
+			at.plural = plural
+		}
+	}
+	at.group = groups()[kind]
+	if at.plural == "" || name == "" {
+		tb.Fatalf("kubetest: not an object of a kind that is served here, with a name: kind %q, name %q", kind, name)
+	}
+	return at
+}
+
+// ConfigMap is an object for [Server.Set].
+func ConfigMap(namespace, name string, data map[string]string) []byte {
+	return marshal(object{
+		"kind": "ConfigMap", "apiVersion": "v1", "metadata": object{"namespace": namespace, "name": name}, "data": data,
+	})
+}
+
+// DaemonSet is an object for [Server.Set]; spec is the pod template's, in JSON, or empty.
+func DaemonSet(namespace, name, spec string) []byte {
+	if spec == "" {
+		spec = "{}"
+	}
+	return marshal(object{
+		"kind": "DaemonSet", "apiVersion": "apps/v1", "metadata": object{"namespace": namespace, "name": name},
+		"spec": object{"template": object{"spec": json.RawMessage(spec)}},
+	})
+}
+
+// Node is an object for [Server.Set]; taints are a JSON list, or empty.
+func Node(name string, labels map[string]string, taints string) []byte {
+	if taints == "" {
+		taints = "[]"
+	}
+	return marshal(object{
+		"kind": "Node", "apiVersion": "v1", "metadata": object{"name": name, "labels": labels},
+		"spec": object{"taints": json.RawMessage(taints)},
+	})
+}
+
+func marshal(o object) []byte {
+	data, err := json.Marshal(o)
+	if err != nil {
+		panic(err) // a test's own mistake
+	}
+	return data
+}
+
+// Set makes an object known or changes it: it gets a new resourceVersion, a UID if it has none, and watches hear of it.
+func (s *Server) Set(data []byte) {
+	s.tb.Helper()
+	var whole object
+	if err := json.Unmarshal(data, &whole); err != nil {
+		s.tb.Fatalf("kubetest: decoding an object: %v", err)
+	}
+	at := placeOf(s.tb, whole)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.store(at, whole)
+}
+
+// store needs the lock.
+func (s *Server) store(at place, whole object) {
+	kind := "ADDED"
+	metadata, _ := whole["metadata"].(object)
+	s.version++
+	was, found := s.objects[at.path()]
+	if found {
+		kind = "MODIFIED"
+		set(metadata, "uid", metaOf(was).UID, metadata["uid"] == nil)
+	}
+	set(metadata, "uid", "uid-"+strconv.Itoa(s.version), metadata["uid"] == nil)
+	metadata["resourceVersion"] = strconv.Itoa(s.version)
+	data := marshal(whole)
+	s.objects[at.path()] = data
+	s.publish(change{s.version, kind, at, data, was})
+}
+
+// Delete removes an object by its path, such as /api/v1/namespaces/shop/configmaps/prices, and tells the watches.
+func (s *Server) Delete(path string) {
+	s.tb.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	data, found := s.objects[path]
+	if !found {
+		s.tb.Fatalf("kubetest: nothing to delete at %s", path)
+	}
+	delete(s.objects, path)
+	s.version++
+	var whole object
+	if err := json.Unmarshal(data, &whole); err != nil {
+		s.tb.Fatalf("kubetest: decoding an object: %v", err)
+	}
+	if metadata, ok := whole["metadata"].(object); ok {
+		metadata["resourceVersion"] = strconv.Itoa(s.version)
+	}
+	s.publish(change{s.version, "DELETED", parsePath(path), marshal(whole), data})
+}
+
+type meta struct{ UID, ResourceVersion string }
+
+func metaOf(data []byte) meta {
+	var whole struct{ Metadata meta }
+	if err := json.Unmarshal(data, &whole); err != nil {
+		return meta{}
+	}
+	return whole.Metadata
+}
+
+// selection is a collection and what picks from it.
+type selection struct {
+	in     place
+	fields string
+	labels labels.Selector
+}
+
+func selectionOf(r *http.Request) (selection, error) {
+	query := r.URL.Query()
+	picked, err := labels.Parse(query.Get("labelSelector"))
+	return selection{parsePath(r.URL.Path), query.Get("fieldSelector"), picked}, err
+}
+
+// picks tells whether an object is in a collection and meets a label selector and a field selector of metadata.name or
+// spec.nodeName.
+func (s selection) picks(at place, data []byte) bool {
+	in := s.in
+	if in.plural != at.plural || in.group != at.group || in.namespace != "" && in.namespace != at.namespace {
+		return false
+	}
+	var whole struct {
+		Metadata struct{ Labels labels.Set }
+		Spec     struct{ NodeName string }
+	}
+	if err := json.Unmarshal(data, &whole); err != nil || !s.labels.Matches(whole.Metadata.Labels) {
+		return false
+	}
+	fields := map[string]string{"metadata.name": at.name, "spec.nodeName": whole.Spec.NodeName}
+	for term := range strings.SplitSeq(s.fields, ",") {
+		if key, value, found := strings.Cut(term, "="); found && fields[key] != value {
+			return false
+		}
+	}
+	return true
+}
+
+// list is the answer to a request for a collection. It heeds limit and continue.
+func (s *Server) list(r *http.Request) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	query := r.URL.Query()
+	within, err := selectionOf(r)
+	if err != nil {
+		s.tb.Errorf("kubetest: a label selector that is none: %v", err)
+	}
+	in := within.in
+	var items []json.RawMessage
+	for _, path := range slices.Sorted(maps.Keys(s.objects)) {
+		data := s.objects[path]
+		if within.labels != nil && within.picks(parsePath(path), data) {
+			items = append(items, data)
+		}
+	}
+	// What comes after "from:" is how many objects earlier pages had.
+	skip, err := strconv.Atoi(strings.TrimPrefix(query.Get("continue"), "from:"))
+	if err != nil {
+		skip = 0
+	}
+	items = items[min(skip, len(items)):]
+	metadata := object{"resourceVersion": strconv.Itoa(s.version)}
+	limit, err := strconv.Atoi(query.Get("limit"))
+	if err == nil && s.pageSize > 0 {
+		limit = min(limit, s.pageSize)
+	}
+	if err == nil && limit < len(items) {
+		items = items[:limit]
+		metadata["continue"] = "from:" + strconv.Itoa(skip+limit)
+	}
+	group := ""
+	if in.group != "" {
+		group = in.group + "/"
+	}
+	return marshal(object{"kind": in.kind() + "List", "apiVersion": group + "v1", "metadata": metadata, "items": items})
+}
+
+// SetPageSize bounds the pages of lists below what clients ask for.
+func (s *Server) SetPageSize(objects int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pageSize = objects
+}
+
+// Events are the events that the server has, as JSON and in no particular order.
+func (s *Server) Events() [][]byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var events [][]byte
+	for path, data := range s.objects {
+		if parsePath(path).plural == "events" {
+			events = append(events, data)
+		}
+	}
+	return events
+}
+
+// ForgetEvents removes all events, as their time to live does.
+func (s *Server) ForgetEvents() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.objects, func(path string, _ []byte) bool { return parsePath(path).plural == "events" })
+}
+
+// createEvent takes an event if the API server's own checks would.
+func (s *Server) createEvent(w http.ResponseWriter, r *http.Request) {
+	var whole object
+	body, _ := io.ReadAll(io.LimitReader(r.Body, 1<<20)) // half a body is no JSON
+	if err := json.Unmarshal(body, &whole); err != nil || r.Header.Get("Content-Type") != "application/json" {
+		status(w, http.StatusBadRequest, "BadRequest", "not an object in JSON")
+		return
+	}
+	in := parsePath(r.URL.Path)
+	metadata, _ := whole["metadata"].(object)
+	about, _ := whole["involvedObject"].(object)
+	name, _ := metadata["name"].(string)
+	namespace, _ := about["namespace"].(string)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := place{plural: "events", namespace: in.namespace, name: name}
+	_, exists := s.objects[at.path()]
+	switch {
+	case whole["kind"] != "Event" || name == "" || metadata["namespace"] != in.namespace:
+		status(w, http.StatusBadRequest, "BadRequest", "not an event of this namespace")
+	case namespace != in.namespace && (namespace != "" || in.namespace != "default"):
+		status(w, http.StatusUnprocessableEntity, "Invalid", "involvedObject.namespace: does not match event.namespace")
+	case exists:
+		status(w, http.StatusConflict, "AlreadyExists", "it already exists")
+	default:
+		s.store(at, whole)
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusCreated)
+		w.Write(s.objects[at.path()]) //nolint:errcheck,gosec // the client may be gone
+	}
+}
+
+// patchEvent applies a merge patch of top-level fields.
+func (s *Server) patchEvent(w http.ResponseWriter, r *http.Request) {
+	var patch, whole object
+	body, _ := io.ReadAll(io.LimitReader(r.Body, 1<<20)) // half a body is no JSON
+	if err := json.Unmarshal(body, &patch); err != nil || r.Header.Get("Content-Type") != "application/merge-patch+json" {
+		status(w, http.StatusUnsupportedMediaType, "UnsupportedMediaType", "not a merge patch")
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := json.Unmarshal(s.objects[r.URL.Path], &whole); err != nil {
+		notFound(w, r)
+		return
+	}
+	maps.Copy(whole, patch)
+	s.store(parsePath(r.URL.Path), whole)
+	answer(w, s.objects[r.URL.Path])
+}
+
+// Object is what the server has at a path, nil for nothing.
+func (s *Server) Object(path string) []byte { return s.object(path) }

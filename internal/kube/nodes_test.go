@@ -1,0 +1,354 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/meshcni/istio-cni/internal/core/readiness"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+)
+
+const nodeText = `{"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"},
+	"spec": {"podCIDR": "10.0.0.0/24"%s}, "status": {"nodeInfo": {"bootID": "b"}, "conditions": [
+		{"type": "MemoryPressure", "status": "True", "lastHeartbeatTime": "2026-01-09T00:00:00Z"},
+		{"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-03T00:00:00Z", "lastTransitionTime": "2026-01-02T00:00:00Z"},
+		{"type": "Mine", "status": "False", "reason": "R", "message": "M", "lastTransitionTime": "2026-01-04T00:00:00Z"}]}}`
+
+const twoTaints = `, "taints": [{"key": "a", "value": "v", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z", "new": {"x": 1}},
+	{"key": "ours", "effect": "NoSchedule"}]`
+
+func day(n int) time.Time { return time.Date(2026, 1, n, 0, 0, 0, 0, time.UTC) }
+
+// followed gives the nodes as they are told, until there is one that is wanted.
+func followed[T any](t *testing.T, follow func(context.Context, Listener[T]), wanted func(T) bool) T {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	found := make(chan T, 1)
+	var once sync.Once
+	var work sync.WaitGroup
+	work.Go(func() {
+		follow(ctx, Listener[T]{
+			Set: func(one T) {
+				if wanted(one) {
+					once.Do(func() { found <- one })
+				}
+			},
+			Gone: func(T) {}, Listed: func() {}, Trouble: func(error) {},
+		})
+	})
+	defer work.Wait()
+	defer cancel()
+	select {
+	case one := <-found:
+		return one
+	case <-time.After(30 * time.Second):
+		t.Fatal("it is never told")
+		panic("not reached")
+	}
+}
+
+func nodeOf(t *testing.T, api account, condition string) NodeState {
+	t.Helper()
+	return followed(t, func(ctx context.Context, l Listener[NodeState]) { api.FollowNodes(ctx, condition, l) },
+		func(NodeState) bool { return true })
+}
+
+func TestFollowNodesKeepsWhatIsNeeded(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(fmt.Appendf(nil, nodeText, twoTaints))
+	got := nodeOf(t, connected(t, server, nil), "Mine")
+	want := NodeState{
+		UID: "u", Condition: NodeCondition{"Mine", "False", "R", "M", day(4)},
+		Node: readiness.Node{
+			Name: "n", Ready: true, ReadySince: day(2), Heartbeat: day(3), BootID: "b", Created: day(1),
+			Taints: []readiness.Taint{{Key: "a", Value: "v", Effect: "NoExecute"}, {Key: "ours", Effect: "NoSchedule"}},
+		},
+	}
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(NodeState{})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	for name, change := range map[string]func(*NodeState){
+		"taints": func(n *NodeState) { n.taints = "[]" }, "boot": func(n *NodeState) { n.BootID = "c" },
+		"ready": func(n *NodeState) { n.Ready = false }, "condition": func(n *NodeState) { n.Condition.Status = "True" },
+		"uid": func(n *NodeState) { n.UID = "v" }, "since": func(n *NodeState) { n.ReadySince = day(8) },
+	} {
+		changed := got
+		if change(&changed); got.SameBut(changed) {
+			t.Errorf("%s makes no difference", name)
+		}
+	}
+	beat := got
+	beat.Heartbeat, beat.version = day(7), "9"
+	if !got.SameBut(beat) {
+		t.Error("a heartbeat makes a difference")
+	}
+}
+
+func TestBefore(t *testing.T) {
+	for _, test := range []struct {
+		a, b string
+		want bool
+	}{
+		{"9", "10", true},
+		{"10", "9", false},
+		{"10", "10", false},
+		{"11", "12", true},
+		{"a", "b", false},
+		{"", "1", true},
+	} {
+		if got := (NodeState{version: test.a}).Before(NodeState{version: test.b}); got != test.want {
+			t.Errorf("%q before %q: %t", test.a, test.b, got)
+		}
+	}
+	if (NodeState{UID: "a", version: "1"}).Before(NodeState{UID: "b", version: "2"}) {
+		t.Error("another node of the name")
+	}
+}
+
+func TestFollowPodsSelectsOnTheServer(t *testing.T) {
+	server := kubetest.NewServer(t)
+	pod := func(name, labels, ready string) []byte {
+		return fmt.Appendf(nil, `{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "istio-system", "name": %q, "uid": "u-%s",
+			"labels": {%s}, "deletionTimestamp": "2026-01-05T00:00:00Z"}, "spec": {"nodeName": "n", "containers": [{"name": "x"}]},
+			"status": {"phase": "Running", "conditions": [{"type": "Initialized", "status": "True"},
+			{"type": "Ready", "status": %q, "lastTransitionTime": "2026-01-04T00:00:00Z"}]}}`, name, name, labels, ready)
+	}
+	server.Set(pod("other", `"k8s-app": "x"`, "True"))
+	server.Set(pod("agent", `"k8s-app": "istio-cni-node", "b": "c"`, "True"))
+	api := connected(t, server, nil)
+	got := followed(t, func(ctx context.Context, l Listener[AgentPod]) {
+		api.FollowPods(ctx, "istio-system", "k8s-app=istio-cni-node", l)
+	}, func(AgentPod) bool { return true })
+	want := AgentPod{
+		Namespace: "istio-system", Name: "agent", UID: "u-agent", NodeName: "n",
+		Pod: readiness.Pod{Ready: true, Since: day(4), Leaving: true},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestPatchTaints(t *testing.T) {
+	ours := func(taint readiness.Taint) bool { return taint.Key == "ours" }
+	none := func(readiness.Taint) bool { return false }
+	put := &readiness.Taint{Key: "ours", Value: "true", Effect: "NoSchedule"}
+	for _, test := range []struct {
+		name, taints string
+		put          *readiness.Taint
+		drop         func(readiness.Taint) bool
+		want         string // spec.taints
+		sent         bool
+	}{
+		{
+			"removes ours and keeps all of the others", twoTaints, nil, ours,
+			`[{"key":"a","value":"v","effect":"NoExecute","timeAdded":"2026-01-01T00:00:00Z","new":{"x":1}}]`, true,
+		},
+		{"may leave an empty list", `, "taints": [{"key": "ours", "effect": "NoSchedule"}]`, nil, ours, `[]`, true},
+		{"nothing to remove", `, "taints": []`, nil, ours, `[]`, false},
+		{"nothing to remove of nothing", ``, nil, ours, ``, false},
+		{"adds to nothing", ``, put, none, `[{"key":"ours","value":"true","effect":"NoSchedule"}]`, true},
+		{"adds to null", `, "taints": null`, put, none, `[{"key":"ours","value":"true","effect":"NoSchedule"}]`, true},
+		{"adds to an empty list", `, "taints": []`, put, none, `[{"key":"ours","value":"true","effect":"NoSchedule"}]`, true},
+		{
+			"adds behind others", `, "taints": [{"key":"b","effect":"NoSchedule","new":1}]`, &readiness.Taint{Key: "ours", Effect: "NoExecute"}, none,
+			`[{"key":"b","effect":"NoSchedule","new":1},{"key":"ours","effect":"NoExecute"}]`, true,
+		},
+		{"is there already", `, "taints": [{"key":"ours","effect":"NoSchedule"}]`, put, none, `[{"key":"ours","effect":"NoSchedule"}]`, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			server := kubetest.NewServer(t)
+			server.Set(fmt.Appendf(nil, nodeText, test.taints))
+			api := connected(t, server, nil)
+			node := nodeOf(t, api, "")
+			patches := func() int {
+				return len(slices.DeleteFunc(server.Requests(), func(r string) bool { return !strings.HasPrefix(r, "PATCH ") }))
+			}
+			after, sent, err := api.PatchTaints(t.Context(), node, test.put, test.drop)
+			if err != nil || sent != test.sent {
+				t.Fatalf("sent %t, %v", sent, err)
+			}
+			if requests := patches(); (requests == 1) != test.sent || requests > 1 {
+				t.Errorf("%d requests", requests)
+			}
+			var whole struct {
+				Spec struct {
+					Taints any
+					CIDR   string `json:"podCIDR"`
+				}
+			}
+			if err := json.Unmarshal(server.Object("/api/v1/nodes/n"), &whole); err != nil {
+				t.Fatal(err)
+			}
+			var want any
+			if test.want != "" {
+				if err := json.Unmarshal([]byte(test.want), &want); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if diff := cmp.Diff(want, whole.Spec.Taints); diff != "" || whole.Spec.CIDR == "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if test.sent && (!node.Before(after) || slices.ContainsFunc(after.Taints, ours) != (test.put != nil)) {
+				t.Errorf("it gives %+v", after)
+			}
+		})
+	}
+}
+
+func TestPatchTaintsTestsWhatWasRead(t *testing.T) {
+	const one = `, "taints": [{"key": "b", "effect": "NoExecute"}]`
+	for name, test := range map[string]struct{ before, between string }{
+		"a first taint":         {"", fmt.Sprintf(nodeText, one)},
+		"another taint":         {one, fmt.Sprintf(nodeText, twoTaints)},
+		"no taints any more":    {one, fmt.Sprintf(nodeText, "")},
+		"the taint itself":      {"", fmt.Sprintf(nodeText, `, "taints": [{"key": "ours", "effect": "NoSchedule"}]`)},
+		"another node":          {"", strings.Replace(fmt.Sprintf(nodeText, ""), `"uid": "u"`, `"uid": "u2"`, 1)},
+		"another node, tainted": {one, strings.Replace(fmt.Sprintf(nodeText, one), `"uid": "u"`, `"uid": "u2"`, 1)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := kubetest.NewServer(t)
+			server.Set(fmt.Appendf(nil, nodeText, test.before))
+			api := connected(t, server, nil)
+			node := nodeOf(t, api, "")
+			server.Set([]byte(test.between))
+			was := string(server.Object("/api/v1/nodes/n"))
+			put := &readiness.Taint{Key: "ours", Effect: "NoSchedule"}
+			_, sent, err := api.PatchTaints(t.Context(), node, put, func(readiness.Taint) bool { return false })
+			if !sent || !IsConflict(err) {
+				t.Errorf("sent %t, %v", sent, err)
+			}
+			if got := string(server.Object("/api/v1/nodes/n")); got != was {
+				t.Errorf("it became %s", got)
+			}
+		})
+	}
+}
+
+func TestPatchCondition(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(fmt.Appendf(nil, nodeText, ""))
+	api := connected(t, server, nil)
+	node := nodeOf(t, api, "Mine")
+	for _, step := range []struct {
+		want  NodeCondition
+		since time.Time
+		sent  bool
+	}{
+		{NodeCondition{Type: "Mine", Status: "False", Reason: "R", Message: "M"}, day(4), false},
+		{NodeCondition{Type: "Mine", Status: "False", Reason: "S", Message: "M"}, day(4), true},
+		{NodeCondition{Type: "Mine", Status: "True", Reason: "S", Message: "M"}, day(9), true},
+	} {
+		after, sent, err := api.PatchCondition(t.Context(), node, step.want, day(9))
+		step.want.Since = step.since
+		if err != nil || sent != step.sent || after.Condition != step.want {
+			t.Fatalf("sent %t, %v, %+v, want %+v", sent, err, after.Condition, step.want)
+		}
+		node = after
+	}
+	if text := string(server.Object("/api/v1/nodes/n")); strings.Count(text, `"type":`) != 3 {
+		t.Errorf("the other conditions: %s", text)
+	}
+}
+
+func TestLeaseConflicts(t *testing.T) {
+	server := kubetest.NewServer(t)
+	api := connected(t, server, nil)
+	none, err := api.Lease(t.Context(), "ns", "lock")
+	if err != nil || none.Exists() {
+		t.Fatal(none, err)
+	}
+	mine := none
+	mine.Holder, mine.Duration, mine.Acquired, mine.Renewed = "a", time.Minute, day(1), day(1)
+	first, err := api.WriteLease(t.Context(), mine)
+	if err != nil || !first.Exists() || first.Holder != "a" || first.Duration != time.Minute || !first.Renewed.Equal(day(1)) {
+		t.Fatal(first, err)
+	}
+	// Two that know of none, then two that know the same one.
+	if _, err = api.WriteLease(t.Context(), mine); !IsConflict(err) {
+		t.Errorf("created twice: %v", err)
+	}
+	second, err := api.WriteLease(t.Context(), first)
+	if err != nil || second.Same(first) {
+		t.Fatal(err)
+	}
+	if _, err = api.WriteLease(t.Context(), first); !IsConflict(err) {
+		t.Errorf("written from an old one: %v", err)
+	}
+	if read, readErr := api.Lease(t.Context(), "ns", "lock"); readErr != nil || !read.Same(second) {
+		t.Errorf("%+v, %v", read, readErr)
+	}
+	server.FailOn("/leases/", kubetest.NotFoundPage, 1)
+	if got, failed := api.Lease(t.Context(), "ns", "lock"); failed == nil {
+		t.Errorf("somebody's 404 means that there is no lease: %+v", got)
+	}
+}
+
+func TestRequirements(t *testing.T) {
+	got, err := Requirements(map[string]string{
+		"b": "- {name: x, selector: 'a=1, b in (c)', namespace: ns}\n- {name: z, selector: d}\n",
+		"a": "- name: istio-cni\n  selector: k8s-app=istio-cni-node\n  namespace: istio-system\n", "c": "",
+	})
+	want := []readiness.Requirement{
+		{Name: "istio-cni", Namespaces: []string{"istio-system"}, Selector: "k8s-app=istio-cni-node"},
+		{Name: "x", Namespaces: []string{"ns"}, Selector: "a=1"},
+		{Name: "x", Namespaces: []string{"ns"}, Selector: "b in (c)"},
+		{Name: "z", Namespaces: []string{""}, Selector: "d"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+	got, err = Requirements(map[string]string{"a": "\t{", "b": "- {name: x, selektor: y}", "c": "- {selector: '-='}", "d": "- {selector: a, namespace: A/B}", "e": "- {name: z}"})
+	if got != nil || err == nil {
+		t.Fatal(got, err)
+	}
+	for _, want := range []string{`key "a": decoding`, "selektor", `key "c"[0]`, `"A/B" is not a namespace`, `key "e"[0]: the selector is empty`} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("the error lacks %q:\n%v", want, err)
+		}
+	}
+}
+
+// TestCheckSelectorIsAsTheLibrary holds what is accepted to what the API server accepts.
+func TestCheckSelectorIsAsTheLibrary(t *testing.T) {
+	for _, text := range []string{
+		"a", "a=b", "a==b", "a!=b", "a in (b)", "a in (b, c)", "a notin (b)", "!a", " a = b ", "a,b", "a=b,c in (d,e),!f", "x.io/a=b", "a=", "a>1", "a<2",
+		"a=b=c", "a in b", "a in (b", "a in b)", "in (b)", "a xx (b)", "a b", "=b", "a>x", "a>", "-a", "a=-b", "A_b/c", "a,", ",a", "a,,b", "!", "!a=b", "a in ((b))",
+		"a in (b) c", "é", "a=é", "a in (é)", strings.Repeat("x", 64), "a in ()", "a in (,)",
+	} {
+		_, theirs := labels.Parse(text)
+		if ours := CheckSelector(text); (ours == nil) != (theirs == nil) {
+			t.Errorf("%q: ours %v, the library's %v", text, ours, theirs)
+		}
+	}
+	for _, empty := range []string{"", " "} {
+		if CheckSelector(empty) == nil {
+			t.Errorf("%q picks everything", empty)
+		}
+	}
+}
+
+func TestAPIByKubeconfig(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(fmt.Appendf(nil, nodeText, ""))
+	api, err := NewAPI(Access{Kubeconfig: server.Kubeconfig(t), Now: time.Now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer api.Close()
+	if _, err := api.Node(t.Context(), "n"); err != nil || api.Server() != server.URL() {
+		t.Errorf("%s: %v", api.Server(), err)
+	}
+	if _, err := NewAPI(Access{Kubeconfig: "/nowhere", Now: time.Now}); err == nil {
+		t.Error("a kubeconfig that is not there")
+	}
+}

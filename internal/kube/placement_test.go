@@ -1,0 +1,150 @@
+package kube
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+)
+
+func TestFitsNode(t *testing.T) {
+	affinity := func(terms string) string {
+		return `{"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [` +
+			terms + `]}}}}`
+	}
+	expression := func(key, operator, values string) string {
+		return `{"key": "` + key + `", "operator": "` + operator + `", "values": [` + values + `]}`
+	}
+	matching := func(expressions ...string) string {
+		return `{"matchExpressions": [` + strings.Join(expressions, ",") + `]}`
+	}
+	field := func(operator, values string) string {
+		return `{"matchFields": [` + expression("metadata.name", operator, values) + `]}`
+	}
+	const keep = ""
+	for _, test := range []struct {
+		name, spec, taints string
+		why                string // empty when it fits
+	}{
+		{"nothing wanted", `{}`, ``, keep},
+		{"its nodeName", `{"nodeName": "node-1"}`, ``, keep},
+		{"another nodeName", `{"nodeName": "node-2"}`, ``, "nodeName"},
+		{"its labels", `{"nodeSelector": {"zone": "a", "cores": "8"}}`, ``, keep},
+		{"another label", `{"nodeSelector": {"zone": "b"}}`, ``, "zone=b"},
+		{"a label it has not", `{"nodeSelector": {"mesh": ""}}`, ``, "mesh="},
+		{"no affinity that is required", `{"affinity": {"nodeAffinity": {}}}`, ``, keep},
+		{"no terms", affinity(``), ``, "affinity"},
+		{"an empty term", affinity(`{}`), ``, "affinity"},
+		{"In", affinity(matching(expression("zone", "In", `"b", "a"`))), ``, keep},
+		{"In, not there", affinity(matching(expression("zone", "In", `"b"`))), ``, "affinity"},
+		{"In, no label", affinity(matching(expression("mesh", "In", `""`))), ``, "affinity"},
+		{"NotIn", affinity(matching(expression("zone", "NotIn", `"b"`))), ``, keep},
+		{"NotIn, there", affinity(matching(expression("zone", "NotIn", `"a"`))), ``, "affinity"},
+		{"NotIn, no label", affinity(matching(expression("mesh", "NotIn", `"a"`))), ``, keep},
+		{"Exists", affinity(matching(expression("zone", "Exists", ``))), ``, keep},
+		{"Exists, no label", affinity(matching(expression("mesh", "Exists", ``))), ``, "affinity"},
+		{"DoesNotExist", affinity(matching(expression("mesh", "DoesNotExist", ``))), ``, keep},
+		{"DoesNotExist, there", affinity(matching(expression("zone", "DoesNotExist", ``))), ``, "affinity"},
+		{"Gt", affinity(matching(expression("cores", "Gt", `"7"`))), ``, keep},
+		{"Gt, equal", affinity(matching(expression("cores", "Gt", `"8"`))), ``, "affinity"},
+		{"Lt", affinity(matching(expression("cores", "Lt", `"10"`))), ``, keep},
+		{"Lt, equal", affinity(matching(expression("cores", "Lt", `"8"`))), ``, "affinity"},
+		{"Lt of a word", affinity(matching(expression("zone", "Lt", `"8"`))), ``, "affinity"},
+		{"an operator of the future", affinity(matching(expression("zone", "Near", `"b"`))), ``, keep},
+		{"an operator of the future for a field", affinity(field("Near", `"b"`)), ``, keep},
+		{"all of a term", affinity(matching(expression("zone", "Exists", ``), expression("mesh", "Exists", ``))), ``, "affinity"},
+		{"one of the terms", affinity(matching(expression("mesh", "Exists", ``)) + "," + matching(expression("zone", "Exists", ``))), ``, keep},
+		{"its name as a field", affinity(field("In", `"node-1"`)), ``, keep},
+		{"another name as a field", affinity(field("In", `"node-2"`)), ``, "affinity"},
+		{"not another name", affinity(field("NotIn", `"node-2"`)), ``, keep},
+		{"not its name", affinity(field("NotIn", `"node-1"`)), ``, "affinity"},
+		{"two names as a field", affinity(field("In", `"node-1", "node-2"`)), ``, "affinity"},
+		{"a field that exists", affinity(field("Exists", ``)), ``, "affinity"},
+		{"both in one term", affinity(`{"matchExpressions": [` + expression("zone", "Exists", ``) + `], "matchFields": [` + expression("metadata.name", "In", `"node-2"`) + `]}`), ``, "affinity"},
+		{"not ready", `{}`, `{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}`, keep},
+		{"unreachable", `{}`, `{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute", "value": "x"}`, keep},
+		{"driven away", `{}`, `{"key": "k", "value": "v", "effect": "NoExecute"}`, "k=v:NoExecute"},
+		{"closed to new pods", `{}`, `{"key": "k", "effect": "NoSchedule"}`, keep},
+		{"disliked by new pods", `{}`, `{"key": "k", "effect": "PreferNoSchedule"}`, keep},
+		{"everything tolerated", `{"tolerations": [{"operator": "Exists"}]}`, `{"key": "k", "effect": "NoExecute"}`, keep},
+		{"tolerated by value", `{"tolerations": [{"key": "k", "value": "v"}]}`, `{"key": "k", "value": "v", "effect": "NoExecute"}`, keep},
+		{"another value tolerated", `{"tolerations": [{"key": "k", "operator": "Equal", "value": "w"}]}`, `{"key": "k", "value": "v", "effect": "NoExecute"}`, "k=v"},
+		{"another key tolerated", `{"tolerations": [{"key": "j", "operator": "Exists"}]}`, `{"key": "k", "effect": "NoExecute"}`, "k="},
+		{"another effect tolerated", `{"tolerations": [{"operator": "Exists", "effect": "NoSchedule"}]}`, `{"key": "k", "effect": "NoExecute"}`, "k="},
+		{"tolerated for a while", `{"tolerations": [{"key": "k", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}]}`, `{"key": "k", "effect": "NoExecute"}`, keep},
+		{"tolerated in a way of the future", `{"tolerations": [{"key": "k", "operator": "Lt", "value": "5"}]}`, `{"key": "k", "value": "9", "effect": "NoExecute"}`, keep},
+		{"one of two taints tolerated", `{"tolerations": [{"key": "k", "operator": "Exists"}]}`, `{"key": "k", "effect": "NoExecute"}, {"key": "j", "effect": "NoExecute"}`, "j="},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var wire wirePlacement
+			var taints []Taint
+			if err := json.Unmarshal([]byte(test.spec), &wire); err != nil {
+				t.Fatal(err)
+			}
+			if err := json.Unmarshal([]byte("["+test.taints+"]"), &taints); err != nil {
+				t.Fatal(err)
+			}
+			node := Node{Name: "node-1", Labels: map[string]string{"zone": "a", "cores": "8"}, Taints: taints}
+			fits, why := FitsNode(DaemonSet{Placement: wire.placement()}, node)
+			if fits != (test.why == keep) || !strings.Contains(why, test.why) || (why == "") != fits {
+				t.Errorf("got %v because %q, want %q", fits, why, test.why)
+			}
+		})
+	}
+}
+
+// TestRequirementsAgreeWithTheLibrary tries all combinations of what a requirement is made of.
+func TestRequirementsAgreeWithTheLibrary(t *testing.T) {
+	operators := map[string]selection.Operator{
+		"In": selection.In, "NotIn": selection.NotIn, "Exists": selection.Exists, "DoesNotExist": selection.DoesNotExist,
+		"Gt": selection.GreaterThan, "Lt": selection.LessThan,
+	}
+	lists := [][]string{nil, {""}, {"a"}, {"7"}, {"9"}, {"-1"}, {"a", "8"}, {"x", "9223372036854775808"}, {"9223372036854775808"}}
+	nodes := []map[string]string{nil, {"k": ""}, {"k": "a"}, {"k": "8"}, {"k": "08"}, {"k": "-2"}, {"other": "a"}}
+	tried := 0
+	for operator, theirs := range operators {
+		for _, values := range lists {
+			requirement, err := labels.NewRequirement("k", theirs, values)
+			for _, node := range nodes {
+				tried++
+				want := err == nil && requirement.Matches(labels.Set(node))
+				if got := (Requirement{Key: "k", Operator: operator, Values: values}).holds(node); got != want {
+					t.Errorf("%s %q for %v: got %v, want %v", operator, values, node, got, want)
+				}
+			}
+		}
+	}
+	if tried != 6*9*7 {
+		t.Errorf("tried %d combinations", tried)
+	}
+}
+
+// TestTolerationsAgreeWithTheLibrary does the same, for the operators that decide something here.
+func TestTolerationsAgreeWithTheLibrary(t *testing.T) {
+	for _, key := range []string{"", "k", "j"} {
+		for _, operator := range []string{"", "Equal", "Exists"} {
+			for _, value := range []string{"", "v", "w"} {
+				for _, effect := range []string{"", "NoExecute", "NoSchedule"} {
+					for _, taint := range []Taint{{"k", "v", "NoExecute"}, {"k", "", "NoSchedule"}} {
+						library := corev1.Toleration{
+							Key: key, Operator: corev1.TolerationOperator(operator), Value: value, Effect: corev1.TaintEffect(effect),
+						}
+						want := judge(library.ToleratesTaint, corev1.Taint{Key: taint.Key, Value: taint.Value, Effect: corev1.TaintEffect(taint.Effect)})
+						if got := (Toleration{key, operator, value, effect}).tolerates(taint); got != want {
+							t.Errorf("%v for %v: got %v, want %v", library, taint, got, want)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// judge asks the library, whose logger is of a type that nothing else here needs.
+func judge[L any](tolerates func(L, *corev1.Taint, bool) bool, taint corev1.Taint) bool {
+	var silent L
+	return tolerates(silent, &taint, true)
+}

@@ -1,0 +1,116 @@
+package kube
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+// EnablementSelectors turns AMBIENT_ENABLEMENT_SELECTOR, a YAML list of {podSelector, namespaceSelector}, into the
+// compact JSON list of the plugin's configuration (enablement_selectors), in which both keys are always there. Both are
+// label selectors (k8s.io/apimachinery/pkg/apis/meta/v1.LabelSelector); one that is absent or empty selects everything.
+// Empty text is an empty list. A key that is not known is an error: misspelt, it would select everything as well.
+// All that is wrong is reported at once.
+func EnablementSelectors(yamlText string) (json.RawMessage, error) {
+	var list []struct {
+		Pod       labelSelector `json:"podSelector"`
+		Namespace labelSelector `json:"namespaceSelector"`
+	}
+	if err := yaml.UnmarshalStrict([]byte(yamlText), &list); err != nil {
+		return nil, fmt.Errorf("decoding enablement selectors: %s", clean(err.Error()))
+	}
+	if len(list) == 0 {
+		return json.RawMessage("[]"), nil
+	}
+	var wrong []error
+	for i := range list {
+		wrong = append(wrong, list[i].Pod.validate(fmt.Sprintf("[%d].podSelector", i)),
+			list[i].Namespace.validate(fmt.Sprintf("[%d].namespaceSelector", i)))
+	}
+	if err := errors.Join(wrong...); err != nil {
+		return nil, fmt.Errorf("checking enablement selectors: %w", err)
+	}
+	return json.Marshal(list)
+}
+
+type labelSelector struct {
+	Labels       map[string]string `json:"matchLabels,omitempty"`
+	Requirements []Requirement     `json:"matchExpressions,omitempty"`
+}
+
+// validate says what the API server's own check would refuse; at is the place in the list.
+func (s *labelSelector) validate(at string) error {
+	var wrong []error
+	for _, key := range slices.Sorted(maps.Keys(s.Labels)) {
+		wrong = append(wrong, checkLabelKey(key, at+".matchLabels"), checkLabelValue(s.Labels[key], at+".matchLabels"))
+	}
+	for i, requirement := range s.Requirements {
+		place := fmt.Sprintf("%s.matchExpressions[%d]", at, i)
+		wrong = append(wrong, checkLabelKey(requirement.Key, place))
+		for _, value := range requirement.Values {
+			wrong = append(wrong, checkLabelValue(value, place))
+		}
+		switch requirement.Operator {
+		case "In", "NotIn":
+			if len(requirement.Values) == 0 {
+				wrong = append(wrong, fmt.Errorf("%s: operator %s needs values", place, requirement.Operator))
+			}
+		case "Exists", "DoesNotExist":
+			if len(requirement.Values) > 0 {
+				wrong = append(wrong, fmt.Errorf("%s: operator %s takes no values", place, requirement.Operator))
+			}
+		default:
+			wrong = append(wrong, fmt.Errorf("%s: operator %q is not In, NotIn, Exists or DoesNotExist", place,
+				clean(requirement.Operator)))
+		}
+	}
+	return errors.Join(wrong...)
+}
+
+// maxLabel is the longest name or value of a label; a prefix is a DNS subdomain of up to 253 characters.
+const maxLabel = 63
+
+func checkLabelKey(key, at string) error {
+	prefix, name, prefixed := strings.Cut(key, "/")
+	if !prefixed {
+		prefix, name = "", key
+	}
+	if prefixed && !validSubdomain(prefix) || name == "" || !validLabelText(name) {
+		return fmt.Errorf("%s: %q is not a label's key", at, clean(key))
+	}
+	return nil
+}
+
+func checkLabelValue(value, at string) error {
+	if value != "" && !validLabelText(value) {
+		return fmt.Errorf("%s: %q is not a label's value", at, clean(value))
+	}
+	return nil
+}
+
+// validLabelText accepts letters, digits, '-', '_' and '.', the last three not at the ends.
+func validLabelText(text string) bool {
+	return len(text) <= maxLabel && validSegment(text) && alphanumeric(text[0]) && alphanumeric(text[len(text)-1])
+}
+
+// validSubdomain accepts what RFC 1123 allows, in lower case.
+func validSubdomain(text string) bool {
+	if !validSegment(text) || strings.ToLower(text) != text || strings.Contains(text, "_") {
+		return false
+	}
+	for part := range strings.SplitSeq(text, ".") {
+		if part == "" || !alphanumeric(part[0]) || !alphanumeric(part[len(part)-1]) {
+			return false
+		}
+	}
+	return true
+}
+
+func alphanumeric(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+}

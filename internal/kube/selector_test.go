@@ -1,0 +1,126 @@
+package kube
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func TestEnablementSelectors(t *testing.T) {
+	for _, test := range []struct{ name, text, want string }{
+		{"nothing", "", `[]`},
+		{"an empty list", "[]", `[]`},
+		{"null", "null", `[]`},
+		{"both absent", "- {}", `[{"podSelector":{},"namespaceSelector":{}}]`},
+		{"one absent, one null", "- namespaceSelector: null", `[{"podSelector":{},"namespaceSelector":{}}]`},
+		{
+			"those of the chart",
+			`- podSelector:
+    matchLabels: {istio.io/dataplane-mode: ambient}
+- podSelector:
+    matchExpressions:
+    - key: istio.io/dataplane-mode
+      operator: NotIn
+      values: [none]
+  namespaceSelector:
+    matchLabels:
+      istio.io/dataplane-mode: ambient
+`,
+			`[{"podSelector":{"matchLabels":{"istio.io/dataplane-mode":"ambient"}},"namespaceSelector":{}},` +
+				`{"podSelector":{"matchExpressions":[{"key":"istio.io/dataplane-mode","operator":"NotIn","values":["none"]}]},` +
+				`"namespaceSelector":{"matchLabels":{"istio.io/dataplane-mode":"ambient"}}}]`,
+		},
+		{
+			"a number for a label", "- podSelector: {matchLabels: {a: 1}}",
+			`[{"podSelector":{"matchLabels":{"a":"1"}},"namespaceSelector":{}}]`,
+		},
+		{
+			"without values", "- podSelector: {matchExpressions: [{key: a, operator: Exists}]}",
+			`[{"podSelector":{"matchExpressions":[{"key":"a","operator":"Exists"}]},"namespaceSelector":{}}]`,
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := EnablementSelectors(test.text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, string(got)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestEnablementSelectorsRefuses(t *testing.T) {
+	for _, test := range []struct {
+		name, text string
+		want       []string
+	}{
+		{"no YAML", "\t:", []string{"decoding enablement selectors"}},
+		{"no list", "podSelector: {}", []string{"decoding enablement selectors"}},
+		{"a misspelt key", "- podSelektor: {}", []string{"podSelektor"}},
+		{"a misspelt key further down", "- podSelector: {matchLabel: {a: b}}", []string{"matchLabel"}},
+		{"a key twice", "- podSelector: {}\n  podSelector: {}", []string{"podSelector"}},
+		{"a list for a label", "- podSelector: {matchLabels: {a: [1]}}", []string{"decoding enablement selectors"}},
+		{
+			"all that is wrong, with its place",
+			"- podSelector: {matchExpressions: [{key: a, operator: Gt, values: ['1']}, {key: b, operator: In}]}\n" +
+				"- namespaceSelector: {matchLabels: {'a b': c, d: 'e f'}, matchExpressions: [{operator: Exists, key: '', values: [x]}]}",
+			[]string{
+				`[0].podSelector.matchExpressions[0]: operator "Gt" is not In, NotIn, Exists or DoesNotExist`,
+				`[0].podSelector.matchExpressions[1]: operator In needs values`,
+				`[1].namespaceSelector.matchLabels: "a b" is not a label's key`,
+				`[1].namespaceSelector.matchLabels: "e f" is not a label's value`,
+				`[1].namespaceSelector.matchExpressions[0]: "" is not a label's key`,
+				`[1].namespaceSelector.matchExpressions[0]: operator Exists takes no values`,
+			},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := EnablementSelectors(test.text)
+			if err == nil || got != nil {
+				t.Fatalf("got %s, %v, want an error", got, err)
+			}
+			for _, want := range test.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("the error %q lacks %q", err, want)
+				}
+			}
+		})
+	}
+}
+
+// TestSelectorsAreJudgedAsByTheLibrary holds what is accepted to what the plugin's peers accept.
+func TestSelectorsAreJudgedAsByTheLibrary(t *testing.T) {
+	long := strings.Repeat("x", 63)
+	keys := []string{
+		"a", "A", "a-b", "a_b.c", "-a", "a-", "", "/a", "a/", "a/b", "a/b/c", "A/b", "a_b/c", "a.b/c", "a..b/c", "-a/b", long, long + "x",
+		strings.Repeat("a.", 126) + "a/b", strings.Repeat("a.", 127) + "a/b", "é", "a b",
+	}
+	values := []string{"", "a", "-", "a.", "a b", long, long + "x", "é", "A_1-b.c"}
+	agree := func(selector metav1.LabelSelector) {
+		t.Helper()
+		text, err := json.Marshal([]map[string]any{{"podSelector": selector}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, theirs := metav1.LabelSelectorAsSelector(&selector)
+		if _, ours := EnablementSelectors(string(text)); (ours == nil) != (theirs == nil) {
+			t.Errorf("%s: ours %v, the library's %v", text, ours, theirs)
+		}
+	}
+	for _, key := range keys {
+		agree(metav1.LabelSelector{MatchLabels: map[string]string{key: "v"}})
+	}
+	for _, value := range values {
+		agree(metav1.LabelSelector{MatchLabels: map[string]string{"k": value}})
+	}
+	for _, operator := range []metav1.LabelSelectorOperator{"In", "NotIn", "Exists", "DoesNotExist", "Gt", "in", ""} {
+		for _, list := range [][]string{nil, {}, {"a"}, {"a", "b"}, {"a b"}} {
+			agree(metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "k", Operator: operator, Values: list}}})
+		}
+	}
+}
