@@ -1,0 +1,185 @@
+// Package health is whether the node agent is alive and whether its node is ready, part by part and with reasons.
+//
+// It promises that readiness names each part that is not ready and why, that a change of a part is logged once, at
+// info, and that liveness fails when a part that should move stands still, and only then: an agent that waits for a
+// primary configuration is alive and not ready.
+//
+// It never opens a port, never asks a part anything (parts report), and starts no goroutine.
+//
+// Start reading at State. The two endpoints are in http.go.
+package health
+
+import (
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+)
+
+// missedBeats is how many intervals a part may be silent before it counts as standing still.
+const missedBeats = 3
+
+// starting is the reason of a part that has not reported yet.
+const starting = "starting"
+
+// Options are what a State tells of its changes. The zero value tells nobody.
+type Options struct {
+	// Log has one record at info for each change of a part, and one when all of them become ready or cease to be.
+	Log *slog.Logger
+	// Now is the clock; nil means the system's.
+	Now func() time.Time
+	// OnReady and OnUnready are called when all parts have become ready and when that has ended. They are called in the
+	// order of the changes and must not call the State.
+	OnReady, OnUnready func()
+}
+
+// State is what the parts of an agent have reported. Its methods may be called from several goroutines.
+type State struct {
+	options Options
+
+	mu    sync.Mutex
+	parts []Part
+	ready bool
+	beats map[string]beat
+}
+
+// Part is a part of the agent as it last reported. Since is when it became as it is: ready, or not ready for this
+// reason. Reason is empty when it is ready.
+type Part struct {
+	Name   string    `json:"name"`
+	Ready  bool      `json:"ready"`
+	Reason string    `json:"reason,omitempty"`
+	Since  time.Time `json:"since"`
+}
+
+// Snapshot is the state at one moment. It is ready when all its parts are.
+type Snapshot struct {
+	Ready bool   `json:"ready"`
+	Parts []Part `json:"parts"`
+}
+
+// Silent is a part that has not beaten in time.
+type Silent struct {
+	Name  string    `json:"name"`
+	Last  time.Time `json:"last"`
+	Every string    `json:"every"`
+}
+
+type beat struct {
+	last  time.Time
+	every time.Duration
+}
+
+// NewState returns a state of parts that are not ready yet, in the order in which they will be shown. Without parts it is
+// ready.
+func NewState(o Options, parts ...string) *State {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Now == nil {
+		o.Now = time.Now //nolint:forbidigo // the only clock of the package; callers that need another one pass it
+	}
+	s := &State{options: o, beats: make(map[string]beat)}
+	for _, name := range parts {
+		s.parts = append(s.parts, Part{Name: name, Reason: starting, Since: o.Now()})
+	}
+	s.tellWhole()
+	return s
+}
+
+// Ready reports that a part does its work. A part that NewState was not told of is added.
+func (s *State) Ready(part string) {
+	s.report(Part{Name: part, Ready: true})
+}
+
+// NotReady reports that a part does not do its work, and why: a sentence for a person, such as "waiting for a CNI
+// configuration in /host/etc/cni/net.d". An empty reason becomes "unknown".
+func (s *State) NotReady(part, reason string) {
+	if reason == "" {
+		reason = "unknown"
+	}
+	s.report(Part{Name: part, Reason: reason})
+}
+
+func (s *State) report(now Part) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := slices.IndexFunc(s.parts, func(p Part) bool { return p.Name == now.Name })
+	if at < 0 {
+		s.parts = append(s.parts, Part{Name: now.Name, Reason: starting})
+		at = len(s.parts) - 1
+	}
+	before := s.parts[at]
+	if before.Ready == now.Ready && before.Reason == now.Reason && !before.Since.IsZero() {
+		return
+	}
+	now.Since = s.options.Now()
+	s.parts[at] = now
+	if now.Ready {
+		s.options.Log.Info("part is ready", "part", now.Name)
+	} else {
+		s.options.Log.Info("part is not ready", "part", now.Name, "reason", now.Reason)
+	}
+	s.tellWhole()
+}
+
+// tellWhole tells whether all parts are ready, if that has changed.
+func (s *State) tellWhole() {
+	ready := !slices.ContainsFunc(s.parts, func(p Part) bool { return !p.Ready })
+	if ready == s.ready {
+		return
+	}
+	s.ready = ready
+	tell := s.options.OnUnready
+	if ready {
+		tell = s.options.OnReady
+		s.options.Log.Info("agent is ready")
+	} else {
+		s.options.Log.Info("agent is not ready")
+	}
+	if tell != nil {
+		tell()
+	}
+}
+
+// Snapshot returns the state of all parts.
+func (s *State) Snapshot() Snapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return Snapshot{Ready: s.ready, Parts: slices.Clone(s.parts)}
+}
+
+// Beat reports that a loop goes round, and that it will again within the given time. The first beat makes the loop one
+// that has to; Rest ends that. A loop beats once before it does anything that could hang.
+func (s *State) Beat(part string, every time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.beats[part] = beat{last: s.options.Now(), every: every}
+}
+
+// Rest reports that a loop has ended on purpose or waits for something that may take any time.
+func (s *State) Rest(part string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.beats, part)
+}
+
+// Standstill returns the parts that have not beaten for three of their intervals, by name.
+func (s *State) Standstill() []Silent {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.options.Now()
+	var silent []Silent
+	for name, b := range s.beats {
+		if now.Sub(b.last) > missedBeats*b.every {
+			silent = append(silent, Silent{Name: name, Last: b.last, Every: b.every.String()})
+		}
+	}
+	slices.SortFunc(silent, func(a, b Silent) int {
+		if a.Name < b.Name {
+			return -1
+		}
+		return 1
+	})
+	return silent
+}

@@ -1,0 +1,223 @@
+package health
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// bench is a state with a clock that stands until it is moved, and everything the state tells.
+type bench struct {
+	*State
+
+	now  time.Time
+	log  bytes.Buffer
+	told []string
+}
+
+func newBench(parts ...string) *bench {
+	b := &bench{now: time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC)}
+	b.State = NewState(Options{
+		Log:       slog.New(slog.NewTextHandler(&b.log, nil)),
+		Now:       func() time.Time { return b.now },
+		OnReady:   func() { b.told = append(b.told, "ready") },
+		OnUnready: func() { b.told = append(b.told, "unready") },
+	}, parts...)
+	return b
+}
+
+// lines returns the log without times.
+func (b *bench) lines() []string {
+	var lines []string
+	for line := range strings.Lines(b.log.String()) {
+		lines = append(lines, strings.TrimSpace(line[strings.Index(line, "level="):]))
+	}
+	return lines
+}
+
+func get(t *testing.T, h http.Handler, method, path string) (int, string) {
+	t.Helper()
+	rec := httptest.NewRecorder()
+	h.ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), method, path, nil))
+	if rec.Code < 400 || rec.Code == http.StatusServiceUnavailable {
+		if got := rec.Header().Get("Content-Type"); got != "application/json" {
+			t.Errorf("content type is %q", got)
+		}
+	}
+	return rec.Code, strings.TrimSpace(rec.Body.String())
+}
+
+func TestReadyzSaysWhichPartIsNotReadyAndWhy(t *testing.T) {
+	b := newBench("binaries", "cni-config")
+	expect := func(code int, body string) {
+		t.Helper()
+		gotCode, got := get(t, b.Handler(), http.MethodGet, "/readyz")
+		if diff := cmp.Diff(fmt.Sprint(code, " ", body), fmt.Sprint(gotCode, " ", got)); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}
+	expect(503, `{"ready":false,"parts":[`+
+		`{"name":"binaries","ready":false,"reason":"starting","since":"2026-05-04T03:02:01Z"},`+
+		`{"name":"cni-config","ready":false,"reason":"starting","since":"2026-05-04T03:02:01Z"}]}`)
+
+	b.now = b.now.Add(time.Second)
+	b.Ready("binaries")
+	b.NotReady("cni-config", "waiting for a CNI configuration in /host/etc/cni/net.d")
+	expect(503, `{"ready":false,"parts":[`+
+		`{"name":"binaries","ready":true,"since":"2026-05-04T03:02:02Z"},`+
+		`{"name":"cni-config","ready":false,"reason":"waiting for a CNI configuration in /host/etc/cni/net.d",`+
+		`"since":"2026-05-04T03:02:02Z"}]}`)
+
+	b.now = b.now.Add(time.Second)
+	b.Ready("binaries") // once more changes nothing
+	b.Ready("cni-config")
+	expect(200, `{"ready":true,"parts":[`+
+		`{"name":"binaries","ready":true,"since":"2026-05-04T03:02:02Z"},`+
+		`{"name":"cni-config","ready":true,"since":"2026-05-04T03:02:03Z"}]}`)
+}
+
+func TestEachChangeIsToldOnce(t *testing.T) {
+	b := newBench("config")
+	for range 3 {
+		b.NotReady("config", "waiting")
+	}
+	for range 3 {
+		b.Ready("config")
+	}
+	for range 3 {
+		b.NotReady("config", "")
+	}
+	b.NotReady("config", "fighting with cilium")
+	want := []string{
+		`level=INFO msg="part is not ready" part=config reason=waiting`,
+		`level=INFO msg="part is ready" part=config`,
+		`level=INFO msg="agent is ready"`,
+		`level=INFO msg="part is not ready" part=config reason=unknown`,
+		`level=INFO msg="agent is not ready"`,
+		`level=INFO msg="part is not ready" part=config reason="fighting with cilium"`,
+	}
+	if diff := cmp.Diff(want, b.lines()); diff != "" {
+		t.Errorf("log (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"ready", "unready"}, b.told); diff != "" {
+		t.Errorf("told (-want +got):\n%s", diff)
+	}
+}
+
+func TestReadyNeedsEveryPart(t *testing.T) {
+	b := newBench("a", "b")
+	b.Ready("a")
+	if b.Snapshot().Ready || b.told != nil {
+		t.Error("ready by half of the parts")
+	}
+	b.Ready("b")
+	b.NotReady("late", "nobody was told of this part")
+	if diff := cmp.Diff([]string{"ready", "unready"}, b.told); diff != "" {
+		t.Errorf("told (-want +got):\n%s", diff)
+	}
+	if s := b.Snapshot(); s.Ready || len(s.Parts) != 3 {
+		t.Errorf("with the late part it is %+v", s)
+	}
+	b.Ready("late")
+	if !b.Snapshot().Ready {
+		t.Error("not ready when all parts are")
+	}
+}
+
+func TestWithoutPartsItIsReady(t *testing.T) {
+	b := newBench()
+	code, body := get(t, b.Handler(), http.MethodGet, "/readyz")
+	if code != 200 || body != `{"ready":true,"parts":[]}` || len(b.told) != 1 {
+		t.Errorf("%d %s, told %q", code, body, b.told)
+	}
+}
+
+func TestASnapshotDoesNotChange(t *testing.T) {
+	b := newBench("a")
+	before := b.Snapshot()
+	b.Ready("a")
+	if before.Ready || before.Parts[0].Ready {
+		t.Errorf("the snapshot became %+v", before)
+	}
+}
+
+func TestHealthzIsAboutBeatsOnly(t *testing.T) {
+	b := newBench("never-ready")
+	expect := func(name string, code int, body string) {
+		t.Helper()
+		gotCode, got := get(t, b.Handler(), http.MethodGet, "/healthz")
+		if diff := cmp.Diff(fmt.Sprint(code, " ", body), fmt.Sprint(gotCode, " ", got)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	expect("not ready and no loop", 200, `{"live":true}`)
+	b.Beat("watch", 10*time.Second)
+	b.Beat("api", time.Minute)
+	b.now = b.now.Add(30 * time.Second)
+	expect("three intervals", 200, `{"live":true}`)
+	b.now = b.now.Add(time.Millisecond)
+	expect("more than three", 503,
+		`{"live":false,"silent":[{"name":"watch","last":"2026-05-04T03:02:01Z","every":"10s"}]}`)
+	b.now = b.now.Add(10 * time.Minute)
+	expect("both, by name", 503, `{"live":false,"silent":[`+
+		`{"name":"api","last":"2026-05-04T03:02:01Z","every":"1m0s"},`+
+		`{"name":"watch","last":"2026-05-04T03:02:01Z","every":"10s"}]}`)
+	b.Beat("watch", 10*time.Second)
+	b.Rest("api")
+	expect("beats again, and the other rests", 200, `{"live":true}`)
+}
+
+func TestEndpointsOnlyAnswerReaders(t *testing.T) {
+	b := newBench()
+	for _, c := range []struct {
+		method, path string
+		want         int
+	}{
+		{http.MethodHead, "/healthz", 200},
+		{http.MethodHead, "/readyz", 200},
+		{http.MethodPost, "/readyz", 405},
+		{http.MethodGet, "/", 404},
+		{http.MethodGet, "/debug/pprof/", 404},
+	} {
+		if got, _ := get(t, b.Handler(), c.method, c.path); got != c.want {
+			t.Errorf("%s %s is answered with %d, want %d", c.method, c.path, got, c.want)
+		}
+	}
+}
+
+func TestReportsAndProbesAtTheSameTime(t *testing.T) {
+	s := NewState(Options{}, "a", "b")
+	var all sync.WaitGroup
+	for _, part := range []string{"a", "b"} {
+		all.Go(func() {
+			for range 100 {
+				s.NotReady(part, "x")
+				s.Ready(part)
+				s.Beat(part, time.Hour)
+			}
+		})
+		all.Go(func() {
+			for range 100 {
+				if silent := s.Standstill(); len(silent) > 0 {
+					t.Errorf("silent: %v", silent)
+				}
+				if _, err := json.Marshal(s.Snapshot()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if !s.Snapshot().Ready {
+		t.Error("not ready in the end")
+	}
+}

@@ -1,0 +1,251 @@
+package installation_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/agent/installation"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+)
+
+// situation is a node and a mode, and what an installation and its undoing make of it when nothing fails.
+type situation struct {
+	mode  cniconf.Mode
+	files []string
+	// primary is what the runtime runs besides the stanza.
+	primary []string
+	// installed and back are the configuration in the end.
+	installed, back map[string]string
+}
+
+func situations(t *testing.T) map[string]situation {
+	t.Helper()
+	out := map[string]situation{}
+	for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Standalone} {
+		for name, files := range map[string][]string{
+			"list": {"10-bridge.conflist", conflist}, "single": {"10-bridge.conf", bridgeConf},
+		} {
+			if mode == cniconf.DropIn && name == "single" {
+				continue // there is no such thing
+			}
+			n := newNode(t, files...)
+			n.config.Want.Mode = mode
+			s := situation{mode: mode, files: files, primary: n.loaded()}
+			must(t, n.reconcile(n.agent()))
+			s.installed = n.conf()
+			n.uninstall(n.agent())
+			s.back = n.conf()
+			out[fmt.Sprintf("%s %s", mode, name)] = s
+		}
+	}
+	return out
+}
+
+func (s situation) node(t *testing.T) *node {
+	t.Helper()
+	n := newNodeAt(t, memory(t), s.files...)
+	n.config.Want.Mode = s.mode
+	return n
+}
+
+// memory is a directory on which nothing waits for a disk: there are thousands of nodes here.
+func memory(t *testing.T) string {
+	t.Helper()
+	root, err := os.MkdirTemp("/dev/shm", "installation-test-") //nolint:usetesting // elsewhere
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	return root
+}
+
+// conf is the configuration directory as it can be compared with another node's.
+func (n *node) conf() map[string]string {
+	n.t.Helper()
+	out := n.tree("net.d")
+	for name, text := range out {
+		out[name] = strings.ReplaceAll(text, n.root, "")
+	}
+	return out
+}
+
+// remedies are what an error says to a person besides the file. A disk that fails has none yet.
+func remedies() map[syscall.Errno]string {
+	return map[syscall.Errno]string{
+		syscall.ENOSPC: "make room", syscall.EROFS: "read-only", syscall.EACCES: "SELinux", syscall.EIO: "input/output error",
+	}
+}
+
+var temporaryName = regexp.MustCompile(`\.tmp\.[0-9]+`)
+
+// fault is one call that failed.
+type fault struct {
+	call  string
+	errno syscall.Errno
+}
+
+// file is what the call was for. Of a file that gets another name it is the old one.
+func (f fault) file() string {
+	words := strings.Fields(f.call)
+	file := words[1]
+	if words[0] == "symlink" || words[0] == "rename" && temporaryName.MatchString(file) {
+		file = words[2]
+	}
+	return temporaryName.ReplaceAllString(file, "")
+}
+
+// harmless is a call whose failure costs nothing but a temporary file until the next look.
+func (f fault) harmless() bool {
+	return strings.HasPrefix(f.call, "remove ") && temporaryName.MatchString(f.call)
+}
+
+// told asserts that the error is for a person: cause, file and remedy.
+func (f fault) told(t *testing.T, err error) {
+	t.Helper()
+	if !errors.Is(err, f.errno) {
+		t.Errorf("%v at %q: error %v", f.errno, f.call, err)
+		return
+	}
+	for _, want := range []string{f.file(), remedies()[f.errno]} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%v at %q: the error lacks %q: %v", f.errno, f.call, want, err)
+		}
+	}
+}
+
+// safe asserts that the node works: the runtime loads what it did, and what it runs is there.
+func (n *node) safe(s situation, f fault) {
+	n.t.Helper()
+	got := n.loaded()
+	if !slices.Equal(slices.DeleteFunc(slices.Clone(got), isStanza), s.primary) {
+		n.t.Fatalf("%v at %q: the runtime runs %q, want %q\n%v", f.errno, f.call, got, s.primary, n.tree("net.d"))
+	}
+	stanza := slices.ContainsFunc(got, isStanza) || n.there("net.d/net/"+cniconf.DropInName) || n.there("net.d/"+cniconf.StandaloneName)
+	if stanza && (!n.there("bin/istio-cni") || !n.there("run/"+cniconf.KubeconfigName)) {
+		n.t.Errorf("%v at %q: a stanza without program or kubeconfig", f.errno, f.call)
+	}
+}
+
+func isStanza(plugin string) bool { return plugin == "istio-cni" }
+
+// temps are the temporary files anywhere on the node.
+func (n *node) temps() []string {
+	n.t.Helper()
+	var out []string
+	for name := range n.tree(".") {
+		if temporaryName.MatchString(name) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// everyFault runs a piece of work on a fresh node for each of its calls and each errno. The agent that did it is given to
+// the check; only that one call fails.
+func everyFault(t *testing.T, prepare func() *node, work func(*node, *installation.Installation) error,
+	check func(*node, *installation.Installation, fault, error),
+) {
+	t.Helper()
+	for errno := range remedies() {
+		for at := 0; ; at++ {
+			n := prepare()
+			faults := hostfstest.FailAt(at, errno)
+			n.disk.Ops = faults
+			a := n.agent()
+			err := work(n, a)
+			if log := faults.Log(); len(log) > at {
+				check(n, a, fault{log[at], errno}, err)
+				continue
+			}
+			if err != nil || at < 5 {
+				t.Errorf("without a fault: %v after %d calls", err, at)
+			}
+			break
+		}
+	}
+}
+
+func TestEveryFaultOfAnInstallation(t *testing.T) {
+	t.Parallel()
+	for name, s := range situations(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			install := func(n *node, a *installation.Installation) error { return n.reconcile(a) }
+			everyFault(t, func() *node { return s.node(t) }, install, func(n *node, a *installation.Installation, f fault, err error) {
+				n.safe(s, f)
+				if f.harmless() {
+					must(t, err)
+				} else {
+					f.told(t, err)
+					if left := n.temps(); len(left) > 0 {
+						t.Errorf("%v at %q: left %q", f.errno, f.call, left)
+					}
+				}
+				must(t, n.reconcile(a))
+				if diff := cmp.Diff(s.installed, n.conf()); diff != "" || len(n.temps()) > 0 {
+					t.Errorf("%v at %q, and then a second try: temporary files %q\n%s", f.errno, f.call, n.temps(), diff)
+				}
+				n.safe(s, f)
+			})
+		})
+	}
+}
+
+// TestW21EveryFaultOfAnUninstallation: what can be given back is, and the rest is told.
+func TestW21EveryFaultOfAnUninstallation(t *testing.T) {
+	t.Parallel()
+	for name, s := range situations(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			everyFault(t, func() *node {
+				n := s.node(t)
+				must(t, n.reconcile(n.agent()))
+				n.put("net.d/ZZZ-istio-cni-kubeconfig", "x", 0o600)
+				return n
+			}, func(_ *node, a *installation.Installation) error {
+				_, err := a.Uninstall(t.Context())
+				return err
+			}, func(n *node, a *installation.Installation, f fault, err error) {
+				n.safe(s, f)
+				// What fails in the configuration is tried again at once.
+				again := strings.HasPrefix(f.file(), n.path("net.d")) && !strings.Contains(f.file(), "kubeconfig")
+				if !again && !f.harmless() {
+					f.told(t, err)
+				}
+				n.only(f)
+				if _, err := a.Uninstall(t.Context()); err != nil {
+					t.Errorf("%v at %q, and then a second try: %v", f.errno, f.call, err)
+				}
+				if diff := cmp.Diff(s.back, n.conf()); diff != "" || len(n.tree("bin"))+len(n.tree("run")) > 0 {
+					t.Errorf("%v at %q, and then a second try: %v\n%s", f.errno, f.call, n.tree("."), diff)
+				}
+			})
+		})
+	}
+}
+
+// only asserts that nothing of ours is left but the file of the fault.
+func (n *node) only(f fault) {
+	n.t.Helper()
+	ours := []string{"net.d/ZZZ-istio-cni-kubeconfig", "run/istio-cni-kubeconfig", "bin/istio-cni"}
+	for _, link := range installation.Links() {
+		ours = append(ours, "bin/"+link)
+	}
+	for _, name := range ours {
+		if n.there(name) && f.file() != n.path(name) {
+			n.t.Errorf("%v at %q: %s is left", f.errno, f.call, name)
+		}
+	}
+	if slices.ContainsFunc(n.loaded(), isStanza) {
+		n.t.Errorf("%v at %q: the stanza is left", f.errno, f.call)
+	}
+}

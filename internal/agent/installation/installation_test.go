@@ -1,0 +1,645 @@
+package installation_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math/big"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/agent/health"
+	"github.com/meshcni/istio-cni/internal/agent/installation"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+)
+
+const (
+	conflist = `{"cniVersion":"1.0.0","name":"net","plugins":[
+  {"type":"bridge","n":12345678901234567890},
+  {"type":"portmap"}
+]}
+`
+	bridgeConf = "{\"cniVersion\":\"0.4.0\",\"name\":\"mynet\",\n\t\"type\":\"bridge\"}"
+)
+
+// node is a false root directory with what a kubelet and a primary CNI leave there.
+type node struct {
+	t      *testing.T
+	root   string
+	config installation.Config
+	health *health.State
+	// metrics counts what the agent did.
+	metrics *metrics.Metrics
+	events  []string
+	clock   time.Time
+	disk    hostfs.Disk
+	// loose compares without white space: a stanza of the reference is replaced where it stands, and gone if it was removed before.
+	loose bool
+}
+
+func newNode(t *testing.T, files ...string) *node {
+	t.Helper()
+	return newNodeAt(t, t.TempDir(), files...)
+}
+
+// newNodeAt is newNode in a directory of the caller.
+func newNodeAt(t *testing.T, root string, files ...string) *node {
+	t.Helper()
+	n := &node{t: t, root: root, clock: time.Unix(1_800_000_000, 0), metrics: metrics.New("test")}
+	n.health = health.NewState(health.Options{}, installation.PartBinaries, installation.PartKubeconfig, installation.PartConf)
+	n.put("source/istio-cni", "program 1", 0o755)
+	n.put("sa/token", "token-1", 0o600)
+	n.put("sa/ca.crt", authority(t), 0o600)
+	for _, dir := range []string{"bin", "net.d", "cache/results", "netns"} {
+		if err := os.MkdirAll(n.path(dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := 0; i < len(files); i += 2 {
+		n.put("net.d/"+files[i], files[i+1], 0o644)
+	}
+	n.config = installation.Config{
+		Source: n.path("source/istio-cni"), BinDirs: []string{n.path("bin")}, Update: true, Reinstall: true,
+		NetDir: n.path("net.d"), HostNetDir: "/etc/cni/net.d", RunDir: n.path("run"), RunDirMode: 0o700,
+		Want: cniconf.Want{
+			Stanza:   cniconf.Stanza{LogLevel: "info", RunDir: n.path("run"), ExcludeNamespaces: []string{"kube-system"}},
+			FileMode: 0o600,
+		},
+		Server: kube.Address{Host: "10.0.0.1", Port: "443"}, Token: n.path("sa/token"), CA: n.path("sa/ca.crt"), KubeconfigMode: 0o600,
+		OldKubeconfig: n.path("net.d/ZZZ-istio-cni-kubeconfig"), CacheDir: n.path("cache/results"),
+	}
+	return n
+}
+
+func (n *node) path(name string) string { return filepath.Join(n.root, name) }
+
+func (n *node) put(name, text string, mode fs.FileMode) {
+	n.t.Helper()
+	file := n.path(name)
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		n.t.Fatal(err)
+	}
+	// As careful programs do it: what the agent sees must not depend on the test's timing.
+	if err := os.WriteFile(file+".x", []byte(text), mode); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := os.Chmod(file+".x", mode); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := os.Rename(file+".x", file); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) read(name string) string {
+	n.t.Helper()
+	data, err := os.ReadFile(n.path(name))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return string(data)
+}
+
+func (n *node) there(name string) bool {
+	_, err := os.Lstat(n.path(name))
+	return err == nil
+}
+
+// tree is every file below a directory with mode and content.
+func (n *node) tree(dir string) map[string]string {
+	n.t.Helper()
+	out := map[string]string{}
+	err := filepath.WalkDir(n.path(dir), func(file string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		if d.Type()&fs.ModeSymlink != 0 {
+			target, broken := os.Readlink(file)
+			out[strings.TrimPrefix(file, n.root+"/")] = "-> " + target
+			return broken
+		}
+		data, err := os.ReadFile(file)
+		if n.loose {
+			var b bytes.Buffer
+			if json.Compact(&b, data) == nil {
+				data = b.Bytes()
+			}
+		}
+		out[strings.TrimPrefix(file, n.root+"/")] = fmt.Sprintf("%v %s", info.Mode(), data)
+		return err
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return out
+}
+
+func (n *node) agent() *installation.Installation {
+	return installation.New(slog.New(slog.DiscardHandler), n.disk, n.config, installation.Report{
+		Health: n.health, Metrics: n.metrics,
+		Warn: func(reason, message string) { n.events = append(n.events, reason+": "+message) },
+	}, func() time.Time { return n.clock })
+}
+
+func (n *node) reconcile(a *installation.Installation) error {
+	n.t.Helper()
+	_, err := a.Reconcile(n.t.Context())
+	return err
+}
+
+// loaded is what the runtime would run.
+func (n *node) loaded() []string {
+	n.t.Helper()
+	entries, err := os.ReadDir(n.path("net.d"))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for _, e := range entries {
+		if !cniconf.Candidate(e.Name()) {
+			continue
+		}
+		if got, err := cniconf.Load(e.Name(), []byte(n.read("net.d/"+e.Name()))); err == nil {
+			return got.Types
+		}
+	}
+	return nil
+}
+
+func (n *node) count(series string) string {
+	for line := range strings.Lines(string(n.metrics.Text())) {
+		if rest, ok := strings.CutPrefix(line, series+" "); ok {
+			return strings.TrimSpace(rest)
+		}
+	}
+	return "none"
+}
+
+func TestInstallsOnceAndWritesNothingMore(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "10-bridge.conflist", conflist)
+	a := n.agent()
+	if err := n.reconcile(a); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.loaded(); !slices.Equal(got, []string{"bridge", "portmap", "istio-cni"}) {
+		t.Errorf("the runtime runs %q", got)
+	}
+	if !strings.Contains(n.read("net.d/10-bridge.conflist"), `{"type":"bridge","n":12345678901234567890},`) {
+		t.Errorf("W-19: a neighbour changed:\n%s", n.read("net.d/10-bridge.conflist"))
+	}
+	for _, link := range installation.Links() {
+		if target, err := os.Readlink(n.path("bin/" + link)); err != nil || target != "istio-cni" {
+			t.Errorf("link %s leads to %q, %v", link, target, err)
+		}
+	}
+	info, err := os.Stat(n.path("run/istio-cni-kubeconfig"))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("kubeconfig: %v, %v", info, err)
+	}
+	if !n.health.Snapshot().Ready {
+		t.Errorf("not ready: %+v", n.health.Snapshot())
+	}
+	n.quiet(a)
+	if got := n.count(`istio_cni_installs_total{result="SUCCESS"}`); got != "1" {
+		t.Errorf("%s installs counted, want 1", got)
+	}
+}
+
+// quiet shows that another look changes nothing: not a single call that could.
+func (n *node) quiet(a *installation.Installation) {
+	n.t.Helper()
+	before := n.disk
+	defer func() { n.disk = before }()
+	if err := n.reconcile(a); err != nil {
+		n.t.Fatal(err)
+	}
+	calls := hostfstest.Count(func(d hostfs.Disk) {
+		n.disk = d
+		if err := n.reconcile(n.agent()); err != nil {
+			n.t.Fatal(err)
+		}
+	})
+	if calls != 0 {
+		n.t.Errorf("a look at a node that is as wanted makes %d calls that change files", calls)
+	}
+}
+
+func TestOrderKeepsTheNodeAlive(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name  string
+		spoil func(n *node)
+		part  string
+	}{
+		{"no directory for the program", func(n *node) { n.config.BinDirs = []string{n.path("none")} }, installation.PartBinaries},
+		{"no token", func(n *node) { _ = os.Remove(n.path("sa/token")) }, installation.PartKubeconfig},
+		{"no authority", func(n *node) { n.put("sa/ca.crt", "garbage", 0o600) }, installation.PartKubeconfig},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, "10-bridge.conflist", conflist)
+			tc.spoil(n)
+			if err := n.reconcile(n.agent()); err == nil {
+				t.Error("no error")
+			}
+			if got := n.read("net.d/10-bridge.conflist"); got != conflist {
+				t.Errorf("a stanza without what it needs stops every pod of the node:\n%s", got)
+			}
+			for _, p := range n.health.Snapshot().Parts {
+				if p.Name == tc.part && (p.Ready || p.Reason == "starting") {
+					t.Errorf("part %s says nothing: %+v", tc.part, p)
+				}
+			}
+		})
+	}
+}
+
+// TestW4W5KilledAtEveryCall stops the work at each call that changes a file, as SIGKILL would, and looks at the node then.
+func TestW4W5KilledAtEveryCall(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned} {
+		for name, files := range map[string][]string{
+			"list":                 {"10-bridge.conflist", conflist},
+			"single":               {"10-bridge.conf", bridgeConf},
+			"from the reference":   {"10-bridge.conflist", strings.Replace(conflist, `{"type":"portmap"}`, `{"type":"portmap"},{"type":"istio-cni"}`, 1)},
+			"single and a garbage": {"00-x.conflist", "{", "10-bridge.conf", bridgeConf},
+		} {
+			if mode == cniconf.DropIn && strings.HasPrefix(name, "single") {
+				continue
+			}
+			t.Run(mode.String()+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				killEverywhere(t, mode, files)
+			})
+		}
+	}
+}
+
+func killEverywhere(t *testing.T, mode cniconf.Mode, files []string) {
+	t.Helper()
+	straight := newNode(t, files...)
+	straight.config.Want.Mode = mode
+	loose := strings.Contains(strings.Join(files, ""), "istio-cni")
+	straight.loose = loose
+	primary := slices.DeleteFunc(straight.loaded(), func(s string) bool { return s == "istio-cni" })
+	if err := straight.reconcile(straight.agent()); err != nil {
+		t.Fatal(err)
+	}
+	want := straight.tree("net.d")
+	if _, err := straight.agent().Uninstall(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantBack := straight.tree("net.d")
+	install := func(n *node) { _, _ = n.agent().Reconcile(t.Context()) }
+	uninstall := func(n *node) { _, _ = n.agent().Uninstall(t.Context()) }
+	for _, work := range []struct {
+		name          string
+		before, doing func(*node)
+	}{{"installing", func(*node) {}, install}, {"uninstalling", install, uninstall}} {
+		for at := 0; ; at++ {
+			n := newNode(t, files...)
+			n.config.Want.Mode = mode
+			n.config.RunDir, n.config.Want.Stanza.RunDir = straight.config.RunDir, straight.config.Want.Stanza.RunDir
+			if n.loose = loose; loose {
+				n.put("bin/istio-cni", "the reference's", 0o755)
+			}
+			work.before(n)
+			faults := hostfstest.KillAt(at)
+			if at%3 == 0 {
+				faults = hostfstest.PowerCutAt(at)
+			}
+			n.disk.Ops = faults
+			work.doing(n)
+			n.disk.Ops = nil
+			if got := slices.DeleteFunc(n.loaded(), func(s string) bool { return s == "istio-cni" }); !slices.Equal(got, primary) {
+				t.Fatalf("%s, killed at call %d: the runtime runs %q, want %q\n%v", work.name, at, got, primary, n.tree("net.d"))
+			}
+			if slices.Contains(n.loaded(), "istio-cni") && !n.there("bin/istio-cni") {
+				t.Fatalf("%s, killed at call %d: a stanza without a program", work.name, at)
+			}
+			if at%2 == 0 {
+				install(n)
+				if diff := cmp.Diff(want, n.tree("net.d")); diff != "" {
+					t.Fatalf("%s, killed at call %d, and started again:\n%s", work.name, at, diff)
+				}
+			}
+			uninstall(n)
+			if diff := cmp.Diff(wantBack, n.tree("net.d")); diff != "" {
+				t.Fatalf("%s, killed at call %d, and uninstalled:\n%s", work.name, at, diff)
+			}
+			if len(faults.Log()) <= at {
+				break // it came to its end
+			}
+		}
+	}
+}
+
+func TestW7UninstallKeepsTheProgramForLivingSandboxes(t *testing.T) {
+	t.Parallel()
+	entry := func(n *node, file, list, netns string) {
+		text, err := json.Marshal(map[string]any{
+			"kind": "cniCacheV1", "containerId": "c1", "config": []byte(list), "ifName": "eth0", "networkName": "net",
+			"result": map[string]any{"interfaces": []any{map[string]any{"name": "br"}, map[string]any{"name": "eth0", "sandbox": netns}}},
+		})
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		n.put("cache/results/"+file, string(text), 0o600)
+	}
+	for _, tc := range []struct {
+		name  string
+		setup func(n *node)
+		stays bool
+	}{
+		{"no sandbox", func(*node) {}, false},
+		{"no cache at all", func(n *node) { _ = os.RemoveAll(n.path("cache")) }, false},
+		{"a living sandbox that ran it", func(n *node) {
+			n.put("netns/a", "", 0o600)
+			entry(n, "net-c1-eth0", `{"plugins":[{"type":"bridge"},{"type":"istio-cni"}]}`, n.path("netns/a"))
+		}, true},
+		{"a sandbox that is gone", func(n *node) {
+			entry(n, "net-c1-eth0", `{"plugins":[{"type":"bridge"},{"type":"istio-cni"}]}`, n.path("netns/a"))
+		}, false},
+		{"a living sandbox that did not run it", func(n *node) {
+			n.put("netns/a", "", 0o600)
+			entry(n, "net-c1-eth0", `{"plugins":[{"type":"bridge"}]}`, n.path("netns/a"))
+		}, false},
+		{"an entry that does not tell its namespace", func(n *node) {
+			entry(n, "net-c1-eth0", `{"type":"istio-cni"}`, "")
+		}, true},
+		{"in a container that does not see the cache", func(n *node) {
+			n.config.HostRoots = []string{n.root}
+			n.config.CacheDir = "/somewhere/else/results"
+		}, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, "10-bridge.conf", bridgeConf)
+			before := n.tree("net.d")
+			if err := n.reconcile(n.agent()); err != nil {
+				t.Fatal(err)
+			}
+			tc.setup(n)
+			left, err := n.agent().Uninstall(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(before, n.tree("net.d")); diff != "" {
+				t.Errorf("the node's configuration is not given back:\n%s", diff)
+			}
+			if n.there("bin/istio-cni") != tc.stays || (left.Why != "") != tc.stays {
+				t.Errorf("program there: %v, %+v; want %v", n.there("bin/istio-cni"), left, tc.stays)
+			}
+			if n.there("run/istio-cni-kubeconfig") {
+				t.Error("the kubeconfig stays")
+			}
+		})
+	}
+}
+
+func TestFightBacksOffAndNamesTheRival(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name, file, text, other string
+		want                    string
+	}{
+		{"cilium", "05-cilium.conflist", `{"name":"cilium","plugins":[{"type":"cilium-cni"}]}`, "", "cni.exclusive=false"},
+		{"cilium by its traces", "05-x.conflist", conflist, "10-old.conflist.cilium_bak", "cni.exclusive=false"},
+		{"multus", "00-multus.conflist", `{"name":"m","plugins":[{"type":"multus"}]}`, "", "multus-conf-file"},
+		{
+			"second installer", "10-b.conflist", `{"name":"m","plugins":[{"type":"bridge"},{"type":"istio-cni","x":1}]}`, "",
+			"another istio-cni node agent",
+		},
+		{"unknown", "10-b.conflist", conflist, "", "find the program"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			a := n.agent()
+			if tc.other != "" {
+				n.put("net.d/"+tc.other, "", 0o600)
+			}
+			rewrites := 0
+			for range 20 {
+				n.put("net.d/"+tc.file, tc.text, 0o644)
+				err := n.reconcile(a)
+				if err == nil {
+					rewrites++
+				}
+				n.clock = n.clock.Add(time.Second)
+			}
+			if rewrites > 10 || rewrites < 6 {
+				t.Errorf("%d rewrites in 20 s, want more than 5 and then a pause", rewrites)
+			}
+			if len(n.events) == 0 || !strings.Contains(n.events[0], tc.want) || !strings.Contains(n.events[0], tc.file) {
+				t.Errorf("events %q, want one with %q", n.events, tc.want)
+			}
+			n.clock = n.clock.Add(10 * time.Minute)
+			if err := n.reconcile(a); err != nil {
+				t.Errorf("no rewrite after the pause: %v", err)
+			}
+		})
+	}
+}
+
+func TestRunHeals(t *testing.T) {
+	t.Parallel()
+	tamper := map[string]func(n *node){
+		"stanza taken out": func(n *node) { n.put("net.d/10-bridge.conflist", conflist, 0o644) },
+		"configuration replaced": func(n *node) {
+			n.put("net.d/10-bridge.conflist", strings.Replace(conflist, "portmap", "tuning", 1), 0o644)
+		},
+		"W-3 an earlier file":   func(n *node) { n.put("net.d/05-a.conflist", conflist, 0o644) },
+		"W-15 renamed away":     func(n *node) { must(n.t, os.Rename(n.path("bin/istio-cni"), n.path("bin/gone"))) },
+		"W-15 chmod":            func(n *node) { must(n.t, os.Chmod(n.path("bin/istio-cni"), 0o644)) },
+		"program replaced":      func(n *node) { n.put("bin/istio-cni", "something else", 0o755) },
+		"link removed":          func(n *node) { must(n.t, os.Remove(n.path("bin/istio-iptables"))) },
+		"kubeconfig removed":    func(n *node) { must(n.t, os.Remove(n.path("run/istio-cni-kubeconfig"))) },
+		"kubeconfig readable":   func(n *node) { must(n.t, os.Chmod(n.path("run/istio-cni-kubeconfig"), 0o644)) },
+		"run directory removed": func(n *node) { must(n.t, os.RemoveAll(n.path("run"))) },
+		"W-14 token rotated":    func(n *node) { n.put("sa/token", "token-2", 0o600) },
+		"W-15 directory made again": func(n *node) {
+			must(n.t, os.RemoveAll(n.path("net.d")))
+			n.put("net.d/10-bridge.conflist", conflist, 0o644)
+		},
+		"W-15 program directory again": func(n *node) { must(n.t, os.RemoveAll(n.path("bin"))); must(n.t, os.Mkdir(n.path("bin"), 0o755)) },
+		"W-22 half written": func(n *node) {
+			n.put("net.d/10-bridge.conflist", conflist[:30], 0o644)
+			n.put("net.d/10-bridge.conflist", conflist, 0o644)
+		},
+		"old kubeconfig comes":       func(n *node) { n.put("net.d/ZZZ-istio-cni-kubeconfig", "x", 0o600) },
+		"W-16 wrong position":        func(n *node) { n.put("net.d/10-bridge.conflist", reversed(n), 0o644) },
+		"W-17 two stanzas":           func(n *node) { n.put("net.d/10-bridge.conflist", doubled(n), 0o644) },
+		"a garbage file comes":       func(n *node) { n.put("net.d/00-a.conf", "{", 0o644) },
+		"W-3 single beside our list": func(n *node) { n.put("net.d/10-bridge.conf", bridgeConf, 0o644) },
+		"W-31 an earlier .json":      func(n *node) { n.put("net.d/01-x.json", bridgeConf, 0o644) },
+	}
+	for name, change := range tamper {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, "10-bridge.conflist", conflist)
+			ctx, cancel := context.WithCancel(t.Context())
+			a := n.agent()
+			done := make(chan error)
+			go func() { done <- a.Run(ctx) }()
+			healed := func() bool {
+				token := strings.TrimSpace(n.read("sa/token"))
+				config, _ := os.ReadFile(n.path("run/istio-cni-kubeconfig"))
+				program, _ := os.ReadFile(n.path("bin/istio-cni"))
+				info, err := os.Stat(n.path("bin/istio-cni"))
+				secret, errSecret := os.Stat(n.path("run/istio-cni-kubeconfig"))
+				link, _ := os.Readlink(n.path("bin/istio-iptables"))
+				if !n.there("net.d") {
+					return false
+				}
+				types := n.loaded()
+				return bytes.Contains(config, []byte(token)) && string(program) == "program 1" && err == nil && info.Mode().Perm() == 0o755 &&
+					errSecret == nil && secret.Mode().Perm() == 0o600 && link == "istio-cni" && len(types) > 1 && types[len(types)-1] == "istio-cni" &&
+					slices.Index(types, "istio-cni") == len(types)-1 && !n.there("net.d/ZZZ-istio-cni-kubeconfig")
+			}
+			n.until(func() bool { return n.health.Snapshot().Ready && healed() })
+			change(n)
+			n.until(func() bool { return n.health.Snapshot().Ready && healed() })
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func reversed(n *node) string {
+	n.t.Helper()
+	return `{"name":"net","plugins":[{"type":"istio-cni"},{"type":"bridge"}]}`
+}
+
+func doubled(n *node) string {
+	n.t.Helper()
+	return strings.Replace(n.read("net.d/10-bridge.conflist"), `{"type":"bridge"`, `{"type":"istio-cni"},{"type":"bridge"`, 1)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// until waits for a condition.
+func (n *node) until(ok func() bool) {
+	n.t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			n.t.Fatalf("not in time: %+v\n%v", n.health.Snapshot(), n.tree("."))
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// authority is a certificate in PEM, which is all that the kubeconfig asks of it.
+func authority(t *testing.T) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	must(t, err)
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+}
+
+// TestUninstallKeepsWhatIsStillNamed: a stanza that cannot be taken out needs the program and the kubeconfig.
+func TestUninstallKeepsWhatIsStillNamed(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]func(n *node){
+		"no JSON at the moment": func(n *node) {
+			n.put("net.d/10-b.conflist", strings.Replace(n.read("net.d/10-b.conflist"), ",", ",,", 1), 0o644)
+		},
+		"within a meta plugin": func(n *node) {
+			n.put("net.d/00-multus.conf", `{"type":"multus","delegates":[{"plugins":[{"type":"istio-cni"}]}]}`, 0o644)
+		},
+		"a file that cannot be read": func(n *node) {
+			must(n.t, os.WriteFile(n.path("net.d/20-big.conflist"), make([]byte, 5<<20), 0o600))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, "10-b.conflist", conflist)
+			must(t, n.reconcile(n.agent()))
+			spoil(n)
+			left, err := n.agent().Uninstall(t.Context())
+			if err == nil || left.Why == "" || !n.there("bin/istio-cni") || !n.there("run/istio-cni-kubeconfig") {
+				t.Errorf("%+v, %v\n%v", left, err, n.tree("."))
+			}
+		})
+	}
+}
+
+// TestSkippedProgram is one that somebody else installs.
+func TestSkippedProgram(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "10-b.conflist", conflist)
+	n.config.Skip = []string{"istio-cni"}
+	a := n.agent()
+	if err := n.reconcile(a); err == nil || n.read("net.d/10-b.conflist") != conflist {
+		t.Errorf("a stanza without a program: %v", err)
+	}
+	n.put("bin/istio-cni", "theirs", 0o755)
+	must(t, n.reconcile(a))
+	if _, err := a.Uninstall(t.Context()); err != nil || n.read("bin/istio-cni") != "theirs" {
+		t.Errorf("a file of somebody else: %v", err)
+	}
+}
+
+// TestPartsGoOnWithoutEachOther: a program that cannot be replaced is no reason to let a token expire.
+func TestPartsGoOnWithoutEachOther(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "10-b.conflist", conflist)
+	a := n.agent()
+	must(t, n.reconcile(a))
+	must(t, os.Remove(n.path("source/istio-cni")))
+	n.put("sa/token", "token-2", 0o600)
+	n.put("net.d/10-b.conflist", conflist, 0o644)
+	if err := n.reconcile(a); err == nil {
+		t.Error("no error")
+	}
+	if !strings.Contains(n.read("run/istio-cni-kubeconfig"), "token-2") || !slices.Contains(n.loaded(), "istio-cni") {
+		t.Errorf("the others waited:\n%v", n.tree("."))
+	}
+}
+
+// TestMissingFilesDoNotWaitForAFight: pods need them.
+func TestMissingFilesDoNotWaitForAFight(t *testing.T) {
+	t.Parallel()
+	for _, file := range []string{"bin/istio-cni", "bin/istio-iptables", "run/istio-cni-kubeconfig"} {
+		n := newNode(t, "10-b.conflist", conflist)
+		a := n.agent()
+		must(t, n.reconcile(a))
+		for range 20 {
+			must(t, os.Remove(n.path(file)))
+			must(t, n.reconcile(a))
+		}
+	}
+}

@@ -1,0 +1,253 @@
+package installation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+)
+
+// How often the node is looked at without any event: after an error soon and then less often, else as a matter of
+// prudence, as there are file systems that report nothing.
+const (
+	firstRetry   = time.Second
+	longestRetry = 30 * time.Second
+	routine      = time.Minute
+)
+
+// settling is how long the directory must be quiet before the next look. Programs write a file in several steps, and a
+// look at each of them would be one too many.
+const settling = 10 * time.Millisecond
+
+// ErrGone is a directory that was removed under its mount. Only a new start of the container helps.
+var ErrGone = errors.New("the directory was removed or moved on the node while this container holds it: it must be started again")
+
+// Run compares at the start, at every change and now and then, until the context ends. Its error is nil then; it is
+// ErrGone, or that the node's files cannot be watched, otherwise. What else goes wrong is logged, shown in the health
+// state and tried again.
+func (i *Installation) Run(ctx context.Context) error {
+	watch, err := hostfs.NewWatch(i.log)
+	if err != nil {
+		return withHint(fmt.Errorf("watching the node's files: %w", err))
+	}
+	defer func() { _ = watch.Close() }()
+	retry := firstRetry
+	for {
+		if err := watch.Set(i.watched()...); err != nil {
+			i.log.WarnContext(ctx, "some files are looked at once a minute only", errAttr(withHint(err)))
+		}
+		wait := routine
+		switch out, err := i.Reconcile(ctx); {
+		case out.Again > 0:
+			wait = out.Again
+		case err != nil && !waits(err):
+			i.log.ErrorContext(ctx, "the installation is not as wanted", errAttr(err))
+			wait, retry = retry, min(2*retry, longestRetry)
+		default:
+			retry = firstRetry
+		}
+		if gone := i.gone(); gone != "" {
+			return fmt.Errorf("%q: %w", gone, ErrGone)
+		}
+		if !i.sleep(ctx, watch, wait) {
+			return nil
+		}
+	}
+}
+
+func waits(err error) bool {
+	var waiting *WaitingError
+	return errors.As(err, &waiting)
+}
+
+// sleep waits for a reason to look again. It reports false when the context ends.
+func (i *Installation) sleep(ctx context.Context, watch *hostfs.Watch, longest time.Duration) bool {
+	beat := i.beat()
+	defer beat.Stop()
+	timer := time.NewTimer(longest)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-i.nudge:
+			return true
+		case <-timer.C:
+			return true
+		case <-beat.C:
+			i.alive()
+		case <-watch.Changed():
+			return i.settle(ctx)
+		}
+	}
+}
+
+// settle lets a burst of changes end.
+func (i *Installation) settle(ctx context.Context) bool {
+	timer := time.NewTimer(settling)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// beatEvery is the rhythm in which the loop shows that it is alive.
+const beatEvery = 20 * time.Second
+
+// partLoop is the loop's name in the health state.
+const partLoop = "install-loop"
+
+func (i *Installation) beat() *time.Ticker {
+	i.alive()
+	return time.NewTicker(beatEvery)
+}
+
+func (i *Installation) alive() {
+	if i.report.Health != nil {
+		i.report.Health.Beat(partLoop, beatEvery)
+	}
+}
+
+// watched are all files whose change is a reason to look.
+func (i *Installation) watched() []hostfs.Path {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	c := i.config
+	paths := []hostfs.Path{
+		{Name: c.NetDir, Only: func(name string) bool {
+			return cniconf.Candidate(name) || cniconf.Saved(name) || name == c.Want.ConfName || !strings.Contains(name, ".")
+		}},
+		{Name: c.Token},
+	}
+	if c.CA != "" {
+		paths = append(paths, hostfs.Path{Name: c.CA})
+	}
+	if c.OldKubeconfig != "" {
+		paths = append(paths, hostfs.Path{Name: c.OldKubeconfig})
+	}
+	if file, err := c.kubeconfigFile(); err == nil {
+		paths = append(paths, hostfs.Path{Name: file})
+	}
+	for _, dir := range c.BinDirs {
+		for _, name := range append(Links(), cniconf.PluginType) {
+			paths = append(paths, hostfs.Path{Name: filepath.Join(dir, name)})
+		}
+	}
+	for _, link := range i.links {
+		paths = append(paths, hostfs.Path{Name: link})
+	}
+	if i.dropIn != "" {
+		paths = append(paths, hostfs.Path{Name: filepath.Join(c.NetDir, i.dropIn)})
+	}
+	return paths
+}
+
+// gone gives a directory that was removed or moved away under its mount.
+func (i *Installation) gone() string {
+	known := i.mounts != nil
+	if !known {
+		i.mounts = map[string]string{}
+	}
+	for _, dir := range append([]string{i.config.NetDir, i.config.RunDir}, i.config.BinDirs...) {
+		from := hostfs.MountedFrom(dir)
+		if !known {
+			i.mounts[dir] = from
+		}
+		if hostfs.Gone(dir) || i.mounts[dir] != from {
+			return dir
+		}
+	}
+	return ""
+}
+
+// Served reports whether the node works with another agent's installation: the runtime runs the plugin, and what it needs
+// is there.
+func (i *Installation) Served() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	dir, _, err := i.readDir()
+	return err == nil && named(dir) && i.usable() == nil
+}
+
+// Plan says what Reconcile would do to the configuration, a line each, and does nothing.
+func (i *Installation) Plan() ([]string, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	var lines []string
+	for _, dir := range i.config.BinDirs {
+		file := filepath.Join(dir, cniconf.PluginType)
+		switch same, err := i.disk.Identical(i.config.Source, file, programMode); {
+		case err != nil:
+			return lines, err
+		case !same:
+			lines = append(lines, fmt.Sprintf("copy %q to %q", i.config.Source, file))
+		}
+	}
+	dir, _, err := i.readDir()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return lines, withHint(err)
+	}
+	plan := i.config.Want.Plan(dir)
+	for _, s := range plan.Steps {
+		lines = append(lines, s.String())
+	}
+	for _, w := range plan.Warnings {
+		lines = append(lines, "warning: "+w)
+	}
+	if plan.Waiting != "" {
+		lines = append(lines, plan.Waiting)
+	}
+	return lines, plan.Problem
+}
+
+// PlanUninstall says what Uninstall would do to the configuration.
+func (i *Installation) PlanUninstall() ([]string, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	dir, _, err := i.readDir()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, withHint(err)
+	}
+	var lines []string
+	for _, s := range i.config.Want.Uninstall(dir).Steps {
+		lines = append(lines, s.String())
+	}
+	if why := i.needed(); why != "" {
+		return append(lines, "the program stays: "+why), nil
+	}
+	for _, dir := range i.config.BinDirs {
+		lines = append(lines, fmt.Sprintf("remove %q", filepath.Join(dir, cniconf.PluginType)))
+	}
+	return lines, nil
+}
+
+// Until compares until the node is as wanted. It waits for what comes by itself; everything else is its error.
+func (i *Installation) Until(ctx context.Context) error {
+	watch, err := hostfs.NewWatch(i.log)
+	if err != nil {
+		return withHint(fmt.Errorf("watching the node's files: %w", err))
+	}
+	defer func() { _ = watch.Close() }()
+	for {
+		if err := watch.Set(i.watched()...); err != nil {
+			i.log.WarnContext(ctx, "some files are looked at once a minute only", errAttr(withHint(err)))
+		}
+		_, err := i.Reconcile(ctx)
+		if err == nil || !waits(err) {
+			return err
+		}
+		i.log.Info(err.Error()) //nolint:sloglint // what is waited for is the message
+		if !i.sleep(ctx, watch, routine) {
+			return fmt.Errorf("told to end while %w", err)
+		}
+	}
+}

@@ -1,0 +1,221 @@
+package installation
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+)
+
+// Left is what an uninstallation leaves on the node on purpose.
+type Left struct {
+	// Program are the copies that stay, Why says for whom.
+	Program []string
+	Why     string
+}
+
+// Uninstall gives the node back: the stanza first, so that no new pod meets it, then the kubeconfig, and the program last,
+// and only if no sandbox needs it for its removal. It goes on after an error and joins all. Reconcile does nothing more
+// afterwards.
+func (i *Installation) Uninstall(ctx context.Context) (Left, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.left = true
+	gone, err := i.removeConf()
+	errs := []error{err}
+	if i.config.OldKubeconfig != "" && gone {
+		errs = append(errs, i.remove(i.config.OldKubeconfig))
+	}
+	if !gone {
+		// The next pod meets the stanza, and without the others every pod of the node would fail.
+		return i.keep("the configuration still names it"), errors.Join(errs...)
+	}
+	if file := i.stillNamed(); file != "" {
+		errs = append(errs, fmt.Errorf("file %q still names the plugin, or cannot be read: mend it and uninstall again", file))
+		return i.keep("file " + file + " still names it"), errors.Join(errs...)
+	}
+	if file, unknown := i.config.kubeconfigFile(); unknown == nil {
+		errs = append(errs, i.remove(file))
+	}
+	errs = append(errs, i.remove(filepath.Join(i.config.RunDir, cniconf.KubeconfigName)))
+	left, err := i.removeProgram(ctx)
+	return left, errors.Join(append(errs, err)...)
+}
+
+// removeConf takes the stanza out of the configuration, and reports whether it is out: what fails is tried again, as
+// somebody may have written the same files, and a disk that cannot sync may have done all the rest.
+func (i *Installation) removeConf() (gone bool, err error) {
+	for range attempts {
+		dir, others, read := i.readDir()
+		if errors.Is(read, fs.ErrNotExist) {
+			return true, nil
+		}
+		if read != nil {
+			return false, withHint(read)
+		}
+		i.sweepConf(dir)
+		steps := i.config.Want.Uninstall(dir).Steps
+		if slices.Contains(others, pokeName) {
+			steps = append(steps, cniconf.Step{Op: cniconf.OpPoke, Why: "a crash came before it"})
+		}
+		if len(steps) == 0 && err == nil {
+			return true, nil
+		}
+		err = i.takeOut(dir, steps)
+	}
+	return err == nil, err
+}
+
+// stillNamed gives a file of the configuration that names the plugin in a way that cannot be taken out: one that is no
+// JSON at the moment, or a copy within another configuration. Without the program the runtime would fail with it.
+func (i *Installation) stillNamed() string {
+	files, err := filepath.Glob(filepath.Join(i.config.NetDir, "*"))
+	more, errMore := filepath.Glob(filepath.Join(i.config.NetDir, "*", "*.conf"))
+	if err != nil || errMore != nil {
+		return i.config.NetDir
+	}
+	for _, file := range append(files, more...) {
+		data, _, err := hostfs.ReadFile(file, maxConf)
+		unreadable := err != nil && !errors.Is(err, hostfs.ErrNotRegular) && !errors.Is(err, fs.ErrNotExist) && cniconf.Candidate(file)
+		if unreadable || bytes.Contains(data, []byte(`"`+cniconf.PluginType+`"`)) {
+			return file
+		}
+	}
+	return ""
+}
+
+// takeOut carries out the steps of a removal. Without any all is done, but perhaps not on the disk: the stanza must not
+// come back after a loss of power.
+func (i *Installation) takeOut(dir cniconf.Dir, steps []cniconf.Step) error {
+	if len(steps) == 0 {
+		return i.disk.SyncDir(i.config.NetDir)
+	}
+	if _, err := i.take(dir, steps); err != nil {
+		return withHint(fmt.Errorf("taking the stanza out of the CNI configuration: %w", err))
+	}
+	return nil
+}
+
+func (i *Installation) remove(file string) error {
+	if _, err := os.Lstat(file); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err := i.disk.Remove(file); err != nil {
+		return withHint(err)
+	}
+	i.log.Info("removed", slog.String("file", file))
+	return nil
+}
+
+// removeProgram removes the copies and their links unless somebody needs them.
+func (i *Installation) removeProgram(ctx context.Context) (Left, error) {
+	if !i.linger(ctx) {
+		return i.keep("the agent was told to end at once"), nil
+	}
+	if why := i.needed(); why != "" {
+		return i.keep(why), nil
+	}
+	var errs []error
+	for _, dir := range i.config.BinDirs {
+		for _, name := range Links() {
+			if slices.Contains(i.config.Skip, name) {
+				continue
+			}
+			if target, err := os.Readlink(filepath.Join(dir, name)); err == nil && target == cniconf.PluginType {
+				errs = append(errs, i.remove(filepath.Join(dir, name)))
+			}
+		}
+		if file := filepath.Join(dir, cniconf.PluginType); i.made(file) {
+			errs = append(errs, i.remove(file))
+		}
+	}
+	return Left{}, errors.Join(errs...)
+}
+
+// made reports whether a copy of the program is of our making: one that was not to be written is somebody else's.
+func (i *Installation) made(file string) bool {
+	if slices.Contains(i.config.Skip, cniconf.PluginType) {
+		return false
+	}
+	same, err := i.disk.Identical(i.config.Source, file, programMode)
+	return i.config.Update || err == nil && same
+}
+
+func (i *Installation) keep(why string) Left {
+	var left Left
+	for _, dir := range i.config.BinDirs {
+		if file := filepath.Join(dir, cniconf.PluginType); exists(file) {
+			left.Program = append(left.Program, file)
+		}
+	}
+	if len(left.Program) > 0 {
+		left.Why = why
+		i.log.Warn("the program stays: it is asked to remove pods, and does nothing else any more",
+			slog.Any("files", left.Program), slog.String("why", why))
+	}
+	return left
+}
+
+// linger waits for pods that are being made, whose runtime has read the configuration already.
+func (i *Installation) linger(ctx context.Context) bool {
+	timer := time.NewTimer(i.config.Linger)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// needed says which sandbox still needs the program, or why that cannot be told. Empty is nobody.
+func (i *Installation) needed() string {
+	// Multus keeps a cache of its own for the plugins that it runs.
+	for _, cache := range []string{i.config.CacheDir, filepath.Join(filepath.Dir(i.config.CacheDir), "multus", "results")} {
+		dir, seen := i.config.onHost(cache)
+		if !seen && cache == i.config.CacheDir {
+			return fmt.Sprintf("libcni's cache %q of the host cannot be seen from here", cache)
+		}
+		if why := i.neededBy(dir); seen && why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
+// neededBy looks through one cache.
+func (i *Installation) neededBy(dir string) string {
+	names, err := hostfs.List(dir, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	if err != nil {
+		return err.Error()
+	}
+	for _, name := range names {
+		data, _, err := hostfs.ReadFile(filepath.Join(dir, name), maxConf)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err.Error()
+		}
+		box, ok := readSandbox(data)
+		if !ok {
+			return fmt.Sprintf("entry %q of libcni's cache cannot be read", name)
+		}
+		if box.runs(cniconf.PluginType) && i.config.alive(box) {
+			return fmt.Sprintf("sandbox %q was made with it and is still there", name)
+		}
+	}
+	return ""
+}

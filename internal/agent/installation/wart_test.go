@@ -1,0 +1,698 @@
+package installation_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/agent/health"
+	"github.com/meshcni/istio-cni/internal/agent/installation"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+)
+
+// ends asserts that the runtime runs the stanza once and last, behind these plugins.
+func (n *node) ends(want ...string) {
+	n.t.Helper()
+	if got := n.loaded(); !slices.Equal(got, append(want, "istio-cni")) {
+		n.t.Errorf("the runtime runs %q, want %q and the stanza\n%v", got, want, n.tree("net.d"))
+	}
+}
+
+func (n *node) uninstall(a *installation.Installation) {
+	n.t.Helper()
+	if _, err := a.Uninstall(n.t.Context()); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// running starts Run and gives what ends it; Run's error is the test's.
+func (n *node) running(a *installation.Installation) (end func()) {
+	n.t.Helper()
+	ctx, cancel := context.WithCancel(n.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	end = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			n.t.Error(err)
+		}
+	})
+	n.t.Cleanup(end)
+	return end
+}
+
+func TestW2UninstallDeletesNoFileOfOthers(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Standalone} {
+		for _, ambient := range []bool{false, true} {
+			n := newNode(t, "10-bridge.conflist", conflist, "87-podman.conflist", strings.Replace(conflist, "net", "podman", 1))
+			n.config.Want.Mode, n.config.Want.Stanza.AmbientEnabled = mode, ambient
+			before := n.tree("net.d")
+			must(t, n.reconcile(n.agent()))
+			if diff := cmp.Diff(before, n.tree("net.d")); diff == "" {
+				t.Errorf("%s: nothing was installed", mode)
+			}
+			n.uninstall(n.agent())
+			if diff := cmp.Diff(before, n.tree("net.d")); diff != "" {
+				t.Errorf("%s, ambient %v:\n%s", mode, ambient, diff)
+			}
+		}
+	}
+	for mode, name := range map[cniconf.Mode]string{cniconf.Owned: cniconf.OwnedName, cniconf.Standalone: "YYY-mine.conflist"} {
+		n := newNode(t, "10-bridge.conflist", conflist, name, strings.Replace(conflist, "net", "theirs", 1))
+		n.config.Want.Mode, n.config.Want.ConfName = mode, ""
+		if mode == cniconf.Standalone {
+			n.config.Want.ConfName = name
+		}
+		before := n.tree("net.d")
+		a := n.agent()
+		if err := n.reconcile(a); err == nil || !strings.Contains(err.Error(), "was not made by this program") {
+			t.Errorf("%s over somebody's file: %v", mode, err)
+		}
+		n.uninstall(a)
+		if diff := cmp.Diff(before, n.tree("net.d")); diff != "" {
+			t.Errorf("%s over somebody's file:\n%s", mode, diff)
+		}
+	}
+}
+
+func TestW3ThePrimaryConfigurationIsFoundAnewEachTime(t *testing.T) {
+	t.Parallel()
+	t.Run("another network goes first from now on", func(t *testing.T) {
+		t.Parallel()
+		n := newNode(t, "10-bridge.conflist", conflist)
+		a := n.agent()
+		must(t, n.reconcile(a))
+		n.put("net.d/05-b.conflist", `{"name":"b","plugins":[{"type":"ptp"}]}`, 0o644)
+		must(t, n.reconcile(a))
+		n.ends("ptp")
+		if got := n.read("net.d/10-bridge.conflist"); got != conflist {
+			t.Errorf("the one of before is not given back:\n%s", got)
+		}
+		must(t, os.Remove(n.path("net.d/05-b.conflist")))
+		must(t, n.reconcile(a))
+		n.ends("bridge", "portmap")
+	})
+	t.Run("the single plugin is written again beside our list", func(t *testing.T) {
+		t.Parallel()
+		n := newNode(t, "10-a.conf", bridgeConf)
+		a := n.agent()
+		must(t, n.reconcile(a))
+		n.ends("bridge")
+		again := strings.Replace(bridgeConf, "bridge", "macvlan", 1)
+		n.put("net.d/10-a.conf", again, 0o644)
+		must(t, n.reconcile(a))
+		n.ends("macvlan")
+		n.uninstall(a)
+		if got := n.read("net.d/10-a.conf"); got != again || len(n.tree("net.d")) != 1 {
+			t.Errorf("what was written last is not given back: %v", n.tree("net.d"))
+		}
+	})
+}
+
+// TestW5NothingIsNamedBeforeItIsOnTheDisk reads the calls of an installation and of its undoing: a file is synced before it
+// takes its name, and a directory before anything else is touched, as the order must hold after a loss of power, too.
+func TestW5NothingIsNamedBeforeItIsOnTheDisk(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Standalone} {
+		for _, files := range [][]string{{"10-bridge.conflist", conflist}, {"10-bridge.conf", bridgeConf}} {
+			if mode == cniconf.DropIn && files[0] == "10-bridge.conf" {
+				continue
+			}
+			n := newNode(t, files...)
+			n.config.Want.Mode = mode
+			install := hostfstest.Record(func(d hostfs.Disk) { n.disk = d; must(t, n.reconcile(n.agent())) })
+			durable(t, install)
+			durable(t, hostfstest.Record(func(d hostfs.Disk) { n.disk = d; n.uninstall(n.agent()) }))
+			if len(install) < 20 {
+				t.Errorf("%s: only %d calls were seen", mode, len(install))
+			}
+		}
+	}
+}
+
+func durable(t *testing.T, calls []string) {
+	t.Helper()
+	synced := map[string]bool{}
+	loose := "" // the directory whose names may be lost
+	for at, call := range calls {
+		words := strings.Fields(call)
+		verb, file := words[0], words[1]
+		temporary := strings.Contains(file, ".tmp.")
+		if loose != "" && verb != "syncdir" && filepath.Dir(file) != loose {
+			t.Errorf("call %d, %q: the names in %q may still be lost", at, call, loose)
+		}
+		switch verb {
+		case "create", "write", "chown", "chmod":
+			synced[file] = false
+		case "sync":
+			synced[file] = true
+		case "rename":
+			if made, known := synced[file]; known && !made {
+				t.Errorf("call %d, %q: the content may still be lost", at, call)
+			}
+			loose = filepath.Dir(words[2])
+		case "mkdir":
+			loose = filepath.Dir(file)
+		case "remove":
+			if !temporary {
+				loose = filepath.Dir(file)
+			}
+		case "syncdir":
+			if file == loose {
+				loose = ""
+			}
+		}
+	}
+	if loose != "" {
+		t.Errorf("at the end the names in %q may be lost: %q", loose, calls)
+	}
+}
+
+// TestW5AFailedSyncIsMadeUpFor: what a retry finds as it should be may still be lost.
+func TestW5AFailedSyncIsMadeUpFor(t *testing.T) {
+	t.Parallel()
+	tried := 0
+	for at := 0; ; at++ {
+		n := newNode(t, "10-bridge.conflist", conflist)
+		must(t, n.reconcile(n.agent()))
+		faults := hostfstest.FailAt(at, syscall.EIO)
+		n.disk.Ops = faults
+		_, err := n.agent().Uninstall(t.Context())
+		log := faults.Log()
+		if len(log) <= at {
+			break
+		}
+		if sync := "syncdir " + n.path("net.d"); log[at] == sync {
+			tried++
+			if !slices.Contains(log[at+1:], sync) && (err == nil || !n.there("bin/istio-cni")) {
+				t.Errorf("the stanza may come back without its program: %v\n%s", err, strings.Join(log[at:], "\n"))
+			}
+		}
+	}
+	if tried == 0 {
+		t.Error("no sync of the configuration was seen")
+	}
+}
+
+// TestW6NeitherAnEndNorAnErrorTakesAnythingAway is a rollout, a drain or a reboot, and an installation that cannot go on.
+func TestW6NeitherAnEndNorAnErrorTakesAnythingAway(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "10-bridge.conf", bridgeConf)
+	a := n.agent()
+	end := n.running(a)
+	n.until(func() bool { return n.health.Snapshot().Ready })
+	want := n.tree(".")
+	end()
+	if diff := cmp.Diff(want, n.tree(".")); diff != "" {
+		t.Errorf("after the end:\n%s", diff)
+	}
+	for name, spoil := range map[string]func(){
+		"token":   func() { must(t, os.Remove(n.path("sa/token"))) },
+		"program": func() { must(t, os.Remove(n.path("source/istio-cni"))) },
+	} {
+		spoil()
+		if err := n.reconcile(n.agent()); err == nil {
+			t.Errorf("without %s: no error", name)
+		}
+		got := n.tree(".")
+		for _, file := range []string{"sa/token", "source/istio-cni"} {
+			delete(got, file)
+			delete(want, file)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("after an error for want of a %s:\n%s", name, diff)
+		}
+	}
+}
+
+// TestW7TheStanzaGoesFirstAndTheProgramLast: a pod that is made or removed meanwhile finds all that it is told to run.
+func TestW7TheStanzaGoesFirstAndTheProgramLast(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Standalone} {
+		n := newNode(t, "10-bridge.conflist", conflist)
+		n.config.Want.Mode = mode
+		must(t, n.reconcile(n.agent()))
+		log := hostfstest.Record(func(d hostfs.Disk) { n.disk = d; n.uninstall(n.agent()) })
+		last := func(dir string) int {
+			at := -1
+			for i, call := range log {
+				if strings.Contains(call, n.path(dir)) {
+					at = i
+				}
+			}
+			return at
+		}
+		first := func(dir string) int {
+			return slices.IndexFunc(log, func(call string) bool { return strings.Contains(call, n.path(dir)) })
+		}
+		if last("net.d") < 0 || last("net.d") >= first("run") || last("run") >= first("bin") {
+			t.Errorf("%s: the order is\n%s", mode, strings.Join(log, "\n"))
+		}
+		if file := n.path("bin/istio-cni"); len(log) < 2 || log[len(log)-2] != "remove "+file {
+			t.Errorf("%s: the program is not the last to go:\n%s", mode, strings.Join(log, "\n"))
+		}
+	}
+}
+
+// TestW13ReadyAsLongAsTheNodeIsAsWanted lets happen what happens on a node all the time. The last event is one whose work
+// can be seen, so that those before it were seen, too.
+func TestW13ReadyAsLongAsTheNodeIsAsWanted(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "10-bridge.conflist", conflist)
+	var mu sync.Mutex
+	lost := 0
+	n.health = health.NewState(health.Options{OnUnready: func() {
+		mu.Lock()
+		defer mu.Unlock()
+		lost++
+	}}, installation.PartBinaries, installation.PartKubeconfig, installation.PartConf)
+	end := n.running(n.agent())
+	n.until(func() bool { return n.health.Snapshot().Ready })
+	inodes := func() (out []uint64) {
+		for _, file := range []string{"bin/istio-cni", "net.d/10-bridge.conflist"} {
+			info, err := os.Stat(n.path(file))
+			must(t, err)
+			out = append(out, info.Sys().(*syscall.Stat_t).Ino)
+		}
+		return out
+	}
+	before := inodes()
+	for round := range 5 {
+		n.put("net.d/.05-cilium.conflist123", "half", 0o600)
+		n.put("net.d/calico-kubeconfig", fmt.Sprint(round), 0o600)
+		n.put("sa/namespace", "istio-system", 0o600)
+		must(t, os.Chmod(n.path("net.d/10-bridge.conflist"), 0o644))
+		token := fmt.Sprintf("rotated-%d", round)
+		n.put("sa/token", token, 0o600)
+		n.until(func() bool { return strings.Contains(n.read("run/istio-cni-kubeconfig"), token) })
+	}
+	end()
+	if lost != 0 || !n.health.Snapshot().Ready {
+		t.Errorf("readiness was lost %d times: %+v", lost, n.health.Snapshot())
+	}
+	if diff := cmp.Diff(before, inodes()); diff != "" {
+		t.Errorf("files that were as wanted were written again (inodes):\n%s", diff)
+	}
+	if n.there("net.d/.05-cilium.conflist123") != true {
+		t.Error("somebody's temporary file was removed")
+	}
+}
+
+// meddler is a node on which others do something right after the first call that names a file.
+type meddler struct {
+	hostfs.Kernel
+	name string
+	once *sync.Once
+	do   func()
+}
+
+func (m meddler) SyncDir(path string) error {
+	err := m.Kernel.SyncDir(path)
+	if path == m.name {
+		m.once.Do(m.do)
+	}
+	return err
+}
+
+// TestW14ChangesDuringTheInstallationAreSeen changes all that the installation has already looked at, before it comes to
+// wait for changes. The next look without any event would be a minute later.
+func TestW14ChangesDuringTheInstallationAreSeen(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(n *node){
+		"token":         func(n *node) { n.put("sa/token", "token-2", 0o600) },
+		"program":       func(n *node) { must(n.t, os.Remove(n.path("bin/istio-cni"))) },
+		"configuration": func(n *node) { n.put("net.d/10-bridge.conflist", conflist, 0o644) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, "10-bridge.conflist", conflist)
+			changed := make(chan struct{})
+			n.disk.Ops = meddler{name: n.path("net.d"), once: &sync.Once{}, do: func() { change(n); close(changed) }}
+			n.running(n.agent())
+			<-changed
+			n.until(func() bool {
+				types := n.loaded()
+				text, err := os.ReadFile(n.path("run/istio-cni-kubeconfig"))
+				return err == nil && strings.Contains(string(text), n.read("sa/token")) && n.there("bin/istio-cni") &&
+					len(types) > 0 && types[len(types)-1] == "istio-cni" && n.health.Snapshot().Ready
+			})
+		})
+	}
+}
+
+// TestW15DirectoriesThatAreMissingAtFirst come later, one by one.
+func TestW15DirectoriesThatAreMissingAtFirst(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for _, dir := range []string{"net.d", "bin", "sa"} {
+		must(t, os.RemoveAll(n.path(dir)))
+	}
+	n.running(n.agent())
+	waits := func(part, reason string) {
+		t.Helper()
+		n.until(func() bool {
+			for _, p := range n.health.Snapshot().Parts {
+				if p.Name == part && !p.Ready && strings.Contains(p.Reason, reason) {
+					return true
+				}
+			}
+			return false
+		})
+	}
+	waits(installation.PartBinaries, "does not exist")
+	must(t, os.Mkdir(n.path("bin"), 0o755))
+	waits(installation.PartKubeconfig, "waiting for the service account")
+	n.put("sa/ca.crt", authority(t), 0o600)
+	n.put("sa/token", "token-1", 0o600)
+	waits(installation.PartConf, "waiting for the directory")
+	must(t, os.Mkdir(n.path("net.d"), 0o755))
+	waits(installation.PartConf, "waiting for a valid CNI configuration")
+	n.put("net.d/10-bridge.conflist", conflist, 0o644)
+	n.until(func() bool { return n.health.Snapshot().Ready })
+	n.ends("bridge", "portmap")
+}
+
+// TestW16PresenceIsNotEnough has lists in which an istio-cni is, and which are wrong all the same.
+func TestW16PresenceIsNotEnough(t *testing.T) {
+	t.Parallel()
+	straight := newNode(t, "10-bridge.conflist", conflist)
+	must(t, straight.reconcile(straight.agent()))
+	good := straight.read("net.d/10-bridge.conflist")
+	replace := func(old, with string) func(string) string {
+		return func(s string) string { return strings.Replace(s, old, with, 1) }
+	}
+	instead := func(elements string) func(string) string {
+		return func(string) string { return strings.Replace(conflist, `{"type":"portmap"}`, elements, 1) }
+	}
+	for name, spoil := range map[string]func(string) string{
+		"another run directory": replace(`/run"`, `/var/run/old"`),
+		"another level":         replace(`"plugin_log_level": "info"`, `"plugin_log_level": "debug"`),
+		"a key too many":        replace(`"plugin_log_level"`, `"kubernetes": {}, "plugin_log_level"`),
+		"nothing but the type":  instead(`{"type":"portmap"},{"type":"istio-cni"}`),
+		"of version 1.1": instead(`{"type":"portmap"},{"type":"istio-cni","log_level":"info",` +
+			`"kubernetes":{"kubeconfig":"/etc/cni/net.d/ZZZ-istio-cni-kubeconfig"}}`),
+		"ahead of another": instead(`{"type":"istio-cni"},{"type":"portmap"}`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			want := strings.ReplaceAll(good, straight.root, n.root)
+			n.put("net.d/10-bridge.conflist", spoil(want), 0o644)
+			if n.read("net.d/10-bridge.conflist") == want {
+				t.Fatal("nothing is spoiled")
+			}
+			must(t, n.reconcile(n.agent()))
+			n.ends("bridge", "portmap")
+			if diff := cmp.Diff(compact(t, want), compact(t, n.read("net.d/10-bridge.conflist"))); diff != "" {
+				t.Error(diff)
+			}
+			n.quiet(n.agent())
+		})
+	}
+}
+
+// compact is JSON without white space.
+func compact(t *testing.T, text string) string {
+	t.Helper()
+	var b bytes.Buffer
+	must(t, json.Compact(&b, []byte(text)))
+	return b.String()
+}
+
+func TestW17EveryOldStanzaGoes(t *testing.T) {
+	t.Parallel()
+	old := strings.Replace(conflist, `{"type":"bridge"`, `{"type":"istio-cni","a":1},{"type":"istio-cni","b":2},{"type":"bridge"`, 1)
+	for name, text := range map[string]string{
+		"in front": old, "around": strings.Replace(old, `{"type":"portmap"}`, `{"type":"portmap"},{"type":"istio-cni"}`, 1),
+	} {
+		n := newNode(t, "10-bridge.conflist", text)
+		must(t, n.reconcile(n.agent()))
+		n.ends("bridge", "portmap")
+		n.put("net.d/10-bridge.conflist", text, 0o644)
+		n.uninstall(n.agent())
+		if got := n.loaded(); !slices.Equal(got, []string{"bridge", "portmap"}) {
+			t.Errorf("%s: after removal the runtime runs %q", name, got)
+		}
+	}
+}
+
+// TestW20WhatWasWrittenInSpiteOfAnErrorIsRemoved fails each call after the one that names the configuration.
+func TestW20WhatWasWrittenInSpiteOfAnErrorIsRemoved(t *testing.T) {
+	t.Parallel()
+	tried := 0
+	for at := 0; ; at++ {
+		n := newNode(t, "10-bridge.conf", bridgeConf)
+		before := n.tree("net.d")
+		faults := hostfstest.FailAt(at, syscall.EIO)
+		n.disk.Ops = faults
+		a := n.agent()
+		err := n.reconcile(a)
+		log := faults.Log()
+		if len(log) <= at {
+			break
+		}
+		n.disk.Ops = nil
+		if diff := cmp.Diff(before, n.tree("net.d")); err != nil && diff != "" {
+			tried++
+		}
+		n.uninstall(a)
+		if diff := cmp.Diff(before, n.tree("net.d")); diff != "" {
+			t.Errorf("failed at %q:\n%s", log[at], diff)
+		}
+	}
+	if tried < 5 {
+		t.Errorf("only %d errors came after a change", tried)
+	}
+}
+
+// denied is a node whose disk refuses whatever concerns some directories.
+type denied struct {
+	hostfs.Kernel
+	dirs []string
+}
+
+func (d denied) refuse(path string) error {
+	if slices.ContainsFunc(d.dirs, func(dir string) bool { return strings.HasPrefix(path, dir+"/") }) {
+		return &fs.PathError{Op: "deny", Path: path, Err: syscall.EIO}
+	}
+	return nil
+}
+
+func (d denied) Create(path string) (*os.File, error) {
+	if err := d.refuse(path); err != nil {
+		return nil, err
+	}
+	return d.Kernel.Create(path)
+}
+
+func (d denied) Remove(path string) error {
+	if err := d.refuse(path); err != nil {
+		return err
+	}
+	return d.Kernel.Remove(path)
+}
+
+func TestW21UninstallGoesOnAndTellsEverything(t *testing.T) {
+	t.Parallel()
+	t.Run("the configuration is refused", func(t *testing.T) {
+		t.Parallel()
+		n := newNode(t, "10-bridge.conflist", conflist)
+		must(t, n.reconcile(n.agent()))
+		installed := n.tree(".")
+		n.disk.Ops = denied{dirs: []string{n.path("net.d")}}
+		left, err := n.agent().Uninstall(t.Context())
+		if err == nil || !strings.Contains(err.Error(), n.path("net.d/10-bridge.conflist")) {
+			t.Errorf("the error does not name the file: %v", err)
+		}
+		if diff := cmp.Diff(installed, n.tree(".")); diff != "" || len(left.Program) != 1 || left.Why == "" {
+			t.Errorf("the stanza is there, and what it needs is not: %+v\n%s", left, diff)
+		}
+		n.disk.Ops = nil
+		n.uninstall(n.agent())
+		if rest := n.tree("bin"); len(rest) > 0 || n.there("run/istio-cni-kubeconfig") || n.read("net.d/10-bridge.conflist") != conflist {
+			t.Errorf("a second try leaves %v", n.tree("."))
+		}
+	})
+	t.Run("kubeconfigs and a program directory are refused", func(t *testing.T) {
+		t.Parallel()
+		n := newNode(t, "10-bridge.conflist", conflist)
+		must(t, os.Mkdir(n.path("bin2"), 0o755))
+		n.config.BinDirs = []string{n.path("bin"), n.path("bin2")}
+		must(t, n.reconcile(n.agent()))
+		n.put("old/ZZZ-istio-cni-kubeconfig", "x", 0o600)
+		n.config.OldKubeconfig = n.path("old/ZZZ-istio-cni-kubeconfig")
+		n.disk.Ops = denied{dirs: []string{n.path("old"), n.path("run"), n.path("bin")}}
+		_, err := n.agent().Uninstall(t.Context())
+		for _, file := range []string{"old/ZZZ-istio-cni-kubeconfig", "run/istio-cni-kubeconfig", "bin/istio-cni", "bin/istio-iptables"} {
+			if err == nil || !strings.Contains(err.Error(), n.path(file)) {
+				t.Errorf("the error does not name %s: %v", file, err)
+			}
+		}
+		if rest := n.tree("bin2"); len(rest) > 0 || n.read("net.d/10-bridge.conflist") != conflist {
+			t.Errorf("what could be removed was not: %v", n.tree("."))
+		}
+	})
+	t.Run("the configuration is garbage", func(t *testing.T) {
+		t.Parallel()
+		n := newNode(t, "10-bridge.conflist", conflist)
+		must(t, n.reconcile(n.agent()))
+		n.put("net.d/10-bridge.conflist", n.read("net.d/10-bridge.conflist")[:50], 0o644)
+		n.uninstall(n.agent())
+		if n.there("run/istio-cni-kubeconfig") || n.there("bin/istio-cni") || !n.there("net.d/10-bridge.conflist") {
+			t.Errorf("left: %v", n.tree("."))
+		}
+	})
+}
+
+// TestW22ANamedFileThatIsHalfWrittenIsWaitedFor writes it in pieces, as careless programs do.
+func TestW22ANamedFileThatIsHalfWrittenIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "00-other.conflist", strings.Replace(conflist, "net", "other", 1))
+	n.config.Want.ConfName = "10-bridge.conflist"
+	n.running(n.agent())
+	waiting := func(reason string) func() bool {
+		return func() bool {
+			for _, p := range n.health.Snapshot().Parts {
+				if p.Name == installation.PartConf && !p.Ready && strings.Contains(p.Reason, reason) {
+					return true
+				}
+			}
+			return false
+		}
+	}
+	n.until(waiting(`waiting for file "10-bridge.conflist" in`))
+	file, err := os.Create(n.path("net.d/10-bridge.conflist"))
+	must(t, err)
+	defer func() { _ = file.Close() }()
+	n.until(waiting(`waiting for file "10-bridge.conflist" to be valid`))
+	_, err = file.WriteString(conflist[:len(conflist)/2])
+	must(t, err)
+	n.until(waiting(`waiting for file "10-bridge.conflist" to be valid`))
+	_, err = file.WriteString(conflist[len(conflist)/2:])
+	must(t, err)
+	n.until(func() bool { return n.health.Snapshot().Ready })
+	if got, err := cniconf.Load("x.conflist", []byte(n.read("net.d/10-bridge.conflist"))); err != nil || got.Types[len(got.Types)-1] != "istio-cni" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if strings.Contains(n.read("net.d/00-other.conflist"), "istio-cni") {
+		t.Error("the stanza went into a file that nobody named")
+	}
+}
+
+// TestW24OwnedModeLeavesNoStanzaBehindAndFollowsEveryChange begins on a node that was installed inline.
+func TestW24OwnedModeLeavesNoStanzaBehindAndFollowsEveryChange(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "10-bridge.conflist", conflist)
+	must(t, n.reconcile(n.agent()))
+	n.config.Want.Mode = cniconf.Owned
+	a := n.agent()
+	must(t, n.reconcile(a))
+	if got := n.read("net.d/10-bridge.conflist"); got != conflist {
+		t.Errorf("the primary configuration is not as its owner wrote it:\n%s", got)
+	}
+	n.ends("bridge", "portmap")
+	for _, change := range []struct{ from, to string }{
+		{`"n":12345678901234567890`, `"n":12345678901234567891`}, // a setting
+		{`"cniVersion":"1.0.0"`, `"cniVersion":"0.4.0"`},         // of the list
+		{`{"type":"portmap"}`, `{"type":"portmap"},{"type":"portmap","snat":true}`},
+	} {
+		changed := strings.Replace(n.read("net.d/10-bridge.conflist"), change.from, change.to, 1)
+		n.put("net.d/10-bridge.conflist", changed, 0o644)
+		must(t, n.reconcile(a))
+		copied, err := cniconf.Remove([]byte(n.read("net.d/" + cniconf.OwnedName)))
+		if err != nil || string(copied) != changed || !strings.Contains(changed, change.to) {
+			t.Errorf("%s is not in the copy: %v\n%s", change.to, err, copied)
+		}
+	}
+}
+
+// TestW25AfterAReboot the run directory, on a tmpfs, is empty, and the primary CNI has not started yet: pods need the
+// credentials before anything else happens.
+func TestW25AfterAReboot(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.Owned} {
+		n := newNode(t, "10-bridge.conflist", conflist)
+		n.config.Want.Mode = mode
+		must(t, n.reconcile(n.agent()))
+		installed := n.tree("net.d")
+		must(t, os.RemoveAll(n.path("run")))
+		must(t, n.reconcile(n.agent()))
+		if diff := cmp.Diff(installed, n.tree("net.d")); diff != "" || !n.there("run/istio-cni-kubeconfig") {
+			t.Errorf("%s: kubeconfig there: %v, configuration:\n%s", mode, n.there("run/istio-cni-kubeconfig"), diff)
+		}
+		must(t, os.RemoveAll(n.path("run")))
+		must(t, os.Remove(n.path("net.d/10-bridge.conflist"))) // as some primary CNIs do until they are ready
+		err := n.reconcile(n.agent())
+		var waiting *installation.WaitingError
+		if mode == cniconf.Inline && !errors.As(err, &waiting) {
+			t.Errorf("%s: %v, want to wait", mode, err)
+		}
+		if !n.there("run/istio-cni-kubeconfig") {
+			t.Errorf("%s: no kubeconfig while the primary CNI is away", mode)
+		}
+		if mode == cniconf.Owned && !slices.Contains(n.loaded(), "istio-cni") {
+			t.Errorf("%s: pods may start without redirection: the runtime runs %q", mode, n.loaded())
+		}
+	}
+}
+
+func TestW31AJSONFileIsAConfiguration(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "10-bridge.json", bridgeConf, "20-other.conflist", conflist)
+	before := n.tree("net.d")
+	must(t, n.reconcile(n.agent()))
+	n.ends("bridge")
+	n.uninstall(n.agent())
+	if diff := cmp.Diff(before, n.tree("net.d")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestW34TemporaryFilesOfCrashesAreSwept(t *testing.T) {
+	t.Parallel()
+	ours := []string{
+		"net.d/10-bridge.conf.tmp.1", "net.d/10-bridge.conflist.tmp.2837465019", "net.d/02-istio-cni.conflist.tmp.3",
+		"bin/istio-cni.tmp.4", "bin/istio-iptables.tmp.5", "run/istio-cni-kubeconfig.tmp.6",
+	}
+	theirs := []string{
+		"net.d/.05-cilium.conflist123", "net.d/10-calico.conf.tmp", "net.d/10-bridge.conf.tmp.x", "bin/bridge.tmp.1", "run/ztunnel.tmp.1",
+	}
+	n := newNode(t, "10-bridge.conf", bridgeConf)
+	for _, name := range append(slices.Clone(ours), theirs...) {
+		n.put(name, "{", 0o600)
+	}
+	a := n.agent()
+	must(t, n.reconcile(a))
+	for _, name := range ours {
+		if n.there(name) {
+			t.Errorf("%s is left", name)
+		}
+	}
+	for _, name := range theirs {
+		if !n.there(name) {
+			t.Errorf("%s of somebody else was removed", name)
+		}
+	}
+	t.Run("of a file that has another name by now", func(t *testing.T) {
+		n.put("net.d/10-bridge.conf.tmp.7", bridgeConf, 0o600)
+		must(t, n.reconcile(a))
+		if n.there("net.d/10-bridge.conf.tmp.7") {
+			t.Error("10-bridge.conf.tmp.7 is left")
+		}
+	})
+}

@@ -1,0 +1,251 @@
+// Package logrelay is the socket by which the CNI plugin's log reaches the node agent's: each record that a plugin
+// process sends is logged again, with its own time.
+//
+// It promises to understand the plugin of this program and the reference's, to keep the records of one invocation
+// together, and that nobody who can connect is able to harm the agent: strangers are refused by the kernel's word for
+// who they are, slow clients lose their place to those that wait, and memory, log volume and the length of a record have
+// limits. What is given up to keep those is log records, and log and metrics say how many. A record cannot pass for one
+// of the agent's own, nor for several.
+//
+// It never takes over a socket that somebody serves, never removes a file that is not its own, and never ends the agent:
+// only Open returns errors that a caller has to act on.
+//
+// Start reading at Server. socket.go has the file, gate.go the connections, batch.go a request, record.go a record.
+package logrelay
+
+import (
+	"context"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+)
+
+// scope is the value of the attribute "scope" of every relayed record, by which it is told from the agent's own.
+const scope = "cni-plugin"
+
+// Options are where the socket is and where the records go.
+type Options struct {
+	// Path is the socket, <run dir>/log.sock for the plugin to find it; 107 bytes at most. Its directory is made if it is
+	// not there.
+	Path string
+	// DirMode is the mode of a directory that is made, Mode that of the socket. 0 means 0700 and 0600.
+	DirMode, Mode fs.FileMode
+	// AllowedUIDs may send besides root. They need a Mode and a DirMode that let them connect.
+	AllowedUIDs []uint32
+	// Records gets the relayed records; nil means nobody does. Its Enabled is not asked, as its level is the agent's own.
+	Records slog.Handler
+	// Level is the lowest level that is relayed; nil means info.
+	Level slog.Leveler
+	// Log is the agent's own log, for what happens to the relay; nil means none.
+	Log *slog.Logger
+	// Metrics counts; nil means nobody does.
+	Metrics *metrics.Metrics
+	// Now is the clock; nil means the system's.
+	Now func() time.Time
+}
+
+// limits is what clients may use of the agent. The plugin of this program ends an invocation within 80 ms, with 256 KiB
+// of records at most, which is well within everything here.
+type limits struct {
+	connections int           // at a time
+	grace       time.Duration // how long one may be open before it has to make place
+	patience    time.Duration // for a whole request, and for its answer
+
+	header    int // bytes
+	body      int // bytes
+	allowance int // bytes of a body that are always granted
+	shared    int // bytes of all bodies beyond that
+
+	batch  int // records of a request
+	record int // bytes of a record
+
+	recordRate, recordBurst float64 // per second
+	byteRate, byteBurst     float64 // per second
+
+	report time.Duration // between two records about what was given up
+	end    time.Duration // for running requests when the agent ends
+}
+
+func defaultLimits() limits {
+	return limits{
+		connections: 64,
+		grace:       250 * time.Millisecond,
+		patience:    2 * time.Second,
+
+		header:    16 << 10,
+		body:      4 << 20,
+		allowance: 512 << 10,
+		shared:    8 << 20,
+
+		batch:  5000,
+		record: 256 << 10,
+
+		recordRate: 1000, recordBurst: 10_000,
+		byteRate: 1 << 20, byteBurst: 16 << 20,
+
+		report: 30 * time.Second,
+		end:    time.Second,
+	}
+}
+
+// Server is the agent's end of the socket.
+type Server struct {
+	options Options
+	limits  limits
+	records slog.Handler
+	gate    *gate
+	losses  *losses
+
+	requests chan struct{} // one for each that is being read or relayed
+	shared   budget
+
+	relaying sync.Mutex // keeps a batch together, and decoding to one at a time
+	byCount  bucket
+	bySize   bucket
+
+	mu      sync.Mutex
+	socket  *socket
+	ended   bool
+	rebound chan struct{}
+}
+
+// Open makes the socket. Clients can connect from then on; they are served by Serve, which has to follow. A socket that
+// somebody else serves is an error that is ErrServed.
+func Open(ctx context.Context, o Options) (*Server, error) {
+	return open(ctx, o, defaultLimits())
+}
+
+func open(ctx context.Context, o Options, l limits) (*Server, error) {
+	if o.DirMode == 0 {
+		o.DirMode = 0o700
+	}
+	if o.Mode == 0 {
+		o.Mode = 0o600
+	}
+	if o.Level == nil {
+		o.Level = slog.LevelInfo
+	}
+	if o.Records == nil {
+		o.Records = slog.DiscardHandler
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Metrics == nil {
+		o.Metrics = metrics.New("")
+	}
+	if o.Now == nil {
+		o.Now = time.Now //nolint:forbidigo // the only clock of the package; callers that need another one pass it
+	}
+	s := &Server{
+		options:  o,
+		limits:   l,
+		records:  o.Records.WithAttrs([]slog.Attr{slog.String(scopeKey, scope)}),
+		losses:   &losses{metrics: o.Metrics},
+		requests: make(chan struct{}, l.connections),
+		byCount:  newBucket(l.recordRate, l.recordBurst, o.Now()),
+		bySize:   newBucket(l.byteRate, l.byteBurst, o.Now()),
+		rebound:  make(chan struct{}, 1),
+	}
+	s.shared.left.Store(int64(l.shared))
+	s.gate = newGate(append(slices.Clone(o.AllowedUIDs), 0), l, o.Now, s.losses)
+	opened, err := bind(ctx, o.Path, o.DirMode, o.Mode)
+	if err != nil {
+		return nil, err
+	}
+	s.socket = opened
+	return s, nil
+}
+
+// Listening reports whether the file at the path is still the socket that is served.
+func (s *Server) Listening() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.ended && s.socket.isInPlace()
+}
+
+// Rebind makes the socket again if its file is gone or another one. What was connected stays so. An error means that
+// the path cannot be had now, and that all is as before; the caller may try again at any time.
+func (s *Server) Rebind(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended || s.socket.isInPlace() {
+		return nil
+	}
+	fresh, err := bind(ctx, s.options.Path, s.options.DirMode, s.options.Mode)
+	if err != nil {
+		return err
+	}
+	_ = s.socket.listener.Close() // nobody can reach it
+	s.socket = fresh
+	s.options.Log.InfoContext(ctx, "log socket was gone and is made again", "path", s.options.Path)
+	select {
+	case s.rebound <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// Serve relays records until ctx ends. Then it removes the socket, if it is still its own, and returns within about a
+// second.
+func (s *Server) Serve(ctx context.Context) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /log", s.post)
+	server := &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: s.limits.patience,
+		ReadTimeout:       s.limits.patience,
+		WriteTimeout:      2 * s.limits.patience, // of which reading is a part
+		MaxHeaderBytes:    s.limits.header,
+		ErrorLog:          slog.NewLogLogger(s.options.Log.Handler(), slog.LevelWarn),
+	}
+	server.SetKeepAlivesEnabled(false) // a plugin sends once
+	stop := context.AfterFunc(ctx, s.close)
+	defer stop()
+
+	var reports sync.WaitGroup
+	reports.Go(func() { s.losses.reportEach(ctx, s.limits.report, s.options.Log) })
+	for ctx.Err() == nil {
+		_ = server.Serve(s.gate.guard(ctx, s.current())) // until the socket is closed, for one of two reasons:
+		select {
+		case <-ctx.Done():
+		case <-s.rebound:
+		}
+	}
+	s.close() // waits for the one that has begun
+	s.shutdown(ctx, server)
+	reports.Wait()
+}
+
+func (s *Server) current() *socket {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.socket
+}
+
+// close takes the socket away.
+func (s *Server) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return // a file that looks like the socket's is another one's by now
+	}
+	s.ended = true
+	s.socket.remove()
+}
+
+// Close takes the socket of a server away that was never served.
+func (s *Server) Close() { s.close() }
+
+func (s *Server) shutdown(ctx context.Context, server *http.Server) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.limits.end)
+	defer cancel()
+	if server.Shutdown(ctx) != nil {
+		_ = server.Close() // the connections are gone whatever it says
+	}
+}

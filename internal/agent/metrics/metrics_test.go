@@ -1,0 +1,288 @@
+package metrics
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	vm "github.com/VictoriaMetrics/metrics"
+	"github.com/google/go-cmp/cmp"
+)
+
+// page is a scrape as Prometheus understands it.
+type page struct {
+	kinds   map[string]string
+	samples map[string]float64 // by name with labels
+}
+
+// scrape serves the metrics and reads them by the rules of the text format.
+func scrape(t *testing.T, m *Metrics) page {
+	t.Helper()
+	rec := httptest.NewRecorder()
+	m.Handler().ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))
+	if rec.Code != http.StatusOK || rec.Header().Get("Content-Type") != contentType {
+		t.Errorf("answer %d, content type %q", rec.Code, rec.Header().Get("Content-Type"))
+	}
+	p := page{kinds: map[string]string{}, samples: map[string]float64{}}
+	header := regexp.MustCompile(`^# (HELP|TYPE) ([a-z_]+) (.+)$`)
+	const label = `[a-z_]+="(?:[^"\\\n]|\\[\\"n])*"`
+	sample := regexp.MustCompile(`^([a-z_]+)((?:\{` + label + `(?:,` + label + `)*\})?) ([^ ]+)$`)
+	helped, family := "", ""
+	for line := range strings.SplitSeq(strings.TrimSuffix(rec.Body.String(), "\n"), "\n") {
+		if h := header.FindStringSubmatch(line); h != nil && h[1] == "HELP" {
+			helped = h[2]
+			continue
+		} else if h != nil {
+			family = h[2]
+			if _, twice := p.kinds[family]; twice || helped != family {
+				t.Errorf("TYPE of %s is there twice, or not right after its HELP", family)
+			}
+			p.kinds[family] = h[3]
+			continue
+		}
+		s := sample.FindStringSubmatch(line)
+		if s == nil {
+			t.Errorf("no line of the format: %q", line)
+			continue
+		}
+		name := s[1]
+		if p.kinds[family] == "histogram" {
+			name = strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_sum"), "_count")
+		}
+		if _, twice := p.samples[s[1]+s[2]]; twice || name != family {
+			t.Errorf("twice, or not under the header of its family: %q", line)
+		}
+		value, err := strconv.ParseFloat(s[3], 64)
+		if err != nil {
+			t.Errorf("%q: %v", line, err)
+		}
+		p.samples[s[1]+s[2]] = value
+	}
+	return p
+}
+
+// own returns the samples of the agent without the histogram's.
+func (p page) own() map[string]float64 {
+	own := map[string]float64{}
+	for name, v := range p.samples {
+		if strings.HasPrefix(name, "istio_cni_") && !strings.HasPrefix(name, healSeconds) {
+			own[name] = v
+		}
+	}
+	return own
+}
+
+func TestEveryClosedSetStartsAtZero(t *testing.T) {
+	want := map[string]float64{
+		`istio_cni_installs_total{result="SUCCESS"}`:                              0,
+		`istio_cni_installs_total{result="COPY_BINARIES_FAILURE"}`:                0,
+		`istio_cni_installs_total{result="CREATE_KUBECONFIG_FAILURE"}`:            0,
+		`istio_cni_installs_total{result="CREATE_CNI_CONFIG_FAILURE"}`:            0,
+		`istio_cni_installs_total{result="READ_SERVICE_ACCOUNT_FAILURE"}`:         0,
+		`istio_cni_install_ready`:                                                 0,
+		`istio_cni_repair_pods_repaired_total{type="delete",result="success"}`:    0,
+		`istio_cni_repair_pods_repaired_total{type="delete",result="skip"}`:       0,
+		`istio_cni_repair_pods_repaired_total{type="delete",result="fail"}`:       0,
+		`istio_cni_repair_pods_repaired_total{type="label",result="success"}`:     0,
+		`istio_cni_repair_pods_repaired_total{type="label",result="skip"}`:        0,
+		`istio_cni_repair_pods_repaired_total{type="label",result="fail"}`:        0,
+		`istio_cni_repair_pods_repaired_total{type="repair",result="success"}`:    0,
+		`istio_cni_repair_pods_repaired_total{type="repair",result="skip"}`:       0,
+		`istio_cni_repair_pods_repaired_total{type="repair",result="fail"}`:       0,
+		`istio_cni_rewrites_total{artifact="binary"}`:                             0,
+		`istio_cni_rewrites_total{artifact="kubeconfig"}`:                         0,
+		`istio_cni_rewrites_total{artifact="config"}`:                             0,
+		`istio_cni_config_fights_total{rival="cilium"}`:                           0,
+		`istio_cni_config_fights_total{rival="multus"}`:                           0,
+		`istio_cni_config_fights_total{rival="installer"}`:                        0,
+		`istio_cni_config_fights_total{rival="unknown"}`:                          0,
+		`istio_cni_config_problems_total{source="configmap"}`:                     0,
+		`istio_cni_config_problems_total{source="directory"}`:                     0,
+		`istio_cni_log_records_total{outcome="relayed"}`:                          0,
+		`istio_cni_log_records_total{outcome="dropped"}`:                          0,
+		`istio_cni_log_records_total{outcome="rejected"}`:                         0,
+		`istio_cni_log_connections_refused_total{reason="stranger"}`:              0,
+		`istio_cni_log_connections_refused_total{reason="slow"}`:                  0,
+		`istio_cni_events_total{result="sent"}`:                                   0,
+		`istio_cni_events_total{result="suppressed"}`:                             0,
+		`istio_cni_events_total{result="failed"}`:                                 0,
+		`istio_cni_build_info{version="1.2 \"quoted\" back\\slash\nline \ufffd"}`: 1,
+	}
+	p := scrape(t, New("1.2 \"quoted\" back\\slash\nline \xff"))
+	got := p.own()
+	// The sample's own text has the escapes of the format, of which the last is the character itself.
+	for name, v := range got {
+		if strings.HasPrefix(name, buildInfo) {
+			delete(got, name)
+			got[strings.ReplaceAll(name, "\ufffd", `\ufffd`)] = v
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestTypes(t *testing.T) {
+	p := scrape(t, New("v"))
+	for _, f := range ownFamilies() {
+		want := "gauge"
+		switch {
+		case strings.HasSuffix(f.name, "_total"):
+			want = "counter"
+		case f.name == healSeconds:
+			want = "histogram"
+		}
+		if p.kinds[f.name] != want || len(f.help) < 20 {
+			t.Errorf("%s has type %q, want %q, and help %q", f.name, p.kinds[f.name], want, f.help)
+		}
+	}
+}
+
+func TestEachMethodCountsItsOwn(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		do   func(*Metrics)
+		want map[string]float64
+	}{
+		{
+			"installed", func(m *Metrics) { m.Installed(InstallSuccess); m.Installed(CreateCNIConfigFailure) },
+			map[string]float64{
+				`istio_cni_installs_total{result="SUCCESS"}`:                   1,
+				`istio_cni_installs_total{result="CREATE_CNI_CONFIG_FAILURE"}`: 1,
+			},
+		},
+		{"ready", func(m *Metrics) { m.BecameReady() }, map[string]float64{`istio_cni_install_ready`: 1}},
+		{"ready_and_not", func(m *Metrics) { m.BecameReady(); m.BecameUnready() }, map[string]float64{}},
+		{
+			"repaired", func(m *Metrics) { m.Repaired(RepairPod, RepairSkip) },
+			map[string]float64{`istio_cni_repair_pods_repaired_total{type="repair",result="skip"}`: 1},
+		},
+		{
+			"healed", func(m *Metrics) { m.Healed(Kubeconfig, time.Second) },
+			map[string]float64{`istio_cni_rewrites_total{artifact="kubeconfig"}`: 1},
+		},
+		{
+			"fought", func(m *Metrics) { m.Fought(RivalCilium) },
+			map[string]float64{`istio_cni_config_fights_total{rival="cilium"}`: 1},
+		},
+		{
+			"config_refused", func(m *Metrics) { m.ConfigRefused(SourceDirectory) },
+			map[string]float64{`istio_cni_config_problems_total{source="directory"}`: 1},
+		},
+		{
+			"records", func(m *Metrics) {
+				m.LogRecords(LogDropped, 40)
+				m.LogRecords(LogDropped, 2)
+				m.LogRecords(LogRelayed, 0)
+			},
+			map[string]float64{`istio_cni_log_records_total{outcome="dropped"}`: 42},
+		},
+		{
+			"refused", func(m *Metrics) { m.LogConnectionRefused(RefusedSlow) },
+			map[string]float64{`istio_cni_log_connections_refused_total{reason="slow"}`: 1},
+		},
+		{
+			"event", func(m *Metrics) { m.EventReported(EventSuppressed) },
+			map[string]float64{`istio_cni_events_total{result="suppressed"}`: 1},
+		},
+		{"what_a_node_could_say_is_no_label", func(m *Metrics) { m.Fought("10-evil.conf\n") }, map[string]float64{}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := New("v")
+			c.do(m)
+			changed := scrape(t, m).own()
+			for name, v := range scrape(t, New("v")).own() {
+				if changed[name] == v {
+					delete(changed, name)
+				}
+			}
+			if diff := cmp.Diff(c.want, changed); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestHealTimesAreAPrometheusHistogram(t *testing.T) {
+	m := New("v")
+	for _, ms := range []time.Duration{0, 1, 2, 1000, 1001, 3_600_000} {
+		m.Healed(Config, ms*time.Millisecond)
+	}
+	got := map[string]float64{}
+	for name, v := range scrape(t, m).samples {
+		if rest, ok := strings.CutPrefix(name, healSeconds); ok {
+			got[rest] = v
+		}
+	}
+	want := map[string]float64{
+		`_bucket{le="0.001"}`: 2, `_bucket{le="0.0025"}`: 3, `_bucket{le="0.005"}`: 3, `_bucket{le="0.01"}`: 3,
+		`_bucket{le="0.025"}`: 3, `_bucket{le="0.05"}`: 3, `_bucket{le="0.1"}`: 3, `_bucket{le="0.25"}`: 3,
+		`_bucket{le="0.5"}`: 3, `_bucket{le="1"}`: 4, `_bucket{le="2.5"}`: 5, `_bucket{le="5"}`: 5, `_bucket{le="10"}`: 5,
+		`_bucket{le="30"}`: 5, `_bucket{le="60"}`: 5, `_bucket{le="+Inf"}`: 6, `_count`: 6, `_sum`: 3602.004,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// The library may grow a family; then it wants a description.
+func TestEveryFamilyOfTheProcessIsDescribed(t *testing.T) {
+	var raw strings.Builder
+	vm.WriteProcessMetrics(&raw)
+	vm.WriteFDMetrics(&raw)
+	described := map[string]bool{}
+	for _, f := range processFamilies() {
+		described[f.name] = true
+		if !strings.Contains(raw.String(), "\n"+f.name) {
+			t.Errorf("%s is described and the library has it not", f.name)
+		}
+	}
+	for line := range strings.Lines(raw.String()) {
+		if name := familyOf(line, described); strings.HasPrefix(name, "process_") && !described[name] {
+			t.Errorf("%s is not described", name)
+		}
+	}
+	if scrape(t, New("v")).samples["process_resident_memory_bytes"] < 1<<20 {
+		t.Error("no resident memory")
+	}
+}
+
+func TestTwoAgentsInOneProcessShareNothing(t *testing.T) {
+	a, b := New("v"), New("v")
+	a.BecameReady()
+	if scrape(t, b).samples[installReady] != 0 {
+		t.Error("the other agent became ready as well")
+	}
+}
+
+func TestScrapesAndCountsAtTheSameTime(t *testing.T) {
+	m := New("v")
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 200 {
+				m.Healed(Binary, time.Millisecond)
+				m.LogRecords(LogRelayed, 1)
+			}
+		})
+		all.Go(func() { _ = m.Text() })
+	}
+	all.Wait()
+	p := scrape(t, m)
+	if p.samples[healSeconds+"_count"] != 800 || p.samples[`istio_cni_log_records_total{outcome="relayed"}`] != 800 {
+		t.Error("counts were lost")
+	}
+}
+
+func TestOnlyReading(t *testing.T) {
+	rec := httptest.NewRecorder()
+	New("v").Handler().ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/metrics", nil))
+	if rec.Code != http.StatusMethodNotAllowed || rec.Header().Get("Allow") == "" {
+		t.Errorf("POST is answered with %d", rec.Code)
+	}
+}

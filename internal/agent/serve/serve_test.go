@@ -1,0 +1,295 @@
+package serve
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// generous is how long a test waits for what must not take long before it calls it hung.
+const generous = 30 * time.Second
+
+// free returns n ports of 127.0.0.1 that nobody listens on.
+func free(t *testing.T, n int) []int {
+	t.Helper()
+	var numbers []int
+	for range n {
+		l, number := occupy(t, "127.0.0.1:0")
+		defer func() { _ = l.Close() }() // all at the end, so that they differ
+		numbers = append(numbers, number)
+	}
+	return numbers
+}
+
+func occupy(t *testing.T, address string) (net.Listener, int) {
+	t.Helper()
+	var config net.ListenConfig
+	l, err := config.Listen(t.Context(), "tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l, l.Addr().(*net.TCPAddr).Port
+}
+
+func says(text string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) })
+}
+
+// start serves ports until the returned function is called, which returns what Serve did.
+func start(t *testing.T, ports ...Port) (stop func() error) {
+	t.Helper()
+	s, err := Open(t.Context(), nil, ports...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.limits = limits{header: 200 * time.Millisecond, end: 200 * time.Millisecond} // nobody waits for the usual ones
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(ctx) }()
+	stop = sync.OnceValue(func() error {
+		cancel()
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(generous):
+			return errors.New("Serve does not end")
+		}
+	})
+	t.Cleanup(func() {
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return stop
+}
+
+func get(t *testing.T, number int, path string) (int, string, error) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", number, path), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Close = true
+	resp, err := (&http.Client{Timeout: generous}).Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(body), err
+}
+
+func TestEachPortServesItsOwn(t *testing.T) {
+	n := free(t, 2)
+	stop := start(t,
+		Port{Flag: "--health-port", Number: n[0], Handler: says("health")},
+		Port{Flag: "--monitoring-port", Number: n[1], Handler: says("metrics")},
+		Port{Flag: "--off", Number: 0}, Port{Flag: "--also-off", Number: -1})
+	for i, want := range []string{"health", "metrics"} {
+		if code, body, err := get(t, n[i], "/"); code != 200 || body != want || err != nil {
+			t.Errorf("port %d: %d %q %v, want %q", i, code, body, err, want)
+		}
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	if _, _, err := get(t, n[0], "/"); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("after the end: %v", err)
+	}
+}
+
+func TestPortsThatCannotBeOpenedAreNamedAllTogetherAndNoneStaysOpen(t *testing.T) { // W-29
+	_, health := occupy(t, ":0")
+	_, monitoring := occupy(t, "127.0.0.1:0")
+	good := free(t, 1)[0]
+	_, err := Open(t.Context(), nil,
+		Port{Flag: "--health-port", Number: health, Handler: says("")},
+		Port{Flag: "--good-port", Number: good, Handler: says("")},
+		Port{Flag: "--monitoring-port", Number: monitoring, Handler: says("")},
+		Port{Flag: "--high-port", Number: 65536, Handler: says("")},
+		Port{Flag: "--empty-port", Number: good, Handler: nil})
+	if err == nil {
+		t.Fatal("no error")
+	}
+	want := []string{
+		fmt.Sprintf("--health-port %d: address already in use", health),
+		fmt.Sprintf("--monitoring-port %d: address already in use", monitoring),
+		"--high-port 65536: listen tcp: address 65536: invalid port",
+		fmt.Sprintf("--empty-port %d: nothing to serve", good),
+	}
+	if diff := cmp.Diff(want, strings.Split(err.Error(), "\n")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if !errors.Is(err, syscall.EADDRINUSE) {
+		t.Error("the cause is lost")
+	}
+	if _, _, err := get(t, good, "/"); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("the good port stays open: %v", err)
+	}
+}
+
+func TestTwoFlagsWithOnePort(t *testing.T) {
+	n := free(t, 1)[0]
+	_, err := Open(t.Context(), nil,
+		Port{Flag: "--health-port", Number: n, Handler: says("")},
+		Port{Flag: "--monitoring-port", Number: n, Handler: says("")})
+	if want := fmt.Sprintf("--monitoring-port %d: address already in use", n); err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+func TestProfilesAreLocalAndNowhereElse(t *testing.T) {
+	n := free(t, 3)
+	start(t, Port{Flag: "--health-port", Number: n[0], Handler: http.NotFoundHandler()},
+		Introspection("--ctrlz_port", "localhost", n[1]), Introspection("--other", "127.0.0.1", n[2]))
+	for _, path := range []string{
+		"/debug/pprof/", "/debug/pprof/goroutine?debug=1", "/debug/pprof/cmdline", "/debug/pprof/profile?seconds=1",
+	} {
+		if code, body, err := get(t, n[1], path); code != 200 || body == "" || err != nil {
+			t.Errorf("%s: %d %v", path, code, err)
+		}
+		if code, _, _ := get(t, n[0], path); code != 404 {
+			t.Errorf("%s is answered with %d on a public port", path, code)
+		}
+	}
+	for _, host := range []string{"", "0.0.0.0", "::"} {
+		_, err := Open(t.Context(), nil, Introspection("--ctrlz_port", host, free(t, 1)[0]))
+		if !errors.Is(err, errNotLocal) && !errors.Is(err, syscall.EAFNOSUPPORT) {
+			t.Errorf("host %q is taken for a local one: %v", host, err)
+		}
+	}
+}
+
+func TestEndIsBoundThoughARequestHangs(t *testing.T) {
+	n := free(t, 1)[0]
+	reached, release := make(chan struct{}), make(chan struct{})
+	defer close(release)
+	stop := start(t, Port{Flag: "--p", Number: n, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		close(reached)
+		<-release
+	})})
+	done := make(chan error, 1)
+	go func() { _, _, err := get(t, n, "/"); done <- err }()
+	<-reached
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	if err := <-done; err == nil {
+		t.Error("the hanging request was answered")
+	}
+}
+
+func TestASilentClientIsCutOff(t *testing.T) {
+	n := free(t, 1)[0]
+	start(t, Port{Flag: "--p", Number: n, Handler: says("x")})
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", n))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	if _, err = io.WriteString(conn, "GET / HTTP/1.1\r\nHost:"); err != nil {
+		t.Fatal(err)
+	}
+	if err = conn.SetReadDeadline(time.Now().Add(generous)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = io.ReadAll(conn); err != nil {
+		t.Errorf("the connection was not closed: %v", err)
+	}
+}
+
+func TestAPanicIsLoggedWhereItIsWanted(t *testing.T) {
+	n := free(t, 1)[0]
+	log := &lockedBuffer{}
+	s, err := Open(t.Context(), slog.New(slog.NewTextHandler(log, nil)),
+		Port{Flag: "--p", Number: n, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("oops") })})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(ctx) }()
+	_, _, _ = get(t, n, "/")
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	for _, want := range []string{"level=WARN", "oops", "port="} {
+		if got := log.String(); !strings.Contains(got, want) {
+			t.Errorf("log is %q", got)
+		}
+	}
+}
+
+func TestALostPortEndsServe(t *testing.T) {
+	n := free(t, 2)
+	s, err := Open(t.Context(), nil,
+		Port{Flag: "--a", Number: n[0], Handler: says("")}, Port{Flag: "--b", Number: n[1], Handler: says("")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = s.servers[1].listener.Close()
+	err = s.Serve(t.Context())
+	if want := fmt.Sprintf("serving --b %d: ", n[1]); err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("got %v, want %q", err, want)
+	}
+	if _, _, err := get(t, n[0], "/"); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("the other port stays open: %v", err)
+	}
+}
+
+// Serving that ends before it has begun leaves no port open either.
+func TestEndBeforeTheBeginningClosesThePorts(t *testing.T) {
+	ended, end := context.WithCancel(t.Context())
+	end()
+	for range 200 {
+		n := free(t, 1)
+		s, err := Open(t.Context(), nil, Port{Flag: "--a", Number: n[0], Handler: says("")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Serve(ended); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := get(t, n[0], "/"); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Fatalf("the port stays open: %v", err)
+		}
+	}
+}
+
+func TestWithAllPortsOffServeWaits(t *testing.T) {
+	if err := start(t, Port{Flag: "--off"})(); err != nil {
+		t.Error(err)
+	}
+}
+
+type lockedBuffer struct {
+	mu  sync.Mutex
+	all bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.all.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.all.String()
+}

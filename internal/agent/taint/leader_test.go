@@ -1,0 +1,222 @@
+package taint
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+)
+
+const leasePath = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/istio-taint-lock"
+
+// lease is the one of the legacy controller.
+func lease(identity string) *Lease {
+	return &Lease{
+		Namespace: "kube-system", Name: "istio-taint-lock", Identity: identity,
+		Duration: 60 * time.Second, Deadline: 15 * time.Second, Retry: 5 * time.Second,
+	}
+}
+
+func (l *lab) leaseSpec() object {
+	l.Helper()
+	spec, _ := l.fetch(leasePath)["spec"].(object)
+	return spec
+}
+
+func (l *lab) holder() string {
+	holder, _ := l.leaseSpec()["holderIdentity"].(string)
+	return holder
+}
+
+// pair are two replicas of which a leads.
+func pair(t *testing.T) (l *lab, a, b Options) {
+	t.Helper()
+	l = newLab(t, untaint())
+	a, b = l.options, l.another(untaint())
+	a.Lease, b.Lease = lease("a"), lease("b")
+	return l, a, b
+}
+
+func leads(o Options) bool {
+	return strings.Contains(string(o.Metrics.Text()), "istio_cni_taint_leader 1\n")
+}
+
+func TestTheLeaseIsWrittenAsOthersDo(t *testing.T) {
+	l, a, _ := pair(t)
+	stop := l.start(a)
+	until(t, "it never leads", func() bool { return leads(a) })
+	want := object{
+		"holderIdentity": "a", "leaseDurationSeconds": 60.0, "acquireTime": "2026-01-01T12:00:00.000000Z",
+		"renewTime": "2026-01-01T12:00:00.000000Z", "leaseTransitions": 0.0,
+	}
+	if diff := cmp.Diff(want, l.leaseSpec()); diff != "" {
+		t.Errorf("taken (-want +got):\n%s", diff)
+	}
+	// What others put into it stays.
+	l.server.Edit(leasePath, func(whole object) {
+		metadata, _ := whole["metadata"].(object)
+		metadata["annotations"] = object{"who": "me"}
+		spec, _ := whole["spec"].(object)
+		spec["strategy"] = "OldestEmulationVersion"
+	})
+	want["renewTime"], want["strategy"] = "2026-01-01T12:00:05.000000Z", "OldestEmulationVersion"
+	l.turnUntil("it is not renewed", 5*time.Second, func() bool { return l.leaseSpec()["renewTime"] == want["renewTime"] })
+	if diff := cmp.Diff(want, l.leaseSpec()); diff != "" {
+		t.Errorf("renewed (-want +got):\n%s", diff)
+	}
+	stop()
+	want["holderIdentity"], want["leaseDurationSeconds"] = "", 1.0
+	want["acquireTime"] = want["renewTime"]
+	if diff := cmp.Diff(want, l.leaseSpec()); diff != "" {
+		t.Errorf("given back (-want +got):\n%s", diff)
+	}
+	metadata, _ := l.fetch(leasePath)["metadata"].(object)
+	if metadata["annotations"] == nil {
+		t.Error("the annotations are gone")
+	}
+}
+
+// turnUntil turns the clock once and then waits; a renewal waits for the clock alone.
+func (l *lab) turnUntil(otherwise string, d time.Duration, holds func() bool) {
+	l.Helper()
+	until(l.T, "nobody waits for the clock", func() bool {
+		l.hand.mu.Lock()
+		defer l.hand.mu.Unlock()
+		return len(l.hand.waiting) > 0
+	})
+	l.hand.turn(d)
+	until(l.T, otherwise, holds)
+}
+
+func TestHandOver(t *testing.T) {
+	l, a, b := pair(t)
+	l.node("n", nodeSpec{taints: []object{ourTaint()}})
+	stop := l.start(a)
+	until(t, "a never leads", func() bool { return leads(a) && a.Health.Snapshot().Ready })
+	l.start(b)
+	until(t, "b is never ready to take over", func() bool { return b.Health.Snapshot().Ready })
+	if leads(b) {
+		t.Fatal("both lead")
+	}
+	stop()
+	if leads(a) || l.holder() != "" {
+		t.Fatalf("a still leads, holder %q", l.holder())
+	}
+	// The next one begins within its pause, long before the lease would be over.
+	until(t, "b never leads", func() bool { l.hand.turn(time.Second); return leads(b) })
+	if waited := l.hand.Now().Sub(start()); waited > 30*time.Second {
+		t.Errorf("b waited for %s", waited)
+	}
+	l.pod("n", "agent", "True", yesterday())
+	l.wantTaints("n")
+	if got := l.leaseSpec()["leaseTransitions"]; got != 1.0 {
+		t.Errorf("%v transitions", got)
+	}
+}
+
+func TestALeaderThatDiedIsReplacedWhenTheLeaseIsOver(t *testing.T) {
+	l, _, b := pair(t)
+	l.set(object{
+		"kind": "Lease", "apiVersion": "coordination.k8s.io/v1",
+		"metadata": object{"namespace": "kube-system", "name": "istio-taint-lock"},
+		// Its clock is wrong, which does not matter.
+		"spec": object{
+			"holderIdentity": "dead", "leaseDurationSeconds": 60, "leaseTransitions": 7,
+			"acquireTime": "2031-01-01T12:00:00.000000Z", "renewTime": "2031-01-01T12:00:00.000000Z",
+		},
+	})
+	l.start(b)
+	until(t, "b never looks", func() bool { return b.Health.Snapshot().Ready })
+	until(t, "b never leads", func() bool {
+		if leads(b) {
+			return true
+		}
+		l.hand.turn(time.Second)
+		return false
+	})
+	if waited := l.hand.Now().Sub(start()); waited < 60*time.Second {
+		t.Errorf("b waited for %s only", waited)
+	}
+	if got := l.leaseSpec()["leaseTransitions"]; got != 8.0 {
+		t.Errorf("%v transitions", got)
+	}
+}
+
+func TestALeaderThatCannotRenewEndsBeforeTheLeaseDoes(t *testing.T) {
+	l, a, _ := pair(t)
+	l.node("n", nodeSpec{taints: []object{ourTaint()}})
+	l.pod("n", "agent", "False", yesterday())
+	l.start(a)
+	until(t, "a never leads", func() bool { return leads(a) })
+	l.server.FailOn("PUT "+leasePath, kubetest.ServerError, kubetest.Forever)
+	l.server.FailOn("GET "+leasePath, kubetest.ServerError, kubetest.Forever)
+	until(t, "a goes on", func() bool {
+		l.hand.turn(time.Second)
+		return !leads(a)
+	})
+	if a.Health.Snapshot().Ready {
+		t.Error("nobody is told")
+	}
+	// It does nothing any more.
+	l.pod("n", "agent", "True", start())
+	before := l.patches()
+	l.server.Heal()
+	until(t, "a never leads again", func() bool { l.hand.turn(time.Second); return leads(a) })
+	l.wantTaints("n")
+	if before != 0 {
+		t.Errorf("%d patches without the lease", before)
+	}
+	until(t, "a stays unready", func() bool { return a.Health.Snapshot().Ready })
+}
+
+func TestALeaderWhoseLeaseWasTakenEnds(t *testing.T) {
+	l, a, _ := pair(t)
+	l.start(a)
+	until(t, "a never leads", func() bool { return leads(a) })
+	l.server.Edit(leasePath, func(whole object) {
+		spec, _ := whole["spec"].(object)
+		spec["holderIdentity"] = "thief"
+	})
+	until(t, "a goes on", func() bool { l.hand.turn(time.Second); return !leads(a) })
+	if l.holder() != "thief" {
+		t.Errorf("holder %q", l.holder())
+	}
+}
+
+func TestALeaseThatWasDeletedIsMadeAgain(t *testing.T) {
+	l, a, _ := pair(t)
+	l.start(a)
+	until(t, "a never leads", func() bool { return leads(a) })
+	l.server.Delete(leasePath)
+	until(t, "it is not made again", func() bool { l.hand.turn(time.Second); return l.holder() == "a" })
+	if !leads(a) {
+		t.Error("a lost it")
+	}
+}
+
+// TestTwoReplicasChangeOneNodeOnce holds the writes of two replicas to those of one.
+func TestTwoReplicasChangeOneNodeOnce(t *testing.T) {
+	l, a, b := pair(t)
+	for _, name := range []string{"n1", "n2", "n3"} {
+		l.node(name, nodeSpec{taints: []object{ourTaint()}})
+		l.pod(name, "agent-"+name, "True", yesterday())
+	}
+	l.start(a)
+	l.start(b)
+	for _, name := range []string{"n1", "n2", "n3"} {
+		l.wantTaints(name)
+	}
+	if leads(a) == leads(b) {
+		t.Error("want one leader")
+	}
+	if l.patches() != 3 {
+		t.Errorf("%d patches", l.patches())
+	}
+	if !json.Valid(l.server.Object(leasePath)) || l.holder() == "" {
+		t.Error("no lease")
+	}
+}

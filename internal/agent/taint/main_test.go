@@ -1,0 +1,343 @@
+package taint
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/health"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/readiness"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+)
+
+// until waits for a condition.
+func until(t *testing.T, otherwise string, holds func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(30 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("gave up waiting: %s", otherwise)
+		}
+	}
+}
+
+// hand is a clock that the test turns.
+type hand struct {
+	mu      sync.Mutex
+	now     time.Time
+	waiting []*alarm
+}
+
+type alarm struct {
+	due  time.Time
+	ring chan time.Time
+}
+
+func newHand() *hand { return &hand{now: start()} }
+
+func start() time.Time { return time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC) }
+
+func (h *hand) clock() Clock {
+	return Clock{Now: h.Now, After: func(d time.Duration) (<-chan time.Time, func()) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		a := &alarm{h.now.Add(d), make(chan time.Time, 1)}
+		h.waiting = append(h.waiting, a)
+		return a.ring, func() {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.waiting = slices.DeleteFunc(h.waiting, func(b *alarm) bool { return a == b })
+		}
+	}}
+}
+
+func (h *hand) Now() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.now
+}
+
+func (h *hand) turn(d time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.now = h.now.Add(d)
+	for _, a := range h.waiting {
+		if !a.due.After(h.now) {
+			select {
+			case a.ring <- h.now:
+			default:
+			}
+		}
+	}
+}
+
+// lab is an API server and a controller.
+type lab struct {
+	*testing.T
+	server  *kubetest.Server
+	hand    *hand
+	options Options
+}
+
+func untaint() readiness.Policy {
+	return readiness.Policy{
+		Taint: readiness.Taint{Key: readiness.UntaintKey, Value: "true", Effect: readiness.NoSchedule}, Effects: readiness.AnyEffect,
+		Settle: 2 * time.Minute, Hysteresis: 2 * time.Minute,
+		Requirements: []readiness.Requirement{{Name: "agent", Namespaces: []string{"istio-system"}, Selector: readiness.AgentSelector}},
+	}
+}
+
+func adding() readiness.Policy {
+	p := untaint()
+	p.Adding = readiness.AddWhenUnready
+	return p
+}
+
+func legacy() readiness.Policy {
+	p := adding()
+	p.Taint = readiness.Taint{Key: readiness.LegacyKey, Effect: readiness.NoSchedule}
+	p.Effects, p.Node, p.Hysteresis, p.Requirements = readiness.OwnEffect, readiness.NodeReadinessRequired, 0, nil
+	return p
+}
+
+func newLab(t *testing.T, policy readiness.Policy) *lab {
+	t.Helper()
+	l := &lab{T: t, server: kubetest.NewServer(t), hand: newHand()}
+	l.options = l.another(policy)
+	return l
+}
+
+// another are options of one more controller of the same server.
+func (l *lab) another(policy readiness.Policy) Options {
+	l.Helper()
+	host, port := l.server.Address()
+	token, authority := l.server.ServiceAccount(l)
+	api, err := kube.NewAPI(kube.Access{
+		Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority, Now: time.Now, Attempt: time.Minute,
+		Pace: kube.Pace{First: time.Millisecond, Max: 4 * time.Millisecond, Watch: time.Hour, Idle: time.Hour},
+	})
+	if err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(api.Close)
+	var reasons []string
+	for _, r := range readiness.Reasons() {
+		reasons = append(reasons, string(r))
+	}
+	log := slog.New(slog.NewTextHandler(writer{l.T}, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	if !testing.Verbose() || l.Name() == "TestManyNodesAndPods" {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return Options{
+		API: api, Clock: l.hand.clock(), Log: log, Policy: policy, Metrics: metrics.NewTaint("test", reasons),
+		Health: health.NewState(health.Options{Now: l.hand.Now}, Parts()...), Host: "node-0",
+	}
+}
+
+// writer puts the log into that of the test, which must not be over.
+type writer struct{ t *testing.T }
+
+func (w writer) Write(text []byte) (int, error) {
+	if w.t.Context().Err() == nil {
+		w.t.Log(strings.TrimSpace(string(text)))
+	}
+	return len(text), nil
+}
+
+// run starts the controller; it ends with the test.
+func (l *lab) run() {
+	l.Helper()
+	l.start(l.options)
+}
+
+func (l *lab) start(o Options) (stop func()) {
+	l.Helper()
+	ctx, cancel := context.WithCancel(l.Context())
+	done := make(chan error, 1)
+	go func() { done <- Run(ctx, o) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				l.Error(err)
+			}
+		case <-time.After(30 * time.Second):
+			l.Error("the controller does not end")
+		}
+	})
+	l.Cleanup(stop)
+	return stop
+}
+
+func (l *lab) ready() bool { return l.options.Health.Snapshot().Ready }
+
+type object = map[string]any
+
+// nodeSpec is what a test says of a node; what it does not say is as usual.
+type nodeSpec struct {
+	boot      string
+	taints    []object
+	unready   bool
+	since     time.Time
+	heartbeat time.Time
+	labels    object
+}
+
+func ourTaint() object {
+	return object{"key": readiness.UntaintKey, "value": "true", "effect": "NoSchedule"}
+}
+
+func otherTaint() object {
+	return object{"key": "other", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z", "new": "field"}
+}
+func oldTaint() object { return object{"key": readiness.LegacyKey, "effect": "NoSchedule"} }
+
+func (l *lab) node(name string, spec nodeSpec) {
+	l.Helper()
+	ready := "True"
+	if spec.unready {
+		ready = "False"
+	}
+	if spec.boot == "" {
+		spec.boot = "boot-1"
+	}
+	if spec.since.IsZero() {
+		spec.since = start().Add(-24 * time.Hour)
+	}
+	if spec.heartbeat.IsZero() {
+		spec.heartbeat = l.hand.Now()
+	}
+	whole := object{
+		"kind": "Node", "apiVersion": "v1",
+		"metadata": object{"name": name, "labels": spec.labels, "creationTimestamp": start().Add(-48 * time.Hour).Format(time.RFC3339)},
+		"spec":     object{},
+		"status": object{
+			"nodeInfo": object{"bootID": spec.boot},
+			"conditions": []object{
+				{"type": "MemoryPressure", "status": "False"},
+				{
+					"type": "Ready", "status": ready, "lastTransitionTime": spec.since.Format(time.RFC3339),
+					"lastHeartbeatTime": spec.heartbeat.Format(time.RFC3339),
+				},
+			},
+		},
+	}
+	if spec.taints != nil {
+		whole["spec"] = object{"taints": spec.taints}
+	}
+	l.set(whole)
+}
+
+func (l *lab) set(whole object) {
+	l.Helper()
+	data, err := json.Marshal(whole)
+	if err != nil {
+		l.Fatal(err)
+	}
+	l.server.Set(data)
+}
+
+// pod makes or changes an agent pod of a node.
+func (l *lab) pod(node, name, ready string, since time.Time) {
+	l.Helper()
+	l.podOf("istio-system", node, name, ready, since, object{"k8s-app": "istio-cni-node"})
+}
+
+func (l *lab) podOf(namespace, node, name, ready string, since time.Time, labels object) {
+	l.Helper()
+	l.set(object{
+		"kind": "Pod", "apiVersion": "v1", "metadata": object{"namespace": namespace, "name": name, "labels": labels},
+		"spec": object{"nodeName": node},
+		"status": object{"conditions": []object{
+			{"type": "Ready", "status": ready, "lastTransitionTime": since.Format(time.RFC3339)},
+		}},
+	})
+}
+
+func podPath(name string) string { return "/api/v1/namespaces/istio-system/pods/" + name }
+
+// fetch gives an object as the server has it.
+func (l *lab) fetch(path string) object {
+	l.Helper()
+	var whole object
+	if data := l.server.Object(path); data != nil {
+		if err := json.Unmarshal(data, &whole); err != nil {
+			l.Fatal(err)
+		}
+	}
+	return whole
+}
+
+// taints are those of a node as "key:effect".
+func (l *lab) taints(name string) []string {
+	l.Helper()
+	spec, _ := l.fetch("/api/v1/nodes/" + name)["spec"].(object)
+	list, _ := spec["taints"].([]any)
+	var all []string
+	for _, one := range list {
+		taint, _ := one.(object)
+		all = append(all, fmt.Sprintf("%v:%v", taint["key"], taint["effect"]))
+	}
+	return all
+}
+
+func (l *lab) wantTaints(name string, want ...string) {
+	l.Helper()
+	until(l.T, fmt.Sprintf("node %s never has the taints %q", name, want), func() bool { return slices.Equal(l.taints(name), want) })
+}
+
+// patches are the requests so far that change nodes.
+func (l *lab) patches() int {
+	return l.requests(func(r string) bool { return strings.HasPrefix(r, "PATCH /api/v1/nodes/") })
+}
+
+func (l *lab) requests(which func(string) bool) int {
+	count := 0
+	for _, r := range l.server.Requests() {
+		if which(r) {
+			count++
+		}
+	}
+	return count
+}
+
+// decided counts the decisions for a reason.
+func (l *lab) decided(reason readiness.Reason) int {
+	return l.metric(`istio_cni_taint_decisions_total{reason="` + string(reason) + `"}`)
+}
+
+func (l *lab) metric(name string) int {
+	for line := range strings.Lines(string(l.options.Metrics.Text())) {
+		if rest, found := strings.CutPrefix(line, name+" "); found {
+			var n int
+			if _, err := fmt.Sscan(rest, &n); err != nil {
+				l.Fatal(err)
+			}
+			return n
+		}
+	}
+	l.Fatalf("no metric %s", name)
+	return 0
+}
+
+// after does something and waits until it has led to one more decision for a reason.
+func (l *lab) after(reason readiness.Reason, do func()) {
+	l.Helper()
+	before := l.decided(reason)
+	do()
+	until(l.T, "no decision for "+string(reason), func() bool { return l.decided(reason) > before })
+}

@@ -1,0 +1,113 @@
+package taint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/readiness"
+)
+
+// tries is how often a node is tried in one go.
+const tries = 5
+
+// Once makes each node what it should be now, and ends. It takes no lease and has no second look, so that hysteresis does
+// not count. The error says what could not be done, within Options.Patience.
+func Once(ctx context.Context, o Options) error {
+	o = o.withDefaults()
+	if err := o.check(); err != nil {
+		return err
+	}
+	o.Policy.Hysteresis = 0
+	reporter := newReporter(o)
+	defer reporter.run(ctx)()
+	return once(ctx, o, reporter, func(ctx context.Context, t *term, name string) error {
+		for try := 0; ; try++ {
+			wait, err := t.settle(ctx, name)
+			if err == nil || try == tries-1 || ctx.Err() != nil {
+				return err
+			}
+			over, stop := o.Clock.After(max(wait, o.Retry<<try))
+			select {
+			case <-ctx.Done():
+			case <-over:
+			}
+			stop()
+		}
+	})
+}
+
+// Plan says for each node what would be done now, in the order of their names. Nothing is changed.
+func Plan(ctx context.Context, o Options) ([]string, error) {
+	o = o.withDefaults()
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	o.Policy.Hysteresis = 0
+	var lines []string
+	silent := &reporter{options: o} // events to nobody
+	err := once(ctx, o, silent, func(ctx context.Context, t *term, name string) error {
+		if _, d, known := t.decide(ctx, name); known {
+			lines = append(lines, line(name, d))
+		}
+		return nil
+	})
+	return lines, err
+}
+
+func line(name string, d readiness.Decision) string {
+	text := fmt.Sprintf("node %s: %s: %s", name, d.Action, d.Reason.Sentence())
+	if d.Requirement != "" {
+		text += fmt.Sprintf(" (requirement %q)", d.Requirement)
+	}
+	if d.Hold != "" {
+		text += " (" + string(d.Hold) + ")"
+	}
+	return text
+}
+
+// once waits until everything is known and does something for each node.
+func once(ctx context.Context, o Options, r *reporter, do func(context.Context, *term, string) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	t := newTerm(o, r)
+	// Following ends before the term does.
+	defer t.work.Wait()
+	defer cancel(nil)
+	over, stop := o.Clock.After(o.Patience)
+	defer stop()
+	t.work.Go(func() {
+		select {
+		case <-over:
+			cancel(fmt.Errorf("it is not done after %s", o.Patience.Round(time.Second)))
+		case <-ctx.Done():
+		}
+	})
+	t.fatal = func(err error) { cancel(err) }
+	t.follow(ctx)
+	select {
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for nodes and pods: %w", context.Cause(ctx))
+	case <-t.synced:
+	}
+	var errs []error
+	for _, name := range t.names() {
+		err := do(ctx, t, name)
+		if ctx.Err() != nil {
+			errs = append(errs, context.Cause(ctx))
+			break
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("node %q: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (t *term) names() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Sorted(maps.Keys(t.nodes))
+}

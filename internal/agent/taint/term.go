@@ -1,0 +1,315 @@
+package taint
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/readiness"
+	"github.com/meshcni/istio-cni/internal/kube"
+)
+
+// term is the time as the leader: what is known of nodes and pods, and the work on it. Another term begins with nothing.
+type term struct {
+	options Options
+	report  *reporter
+	queue   *queue
+	work    sync.WaitGroup
+	// synced is told when everything is known that decisions need; it has room for one.
+	synced chan struct{}
+	// fatal is told, where somebody listens, of what a term that has to end by itself cannot wait for.
+	fatal func(error)
+
+	mu     sync.Mutex
+	policy readiness.Policy
+	// required says that the policy has its requirements.
+	required    bool
+	nodesListed bool
+	nodes       map[string]*node
+	sources     map[source]*podSet
+	complete    bool
+	// forbidden says that the last change of a node was refused.
+	forbidden bool
+}
+
+// node is what is known of one.
+type node struct {
+	state    kube.NodeState
+	memory   readiness.Memory
+	decision readiness.Decision
+	decided  bool
+}
+
+// source is a collection of pods that is followed.
+type source struct{ namespace, selector string }
+
+// podSet is the pods of a source by the node that they are on.
+type podSet struct {
+	end    context.CancelFunc
+	listed bool
+	count  int
+	// warned says that it was told that there are none.
+	warned bool
+	onNode map[string]map[podKey]readiness.Pod
+}
+
+type podKey struct{ namespace, name string }
+
+func newTerm(o Options, r *reporter) *term {
+	return &term{
+		options: o, report: r, queue: newQueue(o.Clock, o.Retry, o.MaxRetry, o.Metrics.Pending), policy: o.Policy,
+		synced: make(chan struct{}, 1), fatal: func(error) {},
+		nodes: map[string]*node{}, sources: map[source]*podSet{},
+	}
+}
+
+// run works until ctx ends.
+func (t *term) run(ctx context.Context) {
+	defer t.work.Wait()
+	t.follow(ctx)
+	for range t.options.Workers {
+		t.work.Go(func() {
+			for {
+				name, ok := t.queue.next(ctx)
+				if !ok {
+					return
+				}
+				wait, err := t.settle(ctx, name)
+				t.queue.done(name, err != nil, wait)
+			}
+		})
+	}
+}
+
+// follow begins to follow all there is to know.
+func (t *term) follow(ctx context.Context) {
+	t.options.Health.NotReady(PartCaches, "nodes and pods are not all known yet")
+	t.work.Go(func() {
+		t.options.API.FollowNodes(ctx, t.options.Condition, kube.Listener[kube.NodeState]{
+			Set: t.nodeSet, Gone: t.nodeGone, Trouble: t.trouble(ctx, metrics.FollowedNodes, "nodes"),
+			Listed: func() {
+				t.mu.Lock()
+				defer t.mu.Unlock()
+				t.nodesListed = true
+				t.check()
+			},
+		})
+	})
+	if t.options.ConfigMap.Name == "" {
+		t.require(ctx, t.policy.Requirements)
+		return
+	}
+	t.options.Health.NotReady(PartRequirements, "the ConfigMap is not read yet")
+	at := t.options.ConfigMap
+	t.work.Go(func() {
+		t.options.API.FollowConfigMap(ctx, at.Namespace, at.Name, kube.ConfigMapListener{
+			Changed: func(state kube.ConfigMapState) { t.configure(ctx, state) },
+			Trouble: t.trouble(ctx, metrics.FollowedConfigMap, "ConfigMap "+at.Namespace+"/"+at.Name),
+		})
+	})
+}
+
+// trouble tells of following that fails. What was known stays the best there is.
+func (t *term) trouble(ctx context.Context, what metrics.Followed, name string) func(error) {
+	return func(err error) {
+		if err == nil {
+			t.options.Log.InfoContext(ctx, "following goes well again", slog.String("what", name))
+			return
+		}
+		t.options.Metrics.Troubled(what)
+		t.options.Log.WarnContext(ctx, "following fails", slog.String("what", name), slog.String("error", err.Error()))
+		if class := kube.ClassOf(err); class == kube.Forbidden || class == kube.Unauthorized || class == kube.InvalidKey {
+			t.fatal(fmt.Errorf("following %s: %w", name, err))
+		}
+	}
+}
+
+// configure takes requirements from the ConfigMap. Bad ones change nothing.
+func (t *term) configure(ctx context.Context, state kube.ConfigMapState) {
+	at := t.options.ConfigMap
+	var found []readiness.Requirement
+	err := fmt.Errorf("there is no ConfigMap %s/%s", at.Namespace, at.Name)
+	if state.Present {
+		found, err = kube.Requirements(state.Data)
+	}
+	if err == nil {
+		t.options.Log.InfoContext(ctx, "requirements", slog.Any("of", found))
+		t.require(ctx, found)
+		return
+	}
+	t.mu.Lock()
+	before := t.required
+	t.mu.Unlock()
+	message := err.Error() + "; the requirements of before stay in force"
+	if !before {
+		message = err.Error() + "; no node is changed until there are requirements"
+		t.options.Health.NotReady(PartRequirements, message)
+	}
+	t.options.Metrics.ConfigRefused()
+	t.options.Log.WarnContext(ctx, "requirements cannot be used", slog.String("error", message))
+	t.report.configMap(at, message)
+	t.fatal(fmt.Errorf("reading requirements: %w", err))
+}
+
+// require makes requirements those that count, as soon as their pods are known.
+func (t *term) require(ctx context.Context, all []readiness.Requirement) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	wanted := map[source]bool{}
+	for _, r := range all {
+		for _, s := range sourcesOf(r) {
+			wanted[s] = true
+		}
+	}
+	for s, set := range t.sources {
+		if !wanted[s] {
+			set.end()
+			delete(t.sources, s)
+		}
+	}
+	t.policy.Requirements, t.required, t.complete = all, true, false
+	for s := range wanted {
+		if t.sources[s] == nil {
+			t.begin(ctx, s)
+		}
+	}
+	t.options.Health.Ready(PartRequirements)
+	t.check()
+}
+
+func sourcesOf(r readiness.Requirement) []source {
+	if len(r.Namespaces) == 0 {
+		return []source{{"", r.Selector}}
+	}
+	var all []source
+	for _, namespace := range r.Namespaces {
+		all = append(all, source{namespace, r.Selector})
+	}
+	return all
+}
+
+// begin needs the lock.
+func (t *term) begin(parent context.Context, s source) {
+	ctx, end := context.WithCancel(parent)
+	set := &podSet{end: end, onNode: map[string]map[podKey]readiness.Pod{}}
+	t.sources[s] = set
+	t.work.Go(func() {
+		defer end()
+		t.options.API.FollowPods(ctx, s.namespace, s.selector, kube.Listener[kube.AgentPod]{
+			Set:  func(pod kube.AgentPod) { t.podSet(set, pod) },
+			Gone: func(pod kube.AgentPod) { t.podGone(set, pod) },
+			Listed: func() {
+				t.mu.Lock()
+				defer t.mu.Unlock()
+				set.listed = true
+				t.check()
+			},
+			Trouble: t.trouble(ctx, metrics.FollowedPods, fmt.Sprintf("pods of namespace %q with %q", s.namespace, s.selector)),
+		})
+	})
+}
+
+// check begins to decide once everything is known: about all nodes. It needs the lock.
+func (t *term) check() {
+	if t.complete || !t.required || !t.nodesListed {
+		return
+	}
+	for _, set := range t.sources {
+		if !set.listed {
+			return
+		}
+	}
+	t.complete = true
+	t.options.Health.Ready(PartCaches)
+	t.options.Log.Info("nodes and pods are known", slog.Int("nodes", len(t.nodes)), slog.Int("pods", t.pods()))
+	for _, name := range slices.Sorted(maps.Keys(t.nodes)) {
+		t.queue.add(name)
+	}
+	select {
+	case t.synced <- struct{}{}:
+	default:
+	}
+}
+
+// pods needs the lock.
+func (t *term) pods() int {
+	count := 0
+	for _, set := range t.sources {
+		count += set.count
+	}
+	return count
+}
+
+func (t *term) nodeSet(state kube.NodeState) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.nodes[state.Name]
+	switch {
+	case n == nil:
+		t.nodes[state.Name] = &node{state: state}
+	case state.Before(n.state):
+		return // the answer to a change of ours was faster than the watch
+	case n.state.SameBut(state):
+		n.state = state
+		n.memory = n.memory.Heard(state.Node)
+		return
+	default:
+		n.state = state
+	}
+	if t.complete {
+		t.queue.add(state.Name)
+	}
+}
+
+func (t *term) nodeGone(state kube.NodeState) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n := t.nodes[state.Name]; n != nil {
+		t.options.Metrics.Counted(string(n.decision.Reason), "")
+		delete(t.nodes, state.Name)
+	}
+	t.queue.forget(state.Name)
+}
+
+func (t *term) podSet(set *podSet, pod kube.AgentPod) {
+	if pod.NodeName == "" {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	key := podKey{pod.Namespace, pod.Name}
+	here := set.onNode[pod.NodeName]
+	if here == nil {
+		here = map[podKey]readiness.Pod{}
+		set.onNode[pod.NodeName] = here
+	}
+	before, found := here[key]
+	if !found {
+		set.count++
+	}
+	here[key] = pod.Pod
+	if t.complete && (!found || before != pod.Pod) {
+		t.queue.add(pod.NodeName)
+	}
+}
+
+func (t *term) podGone(set *podSet, pod kube.AgentPod) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	key := podKey{pod.Namespace, pod.Name}
+	if _, found := set.onNode[pod.NodeName][key]; !found {
+		return
+	}
+	set.count--
+	delete(set.onNode[pod.NodeName], key)
+	if len(set.onNode[pod.NodeName]) == 0 {
+		delete(set.onNode, pod.NodeName)
+	}
+	if t.complete {
+		t.queue.add(pod.NodeName)
+	}
+}

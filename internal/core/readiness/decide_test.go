@@ -1,0 +1,322 @@
+package readiness
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// at is a time by minutes and seconds.
+func at(minutes, seconds int) time.Time {
+	return time.Date(2026, 1, 1, 12, minutes, seconds, 0, time.UTC)
+}
+
+// old is long before all the times of the tests.
+func old() time.Time { return time.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC) }
+
+func untaint() Policy {
+	return Policy{
+		Taint: Taint{UntaintKey, UntaintValue, NoSchedule}, Effects: AnyEffect, Settle: 2 * time.Minute, Hysteresis: 2 * time.Minute,
+		Requirements: []Requirement{{Name: "agent", Namespaces: []string{"istio-system"}, Selector: AgentSelector}},
+	}
+}
+
+func adding() Policy {
+	p := untaint()
+	p.Adding = AddWhenUnready
+	return p
+}
+
+func legacy() Policy {
+	p := adding()
+	p.Taint, p.Effects, p.Node, p.Hysteresis = Taint{LegacyKey, "", NoSchedule}, OwnEffect, NodeReadinessRequired, 0
+	return p
+}
+
+func clean(taints ...Taint) Node {
+	return Node{Name: "n", Ready: true, ReadySince: old(), Heartbeat: at(0, 0), BootID: "a", Created: old(), Taints: taints}
+}
+
+func tainted() Node {
+	return clean(Taint{"other", "", NoExecute}, Taint{UntaintKey, "true", NoSchedule})
+}
+func oldTainted() Node  { return clean(Taint{LegacyKey, "", NoSchedule}) }
+func unreadyNode() Node { n := clean(); n.Ready = false; return n }
+
+func ready() [][]Pod              { return [][]Pod{{{Ready: true, Since: old()}}} }
+func readyAt(t time.Time) [][]Pod { return [][]Pod{{{Ready: true, Since: t}}} }
+func unready() [][]Pod            { return [][]Pod{{{Since: old()}}} }
+func none() [][]Pod               { return [][]Pod{nil} }
+
+func TestDecide(t *testing.T) {
+	two := legacy()
+	two.Requirements = append(two.Requirements, Requirement{Name: "other"})
+	nothing := legacy()
+	nothing.Requirements = nil
+	exact := untaint()
+	exact.Effects = OwnEffect
+	custom := untaint()
+	custom.Taint.Key = "example.com/not-ready"
+	young := clean()
+	young.Created = at(0, 50)
+	for _, test := range []struct {
+		name   string
+		node   Node
+		pods   [][]Pod
+		policy Policy
+		want   Decision
+	}{
+		// 3.2, the untaint controller.
+		{"a ready agent takes the taint away", tainted(), ready(), untaint(), Decision{Action: Remove, Reason: AgentReady, Standing: StandsReady}},
+		{"a ready agent on a clean node: nothing to do", clean(), ready(), untaint(), Decision{Action: Keep, Reason: AgentReady, Hold: InPlace, Standing: StandsReady}},
+		{"an unready agent keeps the taint", tainted(), unready(), untaint(), Decision{Action: Keep, Reason: AgentUnready, Requirement: "agent", Hold: InPlace, Again: at(3, 0)}},
+		{"no agent keeps the taint", tainted(), none(), untaint(), Decision{Action: Keep, Reason: NoAgent, Requirement: "agent", Hold: InPlace, Again: at(3, 0)}},
+		{"a leaving agent counts for nothing", tainted(), [][]Pod{{{Ready: true, Leaving: true}}}, untaint(), Decision{Action: Keep, Reason: AgentUnready, Requirement: "agent", Hold: InPlace, Again: at(3, 0)}},
+		{"one ready agent of two is enough", tainted(), [][]Pod{{{}, {Ready: true, Since: old()}}}, untaint(), Decision{Action: Remove, Reason: AgentReady, Standing: StandsReady}},
+		{"the node itself does not matter", func() Node { n := tainted(); n.Ready = false; return n }(), ready(), untaint(), Decision{Action: Remove, Reason: AgentReady, Standing: StandsReady}},
+		{"any effect of the key goes", clean(Taint{UntaintKey, "", NoExecute}), ready(), untaint(), Decision{Action: Remove, Reason: AgentReady, Standing: StandsReady}},
+		{"another effect stays when one is chosen", clean(Taint{UntaintKey, "", NoExecute}), ready(), exact, Decision{Action: Keep, Reason: AgentReady, Hold: InPlace, Standing: StandsReady}},
+		{"another key is not ours", tainted(), ready(), custom, Decision{Action: Keep, Reason: AgentReady, Hold: InPlace, Standing: StandsReady}},
+		{"never adds unless wanted", young, none(), untaint(), Decision{Action: Keep, Reason: NoAgent, Requirement: "agent", Hold: NoAdding, Standing: StandsUnready}},
+
+		// 3.1, the legacy controller.
+		{"legacy: ready node and requirement met", oldTainted(), ready(), legacy(), Decision{Action: Remove, Reason: AgentReady, Standing: StandsReady}},
+		{"legacy: unready pod", clean(), unready(), legacy(), Decision{Action: Add, Reason: AgentUnready, Requirement: "agent", Standing: StandsUnready}},
+		{"legacy: deleted pod", clean(), none(), legacy(), Decision{Action: Add, Reason: NoAgent, Requirement: "agent", Standing: StandsUnready}},
+		{"legacy: unready node", unreadyNode(), ready(), legacy(), Decision{Action: Add, Reason: NodeUnready, Standing: StandsUnready}},
+		{"legacy: taint in place already", oldTainted(), none(), legacy(), Decision{Action: Keep, Reason: NoAgent, Requirement: "agent", Hold: InPlace, Standing: StandsUnready}},
+		{"legacy: all requirements must be met", clean(), [][]Pod{{{Ready: true, Since: old()}}, nil}, two, Decision{Action: Add, Reason: NoAgent, Requirement: "other", Standing: StandsUnready}},
+		{"legacy: different pods may meet them", oldTainted(), [][]Pod{{{Ready: true, Since: old()}}, {{Ready: true, Since: old()}}}, two, Decision{Action: Remove, Reason: AgentReady, Standing: StandsReady}},
+		{"legacy: nothing required is met", oldTainted(), nil, nothing, Decision{Action: Remove, Reason: NothingRequired, Standing: StandsReady}},
+		{"legacy: nothing required of an unready node is not", unreadyNode(), nil, nothing, Decision{Action: Add, Reason: NodeUnready, Standing: StandsUnready}},
+		{"legacy: another effect of the key is not ours", clean(Taint{LegacyKey, "", NoExecute}), ready(), legacy(), Decision{Action: Keep, Reason: AgentReady, Hold: InPlace, Standing: StandsReady}},
+
+		// Adding.
+		{"a new node without agent is tainted at once", young, none(), adding(), Decision{Action: Add, Reason: NoAgent, Requirement: "agent", Standing: StandsUnready}},
+		{"an old node is given time", clean(), none(), adding(), Decision{Action: Keep, Reason: NoAgent, Requirement: "agent", Hold: Hysteresis, Again: at(3, 0)}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got, _ := Decide(test.node, test.pods, test.policy, Memory{}, at(1, 0))
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// step is one decision of a story about one node.
+type step struct {
+	now    time.Time
+	node   Node
+	pods   [][]Pod
+	action Action
+	reason Reason
+	hold   Hold
+}
+
+func story(t *testing.T, p Policy, steps ...step) {
+	t.Helper()
+	var m Memory
+	for i, s := range steps {
+		var d Decision
+		d, m = Decide(s.node, s.pods, p, m, s.now)
+		if d.Action != s.action || d.Reason != s.reason || d.Hold != s.hold {
+			t.Fatalf("step %d: %s, %s, %q, want %s, %s, %q", i, d.Action, d.Reason, d.Hold, s.action, s.reason, s.hold)
+		}
+	}
+}
+
+// again is the node after a reboot, as its kubelet first reports it.
+func again(n Node, when time.Time) Node {
+	n.BootID, n.Heartbeat = n.BootID+"'", when
+	return n
+}
+
+func TestARollingUpdateTaintsNothing(t *testing.T) {
+	story(t, adding(),
+		step{at(0, 0), clean(), ready(), Keep, AgentReady, InPlace},
+		step{at(1, 0), clean(), unready(), Keep, AgentUnready, Hysteresis},
+		step{at(1, 10), clean(), none(), Keep, NoAgent, Hysteresis},
+		step{at(2, 30), clean(), unready(), Keep, AgentUnready, Hysteresis},
+		step{at(2, 59), clean(), readyAt(at(2, 58)), Keep, AgentReady, InPlace},
+		// The time begins anew.
+		step{at(4, 0), clean(), none(), Keep, NoAgent, Hysteresis},
+		step{at(5, 59), clean(), none(), Keep, NoAgent, Hysteresis},
+		step{at(6, 0), clean(), none(), Add, NoAgent, ""},
+		step{at(6, 1), tainted(), none(), Keep, NoAgent, InPlace},
+		step{at(7, 0), tainted(), readyAt(at(7, 0)), Remove, AgentReady, ""})
+}
+
+func TestTheEndOfPatienceIsWhenToLookAgain(t *testing.T) {
+	d, m := Decide(clean(), none(), adding(), Memory{}, at(1, 0))
+	if !d.Again.Equal(at(3, 0)) {
+		t.Fatalf("again at %s", d.Again)
+	}
+	d, _ = Decide(clean(), none(), adding(), m, d.Again)
+	if d.Action != Add || !d.Again.IsZero() {
+		t.Errorf("then %s, again at %s", d.Action, d.Again)
+	}
+}
+
+func TestARebootIsNotTrusted(t *testing.T) {
+	story(t, adding(),
+		step{at(0, 0), clean(), ready(), Keep, AgentReady, InPlace},
+		// The node is back before anybody noticed, with the readiness of before: T-4, T-5.
+		step{at(1, 0), again(clean(), at(1, 0)), ready(), Add, Rebooted, ""},
+		step{at(1, 1), again(tainted(), at(1, 0)), unready(), Keep, AgentUnready, InPlace},
+		step{at(1, 30), again(tainted(), at(1, 0)), readyAt(at(1, 29)), Remove, AgentReady, ""},
+		step{at(1, 31), again(clean(), at(1, 0)), readyAt(at(1, 29)), Keep, AgentReady, InPlace})
+}
+
+func TestAReadinessOfTheOldBootIsNeverTrusted(t *testing.T) {
+	story(t, adding(),
+		step{at(0, 0), clean(), ready(), Keep, AgentReady, InPlace},
+		step{at(1, 0), again(tainted(), at(1, 0)), ready(), Keep, Rebooted, InPlace},
+		step{at(50, 0), again(tainted(), at(1, 0)), ready(), Keep, Rebooted, InPlace})
+}
+
+func TestAReadinessBetweenTheReportsIsTrustedLater(t *testing.T) {
+	between := readyAt(at(0, 30))
+	first := step{at(0, 0), clean(), ready(), Keep, AgentReady, InPlace}
+	back := step{at(1, 0), again(tainted(), at(1, 0)), between, Keep, Rebooted, InPlace}
+	story(t, adding(), first, back, step{at(2, 59), back.node, between, Keep, Rebooted, InPlace},
+		step{at(3, 0), back.node, between, Remove, AgentReady, ""})
+
+	// A heartbeat after it says that it is of the old boot.
+	_, m := Decide(first.node, first.pods, adding(), Memory{}, first.now)
+	beat := clean()
+	beat.Heartbeat = at(0, 40)
+	_, m = Decide(back.node, between, adding(), m.Heard(beat), back.now)
+	if d, _ := Decide(back.node, between, adding(), m, at(3, 0)); d.Reason != Rebooted || !d.Again.IsZero() {
+		t.Errorf("%s, again at %s", d.Reason, d.Again)
+	}
+}
+
+func TestARebootedNodeIsGivenNoTime(t *testing.T) {
+	story(t, adding(),
+		step{at(0, 0), clean(), ready(), Keep, AgentReady, InPlace},
+		step{at(1, 0), again(clean(), at(1, 0)), none(), Add, NoAgent, ""})
+}
+
+func TestARebootIsASuspicionForWhoDidNotSeeIt(t *testing.T) {
+	back := clean()
+	back.ReadySince = at(1, 0)
+	stillTainted := tainted()
+	stillTainted.ReadySince = at(1, 0)
+	// A clean node is not tainted: the whole cluster may have been out of reach.
+	story(t, adding(), step{at(1, 1), back, ready(), Keep, MaybeRebooted, Suspicion},
+		step{at(3, 0), back, ready(), Keep, AgentReady, InPlace})
+	// A tainted one stays so until its kubelet has looked.
+	story(t, untaint(), step{at(1, 1), stillTainted, ready(), Keep, MaybeRebooted, InPlace},
+		step{at(3, 0), stillTainted, ready(), Remove, AgentReady, ""})
+	story(t, untaint(), step{at(1, 1), stillTainted, readyAt(at(1, 0)), Remove, AgentReady, ""})
+	d, _ := Decide(stillTainted, ready(), untaint(), Memory{}, at(1, 1))
+	if !d.Again.Equal(at(3, 0)) || d.Standing != Undecided {
+		t.Errorf("again at %s, standing %d", d.Again, d.Standing)
+	}
+}
+
+func TestANodeThatWasOutOfReachIsTrustedAtOnce(t *testing.T) {
+	gone := clean()
+	gone.Ready, gone.ReadySince = false, at(1, 0)
+	back := tainted()
+	back.ReadySince = at(9, 0)
+	story(t, adding(),
+		step{at(0, 0), clean(), ready(), Keep, AgentReady, InPlace},
+		step{at(1, 0), gone, unready(), Keep, AgentUnready, Hysteresis},
+		step{at(3, 0), gone, unready(), Add, AgentUnready, ""},
+		// The kubelet goes on with the readiness of before, and its boot is the one that is known.
+		step{at(9, 1), back, ready(), Remove, AgentReady, ""})
+}
+
+func TestStandingFollowsPatience(t *testing.T) {
+	p := untaint()
+	d, m := Decide(clean(), ready(), p, Memory{}, at(0, 0))
+	if d.Standing != StandsReady {
+		t.Fatal(d.Standing)
+	}
+	d, m = Decide(clean(), none(), p, m, at(1, 0))
+	if d.Standing != Undecided || !d.Again.Equal(at(3, 0)) {
+		t.Fatal(d.Standing, d.Again)
+	}
+	if d, _ = Decide(clean(), none(), p, m, at(3, 0)); d.Standing != StandsUnready {
+		t.Fatal(d.Standing)
+	}
+}
+
+func TestTheClosedSets(t *testing.T) {
+	seen := map[string]bool{}
+	for _, r := range Reasons() {
+		if seen[string(r)] || r.Sentence() == string(r) {
+			t.Errorf("reason %q", r)
+		}
+		seen[string(r)] = true
+	}
+}
+
+// TestProperties walks nodes through random lives.
+func TestProperties(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	policies := []Policy{untaint(), adding(), legacy()}
+	for range 3000 {
+		p := policies[random.IntN(len(policies))]
+		p.Hysteresis = time.Duration(random.IntN(3)) * time.Minute
+		n, m, now := clean(), Memory{}, at(0, 0)
+		for range 12 {
+			now = now.Add(time.Duration(random.IntN(150)) * time.Second)
+			switch random.IntN(6) {
+			case 0:
+				n = again(n, now)
+			case 1:
+				n.Ready, n.ReadySince = !n.Ready, now
+			case 2:
+				n.Taints = append(slices.Clone(n.Taints), p.Taint)
+			}
+			pods := [][]Pod{nil}
+			for range random.IntN(3) {
+				pods[0] = append(pods[0], Pod{
+					Ready: random.IntN(3) > 0, Leaving: random.IntN(4) == 0, Since: now.Add(-time.Duration(random.IntN(400)) * time.Second),
+				})
+			}
+			var d Decision
+			d, m = Decide(n, pods, p, m, now)
+			check(t, n, pods, p, d, m, now)
+			if d.Action == Add {
+				n.Taints = append(slices.Clone(n.Taints), p.Taint)
+			}
+			if d.Action == Remove {
+				n.Taints = slices.DeleteFunc(slices.Clone(n.Taints), p.Ours)
+			}
+			// What was done is enough.
+			if after, _ := Decide(n, pods, p, m, now); after.Action != Keep {
+				t.Fatalf("after %+v: %+v", d, after)
+			}
+		}
+	}
+}
+
+func check(t *testing.T, n Node, pods [][]Pod, p Policy, d Decision, m Memory, now time.Time) {
+	t.Helper()
+	living := slices.ContainsFunc(pods[0], func(p Pod) bool { return p.Ready && !p.Leaving })
+	switch {
+	case !slices.Contains(Reasons(), d.Reason), (d.Action == Keep) != slices.Contains(Holds(), d.Hold):
+		t.Fatalf("out of the sets: %+v", d)
+	case d.Action == Remove && (!d.Reason.Good() || !living):
+		t.Fatalf("removed without a ready agent: %+v", d)
+	case d.Action == Add && (d.Reason.Good() || p.Adding == NeverAdd || p.tainted(n)):
+		t.Fatalf("added: %+v", d)
+	case !d.Again.IsZero() && !d.Again.After(now):
+		t.Fatalf("again in the past: %+v at %s", d, now)
+	case p.Node == NodeReadinessRequired && !n.Ready && d.Reason.Good():
+		t.Fatalf("an unready node is ready: %+v", d)
+	}
+	// Nothing passes by itself without a time to look again.
+	if d.Again.IsZero() {
+		if later, _ := Decide(n, pods, p, m, now.Add(time.Hour)); later.Action != d.Action || later.Standing != d.Standing {
+			t.Fatalf("it changes unannounced: %+v, then %+v", d, later)
+		}
+	}
+}

@@ -1,0 +1,223 @@
+// Package readiness decides whether a node is kept free of new pods by a taint, because the plugin's agent is not ready
+// there.
+//
+// It promises one decision for each state of a node, its agent pods and what was seen of them before, with a reason of a
+// closed set; that a taint is taken away only for a readiness of this boot; and that none is put on a node for as long as
+// an agent may be away for an update.
+//
+// It never looks at a clock, asks nobody and remembers nothing: what is to be remembered goes in and comes out.
+//
+// Start reading at Decide. boot.go has which readiness is believed after a reboot.
+package readiness
+
+import (
+	"slices"
+	"time"
+)
+
+// Effects of a taint (k8s.io/api/core/v1.TaintEffect).
+const (
+	NoSchedule       = "NoSchedule"
+	PreferNoSchedule = "PreferNoSchedule"
+	NoExecute        = "NoExecute"
+)
+
+// What the two worlds call things. The legacy taint controller of Istio 1.8 to 1.17 is one, the untaint controller of
+// istiod since 1.22 the other.
+const (
+	LegacyKey     = "NodeReadiness"
+	UntaintKey    = "cni.istio.io/not-ready"
+	UntaintValue  = "true"
+	AgentSelector = "k8s-app=istio-cni-node"
+)
+
+// Taint keeps pods from a node.
+type Taint struct{ Key, Value, Effect string }
+
+// Node is what decides about a node.
+type Node struct {
+	Name   string
+	Taints []Taint
+	// Ready is the condition of that name, true or not; since ReadySince, which has whole seconds.
+	Ready      bool
+	ReadySince time.Time
+	// Heartbeat is when the kubelet last reported that condition, by its own clock.
+	Heartbeat time.Time
+	// BootID is another one after each start of the node's kernel.
+	BootID  string
+	Created time.Time
+}
+
+// Pod is an agent pod on the node.
+type Pod struct {
+	// Ready is the condition of that name; since Since, by the kubelet's clock in whole seconds.
+	Ready bool
+	Since time.Time
+	// Leaving says that the pod was told to end: it counts for nothing.
+	Leaving bool
+}
+
+// Requirement is met on a node where one pod of one of the namespaces is ready that the selector picks. No namespace or
+// an empty one means all of them.
+type Requirement struct {
+	Name       string
+	Namespaces []string
+	Selector   string
+}
+
+// Adding says whether taints are put on nodes as well as taken away.
+type Adding uint8
+
+// The untaint controller of istiod never adds.
+const (
+	NeverAdd Adding = iota
+	AddWhenUnready
+)
+
+// NodeReadiness says whether the node itself must be ready.
+type NodeReadiness uint8
+
+// The legacy controller requires it.
+const (
+	NodeReadinessIgnored NodeReadiness = iota
+	NodeReadinessRequired
+)
+
+// Policy is what is wanted.
+type Policy struct {
+	// Taint is the one that is put on a node.
+	Taint Taint
+	// Effects says which taints are ours: those of the key, whatever their effect, or those of the key and effect.
+	// The value does not matter.
+	Effects Effects
+	Adding  Adding
+	// Node says whether the node itself must be ready.
+	Node NodeReadiness
+	// Requirements must all be met. None at all are met.
+	Requirements []Requirement
+	// Hysteresis is for how long a node that was ready may be unready before it is tainted.
+	Hysteresis time.Duration
+	// Settle is how long a kubelet that has come back may take to report what became of its pods.
+	Settle time.Duration
+}
+
+// Effects says which taints of the key are ours.
+type Effects uint8
+
+// Those that istiod takes away have any effect, those of the legacy controller the one it puts on nodes.
+const (
+	OwnEffect Effects = iota
+	AnyEffect
+)
+
+// Ours tells whether a taint is one that is taken away.
+func (p Policy) Ours(t Taint) bool {
+	return t.Key == p.Taint.Key && (p.Effects == AnyEffect || t.Effect == p.Taint.Effect)
+}
+
+func (p Policy) tainted(n Node) bool { return slices.ContainsFunc(n.Taints, p.Ours) }
+
+// Action is what is to be done about the taint.
+type Action string
+
+// Keep means that nothing is to be done.
+const (
+	Keep   Action = "keep"
+	Add    Action = "add"
+	Remove Action = "remove"
+)
+
+// Actions are all of them.
+func Actions() []Action { return []Action{Keep, Add, Remove} }
+
+// Reason is why a node counts as ready or not. It is one CamelCase word, as events and conditions want it.
+type Reason string
+
+// The reasons, the good ones first, then from the weakest to the strongest: of several requirements the one that is
+// missed most says why.
+const (
+	AgentReady      Reason = "AgentReady"
+	NothingRequired Reason = "NothingRequired"
+	// MaybeRebooted is a suspicion: the agent's readiness is older than the node's return, and whether the node was
+	// rebooted meanwhile was not seen. It keeps a taint and puts none.
+	MaybeRebooted Reason = "MaybeRebooted"
+	// Rebooted is the agent's readiness from before a reboot that was seen.
+	Rebooted     Reason = "Rebooted"
+	AgentUnready Reason = "AgentUnready"
+	NoAgent      Reason = "NoAgent"
+	NodeUnready  Reason = "NodeUnready"
+)
+
+// Reasons are all of them, in the order of their weight.
+func Reasons() []Reason {
+	return []Reason{AgentReady, NothingRequired, MaybeRebooted, Rebooted, AgentUnready, NoAgent, NodeUnready}
+}
+
+// Good tells whether a node with this reason is ready.
+func (r Reason) Good() bool { return r == AgentReady || r == NothingRequired }
+
+// Sentence says it to a person.
+func (r Reason) Sentence() string {
+	switch r {
+	case AgentReady:
+		return "the CNI agent is ready"
+	case NothingRequired:
+		return "nothing is required of nodes"
+	case MaybeRebooted:
+		return "the CNI agent's readiness is older than the node's return and not confirmed yet"
+	case Rebooted:
+		return "the node was rebooted and its CNI agent is not ready again"
+	case AgentUnready:
+		return "the CNI agent is not ready"
+	case NoAgent:
+		return "there is no CNI agent on the node"
+	case NodeUnready:
+		return "the node is not ready"
+	}
+	return string(r)
+}
+
+// Hold is why nothing is done; empty when something is.
+type Hold string
+
+// InPlace is a node that is as it should be.
+const (
+	InPlace    Hold = "in place"
+	NoAdding   Hold = "taints are not added"
+	Suspicion  Hold = "only a suspicion"
+	Hysteresis Hold = "unready for a short time"
+)
+
+// Holds are all of them.
+func Holds() []Hold { return []Hold{InPlace, NoAdding, Suspicion, Hysteresis} }
+
+// Standing is what can be said of the node to others, for whom a short absence of the agent is none.
+type Standing uint8
+
+// Undecided leaves what was said before.
+const (
+	Undecided Standing = iota
+	StandsReady
+	StandsUnready
+)
+
+// Decision is what to do about a node.
+type Decision struct {
+	Action Action
+	Reason Reason
+	// Requirement is the name of the one that is missed, when there is one.
+	Requirement string
+	Hold        Hold
+	Standing    Standing
+	// Again is when to decide again even if nothing changes; zero for never.
+	Again time.Time
+}
+
+// Memory is what is remembered of a node from one decision to the next. The zero value knows nothing.
+type Memory struct {
+	boot boot
+	// trusted says that the node was ready in this boot.
+	trusted bool
+	// unready is since when it is not, zero while it is.
+	unready time.Time
+}
