@@ -7,8 +7,10 @@ import (
 	"os"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/role/installer"
 	"github.com/meshcni/istio-cni/internal/role/plugin"
 	"github.com/meshcni/istio-cni/internal/role/redirector"
+	"github.com/meshcni/istio-cni/internal/role/tainter"
 )
 
 func main() {
@@ -29,8 +31,8 @@ func program() applet.Program {
 				Name: "iptables", Alias: "istio-iptables",
 				Summary: "programs, verifies, explains or removes the rules of a network namespace", Run: redirector.Run,
 			},
-			{Name: "install", Alias: "install-cni", Summary: "node agent: installs the plugin and keeps it installed"},
-			{Name: "taint", Alias: "istio-cni-taint", Summary: "controller: taints nodes whose plugin is not ready"},
+			{Name: "install", Alias: "install-cni", Summary: "node agent: installs the plugin and keeps it installed", Run: installer.Run},
+			{Name: "taint", Alias: "istio-cni-taint", Summary: "controller: taints nodes whose plugin is not ready", Run: tainter.Run},
 			{Name: "repair", Alias: "istio-cni-repair", Summary: "repairs pods that started before the plugin was there"},
 			{Name: "version", Summary: "prints the version", Run: build.Run},
 		},

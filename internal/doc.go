@@ -10,6 +10,13 @@
 // The package has no code, so it never touches anything and nothing imports
 // it. The linter's depguard repeats part of the same rules in the editor.
 //
+// Where to look: a rule of iptables core/redirect (which) and core/ruleset (as
+// a value); a decision core/sidecar (about a pod), core/readiness (about a
+// node's taint), agent/departure (about leaving); the CNI configuration
+// core/cniconf; a file write node/hostfs; a namespace node/netns and
+// node/podnet; an API call kube; what the agent does all day
+// agent/installation; flags role and applet/arguments.
+//
 // Start reading at the tables on top of arch_test.go. A new package below
 // internal needs its ring there, a new dependency its owner; a pull request
 // that adds either shows it in one line.

@@ -30,6 +30,9 @@ func Build() BuildInfo {
 	return b
 }
 
+// Version is the version alone, as Go modules write it.
+func (b BuildInfo) Version() string { return b.version }
+
 // String is one line: version, revision, toolchain, platform.
 func (b BuildInfo) String() string {
 	text := "version " + b.version

@@ -1,6 +1,10 @@
 package redirector
 
-import "github.com/meshcni/istio-cni/internal/core/redirect"
+import (
+	"slices"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+)
 
 // setting is one flag with its environment variables, lowest precedence first. A flag beats the environment, and a
 // later variable beats an earlier one.
@@ -13,7 +17,12 @@ type setting struct {
 }
 
 // settings are the flags that make the Spec.
-func settings() []setting { //nolint:funlen // a table
+func settings() []setting {
+	return slices.Concat(proxySettings(), inboundSettings(), outboundSettings())
+}
+
+// proxySettings say where traffic goes, and whose is left alone.
+func proxySettings() []setting {
 	return []setting{
 		{"envoy-port", "p", nil, "15001", "outbound redirect `PORT`", redirect.FieldOutboundPort},
 		{
@@ -58,6 +67,12 @@ func settings() []setting { //nolint:funlen // a table
 			"133",
 			"routing `TABLE` for marked packets", redirect.FieldTable,
 		},
+	}
+}
+
+// inboundSettings say which traffic to the pod is captured.
+func inboundSettings() []setting {
+	return []setting{
 		{
 			"istio-inbound-ports", "b",
 			[]string{"ISTIO_INBOUND_PORTS"},
@@ -76,6 +91,12 @@ func settings() []setting { //nolint:funlen // a table
 			"",
 			"comma list of `INTERFACES` that are left alone both ways", redirect.FieldExcludeInterfaces,
 		},
+	}
+}
+
+// outboundSettings say which traffic of the pod is captured.
+func outboundSettings() []setting {
+	return []setting{
 		{
 			"istio-service-cidr", "i",
 			[]string{"ISTIO_SERVICE_CIDR"},

@@ -1,0 +1,296 @@
+package installer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/departure"
+	"github.com/meshcni/istio-cni/internal/agent/health"
+	"github.com/meshcni/istio-cni/internal/agent/installation"
+	"github.com/meshcni/istio-cni/internal/agent/logrelay"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/serve"
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+)
+
+// component is the source of our events.
+const component = "istio-cni"
+
+// goodbye bounds what is done after the signal to end: a pod has 30 s by default.
+const goodbye = 25 * time.Second
+
+// clock is the time of day, for records, events and health.
+func clock() time.Time { return time.Now() } //nolint:forbidigo // what everything below takes its clock from
+
+// node is the agent at work.
+type node struct {
+	in  input
+	cfg Config
+	log *slog.Logger
+
+	health  *health.State
+	metrics *metrics.Metrics
+	// api is nil when nobody said where the API server is.
+	api *kube.API
+	// installation is nil when nothing is to be installed.
+	installation *installation.Installation
+	relay        *logrelay.Server
+	relayLevel   *slog.LevelVar
+	// held is the claim to the node; guardSocket alone uses it while the agent runs.
+	held *hostfs.Held
+
+	work sync.WaitGroup
+	// background ends with the agent; what is started with it may be slow or fail for ever.
+	background context.Context //nolint:containedctx // the life of the agent
+	live       live
+}
+
+// stay is the agent: everything that can fail for good comes first, then the installation, and whatever needs the API
+// server goes on beside it.
+func stay(ctx context.Context, in input, cfg Config, log *slog.Logger) error {
+	background, end := context.WithCancel(context.WithoutCancel(ctx))
+	n := &node{in: in, cfg: cfg, log: log, background: background, metrics: metrics.New(applet.Build().Version())}
+	defer func() {
+		n.work.Wait()
+		if n.held != nil {
+			_ = n.held.Close()
+		}
+	}()
+	defer end()
+	parts := []string{installation.PartBinaries, installation.PartKubeconfig, installation.PartConf}
+	if !cfg.Install {
+		parts = nil
+	}
+	n.health = health.NewState(health.Options{
+		Log: log, Now: clock, OnReady: n.metrics.BecameReady, OnUnready: n.metrics.BecameUnready,
+	}, parts...)
+
+	servers, err := serve.Open(ctx, log, n.ports()...)
+	if err != nil {
+		return err
+	}
+	n.start(func() { n.logged("serving health and metrics", servers.Serve(background)) })
+	held, err := n.claim(ctx)
+	if err != nil || held == nil {
+		return err
+	}
+	n.held = held
+	if err = n.openRelay(ctx); err != nil {
+		return err
+	}
+	if n.api, err = kube.NewAPI(cfg.access()); err != nil {
+		log.WarnContext(ctx, "no API server: no events, no live configuration from a ConfigMap, and no way to tell an upgrade from a removal",
+			slog.String("error", err.Error()))
+	}
+	return n.run(ctx)
+}
+
+func (n *node) start(work func()) {
+	n.work.Go(work)
+}
+
+func (n *node) logged(doing string, err error) {
+	if err != nil {
+		n.log.Error("a part of the agent ended", slog.String("doing", doing), slog.String("error", err.Error()))
+	}
+}
+
+func (n *node) ports() []serve.Port {
+	return []serve.Port{
+		{Flag: "--health-port", Number: int(n.cfg.HealthPort), Handler: n.health.Handler()},
+		{Flag: "--monitoring-port", Number: int(n.cfg.MonitoringPort), Handler: n.metrics.Handler()},
+		serve.Introspection("--ctrlz_port", n.cfg.IntrospectionAddress, int(n.cfg.IntrospectionPort)),
+	}
+}
+
+// access is the agent's own way to the API server.
+func (c Config) access() kube.Access {
+	i := c.installationConfig()
+	return kube.Access{
+		Server: i.Server, TokenFile: i.Token, CAFile: c.Kubeconfig.CA(), SkipVerify: c.Kubeconfig.SkipTLSVerify, Now: clock,
+	}
+}
+
+// claim waits until no other agent works on the node: the one of before may still be ending. Nothing held means that the
+// agent was told to end meanwhile.
+func (n *node) claim(ctx context.Context) (*hostfs.Held, error) {
+	told := false
+	for {
+		held, err := alone(n.cfg)
+		busy := (*hostfs.HeldError)(nil)
+		if err == nil || !errors.As(err, &busy) {
+			return held, err
+		}
+		n.standBy(err)
+		if !told {
+			n.log.InfoContext(ctx, "waiting for another node agent to end", slog.String("reason", err.Error()))
+			told = true
+		}
+		timer := time.NewTimer(time.Second)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, nil //nolint:nilnil // nothing is held, and nothing is wrong
+		case <-timer.C:
+		}
+	}
+}
+
+// standBy shows the node as it is while another agent serves it: a rollout that starts the new agent first ends the old
+// one only when the new one is ready.
+func (n *node) standBy(err error) {
+	if !n.cfg.Install {
+		return
+	}
+	other := installation.New(n.log, hostfs.Disk{}, n.cfg.installationConfig(), installation.Report{}, nil)
+	for _, part := range []string{installation.PartBinaries, installation.PartKubeconfig, installation.PartConf} {
+		if other.Served() {
+			n.health.Ready(part)
+		} else {
+			n.health.NotReady(part, "waiting for another node agent to end: "+err.Error())
+		}
+	}
+}
+
+func (n *node) openRelay(ctx context.Context) error {
+	n.relayLevel = &slog.LevelVar{}
+	n.relayLevel.Set(slog.Level(n.cfg.Log.Plugin))
+	relay, err := logrelay.Open(ctx, logrelay.Options{
+		Path: n.cfg.LogSocket, DirMode: n.cfg.RunDirMode, Mode: n.cfg.LogSocketMode, Records: n.log.Handler(), Level: n.relayLevel,
+		Log: n.log, Metrics: n.metrics, Now: clock,
+	})
+	if err != nil {
+		return err
+	}
+	n.relay = relay
+	n.start(func() { relay.Serve(n.background) })
+	n.start(func() { n.guardSocket(n.background) })
+	return nil
+}
+
+// guardSocket makes the socket and the lock again when somebody removed them.
+func (n *node) guardSocket(ctx context.Context) {
+	watch, err := hostfs.NewWatch(n.log)
+	if err != nil {
+		n.log.WarnContext(ctx, "the log socket is not watched", slog.String("error", err.Error()))
+		return
+	}
+	defer func() { _ = watch.Close() }()
+	if err := watch.Set(hostfs.Path{Name: n.cfg.LogSocket}, hostfs.Path{Name: lockFile(n.cfg)}); err != nil {
+		n.log.WarnContext(ctx, "the log socket is not watched", slog.String("error", err.Error()))
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-watch.Changed():
+		}
+		if again, err := n.held.Again(lockFile(n.cfg)); again || err != nil {
+			n.log.WarnContext(ctx, "the lock was removed, and is taken again", slog.Any("error", err))
+		}
+		if n.relay.Listening() {
+			continue
+		}
+		if err := n.relay.Rebind(ctx); err != nil {
+			n.log.WarnContext(ctx, "the log socket cannot be made again", slog.String("error", err.Error()))
+		}
+	}
+}
+
+// run installs until the agent is told to end, and then decides what to leave behind.
+func (n *node) run(ctx context.Context) error {
+	failed := make(chan error, 1)
+	if n.cfg.Install {
+		n.installation = installation.New(n.log, hostfs.Disk{}, n.cfg.installationConfig(), installation.Report{
+			Health: n.health, Metrics: n.metrics, Warn: n.warn,
+		}, nil)
+		n.readDirectory() // what it says counts from the first stanza on
+		n.start(func() { failed <- n.installation.Run(ctx) })
+	} else {
+		n.log.InfoContext(ctx, "nothing is installed (CNI_ENABLE_INSTALL=false)")
+	}
+	n.follow()
+	select {
+	case <-ctx.Done():
+	case err := <-failed:
+		if ctx.Err() == nil {
+			return err
+		}
+	}
+	return n.leave(context.WithoutCancel(ctx))
+}
+
+// leave gives the node back if the agent leaves for good.
+func (n *node) leave(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, goodbye)
+	defer cancel()
+	if n.installation == nil {
+		return nil
+	}
+	n.log.InfoContext(ctx, "told to end: asking whether for good", slog.String("policy", string(n.cfg.UninstallOnExit)))
+	verdict := departure.Decide(ctx, n.api, departure.Self{
+		Namespace: n.cfg.Namespace, DaemonSet: n.cfg.DaemonSet, NodeName: n.cfg.NodeName, PodName: n.cfg.PodName,
+	}, n.cfg.UninstallOnExit, departure.Budget{})
+	n.log.InfoContext(ctx, "decided", slog.Bool("uninstall", verdict.Uninstall), slog.String("reason", string(verdict.Reason)),
+		slog.String("detail", verdict.Detail))
+	if !verdict.Uninstall {
+		return nil
+	}
+	if _, err := n.installation.Uninstall(ctx); err != nil {
+		return fmt.Errorf("giving the node back: %w", err)
+	}
+	return (hostfs.Disk{}).Remove(lockFile(n.cfg)) // it is held until the process ends, and nobody may come after it
+}
+
+// warn makes an event on the node, beside the work.
+func (n *node) warn(reason, message string) {
+	if n.api == nil || n.cfg.NodeName == "" {
+		return
+	}
+	n.start(func() {
+		sent, err := n.api.RecordEvent(n.background, kube.Event{
+			Object: kube.NodeRef(n.cfg.NodeName), Reason: reason, Message: message, Type: kube.EventWarning, Component: component,
+			Host: n.cfg.NodeName,
+		})
+		if err != nil {
+			n.metrics.EventReported(metrics.EventFailed)
+			n.log.Debug("an event was not recorded", slog.String("reason", reason), slog.String("error", err.Error()))
+			return
+		}
+		if !sent {
+			n.metrics.EventReported(metrics.EventSuppressed)
+			return
+		}
+		n.metrics.EventReported(metrics.EventSent)
+	})
+}
+
+// runtimeRetry is how long the question for the node's runtime rests after a failure.
+const runtimeRetry = 30 * time.Second
+
+// askRuntime finds out, for mode auto, whether the runtime loads drop-in files.
+func (n *node) askRuntime() {
+	for n.background.Err() == nil {
+		state, err := n.api.Node(n.background, n.cfg.NodeName)
+		if err == nil {
+			known := installation.LoadsDropIns(state.Runtime)
+			n.log.Info("the runtime is known", slog.String("runtime", state.Runtime), slog.Bool("loads drop-in files", known == cniconf.Loaded))
+			n.installation.DropIns(known)
+			return
+		}
+		n.log.Debug("the node's runtime is not known yet", slog.String("error", err.Error()))
+		timer := time.NewTimer(runtimeRetry)
+		select {
+		case <-n.background.Done():
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}

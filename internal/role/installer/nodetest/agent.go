@@ -1,0 +1,304 @@
+package nodetest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The agent's default ports, which are free in a network namespace of its own.
+const (
+	HealthPort     = "8000"
+	MonitoringPort = "15014"
+)
+
+// Patience is how long anything is waited for before the test fails.
+const Patience = 60 * time.Second
+
+// Agent is a node agent: a process in the container's view of the node.
+type Agent struct {
+	tb   testing.TB
+	node *Node
+	cmd  *exec.Cmd
+	// logged is what it wrote to stderr, printed to stdout.
+	logged, printed record
+	exited          chan struct{}
+	ended           error
+	http            *http.Client
+	// health and monitoring are its ports.
+	health, monitoring string
+}
+
+// record is a text that grows.
+type record struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (r *record) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.text.Write(p)
+}
+
+func (r *record) String() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.text.String()
+}
+
+// Env is the environment that the DaemonSet gives to the container.
+func Env() map[string]string {
+	host, port, err := net.SplitHostPort(APIAddress)
+	if err != nil {
+		panic(err) // a constant
+	}
+	return map[string]string{
+		"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port,
+		"POD_NAMESPACE": Namespace, "POD_NAME": PodName, "NODE_NAME": NodeName,
+		"REPAIR_ENABLED": "false", "GOMAXPROCS": "2",
+	}
+}
+
+// Run runs a command of the agent to its end and gives its exit code; the arguments are those of [Node.Start].
+func (n *Node) Run(args ...string) (code int, a *Agent) {
+	n.tb.Helper()
+	a = n.Start(args...)
+	return a.Wait(), a
+}
+
+// Listen takes a TCP port of the node.
+func (n *Node) Listen(port string) {
+	n.tb.Helper()
+	err := n.inNetns(func() error {
+		listener, err := (&net.ListenConfig{}).Listen(n.tb.Context(), "tcp", net.JoinHostPort("", port))
+		if err == nil {
+			n.tb.Cleanup(func() { _ = listener.Close() })
+		}
+		return err
+	})
+	if err != nil {
+		n.tb.Fatal(err)
+	}
+}
+
+// Start starts a node agent as install-cni with arguments. Arguments in front that look like NAME=VALUE are environment
+// variables besides [Env]. It is killed at the end of the test.
+func (n *Node) Start(args ...string) *Agent {
+	n.tb.Helper()
+	env := Env()
+	for len(args) > 0 {
+		name, value, is := strings.Cut(args[0], "=")
+		if !is || strings.HasPrefix(name, "-") {
+			break
+		}
+		env[name], args = value, args[1:]
+	}
+	a := &Agent{tb: n.tb, node: n, exited: make(chan struct{}), health: HealthPort, monitoring: MonitoringPort}
+	for _, arg := range args {
+		if port, is := strings.CutPrefix(arg, "--health-port="); is {
+			a.health = port
+		}
+		if port, is := strings.CutPrefix(arg, "--monitoring-port="); is {
+			a.monitoring = port
+		}
+	}
+	a.cmd = exec.CommandContext(context.WithoutCancel(n.tb.Context()), imageAgent, args...) //nolint:gosec // the program under test
+	a.cmd.Args[0] = "install-cni"
+	a.cmd.Dir = "/"
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		a.cmd.Env = append(a.cmd.Env, name+"="+env[name])
+	}
+	a.cmd.Stdout, a.cmd.Stderr = &a.printed, &a.logged
+	a.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	a.http = &http.Client{Transport: &http.Transport{DialContext: a.dial}, Timeout: Patience}
+	started := make(chan error, 1)
+	go func() {
+		defer close(a.exited)
+		err := n.as(n.container, func() error { return a.run(started) })
+		if a.cmd.Process == nil {
+			started <- err // what kept it from being started
+		}
+	}()
+	if err := <-started; err != nil {
+		n.tb.Fatalf("starting a node agent: %v", err)
+	}
+	n.tb.Cleanup(a.cleanup)
+	return a
+}
+
+// run starts the process and waits for its end. The thread that starts it must live as long as the process, which is
+// killed with it (PR_SET_PDEATHSIG, prctl(2)).
+func (a *Agent) run(started chan<- error) error {
+	if err := a.cmd.Start(); err != nil {
+		return err
+	}
+	started <- nil
+	a.ended = a.cmd.Wait()
+	return nil
+}
+
+func (a *Agent) cleanup() {
+	a.Kill()
+	a.http.CloseIdleConnections()
+	if a.tb.Failed() {
+		a.tb.Logf("node agent %d:\n%s%s", a.PID(), a.printed.String(), a.Log())
+	}
+}
+
+func (a *Agent) dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	failed := a.node.inNetns(func() error {
+		conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+		return err
+	})
+	return conn, failed
+}
+
+// PID is the process's number.
+func (a *Agent) PID() int { return a.cmd.Process.Pid }
+
+// Log is what the agent wrote to its log so far, Output what it printed.
+func (a *Agent) Log() string { return a.logged.String() }
+
+// Output is what the agent printed to stdout so far.
+func (a *Agent) Output() string { return a.printed.String() }
+
+// Kill is kill -9. The process is gone when it returns.
+func (a *Agent) Kill() {
+	_ = a.cmd.Process.Kill() // it may have ended by itself
+	<-a.exited
+}
+
+// Terminate sends SIGTERM.
+func (a *Agent) Terminate() {
+	a.tb.Helper()
+	if err := a.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		a.tb.Fatalf("telling the node agent to end: %v", err)
+	}
+}
+
+// Exited is closed when the process has ended.
+func (a *Agent) Exited() <-chan struct{} { return a.exited }
+
+// Wait waits for the process to end by itself and gives its exit code, -1 for the death by a signal.
+func (a *Agent) Wait() int {
+	a.tb.Helper()
+	timer := time.NewTimer(Patience)
+	defer timer.Stop()
+	select {
+	case <-a.exited:
+		return a.cmd.ProcessState.ExitCode()
+	case <-timer.C:
+		a.tb.Fatalf("the node agent has not ended after %s", Patience)
+		return 0
+	}
+}
+
+// Running is an error when the process has ended.
+func (a *Agent) Running() error {
+	select {
+	case <-a.exited:
+		return fmt.Errorf("the node agent has ended: %w", errors.Join(errEnded, a.ended))
+	default:
+		return nil
+	}
+}
+
+var errEnded = errors.New("it is not running")
+
+// Ask gets a path from one of the agent's ports.
+func (a *Agent) Ask(port, path string) (code int, body string, err error) {
+	url := "http://" + net.JoinHostPort("127.0.0.1", port) + path
+	request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, url, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	response, err := a.http.Do(request)
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = response.Body.Close() }()
+	text, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(text), err
+}
+
+// Ready is nil when the agent says that it is.
+func (a *Agent) Ready() error {
+	if err := a.Running(); err != nil {
+		return err
+	}
+	code, body, err := a.Ask(a.health, "/readyz")
+	if err == nil && code != http.StatusOK {
+		err = fmt.Errorf("not ready: %d %s", code, strings.TrimSpace(body)) //nolint:err113 // for the test's reader
+	}
+	return err
+}
+
+// AwaitReady waits until the agent says that it is ready.
+func (a *Agent) AwaitReady() {
+	a.tb.Helper()
+	Await(a.tb, "a ready agent", a.Ready)
+}
+
+// AwaitLog waits until the log has a text.
+func (a *Agent) AwaitLog(text string) {
+	a.tb.Helper()
+	Await(a.tb, fmt.Sprintf("%q in the agent's log", text), func() error {
+		if strings.Contains(a.Log(), text) {
+			return nil
+		}
+		return errNotYet
+	})
+}
+
+var errNotYet = errors.New("not yet")
+
+// Metric gives the value of a series, such as `istio_cni_rewrites_total{artifact="config"}`, as it is exposed; "" if there
+// is none.
+func (a *Agent) Metric(series string) string {
+	_, body, err := a.Ask(a.monitoring, "/metrics")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(body) {
+		if value, is := strings.CutPrefix(line, series+" "); is {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// Await waits until check has nothing to object.
+func Await(tb testing.TB, what string, check func() error) {
+	tb.Helper()
+	const often = 2 * time.Millisecond
+	timer, ticker := time.NewTimer(Patience), time.NewTicker(often)
+	defer timer.Stop()
+	defer ticker.Stop()
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if errors.Is(err, errEnded) {
+			tb.Fatalf("waiting for %s: %v", what, err)
+		}
+		select {
+		case <-timer.C:
+			tb.Fatalf("waiting for %s: after %s: %v", what, Patience, err)
+		case <-ticker.C:
+		}
+	}
+}

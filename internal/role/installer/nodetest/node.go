@@ -1,0 +1,327 @@
+// Package nodetest is a node that exists only for a test: a root directory of its own with what a host has for its
+// container runtime, a network namespace, an API server, a kubelet's projected directories, a runtime that loads and
+// runs CNI configurations through libcni, and node agents as real processes in a container's view of all this.
+//
+// It promises that all paths are those of a real node, for the runtime, the plugins and the agents; that nothing but the
+// test's own temporary directory is written (the machine's programs are there to be read only); and that every process
+// ends with the test, also if the test is killed.
+//
+// It never touches the machine's own directories, its network namespace or processes of others.
+//
+// Start reading at [New]; view.go has the mount namespace, agent.go the processes, runtime.go the pods.
+package nodetest
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+)
+
+// Directories of the host, for [Node.Put] and its like.
+const (
+	NetDir   = "/etc/cni/net.d"
+	BinDir   = "/opt/cni/bin"
+	RunDir   = "/run/istio-cni"
+	CacheDir = "/var/lib/cni/results"
+
+	netnsDir = "/run/netns"
+)
+
+// Names that the agent knows its cluster by.
+const (
+	Namespace = "istio-system"
+	DaemonSet = "istio-cni-node"
+	NodeName  = "node-1"
+	PodName   = "istio-cni-node-x7k2p"
+)
+
+// Paths of the API server's objects.
+const (
+	DaemonSetPath = "/apis/apps/v1/namespaces/" + Namespace + "/daemonsets/" + DaemonSet
+	// APIAddress is where the API server listens in the node's network namespace.
+	APIAddress = "127.0.0.1:6443"
+)
+
+// ServiceAccountDir is where the kubelet puts the credentials into the container.
+const ServiceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+const (
+	dirMode  = 0o755
+	fileMode = 0o644
+)
+
+// Node is one node. It is empty at first: no CNI configuration, no API server and no service account.
+type Node struct {
+	tb testing.TB
+	// Netns is the node's network namespace.
+	Netns string
+	// API is nil until [Node.StartAPI].
+	API *kubetest.Server
+
+	// host and container are root directories; what is mounted there is seen in the mount namespace only.
+	host, container string
+	mounts          *os.File
+
+	pods, projections atomic.Int64
+}
+
+// New makes a node whose container image has the program. It skips a test that does not run as root.
+func New(tb testing.TB, program string) *Node {
+	tb.Helper()
+	n := &Node{tb: tb, Netns: netnstest.New(tb)}
+	dir := tb.TempDir()
+	n.host, n.container = filepath.Join(dir, "host"), filepath.Join(dir, "container")
+	if err := errors.Join(n.makeHost(), n.makeContainer()); err != nil {
+		tb.Fatalf("making a node: %v", err)
+	}
+	netnstest.Run(tb, n.Netns, "ip", "link", "set", "lo", "up")
+	if err := n.mount(program); err != nil {
+		tb.Fatalf("mounting a node's directories: %v", err)
+	}
+	tb.Cleanup(func() { _ = n.mounts.Close() })
+	return n
+}
+
+// makeHost makes the host's directories and links.
+func (n *Node) makeHost() error {
+	var errs []error
+	for _, dir := range []string{
+		NetDir, BinDir, RunDir, netnsDir, CacheDir, "/usr", "/proc", "/dev", "/tmp", "/etc/alternatives",
+	} {
+		errs = append(errs, os.MkdirAll(n.Path(dir), dirMode))
+	}
+	errs = append(errs, os.Symlink("/run", n.Path("/var/run")))
+	for _, link := range []string{"/bin", "/sbin", "/lib", "/lib64"} {
+		errs = append(errs, os.Symlink("usr"+link, n.Path(link)))
+	}
+	return errors.Join(append(errs, makeDevices(n.host))...)
+}
+
+// makeContainer makes the container's, as the DaemonSet mounts them.
+func (n *Node) makeContainer() error {
+	var errs []error
+	for _, dir := range []string{
+		"/host" + NetDir, "/host" + BinDir, "/host/var/lib/cni", "/host/var" + netnsDir, "/var" + RunDir, ServiceAccountDir,
+		"/usr/local/bin", "/proc", "/dev", "/tmp", "/etc",
+	} {
+		errs = append(errs, os.MkdirAll(n.inside(dir), dirMode))
+	}
+	const hosts = "127.0.0.1\tlocalhost\n" // which the kubelet writes for each pod
+	errs = append(errs,
+		replace(n.inside("/etc/hosts"), hosts),
+		touch(n.inside(imageProgram)),
+		os.Symlink(filepath.Base(imageProgram), n.inside(imageAgent)),
+		makeDevices(n.container))
+	return errors.Join(errs...)
+}
+
+// Path is where a file of the host is for the test.
+func (n *Node) Path(name string) string { return filepath.Join(n.host, name) }
+
+// inside is where a file of the container is for the test.
+func (n *Node) inside(name string) string { return filepath.Join(n.container, name) }
+
+// Put makes or replaces a file of the host in one instant.
+func (n *Node) Put(name, text string) {
+	n.tb.Helper()
+	if err := replace(n.Path(name), text); err != nil {
+		n.tb.Fatal(err)
+	}
+}
+
+// Overwrite writes a file of the host in place, as careless programs do: for a moment it is empty or half there. Unlike
+// [Node.Put] it may be used by other goroutines than the test's.
+func (n *Node) Overwrite(name, text string) error {
+	file, err := os.OpenFile(n.Path(name), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, fileMode)
+	if err != nil {
+		return err
+	}
+	half := len(text) / 2 //nolint:mnd // in two writes
+	_, first := file.WriteString(text[:half])
+	_, second := file.WriteString(text[half:])
+	return errors.Join(first, second, file.Close())
+}
+
+// Replace is [Node.Put] for other goroutines than the test's.
+func (n *Node) Replace(name, text string) error { return replace(n.Path(name), text) }
+
+func replace(file, text string) error {
+	const aside = ".new" // no extension that a runtime reads
+	if err := os.MkdirAll(filepath.Dir(file), dirMode); err != nil {
+		return err
+	}
+	if err := os.WriteFile(file+aside, []byte(text), fileMode); err != nil { //nolint:forbidigo // a file of the test
+		return err
+	}
+	return os.Rename(file+aside, file)
+}
+
+// CopyDir puts the files of a directory of the test into one of the host.
+func (n *Node) CopyDir(from, to string) {
+	n.tb.Helper()
+	if err := os.CopyFS(n.Path(to), os.DirFS(from)); err != nil {
+		n.tb.Fatal(err)
+	}
+}
+
+// Read gives a file of the host.
+func (n *Node) Read(name string) string {
+	n.tb.Helper()
+	text, err := os.ReadFile(n.Path(name))
+	if err != nil {
+		n.tb.Fatal(err)
+	}
+	return string(text)
+}
+
+// Has reports whether the host has a file, be it a link into nowhere.
+func (n *Node) Has(name string) bool {
+	_, err := os.Lstat(n.Path(name))
+	return err == nil
+}
+
+// Remove removes a file of the host.
+func (n *Node) Remove(name string) error { return os.Remove(n.Path(name)) }
+
+// Tree gives what is below a directory of the host: of each file its mode with its content or target.
+func (n *Node) Tree(dir string) map[string]string {
+	n.tb.Helper()
+	tree := map[string]string{}
+	err := filepath.WalkDir(n.Path(dir), func(file string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(n.Path(dir), file)
+		if err != nil || name == "." {
+			return err
+		}
+		tree[name], err = describe(file, entry)
+		return err
+	})
+	if err != nil {
+		n.tb.Fatal(err)
+	}
+	return tree
+}
+
+func describe(file string, entry fs.DirEntry) (string, error) {
+	info, err := entry.Info()
+	if err != nil {
+		return "", err
+	}
+	var content []byte
+	switch {
+	case entry.Type().IsRegular():
+		content, err = os.ReadFile(file) //nolint:gosec // the test's own path
+	case entry.Type()&fs.ModeSymlink != 0:
+		var target string
+		target, err = os.Readlink(file)
+		content = []byte(target)
+	}
+	return fmt.Sprintf("%s %s", info.Mode(), content), err
+}
+
+// StartAPI starts the API server, again with another authority if it was stopped, with the agent's DaemonSet and this node
+// in it.
+func (n *Node) StartAPI() {
+	n.tb.Helper()
+	Await(n.tb, "the API server's port", n.portIsFree)
+	err := netns.Do(n.Netns, func() error {
+		n.API = kubetest.NewServerAt(n.tb, APIAddress)
+		return nil
+	})
+	if err != nil {
+		n.tb.Fatal(err)
+	}
+	n.API.Set(kubetest.DaemonSet(Namespace, DaemonSet, ""))
+	n.API.Set(kubetest.Node(NodeName, nil, ""))
+	n.API.SetPod(kubetest.Pod{Namespace: Namespace, Name: PodName, UID: "00000000-0000-4000-8000-00000000a9e7"})
+}
+
+// portIsFree is an error while a process that was just started still has the port of a server that was stopped: between
+// fork and exec it has all files of the test. While this looks, none is started.
+func (n *Node) portIsFree() error {
+	return n.inNetns(func() error {
+		syscall.ForkLock.RLock()
+		defer syscall.ForkLock.RUnlock()
+		listener, err := (&net.ListenConfig{}).Listen(n.tb.Context(), "tcp", APIAddress)
+		if err != nil {
+			return err
+		}
+		return listener.Close()
+	})
+}
+
+// GrantAccess gives the container the credentials that the API server accepts now.
+func (n *Node) GrantAccess() {
+	n.tb.Helper()
+	n.Project(ServiceAccountDir, map[string]string{
+		"token": n.API.Token(), "ca.crt": string(n.API.CA()), "namespace": Namespace,
+	})
+}
+
+// Project replaces the files of a directory of the container as the kubelet does it with volumes of the API server's
+// objects: a new hidden directory, and the link "..data" to it exchanged in one instant.
+func (n *Node) Project(dir string, files map[string]string) {
+	n.tb.Helper()
+	if err := n.project(n.inside(dir), files); err != nil {
+		n.tb.Fatalf("projecting into %s: %v", dir, err)
+	}
+}
+
+func (n *Node) project(dir string, files map[string]string) error {
+	const current, next = "..data", "..data_tmp"
+	name := "..2026_" + strconv.FormatInt(n.projections.Add(1), 10)
+	errs := []error{os.MkdirAll(filepath.Join(dir, name), dirMode)}
+	for key, text := range files {
+		errs = append(errs, os.WriteFile(filepath.Join(dir, name, key), []byte(text), fileMode)) //nolint:forbidigo // a file of the test
+	}
+	before, err := os.Readlink(filepath.Join(dir, current))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	errs = append(errs,
+		os.Symlink(name, filepath.Join(dir, next)),
+		os.Rename(filepath.Join(dir, next), filepath.Join(dir, current)))
+	return errors.Join(append(errs, tidy(dir, before, files))...)
+}
+
+// tidy makes the links that users of the directory see, and removes those of keys that are gone and the directory before.
+func tidy(dir, before string, files map[string]string) error {
+	var errs []error
+	for key := range files {
+		if err := os.Symlink(filepath.Join("..data", key), filepath.Join(dir, key)); !errors.Is(err, fs.ErrExist) {
+			errs = append(errs, err)
+		}
+	}
+	if before == "" {
+		return errors.Join(errs...)
+	}
+	old, err := os.ReadDir(filepath.Join(dir, before))
+	errs = append(errs, err)
+	for _, entry := range old {
+		if _, still := files[entry.Name()]; !still {
+			errs = append(errs, os.Remove(filepath.Join(dir, entry.Name())))
+		}
+	}
+	return errors.Join(append(errs, os.RemoveAll(filepath.Join(dir, before)))...)
+}
+
+func touch(file string) error {
+	f, err := os.Create(file) //nolint:gosec // the test's own path
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}

@@ -1,0 +1,229 @@
+package installer
+
+import (
+	"encoding/json"
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+)
+
+// chart2020 is a template as a chart of the shell-script era hands it over, with its colons in the wrong place.
+const chart2020 = `
+{
+  "cniVersion:": "0.3.0",
+  "name:": "istio-cni",
+  "type": "istio-cni",
+  "log_level": "__LOG_LEVEL__",
+  "kubernetes": {
+    "kubeconfig": "__KUBECONFIG_FILEPATH__",
+    "cni_bin_dir": "/opt/cni/bin",
+    "exclude_namespaces": ["istio-system"]
+  }
+}
+`
+
+func TestTemplateOf2020(t *testing.T) {
+	t.Parallel()
+	c := mustLoad(t, cluster("LOG_LEVEL=info"), "--cni-network-config="+chart2020)
+	conf, err := cniconf.Parse(c.Stanza.Template)
+	if err != nil || conf.Problems != nil {
+		t.Fatal(err, conf.Problems)
+	}
+	if conf.CNIVersion != "0.3.0" || conf.Name != "istio-cni" || conf.LogLevel != "info" ||
+		conf.Kubeconfig != "/etc/cni/net.d/ZZZ-istio-cni-kubeconfig" ||
+		!slices.Equal(conf.ExcludeNamespaces, []string{"istio-system"}) {
+		t.Errorf("the plugin reads %+v", conf)
+	}
+	if strings.Contains(string(c.Stanza.Template), `:"`+`:`) || strings.Contains(string(c.Stanza.Template), `cniVersion:`) {
+		t.Errorf("a key with a colon is left: %s", c.Stanza.Template)
+	}
+	if !c.Kubeconfig.WriteHistoric || c.Kubeconfig.Historic != "/host/etc/cni/net.d/ZZZ-istio-cni-kubeconfig" ||
+		len(c.Warnings) > 0 {
+		t.Errorf("kubeconfig %+v, warnings %q", c.Kubeconfig, c.Warnings)
+	}
+}
+
+func TestEveryPlaceholderIsFilled(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, "aaa.bbb__POD_NAMESPACE__ccc\n", dir, "token")
+	c := mustLoad(t, cluster("LOG_LEVEL=debug", "CNI_NET_DIR=/etc/k/net.d/", "KUBECFG_FILE_NAME=kc",
+		"LOG_UDS_ADDRESS=/r/l.sock", "CNI_EVENT_ADDRESS=/r/e.sock", "NODE_NAME=n1", "KUBERNETES_SERVICE_HOST=fd00::1"),
+		"--service-account-dir="+dir,
+		`--cni-network-config={"type":"istio-cni","x":["__LOG_LEVEL__","__KUBECONFIG_FILENAME__","__KUBECONFIG_FILEPATH__",
+			"__KUBERNETES_SERVICE_HOST__:__KUBERNETES_SERVICE_PORT__","__KUBERNETES_NODE_NAME__","__SERVICEACCOUNT_TOKEN__",
+			"__LOG_UDS_ADDRESS__","__CNI_EVENT_ADDRESS__","__POD_NAMESPACE__","___LOG_LEVEL___","__dirname__"]}`)
+	var got struct{ X []string }
+	if err := json.Unmarshal(c.Stanza.Template, &got); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"debug", "kc", "/etc/k/net.d/kc", "fd00::1:443", "n1",
+		"aaa.bbb__POD_NAMESPACE__ccc", // what is filled in is not looked at again
+		"/r/l.sock", "/r/e.sock", "istio-system", "_debug_", "__dirname__",
+	}
+	if diff := cmp.Diff(want, got.X); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestATemplateThatIsInOrderStaysAsWritten(t *testing.T) {
+	t.Parallel()
+	const text = `{ "type" : "istio-cni",  "b": 12345678901234567890, "a": "<&>" }`
+	if c := mustLoad(t, cluster(), "--cni-network-config=\n"+text+"\n"); string(c.Stanza.Template) != text {
+		t.Errorf("it became %s", c.Stanza.Template)
+	}
+}
+
+func TestTemplateFileGoesFirst(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := write(t, `{"type":"istio-cni","from":"file"}`, dir, "istio-cni.conf.tmp")
+	inline := `--cni-network-config={"type":"istio-cni","from":"variable"}`
+	for _, tc := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{inline, "--cni-network-config-file=" + file}, "file"},
+		{[]string{inline, "--cni-network-config-file=" + filepath.Join(dir, "none")}, "variable"},
+		{[]string{inline}, "variable"},
+	} {
+		if c := mustLoad(t, cluster(), tc.args...); !strings.Contains(string(c.Stanza.Template), tc.want) {
+			t.Errorf("%q: %s", tc.args, c.Stanza.Template)
+		}
+	}
+	mustFail(t, cluster(), []string{"--cni-network-config-file=" + filepath.Join(dir, "none")},
+		"flag --cni-network-config-file: value ", "reading the template", "no such file")
+	mustFail(t, cluster(), []string{inline, "--cni-network-config-file=" + dir}, "is a directory")
+	mustFail(t, cluster(), []string{"--cni-network-config-file=" + write(t, " \n", dir, "empty")}, "the file is empty")
+}
+
+func TestTemplateProblems(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct{ template, want string }{
+		"no JSON":        {`{"type":`, "want a JSON object"},
+		"a list":         {`[]`, "want a JSON object"},
+		"null":           {`null`, `want a JSON object with "type": "istio-cni"`},
+		"another plugin": {`{"type":"calico"}`, `want a JSON object with "type": "istio-cni"`},
+		"no type":        {`{"name":"istio-cni"}`, `want a JSON object with "type": "istio-cni"`},
+		"a whole configuration": {
+			`{"type":"istio-cni","plugins":[]}`,
+			`want one plugin's object, not a list with "plugins"`,
+		},
+		"an unknown placeholder": {
+			`{"type":"istio-cni","a":"__CNI_MTU__"}`,
+			"placeholder __CNI_MTU__: nothing is known to replace it",
+		},
+		"two unknown ones, once":   {`{"type":"istio-cni","a":"__A____B____A__"}`, "placeholder __A__, __B__: nothing"},
+		"a value that breaks JSON": {`{"type":"istio-cni","a":__LOG_LEVEL__}`, "want a JSON object: invalid character"},
+		"a key the plugin refuses": {
+			`{"type":"istio-cni","api_timeout":"9h"}`,
+			`network configuration key "api_timeout": value "9h"`,
+		},
+		"no token": {
+			`{"type":"istio-cni","a":"__SERVICEACCOUNT_TOKEN__"}`,
+			"reading the token for __SERVICEACCOUNT_TOKEN__",
+		},
+		"a token outside of quotes": {
+			`{"type":"istio-cni","a":__SERVICEACCOUNT_TOKEN__}`,
+			"want a JSON object: invalid character",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			mustFail(t, cluster(), []string{"--service-account-dir=/none", "--cni-network-config=" + tc.template},
+				"flag --cni-network-config: "+tc.want)
+		})
+	}
+}
+
+func TestATokenThatIsNoneIsRefused(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"", "\n", `se"cret`, "se\\cret", "se cret", "secré", "se\x00cret"} {
+		dir := t.TempDir()
+		write(t, text, dir, "token")
+		_, err := load([]string{
+			"--service-account-dir=" + dir, `--cni-network-config={"type":"istio-cni","a":"__SERVICEACCOUNT_TOKEN__"}`,
+		}, around(cluster()))
+		if err == nil || !strings.Contains(err.Error(), "holds no token") || strings.Contains(err.Error(), "cr") {
+			t.Errorf("token %q: error %v", text, err)
+		}
+	}
+}
+
+func TestTheNameOfTheHostIsAskedOnlyForATemplate(t *testing.T) {
+	t.Parallel()
+	env := around(cluster())
+	env.hostname = func() (string, error) { return "", errors.New("no name") }
+	if _, err := load(nil, env); err != nil {
+		t.Error(err)
+	}
+	args := []string{`--cni-network-config={"type":"istio-cni","a":"__KUBERNETES_NODE_NAME__"}`}
+	if _, err := load(args, env); err == nil || !strings.Contains(err.Error(), "no name") {
+		t.Errorf("error %v", err)
+	}
+	if _, err := load(append(args, "--uninstall"), env); err != nil {
+		t.Errorf("an uninstall reads no template: %v", err)
+	}
+}
+
+func TestTemplateCaveats(t *testing.T) {
+	t.Parallel()
+	c := mustLoad(t, cluster("EXCLUDE_NAMESPACES=a", "API_TIMEOUT=3s"),
+		`--cni-network-config={"type":"istio-cni","kubernetes":{"kubeconfig":"/elsewhere"}}`)
+	want := []string{
+		"environment variable EXCLUDE_NAMESPACES: the plugin is not told: a template replaces the stanza",
+		"environment variable API_TIMEOUT: the plugin is not told: a template replaces the stanza",
+		`the template makes the plugin read kubeconfig "/elsewhere"; the agent writes "/var/run/istio-cni/istio-cni-kubeconfig" ` +
+			`and, on the host, "/etc/cni/net.d/ZZZ-istio-cni-kubeconfig"`,
+	}
+	if diff := cmp.Diff(want, c.Warnings); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// FuzzTemplate: no template makes it panic, puts the token into an error or a warning, or gives the plugin a stanza that
+// is not ours.
+func FuzzTemplate(f *testing.F) {
+	const token = "s3cr3t-t0ken.QmFzZTY0__LOG_LEVEL__"
+	f.Add(chart2020, "info")
+	f.Add(`{"type":"istio-cni","plugin_log_level":{"a":"__SERVICEACCOUNT_TOKEN__"}}`, "warn")
+	f.Add(`{"type":"istio-cni","__SERVICEACCOUNT_TOKEN__":"x","api_timeout":"__SERVICEACCOUNT_TOKEN__"}`, `"`)
+	f.Add(`{"type":"istio-cni","kubernetes":{"kubeconfig":"__SERVICEACCOUNT_TOKEN__"}}`, "")
+	f.Add(`{"type":"istio-cni" __SERVICEACCOUNT_TOKEN__}`, "__X__")
+	f.Add("__A____B______KUBECONFIG_FILEPATH__", "__SERVICEACCOUNT_TOKEN__")
+	f.Fuzz(func(t *testing.T, template, level string) {
+		if strings.Contains(template+level, "s3cr3t") {
+			return // the token is in the template itself
+		}
+		env := around(cluster("CNI_NETWORK_CONFIG="+template, "LOG_LEVEL="+level))
+		env.readFile = func(string) ([]byte, error) { return []byte(token + "\n"), nil }
+		c, err := load(nil, env)
+		if err != nil {
+			if strings.Contains(err.Error(), "s3cr3t") {
+				t.Fatalf("the error holds the token: %v", err)
+			}
+			return
+		}
+		if strings.Contains(c.Effective()+strings.Join(c.Warnings, "\n"), "s3cr3t") {
+			t.Fatalf("the token is printed: %s %q", c, c.Warnings)
+		}
+		if template == "" {
+			return
+		}
+		var stanza map[string]json.RawMessage
+		if err := json.Unmarshal(c.Stanza.Template, &stanza); err != nil || string(stanza["type"]) == "" {
+			t.Fatalf("template %q gives stanza %q: %v", template, c.Stanza.Template, err)
+		}
+		if strings.Contains(template, tokenPlaceholder) && strings.Contains(string(c.Stanza.Template), redacted) &&
+			!strings.Contains(template+level, redacted) {
+			t.Fatalf("the stand-in of the token is left: %s", c.Stanza.Template)
+		}
+	})
+}

@@ -1,0 +1,159 @@
+// Package tainter is the role "istio-cni taint", also called istio-cni-taint: the controller that keeps nodes free of
+// mesh pods until the plugin's agent is ready there.
+//
+// It promises the flags, variables, names and defaults of both controllers that there were: the one of Istio 1.8 to 1.17
+// (mode legacy) and the one inside istiod since 1.22 (mode untaint); and that all problems of its configuration are
+// reported together before anything is asked of the API server.
+//
+// It never decides about a node and never prints a token.
+//
+// Start at Run; the tables are in settings.go.
+package tainter
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/health"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/serve"
+	"github.com/meshcni/istio-cni/internal/agent/taint"
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/core/readiness"
+	"github.com/meshcni/istio-cni/internal/kube"
+)
+
+// Exit codes. The legacy controller exited 255 for a bad command line; here it is 2 as in the other roles.
+const (
+	exitOK     = applet.ExitOK
+	exitFailed = applet.ExitError // some node is not as wanted
+	exitUsage  = applet.ExitUsage // a bad value or flag; nothing was asked or changed
+)
+
+// clock is the time of day, for leases, events, health and decisions.
+func clock() time.Time { return time.Now() } //nolint:forbidigo // what everything below takes its clock from
+
+// Run is the role. It ends when the work is done or, for the controller, when it is told to.
+func Run(c applet.Call) int {
+	cfg, err := load(c.Args, environment{getenv: c.Getenv, hostname: os.Hostname})
+	if errors.Is(err, errHelp) {
+		_, _ = io.WriteString(c.Stdout, help())
+		return exitOK
+	}
+	if err != nil {
+		for line := range strings.Lines(err.Error()) {
+			_, _ = fmt.Fprintf(c.Stderr, "error: %s\n", strings.TrimSuffix(line, "\n"))
+		}
+		_, _ = fmt.Fprintf(c.Stderr, "nothing was touched; see istio-cni taint --help\n")
+		return exitUsage
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	context.AfterFunc(ctx, stop) // a second signal ends the program at once
+	defer stop()
+
+	log := logger(c.Stderr, cfg)
+	log.InfoContext(ctx, "starting", slog.String("version", applet.Build().String()), slog.Any("configuration", cfg))
+	for _, warning := range cfg.Warnings {
+		log.WarnContext(ctx, "configuration", slog.String("warning", warning))
+	}
+	if err := act(ctx, c.Stdout, cfg, log); err != nil {
+		log.ErrorContext(ctx, "ending", slog.String("error", err.Error()))
+		return exitFailed
+	}
+	return exitOK
+}
+
+func logger(w io.Writer, cfg Config) *slog.Logger {
+	options := &slog.HandlerOptions{Level: slog.Level(cfg.LogLevel)}
+	if cfg.LogJSON {
+		return slog.New(slog.NewJSONHandler(w, options))
+	}
+	return slog.New(slog.NewTextHandler(w, options))
+}
+
+// act does what was asked for.
+func act(ctx context.Context, stdout io.Writer, cfg Config, log *slog.Logger) error {
+	api, err := kube.NewAPI(cfg.access())
+	if err != nil {
+		return err
+	}
+	defer api.Close()
+	options := cfg.options(api, log)
+	switch {
+	case cfg.DryRun:
+		lines, err := taint.Plan(ctx, options)
+		for _, line := range lines {
+			_, _ = fmt.Fprintln(stdout, line)
+		}
+		return err
+	case !cfg.Daemon:
+		return taint.Once(ctx, options)
+	}
+	return stay(ctx, cfg, options)
+}
+
+// stay is the controller with its ports. They are open until it has given its lease back.
+func stay(ctx context.Context, cfg Config, options taint.Options) error {
+	servers, err := serve.Open(ctx, options.Log,
+		serve.Port{Flag: "--health-port", Number: int(cfg.HealthPort), Handler: options.Health.Handler()},
+		serve.Port{Flag: "--monitoring-port", Number: int(cfg.MonitoringPort), Handler: options.Metrics.Handler()},
+	)
+	if err != nil {
+		return err
+	}
+	background, end := context.WithCancel(context.WithoutCancel(ctx))
+	var work sync.WaitGroup
+	work.Go(func() {
+		if ended := servers.Serve(background); ended != nil {
+			options.Log.ErrorContext(background, "serving health and metrics ended", slog.String("error", ended.Error()))
+		}
+	})
+	err = taint.Run(ctx, options)
+	end()
+	work.Wait()
+	return err
+}
+
+// access is the way to the API server: a kubeconfig, or the account of the pod.
+func (c Config) access() kube.Access {
+	return kube.Access{
+		Server:     kube.Address{Host: c.apiHost, Port: c.apiPort},
+		Kubeconfig: c.Kubeconfig,
+		TokenFile:  serviceAccount + "/token", CAFile: serviceAccount + "/ca.crt", Now: clock,
+	}
+}
+
+// serviceAccount is where the kubelet puts the credentials of a pod.
+const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+func (c Config) options(api *kube.API, log *slog.Logger) taint.Options {
+	reasons := make([]string, 0, len(readiness.Reasons()))
+	for _, reason := range readiness.Reasons() {
+		reasons = append(reasons, string(reason))
+	}
+	options := taint.Options{
+		API: api, Clock: taint.SystemClock(clock), Log: log, Policy: c.Policy, Condition: c.Condition, Host: c.NodeName,
+		Health:  health.NewState(health.Options{Log: log, Now: clock}, taint.Parts()...),
+		Metrics: metrics.NewTaint(applet.Build().Version(), reasons),
+	}
+	if c.Mode == Legacy {
+		options.ConfigMap = taint.ConfigMap{Namespace: c.ConfigMapNamespace, Name: c.ConfigMapName}
+	}
+	if c.LeaderElect {
+		options.Lease = &taint.Lease{
+			Namespace: c.LeaseNamespace, Name: c.LeaseName, Identity: c.PodName + "_" + rand.Text(),
+			Duration: c.LeaseDuration, Deadline: c.RenewDeadline, Retry: c.RetryPeriod,
+		}
+	}
+	return options
+}

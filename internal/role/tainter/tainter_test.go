@@ -1,0 +1,307 @@
+package tainter
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/core/readiness"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+)
+
+// cluster is the environment that Kubernetes gives to each container.
+func cluster(more ...string) environment {
+	env := map[string]string{"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+	for _, pair := range more {
+		name, value, _ := strings.Cut(pair, "=")
+		env[name] = value
+	}
+	return environment{
+		getenv:   func(name string) (string, bool) { v, ok := env[name]; return v, ok },
+		hostname: func() (string, error) { return "pod-1", nil },
+	}
+}
+
+func legacyDefaults() Config {
+	return Config{
+		Mode: Legacy, Daemon: true, ConfigMapNamespace: "kube-system", ConfigMapName: "single", LeaderElect: true,
+		Policy: readiness.Policy{
+			Taint: readiness.Taint{Key: "NodeReadiness", Effect: "NoSchedule"}, Effects: readiness.OwnEffect, Adding: readiness.AddWhenUnready,
+			Node: readiness.NodeReadinessRequired, Hysteresis: 2 * time.Minute, Settle: 2 * time.Minute,
+		},
+		LeaseNamespace: "kube-system", LeaseName: "istio-taint-lock",
+		LeaseDuration: 60 * time.Second, RenewDeadline: 15 * time.Second, RetryPeriod: 5 * time.Second,
+		HealthPort: 8001, MonitoringPort: 15024, PodName: "pod-1",
+	}
+}
+
+func untaintDefaults() Config {
+	return Config{
+		Mode: Untaint, Daemon: true, LeaderElect: true,
+		Policy: readiness.Policy{
+			Taint: readiness.Taint{Key: "cni.istio.io/not-ready", Value: "true", Effect: "NoSchedule"}, Effects: readiness.AnyEffect,
+			Adding: readiness.NeverAdd, Node: readiness.NodeReadinessIgnored, Hysteresis: 2 * time.Minute, Settle: 2 * time.Minute,
+			Requirements: []readiness.Requirement{{
+				Name: "k8s-app=istio-cni-node", Namespaces: []string{"istio-system"}, Selector: "k8s-app=istio-cni-node",
+			}},
+		},
+		LeaseNamespace: "istio-system", LeaseName: "istio-node-untaint",
+		LeaseDuration: 30 * time.Second, RenewDeadline: 15 * time.Second, RetryPeriod: 7500 * time.Millisecond,
+		HealthPort: 8001, MonitoringPort: 15024, PodName: "pod-1",
+	}
+}
+
+func TestLoad(t *testing.T) {
+	legacy := func(change func(*Config)) Config { c := legacyDefaults(); change(&c); return c }
+	untaint := func(change func(*Config)) Config { c := untaintDefaults(); change(&c); return c }
+	for _, test := range []struct {
+		name string
+		env  environment
+		args []string
+		want Config
+	}{
+		{"nothing given", cluster(), nil, untaintDefaults()},
+		{"legacy defaults", cluster(), []string{"--mode=legacy"}, legacyDefaults()},
+		{"legacy by a flag", cluster(), []string{"--configmap-name", "x"}, legacy(func(c *Config) { c.ConfigMapName = "x" })},
+		{
+			"legacy by the chart's variables, which have dashes",
+			cluster("TAINT_RUN-AS-DAEMON=false", "TAINT_CONFIGMAP-NAME=istio-cni-taint-configmap", "TAINT_CONFIGMAP-NAMESPACE=istio-system"), nil,
+			legacy(func(c *Config) {
+				c.Daemon, c.ConfigMapName, c.ConfigMapNamespace = false, "istio-cni-taint-configmap", "istio-system"
+			}),
+		},
+		{
+			"the same with underscores, and a flag before it",
+			cluster("TAINT_RUN_AS_DAEMON=false", "TAINT_CONFIGMAP_NAME=x", "TAINT_CONFIGMAP_NAMESPACE=y"),
+			[]string{"--configmap-name=z", "--run-as-daemon"},
+			legacy(func(c *Config) { c.ConfigMapName, c.ConfigMapNamespace = "z", "y" }),
+		},
+		{
+			"the variable of istiod",
+			cluster("PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME=example.com/x"), nil,
+			untaint(func(c *Config) { c.Policy.Taint.Key = "example.com/x" }),
+		},
+		{
+			"the own namespace",
+			cluster("POD_NAMESPACE=mesh"), nil,
+			untaint(func(c *Config) {
+				c.LeaseNamespace, c.Policy.Requirements[0].Namespaces = "mesh", []string{"mesh"}
+			}),
+		},
+		{"the own namespace changes nothing of legacy", cluster("POD_NAMESPACE=mesh"), []string{"--mode", "legacy"}, legacyDefaults()},
+		{
+			"several namespaces, a selector and an effect",
+			cluster(),
+			[]string{"--namespace=a,b", "--namespaces=ignored", "--namespace", "c", "--selector", "app in (x,y)", "--effect=NoExecute", "--add", "--hysteresis=0"},
+			untaint(func(c *Config) {
+				c.Policy.Requirements = []readiness.Requirement{{Name: "app in (x,y)", Namespaces: []string{"a", "b", "c"}, Selector: "app in (x,y)"}}
+				c.Policy.Taint.Effect, c.Policy.Effects, c.Policy.Adding, c.Policy.Hysteresis = "NoExecute", readiness.OwnEffect, readiness.AddWhenUnready, 0
+			}),
+		},
+		{"all namespaces", cluster(), []string{"--namespace=*"}, untaint(func(c *Config) { c.Policy.Requirements[0].Namespaces = []string{""} })},
+		{
+			"other settings",
+			cluster("LOG_LEVEL=x:error,default:debug"),
+			[]string{
+				"--dry-run", "--leader-elect=false", "--node-condition=cni.istio.io/MeshCNIReady", "--require-node-ready", "--kubeconfig=/k",
+				"--health-port=0", "--monitoring-port=0", "--log_as_json", "--taint-value=",
+			},
+			untaint(func(c *Config) {
+				c.DryRun, c.LeaderElect, c.Condition, c.Policy.Node, c.Kubeconfig = true, false, "cni.istio.io/MeshCNIReady", readiness.NodeReadinessRequired, "/k"
+				c.HealthPort, c.MonitoringPort, c.LogJSON, c.LogLevel, c.Policy.Taint.Value = 0, 0, true, -4, ""
+			}),
+		},
+		{
+			"settings of the other mode are told", cluster(),
+			[]string{"--mode=legacy", "--namespace=x"},
+			legacy(func(c *Config) { c.Warnings = []string{"flag --namespace has no effect in mode legacy"} }),
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := load(test.args, test.env)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, got, cmpopts.IgnoreUnexported(Config{})); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestLoadReportsAllProblemsTogether(t *testing.T) {
+	_, err := load([]string{
+		"--configmap-name=x", "--namespace=a", "stray", "--effect=Sometimes", "--hysteresis", "-1s", "--nope", "--selector=a in b", "--taint-name=a b",
+		"--health-port=99999", "--lease-duration=10s", "--add=perhaps", "--node-condition=/",
+	}, environment{getenv: func(string) (string, bool) { return "", false }, hostname: func() (string, error) { return "", errors.New("none") }})
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, want := range []string{
+		"flag --configmap-name is of mode legacy and flag --namespace of mode untaint: choose one by --mode", `stray argument "stray"`,
+		`flag --effect: value "Sometimes": want NoSchedule`, `flag --hysteresis: value "-1s"`, "-nope", `flag --selector: value "a in b"`,
+		`flag --taint-name: value "a b"`, `flag --health-port: value "99999"`, "longer than --renew-deadline", `flag --add: value "perhaps"`,
+		"flag --node-condition", "KUBERNETES_SERVICE_HOST",
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("the error lacks %q:\n%v", want, err)
+		}
+	}
+	if _, err := load([]string{"--mode=x"}, cluster()); err == nil || !strings.Contains(err.Error(), `value "x": want auto, legacy or untaint`) ||
+		strings.Contains(err.Error(), "\n") {
+		t.Errorf("a bad mode: %v", err)
+	}
+}
+
+func TestHelp(t *testing.T) {
+	for _, arg := range []string{"--help", "-h"} {
+		var out bytes.Buffer
+		if code := Run(applet.Call{Args: []string{"--add", arg}, Stdout: &out, Stderr: io.Discard, Getenv: cluster().getenv}); code != exitOK {
+			t.Errorf("%s: exit %d", arg, code)
+		}
+		for _, s := range settings() {
+			if !strings.Contains(out.String(), "--"+s.name) {
+				t.Errorf("%s: no --%s", arg, s.name)
+			}
+		}
+	}
+}
+
+func TestABadFlagExits2(t *testing.T) {
+	var out bytes.Buffer
+	code := Run(applet.Call{Args: []string{"--nope"}, Stdout: io.Discard, Stderr: &out, Getenv: cluster().getenv})
+	if code != exitUsage || !strings.Contains(out.String(), "nothing was touched") {
+		t.Errorf("exit %d: %s", code, out.String())
+	}
+}
+
+// lab is a cluster with a node that is tainted and whose agent is ready, and one without.
+func lab(t *testing.T) (*kubetest.Server, string) {
+	t.Helper()
+	server := kubetest.NewServer(t)
+	for _, name := range []string{"a", "b"} {
+		server.Set(fmt.Appendf(nil, `{"kind": "Node", "apiVersion": "v1", "metadata": {"name": %q}, "spec": {"taints": [
+			{"key": "cni.istio.io/not-ready", "value": "true", "effect": "NoSchedule"}]}}`, name))
+	}
+	server.Set([]byte(`{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "istio-system", "name": "agent",
+		"labels": {"k8s-app": "istio-cni-node"}}, "spec": {"nodeName": "a"},
+		"status": {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}`))
+	return server, server.Kubeconfig(t)
+}
+
+func tainted(t *testing.T, server *kubetest.Server, name string) bool {
+	t.Helper()
+	return strings.Contains(string(server.Object("/api/v1/nodes/"+name)), "not-ready")
+}
+
+func TestDryRunAndOnce(t *testing.T) {
+	server, kubeconfig := lab(t)
+	var out, log bytes.Buffer
+	call := func(args ...string) int {
+		out.Reset()
+		return Run(applet.Call{
+			Args: append([]string{"--kubeconfig", kubeconfig}, args...), Stdout: &out, Stderr: &log, Getenv: func(string) (string, bool) { return "", false },
+		})
+	}
+	if code := call("--dry-run"); code != exitOK {
+		t.Fatalf("exit %d: %s", code, log.String())
+	}
+	want := "node a: remove: the CNI agent is ready\n" +
+		"node b: keep: there is no CNI agent on the node (requirement \"k8s-app=istio-cni-node\") (in place)\n"
+	if diff := cmp.Diff(want, out.String()); diff != "" || !tainted(t, server, "a") {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if code := call("--run-as-daemon=false"); code != exitOK || tainted(t, server, "a") || !tainted(t, server, "b") {
+		t.Errorf("exit %d: %s", code, log.String())
+	}
+	server.FailOn("/nodes?", kubetest.Forbidden, kubetest.Forever)
+	if code := call("--run-as-daemon=false"); code != exitFailed || !strings.Contains(log.String(), "forbidden") {
+		t.Errorf("exit %d: %s", code, log.String())
+	}
+	if strings.Contains(log.String(), server.Token()) {
+		t.Error("the token is in the log")
+	}
+	if code := call("--dry-run", "--kubeconfig", filepath.Join(t.TempDir(), "none")); code == exitOK {
+		t.Error("a kubeconfig that is not there")
+	}
+}
+
+// TestUntilToldToEnd lets the controller work until the process is told to end.
+func TestUntilToldToEnd(t *testing.T) {
+	server, kubeconfig := lab(t)
+	var log safeBuffer
+	done := make(chan int, 1)
+	go func() {
+		done <- Run(applet.Call{
+			Args: []string{"--kubeconfig", kubeconfig, "--health-port=0", "--monitoring-port=0", "--log_as_json"}, Stdout: io.Discard, Stderr: &log,
+			Getenv: func(string) (string, bool) { return "", false },
+		})
+	}()
+	until(t, func() bool { return !tainted(t, server, "a") })
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case code := <-done:
+		if code != exitOK {
+			t.Errorf("exit %d", code)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("it does not end")
+	}
+	lease := string(server.Object("/apis/coordination.k8s.io/v1/namespaces/istio-system/leases/istio-node-untaint"))
+	if !strings.Contains(lease, `"holderIdentity":""`) {
+		t.Errorf("the lease was not given back: %s", lease)
+	}
+	for line := range strings.Lines(log.String()) {
+		if !json.Valid([]byte(line)) {
+			t.Errorf("not JSON: %s", line)
+		}
+	}
+}
+
+func until(t *testing.T, holds func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(30 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatal("gave up waiting")
+		}
+	}
+}
+
+// safeBuffer is written by one goroutine and read by another.
+type safeBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *safeBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *safeBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
