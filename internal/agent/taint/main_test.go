@@ -13,6 +13,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/workqueue"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
@@ -50,8 +51,8 @@ func newHand() *hand { return &hand{now: start()} }
 
 func start() time.Time { return time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC) }
 
-func (h *hand) clock() Clock {
-	return Clock{Now: h.Now, After: func(d time.Duration) (<-chan time.Time, func()) {
+func (h *hand) clock() workqueue.Clock {
+	return workqueue.Clock{Now: h.Now, After: func(d time.Duration) (<-chan time.Time, func()) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		a := &alarm{h.now.Add(d), make(chan time.Time, 1)}

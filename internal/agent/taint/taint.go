@@ -20,6 +20,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/workqueue"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
@@ -45,7 +46,7 @@ type ConfigMap struct{ Namespace, Name string }
 // Options are what a controller works with. API, Clock, Log, Health and Metrics are required.
 type Options struct {
 	API     *kube.API
-	Clock   Clock
+	Clock   workqueue.Clock
 	Log     *slog.Logger
 	Health  *health.State
 	Metrics *metrics.Taint

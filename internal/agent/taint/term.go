@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/workqueue"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
@@ -17,7 +18,7 @@ import (
 type term struct {
 	options Options
 	report  *reporter
-	queue   *queue
+	queue   *workqueue.Queue[string]
 	work    sync.WaitGroup
 	// synced is told when everything is known that decisions need; it has room for one.
 	synced chan struct{}
@@ -61,7 +62,7 @@ type podKey struct{ namespace, name string }
 
 func newTerm(o Options, r *reporter) *term {
 	return &term{
-		options: o, report: r, queue: newQueue(o.Clock, o.Retry, o.MaxRetry, o.Metrics.Pending), policy: o.Policy,
+		options: o, report: r, queue: workqueue.New[string](o.Clock, o.Retry, o.MaxRetry, o.Metrics.Pending), policy: o.Policy,
 		synced: make(chan struct{}, 1), fatal: func(error) {},
 		nodes: map[string]*node{}, sources: map[source]*podSet{},
 	}
@@ -74,12 +75,12 @@ func (t *term) run(ctx context.Context) {
 	for range t.options.Workers {
 		t.work.Go(func() {
 			for {
-				name, ok := t.queue.next(ctx)
+				name, ok := t.queue.Next(ctx)
 				if !ok {
 					return
 				}
 				wait, err := t.settle(ctx, name)
-				t.queue.done(name, err != nil, wait)
+				t.queue.Done(name, err != nil, wait)
 			}
 		})
 	}
@@ -227,7 +228,7 @@ func (t *term) check() {
 	t.options.Health.Ready(PartCaches)
 	t.options.Log.Info("nodes and pods are known", slog.Int("nodes", len(t.nodes)), slog.Int("pods", t.pods()))
 	for _, name := range slices.Sorted(maps.Keys(t.nodes)) {
-		t.queue.add(name)
+		t.queue.Add(name)
 	}
 	select {
 	case t.synced <- struct{}{}:
@@ -261,7 +262,7 @@ func (t *term) nodeSet(state kube.NodeState) {
 		n.state = state
 	}
 	if t.complete {
-		t.queue.add(state.Name)
+		t.queue.Add(state.Name)
 	}
 }
 
@@ -272,7 +273,7 @@ func (t *term) nodeGone(state kube.NodeState) {
 		t.options.Metrics.Counted(string(n.decision.Reason), "")
 		delete(t.nodes, state.Name)
 	}
-	t.queue.forget(state.Name)
+	t.queue.Forget(state.Name)
 }
 
 func (t *term) podSet(set *podSet, pod kube.AgentPod) {
@@ -293,7 +294,7 @@ func (t *term) podSet(set *podSet, pod kube.AgentPod) {
 	}
 	here[key] = pod.Pod
 	if t.complete && (!found || before != pod.Pod) {
-		t.queue.add(pod.NodeName)
+		t.queue.Add(pod.NodeName)
 	}
 }
 
@@ -310,6 +311,6 @@ func (t *term) podGone(set *podSet, pod kube.AgentPod) {
 		delete(set.onNode, pod.NodeName)
 	}
 	if t.complete {
-		t.queue.add(pod.NodeName)
+		t.queue.Add(pod.NodeName)
 	}
 }

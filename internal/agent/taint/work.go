@@ -20,7 +20,7 @@ func (t *term) settle(ctx context.Context, name string) (wait time.Duration, err
 		return 0, nil
 	}
 	if !decision.Again.IsZero() {
-		t.queue.at(name, decision.Again)
+		t.queue.At(name, decision.Again)
 	}
 	after, err := t.change(ctx, state, decision)
 	if err == nil {

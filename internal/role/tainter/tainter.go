@@ -28,6 +28,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/serve"
 	"github.com/meshcni/istio-cni/internal/agent/taint"
+	"github.com/meshcni/istio-cni/internal/agent/workqueue"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -142,7 +143,7 @@ func (c Config) options(api *kube.API, log *slog.Logger) taint.Options {
 		reasons = append(reasons, string(reason))
 	}
 	options := taint.Options{
-		API: api, Clock: taint.SystemClock(clock), Log: log, Policy: c.Policy, Condition: c.Condition, Host: c.NodeName,
+		API: api, Clock: workqueue.SystemClock(clock), Log: log, Policy: c.Policy, Condition: c.Condition, Host: c.NodeName,
 		Health:  health.NewState(health.Options{Log: log, Now: clock}, taint.Parts()...),
 		Metrics: metrics.NewTaint(applet.Build().Version(), reasons),
 	}

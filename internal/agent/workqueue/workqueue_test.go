@@ -1,4 +1,4 @@
-package taint
+package workqueue
 
 import (
 	"context"
@@ -9,19 +9,19 @@ import (
 	"time"
 )
 
-func testQueue() *queue {
-	return newQueue(SystemClock(time.Now), 100*time.Millisecond, time.Second, func(int) {})
+func testQueue() *Queue[string] {
+	return New[string](SystemClock(time.Now), 100*time.Millisecond, time.Second, func(int) {})
 }
 
 // take gives what is due now.
-func take(t *testing.T, q *queue) string {
+func take(t *testing.T, q *Queue[string]) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
 	defer cancel()
 	if name, found, _, _ := q.take(); found {
 		return name
 	}
-	if name, ok := q.next(ctx); ok {
+	if name, ok := q.Next(ctx); ok {
 		return name
 	}
 	return ""
@@ -31,14 +31,14 @@ func TestQueueHoldsEachNameOnceAndInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := testQueue()
 		for _, name := range []string{"b", "a", "b", "c", "a"} {
-			q.add(name)
+			q.Add(name)
 		}
 		var got []string
 		for name := take(t, q); name != ""; name = take(t, q) {
 			got = append(got, name)
-			q.done(name, false, 0)
+			q.Done(name, false, 0)
 		}
-		if !slices.Equal(got, []string{"b", "a", "c"}) || !q.idle() || len(q.items) != 0 {
+		if !slices.Equal(got, []string{"b", "a", "c"}) || !q.Idle() || len(q.items) != 0 {
 			t.Errorf("got %q, %d items left", got, len(q.items))
 		}
 	})
@@ -47,15 +47,15 @@ func TestQueueHoldsEachNameOnceAndInOrder(t *testing.T) {
 func TestQueueNeverGivesANameThatIsWorkedOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := testQueue()
-		q.add("a")
+		q.Add("a")
 		if take(t, q) != "a" {
 			t.Fatal("not due")
 		}
-		q.add("a")
-		if got := take(t, q); got != "" || q.idle() {
+		q.Add("a")
+		if got := take(t, q); got != "" || q.Idle() {
 			t.Fatalf("%q was given twice", got)
 		}
-		q.done("a", false, 0)
+		q.Done("a", false, 0)
 		if take(t, q) != "a" {
 			t.Error("what came in meanwhile was forgotten")
 		}
@@ -65,17 +65,17 @@ func TestQueueNeverGivesANameThatIsWorkedOn(t *testing.T) {
 func TestQueueTriesAgainMoreAndMoreSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := testQueue()
-		q.add("a")
+		q.Add("a")
 		most := []time.Duration{100, 200, 400, 800, 1000, 1000}
 		for i, limit := range most {
 			limit *= time.Millisecond
-			name, ok := q.next(t.Context())
+			name, ok := q.Next(t.Context())
 			if !ok || name != "a" {
 				t.Fatal("it was dropped")
 			}
-			q.done("a", true, 0)
+			q.Done("a", true, 0)
 			begin := time.Now()
-			if name, _ = q.next(t.Context()); name != "a" {
+			if name, _ = q.Next(t.Context()); name != "a" {
 				t.Fatal(name)
 			}
 			if took := time.Since(begin); took < limit/2 || took > limit {
@@ -87,17 +87,17 @@ func TestQueueTriesAgainMoreAndMoreSeldom(t *testing.T) {
 			q.put("a")
 			q.mu.Unlock()
 		}
-		if name, _ := q.next(t.Context()); name != "a" {
+		if name, _ := q.Next(t.Context()); name != "a" {
 			t.Fatal(name)
 		}
-		q.done("a", false, 0)
-		q.add("a")
+		q.Done("a", false, 0)
+		q.Add("a")
 		if take(t, q) != "a" {
 			t.Fatal("not due")
 		}
-		q.done("a", true, 0)
+		q.Done("a", true, 0)
 		begin := time.Now()
-		if _, ok := q.next(t.Context()); !ok || time.Since(begin) > 100*time.Millisecond {
+		if _, ok := q.Next(t.Context()); !ok || time.Since(begin) > 100*time.Millisecond {
 			t.Error("a success does not make the pause short again")
 		}
 	})
@@ -106,27 +106,27 @@ func TestQueueTriesAgainMoreAndMoreSeldom(t *testing.T) {
 func TestQueueHeedsTheWaitAndNewsComeFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := testQueue()
-		q.add("a")
+		q.Add("a")
 		_ = take(t, q)
-		q.done("a", true, 30*time.Second)
-		q.at("b", time.Now().Add(10*time.Second))
-		q.at("b", time.Now().Add(40*time.Second))
+		q.Done("a", true, 30*time.Second)
+		q.At("b", time.Now().Add(10*time.Second))
+		q.At("b", time.Now().Add(40*time.Second))
 		begin := time.Now()
-		if name, _ := q.next(t.Context()); name != "b" || time.Since(begin) != 10*time.Second {
+		if name, _ := q.Next(t.Context()); name != "b" || time.Since(begin) != 10*time.Second {
 			t.Errorf("%q after %s", name, time.Since(begin))
 		}
-		q.done("b", false, 0)
-		if name, _ := q.next(t.Context()); name != "a" || time.Since(begin) != 30*time.Second {
+		q.Done("b", false, 0)
+		if name, _ := q.Next(t.Context()); name != "a" || time.Since(begin) != 30*time.Second {
 			t.Errorf("%q after %s", name, time.Since(begin))
 		}
-		q.done("a", true, 30*time.Second)
-		q.add("a")
+		q.Done("a", true, 30*time.Second)
+		q.Add("a")
 		if take(t, q) != "a" {
 			t.Error("an event has to wait for the pause")
 		}
-		q.done("a", false, 0)
-		q.at("c", time.Now().Add(time.Second))
-		q.forget("c")
+		q.Done("a", false, 0)
+		q.At("c", time.Now().Add(time.Second))
+		q.Forget("c")
 		time.Sleep(time.Hour)
 		if got := take(t, q); got == "c" {
 			t.Errorf("%q was forgotten", got)
@@ -143,7 +143,7 @@ func TestQueueWithManyWorkers(t *testing.T) {
 	for range 8 {
 		work.Go(func() {
 			for {
-				name, ok := q.next(ctx)
+				name, ok := q.Next(ctx)
 				if !ok {
 					return
 				}
@@ -157,17 +157,25 @@ func TestQueueWithManyWorkers(t *testing.T) {
 				busy[name] = false
 				count[name]++
 				mu.Unlock()
-				q.done(name, false, 0)
+				q.Done(name, false, 0)
 			}
 		})
 	}
 	names := []string{"a", "b", "c", "d"}
 	for range 500 {
 		for _, name := range names {
-			q.add(name)
+			q.Add(name)
 		}
 	}
-	until(t, "the queue is not done", q.idle)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !q.Idle() {
+		select {
+		case <-tick.C:
+		case <-t.Context().Done():
+			t.Fatal("the queue is not done")
+		}
+	}
 	cancel()
 	work.Wait()
 	for _, name := range names {

@@ -1,4 +1,11 @@
-package taint
+// Package workqueue holds the names of objects that a decision is due for, and is the clock that it waits by.
+//
+// It promises that a name is given to one worker at a time, that what changes while it is worked on is not forgotten,
+// that what failed comes again after a pause that doubles up to a bound, and that names come out in the order in which
+// they came in. It never starts a goroutine and knows nothing of what is worked on.
+//
+// Start reading at Queue.
+package workqueue
 
 import (
 	"context"
@@ -7,17 +14,17 @@ import (
 	"time"
 )
 
-// queue holds names of nodes that a decision is due for: each one once, and none that is being worked on. Names come out
-// in the order in which they came in.
-type queue struct {
+// Queue holds names that work is due for: each one once, and none that is being worked on. Names come out in the order in
+// which they came in.
+type Queue[K comparable] struct {
 	clock      Clock
 	first, max time.Duration
 	depth      func(int)
 
 	mu       sync.Mutex
-	waiting  []string
-	items    map[string]*item
-	later    map[string]time.Time
+	waiting  []K
+	items    map[K]*item
+	later    map[K]time.Time
 	news     chan struct{} // closed and made anew when something is to be looked at
 	inFlight int
 }
@@ -29,22 +36,24 @@ type item struct {
 	failures int
 }
 
-func newQueue(clock Clock, first, most time.Duration, depth func(int)) *queue {
-	return &queue{
+// New returns an empty queue. What failed comes again after first, then after twice that, up to most. depth is told how
+// many names are due.
+func New[K comparable](clock Clock, first, most time.Duration, depth func(int)) *Queue[K] {
+	return &Queue[K]{
 		clock: clock, first: first, max: most, depth: depth,
-		items: map[string]*item{}, later: map[string]time.Time{}, news: make(chan struct{}),
+		items: map[K]*item{}, later: map[K]time.Time{}, news: make(chan struct{}),
 	}
 }
 
-// add makes a name due now.
-func (q *queue) add(name string) {
+// Add makes a name due now.
+func (q *Queue[K]) Add(name K) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.put(name)
 	q.tell()
 }
 
-func (q *queue) put(name string) {
+func (q *Queue[K]) put(name K) {
 	it := q.items[name]
 	if it == nil {
 		it = &item{}
@@ -60,13 +69,13 @@ func (q *queue) put(name string) {
 	}
 }
 
-func (q *queue) tell() {
+func (q *Queue[K]) tell() {
 	close(q.news)
 	q.news = make(chan struct{})
 }
 
-// at makes a name due at a time, unless it is due before.
-func (q *queue) at(name string, due time.Time) {
+// At makes a name due at a time, unless it is due before.
+func (q *Queue[K]) At(name K, due time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if before, found := q.later[name]; found && !due.Before(before) {
@@ -76,8 +85,8 @@ func (q *queue) at(name string, due time.Time) {
 	q.tell()
 }
 
-// forget drops what is known of a name, which does not end the work on it.
-func (q *queue) forget(name string) {
+// Forget drops what is known of a name, which does not end the work on it.
+func (q *Queue[K]) Forget(name K) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.later, name)
@@ -86,8 +95,9 @@ func (q *queue) forget(name string) {
 	}
 }
 
-// next waits for a name that is due, until ctx ends. What it gives must be given to done.
-func (q *queue) next(ctx context.Context) (string, bool) {
+// Next waits for a name that is due, until ctx ends. What it gives must be given to Done.
+func (q *Queue[K]) Next(ctx context.Context) (K, bool) {
+	var none K
 	for {
 		name, found, news, pause := q.take()
 		if found {
@@ -101,7 +111,7 @@ func (q *queue) next(ctx context.Context) (string, bool) {
 		select {
 		case <-ctx.Done():
 			stop()
-			return "", false
+			return none, false
 		case <-news:
 		case <-over:
 		}
@@ -110,7 +120,7 @@ func (q *queue) next(ctx context.Context) (string, bool) {
 }
 
 // take gives a name that is due, or what to wait for: news, or the end of a pause if there is one.
-func (q *queue) take() (name string, found bool, news <-chan struct{}, pause time.Duration) {
+func (q *Queue[K]) take() (name K, found bool, news <-chan struct{}, pause time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := q.clock.Now()
@@ -133,12 +143,12 @@ func (q *queue) take() (name string, found bool, news <-chan struct{}, pause tim
 		q.inFlight++
 		return name, true, nil, 0
 	}
-	return "", false, q.news, pause
+	return name, false, q.news, pause
 }
 
-// done says how the work on a name ended. After a failure it is due again after a pause that doubles from time to time,
+// Done says how the work on a name ended. After a failure it is due again after a pause that doubles from time to time,
 // and not before wait is over.
-func (q *queue) done(name string, failed bool, wait time.Duration) {
+func (q *Queue[K]) Done(name K, failed bool, wait time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.inFlight--
@@ -168,8 +178,8 @@ func (q *queue) done(name string, failed bool, wait time.Duration) {
 	q.tell()
 }
 
-// idle tells whether nothing is due or worked on just now.
-func (q *queue) idle() bool {
+// Idle tells whether nothing is due or worked on just now.
+func (q *Queue[K]) Idle() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.inFlight == 0 && len(q.waiting) == 0

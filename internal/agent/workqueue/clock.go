@@ -1,4 +1,4 @@
-package taint
+package workqueue
 
 import "time"
 
