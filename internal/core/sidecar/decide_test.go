@@ -236,8 +236,10 @@ func TestDecide(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			d := sidecar.Decide(pod(test.changes...))
+			facts, policy := pod(test.changes...)
+			d := sidecar.Decide(facts, policy)
 			reached[d.Reason] = true
+			slimAlike(t, facts, policy)
 			if d.Reason != test.want || d.Detail != test.detail {
 				t.Errorf("the pod is %s, want reason %s with detail %q", d, test.want, test.detail)
 			}
@@ -248,6 +250,19 @@ func TestDecide(t *testing.T) {
 		if !reached[r] {
 			t.Errorf("no row reaches reason %s", r)
 		}
+	}
+}
+
+// slimAlike holds that nothing which decides is left out of what is remembered.
+func slimAlike(t *testing.T, f sidecar.Facts, p sidecar.Policy) {
+	t.Helper()
+	before := cmp.Diff(sidecar.Facts{}, f)
+	whole, slim := sidecar.Decide(f, p), sidecar.Decide(f.Slim(), p)
+	if whole.String() != slim.String() || !slices.Equal(whole.Warnings, slim.Warnings) || cmp.Diff(whole.Spec, slim.Spec, specs) != "" {
+		t.Errorf("the pod is %s, %+v; without what no rule reads %s, %+v", whole, whole.Spec, slim, slim.Spec)
+	}
+	if cmp.Diff(sidecar.Facts{}, f) != before {
+		t.Error("the facts were changed")
 	}
 }
 

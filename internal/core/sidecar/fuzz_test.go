@@ -53,6 +53,7 @@ func FuzzDecide(f *testing.F) {
 			t.Errorf("decision %s has reason %q", d, d.Reason)
 		}
 		wellFormed(t, d)
+		slimAlike(t, facts, policy)
 		if d.Outcome != sidecar.Capture {
 			return
 		}

@@ -1,0 +1,135 @@
+// Package repair decides what is to be done about a pod that may run without redirection.
+//
+// It promises the reference's predicate for broken pods (race repair of Istio's CNI node agent, 1.4 to today), what that
+// one misses (a first failure that was not restarted, a pod that is not restarted at all, a pod whose rules can be seen
+// to be missing before its validation has run), and that a pod is left alone for every reason for which the plugin
+// leaves it alone. Each finding has a reason of a closed set.
+//
+// It never looks into a namespace or asks anybody: what was found there goes in.
+//
+// Start reading at Judge, which needs the pod alone; Weigh takes in what its namespace looks like; Modes says which action comes
+// first.
+package repair
+
+import (
+	"strings"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+)
+
+// Names that the reference uses (compat: race repair).
+const (
+	// NotRedirectedCode is what the validation ends with when the traffic is not redirected.
+	NotRedirectedCode = 126
+	// BrokenLabel and BrokenLabelValue mark a broken pod in mode label.
+	BrokenLabel      = "cni.istio.io/uninitialized"
+	BrokenLabelValue = "true"
+)
+
+// Mode is what is done about a broken pod.
+type Mode string
+
+// Modes. The values are those of the reference's metric; report is what is left when nothing is switched on.
+const (
+	InPlace Mode = "repair"
+	Delete  Mode = "delete"
+	Label   Mode = "label"
+	Report  Mode = "report"
+)
+
+// Switches are the modes that are switched on.
+type Switches struct{ InPlace, Delete, Label bool }
+
+// Modes lists what is switched on, in the order of precedence; without any it is Report.
+func (s Switches) Modes() []Mode {
+	var modes []Mode
+	for _, m := range []struct {
+		on   bool
+		mode Mode
+	}{{s.InPlace, InPlace}, {s.Delete, Delete}, {s.Label, Label}} {
+		if m.on {
+			modes = append(modes, m.mode)
+		}
+	}
+	if len(modes) == 0 {
+		return []Mode{Report}
+	}
+	return modes
+}
+
+// Mode is the one to use for a finding: the first one that is switched on and can help.
+func (s Switches) Mode(f Finding) Mode {
+	for _, m := range s.Modes() {
+		if m != InPlace || f.Repairable {
+			return m
+		}
+	}
+	return Report
+}
+
+// Predicate tells which pods count as broken by what their init containers say. Empty and zero fields match anything.
+type Predicate struct {
+	// Annotation is a key that a pod must have to be looked at.
+	Annotation string
+	// Container is the init container's name, Message its termination message, ExitCode what it ended with.
+	Container, Message string
+	ExitCode           int
+}
+
+// Pod is what decides about a pod.
+type Pod struct {
+	Facts sidecar.Facts
+	// Addressed says that the kubelet knows an address of the pod: its sandbox is made, and every plugin of the chain has run.
+	Addressed bool
+	// Deleting says that the pod was told to end.
+	Deleting bool
+	// Ended says that it has (phase Succeeded or Failed), NeverRestarts that none of its containers is started a second
+	// time (restartPolicy Never).
+	Ended, NeverRestarts bool
+	// Init has the init containers, native sidecars among them, in their order; Containers the others.
+	Init, Containers []Container
+}
+
+// Container is how a container is.
+type Container struct {
+	Name string
+	// State is the present one, Last the one before the last restart.
+	State, Last State
+}
+
+// State is one state of a container. The zero value says nothing.
+type State struct {
+	// Running and Terminated say which one it is; a container that waits is neither.
+	Running, Terminated bool
+	Reason, Message     string
+	ExitCode            int
+	Finished            time.Time
+}
+
+// succeeded is how the reference tells that an init container has done its work.
+func (s State) succeeded() bool {
+	return s.Terminated && (s.Reason == "Completed" || s.ExitCode == 0)
+}
+
+// matches tells whether the container ended in the way that is looked for.
+func (p Predicate) matches(s State) bool {
+	message := strings.TrimSpace(p.Message)
+	return s.Terminated && (message == "" || message == strings.TrimSpace(s.Message)) && (p.ExitCode == 0 || p.ExitCode == s.ExitCode)
+}
+
+// failed finds the latest failure that the predicate describes. The reference looks at the state before the last restart
+// alone, so that it misses a first failure, and every failure of a pod that is not restarted.
+func (p Predicate) failed(init []Container) (State, bool) {
+	for _, c := range init {
+		if p.Container != "" && c.Name != p.Container || c.State.succeeded() {
+			continue
+		}
+		for _, s := range []State{c.State, c.Last} {
+			if p.matches(s) {
+				return s, true
+			}
+		}
+	}
+	return State{}, false
+}

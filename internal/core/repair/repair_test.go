@@ -1,0 +1,238 @@
+package repair_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+)
+
+func defaults() repair.Predicate {
+	return repair.Predicate{Annotation: sidecar.StatusKey, Container: sidecar.ValidationContainer, ExitCode: repair.NotRedirectedCode}
+}
+
+type change func(*repair.Pod)
+
+// pod is an injected one on its way: its sandbox is made, nothing has run yet.
+func pod(changes ...change) repair.Pod {
+	p := repair.Pod{
+		Facts: sidecar.Facts{
+			Namespace: "shop", Name: "web", UID: "1", Annotations: map[string]string{sidecar.StatusKey: "{}"},
+			Containers: []sidecar.Container{{Name: sidecar.ValidationContainer, Init: true}, {Name: "app"}, {Name: "istio-proxy"}},
+		},
+		Addressed: true,
+		Init:      []repair.Container{{Name: sidecar.ValidationContainer}},
+	}
+	for _, c := range changes {
+		c(&p)
+	}
+	return p
+}
+
+func ended(code int) repair.State {
+	s := repair.State{Terminated: true, ExitCode: code, Reason: "Error"}
+	if code == 0 {
+		s.Reason = "Completed"
+	}
+	return s
+}
+
+func now(s repair.State) change  { return func(p *repair.Pod) { p.Init[0].State = s } }
+func last(s repair.State) change { return func(p *repair.Pod) { p.Init[0].Last = s } }
+func without(key string) change  { return func(p *repair.Pod) { delete(p.Facts.Annotations, key) } }
+func with(key, value string) change {
+	return func(p *repair.Pod) { p.Facts.Annotations[key] = value }
+}
+
+func container(name string, init bool) change {
+	return func(p *repair.Pod) {
+		p.Facts.Containers = append(p.Facts.Containers, sidecar.Container{Name: name, Init: init})
+	}
+}
+
+func never(p *repair.Pod) { p.NeverRestarts = true }
+
+var waiting = repair.State{} //nolint:gochecknoglobals // a constant
+
+// TestReferencePredicate is the reference's own table (compat: race repair, decision table).
+func TestReferencePredicate(t *testing.T) {
+	message := func(text string, code int) repair.State {
+		s := ended(code)
+		s.Message = text
+		return s
+	}
+	code := func(n int) func(*repair.Predicate) { return func(p *repair.Predicate) { p.ExitCode = n } }
+	said := func(p *repair.Predicate) { p.Message, p.ExitCode = "X", 0 }
+	for _, test := range []struct {
+		name      string
+		changes   []change
+		predicate func(*repair.Predicate)
+		broken    bool
+	}{
+		{"it has ended well", []change{now(ended(0))}, nil, false},
+		{"it has recovered", []change{now(ended(0)), last(ended(126))}, nil, false},
+		{"it waits after a failure", []change{now(waiting), last(ended(126))}, nil, true},
+		{"it has failed twice", []change{now(ended(126)), last(ended(126))}, nil, true},
+		{"another code is looked for", []change{last(ended(126))}, code(55), false},
+		{"another code", []change{last(ended(121))}, nil, false},
+		{"any code is looked for", []change{last(ended(121))}, code(0), true},
+		{"no annotation", []change{last(ended(126)), without(sidecar.StatusKey)}, nil, false},
+		{"the message", []change{last(message(" X ", 1))}, said, true},
+		{"another message", []change{last(message("Y", 1))}, said, false},
+		{"no status", []change{func(p *repair.Pod) { p.Init = nil }}, nil, false},
+		{"another container", []change{last(ended(126)), func(p *repair.Pod) { p.Init[0].Name = "x" }}, nil, false},
+		{
+			"any container is looked for",
+			[]change{last(ended(126)), func(p *repair.Pod) { p.Init[0].Name = "x" }},
+			func(p *repair.Predicate) { p.Container = "" },
+			true,
+		},
+		{
+			"no annotation is wanted, and the pod looks as if it were not injected",
+			[]change{last(ended(126)), without(sidecar.StatusKey)},
+			func(p *repair.Predicate) { p.Annotation = "" },
+			true,
+		},
+		{"a pod as small as one can be", []change{
+			last(ended(126)), func(p *repair.Pod) { p.Facts.Containers = []sidecar.Container{{Name: "app"}} },
+		}, nil, true},
+		{"completed with another code counts as well", []change{now(repair.State{Terminated: true, Reason: "Completed", ExitCode: 126})}, nil, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := defaults()
+			if test.predicate != nil {
+				test.predicate(&p)
+			}
+			if f := repair.Judge(pod(test.changes...), p, sidecar.Policy{}); f.Broken != test.broken {
+				t.Errorf("broken %v (%s), want %v", f.Broken, f.Reason, test.broken)
+			}
+		})
+	}
+}
+
+// TestJudge is what the reference misses, and what is left alone.
+func TestJudge(t *testing.T) {
+	excluded := sidecar.Policy{ExcludeNamespaces: []string{"shop"}}
+	broken := func(c ...change) []change { return append(c, last(ended(126))) }
+	for _, test := range []struct {
+		name   string
+		policy sidecar.Policy
+		pod    []change
+		want   repair.Finding
+	}{
+		// W-10
+		{"a first failure that was not restarted yet", sidecar.Policy{}, []change{now(ended(126))},
+			repair.Finding{Reason: repair.ValidationFailed, Broken: true, Repairable: true}},
+		{"a failure that is never restarted", sidecar.Policy{}, []change{now(ended(126)), never},
+			repair.Finding{Reason: repair.FailedForGood, Broken: true}},
+		{"a pod that has failed as a whole", sidecar.Policy{}, []change{now(ended(126)), func(p *repair.Pod) { p.Ended = true }},
+			repair.Finding{Reason: repair.FailedForGood, Broken: true}},
+		// Before the validation's verdict
+		{"validation has not run", sidecar.Policy{}, nil, repair.Finding{Reason: repair.Unproven, Look: true}},
+		{"validation runs", sidecar.Policy{}, []change{now(repair.State{Running: true})}, repair.Finding{Reason: repair.Unproven, Look: true}},
+		{"never restarted, not yet validated", sidecar.Policy{}, []change{never}, repair.Finding{Reason: repair.Unproven, Look: true}},
+		{"no validation, and the proxy runs", sidecar.Policy{}, []change{func(p *repair.Pod) {
+			p.Init, p.Containers = nil, []repair.Container{{Name: "istio-proxy", State: repair.State{Running: true}}}
+			p.Facts.Containers = p.Facts.Containers[1:]
+		}}, repair.Finding{Reason: repair.Unproven, Look: true, Started: true}},
+		{"no sandbox yet", sidecar.Policy{}, []change{func(p *repair.Pod) { p.Addressed = false }}, repair.Finding{Reason: repair.NoSandbox}},
+		{"ended without a word", sidecar.Policy{}, []change{func(p *repair.Pod) { p.Ended = true }}, repair.Finding{Reason: repair.NoSandbox}},
+		{"validated", sidecar.Policy{}, []change{now(ended(0))}, repair.Finding{Reason: repair.Proven}},
+		// Left alone
+		{"leaving", sidecar.Policy{}, broken(func(p *repair.Pod) { p.Deleting = true }), repair.Finding{Reason: repair.NotLookedAt}},
+		{"excluded namespace", excluded, broken(), repair.Finding{Reason: repair.Passed}},
+		{"host network", sidecar.Policy{}, broken(func(p *repair.Pod) { p.Facts.HostNetwork = true }), repair.Finding{Reason: repair.Passed}},
+		{"gateway", sidecar.Policy{}, broken(func(p *repair.Pod) { p.Facts.Containers[2].Args = []string{"proxy", "router"} }),
+			repair.Finding{Reason: repair.Passed}},
+		{"has istio-init", sidecar.Policy{}, broken(container("istio-init", true)), repair.Finding{Reason: repair.Passed}},
+		{"interception mode NONE", sidecar.Policy{}, broken(with(sidecar.ModeKey, "NONE")), repair.Finding{Reason: repair.Passed}},
+		{"injection switched off", sidecar.Policy{}, broken(with(sidecar.InjectKey, "false")), repair.Finding{Reason: repair.Passed}},
+		// What repair in place cannot help
+		{"bad settings", sidecar.Policy{}, broken(with(sidecar.InboundPortsKey, "x")),
+			repair.Finding{Reason: repair.ValidationFailed, Broken: true}},
+		{"no proxy to be seen", sidecar.Policy{}, broken(func(p *repair.Pod) { p.Facts.Containers = nil }),
+			repair.Finding{Reason: repair.ValidationFailed, Broken: true}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := repair.Judge(pod(test.pod...), defaults(), test.policy)
+			if got.Broken != (got.Failed != repair.State{}) {
+				t.Errorf("broken %v by %+v", got.Broken, got.Failed)
+			}
+			if summary(got) != summary(test.want) {
+				t.Errorf("got %s, want %s", summary(got), summary(test.want))
+			}
+			if got.Reason.Sentence() == "" {
+				t.Errorf("reason %q has no sentence", got.Reason)
+			}
+		})
+	}
+}
+
+func summary(f repair.Finding) string {
+	return fmt.Sprintf("%s broken=%v look=%v repairable=%v started=%v", f.Reason, f.Broken, f.Look, f.Repairable, f.Started)
+}
+
+func TestWeigh(t *testing.T) {
+	running := func(p *repair.Pod) {
+		p.Containers = []repair.Container{{Name: "app", State: repair.State{Running: true}}}
+	}
+	unvalidated := func(p *repair.Pod) { p.Init, p.Facts.Containers = nil, p.Facts.Containers[1:] }
+	for _, test := range []struct {
+		name               string
+		pod                []change
+		rules              repair.Rules
+		reason             repair.Reason
+		broken, repairable bool
+	}{
+		{"in place", nil, repair.InPlaceRules, repair.Redirected, false, false},
+		{"none", nil, repair.NoRules, repair.RulesMissing, true, true},
+		{"none, and it runs", []change{unvalidated, running}, repair.NoRules, repair.RulesMissing, true, true},
+		{"others, validation to come", nil, repair.OtherRules, repair.RulesDiffer, true, true},
+		{"others, and it runs", []change{running}, repair.OtherRules, repair.RulesDiffer, false, false},
+		{"others, no validation", []change{unvalidated}, repair.OtherRules, repair.RulesDiffer, false, false},
+		{"none, and bad settings", []change{with(sidecar.InboundPortsKey, "x")}, repair.NoRules, repair.RulesMissing, true, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := pod(test.pod...)
+			f := repair.Judge(p, defaults(), sidecar.Policy{})
+			if !f.Look {
+				t.Fatalf("it is not looked at: %s", f.Reason)
+			}
+			f = repair.Weigh(f, p, test.rules)
+			if f.Look || f.Reason != test.reason || f.Broken != test.broken || f.Repairable != test.repairable {
+				t.Errorf("got %+v", f)
+			}
+		})
+	}
+}
+
+func TestModes(t *testing.T) {
+	helpless, repairable := repair.Finding{Broken: true}, repair.Finding{Broken: true, Repairable: true}
+	for _, test := range []struct {
+		s              repair.Switches
+		help, helpless repair.Mode
+	}{
+		{repair.Switches{}, repair.Report, repair.Report},
+		{repair.Switches{Label: true}, repair.Label, repair.Label},
+		{repair.Switches{Delete: true, Label: true}, repair.Delete, repair.Delete},
+		{repair.Switches{InPlace: true}, repair.InPlace, repair.Report},
+		{repair.Switches{InPlace: true, Label: true}, repair.InPlace, repair.Label},
+		{repair.Switches{InPlace: true, Delete: true, Label: true}, repair.InPlace, repair.Delete},
+	} {
+		if got := test.s.Mode(repairable); got != test.help {
+			t.Errorf("%+v: %s, want %s", test.s, got, test.help)
+		}
+		if got := test.s.Mode(helpless); got != test.helpless {
+			t.Errorf("%+v: %s where rules do not help, want %s", test.s, got, test.helpless)
+		}
+	}
+}
+
+func TestEveryReasonHasASentence(t *testing.T) {
+	for _, r := range repair.Reasons() {
+		if r.Sentence() == "" {
+			t.Errorf("%s has none", r)
+		}
+	}
+}
