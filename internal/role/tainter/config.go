@@ -4,10 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
-	"github.com/meshcni/istio-cni/internal/applet/arguments"
+	"github.com/meshcni/istio-cni/internal/applet/settings"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
@@ -61,96 +60,39 @@ type environment struct {
 }
 
 // errHelp is the answer to --help.
-var errHelp = arguments.ErrHelp
-
-// origin is where a value comes from.
-type origin struct {
-	text  string
-	where string
-	given bool
-}
+var errHelp = settings.ErrHelp
 
 // load reads arguments and environment. The error joins all problems; it is errHelp when help was asked for.
 func load(args []string, env environment) (Config, error) {
-	flags, errs := parse(args)
+	d := draft{}
+	found, errs := settings.Find("istio-cni taint", d.rows(), args, env.getenv)
 	if errors.Is(errs, errHelp) {
 		return Config{}, errHelp
 	}
-	problems := []error{errs}
-	d := draft{origins: map[string]origin{}}
-	for _, s := range settings() {
-		d.origins[s.name] = s.find(flags, env)
-	}
+	d.found = found
 	// The mode comes first: it has the defaults of the others.
-	problems = append(problems, d.chooseMode())
-	for _, s := range settings() {
-		at := d.origins[s.name]
-		if !at.given {
-			at.text = s.defaultOf(&d)
-			at.where = "default"
-			d.origins[s.name] = at
-		}
-		if at.text == "" && !at.given {
-			continue
-		}
-		if err := s.set(&d, at.text); err != nil {
-			problems = append(problems, fmt.Errorf("%s: value %q: %w", at.where, at.text, err))
-		}
-	}
-	problems = append(problems, d.complete(env))
+	problems := []error{errs, d.chooseMode()}
+	problems = append(problems, found.Apply(d.rows()), d.complete(env))
 	d.describe()
 	return d.Config, errors.Join(problems...)
-}
-
-// find gives the text of a setting: a flag before the environment, of which an empty variable counts as unset.
-func (s setting) find(flags map[string][]string, env environment) origin {
-	for _, name := range append([]string{s.name}, s.aliases...) {
-		if texts, ok := flags[name]; ok {
-			return origin{strings.Join(texts, ","), "flag --" + name, true}
-		}
-	}
-	for _, name := range s.env {
-		if text, _ := env.getenv(name); text != "" {
-			return origin{text, "environment variable " + name, true}
-		}
-	}
-	return origin{}
-}
-
-// parse reads arguments. A flag that is given more than once has all its texts.
-func parse(args []string) (map[string][]string, error) {
-	found := map[string][]string{}
-	var flags []arguments.Flag
-	for _, s := range settings() {
-		for _, name := range append([]string{s.name}, s.aliases...) {
-			flags = append(flags, arguments.Flag{Name: name, Switch: s.arg == ""})
-		}
-	}
-	mistakes, err := arguments.Parse("istio-cni taint", flags, args, func(name, text string) {
-		found[name] = append(found[name], text)
-	})
-	if err != nil {
-		return nil, err
-	}
-	return found, errors.Join(mistakes...)
 }
 
 // draft is a configuration in the making.
 type draft struct {
 	Config
 
-	origins    map[string]origin
+	found      settings.Found
 	namespaces []string
 	selectors  []string
 }
 
 // chooseMode finds the mode by what was given, if it was not given itself.
 func (d *draft) chooseMode() error {
-	if at := d.origins["mode"]; at.given && Mode(at.text) != Auto {
-		d.Mode = Mode(at.text)
+	if at := d.found["mode"]; at.Given && Mode(at.Text) != Auto {
+		d.Mode = Mode(at.Text)
 		if d.Mode != Legacy && d.Mode != Untaint {
 			d.Mode = Untaint
-			return fmt.Errorf("%s: value %q: want auto, legacy or untaint", at.where, at.text)
+			return fmt.Errorf("%s: value %q: want auto, legacy or untaint", at.Where, at.Text)
 		}
 		d.strangers()
 		return nil
@@ -169,9 +111,9 @@ func (d *draft) chooseMode() error {
 // given are the places where settings of one mode come from.
 func (d *draft) given(mode Mode) []string {
 	var places []string
-	for _, s := range settings() {
-		if at := d.origins[s.name]; s.mode == mode && at.given {
-			places = append(places, at.where)
+	for _, s := range table() {
+		if at := d.found[s.name]; s.mode == mode && at.Given {
+			places = append(places, at.Where)
 		}
 	}
 	return places
@@ -220,7 +162,7 @@ func (d *draft) require() {
 			Name: selector, Namespaces: d.namespaces, Selector: selector,
 		})
 	}
-	if !d.origins["effect"].given {
+	if !d.found["effect"].Given {
 		d.Policy.Effects = readiness.AnyEffect
 	}
 }
@@ -244,10 +186,11 @@ func (d *draft) checkLease() error {
 
 // describe lists what is in force.
 func (d *draft) describe() {
-	d.lines = []slog.Attr{slog.String("in-mode", string(d.Mode))}
-	for _, s := range settings() {
-		if at := d.origins[s.name]; s.mode == "" || s.mode == d.Mode {
-			d.lines = append(d.lines, slog.String(s.name, fmt.Sprintf("%s (%s)", at.text, at.where)))
+	var rows []settings.Setting
+	for _, s := range table() {
+		if s.mode == "" || s.mode == d.Mode {
+			rows = append(rows, s.row(d))
 		}
 	}
+	d.lines = append([]slog.Attr{slog.String("in-mode", string(d.Mode))}, d.found.Describe(rows)...)
 }

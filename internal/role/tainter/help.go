@@ -3,6 +3,8 @@ package tainter
 import (
 	"fmt"
 	"strings"
+
+	"github.com/meshcni/istio-cni/internal/applet/settings"
 )
 
 // helpHead has verbs for the three exit codes.
@@ -37,30 +39,6 @@ FLAGS:
 func help() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, helpHead, exitOK, exitFailed, exitUsage)
-	for _, s := range settings() {
-		s.describe(&b)
-	}
+	settings.Help(&b, (&draft{}).rows())
 	return b.String()
-}
-
-// describe prints the names on a line and the rest below it.
-func (s setting) describe(b *strings.Builder) {
-	var all []string
-	for _, flag := range append([]string{s.name}, s.aliases...) {
-		all = append(all, strings.TrimSpace("--"+flag+" "+s.arg))
-	}
-	for _, variable := range s.env {
-		all = append(all, "$"+variable)
-	}
-	fmt.Fprintf(b, "   %s\n      %s", strings.Join(all, ", "), s.use)
-	if s.mode != "" {
-		fmt.Fprintf(b, " (mode %s)", s.mode)
-	}
-	switch {
-	case s.legacy != "" && s.untaint != "":
-		fmt.Fprintf(b, " (default: %s in mode legacy, %s in mode untaint)", s.legacy, s.untaint)
-	case s.def+s.legacy+s.untaint != "":
-		fmt.Fprintf(b, " (default: %s)", s.def+s.legacy+s.untaint)
-	}
-	b.WriteString("\n")
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/applet/settings"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
@@ -33,8 +34,8 @@ type setting struct {
 func (s setting) defaultOf(d *draft) string {
 	text := s.def
 	switch {
-	case d.Mode == Untaint && s.from != "" && d.origins[s.from].text != "":
-		text = d.origins[s.from].text
+	case d.Mode == Untaint && s.from != "" && d.found[s.from].Text != "":
+		text = d.found[s.from].Text
 	case d.Mode == Legacy && s.legacy != "":
 		text = s.legacy
 	case d.Mode == Untaint && s.untaint != "":
@@ -43,18 +44,36 @@ func (s setting) defaultOf(d *draft) string {
 	return text
 }
 
-func names(of ...string) []string { return of }
-
-// dashed gives the variables of the legacy controller, whose names have dashes, and those that a shell can set.
-func dashed(name string) []string {
-	upper := "TAINT_" + strings.ToUpper(name)
-	if plain := strings.ReplaceAll(upper, "-", "_"); plain != upper {
-		return []string{upper, plain}
+// row is the setting as it is read.
+func (s setting) row(d *draft) settings.Setting {
+	row := settings.Setting{
+		Name: s.name, Aliases: s.aliases, Arg: s.arg, Env: s.env, Default: s.defaultOf(d), Shown: s.def + s.legacy + s.untaint, Use: s.use,
+		Set: func(text string) error { return s.set(d, text) },
 	}
-	return []string{upper}
+	if s.mode != "" {
+		row.Use += fmt.Sprintf(" (mode %s)", s.mode)
+	}
+	if s.legacy != "" && s.untaint != "" {
+		row.Shown = fmt.Sprintf("%s in mode legacy, %s in mode untaint", s.legacy, s.untaint)
+	}
+	return row
 }
 
-func settings() []setting {
+// rows are all settings, with the defaults of the mode.
+func (d *draft) rows() []settings.Setting {
+	var rows []settings.Setting
+	for _, s := range table() {
+		rows = append(rows, s.row(d))
+	}
+	return rows
+}
+
+func names(of ...string) []string { return of }
+
+// dashed gives the variables of the legacy controller and those that a shell can set.
+func dashed(name string) []string { return settings.Dashed("TAINT_", name) }
+
+func table() []setting {
 	return slices.Concat(modeSettings(), legacySettings(), untaintSettings(), taintSettings(), policySettings(),
 		leaseSettings(), processSettings())
 }

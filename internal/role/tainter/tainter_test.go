@@ -172,7 +172,7 @@ func TestHelp(t *testing.T) {
 		if code := Run(applet.Call{Args: []string{"--add", arg}, Stdout: &out, Stderr: io.Discard, Getenv: cluster().getenv}); code != exitOK {
 			t.Errorf("%s: exit %d", arg, code)
 		}
-		for _, s := range settings() {
+		for _, s := range table() {
 			if !strings.Contains(out.String(), "--"+s.name) {
 				t.Errorf("%s: no --%s", arg, s.name)
 			}
