@@ -10,6 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/installer"
 	"github.com/meshcni/istio-cni/internal/role/plugin"
 	"github.com/meshcni/istio-cni/internal/role/redirector"
+	"github.com/meshcni/istio-cni/internal/role/repairer"
 	"github.com/meshcni/istio-cni/internal/role/tainter"
 )
 
@@ -33,7 +34,10 @@ func program() applet.Program {
 			},
 			{Name: "install", Alias: "install-cni", Summary: "node agent: installs the plugin and keeps it installed", Run: installer.Run},
 			{Name: "taint", Alias: "istio-cni-taint", Summary: "controller: taints nodes whose plugin is not ready", Run: tainter.Run},
-			{Name: "repair", Alias: "istio-cni-repair", Summary: "repairs pods that started before the plugin was there"},
+			{
+				Name: "repair", Alias: "istio-cni-repair",
+				Summary: "looks after pods that started before the plugin was there", Run: repairer.Run,
+			},
 			{Name: "version", Summary: "prints the version", Run: build.Run},
 		},
 		Implicit: "plugin", ImplicitVar: "CNI_COMMAND",

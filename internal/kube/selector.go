@@ -114,3 +114,11 @@ func validSubdomain(text string) bool {
 func alphanumeric(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
 }
+
+// CheckName says what is wrong with the name of an object (RFC 1123 subdomain).
+func CheckName(name string) error {
+	if !validSubdomain(name) {
+		return errors.New("want lower case letters, digits, inner dashes and dots, at most 253 of them")
+	}
+	return nil
+}

@@ -1,59 +1,13 @@
 package installation
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/meshcni/istio-cni/internal/node/podns"
 )
-
-// sandbox is an entry of libcni's cache, one for each interface of a sandbox that was made and not yet removed.
-type sandbox struct {
-	// plugins are the types of those that made it, and that will be asked to remove it.
-	plugins []string
-	// netns is the network namespace, a path of the host; "" when the entry does not tell.
-	netns string
-}
-
-// readSandbox reads an entry as libcni 0.8 and later write it ("cniCacheV1", pkg libcni, api.go). It reports whether it
-// is one.
-func readSandbox(data []byte) (sandbox, bool) {
-	var entry struct {
-		Kind   string `json:"kind"`
-		Config []byte `json:"config"` // base64
-		NetNS  string `json:"netns"`
-		Result struct {
-			Interfaces []struct {
-				Sandbox string `json:"sandbox"`
-			} `json:"interfaces"`
-		} `json:"result"`
-	}
-	if json.Unmarshal(data, &entry) != nil || entry.Kind == "" {
-		return sandbox{}, false
-	}
-	var config struct {
-		Type    string `json:"type"`
-		Plugins []struct {
-			Type string `json:"type"`
-		} `json:"plugins"`
-	}
-	if json.Unmarshal(entry.Config, &config) != nil {
-		return sandbox{}, false
-	}
-	box := sandbox{netns: entry.NetNS, plugins: []string{config.Type}}
-	for _, p := range config.Plugins {
-		box.plugins = append(box.plugins, p.Type)
-	}
-	for _, i := range entry.Result.Interfaces {
-		if box.netns == "" {
-			box.netns = i.Sandbox
-		}
-	}
-	return box, true
-}
-
-func (s sandbox) runs(plugin string) bool { return slices.Contains(s.plugins, plugin) }
 
 // inContainer reports whether the directories of the node are seen through mounts, so that a path of the host means
 // something else here.
@@ -90,11 +44,11 @@ func there(file string) bool {
 }
 
 // alive reports whether a sandbox is still there, for all that can be told: its namespace is a file that goes with it.
-func (c Config) alive(s sandbox) bool {
-	if s.netns == "" || strings.HasPrefix(s.netns, "/proc/") {
+func (c Config) alive(s podns.Sandbox) bool {
+	if s.NetNS == "" || strings.HasPrefix(s.NetNS, "/proc/") {
 		return true
 	}
-	file, seen := c.onHost(s.netns)
+	file, seen := c.onHost(s.NetNS)
 	if !seen {
 		return true
 	}

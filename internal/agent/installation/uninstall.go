@@ -14,6 +14,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/podns"
 )
 
 // Left is what an uninstallation leaves on the node on purpose.
@@ -209,11 +210,11 @@ func (i *Installation) neededBy(dir string) string {
 		if err != nil {
 			return err.Error()
 		}
-		box, ok := readSandbox(data)
+		box, ok := podns.ReadSandbox(data)
 		if !ok {
 			return fmt.Sprintf("entry %q of libcni's cache cannot be read", name)
 		}
-		if box.runs(cniconf.PluginType) && i.config.alive(box) {
+		if box.Runs(cniconf.PluginType) && i.config.alive(box) {
 			return fmt.Sprintf("sandbox %q was made with it and is still there", name)
 		}
 	}

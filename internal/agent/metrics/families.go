@@ -8,11 +8,10 @@ const (
 	gauge   = "gauge"
 )
 
-// The first three names are the reference's.
+// The first two names are the reference's.
 const (
 	installsTotal = "istio_cni_installs_total"
 	installReady  = "istio_cni_install_ready"
-	repairsTotal  = "istio_cni_repair_pods_repaired_total"
 
 	rewritesTotal = "istio_cni_rewrites_total"
 	fightsTotal   = "istio_cni_config_fights_total"
@@ -25,10 +24,9 @@ const (
 )
 
 func ownFamilies() []family {
-	return []family{
+	return append(repairFamilies(), []family{
 		{installsTotal, counter, "Installations of the CNI plugin on this node, by how they ended."},
 		{installReady, gauge, "1 while the CNI plugin is installed and watched, 0 while pods may start without it."},
-		{repairsTotal, counter, "Pods that had started without redirection, by what was done about them and how it ended."},
 		{rewritesTotal, counter, "Artifacts on the node put back after somebody else changed or removed them."},
 		{
 			fightsTotal, counter,
@@ -43,10 +41,9 @@ func ownFamilies() []family {
 			refusalsTotal, counter,
 			"Connections to the log socket closed unheard: of a user that may not send, or too slow while others waited.",
 		},
-		{eventsTotal, counter, "Kubernetes Events there was reason for: sent, suppressed for being too many, or failed."},
 		{healSeconds, "histogram", "Time from noticing that an artifact was tampered with to having it back, in seconds."},
 		{buildInfo, gauge, "Always 1; the label is the version of this program."},
-	}
+	}...)
 }
 
 // processFamilies are those of the process, and of the Go runtime's many the few that an operator asks for.

@@ -28,26 +28,6 @@ const (
 	ReadServiceAccountFailure InstallResult = "READ_SERVICE_ACCOUNT_FAILURE"
 )
 
-// RepairType is what was done about a pod that started without redirection. The values are the reference's.
-type RepairType string
-
-// The repairs, from the hardest to the mildest.
-const (
-	RepairDelete RepairType = "delete"
-	RepairLabel  RepairType = "label"
-	RepairPod    RepairType = "repair"
-)
-
-// RepairResult is how a repair ended. The values are the reference's.
-type RepairResult string
-
-// A skipped repair was not needed any more.
-const (
-	RepairSuccess RepairResult = "success"
-	RepairSkip    RepairResult = "skip"
-	RepairFail    RepairResult = "fail"
-)
-
 // Artifact is something that the agent keeps on the node.
 type Artifact string
 
@@ -109,31 +89,31 @@ const (
 
 // Metrics counts for one agent. Its methods may be called from several goroutines.
 type Metrics struct {
+	*Repair
+
 	set   *metrics.Set
 	ready *metrics.Gauge
 	heal  *histogram
 
-	installs, repairs, rewrites, fights, problems, records, refusals, events vector
+	installs, rewrites, fights, problems, records, refusals vector
 }
 
 // New returns the metrics of an agent of the given version, all zero.
 func New(version string) *Metrics {
 	set := metrics.NewSet()
 	m := &Metrics{
-		set:   set,
+		Repair: newRepair(set), set: set,
+
 		ready: set.NewGauge(installReady, nil),
 		heal:  newHistogram(healSeconds, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 
 		installs: newVector(set, installsTotal, one("result", InstallSuccess, CopyBinariesFailure,
 			CreateKubeconfigFailure, CreateCNIConfigFailure, ReadServiceAccountFailure)),
-		repairs: newVector(set, repairsTotal, pairs("type", []RepairType{RepairDelete, RepairLabel, RepairPod},
-			"result", []RepairResult{RepairSuccess, RepairSkip, RepairFail})),
 		rewrites: newVector(set, rewritesTotal, one("artifact", Binary, Kubeconfig, Config)),
 		fights:   newVector(set, fightsTotal, one("rival", RivalCilium, RivalMultus, RivalInstaller, RivalUnknown)),
 		problems: newVector(set, problemsTotal, one("source", SourceConfigMap, SourceDirectory)),
 		records:  newVector(set, recordsTotal, one("outcome", LogRelayed, LogDropped, LogRejected)),
 		refusals: newVector(set, refusalsTotal, one("reason", RefusedStranger, RefusedSlow)),
-		events:   newVector(set, eventsTotal, one("result", EventSent, EventSuppressed, EventFailed)),
 	}
 	set.NewGauge(buildInfo+labels("version", version), nil).Set(1)
 	set.RegisterMetricsWriter(m.heal.write)
@@ -148,11 +128,6 @@ func (m *Metrics) BecameReady() { m.ready.Set(1) }
 
 // BecameUnready says that it is not, or not any more.
 func (m *Metrics) BecameUnready() { m.ready.Set(0) }
-
-// Repaired counts a pod that was looked after.
-func (m *Metrics) Repaired(t RepairType, r RepairResult) {
-	m.repairs.add(labels("type", string(t), "result", string(r)), 1)
-}
 
 // Healed counts an artifact that was put back after somebody else changed it, and the time from noticing it to then.
 func (m *Metrics) Healed(a Artifact, took time.Duration) {
@@ -171,6 +146,3 @@ func (m *Metrics) LogRecords(o LogOutcome, n int) { m.records.add(labels("outcom
 
 // LogConnectionRefused counts a connection of the log socket that was closed unheard.
 func (m *Metrics) LogConnectionRefused(r Refusal) { m.refusals.add(labels("reason", string(r)), 1) }
-
-// EventReported counts an Event that there was reason to send.
-func (m *Metrics) EventReported(r EventResult) { m.events.add(labels("result", string(r)), 1) }

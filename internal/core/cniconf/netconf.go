@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
 // Names and defaults of the reference.
@@ -54,6 +55,14 @@ type NetConf struct {
 	// Problems joins what is wrong with settings that do not stop the stanza from being read. A pod of the mesh must not
 	// start on such a configuration; others are not held up by it.
 	Problems error
+}
+
+// Policy is what the stanza says about all pods.
+func (c *NetConf) Policy() sidecar.Policy {
+	return sidecar.Policy{
+		ExcludeNamespaces: c.ExcludeNamespaces, AgentNamespace: c.AgentNamespace,
+		AmbientEnabled: c.AmbientEnabled, SecondFamily: c.SecondFamily,
+	}
 }
 
 // legacy is the nested object of stanzas before 1.23.

@@ -34,3 +34,6 @@ type Stanza struct {
 	// that hands the agent a template (CNI_NETWORK_CONFIG).
 	Template json.RawMessage
 }
+
+// NetConf is the stanza as the plugin reads it, so that the agent decides about pods as the plugin does.
+func (s Stanza) NetConf() (NetConf, error) { return Parse(s.Element()) }

@@ -120,8 +120,9 @@ func page(code int) http.HandlerFunc {
 }
 
 // notFound says so about the object of the request, with the details that the API server gives.
-func notFound(w http.ResponseWriter, r *http.Request) {
-	at := parsePath(r.URL.Path)
+func notFound(w http.ResponseWriter, r *http.Request) { notFoundAt(w, parsePath(r.URL.Path)) }
+
+func notFoundAt(w http.ResponseWriter, at place) {
 	qualified := at.plural
 	if at.group != "" {
 		qualified += "." + at.group

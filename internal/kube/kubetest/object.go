@@ -2,6 +2,8 @@ package kubetest
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -10,11 +12,13 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// place is what a path of the API means. Name is empty for a collection, namespace for all of them or none.
-type place struct{ group, plural, namespace, name string }
+// place is what a path of the API means. Name is empty for a collection, namespace for all of them or none, part for the
+// whole of an object.
+type place struct{ group, plural, namespace, name, part string }
 
 func parsePath(path string) place {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
@@ -34,8 +38,9 @@ func parsePath(path string) place {
 		at.plural, parts = parts[0], parts[1:]
 	}
 	if len(parts) > 0 {
-		at.name = parts[0]
+		at.name, parts = parts[0], parts[1:]
 	}
+	at.part = strings.Join(parts, "/")
 	return at
 }
 
@@ -161,20 +166,28 @@ func (s *Server) Delete(path string) {
 	s.tb.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	data, found := s.objects[path]
-	if !found {
+	if _, found := s.objects[path]; !found {
 		s.tb.Fatalf("kubetest: nothing to delete at %s", path)
 	}
-	delete(s.objects, path)
+	s.remove(parsePath(path))
+}
+
+// remove gives the object as it was last. It needs the lock.
+func (s *Server) remove(at place) []byte {
+	data := s.objects[at.path()]
+	delete(s.objects, at.path())
 	s.version++
 	var whole object
 	if err := json.Unmarshal(data, &whole); err != nil {
-		s.tb.Fatalf("kubetest: decoding an object: %v", err)
+		s.tb.Errorf("kubetest: decoding an object: %v", err)
+		return nil
 	}
 	if metadata, ok := whole["metadata"].(object); ok {
 		metadata["resourceVersion"] = strconv.Itoa(s.version)
 	}
-	s.publish(change{s.version, "DELETED", parsePath(path), marshal(whole), data})
+	last := marshal(whole)
+	s.publish(change{s.version, "DELETED", at, last, data})
+	return last
 }
 
 type meta struct{ UID, ResourceVersion string }
@@ -190,18 +203,49 @@ func metaOf(data []byte) meta {
 // selection is a collection and what picks from it.
 type selection struct {
 	in     place
-	fields string
+	fields fields.Selector
 	labels labels.Selector
 }
 
 func selectionOf(r *http.Request) (selection, error) {
 	query := r.URL.Query()
-	picked, err := labels.Parse(query.Get("labelSelector"))
-	return selection{parsePath(r.URL.Path), query.Get("fieldSelector"), picked}, err
+	s := selection{in: parsePath(r.URL.Path)}
+	var labelErr, fieldErr error
+	s.labels, labelErr = labels.Parse(query.Get("labelSelector"))
+	s.fields, fieldErr = fields.ParseSelector(query.Get("fieldSelector"))
+	err := errors.Join(labelErr, fieldErr)
+	if err != nil {
+		return s, err
+	}
+	for _, term := range s.fields.Requirements() {
+		if _, known := fieldsOf(s.in, nil)[term.Field]; !known {
+			err = errors.Join(err, fmt.Errorf("field label not supported: %s", term.Field))
+		}
+	}
+	return s, err
 }
 
-// picks tells whether an object is in a collection and meets a label selector and a field selector of metadata.name or
-// spec.nodeName.
+// fieldsOf are the fields by which an object can be selected, which depend on its kind. No data has them empty.
+func fieldsOf(at place, data []byte) fields.Set {
+	all := fields.Set{"metadata.name": at.name, "metadata.namespace": at.namespace}
+	if at.plural != "pods" {
+		return all
+	}
+	var pod struct {
+		Spec   struct{ NodeName, RestartPolicy string }
+		Status struct{ Phase, PodIP string }
+	}
+	if data != nil && json.Unmarshal(data, &pod) != nil {
+		return all
+	}
+	maps.Copy(all, fields.Set{
+		"spec.nodeName": pod.Spec.NodeName, "spec.restartPolicy": pod.Spec.RestartPolicy, "status.phase": pod.Status.Phase,
+		"status.podIP": pod.Status.PodIP,
+	})
+	return all
+}
+
+// picks tells whether an object is in a collection and meets its label selector and its field selector.
 func (s selection) picks(at place, data []byte) bool {
 	in := s.in
 	if in.plural != at.plural || in.group != at.group || in.namespace != "" && in.namespace != at.namespace {
@@ -209,18 +253,11 @@ func (s selection) picks(at place, data []byte) bool {
 	}
 	var whole struct {
 		Metadata struct{ Labels labels.Set }
-		Spec     struct{ NodeName string }
 	}
 	if err := json.Unmarshal(data, &whole); err != nil || !s.labels.Matches(whole.Metadata.Labels) {
 		return false
 	}
-	fields := map[string]string{"metadata.name": at.name, "spec.nodeName": whole.Spec.NodeName}
-	for term := range strings.SplitSeq(s.fields, ",") {
-		if key, value, found := strings.Cut(term, "="); found && fields[key] != value {
-			return false
-		}
-	}
-	return true
+	return s.fields.Matches(fieldsOf(at, data))
 }
 
 // list is the answer to a request for a collection. It heeds limit and continue.
@@ -230,13 +267,14 @@ func (s *Server) list(r *http.Request) []byte {
 	query := r.URL.Query()
 	within, err := selectionOf(r)
 	if err != nil {
-		s.tb.Errorf("kubetest: a label selector that is none: %v", err)
+		s.tb.Errorf("kubetest: a selector that is none: %v", err)
+		return nil
 	}
 	in := within.in
 	var items []json.RawMessage
 	for _, path := range slices.Sorted(maps.Keys(s.objects)) {
 		data := s.objects[path]
-		if within.labels != nil && within.picks(parsePath(path), data) {
+		if within.picks(parsePath(path), data) {
 			items = append(items, data)
 		}
 	}

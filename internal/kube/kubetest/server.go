@@ -49,6 +49,7 @@ type Server struct {
 	history     []change
 	watches     map[*watch]struct{}
 	faults      []planned
+	budgets     map[string]budget // by the path of a pod
 	requests    []string
 	connections int
 }
@@ -321,14 +322,25 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		s.replaceLease(w, r)
 	case r.Method == http.MethodPatch && at.plural == "nodes" && s.object(at.path()) != nil:
 		s.patchNode(w, r)
+	case s.writePod(w, r, at):
 	case r.Method == http.MethodGet && object != nil:
 		answer(w, object)
-	case r.Method == http.MethodGet && at.kind() != "" && at.name == "" && r.URL.Query().Get("watch") == "true":
-		s.watch(w, r)
 	case r.Method == http.MethodGet && at.kind() != "" && at.name == "":
-		answer(w, s.list(r))
+		s.collection(w, r)
 	default:
 		notFound(w, r)
+	}
+}
+
+func (s *Server) collection(w http.ResponseWriter, r *http.Request) {
+	_, err := selectionOf(r)
+	switch {
+	case err != nil:
+		status(w, http.StatusBadRequest, "BadRequest", err.Error())
+	case r.URL.Query().Get("watch") == "true":
+		s.watch(w, r)
+	default:
+		answer(w, s.list(r))
 	}
 }
 
@@ -344,7 +356,7 @@ func status(w http.ResponseWriter, code int, reason, message string) {
 
 func statusAbout(w http.ResponseWriter, code int, reason, message string, details object) {
 	outcome := "Failure"
-	if code == http.StatusOK {
+	if code < http.StatusMultipleChoices {
 		outcome = "Success"
 	}
 	w.Header().Set("Content-Type", "application/json")

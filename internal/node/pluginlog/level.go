@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
+	"strings"
 )
 
 // Level is the lowest level that is logged. The zero value is info. Where slog wants one of its own, LevelFatal.Level()
@@ -40,6 +42,26 @@ func ParseLevel(s string) (Level, error) {
 	default:
 		return LevelInfo, fmt.Errorf("parsing log level %q: want one of debug, info, warn, error, fatal, none", s)
 	}
+}
+
+// ParseScopes reads one level, or SCOPE:LEVEL pairs between commas, of which those of the given scopes count. Scopes of
+// other programs are passed over: charts give one text to all of them.
+func ParseScopes(text string, scopes ...string) (Level, error) {
+	level := LevelInfo
+	for pair := range strings.SplitSeq(text, ",") {
+		scope, word, found := strings.Cut(strings.TrimSpace(pair), ":")
+		if !found {
+			scope, word = scopes[0], scope
+		}
+		l, err := ParseLevel(word)
+		if err != nil || word == "" {
+			return level, fmt.Errorf("level %q: want debug, info, warn, error, fatal or none", word)
+		}
+		if slices.Contains(scopes, scope) {
+			level = l
+		}
+	}
+	return level, nil
 }
 
 // Level returns the level as log/slog counts it, which makes a Level a slog.Leveler.

@@ -47,6 +47,8 @@ var ErrOtherRules = errors.New("the namespace already holds other rules of the m
 // Report is what was found and done in a namespace.
 type Report struct {
 	Families redirect.Families
+	// Mesh says that rules of the mesh were there before anything was done, the wanted ones or others.
+	Mesh bool
 	// Tools are the programs that write each family's rules.
 	Tools []string
 	// Diffs tell how each family departed from what was wanted, before anything was done; empty ones are left out.
@@ -101,7 +103,7 @@ func (w *work) setRouting(want route.Want) error {
 // stale finds routing of the mesh that is not wanted. A namespace in which no rule of the mesh was found has none: a new
 // pod pays nothing for this.
 func (w *work) stale(want route.Want) (route.Want, error) {
-	if !w.seen {
+	if !w.report.Mesh {
 		return route.Want{}, nil
 	}
 	left, err := leftovers(w.marks)

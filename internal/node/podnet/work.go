@@ -18,8 +18,6 @@ type work struct {
 	steps  []step
 	// cleaning says that everything of the mesh is to go.
 	cleaning bool
-	// seen says that rules of the mesh were there, wanted or not.
-	seen bool
 	// marks are those that rules of the mesh were found to use.
 	marks []uint32
 }
@@ -92,7 +90,7 @@ func (w *work) compare(ctx context.Context, tool iptables.Tool, want ruleset.Set
 		w.report.Notes = append(w.report.Notes, fmt.Sprintf("%s: not ours, behind ours, left alone: %s", want.Family, rule))
 	}
 	residue := !ruleset.Compare(ruleset.Set{Family: want.Family}, have, claim).Empty()
-	w.seen = w.seen || residue
+	w.report.Mesh = w.report.Mesh || residue
 	if diff.Empty() {
 		return nil
 	}

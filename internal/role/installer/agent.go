@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/departure"
@@ -50,6 +51,8 @@ type node struct {
 	// background ends with the agent; what is started with it may be slow or fail for ever.
 	background context.Context //nolint:containedctx // the life of the agent
 	live       live
+	// stanza is what the plugin is told now.
+	stanza atomic.Pointer[cniconf.Stanza]
 }
 
 // stay is the agent: everything that can fail for good comes first, then the installation, and whatever needs the API
@@ -57,6 +60,7 @@ type node struct {
 func stay(ctx context.Context, in input, cfg Config, log *slog.Logger) error {
 	background, end := context.WithCancel(context.WithoutCancel(ctx))
 	n := &node{in: in, cfg: cfg, log: log, background: background, metrics: metrics.New(applet.Build().Version())}
+	n.stanza.Store(&cfg.Stanza)
 	defer func() {
 		n.work.Wait()
 		if n.held != nil {

@@ -96,6 +96,10 @@ func (d *draft) places() {
 		d.NodeName = d.kubernetesNode
 		d.origins["--node-name"] = origin{kind: derived, name: d.at("kubernetes-node-name").name}
 	}
+	if d.Repair.Node == "" && d.NodeName != "" {
+		d.Repair.Node = d.NodeName
+		d.origins["--repair-node-name"] = origin{kind: derived, name: "--node-name"}
+	}
 	d.Stanza.RunDir, d.Stanza.AgentNamespace = d.RunDir, d.Namespace
 }
 
@@ -181,8 +185,8 @@ func (d *draft) caveats() {
 	if d.Stanza.AmbientEnabled {
 		d.warn(d.at("ambient-enabled").String() + ": this program serves sidecar mode only")
 	}
-	if d.Repair.Enabled && d.Action == Stay {
-		d.warn("race repair is not in this build: pods that started without redirection stay so " +
+	if d.RepairEnabled && d.Action == Stay && d.Repair.Node == "" {
+		d.warn("nobody said which node this is (REPAIR_NODE_NAME, KUBERNETES_NODE_NAME or NODE_NAME): pods that started without redirection stay so " +
 			"(REPAIR_ENABLED=false silences this)")
 	}
 	if d.Namespace == "" && d.Install {

@@ -14,6 +14,7 @@ import (
 	"path"
 
 	"github.com/meshcni/istio-cni/internal/agent/departure"
+	"github.com/meshcni/istio-cni/internal/agent/podrepair"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
@@ -55,6 +56,9 @@ type Config struct {
 	LogSocketMode fs.FileMode
 	// HostRoots are prefixes under which a path of the host may be seen by the agent, best first.
 	HostRoots []string
+	// NetnsDirs and HostProc are paths of the host: where network namespaces are mounted, and its procfs.
+	NetnsDirs []string
+	HostProc  string
 
 	// HealthPort, MonitoringPort and IntrospectionPort are TCP ports; 0 is off. The last one listens on
 	// IntrospectionAddress, a loopback address, the others on all.
@@ -67,8 +71,10 @@ type Config struct {
 	// Kubernetes name of this node, "" when unknown: a host name is no safe guess of it.
 	Namespace, PodName, DaemonSet, NodeName string
 
-	Log    Log
-	Repair Repair
+	Log Log
+	// RepairEnabled switches race repair on; without a node name there is none.
+	RepairEnabled bool
+	Repair        podrepair.Settings
 
 	// Warnings are sentences for the log.
 	Warnings []string
@@ -169,21 +175,6 @@ func (k Kubeconfig) Token() string { return path.Join(k.ServiceAccountDir, "toke
 type Log struct {
 	Agent, Plugin pluginlog.Level
 	JSON          bool
-}
-
-// Repair is checked and kept for race repair, which this build does not do.
-type Repair struct {
-	Enabled, RepairPods, DeletePods, LabelPods bool
-
-	LabelKey, LabelValue string
-	// NodeName limits repair to the pods of a node; "" is every node.
-	NodeName string
-	// SidecarAnnotation is what a pod must have; "" is anything.
-	SidecarAnnotation string
-	// InitContainerName, TerminationMessage and ExitCode tell a broken pod; "" and 0 match all.
-	InitContainerName, TerminationMessage string
-	ExitCode                              int
-	LabelSelectors, FieldSelectors        string
 }
 
 // environment is what the configuration is read from besides arguments.

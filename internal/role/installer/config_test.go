@@ -373,7 +373,7 @@ func TestTheChartsEnvironment(t *testing.T) {
 		"REPAIR_NODE_NAME=n1", "REPAIR_RUN_AS_DAEMON=true", "REPAIR_SIDECAR_ANNOTATION=sidecar.istio.io/status",
 		"ALLOW_SWITCH_TO_HOST_NS=true", "NODE_NAME=n1", "GOMEMLIMIT=0", "POD_NAME=istio-cni-node-abcde")
 	c := mustLoad(t, env, "--log_output_level=info", "--log_as_json")
-	if c.Conf.Mode != ModeInline || c.NodeName != "n1" || !c.Repair.RepairPods || !c.Log.JSON ||
+	if c.Conf.Mode != ModeInline || c.NodeName != "n1" || !c.Repair.Switches.InPlace || !c.Log.JSON ||
 		!slices.Equal(c.Stanza.ExcludeNamespaces, []string{"kube-system"}) {
 		t.Errorf("%s", c)
 	}

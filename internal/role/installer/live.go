@@ -38,6 +38,9 @@ func (n *node) follow() {
 	if n.installation != nil && (n.cfg.Conf.Mode == ModeAuto || n.cfg.Conf.Mode == ModeDropIn) && n.cfg.NodeName != "" {
 		n.start(n.askRuntime)
 	}
+	if n.cfg.RepairEnabled && n.cfg.Repair.Node != "" {
+		n.start(n.repair)
+	}
 }
 
 func (n *node) followConfigMap() {
@@ -144,6 +147,7 @@ func (n *node) apply(from metrics.Source, change func(*live)) {
 		}
 	})
 	n.relayLevel.Set(slog.Level(cfg.Log.Plugin))
+	n.stanza.Store(&cfg.Stanza)
 	if n.installation != nil {
 		n.installation.Update(cfg.Stanza)
 	}

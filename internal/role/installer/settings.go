@@ -62,7 +62,7 @@ func groups() []group {
 		{"The agent's sockets and ports", serviceSettings},
 		{"The agent and the cluster", clusterSettings},
 		{"Log", logSettings},
-		{"Race repair (checked; not in this build)", repairSettings},
+		{"Race repair: pods that started without redirection", repairSettings},
 		{"Accepted without effect", ignoredSettings},
 	}
 }
@@ -174,6 +174,16 @@ func placeSettings(environment) []setting {
 			flag: "host-roots", arg: "DIRS", env: names("HOST_ROOTS"), def: "/host,/host/proc/1/root",
 			use:  "comma list of prefixes under which paths of the host may be seen",
 			into: func(d *draft) flag.Value { return full(list(&d.HostRoots, comma, absolute)) },
+		},
+		{
+			flag: "netns-dirs", arg: "DIRS", env: names("NETNS_DIRS"), def: "/var/run/netns,/var/run/docker/netns",
+			use:  "where container runtimes mount network namespaces on the host; race repair looks there",
+			into: func(d *draft) flag.Value { return list(&d.NetnsDirs, comma, absolute) },
+		},
+		{
+			flag: "host-proc", arg: "DIR", env: names("HOST_PROC"), def: "/proc",
+			use:  "procfs of the host, a path of the host; race repair looks there",
+			into: func(d *draft) flag.Value { return text(&d.HostProc, absolute) },
 		},
 		{
 			flag: "cni-network-config-file", arg: "FILE", env: names("CNI_NETWORK_CONFIG_FILE"),

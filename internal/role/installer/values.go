@@ -87,16 +87,6 @@ func port(into *uint16, lowest uint16) flag.Value {
 	}, func(n uint16) string { return strconv.Itoa(int(n)) }}
 }
 
-func exitCode(into *int) flag.Value {
-	return value[int]{into, func(s string) (int, error) {
-		n, err := strconv.ParseUint(s, 10, 8)
-		if err != nil {
-			return 0, errors.New("want an exit code from 0 to 255")
-		}
-		return int(n), nil
-	}, strconv.Itoa}
-}
-
 // list reads items between separators; blank ones do not count and one that was there already is left out.
 func list(into *[]string, separator func(rune) bool, read func(string) (string, error)) value[[]string] {
 	return value[[]string]{into, func(s string) ([]string, error) {

@@ -59,7 +59,7 @@ func refusal(pod podArgs, d sidecar.Decision) failure {
 // that is none of ours in any case.
 func decide(ctx context.Context, conf cniconf.NetConf, pod podArgs) (sidecar.Decision, error) {
 	namespace, name := string(pod.K8S_POD_NAMESPACE), string(pod.K8S_POD_NAME)
-	if d, done := sidecar.Early(namespace, name, policy(conf)); done {
+	if d, done := sidecar.Early(namespace, name, conf.Policy()); done {
 		return d, nil
 	}
 	client, err := kube.NewClient(conf.Kubeconfig)
@@ -71,7 +71,7 @@ func decide(ctx context.Context, conf cniconf.NetConf, pod podArgs) (sidecar.Dec
 	if err != nil {
 		return sidecar.Decision{}, err
 	}
-	return sidecar.Decide(facts, policy(conf)), nil
+	return sidecar.Decide(facts, conf.Policy()), nil
 }
 
 // say logs the one line that every decision gets.

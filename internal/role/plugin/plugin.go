@@ -23,7 +23,6 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
-	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 	"github.com/meshcni/istio-cni/internal/node/podnet"
@@ -146,13 +145,6 @@ func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
 		p.log.Logger().Warn("native_nftables is not served by this version; the rules are written by iptables")
 	}
 	return conf, nil
-}
-
-func policy(c cniconf.NetConf) sidecar.Policy {
-	return sidecar.Policy{
-		ExcludeNamespaces: c.ExcludeNamespaces, AgentNamespace: c.AgentNamespace,
-		AmbientEnabled: c.AmbientEnabled, SecondFamily: c.SecondFamily,
-	}
 }
 
 // namespace is the pod's network namespace, with the tools of the node.

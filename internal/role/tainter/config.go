@@ -6,8 +6,10 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/applet/settings"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
+	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
@@ -46,8 +48,8 @@ type Config struct {
 	// Warnings are sentences for the log.
 	Warnings []string
 
-	apiHost, apiPort string
-	lines            []slog.Attr
+	access kube.Access
+	lines  []slog.Attr
 }
 
 // LogValue is each setting in force with where it comes from. There is no secret among them.
@@ -133,12 +135,9 @@ func (d *draft) strangers() {
 // complete joins what depends on several settings.
 func (d *draft) complete(env environment) error {
 	var errs []error
-	d.apiHost, _ = env.getenv("KUBERNETES_SERVICE_HOST")
-	d.apiPort, _ = env.getenv("KUBERNETES_SERVICE_PORT")
-	if d.Kubeconfig == "" && (d.apiHost == "" || d.apiPort == "") {
-		errs = append(errs, errors.New(
-			"KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set, as they are in a pod: give --kubeconfig"))
-	}
+	access, err := standalone.Access(d.Kubeconfig, env.getenv, clock)
+	d.access = access
+	errs = append(errs, err)
 	if d.PodName == "" {
 		name, err := env.hostname()
 		if err != nil {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -88,13 +87,13 @@ func modeSettings() []setting {
 		{
 			name: "dry-run", env: names("TAINT_DRY_RUN"), def: "false",
 			use: "say for each node what would be done, once, and change nothing",
-			set: func(d *draft, s string) error { return toggle(&d.DryRun, s) },
+			set: func(d *draft, s string) error { return settings.Toggle(&d.DryRun, s) },
 		},
 		{
 			// Of both modes, but only the legacy controller had it.
 			name: "run-as-daemon", env: dashed("run-as-daemon"), def: "true", mode: "",
 			use: "false: look at all nodes once and exit; hysteresis does not count then",
-			set: func(d *draft, s string) error { return toggle(&d.Daemon, s) },
+			set: func(d *draft, s string) error { return settings.Toggle(&d.Daemon, s) },
 		},
 	}
 }
@@ -211,7 +210,7 @@ func leaseSettings() []setting {
 		{
 			name: "leader-elect", env: names("TAINT_LEADER_ELECT"), def: "true",
 			use: "false: there is no other replica, and no lease is needed",
-			set: func(d *draft, s string) error { return toggle(&d.LeaderElect, s) },
+			set: func(d *draft, s string) error { return settings.Toggle(&d.LeaderElect, s) },
 		},
 		{
 			name: "lease-namespace", arg: "NAMESPACE", env: names("TAINT_LEASE_NAMESPACE"), legacy: "kube-system",
@@ -251,21 +250,25 @@ func processSettings() []setting {
 		{
 			name: "health-port", arg: "PORT", env: names("TAINT_HEALTH_PORT"), def: "8001",
 			use: "/healthz and /readyz; 0 is off. It is not the agent's 8000: both may be in one pod",
-			set: func(d *draft, s string) error { return port(&d.HealthPort, s) },
+			set: func(d *draft, s string) error { return settings.Port(&d.HealthPort, s) },
 		},
 		{
 			name: "monitoring-port", arg: "PORT", env: names("TAINT_MONITORING_PORT"), def: "15024",
 			use: "metrics; 0 is off. It is not the agent's 15014",
-			set: func(d *draft, s string) error { return port(&d.MonitoringPort, s) },
+			set: func(d *draft, s string) error { return settings.Port(&d.MonitoringPort, s) },
 		},
 		{
 			name: "log_output_level", arg: "LEVEL", env: names("LOG_LEVEL"), def: "info",
 			use: "debug, info, warn, error or none, or SCOPE:LEVEL pairs, of which default and all count",
-			set: func(d *draft, s string) error { return level(&d.LogLevel, s) },
+			set: func(d *draft, s string) error {
+				l, err := pluginlog.ParseScopes(s, "default", "all", "taint")
+				d.LogLevel = l
+				return err
+			},
 		},
 		{
 			name: "log_as_json", env: names("LOG_AS_JSON"), def: "false", use: "log JSON",
-			set: func(d *draft, s string) error { return toggle(&d.LogJSON, s) },
+			set: func(d *draft, s string) error { return settings.Toggle(&d.LogJSON, s) },
 		},
 		{
 			name: "pod-namespace", arg: "NAMESPACE", env: names("POD_NAMESPACE"), use: "the own one",
@@ -285,19 +288,10 @@ func processSettings() []setting {
 	}
 }
 
-func toggle(into *bool, text string) error {
-	on, err := strconv.ParseBool(text)
-	if err != nil {
-		return errors.New("want true or false")
-	}
-	*into = on
-	return nil
-}
-
 // pick is a switch between two values.
 func pick[T any](into *T, text string, on, off T) error {
 	var is bool
-	err := toggle(&is, text)
+	err := settings.Toggle(&is, text)
 	*into = off
 	if is {
 		*into = on
@@ -322,15 +316,6 @@ func span(into *time.Duration, text string) error {
 	if *into < time.Second {
 		return errors.New("want a second at least")
 	}
-	return nil
-}
-
-func port(into *uint16, text string) error {
-	n, err := strconv.ParseUint(text, 10, 16)
-	if err != nil {
-		return errors.New("want a decimal port from 0 to 65535")
-	}
-	*into = uint16(n)
 	return nil
 }
 
@@ -367,25 +352,6 @@ func list(into *[]string, text string) error {
 	}
 	if len(*into) == 0 {
 		return errors.New("want at least one namespace, or * for all of them")
-	}
-	return nil
-}
-
-// level reads one level, or SCOPE:LEVEL pairs between commas. Scopes of other programs are passed over: charts give one
-// text to all of them.
-func level(into *pluginlog.Level, text string) error {
-	for pair := range strings.SplitSeq(text, ",") {
-		scope, word, found := strings.Cut(strings.TrimSpace(pair), ":")
-		if !found {
-			scope, word = "default", scope
-		}
-		l, err := pluginlog.ParseLevel(word)
-		if err != nil || word == "" {
-			return fmt.Errorf("level %q: want debug, info, warn, error, fatal or none", word)
-		}
-		if scope == "default" || scope == "all" || scope == "taint" {
-			*into = l
-		}
 	}
 	return nil
 }

@@ -20,13 +20,13 @@ import (
 	"os"
 	"os/signal"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/serve"
+	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/agent/taint"
 	"github.com/meshcni/istio-cni/internal/agent/workqueue"
 	"github.com/meshcni/istio-cni/internal/applet"
@@ -62,7 +62,7 @@ func Run(c applet.Call) int {
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	defer stop()
 
-	log := logger(c.Stderr, cfg)
+	log := standalone.Logger(c.Stderr, cfg.LogLevel, cfg.LogJSON)
 	log.InfoContext(ctx, "starting", slog.String("version", applet.Build().String()), slog.Any("configuration", cfg))
 	for _, warning := range cfg.Warnings {
 		log.WarnContext(ctx, "configuration", slog.String("warning", warning))
@@ -74,17 +74,9 @@ func Run(c applet.Call) int {
 	return exitOK
 }
 
-func logger(w io.Writer, cfg Config) *slog.Logger {
-	options := &slog.HandlerOptions{Level: slog.Level(cfg.LogLevel)}
-	if cfg.LogJSON {
-		return slog.New(slog.NewJSONHandler(w, options))
-	}
-	return slog.New(slog.NewTextHandler(w, options))
-}
-
 // act does what was asked for.
 func act(ctx context.Context, stdout io.Writer, cfg Config, log *slog.Logger) error {
-	api, err := kube.NewAPI(cfg.access())
+	api, err := kube.NewAPI(cfg.access)
 	if err != nil {
 		return err
 	}
@@ -100,42 +92,11 @@ func act(ctx context.Context, stdout io.Writer, cfg Config, log *slog.Logger) er
 	case !cfg.Daemon:
 		return taint.Once(ctx, options)
 	}
-	return stay(ctx, cfg, options)
-}
-
-// stay is the controller with its ports. They are open until it has given its lease back.
-func stay(ctx context.Context, cfg Config, options taint.Options) error {
-	servers, err := serve.Open(ctx, options.Log,
+	return standalone.Serve(ctx, log, func(ctx context.Context) error { return taint.Run(ctx, options) },
 		serve.Port{Flag: "--health-port", Number: int(cfg.HealthPort), Handler: options.Health.Handler()},
 		serve.Port{Flag: "--monitoring-port", Number: int(cfg.MonitoringPort), Handler: options.Metrics.Handler()},
 	)
-	if err != nil {
-		return err
-	}
-	background, end := context.WithCancel(context.WithoutCancel(ctx))
-	var work sync.WaitGroup
-	work.Go(func() {
-		if ended := servers.Serve(background); ended != nil {
-			options.Log.ErrorContext(background, "serving health and metrics ended", slog.String("error", ended.Error()))
-		}
-	})
-	err = taint.Run(ctx, options)
-	end()
-	work.Wait()
-	return err
 }
-
-// access is the way to the API server: a kubeconfig, or the account of the pod.
-func (c Config) access() kube.Access {
-	return kube.Access{
-		Server:     kube.Address{Host: c.apiHost, Port: c.apiPort},
-		Kubeconfig: c.Kubeconfig,
-		TokenFile:  serviceAccount + "/token", CAFile: serviceAccount + "/ca.crt", Now: clock,
-	}
-}
-
-// serviceAccount is where the kubelet puts the credentials of a pod.
-const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 func (c Config) options(api *kube.API, log *slog.Logger) taint.Options {
 	reasons := make([]string, 0, len(readiness.Reasons()))

@@ -1,0 +1,194 @@
+// Package podrepair looks after pods that run without redirection: it redirects them in place, deletes them, labels them
+// or, at the least, reports them.
+//
+// It promises that what is done to a pod rests on the plugin's own decision about it and uses the plugin's own way of
+// writing rules; that nothing is done to a pod of another UID than the one that was judged; that work which is done is
+// not done again, also by the next agent; that every action and every failure is an Event on the pod and a count; and
+// that a pod whose namespace cannot be told for sure is not touched. It never touches the namespace of the host, never
+// waits for the API server before anything else on the node can go on, and keeps of each pod only what decides.
+//
+// Start reading at Run. work.go has what becomes of a pod, inplace.go, remove.go and label.go the actions, report.go the events.
+package podrepair
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/health"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/workqueue"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/podns"
+)
+
+// Part is what repair is called in a health.State.
+const Part = "pods"
+
+// Options are what repair works with. API, Clock, Log, Metrics and Plugin are required.
+type Options struct {
+	API     *kube.API
+	Clock   workqueue.Clock
+	Log     *slog.Logger
+	Metrics *metrics.Repair
+	// Health is told whether the pods are in sight, unless nil.
+	Health *health.State
+
+	Settings Settings
+	// Plugin is what the plugin of the node is told now.
+	Plugin func() (cniconf.NetConf, error)
+	// Places are where namespaces are looked for; nil where those of the pods cannot be reached.
+	Places *podns.Places
+	// ToolPath is where iptables is looked for, as in $PATH.
+	ToolPath string
+	// Host is the node where this runs, for events.
+	Host string
+
+	// Retry is the pause after a failure, doubled up to MaxRetry; 500 ms and 2 min by default.
+	Retry, MaxRetry time.Duration
+	// Confirm is for how long a pod must be without rules before it is deleted or labelled for that alone, 3 s by default.
+	Confirm time.Duration
+	// Workers is how many pods are worked on at the same time, 4 by default.
+	Workers int
+	// Patience bounds Once, 2 min by default.
+	Patience time.Duration
+}
+
+func (o Options) withDefaults() Options {
+	for _, setting := range []struct {
+		is *time.Duration
+		by time.Duration
+	}{{&o.Retry, 500 * time.Millisecond}, {&o.MaxRetry, 2 * time.Minute}, {&o.Confirm, 3 * time.Second}, {&o.Patience, 2 * time.Minute}} {
+		if *setting.is <= 0 {
+			*setting.is = setting.by
+		}
+	}
+	if o.Workers <= 0 {
+		o.Workers = 4
+	}
+	return o
+}
+
+// key names a pod. A pod of the same name and another UID has the same key, one after the other.
+type key struct{ namespace, name string }
+
+func (k key) String() string { return k.namespace + "/" + k.name }
+
+// entry is a pod as it was seen last, and what is known of it besides.
+type entry struct {
+	pod kube.NodePod
+	memory
+}
+
+// memory is what is remembered of a pod of one UID.
+type memory struct {
+	state metrics.PodState
+	// mended is when its rules were last seen or made as wanted.
+	mended time.Time
+	// suspected is since when its rules are known to be missing.
+	suspected time.Time
+	// told is what was reported of it.
+	told map[string]bool
+	// failures is how often in a row its namespace could not be looked at.
+	failures int
+}
+
+// controller is race repair at work.
+type controller struct {
+	Options
+
+	queue *workqueue.Queue[key]
+	work  sync.WaitGroup
+
+	mu   sync.Mutex
+	pods map[key]*entry
+
+	synced   chan struct{}
+	syncOnce sync.Once
+}
+
+func newController(o Options) *controller {
+	o = o.withDefaults()
+	return &controller{
+		Options: o, queue: workqueue.New[key](o.Clock, o.Retry, o.MaxRetry, func(int) {}),
+		pods: map[key]*entry{}, synced: make(chan struct{}),
+	}
+}
+
+// Run looks after pods until ctx ends. What fails is tried again; an API server that is away is waited for.
+func Run(ctx context.Context, o Options) {
+	c := newController(o)
+	for range c.Workers {
+		c.work.Go(func() { c.drain(ctx) })
+	}
+	c.follow(ctx)
+	c.work.Wait()
+	c.forgetAll()
+}
+
+func (c *controller) drain(ctx context.Context) {
+	for {
+		k, ok := c.queue.Next(ctx)
+		if !ok {
+			return
+		}
+		wait, err := c.settle(ctx, k)
+		if err != nil && ctx.Err() == nil {
+			c.Log.WarnContext(ctx, "a pod could not be looked after, and will be again", slog.String("pod", k.String()),
+				slog.String("error", err.Error()))
+		}
+		c.queue.Done(k, err != nil, wait)
+	}
+}
+
+// Once looks after each pod that there is now, and ends. The error names each pod that could not be helped, within
+// Options.Patience.
+func Once(ctx context.Context, o Options) error {
+	c := newController(o)
+	ctx, cancel := context.WithTimeoutCause(ctx, c.Patience, fmt.Errorf("it is not done after %s", c.Patience))
+	defer cancel()
+	c.Confirm = 0 // there is no second look
+	follow, end := context.WithCancel(ctx)
+	var troubles error
+	c.work.Go(func() { troubles = c.followUntil(follow) })
+	defer func() {
+		end()
+		c.work.Wait()
+	}()
+	select {
+	case <-ctx.Done():
+		end()
+		c.work.Wait()
+		return errors.Join(fmt.Errorf("waiting for the pods: %w", context.Cause(ctx)), troubles)
+	case <-c.synced:
+	}
+	var errs []error
+	for _, k := range c.keys() {
+		if err := c.insist(ctx, k); err != nil {
+			errs = append(errs, fmt.Errorf("pod %s: %w", k, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// tries is how often Once tries a pod, as the reference does.
+const tries = 5
+
+func (c *controller) insist(ctx context.Context, k key) error {
+	for try := 0; ; try++ {
+		wait, err := c.settle(ctx, k)
+		if err == nil || try == tries-1 || ctx.Err() != nil {
+			return err
+		}
+		over, stop := c.Clock.After(max(wait, c.Retry<<try))
+		select {
+		case <-ctx.Done():
+		case <-over:
+		}
+		stop()
+	}
+}

@@ -1,0 +1,150 @@
+package podrepair
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+)
+
+func (c *controller) follow(ctx context.Context) { _ = c.followUntil(ctx) }
+
+// followUntil keeps the pods in sight, and gives the last trouble that it had with that.
+func (c *controller) followUntil(ctx context.Context) (last error) {
+	scope := kube.PodScope{
+		Node: c.Settings.Node, LabelSelector: c.Settings.LabelSelectors, FieldSelector: c.Settings.FieldSelectors, Keep: c.keep,
+	}
+	c.API.FollowNodePods(ctx, scope, kube.Listener[kube.NodePod]{
+		Set: c.set, Gone: c.gone,
+		Listed: func() {
+			c.syncOnce.Do(func() { close(c.synced) })
+			c.ready("")
+		},
+		Trouble: func(err error) {
+			last = err
+			if err == nil {
+				c.Log.InfoContext(ctx, "the pods are in sight again")
+				c.ready("")
+				return
+			}
+			c.Metrics.PodsTroubled()
+			c.ready(err.Error())
+			c.Log.WarnContext(ctx, "the pods are out of sight: none is repaired", slog.String("error", err.Error()))
+		},
+	})
+	return last
+}
+
+// ready reports that the pods are in sight, or why not.
+func (c *controller) ready(but string) {
+	switch {
+	case c.Health == nil:
+	case but == "":
+		c.Health.Ready(Part)
+	default:
+		c.Health.NotReady(Part, but)
+	}
+}
+
+// keep drops what no decision rests on: thousands of pods may have to be remembered.
+func (c *controller) keep(p *kube.NodePod) {
+	annotation := c.Settings.Predicate.Annotation
+	value, has := p.Facts.Annotations[annotation]
+	if annotation != "" && !has {
+		*p = kube.NodePod{
+			Facts:   sidecar.Facts{Namespace: p.Facts.Namespace, Name: p.Facts.Name, UID: p.Facts.UID},
+			Version: p.Version, NodeName: p.NodeName,
+		}
+		return
+	}
+	slim := p.Facts.Slim()
+	if has && annotation != sidecar.StatusKey {
+		slim.Annotations = with(slim.Annotations, annotation, value)
+	}
+	if mark, marked := p.Facts.Labels[c.Settings.LabelKey]; marked {
+		slim.Labels = with(slim.Labels, c.Settings.LabelKey, mark)
+	}
+	p.Facts = slim
+	for i := range p.InitStatuses {
+		p.InitStatuses[i].State.Message = strings.Clone(p.InitStatuses[i].State.Message)
+	}
+}
+
+func with(of map[string]string, name, value string) map[string]string {
+	if of == nil {
+		of = map[string]string{}
+	}
+	of[name] = value
+	return of
+}
+
+func keyOf(p kube.NodePod) key { return key{p.Facts.Namespace, p.Facts.Name} }
+
+func (c *controller) set(p kube.NodePod) {
+	c.mu.Lock()
+	e := c.pods[keyOf(p)]
+	if e == nil || e.pod.Facts.UID != p.Facts.UID {
+		e = &entry{memory: memory{told: map[string]bool{}}}
+		c.pods[keyOf(p)] = e
+	}
+	if !slices.Equal(e.pod.Addresses, p.Addresses) {
+		e.mended = time.Time{} // it is another sandbox
+	}
+	e.pod = p
+	c.mu.Unlock()
+	c.queue.Add(keyOf(p))
+}
+
+func (c *controller) gone(p kube.NodePod) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e := c.pods[keyOf(p)]; e != nil {
+		c.Metrics.Stands(e.state, "")
+		delete(c.pods, keyOf(p))
+	}
+	c.queue.Forget(keyOf(p))
+}
+
+func (c *controller) forgetAll() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.pods {
+		c.Metrics.Stands(e.state, "")
+	}
+}
+
+func (c *controller) keys() []key {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(c.pods), func(a, b key) int { return strings.Compare(a.String(), b.String()) })
+}
+
+// podOf gives what decides.
+func podOf(p kube.NodePod) repair.Pod {
+	return repair.Pod{
+		Facts: p.Facts, Addressed: len(p.Addresses) > 0, Deleting: p.Deleting,
+		Ended: p.Phase == "Succeeded" || p.Phase == "Failed", NeverRestarts: p.RestartPolicy == "Never",
+		Init: containersOf(p.InitStatuses), Containers: containersOf(p.Statuses),
+	}
+}
+
+func containersOf(from []kube.ContainerStatus) []repair.Container {
+	all := make([]repair.Container, 0, len(from))
+	for _, s := range from {
+		all = append(all, repair.Container{Name: s.Name, State: stateOf(s.State), Last: stateOf(s.Last)})
+	}
+	return all
+}
+
+func stateOf(s kube.ContainerState) repair.State {
+	return repair.State{
+		Running: s.Kind == kube.StateRunning, Terminated: s.Kind == kube.StateTerminated,
+		Reason: s.Reason, Message: s.Message, ExitCode: s.ExitCode, Finished: s.Finished,
+	}
+}

@@ -1,0 +1,330 @@
+package podns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+)
+
+// crowd is a node with many names for few namespaces: mounts, lines of the mount table, and processes.
+func crowd(tb testing.TB, namespaces []string, mounts, processes int) Places {
+	tb.Helper()
+	dir := tb.TempDir()
+	p := Places{Mounts: []string{filepath.Join(dir, "netns")}, Proc: filepath.Join(dir, "proc")}
+	link := func(target, at string) {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o700), os.Symlink(target, at)); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	link("/proc/self/ns/net", p.Proc+"/1/ns/net")
+	var table strings.Builder
+	for i := range mounts {
+		at := fmt.Sprintf("%s/cni-%d", p.Mounts[0], i)
+		link(namespaces[i%len(namespaces)], at)
+		inode, err := inodeOf(at)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		fmt.Fprintf(&table, "9 1 %d:%d net:[%d] %s rw - nsfs nsfs rw\n", unix.Major(inode.Dev), unix.Minor(inode.Dev), inode.Ino, at)
+	}
+	if err := os.WriteFile(p.Proc+"/1/mountinfo", []byte(table.String()), 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	for i := range processes {
+		link(namespaces[i%len(namespaces)], fmt.Sprintf("%s/%d/ns/net", p.Proc, 100+i))
+	}
+	return p
+}
+
+func pod(address string) Pod {
+	return Pod{Namespace: "shop", Name: "web-1", UID: "u", Addresses: []netip.Addr{netip.MustParseAddr(address)}}
+}
+
+// counted searches, and counts how often each namespace is entered.
+func counted(tb testing.TB, p Places, of Pod) (map[Inode]int, *Namespace, error) {
+	tb.Helper()
+	entered := map[Inode]int{}
+	s := search{places: p, pod: normal(of), seen: map[Inode]verdict{}, look: func(path string) ([]netip.Addr, error) {
+		inode, err := inodeOf(path)
+		if err != nil {
+			tb.Error(err)
+		}
+		entered[inode]++
+		return addresses(path)
+	}}
+	found, err := s.run(tb.Context())
+	return entered, found, err
+}
+
+func TestEachNamespaceIsEnteredOnce(t *testing.T) {
+	t.Parallel()
+	namespaces := make([]string, 20)
+	for i := range namespaces {
+		namespaces[i] = netnstest.New(t)
+		netnstest.Run(t, namespaces[i], "ip", "address", "add", fmt.Sprintf("10.78.0.%d/32", i), "dev", "lo")
+	}
+	p := crowd(t, namespaces, 500, 2000)
+	want := func(entered map[Inode]int, most int) {
+		t.Helper()
+		if len(entered) != most {
+			t.Errorf("%d namespaces were entered, want %d", len(entered), most)
+		}
+		for inode, times := range entered {
+			if times != 1 {
+				t.Errorf("%s was entered %d times", inode, times)
+			}
+		}
+	}
+	entered, found, err := counted(t, p, pod("10.78.0.7"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found.Close()
+	want(entered, len(namespaces))
+
+	const andTheNodesOwn = 1
+	entered, _, err = counted(t, p, pod("10.78.0.77"))
+	if !errors.Is(err, ErrNotFound) {
+		t.Fatalf("got %v", err)
+	}
+	want(entered, len(namespaces)+andTheNodesOwn)
+	for _, says := range []string{"500 entries", "2001 entries"} {
+		if !strings.Contains(err.Error(), says) {
+			t.Errorf("error %q does not say %q", err, says)
+		}
+	}
+}
+
+// Whatever a search ends with, the only thing that it leaves is what it gives.
+func TestFindLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	one, two, other := netnstest.New(t), netnstest.New(t), netnstest.New(t)
+	for _, path := range []string{one, two} {
+		netnstest.Run(t, path, "ip", "address", "add", "10.78.1.1/32", "dev", "lo")
+	}
+	netnstest.Run(t, other, "ip", "address", "add", "10.78.1.2/32", "dev", "lo")
+	p := crowd(t, []string{one, two, other}, 30, 30)
+	all := []string{one, two, other}
+	before := held(t, all)
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	var work sync.WaitGroup
+	for range 8 {
+		work.Go(func() {
+			for range 10 {
+				found, err := p.Find(t.Context(), pod("10.78.1.2"))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				found.Close()
+				for cause, err := range map[error]error{
+					ErrAmbiguous: second(p.Find(t.Context(), pod("10.78.1.1"))), ErrNotFound: second(p.Find(t.Context(), pod("10.78.1.3"))),
+					context.Canceled: second(p.Find(canceled, pod("10.78.1.1"))),
+				} {
+					if !errors.Is(err, cause) {
+						t.Errorf("got %v, want %v", err, cause)
+					}
+				}
+			}
+		})
+	}
+	work.Wait()
+	if after := held(t, all); after != before {
+		t.Errorf("%d open files are of the namespaces, want %d", after, before)
+	}
+	found, err := p.Find(t.Context(), pod("10.78.1.2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer found.Close()
+	if after := held(t, all); after != before+1 {
+		t.Errorf("%d open files are of the namespaces, want one more than %d", after, before)
+	}
+	tasks, err := filepath.Glob("/proc/self/task/*/ns/net")
+	if err != nil || len(tasks) == 0 {
+		t.Fatal(tasks, err)
+	}
+	for _, task := range tasks {
+		inode, err := inodeOf(task)
+		if err != nil {
+			continue // a thread that has ended
+		}
+		for _, path := range all {
+			if of, err := inodeOf(path); err != nil || of == inode {
+				t.Errorf("%s is in %s (%v)", task, path, err)
+			}
+		}
+	}
+}
+
+func second(_ *Namespace, err error) error { return err }
+
+// held counts this process's open files of namespaces.
+func held(t *testing.T, paths []string) int {
+	t.Helper()
+	of := map[Inode]bool{}
+	for _, path := range paths {
+		inode, err := inodeOf(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		of[inode] = true
+	}
+	files, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := 0
+	for _, file := range files {
+		if inode, err := inodeOf(file); err == nil && of[inode] {
+			count++
+		}
+	}
+	return count
+}
+
+func TestANamespaceStaysTheSameUntilItIsClosed(t *testing.T) {
+	t.Parallel()
+	one, two := netnstest.New(t), netnstest.New(t)
+	at := filepath.Join(t.TempDir(), "cni-1")
+	mount := func(path string) {
+		if err := errors.Join(os.WriteFile(at, nil, 0o600), unix.Mount(path, at, "", unix.MS_BIND, "")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unmount := func() {
+		if err := errors.Join(unix.Unmount(at, unix.MNT_DETACH), os.Remove(at)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mount(one)
+	n, err := hold(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unmount()
+	mount(two)
+	defer unmount()
+	same, err := netns.Same(n.Path(), one)
+	if err != nil || !same {
+		t.Errorf("it became another one: %v, %v", same, err)
+	}
+	if inode, err := inodeOf(n.Path()); err != nil || inode != n.Inode() {
+		t.Errorf("%s is %s (%v), want %s", n.Path(), inode, err, n.Inode())
+	}
+	n.Close()
+	n.Close()
+	if n.Path() != "" {
+		t.Errorf("it is closed and has the path %q", n.Path())
+	}
+}
+
+func TestTheMountTableIsRead(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		line, point string
+		ino         uint64
+		is          bool
+	}{
+		{"91 25 0:4 net:[4026532281] /run/netns/cni-1 rw shared:13 - nsfs nsfs rw", "/run/netns/cni-1", 4026532281, true},
+		{`91 25 0:4 net:[1] /run/a\040b\011c\012d\134e rw - nsfs nsfs rw`, "/run/a b\tc\nd\\e", 1, true},
+		{"91 25 0:4 uts:[4026532281] /run/utsns/1 rw - nsfs nsfs rw", "", 0, false},
+		{"91 25 0:4 net:[x] /run/netns/cni-1 rw - nsfs nsfs rw", "", 0, false},
+		{"91 25 zero net:[1] /run/netns/cni-1 rw - nsfs nsfs rw", "", 0, false},
+		{"91 25 0:31 net:[1] /run/netns/cni-1 rw - tmpfs nsfs rw", "", 0, false},
+		{"22 27 0:21 / /proc rw,relatime - proc proc rw", "", 0, false},
+		{"91 25 0:4", "", 0, false},
+		{"", "", 0, false},
+	} {
+		point, inode, is := mountedNetNS(tc.line)
+		if point != tc.point || inode.Ino != tc.ino || is != tc.is || is && inode.Dev != unix.Mkdev(0, 4) {
+			t.Errorf("%q: got %q, %+v, %v", tc.line, point, inode, is)
+		}
+	}
+}
+
+func TestALongLineOfTheMountTableHidesNothing(t *testing.T) {
+	t.Parallel()
+	ns := netnstest.New(t)
+	netnstest.Run(t, ns, "ip", "address", "add", "10.78.2.1/32", "dev", "lo")
+	p := crowd(t, []string{ns}, 1, 0)
+	table := p.Proc + "/1/mountinfo"
+	line, err := os.ReadFile(table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := "50 1 0:50 / /overlay rw - overlay overlay rw,lowerdir=" + strings.Repeat("/a:", 100_000) + "\n"
+	if err := os.WriteFile(table, append([]byte(long), line...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.Mounts = nil
+	found, err := p.Find(t.Context(), pod("10.78.2.1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found.Close()
+}
+
+// BenchmarkFind looks for one pod among 250, of which each has a mount, an entry in the cache and four processes.
+func BenchmarkFind(b *testing.B) {
+	const pods = 250
+	namespaces := make([]string, pods)
+	for i := range namespaces {
+		namespaces[i] = netnstest.New(b)
+		netnstest.Run(b, namespaces[i], "ip", "address", "add", fmt.Sprintf("10.79.0.%d/32", i), "dev", "lo")
+	}
+	p := crowd(b, namespaces, pods, 4*pods)
+	p.Cache = b.TempDir()
+	for i := range namespaces {
+		path := fmt.Sprintf("%s/cni-%d", p.Mounts[0], i)
+		entry := fmt.Sprintf(`{"kind":"cniCacheV1","containerId":"c%d","config":"%s","ifName":"eth0","networkName":"net","netns":%q,`+
+			`"cniArgs":[["IgnoreUnknown","1"],["K8S_POD_NAMESPACE","shop"],["K8S_POD_NAME","web-%d"],["K8S_POD_UID","u%d"]],`+
+			`"result":{"cniVersion":"1.0.0","interfaces":[],"ips":[],"padding":%q}}`, i, "e30=", path, i, i, strings.Repeat("x", 2000))
+		if err := os.WriteFile(fmt.Sprintf("%s/net-c%d-eth0", p.Cache, i), []byte(entry), 0o600); err != nil {
+			b.Fatal(err)
+		}
+	}
+	without := func(drop func(*Places)) Places {
+		q := p
+		drop(&q)
+		return q
+	}
+	const last = pods - 1
+	wanted := pod(fmt.Sprintf("10.79.0.%d", last))
+	wanted.Name, wanted.UID = fmt.Sprintf("web-%d", last), fmt.Sprintf("u%d", last)
+	for _, way := range []struct {
+		from Source
+		in   Places
+	}{
+		{FromCache, p},
+		{FromMount, without(func(q *Places) { q.Cache = "" })},
+		{FromProc, without(func(q *Places) { q.Cache, q.Mounts = "", nil })},
+	} {
+		if way.from == FromProc { // which comes last
+			if err := os.WriteFile(p.Proc+"/1/mountinfo", nil, 0o600); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.Run(string(way.from), func(b *testing.B) {
+			for b.Loop() {
+				found, err := way.in.Find(b.Context(), wanted)
+				if err != nil || found.Source() != way.from {
+					b.Fatal(found, err)
+				}
+				found.Close()
+			}
+		})
+	}
+}

@@ -1,0 +1,23 @@
+package installer
+
+import (
+	"log/slog"
+
+	"github.com/meshcni/istio-cni/internal/agent/podrepair"
+	"github.com/meshcni/istio-cni/internal/agent/workqueue"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+)
+
+// repair looks after pods that run without redirection, for as long as the agent runs. Nothing of the installation waits for it.
+func (n *node) repair() {
+	n.log.Info("race repair", slog.Any("settings", n.cfg.Repair))
+	path, _ := n.in.getenv("PATH")
+	podrepair.Run(n.background, podrepair.Options{
+		API: n.api, Clock: workqueue.SystemClock(clock), Log: n.log, Metrics: n.metrics.Repair, Settings: n.cfg.Repair,
+		Plugin: func() (cniconf.NetConf, error) { return n.stanza.Load().NetConf() },
+		Places: podrepair.Paths{
+			Cache: n.cfg.Conf.CacheDir, Proc: n.cfg.HostProc, Netns: n.cfg.NetnsDirs, Roots: n.cfg.HostRoots,
+		}.Places(),
+		ToolPath: path, Host: n.cfg.Repair.Node,
+	})
+}

@@ -1,0 +1,100 @@
+// Package repairer is the role "istio-cni repair", also called istio-cni-repair: race repair without the node agent, for
+// one node or for all of them.
+//
+// It promises the flags and variables of the reference's command (Istio 1.4 to 1.18), that all problems of its
+// configuration are reported together before anything is asked of the API server, and the actions of the node agent. Without the
+// name of a node it looks after the pods of all nodes, whose namespaces it cannot reach: redirecting in place takes the name.
+//
+// It never prints a token.
+//
+// Start at Run; the table is in config.go.
+package repairer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/health"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/podrepair"
+	"github.com/meshcni/istio-cni/internal/agent/serve"
+	"github.com/meshcni/istio-cni/internal/agent/standalone"
+	"github.com/meshcni/istio-cni/internal/agent/workqueue"
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/settings"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/kube"
+)
+
+// Exit codes.
+const (
+	exitOK     = applet.ExitOK
+	exitFailed = applet.ExitError // some pod could not be looked after
+	exitUsage  = applet.ExitUsage // a bad value or flag; nothing was asked or changed
+)
+
+// clock is the time of day, for events and retries.
+func clock() time.Time { return time.Now() } //nolint:forbidigo // what everything below takes its clock from
+
+// Run is the role. It ends when each pod was looked after or, with --run-as-daemon, when it is told to.
+func Run(c applet.Call) int {
+	cfg, err := load(c.Args, c.Getenv)
+	if errors.Is(err, settings.ErrHelp) {
+		_, _ = io.WriteString(c.Stdout, help())
+		return exitOK
+	}
+	if err != nil {
+		for line := range strings.Lines(err.Error()) {
+			_, _ = fmt.Fprintf(c.Stderr, "error: %s\n", strings.TrimSuffix(line, "\n"))
+		}
+		_, _ = fmt.Fprintf(c.Stderr, "nothing was touched; see istio-cni repair --help\n")
+		return exitUsage
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	context.AfterFunc(ctx, stop) // a second signal ends the program at once
+	defer stop()
+
+	log := standalone.Logger(c.Stderr, cfg.LogLevel, cfg.LogJSON)
+	log.InfoContext(ctx, "starting", slog.String("version", applet.Build().String()), slog.Any("configuration", cfg))
+	for _, warning := range cfg.Warnings {
+		log.WarnContext(ctx, "configuration", slog.String("warning", warning))
+	}
+	path, _ := c.Getenv("PATH")
+	if err := act(ctx, cfg, path, log); err != nil {
+		log.ErrorContext(ctx, "ending", slog.String("error", err.Error()))
+		return exitFailed
+	}
+	return exitOK
+}
+
+func act(ctx context.Context, cfg Config, path string, log *slog.Logger) error {
+	api, err := kube.NewAPI(cfg.access)
+	if err != nil {
+		return err
+	}
+	defer api.Close()
+	options := podrepair.Options{
+		API: api, Clock: workqueue.SystemClock(clock), Log: log, Metrics: metrics.NewRepair(applet.Build().Version()),
+		Settings: cfg.Repair, Plugin: func() (cniconf.NetConf, error) { return cfg.Stanza.NetConf() },
+		Places: cfg.Paths.Places(), ToolPath: path, Host: cfg.Host,
+	}
+	if !cfg.Daemon {
+		return podrepair.Once(ctx, options)
+	}
+	state := health.NewState(health.Options{Log: log, Now: clock}, podrepair.Part)
+	options.Health = state
+	return standalone.Serve(ctx, log, func(ctx context.Context) error {
+		podrepair.Run(ctx, options)
+		return nil
+	},
+		serve.Port{Flag: "--health-port", Number: int(cfg.HealthPort), Handler: state.Handler()},
+		serve.Port{Flag: "--monitoring-port", Number: int(cfg.MonitoringPort), Handler: options.Metrics.Handler()},
+	)
+}
