@@ -110,9 +110,7 @@ func TestAfterEachAttackAnOrdinaryBatchArrives(t *testing.T) {
 }
 
 func (b *bench) places() int {
-	b.gate.mu.Lock()
-	defer b.gate.mu.Unlock()
-	return len(b.gate.open)
+	return b.Busy()
 }
 
 // raw sends bytes and waits until the server hangs up.

@@ -10,7 +10,7 @@
 // It never takes over a socket that somebody serves, never removes a file that is not its own, and never ends the agent:
 // only Open returns errors that a caller has to act on.
 //
-// Start reading at Server. socket.go has the file, gate.go the connections, batch.go a request, record.go a record.
+// Start reading at Server. The socket is of package unixsock; batch.go has a request, record.go a record.
 package logrelay
 
 import (
@@ -18,11 +18,11 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 )
 
 // scope is the value of the attribute "scope" of every relayed record, by which it is told from the agent's own.
@@ -95,10 +95,11 @@ func defaultLimits() limits {
 
 // Server is the agent's end of the socket.
 type Server struct {
+	*unixsock.Server
+
 	options Options
 	limits  limits
 	records slog.Handler
-	gate    *gate
 	losses  *losses
 
 	requests chan struct{} // one for each that is being read or relayed
@@ -107,26 +108,15 @@ type Server struct {
 	relaying sync.Mutex // keeps a batch together, and decoding to one at a time
 	byCount  bucket
 	bySize   bucket
-
-	mu      sync.Mutex
-	socket  *socket
-	ended   bool
-	rebound chan struct{}
 }
 
 // Open makes the socket. Clients can connect from then on; they are served by Serve, which has to follow. A socket that
-// somebody else serves is an error that is ErrServed.
+// somebody else serves is an error that is unixsock.ErrServed.
 func Open(ctx context.Context, o Options) (*Server, error) {
 	return open(ctx, o, defaultLimits())
 }
 
 func open(ctx context.Context, o Options, l limits) (*Server, error) {
-	if o.DirMode == 0 {
-		o.DirMode = 0o700
-	}
-	if o.Mode == 0 {
-		o.Mode = 0o600
-	}
 	if o.Level == nil {
 		o.Level = slog.LevelInfo
 	}
@@ -150,45 +140,18 @@ func open(ctx context.Context, o Options, l limits) (*Server, error) {
 		requests: make(chan struct{}, l.connections),
 		byCount:  newBucket(l.recordRate, l.recordBurst, o.Now()),
 		bySize:   newBucket(l.byteRate, l.byteBurst, o.Now()),
-		rebound:  make(chan struct{}, 1),
 	}
 	s.shared.left.Store(int64(l.shared))
-	s.gate = newGate(append(slices.Clone(o.AllowedUIDs), 0), l, o.Now, s.losses)
-	opened, err := bind(ctx, o.Path, o.DirMode, o.Mode)
+	var err error
+	s.Server, err = unixsock.Open(ctx, unixsock.Options{
+		Path: o.Path, DirMode: o.DirMode, Mode: o.Mode, AllowedUIDs: o.AllowedUIDs,
+		Connections: l.connections, Grace: l.grace, Patience: l.patience, Header: l.header, End: l.end,
+		Trouble: s.losses, Log: o.Log, Now: o.Now,
+	})
 	if err != nil {
 		return nil, err
 	}
-	s.socket = opened
 	return s, nil
-}
-
-// Listening reports whether the file at the path is still the socket that is served.
-func (s *Server) Listening() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return !s.ended && s.socket.isInPlace()
-}
-
-// Rebind makes the socket again if its file is gone or another one. What was connected stays so. An error means that
-// the path cannot be had now, and that all is as before; the caller may try again at any time.
-func (s *Server) Rebind(ctx context.Context) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ended || s.socket.isInPlace() {
-		return nil
-	}
-	fresh, err := bind(ctx, s.options.Path, s.options.DirMode, s.options.Mode)
-	if err != nil {
-		return err
-	}
-	_ = s.socket.listener.Close() // nobody can reach it
-	s.socket = fresh
-	s.options.Log.InfoContext(ctx, "log socket was gone and is made again", "path", s.options.Path)
-	select {
-	case s.rebound <- struct{}{}:
-	default:
-	}
-	return nil
 }
 
 // Serve relays records until ctx ends. Then it removes the socket, if it is still its own, and returns within about a
@@ -196,56 +159,8 @@ func (s *Server) Rebind(ctx context.Context) error {
 func (s *Server) Serve(ctx context.Context) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /log", s.post)
-	server := &http.Server{
-		Handler:           mux,
-		ReadHeaderTimeout: s.limits.patience,
-		ReadTimeout:       s.limits.patience,
-		WriteTimeout:      2 * s.limits.patience, // of which reading is a part
-		MaxHeaderBytes:    s.limits.header,
-		ErrorLog:          slog.NewLogLogger(s.options.Log.Handler(), slog.LevelWarn),
-	}
-	server.SetKeepAlivesEnabled(false) // a plugin sends once
-	stop := context.AfterFunc(ctx, s.close)
-	defer stop()
-
 	var reports sync.WaitGroup
 	reports.Go(func() { s.losses.reportEach(ctx, s.limits.report, s.options.Log) })
-	for ctx.Err() == nil {
-		_ = server.Serve(s.gate.guard(ctx, s.current())) // until the socket is closed, for one of two reasons:
-		select {
-		case <-ctx.Done():
-		case <-s.rebound:
-		}
-	}
-	s.close() // waits for the one that has begun
-	s.shutdown(ctx, server)
+	s.Server.Serve(ctx, mux)
 	reports.Wait()
-}
-
-func (s *Server) current() *socket {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.socket
-}
-
-// close takes the socket away.
-func (s *Server) close() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ended {
-		return // a file that looks like the socket's is another one's by now
-	}
-	s.ended = true
-	s.socket.remove()
-}
-
-// Close takes the socket of a server away that was never served.
-func (s *Server) Close() { s.close() }
-
-func (s *Server) shutdown(ctx context.Context, server *http.Server) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.limits.end)
-	defer cancel()
-	if server.Shutdown(ctx) != nil {
-		_ = server.Close() // the connections are gone whatever it says
-	}
 }

@@ -44,7 +44,8 @@ func (l *losses) rejected(n int) {
 	l.since.rejected += n
 }
 
-func (l *losses) stranger(uid uint32) {
+// Stranger, Slow and CannotAccept are what the socket tells.
+func (l *losses) Stranger(uid uint32) {
 	l.metrics.LogConnectionRefused(metrics.RefusedStranger)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -52,14 +53,14 @@ func (l *losses) stranger(uid uint32) {
 	l.since.lastStranger = uid
 }
 
-func (l *losses) slow() {
+func (l *losses) Slow() {
 	l.metrics.LogConnectionRefused(metrics.RefusedSlow)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.since.slow++
 }
 
-func (l *losses) cannotAccept(err error) {
+func (l *losses) CannotAccept(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.since.accept = err
@@ -67,8 +68,14 @@ func (l *losses) cannotAccept(err error) {
 
 // reportEach reports after each interval in which something was given up, and once more at the end.
 func (l *losses) reportEach(ctx context.Context, interval time.Duration, log *slog.Logger) {
-	for pause(ctx, interval) {
-		l.report(log)
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ticker.C:
+			l.report(log)
+		case <-ctx.Done():
+		}
 	}
 	l.report(log)
 }

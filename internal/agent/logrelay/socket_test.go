@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 )
 
 // quiet are options of a socket at a path.
@@ -101,7 +103,7 @@ func TestALiveSocketIsNotStolen(t *testing.T) {
 		b := start(t, nil)
 		_, err := Open(t.Context(), quiet(b.options.Path))
 		want := fmt.Sprintf("making socket %q: another process serves it: process %d", b.options.Path, os.Getpid())
-		if !errors.Is(err, ErrServed) || err.Error() != want {
+		if !errors.Is(err, unixsock.ErrServed) || err.Error() != want {
 			t.Errorf("got %v, want %s", err, want)
 		}
 		b.ordinary(t)
@@ -109,7 +111,7 @@ func TestALiveSocketIsNotStolen(t *testing.T) {
 	t.Run("accepting_nobody", func(t *testing.T) {
 		path := filepath.Join(runDir(t), "log.sock")
 		listen(t, path)
-		if _, err := Open(t.Context(), quiet(path)); !errors.Is(err, ErrServed) {
+		if _, err := Open(t.Context(), quiet(path)); !errors.Is(err, unixsock.ErrServed) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -133,7 +135,7 @@ func TestALiveSocketIsNotStolen(t *testing.T) {
 				defer func() { _ = conn.Close() }()
 			}
 		}
-		if _, err := Open(t.Context(), quiet(path)); !errors.Is(err, ErrServed) {
+		if _, err := Open(t.Context(), quiet(path)); !errors.Is(err, unixsock.ErrServed) {
 			t.Errorf("got %v, where a client has %v", err, full)
 		}
 		if modeOf(t, path).Type() != fs.ModeSocket {
@@ -155,7 +157,7 @@ func TestWhatIsNoSocketStays(t *testing.T) {
 			}
 			before := modeOf(t, path)
 			_, err := Open(t.Context(), quiet(path))
-			if !errors.Is(err, errNoSocket) || !strings.Contains(err.Error(), path) {
+			if !errors.Is(err, unixsock.ErrNoSocket) || !strings.Contains(err.Error(), path) {
 				t.Errorf("got %v", err)
 			}
 			if after := modeOf(t, path); after != before {
@@ -167,7 +169,7 @@ func TestWhatIsNoSocketStays(t *testing.T) {
 
 func TestALongPathIsSaidToBeLong(t *testing.T) {
 	path := "/tmp/" + strings.Repeat("x", 100) + "/log.sock"
-	if _, err := Open(t.Context(), quiet(path)); !errors.Is(err, errTooLong) {
+	if _, err := Open(t.Context(), quiet(path)); !errors.Is(err, unixsock.ErrTooLong) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -195,7 +197,7 @@ func TestOfTwoThatStartAtTheSameTimeOneWins(t *testing.T) {
 					listening++
 				}
 				s.Close()
-			} else if !errors.Is(errs[i], ErrServed) {
+			} else if !errors.Is(errs[i], unixsock.ErrServed) {
 				t.Error(errs[i])
 			}
 		}
@@ -215,7 +217,7 @@ func TestALockedDirectoryIsWaitedForAndNotForEver(t *testing.T) {
 	if err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), quiet(filepath.Join(dir, "log.sock"))); !errors.Is(err, errLocked) {
+	if _, err := Open(t.Context(), quiet(filepath.Join(dir, "log.sock"))); !errors.Is(err, unixsock.ErrLocked) {
 		t.Errorf("got %v", err)
 	}
 	opened := make(chan error, 1)
@@ -256,7 +258,7 @@ func TestTheSocketIsRemovedAtTheEndIfItIsOurs(t *testing.T) {
 		if b.Listening() {
 			t.Error("another's socket is taken for ours")
 		}
-		if err := b.Rebind(t.Context()); !errors.Is(err, ErrServed) {
+		if err := b.Rebind(t.Context()); !errors.Is(err, unixsock.ErrServed) {
 			t.Errorf("rebound over it: %v", err)
 		}
 		b.stop()

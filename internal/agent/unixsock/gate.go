@@ -1,4 +1,4 @@
-package logrelay
+package unixsock
 
 import (
 	"context"
@@ -18,23 +18,24 @@ const (
 // gate lets in whom it may, and not too many at a time.
 //
 // When all places are taken, the connection that has had its place for longest loses it, unless that is not long yet:
-// an honest plugin is done within milliseconds, so it is those who hang that go. Meanwhile others wait in the kernel's
+// an honest client is done within milliseconds, so it is those who hang that go. Meanwhile others wait in the kernel's
 // queue, where they cost the agent nothing.
 type gate struct {
 	allowed []uint32
 	limit   int
 	grace   time.Duration
 	now     func() time.Time
-	losses  *losses
+	trouble Trouble
 
 	mu   sync.Mutex
 	open []*place // the longest first
 	left chan struct{}
 }
 
-func newGate(allowed []uint32, l limits, now func() time.Time, losses *losses) *gate {
+func newGate(o Options) *gate {
 	return &gate{
-		allowed: allowed, limit: l.connections, grace: l.grace, now: now, losses: losses, left: make(chan struct{}, 1),
+		allowed: append(slices.Clone(o.AllowedUIDs), 0), limit: o.Connections, grace: o.Grace, now: o.Now, trouble: o.Trouble,
+		left: make(chan struct{}, 1),
 	}
 }
 
@@ -93,7 +94,7 @@ func (l *guarded) Accept() (net.Conn, error) {
 		case errors.Is(err, net.ErrClosed):
 			return nil, err
 		default:
-			l.gate.losses.cannotAccept(err)
+			l.gate.trouble.CannotAccept(err)
 			if !pause(l.ctx, retry) {
 				return nil, net.ErrClosed
 			}
@@ -109,7 +110,7 @@ func (g *gate) mayEnter(conn *net.UnixConn) bool {
 		return false // it is gone
 	}
 	if !slices.Contains(g.allowed, who.Uid) {
-		g.losses.stranger(who.Uid)
+		g.trouble.Stranger(who.Uid)
 		return false
 	}
 	return true
@@ -146,7 +147,7 @@ func (g *gate) tryEnter(conn net.Conn) (*place, time.Duration) {
 		}
 		g.open = slices.Delete(g.open, 0, 1)
 		_ = oldest.Conn.Close() // its server finds out
-		g.losses.slow()
+		g.trouble.Slow()
 	}
 	p := &place{Conn: conn, gate: g, since: now}
 	g.open = append(g.open, p)

@@ -1,4 +1,4 @@
-package logrelay
+package unixsock
 
 import (
 	"context"
@@ -15,10 +15,11 @@ import (
 // ErrServed says that another process serves the socket.
 var ErrServed = errors.New("another process serves it")
 
+// What is wrong with a path. ErrLocked may end by itself.
 var (
-	errNoSocket = errors.New("something that is no socket is in its place")
-	errTooLong  = errors.New("too long for a socket")
-	errLocked   = errors.New("the directory stays locked")
+	ErrNoSocket = errors.New("something that is no socket is in its place")
+	ErrTooLong  = errors.New("too long for a socket")
+	ErrLocked   = errors.New("the directory stays locked")
 )
 
 const (
@@ -41,7 +42,7 @@ type socket struct {
 // stale one. Who connects before the mode is set is still judged by who it is.
 func bind(ctx context.Context, path string, dirMode, mode fs.FileMode) (*socket, error) {
 	if len(path) > maxPath {
-		return nil, fmt.Errorf("making socket %q of %d bytes, where %d are possible: %w", path, len(path), maxPath, errTooLong)
+		return nil, fmt.Errorf("making socket %q of %d bytes, where %d are possible: %w", path, len(path), maxPath, ErrTooLong)
 	}
 	dir := filepath.Dir(path)
 	err := makeDir(dir, dirMode)
@@ -94,7 +95,7 @@ func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("locking directory of socket: %w", err)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, lockAtAll, errLocked)
+	ctx, cancel := context.WithTimeoutCause(ctx, lockAtAll, ErrLocked)
 	defer cancel()
 	for {
 		err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
@@ -132,7 +133,7 @@ func removeStale(ctx context.Context, path string) error {
 	case err != nil:
 		return fmt.Errorf("examining socket: %w", err)
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("making socket %q: %w", path, errNoSocket)
+		return fmt.Errorf("making socket %q: %w", path, ErrNoSocket)
 	}
 	ctx, cancel := context.WithTimeout(ctx, probe)
 	defer cancel()
