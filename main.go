@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/role/decisions"
 	"github.com/meshcni/istio-cni/internal/role/installer"
 	"github.com/meshcni/istio-cni/internal/role/plugin"
 	"github.com/meshcni/istio-cni/internal/role/redirector"
@@ -38,6 +39,7 @@ func program() applet.Program {
 				Name: "repair", Alias: "istio-cni-repair",
 				Summary: "looks after pods that started before the plugin was there", Run: repairer.Run,
 			},
+			{Name: "decisions", Summary: "shows what the plugin decided lately on this node, and why", Run: decisions.Run},
 			{Name: "version", Summary: "prints the version", Run: build.Run},
 		},
 		Implicit: "plugin", ImplicitVar: "CNI_COMMAND",

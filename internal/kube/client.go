@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/client-go/transport"
@@ -19,9 +20,14 @@ const userAgent = "istio-cni"
 type Client struct {
 	file string
 
+	requests atomic.Int64
+
 	mu      sync.Mutex
 	current *endpoint
 }
+
+// Requests is how many were sent.
+func (c *Client) Requests() int { return int(c.requests.Load()) }
 
 // NewClient builds a client from a kubeconfig file. Server, inline and file credentials (token, tokenFile, client
 // certificate, username), certificate-authority, insecure-skip-tls-verify, tls-server-name, proxy-url and impersonation

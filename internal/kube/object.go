@@ -1,6 +1,10 @@
 package kube
 
-import "context"
+import (
+	"context"
+
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+)
 
 // DaemonSet is what the agent wants to know about its own one.
 type DaemonSet struct {
@@ -106,4 +110,22 @@ func (a *API) PodOf(ctx context.Context, namespace, name string) (PodState, erro
 		}
 	}
 	return state, nil
+}
+
+// Pod fetches the facts of one pod: GET /api/v1/namespaces/NAMESPACE/pods/NAME, once. Another pod of that name, by its
+// UID, is a WrongPod.
+func (a *API) Pod(ctx context.Context, key PodKey) (sidecar.Facts, error) {
+	c := call{verb: "get", resource: pods(), namespace: key.Namespace, name: key.Name}
+	if !key.valid() {
+		return sidecar.Facts{}, a.failed(&c, "", &failure{class: InvalidKey, err: errNoSegment})
+	}
+	body, err := a.send(ctx, &c)
+	if err != nil {
+		return sidecar.Facts{}, err
+	}
+	facts, failed := key.decode(body)
+	if failed != nil {
+		return sidecar.Facts{}, a.failed(&c, "", failed)
+	}
+	return facts, nil
 }

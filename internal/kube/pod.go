@@ -227,6 +227,7 @@ func sleep(ctx context.Context, wait time.Duration) bool {
 // attempt asks once. It gives a pod or a failure.
 func (l *lookup) attempt(limited context.Context) (sidecar.Facts, *failure) {
 	l.attempts++
+	l.client.requests.Add(1)
 	ctx, cancel := context.WithTimeout(limited, l.budget.Attempt)
 	defer cancel()
 	to := l.client.endpoint()
@@ -245,7 +246,7 @@ func (l *lookup) attempt(limited context.Context) (sidecar.Facts, *failure) {
 	if failed != nil {
 		return sidecar.Facts{}, failed
 	}
-	return l.decode(body)
+	return l.key.decode(body)
 }
 
 // open sends one request. It gives a good answer, whose body the caller closes, or a failure.
@@ -264,7 +265,8 @@ func (e *endpoint) open(request *http.Request) (*http.Response, *progress, *fail
 	return response, reached, nil
 }
 
-func (l *lookup) decode(body []byte) (sidecar.Facts, *failure) {
+// decode reads the answer to a request for the pod.
+func (k PodKey) decode(body []byte) (sidecar.Facts, *failure) {
 	pod, err := Facts(body)
 	if err != nil {
 		class := Undecodable
@@ -273,9 +275,9 @@ func (l *lookup) decode(body []byte) (sidecar.Facts, *failure) {
 		}
 		return sidecar.Facts{}, &failure{class: class, err: err}
 	}
-	if !l.key.matches(pod) {
+	if !k.matches(pod) {
 		return sidecar.Facts{}, &failure{class: WrongPod, err: fmt.Errorf(
-			"asked for %s with UID %q, got %s with UID %q", l.key, l.key.UID,
+			"asked for %s with UID %q, got %s with UID %q", k, k.UID,
 			PodKey{Namespace: pod.Namespace, Name: pod.Name}, pod.UID)}
 	}
 	return pod, nil

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,6 +17,8 @@ import (
 // NodePod is a pod as far as one looks at it who cares for those of a node.
 type NodePod struct {
 	Facts sidecar.Facts
+	// aliases are further UIDs by which a runtime knows the pod, see [NodePod.Is].
+	aliases []string
 	// Version is the resourceVersion.
 	Version string
 	// NodeName is empty for a pod that is not scheduled.
@@ -29,6 +32,10 @@ type NodePod struct {
 	// InitStatuses are of the init containers, native sidecars among them, Statuses of the others.
 	InitStatuses, Statuses []ContainerStatus
 }
+
+// Is tells whether it is the pod that a runtime means: by its UID or, of a pod that the kubelet read from a file, by the
+// kubelet's own one.
+func (p *NodePod) Is(uid string) bool { return uid == p.Facts.UID || slices.Contains(p.aliases, uid) }
 
 // Ref names the pod as it was seen, for [API.DeletePod] and its like.
 func (p *NodePod) Ref() PodRef {
@@ -173,6 +180,11 @@ func decodeNodePod(object []byte) (NodePod, error) {
 		NodeName: wire.Spec.NodeName, RestartPolicy: wire.Spec.RestartPolicy,
 		Phase: wire.Status.Phase, Addresses: wire.Status.addresses(),
 		InitStatuses: containerStatuses(wire.Status.InitStatuses), Statuses: containerStatuses(wire.Status.Statuses),
+	}
+	for _, key := range []string{configHashAnnotation, configMirrorAnnotation} {
+		if uid := pod.Facts.Annotations[key]; uid != "" {
+			pod.aliases = append(pod.aliases, uid)
+		}
 	}
 	for _, c := range wire.Status.Conditions {
 		if c.Type == readyCondition {

@@ -1,5 +1,7 @@
 package metrics
 
+import "slices"
+
 // family is a name with what Prometheus shows of it.
 type family struct{ name, kind, help string }
 
@@ -24,7 +26,7 @@ const (
 )
 
 func ownFamilies() []family {
-	return append(repairFamilies(), []family{
+	return slices.Concat(repairFamilies(), addFamilies(), []family{
 		{installsTotal, counter, "Installations of the CNI plugin on this node, by how they ended."},
 		{installReady, gauge, "1 while the CNI plugin is installed and watched, 0 while pods may start without it."},
 		{rewritesTotal, counter, "Artifacts on the node put back after somebody else changed or removed them."},
@@ -43,7 +45,7 @@ func ownFamilies() []family {
 		},
 		{healSeconds, "histogram", "Time from noticing that an artifact was tampered with to having it back, in seconds."},
 		{buildInfo, gauge, "Always 1; the label is the version of this program."},
-	}...)
+	})
 }
 
 // processFamilies are those of the process, and of the Go runtime's many the few that an operator asks for.

@@ -90,6 +90,7 @@ const (
 // Metrics counts for one agent. Its methods may be called from several goroutines.
 type Metrics struct {
 	*Repair
+	*Adds
 
 	set   *metrics.Set
 	ready *metrics.Gauge
@@ -102,10 +103,10 @@ type Metrics struct {
 func New(version string) *Metrics {
 	set := metrics.NewSet()
 	m := &Metrics{
-		Repair: newRepair(set), set: set,
+		Repair: newRepair(set), Adds: newAdds(set), set: set,
 
 		ready: set.NewGauge(installReady, nil),
-		heal:  newHistogram(healSeconds, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+		heal:  newHistogram(healSeconds, nil, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 
 		installs: newVector(set, installsTotal, one("result", InstallSuccess, CopyBinariesFailure,
 			CreateKubeconfigFailure, CreateCNIConfigFailure, ReadServiceAccountFailure)),

@@ -63,6 +63,7 @@ func pairs[A, B ~string](keyA string, as []A, keyB string, bs []B) []string {
 // histogram counts values by upper bounds, as Prometheus does. The library's own have buckets of another kind.
 type histogram struct {
 	name   string
+	labels []string  // keys and values in turn
 	bounds []float64 // ascending
 
 	mu     sync.Mutex
@@ -70,8 +71,8 @@ type histogram struct {
 	sum    float64
 }
 
-func newHistogram(name string, bounds ...float64) *histogram {
-	return &histogram{name: name, bounds: bounds, counts: make([]uint64, len(bounds)+1)}
+func newHistogram(name string, labels []string, bounds ...float64) *histogram {
+	return &histogram{name: name, labels: labels, bounds: bounds, counts: make([]uint64, len(bounds)+1)}
 }
 
 func (h *histogram) observe(v float64) {
@@ -93,7 +94,11 @@ func (h *histogram) write(w io.Writer) {
 		if i < len(h.bounds) {
 			bound = strconv.FormatFloat(h.bounds[i], 'g', -1, 64)
 		}
-		_, _ = fmt.Fprintf(w, "%s_bucket%s %d\n", h.name, labels("le", bound), below) // to memory
+		_, _ = fmt.Fprintf(w, "%s_bucket%s %d\n", h.name, labels(append(slices.Clone(h.labels), "le", bound)...), below) // to memory
 	}
-	_, _ = fmt.Fprintf(w, "%s_sum %g\n%s_count %d\n", h.name, sum, h.name, below)
+	own := ""
+	if len(h.labels) > 0 {
+		own = labels(h.labels...)
+	}
+	_, _ = fmt.Fprintf(w, "%s_sum%s %g\n%s_count%s %d\n", h.name, own, sum, h.name, own, below)
 }

@@ -9,9 +9,16 @@ import (
 // profilePatience lets a profile of the usual half minute end, and one of two.
 const profilePatience = 150 * time.Second
 
-// Introspection is the port of Go's profiler, below /debug/pprof/. It is local: profiles and the command line are
+// Page is one more thing that the introspection port shows.
+type Page struct {
+	// Path is a pattern of http.ServeMux.
+	Path    string
+	Handler http.Handler
+}
+
+// Introspection is the port of Go's profiler, below /debug/pprof/, and of further pages. It is local: profiles and the command line are
 // nobody's business outside of the pod.
-func Introspection(flag, host string, number int) Port {
+func Introspection(flag, host string, number int, pages ...Page) Port {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
@@ -19,5 +26,8 @@ func Introspection(flag, host string, number int) Port {
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("POST /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	for _, page := range pages {
+		mux.Handle(page.Path, page.Handler)
+	}
 	return Port{Flag: flag, Host: host, Number: number, Handler: mux, Reach: Local, Patience: profilePatience}
 }

@@ -35,6 +35,11 @@ type NetConf struct {
 	// PrevResult is the JSON text of the previous plugin's result; nil if there is none.
 	PrevResult json.RawMessage
 
+	// Annotations are those of the pod, if AnnotationsDelivered says that the runtime handed them over. containerd (1.6 and
+	// 2.4 tried) hands over null for a pod that has none.
+	Annotations          map[string]string
+	AnnotationsDelivered bool
+
 	// LogLevel is as written; the logger knows its words.
 	LogLevel string
 	// RunDir holds the node agent's sockets, the log file and the kubeconfig; stanzas before 1.23 have none.
@@ -55,6 +60,24 @@ type NetConf struct {
 	// Problems joins what is wrong with settings that do not stop the stanza from being read. A pod of the mesh must not
 	// start on such a configuration; others are not held up by it.
 	Problems error
+}
+
+// PodAnnotations is the capability by which a runtime hands over the annotations of a pod (containerd, pkg
+// cri/annotations; CRI-O has the same one). A stanza asks for it in "capabilities", and finds them in "runtimeConfig".
+const PodAnnotations = "io.kubernetes.cri.pod-annotations"
+
+// annotations takes what the runtime hands over. What makes no sense counts as not handed over: then somebody is asked.
+func (c *NetConf) annotations(runtimeConfig json.RawMessage) {
+	var delivered map[string]json.RawMessage
+	if json.Unmarshal(runtimeConfig, &delivered) != nil {
+		return
+	}
+	text, there := delivered[PodAnnotations]
+	if !there || json.Unmarshal(text, &c.Annotations) != nil {
+		c.Annotations = nil
+		return
+	}
+	c.AnnotationsDelivered = true
 }
 
 // Policy is what the stanza says about all pods.
@@ -89,6 +112,7 @@ func Parse(stanza []byte) (NetConf, error) {
 	if prev := bytes.TrimSpace(keys["prevResult"]); len(prev) > 0 && !bytes.Equal(prev, []byte("null")) {
 		c.PrevResult = prev
 	}
+	c.annotations(keys["runtimeConfig"])
 	r.own(&c)
 	c.Problems = errors.Join(r.problems...)
 	return c, nil

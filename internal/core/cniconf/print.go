@@ -28,6 +28,7 @@ func (s Stanza) keys() []key {
 	out := []key{
 		{"name", PluginType},
 		{"type", PluginType},
+		{"capabilities", map[string]bool{PodAnnotations: true}},
 		{"ipam", struct{}{}},
 		{"dns", struct{}{}},
 		{"plugin_log_level", s.LogLevel},

@@ -70,6 +70,15 @@ type Finding struct {
 // FailedAt is when the validation that shows the pod as broken ended, zero if that is not known.
 func (f Finding) FailedAt() time.Time { return f.Failed.Finished }
 
+// SawRules tells whether that validation ran from beginning to end after a time at which the rules were in place, so that
+// its verdict is about them. Where the beginning is not known the end decides.
+func (f Finding) SawRules(since time.Time) bool {
+	if f.Failed.Began.IsZero() {
+		return f.Failed.Finished.After(since)
+	}
+	return f.Failed.Began.After(since)
+}
+
 // Judge says what can be told from the pod alone.
 func Judge(pod Pod, predicate Predicate, policy sidecar.Policy) Finding {
 	f := Finding{Reason: NotLookedAt}

@@ -104,7 +104,7 @@ type State struct {
 	Running, Terminated bool
 	Reason, Message     string
 	ExitCode            int
-	Finished            time.Time
+	Began, Finished     time.Time
 }
 
 // succeeded is how the reference tells that an init container has done its work.

@@ -240,6 +240,7 @@ func TestDecide(t *testing.T) {
 			d := sidecar.Decide(facts, policy)
 			reached[d.Reason] = true
 			slimAlike(t, facts, policy)
+			annotationsAgree(t, facts, policy)
 			if d.Reason != test.want || d.Detail != test.detail {
 				t.Errorf("the pod is %s, want reason %s with detail %q", d, test.want, test.detail)
 			}
@@ -250,6 +251,19 @@ func TestDecide(t *testing.T) {
 		if !reached[r] {
 			t.Errorf("no row reaches reason %s", r)
 		}
+	}
+}
+
+// annotationsAgree holds that annotations alone never leave a pod alone that is to be captured or refused.
+func annotationsAgree(t *testing.T, f sidecar.Facts, p sidecar.Policy) {
+	t.Helper()
+	whole := sidecar.Decide(f, p)
+	d, done := sidecar.ByAnnotations(f.Namespace, f.Name, f.Annotations, p)
+	if done && (d.Outcome != sidecar.Pass || whole.Outcome != sidecar.Pass) {
+		t.Errorf("by annotations the pod is %s, by all that is known %s", d, whole)
+	}
+	if _, injected := f.Annotations[sidecar.StatusKey]; !done && !injected {
+		t.Errorf("annotations without %s do not decide", sidecar.StatusKey)
 	}
 }
 

@@ -54,6 +54,7 @@ func FuzzDecide(f *testing.F) {
 		}
 		wellFormed(t, d)
 		slimAlike(t, facts, policy)
+		annotationsAgree(t, facts, policy)
 		if d.Outcome != sidecar.Capture {
 			return
 		}

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"strconv"
-	"time"
 )
 
 // preconditions are those of a deletion (k8s.io/apimachinery/pkg/apis/meta/v1.Preconditions).
@@ -108,7 +107,7 @@ func (s *Server) end(at place) []byte {
 	if node == "" {
 		return s.remove(at)
 	}
-	set(metadata, "deletionTimestamp", time.Now().UTC().Format(time.RFC3339), metadata["deletionTimestamp"] == nil)
+	set(metadata, "deletionTimestamp", "2026-01-01T00:00:00Z", metadata["deletionTimestamp"] == nil)
 	set(metadata, "deletionGracePeriodSeconds", 30, metadata["deletionGracePeriodSeconds"] == nil)
 	s.store(at, whole)
 	return s.objects[at.path()]

@@ -31,6 +31,7 @@ func (t Tool) run(ctx context.Context, program, stdin string, args ...string) (s
 	}
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
+	t.host.started++
 	if err := cmd.Run(); err != nil {
 		return "", explain(ctx, filepath.Base(program), stdin, stderr.String(), err)
 	}

@@ -52,7 +52,11 @@ type Host struct {
 	Lock string
 
 	versions map[string]version // by program, as far as asked for
+	started  int
 }
+
+// Started is how many processes were started for this host.
+func (h *Host) Started() int { return h.started }
 
 // version is that of a program, as its --version says.
 type version [3]int
@@ -185,6 +189,7 @@ func (t Tool) version() (version, error) {
 	if t.Family == ruleset.IPv6 {
 		proto = goiptables.ProtocolIPv6
 	}
+	t.host.started++
 	ipt, err := goiptables.New(goiptables.IPFamily(proto), goiptables.Path(t.program))
 	if err != nil {
 		return version{}, fmt.Errorf("asking %q for its version: %w", t.program, err)

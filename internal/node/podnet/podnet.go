@@ -60,6 +60,8 @@ type Report struct {
 	// Programs are what was run, and Ran the tools that ran them.
 	Programs []ruleset.Program
 	Ran      []string
+	// Processes is how many were started for all of it.
+	Processes int
 }
 
 // Clean reports whether everything was as wanted.
@@ -73,7 +75,7 @@ func (n Namespace) Apply(ctx context.Context, spec redirect.Spec, conduct Conduc
 		if err != nil {
 			return err
 		}
-		defer func() { r = w.report }()
+		defer func() { r = w.done() }()
 		if conduct == Refuse && w.otherRules() {
 			return ErrOtherRules
 		}
@@ -120,7 +122,7 @@ func (n Namespace) Verify(ctx context.Context, spec redirect.Spec) (Report, erro
 		if err != nil {
 			return err
 		}
-		r = w.report
+		r = w.done()
 		want := route.For(spec.Routing(r.Families))
 		if r.Routing, err = route.Check(want); err != nil {
 			return err
@@ -146,7 +148,7 @@ func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error
 		if err != nil {
 			return err
 		}
-		defer func() { r = w.report }()
+		defer func() { r = w.done() }()
 		left, err := leftovers(append(w.marks, spec.Mark))
 		if err != nil {
 			return err
@@ -177,7 +179,7 @@ func (n Namespace) PlanClean(ctx context.Context) (Report, error) {
 		for _, s := range w.steps {
 			w.did(s)
 		}
-		r = w.report
+		r = w.done()
 		return nil
 	})
 	return r, err

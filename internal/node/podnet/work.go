@@ -122,6 +122,12 @@ func (w *work) apply(ctx context.Context) error {
 	return nil
 }
 
+// done is the report.
+func (w *work) done() Report {
+	w.report.Processes = w.tools.Started()
+	return w.report
+}
+
 // did notes a step in the report.
 func (w *work) did(s step) {
 	w.report.Programs = append(w.report.Programs, s.program)

@@ -14,7 +14,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/installation"
 	"github.com/meshcni/istio-cni/internal/agent/logrelay"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/podinfo"
 	"github.com/meshcni/istio-cni/internal/agent/serve"
+	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -43,7 +45,12 @@ type node struct {
 	// installation is nil when nothing is to be installed.
 	installation *installation.Installation
 	relay        *logrelay.Server
-	relayLevel   *slog.LevelVar
+	// pods and lookups are nil when the node's pods cannot be followed.
+	pods    *podinfo.Store
+	lookups *unixsock.Server
+	// decisions are what plugins reported.
+	decisions  podinfo.Ring
+	relayLevel *slog.LevelVar
 	// held is the claim to the node; guardSocket alone uses it while the agent runs.
 	held *hostfs.Held
 
@@ -93,6 +100,10 @@ func stay(ctx context.Context, in input, cfg Config, log *slog.Logger) error {
 		log.WarnContext(ctx, "no API server: no events, no live configuration from a ConfigMap, and no way to tell an upgrade from a removal",
 			slog.String("error", err.Error()))
 	}
+	if err = n.openLookups(ctx); err != nil {
+		return err
+	}
+	n.start(func() { n.guardSockets(n.background) })
 	return n.run(ctx)
 }
 
@@ -110,7 +121,9 @@ func (n *node) ports() []serve.Port {
 	return []serve.Port{
 		{Flag: "--health-port", Number: int(n.cfg.HealthPort), Handler: n.health.Handler()},
 		{Flag: "--monitoring-port", Number: int(n.cfg.MonitoringPort), Handler: n.metrics.Handler()},
-		serve.Introspection("--ctrlz_port", n.cfg.IntrospectionAddress, int(n.cfg.IntrospectionPort)),
+		serve.Introspection("--ctrlz_port", n.cfg.IntrospectionAddress, int(n.cfg.IntrospectionPort), serve.Page{
+			Path: "GET /decisions", Handler: n.decisions.Handler(),
+		}),
 	}
 }
 
@@ -175,20 +188,27 @@ func (n *node) openRelay(ctx context.Context) error {
 	}
 	n.relay = relay
 	n.start(func() { relay.Serve(n.background) })
-	n.start(func() { n.guardSocket(n.background) })
 	return nil
 }
 
-// guardSocket makes the socket and the lock again when somebody removed them.
-func (n *node) guardSocket(ctx context.Context) {
+// guardSockets makes sockets and the lock again when somebody removed them.
+func (n *node) guardSockets(ctx context.Context) {
 	watch, err := hostfs.NewWatch(n.log)
 	if err != nil {
-		n.log.WarnContext(ctx, "the log socket is not watched", slog.String("error", err.Error()))
+		n.log.WarnContext(ctx, "the sockets are not watched", slog.String("error", err.Error()))
 		return
 	}
 	defer func() { _ = watch.Close() }()
-	if err := watch.Set(hostfs.Path{Name: n.cfg.LogSocket}, hostfs.Path{Name: lockFile(n.cfg)}); err != nil {
-		n.log.WarnContext(ctx, "the log socket is not watched", slog.String("error", err.Error()))
+	guarded := map[string]*unixsock.Server{n.cfg.LogSocket: n.relay.Server}
+	if n.lookups != nil {
+		guarded[n.cfg.podSocket()] = n.lookups
+	}
+	paths := []hostfs.Path{{Name: lockFile(n.cfg)}}
+	for path := range guarded {
+		paths = append(paths, hostfs.Path{Name: path})
+	}
+	if err := watch.Set(paths...); err != nil {
+		n.log.WarnContext(ctx, "the sockets are not watched", slog.String("error", err.Error()))
 	}
 	for {
 		select {
@@ -199,11 +219,13 @@ func (n *node) guardSocket(ctx context.Context) {
 		if again, err := n.held.Again(lockFile(n.cfg)); again || err != nil {
 			n.log.WarnContext(ctx, "the lock was removed, and is taken again", slog.Any("error", err))
 		}
-		if n.relay.Listening() {
-			continue
-		}
-		if err := n.relay.Rebind(ctx); err != nil {
-			n.log.WarnContext(ctx, "the log socket cannot be made again", slog.String("error", err.Error()))
+		for path, server := range guarded {
+			if server.Listening() {
+				continue
+			}
+			if err := server.Rebind(ctx); err != nil {
+				n.log.WarnContext(ctx, "a socket cannot be made again", slog.String("path", path), slog.String("error", err.Error()))
+			}
 		}
 	}
 }

@@ -12,12 +12,20 @@ import (
 func (n *node) repair() {
 	n.log.Info("race repair", slog.Any("settings", n.cfg.Repair))
 	path, _ := n.in.getenv("PATH")
+	places := podrepair.Paths{
+		Cache: n.cfg.Conf.CacheDir, Proc: n.cfg.HostProc, Netns: n.cfg.NetnsDirs, Roots: n.cfg.HostRoots,
+	}.Places
+	switch {
+	case n.cfg.NodeName != "" && n.cfg.Repair.Node != n.cfg.NodeName:
+		n.log.Warn("race repair is for another node than this one: no pod can be redirected in place",
+			slog.String("node", n.cfg.Repair.Node), slog.String("this", n.cfg.NodeName))
+		places = nil
+	case places() == nil:
+		n.log.Warn("the processes of the node are not seen: no pod can be redirected in place (mount the node's /proc at /host/proc)")
+	}
 	podrepair.Run(n.background, podrepair.Options{
 		API: n.api, Clock: workqueue.SystemClock(clock), Log: n.log, Metrics: n.metrics.Repair, Settings: n.cfg.Repair,
 		Plugin: func() (cniconf.NetConf, error) { return n.stanza.Load().NetConf() },
-		Places: podrepair.Paths{
-			Cache: n.cfg.Conf.CacheDir, Proc: n.cfg.HostProc, Netns: n.cfg.NetnsDirs, Roots: n.cfg.HostRoots,
-		}.Places(),
-		ToolPath: path, Host: n.cfg.Repair.Node,
+		Places: places, ToolPath: path, Host: n.cfg.Repair.Node,
 	})
 }

@@ -12,14 +12,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
-	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/podnet"
 )
 
 // add is the command ADD. Bad input is found before anything is asked or done; the result is printed for every pod that
 // may start.
-func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) error {
+func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) (err error) {
 	conf, err := p.configure(args.StdinData)
 	if err != nil {
 		return err
@@ -33,16 +32,20 @@ func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) error {
 		return err
 	}
 	log := p.log.Logger().With("pod", pod.String(), "container", args.ContainerID, "if", args.IfName)
-	decision, err := decide(ctx, conf, pod)
+	call := p.begin("ADD", pod, args.ContainerID)
+	defer func() { call.report(conf, err) }()
+	decision, err := call.decide(ctx, conf)
 	if err != nil {
 		return lookupFailure(pod, err)
 	}
-	say(log, decision)
+	call.say(log, decision)
 	switch decision.Outcome {
 	case sidecar.Refuse:
 		return refusal(pod, decision)
 	case sidecar.Capture:
-		if err := p.capture(ctx, conf, pod, args.Netns, decision.Spec, log); err != nil {
+		report, err := p.capture(ctx, conf, pod, args.Netns, decision.Spec, log)
+		call.programmed(report)
+		if err != nil {
 			return err
 		}
 	case sidecar.Pass:
@@ -55,49 +58,21 @@ func refusal(pod podArgs, d sidecar.Decision) failure {
 	return failure{code: codeSettings, what: fmt.Sprintf("istio-cni refuses pod %s: %s", pod, d.Reason.Sentence()), cause: d.Err}
 }
 
-// decide asks for the pod only if its name does not decide already: no credential is read and nothing is sent for a pod
-// that is none of ours in any case.
-func decide(ctx context.Context, conf cniconf.NetConf, pod podArgs) (sidecar.Decision, error) {
-	namespace, name := string(pod.K8S_POD_NAMESPACE), string(pod.K8S_POD_NAME)
-	if d, done := sidecar.Early(namespace, name, conf.Policy()); done {
-		return d, nil
-	}
-	client, err := kube.NewClient(conf.Kubeconfig)
-	if err != nil {
-		return sidecar.Decision{}, err
-	}
-	key := kube.PodKey{Namespace: namespace, Name: name, UID: string(pod.K8S_POD_UID)}
-	facts, err := client.Pod(ctx, key, kube.Budget{Total: conf.APITimeout})
-	if err != nil {
-		return sidecar.Decision{}, err
-	}
-	return sidecar.Decide(facts, conf.Policy()), nil
-}
-
-// say logs the one line that every decision gets.
-func say(log *slog.Logger, d sidecar.Decision) {
-	for _, w := range d.Warnings {
-		log.Warn("a setting of the pod is ignored", "cause", w)
-	}
-	log.Info("decided about the pod", "capture", d.Outcome == sidecar.Capture, "reason", string(d.Reason),
-		"because", d.Reason.Sentence(), "detail", d.Detail)
-}
-
 // capture programs the pod's namespace. Whatever an earlier try left in it is replaced, since runtimes retry in the
 // same namespace.
-func (p *plugin) capture(ctx context.Context, conf cniconf.NetConf, pod podArgs, path string, spec redirect.Spec, log *slog.Logger) error {
+func (p *plugin) capture(ctx context.Context, conf cniconf.NetConf, pod podArgs, path string, spec redirect.Spec, log *slog.Logger) (podnet.Report, error) {
 	if conf.Problems != nil {
-		return failure{code: types.ErrInvalidNetworkConfig, what: "istio-cni cannot use its configuration for pod " + pod.String(), cause: conf.Problems}
+		return podnet.Report{}, failure{code: types.ErrInvalidNetworkConfig, what: "istio-cni cannot use its configuration for pod " + pod.String(), cause: conf.Problems}
 	}
 	if err := p.notTheHost(path); err != nil {
-		return failure{code: types.ErrInvalidNetNS, what: fmt.Sprintf("istio-cni cannot redirect the traffic of pod %s", pod), cause: err}
+		return podnet.Report{}, failure{code: types.ErrInvalidNetNS, what: fmt.Sprintf("istio-cni cannot redirect the traffic of pod %s", pod), cause: err}
 	}
 	report, err := p.namespace(conf, path, log).Apply(ctx, spec, podnet.Reconcile)
 	if err != nil {
-		return programFailure(pod, err)
+		return report, programFailure(pod, err)
 	}
 	sayApplied(log, report)
-	return nil
+	return report, nil
 }
 
 // notTheHost keeps the rules of a pod out of the node's own namespace.

@@ -29,11 +29,13 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 	}
 	log := p.log.Logger().With("pod", pod.String(), "container", args.ContainerID, "if", args.IfName)
 	space := p.namespace(conf, args.Netns, log)
-	decision, err := decide(ctx, conf, pod)
+	call := p.begin("CHECK", pod, args.ContainerID)
+	defer call.end()
+	decision, err := call.decide(ctx, conf)
 	if err != nil {
 		return p.unknown(ctx, space, pod, err)
 	}
-	say(log, decision)
+	call.say(log, decision)
 	switch decision.Outcome {
 	case sidecar.Pass:
 		return nil

@@ -49,6 +49,8 @@ type plugin struct {
 	path string
 	// override says that the plugin runs in the pod's namespace on purpose (CNI_NETNS_OVERRIDE).
 	override bool
+	// began is when the call did.
+	began time.Time
 }
 
 // Run answers the command in the environment and gives the exit code.
@@ -59,7 +61,7 @@ func Run(c applet.Call) int {
 	}
 	log := pluginlog.New(pluginlog.Options{Stderr: c.Stderr, Scope: logScope})
 	defer log.Close()
-	p := &plugin{log: log, path: env.path, override: env.override}
+	p := &plugin{log: log, path: env.path, override: env.override, began: clock()}
 	if env.command == "DEL" || env.command == "GC" {
 		// There is nothing to undo: the namespace ends and takes the rules with it. Nothing is read that could be missing.
 		log.Logger().Debug("nothing to do", "command", env.command, "container", env.container)

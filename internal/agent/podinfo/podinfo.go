@@ -1,0 +1,227 @@
+// Package podinfo keeps the pods of the node in sight and tells the plugin about them, so that a pod's start needs no
+// request of its own and no credential on the node.
+//
+// It promises that an answer is about the very pod that was asked for, by its UID; that a pod which is not in sight is
+// asked for once, however many want to know; and that of each pod only what decides is kept. It never answers for a pod
+// that it is not sure of: then the plugin asks the API server itself.
+//
+// Start reading at Store. serve.go has the socket's answers, ring.go what plugins reported.
+package podinfo
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+)
+
+// Options are what a Store works with; all are required but Keep.
+type Options struct {
+	API *kube.API
+	// Node is the one whose pods are kept.
+	Node string
+	Log  *slog.Logger
+	// Keep gives keys of annotations and labels that are kept besides those that decide about redirection.
+	Keep []string
+}
+
+// Store has the pods of the node.
+type Store struct {
+	options Options
+
+	mu        sync.Mutex
+	pods      map[name]kube.NodePod
+	synced    bool
+	listeners map[*listener]struct{}
+	asked     map[kube.PodKey]*question
+}
+
+type name struct{ namespace, name string }
+
+// NewStore returns a store that knows nothing yet.
+func NewStore(o Options) *Store {
+	return &Store{
+		options: o, pods: map[name]kube.NodePod{}, listeners: map[*listener]struct{}{}, asked: map[kube.PodKey]*question{},
+	}
+}
+
+// Run keeps the pods in sight until ctx ends.
+func (s *Store) Run(ctx context.Context) {
+	s.options.API.FollowNodePods(ctx, kube.PodScope{Node: s.options.Node, Keep: s.keep}, kube.Listener[kube.NodePod]{
+		Set: s.set, Gone: s.gone, Listed: s.listed,
+		Trouble: func(err error) {
+			if err == nil {
+				s.options.Log.InfoContext(ctx, "the node's pods are in sight again")
+			} else {
+				s.options.Log.WarnContext(ctx, "the node's pods are out of sight: the plugin asks the API server itself, and none is repaired",
+					slog.String("error", err.Error()))
+			}
+			s.each(func(l kube.Listener[kube.NodePod]) { l.Trouble(err) })
+		},
+	})
+}
+
+// keep drops what nobody asks for.
+func (s *Store) keep(p *kube.NodePod) {
+	slim := p.Facts.Slim()
+	for _, key := range s.options.Keep {
+		if value, has := p.Facts.Annotations[key]; has {
+			slim.Annotations = with(slim.Annotations, key, value)
+		}
+		if value, has := p.Facts.Labels[key]; has {
+			slim.Labels = with(slim.Labels, key, value)
+		}
+	}
+	p.Facts = slim
+}
+
+func with(of map[string]string, key, value string) map[string]string {
+	if of == nil {
+		of = map[string]string{}
+	}
+	if _, has := of[key]; !has {
+		of[key] = value
+	}
+	return of
+}
+
+func nameOf(p kube.NodePod) name { return name{p.Facts.Namespace, p.Facts.Name} }
+
+func (s *Store) set(p kube.NodePod) {
+	s.mu.Lock()
+	s.pods[nameOf(p)] = p
+	s.mu.Unlock()
+	s.each(func(l kube.Listener[kube.NodePod]) { l.Set(p) })
+}
+
+func (s *Store) gone(p kube.NodePod) {
+	s.mu.Lock()
+	delete(s.pods, nameOf(p))
+	s.mu.Unlock()
+	s.each(func(l kube.Listener[kube.NodePod]) { l.Gone(p) })
+}
+
+func (s *Store) listed() {
+	s.mu.Lock()
+	first := !s.synced
+	s.synced = true
+	count := len(s.pods)
+	s.mu.Unlock()
+	if first {
+		s.options.Log.Info("the node's pods are in sight", slog.Int("pods", count))
+	}
+	s.each(func(l kube.Listener[kube.NodePod]) { l.Listed() })
+}
+
+// listener is told one thing after the other, whoever tells.
+type listener struct {
+	mu   sync.Mutex
+	tell kube.Listener[kube.NodePod]
+}
+
+func (s *Store) each(tell func(kube.Listener[kube.NodePod])) {
+	s.mu.Lock()
+	all := make([]*listener, 0, len(s.listeners))
+	for l := range s.listeners {
+		all = append(all, l)
+	}
+	s.mu.Unlock()
+	for _, l := range all {
+		l.mu.Lock()
+		tell(l.tell)
+		l.mu.Unlock()
+	}
+}
+
+// Follow tells of the pods as they are and as they change, until ctx ends.
+func (s *Store) Follow(ctx context.Context, tell kube.Listener[kube.NodePod]) {
+	l := &listener{tell: tell}
+	l.mu.Lock() // what comes meanwhile waits for what was there before
+	s.mu.Lock()
+	pods := make([]kube.NodePod, 0, len(s.pods))
+	for _, p := range s.pods {
+		pods = append(pods, p)
+	}
+	synced := s.synced
+	s.listeners[l] = struct{}{}
+	s.mu.Unlock()
+	for _, p := range pods {
+		tell.Set(p)
+	}
+	if synced {
+		tell.Listed()
+	}
+	l.mu.Unlock()
+	<-ctx.Done()
+	s.mu.Lock()
+	delete(s.listeners, l)
+	s.mu.Unlock()
+	l.mu.Lock()   // nothing is told any more
+	l.mu.Unlock() //nolint:staticcheck // see above
+}
+
+// fetching bounds the question that is asked for a plugin, which does not wait for longer itself.
+const fetching = 2 * time.Second
+
+// question is one to the API server that somebody waits for.
+type question struct {
+	done  chan struct{}
+	facts sidecar.Facts
+	err   error
+}
+
+// errNoUID is a pod that could be any of its name.
+var errNoUID = errors.New("the runtime did not say which pod of the name it means")
+
+// Facts gives what decides about a pod. One that is not in sight, or another one of the name is, is asked for once.
+func (s *Store) Facts(ctx context.Context, key kube.PodKey) (sidecar.Facts, error) {
+	if key.UID == "" {
+		return sidecar.Facts{}, errNoUID
+	}
+	s.mu.Lock()
+	if p, found := s.pods[name{key.Namespace, key.Name}]; found && p.Is(key.UID) {
+		s.mu.Unlock()
+		return p.Facts, nil
+	}
+	q, asked := s.asked[key]
+	if !asked {
+		q = &question{done: make(chan struct{})}
+		s.asked[key] = q
+		go s.ask(context.WithoutCancel(ctx), key, q)
+	}
+	s.mu.Unlock()
+	select {
+	case <-q.done:
+		return q.facts, q.err
+	case <-ctx.Done():
+		return sidecar.Facts{}, ctx.Err()
+	}
+}
+
+func (s *Store) ask(ctx context.Context, key kube.PodKey, q *question) {
+	ctx, cancel := context.WithTimeout(ctx, fetching)
+	defer cancel()
+	facts, err := s.options.API.Pod(ctx, key)
+	q.facts, q.err = facts.Slim(), err
+	s.mu.Lock()
+	delete(s.asked, key)
+	s.mu.Unlock()
+	close(q.done)
+}
+
+// Pods are the names of the pods in sight, for tests and people.
+func (s *Store) Pods() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []string
+	for n := range s.pods {
+		all = append(all, n.namespace+"/"+n.name)
+	}
+	slices.Sort(all)
+	return all
+}

@@ -1,0 +1,234 @@
+package podinfo
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/agentcall"
+)
+
+func newStore(t *testing.T, server *kubetest.Server) *Store {
+	t.Helper()
+	api, err := kube.NewAPI(kube.Access{
+		Kubeconfig: server.Kubeconfig(t), Now: time.Now, //nolint:forbidigo // a test's
+		Pace: kube.Pace{First: time.Millisecond, Max: 10 * time.Millisecond},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return NewStore(Options{API: api, Node: "n", Log: slog.New(slog.DiscardHandler), Keep: []string{"mark"}})
+}
+
+// run follows until the test ends.
+func run(t *testing.T, s *Store) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var work sync.WaitGroup
+	work.Go(func() { s.Run(ctx) })
+	t.Cleanup(func() { cancel(); work.Wait() })
+}
+
+func until(t *testing.T, otherwise string, holds func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(30 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("gave up waiting: %s", otherwise)
+		}
+	}
+}
+
+func pod(name, uid, node string, more string) []byte {
+	return fmt.Appendf(nil, `{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"shop","name":%q,"uid":%q%s},"spec":{"nodeName":%q,
+		"containers":[{"name":"app","args":["a"],"env":[{"name":"A","value":"b"}]}]},"status":{}}`, name, uid, more, node)
+}
+
+// gets are the requests for single pods.
+func gets(server *kubetest.Server) int {
+	count := 0
+	for _, r := range server.Requests() {
+		if strings.Contains(r, "/pods/") {
+			count++
+		}
+	}
+	return count
+}
+
+func TestPodsInSightAreNotAskedFor(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(pod("web", "1", "n", `,"annotations":{"mark":"x","other":"y"}`))
+	server.Set(pod("static", "2", "n", `,"annotations":{"kubernetes.io/config.hash":"h"}`))
+	server.Set(pod("far", "3", "elsewhere", ""))
+	s := newStore(t, server)
+	run(t, s)
+	until(t, "the pods are not in sight", func() bool { return len(s.Pods()) == 2 })
+	facts, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "web", UID: "1"})
+	if err != nil || facts.Annotations["mark"] != "x" || facts.Annotations["other"] != "" || len(facts.Containers) != 0 {
+		t.Errorf("got %+v, %v", facts, err)
+	}
+	// The runtime knows a static pod by the kubelet's UID.
+	if _, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "static", UID: "h"}); err != nil {
+		t.Error(err)
+	}
+	if gets(server) != 0 {
+		t.Errorf("asked for: %q", server.Requests())
+	}
+	// Another one of the name is asked for, and one that is not there is an error.
+	server.Set(pod("far", "3", "elsewhere", ""))
+	if facts, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "far", UID: "3"}); err != nil || facts.UID != "3" {
+		t.Errorf("got %+v, %v", facts, err)
+	}
+	if _, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "web", UID: "old"}); kube.ClassOf(err) != kube.WrongPod {
+		t.Errorf("got %v", err)
+	}
+	if _, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "none", UID: "1"}); kube.ClassOf(err) != kube.NotFound {
+		t.Errorf("got %v", err)
+	}
+	if _, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "web"}); err == nil {
+		t.Error("a pod without a UID is told about")
+	}
+}
+
+func TestOneRequestForAllWhoWait(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(pod("web", "1", "n", ""))
+	server.FailOn("/pods/web", kubetest.Hang, 1)
+	s := newStore(t, server)
+	var waiting sync.WaitGroup
+	began := make(chan struct{}, 10)
+	for range 10 {
+		waiting.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			defer cancel()
+			began <- struct{}{}
+			if _, err := s.Facts(ctx, kube.PodKey{Namespace: "shop", Name: "web", UID: "1"}); err == nil {
+				t.Error("a server that hangs has answered")
+			}
+		})
+	}
+	waiting.Wait()
+	if gets(server) != 1 {
+		t.Errorf("%d requests", gets(server))
+	}
+	server.Heal()
+}
+
+func TestFollowTellsAllThereIsAndWhatChanges(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(pod("a", "1", "n", ""))
+	s := newStore(t, server)
+	run(t, s)
+	until(t, "no pod", func() bool { return len(s.Pods()) == 1 })
+	var mu sync.Mutex
+	known := map[string]bool{}
+	listed := 0
+	ctx, cancel := context.WithCancel(t.Context())
+	var work sync.WaitGroup
+	work.Go(func() {
+		s.Follow(ctx, kube.Listener[kube.NodePod]{
+			Set:     func(p kube.NodePod) { mu.Lock(); defer mu.Unlock(); known[p.Facts.Name] = true },
+			Gone:    func(p kube.NodePod) { mu.Lock(); defer mu.Unlock(); delete(known, p.Facts.Name) },
+			Listed:  func() { mu.Lock(); defer mu.Unlock(); listed++ },
+			Trouble: func(error) {},
+		})
+	})
+	has := func(names ...string) func() bool {
+		return func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, name := range names {
+				if !known[name] {
+					return false
+				}
+			}
+			return len(known) == len(names) && listed > 0
+		}
+	}
+	until(t, "what there was is not told", has("a"))
+	server.Set(pod("b", "2", "n", ""))
+	until(t, "what is new is not told", has("a", "b"))
+	server.Delete("/api/v1/namespaces/shop/pods/a")
+	until(t, "what is gone is not told", has("b"))
+	cancel()
+	work.Wait()
+	server.Set(pod("c", "3", "n", ""))
+	until(t, "no pod", func() bool { return len(s.Pods()) == 2 })
+	if !has("b")() {
+		t.Error("it is told after the end")
+	}
+}
+
+func TestReportsAreKeptAndCounted(t *testing.T) {
+	m := metrics.New("")
+	service := Service{Ring: &Ring{}, Metrics: m, Log: slog.New(slog.DiscardHandler), Store: newStore(t, kubetest.NewServer(t))}
+	post := func(text string) int {
+		w := httptest.NewRecorder()
+		service.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/report", strings.NewReader(text)))
+		return w.Code
+	}
+	for i := range 600 {
+		text, _ := json.Marshal(agentcall.Report{
+			Pod: fmt.Sprint(i), Reason: "captured", Source: agentcall.SourceAgent, Processes: 2, Requests: 1,
+			Seconds: map[agentcall.Phase]float64{agentcall.PhaseTotal: 0.003, "unknown": 1, agentcall.PhaseRead: -1},
+		})
+		if code := post(string(text)); code != http.StatusOK {
+			t.Fatal(code)
+		}
+	}
+	for text, want := range map[string]int{
+		`{"reason":"of tomorrow","source":"moon"}`:          http.StatusOK,
+		`{"reason":"","source":"none","error":"it failed"}`: http.StatusOK,
+		`[]`:       http.StatusBadRequest,
+		`{"pod":1`: http.StatusBadRequest,
+		`{"pod":"` + strings.Repeat("x", 1<<20) + `"}`: http.StatusBadRequest,
+	} {
+		if code := post(text); code != want {
+			t.Errorf("%.40s: %d, want %d", text, code, want)
+		}
+	}
+	w := httptest.NewRecorder()
+	service.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v1/decisions", nil))
+	var all []agentcall.Report
+	if err := json.Unmarshal(w.Body.Bytes(), &all); err != nil || len(all) != 512 || all[2].Pod != "599" || all[511].Pod != "90" {
+		t.Errorf("%v, %d reports", err, len(all))
+	}
+	text := string(m.Text())
+	for _, want := range []string{
+		`istio_cni_add_total{reason="captured",source="agent"} 600`, `istio_cni_add_child_processes_total 1200`,
+		`istio_cni_add_api_requests_total 600`, `istio_cni_add_failures_total 1`, `istio_cni_add_reports_refused_total 1`,
+		`istio_cni_add_duration_seconds_bucket{phase="total",le="0.005"} 600`, `istio_cni_add_duration_seconds_count{phase="read"} 0`,
+	} {
+		if !strings.Contains(text, want+"\n") {
+			t.Errorf("no %s in\n%s", want, text)
+		}
+	}
+}
+
+func TestRing(t *testing.T) {
+	var r Ring
+	if len(r.Latest()) != 0 {
+		t.Error("it is not empty")
+	}
+	for i := range 3 {
+		r.Add(agentcall.Report{Pod: fmt.Sprint(i)})
+	}
+	if l := r.Latest(); len(l) != 3 || l[0].Pod != "2" || l[2].Pod != "0" {
+		t.Errorf("got %+v", l)
+	}
+}

@@ -1,0 +1,342 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+)
+
+// brokenPod is one as the API server has it when its redirection is missing.
+func brokenPod() *corev1.Pod {
+	at := func(n int) metav1.Time { return metav1.Time{Time: day(n)} }
+	return &corev1.Pod{
+		TypeMeta: metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "shop", Name: "web-1", UID: types.UID("u1"), ResourceVersion: "1", DeletionTimestamp: new(at(9)),
+			Labels: map[string]string{"app": "web"}, Annotations: map[string]string{"sidecar.istio.io/status": "{}"},
+		},
+		Spec: corev1.PodSpec{
+			NodeName: "node-1", RestartPolicy: corev1.RestartPolicyAlways,
+			InitContainers: []corev1.Container{{Name: "istio-validation", Args: []string{"a"}}},
+			Containers:     []corev1.Container{{Name: "web", Env: []corev1.EnvVar{{Name: "K", Value: "v"}}}},
+		},
+		Status: corev1.PodStatus{
+			Phase: corev1.PodPending, PodIP: "10.0.0.5", PodIPs: []corev1.PodIP{{IP: "10.0.0.5"}, {IP: "fd00::5"}},
+			Conditions: []corev1.PodCondition{
+				{Type: corev1.PodInitialized, Status: corev1.ConditionFalse}, {Type: corev1.PodReady, Status: corev1.ConditionTrue},
+			},
+			InitContainerStatuses: []corev1.ContainerStatus{{
+				Name: "istio-validation", RestartCount: 3,
+				State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "back-off"}},
+				LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
+					ExitCode: 126, Signal: 9, Reason: "Error", Message: "no redirection", StartedAt: at(1), FinishedAt: at(2), ContainerID: "c",
+				}},
+			}},
+			ContainerStatuses: []corev1.ContainerStatus{
+				{Name: "web", Ready: true, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: at(3)}}},
+				{Name: "other"},
+			},
+			EphemeralContainerStatuses: []corev1.ContainerStatus{{Name: "debugger"}},
+		},
+	}
+}
+
+func marshaled(t *testing.T, pod *corev1.Pod) []byte {
+	t.Helper()
+	data, err := json.Marshal(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func podSeen(t *testing.T, api account, scope PodScope) NodePod {
+	t.Helper()
+	return followed(t, func(ctx context.Context, l Listener[NodePod]) { api.FollowNodePods(ctx, scope, l) },
+		func(NodePod) bool { return true })
+}
+
+func TestFollowNodePodsKeepsWhatIsNeeded(t *testing.T) {
+	t.Parallel()
+	server := kubetest.NewServer(t)
+	pod := brokenPod()
+	server.Set(marshaled(t, pod))
+	got := podSeen(t, connected(t, server, nil), PodScope{Node: "node-1"})
+	want := NodePod{
+		Facts: sidecar.Facts{
+			Namespace: "shop", Name: "web-1", UID: "u1", Labels: map[string]string{"app": "web"},
+			Annotations: map[string]string{"sidecar.istio.io/status": "{}"},
+			Containers: []sidecar.Container{
+				{Name: "istio-validation", Init: true, Args: []string{"a"}}, {Name: "web", Env: []sidecar.EnvVar{{Name: "K", Value: "v"}}},
+			},
+		},
+		Version: "2", NodeName: "node-1", Phase: "Pending", RestartPolicy: "Always", Deleting: true, Ready: true,
+		Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("fd00::5")},
+		InitStatuses: []ContainerStatus{{
+			Name: "istio-validation", Restarts: 3,
+			State: ContainerState{Kind: StateWaiting, Reason: "CrashLoopBackOff", Message: "back-off"},
+			Last: ContainerState{
+				Kind: StateTerminated, Reason: "Error", Message: "no redirection", ExitCode: 126, Started: day(1), Finished: day(2),
+			},
+		}},
+		Statuses: []ContainerStatus{
+			{Name: "web", Ready: true, State: ContainerState{Kind: StateRunning, Started: day(3)}}, {Name: "other"},
+		},
+	}
+	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}), cmpopts.IgnoreUnexported(NodePod{})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	wantRef := PodRef{Namespace: "shop", Name: "web-1", UID: "u1", Version: "2"}
+	if ref := got.Ref(); ref != wantRef {
+		t.Errorf("it is named %+v, want %+v", ref, wantRef)
+	}
+	if facts, err := Facts(marshaled(t, pod)); err != nil || !cmp.Equal(facts, got.Facts) {
+		t.Errorf("the plugin reads %+v (%v), the agent %+v", facts, err, got.Facts)
+	}
+}
+
+func TestFollowNodePodsReadsAddresses(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ status, want string }{
+		{`{}`, "[]"},
+		{`{"podIP": ""}`, "[]"},
+		{`{"podIP": "10.0.0.5"}`, "[10.0.0.5]"},
+		{`{"podIP": "10.0.0.5", "podIPs": []}`, "[10.0.0.5]"},
+		{`{"podIP": "10.0.0.5", "podIPs": null}`, "[10.0.0.5]"},
+		{`{"podIP": "10.0.0.4", "podIPs": [{"ip": "fd00::5"}, {"ip": "10.0.0.5"}]}`, "[fd00::5 10.0.0.5]"},
+		{`{"podIPs": [{"ip": "10.0.0.05"}, {"ip": "::ffff:10.0.0.5"}, {"ip": "fd00:0:0::5"}, {}, {"ip": "x"}]}`, "[10.0.0.5 fd00::5]"},
+	} {
+		pod, err := decodeNodePod(fmt.Appendf(nil, `{"metadata": {"name": "a", "namespace": "b"}, "status": %s}`, tc.status))
+		if got := fmt.Sprint(pod.Addresses); err != nil || got != tc.want {
+			t.Errorf("%s: got %s, %v, want %s", tc.status, got, err, tc.want)
+		}
+	}
+	for _, wrong := range []string{`{"podIP": 5}`, `{"podIPs": {}}`, `{"initContainerStatuses": [{"restartCount": "x"}]}`} {
+		if pod, err := decodeNodePod(fmt.Appendf(nil, `{"status": %s}`, wrong)); err == nil {
+			t.Errorf("%s is read as %+v", wrong, pod)
+		}
+	}
+}
+
+func TestFollowNodePodsSelectsOnTheServer(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name  string
+		scope PodScope
+		query string // of the list
+	}{
+		{"a node", PodScope{Node: "node-1"}, "fieldSelector=spec.nodeName%3Dnode-1&"},
+		{
+			"a node and fields",
+			PodScope{Node: "node-1", FieldSelector: "status.phase!=Failed"},
+			"fieldSelector=status.phase%21%3DFailed%2Cspec.nodeName%3Dnode-1&",
+		},
+		{"W-9: all nodes", PodScope{}, ""},
+		{
+			"all nodes with selectors",
+			PodScope{FieldSelector: "status.phase=Pending", LabelSelector: "app in (a,b)"},
+			"fieldSelector=status.phase%3DPending&labelSelector=app+in+%28a%2Cb%29&",
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			server := kubetest.NewServer(t)
+			api := connected(t, server, nil)
+			ctx, cancel := context.WithCancel(t.Context())
+			var work sync.WaitGroup
+			work.Go(func() {
+				api.FollowNodePods(ctx, tc.scope, Listener[NodePod]{
+					Set: func(NodePod) {}, Gone: func(NodePod) {}, Listed: func() {}, Trouble: func(err error) {
+						if ctx.Err() == nil {
+							t.Errorf("trouble: %v", err)
+						}
+					},
+				})
+			})
+			watched(t, server)
+			cancel()
+			work.Wait()
+			if diff := cmp.Diff([]string{"GET /api/v1/pods?" + tc.query + "limit=500"}, lists(server)); diff != "" {
+				t.Errorf("lists (-want +got):\n%s", diff)
+			}
+			of, got := queryOf(t, "?"+tc.query), queryOf(t, watches(server)[0])
+			if got.Get("fieldSelector") != of.Get("fieldSelector") || got.Get("labelSelector") != of.Get("labelSelector") ||
+				got.Has("fieldSelector") != of.Has("fieldSelector") {
+				t.Errorf("the watch asks for %q", got.Encode())
+			}
+		})
+	}
+}
+
+// onNode is a pod on a node, in a phase.
+func onNode(t *testing.T, name, node, phase string) []byte {
+	t.Helper()
+	pod := brokenPod()
+	pod.Name, pod.UID, pod.Spec.NodeName, pod.Status.Phase = name, types.UID("u-"+name), node, corev1.PodPhase(phase)
+	pod.DeletionTimestamp = nil
+	return marshaled(t, pod)
+}
+
+func TestFollowNodePodsHearsOfTheNodesOwnOnly(t *testing.T) {
+	t.Parallel()
+	server := kubetest.NewServer(t)
+	server.Set(onNode(t, "a", "node-1", "Pending"))
+	server.Set(onNode(t, "b", "node-2", "Pending"))
+	server.Set(onNode(t, "c", "", "Pending"))
+	server.Set(onNode(t, "d", "node-1", "Failed"))
+	api := connected(t, server, nil)
+	h := newHeard(t)
+	scope := PodScope{Node: "node-1", FieldSelector: "status.phase!=Failed", Keep: func(p *NodePod) {
+		p.Facts.Containers, p.Facts.Annotations = nil, nil
+	}}
+	ctx, cancel := context.WithCancel(t.Context())
+	var work sync.WaitGroup
+	work.Go(func() {
+		kept := func(what string, p NodePod) {
+			if p.Facts.Containers != nil || p.Facts.Annotations != nil {
+				t.Errorf("%s is told with what was to be dropped", p.Facts.Name)
+			}
+			h.say(what + " " + p.Facts.Name + " on " + p.NodeName)
+		}
+		api.FollowNodePods(ctx, scope, Listener[NodePod]{
+			Set: func(p NodePod) { kept("set", p) }, Gone: func(p NodePod) { kept("gone", p) }, Listed: func() { h.say("listed") },
+			Trouble: h.trouble,
+		})
+	})
+	defer work.Wait()
+	defer cancel()
+	watched(t, server)
+	server.Set(onNode(t, "c", "node-1", "Pending")) // it is scheduled
+	server.Set(onNode(t, "b", "node-2", "Running"))
+	server.Set(onNode(t, "e", "node-2", "Running"))
+	server.Set(onNode(t, "a", "node-1", "Failed"))
+	server.Delete("/api/v1/namespaces/shop/pods/b")
+	server.Delete("/api/v1/namespaces/shop/pods/c")
+	h.wants("set a on node-1", "listed", "set c on node-1", "gone a on node-1", "gone c on node-1")
+}
+
+func TestFollowNodePodsTellsWhatCannotBe(t *testing.T) {
+	t.Parallel()
+	server := kubetest.NewServer(t)
+	api := connected(t, server, nil)
+	for _, node := range []string{"node-1,metadata.name=x", "node 1", "a=b", "../x", "Node-1"} {
+		h := newHeard(t)
+		api.FollowNodePods(t.Context(), PodScope{Node: node}, Listener[NodePod]{Trouble: h.trouble})
+		if diff := cmp.Diff([]string{"trouble: " + string(InvalidKey)}, h.all()); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", node, diff)
+		}
+	}
+	if all := server.Requests(); len(all) > 0 {
+		t.Errorf("requests were sent: %q", all)
+	}
+	h := newHeard(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var work sync.WaitGroup
+	work.Go(func() {
+		api.FollowNodePods(ctx, PodScope{FieldSelector: "spec.unheard=of"}, Listener[NodePod]{Trouble: h.trouble})
+	})
+	h.wants("trouble: " + string(Rejected))
+	cancel()
+	work.Wait()
+}
+
+// The library's own reader decides, but for what the API server refuses later on.
+func TestCheckFieldSelectorIsAsTheLibrary(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		text string
+		good bool
+	}{
+		{"", true},
+		{"status.phase=Running", true},
+		{"status.phase==Running", true},
+		{"status.phase!=Running", true},
+		{"status.phase!=Failed,spec.nodeName=node-1", true},
+		{"spec.nodeName=", true},
+		{"a=b,", true},
+		{",,a=b", true},
+		{`a=b\,c`, true},
+		{`a=b\=c`, true},
+		{`a=b\\`, true},
+		{"a=b!c", true},
+		{`a=\\\\`, true},
+		{`a=b\\,c=d`, true},
+		{"a", false},
+		{"a=b,c", false},
+		{"a=b=c", false},
+		{`a=b\`, false},
+		{`a=b\c`, false},
+		{"a!b=c", false},
+		{"a!=b=c", false},
+		{"a===b", false},
+		{`a=b\\\`, false},
+		{"!=", false},
+		{"a!", false},
+	} {
+		_, libraryErr := fields.ParseSelector(tc.text)
+		err := CheckFieldSelector(tc.text)
+		lenient := []string{"a!b=c", "!="} // the library takes anything for a field, of which the API server has none such
+		if (err == nil) != tc.good || (libraryErr == nil) != tc.good && !slices.Contains(lenient, tc.text) {
+			t.Errorf("%q: got %v, the library %v, want good: %v", tc.text, err, libraryErr, tc.good)
+		}
+		if err != nil && !strings.Contains(err.Error(), fmt.Sprintf("%q", tc.text)) {
+			t.Errorf("%q: the error does not name it: %v", tc.text, err)
+		}
+	}
+	for _, text := range []string{"=b", ".a=b", "a.=b", "a..c=b", " a=b", "a =b", "a=b, c=d", "a/b=c"} {
+		if err := CheckFieldSelector(text); err == nil || !strings.Contains(err.Error(), "not the path of a field") {
+			t.Errorf("%q: got %v", text, err)
+		}
+	}
+	if err := CheckFieldSelector("a,b"); err == nil || strings.Count(err.Error(), "wants field=value") != 2 {
+		t.Errorf("got %v, want both terms named", err)
+	}
+}
+
+func FuzzCheckFieldSelector(f *testing.F) {
+	for _, text := range []string{"a=b", `a!=b\,c`, "a==b,c=d", `a=\\`, ",", "a=b=c"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if err := CheckFieldSelector(text); err == nil {
+			if _, err := fields.ParseSelector(text); err != nil {
+				t.Errorf("%q passes, but the library says %v", text, err)
+			}
+		}
+	})
+}
+
+func TestStatesOfContainers(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]ContainerState{
+		`{}`:                               {},
+		`{"waiting": null}`:                {},
+		`{"waiting": {}}`:                  {Kind: StateWaiting},
+		`{"running": {}}`:                  {Kind: StateRunning},
+		`{"running": {"startedAt": null}}`: {Kind: StateRunning},
+		`{"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": "2026-01-01T00:00:00Z"}}`: {
+			Kind: StateTerminated, Reason: "Completed", Started: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
+		},
+	} {
+		var wire wireState
+		if err := json.Unmarshal([]byte(text), &wire); err != nil || wire.state() != want {
+			t.Errorf("%s: got %+v, %v, want %+v", text, wire.state(), err, want)
+		}
+	}
+}

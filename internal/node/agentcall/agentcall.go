@@ -1,0 +1,150 @@
+// Package agentcall is how the plugin asks the node agent for a pod and tells it what it did: the client, and the words
+// that both use.
+//
+// It promises that an agent that is not there, of another make, hangs or answers nonsense costs no more than the time of
+// the caller's context and never a wrong decision: what is not understood for sure is an error, after which somebody else
+// is asked. Who listens must be root, by the kernel's word. It needs no credential and starts nothing that outlives the
+// call.
+//
+// Start reading at Dial. wire.go has the protocol with its rules about versions.
+package agentcall
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+)
+
+// Agent is a connection to the node agent. It is used by one goroutine.
+type Agent struct {
+	socket string
+	conn   net.Conn
+	in     *bufio.Reader
+}
+
+// Dial connects to the agent's socket. An error that is fs.ErrNotExist means that there is no agent, or one that serves
+// no look-ups.
+func Dial(ctx context.Context, socket string) (*Agent, error) {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", socket)
+	if err != nil {
+		return nil, fmt.Errorf("connecting to the node agent: %w", err)
+	}
+	if err := servedByRoot(conn); err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("connecting to the node agent at %q: %w", socket, err)
+	}
+	return &Agent{socket: socket, conn: conn, in: bufio.NewReader(io.LimitReader(conn, maxAnswer))}, nil
+}
+
+// Close ends the connection.
+func (a *Agent) Close() error { return a.conn.Close() }
+
+// servedByRoot holds that nobody else tells the plugin which pods to leave alone.
+func servedByRoot(conn net.Conn) error {
+	socket, ok := conn.(*net.UnixConn)
+	if !ok {
+		return errors.New("not a unix socket")
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var who *unix.Ucred
+	var inner error
+	if err := raw.Control(func(fd uintptr) {
+		who, inner = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return err
+	}
+	if inner != nil {
+		return inner
+	}
+	if who.Uid != 0 {
+		return fmt.Errorf("it is served by user %d, not by root", who.Uid)
+	}
+	return nil
+}
+
+// Pod asks for the facts of a pod. An error is a [Refusal] if the agent says that it cannot tell.
+func (a *Agent) Pod(ctx context.Context, key Key) (sidecar.Facts, error) {
+	at := url.URL{Path: podPath + key.Namespace + "/" + key.Name, RawQuery: url.Values{"uid": {key.UID}}.Encode()}
+	body, err := a.call(ctx, http.MethodGet, at.String(), nil)
+	if err != nil {
+		return sidecar.Facts{}, fmt.Errorf("asking the node agent for pod %s/%s: %w", key.Namespace, key.Name, err)
+	}
+	facts, err := ReadPod(body, key)
+	if err != nil {
+		return sidecar.Facts{}, fmt.Errorf("asking the node agent for pod %s/%s: %w", key.Namespace, key.Name, err)
+	}
+	return facts, nil
+}
+
+// Report tells the agent what became of a call of the runtime.
+func (a *Agent) Report(ctx context.Context, r Report) error {
+	text, err := json.Marshal(r)
+	if err == nil {
+		_, err = a.call(ctx, http.MethodPost, reportPath, text)
+	}
+	if err != nil {
+		return fmt.Errorf("reporting to the node agent: %w", err)
+	}
+	return nil
+}
+
+// call sends one request on the connection and reads the whole answer. There is no http.Client: its transport may outlive
+// the call.
+func (a *Agent) call(ctx context.Context, method, path string, body []byte) ([]byte, error) {
+	request, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := a.conn.SetDeadline(deadline); err != nil {
+			return nil, err
+		}
+	}
+	stop := context.AfterFunc(ctx, func() { _ = a.conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if err := request.Write(a.conn); err != nil {
+		return nil, err
+	}
+	response, err := http.ReadResponse(a.in, request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close() //nolint:errcheck // only read from
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		return nil, err
+	}
+	if response.StatusCode != http.StatusOK {
+		return nil, refusal(response.StatusCode, text)
+	}
+	return text, nil
+}
+
+// Decisions gives the last reports that the agent has, the latest first.
+func (a *Agent) Decisions(ctx context.Context) ([]Report, error) {
+	text, err := a.call(ctx, http.MethodGet, DecisionsPath, nil)
+	var all []Report
+	if err == nil {
+		err = json.Unmarshal(text, &all)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("asking the node agent for decisions: %w", err)
+	}
+	return all, nil
+}

@@ -1,0 +1,180 @@
+package agentcall_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/node/agentcall"
+)
+
+// shape is every field that facts have, with its type.
+func shape(of reflect.Type, at string) []string {
+	var all []string
+	for field := range of.Fields() {
+		name := at + field.Name
+		all = append(all, name+" "+field.Type.String())
+		inner := field.Type
+		if inner.Kind() == reflect.Slice {
+			inner = inner.Elem()
+		}
+		if inner.Kind() == reflect.Struct {
+			all = append(all, shape(inner, name+".")...)
+		}
+	}
+	return all
+}
+
+// TestFactsVersion: who changes the facts has to think of agents and plugins of another version, and to raise
+// FactsVersion when an older agent's answer would be too little.
+func TestFactsVersion(t *testing.T) {
+	const want = `1: Namespace string, Name string, UID string, HostNetwork bool, Labels map[string]string, ` +
+		`Annotations map[string]string, RunAsUser *int64, RunAsGroup *int64, Containers []sidecar.Container, ` +
+		`Containers.Name string, Containers.Init bool, Containers.Args []string, Containers.Env []sidecar.EnvVar, ` +
+		`Containers.Env.Name string, Containers.Env.Value string, Containers.RunAsUser *int64, Containers.RunAsGroup *int64`
+	got := "1: " + strings.Join(shape(reflect.TypeFor[sidecar.Facts](), ""), ", ")
+	if agentcall.FactsVersion != 1 || got != want {
+		t.Errorf("version %d of the facts is\n%s\nand was\n%s", agentcall.FactsVersion, got, want)
+	}
+}
+
+func TestFactsGoRoundWhole(t *testing.T) {
+	user := int64(7)
+	facts := sidecar.Facts{
+		Namespace: "a", Name: "b", UID: "c", HostNetwork: true, Labels: map[string]string{"l": "1"},
+		Annotations: map[string]string{"n": "<&>"}, RunAsUser: &user,
+		Containers: []sidecar.Container{{Name: "x", Init: true, Args: []string{"y"}, Env: []sidecar.EnvVar{{Name: "E", Value: "v"}}, RunAsGroup: &user}},
+	}
+	text, err := agentcall.PrintPod(facts, "asked")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := agentcall.ReadPod(text, agentcall.Key{Namespace: "a", Name: "b", UID: "asked"})
+	if err != nil || !reflect.DeepEqual(got, facts) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if _, err := agentcall.ReadPod(text, agentcall.Key{Namespace: "a", Name: "b"}); err == nil {
+		t.Error("an answer without a UID counts")
+	}
+}
+
+func serve(t *testing.T, handler http.HandlerFunc) string {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "s")
+	var config net.ListenConfig
+	listener, err := config.Listen(t.Context(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	return socket
+}
+
+func TestOneConnectionForAQuestionAndAReport(t *testing.T) {
+	from := map[string]int{}
+	var connections int
+	socket := filepath.Join(t.TempDir(), "s")
+	var config net.ListenConfig
+	listener, err := config.Listen(t.Context(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{
+		ReadHeaderTimeout: time.Minute,
+		ConnState: func(_ net.Conn, s http.ConnState) {
+			if s == http.StateNew {
+				connections++
+			}
+		},
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			from[r.Method+" "+r.URL.Path]++
+			if r.Method == http.MethodGet {
+				text, _ := agentcall.PrintPod(sidecar.Facts{Namespace: "a", Name: "b"}, "u&v=1")
+				_, _ = w.Write(text)
+			}
+		}),
+	}
+	go func() { _ = server.Serve(listener) }()
+	agent, err := agentcall.Dial(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = agent.Pod(t.Context(), agentcall.Key{Namespace: "a", Name: "b", UID: "u&v=1"}); err != nil {
+		t.Error(err)
+	}
+	if err = agent.Report(t.Context(), agentcall.Report{}); err != nil {
+		t.Error(err)
+	}
+	if err = agent.Close(); err != nil {
+		t.Error(err)
+	}
+	_ = server.Close()
+	if connections != 1 || from["GET /v1/pods/a/b"] != 1 || from["POST /v1/report"] != 1 {
+		t.Errorf("%d connections, requests %v", connections, from)
+	}
+}
+
+func TestDialTellsThatThereIsNoAgent(t *testing.T) {
+	if _, err := agentcall.Dial(t.Context(), filepath.Join(t.TempDir(), "none")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestOnlyRootIsBelieved lets another user serve the socket.
+func TestOnlyRootIsBelieved(t *testing.T) {
+	dir := t.TempDir()
+	for d := dir; d != "/" && strings.HasPrefix(d, os.TempDir()+"/"); d = filepath.Dir(d) { //nolint:forbidigo // the test's own directories
+		if err := os.Chmod(d, 0o777); err != nil { //nolint:gosec,forbidigo // for another user
+			t.Fatal(err)
+		}
+	}
+	socket := filepath.Join(dir, "s")
+	cmd := exec.CommandContext(t.Context(), "python3", "-c",
+		`import os,socket,sys
+os.setgid(1337); os.setuid(1337)
+s=socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(1); print("up",flush=True); sys.stdin.read()`, socket)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = in.Close(); _ = cmd.Wait() }()
+	if _, err := out.Read(make([]byte, 8)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := agentcall.Dial(t.Context(), socket); err == nil || !strings.Contains(err.Error(), "user 1337") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestTheContextEndsACall(t *testing.T) {
+	socket := serve(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	agent, err := agentcall.Dial(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer agent.Close() //nolint:errcheck // all is said
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := agent.Pod(ctx, agentcall.Key{Namespace: "a", Name: "b", UID: "c"}); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,53 @@
+package installer
+
+import (
+	"context"
+	"log/slog"
+	"path"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/podinfo"
+	"github.com/meshcni/istio-cni/internal/agent/unixsock"
+	"github.com/meshcni/istio-cni/internal/node/agentcall"
+)
+
+// podSocket is where plugins ask about pods.
+func (c Config) podSocket() string { return path.Join(c.RunDir, agentcall.SocketName) }
+
+// openLookups starts what keeps the pods of the node in sight, and answers plugins. Without it they ask the API server.
+func (n *node) openLookups(ctx context.Context) error {
+	if n.api == nil || n.cfg.NodeName == "" {
+		n.log.InfoContext(ctx, "plugins ask the API server themselves: the agent does not know the API server or its node's name")
+		return nil
+	}
+	n.pods = podinfo.NewStore(podinfo.Options{
+		API: n.api, Node: n.cfg.NodeName, Log: n.log, Keep: []string{n.cfg.Repair.LabelKey, n.cfg.Repair.Predicate.Annotation},
+	})
+	server, err := unixsock.Open(ctx, unixsock.Options{
+		Path: n.cfg.podSocket(), DirMode: n.cfg.RunDirMode, Connections: 64, Grace: 2 * time.Second, Patience: 5 * time.Second,
+		Header: 16 << 10, KeepAlive: true, End: time.Second, Trouble: lookupTrouble{n.log}, Log: n.log, Now: clock,
+	})
+	if err != nil {
+		return err
+	}
+	n.lookups = server
+	service := podinfo.Service{Store: n.pods, Ring: &n.decisions, Metrics: n.metrics, Log: n.log}
+	n.start(func() { server.Serve(n.background, service.Handler()) })
+	n.start(func() { n.pods.Run(n.background) })
+	return nil
+}
+
+// lookupTrouble logs connections that are not served.
+type lookupTrouble struct{ log *slog.Logger }
+
+func (t lookupTrouble) Stranger(uid uint32) {
+	t.log.Warn("a connection to the socket for pods was refused: it is for root", slog.Uint64("uid", uint64(uid)))
+}
+
+func (t lookupTrouble) Slow() {
+	t.log.Warn("a connection to the socket for pods was closed: slow while others waited")
+}
+
+func (t lookupTrouble) CannotAccept(err error) {
+	t.log.Warn("connections to the socket for pods cannot be accepted", slog.String("error", err.Error()))
+}

@@ -1,0 +1,263 @@
+package plugin_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/podinfo"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/agentcall"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+)
+
+// agent is the real service on the node's socket, with an API server of its own.
+type agent struct {
+	*kubetest.Server
+
+	ring podinfo.Ring
+	// calls are the requests that it got.
+	calls atomic.Int64
+}
+
+func serveAgent(t *testing.T, n *chaintest.Node) *agent {
+	t.Helper()
+	a := &agent{Server: kubetest.NewServer(t)}
+	api, err := kube.NewAPI(kube.Access{Kubeconfig: a.Kubeconfig(t), Now: time.Now}) //nolint:forbidigo // a test's
+	if err != nil {
+		t.Fatal(err)
+	}
+	service := podinfo.Service{
+		Store: podinfo.NewStore(podinfo.Options{API: api, Log: slog.New(slog.DiscardHandler)}), Ring: &a.ring, Metrics: metrics.New(""),
+		Log: slog.New(slog.DiscardHandler),
+	}
+	handler := service.Handler()
+	serveSocket(t, n, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		a.calls.Add(1)
+		handler.ServeHTTP(w, r)
+	}))
+	return a
+}
+
+// knows tells the agent's API server of a pod.
+func (a *agent) knows(p chaintest.Pod, describe func(*kubetest.Pod)) {
+	pod := kubetest.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID}
+	describe(&pod)
+	a.SetPod(pod)
+}
+
+func serveSocket(t *testing.T, n *chaintest.Node, handler http.Handler) {
+	t.Helper()
+	var config net.ListenConfig
+	listener, err := config.Listen(t.Context(), "unix", filepath.Join(n.RunDir, agentcall.SocketName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+}
+
+// delivered is a stanza with the annotations as the runtime hands them over.
+func delivered(annotations string) chaintest.Stanza {
+	return chaintest.Stanza{"runtimeConfig": map[string]any{"io.kubernetes.cri.pod-annotations": json.RawMessage(annotations)}}
+}
+
+// chain runs the chain with a stanza as a runtime completes it.
+func chain(n *chaintest.Node, p chaintest.Pod, stanza chaintest.Stanza) error {
+	_, err := n.Add(n.Chain("1.0.0", stanza), p)
+	return err
+}
+
+// TestAnnotationsDecideWithoutAnything: no request, no socket, no file for a pod outside of the mesh, and nothing but the truth for the others.
+func TestAnnotationsDecideWithoutAnything(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name     string
+		stanza   chaintest.Stanza
+		describe func(*kubetest.Pod)
+		requests int
+		captured bool
+	}{
+		{"none of ours", delivered(`{"kubernetes.io/config.seen":"x"}`), chaintest.PlainPod, 0, false},
+		{"delivered empty", delivered(`{}`), chaintest.PlainPod, 0, false},
+		{"delivered as containerd delivers none", delivered(`null`), chaintest.PlainPod, 0, false},
+		{"not to be intercepted", delivered(`{"sidecar.istio.io/status":"{}","sidecar.istio.io/interceptionMode":"NONE"}`), chaintest.PlainPod, 0, false},
+		{"not delivered", nil, chaintest.PlainPod, 1, false},
+		{"nothing delivered at all", chaintest.Stanza{"runtimeConfig": map[string]any{}}, chaintest.PlainPod, 1, false},
+		{"something else delivered", chaintest.Stanza{"runtimeConfig": map[string]any{"portMappings": []any{}}}, chaintest.PlainPod, 1, false},
+		{"delivered as nonsense", delivered(`["sidecar.istio.io/status"]`), chaintest.Sidecar, 1, true},
+		{"values of another type", delivered(`{"a":1}`), chaintest.Sidecar, 1, true},
+		{"injected", delivered(`{"sidecar.istio.io/status":"{}"}`), chaintest.Sidecar, 1, true},
+		{"injected, with a label that forbids it", delivered(`{"sidecar.istio.io/status":"{}"}`), func(p *kubetest.Pod) {
+			chaintest.Sidecar(p)
+			p.Labels = map[string]string{"sidecar.istio.io/inject": "false"}
+		}, 1, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			n := chaintest.New(t, program(t))
+			pod := n.NewPod("shop", "web", test.describe)
+			if test.stanza == nil {
+				test.stanza = chaintest.Stanza{}
+			}
+			test.stanza["plugin_log_level"] = "info"
+			if err := chain(n, pod, test.stanza); err != nil {
+				t.Fatal(err)
+			}
+			if got := len(n.API.Requests()); got != test.requests {
+				t.Errorf("%d requests, want %d", got, test.requests)
+			}
+			if got := strings.Contains(rules(t, pod), "ISTIO_OUTPUT"); got != test.captured {
+				t.Errorf("captured %v, want %v", got, test.captured)
+			}
+			files, err := os.ReadDir(n.RunDir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if test.requests == 0 && len(files) != 1 {
+				t.Errorf("files were made: %v", files)
+			}
+		})
+	}
+}
+
+// TestAgentAnswersInPlaceOfTheServer: with the agent neither the plugin's kubeconfig nor a request of its own is needed.
+func TestAgentAnswersInPlaceOfTheServer(t *testing.T) {
+	t.Parallel()
+	n := chaintest.New(t, program(t))
+	a := serveAgent(t, n)
+	pod, plain := n.NewPod("shop", "web", nil), n.NewPod("shop", "plain", nil)
+	a.knows(pod, chaintest.Sidecar)
+	a.knows(plain, chaintest.PlainPod)
+	if err := os.Remove(filepath.Join(n.RunDir, "istio-cni-kubeconfig")); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []chaintest.Pod{pod, plain} {
+		if err := chain(n, p, chaintest.Stanza{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !strings.Contains(rules(t, pod), "ISTIO_OUTPUT") || strings.Contains(rules(t, plain), "ISTIO") {
+		t.Errorf("the wrong one is captured:\n%s\n%s", rules(t, pod), rules(t, plain))
+	}
+	if a.calls.Load() != 4 {
+		t.Errorf("the agent was called %d times, want a question and a report of each pod", a.calls.Load())
+	}
+	latest := a.ring.Latest()
+	if len(latest) != 2 {
+		t.Fatalf("%d reports", len(latest))
+	}
+	r := latest[1]
+	if r.Namespace != "shop" || r.Pod != "web" || r.UID != pod.UID || r.Source != agentcall.SourceAgent || r.Reason != "captured" || !r.Captured ||
+		!r.Changed || r.Requests != 0 || r.Error != "" || r.Seconds[agentcall.PhaseTotal] <= 0 || r.Seconds[agentcall.PhaseProgram] <= 0 ||
+		r.Backend == "" {
+		t.Errorf("reported %+v", r)
+	}
+	if r := latest[0]; r.Captured || r.Reason != "no-proxy" || r.Processes != 0 || r.Backend != "" {
+		t.Errorf("reported %+v", r)
+	}
+}
+
+// TestAgentThatCannotTellIsPassedOver: whatever the agent does, the API server decides in the end.
+func TestAgentThatCannotTellIsPassedOver(t *testing.T) {
+	t.Parallel()
+	hang := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+	answer := func(status int, text string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(status)
+			_, _ = w.Write([]byte(text))
+		}
+	}
+	wrong := func(change func(map[string]any)) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			text := map[string]any{
+				"factsVersion": agentcall.FactsVersion, "uid": r.URL.Query().Get("uid"), "facts": map[string]any{"Namespace": "shop", "Name": "web"},
+			}
+			change(text)
+			_ = json.NewEncoder(w).Encode(text)
+		}
+	}
+	for name, handler := range map[string]http.HandlerFunc{
+		"hangs":             hang,
+		"fails":             answer(http.StatusServiceUnavailable, "no"),
+		"knows no path":     answer(http.StatusNotFound, "404 page not found"),
+		"answers nonsense":  answer(http.StatusOK, "<html>"),
+		"answers half":      answer(http.StatusOK, `{"factsVersion":1,"facts":{"Namespace":"shop"`),
+		"answers too much":  answer(http.StatusOK, `{"factsVersion":1,"x":"`+strings.Repeat("x", 5<<20)+`"}`),
+		"is older":          wrong(func(m map[string]any) { m["factsVersion"] = agentcall.FactsVersion - 1 }),
+		"says no version":   wrong(func(m map[string]any) { delete(m, "factsVersion") }),
+		"means another UID": wrong(func(m map[string]any) { m["uid"] = "x" }),
+		"means another pod": wrong(func(m map[string]any) { m["facts"] = map[string]any{"Namespace": "shop", "Name": "other"} }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := chaintest.New(t, program(t))
+			serveSocket(t, n, handler)
+			pod := n.NewPod("shop", "web", chaintest.Sidecar)
+			if err := chain(n, pod, chaintest.Stanza{}); err != nil {
+				t.Fatal(err)
+			}
+			if len(n.API.Requests()) != 1 || !strings.Contains(rules(t, pod), "ISTIO_OUTPUT") {
+				t.Errorf("%d requests; rules:\n%s", len(n.API.Requests()), rules(t, pod))
+			}
+		})
+	}
+	t.Run("is gone", func(t *testing.T) {
+		t.Parallel()
+		n := chaintest.New(t, program(t))
+		var config net.ListenConfig
+		listener, err := config.Listen(context.Background(), "unix", filepath.Join(n.RunDir, agentcall.SocketName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		listener.(*net.UnixListener).SetUnlinkOnClose(false) //nolint:forcetypeassert // it is one
+		_ = listener.Close()
+		pod := n.NewPod("shop", "web", chaintest.Sidecar)
+		if err := chain(n, pod, chaintest.Stanza{}); err != nil || len(n.API.Requests()) != 1 {
+			t.Errorf("%d requests, error %v", len(n.API.Requests()), err)
+		}
+	})
+	t.Run("and so does the server", func(t *testing.T) {
+		t.Parallel()
+		n := chaintest.New(t, program(t))
+		serveSocket(t, n, answer(http.StatusServiceUnavailable, "out of sorts"))
+		n.API.Stop()
+		err := chain(n, n.NewPod("shop", "web", nil), chaintest.Stanza{"api_timeout": "300ms"})
+		if err == nil || !strings.Contains(err.Error(), "out of sorts") || !strings.Contains(err.Error(), "API server") {
+			t.Errorf("got %v, want what both said", err)
+		}
+	})
+}
+
+// TestNewerAgentIsUnderstood: what a plugin does not know does not matter to it.
+func TestNewerAgentIsUnderstood(t *testing.T) {
+	t.Parallel()
+	n := chaintest.New(t, program(t))
+	pod := n.NewPod("shop", "web", nil)
+	serveSocket(t, n, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet {
+			return
+		}
+		_, _ = fmt.Fprintf(w, `{"factsVersion":%d,"more":[1],"uid":%q,"facts":{"Namespace":"shop","Name":"web","Color":"blue",
+			"Annotations":{"sidecar.istio.io/status":""},"Containers":[{"Name":"istio-proxy","Shape":"round","Args":["proxy","sidecar"]}]}}`,
+			agentcall.FactsVersion+7, r.URL.Query().Get("uid"))
+	}))
+	if err := chain(n, pod, chaintest.Stanza{}); err != nil {
+		t.Fatal(err)
+	}
+	if len(n.API.Requests()) != 0 || !strings.Contains(rules(t, pod), "ISTIO_OUTPUT") {
+		t.Errorf("%d requests; rules:\n%s", len(n.API.Requests()), rules(t, pod))
+	}
+}
