@@ -12,6 +12,8 @@ import (
 
 	vm "github.com/VictoriaMetrics/metrics"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/node/agentcall"
 )
 
 // page is a scrape as Prometheus understands it.
@@ -94,6 +96,13 @@ func TestEveryClosedSetStartsAtZero(t *testing.T) {
 		`istio_cni_repair_pods_repaired_total{type="repair",result="success"}`:    0,
 		`istio_cni_repair_pods_repaired_total{type="repair",result="skip"}`:       0,
 		`istio_cni_repair_pods_repaired_total{type="repair",result="fail"}`:       0,
+		`istio_cni_mesh_pods{state="redirected"}`:                                 0,
+		`istio_cni_mesh_pods{state="broken"}`:                                     0,
+		`istio_cni_mesh_pods{state="drifted"}`:                                    0,
+		`istio_cni_mesh_pods{state="unknown"}`:                                    0,
+		`istio_cni_repair_watch_troubles_total`:                                   0,
+		`istio_cni_pod_lookups_total{result="found"}`:                             0,
+		`istio_cni_pod_lookups_total{result="failed"}`:                            0,
 		`istio_cni_rewrites_total{artifact="binary"}`:                             0,
 		`istio_cni_rewrites_total{artifact="kubeconfig"}`:                         0,
 		`istio_cni_rewrites_total{artifact="config"}`:                             0,
@@ -122,6 +131,20 @@ func TestEveryClosedSetStartsAtZero(t *testing.T) {
 			got[strings.ReplaceAll(name, "\ufffd", `\ufffd`)] = v
 		}
 	}
+	// What plugins report has a series for each reason of each source, which is long.
+	adds := 0
+	for name, v := range got {
+		if strings.HasPrefix(name, "istio_cni_add_") {
+			if adds++; v != 0 {
+				t.Errorf("%s is %g", name, v)
+			}
+			delete(got, name)
+		}
+	}
+	const buckets, sumAndCount = 16, 2
+	if want := len(addSeries()) + 4 + (buckets+sumAndCount)*len(agentcall.Phases()); adds != want {
+		t.Errorf("%d series of reports, want %d", adds, want)
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -134,7 +157,7 @@ func TestTypes(t *testing.T) {
 		switch {
 		case strings.HasSuffix(f.name, "_total"):
 			want = "counter"
-		case f.name == healSeconds:
+		case strings.HasSuffix(f.name, "_seconds"):
 			want = "histogram"
 		}
 		if p.kinds[f.name] != want || len(f.help) < 20 {

@@ -341,7 +341,7 @@ func TestWarnings(t *testing.T) {
 	c := mustLoad(t, env, args...)
 	for _, want := range []string{
 		"environment variable AMBIENT_ENABLED: this program serves sidecar mode only",
-		"race repair is not in this build",
+		"nobody said which node this is",
 		"environment variable LOG_UDS_ADDRESS: the plugin looks for its log socket in the run directory",
 		"environment variable POD_NAMESPACE: not set",
 		"flag --log_target has no effect", "flag --log_caller has no effect", "flag --log_stacktrace_level has no effect",
@@ -377,8 +377,8 @@ func TestTheChartsEnvironment(t *testing.T) {
 		!slices.Equal(c.Stanza.ExcludeNamespaces, []string{"kube-system"}) {
 		t.Errorf("%s", c)
 	}
-	if len(c.Warnings) != 1 || !strings.HasPrefix(c.Warnings[0], "race repair is not in this build") {
-		t.Errorf("warnings %q", c.Warnings)
+	if len(c.Warnings) > 0 || !c.RepairEnabled || c.Repair.Node != "n1" {
+		t.Errorf("warnings %q, repair %+v", c.Warnings, c.Repair)
 	}
 }
 
