@@ -147,6 +147,9 @@ type call struct {
 // String is what the call is about, for messages.
 func (c *call) String() string {
 	text := c.resource.plural
+	if c.part != "" {
+		text += "/" + c.part
+	}
 	if c.name != "" || c.namespace != "" {
 		text += " "
 	}
@@ -213,6 +216,8 @@ func (c *call) method() (method, content string) {
 	switch c.verb {
 	case "create":
 		return http.MethodPost, "application/json"
+	case "delete":
+		return http.MethodDelete, "application/json"
 	case "update":
 		return http.MethodPut, "application/json"
 	case "patch":
@@ -274,6 +279,11 @@ func (c *call) doubt(failed *failure) {
 	case Unauthorized, Forbidden:
 		if !genuine {
 			failed.class = Undecodable
+		}
+	case TooManyRequests:
+		// An eviction that a PodDisruptionBudget stands against (k8s.io/api/policy/v1.DisruptionBudgetCause).
+		if verdict.blames("DisruptionBudget") {
+			failed.err = ErrDisruptionBudget
 		}
 	case NotFound:
 		about := verdict.Details

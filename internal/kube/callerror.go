@@ -12,7 +12,7 @@ type CallError struct {
 	// Class is NotFound, Unauthorized or Forbidden only where the API server itself said so, about this very object:
 	// the same status from whoever else answers at its address is Undecodable or Rejected.
 	Class  Class
-	Verb   string // as in RBAC: get, list, watch, create, update, patch
+	Verb   string // as in RBAC: get, list, watch, create, update, patch, delete
 	Object string // resource, namespace and name
 	Server string // URL of the API server
 	Proxy  string // URL of the proxy in between, empty when there is none

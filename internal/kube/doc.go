@@ -8,7 +8,8 @@
 // what came back. No credential is ever part of an error.
 //
 // It never changes anything in the cluster but what the taint controller is for ([API.PatchTaints], [API.PatchCondition],
-// the Lease of [API.WriteLease]) and events, which [API.RecordEvent] creates and counts. It follows no redirect (the token
+// the Lease of [API.WriteLease]), what race repair is for ([API.DeletePod], [API.EvictPod], [API.LabelPod]) and events,
+// which [API.RecordEvent] creates and counts. It follows no redirect (the token
 // would go along), logs nothing, and hands out no type of the Kubernetes libraries: a pod leaves it as [sidecar.Facts],
 // other objects as small structs. Of those libraries it links the transport alone, because whatever is linked is paid for
 // by every start of the plugin: a REST client with a scheme and the kubeconfig loader made the whole look-up cost 1.6 times

@@ -257,8 +257,9 @@ func (e *endpoint) open(request *http.Request) (*http.Response, *progress, *fail
 	if err != nil {
 		return nil, nil, reached.failure(err)
 	}
-	created := request.Method == http.MethodPost && response.StatusCode == http.StatusCreated
-	if response.StatusCode != http.StatusOK && !created {
+	done := response.StatusCode == http.StatusOK || request.Method == http.MethodPost && response.StatusCode == http.StatusCreated ||
+		request.Method == http.MethodDelete && response.StatusCode == http.StatusAccepted
+	if !done {
 		defer response.Body.Close() //nolint:errcheck // only read from
 		return nil, nil, refusal(response, strings.NewReplacer(e.secrets()...))
 	}
@@ -348,8 +349,21 @@ type wireStatus struct {
 		Name  string `json:"name"`
 		Group string `json:"group"`
 		// Kind is the resource, for instance "daemonsets".
-		Kind string `json:"kind"`
+		Kind   string `json:"kind"`
+		Causes []struct {
+			Reason string `json:"reason"`
+		} `json:"causes"`
 	} `json:"details"`
+}
+
+// blames tells whether the verdict has a cause of this reason.
+func (s *wireStatus) blames(reason string) bool {
+	for _, cause := range s.Details.Causes {
+		if cause.Reason == reason {
+			return true
+		}
+	}
+	return false
 }
 
 func classOf(status int) Class {

@@ -2,13 +2,9 @@ package kube
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"slices"
-	"strings"
 )
 
 // PodRef names one pod as it was seen, so that nothing befalls another one of its name.
@@ -104,86 +100,6 @@ type (
 
 // act sends a change whose answer is of no interest: that it was accepted is all there is to know.
 func (a *API) act(ctx context.Context, c *call) error {
-	limited, cancel := context.WithTimeout(ctx, a.access.Attempt)
-	defer cancel()
-	to, err := a.endpoint()
-	if err != nil {
-		return a.refused(c, "", &failure{class: NoCredentials, err: err})
-	}
-	request, err := c.request(limited, to)
-	if err != nil {
-		return a.refused(c, "", &failure{class: InvalidKey, err: err})
-	}
-	if c.verb == "delete" {
-		request.Method = http.MethodDelete
-		request.Header.Set("Content-Type", "application/json")
-	}
-	said := &hearing{next: to.http.Transport}
-	listened := *to
-	listened.http.Transport = said
-	response, reached, failed := listened.open(request)
-	switch {
-	case failed == nil:
-		defer response.Body.Close() //nolint:errcheck // only read from
-		_, failed = readBody(response, reached, maxAnswer, "answer")
-	case failed.status == http.StatusAccepted:
-		return nil
-	default:
-		c.doubt(failed)
-		if failed.status == http.StatusTooManyRequests && said.blames("DisruptionBudget") {
-			failed.err = ErrDisruptionBudget
-		}
-	}
-	if failed != nil {
-		return a.refused(c, to.proxy(request), failed)
-	}
-	return nil
-}
-
-// refused is [API.failed] with the part of the object that it is about.
-func (a *API) refused(c *call, proxy string, f *failure) *CallError {
-	failed := a.failed(c, proxy, f)
-	if c.part != "" {
-		failed.Object = strings.Replace(failed.Object, c.resource.plural, c.resource.plural+"/"+c.part, 1)
-	}
-	return failed
-}
-
-// hearing keeps what a refusal says besides what a [failure] has of it: the causes in its details. It hears one request.
-type hearing struct {
-	next http.RoundTripper
-	said strings.Builder
-}
-
-// RoundTrip listens in when the body of a refusal is read, which bounds it.
-func (h *hearing) RoundTrip(request *http.Request) (*http.Response, error) {
-	response, err := h.next.RoundTrip(request)
-	if err == nil && response.StatusCode == http.StatusTooManyRequests {
-		response.Body = struct {
-			io.Reader
-			io.Closer
-		}{io.TeeReader(response.Body, &h.said), response.Body}
-	}
-	return response, err
-}
-
-// blames tells whether a Status was heard that has a cause for this reason (k8s.io/api/policy/v1.DisruptionBudgetCause).
-func (h *hearing) blames(reason string) bool {
-	var verdict struct {
-		Kind    string `json:"kind"`
-		Details struct {
-			Causes []struct {
-				Reason string `json:"reason"`
-			} `json:"causes"`
-		} `json:"details"`
-	}
-	if json.Unmarshal([]byte(h.said.String()), &verdict) != nil || verdict.Kind != "Status" {
-		return false
-	}
-	for _, cause := range verdict.Details.Causes {
-		if cause.Reason == reason {
-			return true
-		}
-	}
-	return false
+	_, err := a.send(ctx, c)
+	return err
 }

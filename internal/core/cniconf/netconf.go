@@ -50,7 +50,8 @@ type NetConf struct {
 	ExcludeNamespaces []string
 	AgentNamespace    string
 	AmbientEnabled    bool
-	NativeNFTables    bool
+	// Backend is what native_nftables, backend and force_iptables_binary come to together.
+	Backend redirect.Backend
 
 	// SecondFamily, APITimeout and ForceIptables are this program's own settings.
 	SecondFamily  redirect.SecondFamily
@@ -162,9 +163,28 @@ func (r *reader) own(c *NetConf) {
 	}
 	r.read("pod_namespace", "a string", &c.AgentNamespace)
 	r.read("ambient_enabled", "true or false", &c.AmbientEnabled)
-	r.read("native_nftables", "true or false", &c.NativeNFTables)
+	var native bool
+	r.read("native_nftables", "true or false", &native)
 	c.places(old.Kubeconfig, socket)
 	r.settings(c)
+	r.backend(c, native)
+}
+
+// backend reads the key and holds it to the others that say something about it.
+func (r *reader) backend(c *NetConf, native bool) {
+	var text string
+	if r.read("backend", "a string", &text) {
+		said, err := redirect.ParseBackend(text)
+		if err != nil {
+			r.bad("backend", r.keys["backend"], err.Error())
+		}
+		c.Backend = said
+	}
+	chosen, err := redirect.ChooseBackend(c.Backend, native, c.ForceIptables)
+	if err != nil {
+		r.problems = append(r.problems, fmt.Errorf("network configuration keys \"native_nftables\", \"backend\" and \"force_iptables_binary\": %w", err))
+	}
+	c.Backend = chosen
 }
 
 // places completes directories: today's stanza names the run directory, older ones the kubeconfig and the log socket.

@@ -26,7 +26,7 @@ func TestParse(t *testing.T) {
 				CNIVersion: "1.0.0", Name: "k8s-pod-network", Type: "istio-cni", LogLevel: "info", RunDir: "/var/run/istio-cni",
 				Kubeconfig: "/var/run/istio-cni/istio-cni-kubeconfig", AmbientEnabled: true,
 				ExcludeNamespaces: []string{"istio-system", "kube-system"}, AgentNamespace: "istio-system",
-				APITimeout: DefaultAPITimeout,
+				APITimeout: DefaultAPITimeout, Backend: redirect.Auto,
 			},
 		},
 		{
@@ -37,7 +37,7 @@ func TestParse(t *testing.T) {
 			want: NetConf{
 				CNIVersion: "0.3.1", Name: "n", Type: "istio-cni", LogLevel: "debug", RunDir: "/run/x",
 				Kubeconfig: "/etc/cni/net.d/ZZZ-istio-cni-kubeconfig", ExcludeNamespaces: []string{"kube-system"},
-				APITimeout: DefaultAPITimeout,
+				APITimeout: DefaultAPITimeout, Backend: redirect.Auto,
 			},
 		},
 		{
@@ -45,7 +45,7 @@ func TestParse(t *testing.T) {
 			stanza: `{"name":"n","exclude_namespaces":["a"],"cni_agent_run_dir":"/r","kubernetes":{"kubeconfig":"/k","exclude_namespaces":["b"]}}`,
 			want: NetConf{
 				Name: "n", RunDir: "/r", Kubeconfig: "/r/istio-cni-kubeconfig", ExcludeNamespaces: []string{"a"},
-				APITimeout: DefaultAPITimeout,
+				APITimeout: DefaultAPITimeout, Backend: redirect.Auto,
 			},
 		},
 		{
@@ -53,7 +53,7 @@ func TestParse(t *testing.T) {
 			stanza: `{"name":"n","exclude_namespaces":null,"prevResult":null}`,
 			want: NetConf{
 				Name: "n", RunDir: DefaultRunDir, Kubeconfig: DefaultRunDir + "/istio-cni-kubeconfig",
-				APITimeout: DefaultAPITimeout,
+				APITimeout: DefaultAPITimeout, Backend: redirect.Auto,
 			},
 		},
 		{
@@ -61,7 +61,24 @@ func TestParse(t *testing.T) {
 			stanza: `{"name":"n","second_ip_family":"reject","api_timeout":"1500ms","force_iptables_binary":"legacy","prevResult": {"a":1}}`,
 			want: NetConf{
 				Name: "n", RunDir: DefaultRunDir, Kubeconfig: DefaultRunDir + "/istio-cni-kubeconfig",
-				SecondFamily: redirect.Reject, APITimeout: 1500 * time.Millisecond, ForceIptables: "legacy", PrevResult: []byte(`{"a":1}`),
+				SecondFamily: redirect.Reject, APITimeout: 1500 * time.Millisecond, ForceIptables: "legacy", Backend: redirect.Tools,
+				PrevResult: []byte(`{"a":1}`),
+			},
+		},
+		{
+			name:   "native tables, and annotations from the runtime",
+			stanza: `{"name":"n","native_nftables":true,"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"a":"b"},"dns":{}}}`,
+			want: NetConf{
+				Name: "n", RunDir: DefaultRunDir, Kubeconfig: DefaultRunDir + "/istio-cni-kubeconfig", APITimeout: DefaultAPITimeout,
+				Backend: redirect.Native, Annotations: map[string]string{"a": "b"}, AnnotationsDelivered: true,
+			},
+		},
+		{
+			name:   "a backend, and a pod without annotations as containerd says it",
+			stanza: `{"name":"n","backend":"netlink","runtimeConfig":{"io.kubernetes.cri.pod-annotations":null}}`,
+			want: NetConf{
+				Name: "n", RunDir: DefaultRunDir, Kubeconfig: DefaultRunDir + "/istio-cni-kubeconfig", APITimeout: DefaultAPITimeout,
+				Backend: redirect.Netlink, AnnotationsDelivered: true,
 			},
 		},
 	} {
@@ -101,6 +118,22 @@ func TestParseReportsEveryProblemByItsKey(t *testing.T) {
 	} {
 		if !strings.Contains(got.Problems.Error(), want) {
 			t.Errorf("problems lack %q:\n%v", want, got.Problems)
+		}
+	}
+}
+
+func TestBackendsThatContradict(t *testing.T) {
+	t.Parallel()
+	for stanza, want := range map[string]string{
+		`{"name":"n","backend":"magic"}`:                                           `key "backend": value "magic": want auto, netlink, native or iptables`,
+		`{"name":"n","backend":"netlink","native_nftables":true}`:                  "native nftables are asked for, and the backend netlink",
+		`{"name":"n","backend":"netlink","force_iptables_binary":"nft"}`:           "a variant of the iptables programs is forced (nft)",
+		`{"name":"n","native_nftables":true,"force_iptables_binary":"legacy"}`:     "a variant of the iptables programs is forced (legacy)",
+		`{"name":"n","backend":"native","native_nftables":true,"api_timeout":"x"}`: `key "api_timeout"`,
+	} {
+		got, err := Parse([]byte(stanza))
+		if err != nil || got.Problems == nil || !strings.Contains(got.Problems.Error(), want) {
+			t.Errorf("%s: %v, problems %v, want %q", stanza, err, got.Problems, want)
 		}
 	}
 }

@@ -46,6 +46,9 @@ func (s Stanza) keys() []key {
 	if s.APITimeout > 0 {
 		out = append(out, key{"api_timeout", s.APITimeout.String()})
 	}
+	if s.Backend != "" && s.Backend != redirect.Auto {
+		out = append(out, key{"backend", string(s.Backend)})
+	}
 	if s.ForceIptables != "" {
 		out = append(out, key{"force_iptables_binary", s.ForceIptables})
 	}

@@ -28,6 +28,7 @@ type Stanza struct {
 
 	SecondFamily  redirect.SecondFamily // second_ip_family; left out when it is the default
 	APITimeout    time.Duration         // api_timeout; 0 leaves it out
+	Backend       redirect.Backend      // backend; redirect.Auto leaves it out
 	ForceIptables string                // force_iptables_binary; "" leaves it out
 
 	// Template, when not nil, is a whole stanza as a JSON object and replaces everything above: an installation of the kind

@@ -3,6 +3,7 @@ package repair_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -53,7 +54,7 @@ func container(name string, init bool) change {
 
 func never(p *repair.Pod) { p.NeverRestarts = true }
 
-var waiting = repair.State{} //nolint:gochecknoglobals // a constant
+var waiting = repair.State{}
 
 // TestReferencePredicate is the reference's own table (compat: race repair, decision table).
 func TestReferencePredicate(t *testing.T) {
@@ -122,12 +123,24 @@ func TestJudge(t *testing.T) {
 		want   repair.Finding
 	}{
 		// W-10
-		{"a first failure that was not restarted yet", sidecar.Policy{}, []change{now(ended(126))},
-			repair.Finding{Reason: repair.ValidationFailed, Broken: true, Repairable: true}},
-		{"a failure that is never restarted", sidecar.Policy{}, []change{now(ended(126)), never},
-			repair.Finding{Reason: repair.FailedForGood, Broken: true}},
-		{"a pod that has failed as a whole", sidecar.Policy{}, []change{now(ended(126)), func(p *repair.Pod) { p.Ended = true }},
-			repair.Finding{Reason: repair.FailedForGood, Broken: true}},
+		{
+			"a first failure that was not restarted yet",
+			sidecar.Policy{},
+			[]change{now(ended(126))},
+			repair.Finding{Reason: repair.ValidationFailed, Broken: true, Repairable: true},
+		},
+		{
+			"a failure that is never restarted",
+			sidecar.Policy{},
+			[]change{now(ended(126)), never},
+			repair.Finding{Reason: repair.FailedForGood, Broken: true},
+		},
+		{
+			"a pod that has failed as a whole",
+			sidecar.Policy{},
+			[]change{now(ended(126)), func(p *repair.Pod) { p.Ended = true }},
+			repair.Finding{Reason: repair.FailedForGood, Broken: true},
+		},
 		// Before the validation's verdict
 		{"validation has not run", sidecar.Policy{}, nil, repair.Finding{Reason: repair.Unproven, Look: true}},
 		{"validation runs", sidecar.Policy{}, []change{now(repair.State{Running: true})}, repair.Finding{Reason: repair.Unproven, Look: true}},
@@ -143,16 +156,28 @@ func TestJudge(t *testing.T) {
 		{"leaving", sidecar.Policy{}, broken(func(p *repair.Pod) { p.Deleting = true }), repair.Finding{Reason: repair.NotLookedAt}},
 		{"excluded namespace", excluded, broken(), repair.Finding{Reason: repair.Passed}},
 		{"host network", sidecar.Policy{}, broken(func(p *repair.Pod) { p.Facts.HostNetwork = true }), repair.Finding{Reason: repair.Passed}},
-		{"gateway", sidecar.Policy{}, broken(func(p *repair.Pod) { p.Facts.Containers[2].Args = []string{"proxy", "router"} }),
-			repair.Finding{Reason: repair.Passed}},
+		{
+			"gateway",
+			sidecar.Policy{},
+			broken(func(p *repair.Pod) { p.Facts.Containers[2].Args = []string{"proxy", "router"} }),
+			repair.Finding{Reason: repair.Passed},
+		},
 		{"has istio-init", sidecar.Policy{}, broken(container("istio-init", true)), repair.Finding{Reason: repair.Passed}},
 		{"interception mode NONE", sidecar.Policy{}, broken(with(sidecar.ModeKey, "NONE")), repair.Finding{Reason: repair.Passed}},
 		{"injection switched off", sidecar.Policy{}, broken(with(sidecar.InjectKey, "false")), repair.Finding{Reason: repair.Passed}},
 		// What repair in place cannot help
-		{"bad settings", sidecar.Policy{}, broken(with(sidecar.InboundPortsKey, "x")),
-			repair.Finding{Reason: repair.ValidationFailed, Broken: true}},
-		{"no proxy to be seen", sidecar.Policy{}, broken(func(p *repair.Pod) { p.Facts.Containers = nil }),
-			repair.Finding{Reason: repair.ValidationFailed, Broken: true}},
+		{
+			"bad settings",
+			sidecar.Policy{},
+			broken(with(sidecar.InboundPortsKey, "x")),
+			repair.Finding{Reason: repair.ValidationFailed, Broken: true},
+		},
+		{
+			"no proxy to be seen",
+			sidecar.Policy{},
+			broken(func(p *repair.Pod) { p.Facts.Containers = nil }),
+			repair.Finding{Reason: repair.ValidationFailed, Broken: true},
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := repair.Judge(pod(test.pod...), defaults(), test.policy)
@@ -226,6 +251,45 @@ func TestModes(t *testing.T) {
 		if got := test.s.Mode(helpless); got != test.helpless {
 			t.Errorf("%+v: %s where rules do not help, want %s", test.s, got, test.helpless)
 		}
+	}
+}
+
+func TestAVerdictIsAboutRulesThatWereThereAllTheTime(t *testing.T) {
+	rules := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	at := func(seconds int) time.Time { return rules.Add(time.Duration(seconds) * time.Second) }
+	for _, test := range []struct {
+		name  string
+		run   repair.State
+		about bool
+	}{
+		{"it was over before", repair.State{Began: at(-9), Finished: at(-4)}, false},
+		{"it was under way", repair.State{Began: at(-3), Finished: at(2)}, false},
+		{"it began in the same second", repair.State{Began: at(0), Finished: at(5)}, false},
+		{"it came afterwards", repair.State{Began: at(1), Finished: at(6)}, true},
+		{"its beginning is not known, and it ended afterwards", repair.State{Finished: at(6)}, true},
+		{"its beginning is not known, and it ended before", repair.State{Finished: at(-1)}, false},
+		{"nothing is known", repair.State{}, false},
+	} {
+		if got := (repair.Finding{Failed: test.run}).SawRules(rules); got != test.about {
+			t.Errorf("%s: %v", test.name, got)
+		}
+	}
+}
+
+// TestLaterStatesDecide has the failure of before count only while the present state does not say otherwise.
+func TestLaterStatesDecide(t *testing.T) {
+	f := repair.Judge(pod(now(repair.State{Terminated: true, ExitCode: 126, Finished: time.Unix(20, 0)}), last(repair.State{
+		Terminated: true, ExitCode: 126, Finished: time.Unix(10, 0),
+	})), defaults(), sidecar.Policy{})
+	if !f.Broken || f.FailedAt() != time.Unix(20, 0) {
+		t.Errorf("the failure that counts is of %s", f.FailedAt())
+	}
+	// It failed otherwise this time; the reference goes by the time before.
+	if f := repair.Judge(pod(now(ended(1)), last(ended(126))), defaults(), sidecar.Policy{}); !f.Broken || f.Failed.ExitCode != 126 {
+		t.Errorf("got %+v", f)
+	}
+	if f := repair.Judge(pod(now(repair.State{Running: true}), last(ended(126))), defaults(), sidecar.Policy{}); !f.Broken {
+		t.Errorf("a validation that runs once more has not succeeded yet: %+v", f)
 	}
 }
 

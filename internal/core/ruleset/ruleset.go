@@ -24,8 +24,13 @@ const (
 	IPv6 Family = 6
 )
 
-// String gives "IPv4" or "IPv6".
-func (f Family) String() string { return fmt.Sprintf("IPv%d", uint8(f)) }
+// String gives "IPv4" or "IPv6", and "inet" for no family, which stands for both together.
+func (f Family) String() string {
+	if f == 0 {
+		return "inet"
+	}
+	return fmt.Sprintf("IPv%d", uint8(f))
+}
 
 // Set is the content of the tables of one family, in canonical form: tables by name, in each table the built-in chains
 // in hook order, then own chains by name. Tables without rules are absent from a wanted Set, as they are from

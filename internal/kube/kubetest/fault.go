@@ -75,7 +75,11 @@ func (s *Server) behaviours() map[Fault]http.HandlerFunc {
 		ServerError:      verdict(http.StatusInternalServerError, "InternalError", "etcdserver: leader changed"),
 		Unavailable:      verdict(http.StatusServiceUnavailable, "ServiceUnavailable", "apiserver is shutting down"),
 		Redirect:         http.RedirectHandler("/elsewhere", http.StatusFound).ServeHTTP,
-		Hang:             func(_ http.ResponseWriter, r *http.Request) { s.hang(r) },
+		Hang: func(_ http.ResponseWriter, r *http.Request) {
+			s.hang(r)
+			// A client that is just giving up may still read, and would take an empty answer for one.
+			panic(http.ErrAbortHandler)
+		},
 		HangMidBody: func(w http.ResponseWriter, r *http.Request) {
 			s.half(w, r)
 			s.hang(r)

@@ -100,7 +100,7 @@ func base(f ruleset.Family) string {
 func Choose(ctx context.Context, f ruleset.Family, h *Host) (Choice, error) {
 	nft, haveNFT := h.find(f, NFT)
 	legacy, haveLegacy := h.find(f, Legacy)
-	inUse := legacyInUse(f)
+	inUse := LegacyInUse(f)
 	_, nftErr := nftInUse(f)
 	switch {
 	case h.Force == NFT && haveNFT, h.Force == "" && haveNFT && nftErr == nil && (!haveLegacy || !inUse):
@@ -116,6 +116,9 @@ func Choose(ctx context.Context, f ruleset.Family, h *Host) (Choice, error) {
 	}
 	return Choice{Tool: plain}, err
 }
+
+// Legacy gives the tools of the legacy variant, if the host has them.
+func (h *Host) Legacy(f ruleset.Family) (Tool, bool) { return h.find(f, Legacy) }
 
 // Installed reports why no pod could be programmed with the host's tools: none are there, or not the forced ones. It
 // only looks for files.
@@ -227,9 +230,9 @@ func (h *Host) look(name string) (string, bool) {
 	return "", false
 }
 
-// legacyInUse reports whether the namespace has legacy tables of the family. The kernel lists them for the namespace of
+// LegacyInUse reports whether the namespace has legacy tables of the family. The kernel lists them for the namespace of
 // the reading thread; the list is absent if it was built without legacy iptables.
-func legacyInUse(f ruleset.Family) bool {
+func LegacyInUse(f ruleset.Family) bool {
 	list := map[ruleset.Family]string{ruleset.IPv4: "ip_tables_names", ruleset.IPv6: "ip6_tables_names"}[f]
 	names, err := os.ReadFile("/proc/thread-self/net/" + list) //nolint:gosec // one of two constants
 	return err == nil && len(bytes.TrimSpace(names)) > 0
@@ -238,7 +241,7 @@ func legacyInUse(f ruleset.Family) bool {
 // inUse reports whether the variant has any table of the family here. If that cannot be told, it may have.
 func (t Tool) inUse() bool {
 	if t.Variant == Legacy {
-		return legacyInUse(t.Family)
+		return LegacyInUse(t.Family)
 	}
 	found, err := nftInUse(t.Family)
 	return found || err != nil

@@ -12,7 +12,12 @@
 // starts; [Same] and [IsHost] compare namespaces.
 package netns
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
 
 // The namespace of the reading thread, of the first thread of this process and of the node's first process.
 // The first one needs thread-self: "self" is the first thread's.
@@ -86,4 +91,31 @@ func IsHost(path string) (bool, error) {
 	}
 	first, err := identify(initPath)
 	return err == nil && target.id == first, nil
+}
+
+// OfOtherUsers reports whether the namespace belongs to another user namespace than that of this process, as that of a
+// pod with hostUsers: false does (NS_GET_USERNS, linux/nsfs.h). An empty path is the caller's namespace.
+func OfOtherUsers(path string) (bool, error) {
+	target, err := open(path)
+	if err != nil {
+		return false, err
+	}
+	defer target.close()
+	owner, err := unix.IoctlRetInt(int(target.handle), unix.NS_GET_USERNS)
+	if errors.Is(err, unix.EPERM) {
+		return false, nil // it is of one above ours, as in a container whose network is older than its users
+	}
+	if err != nil {
+		return false, fmt.Errorf("asking for the owner of network namespace %q: %w", path, err)
+	}
+	defer unix.Close(owner) //nolint:errcheck // nothing was written
+	its, err := identify(fmt.Sprintf("/proc/self/fd/%d", owner))
+	if err != nil {
+		return false, fmt.Errorf("asking for the owner of network namespace %q: %w", path, err)
+	}
+	own, err := identify("/proc/self/ns/user")
+	if err != nil {
+		return false, fmt.Errorf("reading the user namespace of this process: %w", err)
+	}
+	return its != own, nil
 }

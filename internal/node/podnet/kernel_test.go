@@ -26,10 +26,24 @@ var (
 	families = []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
 )
 
-// eachVariant runs a test with both implementations of iptables.
+// byNetlink stands for the rules of nft that are written without a tool, byTables for tables of nft's own.
+const (
+	byNetlink iptables.Variant = "netlink"
+	byTables  iptables.Variant = "native"
+)
+
+// tools is the variant whose programs see the rules.
+func tools(v iptables.Variant) iptables.Variant {
+	if v == byNetlink {
+		return iptables.NFT
+	}
+	return v
+}
+
+// eachVariant runs a test with both implementations of iptables, and without any.
 func eachVariant(t *testing.T, test func(*testing.T, iptables.Variant)) {
 	t.Helper()
-	for _, v := range variants {
+	for _, v := range append(slices.Clone(variants), byNetlink) {
 		t.Run(string(v), func(t *testing.T) {
 			t.Parallel()
 			test(t, v)
@@ -39,7 +53,7 @@ func eachVariant(t *testing.T, test func(*testing.T, iptables.Variant)) {
 
 // program is the name of a program of iptables: the plain one, or with a suffix that which reads or writes rules.
 func program(v iptables.Variant, f ruleset.Family, suffix string) string {
-	return map[ruleset.Family]string{ruleset.IPv4: "iptables-", ruleset.IPv6: "ip6tables-"}[f] + string(v) + suffix
+	return map[ruleset.Family]string{ruleset.IPv4: "iptables-", ruleset.IPv6: "ip6tables-"}[f] + string(tools(v)) + suffix
 }
 
 // pod is a network namespace that is looked at and changed with the tools of the machine, never with the code under
@@ -191,6 +205,9 @@ func filled(saved string) string { return ruleless.ReplaceAllString(saved, "") }
 
 // namespace is the code under test with a variant; "" leaves the choice to it.
 func (p pod) namespace(v iptables.Variant) podnet.Namespace {
+	if v == byNetlink {
+		return podnet.Namespace{Path: string(p), Backend: redirect.Netlink, Log: slog.New(slog.DiscardHandler)}
+	}
 	return podnet.Namespace{Path: string(p), Tools: iptables.Host{Force: v}, Log: slog.New(slog.DiscardHandler)}
 }
 

@@ -44,7 +44,7 @@ func TestRunsInOneNamespaceWaitForEachOther(t *testing.T) {
 // while; the starter is a process of this test binary.
 func TestAKilledRunLeavesNothingThatWorksOn(t *testing.T) {
 	if os.Getenv("PODNET_TEST_APPLY") != "" {
-		n := podnet.Namespace{Path: os.Getenv("PODNET_TEST_APPLY"), Tools: iptables.Host{Path: os.Getenv("PODNET_TEST_PATH")}, Log: slog.New(slog.DiscardHandler)}
+		n := podnet.Namespace{Path: os.Getenv("PODNET_TEST_APPLY"), Backend: redirect.Tools, Tools: iptables.Host{Path: os.Getenv("PODNET_TEST_PATH")}, Log: slog.New(slog.DiscardHandler)}
 		_, _ = n.Apply(t.Context(), redirect.Default(), podnet.Reconcile)
 		return
 	}

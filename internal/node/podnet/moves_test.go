@@ -91,7 +91,9 @@ func TestApplyTakesAwayAFamilyThatIsNotCapturedAnyMore(t *testing.T) {
 // Rules of the other variant would be met by every packet as well.
 func TestApplyLeavesNothingOfOursInTheOtherVariant(t *testing.T) {
 	t.Parallel()
-	other := map[iptables.Variant]iptables.Variant{iptables.NFT: iptables.Legacy, iptables.Legacy: iptables.NFT}
+	other := map[iptables.Variant]iptables.Variant{
+		iptables.NFT: iptables.Legacy, iptables.Legacy: iptables.NFT, byNetlink: iptables.Legacy,
+	}
 	eachVariant(t, func(t *testing.T, to iptables.Variant) {
 		from := other[to]
 		spec := dual(byTPROXY)
@@ -115,19 +117,40 @@ func TestApplyLeavesNothingOfOursInTheOtherVariant(t *testing.T) {
 	})
 }
 
-// Without being told, the variant that the reference would take is taken: legacy where it is in use, else nft.
-func TestApplyStaysWithTheVariantInUse(t *testing.T) {
+// Without being told, rules of either variant are moved over in full to where no tool is needed for them.
+func TestApplyMovesRulesOfTheToolsOver(t *testing.T) {
 	t.Parallel()
 	eachVariant(t, func(t *testing.T, v iptables.Variant) {
 		p := dualPod(t)
 		spec := dual()
 		p.reference(t, v, dual(byTPROXY), families...)
 		r := mustApply(t, p.namespace(""), spec)
+		if len(r.Tools) != 2 || r.Tools[0] != "netlink" || r.Tools[1] != "netlink" {
+			t.Errorf("the tools are %q", r.Tools)
+		}
+		for _, f := range families {
+			equal(t, f.String(), redirect.Rules(spec, f).String(), filled(p.save(t, iptables.NFT, f)))
+			equal(t, f.String()+" of legacy", "", filled(p.save(t, iptables.Legacy, f)))
+		}
+		verified(t, p.namespace(""), spec)
+	})
+}
+
+// Tools that are not told otherwise stay with the variant that the reference would take: legacy where it is in use.
+func TestToolsStayWithTheVariantInUse(t *testing.T) {
+	t.Parallel()
+	for _, v := range variants {
+		p := dualPod(t)
+		spec := dual()
+		p.reference(t, v, dual(byTPROXY), families...)
+		n := p.namespace("")
+		n.Backend = redirect.Tools
+		r := mustApply(t, n, spec)
 		if len(r.Tools) != 2 || r.Tools[0] != program(v, ruleset.IPv4, "-restore") || r.Tools[1] != program(v, ruleset.IPv6, "-restore") {
 			t.Errorf("the tools are %q", r.Tools)
 		}
 		for _, f := range families {
 			equal(t, f.String(), redirect.Rules(spec, f).String(), filled(p.save(t, v, f)))
 		}
-	})
+	}
 }

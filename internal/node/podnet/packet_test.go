@@ -211,7 +211,7 @@ func (s scene) askAll(t *testing.T, v iptables.Variant, packets []packet) {
 			if err == nil {
 				continue
 			}
-			t.Errorf("%v\n%s", err, s.Counters(t.Context(), saveProgram(v, s.family)))
+			t.Errorf("%v\n%s", err, s.Counters(t.Context(), saveProgram(v, s.family)...))
 			var wrong *labtest.Wrong
 			if errors.As(err, &wrong) && errors.Is(wrong.Got.Err, labtest.ErrSilent) {
 				return
@@ -240,6 +240,10 @@ func newLab(t *testing.T, families ...ruleset.Family) *labtest.Lab {
 
 // namespaceOf is the lab's pod as the code under test takes it.
 func namespaceOf(lab *labtest.Lab, v iptables.Variant) podnet.Namespace {
+	if v == byNetlink || v == byTables {
+		backend := map[iptables.Variant]redirect.Backend{byNetlink: redirect.Netlink, byTables: redirect.Native}[v]
+		return podnet.Namespace{Path: lab.Path(), Backend: backend, Log: slog.New(slog.DiscardHandler)}
+	}
 	return podnet.Namespace{Path: lab.Path(), Tools: iptables.Host{Force: v}, Log: slog.New(slog.DiscardHandler)}
 }
 
@@ -250,12 +254,15 @@ func apply(t *testing.T, lab *labtest.Lab, v iptables.Variant, spec redirect.Spe
 	}
 }
 
-// saveProgram is the program that prints a family's rules.
-func saveProgram(v iptables.Variant, f ruleset.Family) string {
-	if f == ruleset.IPv6 {
-		return fmt.Sprintf("ip6tables-%s-save", v)
+// saveProgram is the program that prints a family's rules, with its arguments.
+func saveProgram(v iptables.Variant, f ruleset.Family) []string {
+	switch {
+	case v == byTables:
+		return []string{"nft", "list", "ruleset"}
+	case f == ruleset.IPv6:
+		return []string{fmt.Sprintf("ip6tables-%s-save", tools(v)), "-c"}
 	}
-	return fmt.Sprintf("iptables-%s-save", v)
+	return []string{fmt.Sprintf("iptables-%s-save", tools(v)), "-c"}
 }
 
 // networksOf are the networks the places are in, in both families.
@@ -274,10 +281,10 @@ func podKinds() map[string][]ruleset.Family {
 	}
 }
 
-// eachCell runs a test for both implementations of iptables, in both modes.
+// eachCell runs a test for every way by which rules get into a pod, in both modes.
 func eachCell(t *testing.T, test func(*testing.T, iptables.Variant, redirect.Mode)) {
 	t.Helper()
-	for _, v := range []iptables.Variant{iptables.NFT, iptables.Legacy} {
+	for _, v := range []iptables.Variant{iptables.NFT, iptables.Legacy, byNetlink, byTables} {
 		for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
 			t.Run(fmt.Sprintf("%s/%s", v, mode), func(t *testing.T) {
 				t.Parallel()
@@ -287,7 +294,7 @@ func eachCell(t *testing.T, test func(*testing.T, iptables.Variant, redirect.Mod
 	}
 }
 
-// TestPackets asks every question of every case, for each implementation of iptables, each mode, and each kind of pod.
+// TestPackets asks every question of every case, for each backend, each mode, and each kind of pod.
 func TestPackets(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()
@@ -409,7 +416,7 @@ func TestAWrongAnswerSaysWhatWasAskedAndWhoAnswered(t *testing.T) {
 		t.Errorf("the message (-want +got):\n%s", diff)
 	}
 	met := regexp.MustCompile(`(?m)^\[[1-9]\d*:\d+\] -A OUTPUT -j ISTIO_OUTPUT$`)
-	if counters := s.Counters(t.Context(), "iptables-nft-save"); !met.MatchString(counters) {
+	if counters := s.Counters(t.Context(), "iptables-nft-save", "-c"); !met.MatchString(counters) {
 		t.Errorf("the counters do not show that the packet met the rules:\n%s", counters)
 	}
 }

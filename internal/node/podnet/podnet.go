@@ -20,6 +20,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/nftables"
 	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
@@ -27,10 +28,23 @@ import (
 type Namespace struct {
 	// Path is the file of the namespace. "" is the current one.
 	Path string
-	// Tools says how iptables is found.
+	// Backend is the way by which rules are read and written; "" is redirect.Auto.
+	Backend redirect.Backend
+	// Tools says how iptables is found, where it is needed.
 	Tools iptables.Host
 	Log   *slog.Logger
+
+	means means
 }
+
+// means is what is used in a namespace.
+type means uint8
+
+const (
+	netlinkAlone    means = iota
+	netlinkAndTools       // the tools for what netlink does not reach: the legacy tables
+	toolsAlone
+)
 
 // Conduct says what Apply does with rules of the mesh that are there and are not those wanted.
 type Conduct uint8
@@ -57,11 +71,19 @@ type Report struct {
 	Routing []string
 	// Notes are foreign rules behind ours, and what else is worth knowing and no difference.
 	Notes []string
-	// Programs are what was run, and Ran the tools that ran them.
-	Programs []ruleset.Program
-	Ran      []string
+	// Programs are what was carried out.
+	Programs []Program
 	// Processes is how many were started for all of it.
 	Processes int
+}
+
+// Program is a change of rules that was carried out, or would be.
+type Program struct {
+	// Of is the family: IPv4, IPv6 or, for both together, inet. By is what carries it out.
+	Of, By string
+	// Text is what "iptables-restore --noflush" or, where By is native, "nft -f" would take. Dialect is the variant of the
+	// tool that shows the rules.
+	Text, Dialect string
 }
 
 // Clean reports whether everything was as wanted.
@@ -75,12 +97,13 @@ func (n Namespace) Apply(ctx context.Context, spec redirect.Spec, conduct Conduc
 		if err != nil {
 			return err
 		}
+		defer w.close()
 		defer func() { r = w.done() }()
 		if conduct == Refuse && w.otherRules() {
 			return ErrOtherRules
 		}
 		if err := w.apply(ctx); err != nil {
-			return err
+			return n.instead(err)
 		}
 		return w.setRouting(route.For(spec.Routing(w.report.Families)))
 	})
@@ -117,11 +140,12 @@ func (w *work) stale(want route.Want) (route.Want, error) {
 // Verify compares the namespace with the Spec and writes nothing.
 func (n Namespace) Verify(ctx context.Context, spec redirect.Spec) (Report, error) {
 	var r Report
-	err := n.do(ctx, func() error {
+	err := n.do(ctx, func(n Namespace) error {
 		w, err := n.inspect(ctx, &spec)
 		if err != nil {
 			return err
 		}
+		defer w.close()
 		r = w.done()
 		want := route.For(spec.Routing(r.Families))
 		if r.Routing, err = route.Check(want); err != nil {
@@ -148,6 +172,7 @@ func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error
 		if err != nil {
 			return err
 		}
+		defer w.close()
 		defer func() { r = w.done() }()
 		left, err := leftovers(append(w.marks, spec.Mark))
 		if err != nil {
@@ -171,11 +196,13 @@ func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error
 // PlanClean gives the Programs that Clean would run, and runs none.
 func (n Namespace) PlanClean(ctx context.Context) (Report, error) {
 	var r Report
-	err := n.do(ctx, func() error {
+	err := n.do(ctx, func(n Namespace) error {
 		w, err := n.inspect(ctx, nil)
 		if err != nil {
 			return err
 		}
+		defer w.close()
+		w.didNative()
 		for _, s := range w.steps {
 			w.did(s)
 		}
@@ -201,12 +228,14 @@ func leftovers(marks []uint32) (route.Want, error) {
 // Ours reports whether the namespace holds any rule or chain of the mesh.
 func (n Namespace) Ours(ctx context.Context) (bool, error) {
 	ours := false
-	err := n.do(ctx, func() error {
+	err := n.do(ctx, func(n Namespace) error {
 		w, err := n.inspect(ctx, nil)
-		if err == nil {
-			ours = len(w.steps) > 0
+		if err != nil {
+			return err
 		}
-		return err
+		defer w.close()
+		ours = len(w.steps) > 0 || w.nativeWant != nil
+		return nil
 	})
 	return ours, err
 }
@@ -233,27 +262,54 @@ func families(spec redirect.Spec) (redirect.Families, error) {
 	return spec.FamiliesOf(addresses)
 }
 
-// alone is do for those who write: no other run of this program works on the namespace meanwhile.
+// alone is do for those who write: no other run of this program works on the namespace meanwhile. Whoever else changes
+// its rules meanwhile makes that it begins again.
 func (n Namespace) alone(ctx context.Context, fn func(Namespace) error) error {
-	return n.do(ctx, func() error {
+	return n.do(ctx, func(n Namespace) error {
 		held, err := lock(ctx)
 		if err != nil {
 			return err
 		}
 		n.Tools.Held = held
-		return errors.Join(fn(n), held.Close())
+		err = fn(n)
+		for try := 0; errors.Is(err, nftables.ErrChanged) && try < retries && ctx.Err() == nil; try++ {
+			err = fn(n)
+		}
+		return errors.Join(err, held.Close())
 	})
 }
 
-// do runs fn in the namespace, with the pod's own iptables lock and without name service: the tools would ask it for
-// the names of user ids, which can take a minute (a node with a directory service) or deadlock.
-func (n Namespace) do(ctx context.Context, fn func() error) error {
+// retries bounds how often a namespace that somebody else is changing is begun again.
+const retries = 10
+
+// do runs fn in the namespace with the means that it takes: netlink alone, which is enough for nearly all, or with tools.
+func (n Namespace) do(ctx context.Context, fn func(Namespace) error) error {
+	if n.wants() == redirect.Tools {
+		n.means = toolsAlone
+		return n.isolated(ctx, fn)
+	}
+	n.means = netlinkAlone
+	err := netns.Do(n.Path, func() error { return fn(n) })
+	for errors.Is(err, errTools) && n.means != toolsAlone {
+		n.means = netlinkAndTools
+		if errors.Is(err, nftables.ErrUnsupported) {
+			n.means = toolsAlone
+			n.Log.WarnContext(ctx, "the kernel does not do by netlink what is needed; using the iptables tools of the host", "cause", err.Error())
+		}
+		err = n.isolated(ctx, fn)
+	}
+	return err
+}
+
+// isolated runs fn in the namespace, with the pod's own iptables lock and without name service: the tools would ask it
+// for the names of user ids, which can take a minute (a node with a directory service) or deadlock.
+func (n Namespace) isolated(ctx context.Context, fn func(Namespace) error) error {
 	binds := existing(netns.Bind{Source: "/dev/null", Target: "/etc/nsswitch.conf"})
 	if n.Path != "" {
 		// Legacy tools from 1.8.6 on are told the lock by their environment, earlier ones know this path only.
 		binds = append(binds, existing(netns.Bind{Source: n.Path, Target: "/run/xtables.lock"})...)
 	}
-	isolation, err := netns.DoIsolated(n.Path, binds, fn)
+	isolation, err := netns.DoIsolated(n.Path, binds, func() error { return fn(n) })
 	if isolation != nil {
 		level := slog.LevelDebug
 		if n.Path != "" {

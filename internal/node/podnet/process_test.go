@@ -127,14 +127,15 @@ func multi(t *testing.T, v iptables.Variant) string {
 type budget struct {
 	addresses    []string
 	first, again []string
+	backend      redirect.Backend
 }
 
 // check applies a Spec twice to a fresh pod, then verifies and cleans it.
-func (want budget) check(t *testing.T, tools iptables.Host, b toolbox) {
+func (want budget) check(t *testing.T, host iptables.Host, b toolbox) {
 	t.Helper()
 	p := newPod(t, want.addresses...)
 	n := p.namespace("")
-	n.Tools = tools
+	n.Tools, n.Backend = host, want.backend
 	spec := dual(byTPROXY)
 	for _, step := range []struct {
 		name string
@@ -173,19 +174,23 @@ func TestApplyStartsNoNeedlessProcess(t *testing.T) {
 		budgets []budget
 	}{
 		{"nft", iptables.NFT, []budget{
-			{onlyIPv4, []string{"iptables-nft-restore --noflush"}, []string{"iptables-nft-save"}},
-			{both, []string{"iptables-nft-restore --noflush", "ip6tables-nft-restore --noflush"}, []string{"iptables-nft-save", "ip6tables-nft-save"}},
+			{onlyIPv4, []string{"iptables-nft-restore --noflush"}, []string{"iptables-nft-save"}, ""},
+			{both, []string{"iptables-nft-restore --noflush", "ip6tables-nft-restore --noflush"}, []string{"iptables-nft-save", "ip6tables-nft-save"}, ""},
 		}},
 		{"legacy", iptables.Legacy, []budget{
-			{onlyIPv4, []string{"iptables-legacy --version", "iptables-legacy-restore --noflush --wait=30"}, []string{"iptables-legacy-save"}},
+			{onlyIPv4, []string{"iptables-legacy --version", "iptables-legacy-restore --noflush --wait=30"}, []string{"iptables-legacy-save"}, ""},
 			{both, []string{
 				"iptables-legacy --version", "iptables-legacy-restore --noflush --wait=30", "ip6tables-legacy-restore --noflush --wait=30",
-			}, []string{"iptables-legacy-save", "ip6tables-legacy-save"}},
+			}, []string{"iptables-legacy-save", "ip6tables-legacy-save"}, ""},
 		}},
-		{"nothing forced", "", []budget{
-			{onlyIPv4, []string{"iptables-nft-restore --noflush"}, []string{"iptables-nft-save"}},
-			{both, []string{"iptables-nft-restore --noflush", "ip6tables-nft-restore --noflush"}, []string{"iptables-nft-save", "ip6tables-nft-save"}},
+		{"tools, nothing forced", "", []budget{
+			{onlyIPv4, []string{"iptables-nft-restore --noflush"}, []string{"iptables-nft-save"}, redirect.Tools},
+			{
+				both, []string{"iptables-nft-restore --noflush", "ip6tables-nft-restore --noflush"},
+				[]string{"iptables-nft-save", "ip6tables-nft-save"}, redirect.Tools,
+			},
 		}},
+		{"nothing said at all", "", []budget{{onlyIPv4, nil, nil, ""}, {both, nil, nil, ""}, {both, nil, nil, redirect.Netlink}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for _, want := range test.budgets {
@@ -218,13 +223,13 @@ func TestApplyStartsNoNeedlessProcessOnAHostWithPlainNamesOnly(t *testing.T) {
 		again4, again6 := []string{"iptables-save"}, []string{"ip6tables-save"}
 		t.Run("links to "+string(v), func(t *testing.T) {
 			b := newToolbox(t).add(t, v, where(v), "", "iptables", "ip6tables")
-			budget{onlyIPv4, lines(asked, first4), again4}.check(t, iptables.Host{Path: b.dir}, b)
-			budget{both, lines(asked, first4, first6), lines(again4, again6)}.check(t, iptables.Host{Path: b.dir}, b)
+			budget{onlyIPv4, lines(asked, first4), again4, redirect.Tools}.check(t, iptables.Host{Path: b.dir}, b)
+			budget{both, lines(asked, first4, first6), lines(again4, again6), redirect.Tools}.check(t, iptables.Host{Path: b.dir}, b)
 		})
 		t.Run("programs of "+string(v), func(t *testing.T) {
 			b := newToolbox(t).add(t, v, where(v), "", "iptables", "ip6tables").copied(t)
-			budget{onlyIPv4, lines(version, asked, first4), lines(version[:1], again4, version[1:])}.check(t, iptables.Host{Path: b.dir}, b)
-			budget{both, lines(version, asked, first4, first6), lines(version[:1], again4, version[1:], again6)}.check(t, iptables.Host{Path: b.dir}, b)
+			budget{onlyIPv4, lines(version, asked, first4), lines(version[:1], again4, version[1:]), redirect.Tools}.check(t, iptables.Host{Path: b.dir}, b)
+			budget{both, lines(version, asked, first4, first6), lines(version[:1], again4, version[1:], again6), redirect.Tools}.check(t, iptables.Host{Path: b.dir}, b)
 		})
 	}
 }

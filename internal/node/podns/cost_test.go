@@ -51,20 +51,31 @@ func pod(address string) Pod {
 	return Pod{Namespace: "shop", Name: "web-1", UID: "u", Addresses: []netip.Addr{netip.MustParseAddr(address)}}
 }
 
-// counted searches, and counts how often each namespace is entered.
-func counted(tb testing.TB, p Places, of Pod) (map[Inode]int, *Namespace, error) {
-	tb.Helper()
-	entered := map[Inode]int{}
-	s := search{places: p, pod: normal(of), seen: map[Inode]verdict{}, look: func(path string) ([]netip.Addr, error) {
+// counts are how often each namespace is opened and entered.
+type counts struct{ opened, entered map[Inode]int }
+
+// counted searches and counts.
+func counted(t *testing.T, p Places, of Pod) (counts, *Namespace, error) {
+	t.Helper()
+	c := counts{opened: map[Inode]int{}, entered: map[Inode]int{}}
+	count := func(in map[Inode]int, path string) {
 		inode, err := inodeOf(path)
 		if err != nil {
-			tb.Error(err)
+			t.Error(err)
 		}
-		entered[inode]++
-		return addresses(path)
-	}}
-	found, err := s.run(tb.Context())
-	return entered, found, err
+		in[inode]++
+	}
+	s := search{
+		places: p, pod: normal(of), seen: map[Inode]verdict{}, hold: func(path string) (*Namespace, error) {
+			count(c.opened, path)
+			return hold(path)
+		}, look: func(path string) ([]netip.Addr, error) {
+			count(c.entered, path)
+			return addresses(path)
+		},
+	}
+	found, err := s.run(t.Context())
+	return c, found, err
 }
 
 func TestEachNamespaceIsEnteredOnce(t *testing.T) {
@@ -75,30 +86,32 @@ func TestEachNamespaceIsEnteredOnce(t *testing.T) {
 		netnstest.Run(t, namespaces[i], "ip", "address", "add", fmt.Sprintf("10.78.0.%d/32", i), "dev", "lo")
 	}
 	p := crowd(t, namespaces, 500, 2000)
-	want := func(entered map[Inode]int, most int) {
+	want := func(what string, got map[Inode]int, number int) {
 		t.Helper()
-		if len(entered) != most {
-			t.Errorf("%d namespaces were entered, want %d", len(entered), most)
+		if len(got) != number {
+			t.Errorf("%d namespaces were %s, want %d", len(got), what, number)
 		}
-		for inode, times := range entered {
+		for inode, times := range got {
 			if times != 1 {
-				t.Errorf("%s was entered %d times", inode, times)
+				t.Errorf("%s was %s %d times", inode, what, times)
 			}
 		}
 	}
-	entered, found, err := counted(t, p, pod("10.78.0.7"))
+	c, found, err := counted(t, p, pod("10.78.0.7"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	found.Close()
-	want(entered, len(namespaces))
+	want("opened", c.opened, len(namespaces))
+	want("entered", c.entered, len(namespaces))
 
 	const andTheNodesOwn = 1
-	entered, _, err = counted(t, p, pod("10.78.0.77"))
+	c, _, err = counted(t, p, pod("10.78.0.77"))
 	if !errors.Is(err, ErrNotFound) {
 		t.Fatalf("got %v", err)
 	}
-	want(entered, len(namespaces)+andTheNodesOwn)
+	want("opened", c.opened, len(namespaces))
+	want("entered", c.entered, len(namespaces)+andTheNodesOwn)
 	for _, says := range []string{"500 entries", "2001 entries"} {
 		if !strings.Contains(err.Error(), says) {
 			t.Errorf("error %q does not say %q", err, says)
@@ -117,20 +130,21 @@ func TestFindLeavesNothingBehind(t *testing.T) {
 	p := crowd(t, []string{one, two, other}, 30, 30)
 	all := []string{one, two, other}
 	before := held(t, all)
-	canceled, cancel := context.WithCancel(t.Context())
+	ctx := t.Context()
+	canceled, cancel := context.WithCancel(ctx)
 	cancel()
 	var work sync.WaitGroup
 	for range 8 {
 		work.Go(func() {
 			for range 10 {
-				found, err := p.Find(t.Context(), pod("10.78.1.2"))
+				found, err := p.Find(ctx, pod("10.78.1.2"))
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				found.Close()
 				for cause, err := range map[error]error{
-					ErrAmbiguous: second(p.Find(t.Context(), pod("10.78.1.1"))), ErrNotFound: second(p.Find(t.Context(), pod("10.78.1.3"))),
+					ErrAmbiguous: second(p.Find(ctx, pod("10.78.1.1"))), ErrNotFound: second(p.Find(ctx, pod("10.78.1.3"))),
 					context.Canceled: second(p.Find(canceled, pod("10.78.1.1"))),
 				} {
 					if !errors.Is(err, cause) {
@@ -266,7 +280,7 @@ func TestALongLineOfTheMountTableHidesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	long := "50 1 0:50 / /overlay rw - overlay overlay rw,lowerdir=" + strings.Repeat("/a:", 100_000) + "\n"
-	if err := os.WriteFile(table, append([]byte(long), line...), 0o600); err != nil {
+	if err = os.WriteFile(table, append([]byte(long), line...), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	p.Mounts = nil

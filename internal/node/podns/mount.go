@@ -35,7 +35,7 @@ func (s *search) mountDir(ctx context.Context, dir string, look *Look) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		look.Err = err
-		return nil
+		return nil //nolint:nilerr // other places may be there
 	}
 	for _, entry := range entries {
 		if err := ctx.Err(); err != nil {
@@ -84,7 +84,7 @@ func (s *search) mountTable(ctx context.Context, look *Look) error {
 		if _, known := s.seen[inode]; known {
 			continue
 		}
-		if _, err := s.firstOf(s.places.seen(point), FromMount); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if _, err := s.firstOf(s.places.seen(point), FromMount); err != nil {
 			look.fail(fmt.Errorf("reaching what the node has mounted at %q: %w", point, err))
 		}
 	}

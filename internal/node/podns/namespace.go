@@ -60,7 +60,7 @@ func hold(path string) (*Namespace, error) {
 	}
 	defer unix.Close(place) //nolint:errcheck // nothing was written
 	var kind unix.Statfs_t
-	if err := unix.Fstatfs(place, &kind); err != nil {
+	if err = unix.Fstatfs(place, &kind); err != nil {
 		return nil, fmt.Errorf("looking at %q: %w", path, err)
 	}
 	if int64(kind.Type) != unix.NSFS_MAGIC { //nolint:unconvert // the field's size differs between machines

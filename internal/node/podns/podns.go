@@ -58,7 +58,7 @@ const (
 //
 // The caller closes what it is given. An error is an [Error], or that of ctx.
 func (p Places) Find(ctx context.Context, pod Pod) (*Namespace, error) {
-	s := search{places: p, pod: normal(pod), look: addresses, seen: map[Inode]verdict{}}
+	s := search{places: p, pod: normal(pod), hold: hold, look: addresses, seen: map[Inode]verdict{}}
 	return s.run(ctx)
 }
 
@@ -89,7 +89,8 @@ const (
 type search struct {
 	places Places
 	pod    Pod
-	// look gives the addresses inside a namespace; it is what enters one.
+	// hold opens a namespace, look gives the addresses inside: it is what enters one.
+	hold func(path string) (*Namespace, error)
 	look func(path string) ([]netip.Addr, error)
 	// seen is what was found out about each namespace. A number may be given anew when its namespace ends while the search
 	// goes on: the new one is overlooked then, as if it were made a moment later.
@@ -177,7 +178,7 @@ func (s *search) consider(path string, from Source) (verdict, error) {
 	if known, there := s.seen[inode]; there {
 		return known, nil
 	}
-	n, err := hold(path)
+	n, err := s.hold(path)
 	if err != nil {
 		s.seen[inode] = unusable
 		return unusable, err

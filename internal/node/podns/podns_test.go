@@ -67,6 +67,14 @@ func (n *node) process(pid, path string) {
 	n.do(os.Symlink(path, filepath.Join(n.Proc, pid, "ns/net")))
 }
 
+// withoutFirst leaves no first process to look at, and a second one in a namespace.
+func (n *node) withoutFirst(path, stat string) {
+	n.t.Helper()
+	n.do(os.RemoveAll(n.Proc + "/1"))
+	n.process("2", path)
+	n.do(os.WriteFile(n.Proc+"/2/stat", []byte(stat), 0o600))
+}
+
 // runs makes a real process known.
 func (n *node) runs(process *exec.Cmd) string {
 	n.t.Helper()
@@ -366,7 +374,10 @@ func TestFindReadsWhatLibcniWrites(t *testing.T) {
 	n.do(err)
 	_, err = cni.AddNetworkList(t.Context(), list, &libcni.RuntimeConf{
 		ContainerID: "c1", NetNS: at, IfName: "eth0", Args: [][2]string{
-			{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", "web-1"}, {"K8S_POD_INFRA_CONTAINER_ID", "c1"},
+			{"IgnoreUnknown", "1"},
+			{"K8S_POD_NAMESPACE", "shop"},
+			{"K8S_POD_NAME", "web-1"},
+			{"K8S_POD_INFRA_CONTAINER_ID", "c1"},
 			{"K8S_POD_UID", uid},
 		},
 	})
@@ -393,7 +404,9 @@ type answering string
 func (a answering) ExecPlugin(context.Context, string, []byte, []string) ([]byte, error) {
 	return []byte(a), nil
 }
+
 func (a answering) FindInPath(plugin string, _ []string) (string, error) { return "/" + plugin, nil }
+
 func (a answering) Decode(data []byte) (version.PluginInfo, error) {
 	return new(version.PluginDecoder).Decode(data)
 }
@@ -413,24 +426,39 @@ func TestFindRefuses(t *testing.T) {
 		{"places that are not there", pod, podns.ErrNotFound, []string{"/none/cache", "/none/netns", "no such file"}, func(n *node) {
 			n.Cache, n.Mounts = n.dir+"/none/cache", []string{n.dir + "/none/netns"}
 		}},
-		{"a stale entry whose path is another pod's by now", pod, podns.ErrNotFound,
+		{
+			"a stale entry whose path is another pod's by now", pod, podns.ErrNotFound,
 			[]string{"1 of the pod", "does not have the pod's addresses"},
-			func(n *node) { n.cached("c1", pod, n.mount(other, "cni-1"), nil) }},
-		{"an entry whose namespace is gone", unaddressed, podns.ErrNotFound, []string{"no such namespace any more", "1 entry"},
-			func(n *node) { n.cached("c1", pod, n.dir+"/netns/cni-1", nil) }},
+			func(n *node) { n.cached("c1", pod, n.mount(other, "cni-1"), nil) },
+		},
+		{
+			"an entry whose namespace is gone", unaddressed, podns.ErrNotFound,
+			[]string{"no such namespace any more", "1 entry"},
+			func(n *node) { n.cached("c1", pod, n.dir+"/netns/cni-1", nil) },
+		},
 		{"an entry that is no namespace", unaddressed, podns.ErrNotFound, []string{"no namespace"}, func(n *node) {
 			n.do(os.WriteFile(n.dir+"/file", nil, 0o600))
 			n.cached("c1", pod, n.dir+"/file", nil)
 		}},
-		{"an entry of another kind of namespace", unaddressed, podns.ErrNotFound, []string{"another kind"},
-			func(n *node) { n.cached("c1", pod, n.mountAt("/proc/self/ns/uts", n.dir+"/kept/uts"), nil) }},
-		{"an entry without a namespace", unaddressed, podns.ErrNotFound, []string{"without a namespace"},
-			func(n *node) { n.cached("c1", pod, "", nil) }},
-		{"a new pod of the name of the one in the cache", unaddressed, podns.ErrNotFound, []string{`one of UID "before"`}, func(n *node) {
-			before := pod
-			before.UID = "before"
-			n.cached("c1", before, n.mount(ns, "cni-1"), nil)
-		}},
+		{
+			"an entry of another kind of namespace", unaddressed, podns.ErrNotFound,
+			[]string{"another kind"},
+			func(n *node) { n.cached("c1", pod, n.mountAt("/proc/self/ns/uts", n.dir+"/kept/uts"), nil) },
+		},
+		{
+			"an entry without a namespace", unaddressed, podns.ErrNotFound,
+			[]string{"without a namespace"},
+			func(n *node) { n.cached("c1", pod, "", nil) },
+		},
+		{
+			"a new pod of the name of the one in the cache", unaddressed, podns.ErrNotFound,
+			[]string{`one of UID "before"`},
+			func(n *node) {
+				before := pod
+				before.UID = "before"
+				n.cached("c1", before, n.mount(ns, "cni-1"), nil)
+			},
+		},
 		{"no addresses and an entry without UID", unaddressed, podns.ErrNotFound, []string{"without the pod's UID"}, func(n *node) {
 			nameless := pod
 			nameless.UID = ""
@@ -456,12 +484,26 @@ func TestFindRefuses(t *testing.T) {
 			n.write("a", `{"web-1"`)
 			n.write("b", `"web-1"`)
 		}},
-		{"an end of the kernel's threads that is none", pod, podns.ErrNoHost, []string{"/proc/1/ns/net"}, func(n *node) {
-			n.do(os.RemoveAll(n.Proc + "/1"))
-			n.process("2", ns)
-			n.do(os.WriteFile(n.Proc+"/2/stat", []byte("2 (systemd) S 1 0 0"), 0o600))
-			n.mount(ns, "cni-1")
-		}},
+		{
+			"a mount of the node's first process that nothing leads to", pod, podns.ErrNotFound,
+			[]string{"1 entry, 1 not readable", "/run/elsewhere/x"},
+			func(n *node) { n.tell(ns, "/run/elsewhere/x") },
+		},
+		{
+			"a second process that is not the kernel's by its name", pod, podns.ErrNoHost,
+			[]string{"/proc/1/ns/net"},
+			func(n *node) { n.withoutFirst(ns, "2 (systemd) S 0 0 0") },
+		},
+		{
+			"a second process that is not the kernel's by its parent", pod, podns.ErrNoHost,
+			[]string{"/proc/1/ns/net"},
+			func(n *node) { n.withoutFirst(ns, "2 (kthreadd) S 1 0 0") },
+		},
+		{
+			"a second process of which nothing is told", pod, podns.ErrNoHost,
+			[]string{"/proc/1/ns/net"},
+			func(n *node) { n.withoutFirst(ns, "") },
+		},
 		{"a node that cannot be looked at", pod, podns.ErrNoHost, []string{"/proc/1/ns/net"}, func(n *node) {
 			n.do(os.RemoveAll(n.Proc))
 			n.mount(ns, "cni-1")
@@ -473,6 +515,37 @@ func TestFindRefuses(t *testing.T) {
 			tc.set(n)
 			n.fails(tc.pod, tc.cause, tc.says...)
 		})
+	}
+}
+
+// What is no namespace, or was looked at by another name, is no trouble to report.
+func TestFindIsSilentAboutWhatIsInOrder(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	other := namespace(t, "10.77.9.6/32")
+	n.mount(other, "cni-1")
+	n.tell(other, "/run/elsewhere/x")
+	n.mountAt("/proc/self/ns/uts", n.Mounts[0]+"/uts")
+	n.do(os.WriteFile(n.Mounts[0]+"/left-behind", nil, 0o600))
+	n.do(unix.Mkfifo(n.Mounts[0]+"/fifo", 0o600))
+	n.do(os.Symlink("/nowhere", n.Mounts[0]+"/dangling"))
+	n.do(os.Mkdir(n.Mounts[0]+"/directory", 0o700))
+	n.process("77", other)
+	n.do(os.Mkdir(n.Proc+"/78", 0o700))
+	n.cached("c1", podns.Pod{Namespace: "shop", Name: "web-1-other", UID: "v"}, n.Mounts[0]+"/cni-1", nil)
+	_, err := n.Find(t.Context(), podOf("10.77.9.5"))
+	failed, ok := errors.AsType[*podns.Error](err)
+	if !ok || !errors.Is(err, podns.ErrNotFound) {
+		t.Fatalf("got %v", err)
+	}
+	want := []podns.Look{
+		{Source: podns.FromCache, Place: n.Cache, Entries: 1},
+		{Source: podns.FromMount, Place: n.Mounts[0], Entries: 5},
+		{Source: podns.FromMount, Place: n.Proc + "/1/mountinfo", Entries: 1},
+		{Source: podns.FromProc, Place: n.Proc, Entries: 3},
+	}
+	if diff := cmp.Diff(want, failed.Looked); diff != "" {
+		t.Errorf("looked (-want +got):\n%s", diff)
 	}
 }
 
@@ -571,9 +644,7 @@ func TestFindNeverGivesTheNodesOwn(t *testing.T) {
 		n, host := set(t)
 		target, err := os.Readlink(host)
 		n.do(err)
-		n.do(os.Remove(host))
-		n.process("2", target)
-		n.do(os.WriteFile(n.Proc+"/2/stat", []byte("2 (kthreadd) S 0 0 0 0 -1 2129984"), 0o600))
+		n.withoutFirst(target, "2 (kthreadd) S 0 0 0 0 -1 2129984")
 		n.fails(podOf("10.77.6.1"), podns.ErrHost)
 	})
 }

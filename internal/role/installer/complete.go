@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 )
 
 // complete derives what follows from several settings, and reports those that cannot all be meant.
@@ -135,6 +136,10 @@ func (d *draft) files() error {
 			errs = append(errs, fmt.Errorf("%s: value %q: is the own file (%s), and cannot be the primary configuration as well",
 				d.at("cni-conf-name"), d.Conf.Name, at))
 		}
+	}
+	if _, err := redirect.ChooseBackend(d.Stanza.Backend, d.Stanza.NativeNFTables, d.Stanza.ForceIptables); err != nil {
+		errs = append(errs, fmt.Errorf("--backend (%s), --native-nftables (%s) and --force-iptables-binary (%s): %w",
+			d.at("backend"), d.at("native-nftables"), d.at("force-iptables-binary"), err))
 	}
 	if d.Binaries.Source == "" && d.Action != Uninstall {
 		errs = append(errs, errors.New("flag --cni-source-binary: not given, and the kernel does not tell where this program is"))

@@ -260,7 +260,16 @@ func pluginSettings(env environment) []setting {
 		},
 		{
 			flag: "native-nftables", env: names("NATIVE_NFTABLES"), def: "false", scope: forPlugin,
-			use: "told to the plugin", into: func(d *draft) flag.Value { return toggle(&d.Stanza.NativeNFTables) },
+			use: "the same as --backend=native", into: func(d *draft) flag.Value { return toggle(&d.Stanza.NativeNFTables) },
+		},
+		{
+			flag: "backend", arg: "WAY", env: names("CNI_BACKEND"), def: "auto", scope: forPlugin,
+			use: "how rules get into a pod: auto, netlink (those of iptables-nft, without a process), native (tables of nftables' own) " +
+				"or iptables (the programs of the host)",
+			into: func(d *draft) flag.Value {
+				return stanzaKey(&d.Stanza.Backend, "backend", func(c cniconf.NetConf) redirect.Backend { return c.Backend },
+					func(b redirect.Backend) string { return string(b) })
+			},
 		},
 		{
 			flag: "second-ip-family", arg: "WHAT", env: names("SECOND_IP_FAMILY"), scope: forPlugin, def: "bypass",

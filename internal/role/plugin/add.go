@@ -100,6 +100,6 @@ func sayApplied(log *slog.Logger, r podnet.Report) {
 	}
 	log.Info("redirected the pod", "tools", strings.Join(r.Tools, ","), "rules_changed", len(r.Programs) > 0)
 	for _, program := range r.Programs {
-		log.Debug("wrote rules", "family", program.Family.String(), "rules", program.String())
+		log.Debug("wrote rules", "family", program.Of, "by", program.By, "rules", program.Text)
 	}
 }

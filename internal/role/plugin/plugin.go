@@ -143,16 +143,13 @@ func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
 	if conf.Problems != nil {
 		p.log.Logger().Warn("the configuration cannot be used for pods of the mesh", "cause", conf.Problems.Error())
 	}
-	if conf.NativeNFTables {
-		p.log.Logger().Warn("native_nftables is not served by this version; the rules are written by iptables")
-	}
 	return conf, nil
 }
 
 // namespace is the pod's network namespace, with the tools of the node.
 func (p *plugin) namespace(conf cniconf.NetConf, path string, log *slog.Logger) podnet.Namespace {
 	return podnet.Namespace{
-		Path: path, Log: log,
+		Path: path, Log: log, Backend: conf.Backend,
 		Tools: iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)},
 	}
 }

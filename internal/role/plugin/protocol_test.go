@@ -186,12 +186,14 @@ func TestAddStartsFewProcesses(t *testing.T) {
 		dual         bool
 		fresh, again int
 	}{
-		{variant: "nft", fresh: 1, again: 1},
-		{variant: "nft", dual: true, fresh: 2, again: 2},
+		{variant: "nft"},
+		{variant: "nft", dual: true},
+		{variant: "nft", stanza: chaintest.Stanza{"backend": "iptables"}, fresh: 1, again: 1},
+		{variant: "nft", stanza: chaintest.Stanza{"backend": "iptables"}, dual: true, fresh: 2, again: 2},
 		{variant: "legacy", stanza: chaintest.Stanza{"force_iptables_binary": "legacy"}, fresh: 2, again: 1},
 		{variant: "legacy", stanza: chaintest.Stanza{"force_iptables_binary": "legacy"}, dual: true, fresh: 3, again: 2},
 	} {
-		t.Run(fmt.Sprintf("%s dual=%v", tc.variant, tc.dual), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s dual=%v %v", tc.variant, tc.dual, tc.stanza), func(t *testing.T) {
 			t.Parallel()
 			node := chaintest.New(t, program(t))
 			dir, log := counting(t, "-"+tc.variant)

@@ -12,6 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/nftables/native"
 	"github.com/meshcni/istio-cni/internal/node/podnet"
 )
 
@@ -23,7 +24,7 @@ type run struct {
 }
 
 func (r run) namespace() podnet.Namespace {
-	return podnet.Namespace{Path: r.netns, Log: r.log, Tools: iptables.Host{Path: r.path, Force: r.forceIptables}}
+	return podnet.Namespace{Path: r.netns, Log: r.log, Backend: r.backend, Tools: iptables.Host{Path: r.path, Force: r.forceIptables}}
 }
 
 // do carries out what was asked for: looking only (--dry-run, --explain, --verify), or rules and then validation.
@@ -97,7 +98,11 @@ func (r run) summarize(report podnet.Report, nothing string) {
 	if len(report.Programs) == 0 {
 		say(r.stderr, "no rule changed: %s (%s)\n", nothing, strings.Join(report.Tools, ", "))
 	} else {
-		say(r.stderr, "done with %s\n", strings.Join(report.Ran, ", "))
+		var by []string
+		for _, program := range report.Programs {
+			by = append(by, program.By)
+		}
+		say(r.stderr, "done with %s\n", strings.Join(by, ", "))
 	}
 	for _, note := range report.Notes {
 		say(r.stderr, "note: %s\n", note)
@@ -143,8 +148,12 @@ func (r run) show() error {
 		return err
 	}
 	var b strings.Builder
-	for _, set := range r.spec.Sets(families) {
-		r.family(&b, set, families)
+	if r.backend == redirect.Native {
+		r.tables(&b, native.Rules(r.spec, families))
+	} else {
+		for _, set := range r.spec.Sets(families) {
+			r.family(&b, set, families)
+		}
 	}
 	if r.dryRun {
 		routing(&b, r.spec.Routing(families))
@@ -165,14 +174,25 @@ func (r run) showCleanup(ctx context.Context) error {
 		return err
 	}
 	var b strings.Builder
-	for i, program := range report.Programs {
-		fmt.Fprintf(&b, "# %s: %s --noflush\n%s", program.Family, report.Ran[i], program)
+	for _, program := range report.Programs {
+		fmt.Fprintf(&b, "# %s: %s\n%s", program.Of, feeding(program), program.Text)
 	}
 	if len(report.Programs) == 0 {
 		b.WriteString("# there are no rules of the mesh\n")
 	}
 	say(r.stdout, "%s", b.String())
 	return nil
+}
+
+// feeding is the command that would take a program's text.
+func feeding(p podnet.Program) string {
+	switch p.By {
+	case string(redirect.Native):
+		return "by netlink, as nft -f"
+	case string(redirect.Netlink):
+		return "by netlink, as iptables-nft-restore --noflush"
+	}
+	return p.By + " --noflush"
 }
 
 func (r run) family(b *strings.Builder, set ruleset.Set, families redirect.Families) {
@@ -189,6 +209,15 @@ func (r run) family(b *strings.Builder, set ruleset.Set, families redirect.Famil
 		fmt.Fprintf(b, "# %s: %s --noflush\n%s", set.Family, iptables.Names(set.Family),
 			ruleset.Reconcile(set, none, redirect.Claim(set, none)))
 	}
+}
+
+// tables prints native tables.
+func (r run) tables(b *strings.Builder, set ruleset.Set) {
+	if r.explain {
+		b.WriteString(set.Explain() + "\n")
+		return
+	}
+	fmt.Fprintf(b, "# %s: nft -f\n%s", set.Family, native.Script(set))
 }
 
 // routing prints what follows the rules, as comments, so that the text can still be fed to iptables-restore.

@@ -30,6 +30,7 @@ type config struct {
 	probeTimeout time.Duration
 
 	dryRun, explain, verify, reconcile, cleanup, force, skip, validate bool
+	backend                                                            redirect.Backend
 	dns, allDNS, dropInvalid, dualStack, cniMode, native               bool
 
 	warnings []string
@@ -177,10 +178,19 @@ func (s source) others(c *config) error {
 		c.forceIptables, err = iptables.ParseVariant(text)
 		return err
 	})
+	one("backend", "CNI_BACKEND", "auto", func(text string) (err error) {
+		c.backend, err = redirect.ParseBackend(text)
+		return err
+	})
 	one("network-namespace", "NETWORK_NAMESPACE", "", func(text string) error {
 		c.netns = text
 		return nil
 	})
+	chosen, err := redirect.ChooseBackend(c.backend, c.native, string(c.forceIptables))
+	if err != nil {
+		errs = append(errs, fmt.Errorf("--backend, --native-nftables and --force-iptables-binary: %w", err))
+	}
+	c.backend = chosen
 	return errors.Join(errs...)
 }
 

@@ -125,6 +125,7 @@ func flags() []cli.Flag {
 	}
 	out = append(out,
 		&cli.StringFlag{Name: "network-namespace", Usage: "`PATH` of the namespace to work in; empty: the current one" + envText([]string{"NETWORK_NAMESPACE"})},
+		&cli.StringFlag{Name: "backend", Usage: "`WAY` of the rules into the namespace: auto, netlink (those of iptables-nft, without a process), native (tables of nftables' own) or iptables (the programs of the host)" + envText([]string{"CNI_BACKEND"}), DefaultText: "auto"},
 		&cli.StringFlag{Name: "force-iptables-binary", Usage: "`legacy|nft` instead of choosing" + envText([]string{"FORCE_IPTABLES_BINARY"})},
 		&cli.StringFlag{Name: "iptables-probe-port", Usage: "`PORT` that the validation dials" + envText([]string{"IPTABLES_PROBE_PORT"}), DefaultText: defaultProbePort},
 		&cli.StringFlag{Name: "probe-timeout", Usage: "`DURATION` after which the validation has failed" + envText([]string{"PROBE_TIMEOUT"}), DefaultText: defaultProbeTimeout},
@@ -185,9 +186,6 @@ func act(ctx *cli.Context, c applet.Call) int {
 	}
 	for _, w := range conf.warnings {
 		say(c.Stderr, "warning: %s\n", w)
-	}
-	if conf.native {
-		say(c.Stderr, "warning: --native-nftables: this version writes iptables rules all the same\n")
 	}
 	level := slog.LevelWarn
 	if conf.cniMode {

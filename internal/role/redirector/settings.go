@@ -168,7 +168,7 @@ func toggles() []toggle {
 		{"drop-invalid", "", []string{"DROP_INVALID", "INVALID_DROP"}, "drop packets that fit no connection", func(c *config) *bool { return &c.dropInvalid }},
 		{"dual-stack", "", []string{"DUAL_STACK", "ISTIO_DUAL_STACK"}, "capture IPv6 wherever there is an IPv6 address", func(c *config) *bool { return &c.dualStack }},
 		{"cni-mode", "", []string{"CNI_MODE"}, "say so if the tools cannot be isolated from the node (lock, name service)", func(c *config) *bool { return &c.cniMode }},
-		{"native-nftables", "", []string{"NATIVE_NFTABLES"}, "accepted; this version writes iptables rules all the same", func(c *config) *bool { return &c.native }},
+		{"native-nftables", "", []string{"NATIVE_NFTABLES"}, "the same as --backend=native", func(c *config) *bool { return &c.native }},
 	}
 }
 

@@ -40,6 +40,11 @@ type Config struct {
 	lines  []slog.Attr
 }
 
+// elsewhere tells whether the pods are another node's: addresses of pods could be found here by accident only.
+func (c Config) elsewhere() bool {
+	return c.Host != "" && c.Repair.Node != "" && c.Host != c.Repair.Node
+}
+
 // LogValue is each setting in force with where it comes from. There is no secret among them.
 func (c Config) LogValue() slog.Value { return slog.GroupValue(c.lines...) }
 
@@ -55,11 +60,18 @@ func load(args []string, getenv func(string) (string, bool)) (Config, error) {
 	access, err := standalone.Access(cfg.Kubeconfig, getenv, clock)
 	problems = append(problems, err)
 	cfg.access = access
+	if _, err := redirect.ChooseBackend(cfg.Stanza.Backend, cfg.Stanza.NativeNFTables, cfg.Stanza.ForceIptables); err != nil {
+		problems = append(problems, fmt.Errorf("--backend, --native-nftables and --force-iptables-binary: %w", err))
+	}
 	if cfg.HealthPort != 0 && cfg.HealthPort == cfg.MonitoringPort {
 		problems = append(problems, fmt.Errorf("--health-port and --monitoring-port are both %d", cfg.HealthPort))
 	}
 	if cfg.Repair.Node == "" && cfg.Repair.Switches.InPlace {
 		cfg.Warnings = append(cfg.Warnings, "--repair-pods without --node-name: no pod can be redirected in place, only deleted or labelled")
+	}
+	if cfg.elsewhere() && cfg.Repair.Switches.InPlace {
+		cfg.Warnings = append(cfg.Warnings, fmt.Sprintf("--node-name %s is not the own node, which is %s: no pod can be redirected in place, "+
+			"only deleted or labelled", cfg.Repair.Node, cfg.Host))
 	}
 	if cfg.Host == "" {
 		cfg.Host = cfg.Repair.Node
@@ -110,6 +122,15 @@ func (c *Config) pluginRows() []settings.Setting {
 				}
 				return nil
 			},
+		},
+		{
+			Name: "backend", Arg: "WAY", Env: []string{"CNI_BACKEND"},
+			Use: "auto, netlink, native or iptables: as the node agent is told",
+			Set: func(s string) (err error) { c.Stanza.Backend, err = redirect.ParseBackend(s); return err },
+		},
+		{
+			Name: "native-nftables", Env: []string{"NATIVE_NFTABLES"}, Default: "false", Use: "the same as --backend=native",
+			Set: func(s string) error { return settings.Toggle(&c.Stanza.NativeNFTables, s) },
 		},
 	}
 }

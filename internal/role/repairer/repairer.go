@@ -83,7 +83,10 @@ func act(ctx context.Context, cfg Config, path string, log *slog.Logger) error {
 	options := podrepair.Options{
 		API: api, Clock: workqueue.SystemClock(clock), Log: log, Metrics: metrics.NewRepair(applet.Build().Version()),
 		Settings: cfg.Repair, Plugin: func() (cniconf.NetConf, error) { return cfg.Stanza.NetConf() },
-		Places: cfg.Paths.Places(), ToolPath: path, Host: cfg.Host,
+		Places: cfg.Paths.Places, ToolPath: path, Host: cfg.Host,
+	}
+	if cfg.elsewhere() {
+		options.Places = nil
 	}
 	if !cfg.Daemon {
 		return podrepair.Once(ctx, options)

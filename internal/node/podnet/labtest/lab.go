@@ -205,16 +205,12 @@ func (l *Lab) StartProxy(ctx context.Context, a Actor, mode redirect.Mode) error
 
 // Counters shows all rules of the pod with how often each was met, as the programs (iptables-nft-save and the like)
 // print them.
-func (l *Lab) Counters(ctx context.Context, programs ...string) string {
-	var b strings.Builder
-	for _, program := range programs {
-		out, err := l.Root().Run(ctx, "", program, "-c")
-		if err != nil {
-			out = err.Error()
-		}
-		fmt.Fprintf(&b, "%s -c:\n%s", program, out)
+func (l *Lab) Counters(ctx context.Context, command ...string) string {
+	out, err := l.Root().Run(ctx, "", command[0], command[1:]...)
+	if err != nil {
+		out = err.Error()
 	}
-	return b.String()
+	return fmt.Sprintf("%s:\n%s", strings.Join(command, " "), out)
 }
 
 // wire connects the namespaces.

@@ -1,0 +1,48 @@
+package redirect
+
+import "errors"
+
+// Backend is the way by which rules get into a namespace.
+type Backend string
+
+// The backends. Auto is Netlink, or Native in a pod with a user namespace of its own; where the kernel lacks what that
+// takes, Tools.
+const (
+	Auto Backend = "auto"
+	// Netlink writes the rules that iptables-nft would, without a process.
+	Netlink Backend = "netlink"
+	// Native writes tables of nf_tables' own, as the reference does with NATIVE_NFTABLES, without a process.
+	Native Backend = "native"
+	// Tools starts the iptables programs of the host.
+	Tools Backend = "iptables"
+)
+
+// ParseBackend reads the name of one; "" is Auto.
+func ParseBackend(text string) (Backend, error) {
+	switch b := Backend(text); b {
+	case Auto, Netlink, Native, Tools:
+		return b, nil
+	case "":
+		return Auto, nil
+	}
+	return Auto, errors.New("want auto, netlink, native or iptables")
+}
+
+// ChooseBackend joins what is said about the backend in three places: the backend itself, the reference's switch for
+// native tables, and a variant of the iptables programs that is forced ("" for none), which is to ask for these.
+func ChooseBackend(said Backend, native bool, variant string) (Backend, error) {
+	open := said == "" || said == Auto
+	switch {
+	case native && !open && said != Native:
+		return Auto, errors.New("native nftables are asked for, and the backend " + string(said))
+	case variant != "" && (native || !open && said != Tools):
+		return Auto, errors.New("a variant of the iptables programs is forced (" + variant + "), and a backend asked for that starts none")
+	case native:
+		return Native, nil
+	case variant != "":
+		return Tools, nil
+	case open:
+		return Auto, nil
+	}
+	return said, nil
+}

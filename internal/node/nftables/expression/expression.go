@@ -1,0 +1,320 @@
+// Package expression writes and reads the expressions of nf_tables: what a rule loads, compares and does.
+//
+// It promises the attributes of include/uapi/linux/netfilter/nf_tables.h as nft and iptables-nft write them, and that
+// reading passes over no attribute. It touches nothing and knows no rules. Start reading at Writer and Fields.
+package expression
+
+import (
+	"bytes"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+)
+
+// Register is the one that everything is loaded into.
+const Register = unix.NFT_REG_1
+
+// Writer adds expressions to a message.
+type Writer struct{ *nfnetlink.Buffer }
+
+// Expression adds one with the attributes that fill adds.
+func (w Writer) Expression(name string, fill func()) {
+	w.Nested(unix.NFTA_LIST_ELEM, func() {
+		w.String(unix.NFTA_EXPR_NAME, name)
+		w.Nested(unix.NFTA_EXPR_DATA, fill)
+	})
+}
+
+// Data adds a value as an attribute of its own.
+func (w Writer) Data(kind uint16, value []byte) {
+	w.Nested(kind, func() { w.Attribute(unix.NFTA_DATA_VALUE, value) })
+}
+
+// Meta loads what is known about the packet (NFT_META_…).
+func (w Writer) Meta(key uint32) {
+	w.Expression("meta", func() {
+		w.Uint32(unix.NFTA_META_KEY, key)
+		w.Uint32(unix.NFTA_META_DREG, Register)
+	})
+}
+
+// Payload loads a part of the packet.
+func (w Writer) Payload(base, offset uint32, length int) {
+	w.Expression("payload", func() {
+		w.Uint32(unix.NFTA_PAYLOAD_DREG, Register)
+		w.Uint32(unix.NFTA_PAYLOAD_BASE, base)
+		w.Uint32(unix.NFTA_PAYLOAD_OFFSET, offset)
+		w.Uint32(unix.NFTA_PAYLOAD_LEN, uint32(length)) //nolint:gosec // at most that of an address
+	})
+}
+
+// And masks what was loaded.
+func (w Writer) And(mask []byte) {
+	w.Expression("bitwise", func() {
+		w.Uint32(unix.NFTA_BITWISE_SREG, Register)
+		w.Uint32(unix.NFTA_BITWISE_DREG, Register)
+		w.Uint32(unix.NFTA_BITWISE_LEN, uint32(len(mask))) //nolint:gosec // at most that of an address
+		w.Data(unix.NFTA_BITWISE_MASK, mask)
+		w.Data(unix.NFTA_BITWISE_XOR, make([]byte, len(mask)))
+	})
+}
+
+// Compare ends the rule unless what was loaded is the value, or is not if negated.
+func (w Writer) Compare(negated bool, value []byte) {
+	op := uint32(unix.NFT_CMP_EQ)
+	if negated {
+		op = unix.NFT_CMP_NEQ
+	}
+	w.Expression("cmp", func() {
+		w.Uint32(unix.NFTA_CMP_SREG, Register)
+		w.Uint32(unix.NFTA_CMP_OP, op)
+		w.Data(unix.NFTA_CMP_DATA, value)
+	})
+}
+
+// Between ends the rule unless what was loaded is in the range, or is not if negated.
+func (w Writer) Between(negated bool, first, last []byte) {
+	op := uint32(unix.NFT_RANGE_EQ)
+	if negated {
+		op = unix.NFT_RANGE_NEQ
+	}
+	w.Expression("range", func() {
+		w.Uint32(unix.NFTA_RANGE_SREG, Register)
+		w.Uint32(unix.NFTA_RANGE_OP, op)
+		w.Data(unix.NFTA_RANGE_FROM_DATA, first)
+		w.Data(unix.NFTA_RANGE_TO_DATA, last)
+	})
+}
+
+// Network compares an address at a place of the network header: no more than the bytes that the prefix has, if it ends
+// with a byte. The prefix must be masked.
+func (w Writer) Network(offset uint32, negated bool, prefix netip.Prefix) {
+	value, bits := prefix.Addr().AsSlice(), prefix.Bits()
+	whole := bits%8 == 0 && bits > 0
+	if whole {
+		value = value[:bits/8]
+	}
+	w.Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, len(value))
+	if !whole {
+		w.And(Mask(bits, len(value)))
+	}
+	w.Compare(negated, value)
+}
+
+// ReadNetwork is the reverse of Network: what value and mask (nil is none) say of an address of so many bytes.
+func ReadNetwork(length int, value, mask []byte) (netip.Prefix, bool) {
+	bits := 8 * len(value)
+	if mask != nil {
+		bits = 0
+		for bits < 8*len(mask) && mask[bits/8]&(0x80>>(bits%8)) != 0 {
+			bits++
+		}
+		if len(value) != length || !bytes.Equal(mask, Mask(bits, length)) {
+			return netip.Prefix{}, false
+		}
+	}
+	if len(value) > length || len(value) == 0 {
+		return netip.Prefix{}, false
+	}
+	a, _ := netip.AddrFromSlice(slices.Concat(value, make([]byte, length-len(value))))
+	p := netip.PrefixFrom(a, bits)
+	return p, p == p.Masked()
+}
+
+// AddressOffsets gives the places of both addresses in the network header, and their length.
+func AddressOffsets(ipv6 bool) (source, destination uint32, length int) {
+	if ipv6 {
+		return 8, 24, 16
+	}
+	return 12, 16, 4
+}
+
+// Address prints an address as glibc's inet_ntop does, which shows the last 32 bits of an IPv6 address dotted when
+// exactly the 96 before them are zero; netip does so only for IPv4-mapped ones.
+func Address(a netip.Addr) string {
+	raw := a.As16()
+	zero := !slices.ContainsFunc(raw[:12], func(b byte) bool { return b != 0 })
+	if a.Is4() || !zero || raw[12] == 0 && raw[13] == 0 {
+		return a.String()
+	}
+	return "::" + netip.AddrFrom4([4]byte(raw[12:])).String()
+}
+
+// Mask is a netmask of so many bits and bytes.
+func Mask(bits, length int) []byte {
+	m := make([]byte, length)
+	for i := range m {
+		switch {
+		case bits >= 8*(i+1):
+			m[i] = 0xff
+		case bits > 8*i:
+			m[i] = 0xff << (8*(i+1) - bits)
+		}
+	}
+	return m
+}
+
+// Counter counts from zero.
+func (w Writer) Counter() {
+	w.Expression("counter", func() {
+		w.Uint64(unix.NFTA_COUNTER_BYTES, 0)
+		w.Uint64(unix.NFTA_COUNTER_PACKETS, 0)
+	})
+}
+
+// Verdict is what becomes of a packet; Chain is set for those that lead to one.
+type Verdict struct {
+	Code  int32
+	Chain string
+}
+
+// Codes of verdicts: those of include/uapi/linux/netfilter.h and enum nft_verdicts.
+const (
+	Drop   = 0
+	Accept = 1
+	Jump   = unix.NFT_JUMP
+	Goto   = unix.NFT_GOTO
+	Return = unix.NFT_RETURN
+)
+
+// Verdict ends the rule.
+func (w Writer) Verdict(v Verdict) {
+	w.Expression("immediate", func() {
+		w.Uint32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
+		w.Nested(unix.NFTA_IMMEDIATE_DATA, func() {
+			w.Nested(unix.NFTA_DATA_VERDICT, func() {
+				w.Uint32(unix.NFTA_VERDICT_CODE, uint32(v.Code)) //nolint:gosec // two's complement
+				if v.Chain != "" {
+					w.String(unix.NFTA_VERDICT_CHAIN, v.Chain)
+				}
+			})
+		})
+	})
+}
+
+// Split gives the name and the attributes of an element of a rule's expressions, if these are all that it has.
+func Split(element nfnetlink.Attribute) (name string, data Fields, ok bool) {
+	parts, complete := Read(element.Value)
+	data, understood := Read(parts.Raw(unix.NFTA_EXPR_DATA))
+	ok = complete && understood && parts.Count() == 2 && parts.Has(unix.NFTA_EXPR_NAME) && element.Kind == unix.NFTA_LIST_ELEM
+	return parts.Text(unix.NFTA_EXPR_NAME), data, ok
+}
+
+// Fields are the attributes of an expression by kind. No expression that is understood has higher kinds.
+type Fields struct {
+	byKind [12]nfnetlink.Attribute
+	set    [12]bool
+	count  int
+}
+
+// Read reads attributes. It is false if they are incomplete, or one is there twice, or of a kind that is too high.
+func Read(data nfnetlink.Attributes) (Fields, bool) {
+	var f Fields
+	for a := range data.All() {
+		if int(a.Kind) >= len(f.byKind) || f.set[a.Kind] {
+			return f, false
+		}
+		f.byKind[a.Kind], f.set[a.Kind] = a, true
+		f.count++
+	}
+	return f, data.Check() == nil
+}
+
+// Count is how many attributes are left.
+func (f *Fields) Count() int { return f.count }
+
+// Has reports whether an attribute is there.
+func (f *Fields) Has(kind uint16) bool { return f.set[kind] }
+
+// Raw gives the bytes of an attribute.
+func (f *Fields) Raw(kind uint16) []byte { return f.byKind[kind].Value }
+
+// Text gives an attribute that is a string.
+func (f *Fields) Text(kind uint16) string { return f.byKind[kind].Text() }
+
+// Number gives an attribute that is a number.
+func (f *Fields) Number(kind uint16) (uint32, bool) { return f.byKind[kind].Uint32() }
+
+// Take gives a number and forgets its attribute. Without one it is false.
+func (f *Fields) Take(kind uint16) (uint32, bool) {
+	n, ok := f.Number(kind)
+	if ok {
+		f.drop(kind)
+	}
+	return n, ok
+}
+
+// drop forgets an attribute that was read.
+func (f *Fields) drop(kind uint16) {
+	f.byKind[kind], f.set[kind] = nfnetlink.Attribute{}, false
+	f.count--
+}
+
+// Numbers gives the values of the kinds, at most four, if these are all attributes that are left.
+func (f *Fields) Numbers(kinds ...uint16) (out [4]uint32, ok bool) {
+	for i, k := range kinds {
+		if out[i], ok = f.Number(k); !ok {
+			return out, false
+		}
+	}
+	return out, f.count == len(kinds)
+}
+
+// Value takes a value out of its attribute, which is forgotten.
+func (f *Fields) Value(kind uint16) ([]byte, bool) {
+	if !f.set[kind] {
+		return nil, false
+	}
+	inner, complete := Read(f.Raw(kind))
+	f.drop(kind)
+	return inner.Raw(unix.NFTA_DATA_VALUE), complete && inner.Has(unix.NFTA_DATA_VALUE) && inner.count == 1
+}
+
+// bitwiseOp is NFTA_BITWISE_OP, whose value 0 is NFT_BITWISE_BOOL.
+const bitwiseOp = 6
+
+// BitwiseMask reads the mask of a bitwise expression that is nothing but that, in one register. Kernels from 5.6 on
+// name the operation, of which 0 is the only one that there was before.
+func (f *Fields) BitwiseMask() (register uint32, mask []byte, ok bool) {
+	if f.set[bitwiseOp] {
+		if op, isNumber := f.Take(bitwiseOp); !isNumber || op != 0 {
+			return 0, nil, false
+		}
+	}
+	mask, ok = f.Value(unix.NFTA_BITWISE_MASK)
+	xor, ok2 := f.Value(unix.NFTA_BITWISE_XOR)
+	n, ok3 := f.Numbers(unix.NFTA_BITWISE_SREG, unix.NFTA_BITWISE_DREG, unix.NFTA_BITWISE_LEN)
+	for _, b := range xor {
+		ok = ok && b == 0
+	}
+	return n[0], mask, ok && ok2 && ok3 && n[0] == n[1] && int64(n[2]) == int64(len(mask))
+}
+
+// Comparison reads a cmp expression for equal or not equal.
+func (f *Fields) Comparison() (register uint32, negated bool, value []byte, ok bool) {
+	value, ok = f.Value(unix.NFTA_CMP_DATA)
+	n, ok2 := f.Numbers(unix.NFTA_CMP_SREG, unix.NFTA_CMP_OP)
+	return n[0], n[1] == unix.NFT_CMP_NEQ, value, ok && ok2 && (n[1] == unix.NFT_CMP_EQ || n[1] == unix.NFT_CMP_NEQ)
+}
+
+// ReadVerdict reads an immediate expression that is a verdict.
+func (f *Fields) ReadVerdict() (Verdict, bool) {
+	register, ok := f.Number(unix.NFTA_IMMEDIATE_DREG)
+	outer, ok2 := Read(f.Raw(unix.NFTA_IMMEDIATE_DATA))
+	inner, ok3 := Read(outer.Raw(unix.NFTA_DATA_VERDICT))
+	code, ok4 := inner.Number(unix.NFTA_VERDICT_CODE)
+	if !ok || !ok2 || !ok3 || !ok4 || register != unix.NFT_REG_VERDICT || f.count != 2 || outer.count != 1 {
+		return Verdict{}, false
+	}
+	v := Verdict{int32(code), inner.Text(unix.NFTA_VERDICT_CHAIN)} //nolint:gosec // two's complement
+	switch v.Code {
+	case Drop, Accept, Return:
+		return v, v.Chain == "" && inner.count == 1
+	case Jump, Goto:
+		return v, v.Chain != "" && inner.count == 2
+	}
+	return v, false
+}

@@ -1,0 +1,301 @@
+package nftables_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/nftables"
+)
+
+// foreign are rules of other programs, as iptables-restore takes them and iptables-save prints them.
+var foreign = map[ruleset.Family]string{
+	ruleset.IPv4: `*filter
+:DOCKER-USER - [0:0]
+-A INPUT -p icmp -j ACCEPT
+-A INPUT ! -p tcp -j DROP
+-A INPUT -p gre -j ACCEPT
+-A INPUT -p tcp -m multiport --sports 1,2:5 -j ACCEPT
+-A INPUT -p udp -m multiport ! --ports 7:9 -j ACCEPT
+-A INPUT -m state --state NEW -j ACCEPT
+-A INPUT -m conntrack ! --ctstate INVALID,NEW,RELATED,ESTABLISHED,UNTRACKED,SNAT,DNAT -j ACCEPT
+-A INPUT -p tcp -m tcp --tcp-flags SYN,ACK SYN -j ACCEPT
+-A INPUT -p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN -j ACCEPT
+-A INPUT -p tcp -m tcp --tcp-flags FIN,SYN,RST,PSH,ACK,URG NONE -j ACCEPT
+-A INPUT -p tcp -m tcp -j ACCEPT
+-A INPUT -m mark --mark 0x1/0xff -j ACCEPT
+-A INPUT -m mark ! --mark 0x1/0xff -j ACCEPT
+-A INPUT -m connmark ! --mark 0x1/0xff -j ACCEPT
+-A INPUT -m socket --transparent --nowildcard -j ACCEPT
+-A INPUT -i abcdefghijklmno -j ACCEPT
+-A INPUT ! -i abcdefghijklmn+ -j ACCEPT
+-A INPUT -j LOG --log-prefix "a \"b\" c"
+-A INPUT -j LOG --log-prefix plain --log-level 7
+-A INPUT -p tcp -m tcp --sport 1:5 ! --dport 1000:2000 -j REJECT --reject-with icmp-admin-prohibited
+-A INPUT
+-A FORWARD -j DOCKER-USER
+-A OUTPUT -m owner --uid-owner 1-5 ! --gid-owner 3 -j ACCEPT
+-A DOCKER-USER -m comment --comment "it\'s \"quoted\" \\ twice" -g DOCKER-USER2
+COMMIT
+*mangle
+-A FORWARD -p tcp -j MARK --set-xmark 0x0/0x1
+-A FORWARD -j CONNMARK --set-xmark 0x1/0xff
+-A FORWARD -j CONNMARK --save-mark --nfmask 0xff --ctmask 0xff00
+COMMIT
+*nat
+:DOCKER - [0:0]
+-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
+-A OUTPUT ! -d 127.0.0.0/8 -m addrtype ! --dst-type LOCAL,BROADCAST -m comment --comment docker -j DOCKER
+-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE
+-A POSTROUTING -p tcp -j MASQUERADE --to-ports 5-6
+-A POSTROUTING -p udp -m udp --dport 53 -j SNAT --to-source 127.0.0.1
+-A DOCKER -i docker0 -j RETURN
+-A DOCKER ! -i docker0 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 172.17.0.2:80
+-A DOCKER -d 10.0.0.10/32 -p udp -m udp --dport 53 -j DNAT --to-destination 127.0.0.1:15053
+COMMIT
+`,
+	ruleset.IPv6: `*filter
+-A INPUT -s ::/1 -j ACCEPT
+-A INPUT -d fd00::/64 -p ipv6-icmp -j ACCEPT
+-A INPUT ! -d ::1.2.3.0/127 -j ACCEPT
+COMMIT
+*nat
+-A PREROUTING -p tcp -j DNAT --to-destination [fd00::1]:80
+-A PREROUTING -p tcp -j DNAT --to-destination fd00::1
+-A POSTROUTING -j MASQUERADE
+COMMIT
+`,
+}
+
+// opaque are rules of other programs that are not understood.
+const opaque = `*filter
+-A INPUT -m limit --limit 5/min -j ACCEPT
+-A INPUT -p icmp -m icmp --icmp-type 8 -j ACCEPT
+-A INPUT -f -j ACCEPT
+-A INPUT -d 10.0.0.0/255.0.255.0 -j ACCEPT
+-A INPUT -m recent --set --name x --mask 255.255.255.255 --rsource
+-A OUTPUT -m owner --socket-exists -j ACCEPT
+-A OUTPUT -p tcp -m tcp --tcp-option 7 -j ACCEPT
+-A INPUT -m conntrack --ctstate NEW --ctproto 6 -j ACCEPT
+-A INPUT -j NFLOG --nflog-group 3
+COMMIT
+*nat
+-A OUTPUT -p tcp -j REDIRECT --to-ports 5 --random
+-A POSTROUTING -j MASQUERADE --random
+COMMIT
+*raw
+-A OUTPUT -j CT --notrack
+-A OUTPUT -p udp -j CT --zone-orig 5
+COMMIT
+`
+
+func TestForeignRulesAreReadAsIptablesPrintsThem(t *testing.T) {
+	for _, f := range families {
+		p := newPod(t)
+		text := strings.Replace(foreign[f], "*filter\n", "*filter\n:DOCKER-USER2 - [0:0]\n", 1)
+		p.restore(t, f, text)
+		want := p.save(t, f)
+		equal(t, f.String(), want.String(), p.read(t, f).String())
+		// What iptables prints is what it was told, so nothing is compared with an accident.
+		if diff := cmp.Diff(appends(text), appends(want.String())); diff != "" {
+			t.Errorf("%s: iptables prints other rules than it was given:\n%s", f, diff)
+		}
+	}
+}
+
+// appends are the rules of a text, in order.
+func appends(text string) []string {
+	return slices.DeleteFunc(strings.Split(text, "\n"), func(l string) bool { return !strings.HasPrefix(l, "-A ") })
+}
+
+func TestARuleThatIsNotUnderstoodIsReadAsNoOther(t *testing.T) {
+	p := newPod(t)
+	p.restore(t, ruleset.IPv4, opaque)
+	seen := map[string]bool{}
+	for _, table := range p.read(t, ruleset.IPv4).Tables {
+		for _, c := range table.Chains {
+			for _, r := range c.Rules {
+				if !strings.HasPrefix(r.Spec, "[not understood: ") || seen[r.Spec] {
+					t.Errorf("table %s, chain %s: %q was understood, or is like another", table.Name, c.Name, r.Spec)
+				}
+				seen[r.Spec] = true
+			}
+		}
+	}
+	if want := strings.Count(opaque, "-A "); len(seen) != want {
+		t.Errorf("%d rules were read, want %d", len(seen), want)
+	}
+	again := p.read(t, ruleset.IPv4)
+	if !again.Equal(p.read(t, ruleset.IPv4)) {
+		t.Error("the same rules read differently a second time")
+	}
+}
+
+// ofNft are rules that nft puts into the chains of iptables, each with what is read.
+var ofNft = []struct{ rule, want string }{
+	{"tcp dport 80 counter return", "-p tcp -m tcp --dport 80 -j RETURN"},
+	{"tcp dport 80 counter return comment \"why not\"", `-p tcp -m tcp --dport 80 -m comment --comment "why not" -j RETURN`},
+	{"ip daddr 10.0.0.0/9 udp sport 53 accept", "-d 10.0.0.0/9 -p udp -m udp --sport 53 -j ACCEPT"},
+	{"ip protocol tcp drop", "-p tcp -j DROP"},
+	{"oifname \"eth*\" accept", "-o eth+ -j ACCEPT"},
+	{"meta mark 5 accept", "-m mark --mark 0x5 -j ACCEPT"},
+	{"tcp dport { 80, 443 } return", ""},
+	{"tcp dport > 80 return", ""},
+	{"ip daddr 10.0.0.1-10.0.0.5 return", ""},
+	{"meta skuid 1337 return", ""},
+	{"ct state established accept", ""},
+	{"tcp dport 80 redirect to :15001", ""},
+	{"meta mark set 5", ""},
+	{"ip ttl 5 accept", ""},
+	{"meta l4proto { tcp, udp } accept", ""},
+	{"th dport 80 return", ""},
+}
+
+func TestRulesOfNftAreReadOrKeptAsTheyAre(t *testing.T) {
+	p := newPod(t)
+	p.restore(t, ruleset.IPv4, "*nat\n-A OUTPUT -j ACCEPT\nCOMMIT\n")
+	for _, n := range ofNft {
+		p.run(t, "", "nft", "add rule ip nat OUTPUT "+n.rule)
+	}
+	chain, _ := p.read(t, ruleset.IPv4).Table("nat").Chain("OUTPUT")
+	if len(chain.Rules) != len(ofNft)+1 {
+		t.Fatalf("%d rules were read, want %d", len(chain.Rules), len(ofNft)+1)
+	}
+	for i, n := range ofNft {
+		got := chain.Rules[i+1].Spec
+		if n.want == "" && !strings.HasPrefix(got, "[not understood: ") || n.want != "" && got != n.want {
+			t.Errorf("%s: read as %q, want %q", n.rule, got, n.want)
+		}
+	}
+}
+
+// TestForeignRulesStay applies and removes rules among those of others, ahead of and behind ours, and in chains of
+// theirs. What is left must be what was there, bytes and all.
+func TestForeignRulesStay(t *testing.T) {
+	p := newPod(t)
+	for _, f := range families {
+		p.restore(t, f, strings.Replace(foreign[f], "*filter\n", "*filter\n:DOCKER-USER2 - [0:0]\n", 1))
+	}
+	p.restore(t, ruleset.IPv4, opaque)
+	for _, n := range ofNft {
+		p.run(t, "", "nft", "add rule ip nat OUTPUT "+n.rule)
+	}
+	p.run(t, "", "nft", "add table ip kube; add chain ip kube x { type nat hook output priority -100; }; add rule ip kube x accept")
+	before := [][]string{p.kernel(t, ruleset.IPv4), p.kernel(t, ruleset.IPv6)}
+
+	spec := everything()
+	want4, want6 := redirect.Rules(spec, ruleset.IPv4), redirect.Rules(spec, ruleset.IPv6)
+	p.apply(t, want4, want6)
+	for _, want := range []ruleset.Set{want4, want6} {
+		have := p.read(t, want.Family)
+		if d := ruleset.Compare(want, have, redirect.Claim(want, have)); !d.Empty() {
+			t.Errorf("%s is not as wanted:\n%s", want.Family, d)
+		}
+	}
+	// A stranger's rules come between ours, and go ahead of them.
+	p.run(t, "", "iptables-nft", strings.Fields("-t nat -I OUTPUT 1 -p tcp -m limit --limit 7/min -j ACCEPT")...)
+	p.apply(t, want4)
+	out, _ := p.read(t, ruleset.IPv4).Table("nat").Chain("OUTPUT")
+	wantOut, _ := want4.Table("nat").Chain("OUTPUT")
+	if diff := cmp.Diff(specs(wantOut.Rules), specs(out.Rules[:len(wantOut.Rules)])); diff != "" {
+		t.Errorf("head of nat OUTPUT (-want +got):\n%s", diff)
+	}
+	p.run(t, "", "iptables-nft", strings.Fields("-t nat -D OUTPUT -p tcp -m limit --limit 7/min -j ACCEPT")...)
+
+	p.do(t, func() error {
+		all := func(_, have ruleset.Set) ruleset.Claim { return redirect.ClaimAll(have) }
+		return nftables.Apply(
+			nftables.Change{Want: ruleset.Set{Family: ruleset.IPv4}, Claim: all},
+			nftables.Change{Want: ruleset.Set{Family: ruleset.IPv6}, Claim: all})
+	})
+	for i, f := range families {
+		left := slices.DeleteFunc(p.kernel(t, f), func(line string) bool { return !slices.Contains(before[i], line) })
+		if diff := cmp.Diff(before[i], left); diff != "" {
+			t.Errorf("%s: rules that were there (-before +after):\n%s", f, diff)
+		}
+		if strings.Contains(p.save(t, f).String()+p.read(t, f).String(), "ISTIO") {
+			t.Errorf("%s: rules of ours are left", f)
+		}
+	}
+}
+
+func specs(rules []ruleset.Rule) []string {
+	var out []string
+	for _, r := range rules {
+		out = append(out, r.Spec)
+	}
+	return out
+}
+
+// TestAStrangersRuleToOurChainGoesWithIt has a rule that is not understood lead to a chain of ours: it must go first, or
+// the kernel would keep the chain.
+func TestAStrangersRuleToOurChainGoesWithIt(t *testing.T) {
+	p := newPod(t)
+	p.apply(t, redirect.Rules(redirect.Default(), ruleset.IPv4))
+	p.run(t, "", "nft", "add rule ip nat OUTPUT tcp dport { 1, 2 } jump ISTIO_OUTPUT")
+	p.apply(t, ruleset.Set{Family: ruleset.IPv4})
+	if got := p.read(t, ruleset.IPv4); !got.Empty() {
+		t.Errorf("left:\n%s", got)
+	}
+}
+
+// TestIptablesKnowsOurRules has the tools find and delete every rule and every chain, one by one.
+func TestIptablesKnowsOurRules(t *testing.T) {
+	p := newPod(t)
+	wants := both(everything())
+	p.apply(t, wants...)
+	for _, want := range wants {
+		var b strings.Builder
+		for _, table := range want.Tables {
+			fmt.Fprintf(&b, "*%s\n", table.Name)
+			for _, c := range slices.Backward(table.Chains) {
+				for _, r := range c.Rules {
+					fmt.Fprintf(&b, "-C %s %s\n-D %s %s\n", c.Name, r.Spec, c.Name, r.Spec)
+				}
+			}
+			for _, c := range table.Chains {
+				if c.Policy == ruleset.NoPolicy {
+					fmt.Fprintf(&b, "-X %s\n", c.Name)
+				}
+			}
+			b.WriteString("COMMIT\n")
+		}
+		p.restore(t, want.Family, b.String())
+		if left := p.save(t, want.Family); !left.Empty() {
+			t.Errorf("%s: left:\n%s", want.Family, left)
+		}
+	}
+}
+
+func TestAChainOfAnotherHookIsNotTakenForOurs(t *testing.T) {
+	p := newPod(t)
+	p.run(t, "", "nft", "add table ip nat; add chain ip nat OUTPUT { type filter hook output priority 5; }; add rule ip nat OUTPUT accept")
+	want := redirect.Rules(redirect.Default(), ruleset.IPv4)
+	have := p.read(t, ruleset.IPv4)
+	chain, there := have.Table("nat").Chain("OUTPUT(filter,hook:3,priority:5)")
+	if !there || len(chain.Rules) != 1 || chain.Rules[0].Spec != "-j ACCEPT" {
+		t.Errorf("read:\n%s", have)
+	}
+	before := p.kernel(t, ruleset.IPv4)
+	err := p.tryApply(want)
+	if err == nil || !strings.Contains(err.Error(), `somebody made chain "OUTPUT" for something else`) {
+		t.Errorf("got error %v", err)
+	}
+	if diff := cmp.Diff(before, p.kernel(t, ruleset.IPv4)); diff != "" {
+		t.Errorf("a refused change left something (-before +after):\n%s", diff)
+	}
+}
+
+func TestADormantTableIsNoPlaceForRules(t *testing.T) {
+	p := newPod(t)
+	p.run(t, "", "nft", "add table ip nat { flags dormant; }")
+	err := p.tryApply(redirect.Rules(redirect.Default(), ruleset.IPv4))
+	if err == nil || !strings.Contains(err.Error(), "dormant") {
+		t.Errorf("got error %v", err)
+	}
+}

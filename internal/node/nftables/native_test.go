@@ -1,0 +1,242 @@
+package nftables_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/nftables"
+	"github.com/meshcni/istio-cni/internal/node/nftables/native"
+	"github.com/meshcni/istio-cni/internal/node/nftables/spectest"
+)
+
+// treatment is families with IPv6 captured or not there.
+func treatment(ipv6 bool) redirect.Families {
+	if ipv6 {
+		return redirect.Families{IPv6: redirect.Captured, HasIPv4: true}
+	}
+	return redirect.Families{HasIPv4: true}
+}
+
+// TestNativeTablesAreThoseOfTheReference writes each Spec's tables twice, with the code under test and with nft from the
+// reference's text: the kernel must hold the same bytes, nft must list the same, and both must be read as what was wanted.
+func TestNativeTablesAreThoseOfTheReference(t *testing.T) {
+	specs := spectest.Special()
+	for seed := range uint64(randomSpecs / 3) {
+		specs[fmt.Sprintf("seed %d", seed)] = spectest.Random(seed)
+	}
+	for name, spec := range specs {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, ipv6 := range []bool{false, true} {
+				conformNative(t, native.Rules(spec, treatment(ipv6)), nftScript(spec, ipv6))
+			}
+		})
+	}
+}
+
+func conformNative(t *testing.T, want ruleset.Set, script string) {
+	t.Helper()
+	ours, theirs, scripted := newPod(t), newPod(t), newPod(t)
+	ours.do(t, func() error { return nftables.ApplyNative(want) })
+	theirs.run(t, script, "nft", "-f", "-")
+	scripted.run(t, native.Script(want), "nft", "-f", "-")
+	list := theirs.run(t, "", "nft", "list", "ruleset")
+	equal(t, "what nft lists", list, ours.run(t, "", "nft", "list", "ruleset"))
+	equal(t, "what nft lists of our script", list, scripted.run(t, "", "nft", "list", "ruleset"))
+	if diff := cmp.Diff(theirs.kernel(t, native.Inet), ours.kernel(t, native.Inet)); diff != "" {
+		t.Errorf("what the kernel holds (-nft +ours):\n%s", diff)
+	}
+	for who, p := range map[string]pod{"ours": ours, "nft's": theirs} {
+		p.do(t, func() error {
+			diff, err := nftables.VerifyNative(want)
+			if !diff.Empty() {
+				t.Errorf("%s rules are not read as wanted:\n%s", who, diff)
+			}
+			return err
+		})
+	}
+}
+
+// watchNative applies native tables and tells what was sent.
+func (p pod) watchNative(tb testing.TB, want ruleset.Set) *wire {
+	tb.Helper()
+	w := &wire{}
+	p.do(tb, func() error {
+		s, err := nftables.Open()
+		if err != nil {
+			return err
+		}
+		s.OnSend(w.see)
+		if err = s.Update(func(*nftables.View) (nftables.Plan, error) { return nftables.Plan{Native: &want}, nil }); err != nil {
+			return err
+		}
+		return s.Close()
+	})
+	return w
+}
+
+// TestAnotherNativeSpecLeavesNothingOfTheFirst goes from one to the next and back to none. The reference would leave a
+// table behind that the next one has no rules for, and its rules at work.
+func TestAnotherNativeSpecLeavesNothingOfTheFirst(t *testing.T) {
+	p := newPod(t)
+	full := native.Rules(everything(), treatment(true))
+	for i, want := range []ruleset.Set{
+		full, native.Rules(redirect.Default(), treatment(true)), native.Rules(redirect.Default(), treatment(false)), full,
+		{Family: native.Inet},
+	} {
+		if n := len(p.watchNative(t, want).writes()); n != 1 {
+			t.Errorf("step %d: %d transactions, want 1", i, n)
+		}
+		if n := len(p.watchNative(t, want).writes()); n != 0 {
+			t.Errorf("step %d: %d transactions to do nothing", i, n)
+		}
+		fresh := newPod(t)
+		fresh.do(t, func() error { return nftables.ApplyNative(want) })
+		equal(t, fmt.Sprintf("step %d", i), fresh.run(t, "", "nft", "list", "ruleset"), p.run(t, "", "nft", "list", "ruleset"))
+	}
+}
+
+// TestEachDriftOfANativeTableIsSeenAndMended breaks one thing at a time.
+func TestEachDriftOfANativeTableIsSeenAndMended(t *testing.T) {
+	spec := everything()
+	spec.TunnelPort = 15009
+	want := native.Rules(spec, treatment(true))
+	tests := []struct{ name, nft, seen string }{
+		{"a rule more", "add rule inet istio-proxy-nat istio-output tcp dport 9 counter accept", "+ -A istio-output tcp dport 9 counter accept"},
+		{"a rule nobody knows", "add rule inet istio-proxy-nat istio-output ip ttl 9 counter accept", "+ -A istio-output [not understood: "},
+		{"a rule less", "flush chain inet istio-proxy-nat istio-redirect", "- -A istio-redirect meta l4proto tcp counter redirect to :15001"},
+		{"a chain more", "add chain inet istio-proxy-raw istio-other", "chain istio-other: the chain is left over and not wanted"},
+		{"a table less", "delete table inet istio-proxy-raw", "istio-proxy-raw chain istio-output-dns: the chain is missing"},
+		{"a table more", "add table inet istio-proxy-filter; add chain inet istio-proxy-filter input", "istio-proxy-filter chain input("},
+		{"a table asleep", "add table inet istio-proxy-mangle { flags dormant; }", "istio-proxy-mangle chain output: the chain is missing"},
+		{
+			"a policy", "add chain inet istio-proxy-nat output { policy drop; }",
+			"istio-proxy-nat chain output: the chain is missing",
+		},
+	}
+	for _, tt := range tests {
+		p := newPod(t)
+		p.do(t, func() error { return nftables.ApplyNative(want) })
+		before := p.run(t, "", "nft", "list", "ruleset")
+		p.run(t, "", "nft", tt.nft)
+		p.do(t, func() error {
+			diff, err := nftables.VerifyNative(want)
+			if !strings.Contains(diff.String(), tt.seen) {
+				t.Errorf("%s: want %q in:\n%s", tt.name, tt.seen, diff)
+			}
+			return err
+		})
+		p.do(t, func() error { return nftables.ApplyNative(want) })
+		// Tables that are made anew are listed behind those that stayed.
+		equal(t, tt.name, sortedTables(before), sortedTables(p.run(t, "", "nft", "list", "ruleset")))
+	}
+}
+
+func sortedTables(list string) string {
+	tables := strings.SplitAfter(list, "\n}\n")
+	slices.Sort(tables)
+	return strings.Join(tables, "")
+}
+
+// TestNativeTablesLeaveTheRestAlone has iptables' rules and other tables beside them.
+func TestNativeTablesLeaveTheRestAlone(t *testing.T) {
+	p := newPod(t)
+	p.restore(t, ruleset.IPv4, opaque)
+	p.run(t, "", "nft", "add table inet other; add set inet other s { type inet_service; elements = { 5 }; }")
+	p.run(t, "", "nft", "add chain inet other output { type nat hook output priority -100; }; add rule inet other output tcp dport @s accept")
+	before := p.run(t, "", "nft", "list", "ruleset")
+	p.do(t, func() error { return nftables.ApplyNative(native.Rules(everything(), treatment(true))) })
+	if during := p.run(t, "", "nft", "list", "ruleset"); !strings.HasPrefix(during, strings.TrimSpace(before)) || during == before {
+		t.Errorf("with native tables:\n%s", during)
+	}
+	p.do(t, nftables.CleanNative)
+	equal(t, "what is left", before, p.run(t, "", "nft", "list", "ruleset"))
+}
+
+// TestOneTransactionGoesFromIptablesToNative moves a pod to native tables: the rules of the one go as those of the other
+// come. A rule that the kernel refuses leaves all as it was.
+func TestOneTransactionGoesFromIptablesToNative(t *testing.T) {
+	p := newPod(t)
+	p.apply(t, both(redirect.Default())...)
+	want := native.Rules(redirect.Default(), treatment(true))
+	move := func(to ruleset.Set) (*wire, error) {
+		w := &wire{}
+		s, err := nftables.Open()
+		if err != nil {
+			return nil, err
+		}
+		s.OnSend(w.see)
+		err = s.Update(func(v *nftables.View) (nftables.Plan, error) {
+			plan, planErr := reconcile(ruleset.Set{Family: ruleset.IPv4}, ruleset.Set{Family: ruleset.IPv6})(v)
+			plan.Native = &to
+			return plan, planErr
+		})
+		_ = s.Close()
+		return w, err
+	}
+	bad := want
+	bad.Tables = slices.Clone(want.Tables)
+	bad.Tables[0].Chains = append(slices.Clone(bad.Tables[0].Chains), ruleset.Chain{
+		Name: "istio-zzz", Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{{Spec: "counter jump nowhere"}},
+	})
+	before := p.run(t, "", "nft", "list", "ruleset")
+	p.do(t, func() error {
+		_, err := move(bad)
+		says := `inet, table istio-proxy-nat, chain istio-zzz, rule "counter jump nowhere", immediate: `
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("error %v, want %q in it", err, says)
+		}
+		return nil
+	})
+	equal(t, "after the refusal", before, p.run(t, "", "nft", "list", "ruleset"))
+	p.do(t, func() error {
+		w, err := move(want)
+		if n := len(w.writes()); n != 1 {
+			t.Errorf("%d transactions, want 1", n)
+		}
+		return err
+	})
+	for _, f := range families {
+		if set := p.read(t, f); !set.Empty() {
+			t.Errorf("%s rules of iptables are left:\n%s", f, set)
+		}
+	}
+	if list := p.run(t, "", "nft", "list", "tables"); !strings.Contains(list, "inet istio-proxy-nat") {
+		t.Errorf("tables:\n%s", list)
+	}
+}
+
+// TestARefusedFamilyIsRefusedNatively has nft list the table that the reference has not.
+func TestARefusedFamilyIsRefusedNatively(t *testing.T) {
+	p := newPod(t)
+	want := native.Rules(redirect.Default(), redirect.Families{IPv6: redirect.Rejected, HasIPv4: true})
+	p.do(t, func() error { return nftables.ApplyNative(want) })
+	scripted := newPod(t)
+	scripted.run(t, native.Script(want), "nft", "-f", "-")
+	if diff := cmp.Diff(scripted.kernel(t, native.Inet), p.kernel(t, native.Inet)); diff != "" {
+		t.Errorf("what the kernel holds (-nft +ours):\n%s", diff)
+	}
+	list := p.run(t, "", "nft", "list", "table", "inet", "istio-proxy-filter")
+	for _, text := range []string{
+		"meta nfproto ipv6 counter packets 0 bytes 0 jump istio-reject",
+		"tcp flags & rst == rst counter packets 0 bytes 0 return",
+		"reject with tcp reset", "reject with icmpv6 port-unreachable",
+	} {
+		if !strings.Contains(list, text) {
+			t.Errorf("want %q in:\n%s", text, list)
+		}
+	}
+	p.do(t, func() error {
+		diff, err := nftables.VerifyNative(want)
+		if !diff.Empty() {
+			t.Errorf("not read as wanted:\n%s", diff)
+		}
+		return err
+	})
+}

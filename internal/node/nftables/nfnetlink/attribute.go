@@ -1,0 +1,159 @@
+package nfnetlink
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// typeMask takes the flags NLA_F_NESTED and NLA_F_NET_BYTEORDER off an attribute's type.
+const typeMask = 1<<14 - 1
+
+// Buffer is netlink messages and attributes in the making. The zero Buffer is empty and ready. Numbers go in big endian,
+// as nfnetlink wants them, unless a method says otherwise.
+type Buffer struct {
+	data []byte
+	err  error
+}
+
+// Len gives the number of bytes so far.
+func (b *Buffer) Len() int { return len(b.data) }
+
+// Bytes gives what was put in, or why it cannot be sent: an attribute longer than the 65535 bytes that its length field
+// can say.
+func (b *Buffer) Bytes() ([]byte, error) { return b.data, b.err }
+
+// Attribute adds an attribute.
+func (b *Buffer) Attribute(kind uint16, value []byte) {
+	at := b.open(kind)
+	b.data = append(b.data, value...)
+	b.close(at)
+}
+
+// Uint8 adds an attribute of one byte.
+func (b *Buffer) Uint8(kind uint16, value uint8) { b.Attribute(kind, []byte{value}) }
+
+// Uint16 adds an attribute of two bytes.
+func (b *Buffer) Uint16(kind uint16, value uint16) {
+	b.Attribute(kind, binary.BigEndian.AppendUint16(nil, value))
+}
+
+// Uint32 adds an attribute of four bytes.
+func (b *Buffer) Uint32(kind uint16, value uint32) {
+	at := b.open(kind)
+	b.data = binary.BigEndian.AppendUint32(b.data, value)
+	b.close(at)
+}
+
+// Uint64 adds an attribute of eight bytes.
+func (b *Buffer) Uint64(kind uint16, value uint64) {
+	at := b.open(kind)
+	b.data = binary.BigEndian.AppendUint64(b.data, value)
+	b.close(at)
+}
+
+// String adds an attribute that ends with a zero byte.
+func (b *Buffer) String(kind uint16, value string) {
+	at := b.open(kind)
+	b.data = append(append(b.data, value...), 0)
+	b.close(at)
+}
+
+// Nested adds an attribute that holds those that fill adds.
+func (b *Buffer) Nested(kind uint16, fill func()) {
+	at := b.open(kind | unix.NLA_F_NESTED)
+	fill()
+	b.close(at)
+}
+
+// open begins an attribute and gives its place.
+func (b *Buffer) open(kind uint16) int {
+	at := len(b.data)
+	b.data = binary.NativeEndian.AppendUint16(append(b.data, 0, 0), kind)
+	return at
+}
+
+// close sets the attribute's length and fills it up to four bytes.
+func (b *Buffer) close(at int) {
+	n := len(b.data) - at
+	if n > 1<<16-1 && b.err == nil {
+		b.err = fmt.Errorf("an attribute of %d bytes is too long for netlink", n)
+	}
+	binary.NativeEndian.PutUint16(b.data[at:], uint16(n)) //nolint:gosec // checked above
+	for len(b.data)%unix.NLA_ALIGNTO != 0 {
+		b.data = append(b.data, 0)
+	}
+}
+
+// errCut says that attributes end in the middle of one.
+var errCut = errors.New("netlink attributes are cut off")
+
+// Attributes is a received sequence of attributes.
+type Attributes []byte
+
+// Attribute is one of them; Kind is without the flags.
+type Attribute struct {
+	Kind  uint16
+	Value []byte
+}
+
+// All gives the attributes in order. A broken one ends the sequence; Check tells whether there is one.
+func (a Attributes) All() iter.Seq[Attribute] {
+	return func(yield func(Attribute) bool) {
+		for rest := a; len(rest) > 0; {
+			attribute, behind, err := cut(rest)
+			if err != nil || !yield(attribute) {
+				return
+			}
+			rest = behind
+		}
+	}
+}
+
+// Check reports whether the attributes are complete.
+func (a Attributes) Check() error {
+	for rest := a; len(rest) > 0; {
+		_, behind, err := cut(rest)
+		if err != nil {
+			return err
+		}
+		rest = behind
+	}
+	return nil
+}
+
+func cut(a Attributes) (Attribute, Attributes, error) {
+	if len(a) < unix.SizeofNlAttr {
+		return Attribute{}, nil, errCut
+	}
+	n := int(binary.NativeEndian.Uint16(a))
+	if n < unix.SizeofNlAttr || n > len(a) {
+		return Attribute{}, nil, errCut
+	}
+	padded := min((n+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1), len(a))
+	kind := binary.NativeEndian.Uint16(a[2:]) & typeMask
+	return Attribute{kind, a[unix.SizeofNlAttr:n]}, a[padded:], nil
+}
+
+// Uint32 reads a number in big endian.
+func (a Attribute) Uint32() (uint32, bool) {
+	if len(a.Value) != 4 {
+		return 0, false
+	}
+	return binary.BigEndian.Uint32(a.Value), true
+}
+
+// Uint64 reads a number in big endian.
+func (a Attribute) Uint64() (uint64, bool) {
+	if len(a.Value) != 8 {
+		return 0, false
+	}
+	return binary.BigEndian.Uint64(a.Value), true
+}
+
+// Text reads a string, which may or may not end with a zero byte.
+func (a Attribute) Text() string { return strings.TrimSuffix(string(a.Value), "\x00") }

@@ -1,0 +1,147 @@
+package nfnetlink
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Batch is a transaction in the making: the kernel does all of it or nothing.
+type Batch struct {
+	conn   *Conn
+	buffer Buffer
+	first  uint32 // sequence number of the first message
+	starts []int  // of the messages between begin and end
+}
+
+// usualBatch has room for the rules of one pod.
+const usualBatch = 1 << 14
+
+// Batch begins a transaction that is refused with ErrChanged if the namespace's nf_tables are not at the generation any
+// more. Before kernel 4.14, which does not know that check, it is carried out all the same.
+func (c *Conn) Batch(generation uint32) *Batch {
+	b := &Batch{conn: c, buffer: Buffer{data: make([]byte, 0, usualBatch)}}
+	at := c.begin(&b.buffer, unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
+	b.buffer.Uint32(unix.NFNL_BATCH_GENID, generation)
+	finish(&b.buffer, at)
+	b.first = c.sequence + 1
+	return b
+}
+
+// Add adds a message of nf_tables (NFT_MSG_NEWRULE, …) with the attributes that fill adds, and gives its number.
+func (b *Batch) Add(kind, flags uint16, family uint8, fill func(*Buffer)) int {
+	at := b.conn.begin(&b.buffer, nfTables(kind), flags, family, 0)
+	fill(&b.buffer)
+	finish(&b.buffer, at)
+	b.starts = append(b.starts, at)
+	return len(b.starts) - 1
+}
+
+// Empty reports whether there is nothing to send.
+func (b *Batch) Empty() bool { return len(b.starts) == 0 }
+
+// Refused says which message of a Batch the kernel did not take, and why.
+type Refused struct {
+	// Message is the number that Add gave, or -1 if the transaction as a whole was refused.
+	Message int
+	// Attributes are those of the message.
+	Attributes Attributes
+	// Offset is the place in them of the one that is wrong. -1 is unknown.
+	Offset int
+	// Cause holds the errno and what the kernel says besides.
+	Cause error
+}
+
+// Error gives the cause; whoever knows what the message was about says that.
+func (r *Refused) Error() string { return r.Cause.Error() }
+
+// Unwrap gives the cause.
+func (r *Refused) Unwrap() error { return r.Cause }
+
+// Commit sends the transaction and reads what the kernel says about it. An error is *Refused if the kernel gave it, and
+// then nothing was done. An empty Batch is not sent.
+func (b *Batch) Commit() error {
+	if b.Empty() {
+		return nil
+	}
+	b.askForAnswer(b.starts[len(b.starts)-1])
+	last := b.conn.sequence
+	at := b.conn.begin(&b.buffer, unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
+	finish(&b.buffer, at)
+	request, err := b.buffer.Bytes()
+	if err != nil {
+		return err
+	}
+	if err := b.conn.send(request); err != nil {
+		return err
+	}
+	return b.answers(last)
+}
+
+// askForAnswer sets NLM_F_ACK of the message at that place.
+func (b *Batch) askForAnswer(at int) {
+	flags := b.buffer.data[at+6:]
+	binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ACK)
+}
+
+// answers reads what the kernel said while it was sent the batch: refusals, in the order of the messages, and the answer
+// to the last one. The kernel works on a batch before the send returns, so nothing comes later.
+func (b *Batch) answers(last uint32) error {
+	acknowledged := false
+	var lost error
+	for !acknowledged {
+		data, err := b.conn.datagram(unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return errors.Join(errNoAnswer, lost)
+		case errors.Is(err, unix.ENOBUFS):
+			// More was said than the socket holds: certainly refusals.
+			lost = fmt.Errorf("the kernel refused more messages than it can say: %w", err)
+			continue
+		case err != nil:
+			return err
+		}
+		for len(data) > 0 {
+			m, rest, err := next(data)
+			if err != nil {
+				return err
+			}
+			data = rest
+			if m.kind != unix.NLMSG_ERROR {
+				continue
+			}
+			r := readError(m.payload)
+			if err := b.refused(r); err != nil {
+				return err
+			}
+			acknowledged = acknowledged || r.sequence == last
+		}
+	}
+	return lost
+}
+
+// errNoAnswer leaves open whether a transaction was carried out.
+var errNoAnswer = errors.New("the kernel did not answer the transaction")
+
+// refused places an error of the kernel; nil if it is none, or not about this batch.
+func (b *Batch) refused(r refusal) error {
+	begin := b.first - 1
+	cause := r.asError()
+	if cause == nil || r.sequence < begin || int(r.sequence-b.first) > len(b.starts) && r.sequence != begin {
+		return nil
+	}
+	out := &Refused{Message: -1, Offset: -1, Cause: cause}
+	if r.sequence != begin && int(r.sequence-b.first) < len(b.starts) {
+		out.Message = int(r.sequence - b.first)
+		message, _, err := next(b.buffer.data[b.starts[out.Message]:])
+		if err == nil {
+			out.Attributes = message.payload[headers-unix.NLMSG_HDRLEN:]
+		}
+	}
+	if r.offset >= headers {
+		out.Offset = r.offset - headers
+	}
+	return out
+}

@@ -1,0 +1,187 @@
+// Package nfnetlink talks to the kernel's netfilter by netlink: messages, dumps, and transactions of nf_tables.
+//
+// It promises that a Batch is one transaction of the kernel, in one system call, of which only the last message asks for
+// an answer, and that a refusal names the message it is about. It never enters a namespace (a Conn belongs to the
+// network namespace of the thread that opened it), starts no process, and knows nothing of what the messages mean.
+//
+// Start reading at Conn. The protocol is include/uapi/linux/netlink.h and include/uapi/linux/netfilter/nfnetlink.h.
+package nfnetlink
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// headers is the length of a struct nlmsghdr and the struct nfgenmsg behind it.
+const headers = unix.NLMSG_HDRLEN + 4
+
+// receiveBuffer holds any datagram of the kernel: dumps come in pieces of 32 kB at most.
+const receiveBuffer = 1 << 16
+
+// quietSend is how many bytes fit into a socket's send buffer as the kernel makes it.
+const quietSend = 1 << 16
+
+// receivePatience ends the wait for an answer that the kernel never gave. All answers are there when a request returns.
+const receivePatience = 10 // seconds
+
+// ErrUnsupported says that the kernel has no nf_tables at all.
+var ErrUnsupported = errors.New("the kernel has no nf_tables: it needs CONFIG_NF_TABLES and CONFIG_NETFILTER_NETLINK " +
+	"(modules nf_tables and nfnetlink)")
+
+// ErrChanged says that somebody else changed the namespace's nf_tables: since the generation that a Batch names, or
+// during a dump. Nothing was done.
+var ErrChanged = errors.New("the rules were changed by somebody else meanwhile")
+
+// Conn is a netlink socket. It is for one goroutine at a time.
+type Conn struct {
+	fd       int
+	sequence uint32
+	buffer   []byte
+	// interrupted says that the kernel's objects changed while it was listing them.
+	interrupted bool
+	// Sent, if set, is shown the bytes of every request before it goes out. Tests count messages with it.
+	Sent func([]byte)
+}
+
+// Open makes a socket in the network namespace of the calling thread.
+func Open() (*Conn, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil, fmt.Errorf("opening a netfilter socket: %w [%w]", ErrUnsupported, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("opening a netfilter socket: %w", err)
+	}
+	c := &Conn{fd: fd, buffer: make([]byte, receiveBuffer)}
+	if err := c.configure(); err != nil {
+		return nil, errors.Join(fmt.Errorf("setting up a netfilter socket: %w", err), c.Close())
+	}
+	return c, nil
+}
+
+// configure bounds waiting and asks for errors that say more (kernel 4.12) without the refused message in them.
+func (c *Conn) configure() error {
+	for _, option := range []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK} {
+		if err := unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, option, 1); err != nil && !errors.Is(err, unix.ENOPROTOOPT) {
+			return err
+		}
+	}
+	return unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: receivePatience})
+}
+
+// Close closes the socket.
+func (c *Conn) Close() error { return unix.Close(c.fd) }
+
+// Message is a received message without its headers.
+type Message struct {
+	Type       uint16
+	Family     uint8
+	Attributes Attributes
+}
+
+// begin adds the headers of a message and gives its place.
+func (c *Conn) begin(b *Buffer, kind, flags uint16, family uint8, resource uint16) int {
+	c.sequence++
+	at := len(b.data)
+	b.data = binary.NativeEndian.AppendUint32(b.data, 0)
+	b.data = binary.NativeEndian.AppendUint16(b.data, kind)
+	b.data = binary.NativeEndian.AppendUint16(b.data, flags|unix.NLM_F_REQUEST)
+	b.data = binary.NativeEndian.AppendUint32(b.data, c.sequence)
+	b.data = binary.NativeEndian.AppendUint32(b.data, 0)
+	b.data = append(b.data, family, unix.NFNETLINK_V0)
+	b.data = binary.BigEndian.AppendUint16(b.data, resource)
+	return at
+}
+
+func finish(b *Buffer, at int) {
+	binary.NativeEndian.PutUint32(b.data[at:], uint32(len(b.data)-at)) //nolint:gosec // far below 4 GB
+}
+
+// nfTables is a message type of the nf_tables subsystem.
+func nfTables(kind uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | kind }
+
+// Generation gives the number that the kernel raises with every change of the namespace's nf_tables. It is never zero.
+func (c *Conn) Generation() (uint32, error) {
+	var b Buffer
+	finish(&b, c.begin(&b, nfTables(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0))
+	if err := c.send(b.data); err != nil {
+		return 0, fmt.Errorf("asking for the generation of the rules: %w", err)
+	}
+	generation, err := uint32(0), error(nil)
+	for generation == 0 && err == nil {
+		_, err = c.receive(func(m Message) {
+			for a := range m.Attributes.All() {
+				if n, ok := a.Uint32(); ok && a.Kind == unix.NFTA_GEN_ID {
+					generation = n
+				}
+			}
+		})
+	}
+	if errors.Is(err, unix.EINVAL) {
+		// What nfnetlink says about a subsystem that is not there.
+		err = fmt.Errorf("%w [%w]", ErrUnsupported, err)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("asking for the generation of the rules: %w", err)
+	}
+	return generation, nil
+}
+
+// Dump calls back with each object of a kind (NFT_MSG_GETTABLE, …) of a family; fill adds attributes that narrow it
+// down and may be nil. It is ErrChanged if the kernel could not give one consistent list.
+func (c *Conn) Dump(kind uint16, family uint8, fill func(*Buffer), each func(Message) error) error {
+	var b Buffer
+	at := c.begin(&b, nfTables(kind), unix.NLM_F_DUMP, family, 0)
+	if fill != nil {
+		fill(&b)
+	}
+	finish(&b, at)
+	request, err := b.Bytes()
+	if err != nil {
+		return err
+	}
+	if err := c.send(request); err != nil {
+		return err
+	}
+	return c.collect(each)
+}
+
+// collect reads to the end of a dump also when it is known to be no good: the next request needs the socket.
+func (c *Conn) collect(each func(Message) error) error {
+	c.interrupted = false
+	var first error
+	for {
+		done, err := c.receive(func(m Message) {
+			if first == nil {
+				first = each(m)
+			}
+		})
+		switch {
+		case err != nil:
+			return err
+		case done && c.interrupted:
+			return ErrChanged
+		case done:
+			return first
+		}
+	}
+}
+
+func (c *Conn) send(request []byte) error {
+	if c.Sent != nil {
+		c.Sent(request)
+	}
+	if len(request) > quietSend {
+		// CAP_NET_ADMIN is needed to write rules anyway.
+		if err := unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 2*len(request)); err != nil {
+			return fmt.Errorf("making room for a request of %d bytes: %w", len(request), err)
+		}
+	}
+	if err := unix.Sendto(c.fd, request, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return fmt.Errorf("sending %d bytes to the kernel: %w", len(request), err)
+	}
+	return nil
+}

@@ -1,0 +1,241 @@
+package nfnetlink_test
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+)
+
+func TestAttributesComeBack(t *testing.T) {
+	var b nfnetlink.Buffer
+	b.Uint8(1, 2)
+	b.Uint16(2, 0x0304)
+	b.Uint32(3, 0x05060708)
+	b.Uint64(4, 0x090a0b0c0d0e0f10)
+	b.String(5, "text")
+	b.Nested(6, func() { b.Attribute(7, []byte{1, 2, 3}) })
+	data, err := b.Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(data)%4 != 0 || len(data) != b.Len() {
+		t.Errorf("%d bytes, want a multiple of 4", len(data))
+	}
+	var kinds []uint16
+	var values [][]byte
+	for a := range nfnetlink.Attributes(data).All() {
+		kinds, values = append(kinds, a.Kind), append(values, a.Value)
+	}
+	if !slices.Equal(kinds, []uint16{1, 2, 3, 4, 5, 6}) {
+		t.Fatalf("kinds %v", kinds)
+	}
+	want := [][]byte{{2}, {3, 4}, {5, 6, 7, 8}, {9, 10, 11, 12, 13, 14, 15, 16}, []byte("text\x00")}
+	for i, w := range want {
+		if !bytes.Equal(values[i], w) {
+			t.Errorf("kind %d holds %v, want %v", kinds[i], values[i], w)
+		}
+	}
+	for a := range nfnetlink.Attributes(values[5]).All() {
+		if a.Kind != 7 || !bytes.Equal(a.Value, []byte{1, 2, 3}) {
+			t.Errorf("nested attribute %v", a)
+		}
+	}
+}
+
+func TestAnAttributeThatIsTooLongIsAnError(t *testing.T) {
+	var b nfnetlink.Buffer
+	b.Nested(1, func() {
+		for range 20 {
+			b.Attribute(2, make([]byte, 4096))
+		}
+	})
+	b.Uint32(3, 4)
+	if _, err := b.Bytes(); err == nil || !strings.Contains(err.Error(), "too long for netlink") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// FuzzAttributes reads any bytes: what is complete is as long as it is, and what is not is never read beyond its end.
+func FuzzAttributes(f *testing.F) {
+	f.Add([]byte{8, 0, 1, 0, 1, 2, 3, 4, 5, 0, 2, 0, 9})
+	f.Add([]byte{3, 0, 1, 0})
+	f.Add([]byte{8, 0, 1})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		length, complete := 0, nfnetlink.Attributes(data).Check() == nil
+		for a := range nfnetlink.Attributes(data).All() {
+			length += (4 + len(a.Value) + 3) &^ 3
+		}
+		if complete && (length < len(data) || length > len(data)+3) || !complete && length >= len(data)+4 {
+			t.Errorf("%d of %d bytes were read (complete: %v)", length, len(data), complete)
+		}
+	})
+}
+
+// connected runs fn with a Conn in a new namespace.
+func connected(t *testing.T, fn func(*nfnetlink.Conn) error) {
+	t.Helper()
+	err := netns.Do(netnstest.New(t), func() error {
+		conn, err := nfnetlink.Open()
+		if err != nil {
+			return err
+		}
+		return errors.Join(fn(conn), conn.Close())
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func newTable(b *nfnetlink.Batch, name string) {
+	b.Add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, func(buffer *nfnetlink.Buffer) {
+		buffer.String(unix.NFTA_TABLE_NAME, name)
+	})
+}
+
+func tables(conn *nfnetlink.Conn) (names []string, err error) {
+	err = conn.Dump(unix.NFT_MSG_GETTABLE, unix.NFPROTO_IPV4, nil, func(m nfnetlink.Message) error {
+		for a := range m.Attributes.All() {
+			if a.Kind == unix.NFTA_TABLE_NAME {
+				names = append(names, a.Text())
+			}
+		}
+		return nil
+	})
+	return names, err
+}
+
+// TestATransactionIsAllOrNothing also holds that the socket is of use after each error.
+func TestATransactionIsAllOrNothing(t *testing.T) {
+	connected(t, func(conn *nfnetlink.Conn) error {
+		generation, err := conn.Generation()
+		if err != nil {
+			return err
+		}
+		bad := conn.Batch(generation)
+		newTable(bad, "a")
+		wrong := bad.Add(unix.NFT_MSG_DELTABLE, 0, unix.NFPROTO_IPV4, func(b *nfnetlink.Buffer) {
+			b.String(unix.NFTA_TABLE_NAME, "missing")
+		})
+		newTable(bad, "b")
+		var refused *nfnetlink.Refused
+		err = bad.Commit()
+		if !errors.As(err, &refused) || refused.Message != wrong || refused.Offset != 0 || !errors.Is(err, unix.ENOENT) {
+			t.Errorf("error %#v, want one about message %d, its first attribute", err, wrong)
+		}
+		if names, listErr := tables(conn); listErr != nil || names != nil {
+			t.Errorf("tables %q (%v), want none", names, listErr)
+		}
+
+		good := conn.Batch(generation)
+		newTable(good, "a")
+		newTable(good, "b")
+		if err = good.Commit(); err != nil {
+			return err
+		}
+		late := conn.Batch(generation)
+		newTable(late, "c")
+		if err = late.Commit(); !errors.Is(err, nfnetlink.ErrChanged) || !errors.As(err, &refused) || refused.Message != -1 {
+			t.Errorf("error %v for an old generation, want that of a change", err)
+		}
+		names, err := tables(conn)
+		if !slices.Equal(names, []string{"a", "b"}) {
+			t.Errorf("tables %q, want a and b", names)
+		}
+		return err
+	})
+}
+
+func TestMoreErrorsThanTheSocketHoldsAreAnError(t *testing.T) {
+	connected(t, func(conn *nfnetlink.Conn) error {
+		generation, err := conn.Generation()
+		if err != nil {
+			return err
+		}
+		batch := conn.Batch(generation)
+		newTable(batch, "a")
+		for range 5000 {
+			batch.Add(unix.NFT_MSG_DELTABLE, 0, unix.NFPROTO_IPV4, func(b *nfnetlink.Buffer) {
+				b.String(unix.NFTA_TABLE_NAME, "missing")
+			})
+		}
+		if err = batch.Commit(); err == nil {
+			t.Error("the transaction was accepted")
+		}
+		names, err := tables(conn)
+		if len(names) != 0 {
+			t.Errorf("tables %q, want none", names)
+		}
+		return err
+	})
+}
+
+// TestALongTransaction is longer than what a socket takes as it is made.
+func TestALongTransaction(t *testing.T) {
+	const many = 10000
+	connected(t, func(conn *nfnetlink.Conn) error {
+		generation, err := conn.Generation()
+		if err != nil {
+			return err
+		}
+		batch := conn.Batch(generation)
+		newTable(batch, "a")
+		for range many {
+			batch.Add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, func(b *nfnetlink.Buffer) {
+				b.String(unix.NFTA_CHAIN_TABLE, "a")
+				b.String(unix.NFTA_CHAIN_NAME, "again-and-again")
+			})
+		}
+		if err = batch.Commit(); err != nil {
+			return err
+		}
+		names, err := tables(conn)
+		if len(names) != 1 {
+			t.Errorf("tables %q, want a", names)
+		}
+		return err
+	})
+}
+
+func TestAnErrorOfTheCallerEndsADump(t *testing.T) {
+	mine := errors.New("enough")
+	connected(t, func(conn *nfnetlink.Conn) error {
+		generation, err := conn.Generation()
+		if err != nil {
+			return err
+		}
+		batch := conn.Batch(generation)
+		newTable(batch, "a")
+		newTable(batch, "b")
+		if err = batch.Commit(); err != nil {
+			return err
+		}
+		calls := 0
+		err = conn.Dump(unix.NFT_MSG_GETTABLE, unix.NFPROTO_IPV4, nil, func(nfnetlink.Message) error {
+			calls++
+			return mine
+		})
+		if !errors.Is(err, mine) || calls != 1 {
+			t.Errorf("error %v after %d calls", err, calls)
+		}
+		names, err := tables(conn)
+		if len(names) != 2 {
+			t.Errorf("tables %q, want two", names)
+		}
+		return err
+	})
+}
+
+func TestAnEmptyBatchIsNotSent(t *testing.T) {
+	connected(t, func(conn *nfnetlink.Conn) error {
+		conn.Sent = func(request []byte) { t.Errorf("%d bytes were sent", len(request)) }
+		return conn.Batch(5).Commit()
+	})
+}

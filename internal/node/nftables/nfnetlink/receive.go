@@ -1,0 +1,151 @@
+package nfnetlink
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// receive reads one datagram and calls back with each message of objects in it. It tells whether the end of a dump was
+// among them. Answers to older requests are dropped.
+func (c *Conn) receive(each func(Message)) (bool, error) {
+	data, err := c.datagram(0)
+	if err != nil {
+		return false, err
+	}
+	for len(data) > 0 {
+		raw, rest, err := next(data)
+		if err != nil {
+			return false, err
+		}
+		data = rest
+		if raw.sequence != c.sequence {
+			continue
+		}
+		c.interrupted = c.interrupted || raw.flags&unix.NLM_F_DUMP_INTR != 0
+		switch raw.kind {
+		case unix.NLMSG_DONE:
+			return true, doneError(raw.payload)
+		case unix.NLMSG_ERROR:
+			return true, readError(raw.payload).asError()
+		case unix.NLMSG_NOOP:
+		default:
+			m, err := object(raw)
+			if err != nil {
+				return false, err
+			}
+			each(m)
+		}
+	}
+	return false, nil
+}
+
+func (c *Conn) datagram(flags int) ([]byte, error) {
+	for {
+		n, _, got, from, err := unix.Recvmsg(c.fd, c.buffer, nil, flags)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return nil, fmt.Errorf("reading the kernel's answer: %w", err)
+		case got&unix.MSG_TRUNC != 0:
+			return nil, fmt.Errorf("reading the kernel's answer: it is longer than %d bytes", len(c.buffer))
+		}
+		// Anybody may send to a netlink socket; only the kernel has port 0.
+		if sender, ok := from.(*unix.SockaddrNetlink); ok && sender.Pid == 0 {
+			return c.buffer[:n], nil
+		}
+	}
+}
+
+// raw is a message as it came.
+type raw struct {
+	kind, flags uint16
+	sequence    uint32
+	payload     []byte
+}
+
+var errBroken = errors.New("the kernel's answer is broken")
+
+func next(data []byte) (raw, []byte, error) {
+	if len(data) < unix.NLMSG_HDRLEN {
+		return raw{}, nil, errBroken
+	}
+	n := int(binary.NativeEndian.Uint32(data))
+	if n < unix.NLMSG_HDRLEN || n > len(data) {
+		return raw{}, nil, errBroken
+	}
+	m := raw{
+		kind: binary.NativeEndian.Uint16(data[4:]), flags: binary.NativeEndian.Uint16(data[6:]),
+		sequence: binary.NativeEndian.Uint32(data[8:]), payload: data[unix.NLMSG_HDRLEN:n],
+	}
+	return m, data[min((n+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1), len(data)):], nil
+}
+
+// object is a message behind whose headers attributes stand.
+func object(r raw) (Message, error) {
+	if len(r.payload) < headers-unix.NLMSG_HDRLEN {
+		return Message{}, errBroken
+	}
+	m := Message{Type: r.kind, Family: r.payload[0], Attributes: r.payload[headers-unix.NLMSG_HDRLEN:]}
+	if err := m.Attributes.Check(); err != nil {
+		return Message{}, fmt.Errorf("%w: %w", errBroken, err)
+	}
+	return m, nil
+}
+
+// doneError reads the end of a dump, which holds a negative errno if it failed.
+func doneError(payload []byte) error {
+	if len(payload) < 4 {
+		return nil
+	}
+	return refusal{errno: errnoOf(payload)}.asError()
+}
+
+func errnoOf(payload []byte) unix.Errno {
+	return unix.Errno(-binary.NativeEndian.Uint32(payload)) // two's complement
+}
+
+// refusal is a struct nlmsgerr and what stands behind it: which of our messages is meant, what is wrong in it, and where.
+type refusal struct {
+	errno    unix.Errno
+	sequence uint32
+	text     string
+	offset   int // of the attribute that is wrong, from the start of the message; 0 if the kernel does not say
+}
+
+// asError gives nil for an acknowledgement.
+func (r refusal) asError() error {
+	switch {
+	case r.errno == 0:
+		return nil
+	case r.errno == unix.ERESTART || r.errno == unix.EINTR:
+		return fmt.Errorf("%w [%w]", ErrChanged, r.errno)
+	case r.text != "":
+		return fmt.Errorf("%w (%s)", r.errno, r.text)
+	}
+	return r.errno
+}
+
+// readError reads what the kernel says, with the attributes of NETLINK_EXT_ACK. Kernels without NETLINK_CAP_ACK repeat
+// our message ahead of these.
+func readError(payload []byte) refusal {
+	const errorLength = 4 + unix.NLMSG_HDRLEN
+	if len(payload) < errorLength {
+		return refusal{errno: unix.EBADMSG}
+	}
+	r := refusal{errno: errnoOf(payload), sequence: binary.NativeEndian.Uint32(payload[4+8:])}
+	for a := range Attributes(payload[errorLength:]).All() {
+		switch a.Kind {
+		case unix.NLMSGERR_ATTR_MSG:
+			r.text = a.Text()
+		case unix.NLMSGERR_ATTR_OFFS:
+			if len(a.Value) == 4 {
+				r.offset = int(binary.NativeEndian.Uint32(a.Value))
+			}
+		}
+	}
+	return r
+}

@@ -1,0 +1,178 @@
+// Package nftables reads and writes the rules of the current network namespace by netlink, without a process: those
+// that iptables-nft would write, and the tables of the reference's native mode.
+//
+// It promises that what it writes is what iptables-nft 1.8.9 writes for the same text, all tables and both families in
+// one transaction of the kernel; that a rule it does not understand is reported as somebody else's and never changed;
+// that nothing is sent where nothing is to be done, and nothing deleted in a namespace that holds nothing of ours. It
+// never enters a namespace (the caller has) and never touches the legacy tables.
+//
+// Start reading at Session: it reads a View of the namespace, and View.Apply carries out a Plan that was made of it.
+package nftables
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/nftables/native"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+)
+
+// ErrUnsupported says that the kernel cannot do this with nf_tables; what is missing is in the error around it. The
+// iptables tools of the host may still be able to, by the legacy tables.
+var ErrUnsupported = errors.New("the kernel cannot do this with nf_tables")
+
+// ErrChanged says that somebody else kept changing the rules of the namespace. Nothing was done.
+var ErrChanged = nfnetlink.ErrChanged
+
+// attempts bounds how often a namespace that somebody else is changing is read again.
+const attempts = 10
+
+// families are those whose tables are read: iptables', and that of the native tables.
+func families() []ruleset.Family { return []ruleset.Family{ruleset.IPv4, ruleset.IPv6, native.Inet} }
+
+// Session works on the network namespace of the thread that opened it. It is for one goroutine at a time.
+type Session struct{ conn *nfnetlink.Conn }
+
+// Open begins to work on the current thread's network namespace.
+func Open() (*Session, error) {
+	conn, err := nfnetlink.Open()
+	if err != nil {
+		return nil, unsupported(err)
+	}
+	return &Session{conn}, nil
+}
+
+// Close ends the work.
+func (s *Session) Close() error { return s.conn.Close() }
+
+// unsupported marks the error of a kernel without nf_tables, and says what a forbidden request needs.
+func unsupported(err error) error {
+	switch {
+	case errors.Is(err, nfnetlink.ErrUnsupported):
+		return fmt.Errorf("%w: %w", ErrUnsupported, err)
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%w%s", err, hintForErrno(err))
+	}
+	return err
+}
+
+// Supported reports why the rules of the current namespace cannot be read and written here: with ErrUnsupported if the
+// kernel has no nf_tables. Whether it has every match is seen when a rule needs it.
+func Supported() error {
+	return session(func(s *Session) error {
+		_, err := s.conn.Generation()
+		return unsupported(err)
+	})
+}
+
+// InUse reports whether the namespace has any nf_tables table of the family, iptables' or not.
+func InUse(f ruleset.Family) (bool, error) {
+	found := false
+	err := session(func(s *Session) error {
+		return s.conn.Dump(unix.NFT_MSG_GETTABLE, protocolFamily(f), nil, func(nfnetlink.Message) error {
+			found = true
+			return nil
+		})
+	})
+	if err != nil {
+		return false, fmt.Errorf("listing nf_tables tables of %s: %w", f, err)
+	}
+	return found, nil
+}
+
+// Read gives all rules of the family in the current namespace, as iptables-nft-save prints them.
+func Read(f ruleset.Family) (ruleset.Set, error) {
+	var set ruleset.Set
+	err := session(func(s *Session) error {
+		v, err := s.Read()
+		if err == nil {
+			set = v.Set(f)
+		}
+		return err
+	})
+	return set, err
+}
+
+// Change is what is wanted of one family.
+type Change struct {
+	Want ruleset.Set
+	// Claim says which rules that are there may be replaced or removed: redirect.Claim, or one that ignores want.
+	Claim func(want, have ruleset.Set) ruleset.Claim
+}
+
+// Apply brings the families to what is wanted, in one transaction.
+func Apply(changes ...Change) error {
+	return session(func(s *Session) error {
+		return s.Update(func(v *View) (Plan, error) {
+			var p Plan
+			for _, c := range changes {
+				have := v.Set(c.Want.Family)
+				p.Programs = append(p.Programs, ruleset.Reconcile(c.Want, have, c.Claim(c.Want, have)))
+			}
+			return p, nil
+		})
+	})
+}
+
+// Plan is what a transaction is to do.
+type Plan struct {
+	// Programs are carried out as iptables-restore --noflush would.
+	Programs []ruleset.Program
+	// Native is what the native tables are to be; tables it lacks are removed. Nil leaves them as they are.
+	Native *ruleset.Set
+}
+
+func session(do func(*Session) error) error {
+	s, err := Open()
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(s), s.Close())
+}
+
+// Update reads the namespace and carries out the Plan that is made of it, all in one transaction. When somebody
+// else changed any rules in between, nothing of it was done, and it begins again: plan may be called several times. An
+// error that the kernel gives names the table, the chain and the rule.
+func (s *Session) Update(plan func(*View) (Plan, error)) error {
+	return again(func() error {
+		v, err := s.read()
+		if err != nil {
+			return err
+		}
+		p, err := plan(v)
+		if err != nil {
+			return err
+		}
+		return v.Apply(p)
+	})
+}
+
+// Read gives a consistent picture of the namespace.
+func (s *Session) Read() (*View, error) {
+	var v *View
+	err := again(func() (err error) {
+		v, err = s.read()
+		return err
+	})
+	return v, err
+}
+
+// again repeats what found the namespace changing under it.
+func again(do func() error) error {
+	var err error
+	for range attempts {
+		if err = do(); !errors.Is(err, ErrChanged) {
+			return err
+		}
+	}
+	return fmt.Errorf("trying %d times: %w", attempts, err)
+}
+
+func protocolFamily(f ruleset.Family) uint8 {
+	return map[ruleset.Family]uint8{
+		ruleset.IPv4: unix.NFPROTO_IPV4, ruleset.IPv6: unix.NFPROTO_IPV6, native.Inet: unix.NFPROTO_INET,
+	}[f]
+}

@@ -1,0 +1,140 @@
+package nftables
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/nftables/native"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+)
+
+// explain turns the kernel's refusal into an error that names what it is about, what is wrong in it and what may help.
+func (w *writer) explain(r *nfnetlink.Refused) error {
+	if r.Message < 0 {
+		return fmt.Errorf("writing rules: %w%s", r.Cause, hintForErrno(r.Cause))
+	}
+	n := w.notes[r.Message]
+	e := expressionAt(r)
+	text := "writing rules: " + n.String()
+	if e != "" {
+		text += ", " + e
+	}
+	if missing := missingPart(n, e, r.Cause); missing != "" {
+		return fmt.Errorf("%s: %w: %s [%w]", text, ErrUnsupported, missing, r.Cause)
+	}
+	return fmt.Errorf("%s: %w%s", text, r.Cause, hint(n, e, r.Cause))
+}
+
+// expressionAt names the expression of a rule in which the wrong attribute is: "match owner", "target CT", "immediate".
+func expressionAt(r *nfnetlink.Refused) string {
+	if r.Offset < 0 {
+		return ""
+	}
+	at := 0
+	for a := range r.Attributes.All() {
+		size := align(unix.SizeofNlAttr + len(a.Value))
+		if a.Kind == unix.NFTA_RULE_EXPRESSIONS && r.Offset >= at && r.Offset < at+size {
+			return elementAt(a.Value, r.Offset-at-unix.SizeofNlAttr)
+		}
+		at += size
+	}
+	return ""
+}
+
+func elementAt(elements nfnetlink.Attributes, offset int) string {
+	at := 0
+	for e := range elements.All() {
+		size := align(unix.SizeofNlAttr + len(e.Value))
+		if offset >= at && offset < at+size {
+			return describe(e.Value)
+		}
+		at += size
+	}
+	return ""
+}
+
+func align(n int) int { return (n + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1) }
+
+// describe names an expression; of x_tables' it says which match or target it is.
+func describe(element nfnetlink.Attributes) string {
+	name := ""
+	for a := range element.All() {
+		switch {
+		case a.Kind == unix.NFTA_EXPR_NAME:
+			name = a.Text()
+		case a.Kind == unix.NFTA_EXPR_DATA && (name == "match" || name == "target"):
+			for inner := range nfnetlink.Attributes(a.Value).All() {
+				if inner.Kind == unix.NFTA_MATCH_NAME { // NFTA_TARGET_NAME is the same number
+					return name + " " + inner.Text()
+				}
+			}
+		}
+	}
+	return name
+}
+
+// viaCompat is what every match and target of x_tables needs besides.
+const viaCompat = " and CONFIG_NFT_COMPAT (nft_compat)"
+
+// parts are the kernel's options and modules behind each match, target and expression.
+var parts = map[string]string{ //nolint:gochecknoglobals // a constant table
+	"match tcp":       "CONFIG_NETFILTER_XTABLES (x_tables)" + viaCompat,
+	"match udp":       "CONFIG_NETFILTER_XTABLES (x_tables)" + viaCompat,
+	"match multiport": "CONFIG_NETFILTER_XT_MATCH_MULTIPORT (xt_multiport)" + viaCompat,
+	"match owner":     "CONFIG_NETFILTER_XT_MATCH_OWNER (xt_owner)" + viaCompat,
+	"match connmark":  "CONFIG_NETFILTER_XT_CONNMARK (xt_connmark)" + viaCompat,
+	"match conntrack": "CONFIG_NETFILTER_XT_MATCH_CONNTRACK (xt_conntrack)" + viaCompat,
+	"target REDIRECT": "CONFIG_NETFILTER_XT_TARGET_REDIRECT (xt_REDIRECT)" + viaCompat,
+	"target MARK":     "CONFIG_NETFILTER_XT_MARK (xt_mark)" + viaCompat,
+	"target CONNMARK": "CONFIG_NETFILTER_XT_CONNMARK (xt_connmark) of kernel 4.17 or later" + viaCompat,
+	"target TPROXY":   "CONFIG_NETFILTER_XT_TARGET_TPROXY (xt_TPROXY)" + viaCompat,
+	"target CT":       "CONFIG_NETFILTER_XT_TARGET_CT (xt_CT)" + viaCompat,
+	"target REJECT":   "CONFIG_IP_NF_TARGET_REJECT (ipt_REJECT), CONFIG_IP6_NF_TARGET_REJECT (ip6t_REJECT)" + viaCompat,
+
+	"ct":     "CONFIG_NFT_CT (nft_ct)",
+	"redir":  "CONFIG_NFT_REDIR (nft_redir)",
+	"tproxy": "CONFIG_NFT_TPROXY (nft_tproxy)",
+	"reject": "CONFIG_NFT_REJECT_INET (nft_reject_inet)",
+}
+
+// missingPart says what the kernel lacks, if that is what the refusal means.
+func missingPart(n note, expression string, cause error) string {
+	lacks := errors.Is(cause, unix.ENOENT) || errors.Is(cause, unix.EOPNOTSUPP) || errors.Is(cause, unix.EPROTONOSUPPORT)
+	option, known := parts[expression]
+	switch {
+	case errors.Is(cause, unix.EAFNOSUPPORT):
+		option = map[ruleset.Family]string{
+			ruleset.IPv4: "CONFIG_NF_TABLES_IPV4", ruleset.IPv6: "CONFIG_NF_TABLES_IPV6", native.Inet: "CONFIG_NF_TABLES_INET",
+		}[n.family]
+		return fmt.Sprintf("the kernel has no nf_tables for %s: it needs %s", n.family, option)
+	case lacks && known:
+		return "the kernel needs " + option
+	case lacks && n.rule == "" && n.chain != "" && strings.HasSuffix(n.table, "nat"):
+		return "the kernel needs CONFIG_NFT_NAT (nft_chain_nat)"
+	}
+	return ""
+}
+
+func hint(n note, expression string, cause error) string {
+	switch {
+	case errors.Is(cause, unix.ENOENT) && expression == "immediate":
+		return "; the chain it leads to does not exist"
+	case errors.Is(cause, unix.EINVAL) && expression == "match owner":
+		return "; in a pod with hostUsers: false the kernel refuses rules that match the owner of traffic; this version cannot " +
+			"put such pods into the mesh"
+	case errors.Is(cause, unix.EBUSY) && n.chain != "" && n.rule == "":
+		return "; a rule of somebody else leads to this chain"
+	}
+	return hintForErrno(cause)
+}
+
+func hintForErrno(cause error) string {
+	if errors.Is(cause, unix.EPERM) {
+		return "; this needs CAP_NET_ADMIN in the namespace"
+	}
+	return ""
+}

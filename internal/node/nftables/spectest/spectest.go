@@ -1,0 +1,138 @@
+// Package spectest makes Specs for tests of whoever writes or reads rules.
+//
+// It promises that Random covers everything that changes a rule, and gives the same Spec for the same seed. It never
+// makes a Spec that redirect.Parse would not. Start reading at Random.
+package spectest
+
+import (
+	"math/rand/v2"
+	"net/netip"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+)
+
+// Special are Specs whose rules have something that chance seldom makes.
+func Special() map[string]redirect.Spec {
+	out := map[string]redirect.Spec{"default": redirect.Default()}
+	add := func(name string, set func(*redirect.Spec)) {
+		for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
+			s := redirect.Default()
+			s.Mode = mode
+			set(&s)
+			out[name+", "+mode.String()] = s
+		}
+	}
+	add("nothing inbound", func(s *redirect.Spec) { s.Inbound = redirect.Ports{} })
+	add("everything as a network", func(s *redirect.Spec) { s.Outbound.All, s.Outbound.List = false, prefixes("0.0.0.0/0", "::/0") })
+	add("addresses with a dotted end", func(s *redirect.Spec) {
+		s.OutboundExclude = prefixes("::1.2.3.4/128", "::a00:0/104", "::1:0/112", "::ffff:10.1.2.3/104", "64:ff9b::1.2.3.4/128")
+	})
+	add("networks of every length", func(s *redirect.Spec) {
+		for bits := 1; bits <= 128; bits++ {
+			s.OutboundExclude = append(s.OutboundExclude, netip.PrefixFrom(netip.MustParseAddr("fdff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"), bits))
+			if bits <= 32 {
+				s.OutboundExclude = append(s.OutboundExclude, netip.PrefixFrom(netip.MustParseAddr("254.255.255.255"), bits))
+			}
+		}
+	})
+	add("the largest numbers", func(s *redirect.Spec) {
+		s.Mark, s.UIDs, s.GIDs = 1<<32-1, []uint32{1<<32 - 2, 0}, []uint32{1<<32 - 2}
+		s.OutboundPorts, s.InboundExclude = []uint16{0, 65535}, []uint16{0, 65535}
+		s.DNS = redirect.DNSAll
+	})
+	add("many owner groups", func(s *redirect.Spec) { // iptables reads no more of them in one rule
+		s.OwnerGroups = redirect.Groups{}
+		for i := range uint32(49) {
+			s.OwnerGroups.List = append(s.OwnerGroups.List, 1<<32-2-i)
+		}
+	})
+	add("long names of interfaces", func(s *redirect.Spec) {
+		s.ExcludeInterfaces, s.RerouteInterfaces = []string{"abcdefghijklmno", "a_B-c.d"}, []string{"abcdefghijklmno"}
+	})
+	add("many ports", func(s *redirect.Spec) {
+		for i := range uint16(500) {
+			s.OutboundPortsExclude = append(s.OutboundPortsExclude, i)
+		}
+	})
+	return out
+}
+
+func prefixes(texts ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, text := range texts {
+		out = append(out, netip.MustParsePrefix(text))
+	}
+	return out
+}
+
+// Random draws a Spec.
+func Random(seed uint64) redirect.Spec {
+	d := dice{rand.New(rand.NewPCG(seed, 0))} //nolint:gosec // the same seed must give the same Spec
+	s := redirect.Default()
+	s.Mode, s.DNS = redirect.Mode(d.octet()%2), redirect.DNSCapture(d.octet()%3)
+	s.UIDs, s.GIDs = some(d, 1, 3, d.Uint32), some(d, 0, 3, d.Uint32)
+	s.Mark = 1 + d.Uint32N(1<<32-1)
+	s.DNSServers = some(d, 0, 3, d.address)
+	s.DropInvalid = d.IntN(2) == 0
+	d.scope(&s)
+	s.ExcludeInterfaces, s.RerouteInterfaces = some(d, 0, 2, d.link), some(d, 0, 2, d.link)
+	s.OwnerGroupsExclude = some(d, 0, 2, d.Uint32)
+	s.Loopback = netip.PrefixFrom(netip.AddrFrom4([4]byte{127, d.octet(), d.octet(), d.octet()}), 8+d.IntN(25))
+	if d.IntN(4) == 0 {
+		s.OutboundPort, s.InboundPort, s.TunnelPort = 1+d.port()/2, 1+d.port()/2, 1+d.port()/2
+	}
+	return s
+}
+
+// scope draws what is captured.
+func (d dice) scope(s *redirect.Spec) {
+	s.InboundExclude, s.OutboundExclude = some(d, 0, 4, d.port), some(d, 0, 4, d.prefix)
+	s.OutboundPorts, s.OutboundPortsExclude = some(d, 0, 3, d.port), some(d, 0, 3, d.port)
+	if d.IntN(2) == 0 {
+		s.Inbound = redirect.Ports{List: some(d, 0, 4, d.port)}
+	}
+	if d.IntN(3) > 0 {
+		s.Outbound = redirect.Networks{List: some(d, 0, 5, d.prefix)}
+	}
+	if d.IntN(3) == 0 {
+		s.OwnerGroups = redirect.Groups{List: some(d, 0, 4, d.Uint32)}
+	}
+}
+
+type dice struct{ *rand.Rand }
+
+// some draws between least and most.
+func some[T any](d dice, least, most int, draw func() T) []T {
+	var out []T
+	for range least + d.IntN(most-least+1) {
+		out = append(out, draw())
+	}
+	return out
+}
+
+func (d dice) octet() byte { return byte(d.UintN(1 << 8)) } //nolint:gosec // it is below
+
+func (d dice) port() uint16 { return uint16(d.UintN(1 << 16)) } //nolint:gosec // it is below
+
+func (d dice) link() string {
+	return []string{"eth0", "net1", "lo", "k6t-0", "tap.100", "A_b", "abcdefghijklmno"}[d.IntN(7)]
+}
+
+// address draws one of either family, with a liking for zeros: they are what can be written in several ways.
+func (d dice) address() netip.Addr {
+	if d.IntN(2) == 0 {
+		return netip.AddrFrom4([4]byte{d.octet(), d.octet(), d.octet(), d.octet()})
+	}
+	var a [16]byte
+	for i := range a {
+		a[i] = d.octet() * byte(d.IntN(2)) //nolint:gosec // zero or one
+	}
+	clear(a[:d.IntN(17)])
+	return netip.AddrFrom16(a)
+}
+
+// prefix draws a network, host bits and all.
+func (d dice) prefix() netip.Prefix {
+	a := d.address()
+	return netip.PrefixFrom(a, d.IntN(a.BitLen()+1))
+}

@@ -1,0 +1,187 @@
+package nftables_test
+
+import (
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/nftables"
+	"github.com/meshcni/istio-cni/internal/node/nftables/native"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+)
+
+var families = []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
+
+// pod is a network namespace that tests look at and change with iptables, and with the code under test.
+type pod string
+
+func newPod(tb testing.TB) pod {
+	tb.Helper()
+	return pod(netnstest.New(tb))
+}
+
+// do runs the code under test in the namespace.
+func (p pod) do(tb testing.TB, fn func() error) {
+	tb.Helper()
+	if err := netns.Do(string(p), fn); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// try runs a command with a text on its standard input.
+func (p pod) try(tb testing.TB, stdin, name string, args ...string) (string, error) {
+	tb.Helper()
+	var out []byte
+	err := netns.Do(string(p), func() (err error) {
+		cmd := exec.CommandContext(tb.Context(), name, args...)
+		cmd.Stdin = strings.NewReader(stdin)
+		out, err = cmd.CombinedOutput()
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("running %s %s: %w\n%s%s", name, strings.Join(args, " "), err, out, stdin)
+	}
+	return string(out), err
+}
+
+// run runs a command that must succeed.
+func (p pod) run(tb testing.TB, stdin, name string, args ...string) string {
+	tb.Helper()
+	out, err := p.try(tb, stdin, name, args...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return out
+}
+
+// program is iptables-nft or ip6tables-nft, with a suffix.
+func program(f ruleset.Family, suffix string) string {
+	return map[ruleset.Family]string{ruleset.IPv4: "iptables-nft", ruleset.IPv6: "ip6tables-nft"}[f] + suffix
+}
+
+// save is what iptables prints.
+func (p pod) save(tb testing.TB, f ruleset.Family) ruleset.Set {
+	tb.Helper()
+	set, err := ruleset.Parse(f, p.run(tb, "", program(f, "-save")))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return set
+}
+
+// restore adds rules as iptables does.
+func (p pod) restore(tb testing.TB, f ruleset.Family, text string) {
+	tb.Helper()
+	if text != "" {
+		p.run(tb, text, program(f, "-restore"), "--noflush")
+	}
+}
+
+// read is what the code under test reads.
+func (p pod) read(tb testing.TB, f ruleset.Family) ruleset.Set {
+	tb.Helper()
+	var set ruleset.Set
+	p.do(tb, func() (err error) {
+		set, err = nftables.Read(f)
+		return err
+	})
+	return set
+}
+
+// apply brings the namespace to the sets, whatever of the mesh is there.
+func (p pod) apply(tb testing.TB, wants ...ruleset.Set) {
+	tb.Helper()
+	p.do(tb, func() error { return nftables.Apply(changes(wants...)...) })
+}
+
+func changes(wants ...ruleset.Set) []nftables.Change {
+	var out []nftables.Change
+	for _, w := range wants {
+		out = append(out, nftables.Change{Want: w, Claim: redirect.Claim})
+	}
+	return out
+}
+
+// kernel is all that the kernel holds of a family, one line for each table, chain and rule, with every byte of its
+// expressions. Numbers that differ from one namespace to the next are left out.
+func (p pod) kernel(tb testing.TB, f ruleset.Family) []string {
+	tb.Helper()
+	var lines []string
+	p.do(tb, func() error {
+		conn, err := nfnetlink.Open()
+		if err != nil {
+			return err
+		}
+		defer func() { _ = conn.Close() }()
+		family := map[ruleset.Family]uint8{
+			ruleset.IPv4: unix.NFPROTO_IPV4, ruleset.IPv6: unix.NFPROTO_IPV6, native.Inet: unix.NFPROTO_INET,
+		}[f]
+		omit := map[uint16][]uint16{
+			unix.NFT_MSG_GETTABLE: {unix.NFTA_TABLE_USE, 4 /* NFTA_TABLE_HANDLE */},
+			unix.NFT_MSG_GETCHAIN: {unix.NFTA_CHAIN_HANDLE, unix.NFTA_CHAIN_USE, unix.NFTA_CHAIN_COUNTERS},
+			unix.NFT_MSG_GETRULE:  {unix.NFTA_RULE_HANDLE, unix.NFTA_RULE_POSITION},
+		}
+		for _, kind := range []uint16{unix.NFT_MSG_GETTABLE, unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_GETRULE} {
+			var some []string
+			err := conn.Dump(kind, family, nil, func(m nfnetlink.Message) error {
+				line := fmt.Sprint(kind)
+				for a := range m.Attributes.All() {
+					if !slices.Contains(omit[kind], a.Kind) {
+						line += fmt.Sprintf(" %d=%q", a.Kind, a.Value)
+					}
+				}
+				some = append(some, line)
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+			if kind != unix.NFT_MSG_GETRULE {
+				slices.Sort(some)
+			}
+			lines = append(lines, some...)
+		}
+		return nil
+	})
+	// Rules of one chain keep their order; chains come in that in which they were made.
+	slices.SortStableFunc(lines, func(a, b string) int { return strings.Compare(chainOf(a), chainOf(b)) })
+	return lines
+}
+
+// chainOf is the kind, table and chain of a line.
+func chainOf(line string) string {
+	words := strings.SplitN(line, " ", 4)
+	return strings.Join(words[:min(3, len(words))], " ")
+}
+
+// equal compares texts by line.
+func equal(tb testing.TB, what, want, got string) {
+	tb.Helper()
+	if diff := cmp.Diff(strings.Split(want, "\n"), strings.Split(got, "\n")); diff != "" {
+		tb.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// tryApply is apply for what may fail.
+func (p pod) tryApply(wants ...ruleset.Set) error {
+	return netns.Do(string(p), func() error { return nftables.Apply(changes(wants...)...) })
+}
+
+// everything is a Spec with every kind of rule.
+func everything() redirect.Spec {
+	s := redirect.Default()
+	s.Mode, s.DropInvalid, s.DNS = redirect.TPROXY, true, redirect.DNSAll
+	s.ExcludeInterfaces, s.RerouteInterfaces = []string{"x1", "x2"}, []string{"v1", "v2"}
+	s.UIDs, s.GIDs, s.OwnerGroupsExclude = []uint32{1, 2}, []uint32{3, 4}, []uint32{5}
+	s.OutboundPorts, s.OutboundPortsExclude = []uint16{3306}, []uint16{9, 10}
+	return s
+}

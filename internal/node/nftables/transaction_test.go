@@ -1,0 +1,328 @@
+package nftables_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/nftables"
+	"github.com/meshcni/istio-cni/internal/node/nftables/native"
+)
+
+// message is the head of a netlink message that was sent.
+type message struct{ kind, flags uint16 }
+
+// wire counts what goes to the kernel.
+type wire struct{ requests [][]message }
+
+func (w *wire) see(request []byte) {
+	var messages []message
+	for len(request) > 0 {
+		n := binary.NativeEndian.Uint32(request)
+		messages = append(messages, message{binary.NativeEndian.Uint16(request[4:]), binary.NativeEndian.Uint16(request[6:])})
+		request = request[n:]
+	}
+	w.requests = append(w.requests, messages)
+}
+
+// writes are the requests that change anything.
+func (w *wire) writes() [][]message {
+	return slices.DeleteFunc(slices.Clone(w.requests), func(r []message) bool { return r[0].kind != unix.NFNL_MSG_BATCH_BEGIN })
+}
+
+// watch applies what is wanted and tells what was sent.
+func (p pod) watch(tb testing.TB, wants ...ruleset.Set) *wire {
+	tb.Helper()
+	w := &wire{}
+	p.do(tb, func() error {
+		s, err := nftables.Open()
+		if err != nil {
+			return err
+		}
+		s.OnSend(w.see)
+		return errors.Join(s.Update(reconcile(wants...)), s.Close())
+	})
+	return w
+}
+
+func reconcile(wants ...ruleset.Set) func(*nftables.View) (nftables.Plan, error) {
+	return func(v *nftables.View) (nftables.Plan, error) {
+		var p nftables.Plan
+		for _, want := range wants {
+			have := v.Set(want.Family)
+			p.Programs = append(p.Programs, ruleset.Reconcile(want, have, redirect.Claim(want, have)))
+		}
+		return p, nil
+	}
+}
+
+func both(s redirect.Spec) []ruleset.Set {
+	return []ruleset.Set{redirect.Rules(s, ruleset.IPv4), redirect.Rules(s, ruleset.IPv6)}
+}
+
+// TestANewNamespaceIsWrittenByOneRequestThatDeletesNothing holds the cost of an ADD: the generation and the list of
+// tables are asked for, and all tables of both families go in one request of which only the last message is answered.
+func TestANewNamespaceIsWrittenByOneRequestThatDeletesNothing(t *testing.T) {
+	w := newPod(t).watch(t, both(everything())...)
+	if len(w.requests) != 3 {
+		t.Errorf("%d requests were sent, want 3: generation, tables, transaction", len(w.requests))
+	}
+	writes := w.writes()
+	if len(writes) != 1 {
+		t.Fatalf("%d transactions were sent, want 1", len(writes))
+	}
+	makes := []uint16{unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_NEWRULE}
+	for i, m := range writes[0] {
+		inner := i > 0 && i < len(writes[0])-1
+		if inner && !slices.Contains(makes, m.kind&0xff) {
+			t.Errorf("message %d is of type %#x, which makes nothing", i, m.kind)
+		}
+		if asks := m.flags&(unix.NLM_F_ACK|unix.NLM_F_ECHO) != 0; asks != (i == len(writes[0])-2) {
+			t.Errorf("message %d of %d: asks for an answer: %v", i, len(writes[0]), asks)
+		}
+	}
+}
+
+func TestNothingIsSentWhereNothingIsToBeDone(t *testing.T) {
+	p := newPod(t)
+	wants := both(everything())
+	p.apply(t, wants...)
+	before := p.kernel(t, ruleset.IPv4)
+	if w := p.watch(t, wants...); len(w.writes()) != 0 {
+		t.Errorf("a second time %d transactions were sent", len(w.writes()))
+	}
+	if w := newPod(t).watch(t, ruleset.Set{Family: ruleset.IPv4}, ruleset.Set{Family: ruleset.IPv6}); len(w.writes()) != 0 {
+		t.Errorf("%d transactions were sent to remove nothing", len(w.writes()))
+	}
+	if diff := cmp.Diff(before, p.kernel(t, ruleset.IPv4)); diff != "" {
+		t.Errorf("rules changed:\n%s", diff)
+	}
+}
+
+// TestAnotherSpecReplacesTheFirst moves through Specs that share some chains, and back to nothing.
+func TestAnotherSpecReplacesTheFirst(t *testing.T) {
+	p := newPod(t)
+	first := redirect.Default()
+	none := []ruleset.Set{{Family: ruleset.IPv4}, {Family: ruleset.IPv6}}
+	for i, wants := range [][]ruleset.Set{both(first), both(everything()), both(first), none, both(everything()), none} {
+		w := p.watch(t, wants...)
+		if len(w.writes()) != 1 {
+			t.Errorf("step %d: %d transactions, want 1", i, len(w.writes()))
+		}
+		for _, want := range wants {
+			have := p.save(t, want.Family)
+			if d := ruleset.Compare(want, have, redirect.Claim(want, have)); !d.Empty() {
+				t.Errorf("step %d: %s is not as wanted:\n%s", i, want.Family, d)
+			}
+			if !have.Equal(p.read(t, want.Family)) {
+				t.Errorf("step %d: %s is not read as iptables prints it", i, want.Family)
+			}
+		}
+	}
+}
+
+// withRule is a wanted Set with one more rule at the end of its last chain.
+func withRule(s ruleset.Set, table, spec string) ruleset.Set {
+	t := s.Table(table)
+	t.Chains = append(slices.Clone(t.Chains), ruleset.Chain{
+		Name: "ISTIO_ZZZ", Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{{Spec: spec}},
+	})
+	others := slices.DeleteFunc(slices.Clone(s.Tables), func(o ruleset.Table) bool { return o.Name == table })
+	return ruleset.New(s.Family, append(others, t)...)
+}
+
+// refusals are rules that the kernel does not take, with what the error says of them.
+var refusals = []struct {
+	name, table, spec string
+	says              []string
+}{
+	{
+		"a jump to nowhere", "raw", "-p tcp -j NOWHERE",
+		[]string{`IPv6, table raw, chain ISTIO_ZZZ, rule "-p tcp -j NOWHERE", immediate: `, "the chain it leads to does not exist"},
+	},
+	{
+		"a match that insists on a protocol", "raw", "-m multiport --dports 5 -j RETURN",
+		[]string{`IPv6, table raw, chain ISTIO_ZZZ, rule "-m multiport --dports 5 -j RETURN", match multiport: invalid argument`},
+	},
+	{
+		"a target of another table", "raw", "-p tcp -j TPROXY --on-port 5 --on-ip :: --tproxy-mark 0x1/0x1",
+		[]string{"IPv6, table raw, chain ISTIO_ZZZ", "target TPROXY: invalid argument"},
+	},
+	{
+		"a rule that nobody knows", "raw", "-m quota --quota 5",
+		[]string{`IPv6`, `table raw, "-A ISTIO_ZZZ -m quota --quota 5": nothing is known of match "quota"`},
+	},
+	{
+		"a rule that is spelled in another way", "raw", "-j RETURN -p tcp",
+		[]string{`"-A ISTIO_ZZZ -j RETURN -p tcp"`, "behind the target"},
+	},
+}
+
+// TestOneRefusedRuleUndoesAll makes the last rule of the last table of the second family fail: neither a new namespace
+// nor one with rules is changed, in any table of any family.
+func TestOneRefusedRuleUndoesAll(t *testing.T) {
+	for _, r := range refusals {
+		t.Run(r.name, func(t *testing.T) {
+			wants := both(everything())
+			wants[1] = withRule(wants[1], r.table, r.spec)
+			used := newPod(t)
+			used.apply(t, both(redirect.Default())...)
+			for _, p := range []pod{newPod(t), used} {
+				before := slices.Concat(p.kernel(t, ruleset.IPv4), p.kernel(t, ruleset.IPv6))
+				err := p.tryApply(wants...)
+				if err == nil {
+					t.Fatal("the rule was accepted")
+				}
+				for _, text := range r.says {
+					if !strings.Contains(err.Error(), text) {
+						t.Errorf("the error is %q, want %q in it", err, text)
+					}
+				}
+				after := slices.Concat(p.kernel(t, ruleset.IPv4), p.kernel(t, ruleset.IPv6))
+				if diff := cmp.Diff(before, after); diff != "" {
+					t.Errorf("something was left (-before +after):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+// TestAChangeBySomebodyElseIsSeen lets a stranger change the rules after they were read: once, which is read again, and
+// each time, which is given up.
+func TestAChangeBySomebodyElseIsSeen(t *testing.T) {
+	p := newPod(t)
+	update := func(strangers int) (calls int, err error) {
+		s, err := nftables.Open()
+		if err != nil {
+			return 0, err
+		}
+		err = s.Update(func(v *nftables.View) (nftables.Plan, error) {
+			programs, planErr := reconcile(both(redirect.Default())...)(v)
+			if calls++; calls <= strangers {
+				planErr = exec.CommandContext(t.Context(), "iptables-nft", "-t", "nat", "-A", "OUTPUT", "-j", "ACCEPT").Run()
+			}
+			return programs, planErr
+		})
+		return calls, errors.Join(err, s.Close())
+	}
+	p.do(t, func() error {
+		calls, err := update(100)
+		if !errors.Is(err, nftables.ErrChanged) || calls < 2 || calls > 20 {
+			t.Errorf("with changes all the time: error %v after %d tries", err, calls)
+		}
+		if strings.Contains(p.save(t, ruleset.IPv4).String(), "ISTIO") {
+			t.Error("something was written nevertheless")
+		}
+		if calls, err = update(1); err != nil || calls != 2 {
+			t.Errorf("with one change: error %v after %d tries, want 2", err, calls)
+		}
+		return nil
+	})
+	out, _ := p.read(t, ruleset.IPv4).Table("nat").Chain("OUTPUT")
+	if len(out.Rules) < 2 || out.Rules[0].Spec != "-j ISTIO_OUTPUT" || out.Rules[1].Spec != "-j ACCEPT" {
+		t.Errorf("nat OUTPUT holds %q, want our jump ahead of the stranger's rules", specs(out.Rules))
+	}
+}
+
+func TestWhatAPlanRefusesIsNotTriedAgain(t *testing.T) {
+	refused := errors.New("no")
+	newPod(t).do(t, func() error {
+		s, err := nftables.Open()
+		if err != nil {
+			return err
+		}
+		calls := 0
+		err = s.Update(func(*nftables.View) (nftables.Plan, error) {
+			calls++
+			return nftables.Plan{}, refused
+		})
+		if !errors.Is(err, refused) || calls != 1 {
+			t.Errorf("error %v after %d calls", err, calls)
+		}
+		return s.Close()
+	})
+}
+
+func TestInUse(t *testing.T) {
+	p := newPod(t)
+	p.do(t, nftables.Supported)
+	p.run(t, "", "nft", "add table ip6 x")
+	for f, want := range map[ruleset.Family]bool{ruleset.IPv4: false, ruleset.IPv6: true} {
+		p.do(t, func() error {
+			got, err := nftables.InUse(f)
+			if got != want {
+				t.Errorf("%s in use: %v, want %v", f, got, want)
+			}
+			return err
+		})
+	}
+}
+
+// userNamespace tells this test program that it runs as a pod with its own users would have it.
+const userNamespace = "NFTABLES_TEST_USER_NAMESPACE"
+
+// TestInAUserNamespace writes rules where only root is a known user: the kernel refuses iptables' match of uid 1337, and
+// takes that of nf_tables.
+func TestInAUserNamespace(t *testing.T) {
+	if os.Getenv(userNamespace) != "" {
+		err := nftables.Apply(changes(both(redirect.Default())...)...)
+		for _, text := range []string{"table nat, chain ISTIO_OUTPUT", "match owner: invalid argument", "hostUsers: false"} {
+			if err == nil || !strings.Contains(err.Error(), text) {
+				t.Errorf("error %v, want %q in it", err, text)
+			}
+		}
+		if err = nftables.ApplyNative(native.Rules(redirect.Default(), treatment(true))); err != nil {
+			t.Errorf("native tables: %v", err)
+		}
+		return
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestInAUserNamespace$", "-test.v")
+	cmd.Env = append(os.Environ(), userNamespace+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}},
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: TestInAUserNamespace") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestRunsThatMeetLeaveOneOfThem lets several write different rules into one namespace at once: what is left is what one
+// of them wanted, whole.
+func TestRunsThatMeetLeaveOneOfThem(t *testing.T) {
+	const runs = 4
+	p := newPod(t)
+	var specs []redirect.Spec
+	for i := range runs {
+		s := everything()
+		s.InboundPort = uint16(20000 + i)
+		specs = append(specs, s)
+	}
+	done := make(chan error)
+	for _, s := range specs {
+		go func() { done <- p.tryApply(both(s)...) }()
+	}
+	for range specs {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	for _, f := range families {
+		have := p.read(t, f)
+		if !slices.ContainsFunc(specs, func(s redirect.Spec) bool { return redirect.Rules(s, f).Equal(have) }) {
+			t.Errorf("%s holds what nobody wanted:\n%s", f, have)
+		}
+	}
+}

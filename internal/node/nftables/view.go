@@ -1,0 +1,392 @@
+package nftables
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/nftables/expression"
+	"github.com/meshcni/istio-cni/internal/node/nftables/native"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+	"github.com/meshcni/istio-cni/internal/node/nftables/xtables"
+)
+
+// base is what makes a chain one that packets meet.
+type base native.Base
+
+// natural are the tables and built-in chains of iptables as iptables-nft makes them.
+var natural = map[string]map[string]base{ //nolint:gochecknoglobals // a constant table
+	"filter": {
+		"INPUT":   {"filter", unix.NF_INET_LOCAL_IN, 0},
+		"FORWARD": {"filter", unix.NF_INET_FORWARD, 0},
+		"OUTPUT":  {"filter", unix.NF_INET_LOCAL_OUT, 0},
+	},
+	"mangle": {
+		"PREROUTING":  {"filter", unix.NF_INET_PRE_ROUTING, -150},
+		"INPUT":       {"filter", unix.NF_INET_LOCAL_IN, -150},
+		"FORWARD":     {"filter", unix.NF_INET_FORWARD, -150},
+		"OUTPUT":      {"route", unix.NF_INET_LOCAL_OUT, -150},
+		"POSTROUTING": {"filter", unix.NF_INET_POST_ROUTING, -150},
+	},
+	"nat": {
+		"PREROUTING":  {"nat", unix.NF_INET_PRE_ROUTING, -100},
+		"INPUT":       {"nat", unix.NF_INET_LOCAL_IN, 100},
+		"OUTPUT":      {"nat", unix.NF_INET_LOCAL_OUT, -100},
+		"POSTROUTING": {"nat", unix.NF_INET_POST_ROUTING, 100},
+	},
+	"raw": {
+		"PREROUTING": {"filter", unix.NF_INET_PRE_ROUTING, -300},
+		"OUTPUT":     {"filter", unix.NF_INET_LOCAL_OUT, -300},
+	},
+	"security": {
+		"INPUT":   {"filter", unix.NF_INET_LOCAL_IN, 50},
+		"FORWARD": {"filter", unix.NF_INET_FORWARD, 50},
+		"OUTPUT":  {"filter", unix.NF_INET_LOCAL_OUT, 50},
+	},
+}
+
+// View is the rules of a namespace at one moment.
+type View struct {
+	session    *Session
+	generation uint32
+	tables     map[place]*table
+}
+
+// place names a table.
+type place struct {
+	family ruleset.Family
+	table  string
+}
+
+// table is one of those that iptables knows, or a native one. Its chains are by the name they have in a Set.
+type table struct {
+	dormant bool
+	chains  map[string]*chain
+	sets    map[string][]uint16 // of ports, in a native table
+}
+
+// known reports whether a table is one that is read.
+func (p place) known() bool {
+	if p.family == native.Inet {
+		return slices.Contains(native.Tables(), p.table)
+	}
+	_, known := natural[p.table]
+	return known
+}
+
+// base tells whether packets should meet a chain by itself, and where.
+func (p place) base(chain string) (base, bool) {
+	if p.family == native.Inet {
+		b, ok := native.BaseOf(p.table, chain)
+		return base(b), ok
+	}
+	b, ok := natural[p.table][chain]
+	return b, ok
+}
+
+type chain struct {
+	name   string // the kernel's
+	policy string
+	rules  []stored
+}
+
+// stored is a rule with the number that the kernel knows it by.
+type stored struct {
+	handle uint64
+	spec   string
+}
+
+// Empty reports whether the namespace has none of the tables that are read.
+func (v *View) Empty() bool { return len(v.tables) == 0 }
+
+// Set gives the rules of one family. A chain that has the name of a built-in one and is none, because somebody made it
+// for another hook or type, is shown under a name that says so: a packet would not meet our rules there.
+func (v *View) Set(f ruleset.Family) ruleset.Set {
+	var tables []ruleset.Table
+	for at, t := range v.tables {
+		if at.family != f {
+			continue
+		}
+		out := ruleset.Table{Name: at.table}
+		for shown, c := range t.chains {
+			rules := make([]ruleset.Rule, len(c.rules))
+			for i, r := range c.rules {
+				rules[i].Spec = r.spec
+			}
+			out.Chains = append(out.Chains, ruleset.Chain{Name: shown, Policy: c.policy, Rules: rules})
+		}
+		tables = append(tables, out)
+	}
+	return ruleset.New(f, tables...)
+}
+
+// read asks the kernel. In a namespace without tables that is one question besides that for the generation.
+func (s *Session) read() (*View, error) {
+	generation, err := s.conn.Generation()
+	if err != nil {
+		return nil, unsupported(err)
+	}
+	v := &View{session: s, generation: generation, tables: map[place]*table{}}
+	others, err := v.readTables()
+	if err != nil || v.Empty() {
+		return v, err
+	}
+	for _, f := range families() {
+		if err = v.readFamily(f, others[f]); err != nil {
+			return nil, err
+		}
+	}
+	now, err := s.conn.Generation()
+	if err == nil && now != generation {
+		err = ErrChanged
+	}
+	return v, err
+}
+
+// readTables notes the tables that are known and tells in which families there are others.
+func (v *View) readTables() (others map[ruleset.Family]bool, err error) {
+	others = map[ruleset.Family]bool{}
+	byProtocol := map[uint8]ruleset.Family{}
+	for _, f := range families() {
+		byProtocol[protocolFamily(f)] = f
+	}
+	err = v.session.conn.Dump(unix.NFT_MSG_GETTABLE, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
+		name, flags := "", uint32(0)
+		for a := range m.Attributes.All() {
+			switch a.Kind {
+			case unix.NFTA_TABLE_NAME:
+				name = a.Text()
+			case unix.NFTA_TABLE_FLAGS:
+				flags, _ = a.Uint32()
+			}
+		}
+		f, ours := byProtocol[m.Family]
+		if at := (place{f, name}); ours && at.known() {
+			v.tables[at] = &table{dormant: flags&unix.NFT_TABLE_F_DORMANT != 0, chains: map[string]*chain{}}
+		} else if ours {
+			others[f] = true
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing nf_tables tables: %w", err)
+	}
+	return others, nil
+}
+
+// readFamily reads chains and rules. Tables of others may be huge: beside such, the rules are asked for table by table.
+func (v *View) readFamily(f ruleset.Family, others bool) error {
+	var names []string
+	for at := range v.tables {
+		if at.family == f {
+			names = append(names, at.table)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	err := v.session.conn.Dump(unix.NFT_MSG_GETCHAIN, protocolFamily(f), nil, func(m nfnetlink.Message) error {
+		v.addChain(f, m.Attributes)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("listing chains of %s: %w", f, err)
+	}
+	if f == native.Inet {
+		if err := v.readSets(names); err != nil {
+			return fmt.Errorf("listing sets of ports: %w", err)
+		}
+	}
+	if !others {
+		names = []string{""}
+	}
+	for _, name := range names {
+		if err := v.readRules(f, name); err != nil {
+			return fmt.Errorf("listing rules of %s: %w", f, err)
+		}
+	}
+	return nil
+}
+
+// readRules reads the rules of a table, or of all if the name is "".
+func (v *View) readRules(f ruleset.Family, name string) error {
+	narrow := func(b *nfnetlink.Buffer) {
+		if name != "" {
+			b.String(unix.NFTA_RULE_TABLE, name)
+		}
+	}
+	return v.session.conn.Dump(unix.NFT_MSG_GETRULE, protocolFamily(f), narrow, func(m nfnetlink.Message) error {
+		v.addRule(f, m.Attributes)
+		return nil
+	})
+}
+
+func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
+	var found struct {
+		table, chain string
+		base         base
+		hooked       bool
+		policy       uint32
+	}
+	found.policy = expression.Accept
+	for a := range attributes.All() {
+		switch a.Kind {
+		case unix.NFTA_CHAIN_TABLE:
+			found.table = a.Text()
+		case unix.NFTA_CHAIN_NAME:
+			found.chain = a.Text()
+		case unix.NFTA_CHAIN_TYPE:
+			found.base.Kind = a.Text()
+		case unix.NFTA_CHAIN_POLICY:
+			found.policy, _ = a.Uint32()
+		case unix.NFTA_CHAIN_HOOK:
+			found.hooked = true
+			found.base.Hook, found.base.Priority = readHook(a.Value)
+		}
+	}
+	at := place{f, found.table}
+	t, known := v.tables[at]
+	if !known {
+		return
+	}
+	c := &chain{name: found.chain, policy: ruleset.NoPolicy}
+	want, builtin := at.base(found.chain)
+	asWanted := builtin == found.hooked && found.base == want
+	if f == native.Inet {
+		asWanted = asWanted && found.policy == expression.Accept && !t.dormant
+	} else {
+		asWanted = asWanted || !builtin // whatever else there is, somebody else made
+		if builtin && asWanted {
+			c.policy = policyName(found.policy)
+		}
+	}
+	shown := strings.Join(strings.Fields(c.name), "_")
+	if !asWanted {
+		shown = fmt.Sprintf("%s(%s,hook:%d,priority:%d)", shown, found.base.Kind, found.base.Hook, found.base.Priority)
+	}
+	t.chains[shown] = c
+}
+
+func policyName(policy uint32) string {
+	if policy == expression.Drop {
+		return "DROP"
+	}
+	return "ACCEPT"
+}
+
+func readHook(attributes nfnetlink.Attributes) (hook uint32, priority int32) {
+	for a := range attributes.All() {
+		n, _ := a.Uint32()
+		switch a.Kind {
+		case unix.NFTA_HOOK_HOOKNUM:
+			hook = n
+		case unix.NFTA_HOOK_PRIORITY:
+			priority = int32(n) //nolint:gosec // two's complement
+		}
+	}
+	return hook, priority
+}
+
+func (v *View) addRule(f ruleset.Family, attributes nfnetlink.Attributes) {
+	var r stored
+	var expressions, userdata nfnetlink.Attributes
+	tableName, chainName := "", ""
+	for a := range attributes.All() {
+		switch a.Kind {
+		case unix.NFTA_RULE_TABLE:
+			tableName = a.Text()
+		case unix.NFTA_RULE_CHAIN:
+			chainName = a.Text()
+		case unix.NFTA_RULE_HANDLE:
+			r.handle, _ = a.Uint64()
+		case unix.NFTA_RULE_EXPRESSIONS:
+			expressions = a.Value
+		case unix.NFTA_RULE_USERDATA:
+			userdata = a.Value
+		}
+	}
+	t, known := v.tables[place{f, tableName}]
+	if !known {
+		return
+	}
+	r.spec = v.decode(place{f, tableName}, expressions, userdata)
+	for _, c := range t.chains {
+		if c.name == chainName {
+			c.rules = append(c.rules, r)
+		}
+	}
+}
+
+func (v *View) decode(at place, expressions, userdata nfnetlink.Attributes) string {
+	if at.family != native.Inet {
+		spec, _ := xtables.Decode(at.family, expressions, userdata)
+		return spec
+	}
+	spec, ok := native.Decode(expressions, v.tables[at].sets)
+	if !ok {
+		return xtables.Opaque(expressions)
+	}
+	return spec
+}
+
+// readSets reads the sets that rules of the native tables look into.
+func (v *View) readSets(tables []string) error {
+	var found []place
+	names := map[place][]string{}
+	err := v.session.conn.Dump(unix.NFT_MSG_GETSET, unix.NFPROTO_INET, nil, func(m nfnetlink.Message) error {
+		table, name := "", ""
+		for a := range m.Attributes.All() {
+			switch a.Kind {
+			case unix.NFTA_SET_TABLE:
+				table = a.Text()
+			case unix.NFTA_SET_NAME:
+				name = a.Text()
+			}
+		}
+		if slices.Contains(tables, table) {
+			at := place{native.Inet, table}
+			found = append(found, at)
+			names[at] = append(names[at], name)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(found, func(a, b place) int { return strings.Compare(a.table, b.table) })
+	for _, at := range slices.Compact(found) {
+		v.tables[at].sets = map[string][]uint16{}
+		for _, name := range names[at] {
+			if err := v.readSet(at, name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// readSet reads the ports in a set. One that holds anything else is left out, and with it the rule that looks into it.
+func (v *View) readSet(at place, name string) error {
+	narrow := func(b *nfnetlink.Buffer) {
+		b.String(unix.NFTA_SET_ELEM_LIST_TABLE, at.table)
+		b.String(unix.NFTA_SET_ELEM_LIST_SET, name)
+	}
+	var ports []uint16
+	whole := true
+	err := v.session.conn.Dump(unix.NFT_MSG_GETSETELEM, unix.NFPROTO_INET, narrow, func(m nfnetlink.Message) error {
+		for a := range m.Attributes.All() {
+			if a.Kind == unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+				more, ok := native.Ports(a.Value)
+				ports, whole = append(ports, more...), whole && ok
+			}
+		}
+		return nil
+	})
+	if err == nil && whole {
+		v.tables[at].sets[name] = ports
+	}
+	return err
+}

@@ -1,0 +1,217 @@
+package installer_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
+)
+
+// unredirected is a pod of the node whose sandbox was made before the plugin was there, and whose validation has failed.
+type unredirected struct{ namespace, name, uid, netns string }
+
+const unredirectedAddress = "10.77.0.5"
+
+func newUnredirected(t *testing.T, n *nodetest.Node) unredirected {
+	t.Helper()
+	p := unredirected{"apps", "early", "00000000-0000-4000-8000-0000000000ea", netnstest.New(t)}
+	for _, command := range []string{
+		"link set lo up", "link add veth0 type veth peer name eth0", "address add " + unredirectedAddress + "/16 dev eth0",
+		"link set eth0 up", "link set veth0 up",
+	} {
+		netnstest.Run(t, p.netns, "ip", strings.Fields(command)...)
+	}
+	// As libcni leaves it, with a namespace that is reached by way of a process.
+	entry, err := json.Marshal(map[string]any{
+		"kind": "cniCacheV1", "containerId": "c1", "config": []byte(nodetest.BridgeList), "ifName": "eth0", "networkName": "pods",
+		"netns": p.netns, "cniArgs": [][2]string{
+			{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", p.namespace}, {"K8S_POD_NAME", p.name}, {"K8S_POD_UID", p.uid},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Put(nodetest.CacheDir+"/pods-c1-eth0", string(entry))
+	return p
+}
+
+// tell makes the API server know the pod.
+func (p unredirected) tell(n *nodetest.Node) {
+	n.API.Set(fmt.Appendf(nil, `{
+		"kind": "Pod", "apiVersion": "v1",
+		"metadata": {"namespace": %q, "name": %q, "uid": %q, "annotations": {"sidecar.istio.io/status": "{}"}},
+		"spec": {"nodeName": %q, "initContainers": [{"name": "istio-validation"}],
+			"containers": [{"name": "app"}, {"name": "istio-proxy", "args": ["proxy", "sidecar"]}]},
+		"status": {"phase": "Pending", "podIP": %[5]q, "podIPs": [{"ip": %[5]q}], "initContainerStatuses": [{"name": "istio-validation",
+			"state": {"waiting": {"reason": "CrashLoopBackOff"}},
+			"lastState": {"terminated": {"exitCode": 126, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z"}}}]}
+	}`, p.namespace, p.name, p.uid, nodetest.NodeName, unredirectedAddress))
+}
+
+// captured reads the rules by whichever way they were written.
+func (p unredirected) captured(t *testing.T) bool {
+	t.Helper()
+	return strings.Contains(netnstest.Run(t, p.netns, "iptables-save"), "-A OUTPUT -j ISTIO_OUTPUT")
+}
+
+// events are the reasons of those about the pod.
+func (p unredirected) events(t *testing.T, n *nodetest.Node) []string {
+	t.Helper()
+	var all []string
+	for _, data := range n.API.Events() {
+		var event struct {
+			Reason, Message string
+			InvolvedObject  struct{ UID string }
+			Source          struct{ Component, Host string }
+		}
+		if err := json.Unmarshal(data, &event); err != nil {
+			t.Fatal(err)
+		}
+		if event.InvolvedObject.UID == p.uid {
+			all = append(all, fmt.Sprintf("%s by %s on %s: %s", event.Reason, event.Source.Component, event.Source.Host, event.Message))
+		}
+	}
+	return all
+}
+
+const (
+	repairedInPlace = `istio_cni_repair_pods_repaired_total{type="repair",result="success"}`
+	repairSkipped   = `istio_cni_repair_pods_repaired_total{type="repair",result="skip"}`
+)
+
+func awaitMetric(t *testing.T, a *nodetest.Agent, series, want string) {
+	t.Helper()
+	nodetest.Await(t, series, func() error {
+		if got := a.Metric(series); got != want {
+			return notYet("it is %q, want %q; log:\n%s", got, want, a.Log())
+		}
+		return a.Running()
+	})
+}
+
+func TestAgentRepairsAPodInPlace(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := newUnredirected(t, n)
+	p.tell(n)
+	a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true")
+	a.AwaitReady()
+	if diff := cmp.Diff(withUs(), types(t, n)); diff != "" {
+		t.Fatalf("the runtime loads: -want +got:\n%s", diff)
+	}
+	awaitMetric(t, a, repairedInPlace, "1")
+	awaitMetric(t, a, `istio_cni_mesh_pods{state="redirected"}`, "1")
+	if !p.captured(t) {
+		t.Error("the pod is not redirected")
+	}
+	if rules := netnstest.Run(t, n.Netns, "iptables-save"); strings.Contains(rules, "ISTIO") {
+		t.Errorf("rules in the node's namespace:\n%s", rules)
+	}
+	nodetest.Await(t, "the event on the pod", func() error {
+		if got := p.events(t, n); len(got) != 1 || !strings.HasPrefix(got[0], "RepairBrokenPod by cni-repair on node-1: ") {
+			return notYet("events %q", got)
+		}
+		return nil
+	})
+	if list := requestsOf(n, "/api/v1/pods?"); len(list) == 0 || !strings.Contains(list[0], "fieldSelector=spec.nodeName%3Dnode-1") {
+		t.Errorf("pods were asked for with %q", list)
+	}
+
+	// Another agent finds the work done.
+	ends(t, a)
+	a = n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true")
+	a.AwaitReady()
+	awaitMetric(t, a, repairSkipped, "1")
+	awaitMetric(t, a, repairedInPlace, "0")
+	ends(t, a)
+	if got := p.events(t, n); len(got) != 1 {
+		t.Errorf("events %q", got)
+	}
+}
+
+func requestsOf(n *nodetest.Node, part string) []string {
+	return slices.DeleteFunc(n.API.Requests(), func(r string) bool { return !strings.Contains(r, part) })
+}
+
+func TestAgentWithoutRepairAsksForNoPods(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := newUnredirected(t, n)
+	p.tell(n)
+	a := n.Start("REPAIR_ENABLED=false", "REPAIR_REPAIR_PODS=true")
+	a.AwaitReady()
+	nodetest.Await(t, "the watch of the ConfigMap", func() error {
+		if n.API.Watches() == 0 {
+			return notYet("there is none")
+		}
+		return nil
+	})
+	ends(t, a)
+	if strings.Contains(a.Log(), "race repair") || p.captured(t) || len(p.events(t, n)) > 0 {
+		t.Errorf("it was at work: events %q, log:\n%s", p.events(t, n), a.Log())
+	}
+}
+
+// TestW12TheInstallationDoesNotWaitForTheServer has an agent install while there is no API server, and repair when there is.
+func TestW12TheInstallationDoesNotWaitForTheServer(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := newUnredirected(t, n)
+	n.API.Stop()
+	a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true")
+	a.AwaitReady()
+	if diff := cmp.Diff(withUs(), types(t, n)); diff != "" {
+		t.Fatalf("the runtime loads: -want +got:\n%s", diff)
+	}
+	awaitMetric(t, a, "istio_cni_repair_watch_troubles_total", "1")
+	n.StartAPI()
+	n.GrantAccess()
+	p.tell(n)
+	awaitMetric(t, a, repairedInPlace, "1")
+	if !p.captured(t) {
+		t.Error("the pod is not redirected")
+	}
+}
+
+// TestW9AgentOfAnUnknownNodeRepairsNothing would otherwise look for pods of other nodes on this one.
+func TestW9AgentOfAnUnknownNodeRepairsNothing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := newUnredirected(t, n)
+	p.tell(n)
+	for env, says := range map[string]string{
+		"NODE_NAME=":                  "nobody said which node this is",
+		"REPAIR_NODE_NAME=other-node": "race repair is for another node than this one",
+	} {
+		a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true", env)
+		a.AwaitReady()
+		a.AwaitLog(says)
+		ends(t, a)
+		if p.captured(t) {
+			t.Errorf("%s: the pod was redirected", env)
+		}
+	}
+}
+
+// TestAgentHeedsTheLiveConfiguration takes a namespace out of those that the plugin leaves alone, while its pods wait.
+func TestAgentHeedsTheLiveConfiguration(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := newUnredirected(t, n)
+	p.tell(n)
+	n.API.Set(configMap(map[string]string{"EXCLUDE_NAMESPACES": "apps"}))
+	a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true", "EXCLUDE_NAMESPACES=apps")
+	a.AwaitReady()
+	awaitExcluded(t, n, "apps")
+	if p.captured(t) {
+		t.Fatal("the pod was redirected")
+	}
+	n.API.Set(configMap(map[string]string{"EXCLUDE_NAMESPACES": "kube-system"}))
+	awaitMetric(t, a, repairedInPlace, "1")
+}

@@ -1,0 +1,293 @@
+package repairer
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/meshcni/istio-cni/internal/agent/podrepair"
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+)
+
+func environment(pairs ...string) func(string) (string, bool) {
+	env := map[string]string{"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+	for _, pair := range pairs {
+		name, value, _ := strings.Cut(pair, "=")
+		env[name] = value
+	}
+	return func(name string) (string, bool) { v, ok := env[name]; return v, ok }
+}
+
+func reference() podrepair.Settings {
+	return podrepair.Settings{
+		Predicate: repair.Predicate{Annotation: "sidecar.istio.io/status", Container: "istio-validation", ExitCode: 126},
+		LabelKey:  "cni.istio.io/uninitialized", LabelValue: "true",
+	}
+}
+
+// TestLoad takes the settings of the reference's command in all their spellings.
+func TestLoad(t *testing.T) {
+	t.Parallel()
+	changed := func(change func(*podrepair.Settings)) podrepair.Settings { s := reference(); change(&s); return s }
+	for _, test := range []struct {
+		name   string
+		env    []string
+		args   []string
+		daemon bool
+		want   podrepair.Settings
+	}{
+		{"nothing given", nil, nil, false, reference()},
+		{
+			"variables of old, with dashes",
+			[]string{
+				"REPAIR_NODE-NAME=n1", "REPAIR_DELETE-PODS=true", "REPAIR_LABEL-PODS=true", "REPAIR_RUN-AS-DAEMON=true",
+				"REPAIR_SIDECAR-ANNOTATION=a/b", "REPAIR_INIT-CONTAINER-NAME=init", "REPAIR_INIT-CONTAINER-TERMINATION-MESSAGE=no way",
+				"REPAIR_INIT-CONTAINER-EXIT-CODE=0", "REPAIR_LABEL-SELECTORS=app=x", "REPAIR_FIELD-SELECTORS=metadata.name!=y",
+				"REPAIR_BROKEN-POD-LABEL-KEY=k", "REPAIR_BROKEN-POD-LABEL-VALUE=v",
+			},
+			nil, true,
+			podrepair.Settings{
+				Node: "n1", Switches: repair.Switches{Delete: true, Label: true}, LabelSelectors: "app=x", FieldSelectors: "metadata.name!=y",
+				Predicate: repair.Predicate{Annotation: "a/b", Container: "init", Message: "no way"}, LabelKey: "k", LabelValue: "v",
+			},
+		},
+		{
+			"variables of today",
+			[]string{"REPAIR_NODE_NAME=n1", "REPAIR_REPAIR_PODS=true", "REPAIR_EVICT=true"},
+			nil, false,
+			changed(func(s *podrepair.Settings) { s.Node, s.Switches.InPlace, s.Evict = "n1", true, true }),
+		},
+		{
+			"a flag wins over a variable",
+			[]string{"REPAIR_NODE-NAME=n1", "REPAIR_DELETE-PODS=true"},
+			[]string{"--node-name=n2", "--delete-pods=false"},
+			false,
+			changed(func(s *podrepair.Settings) { s.Node = "n2" }),
+		},
+		{
+			"empty flags match anything", nil,
+			[]string{"--sidecar-annotation=", "--init-container-name=", "--init-container-exit-code=0"},
+			false,
+			changed(func(s *podrepair.Settings) { s.Predicate = repair.Predicate{} }),
+		},
+		{"empty variables count as unset", []string{"REPAIR_SIDECAR-ANNOTATION=", "REPAIR_LABEL_PODS="}, nil, false, reference()},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			cfg, err := load(test.args, environment(test.env...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, cfg.Repair); diff != "" || cfg.Daemon != test.daemon {
+				t.Errorf("daemon %v; (-want +got):\n%s", cfg.Daemon, diff)
+			}
+		})
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		args, env []string
+		want      string
+		elsewhere bool
+	}{
+		{[]string{"--repair-pods"}, nil, "--repair-pods without --node-name", false},
+		{[]string{"--repair-pods", "--node-name=a"}, []string{"NODE_NAME=b"}, "--node-name a is not the own node, which is b", true},
+		{[]string{"--delete-pods", "--node-name=a"}, []string{"NODE_NAME=b"}, "", true},
+		{[]string{"--repair-pods", "--node-name=a"}, []string{"KUBERNETES_NODE_NAME=a"}, "", false},
+		{[]string{"--repair-pods", "--node-name=a"}, nil, "", false},
+	} {
+		cfg, err := load(test.args, environment(test.env...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(cfg.Warnings, "\n"); !strings.Contains(got, test.want) || test.want == "" && got != "" || cfg.elsewhere() != test.elsewhere {
+			t.Errorf("%q: warnings %q, elsewhere %v", test.args, got, cfg.elsewhere())
+		}
+	}
+}
+
+// pod is a broken one.
+func pod(name, uid string) []byte {
+	return fmt.Appendf(nil, `{
+		"kind": "Pod", "apiVersion": "v1",
+		"metadata": {"namespace": "shop", "name": %q, "uid": %q, "annotations": {"sidecar.istio.io/status": "{}"}},
+		"spec": {"nodeName": "node-1", "containers": [{"name": "istio-proxy"}], "initContainers": [{"name": "istio-validation"}]},
+		"status": {"initContainerStatuses": [{"name": "istio-validation", "state": {"terminated": {"exitCode": 126, "reason": "Error"}}}]}
+	}`, name, uid)
+}
+
+// command is a run of the role.
+type command struct {
+	mu     sync.Mutex
+	stderr bytes.Buffer
+	code   chan int
+}
+
+func (c *command) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stderr.Write(p)
+}
+
+func (c *command) said() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stderr.String()
+}
+
+func begin(env []string, args ...string) *command {
+	c := &command{code: make(chan int, 1)}
+	go func() {
+		c.code <- Run(applet.Call{Args: args, Getenv: environment(env...), Stdout: io.Discard, Stderr: c})
+	}()
+	return c
+}
+
+func (c *command) wait(t *testing.T, want int) {
+	t.Helper()
+	select {
+	case code := <-c.code:
+		if code != want {
+			t.Errorf("exit code %d, want %d; stderr:\n%s", code, want, c.said())
+		}
+	case <-time.After(time.Minute):
+		t.Fatalf("it does not end; stderr:\n%s", c.said())
+	}
+}
+
+// changes are the requests that change something.
+func changes(s *kubetest.Server) []string {
+	all := slices.DeleteFunc(s.Requests(), func(r string) bool { return strings.HasPrefix(r, "GET ") || strings.Contains(r, "/events") })
+	slices.Sort(all)
+	return all
+}
+
+func TestOnce(t *testing.T) {
+	t.Parallel()
+	const web = "/api/v1/namespaces/shop/pods/web"
+	for _, test := range []struct {
+		name, reason string
+		args         []string
+		want         []string
+	}{
+		{"report", "BrokenPod", nil, nil},
+		{"label", "LabelBrokenPod", []string{"--label-pods"}, []string{"PATCH " + web + "/status"}},
+		{"delete wins over label", "DeleteBrokenPod", []string{"--delete-pods", "--label-pods"}, []string{"DELETE " + web}},
+		{"evict", "DeleteBrokenPod", []string{"--delete-pods", "--evict"}, []string{"POST " + web + "/eviction"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			server := kubetest.NewServer(t)
+			server.Set(pod("web", "u1"))
+			begin(nil, append(test.args, "--kubeconfig="+server.Kubeconfig(t))...).wait(t, 0)
+			if diff := cmp.Diff(test.want, changes(server), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			var event struct{ Reason string }
+			if events := server.Events(); len(events) != 1 || json.Unmarshal(events[0], &event) != nil || event.Reason != test.reason {
+				t.Errorf("events %s", events)
+			}
+		})
+	}
+}
+
+func TestOnceFails(t *testing.T) {
+	t.Parallel()
+	server := kubetest.NewServer(t)
+	server.FailOn("/pods/web", kubetest.Forbidden, kubetest.Forever)
+	server.Set(pod("web", "u1"))
+	server.Set(pod("other", "u2"))
+	c := begin(nil, "--delete-pods", "--kubeconfig="+server.Kubeconfig(t))
+	c.wait(t, 1)
+	if !strings.Contains(c.said(), "pod shop/web: ") || !strings.Contains(c.said(), "forbidden (403)") || strings.Contains(c.said(), server.Token()) {
+		t.Errorf("stderr:\n%s", c.said())
+	}
+	if !slices.Contains(changes(server), "DELETE /api/v1/namespaces/shop/pods/other") {
+		t.Error("one pod that fails keeps the others from being looked after")
+	}
+}
+
+func TestMistakesAskNobody(t *testing.T) {
+	t.Parallel()
+	server := kubetest.NewServer(t)
+	c := begin([]string{"REPAIR_EVICT=x"}, "--node-name=Bad", "--kubeconfig="+server.Kubeconfig(t))
+	c.wait(t, 2)
+	for _, want := range []string{"REPAIR_EVICT", "--node-name", "nothing was touched"} {
+		if !strings.Contains(c.said(), want) {
+			t.Errorf("no %q in:\n%s", want, c.said())
+		}
+	}
+	if got := server.Requests(); len(got) > 0 || server.Connections() > 0 {
+		t.Errorf("requests %q", got)
+	}
+}
+
+// TestDaemon looks after pods as they come, is ready while it sees them, and ends when it is told to.
+func TestDaemon(t *testing.T) { //nolint:paralleltest // it sends a signal to this process
+	server, port := kubetest.NewServer(t), freePort(t)
+	c := begin(nil, "--run-as-daemon", "--label-pods", "--health-port="+port, "--monitoring-port=0", "--kubeconfig="+server.Kubeconfig(t))
+	deadline := time.Now().Add(30 * time.Second)
+	for !ready(t, port) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not ready; stderr:\n%s", c.said())
+		}
+		time.Sleep(time.Millisecond)
+	}
+	server.Set(pod("web", "u1"))
+	for len(changes(server)) == 0 {
+		if time.Now().After(deadline) {
+			t.Fatalf("the pod is not labelled; stderr:\n%s", c.said())
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	c.wait(t, 0)
+}
+
+// freePort is one that nobody has at this moment.
+func freePort(t *testing.T) string {
+	t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close() //nolint:errcheck // nothing came in
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
+
+func ready(t *testing.T, port string) bool {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1:"+port+"/readyz", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return false
+	}
+	defer response.Body.Close() //nolint:errcheck // only read from
+	return response.StatusCode == http.StatusOK
+}
