@@ -12,6 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/plugin"
 	"github.com/meshcni/istio-cni/internal/role/redirector"
 	"github.com/meshcni/istio-cni/internal/role/repairer"
+	"github.com/meshcni/istio-cni/internal/role/selftester"
 	"github.com/meshcni/istio-cni/internal/role/tainter"
 )
 
@@ -39,6 +40,7 @@ func program() applet.Program {
 				Name: "repair", Alias: "istio-cni-repair",
 				Summary: "looks after pods that started before the plugin was there", Run: repairer.Run,
 			},
+			{Name: "selftest", Summary: "finds out which way of redirecting pods works on this node", Run: selftester.Run},
 			{Name: "decisions", Summary: "shows what the plugin decided lately on this node, and why", Run: decisions.Run},
 			{Name: "version", Summary: "prints the version", Run: build.Run},
 		},

@@ -6,7 +6,7 @@
 // is held open and looked at before anything changes namespace, so what it names cannot change half-way and
 // something that is no network namespace is refused by name.
 //
-// It never creates, names or deletes a namespace, and it programs nothing inside one.
+// It never names a namespace, makes none but a [Scratch] of its own process, and programs nothing inside one.
 //
 // Start reading at [Do]. [DoIsolated] adds a private view of a few files for the processes that the function
 // starts; [Same] and [IsHost] compare namespaces.

@@ -190,7 +190,10 @@ func (r *nftReference) identity(kind string, id uint32, set bool) {
 	ports, notDNS := fmt.Sprintf("!= %d", r.TunnelPort), ""
 	if r.dnsOn() {
 		notDNS = "meta l4proto tcp tcp dport != 53 "
-		if set {
+		switch {
+		case set && r.TunnelPort == 53: // the reference says { 53, 53 }, which means the same
+			ports = "!= 53"
+		case set:
 			ports = fmt.Sprintf("!= { 53, %d }", r.TunnelPort)
 		}
 	}

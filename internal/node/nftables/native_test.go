@@ -66,19 +66,7 @@ func conformNative(t *testing.T, want ruleset.Set, script string) {
 // watchNative applies native tables and tells what was sent.
 func (p pod) watchNative(tb testing.TB, want ruleset.Set) *wire {
 	tb.Helper()
-	w := &wire{}
-	p.do(tb, func() error {
-		s, err := nftables.Open()
-		if err != nil {
-			return err
-		}
-		s.OnSend(w.see)
-		if err = s.Update(func(*nftables.View) (nftables.Plan, error) { return nftables.Plan{Native: &want}, nil }); err != nil {
-			return err
-		}
-		return s.Close()
-	})
-	return w
+	return p.watchPlan(tb, func(*nftables.View) (nftables.Plan, error) { return nftables.Plan{Native: &want}, nil })
 }
 
 // TestAnotherNativeSpecLeavesNothingOfTheFirst goes from one to the next and back to none. The reference would leave a
@@ -165,20 +153,12 @@ func TestOneTransactionGoesFromIptablesToNative(t *testing.T) {
 	p := newPod(t)
 	p.apply(t, both(redirect.Default())...)
 	want := native.Rules(redirect.Default(), treatment(true))
-	move := func(to ruleset.Set) (*wire, error) {
-		w := &wire{}
-		s, err := nftables.Open()
-		if err != nil {
-			return nil, err
-		}
-		s.OnSend(w.see)
-		err = s.Update(func(v *nftables.View) (nftables.Plan, error) {
-			plan, planErr := reconcile(ruleset.Set{Family: ruleset.IPv4}, ruleset.Set{Family: ruleset.IPv6})(v)
+	move := func(to ruleset.Set) func(*nftables.View) (nftables.Plan, error) {
+		return func(v *nftables.View) (nftables.Plan, error) {
+			plan, err := reconcile(ruleset.Set{Family: ruleset.IPv4}, ruleset.Set{Family: ruleset.IPv6})(v)
 			plan.Native = &to
-			return plan, planErr
-		})
-		_ = s.Close()
-		return w, err
+			return plan, err
+		}
 	}
 	bad := want
 	bad.Tables = slices.Clone(want.Tables)
@@ -187,21 +167,21 @@ func TestOneTransactionGoesFromIptablesToNative(t *testing.T) {
 	})
 	before := p.run(t, "", "nft", "list", "ruleset")
 	p.do(t, func() error {
-		_, err := move(bad)
+		s, err := nftables.Open()
+		if err != nil {
+			return err
+		}
+		err = s.Update(move(bad))
 		says := `inet, table istio-proxy-nat, chain istio-zzz, rule "counter jump nowhere", immediate: `
 		if err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("error %v, want %q in it", err, says)
 		}
-		return nil
+		return s.Close()
 	})
 	equal(t, "after the refusal", before, p.run(t, "", "nft", "list", "ruleset"))
-	p.do(t, func() error {
-		w, err := move(want)
-		if n := len(w.writes()); n != 1 {
-			t.Errorf("%d transactions, want 1", n)
-		}
-		return err
-	})
+	if n := len(p.watchPlan(t, move(want)).writes()); n != 1 {
+		t.Errorf("%d transactions, want 1", n)
+	}
 	for _, f := range families {
 		if set := p.read(t, f); !set.Empty() {
 			t.Errorf("%s rules of iptables are left:\n%s", f, set)

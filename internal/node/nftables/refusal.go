@@ -124,8 +124,8 @@ func hint(n note, expression string, cause error) string {
 	case errors.Is(cause, unix.ENOENT) && expression == "immediate":
 		return "; the chain it leads to does not exist"
 	case errors.Is(cause, unix.EINVAL) && expression == "match owner":
-		return "; in a pod with hostUsers: false the kernel refuses rules that match the owner of traffic; this version cannot " +
-			"put such pods into the mesh"
+		return "; in a pod with hostUsers: false the kernel refuses rules that match the owner of traffic; use the " +
+			"backend native, which auto takes there by itself"
 	case errors.Is(cause, unix.EBUSY) && n.chain != "" && n.rule == "":
 		return "; a rule of somebody else leads to this chain"
 	}

@@ -43,6 +43,11 @@ func (w *wire) writes() [][]message {
 // watch applies what is wanted and tells what was sent.
 func (p pod) watch(tb testing.TB, wants ...ruleset.Set) *wire {
 	tb.Helper()
+	return p.watchPlan(tb, reconcile(wants...))
+}
+
+func (p pod) watchPlan(tb testing.TB, plan func(*nftables.View) (nftables.Plan, error)) *wire {
+	tb.Helper()
 	w := &wire{}
 	p.do(tb, func() error {
 		s, err := nftables.Open()
@@ -50,7 +55,7 @@ func (p pod) watch(tb testing.TB, wants ...ruleset.Set) *wire {
 			return err
 		}
 		s.OnSend(w.see)
-		return errors.Join(s.Update(reconcile(wants...)), s.Close())
+		return errors.Join(s.Update(plan), s.Close())
 	})
 	return w
 }

@@ -75,7 +75,7 @@ func stay(ctx context.Context, in input, cfg Config, log *slog.Logger) error {
 		}
 	}()
 	defer end()
-	parts := []string{installation.PartBinaries, installation.PartKubeconfig, installation.PartConf}
+	parts := []string{installation.PartBinaries, installation.PartKubeconfig, installation.PartConf, partSelftest}
 	if !cfg.Install {
 		parts = nil
 	}
@@ -167,7 +167,7 @@ func (n *node) standBy(err error) {
 		return
 	}
 	other := installation.New(n.log, hostfs.Disk{}, n.cfg.installationConfig(), installation.Report{}, nil)
-	for _, part := range []string{installation.PartBinaries, installation.PartKubeconfig, installation.PartConf} {
+	for _, part := range []string{installation.PartBinaries, installation.PartKubeconfig, installation.PartConf, partSelftest} {
 		if other.Served() {
 			n.health.Ready(part)
 		} else {
@@ -242,6 +242,7 @@ func (n *node) run(ctx context.Context) error {
 	} else {
 		n.log.InfoContext(ctx, "nothing is installed (CNI_ENABLE_INSTALL=false)")
 	}
+	n.start(n.test)
 	n.follow()
 	select {
 	case <-ctx.Done():

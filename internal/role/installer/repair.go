@@ -6,6 +6,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/podrepair"
 	"github.com/meshcni/istio-cni/internal/agent/workqueue"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/node/selftest"
 )
 
 // repair looks after pods that run without redirection, for as long as the agent runs. Nothing of the installation waits for it.
@@ -25,7 +27,16 @@ func (n *node) repair() {
 	}
 	podrepair.Run(n.background, podrepair.Options{
 		API: n.api, Clock: workqueue.SystemClock(clock), Log: n.log, Metrics: n.metrics.Repair, Settings: n.cfg.Repair,
-		Plugin: func() (cniconf.NetConf, error) { return n.stanza.Load().NetConf() },
+		Plugin: n.plugin,
 		Places: places, ToolPath: path, Host: n.cfg.Repair.Node,
 	})
+}
+
+// plugin is what the plugin of this node is told now, and finds out by itself.
+func (n *node) plugin() (cniconf.NetConf, error) {
+	conf, err := n.stanza.Load().NetConf()
+	if conf.Backend == redirect.Auto {
+		conf.Backend = selftest.Recorded(n.cfg.RunDir)
+	}
+	return conf, err
 }

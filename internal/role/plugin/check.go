@@ -8,10 +8,14 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/nftables"
 	"github.com/meshcni/istio-cni/internal/node/podnet"
+	"github.com/meshcni/istio-cni/internal/node/selftest"
 )
 
 // mostNamed is how many differences an error of CHECK names one by one.
@@ -88,11 +92,27 @@ func (p *plugin) status(_ context.Context, args *skel.CmdArgs) error {
 		_, problem = kube.NewClient(conf.Kubeconfig)
 	}
 	if problem == nil {
-		host := iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)}
-		problem = host.Installed()
+		problem = p.writable(conf)
 	}
 	if problem == nil {
 		return nil
 	}
 	return failure{code: types.ErrPluginNotAvailable, what: "istio-cni cannot serve pods of the mesh now", cause: problem}
+}
+
+// writable reports why rules could not be written on this node, as far as can be told without a pod.
+func (p *plugin) writable(conf cniconf.NetConf) error {
+	backend := conf.Backend
+	if backend == redirect.Auto {
+		backend = selftest.Recorded(conf.RunDir)
+	}
+	host := iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)}
+	if backend == redirect.Tools {
+		return host.Installed()
+	}
+	err := nftables.Supported()
+	if err != nil && backend == redirect.Auto && host.Installed() == nil {
+		return nil
+	}
+	return err
 }

@@ -23,9 +23,11 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 	"github.com/meshcni/istio-cni/internal/node/podnet"
+	"github.com/meshcni/istio-cni/internal/node/selftest"
 )
 
 // wholeCall ends an invocation that nothing else has ended: it is below the runtimes' own limits, so that the error
@@ -148,6 +150,9 @@ func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
 
 // namespace is the pod's network namespace, with the tools of the node.
 func (p *plugin) namespace(conf cniconf.NetConf, path string, log *slog.Logger) podnet.Namespace {
+	if conf.Backend == redirect.Auto && conf.RunDir != "" {
+		conf.Backend = selftest.Recorded(conf.RunDir)
+	}
 	return podnet.Namespace{
 		Path: path, Log: log, Backend: conf.Backend,
 		Tools: iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)},

@@ -21,7 +21,8 @@ const (
 // fail or packets pass: packets that fit no connection are dropped whatever their protocol; no rule jumps to a chain
 // that is not there; and a family that is to be refused is.
 //
-// As with the reference, rules that name no address are met by both families, also where IPv6 is not captured.
+// Rules that name no address are met by both families. Where IPv6 is to pass the mesh by, it leaves the tables at once;
+// the reference captures it there all the same.
 func Rules(s redirect.Spec, f redirect.Families) ruleset.Set {
 	b := builder{Spec: s, ipv6: f.IPv6 == redirect.Captured}
 	b.servers()
@@ -37,11 +38,25 @@ func Rules(s redirect.Spec, f redirect.Families) ruleset.Set {
 			chain{outputDNS, b.rawOutputDNS()}),
 		rejected(f.IPv6 == redirect.Rejected),
 	} {
-		if len(t.Chains) > 0 {
-			set.Tables = append(set.Tables, t)
+		if len(t.Chains) == 0 {
+			continue
 		}
+		if f.IPv6 == redirect.Bypassed {
+			passIPv6(t)
+		}
+		set.Tables = append(set.Tables, t)
 	}
 	return set
+}
+
+// passIPv6 makes the chains that packets come by let IPv6 pass.
+func passIPv6(t ruleset.Table) {
+	for i, c := range t.Chains {
+		if c.Name == prerouting || c.Name == output {
+			pass := rule("IPv6 bypasses the mesh", "meta nfproto ipv6 counter return")
+			t.Chains[i].Rules = append([]ruleset.Rule{pass}, c.Rules...)
+		}
+	}
 }
 
 type chain struct {
@@ -228,7 +243,10 @@ func (b *builder) istioOutput() []ruleset.Rule {
 func (b *builder) proxyOwner(kind string, id uint32) []ruleset.Rule {
 	ports := fmt.Sprintf("tcp dport != %d", b.TunnelPort)
 	if b.dns && kind == "skuid" {
-		ports = portTerm{protocol: tcp, negated: true, set: true, ports: []uint16{53, b.TunnelPort}}.canonical().String()
+		// A set of one port is none: nft, too, makes a comparison of it.
+		p := portTerm{protocol: tcp, negated: true, ports: []uint16{53, b.TunnelPort}}.canonical()
+		p.set = len(p.ports) > 1
+		ports = p.String()
 	}
 	notDNS := ""
 	if b.dns {

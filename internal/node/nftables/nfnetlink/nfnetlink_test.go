@@ -94,6 +94,16 @@ func connected(t *testing.T, fn func(*nfnetlink.Conn) error) {
 	}
 }
 
+// begun is a transaction that begins with the namespace as it is.
+func begun(t *testing.T, conn *nfnetlink.Conn) *nfnetlink.Batch {
+	t.Helper()
+	generation, err := conn.Generation()
+	if err != nil {
+		t.Error(err)
+	}
+	return conn.Batch(generation)
+}
+
 func newTable(b *nfnetlink.Batch, name string) {
 	b.Add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, func(buffer *nfnetlink.Buffer) {
 		buffer.String(unix.NFTA_TABLE_NAME, name)
@@ -155,18 +165,14 @@ func TestATransactionIsAllOrNothing(t *testing.T) {
 
 func TestMoreErrorsThanTheSocketHoldsAreAnError(t *testing.T) {
 	connected(t, func(conn *nfnetlink.Conn) error {
-		generation, err := conn.Generation()
-		if err != nil {
-			return err
-		}
-		batch := conn.Batch(generation)
+		batch := begun(t, conn)
 		newTable(batch, "a")
 		for range 5000 {
 			batch.Add(unix.NFT_MSG_DELTABLE, 0, unix.NFPROTO_IPV4, func(b *nfnetlink.Buffer) {
 				b.String(unix.NFTA_TABLE_NAME, "missing")
 			})
 		}
-		if err = batch.Commit(); err == nil {
+		if err := batch.Commit(); err == nil {
 			t.Error("the transaction was accepted")
 		}
 		names, err := tables(conn)
@@ -181,11 +187,7 @@ func TestMoreErrorsThanTheSocketHoldsAreAnError(t *testing.T) {
 func TestALongTransaction(t *testing.T) {
 	const many = 10000
 	connected(t, func(conn *nfnetlink.Conn) error {
-		generation, err := conn.Generation()
-		if err != nil {
-			return err
-		}
-		batch := conn.Batch(generation)
+		batch := begun(t, conn)
 		newTable(batch, "a")
 		for range many {
 			batch.Add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, func(b *nfnetlink.Buffer) {
@@ -193,7 +195,7 @@ func TestALongTransaction(t *testing.T) {
 				b.String(unix.NFTA_CHAIN_NAME, "again-and-again")
 			})
 		}
-		if err = batch.Commit(); err != nil {
+		if err := batch.Commit(); err != nil {
 			return err
 		}
 		names, err := tables(conn)
@@ -207,18 +209,14 @@ func TestALongTransaction(t *testing.T) {
 func TestAnErrorOfTheCallerEndsADump(t *testing.T) {
 	mine := errors.New("enough")
 	connected(t, func(conn *nfnetlink.Conn) error {
-		generation, err := conn.Generation()
-		if err != nil {
-			return err
-		}
-		batch := conn.Batch(generation)
+		batch := begun(t, conn)
 		newTable(batch, "a")
 		newTable(batch, "b")
-		if err = batch.Commit(); err != nil {
+		if err := batch.Commit(); err != nil {
 			return err
 		}
 		calls := 0
-		err = conn.Dump(unix.NFT_MSG_GETTABLE, unix.NFPROTO_IPV4, nil, func(nfnetlink.Message) error {
+		err := conn.Dump(unix.NFT_MSG_GETTABLE, unix.NFPROTO_IPV4, nil, func(nfnetlink.Message) error {
 			calls++
 			return mine
 		})

@@ -49,6 +49,7 @@ func Special() map[string]redirect.Spec {
 	add("long names of interfaces", func(s *redirect.Spec) {
 		s.ExcludeInterfaces, s.RerouteInterfaces = []string{"abcdefghijklmno", "a_B-c.d"}, []string{"abcdefghijklmno"}
 	})
+	add("DNS at the tunnel port", func(s *redirect.Spec) { s.DNS, s.TunnelPort = redirect.DNSAll, 53 })
 	add("many ports", func(s *redirect.Spec) {
 		for i := range uint16(500) {
 			s.OutboundPortsExclude = append(s.OutboundPortsExclude, i)

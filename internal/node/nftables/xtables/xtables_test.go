@@ -1,8 +1,6 @@
 package xtables_test
 
 import (
-	"bytes"
-	"encoding/binary"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,6 +10,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/nftables/expression/expressiontest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 	"github.com/meshcni/istio-cni/internal/node/nftables/spectest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/xtables"
@@ -145,7 +144,7 @@ func TestEachBitOfARuleIsRead(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, at := range values(expressions, 0) {
+			for _, at := range expressiontest.Values(expressions) {
 				for bit := range 8 {
 					changed := slices.Clone(expressions)
 					changed[at] ^= 1 << bit
@@ -156,26 +155,6 @@ func TestEachBitOfARuleIsRead(t *testing.T) {
 			}
 		}
 	}
-}
-
-// values gives the places of all bytes that are neither the head of an attribute nor padding nor in a counter.
-func values(data nfnetlink.Attributes, from int) []int {
-	var out []int
-	for len(data) > 0 {
-		n, kind := int(binary.NativeEndian.Uint16(data)), binary.NativeEndian.Uint16(data[2:])
-		switch {
-		case bytes.Contains(data[4:n], []byte("counter")) && kind&unix.NLA_F_NESTED != 0:
-		case kind&unix.NLA_F_NESTED != 0:
-			out = append(out, values(data[4:n], from+4)...)
-		default:
-			for i := 4; i < n; i++ {
-				out = append(out, from+i)
-			}
-		}
-		padded := min((n+3)&^3, len(data))
-		data, from = data[padded:], from+padded
-	}
-	return out
 }
 
 func TestWhatCannotBeWrittenIsRefused(t *testing.T) {

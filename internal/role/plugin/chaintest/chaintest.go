@@ -25,6 +25,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
 )
 
 // SystemPlugins is where Debian keeps the reference plugins.
@@ -241,6 +242,15 @@ func (n *Node) Cached(list *libcni.NetworkConfigList, p Pod) (text []byte, err e
 
 // Ours runs ADD of the last plugin of a list alone, on the given result, and gives what it printed.
 func (n *Node) Ours(list *libcni.NetworkConfigList, p Pod, prevResult []byte, extra ...string) ([]byte, error) {
+	input, err := Input(list, prevResult)
+	if err != nil {
+		return nil, err
+	}
+	return n.Exec("ADD", p, input, extra...)
+}
+
+// Input is what a runtime gives to the last plugin of a list, on the given result.
+func Input(list *libcni.NetworkConfigList, prevResult []byte) ([]byte, error) {
 	stanza := map[string]json.RawMessage{}
 	if err := json.Unmarshal(list.Plugins[len(list.Plugins)-1].Bytes, &stanza); err != nil {
 		return nil, err
@@ -249,11 +259,7 @@ func (n *Node) Ours(list *libcni.NetworkConfigList, p Pod, prevResult []byte, ex
 	if prevResult != nil {
 		stanza["prevResult"] = prevResult
 	}
-	input, err := json.Marshal(stanza)
-	if err != nil {
-		return nil, err
-	}
-	return n.Exec("ADD", p, input, extra...)
+	return json.Marshal(stanza)
 }
 
 // Again runs ADD of the last plugin on a sandbox that the whole chain has been through.
@@ -268,18 +274,45 @@ func (n *Node) Again(list *libcni.NetworkConfigList, p Pod) ([]byte, error) {
 // Exec starts the program under test with a command, and the input as it is. The extra variables come last.
 func (n *Node) Exec(command string, p Pod, input []byte, extra ...string) (stdout []byte, err error) {
 	err = netns.Do(n.Netns, func() error {
-		cmd := exec.CommandContext(n.tb.Context(), filepath.Join(n.bin, "istio-cni")) //nolint:gosec // the program under test
-		//nolint:forbidigo // a runtime hands on its environment
-		cmd.Env = append(os.Environ(), "CNI_COMMAND="+command, "CNI_CONTAINERID="+p.id, "CNI_NETNS="+p.Netns,
-			"CNI_IFNAME=eth0", "CNI_PATH="+n.bin,
-			fmt.Sprintf("CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=%s;K8S_POD_NAME=%s;K8S_POD_UID=%s", p.Namespace, p.Name, p.UID))
-		cmd.Env = append(cmd.Env, extra...)
-		cmd.Stdin = bytes.NewReader(input)
-		stdout, err = cmd.Output()
+		stdout, err = n.Command(command, p, input, extra...).Output()
 		if err != nil {
 			err = fmt.Errorf("%w: %s", err, stdout)
 		}
 		return err
 	})
 	return stdout, err
+}
+
+// Command is the program under test as Exec starts it, to be started by the caller in the node's namespace.
+func (n *Node) Command(command string, p Pod, input []byte, extra ...string) *exec.Cmd {
+	cmd := exec.CommandContext(n.tb.Context(), filepath.Join(n.bin, "istio-cni")) //nolint:gosec // the program under test
+	//nolint:forbidigo // a runtime hands on its environment
+	cmd.Env = append(append(os.Environ(), p.Environ(command, n.bin)...), extra...)
+	cmd.Stdin = bytes.NewReader(input)
+	return cmd
+}
+
+// Environ are the variables by which a runtime tells a plugin what to do with the sandbox.
+func (p Pod) Environ(command, path string) []string {
+	return []string{
+		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + p.id, "CNI_NETNS=" + p.Netns, "CNI_IFNAME=eth0", "CNI_PATH=" + path,
+		fmt.Sprintf("CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=%s;K8S_POD_NAME=%s;K8S_POD_UID=%s", p.Namespace, p.Name, p.UID),
+	}
+}
+
+// Traced is Exec with every system call written down, whether the command succeeds or not.
+func (n *Node) Traced(command string, p Pod, input []byte, extra ...string) (*trace.Record, []byte) {
+	n.tb.Helper()
+	var record *trace.Record
+	var stdout bytes.Buffer
+	err := netns.Do(n.Netns, func() (err error) {
+		cmd := n.Command(command, p, input, extra...)
+		cmd.Stdout = &stdout
+		record, err = trace.Run(cmd)
+		return err
+	})
+	if err != nil {
+		n.tb.Fatal(err)
+	}
+	return record, stdout.Bytes()
 }

@@ -1,0 +1,104 @@
+// Package selftest finds out which way of redirecting pods works on this node: it applies the rules to a scratch namespace
+// and sends real packets.
+//
+// It promises to touch nothing but two namespaces of its own, which end with it, to bound its time, and to tell what could not be
+// tried from what was tried and failed. The verdict is written down for the plugin.
+//
+// It never decides what becomes of a pod.
+//
+// Start reading at Run; scene.go has the namespaces, packet.go the packets, verdict.go what is written down.
+package selftest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/podnet"
+)
+
+// Options are what a test works with.
+type Options struct {
+	// Path is where the iptables programs are looked for, as in $PATH.
+	Path string
+	Log  *slog.Logger
+	Now  func() time.Time
+}
+
+// patience bounds each question.
+const patience = 10 * time.Second
+
+// Backends are those that are tried, the one that is preferred first.
+func Backends() []redirect.Backend {
+	return []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools}
+}
+
+// Run tries every backend. The error means that it could not be tried at all, and says what is missing for that: then
+// nothing is known.
+func Run(ctx context.Context, o Options) (Verdict, error) {
+	v := Verdict{Version: version, Time: o.Now(), Kernel: kernel()}
+	for _, b := range Backends() {
+		v.Results = append(v.Results, Result{Backend: b})
+	}
+	for _, f := range families() {
+		if err := v.try(ctx, o, f); err != nil {
+			return v, err
+		}
+	}
+	v.choose()
+	return v, nil
+}
+
+// ErrPrivilege says that this process may not try anything.
+var ErrPrivilege = errors.New("this process may not make network namespaces (CAP_SYS_ADMIN) or program them (CAP_NET_ADMIN)")
+
+// try asks all questions of a family, in one place: each backend takes over from the one before.
+func (v *Verdict) try(ctx context.Context, o Options, f ruleset.Family) error {
+	s, err := newScene(f)
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("%w: %w", ErrPrivilege, err)
+	}
+	if err != nil {
+		return fmt.Errorf("making the place for a self-test: %w", err)
+	}
+	defer s.close()
+	for i := range v.Results {
+		began := o.Now()
+		for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
+			if err := s.ask(ctx, o, v.Results[i].Backend, mode); err != nil {
+				v.Results[i].Problems = append(v.Results[i].Problems, Problem{Family: f.String(), Mode: mode.String(), Text: err.Error()})
+			}
+		}
+		v.Results[i].Seconds += o.Now().Sub(began).Seconds()
+	}
+	return nil
+}
+
+// ask tells whether one backend redirects in one mode.
+func (s *scene) ask(ctx context.Context, o Options, b redirect.Backend, mode redirect.Mode) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it took longer than %s", patience))
+	defer cancel()
+	spec := redirect.Default()
+	spec.Mode, spec.DualStack, spec.DNS = mode, true, redirect.DNSAll
+	space := podnet.Namespace{Path: s.pod.Path(), Backend: b, Tools: iptables.Host{Path: o.Path}, Log: o.Log}
+	if _, err := space.Apply(ctx, spec, podnet.Reconcile); err != nil {
+		return err
+	}
+	return s.packets(ctx, mode)
+}
+
+// families are those that the kernel has.
+func families() []ruleset.Family {
+	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
+		return []ruleset.Family{ruleset.IPv4}
+	}
+	return []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
+}

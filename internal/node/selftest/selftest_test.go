@@ -1,0 +1,163 @@
+package selftest
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+)
+
+func options() Options {
+	return Options{Log: slog.New(slog.DiscardHandler), Now: time.Now, Path: "/usr/sbin:/sbin"} //nolint:forbidigo // a test's
+}
+
+func TestEveryBackendWorksHere(t *testing.T) {
+	v, err := Run(t.Context(), options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(v.Results) != 3 || v.Choice != redirect.Netlink || v.Kernel == "" {
+		t.Errorf("got %+v", v)
+	}
+	if v.Summary() != "" {
+		t.Errorf("problems: %s", v.Summary())
+	}
+	if !strings.Contains(v.Text(), "backend auto is netlink") {
+		t.Errorf("got %s", v.Text())
+	}
+}
+
+// TestPacketsTellWithoutRules: the questions are such that rules which do nothing fail them.
+func TestPacketsTellWithoutRules(t *testing.T) {
+	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+		s, err := newScene(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.close()
+		err = s.packets(t.Context(), redirect.Redirect)
+		if err == nil {
+			t.Fatalf("%s: packets are redirected without rules", f)
+		}
+		for _, want := range []string{
+			"a connection of the app to the outside does not come out at port 15001",
+			"a connection of a client to the app does not come out at port 15006", "a DNS query of the app does not come out at port 15053",
+		} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: no %q in %v", f, want, err)
+			}
+		}
+	}
+}
+
+// inside runs the calling test again in another process, and reports whether this is that one.
+func inside(t *testing.T, prepare func(*exec.Cmd)) bool {
+	t.Helper()
+	if os.Getenv("SELFTEST_INSIDE") == t.Name() { //nolint:forbidigo // set below
+		return true
+	}
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), "SELFTEST_INSIDE="+t.Name()) //nolint:forbidigo // set here
+	prepare(cmd)
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	return false
+}
+
+// TestWithoutPrivilegeNothingIsKnown runs as a user that may do nothing.
+func TestWithoutPrivilegeNothingIsKnown(t *testing.T) {
+	if !inside(t, func(cmd *exec.Cmd) {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1337, Gid: 1337}}
+	}) {
+		return
+	}
+	if _, err := Run(t.Context(), options()); !errors.Is(err, ErrPrivilege) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestOnlyNativeWorks where the kernel refuses to look at users for iptables' rules: in a user namespace that is not the first.
+func TestOnlyNativeWorks(t *testing.T) {
+	if !inside(t, func(cmd *exec.Cmd) {
+		ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 65536}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids}
+	}) {
+		return
+	}
+	v, err := Run(t.Context(), options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Netlink fails only if uid 1337 is unknown there; with all of them mapped iptables' rules work as well.
+	for _, r := range v.Results {
+		if !r.serves() {
+			t.Errorf("%s: %s", r.Backend, r.summary())
+		}
+	}
+}
+
+func TestTheVerdictChooses(t *testing.T) {
+	problem := func(f, m string) Problem { return Problem{Family: f, Mode: m, Text: "no module"} }
+	broken := []Problem{problem("IPv4", "REDIRECT"), problem("IPv4", "TPROXY")}
+	for name, c := range map[string]struct {
+		netlink, tools []Problem
+		want           redirect.Backend
+		recorded       redirect.Backend
+	}{
+		"all works":                    {nil, nil, redirect.Netlink, redirect.Auto},
+		"netlink does not":             {broken, nil, redirect.Tools, redirect.Tools},
+		"netlink lacks TPROXY":         {[]Problem{problem("IPv4", "TPROXY")}, nil, redirect.Tools, redirect.Tools},
+		"both lack IPv6":               {[]Problem{problem("IPv6", "REDIRECT")}, []Problem{problem("IPv6", "REDIRECT")}, redirect.Netlink, redirect.Auto},
+		"there are no tools":           {nil, broken, redirect.Netlink, redirect.Auto},
+		"netlink lacks IPv6, no tools": {[]Problem{problem("IPv6", "REDIRECT")}, broken, redirect.Netlink, redirect.Auto},
+		"nothing works":                {broken, broken, "", redirect.Auto},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := Verdict{Version: version, Results: []Result{
+				{Backend: redirect.Netlink, Problems: c.netlink}, {Backend: redirect.Native}, {Backend: redirect.Tools, Problems: c.tools},
+			}}
+			v.choose()
+			if v.Choice != c.want {
+				t.Errorf("chose %q, want %q", v.Choice, c.want)
+			}
+			if err := v.Served(""); (err != nil) != (c.want == "") {
+				t.Errorf("auto is served: %v", err)
+			}
+			if err := v.Served(redirect.Native); err != nil {
+				t.Errorf("native is not served: %v", err)
+			}
+			dir := t.TempDir()
+			if err := v.Record(hostfs.Disk{}, dir); err != nil {
+				t.Fatal(err)
+			}
+			if got := Recorded(dir); got != c.recorded {
+				t.Errorf("recorded %q, want %q", got, c.recorded)
+			}
+		})
+	}
+}
+
+func TestAVerdictThatMakesNoSenseDoesNotCount(t *testing.T) {
+	for _, text := range []string{"", "{", "[]", `{"version":2,"choice":"iptables"}`, `{"version":1,"choice":"magic"}`, `{"version":1}`} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, FileName), []byte(text), 0o600); err != nil { //nolint:forbidigo // a broken file
+			t.Fatal(err)
+		}
+		if got := Recorded(dir); got != redirect.Auto {
+			t.Errorf("%s: %q", text, got)
+		}
+	}
+	if got := Recorded(t.TempDir()); got != redirect.Auto {
+		t.Errorf("without a file: %q", got)
+	}
+}

@@ -1,0 +1,168 @@
+package selftest
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+)
+
+// FileName is where the verdict is, in the agent's run directory.
+const FileName = "selftest.json"
+
+// version is that of the file. A plugin passes over a verdict of another one.
+const version = 1
+
+// Verdict is what was found out about the node.
+type Verdict struct {
+	Version int       `json:"version"`
+	Time    time.Time `json:"time"`
+	Kernel  string    `json:"kernel"`
+	Results []Result  `json:"results"`
+	// Choice is the backend to use where nobody asks for one, "" where none works.
+	Choice redirect.Backend `json:"choice"`
+}
+
+// Result is what one backend can do.
+type Result struct {
+	Backend  redirect.Backend `json:"backend"`
+	Problems []Problem        `json:"problems,omitempty"`
+	Seconds  float64          `json:"seconds"`
+}
+
+// Problem is what did not work.
+type Problem struct {
+	Family string `json:"family"`
+	Mode   string `json:"mode"`
+	// Text says what is missing or what became of the packets.
+	Text string `json:"text"`
+}
+
+// serves tells whether the backend redirects IPv4 as nearly all pods need it.
+func (r Result) serves() bool { return !r.fails(ruleset.IPv4, redirect.Redirect) }
+
+func (r Result) fails(f ruleset.Family, m redirect.Mode) bool {
+	for _, p := range r.Problems {
+		if p.Family == f.String() && p.Mode == m.String() {
+			return true
+		}
+	}
+	return false
+}
+
+// choose takes the first backend that does all, else the one with the fewest problems of those that serve. Native tables
+// are never chosen for a node: they are for those who ask.
+func (v *Verdict) choose() {
+	fewest := -1
+	for _, r := range v.Results {
+		if r.Backend == redirect.Native || !r.serves() {
+			continue
+		}
+		if fewest < 0 || len(r.Problems) < fewest {
+			v.Choice, fewest = r.Backend, len(r.Problems)
+		}
+	}
+}
+
+// Served tells whether pods can be redirected by a backend, and if not, why. Auto is what the verdict chooses.
+func (v Verdict) Served(by redirect.Backend) error {
+	if by == "" || by == redirect.Auto {
+		by = v.Choice
+	}
+	if by == "" {
+		return fmt.Errorf("no way of redirecting pods works on this node: %s", v.Summary())
+	}
+	for _, r := range v.Results {
+		if r.Backend == by && !r.serves() {
+			return fmt.Errorf("pods cannot be redirected by %s on this node: %s", by, r.summary())
+		}
+	}
+	return nil
+}
+
+// Summary is one line with what does not work.
+func (v Verdict) Summary() string {
+	var all []string
+	for _, r := range v.Results {
+		if len(r.Problems) > 0 {
+			all = append(all, string(r.Backend)+": "+r.summary())
+		}
+	}
+	return strings.Join(all, "; ")
+}
+
+func (r Result) summary() string {
+	var all []string
+	for _, p := range r.Problems {
+		all = append(all, fmt.Sprintf("%s %s: %s", p.Family, p.Mode, strings.ReplaceAll(p.Text, "\n", ", ")))
+	}
+	return strings.Join(all, "; ")
+}
+
+// Text is the verdict for a person.
+func (v Verdict) Text() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "kernel %s\n", v.Kernel)
+	for _, r := range v.Results {
+		if len(r.Problems) == 0 {
+			fmt.Fprintf(&b, "%-9s works (%.0f ms)\n", r.Backend, 1000*r.Seconds)
+			continue
+		}
+		fmt.Fprintf(&b, "%-9s does not work in full (%.0f ms)\n", r.Backend, 1000*r.Seconds)
+		for _, p := range r.Problems {
+			fmt.Fprintf(&b, "          %s %s: %s\n", p.Family, p.Mode, strings.ReplaceAll(p.Text, "\n", "\n            "))
+		}
+	}
+	choice := string(v.Choice)
+	if choice == "" {
+		choice = "none: no pod of the mesh can be redirected"
+	}
+	fmt.Fprintf(&b, "backend auto is %s\n", choice)
+	return b.String()
+}
+
+// Record writes the verdict down for the plugin.
+func (v Verdict) Record(disk hostfs.Disk, runDir string) error {
+	text, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encoding the verdict: %w", err)
+	}
+	const readable = 0o644 // there is no secret in it
+	if err := disk.WriteFile(filepath.Join(runDir, FileName), append(text, '\n'), readable); err != nil {
+		return fmt.Errorf("writing the verdict: %w", err)
+	}
+	return nil
+}
+
+// maxVerdict bounds the file.
+const maxVerdict = 64 << 10
+
+// Recorded gives the backend to use where nobody asks for one: Tools where a self-test of this node found that netlink
+// does not do, else Auto.
+func Recorded(runDir string) redirect.Backend {
+	text, _, err := hostfs.ReadFile(filepath.Join(runDir, FileName), maxVerdict)
+	var v Verdict
+	if err != nil || json.Unmarshal(text, &v) != nil || v.Version != version {
+		return redirect.Auto
+	}
+	if v.Choice == redirect.Tools {
+		return redirect.Tools
+	}
+	return redirect.Auto // which tries netlink first
+}
+
+// kernel is the release of the kernel, for people.
+func kernel() string {
+	var name unix.Utsname
+	if unix.Uname(&name) != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(name.Release[:])
+}

@@ -1,0 +1,61 @@
+package installer
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/selftest"
+)
+
+// partSelftest is what the self-test is called in the agent's state.
+const partSelftest = "selftest"
+
+// retest is how long a node on which nothing works is left alone: somebody may load a module.
+const retest = 30 * time.Second
+
+// test finds out by real packets whether pods can be redirected on this node, and tells the plugin how. A node on which
+// that was tried and does not work is not ready; one on which it cannot be tried, for want of privilege, may be.
+func (n *node) test() {
+	path, _ := n.in.getenv("PATH")
+	for n.background.Err() == nil {
+		verdict, err := selftest.Run(n.background, selftest.Options{Path: path, Log: n.log, Now: clock})
+		if err != nil {
+			n.log.Warn("it could not be tried whether pods can be redirected on this node", slog.String("error", err.Error()))
+			n.ready(nil)
+			return
+		}
+		if err := verdict.Record(hostfs.Disk{}, n.cfg.RunDir); err != nil {
+			n.log.Warn("the plugin is not told what the self-test found", slog.String("error", err.Error()))
+		}
+		conf, err := n.stanza.Load().NetConf()
+		if err == nil {
+			err = verdict.Served(conf.Backend)
+		}
+		n.ready(err)
+		if err == nil {
+			n.log.Info("self-test passed: pods can be redirected on this node", slog.String("auto", string(verdict.Choice)),
+				slog.String("problems", verdict.Summary()))
+			return
+		}
+		n.log.Error("self-test failed: pods of the mesh will not start on this node", slog.String("error", err.Error()))
+		n.warn("CNISelfTestFailed", err.Error())
+		timer := time.NewTimer(retest)
+		select {
+		case <-n.background.Done():
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// ready reports the self-test, where readiness counts.
+func (n *node) ready(failed error) {
+	switch {
+	case !n.cfg.Install:
+	case failed == nil:
+		n.health.Ready(partSelftest)
+	default:
+		n.health.NotReady(partSelftest, failed.Error())
+	}
+}

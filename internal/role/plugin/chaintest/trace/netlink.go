@@ -1,0 +1,121 @@
+package trace
+
+import (
+	"encoding/binary"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Message is one that was sent to the kernel by netlink(7).
+type Message struct {
+	// Protocol is the socket's: NETLINK_NETFILTER, NETLINK_ROUTE.
+	Protocol    int
+	Type, Flags uint16
+}
+
+// Messages gives the netlink messages of a run, those of one system call together.
+func (r *Record) Messages(protocol int) [][]Message {
+	var all [][]Message
+	for _, c := range r.Calls {
+		if len(c.Sent) > 0 && c.Socket != nil && c.Socket.Domain == unix.AF_NETLINK && c.Socket.Protocol == protocol {
+			all = append(all, messages(protocol, c.Sent))
+		}
+	}
+	return all
+}
+
+// messages takes apart struct nlmsghdr of linux/netlink.h.
+func messages(protocol int, sent []byte) []Message {
+	var all []Message
+	for len(sent) >= unix.NLMSG_HDRLEN {
+		size := int(binary.NativeEndian.Uint32(sent))
+		all = append(all, Message{protocol, binary.NativeEndian.Uint16(sent[4:]), binary.NativeEndian.Uint16(sent[6:])})
+		size = (size + unix.NLMSG_ALIGNTO - 1) &^ (unix.NLMSG_ALIGNTO - 1)
+		if size < unix.NLMSG_HDRLEN || size > len(sent) {
+			break
+		}
+		sent = sent[size:]
+	}
+	return all
+}
+
+// BeginsBatch reports whether the message is the begin of a transaction of netfilter.
+func (m Message) BeginsBatch() bool {
+	return m.Protocol == unix.NETLINK_NETFILTER && m.Type == unix.NFNL_MSG_BATCH_BEGIN
+}
+
+// Removes reports whether the message takes something away: rules, chains, tables and sets of nf_tables, or addresses,
+// routes, policy rules and links.
+func (m Message) Removes() bool {
+	if m.Protocol == unix.NETLINK_ROUTE {
+		return m.Type >= unix.RTM_NEWLINK && m.Type&3 == unix.RTM_DELLINK&3
+	}
+	if m.Protocol != unix.NETLINK_NETFILTER || m.Type>>8 != unix.NFNL_SUBSYS_NFTABLES {
+		return false
+	}
+	switch m.Type & 0xff {
+	case unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELSET, unix.NFT_MSG_DELSETELEM,
+		unix.NFT_MSG_DELOBJ, unix.NFT_MSG_DELFLOWTABLE:
+		return true
+	default: // NFT_MSG_DESTROYTABLE and the others of Linux 6.3
+		return m.Type&0xff >= firstDestroy && m.Type&0xff <= lastDestroy
+	}
+}
+
+const firstDestroy, lastDestroy = 0x1a, 0x20
+
+// Writes reports whether the message changes anything.
+func (m Message) Writes() bool {
+	if m.Protocol == unix.NETLINK_ROUTE {
+		return m.Type >= unix.RTM_NEWLINK && m.Type&3 != unix.RTM_GETLINK&3
+	}
+	return m.BeginsBatch() || m.Removes()
+}
+
+// Under gives the names of files and sockets below a directory that a run asked the kernel about, in whatever way.
+func (r *Record) Under(dir string) []string {
+	var all []string
+	for _, c := range r.Calls {
+		if strings.Contains(c.Path, dir) {
+			all = append(all, c.Path)
+		}
+	}
+	return all
+}
+
+// Sockets counts the sockets of a domain that were made: AF_UNIX, AF_INET, AF_NETLINK.
+func (r *Record) Sockets(domain int) int {
+	count := 0
+	for _, c := range r.Calls {
+		if c.Number == unix.SYS_SOCKET && c.Result >= 0 && int(c.Args[0]) == domain { //nolint:gosec // a small number
+			count++
+		}
+	}
+	return count
+}
+
+// Connections are the addresses that were connected to, netlink left out: the file of a unix socket, or the number of
+// the family.
+func (r *Record) Connections() []string {
+	var all []string
+	for _, c := range r.Calls {
+		if c.Number == unix.SYS_CONNECT {
+			all = append(all, c.Path)
+		}
+	}
+	return all
+}
+
+// Locks counts the attempts to take a lock of a file or to let it go: flock(2), or fcntl(2) with a lock.
+func (r *Record) Locks() int {
+	count := 0
+	for _, c := range r.Calls {
+		switch {
+		case c.Number == unix.SYS_FLOCK,
+			c.Number == unix.SYS_FCNTL && (c.Args[1] == unix.F_SETLK || c.Args[1] == unix.F_SETLKW || c.Args[1] == unix.F_OFD_SETLK || c.Args[1] == unix.F_OFD_SETLKW):
+			count++
+		}
+	}
+	return count
+}

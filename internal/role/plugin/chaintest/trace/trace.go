@@ -1,0 +1,378 @@
+// Package trace runs a program and writes down the system calls of it and of everything that it starts, so that a test
+// can count what a run takes without believing what the program says of itself.
+//
+// It promises to see every call of every thread and of every process, from the first instruction to the last exit, by
+// ptrace(2); what it notes of a call is what the kernel was given. It never changes a call, and it never waits for, or
+// reaps, a process of its own that it did not start.
+//
+// Start reading at Run. netlink.go reads what was sent to the kernel's netlink sockets.
+package trace
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Call is one system call.
+type Call struct {
+	// Process is the id of the process, whichever of its threads called.
+	Process int
+	Number  uint64
+	Args    [6]uint64
+	// Result is what it returned, an errno negated; calls that did not return have none.
+	Result int64
+	// Path is the file that it names, or the socket's file that it connects or binds to; "@name" is an abstract one.
+	Path string
+	// Socket is the socket that it works on, nil for any other file.
+	Socket *Socket
+	// Sent is what it gave to the socket.
+	Sent []byte
+}
+
+// Socket is one that the program made.
+type Socket struct{ Domain, Protocol int }
+
+// Record is what a run did.
+type Record struct {
+	Calls []Call
+	// Processes counts those that were started besides the first, Programs names what any of them executed.
+	Processes int
+	Programs  []string
+	Status    unix.WaitStatus
+}
+
+// Run starts a command, waits for its end and for that of everything it started, and gives what all of them did. The
+// command's own Wait is done, too. It is no error that the command fails: see Record.Status.
+func Run(cmd *exec.Cmd) (*Record, error) {
+	runtime.LockOSThread() //nolint:forbidigo // ptrace(2): a tracer is a thread
+	defer runtime.UnlockOSThread()
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	// With a process group of its own it can be waited for without taking the ends of other children of the test.
+	cmd.SysProcAttr.Ptrace, cmd.SysProcAttr.Setpgid = true, true
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	t := &tracer{
+		first: cmd.Process.Pid, record: &Record{}, threads: map[int]*thread{}, sockets: map[descriptor]Socket{},
+	}
+	err := t.follow()
+	if err != nil {
+		_ = unix.Kill(-t.first, unix.SIGKILL)
+	}
+	// Its end was waited for above, so that it is gone is what Wait says. What it printed is complete after it.
+	if waited := cmd.Wait(); waited != nil && !errors.Is(waited, unix.ECHILD) && err == nil {
+		err = waited
+	}
+	return t.record, err
+}
+
+type tracer struct {
+	first   int
+	record  *Record
+	threads map[int]*thread
+	sockets map[descriptor]Socket
+}
+
+// thread is one of a process that is followed.
+type thread struct {
+	process int
+	// call is the one that it is in.
+	call *Call
+}
+
+type descriptor struct{ process, fd int }
+
+const options = unix.PTRACE_O_TRACESYSGOOD | unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACEFORK | unix.PTRACE_O_TRACEVFORK |
+	unix.PTRACE_O_TRACEEXEC | unix.PTRACE_O_EXITKILL
+
+// follow goes on until nothing is left of the process group.
+func (t *tracer) follow() error {
+	var status unix.WaitStatus
+	if _, err := wait(t.first, &status); err != nil {
+		return fmt.Errorf("waiting for the program to start: %w", err)
+	}
+	if !status.Stopped() {
+		return fmt.Errorf("the program ended before it could be traced: %v", status)
+	}
+	if err := unix.PtraceSetOptions(t.first, options); err != nil {
+		return fmt.Errorf("tracing: %w", err)
+	}
+	t.threads[t.first] = &thread{process: t.first}
+	t.record.Programs = append(t.record.Programs, executable(t.first))
+	id, signal := t.first, 0
+	for {
+		// A thread that was killed meanwhile cannot go on, and is told of below.
+		if err := unix.PtraceSyscall(id, signal); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("letting thread %d go on: %w", id, err)
+		}
+		for {
+			var err error
+			if id, err = wait(-t.first, &status); errors.Is(err, unix.ECHILD) {
+				return nil
+			} else if err != nil {
+				return fmt.Errorf("waiting: %w", err)
+			}
+			if status.Stopped() {
+				break
+			}
+			t.ended(id, status)
+		}
+		var err error
+		if signal, err = t.stopped(id, status); err != nil {
+			return err
+		}
+	}
+}
+
+// wait is for all threads of a process, or with a negative number of a process group.
+func wait(id int, status *unix.WaitStatus) (int, error) {
+	for {
+		got, err := unix.Wait4(id, status, unix.WALL, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return got, err
+		}
+	}
+}
+
+func (t *tracer) ended(id int, status unix.WaitStatus) {
+	if th := t.threads[id]; th != nil && th.call != nil { // as exit_group
+		t.record.Calls = append(t.record.Calls, *th.call)
+	}
+	if id == t.first {
+		t.record.Status = status
+	}
+	delete(t.threads, id)
+}
+
+// stopped notes why a thread stopped and gives the signal with which it goes on.
+func (t *tracer) stopped(id int, status unix.WaitStatus) (signal int, err error) {
+	th := t.threads[id]
+	if th == nil {
+		// A new one stops before it begins. Whose it is, is asked when it calls: its parent may not have told yet.
+		t.threads[id] = &thread{}
+		return 0, nil
+	}
+	if th.process == 0 {
+		if th.process, err = processOf(id); err != nil {
+			return 0, err
+		}
+	}
+	switch stop := status.StopSignal(); {
+	case stop == unix.SIGTRAP|0x80:
+		return 0, t.syscall(id, th)
+	case stop == unix.SIGTRAP && status.TrapCause() > 0:
+		return 0, t.event(id, status.TrapCause())
+	default:
+		return int(stop), nil
+	}
+}
+
+// event notes new processes and programs.
+func (t *tracer) event(id, cause int) error {
+	switch cause {
+	case unix.PTRACE_EVENT_EXEC:
+		t.record.Programs = append(t.record.Programs, executable(id))
+	case unix.PTRACE_EVENT_CLONE, unix.PTRACE_EVENT_FORK, unix.PTRACE_EVENT_VFORK:
+		made, err := unix.PtraceGetEventMsg(id)
+		if err != nil {
+			return fmt.Errorf("asking what thread %d made: %w", id, err)
+		}
+		process, err := processOf(int(made)) //nolint:gosec // a process id
+		if err != nil {
+			return err
+		}
+		if process == int(made) { //nolint:gosec // a process id
+			t.record.Processes++
+		}
+	}
+	return nil
+}
+
+func executable(id int) string {
+	name, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", id))
+	if err != nil {
+		return err.Error()
+	}
+	return name
+}
+
+// processOf gives the id of the process that a thread is of.
+func processOf(id int) (int, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", id))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, found := strings.CutPrefix(line, "Tgid:"); found {
+			var process int
+			_, err := fmt.Sscan(value, &process)
+			return process, err
+		}
+	}
+	return 0, fmt.Errorf("thread %d is of no process", id)
+}
+
+// info is struct ptrace_syscall_info of linux/ptrace.h, of Linux 5.3.
+type info struct {
+	op      uint8
+	_       [3]uint8
+	_       uint32
+	_, _    uint64
+	numbers [8]uint64 // of an entry: the call and its arguments; of an exit: the result
+}
+
+// syscall notes the begin or end of a call.
+func (t *tracer) syscall(id int, th *thread) error {
+	var got info
+	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_GET_SYSCALL_INFO, uintptr(id), unsafe.Sizeof(got),
+		uintptr(unsafe.Pointer(&got)), 0, 0) //nolint:gosec // there is no other way to ask, and the kernel is told the size
+	if errno != 0 {
+		return fmt.Errorf("asking for the system call of thread %d: %w", id, errno)
+	}
+	switch got.op {
+	case unix.PTRACE_SYSCALL_INFO_ENTRY:
+		th.call = &Call{Process: th.process, Number: got.numbers[0]}
+		copy(th.call.Args[:], got.numbers[1:7])
+		t.begin(id, th.call)
+	case unix.PTRACE_SYSCALL_INFO_EXIT:
+		if th.call == nil { // the clone from which it came, or the execve before it was followed
+			return nil
+		}
+		th.call.Result = int64(got.numbers[0]) //nolint:gosec // it is signed
+		t.end(th.call)
+		t.record.Calls = append(t.record.Calls, *th.call)
+		th.call = nil
+	}
+	return nil
+}
+
+// Where calls have a path, by argument.
+func paths(number uint64) []int {
+	switch number {
+	case unix.SYS_OPENAT, unix.SYS_OPENAT2, unix.SYS_NEWFSTATAT, unix.SYS_STATX, unix.SYS_FACCESSAT, unix.SYS_FACCESSAT2,
+		unix.SYS_READLINKAT, unix.SYS_UNLINKAT, unix.SYS_MKDIRAT, unix.SYS_MKNODAT, unix.SYS_FCHMODAT, unix.SYS_FCHMODAT2,
+		unix.SYS_FCHOWNAT, unix.SYS_UTIMENSAT, unix.SYS_NAME_TO_HANDLE_AT, unix.SYS_INOTIFY_ADD_WATCH, unix.SYS_OPEN_TREE:
+		return []int{1}
+	case unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2, unix.SYS_LINKAT, unix.SYS_MOVE_MOUNT:
+		return []int{1, 3}
+	case unix.SYS_SYMLINKAT:
+		return []int{0, 2}
+	case unix.SYS_MOUNT, unix.SYS_PIVOT_ROOT:
+		return []int{0, 1}
+	case unix.SYS_EXECVE, unix.SYS_CHDIR, unix.SYS_CHROOT, unix.SYS_STATFS, unix.SYS_TRUNCATE, unix.SYS_UMOUNT2:
+		return []int{0}
+	case unix.SYS_EXECVEAT:
+		return []int{1}
+	default:
+		return pathsOfOld(number)
+	}
+}
+
+func (t *tracer) begin(id int, c *Call) {
+	if s, found := t.sockets[descriptor{c.Process, int(c.Args[0])}]; found { //nolint:gosec // of a call on a file
+		c.Socket = &s
+	}
+	var names []string
+	for _, i := range paths(c.Number) {
+		names = append(names, text(id, c.Args[i]))
+	}
+	switch c.Number {
+	case unix.SYS_CONNECT, unix.SYS_BIND:
+		names = append(names, address(memory(id, c.Args[1], c.Args[2])))
+	case unix.SYS_SENDTO:
+		c.Sent = memory(id, c.Args[1], c.Args[2])
+		if c.Args[4] != 0 {
+			names = append(names, address(memory(id, c.Args[4], c.Args[5])))
+		}
+	case unix.SYS_WRITE:
+		if c.Socket != nil {
+			c.Sent = memory(id, c.Args[1], c.Args[2])
+		}
+	case unix.SYS_WRITEV:
+		if c.Socket != nil {
+			c.Sent = vector(id, c.Args[1], c.Args[2])
+		}
+	case unix.SYS_SENDMSG:
+		// struct msghdr: name, its length, vector, its length; all of 8 bytes with padding.
+		if m := memory(id, c.Args[1], 32); len(m) == 32 {
+			c.Sent = vector(id, binary.NativeEndian.Uint64(m[16:]), binary.NativeEndian.Uint64(m[24:]))
+		}
+	}
+	c.Path = strings.Join(names, " ")
+}
+
+func (t *tracer) end(c *Call) {
+	at := descriptor{c.Process, int(c.Result)}
+	switch {
+	case c.Result < 0:
+	case c.Number == unix.SYS_SOCKET:
+		t.sockets[at] = Socket{Domain: int(c.Args[0]), Protocol: int(c.Args[2])} //nolint:gosec // small numbers
+		s := t.sockets[at]
+		c.Socket = &s
+	case c.Number == unix.SYS_CLOSE:
+		delete(t.sockets, descriptor{c.Process, int(c.Args[0])}) //nolint:gosec // a file
+	case c.Number == unix.SYS_DUP || c.Number == unix.SYS_DUP3 || c.Number == unix.SYS_FCNTL && c.Args[1] == unix.F_DUPFD_CLOEXEC:
+		if c.Socket != nil {
+			t.sockets[at] = *c.Socket
+		}
+	}
+}
+
+// memory gives bytes of a process, as many as there are.
+func memory(id int, at, size uint64) []byte {
+	file, err := os.Open(fmt.Sprintf("/proc/%d/mem", id))
+	if err != nil {
+		return nil
+	}
+	defer file.Close()                         //nolint:errcheck // only read from
+	content := make([]byte, min(size, 16<<20)) // more is nonsense
+	n, _ := file.ReadAt(content, int64(at))    //nolint:gosec // an address in a process
+	return content[:n]
+}
+
+func text(id int, at uint64) string {
+	name, _, _ := bytes.Cut(memory(id, at, unix.PathMax), []byte{0})
+	return string(name)
+}
+
+// vector gives what an array of struct iovec points to.
+func vector(id int, at, count uint64) []byte {
+	all := memory(id, at, 16*count)
+	var content []byte
+	for part := range slices.Chunk(all, 16) {
+		if len(part) == 16 {
+			content = append(content, memory(id, binary.NativeEndian.Uint64(part), binary.NativeEndian.Uint64(part[8:]))...)
+		}
+	}
+	return content
+}
+
+// address names a file that is a socket, or whatever else is connected to by its family's number.
+func address(a []byte) string {
+	if len(a) < 2 {
+		return ""
+	}
+	family := binary.NativeEndian.Uint16(a)
+	if family != unix.AF_UNIX {
+		return fmt.Sprintf("family %d", family)
+	}
+	name := a[2:]
+	if len(name) > 0 && name[0] == 0 {
+		return "@" + string(name[1:])
+	}
+	name, _, _ = bytes.Cut(name, []byte{0})
+	return string(name)
+}

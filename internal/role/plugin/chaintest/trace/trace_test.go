@@ -1,0 +1,141 @@
+package trace_test
+
+import (
+	"net"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
+)
+
+// run traces a command in a network namespace of its own.
+func run(t *testing.T, ns, name string, args ...string) *trace.Record {
+	t.Helper()
+	var record *trace.Record
+	if err := netns.Do(ns, func() (err error) {
+		record, err = trace.Run(exec.CommandContext(t.Context(), name, args...))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return record
+}
+
+func TestProcessesAndProgramsAreSeen(t *testing.T) {
+	t.Parallel()
+	ns := netnstest.New(t)
+	r := run(t, ns, "sh", "-c", "env true; (exit 0); env false")
+	if r.Status.ExitStatus() != 1 {
+		t.Errorf("ended with %v", r.Status)
+	}
+	if r.Processes < 2 || !slices.ContainsFunc(r.Programs, func(p string) bool { return strings.HasSuffix(p, "/env") }) {
+		t.Errorf("%d processes, programs %q", r.Processes, r.Programs)
+	}
+	if r := run(t, ns, "true"); r.Processes != 0 || len(r.Programs) != 1 || r.Status.ExitStatus() != 0 {
+		t.Errorf("true starts %d processes, programs %q, status %v", r.Processes, r.Programs, r.Status)
+	}
+}
+
+func TestThreadsAreNoProcessesAndAreSeenAsWell(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	r := run(t, netnstest.New(t), "python3", "-S", "-c", `import os,sys,threading
+def work(): os.mkdir(sys.argv[1])
+t=threading.Thread(target=work); t.start(); t.join()`, filepath.Join(dir, "made"))
+	if r.Processes != 0 {
+		t.Errorf("%d processes", r.Processes)
+	}
+	if got := r.Under(dir); len(got) != 1 || got[0] != filepath.Join(dir, "made") {
+		t.Errorf("saw %q", got)
+	}
+}
+
+func TestSocketsAreSeen(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "s")
+	var config net.ListenConfig
+	listener, err := config.Listen(t.Context(), "unix", file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close() //nolint:errcheck // the test's own
+	r := run(t, netnstest.New(t), "python3", "-S", "-c", `import socket,sys
+s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.send(b"hello")
+try: socket.socket().connect(("127.0.0.1",1))
+except OSError: pass`, file)
+	if got := r.Connections(); len(got) != 2 || got[0] != file || got[1] != "family 2" {
+		t.Errorf("connections %q", got)
+	}
+	if r.Sockets(unix.AF_UNIX) != 1 || r.Sockets(unix.AF_INET) != 1 || r.Sockets(unix.AF_NETLINK) != 0 {
+		t.Errorf("sockets: %d, %d, %d", r.Sockets(unix.AF_UNIX), r.Sockets(unix.AF_INET), r.Sockets(unix.AF_NETLINK))
+	}
+	sent := false
+	for _, c := range r.Calls {
+		sent = sent || string(c.Sent) == "hello" && c.Socket.Domain == unix.AF_UNIX
+	}
+	if !sent {
+		t.Error("what was sent is not seen")
+	}
+}
+
+// Each kind of message is made by the program that is known for it.
+func TestNetlinkMessagesAreSeen(t *testing.T) {
+	t.Parallel()
+	ns := netnstest.New(t)
+	for _, test := range []struct {
+		command                 string
+		protocol                int
+		writes, batch, removing bool
+	}{
+		{"nft list ruleset", unix.NETLINK_NETFILTER, false, false, false},
+		{"nft add table ip t", unix.NETLINK_NETFILTER, true, true, false},
+		{"nft delete table ip t", unix.NETLINK_NETFILTER, true, true, true},
+		{"nft destroy table ip t", unix.NETLINK_NETFILTER, true, true, true},
+		{"iptables-nft -A INPUT -j ACCEPT", unix.NETLINK_NETFILTER, true, true, false},
+		{"iptables-nft -D INPUT -j ACCEPT", unix.NETLINK_NETFILTER, true, true, true},
+		{"ip address show", unix.NETLINK_ROUTE, false, false, false},
+		{"ip address add ::6/128 dev lo", unix.NETLINK_ROUTE, true, false, false},
+		{"ip address del ::6/128 dev lo", unix.NETLINK_ROUTE, true, false, true},
+		{"ip rule add fwmark 1 table 2", unix.NETLINK_ROUTE, true, false, false},
+		{"ip rule del fwmark 1 table 2", unix.NETLINK_ROUTE, true, false, true},
+	} {
+		words := strings.Fields(test.command)
+		r := run(t, ns, words[0], words[1:]...)
+		if r.Status.ExitStatus() != 0 {
+			t.Errorf("%s: %v", test.command, r.Status)
+		}
+		all := slices.Concat(r.Messages(test.protocol)...)
+		for what, got := range map[string]struct{ got, want bool }{
+			"any":     {len(all) > 0, true},
+			"writes":  {slices.ContainsFunc(all, trace.Message.Writes), test.writes},
+			"batch":   {slices.ContainsFunc(all, trace.Message.BeginsBatch), test.batch},
+			"removes": {slices.ContainsFunc(all, trace.Message.Removes), test.removing},
+		} {
+			if got.got != got.want {
+				t.Errorf("%s: %s is %t; messages %+v", test.command, what, got.got, all)
+			}
+		}
+	}
+}
+
+func TestLocksAreSeen(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "l")
+	if r := run(t, netnstest.New(t), "flock", file, "true"); r.Locks() == 0 {
+		t.Error("flock is not seen")
+	}
+}
+
+func TestAProgramThatIsNotThere(t *testing.T) {
+	t.Parallel()
+	if _, err := trace.Run(exec.CommandContext(t.Context(), filepath.Join(t.TempDir(), "none"))); err == nil {
+		t.Error("no error")
+	}
+}

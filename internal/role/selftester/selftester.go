@@ -1,0 +1,111 @@
+// Package selftester is the role "istio-cni selftest": which way of redirecting pods works on this node, shown by real
+// packets in a scratch namespace.
+//
+// It promises to touch nothing of the node but the file it is told to write. It never needs the node agent.
+//
+// Start at Run.
+package selftester
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/settings"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/selftest"
+)
+
+// exitUnable is for a node on which pods cannot be redirected as asked.
+const exitUnable = 3
+
+const head = `NAME:
+   istio-cni selftest - finds out with real packets which way of redirecting pods works on this node (root)
+
+USAGE:
+   istio-cni selftest [flags]
+
+It works in two network namespaces of its own. The node agent does the same when it starts.
+
+EXIT CODES:
+   %d  pods can be redirected
+   %d  it could not be tried
+   %d  a bad value or flag
+   %d  pods cannot be redirected
+
+FLAGS:
+`
+
+type config struct {
+	record  string
+	backend redirect.Backend
+	asJSON  bool
+}
+
+func (c *config) rows() []settings.Setting {
+	return []settings.Setting{
+		{
+			Name: "backend", Arg: "WAY", Env: []string{"CNI_BACKEND"}, Default: "auto",
+			Use: "the one that has to work for exit code 0: auto, netlink, native or iptables",
+			Set: func(s string) (err error) { c.backend, err = redirect.ParseBackend(s); return err },
+		},
+		{
+			Name: "record", Arg: "DIR", Use: "write the verdict for the plugin, into the agent's run directory",
+			Set: func(s string) error { c.record = s; return nil },
+		},
+		{Name: "json", Default: "false", Use: "print JSON", Set: func(s string) error { return settings.Toggle(&c.asJSON, s) }},
+	}
+}
+
+// Run is the role.
+func Run(c applet.Call) int {
+	var cfg config
+	rows := cfg.rows()
+	found, err := settings.Find("istio-cni selftest", rows, c.Args, c.Getenv)
+	if errors.Is(err, settings.ErrHelp) {
+		_, _ = fmt.Fprintf(c.Stdout, head, applet.ExitOK, applet.ExitError, applet.ExitUsage, exitUnable)
+		settings.Help(c.Stdout, rows)
+		return applet.ExitOK
+	}
+	if err = errors.Join(err, found.Apply(rows)); err != nil {
+		_, _ = fmt.Fprintf(c.Stderr, "error: %s\nsee istio-cni selftest --help\n", strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
+		return applet.ExitUsage
+	}
+	path, _ := c.Getenv("PATH")
+	verdict, err := selftest.Run(context.Background(), selftest.Options{
+		Path: path, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return time.Now() }, //nolint:forbidigo // the only clock
+	})
+	if err == nil && cfg.record != "" {
+		err = verdict.Record(hostfs.Disk{}, cfg.record)
+	}
+	if err != nil {
+		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
+		return applet.ExitError
+	}
+	if err := show(c.Stdout, verdict, cfg.asJSON); err != nil {
+		_, _ = fmt.Fprintf(c.Stderr, "error: printing: %v\n", err)
+		return applet.ExitError
+	}
+	if err := verdict.Served(cfg.backend); err != nil {
+		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
+		return exitUnable
+	}
+	return applet.ExitOK
+}
+
+func show(w io.Writer, v selftest.Verdict, asJSON bool) error {
+	if asJSON {
+		encoder := json.NewEncoder(w)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(v)
+	}
+	_, err := io.WriteString(w, v.Text())
+	return err
+}
