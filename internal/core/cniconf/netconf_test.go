@@ -128,7 +128,6 @@ func TestBackendsThatContradict(t *testing.T) {
 		`{"name":"n","backend":"magic"}`:                                           `key "backend": value "magic": want auto, netlink, native or iptables`,
 		`{"name":"n","backend":"netlink","native_nftables":true}`:                  "native nftables are asked for, and the backend netlink",
 		`{"name":"n","backend":"netlink","force_iptables_binary":"nft"}`:           "a variant of the iptables programs is forced (nft)",
-		`{"name":"n","native_nftables":true,"force_iptables_binary":"legacy"}`:     "a variant of the iptables programs is forced (legacy)",
 		`{"name":"n","backend":"native","native_nftables":true,"api_timeout":"x"}`: `key "api_timeout"`,
 	} {
 		got, err := Parse([]byte(stanza))

@@ -35,10 +35,10 @@ func ChooseBackend(said Backend, native bool, variant string) (Backend, error) {
 	switch {
 	case native && !open && said != Native:
 		return Auto, errors.New("native nftables are asked for, and the backend " + string(said))
-	case variant != "" && (native || !open && said != Tools):
-		return Auto, errors.New("a variant of the iptables programs is forced (" + variant + "), and a backend asked for that starts none")
-	case native:
+	case native: // as with the reference, whatever variant is forced for when the programs are used
 		return Native, nil
+	case variant != "" && !open && said != Tools:
+		return Auto, errors.New("a variant of the iptables programs is forced (" + variant + "), and a backend asked for that starts none")
 	case variant != "":
 		return Tools, nil
 	case open:

@@ -26,8 +26,11 @@ import (
 
 // Namespace is a network namespace and how to work in it.
 type Namespace struct {
-	// Path is the file of the namespace. "" is the current one.
+	// Path is the file of the namespace.
 	Path string
+	// Current means the namespace of the caller, and Path must be empty then: by hand on a node that is the node's own. It
+	// has to be said, so that a path that got lost programs nothing.
+	Current bool
 	// Backend is the way by which rules are read and written; "" is redirect.Auto.
 	Backend redirect.Backend
 	// Tools says how iptables is found, where it is needed.
@@ -45,6 +48,9 @@ const (
 	netlinkAndTools       // the tools for what netlink does not reach: the legacy tables
 	toolsAlone
 )
+
+// errUnnamed is a namespace that nobody named, or named twice.
+var errUnnamed = errors.New("it is not said which network namespace is meant")
 
 // Conduct says what Apply does with rules of the mesh that are there and are not those wanted.
 type Conduct uint8
@@ -243,6 +249,9 @@ func (n Namespace) Ours(ctx context.Context) (bool, error) {
 // Families says which families of the namespace would be treated how.
 func (n Namespace) Families(spec redirect.Spec) (redirect.Families, error) {
 	var f redirect.Families
+	if (n.Path == "") != n.Current {
+		return f, errUnnamed
+	}
 	err := netns.Do(n.Path, func() (err error) {
 		f, err = families(spec)
 		return err
@@ -284,6 +293,9 @@ const retries = 10
 
 // do runs fn in the namespace with the means that it takes: netlink alone, which is enough for nearly all, or with tools.
 func (n Namespace) do(ctx context.Context, fn func(Namespace) error) error {
+	if (n.Path == "") != n.Current {
+		return errUnnamed
+	}
 	if n.wants() == redirect.Tools {
 		n.means = toolsAlone
 		return n.isolated(ctx, fn)

@@ -22,13 +22,8 @@ type Namespace struct {
 }
 
 // Path names the namespace for this process and for nothing else: /proc/self/fd/N of the open file, so that it is the
-// same namespace whatever becomes of the place where it was found. It is of no use after Close, when it is empty.
-func (n *Namespace) Path() string {
-	if fd := n.fd.Load(); fd >= 0 {
-		return fdPath(int(fd))
-	}
-	return ""
-}
+// same namespace whatever becomes of the place where it was found. After Close it leads nowhere.
+func (n *Namespace) Path() string { return fdPath(int(n.fd.Load())) }
 
 // Inode tells which namespace it is.
 func (n *Namespace) Inode() Inode { return n.inode }

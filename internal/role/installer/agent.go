@@ -242,7 +242,13 @@ func (n *node) run(ctx context.Context) error {
 	} else {
 		n.log.InfoContext(ctx, "nothing is installed (CNI_ENABLE_INSTALL=false)")
 	}
-	n.start(n.test)
+	testing, endTest := context.WithCancel(n.background)
+	defer endTest()
+	tested := make(chan struct{})
+	n.start(func() {
+		defer close(tested)
+		n.test(testing)
+	})
 	n.follow()
 	select {
 	case <-ctx.Done():
@@ -251,6 +257,8 @@ func (n *node) run(ctx context.Context) error {
 			return err
 		}
 	}
+	endTest()
+	<-tested // what it writes down would be left
 	return n.leave(context.WithoutCancel(ctx))
 }
 
@@ -273,7 +281,7 @@ func (n *node) leave(ctx context.Context) error {
 	if _, err := n.installation.Uninstall(ctx); err != nil {
 		return fmt.Errorf("giving the node back: %w", err)
 	}
-	return (hostfs.Disk{}).Remove(lockFile(n.cfg)) // it is held until the process ends, and nobody may come after it
+	return forget(n.cfg) // the lock is held until the process ends, and nobody may come after it
 }
 
 // warn makes an event on the node, beside the work.

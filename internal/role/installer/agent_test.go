@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/meshcni/istio-cni/internal/node/agentcall"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
@@ -135,11 +136,17 @@ func TestAgentFromNothingToCapturedPods(t *testing.T) {
 	if !mesh.Captured(n) || plain.Captured(n) {
 		t.Errorf("captured: mesh pod %v, plain pod %v", mesh.Captured(n), plain.Captured(n))
 	}
+	// The agent has told the plugin, and been told what became of each.
+	agent, err := agentcall.Dial(t.Context(), n.Path(nodetest.RunDir)+"/"+agentcall.SocketName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer agent.Close() //nolint:errcheck // all is said
+	told, err := agent.Decisions(t.Context())
+	if err != nil || len(told) != 2 || told[0].Source != agentcall.SourceAgent || told[1].Source != agentcall.SourceAgent {
+		t.Errorf("decisions %+v, %v", told, err)
+	}
 	for _, p := range []nodetest.Pod{mesh, plain} {
-		path := "GET /api/v1/namespaces/apps/pods/" + p.Name
-		if !slices.Contains(n.API.Requests(), path) {
-			t.Errorf("the plugin did not ask for %q with the agent's kubeconfig: %q", path, n.API.Requests())
-		}
 		if err := n.Del(p, "pods"); err != nil {
 			t.Errorf("DEL of pod %s: %v", p.Name, err)
 		}

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path"
 	"strings"
 	"syscall"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
 // maxTemplate bounds a template and other files of the configuration.
@@ -145,6 +147,16 @@ func alone(cfg Config) (*hostfs.Held, error) {
 	return hostfs.Lock(lockFile(cfg))
 }
 
+// forget removes what is in the run directory besides the installation: the self-test's verdict, a socket that a killed
+// agent left, and the lock.
+func forget(cfg Config) error {
+	var errs []error
+	for _, file := range []string{path.Join(cfg.RunDir, selfcheck.FileName), cfg.podSocket(), lockFile(cfg)} {
+		errs = append(errs, (hostfs.Disk{}).Remove(file))
+	}
+	return errors.Join(errs...)
+}
+
 func lockFile(cfg Config) string { return cfg.RunDir + "/install.lock" }
 
 func remedied(err error) error {
@@ -185,7 +197,7 @@ func uninstall(ctx context.Context, cfg Config, log *slog.Logger) error {
 	i := installation.New(log, hostfs.Disk{}, cfg.installationConfig(), installation.Report{}, nil)
 	_, err = i.Uninstall(ctx)
 	if held != nil {
-		err = errors.Join(err, held.Close(), (hostfs.Disk{}).Remove(lockFile(cfg)))
+		err = errors.Join(err, held.Close(), forget(cfg))
 	}
 	if err == nil {
 		log.InfoContext(ctx, "the node is given back")

@@ -31,7 +31,7 @@ func TestOverlayChangesWhatThePluginIsTold(t *testing.T) {
 		"EXCLUDED_NAMESPACES": "a,b\n", "AMBIENT_ENABLED": "true", "AMBIENT_ENABLEMENT_SELECTOR": selectorYAML,
 		"NATIVE_NFTABLES":                "true\n", // as a file has it
 		"ENABLE_AMBIENT_DETECTION_RETRY": "true", "SECOND_IP_FAMILY": "capture", "API_TIMEOUT": "5s",
-		"FORCE_IPTABLES_BINARY": "legacy", "PLUGIN_LOG_LEVEL": "debug", "unheard-of": "x",
+		"FORCE_IPTABLES_BINARY": "legacy", "CNI_BACKEND": "native", "PLUGIN_LOG_LEVEL": "debug", "unheard-of": "x",
 	}})
 	if err != nil || len(restart) > 0 {
 		t.Fatal(err, restart)
@@ -41,6 +41,7 @@ func TestOverlayChangesWhatThePluginIsTold(t *testing.T) {
 	want.AmbientEnabled, want.NativeNFTables, want.AmbientDetectionRetry = true, true, true
 	want.EnablementSelectors, want.LogLevel = []byte(selectorJSON), "debug"
 	want.SecondFamily, want.APITimeout, want.ForceIptables = redirect.Capture, 5*time.Second, "legacy"
+	want.Backend = redirect.Native
 	if diff := cmp.Diff(want, c.Stanza); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

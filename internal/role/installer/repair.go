@@ -7,7 +7,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/workqueue"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
-	"github.com/meshcni/istio-cni/internal/node/selftest"
+	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
 // repair looks after pods that run without redirection, for as long as the agent runs. Nothing of the installation waits for it.
@@ -36,7 +36,7 @@ func (n *node) repair() {
 func (n *node) plugin() (cniconf.NetConf, error) {
 	conf, err := n.stanza.Load().NetConf()
 	if conf.Backend == redirect.Auto {
-		conf.Backend = selftest.Recorded(n.cfg.RunDir)
+		conf.Backend = selfcheck.Recorded(n.cfg.RunDir)
 	}
 	return conf, err
 }

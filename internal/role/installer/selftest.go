@@ -1,11 +1,12 @@
 package installer
 
 import (
+	"context"
 	"log/slog"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
-	"github.com/meshcni/istio-cni/internal/node/selftest"
+	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
 // partSelftest is what the self-test is called in the agent's state.
@@ -16,10 +17,13 @@ const retest = 30 * time.Second
 
 // test finds out by real packets whether pods can be redirected on this node, and tells the plugin how. A node on which
 // that was tried and does not work is not ready; one on which it cannot be tried, for want of privilege, may be.
-func (n *node) test() {
+func (n *node) test(ctx context.Context) {
 	path, _ := n.in.getenv("PATH")
-	for n.background.Err() == nil {
-		verdict, err := selftest.Run(n.background, selftest.Options{Path: path, Log: n.log, Now: clock})
+	for ctx.Err() == nil {
+		verdict, err := selfcheck.Run(ctx, selfcheck.Options{Path: path, Log: n.log, Now: clock})
+		if ctx.Err() != nil {
+			return
+		}
 		if err != nil {
 			n.log.Warn("it could not be tried whether pods can be redirected on this node", slog.String("error", err.Error()))
 			n.ready(nil)
@@ -42,7 +46,7 @@ func (n *node) test() {
 		n.warn("CNISelfTestFailed", err.Error())
 		timer := time.NewTimer(retest)
 		select {
-		case <-n.background.Done():
+		case <-ctx.Done():
 		case <-timer.C:
 		}
 		timer.Stop()

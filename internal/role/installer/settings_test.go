@@ -183,6 +183,11 @@ func rows() []row {
 			func(c Config) any { return c.Stanza.AmbientDetectionRetry },
 			true, false, notBool, nil,
 		},
+		{
+			"--backend", "native", func(c Config) any { return c.Stanza.Backend }, redirect.Native, redirect.Auto,
+			[]string{"magic"},
+			nil,
+		},
 		{"--native-nftables", "true", func(c Config) any { return c.Stanza.NativeNFTables }, true, false, notBool, nil},
 		{
 			"--second-ip-family", "reject",

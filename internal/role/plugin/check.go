@@ -15,7 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
 	"github.com/meshcni/istio-cni/internal/node/podnet"
-	"github.com/meshcni/istio-cni/internal/node/selftest"
+	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
 // mostNamed is how many differences an error of CHECK names one by one.
@@ -104,7 +104,7 @@ func (p *plugin) status(_ context.Context, args *skel.CmdArgs) error {
 func (p *plugin) writable(conf cniconf.NetConf) error {
 	backend := conf.Backend
 	if backend == redirect.Auto {
-		backend = selftest.Recorded(conf.RunDir)
+		backend = selfcheck.Recorded(conf.RunDir)
 	}
 	host := iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)}
 	if backend == redirect.Tools {

@@ -27,7 +27,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 	"github.com/meshcni/istio-cni/internal/node/podnet"
-	"github.com/meshcni/istio-cni/internal/node/selftest"
+	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
 // wholeCall ends an invocation that nothing else has ended: it is below the runtimes' own limits, so that the error
@@ -151,7 +151,7 @@ func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
 // namespace is the pod's network namespace, with the tools of the node.
 func (p *plugin) namespace(conf cniconf.NetConf, path string, log *slog.Logger) podnet.Namespace {
 	if conf.Backend == redirect.Auto && conf.RunDir != "" {
-		conf.Backend = selftest.Recorded(conf.RunDir)
+		conf.Backend = selfcheck.Recorded(conf.RunDir)
 	}
 	return podnet.Namespace{
 		Path: path, Log: log, Backend: conf.Backend,

@@ -24,7 +24,7 @@ type run struct {
 }
 
 func (r run) namespace() podnet.Namespace {
-	return podnet.Namespace{Path: r.netns, Log: r.log, Backend: r.backend, Tools: iptables.Host{Path: r.path, Force: r.forceIptables}}
+	return podnet.Namespace{Path: r.netns, Current: r.netns == "", Log: r.log, Backend: r.backend, Tools: iptables.Host{Path: r.path, Force: r.forceIptables}}
 }
 
 // do carries out what was asked for: looking only (--dry-run, --explain, --verify), or rules and then validation.

@@ -20,7 +20,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet/settings"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
-	"github.com/meshcni/istio-cni/internal/node/selftest"
+	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
 // exitUnable is for a node on which pods cannot be redirected as asked.
@@ -79,7 +79,7 @@ func Run(c applet.Call) int {
 		return applet.ExitUsage
 	}
 	path, _ := c.Getenv("PATH")
-	verdict, err := selftest.Run(context.Background(), selftest.Options{
+	verdict, err := selfcheck.Run(context.Background(), selfcheck.Options{
 		Path: path, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return time.Now() }, //nolint:forbidigo // the only clock
 	})
 	if err == nil && cfg.record != "" {
@@ -100,7 +100,7 @@ func Run(c applet.Call) int {
 	return applet.ExitOK
 }
 
-func show(w io.Writer, v selftest.Verdict, asJSON bool) error {
+func show(w io.Writer, v selfcheck.Verdict, asJSON bool) error {
 	if asJSON {
 		encoder := json.NewEncoder(w)
 		encoder.SetIndent("", "  ")

@@ -1,4 +1,4 @@
-// Package selftest finds out which way of redirecting pods works on this node: it applies the rules to a scratch namespace
+// Package selfcheck finds out which way of redirecting pods works on this node: it applies the rules to a scratch namespace
 // and sends real packets.
 //
 // It promises to touch nothing but two namespaces of its own, which end with it, to bound its time, and to tell what could not be
@@ -7,7 +7,7 @@
 // It never decides what becomes of a pod.
 //
 // Start reading at Run; scene.go has the namespaces, packet.go the packets, verdict.go what is written down.
-package selftest
+package selfcheck
 
 import (
 	"context"

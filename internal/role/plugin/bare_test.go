@@ -1,0 +1,229 @@
+package plugin_test
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
+)
+
+// bare is a file system with nothing in it but the program, the agent's directory and an empty /proc, in which the
+// kernel's is seen by what runs there. No iptables, nft, ip, nsenter, shell or library is to be had.
+type bare struct{ root, runDir string }
+
+// atNothing is a node of which nothing is used: the file system is bare.
+func atNothing(t *testing.T, n *chaintest.Node) bare {
+	t.Helper()
+	b := bare{root: t.TempDir(), runDir: "/run/istio-cni"}
+	for _, dir := range []string{"/proc", b.runDir} {
+		if err := os.MkdirAll(filepath.Join(b.root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	content, err := os.ReadFile(program(t))
+	if err == nil {
+		err = os.WriteFile(filepath.Join(b.root, "istio-cni"), content, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The agent's directory is where a runtime's node has it, and here as well: a chroot is its own world.
+	n.API.WriteKubeconfig(t, filepath.Join(b.root, b.runDir, "istio-cni-kubeconfig"))
+	return b
+}
+
+// run traces the program as the only file there is. The environment is what is given and nothing else.
+func (b bare) run(t *testing.T, ns string, input []byte, environment []string, args ...string) (*trace.Record, string) {
+	t.Helper()
+	var record *trace.Record
+	var out bytes.Buffer
+	proc := netns.Bind{Source: "/proc", Target: filepath.Join(b.root, "proc")}
+	isolation, err := netns.DoIsolated(ns, []netns.Bind{proc}, func() (err error) {
+		cmd := exec.CommandContext(t.Context(), "/istio-cni", args...)
+		cmd.Env, cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = environment, "/", bytes.NewReader(input), &out, &out
+		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: b.root}
+		record, err = trace.Run(cmd)
+		return err
+	})
+	if err != nil || isolation != nil {
+		t.Fatal(err, isolation)
+	}
+	return record, out.String()
+}
+
+// place is where the program runs: alone in a file system, or among all others without a PATH that leads to them.
+type place func(t *testing.T, n *chaintest.Node) (runDir string, run func(input []byte, environment []string, args ...string) (*trace.Record, string))
+
+func places() map[string]place {
+	return map[string]place{
+		"a file system with nothing in it": func(t *testing.T, n *chaintest.Node) (string, func([]byte, []string, ...string) (*trace.Record, string)) {
+			t.Helper()
+			b := atNothing(t, n)
+			return b.runDir, func(input []byte, environment []string, args ...string) (*trace.Record, string) {
+				return b.run(t, n.Netns, input, environment, args...)
+			}
+		},
+		"an empty PATH": func(t *testing.T, n *chaintest.Node) (string, func([]byte, []string, ...string) (*trace.Record, string)) {
+			t.Helper()
+			return n.RunDir, func(input []byte, environment []string, args ...string) (*trace.Record, string) {
+				var record *trace.Record
+				var out bytes.Buffer
+				if err := netns.Do(n.Netns, func() (err error) {
+					cmd := exec.CommandContext(t.Context(), program(t), args...)
+					cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = append(environment, "PATH="), bytes.NewReader(input), &out, &out
+					record, err = trace.Run(cmd)
+					return err
+				}); err != nil {
+					t.Fatal(err)
+				}
+				return record, out.String()
+			}
+		},
+	}
+}
+
+// TestNothingOfTheHostIsNeeded: every command of the plugin and of the redirector works without any program of the node,
+// and starts none.
+func TestNothingOfTheHostIsNeeded(t *testing.T) {
+	t.Parallel()
+	for name, at := range places() {
+		for _, backend := range []string{"auto", "netlink", "native"} {
+			for mode, describe := range map[string]func(*kubetest.Pod){"REDIRECT": chaintest.Sidecar, "TPROXY": byTPROXY, "dual stack": dualStack} {
+				t.Run(name+" "+backend+" "+mode, func(t *testing.T) {
+					t.Parallel()
+					n := chaintest.New(t, program(t))
+					runDir, run := at(t, n)
+					pod := n.NewPod("shop", "web", describe)
+					addressed(t, pod)
+					must := must(t, run)
+					input, err := chaintest.Input(n.Chain("1.1.0", chaintest.Stanza{"cni_agent_run_dir": runDir, "backend": backend}), nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, command := range []string{"ADD", "ADD", "CHECK", "STATUS", "DEL", "VERSION"} {
+						must(0, input, pod.Environ(command, "/"))
+						if all := everyRule(t, pod.Netns); !strings.Contains(strings.ToLower(all), "istio") {
+							t.Fatalf("after %s the pod is not captured:\n%s", command, all)
+						}
+					}
+				})
+			}
+		}
+		for _, backend := range []string{"auto", "netlink", "native"} {
+			t.Run(name+" "+backend+" iptables", func(t *testing.T) {
+				t.Parallel()
+				n := chaintest.New(t, program(t))
+				_, run := at(t, n)
+				pod := n.NewPod("shop", "web", nil)
+				addressed(t, pod)
+				redirector(t, pod, backend, must(t, run))
+			})
+		}
+	}
+}
+
+// must makes sure that a run ends as wanted and starts nothing.
+func must(t *testing.T, run func([]byte, []string, ...string) (*trace.Record, string)) func(code int, input []byte, environment []string, args ...string) {
+	t.Helper()
+	return func(code int, input []byte, environment []string, args ...string) {
+		t.Helper()
+		r, out := run(input, environment, args...)
+		if r.Status.ExitStatus() != code || r.Processes > 0 {
+			t.Fatalf("%q %q ends with %v, want code %d; %d processes were started: %q\n%s", environment, args, r.Status, code,
+				r.Processes, r.Programs, out)
+		}
+	}
+}
+
+// redirector goes through the life of a namespace with the role iptables.
+func redirector(t *testing.T, pod chaintest.Pod, backend string, must func(int, []byte, []string, ...string)) {
+	t.Helper()
+	const differs = 3
+	call := func(code int, args ...string) {
+		t.Helper()
+		must(code, nil, nil, append([]string{
+			"iptables", "--network-namespace", pod.Netns, "--backend", backend, "-u", "1337", "-b", "*", "-i", "*", "-d", "15090,15021",
+		}, args...)...)
+	}
+	empty := everyRule(t, pod.Netns)
+	call(differs, "--verify")
+	call(0)
+	if all := everyRule(t, pod.Netns); !strings.Contains(strings.ToLower(all), "istio") {
+		t.Fatalf("nothing is captured:\n%s", all)
+	}
+	call(0, "--verify")
+	call(0)
+	call(differs, "--verify", "-m", "TPROXY")
+	call(0, "--reconcile", "-m", "TPROXY")
+	call(0, "--verify", "-m", "TPROXY")
+	call(0, "--cleanup-only")
+	call(differs, "--verify")
+	if all := everyRule(t, pod.Netns); strings.Contains(strings.ToLower(all), "istio") {
+		t.Errorf("after cleaning there is\n%s\nbefore there was\n%s", all, empty)
+	}
+}
+
+// everyRule is what nft knows of a namespace.
+func everyRule(t *testing.T, ns string) string {
+	t.Helper()
+	return netnstest.Run(t, ns, "nft", "list", "ruleset")
+}
+
+// TestTheHostsProgramsAreNeededWhereTheyAreAskedFor is the proof of the test above: in the same file system the backend
+// that starts programs fails, and says what it lacks.
+func TestTheHostsProgramsAreNeededWhereTheyAreAskedFor(t *testing.T) {
+	t.Parallel()
+	n := chaintest.New(t, program(t))
+	b := atNothing(t, n)
+	pod := n.NewPod("shop", "web", chaintest.Sidecar)
+	addressed(t, pod)
+	input, err := chaintest.Input(n.Chain("1.1.0", chaintest.Stanza{"cni_agent_run_dir": b.runDir, "backend": "iptables"}), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, out := b.run(t, n.Netns, input, pod.Environ("ADD", "/"))
+	if r.Status.ExitStatus() != 1 || !strings.Contains(out, "no iptables") {
+		t.Errorf("ends with %v: %s", r.Status, out)
+	}
+}
+
+// TestWithoutProcThePodIsNotStarted: /proc is all that is needed besides the program. Where it is not there a pod of the
+// mesh is refused, with an error that names what is missing.
+func TestWithoutProcThePodIsNotStarted(t *testing.T) {
+	t.Parallel()
+	n := chaintest.New(t, program(t))
+	b := atNothing(t, n)
+	pod := n.NewPod("shop", "web", chaintest.Sidecar)
+	input, err := chaintest.Input(n.Chain("1.1.0", chaintest.Stanza{"cni_agent_run_dir": b.runDir}), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(b.root, "proc")); err != nil {
+		t.Fatal(err)
+	}
+	// The namespace's file is in the file system of the runtime, so it is given in another way than by /proc.
+	file := filepath.Join(b.root, "netns")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	isolation, err := netns.DoIsolated(n.Netns, []netns.Bind{{Source: pod.Netns, Target: file}}, func() error {
+		cmd := exec.CommandContext(t.Context(), "/istio-cni")
+		pod.Netns = "/netns"
+		cmd.Env, cmd.Dir, cmd.Stdin, cmd.Stdout = pod.Environ("ADD", "/"), "/", bytes.NewReader(input), &out
+		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: b.root}
+		return cmd.Run()
+	})
+	if err == nil || isolation != nil || !strings.Contains(out.String(), "/proc") {
+		t.Errorf("ended with %v, %v: %s", err, isolation, out.String())
+	}
+}

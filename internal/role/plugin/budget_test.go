@@ -1,0 +1,233 @@
+package plugin_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
+)
+
+// What a call may take is counted by the kernel's word (ptrace) and by the API server's, not by the program's own.
+
+// budget is what a call of the runtime takes.
+type budget struct {
+	// processes are those that are started, requests those that reach the API server, questions those that reach the
+	// agent, reports included.
+	processes, requests int
+	questions           int64
+	// batches are transactions of nf_tables.
+	batches int
+}
+
+// stage is a node with an agent or without, and a pod on it.
+type stage struct {
+	node  *chaintest.Node
+	agent *agent
+	pod   chaintest.Pod
+	input []byte
+}
+
+// addressed gives the sandbox addresses of both families, as the plugin before ours does.
+func addressed(tb testing.TB, p chaintest.Pod) {
+	tb.Helper()
+	for _, command := range [][]string{
+		{"link", "add", "eth0", "type", "veth", "peer", "name", "peer0"},
+		{"addr", "add", "10.9.0.2/24", "dev", "eth0"}, {"addr", "add", "fd09::2/64", "dev", "eth0", "nodad"},
+	} {
+		netnstest.Run(tb, p.Netns, "ip", command...)
+	}
+}
+
+// set prepares a stage. The pod is known to the agent if there is one, else to the API server.
+func set(t *testing.T, withAgent bool, namespace string, describe func(*kubetest.Pod), stanza chaintest.Stanza) stage {
+	t.Helper()
+	s := stage{node: chaintest.New(t, program(t))}
+	s.pod = s.node.NewPod(namespace, "web", nil)
+	addressed(t, s.pod)
+	if withAgent {
+		s.agent = serveAgent(t, s.node)
+		s.agent.knows(s.pod, describe)
+	} else {
+		pod := kubetest.Pod{Namespace: namespace, Name: "web", UID: s.pod.UID}
+		describe(&pod)
+		s.node.API.SetPod(pod)
+	}
+	more := chaintest.Stanza{"plugin_log_level": "info"}
+	for key, value := range stanza {
+		more[key] = value
+	}
+	var err error
+	if s.input, err = chaintest.Input(s.node.Chain("1.0.0", more), nil); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// do runs a command that must succeed within the budget.
+func (s stage) do(t *testing.T, command string, want budget) *trace.Record {
+	t.Helper()
+	requests, questions := len(s.node.API.Requests()), int64(0)
+	if s.agent != nil {
+		questions = s.agent.calls.Load()
+	}
+	r, stdout := s.node.Traced(command, s.pod, s.input)
+	if r.Status.ExitStatus() != 0 {
+		t.Fatalf("%s: %v: %s", command, r.Status, stdout)
+	}
+	got := budget{processes: r.Processes, requests: len(s.node.API.Requests()) - requests, batches: len(batches(r))}
+	if s.agent != nil {
+		got.questions = s.agent.calls.Load() - questions
+	}
+	if got != want {
+		t.Errorf("%s takes %+v, want %+v; programs %q, connections %q", command, got, want, r.Programs, r.Connections())
+	}
+	if tcp := r.Sockets(unix.AF_INET) + r.Sockets(unix.AF_INET6); want.requests == 0 && tcp > 0 {
+		t.Errorf("%s makes %d sockets for IP although it asks no API server", command, tcp)
+	}
+	return r
+}
+
+// batches are the transactions of nf_tables that a run sent, each with what follows it up to the end of the call.
+func batches(r *trace.Record) [][]trace.Message {
+	var all [][]trace.Message
+	for _, sent := range r.Messages(unix.NETLINK_NETFILTER) {
+		for i, m := range sent {
+			if m.BeginsBatch() {
+				all = append(all, sent[i:])
+			}
+		}
+	}
+	return all
+}
+
+// removals are messages that take something away.
+func removals(r *trace.Record) []trace.Message {
+	all := slices.Concat(slices.Concat(r.Messages(unix.NETLINK_NETFILTER)...), slices.Concat(r.Messages(unix.NETLINK_ROUTE)...))
+	return slices.DeleteFunc(all, func(m trace.Message) bool { return !m.Removes() })
+}
+
+// changes are messages that change anything.
+func changes(r *trace.Record) []trace.Message {
+	all := slices.Concat(slices.Concat(r.Messages(unix.NETLINK_NETFILTER)...), slices.Concat(r.Messages(unix.NETLINK_ROUTE)...))
+	return slices.DeleteFunc(all, func(m trace.Message) bool { return !m.Writes() })
+}
+
+// The modes and backends that a pod and a node can choose.
+func byTPROXY(p *kubetest.Pod) {
+	chaintest.Sidecar(p)
+	p.Annotations["sidecar.istio.io/interceptionMode"] = "TPROXY"
+}
+
+func dualStack(p *kubetest.Pod) {
+	chaintest.Sidecar(p)
+	p.Containers[1].Env = append(p.Containers[1].Env, kubetest.EnvVar{Name: "ISTIO_DUAL_STACK", Value: "true"})
+}
+
+// TestBudgetOfAMeshPod: no process, one question and one transaction that removes nothing for a new pod; the question
+// alone for one that has its rules, and for CHECK; nothing at all for DEL.
+func TestBudgetOfAMeshPod(t *testing.T) {
+	t.Parallel()
+	for _, backend := range []string{"auto", "netlink", "native"} {
+		for mode, describe := range map[string]func(*kubetest.Pod){"REDIRECT": chaintest.Sidecar, "TPROXY": byTPROXY, "dual stack": dualStack} {
+			for _, withAgent := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s %s agent %t", backend, mode, withAgent), func(t *testing.T) {
+					t.Parallel()
+					s := set(t, withAgent, "shop", describe, chaintest.Stanza{"backend": backend})
+					asked := budget{requests: 1}
+					if withAgent {
+						asked = budget{questions: 2}
+					}
+					written := asked
+					written.batches = 1
+					r := s.do(t, "ADD", written)
+					if gone := removals(r); len(gone) > 0 {
+						t.Errorf("ADD of a new pod removes %+v", gone)
+					}
+					if r = s.do(t, "ADD", asked); len(changes(r)) > 0 {
+						t.Errorf("ADD of a pod that has its rules writes %+v", changes(r))
+					}
+					if withAgent {
+						asked.questions = 1 // CHECK is not reported
+					}
+					if r = s.do(t, "CHECK", asked); len(changes(r)) > 0 {
+						t.Errorf("CHECK writes %+v", changes(r))
+					}
+					untouched(t, s, s.do(t, "DEL", budget{}))
+				})
+			}
+		}
+	}
+}
+
+// untouched holds that a run made no socket and asked for no file of the agent's directory.
+func untouched(t *testing.T, s stage, r *trace.Record) {
+	t.Helper()
+	if asked := r.Under(s.node.RunDir); len(asked) > 0 {
+		t.Errorf("asked the kernel for %q", asked)
+	}
+	unconnected(t, r)
+}
+
+func unconnected(t *testing.T, r *trace.Record) {
+	t.Helper()
+	for _, domain := range []int{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK} {
+		if n := r.Sockets(domain); n > 0 {
+			t.Errorf("made %d sockets of family %d", n, domain)
+		}
+	}
+}
+
+// TestBudgetOfAPodOutsideOfTheMesh: what the runtime hands over is all that it takes.
+func TestBudgetOfAPodOutsideOfTheMesh(t *testing.T) {
+	t.Parallel()
+	for _, withAgent := range []bool{true, false} {
+		t.Run(fmt.Sprintf("agent %t", withAgent), func(t *testing.T) {
+			t.Parallel()
+			s := set(t, withAgent, "shop", chaintest.PlainPod, delivered(`{"kubernetes.io/config.seen":"x"}`))
+			untouched(t, s, s.do(t, "ADD", budget{}))
+			unconnected(t, s.do(t, "CHECK", budget{}))
+			for _, command := range []string{"DEL", "VERSION"} {
+				r := s.do(t, command, budget{})
+				untouched(t, s, r)
+				if opened := r.Under(s.pod.Netns); len(opened) > 0 {
+					t.Errorf("%s opened the namespace: %q", command, opened)
+				}
+			}
+		})
+	}
+}
+
+// TestBudgetOfAnExcludedPod: its name is enough; what is left to do is to tell.
+func TestBudgetOfAnExcludedPod(t *testing.T) {
+	t.Parallel()
+	s := set(t, true, "kube-system", chaintest.Sidecar, chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}})
+	r := s.do(t, "ADD", budget{questions: 1})
+	if n := r.Sockets(unix.AF_NETLINK); n > 0 {
+		t.Errorf("made %d netlink sockets", n)
+	}
+	s = set(t, false, "kube-system", chaintest.Sidecar, chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}})
+	s.do(t, "ADD", budget{})
+}
+
+// TestBudgetsSeeTheTools is the proof of the others: where processes are started and rules removed, it is seen.
+func TestBudgetsSeeTheTools(t *testing.T) {
+	t.Parallel()
+	s := set(t, true, "shop", dualStack, chaintest.Stanza{"backend": "iptables"})
+	r, stdout := s.node.Traced("ADD", s.pod, s.input)
+	if r.Status.ExitStatus() != 0 || r.Processes == 0 || len(batches(r)) < 2 {
+		t.Errorf("ended with %v, %d processes, %d batches: %s", r.Status, r.Processes, len(batches(r)), stdout)
+	}
+	// Another mode on the same pod: rules are removed by the netlink backend as well.
+	s = set(t, true, "shop", chaintest.Sidecar, nil)
+	s.do(t, "ADD", budget{questions: 2, batches: 1})
+	s.agent.knows(s.pod, byTPROXY)
+	if r = s.do(t, "ADD", budget{questions: 2, batches: 1}); len(removals(r)) == 0 {
+		t.Error("nothing is removed where the mode changes")
+	}
+}
