@@ -29,6 +29,23 @@ setup: ## Install what tests and demo need on a bare Debian machine (root)
 build: ## Build bin/istio-cni: static, stripped, version from the checkout
 	@hack/build.sh
 
+.PHONY: image
+image: ## Pack bin/image/istio-cni.tar, an OCI image for amd64 and arm64, without a container engine
+	@hack/image.sh
+
+.PHONY: manifests
+manifests: ## Write manifests/istio-cni.yaml, the chart's default rendering
+	@hack/manifests.sh
+
+.PHONY: chart-test
+chart-test: ## Render the chart with every option and hold it to the API and to the program (root)
+	@hack/setup.sh
+	@hack/manifests.sh --test
+
+.PHONY: e2e
+e2e: ## Run the tests against a real Kubernetes, which is built first (root); PKG= and RUN= narrow it
+	@hack/e2e.sh
+
 .PHONY: lint
 lint: ## Run golangci-lint and shellcheck
 	@hack/lint.sh

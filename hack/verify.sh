@@ -32,5 +32,8 @@ tidy() { (cd "$1" && go mod tidy -diff); }
 check gofmt formatted
 check go.mod tidy .
 check hack/tools/go.mod tidy hack/tools
+check hack/chart/go.mod tidy hack/chart
+check e2e/go.mod tidy e2e
 check docs/deps.txt hack/deps.sh check
+check manifests/istio-cni.yaml hack/manifests.sh --check
 exit "$status"

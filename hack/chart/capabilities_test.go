@@ -1,0 +1,126 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// confined runs the program as root with these capabilities and no others, as a container with them does.
+func confined(t *testing.T, env []string, capabilities []corev1.Capability, args ...string) (text string, code int) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("needs root: capabilities are taken away from it")
+	}
+	set := "-all"
+	for _, c := range capabilities {
+		set += ",+" + strings.ToLower(string(c))
+	}
+	confine := []string{"--bounding-set=" + set, "--inh-caps=-all", "--no-new-privs", product(t)}
+	return output(t, env, nil, "setpriv", slices.Concat(confine, args)...)
+}
+
+// capabilities are those that the agent has with these values.
+func capabilities(t *testing.T, text string) []corev1.Capability {
+	t.Helper()
+	return agent(t, mustRender(t, text)).Spec.Template.Spec.Containers[0].SecurityContext.Capabilities.Add
+}
+
+// TestTheAgentNeedsItsCapabilities installs on nodes whose directories are root's, and another user's.
+func TestTheAgentNeedsItsCapabilities(t *testing.T) {
+	t.Parallel()
+	const own, foreign = `{foreignOwners: false, repair: {repairPods: false}}`, `repair: {repairPods: false}`
+	const stranger = 4711
+	install := func(t *testing.T, owner int, have []corev1.Capability) (dir, text string, code int) {
+		t.Helper()
+		dir, flags := node(t)
+		for _, name := range []string{"net", "bin", "net/10-bridge.conflist"} {
+			if err := os.Chown(filepath.Join(dir, name), owner, owner); err != nil {
+				t.Fatal(err)
+			}
+		}
+		args := slices.Concat([]string{"install", "--once", "--uninstall-on-exit=never"}, flags)
+		text, code = confined(t, environment(t, mustRender(t, own)), have, args...)
+		return dir, text, code
+	}
+	if got := capabilities(t, own); len(got) != 0 {
+		t.Fatalf("root's own directories: capabilities %q", got)
+	}
+	if _, text, code := install(t, 0, nil); code != 0 {
+		t.Errorf("root's own directories without a capability: exit %d\n%s", code, text)
+	}
+	dir, text, code := install(t, stranger, capabilities(t, foreign))
+	if code != 0 {
+		t.Errorf("another user's directories: exit %d\n%s", code, text)
+	}
+	if have := owner(t, filepath.Join(dir, "net/10-bridge.conflist")); have != fmt.Sprint(stranger) {
+		t.Errorf("the edited file belongs to %s", have)
+	}
+	if _, text, code := install(t, stranger, nil); code == 0 {
+		t.Errorf("another user's directories can be written without a capability, so none is needed:\n%s", text)
+	}
+}
+
+func owner(t *testing.T, path string) string {
+	t.Helper()
+	text, code := output(t, nil, nil, "stat", "-c", "%u", path)
+	if code != 0 {
+		t.Fatalf("%s: %s", path, text)
+	}
+	return strings.TrimSpace(text)
+}
+
+// TestRepairInPlaceNeedsItsCapabilities writes rules into another program's namespace with those of the chart, and with
+// each one missing.
+func TestRepairInPlaceNeedsItsCapabilities(t *testing.T) {
+	t.Parallel()
+	for _, variant := range []string{"", "nft", "legacy"} {
+		all := capabilities(t, fmt.Sprintf(`{foreignOwners: false, forceIptablesBinary: %q}`, variant))
+		write := func(have []corev1.Capability) (text string, code int) {
+			return confined(t, []string{"FORCE_IPTABLES_BINARY=" + variant}, have, "iptables", "--network-namespace", pod(t),
+				"--istio-service-cidr", "*", "--istio-inbound-ports", "*")
+		}
+		if text, code := write(all); code != 0 {
+			t.Errorf("%q: exit %d\n%s", variant, code, text)
+		}
+		for i, missing := range all {
+			text, code := write(slices.Delete(slices.Clone(all), i, i+1))
+			if code == 0 {
+				t.Errorf("%q is written without %s, so that is not needed:\n%s", variant, missing, text)
+			}
+		}
+	}
+}
+
+// pod starts a program in a network namespace with an address, and gives the path of the namespace.
+func pod(t *testing.T) string {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	command := exec.CommandContext(ctx, "unshare", "--net", "--", "sh", "-c", `ip link set lo up &&
+ip link add eth0 type veth peer name eth1 && ip address add 10.1.1.1/24 dev eth0 &&
+ip link set eth0 up && echo ready && exec sleep 600`)
+	command.Env = []string{"PATH=/usr/sbin:/sbin:" + os.Getenv("PATH")}
+	out, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stop()
+		_ = command.Wait() // it is killed
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
+		t.Fatalf("making a namespace: %q, %v", line, err)
+	}
+	return fmt.Sprintf("/proc/%d/ns/net", command.Process.Pid)
+}

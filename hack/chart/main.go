@@ -1,0 +1,112 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"sigs.k8s.io/yaml"
+)
+
+func main() {
+	if err := run(os.Args[1:], os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "chart:", err)
+		os.Exit(1) //nolint:forbidigo // this is a main.go, too
+	}
+}
+
+// files is a flag that may be given several times.
+type files []string
+
+func (f *files) String() string     { return strings.Join(*f, ",") }
+func (f *files) Set(s string) error { *f = append(*f, s); return nil }
+
+// errDiffers is what --check finds.
+var errDiffers = errors.New("is out of step with the chart: run hack/manifests.sh and look at the difference")
+
+func run(args []string, out, problems io.Writer) error {
+	flags := flag.NewFlagSet("chart", flag.ContinueOnError)
+	flags.SetOutput(problems)
+	dir := flags.String("chart", "manifests/istio-cni", "`directory` of the chart")
+	release := defaultRelease()
+	flags.StringVar(&release.Name, "name", release.Name, "`name` of the release")
+	flags.StringVar(&release.Namespace, "namespace", release.Namespace, "`namespace` of the release")
+	flags.StringVar(&release.Tool, "managed-by", release.Tool, "`tool` that the label managed-by names")
+	flags.StringVar(&release.Kubernetes, "kube-version", release.Kubernetes, "`version` of the API server")
+	header := flags.String("header", "", "comment `text` above the objects")
+	check := flags.String("check", "", "print nothing: fail if this `file` is not the rendering")
+	var values files
+	flags.Var(&values, "f", "`file` with values, may be given several times")
+	if err := flags.Parse(args); err != nil {
+		return fmt.Errorf("reading flags: %w", err)
+	}
+	given, err := readValues(values)
+	if err != nil {
+		return err
+	}
+	chart, err := loader.LoadDir(*dir)
+	if err != nil {
+		return fmt.Errorf("loading chart %q: %w", *dir, err)
+	}
+	rendered, err := render(chart, release, given)
+	if err != nil {
+		return err
+	}
+	text := append(comment(*header), rendered.text()...)
+	if *check == "" {
+		_, err = out.Write(text)
+		return err
+	}
+	have, err := os.ReadFile(*check)
+	if err != nil {
+		return fmt.Errorf("reading what should be the rendering: %w", err)
+	}
+	if !bytes.Equal(have, text) {
+		return fmt.Errorf("%q %w", *check, errDiffers)
+	}
+	return nil
+}
+
+// readValues puts files with values together, the later ones over the earlier, as helm -f does.
+func readValues(names []string) (map[string]any, error) {
+	all := map[string]any{}
+	for _, name := range names {
+		text, err := os.ReadFile(name) //nolint:gosec // the file that the user names
+		if err != nil {
+			return nil, fmt.Errorf("reading values: %w", err)
+		}
+		var one map[string]any
+		if err := yaml.Unmarshal(text, &one); err != nil {
+			return nil, fmt.Errorf("reading values %q: %w", name, err)
+		}
+		overlay(all, one)
+	}
+	return all, nil
+}
+
+// overlay merges maps; whatever else is replaced.
+func overlay(onto, from map[string]any) {
+	for key, value := range from {
+		below, isMap := value.(map[string]any)
+		under, wasMap := onto[key].(map[string]any)
+		if isMap && wasMap {
+			overlay(under, below)
+			continue
+		}
+		onto[key] = value
+	}
+}
+
+// comment makes each line of a text a comment.
+func comment(text string) []byte {
+	var out []byte
+	for line := range strings.Lines(text) {
+		out = fmt.Appendf(out, "%s\n", strings.TrimRight("# "+line, " \n"))
+	}
+	return out
+}

@@ -1,0 +1,373 @@
+package main
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"maps"
+	"math/big"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// helpOf gives the flags and variables that a role of the program knows.
+func helpOf(t *testing.T, role string) (flags, variables []string) {
+	t.Helper()
+	text, code := output(t, nil, nil, product(t), role, "--help")
+	if code != 0 {
+		t.Fatalf("help of %s: exit %d\n%s", role, code, text)
+	}
+	for _, match := range regexp.MustCompile(`(?m)--([a-zA-Z_-]+)|\$([A-Z][A-Z0-9_-]+)`).FindAllStringSubmatch(text, -1) {
+		flags, variables = append(flags, match[1]), append(variables, match[2])
+	}
+	if len(variables) < 20 {
+		t.Fatalf("help of %s names %q", role, variables)
+	}
+	return flags, variables
+}
+
+// TestTheProgramKnowsItsSettings compares names of variables and flags with the program's own help.
+func TestTheProgramKnowsItsSettings(t *testing.T) {
+	t.Parallel()
+	flags, variables := helpOf(t, "install")
+	taintFlags, taintVariables := helpOf(t, "taint")
+	eachRendering(t, func(t *testing.T, r rendering) {
+		if r.has("DaemonSet/istio-system/istio-cni-node") {
+			c := agent(t, r).Spec.Template.Spec.Containers[0]
+			names := slices.Collect(maps.Keys(agentConfig(t, r)))
+			for _, e := range c.Env {
+				names = append(names, e.Name)
+			}
+			for _, name := range names {
+				if !slices.Contains(variables, name) {
+					t.Errorf("the agent does not know %s", name)
+				}
+			}
+			knownFlags(t, flags, c.Args)
+		}
+		if r.has("Deployment/istio-system/istio-cni-taint") {
+			c := tainter(t, r).Spec.Template.Spec.Containers[0]
+			for _, e := range c.Env {
+				if !slices.Contains(taintVariables, e.Name) {
+					t.Errorf("the taint controller does not know %s", e.Name)
+				}
+			}
+			knownFlags(t, taintFlags, c.Args)
+		}
+	})
+}
+
+func knownFlags(t *testing.T, known, args []string) {
+	t.Helper()
+	for _, arg := range args {
+		name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		if !slices.Contains(known, name) {
+			t.Errorf("flag %s is not known", arg)
+		}
+	}
+}
+
+// environment is what the kubelet would give the agent's container.
+func environment(t *testing.T, r rendering) []string {
+	t.Helper()
+	all := agentConfig(t, r)
+	for _, e := range agent(t, r).Spec.Template.Spec.Containers[0].Env {
+		all[e.Name] = filled(e)
+	}
+	all["KUBERNETES_SERVICE_HOST"], all["KUBERNETES_SERVICE_PORT"] = "10.96.0.1", "443"
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		out = append(out, name+"="+all[name])
+	}
+	return out
+}
+
+// filled is a variable as the kubelet fills it in.
+func filled(e corev1.EnvVar) string {
+	switch {
+	case e.ValueFrom == nil:
+		return e.Value
+	case e.ValueFrom.ResourceFieldRef != nil:
+		return "268435456"
+	}
+	switch e.ValueFrom.FieldRef.FieldPath {
+	case "spec.nodeName":
+		return "node-1"
+	case "metadata.name":
+		return "istio-cni-node-abcde"
+	case "metadata.namespace":
+		return "istio-system"
+	}
+	return "unknown field " + e.ValueFrom.FieldRef.FieldPath
+}
+
+// node is a directory with what an agent needs: a primary configuration and a service account.
+func node(t *testing.T) (dir string, flags []string) {
+	t.Helper()
+	dir = t.TempDir()
+	for name, text := range map[string]string{
+		"net/10-bridge.conflist": `{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"bridge"}]}`,
+		"net/10-calico.conflist": `{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"calico"}]}`,
+		"sa/token":               "token", "bin/.keep": "",
+		"sa/ca.crt": authority(t),
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir, []string{
+		"--mounted-cni-net-dir=" + dir + "/net", "--mounted-cni-bin-dirs=" + dir + "/bin", "--service-account-dir=" + dir + "/sa",
+		"--cni-agent-run-dir=" + dir + "/run",
+	}
+}
+
+// authority is the certificate of an authority, any one: nothing is asked.
+func authority(t *testing.T) string {
+	t.Helper()
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, &template, &template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+}
+
+// TestTheProgramTakesEveryRendering runs the agent and the controller with what each rendering gives them. The program
+// checks all its settings together, and exits 2 if one is bad.
+func TestTheProgramTakesEveryRendering(t *testing.T) {
+	t.Parallel()
+	program := product(t)
+	eachRendering(t, func(t *testing.T, r rendering) {
+		if r.has("DaemonSet/istio-system/istio-cni-node") {
+			_, flags := node(t)
+			args := slices.Concat([]string{"install", "--dry-run"}, flags, agent(t, r).Spec.Template.Spec.Containers[0].Args)
+			if text, code := output(t, environment(t, r), nil, program, args...); code != 0 {
+				t.Errorf("agent: exit %d\n%s", code, text)
+			}
+		}
+		if r.has("Deployment/istio-system/istio-cni-taint") {
+			args := slices.Concat([]string{"taint", "--dry-run", "--kubeconfig=/nonexistent"},
+				tainter(t, r).Spec.Template.Spec.Containers[0].Args)
+			// It goes as far as the API server's address.
+			text, code := output(t, []string{"POD_NAMESPACE=istio-system", "POD_NAME=a", "NODE_NAME=b"}, nil, program, args...)
+			if code != 1 || !strings.Contains(text, "/nonexistent") {
+				t.Errorf("taint controller: exit %d\n%s", code, text)
+			}
+		}
+	})
+}
+
+// TestTheProgramHeedsTheChart follows some settings into the node's files.
+func TestTheProgramHeedsTheChart(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		values, file string
+		want         []string
+	}{
+		"inline": {`excludeNamespaces: [kube-system, x]`, "10-bridge.conflist", []string{`"kube-system"`, `"x"`, `"istio-cni"`}},
+		"owned": {
+			`{confMode: owned, istioOwnedCNIConfigFileName: 01-m.conflist}`, "01-m.conflist", []string{`"bridge"`, `"istio-cni"`},
+		},
+		"standalone": {`{provider: multus, chained: false}`, "YYY-istio-cni.conf", []string{`"type": "istio-cni"`}},
+		"openshift":  {`platform: openshift`, "istio-cni.conf", []string{`"type": "istio-cni"`}},
+		"drop-in":    {`confMode: dropin`, "net/zzz-istio-cni.conf", []string{`"type": "istio-cni"`}},
+		"told":       {`{secondIPFamily: reject, apiTimeout: 3s}`, "10-bridge.conflist", []string{`"reject"`, `"3s"`}},
+		"named":      {`cniConfFileName: 10-calico.conflist`, "10-calico.conflist", []string{`"istio-cni"`}},
+		"template": {
+			`networkConfig: '{"type": "istio-cni", "mine": "__KUBERNETES_NODE_NAME__",
+"kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"}}'`,
+			"10-bridge.conflist",
+			[]string{`"mine":"node-1"`},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir, flags := node(t)
+			r := mustRender(t, c.values)
+			args := slices.Concat([]string{"install", "--once", "--uninstall-on-exit=never"}, flags)
+			if text, code := output(t, environment(t, r), nil, product(t), args...); code != 0 {
+				t.Fatalf("exit %d\n%s", code, text)
+			}
+			text, err := os.ReadFile(filepath.Join(dir, "net", c.file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(string(text), want) {
+					t.Errorf("%s has no %s:\n%s", c.file, want, text)
+				}
+			}
+		})
+	}
+}
+
+// TestPortsAreThoseOfTheProgram compares probes, ports and policies with the program's settings.
+func TestPortsAreThoseOfTheProgram(t *testing.T) {
+	t.Parallel()
+	text, _ := output(t, nil, nil, product(t), "taint", "--help")
+	for _, want := range []string{"(default: 8001)", "(default: 15024)"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the controller's help has no %s", want)
+		}
+	}
+	r := mustRender(t, `{healthPort: 8123, monitoringPort: 9123, livenessProbe: {enabled: true}, hostNetwork: true}`)
+	c, config := agent(t, r).Spec.Template.Spec.Containers[0], agentConfig(t, r)
+	if c.ReadinessProbe.HTTPGet.Port.IntValue() != 8123 || c.LivenessProbe.HTTPGet.Port.IntValue() != 8123 ||
+		config["HEALTH_PORT"] != "8123" || config["MONITORING_PORT"] != "9123" || c.Ports[0].ContainerPort != 9123 ||
+		agent(t, r).Spec.Template.Annotations["prometheus.io/port"] != "9123" {
+		t.Errorf("container %+v, configuration %q", c, config)
+	}
+	if off := agent(t, mustRender(t, `monitoringPort: 0`)); len(off.Spec.Template.Spec.Containers[0].Ports) != 0 ||
+		off.Spec.Template.Annotations["prometheus.io/scrape"] != "" {
+		t.Errorf("metrics are off: %+v", off.Spec.Template)
+	}
+}
+
+// TestTheDashboardAsksForWhatThereIs compares its metrics with those that docs/operations.md lists.
+func TestTheDashboardAsksForWhatThereIs(t *testing.T) {
+	t.Parallel()
+	docs, err := os.ReadFile(top + "/docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := get[corev1.ConfigMap](t, mustRender(t, `monitoring: {dashboard: {enabled: true}}`),
+		"ConfigMap/istio-system/istio-cni-dashboard")
+	var board struct {
+		Panels []struct {
+			Title, Description string
+			Targets            []struct{ Expr string }
+		}
+	}
+	if err := yaml.Unmarshal([]byte(config.Data["istio-cni.json"]), &board); err != nil {
+		t.Fatal(err)
+	}
+	asked := 0
+	for _, p := range board.Panels {
+		for _, target := range p.Targets {
+			for _, metric := range regexp.MustCompile(`istio_cni_[a-z_]+`).FindAllString(target.Expr, -1) {
+				asked++
+				plain := strings.TrimSuffix(strings.TrimSuffix(metric, "_sum"), "_count")
+				if !strings.Contains(string(docs), "`"+plain+"`") && !strings.Contains(string(docs), "`"+plain+"{") {
+					t.Errorf("panel %q asks for %s, which docs/operations.md does not list", p.Title, metric)
+				}
+			}
+		}
+	}
+	if asked < 15 {
+		t.Errorf("only %d metrics are asked for", asked)
+	}
+}
+
+// example is a file of manifests/examples with objects.
+func example(t *testing.T, name string) rendering {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(top, "manifests/examples", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := collect(map[string]string{name: string(text)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestTheExampleWithATemplateInstalls runs the agent as the example of the earliest documents would.
+func TestTheExampleWithATemplateInstalls(t *testing.T) {
+	t.Parallel()
+	r := example(t, "network-config.yaml")
+	for _, version := range []string{tool(t, "newest", "strict"), tool(t, "oldest", "strict", "-modfile=oldest.mod")} {
+		if out, code := output(t, nil, r.text(), version); code != 0 {
+			t.Errorf("exit %d\n%s", code, out)
+		}
+	}
+	config := get[corev1.ConfigMap](t, r, "ConfigMap/kube-system/istio-cni-config").Data
+	dir, flags := node(t)
+	env := []string{"KUBERNETES_SERVICE_HOST=10.96.0.1", "KUBERNETES_SERVICE_PORT=443"}
+	for _, o := range r.Objects {
+		if o.Kind != "DaemonSet" {
+			continue
+		}
+		var ds struct {
+			Spec struct{ Template struct{ Spec corev1.PodSpec } }
+		}
+		if err := yaml.Unmarshal([]byte(o.Text), &ds); err != nil {
+			t.Fatal(err)
+		}
+		checkVolumes(t, ds.Spec.Template.Spec)
+		for _, e := range ds.Spec.Template.Spec.Containers[0].Env {
+			if e.ValueFrom != nil && e.ValueFrom.ConfigMapKeyRef != nil {
+				env = append(env, e.Name+"="+config[e.ValueFrom.ConfigMapKeyRef.Key])
+				continue
+			}
+			env = append(env, e.Name+"="+filled(e))
+		}
+	}
+	args := slices.Concat([]string{"install", "--once", "--uninstall-on-exit=never"}, flags)
+	text, code := output(t, env, nil, product(t), args...)
+	if code != 0 {
+		t.Fatalf("exit %d\n%s", code, text)
+	}
+	for file, words := range map[string][]string{
+		// The stanza's spaces are those of the list.
+		"net/10-bridge.conflist": {
+			`"bridge"`, `"log_level":"info"`, `"kubeconfig":"/etc/cni/net.d/ZZZ-istio-cni-kubeconfig"`,
+			fmt.Sprintf(`"log_uds_address":"%s/run/log.sock"`, dir),
+		},
+		"net/ZZZ-istio-cni-kubeconfig": {"10.96.0.1:443", "token: token"},
+	} {
+		text, err := os.ReadFile(filepath.Join(dir, file))
+		if err != nil {
+			t.Error(err)
+		}
+		for _, word := range words {
+			if !strings.Contains(string(text), word) {
+				t.Errorf("%s has no %s:\n%s", file, word, text)
+			}
+		}
+	}
+}
+
+// TestTheExamplesOfValuesRender and are accepted by the program.
+func TestTheExamplesOfValuesRender(t *testing.T) {
+	t.Parallel()
+	names, err := filepath.Glob(top + "/manifests/examples/values-*.yaml")
+	if err != nil || len(names) < 3 {
+		t.Fatalf("examples %q, error %v", names, err)
+	}
+	read := func(name string) string {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	for _, name := range names {
+		r := mustRender(t, read(name))
+		_, flags := node(t)
+		args := slices.Concat([]string{"install", "--dry-run"}, flags)
+		if text, code := output(t, environment(t, r), nil, product(t), args...); code != 0 {
+			t.Errorf("%s: exit %d\n%s", name, code, text)
+		}
+	}
+	if added := capabilities(t, read(top+"/manifests/examples/values-least-privilege.yaml")); len(added) != 0 {
+		t.Errorf("capabilities %q", added)
+	}
+}

@@ -1,0 +1,276 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+)
+
+// TestInventory is which objects there are when: those of the reference under its names, and ours.
+func TestInventory(t *testing.T) {
+	t.Parallel()
+	// Those of the reference's chart.
+	base := []string{
+		"ServiceAccount/istio-system/istio-cni", "ConfigMap/istio-system/istio-cni-config", "ClusterRole//istio-cni",
+		"ClusterRoleBinding//istio-cni", "DaemonSet/istio-system/istio-cni-node",
+	}
+	repair := []string{"ClusterRole//istio-cni-repair-role", "ClusterRoleBinding//istio-cni-repair-rolebinding"}
+	ours := []string{
+		"Role/istio-system/istio-cni", "RoleBinding/istio-system/istio-cni",
+		"Role/default/istio-cni-node-events", "RoleBinding/default/istio-cni-node-events",
+	}
+	taint := []string{
+		"ServiceAccount/istio-system/istio-cni-taint", "ClusterRole//istio-cni-taint-role",
+		"ClusterRoleBinding//istio-cni-taint-rolebinding", "Deployment/istio-system/istio-cni-taint",
+		"Role/istio-system/istio-cni-taint-pods", "RoleBinding/istio-system/istio-cni-taint-pods",
+		"Role/istio-system/istio-cni-taint-lease", "RoleBinding/istio-system/istio-cni-taint-lease",
+		"Role/default/istio-cni-taint-events", "RoleBinding/default/istio-cni-taint-events",
+	}
+	defaults := slices.Concat(base, repair, ours)
+	for values, want := range map[string][]string{
+		`{}`:                       slices.Concat(base, repair, ours),
+		`repair: {enabled: false}`: slices.Concat(base, ours),
+		`provider: multus`:         append(slices.Clone(defaults), "NetworkAttachmentDefinition/default/istio-cni"),
+		`platform: gke`:            append(slices.Clone(defaults), "ResourceQuota/istio-system/istio-cni-resource-quota"),
+		`global: {networkPolicy: {enabled: true}}`: append(slices.Clone(defaults), "NetworkPolicy/istio-system/istio-cni"),
+		`{revision: r1, global: {resourceScope: cluster, networkPolicy: {enabled: true}}}`: {
+			base[2], base[3], repair[0], repair[1], "NetworkPolicy/istio-system/istio-cni-r1",
+		},
+		`global: {resourceScope: namespace}`:                         slices.Concat(base[:2], base[4:], ours),
+		`taint: {enabled: true}`:                                     slices.Concat(base, repair, ours, taint),
+		`{taint: {enabled: true}, global: {resourceScope: cluster}}`: slices.Concat(base[2:4], repair, taint[1:3]),
+		`{taint: {enabled: true}, global: {networkPolicy: {enabled: true}},
+monitoring: {podMonitor: {enabled: true}, dashboard: {enabled: true}}}`: slices.Concat(defaults, taint, []string{
+			"NetworkPolicy/istio-system/istio-cni", "NetworkPolicy/istio-system/istio-cni-taint",
+			"PodMonitor/istio-system/istio-cni-node", "PodMonitor/istio-system/istio-cni-taint",
+			"ConfigMap/istio-system/istio-cni-dashboard",
+		}),
+	} {
+		t.Run(values, func(t *testing.T) {
+			t.Parallel()
+			same(t, "objects", want, mustRender(t, values).ids())
+		})
+	}
+}
+
+// TestUpgradeFromTheReference has what an update of the reference's objects may not change: the API server refuses
+// another selector or roleRef.
+func TestUpgradeFromTheReference(t *testing.T) {
+	t.Parallel()
+	eachRendering(t, func(t *testing.T, r rendering) {
+		for binding, role := range map[string]string{
+			"ClusterRoleBinding//istio-cni":                    "istio-cni",
+			"ClusterRoleBinding//istio-cni-repair-rolebinding": "istio-cni-repair-role",
+		} {
+			if !r.has(binding) {
+				continue
+			}
+			b := get[rbacv1.ClusterRoleBinding](t, r, binding)
+			want := rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole", Name: role}
+			subject := rbacv1.Subject{Kind: "ServiceAccount", Name: "istio-cni", Namespace: "istio-system"}
+			if b.RoleRef != want || len(b.Subjects) != 1 || b.Subjects[0] != subject {
+				t.Errorf("%s: %+v %+v", binding, b.RoleRef, b.Subjects)
+			}
+		}
+		if !r.has("DaemonSet/istio-system/istio-cni-node") {
+			return
+		}
+		ds := agent(t, r)
+		selector := map[string]string{"k8s-app": "istio-cni-node"}
+		if diff := cmp.Diff(selector, ds.Spec.Selector.MatchLabels); diff != "" {
+			t.Error(diff)
+		}
+		pod := ds.Spec.Template
+		for name, want := range map[string]string{
+			"k8s-app": "istio-cni-node", "sidecar.istio.io/inject": "false", "istio.io/dataplane-mode": "none",
+		} {
+			if pod.Labels[name] != want {
+				t.Errorf("label %s is %q", name, pod.Labels[name])
+			}
+		}
+		c := pod.Spec.Containers[0]
+		if c.Name != "install-cni" || !slices.Equal(c.Command, []string{"install-cni"}) ||
+			pod.Spec.ServiceAccountName != "istio-cni" {
+			t.Errorf("container %q runs %q as %q", c.Name, c.Command, pod.Spec.ServiceAccountName)
+		}
+		if pod.Spec.TerminationGracePeriodSeconds == nil || *pod.Spec.TerminationGracePeriodSeconds < 30 {
+			t.Error("what the agent does at its end takes up to 25 s")
+		}
+	})
+}
+
+// TestTheReferencesConfigMap has each key of the reference's ConfigMap, with the value that it has there by default.
+func TestTheReferencesConfigMap(t *testing.T) {
+	t.Parallel()
+	have := agentConfig(t, mustRender(t, `tag: 1.2.3`, `hub: r.example/mesh`))
+	for name, want := range map[string]string{
+		"CURRENT_AGENT_VERSION": "1.2.3", "AMBIENT_ENABLED": "false", "AMBIENT_DNS_CAPTURE": "true", "AMBIENT_IPV6": "true",
+		"AMBIENT_RECONCILE_POD_RULES_ON_STARTUP": "true", "ENABLE_AMBIENT_DETECTION_RETRY": "false",
+		"ISTIO_OWNED_CNI_CONFIG": "false", "CHAINED_CNI_PLUGIN": "true", "EXCLUDE_NAMESPACES": "kube-system",
+		"REPAIR_ENABLED": "true", "REPAIR_LABEL_PODS": "false", "REPAIR_DELETE_PODS": "false", "REPAIR_REPAIR_PODS": "true",
+		"REPAIR_INIT_CONTAINER_NAME": "istio-validation", "REPAIR_BROKEN_POD_LABEL_KEY": "cni.istio.io/uninitialized",
+		"REPAIR_BROKEN_POD_LABEL_VALUE": "true", "NATIVE_NFTABLES": "false",
+	} {
+		if have[name] != want {
+			t.Errorf("%s=%q, the reference has %q", name, have[name], want)
+		}
+	}
+	for _, name := range []string{"CNI_CONF_NAME", "ISTIO_OWNED_CNI_CONFIG_FILENAME", "CNI_CONF_MODE"} {
+		if value, is := have[name]; is {
+			t.Errorf("%s=%q by default", name, value)
+		}
+	}
+}
+
+// TestW1TheOwnedFileHasTheNameThatIsRead: the reference's chart sets ISTIO_OWNED_CNI_CONF_FILENAME, which nobody reads.
+func TestW1TheOwnedFileHasTheNameThatIsRead(t *testing.T) {
+	t.Parallel()
+	const given = `istioOwnedCNIConfigFileName: 01-mesh.conflist`
+	for _, mode := range []string{`istioOwnedCNIConfig: true`, `confMode: owned`} {
+		have := agentConfig(t, mustRender(t, mode, given))
+		if _, wrong := have["ISTIO_OWNED_CNI_CONF_FILENAME"]; wrong || have["ISTIO_OWNED_CNI_CONFIG_FILENAME"] != "01-mesh.conflist" {
+			t.Errorf("%s: %q", mode, have)
+		}
+	}
+	if have, is := agentConfig(t, mustRender(t, given))["ISTIO_OWNED_CNI_CONFIG_FILENAME"]; is {
+		t.Errorf("without an owned file: %q", have)
+	}
+}
+
+// TestW28AChangeThatTakesARestartRollsTheDaemonSet, and one that takes none does not.
+func TestW28AChangeThatTakesARestartRollsTheDaemonSet(t *testing.T) {
+	t.Parallel()
+	sum := func(texts ...string) string {
+		return agent(t, mustRender(t, texts...)).Spec.Template.Annotations["checksum/config"]
+	}
+	before := sum()
+	if len(before) != 64 {
+		t.Fatalf("checksum %q", before)
+	}
+	for _, restart := range []string{`cniConfFileName: a.conflist`, `env: {KUBECONFIG_MODE: "0640"}`, `healthPort: 8001`} {
+		if sum(restart) == before {
+			t.Errorf("%s does not roll", restart)
+		}
+	}
+	for _, live := range []string{`excludeNamespaces: [a]`, `secondIPFamily: reject`, `networkConfig: '{"type": "istio-cni"}'`} {
+		if sum(live) != before {
+			t.Errorf("%s rolls, and takes effect without", live)
+		}
+		if sum(live, `liveConfiguration: false`) == sum(`liveConfiguration: false`) {
+			t.Errorf("%s does not roll where the agent does not watch its ConfigMap", live)
+		}
+	}
+}
+
+// TestPlatforms is the table of the reference's platform profiles.
+func TestPlatforms(t *testing.T) {
+	t.Parallel()
+	want := map[string][]string{
+		"":          {"/opt/cni/bin", "/etc/cni/net.d", "/var/run/netns"},
+		"gke":       {"/opt/cni/bin", "/etc/cni/net.d", "/var/run/netns"},
+		"openshift": {"/var/lib/cni/bin", "/etc/cni/multus/net.d", "/var/run/netns"},
+		"k3s":       {"/var/lib/rancher/k3s/data/cni", "/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/run/netns"},
+		"k3d":       {"/bin", "/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/run/netns"},
+		"microk8s":  {"/var/snap/microk8s/current/opt/cni/bin", "/var/snap/microk8s/current/args/cni-network", "/var/run/netns"},
+		"minikube":  {"/opt/cni/bin", "/etc/cni/net.d", "/var/run/docker/netns"},
+	}
+	same(t, "platforms", platforms(), slices.Collect(maps.Keys(want)))
+	for platform, dirs := range want {
+		r := mustRender(t, fmt.Sprintf("platform: %q", platform))
+		paths := map[string]string{}
+		for _, v := range agent(t, r).Spec.Template.Spec.Volumes {
+			paths[v.Name] = v.HostPath.Path
+		}
+		have := []string{paths["cni-bin-dir"], paths["cni-net-dir"], paths["cni-netns-dir"]}
+		if diff := cmp.Diff(dirs, have); diff != "" {
+			t.Errorf("%s, -want +have:\n%s", platform, diff)
+		}
+		if platform == "openshift" {
+			config, selinux := agentConfig(t, r), agent(t, r).Spec.Template.Spec.Containers[0].SecurityContext.SELinuxOptions
+			if config["CHAINED_CNI_PLUGIN"] != "false" || config["CNI_CONF_NAME"] != "istio-cni.conf" || selinux.Type != "spc_t" ||
+				!r.has("NetworkAttachmentDefinition/default/istio-cni") {
+				t.Errorf("configuration %q, SELinux %v", config, selinux)
+			}
+		}
+	}
+}
+
+// TestGKEIsKnownByTheServersVersion, where no directory is given.
+func TestGKEIsKnownByTheServersVersion(t *testing.T) {
+	t.Parallel()
+	server := defaultRelease()
+	server.Kubernetes = "v1.33.5-gke.1080000"
+	for text, want := range map[string]string{
+		`{}`: "/opt/cni/bin", `platform: gke`: "/home/kubernetes/bin", `cniBinDir: ""`: "/home/kubernetes/bin",
+		`{platform: gke, cniBinDir: /mine}`: "/mine",
+	} {
+		r, err := render(theChart(t), server, values(t, text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if have := agent(t, r).Spec.Template.Spec.Volumes[0].HostPath.Path; have != want {
+			t.Errorf("%s: %q, want %q", text, have, want)
+		}
+	}
+}
+
+func TestImage(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		`{}`:                           "localhost/istio-cni/install-cni:" + theChart(t).Metadata.AppVersion,
+		`global: {hub: r/x, tag: "1"}`: "r/x/install-cni:1",
+		`{hub: r/y, tag: "2", global: {hub: r/x, tag: "1"}}`:  "r/y/install-cni:2",
+		`global: {variant: debug, tag: "1"}`:                  "localhost/istio-cni/install-cni:1-debug",
+		`{variant: lean, global: {variant: debug, tag: "1"}}`: "localhost/istio-cni/install-cni:1-lean",
+		`{image: r/a/b:c, tag: "2"}`:                          "r/a/b:c",
+		`{hub: docker.io/istio, image: r/a/b:c}`:              "r/a/b:c",
+	} {
+		r := mustRender(t, text, `taint: {enabled: true}`)
+		if have := agent(t, r).Spec.Template.Spec.Containers[0].Image; have != want {
+			t.Errorf("%s: %q, want %q", text, have, want)
+		}
+		if have := tainter(t, r).Spec.Template.Spec.Containers[0].Image; have != want {
+			t.Errorf("%s: controller has %q", text, have)
+		}
+	}
+	pull := mustRender(t, `global: {imagePullPolicy: Always, imagePullSecrets: [a, {name: b}]}`)
+	if have := agent(t, pull).Spec.Template.Spec.Containers[0].ImagePullPolicy; have != corev1.PullAlways {
+		t.Errorf("pull policy %q", have)
+	}
+	secrets := get[corev1.ServiceAccount](t, pull, "ServiceAccount/istio-system/istio-cni").ImagePullSecrets
+	if len(secrets) != 2 || secrets[0].Name != "a" || secrets[1].Name != "b" {
+		t.Errorf("pull secrets %v", secrets)
+	}
+}
+
+// TestUsersLabels may not double a key, and may not change what the selectors go by.
+func TestUsersLabels(t *testing.T) {
+	t.Parallel()
+	r := mustRender(t, `{podLabels: {k8s-app: x, team: 7, istio.io/dataplane-mode: other},
+daemonSetLabels: {k8s-app: x, release: other},
+podAnnotations: {prometheus.io/scrape: false, big: 10000000},
+monitoring: {podMonitor: {enabled: true, labels: {release: prometheus}}}}`)
+	ds := agent(t, r)
+	want := map[string]string{"k8s-app": "istio-cni-node", "team": "7", "istio.io/dataplane-mode": "other"}
+	for name, value := range want {
+		if ds.Spec.Template.Labels[name] != value {
+			t.Errorf("label %s is %q", name, ds.Spec.Template.Labels[name])
+		}
+	}
+	if ds.Labels["k8s-app"] != "istio-cni-node" || ds.Labels["release"] != "other" {
+		t.Errorf("labels %v", ds.Labels)
+	}
+	annotations := ds.Spec.Template.Annotations
+	if annotations["prometheus.io/scrape"] != "false" || annotations["big"] != "10000000" {
+		t.Errorf("annotations %v", annotations)
+	}
+	monitor := r.Objects[slices.Index(r.ids(), "PodMonitor/istio-system/istio-cni-node")].Fields["metadata"].(map[string]any)
+	if monitor["labels"].(map[string]any)["release"] != "prometheus" {
+		t.Errorf("monitor %v", monitor)
+	}
+}

@@ -1,0 +1,243 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// pods are the pods that a rendering makes.
+func pods(t *testing.T, r rendering) []corev1.PodSpec {
+	t.Helper()
+	var out []corev1.PodSpec
+	for _, o := range r.Objects {
+		switch o.Kind {
+		case "DaemonSet":
+			out = append(out, get[appsv1.DaemonSet](t, r, o.id()).Spec.Template.Spec)
+		case "Deployment":
+			out = append(out, get[appsv1.Deployment](t, r, o.id()).Spec.Template.Spec)
+		case "Pod", "Job", "CronJob", "StatefulSet", "ReplicaSet":
+			t.Errorf("%s is not looked at by this test", o.id())
+		}
+	}
+	return out
+}
+
+// TestNoContainerIsPrivileged holds for everything that the chart can render.
+func TestNoContainerIsPrivileged(t *testing.T) {
+	t.Parallel()
+	eachRendering(t, func(t *testing.T, r rendering) {
+		for _, pod := range pods(t, r) {
+			if pod.HostPID || pod.HostIPC || len(pod.InitContainers) != 0 || len(pod.Containers) != 1 {
+				t.Errorf("pod %+v", pod)
+			}
+			c := pod.Containers[0]
+			s := c.SecurityContext
+			switch {
+			case s.Privileged == nil || *s.Privileged:
+				t.Errorf("%s is privileged, or does not say", c.Name)
+			case s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem:
+				t.Errorf("%s may write to its root", c.Name)
+			case !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}):
+				t.Errorf("%s keeps capabilities: drops %q", c.Name, s.Capabilities.Drop)
+			case s.SeccompProfile == nil || s.SeccompProfile.Type == corev1.SeccompProfileTypeUnconfined:
+				t.Errorf("%s has no seccomp profile", c.Name)
+			}
+			for _, v := range pod.Volumes {
+				if path := v.HostPath.Path; path == "/" || path == "/var/run" || path == "/run" || path == "/etc" {
+					t.Errorf("%s has %s of the node", c.Name, path)
+				}
+			}
+		}
+	})
+}
+
+var (
+	always  = []string{"/etc/cni/net.d", "/opt/cni/bin", "/var/lib/cni ro", "/var/run/istio-cni", "/var/run/netns ro"}
+	ofFiles = []corev1.Capability{"CHOWN", "DAC_OVERRIDE", "FOWNER"}
+	inPlace = []corev1.Capability{"NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"}
+)
+
+// TestRightsAreThoseOfTheFeatures is the table of docs/permissions.md.
+func TestRightsAreThoseOfTheFeatures(t *testing.T) {
+	t.Parallel()
+	watchPods := []string{"get /pods", "list /pods", "watch /pods"}
+	repairing := slices.Concat([]string{"create /events"}, watchPods[:2], []string{"patch /events"}, watchPods[2:])
+	for name, c := range map[string]struct {
+		values       string
+		capabilities []corev1.Capability
+		mounts       []string
+		repair       []string // rights of istio-cni-repair-role; nil is no such role
+		unconfined   bool
+		escalation   bool
+	}{
+		"defaults": {`{}`, slices.Concat(ofFiles, inPlace), append(always, "/proc ro"), repairing, true, true},
+		"root's own files": {
+			`foreignOwners: false`, inPlace, append(always, "/proc ro"), repairing, true, true,
+		},
+		"legacy": {
+			`{foreignOwners: false, forceIptablesBinary: legacy}`, append([]corev1.Capability{"NET_RAW"}, inPlace...),
+			append(always, "/proc ro"), repairing, true, true,
+		},
+		"no repair":        {`repair: {enabled: false}`, ofFiles, always, nil, false, false},
+		"off beats a mode": {`repair: {enabled: false, deletePods: true, labelPods: true}`, ofFiles, always, nil, false, false},
+		"in place, else delete": {
+			`repair: {deletePods: true, labelPods: true}`, slices.Concat(ofFiles, inPlace), append(always, "/proc ro"),
+			append([]string{"delete /pods"}, repairing...), true, true,
+		},
+		"in place, else label": {
+			`repair: {labelPods: true}`, slices.Concat(ofFiles, inPlace), append(always, "/proc ro"),
+			append([]string{"patch /pods/status", "update /pods/status"}, repairing...), true, true,
+		},
+		"delete": {
+			`repair: {repairPods: false, deletePods: true, labelPods: true}`, ofFiles, always,
+			append([]string{"delete /pods"}, repairing...), false, false,
+		},
+		"evict": {
+			`repair: {repairPods: false, deletePods: true, evict: true}`, ofFiles, always,
+			append([]string{"create /pods/eviction", "delete /pods"}, repairing...), false, false,
+		},
+		"label": {
+			`repair: {repairPods: false, labelPods: true}`, ofFiles, always,
+			append([]string{"patch /pods/status", "update /pods/status"}, repairing...), false, false,
+		},
+		"detect": {`repair: {repairPods: false}`, ofFiles, always, repairing, false, false},
+		"least": {
+			`{foreignOwners: false, repair: {repairPods: false, deletePods: true}}`, nil, always,
+			append([]string{"delete /pods"}, repairing...), false, false,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := mustRender(t, c.values)
+			ds := agent(t, r)
+			s := ds.Spec.Template.Spec.Containers[0].SecurityContext
+			same(t, "capabilities", c.capabilities, s.Capabilities.Add)
+			same(t, "mounts", c.mounts, mounts(ds))
+			same(t, "rights of istio-cni", append([]string{"get /nodes"}, watchPods...), rules(t, r, "ClusterRole//istio-cni"))
+			if has := r.has("ClusterRole//istio-cni-repair-role"); has != (c.repair != nil) {
+				t.Errorf("role for repair: %t", has)
+			} else if has {
+				same(t, "rights of repair", c.repair, rules(t, r, "ClusterRole//istio-cni-repair-role"))
+			}
+			annotations := slices.Collect(maps.Keys(ds.Spec.Template.Annotations))
+			unconfined := slices.ContainsFunc(annotations, func(s string) bool { return strings.Contains(s, "apparmor") })
+			if unconfined != c.unconfined || (s.AllowPrivilegeEscalation == nil) != c.escalation {
+				t.Errorf("unconfined by AppArmor: %t, escalation: %v", unconfined, s.AllowPrivilegeEscalation)
+			}
+		})
+	}
+}
+
+// same compares lists whatever their order.
+func same[T ~string](t *testing.T, what string, want, have []T) {
+	t.Helper()
+	want, have = slices.Sorted(slices.Values(want)), slices.Sorted(slices.Values(have))
+	if diff := cmp.Diff(want, have); diff != "" {
+		t.Errorf("%s, -want +have:\n%s", what, diff)
+	}
+}
+
+// mounts are the directories of the node that the agent has, with "ro" if it cannot write there.
+func mounts(ds appsv1.DaemonSet) []string {
+	pod := ds.Spec.Template.Spec
+	var out []string
+	for _, m := range pod.Containers[0].VolumeMounts {
+		for _, v := range pod.Volumes {
+			if v.Name != m.Name {
+				continue
+			}
+			path := v.HostPath.Path
+			if m.ReadOnly {
+				path += " ro"
+			}
+			out = append(out, path)
+		}
+	}
+	return out
+}
+
+func TestRightsInNamespaces(t *testing.T) {
+	t.Parallel()
+	own := []string{
+		"get apps/daemonsets:istio-cni-node", "list /configmaps:istio-cni-config", "watch /configmaps:istio-cni-config",
+	}
+	same(t, "own", own, rules(t, mustRender(t), "Role/istio-system/istio-cni"))
+	same(t, "not live", own[:1], rules(t, mustRender(t, `liveConfiguration: false`), "Role/istio-system/istio-cni"))
+	same(t, "events on nodes", []string{"create /events", "patch /events"},
+		rules(t, mustRender(t), "Role/default/istio-cni-node-events"))
+	scc := "use security.openshift.io/securitycontextconstraints:privileged"
+	for _, platform := range platforms() {
+		have := slices.Contains(rules(t, mustRender(t, fmt.Sprintf("platform: %q", platform)), "ClusterRole//istio-cni"), scc)
+		if have != (platform == "openshift") {
+			t.Errorf("platform %q may use the security context constraint: %t", platform, have)
+		}
+	}
+}
+
+func TestTheTaintControllerHasNoRightsToSpare(t *testing.T) {
+	t.Parallel()
+	nodes := []string{"get /nodes", "list /nodes", "patch /nodes", "watch /nodes"}
+	lease := func(name string) []string {
+		const leases = "coordination.k8s.io/leases"
+		return []string{"create " + leases, "get " + leases + ":" + name, "update " + leases + ":" + name}
+	}
+	r := mustRender(t, `taint: {enabled: true}`)
+	same(t, "cluster", nodes, rules(t, r, "ClusterRole//istio-cni-taint-role"))
+	same(t, "pods", []string{"list /pods", "watch /pods"}, rules(t, r, "Role/istio-system/istio-cni-taint-pods"))
+	same(t, "lease", lease("istio-node-untaint"), rules(t, r, "Role/istio-system/istio-cni-taint-lease"))
+	same(t, "events", []string{"create /events", "patch /events"}, rules(t, r, "Role/default/istio-cni-taint-events"))
+
+	r = mustRender(t, `taint: {enabled: true, namespaces: [a, "*"], nodeCondition: x/Y}`)
+	same(t, "cluster", append([]string{"patch /nodes/status", "list /pods", "watch /pods"}, nodes...),
+		rules(t, r, "ClusterRole//istio-cni-taint-role"))
+
+	r = mustRender(t, `taint: {enabled: true, mode: legacy, requirements: [{name: a, selector: a=b, namespace: a},
+{name: b, selector: b=c}, {name: c, selector: c=d}]}`)
+	for _, namespace := range []string{"a", "istio-system"} {
+		same(t, "pods", []string{"list /pods", "watch /pods"}, rules(t, r, "Role/"+namespace+"/istio-cni-taint-pods"))
+	}
+	same(t, "lease", lease("istio-taint-lock"), rules(t, r, "Role/kube-system/istio-cni-taint-lease"))
+	same(t, "configuration", []string{
+		"create /events", "patch /events",
+		"list /configmaps:istio-cni-taint-configmap", "watch /configmaps:istio-cni-taint-configmap",
+	}, rules(t, r, "Role/istio-system/istio-cni-taint-config"))
+
+	s := tainter(t, r).Spec.Template.Spec.Containers[0].SecurityContext
+	if len(s.Capabilities.Add) != 0 || *s.RunAsUser != 1337 || !*s.RunAsNonRoot || *s.AllowPrivilegeEscalation {
+		t.Errorf("security context %+v", s)
+	}
+	if volumes := tainter(t, r).Spec.Template.Spec.Volumes; len(volumes) != 0 {
+		t.Errorf("volumes %v", volumes)
+	}
+}
+
+// TestPermissionsAreDocumented finds each capability and each host directory in the table of docs/permissions.md.
+func TestPermissionsAreDocumented(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(top + "/docs/permissions.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := []string{"NET_RAW", "/proc", "pods/eviction", "pods/status", "nodes/status", "securitycontextconstraints"}
+	for _, list := range [][]corev1.Capability{ofFiles, inPlace} {
+		for _, c := range list {
+			words = append(words, string(c))
+		}
+	}
+	for _, path := range always {
+		words = append(words, strings.TrimSuffix(path, " ro"))
+	}
+	for _, word := range words {
+		if !strings.Contains(string(text), "`"+word+"`") {
+			t.Errorf("docs/permissions.md does not speak of `%s`", word)
+		}
+	}
+}

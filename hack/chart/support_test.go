@@ -1,0 +1,217 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	top      = "../.."
+	chartDir = top + "/manifests/istio-cni"
+)
+
+// tools are the programs that the tests run. They are built once.
+var tools struct {
+	sync.Mutex
+	dir   string
+	built map[string]string
+}
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "chart")
+	if err != nil {
+		panic(err)
+	}
+	tools.dir, tools.built = dir, map[string]string{}
+	code := m.Run()
+	if err := os.RemoveAll(dir); err != nil {
+		panic(err)
+	}
+	os.Exit(code)
+}
+
+// tool builds a program of another module of this tree and gives its path.
+func tool(t *testing.T, name, dir string, args ...string) string {
+	t.Helper()
+	tools.Lock()
+	defer tools.Unlock()
+	if path, ok := tools.built[name]; ok {
+		return path
+	}
+	path := filepath.Join(tools.dir, name)
+	args = slices.Concat([]string{"build", "-buildvcs=false", "-o", path}, args, []string{"."})
+	build := exec.CommandContext(context.WithoutCancel(t.Context()), "go", args...)
+	build.Dir = dir
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+	if text, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("building %s: %v\n%s", name, err, text)
+	}
+	tools.built[name] = path
+	return path
+}
+
+// product is the program that the chart installs: the one that ISTIO_CNI names, else built from this tree.
+func product(t *testing.T) string {
+	t.Helper()
+	if ready := os.Getenv("ISTIO_CNI"); ready != "" {
+		return ready
+	}
+	return tool(t, "istio-cni", top, "-tags", "urfave_cli_no_docs")
+}
+
+// output runs a program without any environment but what is given, and gives what it wrote and its exit code.
+func output(t *testing.T, env []string, stdin []byte, name string, args ...string) (text string, code int) {
+	t.Helper()
+	command := exec.CommandContext(context.WithoutCancel(t.Context()), name, args...)
+	command.Env = append([]string{"PATH=" + os.Getenv("PATH")}, env...)
+	command.Stdin = bytes.NewReader(stdin)
+	out, err := command.CombinedOutput()
+	if err != nil && command.ProcessState == nil {
+		t.Fatalf("starting %s: %v", name, err)
+	}
+	return string(out), command.ProcessState.ExitCode()
+}
+
+var loaded = sync.OnceValues(func() (*chart.Chart, error) { return loader.LoadDir(chartDir) })
+
+func theChart(t *testing.T) *chart.Chart {
+	t.Helper()
+	c, err := loaded()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func values(t *testing.T, texts ...string) map[string]any {
+	t.Helper()
+	all := map[string]any{}
+	for _, text := range texts {
+		var one map[string]any
+		if err := yaml.UnmarshalStrict([]byte(text), &one); err != nil {
+			t.Fatalf("values %q: %v", text, err)
+		}
+		overlay(all, one)
+	}
+	return all
+}
+
+// rendered are renderings by their values: many tests look at the same ones, and none changes them.
+var rendered sync.Map
+
+type outcome struct {
+	rendering
+	err error
+}
+
+// tryRender renders the chart with values in YAML, later texts over earlier.
+func tryRender(t *testing.T, texts ...string) (rendering, error) {
+	t.Helper()
+	key := strings.Join(texts, "\n---\n")
+	if known, ok := rendered.Load(key); ok {
+		return known.(outcome).rendering, known.(outcome).err
+	}
+	r, err := render(theChart(t), defaultRelease(), values(t, texts...))
+	rendered.Store(key, outcome{r, err})
+	return r, err
+}
+
+func mustRender(t *testing.T, texts ...string) rendering {
+	t.Helper()
+	r, err := tryRender(t, texts...)
+	if err != nil {
+		t.Fatalf("values %q: %v", texts, err)
+	}
+	return r
+}
+
+// mustRefuse renders what must not render, for a reason that has these words.
+func mustRefuse(t *testing.T, words string, texts ...string) {
+	t.Helper()
+	_, err := tryRender(t, texts...)
+	switch {
+	case err == nil:
+		t.Errorf("values %q were rendered, want them refused because of %q", texts, words)
+	case !strings.Contains(err.Error(), words):
+		t.Errorf("values %q were refused with %q, want %q in it", texts, err, words)
+	}
+}
+
+// ids are kind/namespace/name of all objects.
+func (r rendering) ids() []string {
+	var out []string
+	for _, o := range r.Objects {
+		out = append(out, o.id())
+	}
+	return out
+}
+
+func (o object) id() string { return o.Kind + "/" + o.Namespace + "/" + o.Name }
+
+func (r rendering) has(id string) bool { return slices.Contains(r.ids(), id) }
+
+// get decodes one object into its type.
+func get[T any](t *testing.T, r rendering, id string) T {
+	t.Helper()
+	var out T
+	at := slices.Index(r.ids(), id)
+	if at < 0 {
+		t.Fatalf("no %s among %q", id, r.ids())
+	}
+	if err := yaml.UnmarshalStrict([]byte(r.Objects[at].Text), &out); err != nil {
+		t.Fatalf("%s: %v\n%s", id, err, r.Objects[at].Text)
+	}
+	return out
+}
+
+func agent(t *testing.T, r rendering) appsv1.DaemonSet {
+	t.Helper()
+	return get[appsv1.DaemonSet](t, r, "DaemonSet/istio-system/istio-cni-node")
+}
+
+func agentConfig(t *testing.T, r rendering) map[string]string {
+	t.Helper()
+	return get[corev1.ConfigMap](t, r, "ConfigMap/istio-system/istio-cni-config").Data
+}
+
+func tainter(t *testing.T, r rendering) appsv1.Deployment {
+	t.Helper()
+	return get[appsv1.Deployment](t, r, "Deployment/istio-system/istio-cni-taint")
+}
+
+// rules are those of a Role or ClusterRole, one text for each right: VERB GROUP/RESOURCE or VERB GROUP/RESOURCE:NAME.
+func rules(t *testing.T, r rendering, id string) []string {
+	t.Helper()
+	var out []string
+	for _, rule := range get[rbacv1.Role](t, r, id).Rules {
+		names := rule.ResourceNames
+		if len(names) == 0 {
+			names = []string{""}
+		}
+		for _, group := range rule.APIGroups {
+			for _, resource := range rule.Resources {
+				for _, verb := range rule.Verbs {
+					for _, name := range names {
+						out = append(out, strings.TrimSuffix(verb+" "+group+"/"+resource+":"+name, ":"))
+					}
+				}
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}

@@ -1,0 +1,355 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	yamlv3 "go.yaml.in/yaml/v3"
+	"sigs.k8s.io/yaml"
+)
+
+// setting is one key of values.yaml with its comment.
+type setting struct {
+	path, comment string
+	node          *yamlv3.Node
+}
+
+// documented are the settings of values.yaml: what holds no further settings.
+func documented(t *testing.T) []setting {
+	t.Helper()
+	text, err := os.ReadFile(chartDir + "/values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file yamlv3.Node
+	if err := yamlv3.Unmarshal(text, &file); err != nil {
+		t.Fatal(err)
+	}
+	root := file.Content[0]
+	if len(root.Content) != 2 || root.Content[0].Value != "_internal_defaults_do_not_set" {
+		t.Fatal("values.yaml has more than the defaults")
+	}
+	return settingsBelow("", root.Content[1])
+}
+
+// free are settings whose keys are the user's.
+var free = []string{"resources", "updateStrategy", "taint.resources", "monitoring.dashboard.labels", "global.defaultResources"}
+
+func settingsBelow(prefix string, node *yamlv3.Node) []setting {
+	var out []setting
+	for i := 0; i < len(node.Content); i += 2 {
+		key, value := node.Content[i], node.Content[i+1]
+		path := strings.TrimPrefix(prefix+"."+key.Value, ".")
+		if value.Kind == yamlv3.MappingNode && len(value.Content) > 0 && !slices.Contains(free, path) {
+			out = append(out, settingsBelow(path, value)...)
+			continue
+		}
+		out = append(out, setting{path, key.HeadComment, value})
+	}
+	return out
+}
+
+func TestEverySettingIsDocumented(t *testing.T) {
+	t.Parallel()
+	all := documented(t)
+	if len(all) < 90 {
+		t.Fatalf("only %d settings found", len(all))
+	}
+	for _, s := range all {
+		if !strings.HasSuffix(s.comment, ".") && !strings.HasSuffix(s.comment, "lists what counts.") {
+			t.Errorf("%s: comment %q", s.path, s.comment)
+		}
+	}
+}
+
+// schemaPaths are the settings that the schema of a value knows.
+func schemaPaths(schema map[string]any, prefix string) []string {
+	properties, ok := schema["properties"].(map[string]any)
+	if !ok || slices.Contains(append(free, "seccompProfile", "seLinuxOptions"), prefix) {
+		return []string{prefix}
+	}
+	var out []string
+	for name, below := range properties {
+		out = append(out, schemaPaths(below.(map[string]any), strings.TrimPrefix(prefix+"."+name, "."))...)
+	}
+	return out
+}
+
+// TestSchemaAndDefaultsNameTheSame compares values.schema.json with values.yaml.
+func TestSchemaAndDefaultsNameTheSame(t *testing.T) {
+	t.Parallel()
+	var schema struct {
+		Properties  map[string]any
+		Definitions struct{ Settings map[string]any }
+	}
+	if err := yaml.Unmarshal(theChart(t).Schema, &schema); err != nil {
+		t.Fatal(err)
+	}
+	have := schemaPaths(schema.Definitions.Settings, "")
+	chosen := []string{"profile", "platform", "compatibilityVersion"}
+	for _, name := range chosen {
+		chosen = append(chosen, "global."+name)
+	}
+	want := slices.Clone(chosen)
+	for _, s := range documented(t) {
+		want = append(want, s.path)
+	}
+	slices.Sort(have)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, have); diff != "" {
+		t.Errorf("-values.yaml +values.schema.json:\n%s", diff)
+	}
+	// What may be set below "cni" may be set at the top.
+	tops := slices.Sorted(maps.Keys(schema.Properties))
+	inside := append(slices.Collect(maps.Keys(schema.Definitions.Settings["properties"].(map[string]any))),
+		"cni", "enabled", "_internal_defaults_do_not_set")
+	slices.Sort(inside)
+	if diff := cmp.Diff(inside, tops); diff != "" {
+		t.Errorf("-settings +top level:\n%s", diff)
+	}
+}
+
+// mutation gives a setting another value, in YAML, in values where that counts.
+type mutation struct {
+	to   string
+	with string
+	// refused has the words of the refusal, where the value may not be given.
+	refused string
+}
+
+// unheeded are settings that are accepted and do nothing, as values.yaml says of each.
+var unheeded = []string{"repair.hub", "repair.tag", "ambient.configDir", "ambient.shareHostNetworkNamespace"}
+
+const (
+	tainting  = `taint: {enabled: true}`
+	tagged    = `global: {hub: r.example/x, tag: 1.2.3}`
+	labelling = `repair: {repairPods: false, labelPods: true}`
+	deleting  = `repair: {repairPods: false, deletePods: true}`
+)
+
+func mutations() map[string]mutation {
+	return map[string]mutation{
+		"hub": {to: `r.example/mesh`}, "tag": {to: `"9"`}, "variant": {to: `debug`}, "image": {to: `other`},
+		"pullPolicy": {to: `Always`}, "logging.level": {to: `debug`}, "logging.pluginLevel": {to: `debug`},
+		"cniBinDir": {to: `/b`}, "cniConfDir": {to: `/c`}, "cniConfFileName": {to: `10-x.conflist`},
+		"cniNetnsDir": {to: `/n`}, "cniCacheDir": {to: `/l`},
+		"istioOwnedCNIConfigFileName": {to: `01-x.conflist`, with: `istioOwnedCNIConfig: true`},
+		"confMode":                    {to: `dropin`}, "networkConfig": {to: `'{"type": "istio-cni"}'`}, "provider": {to: `multus`},
+		"excludeNamespaces": {to: `[a]`}, "secondIPFamily": {to: `reject`}, "apiTimeout": {to: `3s`},
+		"forceIptablesBinary": {to: `legacy`}, "uninstallOnExit": {to: `never`}, "healthPort": {to: `8080`},
+		"monitoringPort": {to: `9090`}, "affinity": {to: `{nodeAffinity: {}}`}, "nodeSelector": {to: `{a: b}`},
+		"priorityClassName": {to: `other`}, "tolerations": {to: `[{operator: Exists}]`},
+		"updateStrategy":                {to: `{type: OnDelete, rollingUpdate: null}`},
+		"terminationGracePeriodSeconds": {to: `60`}, "daemonSetLabels": {to: `{a: b}`},
+		"podAnnotations": {to: `{a: b}`}, "podLabels": {to: `{a: b}`}, "resources": {to: `{limits: {memory: 1Gi}}`},
+		"env": {to: `{GOMAXPROCS: "1"}`}, "seccompProfile": {to: `{type: Unconfined}`},
+		"seLinuxOptions":      {to: `{level: s0}`},
+		"resourceQuotas.pods": {to: `7`, with: `resourceQuotas: {enabled: true}`},
+		"revision":            {to: `canary`}, "ownerName": {to: `me`},
+		"repair.deletePods":          {with: `repair: {repairPods: false}`},
+		"repair.labelPods":           {with: `repair: {repairPods: false}`},
+		"repair.evict":               {with: deleting},
+		"repair.initContainerName":   {to: `other`},
+		"repair.brokenPodLabelKey":   {to: `a.b/c`, with: labelling},
+		"repair.brokenPodLabelValue": {to: `"no"`, with: labelling},
+		"taint.mode":                 {to: `legacy`, with: tainting}, "taint.name": {to: `a.b/c`, with: tainting},
+		"taint.value": {to: `x`, with: tainting}, "taint.effect": {to: `NoExecute`, with: tainting},
+		"taint.add": {to: `true`, with: tainting}, "taint.hysteresis": {to: `5m`, with: tainting},
+		"taint.requireNodeReady": {to: `true`, with: tainting}, "taint.nodeCondition": {to: `a.b/C`, with: tainting},
+		"taint.namespaces":     {to: `[a, b]`, with: tainting},
+		"taint.requirements":   {to: `[{name: a, selector: a=b}]`, with: `taint: {enabled: true, mode: legacy}`},
+		"taint.leaseNamespace": {to: `a`, with: tainting}, "taint.replicas": {to: `1`, with: tainting},
+		"taint.priorityClassName": {to: `other`, with: tainting}, "taint.affinity": {to: `{nodeAffinity: {}}`, with: tainting},
+		"taint.nodeSelector": {to: `{a: b}`, with: tainting}, "taint.tolerations": {to: `[{operator: Exists}]`, with: tainting},
+		"taint.resources":                {to: `{limits: {memory: 1Gi}}`, with: tainting},
+		"monitoring.podMonitor.labels":   {to: `{a: b}`, with: `monitoring: {podMonitor: {enabled: true}}`},
+		"monitoring.podMonitor.interval": {to: `15s`, with: `monitoring: {podMonitor: {enabled: true}}`},
+		"monitoring.dashboard.labels":    {to: `{a: b}`, with: `monitoring: {dashboard: {enabled: true}}`},
+		"ambient.enabled":                {refused: "sidecar mode only"},
+		"ambient.enablementSelectors":    {to: `[]`},
+		"global.hub":                     {to: `r.example/mesh`}, "global.tag": {to: `"9"`}, "global.variant": {to: `debug`},
+		"global.imagePullPolicy": {to: `Always`}, "global.imagePullSecrets": {to: `[a]`}, "global.logging.level": {to: `debug`},
+		"global.resourceScope":    {to: `cluster`},
+		"global.defaultResources": {to: `{limits: {memory: 1Gi}}`, with: `resources: null`},
+	}
+}
+
+// nested writes a value at a dotted path.
+func nested(path, value string) string {
+	keys := strings.Split(path, ".")
+	return "{" + strings.Join(keys, ": {") + ": " + value + strings.Repeat("}", len(keys))
+}
+
+// TestEverySettingHasAnEffect changes each setting of values.yaml alone, and wants another rendering.
+func TestEverySettingHasAnEffect(t *testing.T) {
+	t.Parallel()
+	table := mutations()
+	for _, s := range documented(t) {
+		m, found := table[s.path]
+		delete(table, s.path)
+		if slices.Contains(unheeded, s.path) {
+			if !strings.Contains(s.comment, "without effect") {
+				t.Errorf("%s does nothing, and values.yaml does not say so: %q", s.path, s.comment)
+			}
+			if s.node.Tag == "!!str" {
+				m.to, found = "changed", true
+			}
+		}
+		if m.to == "" && s.node.Tag == "!!bool" {
+			m.to = fmt.Sprint(s.node.Value != "true")
+			found = true
+		}
+		if !found {
+			t.Errorf("%s: no other value is known to try", s.path)
+			continue
+		}
+		t.Run(s.path, func(t *testing.T) {
+			t.Parallel()
+			changed := nested(s.path, m.to)
+			if m.refused != "" {
+				mustRefuse(t, m.refused, m.with+"\n", changed)
+				return
+			}
+			before, after := mustRender(t, m.with+"\n"), mustRender(t, m.with+"\n", changed)
+			same := string(before.text()) == string(after.text())
+			if same != slices.Contains(unheeded, s.path) {
+				t.Errorf("with %s and without it the rendering is the same: %t", changed, same)
+			}
+		})
+	}
+	for path := range table {
+		t.Errorf("%s is no setting of values.yaml", path)
+	}
+}
+
+func TestSchemaRefuses(t *testing.T) {
+	t.Parallel()
+	for _, s := range documented(t) {
+		wrong := "[[]]"
+		if s.node.Kind == yamlv3.SequenceNode {
+			wrong = "{}"
+		}
+		t.Run(s.path, func(t *testing.T) {
+			t.Parallel()
+			where := "/" + strings.ReplaceAll(s.path, ".", "/")
+			mustRefuse(t, where, nested(s.path, wrong))
+			mustRefuse(t, "/cni"+where, nested("cni."+s.path, wrong))
+		})
+	}
+	for text, words := range map[string]string{
+		`logLevel: info`:                       "logLevel",
+		`privileged: true`:                     "privileged",
+		`cni: {psp_cluster_role: x}`:           "psp_cluster_role",
+		`repair: {enable: true}`:               "enable",
+		`repair: {repairpods: true}`:           "repairpods",
+		`chained: "true"`:                      "/chained",
+		`tag: 1.30`:                            "/tag",
+		`platform: eks`:                        "/platform",
+		`global: {platform: gkee}`:             "/global/platform",
+		`profile: minimal`:                     "/profile",
+		`compatibilityVersion: "1.19"`:         "/compatibilityVersion",
+		`excludeNamespaces: kube-system`:       "/excludeNamespaces",
+		`excludeNamespaces: ["Kube_System"]`:   "/excludeNamespaces/0",
+		`cniBinDir: opt/cni/bin`:               "/cniBinDir",
+		`cniConfFileName: /etc/x.conf`:         "/cniConfFileName",
+		`apiTimeout: 5`:                        "/apiTimeout",
+		`apiTimeout: 5 seconds`:                "/apiTimeout",
+		`healthPort: 0`:                        "/healthPort",
+		`monitoringPort: 70000`:                "/monitoringPort",
+		`monitoringPort: "15014"`:              "/monitoringPort",
+		`tolerations: [{keys: a}]`:             "/tolerations/0",
+		`resources: {request: {}}`:             "/resources",
+		`env: {"A B": c}`:                      "invalid propertyName 'A B'",
+		`env: {A: {b: c}}`:                     "/env/A",
+		`taint: {effect: NoRun}`:               "/taint/effect",
+		`taint: {requirements: [{name: a}]}`:   "/taint/requirements/0",
+		`taint: {add: "yes"}`:                  "/taint/add",
+		`revision: "a b"`:                      "/revision",
+		`cni: {global: {resourceScope: some}}`: "/cni/global/resourceScope",
+		`seLinuxOptions: {types: x}`:           "/seLinuxOptions",
+	} {
+		mustRefuse(t, words, text)
+	}
+}
+
+// TestSchemaLeavesGlobalsOfOthersAlone is why an unknown name below global is no mistake.
+func TestSchemaLeavesGlobalsOfOthersAlone(t *testing.T) {
+	t.Parallel()
+	mustRender(t, `global: {proxy: {image: proxyv2}, meshID: m}`, `enabled: true`)
+}
+
+// TestTheChartRefuses has what no schema can say.
+func TestTheChartRefuses(t *testing.T) {
+	t.Parallel()
+	for text, words := range map[string]string{
+		`profile: ambient`:                              "sidecar mode only",
+		`{confMode: inline, chained: false}`:            "contradicts chained=false",
+		`{confMode: inline, platform: openshift}`:       "contradicts chained=false",
+		`{confMode: dropin, istioOwnedCNIConfig: true}`: "contradicts istioOwnedCNIConfig=true",
+		`{chained: false, istioOwnedCNIConfig: true}`:   "contradicts chained=false",
+		`{healthPort: 15014}`:                           "is monitoringPort as well",
+		`global: {hub: docker.io/istio}`:                "has the reference's image",
+		`global: {hub: gcr.io/istio-release}`:           "has the reference's image",
+		`hub: registry.istio.io/release`:                "has the reference's image",
+	} {
+		mustRefuse(t, words, text)
+	}
+	old := defaultRelease()
+	old.Kubernetes = "v1.29.3"
+	_, err := render(theChart(t), old, values(t, `useAppArmorAnnotation: false`))
+	if err == nil || !strings.Contains(err.Error(), "needs Kubernetes 1.30") {
+		t.Errorf("AppArmor's field on %s: error %v", old.Kubernetes, err)
+	}
+	old.Kubernetes = "v1.24.9"
+	if _, err := render(theChart(t), old, nil); err == nil || !strings.Contains(err.Error(), ">=1.25") {
+		t.Errorf("Kubernetes %s: error %v", old.Kubernetes, err)
+	}
+}
+
+// TestLaterBeatsEarlier gives one setting in every place, and takes the strongest away one by one.
+func TestLaterBeatsEarlier(t *testing.T) {
+	t.Parallel()
+	bin := func(texts ...string) string {
+		for _, v := range agent(t, mustRender(t, texts...)).Spec.Template.Spec.Volumes {
+			if v.Name == "cni-bin-dir" {
+				return v.HostPath.Path
+			}
+		}
+		return ""
+	}
+	for _, c := range []struct{ values, want string }{
+		{`{}`, "/opt/cni/bin"},
+		{`platform: k3d`, "/bin"},
+		{`global: {platform: k3d}`, "/bin"},
+		{`cni: {platform: k3d}`, "/bin"},
+		{`{global: {platform: k3d}, platform: openshift}`, "/var/lib/cni/bin"},
+		{`{platform: k3d, cni: {cniBinDir: /historic}}`, "/historic"},
+		{`{platform: k3d, cni: {cniBinDir: /historic}, cniBinDir: /user}`, "/user"},
+	} {
+		if got := bin(c.values); got != c.want {
+			t.Errorf("%s: directory %q, want %q", c.values, got, c.want)
+		}
+	}
+	// A later false, an empty list and null count, too; a map is merged.
+	config := agentConfig(t, mustRender(t, `{platform: openshift, chained: true, excludeNamespaces: []}`))
+	if config["CHAINED_CNI_PLUGIN"] != "true" || config["EXCLUDE_NAMESPACES"] != "" ||
+		config["CNI_CONF_NAME"] != "istio-cni.conf" {
+		t.Errorf("configuration %q", config)
+	}
+	demo := agent(t, mustRender(t, `profile: demo`, `resources: {requests: {cpu: null}}`))
+	requests := demo.Spec.Template.Spec.Containers[0].Resources.Requests
+	if len(requests) != 1 || requests.Memory().String() != "40Mi" {
+		t.Errorf("requests %v", requests)
+	}
+	reconcile := func(version string) string {
+		return agentConfig(t, mustRender(t, "compatibilityVersion: "+version))["AMBIENT_RECONCILE_POD_RULES_ON_STARTUP"]
+	}
+	if reconcile(`"1.28"`) != "false" || reconcile(`"1.29"`) != "true" {
+		t.Error("compatibilityVersion has no effect")
+	}
+}

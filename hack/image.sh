@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Packs bin/image/istio-cni.tar, an OCI image layout for amd64 and arm64, and
+# beside it what the programs are made of (CycloneDX). No container engine.
+#
+#   hack/image.sh            pack
+#   hack/image.sh --check    build a copy of the tree elsewhere, too, from nothing, and compare
+#
+# IMAGE is the name (default localhost/istio-cni/install-cni:VERSION of the
+# chart), ARCHS the architectures. The same tree gives the same digest.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+use_go
+
+version=$(sed -n 's/^appVersion: *//p' manifests/istio-cni/Chart.yaml)
+name=${IMAGE:-localhost/istio-cni/install-cni:$version}
+read -r -a archs <<<"${ARCHS:-amd64 arm64}"
+out=$root/bin/image
+
+# Without a commit that git can read there is no version in the program, and no
+# time: see hack/build.sh.
+vcs=auto
+created=0
+if git rev-parse --quiet --verify HEAD >/dev/null 2>&1; then
+  created=$(git log -1 --format=%ct)
+else
+  vcs=false
+  say "image: git cannot read a commit here; the programs will carry no revision"
+fi
+created=${SOURCE_DATE_EPOCH:-$created}
+
+pack() { # TREE DIRECTORY
+  local tree=$1 dir=$2 arch args=()
+  mkdir -p "$dir"
+  for arch in "${archs[@]}"; do
+    (cd "$tree" && CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build "-buildvcs=$vcs" -trimpath -tags "$tags" -ldflags '-s -w' \
+      -o "$dir/istio-cni-$arch" .)
+    args+=(--program "$arch=$dir/istio-cni-$arch")
+  done
+  CGO_ENABLED=0 go build -buildvcs=false -trimpath -o bin/pack-image ./hack/image
+  bin/pack-image "${args[@]}" --name "$name" --created "$created" --out "$dir"
+}
+
+case ${1:-pack} in
+  pack) pack "$root" "$out" ;;
+  --check)
+    copy=$(mktemp -d)
+    trap 'rm -rf "$copy"' EXIT
+    mkdir "$copy/tree"
+    tar --exclude=./bin -cf - . | tar -C "$copy/tree" -xf -
+    pack "$root" "$out"
+    # A cache of its own, or the second build would only be copied from the first.
+    GOCACHE=$copy/cache pack "$copy/tree" "$copy/image" >/dev/null
+    for file in istio-cni.tar "${archs[@]/%/.cdx.json}"; do
+      [[ $file == *.tar ]] || file=istio-cni-$file
+      cmp "$out/$file" "$copy/image/$file" || die "two builds of the same tree differ in $file"
+    done
+    say "image: two builds give the same bytes"
+    ;;
+  *) die "unknown mode $1" ;;
+esac

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+func main() {
+	if err := run(os.Args[1:], os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "image:", err)
+		os.Exit(1) //nolint:forbidigo // this is a main.go, too
+	}
+}
+
+// programs is a flag ARCHITECTURE=FILE that is given several times.
+type programs []program
+
+func (p *programs) String() string { return fmt.Sprint(*p) }
+
+func (p *programs) Set(text string) error {
+	arch, path, found := strings.Cut(text, "=")
+	if !found || arch == "" || path == "" {
+		return errors.New("want ARCHITECTURE=FILE")
+	}
+	*p = append(*p, program{Architecture: arch, Path: path})
+	return nil
+}
+
+func run(args []string, out, problems io.Writer) error {
+	flags := flag.NewFlagSet("image", flag.ContinueOnError)
+	flags.SetOutput(problems)
+	var order order
+	var seconds int64
+	flags.Var((*programs)(&order.Programs), "program", "`ARCHITECTURE=FILE`, once for each architecture")
+	flags.StringVar(&order.Name, "name", "", "`REGISTRY/PATH:TAG` of the image")
+	flags.Int64Var(&seconds, "created", 0, "time of everything in the image, `seconds` since 1970")
+	dir := flags.String("out", "bin/image", "`directory` to write istio-cni.tar and the lists of contents to")
+	if err := flags.Parse(args); err != nil {
+		return fmt.Errorf("reading flags: %w", err)
+	}
+	order.Created = time.Unix(seconds, 0).UTC()
+	packed, err := pack(order)
+	if err != nil {
+		return err
+	}
+	if err = packed.write(*dir, order.Created); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "%s@%s in %s\n", order.Name, packed.Digest, filepath.Join(*dir, tarName))
+	return err
+}
+
+const tarName = "istio-cni.tar"
+
+// write puts the tar and the lists into a directory. Files that are there are replaced, each in one step.
+func (p packed) write(dir string, at time.Time) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // a result of a build, for everybody
+		return fmt.Errorf("making the output directory: %w", err)
+	}
+	layout, err := p.layout.tar(at)
+	if err != nil {
+		return err
+	}
+	files := map[string][]byte{tarName: layout}
+	for arch, text := range p.Lists {
+		files["istio-cni-"+arch+".cdx.json"] = text
+	}
+	for name, content := range files {
+		path := filepath.Join(dir, name)
+		//nolint:gosec,forbidigo // a result of a build, for everybody; written aside
+		if err := os.WriteFile(path+".tmp", content, 0o644); err != nil {
+			return fmt.Errorf("writing %q: %w", name, err)
+		}
+		if err := os.Rename(path+".tmp", path); err != nil {
+			return fmt.Errorf("writing %q: %w", name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Builds the servers of Kubernetes that the tests in e2e/ run, as one binary,
+# and prints its path as the only line on stdout.
+#
+# It is built once for each version of its sources and of the compiler, and
+# kept below bin/kube: four to six minutes on two cores, and 3 GB in Go's build
+# cache, which may be dropped afterwards ("go clean -cache"). KUBE_BIN names a
+# ready-made one, and nothing is built then.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+
+note() { printf 'kube: %s\n' "$*" >&2; }
+
+# free_mb DIR prints what is free there, or where the nearest parent is.
+free_mb() {
+  local dir=$1
+  until [[ -d $dir ]]; do dir=$(dirname "$dir"); done
+  df -Pm "$dir" | awk 'NR == 2 { print $4 }'
+}
+
+# need_space stops before a build that would fill the disk.
+need_space() { # DIR MB WHAT
+  local free
+  free=$(free_mb "$1")
+  [[ $free -ge $2 ]] || die "building Kubernetes needs $2 MB for $3 in $1, and $free MB are free: free some, or set KUBE_BIN"
+}
+
+if [[ -n ${KUBE_BIN:-} ]]; then
+  [[ -x $KUBE_BIN ]] || die "KUBE_BIN=$KUBE_BIN is no program"
+  realpath "$KUBE_BIN"
+  exit
+fi
+
+use_go
+stamp=$({ go env GOVERSION GOARCH && cat e2e/kube/go.mod e2e/kube/go.sum e2e/kube/main.go; } | sha256sum | cut -c1-16)
+dir=$root/bin/kube/$stamp
+if [[ ! -x $dir/kube ]]; then
+  need_space "$(go env GOCACHE)" 5000 "Go's build cache"
+  need_space "$(go env GOMODCACHE)" 1500 "modules"
+  need_space "$root" 300 "the binary"
+  version=$(cd e2e/kube && go list -m -f '{{.Version}}' k8s.io/kubernetes) ||
+    die "the modules of e2e/kube cannot be listed: is the Go module proxy within reach?"
+  note "building Kubernetes $version (once; kept in bin/kube)"
+  about=k8s.io/component-base/version
+  minor=${version#v1.}
+  mkdir -p "$dir"
+  started=$SECONDS
+  (
+    cd e2e/kube
+    flags="-s -w -X $about.gitVersion=$version -X $about.gitMajor=1 -X $about.gitMinor=${minor%%.*}"
+    CGO_ENABLED=0 nice -n 15 go build -buildvcs=false -trimpath -o "$dir/kube.tmp" \
+      -ldflags "$flags -X k8s.io/client-go/pkg/version.gitVersion=$version" .
+  ) >&2 || die "Kubernetes was not built; $(free_mb "$(go env GOCACHE)") MB are free for Go's build cache"
+  mv "$dir/kube.tmp" "$dir/kube"
+  find "$root/bin/kube" -mindepth 1 -maxdepth 1 ! -name "$stamp" -exec rm -rf {} +
+  note "built in $((SECONDS - started)) s"
+fi
+printf '%s\n' "$dir/kube"

@@ -1,0 +1,222 @@
+{{/* Values made from several settings. All of them want .Config, see _merge.tpl. */}}
+
+{{- define "cni.hub" -}}
+{{- .Config.hub | default .Config.global.hub -}}
+{{- end -}}
+
+{{- define "cni.tag" -}}
+{{- .Config.tag | default .Config.global.tag | default .Chart.AppVersion -}}
+{{- end -}}
+
+{{- define "cni.image" -}}
+{{- if contains "/" .Config.image -}}
+{{- .Config.image -}}
+{{- else -}}
+{{- $variant := .Config.variant | default .Config.global.variant -}}
+{{- printf "%s/%s:%s" (include "cni.hub" .) .Config.image (include "cni.tag" .) -}}
+{{- if $variant -}}{{- print "-" $variant -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "cni.pullPolicy" -}}
+{{- with .Config.pullPolicy | default .Config.global.imagePullPolicy -}}
+imagePullPolicy: {{ . }}
+{{- end -}}
+{{- end -}}
+
+{{- define "cni.pullSecrets" -}}
+{{- with .Config.global.imagePullSecrets -}}
+imagePullSecrets:
+{{- range . }}
+- name: {{ if kindIs "map" . }}{{ .name | quote }}{{ else }}{{ . | quote }}{{ end }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* cni.networkPolicy is the name of the NetworkPolicy. */}}
+{{- define "cni.networkPolicy" -}}
+{{- if .Config.revision -}}istio-cni-{{ .Config.revision }}{{- else -}}istio-cni{{- end -}}
+{{- end -}}
+
+{{/* cni.text is a scalar as a string: YAML's whole numbers come as floating point, and would be printed so. */}}
+{{- define "cni.text" -}}
+{{- if and (kindIs "float64" .) (eq (toString .) (toString (floor .))) -}}
+{{- int64 . -}}
+{{- else -}}
+{{- toString . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* cni.strings makes one map of strings of several, the later over the earlier. */}}
+{{- define "cni.strings" -}}
+{{- $out := dict -}}
+{{- range . -}}
+{{- range $key, $value := . -}}{{- $_ := set $out $key (include "cni.text" $value) -}}{{- end -}}
+{{- end -}}
+{{- toYaml $out -}}
+{{- end -}}
+
+{{/* cni.appLabels are the labels that objects and pods have in common. */}}
+{{- define "cni.appLabels" -}}
+app.kubernetes.io/name: istio-cni
+app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/part-of: istio
+app.kubernetes.io/version: {{ include "cni.tag" . | trunc 63 | trimAll "-_." | quote }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") | trunc 63 | trimSuffix "-" | quote }}
+{{- end -}}
+
+{{- define "cni.labels" -}}
+release: {{ .Release.Name | quote }}
+istio.io/rev: {{ .Config.revision | default "default" | quote }}
+install.operator.istio.io/owning-resource: {{ .Config.ownerName | default "unknown" | quote }}
+operator.istio.io/component: Cni
+{{ include "cni.appLabels" . }}
+{{- end -}}
+
+{{/* cni.clusterScope and cni.namespaceScope are "yes" where global.resourceScope wants such objects. */}}
+{{- define "cni.clusterScope" -}}
+{{- if has .Config.global.resourceScope (list "all" "cluster") -}}yes{{- end -}}
+{{- end -}}
+
+{{- define "cni.namespaceScope" -}}
+{{- if has .Config.global.resourceScope (list "all" "namespace") -}}yes{{- end -}}
+{{- end -}}
+
+{{- define "cni.binDir" -}}
+{{- if .Config.cniBinDir -}}
+{{- .Config.cniBinDir -}}
+{{- else if contains "-gke" .Capabilities.KubeVersion.Version -}}
+/home/kubernetes/bin
+{{- else -}}
+/opt/cni/bin
+{{- end -}}
+{{- end -}}
+
+{{/*
+cni.repair are the ways of repair that can come to be used, between blanks; "" is no repair. A pod that cannot be
+redirected in place is deleted or labelled where that is on, too; nothing is labelled that is deleted.
+*/}}
+{{- define "cni.repair" -}}
+{{- $r := .Config.repair -}}
+{{- if $r.enabled -}}
+look
+{{- if $r.repairPods }} repair{{ end -}}
+{{- if $r.deletePods }} delete{{ else if $r.labelPods }} label{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* cni.inPlace is "yes" if the agent enters the namespaces of pods. */}}
+{{- define "cni.inPlace" -}}
+{{- if contains "repair" (include "cni.repair" .) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* cni.capabilities are those of the agent, as docs/permissions.md has them. */}}
+{{- define "cni.capabilities" -}}
+drop:
+- ALL
+{{- $repair := include "cni.inPlace" . }}
+{{- if or $repair .Config.foreignOwners }}
+add:
+{{- end }}
+{{- if $repair }}
+- NET_ADMIN
+{{- if eq .Config.forceIptablesBinary "legacy" }}
+- NET_RAW
+{{- end }}
+- SYS_ADMIN
+- SYS_PTRACE
+{{- end }}
+{{- if .Config.foreignOwners }}
+- CHOWN
+- DAC_OVERRIDE
+- FOWNER
+{{- end }}
+{{- end -}}
+
+{{/* cni.resources leaves out what is null, and what is empty then. */}}
+{{- define "cni.resources" -}}
+{{- $out := dict -}}
+{{- range $kind, $amounts := . -}}
+{{- $kept := dict -}}
+{{- range $name, $amount := $amounts -}}
+{{- if not (kindIs "invalid" $amount) -}}{{- $_ := set $kept $name $amount -}}{{- end -}}
+{{- end -}}
+{{- if $kept -}}{{- $_ := set $out $kind $kept -}}{{- end -}}
+{{- end -}}
+{{- toYaml $out -}}
+{{- end -}}
+
+{{- define "cni.seccomp" -}}
+{{- toYaml (.Config.seccompProfile | default (dict "type" "RuntimeDefault")) -}}
+{{- end -}}
+
+{{/*
+cni.liveKeys are the variables that the agent heeds in its ConfigMap without a restart. A change of them alone rolls
+nothing.
+*/}}
+{{- define "cni.liveKeys" -}}
+EXCLUDE_NAMESPACES AMBIENT_ENABLED AMBIENT_ENABLEMENT_SELECTOR ENABLE_AMBIENT_DETECTION_RETRY NATIVE_NFTABLES
+{{- " " -}}
+SECOND_IP_FAMILY API_TIMEOUT FORCE_IPTABLES_BINARY PLUGIN_LOG_LEVEL CNI_NETWORK_CONFIG
+{{- end -}}
+
+{{/* cni.checksum is of what takes a restart of the agent. */}}
+{{- define "cni.checksum" -}}
+{{- $data := fromYaml (include "cni.configData" .) -}}
+{{- if .Config.liveConfiguration -}}
+{{- range splitList " " (include "cni.liveKeys" .) -}}
+{{- $_ := unset $data . -}}
+{{- end -}}
+{{- end -}}
+{{- $data | toJson | sha256sum -}}
+{{- end -}}
+
+{{/* cni.configData is the agent's environment, the data of ConfigMap istio-cni-config. */}}
+{{- define "cni.configData" -}}
+{{- $v := .Config -}}
+{{- $data := dict
+  "CURRENT_AGENT_VERSION" (include "cni.tag" .)
+  "AMBIENT_ENABLED" $v.ambient.enabled
+  "AMBIENT_ENABLEMENT_SELECTOR" (toYaml $v.ambient.enablementSelectors)
+  "AMBIENT_DNS_CAPTURE" $v.ambient.dnsCapture
+  "AMBIENT_IPV6" $v.ambient.ipv6
+  "AMBIENT_RECONCILE_POD_RULES_ON_STARTUP" $v.ambient.reconcileIptablesOnStartup
+  "ENABLE_AMBIENT_DETECTION_RETRY" $v.ambient.enableAmbientDetectionRetry
+  "CHAINED_CNI_PLUGIN" $v.chained
+  "ISTIO_OWNED_CNI_CONFIG" $v.istioOwnedCNIConfig
+  "EXCLUDE_NAMESPACES" (join "," $v.excludeNamespaces)
+  "NATIVE_NFTABLES" $v.global.nativeNftables
+  "REPAIR_ENABLED" $v.repair.enabled
+  "REPAIR_REPAIR_PODS" $v.repair.repairPods
+  "REPAIR_DELETE_PODS" $v.repair.deletePods
+  "REPAIR_LABEL_PODS" $v.repair.labelPods
+  "REPAIR_INIT_CONTAINER_NAME" $v.repair.initContainerName
+  "REPAIR_BROKEN_POD_LABEL_KEY" $v.repair.brokenPodLabelKey
+  "REPAIR_BROKEN_POD_LABEL_VALUE" $v.repair.brokenPodLabelValue
+  "CNI_NET_DIR" $v.cniConfDir
+  "CNI_CACHE_DIR" (printf "%s/results" $v.cniCacheDir)
+  "NETNS_DIRS" $v.cniNetnsDir
+  "UNINSTALL_ON_EXIT" $v.uninstallOnExit
+  "HEALTH_PORT" $v.healthPort
+  "MONITORING_PORT" $v.monitoringPort
+-}}
+{{- $optional := dict
+  "CNI_CONF_NAME" $v.cniConfFileName
+  "CNI_CONF_MODE" $v.confMode
+  "CNI_NETWORK_CONFIG" $v.networkConfig
+  "SECOND_IP_FAMILY" $v.secondIPFamily
+  "API_TIMEOUT" $v.apiTimeout
+  "FORCE_IPTABLES_BINARY" $v.forceIptablesBinary
+  "PLUGIN_LOG_LEVEL" $v.logging.pluginLevel
+-}}
+{{- if or $v.istioOwnedCNIConfig (eq $v.confMode "owned") -}}
+{{- $_ := set $optional "ISTIO_OWNED_CNI_CONFIG_FILENAME" $v.istioOwnedCNIConfigFileName -}}
+{{- end -}}
+{{- if $v.confGroupRead -}}{{- $_ := set $data "CNI_CONF_GROUP_READ" true -}}{{- end -}}
+{{- if $v.repair.evict -}}{{- $_ := set $data "REPAIR_EVICT" true -}}{{- end -}}
+{{- range $name, $value := $optional -}}
+{{- if $value -}}{{- $_ := set $data $name $value -}}{{- end -}}
+{{- end -}}
+{{- include "cni.strings" (list $data $v.env) -}}
+{{- end -}}

@@ -1,0 +1,81 @@
+{{/*
+How the values become one. Every template begins with
+
+    {{- include "cni.merge" . }}{{ $v := .Config }}
+
+Order, later beats earlier: defaults (_internal_defaults_do_not_set), profile, compatibilityVersion, platform, cni.NAME,
+NAME.
+*/}}
+
+{{/* cni.overlay puts .from onto .onto: maps are merged, all else is replaced, null takes away. */}}
+{{- define "cni.overlay" -}}
+{{- $onto := .onto -}}
+{{- range $key, $new := .from -}}
+{{- $old := get $onto $key -}}
+{{- if and (kindIs "map" $new) (kindIs "map" $old) -}}
+{{- include "cni.overlay" (dict "onto" $old "from" $new) -}}
+{{- else if kindIs "invalid" $new -}}
+{{- $_ := unset $onto $key -}}
+{{- else -}}
+{{- $_ := set $onto $key $new -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* cni.file puts a file of files/ onto .onto; one that is not there ends the rendering. */}}
+{{- define "cni.file" -}}
+{{- if .name -}}
+{{- $text := .root.Files.Get (printf "files/%s-%s.yaml" .kind .name) -}}
+{{- if not $text -}}
+{{- fail (printf "%s %q is not known" .kind .name) -}}
+{{- end -}}
+{{- include "cni.overlay" (dict "onto" .onto "from" (fromYaml $text)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "cni.merge" -}}
+{{- if not (hasKey . "Config") -}}
+{{- $given := omit (deepCopy .Values) "_internal_defaults_do_not_set" "cni" "enabled" "profile" "platform" "compatibilityVersion" -}}
+{{- $historic := deepCopy (.Values.cni | default dict) -}}
+{{- $global := .Values.global | default dict -}}
+{{- $v := deepCopy .Values._internal_defaults_do_not_set -}}
+{{- range $kind := list "profile" "compatibilityVersion" "platform" -}}
+{{- $name := coalesce (get $.Values $kind) (get $historic $kind) (get $global $kind) -}}
+{{- include "cni.file" (dict "root" $ "onto" $v "kind" (trimSuffix "Version" $kind) "name" $name) -}}
+{{- $_ := set $v $kind ($name | default "") -}}
+{{- end -}}
+{{- include "cni.overlay" (dict "onto" $v "from" (omit $historic "profile" "platform" "compatibilityVersion")) -}}
+{{- include "cni.overlay" (dict "onto" $v "from" $given) -}}
+{{- $_ := set . "Config" $v -}}
+{{- include "cni.check" . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* cni.check refuses what would render and then not work. */}}
+{{- define "cni.check" -}}
+{{- $v := .Config -}}
+{{- if $v.ambient.enabled -}}
+{{- fail "ambient.enabled: this program serves sidecar mode only, pods of ambient mode would be outside of the mesh: keep Istio's own istio-cni for them, or set ambient.enabled=false" -}}
+{{- end -}}
+{{- if and $v.confMode (ne $v.confMode "standalone") (not $v.chained) -}}
+{{- fail (printf "confMode: %q contradicts chained=false, which is standalone" $v.confMode) -}}
+{{- end -}}
+{{- if and $v.confMode (ne $v.confMode "owned") $v.istioOwnedCNIConfig -}}
+{{- fail (printf "confMode: %q contradicts istioOwnedCNIConfig=true, which is owned" $v.confMode) -}}
+{{- end -}}
+{{- if and $v.istioOwnedCNIConfig (not $v.chained) -}}
+{{- fail "istioOwnedCNIConfig: true contradicts chained=false" -}}
+{{- end -}}
+{{- if and (not $v.useAppArmorAnnotation) (semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "useAppArmorAnnotation: false needs Kubernetes 1.30, this is %s" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if eq (int $v.healthPort) (int $v.monitoringPort) -}}
+{{- fail (printf "healthPort: %d is monitoringPort as well" (int $v.healthPort)) -}}
+{{- end -}}
+{{- $hub := include "cni.hub" . -}}
+{{- range list "docker.io/istio" "istio" "gcr.io/istio-release" "gcr.io/istio-testing" "registry.istio.io" -}}
+{{- if and (not (contains "/" $v.image)) (or (eq $hub .) (hasPrefix (print . "/") $hub)) -}}
+{{- fail (printf "hub: %q has the reference's image: set global.hub (and global.tag) to where the image of this program is" $hub) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
