@@ -15,7 +15,7 @@ func (j *job) redirect(ctx context.Context) error {
 	if j.memory.alreadyMended(j.found) {
 		return nil
 	}
-	again := !j.memory.mended.IsZero()
+	before := j.memory.mended
 	var report podnet.Report
 	err := j.inside(ctx, func(space podnet.Namespace) (err error) {
 		report, err = space.Apply(ctx, j.found.Decision.Spec, podnet.Reconcile)
@@ -23,11 +23,11 @@ func (j *job) redirect(ctx context.Context) error {
 	})
 	if err != nil {
 		j.Metrics.Repaired(metrics.RepairPod, metrics.RepairFail)
-		j.say(ctx, kube.EventWarning, ReasonRepaired, j.why()+", and cannot be redirected in place: "+err.Error()+
-			". Delete the pod, so that it starts anew")
+		j.complain(ctx, ReasonRepaired, j.why()+", and cannot be redirected in place: "+cause(err)+remedy(err)+
+			". It is tried again; delete the pod, so that it starts anew, if that goes on")
 		return err
 	}
-	j.memory.mended, j.memory.state = j.Clock.Now(), metrics.PodRedirected
+	j.memory.mended, j.memory.state, j.memory.complaint = j.Clock.Now(), metrics.PodRedirected, ""
 	if len(report.Programs) > 0 {
 		j.Metrics.Repaired(metrics.RepairPod, metrics.RepairSuccess)
 		j.log.InfoContext(ctx, "redirected the pod in place", slog.String("reason", string(j.found.Reason)),
@@ -37,7 +37,7 @@ func (j *job) redirect(ctx context.Context) error {
 	}
 	j.Metrics.Repaired(metrics.RepairPod, metrics.RepairSkip)
 	j.log.DebugContext(ctx, "the pod's rules were in place already")
-	if again {
+	if !before.IsZero() && j.found.SawRules(before) {
 		j.say(ctx, kube.EventWarning, ReasonRepaired, "the validation fails although the rules are in place: see the log of its "+
 			"container, and delete the pod if it goes on")
 	}

@@ -32,6 +32,6 @@ func (j *job) label(ctx context.Context) error {
 		return nil
 	}
 	j.Metrics.Repaired(metrics.RepairLabel, metrics.RepairFail)
-	j.say(ctx, kube.EventWarning, ReasonLabelled, j.why()+", and cannot be labelled: "+err.Error()+remedy(err))
+	j.complain(ctx, ReasonLabelled, j.why()+", and cannot be labelled: "+cause(err)+remedy(err))
 	return err
 }

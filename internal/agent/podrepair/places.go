@@ -17,19 +17,15 @@ type Paths struct {
 	Roots       []string
 }
 
-// Places finds out where the paths are seen by this process. It is nil where the processes of the node are not seen:
-// without them no namespace can be told from the node's own.
+// Places finds out where the paths are seen by this process at this moment. It is nil where the processes of the node are
+// not seen: without them no namespace can be told from the node's own. A process that is the first one of its procfs sees
+// those of its container only.
 func (p Paths) Places() *podns.Places {
-	places := podns.Places{Proc: p.Proc, Cache: p.Cache}
-	for _, root := range p.Roots {
-		if there(filepath.Join(root, p.Proc, "1/ns")) {
-			places.Proc, places.HostRoots = filepath.Join(root, p.Proc), p.Roots
-			break
-		}
-	}
-	if !there(filepath.Join(places.Proc, "1/ns")) {
+	proc := p.proc()
+	if proc == "" {
 		return nil
 	}
+	places := podns.Places{Proc: proc, Cache: p.Cache, HostRoots: slices.DeleteFunc(slices.Clone(p.Roots), missing)}
 	if seen := p.under(p.Cache); len(seen) > 0 {
 		places.Cache = seen[0]
 	}
@@ -43,18 +39,31 @@ func (p Paths) Places() *podns.Places {
 	return &places
 }
 
+// proc is where the node's procfs is seen, "" for nowhere.
+func (p Paths) proc() string {
+	for _, root := range p.Roots {
+		if proc := filepath.Join(root, p.Proc); !missing(filepath.Join(proc, "1/ns")) {
+			return proc
+		}
+	}
+	if missing(filepath.Join(p.Proc, "1/ns")) || os.Getpid() == 1 {
+		return ""
+	}
+	return p.Proc
+}
+
 // under are the places where a path of the node is there, those below a root first.
 func (p Paths) under(path string) []string {
 	var seen []string
 	for _, root := range append(slices.Clone(p.Roots), "/") {
-		if file := filepath.Join(root, path); there(file) && !slices.Contains(seen, file) {
+		if file := filepath.Join(root, path); !missing(file) && !slices.Contains(seen, file) {
 			seen = append(seen, file)
 		}
 	}
 	return seen
 }
 
-func there(file string) bool {
+func missing(file string) bool {
 	_, err := os.Stat(file)
-	return err == nil
+	return err != nil
 }

@@ -5,9 +5,11 @@
 // writing rules; that nothing is done to a pod of another UID than the one that was judged; that work which is done is
 // not done again, also by the next agent; that every action and every failure is an Event on the pod and a count; and
 // that a pod whose namespace cannot be told for sure is not touched. It never touches the namespace of the host, never
-// waits for the API server before anything else on the node can go on, and keeps of each pod only what decides.
+// waits for the API server before anything else on the node can go on, and keeps of each pod only what decides. While the
+// plugin's configuration cannot be used no pod is changed: what it says about the pod is not known then.
 //
-// Start reading at Run. work.go has what becomes of a pod, inplace.go, remove.go and label.go the actions, report.go the events.
+// Start reading at Run. work.go has what becomes of a pod, inplace.go, remove.go and label.go the actions, claim.go whose a
+// namespace is, report.go and mail.go the events, policy.go what happens when the plugin is told something else.
 package podrepair
 
 import (
@@ -38,11 +40,15 @@ type Options struct {
 	// Health is told whether the pods are in sight, unless nil.
 	Health *health.State
 
+	// Follow tells of the pods of the node, where somebody keeps them in sight already; nil where they are to be followed here.
+	Follow func(context.Context, kube.Listener[kube.NodePod])
+
 	Settings Settings
 	// Plugin is what the plugin of the node is told now.
 	Plugin func() (cniconf.NetConf, error)
-	// Places are where namespaces are looked for; nil where those of the pods cannot be reached.
-	Places *podns.Places
+	// Places are where namespaces are looked for now; nil where those of the pods cannot be reached. Directories of the
+	// runtime come into being with the node's first pod, so it is asked for each pod that needs it.
+	Places func() *podns.Places
 	// ToolPath is where iptables is looked for, as in $PATH.
 	ToolPath string
 	// Host is the node where this runs, for events.
@@ -56,19 +62,33 @@ type Options struct {
 	Workers int
 	// Patience bounds Once, 2 min by default.
 	Patience time.Duration
+	// PolicyEvery is how often Plugin is asked whether it says something new, 10 s by default: all pods are judged anew then.
+	PolicyEvery time.Duration
+	// PodLimit bounds the work on one pod, 1 min by default: whatever hangs must not keep the other pods waiting.
+	PodLimit time.Duration
 }
 
 func (o Options) withDefaults() Options {
 	for _, setting := range []struct {
 		is *time.Duration
 		by time.Duration
-	}{{&o.Retry, 500 * time.Millisecond}, {&o.MaxRetry, 2 * time.Minute}, {&o.Confirm, 3 * time.Second}, {&o.Patience, 2 * time.Minute}} {
+	}{
+		{&o.Retry, 500 * time.Millisecond},
+		{&o.MaxRetry, 2 * time.Minute},
+		{&o.Confirm, 3 * time.Second},
+		{&o.Patience, 2 * time.Minute},
+		{&o.PolicyEvery, 10 * time.Second},
+		{&o.PodLimit, time.Minute},
+	} {
 		if *setting.is <= 0 {
 			*setting.is = setting.by
 		}
 	}
 	if o.Workers <= 0 {
 		o.Workers = 4
+	}
+	if o.Places == nil {
+		o.Places = func() *podns.Places { return nil }
 	}
 	return o
 }
@@ -95,7 +115,15 @@ type memory struct {
 	told map[string]bool
 	// failures is how often in a row its namespace could not be looked at.
 	failures int
+	// turn is when it may be deleted, zero as long as there was no reason for that.
+	turn time.Time
+	// complaint is what failed last, complaints how often in a row.
+	complaint  string
+	complaints int
 }
+
+// otherSandbox forgets what was known of the namespace.
+func (m *memory) otherSandbox() { m.mended, m.suspected, m.failures = time.Time{}, time.Time{}, 0 }
 
 // controller is race repair at work.
 type controller struct {
@@ -103,9 +131,14 @@ type controller struct {
 
 	queue *workqueue.Queue[key]
 	work  sync.WaitGroup
+	// mail takes events that need not be waited for; nil where they are.
+	mail *mail
 
 	mu   sync.Mutex
 	pods map[key]*entry
+	// removals is when the deletions so far would be over if they had been made one in each interval. There is no such bound in a rush.
+	removals time.Time
+	rush     bool
 
 	synced   chan struct{}
 	syncOnce sync.Once
@@ -122,21 +155,38 @@ func newController(o Options) *controller {
 // Run looks after pods until ctx ends. What fails is tried again; an API server that is away is waited for.
 func Run(ctx context.Context, o Options) {
 	c := newController(o)
+	c.mail = newMail()
+	var posting sync.WaitGroup
+	posting.Go(func() { c.post(ctx) })
+	said := c.policy()
+	c.lament(ctx)
 	for range c.Workers {
 		c.work.Go(func() { c.drain(ctx) })
 	}
+	c.work.Go(func() { c.watchPolicy(ctx, said) })
 	c.follow(ctx)
 	c.work.Wait()
+	c.mail.close()
+	posting.Wait()
 	c.forgetAll()
 }
 
+// drain works off the queue from the moment on at which all pods are known: they say what is whose.
 func (c *controller) drain(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-c.synced:
+	}
 	for {
 		k, ok := c.queue.Next(ctx)
 		if !ok {
 			return
 		}
 		wait, err := c.settle(ctx, k)
+		if errors.Is(err, errPolicy) {
+			err = nil
+		}
 		if err != nil && ctx.Err() == nil {
 			c.Log.WarnContext(ctx, "a pod could not be looked after, and will be again", slog.String("pod", k.String()),
 				slog.String("error", err.Error()))
@@ -151,7 +201,7 @@ func Once(ctx context.Context, o Options) error {
 	c := newController(o)
 	ctx, cancel := context.WithTimeoutCause(ctx, c.Patience, fmt.Errorf("it is not done after %s", c.Patience))
 	defer cancel()
-	c.Confirm = 0 // there is no second look
+	c.Confirm, c.rush = 0, true // there is no second look
 	follow, end := context.WithCancel(ctx)
 	var troubles error
 	c.work.Go(func() { troubles = c.followUntil(follow) })
@@ -181,7 +231,7 @@ const tries = 5
 func (c *controller) insist(ctx context.Context, k key) error {
 	for try := 0; ; try++ {
 		wait, err := c.settle(ctx, k)
-		if err == nil || try == tries-1 || ctx.Err() != nil {
+		if err == nil || try == tries-1 || errors.Is(err, errPolicy) || ctx.Err() != nil {
 			return err
 		}
 		over, stop := c.Clock.After(max(wait, c.Retry<<try))

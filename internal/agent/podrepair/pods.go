@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -20,8 +19,19 @@ func (c *controller) followUntil(ctx context.Context) (last error) {
 	scope := kube.PodScope{
 		Node: c.Settings.Node, LabelSelector: c.Settings.LabelSelectors, FieldSelector: c.Settings.FieldSelectors, Keep: c.keep,
 	}
-	c.API.FollowNodePods(ctx, scope, kube.Listener[kube.NodePod]{
-		Set: c.set, Gone: c.gone,
+	follow := c.Follow
+	if follow == nil {
+		follow = func(ctx context.Context, tell kube.Listener[kube.NodePod]) { c.API.FollowNodePods(ctx, scope, tell) }
+	}
+	follow(ctx, kube.Listener[kube.NodePod]{
+		Set: func(p kube.NodePod) {
+			if c.Follow != nil { // it is others' as well
+				p.InitStatuses, p.Statuses = slices.Clone(p.InitStatuses), slices.Clone(p.Statuses)
+				c.keep(&p)
+			}
+			c.set(p)
+		},
+		Gone: c.gone,
 		Listed: func() {
 			c.syncOnce.Do(func() { close(c.synced) })
 			c.ready("")
@@ -52,14 +62,17 @@ func (c *controller) ready(but string) {
 	}
 }
 
-// keep drops what no decision rests on: thousands of pods may have to be remembered.
+// keep drops what no decision rests on: thousands of pods may have to be remembered. Addresses of pods outside of the mesh are
+// what keeps others from being sought by them.
 func (c *controller) keep(p *kube.NodePod) {
 	annotation := c.Settings.Predicate.Annotation
 	value, has := p.Facts.Annotations[annotation]
 	if annotation != "" && !has {
 		*p = kube.NodePod{
-			Facts:   sidecar.Facts{Namespace: p.Facts.Namespace, Name: p.Facts.Name, UID: p.Facts.UID},
-			Version: p.Version, NodeName: p.NodeName,
+			Facts: sidecar.Facts{
+				Namespace: p.Facts.Namespace, Name: p.Facts.Name, UID: p.Facts.UID, HostNetwork: p.Facts.HostNetwork,
+			},
+			Version: p.Version, NodeName: p.NodeName, Addresses: p.Addresses, Phase: p.Phase,
 		}
 		return
 	}
@@ -72,7 +85,21 @@ func (c *controller) keep(p *kube.NodePod) {
 	}
 	p.Facts = slim
 	for i := range p.InitStatuses {
-		p.InitStatuses[i].State.Message = strings.Clone(p.InitStatuses[i].State.Message)
+		c.keepStatus(&p.InitStatuses[i])
+	}
+	for i := range p.Statuses {
+		p.Statuses[i] = kube.ContainerStatus{
+			State: kube.ContainerState{Kind: p.Statuses[i].State.Kind}, Last: kube.ContainerState{Kind: p.Statuses[i].Last.Kind},
+		}
+	}
+}
+
+// keepStatus drops messages that nobody asks for: a container may leave 4 KiB of them.
+func (c *controller) keepStatus(s *kube.ContainerStatus) {
+	for _, state := range []*kube.ContainerState{&s.State, &s.Last} {
+		if state.Message = strings.TrimSpace(state.Message); state.Message != strings.TrimSpace(c.Settings.Predicate.Message) {
+			state.Message = ""
+		}
 	}
 }
 
@@ -90,11 +117,14 @@ func (c *controller) set(p kube.NodePod) {
 	c.mu.Lock()
 	e := c.pods[keyOf(p)]
 	if e == nil || e.pod.Facts.UID != p.Facts.UID {
+		if e != nil {
+			c.Metrics.Stands(e.state, "")
+		}
 		e = &entry{memory: memory{told: map[string]bool{}}}
 		c.pods[keyOf(p)] = e
 	}
 	if !slices.Equal(e.pod.Addresses, p.Addresses) {
-		e.mended = time.Time{} // it is another sandbox
+		e.otherSandbox()
 	}
 	e.pod = p
 	c.mu.Unlock()
@@ -104,11 +134,11 @@ func (c *controller) set(p kube.NodePod) {
 func (c *controller) gone(p kube.NodePod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e := c.pods[keyOf(p)]; e != nil {
+	if e := c.pods[keyOf(p)]; e != nil && e.pod.Facts.UID == p.Facts.UID {
 		c.Metrics.Stands(e.state, "")
 		delete(c.pods, keyOf(p))
+		c.queue.Forget(keyOf(p))
 	}
-	c.queue.Forget(keyOf(p))
 }
 
 func (c *controller) forgetAll() {
@@ -145,6 +175,6 @@ func containersOf(from []kube.ContainerStatus) []repair.Container {
 func stateOf(s kube.ContainerState) repair.State {
 	return repair.State{
 		Running: s.Kind == kube.StateRunning, Terminated: s.Kind == kube.StateTerminated,
-		Reason: s.Reason, Message: s.Message, ExitCode: s.ExitCode, Finished: s.Finished,
+		Reason: s.Reason, Message: s.Message, ExitCode: s.ExitCode, Began: s.Started, Finished: s.Finished,
 	}
 }

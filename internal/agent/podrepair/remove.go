@@ -10,8 +10,43 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
+// maxRetryAfter is for how long a server can make a pod wait.
+const maxRetryAfter = 5 * time.Minute
+
+// Bounds of deletions: where every new pod is broken as well, because somebody keeps the plugin out of the chain, to delete at full
+// speed would only make more of them.
+const (
+	removalBurst    = 30
+	removalInterval = 2 * time.Second
+)
+
+// turn is when one more pod may be deleted: removalBurst at once, one in each removalInterval after that.
+func (c *controller) turn(now time.Time) time.Time {
+	if c.rush {
+		return now
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.removals.Before(now) {
+		c.removals = now
+	}
+	c.removals = c.removals.Add(removalInterval)
+	if due := c.removals.Add(-removalBurst * removalInterval); due.After(now) {
+		return due
+	}
+	return now
+}
+
 // remove has the pod deleted as it was judged, by eviction if so configured. One that changed meanwhile is judged again.
 func (j *job) remove(ctx context.Context) (time.Duration, error) {
+	now := j.Clock.Now()
+	if j.memory.turn.IsZero() {
+		j.memory.turn = j.turn(now)
+	}
+	if j.memory.turn.After(now) {
+		j.queue.At(keyOf(j.pod), j.memory.turn)
+		return 0, nil
+	}
 	take := j.API.DeletePod
 	if j.Settings.Evict {
 		take = j.API.EvictPod
@@ -32,21 +67,10 @@ func (j *job) remove(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	j.Metrics.Repaired(metrics.RepairDelete, metrics.RepairFail)
-	j.say(ctx, kube.EventWarning, ReasonDeleted, j.why()+", and cannot be deleted: "+err.Error()+remedy(err))
+	j.complain(ctx, ReasonDeleted, j.why()+", and cannot be deleted: "+cause(err)+remedy(err))
 	var wait time.Duration
 	if failed, ok := errors.AsType[*kube.CallError](err); ok {
-		wait = failed.RetryAfter
+		wait = min(failed.RetryAfter, maxRetryAfter)
 	}
 	return wait, err
-}
-
-// remedy is what to do about a call that failed, "" for what ends by itself.
-func remedy(err error) string {
-	switch {
-	case errors.Is(err, kube.ErrDisruptionBudget):
-		return ". It is tried again; raise the budget or delete the pod by hand to have it sooner"
-	case kube.ClassOf(err) == kube.Forbidden:
-		return ". The account of the node agent lacks the permission that its mode of repair needs"
-	}
-	return ""
 }

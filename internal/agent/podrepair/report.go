@@ -2,13 +2,16 @@ package podrepair
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/podns"
 )
 
 // component is the source of the events, as the reference calls it.
@@ -30,20 +33,63 @@ const (
 // say makes an event on the pod.
 func (j *job) say(ctx context.Context, severity kube.EventType, reason EventReason, message string) {
 	facts := j.pod.Facts
-	sent, err := j.API.RecordEvent(ctx, kube.Event{
+	event := kube.Event{
 		Object: kube.ObjectRef{Kind: "Pod", APIVersion: "v1", Namespace: facts.Namespace, Name: facts.Name, UID: facts.UID},
 		Reason: string(reason), Message: message, Type: severity, Component: component, Host: j.Host,
-	})
-	switch {
-	case err != nil:
-		j.Metrics.EventReported(metrics.EventFailed)
-		j.log.WarnContext(ctx, "an event was not recorded", slog.String("reason", string(reason)), slog.String("message", message),
-			slog.String("error", err.Error()))
-	case sent:
-		j.Metrics.EventReported(metrics.EventSent)
-	default:
-		j.Metrics.EventReported(metrics.EventSuppressed)
 	}
+	switch {
+	case j.mail == nil:
+		j.record(ctx, event)
+	case !j.mail.drop(event):
+		j.Metrics.EventReported(metrics.EventSuppressed)
+		j.log.WarnContext(ctx, "an event was dropped, as too many wait for the API server", slog.String("reason", event.Reason),
+			slog.String("message", message))
+	}
+}
+
+// complain makes a warning of a failure: the first time, and then of the second, the fourth and so on of the same failures in
+// a row. Each event takes from what may be sent about the pod in a minute, of which the good end must not be robbed.
+func (j *job) complain(ctx context.Context, reason EventReason, message string) {
+	m := j.memory
+	if m.complaint != message {
+		m.complaint, m.complaints = message, 0
+	}
+	if m.complaints++; m.complaints&(m.complaints-1) != 0 {
+		j.Metrics.EventReported(metrics.EventSuppressed)
+		return
+	}
+	j.say(ctx, kube.EventWarning, reason, message)
+}
+
+// cause is an error as an event has it. What changes from one try to the next, such as numbers of connections and of places that
+// were looked at, is in the log alone, so that equal failures are one event.
+func cause(err error) string {
+	if search, ok := errors.AsType[*podns.Error](err); ok {
+		return "finding the pod's network namespace: " + search.Err.Error()
+	}
+	if call, ok := errors.AsType[*kube.CallError](err); ok {
+		text := fmt.Sprintf("the API server was asked to %s %s: %s", call.Verb, call.Object, call.Class)
+		if call.Status != 0 {
+			text += fmt.Sprintf(" (%d)", call.Status)
+		}
+		return strings.TrimRight(text+": "+call.Message, ". :")
+	}
+	return err.Error()
+}
+
+// remedy is what to do about a failure, "" for what ends by itself.
+func remedy(err error) string {
+	switch {
+	case errors.Is(err, kube.ErrDisruptionBudget):
+		return ". A PodDisruptionBudget stands against it: it is tried again; raise the budget or delete the pod by hand to have it sooner"
+	case kube.ClassOf(err) == kube.Forbidden:
+		return ". The account of the node agent lacks the permission that its mode of repair needs"
+	case errors.Is(err, errClaimed):
+		return ". The address is one that its sandbox had before the node was started again, or an error of the primary CNI plugin"
+	case errors.Is(err, podns.ErrNoHost):
+		return ". Let the node agent see the processes of the node: its procfs is looked for as /host/proc"
+	}
+	return ""
 }
 
 // once makes a warning of which one is enough in the pod's life.
@@ -76,7 +122,7 @@ func (j *job) advice() string {
 		return "It cannot be redirected in place any more: delete it, so that its owner makes another one"
 	case !captured:
 		return "The plugin would not redirect it, as " + j.found.Decision.Reason.Sentence()
-	case j.Settings.Switches.InPlace && !j.here(j.pod):
+	case j.Settings.Switches.InPlace && j.places == nil:
 		return "It can be redirected in place on its own node alone: delete it, or let the node agent repair pods"
 	}
 	return "Delete it, so that it starts anew, or switch on the node agent's race repair"

@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
@@ -25,6 +28,7 @@ type job struct {
 	conf   cniconf.NetConf
 	memory *memory
 	found  repair.Finding
+	places *podns.Places
 	log    *slog.Logger
 }
 
@@ -41,15 +45,21 @@ func (c *controller) settle(ctx context.Context, k key) (wait time.Duration, err
 	c.mu.Unlock()
 	// The map of what was told is this job's alone: a pod is worked on once at a time.
 	defer c.remember(k, j)
+	ctx, cancel := context.WithTimeoutCause(ctx, c.PodLimit, fmt.Errorf("the work on the pod takes more than %s", c.PodLimit))
+	defer cancel()
 
 	j.log = c.Log.With(slog.String("pod", k.String()), slog.String("uid", j.pod.Facts.UID))
 	if j.conf, err = c.Plugin(); err != nil {
-		return 0, fmt.Errorf("reading what the plugin is told: %w", err)
+		return 0, fmt.Errorf("%w: %w", errPolicy, err)
 	}
 	subject := podOf(j.pod)
 	j.found = repair.Judge(subject, c.Settings.Predicate, j.conf.Policy())
-	if !c.here(j.pod) {
-		j.found.Repairable = false
+	if j.found.Look || j.found.Broken {
+		j.places = c.places(j.pod)
+	}
+	j.found.Repairable = j.found.Repairable && j.places != nil
+	if problems := j.conf.Problems; problems != nil && (j.found.Look || j.found.Broken) {
+		return 0, j.refrain(ctx, problems)
 	}
 	if j.found.Look {
 		if err := j.look(ctx, subject); err != nil {
@@ -58,6 +68,7 @@ func (c *controller) settle(ctx context.Context, k key) (wait time.Duration, err
 	}
 	j.memory.stand(j)
 	if !j.found.Broken {
+		j.memory.suspected = time.Time{}
 		return 0, nil
 	}
 	return j.act(ctx)
@@ -73,11 +84,17 @@ func (c *controller) remember(k key, j *job) {
 	}
 	c.Metrics.Stands(e.state, j.memory.state)
 	e.memory = *j.memory
+	if !slices.Equal(e.pod.Addresses, j.pod.Addresses) {
+		e.otherSandbox() // meanwhile: what was seen and done was in the one before
+	}
 }
 
-// here tells whether the namespaces of the pod's node can be reached.
-func (c *controller) here(p kube.NodePod) bool {
-	return c.Places != nil && c.Settings.Node != "" && p.NodeName == c.Settings.Node
+// places are where the pod's namespace can be found, nil where those of its node cannot be reached.
+func (c *controller) places(p kube.NodePod) *podns.Places {
+	if c.Settings.Node == "" || p.NodeName != c.Settings.Node {
+		return nil
+	}
+	return c.Places()
 }
 
 // stand is the state that the pod is counted in.
@@ -112,7 +129,7 @@ const unreachable = 4
 
 // look finds out what the namespace of an unproven pod says.
 func (j *job) look(ctx context.Context, subject repair.Pod) error {
-	if !j.here(j.pod) {
+	if j.places == nil {
 		j.found.Look, j.found.Reason = false, repair.NotLookedAt // nothing can be told from here
 		return nil
 	}
@@ -128,7 +145,7 @@ func (j *job) look(ctx context.Context, subject repair.Pod) error {
 	if err != nil {
 		j.memory.state = metrics.PodUnknown
 		if j.memory.failures++; j.memory.failures == unreachable {
-			j.say(ctx, kube.EventWarning, ReasonUnverified, "it cannot be told whether the traffic is redirected: "+err.Error())
+			j.say(ctx, kube.EventWarning, ReasonUnverified, "it cannot be told whether the traffic is redirected: "+cause(err)+remedy(err))
 		}
 		return err
 	}
@@ -168,21 +185,30 @@ func (j *job) compare(ctx context.Context, space podnet.Namespace) (repair.Rules
 
 // inside runs fn with the pod's network namespace, if that can be told for sure.
 func (j *job) inside(ctx context.Context, fn func(podnet.Namespace) error) (err error) {
-	if j.conf.Problems != nil {
-		return fmt.Errorf("the plugin's configuration cannot be used: %w", j.conf.Problems)
-	}
-	found, err := j.Places.Find(ctx, podns.Pod{
+	found, err := j.places.Find(ctx, podns.Pod{
 		Namespace: j.pod.Facts.Namespace, Name: j.pod.Facts.Name, UID: j.pod.Facts.UID, Addresses: j.pod.Addresses,
 	})
 	if err != nil {
 		return fmt.Errorf("finding the pod's network namespace: %w", err)
 	}
 	defer found.Close()
+	if err := j.claimed(ctx, found); err != nil {
+		return err
+	}
 	j.log.DebugContext(ctx, "found the pod's network namespace", slog.String("source", string(found.Source())))
 	return fn(podnet.Namespace{
-		Path: found.Path(), Log: j.log,
+		Path: forChildren(found.Path()), Log: j.log, Backend: j.conf.Backend,
 		Tools: iptables.Host{Path: j.ToolPath, Force: iptables.Variant(j.conf.ForceIptables)},
 	})
+}
+
+// forChildren spells the path of an open file so that the processes which this one starts mean the same file by it: iptables
+// is told the namespace's file as the one to lock.
+func forChildren(path string) string {
+	if rest, own := strings.CutPrefix(path, "/proc/self/"); own {
+		return fmt.Sprintf("/proc/%d/%s", os.Getpid(), rest)
+	}
+	return path
 }
 
 // act does what is switched on and can help.
@@ -210,6 +236,29 @@ func (j *job) act(ctx context.Context) (time.Duration, error) {
 	}
 	j.once(ctx, ReasonBroken, j.why()+". "+j.advice())
 	return 0, nil
+}
+
+// refrain leaves a pod alone because the plugin's configuration is not what somebody meant it to be: the namespaces to leave alone
+// may be among what could not be read, and a pod that is made anew would not start.
+func (j *job) refrain(ctx context.Context, problems error) error {
+	const mend = ". Mend the configuration of the node agent"
+	if j.found.Broken {
+		j.memory.stand(j)
+		j.Metrics.Repaired(typeOf(j.Settings.Switches.Mode(j.found)), metrics.RepairFail)
+		j.once(ctx, ReasonBroken, j.why()+". Nothing is done about it while the plugin's configuration cannot be used: "+problems.Error()+mend)
+	} else {
+		j.memory.state = metrics.PodUnknown
+		j.once(ctx, ReasonUnverified, "it cannot be told whether the traffic is redirected while the plugin's configuration cannot be used: "+
+			problems.Error()+mend)
+	}
+	return fmt.Errorf("%w: %w", errPolicy, problems)
+}
+
+// typeOf is what an action is counted as, "" for what is none.
+func typeOf(mode repair.Mode) metrics.RepairType {
+	return map[repair.Mode]metrics.RepairType{
+		repair.InPlace: metrics.RepairPod, repair.Delete: metrics.RepairDelete, repair.Label: metrics.RepairLabel,
+	}[mode]
 }
 
 // spec is what the pod is to be redirected by.

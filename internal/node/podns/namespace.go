@@ -23,6 +23,7 @@ type Namespace struct {
 
 // Path names the namespace for this process and for nothing else: /proc/self/fd/N of the open file, so that it is the
 // same namespace whatever becomes of the place where it was found. After Close it leads nowhere.
+// A process that is started finds something else, or nothing, at it.
 func (n *Namespace) Path() string { return fdPath(int(n.fd.Load())) }
 
 // Inode tells which namespace it is.

@@ -3,7 +3,6 @@ package installer_test
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"

@@ -1,12 +1,14 @@
 package installer
 
 import (
+	"context"
 	"log/slog"
 
 	"github.com/meshcni/istio-cni/internal/agent/podrepair"
 	"github.com/meshcni/istio-cni/internal/agent/workqueue"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
@@ -25,8 +27,13 @@ func (n *node) repair() {
 	case places() == nil:
 		n.log.Warn("the processes of the node are not seen: no pod can be redirected in place (mount the node's /proc at /host/proc)")
 	}
+	var follow func(context.Context, kube.Listener[kube.NodePod])
+	if n.pods != nil && n.cfg.Repair.Node == n.cfg.NodeName && n.cfg.Repair.LabelSelectors+n.cfg.Repair.FieldSelectors == "" {
+		follow = n.pods.Follow // one watch serves both
+	}
 	podrepair.Run(n.background, podrepair.Options{
-		API: n.api, Clock: workqueue.SystemClock(clock), Log: n.log, Metrics: n.metrics.Repair, Settings: n.cfg.Repair,
+		Follow: follow,
+		API:    n.api, Clock: workqueue.SystemClock(clock), Log: n.log, Metrics: n.metrics.Repair, Settings: n.cfg.Repair,
 		Plugin: n.plugin,
 		Places: places, ToolPath: path, Host: n.cfg.Repair.Node,
 	})

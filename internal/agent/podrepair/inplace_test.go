@@ -1,0 +1,652 @@
+package podrepair
+
+import (
+	"encoding/json"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/podnet/labtest"
+)
+
+// TestPacketsProveTheRepair has a pod on a veth that runs without redirection, and each way of writing rules that the plugin may
+// be told: before the repair the application talks to the peer itself, afterwards to the proxy on 15001, and the proxy
+// (uid 1337) to the peer as ever. Another agent finds the rules in place.
+func TestPacketsProveTheRepair(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		conf cniconf.NetConf
+		// hook is a rule that must be there by then, as a program shows it.
+		program, hook string
+	}{
+		"auto":            {cniconf.NetConf{}, "iptables-nft-save", "-A OUTPUT -j ISTIO_OUTPUT"},
+		"netlink":         {cniconf.NetConf{Backend: redirect.Netlink}, "iptables-nft-save", "-A OUTPUT -j ISTIO_OUTPUT"},
+		"iptables":        {cniconf.NetConf{Backend: redirect.Tools}, "iptables-save", "-A OUTPUT -j ISTIO_OUTPUT"},
+		"iptables nft":    {cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "nft"}, "iptables-nft-save", "-A OUTPUT -j ISTIO_OUTPUT"},
+		"iptables legacy": {cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "legacy"}, "iptables-legacy-save", "-A OUTPUT -j ISTIO_OUTPUT"},
+		"native":          {cniconf.NetConf{Backend: redirect.Native}, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			net, err := labtest.New(t.Context(), ruleset.IPv4)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(net.Close)
+			if err := net.StartProxy(t.Context(), net.Proxy(redirect.Redirect), redirect.Redirect); err != nil {
+				t.Fatal(err)
+			}
+			ask := func(who labtest.Actor, by string) {
+				t.Helper()
+				question := labtest.Question{Ask: labtest.Ask{
+					From: who, Via: labtest.TCP, To: labtest.Peer.Port(ruleset.IPv4, 80), SourcePort: net.FreshPort(),
+				}, Want: []labtest.Hop{{By: by}}}
+				if err := question.Check(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+			ask(net.App(), "peer")
+			l := newLab(t, inPlace)
+			l.conf.Store(&test.conf)
+			l.occupy(net.Path())
+			p := crashing("web").at(labtest.Pod.Addr(ruleset.IPv4).String())
+			l.set(p)
+			l.run()
+			l.acted(p, repair.InPlace)
+			ask(net.App(), labtest.ByOutbound)
+			ask(net.Proxy(redirect.Redirect), "peer")
+			rules := rulesOf(t, net.Path())
+			if test.program != "" && !strings.Contains(netnstest.Run(t, net.Path(), test.program), test.hook) || test.program == "" && rules != "" {
+				t.Errorf("rules:\n%s", rules)
+			}
+			if got := rulesOf(t, l.bridge); got != "" {
+				t.Errorf("rules in the node's own namespace:\n%s", got)
+			}
+			l.run()
+			l.counts(metrics.RepairPod, metrics.RepairSkip, 1)
+			l.counts(metrics.RepairPod, metrics.RepairSuccess, 1)
+			if got := rulesOf(t, net.Path()); got != rules {
+				t.Errorf("the second agent made of\n%s\nthis:\n%s", rules, got)
+			}
+		})
+	}
+}
+
+// TestTheRulesAreThoseOfThePodsSettings compares with what the plugin's own decision says for the same pod.
+func TestTheRulesAreThoseOfThePodsSettings(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace)
+	p := crashing("web").at("10.88.0.2/24")
+	p.annotations = object{sidecar.InboundPortsKey: "8080,9090", "traffic.sidecar.istio.io/excludeOutboundPorts": "5432"}
+	path := l.sandbox(p.ips...)
+	l.mount(path, "cni-1")
+	l.set(p)
+	l.run()
+	l.acted(p, repair.InPlace)
+	got := netnstest.Run(t, path, "iptables-save")
+	for _, want := range []string{"--dport 8080 -j ISTIO_IN_REDIRECT", "--dport 9090 -j ISTIO_IN_REDIRECT", "--dport 5432 -j RETURN"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no rule %q in\n%s", want, got)
+		}
+	}
+}
+
+// TestW8APodOfTheSameNameIsAnotherPod is a pod of a StatefulSet that comes back at once: with another UID, in another
+// namespace, perhaps with the address of before.
+func TestW8APodOfTheSameNameIsAnotherPod(t *testing.T) {
+	t.Parallel()
+	for name, seen := range map[string]func(*lab, podSpec){
+		"the deletion is seen":     func(l *lab, p podSpec) { l.server.Delete(p.path()) },
+		"the deletion is not seen": func(*lab, podSpec) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, inPlace)
+			first := crashing("db-0").at("10.88.0.2/24")
+			before := l.sandbox(first.ips...)
+			l.cache(first, before)
+			l.set(first)
+			l.run()
+			l.acted(first, repair.InPlace)
+			seen(l, first)
+			second := first
+			second.uid = "another-uid"
+			after := l.sandbox(second.ips...) // the namespace of before is still there, too
+			l.cache(second, after)
+			l.set(second)
+			l.hears(second, "Normal", ReasonRepaired)
+			l.counts(metrics.RepairPod, metrics.RepairSuccess, 2)
+			if !captured(t, after) {
+				t.Error("the second pod is not redirected")
+			}
+			l.stand(1, 0, 0, 0)
+		})
+	}
+}
+
+// TestW8ARestartedAgentDoesNotWorkTwice has a pod whose validation has not been tried again yet when another agent looks.
+func TestW8ARestartedAgentDoesNotWorkTwice(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace)
+	p := crashing("web").at("10.88.0.2/24")
+	path := l.sandbox(p.ips...)
+	l.cache(p, path)
+	l.set(p)
+	stop := l.run()
+	l.acted(p, repair.InPlace)
+	stop()
+	l.stand(0, 0, 0, 0)
+	rules, events := rulesOf(t, path), len(l.server.Events())
+	l.run()
+	l.counts(metrics.RepairPod, metrics.RepairSkip, 1)
+	l.counts(metrics.RepairPod, metrics.RepairSuccess, 1)
+	l.stand(1, 0, 0, 0)
+	for _, stop := range l.stops {
+		stop()
+	}
+	if got := rulesOf(t, path); got != rules || len(l.server.Events()) != events {
+		t.Errorf("rules are now\n%s\nevents: %v", got, l.events(p))
+	}
+}
+
+// TestTwoAgentsAtOnce has both see the same pods at the same time: of each pod one writes, and both end content.
+func TestTwoAgentsAtOnce(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace)
+	other := l.options
+	other.API, other.Metrics = l.api(time.Minute), metrics.NewRepair("other")
+	var paths []string
+	for i, name := range []string{"a", "b", "c"} {
+		p := crashing(name).at(netip.AddrFrom4([4]byte{10, 88, 0, byte(2 + i)}).String() + "/24")
+		paths = append(paths, l.sandbox(p.ips...))
+		l.cache(p, paths[i])
+		l.set(p)
+	}
+	l.run()
+	l.start(other)
+	both := func(result metrics.RepairResult) int {
+		n, err := metric(other.Metrics.Text(), `istio_cni_repair_pods_repaired_total{type="repair",result="`+string(result)+`"}`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l.repaired(metrics.RepairPod, result) + int(n)
+	}
+	until(t, func() string { return "not all pods are looked after by both" }, func() bool {
+		return both(metrics.RepairSuccess)+both(metrics.RepairSkip) == 2*len(paths)
+	})
+	if got := both(metrics.RepairSuccess); got != len(paths) || both(metrics.RepairFail) != 0 {
+		t.Errorf("%d writes for %d pods, %d failures", got, len(paths), both(metrics.RepairFail))
+	}
+	for _, path := range paths {
+		if n := strings.Count(rulesOf(t, path), "-A OUTPUT -j ISTIO_OUTPUT"); n != 1 {
+			t.Errorf("%d hooks", n)
+		}
+	}
+}
+
+// TestW11NamespacesWithoutAProcess are those of runtimes that keep no pause process, between two tries of the validation.
+func TestW11NamespacesWithoutAProcess(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace)
+	p := crashing("web").at("10.88.0.2/24")
+	path := l.sandbox(p.ips...)
+	leave := l.occupy(path)
+	l.mount(path, "cni-1")
+	leave()
+	l.set(p)
+	l.run()
+	l.acted(p, repair.InPlace)
+	if !captured(t, path) {
+		t.Error("not redirected")
+	}
+	if !strings.Contains(l.log.String(), "source=mount") {
+		t.Error("it was found otherwise")
+	}
+}
+
+// TestW11EachAddressCounts has a pod of two families, and a stranger that has one of its addresses.
+func TestW11EachAddressCounts(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace)
+	p := crashing("web").at("10.88.0.2/24", "fd00:88::2/64")
+	stranger, path := l.sandbox("10.88.0.2/24", "fd00:88::3/64"), l.sandbox(p.ips...)
+	l.mount(stranger, "cni-0")
+	l.mount(path, "cni-1")
+	l.set(p)
+	l.run()
+	l.acted(p, repair.InPlace)
+	if !captured(t, path) || rulesOf(t, stranger) != "" {
+		t.Error("the wrong namespace was written to")
+	}
+}
+
+// TestW11ANamespaceThatIsNotTheirsIsNotTouched has all sorts of strangers where the pod's namespace should be.
+func TestW11ANamespaceThatIsNotTheirsIsNotTouched(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		prepare func(l *lab, p podSpec) (strangers []string)
+		says    string
+	}{
+		"the cache names the namespace of another UID": {func(l *lab, p podSpec) []string {
+			p.uid = "of-before"
+			path := l.sandbox("10.88.0.3/24")
+			l.cache(p, path)
+			return []string{path}
+		}, "no network namespace of it is found"},
+		"the cache names a namespace that has another address": {func(l *lab, p podSpec) []string {
+			path := l.sandbox("10.88.0.3/24")
+			l.cache(p, path)
+			return []string{path}
+		}, "no network namespace of it is found"},
+		"two have its address": {func(l *lab, p podSpec) []string {
+			paths := []string{l.sandbox(p.ips...), l.sandbox(p.ips...)}
+			l.mount(paths[0], "a")
+			l.mount(paths[1], "b")
+			return paths
+		}, "several network namespaces could be its own"},
+		"the node has its address": {func(l *lab, p podSpec) []string {
+			netnstest.Run(l.T, l.bridge, "ip", "address", "add", p.ips[0], "dev", "lo")
+			l.mount(l.bridge, "host")
+			l.occupy(l.bridge)
+			return []string{l.bridge}
+		}, "it is on the node's own network"},
+		"the cache names the node's": {func(l *lab, p podSpec) []string {
+			l.cache(p, l.bridge)
+			return []string{l.bridge}
+		}, "it is on the node's own network"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, inPlace)
+			p := crashing("web").at("10.88.0.2/24")
+			strangers := test.prepare(l, p)
+			l.set(p)
+			l.run()
+			l.hears(p, "Warning", ReasonRepaired, "cannot be redirected in place", test.says, "delete the pod")
+			l.counts(metrics.RepairPod, metrics.RepairFail, 1)
+			l.stand(0, 1, 0, 0)
+			for _, path := range strangers {
+				if got := rulesOf(t, path); got != "" {
+					t.Errorf("rules were written:\n%s", got)
+				}
+			}
+		})
+	}
+}
+
+// TestW11AnAddressThatWasGivenToAnotherPodIsNoProof has a pod whose sandbox ended with the node's last run, and another one that has
+// its address now, in the mesh or not.
+func TestW11AnAddressThatWasGivenToAnotherPodIsNoProof(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		claim func(l *lab, path string)
+		says  string
+	}{
+		"by the cache": {func(l *lab, path string) {
+			other := podSpec{name: "other", uid: "other"}
+			l.cache(other, path)
+			file := filepath.Join(l.places.Cache, "net-other-other-eth0")
+			text, err := os.ReadFile(file)
+			l.do(err)
+			text = []byte(strings.Replace(string(text), "{", `{"result":{"ips":[{"address":"10.88.0.2/24"}]},`, 1))
+			l.do(os.WriteFile(file, text, 0o600))
+		}, "libcni's cache has it as that of pod shop/other"},
+		"by the API server": {func(l *lab, _ string) {
+			l.set(podSpec{name: "other", uid: "other", plain: true, phase: "Running"}.at("10.88.0.2/24"))
+		}, "pod shop/other has the same ones"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, inPlace)
+			p := crashing("web").at("10.88.0.2/24")
+			path := l.sandbox(p.ips...)
+			l.mount(path, "cni-1")
+			l.occupy(path)
+			test.claim(l, path)
+			// Those that have ended, and those on the node's network, claim nothing.
+			l.set(podSpec{name: "over", uid: "over", plain: true, phase: "Succeeded"}.at("10.88.0.2/24"))
+			l.set(podSpec{name: "host", uid: "host", plain: true, phase: "Running", host: true}.at("10.88.0.2/24"))
+			l.set(p)
+			l.run()
+			l.hears(p, "Warning", ReasonRepaired, "may be another pod's", test.says)
+			l.stand(0, 1, 0, 0)
+			if got := rulesOf(t, path); got != "" {
+				t.Errorf("rules were written:\n%s", got)
+			}
+			// The claim ends.
+			if data := l.server.Object("/api/v1/namespaces/shop/pods/other"); data != nil {
+				l.server.Delete("/api/v1/namespaces/shop/pods/other")
+			} else {
+				l.do(os.Remove(filepath.Join(l.places.Cache, "net-other-other-eth0")))
+			}
+			until(t, func() string { return "it is not redirected" }, func() bool {
+				l.hand.turn(time.Second)
+				return l.repaired(metrics.RepairPod, metrics.RepairSuccess) == 1
+			})
+			if !captured(t, path) {
+				t.Error("it is not redirected")
+			}
+		})
+	}
+}
+
+// TestRepairComesBeforeTheValidation looks into namespaces of pods that nothing is known against yet.
+func TestRepairComesBeforeTheValidation(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace)
+	p := podSpec{name: "web", uid: "u"}
+	l.set(p)
+	l.run()
+	l.passes()
+	if l.asked.Load() != 1 { // for the pod that marks the end
+		t.Error("a namespace was looked for before there was one")
+	}
+	p = p.at("10.88.0.2/24")
+	path := l.sandbox(p.ips...)
+	l.cache(p, path)
+	l.set(p)
+	message := l.hears(p, "Normal", ReasonRepaired, "no rules", "redirected now").Message
+	if strings.Contains(message, "Connections") || strings.Contains(message, "back-off") {
+		t.Errorf("nothing has run in it yet: %s", message)
+	}
+	l.stand(1, 0, 0, 0)
+	asked := l.asked.Load()
+	p.now = running()
+	l.set(p)
+	l.passes()
+	p.now = ended(0, start().Add(time.Second))
+	p.phase, p.proxy = "Running", running()
+	l.set(p)
+	l.passes()
+	l.stand(1, 0, 0, 0)
+	if got := l.asked.Load() - asked; got > 5 { // two pods that mark the end, one of them looked for once
+		t.Errorf("%d searches for a pod that is fine", got)
+	}
+	l.counts(metrics.RepairPod, metrics.RepairSuccess, 1)
+}
+
+// TestAPodThatRunsIsToldThatItsConnectionsStayOutside has a pod without a validation.
+func TestAPodThatRunsIsToldThatItsConnectionsStayOutside(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace)
+	p := podSpec{name: "web", uid: "u", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.2/24")
+	path := l.sandbox(p.ips...)
+	l.occupy(path)
+	l.set(p)
+	l.run()
+	l.hears(p, "Normal", ReasonRepaired, "no rules", "Connections that it opened before stay outside")
+	if !captured(t, path) {
+		t.Error("not redirected")
+	}
+}
+
+// rules writes the rules of another configuration, as those of an earlier version are.
+func (l *lab) otherRules(path string) {
+	l.Helper()
+	netnstest.Run(l.T, path, "sh", "-c", `printf '*nat\n:ISTIO_OUTPUT -\n-A OUTPUT -p tcp -j ISTIO_OUTPUT\n-A ISTIO_OUTPUT -j RETURN\nCOMMIT\n' | iptables-nft-restore -n`)
+}
+
+// TestRunningPodsKeepTheirRules has rules that differ from those of now: they are changed before the validation, and reported
+// after it.
+func TestRunningPodsKeepTheirRules(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace)
+	runs := podSpec{name: "runs", uid: "u1", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.2/24")
+	comes := podSpec{name: "comes", uid: "u2"}.at("10.88.0.3/24")
+	old, young := l.sandbox(runs.ips...), l.sandbox(comes.ips...)
+	l.otherRules(old)
+	l.otherRules(young)
+	before := rulesOf(t, old)
+	l.cache(runs, old)
+	l.cache(comes, young)
+	l.set(runs)
+	l.set(comes)
+	l.run()
+	l.hears(comes, "Normal", ReasonRepaired, "other rules")
+	l.hears(runs, "Warning", ReasonDrifted, "from its next start on")
+	l.stand(1, 0, 1, 0)
+	if got := rulesOf(t, old); got != before {
+		t.Errorf("the rules of a running pod were changed:\n%s", got)
+	}
+	if !captured(t, young) {
+		t.Error("the other pod is not redirected")
+	}
+	for range 3 {
+		runs.labels = object{"touched": stamp(l.hand.Now())}
+		l.set(runs)
+		l.passes()
+	}
+	if got := l.events(runs); len(got) != 1 || got[0].Count != 1 {
+		t.Errorf("events %v", got)
+	}
+}
+
+// TestAFailureAfterTheRepairIsLookedAtAgain has a validation that goes on failing, for once with the rules in place and then
+// because somebody took them away.
+func TestAFailureAfterTheRepairIsLookedAtAgain(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace)
+	p := crashing("web").at("10.88.0.2/24")
+	path := l.sandbox(p.ips...)
+	l.cache(p, path)
+	l.set(p)
+	l.run()
+	l.acted(p, repair.InPlace)
+
+	p.last = ended(126, l.hand.Now()) // it ran while the rules were written
+	l.set(p)
+	l.passes()
+	l.counts(metrics.RepairPod, metrics.RepairSkip, 0)
+
+	l.hand.turn(10 * time.Second)
+	p.last = ended(126, l.hand.Now())
+	l.set(p)
+	l.hears(p, "Warning", ReasonRepaired, "validation fails although the rules are in place", "delete the pod")
+	l.counts(metrics.RepairPod, metrics.RepairSkip, 1)
+
+	netnstest.Run(t, path, "iptables-nft", "-t", "nat", "-F")
+	l.hand.turn(10 * time.Second)
+	p.last = ended(126, l.hand.Now())
+	l.set(p)
+	l.counts(metrics.RepairPod, metrics.RepairSuccess, 2)
+	if !captured(t, path) {
+		t.Error("the rules are not there again")
+	}
+}
+
+// TestANewSandboxIsLookedInto has a pod whose sandbox is made anew while it is worked on: what was done then counts for nothing.
+func TestANewSandboxIsLookedInto(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace)
+	p := podSpec{name: "web", uid: "u"}.at("10.88.0.2/24")
+	first := l.sandbox(p.ips...)
+	l.mount(first, "first")
+	l.set(p)
+	l.run()
+	l.hears(p, "Normal", ReasonRepaired)
+	p = p.at("10.88.0.3/24")
+	second := l.sandbox(p.ips...)
+	l.mount(second, "second")
+	l.set(p)
+	l.counts(metrics.RepairPod, metrics.RepairSuccess, 2)
+	if !captured(t, second) {
+		t.Error("the second sandbox is not redirected")
+	}
+}
+
+// nodePod is a pod as the controller gets it.
+func (p podSpec) nodePod() kube.NodePod {
+	pod := kube.NodePod{
+		Facts: sidecar.Facts{
+			Namespace: p.namespace(), Name: p.name, UID: p.uid, Annotations: map[string]string{sidecar.StatusKey: ""},
+			Containers: []sidecar.Container{{Name: sidecar.ValidationContainer, Init: true}, {Name: "istio-proxy", Args: []string{"proxy", "sidecar"}}},
+		},
+		Version: "1", NodeName: node1,
+	}
+	for _, ip := range p.ips {
+		pod.Addresses = append(pod.Addresses, netip.MustParsePrefix(ip).Addr())
+	}
+	return pod
+}
+
+// TestNewsInTheMiddleOfTheWork come between the moment at which the work on a pod begins and the one at which it ends: what was
+// done to the sandbox or the pod of before counts for nothing afterwards.
+func TestNewsInTheMiddleOfTheWork(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(podSpec) podSpec{
+		"another sandbox": func(p podSpec) podSpec { return p },
+		"another pod":     func(p podSpec) podSpec { p.uid = "another"; return p },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, inPlace)
+			first := podSpec{name: "web", uid: "u"}.at("10.88.0.2/24")
+			second := change(first).at("10.88.0.3/24")
+			paths := []string{l.sandbox(first.ips...), l.sandbox(second.ips...)}
+			l.mount(paths[0], "first")
+			l.mount(paths[1], "second")
+			var c *controller
+			news := sync.OnceFunc(func() { c.set(second.nodePod()) })
+			l.options.Plugin = func() (cniconf.NetConf, error) {
+				news()
+				return cniconf.NetConf{}, nil
+			}
+			c = newController(l.options)
+			c.set(first.nodePod())
+			k := keyOf(first.nodePod())
+			for i, path := range paths {
+				if _, err := c.settle(t.Context(), k); err != nil {
+					t.Fatal(err)
+				}
+				if !captured(t, path) {
+					t.Errorf("sandbox %d is not redirected", i)
+				}
+			}
+			l.stand(1, 0, 0, 0)
+			c.gone(first.nodePod())
+			if name == "another pod" {
+				l.stand(1, 0, 0, 0) // that was the one of before
+			}
+			third := second
+			third.uid = "third"
+			c.set(third.nodePod()) // without word of the end of the one before
+			l.stand(0, 0, 0, 0)
+		})
+	}
+}
+
+// TestMissingRulesAloneCostAPodItsLifeOnlyWhenSeenTwice is about modes that are no help but for the mesh.
+func TestMissingRulesAloneCostAPodItsLifeOnlyWhenSeenTwice(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, deleting)
+	gone, late := podSpec{name: "gone", uid: "u1"}.at("10.88.0.2/24"), podSpec{name: "late", uid: "u2"}.at("10.88.0.3/24")
+	without, with := l.sandbox(gone.ips...), l.sandbox(late.ips...)
+	l.cache(gone, without)
+	l.cache(late, with)
+	l.set(gone)
+	l.set(late)
+	l.run()
+	l.stand(0, 2, 0, 0)
+	if got := l.writes(); len(got) != 0 {
+		t.Fatalf("deleted at first sight: %q", got)
+	}
+	// Somebody else writes the rules meanwhile.
+	helper := newLab(t, inPlace)
+	helper.cache(late, with)
+	helper.set(late)
+	helper.run()
+	helper.hears(late, "Normal", ReasonRepaired)
+	until(t, func() string { return "nobody waits for the second look" }, func() bool { return l.hand.sleepers() > 1 })
+	l.hand.turn(3 * time.Second)
+	l.hears(gone, "Warning", ReasonDeleted, "no rules")
+	l.stand(1, 0, 0, 0)
+	if _, leaving := l.fetch(late); leaving {
+		t.Error("a pod that is redirected was deleted")
+	}
+	l.silent(late)
+}
+
+// TestASuspicionEndsWithItsReason has rules go, come back as others and go again: the second time is not the second look.
+func TestASuspicionEndsWithItsReason(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, deleting)
+	p := podSpec{name: "web", uid: "u", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.2/24")
+	path := l.sandbox(p.ips...)
+	l.mount(path, "cni-1")
+	l.set(p)
+	l.run()
+	l.stand(0, 1, 0, 0)
+	l.otherRules(path)
+	p.labels = object{"touched": "1"}
+	l.set(p)
+	l.stand(0, 0, 1, 0)
+	l.hand.turn(time.Hour)
+	netnstest.Run(t, path, "sh", "-c", "printf '*nat\n:PREROUTING ACCEPT\n:INPUT ACCEPT\n:OUTPUT ACCEPT\n:POSTROUTING ACCEPT\nCOMMIT\n' | iptables-nft-restore")
+	p.labels = object{"touched": "2"}
+	l.set(p)
+	l.stand(0, 1, 0, 0)
+	l.passes()
+	if got := l.writes(); len(got) > 0 {
+		t.Fatalf("deleted at first sight: %q", got)
+	}
+	l.hand.turn(3 * time.Second)
+	l.hears(p, "Warning", ReasonDeleted, "no rules")
+}
+
+// TestTheStanzaDecides changes what the plugin is told while pods are there that nothing happens to.
+func TestTheStanzaDecides(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace)
+	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
+	p := crashing("web").at("10.88.0.2/24")
+	path := l.sandbox(p.ips...)
+	l.cache(p, path)
+	l.set(p)
+	l.run()
+	l.passes()
+	l.stand(0, 0, 0, 0)
+	until(t, func() string { return "nobody watches the stanza" }, func() bool { return l.hand.sleepers() > 0 })
+	l.conf.Store(&cniconf.NetConf{})
+	l.hand.turn(10 * time.Second)
+	l.acted(p, repair.InPlace)
+	until(t, func() string { return "nobody watches the stanza" }, func() bool { return l.hand.sleepers() > 0 })
+	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
+	l.hand.turn(10 * time.Second)
+	l.stand(0, 0, 0, 0)
+	if !captured(t, path) {
+		t.Error("rules were taken away from a running pod")
+	}
+}
+
+// TestAPodOfAnotherNodeIsNotSought has a server that sends more than it was asked for.
+func TestAPodOfAnotherNodeIsNotSought(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace)
+	l.run()
+	until(t, func() string { return "no watch" }, func() bool { return l.server.Watches() > 0 })
+	p := crashing("web").at("10.88.0.2/24")
+	p.node = "node-2"
+	path := l.sandbox(p.ips...)
+	l.cache(p, path)
+	whole := p.object()
+	whole["metadata"].(object)["resourceVersion"] = "100"
+	data, err := json.Marshal(whole)
+	l.do(err)
+	l.server.Tell("ADDED", data)
+	l.hears(p, "Warning", ReasonBroken, "on its own node alone")
+	if l.asked.Load() != 0 || captured(t, path) {
+		t.Error("it was looked for here")
+	}
+}

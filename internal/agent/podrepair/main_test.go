@@ -1,0 +1,637 @@
+package podrepair
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/workqueue"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/podns"
+)
+
+// until waits for a condition.
+func until(t *testing.T, otherwise func() string, holds func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(30 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("gave up waiting: %s", otherwise())
+		}
+	}
+}
+
+// hand is a clock that the test turns.
+type hand struct {
+	mu      sync.Mutex
+	now     time.Time
+	waiting []*alarm
+}
+
+type alarm struct {
+	due  time.Time
+	ring chan time.Time
+}
+
+func start() time.Time { return time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC) }
+
+func (h *hand) clock() workqueue.Clock {
+	return workqueue.Clock{Now: h.Now, After: func(d time.Duration) (<-chan time.Time, func()) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		a := &alarm{h.now.Add(d), make(chan time.Time, 1)}
+		h.waiting = append(h.waiting, a)
+		return a.ring, func() {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.waiting = slices.DeleteFunc(h.waiting, func(b *alarm) bool { return a == b })
+		}
+	}}
+}
+
+func (h *hand) Now() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.now
+}
+
+func (h *hand) turn(d time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.now = h.now.Add(d)
+	for _, a := range h.waiting {
+		if !a.due.After(h.now) {
+			select {
+			case a.ring <- h.now:
+			default:
+			}
+		}
+	}
+}
+
+// sleepers counts those who wait for the clock.
+func (h *hand) sleepers() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.waiting)
+}
+
+// ticking is a hand that turns by itself, 50 times as fast as the time of day.
+func (h *hand) ticking(t *testing.T) {
+	t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	over := make(chan struct{})
+	var turning sync.WaitGroup
+	turning.Go(func() {
+		for {
+			select {
+			case <-over:
+				return
+			case <-tick.C:
+				h.turn(100 * time.Millisecond)
+			}
+		}
+	})
+	t.Cleanup(func() {
+		tick.Stop()
+		close(over)
+		turning.Wait()
+	})
+}
+
+const node1 = "node-1"
+
+// lab is an API server, a node whose places are made up while its namespaces are real, and a controller.
+type lab struct {
+	*testing.T
+	server  *kubetest.Server
+	hand    *hand
+	options Options
+	// conf is what the plugin is told.
+	conf atomic.Pointer[cniconf.NetConf]
+	// asked counts how often somebody was about to look for a namespace.
+	asked  atomic.Int64
+	places podns.Places
+	log    *record
+	// bridge is the namespace in which pods are wired together, the node's own. It has so many wires.
+	bridge string
+	wires  int
+	nanos  atomic.Int64
+	stops  []func()
+}
+
+// record is the log.
+type record struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (r *record) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.text.Write(p)
+}
+
+func (r *record) String() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.text.String()
+}
+
+func newLab(t *testing.T, switches repair.Switches, more ...func(*Options)) *lab {
+	t.Helper()
+	l := &lab{T: t, server: kubetest.NewServer(t), hand: &hand{now: start()}, log: &record{}}
+	l.conf.Store(&cniconf.NetConf{})
+	l.makePlaces()
+	settings := defaults(t)
+	settings.Switches, settings.Node = switches, node1
+	l.options = Options{
+		API: l.api(time.Minute), Clock: l.hand.clock(), Log: slog.New(slog.NewTextHandler(l.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Workers: 1, Metrics: metrics.NewRepair("test"), Settings: settings, Host: node1, Plugin: func() (cniconf.NetConf, error) { return *l.conf.Load(), nil },
+		Places: func() *podns.Places {
+			l.asked.Add(1)
+			return &l.places
+		},
+	}
+	for _, change := range more {
+		change(&l.options)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log:\n%s\nrequests:\n%s", l.log, strings.Join(l.server.Requests(), "\n"))
+		}
+	})
+	return l
+}
+
+// defaults are the settings of somebody who says nothing.
+func defaults(t *testing.T) Settings {
+	t.Helper()
+	var s Settings
+	for _, row := range Rows() {
+		if err := row.Set(&s, row.Default); err != nil {
+			t.Fatalf("default of %s: %v", row.Name, err)
+		}
+	}
+	return s
+}
+
+// api is another client of the server.
+func (l *lab) api(attempt time.Duration) *kube.API {
+	l.Helper()
+	host, port := l.server.Address()
+	token, authority := l.server.ServiceAccount(l)
+	api, err := kube.NewAPI(kube.Access{
+		Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority, Now: l.now, Attempt: attempt,
+		Pace: kube.Pace{First: time.Millisecond, Max: 4 * time.Millisecond, Watch: time.Hour, Idle: time.Hour},
+	})
+	if err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(api.Close)
+	return api
+}
+
+// now is the clock of a client: no two events are of the same nanosecond.
+func (l *lab) now() time.Time { return l.hand.Now().Add(time.Duration(l.nanos.Add(1))) }
+
+// makePlaces makes the directories of a node whose own namespace is another than this process's.
+func (l *lab) makePlaces() {
+	l.Helper()
+	dir := l.TempDir()
+	l.places = podns.Places{
+		Cache: filepath.Join(dir, "results"), Mounts: []string{filepath.Join(dir, "netns")}, Proc: filepath.Join(dir, "proc"),
+	}
+	for _, dir := range []string{l.places.Cache, l.places.Mounts[0], l.places.Proc} {
+		l.do(os.Mkdir(dir, 0o700))
+	}
+	l.bridge = netnstest.New(l)
+	l.process("1", l.bridge)
+	l.do(os.WriteFile(l.places.Proc+"/1/mountinfo", nil, 0o600))
+}
+
+func (l *lab) do(err error) {
+	l.Helper()
+	if err != nil {
+		l.Fatal(err)
+	}
+}
+
+// process makes a process known to be in a namespace.
+func (l *lab) process(pid, path string) {
+	l.Helper()
+	l.do(os.MkdirAll(filepath.Join(l.places.Proc, pid, "ns"), 0o700))
+	l.do(os.Symlink(path, filepath.Join(l.places.Proc, pid, "ns/net")))
+}
+
+// sandbox is a pod's network namespace, made without the plugin: wired to the node's bridge, and no more.
+func (l *lab) sandbox(addresses ...string) string {
+	l.Helper()
+	path := netnstest.New(l)
+	netnstest.Run(l, path, "ip", "link", "set", "lo", "up")
+	l.wires++
+	veth := fmt.Sprintf("veth%d", l.wires)
+	if l.wires == 1 {
+		netnstest.Run(l, l.bridge, "ip", "link", "add", "cni0", "type", "bridge")
+	}
+	netnstest.Run(l, l.bridge, "ip", "link", "add", veth, "master", "cni0", "up", "type", "veth", "peer", "name", "eth0", "netns", path)
+	for _, address := range addresses {
+		netnstest.Run(l, path, "ip", "address", "add", address, "dev", "eth0")
+	}
+	netnstest.Run(l, path, "ip", "link", "set", "eth0", "up")
+	return path
+}
+
+// occupy starts a process in a namespace, as a pod's containers are, and makes it known on the node.
+func (l *lab) occupy(path string) (leave func()) {
+	l.Helper()
+	process := exec.CommandContext(l.Context(), "sleep", "1000")
+	l.do(netns.Do(path, process.Start))
+	pid := strconv.Itoa(process.Process.Pid)
+	l.do(os.Symlink("/proc/"+pid, filepath.Join(l.places.Proc, pid)))
+	leave = sync.OnceFunc(func() {
+		_ = process.Process.Kill()
+		_ = process.Wait()
+	})
+	l.Cleanup(leave)
+	return leave
+}
+
+// mount mounts a namespace as a container runtime does.
+func (l *lab) mount(path, name string) {
+	l.Helper()
+	l.mountAt(path, filepath.Join(l.places.Mounts[0], name))
+}
+
+func (l *lab) mountAt(path, at string) string {
+	l.Helper()
+	l.do(os.MkdirAll(filepath.Dir(at), 0o700))
+	l.do(os.WriteFile(at, nil, 0o600))
+	l.do(unix.Mount(path, at, "", unix.MS_BIND, ""))
+	l.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
+	return at
+}
+
+// cache puts an entry into libcni's cache, about a namespace that is mounted where nobody looks without that.
+func (l *lab) cache(p podSpec, path string) {
+	l.Helper()
+	path = l.mountAt(path, filepath.Join(filepath.Dir(l.places.Cache), "elsewhere", p.uid))
+	data, err := json.Marshal(object{
+		"kind": "cniCacheV1", "containerId": p.uid, "config": []byte(`{"name":"net","plugins":[{"type":"bridge"}]}`),
+		"ifName": "eth0", "networkName": "net", "netns": path, "cniArgs": [][2]string{
+			{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", p.namespace()}, {"K8S_POD_NAME", p.name}, {"K8S_POD_UID", p.uid},
+		},
+	})
+	l.do(err)
+	l.do(os.WriteFile(filepath.Join(l.places.Cache, "net-"+p.name+"-"+p.uid+"-eth0"), data, 0o600))
+}
+
+// state is a container's state as the kubelet writes it.
+type state = object
+
+func waiting(reason string) state { return state{"waiting": object{"reason": reason}} }
+func running() state              { return state{"running": object{"startedAt": stamp(start())}} }
+
+// ended is one that ended at a time, after five seconds of running.
+func ended(code int, at time.Time) state {
+	reason := "Error"
+	if code == 0 {
+		reason = "Completed"
+	}
+	return state{"terminated": object{
+		"exitCode": code, "reason": reason, "startedAt": stamp(at.Add(-5 * time.Second)), "finishedAt": stamp(at),
+	}}
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+type object = map[string]any
+
+// podSpec is what a test says of a pod; what it does not say is as with a pod of the mesh on its way.
+type podSpec struct {
+	ns, name, uid, node   string
+	ips                   []string
+	now, last             state // of the validation
+	proxy                 state
+	phase, restart        string
+	labels, annotations   object
+	plain, host, deleting bool
+	gateway               bool
+	// unvalidated has no validation.
+	unvalidated bool
+}
+
+func (p podSpec) namespace() string {
+	if p.ns == "" {
+		return "shop"
+	}
+	return p.ns
+}
+
+func (p podSpec) path() string { return "/api/v1/namespaces/" + p.namespace() + "/pods/" + p.name }
+
+func or[T comparable](value, by T) T {
+	var none T
+	if value == none {
+		return by
+	}
+	return value
+}
+
+func (p podSpec) metadata() object {
+	metadata := object{"name": p.name, "namespace": p.namespace(), "uid": p.uid, "labels": p.labels}
+	annotations := object{}
+	if !p.plain {
+		annotations[sidecar.StatusKey] = `{"initContainers":["istio-validation"],"containers":["istio-proxy"]}`
+	}
+	maps.Copy(annotations, p.annotations)
+	metadata["annotations"] = annotations
+	if p.deleting {
+		metadata["deletionTimestamp"] = stamp(start())
+	}
+	return metadata
+}
+
+func (p podSpec) object() object {
+	args := []string{"proxy", "sidecar"}
+	if p.gateway {
+		args[1] = "router"
+	}
+	spec := object{
+		"nodeName": or(p.node, node1), "restartPolicy": or(p.restart, "Always"), "hostNetwork": p.host,
+		"containers": []object{{"name": "app"}, {"name": "istio-proxy", "args": args}},
+	}
+	status := object{"phase": or(p.phase, "Pending")}
+	if len(p.ips) > 0 {
+		ips := []object{}
+		for _, ip := range p.ips {
+			ips = append(ips, object{"ip": strings.Split(ip, "/")[0]})
+		}
+		status["podIP"], status["podIPs"] = ips[0]["ip"], ips
+	}
+	if !p.plain && !p.unvalidated {
+		spec["initContainers"] = []object{{"name": sidecar.ValidationContainer}}
+		one := object{"name": sidecar.ValidationContainer}
+		if p.now != nil {
+			one["state"] = p.now
+		}
+		if p.last != nil {
+			one["lastState"] = p.last
+		}
+		status["initContainerStatuses"] = []object{one}
+	}
+	if p.proxy != nil {
+		status["containerStatuses"] = []object{{"name": "istio-proxy", "state": p.proxy}}
+	}
+	return object{"kind": "Pod", "apiVersion": "v1", "metadata": p.metadata(), "spec": spec, "status": status}
+}
+
+// set makes a pod known, or changes it.
+func (l *lab) set(p podSpec) {
+	l.Helper()
+	data, err := json.Marshal(p.object())
+	l.do(err)
+	l.server.Set(data)
+}
+
+// broken is a pod whose validation has just failed for the first time.
+func broken(name string) podSpec {
+	return podSpec{name: name, uid: "uid-of-" + name, now: ended(126, start().Add(-time.Second))}
+}
+
+// crashing is a pod whose validation is restarted time and again.
+func crashing(name string) podSpec {
+	p := broken(name)
+	p.last, p.now = p.now, waiting("CrashLoopBackOff")
+	return p
+}
+
+// at gives the pod addresses.
+func (p podSpec) at(ips ...string) podSpec {
+	p.ips = ips
+	return p
+}
+
+// run starts a controller; it ends with the test.
+func (l *lab) run() (stop func()) {
+	l.Helper()
+	return l.start(l.options)
+}
+
+func (l *lab) start(o Options) (stop func()) {
+	l.Helper()
+	ctx, cancel := contextOf(l.T)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		Run(ctx, o)
+	}()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case <-done:
+		case <-time.After(30 * time.Second):
+			l.Error("the controller does not end")
+		}
+	})
+	l.Cleanup(stop)
+	l.stops = append(l.stops, stop)
+	return stop
+}
+
+// said is an event as the server has it.
+type said struct {
+	Reason, Message, Type string
+	Count                 int
+	Source                struct{ Component, Host string }
+	Metadata              struct{ Namespace string }
+	InvolvedObject        struct{ Kind, Namespace, Name, UID string }
+}
+
+func (s said) String() string {
+	return fmt.Sprintf("%s %s on %s %s/%s (%s) by %s, %d times: %s", s.Type, s.Reason, s.InvolvedObject.Kind, s.InvolvedObject.Namespace,
+		s.InvolvedObject.Name, s.InvolvedObject.UID, s.Source.Component, s.Count, s.Message)
+}
+
+// events are those about a pod.
+func (l *lab) events(p podSpec) []said {
+	l.Helper()
+	var all []said
+	for _, data := range l.server.Events() {
+		var one said
+		l.do(json.Unmarshal(data, &one))
+		if one.InvolvedObject.UID == p.uid {
+			if one.InvolvedObject.Kind != "Pod" || one.InvolvedObject.Namespace != p.namespace() || one.InvolvedObject.Name != p.name ||
+				one.Source.Component != "cni-repair" || one.Source.Host != node1 {
+				l.Errorf("the event is about something else, or by somebody else: %s", one)
+			}
+			all = append(all, one)
+		}
+	}
+	return all
+}
+
+// hears waits for an event on a pod that says some things.
+func (l *lab) hears(p podSpec, kind string, reason EventReason, says ...string) said {
+	l.Helper()
+	var found said
+	until(l.T, func() string {
+		return fmt.Sprintf("no %s %s of %s that says %q: %v", kind, reason, p.name, says, l.events(p))
+	}, func() bool {
+		for _, e := range l.events(p) {
+			if e.Type == kind && e.Reason == string(reason) && !slices.ContainsFunc(says, func(s string) bool { return !strings.Contains(e.Message, s) }) {
+				found = e
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+// silent wants no event at all about a pod. The controllers are ended for that, which sends what they have still to say.
+func (l *lab) silent(p podSpec) {
+	l.Helper()
+	for _, stop := range l.stops {
+		stop()
+	}
+	if got := l.events(p); len(got) > 0 {
+		l.Errorf("events on %s: %v", p.name, got)
+	}
+}
+
+func metric(text []byte, name string) (float64, error) {
+	for line := range strings.Lines(string(text)) {
+		if rest, found := strings.CutPrefix(line, name+" "); found {
+			return strconv.ParseFloat(strings.TrimSpace(rest), 64)
+		}
+	}
+	return 0, errors.New("no such metric")
+}
+
+func (l *lab) metric(name string) int {
+	l.Helper()
+	n, err := metric(l.options.Metrics.Text(), name)
+	if err != nil {
+		l.Fatalf("%s: %v", name, err)
+	}
+	return int(n)
+}
+
+// repaired is the count of an action.
+func (l *lab) repaired(t metrics.RepairType, result metrics.RepairResult) int {
+	l.Helper()
+	return l.metric(fmt.Sprintf(`istio_cni_repair_pods_repaired_total{type=%q,result=%q}`, t, result))
+}
+
+// pods is the gauge of a state.
+func (l *lab) pods(s metrics.PodState) int {
+	l.Helper()
+	return l.metric(fmt.Sprintf(`istio_cni_mesh_pods{state=%q}`, s))
+}
+
+// stand waits until so many pods are redirected, broken, drifted and unknown.
+func (l *lab) stand(want ...int) {
+	l.Helper()
+	var got []int
+	until(l.T, func() string { return fmt.Sprintf("pods redirected, broken, drifted, unknown: %v, want %v", got, want) }, func() bool {
+		got = nil
+		for _, s := range []metrics.PodState{metrics.PodRedirected, metrics.PodBroken, metrics.PodDrifted, metrics.PodUnknown} {
+			got = append(got, l.pods(s))
+		}
+		return slices.Equal(got, want)
+	})
+}
+
+// counts waits for a number of actions.
+func (l *lab) counts(t metrics.RepairType, result metrics.RepairResult, want int) {
+	l.Helper()
+	until(l.T, func() string { return fmt.Sprintf("%s %s: %d, want %d", t, result, l.repaired(t, result), want) }, func() bool {
+		return l.repaired(t, result) >= want
+	})
+	if got := l.repaired(t, result); got != want {
+		l.Errorf("%s %s: %d, want %d", t, result, got, want)
+	}
+}
+
+// requests counts those that have all parts.
+func (l *lab) requests(parts ...string) int {
+	count := 0
+	for _, r := range l.server.Requests() {
+		if !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(r, p) }) {
+			count++
+		}
+	}
+	return count
+}
+
+// writes are the requests that change pods.
+func (l *lab) writes() []string {
+	return slices.DeleteFunc(l.server.Requests(), func(r string) bool {
+		return strings.HasPrefix(r, "GET ") || !strings.Contains(r, "/pods/")
+	})
+}
+
+// passes waits until everything that was set up to now has been judged: one worker takes them in their order.
+func (l *lab) passes() {
+	l.Helper()
+	last := podSpec{name: fmt.Sprintf("zz-last-%d", len(l.server.Requests())), ns: "zz", uid: "last", ips: []string{"192.0.2.1"}}
+	before := l.pods(metrics.PodUnknown)
+	l.set(last)
+	until(l.T, func() string { return "the last pod is not judged" }, func() bool { return l.pods(metrics.PodUnknown) > before })
+	l.server.Delete(last.path())
+	until(l.T, func() string { return "the last pod does not go" }, func() bool { return l.pods(metrics.PodUnknown) == before })
+}
+
+// captured reports whether rules of the mesh are in a namespace.
+func captured(t *testing.T, path string) bool {
+	t.Helper()
+	return strings.Contains(netnstest.Run(t, path, "iptables-save"), "-A OUTPUT -j ISTIO_OUTPUT")
+}
+
+// rulesOf are all rules of a namespace, of both variants and families.
+func rulesOf(t *testing.T, path string) string {
+	t.Helper()
+	var all strings.Builder
+	for _, tool := range []string{"iptables-nft-save", "ip6tables-nft-save", "iptables-legacy-save", "ip6tables-legacy-save"} {
+		for line := range strings.Lines(netnstest.Run(t, path, tool)) {
+			if strings.HasPrefix(line, "-") {
+				all.WriteString(tool + " " + line)
+			}
+		}
+	}
+	return all.String()
+}
+
+func contextOf(t *testing.T) (context.Context, context.CancelFunc) {
+	t.Helper()
+	return context.WithCancel(t.Context())
+}

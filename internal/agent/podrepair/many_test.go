@@ -1,0 +1,341 @@
+package podrepair
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+)
+
+// counted puts programs into the way to iptables that count how often they are started, and gives their directory.
+func counted(t *testing.T) (path string, count func() int) {
+	t.Helper()
+	dir := t.TempDir()
+	record := filepath.Join(dir, "runs")
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, name := range []string{"", "-save", "-restore", "-nft", "-nft-save", "-nft-restore", "-legacy", "-legacy-save", "-legacy-restore"} {
+			script := fmt.Sprintf("#!/bin/sh\necho %[1]s >> %[2]s\nexec /usr/sbin/%[1]s \"$@\"\n", family+name, record)
+			if err := os.WriteFile(filepath.Join(dir, family+name), []byte(script), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return dir, func() int {
+		text, err := os.ReadFile(record)
+		if err != nil {
+			return 0
+		}
+		return strings.Count(string(text), "\n")
+	}
+}
+
+// TestManyPodsThatAreFineCostNothing has an agent start on a full node: neither a search nor a process for a validated pod.
+func TestManyPodsThatAreFineCostNothing(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace, func(o *Options) { o.Workers = 0 })
+	path, runs := counted(t)
+	l.options.ToolPath = path
+	l.conf.Store(&cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "legacy"}) // which takes processes
+	const fine = 250
+	for i := range fine {
+		p := podSpec{name: fmt.Sprintf("web-%d", i), uid: fmt.Sprint(i), now: ended(0, start()), phase: "Running", proxy: running()}
+		l.set(p.at(fmt.Sprintf("10.88.1.%d", i)))
+	}
+	for i := range 50 {
+		l.set(podSpec{name: fmt.Sprintf("plain-%d", i), uid: fmt.Sprint(fine + i), plain: true, phase: "Running"}.at(fmt.Sprintf("10.88.2.%d", i)))
+	}
+	l.run()
+	l.stand(fine, 0, 0, 0)
+	if l.asked.Load() != 0 || runs() != 0 {
+		t.Errorf("%d searches, %d processes", l.asked.Load(), runs())
+	}
+	// The one that is not fine costs one search and no more than the plugin at its start.
+	p := crashing("bad").at("10.88.0.2/24")
+	l.cache(p, l.sandbox(p.ips...))
+	l.set(p)
+	l.hears(p, "Normal", ReasonRepaired)
+	if l.asked.Load() != 1 || runs() == 0 || runs() > 6 {
+		t.Errorf("%d searches, %d processes for a pod that is redirected", l.asked.Load(), runs())
+	}
+	l.stand(fine+1, 0, 0, 0)
+	if got := l.writes(); len(got) > 0 {
+		t.Errorf("requests %q", got)
+	}
+	if n := l.requests("GET", "/pods"); n > 3 {
+		t.Errorf("%d requests for pods", n)
+	}
+}
+
+// TestManyBrokenPodsAreAllToldOf has more events than may be sent in a minute.
+func TestManyBrokenPodsAreAllToldOf(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nothing, func(o *Options) { o.Workers = 0 })
+	const all = 250
+	for i := range all {
+		l.set(crashing(fmt.Sprintf("web-%d", i)))
+	}
+	l.run()
+	l.stand(0, all, 0, 0)
+	l.hand.ticking(t)
+	until(t, func() string { return fmt.Sprintf("%d events for %d pods", len(l.server.Events()), all) }, func() bool { return len(l.server.Events()) == all })
+	if n := l.metric(`istio_cni_events_total{result="suppressed"}`); n != 0 {
+		t.Errorf("%d events were suppressed", n)
+	}
+}
+
+// TestDeletionsAreNotAFlood has every pod of the node broken: nobody knows whether those that come in their place will be better.
+func TestDeletionsAreNotAFlood(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, deleting, func(o *Options) { o.Workers = 0 })
+	const all = 40
+	for i := range all {
+		l.set(crashing(fmt.Sprintf("web-%d", i)))
+	}
+	l.run()
+	l.counts(metrics.RepairDelete, metrics.RepairSuccess, removalBurst)
+	l.stand(0, all-removalBurst, 0, 0)
+	for n := removalBurst + 1; n <= all; n++ {
+		if got := len(l.writes()); got != n-1 {
+			t.Fatalf("%d deletions before the turn of number %d", got, n)
+		}
+		until(t, func() string { return "nobody waits" }, func() bool { return l.hand.sleepers() > 0 })
+		l.hand.turn(removalInterval)
+		l.counts(metrics.RepairDelete, metrics.RepairSuccess, n)
+	}
+	l.stand(0, 0, 0, 0)
+}
+
+// TestTheGaugeFollowsThePod through all that can become of it.
+func TestTheGaugeFollowsThePod(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nothing)
+	path := l.sandbox("10.88.0.2/24")
+	l.mount(path, "cni-1")
+	l.run()
+	p := podSpec{name: "web", uid: "u"}
+	for _, step := range []struct {
+		what   string
+		change func()
+		want   []int
+	}{
+		{"no sandbox yet", func() {}, []int{0, 0, 0, 0}},
+		{"an address that nobody has", func() { p = p.at("10.88.0.9") }, []int{0, 0, 0, 1}},
+		{"rules missing", func() { p = p.at("10.88.0.2") }, []int{0, 1, 0, 0}},
+		{"failed", func() { p.now = ended(126, start()) }, []int{0, 1, 0, 0}},
+		{"waits", func() { p.last, p.now = p.now, waiting("CrashLoopBackOff") }, []int{0, 1, 0, 0}},
+		{"validated", func() { p.now, p.proxy, p.phase = ended(0, start()), running(), "Running" }, []int{1, 0, 0, 0}},
+		{"no more of the mesh", func() { p.plain = true }, []int{0, 0, 0, 0}},
+		{"of the mesh again", func() { p.plain = false }, []int{1, 0, 0, 0}},
+		{"another UID that runs with other rules", func() {
+			p = podSpec{name: "web", uid: "v", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.2")
+			l.otherRules(path)
+		}, []int{0, 0, 1, 0}},
+		{"leaves", func() { p.deleting = true }, []int{0, 0, 0, 0}},
+		{"another UID that is broken", func() { p = crashing("web") }, []int{0, 1, 0, 0}},
+	} {
+		step.change()
+		l.set(p)
+		l.stand(step.want...)
+		if t.Failed() {
+			t.Fatal(step.what)
+		}
+	}
+	l.server.Delete(p.path())
+	l.stand(0, 0, 0, 0)
+	l.set(crashing("web"))
+	l.stand(0, 1, 0, 0)
+	// It vanishes while the watch is away.
+	l.server.BreakWatches()
+	l.server.Delete(p.path())
+	l.server.Compact()
+	l.stand(0, 0, 0, 0)
+	l.set(crashing("web"))
+	l.stand(0, 1, 0, 0)
+	for _, stop := range l.stops {
+		stop()
+	}
+	l.stand(0, 0, 0, 0)
+}
+
+// TestKeepNeverChangesADecision makes pods of all sorts at random and compares what is decided about them whole and reduced, and
+// holds what is kept to be no more than is needed.
+func TestKeepNeverChangesADecision(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(1, 2))
+	pick := func(of ...string) string { return of[random.IntN(len(of))] }
+	reasons := map[repair.Reason]int{}
+	for range 20_000 {
+		settings := defaults(t)
+		settings.Predicate.Message, settings.Predicate.Annotation = pick("", "", "X", " X "), pick(sidecar.StatusKey, sidecar.StatusKey, "", "example.org/mark")
+		settings.Predicate.Container, settings.Predicate.ExitCode = pick("istio-validation", ""), random.IntN(2)*126
+		c := newController(Options{Settings: settings})
+		whole := randomPod(random, pick)
+		reduced := whole
+		reduced.InitStatuses, reduced.Statuses = append([]kube.ContainerStatus(nil), whole.InitStatuses...), append([]kube.ContainerStatus(nil), whole.Statuses...)
+		c.keep(&reduced)
+		policy := sidecar.Policy{ExcludeNamespaces: []string{"kube-system"}, AgentNamespace: "istio-system", AmbientEnabled: random.IntN(2) == 0}
+		full, kept := repair.Judge(podOf(whole), settings.Predicate, policy), repair.Judge(podOf(reduced), settings.Predicate, policy)
+		full.Failed.Message, kept.Failed.Message = "", ""
+		if fmt.Sprintf("%+v", full) != fmt.Sprintf("%+v", kept) {
+			t.Fatalf("of\n%+v\nis kept\n%+v\nand the decision was\n%+v\nand is\n%+v", whole, reduced, full, kept)
+		}
+		for _, rules := range []repair.Rules{repair.InPlaceRules, repair.OtherRules, repair.NoRules} {
+			if a, b := repair.Weigh(full, podOf(whole), rules), repair.Weigh(kept, podOf(reduced), rules); full.Look && fmt.Sprintf("%+v", a) != fmt.Sprintf("%+v", b) {
+				t.Fatalf("with rules %d: was\n%+v\nis\n%+v", rules, a, b)
+			}
+		}
+		if _, was := whole.Facts.Labels[settings.LabelKey]; was && full.Reason != repair.NotLookedAt {
+			if _, is := reduced.Facts.Labels[settings.LabelKey]; !is {
+				t.Fatal("the mark of mode label is lost")
+			}
+		}
+		reasons[full.Reason]++
+		if text := fmt.Sprintf("%+v", reduced); strings.Contains(text, "superfluous") {
+			t.Fatalf("kept for nothing: %s", text)
+		}
+	}
+	for _, r := range []repair.Reason{
+		repair.NotLookedAt, repair.Passed, repair.Proven, repair.NoSandbox, repair.Unproven, repair.ValidationFailed, repair.FailedForGood,
+	} {
+		if reasons[r] < 20 {
+			t.Errorf("only %d pods for reason %s: %v", reasons[r], r, reasons)
+		}
+	}
+}
+
+func randomPod(random *rand.Rand, pick func(...string) string) kube.NodePod {
+	one := func(n int) bool { return random.IntN(n) == 0 }
+	stateOf := func() kube.ContainerState {
+		switch random.IntN(5) {
+		case 0:
+			return kube.ContainerState{Kind: kube.StateRunning, Started: start()}
+		case 1:
+			return kube.ContainerState{Kind: kube.StateWaiting, Message: "superfluous"}
+		case 2:
+			return kube.ContainerState{}
+		}
+		code := []int{0, 1, 126}[random.IntN(3)]
+		return kube.ContainerState{
+			Kind: kube.StateTerminated, ExitCode: code, Reason: map[bool]string{true: "Completed", false: "Error"}[code == 0],
+			Message: pick("", "X", "X\n", "superfluous message"), Started: start(), Finished: start().Add(time.Second),
+		}
+	}
+	p := kube.NodePod{
+		Facts: sidecar.Facts{
+			Namespace: pick("shop", "shop", "shop", "kube-system", "istio-system"), Name: "web", UID: "u", HostNetwork: one(10),
+			Labels: map[string]string{"app": "superfluous"}, Annotations: map[string]string{"note": "superfluous"},
+			Containers: []sidecar.Container{
+				{Name: "app", Env: []sidecar.EnvVar{{Name: "X", Value: "superfluous"}}},
+				{
+					Name: "istio-proxy", Args: []string{"proxy", pick("sidecar", "sidecar", "router"), "superfluous"},
+					Env: []sidecar.EnvVar{{Name: pick("DISABLE_ENVOY", "ISTIO_META_DNS_CAPTURE", "OTHER"), Value: pick("true", "false")}},
+				},
+			},
+		},
+		Version: "7", NodeName: node1, Phase: pick("Pending", "Running", "Running", "Failed"), RestartPolicy: pick("Always", "Always", "Never"),
+		Deleting: one(10), Statuses: []kube.ContainerStatus{{Name: "istio-proxy", State: stateOf(), Last: stateOf()}},
+	}
+	if !one(5) {
+		p.Facts.Annotations[sidecar.StatusKey] = "superfluous"
+	}
+	if !one(5) {
+		p.Facts.Containers = append([]sidecar.Container{{Name: pick(sidecar.ValidationContainer, "istio-init", "mine"), Init: true}}, p.Facts.Containers...)
+		p.InitStatuses = []kube.ContainerStatus{{Name: p.Facts.Containers[0].Name, State: stateOf(), Last: stateOf()}}
+	}
+	if !one(4) {
+		p.Addresses = []netip.Addr{netip.MustParseAddr("10.88.0.2")}
+	}
+	for key, value := range map[string]string{
+		sidecar.InboundPortsKey: pick("8080", "*", "bad"), sidecar.InjectKey: pick("true", "false"), sidecar.ModeKey: pick("REDIRECT", "TPROXY", "NONE"),
+		"example.org/mark": "1", "ambient.istio.io/redirection": "enabled",
+	} {
+		if one(4) {
+			p.Facts.Annotations[key] = value
+		}
+	}
+	if one(3) {
+		p.Facts.Labels[repair.BrokenLabel] = "x"
+	}
+	return p
+}
+
+// TestNothingIsLeftBehind counts goroutines and open files after controllers have ended in the middle of work.
+func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts what all tests together have
+	files := func() int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	l := newLab(t, inPlace)
+	p := crashing("web").at("10.88.0.2/24")
+	l.cache(p, l.sandbox(p.ips...))
+	l.set(p)
+	for i := range 10 { // fewer than events may be sent at once
+		l.set(crashing(fmt.Sprintf("lost-%d", i)).at(fmt.Sprintf("192.0.2.%d", i)))
+	}
+	stop := l.run()
+	l.hears(p, "Normal", ReasonRepaired)
+	stop()
+	goroutines, open := runtime.NumGoroutine(), files()
+	for range 10 {
+		before := l.repaired(metrics.RepairPod, metrics.RepairSkip)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			Run(ctx, l.options)
+		}()
+		until(t, func() string { return "nothing is done" }, func() bool { return l.repaired(metrics.RepairPod, metrics.RepairSkip) > before })
+		cancel()
+		<-done
+	}
+	until(t, func() string {
+		buffer := make([]byte, 1<<16)
+		return fmt.Sprintf("%d goroutines, %d before; %d files, %d before\n%s", runtime.NumGoroutine(), goroutines, files(), open,
+			buffer[:runtime.Stack(buffer, true)])
+	}, func() bool { return runtime.NumGoroutine() <= goroutines+2 && files() <= open+2 })
+}
+
+// TestNobodyIsHelpedBeforeAllAreKnown has workers, a pod that is known, and no list that is whole: who else has its address cannot
+// be told yet.
+func TestNobodyIsHelpedBeforeAllAreKnown(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace)
+	c := newController(l.options)
+	c.set(podSpec{name: "web", uid: "u"}.at("10.88.0.2/24").nodePod())
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	c.drain(ctx) // ends as nobody says that the list is whole
+	if l.asked.Load() > 0 {
+		t.Error("the pod was worked on")
+	}
+}
+
+func TestTheEndIsNotHeldUp(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nothing)
+	l.server.FailOn("/events", "no answer", 1000)
+	for i := range 30 {
+		l.set(crashing(fmt.Sprintf("web-%d", i)))
+	}
+	stop := l.run()
+	l.stand(0, 30, 0, 0)
+	began := time.Now()
+	stop()
+	t.Logf("ended after %s", time.Since(began))
+}

@@ -1,0 +1,305 @@
+package podrepair
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+)
+
+var (
+	nothing  = repair.Switches{}
+	inPlace  = repair.Switches{InPlace: true}
+	deleting = repair.Switches{Delete: true}
+	labelled = repair.Switches{Label: true}
+)
+
+// fetch gives a pod as the server has it.
+func (l *lab) fetch(p podSpec) (labels map[string]string, leaving bool) {
+	l.Helper()
+	var whole struct {
+		Metadata struct {
+			Labels            map[string]string
+			DeletionTimestamp string
+		}
+	}
+	data := l.server.Object(p.path())
+	if data == nil {
+		l.Fatalf("pod %s is no more", p.name)
+	}
+	l.do(json.Unmarshal(data, &whole))
+	return whole.Metadata.Labels, whole.Metadata.DeletionTimestamp != ""
+}
+
+// TestPrecedence is the reference's: repair, delete, label, nothing; and what of it can help the pod.
+func TestPrecedence(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		switches repair.Switches
+		want     repair.Mode
+	}{
+		{nothing, repair.Report},
+		{labelled, repair.Label},
+		{deleting, repair.Delete},
+		{repair.Switches{Delete: true, Label: true}, repair.Delete},
+		{repair.Switches{InPlace: true, Delete: true, Label: true}, repair.InPlace},
+		{repair.Switches{InPlace: true, Delete: true}, repair.InPlace},
+		{repair.Switches{InPlace: true, Label: true}, repair.InPlace},
+		{inPlace, repair.InPlace},
+	} {
+		t.Run(fmt.Sprint(test.switches.Modes()), func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, test.switches)
+			p := crashing("web").at("10.88.0.2/24")
+			path := l.sandbox(p.ips...)
+			l.cache(p, path)
+			l.set(p)
+			l.run()
+			l.acted(p, test.want)
+			if got := captured(t, path); got != (test.want == repair.InPlace) {
+				t.Errorf("captured %v in mode %s", got, test.want)
+			}
+			want := map[repair.Mode][]string{
+				repair.Delete: {"DELETE " + p.path()}, repair.Label: {"PATCH " + p.path() + "/status"},
+			}[test.want]
+			if got := l.writes(); !slices.Equal(got, want) {
+				t.Errorf("requests %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// acted waits for the event and the count of an action.
+func (l *lab) acted(p podSpec, mode repair.Mode) {
+	l.Helper()
+	switch mode {
+	case repair.InPlace:
+		l.hears(p, "Normal", ReasonRepaired, "redirected now", "exit code 126", "within its back-off")
+		l.counts(metrics.RepairPod, metrics.RepairSuccess, 1)
+		l.stand(1, 0, 0, 0)
+	case repair.Delete:
+		l.hears(p, "Warning", ReasonDeleted, "exit code 126", "it is deleted")
+		l.counts(metrics.RepairDelete, metrics.RepairSuccess, 1)
+		if _, leaving := l.fetch(p); !leaving {
+			l.Error("the pod is not told to end")
+		}
+		l.stand(0, 0, 0, 0)
+	case repair.Label:
+		l.hears(p, "Warning", ReasonLabelled, "exit code 126", "cni.istio.io/uninitialized=true")
+		l.counts(metrics.RepairLabel, metrics.RepairSuccess, 1)
+		if labels, leaving := l.fetch(p); labels["cni.istio.io/uninitialized"] != "true" || leaving {
+			l.Errorf("labels %v, leaving %v", labels, leaving)
+		}
+		l.stand(0, 1, 0, 0)
+	case repair.Report:
+		l.hears(p, "Warning", ReasonBroken, "exit code 126", "switch on")
+		l.stand(0, 1, 0, 0)
+	}
+}
+
+func TestEventReasonsAreTheReferences(t *testing.T) {
+	t.Parallel()
+	if ReasonDeleted != "DeleteBrokenPod" || ReasonLabelled != "LabelBrokenPod" || component != "cni-repair" {
+		t.Error("a name that others look for has changed")
+	}
+}
+
+func TestTheLabelIsNotWrittenTwice(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, labelled)
+	p := crashing("web")
+	p.labels = object{"cni.istio.io/uninitialized": "whatever"}
+	l.set(p)
+	l.run()
+	l.counts(metrics.RepairLabel, metrics.RepairSkip, 1)
+	p.last = ended(126, start())
+	l.set(p) // it failed again
+	l.passes()
+	l.counts(metrics.RepairLabel, metrics.RepairSkip, 1)
+	if got := l.writes(); len(got) > 0 {
+		t.Errorf("requests %q", got)
+	}
+	l.silent(p)
+}
+
+func TestTheLabelCanBeAnother(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, labelled, func(o *Options) { o.Settings.LabelKey, o.Settings.LabelValue = "example.org/broken", "yes" })
+	p := crashing("web")
+	l.set(p)
+	l.run()
+	l.hears(p, "Warning", ReasonLabelled, "example.org/broken=yes")
+	if labels, _ := l.fetch(p); labels["example.org/broken"] != "yes" {
+		t.Errorf("labels %v", labels)
+	}
+}
+
+func TestDeletionCarriesUIDAndVersion(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, deleting)
+	p := crashing("web")
+	l.set(p)
+	l.server.HoldWatches("/pods")
+	l.run()
+	until(t, func() string { return "it was not deleted" }, func() bool { _, leaving := l.fetch(p); return leaving })
+	l.counts(metrics.RepairDelete, metrics.RepairSuccess, 1)
+}
+
+// TestSelectorsGoToTheServer holds the restriction to the server, which sends no other pod then.
+func TestSelectorsGoToTheServer(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, labelled, func(o *Options) {
+		o.Settings.LabelSelectors, o.Settings.FieldSelectors = "app in (web,shop),!canary", "metadata.namespace!=kube-system"
+	})
+	wanted, canary, system, other := crashing("wanted"), crashing("canary"), crashing("system"), crashing("other")
+	wanted.labels, canary.labels = object{"app": "web"}, object{"app": "web", "canary": "1"}
+	system.ns, system.labels = "kube-system", object{"app": "web"}
+	other.node, other.labels = "node-2", object{"app": "web"}
+	for _, p := range []podSpec{canary, system, other, wanted} {
+		l.set(p)
+	}
+	l.run()
+	l.hears(wanted, "Warning", ReasonLabelled)
+	if got := l.writes(); len(got) != 1 {
+		t.Errorf("requests %q", got)
+	}
+	query := "fieldSelector=metadata.namespace%21%3Dkube-system%2Cspec.nodeName%3Dnode-1&labelSelector=app+in+%28web%2Cshop%29%2C%21canary"
+	if l.requests(query) == 0 {
+		t.Errorf("no request with %s: %q", query, l.server.Requests())
+	}
+}
+
+// TestW9WithoutANodeNameAllNodesAreMeant has pods of two nodes and one of none, of which the reference saw only the last.
+func TestW9WithoutANodeNameAllNodesAreMeant(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, repair.Switches{InPlace: true, Label: true}, func(o *Options) { o.Settings.Node = "" })
+	here, there := crashing("here"), crashing("there").at("10.88.0.2")
+	there.node = "node-2"
+	l.set(here)
+	l.set(there)
+	l.run()
+	for _, p := range []podSpec{here, there} {
+		l.hears(p, "Warning", ReasonLabelled, "on its own node alone")
+	}
+	if n := l.requests("fieldSelector"); n > 0 {
+		t.Errorf("%d requests with a field selector", n)
+	}
+	if l.asked.Load() > 0 {
+		t.Error("a namespace was looked for, on whatever node")
+	}
+}
+
+// TestW10FailuresThatTheReferenceMisses are those without a restart.
+func TestW10FailuresThatTheReferenceMisses(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, deleting)
+	first, never, over := broken("first"), broken("never"), broken("over")
+	never.restart, over.restart, over.phase = "Never", "Never", "Failed"
+	another := broken("another-code")
+	another.now = ended(1, start())
+	for _, p := range []podSpec{first, never, over, another} {
+		l.set(p)
+	}
+	l.run()
+	l.hears(first, "Warning", ReasonDeleted, "not redirected (exit code 126)")
+	l.hears(never, "Warning", ReasonDeleted, "not started again (exit code 126)")
+	l.hears(over, "Warning", ReasonDeleted, "not started again (exit code 126)")
+	l.passes()
+	if _, leaving := l.fetch(another); leaving {
+		t.Error("the pod that failed otherwise is deleted")
+	}
+	l.silent(another)
+}
+
+// TestW10AJobIsNotRedirectedWhenItIsOver has rules written for nobody otherwise.
+func TestW10AJobIsNotRedirectedWhenItIsOver(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace)
+	p := broken("job").at("10.88.0.2/24")
+	p.restart = "Never"
+	path := l.sandbox(p.ips...)
+	l.cache(p, path)
+	l.set(p)
+	l.run()
+	l.hears(p, "Warning", ReasonBroken, "not started again", "cannot be redirected in place any more: delete it")
+	if captured(t, path) {
+		t.Error("rules were written")
+	}
+}
+
+// TestPodsThatAreLeftAlone have failed as the others, and are nobody's business.
+func TestPodsThatAreLeftAlone(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*podSpec){
+		"excluded namespace":        func(p *podSpec) { p.ns = "kube-system" },
+		"host network":              func(p *podSpec) { p.host = true },
+		"gateway":                   func(p *podSpec) { p.gateway = true },
+		"without the annotation":    func(p *podSpec) { p.plain = true; p.annotations = object{"other": "x"} },
+		"injection switched off":    func(p *podSpec) { p.labels = object{"sidecar.istio.io/inject": "false"} },
+		"interception switched off": func(p *podSpec) { p.annotations = object{sidecar.ModeKey: "NONE"} },
+		"leaving":                   func(p *podSpec) { p.deleting = true },
+		"validated":                 func(p *podSpec) { p.now = ended(0, start()) },
+	} {
+		for _, switches := range []repair.Switches{inPlace, deleting, labelled, nothing} {
+			t.Run(fmt.Sprintf("%s/%s", name, switches.Modes()), func(t *testing.T) {
+				t.Parallel()
+				l := newLab(t, switches)
+				l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"kube-system"}})
+				p := crashing("web").at("10.88.0.2/24")
+				change(&p)
+				path := l.sandbox(p.ips...)
+				l.cache(p, path)
+				l.set(p)
+				l.run()
+				l.passes()
+				l.silent(p)
+				if got := l.writes(); len(got) > 0 {
+					t.Errorf("it was changed: %q", got)
+				}
+				if got := rulesOf(t, path); got != "" {
+					t.Errorf("rules were written:\n%s", got)
+				}
+			})
+		}
+	}
+}
+
+func TestEveryRowTakesItsDefaultAndShowsIt(t *testing.T) {
+	t.Parallel()
+	s := defaults(t)
+	for _, row := range Rows() {
+		if got := row.Show(&s); got != row.Default || row.Use == "" {
+			t.Errorf("%s shows %q, its default is %q", row.Name, got, row.Default)
+		}
+	}
+	if s.Switches != nothing || s.Evict || s.Predicate.ExitCode != 126 || s.Predicate.Container != "istio-validation" ||
+		s.Predicate.Annotation != "sidecar.istio.io/status" || s.LabelKey != "cni.istio.io/uninitialized" || s.LabelValue != "true" {
+		t.Errorf("defaults %+v", s)
+	}
+	for name, bad := range map[string]string{
+		"repair-pods": "maybe", "delete-pods": "2", "evict": "x", "broken-pod-label-key": "a/b/c", "broken-pod-label-value": "-", "node-name": "A",
+		"init-container-exit-code": "256", "init-container-name": "a b", "label-selectors": "a in", "field-selectors": "spec.nodeName",
+	} {
+		at := slices.IndexFunc(Rows(), func(r Row) bool { return r.Name == name })
+		if err := Rows()[at].Set(&s, bad); err == nil {
+			t.Errorf("%s takes %q", name, bad)
+		}
+	}
+}
+
+func TestNodePodRefIsWhatWasJudged(t *testing.T) {
+	t.Parallel()
+	p := kube.NodePod{Facts: sidecar.Facts{Namespace: "a", Name: "b", UID: "c", Labels: map[string]string{"x": "y"}}, Version: "7", NodeName: "n"}
+	c := newController(Options{Settings: defaults(t)})
+	kept := p
+	c.keep(&kept)
+	if kept.Ref() != p.Ref() || kept.NodeName != "n" || kept.Facts.Labels != nil {
+		t.Errorf("kept %+v", kept)
+	}
+}

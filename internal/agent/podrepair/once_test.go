@@ -1,0 +1,150 @@
+package podrepair
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+)
+
+// once runs one look at all pods, on a clock that does not stand still.
+func (l *lab) once() error {
+	l.Helper()
+	l.hand.ticking(l.T)
+	return Once(l.Context(), l.options)
+}
+
+func TestOnceLooksAfterEachPodThatThereIs(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace)
+	p, missing, job := crashing("web").at("10.88.0.2/24"), podSpec{name: "missing", uid: "m"}.at("10.88.0.3/24"), broken("job")
+	job.restart = "Never"
+	paths := []string{l.sandbox(p.ips...), l.sandbox(missing.ips...)}
+	l.cache(p, paths[0])
+	l.cache(missing, paths[1])
+	for _, p := range []podSpec{p, missing, job} {
+		l.set(p)
+	}
+	if err := l.once(); err != nil {
+		t.Fatal(err)
+	}
+	l.hears(p, "Normal", ReasonRepaired)
+	l.hears(missing, "Normal", ReasonRepaired)
+	l.hears(job, "Warning", ReasonBroken)
+	if !captured(t, paths[0]) || !captured(t, paths[1]) {
+		t.Error("not redirected")
+	}
+	if err := Once(t.Context(), l.options); err != nil {
+		t.Errorf("the second time: %v", err)
+	}
+	l.counts(metrics.RepairPod, metrics.RepairSuccess, 2)
+}
+
+func TestOnceDeletesAtFirstSight(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, deleting)
+	p := podSpec{name: "missing", uid: "m"}.at("10.88.0.3/24")
+	l.cache(p, l.sandbox(p.ips...))
+	l.set(p)
+	if err := l.once(); err != nil {
+		t.Fatal(err)
+	}
+	l.hears(p, "Warning", ReasonDeleted, "no rules")
+}
+
+// TestOnceNamesWhoCouldNotBeHelped and has tried five times, as the reference does.
+func TestOnceNamesWhoCouldNotBeHelped(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		switches repair.Switches
+		fault    kubetest.Fault
+		says     []string
+		tries    int
+	}{
+		{deleting, kubetest.Forbidden, []string{"pod shop/a: ", "pod shop/b: ", "delete pods shop/a", "forbidden (403)"}, 5},
+		{labelled, kubetest.ServerError, []string{"pod shop/a: ", "patch pods/status shop/a", "server error (500)"}, 5},
+	} {
+		l := newLab(t, test.switches)
+		l.server.FailOn("/pods/", test.fault, kubetest.Forever)
+		l.set(crashing("a"))
+		l.set(crashing("b"))
+		err := l.once()
+		if err == nil {
+			t.Fatal("no error")
+		}
+		for _, want := range test.says {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("no %q in %v", want, err)
+			}
+		}
+		if got := len(l.writes()); got != 2*test.tries {
+			t.Errorf("%d requests for two pods", got)
+		}
+	}
+}
+
+func TestOnceIsInAHurry(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, deleting)
+	const all = removalBurst + 5
+	for i := range all {
+		l.set(crashing(fmt.Sprintf("web-%d", i)))
+	}
+	if err := Once(t.Context(), l.options); err != nil { // on a clock that stands still
+		t.Fatal(err)
+	}
+	l.counts(metrics.RepairDelete, metrics.RepairSuccess, all)
+}
+
+func TestOnceGetsOverATrouble(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, deleting)
+	l.server.FailOn("/pods/", kubetest.Unavailable, 3)
+	p := crashing("a")
+	l.set(p)
+	if err := l.once(); err != nil {
+		t.Error(err)
+	}
+	if _, leaving := l.fetch(p); !leaving {
+		t.Error("it is not deleted")
+	}
+}
+
+func TestOnceEndsWhenThereIsNoServer(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace, func(o *Options) { o.Patience = 100 * time.Millisecond })
+	l.server.Fail(kubetest.Forbidden, kubetest.Forever)
+	err := l.once()
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, want := range []string{"waiting for the pods", "not done after 100ms", "list pods", "forbidden (403)"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("no %q in %v", want, err)
+		}
+	}
+}
+
+func TestOnceDoesNothingOnABadConfiguration(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, deleting)
+	conf := *l.conf.Load()
+	conf.Problems = problem{}
+	l.conf.Store(&conf)
+	p := crashing("a")
+	l.set(p)
+	if err := l.once(); err == nil || !strings.Contains(err.Error(), "pod shop/a: the plugin's configuration cannot be used: half of it is missing") {
+		t.Errorf("error %v", err)
+	}
+	if len(l.writes()) != 0 {
+		t.Error("it was deleted")
+	}
+}
+
+type problem struct{}
+
+func (problem) Error() string { return "half of it is missing" }

@@ -1,0 +1,469 @@
+package podrepair
+
+import (
+	"errors"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/health"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+)
+
+// TestAPodThatChangedIsNotDeleted has a pod that recovers while nobody hears of it.
+func TestAPodThatChangedIsNotDeleted(t *testing.T) {
+	t.Parallel()
+	for _, evict := range []bool{false, true} {
+		l := newLab(t, deleting, func(o *Options) { o.Settings.Evict = evict })
+		l.run()
+		until(t, func() string { return "no watch" }, func() bool { return l.server.Watches() > 0 })
+		l.server.FailOn("/pods/web", kubetest.Unavailable, 1) // so that it comes to a second try
+		p := crashing("web")
+		l.set(p)
+		l.counts(metrics.RepairDelete, metrics.RepairFail, 1)
+		l.server.HoldWatches("/pods")
+		p.now = ended(0, start())
+		l.set(p)
+		until(t, func() string { return "it is not tried again" }, func() bool {
+			l.hand.turn(time.Second)
+			return len(l.writes()) >= 2
+		})
+		until(t, func() string { return "no conflict" }, func() bool { return strings.Contains(l.log.String(), "changed before it was deleted") })
+		l.server.ReleaseWatches()
+		l.stand(1, 0, 0, 0)
+		if _, leaving := l.fetch(p); leaving {
+			t.Error("a healthy pod was deleted")
+		}
+		l.counts(metrics.RepairDelete, metrics.RepairSuccess, 0)
+	}
+}
+
+// TestAnotherPodOfTheNameIsNotTouched swaps the UID while nobody hears of it.
+func TestAnotherPodOfTheNameIsNotTouched(t *testing.T) {
+	t.Parallel()
+	for _, switches := range []repair.Switches{deleting, labelled} {
+		t.Run(string(switches.Modes()[0]), func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, switches)
+			l.run()
+			until(t, func() string { return "no watch" }, func() bool { return l.server.Watches() > 0 })
+			l.server.FailOn("/pods/web", kubetest.Unavailable, 1)
+			p := crashing("web")
+			l.set(p)
+			until(t, func() string { return "it is not tried" }, func() bool { return len(l.writes()) == 1 })
+			l.hears(p, "Warning", reasonOf(switches), "cannot be")
+			l.server.HoldWatches("/pods")
+			other := podSpec{name: "web", uid: "another", now: ended(0, start())}
+			l.server.Delete(p.path())
+			l.set(other)
+			until(t, func() string { return "it is not tried again" }, func() bool {
+				l.hand.turn(time.Second)
+				return len(l.writes()) >= 2
+			})
+			l.server.ReleaseWatches()
+			l.stand(1, 0, 0, 0)
+			if labels, leaving := l.fetch(other); leaving || len(labels) > 0 {
+				t.Errorf("the other pod was touched: labels %v, leaving %v", labels, leaving)
+			}
+			l.silent(other)
+		})
+	}
+}
+
+func reasonOf(s repair.Switches) EventReason {
+	return map[repair.Mode]EventReason{repair.Delete: ReasonDeleted, repair.Label: ReasonLabelled}[s.Modes()[0]]
+}
+
+// TestRefusals are those of a change, one after the other; each is told, counted, and ends well.
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		fault kubetest.Fault
+		says  string
+	}{
+		{kubetest.Forbidden, "lacks the permission"},
+		{kubetest.ServerError, "leader changed"},
+		{kubetest.Unavailable, "shutting down"},
+		{kubetest.TooMany, "too many requests"},
+		{kubetest.Unauthorized, "unauthorized"},
+		{kubetest.Reset, "transport error"},
+		{kubetest.Hang, "no answer in time"},
+		{kubetest.ForbiddenPage, "answer not understood"},
+	} {
+		for name, change := range map[string]func(*Options){
+			"delete": func(o *Options) { o.Settings.Switches = deleting },
+			"evict":  func(o *Options) { o.Settings.Switches, o.Settings.Evict = deleting, true },
+			"label":  func(o *Options) { o.Settings.Switches = labelled },
+		} {
+			t.Run(string(test.fault)+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				l := newLab(t, nothing, change)
+				l.options.API = l.api(300 * time.Millisecond)
+				p := crashing("web")
+				l.set(p)
+				l.server.FailOn("/pods/web", test.fault, 1)
+				l.run()
+				mode, reason := metrics.RepairDelete, ReasonDeleted
+				if name == "label" {
+					mode, reason = metrics.RepairLabel, ReasonLabelled
+				}
+				l.hears(p, "Warning", reason, "cannot be", test.says)
+				l.counts(mode, metrics.RepairFail, 1)
+				l.counts(mode, metrics.RepairSuccess, 0)
+				l.stand(0, 1, 0, 0)
+				until(t, func() string { return "it is not tried again" }, func() bool {
+					l.hand.turn(time.Second)
+					return l.repaired(mode, metrics.RepairSuccess) == 1
+				})
+				l.counts(mode, metrics.RepairFail, 1)
+			})
+		}
+	}
+}
+
+// TestADisruptionBudgetIsHeeded by eviction, and not by deletion.
+func TestADisruptionBudgetIsHeeded(t *testing.T) {
+	t.Parallel()
+	for _, seconds := range []int{0, 30} {
+		l := newLab(t, deleting, func(o *Options) { o.Settings.Evict = true })
+		p := crashing("web")
+		l.set(p)
+		l.server.Protect(p.path(), "web-budget", seconds)
+		l.run()
+		l.hears(p, "Warning", ReasonDeleted, "PodDisruptionBudget", "raise the budget")
+		l.counts(metrics.RepairDelete, metrics.RepairFail, 1)
+		if seconds > 0 {
+			l.hand.turn(25 * time.Second)
+			l.passes()
+			if n := len(l.writes()); n != 1 {
+				t.Errorf("%d requests within the time that the server wants to be left alone", n)
+			}
+		}
+		for range 20 {
+			l.hand.turn(time.Minute)
+			l.passes()
+		}
+		if n := len(l.writes()); n < 2 || n > 21 {
+			t.Errorf("%d requests in 20 minutes", n)
+		}
+		if _, leaving := l.fetch(p); leaving {
+			t.Error("it was deleted in spite of the budget")
+		}
+		if got := l.events(p); len(got) != 1 {
+			t.Errorf("the same failure is more than one event: %v", got)
+		}
+		l.server.Protect(p.path(), "", 0)
+		until(t, func() string { return "it is not evicted when the budget allows it" }, func() bool {
+			l.hand.turn(10 * time.Second)
+			_, leaving := l.fetch(p)
+			return leaving
+		})
+		if n := l.requests("DELETE "); n != 0 {
+			t.Errorf("%d deletions beside the eviction", n)
+		}
+	}
+	l := newLab(t, deleting)
+	p := crashing("web")
+	l.set(p)
+	l.server.Protect(p.path(), "web-budget", 0)
+	l.run()
+	l.acted(p, repair.Delete)
+}
+
+// TestAServerThatHangsHoldsUpNobody has an API server that takes no event and no change any more: pods are redirected in place
+// all the same, at once.
+func TestAServerThatHangsHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace)
+	l.server.FailOn("/events", kubetest.Hang, kubetest.Forever)
+	var paths []string
+	for i := range 3 {
+		p := crashing("web-" + string(rune('a'+i))).at(net.IPv4(10, 88, 0, byte(2+i)).String() + "/24")
+		path := l.sandbox(p.ips...)
+		l.cache(p, path)
+		l.set(p)
+		paths = append(paths, path)
+	}
+	l.run()
+	l.counts(metrics.RepairPod, metrics.RepairSuccess, 3)
+	for _, path := range paths {
+		if !captured(t, path) {
+			t.Error("not redirected")
+		}
+	}
+	if n := l.requests("POST", "/events"); n > 1 {
+		t.Errorf("%d events were sent although none was answered", n)
+	}
+}
+
+func TestEventsThatFailAreCounted(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, nothing)
+	l.server.FailOn("/events", kubetest.Forbidden, kubetest.Forever)
+	p := crashing("web")
+	l.set(p)
+	l.run()
+	until(t, func() string { return "no failed event" }, func() bool { return l.metric(`istio_cni_events_total{result="failed"}`) == 1 })
+	if !strings.Contains(l.log.String(), "an event was not recorded") {
+		t.Error("it is not logged")
+	}
+}
+
+// TestTheServerIsAwayAtTheStart and comes later; it goes again and comes back.
+func TestTheServerIsAwayAtTheStart(t *testing.T) {
+	t.Parallel()
+	for _, fault := range []kubetest.Fault{kubetest.Reset, kubetest.Unavailable, kubetest.Forbidden, kubetest.Garbage, kubetest.UnknownCA} {
+		t.Run(string(fault), func(t *testing.T) {
+			t.Parallel()
+			state := health.NewState(health.Options{Now: time.Now}, Part)
+			l := newLab(t, inPlace, func(o *Options) { o.Health = state })
+			l.server.Fail(fault, kubetest.Forever)
+			p := crashing("web").at("10.88.0.2/24")
+			path := l.sandbox(p.ips...)
+			l.cache(p, path)
+			l.set(p)
+			l.run()
+			until(t, func() string { return "nobody is told" }, func() bool { return l.metric("istio_cni_repair_watch_troubles_total") == 1 })
+			if state.Snapshot().Ready {
+				t.Error("it is ready")
+			}
+			l.server.Heal()
+			l.acted(p, repair.InPlace)
+			until(t, func() string { return "it is not ready" }, func() bool { return state.Snapshot().Ready })
+
+			// It goes, and what is known is looked after all the same; what changes meanwhile is seen afterwards.
+			l.server.FailOn("/pods", kubetest.Unavailable, kubetest.Forever)
+			l.server.BreakWatches()
+			until(t, func() string { return "it is still ready" }, func() bool { return !state.Snapshot().Ready })
+			second := crashing("second").at("10.88.0.3/24")
+			later := l.sandbox(second.ips...)
+			l.cache(second, later)
+			l.set(second)
+			l.server.Delete(p.path())
+			l.server.Heal()
+			l.hears(second, "Normal", ReasonRepaired)
+			l.stand(1, 0, 0, 0)
+		})
+	}
+}
+
+// TestNothingIsDoneOnABadConfiguration of the plugin: the namespaces to leave alone may be what could not be read.
+func TestNothingIsDoneOnABadConfiguration(t *testing.T) {
+	t.Parallel()
+	for _, switches := range []repair.Switches{inPlace, deleting, labelled, nothing} {
+		t.Run(string(switches.Modes()[0]), func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, switches)
+			conf, err := cniconf.Parse([]byte(`{"cniVersion":"1.0.0","name":"istio-cni","type":"istio-cni","exclude_namespaces":"shop"}`))
+			l.do(err)
+			l.conf.Store(&conf)
+			p := crashing("web").at("10.88.0.2/24")
+			unproven := podSpec{name: "unproven", uid: "u"}.at("10.88.0.3/24")
+			path := l.sandbox(p.ips...)
+			l.cache(p, path)
+			l.set(p)
+			l.set(unproven)
+			l.run()
+			l.hears(p, "Warning", ReasonBroken, "configuration cannot be used", "exclude_namespaces", "Mend the configuration")
+			l.stand(0, 1, 0, 1)
+			for range 10 {
+				l.hand.turn(time.Minute)
+				l.passes()
+			}
+			if got := l.writes(); len(got) != 0 {
+				t.Errorf("requests %q", got)
+			}
+			if rulesOf(t, path) != "" {
+				t.Error("rules were written")
+			}
+			if got := l.events(p); len(got) != 1 || got[0].Count != 1 {
+				t.Errorf("events %v", got)
+			}
+			if got := strings.Count(l.log.String(), "no pod is looked after"); got != 1 {
+				t.Errorf("it is logged %d times", got)
+			}
+			if switches != nothing {
+				l.counts(map[repair.Switches]metrics.RepairType{
+					inPlace: metrics.RepairPod, deleting: metrics.RepairDelete, labelled: metrics.RepairLabel,
+				}[switches], metrics.RepairFail, 1)
+			}
+			l.hears(unproven, "Warning", ReasonUnverified, "configuration cannot be used")
+
+			l.conf.Store(&cniconf.NetConf{})
+			until(t, func() string { return "it is not mended" }, func() bool {
+				l.hand.turn(10 * time.Second)
+				return slices.ContainsFunc(l.events(p), func(e said) bool { return !strings.Contains(e.Message, "configuration") }) || switches == nothing
+			})
+		})
+	}
+}
+
+func TestAStanzaThatCannotBeReadIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, labelled)
+	bad := true
+	plugin := l.options.Plugin
+	var asked int
+	l.options.Plugin = func() (cniconf.NetConf, error) {
+		l.hand.mu.Lock()
+		defer l.hand.mu.Unlock()
+		asked++
+		if bad {
+			return cniconf.NetConf{}, errors.New("it is no JSON")
+		}
+		return plugin()
+	}
+	p := crashing("web")
+	l.set(p)
+	l.run()
+	until(t, func() string { return "nobody says so" }, func() bool { return strings.Contains(l.log.String(), "it is no JSON") })
+	if len(l.writes()) != 0 {
+		t.Error("it was labelled")
+	}
+	l.hand.mu.Lock()
+	bad = false
+	l.hand.mu.Unlock()
+	until(t, func() string { return "it is not tried again" }, func() bool {
+		l.hand.turn(time.Second)
+		return l.repaired(metrics.RepairLabel, metrics.RepairSuccess) == 1
+	})
+}
+
+// TestAPodThatCannotBeHelpedSaysWhyAndHow for a long time without a flood.
+func TestAPodThatCannotBeHelpedSaysWhyAndHow(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace)
+	p := crashing("web").at("10.88.0.2/24")
+	l.set(p)
+	l.run()
+	l.hears(p, "Warning", ReasonRepaired, "no network namespace of it is found", "delete the pod")
+	for i := range 60 {
+		l.hand.turn(time.Minute)
+		if i%10 == 0 {
+			l.occupy(l.bridge) // the node changes, and with it the numbers in the log
+		}
+		l.passes()
+	}
+	if fails := l.repaired(metrics.RepairPod, metrics.RepairFail); fails < 20 || fails > 70 {
+		t.Errorf("%d tries in an hour", fails)
+	}
+	// An equal event within ten minutes is the same one.
+	if got := l.events(p); len(got) > 4 || got[0].Count > 10 {
+		t.Errorf("%d events: %v", len(got), got)
+	}
+	path := l.sandbox(p.ips...)
+	l.mount(path, "late")
+	l.hand.turn(3 * time.Minute)
+	l.hears(p, "Normal", ReasonRepaired, "redirected now")
+}
+
+// TestBadSettingsOfThePodAreSaid has a pod that the plugin would refuse.
+func TestBadSettingsOfThePodAreSaid(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, inPlace)
+	p := crashing("web").at("10.88.0.2/24")
+	p.annotations = object{"traffic.sidecar.istio.io/includeInboundPorts": "many"}
+	path := l.sandbox(p.ips...)
+	l.cache(p, path)
+	l.set(p)
+	l.run()
+	l.hears(p, "Warning", ReasonBroken, "settings are invalid", "many", "make the pod anew")
+	l.stand(0, 1, 0, 0)
+	if rulesOf(t, path) != "" {
+		t.Error("rules were written")
+	}
+}
+
+// TestAFlappingPodIsWorkedOnOnce sends a hundred news of pods for which there is nothing left to do.
+func TestAFlappingPodIsWorkedOnOnce(t *testing.T) {
+	t.Parallel()
+	for _, switches := range []repair.Switches{inPlace, labelled, nothing} {
+		t.Run(string(switches.Modes()[0]), func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, switches)
+			p := crashing("web").at("10.88.0.2/24")
+			l.cache(p, l.sandbox(p.ips...))
+			l.set(p)
+			l.run()
+			l.acted(p, switches.Modes()[0])
+			labels, _ := l.fetch(p)
+			for i := range 100 {
+				p.labels = object{"i": string(rune('a' + i%26))}
+				for key, value := range labels {
+					p.labels[key] = value
+				}
+				l.set(p)
+			}
+			l.passes()
+			for _, stop := range l.stops {
+				stop()
+			}
+			if got := l.events(p); len(got) != 1 || got[0].Count != 1 {
+				t.Errorf("events %v", got)
+			}
+			if got := l.writes(); len(got) > 1 {
+				t.Errorf("requests %q", got)
+			}
+		})
+	}
+}
+
+// TestAPodThatGoesWhileItIsWorkedOn leaves nothing behind, in the gauge least of all.
+func TestAPodThatGoesWhileItIsWorkedOn(t *testing.T) {
+	t.Parallel()
+	for _, switches := range []repair.Switches{deleting, labelled} {
+		t.Run(string(switches.Modes()[0]), func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, switches)
+			l.options.API = l.api(2 * time.Second)
+			p := crashing("web")
+			l.set(p)
+			l.server.FailOn("/pods/web", kubetest.Hang, 1)
+			l.run()
+			until(t, func() string { return "nothing is done" }, func() bool { return len(l.writes()) == 1 })
+			l.server.Delete(p.path())
+			until(t, func() string { return "the answer is still awaited" }, func() bool {
+				return l.repaired(metrics.RepairDelete, metrics.RepairFail)+l.repaired(metrics.RepairLabel, metrics.RepairFail) == 1
+			})
+			l.passes()
+			l.hand.turn(time.Hour)
+			l.passes()
+			l.stand(0, 0, 0, 0)
+			if got := l.writes(); len(got) != 1 {
+				t.Errorf("requests %q", got)
+			}
+		})
+	}
+}
+
+// TestAPodThatIsGoneAlreadyIsNoFailure is what the server says of a pod that ended before the news of it are here.
+func TestAPodThatIsGoneAlreadyIsNoFailure(t *testing.T) {
+	t.Parallel()
+	for _, switches := range []repair.Switches{deleting, labelled} {
+		l := newLab(t, switches)
+		l.server.FailOn("/pods/web", kubetest.NotFound, 1)
+		p := crashing("web")
+		l.set(p)
+		l.run()
+		mode := metrics.RepairDelete
+		if switches == labelled {
+			mode = metrics.RepairLabel
+		}
+		l.counts(mode, metrics.RepairSkip, 1)
+		l.counts(mode, metrics.RepairFail, 0)
+		l.silent(p)
+	}
+}
+
+func TestRemediesAreForWhatDoesNotEndByItself(t *testing.T) {
+	t.Parallel()
+	if remedy(kube.ErrDisruptionBudget) == "" || remedy(&kube.CallError{Class: kube.Forbidden}) == "" || remedy(errors.New("x")) != "" {
+		t.Error("a remedy is missing, or one too many")
+	}
+}
