@@ -21,7 +21,7 @@ import (
 func newStore(t *testing.T, server *kubetest.Server) *Store {
 	t.Helper()
 	api, err := kube.NewAPI(kube.Access{
-		Kubeconfig: server.Kubeconfig(t), Now: time.Now, //nolint:forbidigo // a test's
+		Kubeconfig: server.Kubeconfig(t), Now: time.Now,
 		Pace: kube.Pace{First: time.Millisecond, Max: 10 * time.Millisecond},
 	})
 	if err != nil {

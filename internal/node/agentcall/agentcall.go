@@ -112,13 +112,13 @@ func (a *Agent) call(ctx context.Context, method, path string, body []byte) ([]b
 		return nil, err
 	}
 	if deadline, ok := ctx.Deadline(); ok {
-		if err := a.conn.SetDeadline(deadline); err != nil {
+		if err = a.conn.SetDeadline(deadline); err != nil {
 			return nil, err
 		}
 	}
 	stop := context.AfterFunc(ctx, func() { _ = a.conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	if err := request.Write(a.conn); err != nil {
+	if err = request.Write(a.conn); err != nil {
 		return nil, err
 	}
 	response, err := http.ReadResponse(a.in, request)

@@ -135,8 +135,8 @@ func TestDialTellsThatThereIsNoAgent(t *testing.T) {
 // TestOnlyRootIsBelieved lets another user serve the socket.
 func TestOnlyRootIsBelieved(t *testing.T) {
 	dir := t.TempDir()
-	for d := dir; d != "/" && strings.HasPrefix(d, os.TempDir()+"/"); d = filepath.Dir(d) { //nolint:forbidigo // the test's own directories
-		if err := os.Chmod(d, 0o777); err != nil { //nolint:gosec,forbidigo // for another user
+	for d := dir; d != "/" && strings.HasPrefix(d, os.TempDir()+"/"); d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o777); err != nil {
 			t.Fatal(err)
 		}
 	}

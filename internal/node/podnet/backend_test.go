@@ -108,7 +108,7 @@ func TestNativeTablesOfTheReferenceAreMovedOver(t *testing.T) {
 // ofOtherUsers is a namespace that belongs to a user namespace of its own, as that of a pod with hostUsers: false.
 func ofOtherUsers(t *testing.T) pod {
 	t.Helper()
-	//nolint:gosec // the test's own script
+
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", "ip link set lo up && ip link add eth0 type veth peer name peer0 && ip addr add 10.30.0.2/24 dev eth0 && echo up && exec sleep 1000")
 	const others = 100000
 	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: others, Size: 65536}}

@@ -186,8 +186,10 @@ func TestApplyStartsNoNeedlessProcess(t *testing.T) {
 		{"tools, nothing forced", "", []budget{
 			{onlyIPv4, []string{"iptables-nft-restore --noflush"}, []string{"iptables-nft-save"}, redirect.Tools},
 			{
-				both, []string{"iptables-nft-restore --noflush", "ip6tables-nft-restore --noflush"},
-				[]string{"iptables-nft-save", "ip6tables-nft-save"}, redirect.Tools,
+				both,
+				[]string{"iptables-nft-restore --noflush", "ip6tables-nft-restore --noflush"},
+				[]string{"iptables-nft-save", "ip6tables-nft-save"},
+				redirect.Tools,
 			},
 		}},
 		{"nothing said at all", "", []budget{{onlyIPv4, nil, nil, ""}, {both, nil, nil, ""}, {both, nil, nil, redirect.Netlink}}},

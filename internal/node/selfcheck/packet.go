@@ -46,14 +46,14 @@ func (s *scene) connect(ctx context.Context, what string, from *netns.Scratch, t
 		if s.family == ruleset.IPv6 {
 			level, option = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
 		}
-		if err := unix.SetsockoptInt(listener, level, option, 1); err != nil {
+		if err = unix.SetsockoptInt(listener, level, option, 1); err != nil {
 			return fmt.Errorf("making a transparent socket: %w", err)
 		}
 	}
-	if err := s.serve(listener, listen); err != nil {
+	if err = s.serve(listener, listen); err != nil {
 		return err
 	}
-	if err := unix.Listen(listener, 1); err != nil {
+	if err = unix.Listen(listener, 1); err != nil {
 		return fmt.Errorf("listening: %w", err)
 	}
 	client, err := s.socket(from, unix.SOCK_STREAM)
@@ -61,7 +61,7 @@ func (s *scene) connect(ctx context.Context, what string, from *netns.Scratch, t
 		return err
 	}
 	defer closeSocket(client)
-	if err := unix.Connect(client, s.address(to, webPort)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+	if err = unix.Connect(client, s.address(to, webPort)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
 		return fmt.Errorf("%s is refused at once: %w", what, err)
 	}
 	if !readable(ctx, listener) {
@@ -117,7 +117,7 @@ func (s *scene) query(ctx context.Context) error {
 		return err
 	}
 	defer closeSocket(resolver)
-	if err := s.serve(resolver, dnsPort); err != nil {
+	if err = s.serve(resolver, dnsPort); err != nil {
 		return err
 	}
 	app, err := s.socket(s.pod, unix.SOCK_DGRAM)

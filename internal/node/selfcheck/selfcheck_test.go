@@ -17,7 +17,7 @@ import (
 )
 
 func options() Options {
-	return Options{Log: slog.New(slog.DiscardHandler), Now: time.Now, Path: "/usr/sbin:/sbin"} //nolint:forbidigo // a test's
+	return Options{Log: slog.New(slog.DiscardHandler), Now: time.Now, Path: "/usr/sbin:/sbin"}
 }
 
 func TestEveryBackendWorksHere(t *testing.T) {
@@ -62,11 +62,11 @@ func TestPacketsTellWithoutRules(t *testing.T) {
 // inside runs the calling test again in another process, and reports whether this is that one.
 func inside(t *testing.T, prepare func(*exec.Cmd)) bool {
 	t.Helper()
-	if os.Getenv("SELFTEST_INSIDE") == t.Name() { //nolint:forbidigo // set below
+	if os.Getenv("SELFTEST_INSIDE") == t.Name() {
 		return true
 	}
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
-	cmd.Env = append(os.Environ(), "SELFTEST_INSIDE="+t.Name()) //nolint:forbidigo // set here
+	cmd.Env = append(os.Environ(), "SELFTEST_INSIDE="+t.Name())
 	prepare(cmd)
 	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
 		t.Errorf("%v\n%s", err, out)
@@ -150,7 +150,7 @@ func TestTheVerdictChooses(t *testing.T) {
 func TestAVerdictThatMakesNoSenseDoesNotCount(t *testing.T) {
 	for _, text := range []string{"", "{", "[]", `{"version":2,"choice":"iptables"}`, `{"version":1,"choice":"magic"}`, `{"version":1}`} {
 		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, FileName), []byte(text), 0o600); err != nil { //nolint:forbidigo // a broken file
+		if err := os.WriteFile(filepath.Join(dir, FileName), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if got := Recorded(dir); got != redirect.Auto {

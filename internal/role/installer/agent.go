@@ -216,16 +216,20 @@ func (n *node) guardSockets(ctx context.Context) {
 			return
 		case <-watch.Changed():
 		}
-		if again, err := n.held.Again(lockFile(n.cfg)); again || err != nil {
-			n.log.WarnContext(ctx, "the lock was removed, and is taken again", slog.Any("error", err))
+		n.mend(ctx, guarded)
+	}
+}
+
+func (n *node) mend(ctx context.Context, sockets map[string]*unixsock.Server) {
+	if again, err := n.held.Again(lockFile(n.cfg)); again || err != nil {
+		n.log.WarnContext(ctx, "the lock was removed, and is taken again", slog.Any("error", err))
+	}
+	for path, server := range sockets {
+		if server.Listening() {
+			continue
 		}
-		for path, server := range guarded {
-			if server.Listening() {
-				continue
-			}
-			if err := server.Rebind(ctx); err != nil {
-				n.log.WarnContext(ctx, "a socket cannot be made again", slog.String("path", path), slog.String("error", err.Error()))
-			}
+		if err := server.Rebind(ctx); err != nil {
+			n.log.WarnContext(ctx, "a socket cannot be made again", slog.String("path", path), slog.String("error", err.Error()))
 		}
 	}
 }
@@ -242,7 +246,7 @@ func (n *node) run(ctx context.Context) error {
 	} else {
 		n.log.InfoContext(ctx, "nothing is installed (CNI_ENABLE_INSTALL=false)")
 	}
-	testing, endTest := context.WithCancel(n.background)
+	testing, endTest := context.WithCancel(ctx)
 	defer endTest()
 	tested := make(chan struct{})
 	n.start(func() {

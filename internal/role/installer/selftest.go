@@ -25,12 +25,12 @@ func (n *node) test(ctx context.Context) {
 			return
 		}
 		if err != nil {
-			n.log.Warn("it could not be tried whether pods can be redirected on this node", slog.String("error", err.Error()))
+			n.log.WarnContext(ctx, "it could not be tried whether pods can be redirected on this node", slog.String("error", err.Error()))
 			n.ready(nil)
 			return
 		}
-		if err := verdict.Record(hostfs.Disk{}, n.cfg.RunDir); err != nil {
-			n.log.Warn("the plugin is not told what the self-test found", slog.String("error", err.Error()))
+		if err = verdict.Record(hostfs.Disk{}, n.cfg.RunDir); err != nil {
+			n.log.WarnContext(ctx, "the plugin is not told what the self-test found", slog.String("error", err.Error()))
 		}
 		conf, err := n.stanza.Load().NetConf()
 		if err == nil {
@@ -38,11 +38,11 @@ func (n *node) test(ctx context.Context) {
 		}
 		n.ready(err)
 		if err == nil {
-			n.log.Info("self-test passed: pods can be redirected on this node", slog.String("auto", string(verdict.Choice)),
+			n.log.InfoContext(ctx, "self-test passed: pods can be redirected on this node", slog.String("auto", string(verdict.Choice)),
 				slog.String("problems", verdict.Summary()))
 			return
 		}
-		n.log.Error("self-test failed: pods of the mesh will not start on this node", slog.String("error", err.Error()))
+		n.log.ErrorContext(ctx, "self-test failed: pods of the mesh will not start on this node", slog.String("error", err.Error()))
 		n.warn("CNISelfTestFailed", err.Error())
 		timer := time.NewTimer(retest)
 		select {

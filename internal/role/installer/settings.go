@@ -58,6 +58,7 @@ func groups() []group {
 		{"CNI configuration", confSettings},
 		{"Program files", binarySettings},
 		{"What the plugin is told", pluginSettings},
+		{"How rules get into a pod", backendSettings},
 		{"The plugin's credentials", kubeconfigSettings},
 		{"The agent's sockets and ports", serviceSettings},
 		{"The agent and the cluster", clusterSettings},
@@ -259,19 +260,6 @@ func pluginSettings(env environment) []setting {
 			into: func(d *draft) flag.Value { return toggle(&d.Stanza.AmbientDetectionRetry) },
 		},
 		{
-			flag: "native-nftables", env: names("NATIVE_NFTABLES"), def: "false", scope: forPlugin,
-			use: "the same as --backend=native", into: func(d *draft) flag.Value { return toggle(&d.Stanza.NativeNFTables) },
-		},
-		{
-			flag: "backend", arg: "WAY", env: names("CNI_BACKEND"), def: "auto", scope: forPlugin,
-			use: "how rules get into a pod: auto, netlink (those of iptables-nft, without a process), native (tables of nftables' own) " +
-				"or iptables (the programs of the host)",
-			into: func(d *draft) flag.Value {
-				return stanzaKey(&d.Stanza.Backend, "backend", func(c cniconf.NetConf) redirect.Backend { return c.Backend },
-					func(b redirect.Backend) string { return string(b) })
-			},
-		},
-		{
 			flag: "second-ip-family", arg: "WHAT", env: names("SECOND_IP_FAMILY"), scope: forPlugin, def: "bypass",
 			use: "IPv6 of a pod whose first address is IPv4: bypass, capture or reject",
 			into: func(d *draft) flag.Value {
@@ -288,17 +276,36 @@ func pluginSettings(env environment) []setting {
 			},
 		},
 		{
+			flag: "plugin-log-level", arg: "LEVEL", env: names("PLUGIN_LOG_LEVEL"), scope: forPlugin,
+			use:  "level of the plugin, here and in its own log; without it that of scope cni-plugin in --log_output_level",
+			into: func(d *draft) flag.Value { return pluginLevel(&d.Log.Plugin) },
+		},
+	}
+}
+
+// backendSettings say how rules get into a pod.
+func backendSettings(environment) []setting {
+	return []setting{
+		{
+			flag: "native-nftables", env: names("NATIVE_NFTABLES"), def: "false", scope: forPlugin,
+			use: "the same as --backend=native", into: func(d *draft) flag.Value { return toggle(&d.Stanza.NativeNFTables) },
+		},
+		{
+			flag: "backend", arg: "WAY", env: names("CNI_BACKEND"), def: "auto", scope: forPlugin,
+			use: "how rules get into a pod: auto, netlink (those of iptables-nft, without a process), native (tables of nftables' own) " +
+				"or iptables (the programs of the host)",
+			into: func(d *draft) flag.Value {
+				return stanzaKey(&d.Stanza.Backend, "backend", func(c cniconf.NetConf) redirect.Backend { return c.Backend },
+					func(b redirect.Backend) string { return string(b) })
+			},
+		},
+		{
 			flag: "force-iptables-binary", arg: "VARIANT", env: names("FORCE_IPTABLES_BINARY"), scope: forPlugin,
 			use: "legacy or nft, instead of choosing",
 			into: func(d *draft) flag.Value {
 				return stanzaKey(&d.Stanza.ForceIptables, "force_iptables_binary",
 					func(c cniconf.NetConf) string { return c.ForceIptables }, func(s string) string { return s })
 			},
-		},
-		{
-			flag: "plugin-log-level", arg: "LEVEL", env: names("PLUGIN_LOG_LEVEL"), scope: forPlugin,
-			use:  "level of the plugin, here and in its own log; without it that of scope cni-plugin in --log_output_level",
-			into: func(d *draft) flag.Value { return pluginLevel(&d.Log.Plugin) },
 		},
 	}
 }

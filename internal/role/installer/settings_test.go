@@ -323,7 +323,8 @@ func rows() []row {
 		{
 			"--netns-dirs", "/a,/b/",
 			func(c Config) any { return c.NetnsDirs },
-			[]string{"/a", "/b"}, []string{"/var/run/netns", "/var/run/docker/netns"},
+			[]string{"/a", "/b"},
+			[]string{"/var/run/netns", "/var/run/docker/netns"},
 			[]string{"a"},
 			nil,
 		},

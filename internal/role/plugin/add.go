@@ -33,12 +33,12 @@ func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) (err error) {
 	}
 	log := p.log.Logger().With("pod", pod.String(), "container", args.ContainerID, "if", args.IfName)
 	call := p.begin("ADD", pod, args.ContainerID)
-	defer func() { call.report(conf, err) }()
+	defer func() { call.report(ctx, conf, err) }()
 	decision, err := call.decide(ctx, conf)
 	if err != nil {
 		return lookupFailure(pod, err)
 	}
-	call.say(log, decision)
+	call.say(ctx, log, decision)
 	switch decision.Outcome {
 	case sidecar.Refuse:
 		return refusal(pod, decision)

@@ -39,7 +39,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 	if err != nil {
 		return p.unknown(ctx, space, pod, err)
 	}
-	call.say(log, decision)
+	call.say(ctx, log, decision)
 	switch decision.Outcome {
 	case sidecar.Pass:
 		return nil

@@ -104,7 +104,7 @@ func (c *call) askAgent(ctx context.Context, conf cniconf.NetConf) (sidecar.Fact
 	log := c.plugin.log.Logger()
 	agent, err := agentcall.Dial(ctx, filepath.Join(conf.RunDir, agentcall.SocketName))
 	if err != nil {
-		log.Debug("not asking the node agent", "cause", err.Error())
+		log.DebugContext(ctx, "not asking the node agent", "cause", err.Error())
 		return sidecar.Facts{}, err
 	}
 	facts, err := agent.Pod(ctx, agentcall.Key{Namespace: c.told.Namespace, Name: c.told.Pod, UID: c.told.UID})
@@ -114,7 +114,7 @@ func (c *call) askAgent(ctx context.Context, conf cniconf.NetConf) (sidecar.Fact
 		_ = agent.Close() // nothing more is wanted of it
 	}
 	if err != nil {
-		log.Warn("the node agent does not tell about the pod; asking the API server", "pod", c.pod.String(), "cause", err.Error())
+		log.WarnContext(ctx, "the node agent does not tell about the pod; asking the API server", "pod", c.pod.String(), "cause", err.Error())
 	}
 	return facts, err
 }
@@ -134,15 +134,15 @@ func (c *call) askServer(ctx context.Context, conf cniconf.NetConf) (sidecar.Fac
 
 // say logs the one line that every decision gets. One that took nothing but what the runtime handed over costs nothing
 // more, unless somebody wants to know everything: the log's places are files and sockets.
-func (c *call) say(log *slog.Logger, d sidecar.Decision) {
+func (c *call) say(ctx context.Context, log *slog.Logger, d sidecar.Decision) {
 	for _, w := range d.Warnings {
-		log.Warn("a setting of the pod is ignored", "cause", w)
+		log.WarnContext(ctx, "a setting of the pod is ignored", "cause", w)
 	}
 	level := slog.LevelInfo
 	if c.told.Source == agentcall.SourceAnnotations {
 		level = slog.LevelDebug
 	}
-	log.Log(context.Background(), level, "decided about the pod", "capture", d.Outcome == sidecar.Capture, "reason", string(d.Reason),
+	log.Log(ctx, level, "decided about the pod", "capture", d.Outcome == sidecar.Capture, "reason", string(d.Reason),
 		"because", d.Reason.Sentence(), "detail", d.Detail, "source", string(c.told.Source))
 }
 
@@ -154,7 +154,7 @@ func (c *call) programmed(r podnet.Report) {
 
 // report tells the node agent what became of the pod, if that costs next to nothing: not for a pod that was passed by what
 // the runtime handed over, and not to an agent that did not answer.
-func (c *call) report(conf cniconf.NetConf, failed error) {
+func (c *call) report(ctx context.Context, conf cniconf.NetConf, failed error) {
 	defer c.end()
 	if c.told.Source == agentcall.SourceAnnotations || c.agent == nil && c.told.Source != agentcall.SourceName {
 		return
@@ -163,7 +163,7 @@ func (c *call) report(conf cniconf.NetConf, failed error) {
 		c.told.Error = failed.Error()
 	}
 	c.told.Seconds[agentcall.PhaseTotal] = clock().Sub(c.began).Seconds()
-	ctx, cancel := context.WithTimeout(context.Background(), reportPatience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportPatience)
 	defer cancel()
 	var err error
 	if c.agent == nil && conf.RunDir != "" {
@@ -175,7 +175,7 @@ func (c *call) report(conf cniconf.NetConf, failed error) {
 		err = c.agent.Report(ctx, c.told)
 	}
 	if err != nil {
-		c.plugin.log.Logger().Debug("the node agent was not told", "cause", err.Error())
+		c.plugin.log.Logger().DebugContext(ctx, "the node agent was not told", "cause", err.Error())
 	}
 }
 

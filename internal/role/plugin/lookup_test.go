@@ -34,7 +34,7 @@ type agent struct {
 func serveAgent(t *testing.T, n *chaintest.Node) *agent {
 	t.Helper()
 	a := &agent{Server: kubetest.NewServer(t)}
-	api, err := kube.NewAPI(kube.Access{Kubeconfig: a.Kubeconfig(t), Now: time.Now}) //nolint:forbidigo // a test's
+	api, err := kube.NewAPI(kube.Access{Kubeconfig: a.Kubeconfig(t), Now: time.Now})
 	if err != nil {
 		t.Fatal(err)
 	}
