@@ -9,7 +9,22 @@ import (
 
 // MountedFrom tells what is mounted where a path lies: device and directory within it, as proc_pid_mountinfo(5) has them.
 // It changes when that directory is moved or removed, although the mount shows the same files. Empty is not known.
+//
+// The kernel gives the table piece by piece, and one that changes meanwhile may lack a line: what is told was read twice.
 func MountedFrom(path string) string {
+	const attempts = 10
+	last := readMount(path)
+	for range attempts {
+		again := readMount(path)
+		if again == last {
+			break
+		}
+		last = again
+	}
+	return last
+}
+
+func readMount(path string) string {
 	file, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
 		return ""
