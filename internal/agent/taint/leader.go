@@ -137,6 +137,7 @@ func (e *elector) keep(ctx context.Context) error {
 		if err == nil {
 			renewed = e.seenAt
 			e.options.Health.Ready(PartElection)
+			e.say(ctx, "leading", e.lease.Identity)
 			continue
 		}
 		if errors.Is(err, errOtherHolder) || ctx.Err() != nil || !e.options.Clock.Now().Before(renewed.Add(e.lease.Deadline)) {

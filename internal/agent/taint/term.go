@@ -33,8 +33,8 @@ type term struct {
 	nodes       map[string]*node
 	sources     map[source]*podSet
 	complete    bool
-	// forbidden says that the last change of a node was refused.
-	forbidden bool
+	// forbidden are the nodes whose last change was refused for want of rights.
+	forbidden map[string]bool
 }
 
 // node is what is known of one.
@@ -64,12 +64,13 @@ func newTerm(o Options, r *reporter) *term {
 	return &term{
 		options: o, report: r, queue: workqueue.New[string](o.Clock, o.Retry, o.MaxRetry, o.Metrics.Pending), policy: o.Policy,
 		synced: make(chan struct{}, 1), fatal: func(error) {},
-		nodes: map[string]*node{}, sources: map[source]*podSet{},
+		nodes: map[string]*node{}, sources: map[source]*podSet{}, forbidden: map[string]bool{},
 	}
 }
 
 // run works until ctx ends.
 func (t *term) run(ctx context.Context) {
+	defer t.allowed() // what was refused is the next leader's to find out
 	defer t.work.Wait()
 	t.follow(ctx)
 	for range t.options.Workers {
@@ -273,6 +274,7 @@ func (t *term) nodeGone(state kube.NodeState) {
 		t.options.Metrics.Counted(string(n.decision.Reason), "")
 		delete(t.nodes, state.Name)
 	}
+	t.settled(state.Name)
 	t.queue.Forget(state.Name)
 }
 

@@ -27,6 +27,11 @@ func (t *term) settle(ctx context.Context, name string) (wait time.Duration, err
 		after, err = t.publish(ctx, after, decision)
 	}
 	t.took(after)
+	if err == nil {
+		t.mu.Lock()
+		t.settled(name)
+		t.mu.Unlock()
+	}
 	if ctx.Err() != nil || kube.ClassOf(err) == kube.NotFound {
 		return 0, nil //nolint:nilerr // nobody is left to try again, or the node is gone, as the watch is about to say
 	}
@@ -177,7 +182,7 @@ func (t *term) counted(ctx context.Context, name string, kind metrics.TaintChang
 		t.options.Log.WarnContext(ctx, "the node was not changed", slog.String("node", name), slog.String("change", string(kind)),
 			slog.String("error", err.Error()))
 		if class == kube.Forbidden || class == kube.Unauthorized {
-			t.refused(err)
+			t.refused(name, err)
 		}
 	}
 }
@@ -186,16 +191,26 @@ func (t *term) counted(ctx context.Context, name string, kind metrics.TaintChang
 func (t *term) allowed() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.forbidden {
-		t.forbidden = false
+	if len(t.forbidden) > 0 {
+		clear(t.forbidden)
 		t.options.Health.Ready(PartWrites)
 	}
 }
 
-func (t *term) refused(why error) {
+// settled says that nothing is due at a node any more. It needs the lock.
+func (t *term) settled(name string) {
+	if t.forbidden[name] {
+		delete(t.forbidden, name)
+		if len(t.forbidden) == 0 {
+			t.options.Health.Ready(PartWrites)
+		}
+	}
+}
+
+func (t *term) refused(name string, why error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.forbidden = true
+	t.forbidden[name] = true
 	t.options.Health.NotReady(PartWrites, "changes of nodes are refused: "+why.Error())
 }
 
