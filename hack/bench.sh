@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Runs the benchmarks COUNT times and summarises them. With BASE=<revision> the
-# same is done in a worktree of that revision and the two are compared.
+# Runs the benchmarks COUNT times and summarises them, then says which of the
+# targets of docs/performance.md are met. With BASE=<revision> the same is done
+# in a worktree of that revision and the two are compared. BENCH=<pattern> and
+# PKG=<packages> narrow it, BENCHTIME is that of each (1s, or 100x).
 # Benchmarks that program the kernel need root.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 use_go
 tool benchstat
+read -r -a packages <<<"${PKG:-./...}"
 
 out=$root/bin/bench
 mkdir -p "$out"
@@ -15,7 +18,8 @@ measure() { # DIRECTORY FILE
   if [[ $(id -u) -eq 0 ]]; then
     exec=(-exec "'$root/hack/in-netns.sh'")
   fi
-  (cd "$1" && go test -run '^$' -bench "${BENCH:-.}" -benchmem -count "${COUNT:-6}" -timeout 60m "${exec[@]}" ./...) |
+  (cd "$1" && go test -tags "$tags" -run '^$' -bench "${BENCH:-.}" -benchtime "${BENCHTIME:-1s}" -benchmem \
+    -count "${COUNT:-6}" -timeout 90m "${exec[@]}" "${packages[@]}") |
     tee "$2" | grep -E '^(Benchmark|FAIL|panic)|^---' || true
   # grep hides go test's own status in the pipe above, so it is read here.
   ! grep -q '^FAIL' "$2" || die "a benchmark failed, see $2"
@@ -24,6 +28,7 @@ measure() { # DIRECTORY FILE
 measure "$root" "$out/new.txt"
 if [[ -z ${BASE:-} ]]; then
   "$tool_bin" "$out/new.txt"
+  awk -f hack/bench/targets.awk "$out/new.txt"
   exit
 fi
 

@@ -11,25 +11,7 @@
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need_root "the tests make namespaces, mounts and control groups"
-hack/setup.sh
-
-# What a node needs besides. Once hack/setup.sh has these, this can go.
-missing=()
-want() { # PACKAGE COMMAND
-  type -P "$2" >/dev/null || missing+=("$1")
-}
-want containerd containerd
-want runc runc
-want conntrack conntrack
-want util-linux nsenter
-want mount mount
-if [[ ${#missing[@]} -gt 0 ]]; then
-  type -P apt-get >/dev/null || die "this is not a Debian machine; install these by hand: ${missing[*]}"
-  say "e2e: installing ${missing[*]}"
-  apt-get -o DPkg::Lock::Timeout=300 -qq update || say "e2e: apt-get update failed, going on with the lists at hand"
-  DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -qq -y --no-install-recommends install "${missing[@]}" >/dev/null ||
-    die "apt-get could not install: ${missing[*]}"
-fi
+hack/setup.sh e2e
 
 use_go
 KUBE_BIN=$(hack/kube.sh)

@@ -2,6 +2,7 @@
 # Installs what the tests and the demo need on a bare Debian machine.
 #
 #   hack/setup.sh         compiler, Go, iptables, nftables, iproute2, reference CNI plugins
+#   hack/setup.sh e2e     and what a node of Kubernetes needs: containerd, runc, conntrack
 #   hack/setup.sh lint    what the linters need: Go and shellcheck
 #
 # Safe to repeat: it looks for the things themselves, says nothing and touches
@@ -78,11 +79,18 @@ want ca-certificates /etc/ssl/certs/ca-certificates.crt
 want git git
 want make make
 case ${1:-all} in
-  all)
+  e2e)
+    want containerd containerd
+    want runc runc
+    want conntrack conntrack
+    ;;&
+  all | e2e)
     want iptables iptables
     want iptables iptables-legacy
     want nftables nft
     want iproute2 ip
+    want util-linux unshare
+    want mount mount
     want containernetworking-plugins /usr/lib/cni/bridge
     want gcc gcc
     want libc6-dev /usr/include/stdlib.h

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -132,19 +133,30 @@ func TestDialTellsThatThereIsNoAgent(t *testing.T) {
 	}
 }
 
+// servedAt names a socket, for the process in which TestOnlyRootIsBelieved serves as another user.
+const servedAt = "AGENTCALL_TEST_SERVES"
+
 // TestOnlyRootIsBelieved lets another user serve the socket.
 func TestOnlyRootIsBelieved(t *testing.T) {
+	if socket := os.Getenv(servedAt); socket != "" {
+		var config net.ListenConfig
+		if _, err := config.Listen(t.Context(), "unix", socket); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = os.Stdout.WriteString("up\n")
+		_, _ = os.Stdin.Read(make([]byte, 1)) // until the other one has seen it
+		return
+	}
 	dir := t.TempDir()
-	for d := dir; d != "/" && strings.HasPrefix(d, os.TempDir()+"/"); d = filepath.Dir(d) {
+	for d := dir; strings.HasPrefix(d, os.TempDir()+"/"); d = filepath.Dir(d) {
 		if err := os.Chmod(d, 0o777); err != nil {
 			t.Fatal(err)
 		}
 	}
 	socket := filepath.Join(dir, "s")
-	cmd := exec.CommandContext(t.Context(), "python3", "-c",
-		`import os,socket,sys
-os.setgid(1337); os.setuid(1337)
-s=socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(1); print("up",flush=True); sys.stdin.read()`, socket)
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestOnlyRootIsBelieved$")
+	cmd.Env = append(os.Environ(), servedAt+"="+socket)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1337, Gid: 1337}}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,59 @@
+// Package artifacts says where the programs are that the tests run, and where they may leave something.
+//
+// It promises paths of programs that are there, or an error that says which script makes them. It is the one place here
+// that reads the environment of the tests. It never builds anything.
+//
+// Start reading at Find.
+package artifacts
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+)
+
+// Artifacts are absolute paths.
+type Artifacts struct {
+	// Kube is the servers of Kubernetes, IstioCNI the program under test, Box the program of test images.
+	Kube, IstioCNI, Box string
+	// Logs is a directory for the logs of tests that failed. It may not be there yet.
+	Logs string
+}
+
+// Find reads KUBE_BIN, ISTIO_CNI_BIN, E2E_BOX_BIN and E2E_LOGS, which hack/e2e.sh sets. Of those that are not set, all but
+// the first have a default below bin/ of the repository.
+func Find() (Artifacts, error) {
+	_, file, _, _ := runtime.Caller(0)
+	bin := filepath.Join(filepath.Dir(file), "..", "..", "bin")
+	a := Artifacts{
+		Kube: os.Getenv("KUBE_BIN"), IstioCNI: from("ISTIO_CNI_BIN", bin, "istio-cni"), Box: from("E2E_BOX_BIN", bin, "box"),
+		Logs: from("E2E_LOGS", bin, "e2e-logs"),
+	}
+	if a.Kube == "" {
+		built, _ := filepath.Glob(filepath.Join(bin, "kube", "*", "kube"))
+		if len(built) == 1 {
+			a.Kube = built[0]
+		}
+	}
+	return a, errors.Join(
+		program(a.Kube, "KUBE_BIN", "hack/kube.sh builds it"),
+		program(a.IstioCNI, "ISTIO_CNI_BIN", "hack/build.sh builds it"),
+		program(a.Box, "E2E_BOX_BIN", "hack/e2e.sh builds it"))
+}
+
+func from(variable, dir, name string) string {
+	if path := os.Getenv(variable); path != "" {
+		return path
+	}
+	return filepath.Join(dir, name)
+}
+
+func program(path, variable, how string) error {
+	info, err := os.Stat(path)
+	if err != nil || info.IsDir() || info.Mode()&0o111 == 0 {
+		return fmt.Errorf("%s: %q is no program: %s", variable, path, how)
+	}
+	return nil
+}

@@ -1,0 +1,144 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// makeCgroups makes one for the cluster in each hierarchy below the own one, so that its cgroup namespace has its root
+// there and all of it can be removed. The file list names them, a line each.
+func makeCgroups(list, run string) error {
+	groups, err := ownGroups()
+	if err != nil {
+		return err
+	}
+	var all []string
+	for _, g := range groups {
+		top, err := mountOf(g)
+		if err != nil {
+			return err
+		}
+		switch {
+		case top == "":
+		case g.id == "0" && hasControllers(top):
+			// Only the root may have processes beside groups with controllers, so ours is below the root, which must hand
+			// its controllers on.
+			handOn(top)
+			all = append(all, filepath.Join(top, filepath.Base(run)))
+		default:
+			all = append(all, filepath.Join(top, g.path, filepath.Base(run)))
+		}
+	}
+	if len(all) == 0 {
+		return errors.New("no cgroup hierarchy is mounted on this machine")
+	}
+	// The list comes first: what is killed here is swept by the next run.
+	if err := os.WriteFile(list, []byte(strings.Join(all, "\n")+"\n"), 0o644); err != nil {
+		return fmt.Errorf("writing the list of cgroups: %w", err)
+	}
+	for _, dir := range all {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return fmt.Errorf("making a cgroup: %w", err)
+		}
+		if err := fillCpuset(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func hasControllers(top string) bool {
+	text, err := os.ReadFile(filepath.Join(top, "cgroup.controllers"))
+	return err == nil && strings.TrimSpace(string(text)) != ""
+}
+
+// handOn does what it can: a controller that is in use otherwise stays where it is.
+func handOn(top string) {
+	text, _ := os.ReadFile(filepath.Join(top, "cgroup.controllers"))
+	for controller := range strings.FieldsSeq(string(text)) {
+		_ = put(filepath.Join(top, "cgroup.subtree_control"), "+"+controller)
+	}
+}
+
+// fillCpuset copies what a new group of version 1 lacks: empty ones take no processes.
+func fillCpuset(dir string) error {
+	for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil || strings.TrimSpace(string(text)) != "" || hasControllers(dir) {
+			continue
+		}
+		above, err := os.ReadFile(filepath.Join(filepath.Dir(dir), name))
+		if err != nil {
+			return fmt.Errorf("reading a cpuset: %w", err)
+		}
+		if err := put(filepath.Join(dir, name), strings.TrimSpace(string(above))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// enter is the first step inside: join the cgroups, and only then have a namespace with its root there.
+func enter(tier Tier, run directory) error {
+	runtime.LockOSThread()
+	list, err := os.ReadFile(run.cgroups())
+	if err != nil {
+		return fmt.Errorf("reading the list of cgroups: %w", err)
+	}
+	for dir := range strings.Lines(string(list)) {
+		if err = put(filepath.Join(strings.TrimSpace(dir), "cgroup.procs"), "0"); err != nil { // 0: the writer
+			return err
+		}
+	}
+	if err = unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
+		return fmt.Errorf("making a cgroup namespace: %w", err)
+	}
+	err = unix.Exec("/proc/self/exe", []string{nameInit, string(tier), string(run)}, os.Environ())
+	return fmt.Errorf("executing the program again: %w", err)
+}
+
+// removeCgroups removes those of the list with all below. The kernel may take a moment after the last process.
+func removeCgroups(list string) error {
+	text, err := os.ReadFile(list)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading the list of cgroups: %w", err)
+	}
+	const tries, pause = 100, 50 * time.Millisecond
+	var left []string
+	for range tries {
+		left = nil
+		for dir := range strings.Lines(string(text)) {
+			dir = strings.TrimSpace(dir)
+			removeTree(dir)
+			if _, err := os.Stat(dir); err == nil {
+				left = append(left, dir)
+			}
+		}
+		if len(left) == 0 {
+			return nil
+		}
+		time.Sleep(pause)
+	}
+	return fmt.Errorf("cgroups are still there: %q", left)
+}
+
+// removeTree removes a cgroup from its leaves up. Files in it are the kernel's and need no removing.
+func removeTree(dir string) {
+	entries, _ := os.ReadDir(dir)
+	for _, entry := range entries {
+		if entry.IsDir() {
+			removeTree(filepath.Join(dir, entry.Name()))
+		}
+	}
+	_ = unix.Rmdir(dir)
+}

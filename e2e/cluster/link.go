@@ -1,0 +1,102 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os/exec"
+	"strconv"
+	"strings"
+)
+
+// address is where a cluster is, which its link's number says. 0 is nowhere.
+type address struct{ number int }
+
+const maxLinks = 200
+
+func (a address) link() string { return "kube-e2e-" + strconv.Itoa(a.number) }
+func (a address) host() string { return fmt.Sprintf("10.99.%d.1", a.number) }
+func (a address) node() string { return fmt.Sprintf("10.99.%d.2", a.number) }
+func (a address) url() string  { return "https://" + net.JoinHostPort(a.node(), apiPort) }
+
+// connect joins the cluster with the namespace of the test, by the first link whose name is free: making it is what takes
+// the name.
+func (c *Cluster) connect(ctx context.Context) error {
+	for number := 1; number <= maxLinks; number++ {
+		a := address{number: number}
+		err := c.makeLink(ctx, a)
+		if err != nil && strings.Contains(err.Error(), "File exists") {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		c.address = a
+		return c.setAddresses(ctx)
+	}
+	return fmt.Errorf("all links kube-e2e-1 to kube-e2e-%d are in use", maxLinks)
+}
+
+// reconnect makes the same link again. The kernel may not be done with the one of before.
+func (c *Cluster) reconnect(ctx context.Context) error {
+	err := until(ctx, "the end of link "+c.address.link(), func() (bool, error) {
+		_, err := net.InterfaceByName(c.address.link())
+		return err != nil, nil
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.makeLink(ctx, c.address); err != nil {
+		return err
+	}
+	return c.setAddresses(ctx)
+}
+
+func (c *Cluster) makeLink(ctx context.Context, a address) error {
+	return finish(exec.CommandContext(ctx, "ip", "link", "add", a.link(), "type", "veth", "peer", "name", "eth0",
+		"netns", strconv.Itoa(c.inside.pid)))
+}
+
+func (c *Cluster) setAddresses(ctx context.Context) error {
+	a := c.address
+	outside := [][]string{
+		{"ip", "addr", "add", a.host() + "/24", "dev", a.link()},
+		{"ip", "link", "set", a.link(), "up"},
+	}
+	for _, line := range outside {
+		if err := finish(exec.CommandContext(ctx, line[0], line[1:]...)); err != nil {
+			return err
+		}
+	}
+	inside := [][]string{
+		{"ip", "link", "set", "lo", "up"},
+		{"ip", "addr", "add", a.node() + "/24", "dev", "eth0"},
+		{"ip", "link", "set", "eth0", "up"},
+		{"ip", "route", "add", "default", "via", a.host()},
+		// The kubernetes Service, without a proxy: the API server listens on all addresses.
+		{"ip", "addr", "add", serviceIP + "/32", "dev", "lo"},
+		{"sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"},
+	}
+	for _, line := range inside {
+		if err := c.do(ctx, line[0], line[1:]...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// disconnect removes what is left of the link: it has gone with the namespace, but the kernel may not be done with it.
+func (c *Cluster) disconnect() error {
+	if c.address.number == 0 {
+		return nil
+	}
+	name := c.address.link()
+	if _, err := net.InterfaceByName(name); err != nil {
+		return nil //nolint:nilerr // it is gone
+	}
+	command := exec.CommandContext(context.Background(), "ip", "link", "del", name)
+	if err := finish(command); err != nil && !strings.Contains(err.Error(), "Cannot find device") {
+		return err
+	}
+	return nil
+}

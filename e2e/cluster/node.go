@@ -1,0 +1,127 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/template"
+
+	core "k8s.io/api/core/v1"
+)
+
+// nodeTools are the programs that tier Node needs on the machine, with the packages that bring them.
+func nodeTools() map[string]string {
+	return map[string]string{
+		"containerd": "containerd", "containerd-shim-runc-v2": "containerd", "ctr": "containerd", "runc": "runc",
+		"iptables": "iptables", "nft": "nftables", "conntrack": "conntrack", "mount": "mount",
+		referencePlugins + "/bridge": "containernetworking-plugins",
+	}
+}
+
+const (
+	referencePlugins = "/usr/lib/cni"
+	runtimeSocket    = "/run/containerd/containerd.sock"
+)
+
+var (
+	//go:embed containerd.toml
+	containerdConfig string
+	//go:embed kubelet.yaml
+	kubeletConfig string
+	//go:embed conflist.json
+	primaryConflist string
+)
+
+// startNode does not wait for the node.
+func (c *Cluster) startNode(ctx context.Context) error {
+	if err := c.launch(Containerd, "/usr/bin/containerd", "--config", c.run.path("state", "containerd.toml")); err != nil {
+		return err
+	}
+	ctr := func(args ...string) error {
+		return c.do(ctx, "ctr", append([]string{"--address", runtimeSocket}, args...)...)
+	}
+	err := until(ctx, "containerd", func() (bool, error) {
+		if err := c.alive(Containerd); err != nil {
+			return false, err
+		}
+		return ctr("version") == nil, nil
+	})
+	if err != nil {
+		return err
+	}
+	for len(c.options.Images) > 0 { // they are on its disk then
+		if err := ctr("--namespace", "k8s.io", "image", "import", c.options.Images[0]); err != nil {
+			return err
+		}
+		c.options.Images = c.options.Images[1:]
+	}
+	return c.begin(Kubelet, "--config="+c.run.path("state", "kubelet.yaml"), "--hostname-override="+NodeName,
+		"--kubeconfig="+filepath.Join(c.run.pki(), "kubelet.kubeconfig"), "--node-ip="+c.address.node(), "--v=2")
+}
+
+// configureNode writes the files of containerd and kubelet, and the primary network with its plugins.
+func (c *Cluster) configureNode(ctx context.Context) error {
+	taints, err := json.Marshal(append([]core.Taint{}, c.options.RegisterWithTaints...))
+	if err != nil {
+		return fmt.Errorf("writing taints: %w", err)
+	}
+	values := map[string]string{
+		"State": c.run.state(), "PKI": c.run.pki(), "Pause": c.options.Pause, "Socket": runtimeSocket, "PodCIDR": podCIDR,
+		"Taints": string(taints),
+	}
+	for name, text := range map[string]string{
+		c.run.path("state", "containerd.toml"): containerdConfig,
+		c.run.path("state", "kubelet.yaml"):    kubeletConfig,
+		// Where the cluster has its /etc/cni.
+		c.run.path("state", "root", "etc", "cni", "net.d", "10-e2e.conflist"): primaryConflist,
+	} {
+		if err = fillIn(name, text, values); err != nil {
+			return err
+		}
+	}
+	if err = os.MkdirAll(c.run.path("state", "manifests"), 0o755); err != nil {
+		return fmt.Errorf("making a directory: %w", err)
+	}
+	return c.do(ctx, "sh", "-c", "cp "+referencePlugins+"/* /opt/cni/bin/")
+}
+
+// fillIn writes a file from a template.
+func fillIn(name, text string, values map[string]string) error {
+	var out bytes.Buffer
+	parsed, err := template.New(filepath.Base(name)).Option("missingkey=error").Parse(text)
+	if err == nil {
+		err = parsed.Execute(&out, values)
+	}
+	if err == nil {
+		err = os.WriteFile(name, out.Bytes(), 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("writing %q: %w", name, err)
+	}
+	return nil
+}
+
+// PutConflist puts a network configuration beside others, by rename as an installer would. The first one by name is the
+// node's.
+func (c *Cluster) PutConflist(name string, text []byte) error {
+	path := c.run.path("state", "root", "etc", "cni", "net.d", name)
+	temporary := path + ".new"
+	if err := os.WriteFile(temporary, text, 0o644); err != nil {
+		return fmt.Errorf("writing a network configuration: %w", err)
+	}
+	if err := os.Rename(temporary, path); err != nil {
+		return fmt.Errorf("writing a network configuration: %w", err)
+	}
+	return nil
+}
+
+// NodeFile is where a file of the node below /etc/cni, /opt/cni, /var/lib/cni, /var/lib/kubelet or /var/log is seen from
+// outside.
+func (c *Cluster) NodeFile(path string) string {
+	return c.run.path("state", "root", strings.TrimPrefix(path, "/"))
+}

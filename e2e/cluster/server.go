@@ -1,0 +1,149 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// Server is a program of the cluster.
+type Server string
+
+// Servers.
+const (
+	Etcd              Server = "etcd"
+	APIServer         Server = "kube-apiserver"
+	ControllerManager Server = "kube-controller-manager"
+	Scheduler         Server = "kube-scheduler"
+	Kubelet           Server = "kubelet"
+	Containerd        Server = "containerd"
+)
+
+// begin starts a server of the kube binary.
+func (c *Cluster) begin(server Server, flags ...string) error {
+	return c.launch(server, append([]string{c.options.Kube, string(server)}, flags...)...)
+}
+
+func (c *Cluster) configureControlPlane() error {
+	if err := os.WriteFile(c.run.auditPolicy(), []byte(auditPolicy), 0o600); err != nil {
+		return fmt.Errorf("writing the audit policy: %w", err)
+	}
+	return nil
+}
+
+// startControlPlane does not wait for the API server.
+func (c *Cluster) startControlPlane() error {
+	const client, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
+	err := c.begin(Etcd, "--name=e2e", "--data-dir="+c.run.path("state", "etcd"),
+		"--listen-client-urls="+client, "--advertise-client-urls="+client, "--listen-peer-urls="+peer,
+		"--initial-advertise-peer-urls="+peer, "--initial-cluster=e2e="+peer, "--unsafe-no-fsync", "--log-level=warn")
+	if err != nil {
+		return err
+	}
+	pki := func(name string) string { return filepath.Join(c.run.pki(), name) }
+	return c.begin(APIServer, "--etcd-servers="+client,
+		"--bind-address=0.0.0.0", "--advertise-address="+c.address.node(), "--secure-port="+apiPort,
+		"--service-cluster-ip-range="+serviceCIDR,
+		"--tls-cert-file="+pki("apiserver.crt"), "--tls-private-key-file="+pki("apiserver.key"), "--client-ca-file="+pki("ca.crt"),
+		// Without it logs and exec ask for the node's name, which no name server knows.
+		"--kubelet-preferred-address-types=InternalIP", "--kubelet-certificate-authority="+pki("ca.crt"),
+		"--kubelet-client-certificate="+pki("apiserver-kubelet.crt"), "--kubelet-client-key="+pki("apiserver-kubelet.key"),
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+pki("sa.pub"),
+		"--service-account-signing-key-file="+pki("sa.key"),
+		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged",
+		"--audit-policy-file="+c.run.auditPolicy(), "--audit-log-path="+c.run.audit(), "--audit-log-maxsize=1000")
+}
+
+// startControllers needs a ready API server.
+func (c *Cluster) startControllers() error {
+	kubeconfig := func(name string) string { return "--kubeconfig=" + filepath.Join(c.run.pki(), name+".kubeconfig") }
+	err := c.begin(ControllerManager, kubeconfig("kcm"), "--use-service-account-credentials",
+		"--service-account-private-key-file="+filepath.Join(c.run.pki(), "sa.key"), "--root-ca-file="+filepath.Join(c.run.pki(), "ca.crt"),
+		"--leader-elect=false", "--bind-address=127.0.0.1", "--flex-volume-plugin-dir="+c.run.path("state", "volumeplugins"),
+		// Its usual limits make it take seconds to start its controllers.
+		"--kube-api-qps=500", "--kube-api-burst=1000")
+	if err != nil || c.options.Tier != Node {
+		return err
+	}
+	return c.begin(Scheduler, kubeconfig("scheduler"), "--leader-elect=false", "--bind-address=127.0.0.1")
+}
+
+// launch starts a program by the name of a server and remembers how.
+func (c *Cluster) launch(server Server, args ...string) error {
+	c.mu.Lock()
+	c.commands[server] = args
+	c.mu.Unlock()
+	_, err := c.inside.tell(order{Verb: verbStart, Name: string(server), Args: args, Log: c.run.log(server)})
+	return err
+}
+
+// Kill ends a server as a crash would, and returns when it has ended.
+func (c *Cluster) Kill(server Server) error {
+	_, err := c.inside.tell(order{Verb: verbKill, Name: string(server)})
+	return err
+}
+
+// Pause makes a server hang: it takes connections and answers nothing, until GoOn.
+func (c *Cluster) Pause(server Server) error {
+	_, err := c.inside.tell(order{Verb: verbPause, Name: string(server)})
+	return err
+}
+
+// GoOn ends Pause.
+func (c *Cluster) GoOn(server Server) error {
+	_, err := c.inside.tell(order{Verb: verbGoOn, Name: string(server)})
+	return err
+}
+
+// Restart starts a server again that has ended, with the same flags, address and data. For the API server it returns when
+// that is ready.
+func (c *Cluster) Restart(ctx context.Context, server Server) error {
+	c.mu.Lock()
+	args := c.commands[server]
+	c.mu.Unlock()
+	if args == nil {
+		return fmt.Errorf("server %q was never started", server)
+	}
+	if err := c.launch(server, args...); err != nil {
+		return err
+	}
+	if server != APIServer {
+		return nil
+	}
+	return c.waitReady(ctx)
+}
+
+// alive is an error when a server has ended, with the end of its log.
+func (c *Cluster) alive(server Server) error {
+	answer, err := c.inside.tell(order{Verb: verbAlive, Name: string(server)})
+	if err == nil && !answer.Alive {
+		err = fmt.Errorf("%s has ended (%s): %s", server, answer.Status, tail(c.run.log(server)))
+	}
+	return err
+}
+
+// waitReady waits until the API server says so. It asks on a connection of its own: those of before a restart may hang.
+func (c *Cluster) waitReady(ctx context.Context) error {
+	config := rest.CopyConfig(c.config)
+	config.Timeout = 2 * time.Second
+	// Clients share connections unless they dial differently.
+	config.Dial = (&net.Dialer{}).DialContext
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("making a client: %w", err)
+	}
+	return until(ctx, "the API server", func() (bool, error) {
+		for _, server := range []Server{Etcd, APIServer} {
+			if err := c.alive(server); err != nil {
+				return false, err
+			}
+		}
+		return client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error() == nil, nil
+	})
+}

@@ -1,0 +1,157 @@
+// Command box is the program of test images: it waits, serves, and looks around in the pod that it runs in.
+//
+//	box [pause]      waits until it is told to end, and reaps what it inherits: a sandbox's program
+//	box serve ADDR   answers HTTP with "hello from HOST to PEER", and waits
+//	box get URL      prints the answer, and fails unless it is 200
+//	box api PATH     prints the answer of the API server, asked with the pod's own account
+//	box cat FILE...  box ls DIR...
+//
+// It promises to be static and to need nothing of its image. Start reading at main.
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount/"
+
+func main() {
+	command, args := "pause", []string(nil)
+	if len(os.Args) > 1 {
+		command, args = os.Args[1], os.Args[2:]
+	}
+	if err := run(command, args); err != nil {
+		fmt.Fprintln(os.Stderr, "box:", err)
+		os.Exit(1)
+	}
+}
+
+func run(command string, args []string) error {
+	many := map[string]func(string) error{"cat": cat, "ls": list, "get": get, "api": api, "serve": serve}
+	if command == "pause" {
+		wait()
+		return nil
+	}
+	do, known := many[command]
+	if !known || len(args) == 0 {
+		return fmt.Errorf("%q with %d arguments is no command", command, len(args))
+	}
+	for _, arg := range args {
+		if err := do(arg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wait returns when the process is told to end. A first process has to wait for those that it inherits.
+func wait() {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGCHLD)
+	for got := range signals {
+		if got != syscall.SIGCHLD {
+			return
+		}
+		for {
+			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 || err != nil {
+				break
+			}
+		}
+	}
+}
+
+func cat(path string) error {
+	text, err := os.ReadFile(path)
+	if err == nil {
+		_, err = os.Stdout.Write(text)
+	}
+	return err
+}
+
+func list(path string) error {
+	entries, err := os.ReadDir(path)
+	for _, entry := range entries {
+		fmt.Println(entry.Name())
+	}
+	return err
+}
+
+func serve(address string) error {
+	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", address)
+	if err != nil {
+		return err
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	fmt.Println("serving on", listener.Addr())
+	server := http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = fmt.Fprintln(w, "hello from", host, "to", r.RemoteAddr)
+	})}
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(listener) }()
+	ended := make(chan struct{})
+	go func() { wait(); close(ended) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ended:
+		return nil
+	}
+}
+
+const patience = 5 * time.Second
+
+func get(url string) error { return ask(&http.Client{Timeout: patience}, url, "") }
+
+func api(path string) error {
+	token, err := os.ReadFile(serviceAccount + "token")
+	if err != nil {
+		return err
+	}
+	ca, err := os.ReadFile(serviceAccount + "ca.crt")
+	if err != nil {
+		return err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(ca) {
+		return errors.New("the account's ca.crt has no certificate")
+	}
+	server := net.JoinHostPort(os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT"))
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}
+	return ask(&http.Client{Timeout: patience, Transport: transport}, "https://"+server+path, string(token))
+}
+
+func ask(client *http.Client, url, token string) error {
+	request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return err
+	}
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close() //nolint:errcheck // only read from
+	if _, err := io.Copy(os.Stdout, response.Body); err != nil {
+		return err
+	}
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", url, response.Status)
+	}
+	return nil
+}

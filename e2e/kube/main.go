@@ -1,0 +1,62 @@
+// Command kube is the servers of Kubernetes and etcd in one binary, for the tests of this directory's parent.
+//
+// It promises that its first argument names the server, as in "kube kubelet --help", or else the name that it is called
+// by (a link named kube-apiserver), and that the server has all its flags. It never decides by itself what to run.
+//
+// It is a module of its own because k8s.io/kubernetes requires its 31 parts at a version that only replacements can meet
+// (see mkmod.sh), and replacements are not to reach any other module. Start reading at main.
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"go.etcd.io/etcd/server/v3/etcdmain"
+	"k8s.io/component-base/cli"
+	_ "k8s.io/component-base/logs/json/register"
+	_ "k8s.io/component-base/metrics/prometheus/clientgo"
+	_ "k8s.io/component-base/metrics/prometheus/version"
+	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
+	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
+	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
+)
+
+const etcd = "etcd"
+
+// servers are those that are cobra commands; etcd is not.
+func servers() map[string]func() *cobra.Command {
+	return map[string]func() *cobra.Command{
+		"kube-apiserver":          apiserver.NewAPIServerCommand,
+		"kube-controller-manager": controllermanager.NewControllerManagerCommand,
+		"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
+		"kube-proxy":              proxy.NewProxyCommand,
+		"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
+	}
+}
+
+func main() {
+	known := servers()
+	name := filepath.Base(os.Args[0])
+	if known[name] == nil && name != etcd && len(os.Args) > 1 {
+		os.Args = os.Args[1:]
+		name = os.Args[0]
+	}
+	switch command := known[name]; {
+	case command != nil:
+		os.Exit(cli.Run(command()))
+	case name == etcd:
+		etcdmain.Main(os.Args)
+	default:
+		fmt.Fprintf(os.Stderr, "usage: kube SERVER [flags], with one of %s, %s\n",
+			etcd, strings.Join(slices.Sorted(maps.Keys(known)), ", "))
+		os.Exit(2)
+	}
+}

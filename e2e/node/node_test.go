@@ -1,0 +1,267 @@
+// Package node tests istio-cni on a real node: containerd, kubelet and the scheduler, with images of the built program.
+//
+// All tests share one cluster. What they make is in namespaces of their own. Start reading at TestTheNodeAndAPodAreReady.
+package node
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/meshcni/istio-cni/e2e/artifacts"
+	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/images"
+)
+
+const (
+	boxImage = "localhost/box:e2e"
+	cniImage = "localhost/istio-cni:e2e"
+	// startup is on the node since its kubelet registered it.
+	startupKey = "cni.istio.io/not-ready"
+)
+
+var shared struct {
+	*cluster.Cluster
+	artifacts.Artifacts
+}
+
+func TestMain(m *testing.M) {
+	cluster.Main()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) (status int) {
+	found, err := artifacts.Find()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if place := os.Getenv(hold); place != "" {
+		fmt.Fprintln(os.Stderr, holdNode(place, found))
+		return 1
+	}
+	c, err := start(context.Background(), "", found)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() {
+		if status != 0 {
+			err = c.CollectLogs(filepath.Join(found.Logs, "node"))
+		}
+		if stopped := c.Stop(); err != nil || stopped != nil {
+			fmt.Fprintln(os.Stderr, err, stopped)
+			status = 1
+		}
+	}()
+	shared.Cluster, shared.Artifacts = c, found
+	return m.Run()
+}
+
+// start makes the images and starts the cluster.
+func start(ctx context.Context, place string, found artifacts.Artifacts) (*cluster.Cluster, error) {
+	dir, err := os.MkdirTemp("", "istio-cni-images-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir) //nolint:errcheck // a temporary directory
+	var archives []string
+	for name, image := range map[string]images.Image{
+		"box.tar": {Name: boxImage, Entrypoint: []string{"/box"}, Files: []images.File{{Source: found.Box, Path: "/box"}}},
+		"istio-cni.tar": {Name: cniImage, Entrypoint: []string{"/usr/local/bin/istio-cni"}, Files: []images.File{{
+			Source: found.IstioCNI, Path: "/usr/local/bin/istio-cni",
+			Links: []string{"/usr/local/bin/install-cni", "/usr/local/bin/istio-cni-taint"},
+		}}},
+	} {
+		to := filepath.Join(dir, name)
+		if err := images.Write(to, image); err != nil {
+			return nil, err
+		}
+		archives = append(archives, to)
+	}
+	return cluster.Start(ctx, cluster.Options{
+		Kube: found.Kube, Tier: cluster.Node, Dir: place, Images: archives, Pause: boxImage, Log: os.Stderr,
+		RegisterWithTaints: []core.Taint{{Key: startupKey, Value: "true", Effect: core.TaintEffectNoSchedule}},
+	})
+}
+
+// lab is what a test has.
+type lab struct {
+	*testing.T
+	client    kubernetes.Interface
+	namespace string
+}
+
+func newLab(t *testing.T, namespace string) *lab {
+	t.Helper()
+	l := &lab{T: t, client: shared.Client(), namespace: namespace}
+	object := &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: namespace}}
+	_, err := l.client.CoreV1().Namespaces().Create(t.Context(), object, meta.CreateOptions{})
+	l.must(err)
+	t.Cleanup(func() {
+		err := l.client.CoreV1().Namespaces().Delete(context.Background(), namespace, meta.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+	})
+	// No pod can be made before its account is there.
+	l.until("the default account", func() bool {
+		_, err := l.client.CoreV1().ServiceAccounts(namespace).Get(t.Context(), "default", meta.GetOptions{})
+		return err == nil
+	})
+	return l
+}
+
+func (l *lab) must(err error) {
+	l.Helper()
+	if err != nil {
+		l.Fatal(err)
+	}
+}
+
+// until waits for a condition. Machines are slow at times, so it waits long.
+func (l *lab) until(what string, holds func() bool) {
+	l.Helper()
+	deadline := time.NewTimer(2 * time.Minute)
+	defer deadline.Stop()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			l.state()
+			l.Fatalf("gave up waiting: %s", what)
+		}
+	}
+}
+
+// state logs what explains a pod that does not start.
+func (l *lab) state() {
+	l.Helper()
+	events, err := l.client.CoreV1().Events("").List(l.Context(), meta.ListOptions{})
+	if err != nil {
+		l.Log(err)
+		return
+	}
+	for _, e := range events.Items {
+		l.Logf("%s/%s: %s: %s", e.InvolvedObject.Namespace, e.InvolvedObject.Name, e.Reason, e.Message)
+	}
+}
+
+// container is one of test images.
+func container(name, image string, args ...string) core.Container {
+	return core.Container{Name: name, Image: image, ImagePullPolicy: core.PullNever, Args: args}
+}
+
+// pod makes one.
+func (l *lab) pod(name string, tolerations []core.Toleration, containers ...core.Container) {
+	l.Helper()
+	grace := int64(1)
+	pod := &core.Pod{
+		ObjectMeta: meta.ObjectMeta{Name: name}, Spec: core.PodSpec{
+			Containers: containers, Tolerations: tolerations, TerminationGracePeriodSeconds: &grace, RestartPolicy: core.RestartPolicyNever,
+		},
+	}
+	_, err := l.client.CoreV1().Pods(l.namespace).Create(l.Context(), pod, meta.CreateOptions{})
+	l.must(err)
+}
+
+func (l *lab) get(name string) *core.Pod {
+	l.Helper()
+	pod, err := l.client.CoreV1().Pods(l.namespace).Get(l.Context(), name, meta.GetOptions{})
+	l.must(err)
+	return pod
+}
+
+func ready(pod *core.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c core.PodCondition) bool {
+		return c.Type == core.PodReady && c.Status == core.ConditionTrue
+	})
+}
+
+func (l *lab) logs(name, container string) string {
+	l.Helper()
+	stream, err := l.client.CoreV1().Pods(l.namespace).GetLogs(name, &core.PodLogOptions{Container: container}).Stream(l.Context())
+	l.must(err)
+	defer stream.Close() //nolint:errcheck // only read from
+	text, err := io.ReadAll(stream)
+	l.must(err)
+	return string(text)
+}
+
+func (l *lab) node() *core.Node {
+	l.Helper()
+	node, err := l.client.CoreV1().Nodes().Get(l.Context(), cluster.NodeName, meta.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return &core.Node{}
+	}
+	l.must(err)
+	return node
+}
+
+func anyTaint() []core.Toleration { return []core.Toleration{{Operator: core.TolerationOpExists}} }
+
+// links are the interfaces of the node's own namespace.
+func (l *lab) links() string {
+	l.Helper()
+	text, err := shared.Command(l.Context(), "ip", "-oneline", "link").CombinedOutput()
+	l.must(err)
+	return string(text)
+}
+
+func TestTheNodeAndAPodAreReady(t *testing.T) {
+	l := newLab(t, "first")
+	l.until("the node", func() bool {
+		return slices.ContainsFunc(l.node().Status.Conditions, func(c core.NodeCondition) bool {
+			return c.Type == core.NodeReady && c.Status == core.ConditionTrue
+		})
+	})
+	veths := strings.Count(l.links(), "veth")
+	web := container("web", boxImage, "serve", ":8080")
+	web.Ports = []core.ContainerPort{{ContainerPort: 8080, HostPort: 18080}}
+	l.pod("two", anyTaint(), web, container("idle", boxImage))
+	l.until("the pod", func() bool { return ready(l.get("two")) })
+	pod := l.get("two")
+	if n := len(pod.Status.ContainerStatuses); n != 2 {
+		t.Errorf("%d containers", n)
+	}
+	if text := l.logs("two", "web"); !strings.Contains(text, "serving on") {
+		t.Errorf("its log: %q", text)
+	}
+	// From the node to the pod's address, and from the test through the node's port.
+	text, err := shared.Command(t.Context(), shared.Box, "get", "http://"+pod.Status.PodIP+":8080").CombinedOutput()
+	if err != nil || !strings.Contains(string(text), "hello from two") {
+		t.Errorf("the pod says %q, %v", text, err)
+	}
+	node := l.node().Status.Addresses[0].Address
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+node+":18080", http.NoBody)
+	l.must(err)
+	response, err := (&http.Client{Timeout: 5 * time.Second}).Do(request)
+	l.must(err)
+	l.must(response.Body.Close())
+	// The program of the image is the one that was built.
+	l.pod("version", anyTaint(), container("c", cniImage, "version"))
+	l.until("istio-cni version", func() bool { return l.get("version").Status.Phase == core.PodSucceeded })
+	if text := l.logs("version", "c"); !strings.Contains(text, "istio-cni") {
+		t.Errorf("it says %q", text)
+	}
+	// Gone is gone.
+	l.must(l.client.CoreV1().Pods(l.namespace).DeleteCollection(t.Context(), meta.DeleteOptions{}, meta.ListOptions{}))
+	l.until("the end of the pods", func() bool {
+		pods, err := l.client.CoreV1().Pods(l.namespace).List(t.Context(), meta.ListOptions{})
+		return err == nil && len(pods.Items) == 0 && strings.Count(l.links(), "veth") == veths
+	})
+}

@@ -1,0 +1,160 @@
+package node
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/rights"
+)
+
+// TestTheTaintKeepsPodsAwayUntilTheAgentIsReady is what the controller is for: a node that registers with the taint, an
+// application that waits, an agent, and the controller as a pod with its account and rights.
+func TestTheTaintKeepsPodsAwayUntilTheAgentIsReady(t *testing.T) {
+	l := newLab(t, "mesh")
+	l.put()
+	l.until("the node with its taint", func() bool { return l.startupTaint() })
+	l.pod("application", nil, container("c", boxImage))
+	l.until("the application to be refused", func() bool {
+		return slices.ContainsFunc(l.get("application").Status.Conditions, func(c core.PodCondition) bool {
+			return c.Type == core.PodScheduled && c.Status == core.ConditionFalse && c.Reason == core.PodReasonUnschedulable
+		})
+	})
+	l.grant(rights.Taint{Lease: "istio-node-untaint"})
+	l.deployController()
+	l.until("the controller", func() bool { return l.isReady("app=taint") })
+	if !l.startupTaint() || l.get("application").Spec.NodeName != "" {
+		t.Fatal("the node is free although there is no agent")
+	}
+	l.deployAgent()
+	l.until("the agent", func() bool { return l.isReady("k8s-app=istio-cni-node") })
+	l.until("the taint to go", func() bool { return !l.startupTaint() })
+	l.until("the application", func() bool { return ready(l.get("application")) })
+	l.until("an event of the node", func() bool {
+		events, err := l.client.CoreV1().Events("default").List(t.Context(), meta.ListOptions{})
+		l.must(err)
+		return slices.ContainsFunc(events.Items, func(e core.Event) bool {
+			return e.InvolvedObject.Kind == "Node" && e.Reason == "MeshCNIReady" && e.Source.Component == "istio-cni-taint"
+		})
+	})
+	requests, err := shared.Requests(l.namespace, "istio-cni-taint")
+	l.must(err)
+	for _, r := range requests {
+		if r.Status == 403 {
+			t.Errorf("refused: %s %s", r.Verb, r.URI)
+		}
+	}
+}
+
+// put is the taint as the kubelet put it: another test may have been here.
+func (l *lab) put() {
+	l.Helper()
+	l.until("the node", func() bool { return l.node().Name != "" })
+	if l.startupTaint() {
+		return
+	}
+	patch := fmt.Sprintf(`{"spec": {"taints": [{"key": %q, "value": "true", "effect": "NoSchedule"}]}}`, startupKey)
+	_, err := l.client.CoreV1().Nodes().Patch(l.Context(), cluster.NodeName, types.StrategicMergePatchType, []byte(patch), meta.PatchOptions{})
+	l.must(err)
+}
+
+func (l *lab) startupTaint() bool {
+	l.Helper()
+	return slices.ContainsFunc(l.node().Spec.Taints, func(t core.Taint) bool { return t.Key == startupKey })
+}
+
+// isReady tells whether there is a pod and all are ready.
+func (l *lab) isReady(selector string) bool {
+	l.Helper()
+	pods, err := l.client.CoreV1().Pods(l.namespace).List(l.Context(), meta.ListOptions{LabelSelector: selector})
+	l.must(err)
+	return len(pods.Items) > 0 && !slices.ContainsFunc(pods.Items, func(p core.Pod) bool { return !ready(&p) })
+}
+
+// grant makes the controller's account and gives it its rights, as the chart does.
+func (l *lab) grant(of rights.Taint) {
+	l.Helper()
+	ctx := l.Context()
+	account := &core.ServiceAccount{ObjectMeta: meta.ObjectMeta{Name: "istio-cni-taint"}}
+	_, err := l.client.CoreV1().ServiceAccounts(l.namespace).Create(ctx, account, meta.CreateOptions{})
+	l.must(err)
+	subjects := []rbac.Subject{{Kind: rbac.ServiceAccountKind, Namespace: l.namespace, Name: account.Name}}
+	roles, err := of.Roles()
+	l.must(err)
+	for _, role := range roles {
+		// A name of its own, so that tests do not get each other's rights.
+		name := role.Name + "-" + l.namespace
+		object, ref := meta.ObjectMeta{Name: name}, rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "Role", Name: name}
+		if role.Name == rights.TaintNodes {
+			ref.Kind = "ClusterRole"
+			_, err = l.client.RbacV1().ClusterRoles().Create(ctx, &rbac.ClusterRole{ObjectMeta: object, Rules: role.Rules}, meta.CreateOptions{})
+			l.must(err)
+			binding := &rbac.ClusterRoleBinding{ObjectMeta: object, RoleRef: ref, Subjects: subjects}
+			_, err = l.client.RbacV1().ClusterRoleBindings().Create(ctx, binding, meta.CreateOptions{})
+			l.must(err)
+			continue
+		}
+		namespace := l.namespace
+		if role.Name == rights.TaintEvents {
+			namespace = meta.NamespaceDefault
+		}
+		_, err = l.client.RbacV1().Roles(namespace).Create(ctx, &rbac.Role{ObjectMeta: object, Rules: role.Rules}, meta.CreateOptions{})
+		l.must(err)
+		binding := &rbac.RoleBinding{ObjectMeta: object, RoleRef: ref, Subjects: subjects}
+		_, err = l.client.RbacV1().RoleBindings(namespace).Create(ctx, binding, meta.CreateOptions{})
+		l.must(err)
+	}
+}
+
+// deployController makes two replicas of the controller that may do nothing on the node.
+func (l *lab) deployController() {
+	l.Helper()
+	replicas, yes, no, user, grace := int32(2), true, false, int64(65532), int64(5)
+	c := container("taint", cniImage, "taint")
+	field := &core.ObjectFieldSelector{FieldPath: "metadata.namespace"}
+	c.Env = []core.EnvVar{{Name: "POD_NAMESPACE", ValueFrom: &core.EnvVarSource{FieldRef: field}}}
+	c.SecurityContext = &core.SecurityContext{
+		RunAsUser: &user, RunAsNonRoot: &yes, AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes,
+		Capabilities: &core.Capabilities{Drop: []core.Capability{"ALL"}},
+	}
+	c.ReadinessProbe = &core.Probe{
+		ProbeHandler:  core.ProbeHandler{HTTPGet: &core.HTTPGetAction{Path: "/readyz", Port: intstr.FromInt32(8001)}},
+		PeriodSeconds: 1,
+	}
+	labels := map[string]string{"app": "taint"}
+	deployment := &apps.Deployment{ObjectMeta: meta.ObjectMeta{Name: "istio-cni-taint"}, Spec: apps.DeploymentSpec{
+		Replicas: &replicas, Selector: &meta.LabelSelector{MatchLabels: labels},
+		Template: core.PodTemplateSpec{ObjectMeta: meta.ObjectMeta{Labels: labels}, Spec: core.PodSpec{
+			ServiceAccountName: "istio-cni-taint", Tolerations: anyTaint(), Containers: []core.Container{c}, TerminationGracePeriodSeconds: &grace,
+		}},
+	}}
+	_, err := l.client.AppsV1().Deployments(l.namespace).Create(l.Context(), deployment, meta.CreateOptions{})
+	l.must(err)
+}
+
+// deployAgent makes what stands for the agent: the controller knows it by its label only.
+func (l *lab) deployAgent() {
+	l.Helper()
+	agent := daemonSet("istio-cni-node", map[string]string{"k8s-app": "istio-cni-node"}, container("agent", boxImage))
+	_, err := l.client.AppsV1().DaemonSets(l.namespace).Create(l.Context(), agent, meta.CreateOptions{})
+	l.must(err)
+}
+
+// daemonSet tolerates all taints.
+func daemonSet(name string, labels map[string]string, c core.Container) *apps.DaemonSet {
+	grace := int64(1)
+	return &apps.DaemonSet{ObjectMeta: meta.ObjectMeta{Name: name}, Spec: apps.DaemonSetSpec{
+		Selector: &meta.LabelSelector{MatchLabels: labels},
+		Template: core.PodTemplateSpec{ObjectMeta: meta.ObjectMeta{Labels: labels}, Spec: core.PodSpec{
+			Tolerations: anyTaint(), Containers: []core.Container{c}, TerminationGracePeriodSeconds: &grace,
+		}},
+	}}
+}

@@ -1,0 +1,81 @@
+package taint
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// TestASecondWriter adds taints to a node in a loop, each beside those that are there, while the controller removes and adds
+// its own: neither loses anything, and they do meet.
+func TestASecondWriter(t *testing.T) {
+	l := newLab(t)
+	kubeconfig := l.grant(may{})
+	l.node("a", nodeIs{ready: "True", taints: []string{untaint}})
+	l.pod("a", podIs{ready: true})
+	c := l.begin(kubeconfig, "--namespace="+l.mesh, "--leader-elect=false", "--add", "--hysteresis=0")
+	l.until("the first removal", func() bool { return len(l.taints("a")) == 0 })
+
+	const most = 400
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var written int
+	var work sync.WaitGroup
+	work.Go(func() {
+		for ; written < most && ctx.Err() == nil; written++ {
+			text, err := json.Marshal([]map[string]any{{
+				"op": "add", "path": "/spec/taints/-", "value": map[string]string{"key": fmt.Sprintf("k%03d", written), "effect": "PreferNoSchedule"},
+			}})
+			if err == nil {
+				_, err = l.client.CoreV1().Nodes().Patch(context.WithoutCancel(ctx), "a", types.JSONPatchType, text, meta.PatchOptions{})
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	conflicts := func() (count int) {
+		for _, r := range c.requests() {
+			if r.Resource == "nodes" && r.Verb == "patch" && r.Status == 422 {
+				count++
+			}
+		}
+		return count
+	}
+	has := func(taints []string) bool { return slices.Contains(taints, untaint) }
+	turn := 0
+	for ; turn < 40 && (conflicts() < 3 || turn < 6); turn++ {
+		ready := turn%2 == 1
+		l.reportPod("a", podIs{ready: ready})
+		l.until("the taint beside a busy writer", func() bool { return has(l.taints("a")) == !ready })
+	}
+	stop()
+	work.Wait()
+	if turn%2 == 1 { // left tainted
+		l.reportPod("a", podIs{ready: true})
+	}
+	l.until("the end", func() bool { return !has(l.taints("a")) })
+	got := l.taints("a")
+	if len(got) != written {
+		t.Errorf("of %d taints of the other writer %d are there", written, len(got))
+	}
+	for i, text := range got {
+		if !strings.HasPrefix(text, fmt.Sprintf("k%03d:", i)) {
+			t.Errorf("taint %d is %q", i, text)
+		}
+	}
+	if conflicts() == 0 {
+		t.Errorf("the two writers never met in %d turns and %d taints, so this test has shown nothing", turn, written)
+	}
+	t.Logf("%d taints of the other writer, %d turns, %d conflicts", written, turn, conflicts())
+	c.checkRequests()
+	c.stop()
+}

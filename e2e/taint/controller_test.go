@@ -1,0 +1,145 @@
+package taint
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/program"
+)
+
+// controller is the program under test.
+type controller struct {
+	*program.Program
+	lab *lab
+	// account is whose requests it sends.
+	account string
+}
+
+// decision is a line of its log about a node, with what stands in docs/operations.md.
+type decision struct {
+	Msg, Node, Action, Reason, Hold string
+	// Of other lines.
+	State, Holder, Error, Part string
+}
+
+// String is the form of tests: the reason, and why nothing is done about it if something might be.
+func (d decision) String() string {
+	if d.Hold != "" && d.Hold != "in place" {
+		return d.Reason + ", " + d.Hold
+	}
+	return d.Reason
+}
+
+// begin runs the program, without ports and alone unless args say so.
+func (l *lab) begin(kubeconfig string, args ...string) *controller {
+	l.Helper()
+	all := append([]string{
+		"taint", "--kubeconfig=" + kubeconfig, "--log_as_json", "--log_output_level=debug",
+	}, args...)
+	p, err := program.Start([]string{"TAINT_HEALTH_PORT=0", "TAINT_MONITORING_PORT=0"}, shared.IstioCNI, all...)
+	l.must(err)
+	name := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(kubeconfig), "account-"+l.mesh+"-"), ".kubeconfig")
+	c := &controller{Program: p, lab: l, account: name}
+	l.Cleanup(func() {
+		p.Signal(os.Kill)
+		<-p.Ended()
+		if l.Failed() {
+			l.Logf("the log of %q:\n%s", strings.Join(args, " "), strings.Join(p.Lines(), "\n"))
+		}
+	})
+	return c
+}
+
+// stop ends it as a kubelet does. It must end by itself, well.
+func (c *controller) stop() {
+	c.lab.Helper()
+	c.Signal(syscall.SIGTERM)
+	c.lab.until("the controller's end", func() bool {
+		select {
+		case <-c.Ended():
+			return true
+		default:
+			return false
+		}
+	})
+	if status := c.Status(); status != 0 {
+		c.lab.Errorf("exit status %d", status)
+	}
+}
+
+// log is what it said so far, line by line.
+func (c *controller) log() []decision {
+	c.lab.Helper()
+	var all []decision
+	for _, line := range c.Lines() {
+		var d decision
+		if err := json.Unmarshal([]byte(line), &d); err != nil {
+			c.lab.Fatalf("a line of the log is not JSON: %q", line)
+		}
+		all = append(all, d)
+	}
+	return all
+}
+
+// says tells whether there is a line with this message.
+func (c *controller) says(message string) bool {
+	c.lab.Helper()
+	for _, line := range c.log() {
+		if line.Msg == message {
+			return true
+		}
+	}
+	return false
+}
+
+// decided is what it last thought of a node.
+func (c *controller) decided(node string) string {
+	c.lab.Helper()
+	last := ""
+	for _, line := range c.log() {
+		if line.Msg == "decided" && line.Node == node {
+			last = line.String()
+		}
+	}
+	return last
+}
+
+// requests are what its account asked of the API server so far. None may have been forbidden.
+func (c *controller) requests() []cluster.Request {
+	c.lab.Helper()
+	all, err := shared.Requests(c.lab.mesh, c.account)
+	c.lab.must(err)
+	return all
+}
+
+// patches are those that were done, of a node (empty: of all).
+func (c *controller) patches(node string) (count int) {
+	c.lab.Helper()
+	for _, r := range c.requests() {
+		if r.Verb == "patch" && r.Resource == "nodes" && r.Subresource == "" && r.Status == 200 && (node == "" || r.Name == node) {
+			count++
+		}
+	}
+	return count
+}
+
+// checkRequests holds all requests to what the controller may need: nothing forbidden or invalid, no update of a node, no
+// request about a single pod.
+func (c *controller) checkRequests() {
+	c.lab.Helper()
+	for _, r := range c.requests() {
+		text := fmt.Sprintf("%s %s: %d", r.Verb, r.URI, r.Status)
+		switch {
+		case r.Status == 401 || r.Status == 403 || r.Status == 400:
+			c.lab.Errorf("refused: %s", text)
+		case r.Resource == "nodes" && r.Verb != "list" && r.Verb != "watch" && r.Verb != "patch",
+			r.Resource == "pods" && (r.Name != "" || r.Verb != "list" && r.Verb != "watch"):
+			c.lab.Errorf("a request that is not needed: %s", text)
+		}
+	}
+}

@@ -1,0 +1,87 @@
+package taint
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/program"
+	"github.com/meshcni/istio-cni/e2e/rights"
+)
+
+// TestInThePlaceOfTheOldOne is called by the name and with the variables, whose names have dashes, that the chart of Istio 1.8
+// to 1.17 used, and makes the lease that the old controller made.
+func TestInThePlaceOfTheOldOne(t *testing.T) {
+	l := newLab(t)
+	l.configMap(l.requires("k8s-app=istio-cni-node"))
+	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName}, leaseNamespace: meta.NamespaceSystem})
+	l.node("a", nodeIs{ready: "True", taints: []string{legacy}})
+	l.pod("a", podIs{ready: true})
+	name := filepath.Join(t.TempDir(), "istio-cni-taint")
+	l.must(os.Symlink(shared.IstioCNI, name))
+	p, err := program.Start([]string{
+		"TAINT_RUN-AS-DAEMON=true", "TAINT_CONFIGMAP-NAME=" + configMapName, "TAINT_CONFIGMAP-NAMESPACE=" + l.mesh,
+		"KUBECONFIG=" + kubeconfig, "LOG_AS_JSON=true", "TAINT_HEALTH_PORT=0", "TAINT_MONITORING_PORT=0",
+	}, name)
+	l.must(err)
+	t.Cleanup(func() {
+		p.Signal(os.Kill)
+		<-p.Ended()
+		// The one lease here that is not in a lab's namespace.
+		leases := l.client.CoordinationV1().Leases(meta.NamespaceSystem)
+		if left := leases.Delete(context.Background(), "istio-taint-lock", meta.DeleteOptions{}); left != nil {
+			t.Error(left)
+		}
+	})
+	l.until("the removal", func() bool { return len(l.taints("a")) == 0 })
+	lease, err := l.client.CoordinationV1().Leases(meta.NamespaceSystem).Get(t.Context(), "istio-taint-lock", meta.GetOptions{})
+	l.must(err)
+	if *lease.Spec.LeaseDurationSeconds != 60 || *lease.Spec.HolderIdentity == "" {
+		t.Errorf("the lease: %+v", lease.Spec)
+	}
+	(&controller{Program: p, lab: l, account: account}).stop()
+}
+
+// TestTwoControllersOfOneKey: two that do not know of each other, as ours beside that of istiod would be. Each node
+// is freed, neither fails for good, and no taint of others is lost.
+func TestTwoControllersOfOneKey(t *testing.T) {
+	l := newLab(t)
+	const nodes = 30
+	for i := range nodes {
+		name := fmt.Sprintf("both-%02d", i)
+		l.node(name, nodeIs{ready: "True", taints: []string{"a=b:NoExecute", untaint}})
+		l.pod(name, podIs{ready: true})
+	}
+	args := []string{"--namespace=" + l.mesh, "--leader-elect=false"}
+	one := l.begin(l.grant(may{account: "one"}), args...)
+	two := l.begin(l.grant(may{account: "two"}), args...)
+	free := func(i int) bool {
+		return slices.Equal(l.taints(fmt.Sprintf("both-%02d", i)), []string{"a=b:NoExecute"})
+	}
+	l.until("all nodes to be free", func() bool {
+		for i := range nodes {
+			if !free(i) {
+				return false
+			}
+		}
+		return true
+	})
+	one.catchUp()
+	one.stop()
+	two.stop()
+	if n := one.patches("") + two.patches(""); n != nodes+1 {
+		t.Errorf("%d patches that were done, want one for each of %d nodes", n, nodes+1)
+	}
+	conflicts := 0
+	for _, c := range []*controller{one, two} {
+		c.checkRequests()
+		conflicts += len(slices.DeleteFunc(c.requests(), func(r cluster.Request) bool { return r.Status != 422 }))
+	}
+	t.Logf("%d patches of one, %d of the other, %d conflicts", one.patches(""), two.patches(""), conflicts)
+}

@@ -1,0 +1,344 @@
+package taint
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	coordination "k8s.io/api/coordination/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/rights"
+)
+
+const (
+	leaseName = "istio-node-untaint"
+	// leaseTime is for how long others respect the lease in these tests.
+	leaseTime = 4 * time.Second
+)
+
+// election are the flags for it. The times have the order of the defaults and are short.
+func (l *lab) election() []string {
+	return []string{
+		"--namespace=" + l.mesh, "--lease-namespace=" + l.mesh,
+		"--lease-duration=" + leaseTime.String(), "--renew-deadline=3s", "--retry-period=1s",
+	}
+}
+
+// replica has an account of its own, so that the audit log tells whose requests are whose.
+func (l *lab) replica(account string, args ...string) *controller {
+	l.Helper()
+	return l.begin(l.grant(may{Taint: rights.Taint{Lease: leaseName}, account: account}), append(l.election(), args...)...)
+}
+
+func (l *lab) lease() coordination.LeaseSpec {
+	l.Helper()
+	lease, err := l.client.CoordinationV1().Leases(l.mesh).Get(l.Context(), leaseName, meta.GetOptions{})
+	l.must(err)
+	return lease.Spec
+}
+
+// leads tells whether its log says so last. A renewal that fails is not the end of it.
+func (c *controller) leads() (leads bool) {
+	for _, line := range c.log() {
+		if line.Msg == "election" && (line.State == "leading" || line.State == "the lease is lost") {
+			leads = line.State == "leading"
+		}
+	}
+	return leads
+}
+
+func (c *controller) waitsForLease() bool {
+	return slices.ContainsFunc(c.log(), func(d decision) bool { return d.State == "waiting for the lease" })
+}
+
+// written are its successful writes of the lease, in order, with what was written.
+func (c *controller) written() (requests []cluster.Request, specs []coordination.LeaseSpec) {
+	c.lab.Helper()
+	for _, r := range c.requests() {
+		if r.Resource != "leases" || r.Status >= 300 || r.Verb != "update" && r.Verb != "create" {
+			continue
+		}
+		var lease coordination.Lease
+		c.lab.must(json.Unmarshal(r.Body, &lease))
+		requests, specs = append(requests, r), append(specs, lease.Spec)
+	}
+	return requests, specs
+}
+
+// node work is what only the leader does.
+func (c *controller) works() []cluster.Request {
+	c.lab.Helper()
+	return slices.DeleteFunc(c.requests(), func(r cluster.Request) bool { return r.Resource == "leases" || r.Resource == "events" })
+}
+
+// pair is a leader and one that waits, both on a node that was served.
+func pair(l *lab) (leader, standby *controller) {
+	l.Helper()
+	l.node("first", nodeIs{taints: []string{untaint}})
+	l.pod("first", podIs{ready: true})
+	leader = l.replica("taint-a")
+	l.until("the first node", func() bool { return leader.leads() && len(l.taints("first")) == 0 })
+	standby = l.replica("taint-b")
+	l.until("the other to wait", standby.waitsForLease)
+	return leader, standby
+}
+
+// serve makes one more node, which somebody has to do something about.
+func (l *lab) serve(name string) {
+	l.Helper()
+	l.node(name, nodeIs{taints: []string{untaint}})
+	l.pod(name, podIs{ready: true})
+	l.until("node "+name, func() bool { return len(l.taints(name)) == 0 })
+}
+
+func TestTheLeaderIsKilled(t *testing.T) {
+	l := newLab(t)
+	leader, standby := pair(l)
+	// The one that waits stays out of it, several renewals long.
+	l.until("renewals", func() bool { requests, _ := leader.written(); return len(requests) > 4 })
+	if work := standby.works(); len(work) != 0 {
+		t.Errorf("the one that waits for the lease asked for %s %s", work[0].Verb, work[0].URI)
+	}
+	if standby.patches("") != 0 || leader.patches("") != 1 {
+		t.Errorf("patches: %d of the leader, %d of the other", leader.patches(""), standby.patches(""))
+	}
+	before := l.lease()
+	leader.Signal(os.Kill)
+	l.until("the other to lead", standby.leads)
+	l.serve("second")
+	after := l.lease()
+	if *after.HolderIdentity == *before.HolderIdentity || *after.LeaseTransitions != *before.LeaseTransitions+1 {
+		t.Errorf("the lease: %s, %d transitions; before: %s, %d",
+			*after.HolderIdentity, *after.LeaseTransitions, *before.HolderIdentity, *before.LeaseTransitions)
+	}
+	last, _ := leader.written()
+	first, _ := standby.written()
+	if waited := first[0].Received.Sub(last[len(last)-1].Received); waited < leaseTime {
+		t.Errorf("the lease was taken %s after it was renewed, before its %s were over", waited, leaseTime)
+	}
+	if standby.patches("first") != 0 || standby.patches("second") != 1 {
+		t.Errorf("patches of the new leader: %d of a node that is as it should be, %d of the new one",
+			standby.patches("first"), standby.patches("second"))
+	}
+	standby.checkRequests()
+	standby.stop()
+}
+
+// TestTheLeaderIsToldToEnd, T-2: it ends, and the other need not wait for the lease to be over.
+func TestTheLeaderIsToldToEnd(t *testing.T) {
+	l := newLab(t)
+	leader, standby := pair(l)
+	leader.stop()
+	requests, specs := leader.written()
+	if last := specs[len(specs)-1]; last.HolderIdentity != nil && *last.HolderIdentity != "" || *last.LeaseDurationSeconds != 1 {
+		t.Errorf("the leader's last word on the lease: %+v", last)
+	}
+	for _, r := range leader.works() {
+		if r.Received.After(requests[len(requests)-1].Received) {
+			t.Errorf("after it gave the lease back it asked for %s %s", r.Verb, r.URI)
+		}
+	}
+	l.until("the other to lead", standby.leads)
+	l.serve("second")
+	standby.stop()
+	if holder := l.lease().HolderIdentity; holder != nil && *holder != "" {
+		t.Errorf("the lease is still of %s", *holder)
+	}
+}
+
+// TestALeaderThatHungStopsBeforeTheNextBegins: one that did not run for longer than the lease finds that out before it touches
+// anything.
+func TestALeaderThatHungStopsBeforeTheNextBegins(t *testing.T) {
+	l := newLab(t)
+	leader, standby := pair(l)
+	leader.Signal(stopSignal)
+	l.until("the other to lead", standby.leads)
+	l.serve("second")
+	took, _ := standby.written()
+	leader.Signal(continueSignal)
+	l.until("the old leader to find out", func() bool { return !leader.leads() })
+	l.serve("third")
+	for _, r := range leader.requests() {
+		if r.Received.After(took[0].Received) && r.Status < 300 && r.Verb != "list" && r.Verb != "watch" && r.Verb != "get" {
+			t.Errorf("the old leader did after the new one began: %s %s %s", r.Received, r.Verb, r.URI)
+		}
+	}
+	if n := standby.patches(""); n != 2 {
+		t.Errorf("%d patches of the new leader, want 2", n)
+	}
+	leader.stop()
+	standby.stop()
+}
+
+// takeLease writes somebody else's name into the lease, as one does who was told to.
+func (l *lab) takeLease() {
+	l.Helper()
+	leases := l.client.CoordinationV1().Leases(l.mesh)
+	l.until("another to take the lease", func() bool {
+		lease, err := leases.Get(l.Context(), leaseName, meta.GetOptions{})
+		l.must(err)
+		other, now := "other", meta.NowMicro()
+		lease.Spec.HolderIdentity, lease.Spec.RenewTime = &other, &now
+		_, err = leases.Update(l.Context(), lease, meta.UpdateOptions{})
+		return err == nil
+	})
+}
+
+// TestTheLeaseIsTakenAway from a leader that lives: it stops, and respects the other for as long as anybody would.
+func TestTheLeaseIsTakenAway(t *testing.T) {
+	l := newLab(t)
+	l.node("first", nodeIs{taints: []string{untaint}})
+	l.pod("first", podIs{})
+	c := l.replica("taint-a")
+	l.until("it to lead", func() bool { return c.leads() && c.decided("first") != "" })
+	l.takeLease()
+	taken := l.lease().RenewTime.Time
+	l.until("it to find out", func() bool { return !c.leads() })
+	l.reportPod("first", podIs{ready: true})
+	l.until("it to lead again", func() bool { return c.leads() && len(l.taints("first")) == 0 })
+	for _, r := range c.requests() {
+		if after := r.Received.Sub(taken); after > 0 && after < leaseTime && r.Verb != "get" && r.Status < 300 && r.Resource != "events" &&
+			r.Verb != "list" && r.Verb != "watch" {
+			t.Errorf("%s after the lease was taken away: %s %s", after, r.Verb, r.URI)
+		}
+	}
+	c.checkRequests()
+	c.stop()
+}
+
+// elector is client-go's own one, for the same lease, as another make of the controller has it.
+type elector struct {
+	leading chan struct{}
+	end     func()
+	seen    chan string
+}
+
+func (l *lab) elect(identity string) elector {
+	l.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(l.Context()))
+	e := elector{leading: make(chan struct{}), seen: make(chan string, 100)}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
+			Lock: &resourcelock.LeaseLock{
+				LeaseMeta: meta.ObjectMeta{Namespace: l.mesh, Name: leaseName}, Client: l.client.CoordinationV1(),
+				LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
+			},
+			LeaseDuration: leaseTime, RenewDeadline: 3 * time.Second, RetryPeriod: time.Second, ReleaseOnCancel: true,
+			Callbacks: leaderelection.LeaderCallbacks{
+				OnStartedLeading: func(context.Context) { close(e.leading) },
+				OnStoppedLeading: func() {},
+				OnNewLeader:      func(holder string) { e.seen <- holder },
+			},
+		})
+	}()
+	e.end = func() { cancel(); <-done }
+	l.Cleanup(e.end)
+	return e
+}
+
+func (e elector) leads() bool {
+	select {
+	case <-e.leading:
+		return true
+	default:
+		return false
+	}
+}
+
+func TestClientGoIsACandidateForTheSameLease(t *testing.T) {
+	l := newLab(t)
+	l.node("first", nodeIs{taints: []string{untaint}})
+	l.pod("first", podIs{ready: true})
+	other := l.elect("client-go")
+	l.until("client-go to lead", other.leads)
+	c := l.replica("taint-a")
+	l.until("ours to wait", func() bool {
+		return slices.ContainsFunc(c.log(), func(d decision) bool { return d.State == "waiting for the lease" && d.Holder == "client-go" })
+	})
+	renewed := l.lease().RenewTime.Time
+	l.until("client-go to renew", func() bool { return l.lease().RenewTime.After(renewed.Add(2 * time.Second)) })
+	if len(c.works()) != 0 || len(l.taints("first")) != 1 {
+		t.Error("it works while client-go has the lease")
+	}
+	// client-go gives it back.
+	other.end()
+	l.until("ours to lead", func() bool { return c.leads() && len(l.taints("first")) == 0 })
+
+	other = l.elect("client-go-2")
+	l.until("client-go to see ours", func() bool {
+		select {
+		case holder := <-other.seen:
+			return holder == *l.lease().HolderIdentity && strings.Contains(holder, "_")
+		default:
+			return false
+		}
+	})
+	held, _ := c.written()
+	l.until("ours to renew", func() bool { now, _ := c.written(); return len(now) > len(held)+5 })
+	if other.leads() {
+		t.Error("client-go took the lease while ours had it")
+	}
+	c.Signal(os.Kill)
+	l.until("client-go to lead", other.leads)
+	mine, _ := c.written()
+	if acquired := l.lease().AcquireTime.Time; acquired.Sub(mine[len(mine)-1].Received) < leaseTime-time.Millisecond {
+		t.Errorf("client-go took the lease %s after it was renewed", acquired.Sub(mine[len(mine)-1].Received))
+	}
+	other.end()
+
+	// And what ours gives back client-go takes.
+	c = l.replica("taint-a")
+	l.until("ours to lead", c.leads)
+	other = l.elect("client-go-3")
+	c.stop()
+	l.until("client-go to lead", other.leads)
+}
+
+// TestHealthAndMetricsOfTwoReplicas: both are ready, one works.
+func TestHealthAndMetricsOfTwoReplicas(t *testing.T) {
+	l := newLab(t)
+	l.node("first", nodeIs{taints: []string{untaint}})
+	l.pod("first", podIs{ready: true})
+	var replicas []*controller
+	var ports []int
+	for i, account := range []string{"taint-a", "taint-b"} {
+		health, metrics := freePort(t), freePort(t)
+		ports = append(ports, metrics)
+		replicas = append(replicas, l.replica(account, fmt.Sprintf("--health-port=%d", health), fmt.Sprintf("--monitoring-port=%d", metrics)))
+		for _, path := range []string{"/healthz", "/readyz"} {
+			l.until(fmt.Sprintf("replica %d at %s", i, path), func() bool { status, _ := get(t, health, path); return status == 200 })
+		}
+		if i == 0 {
+			l.until("the first node", func() bool { return len(l.taints("first")) == 0 })
+		}
+	}
+	l.until("the other to wait", replicas[1].waitsForLease)
+	for i, want := range [][]string{
+		{
+			"istio_cni_taint_leader 1", `istio_cni_taint_nodes{reason="AgentReady"} 1`,
+			`istio_cni_taint_changes_total{change="remove",result="success"} 1`,
+		},
+		{"istio_cni_taint_leader 0", `istio_cni_taint_changes_total{change="remove",result="success"} 0`},
+	} {
+		_, text := get(t, ports[i], "/metrics")
+		for _, line := range want {
+			if !slices.Contains(strings.Split(text, "\n"), line) {
+				t.Errorf("replica %d: no %q in\n%s", i, line, text)
+			}
+		}
+	}
+	for _, r := range replicas {
+		r.stop()
+	}
+}

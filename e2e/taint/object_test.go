@@ -1,0 +1,235 @@
+package taint
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// nodeIs is a node as its kubelet says.
+type nodeIs struct {
+	// taints are in the form key=value:effect.
+	taints []string
+	// ready is the condition of that name: True, False, Unknown, or none.
+	ready string
+	boot  string
+	// since is when it became so, a day ago unless given; heartbeat when it was said, now unless given.
+	since, heartbeat time.Time
+	// pressure is that of memory, said at the same moment; later says another one an hour later.
+	pressure, later string
+}
+
+// podIs is an agent pod as the kubelet says. Its name is the node's unless given, its label k8s-app=istio-cni-node, and
+// its namespace the mesh's.
+type podIs struct {
+	name, namespace string
+	labels          map[string]string
+	ready           bool
+	// silent says that no kubelet has said anything of it.
+	silent bool
+	// since is when it became so, an hour ago unless given.
+	since time.Time
+}
+
+func agentLabels() map[string]string { return map[string]string{"k8s-app": "istio-cni-node"} }
+
+// taint reads key=value:effect.
+func taint(text string) core.Taint {
+	head, effect, _ := strings.Cut(text, ":")
+	key, value, _ := strings.Cut(head, "=")
+	return core.Taint{Key: key, Value: value, Effect: core.TaintEffect(effect)}
+}
+
+func show(t core.Taint) string {
+	text := t.Key
+	if t.Value != "" {
+		text += "=" + t.Value
+	}
+	text += ":" + string(t.Effect)
+	if t.TimeAdded != nil {
+		text += "@" + t.TimeAdded.UTC().Format(time.RFC3339)
+	}
+	return text
+}
+
+// node makes one.
+func (l *lab) node(name string, is nodeIs) {
+	l.Helper()
+	node := &core.Node{ObjectMeta: meta.ObjectMeta{Name: name}}
+	for _, text := range is.taints {
+		node.Spec.Taints = append(node.Spec.Taints, taint(text))
+	}
+	_, err := l.client.CoreV1().Nodes().Create(l.Context(), node, meta.CreateOptions{})
+	l.must(err)
+	l.report(name, is)
+}
+
+// report is what a kubelet says of its node.
+func (l *lab) report(name string, is nodeIs) {
+	l.Helper()
+	if is.since.IsZero() {
+		is.since = time.Now().Add(-24 * time.Hour)
+	}
+	if is.heartbeat.IsZero() {
+		is.heartbeat = time.Now()
+	}
+	if is.boot == "" {
+		is.boot = "boot-1"
+	}
+	status := map[string]any{"nodeInfo": map[string]any{"bootID": is.boot}}
+	var conditions []core.NodeCondition
+	add := func(kind core.NodeConditionType, is string, since, heartbeat time.Time) {
+		if is != "" {
+			conditions = append(conditions, core.NodeCondition{
+				Type: kind, Status: core.ConditionStatus(is), Reason: "Test", Message: "test",
+				LastTransitionTime: meta.NewTime(since), LastHeartbeatTime: meta.NewTime(heartbeat),
+			})
+		}
+	}
+	add(core.NodeMemoryPressure, is.pressure, is.since, is.heartbeat)
+	add(core.NodeReady, is.ready, is.since, is.heartbeat)
+	add(core.NodeDiskPressure, is.later, is.since, is.heartbeat.Add(time.Hour))
+	if conditions != nil {
+		status["conditions"] = conditions
+	}
+	l.patchNode(name, map[string]any{"status": status}, "status")
+}
+
+// patchNode merges.
+func (l *lab) patchNode(name string, patch any, part ...string) {
+	l.Helper()
+	text, err := json.Marshal(patch)
+	l.must(err)
+	_, err = l.client.CoreV1().Nodes().Patch(l.Context(), name, types.StrategicMergePatchType, text, meta.PatchOptions{}, part...)
+	l.must(err)
+}
+
+// put makes these the taints of a node.
+func (l *lab) put(name string, taints ...core.Taint) {
+	l.Helper()
+	text, err := json.Marshal(map[string]any{"spec": map[string]any{"taints": taints}})
+	l.must(err)
+	_, err = l.client.CoreV1().Nodes().Patch(l.Context(), name, types.MergePatchType, text, meta.PatchOptions{})
+	l.must(err)
+}
+
+// admissionTaint is put on each new node by the API server itself, for the node lifecycle controller, which is not here.
+const admissionTaint = "node.kubernetes.io/not-ready:NoSchedule"
+
+// taints are those of a node, in their order, without the API server's own.
+func (l *lab) taints(name string) []string {
+	l.Helper()
+	node, err := l.client.CoreV1().Nodes().Get(l.Context(), name, meta.GetOptions{})
+	l.must(err)
+	all := []string{}
+	for _, t := range node.Spec.Taints {
+		all = append(all, show(t))
+	}
+	if !slices.Contains(all, admissionTaint) {
+		l.Errorf("node %s has lost the taint %s, which is not the controller's: %q", name, admissionTaint, all)
+	}
+	return slices.DeleteFunc(all, func(text string) bool { return text == admissionTaint })
+}
+
+// pod makes one on a node.
+func (l *lab) pod(node string, is podIs) {
+	l.Helper()
+	is = l.complete(node, is)
+	no := false
+	pod := &core.Pod{
+		ObjectMeta: meta.ObjectMeta{Namespace: is.namespace, Name: is.name, Labels: is.labels},
+		Spec: core.PodSpec{
+			NodeName: node, AutomountServiceAccountToken: &no, Containers: []core.Container{{Name: "c", Image: "i"}},
+		},
+	}
+	_, err := l.client.CoreV1().Pods(is.namespace).Create(l.Context(), pod, meta.CreateOptions{})
+	l.must(err)
+	if !is.silent {
+		l.reportPod(node, is)
+	}
+}
+
+func (l *lab) complete(node string, is podIs) podIs {
+	if is.name == "" {
+		is.name = node
+	}
+	if is.namespace == "" {
+		is.namespace = l.mesh
+	}
+	if is.labels == nil {
+		is.labels = agentLabels()
+	}
+	if is.since.IsZero() {
+		is.since = time.Now().Add(-time.Hour)
+	}
+	return is
+}
+
+// reportPod is what a kubelet says of a pod.
+func (l *lab) reportPod(node string, is podIs) {
+	l.Helper()
+	is = l.complete(node, is)
+	status := core.ConditionFalse
+	if is.ready {
+		status = core.ConditionTrue
+	}
+	text, err := json.Marshal(map[string]any{"status": core.PodStatus{Phase: core.PodRunning, Conditions: []core.PodCondition{
+		{Type: core.PodReady, Status: status, LastTransitionTime: meta.NewTime(is.since)},
+	}}})
+	l.must(err)
+	pods := l.client.CoreV1().Pods(is.namespace)
+	_, err = pods.Patch(l.Context(), is.name, types.StrategicMergePatchType, text, meta.PatchOptions{}, "status")
+	l.must(err)
+}
+
+// deletePod removes one at once, as a kubelet does in the end.
+func (l *lab) deletePod(namespace, name string) {
+	l.Helper()
+	now := int64(0)
+	l.must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{GracePeriodSeconds: &now}))
+}
+
+// leavePod tells one to end, which no kubelet does here.
+func (l *lab) leavePod(namespace, name string) {
+	l.Helper()
+	l.must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{}))
+}
+
+// configMap makes or changes the one with the requirements.
+func (l *lab) configMap(data map[string]string) {
+	l.Helper()
+	object := &core.ConfigMap{ObjectMeta: meta.ObjectMeta{Namespace: l.mesh, Name: configMapName}, Data: data}
+	client := l.client.CoreV1().ConfigMaps(l.mesh)
+	if _, err := client.Update(l.Context(), object, meta.UpdateOptions{}); err == nil {
+		return
+	}
+	_, err := client.Create(l.Context(), object, meta.CreateOptions{})
+	l.must(err)
+}
+
+// configMapName is that of the chart of Istio 1.8 to 1.17.
+const configMapName = "istio-cni-taint-configmap"
+
+// requires is a ConfigMap's content.
+func (l *lab) requires(selector string) map[string]string {
+	return map[string]string{"config": fmt.Sprintf("- name: istio-cni\n  selector: %s\n  namespace: %s\n", selector, l.mesh)}
+}
+
+// condition is the status of the one that the controller publishes.
+func (l *lab) condition(node string) string {
+	l.Helper()
+	object, err := l.client.CoreV1().Nodes().Get(l.Context(), node, meta.GetOptions{})
+	l.must(err)
+	for _, c := range object.Status.Conditions {
+		if c.Type == "cni.istio.io/MeshCNIReady" {
+			return string(c.Status)
+		}
+	}
+	return ""
+}

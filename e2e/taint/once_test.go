@@ -1,0 +1,141 @@
+package taint
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/meshcni/istio-cni/e2e/program"
+	"github.com/meshcni/istio-cni/e2e/rights"
+)
+
+// once runs the program to its end, without a log in JSON: by hand, as a person does.
+func (l *lab) once(kubeconfig string, args ...string) (status int, out string) {
+	l.Helper()
+	p, err := program.Start(nil, shared.IstioCNI, append([]string{"taint", "--kubeconfig=" + kubeconfig}, args...)...)
+	l.must(err)
+	l.Cleanup(func() { p.Signal(os.Kill) })
+	l.until("the end of "+strings.Join(args, " "), func() bool {
+		select {
+		case <-p.Ended():
+			return true
+		default:
+			return false
+		}
+	})
+	return p.Status(), strings.Join(p.Lines(), "\n")
+}
+
+// TestOneShot, T-1: the mode that looked at a store which was not filled yet looks at each node, takes no lease, and does not
+// wait for hysteresis.
+func TestOneShot(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		key   string
+		args  []string
+		wants map[string][]string
+	}{
+		{
+			"legacy", legacy,
+			[]string{"--configmap-name=" + configMapName, "--configmap-namespace=MESH"},
+			map[string][]string{"served": {}, "clean": {}, "waiting": {legacy}, "bare": {legacy}, "down": {legacy}},
+		},
+		{
+			"untaint", untaint,
+			[]string{"--namespace=MESH"},
+			map[string][]string{"served": {}, "clean": {}, "waiting": {untaint}, "bare": {}, "down": {}},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			l := newLab(t)
+			l.configMap(l.requires("k8s-app=istio-cni-node"))
+			l.node("served", nodeIs{ready: "True", taints: []string{test.key}})
+			l.pod("served", podIs{ready: true})
+			l.node("clean", nodeIs{ready: "True"})
+			l.pod("clean", podIs{ready: true})
+			l.node("waiting", nodeIs{ready: "True", taints: []string{test.key}})
+			l.node("bare", nodeIs{ready: "True"})
+			l.node("down", nodeIs{ready: "False"})
+			l.pod("down", podIs{ready: true})
+			kubeconfig := l.grant(may{Taint: rights.Taint{ConfigMap: configMapName}})
+			args := []string{"--run-as-daemon=false"}
+			for _, arg := range test.args {
+				args = append(args, strings.ReplaceAll(arg, "MESH", l.mesh))
+			}
+			if status, out := l.once(kubeconfig, args...); status != 0 {
+				t.Fatalf("exit %d: %s", status, out)
+			}
+			changed := 0
+			for node, want := range test.wants {
+				if got := l.taints(node); !slices.Equal(got, want) {
+					t.Errorf("node %s: %q, want %q", node, got, want)
+				}
+			}
+			c := &controller{lab: l, account: account}
+			for _, r := range c.requests() {
+				if r.Resource == "leases" {
+					t.Errorf("it asked for a lease: %s %s", r.Verb, r.URI)
+				}
+				if r.Verb == "patch" && r.Resource == "nodes" {
+					changed++
+				}
+			}
+			// Again: nothing is left to do.
+			if status, out := l.once(kubeconfig, args...); status != 0 || c.patches("") != changed {
+				t.Errorf("the second time: exit %d, %d patches after %d: %s", status, c.patches(""), changed, out)
+			}
+			c.checkRequests()
+		})
+	}
+}
+
+func TestDryRunSaysWhatWouldBeDoneAndDoesNothing(t *testing.T) {
+	l := newLab(t)
+	l.node("a", nodeIs{taints: []string{untaint}})
+	l.pod("a", podIs{ready: true})
+	l.node("b", nodeIs{taints: []string{untaint}})
+	l.node("c", nodeIs{})
+	kubeconfig := l.grant(may{})
+	status, out := l.once(kubeconfig, "--dry-run", "--add", "--namespace="+l.mesh, "--log_output_level=none")
+	want := `node a: remove: the CNI agent is ready
+node b: keep: there is no CNI agent on the node (requirement "k8s-app=istio-cni-node") (in place)
+node c: add: there is no CNI agent on the node (requirement "k8s-app=istio-cni-node")`
+	if status != 0 || out != want {
+		t.Errorf("exit %d:\n%s\nwant\n%s", status, out, want)
+	}
+	if c := (&controller{lab: l, account: account}); c.patches("") != 0 || len(l.taints("a")) != 1 || len(l.taints("c")) != 0 {
+		t.Error("it changed something")
+	}
+}
+
+func TestOneShotFailsWhenItCannot(t *testing.T) {
+	l := newLab(t)
+	l.node("a", nodeIs{taints: []string{untaint}})
+	l.pod("a", podIs{ready: true})
+	for _, test := range []struct {
+		name string
+		may  may
+		args []string
+		want string
+	}{
+		{"no right to list nodes", may{account: "no-nodes", without: "nodes"}, []string{"--namespace=" + l.mesh}, "forbidden"},
+		{"no right to list pods", may{account: "no-pods", without: "pods"}, []string{"--namespace=" + l.mesh}, "forbidden"},
+		{
+			"no ConfigMap",
+			may{Taint: rights.Taint{ConfigMap: configMapName}, account: "no-map"},
+			[]string{"--configmap-namespace=" + l.mesh, "--configmap-name=" + configMapName},
+			"there is no ConfigMap",
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			status, out := l.once(l.grant(test.may), append(test.args, "--run-as-daemon=false")...)
+			if status != 1 || !strings.Contains(out, test.want) {
+				t.Errorf("exit %d: %s", status, out)
+			}
+		})
+	}
+	if len(l.taints("a")) != 1 {
+		t.Error("a node was changed")
+	}
+}

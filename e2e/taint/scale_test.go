@@ -1,0 +1,134 @@
+package taint
+
+import (
+	"fmt"
+	"maps"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/meshcni/istio-cni/e2e/rights"
+)
+
+// inParallel does something for 0 to n-1.
+func inParallel(n int, do func(int)) {
+	todo := make(chan int)
+	var work sync.WaitGroup
+	for range 16 {
+		work.Go(func() {
+			for i := range todo {
+				do(i)
+			}
+		})
+	}
+	for i := range n {
+		todo <- i
+	}
+	close(todo)
+	work.Wait()
+}
+
+// tainted counts nodes with the taint.
+func (l *lab) tainted() (count int) {
+	l.Helper()
+	nodes, err := l.client.CoreV1().Nodes().List(l.Context(), meta.ListOptions{ResourceVersion: "0"})
+	l.must(err)
+	for _, node := range nodes.Items {
+		for _, t := range node.Spec.Taints {
+			if show(t) == untaint {
+				count++
+			}
+		}
+	}
+	return count
+}
+
+// TestManyNodesAndPods is the cost in requests of 500 nodes and 5,000 pods, which docs/e2e.md has with the time that it took.
+func TestManyNodesAndPods(t *testing.T) {
+	l := newLab(t)
+	const nodes, pods = 500, 5000
+	began := time.Now()
+	inParallel(nodes+pods, func(i int) {
+		node := fmt.Sprintf("many-%03d", i%nodes)
+		switch {
+		case i < nodes:
+			l.node(node, nodeIs{ready: "True", taints: []string{untaint}})
+		case i < 2*nodes:
+			l.pod(node, podIs{ready: true})
+		default:
+			l.pod(node, podIs{name: fmt.Sprintf("app-%d", i), namespace: l.namespaceOf(i), silent: true, labels: map[string]string{"app": "shop"}})
+		}
+	})
+	t.Logf("%d cores: %d nodes and %d pods made in %s", runtime.NumCPU(), nodes, pods, time.Since(began).Round(time.Second))
+	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: leaseName}})
+	args := []string{"--namespace=" + l.mesh, "--lease-namespace=" + l.mesh}
+
+	began = time.Now()
+	c := l.begin(kubeconfig, args...)
+	l.until("all nodes", func() bool { return l.tainted() == 0 })
+	t.Logf("from the start of the program until the last of %d nodes: %s", nodes, time.Since(began).Round(10*time.Millisecond))
+	c.stop()
+	want := map[string]int{"list nodes": 1, "watch nodes": 1, "list pods": 1, "watch pods": 1, "patch nodes": nodes}
+	if got := c.work(); !maps.Equal(got, want) {
+		t.Errorf("requests %v, want %v", got, want)
+	}
+	for i := range nodes {
+		if n := c.patches(fmt.Sprintf("many-%03d", i)); n != 1 {
+			t.Errorf("node %d: %d patches", i, n)
+		}
+	}
+	t.Logf("requests: %v and %v", c.work(), c.asides())
+	if n := c.asides()["create events"]; n > 60 {
+		t.Errorf("%d events in less than a minute", n)
+	}
+	c.checkRequests()
+
+	// The next leader finds all as it should be. What kubelets say all the time, and what other pods do, costs nothing.
+	c = l.begin(l.grant(may{Taint: rights.Taint{Lease: leaseName}, account: "next"}), args...)
+	l.until("all to be known", func() bool { return c.says("nodes and pods are known") })
+	inParallel(nodes, func(i int) {
+		l.report(fmt.Sprintf("many-%03d", i), nodeIs{ready: "True", heartbeat: time.Now().Add(time.Minute)})
+		app := 2*nodes + i
+		l.reportPod("", podIs{name: fmt.Sprintf("app-%d", app), namespace: l.namespaceOf(app), labels: map[string]string{"app": "shop"}})
+	})
+	c.catchUp()
+	c.stop()
+	want["patch nodes"] = 1 // the one that came last
+	if got := c.work(); !maps.Equal(got, want) {
+		t.Errorf("requests of the next leader %v, want %v", got, want)
+	}
+}
+
+// namespaceOf puts half of the other pods beside the agents.
+func (l *lab) namespaceOf(i int) string {
+	if i%2 == 0 {
+		return l.mesh
+	}
+	return l.other
+}
+
+// work counts requests about nodes and pods by verb and resource, asides the others.
+func (c *controller) work() map[string]int {
+	c.lab.Helper()
+	all := map[string]int{}
+	for _, r := range c.requests() {
+		if r.Resource == "nodes" || r.Resource == "pods" {
+			all[r.Verb+" "+r.Resource]++
+		}
+	}
+	return all
+}
+
+func (c *controller) asides() map[string]int {
+	c.lab.Helper()
+	all := map[string]int{}
+	for _, r := range c.requests() {
+		if r.Resource != "nodes" && r.Resource != "pods" {
+			all[r.Verb+" "+r.Resource]++
+		}
+	}
+	return all
+}
