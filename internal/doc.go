@@ -11,11 +11,15 @@
 // it. The linter's depguard repeats part of the same rules in the editor.
 //
 // Where to look: a rule of iptables core/redirect (which) and core/ruleset (as
-// a value); a decision core/sidecar (about a pod), core/readiness (about a
-// node's taint), agent/departure (about leaving); the CNI configuration
-// core/cniconf; a file write node/hostfs; a namespace node/netns and
-// node/podnet; an API call kube; what the agent does all day
-// agent/installation; flags role and applet/arguments.
+// a value), a native one node/nftables/native; a decision core/sidecar (about a
+// pod), core/readiness (about a node's taint), core/repair (about a broken
+// pod), agent/departure (about leaving); how rules reach the kernel
+// node/nftables and, by programs, node/iptables; the CNI configuration
+// core/cniconf; a file write node/hostfs; a namespace node/netns, node/podnet
+// (to work in it) and node/podns (to find it); an API call kube; what the
+// plugin asks the agent node/agentcall and agent/podinfo; what the agent does
+// all day agent/installation and agent/podrepair; does it work here
+// node/selfcheck; flags role, applet/settings and applet/arguments.
 //
 // Start reading at the tables on top of arch_test.go. A new package below
 // internal needs its ring there, a new dependency its owner; a pull request

@@ -115,6 +115,11 @@ func alphanumeric(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
 }
 
+// CheckLabel says what is wrong with the key and value of a label.
+func CheckLabel(key, value string) error {
+	return errors.Join(checkLabelKey(key, "label"), checkLabelValue(value, "label"))
+}
+
 // CheckName says what is wrong with the name of an object (RFC 1123 subdomain).
 func CheckName(name string) error {
 	if !validSubdomain(name) {

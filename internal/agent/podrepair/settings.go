@@ -127,5 +127,5 @@ func optional(check func(string) error) func(string) error {
 	}
 }
 
-func labelKey(text string) error   { return kube.CheckTaint(text, "") }
-func labelValue(text string) error { return kube.CheckTaint("key", text) }
+func labelKey(text string) error   { return kube.CheckLabel(text, "") }
+func labelValue(text string) error { return kube.CheckLabel("key", text) }

@@ -73,7 +73,11 @@ func (v *Verdict) try(ctx context.Context, o Options, f ruleset.Family) error {
 	for i := range v.Results {
 		began := o.Now()
 		for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
-			if err := s.ask(ctx, o, v.Results[i].Backend, mode); err != nil {
+			err := s.ask(ctx, o, v.Results[i].Backend, mode)
+			switch {
+			case errors.Is(err, iptables.ErrMissing):
+				v.Results[i].Untried = err.Error()
+			case err != nil:
 				v.Results[i].Problems = append(v.Results[i].Problems, Problem{Family: f.String(), Mode: mode.String(), Text: err.Error()})
 			}
 		}

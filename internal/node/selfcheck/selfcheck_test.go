@@ -147,6 +147,27 @@ func TestTheVerdictChooses(t *testing.T) {
 	}
 }
 
+// TestToolsThatAreNotHereMayBeOnTheNode: the agent's image has no iptables, the node may.
+func TestToolsThatAreNotHereMayBeOnTheNode(t *testing.T) {
+	broken := []Problem{{Family: "IPv4", Mode: "REDIRECT", Text: "no module"}}
+	for name, c := range map[string]struct {
+		netlink []Problem
+		want    redirect.Backend
+	}{"netlink works": {nil, redirect.Netlink}, "netlink does not": {broken, redirect.Tools}} {
+		v := Verdict{Version: version, Results: []Result{
+			{Backend: redirect.Netlink, Problems: c.netlink}, {Backend: redirect.Native, Problems: c.netlink},
+			{Backend: redirect.Tools, Untried: "no iptables"},
+		}}
+		v.choose()
+		if v.Choice != c.want || v.Served("") != nil || v.Served(redirect.Tools) != nil {
+			t.Errorf("%s: chose %q, auto %v, tools %v", name, v.Choice, v.Served(""), v.Served(redirect.Tools))
+		}
+		if !strings.Contains(v.Text(), "iptables  was not tried: no iptables") {
+			t.Errorf("%s: %s", name, v.Text())
+		}
+	}
+}
+
 func TestAVerdictThatMakesNoSenseDoesNotCount(t *testing.T) {
 	for _, text := range []string{"", "{", "[]", `{"version":2,"choice":"iptables"}`, `{"version":1,"choice":"magic"}`, `{"version":1}`} {
 		dir := t.TempDir()

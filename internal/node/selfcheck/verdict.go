@@ -34,7 +34,9 @@ type Verdict struct {
 type Result struct {
 	Backend  redirect.Backend `json:"backend"`
 	Problems []Problem        `json:"problems,omitempty"`
-	Seconds  float64          `json:"seconds"`
+	// Untried is why nothing is known of it: the programs that it takes are not where the test ran. They may be on the node.
+	Untried string  `json:"untried,omitempty"`
+	Seconds float64 `json:"seconds"`
 }
 
 // Problem is what did not work.
@@ -62,7 +64,10 @@ func (r Result) fails(f ruleset.Family, m redirect.Mode) bool {
 func (v *Verdict) choose() {
 	fewest := -1
 	for _, r := range v.Results {
-		if r.Backend == redirect.Native || !r.serves() {
+		if r.Untried != "" && v.Choice == "" {
+			v.Choice = r.Backend // the last hope
+		}
+		if r.Backend == redirect.Native || r.Untried != "" || !r.serves() {
 			continue
 		}
 		if fewest < 0 || len(r.Problems) < fewest {
@@ -111,6 +116,10 @@ func (v Verdict) Text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "kernel %s\n", v.Kernel)
 	for _, r := range v.Results {
+		if r.Untried != "" {
+			fmt.Fprintf(&b, "%-9s was not tried: %s\n", r.Backend, r.Untried)
+			continue
+		}
 		if len(r.Problems) == 0 {
 			fmt.Fprintf(&b, "%-9s works (%.0f ms)\n", r.Backend, 1000*r.Seconds)
 			continue
