@@ -90,8 +90,13 @@ func (q *Queue[K]) Forget(name K) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.later, name)
-	if it := q.items[name]; it != nil {
+	it := q.items[name]
+	switch {
+	case it == nil:
+	case it.waiting || it.working:
 		it.again, it.failures = false, 0
+	default:
+		delete(q.items, name)
 	}
 }
 

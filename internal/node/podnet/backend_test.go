@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"log/slog"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/referencetest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/podnet"
@@ -167,6 +169,50 @@ func TestNoToolOfTheHostIsNeeded(t *testing.T) {
 			if b != redirect.Native {
 				equal(t, string(b), redirect.Rules(dual(byTPROXY), f).String(), filled(p.save(t, iptables.NFT, f)))
 			}
+		}
+	}
+}
+
+// Legacy rules that no tool can take away are not added to, and not taken for nothing.
+func TestLegacyRulesAreNeverDoubled(t *testing.T) {
+	// The tools are saved from the directory that is covered, for the test alone.
+	dir, inside := inMounts(t, `cp /usr/sbin/xtables-*-multi "$2" && mount -t tmpfs none /usr/sbin`)
+	if !inside {
+		return
+	}
+	b := newToolbox(t).add(t, iptables.Legacy, filepath.Join(dir, "xtables-legacy-multi"), "", "iptables-", "ip6tables-")
+	for _, f := range families {
+		p := dualPod(t)
+		for _, family := range []ruleset.Family{f} {
+			p.feed(t, referencetest.Restore(dual(byTPROXY), family), filepath.Join(b.dir, program(iptables.Legacy, family, "-restore")), "--noflush")
+		}
+		n := p.with("")
+		_, applied := n.Apply(t.Context(), dual(), podnet.Reconcile)
+		_, verified := n.Verify(t.Context(), dual())
+		_, cleaned := n.Clean(t.Context(), dual())
+		for what, err := range map[string]error{"Apply": applied, "Verify": verified, "Clean": cleaned} {
+			if err == nil || !strings.Contains(err.Error(), "in the legacy iptables tables") {
+				t.Errorf("%s of %s: %v", what, f, err)
+			}
+		}
+	}
+}
+
+// Tables of somebody else cost nothing and need no tool.
+func TestForeignLegacyTablesNeedNoTool(t *testing.T) {
+	t.Parallel()
+	p := dualPod(t)
+	for _, f := range families {
+		p.iptables(t, iptables.Legacy, f, "-t nat -N DOCKER", "-t mangle -A OUTPUT -p tcp -j ACCEPT", "-A INPUT -p tcp -j ACCEPT")
+	}
+	n := p.with("")
+	n.Tools = iptables.Host{Path: "/nonexistent"}
+	if r := mustApply(t, n, dual()); r.Processes != 0 || len(r.Notes) != 0 {
+		t.Errorf("%d processes, notes %q", r.Processes, r.Notes)
+	}
+	for _, f := range families {
+		if !strings.Contains(p.save(t, iptables.Legacy, f), "DOCKER") {
+			t.Error("foreign rules are gone")
 		}
 	}
 }

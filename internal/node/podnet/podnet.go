@@ -33,6 +33,8 @@ type Namespace struct {
 	Current bool
 	// Backend is the way by which rules are read and written; "" is redirect.Auto.
 	Backend redirect.Backend
+	// PreferTools says that auto is Tools on this node, where it is not Native: a self-test found that netlink does not do.
+	PreferTools bool
 	// Tools says how iptables is found, where it is needed.
 	Tools iptables.Host
 	Log   *slog.Logger
@@ -275,17 +277,27 @@ func families(spec redirect.Spec) (redirect.Families, error) {
 // its rules meanwhile makes that it begins again.
 func (n Namespace) alone(ctx context.Context, fn func(Namespace) error) error {
 	return n.do(ctx, func(n Namespace) error {
+		if n.means == netlinkAlone {
+			// One transaction of the kernel tells by itself that somebody else changed the rules. A lock could be held by
+			// whoever is in the pod.
+			return again(ctx, n, fn)
+		}
 		held, err := lock(ctx)
 		if err != nil {
 			return err
 		}
 		n.Tools.Held = held
-		err = fn(n)
-		for try := 0; errors.Is(err, nftables.ErrChanged) && try < retries && ctx.Err() == nil; try++ {
-			err = fn(n)
-		}
-		return errors.Join(err, held.Close())
+		return errors.Join(again(ctx, n, fn), held.Close())
 	})
+}
+
+// again does the work, and anew where somebody else changed the rules meanwhile.
+func again(ctx context.Context, n Namespace, fn func(Namespace) error) error {
+	err := fn(n)
+	for try := 0; errors.Is(err, nftables.ErrChanged) && try < retries && ctx.Err() == nil; try++ {
+		err = fn(n)
+	}
+	return err
 }
 
 // retries bounds how often a namespace that somebody else is changing is begun again.
@@ -296,12 +308,16 @@ func (n Namespace) do(ctx context.Context, fn func(Namespace) error) error {
 	if (n.Path == "") != n.Current {
 		return errUnnamed
 	}
-	if n.wants() == redirect.Tools {
+	tools, err := n.byTools()
+	if err != nil {
+		return err
+	}
+	if tools {
 		n.means = toolsAlone
 		return n.isolated(ctx, fn)
 	}
 	n.means = netlinkAlone
-	err := netns.Do(n.Path, func() error { return fn(n) })
+	err = netns.Do(n.Path, func() error { return fn(n) })
 	for errors.Is(err, errTools) && n.means != toolsAlone {
 		n.means = netlinkAndTools
 		if errors.Is(err, nftables.ErrUnsupported) {
@@ -311,6 +327,15 @@ func (n Namespace) do(ctx context.Context, fn func(Namespace) error) error {
 		err = n.isolated(ctx, fn)
 	}
 	return err
+}
+
+// byTools tells whether the tools of the host are the way from the beginning.
+func (n Namespace) byTools() (bool, error) {
+	if wants := n.wants(); wants != redirect.Auto || !n.PreferTools {
+		return wants == redirect.Tools, nil
+	}
+	others, err := netns.OfOtherUsers(n.Path)
+	return !others, err
 }
 
 // isolated runs fn in the namespace, with the pod's own iptables lock and without name service: the tools would ask it

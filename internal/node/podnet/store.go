@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -38,6 +39,10 @@ func (k kernel) Read(context.Context) (ruleset.Set, error) { return k.view.Set(k
 
 // errTools says that the work cannot be done by netlink alone. What it wraps is why.
 var errTools = errors.New("the iptables tools of the host are needed")
+
+// errLegacy keeps rules from being doubled.
+var errLegacy = fmt.Errorf("%w: there are rules of the mesh in the legacy iptables tables, and no iptables-legacy here that could "+
+	"take them away", iptables.ErrMissing)
 
 // wants is the backend that was asked for: to force a variant of the tools is to ask for them.
 func (n Namespace) wants() redirect.Backend {
@@ -77,8 +82,17 @@ func (n Namespace) open(w *work) error {
 	if w.native, err = n.native(); err != nil {
 		return err
 	}
-	if n.means == netlinkAlone && (iptables.LegacyInUse(ruleset.IPv4) || iptables.LegacyInUse(ruleset.IPv6)) {
-		return errTools // to look whether rules of the mesh are among the legacy ones
+	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+		there, err := iptables.LegacyMesh(f)
+		if err != nil {
+			return err
+		}
+		if there {
+			w.legacy = append(w.legacy, f)
+		}
+	}
+	if n.means == netlinkAlone && len(w.legacy) > 0 {
+		return errTools // to move over what is in the legacy tables
 	}
 	return nil
 }
@@ -95,14 +109,12 @@ func (n Namespace) instead(err error) error {
 func (w *work) stores(ctx context.Context, f ruleset.Family) (main store, others []store, err error) {
 	if w.direct {
 		main = kernel{w.view, f}
-		if !iptables.LegacyInUse(f) {
+		if !slices.Contains(w.legacy, f) {
 			return main, nil, nil
 		}
 		legacy, found := w.tools.Legacy(f)
 		if !found {
-			w.report.Notes = append(w.report.Notes, fmt.Sprintf(
-				"%s: there are legacy iptables tables, which cannot be looked at: the node has no iptables-legacy", f))
-			return main, nil, nil
+			return nil, nil, fmt.Errorf("%s: %w", f, errLegacy)
 		}
 		return main, []store{tool{legacy}}, nil
 	}

@@ -2,6 +2,7 @@ package podnet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 
@@ -21,6 +22,8 @@ type work struct {
 	// session and view are how the rules are read and written by netlink; nil where that is for tools.
 	session *nftables.Session
 	view    *nftables.View
+	// legacy are the families of which the legacy tables hold rules of the mesh.
+	legacy []ruleset.Family
 	// direct says that the rules are written by netlink, native that they are in tables of nf_tables' own.
 	direct, native bool
 	// nativeWant is what the native tables are to be, nil where they are as wanted; nativeResidue says that there are some.
@@ -91,7 +94,7 @@ func (w *work) close() {
 // this program could have written is there.
 func (w *work) family(ctx context.Context, want ruleset.Set) error {
 	main, others, err := w.stores(ctx, want.Family)
-	if err != nil && want.Empty() {
+	if err != nil && want.Empty() && !errors.Is(err, errLegacy) {
 		w.log.DebugContext(ctx, "leaving a family alone", "family", want.Family.String(), "cause", err.Error())
 		return nil
 	}

@@ -1,0 +1,98 @@
+package iptables
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+// Socket options of the legacy tables, the same for both families (linux/netfilter_ipv4/ip_tables.h,
+// linux/netfilter_ipv6/ip6_tables.h).
+const (
+	soGetInfo    = 64
+	soGetEntries = 65
+	tableNameLen = 32 // XT_TABLE_MAXNAMELEN, linux/netfilter/x_tables.h
+)
+
+// getInfo is struct ipt_getinfo, which is ip6t_getinfo as well.
+type getInfo struct {
+	name       [tableNameLen]byte
+	validHooks uint32
+	hookEntry  [5]uint32
+	underflow  [5]uint32
+	entries    uint32
+	size       uint32
+}
+
+// getEntries is the head of struct ipt_get_entries; the entries follow, aligned to 8 bytes.
+const getEntriesHead = tableNameLen + 8
+
+// LegacyMesh reports whether the legacy tables of the current namespace hold chains of the mesh, without a tool: those
+// are found by the names that the entries carry, so no entry has to be understood.
+func LegacyMesh(f ruleset.Family) (bool, error) {
+	list := map[ruleset.Family]string{ruleset.IPv4: "ip_tables_names", ruleset.IPv6: "ip6_tables_names"}[f]
+	names, err := os.ReadFile("/proc/thread-self/net/" + list) //nolint:gosec // one of two constants
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("listing legacy tables of %s: %w", f, err)
+	}
+	for _, table := range strings.Fields(string(names)) {
+		entries, err := legacyEntries(f, table)
+		if err != nil {
+			return false, fmt.Errorf("reading legacy table %q of %s: %w", table, f, err)
+		}
+		if bytes.Contains(entries, []byte("ISTIO_")) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func legacyEntries(f ruleset.Family, table string) ([]byte, error) {
+	domain, level := unix.AF_INET, unix.IPPROTO_IP
+	if f == ruleset.IPv6 {
+		domain, level = unix.AF_INET6, unix.IPPROTO_IPV6
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd) //nolint:errcheck // nothing was written
+	const attempts = 10
+	for range attempts {
+		var info getInfo
+		copy(info.name[:tableNameLen-1], table)
+		if err := getsockopt(fd, level, soGetInfo, unsafe.Pointer(&info), uint32(unsafe.Sizeof(info))); err != nil {
+			return nil, err
+		}
+		buffer := make([]byte, getEntriesHead+int(info.size))
+		copy(buffer[:tableNameLen-1], table)
+		*(*uint32)(unsafe.Pointer(&buffer[tableNameLen])) = info.size
+		err := getsockopt(fd, level, soGetEntries, unsafe.Pointer(&buffer[0]), uint32(len(buffer))) //nolint:gosec // the kernel's own size
+		if errors.Is(err, unix.EAGAIN) {
+			continue // somebody changed it in between
+		}
+		return buffer, err
+	}
+	return nil, errors.New("it changes all the time")
+}
+
+func getsockopt(fd, level, option int, value unsafe.Pointer, size uint32) error {
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option), uintptr(value),
+		uintptr(unsafe.Pointer(&size)), 0)
+	runtime.KeepAlive(value)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
