@@ -13,6 +13,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,6 +29,8 @@ type Options struct {
 	Log  *slog.Logger
 	// Keep gives keys of annotations and labels that are kept besides those that decide about redirection.
 	Keep []string
+	// KeepMessage is a termination message that is looked for; all others are dropped.
+	KeepMessage string
 }
 
 // Store has the pods of the node.
@@ -78,6 +81,21 @@ func (s *Store) keep(p *kube.NodePod) {
 		}
 	}
 	p.Facts = slim
+	for _, statuses := range [][]kube.ContainerStatus{p.InitStatuses, p.Statuses} {
+		for i := range statuses {
+			for _, state := range []*kube.ContainerState{&statuses[i].State, &statuses[i].Last} {
+				state.Message = s.message(state.Message)
+			}
+		}
+	}
+}
+
+// message drops what a container left as its last words, of which there may be 4 KiB, unless somebody looks for it.
+func (s *Store) message(text string) string {
+	if text = strings.TrimSpace(text); text != "" && text == strings.TrimSpace(s.options.KeepMessage) {
+		return text
+	}
+	return ""
 }
 
 func with(of map[string]string, key, value string) map[string]string {

@@ -18,6 +18,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/podnet"
 	"github.com/meshcni/istio-cni/internal/node/podns"
+	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
 // job is the work on one pod as it was at one moment. What it remembers goes back to the pod's entry in the end.
@@ -196,8 +197,9 @@ func (j *job) inside(ctx context.Context, fn func(podnet.Namespace) error) (err 
 		return err
 	}
 	j.log.DebugContext(ctx, "found the pod's network namespace", slog.String("source", string(found.Source())))
+	prefer := j.conf.Backend == redirect.Auto && selfcheck.Recorded(j.conf.RunDir).PreferTools
 	return fn(podnet.Namespace{
-		Path: forChildren(found.Path()), Log: j.log, Backend: j.conf.Backend,
+		Path: forChildren(found.Path()), Log: j.log, Backend: j.conf.Backend, PreferTools: prefer,
 		Tools: iptables.Host{Path: j.ToolPath, Force: iptables.Variant(j.conf.ForceIptables)},
 	})
 }

@@ -10,6 +10,17 @@ func proxyEnv() []string {
 	return []string{"DISABLE_ENVOY", "ISTIO_META_DNS_CAPTURE", "ISTIO_DUAL_STACK", "INVALID_DROP"}
 }
 
+// Reads lists the keys of annotations and labels and the variables of the proxy that rules read, sorted: with the fields
+// of [Facts] they are what decisions rest on.
+func Reads() []string {
+	keys := append([]string{InjectKey, StatusKey, KubevirtInterfacesKey, initContainer, ValidationContainer, proxyContainer}, proxyEnv()...)
+	for key := range fields {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
 // Slim gives facts about which Decide decides alike, without what no rule reads: who remembers many pods remembers
 // these. The facts themselves are not changed, and what is kept does not hold the rest in memory.
 func (f Facts) Slim() Facts {

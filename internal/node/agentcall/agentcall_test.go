@@ -42,8 +42,15 @@ func TestFactsVersion(t *testing.T) {
 	const want = `1: Namespace string, Name string, UID string, HostNetwork bool, Labels map[string]string, ` +
 		`Annotations map[string]string, RunAsUser *int64, RunAsGroup *int64, Containers []sidecar.Container, ` +
 		`Containers.Name string, Containers.Init bool, Containers.Args []string, Containers.Env []sidecar.EnvVar, ` +
-		`Containers.Env.Name string, Containers.Env.Value string, Containers.RunAsUser *int64, Containers.RunAsGroup *int64`
-	got := "1: " + strings.Join(shape(reflect.TypeFor[sidecar.Facts](), ""), ", ")
+		`Containers.Env.Name string, Containers.Env.Value string, Containers.RunAsUser *int64, Containers.RunAsGroup *int64; ` +
+		`DISABLE_ENVOY INVALID_DROP ISTIO_DUAL_STACK ISTIO_META_DNS_CAPTURE istio-init istio-proxy istio-validation ` +
+		`istio.io/reroute-virtual-interfaces sidecar.istio.io/inject sidecar.istio.io/interceptionMode sidecar.istio.io/status ` +
+		`traffic.sidecar.istio.io/excludeInboundPorts traffic.sidecar.istio.io/excludeInterfaces ` +
+		`traffic.sidecar.istio.io/excludeOutboundIPRanges traffic.sidecar.istio.io/excludeOutboundPorts ` +
+		`traffic.sidecar.istio.io/includeInboundPorts traffic.sidecar.istio.io/includeOutboundIPRanges ` +
+		`traffic.sidecar.istio.io/includeOutboundPorts traffic.sidecar.istio.io/kubevirtInterfaces`
+	// What rules read counts as well: an agent keeps nothing else.
+	got := "1: " + strings.Join(shape(reflect.TypeFor[sidecar.Facts](), ""), ", ") + "; " + strings.Join(sidecar.Reads(), " ")
 	if agentcall.FactsVersion != 1 || got != want {
 		t.Errorf("version %d of the facts is\n%s\nand was\n%s", agentcall.FactsVersion, got, want)
 	}

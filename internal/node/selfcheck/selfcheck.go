@@ -49,8 +49,12 @@ func Run(ctx context.Context, o Options) (Verdict, error) {
 		v.Results = append(v.Results, Result{Backend: b})
 	}
 	for _, f := range families() {
-		if err := v.try(ctx, o, f); err != nil {
+		err := v.try(ctx, o, f)
+		if err != nil && (f == ruleset.IPv4 || errors.Is(err, ErrPrivilege)) {
 			return v, err
+		}
+		if err != nil { // it is switched off on this node
+			o.Log.WarnContext(ctx, "a family could not be tried", slog.String("family", f.String()), slog.String("error", err.Error()))
 		}
 	}
 	v.choose()

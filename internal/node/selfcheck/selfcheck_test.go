@@ -112,18 +112,18 @@ func TestTheVerdictChooses(t *testing.T) {
 	for name, c := range map[string]struct {
 		netlink, tools []Problem
 		want           redirect.Backend
-		recorded       redirect.Backend
+		prefer         bool
 	}{
-		"all works":                    {nil, nil, redirect.Netlink, redirect.Auto},
-		"netlink does not":             {broken, nil, redirect.Tools, redirect.Tools},
-		"netlink lacks TPROXY":         {[]Problem{problem("IPv4", "TPROXY")}, nil, redirect.Tools, redirect.Tools},
-		"both lack IPv6":               {[]Problem{problem("IPv6", "REDIRECT")}, []Problem{problem("IPv6", "REDIRECT")}, redirect.Netlink, redirect.Auto},
-		"there are no tools":           {nil, broken, redirect.Netlink, redirect.Auto},
-		"netlink lacks IPv6, no tools": {[]Problem{problem("IPv6", "REDIRECT")}, broken, redirect.Netlink, redirect.Auto},
-		"nothing works":                {broken, broken, "", redirect.Auto},
+		"all works":                    {nil, nil, redirect.Netlink, false},
+		"netlink does not":             {broken, nil, redirect.Tools, true},
+		"netlink lacks TPROXY":         {[]Problem{problem("IPv4", "TPROXY")}, nil, redirect.Tools, true},
+		"both lack IPv6":               {[]Problem{problem("IPv6", "REDIRECT")}, []Problem{problem("IPv6", "REDIRECT")}, redirect.Netlink, false},
+		"there are no tools":           {nil, broken, redirect.Netlink, false},
+		"netlink lacks IPv6, no tools": {[]Problem{problem("IPv6", "REDIRECT")}, broken, redirect.Netlink, false},
+		"nothing works":                {broken, broken, "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			v := Verdict{Version: version, Results: []Result{
+			v := Verdict{Version: version, Kernel: kernel(), Results: []Result{
 				{Backend: redirect.Netlink, Problems: c.netlink}, {Backend: redirect.Native}, {Backend: redirect.Tools, Problems: c.tools},
 			}}
 			v.choose()
@@ -140,8 +140,8 @@ func TestTheVerdictChooses(t *testing.T) {
 			if err := v.Record(hostfs.Disk{}, dir); err != nil {
 				t.Fatal(err)
 			}
-			if got := Recorded(dir); got != c.recorded {
-				t.Errorf("recorded %q, want %q", got, c.recorded)
+			if got := Recorded(dir); got.PreferTools != c.prefer || (got.Err != nil) != (c.want == "") {
+				t.Errorf("recorded %+v", got)
 			}
 		})
 	}
@@ -169,16 +169,16 @@ func TestToolsThatAreNotHereMayBeOnTheNode(t *testing.T) {
 }
 
 func TestAVerdictThatMakesNoSenseDoesNotCount(t *testing.T) {
-	for _, text := range []string{"", "{", "[]", `{"version":2,"choice":"iptables"}`, `{"version":1,"choice":"magic"}`, `{"version":1}`} {
+	for _, text := range []string{"", "{", "[]", `{"version":2,"choice":"iptables"}`, `{"version":1,"choice":"magic"}`, `{"version":1}`, `{"version":1,"kernel":"another","choice":"","results":[{"backend":"netlink"}]}`} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, FileName), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if got := Recorded(dir); got != redirect.Auto {
-			t.Errorf("%s: %q", text, got)
+		if got := Recorded(dir); got != (Advice{}) {
+			t.Errorf("%s: %+v", text, got)
 		}
 	}
-	if got := Recorded(t.TempDir()); got != redirect.Auto {
-		t.Errorf("without a file: %q", got)
+	if got := Recorded(t.TempDir()); got != (Advice{}) {
+		t.Errorf("without a file: %+v", got)
 	}
 }

@@ -153,18 +153,33 @@ func (v Verdict) Record(disk hostfs.Disk, runDir string) error {
 // maxVerdict bounds the file.
 const maxVerdict = 64 << 10
 
-// Recorded gives the backend to use where nobody asks for one: Tools where a self-test of this node found that netlink
-// does not do, else Auto.
-func Recorded(runDir string) redirect.Backend {
+// Advice is what a verdict says about backend auto.
+type Advice struct {
+	// PreferTools says that netlink does not do on this node, and the programs of the host may.
+	PreferTools bool
+	// Err says that nothing does: packets were tried, and none came out where they should.
+	Err error
+}
+
+// Recorded gives what a self-test of this node found. Without a verdict that counts there is no advice.
+func Recorded(runDir string) Advice {
 	text, _, err := hostfs.ReadFile(filepath.Join(runDir, FileName), maxVerdict)
 	var v Verdict
-	if err != nil || json.Unmarshal(text, &v) != nil || v.Version != version {
-		return redirect.Auto
+	if err != nil || json.Unmarshal(text, &v) != nil || v.Version != version || len(v.Results) == 0 || v.Kernel != kernel() {
+		return Advice{}
 	}
-	if v.Choice == redirect.Tools {
-		return redirect.Tools
+	return v.Advice()
+}
+
+// Advice is for backend auto.
+func (v Verdict) Advice() Advice {
+	switch v.Choice {
+	case redirect.Tools:
+		return Advice{PreferTools: true}
+	case "":
+		return Advice{Err: v.Served(redirect.Auto)}
 	}
-	return redirect.Auto // which tries netlink first
+	return Advice{} // auto tries netlink first
 }
 
 // kernel is the release of the kernel, for people.

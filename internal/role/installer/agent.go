@@ -21,6 +21,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
 // component is the source of our events.
@@ -58,6 +59,10 @@ type node struct {
 	// background ends with the agent; what is started with it may be slow or fail for ever.
 	background context.Context //nolint:containedctx // the life of the agent
 	live       live
+	// left says that the agent is leaving: what is removed then stays away.
+	left atomic.Bool
+	// verdict is that of the self-test, nil until there is one.
+	verdict atomic.Pointer[selfcheck.Verdict]
 	// stanza is what the plugin is told now.
 	stanza atomic.Pointer[cniconf.Stanza]
 }
@@ -100,9 +105,7 @@ func stay(ctx context.Context, in input, cfg Config, log *slog.Logger) error {
 		log.WarnContext(ctx, "no API server: no events, no live configuration from a ConfigMap, and no way to tell an upgrade from a removal",
 			slog.String("error", err.Error()))
 	}
-	if err = n.openLookups(ctx); err != nil {
-		return err
-	}
+	n.openLookups(ctx)
 	n.start(func() { n.guardSockets(n.background) })
 	return n.run(ctx)
 }
@@ -203,7 +206,7 @@ func (n *node) guardSockets(ctx context.Context) {
 	if n.lookups != nil {
 		guarded[n.cfg.podSocket()] = n.lookups
 	}
-	paths := []hostfs.Path{{Name: lockFile(n.cfg)}}
+	paths := []hostfs.Path{{Name: lockFile(n.cfg)}, {Name: n.cfg.verdictFile()}}
 	for path := range guarded {
 		paths = append(paths, hostfs.Path{Name: path})
 	}
@@ -224,6 +227,7 @@ func (n *node) mend(ctx context.Context, sockets map[string]*unixsock.Server) {
 	if again, err := n.held.Again(lockFile(n.cfg)); again || err != nil {
 		n.log.WarnContext(ctx, "the lock was removed, and is taken again", slog.Any("error", err))
 	}
+	n.record(ctx)
 	for path, server := range sockets {
 		if server.Listening() {
 			continue
@@ -263,6 +267,7 @@ func (n *node) run(ctx context.Context) error {
 	}
 	endTest()
 	<-tested // what it writes down would be left
+	n.left.Store(true)
 	return n.leave(context.WithoutCancel(ctx))
 }
 

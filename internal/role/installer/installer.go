@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"path"
 	"strings"
 	"syscall"
 	"time"
@@ -19,7 +18,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
-	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
 // maxTemplate bounds a template and other files of the configuration.
@@ -151,7 +149,7 @@ func alone(cfg Config) (*hostfs.Held, error) {
 // agent left, and the lock.
 func forget(cfg Config) error {
 	var errs []error
-	for _, file := range []string{path.Join(cfg.RunDir, selfcheck.FileName), cfg.podSocket(), lockFile(cfg)} {
+	for _, file := range []string{cfg.verdictFile(), cfg.podSocket(), lockFile(cfg)} {
 		errs = append(errs, (hostfs.Disk{}).Remove(file))
 	}
 	return errors.Join(errs...)

@@ -15,26 +15,28 @@ import (
 func (c Config) podSocket() string { return path.Join(c.RunDir, agentcall.SocketName) }
 
 // openLookups starts what keeps the pods of the node in sight, and answers plugins. Without it they ask the API server.
-func (n *node) openLookups(ctx context.Context) error {
+func (n *node) openLookups(ctx context.Context) {
 	if n.api == nil || n.cfg.NodeName == "" {
 		n.log.InfoContext(ctx, "plugins ask the API server themselves: the agent does not know the API server or its node's name")
-		return nil
+		return
 	}
 	n.pods = podinfo.NewStore(podinfo.Options{
-		API: n.api, Node: n.cfg.NodeName, Log: n.log, Keep: []string{n.cfg.Repair.LabelKey, n.cfg.Repair.Predicate.Annotation},
+		API: n.api, Node: n.cfg.NodeName, Log: n.log, Keep: []string{n.cfg.Repair.LabelKey, n.cfg.Repair.Predicate.Annotation}, KeepMessage: n.cfg.Repair.Predicate.Message,
 	})
+	n.start(func() { n.pods.Run(n.background) }) // repair looks at them as well
 	server, err := unixsock.Open(ctx, unixsock.Options{
 		Path: n.cfg.podSocket(), DirMode: n.cfg.RunDirMode, Connections: 64, Grace: 2 * time.Second, Patience: 5 * time.Second,
 		Header: 16 << 10, KeepAlive: true, End: time.Second, Trouble: lookupTrouble{n.log}, Log: n.log, Now: clock,
 	})
 	if err != nil {
-		return err
+		// Plugins can do without; the node cannot do without the plugin.
+		n.log.ErrorContext(ctx, "plugins cannot ask this agent, and ask the API server", slog.String("error", err.Error()))
+		n.warn("CNILookupSocketFailed", "plugins cannot ask the node agent, and ask the API server: "+err.Error())
+		return
 	}
 	n.lookups = server
 	service := podinfo.Service{Store: n.pods, Ring: &n.decisions, Metrics: n.metrics, Log: n.log}
 	n.start(func() { server.Serve(n.background, service.Handler()) })
-	n.start(func() { n.pods.Run(n.background) })
-	return nil
 }
 
 // lookupTrouble logs connections that are not served.

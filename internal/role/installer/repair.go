@@ -7,9 +7,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/podrepair"
 	"github.com/meshcni/istio-cni/internal/agent/workqueue"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/kube"
-	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
 // repair looks after pods that run without redirection, for as long as the agent runs. Nothing of the installation waits for it.
@@ -39,11 +37,7 @@ func (n *node) repair() {
 	})
 }
 
-// plugin is what the plugin of this node is told now, and finds out by itself.
+// plugin is what the plugin of this node is told now.
 func (n *node) plugin() (cniconf.NetConf, error) {
-	conf, err := n.stanza.Load().NetConf()
-	if conf.Backend == redirect.Auto {
-		conf.Backend = selfcheck.Recorded(n.cfg.RunDir)
-	}
-	return conf, err
+	return n.stanza.Load().NetConf()
 }

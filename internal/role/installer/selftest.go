@@ -3,6 +3,8 @@ package installer
 import (
 	"context"
 	"log/slog"
+	"os"
+	"path"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
@@ -29,14 +31,9 @@ func (n *node) test(ctx context.Context) {
 			n.ready(nil)
 			return
 		}
-		if err = verdict.Record(hostfs.Disk{}, n.cfg.RunDir); err != nil {
-			n.log.WarnContext(ctx, "the plugin is not told what the self-test found", slog.String("error", err.Error()))
-		}
-		conf, err := n.stanza.Load().NetConf()
-		if err == nil {
-			err = verdict.Served(conf.Backend)
-		}
-		n.ready(err)
+		n.verdict.Store(&verdict)
+		n.record(ctx)
+		err = n.judge()
 		if err == nil {
 			n.log.InfoContext(ctx, "self-test passed: pods can be redirected on this node", slog.String("auto", string(verdict.Choice)),
 				slog.String("problems", verdict.Summary()))
@@ -51,6 +48,37 @@ func (n *node) test(ctx context.Context) {
 		}
 		timer.Stop()
 	}
+}
+
+// verdictFile is where the plugin finds the verdict.
+func (c Config) verdictFile() string { return path.Join(c.RunDir, selfcheck.FileName) }
+
+// record writes the verdict down, if there is one and it is not there.
+func (n *node) record(ctx context.Context) {
+	verdict := n.verdict.Load()
+	if verdict == nil || n.left.Load() {
+		return
+	}
+	if _, err := os.Stat(n.cfg.verdictFile()); err == nil && selfcheck.Recorded(n.cfg.RunDir) == verdict.Advice() {
+		return
+	}
+	if err := verdict.Record(hostfs.Disk{}, n.cfg.RunDir); err != nil {
+		n.log.WarnContext(ctx, "the plugin is not told what the self-test found", slog.String("error", err.Error()))
+	}
+}
+
+// judge holds what the plugin is told to what the self-test found.
+func (n *node) judge() error {
+	verdict := n.verdict.Load()
+	if verdict == nil {
+		return nil
+	}
+	conf, err := n.stanza.Load().NetConf()
+	if err == nil {
+		err = verdict.Served(conf.Backend)
+	}
+	n.ready(err)
+	return err
 }
 
 // ready reports the self-test, where readiness counts.

@@ -36,20 +36,24 @@ func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) (err error) {
 	defer func() { call.report(ctx, conf, err) }()
 	decision, err := call.decide(ctx, conf)
 	if err != nil {
+		call.finished = true
 		return lookupFailure(pod, err)
 	}
 	call.say(ctx, log, decision)
 	switch decision.Outcome {
 	case sidecar.Refuse:
+		call.finished = true
 		return refusal(pod, decision)
 	case sidecar.Capture:
 		report, err := p.capture(ctx, conf, pod, args.Netns, decision.Spec, log)
 		call.programmed(report)
+		call.finished = true
 		if err != nil {
 			return err
 		}
 	case sidecar.Pass:
 	}
+	call.finished = true
 	return before.print(&p.answer)
 }
 
@@ -66,6 +70,9 @@ func (p *plugin) capture(ctx context.Context, conf cniconf.NetConf, pod podArgs,
 	}
 	if err := p.notTheHost(path); err != nil {
 		return podnet.Report{}, failure{code: types.ErrInvalidNetNS, what: fmt.Sprintf("istio-cni cannot redirect the traffic of pod %s", pod), cause: err}
+	}
+	if err := advice(conf).Err; err != nil {
+		return podnet.Report{}, programFailure(pod, err)
 	}
 	report, err := p.namespace(conf, path, log).Apply(ctx, spec, podnet.Reconcile)
 	if err != nil {

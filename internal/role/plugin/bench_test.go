@@ -1,62 +1,246 @@
 package plugin_test
 
 import (
+	"cmp"
 	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
-// BenchmarkCommand times whole invocations of the program, from process start to exit: what a runtime waits for.
-func BenchmarkCommand(b *testing.B) {
-	node := chaintest.New(b, chaintest.Build(b, b.TempDir()))
-	list := node.Chain("1.0.0", chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}, "plugin_log_level": "info"})
-	legacy := node.Chain("1.0.0", chaintest.Stanza{"force_iptables_binary": "legacy", "plugin_log_level": "info"})
-	fresh := func(b *testing.B, p chaintest.Pod) chaintest.Pod {
-		b.Helper()
-		p.Netns = netnstest.New(b)
-		netnstest.Run(b, p.Netns, "ip", "addr", "add", "10.9.0.1/32", "dev", "lo")
-		return p
+// The benchmarks time whole invocations, from process start to exit: what a runtime waits for, and what a node spends.
+// Each run is one of a pair with a run of a static Go program that does nothing, so that a figure can be given in terms
+// of it: absolute times move with the machine and with whatever else it does.
+
+// floor is that program, built once.
+func floor(b *testing.B) string {
+	b.Helper()
+	file := filepath.Join(filepath.Dir(program(b)), "empty")
+	if _, err := os.Stat(file); err == nil {
+		return file
 	}
-	mesh := node.NewPod("apps", "mesh", chaintest.Sidecar)
-	plain := node.NewPod("apps", "plain", chaintest.PlainPod)
-	excluded := node.NewPod("kube-system", "coredns", nil)
-	once := fresh(b, mesh)
+	return chaintest.BuildPackage(b, file, "github.com/meshcni/istio-cni/hack/bench/empty")
+}
+
+// cost is that of one process, its children included.
+type cost struct{ cpu, wall time.Duration }
+
+// timed runs a command in the node's namespace.
+func (s stage) timed(tb testing.TB, cmd *exec.Cmd) cost {
+	tb.Helper()
+	var c cost
+	if err := netns.Do(s.node.Netns, func() error {
+		began := time.Now()
+		err := cmd.Run()
+		c.wall = time.Since(began)
+		return err
+	}); err != nil {
+		tb.Fatal(err)
+	}
+	c.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	return c
+}
+
+// pairs runs commands and the empty program in turn and reports medians.
+func (s stage) pairs(b *testing.B, next func(b *testing.B) *exec.Cmd) {
+	b.Helper()
+	var cpu, wall, times []float64
+	nothing := floor(b)
+	s.timed(b, next(b)) // the files are in memory from here on
+	for b.Loop() {
+		b.StopTimer()
+		cmd := next(b)
+		empty := s.timed(b, exec.CommandContext(b.Context(), nothing))
+		b.StartTimer()
+		c := s.timed(b, cmd)
+		cpu, wall = append(cpu, float64(c.cpu)/float64(empty.cpu)), append(wall, float64(c.wall)/float64(empty.wall))
+		times = append(times, c.cpu.Seconds()*1000)
+	}
+	b.ReportMetric(quantile(times, 0.5), "cpu-ms")
+	b.ReportMetric(quantile(cpu, 0.5), "x-empty-cpu")
+	b.ReportMetric(quantile(wall, 0.5), "x-empty-wall")
+}
+
+// quantile gives a value that q of the others do not exceed.
+func quantile[T cmp.Ordered](all []T, q float64) T {
+	all = slices.Sorted(slices.Values(all))
+	return all[min(int(q*float64(len(all))), len(all)-1)]
+}
+
+// fresh is the stage's pod with a sandbox that nothing was done to.
+func (s stage) fresh(tb testing.TB) chaintest.Pod {
+	tb.Helper()
+	p := s.pod
+	p.Netns = netnstest.New(tb)
+	netnstest.Run(tb, p.Netns, "ip", "link", "set", "lo", "up")
+	addressed(tb, p)
+	return p
+}
+
+// ready is a stage with an agent that takes the log as well.
+func ready(b *testing.B, withAgent bool, namespace string, describe func(*kubetest.Pod), stanza chaintest.Stanza) stage {
+	b.Helper()
+	s := set(b, withAgent, namespace, describe, stanza)
+	if !withAgent {
+		return s
+	}
+	var config net.ListenConfig
+	listener, err := config.Listen(b.Context(), "unix", filepath.Join(s.node.RunDir, "log.sock"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	relay := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+	})}
+	go func() { _ = relay.Serve(listener) }()
+	b.Cleanup(func() { _ = relay.Close() })
+	return s
+}
+
+// BenchmarkCommand times each command.
+func BenchmarkCommand(b *testing.B) {
+	excluded := chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}}
 	for _, c := range []struct {
-		name string
-		run  func(b *testing.B) error
+		name, command string
+		agent         bool
+		namespace     string
+		describe      func(*kubetest.Pod)
+		stanza        chaintest.Stanza
+		// again says that the pod has its rules already, afresh that each run gets a new one.
+		again, afresh bool
 	}{
-		{"VERSION", func(*testing.B) error { _, err := node.Exec("VERSION", plain, nil); return err }},
-		{"DEL", func(*testing.B) error { _, err := node.Exec("DEL", plain, []byte("{}")); return err }},
-		{"ADD excluded namespace", func(*testing.B) error { _, err := node.Ours(list, excluded, nil); return err }},
-		{"ADD plain pod", func(*testing.B) error { _, err := node.Ours(list, plain, nil); return err }},
-		{"ADD mesh pod", func(b *testing.B) error {
-			b.StopTimer()
-			p := fresh(b, mesh)
-			b.StartTimer()
-			_, err := node.Ours(list, p, nil)
-			return err
-		}},
-		{"ADD mesh pod legacy", func(b *testing.B) error {
-			b.StopTimer()
-			p := fresh(b, mesh)
-			b.StartTimer()
-			_, err := node.Ours(legacy, p, nil)
-			return err
-		}},
-		{"ADD mesh pod again", func(*testing.B) error { _, err := node.Ours(list, once, nil); return err }},
+		{name: "VERSION", command: "VERSION", describe: chaintest.PlainPod},
+		{name: "DEL", command: "DEL", describe: chaintest.PlainPod},
+		{name: "ADD/excluded", command: "ADD", agent: true, namespace: "kube-system", describe: chaintest.PlainPod, stanza: excluded},
+		{name: "ADD/annotations", command: "ADD", agent: true, describe: chaintest.PlainPod, stanza: delivered(`{"a":"b"}`)},
+		{name: "ADD/plain-agent", command: "ADD", agent: true, describe: chaintest.PlainPod},
+		{name: "ADD/plain-api", command: "ADD", describe: chaintest.PlainPod},
+		{name: "ADD/mesh-agent", command: "ADD", agent: true, describe: chaintest.Sidecar, afresh: true},
+		{name: "ADD/mesh-api", command: "ADD", describe: chaintest.Sidecar, afresh: true},
+		{name: "ADD/again-agent", command: "ADD", agent: true, describe: chaintest.Sidecar, again: true},
+		{name: "CHECK/agent", command: "CHECK", agent: true, describe: chaintest.Sidecar, again: true},
+		{name: "CHECK/api", command: "CHECK", describe: chaintest.Sidecar, again: true},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			for b.Loop() {
-				if err := c.run(b); err != nil {
-					b.Fatal(err)
+			s := ready(b, c.agent, cmp.Or(c.namespace, "shop"), c.describe, c.stanza)
+			if c.again {
+				s.timed(b, s.node.Command("ADD", s.pod, s.input))
+			}
+			s.pairs(b, func(b *testing.B) *exec.Cmd {
+				p := s.pod
+				if c.afresh {
+					p = s.fresh(b)
 				}
+				return s.node.Command(c.command, p, s.input)
+			})
+		})
+	}
+}
+
+// BenchmarkBackend times ADD of a new pod of both families with each way of writing rules.
+func BenchmarkBackend(b *testing.B) {
+	for name, stanza := range backends() {
+		b.Run(name, func(b *testing.B) {
+			s := ready(b, true, "shop", dualStack, stanza)
+			s.pairs(b, func(b *testing.B) *exec.Cmd { return s.node.Command("ADD", s.fresh(b), s.input) })
+		})
+	}
+}
+
+func backends() map[string]chaintest.Stanza {
+	return map[string]chaintest.Stanza{
+		"netlink": {"backend": "netlink"}, "native": {"backend": "native"},
+		"iptables-nft":    {"backend": "iptables", "force_iptables_binary": "nft"},
+		"iptables-legacy": {"backend": "iptables", "force_iptables_binary": "legacy"},
+	}
+}
+
+// BenchmarkRules times ADD of a new pod that excludes many ports, which is a rule each.
+func BenchmarkRules(b *testing.B) {
+	for _, backend := range []string{"netlink", "native", "iptables-nft"} {
+		for _, ports := range []int{0, 100, 250, 480} {
+			b.Run(fmt.Sprintf("%s/excluding-%d", backend, ports), func(b *testing.B) {
+				s := ready(b, true, "shop", func(p *kubetest.Pod) {
+					chaintest.Sidecar(p)
+					var list []string
+					for i := range ports {
+						list = append(list, strconv.Itoa(20000+i))
+					}
+					p.Annotations["traffic.sidecar.istio.io/excludeInboundPorts"] = strings.Join(list, ",")
+				}, maps.Clone(backends()[backend]))
+				s.pairs(b, func(b *testing.B) *exec.Cmd { return s.node.Command("ADD", s.fresh(b), s.input) })
+			})
+		}
+	}
+}
+
+// BenchmarkHundredPods times 100 ADDs, one and then eight at a time.
+func BenchmarkHundredPods(b *testing.B) {
+	for name, withAgent := range map[string]bool{"agent": true, "api": false} {
+		b.Run(name, func(b *testing.B) {
+			s := ready(b, withAgent, "shop", chaintest.Sidecar, nil)
+			one, eight := map[string][]float64{}, map[string][]float64{}
+			var spread []float64
+			for b.Loop() {
+				a, c := s.hundred(b, 1), s.hundred(b, 8)
+				for what, value := range a {
+					one[what] = append(one[what], value)
+				}
+				for what, value := range c {
+					eight[what] = append(eight[what], value)
+				}
+				spread = append(spread, c["p99-ms"]/a["p50-ms"])
+			}
+			for what := range one {
+				b.ReportMetric(quantile(one[what], 0.5), what+"@1")
+				b.ReportMetric(quantile(eight[what], 0.5), what+"@8")
+			}
+			b.ReportMetric(quantile(spread, 0.5), "p99@8/p50@1")
+		})
+	}
+}
+
+// hundred adds new pods, so many at a time.
+func (s stage) hundred(b *testing.B, atOnce int) map[string]float64 {
+	b.Helper()
+	b.StopTimer()
+	pods := make(chan chaintest.Pod, 100)
+	for range cap(pods) {
+		pods <- s.fresh(b)
+	}
+	close(pods)
+	b.StartTimer()
+	var mu sync.Mutex
+	var all []float64
+	var workers sync.WaitGroup
+	began := time.Now()
+	for range atOnce {
+		workers.Go(func() {
+			for p := range pods {
+				c := s.timed(b, s.node.Command("ADD", p, s.input))
+				mu.Lock()
+				all = append(all, c.wall.Seconds()*1000)
+				mu.Unlock()
 			}
 		})
 	}
-	if _, err := os.Stat(once.Netns); err != nil {
-		b.Fatal(fmt.Errorf("the namespace is gone: %w", err))
+	workers.Wait()
+	return map[string]float64{
+		"p50-ms": quantile(all, 0.5), "p99-ms": quantile(all, 0.99), "pods/s": float64(len(all)) / time.Since(began).Seconds(),
 	}
 }

@@ -2,18 +2,24 @@ package plugin_test
 
 import (
 	"fmt"
+	"maps"
+	"path/filepath"
 	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/agentcall"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
 )
 
 // What a call may take is counted by the kernel's word (ptrace) and by the API server's, not by the program's own.
+//
+// None of these tests is parallel: the plugin waits for the agent, which is here, for a quarter of a second and then asks
+// the API server, as it must, but not within the budget.
 
 // budget is what a call of the runtime takes.
 type budget struct {
@@ -38,35 +44,48 @@ func addressed(tb testing.TB, p chaintest.Pod) {
 	tb.Helper()
 	for _, command := range [][]string{
 		{"link", "add", "eth0", "type", "veth", "peer", "name", "peer0"},
-		{"addr", "add", "10.9.0.2/24", "dev", "eth0"}, {"addr", "add", "fd09::2/64", "dev", "eth0", "nodad"},
+		{"addr", "add", "10.9.0.2/24", "dev", "eth0"},
+		{"addr", "add", "fd09::2/64", "dev", "eth0", "nodad"},
 	} {
 		netnstest.Run(tb, p.Netns, "ip", command...)
 	}
 }
 
 // set prepares a stage. The pod is known to the agent if there is one, else to the API server.
-func set(t *testing.T, withAgent bool, namespace string, describe func(*kubetest.Pod), stanza chaintest.Stanza) stage {
-	t.Helper()
-	s := stage{node: chaintest.New(t, program(t))}
+func set(tb testing.TB, withAgent bool, namespace string, describe func(*kubetest.Pod), stanza chaintest.Stanza) stage {
+	tb.Helper()
+	s := stage{node: chaintest.New(tb, program(tb))}
 	s.pod = s.node.NewPod(namespace, "web", nil)
-	addressed(t, s.pod)
+	addressed(tb, s.pod)
 	if withAgent {
-		s.agent = serveAgent(t, s.node)
+		s.agent = serveAgent(tb, s.node)
 		s.agent.knows(s.pod, describe)
+		s.agent.wake(tb, s)
 	} else {
 		pod := kubetest.Pod{Namespace: namespace, Name: "web", UID: s.pod.UID}
 		describe(&pod)
 		s.node.API.SetPod(pod)
 	}
 	more := chaintest.Stanza{"plugin_log_level": "info"}
-	for key, value := range stanza {
-		more[key] = value
-	}
+	maps.Copy(more, stanza)
 	var err error
 	if s.input, err = chaintest.Input(s.node.Chain("1.0.0", more), nil); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return s
+}
+
+// wake lets the agent connect to its API server, as it is on a node when a pod starts.
+func (*agent) wake(tb testing.TB, s stage) {
+	tb.Helper()
+	client, err := agentcall.Dial(tb.Context(), filepath.Join(s.node.RunDir, agentcall.SocketName))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer client.Close() //nolint:errcheck // all is said
+	if _, err := client.Pod(tb.Context(), agentcall.Key{Namespace: s.pod.Namespace, Name: s.pod.Name, UID: s.pod.UID}); err != nil {
+		tb.Fatal(err)
+	}
 }
 
 // do runs a command that must succeed within the budget.
@@ -132,12 +151,10 @@ func dualStack(p *kubetest.Pod) {
 // TestBudgetOfAMeshPod: no process, one question and one transaction that removes nothing for a new pod; the question
 // alone for one that has its rules, and for CHECK; nothing at all for DEL.
 func TestBudgetOfAMeshPod(t *testing.T) {
-	t.Parallel()
 	for _, backend := range []string{"auto", "netlink", "native"} {
 		for mode, describe := range map[string]func(*kubetest.Pod){"REDIRECT": chaintest.Sidecar, "TPROXY": byTPROXY, "dual stack": dualStack} {
 			for _, withAgent := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s %s agent %t", backend, mode, withAgent), func(t *testing.T) {
-					t.Parallel()
 					s := set(t, withAgent, "shop", describe, chaintest.Stanza{"backend": backend})
 					asked := budget{requests: 1}
 					if withAgent {
@@ -185,10 +202,8 @@ func unconnected(t *testing.T, r *trace.Record) {
 
 // TestBudgetOfAPodOutsideOfTheMesh: what the runtime hands over is all that it takes.
 func TestBudgetOfAPodOutsideOfTheMesh(t *testing.T) {
-	t.Parallel()
 	for _, withAgent := range []bool{true, false} {
 		t.Run(fmt.Sprintf("agent %t", withAgent), func(t *testing.T) {
-			t.Parallel()
 			s := set(t, withAgent, "shop", chaintest.PlainPod, delivered(`{"kubernetes.io/config.seen":"x"}`))
 			untouched(t, s, s.do(t, "ADD", budget{}))
 			unconnected(t, s.do(t, "CHECK", budget{}))
@@ -205,7 +220,6 @@ func TestBudgetOfAPodOutsideOfTheMesh(t *testing.T) {
 
 // TestBudgetOfAnExcludedPod: its name is enough; what is left to do is to tell.
 func TestBudgetOfAnExcludedPod(t *testing.T) {
-	t.Parallel()
 	s := set(t, true, "kube-system", chaintest.Sidecar, chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}})
 	r := s.do(t, "ADD", budget{questions: 1})
 	if n := r.Sockets(unix.AF_NETLINK); n > 0 {
@@ -217,7 +231,6 @@ func TestBudgetOfAnExcludedPod(t *testing.T) {
 
 // TestBudgetsSeeTheTools is the proof of the others: where processes are started and rules removed, it is seen.
 func TestBudgetsSeeTheTools(t *testing.T) {
-	t.Parallel()
 	s := set(t, true, "shop", dualStack, chaintest.Stanza{"backend": "iptables"})
 	r, stdout := s.node.Traced("ADD", s.pod, s.input)
 	if r.Status.ExitStatus() != 0 || r.Processes == 0 || len(batches(r)) < 2 {

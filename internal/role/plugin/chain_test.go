@@ -19,17 +19,17 @@ import (
 )
 
 // program is the program under test, built once for all tests of the package.
-func program(t *testing.T) string {
-	t.Helper()
+func program(tb testing.TB) string {
+	tb.Helper()
 	built.Do(func() {
 		dir, err := os.MkdirTemp("", "istio-cni-test") //nolint:usetesting // it outlives the first test
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
-		binary = chaintest.Build(t, dir)
+		binary = chaintest.Build(tb, dir)
 	})
 	if binary == "" {
-		t.Fatal("the program could not be built")
+		tb.Fatal("the program could not be built")
 	}
 	return binary
 }

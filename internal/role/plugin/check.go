@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -12,10 +13,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/agentcall"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
 	"github.com/meshcni/istio-cni/internal/node/podnet"
-	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
 // mostNamed is how many differences an error of CHECK names one by one.
@@ -32,12 +33,11 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 		return err
 	}
 	log := p.log.Logger().With("pod", pod.String(), "container", args.ContainerID, "if", args.IfName)
-	space := p.namespace(conf, args.Netns, log)
 	call := p.begin("CHECK", pod, args.ContainerID)
 	defer call.end()
 	decision, err := call.decide(ctx, conf)
 	if err != nil {
-		return p.unknown(ctx, space, pod, err)
+		return p.unknown(ctx, p.namespace(conf, args.Netns, log), pod, err)
 	}
 	call.say(ctx, log, decision)
 	switch decision.Outcome {
@@ -50,7 +50,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 	if err = p.notTheHost(args.Netns); err != nil {
 		return failure{code: types.ErrInvalidNetNS, what: fmt.Sprintf("istio-cni cannot check pod %s", pod), cause: err}
 	}
-	report, err := space.Verify(ctx, decision.Spec)
+	report, err := p.namespace(conf, args.Netns, log).Verify(ctx, decision.Spec)
 	if err != nil {
 		return programFailure(pod, err)
 	}
@@ -82,14 +82,14 @@ func differences(r podnet.Report) error {
 }
 
 // status is the command STATUS: could a pod of the mesh be served now?
-func (p *plugin) status(_ context.Context, args *skel.CmdArgs) error {
+func (p *plugin) status(ctx context.Context, args *skel.CmdArgs) error {
 	conf, err := p.configure(args.StdinData)
 	if err != nil {
 		return err
 	}
 	problem := conf.Problems
 	if problem == nil {
-		_, problem = kube.NewClient(conf.Kubeconfig)
+		problem = p.answered(ctx, conf)
 	}
 	if problem == nil {
 		problem = p.writable(conf)
@@ -100,11 +100,30 @@ func (p *plugin) status(_ context.Context, args *skel.CmdArgs) error {
 	return failure{code: types.ErrPluginNotAvailable, what: "istio-cni cannot serve pods of the mesh now", cause: problem}
 }
 
+// answered reports why nobody would tell about a pod: neither the node agent nor, for want of a way to it, the API server.
+func (p *plugin) answered(ctx context.Context, conf cniconf.NetConf) error {
+	_, problem := kube.NewClient(conf.Kubeconfig)
+	if problem == nil || conf.RunDir == "" {
+		return problem
+	}
+	ctx, cancel := context.WithTimeout(ctx, agentPatience)
+	defer cancel()
+	agent, err := agentcall.Dial(ctx, filepath.Join(conf.RunDir, agentcall.SocketName))
+	if err != nil {
+		return problem
+	}
+	return agent.Close()
+}
+
 // writable reports why rules could not be written on this node, as far as can be told without a pod.
 func (p *plugin) writable(conf cniconf.NetConf) error {
+	found := advice(conf)
+	if found.Err != nil {
+		return found.Err
+	}
 	backend := conf.Backend
-	if backend == redirect.Auto {
-		backend = selfcheck.Recorded(conf.RunDir)
+	if found.PreferTools {
+		backend = redirect.Tools
 	}
 	host := iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)}
 	if backend == redirect.Tools {

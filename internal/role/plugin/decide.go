@@ -22,6 +22,13 @@ const (
 	reportPatience = 50 * time.Millisecond
 )
 
+// mostReported bounds the error of a report, mostSaid that of an answer to the runtime, in bytes: an annotation can have
+// 256 KiB, and what becomes an event must fit into one.
+const (
+	mostReported = 4 << 10
+	mostSaid     = 32 << 10
+)
+
 // clock is the time of day, for durations and reports.
 func clock() time.Time { return time.Now() } //nolint:forbidigo // the plugin's only clock besides the log's
 
@@ -33,6 +40,8 @@ type call struct {
 	began  time.Time
 	// mark is when the last phase ended.
 	mark time.Time
+	// finished says that the call came to its end, whatever that was.
+	finished bool
 	// agent is a connection to the node agent that works, nil if there is none.
 	agent *agentcall.Agent
 }
@@ -159,8 +168,11 @@ func (c *call) report(ctx context.Context, conf cniconf.NetConf, failed error) {
 	if c.told.Source == agentcall.SourceAnnotations || c.agent == nil && c.told.Source != agentcall.SourceName {
 		return
 	}
+	if failed == nil && !c.finished {
+		failed = errUnfinished
+	}
 	if failed != nil {
-		c.told.Error = failed.Error()
+		c.told.Error = bounded(failed.Error(), mostReported)
 	}
 	c.told.Seconds[agentcall.PhaseTotal] = clock().Sub(c.began).Seconds()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportPatience)
@@ -177,6 +189,17 @@ func (c *call) report(ctx context.Context, conf cniconf.NetConf, failed error) {
 	if err != nil {
 		c.plugin.log.Logger().DebugContext(ctx, "the node agent was not told", "cause", err.Error())
 	}
+}
+
+// errUnfinished is a panic on its way up.
+var errUnfinished = errors.New("the plugin panicked")
+
+// bounded cuts a text that may hold all that somebody wrote into an annotation.
+func bounded(text string, most int) string {
+	if len(text) > most {
+		return strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return text
 }
 
 // end lets go the connection to the agent.

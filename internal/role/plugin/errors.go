@@ -37,9 +37,9 @@ func protocol(err error) error {
 		return ready
 	}
 	if f, ok := errors.AsType[failure](err); ok {
-		return types.NewError(f.code, f.what, f.cause.Error())
+		return types.NewError(f.code, f.what, bounded(f.cause.Error(), mostSaid))
 	}
-	return types.NewError(types.ErrInternal, "istio-cni failed", err.Error())
+	return types.NewError(types.ErrInternal, "istio-cni failed", bounded(err.Error(), mostSaid))
 }
 
 // lookupFailure maps a failed look-up of the pod. All but a broken configuration may pass by itself.

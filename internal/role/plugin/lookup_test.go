@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podinfo"
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -31,19 +33,19 @@ type agent struct {
 	calls atomic.Int64
 }
 
-func serveAgent(t *testing.T, n *chaintest.Node) *agent {
-	t.Helper()
-	a := &agent{Server: kubetest.NewServer(t)}
-	api, err := kube.NewAPI(kube.Access{Kubeconfig: a.Kubeconfig(t), Now: time.Now})
+func serveAgent(tb testing.TB, n *chaintest.Node) *agent {
+	tb.Helper()
+	a := &agent{Server: kubetest.NewServer(tb)}
+	api, err := kube.NewAPI(kube.Access{Kubeconfig: a.Kubeconfig(tb), Now: time.Now})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	service := podinfo.Service{
 		Store: podinfo.NewStore(podinfo.Options{API: api, Log: slog.New(slog.DiscardHandler)}), Ring: &a.ring, Metrics: metrics.New(""),
 		Log: slog.New(slog.DiscardHandler),
 	}
 	handler := service.Handler()
-	serveSocket(t, n, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	serveSocket(tb, n, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		a.calls.Add(1)
 		handler.ServeHTTP(w, r)
 	}))
@@ -57,16 +59,16 @@ func (a *agent) knows(p chaintest.Pod, describe func(*kubetest.Pod)) {
 	a.SetPod(pod)
 }
 
-func serveSocket(t *testing.T, n *chaintest.Node, handler http.Handler) {
-	t.Helper()
+func serveSocket(tb testing.TB, n *chaintest.Node, handler http.Handler) {
+	tb.Helper()
 	var config net.ListenConfig
-	listener, err := config.Listen(t.Context(), "unix", filepath.Join(n.RunDir, agentcall.SocketName))
+	listener, err := config.Listen(tb.Context(), "unix", filepath.Join(n.RunDir, agentcall.SocketName))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
 	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(func() { _ = server.Close() })
+	tb.Cleanup(func() { _ = server.Close() })
 }
 
 // delivered is a stanza with the annotations as the runtime hands them over.
@@ -259,5 +261,49 @@ func TestNewerAgentIsUnderstood(t *testing.T) {
 	}
 	if len(n.API.Requests()) != 0 || !strings.Contains(rules(t, pod), "ISTIO_OUTPUT") {
 		t.Errorf("%d requests; rules:\n%s", len(n.API.Requests()), rules(t, pod))
+	}
+}
+
+// verdict writes down what a self-test of this node found.
+func verdict(t *testing.T, n *chaintest.Node, choice, problem string) {
+	t.Helper()
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(map[string]any{
+		"version": 1, "kernel": unix.ByteSliceToString(name.Release[:]), "choice": choice,
+		"results": []any{map[string]any{
+			"backend": "netlink", "problems": []any{map[string]any{"family": "IPv4", "mode": "REDIRECT", "text": problem}},
+		}},
+	})
+	if err == nil {
+		err = os.WriteFile(filepath.Join(n.RunDir, "selftest.json"), text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestNothingWorksOnTheNode: where a self-test saw packets go astray no pod of the mesh starts, unless somebody says how its
+// rules are to be written.
+func TestNothingWorksOnTheNode(t *testing.T) {
+	t.Parallel()
+	n := chaintest.New(t, program(t))
+	verdict(t, n, "", "a connection of the app does not come out")
+	err := chain(n, n.NewPod("shop", "web", chaintest.Sidecar), chaintest.Stanza{})
+	if err == nil || !strings.Contains(err.Error(), "no way of redirecting pods works on this node") ||
+		!strings.Contains(err.Error(), "does not come out") {
+		t.Errorf("got %v", err)
+	}
+	if err := chain(n, n.NewPod("shop", "plain", chaintest.PlainPod), chaintest.Stanza{}); err != nil {
+		t.Errorf("a pod outside of the mesh: %v", err)
+	}
+	forced := n.NewPod("shop", "forced", chaintest.Sidecar)
+	if err := chain(n, forced, chaintest.Stanza{"backend": "netlink"}); err != nil || !strings.Contains(rules(t, forced), "ISTIO_OUTPUT") {
+		t.Errorf("a backend that somebody asked for: %v", err)
+	}
+	if err := n.Status(n.Chain("1.1.0", chaintest.Stanza{})); err == nil || !strings.Contains(err.Error(), "no way of redirecting") {
+		t.Errorf("STATUS: %v", err)
 	}
 }

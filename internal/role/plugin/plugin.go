@@ -150,13 +150,18 @@ func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
 
 // namespace is the pod's network namespace, with the tools of the node.
 func (p *plugin) namespace(conf cniconf.NetConf, path string, log *slog.Logger) podnet.Namespace {
-	if conf.Backend == redirect.Auto && conf.RunDir != "" {
-		conf.Backend = selfcheck.Recorded(conf.RunDir)
-	}
 	return podnet.Namespace{
-		Path: path, Log: log, Backend: conf.Backend,
+		Path: path, Log: log, Backend: conf.Backend, PreferTools: advice(conf).PreferTools,
 		Tools: iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)},
 	}
+}
+
+// advice is what the node agent's self-test found, where nobody says how rules get into a pod.
+func advice(conf cniconf.NetConf) selfcheck.Advice {
+	if conf.Backend != redirect.Auto || conf.RunDir == "" {
+		return selfcheck.Advice{}
+	}
+	return selfcheck.Recorded(conf.RunDir)
 }
 
 // Versions lists the supported versions for a person.

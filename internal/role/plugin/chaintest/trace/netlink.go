@@ -106,16 +106,3 @@ func (r *Record) Connections() []string {
 	}
 	return all
 }
-
-// Locks counts the attempts to take a lock of a file or to let it go: flock(2), or fcntl(2) with a lock.
-func (r *Record) Locks() int {
-	count := 0
-	for _, c := range r.Calls {
-		switch {
-		case c.Number == unix.SYS_FLOCK,
-			c.Number == unix.SYS_FCNTL && (c.Args[1] == unix.F_SETLK || c.Args[1] == unix.F_SETLKW || c.Args[1] == unix.F_OFD_SETLK || c.Args[1] == unix.F_OFD_SETLKW):
-			count++
-		}
-	}
-	return count
-}

@@ -55,8 +55,8 @@ type Record struct {
 // Run starts a command, waits for its end and for that of everything it started, and gives what all of them did. The
 // command's own Wait is done, too. It is no error that the command fails: see Record.Status.
 func Run(cmd *exec.Cmd) (*Record, error) {
-	runtime.LockOSThread() //nolint:forbidigo // ptrace(2): a tracer is a thread
-	defer runtime.UnlockOSThread()
+	runtime.LockOSThread()         //nolint:forbidigo // ptrace(2): a tracer is a thread
+	defer runtime.UnlockOSThread() //nolint:forbidigo // see above
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
@@ -71,6 +71,10 @@ func Run(cmd *exec.Cmd) (*Record, error) {
 	err := t.follow()
 	if err != nil {
 		_ = unix.Kill(-t.first, unix.SIGKILL)
+		var status unix.WaitStatus
+		for gone := error(nil); gone == nil; { // it is no zombie as long as one of its threads is ours
+			_, gone = wait(-t.first, &status)
+		}
 	}
 	// Its end was waited for above, so that it is gone is what Wait says. What it printed is complete after it.
 	if waited := cmd.Wait(); waited != nil && !errors.Is(waited, unix.ECHILD) && err == nil {
@@ -112,29 +116,37 @@ func (t *tracer) follow() error {
 	}
 	t.threads[t.first] = &thread{process: t.first}
 	t.record.Programs = append(t.record.Programs, executable(t.first))
-	id, signal := t.first, 0
+	if err := resume(t.first, 0); err != nil {
+		return err
+	}
 	for {
-		// A thread that was killed meanwhile cannot go on, and is told of below.
-		if err := unix.PtraceSyscall(id, signal); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("letting thread %d go on: %w", id, err)
-		}
-		for {
-			var err error
-			if id, err = wait(-t.first, &status); errors.Is(err, unix.ECHILD) {
-				return nil
-			} else if err != nil {
-				return fmt.Errorf("waiting: %w", err)
-			}
-			if status.Stopped() {
-				break
-			}
+		id, err := wait(-t.first, &status)
+		switch {
+		case errors.Is(err, unix.ECHILD):
+			return nil
+		case err != nil:
+			return fmt.Errorf("waiting: %w", err)
+		case !status.Stopped():
 			t.ended(id, status)
+			continue
 		}
-		var err error
-		if signal, err = t.stopped(id, status); err != nil {
+		signal, err := t.stopped(id, status)
+		// A stopped thread can still be ended, by another one's exit_group or by a signal.
+		if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		if err := resume(id, signal); err != nil {
 			return err
 		}
 	}
+}
+
+// resume lets a thread go on up to its next system call. One that was killed meanwhile cannot, and is told of by wait.
+func resume(id, signal int) error {
+	if err := unix.PtraceSyscall(id, signal); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("letting thread %d go on: %w", id, err)
+	}
+	return nil
 }
 
 // wait is for all threads of a process, or with a negative number of a process group.
@@ -190,11 +202,11 @@ func (t *tracer) event(id, cause int) error {
 		if err != nil {
 			return fmt.Errorf("asking what thread %d made: %w", id, err)
 		}
-		process, err := processOf(int(made)) //nolint:gosec // a process id
+		process, err := processOf(int(made))
 		if err != nil {
 			return err
 		}
-		if process == int(made) { //nolint:gosec // a process id
+		if process == int(made) {
 			t.record.Processes++
 		}
 	}

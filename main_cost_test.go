@@ -1,0 +1,110 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+)
+
+// What every start of the program costs, and so every pod, is what is linked into it and what that does before main.
+
+// mostBytes is the size that the program may have.
+const mostBytes = 20 << 20
+
+// What initialisation may take, as the runtime counts it (GODEBUG=inittrace=1): half as much again as it does today,
+// which is 132 packages with an init, 1896 allocations and 255632 bytes.
+const (
+	mostInits     = 198
+	mostAllocs    = 2844
+	mostInitBytes = 383448
+)
+
+func TestTheProgramIsSmall(t *testing.T) {
+	t.Parallel()
+	info, err := os.Stat(chaintest.Build(t, t.TempDir()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Size() >= mostBytes {
+		t.Errorf("%d bytes, want less than %d", info.Size(), mostBytes)
+	}
+}
+
+// TestNothingElseIsLinked: docs/deps.txt names all that comes from other modules, and nothing of it brings in a scheme or
+// a clientset, which cost a start more than everything else together.
+func TestNothingElseIsLinked(t *testing.T) {
+	t.Parallel()
+	written, err := os.ReadFile("docs/deps.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-tags", "urfave_cli_no_docs", "-deps",
+		"-f", "{{if and (not .Standard) (not .Module.Main)}}{{.ImportPath}}{{end}}", ".")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64", "LC_ALL=C")
+	linked, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, names, _ := strings.Cut(string(written), "\n")
+	want, got := slices.Sorted(slices.Values(strings.Fields(names))), slices.Sorted(slices.Values(strings.Fields(string(linked))))
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("docs/deps.txt is out of step with what is linked (-file +linked); make deps:\n%s", diff)
+	}
+	for _, name := range got {
+		for _, dear := range []string{
+			"k8s.io/client-go/kubernetes", "k8s.io/client-go/rest", "k8s.io/client-go/informers", "k8s.io/client-go/dynamic",
+			"k8s.io/client-go/tools/clientcmd", "k8s.io/client-go/tools/cache", "k8s.io/apimachinery/pkg/runtime", "k8s.io/api",
+			"google.golang.org/protobuf", "github.com/google/gnostic-models", "github.com/spf13/cobra",
+		} {
+			if name == dear || strings.HasPrefix(name, dear+"/") {
+				t.Errorf("%s is linked", name)
+			}
+		}
+	}
+}
+
+// TestAStartInitialisesLittle counts what happens before main.
+func TestAStartInitialisesLittle(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), chaintest.Build(t, t.TempDir()))
+	cmd.Env = append(os.Environ(), "GODEBUG=inittrace=1", "CNI_COMMAND=VERSION")
+	cmd.Stdin = strings.NewReader(`{"cniVersion":"1.0.0"}`)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err, stderr.String())
+	}
+	var packages, size, allocs int
+	for line := range strings.Lines(stderr.String()) {
+		more, allocated, err := initOf(line)
+		if err != nil {
+			t.Fatal(err)
+		}
+		packages, size, allocs = packages+1, size+more, allocs+allocated
+	}
+	t.Logf("%d packages allocate %d bytes in %d pieces", packages, size, allocs)
+	if packages < 10 || packages > mostInits || size > mostInitBytes || allocs > mostAllocs {
+		t.Errorf("%d packages (at most %d) allocate %d bytes (at most %d) in %d pieces (at most %d) before main:\n%s",
+			packages, mostInits, size, mostInitBytes, allocs, mostAllocs, stderr.String())
+	}
+}
+
+// initOf reads a line such as "init net @0.5 ms, 0.017 ms clock, 960 bytes, 10 allocs".
+func initOf(line string) (size, allocs int, err error) {
+	parts := strings.Split(strings.TrimSpace(line), ", ")
+	if len(parts) != 4 {
+		return 0, 0, fmt.Errorf("not a line about an init: %q", line)
+	}
+	if size, err = strconv.Atoi(strings.TrimSuffix(parts[2], " bytes")); err == nil {
+		allocs, err = strconv.Atoi(strings.TrimSuffix(parts[3], " allocs"))
+	}
+	return size, allocs, err
+}
