@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -46,7 +47,7 @@ func LegacyMesh(f ruleset.Family) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("listing legacy tables of %s: %w", f, err)
 	}
-	for _, table := range strings.Fields(string(names)) {
+	for table := range strings.FieldsSeq(string(names)) {
 		entries, err := legacyEntries(f, table)
 		if err != nil {
 			return false, fmt.Errorf("reading legacy table %q of %s: %w", table, f, err)
@@ -72,12 +73,12 @@ func legacyEntries(f ruleset.Family, table string) ([]byte, error) {
 	for range attempts {
 		var info getInfo
 		copy(info.name[:tableNameLen-1], table)
-		if err := getsockopt(fd, level, soGetInfo, unsafe.Pointer(&info), uint32(unsafe.Sizeof(info))); err != nil {
+		if err := getsockopt(fd, level, soGetInfo, unsafe.Pointer(&info), uint32(unsafe.Sizeof(info))); err != nil { //nolint:gosec // a struct of the kernel
 			return nil, err
 		}
 		buffer := make([]byte, getEntriesHead+int(info.size))
 		copy(buffer[:tableNameLen-1], table)
-		*(*uint32)(unsafe.Pointer(&buffer[tableNameLen])) = info.size
+		binary.NativeEndian.PutUint32(buffer[tableNameLen:], info.size)
 		err := getsockopt(fd, level, soGetEntries, unsafe.Pointer(&buffer[0]), uint32(len(buffer))) //nolint:gosec // the kernel's own size
 		if errors.Is(err, unix.EAGAIN) {
 			continue // somebody changed it in between
@@ -89,7 +90,7 @@ func legacyEntries(f ruleset.Family, table string) ([]byte, error) {
 
 func getsockopt(fd, level, option int, value unsafe.Pointer, size uint32) error {
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option), uintptr(value),
-		uintptr(unsafe.Pointer(&size)), 0)
+		uintptr(unsafe.Pointer(&size)), 0) //nolint:gosec // as getsockopt(2) wants it
 	runtime.KeepAlive(value)
 	if errno != 0 {
 		return errno

@@ -155,7 +155,8 @@ func TestToolsThatAreNotHereMayBeOnTheNode(t *testing.T) {
 		want    redirect.Backend
 	}{"netlink works": {nil, redirect.Netlink}, "netlink does not": {broken, redirect.Tools}} {
 		v := Verdict{Version: version, Results: []Result{
-			{Backend: redirect.Netlink, Problems: c.netlink}, {Backend: redirect.Native, Problems: c.netlink},
+			{Backend: redirect.Netlink, Problems: c.netlink},
+			{Backend: redirect.Native, Problems: c.netlink},
 			{Backend: redirect.Tools, Untried: "no iptables"},
 		}}
 		v.choose()

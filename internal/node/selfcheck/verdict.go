@@ -173,13 +173,10 @@ func Recorded(runDir string) Advice {
 
 // Advice is for backend auto.
 func (v Verdict) Advice() Advice {
-	switch v.Choice {
-	case redirect.Tools:
-		return Advice{PreferTools: true}
-	case "":
+	if v.Choice == "" {
 		return Advice{Err: v.Served(redirect.Auto)}
 	}
-	return Advice{} // auto tries netlink first
+	return Advice{PreferTools: v.Choice == redirect.Tools} // else auto tries netlink first
 }
 
 // kernel is the release of the kernel, for people.

@@ -148,7 +148,7 @@ func (n *node) apply(from metrics.Source, change func(*live)) {
 	})
 	n.relayLevel.Set(slog.Level(cfg.Log.Plugin))
 	n.stanza.Store(&cfg.Stanza)
-	n.judge()
+	_ = n.judge() // readiness says it
 	if n.installation != nil {
 		n.installation.Update(cfg.Stanza)
 	}
