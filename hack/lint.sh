@@ -10,7 +10,9 @@ status=0
 # Another run on this machine, an editor's say, is waited for.
 "$tool_bin" run --allow-serial-runners ./... || status=1
 for module in hack/chart hack/chart/strict e2e; do
-  (cd "$module" && "$tool_bin" run --allow-serial-runners -c "$root/.golangci.yml" ./...) || status=1
+  config=$root/.golangci.yml
+  [[ ! -f $module/.golangci.yml ]] || config=$root/$module/.golangci.yml
+  (cd "$module" && "$tool_bin" run --allow-serial-runners -c "$config" ./...) || status=1
 done
 shellcheck --external-sources --source-path=SCRIPTDIR hack/*.sh .ci/run || status=1
 exit "$status"

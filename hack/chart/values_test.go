@@ -141,7 +141,7 @@ func mutations() map[string]mutation {
 		"istioOwnedCNIConfigFileName": {to: `01-x.conflist`, with: `istioOwnedCNIConfig: true`},
 		"confMode":                    {to: `dropin`}, "networkConfig": {to: `'{"type": "istio-cni"}'`}, "provider": {to: `multus`},
 		"excludeNamespaces": {to: `[a]`}, "secondIPFamily": {to: `reject`}, "apiTimeout": {to: `3s`},
-		"forceIptablesBinary": {to: `legacy`}, "uninstallOnExit": {to: `never`}, "healthPort": {to: `8080`},
+		"forceIptablesBinary": {to: `legacy`}, "backend": {to: `native`}, "uninstallOnExit": {to: `never`}, "healthPort": {to: `8080`},
 		"monitoringPort": {to: `9090`}, "affinity": {to: `{nodeAffinity: {}}`}, "nodeSelector": {to: `{a: b}`},
 		"priorityClassName": {to: `other`}, "tolerations": {to: `[{operator: Exists}]`},
 		"updateStrategy":                {to: `{type: OnDelete, rollingUpdate: null}`},

@@ -207,6 +207,7 @@ SECOND_IP_FAMILY API_TIMEOUT FORCE_IPTABLES_BINARY PLUGIN_LOG_LEVEL CNI_NETWORK_
   "CNI_NETWORK_CONFIG" $v.networkConfig
   "SECOND_IP_FAMILY" $v.secondIPFamily
   "API_TIMEOUT" $v.apiTimeout
+  "CNI_BACKEND" (ternary "" $v.backend (eq $v.backend "auto"))
   "FORCE_IPTABLES_BINARY" $v.forceIptablesBinary
   "PLUGIN_LOG_LEVEL" $v.logging.pluginLevel
 -}}
