@@ -106,6 +106,8 @@ type entry struct {
 
 // memory is what is remembered of a pod of one UID.
 type memory struct {
+	// removed says that the API server has accepted that the pod goes.
+	removed bool
 	state metrics.PodState
 	// mended is when its rules were last seen or made as wanted.
 	mended time.Time

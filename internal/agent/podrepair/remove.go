@@ -54,6 +54,7 @@ func (j *job) remove(ctx context.Context) (time.Duration, error) {
 	err := take(ctx, j.pod.Ref())
 	switch {
 	case err == nil:
+		j.memory.removed = true
 		j.Metrics.Repaired(metrics.RepairDelete, metrics.RepairSuccess)
 		j.log.InfoContext(ctx, "deleted the pod", slog.String("reason", string(j.found.Reason)), slog.Bool("eviction", j.Settings.Evict))
 		j.say(ctx, kube.EventWarning, ReasonDeleted, j.why()+": it is deleted, so that another one starts")

@@ -231,6 +231,9 @@ func (j *job) act(ctx context.Context) (time.Duration, error) {
 	case repair.InPlace:
 		return 0, j.redirect(ctx)
 	case repair.Delete:
+		if j.memory.removed { // an eviction changes the pod before it deletes it
+			return 0, nil
+		}
 		return j.remove(ctx)
 	case repair.Label:
 		return 0, j.label(ctx)

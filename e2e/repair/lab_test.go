@@ -1,0 +1,173 @@
+package repair
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	authorization "k8s.io/api/authorization/v1"
+	core "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// account is the name of the program's service account.
+const account = "istio-cni-repair"
+
+// lab is what a test has.
+type lab struct {
+	*testing.T
+	client kubernetes.Interface
+	// mesh is the namespace of the program, app one of pods, other another one.
+	mesh, app, other string
+}
+
+var labs atomic.Int64
+
+// newLab has namespaces of its own and no pods.
+func newLab(t *testing.T) *lab {
+	t.Helper()
+	n := labs.Add(1)
+	l := &lab{
+		T: t, client: shared.Client(), mesh: fmt.Sprintf("mesh-%d", n), app: fmt.Sprintf("app-%d", n), other: fmt.Sprintf("other-%d", n),
+	}
+	l.must(shared.Namespace(t.Context(), l.mesh, account))
+	l.must(shared.Namespace(t.Context(), l.app))
+	l.must(shared.Namespace(t.Context(), l.other))
+	// Cleanup has no t.Context any more.
+	t.Cleanup(func() { l.clear(context.Background()) })
+	return l
+}
+
+func (l *lab) must(err error) {
+	l.Helper()
+	if err != nil {
+		l.Fatal(err)
+	}
+}
+
+// clear removes the pods, those that are being deleted too.
+func (l *lab) clear(ctx context.Context) {
+	l.Helper()
+	now := int64(0)
+	for _, namespace := range []string{l.app, l.other} {
+		err := l.client.CoreV1().Pods(namespace).DeleteCollection(ctx, meta.DeleteOptions{GracePeriodSeconds: &now}, meta.ListOptions{})
+		if err != nil {
+			l.Errorf("clearing: %v", err)
+		}
+	}
+}
+
+// until waits for a condition.
+func (l *lab) until(what string, holds func() bool) {
+	l.Helper()
+	deadline := time.NewTimer(time.Minute)
+	defer deadline.Stop()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			l.Fatalf("gave up waiting: %s", what)
+		}
+	}
+}
+
+// right is a rule of RBAC in one line: verbs and the resource that they are for.
+type right string
+
+// The rights of all modes, and of each (docs/permissions.md).
+const (
+	mayWatch  right = "get,list,watch pods"
+	mayReport right = "create,patch events"
+	mayDelete right = "delete pods"
+	mayEvict  right = "create pods/eviction"
+	mayLabel  right = "patch,update pods/status"
+)
+
+func (r right) rule() rbac.PolicyRule {
+	verbs, resource, _ := strings.Cut(string(r), " ")
+	return rbac.PolicyRule{APIGroups: []string{""}, Resources: []string{resource}, Verbs: strings.Split(verbs, ",")}
+}
+
+// grant gives the program's account these rights and no others, in all namespaces, and gives the path of a kubeconfig for it.
+func (l *lab) grant(rights ...right) string {
+	l.Helper()
+	name := account + "-" + l.mesh
+	var rules []rbac.PolicyRule
+	for _, r := range rights {
+		rules = append(rules, r.rule())
+	}
+	// An update makes a role that is not there.
+	role := &rbac.ClusterRole{ObjectMeta: meta.ObjectMeta{Name: name}, Rules: rules}
+	_, err := l.client.RbacV1().ClusterRoles().Update(l.Context(), role, meta.UpdateOptions{})
+	l.must(err)
+	_, err = l.client.RbacV1().ClusterRoleBindings().Create(l.Context(), &rbac.ClusterRoleBinding{
+		ObjectMeta: meta.ObjectMeta{Name: name}, RoleRef: rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: name},
+		Subjects: []rbac.Subject{{Kind: rbac.ServiceAccountKind, Namespace: l.mesh, Name: account}},
+	}, meta.CreateOptions{})
+	if !apierrors.IsAlreadyExists(err) {
+		l.must(err)
+	}
+	for _, r := range rights {
+		l.until("the API server to know of "+string(r), func() bool { return l.allowed(r) })
+	}
+	path, err := shared.AccountKubeconfig(l.Context(), l.mesh, account)
+	l.must(err)
+	return path
+}
+
+// allowed tells whether the API server lets the account use a right: it learns of roles with a delay.
+func (l *lab) allowed(r right) bool {
+	l.Helper()
+	rule := r.rule()
+	resource, subresource, _ := strings.Cut(rule.Resources[0], "/")
+	for _, verb := range rule.Verbs {
+		review, err := l.client.AuthorizationV1().SubjectAccessReviews().Create(l.Context(), &authorization.SubjectAccessReview{
+			Spec: authorization.SubjectAccessReviewSpec{
+				User: "system:serviceaccount:" + l.mesh + ":" + account,
+				ResourceAttributes: &authorization.ResourceAttributes{
+					Verb: verb, Resource: resource, Subresource: subresource, Namespace: meta.NamespaceAll,
+				},
+			},
+		}, meta.CreateOptions{})
+		l.must(err)
+		if !review.Status.Allowed {
+			return false
+		}
+	}
+	return true
+}
+
+// events are those on a pod, as "REASON MESSAGE". Each has to be a warning of the component that the reference has.
+func (l *lab) events(namespace, name string) (all []string) {
+	l.Helper()
+	list, err := l.client.CoreV1().Events(namespace).List(l.Context(), meta.ListOptions{})
+	l.must(err)
+	for _, e := range list.Items {
+		if e.InvolvedObject.Kind != "Pod" || e.InvolvedObject.Name != name {
+			continue
+		}
+		if e.Source.Component != "cni-repair" || e.Type != core.EventTypeWarning || e.InvolvedObject.UID == "" {
+			l.Errorf("event %q of %q, of type %q, about UID %q", e.Reason, e.Source.Component, e.Type, e.InvolvedObject.UID)
+		}
+		all = append(all, e.Reason+" "+e.Message)
+	}
+	return all
+}
+
+// event tells whether there is one with this reason and all of these words.
+func (l *lab) event(namespace, name, reason string, words ...string) bool {
+	l.Helper()
+	return slices.ContainsFunc(l.events(namespace, name), func(text string) bool {
+		return strings.HasPrefix(text, reason+" ") &&
+			!slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })
+	})
+}

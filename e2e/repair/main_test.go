@@ -1,0 +1,57 @@
+// Package repair tests "istio-cni repair" as its users know it: the built program, with the rights of its mode, against a
+// real API server.
+//
+// Pods are objects without kubelets, made and changed by the tests as kubelets do: repair in place, which takes a node, is
+// tested in e2e/mesh. All tests share one API server, one after the other; each removes its pods, as the program looks at
+// those of all namespaces. What a test waits for it sees in the API or in the program's log; that nothing was done it sees
+// in the audit log, after what came later was done.
+//
+// Start reading at table_test.go; lab_test.go is what all tests have, tap_test.go the place between program and server
+// where a test can hold a request back and sees what was sent.
+package repair
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/meshcni/istio-cni/e2e/artifacts"
+	"github.com/meshcni/istio-cni/e2e/cluster"
+)
+
+// shared is the cluster of all tests.
+var shared struct {
+	*cluster.Cluster
+	artifacts.Artifacts
+}
+
+func TestMain(m *testing.M) {
+	cluster.Main()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) (status int) {
+	found, err := artifacts.Find()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	c, err := cluster.Start(context.Background(), cluster.Options{Kube: found.Kube, Tier: cluster.ControlPlane, Log: os.Stderr})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() {
+		if status != 0 {
+			err = c.CollectLogs(filepath.Join(found.Logs, "repair"))
+		}
+		if stopped := c.Stop(); err != nil || stopped != nil {
+			fmt.Fprintln(os.Stderr, err, stopped)
+			status = 1
+		}
+	}()
+	shared.Cluster, shared.Artifacts = c, found
+	return m.Run()
+}

@@ -1,0 +1,199 @@
+package repair
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// TestMemoryAndTraffic is what looking after a node costs that has 250 pods of 10,000 in the cluster: docs/e2e.md has the
+// figures. What is sent is asserted, the memory only by a bound far above it.
+func TestMemoryAndTraffic(t *testing.T) {
+	const pods, nodes = 10_000, 40
+	l := newLab(t)
+	began := time.Now()
+	size := l.fill(pods, nodes)
+	t.Logf("%d cores: %d pods of %d bytes of JSON made in %s", runtime.NumCPU(), pods, size, time.Since(began).Round(time.Second))
+	kubeconfig := l.grant(mayWatch, mayReport, mayLabel)
+
+	args := []string{"--label-pods", "--node-name=" + nodeOf(7)}
+	through := l.tap(kubeconfig)
+	d := l.daemon(through.kubeconfig, args...)
+	l.until("the broken pod", func() bool { return l.labelled("many-00007") == "true" })
+	first := through.sent()
+	if len(first.pods) != pods/nodes {
+		t.Errorf("%d pods were sent", len(first.pods))
+	}
+	t.Logf("with a node's name: %s", first)
+	l.resident(d)
+
+	// What happens on other nodes is not sent; each change on this one is.
+	l.parallel(pods/10, func(i int) { l.scribble(fmt.Sprintf("many-%05d", i), "again") })
+	l.pod("late", broken(), on(nodeOf(7)))
+	l.until("the late pod", func() bool { return l.labelled("late") == "true" })
+	after := through.sent()
+	changes := 0
+	for name, n := range after.pods {
+		changes += n - first.pods[name]
+	}
+	t.Logf("after %d changes: %s; %d bytes and %d pods more", pods/10, after, after.wire-first.wire, changes)
+	// 25 of the node's own, the label of the first, and the late one: made, reported, labelled.
+	if most := pods/10/nodes + 1 + 3 + 1; changes > most {
+		t.Errorf("%d changes were sent, want at most %d", changes, most)
+	}
+	rss := l.resident(d)
+	d.stop()
+	const bound = 64 << 20
+	if rss > bound {
+		t.Errorf("%d bytes are resident", rss)
+	}
+
+	// The same for all nodes.
+	through = l.tap(kubeconfig)
+	d = l.daemon(through.kubeconfig, "--label-pods")
+	l.pod("later", broken(), on(nodeOf(8)))
+	l.until("the last pod", func() bool { return l.labelled("later") == "true" })
+	t.Logf("without: %s", through.sent())
+	l.resident(d)
+	d.stop()
+	l.nothingRefused()
+}
+
+func (s sent) String() string {
+	return fmt.Sprintf("%d pods in %d bytes, %d on the wire", len(s.pods), s.plain, s.wire)
+}
+
+func nodeOf(i int) string { return fmt.Sprintf("node-%02d", i) }
+
+// resident logs and gives the memory of the process that is its own or shared with files, in bytes.
+func (l *lab) resident(d *repairer) int {
+	l.Helper()
+	text, err := os.ReadFile(filepath.Join(l.process(d), "status"))
+	l.must(err)
+	got := map[string]int{}
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(line, ":")
+		if strings.HasPrefix(name, "VmRSS") || strings.HasPrefix(name, "VmHWM") || strings.HasPrefix(name, "Rss") {
+			got[name], err = strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(value), " kB"))
+			l.must(err)
+		}
+	}
+	l.Logf("resident: %.1f MiB, of which %.1f MiB are anonymous; %.1f MiB at most",
+		mib(got["VmRSS"]), mib(got["RssAnon"]), mib(got["VmHWM"]))
+	return got["VmRSS"] << 10
+}
+
+// process is the directory in /proc of the program, which is known by its kubeconfig: no other has the same.
+func (l *lab) process(d *repairer) string {
+	l.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*")
+	l.must(err)
+	for _, dir := range all {
+		// A process may have ended.
+		if text, err := os.ReadFile(filepath.Join(dir, "cmdline")); err == nil && strings.Contains(string(text), "\x00"+d.kubeconfig+"\x00") {
+			return dir
+		}
+	}
+	l.Fatal("the program is not among the processes")
+	return ""
+}
+
+func mib(kib int) float64 { const unit = 1024; return float64(kib) / unit }
+
+// parallel does something for 0 to n-1.
+func (l *lab) parallel(n int, do func(int)) {
+	todo := make(chan int)
+	var work sync.WaitGroup
+	for range 16 {
+		work.Go(func() {
+			for i := range todo {
+				do(i)
+			}
+		})
+	}
+	for i := range n {
+		todo <- i
+	}
+	close(todo)
+	work.Wait()
+}
+
+// fill makes pods as injection makes them, evenly on nodes, of which one is broken, and gives the size of one. Only those of one
+// node have a status.
+func (l *lab) fill(pods, nodes int) (size int) {
+	l.Helper()
+	l.Cleanup(func() { l.empty() })
+	l.parallel(pods, func(i int) {
+		pod := injected(fmt.Sprintf("many-%05d", i), nodeOf(i%nodes))
+		made, err := l.client.CoreV1().Pods(l.app).Create(l.Context(), pod, meta.CreateOptions{})
+		if err == nil && i%nodes == 7 {
+			status(ended(0, ""), core.ContainerState{})(pod)
+			if i == 7 {
+				broken()(pod)
+			}
+			text := []byte(`{"status":` + encode(pod.Status) + `}`)
+			made, err = l.client.CoreV1().Pods(l.app).Patch(l.Context(), pod.Name, types.MergePatchType, text, meta.PatchOptions{}, "status")
+		}
+		if err != nil {
+			l.Error(err)
+			return
+		}
+		if i == 7 {
+			size = len(encode(made))
+		}
+	})
+	if l.Failed() {
+		l.FailNow()
+	}
+	return size
+}
+
+// empty takes its time, so it waits for the end of it.
+func (l *lab) empty() {
+	now := int64(0)
+	err := l.client.CoreV1().Pods(l.app).DeleteCollection(context.Background(), meta.DeleteOptions{GracePeriodSeconds: &now}, meta.ListOptions{})
+	if err != nil {
+		l.Errorf("removing the pods: %v", err)
+	}
+}
+
+// injected is a pod with what a sidecar brings along.
+func injected(name, node string) *core.Pod {
+	no, grace := false, int64(0)
+	var env []core.EnvVar
+	for i := range 40 {
+		env = append(env, core.EnvVar{Name: fmt.Sprintf("ISTIO_META_%d", i), Value: strings.Repeat("value ", 6)})
+	}
+	container := func(name string, args ...string) core.Container {
+		return core.Container{Name: name, Image: "registry.example.com/istio/proxyv2:1.30.0", Args: args}
+	}
+	proxy := container(proxy, "proxy", "sidecar", "--domain", "$(POD_NAMESPACE).svc.cluster.local", "--log_output_level=default:info")
+	proxy.Env = env
+	return &core.Pod{
+		ObjectMeta: meta.ObjectMeta{
+			Name: name, Labels: map[string]string{"app": name, "security.istio.io/tlsMode": "istio"},
+			Annotations: map[string]string{
+				statusKey: `{"initContainers":["istio-validation"],"containers":["istio-proxy"],"revision":"default"}`,
+				"kubectl.kubernetes.io/last-applied-configuration": strings.Repeat("configuration ", 80),
+			},
+		},
+		Spec: core.PodSpec{
+			NodeName: node, AutomountServiceAccountToken: &no, TerminationGracePeriodSeconds: &grace,
+			InitContainers: []core.Container{container(validation, slices.Repeat([]string{"--flag=value"}, 12)...)},
+			Containers:     []core.Container{proxy, container("app")},
+		},
+		Status: core.PodStatus{Phase: core.PodRunning, PodIP: "10.1.1.1", PodIPs: []core.PodIP{{IP: "10.1.1.1"}}},
+	}
+}

@@ -1,0 +1,164 @@
+package repair
+
+import (
+	"context"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	core "k8s.io/api/core/v1"
+	policy "k8s.io/api/policy/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// TestPrecedence is repair before deletion before labels; and what cannot be repaired from here is deleted.
+func TestPrecedence(t *testing.T) {
+	for _, test := range []struct {
+		name          string
+		args          []string
+		gone, labeled bool
+		reason        string
+	}{
+		{"delete before label", []string{"--delete-pods", "--label-pods"}, true, false, "DeleteBrokenPod"},
+		{"repair is of no use from elsewhere, delete", []string{"--repair-pods", "--delete-pods", "--label-pods"}, true, false, "DeleteBrokenPod"},
+		{"repair is of no use from elsewhere, label", []string{"--repair-pods", "--label-pods"}, false, true, "LabelBrokenPod"},
+		{"repair is of no use from elsewhere", []string{"--repair-pods"}, false, false, "BrokenPod"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			l := newLab(t)
+			l.pod("p", broken())
+			kubeconfig := l.grant(mayWatch, mayReport, mayDelete, mayLabel)
+			if status := l.once(kubeconfig, append(test.args, "--node-name="+node)...); status != 0 {
+				t.Errorf("exit status %d", status)
+			}
+			if gone, labeled := l.gone("p"), l.labelled("p") == "true"; gone != test.gone || labeled != test.labeled {
+				t.Errorf("deleted: %t, labelled: %t", gone, labeled)
+			}
+			if events := l.events(l.app, "p"); len(events) != 1 || !strings.HasPrefix(events[0], test.reason+" ") {
+				t.Errorf("events %q", events)
+			}
+			l.nothingRefused()
+		})
+	}
+}
+
+// TestDeletionLeavesTime: a pod has the time to end that is its own.
+func TestDeletionLeavesTime(t *testing.T) {
+	for _, m := range modes()[:2] {
+		l := newLab(t)
+		l.pod("p", broken(), func(p *core.Pod) {
+			grace := int64(77)
+			p.Spec.TerminationGracePeriodSeconds = &grace
+		})
+		if status := l.once(m.grant(l), m.args...); status != 0 {
+			t.Errorf("%s: exit status %d", m.name, status)
+		}
+		pod := l.get(l.app, "p")
+		if pod == nil || pod.DeletionGracePeriodSeconds == nil || *pod.DeletionGracePeriodSeconds != 77 {
+			t.Errorf("%s: %v", m.name, pod)
+		}
+		l.clear(t.Context())
+	}
+}
+
+// TestALabelThatIsThere stays as it is, whatever its value.
+func TestALabelThatIsThere(t *testing.T) {
+	l := newLab(t)
+	l.pod("marked", broken(), labels(map[string]string{brokenKey: "seen"}))
+	l.pod("unmarked", broken(), labels(map[string]string{"app": "shop"}))
+	kubeconfig := l.grant(mayWatch, mayReport, mayLabel)
+	for range 2 {
+		if status := l.once(kubeconfig, "--label-pods"); status != 0 {
+			t.Errorf("exit status %d", status)
+		}
+	}
+	if mark := l.labelled("marked"); mark != "seen" || l.count("patch", "pods/status", "marked", 0) != 0 {
+		t.Errorf("label %q", mark)
+	}
+	if mark := l.labelled("unmarked"); mark != "true" || l.count("patch", "pods/status", "unmarked", 0) != 1 {
+		t.Errorf("label %q", mark)
+	}
+	if got := l.get(l.app, "unmarked").Labels["app"]; got != "shop" {
+		t.Errorf("the other label is %q", got)
+	}
+	// Another mark is another label.
+	args := []string{"--label-pods", "--broken-pod-label-key=example.com/broken", "--broken-pod-label-value=very"}
+	if status := l.once(kubeconfig, args...); status != 0 {
+		t.Errorf("exit status %d", status)
+	}
+	if got := l.get(l.app, "marked").Labels["example.com/broken"]; got != "very" {
+		t.Errorf("label %q", got)
+	}
+	l.nothingRefused()
+}
+
+// TestAPodDisruptionBudget stands against an eviction until it allows it. The API server heeds it for pods that run alone: a pod
+// that still waits for its validation, as most broken ones do, is evicted whatever the budget.
+func TestAPodDisruptionBudget(t *testing.T) {
+	l := newLab(t)
+	shop := labels(map[string]string{"app": "shop"})
+	l.budget(0)
+	l.pod("waits", broken(), shop)
+	l.pod("runs", broken(), shop, phase(core.PodRunning))
+	d := l.daemon(l.grant(mayWatch, mayReport, mayEvict), "--delete-pods", "--evict")
+	l.until("the eviction to be blocked, and said so", func() bool {
+		return l.event(l.app, "runs", "DeleteBrokenPod", "PodDisruptionBudget", "429", "disruption budget")
+	})
+	l.until("the other eviction", func() bool { return l.gone("waits") })
+	if l.gone("runs") || l.count("create", "pods/eviction", "runs", http.StatusTooManyRequests) == 0 {
+		t.Errorf("requests %v", l.requests())
+	}
+	l.budget(1)
+	l.until("the eviction", func() bool { return l.gone("runs") })
+	l.until("its event", func() bool { return l.event(l.app, "runs", "DeleteBrokenPod", "it is deleted") })
+	d.stop()
+	l.nothingRefused()
+}
+
+// budget makes or changes the one of pods with the label app=shop, which then allows a number of disruptions, as its
+// controller would say.
+func (l *lab) budget(allowed int32) {
+	l.Helper()
+	const name = "shop"
+	budgets := l.client.PolicyV1().PodDisruptionBudgets(l.app)
+	budget, err := budgets.Get(l.Context(), name, meta.GetOptions{})
+	if err != nil {
+		one := intstr.FromInt32(1)
+		budget, err = budgets.Create(l.Context(), &policy.PodDisruptionBudget{
+			ObjectMeta: meta.ObjectMeta{Name: name},
+			Spec: policy.PodDisruptionBudgetSpec{
+				MinAvailable: &one, Selector: &meta.LabelSelector{MatchLabels: map[string]string{"app": name}},
+			},
+		}, meta.CreateOptions{})
+		l.must(err)
+		l.Cleanup(func() { l.must(budgets.Delete(context.Background(), name, meta.DeleteOptions{})) })
+	}
+	budget.Status = policy.PodDisruptionBudgetStatus{
+		ObservedGeneration: budget.Generation, DisruptionsAllowed: allowed, CurrentHealthy: allowed, DesiredHealthy: 1, ExpectedPods: 1,
+	}
+	_, err = budgets.UpdateStatus(l.Context(), budget, meta.UpdateOptions{})
+	l.must(err)
+}
+
+// TestTheCommandOfOld is the program by the name that it had, with variables that have dashes, and with a restart of its own.
+func TestTheCommandOfOld(t *testing.T) {
+	l := newLab(t)
+	l.pod("p", broken())
+	l.pod("elsewhere", broken(), on("node-b"))
+	old := filepath.Join(t.TempDir(), "istio-cni-repair")
+	l.must(os.Symlink(shared.IstioCNI, old))
+	d := l.run([]string{
+		"REPAIR_NODE-NAME=" + node, "REPAIR_LABEL-PODS=true", "REPAIR_RUN-AS-DAEMON=true", "REPAIR_BROKEN-POD-LABEL-VALUE=old",
+		"KUBECONFIG=" + l.grant(mayWatch, mayReport, mayLabel),
+	}, old)
+	l.until("the label", func() bool { return l.labelled("p") == "old" })
+	l.until("the event", func() bool { return l.event(l.app, "p", "LabelBrokenPod") })
+	d.stop()
+	if mark := l.labelled("elsewhere"); mark != "" {
+		t.Errorf("label %q on a pod of another node", mark)
+	}
+	l.nothingRefused()
+}

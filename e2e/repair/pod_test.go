@@ -1,0 +1,168 @@
+package repair
+
+import (
+	"encoding/json"
+	"maps"
+
+	core "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Names that are protocol.
+const (
+	statusKey  = "sidecar.istio.io/status"
+	brokenKey  = "cni.istio.io/uninitialized"
+	validation = "istio-validation"
+	proxy      = "istio-proxy"
+	node       = "node-a"
+)
+
+// change makes a pod another one than the usual.
+type change func(*core.Pod)
+
+// pod makes one with all that injection gives it, on a node and with an address, whose validation is to come; status says
+// what its kubelet reports. The pod goes at once when it is deleted, as there is no kubelet to end it.
+func (l *lab) pod(name string, changes ...change) *core.Pod {
+	l.Helper()
+	no, grace, user := false, int64(0), int64(1337)
+	container := func(name string) core.Container { return core.Container{Name: name, Image: "none"} }
+	check := container(validation)
+	check.Args = []string{"istio-iptables", "--run-validation", "--skip-rule-apply"}
+	check.SecurityContext = &core.SecurityContext{RunAsUser: &user, RunAsGroup: &user}
+	pod := &core.Pod{
+		ObjectMeta: meta.ObjectMeta{Namespace: l.app, Name: name, Annotations: map[string]string{statusKey: `{"containers":["istio-proxy"]}`}},
+		Spec: core.PodSpec{
+			NodeName: node, AutomountServiceAccountToken: &no, TerminationGracePeriodSeconds: &grace,
+			InitContainers: []core.Container{check}, Containers: []core.Container{container(proxy), container("app")},
+		},
+		Status: core.PodStatus{
+			Phase: core.PodPending, PodIP: "10.1.1.1", PodIPs: []core.PodIP{{IP: "10.1.1.1"}},
+			InitContainerStatuses: []core.ContainerStatus{{Name: validation, Image: "none", State: waiting("PodInitializing")}},
+		},
+	}
+	for _, change := range changes {
+		change(pod)
+	}
+	made, err := l.client.CoreV1().Pods(pod.Namespace).Create(l.Context(), pod, meta.CreateOptions{})
+	l.must(err)
+	return l.report(made, pod.Status)
+}
+
+// report is what a kubelet says of a pod.
+func (l *lab) report(pod *core.Pod, status core.PodStatus) *core.Pod {
+	l.Helper()
+	text, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": status})
+	l.must(err)
+	made, err := l.client.CoreV1().Pods(pod.Namespace).Patch(l.Context(), pod.Name, types.MergePatchType, text, meta.PatchOptions{}, "status")
+	l.must(err)
+	return made
+}
+
+// touch changes a pod in a way that matters to nobody.
+func (l *lab) touch(namespace, name, value string) {
+	l.Helper()
+	patch := []byte(`{"metadata":{"annotations":{"example.com/touched":"` + value + `"}}}`)
+	_, err := l.client.CoreV1().Pods(namespace).Patch(l.Context(), name, types.MergePatchType, patch, meta.PatchOptions{})
+	l.must(err)
+}
+
+// get gives nil for a pod that is not there.
+func (l *lab) get(namespace, name string) *core.Pod {
+	l.Helper()
+	pod, err := l.client.CoreV1().Pods(namespace).Get(l.Context(), name, meta.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	l.must(err)
+	return pod
+}
+
+func (l *lab) gone(name string) bool { l.Helper(); return l.get(l.app, name) == nil }
+
+// labelled gives the value of the mark.
+func (l *lab) labelled(name string) string {
+	l.Helper()
+	if pod := l.get(l.app, name); pod != nil {
+		return pod.Labels[brokenKey]
+	}
+	return "no such pod"
+}
+
+// delete removes a pod as somebody else.
+func (l *lab) delete(namespace, name string) {
+	l.Helper()
+	l.must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{}))
+}
+
+// States of containers.
+
+func waiting(reason string) core.ContainerState {
+	return core.ContainerState{Waiting: &core.ContainerStateWaiting{Reason: reason}}
+}
+
+func ended(code int32, message string) core.ContainerState {
+	reason := "Error"
+	if code == 0 {
+		reason = "Completed"
+	}
+	return core.ContainerState{Terminated: &core.ContainerStateTerminated{
+		ExitCode: code, Reason: reason, Message: message, StartedAt: meta.Now(), FinishedAt: meta.Now(),
+	}}
+}
+
+// status has the validation in a state, with the one before it.
+func status(is, last core.ContainerState) change {
+	return func(p *core.Pod) {
+		restarts := int32(0)
+		if last != (core.ContainerState{}) {
+			restarts = 1
+		}
+		p.Status.InitContainerStatuses = []core.ContainerStatus{{
+			Name: validation, Image: "none", State: is, LastTerminationState: last, RestartCount: restarts,
+		}}
+	}
+}
+
+// broken is the status that the reference looks for.
+func broken() change { return status(waiting("CrashLoopBackOff"), ended(126, "")) }
+
+func without(annotation string) change {
+	return func(p *core.Pod) { delete(p.Annotations, annotation) }
+}
+
+func annotated(key, value string) change { return func(p *core.Pod) { p.Annotations[key] = value } }
+
+func labels(all map[string]string) change {
+	return func(p *core.Pod) {
+		if p.Labels == nil {
+			p.Labels = map[string]string{}
+		}
+		maps.Copy(p.Labels, all)
+	}
+}
+
+func on(node string) change { return func(p *core.Pod) { p.Spec.NodeName = node } }
+
+func in(namespace string) change { return func(p *core.Pod) { p.Namespace = namespace } }
+
+func phase(phase core.PodPhase) change { return func(p *core.Pod) { p.Status.Phase = phase } }
+
+// scribble changes a pod if it is there.
+func (l *lab) scribble(name, value string) {
+	patch := []byte(`{"metadata":{"annotations":{"example.com/scribbled":"` + value + `"}}}`)
+	_, err := l.client.CoreV1().Pods(l.app).Patch(l.Context(), name, types.MergePatchType, patch, meta.PatchOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		l.Errorf("changing pod %s: %v", name, err)
+	}
+}
+
+// encode cannot fail for what comes from the API.
+func encode(object any) string {
+	text, err := json.Marshal(object)
+	if err != nil {
+		panic(err)
+	}
+	return string(text)
+}

@@ -1,0 +1,143 @@
+package repair
+
+import (
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+
+	core "k8s.io/api/core/v1"
+)
+
+// TestWhatHappensToThePodMeanwhile is the time between the judgement and the request, in which the pod becomes another one.
+func TestWhatHappensToThePodMeanwhile(t *testing.T) {
+	none := core.ContainerState{}
+	for _, m := range modes()[:2] { // delete, evict
+		end := "/pods/p"
+		method := http.MethodDelete
+		if m.name == "evict" {
+			end, method = "/pods/p/eviction", http.MethodPost
+		}
+		for _, test := range []struct {
+			name string
+			// happens gives the pod that is there then.
+			happens func(l *lab, pod *core.Pod) *core.Pod
+			deleted bool
+		}{
+			{"another pod of the name, in good health", func(l *lab, pod *core.Pod) *core.Pod {
+				l.delete(pod.Namespace, pod.Name)
+				return l.pod("p", status(ended(0, ""), none))
+			}, false},
+			{"another pod of the name, that has yet to start", func(l *lab, pod *core.Pod) *core.Pod {
+				l.delete(pod.Namespace, pod.Name)
+				return l.pod("p")
+			}, false},
+			{"the same pod, recovered", func(l *lab, pod *core.Pod) *core.Pod {
+				status(ended(0, ""), ended(126, ""))(pod)
+				return l.report(pod, pod.Status)
+			}, false},
+			{"the same pod, still broken", func(l *lab, pod *core.Pod) *core.Pod {
+				l.touch(pod.Namespace, pod.Name, "once")
+				return pod
+			}, true},
+		} {
+			t.Run(m.name+"/"+test.name, func(t *testing.T) {
+				l := newLab(t)
+				pod := l.pod("p", broken())
+				through := l.tap(m.grant(l))
+				through.hold(method, end)
+				d := l.daemon(through.kubeconfig, m.args...)
+				through.holds()
+				now := test.happens(l, pod)
+				through.release()
+				l.until("the conflict", func() bool { return l.count(m.verb, m.resource, "p", http.StatusConflict) == 1 })
+				if test.deleted {
+					l.until("the pod to go", func() bool { return l.gone("p") })
+				}
+				l.pod("last", broken())
+				l.until("the last pod to go", func() bool { return l.gone("last") })
+				d.stop()
+				there := l.get(l.app, "p")
+				switch {
+				case !test.deleted && (there == nil || there.UID != now.UID || there.DeletionTimestamp != nil):
+					t.Errorf("the pod that was not judged is gone, or going: %v", there)
+				case !test.deleted && (len(l.events(l.app, "p")) != 0 || l.count(m.verb, m.resource, "p", 0) != 1):
+					t.Errorf("events %q, %d requests", l.events(l.app, "p"), l.count(m.verb, m.resource, "p", 0))
+				case test.deleted && len(l.events(l.app, "p")) != 1:
+					t.Errorf("events %q", l.events(l.app, "p"))
+				}
+				l.nothingRefused()
+			})
+		}
+	}
+}
+
+// TestAPodOfTheNameIsNotLabelled is the same for labels, for which the UID counts alone.
+func TestAPodOfTheNameIsNotLabelled(t *testing.T) {
+	l := newLab(t)
+	l.pod("p", broken())
+	through := l.tap(l.grant(mayWatch, mayReport, mayLabel))
+	through.hold(http.MethodPatch, "/pods/p/status")
+	d := l.daemon(through.kubeconfig, "--label-pods")
+	through.holds()
+	l.delete(l.app, "p")
+	l.pod("p", status(ended(0, ""), core.ContainerState{}))
+	through.release()
+	// The API server calls another UID invalid.
+	l.until("the refusal", func() bool { return l.count("patch", "pods/status", "p", http.StatusUnprocessableEntity) == 1 })
+	// A pod that only changes is labelled.
+	l.pod("q")
+	through.hold(http.MethodPatch, "/pods/q/status")
+	pod := l.get(l.app, "q")
+	broken()(pod)
+	l.report(pod, pod.Status)
+	through.holds()
+	l.touch(l.app, "q", "once")
+	through.release()
+	l.until("the label", func() bool { return l.labelled("q") == "true" })
+	d.stop()
+	if mark := l.labelled("p"); mark != "" || len(l.events(l.app, "p")) != 0 {
+		t.Errorf("label %q, events %q", mark, l.events(l.app, "p"))
+	}
+	l.nothingRefused()
+}
+
+// TestASecondWriter changes pods all the time while they are to be deleted.
+func TestASecondWriter(t *testing.T) {
+	l := newLab(t)
+	const pods = 5
+	for i := range pods {
+		l.pod(fmt.Sprintf("p-%d", i), broken())
+	}
+	over := make(chan struct{})
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for n := 0; ; n++ {
+			for i := range pods {
+				select {
+				case <-over:
+					return
+				default:
+				}
+				l.scribble(fmt.Sprintf("p-%d", i), fmt.Sprint(n))
+			}
+		}
+	})
+	d := l.daemon(l.grant(mayWatch, mayReport, mayDelete), "--delete-pods")
+	l.until("all to go", func() bool {
+		for i := range pods {
+			if !l.gone(fmt.Sprintf("p-%d", i)) {
+				return false
+			}
+		}
+		return true
+	})
+	close(over)
+	writer.Wait()
+	d.stop()
+	t.Logf("%d deletions, %d conflicts", l.count("delete", "pods", "", http.StatusOK), l.count("delete", "pods", "", http.StatusConflict))
+	if n := l.count("delete", "pods", "", http.StatusOK); n != pods {
+		t.Errorf("%d deletions", n)
+	}
+	l.nothingRefused()
+}

@@ -1,0 +1,91 @@
+package repair
+
+import (
+	"maps"
+	"net/url"
+	"slices"
+	"testing"
+)
+
+// TestScope is which pods are looked at, and that no others are ever sent: the API server selects.
+func TestScope(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		args []string
+		// fields and labels are what the API server is asked for.
+		fields, labels string
+		// want are the pods that are sent, all of which are broken.
+		want []string
+	}{
+		{"all nodes, W-9", nil, "", "", []string{"a-shop", "a-web", "b-shop", "nowhere"}},
+		{"a node", []string{"--node-name=" + node}, "spec.nodeName=" + node, "", []string{"a-shop", "a-web"}},
+		{"labels", []string{"--label-selectors=app=shop,tier notin (x)"}, "", "app=shop,tier notin (x)", []string{"a-shop", "b-shop"}},
+		{"fields", []string{"--field-selectors=metadata.name!=a-web"}, "metadata.name!=a-web", "", []string{"a-shop", "b-shop", "nowhere"}},
+		{
+			"all of these",
+			[]string{"--node-name=" + node, "--label-selectors=app=shop", "--field-selectors=status.phase=Pending"},
+			"status.phase=Pending,spec.nodeName=" + node, "app=shop",
+			[]string{"a-shop"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			l := newLab(t)
+			shop, web := labels(map[string]string{"app": "shop"}), labels(map[string]string{"app": "web"})
+			l.pod("a-shop", broken(), shop)
+			l.pod("a-web", broken(), web)
+			l.pod("b-shop", broken(), shop, on("node-b"))
+			l.pod("nowhere", broken(), web, on(""))
+			through := l.tap(l.grant(mayWatch, mayReport, mayDelete))
+			d := l.daemon(through.kubeconfig, append(test.args, "--delete-pods")...)
+			l.until("the pods to go", func() bool {
+				return !slices.ContainsFunc(test.want, func(name string) bool { return !l.gone(name) })
+			})
+			// One that comes later is sent by the watch; a change of another one is not.
+			if name := stays(test.want); name != "" {
+				l.touch(l.app, name, "once")
+			}
+			l.pod("late", broken(), shop)
+			l.until("the late one to go", func() bool { return l.gone("late") })
+			d.stop()
+			got := slices.Sorted(maps.Keys(through.sent().pods))
+			if want := slices.Sorted(slices.Values(append(slices.Clone(test.want), "late"))); !slices.Equal(got, slices.Compact(want)) {
+				t.Errorf("sent %q, want %q", got, want)
+			}
+			l.selected(test.fields, test.labels)
+			l.nothingRefused()
+		})
+	}
+}
+
+// stays is a pod that is not among some, "" if there is none.
+func stays(but []string) string {
+	for _, name := range []string{"a-shop", "a-web", "b-shop", "nowhere"} {
+		if !slices.Contains(but, name) {
+			return name
+		}
+	}
+	return ""
+}
+
+// selected wants one list and watches, all with these selectors and of all namespaces.
+func (l *lab) selected(fields, labels string) {
+	l.Helper()
+	lists := 0
+	for _, r := range l.requests() {
+		if r.Resource != "pods" || r.Verb != "list" && r.Verb != "watch" {
+			continue
+		}
+		if r.Verb == "list" {
+			lists++
+		}
+		at, err := url.Parse(r.URI)
+		l.must(err)
+		query := at.Query()
+		if at.Path != "/api/v1/pods" || query.Get("fieldSelector") != fields || query.Get("labelSelector") != labels {
+			l.Errorf("asked for %s", r.URI)
+		}
+	}
+	if lists != 1 {
+		l.Errorf("%d lists", lists)
+	}
+}

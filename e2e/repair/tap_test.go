@@ -1,0 +1,212 @@
+package repair
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// tap is between the program and the API server. It changes nothing; it can hold requests back, and keeps what was answered
+// about pods.
+type tap struct {
+	lab *lab
+	// kubeconfig is the account's, with the tap as the server.
+	kubeconfig string
+
+	mu   sync.Mutex
+	held map[string]chan struct{} // by method and end of the path
+	seen chan struct{}            // has one for each request that is held back
+	// answers are those to lists and watches of pods.
+	answers []*answer
+}
+
+// answer is a body as it came over the wire.
+type answer struct {
+	uri    string
+	zipped bool
+	mu     sync.Mutex
+	body   bytes.Buffer
+}
+
+// tap makes one for a kubeconfig.
+func (l *lab) tap(kubeconfig string) *tap {
+	l.Helper()
+	config := shared.REST()
+	target, err := url.Parse(config.Host)
+	l.must(err)
+	transport, err := rest.TransportFor(rest.AnonymousClientConfig(config))
+	l.must(err)
+	t := &tap{lab: l, held: map[string]chan struct{}{}, seen: make(chan struct{}, 64)}
+	forward := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }, Transport: transport, FlushInterval: -1, ModifyResponse: t.listen,
+	}
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		t.wait(r)
+		forward.ServeHTTP(w, r)
+	}))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	// The program is ended by then: what is cleaned up last was made first.
+	l.Cleanup(func() { t.release(); server.CloseClientConnections(); server.Close() })
+
+	known, err := clientcmd.LoadFromFile(kubeconfig)
+	l.must(err)
+	for _, c := range known.Clusters {
+		c.Server = server.URL
+		c.CertificateAuthorityData = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	}
+	t.kubeconfig = filepath.Join(l.TempDir(), "tapped.kubeconfig")
+	l.must(clientcmd.WriteToFile(*known, t.kubeconfig))
+	return t
+}
+
+// hold keeps back requests of a method whose path ends so, until release.
+func (t *tap) hold(method, end string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.held[method+" "+end] = make(chan struct{})
+}
+
+// release lets all go on that is held back, and holds nothing back any more.
+func (t *tap) release() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, gate := range t.held {
+		close(gate)
+	}
+	clear(t.held)
+}
+
+// holds waits until a request is held back.
+func (t *tap) holds() {
+	t.lab.Helper()
+	t.lab.until("a request to hold back", func() bool {
+		select {
+		case <-t.seen:
+			return true
+		default:
+			return false
+		}
+	})
+}
+
+func (t *tap) wait(r *http.Request) {
+	t.mu.Lock()
+	var gate chan struct{}
+	for what, g := range t.held {
+		method, end, _ := strings.Cut(what, " ")
+		if r.Method == method && strings.HasSuffix(r.URL.Path, end) {
+			gate = g
+		}
+	}
+	t.mu.Unlock()
+	if gate == nil {
+		return
+	}
+	t.seen <- struct{}{}
+	select {
+	case <-gate:
+	case <-r.Context().Done():
+	}
+}
+
+// listen keeps what is answered about pods.
+func (t *tap) listen(r *http.Response) error {
+	if r.Request.Method != http.MethodGet || !strings.HasSuffix(r.Request.URL.Path, "/pods") {
+		return nil
+	}
+	a := &answer{uri: r.Request.URL.RequestURI(), zipped: r.Header.Get("Content-Encoding") == "gzip"}
+	t.mu.Lock()
+	t.answers = append(t.answers, a)
+	t.mu.Unlock()
+	r.Body = &listener{ReadCloser: r.Body, to: a}
+	return nil
+}
+
+// listener is a body that is read by others.
+type listener struct {
+	io.ReadCloser
+	to *answer
+}
+
+func (l *listener) Read(into []byte) (int, error) {
+	n, err := l.ReadCloser.Read(into)
+	l.to.mu.Lock()
+	defer l.to.mu.Unlock()
+	l.to.body.Write(into[:n])
+	return n, err
+}
+
+// sent is what the program was told so far.
+type sent struct {
+	// wire and plain are bytes, as they were sent and as they were meant.
+	wire, plain int
+	// pods counts how often each was sent, by name.
+	pods map[string]int
+}
+
+// sent sums up lists and watches.
+func (t *tap) sent() sent {
+	t.lab.Helper()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := sent{pods: map[string]int{}}
+	for _, a := range t.answers {
+		a.mu.Lock()
+		body := bytes.Clone(a.body.Bytes())
+		a.mu.Unlock()
+		all.wire += len(body)
+		if a.zipped {
+			unzipped, err := gzip.NewReader(bytes.NewReader(body))
+			t.lab.must(err)
+			// The end of a watch that is open is missing.
+			if body, err = io.ReadAll(unzipped); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+				t.lab.Fatal(err)
+			}
+		}
+		all.plain += len(body)
+		all.count(t.lab, body)
+	}
+	return all
+}
+
+// count reads a list, or the events of a watch one after the other, of which the last may be on its way.
+func (s *sent) count(l *lab, body []byte) {
+	l.Helper()
+	type named struct {
+		Metadata meta.ObjectMeta `json:"metadata"`
+	}
+	decoder := json.NewDecoder(bytes.NewReader(body))
+	for {
+		var value struct {
+			Items  []named `json:"items"`
+			Type   string  `json:"type"`
+			Object named   `json:"object"`
+		}
+		err := decoder.Decode(&value)
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return
+		}
+		l.must(err)
+		for _, item := range value.Items {
+			s.pods[item.Metadata.Name]++
+		}
+		if value.Type != "" && value.Type != "BOOKMARK" {
+			s.pods[value.Object.Metadata.Name]++
+		}
+	}
+}
