@@ -108,7 +108,7 @@ type entry struct {
 type memory struct {
 	// removed says that the API server has accepted that the pod goes.
 	removed bool
-	state metrics.PodState
+	state   metrics.PodState
 	// mended is when its rules were last seen or made as wanted.
 	mended time.Time
 	// suspected is since when its rules are known to be missing.
