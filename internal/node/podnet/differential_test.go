@@ -41,7 +41,7 @@ func (s scene) answers(ctx context.Context) []string {
 			if !ok {
 				continue
 			}
-			got := q.Ask.Put(ctx)
+			got := q.Put(ctx)
 			var hops []string
 			for _, h := range got.Hops {
 				hops = append(hops, fmt.Sprintf("%s at %s", h.By, h.Dst))
@@ -55,7 +55,7 @@ func (s scene) answers(ctx context.Context) []string {
 			if how == "" && got.Err != nil {
 				how = " " + got.Err.Error()
 			}
-			all = append(all, fmt.Sprintf("%s %s to %s %d: %s%s", q.Ask.From.Name, p.via, p.to, p.port, strings.Join(hops, ", "), how))
+			all = append(all, fmt.Sprintf("%s %s to %s %d: %s%s", q.From.Name, p.via, p.to, p.port, strings.Join(hops, ", "), how))
 		}
 	}
 	return all
