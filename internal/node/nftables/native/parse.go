@@ -14,6 +14,9 @@ import (
 
 // parse takes a rule apart.
 func parse(spec string) ([]term, error) {
+	if !expression.Printable(spec) {
+		return nil, fmt.Errorf("rule %q: it has characters that no rule has", spec)
+	}
 	w := &words{list: strings.Fields(spec)}
 	var terms []term
 	for len(w.list) > 0 && w.err == nil {

@@ -15,6 +15,9 @@ import (
 // Encode adds the attributes NFTA_RULE_EXPRESSIONS and NFTA_RULE_COMPAT of a rule, given as iptables-save prints it,
 // without "-A CHAIN". The error says what of it is not understood.
 func Encode(b *nfnetlink.Buffer, f ruleset.Family, spec string) error {
+	if !expression.Printable(spec) {
+		return fmt.Errorf("rule %q: it has characters that no rule has", spec)
+	}
 	r, err := parse(f, spec)
 	if err != nil {
 		return err
