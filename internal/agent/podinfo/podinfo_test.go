@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/workqueue/clocktest"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentcall"
@@ -39,21 +40,6 @@ func run(t *testing.T, s *Store) {
 	t.Cleanup(func() { cancel(); work.Wait() })
 }
 
-func until(t *testing.T, otherwise string, holds func() bool) {
-	t.Helper()
-	deadline := time.NewTimer(30 * time.Second)
-	defer deadline.Stop()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			t.Fatalf("gave up waiting: %s", otherwise)
-		}
-	}
-}
-
 func pod(name, uid, node string, more string) []byte {
 	return fmt.Appendf(nil, `{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"shop","name":%q,"uid":%q%s},"spec":{"nodeName":%q,
 		"containers":[{"name":"app","args":["a"],"env":[{"name":"A","value":"b"}]}]},"status":{}}`, name, uid, more, node)
@@ -68,6 +54,12 @@ func gets(server *kubetest.Server) int {
 		}
 	}
 	return count
+}
+
+// until waits for a condition.
+func until(t *testing.T, otherwise string, holds func() bool) {
+	t.Helper()
+	clocktest.Until(t, func() string { return otherwise }, holds)
 }
 
 func TestPodsInSightAreNotAskedFor(t *testing.T) {

@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/workqueue"
+	"github.com/meshcni/istio-cni/internal/agent/workqueue/clocktest"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -33,107 +33,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/podns"
 )
 
-// until waits for a condition.
-func until(t *testing.T, otherwise func() string, holds func() bool) {
-	t.Helper()
-	deadline := time.NewTimer(30 * time.Second)
-	defer deadline.Stop()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			t.Fatalf("gave up waiting: %s", otherwise())
-		}
-	}
-}
-
-// hand is a clock that the test turns.
-type hand struct {
-	mu      sync.Mutex
-	now     time.Time
-	waiting []*alarm
-}
-
-type alarm struct {
-	due  time.Time
-	ring chan time.Time
-}
-
-func start() time.Time { return time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC) }
-
-func (h *hand) clock() workqueue.Clock {
-	return workqueue.Clock{Now: h.Now, After: func(d time.Duration) (<-chan time.Time, func()) {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		a := &alarm{h.now.Add(d), make(chan time.Time, 1)}
-		h.waiting = append(h.waiting, a)
-		return a.ring, func() {
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			h.waiting = slices.DeleteFunc(h.waiting, func(b *alarm) bool { return a == b })
-		}
-	}}
-}
-
-func (h *hand) Now() time.Time {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.now
-}
-
-func (h *hand) turn(d time.Duration) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.now = h.now.Add(d)
-	for _, a := range h.waiting {
-		if !a.due.After(h.now) {
-			select {
-			case a.ring <- h.now:
-			default:
-			}
-		}
-	}
-}
-
-// sleepers counts those who wait for the clock.
-func (h *hand) sleepers() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.waiting)
-}
-
-// ticking is a hand that turns by itself, 50 times as fast as the time of day.
-func (h *hand) ticking(t *testing.T) {
-	t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	over := make(chan struct{})
-	var turning sync.WaitGroup
-	turning.Go(func() {
-		for {
-			select {
-			case <-over:
-				return
-			case <-tick.C:
-				h.turn(100 * time.Millisecond)
-			}
-		}
-	})
-	t.Cleanup(func() {
-		tick.Stop()
-		close(over)
-		turning.Wait()
-	})
-}
-
 const node1 = "node-1"
 
 // lab is an API server, a node whose places are made up while its namespaces are real, and a controller.
 type lab struct {
 	*testing.T
 	server  *kubetest.Server
-	hand    *hand
+	hand    *clocktest.Hand
 	options Options
 	// conf is what the plugin is told.
 	conf atomic.Pointer[cniconf.NetConf]
@@ -168,13 +74,13 @@ func (r *record) String() string {
 
 func newLab(t *testing.T, switches repair.Switches, more ...func(*Options)) *lab {
 	t.Helper()
-	l := &lab{T: t, server: kubetest.NewServer(t), hand: &hand{now: start()}, log: &record{}}
+	l := &lab{T: t, server: kubetest.NewServer(t), hand: clocktest.New(), log: &record{}}
 	l.conf.Store(&cniconf.NetConf{})
 	l.makePlaces()
 	settings := defaults(t)
 	settings.Switches, settings.Node = switches, node1
 	l.options = Options{
-		API: l.api(time.Minute), Clock: l.hand.clock(), Log: slog.New(slog.NewTextHandler(l.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		API: l.api(time.Minute), Clock: l.hand.Clock(), Log: slog.New(slog.NewTextHandler(l.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Workers: 1, Metrics: metrics.NewRepair("test"), Settings: settings, Host: node1, Plugin: func() (cniconf.NetConf, error) { return *l.conf.Load(), nil },
 		Places: func() *podns.Places {
 			l.asked.Add(1)
@@ -318,7 +224,7 @@ func (l *lab) cache(p podSpec, path string) {
 type state = object
 
 func waiting(reason string) state { return state{"waiting": object{"reason": reason}} }
-func running() state              { return state{"running": object{"startedAt": stamp(start())}} }
+func running() state              { return state{"running": object{"startedAt": stamp(clocktest.Start())}} }
 
 // ended is one that ended at a time, after five seconds of running.
 func ended(code int, at time.Time) state {
@@ -375,7 +281,7 @@ func (p podSpec) metadata() object {
 	maps.Copy(annotations, p.annotations)
 	metadata["annotations"] = annotations
 	if p.deleting {
-		metadata["deletionTimestamp"] = stamp(start())
+		metadata["deletionTimestamp"] = stamp(clocktest.Start())
 	}
 	return metadata
 }
@@ -424,7 +330,7 @@ func (l *lab) set(p podSpec) {
 
 // broken is a pod whose validation has just failed for the first time.
 func broken(name string) podSpec {
-	return podSpec{name: name, uid: "uid-of-" + name, now: ended(126, start().Add(-time.Second))}
+	return podSpec{name: name, uid: "uid-of-" + name, now: ended(126, clocktest.Start().Add(-time.Second))}
 }
 
 // crashing is a pod whose validation is restarted time and again.
@@ -503,7 +409,7 @@ func (l *lab) events(p podSpec) []said {
 func (l *lab) hears(p podSpec, kind string, reason EventReason, says ...string) said {
 	l.Helper()
 	var found said
-	until(l.T, func() string {
+	clocktest.Until(l.T, func() string {
 		return fmt.Sprintf("no %s %s of %s that says %q: %v", kind, reason, p.name, says, l.events(p))
 	}, func() bool {
 		for _, e := range l.events(p) {
@@ -562,7 +468,7 @@ func (l *lab) pods(s metrics.PodState) int {
 func (l *lab) stand(want ...int) {
 	l.Helper()
 	var got []int
-	until(l.T, func() string { return fmt.Sprintf("pods redirected, broken, drifted, unknown: %v, want %v", got, want) }, func() bool {
+	clocktest.Until(l.T, func() string { return fmt.Sprintf("pods redirected, broken, drifted, unknown: %v, want %v", got, want) }, func() bool {
 		got = nil
 		for _, s := range []metrics.PodState{metrics.PodRedirected, metrics.PodBroken, metrics.PodDrifted, metrics.PodUnknown} {
 			got = append(got, l.pods(s))
@@ -574,7 +480,7 @@ func (l *lab) stand(want ...int) {
 // counts waits for a number of actions.
 func (l *lab) counts(t metrics.RepairType, result metrics.RepairResult, want int) {
 	l.Helper()
-	until(l.T, func() string { return fmt.Sprintf("%s %s: %d, want %d", t, result, l.repaired(t, result), want) }, func() bool {
+	clocktest.Until(l.T, func() string { return fmt.Sprintf("%s %s: %d, want %d", t, result, l.repaired(t, result), want) }, func() bool {
 		return l.repaired(t, result) >= want
 	})
 	if got := l.repaired(t, result); got != want {
@@ -606,9 +512,9 @@ func (l *lab) passes() {
 	last := podSpec{name: fmt.Sprintf("zz-last-%d", len(l.server.Requests())), ns: "zz", uid: "last", ips: []string{"192.0.2.1"}}
 	before := l.pods(metrics.PodUnknown)
 	l.set(last)
-	until(l.T, func() string { return "the last pod is not judged" }, func() bool { return l.pods(metrics.PodUnknown) > before })
+	clocktest.Until(l.T, func() string { return "the last pod is not judged" }, func() bool { return l.pods(metrics.PodUnknown) > before })
 	l.server.Delete(last.path())
-	until(l.T, func() string { return "the last pod does not go" }, func() bool { return l.pods(metrics.PodUnknown) == before })
+	clocktest.Until(l.T, func() string { return "the last pod does not go" }, func() bool { return l.pods(metrics.PodUnknown) == before })
 }
 
 // captured reports whether rules of the mesh are in a namespace.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/workqueue/clocktest"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/repair"
@@ -51,7 +52,7 @@ func TestManyPodsThatAreFineCostNothing(t *testing.T) {
 	l.conf.Store(&cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "legacy"}) // which takes processes
 	const fine = 250
 	for i := range fine {
-		p := podSpec{name: fmt.Sprintf("web-%d", i), uid: fmt.Sprint(i), now: ended(0, start()), phase: "Running", proxy: running()}
+		p := podSpec{name: fmt.Sprintf("web-%d", i), uid: fmt.Sprint(i), now: ended(0, clocktest.Start()), phase: "Running", proxy: running()}
 		l.set(p.at(fmt.Sprintf("10.88.1.%d", i)))
 	}
 	for i := range 50 {
@@ -89,8 +90,8 @@ func TestManyBrokenPodsAreAllToldOf(t *testing.T) {
 	}
 	l.run()
 	l.stand(0, all, 0, 0)
-	l.hand.ticking(t)
-	until(t, func() string { return fmt.Sprintf("%d events for %d pods", len(l.server.Events()), all) }, func() bool { return len(l.server.Events()) == all })
+	l.hand.Ticking(t)
+	clocktest.Until(t, func() string { return fmt.Sprintf("%d events for %d pods", len(l.server.Events()), all) }, func() bool { return len(l.server.Events()) == all })
 	if n := l.metric(`istio_cni_events_total{result="suppressed"}`); n != 0 {
 		t.Errorf("%d events were suppressed", n)
 	}
@@ -111,8 +112,8 @@ func TestDeletionsAreNotAFlood(t *testing.T) {
 		if got := len(l.writes()); got != n-1 {
 			t.Fatalf("%d deletions before the turn of number %d", got, n)
 		}
-		until(t, func() string { return "nobody waits" }, func() bool { return l.hand.sleepers() > 0 })
-		l.hand.turn(removalInterval)
+		clocktest.Until(t, func() string { return "nobody waits" }, func() bool { return l.hand.Sleepers() > 0 })
+		l.hand.Turn(removalInterval)
 		l.counts(metrics.RepairDelete, metrics.RepairSuccess, n)
 	}
 	l.stand(0, 0, 0, 0)
@@ -134,9 +135,9 @@ func TestTheGaugeFollowsThePod(t *testing.T) {
 		{"no sandbox yet", func() {}, []int{0, 0, 0, 0}},
 		{"an address that nobody has", func() { p = p.at("10.88.0.9") }, []int{0, 0, 0, 1}},
 		{"rules missing", func() { p = p.at("10.88.0.2") }, []int{0, 1, 0, 0}},
-		{"failed", func() { p.now = ended(126, start()) }, []int{0, 1, 0, 0}},
+		{"failed", func() { p.now = ended(126, clocktest.Start()) }, []int{0, 1, 0, 0}},
 		{"waits", func() { p.last, p.now = p.now, waiting("CrashLoopBackOff") }, []int{0, 1, 0, 0}},
-		{"validated", func() { p.now, p.proxy, p.phase = ended(0, start()), running(), "Running" }, []int{1, 0, 0, 0}},
+		{"validated", func() { p.now, p.proxy, p.phase = ended(0, clocktest.Start()), running(), "Running" }, []int{1, 0, 0, 0}},
 		{"no more of the mesh", func() { p.plain = true }, []int{0, 0, 0, 0}},
 		{"of the mesh again", func() { p.plain = false }, []int{1, 0, 0, 0}},
 		{"another UID that runs with other rules", func() {
@@ -221,7 +222,7 @@ func randomPod(random *rand.Rand, pick func(...string) string) kube.NodePod {
 	stateOf := func() kube.ContainerState {
 		switch random.IntN(5) {
 		case 0:
-			return kube.ContainerState{Kind: kube.StateRunning, Started: start()}
+			return kube.ContainerState{Kind: kube.StateRunning, Started: clocktest.Start()}
 		case 1:
 			return kube.ContainerState{Kind: kube.StateWaiting, Message: "superfluous"}
 		case 2:
@@ -230,7 +231,7 @@ func randomPod(random *rand.Rand, pick func(...string) string) kube.NodePod {
 		code := []int{0, 1, 126}[random.IntN(3)]
 		return kube.ContainerState{
 			Kind: kube.StateTerminated, ExitCode: code, Reason: map[bool]string{true: "Completed", false: "Error"}[code == 0],
-			Message: pick("", "X", "X\n", "superfluous message"), Started: start(), Finished: start().Add(time.Second),
+			Message: pick("", "X", "X\n", "superfluous message"), Started: clocktest.Start(), Finished: clocktest.Start().Add(time.Second),
 		}
 	}
 	p := kube.NodePod{
@@ -300,11 +301,11 @@ func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts 
 			defer close(done)
 			Run(ctx, l.options)
 		}()
-		until(t, func() string { return "nothing is done" }, func() bool { return l.repaired(metrics.RepairPod, metrics.RepairSkip) > before })
+		clocktest.Until(t, func() string { return "nothing is done" }, func() bool { return l.repaired(metrics.RepairPod, metrics.RepairSkip) > before })
 		cancel()
 		<-done
 	}
-	until(t, func() string {
+	clocktest.Until(t, func() string {
 		buffer := make([]byte, 1<<16)
 		return fmt.Sprintf("%d goroutines, %d before; %d files, %d before\n%s", runtime.NumGoroutine(), goroutines, files(), open,
 			buffer[:runtime.Stack(buffer, true)])

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/workqueue/clocktest"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -118,7 +119,7 @@ func TestTheLabelIsNotWrittenTwice(t *testing.T) {
 	l.set(p)
 	l.run()
 	l.counts(metrics.RepairLabel, metrics.RepairSkip, 1)
-	p.last = ended(126, start())
+	p.last = ended(126, clocktest.Start())
 	l.set(p) // it failed again
 	l.passes()
 	l.counts(metrics.RepairLabel, metrics.RepairSkip, 1)
@@ -147,7 +148,7 @@ func TestDeletionCarriesUIDAndVersion(t *testing.T) {
 	l.set(p)
 	l.server.HoldWatches("/pods")
 	l.run()
-	until(t, func() string { return "it was not deleted" }, func() bool { _, leaving := l.fetch(p); return leaving })
+	clocktest.Until(t, func() string { return "it was not deleted" }, func() bool { _, leaving := l.fetch(p); return leaving })
 	l.counts(metrics.RepairDelete, metrics.RepairSuccess, 1)
 }
 
@@ -202,7 +203,7 @@ func TestW10FailuresThatTheReferenceMisses(t *testing.T) {
 	first, never, over := broken("first"), broken("never"), broken("over")
 	never.restart, over.restart, over.phase = "Never", "Never", "Failed"
 	another := broken("another-code")
-	another.now = ended(1, start())
+	another.now = ended(1, clocktest.Start())
 	for _, p := range []podSpec{first, never, over, another} {
 		l.set(p)
 	}
@@ -244,7 +245,7 @@ func TestPodsThatAreLeftAlone(t *testing.T) {
 		"injection switched off":    func(p *podSpec) { p.labels = object{"sidecar.istio.io/inject": "false"} },
 		"interception switched off": func(p *podSpec) { p.annotations = object{sidecar.ModeKey: "NONE"} },
 		"leaving":                   func(p *podSpec) { p.deleting = true },
-		"validated":                 func(p *podSpec) { p.now = ended(0, start()) },
+		"validated":                 func(p *podSpec) { p.now = ended(0, clocktest.Start()) },
 	} {
 		for _, switches := range []repair.Switches{inPlace, deleting, labelled, nothing} {
 			t.Run(fmt.Sprintf("%s/%s", name, switches.Modes()), func(t *testing.T) {

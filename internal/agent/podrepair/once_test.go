@@ -14,7 +14,7 @@ import (
 // once runs one look at all pods, on a clock that does not stand still.
 func (l *lab) once() error {
 	l.Helper()
-	l.hand.ticking(l.T)
+	l.hand.Ticking(l.T)
 	return Once(l.Context(), l.options)
 }
 

@@ -13,7 +13,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/workqueue"
+	"github.com/meshcni/istio-cni/internal/agent/workqueue/clocktest"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
@@ -22,74 +22,14 @@ import (
 // until waits for a condition.
 func until(t *testing.T, otherwise string, holds func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(30 * time.Second)
-	defer deadline.Stop()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			t.Fatalf("gave up waiting: %s", otherwise)
-		}
-	}
-}
-
-// hand is a clock that the test turns.
-type hand struct {
-	mu      sync.Mutex
-	now     time.Time
-	waiting []*alarm
-}
-
-type alarm struct {
-	due  time.Time
-	ring chan time.Time
-}
-
-func newHand() *hand { return &hand{now: start()} }
-
-func start() time.Time { return time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC) }
-
-func (h *hand) clock() workqueue.Clock {
-	return workqueue.Clock{Now: h.Now, After: func(d time.Duration) (<-chan time.Time, func()) {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		a := &alarm{h.now.Add(d), make(chan time.Time, 1)}
-		h.waiting = append(h.waiting, a)
-		return a.ring, func() {
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			h.waiting = slices.DeleteFunc(h.waiting, func(b *alarm) bool { return a == b })
-		}
-	}}
-}
-
-func (h *hand) Now() time.Time {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.now
-}
-
-func (h *hand) turn(d time.Duration) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.now = h.now.Add(d)
-	for _, a := range h.waiting {
-		if !a.due.After(h.now) {
-			select {
-			case a.ring <- h.now:
-			default:
-			}
-		}
-	}
+	clocktest.Until(t, func() string { return otherwise }, holds)
 }
 
 // lab is an API server and a controller.
 type lab struct {
 	*testing.T
 	server  *kubetest.Server
-	hand    *hand
+	hand    *clocktest.Hand
 	options Options
 }
 
@@ -116,7 +56,7 @@ func legacy() readiness.Policy {
 
 func newLab(t *testing.T, policy readiness.Policy) *lab {
 	t.Helper()
-	l := &lab{T: t, server: kubetest.NewServer(t), hand: newHand()}
+	l := &lab{T: t, server: kubetest.NewServer(t), hand: clocktest.New()}
 	l.options = l.another(policy)
 	return l
 }
@@ -143,7 +83,7 @@ func (l *lab) another(policy readiness.Policy) Options {
 		log = slog.New(slog.DiscardHandler)
 	}
 	return Options{
-		API: api, Clock: l.hand.clock(), Log: log, Policy: policy, Metrics: metrics.NewTaint("test", reasons),
+		API: api, Clock: l.hand.Clock(), Log: log, Policy: policy, Metrics: metrics.NewTaint("test", reasons),
 		Health: health.NewState(health.Options{Now: l.hand.Now}, Parts()...), Host: "node-0",
 	}
 }
@@ -217,14 +157,14 @@ func (l *lab) node(name string, spec nodeSpec) {
 		spec.boot = "boot-1"
 	}
 	if spec.since.IsZero() {
-		spec.since = start().Add(-24 * time.Hour)
+		spec.since = clocktest.Start().Add(-24 * time.Hour)
 	}
 	if spec.heartbeat.IsZero() {
 		spec.heartbeat = l.hand.Now()
 	}
 	whole := object{
 		"kind": "Node", "apiVersion": "v1",
-		"metadata": object{"name": name, "labels": spec.labels, "creationTimestamp": start().Add(-48 * time.Hour).Format(time.RFC3339)},
+		"metadata": object{"name": name, "labels": spec.labels, "creationTimestamp": clocktest.Start().Add(-48 * time.Hour).Format(time.RFC3339)},
 		"spec":     object{},
 		"status": object{
 			"nodeInfo": object{"bootID": spec.boot},
