@@ -17,10 +17,14 @@ use_go
 KUBE_BIN=$(hack/kube.sh)
 hack/build.sh
 (cd e2e && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w' -o "$root/bin/box" ./images/box)
-export KUBE_BIN ISTIO_CNI_BIN=$root/bin/istio-cni E2E_BOX_BIN=$root/bin/box E2E_LOGS=${E2E_LOGS:-$root/bin/e2e-logs}
+(cd hack/chart && CGO_ENABLED=0 go build -buildvcs=false -trimpath -o "$root/bin/chart" .)
+# The last release of the reference plugins that had this one.
+GOBIN=$root/bin CGO_ENABLED=0 GOFLAGS= go install -trimpath -ldflags '-s -w' github.com/containernetworking/plugins/plugins/meta/flannel@v0.9.1
+export KUBE_BIN ISTIO_CNI_BIN=$root/bin/istio-cni E2E_BOX_BIN=$root/bin/box E2E_CHART_BIN=$root/bin/chart E2E_FLANNEL_BIN=$root/bin/flannel
+export E2E_LOGS=${E2E_LOGS:-$root/bin/e2e-logs}
 rm -rf "$E2E_LOGS"
 
-args=(-count=1 -timeout "${TIMEOUT:-15m}" -p 1 -exec "'$root/hack/in-netns.sh'")
+args=(-count=1 -v -timeout "${TIMEOUT:-15m}" -p 1 -exec "'$root/hack/in-netns.sh'")
 if [[ -n ${RUN:-} ]]; then
   args+=(-run "$RUN")
 fi

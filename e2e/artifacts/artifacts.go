@@ -18,17 +18,22 @@ import (
 type Artifacts struct {
 	// Kube is the servers of Kubernetes, IstioCNI the program under test, Box the program of test images.
 	Kube, IstioCNI, Box string
+	// ChartProgram renders the chart.
+	ChartProgram string
+	// Flannel is a CNI plugin that delegates to others.
+	Flannel string
 	// Logs is a directory for the logs of tests that failed. It may not be there yet.
 	Logs string
 }
 
-// Find reads KUBE_BIN, ISTIO_CNI_BIN, E2E_BOX_BIN and E2E_LOGS, which hack/e2e.sh sets. Of those that are not set, all but
+// Find reads KUBE_BIN, ISTIO_CNI_BIN, E2E_BOX_BIN, E2E_CHART_BIN, E2E_FLANNEL_BIN and E2E_LOGS, which hack/e2e.sh sets. Of those that are not set, all but
 // the first have a default below bin/ of the repository.
 func Find() (Artifacts, error) {
 	_, file, _, _ := runtime.Caller(0)
 	bin := filepath.Join(filepath.Dir(file), "..", "..", "bin")
 	a := Artifacts{
 		Kube: os.Getenv("KUBE_BIN"), IstioCNI: from("ISTIO_CNI_BIN", bin, "istio-cni"), Box: from("E2E_BOX_BIN", bin, "box"),
+		ChartProgram: from("E2E_CHART_BIN", bin, "chart"), Flannel: from("E2E_FLANNEL_BIN", bin, "flannel"),
 		Logs: from("E2E_LOGS", bin, "e2e-logs"),
 	}
 	if a.Kube == "" {
@@ -40,7 +45,9 @@ func Find() (Artifacts, error) {
 	return a, errors.Join(
 		program(a.Kube, "KUBE_BIN", "hack/kube.sh builds it"),
 		program(a.IstioCNI, "ISTIO_CNI_BIN", "hack/build.sh builds it"),
-		program(a.Box, "E2E_BOX_BIN", "hack/e2e.sh builds it"))
+		program(a.Box, "E2E_BOX_BIN", "hack/e2e.sh builds it"),
+		program(a.Flannel, "E2E_FLANNEL_BIN", "hack/e2e.sh builds it"),
+		program(a.ChartProgram, "E2E_CHART_BIN", "hack/e2e.sh builds it"))
 }
 
 func from(variable, dir, name string) string {

@@ -42,6 +42,11 @@ type Options struct {
 	Images []string
 	// Pause is the name of the image of a pod's sandbox (tier Node), which must be in one of Images.
 	Pause string
+	// Families are those of the network of pods, the node, and the Service (IPv4 unless given).
+	Families Families
+	// Networks are the node's network configurations by the names of their files (tier Node), templates with .Ranges and .Routes for host-local, and .PodCIDR. nil is a
+	// bridge with portmap as 10-e2e.conflist; none at all leaves the node NotReady until PutNetwork.
+	Networks map[string]string
 	// RegisterWithTaints are on the node from the moment that its kubelet makes it (tier Node).
 	RegisterWithTaints []core.Taint
 	// Dir is where the cluster's directory is made, os.TempDir() unless given. Not below /etc, /opt, /var or /run.
@@ -50,13 +55,26 @@ type Options struct {
 	Log io.Writer
 }
 
+// Families are IP families.
+type Families string
+
+// Families. With DualStack pods have an address of each, the first being of IPv4, and all else is as with IPv4.
+const (
+	IPv4      Families = ""
+	DualStack Families = "dual-stack"
+	IPv6      Families = "ipv6"
+)
+
 // Names in each cluster.
 const (
-	NodeName    = "e2e-node"
-	serviceIP   = "10.96.0.1"
-	serviceCIDR = "10.96.0.0/16"
-	podCIDR     = "10.88.0.0/24"
-	apiPort     = "443" // then the Service's address and port on lo are the API server's own
+	NodeName     = "e2e-node"
+	serviceIP    = "10.96.0.1"
+	serviceIP6   = "fd00:96::1"
+	serviceCIDR  = "10.96.0.0/16"
+	serviceCIDR6 = "fd00:96::/112"
+	podCIDR      = "10.88.0.0/24"
+	podCIDR6     = "fd00:88::/64"
+	apiPort      = "443" // then the Service's address and port on lo are the API server's own
 )
 
 // patience is for how long a server may take to answer. It is generous: other work may share the cores.
@@ -199,6 +217,11 @@ func (o Options) check() error {
 		}
 	default:
 		errs = append(errs, fmt.Errorf("Options.Tier: want %q or %q, not %q", ControlPlane, Node, o.Tier))
+	}
+	switch o.Families {
+	case IPv4, DualStack, IPv6:
+	default:
+		errs = append(errs, fmt.Errorf("Options.Families: want %q, %q or %q, not %q", IPv4, DualStack, IPv6, o.Families))
 	}
 	for name, of := range tools {
 		if _, err := exec.LookPath(name); err != nil {

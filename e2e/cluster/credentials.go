@@ -39,11 +39,11 @@ func writeCredentials(dir string, at address) error {
 	a.issue("apiserver", &x509.Certificate{
 		Subject: pkix.Name{CommonName: "kube-apiserver"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		DNSNames:    []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"},
-		IPAddresses: addresses("127.0.0.1", at.node(), serviceIP),
+		IPAddresses: addresses("127.0.0.1", at.node(), at.node6(), serviceIP, serviceIP6),
 	})
 	a.issue("kubelet-server", &x509.Certificate{
 		Subject: pkix.Name{CommonName: NodeName}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames: []string{NodeName, "localhost"}, IPAddresses: addresses("127.0.0.1", at.node()),
+		DNSNames: []string{NodeName, "localhost"}, IPAddresses: addresses("127.0.0.1", at.node(), at.node6()),
 	})
 	for name, who := range map[string]pkix.Name{
 		"apiserver-kubelet": {CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}},

@@ -14,10 +14,20 @@ type address struct{ number int }
 
 const maxLinks = 200
 
-func (a address) link() string { return "kube-e2e-" + strconv.Itoa(a.number) }
-func (a address) host() string { return fmt.Sprintf("10.99.%d.1", a.number) }
-func (a address) node() string { return fmt.Sprintf("10.99.%d.2", a.number) }
-func (a address) url() string  { return "https://" + net.JoinHostPort(a.node(), apiPort) }
+func (a address) link() string  { return "kube-e2e-" + strconv.Itoa(a.number) }
+func (a address) host() string  { return fmt.Sprintf("10.99.%d.1", a.number) }
+func (a address) node() string  { return fmt.Sprintf("10.99.%d.2", a.number) }
+func (a address) host6() string { return fmt.Sprintf("fd00:99:%x::1", a.number) }
+func (a address) node6() string { return fmt.Sprintf("fd00:99:%x::2", a.number) }
+func (a address) url() string   { return "https://" + net.JoinHostPort(a.node(), apiPort) }
+
+// nodeIP is the address that the node and its API server go by inside.
+func (c *Cluster) nodeIP() string {
+	if c.options.Families == IPv6 {
+		return c.address.node6()
+	}
+	return c.address.node()
+}
 
 // connect joins the cluster with the namespace of the test, by the first link whose name is free: making it is what takes
 // the name.
@@ -63,6 +73,9 @@ func (c *Cluster) setAddresses(ctx context.Context) error {
 		{"ip", "addr", "add", a.host() + "/24", "dev", a.link()},
 		{"ip", "link", "set", a.link(), "up"},
 	}
+	if c.options.Families != IPv4 {
+		outside = append(outside, []string{"ip", "addr", "add", a.host6() + "/64", "dev", a.link(), "nodad"})
+	}
 	for _, line := range outside {
 		if err := finish(exec.CommandContext(ctx, line[0], line[1:]...)); err != nil {
 			return err
@@ -76,6 +89,17 @@ func (c *Cluster) setAddresses(ctx context.Context) error {
 		// The kubernetes Service, without a proxy: the API server listens on all addresses.
 		{"ip", "addr", "add", serviceIP + "/32", "dev", "lo"},
 		{"sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"},
+		// Addresses that nobody has (RFC 5737) are refused at once, not after a while.
+		{"ip", "route", "add", "unreachable", "192.0.2.0/24"},
+	}
+	if c.options.Families != IPv4 {
+		inside = append(inside, [][]string{
+			{"ip", "addr", "add", a.node6() + "/64", "dev", "eth0", "nodad"},
+			{"ip", "-6", "route", "add", "default", "via", a.host6()},
+			{"ip", "addr", "add", serviceIP6 + "/128", "dev", "lo", "nodad"},
+			{"sh", "-c", "echo 1 >/proc/sys/net/ipv6/conf/all/forwarding"},
+			{"ip", "-6", "route", "add", "unreachable", "2001:db8::/32"}, // RFC 3849
+		}...)
 	}
 	for _, line := range inside {
 		if err := c.do(ctx, line[0], line[1:]...); err != nil {

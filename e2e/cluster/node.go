@@ -61,7 +61,7 @@ func (c *Cluster) startNode(ctx context.Context) error {
 		c.options.Images = c.options.Images[1:]
 	}
 	return c.begin(Kubelet, "--config="+c.run.path("state", "kubelet.yaml"), "--hostname-override="+NodeName,
-		"--kubeconfig="+filepath.Join(c.run.pki(), "kubelet.kubeconfig"), "--node-ip="+c.address.node(), "--v=2")
+		"--kubeconfig="+filepath.Join(c.run.pki(), "kubelet.kubeconfig"), "--node-ip="+c.nodeIP(), "--v=2")
 }
 
 // configureNode writes the files of containerd and kubelet, and the primary network with its plugins.
@@ -74,12 +74,19 @@ func (c *Cluster) configureNode(ctx context.Context) error {
 		"State": c.run.state(), "PKI": c.run.pki(), "Pause": c.options.Pause, "Socket": runtimeSocket, "PodCIDR": podCIDR,
 		"Taints": string(taints),
 	}
-	for name, text := range map[string]string{
+	values["Ranges"], values["Routes"] = c.options.Families.ranges()
+	files := map[string]string{
 		c.run.path("state", "containerd.toml"): containerdConfig,
 		c.run.path("state", "kubelet.yaml"):    kubeletConfig,
-		// Where the cluster has its /etc/cni.
-		c.run.path("state", "root", "etc", "cni", "net.d", "10-e2e.conflist"): primaryConflist,
-	} {
+	}
+	networks := c.options.Networks
+	if networks == nil {
+		networks = map[string]string{PrimaryNetwork: primaryConflist}
+	}
+	for name, text := range networks {
+		files[c.networkFile(name)] = text
+	}
+	for name, text := range files {
 		if err = fillIn(name, text, values); err != nil {
 			return err
 		}
@@ -106,10 +113,32 @@ func fillIn(name, text string, values map[string]string) error {
 	return nil
 }
 
-// PutConflist puts a network configuration beside others, by rename as an installer would. The first one by name is the
+// ranges are the ranges of addresses and the routes that a pod has, as host-local wants them.
+func (f Families) ranges() (ranges, routes string) {
+	const range4, range6 = `[{"subnet": "` + podCIDR + `"}]`, `[{"subnet": "` + podCIDR6 + `"}]`
+	const route4, route6 = `{"dst": "0.0.0.0/0"}`, `{"dst": "::/0"}`
+	switch f {
+	case IPv6:
+		return range6, route6
+	case DualStack:
+		return range4 + ", " + range6, route4 + ", " + route6
+	default:
+		return range4, route4
+	}
+}
+
+// PrimaryNetwork is the file of the node's network unless Options.Networks says otherwise.
+const PrimaryNetwork = "10-e2e.conflist"
+
+// networkFile is where the cluster has a file of its /etc/cni/net.d.
+func (c *Cluster) networkFile(name string) string {
+	return c.run.path("state", "root", "etc", "cni", "net.d", name)
+}
+
+// PutNetwork puts a network configuration beside others, by rename as an installer would. The first one by name is the
 // node's.
-func (c *Cluster) PutConflist(name string, text []byte) error {
-	path := c.run.path("state", "root", "etc", "cni", "net.d", name)
+func (c *Cluster) PutNetwork(name string, text []byte) error {
+	path := c.networkFile(name)
 	temporary := path + ".new"
 	if err := os.WriteFile(temporary, text, 0o644); err != nil {
 		return fmt.Errorf("writing a network configuration: %w", err)

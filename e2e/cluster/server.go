@@ -47,9 +47,13 @@ func (c *Cluster) startControlPlane() error {
 		return err
 	}
 	pki := func(name string) string { return filepath.Join(c.run.pki(), name) }
+	bind, services := "0.0.0.0", serviceCIDR
+	if c.options.Families == IPv6 {
+		bind, services = "::", serviceCIDR6 // and IPv4 as well, for the test
+	}
 	return c.begin(APIServer, "--etcd-servers="+client,
-		"--bind-address=0.0.0.0", "--advertise-address="+c.address.node(), "--secure-port="+apiPort,
-		"--service-cluster-ip-range="+serviceCIDR,
+		"--bind-address="+bind, "--advertise-address="+c.nodeIP(), "--secure-port="+apiPort,
+		"--service-cluster-ip-range="+services,
 		"--tls-cert-file="+pki("apiserver.crt"), "--tls-private-key-file="+pki("apiserver.key"), "--client-ca-file="+pki("ca.crt"),
 		// Without it logs and exec ask for the node's name, which no name server knows.
 		"--kubelet-preferred-address-types=InternalIP", "--kubelet-certificate-authority="+pki("ca.crt"),

@@ -1,257 +1,256 @@
 package mesh
 
 import (
-	"encoding/json"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	apps "k8s.io/api/apps/v1"
+	batch "k8s.io/api/batch/v1"
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// TestANewNode is pods that were there before the agent, the agent, pods that come after it, and its end.
+// TestANewNode is pods that were there before the agent, the agent from the manifest, pods that come after it, and its end.
 func TestANewNode(t *testing.T) {
-	l := newLab(t)
-	before := l.conflist()
-	l.pod("early", injected())
-	l.statefulSet("set")
-	l.job()
-	l.pod("plain-early", plain(false))
-	l.until("the pods to fail", func() bool {
-		return l.failed("early") && l.failed("set-0") && l.jobPod() != "" && l.failed(l.jobPod()) && l.isReady("plain-early")
+	s := newStory(t, cluster.Options{})
+	s.UntilNodeReady()
+	before := s.NetworkFile(cluster.PrimaryNetwork)
+	s.Step("pods of the mesh start on a node without the plugin")
+	s.Pod("early", lab.Injected())
+	s.statefulSet("set")
+	s.job()
+	s.Pod("plain-early", lab.Plain())
+	s.Until("the pods to fail", func() bool {
+		return s.Failed("early") && s.Failed("set-0") && s.jobPod() != "" && s.Failed(s.jobPod()) && s.IsReady("plain-early")
 	})
+	s.Step("their validation has failed with 126; manifests/istio-cni.yaml is applied")
 
-	objects := l.manifest()
-	l.apply(objects)
-	l.until("the agent", func() bool { return l.agent() != nil && ready(l.agent()) })
-	t.Run("repaired in place", func(t *testing.T) { l.with(t).repaired() })
-	t.Run("failed for good", func(t *testing.T) { l.with(t).failedForGood() })
-	t.Run("deleted by hand", func(t *testing.T) { l.with(t).deletedByHand() })
-	t.Run("captured", func(t *testing.T) { l.with(t).captured() })
-	t.Run("outside of the mesh", func(t *testing.T) { l.with(t).outside() })
-	t.Run("another pod of the name", func(t *testing.T) { l.with(t).replaced() })
-	t.Run("another broken pod of the name", func(t *testing.T) { l.with(t).replacedAndBroken(before) })
-	if text := l.conflist(); text == before {
+	objects := s.Manifest()
+	s.Apply(objects)
+	s.UntilAgentReady()
+	s.Step("the agent is ready")
+	part := func(name string, do func(*story)) {
+		t.Run(name, func(t *testing.T) { t.Helper(); do(&story{Lab: s.With(t)}) })
+	}
+	part("repaired in place", (*story).repaired)
+	part("failed for good", (*story).failedForGood)
+	part("deleted by hand", (*story).deletedByHand)
+	part("captured", (*story).captured)
+	part("outside of the mesh", (*story).outside)
+	part("another pod of the name", (*story).replaced)
+	part("another broken pod of the name", func(s *story) { s.replacedAndBroken(before) })
+	if text := s.NetworkFile(cluster.PrimaryNetwork); text == before {
 		t.Errorf("the agent is ready, and the network's configuration is as before: %s", text)
 	}
 
-	l.remove(objects)
-	l.until("the agent to go", func() bool { return l.agent() == nil })
-	if text := l.conflist(); text != before {
+	s.Step("the manifest is deleted, with pods running")
+	s.Uninstall(objects)
+	if text := s.NetworkFile(cluster.PrimaryNetwork); text != before {
 		t.Errorf("the network's configuration was %s\nand is now %s", before, text)
 	}
 	// Sandboxes that were made with the program are still there, and may ask for it at their end.
-	if _, err := os.Stat(shared.NodeFile("/opt/cni/bin/istio-cni")); err != nil {
+	if _, err := os.Stat(s.NodeFile("/opt/cni/bin/istio-cni")); err != nil {
 		t.Error(err)
 	}
-	l.must(l.client.AppsV1().StatefulSets(appNamespace).Delete(t.Context(), "set", meta.DeleteOptions{}))
-	l.must(l.client.CoreV1().Pods(appNamespace).DeleteCollection(t.Context(), meta.DeleteOptions{}, meta.ListOptions{}))
-	l.until("the pods to go", func() bool {
-		pods, err := l.client.CoreV1().Pods(appNamespace).List(t.Context(), meta.ListOptions{})
-		return err == nil && len(pods.Items) == 0
-	})
-	l.pod("later", plain(false))
-	l.until("a pod that comes later", func() bool { return l.isReady("later") })
-}
-
-// with is the lab for a part of the test.
-func (l *lab) with(t *testing.T) *lab { t.Helper(); return &lab{T: t, client: l.client} }
-
-// agent is its pod, nil if there is none.
-func (l *lab) agent() *core.Pod {
-	l.Helper()
-	pods, err := l.client.CoreV1().Pods(meshNamespace).List(l.Context(), meta.ListOptions{LabelSelector: "k8s-app=istio-cni-node"})
-	l.must(err)
-	if len(pods.Items) == 0 {
-		return nil
-	}
-	return &pods.Items[0]
+	s.Must(s.Client().AppsV1().StatefulSets(lab.App).Delete(t.Context(), "set", meta.DeleteOptions{}))
+	s.RemoveAll()
+	s.Step("the pods of before are gone")
+	s.Pod("later", lab.Plain())
+	s.UntilReady("later")
+	s.Step("a pod outside of the mesh started after it")
 }
 
 // repaired: pods of before the agent come to be ready as the pods that they are, and their traffic is the proxy's.
-func (l *lab) repaired() {
-	l.Helper()
-	uids := map[string]any{"early": l.get(appNamespace, "early").UID, "set-0": l.get(appNamespace, "set-0").UID}
-	for name, uid := range uids {
-		l.until("an event of "+name, func() bool { return l.event(name, "RepairBrokenPod", "") })
-		l.until(name, func() bool { return l.isReady(name) })
-		if pod := l.get(appNamespace, name); pod.UID != uid {
-			l.Errorf("%s is another pod", name)
+func (s *story) repaired() {
+	s.Helper()
+	names := []string{"early", "set-0"}
+	uids := map[string]types.UID{}
+	for _, name := range names {
+		uids[name] = s.Get(lab.App, name).UID
+	}
+	for _, name := range names {
+		s.Until("an event of "+name, func() bool { return s.Event(name, "RepairBrokenPod", "") })
+		s.UntilReady(name)
+		if pod := s.Get(lab.App, name); pod.UID != uids[name] {
+			s.Errorf("%s is another pod", name)
 		}
-		l.flows(name)
+		s.Flows(name)
 	}
-}
-
-func (l *lab) flows(name string) {
-	l.Helper()
-	if in, out := l.redirected(name); !in || !out {
-		l.Errorf("%s: traffic comes in by the proxy: %t, goes out by it: %t", name, in, out)
-	}
+	s.Step("%q are ready, and redirected both ways", names)
 }
 
 // failedForGood: a pod that is not restarted cannot be helped in place, and mode repair does no more than say so.
-func (l *lab) failedForGood() {
-	l.Helper()
-	name := l.jobPod()
-	l.until("an event of the job's pod", func() bool { return l.event(name, "BrokenPod", "cannot be redirected in place any more") })
-	if pod := l.get(appNamespace, name); pod == nil || pod.Status.Phase != core.PodFailed {
-		l.Errorf("the job's pod: %v", pod)
+func (s *story) failedForGood() {
+	s.Helper()
+	name := s.jobPod()
+	s.Until("an event of the job's pod", func() bool { return s.Event(name, "BrokenPod", "cannot be redirected in place any more") })
+	if pod := s.Get(lab.App, name); pod == nil || pod.Status.Phase != core.PodFailed {
+		s.Errorf("the job's pod: %v", pod)
 	}
 }
 
 // deletedByHand: "istio-cni repair" on the node, beside the agent, deletes what cannot be helped in place and nothing else.
-func (l *lab) deletedByHand() {
-	l.Helper()
-	name := l.jobPod()
-	uid := l.get(appNamespace, name).UID
-	text, err := shared.Command(l.Context(), shared.IstioCNI, "repair", "--repair-pods", "--delete-pods", "--node-name="+cluster.NodeName,
-		"--host="+cluster.NodeName, "--exclude-namespaces=kube-system", "--kubeconfig="+shared.Kubeconfig()).CombinedOutput()
-	if err != nil {
-		l.Fatalf("%v: %s", err, text)
-	}
-	l.until("the job's pod to go", func() bool { pod := l.get(appNamespace, name); return pod == nil || pod.UID != uid })
-	if !l.event(name, "DeleteBrokenPod", "it is deleted") {
-		l.Errorf("no event; it says %s", text)
+func (s *story) deletedByHand() {
+	s.Helper()
+	name := s.jobPod()
+	uid := s.Get(lab.App, name).UID
+	text := s.OnNode(s.IstioCNI, "repair", "--repair-pods", "--delete-pods", "--node-name="+cluster.NodeName,
+		"--host="+cluster.NodeName, "--exclude-namespaces=kube-system", "--kubeconfig="+s.Kubeconfig())
+	s.Until("the job's pod to go", func() bool { pod := s.Get(lab.App, name); return pod == nil || pod.UID != uid })
+	if !s.Event(name, "DeleteBrokenPod", "it is deleted") {
+		s.Errorf("no event; it says %s", text)
 	}
 	for _, name := range []string{"early", "set-0", "plain-early"} {
-		if pod := l.get(appNamespace, name); !ready(pod) || pod.DeletionTimestamp != nil || l.event(name, "DeleteBrokenPod", "") {
-			l.Errorf("%s was not left alone: %s", name, text)
+		if pod := s.Get(lab.App, name); !lab.Ready(pod) || pod.DeletionTimestamp != nil || s.Event(name, "DeleteBrokenPod", "") {
+			s.Errorf("%s was not left alone: %s", name, text)
 		}
 	}
 }
 
 // captured: a pod that comes after the agent is redirected from the beginning, by the plugin.
-func (l *lab) captured() {
-	l.Helper()
-	l.pod("late", injected())
-	l.until("the pod", func() bool { return l.isReady("late") })
-	if n := l.get(appNamespace, "late").Status.InitContainerStatuses[0].RestartCount; n != 0 {
-		l.Errorf("its validation was tried %d times more", n)
+func (s *story) captured() {
+	s.Helper()
+	s.Pod("late", lab.Injected())
+	s.UntilReady("late")
+	if n := s.Get(lab.App, "late").Status.InitContainerStatuses[0].RestartCount; n != 0 {
+		s.Errorf("its validation was tried %d times more", n)
 	}
-	l.flows("late")
-	if d := l.decision("late"); !d.Captured || d.Reason != "captured" || d.Source == "" {
-		l.Errorf("decision %+v", d)
+	s.Flows("late")
+	if d := s.Decision("late"); !d.Captured || d.Reason != "captured" || d.Source == "" {
+		s.Errorf("decision %+v", d)
 	} else {
-		l.Logf("decision %+v", d)
+		s.Step("decision %+v", d)
 	}
-	if l.event("late", "RepairBrokenPod", "") {
-		l.Error("it was repaired")
+	if s.Event("late", "RepairBrokenPod", "") {
+		s.Error("it was repaired")
 	}
-}
-
-// decision is what "istio-cni decisions" says of a pod.
-type decision struct {
-	Pod, Reason, Source string
-	Captured            bool
-	Requests            int
-}
-
-// decision asks in the agent's container. The zero value is for a pod that is not known there.
-func (l *lab) decision(pod string) decision {
-	l.Helper()
-	text, err := l.inside(meshNamespace, l.agent().Name, "install-cni", "/usr/local/bin/istio-cni", "decisions", "--json", "--pod="+appNamespace+"/"+pod)
-	if err != nil {
-		l.Fatalf("%v: %s", err, text)
-	}
-	var all []decision
-	l.must(json.Unmarshal([]byte(text), &all))
-	if len(all) == 0 {
-		return decision{}
-	}
-	return all[0]
+	s.Until("an application to reach another", func() bool {
+		text, _ := s.From("early", s.URL("late", "", lab.AppPort))
+		return strings.Contains(text, "via outbound early, inbound late") && strings.Contains(text, "hello from late to 127.0.0.6")
+	})
+	s.Step("the application of one pod reaches that of the other by both proxies")
 }
 
 // outside: the plugin and repair leave a pod alone that is not in the mesh, and ask nobody about it.
-func (l *lab) outside() {
-	l.Helper()
-	l.pod("plain", plain(false))
-	l.pod("host", plain(true))
-	l.until("the pods", func() bool { return l.isReady("plain") && l.isReady("host") })
+func (s *story) outside() {
+	s.Helper()
+	s.Pod("plain", lab.Plain())
+	s.Pod("host", lab.Injected(lab.HostNetwork, func(template *core.PodTemplateSpec) {
+		template.Spec.InitContainers = nil // it would fail, rightly
+	}))
+	s.UntilReady("plain", "host")
 	for _, name := range []string{"plain", "plain-early"} {
-		if in, out := l.redirected(name); in || out {
-			l.Errorf("%s: traffic comes in by a proxy: %t, goes out by one: %t", name, in, out)
+		if flow := s.Flow(name, ""); flow != lab.Untouched {
+			s.Errorf("%s: traffic by a proxy: %+v", name, flow)
 		}
 	}
-	requests, err := shared.Requests(meshNamespace, "istio-cni")
-	l.must(err)
+	requests, err := s.Requests(lab.Mesh, "istio-cni")
+	s.Must(err)
 	for _, r := range requests {
 		if r.Status == 403 || r.Resource == "pods" && strings.HasPrefix(r.Name, "plain") {
-			l.Errorf("asked: %s %s: %d", r.Verb, r.URI, r.Status)
+			s.Errorf("asked: %s %s: %d", r.Verb, r.URI, r.Status)
 		}
 	}
 	// What the runtime's annotations are enough for is not reported to the agent.
-	if d := l.decision("plain"); d != (decision{}) {
-		l.Errorf("the annotations were not enough: %+v", d)
+	if d := s.Decision("plain"); d != (lab.Decision{}) {
+		s.Errorf("the annotations were not enough: %+v", d)
 	}
 	for _, name := range []string{"plain", "plain-early", "host"} {
 		for _, reason := range []string{"RepairBrokenPod", "BrokenPod", "UnverifiedPod"} {
-			if l.event(name, reason, "") {
-				l.Errorf("%s has an event %s", name, reason)
+			if s.Event(name, reason, "") {
+				s.Errorf("%s has an event %s", name, reason)
 			}
 		}
 	}
-	rules, err := shared.Command(l.Context(), "iptables-save").CombinedOutput()
-	l.must(err)
-	if strings.Contains(string(rules), "ISTIO_") {
-		l.Errorf("rules in the node's own namespace:\n%s", rules)
+	if rules := s.OnNode("iptables-save"); strings.Contains(rules, "ISTIO_") {
+		s.Errorf("rules in the node's own namespace:\n%s", rules)
 	}
+	s.Step("pods outside of the mesh are not redirected, and the API server was not asked about them (%d requests in all)", len(requests))
 }
 
 // replaced: a pod that was repaired makes way for another one of its name.
-func (l *lab) replaced() {
-	l.Helper()
-	uid := l.get(appNamespace, "set-0").UID
-	l.must(l.client.CoreV1().Pods(appNamespace).Delete(l.Context(), "set-0", meta.DeleteOptions{}))
-	l.until("another pod", func() bool {
-		pod := l.get(appNamespace, "set-0")
-		return pod != nil && pod.UID != uid && ready(pod)
+func (s *story) replaced() {
+	s.Helper()
+	s.another(func(pod *core.Pod) bool { return lab.Ready(pod) })
+	s.Flows("set-0")
+}
+
+// another deletes the pod of the stateful set and waits for the next.
+func (s *story) another(as func(*core.Pod) bool) {
+	s.Helper()
+	uid := s.Get(lab.App, "set-0").UID
+	s.Must(s.Client().CoreV1().Pods(lab.App).Delete(s.Context(), "set-0", meta.DeleteOptions{}))
+	s.Until("another pod", func() bool {
+		pod := s.Get(lab.App, "set-0")
+		return pod != nil && pod.UID != uid && as(pod)
 	})
-	l.flows("set-0")
 }
 
 // replacedAndBroken, W-8: one of the same name is broken once more, as the agent hung when somebody wrote the network's
 // configuration anew. It is repaired as the one before it was.
-func (l *lab) replacedAndBroken(conflist string) {
-	l.Helper()
-	l.signal("SIGSTOP")
-	l.must(shared.PutConflist("10-e2e.conflist", []byte(conflist)))
+func (s *story) replacedAndBroken(conflist string) {
+	s.Helper()
+	s.Signal(s.Agent(), "SIGSTOP")
+	s.Must(s.PutNetwork(cluster.PrimaryNetwork, []byte(conflist)))
 	// The runtime may need a moment to read it.
-	for broken := false; !broken; {
-		uid := l.get(appNamespace, "set-0").UID
-		l.must(l.client.CoreV1().Pods(appNamespace).Delete(l.Context(), "set-0", meta.DeleteOptions{}))
-		l.until("another pod, captured or not", func() bool {
-			pod := l.get(appNamespace, "set-0")
-			broken = l.failed("set-0")
-			return pod != nil && pod.UID != uid && (ready(pod) || broken)
-		})
+	for !s.Failed("set-0") {
+		s.another(func(pod *core.Pod) bool { return lab.Ready(pod) || lab.ValidationFailed(pod) })
 	}
-	uid := l.get(appNamespace, "set-0").UID
-	l.signal("SIGCONT")
-	l.until("an event of this pod", func() bool {
-		events, err := l.client.CoreV1().Events(appNamespace).List(l.Context(), meta.ListOptions{})
-		l.must(err)
+	uid := s.Get(lab.App, "set-0").UID
+	s.Signal(s.Agent(), "SIGCONT")
+	s.Until("an event of this pod", func() bool {
+		events, err := s.Client().CoreV1().Events(lab.App).List(s.Context(), meta.ListOptions{})
+		s.Must(err)
 		return slices.ContainsFunc(events.Items, func(e core.Event) bool {
 			return e.Reason == "RepairBrokenPod" && e.InvolvedObject.UID == uid
 		})
 	})
-	l.until("the pod", func() bool { return l.isReady("set-0") })
-	l.until("the agent", func() bool { return ready(l.agent()) })
-	if got := l.get(appNamespace, "set-0").UID; got != uid {
-		l.Error("it is another pod")
+	s.UntilReady("set-0")
+	s.UntilAgentReady()
+	if got := s.Get(lab.App, "set-0").UID; got != uid {
+		s.Error("it is another pod")
 	}
-	l.flows("set-0")
+	s.Flows("set-0")
+	s.Step("the next pod of the name, broken as the agent hung, was repaired, too")
 }
 
-// signal is sent to the agent.
-func (l *lab) signal(name string) {
-	l.Helper()
-	id := strings.TrimPrefix(l.agent().Status.ContainerStatuses[0].ContainerID, "containerd://")
-	text, err := l.ctr("task", "kill", "--signal", name, id)
-	if err != nil {
-		l.Fatalf("%v: %s", err, text)
+// statefulSet makes one with a pod NAME-0.
+func (s *story) statefulSet(name string) {
+	s.Helper()
+	labels := map[string]string{"app": name}
+	template := lab.Injected()
+	template.Labels = labels
+	_, err := s.Client().AppsV1().StatefulSets(lab.App).Create(s.Context(), &apps.StatefulSet{
+		ObjectMeta: meta.ObjectMeta{Name: name}, Spec: apps.StatefulSetSpec{
+			Selector: &meta.LabelSelector{MatchLabels: labels}, Template: template, ServiceName: name,
+		},
+	}, meta.CreateOptions{})
+	s.Must(err)
+}
+
+// job makes one of that name whose pod is tried once.
+func (s *story) job() {
+	s.Helper()
+	once := int32(0)
+	_, err := s.Client().BatchV1().Jobs(lab.App).Create(s.Context(), &batch.Job{
+		ObjectMeta: meta.ObjectMeta{Name: "job"}, Spec: batch.JobSpec{Template: lab.Injected(lab.Once), BackoffLimit: &once},
+	}, meta.CreateOptions{})
+	s.Must(err)
+}
+
+// jobPod gives the name of the job's pod, "" as long as there is none.
+func (s *story) jobPod() string {
+	s.Helper()
+	pods, err := s.Client().CoreV1().Pods(lab.App).List(s.Context(), meta.ListOptions{LabelSelector: "batch.kubernetes.io/job-name=job"})
+	s.Must(err)
+	if len(pods.Items) == 0 {
+		return ""
 	}
+	return pods.Items[0].Name
 }

@@ -2,7 +2,10 @@
 //
 //	box [pause]      waits until it is told to end, and reaps what it inherits: a sandbox's program
 //	box serve ADDR   answers HTTP with "hello from HOST to PEER", and waits
-//	box get URL      prints the answer, and fails unless it is 200
+//	box proxy sidecar [transparent]
+//	                 stands in for a sidecar, whose command begins like this
+//	box get URL      prints the answer and what it came by, and fails unless it is 200
+//	box lookup NAME  asks for a name's addresses by UDP and by TCP, of a server that is nowhere
 //	box api PATH     prints the answer of the API server, asked with the pod's own account
 //	box cat FILE...  box ls DIR...
 //
@@ -20,6 +23,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -38,10 +42,13 @@ func main() {
 }
 
 func run(command string, args []string) error {
-	many := map[string]func(string) error{"cat": cat, "ls": list, "get": get, "api": api, "serve": serve}
+	many := map[string]func(string) error{"cat": cat, "ls": list, "get": get, "api": api, "serve": serve, "lookup": lookup}
 	if command == "pause" {
 		wait()
 		return nil
+	}
+	if command == "proxy" && len(args) > 0 && args[0] == "sidecar" {
+		return proxy(slices.Contains(args, "transparent"))
 	}
 	do, known := many[command]
 	if !known || len(args) == 0 {
@@ -147,6 +154,9 @@ func ask(client *http.Client, url, token string) error {
 		return err
 	}
 	defer response.Body.Close() //nolint:errcheck // only read from
+	if via := response.Header.Get("Via"); via != "" {
+		fmt.Println("via", via)
+	}
 	if _, err := io.Copy(os.Stdout, response.Body); err != nil {
 		return err
 	}

@@ -1,0 +1,106 @@
+package lab
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// explain logs events and states in short.
+func (l *Lab) explain() {
+	l.Helper()
+	ctx, cancel := background()
+	defer cancel()
+	if events, err := l.client.CoreV1().Events("").List(ctx, meta.ListOptions{}); err == nil {
+		for _, e := range events.Items[max(0, len(events.Items)-60):] {
+			l.Logf("%s/%s: %s: %s", e.InvolvedObject.Namespace, e.InvolvedObject.Name, e.Reason, e.Message)
+		}
+	}
+	pods, err := l.client.CoreV1().Pods("").List(ctx, meta.ListOptions{})
+	if err != nil {
+		l.Log(err)
+		return
+	}
+	for _, p := range pods.Items {
+		l.Logf("%s/%s: %s, ready: %t, %s", p.Namespace, p.Name, p.Status.Phase, Ready(&p), p.Status.PodIP)
+	}
+}
+
+// collect leaves all that explains a failure in a directory of the test's name.
+func (l *Lab) collect() {
+	dir := filepath.Join(l.Logs, strings.ReplaceAll(l.Name(), "/", "-"))
+	if err := l.CollectLogs(filepath.Join(dir, "servers")); err != nil {
+		l.Log(err)
+	}
+	l.collectObjects(dir)
+	l.collectRules(dir)
+	for _, from := range []string{"/etc/cni/net.d", "/run/istio-cni", "/var/lib/cni/results"} {
+		l.keep(dir, "files.txt", "sh", "-c", `ls -la "$1"; for f in "$1"/*; do echo "== $f"; test -f "$f" && tail -c 20000 "$f"; echo; done`, "sh", from)
+	}
+	l.Logf("what explains it is in %s", dir)
+}
+
+func (l *Lab) collectObjects(dir string) {
+	ctx, cancel := background()
+	defer cancel()
+	write := func(name string, object any) {
+		text, err := yaml.Marshal(object)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), text, 0o644)
+		}
+		if err != nil {
+			l.Log(err)
+		}
+	}
+	if events, err := l.client.CoreV1().Events("").List(ctx, meta.ListOptions{}); err == nil {
+		write("events.yaml", events.Items)
+	}
+	if nodes, err := l.client.CoreV1().Nodes().List(ctx, meta.ListOptions{}); err == nil {
+		write("nodes.yaml", nodes.Items)
+	}
+	pods, err := l.client.CoreV1().Pods("").List(ctx, meta.ListOptions{})
+	if err != nil {
+		l.Log(err)
+		return
+	}
+	write("pods.yaml", pods.Items)
+	for _, p := range pods.Items {
+		for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+			for _, previous := range []bool{true, false} {
+				if text := l.Output(p.Namespace, p.Name, c.Name, previous); text != "" {
+					name := fmt.Sprintf("log-%s-%s-%s-%t.txt", p.Namespace, p.Name, c.Name, previous)
+					_ = os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644)
+				}
+			}
+		}
+	}
+}
+
+// collectRules keeps addresses, routes and rules of the node and of each pod.
+func (l *Lab) collectRules(dir string) {
+	const look = "ip addr; ip rule; ip route show table all; nft list ruleset; iptables-legacy-save; ip6tables-legacy-save"
+	l.keep(dir, "rules.txt", "sh", "-c", `echo "== node"; sh -c "$1" 2>&1
+for n in /run/netns/*; do echo "== $n"; nsenter --net="$n" sh -c "$1" 2>&1; done`, "sh", look)
+}
+
+// keep appends what a program on the node says to a file.
+func (l *Lab) keep(dir, name, program string, args ...string) {
+	ctx, cancel := background()
+	defer cancel()
+	text, err := l.Command(ctx, program, args...).CombinedOutput()
+	if err != nil {
+		text = fmt.Appendln(text, err)
+	}
+	file, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		l.Log(err)
+		return
+	}
+	defer file.Close() //nolint:errcheck // an explanation
+	_, _ = file.Write(text)
+}

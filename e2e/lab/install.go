@@ -1,0 +1,203 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/restmapper"
+)
+
+// agent is the name of its container.
+const agent = "install-cni"
+
+// Objects of a manifest, in its order.
+type Objects []*unstructured.Unstructured
+
+// Manifest are the objects of manifests/istio-cni.yaml.
+func (l *Lab) Manifest() Objects {
+	l.Helper()
+	text, err := os.ReadFile(filepath.Join(repository(), "manifests", "istio-cni.yaml"))
+	l.Must(err)
+	return l.Parse(text)
+}
+
+// Chart renders the chart with values.
+func (l *Lab) Chart(values string) Objects {
+	l.Helper()
+	file := filepath.Join(l.TempDir(), "values.yaml")
+	l.Must(os.WriteFile(file, []byte(values), 0o600))
+	command := exec.CommandContext(l.Context(), l.ChartProgram, "--chart", filepath.Join(repository(), "manifests", "istio-cni"), "-f", file)
+	var problems bytes.Buffer
+	command.Stderr = &problems
+	text, err := command.Output()
+	if err != nil {
+		l.Fatalf("rendering the chart: %v: %s", err, problems.String())
+	}
+	return l.Parse(text)
+}
+
+func repository() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "..", "..")
+}
+
+// Parse reads a stream of YAML.
+func (l *Lab) Parse(text []byte) (all Objects) {
+	l.Helper()
+	const window = 1 << 16
+	documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), window)
+	for {
+		object := &unstructured.Unstructured{}
+		err := documents.Decode(&object.Object)
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		l.Must(err)
+		if len(object.Object) > 0 {
+			all = append(all, object)
+		}
+	}
+}
+
+// Apply makes objects or changes them to be as given, as "kubectl apply --server-side" does, with what the API server does
+// not know being an error.
+func (l *Lab) Apply(objects Objects) {
+	l.Helper()
+	to := l.resources()
+	for _, object := range objects {
+		body, err := object.MarshalJSON()
+		l.Must(err)
+		force := true
+		_, err = to(object).Patch(l.Context(), object.GetName(), "application/apply-patch+yaml", body, meta.PatchOptions{
+			FieldManager: "e2e", Force: &force, FieldValidation: meta.FieldValidationStrict,
+		})
+		if err != nil {
+			l.Fatalf("applying %s %s: %v", object.GetKind(), object.GetName(), err)
+		}
+	}
+}
+
+// Delete does as kubectl delete -f does: in the order of the file, so that the account and its rights go first.
+func (l *Lab) Delete(objects Objects) {
+	l.Helper()
+	to := l.resources()
+	for _, object := range objects {
+		err := to(object).Delete(l.Context(), object.GetName(), meta.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			l.Fatalf("deleting %s %s: %v", object.GetKind(), object.GetName(), err)
+		}
+	}
+}
+
+func (l *Lab) resources() func(*unstructured.Unstructured) dynamic.ResourceInterface {
+	l.Helper()
+	client, err := dynamic.NewForConfig(l.REST())
+	l.Must(err)
+	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(l.client.Discovery()))
+	return func(object *unstructured.Unstructured) dynamic.ResourceInterface {
+		l.Helper()
+		kind := object.GroupVersionKind()
+		mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
+		l.Must(err)
+		if object.GetNamespace() == "" {
+			return client.Resource(mapping.Resource)
+		}
+		return client.Resource(mapping.Resource).Namespace(object.GetNamespace())
+	}
+}
+
+// Install installs the chart with values, waits until the agent is ready, and gives its objects.
+func (l *Lab) Install(values string) Objects {
+	l.Helper()
+	objects := l.Chart(values)
+	l.Apply(objects)
+	l.UntilAgentReady()
+	return objects
+}
+
+// Uninstall removes what Install gave, and waits until the agent is gone.
+func (l *Lab) Uninstall(objects Objects) {
+	l.Helper()
+	l.Delete(objects)
+	l.Until("the agent to go", func() bool { return l.Agent() == nil })
+}
+
+// Agent is its pod, nil if there is none; the youngest if there are several.
+func (l *Lab) Agent() (youngest *core.Pod) {
+	l.Helper()
+	pods, err := l.client.CoreV1().Pods(Mesh).List(l.Context(), meta.ListOptions{LabelSelector: "k8s-app=istio-cni-node"})
+	l.Must(err)
+	for i, pod := range pods.Items {
+		if youngest == nil || youngest.CreationTimestamp.Before(&pod.CreationTimestamp) {
+			youngest = &pods.Items[i]
+		}
+	}
+	return youngest
+}
+
+// UntilAgentReady waits for it.
+func (l *Lab) UntilAgentReady() {
+	l.Helper()
+	l.Until("the agent", func() bool { return Ready(l.Agent()) })
+}
+
+// DaemonSet is the agent's.
+func (l *Lab) DaemonSet(ctx context.Context) *apps.DaemonSet {
+	l.Helper()
+	set, err := l.client.AppsV1().DaemonSets(Mesh).Get(ctx, "istio-cni-node", meta.GetOptions{})
+	l.Must(err)
+	return set
+}
+
+// RolledOut tells whether all pods of the agent are of its last generation.
+func (l *Lab) RolledOut() bool {
+	l.Helper()
+	set := l.DaemonSet(l.Context())
+	s := set.Status
+	return s.ObservedGeneration == set.Generation && s.DesiredNumberScheduled > 0 &&
+		s.UpdatedNumberScheduled == s.DesiredNumberScheduled && s.NumberAvailable == s.DesiredNumberScheduled && s.NumberUnavailable == 0
+}
+
+// NetworkFile is a file of /etc/cni/net.d on the node.
+func (l *Lab) NetworkFile(name string) string {
+	l.Helper()
+	text, err := os.ReadFile(l.NodeFile(filepath.Join("/etc/cni/net.d", filepath.Base(name))))
+	l.Must(err)
+	return string(text)
+}
+
+// NetworkFiles are the names of the files there.
+func (l *Lab) NetworkFiles() (all []string) {
+	l.Helper()
+	entries, err := os.ReadDir(l.NodeFile("/etc/cni/net.d"))
+	l.Must(err)
+	for _, entry := range entries {
+		all = append(all, entry.Name())
+	}
+	return all
+}
+
+// Plugin installs a program on the node as a CNI plugin.
+func (l *Lab) Plugin(name, from string) {
+	l.Helper()
+	text, err := os.ReadFile(from)
+	l.Must(err)
+	if err := os.WriteFile(l.NodeFile("/opt/cni/bin/"+name), text, 0o755); err != nil {
+		l.Must(fmt.Errorf("installing plugin %q: %w", name, err))
+	}
+}

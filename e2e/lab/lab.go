@@ -1,0 +1,164 @@
+// Package lab is what tests on a real node have in common: the node, the agent from its chart, pods as injection makes them,
+// and their traffic.
+//
+// It promises:
+//
+//   - Node is a node of the test's own. When the test fails, the logs of all servers and containers, the objects, the network's
+//     configuration, what the agent has written, and the rules of each network namespace are in a directory of its name.
+//   - Step says what is done, and when, in the log of the test.
+//   - A mesh pod's proxy passes on what it is given and says so in the answer: what came by it is told apart from what did
+//     not, in both directions. See command box.
+//   - Until waits long, as machines are slow at times, and fails with what it waited for. Nothing waits without end.
+//
+// It never skips. Start reading at Node; look.go asks about pods, pod.go makes them, install.go is the agent.
+package lab
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/meshcni/istio-cni/e2e/artifacts"
+	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/images"
+)
+
+// Namespaces and images of each lab.
+const (
+	Mesh     = "istio-system"
+	App      = "app"
+	BoxImage = "localhost/box:e2e"
+	// Image is the name in the chart.
+	Image = "localhost/istio-cni/install-cni:0.1.0"
+)
+
+// Lab is a test with a node.
+type Lab struct {
+	*testing.T
+	*node
+}
+
+// node is what parts of a test share.
+type node struct {
+	*cluster.Cluster
+	artifacts.Artifacts
+	client kubernetes.Interface
+	began  time.Time
+}
+
+// Node starts a node, and ends it with the test. Kube, Tier, Images and Pause are given; it does not wait for the node.
+func Node(t *testing.T, o cluster.Options) *Lab {
+	t.Helper()
+	found, err := artifacts.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Kube, o.Tier, o.Pause, o.Images = found.Kube, cluster.Node, BoxImage, archives(t, found)
+	if o.Log == nil {
+		o.Log = os.Stderr
+	}
+	began := time.Now()
+	c, err := cluster.Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &Lab{T: t, node: &node{Cluster: c, Artifacts: found, client: c.Client(), began: began}}
+	t.Cleanup(func() {
+		if t.Failed() {
+			l.collect()
+		}
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, namespace := range []string{Mesh, App} {
+		l.Must(c.Namespace(t.Context(), namespace))
+	}
+	return l
+}
+
+// archives are the images of test pods and of the program, which is laid out as hack/image.sh does.
+func archives(t *testing.T, found artifacts.Artifacts) []string {
+	t.Helper()
+	dir := t.TempDir()
+	var all []string
+	for name, image := range map[string]images.Image{
+		"box.tar": {Name: BoxImage, Entrypoint: []string{"/box"}, Files: []images.File{{Source: found.Box, Path: "/box"}}},
+		"istio-cni.tar": {Name: Image, Entrypoint: []string{"/opt/cni/bin/istio-cni"}, Files: []images.File{{
+			Source: found.IstioCNI, Path: "/opt/cni/bin/istio-cni",
+			Links: []string{"/usr/local/bin/install-cni", "/usr/local/bin/istio-cni", "/usr/local/bin/istio-cni-taint"},
+		}}},
+	} {
+		to := filepath.Join(dir, name)
+		if err := images.Write(to, image); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, to)
+	}
+	return all
+}
+
+// With is the lab for a part of the test.
+func (l *Lab) With(t *testing.T) *Lab { t.Helper(); return &Lab{T: t, node: l.node} }
+
+// Step says what is done now.
+func (l *Lab) Step(format string, args ...any) {
+	l.Helper()
+	l.Logf("%6.1f s  "+format, append([]any{time.Since(l.began).Seconds()}, args...)...)
+}
+
+// Must ends the test when there is an error.
+func (l *Lab) Must(err error) {
+	l.Helper()
+	if err != nil {
+		l.Fatal(err)
+	}
+}
+
+// Patience is for how long Until waits: a validation that failed is tried again by the kubelet after up to 80 seconds.
+const Patience = 3 * time.Minute
+
+// Until waits for a condition.
+func (l *Lab) Until(what string, holds func() bool) {
+	l.Helper()
+	deadline := time.NewTimer(Patience)
+	defer deadline.Stop()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			l.explain()
+			l.Fatalf("gave up waiting: %s", what)
+		}
+	}
+}
+
+// NodeIs tells whether the node is ready.
+func (l *Lab) NodeIs(status core.ConditionStatus) bool {
+	l.Helper()
+	found, err := l.client.CoreV1().Nodes().Get(l.Context(), cluster.NodeName, meta.GetOptions{})
+	return err == nil && slices.ContainsFunc(found.Status.Conditions, func(c core.NodeCondition) bool {
+		return c.Type == core.NodeReady && c.Status == status
+	})
+}
+
+// UntilNodeReady waits for the node.
+func (l *Lab) UntilNodeReady() {
+	l.Helper()
+	l.Until("the node", func() bool { return l.NodeIs(core.ConditionTrue) })
+}
+
+// background is for what goes on after the test's own context has ended, which it does before cleanups.
+func background() (context.Context, context.CancelFunc) {
+	const longest = time.Minute
+	return context.WithTimeout(context.Background(), longest)
+}

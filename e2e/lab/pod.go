@@ -1,0 +1,137 @@
+package lab
+
+import (
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Names of containers that injection makes.
+const (
+	Validation = "istio-validation"
+	Proxy      = "istio-proxy"
+	app        = "app"
+)
+
+// StatusKey is the annotation that says that a pod was injected.
+const StatusKey = "sidecar.istio.io/status"
+
+const (
+	proxyUser = 1337
+	appUser   = 1000
+	// AppPort is where applications answer.
+	AppPort = "8080"
+)
+
+// Change makes a pod a special one.
+type Change func(*core.PodTemplateSpec)
+
+// Container is one whose image is there.
+func Container(name, image string, user int64, args ...string) core.Container {
+	return core.Container{
+		Name: name, Image: image, ImagePullPolicy: core.PullNever, Args: args,
+		SecurityContext: &core.SecurityContext{RunAsUser: &user, RunAsGroup: &user},
+	}
+}
+
+// Plain is a pod outside of the mesh, with an application.
+func Plain(changes ...Change) core.PodTemplateSpec {
+	grace, no := int64(1), false
+	template := core.PodTemplateSpec{Spec: core.PodSpec{
+		AutomountServiceAccountToken: &no, TerminationGracePeriodSeconds: &grace,
+		Containers: []core.Container{Container(app, BoxImage, appUser, "serve", ":"+AppPort)},
+	}}
+	for _, change := range changes {
+		change(&template)
+	}
+	return template
+}
+
+// Injected is what injection makes of Plain where the CNI plugin is used.
+func Injected(changes ...Change) core.PodTemplateSpec {
+	template := Plain()
+	template.Annotations = map[string]string{StatusKey: `{"containers":["istio-proxy"]}`}
+	template.Spec.InitContainers = []core.Container{
+		Container(Validation, Image, proxyUser, "iptables", "--run-validation", "--skip-rule-apply", "--probe-timeout=2s"),
+	}
+	template.Spec.Containers = append([]core.Container{Container(Proxy, BoxImage, proxyUser, "proxy", "sidecar")}, template.Spec.Containers...)
+	for _, change := range changes {
+		change(&template)
+	}
+	return template
+}
+
+// Annotated adds annotations.
+func Annotated(pairs map[string]string) Change {
+	return func(template *core.PodTemplateSpec) {
+		if template.Annotations == nil {
+			template.Annotations = map[string]string{}
+		}
+		for key, value := range pairs {
+			template.Annotations[key] = value
+		}
+	}
+}
+
+// ProxyEnv adds a variable to the proxy.
+func ProxyEnv(name, value string) Change {
+	return func(template *core.PodTemplateSpec) {
+		proxy := template.Spec.Containers
+		for i := range proxy {
+			if proxy[i].Name == Proxy {
+				proxy[i].Env = append(proxy[i].Env, core.EnvVar{Name: name, Value: value})
+			}
+		}
+	}
+}
+
+// Native makes the proxy a native sidecar: an init container that goes on.
+func Native(template *core.PodTemplateSpec) {
+	always := core.ContainerRestartPolicyAlways
+	proxy := template.Spec.Containers[0]
+	proxy.RestartPolicy = &always
+	template.Spec.Containers = template.Spec.Containers[1:]
+	template.Spec.InitContainers = append(template.Spec.InitContainers, proxy)
+}
+
+// Transparent makes the proxy one of interceptionMode TPROXY, as injection does: root, but of the proxy's group, with what
+// transparent sockets need.
+func Transparent(template *core.PodTemplateSpec) {
+	Annotated(map[string]string{"sidecar.istio.io/interceptionMode": "TPROXY"})(template)
+	root := int64(0)
+	proxy := &template.Spec.Containers[0]
+	proxy.Args = []string{"proxy", "sidecar", "transparent"}
+	proxy.SecurityContext.RunAsUser = &root
+	proxy.SecurityContext.Capabilities = &core.Capabilities{Add: []core.Capability{"NET_ADMIN"}, Drop: []core.Capability{"ALL"}}
+}
+
+// HostNetwork puts a pod on the node's network. It looks injected, as the reference's injection does not look at that.
+func HostNetwork(template *core.PodTemplateSpec) { template.Spec.HostNetwork = true }
+
+// Once makes a pod that is not restarted.
+func Once(template *core.PodTemplateSpec) { template.Spec.RestartPolicy = core.RestartPolicyNever }
+
+// Pod makes one.
+func (l *Lab) Pod(name string, template core.PodTemplateSpec) {
+	l.Helper()
+	template.Name = name
+	_, err := l.client.CoreV1().Pods(App).Create(l.Context(), &core.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}, meta.CreateOptions{})
+	l.Must(err)
+}
+
+// Remove deletes a pod and waits until it is gone.
+func (l *Lab) Remove(name string) {
+	l.Helper()
+	uid := l.Get(App, name).UID
+	l.Must(l.client.CoreV1().Pods(App).Delete(l.Context(), name, meta.DeleteOptions{}))
+	l.Until("the end of "+name, func() bool { pod := l.Get(App, name); return pod == nil || pod.UID != uid })
+}
+
+// RemoveAll deletes the pods of applications and waits until they are gone.
+func (l *Lab) RemoveAll() {
+	l.Helper()
+	l.Must(l.client.CoreV1().Pods(App).DeleteCollection(l.Context(), meta.DeleteOptions{}, meta.ListOptions{}))
+	l.Until("the pods to go", func() bool {
+		pods, err := l.client.CoreV1().Pods(App).List(l.Context(), meta.ListOptions{})
+		return err == nil && len(pods.Items) == 0
+	})
+}

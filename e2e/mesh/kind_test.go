@@ -1,0 +1,177 @@
+package mesh
+
+import (
+	"strings"
+	"testing"
+
+	batch "k8s.io/api/batch/v1"
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/lab"
+)
+
+// kind is a kind of pod, and which of its traffic has to go by its proxy. The application is asked at lab.AppPort, and asks at
+// port 9999 of an address that nobody has.
+type kind struct {
+	name string
+	pod  core.PodTemplateSpec
+	want lab.Flow
+	// unproven: the redirection is so narrow that the validation, which goes by other ports, would not find it.
+	unproven bool
+}
+
+const traffic = "traffic.sidecar.istio.io/"
+
+func annotated(pairs ...string) core.PodTemplateSpec {
+	all := map[string]string{}
+	for i := 0; i < len(pairs); i += 2 {
+		all[pairs[i]] = pairs[i+1]
+	}
+	return lab.Injected(lab.Annotated(all))
+}
+
+// kinds has each annotation that the plugin knows in a value that changes where traffic goes.
+func kinds() []kind {
+	in, out := lab.Flow{In: true}, lab.Flow{Out: true}
+	return []kind{
+		{name: "classic", pod: lab.Injected(), want: lab.Redirected},
+		{name: "native", pod: lab.Injected(lab.Native), want: lab.Redirected},
+		{name: "tproxy", pod: lab.Injected(lab.Transparent), want: lab.Redirected},
+		{name: "tproxy-native", pod: lab.Injected(lab.Transparent, lab.Native), want: lab.Redirected},
+		{name: "dns", pod: lab.Injected(lab.ProxyEnv("ISTIO_META_DNS_CAPTURE", "true")), want: lab.Redirected},
+		{name: "redirect", pod: annotated("sidecar.istio.io/interceptionMode", "REDIRECT"), want: lab.Redirected},
+		{name: "no-inject", pod: annotated("sidecar.istio.io/inject", "false"), want: lab.Untouched, unproven: true},
+		{name: "in-some", pod: annotated(traffic+"includeInboundPorts", "80,"+lab.AppPort), want: lab.Redirected, unproven: true},
+		{name: "in-others", pod: annotated(traffic+"includeInboundPorts", "80,443"), want: out, unproven: true},
+		{name: "in-none", pod: annotated(traffic+"includeInboundPorts", ""), want: out, unproven: true},
+		{name: "in-excluded", pod: annotated(traffic+"excludeInboundPorts", lab.AppPort), want: out},
+		{name: "out-excluded-port", pod: annotated(traffic+"excludeOutboundPorts", "80,9999"), want: in},
+		{name: "out-excluded-range", pod: annotated(traffic+"excludeOutboundIPRanges", "192.0.2.0/24"), want: in},
+		{name: "out-range", pod: annotated(traffic+"includeOutboundIPRanges", "192.0.2.0/25"), want: lab.Redirected, unproven: true},
+		{name: "out-other-range", pod: annotated(traffic+"includeOutboundIPRanges", "10.0.0.0/8"), want: in, unproven: true},
+		{name: "out-port-only", pod: annotated(traffic+"includeOutboundIPRanges", "", traffic+"includeOutboundPorts", "9999"), want: lab.Redirected, unproven: true},
+		{name: "out-other-port-only", pod: annotated(traffic+"includeOutboundIPRanges", "", traffic+"includeOutboundPorts", "80"), want: in, unproven: true},
+		{name: "interface", pod: annotated(traffic+"excludeInterfaces", "eth0"), want: lab.Untouched},
+		{name: "other-interface", pod: annotated(traffic+"excludeInterfaces", "eth1,net1"), want: lab.Redirected},
+		{name: "vm", pod: annotated("istio.io/reroute-virtual-interfaces", "eth0"), want: out},
+		{name: "vm-of-old", pod: annotated(traffic+"kubevirtInterfaces", "eth0"), want: out},
+	}
+}
+
+// TestKindsOfPods is a pod of each kind, all at once, and a job, on a node with the agent.
+func TestKindsOfPods(t *testing.T) {
+	s := newStory(t, cluster.Options{})
+	s.UntilNodeReady()
+	objects := s.Install("{}")
+	s.Step("the agent is ready")
+	all := kinds()
+	for _, k := range all {
+		if k.unproven {
+			k.pod.Spec.InitContainers = k.pod.Spec.InitContainers[1:]
+		}
+		s.Pod(k.name, k.pod)
+	}
+	s.Pod("invalid", annotated("sidecar.istio.io/interceptionMode", "tproxy"))
+	for _, k := range all {
+		t.Run(k.name, func(t *testing.T) { (&story{Lab: s.With(t)}).kind(k) })
+	}
+	part := func(name string, do func(*story)) {
+		t.Run(name, func(t *testing.T) { t.Helper(); do(&story{Lab: s.With(t)}) })
+	}
+	part("a virtual machine's traffic goes out by the proxy", (*story).virtualMachine)
+	part("names are asked of the proxy", (*story).names)
+	part("a setting that is not valid keeps the pod from starting", (*story).invalid)
+	part("a job", (*story).completes)
+	s.Step("the agent is removed, with %d pods running, and then they are", len(all))
+	s.Uninstall(objects)
+	s.RemoveAll()
+}
+
+// kind checks a pod's traffic, and that it was as it has to be from the beginning.
+func (s *story) kind(k kind) {
+	s.Helper()
+	s.UntilReady(k.name)
+	if n := lab.Restarts(s.Get(lab.App, k.name)); n != 0 {
+		s.Errorf("containers were started %d times more", n)
+	}
+	// The proxy may be there a moment after its container.
+	var flow lab.Flow
+	if k.want.Out {
+		s.Until("the proxy of "+k.name, func() bool { flow = s.Flow(k.name, ""); return flow.Out })
+	} else {
+		flow = s.Flow(k.name, "")
+	}
+	if flow != k.want {
+		s.Errorf("traffic by the proxy: %+v, want %+v", flow, k.want)
+	}
+	s.Step("%-20s %v: by the proxy comes in %t, goes out %t", k.name, k.pod.Annotations, flow.In, flow.Out)
+}
+
+// virtualMachine: what comes from an interface of a virtual machine is taken as what goes out, and passed on to the application,
+// which is where it was going.
+func (s *story) virtualMachine() {
+	s.Helper()
+	for _, name := range []string{"vm", "vm-of-old"} {
+		text, answered := s.From("", s.URL(name, "", lab.AppPort))
+		if !answered || !strings.Contains(text, "via outbound "+name) || !strings.Contains(text, "hello from "+name) {
+			s.Errorf("%s: %s", name, text)
+		}
+	}
+}
+
+// names: questions for names reach the proxy where that is asked for, by UDP and by TCP, and nowhere else.
+func (s *story) names() {
+	s.Helper()
+	ask := func(pod string) string {
+		text, _ := s.Inside(lab.App, pod, "app", "/box", "lookup", "example.com")
+		return text
+	}
+	if text := ask("dns"); !strings.Contains(text, "udp [240.240.0.1]") || !strings.Contains(text, "tcp [240.240.0.1]") {
+		s.Errorf("with ISTIO_META_DNS_CAPTURE: %s", text)
+	}
+	if text := ask("classic"); strings.Contains(text, "240.240.0.1") {
+		s.Errorf("without ISTIO_META_DNS_CAPTURE: %s", text)
+	}
+}
+
+// invalid: the event on the pod names annotation and value, and the pod can be deleted.
+func (s *story) invalid() {
+	s.Helper()
+	s.Until("an event on the pod", func() bool { return s.Event("invalid", "FailedCreatePodSandBox", "sidecar.istio.io/interceptionMode") })
+	if !s.Event("invalid", "FailedCreatePodSandBox", "tproxy") {
+		s.Error("the event does not name the value")
+	}
+	if pod := s.Get(lab.App, "invalid"); pod.Status.Phase != core.PodPending {
+		s.Errorf("its phase is %s", pod.Status.Phase)
+	}
+	s.Remove("invalid")
+}
+
+// completes: a job with a native sidecar asks another pod, by both proxies, and is done.
+func (s *story) completes() {
+	s.Helper()
+	template := lab.Injected(lab.Native, lab.Once)
+	template.Spec.Containers[0].Args = []string{"get", s.URL("classic", "", lab.AppPort)}
+	none := int32(0)
+	_, err := s.Client().BatchV1().Jobs(lab.App).Create(s.Context(), &batch.Job{
+		ObjectMeta: meta.ObjectMeta{Name: "asks"}, Spec: batch.JobSpec{Template: template, BackoffLimit: &none},
+	}, meta.CreateOptions{})
+	s.Must(err)
+	s.Until("the job", func() bool {
+		job, err := s.Client().BatchV1().Jobs(lab.App).Get(s.Context(), "asks", meta.GetOptions{})
+		s.Must(err)
+		if job.Status.Failed > 0 {
+			s.Fatalf("it failed: %v", job.Status.Conditions)
+		}
+		return job.Status.Succeeded == 1
+	})
+	pods, err := s.Client().CoreV1().Pods(lab.App).List(s.Context(), meta.ListOptions{LabelSelector: "batch.kubernetes.io/job-name=asks"})
+	s.Must(err)
+	text := s.Output(lab.App, pods.Items[0].Name, "app", false)
+	if !strings.Contains(text, "via outbound "+pods.Items[0].Name+", inbound classic") {
+		s.Errorf("it was answered: %s", text)
+	}
+	s.Step("a job is done; it was answered: %s", strings.TrimSpace(text))
+}

@@ -1,0 +1,199 @@
+package mesh
+
+import (
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/lab"
+)
+
+const bridge = `"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+  "ipam": {"type": "host-local", "ranges": [{{.Ranges}}], "routes": [{{.Routes}}], "dataDir": "/run/cni-ipam"}`
+
+// primary is a node's network, and a way to install the agent into it.
+type primary struct {
+	name     string
+	networks map[string]string
+	values   string
+	// before is done on the node before it has pods.
+	before func(*story)
+	// ours are the files in the network's directory with the agent; those of before are there again after it.
+	ours []string
+}
+
+func primaries() []primary {
+	conflist := map[string]string{"10-e2e.conflist": `{"cniVersion": "1.0.0", "name": "e2e", "plugins": [{` + bridge + `}]}`}
+	return []primary{
+		{
+			name: "a single plugin", values: "{}", ours: []string{"10-bridge.conflist"},
+			networks: map[string]string{"10-bridge.conf": `{"cniVersion": "0.3.1", "name": "single", "aNumber": 12345678901234567890, ` + bridge + "}\n"},
+		},
+		{
+			name: "a list and others after it", values: "{}", ours: []string{"10-e2e.conflist", "87-podman.conflist"},
+			networks: merged(conflist, map[string]string{"87-podman.conflist": `{"cniVersion": "0.4.0", "name": "podman", "plugins": [{"type": "loopback"}]}`}),
+		},
+		{
+			name: "delegates of flannel", values: "{}", before: (*story).flannel, ours: []string{"10-flannel.conflist"},
+			networks: map[string]string{"10-flannel.conflist": `{"name": "cbr0", "cniVersion": "0.3.1", "plugins": [
+  {"type": "flannel", "dataDir": "/run/cni-flannel", "delegate": {"hairpinMode": true, "isDefaultGateway": true, "ipMasq": true}},
+  {"type": "portmap", "capabilities": {"portMappings": true}}]}`},
+		},
+		{
+			name: "a single plugin that delegates", values: "{}", before: (*story).flannel, ours: []string{"10-flannel.conflist"},
+			networks: map[string]string{"10-flannel.conf": `{"name": "cbr0", "cniVersion": "0.3.1", "type": "flannel",
+  "dataDir": "/run/cni-flannel", "delegate": {"isDefaultGateway": true, "ipMasq": true}}`},
+		},
+		{
+			name: "a file of our own", values: "{chained: true, istioOwnedCNIConfig: true}", networks: conflist,
+			ours: []string{"02-istio-cni.conflist", "10-e2e.conflist"},
+		},
+		{
+			name: "the mode that suits the runtime", values: "{chained: true, confMode: auto}", networks: conflist, ours: []string{"10-e2e.conflist"},
+		},
+		{
+			name: "programs of the node write the rules", values: "{backend: iptables}", networks: conflist, ours: []string{"10-e2e.conflist"},
+		},
+		{
+			name: "tables of nftables", values: "{global: {nativeNftables: true}}", networks: conflist, ours: []string{"10-e2e.conflist"},
+		},
+	}
+}
+
+func merged(a, b map[string]string) map[string]string {
+	all := maps.Clone(a)
+	maps.Copy(all, b)
+	return all
+}
+
+// TestPrimaryNetworks installs the agent on nodes with networks of different kinds, has a pod captured, and leaves them as they
+// were.
+func TestPrimaryNetworks(t *testing.T) {
+	for _, p := range primaries() {
+		t.Run(p.name, func(t *testing.T) {
+			s := newStory(t, cluster.Options{Networks: p.networks})
+			if p.before != nil {
+				p.before(s)
+			}
+			s.UntilNodeReady()
+			before := s.networks()
+			objects := s.Install(p.values)
+			s.Step("the agent is ready; files: %q", s.NetworkFiles())
+			if got := s.NetworkFiles(); !slices.Equal(got, p.ours) {
+				t.Errorf("files %q, want %q", got, p.ours)
+			}
+			first := s.NetworkFile(p.ours[0])
+			if n := strings.Count(first, `"type": "istio-cni"`) + strings.Count(first, `"type":"istio-cni"`); n != 1 {
+				t.Errorf("%d entries of ours in %s", n, first)
+			}
+			s.capturedAndNot()
+			s.Uninstall(objects)
+			s.RemoveAll()
+			if after := s.networks(); !maps.Equal(before, after) {
+				t.Errorf("files were %q\nand are now %q", before, after)
+			}
+			s.Pod("later", lab.Plain())
+			s.UntilReady("later")
+			s.Step("the agent is gone, the files are as before, and pods still start and end")
+		})
+	}
+}
+
+// capturedAndNot: a pod of the mesh is redirected from the beginning, another pod is not.
+func (s *story) capturedAndNot() {
+	s.Helper()
+	s.Pod("captured", lab.Injected())
+	s.Pod("plain", lab.Plain())
+	s.UntilReady("captured", "plain")
+	if n := lab.Restarts(s.Get(lab.App, "captured")); n != 0 {
+		s.Errorf("containers were started %d times more", n)
+	}
+	s.Flows("captured")
+	if flow := s.Flow("plain", ""); flow != lab.Untouched {
+		s.Errorf("plain: traffic by a proxy: %+v", flow)
+	}
+	s.Step("a pod of the mesh is captured, another one is not")
+}
+
+// networks are the files of the network's directory with their contents.
+func (s *story) networks() map[string]string {
+	s.Helper()
+	all := map[string]string{}
+	for _, name := range s.NetworkFiles() {
+		all[name] = s.NetworkFile(name)
+	}
+	return all
+}
+
+// flannel installs the plugin of that name, and what its daemon would have written for this node.
+func (s *story) flannel() {
+	s.Helper()
+	s.Plugin("flannel", s.Flannel)
+	s.OnNode("sh", "-c", `mkdir -p /run/flannel && printf 'FLANNEL_NETWORK=10.88.0.0/16\nFLANNEL_SUBNET=10.88.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n' >/run/flannel/subnet.env`)
+}
+
+// TestNoNetworkYet: the agent is there before the node has a network. The node is left as it is until then, and the first pod of
+// the mesh is captured.
+func TestNoNetworkYet(t *testing.T) {
+	for _, hostNetwork := range []bool{false, true} {
+		name, values := "agent in the network of pods", "{}"
+		if hostNetwork {
+			name, values = "agent on the node's network", "{hostNetwork: true, healthPort: 18000, monitoringPort: 25014}"
+		}
+		t.Run(name, func(t *testing.T) {
+			s := newStory(t, cluster.Options{Networks: map[string]string{}})
+			s.Until("the node to be there", func() bool { return s.NodeIs(core.ConditionFalse) })
+			s.Apply(s.Chart(values))
+			s.Pod("first", lab.Injected())
+			if hostNetwork {
+				s.Until("the agent to run", func() bool { a := s.Agent(); return a != nil && a.Status.Phase == core.PodRunning })
+				s.Until("the agent to say what it waits for", func() bool {
+					return strings.Contains(s.Output(lab.Mesh, s.Agent().Name, "install-cni", false), "waiting for a valid CNI configuration")
+				})
+				if lab.Ready(s.Agent()) {
+					t.Error("the agent is ready without a network")
+				}
+			}
+			if files := s.NetworkFiles(); len(files) != 0 || s.NodeIs(core.ConditionTrue) {
+				t.Errorf("files %q, node ready: %t", files, s.NodeIs(core.ConditionTrue))
+			}
+			s.Step("the agent waits; the network comes")
+			s.Must(s.PutNetwork("10-e2e.conflist", []byte(strings.NewReplacer("{{.Ranges}}", `[{"subnet": "10.88.0.0/24"}]`, "{{.Routes}}", `{"dst": "0.0.0.0/0"}`).
+				Replace(`{"cniVersion": "1.0.0", "name": "e2e", "plugins": [{`+bridge+`}]}`))))
+			s.UntilAgentReady()
+			s.UntilNodeReady()
+			s.UntilReady("first")
+			s.Flows("first")
+			s.Step("node, agent and the first pod are ready; the validation of that was tried %d times more, repaired: %t",
+				s.Get(lab.App, "first").Status.InitContainerStatuses[0].RestartCount, s.Event("first", "RepairBrokenPod", ""))
+			s.capturedAndNot()
+		})
+	}
+}
+
+// TestTheConfigurationOfTheEarliestDocuments: a template of the plugin's configuration in a ConfigMap, without the chart.
+func TestTheConfigurationOfTheEarliestDocuments(t *testing.T) {
+	s := newStory(t, cluster.Options{})
+	s.UntilNodeReady()
+	text, err := os.ReadFile("../../manifests/examples/network-config.yaml")
+	s.Must(err)
+	before := s.networks()
+	objects := s.Parse(text)
+	s.Apply(objects)
+	ready := func() bool {
+		set, err := s.Client().AppsV1().DaemonSets("kube-system").Get(t.Context(), "istio-cni-node", meta.GetOptions{})
+		s.Must(err)
+		return set.Status.NumberReady == 1
+	}
+	s.Until("the agent", ready)
+	s.capturedAndNot()
+	s.Delete(objects)
+	s.Until("the network to be as before", func() bool { return maps.Equal(before, s.networks()) })
+	s.RemoveAll()
+}

@@ -1,0 +1,139 @@
+package mesh
+
+import (
+	"testing"
+
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/lab"
+)
+
+// TestRepairByDeletion: pods that started before the agent are deleted by it, and those that come in their place are captured.
+func TestRepairByDeletion(t *testing.T) {
+	s := newStory(t, cluster.Options{})
+	s.UntilNodeReady()
+	s.deployment("web", 3)
+	s.Pod("plain", lab.Plain())
+	var broken []core.Pod
+	s.Until("three pods to fail", func() bool { broken = s.failed(); return len(broken) == 3 })
+	s.UntilReady("plain")
+	s.Step("three pods have failed their validation; the agent comes, in mode delete")
+	objects := s.Install("repair: {repairPods: false, deletePods: true}")
+	gone := map[types.UID]bool{}
+	for _, pod := range broken {
+		gone[pod.UID] = true
+	}
+	s.Until("others in their place", func() bool {
+		ready := 0
+		for _, pod := range s.all("app=web") {
+			if gone[pod.UID] || lab.Restarts(&pod) != 0 {
+				continue
+			}
+			if lab.Ready(&pod) {
+				ready++
+			}
+		}
+		return ready == 3 && len(s.all("app=web")) == 3
+	})
+	for _, pod := range broken {
+		if !s.Event(pod.Name, "DeleteBrokenPod", "") {
+			t.Errorf("%s has no event", pod.Name)
+		}
+	}
+	for _, pod := range s.all("app=web") {
+		s.Flows(pod.Name)
+	}
+	if pod := s.Get(lab.App, "plain"); !lab.Ready(pod) || pod.DeletionTimestamp != nil {
+		t.Error("a pod outside of the mesh was not left alone")
+	}
+	s.Step("three others in their place are ready and redirected")
+	s.Uninstall(objects)
+	s.Must(s.Client().AppsV1().Deployments(lab.App).Delete(t.Context(), "web", meta.DeleteOptions{}))
+	s.RemoveAll()
+}
+
+// TestRepairByLabel: a pod that started before the agent gets a label, and nothing else happens to it.
+func TestRepairByLabel(t *testing.T) {
+	s := newStory(t, cluster.Options{})
+	s.UntilNodeReady()
+	s.Pod("early", lab.Injected())
+	s.Until("the pod to fail", func() bool { return s.Failed("early") })
+	uid := s.Get(lab.App, "early").UID
+	s.Install("repair: {repairPods: false, labelPods: true}")
+	s.Until("the label", func() bool { return s.Get(lab.App, "early").Labels["cni.istio.io/uninitialized"] == "true" })
+	s.Until("an event", func() bool { return s.Event("early", "LabelBrokenPod", "") })
+	s.Pod("late", lab.Injected())
+	s.UntilReady("late")
+	pod := s.Get(lab.App, "early")
+	if pod.UID != uid || pod.DeletionTimestamp != nil || lab.Ready(pod) {
+		t.Errorf("the pod: another %t, being deleted: %v, ready: %t", pod.UID != uid, pod.DeletionTimestamp, lab.Ready(pod))
+	}
+	if _, labelled := s.Get(lab.App, "late").Labels["cni.istio.io/uninitialized"]; labelled {
+		t.Error("a pod that was captured has the label")
+	}
+	s.Step("the pod of before is labelled, that of after is not")
+}
+
+// TestTheTaintControllerPreventsTheRace: a node registers with the taint; a pod of the mesh is not on it before the agent is
+// ready, and needs no repair.
+func TestTheTaintControllerPreventsTheRace(t *testing.T) {
+	s := newStory(t, cluster.Options{RegisterWithTaints: []core.Taint{
+		{Key: "cni.istio.io/not-ready", Value: "true", Effect: core.TaintEffectNoSchedule},
+	}})
+	s.UntilNodeReady()
+	s.Pod("first", lab.Injected())
+	s.Until("the scheduler to refuse the pod", func() bool { return s.Event("first", "FailedScheduling", "") })
+	s.Step("the node is ready, and a pod waits for the taint to go")
+	objects := s.Chart("taint: {enabled: true}")
+	s.Apply(objects)
+	s.UntilReady("first")
+	pod := s.Get(lab.App, "first")
+	if n := lab.Restarts(pod); n != 0 || s.Event("first", "RepairBrokenPod", "") {
+		t.Errorf("its containers were started %d times more; repaired: %t", n, s.Event("first", "RepairBrokenPod", ""))
+	}
+	s.Flows("first")
+	agent := s.Agent()
+	for _, c := range agent.Status.Conditions {
+		if c.Type == core.PodReady && pod.Status.StartTime.Before(&c.LastTransitionTime) {
+			t.Errorf("it started at %s, the agent was ready at %s", pod.Status.StartTime, c.LastTransitionTime)
+		}
+	}
+	s.Step("the agent was ready, the taint went, and the pod was captured from the beginning")
+	s.Uninstall(objects)
+}
+
+// deployment makes one of pods of the mesh.
+func (s *story) deployment(name string, replicas int32) {
+	s.Helper()
+	labels := map[string]string{"app": name}
+	template := lab.Injected()
+	template.Labels = labels
+	_, err := s.Client().AppsV1().Deployments(lab.App).Create(s.Context(), &apps.Deployment{
+		ObjectMeta: meta.ObjectMeta{Name: name},
+		Spec:       apps.DeploymentSpec{Replicas: &replicas, Selector: &meta.LabelSelector{MatchLabels: labels}, Template: template},
+	}, meta.CreateOptions{})
+	s.Must(err)
+}
+
+// all are the pods of applications with these labels.
+func (s *story) all(selector string) []core.Pod {
+	s.Helper()
+	pods, err := s.Client().CoreV1().Pods(lab.App).List(s.Context(), meta.ListOptions{LabelSelector: selector})
+	s.Must(err)
+	return pods.Items
+}
+
+// failed are those whose validation has failed.
+func (s *story) failed() (failed []core.Pod) {
+	s.Helper()
+	for _, pod := range s.all("") {
+		if lab.ValidationFailed(&pod) {
+			failed = append(failed, pod)
+		}
+	}
+	return failed
+}
