@@ -47,13 +47,10 @@ func (c *Cluster) connect(ctx context.Context) error {
 	return fmt.Errorf("all links kube-e2e-1 to kube-e2e-%d are in use", maxLinks)
 }
 
-// reconnect makes the same link again. The kernel may not be done with the one of before.
+// reconnect makes the same link again. The one of before may still be there: connections that nobody answers any more keep the
+// namespace for minutes.
 func (c *Cluster) reconnect(ctx context.Context) error {
-	err := until(ctx, "the end of link "+c.address.link(), func() (bool, error) {
-		_, err := net.InterfaceByName(c.address.link())
-		return err != nil, nil
-	})
-	if err != nil {
+	if err := c.disconnect(); err != nil {
 		return err
 	}
 	if err := c.makeLink(ctx, c.address); err != nil {

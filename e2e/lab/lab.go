@@ -41,7 +41,7 @@ const (
 
 // Lab is a test with a node.
 type Lab struct {
-	*testing.T
+	Test
 	*node
 }
 
@@ -69,7 +69,7 @@ func Node(t *testing.T, o cluster.Options) *Lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &Lab{T: t, node: &node{Cluster: c, Artifacts: found, client: c.Client(), began: began}}
+	l := (&Lab{node: &node{Cluster: c, Artifacts: found, client: c.Client(), began: began}}).With(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			l.collect()
@@ -106,40 +106,17 @@ func archives(t *testing.T, found artifacts.Artifacts) []string {
 }
 
 // With is the lab for a part of the test.
-func (l *Lab) With(t *testing.T) *Lab { t.Helper(); return &Lab{T: t, node: l.node} }
+func (l *Lab) With(t *testing.T) *Lab {
+	t.Helper()
+	part := &Lab{Test: Test{T: t}, node: l.node}
+	part.Explain = part.explain
+	return part
+}
 
 // Step says what is done now.
 func (l *Lab) Step(format string, args ...any) {
 	l.Helper()
 	l.Logf("%6.1f s  "+format, append([]any{time.Since(l.began).Seconds()}, args...)...)
-}
-
-// Must ends the test when there is an error.
-func (l *Lab) Must(err error) {
-	l.Helper()
-	if err != nil {
-		l.Fatal(err)
-	}
-}
-
-// Patience is for how long Until waits: a validation that failed is tried again by the kubelet after up to 80 seconds.
-const Patience = 3 * time.Minute
-
-// Until waits for a condition.
-func (l *Lab) Until(what string, holds func() bool) {
-	l.Helper()
-	deadline := time.NewTimer(Patience)
-	defer deadline.Stop()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			l.explain()
-			l.Fatalf("gave up waiting: %s", what)
-		}
-	}
 }
 
 // NodeIs tells whether the node is ready.

@@ -73,6 +73,8 @@ func (l *Lab) Event(name, reason, words string) bool {
 	})
 }
 
+const runtimeSocket = "/run/containerd/containerd.sock"
+
 // execs numbers what is run in containers: names must differ.
 var execs atomic.Int64
 
@@ -95,7 +97,7 @@ func (l *Lab) Inside(namespace, pod, container string, args ...string) (string, 
 // ctr asks containerd.
 func (l *Lab) ctr(args ...string) (string, error) {
 	l.Helper()
-	all := append([]string{"--address", "/run/containerd/containerd.sock", "--namespace", "k8s.io"}, args...)
+	all := append([]string{"--address", runtimeSocket, "--namespace", "k8s.io"}, args...)
 	text, err := l.Command(l.Context(), "ctr", all...).CombinedOutput()
 	return string(text), err
 }

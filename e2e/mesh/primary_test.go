@@ -32,7 +32,7 @@ func primaries() []primary {
 	conflist := map[string]string{"10-e2e.conflist": `{"cniVersion": "1.0.0", "name": "e2e", "plugins": [{` + bridge + `}]}`}
 	return []primary{
 		{
-			name: "a single plugin", values: "{}", ours: []string{"10-bridge.conflist"},
+			name: "a single plugin", values: "{}", ours: []string{"10-bridge.conf.istio-cni-saved", "10-bridge.conflist"},
 			networks: map[string]string{"10-bridge.conf": `{"cniVersion": "0.3.1", "name": "single", "aNumber": 12345678901234567890, ` + bridge + "}\n"},
 		},
 		{
@@ -46,7 +46,8 @@ func primaries() []primary {
   {"type": "portmap", "capabilities": {"portMappings": true}}]}`},
 		},
 		{
-			name: "a single plugin that delegates", values: "{}", before: (*story).flannel, ours: []string{"10-flannel.conflist"},
+			name: "a single plugin that delegates", values: "{}", before: (*story).flannel,
+			ours: []string{"10-flannel.conf.istio-cni-saved", "10-flannel.conflist"},
 			networks: map[string]string{"10-flannel.conf": `{"name": "cbr0", "cniVersion": "0.3.1", "type": "flannel",
   "dataDir": "/run/cni-flannel", "delegate": {"isDefaultGateway": true, "ipMasq": true}}`},
 		},
@@ -88,7 +89,7 @@ func TestPrimaryNetworks(t *testing.T) {
 			if got := s.NetworkFiles(); !slices.Equal(got, p.ours) {
 				t.Errorf("files %q, want %q", got, p.ours)
 			}
-			first := s.NetworkFile(p.ours[0])
+			first := s.NetworkFile(p.ours[slices.IndexFunc(p.ours, func(name string) bool { return strings.HasSuffix(name, "list") })])
 			if n := strings.Count(first, `"type": "istio-cni"`) + strings.Count(first, `"type":"istio-cni"`); n != 1 {
 				t.Errorf("%d entries of ours in %s", n, first)
 			}

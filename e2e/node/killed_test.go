@@ -15,6 +15,7 @@ import (
 
 	"github.com/meshcni/istio-cni/e2e/artifacts"
 	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
 // hold makes the test's program start a second node with a pod in a directory, and wait to be killed.
@@ -77,8 +78,8 @@ func TestAKilledTestLeavesNoContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = command.Wait()
-	l := &lab{T: t, client: shared.Client()}
-	l.until("the end of all processes", func() bool { return processes(t, base) == 0 })
+	l := &rig{Test: lab.Test{T: t}, client: shared.Client()}
+	l.Until("the end of all processes", func() bool { return processes(t, base) == 0 })
 	// The next start in that place removes the rest.
 	c, err := cluster.Start(t.Context(), cluster.Options{Kube: shared.Kube, Tier: cluster.ControlPlane, Dir: parent})
 	if err != nil {

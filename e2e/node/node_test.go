@@ -5,7 +5,6 @@ package node
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -23,6 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/e2e/artifacts"
 	"github.com/meshcni/istio-cni/e2e/cluster"
 	"github.com/meshcni/istio-cni/e2e/images"
+	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
 const (
@@ -39,35 +39,14 @@ var shared struct {
 
 func TestMain(m *testing.M) {
 	cluster.Main()
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) (status int) {
-	found, err := artifacts.Find()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	if place := os.Getenv(hold); place != "" {
-		fmt.Fprintln(os.Stderr, holdNode(place, found))
-		return 1
-	}
-	c, err := start(context.Background(), "", found)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer func() {
-		if status != 0 {
-			err = c.CollectLogs(filepath.Join(found.Logs, "node"))
+	os.Exit(lab.Shared(m, "node", func(ctx context.Context, found artifacts.Artifacts) (*cluster.Cluster, error) {
+		if place := os.Getenv(hold); place != "" {
+			return nil, holdNode(place, found)
 		}
-		if stopped := c.Stop(); err != nil || stopped != nil {
-			fmt.Fprintln(os.Stderr, err, stopped)
-			status = 1
-		}
-	}()
-	shared.Cluster, shared.Artifacts = c, found
-	return m.Run()
+		c, err := start(ctx, "", found)
+		shared.Cluster, shared.Artifacts = c, found
+		return c, err
+	}))
 }
 
 // start makes the images and starts the cluster.
@@ -97,19 +76,20 @@ func start(ctx context.Context, place string, found artifacts.Artifacts) (*clust
 	})
 }
 
-// lab is what a test has.
-type lab struct {
-	*testing.T
+// rig is what a test has.
+type rig struct {
+	lab.Test
 	client    kubernetes.Interface
 	namespace string
 }
 
-func newLab(t *testing.T, namespace string) *lab {
+func newRig(t *testing.T, namespace string) *rig {
 	t.Helper()
-	l := &lab{T: t, client: shared.Client(), namespace: namespace}
+	l := &rig{Test: lab.Test{T: t}, client: shared.Client(), namespace: namespace}
+	l.Explain = l.state
 	object := &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: namespace}}
 	_, err := l.client.CoreV1().Namespaces().Create(t.Context(), object, meta.CreateOptions{})
-	l.must(err)
+	l.Must(err)
 	t.Cleanup(func() {
 		err := l.client.CoreV1().Namespaces().Delete(context.Background(), namespace, meta.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
@@ -117,39 +97,15 @@ func newLab(t *testing.T, namespace string) *lab {
 		}
 	})
 	// No pod can be made before its account is there.
-	l.until("the default account", func() bool {
+	l.Until("the default account", func() bool {
 		_, err := l.client.CoreV1().ServiceAccounts(namespace).Get(t.Context(), "default", meta.GetOptions{})
 		return err == nil
 	})
 	return l
 }
 
-func (l *lab) must(err error) {
-	l.Helper()
-	if err != nil {
-		l.Fatal(err)
-	}
-}
-
-// until waits for a condition. Machines are slow at times, so it waits long.
-func (l *lab) until(what string, holds func() bool) {
-	l.Helper()
-	deadline := time.NewTimer(2 * time.Minute)
-	defer deadline.Stop()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			l.state()
-			l.Fatalf("gave up waiting: %s", what)
-		}
-	}
-}
-
 // state logs what explains a pod that does not start.
-func (l *lab) state() {
+func (l *rig) state() {
 	l.Helper()
 	events, err := l.client.CoreV1().Events("").List(l.Context(), meta.ListOptions{})
 	if err != nil {
@@ -167,7 +123,7 @@ func container(name, image string, args ...string) core.Container {
 }
 
 // pod makes one.
-func (l *lab) pod(name string, tolerations []core.Toleration, containers ...core.Container) {
+func (l *rig) pod(name string, tolerations []core.Toleration, containers ...core.Container) {
 	l.Helper()
 	grace := int64(1)
 	pod := &core.Pod{
@@ -176,13 +132,13 @@ func (l *lab) pod(name string, tolerations []core.Toleration, containers ...core
 		},
 	}
 	_, err := l.client.CoreV1().Pods(l.namespace).Create(l.Context(), pod, meta.CreateOptions{})
-	l.must(err)
+	l.Must(err)
 }
 
-func (l *lab) get(name string) *core.Pod {
+func (l *rig) get(name string) *core.Pod {
 	l.Helper()
 	pod, err := l.client.CoreV1().Pods(l.namespace).Get(l.Context(), name, meta.GetOptions{})
-	l.must(err)
+	l.Must(err)
 	return pod
 }
 
@@ -192,39 +148,39 @@ func ready(pod *core.Pod) bool {
 	})
 }
 
-func (l *lab) logs(name, container string) string {
+func (l *rig) logs(name, container string) string {
 	l.Helper()
 	stream, err := l.client.CoreV1().Pods(l.namespace).GetLogs(name, &core.PodLogOptions{Container: container}).Stream(l.Context())
-	l.must(err)
+	l.Must(err)
 	defer stream.Close() //nolint:errcheck // only read from
 	text, err := io.ReadAll(stream)
-	l.must(err)
+	l.Must(err)
 	return string(text)
 }
 
-func (l *lab) node() *core.Node {
+func (l *rig) node() *core.Node {
 	l.Helper()
 	node, err := l.client.CoreV1().Nodes().Get(l.Context(), cluster.NodeName, meta.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return &core.Node{}
 	}
-	l.must(err)
+	l.Must(err)
 	return node
 }
 
 func anyTaint() []core.Toleration { return []core.Toleration{{Operator: core.TolerationOpExists}} }
 
 // links are the interfaces of the node's own namespace.
-func (l *lab) links() string {
+func (l *rig) links() string {
 	l.Helper()
 	text, err := shared.Command(l.Context(), "ip", "-oneline", "link").CombinedOutput()
-	l.must(err)
+	l.Must(err)
 	return string(text)
 }
 
 func TestTheNodeAndAPodAreReady(t *testing.T) {
-	l := newLab(t, "first")
-	l.until("the node", func() bool {
+	l := newRig(t, "first")
+	l.Until("the node", func() bool {
 		return slices.ContainsFunc(l.node().Status.Conditions, func(c core.NodeCondition) bool {
 			return c.Type == core.NodeReady && c.Status == core.ConditionTrue
 		})
@@ -233,7 +189,7 @@ func TestTheNodeAndAPodAreReady(t *testing.T) {
 	web := container("web", boxImage, "serve", ":8080")
 	web.Ports = []core.ContainerPort{{ContainerPort: 8080, HostPort: 18080}}
 	l.pod("two", anyTaint(), web, container("idle", boxImage))
-	l.until("the pod", func() bool { return ready(l.get("two")) })
+	l.Until("the pod", func() bool { return ready(l.get("two")) })
 	pod := l.get("two")
 	if n := len(pod.Status.ContainerStatuses); n != 2 {
 		t.Errorf("%d containers", n)
@@ -248,19 +204,19 @@ func TestTheNodeAndAPodAreReady(t *testing.T) {
 	}
 	node := l.node().Status.Addresses[0].Address
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+node+":18080", http.NoBody)
-	l.must(err)
+	l.Must(err)
 	response, err := (&http.Client{Timeout: 5 * time.Second}).Do(request)
-	l.must(err)
-	l.must(response.Body.Close())
+	l.Must(err)
+	l.Must(response.Body.Close())
 	// The program of the image is the one that was built.
 	l.pod("version", anyTaint(), container("c", cniImage, "version"))
-	l.until("istio-cni version", func() bool { return l.get("version").Status.Phase == core.PodSucceeded })
+	l.Until("istio-cni version", func() bool { return l.get("version").Status.Phase == core.PodSucceeded })
 	if text := l.logs("version", "c"); !strings.Contains(text, "istio-cni") {
 		t.Errorf("it says %q", text)
 	}
 	// Gone is gone.
-	l.must(l.client.CoreV1().Pods(l.namespace).DeleteCollection(t.Context(), meta.DeleteOptions{}, meta.ListOptions{}))
-	l.until("the end of the pods", func() bool {
+	l.Must(l.client.CoreV1().Pods(l.namespace).DeleteCollection(t.Context(), meta.DeleteOptions{}, meta.ListOptions{}))
+	l.Until("the end of the pods", func() bool {
 		pods, err := l.client.CoreV1().Pods(l.namespace).List(t.Context(), meta.ListOptions{})
 		return err == nil && len(pods.Items) == 0 && strings.Count(l.links(), "veth") == veths
 	})

@@ -17,16 +17,16 @@ const flag = "/var/log/agent-may-be-ready"
 // TestARebootOfTheNode, T-4 and T-5: a node loses power while a controller outside of it looks on, which taints it when it
 // comes back, whatever the API still says of its agent, and takes the taint away when the agent is ready again.
 func TestARebootOfTheNode(t *testing.T) {
-	l := newLab(t, "reboot")
+	l := newRig(t, "reboot")
 	l.setFlag(true)
 	l.deployFlaggedAgent()
-	l.until("the agent", func() bool { return l.isReady("k8s-app=istio-cni-node") })
+	l.Until("the agent", func() bool { return l.isReady("k8s-app=istio-cni-node") })
 	l.grant(rights.Taint{Lease: "istio-node-untaint"})
 	kubeconfig, err := shared.AccountKubeconfig(t.Context(), l.namespace, "istio-cni-taint")
-	l.must(err)
+	l.Must(err)
 	p, err := program.Start([]string{"TAINT_HEALTH_PORT=0", "TAINT_MONITORING_PORT=0"}, shared.IstioCNI, "taint", "--kubeconfig="+kubeconfig,
 		"--namespace="+l.namespace, "--lease-namespace="+l.namespace, "--add", "--hysteresis=1h")
-	l.must(err)
+	l.Must(err)
 	t.Cleanup(func() {
 		p.Signal(os.Kill)
 		<-p.Ended()
@@ -36,36 +36,36 @@ func TestARebootOfTheNode(t *testing.T) {
 			}
 		}
 	})
-	l.until("the taint to go", func() bool { return !l.startupTaint() })
+	l.Until("the taint to go", func() bool { return !l.startupTaint() })
 	before := l.node().Status.NodeInfo.BootID
 
-	l.must(shared.PowerOff())
+	l.Must(shared.PowerOff())
 	l.setFlag(false)
-	l.must(shared.PowerOn(t.Context()))
-	l.until("the taint", l.startupTaint)
-	l.until("the report of another boot", func() bool { return l.node().Status.NodeInfo.BootID != before })
+	l.Must(shared.PowerOn(t.Context()))
+	l.Until("the taint", l.startupTaint)
+	l.Until("the report of another boot", func() bool { return l.node().Status.NodeInfo.BootID != before })
 	l.pod("application", nil, container("c", boxImage))
-	l.until("the agent not to be ready", func() bool { return !l.isReady("k8s-app=istio-cni-node") })
+	l.Until("the agent not to be ready", func() bool { return !l.isReady("k8s-app=istio-cni-node") })
 	if !l.startupTaint() || l.get("application").Spec.NodeName != "" {
 		t.Error("the node takes pods although its agent is not ready in this boot")
 	}
 	l.setFlag(true)
-	l.until("the taint to go again", func() bool { return !l.startupTaint() })
-	l.until("the application", func() bool { return ready(l.get("application")) })
+	l.Until("the taint to go again", func() bool { return !l.startupTaint() })
+	l.Until("the application", func() bool { return ready(l.get("application")) })
 }
 
-func (l *lab) setFlag(on bool) {
+func (l *rig) setFlag(on bool) {
 	l.Helper()
 	path := shared.NodeFile(flag)
 	if on {
-		l.must(os.WriteFile(path, []byte("yes\n"), 0o644))
+		l.Must(os.WriteFile(path, []byte("yes\n"), 0o644))
 		return
 	}
-	l.must(os.Remove(path))
+	l.Must(os.Remove(path))
 }
 
 // deployFlaggedAgent makes an agent that is ready when the flag is there.
-func (l *lab) deployFlaggedAgent() {
+func (l *rig) deployFlaggedAgent() {
 	l.Helper()
 	c := container("agent", boxImage)
 	c.VolumeMounts = []core.VolumeMount{{Name: "log", MountPath: "/log"}}
@@ -78,5 +78,5 @@ func (l *lab) deployFlaggedAgent() {
 		Name: "log", VolumeSource: core.VolumeSource{HostPath: &core.HostPathVolumeSource{Path: "/var/log"}},
 	}}
 	_, err := l.client.AppsV1().DaemonSets(l.namespace).Create(l.Context(), agent, meta.CreateOptions{})
-	l.must(err)
+	l.Must(err)
 }

@@ -19,34 +19,34 @@ import (
 // TestTheTaintKeepsPodsAwayUntilTheAgentIsReady is what the controller is for: a node that registers with the taint, an
 // application that waits, an agent, and the controller as a pod with its account and rights.
 func TestTheTaintKeepsPodsAwayUntilTheAgentIsReady(t *testing.T) {
-	l := newLab(t, "mesh")
+	l := newRig(t, "mesh")
 	l.put()
-	l.until("the node with its taint", func() bool { return l.startupTaint() })
+	l.Until("the node with its taint", func() bool { return l.startupTaint() })
 	l.pod("application", nil, container("c", boxImage))
-	l.until("the application to be refused", func() bool {
+	l.Until("the application to be refused", func() bool {
 		return slices.ContainsFunc(l.get("application").Status.Conditions, func(c core.PodCondition) bool {
 			return c.Type == core.PodScheduled && c.Status == core.ConditionFalse && c.Reason == core.PodReasonUnschedulable
 		})
 	})
 	l.grant(rights.Taint{Lease: "istio-node-untaint"})
 	l.deployController()
-	l.until("the controller", func() bool { return l.isReady("app=taint") })
+	l.Until("the controller", func() bool { return l.isReady("app=taint") })
 	if !l.startupTaint() || l.get("application").Spec.NodeName != "" {
 		t.Fatal("the node is free although there is no agent")
 	}
 	l.deployAgent()
-	l.until("the agent", func() bool { return l.isReady("k8s-app=istio-cni-node") })
-	l.until("the taint to go", func() bool { return !l.startupTaint() })
-	l.until("the application", func() bool { return ready(l.get("application")) })
-	l.until("an event of the node", func() bool {
+	l.Until("the agent", func() bool { return l.isReady("k8s-app=istio-cni-node") })
+	l.Until("the taint to go", func() bool { return !l.startupTaint() })
+	l.Until("the application", func() bool { return ready(l.get("application")) })
+	l.Until("an event of the node", func() bool {
 		events, err := l.client.CoreV1().Events("default").List(t.Context(), meta.ListOptions{})
-		l.must(err)
+		l.Must(err)
 		return slices.ContainsFunc(events.Items, func(e core.Event) bool {
 			return e.InvolvedObject.Kind == "Node" && e.Reason == "MeshCNIReady" && e.Source.Component == "istio-cni-taint"
 		})
 	})
 	requests, err := shared.Requests(l.namespace, "istio-cni-taint")
-	l.must(err)
+	l.Must(err)
 	for _, r := range requests {
 		if r.Status == 403 {
 			t.Errorf("refused: %s %s", r.Verb, r.URI)
@@ -55,40 +55,40 @@ func TestTheTaintKeepsPodsAwayUntilTheAgentIsReady(t *testing.T) {
 }
 
 // put is the taint as the kubelet put it: another test may have been here.
-func (l *lab) put() {
+func (l *rig) put() {
 	l.Helper()
-	l.until("the node", func() bool { return l.node().Name != "" })
+	l.Until("the node", func() bool { return l.node().Name != "" })
 	if l.startupTaint() {
 		return
 	}
 	patch := fmt.Sprintf(`{"spec": {"taints": [{"key": %q, "value": "true", "effect": "NoSchedule"}]}}`, startupKey)
 	_, err := l.client.CoreV1().Nodes().Patch(l.Context(), cluster.NodeName, types.StrategicMergePatchType, []byte(patch), meta.PatchOptions{})
-	l.must(err)
+	l.Must(err)
 }
 
-func (l *lab) startupTaint() bool {
+func (l *rig) startupTaint() bool {
 	l.Helper()
 	return slices.ContainsFunc(l.node().Spec.Taints, func(t core.Taint) bool { return t.Key == startupKey })
 }
 
 // isReady tells whether there is a pod and all are ready.
-func (l *lab) isReady(selector string) bool {
+func (l *rig) isReady(selector string) bool {
 	l.Helper()
 	pods, err := l.client.CoreV1().Pods(l.namespace).List(l.Context(), meta.ListOptions{LabelSelector: selector})
-	l.must(err)
+	l.Must(err)
 	return len(pods.Items) > 0 && !slices.ContainsFunc(pods.Items, func(p core.Pod) bool { return !ready(&p) })
 }
 
 // grant makes the controller's account and gives it its rights, as the chart does.
-func (l *lab) grant(of rights.Taint) {
+func (l *rig) grant(of rights.Taint) {
 	l.Helper()
 	ctx := l.Context()
 	account := &core.ServiceAccount{ObjectMeta: meta.ObjectMeta{Name: "istio-cni-taint"}}
 	_, err := l.client.CoreV1().ServiceAccounts(l.namespace).Create(ctx, account, meta.CreateOptions{})
-	l.must(err)
+	l.Must(err)
 	subjects := []rbac.Subject{{Kind: rbac.ServiceAccountKind, Namespace: l.namespace, Name: account.Name}}
 	roles, err := of.Roles()
-	l.must(err)
+	l.Must(err)
 	for _, role := range roles {
 		// A name of its own, so that tests do not get each other's rights.
 		name := role.Name + "-" + l.namespace
@@ -96,10 +96,10 @@ func (l *lab) grant(of rights.Taint) {
 		if role.Name == rights.TaintNodes {
 			ref.Kind = "ClusterRole"
 			_, err = l.client.RbacV1().ClusterRoles().Create(ctx, &rbac.ClusterRole{ObjectMeta: object, Rules: role.Rules}, meta.CreateOptions{})
-			l.must(err)
+			l.Must(err)
 			binding := &rbac.ClusterRoleBinding{ObjectMeta: object, RoleRef: ref, Subjects: subjects}
 			_, err = l.client.RbacV1().ClusterRoleBindings().Create(ctx, binding, meta.CreateOptions{})
-			l.must(err)
+			l.Must(err)
 			continue
 		}
 		namespace := l.namespace
@@ -107,15 +107,15 @@ func (l *lab) grant(of rights.Taint) {
 			namespace = meta.NamespaceDefault
 		}
 		_, err = l.client.RbacV1().Roles(namespace).Create(ctx, &rbac.Role{ObjectMeta: object, Rules: role.Rules}, meta.CreateOptions{})
-		l.must(err)
+		l.Must(err)
 		binding := &rbac.RoleBinding{ObjectMeta: object, RoleRef: ref, Subjects: subjects}
 		_, err = l.client.RbacV1().RoleBindings(namespace).Create(ctx, binding, meta.CreateOptions{})
-		l.must(err)
+		l.Must(err)
 	}
 }
 
 // deployController makes two replicas of the controller that may do nothing on the node.
-func (l *lab) deployController() {
+func (l *rig) deployController() {
 	l.Helper()
 	replicas, yes, no, user, grace := int32(2), true, false, int64(65532), int64(5)
 	c := container("taint", cniImage, "taint")
@@ -137,15 +137,15 @@ func (l *lab) deployController() {
 		}},
 	}}
 	_, err := l.client.AppsV1().Deployments(l.namespace).Create(l.Context(), deployment, meta.CreateOptions{})
-	l.must(err)
+	l.Must(err)
 }
 
 // deployAgent makes what stands for the agent: the controller knows it by its label only.
-func (l *lab) deployAgent() {
+func (l *rig) deployAgent() {
 	l.Helper()
 	agent := daemonSet("istio-cni-node", map[string]string{"k8s-app": "istio-cni-node"}, container("agent", boxImage))
 	_, err := l.client.AppsV1().DaemonSets(l.namespace).Create(l.Context(), agent, meta.CreateOptions{})
-	l.must(err)
+	l.Must(err)
 }
 
 // daemonSet tolerates all taints.

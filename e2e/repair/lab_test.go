@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	authorization "k8s.io/api/authorization/v1"
 	core "k8s.io/api/core/v1"
@@ -15,14 +14,16 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
 // account is the name of the program's service account.
 const account = "istio-cni-repair"
 
-// lab is what a test has.
-type lab struct {
-	*testing.T
+// rig is what a test has.
+type rig struct {
+	lab.Test
 	client kubernetes.Interface
 	// mesh is the namespace of the program, app one of pods, other another one.
 	mesh, app, other string
@@ -30,52 +31,27 @@ type lab struct {
 
 var labs atomic.Int64
 
-// newLab has namespaces of its own and no pods.
-func newLab(t *testing.T) *lab {
+// newRig has namespaces of its own and no pods.
+func newRig(t *testing.T) *rig {
 	t.Helper()
 	n := labs.Add(1)
-	l := &lab{
-		T: t, client: shared.Client(), mesh: fmt.Sprintf("mesh-%d", n), app: fmt.Sprintf("app-%d", n), other: fmt.Sprintf("other-%d", n),
-	}
-	l.must(shared.Namespace(t.Context(), l.mesh, account))
-	l.must(shared.Namespace(t.Context(), l.app))
-	l.must(shared.Namespace(t.Context(), l.other))
+	l := &rig{Test: lab.Test{T: t}, client: shared.Client(), mesh: fmt.Sprintf("mesh-%d", n), app: fmt.Sprintf("app-%d", n), other: fmt.Sprintf("other-%d", n)}
+	l.Must(shared.Namespace(t.Context(), l.mesh, account))
+	l.Must(shared.Namespace(t.Context(), l.app))
+	l.Must(shared.Namespace(t.Context(), l.other))
 	// Cleanup has no t.Context any more.
 	t.Cleanup(func() { l.clear(context.Background()) })
 	return l
 }
 
-func (l *lab) must(err error) {
-	l.Helper()
-	if err != nil {
-		l.Fatal(err)
-	}
-}
-
 // clear removes the pods, those that are being deleted too.
-func (l *lab) clear(ctx context.Context) {
+func (l *rig) clear(ctx context.Context) {
 	l.Helper()
 	now := int64(0)
 	for _, namespace := range []string{l.app, l.other} {
 		err := l.client.CoreV1().Pods(namespace).DeleteCollection(ctx, meta.DeleteOptions{GracePeriodSeconds: &now}, meta.ListOptions{})
 		if err != nil {
 			l.Errorf("clearing: %v", err)
-		}
-	}
-}
-
-// until waits for a condition.
-func (l *lab) until(what string, holds func() bool) {
-	l.Helper()
-	deadline := time.NewTimer(time.Minute)
-	defer deadline.Stop()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			l.Fatalf("gave up waiting: %s", what)
 		}
 	}
 }
@@ -98,7 +74,7 @@ func (r right) rule() rbac.PolicyRule {
 }
 
 // grant gives the program's account these rights and no others, in all namespaces, and gives the path of a kubeconfig for it.
-func (l *lab) grant(rights ...right) string {
+func (l *rig) grant(rights ...right) string {
 	l.Helper()
 	name := account + "-" + l.mesh
 	var rules []rbac.PolicyRule
@@ -108,24 +84,24 @@ func (l *lab) grant(rights ...right) string {
 	// An update makes a role that is not there.
 	role := &rbac.ClusterRole{ObjectMeta: meta.ObjectMeta{Name: name}, Rules: rules}
 	_, err := l.client.RbacV1().ClusterRoles().Update(l.Context(), role, meta.UpdateOptions{})
-	l.must(err)
+	l.Must(err)
 	_, err = l.client.RbacV1().ClusterRoleBindings().Create(l.Context(), &rbac.ClusterRoleBinding{
 		ObjectMeta: meta.ObjectMeta{Name: name}, RoleRef: rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: name},
 		Subjects: []rbac.Subject{{Kind: rbac.ServiceAccountKind, Namespace: l.mesh, Name: account}},
 	}, meta.CreateOptions{})
 	if !apierrors.IsAlreadyExists(err) {
-		l.must(err)
+		l.Must(err)
 	}
 	for _, r := range rights {
-		l.until("the API server to know of "+string(r), func() bool { return l.allowed(r) })
+		l.Until("the API server to know of "+string(r), func() bool { return l.allowed(r) })
 	}
 	path, err := shared.AccountKubeconfig(l.Context(), l.mesh, account)
-	l.must(err)
+	l.Must(err)
 	return path
 }
 
 // allowed tells whether the API server lets the account use a right: it learns of roles with a delay.
-func (l *lab) allowed(r right) bool {
+func (l *rig) allowed(r right) bool {
 	l.Helper()
 	rule := r.rule()
 	resource, subresource, _ := strings.Cut(rule.Resources[0], "/")
@@ -138,7 +114,7 @@ func (l *lab) allowed(r right) bool {
 				},
 			},
 		}, meta.CreateOptions{})
-		l.must(err)
+		l.Must(err)
 		if !review.Status.Allowed {
 			return false
 		}
@@ -147,10 +123,10 @@ func (l *lab) allowed(r right) bool {
 }
 
 // events are those on a pod, as "REASON MESSAGE". Each has to be a warning of the component that the reference has.
-func (l *lab) events(namespace, name string) (all []string) {
+func (l *rig) events(namespace, name string) (all []string) {
 	l.Helper()
 	list, err := l.client.CoreV1().Events(namespace).List(l.Context(), meta.ListOptions{})
-	l.must(err)
+	l.Must(err)
 	for _, e := range list.Items {
 		if e.InvolvedObject.Kind != "Pod" || e.InvolvedObject.Name != name {
 			continue
@@ -164,7 +140,7 @@ func (l *lab) events(namespace, name string) (all []string) {
 }
 
 // event tells whether there is one with this reason and all of these words.
-func (l *lab) event(namespace, name, reason string, words ...string) bool {
+func (l *rig) event(namespace, name, reason string, words ...string) bool {
 	l.Helper()
 	return slices.ContainsFunc(l.events(namespace, name), func(text string) bool {
 		return strings.HasPrefix(text, reason+" ") &&

@@ -22,7 +22,7 @@ import (
 // figures. What is sent is asserted, the memory only by a bound far above it.
 func TestMemoryAndTraffic(t *testing.T) {
 	const pods, nodes = 10_000, 40
-	l := newLab(t)
+	l := newRig(t)
 	began := time.Now()
 	size := l.fill(pods, nodes)
 	t.Logf("%d cores: %d pods of %d bytes of JSON made in %s", runtime.NumCPU(), pods, size, time.Since(began).Round(time.Second))
@@ -31,7 +31,7 @@ func TestMemoryAndTraffic(t *testing.T) {
 	args := []string{"--label-pods", "--node-name=" + nodeOf(7)}
 	through := l.tap(kubeconfig)
 	d := l.daemon(through.kubeconfig, args...)
-	l.until("the broken pod", func() bool { return l.labelled("many-00007") == "true" })
+	l.Until("the broken pod", func() bool { return l.labelled("many-00007") == "true" })
 	first := through.sent()
 	if len(first.pods) != pods/nodes {
 		t.Errorf("%d pods were sent", len(first.pods))
@@ -42,7 +42,7 @@ func TestMemoryAndTraffic(t *testing.T) {
 	// What happens on other nodes is not sent; each change on this one is.
 	l.parallel(pods/10, func(i int) { l.scribble(fmt.Sprintf("many-%05d", i), "again") })
 	l.pod("late", broken(), on(nodeOf(7)))
-	l.until("the late pod", func() bool { return l.labelled("late") == "true" })
+	l.Until("the late pod", func() bool { return l.labelled("late") == "true" })
 	after := through.sent()
 	changes := 0
 	for name, n := range after.pods {
@@ -64,7 +64,7 @@ func TestMemoryAndTraffic(t *testing.T) {
 	through = l.tap(kubeconfig)
 	d = l.daemon(through.kubeconfig, "--label-pods")
 	l.pod("later", broken(), on(nodeOf(8)))
-	l.until("the last pod", func() bool { return l.labelled("later") == "true" })
+	l.Until("the last pod", func() bool { return l.labelled("later") == "true" })
 	t.Logf("without: %s", through.sent())
 	l.resident(d)
 	d.stop()
@@ -78,16 +78,16 @@ func (s sent) String() string {
 func nodeOf(i int) string { return fmt.Sprintf("node-%02d", i) }
 
 // resident logs and gives the memory of the process that is its own or shared with files, in bytes.
-func (l *lab) resident(d *repairer) int {
+func (l *rig) resident(d *repairer) int {
 	l.Helper()
 	text, err := os.ReadFile(filepath.Join(l.process(d), "status"))
-	l.must(err)
+	l.Must(err)
 	got := map[string]int{}
 	for line := range strings.Lines(string(text)) {
 		name, value, _ := strings.Cut(line, ":")
 		if strings.HasPrefix(name, "VmRSS") || strings.HasPrefix(name, "VmHWM") || strings.HasPrefix(name, "Rss") {
 			got[name], err = strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(value), " kB"))
-			l.must(err)
+			l.Must(err)
 		}
 	}
 	l.Logf("resident: %.1f MiB, of which %.1f MiB are anonymous; %.1f MiB at most",
@@ -96,10 +96,10 @@ func (l *lab) resident(d *repairer) int {
 }
 
 // process is the directory in /proc of the program, which is known by its kubeconfig: no other has the same.
-func (l *lab) process(d *repairer) string {
+func (l *rig) process(d *repairer) string {
 	l.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*")
-	l.must(err)
+	l.Must(err)
 	for _, dir := range all {
 		// A process may have ended.
 		if text, err := os.ReadFile(filepath.Join(dir, "cmdline")); err == nil && strings.Contains(string(text), "\x00"+d.kubeconfig+"\x00") {
@@ -113,7 +113,7 @@ func (l *lab) process(d *repairer) string {
 func mib(kib int) float64 { const unit = 1024; return float64(kib) / unit }
 
 // parallel does something for 0 to n-1.
-func (l *lab) parallel(n int, do func(int)) {
+func (l *rig) parallel(n int, do func(int)) {
 	todo := make(chan int)
 	var work sync.WaitGroup
 	for range 16 {
@@ -132,7 +132,7 @@ func (l *lab) parallel(n int, do func(int)) {
 
 // fill makes pods as injection makes them, evenly on nodes, of which one is broken, and gives the size of one. Only those of one
 // node have a status.
-func (l *lab) fill(pods, nodes int) (size int) {
+func (l *rig) fill(pods, nodes int) (size int) {
 	l.Helper()
 	l.Cleanup(func() { l.empty() })
 	l.parallel(pods, func(i int) {
@@ -161,7 +161,7 @@ func (l *lab) fill(pods, nodes int) (size int) {
 }
 
 // empty takes its time, so it waits for the end of it.
-func (l *lab) empty() {
+func (l *rig) empty() {
 	now := int64(0)
 	err := l.client.CoreV1().Pods(l.app).DeleteCollection(context.Background(), meta.DeleteOptions{GracePeriodSeconds: &now}, meta.ListOptions{})
 	if err != nil {

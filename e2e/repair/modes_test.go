@@ -28,7 +28,7 @@ func TestPrecedence(t *testing.T) {
 		{"repair is of no use from elsewhere", []string{"--repair-pods"}, false, false, "BrokenPod"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newRig(t)
 			l.pod("p", broken())
 			kubeconfig := l.grant(mayWatch, mayReport, mayDelete, mayLabel)
 			if status := l.once(kubeconfig, append(test.args, "--node-name="+node)...); status != 0 {
@@ -48,7 +48,7 @@ func TestPrecedence(t *testing.T) {
 // TestDeletionLeavesTime: a pod has the time to end that is its own.
 func TestDeletionLeavesTime(t *testing.T) {
 	for _, m := range modes()[:2] {
-		l := newLab(t)
+		l := newRig(t)
 		l.pod("p", broken(), func(p *core.Pod) {
 			grace := int64(77)
 			p.Spec.TerminationGracePeriodSeconds = &grace
@@ -66,7 +66,7 @@ func TestDeletionLeavesTime(t *testing.T) {
 
 // TestALabelThatIsThere stays as it is, whatever its value.
 func TestALabelThatIsThere(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.pod("marked", broken(), labels(map[string]string{brokenKey: "seen"}))
 	l.pod("unmarked", broken(), labels(map[string]string{"app": "shop"}))
 	kubeconfig := l.grant(mayWatch, mayReport, mayLabel)
@@ -98,29 +98,29 @@ func TestALabelThatIsThere(t *testing.T) {
 // TestAPodDisruptionBudget stands against an eviction until it allows it. The API server heeds it for pods that run alone: a pod
 // that still waits for its validation, as most broken ones do, is evicted whatever the budget.
 func TestAPodDisruptionBudget(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	shop := labels(map[string]string{"app": "shop"})
 	l.budget(0)
 	l.pod("waits", broken(), shop)
 	l.pod("runs", broken(), shop, phase(core.PodRunning))
 	d := l.daemon(l.grant(mayWatch, mayReport, mayEvict), "--delete-pods", "--evict")
-	l.until("the eviction to be blocked, and said so", func() bool {
+	l.Until("the eviction to be blocked, and said so", func() bool {
 		return l.event(l.app, "runs", "DeleteBrokenPod", "PodDisruptionBudget", "429", "disruption budget")
 	})
-	l.until("the other eviction", func() bool { return l.gone("waits") })
+	l.Until("the other eviction", func() bool { return l.gone("waits") })
 	if l.gone("runs") || l.count("create", "pods/eviction", "runs", http.StatusTooManyRequests) == 0 {
 		t.Errorf("requests %v", l.requests())
 	}
 	l.budget(1)
-	l.until("the eviction", func() bool { return l.gone("runs") })
-	l.until("its event", func() bool { return l.event(l.app, "runs", "DeleteBrokenPod", "it is deleted") })
+	l.Until("the eviction", func() bool { return l.gone("runs") })
+	l.Until("its event", func() bool { return l.event(l.app, "runs", "DeleteBrokenPod", "it is deleted") })
 	d.stop()
 	l.nothingRefused()
 }
 
 // budget makes or changes the one of pods with the label app=shop, which then allows a number of disruptions, as its
 // controller would say.
-func (l *lab) budget(allowed int32) {
+func (l *rig) budget(allowed int32) {
 	l.Helper()
 	const name = "shop"
 	budgets := l.client.PolicyV1().PodDisruptionBudgets(l.app)
@@ -133,29 +133,29 @@ func (l *lab) budget(allowed int32) {
 				MinAvailable: &one, Selector: &meta.LabelSelector{MatchLabels: map[string]string{"app": name}},
 			},
 		}, meta.CreateOptions{})
-		l.must(err)
-		l.Cleanup(func() { l.must(budgets.Delete(context.Background(), name, meta.DeleteOptions{})) })
+		l.Must(err)
+		l.Cleanup(func() { l.Must(budgets.Delete(context.Background(), name, meta.DeleteOptions{})) })
 	}
 	budget.Status = policy.PodDisruptionBudgetStatus{
 		ObservedGeneration: budget.Generation, DisruptionsAllowed: allowed, CurrentHealthy: allowed, DesiredHealthy: 1, ExpectedPods: 1,
 	}
 	_, err = budgets.UpdateStatus(l.Context(), budget, meta.UpdateOptions{})
-	l.must(err)
+	l.Must(err)
 }
 
 // TestTheCommandOfOld is the program by the name that it had, with variables that have dashes, and with a restart of its own.
 func TestTheCommandOfOld(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.pod("p", broken())
 	l.pod("elsewhere", broken(), on("node-b"))
 	old := filepath.Join(t.TempDir(), "istio-cni-repair")
-	l.must(os.Symlink(shared.IstioCNI, old))
+	l.Must(os.Symlink(shared.IstioCNI, old))
 	d := l.run([]string{
 		"REPAIR_NODE-NAME=" + node, "REPAIR_LABEL-PODS=true", "REPAIR_RUN-AS-DAEMON=true", "REPAIR_BROKEN-POD-LABEL-VALUE=old",
 		"KUBECONFIG=" + l.grant(mayWatch, mayReport, mayLabel),
 	}, old)
-	l.until("the label", func() bool { return l.labelled("p") == "old" })
-	l.until("the event", func() bool { return l.event(l.app, "p", "LabelBrokenPod") })
+	l.Until("the label", func() bool { return l.labelled("p") == "old" })
+	l.Until("the event", func() bool { return l.event(l.app, "p", "LabelBrokenPod") })
 	d.stop()
 	if mark := l.labelled("elsewhere"); mark != "" {
 		t.Errorf("label %q on a pod of another node", mark)

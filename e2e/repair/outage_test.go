@@ -14,28 +14,28 @@ import (
 // TestTheAPIServerCrashes in the middle of a deletion: the pod and one that came into being meanwhile are deleted when it is
 // back, and nothing is done twice.
 func TestTheAPIServerCrashes(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.pod("first", broken())
 	l.pod("p")
 	through := l.tap(l.grant(mayWatch, mayReport, mayDelete))
 	d := l.daemon(through.kubeconfig, "--delete-pods")
-	l.until("the first to go", func() bool { return l.gone("first") })
+	l.Until("the first to go", func() bool { return l.gone("first") })
 	through.hold(http.MethodDelete, "/pods/p")
 	l.pod("fine")
 	pod := l.get(l.app, "p")
 	broken()(pod)
 	l.report(pod, pod.Status)
 	through.holds()
-	l.must(shared.Kill(cluster.APIServer))
+	l.Must(shared.Kill(cluster.APIServer))
 	through.release()
-	l.until("the outage in the log", func() bool { return d.says("the pods are out of sight: none is repaired") })
-	l.until("the failure in the log", func() bool { return d.says("a pod could not be looked after, and will be again") })
-	l.must(shared.Restart(t.Context(), cluster.APIServer))
+	l.Until("the outage in the log", func() bool { return d.says("the pods are out of sight: none is repaired") })
+	l.Until("the failure in the log", func() bool { return d.says("a pod could not be looked after, and will be again") })
+	l.Must(shared.Restart(t.Context(), cluster.APIServer))
 	l.pod("q", broken())
-	l.until("the pods to be in sight", func() bool { return d.says("the pods are in sight again") })
+	l.Until("the pods to be in sight", func() bool { return d.says("the pods are in sight again") })
 	for _, name := range []string{"p", "q"} {
-		l.until(name+" to go", func() bool { return l.gone(name) })
-		l.until("its event", func() bool { return l.event(l.app, name, "DeleteBrokenPod", "it is deleted") })
+		l.Until(name+" to go", func() bool { return l.gone(name) })
+		l.Until("its event", func() bool { return l.event(l.app, name, "DeleteBrokenPod", "it is deleted") })
 		if n := l.count("delete", "pods", name, http.StatusOK); n != 1 {
 			t.Errorf("%s: deleted %d times", name, n)
 		}
@@ -49,20 +49,20 @@ func TestTheAPIServerCrashes(t *testing.T) {
 
 // TestAStartWithoutAnAPIServer waits for it as a daemon.
 func TestAStartWithoutAnAPIServer(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.pod("p", broken())
 	kubeconfig := l.grant(mayWatch, mayReport, mayLabel)
-	l.must(shared.Kill(cluster.APIServer))
+	l.Must(shared.Kill(cluster.APIServer))
 	d := l.daemon(kubeconfig, "--label-pods")
-	l.until("the outage in the log", func() bool { return d.says("the pods are out of sight: none is repaired") })
-	l.must(shared.Restart(t.Context(), cluster.APIServer))
-	l.until("the label", func() bool { return l.labelled("p") == "true" })
+	l.Until("the outage in the log", func() bool { return d.says("the pods are out of sight: none is repaired") })
+	l.Must(shared.Restart(t.Context(), cluster.APIServer))
+	l.Until("the label", func() bool { return l.labelled("p") == "true" })
 	d.stop()
 }
 
 // TestTheAPIServerHangs, and goes on: what was asked meanwhile is done once.
 func TestTheAPIServerHangs(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.pod("p")
 	through := l.tap(l.grant(mayWatch, mayReport, mayDelete))
 	through.hold(http.MethodDelete, "/pods/p")
@@ -71,16 +71,16 @@ func TestTheAPIServerHangs(t *testing.T) {
 	broken()(pod)
 	l.report(pod, pod.Status)
 	through.holds()
-	l.must(shared.Pause(cluster.APIServer))
+	l.Must(shared.Pause(cluster.APIServer))
 	through.release()
 	limited, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if _, err := l.client.CoreV1().Pods(l.app).Get(limited, "p", meta.GetOptions{}); err == nil {
 		t.Error("the API server does not hang")
 	}
-	l.must(shared.GoOn(cluster.APIServer))
-	l.until("the pod to go", func() bool { return l.gone("p") })
-	l.until("its event", func() bool { return l.event(l.app, "p", "DeleteBrokenPod", "it is deleted") })
+	l.Must(shared.GoOn(cluster.APIServer))
+	l.Until("the pod to go", func() bool { return l.gone("p") })
+	l.Until("its event", func() bool { return l.event(l.app, "p", "DeleteBrokenPod", "it is deleted") })
 	d.stop()
 	if n := l.count("delete", "pods", "p", http.StatusOK); n != 1 {
 		t.Errorf("deleted %d times", n)

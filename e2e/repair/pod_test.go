@@ -24,7 +24,7 @@ type change func(*core.Pod)
 
 // pod makes one with all that injection gives it, on a node and with an address, whose validation is to come; status says
 // what its kubelet reports. The pod goes at once when it is deleted, as there is no kubelet to end it.
-func (l *lab) pod(name string, changes ...change) *core.Pod {
+func (l *rig) pod(name string, changes ...change) *core.Pod {
 	l.Helper()
 	no, grace, user := false, int64(0), int64(1337)
 	container := func(name string) core.Container { return core.Container{Name: name, Image: "none"} }
@@ -46,43 +46,43 @@ func (l *lab) pod(name string, changes ...change) *core.Pod {
 		change(pod)
 	}
 	made, err := l.client.CoreV1().Pods(pod.Namespace).Create(l.Context(), pod, meta.CreateOptions{})
-	l.must(err)
+	l.Must(err)
 	return l.report(made, pod.Status)
 }
 
 // report is what a kubelet says of a pod.
-func (l *lab) report(pod *core.Pod, status core.PodStatus) *core.Pod {
+func (l *rig) report(pod *core.Pod, status core.PodStatus) *core.Pod {
 	l.Helper()
 	text, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": status})
-	l.must(err)
+	l.Must(err)
 	made, err := l.client.CoreV1().Pods(pod.Namespace).Patch(l.Context(), pod.Name, types.MergePatchType, text, meta.PatchOptions{}, "status")
-	l.must(err)
+	l.Must(err)
 	return made
 }
 
 // touch changes a pod in a way that matters to nobody.
-func (l *lab) touch(namespace, name, value string) {
+func (l *rig) touch(namespace, name, value string) {
 	l.Helper()
 	patch := []byte(`{"metadata":{"annotations":{"example.com/touched":"` + value + `"}}}`)
 	_, err := l.client.CoreV1().Pods(namespace).Patch(l.Context(), name, types.MergePatchType, patch, meta.PatchOptions{})
-	l.must(err)
+	l.Must(err)
 }
 
 // get gives nil for a pod that is not there.
-func (l *lab) get(namespace, name string) *core.Pod {
+func (l *rig) get(namespace, name string) *core.Pod {
 	l.Helper()
 	pod, err := l.client.CoreV1().Pods(namespace).Get(l.Context(), name, meta.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	l.must(err)
+	l.Must(err)
 	return pod
 }
 
-func (l *lab) gone(name string) bool { l.Helper(); return l.get(l.app, name) == nil }
+func (l *rig) gone(name string) bool { l.Helper(); return l.get(l.app, name) == nil }
 
 // labelled gives the value of the mark.
-func (l *lab) labelled(name string) string {
+func (l *rig) labelled(name string) string {
 	l.Helper()
 	if pod := l.get(l.app, name); pod != nil {
 		return pod.Labels[brokenKey]
@@ -91,9 +91,9 @@ func (l *lab) labelled(name string) string {
 }
 
 // delete removes a pod as somebody else.
-func (l *lab) delete(namespace, name string) {
+func (l *rig) delete(namespace, name string) {
 	l.Helper()
-	l.must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{}))
+	l.Must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{}))
 }
 
 // States of containers.
@@ -150,7 +150,7 @@ func in(namespace string) change { return func(p *core.Pod) { p.Namespace = name
 func phase(phase core.PodPhase) change { return func(p *core.Pod) { p.Status.Phase = phase } }
 
 // scribble changes a pod if it is there.
-func (l *lab) scribble(name, value string) {
+func (l *rig) scribble(name, value string) {
 	patch := []byte(`{"metadata":{"annotations":{"example.com/scribbled":"` + value + `"}}}`)
 	_, err := l.client.CoreV1().Pods(l.app).Patch(l.Context(), name, types.MergePatchType, patch, meta.PatchOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {

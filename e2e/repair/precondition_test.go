@@ -21,28 +21,28 @@ func TestWhatHappensToThePodMeanwhile(t *testing.T) {
 		for _, test := range []struct {
 			name string
 			// happens gives the pod that is there then.
-			happens func(l *lab, pod *core.Pod) *core.Pod
+			happens func(l *rig, pod *core.Pod) *core.Pod
 			deleted bool
 		}{
-			{"another pod of the name, in good health", func(l *lab, pod *core.Pod) *core.Pod {
+			{"another pod of the name, in good health", func(l *rig, pod *core.Pod) *core.Pod {
 				l.delete(pod.Namespace, pod.Name)
 				return l.pod("p", status(ended(0, ""), none))
 			}, false},
-			{"another pod of the name, that has yet to start", func(l *lab, pod *core.Pod) *core.Pod {
+			{"another pod of the name, that has yet to start", func(l *rig, pod *core.Pod) *core.Pod {
 				l.delete(pod.Namespace, pod.Name)
 				return l.pod("p")
 			}, false},
-			{"the same pod, recovered", func(l *lab, pod *core.Pod) *core.Pod {
+			{"the same pod, recovered", func(l *rig, pod *core.Pod) *core.Pod {
 				status(ended(0, ""), ended(126, ""))(pod)
 				return l.report(pod, pod.Status)
 			}, false},
-			{"the same pod, still broken", func(l *lab, pod *core.Pod) *core.Pod {
+			{"the same pod, still broken", func(l *rig, pod *core.Pod) *core.Pod {
 				l.touch(pod.Namespace, pod.Name, "once")
 				return pod
 			}, true},
 		} {
 			t.Run(m.name+"/"+test.name, func(t *testing.T) {
-				l := newLab(t)
+				l := newRig(t)
 				pod := l.pod("p", broken())
 				through := l.tap(m.grant(l))
 				through.hold(method, end)
@@ -50,12 +50,12 @@ func TestWhatHappensToThePodMeanwhile(t *testing.T) {
 				through.holds()
 				now := test.happens(l, pod)
 				through.release()
-				l.until("the conflict", func() bool { return l.count(m.verb, m.resource, "p", http.StatusConflict) == 1 })
+				l.Until("the conflict", func() bool { return l.count(m.verb, m.resource, "p", http.StatusConflict) == 1 })
 				if test.deleted {
-					l.until("the pod to go", func() bool { return l.gone("p") })
+					l.Until("the pod to go", func() bool { return l.gone("p") })
 				}
 				l.pod("last", broken())
-				l.until("the last pod to go", func() bool { return l.gone("last") })
+				l.Until("the last pod to go", func() bool { return l.gone("last") })
 				d.stop()
 				there := l.get(l.app, "p")
 				switch {
@@ -74,7 +74,7 @@ func TestWhatHappensToThePodMeanwhile(t *testing.T) {
 
 // TestAPodOfTheNameIsNotLabelled is the same for labels, for which the UID counts alone.
 func TestAPodOfTheNameIsNotLabelled(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.pod("p", broken())
 	through := l.tap(l.grant(mayWatch, mayReport, mayLabel))
 	through.hold(http.MethodPatch, "/pods/p/status")
@@ -84,7 +84,7 @@ func TestAPodOfTheNameIsNotLabelled(t *testing.T) {
 	l.pod("p", status(ended(0, ""), core.ContainerState{}))
 	through.release()
 	// The API server calls another UID invalid.
-	l.until("the refusal", func() bool { return l.count("patch", "pods/status", "p", http.StatusUnprocessableEntity) == 1 })
+	l.Until("the refusal", func() bool { return l.count("patch", "pods/status", "p", http.StatusUnprocessableEntity) == 1 })
 	// A pod that only changes is labelled.
 	l.pod("q")
 	through.hold(http.MethodPatch, "/pods/q/status")
@@ -94,7 +94,7 @@ func TestAPodOfTheNameIsNotLabelled(t *testing.T) {
 	through.holds()
 	l.touch(l.app, "q", "once")
 	through.release()
-	l.until("the label", func() bool { return l.labelled("q") == "true" })
+	l.Until("the label", func() bool { return l.labelled("q") == "true" })
 	d.stop()
 	if mark := l.labelled("p"); mark != "" || len(l.events(l.app, "p")) != 0 {
 		t.Errorf("label %q, events %q", mark, l.events(l.app, "p"))
@@ -104,7 +104,7 @@ func TestAPodOfTheNameIsNotLabelled(t *testing.T) {
 
 // TestASecondWriter changes pods all the time while they are to be deleted.
 func TestASecondWriter(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	const pods = 5
 	for i := range pods {
 		l.pod(fmt.Sprintf("p-%d", i), broken())
@@ -124,7 +124,7 @@ func TestASecondWriter(t *testing.T) {
 		}
 	})
 	d := l.daemon(l.grant(mayWatch, mayReport, mayDelete), "--delete-pods")
-	l.until("all to go", func() bool {
+	l.Until("all to go", func() bool {
 		for i := range pods {
 			if !l.gone(fmt.Sprintf("p-%d", i)) {
 				return false

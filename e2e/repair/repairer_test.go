@@ -13,7 +13,7 @@ import (
 // repairer is the program under test.
 type repairer struct {
 	*program.Program
-	lab *lab
+	rig *rig
 	// kubeconfig is the flag with its path.
 	kubeconfig string
 }
@@ -22,7 +22,7 @@ type repairer struct {
 type line struct{ Msg, Level, Pod, Reason, Message, Error, Warning string }
 
 // start runs the program, without ports.
-func (l *lab) start(kubeconfig string, args ...string) *repairer {
+func (l *rig) start(kubeconfig string, args ...string) *repairer {
 	l.Helper()
 	all := append([]string{"repair", "--kubeconfig=" + kubeconfig, "--log_output_level=debug", "--host=elsewhere"}, args...)
 	r := l.run(nil, shared.IstioCNI, all...)
@@ -31,21 +31,21 @@ func (l *lab) start(kubeconfig string, args ...string) *repairer {
 }
 
 // daemon goes on until it is stopped.
-func (l *lab) daemon(kubeconfig string, args ...string) *repairer {
+func (l *rig) daemon(kubeconfig string, args ...string) *repairer {
 	l.Helper()
 	return l.start(kubeconfig, append(args, "--run-as-daemon")...)
 }
 
 // once runs the program to its end, and gives its exit status.
-func (l *lab) once(kubeconfig string, args ...string) int {
+func (l *rig) once(kubeconfig string, args ...string) int {
 	l.Helper()
 	return l.start(kubeconfig, args...).end()
 }
 
-func (l *lab) run(env []string, path string, args ...string) *repairer {
+func (l *rig) run(env []string, path string, args ...string) *repairer {
 	l.Helper()
 	p, err := program.Start(append([]string{"REPAIR_HEALTH_PORT=0", "REPAIR_MONITORING_PORT=0"}, env...), path, args...)
-	l.must(err)
+	l.Must(err)
 	l.Cleanup(func() {
 		p.Signal(os.Kill)
 		<-p.Ended()
@@ -53,13 +53,13 @@ func (l *lab) run(env []string, path string, args ...string) *repairer {
 			l.Logf("the log of %q:\n%s", strings.Join(args, " "), strings.Join(p.Lines(), "\n"))
 		}
 	})
-	return &repairer{Program: p, lab: l}
+	return &repairer{Program: p, rig: l}
 }
 
 // end waits for the end that comes by itself.
 func (r *repairer) end() int {
-	r.lab.Helper()
-	r.lab.until("the program's end", func() bool {
+	r.rig.Helper()
+	r.rig.Until("the program's end", func() bool {
 		select {
 		case <-r.Ended():
 			return true
@@ -72,21 +72,21 @@ func (r *repairer) end() int {
 
 // stop ends a daemon as a kubelet does. It must end by itself, well.
 func (r *repairer) stop() {
-	r.lab.Helper()
+	r.rig.Helper()
 	r.Signal(syscall.SIGTERM)
 	if status := r.end(); status != 0 {
-		r.lab.Errorf("exit status %d", status)
+		r.rig.Errorf("exit status %d", status)
 	}
 }
 
 // log is what it said so far, line by line.
 func (r *repairer) log() []line {
-	r.lab.Helper()
+	r.rig.Helper()
 	var all []line
 	for _, text := range r.Lines() {
 		var l line
 		if err := json.Unmarshal([]byte(text), &l); err != nil {
-			r.lab.Fatalf("a line of the log is not JSON: %q", text)
+			r.rig.Fatalf("a line of the log is not JSON: %q", text)
 		}
 		all = append(all, l)
 	}
@@ -95,7 +95,7 @@ func (r *repairer) log() []line {
 
 // says tells whether there is a line with this message and, in what went wrong, these words.
 func (r *repairer) says(message string, words ...string) bool {
-	r.lab.Helper()
+	r.rig.Helper()
 	for _, l := range r.log() {
 		if l.Msg != message {
 			continue
@@ -111,16 +111,16 @@ func (r *repairer) says(message string, words ...string) bool {
 	return false
 }
 
-// requests are what the account of the lab asked of the API server so far.
-func (l *lab) requests() []cluster.Request {
+// requests are what the account of the rig asked of the API server so far.
+func (l *rig) requests() []cluster.Request {
 	l.Helper()
 	all, err := shared.Requests(l.mesh, account)
-	l.must(err)
+	l.Must(err)
 	return all
 }
 
 // count counts those of a verb and a resource about a pod that were answered with a status, of each thing any if it is empty.
-func (l *lab) count(verb, resource, pod string, status int) (count int) {
+func (l *rig) count(verb, resource, pod string, status int) (count int) {
 	l.Helper()
 	for _, r := range l.requests() {
 		what := r.Resource
@@ -136,7 +136,7 @@ func (l *lab) count(verb, resource, pod string, status int) (count int) {
 }
 
 // nothingRefused holds the program to its rights.
-func (l *lab) nothingRefused() {
+func (l *rig) nothingRefused() {
 	l.Helper()
 	for _, r := range l.requests() {
 		if r.Status == 401 || r.Status == 403 || r.Status == 400 {

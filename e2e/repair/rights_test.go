@@ -14,24 +14,24 @@ import (
 func TestAMissingRightIsNamed(t *testing.T) {
 	for _, m := range modes()[:3] {
 		t.Run(m.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newRig(t)
 			l.pod("p", broken())
 			d := l.daemon(l.grant(mayWatch, mayReport), m.args...)
-			l.until("the refusal in an event", func() bool {
+			l.Until("the refusal in an event", func() bool {
 				return l.event(l.app, "p", m.reason, "403", "lacks the permission", m.verb+` resource "`+m.resource+`"`)
 			})
-			l.until("the refusal in the log", func() bool {
+			l.Until("the refusal in the log", func() bool {
 				return d.says("a pod could not be looked after, and will be again", m.verb+` resource "`+m.resource+`"`)
 			})
 			if m.done(l, "p") {
 				t.Error("it was done without the right to")
 			}
 			m.grant(l)
-			l.until("it to be done", func() bool { return m.done(l, "p") })
+			l.Until("it to be done", func() bool { return m.done(l, "p") })
 			d.stop()
 		})
 		t.Run(m.name+"/once", func(t *testing.T) {
-			l := newLab(t)
+			l := newRig(t)
 			l.pod("p", broken())
 			r := l.start(l.grant(mayWatch, mayReport), m.args...)
 			if status := r.end(); status != 1 {
@@ -46,25 +46,25 @@ func TestAMissingRightIsNamed(t *testing.T) {
 
 // TestWithoutTheRightToWatch nothing can be done, and the log says why; with it all is done.
 func TestWithoutTheRightToWatch(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.pod("p", broken())
 	d := l.daemon(l.grant(mayDelete, mayReport), "--delete-pods")
-	l.until("the refusal in the log", func() bool {
+	l.Until("the refusal in the log", func() bool {
 		return d.says("the pods are out of sight: none is repaired", "403", `list resource "pods"`)
 	})
 	l.grant(mayWatch, mayDelete, mayReport)
-	l.until("the pods to be in sight", func() bool { return d.says("the pods are in sight again") })
-	l.until("the pod to go", func() bool { return l.gone("p") })
+	l.Until("the pods to be in sight", func() bool { return d.says("the pods are in sight again") })
+	l.Until("the pod to go", func() bool { return l.gone("p") })
 	d.stop()
 }
 
 // TestWithoutTheRightToReport the work is done all the same.
 func TestWithoutTheRightToReport(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.pod("p", broken())
 	d := l.daemon(l.grant(mayWatch, mayDelete), "--delete-pods")
-	l.until("the pod to go", func() bool { return l.gone("p") })
-	l.until("the refusal in the log", func() bool {
+	l.Until("the pod to go", func() bool { return l.gone("p") })
+	l.Until("the refusal in the log", func() bool {
 		return slices.ContainsFunc(d.Lines(), func(text string) bool {
 			return strings.Contains(text, "403") && strings.Contains(text, `create resource \"events\"`)
 		})
@@ -78,18 +78,18 @@ func TestWithoutTheRightToReport(t *testing.T) {
 func TestWhatIsAsked(t *testing.T) {
 	used := map[string]bool{}
 	for _, m := range modes() {
-		l := newLab(t)
+		l := newRig(t)
 		l.pod("p", broken(), phase(core.PodRunning), labels(map[string]string{"app": "shop"}))
 		if m.name == "evict" {
 			l.budget(0)
 		}
 		d := l.daemon(m.grant(l), m.args...)
-		l.until("an event", func() bool { return l.event(l.app, "p", m.reason) })
+		l.Until("an event", func() bool { return l.event(l.app, "p", m.reason) })
 		if m.name == "evict" { // the second refusal is a patch of the event
-			l.until("another event", func() bool { return l.count("patch", "events", "", 200) > 0 })
+			l.Until("another event", func() bool { return l.count("patch", "events", "", 200) > 0 })
 			l.budget(1)
 		}
-		l.until("it to be done", func() bool { return m.done(l, "p") })
+		l.Until("it to be done", func() bool { return m.done(l, "p") })
 		d.stop()
 		for _, r := range l.requests() {
 			what := r.Resource

@@ -29,7 +29,7 @@ func TestScope(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newRig(t)
 			shop, web := labels(map[string]string{"app": "shop"}), labels(map[string]string{"app": "web"})
 			l.pod("a-shop", broken(), shop)
 			l.pod("a-web", broken(), web)
@@ -37,7 +37,7 @@ func TestScope(t *testing.T) {
 			l.pod("nowhere", broken(), web, on(""))
 			through := l.tap(l.grant(mayWatch, mayReport, mayDelete))
 			d := l.daemon(through.kubeconfig, append(test.args, "--delete-pods")...)
-			l.until("the pods to go", func() bool {
+			l.Until("the pods to go", func() bool {
 				return !slices.ContainsFunc(test.want, func(name string) bool { return !l.gone(name) })
 			})
 			// One that comes later is sent by the watch; a change of another one is not.
@@ -45,7 +45,7 @@ func TestScope(t *testing.T) {
 				l.touch(l.app, name, "once")
 			}
 			l.pod("late", broken(), shop)
-			l.until("the late one to go", func() bool { return l.gone("late") })
+			l.Until("the late one to go", func() bool { return l.gone("late") })
 			d.stop()
 			got := slices.Sorted(maps.Keys(through.sent().pods))
 			if want := slices.Sorted(slices.Values(append(slices.Clone(test.want), "late"))); !slices.Equal(got, slices.Compact(want)) {
@@ -68,7 +68,7 @@ func stays(but []string) string {
 }
 
 // selected wants one list and watches, all with these selectors and of all namespaces.
-func (l *lab) selected(fields, labels string) {
+func (l *rig) selected(fields, labels string) {
 	l.Helper()
 	lists := 0
 	for _, r := range l.requests() {
@@ -79,7 +79,7 @@ func (l *lab) selected(fields, labels string) {
 			lists++
 		}
 		at, err := url.Parse(r.URI)
-		l.must(err)
+		l.Must(err)
 		query := at.Query()
 		if at.Path != "/api/v1/pods" || query.Get("fieldSelector") != fields || query.Get("labelSelector") != labels {
 			l.Errorf("asked for %s", r.URI)

@@ -17,7 +17,7 @@ type row struct {
 }
 
 // table is what the reference decides, and below it what it misses and what it should leave alone.
-func table(l *lab) []row {
+func table(l *rig) []row {
 	none := core.ContainerState{}
 	looping, failed := waiting("CrashLoopBackOff"), ended(126, "")
 	return []row{
@@ -63,30 +63,30 @@ type mode struct {
 	rights []right
 	reason string
 	// done tells whether it was done to a pod.
-	done func(l *lab, pod string) bool
+	done func(l *rig, pod string) bool
 	// resource and verb are those of the one request that does it.
 	verb, resource string
 }
 
 func modes() []mode {
 	return []mode{
-		{"delete", []string{"--delete-pods"}, []right{mayDelete}, "DeleteBrokenPod", (*lab).gone, "delete", "pods"},
-		{"evict", []string{"--delete-pods", "--evict"}, []right{mayEvict}, "DeleteBrokenPod", (*lab).gone, "create", "pods/eviction"},
+		{"delete", []string{"--delete-pods"}, []right{mayDelete}, "DeleteBrokenPod", (*rig).gone, "delete", "pods"},
+		{"evict", []string{"--delete-pods", "--evict"}, []right{mayEvict}, "DeleteBrokenPod", (*rig).gone, "create", "pods/eviction"},
 		{
 			"label",
 			[]string{"--label-pods"},
 			[]right{mayLabel},
 			"LabelBrokenPod",
-			func(l *lab, pod string) bool { l.Helper(); return l.labelled(pod) == "true" }, "patch", "pods/status",
+			func(l *rig, pod string) bool { l.Helper(); return l.labelled(pod) == "true" }, "patch", "pods/status",
 		},
 		{
 			"report", nil, nil, "BrokenPod",
-			func(l *lab, pod string) bool { l.Helper(); return l.event(l.app, pod, "BrokenPod") }, "", "",
+			func(l *rig, pod string) bool { l.Helper(); return l.event(l.app, pod, "BrokenPod") }, "", "",
 		},
 	}
 }
 
-func (m mode) grant(l *lab) string {
+func (m mode) grant(l *rig) string {
 	l.Helper()
 	return l.grant(append(m.rights, mayWatch, mayReport)...)
 }
@@ -95,7 +95,7 @@ func (m mode) grant(l *lab) string {
 func TestTheDecisionTable(t *testing.T) {
 	for _, m := range modes() {
 		t.Run("once/"+m.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newRig(t)
 			rows := table(l)
 			for _, r := range rows {
 				l.pod(r.name, r.is...)
@@ -106,20 +106,20 @@ func TestTheDecisionTable(t *testing.T) {
 			m.check(l, rows)
 		})
 		t.Run("daemon/"+m.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newRig(t)
 			rows := table(l)
 			for _, r := range rows[:len(rows)/2] {
 				l.pod(r.name, r.is...)
 			}
 			d := l.daemon(m.grant(l), append(m.args, "--exclude-namespaces="+l.other)...)
-			l.until("the first pods", func() bool { return m.done(l, "looping") })
+			l.Until("the first pods", func() bool { return m.done(l, "looping") })
 			for _, r := range rows[len(rows)/2:] {
 				l.pod(r.name, r.is...)
 			}
 			rows = append(rows, row{"last", []change{broken()}, true})
 			l.pod("last", broken())
 			// The end of the program may come before an event that was not sent yet.
-			l.until("all events", func() bool {
+			l.Until("all events", func() bool {
 				return !slices.ContainsFunc(rows, func(r row) bool { return r.broken && !l.event(l.app, r.name, m.reason) })
 			})
 			d.stop()
@@ -129,7 +129,7 @@ func TestTheDecisionTable(t *testing.T) {
 }
 
 // check wants one action and one event for each broken pod, and nothing at all about the others.
-func (m mode) check(l *lab, rows []row) {
+func (m mode) check(l *rig, rows []row) {
 	l.Helper()
 	for _, r := range rows {
 		namespace := l.app
@@ -157,7 +157,7 @@ func (m mode) check(l *lab, rows []row) {
 
 // accepted counts. An eviction changes the pod before it deletes it: the program may see that in time to ask a second time, about a
 // pod that is no more or another one by then.
-func (m mode) accepted(l *lab, pod string) (count int) {
+func (m mode) accepted(l *rig, pod string) (count int) {
 	l.Helper()
 	for _, r := range l.requests() {
 		what := r.Resource
@@ -212,7 +212,7 @@ func TestPredicate(t *testing.T) {
 		{"another annotation", []string{"--sidecar-annotation=example.com/mesh"}, []change{broken()}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newRig(t)
 			l.pod("p", test.is...)
 			l.pod("other", status(ended(0, ""), core.ContainerState{}))
 			if status := l.once(l.grant(mayWatch, mayReport, mayDelete), append(test.args, "--delete-pods")...); status != 0 {
@@ -231,12 +231,12 @@ func TestPredicate(t *testing.T) {
 
 // TestAPodThatEndsIsLeftAlone: somebody deleted it already, and its kubelet has not ended it yet.
 func TestAPodThatEndsIsLeftAlone(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.pod("ending", broken(), func(p *core.Pod) {
 		grace := int64(300)
 		p.Spec.TerminationGracePeriodSeconds = &grace
 	})
-	l.must(l.client.CoreV1().Pods(l.app).Delete(t.Context(), "ending", meta.DeleteOptions{}))
+	l.Must(l.client.CoreV1().Pods(l.app).Delete(t.Context(), "ending", meta.DeleteOptions{}))
 	l.pod("p", broken())
 	if status := l.once(l.grant(mayWatch, mayReport, mayDelete), "--delete-pods"); status != 0 {
 		t.Errorf("exit status %d", status)

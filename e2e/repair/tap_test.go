@@ -23,7 +23,7 @@ import (
 // tap is between the program and the API server. It changes nothing; it can hold requests back, and keeps what was answered
 // about pods.
 type tap struct {
-	lab *lab
+	rig *rig
 	// kubeconfig is the account's, with the tap as the server.
 	kubeconfig string
 
@@ -43,14 +43,14 @@ type answer struct {
 }
 
 // tap makes one for a kubeconfig.
-func (l *lab) tap(kubeconfig string) *tap {
+func (l *rig) tap(kubeconfig string) *tap {
 	l.Helper()
 	config := shared.REST()
 	target, err := url.Parse(config.Host)
-	l.must(err)
+	l.Must(err)
 	transport, err := rest.TransportFor(rest.AnonymousClientConfig(config))
-	l.must(err)
-	t := &tap{lab: l, held: map[string]chan struct{}{}, seen: make(chan struct{}, 64)}
+	l.Must(err)
+	t := &tap{rig: l, held: map[string]chan struct{}{}, seen: make(chan struct{}, 64)}
 	forward := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }, Transport: transport, FlushInterval: -1, ModifyResponse: t.listen,
 	}
@@ -64,13 +64,13 @@ func (l *lab) tap(kubeconfig string) *tap {
 	l.Cleanup(func() { t.release(); server.CloseClientConnections(); server.Close() })
 
 	known, err := clientcmd.LoadFromFile(kubeconfig)
-	l.must(err)
+	l.Must(err)
 	for _, c := range known.Clusters {
 		c.Server = server.URL
 		c.CertificateAuthorityData = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
 	}
 	t.kubeconfig = filepath.Join(l.TempDir(), "tapped.kubeconfig")
-	l.must(clientcmd.WriteToFile(*known, t.kubeconfig))
+	l.Must(clientcmd.WriteToFile(*known, t.kubeconfig))
 	return t
 }
 
@@ -93,8 +93,8 @@ func (t *tap) release() {
 
 // holds waits until a request is held back.
 func (t *tap) holds() {
-	t.lab.Helper()
-	t.lab.until("a request to hold back", func() bool {
+	t.rig.Helper()
+	t.rig.Until("a request to hold back", func() bool {
 		select {
 		case <-t.seen:
 			return true
@@ -161,7 +161,7 @@ type sent struct {
 
 // sent sums up lists and watches.
 func (t *tap) sent() sent {
-	t.lab.Helper()
+	t.rig.Helper()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	all := sent{pods: map[string]int{}}
@@ -172,20 +172,20 @@ func (t *tap) sent() sent {
 		all.wire += len(body)
 		if a.zipped {
 			unzipped, err := gzip.NewReader(bytes.NewReader(body))
-			t.lab.must(err)
+			t.rig.Must(err)
 			// The end of a watch that is open is missing.
 			if body, err = io.ReadAll(unzipped); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
-				t.lab.Fatal(err)
+				t.rig.Fatal(err)
 			}
 		}
 		all.plain += len(body)
-		all.count(t.lab, body)
+		all.count(t.rig, body)
 	}
 	return all
 }
 
 // count reads a list, or the events of a watch one after the other, of which the last may be on its way.
-func (s *sent) count(l *lab, body []byte) {
+func (s *sent) count(l *rig, body []byte) {
 	l.Helper()
 	type named struct {
 		Metadata meta.ObjectMeta `json:"metadata"`
@@ -201,7 +201,7 @@ func (s *sent) count(l *lab, body []byte) {
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			return
 		}
-		l.must(err)
+		l.Must(err)
 		for _, item := range value.Items {
 			s.pods[item.Metadata.Name]++
 		}

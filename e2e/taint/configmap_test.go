@@ -11,10 +11,10 @@ import (
 )
 
 // event tells whether there is one about an object whose message has a part.
-func (l *lab) event(namespace, name, reason, part string) bool {
+func (l *rig) event(namespace, name, reason, part string) bool {
 	l.Helper()
 	events, err := l.client.CoreV1().Events(namespace).List(l.Context(), meta.ListOptions{})
-	l.must(err)
+	l.Must(err)
 	for _, e := range events.Items {
 		if e.InvolvedObject.Name == name && e.Reason == reason && strings.Contains(e.Message, part) {
 			return true
@@ -25,7 +25,7 @@ func (l *lab) event(namespace, name, reason, part string) bool {
 
 // TestRequirementsChange, T-3: the ConfigMap is watched, and a bad one, or none, changes nothing.
 func TestRequirementsChange(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName}})
 	blue, green := map[string]string{"color": "blue"}, map[string]string{"color": "green"}
 	l.node("blue", nodeIs{ready: "True"})
@@ -38,17 +38,17 @@ func TestRequirementsChange(t *testing.T) {
 	none, one := []string{}, []string{legacy}
 
 	c := l.begin(kubeconfig, "--configmap-namespace="+l.mesh, "--configmap-name="+configMapName, "--hysteresis=0", "--leader-elect=false")
-	l.until("a warning of the missing ConfigMap", func() bool { return c.says("requirements cannot be used") })
-	l.until("its event", func() bool {
+	l.Until("a warning of the missing ConfigMap", func() bool { return c.says("requirements cannot be used") })
+	l.Until("its event", func() bool {
 		return l.event(l.mesh, configMapName, "InvalidTaintRequirements", "there is no ConfigMap")
 	})
 	if c.patches("") != 0 {
 		t.Error("nodes were changed without requirements")
 	}
 	l.configMap(l.requires("color=blue"))
-	l.until("blue to count", are(none, one))
+	l.Until("blue to count", are(none, one))
 	l.configMap(l.requires("color=green"))
-	l.until("green to count", are(one, none))
+	l.Until("green to count", are(one, none))
 	before := c.patches("")
 
 	for _, bad := range []struct{ text, message string }{
@@ -57,39 +57,39 @@ func TestRequirementsChange(t *testing.T) {
 		{"{", "decoding"},
 	} {
 		l.configMap(map[string]string{"config": bad.text})
-		l.until("an event about "+bad.text, func() bool { return l.event(l.mesh, configMapName, "InvalidTaintRequirements", bad.message) })
+		l.Until("an event about "+bad.text, func() bool { return l.event(l.mesh, configMapName, "InvalidTaintRequirements", bad.message) })
 	}
 	// The last good ones are in force: for nodes that are, and for news.
 	l.reportPod("green", podIs{labels: green})
-	l.until("the good requirements to count still", are(one, one))
+	l.Until("the good requirements to count still", are(one, one))
 	l.reportPod("green", podIs{labels: green, ready: true})
-	l.until("the good requirements to count still", are(one, none))
+	l.Until("the good requirements to count still", are(one, none))
 
 	said := len(c.log())
-	l.must(l.client.CoreV1().ConfigMaps(l.mesh).Delete(l.Context(), configMapName, meta.DeleteOptions{}))
-	l.until("a warning of the missing ConfigMap", func() bool {
+	l.Must(l.client.CoreV1().ConfigMaps(l.mesh).Delete(l.Context(), configMapName, meta.DeleteOptions{}))
+	l.Until("a warning of the missing ConfigMap", func() bool {
 		return slices.ContainsFunc(c.log()[said:], func(d decision) bool { return d.Msg == "requirements cannot be used" })
 	})
 	l.configMap(map[string]string{"first": l.requires("color=blue")["config"], "second": ""})
-	l.until("blue to count again", are(none, one))
+	l.Until("blue to count again", are(none, one))
 	if n := c.patches("") - before; n != 4 {
 		t.Errorf("%d patches since green counted, want 4: bad requirements changed something", n)
 	}
 	// Nothing required is met.
 	l.configMap(map[string]string{})
-	l.until("nothing to be required", are(none, none))
+	l.Until("nothing to be required", are(none, none))
 	c.checkRequests()
 	c.stop()
 }
 
 // TestAWrongNamespaceIsWarnedOf, T-6: the usual reason for nodes that stay tainted.
 func TestAWrongNamespaceIsWarnedOf(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-node-untaint"}, pods: []string{l.mesh, l.other}})
 	l.node("a", nodeIs{taints: []string{untaint}})
 	l.pod("a", podIs{ready: true})
 	c := l.begin(kubeconfig, "--namespace="+l.other, "--leader-elect=false")
-	l.until("a warning", func() bool {
+	l.Until("a warning", func() bool {
 		return c.says("no pod meets the requirement on any node: are namespace and selector those of the agent?")
 	})
 	c.stop()
@@ -97,7 +97,7 @@ func TestAWrongNamespaceIsWarnedOf(t *testing.T) {
 		t.Error("the node was changed")
 	}
 	c = l.begin(kubeconfig, "--namespace="+l.other+","+l.mesh, "--leader-elect=false")
-	l.until("the removal", func() bool { return len(l.taints("a")) == 0 })
+	l.Until("the removal", func() bool { return len(l.taints("a")) == 0 })
 	if c.says("no pod meets the requirement on any node: are namespace and selector those of the agent?") {
 		t.Error("a warning although there is an agent")
 	}

@@ -16,12 +16,12 @@ import (
 // TestASecondWriter adds taints to a node in a loop, each beside those that are there, while the controller removes and adds
 // its own: neither loses anything, and they do meet.
 func TestASecondWriter(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	kubeconfig := l.grant(may{})
 	l.node("a", nodeIs{ready: "True", taints: []string{untaint}})
 	l.pod("a", podIs{ready: true})
 	c := l.begin(kubeconfig, "--namespace="+l.mesh, "--leader-elect=false", "--add", "--hysteresis=0")
-	l.until("the first removal", func() bool { return len(l.taints("a")) == 0 })
+	l.Until("the first removal", func() bool { return len(l.taints("a")) == 0 })
 
 	const most = 400
 	ctx, stop := context.WithCancel(t.Context())
@@ -55,14 +55,14 @@ func TestASecondWriter(t *testing.T) {
 	for ; turn < 40 && (conflicts() < 3 || turn < 6); turn++ {
 		ready := turn%2 == 1
 		l.reportPod("a", podIs{ready: ready})
-		l.until("the taint beside a busy writer", func() bool { return has(l.taints("a")) == !ready })
+		l.Until("the taint beside a busy writer", func() bool { return has(l.taints("a")) == !ready })
 	}
 	stop()
 	work.Wait()
 	if turn%2 == 1 { // left tainted
 		l.reportPod("a", podIs{ready: true})
 	}
-	l.until("the end", func() bool { return !has(l.taints("a")) })
+	l.Until("the end", func() bool { return !has(l.taints("a")) })
 	got := l.taints("a")
 	if len(got) != written {
 		t.Errorf("of %d taints of the other writer %d are there", written, len(got))

@@ -15,7 +15,7 @@ import (
 // controller is the program under test.
 type controller struct {
 	*program.Program
-	lab *lab
+	rig *rig
 	// account is whose requests it sends.
 	account string
 }
@@ -36,15 +36,15 @@ func (d decision) String() string {
 }
 
 // begin runs the program, without ports and alone unless args say so.
-func (l *lab) begin(kubeconfig string, args ...string) *controller {
+func (l *rig) begin(kubeconfig string, args ...string) *controller {
 	l.Helper()
 	all := append([]string{
 		"taint", "--kubeconfig=" + kubeconfig, "--log_as_json", "--log_output_level=debug",
 	}, args...)
 	p, err := program.Start([]string{"TAINT_HEALTH_PORT=0", "TAINT_MONITORING_PORT=0"}, shared.IstioCNI, all...)
-	l.must(err)
+	l.Must(err)
 	name := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(kubeconfig), "account-"+l.mesh+"-"), ".kubeconfig")
-	c := &controller{Program: p, lab: l, account: name}
+	c := &controller{Program: p, rig: l, account: name}
 	l.Cleanup(func() {
 		p.Signal(os.Kill)
 		<-p.Ended()
@@ -57,9 +57,9 @@ func (l *lab) begin(kubeconfig string, args ...string) *controller {
 
 // stop ends it as a kubelet does. It must end by itself, well.
 func (c *controller) stop() {
-	c.lab.Helper()
+	c.rig.Helper()
 	c.Signal(syscall.SIGTERM)
-	c.lab.until("the controller's end", func() bool {
+	c.rig.Until("the controller's end", func() bool {
 		select {
 		case <-c.Ended():
 			return true
@@ -68,18 +68,18 @@ func (c *controller) stop() {
 		}
 	})
 	if status := c.Status(); status != 0 {
-		c.lab.Errorf("exit status %d", status)
+		c.rig.Errorf("exit status %d", status)
 	}
 }
 
 // log is what it said so far, line by line.
 func (c *controller) log() []decision {
-	c.lab.Helper()
+	c.rig.Helper()
 	var all []decision
 	for _, line := range c.Lines() {
 		var d decision
 		if err := json.Unmarshal([]byte(line), &d); err != nil {
-			c.lab.Fatalf("a line of the log is not JSON: %q", line)
+			c.rig.Fatalf("a line of the log is not JSON: %q", line)
 		}
 		all = append(all, d)
 	}
@@ -88,7 +88,7 @@ func (c *controller) log() []decision {
 
 // says tells whether there is a line with this message.
 func (c *controller) says(message string) bool {
-	c.lab.Helper()
+	c.rig.Helper()
 	for _, line := range c.log() {
 		if line.Msg == message {
 			return true
@@ -99,7 +99,7 @@ func (c *controller) says(message string) bool {
 
 // decided is what it last thought of a node.
 func (c *controller) decided(node string) string {
-	c.lab.Helper()
+	c.rig.Helper()
 	last := ""
 	for _, line := range c.log() {
 		if line.Msg == "decided" && line.Node == node {
@@ -111,15 +111,15 @@ func (c *controller) decided(node string) string {
 
 // requests are what its account asked of the API server so far. None may have been forbidden.
 func (c *controller) requests() []cluster.Request {
-	c.lab.Helper()
-	all, err := shared.Requests(c.lab.mesh, c.account)
-	c.lab.must(err)
+	c.rig.Helper()
+	all, err := shared.Requests(c.rig.mesh, c.account)
+	c.rig.Must(err)
 	return all
 }
 
 // patches are those that were done, of a node (empty: of all).
 func (c *controller) patches(node string) (count int) {
-	c.lab.Helper()
+	c.rig.Helper()
 	for _, r := range c.requests() {
 		if r.Verb == "patch" && r.Resource == "nodes" && r.Subresource == "" && r.Status == 200 && (node == "" || r.Name == node) {
 			count++
@@ -131,15 +131,15 @@ func (c *controller) patches(node string) (count int) {
 // checkRequests holds all requests to what the controller may need: nothing forbidden or invalid, no update of a node, no
 // request about a single pod.
 func (c *controller) checkRequests() {
-	c.lab.Helper()
+	c.rig.Helper()
 	for _, r := range c.requests() {
 		text := fmt.Sprintf("%s %s: %d", r.Verb, r.URI, r.Status)
 		switch {
 		case r.Status == 401 || r.Status == 403 || r.Status == 400:
-			c.lab.Errorf("refused: %s", text)
+			c.rig.Errorf("refused: %s", text)
 		case r.Resource == "nodes" && r.Verb != "list" && r.Verb != "watch" && r.Verb != "patch",
 			r.Resource == "pods" && (r.Name != "" || r.Verb != "list" && r.Verb != "watch"):
-			c.lab.Errorf("a request that is not needed: %s", text)
+			c.rig.Errorf("a request that is not needed: %s", text)
 		}
 	}
 }

@@ -18,40 +18,40 @@ import (
 // TestInThePlaceOfTheOldOne is called by the name and with the variables, whose names have dashes, that the chart of Istio 1.8
 // to 1.17 used, and makes the lease that the old controller made.
 func TestInThePlaceOfTheOldOne(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.configMap(l.requires("k8s-app=istio-cni-node"))
 	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName}, leaseNamespace: meta.NamespaceSystem})
 	l.node("a", nodeIs{ready: "True", taints: []string{legacy}})
 	l.pod("a", podIs{ready: true})
 	name := filepath.Join(t.TempDir(), "istio-cni-taint")
-	l.must(os.Symlink(shared.IstioCNI, name))
+	l.Must(os.Symlink(shared.IstioCNI, name))
 	p, err := program.Start([]string{
 		"TAINT_RUN-AS-DAEMON=true", "TAINT_CONFIGMAP-NAME=" + configMapName, "TAINT_CONFIGMAP-NAMESPACE=" + l.mesh,
 		"KUBECONFIG=" + kubeconfig, "LOG_AS_JSON=true", "TAINT_HEALTH_PORT=0", "TAINT_MONITORING_PORT=0",
 	}, name)
-	l.must(err)
+	l.Must(err)
 	t.Cleanup(func() {
 		p.Signal(os.Kill)
 		<-p.Ended()
-		// The one lease here that is not in a lab's namespace.
+		// The one lease here that is not in a rig's namespace.
 		leases := l.client.CoordinationV1().Leases(meta.NamespaceSystem)
 		if left := leases.Delete(context.Background(), "istio-taint-lock", meta.DeleteOptions{}); left != nil {
 			t.Error(left)
 		}
 	})
-	l.until("the removal", func() bool { return len(l.taints("a")) == 0 })
+	l.Until("the removal", func() bool { return len(l.taints("a")) == 0 })
 	lease, err := l.client.CoordinationV1().Leases(meta.NamespaceSystem).Get(t.Context(), "istio-taint-lock", meta.GetOptions{})
-	l.must(err)
+	l.Must(err)
 	if *lease.Spec.LeaseDurationSeconds != 60 || *lease.Spec.HolderIdentity == "" {
 		t.Errorf("the lease: %+v", lease.Spec)
 	}
-	(&controller{Program: p, lab: l, account: account}).stop()
+	(&controller{Program: p, rig: l, account: account}).stop()
 }
 
 // TestTwoControllersOfOneKey: two that do not know of each other, as ours beside that of istiod would be. Each node
 // is freed, neither fails for good, and no taint of others is lost.
 func TestTwoControllersOfOneKey(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	const nodes = 30
 	for i := range nodes {
 		name := fmt.Sprintf("both-%02d", i)
@@ -64,7 +64,7 @@ func TestTwoControllersOfOneKey(t *testing.T) {
 	free := func(i int) bool {
 		return slices.Equal(l.taints(fmt.Sprintf("both-%02d", i)), []string{"a=b:NoExecute"})
 	}
-	l.until("all nodes to be free", func() bool {
+	l.Until("all nodes to be free", func() bool {
 		for i := range nodes {
 			if !free(i) {
 				return false

@@ -6,22 +6,22 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	rbac "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/meshcni/istio-cni/e2e/lab"
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
 // account is the name of the controller's service account.
 const account = "istio-cni-taint"
 
-// lab is what a test has.
-type lab struct {
-	*testing.T
+// rig is what a test has.
+type rig struct {
+	lab.Test
 	client kubernetes.Interface
 	// mesh is the namespace of the agents and of the controller, other another one.
 	mesh, other string
@@ -29,28 +29,21 @@ type lab struct {
 
 var labs atomic.Int64
 
-// newLab has namespaces of its own and no nodes.
-func newLab(t *testing.T) *lab {
+// newRig has namespaces of its own and no nodes.
+func newRig(t *testing.T) *rig {
 	t.Helper()
 	n := labs.Add(1)
-	l := &lab{T: t, client: shared.Client(), mesh: fmt.Sprintf("mesh-%d", n), other: fmt.Sprintf("other-%d", n)}
+	l := &rig{Test: lab.Test{T: t}, client: shared.Client(), mesh: fmt.Sprintf("mesh-%d", n), other: fmt.Sprintf("other-%d", n)}
 	for _, namespace := range []string{l.mesh, l.other} {
-		l.must(shared.Namespace(t.Context(), namespace, account))
+		l.Must(shared.Namespace(t.Context(), namespace, account))
 	}
 	// Cleanup has no t.Context any more.
 	t.Cleanup(func() { l.clear(context.Background()) })
 	return l
 }
 
-func (l *lab) must(err error) {
-	l.Helper()
-	if err != nil {
-		l.Fatal(err)
-	}
-}
-
-// clear removes all nodes. Pods stay: nobody asks for those of another lab's namespaces.
-func (l *lab) clear(ctx context.Context) {
+// clear removes all nodes. Pods stay: nobody asks for those of another rig's namespaces.
+func (l *rig) clear(ctx context.Context) {
 	l.Helper()
 	now := int64(0)
 	err := l.client.CoreV1().Nodes().DeleteCollection(ctx, meta.DeleteOptions{GracePeriodSeconds: &now}, meta.ListOptions{})
@@ -59,23 +52,7 @@ func (l *lab) clear(ctx context.Context) {
 	}
 }
 
-// until waits for a condition.
-func (l *lab) until(what string, holds func() bool) {
-	l.Helper()
-	deadline := time.NewTimer(time.Minute)
-	defer deadline.Stop()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			l.Fatalf("gave up waiting: %s", what)
-		}
-	}
-}
-
-// may is what an account of the lab may do, and where.
+// may is what an account of the rig may do, and where.
 type may struct {
 	rights.Taint
 	leaseNamespace string
@@ -88,7 +65,7 @@ type may struct {
 }
 
 // grant gives an account what it may do, and gives the path of a kubeconfig for it.
-func (l *lab) grant(m may) string {
+func (l *rig) grant(m may) string {
 	l.Helper()
 	if m.account == "" {
 		m.account = account
@@ -99,7 +76,7 @@ func (l *lab) grant(m may) string {
 	if m.leaseNamespace == "" {
 		m.leaseNamespace = l.mesh
 	}
-	l.must(shared.Namespace(l.Context(), l.mesh, m.account))
+	l.Must(shared.Namespace(l.Context(), l.mesh, m.account))
 	subject := []rbac.Subject{{Kind: rbac.ServiceAccountKind, Namespace: l.mesh, Name: m.account}}
 	where := map[string][]string{
 		rights.TaintNodes: {""}, rights.TaintPods: m.pods, rights.TaintLease: {m.leaseNamespace},
@@ -111,15 +88,15 @@ func (l *lab) grant(m may) string {
 		}
 	}
 	path, err := shared.AccountKubeconfig(l.Context(), l.mesh, m.account)
-	l.must(err)
+	l.Must(err)
 	return path
 }
 
 // roles are those of the chart, but for what is left out.
-func (l *lab) roles(m may) []rbac.Role {
+func (l *rig) roles(m may) []rbac.Role {
 	l.Helper()
 	all, err := m.Roles()
-	l.must(err)
+	l.Must(err)
 	for i, role := range all {
 		all[i].Rules = slices.DeleteFunc(role.Rules, func(rule rbac.PolicyRule) bool { return rule.Resources[0] == m.without })
 	}
@@ -127,7 +104,7 @@ func (l *lab) roles(m may) []rbac.Role {
 }
 
 // bind makes a role under a name of its own, so that tests do not get each other's rights.
-func (l *lab) bind(role rbac.Role, namespace, suffix string, subjects []rbac.Subject) {
+func (l *rig) bind(role rbac.Role, namespace, suffix string, subjects []rbac.Subject) {
 	l.Helper()
 	name := role.Name + "-" + suffix
 	var err, bound error

@@ -26,7 +26,7 @@ const (
 )
 
 // election are the flags for it. The times have the order of the defaults and are short.
-func (l *lab) election() []string {
+func (l *rig) election() []string {
 	return []string{
 		"--namespace=" + l.mesh, "--lease-namespace=" + l.mesh,
 		"--lease-duration=" + leaseTime.String(), "--renew-deadline=3s", "--retry-period=1s",
@@ -34,15 +34,15 @@ func (l *lab) election() []string {
 }
 
 // replica has an account of its own, so that the audit log tells whose requests are whose.
-func (l *lab) replica(account string, args ...string) *controller {
+func (l *rig) replica(account string, args ...string) *controller {
 	l.Helper()
 	return l.begin(l.grant(may{Taint: rights.Taint{Lease: leaseName}, account: account}), append(l.election(), args...)...)
 }
 
-func (l *lab) lease() coordination.LeaseSpec {
+func (l *rig) lease() coordination.LeaseSpec {
 	l.Helper()
 	lease, err := l.client.CoordinationV1().Leases(l.mesh).Get(l.Context(), leaseName, meta.GetOptions{})
-	l.must(err)
+	l.Must(err)
 	return lease.Spec
 }
 
@@ -62,13 +62,13 @@ func (c *controller) waitsForLease() bool {
 
 // written are its successful writes of the lease, in order, with what was written.
 func (c *controller) written() (requests []cluster.Request, specs []coordination.LeaseSpec) {
-	c.lab.Helper()
+	c.rig.Helper()
 	for _, r := range c.requests() {
 		if r.Resource != "leases" || r.Status >= 300 || r.Verb != "update" && r.Verb != "create" {
 			continue
 		}
 		var lease coordination.Lease
-		c.lab.must(json.Unmarshal(r.Body, &lease))
+		c.rig.Must(json.Unmarshal(r.Body, &lease))
 		requests, specs = append(requests, r), append(specs, lease.Spec)
 	}
 	return requests, specs
@@ -76,35 +76,35 @@ func (c *controller) written() (requests []cluster.Request, specs []coordination
 
 // node work is what only the leader does.
 func (c *controller) works() []cluster.Request {
-	c.lab.Helper()
+	c.rig.Helper()
 	return slices.DeleteFunc(c.requests(), func(r cluster.Request) bool { return r.Resource == "leases" || r.Resource == "events" })
 }
 
 // pair is a leader and one that waits, both on a node that was served.
-func pair(l *lab) (leader, standby *controller) {
+func pair(l *rig) (leader, standby *controller) {
 	l.Helper()
 	l.node("first", nodeIs{taints: []string{untaint}})
 	l.pod("first", podIs{ready: true})
 	leader = l.replica("taint-a")
-	l.until("the first node", func() bool { return leader.leads() && len(l.taints("first")) == 0 })
+	l.Until("the first node", func() bool { return leader.leads() && len(l.taints("first")) == 0 })
 	standby = l.replica("taint-b")
-	l.until("the other to wait", standby.waitsForLease)
+	l.Until("the other to wait", standby.waitsForLease)
 	return leader, standby
 }
 
 // serve makes one more node, which somebody has to do something about.
-func (l *lab) serve(name string) {
+func (l *rig) serve(name string) {
 	l.Helper()
 	l.node(name, nodeIs{taints: []string{untaint}})
 	l.pod(name, podIs{ready: true})
-	l.until("node "+name, func() bool { return len(l.taints(name)) == 0 })
+	l.Until("node "+name, func() bool { return len(l.taints(name)) == 0 })
 }
 
 func TestTheLeaderIsKilled(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	leader, standby := pair(l)
 	// The one that waits stays out of it, several renewals long.
-	l.until("renewals", func() bool { requests, _ := leader.written(); return len(requests) > 4 })
+	l.Until("renewals", func() bool { requests, _ := leader.written(); return len(requests) > 4 })
 	if work := standby.works(); len(work) != 0 {
 		t.Errorf("the one that waits for the lease asked for %s %s", work[0].Verb, work[0].URI)
 	}
@@ -113,7 +113,7 @@ func TestTheLeaderIsKilled(t *testing.T) {
 	}
 	before := l.lease()
 	leader.Signal(os.Kill)
-	l.until("the other to lead", standby.leads)
+	l.Until("the other to lead", standby.leads)
 	l.serve("second")
 	after := l.lease()
 	if *after.HolderIdentity == *before.HolderIdentity || *after.LeaseTransitions != *before.LeaseTransitions+1 {
@@ -135,7 +135,7 @@ func TestTheLeaderIsKilled(t *testing.T) {
 
 // TestTheLeaderIsToldToEnd, T-2: it ends, and the other need not wait for the lease to be over.
 func TestTheLeaderIsToldToEnd(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	leader, standby := pair(l)
 	leader.stop()
 	requests, specs := leader.written()
@@ -147,7 +147,7 @@ func TestTheLeaderIsToldToEnd(t *testing.T) {
 			t.Errorf("after it gave the lease back it asked for %s %s", r.Verb, r.URI)
 		}
 	}
-	l.until("the other to lead", standby.leads)
+	l.Until("the other to lead", standby.leads)
 	l.serve("second")
 	standby.stop()
 	if holder := l.lease().HolderIdentity; holder != nil && *holder != "" {
@@ -158,14 +158,14 @@ func TestTheLeaderIsToldToEnd(t *testing.T) {
 // TestALeaderThatHungStopsBeforeTheNextBegins: one that did not run for longer than the lease finds that out before it touches
 // anything.
 func TestALeaderThatHungStopsBeforeTheNextBegins(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	leader, standby := pair(l)
 	leader.Signal(stopSignal)
-	l.until("the other to lead", standby.leads)
+	l.Until("the other to lead", standby.leads)
 	l.serve("second")
 	took, _ := standby.written()
 	leader.Signal(continueSignal)
-	l.until("the old leader to find out", func() bool { return !leader.leads() })
+	l.Until("the old leader to find out", func() bool { return !leader.leads() })
 	l.serve("third")
 	for _, r := range leader.requests() {
 		if r.Received.After(took[0].Received) && r.Status < 300 && r.Verb != "list" && r.Verb != "watch" && r.Verb != "get" {
@@ -180,12 +180,12 @@ func TestALeaderThatHungStopsBeforeTheNextBegins(t *testing.T) {
 }
 
 // takeLease writes somebody else's name into the lease, as one does who was told to.
-func (l *lab) takeLease() {
+func (l *rig) takeLease() {
 	l.Helper()
 	leases := l.client.CoordinationV1().Leases(l.mesh)
-	l.until("another to take the lease", func() bool {
+	l.Until("another to take the lease", func() bool {
 		lease, err := leases.Get(l.Context(), leaseName, meta.GetOptions{})
-		l.must(err)
+		l.Must(err)
 		other, now := "other", meta.NowMicro()
 		lease.Spec.HolderIdentity, lease.Spec.RenewTime = &other, &now
 		_, err = leases.Update(l.Context(), lease, meta.UpdateOptions{})
@@ -195,16 +195,16 @@ func (l *lab) takeLease() {
 
 // TestTheLeaseIsTakenAway from a leader that lives: it stops, and respects the other for as long as anybody would.
 func TestTheLeaseIsTakenAway(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.node("first", nodeIs{taints: []string{untaint}})
 	l.pod("first", podIs{})
 	c := l.replica("taint-a")
-	l.until("it to lead", func() bool { return c.leads() && c.decided("first") != "" })
+	l.Until("it to lead", func() bool { return c.leads() && c.decided("first") != "" })
 	l.takeLease()
 	taken := l.lease().RenewTime.Time
-	l.until("it to find out", func() bool { return !c.leads() })
+	l.Until("it to find out", func() bool { return !c.leads() })
 	l.reportPod("first", podIs{ready: true})
-	l.until("it to lead again", func() bool { return c.leads() && len(l.taints("first")) == 0 })
+	l.Until("it to lead again", func() bool { return c.leads() && len(l.taints("first")) == 0 })
 	for _, r := range c.requests() {
 		if after := r.Received.Sub(taken); after > 0 && after < leaseTime && r.Verb != "get" && r.Status < 300 && r.Resource != "events" &&
 			r.Verb != "list" && r.Verb != "watch" {
@@ -222,7 +222,7 @@ type elector struct {
 	seen    chan string
 }
 
-func (l *lab) elect(identity string) elector {
+func (l *rig) elect(identity string) elector {
 	l.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(l.Context()))
 	e := elector{leading: make(chan struct{}), seen: make(chan string, 100)}
@@ -257,26 +257,26 @@ func (e elector) leads() bool {
 }
 
 func TestClientGoIsACandidateForTheSameLease(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.node("first", nodeIs{taints: []string{untaint}})
 	l.pod("first", podIs{ready: true})
 	other := l.elect("client-go")
-	l.until("client-go to lead", other.leads)
+	l.Until("client-go to lead", other.leads)
 	c := l.replica("taint-a")
-	l.until("ours to wait", func() bool {
+	l.Until("ours to wait", func() bool {
 		return slices.ContainsFunc(c.log(), func(d decision) bool { return d.State == "waiting for the lease" && d.Holder == "client-go" })
 	})
 	renewed := l.lease().RenewTime.Time
-	l.until("client-go to renew", func() bool { return l.lease().RenewTime.After(renewed.Add(2 * time.Second)) })
+	l.Until("client-go to renew", func() bool { return l.lease().RenewTime.After(renewed.Add(2 * time.Second)) })
 	if len(c.works()) != 0 || len(l.taints("first")) != 1 {
 		t.Error("it works while client-go has the lease")
 	}
 	// client-go gives it back.
 	other.end()
-	l.until("ours to lead", func() bool { return c.leads() && len(l.taints("first")) == 0 })
+	l.Until("ours to lead", func() bool { return c.leads() && len(l.taints("first")) == 0 })
 
 	other = l.elect("client-go-2")
-	l.until("client-go to see ours", func() bool {
+	l.Until("client-go to see ours", func() bool {
 		select {
 		case holder := <-other.seen:
 			return holder == *l.lease().HolderIdentity && strings.Contains(holder, "_")
@@ -285,12 +285,12 @@ func TestClientGoIsACandidateForTheSameLease(t *testing.T) {
 		}
 	})
 	held, _ := c.written()
-	l.until("ours to renew", func() bool { now, _ := c.written(); return len(now) > len(held)+5 })
+	l.Until("ours to renew", func() bool { now, _ := c.written(); return len(now) > len(held)+5 })
 	if other.leads() {
 		t.Error("client-go took the lease while ours had it")
 	}
 	c.Signal(os.Kill)
-	l.until("client-go to lead", other.leads)
+	l.Until("client-go to lead", other.leads)
 	mine, _ := c.written()
 	if acquired := l.lease().AcquireTime.Time; acquired.Sub(mine[len(mine)-1].Received) < leaseTime-time.Millisecond {
 		t.Errorf("client-go took the lease %s after it was renewed", acquired.Sub(mine[len(mine)-1].Received))
@@ -299,15 +299,15 @@ func TestClientGoIsACandidateForTheSameLease(t *testing.T) {
 
 	// And what ours gives back client-go takes.
 	c = l.replica("taint-a")
-	l.until("ours to lead", c.leads)
+	l.Until("ours to lead", c.leads)
 	other = l.elect("client-go-3")
 	c.stop()
-	l.until("client-go to lead", other.leads)
+	l.Until("client-go to lead", other.leads)
 }
 
 // TestHealthAndMetricsOfTwoReplicas: both are ready, one works.
 func TestHealthAndMetricsOfTwoReplicas(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.node("first", nodeIs{taints: []string{untaint}})
 	l.pod("first", podIs{ready: true})
 	var replicas []*controller
@@ -317,13 +317,13 @@ func TestHealthAndMetricsOfTwoReplicas(t *testing.T) {
 		ports = append(ports, metrics)
 		replicas = append(replicas, l.replica(account, fmt.Sprintf("--health-port=%d", health), fmt.Sprintf("--monitoring-port=%d", metrics)))
 		for _, path := range []string{"/healthz", "/readyz"} {
-			l.until(fmt.Sprintf("replica %d at %s", i, path), func() bool { status, _ := get(t, health, path); return status == 200 })
+			l.Until(fmt.Sprintf("replica %d at %s", i, path), func() bool { status, _ := get(t, health, path); return status == 200 })
 		}
 		if i == 0 {
-			l.until("the first node", func() bool { return len(l.taints("first")) == 0 })
+			l.Until("the first node", func() bool { return len(l.taints("first")) == 0 })
 		}
 	}
-	l.until("the other to wait", replicas[1].waitsForLease)
+	l.Until("the other to wait", replicas[1].waitsForLease)
 	for i, want := range [][]string{
 		{
 			"istio_cni_taint_leader 1", `istio_cni_taint_nodes{reason="AgentReady"} 1`,

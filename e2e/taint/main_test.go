@@ -10,13 +10,12 @@ package taint
 
 import (
 	"context"
-	"fmt"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/meshcni/istio-cni/e2e/artifacts"
 	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
 // shared is the cluster of all tests.
@@ -27,29 +26,9 @@ var shared struct {
 
 func TestMain(m *testing.M) {
 	cluster.Main()
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) (status int) {
-	found, err := artifacts.Find()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	c, err := cluster.Start(context.Background(), cluster.Options{Kube: found.Kube, Tier: cluster.ControlPlane, Log: os.Stderr})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer func() {
-		if status != 0 {
-			err = c.CollectLogs(filepath.Join(found.Logs, "taint"))
-		}
-		if stopped := c.Stop(); err != nil || stopped != nil {
-			fmt.Fprintln(os.Stderr, err, stopped)
-			status = 1
-		}
-	}()
-	shared.Cluster, shared.Artifacts = c, found
-	return m.Run()
+	os.Exit(lab.Shared(m, "taint", func(ctx context.Context, found artifacts.Artifacts) (*cluster.Cluster, error) {
+		c, err := cluster.Start(ctx, cluster.Options{Kube: found.Kube, Tier: cluster.ControlPlane, Log: os.Stderr})
+		shared.Cluster, shared.Artifacts = c, found
+		return c, err
+	}))
 }

@@ -59,19 +59,19 @@ func show(t core.Taint) string {
 }
 
 // node makes one.
-func (l *lab) node(name string, is nodeIs) {
+func (l *rig) node(name string, is nodeIs) {
 	l.Helper()
 	node := &core.Node{ObjectMeta: meta.ObjectMeta{Name: name}}
 	for _, text := range is.taints {
 		node.Spec.Taints = append(node.Spec.Taints, taint(text))
 	}
 	_, err := l.client.CoreV1().Nodes().Create(l.Context(), node, meta.CreateOptions{})
-	l.must(err)
+	l.Must(err)
 	l.report(name, is)
 }
 
 // report is what a kubelet says of its node.
-func (l *lab) report(name string, is nodeIs) {
+func (l *rig) report(name string, is nodeIs) {
 	l.Helper()
 	if is.since.IsZero() {
 		is.since = time.Now().Add(-24 * time.Hour)
@@ -102,31 +102,31 @@ func (l *lab) report(name string, is nodeIs) {
 }
 
 // patchNode merges.
-func (l *lab) patchNode(name string, patch any, part ...string) {
+func (l *rig) patchNode(name string, patch any, part ...string) {
 	l.Helper()
 	text, err := json.Marshal(patch)
-	l.must(err)
+	l.Must(err)
 	_, err = l.client.CoreV1().Nodes().Patch(l.Context(), name, types.StrategicMergePatchType, text, meta.PatchOptions{}, part...)
-	l.must(err)
+	l.Must(err)
 }
 
 // put makes these the taints of a node.
-func (l *lab) put(name string, taints ...core.Taint) {
+func (l *rig) put(name string, taints ...core.Taint) {
 	l.Helper()
 	text, err := json.Marshal(map[string]any{"spec": map[string]any{"taints": taints}})
-	l.must(err)
+	l.Must(err)
 	_, err = l.client.CoreV1().Nodes().Patch(l.Context(), name, types.MergePatchType, text, meta.PatchOptions{})
-	l.must(err)
+	l.Must(err)
 }
 
 // admissionTaint is put on each new node by the API server itself, for the node lifecycle controller, which is not here.
 const admissionTaint = "node.kubernetes.io/not-ready:NoSchedule"
 
 // taints are those of a node, in their order, without the API server's own.
-func (l *lab) taints(name string) []string {
+func (l *rig) taints(name string) []string {
 	l.Helper()
 	node, err := l.client.CoreV1().Nodes().Get(l.Context(), name, meta.GetOptions{})
-	l.must(err)
+	l.Must(err)
 	all := []string{}
 	for _, t := range node.Spec.Taints {
 		all = append(all, show(t))
@@ -138,7 +138,7 @@ func (l *lab) taints(name string) []string {
 }
 
 // pod makes one on a node.
-func (l *lab) pod(node string, is podIs) {
+func (l *rig) pod(node string, is podIs) {
 	l.Helper()
 	is = l.complete(node, is)
 	no := false
@@ -149,13 +149,13 @@ func (l *lab) pod(node string, is podIs) {
 		},
 	}
 	_, err := l.client.CoreV1().Pods(is.namespace).Create(l.Context(), pod, meta.CreateOptions{})
-	l.must(err)
+	l.Must(err)
 	if !is.silent {
 		l.reportPod(node, is)
 	}
 }
 
-func (l *lab) complete(node string, is podIs) podIs {
+func (l *rig) complete(node string, is podIs) podIs {
 	if is.name == "" {
 		is.name = node
 	}
@@ -172,7 +172,7 @@ func (l *lab) complete(node string, is podIs) podIs {
 }
 
 // reportPod is what a kubelet says of a pod.
-func (l *lab) reportPod(node string, is podIs) {
+func (l *rig) reportPod(node string, is podIs) {
 	l.Helper()
 	is = l.complete(node, is)
 	status := core.ConditionFalse
@@ -182,27 +182,27 @@ func (l *lab) reportPod(node string, is podIs) {
 	text, err := json.Marshal(map[string]any{"status": core.PodStatus{Phase: core.PodRunning, Conditions: []core.PodCondition{
 		{Type: core.PodReady, Status: status, LastTransitionTime: meta.NewTime(is.since)},
 	}}})
-	l.must(err)
+	l.Must(err)
 	pods := l.client.CoreV1().Pods(is.namespace)
 	_, err = pods.Patch(l.Context(), is.name, types.StrategicMergePatchType, text, meta.PatchOptions{}, "status")
-	l.must(err)
+	l.Must(err)
 }
 
 // deletePod removes one at once, as a kubelet does in the end.
-func (l *lab) deletePod(namespace, name string) {
+func (l *rig) deletePod(namespace, name string) {
 	l.Helper()
 	now := int64(0)
-	l.must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{GracePeriodSeconds: &now}))
+	l.Must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{GracePeriodSeconds: &now}))
 }
 
 // leavePod tells one to end, which no kubelet does here.
-func (l *lab) leavePod(namespace, name string) {
+func (l *rig) leavePod(namespace, name string) {
 	l.Helper()
-	l.must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{}))
+	l.Must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{}))
 }
 
 // configMap makes or changes the one with the requirements.
-func (l *lab) configMap(data map[string]string) {
+func (l *rig) configMap(data map[string]string) {
 	l.Helper()
 	object := &core.ConfigMap{ObjectMeta: meta.ObjectMeta{Namespace: l.mesh, Name: configMapName}, Data: data}
 	client := l.client.CoreV1().ConfigMaps(l.mesh)
@@ -210,22 +210,22 @@ func (l *lab) configMap(data map[string]string) {
 		return
 	}
 	_, err := client.Create(l.Context(), object, meta.CreateOptions{})
-	l.must(err)
+	l.Must(err)
 }
 
 // configMapName is that of the chart of Istio 1.8 to 1.17.
 const configMapName = "istio-cni-taint-configmap"
 
 // requires is a ConfigMap's content.
-func (l *lab) requires(selector string) map[string]string {
+func (l *rig) requires(selector string) map[string]string {
 	return map[string]string{"config": fmt.Sprintf("- name: istio-cni\n  selector: %s\n  namespace: %s\n", selector, l.mesh)}
 }
 
 // condition is the status of the one that the controller publishes.
-func (l *lab) condition(node string) string {
+func (l *rig) condition(node string) string {
 	l.Helper()
 	object, err := l.client.CoreV1().Nodes().Get(l.Context(), node, meta.GetOptions{})
-	l.must(err)
+	l.Must(err)
 	for _, c := range object.Status.Conditions {
 		if c.Type == "cni.istio.io/MeshCNIReady" {
 			return string(c.Status)

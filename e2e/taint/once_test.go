@@ -11,12 +11,12 @@ import (
 )
 
 // once runs the program to its end, without a log in JSON: by hand, as a person does.
-func (l *lab) once(kubeconfig string, args ...string) (status int, out string) {
+func (l *rig) once(kubeconfig string, args ...string) (status int, out string) {
 	l.Helper()
 	p, err := program.Start(nil, shared.IstioCNI, append([]string{"taint", "--kubeconfig=" + kubeconfig}, args...)...)
-	l.must(err)
+	l.Must(err)
 	l.Cleanup(func() { p.Signal(os.Kill) })
-	l.until("the end of "+strings.Join(args, " "), func() bool {
+	l.Until("the end of "+strings.Join(args, " "), func() bool {
 		select {
 		case <-p.Ended():
 			return true
@@ -48,7 +48,7 @@ func TestOneShot(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newRig(t)
 			l.configMap(l.requires("k8s-app=istio-cni-node"))
 			l.node("served", nodeIs{ready: "True", taints: []string{test.key}})
 			l.pod("served", podIs{ready: true})
@@ -72,7 +72,7 @@ func TestOneShot(t *testing.T) {
 					t.Errorf("node %s: %q, want %q", node, got, want)
 				}
 			}
-			c := &controller{lab: l, account: account}
+			c := &controller{rig: l, account: account}
 			for _, r := range c.requests() {
 				if r.Resource == "leases" {
 					t.Errorf("it asked for a lease: %s %s", r.Verb, r.URI)
@@ -91,7 +91,7 @@ func TestOneShot(t *testing.T) {
 }
 
 func TestDryRunSaysWhatWouldBeDoneAndDoesNothing(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.node("a", nodeIs{taints: []string{untaint}})
 	l.pod("a", podIs{ready: true})
 	l.node("b", nodeIs{taints: []string{untaint}})
@@ -104,13 +104,13 @@ node c: add: there is no CNI agent on the node (requirement "k8s-app=istio-cni-n
 	if status != 0 || out != want {
 		t.Errorf("exit %d:\n%s\nwant\n%s", status, out, want)
 	}
-	if c := (&controller{lab: l, account: account}); c.patches("") != 0 || len(l.taints("a")) != 1 || len(l.taints("c")) != 0 {
+	if c := (&controller{rig: l, account: account}); c.patches("") != 0 || len(l.taints("a")) != 1 || len(l.taints("c")) != 0 {
 		t.Error("it changed something")
 	}
 }
 
 func TestOneShotFailsWhenItCannot(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.node("a", nodeIs{taints: []string{untaint}})
 	l.pod("a", podIs{ready: true})
 	for _, test := range []struct {

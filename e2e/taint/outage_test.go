@@ -20,7 +20,7 @@ const (
 )
 
 // fleet are nodes that are as they should be, and some that wait for their agents.
-func (l *lab) fleet(good, waiting int) {
+func (l *rig) fleet(good, waiting int) {
 	l.Helper()
 	for i := range good {
 		name := fmt.Sprintf("good-%02d", i)
@@ -34,39 +34,39 @@ func (l *lab) fleet(good, waiting int) {
 	}
 }
 
-func (l *lab) crash() {
+func (l *rig) crash() {
 	l.Helper()
-	l.must(shared.Kill(cluster.APIServer))
+	l.Must(shared.Kill(cluster.APIServer))
 }
 
-func (l *lab) recover() {
+func (l *rig) recover() {
 	l.Helper()
-	l.must(shared.Restart(l.Context(), cluster.APIServer))
+	l.Must(shared.Restart(l.Context(), cluster.APIServer))
 }
 
 // TestTheAPIServerCrashes: nothing is changed because of that, hysteresis or not, and afterwards everything is done that is to
 // be done.
 func TestTheAPIServerCrashes(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	const good, waiting = 20, 5
 	l.fleet(good, waiting)
 	c := l.replica("taint-a", "--add", "--hysteresis=0")
-	l.until("all nodes to be known", func() bool { return c.decided("waiting-04") != "" && c.decided("good-19") != "" })
+	l.Until("all nodes to be known", func() bool { return c.decided("waiting-04") != "" && c.decided("good-19") != "" })
 	for round := range 2 {
 		said := len(c.log())
 		l.crash()
-		l.until("the controller to notice", func() bool {
+		l.Until("the controller to notice", func() bool {
 			return slices.ContainsFunc(c.log()[said:], func(d decision) bool { return d.Msg == "following fails" })
 		})
-		l.until("the lease to be lost", func() bool { return !c.leads() })
+		l.Until("the lease to be lost", func() bool { return !c.leads() })
 		l.recover()
-		l.until("the controller to lead again", c.leads)
+		l.Until("the controller to lead again", c.leads)
 		if n := c.patches(""); n != 2*round {
 			t.Errorf("%d patches, want %d", n, 2*round)
 		}
 		l.reportPod(fmt.Sprintf("waiting-%02d", round), podIs{ready: true, since: time.Now()})
 		l.deletePod(l.mesh, fmt.Sprintf("good-%02d", round))
-		l.until("the work after the crash", func() bool {
+		l.Until("the work after the crash", func() bool {
 			return len(l.taints(fmt.Sprintf("waiting-%02d", round))) == 0 &&
 				slices.Equal(l.taints(fmt.Sprintf("good-%02d", round)), []string{untaint})
 		})
@@ -81,25 +81,25 @@ func TestTheAPIServerCrashes(t *testing.T) {
 // TestWhatHappenedUnseen, T-2: the controller stands still while agents go, nodes are made anew and the API server crashes, which
 // then does not know any more what happened, only what there is.
 func TestWhatHappenedUnseen(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.fleet(6, 2)
 	c := l.begin(l.grant(may{}), "--namespace="+l.mesh, "--leader-elect=false", "--add", "--hysteresis=0")
-	l.until("all nodes to be known", func() bool { return c.decided("waiting-01") != "" && c.decided("good-05") != "" })
+	l.Until("all nodes to be known", func() bool { return c.decided("waiting-01") != "" && c.decided("good-05") != "" })
 	c.Signal(stopSignal)
 	l.deletePod(l.mesh, "good-03")
-	l.must(l.client.CoreV1().Nodes().Delete(l.Context(), "good-04", meta.DeleteOptions{}))
+	l.Must(l.client.CoreV1().Nodes().Delete(l.Context(), "good-04", meta.DeleteOptions{}))
 	// A revision of something else: else the last one could be where a watch goes on.
 	l.configMap(map[string]string{})
 	l.crash()
 	l.recover()
 	l.deletePod(l.mesh, "good-00")
 	l.reportPod("waiting-00", podIs{ready: true, since: time.Now()})
-	l.must(l.client.CoreV1().Nodes().Delete(l.Context(), "good-01", meta.DeleteOptions{}))
-	l.must(l.client.CoreV1().Nodes().Delete(l.Context(), "good-02", meta.DeleteOptions{}))
+	l.Must(l.client.CoreV1().Nodes().Delete(l.Context(), "good-01", meta.DeleteOptions{}))
+	l.Must(l.client.CoreV1().Nodes().Delete(l.Context(), "good-02", meta.DeleteOptions{}))
 	l.deletePod(l.mesh, "good-02")
 	l.node("good-02", nodeIs{ready: "True", taints: []string{"a=b:NoSchedule"}})
 	c.Signal(continueSignal)
-	l.until("what was not seen to be done", func() bool {
+	l.Until("what was not seen to be done", func() bool {
 		return slices.Equal(l.taints("good-00"), []string{untaint}) && slices.Equal(l.taints("good-03"), []string{untaint}) &&
 			len(l.taints("waiting-00")) == 0 &&
 			slices.Equal(l.taints("good-02"), []string{"a=b:NoSchedule", untaint})
@@ -116,13 +116,13 @@ func TestWhatHappenedUnseen(t *testing.T) {
 
 // TestAStartWithoutAnAPIServer: the controller waits for it, says so, and then works.
 func TestAStartWithoutAnAPIServer(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.fleet(2, 1)
 	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: leaseName, ConfigMap: configMapName}})
 	l.crash()
 	health := freePort(t)
 	c := l.begin(kubeconfig, append(l.election(), fmt.Sprintf("--health-port=%d", health))...)
-	l.until("the controller to notice", func() bool { return c.says("trouble with the election") })
+	l.Until("the controller to notice", func() bool { return c.says("trouble with the election") })
 	if status, _ := get(t, health, "/readyz"); status != 503 {
 		t.Errorf("/readyz: %d", status)
 	}
@@ -131,8 +131,8 @@ func TestAStartWithoutAnAPIServer(t *testing.T) {
 	}
 	l.recover()
 	l.reportPod("waiting-00", podIs{ready: true})
-	l.until("the work", func() bool { return len(l.taints("waiting-00")) == 0 })
-	l.until("to be ready", func() bool { status, _ := get(t, health, "/readyz"); return status == 200 })
+	l.Until("the work", func() bool { return len(l.taints("waiting-00")) == 0 })
+	l.Until("to be ready", func() bool { status, _ := get(t, health, "/readyz"); return status == 200 })
 	c.stop()
 	if n := c.patches(""); n != 1 {
 		t.Errorf("%d patches, want 1", n)
@@ -142,20 +142,20 @@ func TestAStartWithoutAnAPIServer(t *testing.T) {
 // TestEachOutageIsSaid: a lease that cannot be renewed for a while is not lost, and an operator reads of each such time, the
 // reason included, and that it is over.
 func TestEachOutageIsSaid(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.fleet(1, 0)
 	c := l.begin(l.grant(may{Taint: rights.Taint{Lease: leaseName}}), "--namespace="+l.mesh, "--lease-namespace="+l.mesh,
 		"--lease-duration=120s", "--renew-deadline=110s", "--retry-period=1s")
-	l.until("the controller to lead", func() bool { return c.leads() && c.decided("good-00") != "" })
+	l.Until("the controller to lead", func() bool { return c.leads() && c.decided("good-00") != "" })
 	for round := 1; round <= 2; round++ {
 		said := len(c.log())
 		since := func(holds func(decision) bool) func() bool {
 			return func() bool { return slices.ContainsFunc(c.log()[said:], holds) }
 		}
 		l.crash()
-		l.until("the renewal to fail", since(func(d decision) bool { return d.Msg == "part is not ready" && d.Part == "election" }))
+		l.Until("the renewal to fail", since(func(d decision) bool { return d.Msg == "part is not ready" && d.Part == "election" }))
 		l.recover()
-		l.until("the renewal to work", since(func(d decision) bool { return d.Msg == "part is ready" && d.Part == "election" }))
+		l.Until("the renewal to work", since(func(d decision) bool { return d.Msg == "part is ready" && d.Part == "election" }))
 		if !since(func(d decision) bool {
 			return d.Msg == "trouble with the election" && d.Error != ""
 		})() {
@@ -177,24 +177,24 @@ func TestEachOutageIsSaid(t *testing.T) {
 // TestTheAPIServerHangs, which is worse than a crash: connections stay, and nothing is answered. The leader gives up in time
 // although its requests do not end, and works again afterwards.
 func TestTheAPIServerHangs(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.fleet(3, 2)
 	c := l.replica("taint-a", "--add", "--hysteresis=0")
-	l.until("all nodes to be known", func() bool { return c.decided("waiting-01") != "" && c.decided("good-02") != "" })
-	l.must(shared.Pause(cluster.APIServer))
+	l.Until("all nodes to be known", func() bool { return c.decided("waiting-01") != "" && c.decided("good-02") != "" })
+	l.Must(shared.Pause(cluster.APIServer))
 	resumed := false
 	t.Cleanup(func() {
 		if !resumed {
 			_ = shared.GoOn(cluster.APIServer)
 		}
 	})
-	l.until("the lease to be lost", func() bool { return !c.leads() })
-	l.must(shared.GoOn(cluster.APIServer))
+	l.Until("the lease to be lost", func() bool { return !c.leads() })
+	l.Must(shared.GoOn(cluster.APIServer))
 	resumed = true
-	l.until("the controller to lead again", c.leads)
+	l.Until("the controller to lead again", c.leads)
 	l.reportPod("waiting-00", podIs{ready: true, since: time.Now()})
 	l.deletePod(l.mesh, "good-00")
-	l.until("the work", func() bool {
+	l.Until("the work", func() bool {
 		return len(l.taints("waiting-00")) == 0 && slices.Equal(l.taints("good-00"), []string{untaint})
 	})
 	c.catchUp()
@@ -206,22 +206,22 @@ func TestTheAPIServerHangs(t *testing.T) {
 
 // TestTheTokenIsReplaced: the account's token is not good any more, and a new one is put in its place.
 func TestTheTokenIsReplaced(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.fleet(1, 1)
 	granted := may{Taint: rights.Taint{Lease: leaseName}}
 	c := l.begin(l.grant(granted), l.election()...)
-	l.until("all nodes to be known", func() bool { return c.decided("waiting-00") != "" })
-	l.must(l.client.CoreV1().ServiceAccounts(l.mesh).Delete(t.Context(), account, meta.DeleteOptions{}))
-	l.until("the controller to be unauthorized", func() bool {
+	l.Until("all nodes to be known", func() bool { return c.decided("waiting-00") != "" })
+	l.Must(l.client.CoreV1().ServiceAccounts(l.mesh).Delete(t.Context(), account, meta.DeleteOptions{}))
+	l.Until("the controller to be unauthorized", func() bool {
 		return slices.ContainsFunc(c.log(), func(d decision) bool {
 			return d.Msg == "trouble with the election" && strings.Contains(d.Error, "401")
 		})
 	})
-	l.until("the lease to be lost", func() bool { return !c.leads() })
+	l.Until("the lease to be lost", func() bool { return !c.leads() })
 	l.grant(granted)
-	l.until("the controller to lead again", c.leads)
+	l.Until("the controller to lead again", c.leads)
 	l.reportPod("waiting-00", podIs{ready: true, since: time.Now()})
-	l.until("the work", func() bool { return len(l.taints("waiting-00")) == 0 })
+	l.Until("the work", func() bool { return len(l.taints("waiting-00")) == 0 })
 	for _, line := range c.Lines() {
 		if strings.Contains(line, "eyJhbGciOi") {
 			t.Errorf("the token is in the log: %s", line)

@@ -9,20 +9,20 @@ import (
 )
 
 // rebooted is a report of the kubelet after the next boot. It is later than all that was reported before, in whole seconds.
-func rebooted(l *lab, node string) {
+func rebooted(l *rig, node string) {
 	l.report(node, nodeIs{ready: "True", boot: "boot-2", heartbeat: time.Now().Add(5 * time.Second)})
 }
 
 // TestRebootAndHysteresis, T-4 and T-5: with --add a reboot taints at once, whatever the hysteresis, and an agent that is away
 // for an update does not.
 func TestRebootAndHysteresis(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-node-untaint"}})
 	node, agent := nodeIs{ready: "True"}, podIs{ready: true}
 	none, one := []string{}, []string{untaint}
-	settled := func(l *lab, node string, want []string) {
+	settled := func(l *rig, node string, want []string) {
 		l.Helper()
-		l.until("taints of "+node, func() bool { return slices.Equal(l.taints(node), want) })
+		l.Until("taints of "+node, func() bool { return slices.Equal(l.taints(node), want) })
 	}
 	tell(t, l, []story{
 		{"a reboot", node, []podIs{agent}, none, "AgentReady", rebooted, one, "Rebooted", 1},
@@ -30,7 +30,7 @@ func TestRebootAndHysteresis(t *testing.T) {
 			"a reboot, and the agent becomes ready again", node,
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *lab, node string) {
+			func(l *rig, node string) {
 				rebooted(l, node)
 				settled(l, node, one)
 				l.reportPod(node, podIs{})
@@ -42,7 +42,7 @@ func TestRebootAndHysteresis(t *testing.T) {
 			"a reboot, and the readiness of before is said once more", node,
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *lab, node string) {
+			func(l *rig, node string) {
 				rebooted(l, node)
 				settled(l, node, one)
 				l.reportPod(node, podIs{})
@@ -54,7 +54,7 @@ func TestRebootAndHysteresis(t *testing.T) {
 			"the kubelet was away and the node was not rebooted", node,
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *lab, node string) {
+			func(l *rig, node string) {
 				l.report(node, nodeIs{ready: "Unknown", since: time.Now()})
 				l.report(node, nodeIs{ready: "True", since: time.Now().Add(2 * time.Second)})
 			},
@@ -64,7 +64,7 @@ func TestRebootAndHysteresis(t *testing.T) {
 			"an update of the agent", node,
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *lab, node string) {
+			func(l *rig, node string) {
 				l.deletePod(l.mesh, node)
 				l.pod(node, podIs{name: node + "-new"})
 				l.reportPod(node, podIs{name: node + "-new", ready: true, since: time.Now()})
@@ -75,7 +75,7 @@ func TestRebootAndHysteresis(t *testing.T) {
 			"the agent is away for a while", node,
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *lab, node string) { l.deletePod(l.mesh, node) },
+			func(l *rig, node string) { l.deletePod(l.mesh, node) },
 			none, "NoAgent, unready for a short time", 0,
 		},
 		{
@@ -92,10 +92,10 @@ func TestRebootAndHysteresis(t *testing.T) {
 
 // TestUntaintDoesNotBelieveTheReadinessOfBefore, T-5 in the mode that only removes: the infrastructure taints after a reboot.
 func TestUntaintDoesNotBelieveTheReadinessOfBefore(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-node-untaint"}})
 	none, one := []string{}, []string{untaint}
-	tainted := func(l *lab, node string) {
+	tainted := func(l *rig, node string) {
 		rebooted(l, node)
 		l.put(node, taint(admissionTaint), taint(untaint))
 	}
@@ -106,7 +106,7 @@ func TestUntaintDoesNotBelieveTheReadinessOfBefore(t *testing.T) {
 			nodeIs{ready: "True"},
 			[]podIs{{ready: true}},
 			none, "AgentReady",
-			func(l *lab, node string) {
+			func(l *rig, node string) {
 				tainted(l, node)
 				l.reportPod(node, podIs{ready: true, since: time.Now().Add(10 * time.Second)})
 			},
@@ -118,7 +118,7 @@ func TestUntaintDoesNotBelieveTheReadinessOfBefore(t *testing.T) {
 // TestAReadinessOlderThanTheNodesReturn is what a controller sees that was not there during a reboot: it suspects one, puts
 // no taint and takes none, until --settle is over.
 func TestAReadinessOlderThanTheNodesReturn(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-node-untaint"}})
 	// In the past, but the controller's start is later.
 	back := time.Now().Add(-time.Second)
@@ -131,7 +131,7 @@ func TestAReadinessOlderThanTheNodesReturn(t *testing.T) {
 	args := []string{"--add", "--hysteresis=0", "--namespace=" + l.mesh, "--leader-elect=false"}
 
 	c := l.begin(kubeconfig, append(args, "--settle=1h")...)
-	l.until("the suspicion", func() bool {
+	l.Until("the suspicion", func() bool {
 		return c.decided("tainted") == "MaybeRebooted" && c.decided("clean") == "MaybeRebooted, only a suspicion" && len(l.taints("mended")) == 0
 	})
 	if c.patches("tainted") != 0 || c.patches("clean") != 0 {
@@ -140,11 +140,11 @@ func TestAReadinessOlderThanTheNodesReturn(t *testing.T) {
 	// The agent itself ends it.
 	l.reportPod("clean", podIs{})
 	l.reportPod("clean", podIs{ready: true, since: time.Now()})
-	l.until("the end of the suspicion", func() bool { return c.decided("clean") == "AgentReady" })
+	l.Until("the end of the suspicion", func() bool { return c.decided("clean") == "AgentReady" })
 	c.stop()
 
 	c = l.begin(kubeconfig, append(args, "--settle=4s")...)
-	l.until("the suspicion to pass by itself", func() bool { return c.decided("tainted") == "AgentReady" && len(l.taints("tainted")) == 0 })
+	l.Until("the suspicion to pass by itself", func() bool { return c.decided("tainted") == "AgentReady" && len(l.taints("tainted")) == 0 })
 	for _, r := range c.requests() {
 		if r.Verb == "patch" && r.Name == "tainted" && r.Received.Before(back.Truncate(time.Second).Add(4*time.Second)) {
 			t.Errorf("the taint was removed at %s, before --settle was over", r.Received)
@@ -155,17 +155,17 @@ func TestAReadinessOlderThanTheNodesReturn(t *testing.T) {
 
 // TestHysteresisEnds: an agent that stays away is noticed, not before the time.
 func TestHysteresisEnds(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-node-untaint", Condition: true}})
 	l.node("a", nodeIs{ready: "True"})
 	l.pod("a", podIs{ready: true})
 	c := l.begin(kubeconfig, "--add", "--hysteresis=3s", "--namespace="+l.mesh, "--leader-elect=false",
 		"--node-condition=cni.istio.io/MeshCNIReady")
-	l.until("the condition", func() bool { return l.condition("a") == "True" })
+	l.Until("the condition", func() bool { return l.condition("a") == "True" })
 	gone := time.Now()
 	l.deletePod(l.mesh, "a")
-	l.until("the taint", func() bool { return slices.Equal(l.taints("a"), []string{untaint}) })
-	l.until("the condition", func() bool { return l.condition("a") == "False" })
+	l.Until("the taint", func() bool { return slices.Equal(l.taints("a"), []string{untaint}) })
+	l.Until("the condition", func() bool { return l.condition("a") == "False" })
 	for _, r := range c.requests() {
 		if r.Verb == "patch" && r.Subresource == "" && r.Received.Before(gone.Add(3*time.Second)) {
 			t.Errorf("tainted after %s", r.Received.Sub(gone))

@@ -17,7 +17,7 @@ import (
 // TestTheRightsAreUsedAndEnough runs all that the controller can do and compares what it asked for with e2e/rights:
 // nothing is refused, and no right is there for nothing.
 func TestTheRightsAreUsedAndEnough(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	granted := may{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName, Condition: true}}
 	kubeconfig := l.grant(granted)
 	l.configMap(map[string]string{"config": "{"})
@@ -26,14 +26,14 @@ func TestTheRightsAreUsedAndEnough(t *testing.T) {
 	c := l.begin(kubeconfig, "--configmap-namespace="+l.mesh, "--configmap-name="+configMapName, "--hysteresis=0",
 		"--lease-namespace="+l.mesh, "--node-condition=cni.istio.io/MeshCNIReady",
 		"--lease-duration=4s", "--renew-deadline=3s", "--retry-period=1s")
-	l.until("an event about the ConfigMap", func() bool { return l.event(l.mesh, configMapName, "InvalidTaintRequirements", "") })
+	l.Until("an event about the ConfigMap", func() bool { return l.event(l.mesh, configMapName, "InvalidTaintRequirements", "") })
 	l.configMap(l.requires("k8s-app=istio-cni-node"))
 	// The second time of the same is a patch of the first event.
 	for i := range 4 {
 		l.reportPod("a", podIs{ready: i%2 == 0, since: time.Now()})
-		l.until("the taint", func() bool { return len(l.taints("a")) == i%2 })
+		l.Until("the taint", func() bool { return len(l.taints("a")) == i%2 })
 	}
-	l.until("events of the node", func() bool {
+	l.Until("events of the node", func() bool {
 		return l.event("default", "a", "MeshCNINotReady", legacyKey) && l.event("default", "a", "MeshCNIReady", legacyKey)
 	})
 	want := map[string]bool{}
@@ -66,19 +66,19 @@ const legacyKey = "NodeReadiness"
 
 // TestOnlyAgentsAreWatched, T-7: the API server selects, by label and namespace.
 func TestOnlyAgentsAreWatched(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-node-untaint"}})
 	l.node("a", nodeIs{taints: []string{untaint}})
 	l.pod("a", podIs{ready: true})
 	c := l.begin(kubeconfig, "--namespace="+l.mesh, "--leader-elect=false")
-	l.until("the removal", func() bool { return len(l.taints("a")) == 0 })
+	l.Until("the removal", func() bool { return len(l.taints("a")) == 0 })
 	found := map[string]int{}
-	l.until("the watches", func() bool {
+	l.Until("the watches", func() bool {
 		clear(found)
 		for _, r := range c.requests() {
 			if r.Resource == "pods" {
 				at, err := url.Parse(r.URI)
-				l.must(err)
+				l.Must(err)
 				found[fmt.Sprintf("%s %s %s", r.Verb, at.Path, at.Query().Get("labelSelector"))]++
 			}
 		}
@@ -93,17 +93,17 @@ func TestOnlyAgentsAreWatched(t *testing.T) {
 
 // unready is a controller, one of several, that was refused a change of node a, with the port of its health; mend gives it the
 // right.
-func unready(l *lab) (c *controller, port int, mend func()) {
+func unready(l *rig) (c *controller, port int, mend func()) {
 	l.Helper()
 	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: leaseName}, account: "reader"})
 	roles := l.client.RbacV1().ClusterRoles()
 	role, err := roles.Get(l.Context(), rights.TaintNodes+"-"+l.mesh+"-reader", meta.GetOptions{})
-	l.must(err)
+	l.Must(err)
 	allow := func(verbs ...string) {
 		l.Helper()
 		role.Rules[0].Verbs = verbs
 		role, err = roles.Update(l.Context(), role, meta.UpdateOptions{})
-		l.must(err)
+		l.Must(err)
 	}
 	full := slices.Clone(role.Rules[0].Verbs)
 	allow("list", "watch")
@@ -111,7 +111,7 @@ func unready(l *lab) (c *controller, port int, mend func()) {
 	l.pod("a", podIs{ready: true})
 	port = freePort(l.T)
 	c = l.begin(kubeconfig, append(l.election(), fmt.Sprintf("--health-port=%d", port))...)
-	l.until("the refusal in /readyz", func() bool {
+	l.Until("the refusal in /readyz", func() bool {
 		status, text := get(l.T, port, "/readyz")
 		return status == 503 && strings.Contains(text, "writes") && strings.Contains(text, "refused")
 	})
@@ -121,23 +121,23 @@ func unready(l *lab) (c *controller, port int, mend func()) {
 // TestARefusedChangeIsSaid: without the right to patch nodes the controller is not ready and says why, and goes on as soon as
 // it has the right.
 func TestARefusedChangeIsSaid(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	c, port, mend := unready(l)
 	if status, _ := get(t, port, "/healthz"); status != 200 {
 		t.Errorf("/healthz: %d", status)
 	}
 	mend()
-	l.until("the removal", func() bool { return len(l.taints("a")) == 0 })
-	l.until("to be ready", func() bool { status, _ := get(t, port, "/readyz"); return status == 200 })
+	l.Until("the removal", func() bool { return len(l.taints("a")) == 0 })
+	l.Until("to be ready", func() bool { status, _ := get(t, port, "/readyz"); return status == 200 })
 	c.stop()
 }
 
 // TestARefusalEndsWithItsReason: the change that was refused is not wanted any more, because the node has gone, and the right is
 // there. Nothing will ever be tried that could show it, in a cluster where nodes are as they should be.
 func TestARefusalEndsWithItsReason(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	c, port, mend := unready(l)
-	l.must(l.client.CoreV1().Nodes().Delete(t.Context(), "a", meta.DeleteOptions{}))
+	l.Must(l.client.CoreV1().Nodes().Delete(t.Context(), "a", meta.DeleteOptions{}))
 	mend()
 	c.becomesReady(port)
 	c.stop()
@@ -146,18 +146,18 @@ func TestARefusalEndsWithItsReason(t *testing.T) {
 // TestARefusalEndsWithTheLeadership: what was refused to the leader of before is no trouble of one that waits, nor of the next
 // time as the leader, when all goes well.
 func TestARefusalEndsWithTheLeadership(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	c, port, mend := unready(l)
 	l.takeLease()
-	l.until("the lease to be lost", func() bool { return !c.leads() })
+	l.Until("the lease to be lost", func() bool { return !c.leads() })
 	mend()
-	l.until("the removal in the next time as the leader", func() bool { return len(l.taints("a")) == 0 })
+	l.Until("the removal in the next time as the leader", func() bool { return len(l.taints("a")) == 0 })
 	c.becomesReady(port)
 	c.stop()
 }
 
 func (c *controller) becomesReady(port int) {
-	l := c.lab
+	l := c.rig
 	l.Helper()
 	if !waits(l, func() bool { status, _ := get(l.T, port, "/readyz"); return status == 200 }) {
 		_, text := get(l.T, port, "/readyz")

@@ -32,10 +32,10 @@ func inParallel(n int, do func(int)) {
 }
 
 // tainted counts nodes with the taint.
-func (l *lab) tainted() (count int) {
+func (l *rig) tainted() (count int) {
 	l.Helper()
 	nodes, err := l.client.CoreV1().Nodes().List(l.Context(), meta.ListOptions{ResourceVersion: "0"})
-	l.must(err)
+	l.Must(err)
 	for _, node := range nodes.Items {
 		for _, t := range node.Spec.Taints {
 			if show(t) == untaint {
@@ -48,7 +48,7 @@ func (l *lab) tainted() (count int) {
 
 // TestManyNodesAndPods is the cost in requests of 500 nodes and 5,000 pods, which docs/e2e.md has with the time that it took.
 func TestManyNodesAndPods(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	const nodes, pods = 500, 5000
 	began := time.Now()
 	inParallel(nodes+pods, func(i int) {
@@ -68,7 +68,7 @@ func TestManyNodesAndPods(t *testing.T) {
 
 	began = time.Now()
 	c := l.begin(kubeconfig, args...)
-	l.until("all nodes", func() bool { return l.tainted() == 0 })
+	l.Until("all nodes", func() bool { return l.tainted() == 0 })
 	t.Logf("from the start of the program until the last of %d nodes: %s", nodes, time.Since(began).Round(10*time.Millisecond))
 	c.stop()
 	want := map[string]int{"list nodes": 1, "watch nodes": 1, "list pods": 1, "watch pods": 1, "patch nodes": nodes}
@@ -88,7 +88,7 @@ func TestManyNodesAndPods(t *testing.T) {
 
 	// The next leader finds all as it should be. What kubelets say all the time, and what other pods do, costs nothing.
 	c = l.begin(l.grant(may{Taint: rights.Taint{Lease: leaseName}, account: "next"}), args...)
-	l.until("all to be known", func() bool { return c.says("nodes and pods are known") })
+	l.Until("all to be known", func() bool { return c.says("nodes and pods are known") })
 	inParallel(nodes, func(i int) {
 		l.report(fmt.Sprintf("many-%03d", i), nodeIs{ready: "True", heartbeat: time.Now().Add(time.Minute)})
 		app := 2*nodes + i
@@ -103,7 +103,7 @@ func TestManyNodesAndPods(t *testing.T) {
 }
 
 // namespaceOf puts half of the other pods beside the agents.
-func (l *lab) namespaceOf(i int) string {
+func (l *rig) namespaceOf(i int) string {
 	if i%2 == 0 {
 		return l.mesh
 	}
@@ -112,7 +112,7 @@ func (l *lab) namespaceOf(i int) string {
 
 // work counts requests about nodes and pods by verb and resource, asides the others.
 func (c *controller) work() map[string]int {
-	c.lab.Helper()
+	c.rig.Helper()
 	all := map[string]int{}
 	for _, r := range c.requests() {
 		if r.Resource == "nodes" || r.Resource == "pods" {
@@ -123,7 +123,7 @@ func (c *controller) work() map[string]int {
 }
 
 func (c *controller) asides() map[string]int {
-	c.lab.Helper()
+	c.rig.Helper()
 	all := map[string]int{}
 	for _, r := range c.requests() {
 		if r.Resource != "nodes" && r.Resource != "pods" {

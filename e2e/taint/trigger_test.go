@@ -20,7 +20,7 @@ type story struct {
 	want []string
 	said string
 	// then is what happens next, with thenWant and thenSaid.
-	then     func(l *lab, node string)
+	then     func(l *rig, node string)
 	thenWant []string
 	thenSaid string
 	// patches is how often the node may have been changed in all.
@@ -28,7 +28,7 @@ type story struct {
 }
 
 // tell runs a table.
-func tell(t *testing.T, l *lab, stories []story, begin func() *controller) {
+func tell(t *testing.T, l *rig, stories []story, begin func() *controller) {
 	t.Helper()
 	name := func(i int) string { return "node-" + string(rune('a'+i)) }
 	for i, s := range stories {
@@ -82,18 +82,18 @@ func (s story) last() []string {
 // it has to do something about, whatever its settings here. News come in order, and so does the work on them, except that
 // a few nodes are worked on at the same time; stop waits for those.
 func (c *controller) catchUp() {
-	l := c.lab
+	l := c.rig
 	l.Helper()
 	const name = "zz-last"
 	l.node(name, nodeIs{ready: "True", taints: []string{legacy, untaint, autoscalerKey + ":NoExecute"}})
 	l.pod(name, podIs{ready: true, labels: map[string]string{
 		"k8s-app": "istio-cni-node", "a": "1", "b": "2", "app": "mesh", "tier": "cni",
 	}})
-	l.until("the last node to be changed", func() bool { return len(l.taints(name)) == 2 })
+	l.Until("the last node to be changed", func() bool { return len(l.taints(name)) == 2 })
 }
 
 // waits is until without an end of the test.
-func waits(l *lab, holds func() bool) bool {
+func waits(l *rig, holds func() bool) bool {
 	end := time.Now().Add(20 * time.Second)
 	for !holds() {
 		if time.Now().After(end) || l.Context().Err() != nil {
@@ -105,14 +105,14 @@ func waits(l *lab, holds func() bool) bool {
 }
 
 // podTurns makes the node's agent ready or not, from now on.
-func podTurns(ready bool) func(*lab, string) {
-	return func(l *lab, node string) { l.reportPod(node, podIs{ready: ready, since: time.Now()}) }
+func podTurns(ready bool) func(*rig, string) {
+	return func(l *rig, node string) { l.reportPod(node, podIs{ready: ready, since: time.Now()}) }
 }
 
 // nodeTurns changes the node's own condition. The kubelet's time has whole seconds and lies behind that of the controller's
 // start.
-func nodeTurns(ready string) func(*lab, string) {
-	return func(l *lab, node string) {
+func nodeTurns(ready string) func(*rig, string) {
+	return func(l *rig, node string) {
 		l.report(node, nodeIs{ready: ready, since: time.Now().Add(2 * time.Second)})
 	}
 }
@@ -127,7 +127,7 @@ const (
 
 // TestLegacyTriggers is the logic of istio-cni-taint of Istio 1.8 to 1.17. Hysteresis is off, as it had none.
 func TestLegacyTriggers(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.configMap(l.requires("k8s-app=istio-cni-node"))
 	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName}})
 	ready, agent := nodeIs{ready: "True"}, podIs{ready: true}
@@ -137,7 +137,7 @@ func TestLegacyTriggers(t *testing.T) {
 		{"the agent becomes ready", tainted, []podIs{{}}, one, "AgentUnready", podTurns(true), none, "AgentReady", 1},
 		{
 			"a ready agent comes", tainted, nil, one, "NoAgent",
-			func(l *lab, node string) { l.pod(node, podIs{ready: true}) },
+			func(l *rig, node string) { l.pod(node, podIs{ready: true}) },
 			none, "AgentReady", 1,
 		},
 		{"the agent becomes unready", ready, []podIs{agent}, none, "AgentReady", podTurns(false), one, "AgentUnready", 1},
@@ -145,14 +145,14 @@ func TestLegacyTriggers(t *testing.T) {
 			"the agent is deleted", ready,
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *lab, node string) { l.deletePod(l.mesh, node) },
+			func(l *rig, node string) { l.deletePod(l.mesh, node) },
 			one, "NoAgent", 1,
 		},
 		{
 			"the agent is told to end", ready,
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *lab, node string) { l.leavePod(l.mesh, node) },
+			func(l *rig, node string) { l.leavePod(l.mesh, node) },
 			one, "AgentUnready", 1,
 		},
 		{
@@ -170,7 +170,7 @@ func TestLegacyTriggers(t *testing.T) {
 			nodeIs{ready: "True", pressure: "False", later: "True", taints: one},
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *lab, node string) { l.report(node, nodeIs{ready: "False", pressure: "True", later: "True"}) },
+			func(l *rig, node string) { l.report(node, nodeIs{ready: "False", pressure: "True", later: "True"}) },
 			one, "NodeUnready", 2,
 		},
 		{"a node without conditions", nodeIs{}, []podIs{agent}, one, "NodeUnready", nil, nil, "", 1},
@@ -188,7 +188,7 @@ func TestLegacyTriggers(t *testing.T) {
 			"an agent of another namespace", tainted,
 			[]podIs{{ready: true, namespace: l.other}},
 			one, "NoAgent",
-			func(l *lab, node string) { l.pod(node, podIs{ready: true}) },
+			func(l *rig, node string) { l.pod(node, podIs{ready: true}) },
 			none, "AgentReady", 1,
 		},
 		{
@@ -200,13 +200,13 @@ func TestLegacyTriggers(t *testing.T) {
 			"one of two agents is enough", ready,
 			[]podIs{agent, {name: "second-a"}},
 			none, "AgentReady",
-			func(l *lab, node string) { l.deletePod(l.mesh, node) },
+			func(l *rig, node string) { l.deletePod(l.mesh, node) },
 			one, "AgentUnready", 1,
 		},
 		{
 			"the node is made anew under its name", tainted, nil, one, "NoAgent",
-			func(l *lab, node string) {
-				l.must(l.client.CoreV1().Nodes().Delete(l.Context(), node, meta.DeleteOptions{}))
+			func(l *rig, node string) {
+				l.Must(l.client.CoreV1().Nodes().Delete(l.Context(), node, meta.DeleteOptions{}))
 				l.node(node, nodeIs{ready: "True"})
 			},
 			// The new node has no conditions at first: it is tainted in that moment, or in the next.
@@ -221,7 +221,7 @@ func TestLegacyTriggers(t *testing.T) {
 
 // TestLegacySelectorWithACommaIsTwoRequirements, which two pods may meet.
 func TestLegacySelectorWithACommaIsTwoRequirements(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	l.configMap(l.requires("a=1, b=2"))
 	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName}})
 	a, b := map[string]string{"a": "1"}, map[string]string{"b": "2"}
@@ -233,7 +233,7 @@ func TestLegacySelectorWithACommaIsTwoRequirements(t *testing.T) {
 			"two pods", tainted,
 			[]podIs{{name: "a1", labels: a, ready: true}, {name: "b1", labels: b, ready: true}},
 			none, "AgentReady",
-			func(l *lab, _ string) { l.deletePod(l.mesh, "b1") }, one, "NoAgent", 2,
+			func(l *rig, _ string) { l.deletePod(l.mesh, "b1") }, one, "NoAgent", 2,
 		},
 		{"one pod with both", tainted, []podIs{{labels: both, ready: true}}, none, "AgentReady", nil, nil, "", 1},
 		{
@@ -250,7 +250,7 @@ func TestLegacySelectorWithACommaIsTwoRequirements(t *testing.T) {
 
 // TestUntaintTriggers is the logic of istiod's untaint controller: it never adds.
 func TestUntaintTriggers(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-node-untaint"}})
 	agent := podIs{ready: true}
 	tainted := nodeIs{taints: []string{untaint}}
@@ -297,16 +297,16 @@ func TestUntaintTriggers(t *testing.T) {
 			nodeIs{},
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *lab, node string) { l.deletePod(l.mesh, node) },
+			func(l *rig, node string) { l.deletePod(l.mesh, node) },
 			none, "NoAgent, taints are not added", 0,
 		},
 		{
 			"a taint that somebody puts back", tainted,
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *lab, node string) {
+			func(l *rig, node string) {
 				l.put(node, taint(admissionTaint), taint(untaint))
-				l.until("its removal", func() bool { return len(l.taints(node)) == 0 })
+				l.Until("its removal", func() bool { return len(l.taints(node)) == 0 })
 			},
 			none, "AgentReady", 2,
 		},
@@ -322,7 +322,7 @@ func TestUntaintTriggers(t *testing.T) {
 
 // TestCustomKeyEffectSelectorAndNamespaces, T-6 and T-8: the key is one that the Cluster Autoscaler knows without a flag.
 func TestCustomKeyEffectSelectorAndNamespaces(t *testing.T) {
-	l := newLab(t)
+	l := newRig(t)
 	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-node-untaint"}, pods: []string{l.mesh, l.other}})
 	const key = autoscalerKey
 	const ours = key + "=starting:NoExecute"
@@ -368,7 +368,7 @@ func TestCustomKeyEffectSelectorAndNamespaces(t *testing.T) {
 			[]podIs{{ready: true, labels: mesh}},
 			[]string{untaint},
 			"AgentReady",
-			func(l *lab, node string) { l.deletePod(l.mesh, node) },
+			func(l *rig, node string) { l.deletePod(l.mesh, node) },
 			[]string{untaint, ours},
 			"NoAgent", 1,
 		},

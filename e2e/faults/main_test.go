@@ -1,0 +1,102 @@
+// Package faults does to a node with the agent what happens to nodes: updates, kills, outages, tokens and files that change, a loss
+// of power. Meanwhile pods come and go, of the mesh and others.
+//
+// After each fault it holds that no pod of the mesh has run without redirection, that none is stuck, that the pods of before are
+// as they were, and that nothing outside of the mesh has failed.
+//
+// Start reading at TestFaults.
+package faults
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/lab"
+)
+
+func TestMain(m *testing.M) {
+	cluster.Main()
+	os.Exit(m.Run())
+}
+
+// story is a test and what it is told with.
+type story struct{ *lab.Lab }
+
+// newStory has a node with the agent and two pods that stay.
+func newStory(t *testing.T, values string) (s *story, installed lab.Objects) {
+	t.Helper()
+	s = &story{Lab: lab.Node(t, cluster.Options{})}
+	s.UntilNodeReady()
+	installed = s.Install(values)
+	s.Pod("steady", lab.Injected())
+	s.Pod("steady-plain", lab.Plain())
+	s.UntilReady("steady", "steady-plain")
+	s.steady(0)
+	s.Step("the agent is ready, a pod of the mesh is captured")
+	return s, installed
+}
+
+// steady: the pods that stay are as they were; restarts are what a loss of power costs them.
+func (s *story) steady(restarts int32) {
+	s.Helper()
+	for name, want := range map[string]lab.Flow{"steady": lab.Redirected, "steady-plain": lab.Untouched} {
+		pod := s.Get(lab.App, name)
+		if !lab.Ready(pod) {
+			s.Errorf("%s is not ready: %+v", name, pod.Status.Conditions)
+			continue
+		}
+		for _, c := range pod.Status.ContainerStatuses {
+			if c.RestartCount != restarts {
+				s.Errorf("%s: container %s was started %d times more, want %d", name, c.Name, c.RestartCount, restarts)
+			}
+		}
+		var got lab.Flow
+		s.Until("the traffic of "+name, func() bool { got = s.Flow(name, ""); return got.Out == want.Out })
+		if got != want {
+			s.Errorf("%s: traffic by a proxy: %+v, want %+v", name, got, want)
+		}
+	}
+	s.Step("the pods of before are as they were")
+}
+
+// others: the plugin has failed no pod outside of the mesh.
+func (s *story) others() {
+	s.Helper()
+	events, err := s.Client().CoreV1().Events(lab.App).List(s.Context(), meta.ListOptions{FieldSelector: "reason=FailedCreatePodSandBox"})
+	s.Must(err)
+	pods := map[string]bool{}
+	for _, e := range events.Items {
+		if !strings.Contains(e.Message, "istio-cni") {
+			continue
+		}
+		pods[e.InvolvedObject.Name] = true
+		if plain(e.InvolvedObject.Name) {
+			s.Errorf("%s: %s", e.InvolvedObject.Name, e.Message)
+		}
+	}
+	s.Step("%d pods of the mesh, and none outside, were refused for a while", len(pods))
+}
+
+// plain tells whether a pod of these tests is outside of the mesh, by its name.
+func plain(name string) bool {
+	return strings.HasSuffix(name, "-plain")
+}
+
+// restartAgents is what "kubectl rollout restart" does.
+func (s *story) restartAgents() {
+	s.Helper()
+	set := s.DaemonSet(s.Context())
+	set.Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"] = time.Now().Format(time.RFC3339Nano)
+	_, err := s.Client().AppsV1().DaemonSets(lab.Mesh).Update(s.Context(), set, meta.UpdateOptions{})
+	s.Must(err)
+	s.Until("the update to be rolled out", s.RolledOut)
+}
+
+// agentRestarts counts how often the agent's container was started again.
+func agentRestarts(pod *core.Pod) int32 { return pod.Status.ContainerStatuses[0].RestartCount }

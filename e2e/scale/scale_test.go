@@ -1,0 +1,151 @@
+// Package scale has many pods created at once on a node, with the plugin in the chain and without it.
+//
+// Times are measured and printed, and never asserted: machines differ, and are busy at times. What is asserted is that all pods
+// become ready, redirected from the beginning where the plugin is in the chain, with what the API server is asked for.
+//
+// Start reading at TestAHundredPods.
+package scale
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/lab"
+)
+
+func TestMain(m *testing.M) {
+	cluster.Main()
+	os.Exit(m.Run())
+}
+
+const (
+	pods   = 100
+	rounds = 2
+)
+
+type story struct{ *lab.Lab }
+
+// TestAHundredPods has the same pods with and without the plugin, by turns on one node.
+func TestAHundredPods(t *testing.T) {
+	s := &story{Lab: lab.Node(t, cluster.Options{})}
+	s.UntilNodeReady()
+	s.together("warm", 10)
+	for round := range rounds {
+		without := s.together(fmt.Sprintf("without-%d", round), pods)
+		s.Step("without the plugin: %d pods are ready after %s", pods, rounded(without))
+
+		objects := s.Install("{}")
+		requests := s.podRequests()
+		with := s.together(fmt.Sprintf("with-%d", round), pods)
+		s.Step("with the plugin:    %d pods are ready after %s, %.2f x", pods, rounded(with), with.Seconds()/without.Seconds())
+		s.share(s.podRequests()-requests, with)
+		s.Uninstall(objects)
+	}
+}
+
+func rounded(d time.Duration) time.Duration { return d.Round(10 * time.Millisecond) }
+
+// together makes pods at once, waits until all are ready, removes them, and gives the time to the last one's readiness.
+func (s *story) together(prefix string, n int) time.Duration {
+	s.Helper()
+	began := time.Now()
+	for i := range n {
+		template := lab.Injected()
+		// The validation would never pass without the plugin, so the pods of both sides are without it.
+		template.Spec.InitContainers = nil
+		s.Pod(fmt.Sprintf("%s-%d", prefix, i), template)
+	}
+	s.Until(fmt.Sprintf("%d pods", n), func() bool { return s.ready() == n })
+	took := time.Since(began)
+	inMesh := strings.HasPrefix(prefix, "with-")
+	for _, name := range []string{prefix + "-0", fmt.Sprintf("%s-%d", prefix, n/2), fmt.Sprintf("%s-%d", prefix, n-1)} {
+		want := lab.Untouched
+		if inMesh {
+			want = lab.Redirected
+		}
+		if got := s.Flow(name, ""); got != want {
+			s.Errorf("%s: traffic by the proxy: %+v, want %+v", name, got, want)
+		}
+	}
+	s.RemoveAll()
+	return took
+}
+
+// ready counts the pods of applications that are.
+func (s *story) ready() (n int) {
+	s.Helper()
+	all, err := s.Client().CoreV1().Pods(lab.App).List(s.Context(), meta.ListOptions{ResourceVersion: "0"})
+	s.Must(err)
+	for i := range all.Items {
+		if lab.Ready(&all.Items[i]) {
+			n++
+		}
+	}
+	return n
+}
+
+// podRequests counts what was asked about single pods of applications by the plugin, and by the agent.
+func (s *story) podRequests() (n int) {
+	s.Helper()
+	requests, err := s.Requests(lab.Mesh, "istio-cni")
+	s.Must(err)
+	for _, r := range requests {
+		if r.Resource == "pods" && r.Namespace == lab.App && r.Verb == "get" {
+			n++
+		}
+	}
+	return n
+}
+
+// share prints what the calls of the plugin took, from the agent's histograms.
+func (s *story) share(requests int, took time.Duration) {
+	s.Helper()
+	text := s.OnNode(s.Box, "get", "http://"+s.Agent().Status.PodIP+":15014/metrics")
+	var total sample
+	for _, phase := range []string{"read", "decide", "program", "total"} {
+		one := histogram(text, phase)
+		s.Step("the plugin, phase %-8s %4.0f calls, %6.2f ms each", phase+":", one.count, 1000*one.sum/one.count)
+		total = one
+	}
+	if total.count < pods {
+		s.Errorf("the agent's histogram has %v calls of the plugin, for %d pods", total.count, pods)
+	}
+	s.Step("the plugin's share: %.2f s in all, spread over %s and %d cores; %d requests about these pods", total.sum, rounded(took), runtime.NumCPU(), requests)
+	if requests != 0 {
+		s.Errorf("the API server was asked %d times about %d pods that the agent knows", requests, pods)
+	}
+}
+
+// sample is the sum and the count of a histogram.
+type sample struct{ sum, count float64 }
+
+// histogram reads that of the plugin's calls.
+func histogram(text, phase string) (h sample) {
+	lines := bufio.NewScanner(strings.NewReader(text))
+	for lines.Scan() {
+		name, value, found := strings.Cut(lines.Text(), "} ")
+		if !found || !strings.Contains(name, `phase="`+phase+`"`) {
+			continue
+		}
+		number, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			continue
+		}
+		switch {
+		case strings.HasPrefix(name, "istio_cni_add_duration_seconds_sum"):
+			h.sum += number
+		case strings.HasPrefix(name, "istio_cni_add_duration_seconds_count"):
+			h.count += number
+		}
+	}
+	return h
+}
