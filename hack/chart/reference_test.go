@@ -242,6 +242,19 @@ func TestImage(t *testing.T) {
 	if have := agent(t, pull).Spec.Template.Spec.Containers[0].ImagePullPolicy; have != corev1.PullAlways {
 		t.Errorf("pull policy %q", have)
 	}
+	// Kubernetes takes these itself, but only for what is new: the reference's pods keep the policy of the tag before.
+	for text, want := range map[string]corev1.PullPolicy{
+		`{}`: corev1.PullIfNotPresent, `tag: latest`: corev1.PullAlways, `image: r/a/b`: corev1.PullAlways,
+		`image: r:5000/a/b`: corev1.PullAlways, `image: r:5000/a/b:latest@sha256:00`: corev1.PullAlways,
+		`image: r:5000/a/latest:1`: corev1.PullIfNotPresent, `image: r/a/b@sha256:00`: corev1.PullIfNotPresent,
+		`{tag: latest, variant: debug}`: corev1.PullIfNotPresent, `{tag: latest, pullPolicy: Never}`: corev1.PullNever,
+	} {
+		r := mustRender(t, text, `taint: {enabled: true}`)
+		have := agent(t, r).Spec.Template.Spec.Containers[0].ImagePullPolicy
+		if of := tainter(t, r).Spec.Template.Spec.Containers[0].ImagePullPolicy; have != want || of != want {
+			t.Errorf("%s: %q and %q, want %q", text, have, of, want)
+		}
+	}
 	secrets := get[corev1.ServiceAccount](t, pull, "ServiceAccount/istio-system/istio-cni").ImagePullSecrets
 	if len(secrets) != 2 || secrets[0].Name != "a" || secrets[1].Name != "b" {
 		t.Errorf("pull secrets %v", secrets)
