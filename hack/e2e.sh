@@ -17,7 +17,20 @@ use_go
 KUBE_BIN=$(hack/kube.sh)
 hack/build.sh
 (cd e2e && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w' -o "$root/bin/box" ./images/box)
-export KUBE_BIN ISTIO_CNI_BIN=$root/bin/istio-cni E2E_BOX_BIN=$root/bin/box E2E_LOGS=${E2E_LOGS:-$root/bin/e2e-logs}
+(cd hack/chart && CGO_ENABLED=0 go build -buildvcs=false -trimpath -o "$root/bin/chart" .)
+
+# Custom resources are defined by files of the modules of their projects.
+crd() { # MODULE FILE
+  local dir
+  dir=$(cd e2e/renderings/crds && go mod download "$1" && go list -m -f '{{.Dir}}' "$1")
+  install -D -m 644 -t bin/crds "$dir/$2"
+}
+rm -rf bin/crds
+crd github.com/prometheus-operator/prometheus-operator example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml
+crd github.com/k8snetworkplumbingwg/network-attachment-definition-client artifacts/networks-crd.yaml
+
+export KUBE_BIN ISTIO_CNI_BIN=$root/bin/istio-cni E2E_BOX_BIN=$root/bin/box E2E_CHART_BIN=$root/bin/chart
+export E2E_CRDS=$root/bin/crds E2E_LOGS=${E2E_LOGS:-$root/bin/e2e-logs}
 rm -rf "$E2E_LOGS"
 
 args=(-count=1 -timeout "${TIMEOUT:-15m}" -p 1 -exec "'$root/hack/in-netns.sh'")
