@@ -118,7 +118,7 @@ func TestEveryRenderingIsAnUpgrade(t *testing.T) {
 	}
 	for _, with := range tools() {
 		t.Run(with.name, func(t *testing.T) {
-			a := newAccount()
+			a, upgrades := newAccount(), 0
 			t.Cleanup(func() { uninstall(t, start.objects) })
 			with.upgrade(t, rendering{names: []string{"nothing"}}, start)
 			for _, r := range shared.renderings {
@@ -126,9 +126,10 @@ func TestEveryRenderingIsAnUpgrade(t *testing.T) {
 					with.upgrade(t, start, r)
 					with.upgrade(t, r, start)
 					a.warned(t)
+					upgrades++
 				})
 			}
-			t.Logf("%d upgrades and as many ways back; warnings: %v", len(shared.renderings), a.warnings)
+			t.Logf("%d upgrades and as many ways back; warnings: %v", upgrades, a.warnings)
 		})
 	}
 }
