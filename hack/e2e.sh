@@ -20,8 +20,19 @@ hack/build.sh
 (cd hack/chart && CGO_ENABLED=0 go build -buildvcs=false -trimpath -o "$root/bin/chart" .)
 # The last release of the reference plugins that had this one.
 GOBIN=$root/bin CGO_ENABLED=0 GOFLAGS= go install -trimpath -ldflags '-s -w' github.com/containernetworking/plugins/plugins/meta/flannel@v0.9.1
-export KUBE_BIN ISTIO_CNI_BIN=$root/bin/istio-cni E2E_BOX_BIN=$root/bin/box E2E_CHART_BIN=$root/bin/chart E2E_FLANNEL_BIN=$root/bin/flannel
-export E2E_LOGS=${E2E_LOGS:-$root/bin/e2e-logs}
+
+# Custom resources are defined by files of the modules of their projects.
+crd() { # MODULE FILE
+  local dir
+  dir=$(cd e2e/renderings/crds && go mod download "$1" && go list -m -f '{{.Dir}}' "$1")
+  install -D -m 644 -t bin/crds "$dir/$2"
+}
+rm -rf bin/crds
+crd github.com/prometheus-operator/prometheus-operator example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml
+crd github.com/k8snetworkplumbingwg/network-attachment-definition-client artifacts/networks-crd.yaml
+
+export KUBE_BIN ISTIO_CNI_BIN=$root/bin/istio-cni E2E_BOX_BIN=$root/bin/box E2E_CHART_BIN=$root/bin/chart
+export E2E_FLANNEL_BIN=$root/bin/flannel E2E_CRDS=$root/bin/crds E2E_LOGS=${E2E_LOGS:-$root/bin/e2e-logs}
 rm -rf "$E2E_LOGS"
 
 args=(-count=1 -v -timeout "${TIMEOUT:-15m}" -p 1 -exec "'$root/hack/in-netns.sh'")

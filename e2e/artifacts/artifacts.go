@@ -16,25 +16,26 @@ import (
 
 // Artifacts are absolute paths.
 type Artifacts struct {
-	// Kube is the servers of Kubernetes, IstioCNI the program under test, Box the program of test images.
-	Kube, IstioCNI, Box string
-	// ChartProgram renders the chart.
-	ChartProgram string
+	// Kube is the servers of Kubernetes, IstioCNI the program under test, Box the program of test images, Chart the one that
+	// renders the chart.
+	Kube, IstioCNI, Box, Chart string
+	// CRDs is a directory with definitions of custom resources.
+	CRDs string
 	// Flannel is a CNI plugin that delegates to others.
 	Flannel string
 	// Logs is a directory for the logs of tests that failed. It may not be there yet.
 	Logs string
 }
 
-// Find reads KUBE_BIN, ISTIO_CNI_BIN, E2E_BOX_BIN, E2E_CHART_BIN, E2E_FLANNEL_BIN and E2E_LOGS, which hack/e2e.sh sets. Of those that are not set, all but
-// the first have a default below bin/ of the repository.
+// Find reads KUBE_BIN, ISTIO_CNI_BIN, E2E_BOX_BIN, E2E_CHART_BIN, E2E_FLANNEL_BIN, E2E_CRDS and E2E_LOGS, which hack/e2e.sh
+// sets. Of those that are not set, all but the first have a default below bin/ of the repository.
 func Find() (Artifacts, error) {
 	_, file, _, _ := runtime.Caller(0)
 	bin := filepath.Join(filepath.Dir(file), "..", "..", "bin")
 	a := Artifacts{
 		Kube: os.Getenv("KUBE_BIN"), IstioCNI: from("ISTIO_CNI_BIN", bin, "istio-cni"), Box: from("E2E_BOX_BIN", bin, "box"),
-		ChartProgram: from("E2E_CHART_BIN", bin, "chart"), Flannel: from("E2E_FLANNEL_BIN", bin, "flannel"),
-		Logs: from("E2E_LOGS", bin, "e2e-logs"),
+		Chart: from("E2E_CHART_BIN", bin, "chart"), Flannel: from("E2E_FLANNEL_BIN", bin, "flannel"),
+		CRDs: from("E2E_CRDS", bin, "crds"), Logs: from("E2E_LOGS", bin, "e2e-logs"),
 	}
 	if a.Kube == "" {
 		built, _ := filepath.Glob(filepath.Join(bin, "kube", "*", "kube"))
@@ -47,7 +48,8 @@ func Find() (Artifacts, error) {
 		program(a.IstioCNI, "ISTIO_CNI_BIN", "hack/build.sh builds it"),
 		program(a.Box, "E2E_BOX_BIN", "hack/e2e.sh builds it"),
 		program(a.Flannel, "E2E_FLANNEL_BIN", "hack/e2e.sh builds it"),
-		program(a.ChartProgram, "E2E_CHART_BIN", "hack/e2e.sh builds it"))
+		program(a.Chart, "E2E_CHART_BIN", "hack/e2e.sh builds it"),
+		directory(a.CRDs, "E2E_CRDS", "hack/e2e.sh fills it"))
 }
 
 func from(variable, dir, name string) string {
@@ -61,6 +63,13 @@ func program(path, variable, how string) error {
 	info, err := os.Stat(path)
 	if err != nil || info.IsDir() || info.Mode()&0o111 == 0 {
 		return fmt.Errorf("%s: %q is no program: %s", variable, path, how)
+	}
+	return nil
+}
+
+func directory(path, variable, how string) error {
+	if files, err := os.ReadDir(path); err != nil || len(files) == 0 {
+		return fmt.Errorf("%s: %q is no directory with files: %s", variable, path, how)
 	}
 	return nil
 }

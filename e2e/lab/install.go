@@ -41,7 +41,7 @@ func (l *Lab) Chart(values string) Objects {
 	l.Helper()
 	file := filepath.Join(l.TempDir(), "values.yaml")
 	l.Must(os.WriteFile(file, []byte(values), 0o600))
-	command := exec.CommandContext(l.Context(), l.ChartProgram, "--chart", filepath.Join(repository(), "manifests", "istio-cni"), "-f", file)
+	command := exec.CommandContext(l.Context(), l.Artifacts.Chart, "--chart", filepath.Join(repository(), "manifests", "istio-cni"), "-f", file)
 	var problems bytes.Buffer
 	command.Stderr = &problems
 	text, err := command.Output()

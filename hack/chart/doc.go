@@ -3,5 +3,7 @@
 // It promises that what it prints is what "helm template" would: the values are checked against the chart's schema, and
 // the objects stand in the order in which Helm installs them. It never talks to a cluster. Start reading at render.
 //
-// The tests of this package are the chart's: see render_test.go for how one asks about a rendering.
+// list.go has the renderings that have to be good. The tests of this package, which are the chart's, render each of them;
+// with --all the program writes them to files, for those who apply them. See support_test.go for how one asks about a
+// rendering.
 package main

@@ -33,13 +33,14 @@ func run(args []string, out, problems io.Writer) error {
 	flags := flag.NewFlagSet("chart", flag.ContinueOnError)
 	flags.SetOutput(problems)
 	dir := flags.String("chart", "manifests/istio-cni", "`directory` of the chart")
-	release := defaultRelease()
-	flags.StringVar(&release.Name, "name", release.Name, "`name` of the release")
-	flags.StringVar(&release.Namespace, "namespace", release.Namespace, "`namespace` of the release")
-	flags.StringVar(&release.Tool, "managed-by", release.Tool, "`tool` that the label managed-by names")
-	flags.StringVar(&release.Kubernetes, "kube-version", release.Kubernetes, "`version` of the API server")
+	r := defaultRelease()
+	flags.StringVar(&r.Name, "name", r.Name, "`name` of the release")
+	flags.StringVar(&r.Namespace, "namespace", r.Namespace, "`namespace` of the release")
+	flags.StringVar(&r.Tool, "managed-by", r.Tool, "`tool` that the label managed-by names")
+	flags.StringVar(&r.Kubernetes, "kube-version", r.Kubernetes, "`version` of the API server")
 	header := flags.String("header", "", "comment `text` above the objects")
 	check := flags.String("check", "", "print nothing: fail if this `file` is not the rendering")
+	all := flags.String("all", "", "print nothing: write each rendering that there is a test of into this new `directory`")
 	var values files
 	flags.Var(&values, "f", "`file` with values, may be given several times")
 	if err := flags.Parse(args); err != nil {
@@ -53,7 +54,10 @@ func run(args []string, out, problems io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("loading chart %q: %w", *dir, err)
 	}
-	rendered, err := render(chart, release, given)
+	if *all != "" {
+		return writeAll(chart, r, *dir, *all)
+	}
+	rendered, err := render(chart, r, given)
 	if err != nil {
 		return err
 	}
@@ -74,15 +78,24 @@ func run(args []string, out, problems io.Writer) error {
 
 // readValues puts files with values together, the later ones over the earlier, as helm -f does.
 func readValues(names []string) (map[string]any, error) {
-	all := map[string]any{}
+	var texts []string
 	for _, name := range names {
 		text, err := os.ReadFile(name) //nolint:gosec // the file that the user names
 		if err != nil {
 			return nil, fmt.Errorf("reading values: %w", err)
 		}
+		texts = append(texts, string(text))
+	}
+	return parseValues(texts...)
+}
+
+// parseValues puts texts with values together.
+func parseValues(texts ...string) (map[string]any, error) {
+	all := map[string]any{}
+	for _, text := range texts {
 		var one map[string]any
-		if err := yaml.Unmarshal(text, &one); err != nil {
-			return nil, fmt.Errorf("reading values %q: %w", name, err)
+		if err := yaml.UnmarshalStrict([]byte(text), &one); err != nil {
+			return nil, fmt.Errorf("reading values: %w:\n%s", err, text)
 		}
 		overlay(all, one)
 	}

@@ -2,7 +2,7 @@ package main
 
 import (
 	"fmt"
-	"maps"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,103 +14,53 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// platforms are those of the chart, and none.
-func platforms() []string {
-	return []string{"", "gke", "openshift", "k3s", "k3d", "microk8s", "minikube"}
-}
-
-// options are values that change what is rendered, one feature each.
-func options() map[string]string {
-	return map[string]string{
-		"defaults":       `{}`,
-		"no repair":      `repair: {enabled: false}`,
-		"repair delete":  `repair: {repairPods: false, deletePods: true}`,
-		"repair evict":   `repair: {repairPods: false, deletePods: true, evict: true}`,
-		"repair label":   `repair: {repairPods: false, labelPods: true}`,
-		"repair detect":  `repair: {repairPods: false}`,
-		"AppArmor field": `useAppArmorAnnotation: false`,
-		"SELinux":        `seLinuxOptions: {level: s0}`,
-		"seccomp":        `seccompProfile: {type: Localhost, localhostProfile: cni.json}`,
-		"root's files":   `foreignOwners: false`,
-		"host network":   `{hostNetwork: true, healthPort: 18000, monitoringPort: 25014, livenessProbe: {enabled: true}}`,
-		"no metrics":     `monitoringPort: 0`,
-		"owned":          `{chained: true, istioOwnedCNIConfig: true, istioOwnedCNIConfigFileName: 01-mesh.conflist}`,
-		"owned by mode":  `{chained: true, confMode: owned, confGroupRead: true}`,
-		"dropin":         `{chained: true, confMode: dropin}`,
-		"auto":           `{chained: true, confMode: auto}`,
-		"inline":         `{chained: true, confMode: inline, cniConfFileName: 10-calico.conflist}`,
-		"standalone":     `{chained: false, provider: multus}`,
-		"template":       `networkConfig: '{"type": "istio-cni", "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"}}'`,
-		"what it is told": `{secondIPFamily: capture, apiTimeout: 5s, forceIptablesBinary: nft,
-logging: {level: "default:info,cni-plugin:debug", pluginLevel: warn}, global: {nativeNftables: true}}`,
-		"not live":       `liveConfiguration: false`,
-		"never leaves":   `uninstallOnExit: never`,
-		"quota":          `resourceQuotas: {enabled: true, pods: 100}`,
-		"network policy": `global: {networkPolicy: {enabled: true}}`,
-		"monitoring": `monitoring: {podMonitor: {enabled: true, interval: 15s, labels: {release: prometheus}},
-dashboard: {enabled: true}}`,
-		"taint": `taint: {enabled: true}`,
-		"taint everywhere": `taint: {enabled: true, namespaces: ["*"], add: true, requireNodeReady: false, hysteresis: 3m,
-effect: NoExecute, value: "no", name: example.com/not-ready, nodeCondition: cni.istio.io/MeshCNIReady}`,
-		"taint legacy": `taint: {enabled: true, mode: legacy, requirements: [{name: a, selector: "a=b", namespace: kube-system},
- {name: istio-cni, selector: k8s-app=istio-cni-node}]}`,
-		"everything": `{taint: {enabled: true}, monitoring: {podMonitor: {enabled: true}, dashboard: {enabled: true}},
-global: {networkPolicy: {enabled: true}, logAsJson: true, imagePullSecrets: [one, {name: two}]},
-resourceQuotas: {enabled: true}, revision: canary, ownerName: me}`,
-		"environment": `env: {GOMAXPROCS: 2, KUBECONFIG_MODE: "0640", NODE_NAME: other}`,
-		"scheduling": `{nodeSelector: {pool: mesh}, affinity: {nodeAffinity: {}}, tolerations: [{operator: Exists}],
-priorityClassName: mine, updateStrategy: {rollingUpdate: {maxUnavailable: 10%}}}`,
-		"resources":      `resources: {limits: {memory: 200Mi, cpu: 1}, requests: {cpu: null}}`,
-		"no resources":   `resources: null`,
-		"labels":         `{podLabels: {a: true}, podAnnotations: {b: 1}, daemonSetLabels: {c: "x"}}`,
-		"cluster only":   `{global: {resourceScope: cluster}, taint: {enabled: true}}`,
-		"namespace only": `{global: {resourceScope: namespace}, taint: {enabled: true}}`,
-		"historic":       `cni: {chained: true, excludeNamespaces: [istio-system, kube-system], repair: {deletePods: true}}`,
-		"demo":           `profile: demo`,
-		"as 1.25":        `compatibilityVersion: "1.25"`,
-		"verbatim image": `image: registry.example/mesh/cni@sha256:0000000000000000000000000000000000000000000000000000000000000000`,
-	}
-}
-
-// eachRendering renders every option on every platform, and the reference's values.
+// eachRendering renders every sample.
 func eachRendering(t *testing.T, do func(t *testing.T, r rendering)) {
 	t.Helper()
-	all := options()
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		for _, platform := range platforms() {
-			if platform == "openshift" && strings.Contains(all[name], "confMode") && !strings.Contains(all[name], "chained") {
-				continue
-			}
-			t.Run(fmt.Sprintf("%s on %q", name, platform), func(t *testing.T) {
-				t.Parallel()
-				do(t, mustRender(t, all[name], fmt.Sprintf(`global: {platform: %q}`, platform)))
-			})
-		}
+	all, err := samples(theChart(t), chartDir)
+	if err != nil || len(all) < 300 {
+		t.Fatalf("%d samples, error %v", len(all), err)
 	}
-	for name, text := range referenceValues(t) {
-		t.Run(name, func(t *testing.T) {
+	for _, s := range all {
+		t.Run(s.Name, func(t *testing.T) {
 			t.Parallel()
-			do(t, mustRender(t, text))
+			do(t, mustRender(t, s.Values...))
 		})
 	}
 }
 
-// referenceValues are files of values as users of the reference's chart have them.
-func referenceValues(t *testing.T) map[string]string {
-	t.Helper()
-	names, err := filepath.Glob("testdata/reference/*.yaml")
-	if err != nil || len(names) < 6 {
-		t.Fatalf("files of the reference's users: %q, error %v", names, err)
+// TestAllAreWritten has a file for each name, and no other.
+func TestAllAreWritten(t *testing.T) {
+	t.Parallel()
+	to := filepath.Join(t.TempDir(), "all")
+	if err := run([]string{"--chart", chartDir, "--all", to}, io.Discard, io.Discard); err != nil {
+		t.Fatal(err)
 	}
-	out := map[string]string{}
-	for _, name := range names {
-		text, err := os.ReadFile(name)
+	all, err := samples(theChart(t), chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := ready()
+	for _, s := range all {
+		want = append(want, s.Name)
+	}
+	files, err := os.ReadDir(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var have []string
+	for _, f := range files {
+		text, err := os.ReadFile(filepath.Join(to, f.Name()))
 		if err != nil {
 			t.Fatal(err)
 		}
-		out[name] = string(text)
+		head, _, _ := strings.Cut(string(text), "\n")
+		have = append(have, strings.TrimPrefix(head, "# "))
 	}
-	return out
+	same(t, "renderings", want, have)
+	if err := run([]string{"--chart", chartDir, "--all", to}, io.Discard, io.Discard); err == nil {
+		t.Error("a directory with other files was written to")
+	}
 }
 
 // TestEveryObjectIsOfTheAPI decodes each rendering strictly as the oldest and the newest Kubernetes do.

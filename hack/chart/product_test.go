@@ -348,26 +348,27 @@ func TestTheExampleWithATemplateInstalls(t *testing.T) {
 // TestTheExamplesOfValuesRender and are accepted by the program.
 func TestTheExamplesOfValuesRender(t *testing.T) {
 	t.Parallel()
-	names, err := filepath.Glob(top + "/manifests/examples/values-*.yaml")
-	if err != nil || len(names) < 3 {
-		t.Fatalf("examples %q, error %v", names, err)
+	all, err := samples(theChart(t), chartDir)
+	if err != nil {
+		t.Fatal(err)
 	}
-	read := func(name string) string {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
+	examples := map[string]string{}
+	for _, s := range all {
+		if !strings.HasPrefix(s.Name, "examples/") {
+			continue
 		}
-		return string(text)
-	}
-	for _, name := range names {
-		r := mustRender(t, read(name))
+		examples[s.Name] = s.Values[0]
 		_, flags := node(t)
 		args := slices.Concat([]string{"install", "--dry-run"}, flags)
-		if text, code := output(t, environment(t, r), nil, product(t), args...); code != 0 {
-			t.Errorf("%s: exit %d\n%s", name, code, text)
+		if text, code := output(t, environment(t, mustRender(t, s.Values...)), nil, product(t), args...); code != 0 {
+			t.Errorf("%s: exit %d\n%s", s.Name, code, text)
 		}
 	}
-	if added := capabilities(t, read(top+"/manifests/examples/values-least-privilege.yaml")); len(added) != 0 {
-		t.Errorf("capabilities %q", added)
+	if len(examples) < 3 {
+		t.Errorf("examples %q", slices.Collect(maps.Keys(examples)))
+	}
+	least, is := examples["examples/values-least-privilege.yaml"]
+	if added := capabilities(t, least); !is || len(added) != 0 {
+		t.Errorf("least privilege is an example: %t, capabilities %q", is, added)
 	}
 }

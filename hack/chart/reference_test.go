@@ -179,7 +179,7 @@ func TestPlatforms(t *testing.T) {
 		"microk8s":  {"/var/snap/microk8s/current/opt/cni/bin", "/var/snap/microk8s/current/args/cni-network", "/var/run/netns"},
 		"minikube":  {"/opt/cni/bin", "/etc/cni/net.d", "/var/run/docker/netns"},
 	}
-	same(t, "platforms", platforms(), slices.Collect(maps.Keys(want)))
+	same(t, "platforms", platforms(theChart(t)), slices.Collect(maps.Keys(want)))
 	for platform, dirs := range want {
 		r := mustRender(t, fmt.Sprintf("platform: %q", platform))
 		paths := map[string]string{}
@@ -241,6 +241,19 @@ func TestImage(t *testing.T) {
 	pull := mustRender(t, `global: {imagePullPolicy: Always, imagePullSecrets: [a, {name: b}]}`)
 	if have := agent(t, pull).Spec.Template.Spec.Containers[0].ImagePullPolicy; have != corev1.PullAlways {
 		t.Errorf("pull policy %q", have)
+	}
+	// Kubernetes takes these itself, but only for what is new: the reference's pods keep the policy of the tag before.
+	for text, want := range map[string]corev1.PullPolicy{
+		`{}`: corev1.PullIfNotPresent, `tag: latest`: corev1.PullAlways, `image: r/a/b`: corev1.PullAlways,
+		`image: r:5000/a/b`: corev1.PullAlways, `image: r:5000/a/b:latest@sha256:00`: corev1.PullAlways,
+		`image: r:5000/a/latest:1`: corev1.PullIfNotPresent, `image: r/a/b@sha256:00`: corev1.PullIfNotPresent,
+		`{tag: latest, variant: debug}`: corev1.PullIfNotPresent, `{tag: latest, pullPolicy: Never}`: corev1.PullNever,
+	} {
+		r := mustRender(t, text, `taint: {enabled: true}`)
+		have := agent(t, r).Spec.Template.Spec.Containers[0].ImagePullPolicy
+		if of := tainter(t, r).Spec.Template.Spec.Containers[0].ImagePullPolicy; have != want || of != want {
+			t.Errorf("%s: %q and %q, want %q", text, have, of, want)
+		}
 	}
 	secrets := get[corev1.ServiceAccount](t, pull, "ServiceAccount/istio-system/istio-cni").ImagePullSecrets
 	if len(secrets) != 2 || secrets[0].Name != "a" || secrets[1].Name != "b" {

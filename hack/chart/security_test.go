@@ -174,7 +174,7 @@ func TestRightsInNamespaces(t *testing.T) {
 	same(t, "events on nodes", []string{"create /events", "patch /events"},
 		rules(t, mustRender(t), "Role/default/istio-cni-node-events"))
 	scc := "use security.openshift.io/securitycontextconstraints:privileged"
-	for _, platform := range platforms() {
+	for _, platform := range platforms(theChart(t)) {
 		have := slices.Contains(rules(t, mustRender(t, fmt.Sprintf("platform: %q", platform)), "ClusterRole//istio-cni"), scc)
 		if have != (platform == "openshift") {
 			t.Errorf("platform %q may use the security context constraint: %t", platform, have)

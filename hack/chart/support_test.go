@@ -99,13 +99,9 @@ func theChart(t *testing.T) *chart.Chart {
 
 func values(t *testing.T, texts ...string) map[string]any {
 	t.Helper()
-	all := map[string]any{}
-	for _, text := range texts {
-		var one map[string]any
-		if err := yaml.UnmarshalStrict([]byte(text), &one); err != nil {
-			t.Fatalf("values %q: %v", text, err)
-		}
-		overlay(all, one)
+	all, err := parseValues(texts...)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return all
 }

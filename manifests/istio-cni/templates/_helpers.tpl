@@ -18,10 +18,11 @@
 {{- end -}}
 {{- end -}}
 
+{{/* cni.pullPolicy is what Kubernetes would take: a policy that it took itself would stay when an upgrade changes the tag. */}}
 {{- define "cni.pullPolicy" -}}
-{{- with .Config.pullPolicy | default .Config.global.imagePullPolicy -}}
-imagePullPolicy: {{ . }}
-{{- end -}}
+{{- $name := include "cni.image" . | base -}}
+{{- $latest := or (not (contains ":" $name)) (hasSuffix ":latest" (splitList "@" $name | first)) -}}
+{{- .Config.pullPolicy | default .Config.global.imagePullPolicy | default (ternary "Always" "IfNotPresent" $latest) -}}
 {{- end -}}
 
 {{- define "cni.pullSecrets" -}}

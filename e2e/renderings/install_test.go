@@ -1,0 +1,207 @@
+package renderings
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// stored are objects as the server has them, by their ids, without what differs between two that are made alike.
+type stored map[string]map[string]any
+
+// account is what a test did and saw.
+type account struct {
+	objects  map[string]int // by kind
+	warnings map[string]int // by text
+	pods     int
+}
+
+func newAccount() *account { return &account{objects: map[string]int{}, warnings: map[string]int{}} }
+
+// expected are warnings that are known, with their reasons.
+func expected() map[string]string {
+	return map[string]string{
+		`metadata.annotations[container.apparmor.security.beta.kubernetes.io/install-cni]: deprecated since v1.30; ` +
+			`use the "appArmorProfile" field instead`: "Kubernetes 1.25 to 1.29 know nothing else; useAppArmorAnnotation=false gives the field",
+	}
+}
+
+// warned counts the warnings since the last call, and fails for those that are not expected.
+func (a *account) warned(t *testing.T) {
+	t.Helper()
+	for _, text := range shared.server.said.take() {
+		text = strings.TrimPrefix(text, "spec.template.")
+		a.warnings[text]++
+		if _, is := expected()[text]; !is {
+			t.Errorf("the server warns: %s", text)
+		}
+	}
+}
+
+// install creates all objects in their order, and gives what the server has of them.
+func install(t *testing.T, r rendering, a *account) stored {
+	t.Helper()
+	s := shared.server
+	for _, o := range r.objects {
+		if _, err := s.create(t.Context(), o); err != nil {
+			t.Errorf("%s: %v", id(o), err)
+		}
+		a.objects[o.GetKind()]++
+	}
+	a.warned(t)
+	var mu sync.Mutex
+	out := stored{}
+	each(r.objects, func(o *object) {
+		now, err := s.get(t.Context(), o)
+		if err != nil {
+			t.Errorf("%s: %v", id(o), err)
+			return
+		}
+		for _, problem := range lost("", o.Object, now.Object) {
+			t.Errorf("%s: %s", id(o), problem)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		out[id(o)] = essence(now)
+	})
+	return out
+}
+
+// uninstall removes objects, and fails if one stays. What a failed test did not make is not missed.
+func uninstall(t *testing.T, objects []*object) {
+	t.Helper()
+	each(objects, func(o *object) {
+		err := shared.server.remove(context.Background(), o)
+		if err != nil && (!t.Failed() || !apierrors.IsNotFound(err)) {
+			t.Errorf("removing %s: %v", id(o), err)
+		}
+	})
+}
+
+// each does something with all objects at the same time.
+func each(objects []*object, do func(*object)) {
+	var all sync.WaitGroup
+	for _, o := range objects {
+		all.Go(func() { do(o) })
+	}
+	all.Wait()
+}
+
+// TestEveryRenderingInstalls creates its objects where nothing is, tries a pod of each template, and removes them.
+func TestEveryRenderingInstalls(t *testing.T) {
+	a, names, different := newAccount(), 0, 0
+	for _, r := range shared.renderings {
+		t.Run(r.name(), func(t *testing.T) {
+			t.Cleanup(func() { uninstall(t, r.objects) })
+			shared.fresh[r.name()] = install(t, r, a)
+			tryPods(t, r, a)
+			names += len(r.names)
+			different++
+		})
+	}
+	t.Logf("%d renderings, %d of them different; objects: %v", names, different, a.objects)
+	t.Logf("%d pods tried; warnings: %v", a.pods, a.warnings)
+	t.Run("the list is the whole", func(t *testing.T) {
+		if names < 300 || different < 200 {
+			t.Errorf("%d renderings, %d different", names, different)
+		}
+		for _, kind := range []string{"DaemonSet", "Deployment", "NetworkPolicy", "ResourceQuota", "PodMonitor", "NetworkAttachmentDefinition"} {
+			if a.objects[kind] == 0 {
+				t.Errorf("no rendering has a %s", kind)
+			}
+		}
+		for text := range expected() {
+			if a.warnings[text] == 0 {
+				t.Errorf("nothing warns any more: %s", text)
+			}
+		}
+	})
+}
+
+// tryPods makes a pod of each template without keeping it.
+func tryPods(t *testing.T, r rendering, a *account) {
+	t.Helper()
+	for _, o := range r.objects {
+		if o.GetKind() != "ResourceQuota" {
+			continue
+		}
+		now, err := shared.server.get(t.Context(), o)
+		if err == nil {
+			err = shared.server.reckon(t.Context(), now)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", id(o), err)
+		}
+	}
+	all, err := pods(r.objects)
+	if err != nil {
+		t.Error(err)
+	}
+	for _, pod := range all {
+		made, err := shared.server.tryPod(t.Context(), pod)
+		if err != nil {
+			t.Errorf("pod %s: %v", pod.GetGenerateName(), err)
+			continue
+		}
+		a.pods++
+		a.warned(t)
+		checkAppArmor(t, pod, made)
+		for _, problem := range lost("", pod.Object, made.Object) {
+			t.Errorf("pod %s: %s", pod.GetGenerateName(), problem)
+		}
+	}
+}
+
+// checkAppArmor wants what the annotation of old says as what the server tells kubelets today.
+func checkAppArmor(t *testing.T, pod, made *object) {
+	t.Helper()
+	for name, profile := range pod.GetAnnotations() {
+		container, is := strings.CutPrefix(name, "container.apparmor.security.beta.kubernetes.io/")
+		if !is {
+			continue
+		}
+		all, _, err := unstructured.NestedSlice(made.Object, "spec", "containers")
+		at := slices.IndexFunc(all, func(c any) bool { return c.(map[string]any)["name"] == container })
+		if err != nil || at < 0 {
+			t.Errorf("pod %s has an annotation for container %q, which it has not: error %v", pod.GetGenerateName(), container, err)
+			continue
+		}
+		kind, _, err := unstructured.NestedString(all[at].(map[string]any), "securityContext", "appArmorProfile", "type")
+		if profile != "unconfined" || kind != "Unconfined" {
+			t.Errorf("pod %s: %s is %q, the server made %q of it, error %v", pod.GetGenerateName(), name, profile, kind, err)
+		}
+	}
+}
+
+// TestWhatIsWrongIsRefused shows that the tests here can fail.
+func TestWhatIsWrongIsRefused(t *testing.T) {
+	r, err := named(shared.renderings, `everything on "openshift"`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := byID(r.objects)
+	for name, path := range map[string][]string{
+		"DaemonSet/istio-system/istio-cni-node":         {"spec", "template", "spec", "volume"},
+		"ConfigMap/istio-system/istio-cni-config":       {"datas"},
+		"PodMonitor/istio-system/istio-cni-node":        {"spec", "podMetricsEndpoint"},
+		"NetworkAttachmentDefinition/default/istio-cni": {"spec", "name"},
+	} {
+		o := have[name]
+		if o == nil {
+			t.Errorf("no %s", name)
+			continue
+		}
+		wrong := o.DeepCopy()
+		if err := unstructured.SetNestedField(wrong.Object, "x", path...); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := shared.server.create(t.Context(), wrong); err == nil || !strings.Contains(err.Error(), "unknown field") {
+			t.Errorf("%s with a field %q: %v", name, path, err)
+		}
+	}
+}

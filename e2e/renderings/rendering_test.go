@@ -1,0 +1,164 @@
+package renderings
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	kube "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/yaml"
+)
+
+// object is one of any kind.
+type object = unstructured.Unstructured
+
+// rendering is one text.
+type rendering struct {
+	// names are those of all that render to this text.
+	names []string
+	// objects are in the order of installation.
+	objects []*object
+}
+
+// name tells one from the other.
+func (r rendering) name() string {
+	if len(r.names) == 1 {
+		return r.names[0]
+	}
+	return fmt.Sprintf("%s and %d more", r.names[0], len(r.names)-1)
+}
+
+// id is an object's name in messages, and in maps.
+func id(o *object) string { return o.GetKind() + "/" + o.GetNamespace() + "/" + o.GetName() }
+
+// byID finds objects.
+func byID(objects []*object) map[string]*object {
+	out := map[string]*object{}
+	for _, o := range objects {
+		out[id(o)] = o
+	}
+	return out
+}
+
+// named is the rendering of that name.
+func named(all []rendering, name string) (rendering, error) {
+	at := slices.IndexFunc(all, func(r rendering) bool { return slices.Contains(r.names, name) })
+	if at < 0 {
+		return rendering{}, fmt.Errorf("no rendering of name %q", name)
+	}
+	return all[at], nil
+}
+
+// renderAll runs the chart program and reads what it writes. Renderings of the same text are one.
+func renderAll(ctx context.Context, program, version, dir string) ([]rendering, error) {
+	_, file, _, _ := runtime.Caller(0)
+	command := exec.CommandContext(ctx, program, "--kube-version", version, "--all", dir)
+	command.Dir = filepath.Join(filepath.Dir(file), "../..")
+	if text, err := command.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("rendering: %w: %s", err, text)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	if err != nil {
+		return nil, fmt.Errorf("looking for renderings: %w", err)
+	}
+	var out []rendering
+	known := map[string]int{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("reading a rendering: %w", err)
+		}
+		head, body, _ := strings.Cut(string(text), "\n")
+		name := strings.TrimPrefix(head, "# ")
+		if at, is := known[body]; is {
+			out[at].names = append(out[at].names, name)
+			continue
+		}
+		objects, err := decode([]byte(body))
+		if err != nil || len(objects) == 0 {
+			return nil, fmt.Errorf("%s has %d objects: %w", name, len(objects), err)
+		}
+		known[body] = len(out)
+		out = append(out, rendering{[]string{name}, objects})
+	}
+	return out, nil
+}
+
+// decode reads a stream of YAML.
+func decode(text []byte) ([]*object, error) {
+	const window = 1 << 16
+	documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), window)
+	var out []*object
+	for {
+		var raw kube.RawExtension
+		err := documents.Decode(&raw)
+		if errors.Is(err, io.EOF) {
+			return out, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("decoding YAML: %w", err)
+		}
+		if len(raw.Raw) == 0 || string(raw.Raw) == "null" {
+			continue // a comment
+		}
+		o := &object{}
+		if err := o.UnmarshalJSON(raw.Raw); err != nil {
+			return nil, fmt.Errorf("decoding an object: %w", err)
+		}
+		out = append(out, o)
+	}
+}
+
+// namespaces are those that objects are in, and those of the accounts of bindings.
+func namespaces(all []rendering) []string {
+	var out []string
+	for _, r := range all {
+		for _, o := range r.objects {
+			if o.GetNamespace() != "" {
+				out = append(out, o.GetNamespace())
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// pods are those that controllers would make of the templates among the objects.
+func pods(objects []*object) ([]*object, error) {
+	var out []*object
+	for _, o := range objects {
+		template, is, err := unstructured.NestedMap(o.Object, "spec", "template")
+		if err != nil {
+			return nil, fmt.Errorf("looking for a template in %s: %w", id(o), err)
+		}
+		if !is {
+			continue
+		}
+		pod := &object{Object: template}
+		pod.SetAPIVersion("v1")
+		pod.SetKind("Pod")
+		pod.SetNamespace(o.GetNamespace())
+		pod.SetGenerateName(o.GetName() + "-")
+		out = append(out, pod)
+	}
+	return out, nil
+}
+
+// text is for the comparison of whole objects.
+func text(o *object) string {
+	out, err := json.Marshal(o)
+	if err != nil {
+		panic(err) // it came from JSON
+	}
+	return string(out)
+}

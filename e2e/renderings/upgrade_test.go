@@ -1,0 +1,185 @@
+package renderings
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	kube "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/jsonmergepatch"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+// tool is how a program makes an object, and changes it from what it rendered before. Both give what is stored then.
+type tool struct {
+	name   string
+	create func(ctx context.Context, o *object) (*object, error)
+	change func(ctx context.Context, was, want *object) (*object, error)
+}
+
+// tools are those that users have.
+func tools() []tool {
+	s := shared.server
+	return []tool{
+		// Helm 3, and kubectl apply.
+		{
+			"by three-way merge",
+			func(ctx context.Context, o *object) (*object, error) { return s.create(ctx, o) },
+			merge,
+		},
+		// Helm 4, and kubectl apply --server-side.
+		{
+			"by server-side apply",
+			s.apply,
+			func(ctx context.Context, _, want *object) (*object, error) { return s.apply(ctx, want) },
+		},
+	}
+}
+
+// merge patches what is stored with the difference between what was rendered and what is.
+func merge(ctx context.Context, was, want *object) (*object, error) {
+	live, err := shared.server.get(ctx, want)
+	if err != nil {
+		return nil, err
+	}
+	patch, kind, err := threeWay(was, want, live)
+	if err != nil || string(patch) == "{}" {
+		return live, err
+	}
+	return shared.server.patch(ctx, want, kind, patch)
+}
+
+// threeWay is a patch by the rules of the type, or for custom resources of JSON.
+func threeWay(was, want, live *object) (patch []byte, kind types.PatchType, err error) {
+	before, after, now := []byte(text(was)), []byte(text(want)), []byte(text(live))
+	typed, err := scheme.Scheme.New(want.GroupVersionKind())
+	switch {
+	case kube.IsNotRegisteredError(err):
+		patch, err = jsonmergepatch.CreateThreeWayJSONMergePatch(before, after, now)
+		return patch, types.MergePatchType, err
+	case err != nil:
+		return nil, "", err
+	}
+	rules, err := strategicpatch.NewPatchMetaFromStruct(typed)
+	if err != nil {
+		return nil, "", err
+	}
+	patch, err = strategicpatch.CreateThreeWayMergePatch(before, after, now, rules, true)
+	return patch, types.StrategicMergePatchType, err
+}
+
+// upgrade makes one rendering of another as Helm does: what is in both is changed, then what is no longer rendered is removed.
+// It wants each object to be as if it were installed where nothing is.
+func (with tool) upgrade(t *testing.T, from, to rendering) {
+	t.Helper()
+	before, after, want := byID(from.objects), byID(to.objects), installed(t, to)
+	for _, o := range to.objects {
+		was := before[id(o)]
+		var now *object
+		var err error
+		switch {
+		case was == nil:
+			now, err = with.create(t.Context(), o)
+		case text(was) == text(o):
+			continue // nobody else has changed it
+		default:
+			now, err = with.change(t.Context(), was, o)
+		}
+		if err != nil {
+			t.Errorf("from %s to %s: %s: %v", from.name(), to.name(), id(o), err)
+			continue
+		}
+		for _, problem := range differences(want[id(o)], essence(now)) {
+			t.Errorf("from %s to %s: %s: %s", from.name(), to.name(), id(o), problem)
+		}
+	}
+	for _, o := range from.objects {
+		if after[id(o)] != nil {
+			continue
+		}
+		if err := shared.server.remove(t.Context(), o); err != nil {
+			t.Errorf("from %s to %s: %v", from.name(), to.name(), err)
+		}
+	}
+}
+
+// TestEveryRenderingIsAnUpgrade of the default one, and back.
+func TestEveryRenderingIsAnUpgrade(t *testing.T) {
+	start, err := named(shared.renderings, `defaults on ""`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range shared.renderings {
+		installed(t, r)
+	}
+	for _, with := range tools() {
+		t.Run(with.name, func(t *testing.T) {
+			a, upgrades := newAccount(), 0
+			t.Cleanup(func() { uninstall(t, start.objects) })
+			with.upgrade(t, rendering{names: []string{"nothing"}}, start)
+			for _, r := range shared.renderings {
+				t.Run(r.name(), func(t *testing.T) {
+					with.upgrade(t, start, r)
+					with.upgrade(t, r, start)
+					a.warned(t)
+					upgrades++
+				})
+			}
+			t.Logf("%d upgrades and as many ways back; warnings: %v", upgrades, a.warnings)
+		})
+	}
+}
+
+// installed is what the server stores of a rendering that is installed where nothing is. It is tried unless
+// TestEveryRenderingInstalls has done so.
+func installed(t *testing.T, r rendering) stored {
+	t.Helper()
+	of, is := shared.fresh[r.name()]
+	if !is {
+		of = install(t, r, newAccount())
+		uninstall(t, r.objects)
+		shared.fresh[r.name()] = of
+	}
+	return of
+}
+
+// TestWhatCannotBeChangedIsRefused shows that the test above can fail.
+func TestWhatCannotBeChangedIsRefused(t *testing.T) {
+	start, err := named(shared.renderings, `defaults on ""`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { uninstall(t, start.objects) })
+	install(t, start, newAccount())
+	var changed []*object
+	for _, was := range start.objects {
+		o := was.DeepCopy()
+		switch o.GetKind() {
+		case "DaemonSet":
+			for _, path := range [][]string{{"spec", "selector", "matchLabels"}, {"spec", "template", "metadata", "labels"}} {
+				err = errors.Join(err, unstructured.SetNestedField(o.Object, "x", append(path, "k8s-app")...))
+			}
+		case "ClusterRoleBinding", "RoleBinding":
+			err = unstructured.SetNestedField(o.Object, "x", "roleRef", "name")
+		default:
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed = append(changed, o)
+	}
+	for _, with := range tools() {
+		before := byID(start.objects)
+		for _, o := range changed {
+			_, err := with.change(t.Context(), before[id(o)], o)
+			if err == nil || (!strings.Contains(err.Error(), "immutable") && !strings.Contains(err.Error(), "cannot change roleRef")) {
+				t.Errorf("%s, %s: %v", with.name, id(o), err)
+			}
+		}
+	}
+}
