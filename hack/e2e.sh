@@ -19,7 +19,7 @@ hack/build.sh
 (cd e2e && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w' -o "$root/bin/box" ./images/box)
 (cd hack/chart && CGO_ENABLED=0 go build -buildvcs=false -trimpath -o "$root/bin/chart" .)
 # The last release of the reference plugins that had this one.
-GOBIN=$root/bin CGO_ENABLED=0 GOFLAGS= go install -trimpath -ldflags '-s -w' github.com/containernetworking/plugins/plugins/meta/flannel@v0.9.1
+GOBIN=$root/bin CGO_ENABLED=0 GOFLAGS='' go install -trimpath -ldflags '-s -w' github.com/containernetworking/plugins/plugins/meta/flannel@v0.9.1
 
 # Custom resources are defined by files of the modules of their projects.
 crd() { # MODULE FILE
@@ -35,16 +35,31 @@ export KUBE_BIN ISTIO_CNI_BIN=$root/bin/istio-cni E2E_BOX_BIN=$root/bin/box E2E_
 export E2E_FLANNEL_BIN=$root/bin/flannel E2E_CRDS=$root/bin/crds E2E_LOGS=${E2E_LOGS:-$root/bin/e2e-logs}
 rm -rf "$E2E_LOGS"
 
-args=(-count=1 -v -timeout "${TIMEOUT:-15m}" -p 1 -exec "'$root/hack/in-netns.sh'")
+args=(-count=1 -v -timeout "${TIMEOUT:-15m}" -exec "'$root/hack/in-netns.sh'")
 if [[ -n ${RUN:-} ]]; then
   args+=(-run "$RUN")
 fi
 read -r -a packages <<<"${PKG:-./...}"
 cd e2e
-started=$SECONDS status=0
-CGO_ENABLED=0 go test "${args[@]}" "${packages[@]}" || status=$?
-say "e2e: status $status after $((SECONDS - started)) s"
-if [[ $status -ne 0 && -d $E2E_LOGS ]]; then
-  say "e2e: logs of the servers are in $E2E_LOGS"
+mapfile -t packages < <(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' "${packages[@]}" | sed -n 's,^.*/istio-cni/e2e,.,p')
+
+# One after the other: each has the machine for itself, and is told by name when it fails.
+passed=0 failed=()
+for package in "${packages[@]}"; do
+  started=$SECONDS
+  if CGO_ENABLED=0 go test "${args[@]}" "$package"; then
+    passed=$((passed + 1))
+    summary+=("passed in $((SECONDS - started)) s: $package")
+  else
+    failed+=("$package")
+    summary+=("FAILED in $((SECONDS - started)) s: $package")
+  fi
+done
+printf '%s\n' "${failed[@]}" >"$root/bin/e2e-failed"
+printf '\n'
+printf 'e2e: %s\n' "${summary[@]}"
+say "e2e: $passed passed, ${#failed[@]} failed, of packages${RUN:+ with tests $RUN}"
+if [[ ${#failed[@]} -gt 0 ]]; then
+  [[ ! -d $E2E_LOGS ]] || say "e2e: logs, objects, configurations and rules are in $E2E_LOGS"
+  exit 1
 fi
-exit "$status"

@@ -122,9 +122,9 @@ func (f Families) ranges() (ranges, routes string) {
 		return range6, route6
 	case DualStack:
 		return range4 + ", " + range6, route4 + ", " + route6
-	default:
-		return range4, route4
+	case IPv4:
 	}
+	return range4, route4
 }
 
 // PrimaryNetwork is the file of the node's network unless Options.Networks says otherwise.

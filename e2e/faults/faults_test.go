@@ -31,18 +31,18 @@ func TestFaults(t *testing.T) {
 		{"the kubelet is killed", (*story).kubeletKilled},
 	} {
 		t.Run(fault.name, func(t *testing.T) {
-			s := &story{Lab: s.With(t)}
-			fault.do(s)
-			s.UntilAgentReady()
-			s.steady(0)
-			s.others()
+			part := &story{Lab: s.With(t)}
+			fault.do(part)
+			part.UntilAgentReady()
+			part.steady(0)
+			part.others()
 		})
 	}
 	t.Run("the node loses power", func(t *testing.T) {
-		s := &story{Lab: s.With(t)}
-		s.powerLost()
-		s.steady(1)
-		s.others()
+		part := &story{Lab: s.With(t)}
+		part.powerLost()
+		part.steady(1)
+		part.others()
 	})
 	s.Step("the agent is removed, with pods running, and then they are")
 	s.Uninstall(installed)

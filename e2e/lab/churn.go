@@ -108,8 +108,8 @@ func (c *Churn) live(ctx context.Context, name string, template core.PodTemplate
 	}
 	var pod *core.Pod
 	err = c.until(ctx, "it to be ready", func() (bool, error) {
-		found, err := pods.Get(ctx, name, meta.GetOptions{})
-		if err != nil {
+		found, asking := pods.Get(ctx, name, meta.GetOptions{})
+		if asking != nil {
 			return false, nil //nolint:nilerr // asked again
 		}
 		pod = found

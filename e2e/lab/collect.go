@@ -71,12 +71,23 @@ func (l *Lab) collectObjects(dir string) {
 	write("pods.yaml", pods.Items)
 	for _, p := range pods.Items {
 		for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
-			for _, previous := range []bool{true, false} {
-				if text := l.Output(p.Namespace, p.Name, c.Name, previous); text != "" {
-					name := fmt.Sprintf("log-%s-%s-%s-%t.txt", p.Namespace, p.Name, c.Name, previous)
-					_ = os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644)
-				}
-			}
+			l.collectOutput(dir, p.Namespace, p.Name, c.Name)
+		}
+	}
+}
+
+func (l *Lab) collectOutput(dir, namespace, pod, container string) {
+	for _, previous := range []bool{true, false} {
+		text := l.Output(namespace, pod, container, previous)
+		if text == "" {
+			continue
+		}
+		name := fmt.Sprintf("log-%s-%s-%s.txt", namespace, pod, container)
+		if previous {
+			name = "previous-" + name
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			l.Log(err)
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 )
 
@@ -106,7 +107,10 @@ func (l *Lab) Delete(objects Objects) {
 
 func (l *Lab) resources() func(*unstructured.Unstructured) dynamic.ResourceInterface {
 	l.Helper()
-	client, err := dynamic.NewForConfig(l.REST())
+	config := l.REST()
+	// e2e/renderings is about warnings.
+	config.WarningHandler = rest.NoWarnings{}
+	client, err := dynamic.NewForConfig(config)
 	l.Must(err)
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(l.client.Discovery()))
 	return func(object *unstructured.Unstructured) dynamic.ResourceInterface {

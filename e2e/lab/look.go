@@ -210,7 +210,7 @@ func (l *Lab) Decision(pod string) Decision {
 	return all[0]
 }
 
-// Logs of a container so far, "" for one that has not run.
+// Output is the log of a container, or of the one before it, "" for one that has not run.
 func (l *Lab) Output(namespace, pod, container string, previous bool) string {
 	ctx, cancel := background()
 	defer cancel()

@@ -1,6 +1,8 @@
 package lab
 
 import (
+	"maps"
+
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -66,9 +68,7 @@ func Annotated(pairs map[string]string) Change {
 		if template.Annotations == nil {
 			template.Annotations = map[string]string{}
 		}
-		for key, value := range pairs {
-			template.Annotations[key] = value
-		}
+		maps.Copy(template.Annotations, pairs)
 	}
 }
 

@@ -160,8 +160,8 @@ func (s *story) completes() {
 	}, meta.CreateOptions{})
 	s.Must(err)
 	s.Until("the job", func() bool {
-		job, err := s.Client().BatchV1().Jobs(lab.App).Get(s.Context(), "asks", meta.GetOptions{})
-		s.Must(err)
+		job, asking := s.Client().BatchV1().Jobs(lab.App).Get(s.Context(), "asks", meta.GetOptions{})
+		s.Must(asking)
 		if job.Status.Failed > 0 {
 			s.Fatalf("it failed: %v", job.Status.Conditions)
 		}

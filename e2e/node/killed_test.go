@@ -78,7 +78,7 @@ func TestAKilledTestLeavesNoContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = command.Wait()
-	l := &rig{Test: lab.Test{T: t}, client: shared.Client()}
+	l := lab.Test{T: t}
 	l.Until("the end of all processes", func() bool { return processes(t, base) == 0 })
 	// The next start in that place removes the rest.
 	c, err := cluster.Start(t.Context(), cluster.Options{Kube: shared.Kube, Tier: cluster.ControlPlane, Dir: parent})
