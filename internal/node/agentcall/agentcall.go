@@ -92,11 +92,13 @@ func (a *Agent) Pod(ctx context.Context, key Key) (sidecar.Facts, error) {
 	return facts, nil
 }
 
-// Report tells the agent what became of a call of the runtime.
+// Report tells the agent what became of a call of the runtime, as the last on the connection. It returns when the kernel
+// has the report: an agent that is busy reads it later, after Close and after the end of this process, too. What the agent
+// would answer is of no use to anybody.
 func (a *Agent) Report(ctx context.Context, r Report) error {
 	text, err := json.Marshal(r)
 	if err == nil {
-		_, err = a.call(ctx, http.MethodPost, reportPath, text)
+		_, err = a.send(ctx, http.MethodPost, reportPath, text)
 	}
 	if err != nil {
 		return fmt.Errorf("reporting to the node agent: %w", err)
@@ -104,9 +106,8 @@ func (a *Agent) Report(ctx context.Context, r Report) error {
 	return nil
 }
 
-// call sends one request on the connection and reads the whole answer. There is no http.Client: its transport may outlive
-// the call.
-func (a *Agent) call(ctx context.Context, method, path string, body []byte) ([]byte, error) {
+// send writes one request. There is no http.Client: its transport may outlive the call.
+func (a *Agent) send(ctx context.Context, method, path string, body []byte) (*http.Request, error) {
 	request, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
@@ -116,9 +117,15 @@ func (a *Agent) call(ctx context.Context, method, path string, body []byte) ([]b
 			return nil, err
 		}
 	}
+	return request, request.Write(a.conn)
+}
+
+// call sends one request on the connection and reads the whole answer.
+func (a *Agent) call(ctx context.Context, method, path string, body []byte) ([]byte, error) {
 	stop := context.AfterFunc(ctx, func() { _ = a.conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	if err = request.Write(a.conn); err != nil {
+	request, err := a.send(ctx, method, path, body)
+	if err != nil {
 		return nil, err
 	}
 	response, err := http.ReadResponse(a.in, request)

@@ -93,6 +93,7 @@ func serve(t *testing.T, handler http.HandlerFunc) string {
 func TestOneConnectionForAQuestionAndAReport(t *testing.T) {
 	from := map[string]int{}
 	var connections int
+	ended := make(chan struct{})
 	socket := filepath.Join(t.TempDir(), "s")
 	var config net.ListenConfig
 	listener, err := config.Listen(t.Context(), "unix", socket)
@@ -102,8 +103,12 @@ func TestOneConnectionForAQuestionAndAReport(t *testing.T) {
 	server := &http.Server{
 		ReadHeaderTimeout: time.Minute,
 		ConnState: func(_ net.Conn, s http.ConnState) {
-			if s == http.StateNew {
+			switch s {
+			case http.StateNew:
 				connections++
+			case http.StateClosed:
+				close(ended) // all that was sent is read
+			default:
 			}
 		},
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -128,6 +133,7 @@ func TestOneConnectionForAQuestionAndAReport(t *testing.T) {
 	if err = agent.Close(); err != nil {
 		t.Error(err)
 	}
+	<-ended
 	_ = server.Close()
 	if connections != 1 || from["GET /v1/pods/a/b"] != 1 || from["POST /v1/report"] != 1 {
 		t.Errorf("%d connections, requests %v", connections, from)

@@ -101,6 +101,7 @@ func (s stage) do(t *testing.T, command string, want budget) *trace.Record {
 	}
 	got := budget{processes: r.Processes, requests: len(s.node.API.Requests()) - requests, batches: len(batches(r))}
 	if s.agent != nil {
+		s.agent.settle(t)
 		got.questions = s.agent.calls.Load() - questions
 	}
 	if got != want {

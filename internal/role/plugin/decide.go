@@ -18,7 +18,8 @@ import (
 
 // What the agent may cost. It is on the same node and knows the pod, or asks for it on a connection that it has open.
 const (
-	agentPatience  = 250 * time.Millisecond
+	agentPatience = 250 * time.Millisecond
+	// reportPatience is for handing a report to the kernel: nobody waits until the agent has read it.
 	reportPatience = 50 * time.Millisecond
 )
 
@@ -161,11 +162,11 @@ func (c *call) programmed(r podnet.Report) {
 	c.told.Backend, c.told.Changed, c.told.Processes = strings.Join(r.Tools, ","), len(r.Programs) > 0, r.Processes
 }
 
-// report tells the node agent what became of the pod, if that costs next to nothing: not for a pod that was passed by what
-// the runtime handed over, and not to an agent that did not answer.
+// report tells the node agent what became of the pod, also if it did not answer before: those are the calls that somebody
+// wants to see. Only for a pod that was passed by what the runtime handed over even that would cost too much.
 func (c *call) report(ctx context.Context, conf cniconf.NetConf, failed error) {
 	defer c.end()
-	if c.told.Source == agentcall.SourceAnnotations || c.agent == nil && c.told.Source != agentcall.SourceName {
+	if c.told.Source == agentcall.SourceAnnotations {
 		return
 	}
 	if failed == nil && !c.finished {

@@ -4,12 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -31,11 +33,51 @@ type agent struct {
 	ring podinfo.Ring
 	// calls are the requests that it got.
 	calls atomic.Int64
+
+	socket string
+	mu     sync.Mutex
+	open   map[net.Conn]bool
+}
+
+// settle waits until the agent has read all that plugins sent which have ended: they do not wait for it.
+func (a *agent) settle(tb testing.TB) {
+	tb.Helper()
+	// Connections are taken in their order, so once this one is all others are.
+	mark, err := (&net.Dialer{}).DialContext(tb.Context(), "unix", a.socket)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	_, _ = mark.Write([]byte("nonsense\r\n\r\n"))
+	_, _ = io.ReadAll(mark)
+	_ = mark.Close()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		a.mu.Lock()
+		left := len(a.open)
+		a.mu.Unlock()
+		if left == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			tb.Fatalf("the agent has %d connections", left)
+		}
+	}
+}
+
+func (a *agent) watch(connection net.Conn, state http.ConnState) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch state {
+	case http.StateNew:
+		a.open[connection] = true
+	case http.StateClosed:
+		delete(a.open, connection)
+	default:
+	}
 }
 
 func serveAgent(tb testing.TB, n *chaintest.Node) *agent {
 	tb.Helper()
-	a := &agent{Server: kubetest.NewServer(tb)}
+	a := &agent{Server: kubetest.NewServer(tb), socket: filepath.Join(n.RunDir, agentcall.SocketName), open: map[net.Conn]bool{}}
 	api, err := kube.NewAPI(kube.Access{Kubeconfig: a.Kubeconfig(tb), Now: time.Now})
 	if err != nil {
 		tb.Fatal(err)
@@ -45,10 +87,10 @@ func serveAgent(tb testing.TB, n *chaintest.Node) *agent {
 		Log: slog.New(slog.DiscardHandler),
 	}
 	handler := service.Handler()
-	serveSocket(tb, n, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	serve(tb, n, &http.Server{ReadHeaderTimeout: time.Minute, ConnState: a.watch, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		a.calls.Add(1)
 		handler.ServeHTTP(w, r)
-	}))
+	})})
 	return a
 }
 
@@ -61,12 +103,16 @@ func (a *agent) knows(p chaintest.Pod, describe func(*kubetest.Pod)) {
 
 func serveSocket(tb testing.TB, n *chaintest.Node, handler http.Handler) {
 	tb.Helper()
+	serve(tb, n, &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute})
+}
+
+func serve(tb testing.TB, n *chaintest.Node, server *http.Server) {
+	tb.Helper()
 	var config net.ListenConfig
 	listener, err := config.Listen(tb.Context(), "unix", filepath.Join(n.RunDir, agentcall.SocketName))
 	if err != nil {
 		tb.Fatal(err)
 	}
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
 	go func() { _ = server.Serve(listener) }()
 	tb.Cleanup(func() { _ = server.Close() })
 }
@@ -154,6 +200,7 @@ func TestAgentAnswersInPlaceOfTheServer(t *testing.T) {
 	if !strings.Contains(rules(t, pod), "ISTIO_OUTPUT") || strings.Contains(rules(t, plain), "ISTIO") {
 		t.Errorf("the wrong one is captured:\n%s\n%s", rules(t, pod), rules(t, plain))
 	}
+	a.settle(t)
 	if a.calls.Load() != 4 {
 		t.Errorf("the agent was called %d times, want a question and a report of each pod", a.calls.Load())
 	}
@@ -305,5 +352,29 @@ func TestNothingWorksOnTheNode(t *testing.T) {
 	}
 	if err := n.Status(n.Chain("1.1.0", chaintest.Stanza{})); err == nil || !strings.Contains(err.Error(), "no way of redirecting") {
 		t.Errorf("STATUS: %v", err)
+	}
+}
+
+// TestABusyAgentHearsLater: an agent that had no processor while a pod was made is told of the pod all the same, and the pod does
+// not wait for it.
+func TestABusyAgentHearsLater(t *testing.T) {
+	t.Parallel()
+	n := chaintest.New(t, program(t))
+	busy, reports := make(chan struct{}), make(chan agentcall.Report, 8)
+	serveSocket(t, n, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		<-busy
+		var told agentcall.Report
+		if r.Method == http.MethodPost && json.NewDecoder(r.Body).Decode(&told) == nil {
+			reports <- told
+		}
+	}))
+	pod := n.NewPod("shop", "web", chaintest.Sidecar)
+	if err := chain(n, pod, chaintest.Stanza{}); err != nil {
+		t.Fatal(err)
+	}
+	close(busy)
+	told := <-reports
+	if told.Pod != "web" || told.Source != agentcall.SourceAPI || !told.Captured || told.Requests != 1 {
+		t.Errorf("it is told %+v", told)
 	}
 }
