@@ -1,0 +1,160 @@
+package upgrade
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// churn makes a mesh pod each beat, and deletes one of those that it is given, until it is told to end. It has no more pods
+// under way than two cores can do, beside those that are held back by their validation.
+type churn struct {
+	*lab
+	prefix        string
+	victims, gone []string
+	end           context.CancelFunc
+	ended         chan struct{}
+
+	mu   sync.Mutex
+	made []string
+	errs []error
+	// away is how long the network had no stanza of ours or the reference's.
+	away time.Duration
+}
+
+const (
+	beat     = 500 * time.Millisecond
+	underWay = 3
+)
+
+// begin returns when the first pod is ready: the upgrade is to meet the churn, not the other way round.
+func (l *lab) begin(prefix string, victims ...string) *churn {
+	l.Helper()
+	ctx, end := context.WithCancel(l.Context())
+	c := &churn{lab: l, prefix: prefix, victims: victims, end: end, ended: make(chan struct{})}
+	go c.run(ctx)
+	go c.watch(ctx)
+	l.until("the first pod", func() bool { return c.count() > 0 && l.isReady(prefix+"-0") })
+	return c
+}
+
+func (c *churn) run(ctx context.Context) {
+	defer close(c.ended)
+	tick := time.NewTicker(beat)
+	defer tick.Stop()
+	for n := 0; ; {
+		name := fmt.Sprintf("%s-%d", c.prefix, n)
+		made, err := c.next(ctx, name)
+		if ctx.Err() != nil && !made {
+			return
+		}
+		c.mu.Lock()
+		if made {
+			c.made = append(c.made, name)
+			n++
+		}
+		c.errs = append(c.errs, err)
+		c.mu.Unlock()
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// next makes a pod and deletes another, if there are not too many under way.
+func (c *churn) next(ctx context.Context, name string) (made bool, err error) {
+	api := c.client.CoreV1().Pods(appNamespace)
+	all, err := api.List(ctx, meta.ListOptions{})
+	if err != nil {
+		return false, err
+	}
+	busy := 0
+	for _, p := range all.Items {
+		if s := p.Status.InitContainerStatuses; p.Status.Phase == core.PodPending && (len(s) == 0 || s[0].RestartCount == 0) {
+			busy++
+		}
+	}
+	if busy >= underWay {
+		return false, nil
+	}
+	if len(c.victims) > 0 && c.count() > 0 {
+		c.gone, c.victims = append(c.gone, c.victims[0]), c.victims[1:]
+		if err = api.Delete(ctx, c.gone[len(c.gone)-1], meta.DeleteOptions{}); err != nil {
+			return false, err
+		}
+	}
+	_, err = api.Create(ctx, injected(name), meta.CreateOptions{})
+	return err == nil, err
+}
+
+// watch looks at the network's configuration all the time. A pod more is made as soon as it has no stanza.
+func (c *churn) watch(ctx context.Context) {
+	const often = 10 * time.Millisecond
+	path := filepath.Clean(shared.NodeFile("/etc/cni/net.d/10-e2e.conflist"))
+	tick := time.NewTicker(often)
+	defer tick.Stop()
+	for last, begun := time.Now(), false; ctx.Err() == nil; last = time.Now() {
+		<-tick.C
+		text, err := os.ReadFile(path)
+		if err == nil && bytes.Contains(text, []byte(`"istio-cni"`)) {
+			continue
+		}
+		c.mu.Lock()
+		c.away += time.Since(last)
+		if !begun {
+			begun = true
+			_, err = c.client.CoreV1().Pods(appNamespace).Create(ctx, injected(c.prefix+"-gap"), meta.CreateOptions{})
+			c.made = append(c.made, c.prefix+"-gap")
+		}
+		c.errs = append(c.errs, err)
+		c.mu.Unlock()
+	}
+}
+
+func (c *churn) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.made)
+}
+
+// stop ends it some pods later, looks at each pod that it made, and removes them. It gives the pods that were captured from
+// the beginning and those that were not, with the times at which they were made.
+func (c *churn) stop() (captured, held map[string]time.Time) {
+	c.Helper()
+	const after = 3
+	enough := c.count() + after
+	c.until("pods after the change", func() bool { return c.count() >= enough })
+	c.end()
+	<-c.ended
+	c.mu.Lock() // the watch may have a last look
+	defer c.mu.Unlock()
+	c.must(errors.Join(c.errs...))
+	captured, held = map[string]time.Time{}, map[string]time.Time{}
+	for _, name := range c.made {
+		c.until(name, func() bool { return c.isReady(name) })
+		c.flows(name)
+		in := captured
+		if c.restarts(name) > 0 {
+			in = held
+		}
+		in[name] = c.get(appNamespace, name).CreationTimestamp.Time
+	}
+	c.Logf("%d pods were made under way, %d of them began without redirection: %q; all are ready and redirected now",
+		len(c.made), len(held), slices.Sorted(maps.Keys(held)))
+	c.Logf("the stanza was away for %s; %q were deleted under way", c.away.Round(time.Millisecond), c.gone)
+	c.awaitEnd(c.gone...)
+	c.remove(c.made...)
+	return captured, held
+}
