@@ -28,8 +28,9 @@ type churn struct {
 	mu   sync.Mutex
 	made []string
 	errs []error
-	// away is how long the network had no stanza of ours or the reference's.
+	// away is how long the network had no stanza of ours or the reference's, back when it had one again.
 	away time.Duration
+	back time.Time
 }
 
 const (
@@ -112,7 +113,7 @@ func (c *churn) watch(ctx context.Context) {
 			continue
 		}
 		c.mu.Lock()
-		c.away += time.Since(last)
+		c.away, c.back = c.away+time.Since(last), time.Now()
 		if !begun {
 			begun = true
 			_, err = c.client.CoreV1().Pods(appNamespace).Create(ctx, injected(c.prefix+"-gap"), meta.CreateOptions{})

@@ -33,13 +33,14 @@ func (l *lab) installReference() {
 }
 
 // upgrade does what docs/install.md says.
-func (l *lab) upgrade() {
+func (l *lab) upgrade(flags ...string) {
 	l.Helper()
 	values := filepath.Join(l.TempDir(), "my-values.yaml")
 	l.must(os.WriteFile(values, []byte(l.helm("get", "values", release, "--output=yaml")), 0o600))
 	_, file, _, _ := runtime.Caller(0)
 	chart := filepath.Join(filepath.Dir(file), "..", "..", "manifests", "istio-cni")
-	l.helm("upgrade", release, chart, "-f="+values, "--set=global.hub="+oursHub, "--set=global.tag="+oursTag)
+	flags = append([]string{"--set=global.hub=" + oursHub, "--set=global.tag=" + oursTag}, flags...)
+	l.helm(append([]string{"upgrade", release, chart, "-f=" + values}, flags...)...)
 	l.rolledOut(oursImage)
 }
 
