@@ -162,7 +162,8 @@ func (l *lab) flows(name string) {
 		return l.inside(appNamespace, name, "app", "/box", "get", "http://192.0.2.1:9999")
 	}
 	for direction, ask := range map[string]func() (string, error){"in": in, "out": out} {
-		// The proxy's containers are ready when they run, which is before they listen.
+		// The proxy's containers are ready when they run, which is before they listen; and ctr loses what a program says
+		// that ends at once, on a busy machine.
 		const tries = 10
 		for try := 1; ; try++ {
 			text, err := ask()
