@@ -5,9 +5,11 @@
 #   hack/e2e.sh                             everything
 #   PKG=./taint RUN=TestLegacy hack/e2e.sh  a part
 #
-# KUBE_BIN names a ready-made kube binary, E2E_LOGS a directory for the logs of
-# what failed (bin/e2e-logs). Installs what is missing, as hack/setup.sh does;
-# nothing is skipped.
+#
+# KUBE_BIN names a ready-made kube binary, REFERENCE_BIN a directory as
+# hack/reference.sh makes it, E2E_LOGS a directory for the logs of what failed
+# (bin/e2e-logs). Installs what is missing, as hack/setup.sh does; nothing is
+# skipped.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need_root "the tests make namespaces, mounts and control groups"
@@ -34,6 +36,13 @@ crd github.com/k8snetworkplumbingwg/network-attachment-definition-client artifac
 export KUBE_BIN ISTIO_CNI_BIN=$root/bin/istio-cni E2E_BOX_BIN=$root/bin/box E2E_CHART_BIN=$root/bin/chart
 export E2E_FLANNEL_BIN=$root/bin/flannel E2E_CRDS=$root/bin/crds E2E_LOGS=${E2E_LOGS:-$root/bin/e2e-logs}
 rm -rf "$E2E_LOGS"
+# Five minutes, and for one package only.
+case ${PKG:-./...} in
+  *...* | *upgrade*)
+    REFERENCE_BIN=$(hack/reference.sh)
+    export REFERENCE_BIN
+    ;;
+esac
 
 args=(-count=1 -v -timeout "${TIMEOUT:-15m}" -exec "'$root/hack/in-netns.sh'")
 if [[ -n ${RUN:-} ]]; then

@@ -11,20 +11,6 @@ set -euo pipefail
 
 note() { printf 'kube: %s\n' "$*" >&2; }
 
-# free_mb DIR prints what is free there, or where the nearest parent is.
-free_mb() {
-  local dir=$1
-  until [[ -d $dir ]]; do dir=$(dirname "$dir"); done
-  df -Pm "$dir" | awk 'NR == 2 { print $4 }'
-}
-
-# need_space stops before a build that would fill the disk.
-need_space() { # DIR MB WHAT
-  local free
-  free=$(free_mb "$1")
-  [[ $free -ge $2 ]] || die "building Kubernetes needs $2 MB for $3 in $1, and $free MB are free: free some, or set KUBE_BIN"
-}
-
 if [[ -n ${KUBE_BIN:-} ]]; then
   [[ -x $KUBE_BIN ]] || die "KUBE_BIN=$KUBE_BIN is no program"
   realpath "$KUBE_BIN"
@@ -35,9 +21,9 @@ use_go
 stamp=$({ go env GOVERSION GOARCH && cat e2e/kube/go.mod e2e/kube/go.sum e2e/kube/main.go; } | sha256sum | cut -c1-16)
 dir=$root/bin/kube/$stamp
 if [[ ! -x $dir/kube ]]; then
-  need_space "$(go env GOCACHE)" 5000 "Go's build cache"
-  need_space "$(go env GOMODCACHE)" 1500 "modules"
-  need_space "$root" 300 "the binary"
+  need_space "$(go env GOCACHE)" 5000 "building Kubernetes" "set KUBE_BIN"
+  need_space "$(go env GOMODCACHE)" 1500 "the modules of Kubernetes" "set KUBE_BIN"
+  need_space "$root" 300 "the binary" "set KUBE_BIN"
   version=$(cd e2e/kube && go list -m -f '{{.Version}}' k8s.io/kubernetes) ||
     die "the modules of e2e/kube cannot be listed: is the Go module proxy within reach?"
   note "building Kubernetes $version (once; kept in bin/kube)"

@@ -82,6 +82,20 @@ use_go() {
   fi
 }
 
+# free_mb DIR prints what is free there, or where the nearest parent is.
+free_mb() {
+  local dir=$1
+  until [[ -d $dir ]]; do dir=$(dirname "$dir"); done
+  df -Pm "$dir" | awk 'NR == 2 { print $4 }'
+}
+
+# need_space stops before a build that would fill the disk.
+need_space() { # DIR MB WHAT ELSE
+  local free
+  free=$(free_mb "$1")
+  [[ $free -ge $2 ]] || die "$3 needs $2 MB in $1, and $free MB are free: free some, or $4"
+}
+
 # tool NAME builds one tool of hack/tools when its pinned versions or the
 # compiler changed, and sets tool_bin to its path. The linter takes some
 # minutes the first time.

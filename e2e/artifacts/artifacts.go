@@ -52,6 +52,30 @@ func Find() (Artifacts, error) {
 		directory(a.CRDs, "E2E_CRDS", "hack/e2e.sh fills it"))
 }
 
+// Reference are absolute paths too: the programs and the chart of the reference, and Helm.
+type Reference struct{ InstallCNI, IstioCNI, Chart, Helm string }
+
+// FindReference reads REFERENCE_BIN, which hack/e2e.sh sets for the packages that want it. The default is below bin/ as well.
+func FindReference() (Reference, error) {
+	dir := os.Getenv("REFERENCE_BIN")
+	if dir == "" {
+		_, file, _, _ := runtime.Caller(0)
+		built, _ := filepath.Glob(filepath.Join(filepath.Dir(file), "..", "..", "bin", "reference", "*"))
+		if len(built) == 1 {
+			dir = built[0]
+		}
+	}
+	r := Reference{
+		InstallCNI: filepath.Join(dir, "install-cni"), IstioCNI: filepath.Join(dir, "istio-cni"),
+		Helm: filepath.Join(dir, "helm"), Chart: filepath.Join(dir, "chart"),
+	}
+	var errs []error
+	for _, path := range []string{r.InstallCNI, r.IstioCNI, r.Helm} {
+		errs = append(errs, program(path, "REFERENCE_BIN", "hack/reference.sh builds it"))
+	}
+	return r, errors.Join(errs...)
+}
+
 func from(variable, dir, name string) string {
 	if path := os.Getenv(variable); path != "" {
 		return path

@@ -53,14 +53,15 @@ type node struct {
 	began  time.Time
 }
 
-// Node starts a node, and ends it with the test. Kube, Tier, Images and Pause are given; it does not wait for the node.
+// Node starts a node, and ends it with the test. Kube, Tier and Pause are given, and of Images those of test pods and of the
+// program; it does not wait for the node.
 func Node(t *testing.T, o cluster.Options) *Lab {
 	t.Helper()
 	found, err := artifacts.Find()
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Kube, o.Tier, o.Pause, o.Images = found.Kube, cluster.Node, BoxImage, archives(t, found)
+	o.Kube, o.Tier, o.Pause, o.Images = found.Kube, cluster.Node, BoxImage, append(archives(t, found), o.Images...)
 	if o.Log == nil {
 		o.Log = os.Stderr
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	core "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -143,8 +144,13 @@ func (l *Lab) From(name, url string) (string, bool) {
 		text, err := l.Command(l.Context(), l.Box, "get", url).CombinedOutput()
 		return string(text), err == nil
 	}
-	text, err := l.Inside(App, name, app, "/box", "get", url)
-	return text, err == nil
+	// On a busy machine ctr loses what a program says that ends at once.
+	const tries = 5
+	for try := 1; ; try++ {
+		if text, err := l.Inside(App, name, app, "/box", "get", url); err != nil || text != "" || try == tries {
+			return text, err == nil
+		}
+	}
 }
 
 // nowhere are addresses that nobody has (RFC 5737, RFC 3849).
@@ -167,6 +173,10 @@ var (
 func (l *Lab) Flow(name, family string) Flow {
 	l.Helper()
 	in, answered := l.From("", l.URL(name, family, AppPort))
+	for try := 0; try < 20 && !(answered && strings.Contains(in, "hello from "+name)); try++ {
+		time.Sleep(250 * time.Millisecond) // nobody may listen yet
+		in, answered = l.From("", l.URL(name, family, AppPort))
+	}
 	if !answered || !strings.Contains(in, "hello from "+name) {
 		l.Errorf("%s does not answer: %s", name, in)
 	}
@@ -178,11 +188,19 @@ func (l *Lab) Flow(name, family string) Flow {
 	return Flow{In: strings.Contains(in, "via inbound "+name), Out: strings.Contains(out, "via outbound "+name)}
 }
 
-// Flows checks the Flow of a pod of the mesh.
+// Flows checks the Flow of pods of the mesh. A proxy listens a moment after its container was started.
 func (l *Lab) Flows(names ...string) {
 	l.Helper()
+	const tries, pause = 10, 500 * time.Millisecond
 	for _, name := range names {
-		if got := l.Flow(name, ""); got != Redirected {
+		var got Flow
+		for range tries {
+			if got = l.Flow(name, ""); got == Redirected {
+				break
+			}
+			time.Sleep(pause)
+		}
+		if got != Redirected {
 			l.Errorf("%s: traffic by its proxy: %+v", name, got)
 		}
 	}

@@ -40,6 +40,7 @@ type Store struct {
 	mu        sync.Mutex
 	pods      map[name]kube.NodePod
 	synced    bool
+	trouble   error // nil while the pods are followed
 	listeners map[*listener]struct{}
 	asked     map[kube.PodKey]*question
 }
@@ -64,7 +65,7 @@ func (s *Store) Run(ctx context.Context) {
 				s.options.Log.WarnContext(ctx, "the node's pods are out of sight: the plugin asks the API server itself, and none is repaired",
 					slog.String("error", err.Error()))
 			}
-			s.each(func(l kube.Listener[kube.NodePod]) { l.Trouble(err) })
+			s.each(func() { s.trouble = err }, func(l kube.Listener[kube.NodePod]) { l.Trouble(err) })
 		},
 	})
 }
@@ -111,29 +112,20 @@ func with(of map[string]string, key, value string) map[string]string {
 func nameOf(p kube.NodePod) name { return name{p.Facts.Namespace, p.Facts.Name} }
 
 func (s *Store) set(p kube.NodePod) {
-	s.mu.Lock()
-	s.pods[nameOf(p)] = p
-	s.mu.Unlock()
-	s.each(func(l kube.Listener[kube.NodePod]) { l.Set(p) })
+	s.each(func() { s.pods[nameOf(p)] = p }, func(l kube.Listener[kube.NodePod]) { l.Set(p) })
 }
 
 func (s *Store) gone(p kube.NodePod) {
-	s.mu.Lock()
-	delete(s.pods, nameOf(p))
-	s.mu.Unlock()
-	s.each(func(l kube.Listener[kube.NodePod]) { l.Gone(p) })
+	s.each(func() { delete(s.pods, nameOf(p)) }, func(l kube.Listener[kube.NodePod]) { l.Gone(p) })
 }
 
 func (s *Store) listed() {
-	s.mu.Lock()
-	first := !s.synced
-	s.synced = true
-	count := len(s.pods)
-	s.mu.Unlock()
-	if first {
-		s.options.Log.Info("the node's pods are in sight", slog.Int("pods", count))
-	}
-	s.each(func(l kube.Listener[kube.NodePod]) { l.Listed() })
+	s.each(func() {
+		if !s.synced {
+			s.options.Log.Info("the node's pods are in sight", slog.Int("pods", len(s.pods)))
+		}
+		s.synced = true
+	}, func(l kube.Listener[kube.NodePod]) { l.Listed() })
 }
 
 // listener is told one thing after the other, whoever tells.
@@ -142,8 +134,10 @@ type listener struct {
 	tell kube.Listener[kube.NodePod]
 }
 
-func (s *Store) each(tell func(kube.Listener[kube.NodePod])) {
+// each notes what has changed, and tells those who follow at that moment: one who comes later is told what was noted.
+func (s *Store) each(note func(), tell func(kube.Listener[kube.NodePod])) {
 	s.mu.Lock()
+	note()
 	all := make([]*listener, 0, len(s.listeners))
 	for l := range s.listeners {
 		all = append(all, l)
@@ -165,7 +159,7 @@ func (s *Store) Follow(ctx context.Context, tell kube.Listener[kube.NodePod]) {
 	for _, p := range s.pods {
 		pods = append(pods, p)
 	}
-	synced := s.synced
+	synced, trouble := s.synced, s.trouble
 	s.listeners[l] = struct{}{}
 	s.mu.Unlock()
 	for _, p := range pods {
@@ -173,6 +167,9 @@ func (s *Store) Follow(ctx context.Context, tell kube.Listener[kube.NodePod]) {
 	}
 	if synced {
 		tell.Listed()
+	}
+	if trouble != nil {
+		tell.Trouble(trouble)
 	}
 	l.mu.Unlock()
 	<-ctx.Done()

@@ -166,6 +166,31 @@ func TestFollowTellsAllThereIsAndWhatChanges(t *testing.T) {
 	}
 }
 
+// A trouble is told once: who comes after that has to hear of it too.
+func TestFollowTellsOfATroubleThatThereIs(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Fail(kubetest.Forbidden, 1000)
+	s := newStore(t, server)
+	run(t, s)
+	until(t, "there is no trouble", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.trouble != nil })
+	told := make(chan error, 2)
+	ctx, cancel := context.WithCancel(t.Context())
+	var work sync.WaitGroup
+	work.Go(func() {
+		s.Follow(ctx, kube.Listener[kube.NodePod]{Listed: func() {}, Trouble: func(err error) { told <- err }})
+	})
+	var have []error
+	until(t, "it is not told", func() bool { return len(told) == 1 })
+	server.Heal()
+	until(t, "its end is not told", func() bool { return len(told) == 2 })
+	have = append(have, <-told, <-told)
+	if have[0] == nil || have[1] != nil {
+		t.Errorf("told %v", have)
+	}
+	cancel()
+	work.Wait()
+}
+
 func TestReportsAreKeptAndCounted(t *testing.T) {
 	m := metrics.New("")
 	service := Service{Ring: &Ring{}, Metrics: m, Log: slog.New(slog.DiscardHandler), Store: newStore(t, kubetest.NewServer(t))}

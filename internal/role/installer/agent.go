@@ -93,13 +93,10 @@ func stay(ctx context.Context, in input, cfg Config, log *slog.Logger) error {
 		return err
 	}
 	n.start(func() { n.logged("serving health and metrics", servers.Serve(background)) })
-	held, err := n.claim(ctx)
-	if err != nil || held == nil {
-		return err
-	}
-	n.held = held
-	if err = n.openRelay(ctx); err != nil {
-		return err
+	for _, claim := range []func(context.Context) error{n.lock, n.openRelay} {
+		if claimed, problem := n.await(ctx, claim); problem != nil || !claimed {
+			return problem
+		}
 	}
 	if n.api, err = kube.NewAPI(cfg.access()); err != nil {
 		log.WarnContext(ctx, "no API server: no events, no live configuration from a ConfigMap, and no way to tell an upgrade from a removal",
@@ -138,15 +135,21 @@ func (c Config) access() kube.Access {
 	}
 }
 
-// claim waits until no other agent works on the node: the one of before may still be ending. Nothing held means that the
-// agent was told to end meanwhile.
-func (n *node) claim(ctx context.Context) (*hostfs.Held, error) {
+// lock is the claim to the node, and the relay's socket another one: agents of the reference know no lock.
+func (n *node) lock(context.Context) (err error) {
+	n.held, err = alone(n.cfg)
+	return err
+}
+
+// await makes a claim as soon as no other agent works on the node: the one of before may still be ending. It gives false
+// if the agent was told to end meanwhile.
+func (n *node) await(ctx context.Context, claim func(context.Context) error) (claimed bool, err error) {
 	told := false
 	for {
-		held, err := alone(n.cfg)
+		err := claim(ctx)
 		busy := (*hostfs.HeldError)(nil)
-		if err == nil || !errors.As(err, &busy) {
-			return held, err
+		if !errors.As(err, &busy) && !errors.Is(err, unixsock.ErrServed) {
+			return err == nil, err
 		}
 		n.standBy(err)
 		if !told {
@@ -157,7 +160,7 @@ func (n *node) claim(ctx context.Context) (*hostfs.Held, error) {
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			return nil, nil //nolint:nilnil // nothing is held, and nothing is wrong
+			return false, nil
 		case <-timer.C:
 		}
 	}

@@ -1,6 +1,8 @@
 package installer_test
 
 import (
+	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +41,37 @@ func TestSecondAgentWaitsForTheFirst(t *testing.T) {
 			t.Logf("taken over %s after the end of the first began", time.Since(began))
 		})
 	}
+}
+
+// The reference's agent takes no lock: it is known by the socket that it serves.
+func TestAgentWaitsForTheReferences(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	// What there is to serve the node.
+	before := n.Start("EXCLUDE_NAMESPACES=told-by-the-first")
+	before.AwaitReady()
+	before.Kill()
+	socket := n.Path(nodetest.RunDir + "/log.sock")
+	if err := os.Remove(socket); err != nil {
+		t.Fatal(err)
+	}
+	reference, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reference.Close() //nolint:errcheck // the test is over
+	a := n.Start("EXCLUDE_NAMESPACES=told-by-the-second")
+	a.AwaitLog("waiting for another node agent to end")
+	// As a rollout with maxSurge ends the reference's only then.
+	a.AwaitReady()
+	if strings.Contains(n.Read(listFile), "told-by-the-second") {
+		t.Error("both are at work")
+	}
+	if err := reference.Close(); err != nil {
+		t.Fatal(err)
+	}
+	awaitExcluded(t, n, "told-by-the-second")
+	a.AwaitReady()
 }
 
 // An agent that waits for another one can be told to end.

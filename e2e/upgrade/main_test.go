@@ -1,0 +1,52 @@
+// Package upgrade takes a node over from the reference, Istio's own istio-cni, and gives it back: its chart and its programs
+// as they are, Helm as it is, a real node, and pods whose traffic is looked at before, between and after.
+//
+// It is one story: the reference is installed, upgraded to this program, rolled back, upgraded again and uninstalled, while
+// pods come and go.
+//
+// Start reading at TestFromTheReferenceAndBack; lab_test.go has what it is told with.
+package upgrade
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/meshcni/istio-cni/e2e/artifacts"
+	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/images"
+	"github.com/meshcni/istio-cni/e2e/lab"
+)
+
+const (
+	// oursHub and oursTag are the defaults of the chart.
+	oursHub, oursTag = "localhost/istio-cni", "0.1.0"
+	theirHub         = "localhost/reference"
+	theirTag         = "e2e"
+	theirImage       = theirHub + "/install-cni:" + theirTag
+)
+
+func TestMain(m *testing.M) {
+	cluster.Main()
+	os.Exit(m.Run())
+}
+
+// newStory has a node that knows the image of the reference as well, laid out as its own is.
+func newStory(t *testing.T) *story {
+	t.Helper()
+	reference, err := artifacts.FindReference()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const plugin, installer = "/opt/cni/bin/istio-cni", "/usr/local/bin/install-cni"
+	archive := filepath.Join(t.TempDir(), "reference.tar")
+	if err := images.Write(archive, images.Image{Name: theirImage, Entrypoint: []string{installer}, Files: []images.File{
+		{Source: reference.IstioCNI, Path: plugin}, {Source: reference.InstallCNI, Path: installer},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	s := &story{Lab: lab.Node(t, cluster.Options{Images: []string{archive}}), reference: reference, made: map[string]string{}}
+	s.UntilNodeReady()
+	s.network = s.networkNow()
+	return s
+}
