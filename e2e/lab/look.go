@@ -172,20 +172,29 @@ var (
 // one is given. An answer has to come in where In is false, too.
 func (l *Lab) Flow(name, family string) Flow {
 	l.Helper()
-	in, answered := l.From("", l.URL(name, family, AppPort))
-	for try := 0; try < 20 && !(answered && strings.Contains(in, "hello from "+name)); try++ {
-		time.Sleep(250 * time.Millisecond) // nobody may listen yet
-		in, answered = l.From("", l.URL(name, family, AppPort))
-	}
-	if !answered || !strings.Contains(in, "hello from "+name) {
-		l.Errorf("%s does not answer: %s", name, in)
-	}
+	in := l.answer(name, l.URL(name, family, AppPort))
 	nowhere := nowhere4
 	if strings.Contains(l.URL(name, family, AppPort), "[") {
 		nowhere = nowhere6
 	}
 	out, _ := l.From(name, nowhere)
 	return Flow{In: strings.Contains(in, "via inbound "+name), Out: strings.Contains(out, "via outbound "+name)}
+}
+
+// answer asks the application of a pod from the node. It may begin to listen a moment after its container was started.
+func (l *Lab) answer(name, url string) string {
+	l.Helper()
+	const tries, pause = 20, 250 * time.Millisecond
+	text := ""
+	for range tries {
+		var answered bool
+		if text, answered = l.From("", url); answered && strings.Contains(text, "hello from "+name) {
+			return text
+		}
+		time.Sleep(pause)
+	}
+	l.Errorf("%s does not answer: %s", name, text)
+	return text
 }
 
 // Flows checks the Flow of pods of the mesh. A proxy listens a moment after its container was started.

@@ -66,12 +66,11 @@ func (a *agent) settle(tb testing.TB) {
 func (a *agent) watch(connection net.Conn, state http.ConnState) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	switch state {
-	case http.StateNew:
+	if state == http.StateNew {
 		a.open[connection] = true
-	case http.StateClosed:
+	}
+	if state == http.StateClosed {
 		delete(a.open, connection)
-	default:
 	}
 }
 
