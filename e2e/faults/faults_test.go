@@ -129,9 +129,7 @@ func (s *story) apiServerEnds() {
 			}
 		}
 		s.Flows(names...)
-		for _, name := range names {
-			s.Remove(name)
-		}
+		s.Remove(names...)
 	}
 	churn.End(workers)
 }

@@ -5,6 +5,7 @@ import (
 
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Names of containers that injection makes.
@@ -118,12 +119,17 @@ func (l *Lab) Pod(name string, template core.PodTemplateSpec) {
 	l.Must(err)
 }
 
-// Remove deletes a pod and waits until it is gone.
-func (l *Lab) Remove(name string) {
+// Remove deletes pods and waits until they are gone.
+func (l *Lab) Remove(names ...string) {
 	l.Helper()
-	uid := l.Get(App, name).UID
-	l.Must(l.client.CoreV1().Pods(App).Delete(l.Context(), name, meta.DeleteOptions{}))
-	l.Until("the end of "+name, func() bool { pod := l.Get(App, name); return pod == nil || pod.UID != uid })
+	uids := map[string]types.UID{}
+	for _, name := range names {
+		uids[name] = l.Get(App, name).UID
+		l.Must(l.client.CoreV1().Pods(App).Delete(l.Context(), name, meta.DeleteOptions{}))
+	}
+	for _, name := range names {
+		l.Until("the end of "+name, func() bool { pod := l.Get(App, name); return pod == nil || pod.UID != uids[name] })
+	}
 }
 
 // RemoveAll deletes the pods of applications and waits until they are gone.

@@ -49,9 +49,7 @@ func (s *story) remove(names ...string) {
 	for _, name := range names {
 		addresses = append(addresses, s.Get(lab.App, name).Status.PodIP)
 	}
-	for _, name := range names {
-		s.Remove(name)
-	}
+	s.Remove(names...)
 	s.Until("their addresses to be free", func() bool {
 		taken := s.files("/run/cni-ipam/e2e")
 		return !slices.ContainsFunc(addresses, func(a string) bool { return slices.Contains(taken, a) })
