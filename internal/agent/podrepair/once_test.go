@@ -116,13 +116,13 @@ func TestOnceGetsOverATrouble(t *testing.T) {
 
 func TestOnceEndsWhenThereIsNoServer(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace, func(o *Options) { o.Patience = 100 * time.Millisecond })
+	l := newLab(t, inPlace, func(o *Options) { o.Patience = 2 * time.Second })
 	l.server.Fail(kubetest.Forbidden, kubetest.Forever)
 	err := l.once()
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, want := range []string{"waiting for the pods", "not done after 100ms", "list pods", "forbidden (403)"} {
+	for _, want := range []string{"waiting for the pods", "not done after 2s", "list pods", "forbidden (403)"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("no %q in %v", want, err)
 		}

@@ -18,6 +18,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -145,21 +146,23 @@ func (s *Servers) Serve(ctx context.Context) error {
 		return nil
 	}
 	ended := make(chan error, len(s.servers))
+	var serving sync.WaitGroup
 	for _, srv := range s.servers {
 		srv.http = s.prepare(srv.port)
-		go func() {
+		serving.Go(func() {
 			err := srv.http.Serve(limited{srv.listener, make(chan struct{}, maxConnections)})
 			ended <- fmt.Errorf("serving %s %d: %w", srv.port.Flag, srv.port.Number, err)
-		}()
+		})
 	}
+	var err error
 	select {
 	case <-ctx.Done():
-		s.shutdown(ctx)
-		return nil
-	case err := <-ended:
-		s.shutdown(ctx)
-		return err
+	case err = <-ended:
 	}
+	s.shutdown(ctx)
+	// Who closes a listener second does not wait for the first, which may be one of these.
+	serving.Wait()
+	return err
 }
 
 func (s *Servers) prepare(p Port) *http.Server {
