@@ -68,7 +68,7 @@ func legacyTables(f ruleset.Family) ([]string, error) {
 	if f == ruleset.IPv6 {
 		list = "ip6_tables_names"
 	}
-	names, err := os.ReadFile("/proc/thread-self/net/" + list) //nolint:gosec // one of two constants
+	names, err := os.ReadFile("/proc/thread-self/net/" + list)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("listing legacy tables of %s: %w", f, err)
 	}
