@@ -186,7 +186,7 @@ func TestBudgetOfAMeshPod(t *testing.T) {
 }
 
 // TestNothingIsReadTwice: the self-test's verdict, the names of the legacy tables and the pod's addresses are each asked
-// for once, and nothing else of the namespace's interfaces.
+// for once, nothing else of the namespace's interfaces, and nothing of the node that only changes how a time is spelled.
 func TestNothingIsReadTwice(t *testing.T) {
 	s := set(t, true, "shop", dualStack, nil)
 	verdict := filepath.Join(s.node.RunDir, selfcheck.FileName)
@@ -202,6 +202,9 @@ func TestNothingIsReadTwice(t *testing.T) {
 			if n := opened(r, file); n != 1 {
 				t.Errorf("%s opens %q %d times", c.command, file, n)
 			}
+		}
+		if n := opened(r, "/etc/localtime"); n > 0 {
+			t.Errorf("%s reads the node's time zone", c.command)
 		}
 		for _, sent := range r.Messages(unix.NETLINK_ROUTE) {
 			for _, m := range sent {
