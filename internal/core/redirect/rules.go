@@ -135,18 +135,7 @@ func (b builder) networks(list []netip.Prefix) []netip.Prefix {
 // network prints a prefix as iptables does: masked.
 func network(p netip.Prefix) string {
 	p = p.Masked()
-	return address(p.Addr()) + fmt.Sprintf("/%d", p.Bits())
-}
-
-// address prints an address as glibc's inet_ntop does, which shows the last 32 bits of an IPv6 address dotted when
-// exactly the 96 before them are zero; netip does so only for IPv4-mapped ones.
-func address(a netip.Addr) string {
-	raw := a.As16()
-	zero := !slices.ContainsFunc(raw[:12], func(b byte) bool { return b != 0 })
-	if a.Is4() || !zero || raw[12] == 0 && raw[13] == 0 {
-		return a.String()
-	}
-	return "::" + netip.AddrFrom4([4]byte(raw[12:])).String()
+	return ruleset.Address(p.Addr()) + fmt.Sprintf("/%d", p.Bits())
 }
 
 // match gives "-d NET " (or -s), or nothing for a network that is everything: iptables does not print that.
@@ -286,7 +275,7 @@ func (b builder) proxyOwner(kind string, id uint32) []ruleset.Rule {
 	}
 	rules := []ruleset.Rule{rule("the proxy calls its own pod: through the inbound listener",
 		"%s-o lo -p tcp %s -m owner --%s-owner %d -j %s", b.notLoopback(), ports, kind, id, toInbound)}
-	if !b.capturesLoopback() {
+	if !b.CapturesLoopback() {
 		rules = append(rules, rule("the app calls its own pod: directly",
 			"-o lo %s-m owner ! --%s-owner %d -j RETURN", notDNS, kind, id))
 	}

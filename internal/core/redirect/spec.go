@@ -142,8 +142,8 @@ func Default() Spec {
 	}
 }
 
-// capturesLoopback reports whether a captured network begins at a loopback address: then the app's calls to itself over
+// CapturesLoopback reports whether a captured network begins at a loopback address: then the app's calls to itself over
 // lo are wanted, and the rules that let them pass are left out, in both families.
-func (s Spec) capturesLoopback() bool {
+func (s Spec) CapturesLoopback() bool {
 	return slices.ContainsFunc(s.Outbound.List, func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
 }

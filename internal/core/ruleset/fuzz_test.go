@@ -2,6 +2,7 @@ package ruleset_test
 
 import (
 	"math/rand"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -35,6 +36,28 @@ func FuzzParse(f *testing.F) {
 		}
 		if set.Empty() != again.Empty() || len(set.Tables) != len(again.Tables) {
 			t.Error("tables are lost")
+		}
+	})
+}
+
+// FuzzCounters holds what is taken for counters, behind a chain and before a rule, to the pattern that says it in a line.
+func FuzzCounters(f *testing.F) {
+	pattern := regexp.MustCompile(`^\[\d+:\d+\]$`)
+	for _, text := range []string{
+		"[0:0]", "[12:3456]", "[99999999999999999999:1]", "", "[]", "[:]", "[1:]", "[:1]", "[1]", "[1:2:3]", "[1:2", "1:2]", "[[1:2]]", "[1:2]]",
+		"[-1:2]", "[1:+2]", "[1:0x2]", "[1:2]x", "x[1:2]", "[\u0661:2]", "[1 :2]", "]1:2[", "[", "]", "-A", "COMMIT",
+	} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if text == "" || strings.ContainsAny(text, " \t\r\n") || strings.ContainsAny(text[:1], "#*:") {
+			t.Skip("it is no single word, or begins another kind of line")
+		}
+		want := pattern.MatchString(text)
+		for _, where := range []string{"*other\n:A - " + text + "\nCOMMIT\n", "*other\n:A -\n" + text + " -A A -j B\nCOMMIT\n"} {
+			if _, err := ruleset.Parse(ruleset.IPv4, where); (err == nil) != want {
+				t.Errorf("%q: counters %v, want %v: %v", where, err == nil, want, err)
+			}
 		}
 	})
 }

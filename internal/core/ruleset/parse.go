@@ -2,12 +2,8 @@ package ruleset
 
 import (
 	"fmt"
-	"regexp"
 	"strings"
 )
-
-// counters matches the packet and byte counters of iptables-save: behind a chain always, before a rule with -c.
-var counters = regexp.MustCompile(`^\[\d+:\d+\]$`)
 
 // Parse reads what iptables-save or ip6tables-save printed. Comment lines and counters are dropped, tables and chains
 // are put into canonical order, so Parse(f, s.String()) equals s. An error names the line and what is wrong with it; a
@@ -54,7 +50,7 @@ func (p *parser) line(line string) error {
 	case line[0] == ':':
 		return p.chain(line[1:])
 	}
-	if first, rest, ok := strings.Cut(line, " "); ok && counters.MatchString(first) {
+	if first, rest, ok := strings.Cut(line, " "); ok && counters(first) {
 		line = rest
 	}
 	if rest, ok := strings.CutPrefix(line, "-A "); ok {
@@ -81,7 +77,7 @@ func (p *parser) open(name string) error {
 
 func (p *parser) chain(text string) error {
 	f := strings.Split(text, " ")
-	if len(f) == 3 && counters.MatchString(f[2]) {
+	if len(f) == 3 && counters(f[2]) {
 		f = f[:2]
 	}
 	if len(f) != 2 || !word(f[0]) || !word(f[1]) {
@@ -107,6 +103,17 @@ func (p *parser) rule(text string) error {
 	}
 	return fmt.Errorf("chain %q is not declared", name)
 }
+
+// counters reports whether the text is the packet and byte counters of iptables-save, as [3:180]: behind a chain always,
+// before a rule with -c.
+func counters(s string) bool {
+	inner, opened := strings.CutPrefix(s, "[")
+	inner, closed := strings.CutSuffix(inner, "]")
+	packets, size, two := strings.Cut(inner, ":")
+	return opened && closed && two && number(packets) && number(size)
+}
+
+func number(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
 // word reports whether the text can be a name: iptables allows no white space in one.
 func word(s string) bool { return s != "" && !strings.ContainsAny(s, " \t\r\n") }

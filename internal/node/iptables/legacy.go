@@ -39,15 +39,11 @@ const getEntriesHead = tableNameLen + 8
 // LegacyMesh reports whether the legacy tables of the current namespace hold chains of the mesh, without a tool: those
 // are found by the names that the entries carry, so no entry has to be understood.
 func LegacyMesh(f ruleset.Family) (bool, error) {
-	list := map[ruleset.Family]string{ruleset.IPv4: "ip_tables_names", ruleset.IPv6: "ip6_tables_names"}[f]
-	names, err := os.ReadFile("/proc/thread-self/net/" + list) //nolint:gosec // one of two constants
-	if errors.Is(err, os.ErrNotExist) {
-		return false, nil
-	}
+	tables, err := legacyTables(f)
 	if err != nil {
-		return false, fmt.Errorf("listing legacy tables of %s: %w", f, err)
+		return false, err
 	}
-	for table := range strings.FieldsSeq(string(names)) {
+	for _, table := range tables {
 		entries, err := legacyEntries(f, table)
 		if err != nil {
 			return false, fmt.Errorf("reading legacy table %q of %s: %w", table, f, err)
@@ -57,6 +53,26 @@ func LegacyMesh(f ruleset.Family) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// LegacyInUse reports whether the namespace has legacy tables of the family, whoever's they are.
+func LegacyInUse(f ruleset.Family) bool {
+	tables, err := legacyTables(f)
+	return err == nil && len(tables) > 0
+}
+
+// legacyTables gives the names of the family's legacy tables. The kernel lists them for the namespace of the reading
+// thread; the list is absent if it was built without legacy iptables.
+func legacyTables(f ruleset.Family) ([]string, error) {
+	list := "ip_tables_names"
+	if f == ruleset.IPv6 {
+		list = "ip6_tables_names"
+	}
+	names, err := os.ReadFile("/proc/thread-self/net/" + list)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("listing legacy tables of %s: %w", f, err)
+	}
+	return strings.Fields(string(names)), nil
 }
 
 func legacyEntries(f ruleset.Family, table string) ([]byte, error) {

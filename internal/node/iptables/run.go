@@ -38,8 +38,6 @@ func (t Tool) run(ctx context.Context, program, stdin string, args ...string) (s
 	return stdout.String(), nil
 }
 
-var lineNumber = regexp.MustCompile(`line:? ?(\d+)`)
-
 // explain turns a failed run into an error that shows what the tool said, the line it means, and what may help.
 func explain(ctx context.Context, name, stdin, stderr string, err error) error {
 	if ctxErr := context.Cause(ctx); ctxErr != nil {
@@ -62,7 +60,8 @@ func explain(ctx context.Context, name, stdin, stderr string, err error) error {
 
 // meant finds the line of the program that the tool's message numbers.
 func meant(said, stdin string) string {
-	m := lineNumber.FindStringSubmatch(said)
+	// Compiled only here: every start of the program would pay for a pattern that hardly any needs.
+	m := regexp.MustCompile(`line:? ?(\d+)`).FindStringSubmatch(said)
 	if m == nil {
 		return ""
 	}

@@ -8,7 +8,6 @@
 package iptables
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -228,14 +227,6 @@ func (h *Host) look(name string) (string, bool) {
 		}
 	}
 	return "", false
-}
-
-// LegacyInUse reports whether the namespace has legacy tables of the family. The kernel lists them for the namespace of
-// the reading thread; the list is absent if it was built without legacy iptables.
-func LegacyInUse(f ruleset.Family) bool {
-	list := map[ruleset.Family]string{ruleset.IPv4: "ip_tables_names", ruleset.IPv6: "ip6_tables_names"}[f]
-	names, err := os.ReadFile("/proc/thread-self/net/" + list) //nolint:gosec // one of two constants
-	return err == nil && len(bytes.TrimSpace(names)) > 0
 }
 
 // inUse reports whether the variant has any table of the family here. If that cannot be told, it may have.

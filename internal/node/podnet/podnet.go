@@ -268,7 +268,7 @@ func families(spec redirect.Spec) (redirect.Families, error) {
 	}
 	var addresses []netip.Addr
 	for _, a := range all {
-		addresses = append(addresses, a.Prefix.Addr())
+		addresses = append(addresses, a.Addr())
 	}
 	return spec.FamiliesOf(addresses)
 }

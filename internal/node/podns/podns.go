@@ -218,7 +218,7 @@ func addresses(path string) ([]netip.Addr, error) {
 	err := netns.Do(path, func() error {
 		list, err := route.Addresses()
 		for _, one := range list {
-			all = append(all, one.Prefix.Addr().Unmap().WithZone(""))
+			all = append(all, one.Addr().Unmap().WithZone(""))
 		}
 		return err
 	})

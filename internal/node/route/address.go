@@ -16,38 +16,21 @@ import (
 // captured ones. IPv4 needs none on lo: 127.0.0.6 is in 127.0.0.0/8.
 var passthrough = netip.MustParsePrefix("::6/128") //nolint:gochecknoglobals // a constant
 
-// An Address is an address of an interface.
-type Address struct {
-	Link   string
-	Prefix netip.Prefix
-}
-
 // Addresses gives every address of every interface in the order in which the kernel lists them, which is all IPv4
-// addresses before all IPv6 addresses, each by interface. An IPv4 address in IPv6 form is given as IPv4.
-func Addresses() ([]Address, error) {
+// addresses before all IPv6 addresses, each by interface. An IPv4 address in IPv6 form is given as IPv4. Nobody asks
+// whose they are, so the interfaces are not listed.
+func Addresses() ([]netip.Prefix, error) {
 	list, err := complete(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("listing the addresses: %w", err)
 	}
-	links, err := complete(netlink.LinkList)
-	if err != nil {
-		return nil, fmt.Errorf("listing the interfaces: %w", err)
-	}
-	names := make(map[int]string, len(links))
-	for _, l := range links {
-		names[l.Attrs().Index] = l.Attrs().Name
-	}
-	addresses := make([]Address, 0, len(list))
+	addresses := make([]netip.Prefix, 0, len(list))
 	for _, a := range list {
-		name, there := names[a.LinkIndex]
-		if !there {
-			continue // the interface went between the lists, with its addresses
-		}
 		prefix, ok := toPrefix(a.IPNet)
 		if !ok {
-			return nil, fmt.Errorf("reading an address of %q: %v", name, a.IPNet)
+			return nil, fmt.Errorf("reading an address of interface %d: %v", a.LinkIndex, a.IPNet)
 		}
-		addresses = append(addresses, Address{Link: name, Prefix: prefix})
+		addresses = append(addresses, prefix)
 	}
 	return addresses, nil
 }

@@ -8,13 +8,13 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"os/signal"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/installation"
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
@@ -29,39 +29,24 @@ const linger = 2 * time.Second
 
 // Run is the role. It ends when the work is done or, for the agent, when it is told to.
 func Run(c applet.Call) int {
-	in, err := parse(c.Args, systemEnvironment(c))
-	if errors.Is(err, errHelp) {
-		_, _ = io.WriteString(c.Stdout, help())
-		return exitOK
-	}
-	var cfg Config
-	if err == nil {
-		cfg, err = in.config()
-	}
-	if err == nil && cfg.Install && cfg.Action != Uninstall {
-		err = cfg.installationConfig().Check()
-	}
-	if err != nil {
-		for line := range strings.Lines(err.Error()) {
-			_, _ = fmt.Fprintf(c.Stderr, "error: %s\n", strings.TrimSuffix(line, "\n"))
+	return service.Run(c, "install", help, func() (service.Service, error) {
+		in, err := parse(c.Args, systemEnvironment(c))
+		if err != nil {
+			return service.Service{}, err
 		}
-		_, _ = fmt.Fprintf(c.Stderr, "nothing was touched; see istio-cni install --help\n")
-		return exitUsage
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	context.AfterFunc(ctx, stop) // a second signal ends the program at once
-	defer stop()
-
-	log := logger(c.Stderr, cfg.Log)
-	log.Info("starting", slog.String("version", applet.Build().String()), slog.Any("configuration", cfg))
-	for _, w := range cfg.Warnings {
-		log.Warn("configuration", slog.String("warning", w))
-	}
-	if err := act(ctx, c, in, cfg, log); err != nil {
-		log.Error("ending", slog.String("error", err.Error()))
-		return exitFailed
-	}
-	return exitOK
+		cfg, err := in.config()
+		if err == nil && cfg.Install && cfg.Action != Uninstall {
+			err = cfg.installationConfig().Check()
+		}
+		if err != nil {
+			return service.Service{}, err
+		}
+		log := logger(c.Stderr, cfg.Log)
+		return service.Service{
+			Config: cfg, Warnings: cfg.Warnings, Log: log,
+			Work: func(ctx context.Context) error { return act(ctx, c, in, cfg, log) },
+		}, nil
+	})
 }
 
 // systemEnvironment is what the configuration is read from outside of tests.

@@ -71,10 +71,11 @@ func (p *plugin) capture(ctx context.Context, conf cniconf.NetConf, pod podArgs,
 	if err := p.notTheHost(path); err != nil {
 		return podnet.Report{}, failure{code: types.ErrInvalidNetNS, what: fmt.Sprintf("istio-cni cannot redirect the traffic of pod %s", pod), cause: err}
 	}
-	if err := advice(conf).Err; err != nil {
-		return podnet.Report{}, programFailure(pod, err)
+	found := advice(conf)
+	if found.Err != nil {
+		return podnet.Report{}, programFailure(pod, found.Err)
 	}
-	report, err := p.namespace(conf, path, log).Apply(ctx, spec, podnet.Reconcile)
+	report, err := p.namespace(conf, found, path, log).Apply(ctx, spec, podnet.Reconcile)
 	if err != nil {
 		return report, programFailure(pod, err)
 	}

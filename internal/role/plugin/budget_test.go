@@ -3,8 +3,10 @@ package plugin_test
 import (
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -12,6 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentcall"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
 )
@@ -181,6 +184,48 @@ func TestBudgetOfAMeshPod(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestNothingIsReadTwice: the self-test's verdict, the names of the legacy tables and the pod's addresses are each asked
+// for once, nothing else of the namespace's interfaces, and nothing of the node that only changes how a time is spelled.
+func TestNothingIsReadTwice(t *testing.T) {
+	s := set(t, true, "shop", dualStack, nil)
+	verdict := filepath.Join(s.node.RunDir, selfcheck.FileName)
+	if err := os.WriteFile(verdict, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		command string
+		want    budget
+	}{{"ADD", budget{questions: 2, batches: 1}}, {"CHECK", budget{questions: 1}}} {
+		r := s.do(t, c.command, c.want)
+		for _, file := range []string{verdict, "ip_tables_names", "ip6_tables_names"} {
+			if n := opened(r, file); n != 1 {
+				t.Errorf("%s opens %q %d times", c.command, file, n)
+			}
+		}
+		if n := opened(r, "/etc/localtime"); n > 0 {
+			t.Errorf("%s reads the node's time zone", c.command)
+		}
+		for _, sent := range r.Messages(unix.NETLINK_ROUTE) {
+			for _, m := range sent {
+				if m.Type == unix.RTM_GETLINK && m.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP {
+					t.Errorf("%s lists the interfaces", c.command)
+				}
+			}
+		}
+	}
+}
+
+// opened counts how often a file was opened.
+func opened(r *trace.Record, name string) int {
+	count := 0
+	for _, c := range r.Calls {
+		if c.Number == unix.SYS_OPENAT && strings.HasSuffix(c.Path, name) {
+			count++
+		}
+	}
+	return count
 }
 
 // untouched holds that a run made no socket and asked for no file of the agent's directory.

@@ -37,7 +37,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 	defer call.end()
 	decision, err := call.decide(ctx, conf)
 	if err != nil {
-		return p.unknown(ctx, p.namespace(conf, args.Netns, log), pod, err)
+		return p.unknown(ctx, p.namespace(conf, advice(conf), args.Netns, log), pod, err)
 	}
 	call.say(ctx, log, decision)
 	switch decision.Outcome {
@@ -50,7 +50,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 	if err = p.notTheHost(args.Netns); err != nil {
 		return failure{code: types.ErrInvalidNetNS, what: fmt.Sprintf("istio-cni cannot check pod %s", pod), cause: err}
 	}
-	report, err := p.namespace(conf, args.Netns, log).Verify(ctx, decision.Spec)
+	report, err := p.namespace(conf, advice(conf), args.Netns, log).Verify(ctx, decision.Spec)
 	if err != nil {
 		return programFailure(pod, err)
 	}

@@ -50,7 +50,8 @@ type call struct {
 func (p *plugin) begin(command string, pod podArgs, container string) *call {
 	now := clock()
 	c := &call{plugin: p, pod: pod, began: p.began, mark: now, told: agentcall.Report{
-		Time: p.began, Command: command, Namespace: string(pod.K8S_POD_NAMESPACE), Pod: string(pod.K8S_POD_NAME),
+		// In the node's zone it could only be printed after reading the file that describes that.
+		Time: p.began.UTC(), Command: command, Namespace: string(pod.K8S_POD_NAMESPACE), Pod: string(pod.K8S_POD_NAME),
 		UID: string(pod.K8S_POD_UID), Container: container, Source: agentcall.SourceNone,
 		Seconds: map[agentcall.Phase]float64{agentcall.PhaseRead: now.Sub(p.began).Seconds()},
 	}}

@@ -148,15 +148,15 @@ func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
 	return conf, nil
 }
 
-// namespace is the pod's network namespace, with the tools of the node.
-func (p *plugin) namespace(conf cniconf.NetConf, path string, log *slog.Logger) podnet.Namespace {
+// namespace is the pod's network namespace, with the tools of the node and what was found out about them.
+func (p *plugin) namespace(conf cniconf.NetConf, found selfcheck.Advice, path string, log *slog.Logger) podnet.Namespace {
 	return podnet.Namespace{
-		Path: path, Log: log, Backend: conf.Backend, PreferTools: advice(conf).PreferTools,
+		Path: path, Log: log, Backend: conf.Backend, PreferTools: found.PreferTools,
 		Tools: iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)},
 	}
 }
 
-// advice is what the node agent's self-test found, where nobody says how rules get into a pod.
+// advice is what the node agent's self-test found, where nobody says how rules get into a pod. It reads a file.
 func advice(conf cniconf.NetConf) selfcheck.Advice {
 	if conf.Backend != redirect.Auto || conf.RunDir == "" {
 		return selfcheck.Advice{}

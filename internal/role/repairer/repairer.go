@@ -12,13 +12,7 @@ package repairer
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io"
 	"log/slog"
-	"os/signal"
-	"strings"
-	"syscall"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/health"
@@ -28,7 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/agent/workqueue"
 	"github.com/meshcni/istio-cni/internal/applet"
-	"github.com/meshcni/istio-cni/internal/applet/settings"
+	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
@@ -45,33 +39,18 @@ func clock() time.Time { return time.Now() } //nolint:forbidigo // what everythi
 
 // Run is the role. It ends when each pod was looked after or, with --run-as-daemon, when it is told to.
 func Run(c applet.Call) int {
-	cfg, err := load(c.Args, c.Getenv)
-	if errors.Is(err, settings.ErrHelp) {
-		_, _ = io.WriteString(c.Stdout, help())
-		return exitOK
-	}
-	if err != nil {
-		for line := range strings.Lines(err.Error()) {
-			_, _ = fmt.Fprintf(c.Stderr, "error: %s\n", strings.TrimSuffix(line, "\n"))
+	return service.Run(c, "repair", help, func() (service.Service, error) {
+		cfg, err := load(c.Args, c.Getenv)
+		if err != nil {
+			return service.Service{}, err
 		}
-		_, _ = fmt.Fprintf(c.Stderr, "nothing was touched; see istio-cni repair --help\n")
-		return exitUsage
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	context.AfterFunc(ctx, stop) // a second signal ends the program at once
-	defer stop()
-
-	log := standalone.Logger(c.Stderr, cfg.LogLevel, cfg.LogJSON)
-	log.InfoContext(ctx, "starting", slog.String("version", applet.Build().String()), slog.Any("configuration", cfg))
-	for _, warning := range cfg.Warnings {
-		log.WarnContext(ctx, "configuration", slog.String("warning", warning))
-	}
-	path, _ := c.Getenv("PATH")
-	if err := act(ctx, cfg, path, log); err != nil {
-		log.ErrorContext(ctx, "ending", slog.String("error", err.Error()))
-		return exitFailed
-	}
-	return exitOK
+		log := standalone.Logger(c.Stderr, cfg.LogLevel, cfg.LogJSON)
+		path, _ := c.Getenv("PATH")
+		return service.Service{
+			Config: cfg, Warnings: cfg.Warnings, Log: log,
+			Work: func(ctx context.Context) error { return act(ctx, cfg, path, log) },
+		}, nil
+	})
 }
 
 func act(ctx context.Context, cfg Config, path string, log *slog.Logger) error {

@@ -13,14 +13,10 @@ package tainter
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
-	"os/signal"
-	"strings"
-	"syscall"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/health"
@@ -30,6 +26,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/taint"
 	"github.com/meshcni/istio-cni/internal/agent/workqueue"
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
@@ -46,32 +43,17 @@ func clock() time.Time { return time.Now() } //nolint:forbidigo // what everythi
 
 // Run is the role. It ends when the work is done or, for the controller, when it is told to.
 func Run(c applet.Call) int {
-	cfg, err := load(c.Args, environment{getenv: c.Getenv, hostname: os.Hostname})
-	if errors.Is(err, errHelp) {
-		_, _ = io.WriteString(c.Stdout, help())
-		return exitOK
-	}
-	if err != nil {
-		for line := range strings.Lines(err.Error()) {
-			_, _ = fmt.Fprintf(c.Stderr, "error: %s\n", strings.TrimSuffix(line, "\n"))
+	return service.Run(c, "taint", help, func() (service.Service, error) {
+		cfg, err := load(c.Args, environment{getenv: c.Getenv, hostname: os.Hostname})
+		if err != nil {
+			return service.Service{}, err
 		}
-		_, _ = fmt.Fprintf(c.Stderr, "nothing was touched; see istio-cni taint --help\n")
-		return exitUsage
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	context.AfterFunc(ctx, stop) // a second signal ends the program at once
-	defer stop()
-
-	log := standalone.Logger(c.Stderr, cfg.LogLevel, cfg.LogJSON)
-	log.InfoContext(ctx, "starting", slog.String("version", applet.Build().String()), slog.Any("configuration", cfg))
-	for _, warning := range cfg.Warnings {
-		log.WarnContext(ctx, "configuration", slog.String("warning", warning))
-	}
-	if err := act(ctx, c.Stdout, cfg, log); err != nil {
-		log.ErrorContext(ctx, "ending", slog.String("error", err.Error()))
-		return exitFailed
-	}
-	return exitOK
+		log := standalone.Logger(c.Stderr, cfg.LogLevel, cfg.LogJSON)
+		return service.Service{
+			Config: cfg, Warnings: cfg.Warnings, Log: log,
+			Work: func(ctx context.Context) error { return act(ctx, c.Stdout, cfg, log) },
+		}, nil
+	})
 }
 
 // act does what was asked for.

@@ -132,17 +132,6 @@ func AddressOffsets(ipv6 bool) (source, destination uint32, length int) {
 	return 12, 16, 4
 }
 
-// Address prints an address as glibc's inet_ntop does, which shows the last 32 bits of an IPv6 address dotted when
-// exactly the 96 before them are zero; netip does so only for IPv4-mapped ones.
-func Address(a netip.Addr) string {
-	raw := a.As16()
-	zero := !slices.ContainsFunc(raw[:12], func(b byte) bool { return b != 0 })
-	if a.Is4() || !zero || raw[12] == 0 && raw[13] == 0 {
-		return a.String()
-	}
-	return "::" + netip.AddrFrom4([4]byte(raw[12:])).String()
-}
-
 // Mask is a netmask of so many bits and bytes.
 func Mask(bits, length int) []byte {
 	m := make([]byte, length)

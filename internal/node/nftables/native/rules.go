@@ -8,7 +8,6 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
-	"github.com/meshcni/istio-cni/internal/node/nftables/expression"
 )
 
 // Conntrack zones of DNS over UDP, as package redirect has them.
@@ -118,7 +117,7 @@ func address(p netip.Prefix, side string) string {
 	if p.Addr().Is6() {
 		family = "ip6"
 	}
-	text := family + " " + side + " " + expression.Address(p.Addr())
+	text := family + " " + side + " " + ruleset.Address(p.Addr())
 	if !p.IsSingleIP() {
 		text += fmt.Sprintf("/%d", p.Bits())
 	}
@@ -257,16 +256,11 @@ func (b *builder) proxyOwner(kind string, id uint32) []ruleset.Rule {
 		rules = append(rules, rule("the proxy calls its own pod: through the inbound listener",
 			`oifname "lo" meta l4proto tcp %s %s meta %s %d counter jump %s`, address(p, "daddr !="), ports, kind, id, toInbound))
 	}
-	if !b.capturesLoopback() {
+	if !b.CapturesLoopback() {
 		rules = append(rules, rule("the app calls its own pod: directly",
 			`oifname "lo" %smeta %s != %d counter return`, notDNS, kind, id))
 	}
 	return append(rules, rule("the proxy itself is never captured: no loops", "meta %s %d counter return", kind, id))
-}
-
-// capturesLoopback reports whether a captured network begins at a loopback address.
-func (b *builder) capturesLoopback() bool {
-	return slices.ContainsFunc(b.Outbound.List, func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
 }
 
 func (b *builder) ownerGroups() []ruleset.Rule {

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
-	"github.com/meshcni/istio-cni/internal/node/nftables/expression"
 )
 
 // printed is a match or target that can be read and printed and is never written: rules of other programs, and what
@@ -69,7 +68,7 @@ func decodeNAT(f ruleset.Family, option string, info []byte) (target, bool) {
 	if !ok || n.flags&natAddresses == 0 || n.first != n.last {
 		return nil, false
 	}
-	to := expression.Address(n.first)
+	to := ruleset.Address(n.first)
 	if n.flags&natPorts != 0 {
 		if f == ruleset.IPv6 {
 			to = "[" + to + "]"

@@ -17,7 +17,6 @@ import (
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
-	"github.com/meshcni/istio-cni/internal/node/nftables/expression"
 )
 
 // rule is a rule taken apart.
@@ -74,7 +73,7 @@ func (n network) option(name string) string {
 	if !n.prefix.IsValid() {
 		return ""
 	}
-	return fmt.Sprintf("%s%s %s/%d", not(n.negated), name, expression.Address(n.prefix.Addr()), n.prefix.Bits())
+	return fmt.Sprintf("%s%s %s/%d", not(n.negated), name, ruleset.Address(n.prefix.Addr()), n.prefix.Bits())
 }
 
 // link is -i or -o; a name that ends with "+" stands for all that begin so. The zero one is no match.

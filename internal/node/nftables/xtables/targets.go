@@ -192,7 +192,7 @@ type tproxy struct {
 
 // String is part of target.
 func (t tproxy) String() string {
-	return fmt.Sprintf("-j TPROXY --on-port %d --on-ip %s --tproxy-mark 0x%x/0x%x", t.port, expression.Address(t.address), t.value, t.mask)
+	return fmt.Sprintf("-j TPROXY --on-port %d --on-ip %s --tproxy-mark 0x%x/0x%x", t.port, ruleset.Address(t.address), t.value, t.mask)
 }
 
 func (w *words) tproxy(f ruleset.Family) target {

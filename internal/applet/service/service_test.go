@@ -1,0 +1,67 @@
+package service_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/arguments"
+	"github.com/meshcni/istio-cni/internal/applet/service"
+)
+
+func TestRunSaysWhatBecameOfIt(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		read, work     error
+		code           int
+		stdout, stderr string
+		begins         bool
+	}{
+		{name: "help", read: fmt.Errorf("reading: %w", arguments.ErrHelp), code: applet.ExitOK, stdout: "the help"},
+		{
+			name: "problems", read: errors.Join(errors.New("no such flag"), errors.New("bad port")), code: applet.ExitUsage,
+			stderr: "error: no such flag\nerror: bad port\nnothing was touched; see istio-cni dance --help\n",
+		},
+		{name: "done", begins: true, code: applet.ExitOK},
+		{name: "failed", work: errors.New("no floor"), begins: true, code: applet.ExitError},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var stdout, stderr, log bytes.Buffer
+			began := false
+			code := service.Run(applet.Call{Stdout: &stdout, Stderr: &stderr}, "dance", func() string { return "the help" }, func() (service.Service, error) {
+				return service.Service{
+					Log: slog.New(slog.NewTextHandler(&log, nil)), Config: "slow", Warnings: []string{"mind the step"},
+					Work: func(context.Context) error { began = true; return c.work },
+				}, c.read
+			})
+			if code != c.code || stdout.String() != c.stdout || stderr.String() != c.stderr || began != c.begins {
+				t.Errorf("code %d, stdout %q, stderr %q, began %v", code, stdout.String(), stderr.String(), began)
+			}
+			told := strings.Contains(log.String(), "configuration=slow") && strings.Contains(log.String(), `warning="mind the step"`)
+			if failed := strings.Contains(log.String(), `msg=ending error="no floor"`); told != c.begins || failed != (c.work != nil) {
+				t.Errorf("the log is\n%s", log.String())
+			}
+		})
+	}
+}
+
+func TestASignalEndsTheWork(t *testing.T) {
+	code := service.Run(applet.Call{}, "dance", nil, func() (service.Service, error) {
+		return service.Service{Log: slog.New(slog.DiscardHandler), Work: func(ctx context.Context) error {
+			if err := syscall.Kill(syscall.Getpid(), syscall.SIGTERM); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			return nil
+		}}, nil
+	})
+	if code != applet.ExitOK {
+		t.Errorf("exit code %d", code)
+	}
+}
