@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,6 +53,8 @@ type order struct {
 	// Args are the program and its arguments (start); its output goes to the file Log.
 	Args []string
 	Log  string
+	// Again starts it again when it ends by itself, as a node's init does.
+	Again bool
 }
 
 type verb string
@@ -104,8 +107,10 @@ type supervisor struct {
 }
 
 type process struct {
+	order  order
 	pid    int
 	status string // "" while it runs
+	killed bool
 }
 
 // signal leaves a process alone that has ended: its number may be another's.
@@ -135,8 +140,9 @@ func (s *supervisor) obey(o order) outcome {
 		if err != nil {
 			return outcome{Error: err.Error()}
 		}
-		s.processes[o.Name] = &process{pid: pid}
+		s.processes[o.Name] = &process{order: o, pid: pid}
 	case verbKill:
+		p.killed = true
 		_ = p.signal(unix.SIGKILL)
 		for p.status == "" {
 			s.ended.Wait()
@@ -198,9 +204,26 @@ func (s *supervisor) reapOne() bool {
 		if p.pid == pid && p.status == "" {
 			p.status = describe(status)
 			s.ended.Broadcast()
+			if p.order.Again {
+				go s.again(p)
+			}
 		}
 	}
 	return true
+}
+
+// again starts a process again that has ended by itself, after a while.
+func (s *supervisor) again(p *process) {
+	const pause = 500 * time.Millisecond
+	time.Sleep(pause)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p.killed || s.processes[p.order.Name] != p {
+		return
+	}
+	if pid, err := spawn(p.order); err == nil {
+		s.processes[p.order.Name] = &process{order: p.order, pid: pid}
+	}
 }
 
 func describe(status unix.WaitStatus) string {

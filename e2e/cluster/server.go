@@ -83,7 +83,11 @@ func (c *Cluster) launch(server Server, args ...string) error {
 	c.mu.Lock()
 	c.commands[server] = args
 	c.mu.Unlock()
-	_, err := c.inside.tell(order{Verb: verbStart, Name: string(server), Args: args, Log: c.run.log(server)})
+	_, err := c.inside.tell(order{
+		Verb: verbStart, Name: string(server), Args: args, Log: c.run.log(server),
+		// It ends when the runtime is not ready yet.
+		Again: server == Kubelet,
+	})
 	return err
 }
 

@@ -173,11 +173,11 @@ func (s *story) powerLost() {
 	for n := range 5 {
 		s.UntilReady(fmt.Sprintf("before-%d", n), fmt.Sprintf("before-%d-plain", n))
 	}
-	files := s.NetworkFiles()
+	files, before := s.NetworkFiles(), agentRestarts(s.Agent())
 	s.Must(s.PowerOff())
 	s.Step("the node has lost power")
 	s.Must(s.PowerOn(s.Context()))
-	s.Until("the agent to be started again", func() bool { return lab.Restarts(s.Agent()) > 0 && lab.Ready(s.Agent()) })
+	s.Until("the agent to be started again", func() bool { return agentRestarts(s.Agent()) > before && lab.Ready(s.Agent()) })
 	s.Step("power is back, and the agent is ready")
 	again := func(name string) bool {
 		pod := s.Get(lab.App, name)
