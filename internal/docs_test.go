@@ -93,7 +93,8 @@ type message struct {
 // too:
 //
 //   - an error that is a cause, a warning or error of the log, an event, a
-//     reason for not being ready: the longest of its fixed parts stands there;
+//     reason for not being ready: the longest of its fixed parts stands there,
+//     or all of them in their order if none has 20 characters;
 //   - an error that wraps another one says what was being done or about what
 //     ("reading …: ", "file "…": "), and is read through to its end. If it says
 //     more than that, in more than four words or behind what it wraps, the same
@@ -331,7 +332,7 @@ func news(text string) string {
 	if !strings.Contains(text, wrapped) {
 		return text
 	}
-	if behind := text[strings.LastIndex(text, wrapped)+len(wrapped):]; len(longest(behind)) >= short {
+	if behind := text[strings.LastIndex(text, wrapped)+len(wrapped):]; len(longest(behind)) >= more {
 		return behind
 	}
 	ahead := text[:strings.Index(text, wrapped)]
@@ -342,15 +343,19 @@ func news(text string) string {
 	return ahead
 }
 
-// short is the length from which on a fixed part alone tells a message.
-const short = 12
-
-// mostKept is how much of a part a manual has to have before it breaks off.
-const mostKept = 20
+const (
+	// long is the length from which on one fixed part tells a message by itself.
+	// Of others all parts are looked for, in their order.
+	long = 20
+	// mostKept is how much of a part a manual has to have before it breaks off.
+	mostKept = 20
+	// more is the length from which on there is news behind a wrapped error.
+	more = 12
+)
 
 func explained(text, manual string) bool {
 	part := longest(text)
-	if len(part) < short {
+	if len(part) < long {
 		return regexp.MustCompile(inOrder(text)).MatchString(manual)
 	}
 	if strings.Contains(manual, part) {
