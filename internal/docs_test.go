@@ -477,7 +477,7 @@ func TestMetricsAreInTheManual(t *testing.T) {
 		}
 	}
 	for _, name := range ownMetric.FindAllString(page, -1) {
-		if !made[name] {
+		if !made[name] && !made[strings.TrimSuffix(name, "_bucket")] {
 			t.Errorf("docs/operations.md speaks of %s, which there is not", name)
 		}
 	}
