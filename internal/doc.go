@@ -1,4 +1,4 @@
-// Package internal promises, by its test alone, that imports between the
+// Package internal promises, by its tests alone, that imports between the
 // packages below it go down only:
 //
 //	main -> role -> agent -> {kube, node} -> core
@@ -6,6 +6,9 @@
 // and that each dependency that touches the outside world is imported by the
 // one package that owns it. The test reads the import lines of every Go file
 // in the tree and needs no tools.
+//
+// A second test reads the source for what the programs say to a person, and
+// holds docs/operations.md to having each text and each metric.
 //
 // The package has no code, so it never touches anything and nothing imports
 // it. The linter's depguard repeats part of the same rules in the editor.

@@ -13,7 +13,6 @@ package departure
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -28,15 +27,6 @@ const (
 	Never  Policy = "never"  // whatever happens: the node stays as it is
 	Auto   Policy = "auto"   // as the API server's answers say
 )
-
-// ParsePolicy accepts the three words.
-func ParsePolicy(text string) (Policy, error) {
-	switch policy := Policy(text); policy {
-	case Always, Never, Auto:
-		return policy, nil
-	}
-	return "", fmt.Errorf("parsing uninstall policy %q: want always, never or auto", text)
-}
 
 // Self is who asks. What is not known is empty.
 type Self struct {

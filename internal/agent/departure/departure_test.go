@@ -492,16 +492,3 @@ func TestDecideTakesNoStrangeErrorForAnAnswer(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
-
-func TestParsePolicy(t *testing.T) {
-	for _, text := range []string{"always", "never", "auto"} {
-		if got, err := ParsePolicy(text); err != nil || string(got) != text {
-			t.Errorf("ParsePolicy(%q) = %q, %v", text, got, err)
-		}
-	}
-	for _, text := range []string{"", "Auto", "sometimes"} {
-		if got, err := ParsePolicy(text); err == nil || got != "" || !strings.Contains(err.Error(), "always, never or auto") {
-			t.Errorf("ParsePolicy(%q) = %q, %v, want an error that names the choices", text, got, err)
-		}
-	}
-}

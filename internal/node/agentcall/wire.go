@@ -2,7 +2,6 @@ package agentcall
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -77,9 +76,6 @@ type Refusal struct {
 
 // Error is for the log.
 func (r *Refusal) Error() string { return fmt.Sprintf("it answers %d: %s", r.Status, r.Message) }
-
-// ErrNoPod is the message of an agent that was told by the API server that there is no such pod.
-var ErrNoPod = errors.New("no such pod")
 
 func refusal(status int, text []byte) *Refusal {
 	const most = 500

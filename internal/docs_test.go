@@ -1,0 +1,484 @@
+package internal
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// manuals are what somebody with an error before him looks into. A text counts
+// as explained if it stands in one of their code spans or blocks.
+var manuals = []string{"../docs/operations.md", "../docs/install.md", "../docs/permissions.md"}
+
+// all stands for every argument of a call.
+const all = -1
+
+// mouths are the calls that say something to a person, and which argument is
+// what they say. "fmt.Errorf" is that function, ".Warn" a method of that name on
+// whatever, "say" a function or a local variable.
+var mouths = map[string]int{
+	"fmt.Errorf":     0,
+	"errors.New":     0,
+	"fmt.Sprintf":    0,
+	"types.NewError": 1,
+
+	".Warn":         0,
+	".WarnContext":  1,
+	".Error":        0,
+	".ErrorContext": 1,
+	".Log":          2,
+	".LogAttrs":     2,
+	".line":         all,
+
+	".NotReady":   1,
+	"report.Warn": all,
+	".warn":       all,
+	".once":       all,
+	".say":        all,
+	".complain":   all,
+	".trouble":    all,
+
+	".fail":    all,
+	".unknown": all,
+	".keep":    all,
+	"bad":      all,
+	"say":      all,
+}
+
+// keys are those of composite literals whose value is said to a person.
+var keys = []string{"what", "Problem"}
+
+// ruleLanguage is where Sprintf makes iptables' and nft's words, and errors
+// are made by other calls.
+var ruleLanguage = []string{"internal/core/redirect/rules", "internal/core/ruleset", "internal/node/nftables", "internal/node/route"}
+
+// exempt are texts that need no remedy of their own: those in the files that
+// begin so, or the ones of them with the text. Each needs a reason, and goes
+// when nothing says its texts any more.
+var exempt = []exemption{
+	{"internal/node/nftables/xtables/", "", "about rules that this program wrote itself; the manual has what stands before them"},
+	{"internal/node/nftables/native/", "", "the same"},
+	{"internal/agent/logrelay/batch.go", "", "a plugin is answered by a status of HTTP alone, and the log has the number"},
+	{"internal/agent/logrelay/record.go", "", "the same"},
+	{"internal/agent/serve/serve.go", "nothing to serve", "only a mistake in this program"},
+	{"internal/agent/taint/taint.go", "the taint controller needs", "only a mistake in this program"},
+	{"internal/core/redirect/parse.go", "is not a known field", "only a mistake in this program"},
+	{"internal/kube/api.go", "the API needs a clock", "only a mistake in this program"},
+	{"internal/node/probe/probe.go", "not a TCP connection", "a TCP port accepts nothing else"},
+	{"internal/role/tainter/settings.go", "%s in mode legacy, %s in mode untaint", "a line of --help"},
+}
+
+type exemption struct{ file, text, why string }
+
+// message is a text in the source, with %s where something comes in.
+type message struct {
+	where string // file:line
+	text  string
+}
+
+// TestTextsAreInTheManuals holds docs/operations.md to what it promises: that
+// the text of each error is there. The rule, which that page tells its reader
+// too:
+//
+//   - an error that is a cause, a warning or error of the log, an event, a
+//     reason for not being ready: the longest of its fixed parts stands there,
+//     or all of them in their order if none has 20 characters;
+//   - an error that wraps another one says what was being done or about what
+//     ("reading …: ", "file "…": "), and is read through to its end. If it says
+//     more than that, in more than four words or behind what it wraps, the same
+//     as above;
+//   - the manual may break a text off with "…" behind 20 characters.
+func TestTextsAreInTheManuals(t *testing.T) {
+	manual := quoted(read(t, manuals...))
+	said, err := messages(readTree(t, os.DirFS("..")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(said) < 300 {
+		t.Fatalf("%d texts are said in all of the tree: the search does not see them", len(said))
+	}
+	used := make([]bool, len(exempt))
+	for _, m := range unexplained(said, manual) {
+		if i := slices.IndexFunc(exempt, func(e exemption) bool { return e.covers(m) }); i >= 0 {
+			used[i] = true
+			continue
+		}
+		t.Errorf("%s: %q is in none of the manuals: put it into docs/operations.md, with what to do", m.where, m.text)
+	}
+	for i, e := range exempt {
+		if !used[i] {
+			t.Errorf("the exemption of %s %q is not needed", e.file, e.text)
+		}
+	}
+	t.Logf("%d texts", len(said))
+}
+
+func read(t *testing.T, names ...string) string {
+	t.Helper()
+	var pages []string
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages = append(pages, string(text))
+	}
+	return strings.Join(pages, "\n")
+}
+
+func (e exemption) covers(m message) bool {
+	return strings.HasPrefix(m.where, e.file) && strings.Contains(m.text, e.text)
+}
+
+// messages finds what the programs say, in the order of files and lines.
+func messages(files map[string]string) ([]message, error) {
+	set := token.NewFileSet()
+	parsed := map[string]*ast.File{}
+	texts := map[string]map[string]string{} // constants and variables by directory
+	for name, text := range files {
+		if strings.HasSuffix(name, "_test.go") || ringOf(path.Dir(name)) == ringSupport {
+			continue
+		}
+		file, err := parser.ParseFile(set, name, text, parser.SkipObjectResolution)
+		if err != nil {
+			return nil, err
+		}
+		parsed[name] = file
+		if texts[path.Dir(name)] == nil {
+			texts[path.Dir(name)] = map[string]string{}
+		}
+		named(file, texts[path.Dir(name)])
+	}
+	var found []message
+	for _, name := range slices.Sorted(maps.Keys(parsed)) {
+		r := reader{file: name, set: set, texts: texts[path.Dir(name)]}
+		ast.Inspect(parsed[name], r.look)
+		found = append(found, r.found...)
+	}
+	return found, nil
+}
+
+// named collects the strings that have names, those within functions included.
+func named(file *ast.File, texts map[string]string) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.ValueSpec)
+		if !ok {
+			return true
+		}
+		for i, value := range spec.Values {
+			if lit, ok := value.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+				texts[spec.Names[i].Name] = unquote(lit)
+			}
+		}
+		return true
+	})
+}
+
+func unquote(lit *ast.BasicLit) string {
+	s, err := strconv.Unquote(lit.Value)
+	if err != nil {
+		return lit.Value
+	}
+	return s
+}
+
+// reader collects the messages of one file.
+type reader struct {
+	file  string
+	set   *token.FileSet
+	texts map[string]string
+	found []message
+}
+
+func (r *reader) look(n ast.Node) bool {
+	switch n := n.(type) {
+	case *ast.CallExpr:
+		if name, _ := called(n); name == "panic" {
+			return false
+		}
+		r.call(n)
+	case *ast.KeyValueExpr:
+		if key, ok := n.Key.(*ast.Ident); ok && slices.Contains(keys, key.Name) {
+			r.hear(n.Value)
+		}
+	case *ast.ValueSpec:
+		// A kind or a reason: a constant that has a type of its own.
+		if n.Type != nil {
+			for _, value := range n.Values {
+				r.hear(value)
+			}
+		}
+	}
+	return true
+}
+
+func (r *reader) call(n *ast.CallExpr) {
+	full, short := called(n)
+	at, ok := mouths[full]
+	if !ok {
+		at, ok = mouths[short]
+	}
+	if !ok || full == "fmt.Sprintf" && slices.ContainsFunc(ruleLanguage, func(p string) bool { return strings.HasPrefix(r.file, p) }) {
+		return
+	}
+	for i, arg := range n.Args {
+		if i == at || at == all {
+			r.hear(arg)
+		}
+	}
+}
+
+// called names what is called: with the last word of what it is called on, and
+// with a dot instead of that.
+func called(n *ast.CallExpr) (full, short string) {
+	switch f := n.Fun.(type) {
+	case *ast.Ident:
+		return f.Name, f.Name
+	case *ast.SelectorExpr:
+		on := ""
+		switch x := f.X.(type) {
+		case *ast.Ident:
+			on = x.Name
+		case *ast.SelectorExpr:
+			on = x.Sel.Name
+		}
+		return on + "." + f.Sel.Name, "." + f.Sel.Name
+	}
+	return "", ""
+}
+
+// event is a reason of a Kubernetes Event: one word, and to be explained.
+var event = regexp.MustCompile(`^[A-Z]+[a-z]+[A-Z]\w+$`)
+
+func (r *reader) hear(e ast.Expr) {
+	text := r.read(e)
+	if words := strings.Fields(verb.ReplaceAllString(text, "")); len(words) < 2 && !event.MatchString(text) {
+		return // a key of an attribute, a mere "%w: %w"
+	}
+	position := r.set.Position(e.Pos())
+	r.found = append(r.found, message{where: fmt.Sprintf("%s:%d", position.Filename, position.Line), text: text})
+}
+
+// read returns a text with %s for what is not known here.
+func (r *reader) read(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		if e.Kind == token.STRING {
+			return unquote(e)
+		}
+	case *ast.Ident:
+		if text, ok := r.texts[e.Name]; ok {
+			return text
+		}
+	case *ast.ParenExpr:
+		return r.read(e.X)
+	case *ast.BinaryExpr:
+		return r.read(e.X) + r.read(e.Y)
+	case *ast.CallExpr:
+		if full, _ := called(e); full == "fmt.Sprintf" && len(e.Args) > 0 {
+			return r.read(e.Args[0])
+		}
+	}
+	return "%s"
+}
+
+var (
+	verb  = regexp.MustCompile(`%[-+# 0]*[0-9.]*(\[\d+\])?[a-zA-Z]`)
+	fence = regexp.MustCompile("(?s)```.*?```")
+	span  = regexp.MustCompile("`[^`]+`")
+	blank = regexp.MustCompile(`\s+`)
+)
+
+// quoted returns what a page has in code spans and blocks, one a line.
+func quoted(page string) string {
+	var lines []string
+	for _, block := range fence.FindAllString(page, -1) {
+		lines = append(lines, blank.ReplaceAllString(strings.Trim(block, "`"), " "))
+	}
+	for _, s := range span.FindAllString(fence.ReplaceAllString(page, ""), -1) {
+		lines = append(lines, blank.ReplaceAllString(strings.Trim(s, "`"), " "))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// unexplained returns the messages that a manual does not have.
+func unexplained(said []message, manual string) []message {
+	var missing []message
+	for _, m := range said {
+		if text := news(m.text); text != "" && !explained(text, manual) {
+			missing = append(missing, m)
+		}
+	}
+	return missing
+}
+
+// news is what a message says beyond what it wraps: all of it if it wraps
+// nothing; what is behind the wrapped error, if there is anything; what is
+// ahead of it if that is more than what was being done, or about what.
+func news(text string) string {
+	const wrapped = "%w"
+	if !strings.Contains(text, wrapped) {
+		return text
+	}
+	if behind := text[strings.LastIndex(text, wrapped)+len(wrapped):]; len(longest(behind)) >= more {
+		return behind
+	}
+	ahead := text[:strings.Index(text, wrapped)]
+	words := strings.Fields(verb.ReplaceAllString(ahead, ""))
+	if len(words) <= 4 || strings.HasSuffix(words[0], "ing") {
+		return ""
+	}
+	return ahead
+}
+
+const (
+	// long is the length from which on one fixed part tells a message by itself.
+	// Of others all parts are looked for, in their order.
+	long = 20
+	// mostKept is how much of a part a manual has to have before it breaks off.
+	mostKept = 20
+	// more is the length from which on there is news behind a wrapped error.
+	more = 12
+)
+
+func explained(text, manual string) bool {
+	part := longest(text)
+	if len(part) < long {
+		return regexp.MustCompile(inOrder(text)).MatchString(manual)
+	}
+	if strings.Contains(manual, part) {
+		return true
+	}
+	for n := len(part) - 1; n >= mostKept; n-- {
+		if kept := strings.TrimSpace(part[:n]); strings.Contains(manual, kept+"…") || strings.Contains(manual, kept+" …") {
+			return true
+		}
+	}
+	return false
+}
+
+// parts are the fixed parts of a message.
+func parts(text string) []string {
+	var kept []string
+	for _, p := range verb.Split(text, -1) {
+		if p = strings.Trim(blank.ReplaceAllString(p, " "), " .:;,()[]"); p != "" {
+			kept = append(kept, p)
+		}
+	}
+	return kept
+}
+
+func longest(text string) string {
+	best := ""
+	for _, p := range parts(text) {
+		if len(p) > len(best) {
+			best = p
+		}
+	}
+	return best
+}
+
+// inOrder is an expression for all parts of a message with little in between.
+func inOrder(text string) string {
+	all := parts(text)
+	for i, p := range all {
+		all[i] = regexp.QuoteMeta(p)
+	}
+	return strings.Join(all, ".{0,60}")
+}
+
+// TestUnexplained shows each way of saying something, explained and not.
+func TestUnexplained(t *testing.T) {
+	const page = "Text: no such file in the attic, as prose.\n\n" +
+		"| `the \"…\" of the\nnode is full: …` | `… is still warm` | `no \"type\"` | `taken back … times` |\n\n" +
+		"```console\nwarning: the cellar is flooded\n```\n"
+	tests := []struct {
+		name string
+		code string
+		want []string // texts that are not explained
+	}{
+		{"a cause", `errors.New("the cellar is flooded"); errors.New("the cellar is dry")`, []string{"the cellar is dry"}},
+		{"prose explains nothing", `errors.New("no such file in the attic")`, []string{"no such file in the attic"}},
+		{"the longest part counts", `fmt.Errorf("the %q of the node is full: %d", x, n)`, nil},
+		{"broken off too early", `errors.New("is still warm, and more of the same")`, []string{"is still warm, and more of the same"}},
+		{"broken off", `errors.New("of the node is full: make room in it")`, nil},
+		{"short ones as a whole", `errors.New("no \"type\""); errors.New("no \"name\"")`, []string{`no "name"`}},
+		{"short parts in order", `fmt.Errorf("taken %s times", x); fmt.Errorf("times %s taken", x)`, []string{"times %s taken"}},
+		{"what was being done", `fmt.Errorf("reading the list of the attic: %w", err); fmt.Errorf("file %q: %w", x, err)`, nil},
+		{"more than that", `fmt.Errorf("the roof lets in the rain: %w", err)`, []string{"the roof lets in the rain: %w"}},
+		{"behind what is wrapped", `fmt.Errorf("%w: close the windows first", err)`, []string{"%w: close the windows first"}},
+		{"the log", `log.Warn("it rains", "a", "b"); log.InfoContext(ctx, "it pours"); l.ErrorContext(ctx, "it hails")`, []string{"it rains", "it hails"}},
+		{"readiness", `h.NotReady(part, "waiting for spring: "+err.Error())`, []string{"waiting for spring: %s"}},
+		{"events", `n.warn("RoofIsGone", "the roof is gone: "+text)`, []string{"RoofIsGone", "the roof is gone: %s"}},
+		{"a constant", `const gone = "the roof is gone"; n.warn("a", gone)`, []string{"the roof is gone"}},
+		{"a kind", `const Gone Reason = "the roof is gone"; const other = "not said to anybody"`, []string{"the roof is gone"}},
+		{"what goes into a text", `s := fmt.Sprintf("%d of the tiles", n)`, []string{"%d of the tiles"}},
+		{"a CNI error", `types.NewError(7, "the house cannot be used", err.Error())`, []string{"the house cannot be used"}},
+		{"a failure's field", `_ = failure{code: 7, what: "the house cannot be used"}`, []string{"the house cannot be used"}},
+		{"a panic", `panic(fmt.Sprintf("the house of %s burns", x))`, nil},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			said, err := messages(map[string]string{
+				"internal/node/x/x.go":      "package x\nfunc f() {\n" + test.code + "\n}",
+				"internal/node/x/x_test.go": "package x\nvar _ = errors.New(\"only a test says so\")",
+				"internal/node/xtest/x.go":  "package xtest\nvar _ = errors.New(\"only test support says so\")",
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, m := range unexplained(said, quoted(page)) {
+				got = append(got, m.text)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("unexplained texts (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+var (
+	ownMetric = regexp.MustCompile(`\bistio_cni_[a-z_]+`)
+	declared  = regexp.MustCompile(`"(istio_cni_[a-z_]+)"`)
+)
+
+// TestMetricsAreInTheManual compares the metrics that there are with those of
+// the tables and of the alerts.
+func TestMetricsAreInTheManual(t *testing.T) {
+	files, err := filepath.Glob("agent/metrics/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files = slices.DeleteFunc(files, func(name string) bool { return strings.HasSuffix(name, "_test.go") })
+	made := map[string]bool{}
+	for _, found := range declared.FindAllStringSubmatch(read(t, files...), -1) {
+		made[found[1]] = true
+	}
+	if len(made) < 20 {
+		t.Fatalf("%d metrics in %v: the search does not see them", len(made), files)
+	}
+	page := read(t, manuals[0])
+	for _, name := range slices.Sorted(maps.Keys(made)) {
+		if !regexp.MustCompile(`\| .` + name + `[{` + "`" + `]`).MatchString(page) {
+			t.Errorf("%s is in no table of docs/operations.md", name)
+		}
+	}
+	for _, name := range ownMetric.FindAllString(page, -1) {
+		if !made[name] && !made[strings.TrimSuffix(name, "_bucket")] {
+			t.Errorf("docs/operations.md speaks of %s, which there is not", name)
+		}
+	}
+}
