@@ -136,7 +136,7 @@ func (s *story) apiServerEnds() {
 
 func (s *story) containerdKilled() {
 	s.Helper()
-	churn := s.Churn(workers)
+	churn := s.ChurnWithRestarts(workers)
 	for range 2 {
 		s.Must(s.Kill(cluster.Containerd))
 		time.Sleep(time.Second)
@@ -150,7 +150,7 @@ func (s *story) containerdKilled() {
 
 func (s *story) kubeletKilled() {
 	s.Helper()
-	churn := s.Churn(workers)
+	churn := s.ChurnWithRestarts(workers)
 	for range 2 {
 		s.Must(s.Kill(cluster.Kubelet))
 		time.Sleep(time.Second)

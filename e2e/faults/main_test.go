@@ -80,7 +80,7 @@ func (s *story) others() {
 			s.Errorf("%s: %s", e.InvolvedObject.Name, e.Message)
 		}
 	}
-	s.Step("%d pods of the mesh, and none outside, were refused for a while", len(pods))
+	s.Step("%d pods of the mesh, and none outside, were refused for a while, since the test began", len(pods))
 }
 
 // plain tells whether a pod of these tests is outside of the mesh, by its name.
