@@ -59,13 +59,28 @@ func TestHint(t *testing.T) {
 	}
 }
 
+// onAThreadToEnd does something on a thread that nobody has after it, for its mounts are its own. It is not the first
+// thread: /proc/self shows the mounts of that one, to all tests.
+func onAThreadToEnd(do func()) {
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() != os.Getpid() {
+			do()
+			return
+		}
+		defer runtime.UnlockOSThread()
+		began := make(chan struct{})
+		onAThreadToEnd(func() { close(began); do() })
+		<-began // this thread is kept until the other has one
+	}()
+}
+
 // The kernel's own answers, from a file system that is read-only and one that is full.
 func TestErrorsOfRealFileSystems(t *testing.T) {
 	dir := t.TempDir()
 	done := make(chan struct{})
-	go func() {
+	onAThreadToEnd(func() {
 		defer close(done)
-		runtime.LockOSThread() // and never given back, for its mounts are its own
 		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
 			t.Errorf("a mount namespace: %v", err)
 			return
@@ -95,6 +110,6 @@ func TestErrorsOfRealFileSystems(t *testing.T) {
 			t.Errorf("remounting: %v", err)
 		}
 		check(syscall.EROFS)
-	}()
+	})
 	<-done
 }

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -119,13 +120,25 @@ func ofOtherUsers(t *testing.T) pod {
 		Credential: &syscall.Credential{Uid: 0, Gid: 0},
 	}
 	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	started, ended := make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(ended)
+		// The kernel sends Pdeathsig when the thread ends that forked, and threads of other tests do end.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		problem := cmd.Start()
+		started <- problem
+		if problem == nil {
+			_ = cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
 	if _, err := out.Read(make([]byte, 3)); err != nil {
 		t.Fatalf("the namespace was not made: %v", err)
 	}

@@ -57,9 +57,13 @@ func TestAgentOutlivesAPrimaryThatRewritesItsFile(t *testing.T) {
 			began := time.Now()
 			last := generation(rewrites)
 			t.Logf("the agent held back after %d rewrites of the primary", rewrites)
-			if err := a.Ready(); err == nil || !strings.Contains(err.Error(), "is being rewritten again and again") {
-				t.Errorf("readiness during the fight: %v", err)
-			}
+			// It is counted a moment before readiness says so, which may still tell of half a file.
+			nodetest.Await(t, "readiness during the fight", func() error {
+				if err := a.Ready(); err == nil || !strings.Contains(err.Error(), "is being rewritten again and again") {
+					return fmt.Errorf("it says: %w", err)
+				}
+				return nil
+			})
 			nodetest.Await(t, "the event", func() error { return eventOf(n, "CNIConfigFight", "again and again") })
 
 			a.AwaitReady()
