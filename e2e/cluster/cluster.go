@@ -293,8 +293,8 @@ func finish(command *exec.Cmd) error {
 	return nil
 }
 
-// until polls until done says so or fails, or ctx ends.
-func until(ctx context.Context, what string, done func() (bool, error)) error {
+// Until polls until done says so or fails, or ctx ends, and for two minutes at most.
+func Until(ctx context.Context, what string, done func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)

@@ -45,7 +45,7 @@ func (c *Cluster) startNode(ctx context.Context) error {
 	ctr := func(args ...string) error {
 		return c.do(ctx, "ctr", append([]string{"--address", runtimeSocket}, args...)...)
 	}
-	err := until(ctx, "containerd", func() (bool, error) {
+	err := Until(ctx, "containerd", func() (bool, error) {
 		if err := c.alive(Containerd); err != nil {
 			return false, err
 		}

@@ -146,7 +146,7 @@ func (c *Cluster) waitReady(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("making a client: %w", err)
 	}
-	return until(ctx, "the API server", func() (bool, error) {
+	return Until(ctx, "the API server", func() (bool, error) {
 		for _, server := range []Server{Etcd, APIServer} {
 			if err := c.alive(server); err != nil {
 				return false, err

@@ -134,28 +134,18 @@ func (s *story) apiServerEnds() {
 	churn.End(workers)
 }
 
-func (s *story) containerdKilled() {
-	s.Helper()
-	churn := s.ChurnWithRestarts(workers)
-	for range 2 {
-		s.Must(s.Kill(cluster.Containerd))
-		time.Sleep(time.Second)
-		s.Must(s.Restart(s.Context(), cluster.Containerd))
-		s.Step("containerd was killed and started again")
-		time.Sleep(5 * time.Second)
-	}
-	s.UntilNodeReady()
-	churn.End(workers)
-}
+func (s *story) containerdKilled() { s.Helper(); s.killed(cluster.Containerd) }
+func (s *story) kubeletKilled()    { s.Helper(); s.killed(cluster.Kubelet) }
 
-func (s *story) kubeletKilled() {
+// killed kills one of those that make pods, and starts it again, twice.
+func (s *story) killed(server cluster.Server) {
 	s.Helper()
 	churn := s.ChurnWithRestarts(workers)
 	for range 2 {
-		s.Must(s.Kill(cluster.Kubelet))
+		s.Must(s.Kill(server))
 		time.Sleep(time.Second)
-		s.Must(s.Restart(s.Context(), cluster.Kubelet))
-		s.Step("the kubelet was killed and started again")
+		s.Must(s.Restart(s.Context(), server))
+		s.Step("%s was killed and started again", server)
 		time.Sleep(5 * time.Second)
 	}
 	s.UntilNodeReady()
@@ -213,7 +203,7 @@ func TestThePrimaryNetworkIsRewritten(t *testing.T) {
 			s.UntilNodeReady()
 			original := s.NetworkFile(cluster.PrimaryNetwork)
 			objects := s.Install(values)
-			settled := s.files()
+			settled := s.Networks()
 			end := s.rewrite(original)
 			const pods = 12
 			var names []string
@@ -236,7 +226,7 @@ func TestThePrimaryNetworkIsRewritten(t *testing.T) {
 				t.Errorf("%d pods ran without redirection for a moment", broken)
 			}
 			s.UntilAgentReady()
-			s.Until("the files to be as they were", func() bool { return maps.Equal(s.files(), settled) })
+			s.Until("the files to be as they were", func() bool { return maps.Equal(s.Networks(), settled) })
 			s.Uninstall(objects)
 			if got := s.NetworkFile(cluster.PrimaryNetwork); got != original {
 				t.Errorf("the network's configuration was %s\nand is now %s", original, got)
@@ -244,15 +234,6 @@ func TestThePrimaryNetworkIsRewritten(t *testing.T) {
 			s.RemoveAll()
 		})
 	}
-}
-
-func (s *story) files() map[string]string {
-	s.Helper()
-	all := map[string]string{}
-	for _, name := range s.NetworkFiles() {
-		all[name] = s.NetworkFile(name)
-	}
-	return all
 }
 
 // rewrite writes the primary network's file every 200 ms until it is ended, which gives the number of times.

@@ -11,13 +11,15 @@ import (
 	core "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/meshcni/istio-cni/e2e/cluster"
 )
 
 // Churn makes and deletes pods, of the mesh and others, until it is ended. The names of the others end in -plain.
 //
 // Of each pod of the mesh it holds that its validation has never failed (it ran redirected from the beginning), and that its
 // traffic goes by its proxy both ways; of each other pod that its traffic does not. Of each pod it holds that it was ready,
-// and gone when it was deleted, within Patience, and that its containers were started once. What the API server does not
+// and gone when it was deleted, in time, and that its containers were started once. What the API server does not
 // answer for the moment is asked again.
 type Churn struct {
 	l      *Lab
@@ -108,7 +110,7 @@ func (c *Churn) live(ctx context.Context, name string, template core.PodTemplate
 	began := time.Now()
 	pods := c.l.client.CoreV1().Pods(App)
 	template.Name = name
-	err := c.until(ctx, "making it", func() (bool, error) {
+	err := cluster.Until(ctx, "making it", func() (bool, error) {
 		_, err := pods.Create(ctx, &core.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}, meta.CreateOptions{})
 		return err == nil || apierrors.IsAlreadyExists(err), nil
 	})
@@ -116,7 +118,7 @@ func (c *Churn) live(ctx context.Context, name string, template core.PodTemplate
 		return err
 	}
 	var pod *core.Pod
-	err = c.until(ctx, "it to be ready", func() (bool, error) {
+	err = cluster.Until(ctx, "it to be ready", func() (bool, error) {
 		found, asking := pods.Get(ctx, name, meta.GetOptions{})
 		if asking != nil {
 			return false, nil //nolint:nilerr // asked again
@@ -144,7 +146,7 @@ func (c *Churn) live(ctx context.Context, name string, template core.PodTemplate
 
 func (c *Churn) delete(ctx context.Context, name string) error {
 	pods := c.l.client.CoreV1().Pods(App)
-	return c.until(ctx, "it to be gone", func() (bool, error) {
+	return cluster.Until(ctx, "it to be gone", func() (bool, error) {
 		if err := pods.Delete(ctx, name, meta.DeleteOptions{}); err != nil {
 			return apierrors.IsNotFound(err), nil
 		}
@@ -163,7 +165,7 @@ func (c *Churn) flows(ctx context.Context, pod *core.Pod, inMesh bool) error {
 	}
 	by := func(text, way string) bool { return strings.Contains(text, "via "+way+" "+pod.Name) }
 	// The proxy, or the application, listens a moment after it was started. The runtime may be away for a moment, too.
-	return c.until(ctx, "its traffic", func() (bool, error) {
+	return cluster.Until(ctx, "its traffic", func() (bool, error) {
 		said, err := c.l.Command(ctx, c.l.Box, "get", "http://"+pod.Status.PodIP+":"+AppPort).CombinedOutput()
 		text = string(said)
 		if err != nil {
@@ -181,22 +183,4 @@ func (c *Churn) flows(ctx context.Context, pod *core.Pod, inMesh bool) error {
 		}
 		return answered, nil
 	})
-}
-
-func (c *Churn) until(ctx context.Context, what string, done func() (bool, error)) error {
-	ctx, cancel := context.WithTimeout(ctx, Patience)
-	defer cancel()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		ok, err := done()
-		if ok || err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("gave up waiting for %s", what)
-		case <-tick.C:
-		}
-	}
 }

@@ -196,6 +196,16 @@ func (l *Lab) NetworkFiles() (all []string) {
 	return all
 }
 
+// Networks are the files there with their contents.
+func (l *Lab) Networks() map[string]string {
+	l.Helper()
+	all := map[string]string{}
+	for _, name := range l.NetworkFiles() {
+		all[name] = l.NetworkFile(name)
+	}
+	return all
+}
+
 // Plugin installs a program on the node as a CNI plugin.
 func (l *Lab) Plugin(name, from string) {
 	l.Helper()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -35,6 +36,21 @@ func Shared(m *testing.M, name string, start func(context.Context, artifacts.Art
 		}
 	}()
 	return m.Run()
+}
+
+// Cluster is one that the tests of a package share, and what they run.
+type Cluster struct {
+	*cluster.Cluster
+	artifacts.Artifacts
+}
+
+// ControlPlane is Shared with an API server and nothing else, which it leaves in to.
+func ControlPlane(m *testing.M, name string, to *Cluster) int {
+	return Shared(m, name, func(ctx context.Context, found artifacts.Artifacts) (c *cluster.Cluster, err error) {
+		c, err = cluster.Start(ctx, cluster.Options{Kube: found.Kube, Tier: cluster.ControlPlane, Log: os.Stderr})
+		*to = Cluster{Cluster: c, Artifacts: found}
+		return c, err
+	})
 }
 
 // Test is a test that waits.
@@ -72,4 +88,22 @@ func (t Test) Until(what string, holds func() bool) {
 			t.Fatalf("gave up waiting: %s", what)
 		}
 	}
+}
+
+// InParallel does something for 0 to n-1.
+func InParallel(n int, do func(int)) {
+	todo := make(chan int)
+	var work sync.WaitGroup
+	for range 16 {
+		work.Go(func() {
+			for i := range todo {
+				do(i)
+			}
+		})
+	}
+	for i := range n {
+		todo <- i
+	}
+	close(todo)
+	work.Wait()
 }

@@ -75,15 +75,12 @@ func TestKindsOfPods(t *testing.T) {
 	}
 	s.Pod("invalid", annotated("sidecar.istio.io/interceptionMode", "tproxy"))
 	for _, k := range all {
-		t.Run(k.name, func(t *testing.T) { (&story{Lab: s.With(t)}).kind(k) })
+		s.part(k.name, func(s *story) { s.kind(k) })
 	}
-	part := func(name string, do func(*story)) {
-		t.Run(name, func(t *testing.T) { t.Helper(); do(&story{Lab: s.With(t)}) })
-	}
-	part("a virtual machine's traffic goes out by the proxy", (*story).virtualMachine)
-	part("names are asked of the proxy", (*story).names)
-	part("a setting that is not valid keeps the pod from starting", (*story).invalid)
-	part("a job", (*story).completes)
+	s.part("a virtual machine's traffic goes out by the proxy", (*story).virtualMachine)
+	s.part("names are asked of the proxy", (*story).names)
+	s.part("a setting that is not valid keeps the pod from starting", (*story).invalid)
+	s.part("a job", (*story).completes)
 	s.Step("the agent is removed, with %d pods running, and then they are", len(all))
 	s.Uninstall(objects)
 	s.RemoveAll()

@@ -25,6 +25,12 @@ func newStory(t *testing.T, o cluster.Options) *story {
 	return &story{Lab: lab.Node(t, o)}
 }
 
+// part tells a part of it as a test of its own.
+func (s *story) part(name string, tell func(*story)) {
+	s.Helper()
+	s.Run(name, func(t *testing.T) { t.Helper(); tell(&story{Lab: s.With(t)}) })
+}
+
 func TestMain(m *testing.M) {
 	cluster.Main()
 	os.Exit(m.Run())

@@ -35,16 +35,13 @@ func TestANewNode(t *testing.T) {
 	s.Apply(objects)
 	s.UntilAgentReady()
 	s.Step("the agent is ready")
-	part := func(name string, do func(*story)) {
-		t.Run(name, func(t *testing.T) { t.Helper(); do(&story{Lab: s.With(t)}) })
-	}
-	part("repaired in place", (*story).repaired)
-	part("failed for good", (*story).failedForGood)
-	part("deleted by hand", (*story).deletedByHand)
-	part("captured", (*story).captured)
-	part("outside of the mesh", (*story).outside)
-	part("another pod of the name", (*story).replaced)
-	part("another broken pod of the name", func(s *story) { s.replacedAndBroken(before) })
+	s.part("repaired in place", (*story).repaired)
+	s.part("failed for good", (*story).failedForGood)
+	s.part("deleted by hand", (*story).deletedByHand)
+	s.part("captured", (*story).captured)
+	s.part("outside of the mesh", (*story).outside)
+	s.part("another pod of the name", (*story).replaced)
+	s.part("another broken pod of the name", func(s *story) { s.replacedAndBroken(before) })
 	if text := s.NetworkFile(cluster.PrimaryNetwork); text == before {
 		t.Errorf("the agent is ready, and the network's configuration is as before: %s", text)
 	}

@@ -83,7 +83,7 @@ func TestPrimaryNetworks(t *testing.T) {
 				p.before(s)
 			}
 			s.UntilNodeReady()
-			before := s.networks()
+			before := s.Networks()
 			objects := s.Install(p.values)
 			s.Step("the agent is ready; files: %q", s.NetworkFiles())
 			if got := s.NetworkFiles(); !slices.Equal(got, p.ours) {
@@ -96,7 +96,7 @@ func TestPrimaryNetworks(t *testing.T) {
 			s.capturedAndNot()
 			s.Uninstall(objects)
 			s.RemoveAll()
-			if after := s.networks(); !maps.Equal(before, after) {
+			if after := s.Networks(); !maps.Equal(before, after) {
 				t.Errorf("files were %q\nand are now %q", before, after)
 			}
 			s.Pod("later", lab.Plain())
@@ -120,16 +120,6 @@ func (s *story) capturedAndNot() {
 		s.Errorf("plain: traffic by a proxy: %+v", flow)
 	}
 	s.Step("a pod of the mesh is captured, another one is not")
-}
-
-// networks are the files of the network's directory with their contents.
-func (s *story) networks() map[string]string {
-	s.Helper()
-	all := map[string]string{}
-	for _, name := range s.NetworkFiles() {
-		all[name] = s.NetworkFile(name)
-	}
-	return all
 }
 
 // flannel installs the plugin of that name, and what its daemon would have written for this node.
@@ -184,7 +174,7 @@ func TestTheConfigurationOfTheEarliestDocuments(t *testing.T) {
 	s.UntilNodeReady()
 	text, err := os.ReadFile("../../manifests/examples/network-config.yaml")
 	s.Must(err)
-	before := s.networks()
+	before := s.Networks()
 	objects := s.Parse(text)
 	s.Apply(objects)
 	ready := func() bool {
@@ -195,6 +185,6 @@ func TestTheConfigurationOfTheEarliestDocuments(t *testing.T) {
 	s.Until("the agent", ready)
 	s.capturedAndNot()
 	s.Delete(objects)
-	s.Until("the network to be as before", func() bool { return maps.Equal(before, s.networks()) })
+	s.Until("the network to be as before", func() bool { return maps.Equal(before, s.Networks()) })
 	s.RemoveAll()
 }

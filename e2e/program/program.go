@@ -9,6 +9,7 @@ package program
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -66,6 +67,18 @@ func (p *Program) Lines() []string {
 	p.out.mu.Lock()
 	defer p.out.mu.Unlock()
 	return slices.Clone(p.out.lines)
+}
+
+// Records are the lines so far, each a JSON object.
+func Records[T any](p *Program) (all []T, err error) {
+	for _, line := range p.Lines() {
+		var one T
+		if err := json.Unmarshal([]byte(line), &one); err != nil {
+			return nil, fmt.Errorf("a line of the log is not JSON: %q", line)
+		}
+		all = append(all, one)
+	}
+	return all, nil
 }
 
 // writer cuts into lines.

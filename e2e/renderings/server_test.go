@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -19,6 +18,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
+
+	"github.com/meshcni/istio-cni/e2e/cluster"
 )
 
 // server is an administrator's way to the API server.
@@ -162,7 +163,7 @@ func (s *server) define(ctx context.Context, dir string) error {
 }
 
 func (s *server) established(ctx context.Context, o *object) error {
-	return soon(ctx, "the custom resource "+o.GetName(), func() (bool, error) {
+	return cluster.Until(ctx, "the custom resource "+o.GetName(), func() (bool, error) {
 		now, err := s.get(ctx, o)
 		if err != nil {
 			return false, err
@@ -223,7 +224,7 @@ func (s *server) reckon(ctx context.Context, quota *object) error {
 
 // tryPod makes a pod without keeping it.
 func (s *server) tryPod(ctx context.Context, pod *object) (made *object, err error) {
-	waiting := soon(ctx, "the quota's status", func() (bool, error) {
+	waiting := cluster.Until(ctx, "the quota's status", func() (bool, error) {
 		made, err = s.create(ctx, pod, metav1.DryRunAll)
 		return err == nil || !strings.Contains(err.Error(), "status unknown for quota"), nil
 	})
@@ -231,23 +232,4 @@ func (s *server) tryPod(ctx context.Context, pod *object) (made *object, err err
 		return nil, waiting
 	}
 	return made, err
-}
-
-// soon polls until done says so or fails.
-func soon(ctx context.Context, what string, done func() (bool, error)) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		ok, err := done()
-		if ok || err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("waiting for %s: %w", what, context.Cause(ctx))
-		case <-tick.C:
-		}
-	}
 }

@@ -11,26 +11,17 @@
 package repair
 
 import (
-	"context"
 	"os"
 	"testing"
 
-	"github.com/meshcni/istio-cni/e2e/artifacts"
 	"github.com/meshcni/istio-cni/e2e/cluster"
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
 // shared is the cluster of all tests.
-var shared struct {
-	*cluster.Cluster
-	artifacts.Artifacts
-}
+var shared lab.Cluster
 
 func TestMain(m *testing.M) {
 	cluster.Main()
-	os.Exit(lab.Shared(m, "repair", func(ctx context.Context, found artifacts.Artifacts) (*cluster.Cluster, error) {
-		c, err := cluster.Start(ctx, cluster.Options{Kube: found.Kube, Tier: cluster.ControlPlane, Log: os.Stderr})
-		shared.Cluster, shared.Artifacts = c, found
-		return c, err
-	}))
+	os.Exit(lab.ControlPlane(m, "repair", &shared))
 }

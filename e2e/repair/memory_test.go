@@ -9,13 +9,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
 // TestMemoryAndTraffic is what looking after a node costs that has 250 pods of 10,000 in the cluster: docs/e2e.md has the
@@ -40,7 +41,7 @@ func TestMemoryAndTraffic(t *testing.T) {
 	l.resident(d)
 
 	// What happens on other nodes is not sent; each change on this one is.
-	l.parallel(pods/10, func(i int) { l.scribble(fmt.Sprintf("many-%05d", i), "again") })
+	lab.InParallel(pods/10, func(i int) { l.scribble(fmt.Sprintf("many-%05d", i), "again") })
 	l.pod("late", broken(), on(nodeOf(7)))
 	l.Until("the late pod", func() bool { return l.labelled("late") == "true" })
 	after := through.sent()
@@ -112,30 +113,12 @@ func (l *rig) process(d *repairer) string {
 
 func mib(kib int) float64 { const unit = 1024; return float64(kib) / unit }
 
-// parallel does something for 0 to n-1.
-func (l *rig) parallel(n int, do func(int)) {
-	todo := make(chan int)
-	var work sync.WaitGroup
-	for range 16 {
-		work.Go(func() {
-			for i := range todo {
-				do(i)
-			}
-		})
-	}
-	for i := range n {
-		todo <- i
-	}
-	close(todo)
-	work.Wait()
-}
-
 // fill makes pods as injection makes them, evenly on nodes, of which one is broken, and gives the size of one. Only those of one
 // node have a status.
 func (l *rig) fill(pods, nodes int) (size int) {
 	l.Helper()
 	l.Cleanup(func() { l.empty() })
-	l.parallel(pods, func(i int) {
+	lab.InParallel(pods, func(i int) {
 		pod := injected(fmt.Sprintf("many-%05d", i), nodeOf(i%nodes))
 		made, err := l.client.CoreV1().Pods(l.app).Create(l.Context(), pod, meta.CreateOptions{})
 		if err == nil && i%nodes == 7 {

@@ -1,7 +1,6 @@
 package repair
 
 import (
-	"encoding/json"
 	"os"
 	"strings"
 	"syscall"
@@ -82,14 +81,8 @@ func (r *repairer) stop() {
 // log is what it said so far, line by line.
 func (r *repairer) log() []line {
 	r.rig.Helper()
-	var all []line
-	for _, text := range r.Lines() {
-		var l line
-		if err := json.Unmarshal([]byte(text), &l); err != nil {
-			r.rig.Fatalf("a line of the log is not JSON: %q", text)
-		}
-		all = append(all, l)
-	}
+	all, err := program.Records[line](r.Program)
+	r.rig.Must(err)
 	return all
 }
 

@@ -1,7 +1,6 @@
 package taint
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -75,14 +74,8 @@ func (c *controller) stop() {
 // log is what it said so far, line by line.
 func (c *controller) log() []decision {
 	c.rig.Helper()
-	var all []decision
-	for _, line := range c.Lines() {
-		var d decision
-		if err := json.Unmarshal([]byte(line), &d); err != nil {
-			c.rig.Fatalf("a line of the log is not JSON: %q", line)
-		}
-		all = append(all, d)
-	}
+	all, err := program.Records[decision](c.Program)
+	c.rig.Must(err)
 	return all
 }
 

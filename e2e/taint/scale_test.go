@@ -4,32 +4,14 @@ import (
 	"fmt"
 	"maps"
 	"runtime"
-	"sync"
 	"testing"
 	"time"
 
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/meshcni/istio-cni/e2e/lab"
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
-
-// inParallel does something for 0 to n-1.
-func inParallel(n int, do func(int)) {
-	todo := make(chan int)
-	var work sync.WaitGroup
-	for range 16 {
-		work.Go(func() {
-			for i := range todo {
-				do(i)
-			}
-		})
-	}
-	for i := range n {
-		todo <- i
-	}
-	close(todo)
-	work.Wait()
-}
 
 // tainted counts nodes with the taint.
 func (l *rig) tainted() (count int) {
@@ -51,7 +33,7 @@ func TestManyNodesAndPods(t *testing.T) {
 	l := newRig(t)
 	const nodes, pods = 500, 5000
 	began := time.Now()
-	inParallel(nodes+pods, func(i int) {
+	lab.InParallel(nodes+pods, func(i int) {
 		node := fmt.Sprintf("many-%03d", i%nodes)
 		switch {
 		case i < nodes:
@@ -89,7 +71,7 @@ func TestManyNodesAndPods(t *testing.T) {
 	// The next leader finds all as it should be. What kubelets say all the time, and what other pods do, costs nothing.
 	c = l.begin(l.grant(may{Taint: rights.Taint{Lease: leaseName}, account: "next"}), args...)
 	l.Until("all to be known", func() bool { return c.says("nodes and pods are known") })
-	inParallel(nodes, func(i int) {
+	lab.InParallel(nodes, func(i int) {
 		l.report(fmt.Sprintf("many-%03d", i), nodeIs{ready: "True", heartbeat: time.Now().Add(time.Minute)})
 		app := 2*nodes + i
 		l.reportPod("", podIs{name: fmt.Sprintf("app-%d", app), namespace: l.namespaceOf(app), labels: map[string]string{"app": "shop"}})
