@@ -19,8 +19,9 @@ import (
 // What the agent may cost. It is on the same node and knows the pod, or asks for it on a connection that it has open.
 const (
 	agentPatience = 250 * time.Millisecond
-	// reportPatience is for handing a report to the kernel: nobody waits until the agent has read it.
-	reportPatience = 50 * time.Millisecond
+	// reportPatience is for handing a report to the kernel, which takes it at once: nobody waits until the agent has read it.
+	// It is long because on a busy machine this process may get no processor for a while just then.
+	reportPatience = time.Second
 )
 
 // mostReported bounds the error of a report, mostSaid that of an answer to the runtime, in bytes: an annotation can have
