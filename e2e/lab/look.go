@@ -225,16 +225,22 @@ type Decision struct {
 // Decision asks in the agent's container. The zero value is for a pod that is not known there.
 func (l *Lab) Decision(pod string) Decision {
 	l.Helper()
-	text, err := l.Inside(Mesh, l.Agent().Name, agent, "/usr/local/bin/istio-cni", "decisions", "--json", "--pod="+App+"/"+pod)
-	if err != nil {
-		l.Fatalf("%v: %s", err, text)
-	}
-	var all []Decision
-	l.Must(json.Unmarshal([]byte(text), &all))
+	all := l.Decisions("/" + pod)
 	if len(all) == 0 {
 		return Decision{}
 	}
 	return all[0]
+}
+
+// Decisions returns the agent's decisions for the application pods whose namespaced name contains pod.
+func (l *Lab) Decisions(pod string) (all []Decision) {
+	l.Helper()
+	text, err := l.Inside(Mesh, l.Agent().Name, agent, "/usr/local/bin/istio-cni", "decisions", "--json", "--pod="+App+pod)
+	if err != nil {
+		l.Fatalf("%v: %s", err, text)
+	}
+	l.Must(json.Unmarshal([]byte(text), &all))
+	return all
 }
 
 // Output is the log of a container, or of the one before it, "" for one that has not run.

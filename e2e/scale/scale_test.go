@@ -87,8 +87,27 @@ func (s *story) together(prefix string, n int) time.Duration {
 			s.Errorf("%s: traffic by the proxy: %+v, want %+v", name, got, want)
 		}
 	}
+	if inMesh {
+		s.reported(prefix, n)
+	}
 	s.RemoveAll()
 	return took
+}
+
+// reported checks that the agent has a decision for each pod: the plugin hands its report to the kernel and does not
+// wait for the agent. For a pod without one, the failure names the traffic that passes by its proxy.
+func (s *story) reported(prefix string, n int) {
+	s.Helper()
+	known := map[string]bool{}
+	for _, d := range s.Decisions("/" + prefix) {
+		known[d.Pod] = true
+	}
+	for i := range n {
+		name := fmt.Sprintf("%s-%d", prefix, i)
+		if !known[name] {
+			s.Errorf("the agent has no decision for %s; its traffic by the proxy is %+v", name, s.Flow(name, ""))
+		}
+	}
 }
 
 // ready counts the pods of applications that are.
