@@ -1,9 +1,9 @@
 // Package departure decides what the end of the node agent means: that it comes back (a restart, an upgrade, a drain, a
 // reboot), and the node must stay as it is, or that it was uninstalled, and the node must be given back.
 //
-// It promises an answer within its [Budget] whatever the API server does, and that doubt means to keep: what is left
-// behind by a wrong "keep" is a plugin that can be removed by hand, what a wrong "uninstall" leaves is pods that
-// bypass the mesh. Each verdict says why.
+// It promises an answer within its [Budget] whatever the API server does, and that the installation is kept if in doubt:
+// a wrong "keep" leaves a plugin that can be removed by hand, a wrong "uninstall" leaves pods that bypass the mesh. Only
+// answers of the API server itself count as a reason to uninstall, never the lack of one. Each verdict says why.
 //
 // It never writes anything, neither on the node nor to the API server, and logs nothing.
 //
@@ -155,16 +155,23 @@ func (q *question) decide(parent context.Context) Verdict {
 	return Verdict{Reason: NoAnswer, Detail: err.Error()}
 }
 
-// gone decides when there is no DaemonSet of the name: it may have another one, which our pod knows, and nobody told us.
+// gone decides when there is no DaemonSet of the configured name. The agent's own pod may name another one, as the name is
+// a setting that can be wrong. An API server that knows no such pod, or refuses it twice because the permissions were
+// removed as well, confirms the removal; any other failure keeps the installation.
 func (q *question) gone(ctx context.Context, missing error) Verdict {
 	verdict := Verdict{Uninstall: true, Reason: DaemonSetGone, Detail: missing.Error()}
 	if q.self.PodName == "" {
 		return verdict
 	}
-	pod, err := ask(ctx, q.budget, nil, func(ctx context.Context) (kube.PodState, error) {
-		return q.server.PodOf(ctx, q.self.Namespace, q.self.PodName)
-	})
-	if err != nil || pod.DaemonSet == "" || pod.DaemonSet == q.self.DaemonSet {
+	pod, err := ask(ctx, q.budget, []kube.Class{kube.Unauthorized, kube.Forbidden}, q.pod)
+	switch class := kube.ClassOf(err); {
+	case errors.Is(err, errUnconfirmed):
+		return Verdict{Reason: NoAnswer, Detail: err.Error()}
+	case class == kube.NotFound || class == kube.Unauthorized || class == kube.Forbidden:
+		return verdict
+	case err != nil:
+		return Verdict{Reason: NoAnswer, Detail: err.Error()}
+	case pod.DaemonSet == "" || pod.DaemonSet == q.self.DaemonSet:
 		return verdict
 	}
 	set, err := ask(ctx, q.budget, nil, func(ctx context.Context) (kube.DaemonSet, error) {
@@ -177,6 +184,11 @@ func (q *question) gone(ctx context.Context, missing error) Verdict {
 		return verdict
 	}
 	return Verdict{Reason: NoAnswer, Detail: err.Error()}
+}
+
+// pod asks for the agent's own pod.
+func (q *question) pod(ctx context.Context) (kube.PodState, error) {
+	return q.server.PodOf(ctx, q.self.Namespace, q.self.PodName)
 }
 
 // present decides about a DaemonSet that exists.
@@ -200,18 +212,19 @@ func (q *question) present(ctx context.Context, set kube.DaemonSet) Verdict {
 }
 
 // forbidden decides when the DaemonSet may not be read. Some roles never allow that, but all allow to read pods: if
-// even that is refused, the role, its binding or the account is gone. Whoever uninstalls deletes the DaemonSet a moment
+// even that is refused, the role, its binding or the account is gone; a 401 has to come twice, as the token may have been
+// rotated just now. Whoever uninstalls deletes the DaemonSet a moment
 // before them, so the question is repeated for as long as there is time: to keep a plugin whose credentials are revoked
 // fails every pod of the node.
 func (q *question) forbidden(ctx context.Context, refusal error) Verdict {
 	readable := false
 	for {
-		_, err := ask(ctx, q.budget, nil, func(ctx context.Context) (kube.PodState, error) {
-			return q.server.PodOf(ctx, q.self.Namespace, q.self.PodName)
-		})
+		_, err := ask(ctx, q.budget, []kube.Class{kube.Unauthorized}, q.pod)
 		switch class := kube.ClassOf(err); {
 		case err == nil:
 			readable = true
+		case errors.Is(err, errUnconfirmed):
+			return Verdict{Reason: NoAnswer, Detail: err.Error()}
 		case class == kube.Forbidden || class == kube.Unauthorized || class == kube.NotFound:
 			return Verdict{Uninstall: true, Reason: PermissionsGone, Detail: err.Error()}
 		case !readable:
