@@ -78,6 +78,8 @@ var owners = map[string][]string{
 	"github.com/vishvananda/netns":              {"internal/node/netns"},
 	"golang.org/x/sys":                          {"internal/node"},
 	"k8s.io":                                    {"internal/kube"},
+	"k8s.io/client-go/util/workqueue":           {"internal/agent"},
+	"k8s.io/utils/clock":                        {"internal/agent", "internal/kube"},
 	"sigs.k8s.io":                               {"internal/kube"},
 }
 

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"net/http"
+	"sync/atomic"
 
 	"github.com/VictoriaMetrics/metrics"
 )
@@ -50,7 +51,8 @@ const (
 // Taint counts for one taint controller. Its methods may be called from several goroutines.
 type Taint struct {
 	set                                            *metrics.Set
-	leader, pending                                *metrics.Gauge
+	leader                                         *metrics.Gauge
+	queue                                          atomic.Pointer[func() int] // its length
 	nodes                                          map[string]*metrics.Gauge
 	changes, decisions, problems, troubles, events vector
 }
@@ -60,8 +62,7 @@ type Taint struct {
 func NewTaint(version string, reasons []string) *Taint {
 	set := metrics.NewSet()
 	m := &Taint{
-		set: set, leader: set.NewGauge(taintLeader, nil), pending: set.NewGauge(taintPending, nil),
-		nodes: map[string]*metrics.Gauge{},
+		set: set, leader: set.NewGauge(taintLeader, nil), nodes: map[string]*metrics.Gauge{},
 		changes: newVector(set, taintChanges, pairs("change", []TaintChange{TaintAdded, TaintRemoved, ConditionSet},
 			"result", []ChangeResult{ChangeDone, ChangeConflict, ChangeFailed})),
 		decisions: newVector(set, taintDecisions, one("reason", reasons...)),
@@ -69,6 +70,7 @@ func NewTaint(version string, reasons []string) *Taint {
 		troubles:  newVector(set, taintTroubles, one("resource", FollowedNodes, FollowedPods, FollowedConfigMap)),
 		events:    newVector(set, taintEvents, one("result", EventSent, EventSuppressed, EventFailed)),
 	}
+	set.NewGauge(taintPending, m.pending)
 	for _, reason := range reasons {
 		m.nodes[reason] = set.NewGauge(taintNodes+labels("reason", reason), nil)
 	}
@@ -96,7 +98,7 @@ func (m *Taint) Leads() { m.leader.Set(1) }
 // Stands also forgets the nodes: they are another replica's.
 func (m *Taint) Stands() {
 	m.leader.Set(0)
-	m.pending.Set(0)
+	m.queue.Store(nil)
 	for _, g := range m.nodes {
 		g.Set(0)
 	}
@@ -132,8 +134,15 @@ func (m *Taint) Troubled(f Followed) { m.troubles.add(labels("resource", string(
 // EventReported counts an Event that there was reason to send.
 func (m *Taint) EventReported(r EventResult) { m.events.add(labels("result", string(r)), 1) }
 
-// Pending is how many nodes wait for a decision.
-func (m *Taint) Pending(n int) { m.pending.Set(float64(n)) }
+// Pending takes what counts the nodes that wait for a decision.
+func (m *Taint) Pending(count func() int) { m.queue.Store(&count) }
+
+func (m *Taint) pending() float64 {
+	if count := m.queue.Load(); count != nil {
+		return float64((*count)())
+	}
+	return 0
+}
 
 // Text returns all metrics in the Prometheus text format, those of the process included.
 func (m *Taint) Text() []byte { return text(m.set, taintFamilies()) }

@@ -34,7 +34,7 @@ func TestTaintCountsItsOwn(t *testing.T) {
 		change map[string]string
 	}{
 		{m.Leads, map[string]string{"istio_cni_taint_leader": "1"}},
-		{func() { m.Pending(3) }, map[string]string{"istio_cni_taint_queue_depth": "3"}},
+		{func() { m.Pending(func() int { return 3 }) }, map[string]string{"istio_cni_taint_queue_depth": "3"}},
 		{func() { m.Counted("", "NoAgent") }, map[string]string{`istio_cni_taint_nodes{reason="NoAgent"}`: "1"}},
 		{func() { m.Counted("NoAgent", "NoAgent") }, nil},
 		{func() { m.Counted("NoAgent", "AgentReady") }, map[string]string{

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/workqueue/clocktest"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentcall"
@@ -59,7 +59,7 @@ func gets(server *kubetest.Server) int {
 // until waits for a condition.
 func until(t *testing.T, otherwise string, holds func() bool) {
 	t.Helper()
-	clocktest.Until(t, func() string { return otherwise }, holds)
+	agenttest.Until(t, func() string { return otherwise }, holds)
 }
 
 func TestPodsInSightAreNotAskedFor(t *testing.T) {

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/workqueue/clocktest"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/repair"
@@ -184,7 +184,7 @@ func TestTwoAgentsAtOnce(t *testing.T) {
 		}
 		return l.repaired(metrics.RepairPod, result) + int(n)
 	}
-	clocktest.Until(t, func() string { return "not all pods are looked after by both" }, func() bool {
+	agenttest.Until(t, func() string { return "not all pods are looked after by both" }, func() bool {
 		return both(metrics.RepairSuccess)+both(metrics.RepairSkip) == 2*len(paths)
 	})
 	if got := both(metrics.RepairSuccess); got != len(paths) || both(metrics.RepairFail) != 0 {
@@ -332,8 +332,8 @@ func TestW11AnAddressThatWasGivenToAnotherPodIsNoProof(t *testing.T) {
 			} else {
 				l.do(os.Remove(filepath.Join(l.places.Cache, "net-other-other-eth0")))
 			}
-			clocktest.Until(t, func() string { return "it is not redirected" }, func() bool {
-				l.hand.Turn(time.Second)
+			agenttest.Until(t, func() string { return "it is not redirected" }, func() bool {
+				l.clock.Step(time.Second)
 				return l.repaired(metrics.RepairPod, metrics.RepairSuccess) == 1
 			})
 			if !captured(t, path) {
@@ -367,7 +367,7 @@ func TestRepairComesBeforeTheValidation(t *testing.T) {
 	p.now = running()
 	l.set(p)
 	l.passes()
-	p.now = ended(0, clocktest.Start().Add(time.Second))
+	p.now = ended(0, agenttest.Start().Add(time.Second))
 	p.phase, p.proxy = "Running", running()
 	l.set(p)
 	l.passes()
@@ -425,7 +425,7 @@ func TestRunningPodsKeepTheirRules(t *testing.T) {
 		t.Error("the other pod is not redirected")
 	}
 	for range 3 {
-		runs.labels = object{"touched": stamp(l.hand.Now())}
+		runs.labels = object{"touched": stamp(l.clock.Now())}
 		l.set(runs)
 		l.passes()
 	}
@@ -446,20 +446,20 @@ func TestAFailureAfterTheRepairIsLookedAtAgain(t *testing.T) {
 	l.run()
 	l.acted(p, repair.InPlace)
 
-	p.last = ended(126, l.hand.Now()) // it ran while the rules were written
+	p.last = ended(126, l.clock.Now()) // it ran while the rules were written
 	l.set(p)
 	l.passes()
 	l.counts(metrics.RepairPod, metrics.RepairSkip, 0)
 
-	l.hand.Turn(10 * time.Second)
-	p.last = ended(126, l.hand.Now())
+	l.clock.Step(10 * time.Second)
+	p.last = ended(126, l.clock.Now())
 	l.set(p)
 	l.hears(p, "Warning", ReasonRepaired, "validation fails although the rules are in place", "delete the pod")
 	l.counts(metrics.RepairPod, metrics.RepairSkip, 1)
 
 	netnstest.Run(t, path, "iptables-nft", "-t", "nat", "-F")
-	l.hand.Turn(10 * time.Second)
-	p.last = ended(126, l.hand.Now())
+	l.clock.Step(10 * time.Second)
+	p.last = ended(126, l.clock.Now())
 	l.set(p)
 	l.counts(metrics.RepairPod, metrics.RepairSuccess, 2)
 	if !captured(t, path) {
@@ -569,8 +569,8 @@ func TestMissingRulesAloneCostAPodItsLifeOnlyWhenSeenTwice(t *testing.T) {
 	helper.set(late)
 	helper.run()
 	helper.hears(late, "Normal", ReasonRepaired)
-	clocktest.Until(t, func() string { return "nobody waits for the second look" }, func() bool { return l.hand.Sleepers() > 1 })
-	l.hand.Turn(3 * time.Second)
+	agenttest.Until(t, func() string { return "nobody waits for the second look" }, func() bool { return l.clock.Waiters() > 2 })
+	l.clock.Step(3 * time.Second)
 	l.hears(gone, "Warning", ReasonDeleted, "no rules")
 	l.stand(1, 0, 0, 0)
 	if _, leaving := l.fetch(late); leaving {
@@ -593,7 +593,7 @@ func TestASuspicionEndsWithItsReason(t *testing.T) {
 	p.labels = object{"touched": "1"}
 	l.set(p)
 	l.stand(0, 0, 1, 0)
-	l.hand.Turn(time.Hour)
+	l.clock.Step(time.Hour)
 	netnstest.Run(t, path, "sh", "-c", "printf '*nat\n:PREROUTING ACCEPT\n:INPUT ACCEPT\n:OUTPUT ACCEPT\n:POSTROUTING ACCEPT\nCOMMIT\n' | iptables-nft-restore")
 	p.labels = object{"touched": "2"}
 	l.set(p)
@@ -602,7 +602,7 @@ func TestASuspicionEndsWithItsReason(t *testing.T) {
 	if got := l.writes(); len(got) > 0 {
 		t.Fatalf("deleted at first sight: %q", got)
 	}
-	l.hand.Turn(3 * time.Second)
+	l.clock.Step(3 * time.Second)
 	l.hears(p, "Warning", ReasonDeleted, "no rules")
 }
 
@@ -618,13 +618,13 @@ func TestTheStanzaDecides(t *testing.T) {
 	l.run()
 	l.passes()
 	l.stand(0, 0, 0, 0)
-	clocktest.Until(t, func() string { return "nobody watches the stanza" }, func() bool { return l.hand.Sleepers() > 0 })
+	agenttest.Until(t, func() string { return "nobody watches the stanza" }, func() bool { return l.clock.Waiters() > 1 })
 	l.conf.Store(&cniconf.NetConf{})
-	l.hand.Turn(10 * time.Second)
+	l.clock.Step(10 * time.Second)
 	l.acted(p, repair.InPlace)
-	clocktest.Until(t, func() string { return "nobody watches the stanza" }, func() bool { return l.hand.Sleepers() > 0 })
+	agenttest.Until(t, func() string { return "nobody watches the stanza" }, func() bool { return l.clock.Waiters() > 1 })
 	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
-	l.hand.Turn(10 * time.Second)
+	l.clock.Step(10 * time.Second)
 	l.stand(0, 0, 0, 0)
 	if !captured(t, path) {
 		t.Error("rules were taken away from a running pod")
@@ -636,7 +636,7 @@ func TestAPodOfAnotherNodeIsNotSought(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, inPlace)
 	l.run()
-	clocktest.Until(t, func() string { return "no watch" }, func() bool { return l.server.Watches() > 0 })
+	agenttest.Until(t, func() string { return "no watch" }, func() bool { return l.server.Watches() > 0 })
 	p := crashing("web").at("10.88.0.2/24")
 	p.node = "node-2"
 	path := l.sandbox(p.ips...)

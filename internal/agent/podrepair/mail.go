@@ -55,21 +55,11 @@ func (c *controller) post(ctx context.Context) {
 			left, filled = min(mailBurst, left+gained), filled.Add(time.Duration(gained)*mailInterval)
 		}
 		if left == 0 {
-			c.rest(ctx)
+			c.sleep(ctx, mailInterval)
 			left, filled = 1, c.Clock.Now()
 		}
 		left--
 		c.record(postal, event)
-	}
-}
-
-// rest waits for the next turn, at most until ctx ends.
-func (c *controller) rest(ctx context.Context) {
-	over, stop := c.Clock.After(mailInterval)
-	defer stop()
-	select {
-	case <-ctx.Done():
-	case <-over:
 	}
 }
 

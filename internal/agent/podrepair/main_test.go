@@ -20,9 +20,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/workqueue/clocktest"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -39,7 +40,7 @@ const node1 = "node-1"
 type lab struct {
 	*testing.T
 	server  *kubetest.Server
-	hand    *clocktest.Hand
+	clock   *clocktesting.FakeClock
 	options Options
 	// conf is what the plugin is told.
 	conf atomic.Pointer[cniconf.NetConf]
@@ -74,13 +75,13 @@ func (r *record) String() string {
 
 func newLab(t *testing.T, switches repair.Switches, more ...func(*Options)) *lab {
 	t.Helper()
-	l := &lab{T: t, server: kubetest.NewServer(t), hand: clocktest.New(), log: &record{}}
+	l := &lab{T: t, server: kubetest.NewServer(t), clock: agenttest.NewClock(), log: &record{}}
 	l.conf.Store(&cniconf.NetConf{})
 	l.makePlaces()
 	settings := defaults(t)
 	settings.Switches, settings.Node = switches, node1
 	l.options = Options{
-		API: l.api(time.Minute), Clock: l.hand.Clock(), Log: slog.New(slog.NewTextHandler(l.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		API: l.api(time.Minute), Clock: l.clock, Log: slog.New(slog.NewTextHandler(l.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Workers: 1, Metrics: metrics.NewRepair("test"), Settings: settings, Host: node1, Plugin: func() (cniconf.NetConf, error) { return *l.conf.Load(), nil },
 		Places: func() *podns.Places {
 			l.asked.Add(1)
@@ -127,7 +128,7 @@ func (l *lab) api(attempt time.Duration) *kube.API {
 }
 
 // now is the clock of a client: no two events are of the same nanosecond.
-func (l *lab) now() time.Time { return l.hand.Now().Add(time.Duration(l.nanos.Add(1))) }
+func (l *lab) now() time.Time { return l.clock.Now().Add(time.Duration(l.nanos.Add(1))) }
 
 // makePlaces makes the directories of a node whose own namespace is another than this process's.
 func (l *lab) makePlaces() {
@@ -224,7 +225,7 @@ func (l *lab) cache(p podSpec, path string) {
 type state = object
 
 func waiting(reason string) state { return state{"waiting": object{"reason": reason}} }
-func running() state              { return state{"running": object{"startedAt": stamp(clocktest.Start())}} }
+func running() state              { return state{"running": object{"startedAt": stamp(agenttest.Start())}} }
 
 // ended is one that ended at a time, after five seconds of running.
 func ended(code int, at time.Time) state {
@@ -281,7 +282,7 @@ func (p podSpec) metadata() object {
 	maps.Copy(annotations, p.annotations)
 	metadata["annotations"] = annotations
 	if p.deleting {
-		metadata["deletionTimestamp"] = stamp(clocktest.Start())
+		metadata["deletionTimestamp"] = stamp(agenttest.Start())
 	}
 	return metadata
 }
@@ -330,7 +331,7 @@ func (l *lab) set(p podSpec) {
 
 // broken is a pod whose validation has just failed for the first time.
 func broken(name string) podSpec {
-	return podSpec{name: name, uid: "uid-of-" + name, now: ended(126, clocktest.Start().Add(-time.Second))}
+	return podSpec{name: name, uid: "uid-of-" + name, now: ended(126, agenttest.Start().Add(-time.Second))}
 }
 
 // crashing is a pod whose validation is restarted time and again.
@@ -409,7 +410,7 @@ func (l *lab) events(p podSpec) []said {
 func (l *lab) hears(p podSpec, kind string, reason EventReason, says ...string) said {
 	l.Helper()
 	var found said
-	clocktest.Until(l.T, func() string {
+	agenttest.Until(l.T, func() string {
 		return fmt.Sprintf("no %s %s of %s that says %q: %v", kind, reason, p.name, says, l.events(p))
 	}, func() bool {
 		for _, e := range l.events(p) {
@@ -468,7 +469,7 @@ func (l *lab) pods(s metrics.PodState) int {
 func (l *lab) stand(want ...int) {
 	l.Helper()
 	var got []int
-	clocktest.Until(l.T, func() string { return fmt.Sprintf("pods redirected, broken, drifted, unknown: %v, want %v", got, want) }, func() bool {
+	agenttest.Until(l.T, func() string { return fmt.Sprintf("pods redirected, broken, drifted, unknown: %v, want %v", got, want) }, func() bool {
 		got = nil
 		for _, s := range []metrics.PodState{metrics.PodRedirected, metrics.PodBroken, metrics.PodDrifted, metrics.PodUnknown} {
 			got = append(got, l.pods(s))
@@ -480,7 +481,7 @@ func (l *lab) stand(want ...int) {
 // counts waits for a number of actions.
 func (l *lab) counts(t metrics.RepairType, result metrics.RepairResult, want int) {
 	l.Helper()
-	clocktest.Until(l.T, func() string { return fmt.Sprintf("%s %s: %d, want %d", t, result, l.repaired(t, result), want) }, func() bool {
+	agenttest.Until(l.T, func() string { return fmt.Sprintf("%s %s: %d, want %d", t, result, l.repaired(t, result), want) }, func() bool {
 		return l.repaired(t, result) >= want
 	})
 	if got := l.repaired(t, result); got != want {
@@ -512,9 +513,9 @@ func (l *lab) passes() {
 	last := podSpec{name: fmt.Sprintf("zz-last-%d", len(l.server.Requests())), ns: "zz", uid: "last", ips: []string{"192.0.2.1"}}
 	before := l.pods(metrics.PodUnknown)
 	l.set(last)
-	clocktest.Until(l.T, func() string { return "the last pod is not judged" }, func() bool { return l.pods(metrics.PodUnknown) > before })
+	agenttest.Until(l.T, func() string { return "the last pod is not judged" }, func() bool { return l.pods(metrics.PodUnknown) > before })
 	l.server.Delete(last.path())
-	clocktest.Until(l.T, func() string { return "the last pod does not go" }, func() bool { return l.pods(metrics.PodUnknown) == before })
+	agenttest.Until(l.T, func() string { return "the last pod does not go" }, func() bool { return l.pods(metrics.PodUnknown) == before })
 }
 
 // captured reports whether rules of the mesh are in a namespace.

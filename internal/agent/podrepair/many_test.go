@@ -9,16 +9,18 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/workqueue/clocktest"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/podns"
 )
 
 // counted puts programs into the way to iptables that count how often they are started, and gives their directory.
@@ -52,7 +54,7 @@ func TestManyPodsThatAreFineCostNothing(t *testing.T) {
 	l.conf.Store(&cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "legacy"}) // which takes processes
 	const fine = 250
 	for i := range fine {
-		p := podSpec{name: fmt.Sprintf("web-%d", i), uid: fmt.Sprint(i), now: ended(0, clocktest.Start()), phase: "Running", proxy: running()}
+		p := podSpec{name: fmt.Sprintf("web-%d", i), uid: fmt.Sprint(i), now: ended(0, agenttest.Start()), phase: "Running", proxy: running()}
 		l.set(p.at(fmt.Sprintf("10.88.1.%d", i)))
 	}
 	for i := range 50 {
@@ -90,8 +92,8 @@ func TestManyBrokenPodsAreAllToldOf(t *testing.T) {
 	}
 	l.run()
 	l.stand(0, all, 0, 0)
-	l.hand.Ticking(t)
-	clocktest.Until(t, func() string { return fmt.Sprintf("%d events for %d pods", len(l.server.Events()), all) }, func() bool { return len(l.server.Events()) == all })
+	agenttest.Run(t, l.clock)
+	agenttest.Until(t, func() string { return fmt.Sprintf("%d events for %d pods", len(l.server.Events()), all) }, func() bool { return len(l.server.Events()) == all })
 	if n := l.metric(`istio_cni_events_total{result="suppressed"}`); n != 0 {
 		t.Errorf("%d events were suppressed", n)
 	}
@@ -112,8 +114,8 @@ func TestDeletionsAreNotAFlood(t *testing.T) {
 		if got := len(l.writes()); got != n-1 {
 			t.Fatalf("%d deletions before the turn of number %d", got, n)
 		}
-		clocktest.Until(t, func() string { return "nobody waits" }, func() bool { return l.hand.Sleepers() > 0 })
-		l.hand.Turn(removalInterval)
+		agenttest.Until(t, func() string { return "nobody waits" }, func() bool { return l.clock.Waiters() > 2 })
+		l.clock.Step(removalInterval)
 		l.counts(metrics.RepairDelete, metrics.RepairSuccess, n)
 	}
 	l.stand(0, 0, 0, 0)
@@ -135,9 +137,9 @@ func TestTheGaugeFollowsThePod(t *testing.T) {
 		{"no sandbox yet", func() {}, []int{0, 0, 0, 0}},
 		{"an address that nobody has", func() { p = p.at("10.88.0.9") }, []int{0, 0, 0, 1}},
 		{"rules missing", func() { p = p.at("10.88.0.2") }, []int{0, 1, 0, 0}},
-		{"failed", func() { p.now = ended(126, clocktest.Start()) }, []int{0, 1, 0, 0}},
+		{"failed", func() { p.now = ended(126, agenttest.Start()) }, []int{0, 1, 0, 0}},
 		{"waits", func() { p.last, p.now = p.now, waiting("CrashLoopBackOff") }, []int{0, 1, 0, 0}},
-		{"validated", func() { p.now, p.proxy, p.phase = ended(0, clocktest.Start()), running(), "Running" }, []int{1, 0, 0, 0}},
+		{"validated", func() { p.now, p.proxy, p.phase = ended(0, agenttest.Start()), running(), "Running" }, []int{1, 0, 0, 0}},
 		{"no more of the mesh", func() { p.plain = true }, []int{0, 0, 0, 0}},
 		{"of the mesh again", func() { p.plain = false }, []int{1, 0, 0, 0}},
 		{"another UID that runs with other rules", func() {
@@ -182,7 +184,7 @@ func TestKeepNeverChangesADecision(t *testing.T) {
 		settings := defaults(t)
 		settings.Predicate.Message, settings.Predicate.Annotation = pick("", "", "X", " X "), pick(sidecar.StatusKey, sidecar.StatusKey, "", "example.org/mark")
 		settings.Predicate.Container, settings.Predicate.ExitCode = pick("istio-validation", ""), random.IntN(2)*126
-		c := newController(Options{Settings: settings})
+		c := &controller{Options: Options{Settings: settings}}
 		whole := randomPod(random, pick)
 		reduced := whole
 		reduced.InitStatuses, reduced.Statuses = append([]kube.ContainerStatus(nil), whole.InitStatuses...), append([]kube.ContainerStatus(nil), whole.Statuses...)
@@ -222,7 +224,7 @@ func randomPod(random *rand.Rand, pick func(...string) string) kube.NodePod {
 	stateOf := func() kube.ContainerState {
 		switch random.IntN(5) {
 		case 0:
-			return kube.ContainerState{Kind: kube.StateRunning, Started: clocktest.Start()}
+			return kube.ContainerState{Kind: kube.StateRunning, Started: agenttest.Start()}
 		case 1:
 			return kube.ContainerState{Kind: kube.StateWaiting, Message: "superfluous"}
 		case 2:
@@ -231,7 +233,7 @@ func randomPod(random *rand.Rand, pick func(...string) string) kube.NodePod {
 		code := []int{0, 1, 126}[random.IntN(3)]
 		return kube.ContainerState{
 			Kind: kube.StateTerminated, ExitCode: code, Reason: map[bool]string{true: "Completed", false: "Error"}[code == 0],
-			Message: pick("", "X", "X\n", "superfluous message"), Started: clocktest.Start(), Finished: clocktest.Start().Add(time.Second),
+			Message: pick("", "X", "X\n", "superfluous message"), Started: agenttest.Start(), Finished: agenttest.Start().Add(time.Second),
 		}
 	}
 	p := kube.NodePod{
@@ -301,11 +303,11 @@ func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts 
 			defer close(done)
 			Run(ctx, l.options)
 		}()
-		clocktest.Until(t, func() string { return "nothing is done" }, func() bool { return l.repaired(metrics.RepairPod, metrics.RepairSkip) > before })
+		agenttest.Until(t, func() string { return "nothing is done" }, func() bool { return l.repaired(metrics.RepairPod, metrics.RepairSkip) > before })
 		cancel()
 		<-done
 	}
-	clocktest.Until(t, func() string {
+	agenttest.Until(t, func() string {
 		buffer := make([]byte, 1<<16)
 		return fmt.Sprintf("%d goroutines, %d before; %d files, %d before\n%s", runtime.NumGoroutine(), goroutines, files(), open,
 			buffer[:runtime.Stack(buffer, true)])
@@ -321,7 +323,7 @@ func TestNobodyIsHelpedBeforeAllAreKnown(t *testing.T) {
 	c.set(podSpec{name: "web", uid: "u"}.at("10.88.0.2/24").nodePod())
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	c.drain(ctx) // ends as nobody says that the list is whole
+	c.runWorker(ctx) // ends as nobody says that the list is whole
 	if l.asked.Load() > 0 {
 		t.Error("the pod was worked on")
 	}
@@ -339,4 +341,41 @@ func TestTheEndIsNotHeldUp(t *testing.T) {
 	began := time.Now()
 	stop()
 	t.Logf("ended after %s", time.Since(began))
+}
+
+// TestOneWorkerAtATimeAndTheLatestState changes a pod while a worker has it, with other workers idle: none of them may take it, and
+// the last change is what counts in the end.
+func TestOneWorkerAtATimeAndTheLatestState(t *testing.T) {
+	t.Parallel()
+	var working, most, calls atomic.Int32
+	proceed := make(chan struct{})
+	l := newLab(t, nothing, func(o *Options) { o.Workers = 4 })
+	places := l.options.Places
+	l.options.Places = func() *podns.Places {
+		calls.Add(1)
+		n := working.Add(1)
+		for seen := most.Load(); n > seen && !most.CompareAndSwap(seen, n); seen = most.Load() {
+		}
+		<-proceed
+		working.Add(-1)
+		return places()
+	}
+	p := crashing("web")
+	l.set(p)
+	l.run()
+	agenttest.Until(t, func() string { return "no worker has the pod" }, func() bool { return calls.Load() == 1 })
+	for i := range 20 {
+		p.labels = object{"i": fmt.Sprint(i)}
+		l.set(p)
+	}
+	p.plain, p.now, p.last = true, nil, nil
+	l.set(p)
+	close(proceed)
+	l.stand(0, 0, 0, 0)
+	if most.Load() != 1 {
+		t.Errorf("%d workers had the pod at a time", most.Load())
+	}
+	if calls.Load() > 22 {
+		t.Errorf("the pod was worked on %d times for 22 changes", calls.Load())
+	}
 }

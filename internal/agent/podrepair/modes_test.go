@@ -6,8 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/workqueue/clocktest"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -119,7 +119,7 @@ func TestTheLabelIsNotWrittenTwice(t *testing.T) {
 	l.set(p)
 	l.run()
 	l.counts(metrics.RepairLabel, metrics.RepairSkip, 1)
-	p.last = ended(126, clocktest.Start())
+	p.last = ended(126, agenttest.Start())
 	l.set(p) // it failed again
 	l.passes()
 	l.counts(metrics.RepairLabel, metrics.RepairSkip, 1)
@@ -148,7 +148,7 @@ func TestDeletionCarriesUIDAndVersion(t *testing.T) {
 	l.set(p)
 	l.server.HoldWatches("/pods")
 	l.run()
-	clocktest.Until(t, func() string { return "it was not deleted" }, func() bool { _, leaving := l.fetch(p); return leaving })
+	agenttest.Until(t, func() string { return "it was not deleted" }, func() bool { _, leaving := l.fetch(p); return leaving })
 	l.counts(metrics.RepairDelete, metrics.RepairSuccess, 1)
 }
 
@@ -203,7 +203,7 @@ func TestW10FailuresThatTheReferenceMisses(t *testing.T) {
 	first, never, over := broken("first"), broken("never"), broken("over")
 	never.restart, over.restart, over.phase = "Never", "Never", "Failed"
 	another := broken("another-code")
-	another.now = ended(1, clocktest.Start())
+	another.now = ended(1, agenttest.Start())
 	for _, p := range []podSpec{first, never, over, another} {
 		l.set(p)
 	}
@@ -245,7 +245,7 @@ func TestPodsThatAreLeftAlone(t *testing.T) {
 		"injection switched off":    func(p *podSpec) { p.labels = object{"sidecar.istio.io/inject": "false"} },
 		"interception switched off": func(p *podSpec) { p.annotations = object{sidecar.ModeKey: "NONE"} },
 		"leaving":                   func(p *podSpec) { p.deleting = true },
-		"validated":                 func(p *podSpec) { p.now = ended(0, clocktest.Start()) },
+		"validated":                 func(p *podSpec) { p.now = ended(0, agenttest.Start()) },
 	} {
 		for _, switches := range []repair.Switches{inPlace, deleting, labelled, nothing} {
 			t.Run(fmt.Sprintf("%s/%s", name, switches.Modes()), func(t *testing.T) {
@@ -297,7 +297,7 @@ func TestEveryRowTakesItsDefaultAndShowsIt(t *testing.T) {
 func TestNodePodRefIsWhatWasJudged(t *testing.T) {
 	t.Parallel()
 	p := kube.NodePod{Facts: sidecar.Facts{Namespace: "a", Name: "b", UID: "c", Labels: map[string]string{"x": "y"}}, Version: "7", NodeName: "n"}
-	c := newController(Options{Settings: defaults(t)})
+	c := &controller{Options: Options{Settings: defaults(t)}}
 	kept := p
 	c.keep(&kept)
 	if kept.Ref() != p.Ref() || kept.NodeName != "n" || kept.Facts.Labels != nil {

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
@@ -14,7 +15,7 @@ import (
 // once runs one look at all pods, on a clock that does not stand still.
 func (l *lab) once() error {
 	l.Helper()
-	l.hand.Ticking(l.T)
+	agenttest.Run(l.T, l.clock)
 	return Once(l.Context(), l.options)
 }
 

@@ -20,9 +20,11 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/workqueue"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/podns"
@@ -31,10 +33,11 @@ import (
 // Part is what repair is called in a health.State.
 const Part = "pods"
 
-// Options are what repair works with. API, Clock, Log, Metrics and Plugin are required.
+// Options are what repair works with. API, Log, Metrics and Plugin are required.
 type Options struct {
-	API     *kube.API
-	Clock   workqueue.Clock
+	API *kube.API
+	// Clock is the system's by default.
+	Clock   clock.WithTicker
 	Log     *slog.Logger
 	Metrics *metrics.Repair
 	// Health is told whether the pods are in sight, unless nil.
@@ -87,6 +90,9 @@ func (o Options) withDefaults() Options {
 	if o.Workers <= 0 {
 		o.Workers = 4
 	}
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
 	if o.Places == nil {
 		o.Places = func() *podns.Places { return nil }
 	}
@@ -131,8 +137,10 @@ func (m *memory) otherSandbox() { m.mended, m.suspected, m.failures = time.Time{
 type controller struct {
 	Options
 
-	queue *workqueue.Queue[key]
-	work  sync.WaitGroup
+	// queue has each pod once, and gives it to one worker at a time; retries says how long a pod rests that failed.
+	queue   workqueue.TypedDelayingInterface[key]
+	retries workqueue.TypedRateLimiter[key]
+	work    sync.WaitGroup
 	// mail takes events that need not be waited for; nil where they are.
 	mail *mail
 
@@ -149,21 +157,23 @@ type controller struct {
 func newController(o Options) *controller {
 	o = o.withDefaults()
 	return &controller{
-		Options: o, queue: workqueue.New[key](o.Clock, o.Retry, o.MaxRetry, func(int) {}),
-		pods: map[key]*entry{}, synced: make(chan struct{}),
+		Options: o, queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[key]{Clock: o.Clock}),
+		retries: workqueue.NewTypedItemExponentialFailureRateLimiter[key](o.Retry, o.MaxRetry),
+		pods:    map[key]*entry{}, synced: make(chan struct{}),
 	}
 }
 
 // Run looks after pods until ctx ends. What fails is tried again; an API server that is away is waited for.
 func Run(ctx context.Context, o Options) {
 	c := newController(o)
+	defer context.AfterFunc(ctx, c.queue.ShutDown)()
 	c.mail = newMail()
 	var posting sync.WaitGroup
 	posting.Go(func() { c.post(ctx) })
 	said := c.policy()
 	c.lament(ctx)
 	for range c.Workers {
-		c.work.Go(func() { c.drain(ctx) })
+		c.work.Go(func() { c.runWorker(ctx) })
 	}
 	c.work.Go(func() { c.watchPolicy(ctx, said) })
 	c.follow(ctx)
@@ -173,27 +183,45 @@ func Run(ctx context.Context, o Options) {
 	c.forgetAll()
 }
 
-// drain works off the queue from the moment on at which all pods are known: they say what is whose.
-func (c *controller) drain(ctx context.Context) {
+// runWorker works off the queue once all pods are known, because they say whose an address is.
+func (c *controller) runWorker(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 		return
 	case <-c.synced:
 	}
-	for {
-		k, ok := c.queue.Next(ctx)
-		if !ok {
-			return
-		}
-		wait, err := c.settle(ctx, k)
-		if errors.Is(err, errPolicy) {
-			err = nil
-		}
-		if err != nil && ctx.Err() == nil {
-			c.Log.WarnContext(ctx, "a pod could not be looked after, and will be again", slog.String("pod", k.String()),
-				slog.String("error", err.Error()))
-		}
-		c.queue.Done(k, err != nil, wait)
+	for c.processNext(ctx) {
+	}
+}
+
+// processNext works on the next pod of the queue. It reports whether there may be more: a queue that is shut down still gives what
+// it has, which is not worked on any more.
+func (c *controller) processNext(ctx context.Context) bool {
+	k, shutdown := c.queue.Get()
+	if shutdown || ctx.Err() != nil {
+		return false
+	}
+	defer c.queue.Done(k)
+	wait, err := c.settle(ctx, k)
+	if err == nil || errors.Is(err, errPolicy) {
+		c.retries.Forget(k)
+		return true
+	}
+	if ctx.Err() == nil {
+		c.Log.WarnContext(ctx, "a pod could not be looked after, and will be again", slog.String("pod", k.String()),
+			slog.String("error", err.Error()))
+	}
+	c.queue.AddAfter(k, max(wait, c.retries.When(k)))
+	return true
+}
+
+// sleep is a pause that ends with ctx.
+func (c *controller) sleep(ctx context.Context, d time.Duration) {
+	timer := c.Clock.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C():
 	}
 }
 
@@ -201,6 +229,7 @@ func (c *controller) drain(ctx context.Context) {
 // Options.Patience.
 func Once(ctx context.Context, o Options) error {
 	c := newController(o)
+	defer c.queue.ShutDown()
 	ctx, cancel := context.WithTimeoutCause(ctx, c.Patience, fmt.Errorf("it is not done after %s", c.Patience))
 	defer cancel()
 	c.Confirm, c.rush = 0, true // there is no second look
@@ -236,11 +265,6 @@ func (c *controller) insist(ctx context.Context, k key) error {
 		if err == nil || try == tries-1 || errors.Is(err, errPolicy) || ctx.Err() != nil {
 			return err
 		}
-		over, stop := c.Clock.After(max(wait, c.Retry<<try))
-		select {
-		case <-ctx.Done():
-		case <-over:
-		}
-		stop()
+		c.sleep(ctx, max(wait, c.Retry<<try))
 	}
 }

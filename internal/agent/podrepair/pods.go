@@ -137,7 +137,7 @@ func (c *controller) gone(p kube.NodePod) {
 	if e := c.pods[keyOf(p)]; e != nil && e.pod.Facts.UID == p.Facts.UID {
 		c.Metrics.Stands(e.state, "")
 		delete(c.pods, keyOf(p))
-		c.queue.Forget(keyOf(p))
+		c.retries.Forget(keyOf(p))
 	}
 }
 

@@ -13,14 +13,10 @@ var errPolicy = errors.New("the plugin's configuration cannot be used")
 // watchPolicy judges all pods anew when the plugin is told something else than before.
 func (c *controller) watchPolicy(ctx context.Context, said string) {
 	for {
-		over, stop := c.Clock.After(c.PolicyEvery)
-		select {
-		case <-ctx.Done():
-			stop()
+		c.sleep(ctx, c.PolicyEvery)
+		if ctx.Err() != nil {
 			return
-		case <-over:
 		}
-		stop()
 		now := c.policy()
 		if now == said {
 			continue

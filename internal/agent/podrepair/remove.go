@@ -44,7 +44,7 @@ func (j *job) remove(ctx context.Context) (time.Duration, error) {
 		j.memory.turn = j.turn(now)
 	}
 	if j.memory.turn.After(now) {
-		j.queue.At(keyOf(j.pod), j.memory.turn)
+		j.queue.AddAfter(keyOf(j.pod), j.memory.turn.Sub(now))
 		return 0, nil
 	}
 	take := j.API.DeletePod

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/workqueue/clocktest"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -24,19 +24,19 @@ func TestAPodThatChangedIsNotDeleted(t *testing.T) {
 	for _, evict := range []bool{false, true} {
 		l := newLab(t, deleting, func(o *Options) { o.Settings.Evict = evict })
 		l.run()
-		clocktest.Until(t, func() string { return "no watch" }, func() bool { return l.server.Watches() > 0 })
+		agenttest.Until(t, func() string { return "no watch" }, func() bool { return l.server.Watches() > 0 })
 		l.server.FailOn("/pods/web", kubetest.Unavailable, 1) // so that it comes to a second try
 		p := crashing("web")
 		l.set(p)
 		l.counts(metrics.RepairDelete, metrics.RepairFail, 1)
 		l.server.HoldWatches("/pods")
-		p.now = ended(0, clocktest.Start())
+		p.now = ended(0, agenttest.Start())
 		l.set(p)
-		clocktest.Until(t, func() string { return "it is not tried again" }, func() bool {
-			l.hand.Turn(time.Second)
+		agenttest.Until(t, func() string { return "it is not tried again" }, func() bool {
+			l.clock.Step(time.Second)
 			return len(l.writes()) >= 2
 		})
-		clocktest.Until(t, func() string { return "no conflict" }, func() bool { return strings.Contains(l.log.String(), "changed before it was deleted") })
+		agenttest.Until(t, func() string { return "no conflict" }, func() bool { return strings.Contains(l.log.String(), "changed before it was deleted") })
 		l.server.ReleaseWatches()
 		l.stand(1, 0, 0, 0)
 		if _, leaving := l.fetch(p); leaving {
@@ -54,18 +54,18 @@ func TestAnotherPodOfTheNameIsNotTouched(t *testing.T) {
 			t.Parallel()
 			l := newLab(t, switches)
 			l.run()
-			clocktest.Until(t, func() string { return "no watch" }, func() bool { return l.server.Watches() > 0 })
+			agenttest.Until(t, func() string { return "no watch" }, func() bool { return l.server.Watches() > 0 })
 			l.server.FailOn("/pods/web", kubetest.Unavailable, 1)
 			p := crashing("web")
 			l.set(p)
-			clocktest.Until(t, func() string { return "it is not tried" }, func() bool { return len(l.writes()) == 1 })
+			agenttest.Until(t, func() string { return "it is not tried" }, func() bool { return len(l.writes()) == 1 })
 			l.hears(p, "Warning", reasonOf(switches), "cannot be")
 			l.server.HoldWatches("/pods")
-			other := podSpec{name: "web", uid: "another", now: ended(0, clocktest.Start())}
+			other := podSpec{name: "web", uid: "another", now: ended(0, agenttest.Start())}
 			l.server.Delete(p.path())
 			l.set(other)
-			clocktest.Until(t, func() string { return "it is not tried again" }, func() bool {
-				l.hand.Turn(time.Second)
+			agenttest.Until(t, func() string { return "it is not tried again" }, func() bool {
+				l.clock.Step(time.Second)
 				return len(l.writes()) >= 2
 			})
 			l.server.ReleaseWatches()
@@ -119,8 +119,8 @@ func TestRefusals(t *testing.T) {
 				l.counts(mode, metrics.RepairFail, 1)
 				l.counts(mode, metrics.RepairSuccess, 0)
 				l.stand(0, 1, 0, 0)
-				clocktest.Until(t, func() string { return "it is not tried again" }, func() bool {
-					l.hand.Turn(time.Second)
+				agenttest.Until(t, func() string { return "it is not tried again" }, func() bool {
+					l.clock.Step(time.Second)
 					return l.repaired(mode, metrics.RepairSuccess) == 1
 				})
 				l.counts(mode, metrics.RepairFail, 1)
@@ -141,14 +141,14 @@ func TestADisruptionBudgetIsHeeded(t *testing.T) {
 		l.hears(p, "Warning", ReasonDeleted, "PodDisruptionBudget", "raise the budget")
 		l.counts(metrics.RepairDelete, metrics.RepairFail, 1)
 		if seconds > 0 {
-			l.hand.Turn(25 * time.Second)
+			l.clock.Step(25 * time.Second)
 			l.passes()
 			if n := len(l.writes()); n != 1 {
 				t.Errorf("%d requests within the time that the server wants to be left alone", n)
 			}
 		}
 		for range 20 {
-			l.hand.Turn(time.Minute)
+			l.clock.Step(time.Minute)
 			l.passes()
 		}
 		if n := len(l.writes()); n < 2 || n > 21 {
@@ -161,8 +161,8 @@ func TestADisruptionBudgetIsHeeded(t *testing.T) {
 			t.Errorf("the same failure is more than one event: %v", got)
 		}
 		l.server.Protect(p.path(), "", 0)
-		clocktest.Until(t, func() string { return "it is not evicted when the budget allows it" }, func() bool {
-			l.hand.Turn(10 * time.Second)
+		agenttest.Until(t, func() string { return "it is not evicted when the budget allows it" }, func() bool {
+			l.clock.Step(10 * time.Second)
 			_, leaving := l.fetch(p)
 			return leaving
 		})
@@ -211,7 +211,7 @@ func TestEventsThatFailAreCounted(t *testing.T) {
 	p := crashing("web")
 	l.set(p)
 	l.run()
-	clocktest.Until(t, func() string { return "no failed event" }, func() bool { return l.metric(`istio_cni_events_total{result="failed"}`) == 1 })
+	agenttest.Until(t, func() string { return "no failed event" }, func() bool { return l.metric(`istio_cni_events_total{result="failed"}`) == 1 })
 	if !strings.Contains(l.log.String(), "an event was not recorded") {
 		t.Error("it is not logged")
 	}
@@ -231,18 +231,18 @@ func TestTheServerIsAwayAtTheStart(t *testing.T) {
 			l.cache(p, path)
 			l.set(p)
 			l.run()
-			clocktest.Until(t, func() string { return "nobody is told" }, func() bool { return l.metric("istio_cni_repair_watch_troubles_total") == 1 })
+			agenttest.Until(t, func() string { return "nobody is told" }, func() bool { return l.metric("istio_cni_repair_watch_troubles_total") == 1 })
 			if state.Snapshot().Ready {
 				t.Error("it is ready")
 			}
 			l.server.Heal()
 			l.acted(p, repair.InPlace)
-			clocktest.Until(t, func() string { return "it is not ready" }, func() bool { return state.Snapshot().Ready })
+			agenttest.Until(t, func() string { return "it is not ready" }, func() bool { return state.Snapshot().Ready })
 
 			// It goes, and what is known is looked after all the same; what changes meanwhile is seen afterwards.
 			l.server.FailOn("/pods", kubetest.Unavailable, kubetest.Forever)
 			l.server.BreakWatches()
-			clocktest.Until(t, func() string { return "it is still ready" }, func() bool { return !state.Snapshot().Ready })
+			agenttest.Until(t, func() string { return "it is still ready" }, func() bool { return !state.Snapshot().Ready })
 			second := crashing("second").at("10.88.0.3/24")
 			later := l.sandbox(second.ips...)
 			l.cache(second, later)
@@ -275,7 +275,7 @@ func TestNothingIsDoneOnABadConfiguration(t *testing.T) {
 			l.hears(p, "Warning", ReasonBroken, "configuration cannot be used", "exclude_namespaces", "Mend the configuration")
 			l.stand(0, 1, 0, 1)
 			for range 10 {
-				l.hand.Turn(time.Minute)
+				l.clock.Step(time.Minute)
 				l.passes()
 			}
 			if got := l.writes(); len(got) != 0 {
@@ -298,8 +298,8 @@ func TestNothingIsDoneOnABadConfiguration(t *testing.T) {
 			l.hears(unproven, "Warning", ReasonUnverified, "configuration cannot be used")
 
 			l.conf.Store(&cniconf.NetConf{})
-			clocktest.Until(t, func() string { return "it is not mended" }, func() bool {
-				l.hand.Turn(10 * time.Second)
+			agenttest.Until(t, func() string { return "it is not mended" }, func() bool {
+				l.clock.Step(10 * time.Second)
 				return slices.ContainsFunc(l.events(p), func(e said) bool { return !strings.Contains(e.Message, "configuration") }) || switches == nothing
 			})
 		})
@@ -325,15 +325,15 @@ func TestAStanzaThatCannotBeReadIsTriedAgain(t *testing.T) {
 	p := crashing("web")
 	l.set(p)
 	l.run()
-	clocktest.Until(t, func() string { return "nobody says so" }, func() bool { return strings.Contains(l.log.String(), "it is no JSON") })
+	agenttest.Until(t, func() string { return "nobody says so" }, func() bool { return strings.Contains(l.log.String(), "it is no JSON") })
 	if len(l.writes()) != 0 {
 		t.Error("it was labelled")
 	}
 	mu.Lock()
 	bad = false
 	mu.Unlock()
-	clocktest.Until(t, func() string { return "it is not tried again" }, func() bool {
-		l.hand.Turn(time.Second)
+	agenttest.Until(t, func() string { return "it is not tried again" }, func() bool {
+		l.clock.Step(time.Second)
 		return l.repaired(metrics.RepairLabel, metrics.RepairSuccess) == 1
 	})
 }
@@ -347,7 +347,7 @@ func TestAPodThatCannotBeHelpedSaysWhyAndHow(t *testing.T) {
 	l.run()
 	l.hears(p, "Warning", ReasonRepaired, "no network namespace of it is found", "delete the pod")
 	for i := range 60 {
-		l.hand.Turn(time.Minute)
+		l.clock.Step(time.Minute)
 		if i%10 == 0 {
 			l.occupy(l.bridge) // the node changes, and with it the numbers in the log
 		}
@@ -362,7 +362,7 @@ func TestAPodThatCannotBeHelpedSaysWhyAndHow(t *testing.T) {
 	}
 	path := l.sandbox(p.ips...)
 	l.mount(path, "late")
-	l.hand.Turn(3 * time.Minute)
+	l.clock.Step(3 * time.Minute)
 	l.hears(p, "Normal", ReasonRepaired, "redirected now")
 }
 
@@ -429,13 +429,13 @@ func TestAPodThatGoesWhileItIsWorkedOn(t *testing.T) {
 			l.set(p)
 			l.server.FailOn("/pods/web", kubetest.Hang, 1)
 			l.run()
-			clocktest.Until(t, func() string { return "nothing is done" }, func() bool { return len(l.writes()) == 1 })
+			agenttest.Until(t, func() string { return "nothing is done" }, func() bool { return len(l.writes()) == 1 })
 			l.server.Delete(p.path())
-			clocktest.Until(t, func() string { return "the answer is still awaited" }, func() bool {
+			agenttest.Until(t, func() string { return "the answer is still awaited" }, func() bool {
 				return l.repaired(metrics.RepairDelete, metrics.RepairFail)+l.repaired(metrics.RepairLabel, metrics.RepairFail) == 1
 			})
 			l.passes()
-			l.hand.Turn(time.Hour)
+			l.clock.Step(time.Hour)
 			l.passes()
 			l.stand(0, 0, 0, 0)
 			if got := l.writes(); len(got) != 1 {

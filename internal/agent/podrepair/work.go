@@ -223,7 +223,7 @@ func (j *job) act(ctx context.Context) (time.Duration, error) {
 			j.memory.suspected = now
 		}
 		if due := j.memory.suspected.Add(j.Confirm); due.After(now) {
-			j.queue.At(keyOf(j.pod), due)
+			j.queue.AddAfter(keyOf(j.pod), due.Sub(now))
 			return 0, nil
 		}
 	}

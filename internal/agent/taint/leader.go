@@ -34,7 +34,7 @@ func elect(ctx context.Context, o Options, lead func(context.Context)) {
 			e.hold(ctx, lead)
 			continue
 		}
-		e.wait(ctx, e.lease.Retry)
+		e.options.sleep(ctx, e.lease.Retry)
 	}
 }
 
@@ -53,16 +53,6 @@ type elector struct {
 
 // beat says that the election goes round. Between two beats there is a pause and a request at most.
 func (e *elector) beat() { e.options.Health.Beat(PartElection, e.lease.Deadline+e.lease.Retry) }
-
-// wait is a pause that ends with ctx.
-func (e *elector) wait(ctx context.Context, d time.Duration) {
-	over, stop := e.options.Clock.After(d)
-	defer stop()
-	select {
-	case <-ctx.Done():
-	case <-over:
-	}
-}
 
 // acquire takes the lease if nobody has it.
 func (e *elector) acquire(ctx context.Context) bool {
@@ -132,7 +122,7 @@ func (e *elector) keep(ctx context.Context) error {
 	renewed := e.seenAt
 	for {
 		e.beat()
-		e.wait(ctx, e.lease.Retry)
+		e.options.sleep(ctx, e.lease.Retry)
 		err := e.renew(ctx, renewed.Add(e.lease.Deadline))
 		if err == nil {
 			renewed = e.seenAt

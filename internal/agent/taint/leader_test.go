@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/meshcni/istio-cni/internal/agent/workqueue/clocktest"
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
@@ -81,11 +81,11 @@ func TestTheLeaseIsWrittenAsOthersDo(t *testing.T) {
 	}
 }
 
-// turnUntil turns the clock once and then waits; a renewal waits for the clock alone.
+// turnUntil turns the clock once and then waits; a renewal waits for the clock alone, beside the queue.
 func (l *lab) turnUntil(otherwise string, d time.Duration, holds func() bool) {
 	l.Helper()
-	until(l.T, "nobody waits for the clock", func() bool { return l.hand.Sleepers() > 0 })
-	l.hand.Turn(d)
+	until(l.T, "nobody waits for the clock", func() bool { return l.clock.Waiters() > 1 })
+	l.clock.Step(d)
 	until(l.T, otherwise, holds)
 }
 
@@ -104,8 +104,8 @@ func TestHandOver(t *testing.T) {
 		t.Fatalf("a still leads, holder %q", l.holder())
 	}
 	// The next one begins within its pause, long before the lease would be over.
-	until(t, "b never leads", func() bool { l.hand.Turn(time.Second); return leads(b) })
-	if waited := l.hand.Now().Sub(clocktest.Start()); waited > 30*time.Second {
+	until(t, "b never leads", func() bool { l.clock.Step(time.Second); return leads(b) })
+	if waited := l.clock.Now().Sub(agenttest.Start()); waited > 30*time.Second {
 		t.Errorf("b waited for %s", waited)
 	}
 	l.pod("n", "agent", "True", yesterday())
@@ -132,10 +132,10 @@ func TestALeaderThatDiedIsReplacedWhenTheLeaseIsOver(t *testing.T) {
 		if leads(b) {
 			return true
 		}
-		l.hand.Turn(time.Second)
+		l.clock.Step(time.Second)
 		return false
 	})
-	if waited := l.hand.Now().Sub(clocktest.Start()); waited < 60*time.Second {
+	if waited := l.clock.Now().Sub(agenttest.Start()); waited < 60*time.Second {
 		t.Errorf("b waited for %s only", waited)
 	}
 	if got := l.leaseSpec()["leaseTransitions"]; got != 8.0 {
@@ -152,17 +152,17 @@ func TestALeaderThatCannotRenewEndsBeforeTheLeaseDoes(t *testing.T) {
 	l.server.FailOn("PUT "+leasePath, kubetest.ServerError, kubetest.Forever)
 	l.server.FailOn("GET "+leasePath, kubetest.ServerError, kubetest.Forever)
 	until(t, "a goes on", func() bool {
-		l.hand.Turn(time.Second)
+		l.clock.Step(time.Second)
 		return !leads(a)
 	})
 	if a.Health.Snapshot().Ready {
 		t.Error("nobody is told")
 	}
 	// It does nothing any more.
-	l.pod("n", "agent", "True", clocktest.Start())
+	l.pod("n", "agent", "True", agenttest.Start())
 	before := l.patches()
 	l.server.Heal()
-	until(t, "a never leads again", func() bool { l.hand.Turn(time.Second); return leads(a) })
+	until(t, "a never leads again", func() bool { l.clock.Step(time.Second); return leads(a) })
 	l.wantTaints("n")
 	if before != 0 {
 		t.Errorf("%d patches without the lease", before)
@@ -178,7 +178,7 @@ func TestALeaderWhoseLeaseWasTakenEnds(t *testing.T) {
 		spec, _ := whole["spec"].(object)
 		spec["holderIdentity"] = "thief"
 	})
-	until(t, "a goes on", func() bool { l.hand.Turn(time.Second); return !leads(a) })
+	until(t, "a goes on", func() bool { l.clock.Step(time.Second); return !leads(a) })
 	if l.holder() != "thief" {
 		t.Errorf("holder %q", l.holder())
 	}
@@ -189,7 +189,7 @@ func TestALeaseThatWasDeletedIsMadeAgain(t *testing.T) {
 	l.start(a)
 	until(t, "a never leads", func() bool { return leads(a) })
 	l.server.Delete(leasePath)
-	until(t, "it is not made again", func() bool { l.hand.Turn(time.Second); return l.holder() == "a" })
+	until(t, "it is not made again", func() bool { l.clock.Step(time.Second); return l.holder() == "a" })
 	if !leads(a) {
 		t.Error("a lost it")
 	}

@@ -11,9 +11,11 @@ import (
 	"testing"
 	"time"
 
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/workqueue/clocktest"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
@@ -22,14 +24,14 @@ import (
 // until waits for a condition.
 func until(t *testing.T, otherwise string, holds func() bool) {
 	t.Helper()
-	clocktest.Until(t, func() string { return otherwise }, holds)
+	agenttest.Until(t, func() string { return otherwise }, holds)
 }
 
 // lab is an API server and a controller.
 type lab struct {
 	*testing.T
 	server  *kubetest.Server
-	hand    *clocktest.Hand
+	clock   *clocktesting.FakeClock
 	options Options
 }
 
@@ -56,7 +58,7 @@ func legacy() readiness.Policy {
 
 func newLab(t *testing.T, policy readiness.Policy) *lab {
 	t.Helper()
-	l := &lab{T: t, server: kubetest.NewServer(t), hand: clocktest.New()}
+	l := &lab{T: t, server: kubetest.NewServer(t), clock: agenttest.NewClock()}
 	l.options = l.another(policy)
 	return l
 }
@@ -83,8 +85,8 @@ func (l *lab) another(policy readiness.Policy) Options {
 		log = slog.New(slog.DiscardHandler)
 	}
 	return Options{
-		API: api, Clock: l.hand.Clock(), Log: log, Policy: policy, Metrics: metrics.NewTaint("test", reasons),
-		Health: health.NewState(health.Options{Now: l.hand.Now}, Parts()...), Host: "node-0",
+		API: api, Clock: l.clock, Log: log, Policy: policy, Metrics: metrics.NewTaint("test", reasons),
+		Health: health.NewState(health.Options{Now: l.clock.Now}, Parts()...), Host: "node-0",
 	}
 }
 
@@ -157,14 +159,14 @@ func (l *lab) node(name string, spec nodeSpec) {
 		spec.boot = "boot-1"
 	}
 	if spec.since.IsZero() {
-		spec.since = clocktest.Start().Add(-24 * time.Hour)
+		spec.since = agenttest.Start().Add(-24 * time.Hour)
 	}
 	if spec.heartbeat.IsZero() {
-		spec.heartbeat = l.hand.Now()
+		spec.heartbeat = l.clock.Now()
 	}
 	whole := object{
 		"kind": "Node", "apiVersion": "v1",
-		"metadata": object{"name": name, "labels": spec.labels, "creationTimestamp": clocktest.Start().Add(-48 * time.Hour).Format(time.RFC3339)},
+		"metadata": object{"name": name, "labels": spec.labels, "creationTimestamp": agenttest.Start().Add(-48 * time.Hour).Format(time.RFC3339)},
 		"spec":     object{},
 		"status": object{
 			"nodeInfo": object{"bootID": spec.boot},

@@ -30,12 +30,7 @@ func Once(ctx context.Context, o Options) error {
 			if err == nil || try == tries-1 || ctx.Err() != nil {
 				return err
 			}
-			over, stop := o.Clock.After(max(wait, o.Retry<<try))
-			select {
-			case <-ctx.Done():
-			case <-over:
-			}
-			stop()
+			o.sleep(ctx, max(wait, o.Retry<<try))
 		}
 	})
 }
@@ -73,17 +68,13 @@ func line(name string, d readiness.Decision) string {
 func once(ctx context.Context, o Options, r *reporter, do func(context.Context, *term, string) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	t := newTerm(o, r)
+	defer t.queue.ShutDown()
 	// Following ends before the term does.
 	defer t.work.Wait()
 	defer cancel(nil)
-	over, stop := o.Clock.After(o.Patience)
-	defer stop()
 	t.work.Go(func() {
-		select {
-		case <-over:
-			cancel(fmt.Errorf("it is not done after %s", o.Patience.Round(time.Second)))
-		case <-ctx.Done():
-		}
+		o.sleep(ctx, o.Patience)
+		cancel(fmt.Errorf("it is not done after %s", o.Patience.Round(time.Second)))
 	})
 	t.fatal = func(err error) { cancel(err) }
 	t.follow(ctx)

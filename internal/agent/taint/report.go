@@ -37,15 +37,15 @@ func (r *reporter) run(ctx context.Context) (end func()) {
 	})
 	return func() {
 		close(r.events)
-		over, stop := r.options.Clock.After(lastWords)
-		defer stop()
+		over := r.options.Clock.NewTimer(lastWords)
+		defer over.Stop()
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
 			work.Wait()
 		}()
 		select {
-		case <-over:
+		case <-over.C():
 		case <-done:
 		}
 		cancel()

@@ -18,9 +18,10 @@ import (
 	"log/slog"
 	"time"
 
+	"k8s.io/utils/clock"
+
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/workqueue"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
@@ -43,10 +44,11 @@ const Component = "istio-cni-taint"
 // ConfigMap names the object that has the requirements, in the legacy format.
 type ConfigMap struct{ Namespace, Name string }
 
-// Options are what a controller works with. API, Clock, Log, Health and Metrics are required.
+// Options are what a controller works with. API, Log, Health and Metrics are required.
 type Options struct {
-	API     *kube.API
-	Clock   workqueue.Clock
+	API *kube.API
+	// Clock is the system's by default.
+	Clock   clock.WithTicker
 	Log     *slog.Logger
 	Health  *health.State
 	Metrics *metrics.Taint
@@ -69,6 +71,9 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
 	if o.Retry <= 0 {
 		o.Retry = 100 * time.Millisecond
 	}
@@ -109,13 +114,23 @@ func Run(ctx context.Context, o Options) error {
 }
 
 func (o Options) check() error {
-	if o.API == nil || o.Clock.Now == nil || o.Clock.After == nil || o.Log == nil || o.Health == nil || o.Metrics == nil {
-		return errors.New("the taint controller needs an API, a clock, a log, health and metrics")
+	if o.API == nil || o.Log == nil || o.Health == nil || o.Metrics == nil {
+		return errors.New("the taint controller needs an API, a log, health and metrics")
 	}
 	if o.Policy.Taint.Key == "" || o.Policy.Taint.Effect == "" {
 		return errors.New("the taint controller needs a taint with key and effect")
 	}
 	return nil
+}
+
+// sleep is a pause that ends with ctx.
+func (o Options) sleep(ctx context.Context, d time.Duration) {
+	timer := o.Clock.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C():
+	}
 }
 
 // stand says that a replica that waits for the lease lacks nothing.

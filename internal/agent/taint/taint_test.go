@@ -12,12 +12,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/meshcni/istio-cni/internal/agent/workqueue/clocktest"
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
-func yesterday() time.Time { return clocktest.Start().Add(-24 * time.Hour) }
+func yesterday() time.Time { return agenttest.Start().Add(-24 * time.Hour) }
 
 const (
 	ours  = "cni.istio.io/not-ready:NoSchedule"
@@ -43,11 +43,11 @@ func TestUntaint(t *testing.T) {
 		l.wantTaints(name, ours)
 	}
 	// It becomes ready later.
-	l.pod("unready", "agent-2", "True", clocktest.Start())
+	l.pod("unready", "agent-2", "True", agenttest.Start())
 	l.wantTaints("unready")
 	// Nothing is ever added.
-	l.after(readiness.AgentUnready, func() { l.pod("unready", "agent-2", "False", clocktest.Start()) })
-	l.hand.Turn(time.Hour)
+	l.after(readiness.AgentUnready, func() { l.pod("unready", "agent-2", "False", agenttest.Start()) })
+	l.clock.Step(time.Hour)
 	l.after(readiness.NoAgent, func() { l.server.Delete(podPath("agent-2")) })
 	l.wantTaints("unready")
 	if l.patches() != 2 {
@@ -75,13 +75,13 @@ func TestAddRemoveAndAddAgain(t *testing.T) {
 	l.after(readiness.AgentReady, func() {})
 	for range 2 {
 		l.after(readiness.NoAgent, func() { l.server.Delete(podPath("agent")) })
-		l.hand.Turn(2*time.Minute - time.Second)
+		l.clock.Step(2*time.Minute - time.Second)
 		if got := l.taints("n"); len(got) != 1 {
 			t.Fatalf("taints %q before the time", got)
 		}
-		l.hand.Turn(time.Second)
+		l.clock.Step(time.Second)
 		l.wantTaints("n", other, ours)
-		l.pod("n", "agent", "True", l.hand.Now())
+		l.pod("n", "agent", "True", l.clock.Now())
 		l.wantTaints("n", other)
 	}
 	if l.patches() != 4 {
@@ -107,13 +107,13 @@ func TestARollingUpdateTaintsNoNode(t *testing.T) {
 	until(t, "not all are known", func() bool { return l.metric(`istio_cni_taint_nodes{reason="AgentReady"}`) == nodes })
 	for i := range nodes {
 		node := fmt.Sprint("n", i)
-		l.after(readiness.AgentUnready, func() { l.pod(node, fmt.Sprint("agent-", i), "False", l.hand.Now()) })
+		l.after(readiness.AgentUnready, func() { l.pod(node, fmt.Sprint("agent-", i), "False", l.clock.Now()) })
 		l.after(readiness.NoAgent, func() { l.server.Delete(podPath(fmt.Sprint("agent-", i))) })
-		l.hand.Turn(30 * time.Second)
-		l.after(readiness.AgentUnready, func() { l.pod(node, fmt.Sprint("new-", i), "False", l.hand.Now()) })
-		l.hand.Turn(80 * time.Second)
-		l.after(readiness.AgentReady, func() { l.pod(node, fmt.Sprint("new-", i), "True", l.hand.Now()) })
-		l.hand.Turn(20 * time.Second)
+		l.clock.Step(30 * time.Second)
+		l.after(readiness.AgentUnready, func() { l.pod(node, fmt.Sprint("new-", i), "False", l.clock.Now()) })
+		l.clock.Step(80 * time.Second)
+		l.after(readiness.AgentReady, func() { l.pod(node, fmt.Sprint("new-", i), "True", l.clock.Now()) })
+		l.clock.Step(20 * time.Second)
 	}
 	if l.patches() != 0 {
 		t.Errorf("%d patches, want none", l.patches())
@@ -127,15 +127,15 @@ func TestAReboot(t *testing.T) {
 	l.run()
 	l.after(readiness.AgentReady, func() {})
 	// A heartbeat is no reason to decide anything.
-	l.hand.Turn(time.Minute)
+	l.clock.Step(time.Minute)
 	l.node("n", nodeSpec{})
-	l.hand.Turn(time.Minute)
+	l.clock.Step(time.Minute)
 	// The node is back before its pod was seen to fall: the taint is put at once.
 	l.node("n", nodeSpec{boot: "boot-2"})
 	l.wantTaints("n", ours)
 	// The agent is ready again.
-	l.hand.Turn(time.Minute)
-	l.pod("n", "agent", "True", l.hand.Now())
+	l.clock.Step(time.Minute)
+	l.pod("n", "agent", "True", l.clock.Now())
 	l.wantTaints("n")
 	if l.patches() != 2 {
 		t.Errorf("%d patches, want 2", l.patches())
@@ -152,7 +152,7 @@ func TestASecondWriterLosesNothing(t *testing.T) {
 	// The other one writes between what was read and the patch: the watch tells it too late.
 	l.server.HoldWatches("/nodes")
 	l.node("n", nodeSpec{taints: []object{ourTaint(), otherTaint()}, labels: object{"by": "hand"}})
-	l.pod("n", "agent", "True", clocktest.Start())
+	l.pod("n", "agent", "True", agenttest.Start())
 	until(t, "there is no conflict", func() bool {
 		return l.metric(`istio_cni_taint_changes_total{change="remove",result="conflict"}`) > 0
 	})
@@ -174,7 +174,7 @@ func TestTwoWritersAtTheSameTime(t *testing.T) {
 	l.pod("n", "agent", "False", yesterday())
 	l.run()
 	l.after(readiness.AgentUnready, func() {})
-	l.pod("n", "agent", "True", clocktest.Start())
+	l.pod("n", "agent", "True", agenttest.Start())
 	for i := range 200 {
 		l.server.Edit("/api/v1/nodes/n", func(whole object) {
 			spec, _ := whole["spec"].(object)
@@ -199,7 +199,7 @@ func TestANoOpSendsNothing(t *testing.T) {
 	until(t, "no watches", func() bool { return l.server.Watches() == 2 })
 	before, decisions := len(l.server.Requests()), l.decided(readiness.AgentReady)
 	for i := range 10 {
-		l.node(fmt.Sprint("n", i), nodeSpec{taints: []object{otherTaint()}, heartbeat: clocktest.Start().Add(time.Minute)})
+		l.node(fmt.Sprint("n", i), nodeSpec{taints: []object{otherTaint()}, heartbeat: agenttest.Start().Add(time.Minute)})
 		l.pod(fmt.Sprint("n", i), fmt.Sprint("agent-", i), "True", yesterday())
 	}
 	l.after(readiness.AgentReady, func() { l.node("n0", nodeSpec{}) })
@@ -228,10 +228,10 @@ func TestTheAPIServerIsAwayMeanwhile(t *testing.T) {
 			until(t, "no watches", func() bool { return l.server.Watches() == 2 })
 			l.server.Delete(podPath("agent"))
 			away(l.server)
-			l.pod("m", "agent-m", "True", clocktest.Start())
+			l.pod("m", "agent-m", "True", agenttest.Start())
 			l.wantTaints("m")
 			until(t, "the loss of the agent is not seen", func() bool { return l.metric(`istio_cni_taint_nodes{reason="NoAgent"}`) == 1 })
-			l.hand.Turn(2 * time.Minute)
+			l.clock.Step(2 * time.Minute)
 			l.wantTaints("n", ours)
 		})
 	}
@@ -245,7 +245,7 @@ func TestAFailedPatchIsTriedAgain(t *testing.T) {
 	l.run()
 	until(t, "the failure is not told", func() bool { return !l.ready() && l.patches() > 0 })
 	until(t, "it gave up", func() bool {
-		l.hand.Turn(time.Second)
+		l.clock.Step(time.Second)
 		return len(l.taints("n")) == 0
 	})
 	until(t, "it stays unready", l.ready)
@@ -293,9 +293,9 @@ func TestLegacy(t *testing.T) {
 	l.wantTaints("not-ready", older)
 	l.wantTaints("without", older)
 	// Each trigger of the table: a pod turns unready, ready, and goes; a node turns ready.
-	l.pod("ready", "agent-1", "False", clocktest.Start())
+	l.pod("ready", "agent-1", "False", agenttest.Start())
 	l.wantTaints("ready", older)
-	l.pod("ready", "agent-1", "True", clocktest.Start())
+	l.pod("ready", "agent-1", "True", agenttest.Start())
 	l.wantTaints("ready")
 	l.server.Delete(podPath("agent-1"))
 	l.wantTaints("ready", older)
@@ -332,15 +332,15 @@ func TestRequirementsChangeAndBadOnesChangeNothing(t *testing.T) {
 	if !l.ready() {
 		t.Error("unready because of bad content, although there was good one")
 	}
-	l.pod("n", "agent", "False", clocktest.Start())
+	l.pod("n", "agent", "False", agenttest.Start())
 	l.wantTaints("n", older)
-	l.pod("n", "agent", "True", clocktest.Start())
+	l.pod("n", "agent", "True", agenttest.Start())
 	l.wantTaints("n")
 
 	// Two independent requirements in one selector, which different pods meet.
 	l.server.Set(requirements("- name: two\n  selector: \"k8s-app=istio-cni-node, app=dns\"\n  namespace: istio-system\n"))
 	l.wantTaints("n", older)
-	l.podOf("istio-system", "n", "dns", "True", clocktest.Start(), object{"app": "dns"})
+	l.podOf("istio-system", "n", "dns", "True", agenttest.Start(), object{"app": "dns"})
 	l.wantTaints("n")
 
 	l.server.Delete("/api/v1/namespaces/kube-system/configmaps/single")
@@ -415,7 +415,7 @@ func TestOnceSaysWhatCannotBeDone(t *testing.T) {
 			go func() { done <- Once(t.Context(), l.options) }()
 			var err error
 			until(t, "it does not end", func() bool {
-				l.hand.Turn(time.Second)
+				l.clock.Step(time.Second)
 				select {
 				case err = <-done:
 					return true
@@ -456,9 +456,9 @@ func TestNodeCondition(t *testing.T) {
 	if condition()["status"] != "True" {
 		t.Error("a short absence is told")
 	}
-	l.hand.Turn(2 * time.Minute)
+	l.clock.Step(2 * time.Minute)
 	is("False", "NoAgent")
-	if got := condition()["lastTransitionTime"]; got != clocktest.Start().Add(2*time.Minute).Format(time.RFC3339) {
+	if got := condition()["lastTransitionTime"]; got != agenttest.Start().Add(2*time.Minute).Format(time.RFC3339) {
 		t.Errorf("transition at %v", got)
 	}
 	status, _ := l.fetch("/api/v1/nodes/n")["status"].(object)
@@ -479,7 +479,7 @@ func TestAnOldStateThatTheWatchTellsLateIsPassedOver(t *testing.T) {
 	l.wantTaints("n")
 	until(t, "no watches", func() bool { return l.server.Watches() == 2 })
 	l.server.Tell("MODIFIED", old)
-	l.after(readiness.AgentReady, func() { l.pod("n", "agent", "True", clocktest.Start()) })
+	l.after(readiness.AgentReady, func() { l.pod("n", "agent", "True", agenttest.Start()) })
 	// The second node comes after all that.
 	l.after(readiness.NoAgent, func() { l.node("m", nodeSpec{}) })
 	if l.patches() != 1 {

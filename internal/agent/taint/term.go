@@ -8,8 +8,9 @@ import (
 	"slices"
 	"sync"
 
+	"k8s.io/client-go/util/workqueue"
+
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/workqueue"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
@@ -18,7 +19,9 @@ import (
 type term struct {
 	options Options
 	report  *reporter
-	queue   *workqueue.Queue[string]
+	// queue has each node once, and gives it to one worker at a time; retries says how long a node rests that failed.
+	queue   workqueue.TypedDelayingInterface[string]
+	retries workqueue.TypedRateLimiter[string]
 	work    sync.WaitGroup
 	// synced is told when everything is known that decisions need; it has room for one.
 	synced chan struct{}
@@ -61,30 +64,46 @@ type podSet struct {
 type podKey struct{ namespace, name string }
 
 func newTerm(o Options, r *reporter) *term {
-	return &term{
-		options: o, report: r, queue: workqueue.New[string](o.Clock, o.Retry, o.MaxRetry, o.Metrics.Pending), policy: o.Policy,
-		synced: make(chan struct{}, 1), fatal: func(error) {},
+	t := &term{
+		options: o, report: r, policy: o.Policy,
+		queue:   workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[string]{Clock: o.Clock}),
+		retries: workqueue.NewTypedItemExponentialFailureRateLimiter[string](o.Retry, o.MaxRetry),
+		synced:  make(chan struct{}, 1), fatal: func(error) {},
 		nodes: map[string]*node{}, sources: map[source]*podSet{}, forbidden: map[string]bool{},
 	}
+	o.Metrics.Pending(t.queue.Len)
+	return t
 }
 
 // run works until ctx ends.
 func (t *term) run(ctx context.Context) {
-	defer t.allowed() // what was refused is the next leader's to find out
+	defer t.allowed()                                // what was refused is the next leader's to find out
+	defer context.AfterFunc(ctx, t.queue.ShutDown)() // its last worker needs that to end
 	defer t.work.Wait()
 	t.follow(ctx)
 	for range t.options.Workers {
 		t.work.Go(func() {
-			for {
-				name, ok := t.queue.Next(ctx)
-				if !ok {
-					return
-				}
-				wait, err := t.settle(ctx, name)
-				t.queue.Done(name, err != nil, wait)
+			for t.processNext(ctx) {
 			}
 		})
 	}
+}
+
+// processNext works on the next node of the queue. It reports whether there may be more: a queue that is shut down still gives
+// what it has, which is not worked on any more.
+func (t *term) processNext(ctx context.Context) bool {
+	name, shutdown := t.queue.Get()
+	if shutdown || ctx.Err() != nil {
+		return false
+	}
+	defer t.queue.Done(name)
+	wait, err := t.settle(ctx, name)
+	if err == nil {
+		t.retries.Forget(name)
+		return true
+	}
+	t.queue.AddAfter(name, max(wait, t.retries.When(name)))
+	return true
 }
 
 // follow begins to follow all there is to know.
@@ -275,7 +294,7 @@ func (t *term) nodeGone(state kube.NodeState) {
 		delete(t.nodes, state.Name)
 	}
 	t.settled(state.Name)
-	t.queue.Forget(state.Name)
+	t.retries.Forget(state.Name)
 }
 
 func (t *term) podSet(set *podSet, pod kube.AgentPod) {

@@ -20,7 +20,7 @@ func (t *term) settle(ctx context.Context, name string) (wait time.Duration, err
 		return 0, nil
 	}
 	if !decision.Again.IsZero() {
-		t.queue.At(name, decision.Again)
+		t.queue.AddAfter(name, decision.Again.Sub(t.options.Clock.Now()))
 	}
 	after, err := t.change(ctx, state, decision)
 	if err == nil {

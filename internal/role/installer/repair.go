@@ -5,7 +5,6 @@ import (
 	"log/slog"
 
 	"github.com/meshcni/istio-cni/internal/agent/podrepair"
-	"github.com/meshcni/istio-cni/internal/agent/workqueue"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
@@ -31,7 +30,7 @@ func (n *node) repair() {
 	}
 	podrepair.Run(n.background, podrepair.Options{
 		Follow: follow,
-		API:    n.api, Clock: workqueue.SystemClock(clock), Log: n.log, Metrics: n.metrics.Repair, Settings: n.cfg.Repair,
+		API:    n.api, Log: n.log, Metrics: n.metrics.Repair, Settings: n.cfg.Repair,
 		Plugin: n.plugin,
 		Places: places, ToolPath: path, Host: n.cfg.Repair.Node,
 	})

@@ -20,7 +20,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/podrepair"
 	"github.com/meshcni/istio-cni/internal/agent/serve"
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
-	"github.com/meshcni/istio-cni/internal/agent/workqueue"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
@@ -60,7 +59,7 @@ func act(ctx context.Context, cfg Config, path string, log *slog.Logger) error {
 	}
 	defer api.Close()
 	options := podrepair.Options{
-		API: api, Clock: workqueue.SystemClock(clock), Log: log, Metrics: metrics.NewRepair(applet.Build().Version()),
+		API: api, Log: log, Metrics: metrics.NewRepair(applet.Build().Version()),
 		Settings: cfg.Repair, Plugin: func() (cniconf.NetConf, error) { return cfg.Stanza.NetConf() },
 		Places: cfg.Paths.Places, ToolPath: path, Host: cfg.Host,
 	}

@@ -24,7 +24,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/serve"
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/agent/taint"
-	"github.com/meshcni/istio-cni/internal/agent/workqueue"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
@@ -86,7 +85,7 @@ func (c Config) options(api *kube.API, log *slog.Logger) taint.Options {
 		reasons = append(reasons, string(reason))
 	}
 	options := taint.Options{
-		API: api, Clock: workqueue.SystemClock(clock), Log: log, Policy: c.Policy, Condition: c.Condition, Host: c.NodeName,
+		API: api, Log: log, Policy: c.Policy, Condition: c.Condition, Host: c.NodeName,
 		Health:  health.NewState(health.Options{Log: log, Now: clock}, taint.Parts()...),
 		Metrics: metrics.NewTaint(applet.Build().Version(), reasons),
 	}

@@ -1,0 +1,58 @@
+// Package agenttest has what tests of the agent's parts share: a wait for what
+// happens by itself, and the hand that turns a fake clock.
+package agenttest
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+// Start is the time that a new clock shows.
+func Start() time.Time { return time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC) }
+
+// NewClock is a clock that moves only when the test steps it.
+func NewClock() *clocktesting.FakeClock { return clocktesting.NewFakeClock(Start()) }
+
+// Until waits for a condition, and fails the test with what otherwise says
+// when it does not come true within 30 seconds.
+func Until(t *testing.T, otherwise func() string, holds func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(30 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("gave up waiting: %s", otherwise())
+		}
+	}
+}
+
+// Run steps the clock until the test is over, 50 times as fast as the time of
+// day.
+func Run(t *testing.T, clock *clocktesting.FakeClock) {
+	t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	over := make(chan struct{})
+	var stepping sync.WaitGroup
+	stepping.Go(func() {
+		for {
+			select {
+			case <-over:
+				return
+			case <-tick.C:
+				clock.Step(100 * time.Millisecond)
+			}
+		}
+	})
+	t.Cleanup(func() {
+		tick.Stop()
+		close(over)
+		stepping.Wait()
+	})
+}
