@@ -48,7 +48,19 @@ type ChainDiff struct {
 	// Absent says that the chain itself is wanted and not there; Stale that it is ours, there, and not wanted.
 	Absent, Stale bool
 	Lines         []Line
+	// Count stands for the Lines of a chain with too many rules between the first and the last that differ.
+	Count Count
 }
+
+// Count is how many rules of a chain differ. Moved ones are wanted and there, in another order.
+type Count struct{ Missing, Extra, Foreign, Moved int }
+
+// mostPairs bounds the alignment of a chain: the product of how many rules are wanted and there, between those that are
+// alike at both ends. A thousand of each are aligned, with a table of 4 MB.
+const mostPairs = 1 << 20
+
+// mostOthers bounds the foreign rules of a chain that are listed.
+const mostOthers = 10
 
 // Diff is all that keeps one family of a namespace from being as wanted. The zero Diff means: nothing.
 type Diff struct {
@@ -56,51 +68,66 @@ type Diff struct {
 	// Tool says, if it is set, whose view of the namespace was compared: the variants of iptables keep separate rules.
 	Tool   string
 	Chains []ChainDiff
-	// Others are rules of somebody else that stand behind ours in built-in chains, as "TABLE: -A CHAIN …". They see only
-	// what our rules let pass, so they are no difference.
+	// Others are rules of somebody else that stand behind ours in built-in chains, as "TABLE: -A CHAIN …": the first ones
+	// of each chain, and how many more there are. They see only what our rules let pass, so they are no difference.
 	Others []string
 }
 
 // Empty reports whether everything is as wanted.
 func (d Diff) Empty() bool { return len(d.Chains) == 0 }
 
-// Compare tells how have departs from want. In a chain of ours every rule counts, and its order. In any other chain our
+// Compare tells how have departs from want, in time and memory that grow with the number of rules and not with its square. In a chain of ours every rule counts, and its order. In any other chain our
 // rules must come first and in order; what follows them is somebody else's business, what stands ahead of them is
 // reported, since a packet that meets it may never reach ours.
 func Compare(want, have Set, claim Claim) Diff {
 	d := Diff{Family: want.Family}
 	for _, table := range tableNames(want, have) {
 		w, h := want.Table(table), have.Table(table)
+		wanted, there := byName(w), byName(h)
 		for _, chain := range chainNames(w, h) {
-			if diff, differs := compareChain(w, h, chain, claim); differs {
+			if diff, differs := compareChain(table, wanted[chain], there[chain], claim); differs {
 				d.Chains = append(d.Chains, diff)
 			}
-			d.Others = append(d.Others, others(h, chain, claim)...)
+			d.Others = append(d.Others, others(table, there[chain], claim)...)
 		}
 	}
 	return d
 }
 
-func compareChain(w, h Table, chain string, claim Claim) (ChainDiff, bool) {
-	wc, wanted := w.Chain(chain)
-	hc, there := h.Chain(chain)
-	own := ours(w, chain, claim)
-	d := ChainDiff{Table: w.Name, Chain: chain, Absent: own && !there, Stale: own && !wanted}
-	seen := hc.Rules
-	if !own {
-		seen = hc.Rules[:ownEnd(h.Name, hc, claim)]
+// byName gives the chains of a table. It may have very many.
+func byName(t Table) map[string]*Chain {
+	chains := make(map[string]*Chain, len(t.Chains))
+	for i := range t.Chains {
+		chains[t.Chains[i].Name] = &t.Chains[i]
 	}
-	if !d.Absent && !d.Stale && slices.EqualFunc(wc.Rules, seen, sameSpec) {
+	return chains
+}
+
+// compareChain compares a chain that is wanted, there, or both; the other one is nil.
+func compareChain(table string, want, have *Chain, claim Claim) (ChainDiff, bool) {
+	var wanted, seen []Rule
+	name := ""
+	if want != nil {
+		name, wanted = want.Name, want.Rules
+	}
+	if have != nil {
+		name, seen = have.Name, have.Rules
+	}
+	own := ours(table, name, want != nil, claim)
+	d := ChainDiff{Table: table, Chain: name, Absent: own && have == nil, Stale: own && want == nil}
+	if !own && have != nil {
+		seen = seen[:ownEnd(table, *have, claim)]
+	}
+	if !d.Absent && !d.Stale && slices.EqualFunc(wanted, seen, sameSpec) {
 		return d, false
 	}
-	d.Lines = lines(wc.Rules, seen, func(i int) bool { return own || claim.OwnsRule(h.Name, chain, i) })
+	d.Lines, d.Count = lines(wanted, seen, func(i int) bool { return own || claim.OwnsRule(table, name, i) })
 	return d, true
 }
 
 // ours reports whether a chain is ours as a whole: claimed, or wanted and not one of the kernel's.
-func ours(want Table, chain string, claim Claim) bool {
-	_, wanted := want.Chain(chain)
-	return claim.OwnsChain(want.Name, chain) || wanted && !Builtin(want.Name, chain)
+func ours(table, chain string, wanted bool, claim Claim) bool {
+	return claim.OwnsChain(table, chain) || wanted && !Builtin(table, chain)
 }
 
 // ownEnd is the place behind the last rule of ours in a chain.
@@ -115,11 +142,37 @@ func ownEnd(table string, c Chain, claim Claim) int {
 
 func sameSpec(a, b Rule) bool { return a.Spec == b.Spec }
 
-// lines aligns the wanted and the present rules of a chain by their longest common subsequence. A foreign rule is shown
-// where it stands ahead of a wanted one.
-func lines(want, have []Rule, own func(int) bool) []Line {
+// lines aligns the wanted and the present rules of a chain, or counts those that differ where that would take too much.
+// What is alike at both ends needs no alignment.
+func lines(want, have []Rule, own func(int) bool) ([]Line, Count) {
+	head, end := 0, 0
+	for head < min(len(want), len(have)) && sameSpec(want[head], have[head]) && own(head) {
+		head++
+	}
+	w, h := want[head:], have[head:]
+	for end < min(len(w), len(h)) && sameSpec(w[len(w)-1-end], h[len(h)-1-end]) && own(len(have)-1-end) {
+		end++
+	}
+	ownHere := func(i int) bool { return own(head + i) }
+	if (len(w)-end)*(len(h)-end) > mostPairs {
+		return nil, count(w[:len(w)-end], h[:len(h)-end], ownHere)
+	}
+	end = max(0, end-1) // the alignment sees one more: what is foreign stands ahead of it
+	w, h = w[:len(w)-end], h[:len(h)-end]
+	out := make([]Line, 0, len(want)+len(h))
+	for _, r := range want[:head] {
+		out = append(out, Line{Same, r})
+	}
+	out = align(out, w, h, ownHere)
+	for _, r := range want[len(want)-end:] {
+		out = append(out, Line{Same, r})
+	}
+	return out, Count{}
+}
+
+// align adds lines by the longest common subsequence of both. A foreign rule is shown where it stands ahead of a wanted one.
+func align(out []Line, want, have []Rule, own func(int) bool) []Line {
 	length := lcs(want, have)
-	var out []Line
 	i, j := 0, 0
 	for i < len(want) || j < len(have) {
 		switch {
@@ -128,7 +181,7 @@ func lines(want, have []Rule, own func(int) bool) []Line {
 			i, j = i+1, j+1
 		case i == len(want) && !own(j): // behind all of ours that stay
 			j++
-		case j < len(have) && (i == len(want) || length[i][j+1] >= length[i+1][j]):
+		case j < len(have) && (i == len(want) || length(i, j+1) >= length(i+1, j)):
 			op := Extra
 			if !own(j) {
 				op = Foreign
@@ -144,36 +197,77 @@ func lines(want, have []Rule, own func(int) bool) []Line {
 }
 
 // lcs gives the length of the longest common subsequence of want[i:] and have[j:] for all i and j.
-func lcs(want, have []Rule) [][]int {
-	length := make([][]int, len(want)+1)
-	for i := range length {
-		length[i] = make([]int, len(have)+1)
-	}
+func lcs(want, have []Rule) func(i, j int) int32 {
+	row := len(have) + 1
+	table := make([]int32, (len(want)+1)*row)
 	for i, w := range slices.Backward(want) {
 		for j, h := range slices.Backward(have) {
 			if sameSpec(w, h) {
-				length[i][j] = length[i+1][j+1] + 1
+				table[i*row+j] = table[(i+1)*row+j+1] + 1
 			} else {
-				length[i][j] = max(length[i+1][j], length[i][j+1])
+				table[i*row+j] = max(table[(i+1)*row+j], table[i*row+j+1])
 			}
 		}
 	}
-	return length
+	return func(i, j int) int32 { return table[i*row+j] }
 }
 
-// others lists what somebody else has behind our rules in a chain that is not ours but holds rules of ours.
-func others(h Table, chain string, claim Claim) []string {
-	c, there := h.Chain(chain)
-	if !there || claim.OwnsChain(h.Name, chain) {
+// count tells how many rules differ without looking at their order.
+func count(want, have []Rule, own func(int) bool) Count {
+	var c Count
+	missing := make(map[string]int, len(want))
+	for _, w := range want {
+		missing[w.Spec]++
+	}
+	for j, h := range have {
+		switch {
+		case !own(j):
+			c.Foreign++
+		case missing[h.Spec] > 0:
+			missing[h.Spec]--
+			c.Moved++
+		default:
+			c.Extra++
+		}
+	}
+	c.Missing = len(want) - c.Moved
+	return c
+}
+
+// String names what there is to count, "" for the zero Count.
+func (c Count) String() string {
+	var parts []string
+	for _, p := range []struct {
+		n    int
+		what string
+	}{{c.Missing, "missing"}, {c.Extra, "not wanted"}, {c.Foreign, "foreign ahead of ours"}, {c.Moved, "in another order"}} {
+		if p.n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", p.n, p.what))
+		}
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return "too many rules differ to show them: " + strings.Join(parts, ", ")
+}
+
+// others lists what somebody else has behind our rules in a chain that is not ours but holds rules of ours, as far as a
+// person would read it.
+func others(table string, c *Chain, claim Claim) []string {
+	if c == nil || claim.OwnsChain(table, c.Name) {
 		return nil
 	}
-	end := ownEnd(h.Name, c, claim)
+	end := ownEnd(table, *c, claim)
 	if end == 0 {
 		return nil
 	}
+	behind := c.Rules[end:]
 	var out []string
-	for _, r := range c.Rules[end:] {
-		out = append(out, h.Name+": "+r.line(chain))
+	for _, r := range behind[:min(mostOthers, len(behind))] {
+		out = append(out, table+": "+r.line(c.Name))
+	}
+	if more := len(behind) - mostOthers; more > 0 {
+		out = append(out, fmt.Sprintf("%s: %d more in chain %s", table, more, c.Name))
 	}
 	return out
 }
@@ -228,6 +322,8 @@ func (c ChainDiff) note() string {
 		return ": the chain is missing"
 	case c.Stale:
 		return ": the chain is left over and not wanted"
+	case c.Count != Count{}:
+		return ": " + c.Count.String()
 	default:
 		return ""
 	}
@@ -260,6 +356,8 @@ func (d Diff) Summary(most int) string {
 			parts = append(parts, where+": chain missing")
 		case c.Stale:
 			parts = append(parts, where+": chain left over")
+		case c.Count != Count{}:
+			parts = append(parts, where+": "+c.Count.String())
 		default:
 			parts = append(parts, c.changes(where)...)
 		}

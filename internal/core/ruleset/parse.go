@@ -10,9 +10,11 @@ import (
 // text that ends inside a table is an error, so a truncated one is never taken for a smaller Set.
 func Parse(family Family, text string) (Set, error) {
 	p := parser{set: Set{Family: family}}
-	for n, line := range strings.Split(text, "\n") {
+	n := 0
+	for line := range strings.SplitSeq(text, "\n") {
+		n++
 		if err := p.line(strings.TrimRight(line, " \t\r")); err != nil {
-			return Set{}, fmt.Errorf("parsing %s rules, line %d %q: %w", family, n+1, clip(line), err)
+			return Set{}, fmt.Errorf("parsing %s rules, line %d %q: %w", family, n, clip(line), err)
 		}
 	}
 	if p.table != nil {
@@ -33,6 +35,8 @@ func clip(line string) string {
 type parser struct {
 	set   Set
 	table *Table // the open one
+	// chains has the place of each of its chains by name: there may be very many.
+	chains map[string]int
 }
 
 func (p *parser) line(line string) error {
@@ -71,7 +75,7 @@ func (p *parser) open(name string) error {
 			return fmt.Errorf("table %q is there twice", name)
 		}
 	}
-	p.table = &Table{Name: name}
+	p.table, p.chains = &Table{Name: name}, map[string]int{}
 	return nil
 }
 
@@ -83,25 +87,26 @@ func (p *parser) chain(text string) error {
 	if len(f) != 2 || !word(f[0]) || !word(f[1]) {
 		return fmt.Errorf("want :CHAIN POLICY [packets:bytes]")
 	}
-	if _, twice := p.table.Chain(f[0]); twice {
+	if _, twice := p.chains[f[0]]; twice {
 		return fmt.Errorf("chain %q is there twice", f[0])
 	}
 	if Builtin(p.table.Name, f[0]) == (f[1] == NoPolicy) {
 		return fmt.Errorf("policy %q does not fit chain %q", f[1], f[0])
 	}
+	p.chains[f[0]] = len(p.table.Chains)
 	p.table.Chains = append(p.table.Chains, Chain{Name: f[0], Policy: f[1]})
 	return nil
 }
 
 func (p *parser) rule(text string) error {
 	name, spec, _ := strings.Cut(text, " ")
-	for i := range p.table.Chains {
-		if c := &p.table.Chains[i]; c.Name == name {
-			c.Rules = append(c.Rules, Rule{Spec: strings.TrimLeft(spec, " ")})
-			return nil
-		}
+	i, declared := p.chains[name]
+	if !declared {
+		return fmt.Errorf("chain %q is not declared", name)
 	}
-	return fmt.Errorf("chain %q is not declared", name)
+	c := &p.table.Chains[i]
+	c.Rules = append(c.Rules, Rule{Spec: strings.TrimLeft(spec, " ")})
+	return nil
 }
 
 // counters reports whether the text is the packet and byte counters of iptables-save, as [3:180]: behind a chain always,

@@ -47,7 +47,7 @@ func rebuild(b *strings.Builder, want, have Table, claim Claim) {
 		appendAll(b, c)
 	}
 	for _, c := range have.Chains {
-		if !ours(want, c.Name, claim) {
+		if _, wanted := want.Chain(c.Name); !ours(have.Name, c.Name, wanted, claim) {
 			replaceOwn(b, want, have.Name, c, claim)
 		}
 	}

@@ -1,0 +1,189 @@
+package ruleset_test
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+// ports is a chain of the mesh with a rule for each port.
+func ports(list []int) ruleset.Chain {
+	c := ruleset.Chain{Name: "OWN_IN", Policy: ruleset.NoPolicy}
+	for _, p := range list {
+		c.Rules = append(c.Rules, ruleset.Rule{Spec: fmt.Sprintf("-p tcp -m tcp --dport %d -j RETURN", p)})
+	}
+	return c
+}
+
+func natOf(chains ...ruleset.Chain) ruleset.Set {
+	return ruleset.New(ruleset.IPv4, ruleset.Table{Name: "nat", Chains: chains})
+}
+
+func numbers(first, n int) []int {
+	list := make([]int, n)
+	for i := range list {
+		list[i] = first + i
+	}
+	return list
+}
+
+func reversed(list []int) []int {
+	list = slices.Clone(list)
+	slices.Reverse(list)
+	return list
+}
+
+// allocated gives the bytes that fn allocates in all.
+func allocated(fn func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	fn()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+// TestComparisonTakesMemoryLinearInTheRules compares chains of many rules: the first two pairs are what one pod can get by
+// changing an annotation of 60 and of 120 KB.
+func TestComparisonTakesMemoryLinearInTheRules(t *testing.T) {
+	const perRule = 1 << 10 // bytes; an alignment of all takes 8 bytes for each pair of rules
+	for _, test := range []struct {
+		name       string
+		want, have []int
+	}{
+		{"12,000 ports, reversed", numbers(10000, 12000), reversed(numbers(10000, 12000))},
+		{"24,000 ports, reversed", numbers(10000, 24000), reversed(numbers(10000, 24000))},
+		{"24,000 ports, all others", numbers(10000, 24000), numbers(40000, 24000)},
+		{"24,000 ports and none", numbers(10000, 24000), nil},
+		{"none and 24,000 ports", nil, numbers(10000, 24000)},
+		{"one port, 24,000 times", slices.Repeat([]int{80}, 24000), slices.Repeat([]int{443}, 24000)},
+		{"few and 200,000", numbers(10000, 100), reversed(numbers(10000, 200000))},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			want, have := natOf(ports(test.want)), natOf(ports(test.have))
+			claim := ruleset.Claim{Chains: map[string]map[string]bool{"nat": {"OWN_IN": true}}}
+			most := uint64(perRule * (len(test.want) + len(test.have)))
+			for what, do := range map[string]func(){
+				"Compare":   func() { ruleset.Compare(want, have, claim) },
+				"Reconcile": func() { ruleset.Reconcile(want, have, claim) },
+				"String":    func() { _ = ruleset.Compare(want, have, claim).String() },
+				"Summary":   func() { ruleset.Compare(want, have, claim).Summary(5) },
+			} {
+				if got := allocated(do); got > most {
+					t.Errorf("%s allocates %d bytes, more than %d", what, got, most)
+				}
+			}
+		})
+	}
+}
+
+// TestManyDifferingRulesAreCounted shows what is said of a chain that is too long to be aligned.
+func TestManyDifferingRulesAreCounted(t *testing.T) {
+	foreign := ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT"}
+	jumps := ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT"}
+	for i := range 3000 {
+		foreign.Rules = append(foreign.Rules, ruleset.Rule{Spec: fmt.Sprintf("-d 10.0.%d.%d/32 -j ACCEPT", i/256, i%256)})
+		jumps.Rules = append(jumps.Rules, ruleset.Rule{Spec: fmt.Sprintf("-o eth%d -j RETURN", i)})
+	}
+	foreign.Rules = append(foreign.Rules, jumps.Rules[7])
+	claim := ruleset.Claim{
+		Chains: map[string]map[string]bool{"nat": {"OWN_IN": true}},
+		Rules:  map[string]map[string][]bool{"nat": {"OUTPUT": append(make([]bool, 3000), true)}},
+	}
+	for _, test := range []struct {
+		name       string
+		want, have ruleset.Set
+		text, line string
+	}{
+		{
+			"another order", natOf(ports(numbers(10000, 5000))), natOf(ports(reversed(numbers(10000, 5000)))),
+			"IPv4 table nat chain OWN_IN: too many rules differ to show them: 5000 in another order\n",
+			"IPv4 nat/OWN_IN: too many rules differ to show them: 5000 in another order",
+		},
+		{
+			"some missing, some not wanted, ends as wanted",
+			natOf(ports(slices.Concat([]int{1, 2}, numbers(10000, 5000), []int{3}))),
+			natOf(ports(slices.Concat([]int{1, 2}, reversed(numbers(12000, 4000)), []int{3}))),
+			"IPv4 table nat chain OWN_IN: too many rules differ to show them: 2000 missing, 1000 not wanted, 3000 in another order\n",
+			"IPv4 nat/OWN_IN: too many rules differ to show them: 2000 missing, 1000 not wanted, 3000 in another order",
+		},
+		{
+			"repeated", natOf(ports(slices.Repeat([]int{1, 2}, 2000))), natOf(ports(slices.Repeat([]int{2, 2, 3}, 2000))),
+			"IPv4 table nat chain OWN_IN: too many rules differ to show them: 2000 missing, 4000 not wanted, 2000 in another order\n",
+			"IPv4 nat/OWN_IN: too many rules differ to show them: 2000 missing, 4000 not wanted, 2000 in another order",
+		},
+		{
+			"foreign ones ahead", natOf(jumps), natOf(foreign),
+			"IPv4 table nat chain OUTPUT: too many rules differ to show them: 2999 missing, 3000 foreign ahead of ours, 1 in another order\n",
+			"IPv4 nat/OUTPUT: too many rules differ to show them: 2999 missing, 3000 foreign ahead of ours, 1 in another order",
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			d := ruleset.Compare(test.want, test.have, claim)
+			if diff := cmp.Diff(test.text, d.String()); diff != "" {
+				t.Errorf("String (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(test.line, d.Summary(5)); diff != "" {
+				t.Errorf("Summary (-want +got):\n%s", diff)
+			}
+			if ruleset.Reconcile(test.want, test.have, claim).Empty() {
+				t.Error("nothing is done about it")
+			}
+		})
+	}
+}
+
+// TestOneChangeInManyRulesIsShown: what is alike at both ends costs nothing, however long it is.
+func TestOneChangeInManyRulesIsShown(t *testing.T) {
+	list := numbers(10000, 24000)
+	changed := slices.Clone(list)
+	changed[12000] = 7
+	claim := ruleset.Claim{Chains: map[string]map[string]bool{"nat": {"OWN_IN": true}}}
+	d := ruleset.Compare(natOf(ports(list)), natOf(ports(changed)), claim)
+	want := `IPv4 nat/OWN_IN: not wanted "-A OWN_IN -p tcp -m tcp --dport 7 -j RETURN"; ` +
+		`IPv4 nat/OWN_IN: missing "-A OWN_IN -p tcp -m tcp --dport 22000 -j RETURN"`
+	if diff := cmp.Diff(want, d.Summary(5)); diff != "" {
+		t.Errorf("Summary (-want +got):\n%s", diff)
+	}
+	if n := strings.Count(d.String(), "\n"); n != 24002 {
+		t.Errorf("String has %d lines", n)
+	}
+}
+
+// TestForeignRulesBehindOursAreBounded: they are notes in a log, and anybody in the pod can make them.
+func TestForeignRulesBehindOursAreBounded(t *testing.T) {
+	chain := ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{{Spec: "-j OWN_OUT"}}}
+	for i := range 1000 {
+		chain.Rules = append(chain.Rules, ruleset.Rule{Spec: fmt.Sprintf("-p tcp -m tcp --dport %d -j ACCEPT", i)})
+	}
+	claim := ruleset.Claim{Rules: map[string]map[string][]bool{"nat": {"OUTPUT": {true}}}}
+	got := ruleset.Compare(natOf(ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT", Rules: chain.Rules[:1]}), natOf(chain), claim).Others
+	if len(got) != 11 || got[10] != "nat: 990 more in chain OUTPUT" {
+		t.Errorf("others are %d: %q", len(got), got[len(got)-1])
+	}
+}
+
+// TestParseOfManyChains reads a text of as many chains as rules.
+func TestParseOfManyChains(t *testing.T) {
+	var b strings.Builder
+	const n = 20000
+	b.WriteString("*nat\n")
+	for i := range n {
+		fmt.Fprintf(&b, ":C%d - [0:0]\n", i)
+	}
+	for i := range n {
+		fmt.Fprintf(&b, "-A C%d -j RETURN\n", n-1-i)
+	}
+	b.WriteString("COMMIT\n")
+	set := parse(t, b.String())
+	for _, i := range []int{0, n / 2, n - 1} {
+		if c, there := set.Table("nat").Chain(fmt.Sprintf("C%d", i)); !there || len(c.Rules) != 1 {
+			t.Errorf("chain C%d has %d rules", i, len(c.Rules))
+		}
+	}
+}
