@@ -29,7 +29,7 @@ func program() applet.Program {
 		About:   "istio-cni redirects the traffic of Istio sidecar pods on a Kubernetes node.",
 		Version: build.String() + "\nCNI versions: " + plugin.Versions(),
 		Roles: []applet.Role{
-			{Name: "plugin", Summary: "CNI plugin: redirects a pod when the runtime creates it", Run: plugin.Run},
+			{Name: "plugin", Summary: "CNI plugin: redirects a pod when the runtime creates it", Run: plugin.Run, Protocol: true},
 			{
 				Name: "iptables", Alias: "istio-iptables",
 				Summary: "programs, verifies, explains or removes the rules of a network namespace", Run: redirector.Run,

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
 // Exit codes that every role shares.
@@ -37,6 +39,8 @@ type Role struct {
 	Name, Alias string
 	// Summary is one line for a person.
 	Summary string
+	// Protocol marks a role that a program reads, not a person: it gets the outputs as they are.
+	Protocol bool
 	// Run does the work and gives the exit code. Nil marks a role that this build does not contain.
 	Run func(Call) int
 }
@@ -97,6 +101,9 @@ func (p Program) start(r Role, c Call) int {
 		_, _ = fmt.Fprintf(c.Stderr, "%s: role %q is not in this build (%s)\n\n", p.Name, r.Name, p.Version)
 		p.list(c.Stderr)
 		return ExitError
+	}
+	if !r.Protocol {
+		c.Stdout, c.Stderr = printable.NewWriter(c.Stdout), printable.NewWriter(c.Stderr)
 	}
 	return r.Run(c)
 }

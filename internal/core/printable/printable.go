@@ -1,0 +1,133 @@
+// Package printable makes text that a stranger wrote safe to show on a terminal, in a log, in an event or as a label.
+//
+// It promises that its output has no control characters (C0, C1, DEL), no format characters (bidirectional controls,
+// zero-width characters, tags), no combining or otherwise invisible characters and no invalid UTF-8: each is written as
+// a JSON escape (\u001b), so that text stays text, a JSON document stays the same document, and the reader sees what was
+// there. [Text] and [Quote] bound the length as well.
+//
+// It never interprets the text.
+//
+// Start at Text for a value, at NewWriter for a whole output.
+package printable
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"sync"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Is reports whether a terminal shows the rune, and nothing else happens.
+func Is(r rune) bool {
+	if r < utf8.RuneSelf {
+		return r >= ' ' && r != 0x7f
+	}
+	return unicode.IsPrint(r) && !unicode.In(r, unicode.Mn, unicode.Me, unicode.Other_Default_Ignorable_Code_Point)
+}
+
+// Text returns the text as one printable line of at most most bytes, which are 40 at least. What is cut off is replaced by
+// its length.
+func Text(text string, most int) string {
+	return string(appendText(make([]byte, 0, min(len(text), most)), text, most, ""))
+}
+
+// Quote is Text between double quotes, within which quotes and backslashes are escaped: the end of the text cannot be
+// forged.
+func Quote(text string, most int) string {
+	quoted := appendText([]byte{'"'}, text, most-1, `"\`)
+	return string(append(quoted, '"'))
+}
+
+// appendText appends the escaped text to dst, which does not become longer than most. The runes of special get a backslash.
+func appendText(dst []byte, text string, most int, special string) []byte {
+	room := most - len(note(len(text)))
+	cut, rest := len(dst), len(text) // where dst is cut if it gets too long, and how much of the text is not in it then
+	for at := 0; at < len(text); {
+		if len(dst) <= room {
+			cut, rest = len(dst), len(text)-at
+		}
+		r, size := utf8.DecodeRuneInString(text[at:])
+		if r < utf8.RuneSelf && strings.ContainsRune(special, r) {
+			dst = append(dst, '\\')
+		}
+		dst = appendRune(dst, r, size)
+		if at += size; len(dst) > most {
+			return append(dst[:cut], note(rest)...)
+		}
+	}
+	return dst
+}
+
+func note(bytes int) string { return "… (" + strconv.Itoa(bytes) + " bytes more)" }
+
+// appendRune appends a decoded rune, escaped unless it is printable.
+func appendRune(dst []byte, r rune, size int) []byte {
+	switch {
+	case r == utf8.RuneError && size <= 1:
+		return append(dst, `\ufffd`...)
+	case Is(r):
+		return utf8.AppendRune(dst, r)
+	case r == '\n':
+		return append(dst, '\\', 'n')
+	case r == '\t':
+		return append(dst, '\\', 't')
+	case r > 0xffff:
+		const base, high, low = 0x10000, 0xd800, 0xdc00 // a surrogate pair, as JSON has it
+		return fmt.Appendf(dst, `\u%04x\u%04x`, high+(r-base)>>10, low+(r-base)&0x3ff)
+	default:
+		return fmt.Appendf(dst, `\u%04x`, r)
+	}
+}
+
+// NewWriter returns a writer that escapes what is not printable, besides line ends and tabs. A rune may be split over
+// several writes; the last one's unfinished rune is dropped. Several goroutines may write.
+func NewWriter(w io.Writer) io.Writer { return &writer{w: w} }
+
+type writer struct {
+	mu sync.Mutex
+	w  io.Writer
+	// unfinished is the beginning of a rune.
+	unfinished []byte
+}
+
+// Write passes all of the text on in one write.
+func (w *writer) Write(text []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	clean, unfinished := appendLines(make([]byte, 0, len(text)+utf8.UTFMax), append(w.unfinished, text...))
+	w.unfinished = append([]byte(nil), unfinished...)
+	if len(clean) > 0 || len(text) == 0 {
+		if _, err := w.w.Write(clean); err != nil {
+			return 0, err
+		}
+	}
+	return len(text), nil
+}
+
+// Lines escapes what is not printable in a text of several lines, such as a JSON document, whose meaning stays the same.
+func Lines(text []byte) []byte {
+	clean, unfinished := appendLines(make([]byte, 0, len(text)), text)
+	for range unfinished {
+		clean = append(clean, `\ufffd`...)
+	}
+	return clean
+}
+
+func appendLines(dst, text []byte) (clean, unfinished []byte) {
+	for len(text) > 0 {
+		if !utf8.FullRune(text) {
+			return dst, text
+		}
+		r, size := utf8.DecodeRune(text)
+		if r == '\n' || r == '\t' {
+			dst = append(dst, byte(r))
+		} else {
+			dst = appendRune(dst, r, size)
+		}
+		text = text[size:]
+	}
+	return dst, nil
+}
