@@ -508,6 +508,39 @@ func TestMisnamedSinglePlugin(t *testing.T) {
 	}
 }
 
+// TestPlansAreTheSameEachTime: a plan that is made again for the same directory, as after a failure half-way, goes on
+// where the last one stopped.
+func TestPlansAreTheSameEachTime(t *testing.T) {
+	t.Parallel()
+	converted := func(t *testing.T, name, text string) cniconf.Dir {
+		t.Helper()
+		d := dir(name, text)
+		return last(run(d, want(cniconf.Inline).Plan(d).Steps))
+	}
+	two := converted(t, "10-a.conf", bridgeConf).Apply(cniconf.Step{
+		Op: cniconf.OpWrite, Name: "10-a.json.istio-cni-saved", Data: []byte(bridgeConf), Mode: 0o644,
+	})
+	both := two.Apply(cniconf.Step{Op: cniconf.OpWrite, Name: "10-a.json", Data: []byte(bridgeConf), Mode: 0o644})
+	for name, d := range map[string]cniconf.Dir{"two saved originals": two, "one of two is there again": both} {
+		for plan, steps := range map[string]func() []cniconf.Step{
+			"uninstall": func() []cniconf.Step { return want(cniconf.Inline).Uninstall(d).Steps },
+			"owned":     func() []cniconf.Step { return want(cniconf.Owned).Plan(d).Steps },
+			"alone":     func() []cniconf.Step { return want(cniconf.Standalone).Plan(d).Steps },
+		} {
+			first := steps()
+			if len(first) == 0 {
+				t.Errorf("%s, %s: no steps", name, plan)
+			}
+			for range 200 {
+				if diff := cmp.Diff(first, steps()); diff != "" {
+					t.Errorf("%s, %s: two plans differ (-first +other):\n%s", name, plan, diff)
+					break
+				}
+			}
+		}
+	}
+}
+
 // TestDamagedStanzaIsReplaced: what keeps the runtime from loading the file is ours, so nobody else mends it.
 func TestDamagedStanzaIsReplaced(t *testing.T) {
 	t.Parallel()

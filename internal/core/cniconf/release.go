@@ -320,7 +320,8 @@ func (p *planner) restoreSingle(name string, single []byte) {
 // restore turns a converted file back into its original, unless somebody changed it since. It reports whether nothing is
 // left to do.
 func (p *planner) restore(name string, without []byte) bool {
-	for saved, original := range p.dir.Files {
+	for _, saved := range slices.Sorted(maps.Keys(p.dir.Files)) { // two may fit: the choice is always the same
+		original := p.dir.Files[saved]
 		single := strings.TrimSuffix(saved, savedSuffix)
 		if !Saved(saved) || !slices.Contains(targets(single), name) {
 			continue
