@@ -38,6 +38,7 @@ func (i *Installation) conf(context.Context) (changed bool, err error) {
 }
 
 func (i *Installation) confOnce() (bool, error) {
+	i.sweepOwn()
 	dir, others, err := i.readDir()
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, &WaitingError{For: fmt.Sprintf("waiting for the directory %q", i.config.NetDir)}
@@ -286,21 +287,40 @@ func (i *Installation) readDropIns(d cniconf.Dir, network string) cniconf.Dir {
 
 // sweep removes what a crash left of the files of these names.
 func (i *Installation) sweep(dir string, names ...string) {
-	if swept, err := i.disk.Sweep(dir, names...); len(swept) > 0 || err != nil {
-		i.log.Info("removed temporary files that a crash left", slog.String("directory", dir), slog.Any("files", swept), errAttr(err))
+	i.swept(dir)(i.disk.Sweep(dir, names...))
+}
+
+func (i *Installation) swept(dir string) func(files []string, err error) {
+	return func(files []string, err error) {
+		if len(files) > 0 || err != nil {
+			i.log.Info("removed temporary files that a crash left", slog.String("directory", dir), slog.Any("files", files), errAttr(err))
+		}
 	}
 }
 
-// sweepConf removes what a crash left in the configuration directory. Only who holds the node may do it.
-func (i *Installation) sweepConf(d cniconf.Dir) {
-	i.sweep(i.config.NetDir, temporary(slices.Collect(maps.Keys(d.Files)), i.config.Want)...)
+// sweepOwn removes what a crash of this program left in the configuration directory, whatever configuration is there now.
+// It comes before the directory is read, as it may bring back what another program wrote. Only who holds the node may do it.
+func (i *Installation) sweepOwn() {
+	i.swept(i.config.NetDir)(i.disk.SweepOwn(i.config.NetDir))
 	entries, err := os.ReadDir(i.config.NetDir)
 	if err != nil {
 		return
 	}
 	for _, e := range entries {
-		if i.isDir(e) {
-			i.sweep(filepath.Join(i.config.NetDir, e.Name()), cniconf.DropInName)
+		if dir := filepath.Join(i.config.NetDir, e.Name()); i.isDir(e) {
+			i.swept(dir)(i.disk.SweepOwn(dir))
+			i.sweep(dir, cniconf.DropInName)
+		}
+	}
+}
+
+// sweepConf removes what the reference and older versions, whose names for temporary files are not theirs alone, left of
+// the files that are there and of those that they were to become, and what any left beside the target of a link.
+func (i *Installation) sweepConf(d cniconf.Dir) {
+	i.sweep(i.config.NetDir, temporary(slices.Collect(maps.Keys(d.Files)), i.config.Want)...)
+	for _, link := range i.links {
+		if target, err := filepath.EvalSymlinks(link); err == nil {
+			i.sweep(filepath.Dir(target), filepath.Base(target))
 		}
 	}
 }

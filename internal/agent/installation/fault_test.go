@@ -85,7 +85,7 @@ func remedies() map[syscall.Errno]string {
 	}
 }
 
-var temporaryName = regexp.MustCompile(`\.tmp\.[0-9]+`)
+var temporaryName = regexp.MustCompile(`\.istio-cni\.tmp\.[0-9]+`)
 
 // fault is one call that failed.
 type fault struct {

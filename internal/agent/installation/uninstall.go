@@ -56,6 +56,7 @@ func (i *Installation) Uninstall(ctx context.Context) (Left, error) {
 // somebody may have written the same files, and a disk that cannot sync may have done all the rest.
 func (i *Installation) removeConf() (gone bool, err error) {
 	for range attempts {
+		i.sweepOwn()
 		dir, others, read := i.readDir()
 		if errors.Is(read, fs.ErrNotExist) {
 			return true, nil

@@ -688,6 +688,27 @@ func TestW34TemporaryFilesOfCrashesAreSwept(t *testing.T) {
 			t.Errorf("%s of somebody else was removed", name)
 		}
 	}
+	t.Run("of a configuration that is not there any more", func(t *testing.T) {
+		must(t, os.RemoveAll(n.path("net.d")))
+		must(t, os.MkdirAll(n.path("net.d/sub"), 0o755))
+		others := []string{"net.d/10-b.conflist.tmp.1", "net.d/sub/zzz.conf.tmp.1", "net.d/10-b.conflist.istio-cni.tmp.x"}
+		for _, name := range append([]string{"net.d/10-b.conflist.istio-cni.tmp.1", "net.d/sub/zzz-istio-cni.conf.istio-cni.tmp.2"}, others...) {
+			n.put(name, "{", 0o600)
+		}
+		waits := (*installation.WaitingError)(nil)
+		if err := n.reconcile(a); !errors.As(err, &waits) {
+			t.Errorf("error %v, want to wait for a configuration", err)
+		}
+		for _, name := range others {
+			if !n.there(name) {
+				t.Errorf("%s of somebody else was removed", name)
+			}
+		}
+		if left := n.tree("net.d"); len(left) != len(others) {
+			t.Errorf("left: %v", left)
+		}
+		n.put("net.d/10-bridge.conf", bridgeConf, 0o644)
+	})
 	t.Run("of a file that has another name by now", func(t *testing.T) {
 		n.put("net.d/10-bridge.conf.tmp.7", bridgeConf, 0o600)
 		must(t, n.reconcile(a))

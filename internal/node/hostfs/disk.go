@@ -8,14 +8,20 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 )
 
-// tempMark is between the name of a file and the digits that end the name of its temporary file. The reference's is the
-// same, so that one sweeps what the other left. No such name has an extension that a container runtime reads.
-const tempMark = ".tmp."
+// Marks between the name of a file and the digits that end the name of its temporary file. No such name has an extension
+// that a container runtime reads.
+const (
+	// ownMark is in no name that another program gives, so that what a crash left is known by its name alone.
+	ownMark = ".istio-cni.tmp."
+	// sharedMark is that of the reference, of older versions of this program and of others.
+	sharedMark = ".tmp."
+)
 
 // Disk changes files of the node. The zero value is ready for use.
 //
@@ -87,27 +93,12 @@ func (d Disk) resolve(path string) (string, fs.FileInfo, error) {
 
 // replace puts a file that fill has made complete in the place of whatever is at path.
 func (d Disk) replace(path string, fill func(temp *os.File) error) error {
-	return d.replaceBy(path, fill, func(temp string) error {
-		return wrap("renaming temporary file", d.ops().Rename(temp, path))
-	})
-}
-
-// replaceBy makes a temporary file beside path, and lets put bring it there.
-func (d Disk) replaceBy(path string, fill func(temp *os.File) error, put func(temp string) error) error {
-	temp, err := d.create(path)
+	temp, err := d.create(path, "")
 	if err != nil {
 		return err
 	}
-	err = fill(temp)
-	if err == nil {
-		err = wrap("syncing temporary file", d.ops().Sync(temp))
-		letGo(temp)
-	}
-	if closed := d.ops().Close(temp); err == nil {
-		err = wrap("closing temporary file", closed)
-	}
-	if err == nil {
-		err = put(temp.Name())
+	if err = d.complete(temp, fill); err == nil {
+		err = wrap("renaming temporary file", d.ops().Rename(temp.Name(), path))
 	}
 	if err != nil {
 		_ = d.ops().Remove(temp.Name()) // the next sweep tries again
@@ -116,22 +107,35 @@ func (d Disk) replaceBy(path string, fill func(temp *os.File) error, put func(te
 	return d.syncDir(filepath.Dir(path))
 }
 
-func (d Disk) create(path string) (*os.File, error) {
+// complete fills a temporary file and puts it on the disk.
+func (d Disk) complete(temp *os.File, fill func(temp *os.File) error) error {
+	err := fill(temp)
+	if err == nil {
+		err = wrap("syncing temporary file", d.ops().Sync(temp))
+		letGo(temp)
+	}
+	if closed := d.ops().Close(temp); err == nil {
+		err = wrap("closing temporary file", closed)
+	}
+	return err
+}
+
+func (d Disk) create(path, print string) (*os.File, error) {
 	var file *os.File
-	err := beside(path, func(temp string) (err error) {
+	err := beside(path, print, func(temp string) (err error) {
 		file, err = d.ops().Create(temp)
 		return err
 	})
 	return file, wrap("creating temporary file", inDirectory(filepath.Dir(path), err))
 }
 
-// beside finds a name for a temporary file of path that create does not find taken.
-func beside(path string, create func(temp string) error) error {
+// beside finds a name for a temporary file of path that create does not find taken. The digits of print are in it.
+func beside(path, print string, create func(temp string) error) error {
 	const attempts = 100
 	var err error
 	for range attempts {
 		digits := strconv.FormatUint(uint64(rand.Uint32()), 10) //nolint:gosec // a name, not a secret; O_EXCL protects
-		if err = create(path + tempMark + digits); !errors.Is(err, fs.ErrExist) {
+		if err = create(path + ownMark + print + digits); !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 	}
@@ -184,7 +188,7 @@ func (d Disk) Symlink(target, link string) (changed bool, err error) {
 
 func (d Disk) symlink(target, link string) error {
 	var temp string
-	err := beside(link, func(name string) error {
+	err := beside(link, "", func(name string) error {
 		temp = name
 		return d.ops().Symlink(target, name)
 	})
@@ -282,17 +286,38 @@ func sameMode(a, b fs.FileMode) bool { return a&^fs.ModeType == b&^fs.ModeType }
 //
 // The caller makes sure that nobody is writing: see [Lock].
 func (d Disk) Sweep(dir string, names ...string) (removed []string, err error) {
+	return d.sweep(dir, func(file string) (of string, ours bool) {
+		for _, mark := range []string{ownMark, sharedMark} {
+			if of, ours := tempOf(file, mark); ours && slices.Contains(names, of) {
+				return of, true
+			}
+		}
+		return "", false
+	})
+}
+
+// SweepOwn is Sweep for the temporary files of this program alone, whatever file they were to become.
+func (d Disk) SweepOwn(dir string) (removed []string, err error) {
+	return d.sweep(dir, func(file string) (of string, ours bool) { return tempOf(file, ownMark) })
+}
+
+func (d Disk) sweep(dir string, which func(file string) (of string, ours bool)) (removed []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, wrapPath("sweeping directory", dir, err)
 	}
 	var errs []error
 	for _, e := range entries {
-		if e.IsDir() || !isTemp(e.Name(), names) {
+		of, ours := which(e.Name())
+		if e.IsDir() || !ours {
 			continue
 		}
 		path := filepath.Join(dir, e.Name())
-		if err := d.ops().Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		err := d.undoInterrupted(path, filepath.Join(dir, of))
+		if err == nil {
+			err = d.ops().Remove(path)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, wrapPath("removing", path, err))
 			continue
 		}
@@ -304,13 +329,12 @@ func (d Disk) Sweep(dir string, names ...string) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// isTemp reports whether the file is a temporary one of one of the names.
-func isTemp(file string, names []string) bool {
-	for _, name := range names {
-		digits, ok := strings.CutPrefix(file, name+tempMark)
-		if ok && digits != "" && strings.Trim(digits, "0123456789") == "" {
-			return true
-		}
+// tempOf is the name of the file that a temporary file of this mark was to become.
+func tempOf(file, mark string) (of string, is bool) {
+	at := strings.LastIndex(file, mark)
+	if at <= 0 {
+		return "", false
 	}
-	return false
+	digits := file[at+len(mark):]
+	return file[:at], digits != "" && strings.Trim(digits, "0123456789") == ""
 }

@@ -98,7 +98,7 @@ func jobs() []job {
 	}
 }
 
-var temporary = regexp.MustCompile(`^(.*/)?f\.tmp\.[0-9]+$|^target\.tmp\.[0-9]+$`)
+var temporary = regexp.MustCompile(`^(.*/)?(f|target)(\.istio-cni)?\.tmp\.[0-9]+$`)
 
 // state describes what is in the directory, and how many temporary files besides.
 func state(t *testing.T, dir string) (text string, temps int) {
@@ -226,13 +226,13 @@ func TestOrderOfOperations(t *testing.T) {
 	must(t, os.Chown(path, 12, 34))
 	log := hostfstest.Record(func(disk hostfs.Disk) { must(t, disk.WriteFile(path, []byte("new"), 0o600)) })
 	got := regexp.MustCompile(`tmp\.[0-9]+`).ReplaceAllString(strings.Join(log, "\n"), "tmp.1")
-	want := strings.ReplaceAll(`create D/f.tmp.1
-write D/f.tmp.1
-chown D/f.tmp.1
-chmod D/f.tmp.1
-sync D/f.tmp.1
-close D/f.tmp.1
-rename D/f.tmp.1 D/f
+	want := strings.ReplaceAll(`create D/f.istio-cni.tmp.1
+write D/f.istio-cni.tmp.1
+chown D/f.istio-cni.tmp.1
+chmod D/f.istio-cni.tmp.1
+sync D/f.istio-cni.tmp.1
+close D/f.istio-cni.tmp.1
+rename D/f.istio-cni.tmp.1 D/f
 syncdir D`, "D", dir)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -440,8 +440,47 @@ func TestSweep(t *testing.T) {
 	if got := names(t, dir); len(got) != len(kept)+1 {
 		t.Errorf("left %q", got)
 	}
+	for _, left := range []string{"10-x.conflist.istio-cni.tmp.5", "istio-cni.istio-cni.tmp.7"} {
+		put(t, filepath.Join(dir, left), "")
+	}
+	removed, err = hostfs.Disk{}.Sweep(dir, "istio-cni")
+	must(t, err)
+	if want := []string{filepath.Join(dir, "istio-cni.istio-cni.tmp.7")}; !slices.Equal(want, removed) {
+		t.Errorf("removed %q, want %q", removed, want)
+	}
 	if removed, err := (hostfs.Disk{}).Sweep(filepath.Join(dir, "missing"), "f"); err != nil || removed != nil {
 		t.Errorf("missing directory: %q, error %v", removed, err)
+	}
+}
+
+// Own temporary files are known whatever they were to become; everybody else's stay.
+func TestSweepOwn(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "10-b.conflist")
+	put(t, file, "old")
+	_ = hostfs.Disk{Ops: hostfstest.KillAt(5)}.WriteFile(file, []byte("new"), 0o600)
+	_ = hostfs.Disk{Ops: hostfstest.KillAt(1)}.Replace(file, []byte("old"), []byte("new"), 0o600)
+	_, _ = hostfs.Disk{Ops: hostfstest.KillAt(1)}.Symlink("target", filepath.Join(dir, "link"))
+	if n := len(names(t, dir)); n != 4 {
+		t.Fatalf("%d files, want the kills to leave three: %q", n, names(t, dir))
+	}
+	must(t, os.Remove(file))
+	kept := []string{
+		".istio-cni.tmp.1", "10-b.conflist.tmp.17", "10-b.conflist.istio-cni.tmp.", "10-b.conflist.istio-cni.tmp.1.conf", "f.istio-cni.tmp.a",
+		"istio-cni.tmp.1",
+	}
+	for _, name := range kept {
+		put(t, filepath.Join(dir, name), "")
+	}
+	must(t, os.Mkdir(filepath.Join(dir, "d.istio-cni.tmp.1"), 0o755))
+	removed, err := hostfs.Disk{}.SweepOwn(dir)
+	if err != nil || len(removed) != 3 {
+		t.Errorf("removed %q, error %v", removed, err)
+	}
+	want := append(slices.Clone(kept), "d.istio-cni.tmp.1")
+	slices.Sort(want)
+	if diff := cmp.Diff(want, names(t, dir)); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
 	}
 }
 

@@ -115,6 +115,137 @@ func TestReplaceIsKilled(t *testing.T) {
 	}
 }
 
+// script does something before or instead of each exchange.
+type script struct {
+	hostfs.Kernel
+
+	at []func() error // by exchange; an error is the exchange's
+}
+
+func (s *script) RenameFlags(from, to string, flags uint) error {
+	if flags == unix.RENAME_EXCHANGE && len(s.at) > 0 {
+		next := s.at[0]
+		s.at = s.at[1:]
+		if err := next(); err != nil {
+			return err
+		}
+	}
+	return s.Kernel.RenameFlags(from, to, flags)
+}
+
+// TestAFailedReplaceRemovesNothing has other writers before the exchange and before the one back, which may fail as well.
+// Their last content is in the file, at the latest after the next sweep, and nothing else is left.
+func TestAFailedReplaceRemovesNothing(t *testing.T) {
+	t.Parallel()
+	theirs, fails := "theirs", syscall.EIO
+	for _, tc := range []struct {
+		name  string
+		at    func(file string) []func() error
+		want  string // at once, "" is whatever
+		swept string
+	}{
+		{"removed before the exchange back", func(file string) []func() error {
+			return []func() error{replacing(file, theirs), func() error { return os.Remove(file) }}
+		}, theirs, theirs},
+		{"replaced before the exchange back", func(file string) []func() error {
+			return []func() error{replacing(file, theirs), replacing(file, "third")}
+		}, "third", "third"},
+		{"written in place before the exchange back", func(file string) []func() error {
+			return []func() error{replacing(file, theirs), func() error { return os.WriteFile(file, []byte("third"), 0o600) }}
+		}, "third", "third"},
+		{"replaced before each of many exchanges", func(file string) []func() error {
+			var all []func() error
+			for n := range 9 {
+				all = append(all, replacing(file, strings.Repeat("x", n+1)))
+			}
+			return all
+		}, "xxxxxxxxx", "xxxxxxxxx"},
+		{"the exchange back fails", func(file string) []func() error {
+			return []func() error{replacing(file, theirs), func() error { return fails }}
+		}, "", theirs},
+		{"the exchange back fails, and the file is written after it", func(file string) []func() error {
+			return []func() error{replacing(file, theirs), func() error { _ = replacing(file, "third")(); return fails }}
+		}, "third", "third"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			file := filepath.Join(dir, "f.conflist")
+			write(t, file, "old")
+			err := hostfs.Disk{Ops: &script{at: tc.at(file)}}.Replace(file, []byte("old"), []byte("new"), 0o600)
+			if !errors.Is(err, hostfs.ErrChanged) {
+				t.Errorf("error %v", err)
+			}
+			if got := content(file); tc.want != "" && got != tc.want {
+				t.Errorf("content %q, want %q; %q", got, tc.want, names(t, dir))
+			}
+			_, err = hostfs.Disk{}.SweepOwn(dir)
+			must(t, err)
+			if got := content(file); got != tc.swept || len(names(t, dir)) != 1 {
+				t.Errorf("after a sweep: content %q, want %q; %q", got, tc.swept, names(t, dir))
+			}
+		})
+	}
+}
+
+func replacing(file, text string) func() error {
+	return func() error {
+		if err := os.WriteFile(file+".theirs", []byte(text), 0o600); err != nil {
+			return err
+		}
+		return os.Rename(file+".theirs", file)
+	}
+}
+
+// TestAFaultOfReplaceAtEveryCallLosesNothing has another writer right before the exchange, and a process that is killed, a
+// call that fails, or none of both at each of its calls.
+func TestAFaultOfReplaceAtEveryCallLosesNothing(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]func(int) *hostfstest.Faults{
+		"killed": hostfstest.KillAt, "failed": func(n int) *hostfstest.Faults { return hostfstest.FailAt(n, syscall.EIO) },
+	} {
+		for _, other := range []string{"", "theirs"} {
+			for at, met := 0, true; met; at++ {
+				dir := t.TempDir()
+				file := filepath.Join(dir, "f.conflist")
+				write(t, file, "old")
+				faults := fault(at)
+				ops := &written{Faults: faults}
+				if other != "" {
+					ops.before = func() { _ = replacing(file, other)() }
+				}
+				err := hostfs.Disk{Ops: ops}.Replace(file, []byte("old"), []byte("new"), 0o600)
+				met = len(faults.Log()) > at
+				_, swept := hostfs.Disk{}.SweepOwn(dir)
+				must(t, swept)
+				got := content(file)
+				valid := got == "old" || got == "new"
+				if other != "" {
+					valid = got == other || ops.before != nil && got == "old"
+				}
+				if !valid || len(names(t, dir)) != 1 {
+					t.Errorf("%s at call %d, other writer %q: content %q, %q, error %v", name, at, other, got, names(t, dir), err)
+				}
+			}
+		}
+	}
+}
+
+// written lets another writer in before the first exchange that is not kept from happening.
+type written struct {
+	*hostfstest.Faults
+
+	before func()
+}
+
+func (w *written) RenameFlags(from, to string, flags uint) error {
+	if w.before != nil {
+		w.before()
+		w.before = nil
+	}
+	return w.Faults.RenameFlags(from, to, flags)
+}
+
 func TestMove(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

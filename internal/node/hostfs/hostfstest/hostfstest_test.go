@@ -29,7 +29,7 @@ func left(t *testing.T, faults *hostfstest.Faults) (names, content []string, err
 		if readErr != nil {
 			t.Fatal(readErr)
 		}
-		name, _, _ := strings.Cut(e.Name(), ".tmp.")
+		name, _, _ := strings.Cut(e.Name(), ".istio-cni.tmp.")
 		if name != e.Name() {
 			name += ".tmp"
 		}
