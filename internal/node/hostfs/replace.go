@@ -16,7 +16,7 @@ import (
 )
 
 // ErrChanged is a file that is not what the caller took it for. Nothing was changed.
-var ErrChanged = errors.New("somebody else changed it just now")
+var ErrChanged = errors.New("another program changed it just now")
 
 // Replace is WriteFile for a file that has other writers: it takes the place of this old content only, nil meaning that
 // there is no file, and of any other it is ErrChanged. Both contents change places in one step, and what came out is
