@@ -9,7 +9,7 @@ export FUZZTIME
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## Run the plugin in a real CNI chain and show where packets go (root; sets the machine up)
@@ -20,6 +20,10 @@ demo: ## Run the plugin in a real CNI chain and show where packets go (root; set
 .PHONY: test
 test: ## Run every test, with the race detector (root; sets the machine up); PKG= and RUN= narrow it
 	@hack/test.sh
+
+.PHONY: bare
+bare: ## Run the README's demo and test on a bare Debian 12, made for it and removed (root)
+	@hack/bare.sh
 
 .PHONY: setup
 setup: ## Install what tests and demo need on a bare Debian machine (root)

@@ -4,6 +4,7 @@
 #   hack/setup.sh         compiler, Go, iptables, nftables, iproute2, reference CNI plugins
 #   hack/setup.sh e2e     and what a node of Kubernetes needs: containerd, runc, conntrack
 #   hack/setup.sh lint    what the linters need: Go and shellcheck
+#   hack/setup.sh bare    what hack/bare.sh needs: Go and debootstrap
 #
 # Safe to repeat: it looks for the things themselves, says nothing and touches
 # neither apt nor the network when all are there.
@@ -96,6 +97,11 @@ case ${1:-all} in
     want libc6-dev /usr/include/stdlib.h
     ;;
   lint) want shellcheck shellcheck ;;
+  bare)
+    want debootstrap debootstrap
+    want util-linux unshare
+    want mount mount
+    ;;
   *) die "unknown mode $1" ;;
 esac
 if [[ ${#missing[@]} -gt 0 ]]; then

@@ -670,7 +670,7 @@ func TestApplyInANamespaceThatLacksSomething(t *testing.T) {
 			"IPv6, on lo",
 			func(t *testing.T, path string) {
 				t.Helper()
-				netnstest.Run(t, path, "sysctl", "-qw", "net.ipv6.conf.lo.disable_ipv6=1")
+				netnstest.Set(t, path, "net/ipv6/conf/lo/disable_ipv6", "1")
 			},
 			[]string{
 				"adding ::6/128 to lo: permission denied: " + noV6,
@@ -682,7 +682,7 @@ func TestApplyInANamespaceThatLacksSomething(t *testing.T) {
 			"IPv6, everywhere",
 			func(t *testing.T, path string) {
 				t.Helper()
-				netnstest.Run(t, path, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1")
+				netnstest.Set(t, path, "net/ipv6/conf/all/disable_ipv6", "1")
 			},
 			[]string{"adding ::6/128 to lo: permission denied: " + noV6},
 			[]string{"-4"},

@@ -53,3 +53,15 @@ func Run(tb testing.TB, path, name string, args ...string) string {
 	}
 	return string(out)
 }
+
+// Set writes a sysctl of the namespace at path, by its name below /proc/sys. It needs no program for that: a minimal machine
+// has none.
+func Set(tb testing.TB, path, name, value string) {
+	tb.Helper()
+	err := netns.Do(path, func() error {
+		return os.WriteFile("/proc/sys/"+name, []byte(value), 0)
+	})
+	if err != nil {
+		tb.Fatalf("setting %s in %s: %v", name, path, err)
+	}
+}
