@@ -166,7 +166,7 @@ func (r Redirection) dial(ctx context.Context, f ruleset.Family, seen <-chan uin
 		conn, err := dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(target, r.Port).String())
 		if err == nil {
 			_ = conn.Close()
-		} else if ctx.Err() == nil {
+		} else if !over(ctx) {
 			last = err
 		}
 		if done := r.await(ctx, seen, ticker.C); done {
@@ -176,6 +176,13 @@ func (r Redirection) dial(ctx context.Context, f ruleset.Family, seen <-chan uin
 			return errors.Join(context.Cause(ctx), last)
 		}
 	}
+}
+
+// over reports that the context has ended, or that its time is up: a connection that fails by that can be back before the
+// context says so, and its failure tells nothing.
+func over(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
 }
 
 // await reports whether the probe came in before the next try is due. Connections for other ports are somebody else's.

@@ -61,29 +61,44 @@ func TestMissingRedirectionEndsWithTheContextAndTellsTheCause(t *testing.T) {
 	}
 }
 
-// The proxy itself may be there already: one port is enough, none is not.
+// The proxy itself may be there already: one port is enough, none is not. Each case has a namespace of its own: a process that
+// another test is just starting holds the sockets of this one open until its program begins, the ports of an ended probe too.
 func TestTakenPorts(t *testing.T) {
 	t.Parallel()
-	path := namespace(t, true)
-	take := func(address string) {
-		var l net.Listener
-		err := netns.Do(path, func() (err error) {
-			l, err = net.Listen("tcp", address) //nolint:noctx // ends with the test
-			return err
+	for _, tt := range []struct {
+		name  string
+		taken []string
+		want  string // is part of the error; none when empty
+	}{
+		{"the outbound port", []string{"127.0.0.1:15001"}, ""},
+		{"both ports", []string{"127.0.0.1:15001", "127.0.0.1:15006"}, "listening in the proxy's place"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			path := namespace(t, true)
+			for _, address := range tt.taken {
+				listen(t, path, address)
+			}
+			err := redirection(path).Run(t.Context(), ruleset.IPv4)
+			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("error %v, want one with %q", err, tt.want)
+			}
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = l.Close() })
 	}
-	take("127.0.0.1:15001")
-	if err := redirection(path).Run(t.Context(), ruleset.IPv4); err != nil {
-		t.Errorf("with the outbound port taken: %v", err)
+}
+
+// listen holds a port in the namespace until the test ends.
+func listen(t *testing.T, path, address string) {
+	t.Helper()
+	var l net.Listener
+	err := netns.Do(path, func() (err error) {
+		l, err = net.Listen("tcp", address) //nolint:noctx // ends with the test
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
-	take("127.0.0.1:15006")
-	if err := redirection(path).Run(t.Context(), ruleset.IPv4); err == nil || !strings.Contains(err.Error(), "listening in the proxy's place") {
-		t.Errorf("with both ports taken: %v", err)
-	}
+	t.Cleanup(func() { _ = l.Close() })
 }
 
 // A connection for another port is answered with that port, as the reference's listener does, and does not count.

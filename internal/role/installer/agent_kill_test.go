@@ -44,7 +44,9 @@ func TestKilledAgentsLeaveALoadableConfiguration(t *testing.T) {
 			n.GrantAccess()
 			n.Put(path.Join(nodetest.NetDir, tc.file), tc.text)
 			k := &killer{t: t, n: n, mode: tc.mode, primary: tc.primary, before: n.Tree(nodetest.NetDir)}
-			k.random = rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))
+			seed := rand.Uint64()
+			t.Logf("seed %d", seed)
+			k.random = rand.New(rand.NewPCG(seed, 1))
 			stopReading := background(t, "what the runtime loads", k.loads)
 
 			for range 4 {
