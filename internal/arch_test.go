@@ -5,6 +5,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -47,7 +48,7 @@ var rings = map[string]ring{
 
 // supportDirs are test support besides the directories whose name ends in
 // "test".
-var supportDirs = []string{"internal/netlab", "hack"}
+var supportDirs = []string{"hack"}
 
 // below lists what a ring may import of this module. Test support stands
 // outside of the order: it may import everything, and only tests and other
@@ -67,20 +68,18 @@ var below = map[ring][]ring{
 // owners says who may import a module with effects: the directory and what is
 // below it. The longest prefix of the import path decides. Tests are free.
 var owners = map[string][]string{
-	"github.com/containernetworking/cni":        {"internal/role/plugin"},
-	"github.com/containernetworking/cni/libcni": {"internal/agent"},
-	"github.com/coreos/go-iptables":             {"internal/node/iptables"},
-	"github.com/fsnotify/fsnotify":              {"internal/node/hostfs"},
-	"github.com/google/nftables":                {"internal/node/nftables"},
-	"github.com/VictoriaMetrics/metrics":        {"internal/agent/metrics"},
-	"github.com/urfave/cli":                     {"internal/role", "internal/applet"},
-	"github.com/vishvananda/netlink":            {"internal/node/route"},
-	"github.com/vishvananda/netns":              {"internal/node/netns"},
-	"golang.org/x/sys":                          {"internal/node"},
-	"k8s.io":                                    {"internal/kube"},
-	"k8s.io/client-go/util/workqueue":           {"internal/agent"},
-	"k8s.io/utils/clock":                        {"internal/agent", "internal/kube"},
-	"sigs.k8s.io":                               {"internal/kube"},
+	"github.com/containernetworking/cni": {"internal/role/plugin"},
+	"github.com/coreos/go-iptables":      {"internal/node/iptables"},
+	"github.com/fsnotify/fsnotify":       {"internal/node/hostfs"},
+	"github.com/VictoriaMetrics/metrics": {"internal/agent/metrics"},
+	"github.com/urfave/cli":              {"internal/role", "internal/applet"},
+	"github.com/vishvananda/netlink":     {"internal/node/route"},
+	"github.com/vishvananda/netns":       {"internal/node/netns"},
+	"golang.org/x/sys":                   {"internal/node"},
+	"k8s.io":                             {"internal/kube"},
+	"k8s.io/client-go/util/workqueue":    {"internal/agent"},
+	"k8s.io/utils/clock":                 {"internal/agent"},
+	"sigs.k8s.io":                        {"internal/kube"},
 }
 
 // impure lists the parts of the standard library that core does without.
@@ -98,6 +97,79 @@ func TestImportsGoDownOnly(t *testing.T) {
 	}
 	for _, b := range breaches(files) {
 		t.Error(b)
+	}
+}
+
+// TestTheTablesHaveNoStaleRows holds the tables to the tree.
+func TestTheTablesHaveNoStaleRows(t *testing.T) {
+	for _, row := range stale(readTree(t, os.DirFS("..")), append(slices.Collect(maps.Keys(rings)), supportDirs...), owners) {
+		t.Error(row)
+	}
+}
+
+// stale returns one line for each row that no file needs: a directory without Go files, and an owner of a dependency that does
+// not import it.
+func stale(files map[string]string, dirs []string, owners map[string][]string) []string {
+	var found []string
+	names := slices.Collect(maps.Keys(files))
+	for _, dir := range dirs {
+		if !slices.ContainsFunc(names, func(name string) bool { return dir == "." || within(name, dir) }) {
+			found = append(found, dir+" has no Go files: take it out of internal/arch_test.go")
+		}
+	}
+	importing := importers(files, owners)
+	for owner, dirs := range owners {
+		for _, dir := range dirs {
+			if !slices.ContainsFunc(importing[owner], func(importer string) bool { return within(importer, dir) }) {
+				found = append(found, dir+" does not import "+owner+": take it out of its owners in internal/arch_test.go")
+			}
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+// importers are, by row of owners, the files that it is for: no tests, and no test support.
+func importers(files map[string]string, owners map[string][]string) map[string][]string {
+	found := map[string][]string{}
+	for name, text := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), name, text, parser.ImportsOnly)
+		if err != nil || strings.HasSuffix(name, "_test.go") || ringOf(path.Dir(name)) == ringSupport {
+			continue
+		}
+		for _, spec := range file.Imports {
+			imported, _ := strconv.Unquote(spec.Path.Value)
+			owner := ownerOf(imported, owners)
+			found[owner] = append(found[owner], name)
+		}
+	}
+	return found
+}
+
+func TestStale(t *testing.T) {
+	const lib = "example.com/lib"
+	files := map[string]string{
+		"main.go":                   source(nil),
+		"internal/node/x/x.go":      source([]string{lib + "/part"}),
+		"internal/role/x/x_test.go": source([]string{lib}),
+		"internal/agent/xtest/x.go": source([]string{lib}),
+		"internal/core/x/x.go":      source([]string{"example.com/library"}),
+	}
+	got := stale(files, []string{".", "internal/node", "internal/nod", "internal/gone", "hack"}, map[string][]string{
+		lib:            {"internal/node/x", "internal/role", "internal/agent", "internal/core"},
+		lib + "/other": {"internal/node"},
+	})
+	want := []string{
+		"hack has no Go files: take it out of internal/arch_test.go",
+		"internal/agent does not import example.com/lib: take it out of its owners in internal/arch_test.go",
+		"internal/core does not import example.com/lib: take it out of its owners in internal/arch_test.go",
+		"internal/gone has no Go files: take it out of internal/arch_test.go",
+		"internal/nod has no Go files: take it out of internal/arch_test.go",
+		"internal/node does not import example.com/lib/other: take it out of its owners in internal/arch_test.go",
+		"internal/role does not import example.com/lib: take it out of its owners in internal/arch_test.go",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("stale rows (-want +got):\n%s", diff)
 	}
 }
 
@@ -225,12 +297,7 @@ func mayUseModule(dir, imported string) string {
 	if ringOf(dir) == ringCore {
 		return "core uses the standard library only"
 	}
-	owner := ""
-	for prefix := range owners {
-		if within(imported, prefix) && len(prefix) > len(owner) {
-			owner = prefix
-		}
-	}
+	owner := ownerOf(imported, owners)
 	if owner == "" {
 		return "it has no owner: give it one in internal/arch_test.go"
 	}
@@ -240,6 +307,17 @@ func mayUseModule(dir, imported string) string {
 		}
 	}
 	return strings.Join(owners[owner], " and ") + " owns it"
+}
+
+// ownerOf is the row for an import: the one with the longest prefix, or nothing.
+func ownerOf(imported string, owners map[string][]string) string {
+	owner := ""
+	for prefix := range owners {
+		if within(imported, prefix) && len(prefix) > len(owner) {
+			owner = prefix
+		}
+	}
+	return owner
 }
 
 // ringOf places a directory of the module.
@@ -372,7 +450,7 @@ func TestBreaches(t *testing.T) {
 		{
 			"the agent stands on kube, node and core",
 			"internal/agent/install/x.go",
-			[]string{own + "agent/repair", own + "kube", own + "node/hostfs", own + "core/cniconf", "github.com/containernetworking/cni/libcni"},
+			[]string{own + "agent/repair", own + "kube", own + "node/hostfs", own + "core/cniconf"},
 			nil,
 		},
 		{
@@ -442,16 +520,14 @@ func TestBreaches(t *testing.T) {
 			"nobody else imports an owned dependency",
 			"internal/node/podnet/x.go",
 			[]string{
-				"github.com/coreos/go-iptables/iptables", "github.com/google/nftables", "github.com/vishvananda/netns",
+				"github.com/coreos/go-iptables/iptables", "github.com/vishvananda/netns",
 				"github.com/vishvananda/netlink", "github.com/fsnotify/fsnotify", "k8s.io/api/core/v1", "sigs.k8s.io/yaml",
-				"github.com/urfave/cli/v2", "github.com/containernetworking/cni/pkg/skel", "github.com/containernetworking/cni/libcni",
+				"github.com/urfave/cli/v2", "github.com/containernetworking/cni/pkg/skel",
 			},
 			[]string{
-				`imports "github.com/containernetworking/cni/libcni": internal/agent owns it`,
 				`imports "github.com/containernetworking/cni/pkg/skel": internal/role/plugin owns it`,
 				`imports "github.com/coreos/go-iptables/iptables": internal/node/iptables owns it`,
 				`imports "github.com/fsnotify/fsnotify": internal/node/hostfs owns it`,
-				`imports "github.com/google/nftables": internal/node/nftables owns it`,
 				`imports "github.com/urfave/cli/v2": internal/role and internal/applet owns it`,
 				`imports "github.com/vishvananda/netlink": internal/node/route owns it`,
 				`imports "github.com/vishvananda/netns": internal/node/netns owns it`,
@@ -474,11 +550,11 @@ func TestBreaches(t *testing.T) {
 		{
 			"code never imports test support or testing",
 			"internal/role/plugin/x.go",
-			[]string{"testing", "testing/fstest", own + "core/ruleset/rulesettest", own + "netlab", own + "netlab/probe"},
+			[]string{"testing", "testing/fstest", own + "core/ruleset/rulesettest", own + "node/netns/netnstest", own + "node/netns/netnstest/x"},
 			[]string{
 				`imports "` + own + `core/ruleset/rulesettest": test support is for tests`,
-				`imports "` + own + `netlab": test support is for tests`,
-				`imports "` + own + `netlab/probe": test support is for tests`,
+				`imports "` + own + `node/netns/netnstest": test support is for tests`,
+				`imports "` + own + `node/netns/netnstest/x": test support is for tests`,
 				`imports "testing": testing is for tests and test support`,
 				`imports "testing/fstest": testing is for tests and test support`,
 			},
@@ -486,19 +562,19 @@ func TestBreaches(t *testing.T) {
 		{
 			"main never imports test support",
 			"main.go",
-			[]string{own + "netlab"},
-			[]string{`imports "` + own + `netlab": test support is for tests`},
+			[]string{own + "node/netns/netnstest"},
+			[]string{`imports "` + own + `node/netns/netnstest": test support is for tests`},
 		},
 		{
 			"test support may import whatever it drives",
-			"internal/netlab/x.go",
-			[]string{"testing", "os/exec", "github.com/vishvananda/netlink", own + "netlab/probe", own + "role/plugin", own + "core/redirect"},
+			"internal/kube/kubetest/x.go",
+			[]string{"testing", "os/exec", "github.com/vishvananda/netlink", own + "node/netns/netnstest", own + "role/plugin", own + "core/redirect"},
 			nil,
 		},
 		{
 			"the demo may import whatever it shows",
 			"hack/demo/main.go",
-			[]string{"os/exec", "github.com/vishvananda/netns", own + "netlab", own + "role/plugin"},
+			[]string{"os/exec", "github.com/vishvananda/netns", own + "node/netns/netnstest", own + "role/plugin"},
 			nil,
 		},
 		{
