@@ -7,10 +7,22 @@ need_root "the tests program real network namespaces"
 hack/setup.sh
 use_go
 
+# Tests start their own program, too. What the race detector finds in any of these processes is in a file, so that it fails the
+# run also when nobody looks at how that process ended. At its end a process waits for nothing: that is a second for each.
+races=$(mktemp -d)
+trap 'rm -rf "$races"' EXIT
+export GORACE="atexit_sleep_ms=0 log_path=$races/race"
+
 args=(-race -shuffle=on -count=1 -timeout "${TIMEOUT:-20m}" -exec "'$root/hack/in-netns.sh'")
 if [[ -n ${RUN:-} ]]; then
   args+=(-run "$RUN")
 fi
 # Several patterns may stand in PKG.
 read -r -a packages <<<"${PKG:-./...}"
-CGO_ENABLED=1 exec go test "${args[@]}" "${packages[@]}"
+status=0
+CGO_ENABLED=1 go test "${args[@]}" "${packages[@]}" || status=$?
+if compgen -G "$races/race.*" >/dev/null; then
+  cat "$races"/race.*
+  die "DATA RACE, see above"
+fi
+exit "$status"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks that what is derived is in step with what it is derived from. Changes
-# nothing.
+# Checks that what is derived is in step with what it is derived from, and that
+# tests which no run compiles do. Changes nothing.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 use_go
@@ -29,7 +29,12 @@ formatted() {
 # shellcheck disable=SC2317
 tidy() { (cd "$1" && go mod tidy -diff); }
 
+# Tests that measure are run by hand, and have to compile all the same.
+# shellcheck disable=SC2317
+measuring() { go vet -tags "$tags,measure" ./...; }
+
 check gofmt formatted
+check 'tests tagged measure' measuring
 check go.mod tidy .
 check hack/tools/go.mod tidy hack/tools
 check hack/chart/go.mod tidy hack/chart
