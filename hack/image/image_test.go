@@ -15,6 +15,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -249,6 +250,47 @@ func checkFiles(t *testing.T, archive []byte, p program, at time.Time) {
 	}
 }
 
+// TestAnImageOfFiles has what tests need: files where they are wanted, the first of which is run.
+func TestAnImageOfFiles(t *testing.T) {
+	t.Parallel()
+	o := anOrder(t)
+	o.Files = []file{{"/usr/local/bin/first", o.Programs[0].Path}, {"/second", o.Programs[1].Path}}
+	programs := o.Programs
+	o.Programs = nil
+	p := mustPack(t, o)
+	list := decode[index](t, p.layout["index.json"])
+	all := decode[index](t, blob(t, p.layout, list.Manifests[0])).Manifests
+	if len(list.Manifests) != 1 || len(all) != 1 || *all[0].Platform != (platform{Architecture: runtime.GOARCH, OS: "linux"}) {
+		t.Fatalf("images %+v in %+v", all, list)
+	}
+	m := decode[manifest](t, blob(t, p.layout, all[0]))
+	if c := decode[config](t, blob(t, p.layout, m.Config)).Config; !slices.Equal(c.Entrypoint, []string{"/usr/local/bin/first"}) || c.Cmd != nil {
+		t.Errorf("configuration %+v", c)
+	}
+	found := map[string]int64{}
+	for reader := tar.NewReader(bytes.NewReader(unpress(t, blob(t, p.layout, m.Layers[0])))); ; {
+		h, err := reader.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		found[h.Name] = h.Size
+	}
+	want := map[string]int64{"usr/": 0, "usr/local/": 0, "usr/local/bin/": 0}
+	for i, name := range []string{"usr/local/bin/first", "second"} {
+		info, err := os.Stat(programs[i].Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want[name] = info.Size()
+	}
+	if diff := cmp.Diff(want, found); diff != "" {
+		t.Errorf("files, -want +have:\n%s", diff)
+	}
+}
+
 // TestTheSameInputGivesTheSameBytes, wherever the programs are and whatever their times.
 func TestTheSameInputGivesTheSameBytes(t *testing.T) {
 	t.Parallel()
@@ -272,7 +314,7 @@ func TestTheSameInputGivesTheSameBytes(t *testing.T) {
 	files := func(o order) map[string]string {
 		dir := t.TempDir()
 		p := mustPack(t, o)
-		if err := p.write(dir, o.Created); err != nil {
+		if err := p.write(dir, "istio-cni.tar", o.Created); err != nil {
 			t.Fatal(err)
 		}
 		out := map[string]string{"digest": p.Digest}
@@ -353,7 +395,9 @@ func TestWhatIsRefused(t *testing.T) {
 	}{
 		"no tag":             {func(o *order) { o.Name = "registry.example/x" }, "want REGISTRY/PATH:TAG"},
 		"no path":            {func(o *order) { o.Name = "x:1" }, "want REGISTRY/PATH:TAG"},
-		"no program":         {func(o *order) { o.Programs = nil }, "no program"},
+		"no program":         {func(o *order) { o.Programs = nil }, "want programs or files"},
+		"programs and files": {func(o *order) { o.Files = []file{{"/x", text}} }, "not both"},
+		"no such file":       {func(o *order) { o.Programs, o.Files = nil, []file{{"/x", "/nonexistent"}} }, "no such file"},
 		"no file":            {func(o *order) { o.Programs[0].Path = "/nonexistent" }, "no such file"},
 		"no Go program":      {func(o *order) { o.Programs[0].Path = text }, "what the program is made of"},
 		"wrong architecture": {func(o *order) { o.Programs[0].Path = o.Programs[1].Path }, "is a program for linux/"},
@@ -370,7 +414,7 @@ func TestWhatIsRefused(t *testing.T) {
 		})
 	}
 	var out, problems bytes.Buffer
-	for _, args := range [][]string{{"--program", "amd64"}, {"--bogus"}, {}} {
+	for _, args := range [][]string{{"--program", "amd64"}, {"--file", "x=y"}, {"--file", "/x"}, {"--bogus"}, {}} {
 		if err := run(args, &out, &problems); err == nil {
 			t.Errorf("%q was taken", args)
 		}

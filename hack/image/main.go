@@ -32,15 +32,31 @@ func (p *programs) Set(text string) error {
 	return nil
 }
 
+// files is a flag PATH=FILE that is given several times.
+type files []file
+
+func (f *files) String() string { return fmt.Sprint(*f) }
+
+func (f *files) Set(text string) error {
+	path, source, found := strings.Cut(text, "=")
+	if !found || !strings.HasPrefix(path, "/") || source == "" {
+		return errors.New("want /PATH/IN/THE/IMAGE=FILE")
+	}
+	*f = append(*f, file{Path: path, Source: source})
+	return nil
+}
+
 func run(args []string, out, problems io.Writer) error {
 	flags := flag.NewFlagSet("image", flag.ContinueOnError)
 	flags.SetOutput(problems)
 	var order order
 	var seconds int64
 	flags.Var((*programs)(&order.Programs), "program", "`ARCHITECTURE=FILE`, once for each architecture")
+	flags.Var((*files)(&order.Files), "file", "`/PATH=FILE` in the place of programs: an image of other programs, of which the first is run")
 	flags.StringVar(&order.Name, "name", "", "`REGISTRY/PATH:TAG` of the image")
 	flags.Int64Var(&seconds, "created", 0, "time of everything in the image, `seconds` since 1970")
-	dir := flags.String("out", "bin/image", "`directory` to write istio-cni.tar and the lists of contents to")
+	dir := flags.String("out", "bin/image", "`directory` to write to")
+	name := flags.String("tar", "istio-cni.tar", "`name` of the image's file there")
 	if err := flags.Parse(args); err != nil {
 		return fmt.Errorf("reading flags: %w", err)
 	}
@@ -49,17 +65,15 @@ func run(args []string, out, problems io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err = packed.write(*dir, order.Created); err != nil {
+	if err = packed.write(*dir, *name, order.Created); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(out, "%s@%s in %s\n", order.Name, packed.Digest, filepath.Join(*dir, tarName))
+	_, err = fmt.Fprintf(out, "%s@%s in %s\n", order.Name, packed.Digest, filepath.Join(*dir, *name))
 	return err
 }
 
-const tarName = "istio-cni.tar"
-
-// write puts the tar and the lists into a directory. Files that are there are replaced, each in one step.
-func (p packed) write(dir string, at time.Time) error {
+// write puts the tar, by its name, and the lists into a directory. Files that are there are replaced, each in one step.
+func (p packed) write(dir, tarName string, at time.Time) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // a result of a build, for everybody
 		return fmt.Errorf("making the output directory: %w", err)
 	}

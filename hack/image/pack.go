@@ -10,17 +10,27 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"regexp"
+	"runtime"
 	"runtime/debug"
+	"strings"
 	"time"
 )
 
 // program is the program built for one architecture, in Go's word for it.
 type program struct{ Architecture, Path string }
 
-// order says what to pack.
+// file is one of an image, and where it is now.
+type file struct{ Path, Source string }
+
+// order says what to pack: Programs, or Files.
 type order struct {
+	// Programs are this module's program, for each architecture.
 	Programs []program
+	// Files make an image of any other programs, which tests need, for the architecture of this machine. The first is its
+	// entrypoint.
+	Files []file
 	// Name is REGISTRY/PATH:TAG.
 	Name string
 	// Created is the time of everything in the image.
@@ -44,20 +54,16 @@ func pack(o order) (packed, error) {
 	if tag == nil {
 		return packed{}, fmt.Errorf("name %q of the image: want REGISTRY/PATH:TAG", o.Name)
 	}
-	if len(o.Programs) == 0 {
-		return packed{}, errors.New("there is no program to pack")
+	if (len(o.Programs) == 0) == (len(o.Files) == 0) {
+		return packed{}, errors.New("want programs or files to pack, and not both")
 	}
 	out := packed{layout: newLayout(), Lists: map[string][]byte{}}
-	var images, attached []descriptor
-	for _, p := range o.Programs {
-		if _, twice := out.Lists[p.Architecture]; twice {
-			return packed{}, fmt.Errorf("there are two programs for %s", p.Architecture)
-		}
-		made, list, err := out.one(p, tag[1], o.Created)
-		if err != nil {
-			return packed{}, fmt.Errorf("packing for %s: %w", p.Architecture, err)
-		}
-		images, attached = append(images, made), append(attached, list)
+	images, attached, err := out.ours(o, tag[1])
+	if len(o.Files) > 0 {
+		images, err = out.others(o)
+	}
+	if err != nil {
+		return packed{}, err
 	}
 	whole, err := out.layout.addJSON(typeIndex, index{SchemaVersion: 2, MediaType: typeIndex, Manifests: images})
 	if err != nil {
@@ -81,6 +87,37 @@ func pack(o order) (packed, error) {
 	return out, nil
 }
 
+// ours adds the image of each architecture and the list of what is in it.
+func (p packed) ours(o order, tag string) (images, attached []descriptor, err error) {
+	for _, from := range o.Programs {
+		if _, twice := p.Lists[from.Architecture]; twice {
+			return nil, nil, fmt.Errorf("there are two programs for %s", from.Architecture)
+		}
+		made, list, err := p.one(from, tag, o.Created)
+		if err != nil {
+			return nil, nil, fmt.Errorf("packing for %s: %w", from.Architecture, err)
+		}
+		images, attached = append(images, made), append(attached, list)
+	}
+	return images, attached, nil
+}
+
+// others adds an image of files.
+func (p packed) others(o order) ([]descriptor, error) {
+	var entries []entry
+	for _, f := range o.Files {
+		content, err := os.ReadFile(f.Source)
+		if err != nil {
+			return nil, fmt.Errorf("reading a program: %w", err)
+		}
+		entries = append(entries, entry{name: strings.TrimPrefix(f.Path, "/"), content: content})
+	}
+	made, err := p.image(entries, runtime.GOARCH, configRun{
+		Env: []string{"PATH=/usr/local/bin:/bin"}, Entrypoint: []string{o.Files[0].Path},
+	}, o.Created)
+	return []descriptor{made}, err
+}
+
 // one adds the image of one architecture and the list of what is in it.
 func (p packed) one(from program, tag string, at time.Time) (image, attached descriptor, err error) {
 	built, err := buildinfo.ReadFile(from.Path)
@@ -94,14 +131,21 @@ func (p packed) one(from program, tag string, at time.Time) (image, attached des
 	if err != nil {
 		return descriptor{}, descriptor{}, fmt.Errorf("reading the program: %w", err)
 	}
-	if image, err = p.image(content, from.Architecture, about(built, tag, at), at); err != nil {
+	// As in Istio's image the agent runs by default, as root, for the node's directories are root's.
+	image, err = p.image(fileSystem(content), from.Architecture, configRun{
+		User:       "0:0",
+		Env:        []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/cni/bin"},
+		Cmd:        []string{"install-cni"},
+		WorkingDir: "/opt/cni/bin",
+		Labels:     about(built, tag, at),
+	}, at)
+	if err != nil {
 		return descriptor{}, descriptor{}, err
 	}
 	if p.Lists[from.Architecture], err = contents(built, content); err != nil {
 		return descriptor{}, descriptor{}, err
 	}
 	attached, err = p.attach(p.Lists[from.Architecture], image)
-	image.Platform = &platform{Architecture: from.Architecture, OS: "linux"}
 	return image, attached, err
 }
 
@@ -116,11 +160,12 @@ type config struct {
 }
 
 type configRun struct {
-	User       string
-	Env        []string
-	Cmd        []string
-	WorkingDir string
-	Labels     map[string]string
+	User       string            `json:",omitempty"`
+	Env        []string          `json:",omitempty"`
+	Entrypoint []string          `json:",omitempty"`
+	Cmd        []string          `json:",omitempty"`
+	WorkingDir string            `json:",omitempty"`
+	Labels     map[string]string `json:",omitempty"`
 }
 
 type configRootFS struct {
@@ -133,10 +178,9 @@ type configEntry struct {
 	CreatedBy string    `json:"created_by"`
 }
 
-// image adds layer, configuration and manifest. As in Istio's image the agent runs by default, as root, for the node's
-// directories are root's.
-func (p packed) image(content []byte, arch string, labels map[string]string, at time.Time) (descriptor, error) {
-	files, err := fileSystem(content, at)
+// image adds layer, configuration and manifest.
+func (p packed) image(entries []entry, arch string, run configRun, at time.Time) (descriptor, error) {
+	files, err := layer(entries, at)
 	if err != nil {
 		return descriptor{}, err
 	}
@@ -146,23 +190,18 @@ func (p packed) image(content []byte, arch string, labels map[string]string, at 
 		return descriptor{}, err
 	}
 	settings, err := p.layout.addJSON(typeConfig, config{
-		Created: at, Architecture: arch, OS: "linux",
-		Config: configRun{
-			User:       "0:0",
-			Env:        []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/cni/bin"},
-			Cmd:        []string{"install-cni"},
-			WorkingDir: "/opt/cni/bin",
-			Labels:     labels,
-		},
+		Created: at, Architecture: arch, OS: "linux", Config: run,
 		RootFS:  configRootFS{Type: "layers", DiffIDs: []string{"sha256:" + hex.EncodeToString(sum[:])}},
 		History: []configEntry{{Created: at, CreatedBy: "hack/image.sh"}},
 	})
 	if err != nil {
 		return descriptor{}, err
 	}
-	return p.layout.addJSON(typeManifest, manifest{
+	made, err := p.layout.addJSON(typeManifest, manifest{
 		SchemaVersion: 2, MediaType: typeManifest, Config: settings, Layers: []descriptor{p.layout.add(typeLayer, pressed)},
 	})
+	made.Platform = &platform{Architecture: arch, OS: "linux"}
+	return made, err
 }
 
 // attach adds a list of contents as an artifact whose subject is the image, as the OCI distribution 1.1 has it.
@@ -189,17 +228,41 @@ func links() []string {
 	}
 }
 
-// fileSystem is the one layer: everything is root's, and has the same time.
-func fileSystem(content []byte, at time.Time) ([]byte, error) {
-	var a archive
-	for _, dir := range []string{
-		"opt", "opt/cni", "opt/cni/bin", "opt/local", "opt/local/bin", "usr", "usr/local", "usr/local/bin",
-	} {
-		a.add(tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755, ModTime: at}, nil)
-	}
-	a.add(tar.Header{Typeflag: tar.TypeReg, Name: programPath, Mode: 0o755, ModTime: at}, content)
+// fileSystem is what is in our image.
+func fileSystem(content []byte) []entry {
+	out := []entry{{name: programPath, content: content}}
 	for _, name := range links() {
-		a.add(tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: "/" + programPath, Mode: 0o777, ModTime: at}, nil)
+		out = append(out, entry{name: name, to: "/" + programPath})
+	}
+	return out
+}
+
+// entry is a program in an image, or a link to one.
+type entry struct {
+	name    string
+	content []byte
+	to      string
+}
+
+// layer packs entries, and the directories that they are in: everything is root's, and has the same time.
+func layer(entries []entry, at time.Time) ([]byte, error) {
+	var a archive
+	known := map[string]bool{".": true}
+	var mkdir func(dir string)
+	mkdir = func(dir string) {
+		if !known[dir] {
+			known[dir] = true
+			mkdir(path.Dir(dir))
+			a.add(tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755, ModTime: at}, nil)
+		}
+	}
+	for _, e := range entries {
+		mkdir(path.Dir(e.name))
+		if e.to != "" {
+			a.add(tar.Header{Typeflag: tar.TypeSymlink, Name: e.name, Linkname: e.to, Mode: 0o777, ModTime: at}, nil)
+		} else {
+			a.add(tar.Header{Typeflag: tar.TypeReg, Name: e.name, Mode: 0o755, ModTime: at}, e.content)
+		}
 	}
 	return a.close()
 }
