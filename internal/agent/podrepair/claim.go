@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/podns"
 )
 
@@ -50,7 +51,7 @@ const maxEntry = 4 << 20
 
 // owner is the pod of another UID that the cache says a namespace to be of, "" if there is none. Entries that cannot be read lay no
 // claim.
-func (j *job) owner(ctx context.Context, inode podns.Inode) (string, error) {
+func (j *job) owner(ctx context.Context, inode netns.Inode) (string, error) {
 	if j.places.Cache == "" {
 		return "", nil
 	}
@@ -74,7 +75,7 @@ func (j *job) owner(ctx context.Context, inode podns.Inode) (string, error) {
 }
 
 // isOf tells whether a namespace is that of another pod's sandbox.
-func (j *job) isOf(ctx context.Context, box podns.Sandbox, inode podns.Inode) bool {
+func (j *job) isOf(ctx context.Context, box podns.Sandbox, inode netns.Inode) bool {
 	only := podns.Places{Cache: j.places.Cache, Proc: j.places.Proc, HostRoots: j.places.HostRoots}
 	theirs, err := only.Find(ctx, podns.Pod{Namespace: box.Namespace, Name: box.Name, UID: box.UID, Addresses: j.pod.Addresses})
 	if err != nil {

@@ -4,9 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
@@ -199,18 +197,9 @@ func (j *job) inside(ctx context.Context, fn func(podnet.Namespace) error) (err 
 	j.log.DebugContext(ctx, "found the pod's network namespace", slog.String("source", string(found.Source())))
 	prefer := j.conf.Backend == redirect.Auto && selfcheck.Recorded(j.conf.RunDir).PreferTools
 	return fn(podnet.Namespace{
-		Path: forChildren(found.Path()), Log: j.log, Backend: j.conf.Backend, PreferTools: prefer,
+		NetNS: found.Namespace, Log: j.log, Backend: j.conf.Backend, PreferTools: prefer,
 		Tools: iptables.Host{Path: j.ToolPath, Force: iptables.Variant(j.conf.ForceIptables)},
 	})
-}
-
-// forChildren spells the path of an open file so that the processes which this one starts mean the same file by it: iptables
-// is told the namespace's file as the one to lock.
-func forChildren(path string) string {
-	if rest, own := strings.CutPrefix(path, "/proc/self/"); own {
-		return fmt.Sprintf("/proc/%d/%s", os.Getpid(), rest)
-	}
-	return path
 }
 
 // act does what is switched on and can help.

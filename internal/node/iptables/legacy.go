@@ -36,6 +36,9 @@ type getInfo struct {
 // getEntries is the head of struct ipt_get_entries; the entries follow, aligned to 8 bytes.
 const getEntriesHead = tableNameLen + 8
 
+// ErrChanged says that a legacy table changed while it was read.
+var ErrChanged = errors.New("the legacy table was changed meanwhile")
+
 // LegacyMesh reports whether the legacy tables of the current namespace hold chains of the mesh, without a tool: those
 // are found by the names that the entries carry, so no entry has to be understood.
 func LegacyMesh(f ruleset.Family) (bool, error) {
@@ -85,23 +88,19 @@ func legacyEntries(f ruleset.Family, table string) ([]byte, error) {
 		return nil, err
 	}
 	defer unix.Close(fd) //nolint:errcheck // nothing was written
-	const attempts = 10
-	for range attempts {
-		var info getInfo
-		copy(info.name[:tableNameLen-1], table)
-		if err := getsockopt(fd, level, soGetInfo, unsafe.Pointer(&info), uint32(unsafe.Sizeof(info))); err != nil { //nolint:gosec // a struct of the kernel
-			return nil, err
-		}
-		buffer := make([]byte, getEntriesHead+int(info.size))
-		copy(buffer[:tableNameLen-1], table)
-		binary.NativeEndian.PutUint32(buffer[tableNameLen:], info.size)
-		err := getsockopt(fd, level, soGetEntries, unsafe.Pointer(&buffer[0]), uint32(len(buffer))) //nolint:gosec // the kernel's own size
-		if errors.Is(err, unix.EAGAIN) {
-			continue // somebody changed it in between
-		}
-		return buffer, err
+	var info getInfo
+	copy(info.name[:tableNameLen-1], table)
+	if err := getsockopt(fd, level, soGetInfo, unsafe.Pointer(&info), uint32(unsafe.Sizeof(info))); err != nil { //nolint:gosec // a struct of the kernel
+		return nil, err
 	}
-	return nil, errors.New("it changes all the time")
+	buffer := make([]byte, getEntriesHead+int(info.size))
+	copy(buffer[:tableNameLen-1], table)
+	binary.NativeEndian.PutUint32(buffer[tableNameLen:], info.size)
+	err = getsockopt(fd, level, soGetEntries, unsafe.Pointer(&buffer[0]), uint32(len(buffer))) //nolint:gosec // the kernel's own size
+	if errors.Is(err, unix.EAGAIN) {
+		return nil, ErrChanged // the table has another size by now
+	}
+	return buffer, err
 }
 
 func getsockopt(fd, level, option int, value unsafe.Pointer, size uint32) error {

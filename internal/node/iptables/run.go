@@ -17,10 +17,11 @@ import (
 // lockWait makes legacy tools wait for their lock (seconds) instead of failing at once.
 const lockWait = "--wait=30"
 
-// run starts one program with the text on its standard input. Nothing of the caller's environment reaches it but PATH.
+// run starts one program with the text on its standard input. Nothing of the caller's environment reaches it but PATH,
+// of which only absolute directories count: an empty or relative one is relative to the working directory.
 func (t Tool) run(ctx context.Context, program, stdin string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // a tool found on the node's path; arguments are ours
-	cmd.Env = []string{"PATH=" + t.host.Path + ":" + usualPath}
+	cmd.Env = []string{"PATH=" + strings.Join(t.host.directories(), string(filepath.ListSeparator))}
 	// A tool must not work on after its starter was killed and somebody else has taken over.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if t.host.Held != nil {

@@ -215,12 +215,16 @@ func (h *Host) missing(f ruleset.Family, name string) error {
 		f, ErrMissing, name, name, name, path)
 }
 
+// directories are those of the host's path, and the usual ones behind them. What is not absolute is left out: the
+// working directory is not the host's to choose.
+func (h *Host) directories() []string {
+	all := filepath.SplitList(h.Path + string(os.PathListSeparator) + usualPath)
+	return slices.DeleteFunc(all, func(dir string) bool { return !filepath.IsAbs(dir) })
+}
+
 // look finds an executable file in the host's path, and in the usual one behind it.
 func (h *Host) look(name string) (string, bool) {
-	for _, dir := range filepath.SplitList(h.Path + string(os.PathListSeparator) + usualPath) {
-		if !filepath.IsAbs(dir) {
-			continue
-		}
+	for _, dir := range h.directories() {
 		file := filepath.Join(dir, name)
 		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
 			return file, true

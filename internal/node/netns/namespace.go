@@ -1,39 +1,71 @@
 package netns
 
 import (
+	"errors"
 	"fmt"
+	"os"
+	"sync/atomic"
 
 	vishnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
-// A namespace is an open network namespace.
-type namespace struct {
-	handle vishnetns.NsHandle
-	path   string
-	id     identity
+// Namespace is a network namespace that is held open, and so lives on, until Close. Whatever becomes of the path that
+// it was opened by, it stays the namespace that was opened: what was checked is what is worked in. It may be used by
+// several goroutines.
+type Namespace struct {
+	fd      atomic.Int64
+	inode   Inode
+	name    string // for messages
+	current bool
 }
 
-// An identity tells files, and so namespaces, apart: the inode number alone may repeat on another device.
-type identity struct{ dev, ino uint64 }
+// Inode tells namespaces apart, for as long as they live: a number is used again later. The number alone may repeat on
+// another device.
+type Inode struct{ Dev, Ino uint64 }
 
-// open opens the network namespace at path, or the calling thread's. It answers for nothing else: not for a
-// namespace of another kind, and not for the plain file that an unmounted namespace leaves behind.
+// String is the number as the links of procfs have it, such as "net:[4026532281]".
+func (i Inode) String() string { return fmt.Sprintf("net:[%d]", i.Ino) }
+
+// ErrNotNetwork is a path that leads to something else than a network namespace.
+var ErrNotNetwork = errors.New("not a network namespace")
+
+// Open opens the network namespace at path: a bind mount, /proc/PID/ns/net or /proc/self/fd/N. An empty path is the
+// namespace of the calling thread. The path is resolved once. Anything else than a network namespace is refused with
+// ErrNotNetwork, also a namespace of another kind and the plain file that an unmounted namespace leaves behind.
 //
-// The file is first taken with O_PATH, which neither waits for the other end of a pipe nor wakes a device,
-// and opened for use only when it has turned out to lie in the kernel's namespace file system.
-func open(path string) (*namespace, error) {
-	if path == "" {
+// The file is first taken with O_PATH, which neither waits for the other end of a pipe nor wakes a device, and opened
+// for use only when it has turned out to lie in the kernel's namespace file system.
+func Open(path string) (*Namespace, error) {
+	current := path == ""
+	if current {
 		path = threadPath
 	}
 	n, err := openNet(path)
 	if err != nil {
 		return nil, fmt.Errorf("opening netns %q: %w", path, err)
 	}
+	n.current = current
 	return n, nil
 }
 
-func openNet(path string) (*namespace, error) {
+// New makes a network namespace that nothing else uses: it has a loopback interface that is down, no name, and ends
+// with Close or with the process, unless something is left in it. It takes CAP_SYS_ADMIN.
+func New() (n *Namespace, err error) {
+	err = Do("", func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("making a network namespace: %w", err)
+		}
+		n, err = Open(threadPath)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+func openNet(path string) (*Namespace, error) {
 	located, err := locate(path)
 	if err != nil {
 		return nil, err
@@ -42,28 +74,85 @@ func openNet(path string) (*namespace, error) {
 	if err = located.inNsfs(); err != nil {
 		return nil, err
 	}
-	handle, err := vishnetns.GetFromPath(located.procPath())
+	fd, err := openFile(located.procPath(), unix.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
-	if err = checkNet(handle); err != nil {
-		_ = handle.Close()
+	if err = checkNet(fd); err != nil {
+		_ = unix.Close(fd)
 		return nil, err
 	}
-	return &namespace{handle: handle, path: path, id: located.id}, nil
+	n := &Namespace{name: path, inode: located.inode}
+	n.fd.Store(int64(fd))
+	return n, nil
+}
+
+// Path names the namespace for this process and those that it starts. After Close it leads nowhere.
+func (n *Namespace) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.FD()) }
+
+// FD is the open file of the namespace, -1 after Close.
+func (n *Namespace) FD() int { return int(n.fd.Load()) }
+
+// Inode tells which namespace it is.
+func (n *Namespace) Inode() Inode { return n.inode }
+
+// Current reports whether the namespace was opened as that of the caller, by an empty path.
+func (n *Namespace) Current() bool { return n.current }
+
+// Close ends the use. It may be called twice.
+func (n *Namespace) Close() {
+	if fd := n.fd.Swap(-1); fd >= 0 {
+		_ = unix.Close(int(fd)) // nothing was written
+	}
+}
+
+// IsHost reports whether n is the network namespace of this process or of process 1, that is, whether programming it
+// would program the node. Process 1 is left out when it may not be looked at.
+func (n *Namespace) IsHost() (bool, error) {
+	own, err := InodeOf(processPath)
+	if err != nil {
+		return false, fmt.Errorf("reading the network namespace of this process: %w", err)
+	}
+	if n.inode == own {
+		return true, nil
+	}
+	first, err := InodeOf(initPath)
+	return err == nil && n.inode == first, nil
+}
+
+// OfOtherUsers reports whether n belongs to another user namespace than that of this process, as that of a pod with
+// hostUsers: false does (NS_GET_USERNS, linux/nsfs.h).
+func (n *Namespace) OfOtherUsers() (bool, error) {
+	owner, err := unix.IoctlRetInt(n.FD(), unix.NS_GET_USERNS)
+	if errors.Is(err, unix.EPERM) {
+		return false, nil // it is of one above ours, as in a container whose network is older than its users
+	}
+	if err != nil {
+		return false, fmt.Errorf("asking for the owner of network namespace %q: %w", n.name, err)
+	}
+	defer unix.Close(owner) //nolint:errcheck // nothing was written
+	its, err := InodeOf(fmt.Sprintf("/proc/self/fd/%d", owner))
+	if err != nil {
+		return false, fmt.Errorf("asking for the owner of network namespace %q: %w", n.name, err)
+	}
+	own, err := InodeOf("/proc/self/ns/user")
+	if err != nil {
+		return false, fmt.Errorf("reading the user namespace of this process: %w", err)
+	}
+	return its != own, nil
 }
 
 // checkNet asks the kernel what kind of namespace it is (NS_GET_NSTYPE, linux/nsfs.h, Linux 4.11). A kernel
 // that does not know the question answers ENOTTY; it still refuses the wrong kind when it is entered.
-func checkNet(handle vishnetns.NsHandle) error {
-	kind, err := unix.IoctlRetInt(int(handle), unix.NS_GET_NSTYPE)
+func checkNet(fd int) error {
+	kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE)
 	switch {
-	case err == unix.ENOTTY:
+	case errors.Is(err, unix.ENOTTY):
 		return nil
 	case err != nil:
 		return fmt.Errorf("asking for the kind of namespace: %w", err)
 	case kind != unix.CLONE_NEWNET:
-		return fmt.Errorf("it is a %s namespace, not a network namespace", kindName(kind))
+		return fmt.Errorf("it is a %s namespace, %w", kindName(kind), ErrNotNetwork)
 	}
 	return nil
 }
@@ -85,30 +174,25 @@ func kindName(kind int) string {
 }
 
 // enter moves the calling thread, which must be locked, into n. Staying in n needs no privilege.
-func (n *namespace) enter() error {
-	if now, err := identify(threadPath); err == nil && now == n.id {
+func (n *Namespace) enter() error {
+	if now, err := InodeOf(threadPath); err == nil && now == n.inode {
 		return nil
 	}
-	if err := vishnetns.Set(n.handle); err != nil {
-		return fmt.Errorf("entering netns %q: %w", n.path, err)
+	if err := vishnetns.Set(vishnetns.NsHandle(n.FD())); err != nil {
+		return fmt.Errorf("entering netns %q: %w", n.name, err)
 	}
 	return nil
 }
 
-func (n *namespace) close() { _ = n.handle.Close() }
-
 // A file is a place in the file system held with O_PATH: it stays the same file whatever happens to the path.
 type file struct {
-	fd   int
-	mode uint32
-	id   identity
+	fd    int
+	mode  uint32
+	inode Inode
 }
 
 func locate(path string) (*file, error) {
-	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
-	for err == unix.EINTR {
-		fd, err = unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
-	}
+	fd, err := openFile(path, unix.O_PATH)
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +201,17 @@ func locate(path string) (*file, error) {
 		_ = unix.Close(fd)
 		return nil, err
 	}
-	return &file{fd: fd, mode: stat.Mode, id: identity{dev: stat.Dev, ino: stat.Ino}}, nil
+	return &file{fd: fd, mode: stat.Mode, inode: Inode{Dev: stat.Dev, Ino: stat.Ino}}, nil
+}
+
+// openFile opens, again where a signal interrupted it.
+func openFile(path string, flags int) (int, error) {
+	for {
+		fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+		if !errors.Is(err, unix.EINTR) {
+			return fd, err
+		}
+	}
 }
 
 // inNsfs says, as an error, what f is if it is no file of the kernel's namespace file system.
@@ -131,11 +225,11 @@ func (f *file) inNsfs() error {
 	}
 	switch f.mode & unix.S_IFMT {
 	case unix.S_IFREG:
-		return fmt.Errorf("it is a regular file, not a network namespace; one that was mounted there is gone")
+		return fmt.Errorf("it is a regular file, %w; one that was mounted there is gone", ErrNotNetwork)
 	case unix.S_IFDIR:
-		return fmt.Errorf("it is a directory, not a network namespace")
+		return fmt.Errorf("it is a directory, %w", ErrNotNetwork)
 	default:
-		return fmt.Errorf("it is not a network namespace")
+		return fmt.Errorf("it is %w", ErrNotNetwork)
 	}
 }
 
@@ -144,11 +238,16 @@ func (f *file) procPath() string { return fmt.Sprintf("/proc/self/fd/%d", f.fd) 
 
 func (f *file) close() { _ = unix.Close(f.fd) }
 
-func identify(path string) (identity, error) {
-	f, err := locate(path)
-	if err != nil {
-		return identity{}, err
+// InodeOf tells which file a path leads to at this moment, without opening it for use.
+func InodeOf(path string) (Inode, error) {
+	for {
+		var stat unix.Stat_t
+		err := unix.Stat(path, &stat)
+		switch {
+		case err == nil:
+			return Inode{Dev: stat.Dev, Ino: stat.Ino}, nil
+		case !errors.Is(err, unix.EINTR):
+			return Inode{}, fmt.Errorf("looking at %q: %w", path, err)
+		}
 	}
-	defer f.close()
-	return f.id, nil
 }

@@ -232,9 +232,8 @@ func TestDoRefusesWhatIsNoNetworkNamespace(t *testing.T) {
 			fn := func() error { ran = true; return nil }
 			for what, err := range map[string]error{
 				"Do":         netns.Do(tt.path, fn),
-				"DoIsolated": second(netns.DoIsolated(tt.path, nil, fn)),
-				"Same":       second(netns.Same("", tt.path)),
-				"IsHost":     second(netns.IsHost(tt.path)),
+				"DoIsolated": second(netnstest.Isolated(tt.path, nil, fn)),
+				"Open":       second(netns.Open(tt.path)),
 			} {
 				if err == nil {
 					t.Fatalf("%s: no error", what)
@@ -282,7 +281,7 @@ func TestDoTurnsAPanicIntoAnError(t *testing.T) {
 			before := inode(t, thread)
 			for what, err := range map[string]error{
 				"Do":         netns.Do(path, tt.fn),
-				"DoIsolated": second(netns.DoIsolated(path, nil, tt.fn)),
+				"DoIsolated": second(netnstest.Isolated(path, nil, tt.fn)),
 			} {
 				if err == nil {
 					t.Fatalf("%s: no error", what)
@@ -416,7 +415,7 @@ func TestDoEndsAThreadThatWasLeftElsewhere(t *testing.T) {
 	all.Wait()
 }
 
-func TestSame(t *testing.T) {
+func TestInodesTellNamespacesApart(t *testing.T) {
 	t.Parallel()
 	path, other := netnstest.New(t), netnstest.New(t)
 	bind := bindMount(t, path)
@@ -431,7 +430,7 @@ func TestSame(t *testing.T) {
 		{"the caller's, named twice", "", "/proc/self/ns/net", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := netns.Same(tt.a, tt.b)
+			got, err := netnstest.Same(tt.a, tt.b)
 			if err != nil || got != tt.want {
 				t.Errorf("got %v, %v, want %v", got, err, tt.want)
 			}
@@ -443,7 +442,7 @@ func TestIsHost(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	check := func(name, path string, want bool) {
-		if got, err := netns.IsHost(path); err != nil || got != want {
+		if got, err := netnstest.Open(t, path).IsHost(); err != nil || got != want {
 			t.Errorf("%s: got %v, %v, want %v", name, got, err, want)
 		}
 	}
@@ -484,14 +483,14 @@ func TestWithoutPrivileges(t *testing.T) {
 	if err := netns.Do("", fn); err != nil || ran != 1 {
 		t.Errorf("Do: %v, run %d times", err, ran)
 	}
-	isolation, err := netns.DoIsolated("", []netns.Bind{{Source: "/dev/null", Target: "/etc/nsswitch.conf"}}, fn)
+	isolation, err := netnstest.Isolated("", []netns.Bind{{Source: "/dev/null", Target: "/etc/nsswitch.conf"}}, fn)
 	if err != nil || ran != 2 {
 		t.Errorf("DoIsolated: %v, run %d times", err, ran)
 	}
 	if !errors.Is(isolation, unix.EPERM) || !strings.Contains(fmt.Sprint(isolation), "making a mount namespace") {
 		t.Errorf("isolation: %v", isolation)
 	}
-	if host, err := netns.IsHost(""); err != nil || !host {
+	if host, err := netnstest.Open(t, "").IsHost(); err != nil || !host {
 		t.Errorf("IsHost: %v, %v", host, err)
 	}
 }

@@ -12,7 +12,7 @@ type Bind struct {
 	Source, Target string
 }
 
-// DoIsolated is [Do] on a thread that also has a mount namespace of its own, in which the binds are mounted.
+// DoIsolated is [Namespace.Do] on a thread that also has a mount namespace of its own, in which the binds are mounted.
 // Processes started by fn inherit it; no other thread or process sees any of the mounts, and they are gone
 // when fn and those processes are.
 //
@@ -22,13 +22,7 @@ type Bind struct {
 //
 // Sources are taken hold of before anything changes namespace; they are the files their paths meant to the
 // caller.
-func DoIsolated(path string, binds []Bind, fn func() error) (isolation, err error) {
-	target, err := open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer target.close()
-
+func (n *Namespace) DoIsolated(binds []Bind, fn func() error) (isolation, err error) {
 	mounts, isolation := hold(binds)
 	defer func() {
 		for _, m := range mounts {
@@ -39,7 +33,7 @@ func DoIsolated(path string, binds []Bind, fn func() error) (isolation, err erro
 	err = onThread(func() (reusable bool, err error) {
 		// A mount namespace cannot be given back: its thread shares no root and working directory with the
 		// others any more, and setns refuses threads that do. So this thread is never reusable.
-		if err = target.enter(); err != nil {
+		if err = n.enter(); err != nil {
 			return false, err
 		}
 		isolation = errors.Join(isolation, isolate(mounts))
@@ -105,7 +99,7 @@ func (m mount) attach() error {
 			return err
 		}
 		defer again.close()
-		if again.id != source.id {
+		if again.inode != source.inode {
 			return errors.New("the source has become another file")
 		}
 		source = again

@@ -51,7 +51,7 @@ func TestDoIsolatedHidesAFileFromChildrenOnly(t *testing.T) {
 	}
 	mounts := mountsOf(t, path)
 
-	isolation, err := netns.DoIsolated(path, []netns.Bind{{Source: os.DevNull, Target: nsswitch}}, func() error {
+	isolation, err := netnstest.Isolated(path, []netns.Bind{{Source: os.DevNull, Target: nsswitch}}, func() error {
 		out, err := exec.CommandContext(t.Context(), "/bin/cat", nsswitch).CombinedOutput()
 		if err != nil || len(out) != 0 {
 			t.Errorf("the child reads %q, %v", out, err)
@@ -99,7 +99,7 @@ func TestDoIsolatedGivesEachNamespaceItsOwnLock(t *testing.T) {
 
 	pod, other := bindMount(t, netnstest.New(t)), bindMount(t, netnstest.New(t))
 	in := func(path string, fn func() error) {
-		isolation, err := netns.DoIsolated(path, []netns.Bind{{Source: path, Target: lock}}, fn)
+		isolation, err := netnstest.Isolated(path, []netns.Bind{{Source: path, Target: lock}}, fn)
 		if isolation != nil || err != nil {
 			t.Errorf("isolation: %v, error: %v", isolation, err)
 		}
@@ -139,7 +139,7 @@ func TestDoIsolatedTakesASourceForWhatItMeantToTheCaller(t *testing.T) {
 	t.Parallel()
 	pod, target := netnstest.New(t), tempFile(t, "")
 	// The thread's own namespace: on the new thread, or in the new mount namespace, it could be another.
-	isolation, err := netns.DoIsolated(pod, []netns.Bind{{Source: thread, Target: target}}, func() error {
+	isolation, err := netnstest.Isolated(pod, []netns.Bind{{Source: thread, Target: target}}, func() error {
 		if got, want := inode(t, target), inode(t, "/proc/self/ns/net"); got != want {
 			t.Errorf("mounted is %s, want %s", got, want)
 		}
@@ -157,7 +157,7 @@ func TestDoIsolatedRefusesASourceThatBecameAnotherFile(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	bind := netns.Bind{Source: "/proc/thread-self/comm", Target: target}
-	isolation, err := netns.DoIsolated(path, []netns.Bind{bind}, func() error {
+	isolation, err := netnstest.Isolated(path, []netns.Bind{bind}, func() error {
 		if got := read(t, target); got != "hidden" {
 			t.Errorf("the target reads %q", got)
 		}
@@ -197,7 +197,7 @@ func TestDoIsolatedRunsTheFunctionWithWhatIsolationThereIs(t *testing.T) {
 		{Source: source, Target: target},
 	}
 	no := errors.New("no")
-	isolation, err := netns.DoIsolated(path, binds, func() error {
+	isolation, err := netnstest.Isolated(path, binds, func() error {
 		if got := read(t, target); got != "mounted" {
 			t.Errorf("the bind that could be made reads %q", got)
 		}
@@ -242,12 +242,12 @@ func TestNothingIsLeft(t *testing.T) {
 	binds := []netns.Bind{{Source: path, Target: lock}, {Source: os.DevNull, Target: nsswitch}}
 	do := func() error { return netns.Do(path, func() error { return nil }) }
 	isolated := func() error {
-		isolation, err := netns.DoIsolated(path, binds, func() error { return nil })
+		isolation, err := netnstest.Isolated(path, binds, func() error { return nil })
 		return errors.Join(isolation, err)
 	}
 	failing := func() error {
 		_ = netns.Do(path, func() error { panic("boom") })
-		_, _ = netns.DoIsolated(path, []netns.Bind{{Source: "/absent", Target: lock}, {Source: lock, Target: "/absent"}},
+		_, _ = netnstest.Isolated(path, []netns.Bind{{Source: "/absent", Target: lock}, {Source: lock, Target: "/absent"}},
 			func() error { panic("boom") })
 		_ = netns.Do("/proc/self/ns/user", nil)
 		_ = netns.Do(lock, nil)

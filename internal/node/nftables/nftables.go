@@ -24,7 +24,7 @@ import (
 // iptables tools of the host may still be able to, by the legacy tables.
 var ErrUnsupported = errors.New("the kernel cannot do this with nf_tables")
 
-// ErrChanged says that somebody else kept changing the rules of the namespace. Nothing was done.
+// ErrChanged says that the rules of the namespace changed in between. Nothing was done.
 var ErrChanged = nfnetlink.ErrChanged
 
 // attempts bounds how often a namespace that somebody else is changing is read again.
@@ -150,15 +150,8 @@ func (s *Session) Update(plan func(*View) (Plan, error)) error {
 	})
 }
 
-// Read gives a consistent picture of the namespace.
-func (s *Session) Read() (*View, error) {
-	var v *View
-	err := again(func() (err error) {
-		v, err = s.read()
-		return err
-	})
-	return v, err
-}
+// Read gives a consistent picture of the namespace. It is ErrChanged if the rules changed while they were read.
+func (s *Session) Read() (*View, error) { return s.read() }
 
 // again repeats what found the namespace changing under it.
 func again(do func() error) error {

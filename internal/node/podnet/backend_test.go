@@ -14,12 +14,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect/referencetest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/podnet"
 )
 
 // with is the code under test with a backend.
 func (p pod) with(b redirect.Backend) podnet.Namespace {
-	return podnet.Namespace{Path: string(p), Backend: b, Log: slog.New(slog.DiscardHandler)}
+	return podnet.Namespace{NetNS: netnstest.At(string(p)), Backend: b, Log: slog.New(slog.DiscardHandler)}
 }
 
 // everything is all that any tool knows of the namespace's rules.
@@ -142,7 +143,9 @@ func ofOtherUsers(t *testing.T) pod {
 	if _, err := out.Read(make([]byte, 3)); err != nil {
 		t.Fatalf("the namespace was not made: %v", err)
 	}
-	return pod(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid))
+	path := fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)
+	netnstest.Open(t, path)
+	return pod(path)
 }
 
 // The kernel refuses iptables' owner match there (net/netfilter/xt_owner.c), so nobody has to say that native tables are

@@ -206,9 +206,9 @@ func filled(saved string) string { return ruleless.ReplaceAllString(saved, "") }
 // namespace is the code under test with a variant; "" leaves the choice to it.
 func (p pod) namespace(v iptables.Variant) podnet.Namespace {
 	if v == byNetlink {
-		return podnet.Namespace{Path: string(p), Backend: redirect.Netlink, Log: slog.New(slog.DiscardHandler)}
+		return podnet.Namespace{NetNS: netnstest.At(string(p)), Backend: redirect.Netlink, Log: slog.New(slog.DiscardHandler)}
 	}
-	return podnet.Namespace{Path: string(p), Tools: iptables.Host{Force: v}, Log: slog.New(slog.DiscardHandler)}
+	return podnet.Namespace{NetNS: netnstest.At(string(p)), Tools: iptables.Host{Force: v}, Log: slog.New(slog.DiscardHandler)}
 }
 
 // equal compares texts by line.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
-	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/podnet"
 )
 
@@ -44,7 +44,7 @@ func TestRunsInOneNamespaceWaitForEachOther(t *testing.T) {
 // while; the starter is a process of this test binary.
 func TestAKilledRunLeavesNothingThatWorksOn(t *testing.T) {
 	if os.Getenv("PODNET_TEST_APPLY") != "" {
-		n := podnet.Namespace{Path: os.Getenv("PODNET_TEST_APPLY"), Backend: redirect.Tools, Tools: iptables.Host{Path: os.Getenv("PODNET_TEST_PATH")}, Log: slog.New(slog.DiscardHandler)}
+		n := podnet.Namespace{NetNS: netnstest.Open(t, os.Getenv("PODNET_TEST_APPLY")), Backend: redirect.Tools, Tools: iptables.Host{Path: os.Getenv("PODNET_TEST_PATH")}, Log: slog.New(slog.DiscardHandler)}
 		_, _ = n.Apply(t.Context(), redirect.Default(), podnet.Reconcile)
 		return
 	}
@@ -61,7 +61,7 @@ func TestAKilledRunLeavesNothingThatWorksOn(t *testing.T) {
 		}
 	}
 	first := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestAKilledRunLeavesNothingThatWorksOn$")
-	first.Env = append(os.Environ(), "PODNET_TEST_APPLY="+n.Path, "PODNET_TEST_PATH="+dir)
+	first.Env = append(os.Environ(), "PODNET_TEST_APPLY="+n.NetNS.Path(), "PODNET_TEST_PATH="+dir)
 	if err := first.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func TestAKilledRunLeavesNothingThatWorksOn(t *testing.T) {
 	}
 	// Long enough for a tool that was left alone to do its work now.
 	time.Sleep(1500 * time.Millisecond)
-	err := netns.Do(n.Path, func() error {
+	err := n.NetNS.Do(func() error {
 		out, err := exec.CommandContext(t.Context(), "iptables-nft-save").Output()
 		if jumps := strings.Count(string(out), "-A OUTPUT -j ISTIO_OUTPUT"); jumps != 1 {
 			t.Errorf("%d jumps:\n%s", jumps, out)

@@ -242,9 +242,9 @@ func newLab(t *testing.T, families ...ruleset.Family) *labtest.Lab {
 func namespaceOf(lab *labtest.Lab, v iptables.Variant) podnet.Namespace {
 	if v == byNetlink || v == byTables {
 		backend := map[iptables.Variant]redirect.Backend{byNetlink: redirect.Netlink, byTables: redirect.Native}[v]
-		return podnet.Namespace{Path: lab.Path(), Backend: backend, Log: slog.New(slog.DiscardHandler)}
+		return podnet.Namespace{NetNS: lab.NetNS(), Backend: backend, Log: slog.New(slog.DiscardHandler)}
 	}
-	return podnet.Namespace{Path: lab.Path(), Tools: iptables.Host{Force: v}, Log: slog.New(slog.DiscardHandler)}
+	return podnet.Namespace{NetNS: lab.NetNS(), Tools: iptables.Host{Force: v}, Log: slog.New(slog.DiscardHandler)}
 }
 
 func apply(t *testing.T, lab *labtest.Lab, v iptables.Variant, spec redirect.Spec) {

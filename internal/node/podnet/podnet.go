@@ -2,7 +2,8 @@
 //
 // It promises that Apply may be repeated, also over what an earlier or half-finished run left; that rules in place
 // before it which are not the mesh's stay; and that Verify and Plan write nothing. It never decides what to capture and
-// never touches the host's namespace unless it was told to work in the current one.
+// opens a namespace: which one it is, and that it
+// is not the node's, is checked by who opened it.
 //
 // Start at Namespace.
 package podnet
@@ -26,11 +27,9 @@ import (
 
 // Namespace is a network namespace and how to work in it.
 type Namespace struct {
-	// Path is the file of the namespace.
-	Path string
-	// Current means the namespace of the caller, and Path must be empty then: by hand on a node that is the node's own. It
-	// has to be said, so that a path that got lost programs nothing.
-	Current bool
+	// NetNS is the namespace, which the caller has opened and checked, and closes. Nil is an error, so that one that got
+	// lost programs nothing.
+	NetNS *netns.Namespace
 	// Backend is the way by which rules are read and written; "" is redirect.Auto.
 	Backend redirect.Backend
 	// PreferTools says that auto is Tools on this node, where it is not Native: a self-test found that netlink does not do.
@@ -39,20 +38,29 @@ type Namespace struct {
 	Tools iptables.Host
 	Log   *slog.Logger
 
-	means means
+	mode mode
 }
 
-// means is what is used in a namespace.
-type means uint8
+// mode is what is used in a namespace. A later one does what those before it do not.
+type mode uint8
 
 const (
-	netlinkAlone    means = iota
-	netlinkAndTools       // the tools for what netlink does not reach: the legacy tables
+	netlinkAlone    mode = iota
+	netlinkAndTools      // the tools for what netlink does not reach: the legacy tables
 	toolsAlone
 )
 
-// errUnnamed is a namespace that nobody named, or named twice.
-var errUnnamed = errors.New("it is not said which network namespace is meant")
+// errNoNamespace is a missing network namespace.
+var errNoNamespace = errors.New("no network namespace is given")
+
+// insufficient is an attempt that took more than its mode has. Nothing was changed.
+type insufficient struct {
+	needs mode
+	cause error
+}
+
+func (e *insufficient) Error() string { return e.cause.Error() }
+func (e *insufficient) Unwrap() error { return e.cause }
 
 // Conduct says what Apply does with rules of the mesh that are there and are not those wanted.
 type Conduct uint8
@@ -100,7 +108,7 @@ func (r Report) Clean() bool { return len(r.Diffs) == 0 && len(r.Routing) == 0 }
 // Apply brings the namespace to the Spec.
 func (n Namespace) Apply(ctx context.Context, spec redirect.Spec, conduct Conduct) (Report, error) {
 	var r Report
-	err := n.alone(ctx, func(n Namespace) error {
+	err := n.run(ctx, exclusive, func(n Namespace) error {
 		w, err := n.inspect(ctx, &spec)
 		if err != nil {
 			return err
@@ -111,7 +119,7 @@ func (n Namespace) Apply(ctx context.Context, spec redirect.Spec, conduct Conduc
 			return ErrOtherRules
 		}
 		if err := w.apply(ctx); err != nil {
-			return n.instead(err)
+			return n.insteadByTools(err)
 		}
 		return w.setRouting(route.For(spec.Routing(w.report.Families)))
 	})
@@ -148,7 +156,7 @@ func (w *work) stale(want route.Want) (route.Want, error) {
 // Verify compares the namespace with the Spec and writes nothing.
 func (n Namespace) Verify(ctx context.Context, spec redirect.Spec) (Report, error) {
 	var r Report
-	err := n.do(ctx, func(n Namespace) error {
+	err := n.run(ctx, shared, func(n Namespace) error {
 		w, err := n.inspect(ctx, &spec)
 		if err != nil {
 			return err
@@ -175,7 +183,7 @@ func (n Namespace) Verify(ctx context.Context, spec redirect.Spec) (Report, erro
 // known to be the mesh's besides those that rules found here use.
 func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error) {
 	var r Report
-	err := n.alone(ctx, func(n Namespace) error {
+	err := n.run(ctx, exclusive, func(n Namespace) error {
 		w, err := n.inspect(ctx, nil)
 		if err != nil {
 			return err
@@ -204,7 +212,7 @@ func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error
 // PlanClean gives the Programs that Clean would run, and runs none.
 func (n Namespace) PlanClean(ctx context.Context) (Report, error) {
 	var r Report
-	err := n.do(ctx, func(n Namespace) error {
+	err := n.run(ctx, shared, func(n Namespace) error {
 		w, err := n.inspect(ctx, nil)
 		if err != nil {
 			return err
@@ -236,7 +244,7 @@ func leftovers(marks []uint32) (route.Want, error) {
 // Ours reports whether the namespace holds any rule or chain of the mesh.
 func (n Namespace) Ours(ctx context.Context) (bool, error) {
 	ours := false
-	err := n.do(ctx, func(n Namespace) error {
+	err := n.run(ctx, shared, func(n Namespace) error {
 		w, err := n.inspect(ctx, nil)
 		if err != nil {
 			return err
@@ -251,10 +259,10 @@ func (n Namespace) Ours(ctx context.Context) (bool, error) {
 // Families says which families of the namespace would be treated how.
 func (n Namespace) Families(spec redirect.Spec) (redirect.Families, error) {
 	var f redirect.Families
-	if (n.Path == "") != n.Current {
-		return f, errUnnamed
+	if n.NetNS == nil {
+		return f, errNoNamespace
 	}
-	err := netns.Do(n.Path, func() (err error) {
+	err := n.NetNS.Do(func() (err error) {
 		f, err = families(spec)
 		return err
 	})
@@ -273,60 +281,74 @@ func families(spec redirect.Spec) (redirect.Families, error) {
 	return spec.FamiliesOf(addresses)
 }
 
-// alone is do for those who write: no other run of this program works on the namespace meanwhile. Whoever else changes
-// its rules meanwhile makes that it begins again.
-func (n Namespace) alone(ctx context.Context, fn func(Namespace) error) error {
-	return n.do(ctx, func(n Namespace) error {
-		if n.means == netlinkAlone {
-			// One transaction of the kernel tells by itself that somebody else changed the rules. A lock could be held by
-			// whoever is in the pod.
-			return again(ctx, n, fn)
-		}
-		held, err := lock(ctx)
-		if err != nil {
-			return err
-		}
-		n.Tools.Held = held
-		return errors.Join(again(ctx, n, fn), held.Close())
-	})
-}
+// access says whether other runs of this program may work on the namespace meanwhile.
+type access bool
 
-// again does the work, and anew where somebody else changed the rules meanwhile.
-func again(ctx context.Context, n Namespace, fn func(Namespace) error) error {
-	err := fn(n)
-	for try := 0; errors.Is(err, nftables.ErrChanged) && try < retries && ctx.Err() == nil; try++ {
-		err = fn(n)
-	}
-	return err
-}
+const (
+	shared    access = false
+	exclusive access = true
+)
 
-// retries bounds how often a namespace that somebody else is changing is begun again.
-const retries = 10
+// attempts bounds how often the work on a namespace begins, for whatever reason it begins anew.
+const attempts = 10
 
-// do runs fn in the namespace with the means that it takes: netlink alone, which is enough for nearly all, or with tools.
-func (n Namespace) do(ctx context.Context, fn func(Namespace) error) error {
-	if (n.Path == "") != n.Current {
-		return errUnnamed
+// run runs fn in the namespace: by netlink alone, which is enough for nearly all, or in the mode that an attempt turned
+// out to need. It begins anew where the rules changed in between, as often as the bound allows.
+func (n Namespace) run(ctx context.Context, a access, fn func(Namespace) error) error {
+	if n.NetNS == nil {
+		return errNoNamespace
 	}
 	tools, err := n.byTools()
 	if err != nil {
 		return err
 	}
 	if tools {
-		n.means = toolsAlone
-		return n.isolated(ctx, fn)
+		n.mode = toolsAlone
 	}
-	n.means = netlinkAlone
-	err = netns.Do(n.Path, func() error { return fn(n) })
-	for errors.Is(err, errTools) && n.means != toolsAlone {
-		n.means = netlinkAndTools
-		if errors.Is(err, nftables.ErrUnsupported) {
-			n.means = toolsAlone
-			n.Log.WarnContext(ctx, "the kernel does not do by netlink what is needed; using the iptables tools of the host", "cause", err.Error())
+	for range attempts {
+		err = n.attempt(ctx, a, fn)
+		more, short := errors.AsType[*insufficient](err)
+		switch {
+		case ctx.Err() != nil:
+			return err
+		case short && more.needs > n.mode:
+			n.fallBack(ctx, more)
+			n.mode = more.needs
+		case !changed(err):
+			return err
 		}
-		err = n.isolated(ctx, fn)
 	}
-	return err
+	return fmt.Errorf("retries exhausted: the rules of the namespace keep changing (%d attempts): %w", attempts, err)
+}
+
+// changed reports whether the rules changed between reading and writing, so that nothing was done.
+func changed(err error) bool {
+	return errors.Is(err, nftables.ErrChanged) || errors.Is(err, iptables.ErrChanged)
+}
+
+func (n Namespace) fallBack(ctx context.Context, why *insufficient) {
+	if why.needs == toolsAlone {
+		n.Log.WarnContext(ctx, "the kernel does not do by netlink what is needed; using the iptables tools of the host", "cause", why.Error())
+	}
+}
+
+// attempt runs fn once. Netlink alone needs no lock: one transaction of the kernel tells by itself that somebody else
+// changed the rules, and a lock could be held by whoever is in the pod.
+func (n Namespace) attempt(ctx context.Context, a access, fn func(Namespace) error) error {
+	if n.mode == netlinkAlone {
+		return n.NetNS.Do(func() error { return fn(n) })
+	}
+	return n.isolated(ctx, func() error {
+		if a == shared {
+			return fn(n)
+		}
+		held, err := lock(ctx)
+		if err != nil {
+			return err
+		}
+		n.Tools.Held = held
+		return errors.Join(fn(n), held.Close())
+	})
 }
 
 // byTools tells whether the tools of the host are the way from the beginning.
@@ -334,27 +356,33 @@ func (n Namespace) byTools() (bool, error) {
 	if wants := n.wants(); wants != redirect.Auto || !n.PreferTools {
 		return wants == redirect.Tools, nil
 	}
-	others, err := netns.OfOtherUsers(n.Path)
+	others, err := n.NetNS.OfOtherUsers()
 	return !others, err
 }
 
 // isolated runs fn in the namespace, with the pod's own iptables lock and without name service: the tools would ask it
 // for the names of user ids, which can take a minute (a node with a directory service) or deadlock.
-func (n Namespace) isolated(ctx context.Context, fn func(Namespace) error) error {
+func (n Namespace) isolated(ctx context.Context, fn func() error) error {
 	binds := existing(netns.Bind{Source: "/dev/null", Target: "/etc/nsswitch.conf"})
-	if n.Path != "" {
+	level := slog.LevelDebug
+	if lock := n.lockFile(); lock != "" {
 		// Legacy tools from 1.8.6 on are told the lock by their environment, earlier ones know this path only.
-		binds = append(binds, existing(netns.Bind{Source: n.Path, Target: "/run/xtables.lock"})...)
+		binds = append(binds, existing(netns.Bind{Source: lock, Target: "/run/xtables.lock"})...)
+		level = slog.LevelWarn
 	}
-	isolation, err := netns.DoIsolated(n.Path, binds, func() error { return fn(n) })
+	isolation, err := n.NetNS.DoIsolated(binds, fn)
 	if isolation != nil {
-		level := slog.LevelDebug
-		if n.Path != "" {
-			level = slog.LevelWarn
-		}
 		n.Log.Log(ctx, level, "running iptables without full isolation from the node", "cause", isolation.Error())
 	}
 	return err
+}
+
+// lockFile is what legacy tools lock: the namespace's own file, or "" for the host's lock in the current namespace.
+func (n Namespace) lockFile() string {
+	if n.NetNS.Current() {
+		return ""
+	}
+	return n.NetNS.Path()
 }
 
 // existing leaves out a bind whose target is not there: then there is nothing to hide.

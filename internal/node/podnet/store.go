@@ -9,7 +9,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
-	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
 	"github.com/meshcni/istio-cni/internal/node/nftables/native"
 )
@@ -37,8 +36,8 @@ func (k kernel) Name() string                              { return string(redir
 func (k kernel) Dialect() string                           { return string(iptables.NFT) }
 func (k kernel) Read(context.Context) (ruleset.Set, error) { return k.view.Set(k.family), nil }
 
-// errTools says that the work cannot be done by netlink alone. What it wraps is why.
-var errTools = errors.New("the iptables tools of the host are needed")
+// errTables are rules of the mesh in the legacy tables, to be moved over, which netlink does not reach.
+var errTables = errors.New("the iptables tools of the host are needed for the legacy tables")
 
 // errLegacy keeps rules from being doubled.
 var errLegacy = fmt.Errorf("%w: there are rules of the mesh in the legacy iptables tables, and no iptables-legacy here that could "+
@@ -59,10 +58,10 @@ func (n Namespace) wants() redirect.Backend {
 // refuses to look at users for us: it does so for iptables in a namespace that belongs to another user namespace (a pod with
 // hostUsers: false; net/netfilter/xt_owner.c, owner_check).
 func (n Namespace) native() (bool, error) {
-	if wants := n.wants(); wants != redirect.Auto || n.means == toolsAlone {
+	if wants := n.wants(); wants != redirect.Auto || n.mode == toolsAlone {
 		return wants == redirect.Native, nil
 	}
-	return netns.OfOtherUsers(n.Path)
+	return n.NetNS.OfOtherUsers()
 }
 
 // open finds out about the namespace what takes no tool. Both families are read at one moment.
@@ -73,12 +72,12 @@ func (n Namespace) open(w *work) error {
 		w.view, err = session.Read()
 	}
 	switch {
-	case err != nil && n.means == toolsAlone && errors.Is(err, nftables.ErrUnsupported):
+	case err != nil && n.mode == toolsAlone && errors.Is(err, nftables.ErrUnsupported):
 		return nil // there is nothing that a tool would not see
 	case err != nil:
-		return n.instead(fmt.Errorf("reading rules by netlink: %w", err))
+		return n.insteadByTools(fmt.Errorf("reading rules by netlink: %w", err))
 	}
-	w.direct = n.means != toolsAlone
+	w.direct = n.mode != toolsAlone
 	if w.native, err = n.native(); err != nil {
 		return err
 	}
@@ -91,16 +90,16 @@ func (n Namespace) open(w *work) error {
 			w.legacy = append(w.legacy, f)
 		}
 	}
-	if n.means == netlinkAlone && len(w.legacy) > 0 {
-		return errTools // to move over what is in the legacy tables
+	if n.mode == netlinkAlone && len(w.legacy) > 0 {
+		return &insufficient{needs: netlinkAndTools, cause: errTables}
 	}
 	return nil
 }
 
-// instead is the error for which the tools take over, where nobody asked for netlink alone.
-func (n Namespace) instead(err error) error {
-	if n.wants() == redirect.Auto && n.means != toolsAlone && errors.Is(err, nftables.ErrUnsupported) {
-		return fmt.Errorf("%w: %w", errTools, err)
+// insteadByTools lets the tools take over what the kernel does not do by netlink, where netlink alone was not asked for.
+func (n Namespace) insteadByTools(err error) error {
+	if n.wants() == redirect.Auto && errors.Is(err, nftables.ErrUnsupported) {
+		return &insufficient{needs: toolsAlone, cause: err}
 	}
 	return err
 }

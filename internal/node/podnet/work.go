@@ -45,7 +45,7 @@ type step struct {
 // inspect reads both families and compares them with the Spec; without one nothing is wanted. What it gives must be closed.
 func (n Namespace) inspect(ctx context.Context, spec *redirect.Spec) (*work, error) {
 	tools := n.Tools
-	tools.Lock = n.Path
+	tools.Lock = n.lockFile()
 	w := &work{log: n.Log, tools: &tools, cleaning: spec == nil}
 	err := n.compare(ctx, w, spec)
 	if err != nil {

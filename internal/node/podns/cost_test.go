@@ -32,7 +32,7 @@ func crowd(tb testing.TB, namespaces []string, mounts, processes int) Places {
 	for i := range mounts {
 		at := fmt.Sprintf("%s/cni-%d", p.Mounts[0], i)
 		link(namespaces[i%len(namespaces)], at)
-		inode, err := inodeOf(at)
+		inode, err := netns.InodeOf(at)
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -52,26 +52,26 @@ func pod(address string) Pod {
 }
 
 // counts are how often each namespace is opened and entered.
-type counts struct{ opened, entered map[Inode]int }
+type counts struct{ opened, entered map[netns.Inode]int }
 
 // counted searches and counts.
 func counted(t *testing.T, p Places, of Pod) (counts, *Namespace, error) {
 	t.Helper()
-	c := counts{opened: map[Inode]int{}, entered: map[Inode]int{}}
-	count := func(in map[Inode]int, path string) {
-		inode, err := inodeOf(path)
+	c := counts{opened: map[netns.Inode]int{}, entered: map[netns.Inode]int{}}
+	count := func(in map[netns.Inode]int, path string) {
+		inode, err := netns.InodeOf(path)
 		if err != nil {
 			t.Error(err)
 		}
 		in[inode]++
 	}
 	s := search{
-		places: p, pod: normal(of), seen: map[Inode]verdict{}, hold: func(path string) (*Namespace, error) {
+		places: p, pod: normal(of), seen: map[netns.Inode]verdict{}, hold: func(path string) (*netns.Namespace, error) {
 			count(c.opened, path)
-			return hold(path)
-		}, look: func(path string) ([]netip.Addr, error) {
-			count(c.entered, path)
-			return addresses(path)
+			return netns.Open(path)
+		}, look: func(n *netns.Namespace) ([]netip.Addr, error) {
+			count(c.entered, n.Path())
+			return addresses(n)
 		},
 	}
 	found, err := s.run(t.Context())
@@ -86,7 +86,7 @@ func TestEachNamespaceIsEnteredOnce(t *testing.T) {
 		netnstest.Run(t, namespaces[i], "ip", "address", "add", fmt.Sprintf("10.78.0.%d/32", i), "dev", "lo")
 	}
 	p := crowd(t, namespaces, 500, 2000)
-	want := func(what string, got map[Inode]int, number int) {
+	want := func(what string, got map[netns.Inode]int, number int) {
 		t.Helper()
 		if len(got) != number {
 			t.Errorf("%d namespaces were %s, want %d", len(got), what, number)
@@ -110,7 +110,7 @@ func TestEachNamespaceIsEnteredOnce(t *testing.T) {
 	if !errors.Is(err, ErrNotFound) {
 		t.Fatalf("got %v", err)
 	}
-	want("opened", c.opened, len(namespaces))
+	want("opened", c.opened, len(namespaces)+andTheNodesOwn)
 	want("entered", c.entered, len(namespaces)+andTheNodesOwn)
 	for _, says := range []string{"500 entries", "2001 entries"} {
 		if !strings.Contains(err.Error(), says) {
@@ -171,12 +171,12 @@ func TestFindLeavesNothingBehind(t *testing.T) {
 		t.Fatal(tasks, err)
 	}
 	for _, task := range tasks {
-		inode, err := inodeOf(task)
+		inode, err := netns.InodeOf(task)
 		if err != nil {
 			continue // a thread that has ended
 		}
 		for _, path := range all {
-			if of, err := inodeOf(path); err != nil || of == inode {
+			if of, err := netns.InodeOf(path); err != nil || of == inode {
 				t.Errorf("%s is in %s (%v)", task, path, err)
 			}
 		}
@@ -188,9 +188,9 @@ func second(_ *Namespace, err error) error { return err }
 // held counts this process's open files of namespaces.
 func held(t *testing.T, paths []string) int {
 	t.Helper()
-	of := map[Inode]bool{}
+	of := map[netns.Inode]bool{}
 	for _, path := range paths {
-		inode, err := inodeOf(path)
+		inode, err := netns.InodeOf(path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -202,7 +202,7 @@ func held(t *testing.T, paths []string) int {
 	}
 	count := 0
 	for _, file := range files {
-		if inode, err := inodeOf(file); err == nil && of[inode] {
+		if inode, err := netns.InodeOf(file); err == nil && of[inode] {
 			count++
 		}
 	}
@@ -224,18 +224,18 @@ func TestANamespaceStaysTheSameUntilItIsClosed(t *testing.T) {
 		}
 	}
 	mount(one)
-	n, err := hold(at)
+	n, err := netns.Open(at)
 	if err != nil {
 		t.Fatal(err)
 	}
 	unmount()
 	mount(two)
 	defer unmount()
-	same, err := netns.Same(n.Path(), one)
+	same, err := netnstest.Same(n.Path(), one)
 	if err != nil || !same {
 		t.Errorf("it became another one: %v, %v", same, err)
 	}
-	if inode, err := inodeOf(n.Path()); err != nil || inode != n.Inode() {
+	if inode, err := netns.InodeOf(n.Path()); err != nil || inode != n.Inode() {
 		t.Errorf("%s is %s (%v), want %s", n.Path(), inode, err, n.Inode())
 	}
 	n.Close()

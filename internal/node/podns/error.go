@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+
+	"github.com/meshcni/istio-cni/internal/node/netns"
 )
 
 // The causes of an [Error].
@@ -25,7 +27,7 @@ type Error struct {
 	// Looked is what was looked at, in order.
 	Looked []Look
 	// Inodes are those that could be meant, of ErrAmbiguous.
-	Inodes []Inode
+	Inodes []netns.Inode
 	// Err has one of the causes above.
 	Err error
 }

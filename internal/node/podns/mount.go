@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/netns"
 )
 
 // mounts goes through the mounted namespaces: those in the runtimes' directories, and whatever else the node's first process
@@ -54,7 +56,7 @@ func (s *search) mountDir(ctx context.Context, dir string, look *Look) error {
 func (s *search) candidate(path string, from Source, look *Look) {
 	_, err := s.consider(path, from)
 	switch {
-	case err == nil, errors.Is(err, errNoNamespace), errors.Is(err, errNotNet), errors.Is(err, fs.ErrNotExist),
+	case err == nil, errors.Is(err, netns.ErrNotNetwork), errors.Is(err, fs.ErrNotExist),
 		errors.Is(err, unix.ESRCH):
 		return
 	}
@@ -95,24 +97,24 @@ func (s *search) mountTable(ctx context.Context, look *Look) error {
 }
 
 // mountedNetNS reads a line of the table: "ID PARENT MAJOR:MINOR ROOT POINT OPTIONS ... - TYPE ...".
-func mountedNetNS(line string) (point string, inode Inode, is bool) {
+func mountedNetNS(line string) (point string, inode netns.Inode, is bool) {
 	fields := strings.Fields(line)
 	const device, root, at = 2, 3, 4
 	if len(fields) <= at {
-		return "", Inode{}, false
+		return "", netns.Inode{}, false
 	}
 	number, found := strings.CutPrefix(fields[root], "net:[")
 	if !found || !strings.Contains(line, " - nsfs ") {
-		return "", Inode{}, false
+		return "", netns.Inode{}, false
 	}
 	ino, err := strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 64)
 	if err != nil {
-		return "", Inode{}, false
+		return "", netns.Inode{}, false
 	}
 	var major, minor uint32
 	if _, err := fmt.Sscanf(fields[device], "%d:%d", &major, &minor); err != nil {
-		return "", Inode{}, false
+		return "", netns.Inode{}, false
 	}
 	point = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(fields[at])
-	return point, Inode{Dev: unix.Mkdev(major, minor), Ino: ino}, true
+	return point, netns.Inode{Dev: unix.Mkdev(major, minor), Ino: ino}, true
 }

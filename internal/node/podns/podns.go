@@ -58,7 +58,7 @@ const (
 //
 // The caller closes what it is given. An error is an [Error], or that of ctx.
 func (p Places) Find(ctx context.Context, pod Pod) (*Namespace, error) {
-	s := search{places: p, pod: normal(pod), hold: hold, look: addresses, seen: map[Inode]verdict{}}
+	s := search{places: p, pod: normal(pod), hold: netns.Open, look: addresses, seen: map[netns.Inode]verdict{}}
 	return s.run(ctx)
 }
 
@@ -90,11 +90,11 @@ type search struct {
 	places Places
 	pod    Pod
 	// hold opens a namespace, look gives the addresses inside: it is what enters one.
-	hold func(path string) (*Namespace, error)
-	look func(path string) ([]netip.Addr, error)
+	hold func(path string) (*netns.Namespace, error)
+	look func(n *netns.Namespace) ([]netip.Addr, error)
 	// seen is what was found out about each namespace. A number may be given anew when its namespace ends while the search
 	// goes on: the new one is overlooked then, as if it were made a moment later.
-	seen map[Inode]verdict
+	seen map[netns.Inode]verdict
 
 	looked   []Look
 	found    []*Namespace
@@ -127,9 +127,9 @@ func (s *search) run(ctx context.Context) (*Namespace, error) {
 
 // giveUp lets go what was found.
 func (s *search) giveUp(err error) error {
-	inodes := make([]Inode, 0, len(s.found))
+	inodes := make([]netns.Inode, 0, len(s.found))
 	for _, n := range s.found {
-		inodes = append(inodes, n.inode)
+		inodes = append(inodes, n.Inode())
 		n.Close()
 	}
 	if err != nil {
@@ -147,7 +147,7 @@ func (s *search) markHost() error {
 		return fmt.Errorf("%w: %w", ErrNoHost, err)
 	}
 	for _, path := range []string{s.hostPath, "/proc/self/ns/net"} {
-		inode, err := inodeOf(path)
+		inode, err := netns.InodeOf(path)
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrNoHost, err)
 		}
@@ -161,7 +161,12 @@ func (s *search) hostHas() bool {
 	if len(s.pod.Addresses) == 0 {
 		return false
 	}
-	has, err := s.look(s.hostPath)
+	host, err := s.hold(s.hostPath)
+	if err != nil {
+		return false
+	}
+	defer host.Close()
+	has, err := s.look(host)
 	return err == nil && s.matches(has)
 }
 
@@ -171,7 +176,7 @@ func (s *search) matches(has []netip.Addr) bool {
 
 // consider looks at the namespace at a path that is visible here, and keeps it if it may be the pod's.
 func (s *search) consider(path string, from Source) (verdict, error) {
-	inode, err := inodeOf(path)
+	inode, err := netns.InodeOf(path)
 	if err != nil {
 		return unusable, err
 	}
@@ -183,26 +188,25 @@ func (s *search) consider(path string, from Source) (verdict, error) {
 		s.seen[inode] = unusable
 		return unusable, err
 	}
-	if known, there := s.seen[n.inode]; there { // another one was mounted there meanwhile
+	if known, there := s.seen[n.Inode()]; there { // another one was mounted there meanwhile
 		n.Close()
 		return known, nil
 	}
 	judged, err := s.judge(n)
-	s.seen[n.inode] = judged
+	s.seen[n.Inode()] = judged
 	if judged != matching && judged != unchecked {
 		n.Close()
 		return judged, err
 	}
-	n.source = from
-	s.found = append(s.found, n)
+	s.found = append(s.found, &Namespace{n, from})
 	return judged, nil
 }
 
-func (s *search) judge(n *Namespace) (verdict, error) {
+func (s *search) judge(n *netns.Namespace) (verdict, error) {
 	if len(s.pod.Addresses) == 0 {
 		return unchecked, nil
 	}
-	has, err := s.look(n.Path())
+	has, err := s.look(n)
 	switch {
 	case err != nil:
 		return unusable, err
@@ -213,9 +217,9 @@ func (s *search) judge(n *Namespace) (verdict, error) {
 }
 
 // addresses enters a namespace and gives all addresses of all its interfaces.
-func addresses(path string) ([]netip.Addr, error) {
+func addresses(n *netns.Namespace) ([]netip.Addr, error) {
 	var all []netip.Addr
-	err := netns.Do(path, func() error {
+	err := n.Do(func() error {
 		list, err := route.Addresses()
 		for _, one := range list {
 			all = append(all, one.Addr().Unmap().WithZone(""))

@@ -138,7 +138,7 @@ func (n *node) finds(pod podns.Pod, path string, from podns.Source) {
 		n.t.Fatalf("got error %v", err)
 	}
 	defer got.Close()
-	same, err := netns.Same(got.Path(), path)
+	same, err := netnstest.Same(got.Path(), path)
 	if err != nil || !same || got.Source() != from {
 		n.t.Errorf("got %s of %s (same: %v, %v), want %s of %s", got.Inode(), got.Source(), same, err, path, from)
 	}
@@ -436,13 +436,13 @@ func TestFindRefuses(t *testing.T) {
 			[]string{"no such namespace any more", "1 entry"},
 			func(n *node) { n.cached("c1", pod, n.dir+"/netns/cni-1", nil) },
 		},
-		{"an entry that is no namespace", unaddressed, podns.ErrNotFound, []string{"no namespace"}, func(n *node) {
+		{"an entry that is no namespace", unaddressed, podns.ErrNotFound, []string{"not a network namespace"}, func(n *node) {
 			n.do(os.WriteFile(n.dir+"/file", nil, 0o600))
 			n.cached("c1", pod, n.dir+"/file", nil)
 		}},
 		{
 			"an entry of another kind of namespace", unaddressed, podns.ErrNotFound,
-			[]string{"another kind"},
+			[]string{"uts namespace, not a network namespace"},
 			func(n *node) { n.cached("c1", pod, n.mountAt("/proc/self/ns/uts", n.dir+"/kept/uts"), nil) },
 		},
 		{
@@ -555,7 +555,7 @@ func TestFindNamesBothThatCouldBeMeant(t *testing.T) {
 		t.Run(string(from), func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
-			var want []podns.Inode
+			var want []netns.Inode
 			for i := range 2 {
 				ns := namespace(t, "10.77.5.5/32")
 				if from == podns.FromMount {
@@ -579,13 +579,13 @@ func TestFindNamesBothThatCouldBeMeant(t *testing.T) {
 	}
 }
 
-func inode(t *testing.T, path string) podns.Inode {
+func inode(t *testing.T, path string) netns.Inode {
 	t.Helper()
-	var stat unix.Stat_t
-	if err := unix.Stat(path, &stat); err != nil {
+	inode, err := netns.InodeOf(path)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return podns.Inode{Dev: stat.Dev, Ino: stat.Ino}
+	return inode
 }
 
 func TestFindNeverGivesTheNodesOwn(t *testing.T) {

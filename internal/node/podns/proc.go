@@ -7,13 +7,15 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/meshcni/istio-cni/internal/node/netns"
 )
 
 // host is the path of the node's own namespace: that of its first process, or of the kernel's threads where the first
 // process may not be looked at. Those have process 2 as their first, in the node's pid namespace only.
 func (p Places) host() (string, error) {
 	first := filepath.Join(p.Proc, "1/ns/net")
-	_, err := inodeOf(first)
+	_, err := netns.InodeOf(first)
 	if err == nil {
 		return first, nil
 	}
@@ -24,7 +26,7 @@ func (p Places) host() (string, error) {
 		return "", err
 	}
 	kernel := filepath.Join(p.Proc, "2/ns/net")
-	if _, kernelErr := inodeOf(kernel); kernelErr != nil {
+	if _, kernelErr := netns.InodeOf(kernel); kernelErr != nil {
 		return "", fmt.Errorf("%w; %w", err, kernelErr)
 	}
 	return kernel, nil

@@ -29,8 +29,8 @@ import (
 //
 //	127.0.0.1:0 → 127.0.0.6:15002   OUTPUT → ISTIO_OUTPUT → (uid of the proxy, over lo) → ISTIO_IN_REDIRECT → 127.0.0.1:15006
 type Redirection struct {
-	// Namespace is the file of the namespace; "" is the current one.
-	Namespace string
+	// Namespace is the namespace, which the caller holds open.
+	Namespace *netns.Namespace
 	// Listeners are the ports of the proxy. One of them may be taken.
 	Listeners []uint16
 	// Port is the one that is dialled. Nobody listens on it.
@@ -55,7 +55,7 @@ func (r Redirection) Run(ctx context.Context, f ruleset.Family) error {
 	defer cancel(nil)
 	seen := make(chan uint16)
 	// All sockets are made on the thread that is in the namespace.
-	return netns.Do(r.Namespace, func() error {
+	return r.Namespace.Do(func() error {
 		closeAll, err := r.listen(ctx, f, seen)
 		if err != nil {
 			return err

@@ -16,7 +16,7 @@ import (
 )
 
 func redirection(path string) probe.Redirection {
-	return probe.Redirection{Namespace: path, Listeners: []uint16{15001, 15006}, Port: 15002}
+	return probe.Redirection{Namespace: netnstest.At(path), Listeners: []uint16{15001, 15006}, Port: 15002}
 }
 
 // namespace has lo up, ::6 on it, and, if asked for, a redirection of all TCP to 15002, whoever sends it.

@@ -35,7 +35,7 @@ func (s *scene) packets(ctx context.Context, mode redirect.Mode) error {
 }
 
 // connect opens a connection from one of the places, and holds that the listener in the pod gets it and is told where it was going.
-func (s *scene) connect(ctx context.Context, what string, from *netns.Scratch, to netip.Addr, listen uint16, transparent bool) error {
+func (s *scene) connect(ctx context.Context, what string, from *netns.Namespace, to netip.Addr, listen uint16, transparent bool) error {
 	listener, err := s.socket(s.pod, unix.SOCK_STREAM)
 	if err != nil {
 		return err
@@ -135,12 +135,12 @@ func (s *scene) query(ctx context.Context) error {
 }
 
 // socket is one of a place, which never blocks.
-func (s *scene) socket(at *netns.Scratch, kind int) (fd int, err error) {
+func (s *scene) socket(at *netns.Namespace, kind int) (fd int, err error) {
 	domain := unix.AF_INET
 	if s.family == ruleset.IPv6 {
 		domain = unix.AF_INET6
 	}
-	err = netns.Do(at.Path(), func() (err error) {
+	err = at.Do(func() (err error) {
 		fd, err = unix.Socket(domain, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 		return err
 	})

@@ -12,7 +12,7 @@ import (
 // scene is a pod and another place, with a wire between them. Addresses are those for documentation (RFC 5737, RFC 3849).
 type scene struct {
 	family    ruleset.Family
-	pod, peer *netns.Scratch
+	pod, peer *netns.Namespace
 	podAt     netip.Addr
 	peerAt    netip.Addr
 	// elsewhere is an address that nobody has.
@@ -31,10 +31,10 @@ func newScene(f ruleset.Family) (*scene, error) {
 		bits = 64
 	}
 	var err error
-	if s.pod, err = netns.NewScratch(); err != nil {
+	if s.pod, err = netns.New(); err != nil {
 		return nil, err
 	}
-	if s.peer, err = netns.NewScratch(); err != nil {
+	if s.peer, err = netns.New(); err != nil {
 		s.pod.Close()
 		return nil, err
 	}
@@ -46,7 +46,7 @@ func newScene(f ruleset.Family) (*scene, error) {
 }
 
 func (s *scene) wire(bits int) error {
-	err := netns.Do(s.pod.Path(), func() error {
+	err := s.pod.Do(func() error {
 		if err := route.Wire("eth0", "eth0", s.peer.FD()); err != nil {
 			return err
 		}
@@ -56,11 +56,11 @@ func (s *scene) wire(bits int) error {
 		return route.Up("eth0", netip.PrefixFrom(s.podAt, bits))
 	})
 	if err == nil {
-		err = netns.Do(s.peer.Path(), func() error { return route.Up("eth0", netip.PrefixFrom(s.peerAt, bits)) })
+		err = s.peer.Do(func() error { return route.Up("eth0", netip.PrefixFrom(s.peerAt, bits)) })
 	}
 	if err == nil {
 		// Only now do both ends have a carrier, without which the way would not count.
-		err = netns.Do(s.pod.Path(), func() error { return route.Default(s.peerAt) })
+		err = s.pod.Do(func() error { return route.Default(s.peerAt) })
 	}
 	if err != nil {
 		return fmt.Errorf("wiring two namespaces: %w", err)

@@ -96,7 +96,7 @@ func (s *scene) ask(ctx context.Context, o Options, b redirect.Backend, mode red
 	defer cancel()
 	spec := redirect.Default()
 	spec.Mode, spec.DualStack, spec.DNS = mode, true, redirect.DNSAll
-	space := podnet.Namespace{Path: s.pod.Path(), Backend: b, Tools: iptables.Host{Path: o.Path}, Log: o.Log}
+	space := podnet.Namespace{NetNS: s.pod, Backend: b, Tools: iptables.Host{Path: o.Path}, Log: o.Log}
 	if _, err := space.Apply(ctx, spec, podnet.Reconcile); err != nil {
 		return err
 	}

@@ -68,14 +68,16 @@ func (p *plugin) capture(ctx context.Context, conf cniconf.NetConf, pod podArgs,
 	if conf.Problems != nil {
 		return podnet.Report{}, failure{code: types.ErrInvalidNetworkConfig, what: "istio-cni cannot use its configuration for pod " + pod.String(), cause: conf.Problems}
 	}
-	if err := p.notTheHost(path); err != nil {
+	at, err := p.open(path)
+	if err != nil {
 		return podnet.Report{}, failure{code: types.ErrInvalidNetNS, what: fmt.Sprintf("istio-cni cannot redirect the traffic of pod %s", pod), cause: err}
 	}
+	defer at.Close()
 	found := advice(conf)
 	if found.Err != nil {
 		return podnet.Report{}, programFailure(pod, found.Err)
 	}
-	report, err := p.namespace(conf, found, path, log).Apply(ctx, spec, podnet.Reconcile)
+	report, err := p.namespace(conf, found, at, log).Apply(ctx, spec, podnet.Reconcile)
 	if err != nil {
 		return report, programFailure(pod, err)
 	}
@@ -83,19 +85,27 @@ func (p *plugin) capture(ctx context.Context, conf cniconf.NetConf, pod podArgs,
 	return report, nil
 }
 
-// notTheHost keeps the rules of a pod out of the node's own namespace.
-func (p *plugin) notTheHost(path string) error {
+// open opens the pod's namespace and keeps the rules of a pod out of the node's own. The path is resolved this once: what
+// is checked here is what is worked in.
+func (p *plugin) open(path string) (*netns.Namespace, error) {
 	if path == "" {
-		return fmt.Errorf("CNI_NETNS is empty")
+		return nil, fmt.Errorf("CNI_NETNS is empty")
 	}
-	host, err := netns.IsHost(path)
+	at, err := netns.Open(path)
 	if err != nil {
-		return fmt.Errorf("CNI_NETNS %q: %w", path, err)
+		return nil, fmt.Errorf("CNI_NETNS %q: %w", path, err)
 	}
-	if host && !p.override {
-		return fmt.Errorf("CNI_NETNS %q is the node's own network namespace, which is never touched", path)
+	host, err := at.IsHost()
+	switch {
+	case err != nil:
+		err = fmt.Errorf("CNI_NETNS %q: %w", path, err)
+	case host && !p.override:
+		err = fmt.Errorf("CNI_NETNS %q is the node's own network namespace, which is never touched", path)
+	default:
+		return at, nil
 	}
-	return nil
+	at.Close()
+	return nil, err
 }
 
 func sayApplied(log *slog.Logger, r podnet.Report) {

@@ -47,7 +47,7 @@ func (b bare) run(t *testing.T, ns string, input []byte, environment []string, a
 	var record *trace.Record
 	var out bytes.Buffer
 	proc := netns.Bind{Source: "/proc", Target: filepath.Join(b.root, "proc")}
-	isolation, err := netns.DoIsolated(ns, []netns.Bind{proc}, func() (err error) {
+	isolation, err := netnstest.Isolated(ns, []netns.Bind{proc}, func() (err error) {
 		cmd := exec.CommandContext(t.Context(), "/istio-cni", args...)
 		cmd.Env, cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = environment, "/", bytes.NewReader(input), &out, &out
 		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: b.root}
@@ -211,7 +211,7 @@ func TestWithoutProcThePodIsNotStarted(t *testing.T) {
 	}
 	bind := netns.Bind{Source: pod.Netns, Target: file}
 	var out bytes.Buffer
-	isolation, err := netns.DoIsolated(n.Netns, []netns.Bind{bind}, func() error {
+	isolation, err := netnstest.Isolated(n.Netns, []netns.Bind{bind}, func() error {
 		there := pod
 		there.Netns = "/netns"
 		cmd := exec.CommandContext(t.Context(), "/istio-cni")

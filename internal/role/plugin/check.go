@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"strings"
 
@@ -37,7 +38,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 	defer call.end()
 	decision, err := call.decide(ctx, conf)
 	if err != nil {
-		return p.unknown(ctx, p.namespace(conf, advice(conf), args.Netns, log), pod, err)
+		return p.unknown(ctx, conf, args.Netns, pod, log, err)
 	}
 	call.say(ctx, log, decision)
 	switch decision.Outcome {
@@ -47,10 +48,12 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 		return refusal(pod, decision)
 	case sidecar.Capture:
 	}
-	if err = p.notTheHost(args.Netns); err != nil {
+	at, err := p.open(args.Netns)
+	if err != nil {
 		return failure{code: types.ErrInvalidNetNS, what: fmt.Sprintf("istio-cni cannot check pod %s", pod), cause: err}
 	}
-	report, err := p.namespace(conf, advice(conf), args.Netns, log).Verify(ctx, decision.Spec)
+	defer at.Close()
+	report, err := p.namespace(conf, advice(conf), at, log).Verify(ctx, decision.Spec)
 	if err != nil {
 		return programFailure(pod, err)
 	}
@@ -65,11 +68,14 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 
 // unknown answers for a pod that nobody can tell anything of just now. One whose namespace shows that it was captured
 // has to be checked again; any other is not failed on a guess.
-func (p *plugin) unknown(ctx context.Context, space podnet.Namespace, pod podArgs, lookup error) error {
-	if ours, err := space.Ours(ctx); err == nil && ours {
-		return lookupFailure(pod, lookup)
+func (p *plugin) unknown(ctx context.Context, conf cniconf.NetConf, path string, pod podArgs, log *slog.Logger, lookup error) error {
+	if at, err := p.open(path); err == nil {
+		defer at.Close()
+		if ours, err := p.namespace(conf, advice(conf), at, log).Ours(ctx); err == nil && ours {
+			return lookupFailure(pod, lookup)
+		}
 	}
-	space.Log.WarnContext(ctx, "not checking the pod", "cause", lookup.Error())
+	log.WarnContext(ctx, "not checking the pod", "cause", lookup.Error())
 	return nil
 }
 

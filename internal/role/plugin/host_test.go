@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
 )
@@ -40,7 +41,7 @@ func (h host) lock() string { return filepath.Join(h.run, "xtables.lock") }
 // do runs something as the node's processes do: in its network, with its /run.
 func (h host) do(t *testing.T, fn func() error) error {
 	t.Helper()
-	isolation, err := netns.DoIsolated(h.Netns, []netns.Bind{{Source: h.run, Target: "/run"}}, fn)
+	isolation, err := netnstest.Isolated(h.Netns, []netns.Bind{{Source: h.run, Target: "/run"}}, fn)
 	if isolation != nil {
 		t.Fatal(isolation)
 	}

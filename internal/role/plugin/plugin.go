@@ -25,6 +25,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 	"github.com/meshcni/istio-cni/internal/node/podnet"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
@@ -149,9 +150,9 @@ func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
 }
 
 // namespace is the pod's network namespace, with the tools of the node and what was found out about them.
-func (p *plugin) namespace(conf cniconf.NetConf, found selfcheck.Advice, path string, log *slog.Logger) podnet.Namespace {
+func (p *plugin) namespace(conf cniconf.NetConf, found selfcheck.Advice, pod *netns.Namespace, log *slog.Logger) podnet.Namespace {
 	return podnet.Namespace{
-		Path: path, Log: log, Backend: conf.Backend, PreferTools: found.PreferTools,
+		NetNS: pod, Log: log, Backend: conf.Backend, PreferTools: found.PreferTools,
 		Tools: iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)},
 	}
 }

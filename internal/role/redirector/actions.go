@@ -12,6 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/nftables/native"
 	"github.com/meshcni/istio-cni/internal/node/podnet"
 )
@@ -19,16 +20,47 @@ import (
 // run is one execution of the command.
 type run struct {
 	config
+	at             *netns.Namespace
 	stdout, stderr io.Writer
 	log            *slog.Logger
 }
 
 func (r run) namespace() podnet.Namespace {
-	return podnet.Namespace{Path: r.netns, Current: r.netns == "", Log: r.log, Backend: r.backend, Tools: iptables.Host{Path: r.path, Force: r.forceIptables}}
+	return podnet.Namespace{NetNS: r.at, Log: r.log, Backend: r.backend, Tools: iptables.Host{Path: r.path, Force: r.forceIptables}}
 }
 
-// do carries out what was asked for: looking only (--dry-run, --explain, --verify), or rules and then validation.
+// do opens the namespace, once, and carries out what was asked for.
 func (r run) do(ctx context.Context) int {
+	at, err := openNetNS(r.netns)
+	if err != nil {
+		return r.finish(err)
+	}
+	defer at.Close()
+	r.at = at
+	return r.inside(ctx)
+}
+
+// openNetNS opens the namespace at a path, or the current one. A path that leads to the current one, or to the node's, is
+// not what was meant: the rules would be the caller's own.
+func openNetNS(path string) (*netns.Namespace, error) {
+	at, err := netns.Open(path)
+	if err != nil || path == "" {
+		return at, err
+	}
+	host, err := at.IsHost()
+	if err == nil && host {
+		err = fmt.Errorf("--network-namespace %q is the network namespace of this command or of process 1: "+
+			"leave the flag out to work in the current one", path)
+	}
+	if err != nil {
+		at.Close()
+		return nil, err
+	}
+	return at, nil
+}
+
+// inside looks only (--dry-run, --explain, --verify), or brings the rules and then validates.
+func (r run) inside(ctx context.Context) int {
 	var err error
 	switch {
 	case r.explain || r.dryRun && !r.cleanup:

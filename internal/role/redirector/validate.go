@@ -21,7 +21,7 @@ func (r run) probe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, r.probeTimeout, fmt.Errorf("no redirected connection within %s", r.probeTimeout))
 	defer cancel()
 	p := probe.Redirection{
-		Namespace: r.netns, Listeners: []uint16{r.spec.OutboundPort, r.spec.InboundPort}, Port: r.probePort,
+		Namespace: r.at, Listeners: []uint16{r.spec.OutboundPort, r.spec.InboundPort}, Port: r.probePort,
 	}
 	all := probed(families)
 	errs := make([]error, len(all))

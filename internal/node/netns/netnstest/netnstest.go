@@ -6,13 +6,11 @@
 package netnstest
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/node/netns"
 )
@@ -24,19 +22,70 @@ func New(tb testing.TB) string {
 	if os.Geteuid() != 0 {
 		tb.Skip("making a network namespace needs root")
 	}
-	var fd int
-	err := netns.Do("", func() (err error) {
-		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("unsharing the network namespace: %w", err)
-		}
-		fd, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		return err
-	})
+	n, err := netns.New()
 	if err != nil {
-		tb.Fatalf("making a network namespace: %v", err)
+		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { _ = unix.Close(fd) })
-	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)
+	keep(tb, n.Path(), n)
+	return n.Path()
+}
+
+// held are the namespaces of New and Open, by path.
+var held sync.Map //nolint:gochecknoglobals // paths are of the whole process, too
+
+// keep holds a namespace until the test ends.
+func keep(tb testing.TB, path string, n *netns.Namespace) {
+	tb.Helper()
+	held.Store(path, n)
+	tb.Cleanup(func() {
+		held.CompareAndDelete(path, n)
+		n.Close()
+	})
+}
+
+// At is the open namespace of New or Open for the path.
+func At(path string) *netns.Namespace {
+	n, ok := held.Load(path)
+	if !ok {
+		panic("no namespace of netnstest: " + path)
+	}
+	return n.(*netns.Namespace) //nolint:forcetypeassert // nothing else is stored
+}
+
+// Open holds the namespace at path open until the test ends.
+func Open(tb testing.TB, path string) *netns.Namespace {
+	tb.Helper()
+	n, err := netns.Open(path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	keep(tb, path, n)
+	return n
+}
+
+// Isolated is netns.Namespace.DoIsolated for the namespace at path.
+func Isolated(path string, binds []netns.Bind, fn func() error) (isolation, err error) {
+	n, err := netns.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer n.Close()
+	return n.DoIsolated(binds, fn)
+}
+
+// Same reports whether two paths lead to one network namespace.
+func Same(a, b string) (bool, error) {
+	first, err := netns.Open(a)
+	if err != nil {
+		return false, err
+	}
+	defer first.Close()
+	second, err := netns.Open(b)
+	if err != nil {
+		return false, err
+	}
+	defer second.Close()
+	return first.Inode() == second.Inode(), nil
 }
 
 // Run runs a command in the namespace at path and returns what it printed. The test fails if the command does.

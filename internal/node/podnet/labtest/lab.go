@@ -19,8 +19,6 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/netns"
@@ -102,6 +100,7 @@ func PeerPorts() []uint16 { return []uint16{80, 443, 8080, 15020, DNSPort} }
 type Lab struct {
 	families         []ruleset.Family
 	pod, peer, guest string
+	opened           *netns.Namespace // the pod's
 	close            []func()
 	ports            atomic.Uint32
 }
@@ -109,13 +108,13 @@ type Lab struct {
 // New builds a lab for the given families, with the app and everybody outside ready to answer.
 func New(ctx context.Context, families ...ruleset.Family) (*Lab, error) {
 	l := &Lab{families: families}
-	for _, path := range []*string{&l.pod, &l.peer, &l.guest} {
-		name, closer, err := Namespace()
+	for _, path := range []*string{&l.guest, &l.peer, &l.pod} {
+		made, err := netns.New()
 		if err != nil {
 			l.Close()
 			return nil, err
 		}
-		*path, l.close = name, append(l.close, closer)
+		*path, l.opened, l.close = made.Path(), made, append(l.close, made.Close)
 	}
 	err := l.wire(ctx)
 	if err == nil {
@@ -136,25 +135,9 @@ func (l *Lab) Close() {
 	l.close = nil
 }
 
-// Namespace makes an empty network namespace. Its path is good for this process and its children until it is closed;
-// then the kernel ends it, as it does when the process ends.
-func Namespace() (path string, closer func(), err error) {
-	fd := -1
-	err = netns.Do("", func() (err error) {
-		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		fd, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		return err
-	})
-	if err != nil {
-		return "", nil, fmt.Errorf("making a network namespace: %w", err)
-	}
-	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd), func() { _ = unix.Close(fd) }, nil
-}
-
-// Path is the file of the pod's namespace.
-func (l *Lab) Path() string { return l.pod }
+// Path is the file of the pod's namespace, NetNS the open namespace.
+func (l *Lab) Path() string            { return l.pod }
+func (l *Lab) NetNS() *netns.Namespace { return l.opened }
 
 // FreshPort is a source port that nobody has asked from yet. A kernel that chooses ports itself takes one for two
 // destinations now and then; if both connections are redirected to one listener, connection tracking changes the port

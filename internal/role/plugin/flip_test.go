@@ -1,0 +1,144 @@
+package plugin_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+)
+
+// A flip changes what a path leads to, over and over: the pod's namespace and the node's own in turns.
+type flip struct {
+	name string
+	// start makes the path lead to the pod, and gives one change there and back.
+	start func(t *testing.T, path, pod, node string) (change func() error)
+}
+
+func flips() []flip {
+	return []flip{
+		{"a symbolic link", func(t *testing.T, path, pod, node string) func() error {
+			t.Helper()
+			link := func(target string) error {
+				return errors.Join(os.Symlink(target, path+".new"), os.Rename(path+".new", path))
+			}
+			if err := link(pod); err != nil {
+				t.Fatal(err)
+			}
+			return func() error { return errors.Join(link(node), link(pod)) }
+		}},
+		{"a bind mount", func(t *testing.T, path, pod, node string) func() error {
+			t.Helper()
+			if err := errors.Join(os.WriteFile(path, nil, 0o600), unix.Mount(pod, path, "", unix.MS_BIND, "")); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+			return func() error {
+				return errors.Join(unix.Mount(node, path, "", unix.MS_BIND, ""), unix.Unmount(path, unix.MNT_DETACH))
+			}
+		}},
+	}
+}
+
+// flipping changes a path until the test is over, and gives the path.
+func (f flip) flipping(t *testing.T, pod, node string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "netns")
+	change := f.start(t, path, pod, node)
+	ctx, cancel := context.WithCancel(t.Context())
+	var changing sync.WaitGroup
+	t.Cleanup(func() {
+		cancel()
+		changing.Wait()
+	})
+	changing.Go(func() {
+		for ctx.Err() == nil {
+			if err := change(); err != nil {
+				t.Errorf("changing the path: %v", err)
+				return
+			}
+		}
+	})
+	return path
+}
+
+// TestAPathThatFlipsNeverLeadsToTheNode: what is checked is what is programmed, so the rules of a pod never get into the
+// namespace of the caller, whatever its path leads to at which moment.
+func TestAPathThatFlipsNeverLeadsToTheNode(t *testing.T) {
+	t.Parallel()
+	const calls = 200
+	for _, f := range flips() {
+		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
+			n := chaintest.New(t, program(t))
+			list := n.Chain("1.0.0", nil)
+			pod := n.NewPod("shop", "web", chaintest.Sidecar)
+			addressed(t, pod)
+			addressed(t, chaintest.Pod{Netns: n.Netns}) // with which it could be programmed
+			input, err := chaintest.Input(list, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			node, before := n.Netns, everyRule(t, n.Netns)
+			pod.Netns = f.flipping(t, pod.Netns, node)
+			programmed, refused := 0, 0
+			for range calls {
+				out, err := n.Exec("ADD", pod, input)
+				switch {
+				case err == nil:
+					programmed++
+				case strings.Contains(string(out), "namespace") || strings.Contains(string(out), "netns"):
+					refused++
+				default:
+					t.Errorf("ADD: %v", err)
+				}
+			}
+			t.Logf("ADD: %d programmed the pod, %d were refused", programmed, refused)
+			if programmed == 0 || refused == 0 {
+				t.Error("the path did not flip")
+			}
+			// CHECK compares the pod's namespace or says that it is the node's; it never compares the node's.
+			for range calls / 8 {
+				out, err := n.Exec("CHECK", pod, input)
+				if err != nil && !strings.Contains(string(out), "the node's own network namespace") {
+					t.Errorf("CHECK: %v", err)
+				}
+				if out, err := n.Exec("DEL", pod, input); err != nil {
+					t.Errorf("DEL: %v: %s", err, out)
+				}
+			}
+			for _, mode := range []string{"REDIRECT", "TPROXY"} {
+				byHand(t, n, calls/8, pod.Netns, mode)
+			}
+			if after := everyRule(t, node); after != before {
+				t.Errorf("the node's own namespace was programmed:\n%s", after)
+			}
+		})
+	}
+}
+
+// byHand runs the command "istio-cni iptables" for a path, so often.
+func byHand(t *testing.T, n *chaintest.Node, calls int, path, mode string) {
+	t.Helper()
+	for range calls {
+		err := netns.Do(n.Netns, func() error {
+			out, err := exec.CommandContext(t.Context(), program(t), "iptables", "--reconcile", "-b", "*", "-m", mode,
+				"--network-namespace", path).CombinedOutput()
+			if err != nil && !strings.Contains(string(out), "is the network namespace of this command") {
+				t.Errorf("%v: %s", err, out)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
