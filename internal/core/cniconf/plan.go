@@ -271,6 +271,8 @@ func (p *planner) inline() {
 	err := p.served(name)
 	if err != nil {
 		p.release("")
+	} else if p.misplaced(name) {
+		err = p.place(name)
 	} else if p.isList(name) {
 		err = p.insert(name)
 	} else {
@@ -315,6 +317,48 @@ func (p *planner) insert(name string) error {
 	return nil
 }
 
+// place gives a list that has the name of a single plugin the stanza and then the name of a list, so that no runtime reads
+// it without the stanza.
+func (p *planner) place(name string) error {
+	f := p.dir.Files[name]
+	list, err := Insert(f.Data, p.want.Stanza.Element())
+	if err != nil {
+		return err
+	}
+	if _, err = loadList(list); err != nil {
+		return fmt.Errorf("no runtime could load it with the stanza: %w", err)
+	}
+	target := p.target(name)
+	p.plan.File, p.plan.Primary = target, target
+	if f.Link {
+		p.keepLink(name, target, list)
+		return nil
+	}
+	if !bytes.Equal(list, f.Data) {
+		p.do(Step{Op: OpWrite, Name: name, Data: list, Mode: f.Mode, Why: "the stanza goes behind the other plugins"})
+	}
+	p.do(Step{Op: OpRename, Name: name, To: target, Why: misplacedWhy})
+	return nil
+}
+
+// correctName gives a list that has the name of a single plugin that of a list, when the stanza is elsewhere already.
+func (p *planner) correctName(primary string) {
+	if !p.misplaced(primary) {
+		return
+	}
+	p.plan.Primary = p.target(primary)
+	p.do(Step{Op: OpRename, Name: primary, To: p.plan.Primary, Why: misplacedWhy})
+}
+
+const misplacedWhy = "it holds a list, which runtimes read under this name only"
+
+// keepLink writes a list and keeps the link aside whose content it has: what the link leads to is somebody else's and stays
+// as it is.
+func (p *planner) keepLink(name, target string, list []byte) {
+	p.write(target, list, p.dir.Files[name].Mode, "the list with the stanza")
+	p.do(Step{Op: OpRename, Name: name, To: name + savedSuffix, Why: "keeps the link for the day of removal"})
+}
+
 // convert makes a list of a single plugin. A runtime that looks at any instant finds one valid configuration: the file
 // first becomes a text that is valid under both names, then changes its name, then becomes a plain list.
 func (p *planner) convert(name string) error {
@@ -336,9 +380,7 @@ func (p *planner) convert(name string) error {
 	}
 	target := p.target(name)
 	if f.Link && target != name {
-		// What the link leads to is somebody else's: it stays as it is, and the link is kept aside.
-		p.write(target, list, f.Mode, "the list with the stanza")
-		p.do(Step{Op: OpRename, Name: name, To: name + savedSuffix, Why: "keeps the link for the day of removal"})
+		p.keepLink(name, target, list)
 		p.plan.File, p.plan.Primary = target, target
 		return nil
 	}
@@ -375,7 +417,7 @@ func (p *planner) target(name string) string {
 	plain := strings.TrimSuffix(name, ext) + extList
 	_, taken := p.dir.Files[plain]
 	_, mine := p.dir.Files[name+savedSuffix]
-	mine = mine && p.hasOwn(plain) || p.converts(name, plain)
+	mine = (mine || p.misplaced(name)) && p.hasOwn(plain) || p.converts(name, plain)
 	others := p.dir.Apply(Step{Op: OpRename, Name: name, To: plain})
 	maps.DeleteFunc(others.Files, func(other string, _ File) bool { return p.ours(other) })
 	first, _, _ := others.Loaded()
@@ -456,6 +498,7 @@ func (p *planner) owned() {
 	if p.write(name, list, p.want.FileMode, "a copy of "+primary+" with the stanza"); p.plan.Problem != nil {
 		return
 	}
+	p.correctName(primary)
 	p.release(name)
 	p.serves()
 }
@@ -523,6 +566,7 @@ func (p *planner) dropIn() {
 		return
 	}
 	written := len(p.plan.Steps)
+	p.correctName(primary)
 	p.release(file)
 	if written > 0 && len(p.plan.Steps) == written {
 		p.do(Step{Op: OpPoke, Why: "the runtime reads the directory again"})
@@ -541,6 +585,9 @@ func (p *planner) loads(network string) bool {
 // network tells whether plugins can be added to a primary configuration from the outside.
 func (p *planner) network(name string) (Network, error) {
 	n, err := p.dir.load(name)
+	if p.misplaced(name) {
+		n, err = loadList(p.dir.Files[name].Data)
+	}
 	switch {
 	case err != nil:
 		return n, err

@@ -486,6 +486,9 @@ func TestBrokenFilesAreNotThere(t *testing.T) {
 				t.Errorf("%s, %s: %+v, want to wait", name, mode, plan)
 			}
 			w := want(mode)
+			if strings.HasPrefix(name, "list-in-") {
+				continue // it becomes a list when a person names it
+			}
 			w.ConfName = name
 			if plan := w.Plan(d); plan.Waiting == "" || len(plan.Steps) > 0 {
 				t.Errorf("W-22: %s named by a person, %s: %+v, want to wait", name, mode, plan)
@@ -505,6 +508,84 @@ func TestMisnamedSinglePlugin(t *testing.T) {
 	back := last(run(start, want(cniconf.Inline).Uninstall(start).Steps))
 	if diff := cmp.Diff(map[string]string{"10-bridge.conf": "0644 " + bridgeConf}, texts(back)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestANamedListBecomesAListByItsNameToo: a person named a file of a single plugin's extension that holds a list, which no
+// runtime reads.
+func TestANamedListBecomesAListByItsNameToo(t *testing.T) {
+	t.Parallel()
+	const list = `{"cniVersion":"0.4.0","name":"net","plugins":[{"type":"calico"},{"type":"portmap"}]}`
+	other := strings.Replace(list, "calico", "ptp", 1)
+	named := func(mode cniconf.Mode, name string) cniconf.Want {
+		w := want(mode)
+		w.ConfName = name
+		return w
+	}
+	ours := last(run(dir("10-x.conflist", other), want(cniconf.Inline).Plan(dir("10-x.conflist", other)).Steps)).Files["10-x.conflist"]
+	for _, tc := range []struct {
+		name   string
+		mode   cniconf.Mode
+		start  cniconf.Dir
+		named  string
+		steps  int
+		target string
+		back   map[string]string
+	}{
+		{"inline", cniconf.Inline, dir("10-x.conf", list), "10-x.conf", 2, "10-x.conflist", map[string]string{"10-x.conflist": list}},
+		{"json", cniconf.Inline, dir("10-x.json", list), "10-x.json", 2, "10-x.conflist", map[string]string{"10-x.conflist": list}},
+		{"auto", cniconf.Auto, dir("10-x.conf", list), "10-x.conf", 2, "net/" + cniconf.DropInName, map[string]string{"10-x.conflist": list}},
+		{"drop-in", cniconf.DropIn, dir("10-x.conf", list), "10-x.conf", 2, "net/" + cniconf.DropInName, map[string]string{"10-x.conflist": list}},
+		{"owned", cniconf.Owned, dir("10-x.conf", list), "10-x.conf", 2, cniconf.OwnedName, map[string]string{"10-x.conflist": list}},
+		{
+			"beside our list of before", cniconf.Inline, dir("10-x.conf", list).Put("10-x.conflist", ours), "10-x.conf", 2, "10-x.conflist",
+			map[string]string{"10-x.conflist": list},
+		},
+		{
+			"beside another's list", cniconf.Inline, dir("10-x.conf", list, "10-x.conflist", other), "10-x.conf", 2, "10-x.conf.conflist",
+			map[string]string{"10-x.conf.conflist": list, "10-x.conflist": other},
+		},
+		{
+			"a link", cniconf.Inline, dir().Put("10-x.conf", cniconf.File{Data: []byte(list), Mode: 0o644, Link: true}), "10-x.conf", 2,
+			"10-x.conflist", map[string]string{"10-x.conf": list},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			w := named(tc.mode, tc.named)
+			plan := w.Plan(tc.start)
+			if plan.Problem != nil || plan.Waiting != "" || len(plan.Steps) != tc.steps || plan.File != tc.target {
+				t.Fatalf("plan %+v", plan)
+			}
+			states := run(tc.start, plan.Steps)
+			for i, d := range states[1:] {
+				dropIn := tc.mode == cniconf.DropIn || tc.mode == cniconf.Auto
+				if got := types(d); slices.Contains(got, "calico") && got[len(got)-1] != "istio-cni" && !dropIn {
+					t.Errorf("step %d: the runtime runs %q without the stanza", i, got)
+				}
+				if again := w.Plan(d); again.Problem != nil || last(run(d, again.Steps)).Files == nil {
+					t.Errorf("from step %d on: %+v", i, again)
+				} else if diff := cmp.Diff(texts(last(states)), texts(last(run(d, again.Steps)))); diff != "" {
+					t.Errorf("from step %d on (-want +got):\n%s", i, diff)
+				}
+			}
+			if again := w.Plan(last(states)); len(again.Steps) > 0 || again.Problem != nil {
+				t.Errorf("it is not as wanted: %+v", again)
+			}
+			back := texts(last(run(last(states), w.Uninstall(last(states)).Steps)))
+			for name, text := range back {
+				back[name] = strings.TrimPrefix(strings.TrimPrefix(text, "0644 "), "0600 ")
+			}
+			if diff := cmp.Diff(tc.back, back); diff != "" {
+				t.Errorf("after removal (-want +got):\n%s", diff)
+			}
+		})
+	}
+	if plan := want(cniconf.Inline).Plan(dir("10-x.conf", list)); plan.Waiting == "" || len(plan.Steps) > 0 {
+		t.Errorf("nobody named it: %+v", plan)
+	}
+	if plan := named(cniconf.Inline, "10-x.conf").Plan(dir("10-x.conf", `{"name":"net","plugins":[]}`)); plan.Waiting == "" || len(plan.Steps) > 0 {
+		t.Errorf("a list of nothing: %+v", plan)
 	}
 }
 

@@ -108,10 +108,24 @@ func (p *planner) isList(name string) bool {
 	case extList:
 		return true
 	case extSingle, extSingleJSON:
-		return false
+		return p.misplaced(name)
 	}
 	_, err := inlined(p.dir.Files[name].Data)
 	return err == nil
+}
+
+// misplaced reports whether the file that a person named holds a list under the name of a single plugin. No runtime reads
+// it: it becomes a list by its name, too.
+func (p *planner) misplaced(name string) bool {
+	ext := path.Ext(name)
+	return name == p.want.ConfName && (ext == extSingle || ext == extSingleJSON) && holdsList(p.dir.Files[name].Data)
+}
+
+// holdsList tells a list from a single plugin by what is in it.
+func holdsList(text []byte) bool {
+	n, err := loadList(text)
+	_, single := loadSingle(text)
+	return err == nil && single != nil && len(n.Types) > 0
 }
 
 // ours reports whether a file is of this program's making, so that it cannot be the primary configuration.
@@ -330,11 +344,19 @@ func (p *planner) restore(name string, without []byte) bool {
 			p.do(Step{Op: OpRemove, Name: name, Why: "its original is there again"})
 			return true
 		}
-		if converted, err := Convert(original.Data); err == nil && bytes.Equal(converted, without) {
+		if converted, err := listOf(original.Data); err == nil && bytes.Equal(converted, without) {
 			return p.unconvert(name, single, original, converted)
 		}
 	}
 	return false
+}
+
+// listOf gives a saved original as the list that was made of it.
+func listOf(original []byte) ([]byte, error) {
+	if holdsList(original) {
+		return original, nil
+	}
+	return Convert(original)
 }
 
 // unconvert gives a converted file its name and its bytes back. It reports whether that can be done.
