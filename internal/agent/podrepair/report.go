@@ -11,6 +11,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/podnet"
 	"github.com/meshcni/istio-cni/internal/node/podns"
 )
 
@@ -86,6 +87,8 @@ func remedy(err error) string {
 		return ". The account of the node agent lacks the permission that its mode of repair needs"
 	case errors.Is(err, errClaimed):
 		return ". The address is one that its sandbox had before the node was started again, or an error of the primary CNI plugin"
+	case errors.Is(err, podnet.ErrUninspectable):
+		return ". A container of the pod with the capability NET_ADMIN may have filled it: see what wrote them, and delete the pod"
 	case errors.Is(err, podns.ErrNoHost):
 		return ". Let the node agent see the processes of the node: its procfs is looked for as /host/proc"
 	}

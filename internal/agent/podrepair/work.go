@@ -2,6 +2,7 @@ package podrepair
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -141,6 +142,12 @@ func (j *job) look(ctx context.Context, subject repair.Pod) error {
 		rules, err = j.compare(ctx, space)
 		return err
 	})
+	if errors.Is(err, podnet.ErrUninspectable) {
+		// That does not pass by itself.
+		j.memory.state = metrics.PodUnknown
+		j.once(ctx, ReasonUnverified, "it cannot be told whether the traffic is redirected: "+cause(err)+remedy(err))
+		return err
+	}
 	if err != nil {
 		j.memory.state = metrics.PodUnknown
 		if j.memory.failures++; j.memory.failures == unreachable {

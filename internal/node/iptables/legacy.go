@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/nftables"
 )
 
 // Socket options of the legacy tables, the same for both families (linux/netfilter_ipv4/ip_tables.h,
@@ -39,15 +40,40 @@ const getEntriesHead = tableNameLen + 8
 // ErrChanged says that a legacy table changed while it was read.
 var ErrChanged = errors.New("the legacy table was changed meanwhile")
 
+// ErrUninspectable says that the namespace holds more rules than are read: whoever is in it may have filled it.
+var ErrUninspectable = nftables.ErrUninspectable
+
+// What is read of the tables of a family in all, and of the text that a tool prints of them. A rule takes about 200 bytes.
+const (
+	mostRules = 50_000
+	mostBytes = 32 << 20
+)
+
+func overBudget() error {
+	return fmt.Errorf("%w: it holds more than %d rules of iptables, or more than %d MiB of them", ErrUninspectable, mostRules, mostBytes>>20)
+}
+
 // LegacyMesh reports whether the legacy tables of the current namespace hold chains of the mesh, without a tool: those
-// are found by the names that the entries carry, so no entry has to be understood.
+// are found by the names that the entries carry, so no entry has to be understood. It is ErrUninspectable where the tables of
+// the family hold more than are read, before anything of them is.
 func LegacyMesh(f ruleset.Family) (bool, error) {
 	tables, err := legacyTables(f)
 	if err != nil {
 		return false, err
 	}
+	if len(tables) == 0 {
+		return false, nil
+	}
+	l, err := openLegacy(f)
+	if err != nil {
+		return false, err
+	}
+	defer l.close()
+	if err := l.affordable(tables); err != nil {
+		return false, err
+	}
 	for _, table := range tables {
-		entries, err := legacyEntries(f, table)
+		entries, err := l.entries(table)
 		if err != nil {
 			return false, fmt.Errorf("reading legacy table %q of %s: %w", table, f, err)
 		}
@@ -78,25 +104,61 @@ func legacyTables(f ruleset.Family) ([]string, error) {
 	return strings.Fields(string(names)), nil
 }
 
-func legacyEntries(f ruleset.Family, table string) ([]byte, error) {
+// legacy is a socket by which the legacy tables of a family are read.
+type legacy struct {
+	family    ruleset.Family
+	fd, level int
+}
+
+func openLegacy(f ruleset.Family) (legacy, error) {
 	domain, level := unix.AF_INET, unix.IPPROTO_IP
 	if f == ruleset.IPv6 {
 		domain, level = unix.AF_INET6, unix.IPPROTO_IPV6
 	}
 	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, err
+		return legacy{}, fmt.Errorf("opening a socket for the legacy tables of %s: %w", f, err)
 	}
-	defer unix.Close(fd) //nolint:errcheck // nothing was written
+	return legacy{f, fd, level}, nil
+}
+
+func (l legacy) close() { _ = unix.Close(l.fd) } // nothing was written
+
+func (l legacy) info(table string) (getInfo, error) {
 	var info getInfo
 	copy(info.name[:tableNameLen-1], table)
-	if err := getsockopt(fd, level, soGetInfo, unsafe.Pointer(&info), uint32(unsafe.Sizeof(info))); err != nil { //nolint:gosec // a struct of the kernel
+	err := getsockopt(l.fd, l.level, soGetInfo, unsafe.Pointer(&info), uint32(unsafe.Sizeof(info))) //nolint:gosec // a struct of the kernel
+	return info, err
+}
+
+// affordable reports by their sizes why the tables are not read.
+func (l legacy) affordable(tables []string) error {
+	rules, size := 0, 0
+	for _, table := range tables {
+		info, err := l.info(table)
+		if err != nil {
+			return fmt.Errorf("asking for the size of legacy table %q of %s: %w", table, l.family, err)
+		}
+		rules, size = rules+int(info.entries), size+int(info.size)
+	}
+	if rules > mostRules || size > mostBytes {
+		return fmt.Errorf("reading the legacy tables of %s: %w", l.family, overBudget())
+	}
+	return nil
+}
+
+func (l legacy) entries(table string) ([]byte, error) {
+	info, err := l.info(table)
+	if err != nil {
 		return nil, err
+	}
+	if info.size > mostBytes {
+		return nil, overBudget()
 	}
 	buffer := make([]byte, getEntriesHead+int(info.size))
 	copy(buffer[:tableNameLen-1], table)
 	binary.NativeEndian.PutUint32(buffer[tableNameLen:], info.size)
-	err = getsockopt(fd, level, soGetEntries, unsafe.Pointer(&buffer[0]), uint32(len(buffer))) //nolint:gosec // the kernel's own size
+	err = getsockopt(l.fd, l.level, soGetEntries, unsafe.Pointer(&buffer[0]), uint32(len(buffer))) //nolint:gosec // the kernel's own size
 	if errors.Is(err, unix.EAGAIN) {
 		return nil, ErrChanged // the table has another size by now
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,13 +31,38 @@ func (t Tool) run(ctx context.Context, program, stdin string, args ...string) (s
 	if t.host.Lock != "" {
 		cmd.Env = append(cmd.Env, "XTABLES_LOCKFILE="+t.host.Lock)
 	}
-	var stdout, stderr bytes.Buffer
+	stdout, stderr := capped{most: mostBytes}, capped{most: mostSaid}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
 	t.host.started++
-	if err := cmd.Run(); err != nil {
+	err := cmd.Run()
+	switch {
+	case stdout.full:
+		return "", fmt.Errorf("running %s: %w", filepath.Base(program), overBudget())
+	case err != nil:
 		return "", explain(ctx, filepath.Base(program), stdin, stderr.String(), err)
 	}
 	return stdout.String(), nil
+}
+
+// mostSaid bounds what a tool's complaints are kept of.
+const mostSaid = 16 << 10
+
+// capped keeps the beginning of what is written. It refuses the rest, which ends a program that goes on.
+type capped struct {
+	bytes.Buffer
+	most int
+	full bool
+}
+
+// Write keeps what there is room for.
+func (c *capped) Write(p []byte) (int, error) {
+	n := min(len(p), c.most-c.Len())
+	_, _ = c.Buffer.Write(p[:n])
+	if n < len(p) {
+		c.full = true
+		return n, io.ErrShortWrite
+	}
+	return n, nil
 }
 
 // explain turns a failed run into an error that shows what the tool said, the line it means, and what may help.

@@ -19,6 +19,7 @@ import (
 	goiptables "github.com/coreos/go-iptables/iptables"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/nftables"
 )
 
 // Variant is one of the two implementations of iptables.
@@ -100,7 +101,7 @@ func Choose(ctx context.Context, f ruleset.Family, h *Host) (Choice, error) {
 	nft, haveNFT := h.find(f, NFT)
 	legacy, haveLegacy := h.find(f, Legacy)
 	inUse := LegacyInUse(f)
-	_, nftErr := nftInUse(f)
+	_, nftErr := nftables.InUse(ctx, f)
 	switch {
 	case h.Force == NFT && haveNFT, h.Force == "" && haveNFT && nftErr == nil && (!haveLegacy || !inUse):
 		return choice(nft, legacy, haveLegacy && inUse), nil
@@ -234,22 +235,25 @@ func (h *Host) look(name string) (string, bool) {
 }
 
 // inUse reports whether the variant has any table of the family here. If that cannot be told, it may have.
-func (t Tool) inUse() bool {
+func (t Tool) inUse(ctx context.Context) bool {
 	if t.Variant == Legacy {
 		return LegacyInUse(t.Family)
 	}
-	found, err := nftInUse(t.Family)
+	found, err := nftables.InUse(ctx, t.Family)
 	return found || err != nil
 }
 
-// Read gives all rules of the namespace that the tool knows of.
+// Read gives all rules of the namespace that the tool knows of. It is ErrUninspectable where these are more than are read.
 func (t Tool) Read(ctx context.Context) (ruleset.Set, error) {
-	if !t.inUse() {
+	if !t.inUse(ctx) {
 		return ruleset.Set{Family: t.Family}, nil
 	}
 	text, err := t.run(ctx, t.save, "")
 	if err != nil {
 		return ruleset.Set{}, fmt.Errorf("reading %s rules: %w", t.Family, err)
+	}
+	if lines := strings.Count(text, "\n"); lines > mostRules {
+		return ruleset.Set{}, fmt.Errorf("reading %s rules: %w", t.Family, overBudget())
 	}
 	return ruleset.Parse(t.Family, text)
 }

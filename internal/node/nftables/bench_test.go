@@ -19,7 +19,7 @@ func BenchmarkNewNamespace(b *testing.B) {
 	wants := both(redirect.Default())
 	var ours, theirs time.Duration
 	for b.Loop() {
-		ours += timed(b, func() error { return nftables.Apply(changes(wants...)...) })
+		ours += timed(b, func() error { return nftables.Apply(b.Context(), changes(wants...)...) })
 		theirs += timed(b, func() error {
 			for _, want := range wants {
 				none := ruleset.Set{Family: want.Family}
@@ -59,11 +59,11 @@ func timed(b *testing.B, fn func() error) time.Duration {
 func BenchmarkSameAgain(b *testing.B) {
 	ns, wants := netnstest.New(b), both(redirect.Default())
 	err := netns.Do(ns, func() error {
-		if err := nftables.Apply(changes(wants...)...); err != nil {
+		if err := nftables.Apply(b.Context(), changes(wants...)...); err != nil {
 			return err
 		}
 		for b.Loop() {
-			if err := nftables.Apply(changes(wants...)...); err != nil {
+			if err := nftables.Apply(b.Context(), changes(wants...)...); err != nil {
 				return err
 			}
 		}

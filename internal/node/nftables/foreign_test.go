@@ -209,7 +209,7 @@ func TestForeignRulesStay(t *testing.T) {
 
 	p.do(t, func() error {
 		all := func(_, have ruleset.Set) ruleset.Claim { return redirect.ClaimAll(have) }
-		return nftables.Apply(
+		return nftables.Apply(t.Context(),
 			nftables.Change{Want: ruleset.Set{Family: ruleset.IPv4}, Claim: all},
 			nftables.Change{Want: ruleset.Set{Family: ruleset.IPv6}, Claim: all})
 	})

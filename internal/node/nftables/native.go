@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"context"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -16,21 +17,23 @@ func (v *View) Native() ruleset.Set { return v.Set(native.Inet) }
 
 // ApplyNative brings the native tables of the current namespace to what is wanted, in one transaction. What is as wanted
 // stays, counters and all; a table that is not is made anew, and one that is not wanted removed.
-func ApplyNative(want ruleset.Set) error {
+func ApplyNative(ctx context.Context, want ruleset.Set) error {
 	return session(func(s *Session) error {
-		return s.Update(func(*View) (Plan, error) { return Plan{Native: &want}, nil })
+		return s.Update(ctx, func(*View) (Plan, error) { return Plan{Native: &want}, nil })
 	})
 }
 
 // CleanNative removes the native tables.
-func CleanNative() error { return ApplyNative(ruleset.Set{Family: native.Inet}) }
+func CleanNative(ctx context.Context) error {
+	return ApplyNative(ctx, ruleset.Set{Family: native.Inet})
+}
 
 // ReadNative gives the native tables of the current namespace.
-func ReadNative() (ruleset.Set, error) { return Read(native.Inet) }
+func ReadNative(ctx context.Context) (ruleset.Set, error) { return Read(ctx, native.Inet) }
 
 // VerifyNative tells how the native tables of the current namespace depart from what is wanted, and writes nothing.
-func VerifyNative(want ruleset.Set) (ruleset.Diff, error) {
-	have, err := ReadNative()
+func VerifyNative(ctx context.Context, want ruleset.Set) (ruleset.Diff, error) {
+	have, err := ReadNative(ctx)
 	if err != nil {
 		return ruleset.Diff{}, err
 	}

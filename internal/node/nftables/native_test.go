@@ -43,7 +43,7 @@ func TestNativeTablesAreThoseOfTheReference(t *testing.T) {
 func conformNative(t *testing.T, want ruleset.Set, script string) {
 	t.Helper()
 	ours, theirs, scripted := newPod(t), newPod(t), newPod(t)
-	ours.do(t, func() error { return nftables.ApplyNative(want) })
+	ours.do(t, func() error { return nftables.ApplyNative(t.Context(), want) })
 	theirs.run(t, script, "nft", "-f", "-")
 	scripted.run(t, native.Script(want), "nft", "-f", "-")
 	list := theirs.run(t, "", "nft", "list", "ruleset")
@@ -54,7 +54,7 @@ func conformNative(t *testing.T, want ruleset.Set, script string) {
 	}
 	for who, p := range map[string]pod{"ours": ours, "nft's": theirs} {
 		p.do(t, func() error {
-			diff, err := nftables.VerifyNative(want)
+			diff, err := nftables.VerifyNative(t.Context(), want)
 			if !diff.Empty() {
 				t.Errorf("%s rules are not read as wanted:\n%s", who, diff)
 			}
@@ -85,7 +85,7 @@ func TestAnotherNativeSpecLeavesNothingOfTheFirst(t *testing.T) {
 			t.Errorf("step %d: %d transactions to do nothing", i, n)
 		}
 		fresh := newPod(t)
-		fresh.do(t, func() error { return nftables.ApplyNative(want) })
+		fresh.do(t, func() error { return nftables.ApplyNative(t.Context(), want) })
 		equal(t, fmt.Sprintf("step %d", i), fresh.run(t, "", "nft", "list", "ruleset"), p.run(t, "", "nft", "list", "ruleset"))
 	}
 }
@@ -110,17 +110,17 @@ func TestEachDriftOfANativeTableIsSeenAndMended(t *testing.T) {
 	}
 	for _, tt := range tests {
 		p := newPod(t)
-		p.do(t, func() error { return nftables.ApplyNative(want) })
+		p.do(t, func() error { return nftables.ApplyNative(t.Context(), want) })
 		before := p.run(t, "", "nft", "list", "ruleset")
 		p.run(t, "", "nft", tt.nft)
 		p.do(t, func() error {
-			diff, err := nftables.VerifyNative(want)
+			diff, err := nftables.VerifyNative(t.Context(), want)
 			if !strings.Contains(diff.String(), tt.seen) {
 				t.Errorf("%s: want %q in:\n%s", tt.name, tt.seen, diff)
 			}
 			return err
 		})
-		p.do(t, func() error { return nftables.ApplyNative(want) })
+		p.do(t, func() error { return nftables.ApplyNative(t.Context(), want) })
 		// Tables that are made anew are listed behind those that stayed.
 		equal(t, tt.name, sortedTables(before), sortedTables(p.run(t, "", "nft", "list", "ruleset")))
 	}
@@ -139,11 +139,11 @@ func TestNativeTablesLeaveTheRestAlone(t *testing.T) {
 	p.run(t, "", "nft", "add table inet other; add set inet other s { type inet_service; elements = { 5 }; }")
 	p.run(t, "", "nft", "add chain inet other output { type nat hook output priority -100; }; add rule inet other output tcp dport @s accept")
 	before := p.run(t, "", "nft", "list", "ruleset")
-	p.do(t, func() error { return nftables.ApplyNative(native.Rules(everything(), treatment(true))) })
+	p.do(t, func() error { return nftables.ApplyNative(t.Context(), native.Rules(everything(), treatment(true))) })
 	if during := p.run(t, "", "nft", "list", "ruleset"); !strings.HasPrefix(during, strings.TrimSpace(before)) || during == before {
 		t.Errorf("with native tables:\n%s", during)
 	}
-	p.do(t, nftables.CleanNative)
+	p.do(t, func() error { return nftables.CleanNative(t.Context()) })
 	equal(t, "what is left", before, p.run(t, "", "nft", "list", "ruleset"))
 }
 
@@ -171,7 +171,7 @@ func TestOneTransactionGoesFromIptablesToNative(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		err = s.Update(move(bad))
+		err = s.Update(t.Context(), move(bad))
 		says := `inet, table istio-proxy-nat, chain istio-zzz, rule "counter jump nowhere", immediate: `
 		if err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("error %v, want %q in it", err, says)
@@ -196,7 +196,7 @@ func TestOneTransactionGoesFromIptablesToNative(t *testing.T) {
 func TestARefusedFamilyIsRefusedNatively(t *testing.T) {
 	p := newPod(t)
 	want := native.Rules(redirect.Default(), redirect.Families{IPv6: redirect.Rejected, HasIPv4: true})
-	p.do(t, func() error { return nftables.ApplyNative(want) })
+	p.do(t, func() error { return nftables.ApplyNative(t.Context(), want) })
 	scripted := newPod(t)
 	scripted.run(t, native.Script(want), "nft", "-f", "-")
 	if diff := cmp.Diff(scripted.kernel(t, native.Inet), p.kernel(t, native.Inet)); diff != "" {
@@ -213,7 +213,7 @@ func TestARefusedFamilyIsRefusedNatively(t *testing.T) {
 		}
 	}
 	p.do(t, func() error {
-		diff, err := nftables.VerifyNative(want)
+		diff, err := nftables.VerifyNative(t.Context(), want)
 		if !diff.Empty() {
 			t.Errorf("not read as wanted:\n%s", diff)
 		}

@@ -10,8 +10,10 @@
 package nftables
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"golang.org/x/sys/unix"
 
@@ -26,6 +28,19 @@ var ErrUnsupported = errors.New("the kernel cannot do this with nf_tables")
 
 // ErrChanged says that the rules of the namespace changed in between. Nothing was done.
 var ErrChanged = nfnetlink.ErrChanged
+
+// ErrUninspectable says that the namespace holds more than is read: whoever is in it may have filled it. Nothing was done.
+var ErrUninspectable = nfnetlink.ErrUninspectable
+
+// budget is what is read of a namespace: tables, chains, rules and sets of all families together. It is more than twice
+// what a pod can ask for by its annotations.
+var budget = nfnetlink.Budget{Objects: mostObjects, Bytes: mostBytes} //nolint:gochecknoglobals // a constant
+
+// The numbers of the budget; docs/design.md names them.
+const (
+	mostObjects = 50_000
+	mostBytes   = 32 << 20
+)
 
 // attempts bounds how often a namespace that somebody else is changing is read again.
 const attempts = 10
@@ -42,6 +57,7 @@ func Open() (*Session, error) {
 	if err != nil {
 		return nil, unsupported(err)
 	}
+	conn.Budget = budget
 	return &Session{conn}, nil
 }
 
@@ -69,25 +85,21 @@ func Supported() error {
 }
 
 // InUse reports whether the namespace has any nf_tables table of the family, iptables' or not.
-func InUse(f ruleset.Family) (bool, error) {
-	found := false
+func InUse(ctx context.Context, f ruleset.Family) (bool, error) {
 	err := session(func(s *Session) error {
-		return s.conn.Dump(unix.NFT_MSG_GETTABLE, protocolFamily(f), nil, func(nfnetlink.Message) error {
-			found = true
-			return nil
-		})
+		return s.dump(ctx, unix.NFT_MSG_GETTABLE, protocolFamily(f), nil, func(nfnetlink.Message) error { return fs.SkipAll })
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.SkipAll) {
 		return false, fmt.Errorf("listing nf_tables tables of %s: %w", f, err)
 	}
-	return found, nil
+	return err != nil, nil
 }
 
 // Read gives all rules of the family in the current namespace, as iptables-nft-save prints them.
-func Read(f ruleset.Family) (ruleset.Set, error) {
+func Read(ctx context.Context, f ruleset.Family) (ruleset.Set, error) {
 	var set ruleset.Set
 	err := session(func(s *Session) error {
-		v, err := s.Read()
+		v, err := s.Read(ctx)
 		if err == nil {
 			set = v.Set(f)
 		}
@@ -104,9 +116,9 @@ type Change struct {
 }
 
 // Apply brings the families to what is wanted, in one transaction.
-func Apply(changes ...Change) error {
+func Apply(ctx context.Context, changes ...Change) error {
 	return session(func(s *Session) error {
-		return s.Update(func(v *View) (Plan, error) {
+		return s.Update(ctx, func(v *View) (Plan, error) {
 			var p Plan
 			for _, c := range changes {
 				have := v.Set(c.Want.Family)
@@ -136,9 +148,9 @@ func session(do func(*Session) error) error {
 // Update reads the namespace and carries out the Plan that is made of it, all in one transaction. When somebody
 // else changed any rules in between, nothing of it was done, and it begins again: plan may be called several times. An
 // error that the kernel gives names the table, the chain and the rule.
-func (s *Session) Update(plan func(*View) (Plan, error)) error {
+func (s *Session) Update(ctx context.Context, plan func(*View) (Plan, error)) error {
 	return again(func() error {
-		v, err := s.read()
+		v, err := s.read(ctx)
 		if err != nil {
 			return err
 		}
@@ -150,8 +162,9 @@ func (s *Session) Update(plan func(*View) (Plan, error)) error {
 	})
 }
 
-// Read gives a consistent picture of the namespace. It is ErrChanged if the rules changed while they were read.
-func (s *Session) Read() (*View, error) { return s.read() }
+// Read gives a consistent picture of the namespace. It is ErrChanged if the rules changed while they were read. After
+// ErrUninspectable, and when the context ended, the Session can only be closed.
+func (s *Session) Read(ctx context.Context) (*View, error) { return s.read(ctx) }
 
 // again repeats what found the namespace changing under it.
 func again(do func() error) error {

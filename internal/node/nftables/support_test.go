@@ -1,6 +1,7 @@
 package nftables_test
 
 import (
+	"context"
 	"fmt"
 	"os/exec"
 	"slices"
@@ -91,7 +92,7 @@ func (p pod) read(tb testing.TB, f ruleset.Family) ruleset.Set {
 	tb.Helper()
 	var set ruleset.Set
 	p.do(tb, func() (err error) {
-		set, err = nftables.Read(f)
+		set, err = nftables.Read(tb.Context(), f)
 		return err
 	})
 	return set
@@ -100,7 +101,7 @@ func (p pod) read(tb testing.TB, f ruleset.Family) ruleset.Set {
 // apply brings the namespace to the sets, whatever of the mesh is there.
 func (p pod) apply(tb testing.TB, wants ...ruleset.Set) {
 	tb.Helper()
-	p.do(tb, func() error { return nftables.Apply(changes(wants...)...) })
+	p.do(tb, func() error { return nftables.Apply(tb.Context(), changes(wants...)...) })
 }
 
 func changes(wants ...ruleset.Set) []nftables.Change {
@@ -122,6 +123,7 @@ func (p pod) kernel(tb testing.TB, f ruleset.Family) []string {
 			return err
 		}
 		defer func() { _ = conn.Close() }()
+		conn.Budget = nfnetlink.Budget{Objects: 100_000, Bytes: 1 << 26}
 		family := map[ruleset.Family]uint8{
 			ruleset.IPv4: unix.NFPROTO_IPV4, ruleset.IPv6: unix.NFPROTO_IPV6, native.Inet: unix.NFPROTO_INET,
 		}[f]
@@ -132,7 +134,7 @@ func (p pod) kernel(tb testing.TB, f ruleset.Family) []string {
 		}
 		for _, kind := range []uint16{unix.NFT_MSG_GETTABLE, unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_GETRULE} {
 			var some []string
-			err := conn.Dump(kind, family, nil, func(m nfnetlink.Message) error {
+			err := conn.Dump(tb.Context(), kind, family, nil, func(m nfnetlink.Message) error {
 				line := fmt.Sprint(kind)
 				for a := range m.Attributes.All() {
 					if !slices.Contains(omit[kind], a.Kind) {
@@ -173,7 +175,7 @@ func equal(tb testing.TB, what, want, got string) {
 
 // tryApply is apply for what may fail.
 func (p pod) tryApply(wants ...ruleset.Set) error {
-	return netns.Do(string(p), func() error { return nftables.Apply(changes(wants...)...) })
+	return netns.Do(string(p), func() error { return nftables.Apply(context.Background(), changes(wants...)...) })
 }
 
 // everything is a Spec with every kind of rule.

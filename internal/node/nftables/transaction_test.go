@@ -55,7 +55,7 @@ func (p pod) watchPlan(tb testing.TB, plan func(*nftables.View) (nftables.Plan, 
 			return err
 		}
 		s.OnSend(w.see)
-		return errors.Join(s.Update(plan), s.Close())
+		return errors.Join(s.Update(tb.Context(), plan), s.Close())
 	})
 	return w
 }
@@ -211,7 +211,7 @@ func TestAChangeBySomebodyElseIsSeen(t *testing.T) {
 		if err != nil {
 			return 0, err
 		}
-		err = s.Update(func(v *nftables.View) (nftables.Plan, error) {
+		err = s.Update(t.Context(), func(v *nftables.View) (nftables.Plan, error) {
 			programs, planErr := reconcile(both(redirect.Default())...)(v)
 			if calls++; calls <= strangers {
 				planErr = exec.CommandContext(t.Context(), "iptables-nft", "-t", "nat", "-A", "OUTPUT", "-j", "ACCEPT").Run()
@@ -247,7 +247,7 @@ func TestWhatAPlanRefusesIsNotTriedAgain(t *testing.T) {
 			return err
 		}
 		calls := 0
-		err = s.Update(func(*nftables.View) (nftables.Plan, error) {
+		err = s.Update(t.Context(), func(*nftables.View) (nftables.Plan, error) {
 			calls++
 			return nftables.Plan{}, refused
 		})
@@ -264,7 +264,7 @@ func TestInUse(t *testing.T) {
 	p.run(t, "", "nft", "add table ip6 x")
 	for f, want := range map[ruleset.Family]bool{ruleset.IPv4: false, ruleset.IPv6: true} {
 		p.do(t, func() error {
-			got, err := nftables.InUse(f)
+			got, err := nftables.InUse(t.Context(), f)
 			if got != want {
 				t.Errorf("%s in use: %v, want %v", f, got, want)
 			}
@@ -280,13 +280,13 @@ const userNamespace = "NFTABLES_TEST_USER_NAMESPACE"
 // takes that of nf_tables.
 func TestInAUserNamespace(t *testing.T) {
 	if os.Getenv(userNamespace) != "" {
-		err := nftables.Apply(changes(both(redirect.Default())...)...)
+		err := nftables.Apply(t.Context(), changes(both(redirect.Default())...)...)
 		for _, text := range []string{"table nat, chain ISTIO_OUTPUT", "match owner: invalid argument", "hostUsers: false"} {
 			if err == nil || !strings.Contains(err.Error(), text) {
 				t.Errorf("error %v, want %q in it", err, text)
 			}
 		}
-		if err = nftables.ApplyNative(native.Rules(redirect.Default(), treatment(true))); err != nil {
+		if err = nftables.ApplyNative(t.Context(), native.Rules(redirect.Default(), treatment(true))); err != nil {
 			t.Errorf("native tables: %v", err)
 		}
 		return

@@ -1,8 +1,11 @@
 package nftables
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -65,6 +68,7 @@ type place struct {
 type table struct {
 	dormant bool
 	chains  map[string]*chain
+	byName  map[string]*chain   // by the kernel's name: rules come with it
 	sets    map[string][]uint16 // of ports, in a native table
 }
 
@@ -124,18 +128,19 @@ func (v *View) Set(f ruleset.Family) ruleset.Set {
 }
 
 // read asks the kernel. In a namespace without tables that is one question besides that for the generation.
-func (s *Session) read() (*View, error) {
+func (s *Session) read(ctx context.Context) (*View, error) {
+	s.conn.Budget = budget
 	generation, err := s.conn.Generation()
 	if err != nil {
 		return nil, unsupported(err)
 	}
 	v := &View{session: s, generation: generation, tables: map[place]*table{}}
-	others, err := v.readTables()
+	others, err := v.readTables(ctx)
 	if err != nil || v.Empty() {
 		return v, err
 	}
 	for _, f := range families() {
-		if err = v.readFamily(f, others[f]); err != nil {
+		if err = v.readFamily(ctx, f, others[f]); err != nil {
 			return nil, err
 		}
 	}
@@ -146,14 +151,23 @@ func (s *Session) read() (*View, error) {
 	return v, err
 }
 
+// dump lists objects, and says of too many what the bound is.
+func (s *Session) dump(ctx context.Context, kind uint16, family uint8, fill func(*nfnetlink.Buffer), each func(nfnetlink.Message) error) error {
+	err := s.conn.Dump(ctx, kind, family, fill, each)
+	if errors.Is(err, nfnetlink.ErrUninspectable) {
+		err = fmt.Errorf("%w: it holds more than %d tables, chains, rules and sets, or more than %d MiB of them", err, mostObjects, mostBytes>>20)
+	}
+	return err
+}
+
 // readTables notes the tables that are known and tells in which families there are others.
-func (v *View) readTables() (others map[ruleset.Family]bool, err error) {
+func (v *View) readTables(ctx context.Context) (others map[ruleset.Family]bool, err error) {
 	others = map[ruleset.Family]bool{}
 	byProtocol := map[uint8]ruleset.Family{}
 	for _, f := range families() {
 		byProtocol[protocolFamily(f)] = f
 	}
-	err = v.session.conn.Dump(unix.NFT_MSG_GETTABLE, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
+	err = v.session.dump(ctx, unix.NFT_MSG_GETTABLE, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
 		name, flags := "", uint32(0)
 		for a := range m.Attributes.All() {
 			switch a.Kind {
@@ -165,7 +179,7 @@ func (v *View) readTables() (others map[ruleset.Family]bool, err error) {
 		}
 		f, ours := byProtocol[m.Family]
 		if at := (place{f, name}); ours && at.known() {
-			v.tables[at] = &table{dormant: flags&unix.NFT_TABLE_F_DORMANT != 0, chains: map[string]*chain{}}
+			v.tables[at] = &table{dormant: flags&unix.NFT_TABLE_F_DORMANT != 0, chains: map[string]*chain{}, byName: map[string]*chain{}}
 		} else if ours {
 			others[f] = true
 		}
@@ -178,7 +192,7 @@ func (v *View) readTables() (others map[ruleset.Family]bool, err error) {
 }
 
 // readFamily reads chains and rules. Tables of others may be huge: beside such, the rules are asked for table by table.
-func (v *View) readFamily(f ruleset.Family, others bool) error {
+func (v *View) readFamily(ctx context.Context, f ruleset.Family, others bool) error {
 	var names []string
 	for at := range v.tables {
 		if at.family == f {
@@ -188,7 +202,7 @@ func (v *View) readFamily(f ruleset.Family, others bool) error {
 	if len(names) == 0 {
 		return nil
 	}
-	err := v.session.conn.Dump(unix.NFT_MSG_GETCHAIN, protocolFamily(f), nil, func(m nfnetlink.Message) error {
+	err := v.session.dump(ctx, unix.NFT_MSG_GETCHAIN, protocolFamily(f), nil, func(m nfnetlink.Message) error {
 		v.addChain(f, m.Attributes)
 		return nil
 	})
@@ -196,7 +210,7 @@ func (v *View) readFamily(f ruleset.Family, others bool) error {
 		return fmt.Errorf("listing chains of %s: %w", f, err)
 	}
 	if f == native.Inet {
-		if err := v.readSets(names); err != nil {
+		if err := v.readSets(ctx, names); err != nil {
 			return fmt.Errorf("listing sets of ports: %w", err)
 		}
 	}
@@ -204,7 +218,7 @@ func (v *View) readFamily(f ruleset.Family, others bool) error {
 		names = []string{""}
 	}
 	for _, name := range names {
-		if err := v.readRules(f, name); err != nil {
+		if err := v.readRules(ctx, f, name); err != nil {
 			return fmt.Errorf("listing rules of %s: %w", f, err)
 		}
 	}
@@ -212,13 +226,13 @@ func (v *View) readFamily(f ruleset.Family, others bool) error {
 }
 
 // readRules reads the rules of a table, or of all if the name is "".
-func (v *View) readRules(f ruleset.Family, name string) error {
+func (v *View) readRules(ctx context.Context, f ruleset.Family, name string) error {
 	narrow := func(b *nfnetlink.Buffer) {
 		if name != "" {
 			b.String(unix.NFTA_RULE_TABLE, name)
 		}
 	}
-	return v.session.conn.Dump(unix.NFT_MSG_GETRULE, protocolFamily(f), narrow, func(m nfnetlink.Message) error {
+	return v.session.dump(ctx, unix.NFT_MSG_GETRULE, protocolFamily(f), narrow, func(m nfnetlink.Message) error {
 		v.addRule(f, m.Attributes)
 		return nil
 	})
@@ -263,11 +277,21 @@ func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
 			c.policy = policyName(found.policy)
 		}
 	}
-	shown := strings.Join(strings.Fields(c.name), "_")
+	shown := spelled(c.name)
 	if !asWanted {
 		shown = fmt.Sprintf("%s(%s,hook:%d,priority:%d)", shown, found.base.Kind, found.base.Hook, found.base.Priority)
 	}
-	t.chains[shown] = c
+	t.chains[shown], t.byName[c.name] = c, c
+}
+
+// spelled gives a chain's name as one word of plain characters. The kernel takes any; no two names have one spelling.
+func spelled(name string) string {
+	odd := func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '\\' || r == '"' }
+	if strings.IndexFunc(name, odd) < 0 {
+		return name
+	}
+	quoted := strconv.QuoteToASCII(name)
+	return strings.ReplaceAll(quoted[1:len(quoted)-1], " ", `\x20`)
 }
 
 func policyName(policy uint32) string {
@@ -313,10 +337,8 @@ func (v *View) addRule(f ruleset.Family, attributes nfnetlink.Attributes) {
 		return
 	}
 	r.spec = v.decode(place{f, tableName}, expressions, userdata)
-	for _, c := range t.chains {
-		if c.name == chainName {
-			c.rules = append(c.rules, r)
-		}
+	if c := t.byName[chainName]; c != nil {
+		c.rules = append(c.rules, r)
 	}
 }
 
@@ -333,10 +355,10 @@ func (v *View) decode(at place, expressions, userdata nfnetlink.Attributes) stri
 }
 
 // readSets reads the sets that rules of the native tables look into.
-func (v *View) readSets(tables []string) error {
+func (v *View) readSets(ctx context.Context, tables []string) error {
 	var found []place
 	names := map[place][]string{}
-	err := v.session.conn.Dump(unix.NFT_MSG_GETSET, unix.NFPROTO_INET, nil, func(m nfnetlink.Message) error {
+	err := v.session.dump(ctx, unix.NFT_MSG_GETSET, unix.NFPROTO_INET, nil, func(m nfnetlink.Message) error {
 		table, name := "", ""
 		for a := range m.Attributes.All() {
 			switch a.Kind {
@@ -360,7 +382,7 @@ func (v *View) readSets(tables []string) error {
 	for _, at := range slices.Compact(found) {
 		v.tables[at].sets = map[string][]uint16{}
 		for _, name := range names[at] {
-			if err := v.readSet(at, name); err != nil {
+			if err := v.readSet(ctx, at, name); err != nil {
 				return err
 			}
 		}
@@ -368,19 +390,23 @@ func (v *View) readSets(tables []string) error {
 	return nil
 }
 
-// readSet reads the ports in a set. One that holds anything else is left out, and with it the rule that looks into it.
-func (v *View) readSet(at place, name string) error {
+// mostPorts bounds a set: those of the mesh have two ports, and each rule that looks into a set shows all of them.
+const mostPorts = 64
+
+// readSet reads the ports in a set. One that holds anything else, or more, is left out, and with it the rule that looks
+// into it.
+func (v *View) readSet(ctx context.Context, at place, name string) error {
 	narrow := func(b *nfnetlink.Buffer) {
 		b.String(unix.NFTA_SET_ELEM_LIST_TABLE, at.table)
 		b.String(unix.NFTA_SET_ELEM_LIST_SET, name)
 	}
 	var ports []uint16
 	whole := true
-	err := v.session.conn.Dump(unix.NFT_MSG_GETSETELEM, unix.NFPROTO_INET, narrow, func(m nfnetlink.Message) error {
+	err := v.session.dump(ctx, unix.NFT_MSG_GETSETELEM, unix.NFPROTO_INET, narrow, func(m nfnetlink.Message) error {
 		for a := range m.Attributes.All() {
 			if a.Kind == unix.NFTA_SET_ELEM_LIST_ELEMENTS {
 				more, ok := native.Ports(a.Value)
-				ports, whole = append(ports, more...), whole && ok
+				ports, whole = append(ports, more...), whole && ok && len(ports)+len(more) <= mostPorts
 			}
 		}
 		return nil

@@ -65,11 +65,11 @@ func (n Namespace) native() (bool, error) {
 }
 
 // open finds out about the namespace what takes no tool. Both families are read at one moment.
-func (n Namespace) open(w *work) error {
+func (n Namespace) open(ctx context.Context, w *work) error {
 	session, err := nftables.Open()
 	if err == nil {
 		w.session = session
-		w.view, err = session.Read()
+		w.view, err = session.Read(ctx)
 	}
 	switch {
 	case err != nil && n.mode == toolsAlone && errors.Is(err, nftables.ErrUnsupported):

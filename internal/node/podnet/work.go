@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -42,12 +43,23 @@ type step struct {
 	residue bool
 }
 
+// readLimit bounds reading what is there, by tools as well. A namespace of usual size is read in a millisecond.
+const readLimit = 10 * time.Second
+
+// ErrUninspectable says that the namespace holds more rules than are read, or that reading them takes too long: whoever is
+// in it may have filled it. Nothing was done.
+var ErrUninspectable = nftables.ErrUninspectable
+
+var errSlow = fmt.Errorf("%w: reading them takes more than %s", ErrUninspectable, readLimit)
+
 // inspect reads both families and compares them with the Spec; without one nothing is wanted. What it gives must be closed.
 func (n Namespace) inspect(ctx context.Context, spec *redirect.Spec) (*work, error) {
 	tools := n.Tools
 	tools.Lock = n.lockFile()
 	w := &work{log: n.Log, tools: &tools, cleaning: spec == nil}
-	err := n.compare(ctx, w, spec)
+	reading, cancel := context.WithTimeoutCause(ctx, readLimit, errSlow)
+	defer cancel()
+	err := n.compare(reading, w, spec)
 	if err != nil {
 		w.close()
 		return nil, err
@@ -56,7 +68,7 @@ func (n Namespace) inspect(ctx context.Context, spec *redirect.Spec) (*work, err
 }
 
 func (n Namespace) compare(ctx context.Context, w *work, spec *redirect.Spec) error {
-	if err := n.open(w); err != nil {
+	if err := n.open(ctx, w); err != nil {
 		return err
 	}
 	wanted := []ruleset.Set{{Family: ruleset.IPv4}, {Family: ruleset.IPv6}}

@@ -8,6 +8,7 @@
 package nfnetlink
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -35,8 +36,21 @@ var ErrUnsupported = errors.New("the kernel has no nf_tables: it needs CONFIG_NF
 // during a dump. Nothing was done.
 var ErrChanged = errors.New("the rules were changed by somebody else meanwhile")
 
+// ErrUninspectable says that the kernel lists more than the budget of the Conn allows.
+var ErrUninspectable = errors.New("the rules of the network namespace cannot be inspected")
+
+// Budget bounds what dumps may give: a namespace belongs to those who are in it, and they can fill it.
+type Budget struct {
+	// Objects are the messages of all dumps, Bytes their length.
+	Objects, Bytes int
+}
+
 // Conn is a netlink socket. It is for one goroutine at a time.
 type Conn struct {
+	// Budget is what the dumps to come may give together; each of them takes from it. Open sets none: nothing is listed
+	// without one.
+	Budget Budget
+
 	fd       int
 	sequence uint32
 	buffer   []byte
@@ -112,12 +126,13 @@ func (c *Conn) Generation() (uint32, error) {
 	}
 	generation, err := uint32(0), error(nil)
 	for generation == 0 && err == nil {
-		_, err = c.receive(func(m Message) {
+		_, err = c.receive(func(m Message) error {
 			for a := range m.Attributes.All() {
 				if n, ok := a.Uint32(); ok && a.Kind == unix.NFTA_GEN_ID {
 					generation = n
 				}
 			}
+			return nil
 		})
 	}
 	if errors.Is(err, unix.EINVAL) {
@@ -131,8 +146,10 @@ func (c *Conn) Generation() (uint32, error) {
 }
 
 // Dump calls back with each object of a kind (NFT_MSG_GETTABLE, …) of a family; fill adds attributes that narrow it
-// down and may be nil. It is ErrChanged if the kernel could not give one consistent list.
-func (c *Conn) Dump(kind uint16, family uint8, fill func(*Buffer), each func(Message) error) error {
+// down and may be nil. It is ErrChanged if the kernel could not give one consistent list. It is ErrUninspectable above the
+// Budget, the cause of the context when that ends, and what the callback gives: then the rest of the list is left in the
+// kernel, which answers no other question on this socket, so that all that is left to do with the Conn is to close it.
+func (c *Conn) Dump(ctx context.Context, kind uint16, family uint8, fill func(*Buffer), each func(Message) error) error {
 	var b Buffer
 	at := c.begin(&b, nfTables(kind), unix.NLM_F_DUMP, family, 0)
 	if fill != nil {
@@ -146,18 +163,21 @@ func (c *Conn) Dump(kind uint16, family uint8, fill func(*Buffer), each func(Mes
 	if err := c.send(request); err != nil {
 		return err
 	}
-	return c.collect(each)
+	return c.collect(ctx, each)
 }
 
-// collect reads to the end of a dump also when it is known to be no good: the next request needs the socket.
-func (c *Conn) collect(each func(Message) error) error {
+// collect reads a dump. One that turns out to be inconsistent is read to its end: the next question needs the socket.
+func (c *Conn) collect(ctx context.Context, each func(Message) error) error {
 	c.interrupted = false
-	var first error
 	for {
-		done, err := c.receive(func(m Message) {
-			if first == nil {
-				first = each(m)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		done, err := c.receive(func(m Message) error {
+			if err := c.spend(m); err != nil {
+				return err
 			}
+			return each(m)
 		})
 		switch {
 		case err != nil:
@@ -165,9 +185,19 @@ func (c *Conn) collect(each func(Message) error) error {
 		case done && c.interrupted:
 			return ErrChanged
 		case done:
-			return first
+			return nil
 		}
 	}
+}
+
+// spend takes an object from the budget.
+func (c *Conn) spend(m Message) error {
+	c.Budget.Objects--
+	c.Budget.Bytes -= headers + len(m.Attributes)
+	if c.Budget.Objects < 0 || c.Budget.Bytes < 0 {
+		return ErrUninspectable
+	}
+	return nil
 }
 
 func (c *Conn) send(request []byte) error {

@@ -2,7 +2,9 @@ package nfnetlink_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -87,6 +89,7 @@ func connected(t *testing.T, fn func(*nfnetlink.Conn) error) {
 		if err != nil {
 			return err
 		}
+		conn.Budget = nfnetlink.Budget{Objects: 100, Bytes: 1 << 20}
 		return errors.Join(fn(conn), conn.Close())
 	})
 	if err != nil {
@@ -111,7 +114,7 @@ func newTable(b *nfnetlink.Batch, name string) {
 }
 
 func tables(conn *nfnetlink.Conn) (names []string, err error) {
-	err = conn.Dump(unix.NFT_MSG_GETTABLE, unix.NFPROTO_IPV4, nil, func(m nfnetlink.Message) error {
+	err = conn.Dump(context.Background(), unix.NFT_MSG_GETTABLE, unix.NFPROTO_IPV4, nil, func(m nfnetlink.Message) error {
 		for a := range m.Attributes.All() {
 			if a.Kind == unix.NFTA_TABLE_NAME {
 				names = append(names, a.Text())
@@ -216,18 +219,77 @@ func TestAnErrorOfTheCallerEndsADump(t *testing.T) {
 			return err
 		}
 		calls := 0
-		err := conn.Dump(unix.NFT_MSG_GETTABLE, unix.NFPROTO_IPV4, nil, func(nfnetlink.Message) error {
+		err := conn.Dump(t.Context(), unix.NFT_MSG_GETTABLE, unix.NFPROTO_IPV4, nil, func(nfnetlink.Message) error {
 			calls++
 			return mine
 		})
 		if !errors.Is(err, mine) || calls != 1 {
 			t.Errorf("error %v after %d calls", err, calls)
 		}
-		names, err := tables(conn)
-		if len(names) != 2 {
-			t.Errorf("tables %q, want two", names)
+		return nil
+	})
+}
+
+// TestADumpKeepsToItsBudget also holds that it is all dumps together that a budget is for.
+func TestADumpKeepsToItsBudget(t *testing.T) {
+	for _, test := range []struct {
+		budget nfnetlink.Budget
+		dumps  int
+		fails  bool
+	}{
+		{nfnetlink.Budget{}, 1, true},
+		{nfnetlink.Budget{Objects: 1, Bytes: 1 << 20}, 1, true},
+		{nfnetlink.Budget{Objects: 2, Bytes: 1 << 20}, 1, false},
+		{nfnetlink.Budget{Objects: 3, Bytes: 1 << 20}, 2, true},
+		{nfnetlink.Budget{Objects: 4, Bytes: 1 << 20}, 2, false},
+		{nfnetlink.Budget{Objects: 2, Bytes: 60}, 1, true},
+	} {
+		connected(t, func(conn *nfnetlink.Conn) error {
+			batch := begun(t, conn)
+			newTable(batch, "a")
+			newTable(batch, "b")
+			if err := batch.Commit(); err != nil {
+				return err
+			}
+			conn.Budget = test.budget
+			var last error
+			for range test.dumps {
+				_, last = tables(conn)
+			}
+			if errors.Is(last, nfnetlink.ErrUninspectable) != test.fails || last != nil && !test.fails {
+				t.Errorf("%d dumps with %+v: %v", test.dumps, test.budget, last)
+			}
+			return nil
+		})
+	}
+}
+
+// TestADumpEndsBetweenMessages: the reader does not stay until the kernel has said everything.
+func TestADumpEndsBetweenMessages(t *testing.T) {
+	connected(t, func(conn *nfnetlink.Conn) error {
+		const many = 5000
+		batch := begun(t, conn)
+		for i := range many {
+			newTable(batch, fmt.Sprintf("table-%d", i))
 		}
-		return err
+		if err := batch.Commit(); err != nil {
+			return err
+		}
+		conn.Budget = nfnetlink.Budget{Objects: many, Bytes: 1 << 30}
+		enough := errors.New("enough")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		seen := 0
+		err := conn.Dump(ctx, unix.NFT_MSG_GETTABLE, unix.NFPROTO_IPV4, nil, func(nfnetlink.Message) error {
+			if seen++; seen == 10 {
+				cancel(enough)
+			}
+			return nil
+		})
+		// What came with the tenth in one datagram of 32 kB is still seen.
+		if !errors.Is(err, enough) || seen > many/2 {
+			t.Errorf("error %v after %d of %d messages", err, seen, many)
+		}
+		return nil
 	})
 }
 

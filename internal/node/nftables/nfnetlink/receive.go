@@ -9,8 +9,8 @@ import (
 )
 
 // receive reads one datagram and calls back with each message of objects in it. It tells whether the end of a dump was
-// among them. Answers to older requests are dropped.
-func (c *Conn) receive(each func(Message)) (bool, error) {
+// among them. Answers to older requests are dropped. An error of the callback ends it.
+func (c *Conn) receive(each func(Message) error) (bool, error) {
 	data, err := c.datagram(0)
 	if err != nil {
 		return false, err
@@ -36,7 +36,9 @@ func (c *Conn) receive(each func(Message)) (bool, error) {
 			if err != nil {
 				return false, err
 			}
-			each(m)
+			if err := each(m); err != nil {
+				return false, err
+			}
 		}
 	}
 	return false, nil

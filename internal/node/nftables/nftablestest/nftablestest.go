@@ -1,0 +1,68 @@
+// Package nftablestest fills network namespaces with objects of nf_tables, as a tenant with CAP_NET_ADMIN could.
+//
+// Start reading at Fill.
+package nftablestest
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+)
+
+// atOnce is how many messages one transaction has.
+const atOnce = 20_000
+
+// Fill makes a table, as many chains in it and as many empty rules in the last of them. The only or last chain has the
+// given name, the others have a number behind it.
+func Fill(tb testing.TB, path string, family uint8, table, chain string, chains, rules int) {
+	tb.Helper()
+	err := netns.Do(path, func() error {
+		conn, err := nfnetlink.Open()
+		if err != nil {
+			return err
+		}
+		return errors.Join(fill(conn, family, table, chain, chains, rules), conn.Close())
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func fill(conn *nfnetlink.Conn, family uint8, table, chain string, chains, rules int) error {
+	for made := 0; made < chains+rules; made += atOnce {
+		generation, err := conn.Generation()
+		if err != nil {
+			return err
+		}
+		batch := conn.Batch(generation)
+		batch.Add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, family, func(b *nfnetlink.Buffer) { b.String(unix.NFTA_TABLE_NAME, table) })
+		for i := made; i < min(made+atOnce, chains+rules); i++ {
+			switch {
+			case i >= chains:
+				batch.Add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, family, func(b *nfnetlink.Buffer) {
+					b.String(unix.NFTA_RULE_TABLE, table)
+					b.String(unix.NFTA_RULE_CHAIN, chain)
+					b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() {})
+				})
+			default:
+				name := chain
+				if i < chains-1 {
+					name = fmt.Sprintf("%s-%d", chain, i)
+				}
+				batch.Add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, family, func(b *nfnetlink.Buffer) {
+					b.String(unix.NFTA_CHAIN_TABLE, table)
+					b.String(unix.NFTA_CHAIN_NAME, name)
+				})
+			}
+		}
+		if err := batch.Commit(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

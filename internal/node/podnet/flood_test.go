@@ -1,0 +1,95 @@
+package podnet_test
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nftablestest"
+	"github.com/meshcni/istio-cni/internal/node/podnet"
+)
+
+// mostAllocated bounds what reading a namespace up to its budget allocates.
+const mostAllocated = 100 << 20
+
+// Whoever is in a pod can fill its namespace. None of it is read to its end, by no backend, and none of it is changed.
+func TestNamespacesThatHoldTooMuchAreNotInspected(t *testing.T) {
+	legacy := func(t *testing.T, p pod, f ruleset.Family, chain string) {
+		t.Helper()
+		text := "*filter\n:" + chain + " - [0:0]\n" + strings.Repeat("-A "+chain+" -p tcp -j ACCEPT\n", 60_000) + "COMMIT\n"
+		p.restore(t, iptables.Legacy, f, text)
+	}
+	for name, fill := range map[string]func(*testing.T, pod){
+		"300,000 rules": func(t *testing.T, p pod) {
+			nftablestest.Fill(t, string(p), unix.NFPROTO_IPV4, "nat", "THEIRS", 1, 300_000)
+		},
+		"300,000 rules in a chain of the mesh": func(t *testing.T, p pod) {
+			nftablestest.Fill(t, string(p), unix.NFPROTO_IPV6, "nat", "ISTIO_OUTPUT", 1, 300_000)
+		},
+		"300,000 native rules": func(t *testing.T, p pod) {
+			nftablestest.Fill(t, string(p), unix.NFPROTO_INET, "istio-proxy-nat", "istio-output", 1, 300_000)
+		},
+		"200,000 chains": func(t *testing.T, p pod) {
+			nftablestest.Fill(t, string(p), unix.NFPROTO_IPV4, "mangle", "ISTIO_X", 200_000, 0)
+		},
+		"legacy rules": func(t *testing.T, p pod) { legacy(t, p, ruleset.IPv4, "THEIRS") },
+		"legacy rules of the mesh": func(t *testing.T, p pod) {
+			legacy(t, p, ruleset.IPv6, "ISTIO_OUTPUT")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := dualPod(t)
+			fill(t, p)
+			for _, b := range []redirect.Backend{redirect.Auto, redirect.Native, redirect.Tools} {
+				n := p.with(b)
+				for what, do := range map[string]func() (podnet.Report, error){
+					"Verify":    func() (podnet.Report, error) { return n.Verify(t.Context(), dual()) },
+					"Apply":     func() (podnet.Report, error) { return n.Apply(t.Context(), dual(), podnet.Reconcile) },
+					"Clean":     func() (podnet.Report, error) { return n.Clean(t.Context(), dual()) },
+					"PlanClean": func() (podnet.Report, error) { return n.PlanClean(t.Context()) },
+					"Ours": func() (podnet.Report, error) {
+						_, err := n.Ours(t.Context())
+						return podnet.Report{}, err
+					},
+				} {
+					var before, after runtime.MemStats
+					runtime.ReadMemStats(&before)
+					r, err := do()
+					runtime.ReadMemStats(&after)
+					if !errors.Is(err, podnet.ErrUninspectable) || !strings.Contains(fmt.Sprint(err), "50000") {
+						t.Errorf("%s by %s: error %.300v", what, b, err)
+					}
+					if size := after.TotalAlloc - before.TotalAlloc; size > mostAllocated {
+						t.Errorf("%s by %s allocates %d bytes", what, b, size)
+					}
+					if r.Processes != 0 || len(r.Programs) != 0 {
+						t.Errorf("%s by %s starts %d processes, changes %v", what, b, r.Processes, r.Programs)
+					}
+				}
+			}
+		})
+	}
+}
+
+// A namespace may hold as much as the budget allows: it is read, and what is missing is written.
+func TestNamespacesOfManyRulesAreServed(t *testing.T) {
+	p := dualPod(t)
+	nftablestest.Fill(t, string(p), unix.NFPROTO_IPV4, "nat", "THEIRS", 20_000, 20_000)
+	nftablestest.Fill(t, string(p), unix.NFPROTO_IPV4, "theirs", "theirs", 1, 200_000) // a table that is not read
+	n := p.with(redirect.Auto)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	mustApply(t, n, dual())
+	verified(t, n, dual())
+	runtime.ReadMemStats(&after)
+	if size := after.TotalAlloc - before.TotalAlloc; size > 2*mostAllocated {
+		t.Errorf("it allocates %d bytes", size)
+	}
+}
