@@ -76,9 +76,10 @@ var owners = map[string][]string{
 	"github.com/vishvananda/netlink":     {"internal/node/route"},
 	"github.com/vishvananda/netns":       {"internal/node/netns"},
 	"golang.org/x/sys":                   {"internal/node"},
+	"golang.org/x/time/rate":             {"internal/agent", "internal/kube"},
 	"k8s.io":                             {"internal/kube"},
 	"k8s.io/client-go/util/workqueue":    {"internal/agent"},
-	"k8s.io/utils/clock":                 {"internal/agent"},
+	"k8s.io/utils/clock":                 {"internal/agent", "internal/kube"},
 	"sigs.k8s.io":                        {"internal/kube"},
 }
 

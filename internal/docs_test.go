@@ -47,7 +47,6 @@ var mouths = map[string]int{
 	".warn":       all,
 	".once":       all,
 	".say":        all,
-	".complain":   all,
 	".trouble":    all,
 
 	".fail":    all,

@@ -41,8 +41,6 @@ type API struct {
 
 	mu      sync.Mutex
 	current *endpoint
-
-	events eventMemory
 }
 
 // NewAPI checks the address, [ErrNoHost] and [ErrNoPort] included. It reads no file and sends no request: the node may

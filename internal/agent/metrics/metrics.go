@@ -77,16 +77,6 @@ const (
 	RefusedSlow     Refusal = "slow"
 )
 
-// EventResult is what became of a Kubernetes Event.
-type EventResult string
-
-// A suppressed event repeated another one, or was one too many.
-const (
-	EventSent       EventResult = "sent"
-	EventSuppressed EventResult = "suppressed"
-	EventFailed     EventResult = "failed"
-)
-
 // Metrics counts for one agent. Its methods may be called from several goroutines.
 type Metrics struct {
 	*Repair

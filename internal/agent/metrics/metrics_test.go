@@ -14,6 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/node/agentcall"
+
+	"github.com/meshcni/istio-cni/internal/kube"
 )
 
 // page is a scrape as Prometheus understands it.
@@ -210,7 +212,7 @@ func TestEachMethodCountsItsOwn(t *testing.T) {
 			map[string]float64{`istio_cni_log_connections_refused_total{reason="slow"}`: 1},
 		},
 		{
-			"event", func(m *Metrics) { m.EventReported(EventSuppressed) },
+			"event", func(m *Metrics) { m.EventReported(kube.EventSuppressed) },
 			map[string]float64{`istio_cni_events_total{result="suppressed"}`: 1},
 		},
 		{"what_a_node_could_say_is_no_label", func(m *Metrics) { m.Fought("10-evil.conf\n") }, map[string]float64{}},

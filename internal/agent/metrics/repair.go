@@ -4,6 +4,8 @@ import (
 	"net/http"
 
 	"github.com/VictoriaMetrics/metrics"
+
+	"github.com/meshcni/istio-cni/internal/kube"
 )
 
 // RepairType is what was done about a pod that started without redirection. The values are the reference's.
@@ -62,7 +64,7 @@ func newRepair(set *metrics.Set) *Repair {
 		set: set,
 		repairs: newVector(set, repairsTotal, pairs("type", []RepairType{RepairDelete, RepairLabel, RepairPod},
 			"result", []RepairResult{RepairSuccess, RepairSkip, RepairFail})),
-		events:   newVector(set, eventsTotal, one("result", EventSent, EventSuppressed, EventFailed)),
+		events:   newVector(set, eventsTotal, one("result", kube.EventSent, kube.EventSuppressed, kube.EventFailed)),
 		troubles: newVector(set, repairTrouble, []string{""}),
 		pods:     map[PodState]*metrics.Gauge{},
 	}
@@ -102,8 +104,10 @@ func (r *Repair) Stands(before, now PodState) {
 // PodsTroubled counts the beginning of a trouble with following the pods.
 func (r *Repair) PodsTroubled() { r.troubles.add("", 1) }
 
-// EventReported counts an Event that there was reason to send.
-func (r *Repair) EventReported(result EventResult) { r.events.add(labels("result", string(result)), 1) }
+// EventReported counts an Event by what became of it.
+func (r *Repair) EventReported(result kube.EventResult) {
+	r.events.add(labels("result", string(result)), 1)
+}
 
 // Text returns the metrics in the Prometheus text format, those of the process included.
 func (r *Repair) Text() []byte {

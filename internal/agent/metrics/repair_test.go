@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/kube"
 )
 
 // repairSamples are race repair's own samples, less those that are zero.
@@ -47,7 +49,7 @@ func TestRepairCountsItsOwn(t *testing.T) {
 		}},
 		{func() { m.Repaired("", RepairFail) }, nil},
 		{m.PodsTroubled, map[string]string{"istio_cni_repair_watch_troubles_total": "1"}},
-		{func() { m.EventReported(EventFailed) }, map[string]string{`istio_cni_events_total{result="failed"}`: "1"}},
+		{func() { m.EventReported(kube.EventFailed) }, map[string]string{`istio_cni_events_total{result="failed"}`: "1"}},
 	} {
 		step.do()
 		maps.Copy(want, step.change)

@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 
 	"github.com/VictoriaMetrics/metrics"
+
+	"github.com/meshcni/istio-cni/internal/kube"
 )
 
 // TaintChange is what is done to a node by the taint controller.
@@ -68,7 +70,7 @@ func NewTaint(version string, reasons []string) *Taint {
 		decisions: newVector(set, taintDecisions, one("reason", reasons...)),
 		problems:  newVector(set, taintProblems, []string{""}),
 		troubles:  newVector(set, taintTroubles, one("resource", FollowedNodes, FollowedPods, FollowedConfigMap)),
-		events:    newVector(set, taintEvents, one("result", EventSent, EventSuppressed, EventFailed)),
+		events:    newVector(set, taintEvents, one("result", kube.EventSent, kube.EventSuppressed, kube.EventFailed)),
 	}
 	set.NewGauge(taintPending, m.pending)
 	for _, reason := range reasons {
@@ -131,8 +133,8 @@ func (m *Taint) ConfigRefused() { m.problems.add("", 1) }
 // Troubled counts the beginning of a trouble with following.
 func (m *Taint) Troubled(f Followed) { m.troubles.add(labels("resource", string(f)), 1) }
 
-// EventReported counts an Event that there was reason to send.
-func (m *Taint) EventReported(r EventResult) { m.events.add(labels("result", string(r)), 1) }
+// EventReported counts an Event by what became of it.
+func (m *Taint) EventReported(r kube.EventResult) { m.events.add(labels("result", string(r)), 1) }
 
 // Pending takes what counts the nodes that wait for a decision.
 func (m *Taint) Pending(count func() int) { m.queue.Store(&count) }

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/kube"
 )
 
 // taintSamples are the controller's own samples, less those that are zero.
@@ -64,7 +66,7 @@ func TestTaintCountsItsOwn(t *testing.T) {
 		m.Troubled(what)
 		want[fmt.Sprintf("istio_cni_taint_watch_troubles_total{resource=%q}", what)] = "1"
 	}
-	for _, result := range []EventResult{EventSent, EventSuppressed, EventFailed} {
+	for _, result := range []kube.EventResult{kube.EventSent, kube.EventSuppressed, kube.EventFailed} {
 		m.EventReported(result)
 		want[fmt.Sprintf("istio_cni_taint_events_total{result=%q}", result)] = "1"
 	}

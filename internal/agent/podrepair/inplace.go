@@ -23,22 +23,22 @@ func (j *job) redirect(ctx context.Context) error {
 	})
 	if err != nil {
 		j.Metrics.Repaired(metrics.RepairPod, metrics.RepairFail)
-		j.complain(ctx, ReasonRepaired, j.why()+", and cannot be redirected in place: "+cause(err)+remedy(err)+
+		j.say(kube.EventWarning, ReasonRepaired, j.why()+", and cannot be redirected in place: "+cause(err)+remedy(err)+
 			". It is tried again; delete the pod, so that it starts anew, if that goes on")
 		return err
 	}
-	j.memory.mended, j.memory.state, j.memory.complaint = j.Clock.Now(), metrics.PodRedirected, ""
+	j.memory.mended, j.memory.state = j.Clock.Now(), metrics.PodRedirected
 	if len(report.Programs) > 0 {
 		j.Metrics.Repaired(metrics.RepairPod, metrics.RepairSuccess)
 		j.log.InfoContext(ctx, "redirected the pod in place", slog.String("reason", string(j.found.Reason)),
 			slog.String("tools", strings.Join(report.Tools, ",")))
-		j.say(ctx, kube.EventNormal, ReasonRepaired, j.why()+"; it is redirected now"+j.consequence())
+		j.say(kube.EventNormal, ReasonRepaired, j.why()+"; it is redirected now"+j.consequence())
 		return nil
 	}
 	j.Metrics.Repaired(metrics.RepairPod, metrics.RepairSkip)
 	j.log.DebugContext(ctx, "the pod's rules were in place already")
 	if !before.IsZero() && j.found.SawRules(before) {
-		j.say(ctx, kube.EventWarning, ReasonRepaired, "the validation fails although the rules are in place: see the log of its "+
+		j.say(kube.EventWarning, ReasonRepaired, "the validation fails although the rules are in place: see the log of its "+
 			"container, and delete the pod if it goes on")
 	}
 	return nil

@@ -91,6 +91,10 @@ func newLab(t *testing.T, switches repair.Switches, more ...func(*Options)) *lab
 	for _, change := range more {
 		change(&l.options)
 	}
+	l.options.Events = kube.NewEventRecorder(l.options.API, kube.EventOptions{
+		Log: l.options.Log, Count: l.options.Metrics.EventReported, Clock: l.clock,
+	})
+	t.Cleanup(l.options.Events.Shutdown)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log:\n%s\nrequests:\n%s", l.log, strings.Join(l.server.Requests(), "\n"))
@@ -424,12 +428,19 @@ func (l *lab) hears(p podSpec, kind string, reason EventReason, says ...string) 
 	return found
 }
 
-// silent wants no event at all about a pod. The controllers are ended for that, which sends what they have still to say.
-func (l *lab) silent(p podSpec) {
+// end ends the controllers, and sends what events there are still.
+func (l *lab) end() {
 	l.Helper()
 	for _, stop := range l.stops {
 		stop()
 	}
+	l.options.Events.Shutdown()
+}
+
+// silent wants no event at all about a pod, also none that waits.
+func (l *lab) silent(p podSpec) {
+	l.Helper()
+	l.end()
 	if got := l.events(p); len(got) > 0 {
 		l.Errorf("events on %s: %v", p.name, got)
 	}

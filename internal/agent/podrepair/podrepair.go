@@ -9,7 +9,7 @@
 // plugin's configuration cannot be used no pod is changed: what it says about the pod is not known then.
 //
 // Start reading at Run. work.go has what becomes of a pod, inplace.go, remove.go and label.go the actions, claim.go whose a
-// namespace is, report.go and mail.go the events, policy.go what happens when the plugin is told something else.
+// namespace is, report.go the events, policy.go what happens when the plugin is told something else.
 package podrepair
 
 import (
@@ -20,6 +20,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 
@@ -33,9 +34,10 @@ import (
 // Part is what repair is called in a health.State.
 const Part = "pods"
 
-// Options are what repair works with. API, Log, Metrics and Plugin are required.
+// Options are what repair works with. API, Events, Log, Metrics and Plugin are required.
 type Options struct {
-	API *kube.API
+	API    *kube.API
+	Events *kube.EventRecorder
 	// Clock is the system's by default.
 	Clock   clock.WithTicker
 	Log     *slog.Logger
@@ -123,11 +125,8 @@ type memory struct {
 	told map[string]bool
 	// failures is how often in a row its namespace could not be looked at.
 	failures int
-	// turn is when it may be deleted, zero as long as there was no reason for that.
-	turn time.Time
-	// complaint is what failed last, complaints how often in a row.
-	complaint  string
-	complaints int
+	// deleteAfter is when it may be deleted, zero as long as there was no reason for that.
+	deleteAfter time.Time
 }
 
 // otherSandbox forgets what was known of the namespace.
@@ -141,14 +140,12 @@ type controller struct {
 	queue   workqueue.TypedDelayingInterface[key]
 	retries workqueue.TypedRateLimiter[key]
 	work    sync.WaitGroup
-	// mail takes events that need not be waited for; nil where they are.
-	mail *mail
+
+	// removals is the token bucket of deletions.
+	removals *rate.Limiter
 
 	mu   sync.Mutex
 	pods map[key]*entry
-	// removals is when the deletions so far would be over if they had been made one in each interval. There is no such bound in a rush.
-	removals time.Time
-	rush     bool
 
 	synced   chan struct{}
 	syncOnce sync.Once
@@ -158,8 +155,9 @@ func newController(o Options) *controller {
 	o = o.withDefaults()
 	return &controller{
 		Options: o, queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[key]{Clock: o.Clock}),
-		retries: workqueue.NewTypedItemExponentialFailureRateLimiter[key](o.Retry, o.MaxRetry),
-		pods:    map[key]*entry{}, synced: make(chan struct{}),
+		retries:  workqueue.NewTypedItemExponentialFailureRateLimiter[key](o.Retry, o.MaxRetry),
+		removals: rate.NewLimiter(rate.Every(removalInterval), removalBurst),
+		pods:     map[key]*entry{}, synced: make(chan struct{}),
 	}
 }
 
@@ -167,9 +165,6 @@ func newController(o Options) *controller {
 func Run(ctx context.Context, o Options) {
 	c := newController(o)
 	defer context.AfterFunc(ctx, c.queue.ShutDown)()
-	c.mail = newMail()
-	var posting sync.WaitGroup
-	posting.Go(func() { c.post(ctx) })
 	said := c.policy()
 	c.lament(ctx)
 	for range c.Workers {
@@ -178,8 +173,6 @@ func Run(ctx context.Context, o Options) {
 	c.work.Go(func() { c.watchPolicy(ctx, said) })
 	c.follow(ctx)
 	c.work.Wait()
-	c.mail.close()
-	posting.Wait()
 	c.forgetAll()
 }
 
@@ -232,7 +225,8 @@ func Once(ctx context.Context, o Options) error {
 	defer c.queue.ShutDown()
 	ctx, cancel := context.WithTimeoutCause(ctx, c.Patience, fmt.Errorf("it is not done after %s", c.Patience))
 	defer cancel()
-	c.Confirm, c.rush = 0, true // there is no second look
+	c.Confirm = 0 // there is no second look
+	c.removals.SetLimit(rate.Inf)
 	follow, end := context.WithCancel(ctx)
 	var troubles error
 	c.work.Go(func() { troubles = c.followUntil(follow) })

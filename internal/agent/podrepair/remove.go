@@ -13,38 +13,21 @@ import (
 // maxRetryAfter is for how long a server can make a pod wait.
 const maxRetryAfter = 5 * time.Minute
 
-// Bounds of deletions: where every new pod is broken as well, because somebody keeps the plugin out of the chain, to delete at full
+// Bounds of deletions, removalBurst at once and one in each removalInterval after that: where every new pod is broken as well, because somebody keeps the plugin out of the chain, to delete at full
 // speed would only make more of them.
 const (
 	removalBurst    = 30
 	removalInterval = 2 * time.Second
 )
 
-// turn is when one more pod may be deleted: removalBurst at once, one in each removalInterval after that.
-func (c *controller) turn(now time.Time) time.Time {
-	if c.rush {
-		return now
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.removals.Before(now) {
-		c.removals = now
-	}
-	c.removals = c.removals.Add(removalInterval)
-	if due := c.removals.Add(-removalBurst * removalInterval); due.After(now) {
-		return due
-	}
-	return now
-}
-
 // remove has the pod deleted as it was judged, by eviction if so configured. One that changed meanwhile is judged again.
 func (j *job) remove(ctx context.Context) (time.Duration, error) {
 	now := j.Clock.Now()
-	if j.memory.turn.IsZero() {
-		j.memory.turn = j.turn(now)
+	if j.memory.deleteAfter.IsZero() {
+		j.memory.deleteAfter = now.Add(j.removals.ReserveN(now, 1).DelayFrom(now))
 	}
-	if j.memory.turn.After(now) {
-		j.queue.AddAfter(keyOf(j.pod), j.memory.turn.Sub(now))
+	if j.memory.deleteAfter.After(now) {
+		j.queue.AddAfter(keyOf(j.pod), j.memory.deleteAfter.Sub(now))
 		return 0, nil
 	}
 	take := j.API.DeletePod
@@ -57,7 +40,7 @@ func (j *job) remove(ctx context.Context) (time.Duration, error) {
 		j.memory.removed = true
 		j.Metrics.Repaired(metrics.RepairDelete, metrics.RepairSuccess)
 		j.log.InfoContext(ctx, "deleted the pod", slog.String("reason", string(j.found.Reason)), slog.Bool("eviction", j.Settings.Evict))
-		j.say(ctx, kube.EventWarning, ReasonDeleted, j.why()+": it is deleted, so that another one starts")
+		j.say(kube.EventWarning, ReasonDeleted, j.why()+": it is deleted, so that another one starts")
 		return 0, nil
 	case kube.ClassOf(err) == kube.NotFound:
 		j.Metrics.Repaired(metrics.RepairDelete, metrics.RepairSkip)
@@ -68,7 +51,7 @@ func (j *job) remove(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	j.Metrics.Repaired(metrics.RepairDelete, metrics.RepairFail)
-	j.complain(ctx, ReasonDeleted, j.why()+", and cannot be deleted: "+cause(err)+remedy(err))
+	j.say(kube.EventWarning, ReasonDeleted, j.why()+", and cannot be deleted: "+cause(err)+remedy(err))
 	var wait time.Duration
 	if failed, ok := errors.AsType[*kube.CallError](err); ok {
 		wait = min(failed.RetryAfter, maxRetryAfter)

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"strings"
 
-	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -32,34 +31,12 @@ const (
 )
 
 // say makes an event on the pod.
-func (j *job) say(ctx context.Context, severity kube.EventType, reason EventReason, message string) {
+func (j *job) say(severity kube.EventType, reason EventReason, message string) {
 	facts := j.pod.Facts
-	event := kube.Event{
+	j.Events.Record(kube.Event{
 		Object: kube.ObjectRef{Kind: "Pod", APIVersion: "v1", Namespace: facts.Namespace, Name: facts.Name, UID: facts.UID},
 		Reason: string(reason), Message: message, Type: severity, Component: component, Host: j.Host,
-	}
-	switch {
-	case j.mail == nil:
-		j.record(ctx, event)
-	case !j.mail.drop(event):
-		j.Metrics.EventReported(metrics.EventSuppressed)
-		j.log.WarnContext(ctx, "an event was dropped, as too many wait for the API server", slog.String("reason", event.Reason),
-			slog.String("message", message))
-	}
-}
-
-// complain makes a warning of a failure: the first time, and then of the second, the fourth and so on of the same failures in
-// a row. Each event takes from what may be sent about the pod in a minute, of which the good end must not be robbed.
-func (j *job) complain(ctx context.Context, reason EventReason, message string) {
-	m := j.memory
-	if m.complaint != message {
-		m.complaint, m.complaints = message, 0
-	}
-	if m.complaints++; m.complaints&(m.complaints-1) != 0 {
-		j.Metrics.EventReported(metrics.EventSuppressed)
-		return
-	}
-	j.say(ctx, kube.EventWarning, reason, message)
+	})
 }
 
 // cause is an error as an event has it. What changes from one try to the next, such as numbers of connections and of places that
@@ -103,7 +80,7 @@ func (j *job) once(ctx context.Context, reason EventReason, message string) {
 	}
 	j.memory.told[topic] = true
 	j.log.WarnContext(ctx, "a pod is not as it should be", slog.String("reason", string(j.found.Reason)), slog.String("message", message))
-	j.say(ctx, kube.EventWarning, reason, message)
+	j.say(kube.EventWarning, reason, message)
 }
 
 // why is the beginning of what is said of a broken pod.

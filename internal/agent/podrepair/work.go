@@ -151,7 +151,7 @@ func (j *job) look(ctx context.Context, subject repair.Pod) error {
 	if err != nil {
 		j.memory.state = metrics.PodUnknown
 		if j.memory.failures++; j.memory.failures == unreachable {
-			j.say(ctx, kube.EventWarning, ReasonUnverified, "it cannot be told whether the traffic is redirected: "+cause(err)+remedy(err))
+			j.say(kube.EventWarning, ReasonUnverified, "it cannot be told whether the traffic is redirected: "+cause(err)+remedy(err))
 		}
 		return err
 	}

@@ -84,8 +84,11 @@ func (l *lab) another(policy readiness.Policy) Options {
 	if !testing.Verbose() || l.Name() == "TestManyNodesAndPods" {
 		log = slog.New(slog.DiscardHandler)
 	}
+	counts := metrics.NewTaint("test", reasons)
+	recorder := kube.NewEventRecorder(api, kube.EventOptions{Log: log, Count: counts.EventReported, Clock: l.clock})
+	l.Cleanup(recorder.Shutdown)
 	return Options{
-		API: api, Clock: l.clock, Log: log, Policy: policy, Metrics: metrics.NewTaint("test", reasons),
+		API: api, Events: recorder, Clock: l.clock, Log: log, Policy: policy, Metrics: counts,
 		Health: health.NewState(health.Options{Now: l.clock.Now}, Parts()...), Host: "node-0",
 	}
 }

@@ -22,9 +22,7 @@ func Once(ctx context.Context, o Options) error {
 		return err
 	}
 	o.Policy.Hysteresis = 0
-	reporter := newReporter(o)
-	defer reporter.run(ctx)()
-	return once(ctx, o, reporter, func(ctx context.Context, t *term, name string) error {
+	return once(ctx, o, func(ctx context.Context, t *term, name string) error {
 		for try := 0; ; try++ {
 			wait, err := t.settle(ctx, name)
 			if err == nil || try == tries-1 || ctx.Err() != nil {
@@ -41,10 +39,9 @@ func Plan(ctx context.Context, o Options) ([]string, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	o.Policy.Hysteresis = 0
+	o.Policy.Hysteresis, o.Events = 0, nil
 	var lines []string
-	silent := &reporter{options: o} // events to nobody
-	err := once(ctx, o, silent, func(ctx context.Context, t *term, name string) error {
+	err := once(ctx, o, func(ctx context.Context, t *term, name string) error {
 		if _, d, known := t.decide(ctx, name); known {
 			lines = append(lines, line(name, d))
 		}
@@ -65,9 +62,9 @@ func line(name string, d readiness.Decision) string {
 }
 
 // once waits until everything is known and does something for each node.
-func once(ctx context.Context, o Options, r *reporter, do func(context.Context, *term, string) error) error {
+func once(ctx context.Context, o Options, do func(context.Context, *term, string) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	t := newTerm(o, r)
+	t := newTerm(o)
 	defer t.queue.ShutDown()
 	// Following ends before the term does.
 	defer t.work.Wait()

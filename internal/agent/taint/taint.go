@@ -53,6 +53,9 @@ type Options struct {
 	Health  *health.State
 	Metrics *metrics.Taint
 
+	// Events records events about nodes and the ConfigMap; there are none where it is nil.
+	Events *kube.EventRecorder
+
 	// Policy is what is wanted; its requirements are those of ConfigMap when that has a name.
 	Policy    readiness.Policy
 	ConfigMap ConfigMap
@@ -96,12 +99,10 @@ func Run(ctx context.Context, o Options) error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	reporter := newReporter(o)
-	defer reporter.run(ctx)()
 	lead := func(ctx context.Context) {
 		o.Metrics.Leads()
 		defer o.Metrics.Stands()
-		newTerm(o, reporter).run(ctx)
+		newTerm(o).run(ctx)
 	}
 	if o.Lease == nil {
 		o.Health.Ready(PartElection)

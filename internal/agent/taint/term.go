@@ -18,7 +18,6 @@ import (
 // term is the time as the leader: what is known of nodes and pods, and the work on it. Another term begins with nothing.
 type term struct {
 	options Options
-	report  *reporter
 	// queue has each node once, and gives it to one worker at a time; retries says how long a node rests that failed.
 	queue   workqueue.TypedDelayingInterface[string]
 	retries workqueue.TypedRateLimiter[string]
@@ -63,9 +62,9 @@ type podSet struct {
 
 type podKey struct{ namespace, name string }
 
-func newTerm(o Options, r *reporter) *term {
+func newTerm(o Options) *term {
 	t := &term{
-		options: o, report: r, policy: o.Policy,
+		options: o, policy: o.Policy,
 		queue:   workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[string]{Clock: o.Clock}),
 		retries: workqueue.NewTypedItemExponentialFailureRateLimiter[string](o.Retry, o.MaxRetry),
 		synced:  make(chan struct{}, 1), fatal: func(error) {},
@@ -172,7 +171,7 @@ func (t *term) configure(ctx context.Context, state kube.ConfigMapState) {
 	}
 	t.options.Metrics.ConfigRefused()
 	t.options.Log.WarnContext(ctx, "requirements cannot be used", slog.String("error", message))
-	t.report.configMap(at, message)
+	t.options.event(at.ref(), kube.EventWarning, eventRequirements, message)
 	t.fatal(fmt.Errorf("reading requirements: %w", err))
 }
 

@@ -142,7 +142,7 @@ func (t *term) change(ctx context.Context, state kube.NodeState, d readiness.Dec
 	}
 	t.options.Log.InfoContext(ctx, "node changed", slog.String("node", state.Name), slog.String("change", string(kind)),
 		slog.String("taint", t.options.Policy.Taint.Key), slog.String("reason", string(d.Reason)))
-	t.report.about(kube.NodeRef(state.Name), event, reason,
+	t.options.event(kube.NodeRef(state.Name), event, reason,
 		fmt.Sprintf("%s (%s): %s", text, t.options.Policy.Taint.Key, d.Reason.Sentence()))
 	return after, nil
 }

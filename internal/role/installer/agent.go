@@ -43,6 +43,8 @@ type node struct {
 	metrics *metrics.Metrics
 	// api is nil when nobody said where the API server is.
 	api *kube.API
+	// events is that of all parts of the agent, nil without an API.
+	events *kube.EventRecorder
 	// installation is nil when nothing is to be installed.
 	installation *installation.Installation
 	relay        *logrelay.Server
@@ -75,6 +77,7 @@ func stay(ctx context.Context, in input, cfg Config, log *slog.Logger) error {
 	n.stanza.Store(&cfg.Stanza)
 	defer func() {
 		n.work.Wait()
+		n.events.Shutdown()
 		if n.held != nil {
 			_ = n.held.Close()
 		}
@@ -101,6 +104,8 @@ func stay(ctx context.Context, in input, cfg Config, log *slog.Logger) error {
 	if n.api, err = kube.NewAPI(cfg.access()); err != nil {
 		log.WarnContext(ctx, "no API server: no events, no live configuration from a ConfigMap, and no way to tell an upgrade from a removal",
 			slog.String("error", err.Error()))
+	} else {
+		n.events = kube.NewEventRecorder(n.api, kube.EventOptions{Log: log, Count: n.metrics.EventReported})
 	}
 	n.openLookups(ctx)
 	n.start(func() { n.guardSockets(n.background) })
@@ -296,26 +301,14 @@ func (n *node) leave(ctx context.Context) error {
 	return forget(n.cfg) // the lock is held until the process ends, and nobody may come after it
 }
 
-// warn makes an event on the node, beside the work.
+// warn records an event on the node.
 func (n *node) warn(reason, message string) {
-	if n.api == nil || n.cfg.NodeName == "" {
+	if n.cfg.NodeName == "" {
 		return
 	}
-	n.start(func() {
-		sent, err := n.api.RecordEvent(n.background, kube.Event{
-			Object: kube.NodeRef(n.cfg.NodeName), Reason: reason, Message: message, Type: kube.EventWarning, Component: component,
-			Host: n.cfg.NodeName,
-		})
-		if err != nil {
-			n.metrics.EventReported(metrics.EventFailed)
-			n.log.Debug("an event was not recorded", slog.String("reason", reason), slog.String("error", err.Error()))
-			return
-		}
-		if !sent {
-			n.metrics.EventReported(metrics.EventSuppressed)
-			return
-		}
-		n.metrics.EventReported(metrics.EventSent)
+	n.events.Record(kube.Event{
+		Object: kube.NodeRef(n.cfg.NodeName), Reason: reason, Message: message, Type: kube.EventWarning, Component: component,
+		Host: n.cfg.NodeName,
 	})
 }
 

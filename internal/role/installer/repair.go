@@ -30,7 +30,7 @@ func (n *node) repair() {
 	}
 	podrepair.Run(n.background, podrepair.Options{
 		Follow: follow,
-		API:    n.api, Log: n.log, Metrics: n.metrics.Repair, Settings: n.cfg.Repair,
+		API:    n.api, Events: n.events, Log: n.log, Metrics: n.metrics.Repair, Settings: n.cfg.Repair,
 		Plugin: n.plugin,
 		Places: places, ToolPath: path, Host: n.cfg.Repair.Node,
 	})

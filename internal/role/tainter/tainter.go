@@ -63,6 +63,7 @@ func act(ctx context.Context, stdout io.Writer, cfg Config, log *slog.Logger) er
 	}
 	defer api.Close()
 	options := cfg.options(api, log)
+	defer options.Events.Shutdown()
 	switch {
 	case cfg.DryRun:
 		lines, err := taint.Plan(ctx, options)
@@ -89,6 +90,7 @@ func (c Config) options(api *kube.API, log *slog.Logger) taint.Options {
 		Health:  health.NewState(health.Options{Log: log, Now: clock}, taint.Parts()...),
 		Metrics: metrics.NewTaint(applet.Build().Version(), reasons),
 	}
+	options.Events = kube.NewEventRecorder(api, kube.EventOptions{Log: log, Count: options.Metrics.EventReported})
 	if c.Mode == Legacy {
 		options.ConfigMap = taint.ConfigMap{Namespace: c.ConfigMapNamespace, Name: c.ConfigMapName}
 	}

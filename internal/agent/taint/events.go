@@ -1,0 +1,20 @@
+package taint
+
+import "github.com/meshcni/istio-cni/internal/kube"
+
+// Reasons of events.
+const (
+	eventTainted      = "MeshCNINotReady"
+	eventUntainted    = "MeshCNIReady"
+	eventRequirements = "InvalidTaintRequirements"
+)
+
+// event records an event of the controller.
+func (o Options) event(object kube.ObjectRef, kind kube.EventType, reason, message string) {
+	o.Events.Record(kube.Event{Object: object, Reason: reason, Message: message, Type: kind, Component: Component, Host: o.Host})
+}
+
+// ref names the ConfigMap for an event.
+func (c ConfigMap) ref() kube.ObjectRef {
+	return kube.ObjectRef{Kind: "ConfigMap", APIVersion: "v1", Namespace: c.Namespace, Name: c.Name}
+}

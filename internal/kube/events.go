@@ -1,0 +1,414 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/time/rate"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/lru"
+)
+
+// EventType is how bad an event is.
+type EventType string
+
+// The types that the API server accepts.
+const (
+	EventNormal  EventType = "Normal"
+	EventWarning EventType = "Warning"
+)
+
+// ObjectRef names what an event is about.
+type ObjectRef struct {
+	// Namespace is empty for an object without one.
+	Kind, Namespace, Name, UID, APIVersion string
+}
+
+// NodeRef names a node for an event, with its name as the UID: that is how the kubelet does it, and where "kubectl
+// describe node" looks.
+func NodeRef(name string) ObjectRef {
+	return ObjectRef{Kind: "Node", Name: name, UID: name, APIVersion: "v1"}
+}
+
+// eventNamespace is where an event about the object lies: the namespace default, the only one that the API server allows, for an
+// object without namespace.
+func (o ObjectRef) eventNamespace() string {
+	if o.Namespace == "" {
+		return "default"
+	}
+	return o.Namespace
+}
+
+// Event is something that people should find where they look: in "kubectl describe" of the object and in "kubectl get
+// events".
+type Event struct {
+	Object ObjectRef
+	// Reason is one CamelCase word, Message a sentence of up to 1024 bytes; what is more is cut off.
+	Reason, Message string
+	Type            EventType
+	// Component is the program that reports it, Host the node where that runs.
+	Component, Host string
+}
+
+// EventResult is what became of an event that was recorded.
+type EventResult string
+
+// A suppressed event is not sent of its own: an equal one was, or there are too many.
+const (
+	EventSent       EventResult = "sent"
+	EventSuppressed EventResult = "suppressed"
+	EventFailed     EventResult = "failed"
+)
+
+// Bounds of what is remembered, queued and sent. Those of one object and of the queue are client-go's.
+const (
+	// eventWindow is for how long an equal event raises the count of the first instead of being another one, eventUpdate how often
+	// that is sent.
+	eventWindow = 10 * time.Minute
+	eventUpdate = 5 * time.Minute
+	// objectBurst different events about one object are sent at once, one more in each objectInterval after that.
+	objectBurst    = 25
+	objectInterval = 5 * time.Minute
+	// eventBurst bounds all events together: so many at once, one more in each eventInterval after that. Events beyond it wait.
+	eventBurst    = 60
+	eventInterval = 2 * time.Second
+	// maxQueued events wait; those beyond are dropped.
+	maxQueued = 1000
+	// maxRemembered events, and as many objects, are remembered.
+	maxRemembered   = 1024
+	maxEventMessage = 1024
+	// maxObjectName is what an event's name has of its object's: 253 bytes less a dot and 16 hexadecimal digits.
+	maxObjectName = 253 - 17
+	// eventFlush bounds what is sent after the end.
+	eventFlush = 3 * time.Second
+)
+
+// EventWriter is what a recorder needs of the API. Errors are classed by [ClassOf].
+type EventWriter interface {
+	// CreateEvent creates a v1 Event, which is encoded as JSON. One of the name that is there already is no error.
+	CreateEvent(ctx context.Context, namespace string, event any) error
+	// PatchEvent merges a patch, which is encoded as JSON, into an event.
+	PatchEvent(ctx context.Context, namespace, name string, patch any) error
+}
+
+// EventOptions are what a recorder works with. Log is required.
+type EventOptions struct {
+	Log *slog.Logger
+	// Count is told what became of each event, unless nil.
+	Count func(EventResult)
+	// Clock is the system's by default.
+	Clock clock.WithTicker
+}
+
+// EventRecorder sends events beside the work. It is our own because client-go's (tools/record) links the strategic merge patch with
+// its OpenAPI schemas, and its sink for these events is the typed clientset; what it does is what client-go's does:
+//
+//   - Record never waits. A bounded queue holds what one goroutine sends; what finds no room is dropped, counted, and logged once.
+//   - Events that are equal within ten minutes are one event in the API, whose count is patched.
+//   - Different events about one object take from a token bucket of that object. Warnings and other events have one each, so that
+//     a failure which repeats does not keep the news of its end from being sent.
+//   - All events take from a token bucket, too, and wait for it.
+//
+// Its memory is bounded, whatever the events are about.
+type EventRecorder struct {
+	options EventOptions
+	writer  EventWriter
+	limiter *rate.Limiter
+	queue   chan *seenEvent
+	// stopping is closed by Shutdown, done when the last event is sent.
+	stopping, done chan struct{}
+	abort          context.CancelFunc
+
+	mu      sync.Mutex
+	seen    *lru.Cache // of *seenEvent by Event
+	objects *lru.Cache // of *rate.Limiter by eventBucket
+	named   int64      // the time in the name of the last event: no two have the same
+	closed  bool
+	full    bool // the queue has dropped since it was empty
+	failing bool // the last event was not sent; the sender's alone
+}
+
+// seenEvent is what is known of equal events.
+type seenEvent struct {
+	Event
+
+	name        string
+	count       int
+	first, last time.Time
+	// sent is when it was last given to the sender, stored whether the API server has it.
+	sent           time.Time
+	stored, queued bool
+}
+
+// eventBucket is what shares one token bucket.
+type eventBucket struct {
+	object ObjectRef
+	kind   EventType
+}
+
+// NewEventRecorder starts a recorder, which works until Shutdown.
+func NewEventRecorder(writer EventWriter, o EventOptions) *EventRecorder {
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	if o.Count == nil {
+		o.Count = func(EventResult) {}
+	}
+	ctx, abort := context.WithCancel(context.Background())
+	r := &EventRecorder{
+		options: o, writer: writer, limiter: rate.NewLimiter(rate.Every(eventInterval), eventBurst),
+		queue: make(chan *seenEvent, maxQueued), stopping: make(chan struct{}), done: make(chan struct{}), abort: abort,
+		seen: lru.New(maxRemembered), objects: lru.New(maxRemembered),
+	}
+	go r.send(ctx)
+	return r
+}
+
+// Record has an event sent, and never waits for that. A recorder that is nil drops all events.
+func (r *EventRecorder) Record(event Event) {
+	if r == nil {
+		return
+	}
+	event.Message = eventMessage(event.Message)
+	sending, overflow := r.enqueue(event)
+	if !sending {
+		r.options.Count(EventSuppressed)
+	}
+	if overflow {
+		r.options.Log.Warn("events are dropped: too many wait for the API server", slog.String("reason", event.Reason),
+			slog.String("object", event.Object.Namespace+"/"+event.Object.Name), slog.String("message", event.Message))
+	}
+}
+
+// enqueue counts an event and gives it to the sender if it is due. It reports an overflow of the queue once, until that is empty.
+func (r *EventRecorder) enqueue(event Event) (sending, overflow bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := r.options.Clock.Now()
+	s := r.remember(event, now)
+	s.count++
+	s.last = now
+	if r.closed || s.queued || !r.due(s, now) {
+		return false, false
+	}
+	select {
+	case r.queue <- s:
+		s.queued, s.sent = true, now
+		return true, false
+	default:
+		overflow, r.full = !r.full, true
+		return false, overflow
+	}
+}
+
+// remember gives what is known of equal events. It needs the lock.
+func (r *EventRecorder) remember(event Event, now time.Time) *seenEvent {
+	if known, found := r.seen.Get(event); found {
+		if s, _ := known.(*seenEvent); now.Sub(s.last) <= eventWindow {
+			return s
+		}
+	}
+	r.named = max(now.UnixNano(), r.named+1)
+	s := &seenEvent{Event: event, name: eventName(event.Object.Name, r.named), first: now}
+	r.seen.Add(event, s)
+	return s
+}
+
+// due reports whether an event may be sent now: one that was sent already when its count was not for some time, another one if its
+// object has a token left. It needs the lock.
+func (r *EventRecorder) due(s *seenEvent, now time.Time) bool {
+	if !s.sent.IsZero() {
+		return now.Sub(s.sent) >= eventUpdate
+	}
+	bucket := eventBucket{s.Object, s.Type}
+	known, found := r.objects.Get(bucket)
+	if !found {
+		known = rate.NewLimiter(rate.Every(objectInterval), objectBurst)
+		r.objects.Add(bucket, known)
+	}
+	limiter, _ := known.(*rate.Limiter)
+	return limiter.AllowN(now, 1)
+}
+
+// Shutdown sends what waits as far as the token bucket allows, for three seconds at most, and ends the recorder. Events that are
+// recorded afterwards are dropped.
+func (r *EventRecorder) Shutdown() {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	if !r.closed {
+		r.closed = true
+		close(r.queue)
+		close(r.stopping)
+	}
+	r.mu.Unlock()
+	timer := time.AfterFunc(eventFlush, r.abort)
+	defer timer.Stop()
+	<-r.done
+}
+
+func (r *EventRecorder) send(ctx context.Context) {
+	defer close(r.done)
+	defer r.abort()
+	for s := range r.queue {
+		if !r.wait() {
+			r.options.Count(EventSuppressed)
+			continue
+		}
+		r.mu.Lock()
+		s.queued = false
+		r.full = r.full && len(r.queue) > 0
+		now := *s
+		r.mu.Unlock()
+		err := r.write(ctx, now)
+		r.mu.Lock()
+		s.stored = s.stored || err == nil
+		r.mu.Unlock()
+		r.report(now.Event, err)
+	}
+}
+
+// wait takes a token, and reports whether there was one. It ends at once when the recorder does.
+func (r *EventRecorder) wait() bool {
+	now := r.options.Clock.Now()
+	token := r.limiter.ReserveN(now, 1)
+	pause := token.DelayFrom(now)
+	if pause == 0 {
+		return true
+	}
+	timer := r.options.Clock.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C():
+		return true
+	case <-r.stopping:
+		token.CancelAt(now)
+		return false
+	}
+}
+
+// report counts an event that was sent, and logs the first failure of several.
+func (r *EventRecorder) report(event Event, err error) {
+	if err == nil {
+		r.options.Count(EventSent)
+		r.failing = false
+		return
+	}
+	r.options.Count(EventFailed)
+	level := slog.LevelWarn
+	if r.failing {
+		level = slog.LevelDebug
+	}
+	r.failing = true
+	r.options.Log.Log(context.Background(), level, "an event was not recorded", slog.String("reason", event.Reason),
+		slog.String("object", event.Object.Namespace+"/"+event.Object.Name), slog.String("message", event.Message),
+		slog.String("error", err.Error()))
+}
+
+// write creates an event, or patches the count of one that the API server has. It forgets events, after an hour by default: then
+// another one is created.
+func (r *EventRecorder) write(ctx context.Context, s seenEvent) error {
+	namespace := s.Object.eventNamespace()
+	if s.stored {
+		err := r.writer.PatchEvent(ctx, namespace, s.name, map[string]any{"count": s.count, "lastTimestamp": timestamp(s.last)})
+		if ClassOf(err) != NotFound {
+			return err
+		}
+	}
+	return r.writer.CreateEvent(ctx, namespace, s.wire())
+}
+
+// wireEvent is k8s.io/api/core/v1.Event.
+type wireEvent struct {
+	Kind       string `json:"kind"`
+	APIVersion string `json:"apiVersion"`
+	Metadata   struct {
+		Name      string `json:"name"`
+		Namespace string `json:"namespace"`
+	} `json:"metadata"`
+	Object struct {
+		Kind       string `json:"kind"`
+		Namespace  string `json:"namespace,omitempty"`
+		Name       string `json:"name"`
+		UID        string `json:"uid,omitempty"`
+		APIVersion string `json:"apiVersion,omitempty"`
+	} `json:"involvedObject"`
+	Reason  string    `json:"reason"`
+	Message string    `json:"message"`
+	Type    EventType `json:"type"`
+	Source  struct {
+		Component string `json:"component"`
+		Host      string `json:"host,omitempty"`
+	} `json:"source"`
+	First     string `json:"firstTimestamp"`
+	Last      string `json:"lastTimestamp"`
+	Count     int    `json:"count"`
+	Component string `json:"reportingComponent"`
+	Instance  string `json:"reportingInstance"`
+}
+
+func (s *seenEvent) wire() wireEvent {
+	body := wireEvent{
+		Kind: "Event", APIVersion: "v1", Reason: s.Reason, Message: s.Message, Type: s.Type,
+		First: timestamp(s.first), Last: timestamp(s.last), Count: s.count, Component: s.Component, Instance: s.Host,
+	}
+	body.Metadata.Name, body.Metadata.Namespace = s.name, s.Object.eventNamespace()
+	body.Object.Kind, body.Object.Namespace, body.Object.Name = s.Object.Kind, s.Object.Namespace, s.Object.Name
+	body.Object.UID, body.Object.APIVersion = s.Object.UID, s.Object.APIVersion
+	body.Source.Component, body.Source.Host = s.Component, s.Host
+	return body
+}
+
+// eventName is the name of an event about an object, as client-go makes it.
+func eventName(object string, nanoseconds int64) string {
+	object = strings.TrimRight(bounded(object, maxObjectName), ".-")
+	return fmt.Sprintf("%s.%x", object, nanoseconds)
+}
+
+// eventMessage is a message that a terminal can show: printable, and bounded.
+func eventMessage(text string) string {
+	return bounded(strings.Map(func(r rune) rune {
+		if r == utf8.RuneError || !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, text), maxEventMessage)
+}
+
+func timestamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// bounded cuts text to a number of bytes, between characters.
+func bounded(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	for most > 0 && !utf8.RuneStart(text[most]) {
+		most--
+	}
+	return text[:most]
+}
+
+// CreateEvent is [EventWriter]'s.
+func (a *API) CreateEvent(ctx context.Context, namespace string, event any) error {
+	_, err := a.send(ctx, &call{verb: "create", resource: events(), namespace: namespace, body: event})
+	// It is there already: the answer to an earlier try was lost.
+	if failed, ok := errors.AsType[*CallError](err); ok && failed.Status == http.StatusConflict {
+		return nil
+	}
+	return err
+}
+
+// PatchEvent is [EventWriter]'s.
+func (a *API) PatchEvent(ctx context.Context, namespace, name string, patch any) error {
+	_, err := a.send(ctx, &call{verb: "patch", resource: events(), namespace: namespace, name: name, body: patch})
+	return err
+}

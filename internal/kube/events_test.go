@@ -1,0 +1,376 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+)
+
+func nodeEvent(message string) Event {
+	return Event{
+		Object: NodeRef("node-1"), Reason: "ConfigRewritten", Message: message, Type: EventWarning,
+		Component: "istio-cni-node", Host: "node-1",
+	}
+}
+
+// recording is a recorder on a clock that stands, and what became of its events.
+type recording struct {
+	*testing.T
+	*EventRecorder
+	clock *clocktesting.FakeClock
+	log   *strings.Builder // of a recorder that is shut down
+
+	mu      sync.Mutex
+	results map[EventResult]int
+}
+
+func newRecording(t *testing.T, writer EventWriter) *recording {
+	t.Helper()
+	r := &recording{
+		T: t, clock: clocktesting.NewFakeClock(time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)), log: &strings.Builder{},
+		results: map[EventResult]int{},
+	}
+	r.EventRecorder = NewEventRecorder(writer, EventOptions{
+		Log: slog.New(slog.NewTextHandler(r.log, nil)), Clock: r.clock, Count: func(result EventResult) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.results[result]++
+		},
+	})
+	t.Cleanup(r.Shutdown)
+	return r
+}
+
+// got is what became of events so far.
+func (r *recording) got(result EventResult) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.results[result]
+}
+
+// all waits until so many events were sent or have failed.
+func (r *recording) all(n int) {
+	r.Helper()
+	until(r.T, fmt.Sprintf("%d events to be sent", n), func() bool { return r.got(EventSent)+r.got(EventFailed) >= n })
+	if got := r.got(EventSent) + r.got(EventFailed); got != n {
+		r.Errorf("%d events were sent, want %d", got, n)
+	}
+}
+
+// sends records an event that is to be sent.
+func (r *recording) sends(event Event) {
+	r.Helper()
+	before := r.got(EventSent) + r.got(EventFailed)
+	r.Record(event)
+	r.all(before + 1)
+}
+
+// memory is an API server that keeps events, or a function in its place.
+type memory struct {
+	mu      sync.Mutex
+	created []wireEvent
+	patches int
+	fail    func(ctx context.Context) error
+}
+
+func (m *memory) CreateEvent(ctx context.Context, _ string, event any) error {
+	m.mu.Lock()
+	body, _ := event.(wireEvent)
+	m.created = append(m.created, body)
+	fail := m.fail
+	m.mu.Unlock()
+	if fail != nil {
+		return fail(ctx)
+	}
+	return nil
+}
+
+func (m *memory) PatchEvent(context.Context, string, string, any) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.patches++
+	return nil
+}
+
+func (m *memory) requests() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.created) + m.patches
+}
+
+// eventsOn decodes what a server has by the library, strictly.
+func eventsOn(t *testing.T, server *kubetest.Server) []corev1.Event {
+	t.Helper()
+	var all []corev1.Event
+	for _, data := range server.Events() {
+		decoder := json.NewDecoder(strings.NewReader(string(data)))
+		decoder.DisallowUnknownFields()
+		var event corev1.Event
+		if err := decoder.Decode(&event); err != nil {
+			t.Fatalf("decoding %s: %v", data, err)
+		}
+		all = append(all, event)
+	}
+	return all
+}
+
+func TestAnEventIsWhatKubectlShows(t *testing.T) {
+	server := kubetest.NewServer(t)
+	r := newRecording(t, connected(t, server, nil))
+	r.sends(nodeEvent("somebody else wrote it"))
+	now := r.clock.Now()
+	at := metav1.NewTime(now.Truncate(time.Second))
+	want := []corev1.Event{{
+		TypeMeta:       metav1.TypeMeta{Kind: "Event", APIVersion: "v1"},
+		ObjectMeta:     metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("node-1.%x", now.UnixNano()), UID: "uid-2", ResourceVersion: "2"},
+		InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: "node-1", UID: "node-1", APIVersion: "v1"},
+		Reason:         "ConfigRewritten", Message: "somebody else wrote it", Type: "Warning",
+		Source:         corev1.EventSource{Component: "istio-cni-node", Host: "node-1"},
+		FirstTimestamp: at, LastTimestamp: at, Count: 1,
+		ReportingController: "istio-cni-node", ReportingInstance: "node-1",
+	}}
+	if diff := cmp.Diff(want, eventsOn(t, server)); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+	if got := server.Requests(); len(got) != 1 || got[0] != "POST /api/v1/namespaces/default/events" {
+		t.Errorf("requests: %q", got)
+	}
+	event := nodeEvent("x")
+	event.Object = ObjectRef{Kind: "Pod", Namespace: "shop", Name: "cart", UID: podUID, APIVersion: "v1"}
+	r.sends(event)
+	if got := eventsOn(t, server); !slices.ContainsFunc(got, func(e corev1.Event) bool {
+		return e.Namespace == "shop" && e.InvolvedObject.Namespace == "shop"
+	}) {
+		t.Errorf("events: %+v", got)
+	}
+}
+
+func TestEqualEventsAreOneThatIsCounted(t *testing.T) {
+	server := kubetest.NewServer(t)
+	r := newRecording(t, connected(t, server, nil))
+	r.sends(nodeEvent("same"))
+	for range 1000 {
+		r.clock.Step(100 * time.Microsecond)
+		r.Record(nodeEvent("same"))
+	}
+	if got := r.got(EventSuppressed); got != 1000 {
+		t.Errorf("%d events were suppressed, want those of the same time", got)
+	}
+	r.clock.Step(eventUpdate)
+	r.sends(nodeEvent("same"))
+	got := eventsOn(t, server)
+	if len(got) != 1 || got[0].Count != 1002 || got[0].LastTimestamp.Sub(got[0].FirstTimestamp.Time) != eventUpdate {
+		t.Fatalf("events: %+v, want one that was counted 1002 times", got)
+	}
+	r.sends(nodeEvent("another"))
+	if got := eventsOn(t, server); len(got) != 2 {
+		t.Errorf("%d events, want 2", len(got))
+	}
+	r.clock.Step(eventWindow + time.Second)
+	r.sends(nodeEvent("same"))
+	if got := eventsOn(t, server); len(got) != 3 {
+		t.Errorf("events %+v after a long time, want a third one", got)
+	}
+}
+
+func TestAnEventThatTheServerForgotIsCreatedAnew(t *testing.T) {
+	server := kubetest.NewServer(t)
+	r := newRecording(t, connected(t, server, nil))
+	r.sends(nodeEvent("same"))
+	server.ForgetEvents()
+	r.clock.Step(eventUpdate)
+	r.sends(nodeEvent("same"))
+	if got := eventsOn(t, server); len(got) != 1 || got[0].Count != 2 {
+		t.Errorf("events: %+v, want one with a count of 2", got)
+	}
+}
+
+func TestAnEventThatFailedIsCreatedByTheNextEqualOne(t *testing.T) {
+	server := kubetest.NewServer(t)
+	r := newRecording(t, connected(t, server, nil))
+	server.Fail(kubetest.ServerError, 1)
+	r.sends(nodeEvent("same"))
+	r.clock.Step(eventUpdate)
+	r.sends(nodeEvent("same"))
+	if got := eventsOn(t, server); len(got) != 1 || got[0].Count != 2 {
+		t.Errorf("events: %+v, want one with a count of 2", got)
+	}
+	r.Shutdown()
+	if r.got(EventFailed) != 1 || r.got(EventSent) != 1 || strings.Count(r.log.String(), "an event was not recorded") != 1 {
+		t.Errorf("results %v, log %s", r.results, r.log)
+	}
+}
+
+// TestAnEventThatIsThereAlreadyIsNoFailure is the answer to a try whose first answer was lost.
+func TestAnEventThatIsThereAlreadyIsNoFailure(t *testing.T) {
+	server := kubetest.NewServer(t)
+	api := connected(t, server, nil)
+	one := (&seenEvent{Event: nodeEvent("x"), name: "node-1.1"}).wire()
+	for range 2 {
+		if err := api.CreateEvent(t.Context(), "default", one); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestEventsOfOneObjectAreBounded has one object that there is always something else to say about, and another one.
+func TestEventsOfOneObjectAreBounded(t *testing.T) {
+	writer := &memory{}
+	r := newRecording(t, writer)
+	for i := range 1000 {
+		r.Record(nodeEvent(fmt.Sprint("variation ", i)))
+	}
+	r.all(objectBurst)
+	if got := r.got(EventSuppressed); got != 1000-objectBurst {
+		t.Errorf("%d events were suppressed", got)
+	}
+	other := nodeEvent("x")
+	other.Object.Name = "node-2"
+	r.sends(other)
+	end := nodeEvent("it is over")
+	end.Type = EventNormal
+	r.sends(end) // in spite of the warnings
+	r.clock.Step(objectInterval)
+	r.sends(nodeEvent("later"))
+	r.Record(nodeEvent("one too many"))
+	if got := writer.requests(); got != objectBurst+3 {
+		t.Errorf("%d requests, want %d", got, objectBurst+3)
+	}
+}
+
+// TestAllEventsTogetherArePaced and none is lost by that.
+func TestAllEventsTogetherArePaced(t *testing.T) {
+	writer := &memory{}
+	r := newRecording(t, writer)
+	const n = eventBurst + 40
+	for i := range n {
+		event := nodeEvent("x")
+		event.Object.Name = fmt.Sprint("node-", i)
+		r.Record(event)
+	}
+	r.all(eventBurst)
+	for i := eventBurst; i < n; i++ {
+		until(t, "the pause", r.clock.HasWaiters)
+		r.clock.Step(eventInterval - time.Millisecond)
+		if got := writer.requests(); got != i {
+			t.Fatalf("%d requests before the end of the pause, want %d", got, i)
+		}
+		r.clock.Step(time.Millisecond)
+		r.all(i + 1)
+	}
+	if got := r.got(EventSuppressed); got != 0 {
+		t.Errorf("%d events were suppressed", got)
+	}
+}
+
+// TestAServerThatHangsHoldsUpNoRecorder fills the queue: events beyond it are dropped, counted and logged once, and what is
+// remembered stays bounded. The end waits for the flush alone.
+func TestAServerThatHangsHoldsUpNoRecorder(t *testing.T) {
+	began := make(chan struct{}, maxQueued)
+	writer := &memory{fail: func(ctx context.Context) error {
+		began <- struct{}{}
+		<-ctx.Done()
+		return ctx.Err()
+	}}
+	r := newRecording(t, writer)
+	event := func(i int) Event {
+		event := nodeEvent("x")
+		event.Object.Name = fmt.Sprint("node-", i)
+		return event
+	}
+	r.Record(event(0))
+	<-began // the sender has it, and the queue is empty
+	const n = 3 * maxQueued
+	for i := range n {
+		r.Record(event(1 + i))
+	}
+	if got := r.got(EventSuppressed); got != n-maxQueued {
+		t.Errorf("%d events were dropped, want %d", got, n-maxQueued)
+	}
+	if seen, objects := r.seen.Len(), r.objects.Len(); seen > maxRemembered || objects > maxRemembered {
+		t.Errorf("%d events and %d objects are remembered", seen, objects)
+	}
+	r.Shutdown()
+	r.Record(event(n + 1))
+	if got := strings.Count(r.log.String(), "events are dropped"); got != 1 {
+		t.Errorf("the drops are logged %d times:\n%s", got, r.log)
+	}
+	if got := writer.requests(); got > eventBurst {
+		t.Errorf("%d requests at the end, want no more than the bucket has", got)
+	}
+	if r.got(EventSent) != 0 || r.got(EventFailed)+r.got(EventSuppressed) != n+2 {
+		t.Errorf("%v of %d events", r.results, n+2)
+	}
+}
+
+func TestShutdownSendsWhatWaits(t *testing.T) {
+	server := kubetest.NewServer(t)
+	r := newRecording(t, connected(t, server, nil))
+	for i := range 10 {
+		r.Record(nodeEvent(fmt.Sprint(i)))
+	}
+	r.Shutdown()
+	r.Shutdown()
+	if got := len(eventsOn(t, server)); got != 10 {
+		t.Errorf("%d events, want 10", got)
+	}
+	var none *EventRecorder
+	none.Record(nodeEvent("x"))
+	none.Shutdown()
+}
+
+func TestMessagesAreBoundedAndPrintable(t *testing.T) {
+	writer := &memory{}
+	r := newRecording(t, writer)
+	for _, message := range []string{
+		strings.Repeat("é", maxEventMessage) + "x", "x" + strings.Repeat("é", maxEventMessage), "a\x1b[2Jb\nc\x00d\u202e\xff",
+	} {
+		r.sends(nodeEvent(message))
+	}
+	for _, event := range writer.created[:2] {
+		if len(event.Message) > maxEventMessage || len(event.Message) < maxEventMessage-1 || !utf8.ValidString(event.Message) {
+			t.Errorf("a message of %d bytes, valid %v", len(event.Message), utf8.ValidString(event.Message))
+		}
+	}
+	if got := writer.created[2].Message; got != "a [2Jb c d  " {
+		t.Errorf("message %q", got)
+	}
+}
+
+// TestEventNamesAreValid for the longest name of an object, and no two are the same.
+func TestEventNamesAreValid(t *testing.T) {
+	writer := &memory{}
+	r := newRecording(t, writer)
+	names := map[string]bool{}
+	for _, object := range []string{
+		"a", strings.Repeat("a", 253), strings.Repeat("a", maxObjectName-1) + "." + strings.Repeat("b", 16), strings.Repeat("a-", 126) + "a",
+	} {
+		event := nodeEvent("x")
+		event.Object.Name = object
+		r.sends(event)
+	}
+	for _, event := range writer.created {
+		names[event.Metadata.Name] = true
+		if problems := validation.IsDNS1123Subdomain(event.Metadata.Name); len(problems) > 0 {
+			t.Errorf("%s: %v", event.Metadata.Name, problems)
+		}
+	}
+	if len(names) != 4 {
+		t.Errorf("%d names for 4 events", len(names))
+	}
+}
