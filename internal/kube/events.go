@@ -9,12 +9,13 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/time/rate"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/lru"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
 // EventType is how bad an event is.
@@ -51,7 +52,8 @@ func (o ObjectRef) eventNamespace() string {
 // events".
 type Event struct {
 	Object ObjectRef
-	// Reason is one CamelCase word, Message a sentence of up to 1024 bytes; what is more is cut off.
+	// Reason is one CamelCase word, Message a sentence. Of more than 1024 bytes the rest is cut off, and what is not
+	// printable is escaped.
 	Reason, Message string
 	Type            EventType
 	// Component is the program that reports it, Host the node where that runs.
@@ -177,7 +179,7 @@ func (r *EventRecorder) Record(event Event) {
 	if r == nil {
 		return
 	}
-	event.Message = eventMessage(event.Message)
+	event.Message = printable.Text(event.Message, maxEventMessage)
 	sending, overflow := r.enqueue(event)
 	if !sending {
 		r.options.Count(EventSuppressed)
@@ -372,16 +374,6 @@ func (s *seenEvent) wire() wireEvent {
 func eventName(object string, nanoseconds int64) string {
 	object = strings.TrimRight(bounded(object, maxObjectName), ".-")
 	return fmt.Sprintf("%s.%x", object, nanoseconds)
-}
-
-// eventMessage is a message that a terminal can show: printable, and bounded.
-func eventMessage(text string) string {
-	return bounded(strings.Map(func(r rune) rune {
-		if r == utf8.RuneError || !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, text), maxEventMessage)
 }
 
 func timestamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

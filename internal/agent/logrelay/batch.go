@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"sync/atomic"
-	"time"
 )
 
 // chunk is the size of the pieces in which a body is kept: it grows without being copied.
@@ -182,21 +181,3 @@ const (
 	rejectedRecord
 	unwantedRecord
 )
-
-// bucket admits a rate, and a burst after a rest.
-type bucket struct {
-	rate, burst, level float64
-	at                 time.Time
-}
-
-func newBucket(rate, burst float64, now time.Time) bucket {
-	return bucket{rate: rate, burst: burst, level: burst, at: now}
-}
-
-// fill adds what has come in since the last time.
-func (b *bucket) fill(now time.Time) {
-	if since := now.Sub(b.at); since > 0 {
-		b.level = min(b.burst, b.level+since.Seconds()*b.rate)
-	}
-	b.at = now
-}

@@ -21,6 +21,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 )
@@ -45,7 +47,7 @@ type Options struct {
 	Log *slog.Logger
 	// Metrics counts; nil means nobody does.
 	Metrics *metrics.Metrics
-	// Now is the clock; nil means the system's.
+	// Now is the clock, which never goes back; nil means the system's.
 	Now func() time.Time
 }
 
@@ -64,8 +66,8 @@ type limits struct {
 	batch  int // records of a request
 	record int // bytes of a record
 
-	recordRate, recordBurst float64 // per second
-	byteRate, byteBurst     float64 // per second
+	recordRate, byteRate   rate.Limit // per second
+	recordBurst, byteBurst int
 
 	report time.Duration // between two records about what was given up
 	end    time.Duration // for running requests when the agent ends
@@ -85,8 +87,8 @@ func defaultLimits() limits {
 		batch:  5000,
 		record: 256 << 10,
 
-		recordRate: 1000, recordBurst: 10_000,
-		byteRate: 1 << 20, byteBurst: 16 << 20,
+		recordRate: 1000, byteRate: 1 << 20,
+		recordBurst: 10_000, byteBurst: 16 << 20,
 
 		report: 30 * time.Second,
 		end:    time.Second,
@@ -106,8 +108,8 @@ type Server struct {
 	shared   budget
 
 	relaying sync.Mutex // keeps a batch together, and decoding to one at a time
-	byCount  bucket
-	bySize   bucket
+	byCount  *rate.Limiter
+	bySize   *rate.Limiter
 }
 
 // Open makes the socket. Clients can connect from then on; they are served by Serve, which has to follow. A socket that
@@ -138,8 +140,8 @@ func open(ctx context.Context, o Options, l limits) (*Server, error) {
 		records:  o.Records.WithAttrs([]slog.Attr{slog.String(scopeKey, scope)}),
 		losses:   &losses{metrics: o.Metrics},
 		requests: make(chan struct{}, l.connections),
-		byCount:  newBucket(l.recordRate, l.recordBurst, o.Now()),
-		bySize:   newBucket(l.byteRate, l.byteBurst, o.Now()),
+		byCount:  rate.NewLimiter(l.recordRate, l.recordBurst),
+		bySize:   rate.NewLimiter(l.byteRate, l.byteBurst),
 	}
 	s.shared.left.Store(int64(l.shared))
 	var err error

@@ -32,14 +32,9 @@ func (s *Server) relay(ctx context.Context, line string, now time.Time) fate {
 	if record.Level < s.options.Level.Level() {
 		return unwantedRecord
 	}
-	size := float64(len(line))
-	s.byCount.fill(now)
-	s.bySize.fill(now)
-	if s.byCount.level < 1 || s.bySize.level < size {
+	if s.bySize.TokensAt(now) < float64(len(line)) || !s.byCount.AllowN(now, 1) || !s.bySize.AllowN(now, len(line)) {
 		return droppedRecord
 	}
-	s.byCount.level--
-	s.bySize.level -= size
 	if s.records.Handle(ctx, record) != nil {
 		return droppedRecord
 	}

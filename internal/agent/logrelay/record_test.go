@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/time/rate"
 
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
@@ -309,8 +310,8 @@ func TestRate(t *testing.T) {
 	}{
 		{"records", func(l *limits) { l.recordRate, l.recordBurst = 10, 5 }},
 		{"bytes", func(l *limits) {
-			size := float64(len(line("info", "x", "")))
-			l.byteRate, l.byteBurst = 10*size, 5*size
+			size := len(line("info", "x", ""))
+			l.byteRate, l.byteBurst = rate.Limit(10*size), 5*size
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -331,7 +332,6 @@ func TestRate(t *testing.T) {
 			expect(5, 4)
 			forward(200 * time.Millisecond)
 			expect(7, 5)
-			forward(-time.Hour) // a clock that was set
 			expect(7, 8)
 			forward(time.Hour)
 			expect(10, 8)
