@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 	"unicode"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
 // The keys of a record that are not attributes, and the one that the relay sets itself.
@@ -86,7 +88,7 @@ func (m *members) add(key string, value json.RawMessage) bool {
 		}
 		key = renamed + key
 	}
-	key = printable(key)
+	key = shown(key)
 	if at, seen := m.places[key]; seen {
 		m.attrs[at].Value = attrValue(value)
 		return true
@@ -130,17 +132,16 @@ func levelOf(name string) (slog.Level, bool) {
 func attrValue(value json.RawMessage) slog.Value {
 	var text string
 	if len(value) > 0 && value[0] == '"' && json.Unmarshal(value, &text) == nil {
-		return slog.StringValue(printable(text))
+		return slog.StringValue(shown(text))
 	}
-	return slog.AnyValue(json.RawMessage(printable(string(value))))
+	return slog.AnyValue(json.RawMessage(shown(string(value))))
 }
 
-// printable replaces what not every handler escapes and a reader obeys: DEL, the control characters beyond ASCII, the
-// line and paragraph separators, and those that reverse the direction of text. The control characters of ASCII, line
-// ends among them, are escaped by the handlers of log/slog.
-func printable(text string) string {
+// shown replaces what a reader's terminal obeys or hides. The control characters of ASCII, line ends among them, are escaped
+// by the handlers of log/slog.
+func shown(text string) string {
 	return strings.Map(func(r rune) rune {
-		if r >= 0x7f && r <= 0x9f || unicode.In(r, unicode.Bidi_Control, unicode.Zl, unicode.Zp) {
+		if r >= ' ' && !printable.Is(r) {
 			return unicode.ReplacementChar
 		}
 		return r

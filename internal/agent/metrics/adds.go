@@ -66,7 +66,7 @@ func addFamilies() []family {
 		{addProcesses, counter, "Processes that plugins started."},
 		{addRequests, counter, "Requests that plugins sent to the API server."},
 		{podLookups, counter, "Questions of plugins for a pod, answered or left to the API server."},
-		{reportsRefused, counter, "Reports of plugins that name a reason or a source that this version does not know."},
+		{reportsRefused, counter, "Reports of plugins that cannot be read, or name a reason or a source that this version does not know."},
 	}
 }
 
@@ -88,6 +88,9 @@ func (a *Adds) Added(r agentcall.Report) {
 	a.processes.add("", r.Processes)
 	a.requests.add("", r.Requests)
 }
+
+// ReportRefused counts what came in place of a report and cannot be read as one.
+func (a *Adds) ReportRefused() { a.unknown.add("", 1) }
 
 // Answered counts a plugin's question for a pod.
 func (a *Adds) Answered(r LookupResult) { a.lookups.add(labels("result", string(r)), 1) }

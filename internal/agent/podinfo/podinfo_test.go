@@ -5,8 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"math"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +17,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentcall"
@@ -213,7 +217,6 @@ func TestReportsAreKeptAndCounted(t *testing.T) {
 		`{"reason":"","source":"none","error":"it failed"}`: http.StatusOK,
 		`[]`:       http.StatusBadRequest,
 		`{"pod":1`: http.StatusBadRequest,
-		`{"pod":"` + strings.Repeat("x", 1<<20) + `"}`: http.StatusBadRequest,
 	} {
 		if code := post(text); code != want {
 			t.Errorf("%.40s: %d, want %d", text, code, want)
@@ -228,12 +231,113 @@ func TestReportsAreKeptAndCounted(t *testing.T) {
 	text := string(m.Text())
 	for _, want := range []string{
 		`istio_cni_add_total{reason="captured",source="agent"} 600`, `istio_cni_add_child_processes_total 1200`,
-		`istio_cni_add_api_requests_total 600`, `istio_cni_add_failures_total 1`, `istio_cni_add_reports_refused_total 1`,
+		`istio_cni_add_api_requests_total 600`, `istio_cni_add_failures_total 1`, `istio_cni_add_reports_refused_total 3`,
 		`istio_cni_add_duration_seconds_bucket{phase="total",le="0.005"} 600`, `istio_cni_add_duration_seconds_count{phase="read"} 0`,
 	} {
 		if !strings.Contains(text, want+"\n") {
 			t.Errorf("no %s in\n%s", want, text)
 		}
+	}
+}
+
+// TestEveryReportIsShown: neither the size nor the content of a report is a reason to drop it. Its texts are cut and printable.
+func TestEveryReportIsShown(t *testing.T) {
+	m := metrics.New("")
+	service := Service{Ring: &Ring{}, Metrics: m, Log: slog.New(slog.DiscardHandler), Store: newStore(t, kubetest.NewServer(t))}
+	long := strings.Repeat("<\x1b[2J\u009b\n", 200_000)
+	whole := func(change func(*agentcall.Report)) string {
+		r := agentcall.Report{Time: time.Unix(1, 0), Namespace: "shop", Pod: "web", UID: "u", Container: "c", Reason: "captured", Source: agentcall.SourceAgent}
+		change(&r)
+		text, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	for name, text := range map[string]string{
+		"a long container":  whole(func(r *agentcall.Report) { r.Container = strings.Repeat("c", 1_400_000) }),
+		"a long detail":     whole(func(r *agentcall.Report) { r.Detail = long[:200_000] }),
+		"a long error":      whole(func(r *agentcall.Report) { r.Error = long[:200_000] }),
+		"beyond all bounds": whole(func(r *agentcall.Report) { r.Error = strings.Repeat("e", 9<<20) }),
+		"cut short":         strings.TrimSuffix(whole(func(*agentcall.Report) {}), "}"),
+		"another type":      `{"requests":"many",` + whole(func(*agentcall.Report) {})[1:],
+		"phases of its own": whole(func(r *agentcall.Report) {
+			r.Seconds = map[agentcall.Phase]float64{}
+			for i := range 50_000 {
+				r.Seconds[agentcall.Phase(fmt.Sprint("phase", i))] = 1
+			}
+		}),
+	} {
+		before := strings.Count(string(m.Text()), "\n")
+		w := httptest.NewRecorder()
+		service.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/report", strings.NewReader(text)))
+		latest := service.Ring.Page(math.MaxUint64, 1)
+		if w.Code != http.StatusOK || len(latest) != 1 {
+			t.Errorf("%s: answer %d, %d decisions", name, w.Code, len(latest))
+			continue
+		}
+		r := latest[0]
+		printed, _ := json.Marshal(r)
+		if r.Namespace != "shop" || r.Pod != "web" || r.UID != "u" || r.Reason != "captured" || len(printed) > 48<<10 {
+			t.Errorf("%s: %d bytes: %+v", name, len(printed), r)
+		}
+		if shown := r.Container + r.Detail + r.Error; strings.ContainsFunc(shown, func(c rune) bool { return !printable.Is(c) }) {
+			t.Errorf("%s: not printable: %q", name, shown)
+		}
+		if after := strings.Count(string(m.Text()), "\n"); after != before {
+			t.Errorf("%s: %d lines of metrics, before it %d", name, after, before)
+		}
+	}
+	if text := string(m.Text()); !strings.Contains(text, `istio_cni_add_total{reason="captured",source="agent"} 7`+"\n") {
+		t.Errorf("not all are counted:\n%s", text)
+	}
+}
+
+// TestDecisionsComeInPages: all of them come, whatever is in them.
+func TestDecisionsComeInPages(t *testing.T) {
+	service := Service{Ring: &Ring{}, Metrics: metrics.New(""), Log: slog.New(slog.DiscardHandler), Store: newStore(t, kubetest.NewServer(t))}
+	socket := filepath.Join(t.TempDir(), "s")
+	var config net.ListenConfig
+	listener, err := config.Listen(t.Context(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	requests := 0
+	handler := service.Handler()
+	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			requests++
+		}
+		handler.ServeHTTP(w, r)
+	})}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	for i := range 600 {
+		r := agentcall.Report{Pod: fmt.Sprint(i), Detail: strings.Repeat("<", 1<<20), Error: strings.Repeat("<", 1<<20), Container: strings.Repeat("<", 1<<20)}
+		r.Trim()
+		service.Ring.Add(r)
+	}
+	agent, err := agentcall.Dial(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer agent.Close() //nolint:errcheck // all is said
+	all, err := agent.Decisions(t.Context())
+	if err != nil || len(all) != 512 || all[0].Pod != "599" || all[511].Pod != "88" || requests != 9 {
+		t.Errorf("%d decisions of %d pages, %v", len(all), requests, err)
+	}
+	for query, want := range map[string]int{"": 512, "?limit=3": 3, "?limit=-1": 0, "?before=90": 1, "?before=0": 0, "?limit=99999": 512} {
+		w := httptest.NewRecorder()
+		service.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v1/decisions"+query, nil))
+		var page []agentcall.Report
+		if err := json.Unmarshal(w.Body.Bytes(), &page); err != nil || len(page) != want || page == nil {
+			t.Errorf("%q: %d decisions, %v", query, len(page), err)
+		}
+	}
+	w := httptest.NewRecorder()
+	service.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v1/decisions?before=x", nil))
+	if w.Code != http.StatusBadRequest {
+		t.Errorf("answer %d", w.Code)
 	}
 }
 

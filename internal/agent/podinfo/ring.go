@@ -1,6 +1,7 @@
 package podinfo
 
 import (
+	"math"
 	"sync"
 
 	"github.com/meshcni/istio-cni/internal/node/agentcall"
@@ -9,32 +10,36 @@ import (
 // remembered is how many reports are kept.
 const remembered = 512
 
-// Ring has the last reports of plugins.
+// Ring has the last reports of plugins. They are numbered from 1.
 type Ring struct {
-	mu   sync.Mutex
-	all  []agentcall.Report
-	next int
+	mu  sync.Mutex
+	all []agentcall.Report // that of number n at n modulo remembered
+	// last is the number of the latest.
+	last uint64
 }
 
-// Add keeps a report, in place of the oldest when there are enough.
+// Add keeps a trimmed report, in place of the oldest when there are enough.
 func (r *Ring) Add(one agentcall.Report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.all) < remembered {
-		r.all = append(r.all, one)
-		return
+	if r.all == nil {
+		r.all = make([]agentcall.Report, remembered)
 	}
-	r.all[r.next] = one
-	r.next = (r.next + 1) % remembered
+	r.last++
+	one.Number = r.last
+	r.all[r.last%remembered] = one
 }
 
-// Latest lists the reports, the latest first.
-func (r *Ring) Latest() []agentcall.Report {
+// Latest lists all reports, the latest first.
+func (r *Ring) Latest() []agentcall.Report { return r.Page(math.MaxUint64, remembered) }
+
+// Page lists the reports whose number is below before, at most limit, the latest first.
+func (r *Ring) Page(before uint64, limit int) []agentcall.Report {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	list := make([]agentcall.Report, 0, len(r.all))
-	for i := range r.all {
-		list = append(list, r.all[(r.next-1-i+2*len(r.all))%len(r.all)])
+	list := []agentcall.Report{}
+	for n := min(before, r.last+1); n > 1 && n+remembered-1 > r.last && len(list) < limit; n-- {
+		list = append(list, r.all[(n-1)%remembered])
 	}
 	return list
 }

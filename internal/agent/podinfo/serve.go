@@ -3,11 +3,15 @@ package podinfo
 import (
 	"encoding/json"
 	"errors"
+	"io"
 	"log/slog"
+	"math"
 	"net/http"
 	"slices"
+	"sync"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/agentcall"
@@ -19,6 +23,8 @@ type Service struct {
 	Ring    *Ring
 	Metrics *metrics.Metrics
 	Log     *slog.Logger
+
+	long sync.Mutex
 }
 
 // Handler is what the socket serves.
@@ -55,31 +61,59 @@ func (s *Service) pod(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(text) // a plugin that went away
 }
 
-// maxReport bounds a report.
-const maxReport = 64 << 10
+// free is how much of a report is read at any time; what is beyond is read of one at a time.
+const free = 64 << 10
+
+// read reads a report. Every call counts: of one that is too long the beginning is read.
+func (s *Service) read(body io.Reader) (agentcall.Report, error) {
+	text, _ := io.ReadAll(io.LimitReader(body, free))
+	if len(text) == free {
+		s.long.Lock()
+		defer s.long.Unlock()
+		rest, _ := io.ReadAll(io.LimitReader(body, agentcall.MaxReport-free))
+		text = append(text, rest...)
+	}
+	// A report that the plugin could not finish is read as far as it goes.
+	return agentcall.ReadReport(text)
+}
 
 func (s *Service) report(w http.ResponseWriter, r *http.Request) {
-	var report agentcall.Report
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxReport)).Decode(&report); err != nil {
-		http.Error(w, "not a report: "+err.Error(), http.StatusBadRequest)
+	report, err := s.read(r.Body)
+	if err != nil {
+		s.Metrics.ReportRefused()
+		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
 	// What is counted is of closed sets: a plugin of another version may know other words.
 	if !slices.Contains(sidecar.Reasons(), sidecar.Reason(report.Reason)) {
 		report.Detail = report.Reason + " " + report.Detail
 		report.Reason = ""
+		report.Trim()
 	}
 	s.Ring.Add(report)
 	s.Metrics.Added(report)
 	w.WriteHeader(http.StatusOK)
 }
 
-// Handler gives the reports as JSON, the latest first.
+// Handler gives the reports as JSON, the latest first: all of them, or those that the parameters ask for.
 func (r *Ring) Handler() http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		before, limit := uint64(math.MaxUint64), remembered
+		query := request.URL.Query()
+		for name, into := range map[string]any{agentcall.BeforeParam: &before, agentcall.LimitParam: &limit} {
+			if text := query.Get(name); text != "" {
+				if err := json.Unmarshal([]byte(text), into); err != nil {
+					http.Error(w, name+": not a number", http.StatusBadRequest)
+					return
+				}
+			}
+		}
 		w.Header().Set("Content-Type", "application/json")
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "  ")
-		_ = encoder.Encode(r.Latest()) // a client that went away
+		text, err := json.MarshalIndent(r.Page(before, limit), "", "  ")
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		_, _ = w.Write(append(printable.Lines(text), '\n')) // a client that went away
 	})
 }

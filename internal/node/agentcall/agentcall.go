@@ -17,9 +17,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,7 +33,9 @@ import (
 type Agent struct {
 	socket string
 	conn   net.Conn
-	in     *bufio.Reader
+	// limited bounds each answer, which is read by in.
+	limited *io.LimitedReader
+	in      *bufio.Reader
 }
 
 // Dial connects to the agent's socket. An error that is fs.ErrNotExist means that there is no agent, or one that serves
@@ -46,7 +50,8 @@ func Dial(ctx context.Context, socket string) (*Agent, error) {
 		_ = conn.Close()
 		return nil, fmt.Errorf("connecting to the node agent at %q: %w", socket, err)
 	}
-	return &Agent{socket: socket, conn: conn, in: bufio.NewReader(io.LimitReader(conn, maxAnswer))}, nil
+	limited := &io.LimitedReader{R: conn}
+	return &Agent{socket: socket, conn: conn, limited: limited, in: bufio.NewReader(limited)}, nil
 }
 
 // Close ends the connection.
@@ -96,6 +101,7 @@ func (a *Agent) Pod(ctx context.Context, key Key) (sidecar.Facts, error) {
 // has the report: an agent that is busy reads it later, after Close and after the end of this process, too. What the agent
 // would answer is of no use to anybody.
 func (a *Agent) Report(ctx context.Context, r Report) error {
+	r.Trim()
 	text, err := json.Marshal(r)
 	if err == nil {
 		_, err = a.send(ctx, http.MethodPost, reportPath, text)
@@ -128,6 +134,7 @@ func (a *Agent) call(ctx context.Context, method, path string, body []byte) ([]b
 	if err != nil {
 		return nil, err
 	}
+	a.limited.N = maxAnswer
 	response, err := http.ReadResponse(a.in, request)
 	if err != nil {
 		return nil, err
@@ -143,15 +150,31 @@ func (a *Agent) call(ctx context.Context, method, path string, body []byte) ([]b
 	return text, nil
 }
 
-// Decisions gives the last reports that the agent has, the latest first.
+// Decisions gives the reports that the agent has, the latest first. It asks for a page at a time, so that neither their
+// number nor what is in them meets a limit; what is reported meanwhile is not among them.
 func (a *Agent) Decisions(ctx context.Context) ([]Report, error) {
-	text, err := a.call(ctx, http.MethodGet, DecisionsPath, nil)
 	var all []Report
-	if err == nil {
-		err = json.Unmarshal(text, &all)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("asking the node agent for decisions: %w", err)
+	for before := uint64(math.MaxUint64); before > 0; {
+		page, err := a.page(ctx, before)
+		if err != nil {
+			return nil, fmt.Errorf("asking the node agent for decisions: %w", err)
+		}
+		before = 0 // the end, or an agent that has all on one page
+		for _, r := range page {
+			r.Trim()
+			all = append(all, r)
+			before = r.Number
+		}
 	}
 	return all, nil
+}
+
+// page asks for the decisions below a number.
+func (a *Agent) page(ctx context.Context, before uint64) (page []Report, err error) {
+	query := url.Values{BeforeParam: {strconv.FormatUint(before, 10)}, LimitParam: {strconv.Itoa(decisionsPage)}}
+	text, err := a.call(ctx, http.MethodGet, decisionsPath+"?"+query.Encode(), nil)
+	if err == nil {
+		err = json.Unmarshal(text, &page)
+	}
+	return page, err
 }

@@ -1,11 +1,15 @@
 package agentcall
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
@@ -15,25 +19,35 @@ const SocketName = "pods.sock"
 // Paths of the first version of the protocol, which is HTTP/1.1 with JSON. A change that one of the two sides would
 // misunderstand gets paths of its own: an agent that does not know them answers 404, and the plugin asks the API server.
 const (
-	podPath    = "/v1/pods/"
-	reportPath = "/v1/report"
-	// DecisionsPath gives the last reports, the latest first.
-	DecisionsPath = "/v1/decisions"
+	podPath       = "/v1/pods/"
+	reportPath    = "/v1/report"
+	decisionsPath = "/v1/decisions"
 )
 
 // Patterns are the paths for a server's mux.
 const (
 	PodPattern       = "GET " + podPath + "{namespace}/{name}"
 	ReportPattern    = "POST " + reportPath
-	DecisionsPattern = "GET " + DecisionsPath
+	DecisionsPattern = "GET " + decisionsPath
+)
+
+// The parameters of a question for decisions. The answer is a JSON array of reports, the latest first: of those whose
+// number is below BeforeParam, at most LimitParam. Without parameters it is all that the agent has.
+const (
+	BeforeParam = "before"
+	LimitParam  = "limit"
 )
 
 // FactsVersion counts the facts that decisions rest on. It grows when [sidecar.Facts] gets one more: an agent of before
 // does not deliver it, so a plugin takes no answer of a lower version. More than it knows does not matter to it.
 const FactsVersion = 1
 
-// maxAnswer bounds all answers of a connection. The API server's store takes objects of 1.5 MiB, and facts are far smaller.
+// maxAnswer bounds an answer. The API server's store takes objects of 1.5 MiB, and facts are far smaller; so is a page of
+// decisions, whose reports are trimmed.
 const maxAnswer = 4 << 20
+
+// decisionsPage is how many decisions are asked for at a time.
+const decisionsPage = 64
 
 // Key names the pod that is meant. UID is what the runtime knows it by, and is required: names are used again.
 type Key struct{ Namespace, Name, UID string }
@@ -79,11 +93,7 @@ func (r *Refusal) Error() string { return fmt.Sprintf("it answers %d: %s", r.Sta
 
 func refusal(status int, text []byte) *Refusal {
 	const most = 500
-	message := strings.TrimSpace(string(text))
-	if len(message) > most {
-		message = message[:most] + "…"
-	}
-	return &Refusal{Status: status, Message: message}
+	return &Refusal{Status: status, Message: printable.Text(strings.TrimSpace(string(text)), most)}
 }
 
 // Phase is a part of a call's time.
@@ -114,6 +124,8 @@ const (
 
 // Report is what a plugin did in one call of the runtime.
 type Report struct {
+	// Number is the agent's count of reports, by which they are paged.
+	Number    uint64    `json:"number,omitempty"`
 	Time      time.Time `json:"time"`
 	Command   string    `json:"command"`
 	Namespace string    `json:"namespace"`
@@ -135,4 +147,66 @@ type Report struct {
 	// Processes is how many were started, Requests how many the API server was sent.
 	Processes int `json:"processes"`
 	Requests  int `json:"requests"`
+}
+
+// The bounds of a report's texts, in bytes: names are as long as Kubernetes has them, and a detail or an error can quote
+// all that was written into an annotation. As JSON a trimmed report is below 48 KiB, whatever was in it.
+const (
+	maxName   = 253
+	maxWord   = 64
+	maxDetail = 1 << 10
+	maxError  = 4 << 10
+)
+
+// Trim makes the texts of the report printable and cuts them to their bounds. Nothing of a report is a reason to drop it.
+func (r *Report) Trim() {
+	for text, most := range map[*string]int{
+		&r.Command: maxWord, &r.Namespace: maxName, &r.Pod: maxName, &r.UID: maxName, &r.Container: maxName, &r.Reason: maxWord,
+		&r.Detail: maxDetail, (*string)(&r.Source): maxWord, &r.Backend: maxName, &r.Error: maxError,
+	} {
+		*text = printable.Text(*text, most)
+	}
+	maps.DeleteFunc(r.Seconds, func(p Phase, _ float64) bool { return !slices.Contains(Phases(), p) })
+}
+
+// MaxReport bounds what is read of a report. A trimmed one is far below, one of an older plugin may not be.
+const MaxReport = 2 << 20
+
+// ReadReport reads a report and trims it. Of one that is too long, cut short or has a value of another type, what can be
+// read is kept and its detail says so; only what does not begin as a report is an error.
+func ReadReport(text []byte) (Report, error) {
+	var r Report
+	err := json.Unmarshal(text, &r)
+	if err != nil {
+		var members int
+		if r, members = readMembers(text); members == 0 && len(text) < MaxReport {
+			return Report{}, fmt.Errorf("not a report: %w", err)
+		}
+		r.Detail = damaged + " " + r.Detail
+	}
+	r.Trim()
+	return r, nil
+}
+
+// damaged stands in the detail of a report that could not be read as a whole.
+const damaged = "[the report is too long or damaged: some of it is missing]"
+
+// readMembers reads an object's members one by one, as far as they go and fit, and counts them.
+func readMembers(text []byte) (r Report, members int) {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	if open, err := decoder.Token(); err != nil || open != json.Delim('{') {
+		return r, 0
+	}
+	for decoder.More() {
+		key, err := decoder.Token()
+		name, isName := key.(string)
+		var value json.RawMessage
+		if err != nil || !isName || decoder.Decode(&value) != nil {
+			break
+		}
+		if one, err := json.Marshal(map[string]json.RawMessage{name: value}); err == nil && json.Unmarshal(one, &r) == nil {
+			members++
+		}
+	}
+	return r, members
 }

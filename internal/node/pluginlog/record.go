@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
 // timeLayout is the form in which the reference's plugin writes a time: UTC, always six digits of a second's fraction.
@@ -151,19 +153,21 @@ func encodeValue(v slog.Value) (encoded []byte) {
 	return encoded
 }
 
-// quote returns the text as a JSON string, cut if it is too long.
+// quote returns the text as a JSON string of twice maxText at most, whatever has to be escaped in it.
 func quote(s string) []byte {
-	if over := len(s) - maxText; over > 0 {
-		s = strings.ToValidUTF8(s[:maxText], "\uFFFD") + fmt.Sprintf("... (%d more bytes)", over)
+	if len(s) <= maxText {
+		if encoded, err := marshal(s); err == nil && len(encoded) <= maxText+len(`""`) {
+			return encoded
+		}
 	}
-	encoded, err := marshal(s)
+	encoded, err := marshal(printable.Text(s, maxText)) // in which only quotes and backslashes are still escaped
 	if err != nil {
 		return []byte(`""`)
 	}
 	return encoded
 }
 
-// marshal is json.Marshal with <, > and & left readable, and with valid UTF-8 even from a json.Marshaler that is not.
+// marshal is json.Marshal with <, > and & left readable, and with all that is not printable escaped.
 func marshal(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -171,5 +175,5 @@ func marshal(v any) ([]byte, error) {
 	if err := enc.Encode(v); err != nil {
 		return nil, err
 	}
-	return bytes.ToValidUTF8(bytes.TrimSuffix(b.Bytes(), []byte("\n")), []byte("\uFFFD")), nil
+	return printable.Lines(bytes.TrimSuffix(b.Bytes(), []byte("\n"))), nil
 }

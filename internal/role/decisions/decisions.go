@@ -1,6 +1,7 @@
 // Package decisions is the role "istio-cni decisions": what the plugin decided lately on this node, and why.
 //
-// It promises the node agent's own record, the latest first. It never changes anything.
+// It promises the node agent's own record, the latest first, however much of it there is, and that nothing in it reaches the
+// terminal as a control character or passes for a cell or row of its own. It never changes anything.
 //
 // Start at Run.
 package decisions
@@ -13,6 +14,7 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -20,6 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/settings"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/agentcall"
 )
 
@@ -29,8 +32,8 @@ const head = `NAME:
 USAGE:
    istio-cni decisions [flags]
 
-The node agent remembers the last 512 pods that plugins reported; those that the runtime's annotations showed to be outside of the
-mesh are not among them.
+The node agent remembers the last 512 calls that plugins reported; pods that the runtime's annotations showed to be outside of
+the mesh are not among them. Long texts are cut, and what is not one plain word is quoted: it can be what a pod's author wrote.
 
 EXIT CODES:
    %d  done
@@ -46,6 +49,8 @@ const patience = 5 * time.Second
 type config struct {
 	socket, pod string
 	asJSON      bool
+	limit       uint
+	since       time.Duration
 }
 
 func (c *config) rows() []settings.Setting {
@@ -57,6 +62,25 @@ func (c *config) rows() []settings.Setting {
 		{
 			Name: "pod", Arg: "TEXT", Use: "only pods whose NAMESPACE/NAME has this in it",
 			Set: func(s string) error { c.pod = s; return nil },
+		},
+		{
+			Name: "limit", Arg: "N", Use: "only the N latest of them; 0 for all",
+			Set: func(s string) error {
+				n, err := strconv.ParseUint(s, 10, 32)
+				if c.limit = uint(n); err != nil {
+					return errors.New("want a number of 0 or more")
+				}
+				return nil
+			},
+		},
+		{
+			Name: "since", Arg: "DURATION", Use: "only those of the last DURATION, such as 10m",
+			Set: func(s string) (err error) {
+				if c.since, err = time.ParseDuration(s); err != nil || c.since <= 0 {
+					return errors.New("want a duration above 0, such as 10m")
+				}
+				return nil
+			},
 		},
 		{Name: "json", Default: "false", Use: "print JSON", Set: func(s string) error { return settings.Toggle(&c.asJSON, s) }},
 	}
@@ -76,22 +100,23 @@ func Run(c applet.Call) int {
 		_, _ = fmt.Fprintf(c.Stderr, "error: %s\nsee istio-cni decisions --help\n", strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
 		return applet.ExitUsage
 	}
-	all, err := ask(cfg.socket)
+	some, err := ask(cfg)
 	if err != nil {
 		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
 		return applet.ExitError
 	}
-	if err := show(c.Stdout, all, cfg); err != nil {
+	if err := show(c.Stdout, some, cfg.asJSON); err != nil {
 		_, _ = fmt.Fprintf(c.Stderr, "error: printing: %v\n", err)
 		return applet.ExitError
 	}
 	return applet.ExitOK
 }
 
-func ask(socket string) ([]agentcall.Report, error) {
+// ask gives the decisions that are asked for.
+func ask(cfg config) ([]agentcall.Report, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	agent, err := agentcall.Dial(ctx, socket)
+	agent, err := agentcall.Dial(ctx, cfg.socket)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w (is the node agent running, and does it know the name of its node? KUBERNETES_NODE_NAME)", err)
 	}
@@ -99,28 +124,51 @@ func ask(socket string) ([]agentcall.Report, error) {
 		return nil, err
 	}
 	defer agent.Close() //nolint:errcheck // all is said
-	return agent.Decisions(ctx)
-}
-
-func show(w io.Writer, all []agentcall.Report, cfg config) error {
-	var some []agentcall.Report
+	all, err := agent.Decisions(ctx)
+	some := []agentcall.Report{}
+	began := clock()
 	for _, r := range all {
-		if strings.Contains(r.Namespace+"/"+r.Pod, cfg.pod) {
+		if strings.Contains(r.Namespace+"/"+r.Pod, cfg.pod) && (cfg.since == 0 || began.Sub(r.Time) <= cfg.since) {
 			some = append(some, r)
 		}
+		if cfg.limit > 0 && len(some) == int(cfg.limit) {
+			break
+		}
 	}
-	if cfg.asJSON {
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(some)
+	return some, err
+}
+
+// clock is the time of day.
+func clock() time.Time { return time.Now() } //nolint:forbidigo // the only one of the role
+
+// show prints decisions whose texts are printable and bounded.
+func show(w io.Writer, some []agentcall.Report, asJSON bool) error {
+	if asJSON {
+		text, err := json.MarshalIndent(some, "", "  ")
+		if err == nil {
+			_, err = w.Write(append(printable.Lines(text), '\n'))
+		}
+		return err
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "TIME\tPOD\tCAPTURED\tREASON\tSOURCE\tBACKEND\tMS\tPROCESSES\tREQUESTS\tERROR")
+	_, _ = fmt.Fprintln(table, "TIME\tPOD\tCAPTURED\tREASON\tSOURCE\tBACKEND\tMS\tPROCESSES\tREQUESTS\tDETAIL\tERROR")
 	for _, r := range some {
-		reason := strings.TrimSpace(r.Reason + " " + r.Detail)
-		_, _ = fmt.Fprintf(table, "%s\t%s/%s\t%v\t%s\t%s\t%s\t%.1f\t%d\t%d\t%s\n", r.Time.Format(time.RFC3339), r.Namespace, r.Pod,
-			r.Captured, reason, r.Source, r.Backend, 1000*r.Seconds[agentcall.PhaseTotal], r.Processes, r.Requests,
-			strings.ReplaceAll(r.Error, "\n", "; "))
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%v\t%s\t%s\t%s\t%.1f\t%d\t%d\t%s\t%s\n", r.Time.Format(time.RFC3339), cell(r.Namespace+"/"+r.Pod),
+			r.Captured, cell(r.Reason), cell(string(r.Source)), cell(r.Backend), 1000*r.Seconds[agentcall.PhaseTotal], r.Processes, r.Requests,
+			cell(r.Detail), cell(r.Error))
 	}
 	return table.Flush()
+}
+
+// cell is a text as a cell of which nothing passes for another one: quoted unless it is one plain word.
+func cell(text string) string {
+	special := func(r rune) bool { return r > 0x7e || r <= ' ' || r == '"' || r == '\\' }
+	switch {
+	case text == "":
+		return "-"
+	case strings.ContainsFunc(text, special):
+		return printable.Quote(text, 2*len(text)+2)
+	default:
+		return text
+	}
 }

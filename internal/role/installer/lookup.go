@@ -25,7 +25,7 @@ func (n *node) openLookups(ctx context.Context) {
 	})
 	n.start(func() { n.pods.Run(n.background) }) // repair looks at them as well
 	server, err := unixsock.Open(ctx, unixsock.Options{
-		Path: n.cfg.podSocket(), DirMode: n.cfg.RunDirMode, Connections: 64, Grace: 2 * time.Second, Patience: 5 * time.Second,
+		Path: n.cfg.podSocket(), DirMode: n.cfg.RunDirMode, Connections: 256, Grace: 2 * time.Second, Patience: 5 * time.Second,
 		Header: 16 << 10, KeepAlive: true, End: time.Second, Trouble: lookupTrouble{n.log}, Log: n.log, Now: clock,
 	})
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/netns"
@@ -23,6 +24,8 @@ func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) (err error) {
 	if err != nil {
 		return err
 	}
+	call := p.begin("ADD", args.ContainerID)
+	defer func() { call.report(ctx, conf, err) }()
 	before, err := parseResult(conf)
 	if err != nil {
 		return err
@@ -31,9 +34,8 @@ func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) (err error) {
 	if err != nil {
 		return err
 	}
-	log := p.log.Logger().With("pod", pod.String(), "container", args.ContainerID, "if", args.IfName)
-	call := p.begin("ADD", pod, args.ContainerID)
-	defer func() { call.report(ctx, conf, err) }()
+	call.about(pod)
+	log := p.logger(pod, args)
 	decision, err := call.decide(ctx, conf)
 	if err != nil {
 		call.finished = true
@@ -55,6 +57,11 @@ func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) (err error) {
 	}
 	call.finished = true
 	return before.print(&p.answer)
+}
+
+// logger is the log of a call about a pod.
+func (p *plugin) logger(pod podArgs, args *skel.CmdArgs) *slog.Logger {
+	return p.log.Logger().With("pod", pod.String(), "container", printable.Text(args.ContainerID, maxNamed), "if", args.IfName)
 }
 
 // refusal is the error for a pod whose settings are invalid.

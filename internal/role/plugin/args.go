@@ -2,6 +2,8 @@ package plugin
 
 import (
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
 // podArgs are the keys of CNI_ARGS that Kubernetes runtimes set. The names of the fields are the wire format.
@@ -13,8 +15,10 @@ type podArgs struct {
 	K8S_POD_UID                types.UnmarshallableString //nolint:revive // the wire format
 }
 
-// String is the pod as "namespace/name".
-func (a podArgs) String() string { return string(a.K8S_POD_NAMESPACE) + "/" + string(a.K8S_POD_NAME) }
+// String is the pod as "namespace/name", for people: bounded and printable.
+func (a podArgs) String() string {
+	return printable.Text(string(a.K8S_POD_NAMESPACE), maxNamed) + "/" + printable.Text(string(a.K8S_POD_NAME), maxNamed)
+}
 
 // parseArgs reads CNI_ARGS. Unknown keys are an error unless IgnoreUnknown is true, as the specification's conventions
 // have it.

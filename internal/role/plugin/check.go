@@ -33,9 +33,10 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	log := p.log.Logger().With("pod", pod.String(), "container", args.ContainerID, "if", args.IfName)
-	call := p.begin("CHECK", pod, args.ContainerID)
+	log := p.logger(pod, args)
+	call := p.begin("CHECK", args.ContainerID)
 	defer call.end()
+	call.about(pod)
 	decision, err := call.decide(ctx, conf)
 	if err != nil {
 		return p.unknown(ctx, conf, args.Netns, pod, log, err)

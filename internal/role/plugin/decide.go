@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/agentcall"
@@ -24,11 +25,11 @@ const (
 	reportPatience = time.Second
 )
 
-// mostReported bounds the error of a report, mostSaid that of an answer to the runtime, in bytes: an annotation can have
-// 256 KiB, and what becomes an event must fit into one.
+// maxDetails bounds what an answer to the runtime says about the cause, in bytes: an annotation can have 256 KiB, and what
+// becomes an event must fit into one. maxNamed bounds a name, whatever the runtime hands over.
 const (
-	mostReported = 4 << 10
-	mostSaid     = 32 << 10
+	maxDetails = 4 << 10
+	maxNamed   = 253
 )
 
 // clock is the time of day, for durations and reports.
@@ -48,15 +49,19 @@ type call struct {
 	agent *agentcall.Agent
 }
 
-func (p *plugin) begin(command string, pod podArgs, container string) *call {
+func (p *plugin) begin(command, container string) *call {
 	now := clock()
-	c := &call{plugin: p, pod: pod, began: p.began, mark: now, told: agentcall.Report{
+	return &call{plugin: p, began: p.began, mark: now, told: agentcall.Report{
 		// In the node's zone it could only be printed after reading the file that describes that.
-		Time: p.began.UTC(), Command: command, Namespace: string(pod.K8S_POD_NAMESPACE), Pod: string(pod.K8S_POD_NAME),
-		UID: string(pod.K8S_POD_UID), Container: container, Source: agentcall.SourceNone,
+		Time: p.began.UTC(), Command: command, Container: container, Source: agentcall.SourceNone,
 		Seconds: map[agentcall.Phase]float64{agentcall.PhaseRead: now.Sub(p.began).Seconds()},
 	}}
-	return c
+}
+
+// about notes which pod the call is about.
+func (c *call) about(pod podArgs) {
+	c.pod = pod
+	c.told.Namespace, c.told.Pod, c.told.UID = string(pod.K8S_POD_NAMESPACE), string(pod.K8S_POD_NAME), string(pod.K8S_POD_UID)
 }
 
 // phase notes how long it took since the last one.
@@ -148,14 +153,14 @@ func (c *call) askServer(ctx context.Context, conf cniconf.NetConf) (sidecar.Fac
 // more, unless somebody wants to know everything: the log's places are files and sockets.
 func (c *call) say(ctx context.Context, log *slog.Logger, d sidecar.Decision) {
 	for _, w := range d.Warnings {
-		log.WarnContext(ctx, "a setting of the pod is ignored", "cause", w)
+		log.WarnContext(ctx, "a setting of the pod is ignored", "cause", oneLine(w))
 	}
 	level := slog.LevelInfo
 	if c.told.Source == agentcall.SourceAnnotations {
 		level = slog.LevelDebug
 	}
 	log.Log(ctx, level, "decided about the pod", "capture", d.Outcome == sidecar.Capture, "reason", string(d.Reason),
-		"because", d.Reason.Sentence(), "detail", d.Detail, "source", string(c.told.Source))
+		"because", d.Reason.Sentence(), "detail", oneLine(d.Detail), "source", string(c.told.Source))
 }
 
 // programmed notes what was done in the pod's namespace.
@@ -168,41 +173,41 @@ func (c *call) programmed(r podnet.Report) {
 // wants to see. Only for a pod that was passed by what the runtime handed over even that would cost too much.
 func (c *call) report(ctx context.Context, conf cniconf.NetConf, failed error) {
 	defer c.end()
-	if c.told.Source == agentcall.SourceAnnotations {
-		return
-	}
 	if failed == nil && !c.finished {
 		failed = errUnfinished
 	}
+	if failed == nil && c.told.Source == agentcall.SourceAnnotations || conf.RunDir == "" {
+		return
+	}
 	if failed != nil {
-		c.told.Error = bounded(failed.Error(), mostReported)
+		c.told.Error = oneLine(failed.Error())
 	}
 	c.told.Seconds[agentcall.PhaseTotal] = clock().Sub(c.began).Seconds()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportPatience)
 	defer cancel()
-	var err error
-	if c.agent == nil && conf.RunDir != "" {
-		if c.agent, err = agentcall.Dial(ctx, filepath.Join(conf.RunDir, agentcall.SocketName)); errors.Is(err, fs.ErrNotExist) {
-			return
-		}
-	}
-	if c.agent != nil {
-		err = c.agent.Report(ctx, c.told)
-	}
-	if err != nil {
+	if err := c.send(ctx, conf); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		c.plugin.log.Logger().DebugContext(ctx, "the node agent was not told", "cause", err.Error())
 	}
+}
+
+// send hands the report over, on a new connection if there is none or the agent has closed it meanwhile.
+func (c *call) send(ctx context.Context, conf cniconf.NetConf) (err error) {
+	if c.agent != nil && c.agent.Report(ctx, c.told) == nil {
+		return nil
+	}
+	c.end()
+	if c.agent, err = agentcall.Dial(ctx, filepath.Join(conf.RunDir, agentcall.SocketName)); err != nil {
+		return err
+	}
+	return c.agent.Report(ctx, c.told)
 }
 
 // errUnfinished is a panic on its way up.
 var errUnfinished = errors.New("the plugin panicked")
 
-// bounded cuts a text that may hold all that somebody wrote into an annotation.
-func bounded(text string, most int) string {
-	if len(text) > most {
-		return strings.ToValidUTF8(text[:most], "") + "…"
-	}
-	return text
+// oneLine makes an error's text, which may quote all that a stranger wrote, fit for an answer, a report or a log.
+func oneLine(text string) string {
+	return printable.Text(strings.ReplaceAll(text, "\n", "; "), maxDetails)
 }
 
 // end lets go the connection to the agent.

@@ -37,9 +37,14 @@ func protocol(err error) error {
 		return ready
 	}
 	if f, ok := errors.AsType[failure](err); ok {
-		return types.NewError(f.code, f.what, bounded(f.cause.Error(), mostSaid))
+		return types.NewError(f.code, f.what, f.cause.Error())
 	}
-	return types.NewError(types.ErrInternal, "istio-cni failed", bounded(err.Error(), mostSaid))
+	return types.NewError(types.ErrInternal, "istio-cni failed", err.Error())
+}
+
+// presentable bounds an error, of this program or of the CNI library, and makes it printable.
+func presentable(err types.Error) *types.Error {
+	return types.NewError(err.Code, oneLine(err.Msg), oneLine(err.Details))
 }
 
 // lookupFailure maps a failed look-up of the pod. All but a broken configuration may pass by itself.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns"
@@ -67,7 +68,7 @@ func Run(c applet.Call) int {
 	p := &plugin{log: log, path: env.path, override: env.override, began: clock()}
 	if env.command == "DEL" || env.command == "GC" {
 		// There is nothing to undo: the namespace ends and takes the rules with it. Nothing is read that could be missing.
-		log.Logger().Debug("nothing to do", "command", env.command, "container", env.container)
+		log.Logger().Debug("nothing to do", "command", env.command, "container", printable.Text(env.container, maxNamed))
 		return applet.ExitOK
 	}
 	failed := skel.PluginMainFuncsWithError(skel.CNIFuncs{
@@ -84,7 +85,8 @@ func Run(c applet.Call) int {
 		}
 		return applet.ExitOK
 	}
-	log.Logger().Error("failing", "command", env.command, "container", env.container,
+	failed = presentable(*failed)
+	log.Logger().Error("failing", "command", env.command, "container", printable.Text(env.container, maxNamed),
 		"code", failed.Code, "cause", failed.Msg, "details", failed.Details)
 	if err := failed.Print(); err != nil {
 		log.Logger().Error("printing the error", "cause", err.Error())

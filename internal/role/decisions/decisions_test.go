@@ -1,0 +1,144 @@
+package decisions_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/podinfo"
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/node/agentcall"
+	"github.com/meshcni/istio-cni/internal/role/decisions"
+)
+
+// hostile is what a pod's author may write where an error quotes it.
+const hostile = "<\x1b[2J\u009b2J\x7f\u202e\u200b\r\n2026-11-22T00:00:00Z  shop/forged  true  captured\tx\"\\"
+
+// serve gives the socket of an agent that plugins reported to.
+func serve(t *testing.T, reports ...agentcall.Report) string {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "s")
+	var config net.ListenConfig
+	listener, err := config.Listen(t.Context(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	service := podinfo.Service{Ring: &podinfo.Ring{}, Metrics: metrics.New(""), Log: slog.New(slog.DiscardHandler)}
+	server := &http.Server{Handler: service.Handler(), ReadHeaderTimeout: time.Minute}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	for i, r := range reports {
+		agent, err := agentcall.Dial(t.Context(), socket)
+		if err == nil {
+			err = agent.Report(t.Context(), r)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = agent.Close()
+		for deadline := time.Now().Add(time.Minute); len(service.Ring.Latest()) <= min(i, 511); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("report %d did not come", i)
+			}
+		}
+	}
+	return socket
+}
+
+func run(t *testing.T, socket string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = decisions.Run(applet.Call{
+		Args: append([]string{"--socket=" + socket}, args...), Stdout: &out, Stderr: &errs,
+		Getenv: func(string) (string, bool) { return "", false },
+	})
+	return code, out.String(), errs.String()
+}
+
+// TestRefusedPodsBlindNobody: neither the number of refused pods nor what is in their errors keeps a decision from being shown.
+func TestRefusedPodsBlindNobody(t *testing.T) {
+	refused := make([]agentcall.Report, 512)
+	for i := range refused {
+		refused[i] = agentcall.Report{
+			Time: time.Now(), Namespace: "shop", Pod: fmt.Sprint("web-", i), Reason: "invalid-settings", Source: agentcall.SourceAPI,
+			Detail: hostile, Error: strings.Repeat("<", 256<<10) + hostile, Container: strings.Repeat("c", 128<<10),
+		}
+	}
+	socket := serve(t, refused...)
+	code, stdout, stderr := run(t, socket)
+	lines := strings.Split(strings.TrimSuffix(stdout, "\n"), "\n")
+	if code != applet.ExitOK || len(lines) != 513 || stderr != "" {
+		t.Fatalf("exit code %d, %d lines, %s", code, len(lines), stderr)
+	}
+	for _, line := range lines {
+		if strings.ContainsFunc(line, func(r rune) bool { return !printable.Is(r) }) {
+			t.Fatalf("%q", line)
+		}
+	}
+	if row := lines[1]; !strings.Contains(row, "shop/web-511  false     invalid-settings  api     -") ||
+		!strings.Contains(row, `  "<\\u001b[2J\\u009b2J\\u007f\\u202e\\u200b\\u000d\\n2026-11-22T00:00:00Z  shop/forged  true  captured\\tx\"\\"  "<<`) ||
+		!strings.HasSuffix(row, `bytes more)"`) {
+		t.Errorf("%s", row)
+	}
+	code, stdout, _ = run(t, socket, "--json")
+	var all []agentcall.Report
+	if err := json.Unmarshal([]byte(stdout), &all); err != nil || code != applet.ExitOK || len(all) != 512 {
+		t.Fatalf("exit code %d, %d decisions, %v", code, len(all), err)
+	}
+	if strings.ContainsFunc(strings.ReplaceAll(stdout, "\n", ""), func(r rune) bool { return !printable.Is(r) }) {
+		t.Error("the JSON is not printable")
+	}
+}
+
+func TestSomeOfThem(t *testing.T) {
+	now := time.Now()
+	socket := serve(t,
+		agentcall.Report{Time: now.Add(-2 * time.Hour), Namespace: "a", Pod: "old"}, agentcall.Report{Time: now, Namespace: "a", Pod: "x"},
+		agentcall.Report{Time: now, Namespace: "b", Pod: "y"}, agentcall.Report{Time: now, Namespace: "b", Pod: "z"})
+	for _, test := range []struct {
+		args, pods []string
+		code       int
+	}{
+		{nil, []string{"z", "y", "x", "old"}, applet.ExitOK},
+		{[]string{"--limit=2"}, []string{"z", "y"}, applet.ExitOK},
+		{[]string{"--limit=0"}, []string{"z", "y", "x", "old"}, applet.ExitOK},
+		{[]string{"--since=1h"}, []string{"z", "y", "x"}, applet.ExitOK},
+		{[]string{"--pod=a/", "--limit=1"}, []string{"x"}, applet.ExitOK},
+		{[]string{"--pod=c/"}, []string{}, applet.ExitOK},
+		{[]string{"--limit=-1"}, nil, applet.ExitUsage},
+		{[]string{"--since=soon"}, nil, applet.ExitUsage},
+		{[]string{"--since=-1h"}, nil, applet.ExitUsage},
+	} {
+		code, stdout, stderr := run(t, socket, append(test.args, "--json")...)
+		var all []agentcall.Report
+		if code == applet.ExitOK {
+			if err := json.Unmarshal([]byte(stdout), &all); err != nil || all == nil {
+				t.Errorf("%q: %q: %v", test.args, stdout, err)
+			}
+		}
+		var pods []string
+		for _, r := range all {
+			pods = append(pods, r.Pod)
+		}
+		if code != test.code || !slices.Equal(pods, test.pods) || (code != 0) != strings.Contains(stderr, "want a") {
+			t.Errorf("%q: exit code %d, pods %q, %s", test.args, code, pods, stderr)
+		}
+	}
+}
+
+func TestNoAgent(t *testing.T) {
+	code, _, stderr := run(t, filepath.Join(t.TempDir(), "none"))
+	if code != applet.ExitError || !strings.Contains(stderr, "is the node agent running") {
+		t.Errorf("exit code %d, %s", code, stderr)
+	}
+}
