@@ -20,6 +20,7 @@ set -euo pipefail
 suite=bookworm
 
 # commands are the README's own, so that it cannot promise others.
+# shellcheck disable=SC2016 # backquotes of Markdown
 commands() { sed -n '/^```sh/,/^```/ s/^\(make [a-z0-9-]*\) .*/\1/p; /^```$/q' README.md; }
 
 # environment prints what the root needs of this machine's as NAME=VALUE: proxies, and where Go gets modules from.

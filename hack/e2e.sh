@@ -5,20 +5,37 @@
 #   hack/e2e.sh                             everything
 #   PKG=./taint RUN=TestLegacy hack/e2e.sh  a part
 #
-#
 # KUBE_BIN names a ready-made kube binary, REFERENCE_BIN a directory as
 # hack/reference.sh makes it, E2E_LOGS a directory for the logs of what failed
 # (bin/e2e-logs). Installs what is missing, as hack/setup.sh does; nothing is
-# skipped.
+# skipped, and a pattern or a name of which there is no test is a failure.
+#
+# What is tested is what ships: the image of hack/image.sh, and the program in it.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need_root "the tests make namespaces, mounts and control groups"
-hack/setup.sh e2e
-
+find_go || hack/setup.sh e2e
 use_go
+
+read -r -a patterns <<<"${PKG:-./...}"
+packages=()
+for pattern in "${patterns[@]}"; do
+  found=$(cd e2e && go list -find -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' "$pattern" |
+    sed -n 's,^.*/istio-cni/e2e,.,p') || die "PKG=$pattern names no package of e2e/"
+  [[ -n $found ]] || die "PKG=$pattern names no package of e2e/ that has tests"
+  mapfile -t -O "${#packages[@]}" packages <<<"$found"
+done
+
+hack/setup.sh e2e
 KUBE_BIN=$(hack/kube.sh)
-hack/build.sh
+env -u IMAGE -u ARCHS hack/image.sh
+pack() { # NAME /PATH=FILE...
+  local args=() file
+  for file in "${@:2}"; do args+=(--file "$file"); done
+  bin/pack-image --name "localhost/$1:e2e" --out bin/e2e-images --tar "${1%%/*}.tar" "${args[@]}"
+}
 (cd e2e && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w' -o "$root/bin/box" ./images/box)
+pack box /box=bin/box
 (cd hack/chart && CGO_ENABLED=0 go build -buildvcs=false -trimpath -o "$root/bin/chart" .)
 # The last release of the reference plugins that had this one.
 GOBIN=$root/bin CGO_ENABLED=0 GOFLAGS='' go install -trimpath -ldflags '-s -w' github.com/containernetworking/plugins/plugins/meta/flannel@v0.9.1
@@ -33,30 +50,31 @@ rm -rf bin/crds
 crd github.com/prometheus-operator/prometheus-operator example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml
 crd github.com/k8snetworkplumbingwg/network-attachment-definition-client artifacts/networks-crd.yaml
 
-export KUBE_BIN ISTIO_CNI_BIN=$root/bin/istio-cni E2E_BOX_BIN=$root/bin/box E2E_CHART_BIN=$root/bin/chart
+ISTIO_CNI_BIN=$root/bin/image/istio-cni-$(go env GOARCH)
+export KUBE_BIN ISTIO_CNI_BIN E2E_IMAGE=$root/bin/image/istio-cni.tar
+export E2E_BOX_BIN=$root/bin/box E2E_BOX_IMAGE=$root/bin/e2e-images/box.tar E2E_CHART_BIN=$root/bin/chart
 export E2E_FLANNEL_BIN=$root/bin/flannel E2E_CRDS=$root/bin/crds E2E_LOGS=${E2E_LOGS:-$root/bin/e2e-logs}
 rm -rf "$E2E_LOGS"
 # Five minutes, and for one package only.
-case ${PKG:-./...} in
-  *...* | *upgrade*)
-    REFERENCE_BIN=$(hack/reference.sh)
-    export REFERENCE_BIN
-    ;;
-esac
+if [[ " ${packages[*]} " == *' ./upgrade '* ]]; then
+  REFERENCE_BIN=$(hack/reference.sh)
+  pack reference/install-cni "/usr/local/bin/install-cni=$REFERENCE_BIN/install-cni" "/opt/cni/bin/istio-cni=$REFERENCE_BIN/istio-cni"
+  export REFERENCE_BIN E2E_REFERENCE_IMAGE=$root/bin/e2e-images/reference.tar
+fi
 
 args=(-count=1 -v -timeout "${TIMEOUT:-15m}" -exec "'$root/hack/in-netns.sh'")
 if [[ -n ${RUN:-} ]]; then
   args+=(-run "$RUN")
 fi
-read -r -a packages <<<"${PKG:-./...}"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
 cd e2e
-mapfile -t packages < <(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' "${packages[@]}" | sed -n 's,^.*/istio-cni/e2e,.,p')
 
 # One after the other: each has the machine for itself, and is told by name when it fails.
 passed=0 failed=()
 for package in "${packages[@]}"; do
   started=$SECONDS
-  if CGO_ENABLED=0 go test "${args[@]}" "$package"; then
+  if CGO_ENABLED=0 go test "${args[@]}" "$package" | tee -a "$log"; then
     passed=$((passed + 1))
     summary+=("passed in $((SECONDS - started)) s: $package")
   else
@@ -64,7 +82,6 @@ for package in "${packages[@]}"; do
     summary+=("FAILED in $((SECONDS - started)) s: $package")
   fi
 done
-printf '%s\n' "${failed[@]}" >"$root/bin/e2e-failed"
 printf '\n'
 printf 'e2e: %s\n' "${summary[@]}"
 say "e2e: $passed passed, ${#failed[@]} failed, of packages${RUN:+ with tests $RUN}"
@@ -72,3 +89,4 @@ if [[ ${#failed[@]} -gt 0 ]]; then
   [[ ! -d $E2E_LOGS ]] || say "e2e: logs, objects, configurations and rules are in $E2E_LOGS"
   exit 1
 fi
+grep -q '^=== RUN' "$log" || die "RUN=${RUN:-} names no test of ${packages[*]}"

@@ -19,6 +19,8 @@ type Artifacts struct {
 	// Kube is the servers of Kubernetes, IstioCNI the program under test, Box the program of test images, Chart the one that
 	// renders the chart.
 	Kube, IstioCNI, Box, Chart string
+	// Image is the archive of the program's image, as it ships; BoxImage that of Box.
+	Image, BoxImage string
 	// CRDs is a directory with definitions of custom resources.
 	CRDs string
 	// Flannel is a CNI plugin that delegates to others.
@@ -27,13 +29,14 @@ type Artifacts struct {
 	Logs string
 }
 
-// Find reads KUBE_BIN, ISTIO_CNI_BIN, E2E_BOX_BIN, E2E_CHART_BIN, E2E_FLANNEL_BIN, E2E_CRDS and E2E_LOGS, which hack/e2e.sh
-// sets. Of those that are not set, all but the first have a default below bin/ of the repository.
+// Find reads KUBE_BIN, ISTIO_CNI_BIN, E2E_IMAGE, E2E_BOX_BIN, E2E_BOX_IMAGE, E2E_CHART_BIN, E2E_FLANNEL_BIN, E2E_CRDS and
+// E2E_LOGS, which hack/e2e.sh sets. Of those that are not set, all but the first have a default below bin/ of the repository.
 func Find() (Artifacts, error) {
-	_, file, _, _ := runtime.Caller(0)
-	bin := filepath.Join(filepath.Dir(file), "..", "..", "bin")
+	_, source, _, _ := runtime.Caller(0)
+	bin := filepath.Join(filepath.Dir(source), "..", "..", "bin")
 	a := Artifacts{
-		Kube: os.Getenv("KUBE_BIN"), IstioCNI: from("ISTIO_CNI_BIN", bin, "istio-cni"), Box: from("E2E_BOX_BIN", bin, "box"),
+		Kube: os.Getenv("KUBE_BIN"), Box: from("E2E_BOX_BIN", bin, "box"), BoxImage: from("E2E_BOX_IMAGE", bin, "e2e-images/box.tar"),
+		IstioCNI: from("ISTIO_CNI_BIN", bin, "image/istio-cni-"+runtime.GOARCH), Image: from("E2E_IMAGE", bin, "image/istio-cni.tar"),
 		Chart: from("E2E_CHART_BIN", bin, "chart"), Flannel: from("E2E_FLANNEL_BIN", bin, "flannel"),
 		CRDs: from("E2E_CRDS", bin, "crds"), Logs: from("E2E_LOGS", bin, "e2e-logs"),
 	}
@@ -45,35 +48,38 @@ func Find() (Artifacts, error) {
 	}
 	return a, errors.Join(
 		program(a.Kube, "KUBE_BIN", "hack/kube.sh builds it"),
-		program(a.IstioCNI, "ISTIO_CNI_BIN", "hack/build.sh builds it"),
+		program(a.IstioCNI, "ISTIO_CNI_BIN", "hack/image.sh builds it"),
+		file(a.Image, "E2E_IMAGE", "hack/image.sh packs it"),
 		program(a.Box, "E2E_BOX_BIN", "hack/e2e.sh builds it"),
+		file(a.BoxImage, "E2E_BOX_IMAGE", "hack/e2e.sh packs it"),
 		program(a.Flannel, "E2E_FLANNEL_BIN", "hack/e2e.sh builds it"),
 		program(a.Chart, "E2E_CHART_BIN", "hack/e2e.sh builds it"),
 		directory(a.CRDs, "E2E_CRDS", "hack/e2e.sh fills it"))
 }
 
-// Reference are absolute paths too: the programs and the chart of the reference, and Helm.
-type Reference struct{ InstallCNI, IstioCNI, Chart, Helm string }
+// Reference are absolute paths too: a program, the image and the chart of the reference, and Helm.
+type Reference struct{ IstioCNI, Image, Chart, Helm string }
 
-// FindReference reads REFERENCE_BIN, which hack/e2e.sh sets for the packages that want it. The default is below bin/ as well.
+// FindReference reads REFERENCE_BIN and E2E_REFERENCE_IMAGE, which hack/e2e.sh sets for the package that wants them. The
+// defaults are below bin/ as well.
 func FindReference() (Reference, error) {
+	_, source, _, _ := runtime.Caller(0)
+	bin := filepath.Join(filepath.Dir(source), "..", "..", "bin")
 	dir := os.Getenv("REFERENCE_BIN")
 	if dir == "" {
-		_, file, _, _ := runtime.Caller(0)
-		built, _ := filepath.Glob(filepath.Join(filepath.Dir(file), "..", "..", "bin", "reference", "*"))
+		built, _ := filepath.Glob(filepath.Join(bin, "reference", "*"))
 		if len(built) == 1 {
 			dir = built[0]
 		}
 	}
 	r := Reference{
-		InstallCNI: filepath.Join(dir, "install-cni"), IstioCNI: filepath.Join(dir, "istio-cni"),
+		IstioCNI: filepath.Join(dir, "istio-cni"), Image: from("E2E_REFERENCE_IMAGE", bin, "e2e-images/reference.tar"),
 		Helm: filepath.Join(dir, "helm"), Chart: filepath.Join(dir, "chart"),
 	}
-	var errs []error
-	for _, path := range []string{r.InstallCNI, r.IstioCNI, r.Helm} {
-		errs = append(errs, program(path, "REFERENCE_BIN", "hack/reference.sh builds it"))
-	}
-	return r, errors.Join(errs...)
+	return r, errors.Join(
+		program(r.IstioCNI, "REFERENCE_BIN", "hack/reference.sh builds it"),
+		program(r.Helm, "REFERENCE_BIN", "hack/reference.sh builds it"),
+		file(r.Image, "E2E_REFERENCE_IMAGE", "hack/e2e.sh packs it"))
 }
 
 func from(variable, dir, name string) string {
@@ -87,6 +93,13 @@ func program(path, variable, how string) error {
 	info, err := os.Stat(path)
 	if err != nil || info.IsDir() || info.Mode()&0o111 == 0 {
 		return fmt.Errorf("%s: %q is no program: %s", variable, path, how)
+	}
+	return nil
+}
+
+func file(path, variable, how string) error {
+	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
+		return fmt.Errorf("%s: %q is no file: %s", variable, path, how)
 	}
 	return nil
 }

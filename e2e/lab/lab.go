@@ -16,7 +16,6 @@ package lab
 import (
 	"context"
 	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -27,7 +26,6 @@ import (
 
 	"github.com/meshcni/istio-cni/e2e/artifacts"
 	"github.com/meshcni/istio-cni/e2e/cluster"
-	"github.com/meshcni/istio-cni/e2e/images"
 )
 
 // Namespaces and images of each lab.
@@ -61,7 +59,8 @@ func Node(t *testing.T, o cluster.Options) *Lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Kube, o.Tier, o.Pause, o.Images = found.Kube, cluster.Node, BoxImage, append(archives(t, found), o.Images...)
+	o.Kube, o.Tier, o.Pause = found.Kube, cluster.Node, BoxImage
+	o.Images = append([]string{found.BoxImage, found.Image}, o.Images...)
 	if o.Log == nil {
 		o.Log = os.Stderr
 	}
@@ -83,27 +82,6 @@ func Node(t *testing.T, o cluster.Options) *Lab {
 		l.Must(c.Namespace(t.Context(), namespace))
 	}
 	return l
-}
-
-// archives are the images of test pods and of the program, which is laid out as hack/image.sh does.
-func archives(t *testing.T, found artifacts.Artifacts) []string {
-	t.Helper()
-	dir := t.TempDir()
-	var all []string
-	for name, image := range map[string]images.Image{
-		"box.tar": {Name: BoxImage, Entrypoint: []string{"/box"}, Files: []images.File{{Source: found.Box, Path: "/box"}}},
-		"istio-cni.tar": {Name: Image, Entrypoint: []string{"/opt/cni/bin/istio-cni"}, Files: []images.File{{
-			Source: found.IstioCNI, Path: "/opt/cni/bin/istio-cni",
-			Links: []string{"/usr/local/bin/install-cni", "/usr/local/bin/istio-cni", "/usr/local/bin/istio-cni-taint"},
-		}}},
-	} {
-		to := filepath.Join(dir, name)
-		if err := images.Write(to, image); err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, to)
-	}
-	return all
 }
 
 // With is the lab for a part of the test.

@@ -35,7 +35,7 @@ func holdNode(dir string, found artifacts.Artifacts) error {
 		}
 	}
 	pod := &core.Pod{ObjectMeta: meta.ObjectMeta{Name: "held"}, Spec: core.PodSpec{
-		NodeName: cluster.NodeName, Containers: []core.Container{container("c", boxImage)}, Tolerations: anyTaint(),
+		NodeName: cluster.NodeName, Containers: []core.Container{container("c", lab.BoxImage)}, Tolerations: anyTaint(),
 	}}
 	if _, err := c.Client().CoreV1().Pods("default").Create(ctx, pod, meta.CreateOptions{}); err != nil {
 		return err

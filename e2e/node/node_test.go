@@ -8,7 +8,7 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"path/filepath"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -21,16 +21,11 @@ import (
 
 	"github.com/meshcni/istio-cni/e2e/artifacts"
 	"github.com/meshcni/istio-cni/e2e/cluster"
-	"github.com/meshcni/istio-cni/e2e/images"
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-const (
-	boxImage = "localhost/box:e2e"
-	cniImage = "localhost/istio-cni:e2e"
-	// startup is on the node since its kubelet registered it.
-	startupKey = "cni.istio.io/not-ready"
-)
+// startup is on the node since its kubelet registered it.
+const startupKey = "cni.istio.io/not-ready"
 
 var shared struct {
 	*cluster.Cluster
@@ -49,29 +44,10 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// start makes the images and starts the cluster.
+// start starts the cluster.
 func start(ctx context.Context, place string, found artifacts.Artifacts) (*cluster.Cluster, error) {
-	dir, err := os.MkdirTemp("", "istio-cni-images-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir) //nolint:errcheck // a temporary directory
-	var archives []string
-	for name, image := range map[string]images.Image{
-		"box.tar": {Name: boxImage, Entrypoint: []string{"/box"}, Files: []images.File{{Source: found.Box, Path: "/box"}}},
-		"istio-cni.tar": {Name: cniImage, Entrypoint: []string{"/usr/local/bin/istio-cni"}, Files: []images.File{{
-			Source: found.IstioCNI, Path: "/usr/local/bin/istio-cni",
-			Links: []string{"/usr/local/bin/install-cni", "/usr/local/bin/istio-cni-taint"},
-		}}},
-	} {
-		to := filepath.Join(dir, name)
-		if err := images.Write(to, image); err != nil {
-			return nil, err
-		}
-		archives = append(archives, to)
-	}
 	return cluster.Start(ctx, cluster.Options{
-		Kube: found.Kube, Tier: cluster.Node, Dir: place, Images: archives, Pause: boxImage, Log: os.Stderr,
+		Kube: found.Kube, Tier: cluster.Node, Dir: place, Images: []string{found.BoxImage, found.Image}, Pause: lab.BoxImage, Log: os.Stderr,
 		RegisterWithTaints: []core.Taint{{Key: startupKey, Value: "true", Effect: core.TaintEffectNoSchedule}},
 	})
 }
@@ -120,6 +96,13 @@ func (l *rig) state() {
 // container is one of test images.
 func container(name, image string, args ...string) core.Container {
 	return core.Container{Name: name, Image: image, ImagePullPolicy: core.PullNever, Args: args}
+}
+
+// cni is a container of the program's own image.
+func cni(name string, args ...string) core.Container {
+	c := container(name, lab.Image, args...)
+	c.Command = []string{"istio-cni"}
+	return c
 }
 
 // pod makes one.
@@ -186,9 +169,9 @@ func TestTheNodeAndAPodAreReady(t *testing.T) {
 		})
 	})
 	veths := strings.Count(l.links(), "veth")
-	web := container("web", boxImage, "serve", ":8080")
+	web := container("web", lab.BoxImage, "serve", ":8080")
 	web.Ports = []core.ContainerPort{{ContainerPort: 8080, HostPort: 18080}}
-	l.pod("two", anyTaint(), web, container("idle", boxImage))
+	l.pod("two", anyTaint(), web, container("idle", lab.BoxImage))
 	l.Until("the pod", func() bool { return ready(l.get("two")) })
 	pod := l.get("two")
 	if n := len(pod.Status.ContainerStatuses); n != 2 {
@@ -208,11 +191,13 @@ func TestTheNodeAndAPodAreReady(t *testing.T) {
 	response, err := (&http.Client{Timeout: 5 * time.Second}).Do(request)
 	l.Must(err)
 	l.Must(response.Body.Close())
-	// The program of the image is the one that was built.
-	l.pod("version", anyTaint(), container("c", cniImage, "version"))
+	// The program of the image is the one that was built beside it.
+	version, err := exec.CommandContext(t.Context(), shared.IstioCNI, "version").Output()
+	l.Must(err)
+	l.pod("version", anyTaint(), cni("c", "version"))
 	l.Until("istio-cni version", func() bool { return l.get("version").Status.Phase == core.PodSucceeded })
-	if text := l.logs("version", "c"); !strings.Contains(text, "istio-cni") {
-		t.Errorf("it says %q", text)
+	if text := l.logs("version", "c"); text != string(version) || !strings.Contains(text, "istio-cni") {
+		t.Errorf("it says %q, and the program %q", text, version)
 	}
 	// Gone is gone.
 	l.Must(l.client.CoreV1().Pods(l.namespace).DeleteCollection(t.Context(), meta.DeleteOptions{}, meta.ListOptions{}))

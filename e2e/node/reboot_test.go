@@ -7,6 +7,7 @@ import (
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/meshcni/istio-cni/e2e/lab"
 	"github.com/meshcni/istio-cni/e2e/program"
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
@@ -44,7 +45,7 @@ func TestARebootOfTheNode(t *testing.T) {
 	l.Must(shared.PowerOn(t.Context()))
 	l.Until("the taint", l.startupTaint)
 	l.Until("the report of another boot", func() bool { return l.node().Status.NodeInfo.BootID != before })
-	l.pod("application", nil, container("c", boxImage))
+	l.pod("application", nil, container("c", lab.BoxImage))
 	l.Until("the agent not to be ready", func() bool { return !l.isReady("k8s-app=istio-cni-node") })
 	if !l.startupTaint() || l.get("application").Spec.NodeName != "" {
 		t.Error("the node takes pods although its agent is not ready in this boot")
@@ -67,7 +68,7 @@ func (l *rig) setFlag(on bool) {
 // deployFlaggedAgent makes an agent that is ready when the flag is there.
 func (l *rig) deployFlaggedAgent() {
 	l.Helper()
-	c := container("agent", boxImage)
+	c := container("agent", lab.BoxImage)
 	c.VolumeMounts = []core.VolumeMount{{Name: "log", MountPath: "/log"}}
 	c.ReadinessProbe = &core.Probe{
 		ProbeHandler:  core.ProbeHandler{Exec: &core.ExecAction{Command: []string{"/box", "cat", "/log/agent-may-be-ready"}}},

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/lab"
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
@@ -22,7 +23,7 @@ func TestTheTaintKeepsPodsAwayUntilTheAgentIsReady(t *testing.T) {
 	l := newRig(t, "mesh")
 	l.put()
 	l.Until("the node with its taint", func() bool { return l.startupTaint() })
-	l.pod("application", nil, container("c", boxImage))
+	l.pod("application", nil, container("c", lab.BoxImage))
 	l.Until("the application to be refused", func() bool {
 		return slices.ContainsFunc(l.get("application").Status.Conditions, func(c core.PodCondition) bool {
 			return c.Type == core.PodScheduled && c.Status == core.ConditionFalse && c.Reason == core.PodReasonUnschedulable
@@ -118,7 +119,7 @@ func (l *rig) grant(of rights.Taint) {
 func (l *rig) deployController() {
 	l.Helper()
 	replicas, yes, no, user, grace := int32(2), true, false, int64(65532), int64(5)
-	c := container("taint", cniImage, "taint")
+	c := cni("taint", "taint")
 	field := &core.ObjectFieldSelector{FieldPath: "metadata.namespace"}
 	c.Env = []core.EnvVar{{Name: "POD_NAMESPACE", ValueFrom: &core.EnvVarSource{FieldRef: field}}}
 	c.SecurityContext = &core.SecurityContext{
@@ -143,7 +144,7 @@ func (l *rig) deployController() {
 // deployAgent makes what stands for the agent: the controller knows it by its label only.
 func (l *rig) deployAgent() {
 	l.Helper()
-	agent := daemonSet("istio-cni-node", map[string]string{"k8s-app": "istio-cni-node"}, container("agent", boxImage))
+	agent := daemonSet("istio-cni-node", map[string]string{"k8s-app": "istio-cni-node"}, container("agent", lab.BoxImage))
 	_, err := l.client.AppsV1().DaemonSets(l.namespace).Create(l.Context(), agent, meta.CreateOptions{})
 	l.Must(err)
 }

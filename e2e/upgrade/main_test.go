@@ -9,12 +9,10 @@ package upgrade
 
 import (
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/meshcni/istio-cni/e2e/artifacts"
 	"github.com/meshcni/istio-cni/e2e/cluster"
-	"github.com/meshcni/istio-cni/e2e/images"
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
@@ -31,21 +29,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// newStory has a node that knows the image of the reference as well, laid out as its own is.
+// newStory has a node that knows the image of the reference as well.
 func newStory(t *testing.T) *story {
 	t.Helper()
 	reference, err := artifacts.FindReference()
 	if err != nil {
 		t.Fatal(err)
 	}
-	const plugin, installer = "/opt/cni/bin/istio-cni", "/usr/local/bin/install-cni"
-	archive := filepath.Join(t.TempDir(), "reference.tar")
-	if err := images.Write(archive, images.Image{Name: theirImage, Entrypoint: []string{installer}, Files: []images.File{
-		{Source: reference.IstioCNI, Path: plugin}, {Source: reference.InstallCNI, Path: installer},
-	}}); err != nil {
-		t.Fatal(err)
-	}
-	s := &story{Lab: lab.Node(t, cluster.Options{Images: []string{archive}}), reference: reference, made: map[string]string{}}
+	s := &story{Lab: lab.Node(t, cluster.Options{Images: []string{reference.Image}}), reference: reference, made: map[string]string{}}
 	s.UntilNodeReady()
 	s.network = s.networkNow()
 	return s
