@@ -10,8 +10,8 @@ import (
 // Treatment is what is done with one family of a pod.
 type Treatment uint8
 
-// Captured gets the rules; Rejected has its TCP and UDP refused; Bypassed runs past the mesh; Unused means that the pod
-// has no address of the family.
+// Captured gets the rules; Rejected has its TCP and UDP refused; Bypassed runs past the mesh; Unused means that there is
+// nothing to do: the kernel does not have the family, or it would be bypassed and the pod has no address of it.
 const (
 	Unused Treatment = iota
 	Captured
@@ -23,42 +23,50 @@ const (
 // reference does.
 type Families struct {
 	IPv6 Treatment
-	// HasIPv4 says that the pod has an IPv4 address.
-	HasIPv4 bool
+	// HasIPv4 and HasIPv6 say of which families the pod has an address.
+	HasIPv4, HasIPv6 bool
 	// Host is the pod's first address.
 	Host netip.Addr
 }
+
+// passthroughV6 is the address that Routing.PassthroughV6 asks for.
+var passthroughV6 = netip.MustParseAddr("::6") //nolint:gochecknoglobals // a constant
 
 // ErrNoAddress is returned for a namespace that has no address a pod could be reached by: the plugin that assigns
 // addresses must come first in the chain.
 var ErrNoAddress = errors.New("no valid local IP address found: the network namespace has no address besides loopback " +
 	"and link-local ones; the plugin that assigns addresses must run before this one")
 
-// FamiliesOf decides from all addresses of a namespace, in the kernel's order. Loopback and link-local addresses do not
-// count. The first one decides whether IPv6 is captured; with dual stack any IPv6 address does.
-func (s Spec) FamiliesOf(addresses []netip.Addr) (Families, error) {
+// FamiliesOf decides from all addresses of a namespace, in the kernel's order, and from whether the kernel has IPv6.
+// Loopback and link-local addresses do not count, nor does the one that Routing adds. An IPv6 address that comes first has
+// IPv6 captured. For other pods the setting decides: with dual stack, capture or reject IPv6 is treated whatever the
+// addresses are, since link-local ones are always there and others may come later.
+func (s Spec) FamiliesOf(addresses []netip.Addr, kernelHasIPv6 bool) (Families, error) {
 	var f Families
-	has6 := false
 	for _, a := range addresses {
 		a = a.Unmap().WithZone("")
-		if !a.IsValid() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsLinkLocalMulticast() {
+		if !a.IsValid() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsLinkLocalMulticast() || a == passthroughV6 {
 			continue
 		}
 		if !f.Host.IsValid() {
 			f.Host = a
 		}
-		has6 = has6 || a.Is6()
+		f.HasIPv6 = f.HasIPv6 || a.Is6()
 		f.HasIPv4 = f.HasIPv4 || a.Is4()
 	}
 	switch {
 	case !f.Host.IsValid():
 		return Families{}, ErrNoAddress
-	case !has6:
-		f.IPv6 = Unused
-	case f.Host.Is6() || s.DualStack:
+	case f.Host.Is6():
 		f.IPv6 = Captured
-	default:
-		f.IPv6 = map[SecondFamily]Treatment{Bypass: Bypassed, Capture: Captured, Reject: Rejected}[s.SecondFamily]
+	case !kernelHasIPv6:
+		f.IPv6 = Unused
+	case s.DualStack || s.SecondFamily == Capture:
+		f.IPv6 = Captured
+	case s.SecondFamily == Reject:
+		f.IPv6 = Rejected
+	case f.HasIPv6:
+		f.IPv6 = Bypassed
 	}
 	return f, nil
 }

@@ -25,34 +25,41 @@ func TestFamiliesOf(t *testing.T) {
 	type want struct {
 		bypass, capture, reject, dual redirect.Treatment
 		host                          string
-		has4                          bool
+		has4, has6                    bool
 	}
-	same := func(x redirect.Treatment, host string, has4 bool) want { return want{x, x, x, x, host, has4} }
+	first := func(host string, has4 bool) want {
+		x := redirect.Captured
+		return want{x, x, x, x, host, has4, true}
+	}
 	second := func(host string) want {
-		return want{redirect.Bypassed, redirect.Captured, redirect.Rejected, redirect.Captured, host, true}
+		return want{redirect.Bypassed, redirect.Captured, redirect.Rejected, redirect.Captured, host, true, true}
+	}
+	// None yet: link-local ones are always there, and others may come.
+	later := func(host string) want {
+		return want{redirect.Unused, redirect.Captured, redirect.Rejected, redirect.Captured, host, true, false}
 	}
 	for _, test := range []struct {
 		name string
 		have []netip.Addr
 		want want
 	}{
-		{"IPv4 alone", addresses(v4), same(redirect.Unused, v4, true)},
-		{"two of IPv4", addresses(v4b, v4), same(redirect.Unused, v4b, true)},
-		{"IPv6 alone", addresses(v6), same(redirect.Captured, v6, false)},
-		{"IPv6 first", addresses(v6, v4), same(redirect.Captured, v6, true)},
+		{"IPv4 alone", addresses(v4), later(v4)},
+		{"two of IPv4", addresses(v4b, v4), later(v4b)},
+		{"IPv6 alone", addresses(v6), first(v6, false)},
+		{"IPv6 first", addresses(v6, v4), first(v6, true)},
 		{"IPv4 first", addresses(v4, v6), second(v4)},
 		{"IPv4 first and last", addresses(v4, v6b, v4b), second(v4)},
 		{"IPv4 twice first", addresses(v4, v4b, v6), second(v4)},
-		{"loopback does not count", addresses("127.0.0.1", "::1", "127.0.0.6", v4), same(redirect.Unused, v4, true)},
-		{"link-local of IPv6 does not count", addresses(v4, "fe80::1%eth0"), same(redirect.Unused, v4, true)},
+		{"loopback does not count", addresses("127.0.0.1", "::1", "127.0.0.6", v4), later(v4)},
+		{"link-local of IPv6 does not count", addresses(v4, "fe80::1%eth0"), later(v4)},
 		{"link-local of IPv6 does not come first", addresses("fe80::1", v4, v6), second(v4)},
-		{"link-local of IPv4 does not count", addresses("169.254.1.1", v6), same(redirect.Captured, v6, false)},
-		{"link-local multicast does not count", addresses("224.0.0.1", "ff02::1", v4), same(redirect.Unused, v4, true)},
-		{"the reference's ::6 does not make IPv6 first", addresses("127.0.0.1", v4, "::1"), same(redirect.Unused, v4, true)},
-		{"an IPv4-mapped address is IPv4", addresses("::ffff:10.0.0.5"), same(redirect.Unused, v4, true)},
-		{"a mapped loopback does not count", addresses("::ffff:127.0.0.1", v6), same(redirect.Captured, v6, false)},
-		{"an invalid address does not count", append([]netip.Addr{{}}, addresses(v4)...), same(redirect.Unused, v4, true)},
-		{"a zone is dropped", addresses("fd00::5%eth0"), same(redirect.Captured, v6, false)},
+		{"link-local of IPv4 does not count", addresses("169.254.1.1", v6), first(v6, false)},
+		{"link-local multicast does not count", addresses("224.0.0.1", "ff02::1", v4), later(v4)},
+		{"the passthrough address does not count", addresses("127.0.0.1", v4, "::1", "::6"), later(v4)},
+		{"an IPv4-mapped address is IPv4", addresses("::ffff:10.0.0.5"), later(v4)},
+		{"a mapped loopback does not count", addresses("::ffff:127.0.0.1", v6), first(v6, false)},
+		{"an invalid address does not count", append([]netip.Addr{{}}, addresses(v4)...), later(v4)},
+		{"a zone is dropped", addresses("fd00::5%eth0"), first(v6, false)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for _, setting := range []struct {
@@ -66,13 +73,20 @@ func TestFamiliesOf(t *testing.T) {
 				{"dual stack", redirect.Spec{DualStack: true}, test.want.dual},
 				{"dual stack wins over reject", redirect.Spec{DualStack: true, SecondFamily: redirect.Reject}, test.want.dual},
 			} {
-				got, err := setting.spec.FamiliesOf(test.have)
-				if err != nil {
-					t.Fatal(err)
-				}
-				want := redirect.Families{IPv6: setting.want, HasIPv4: test.want.has4, Host: netip.MustParseAddr(test.want.host)}
-				if got != want {
-					t.Errorf("%s: families are %+v, want %+v", setting.name, got, want)
+				for _, kernel := range []bool{true, false} {
+					got, err := setting.spec.FamiliesOf(test.have, kernel)
+					if err != nil {
+						t.Fatal(err)
+					}
+					want := redirect.Families{
+						IPv6: setting.want, HasIPv4: test.want.has4, HasIPv6: test.want.has6, Host: netip.MustParseAddr(test.want.host),
+					}
+					if !kernel && want.Host.Is4() {
+						want.IPv6 = redirect.Unused
+					}
+					if got != want {
+						t.Errorf("%s, kernel with IPv6 %v: families are %+v, want %+v", setting.name, kernel, got, want)
+					}
 				}
 			}
 		})
@@ -81,10 +95,10 @@ func TestFamiliesOf(t *testing.T) {
 
 func TestFamiliesOfAPodWithoutAddress(t *testing.T) {
 	for name, have := range map[string][]netip.Addr{
-		"none at all": nil, "loopback only": addresses("127.0.0.1", "::1"), "link-local only": addresses("fe80::1%eth0", "169.254.0.1"), "invalid": {{}},
+		"none at all": nil, "loopback only": addresses("127.0.0.1", "::1"), "link-local only": addresses("fe80::1%eth0", "169.254.0.1"), "passthrough only": addresses("::6"), "invalid": {{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := redirect.Spec{DualStack: true}.FamiliesOf(have)
+			got, err := redirect.Spec{DualStack: true}.FamiliesOf(have, true)
 			if !errors.Is(err, redirect.ErrNoAddress) {
 				t.Errorf("error is %v, want ErrNoAddress", err)
 			}

@@ -122,8 +122,8 @@ type Spec struct {
 	DNSServers []netip.Addr
 
 	DropInvalid bool
-	// DualStack captures IPv6 whenever the pod has an IPv6 address; otherwise its first address decides, and SecondFamily
-	// says what happens to the other.
+	// DualStack captures IPv6 whatever the pod's addresses are; otherwise the first address decides, and SecondFamily says
+	// what happens to IPv6 of a pod whose first address is IPv4.
 	DualStack    bool
 	SecondFamily SecondFamily
 }

@@ -132,8 +132,10 @@ func (r *nftReference) inbound() {
 		r.add("mangle", "istio-divert", "counter accept")                   // T2
 		r.add("mangle", "istio-tproxy", "meta l4proto tcp ip daddr != %s tproxy ip to :%d meta mark set %d counter accept",
 			r.Loopback, r.InboundPort, r.Mark) // T3
+		r.add("mangle", "istio-tproxy", "meta l4proto tcp ip daddr != %s counter drop", r.Loopback) // as iptables' target does
 		r.add6("mangle", "istio-tproxy", "meta l4proto tcp ip6 daddr != ::1/128 tproxy ip6 to :%d meta mark set %d counter accept",
 			r.InboundPort, r.Mark)
+		r.add6("mangle", "istio-tproxy", "meta l4proto tcp ip6 daddr != ::1/128 counter drop")
 	}
 	r.add(table, "prerouting", "meta l4proto tcp counter jump istio-inbound") // I1
 	if r.Inbound.All {

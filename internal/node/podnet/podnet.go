@@ -121,9 +121,22 @@ func (n Namespace) Apply(ctx context.Context, spec redirect.Spec, conduct Conduc
 		if err := w.apply(ctx); err != nil {
 			return n.insteadByTools(err)
 		}
-		return w.setRouting(route.For(spec.Routing(w.report.Families)))
+		return w.setRouting(routing(spec, w.report.Families))
 	})
 	return r, err
+}
+
+// routing is what is wanted besides rules. A namespace without an IPv6 address whose lo has IPv6 switched off takes none
+// of IPv6, and its rules do without: they are there for addresses that come later, and what they hand to the proxy then
+// goes no further.
+func routing(spec redirect.Spec, f redirect.Families) route.Want {
+	want := route.For(spec.Routing(f))
+	if f.HasIPv6 || route.LoopbackHasIPv6() {
+		return want
+	}
+	want.PassthroughV6 = false
+	want.Policy = slices.DeleteFunc(want.Policy, func(p route.Policy) bool { return p.Family == ruleset.IPv6 })
+	return want
 }
 
 // setRouting brings addresses, routes and policy rules to what is wanted. What an earlier configuration left goes, too.
@@ -163,7 +176,7 @@ func (n Namespace) Verify(ctx context.Context, spec redirect.Spec) (Report, erro
 		}
 		defer w.close()
 		r = w.done()
-		want := route.For(spec.Routing(r.Families))
+		want := routing(spec, r.Families)
 		if r.Routing, err = route.Check(want); err != nil {
 			return err
 		}
@@ -278,7 +291,7 @@ func families(spec redirect.Spec) (redirect.Families, error) {
 	for _, a := range all {
 		addresses = append(addresses, a.Addr())
 	}
-	return spec.FamiliesOf(addresses)
+	return spec.FamiliesOf(addresses, route.KernelHasIPv6())
 }
 
 // access says whether other runs of this program may work on the namespace meanwhile.

@@ -137,6 +137,7 @@ func (want budget) check(t *testing.T, host iptables.Host, b toolbox) {
 	n := p.namespace("")
 	n.Tools, n.Backend = host, want.backend
 	spec := dual(byTPROXY)
+	spec.DualStack = len(want.addresses) > 1 // with which both families have rules, whatever the addresses are
 	for _, step := range []struct {
 		name string
 		do   func() error

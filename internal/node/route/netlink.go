@@ -45,6 +45,15 @@ func explain(f ruleset.Family, err error) error {
 	return err
 }
 
+// KernelHasIPv6 reports whether the kernel has IPv6 in the calling thread's namespace, on however few interfaces.
+func KernelHasIPv6() bool {
+	_, err := os.Stat("/proc/sys/net/ipv6")
+	return err == nil
+}
+
+// LoopbackHasIPv6 reports whether lo may have IPv6 addresses and routes in the calling thread's namespace.
+func LoopbackHasIPv6() bool { return v6Off(os.DirFS("/proc/sys/net/ipv6")) == "" }
+
 // v6Off says why lo has no IPv6 and what helps, or nothing. Given proc's settings it speaks of the calling thread's
 // namespace.
 func v6Off(settings fs.FS) string {

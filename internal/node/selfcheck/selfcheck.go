@@ -95,7 +95,7 @@ func (s *scene) ask(ctx context.Context, o Options, b redirect.Backend, mode red
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it took longer than %s", patience))
 	defer cancel()
 	spec := redirect.Default()
-	spec.Mode, spec.DualStack, spec.DNS = mode, true, redirect.DNSAll
+	spec.Mode, spec.DNS = mode, redirect.DNSAll
 	space := podnet.Namespace{NetNS: s.pod, Backend: b, Tools: iptables.Host{Path: o.Path}, Log: o.Log}
 	if _, err := space.Apply(ctx, spec, podnet.Reconcile); err != nil {
 		return err

@@ -166,7 +166,7 @@ func toggles() []toggle {
 		{"redirect-dns", "", []string{"REDIRECT_DNS", "ISTIO_META_DNS_CAPTURE"}, "capture DNS sent to the servers in /etc/resolv.conf", func(c *config) *bool { return &c.dns }},
 		{"capture-all-dns", "", []string{"CAPTURE_ALL_DNS"}, "with --redirect-dns: capture all DNS", func(c *config) *bool { return &c.allDNS }},
 		{"drop-invalid", "", []string{"DROP_INVALID", "INVALID_DROP"}, "drop packets that fit no connection", func(c *config) *bool { return &c.dropInvalid }},
-		{"dual-stack", "", []string{"DUAL_STACK", "ISTIO_DUAL_STACK"}, "capture IPv6 wherever there is an IPv6 address", func(c *config) *bool { return &c.dualStack }},
+		{"dual-stack", "", []string{"DUAL_STACK", "ISTIO_DUAL_STACK"}, "capture IPv6, whatever the addresses are", func(c *config) *bool { return &c.dualStack }},
 		{"cni-mode", "", []string{"CNI_MODE"}, "say so if the tools cannot be isolated from the node (lock, name service)", func(c *config) *bool { return &c.cniMode }},
 		{"native-nftables", "", []string{"NATIVE_NFTABLES"}, "the same as --backend=native", func(c *config) *bool { return &c.native }},
 	}

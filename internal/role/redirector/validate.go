@@ -43,13 +43,13 @@ func (r run) probe(ctx context.Context) error {
 	return nil
 }
 
-// probed lists the families that the pod has and that are captured.
+// probed lists the families that are captured and of which the pod has an address.
 func probed(f redirect.Families) []ruleset.Family {
 	var out []ruleset.Family
 	if f.HasIPv4 {
 		out = append(out, ruleset.IPv4)
 	}
-	if f.IPv6 == redirect.Captured {
+	if f.HasIPv6 && f.IPv6 == redirect.Captured {
 		out = append(out, ruleset.IPv6)
 	}
 	return out

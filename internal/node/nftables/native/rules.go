@@ -17,8 +17,9 @@ const (
 )
 
 // Rules gives the tables that capture a pod as the Spec says. They differ from the reference's in what lets its rules
-// fail or packets pass: packets that fit no connection are dropped whatever their protocol; no rule jumps to a chain
-// that is not there; and a family that is to be refused is.
+// fail or packets pass: packets that fit no connection are dropped whatever their protocol; so are connections that TPROXY
+// cannot hand over, as by iptables' target of that name; no rule jumps to a chain that is not there; and a family that is
+// to be refused is.
 //
 // Rules that name no address are met by both families. Where IPv6 is to pass the mesh by, it leaves the tables at once;
 // the reference captures it there all the same.
@@ -446,7 +447,9 @@ func (b *builder) tproxy() []ruleset.Rule {
 			family = "ip6"
 		}
 		rules = append(rules, rule("the proxy's inbound listener takes the connection, both addresses kept",
-			"meta l4proto tcp %s tproxy %s to :%d meta mark set 0x%08x counter accept", address(p, "daddr !="), family, b.InboundPort, b.Mark))
+			"meta l4proto tcp %s tproxy %s to :%d meta mark set 0x%08x counter accept", address(p, "daddr !="), family, b.InboundPort, b.Mark),
+			rule("the proxy does not listen: the connection must not reach the app instead",
+				"meta l4proto tcp %s counter drop", address(p, "daddr !=")))
 	}
 	return rules
 }
