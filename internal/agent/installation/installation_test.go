@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -169,22 +170,39 @@ func (n *node) reconcile(a *installation.Installation) error {
 	return err
 }
 
-// loaded is what the runtime would run.
+// loaded is what the runtime would run. A runtime lists the directory first and reads its files then; of one that got
+// another name in between it hears by an event, and looks again.
 func (n *node) loaded() []string {
 	n.t.Helper()
+	for {
+		types, err := n.loadedOnce()
+		if err == nil {
+			return types
+		}
+		if !errors.Is(err, fs.ErrNotExist) || !n.there("net.d") {
+			n.t.Fatal(err)
+		}
+	}
+}
+
+func (n *node) loadedOnce() ([]string, error) {
 	entries, err := os.ReadDir(n.path("net.d"))
 	if err != nil {
-		n.t.Fatal(err)
+		return nil, err
 	}
 	for _, e := range entries {
 		if !cniconf.Candidate(e.Name()) {
 			continue
 		}
-		if got, err := cniconf.Load(e.Name(), []byte(n.read("net.d/"+e.Name()))); err == nil {
-			return got.Types
+		text, err := os.ReadFile(n.path("net.d/" + e.Name()))
+		if err != nil {
+			return nil, err
+		}
+		if got, err := cniconf.Load(e.Name(), text); err == nil {
+			return got.Types, nil
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 func (n *node) count(series string) string {
@@ -478,13 +496,13 @@ func TestRunHeals(t *testing.T) {
 		"link removed":          func(n *node) { must(n.t, os.Remove(n.path("bin/istio-iptables"))) },
 		"kubeconfig removed":    func(n *node) { must(n.t, os.Remove(n.path("run/istio-cni-kubeconfig"))) },
 		"kubeconfig readable":   func(n *node) { must(n.t, os.Chmod(n.path("run/istio-cni-kubeconfig"), 0o644)) },
-		"run directory removed": func(n *node) { must(n.t, os.RemoveAll(n.path("run"))) },
+		"run directory removed": func(n *node) { n.removeAll("run") },
 		"W-14 token rotated":    func(n *node) { n.put("sa/token", "token-2", 0o600) },
 		"W-15 directory made again": func(n *node) {
-			must(n.t, os.RemoveAll(n.path("net.d")))
+			n.removeAll("net.d")
 			n.put("net.d/10-bridge.conflist", conflist, 0o644)
 		},
-		"W-15 program directory again": func(n *node) { must(n.t, os.RemoveAll(n.path("bin"))); must(n.t, os.Mkdir(n.path("bin"), 0o755)) },
+		"W-15 program directory again": func(n *node) { n.removeAll("bin"); must(n.t, os.Mkdir(n.path("bin"), 0o755)) },
 		"W-22 half written": func(n *node) {
 			n.put("net.d/10-bridge.conflist", conflist[:30], 0o644)
 			n.put("net.d/10-bridge.conflist", conflist, 0o644)
@@ -528,6 +546,12 @@ func TestRunHeals(t *testing.T) {
 			}
 		})
 	}
+}
+
+// removeAll removes a directory although the agent puts back what is in it meanwhile.
+func (n *node) removeAll(dir string) {
+	n.t.Helper()
+	n.until(func() bool { return os.RemoveAll(n.path(dir)) == nil })
 }
 
 func reversed(n *node) string {

@@ -29,19 +29,13 @@ const settling = 10 * time.Millisecond
 var ErrGone = errors.New("the directory was removed or moved on the node while this container holds it: it must be started again")
 
 // Run compares at the start, at every change and now and then, until the context ends. Its error is nil then; it is
-// ErrGone, or that the node's files cannot be watched, otherwise. What else goes wrong is logged, shown in the health
-// state and tried again.
+// ErrGone otherwise. What else goes wrong is logged, shown in the health state and tried again.
 func (i *Installation) Run(ctx context.Context) error {
-	watch, err := hostfs.NewWatch(i.log)
-	if err != nil {
-		return withHint(fmt.Errorf("watching the node's files: %w", err))
-	}
+	watch := hostfs.NewWatch(i.log)
 	defer func() { _ = watch.Close() }()
 	retry := firstRetry
 	for {
-		if err := watch.Set(i.watched()...); err != nil {
-			i.log.WarnContext(ctx, "some files are looked at once a minute only", errAttr(withHint(err)))
-		}
+		i.watch(watch)
 		wait := routine
 		switch out, err := i.Reconcile(ctx); {
 		case out.Again > 0:
@@ -58,6 +52,14 @@ func (i *Installation) Run(ctx context.Context) error {
 		if !i.sleep(ctx, watch, wait) {
 			return nil
 		}
+	}
+}
+
+// watch sets what is watched. What the kernel does not watch is polled, and logged by the watch.
+func (i *Installation) watch(watch *hostfs.Watch) {
+	_ = watch.Set(i.watched()...)
+	if i.report.Metrics != nil {
+		i.report.Metrics.Polled(watch.Polling())
 	}
 }
 
@@ -232,15 +234,10 @@ func (i *Installation) PlanUninstall() ([]string, error) {
 
 // Until compares until the node is as wanted. It waits for what comes by itself; everything else is its error.
 func (i *Installation) Until(ctx context.Context) error {
-	watch, err := hostfs.NewWatch(i.log)
-	if err != nil {
-		return withHint(fmt.Errorf("watching the node's files: %w", err))
-	}
+	watch := hostfs.NewWatch(i.log)
 	defer func() { _ = watch.Close() }()
 	for {
-		if err := watch.Set(i.watched()...); err != nil {
-			i.log.WarnContext(ctx, "some files are looked at once a minute only", errAttr(withHint(err)))
-		}
+		i.watch(watch)
 		_, err := i.Reconcile(ctx)
 		if err == nil || !waits(err) {
 			return err

@@ -21,6 +21,7 @@ const (
 	recordsTotal  = "istio_cni_log_records_total"
 	refusalsTotal = "istio_cni_log_connections_refused_total"
 	eventsTotal   = "istio_cni_events_total"
+	filesPolled   = "istio_cni_files_polled"
 	healSeconds   = "istio_cni_heal_seconds"
 	buildInfo     = "istio_cni_build_info"
 )
@@ -43,6 +44,7 @@ func ownFamilies() []family {
 			refusalsTotal, counter,
 			"Connections to the log socket closed unheard: of a user that may not send, or too slow while others waited.",
 		},
+		{filesPolled, gauge, "1 while the node's files are polled, as the kernel has no inotify instance or watch left, else 0."},
 		{healSeconds, "histogram", "Time from noticing that an artifact was tampered with to having it back, in seconds."},
 		{buildInfo, gauge, "Always 1; the label is the version of this program."},
 	})

@@ -84,6 +84,7 @@ type Metrics struct {
 
 	set   *metrics.Set
 	ready *metrics.Gauge
+	polls *metrics.Gauge
 	heal  *histogram
 
 	installs, rewrites, fights, problems, records, refusals vector
@@ -96,6 +97,7 @@ func New(version string) *Metrics {
 		Repair: newRepair(set), Adds: newAdds(set), set: set,
 
 		ready: set.NewGauge(installReady, nil),
+		polls: set.NewGauge(filesPolled, nil),
 		heal:  newHistogram(healSeconds, nil, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 
 		installs: newVector(set, installsTotal, one("result", InstallSuccess, CopyBinariesFailure,
@@ -119,6 +121,14 @@ func (m *Metrics) BecameReady() { m.ready.Set(1) }
 
 // BecameUnready says that it is not, or not any more.
 func (m *Metrics) BecameUnready() { m.ready.Set(0) }
+
+// Polled says whether the node's files are polled instead of watched.
+func (m *Metrics) Polled(polled bool) {
+	m.polls.Set(0)
+	if polled {
+		m.polls.Set(1)
+	}
+}
 
 // Healed counts an artifact that was put back after somebody else changed it, and the time from noticing it to then.
 func (m *Metrics) Healed(a Artifact, took time.Duration) {

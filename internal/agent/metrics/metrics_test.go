@@ -112,6 +112,7 @@ func TestEveryClosedSetStartsAtZero(t *testing.T) {
 		`istio_cni_config_fights_total{rival="multus"}`:                           0,
 		`istio_cni_config_fights_total{rival="installer"}`:                        0,
 		`istio_cni_config_fights_total{rival="unknown"}`:                          0,
+		`istio_cni_files_polled`:                                                  0,
 		`istio_cni_config_problems_total{source="configmap"}`:                     0,
 		`istio_cni_config_problems_total{source="directory"}`:                     0,
 		`istio_cni_log_records_total{outcome="relayed"}`:                          0,
@@ -195,6 +196,8 @@ func TestEachMethodCountsItsOwn(t *testing.T) {
 			"fought", func(m *Metrics) { m.Fought(RivalCilium) },
 			map[string]float64{`istio_cni_config_fights_total{rival="cilium"}`: 1},
 		},
+		{"polled", func(m *Metrics) { m.Polled(true) }, map[string]float64{`istio_cni_files_polled`: 1}},
+		{"polled_and_not", func(m *Metrics) { m.Polled(true); m.Polled(false) }, map[string]float64{}},
 		{
 			"config_refused", func(m *Metrics) { m.ConfigRefused(SourceDirectory) },
 			map[string]float64{`istio_cni_config_problems_total{source="directory"}`: 1},

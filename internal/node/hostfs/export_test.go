@@ -1,6 +1,10 @@
 package hostfs
 
-import "github.com/fsnotify/fsnotify"
+import (
+	"log/slog"
+
+	"github.com/fsnotify/fsnotify"
+)
 
 // Knows reports whether the digest of the path would be told without reading.
 func (d *Digests) Knows(path string) bool {
@@ -27,10 +31,16 @@ func (w *Watch) Drop(dir string) error { return w.kernel.Remove(dir) }
 // Overflow is what the watch gets when the kernel's queue overflowed.
 func (w *Watch) Overflow() { w.kernel.Errors <- fsnotify.ErrEventOverflow }
 
+// NewHeardWatch is NewWatch with something that is called for each event that counts.
+func NewHeardWatch(log *slog.Logger, heard func(path string)) *Watch { return newWatch(log, heard) }
+
 // Watched returns how many directories the watch has the kernel watch.
 func (w *Watch) Watched() int {
 	w.arming.Lock()
 	defer w.arming.Unlock()
+	if w.kernel == nil {
+		return 0
+	}
 	return len(w.kernel.WatchList())
 }
 

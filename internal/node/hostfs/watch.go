@@ -27,11 +27,16 @@ type Path struct {
 // file system is mounted over a directory or taken away, and a directory that could not be watched may be one that can.
 const recheck = 10 * time.Second
 
+// polling is how often a change is reported without an event while the kernel has no inotify instance, or not enough
+// watches, for us. Programs of the same user share them, so both may come to an end, and come back, at any time.
+const polling = 2 * time.Second
+
 // settleRounds bounds how often a walk is repeated because what it saw is changing under it.
 const settleRounds = 32
 
 // Watch reports that something changed at one of a set of paths, not what: whoever hears it compares what is with what
-// should be. It is one inotify instance and two goroutines for as long as the program runs.
+// should be. It is one inotify instance and two goroutines for as long as the program runs. While the kernel has no
+// instance or watch for it, it reports a change every two seconds instead.
 //
 // Each path is walked from the root, through symbolic links, and each directory on the way is watched for the name that
 // the path takes in it. So a path may come to be, go, be renamed away or be replaced at any of its parts, also the way
@@ -43,8 +48,9 @@ const settleRounds = 32
 // A change is told to whoever listens to Changed after the watches have been set anew, and so is each time that they
 // are: what happened before is to be seen, what happens after is told again.
 type Watch struct {
-	log     *slog.Logger
-	kernel  *fsnotify.Watcher
+	log *slog.Logger
+	// heard is called with each path of which an event counts, and with an empty one when events were lost.
+	heard   func(path string)
 	changed chan struct{}
 	wake    chan struct{}
 	stop    chan struct{}
@@ -58,34 +64,57 @@ type Watch struct {
 
 	arming  sync.Mutex // what is below
 	paths   []Path
+	kernel  *fsnotify.Watcher   // nil while there is no instance
 	armed   map[string]identity // by directory
 	trouble string              // what was logged last
+
+	polls atomic.Bool
 }
 
 // NewWatch returns a watch of nothing.
-func NewWatch(log *slog.Logger) (*Watch, error) {
-	kernel, err := fsnotify.NewWatcher()
-	if err != nil {
-		return nil, &watchError{doing: "starting watch", err: err}
-	}
+func NewWatch(log *slog.Logger) *Watch { return newWatch(log, func(string) {}) }
+
+func newWatch(log *slog.Logger, heard func(path string)) *Watch {
 	w := &Watch{
 		log:     log,
-		kernel:  kernel,
+		heard:   heard,
 		changed: make(chan struct{}, 1),
 		wake:    make(chan struct{}, 1),
 		stop:    make(chan struct{}),
 		armed:   make(map[string]identity),
 	}
 	w.seen.Store(&sight{})
-	w.running.Go(w.heed)
 	w.running.Go(w.look)
-	return w, nil
+	return w
 }
+
+// open gets an inotify instance if there is none yet.
+func (w *Watch) open() error {
+	if w.kernel != nil {
+		return nil
+	}
+	select {
+	case <-w.stop:
+		return fsnotify.ErrClosed
+	default:
+	}
+	kernel, err := fsnotify.NewWatcher()
+	if err != nil {
+		return &watchError{doing: "starting watch", err: err}
+	}
+	w.kernel = kernel
+	w.running.Go(func() { w.heed(kernel) })
+	return nil
+}
+
+// Polling reports whether changes are reported every now and then because the kernel does not.
+func (w *Watch) Polling() bool { return w.polls.Load() }
 
 // Set makes these the paths to watch. If their names are not the last ones, in any order, one change is reported. The
 // filters given last count, but to give others is no change.
 //
-// An error says which directories cannot be watched. The others are, and those are tried again every now and then.
+// An error says which directories cannot be watched, which was logged. The others are, and those are tried again every now
+// and then.
 func (w *Watch) Set(paths ...Path) error {
 	paths = slices.SortedStableFunc(slices.Values(paths), func(a, b Path) int { return strings.Compare(a.Name, b.Name) })
 	for _, p := range paths {
@@ -114,7 +143,9 @@ func (w *Watch) Close() error {
 		close(w.stop)
 		w.arming.Lock() // what is being armed ends first
 		defer w.arming.Unlock()
-		err = w.kernel.Close()
+		if w.kernel != nil {
+			err = w.kernel.Close()
+		}
 	})
 	w.running.Wait()
 	return wrap("closing watch", err)
@@ -129,21 +160,22 @@ func signal(c chan struct{}) {
 }
 
 // heed reads the kernel's events until the watch is closed, and waits for nothing else.
-func (w *Watch) heed() {
+func (w *Watch) heed(kernel *fsnotify.Watcher) {
 	for {
 		select {
-		case event, ok := <-w.kernel.Events:
+		case event, ok := <-kernel.Events:
 			if !ok {
 				return
 			}
 			w.take(event)
-		case err, ok := <-w.kernel.Errors:
+		case err, ok := <-kernel.Errors:
 			if !ok {
 				return
 			}
 			// Above all a queue that overflowed: any event may be among those that were lost.
 			w.log.Warn("events of files were lost, looking at everything", "error", err)
 			w.lost.addAll()
+			w.heard("")
 			signal(w.wake)
 		}
 	}
@@ -157,14 +189,15 @@ func (w *Watch) take(event fsnotify.Event) {
 	}
 	if s.counts(path, event) {
 		w.log.Debug("path changed", "path", path, "operation", event.Op)
+		w.heard(path)
 		signal(w.wake)
 	}
 }
 
 // look sets the watches anew after each event that counts, and then tells of it.
 func (w *Watch) look() {
-	ticker := time.NewTicker(recheck)
-	defer ticker.Stop()
+	timer := time.NewTimer(recheck)
+	defer timer.Stop()
 	for {
 		woken := false
 		select {
@@ -172,10 +205,15 @@ func (w *Watch) look() {
 			return
 		case <-w.wake:
 			woken = true
-		case <-ticker.C:
+		case <-timer.C:
 		}
-		if w.rearm() || woken {
+		if w.rearm() || woken || w.Polling() {
 			signal(w.changed)
+		}
+		if w.Polling() {
+			timer.Reset(polling)
+		} else {
+			timer.Reset(recheck)
 		}
 	}
 }
@@ -200,6 +238,9 @@ func (w *Watch) arm() (moved bool, err error) {
 		before := w.seen.Swap(s)
 		set, armErr := w.follow(s)
 		err = errors.Join(walkErr, armErr)
+		if w.polls.Swap(armErr != nil) != (armErr != nil) {
+			signal(w.wake) // the pause is another one from now on
+		}
 		if !set && before.equal(s) {
 			w.tell(err)
 			return moved, err
@@ -213,6 +254,9 @@ func (w *Watch) arm() (moved bool, err error) {
 
 // follow watches the directories of s and no others, and reports whether it set any watch.
 func (w *Watch) follow(s *sight) (set bool, err error) {
+	if err := w.open(); err != nil {
+		return false, err
+	}
 	lost := w.lost.take()
 	have := w.kernel.WatchList()
 	for dir, id := range w.armed {
@@ -250,6 +294,10 @@ func (w *Watch) tell(err error) {
 	w.trouble = trouble
 	if err == nil {
 		w.log.Info("all paths are watched again")
+		return
+	}
+	if w.Polling() {
+		w.log.Warn("files are looked at every two seconds, as the kernel does not watch them", "error", err, "hint", Hint(err))
 		return
 	}
 	w.log.Warn("some paths cannot be watched, trying again", "error", err, "hint", Hint(err))

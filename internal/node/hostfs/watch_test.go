@@ -18,27 +18,28 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
 )
 
-// A journal is a log that a test can read: "message" or "message path".
+// A journal has lines that a test can wait for: what a watch heard of, or the messages of its log.
 type journal struct {
 	mu    sync.Mutex
 	lines []string
 	more  chan struct{}
 }
 
-func (j *journal) Enabled(context.Context, slog.Level) bool { return true }
-func (j *journal) WithAttrs([]slog.Attr) slog.Handler       { return j }
-func (j *journal) WithGroup(string) slog.Handler            { return j }
+func newJournal() *journal { return &journal{more: make(chan struct{}, 1)} }
+
+func (j *journal) Enabled(_ context.Context, level slog.Level) bool { return level > slog.LevelDebug }
+func (j *journal) WithAttrs([]slog.Attr) slog.Handler               { return j }
+func (j *journal) WithGroup(string) slog.Handler                    { return j }
 
 func (j *journal) Handle(_ context.Context, r slog.Record) error {
-	line := r.Message
-	r.Attrs(func(a slog.Attr) bool {
-		if a.Key == "path" {
-			line += " " + a.Value.String()
-		}
-		return true
-	})
+	j.add(r.Message)
+	return nil
+}
+
+func (j *journal) add(line string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.lines = append(j.lines, line)
@@ -46,7 +47,6 @@ func (j *journal) Handle(_ context.Context, r slog.Record) error {
 	case j.more <- struct{}{}:
 	default:
 	}
-	return nil
 }
 
 // await returns the lines since mark when one of them is the line.
@@ -54,39 +54,36 @@ func (j *journal) await(t *testing.T, mark int, line string) []string {
 	t.Helper()
 	deadline := time.After(patience)
 	for {
-		j.mu.Lock()
-		lines := slices.Clone(j.lines[mark:])
-		j.mu.Unlock()
-		if slices.Contains(lines, line) {
+		if lines := j.since(mark); slices.Contains(lines, line) {
 			return lines
 		}
 		select {
 		case <-j.more:
 		case <-deadline:
-			t.Fatalf("no %q in %q", line, lines)
+			t.Fatalf("no %q in %q", line, j.since(mark))
 		}
 	}
 }
 
-func (j *journal) mark() int {
+func (j *journal) since(mark int) []string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return len(j.lines)
+	return slices.Clone(j.lines[mark:])
 }
 
 // A listener is a watch in a test.
 type listener struct {
 	*hostfs.Watch
-	journal  *journal
-	sentinel string // a path that is watched besides
+	log      *journal // messages
+	heard    *journal // paths; an empty one is a loss of events
+	sentinel string   // a path that is watched besides
 	paths    []hostfs.Path
 }
 
 func listen(tb testing.TB, paths ...hostfs.Path) *listener {
 	tb.Helper()
-	l := &listener{journal: &journal{more: make(chan struct{}, 1)}, sentinel: filepath.Join(unlinked(tb, tb.TempDir()), "sentinel")}
-	w, err := hostfs.NewWatch(slog.New(l.journal))
-	must(tb, err)
+	l := &listener{log: newJournal(), heard: newJournal(), sentinel: filepath.Join(unlinked(tb, tb.TempDir()), "sentinel")}
+	w := hostfs.NewHeardWatch(slog.New(l.log), l.heard.add)
 	tb.Cleanup(func() { must(tb, w.Close()) })
 	l.Watch, l.paths = w, append(paths, hostfs.Path{Name: l.sentinel})
 	must(tb, w.Set(l.paths...))
@@ -128,12 +125,11 @@ func (l *listener) settle(tb testing.TB) {
 // deaf does something that must not be heard: the sentinel's event comes after it and is the first.
 func (l *listener) deaf(t *testing.T, what string, do func()) {
 	t.Helper()
-	mark := l.journal.mark()
+	mark := len(l.heard.since(0))
 	do()
 	must(t, os.Mkdir(l.sentinel, 0o755))
-	lines := l.journal.await(t, mark, "path changed "+l.sentinel)
-	if lines[0] != "path changed "+l.sentinel {
-		t.Errorf("%s: heard as %q", what, lines)
+	if paths := l.heard.await(t, mark, l.sentinel); paths[0] != l.sentinel {
+		t.Errorf("%s: heard of %q", what, paths)
 	}
 	l.hear(t, "the sentinel")
 	must(t, os.Remove(l.sentinel))
@@ -458,14 +454,8 @@ func TestWatchTellsOfTroubleOnceAndTriesAgain(t *testing.T) {
 	must(t, os.Remove(loop))
 	must(t, os.MkdirAll(filepath.Join(loop, "net.d"), 0o755))
 	l.hear(t, "the trouble's end")
-	count := 0
-	for _, line := range l.journal.await(t, 0, "all paths are watched again") {
-		if line == "some paths cannot be watched, trying again" {
-			count++
-		}
-	}
-	if count != 1 {
-		t.Errorf("told %d times", count)
+	if lines := l.log.since(0); len(lines) != 2 {
+		t.Errorf("logged %q, want one line for the trouble and one for its end", lines)
 	}
 	put(t, filepath.Join(loop, "net.d", "f"), "")
 	l.hear(t, "a file where the trouble was")
@@ -504,7 +494,7 @@ func TestWatchAfterItsQueueOverflowed(t *testing.T) {
 		must(t, os.Chmod(g, 0o600))
 	}
 	resume()
-	l.journal.await(t, 0, "events of files were lost, looking at everything")
+	l.heard.await(t, 0, "")
 	l.hear(t, "the overflow")
 	l.hearEach(t, changes(filepath.Join(base, "d"))[1:]...)
 }
@@ -530,8 +520,7 @@ func TestWatchLeavesNothingBehind(t *testing.T) {
 	descriptors := func() int { return len(names(t, "/proc/self/fd")) }
 	goroutines, files := runtime.NumGoroutine(), descriptors()
 	for i := range 50 {
-		w, err := hostfs.NewWatch(slog.New(slog.DiscardHandler))
-		must(t, err)
+		w := hostfs.NewWatch(slog.New(slog.DiscardHandler))
 		must(t, w.Set(at(dir), at(dir, "sub")))
 		for range 20 { // nobody hears it
 			put(t, filepath.Join(dir, "f"), fmt.Sprint(i))
@@ -548,6 +537,52 @@ func TestWatchLeavesNothingBehind(t *testing.T) {
 			t.Fatalf("%d goroutines and %d files, at first %d and %d", runtime.NumGoroutine(), descriptors(), goroutines, files)
 		}
 		runtime.Gosched()
+	}
+}
+
+// TestWatchWithoutInotify has no instance, or no watch, of the kernel's at the start, which really are used up: the user has
+// others, and the limits of a user namespace of its own.
+func TestWatchWithoutInotify(t *testing.T) {
+	if !hostfstest.InotifyLimits(t) {
+		return
+	}
+	for name, limits := range map[string][2]int{"no instance": {0, 1000}, "no watch": {1000, 0}} {
+		t.Run(name, func(t *testing.T) {
+			hostfstest.LimitInotify(t, limits[0], limits[1])
+			dir := memory(t)
+			log := newJournal()
+			w := hostfs.NewWatch(slog.New(log))
+			defer func() { must(t, w.Close()) }()
+			for range 3 {
+				if err := w.Set(at(dir, "f")); err == nil || !strings.Contains(hostfs.Hint(err), "sysctl fs.inotify") {
+					t.Errorf("error %v, hint %q", err, hostfs.Hint(err))
+				}
+			}
+			if !w.Polling() || w.Watched() > 0 {
+				t.Errorf("polling: %v, %d directories watched", w.Polling(), w.Watched())
+			}
+			heard := func(what string) {
+				t.Helper()
+				select {
+				case <-w.Changed():
+				case <-time.After(patience):
+					t.Fatalf("%s: not heard", what)
+				}
+			}
+			for i := range 3 {
+				heard(fmt.Sprintf("poll %d", i))
+			}
+			if lines := log.since(0); len(lines) != 1 {
+				t.Errorf("logged %q, want one warning", lines)
+			}
+			hostfstest.LimitInotify(t, 1000, 1000)
+			log.await(t, 0, "all paths are watched again")
+			if w.Polling() || w.Watched() == 0 {
+				t.Errorf("afterwards polling: %v, %d directories watched", w.Polling(), w.Watched())
+			}
+			put(t, filepath.Join(dir, "f"), "")
+			heard("an event")
+		})
 	}
 }
 

@@ -204,11 +204,7 @@ func (n *node) openRelay(ctx context.Context) error {
 
 // guardSockets makes sockets and the lock again when somebody removed them.
 func (n *node) guardSockets(ctx context.Context) {
-	watch, err := hostfs.NewWatch(n.log)
-	if err != nil {
-		n.log.WarnContext(ctx, "the sockets are not watched", slog.String("error", err.Error()))
-		return
-	}
+	watch := hostfs.NewWatch(n.log)
 	defer func() { _ = watch.Close() }()
 	guarded := map[string]*unixsock.Server{n.cfg.LogSocket: n.relay.Server}
 	if n.lookups != nil {
@@ -218,9 +214,7 @@ func (n *node) guardSockets(ctx context.Context) {
 	for path := range guarded {
 		paths = append(paths, hostfs.Path{Name: path})
 	}
-	if err := watch.Set(paths...); err != nil {
-		n.log.WarnContext(ctx, "the sockets are not watched", slog.String("error", err.Error()))
-	}
+	_ = watch.Set(paths...) // logged, and polled
 	for {
 		select {
 		case <-ctx.Done():

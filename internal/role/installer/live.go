@@ -65,15 +65,9 @@ func (n *node) followConfigMap() {
 }
 
 func (n *node) followDirectory() {
-	watch, err := hostfs.NewWatch(n.log)
-	if err != nil {
-		n.logged("watching "+n.cfg.ConfigDir, err)
-		return
-	}
+	watch := hostfs.NewWatch(n.log)
 	defer func() { _ = watch.Close() }()
-	if err := watch.Set(hostfs.Path{Name: n.cfg.ConfigDir}); err != nil {
-		n.log.Warn("live configuration", slog.String("error", err.Error()))
-	}
+	_ = watch.Set(hostfs.Path{Name: n.cfg.ConfigDir}) // logged, and polled
 	for {
 		select {
 		case <-n.background.Done():
