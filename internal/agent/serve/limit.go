@@ -2,37 +2,104 @@ package serve
 
 import (
 	"net"
+	"net/http"
+	"net/netip"
+	"slices"
 	"sync"
 )
 
-// maxConnections is how many connections a port has at a time. Whoever reaches the port can open them, and each costs the
-// agent a file descriptor that it may need for the node. The others wait in the kernel.
-const maxConnections = 128
+// How many connections a port has at a time: those from which a request's header is still to come, and those that are
+// answered. Whoever reaches the port can open them, and each costs the agent a file descriptor and some 20 KiB.
+const (
+	maxWaiting  = 256
+	maxAnswered = 128
+)
 
-// limited is a listener with places; a connection takes one until it is closed.
-type limited struct {
-	net.Listener
-
-	places chan struct{}
+// limit bounds the connections of a port and lets a new one in always: another one gives way.
+//
+// Connections that wait cannot push out those that are answered, so a request that came in whole gets its answer. In each
+// group it is the address with most connections that loses its oldest. So a client that floods the port pushes out
+// itself, and with many addresses a newcomer has the time of maxWaiting others to send its request.
+type limit struct {
+	mu                sync.Mutex
+	waiting, answered group
 }
 
-func (l limited) Accept() (net.Conn, error) {
-	l.places <- struct{}{}
-	conn, err := l.Listener.Accept()
-	if err != nil {
-		<-l.places
-		return nil, err
+func newLimit() *limit { return &limit{waiting: newGroup(maxWaiting), answered: newGroup(maxAnswered)} }
+
+// state is the server's hook: a connection is active when a whole header has come.
+func (l *limit) state(conn net.Conn, s http.ConnState) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.waiting.remove(conn)
+	l.answered.remove(conn)
+	switch s {
+	case http.StateNew, http.StateIdle:
+		l.waiting.add(conn)
+	case http.StateActive:
+		l.answered.add(conn)
+	case http.StateHijacked, http.StateClosed:
 	}
-	return &placed{Conn: conn, leave: sync.OnceFunc(func() { <-l.places })}, nil
 }
 
-type placed struct {
+// group is connections, the oldest first.
+type group struct {
+	most     int
+	conns    []member
+	bySource map[netip.Addr]int
+}
+
+type member struct {
 	net.Conn
 
-	leave func()
+	source netip.Addr
 }
 
-func (p *placed) Close() error {
-	defer p.leave()
-	return p.Conn.Close()
+func newGroup(most int) group { return group{most: most, bySource: map[netip.Addr]int{}} }
+
+// add takes a connection in, if need be in place of another one.
+func (g *group) add(conn net.Conn) {
+	if len(g.conns) >= g.most {
+		at, most := 0, 0
+		for i, m := range g.conns {
+			if n := g.bySource[m.source]; n > most {
+				at, most = i, n
+			}
+		}
+		cut(g.conns[at].Conn)
+		g.removeAt(at)
+	}
+	m := member{Conn: conn}
+	if tcp, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
+		m.source = tcp.AddrPort().Addr()
+	}
+	g.conns = append(g.conns, m)
+	g.bySource[m.source]++
+}
+
+// cut ends a connection without waiting, as Close does, for a write that hangs: its server closes it when it finds out. What
+// was sent and is not read is thrown away.
+func cut(conn net.Conn) {
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		_ = conn.Close()
+		return
+	}
+	_ = tcp.SetLinger(0)
+	_ = tcp.CloseRead()
+	_ = tcp.CloseWrite()
+}
+
+func (g *group) remove(conn net.Conn) {
+	if at := slices.IndexFunc(g.conns, func(m member) bool { return m.Conn == conn }); at >= 0 {
+		g.removeAt(at)
+	}
+}
+
+func (g *group) removeAt(at int) {
+	source := g.conns[at].source
+	if g.bySource[source]--; g.bySource[source] == 0 {
+		delete(g.bySource, source)
+	}
+	g.conns = slices.Delete(g.conns, at, at+1)
 }

@@ -1,52 +1,264 @@
 package serve
 
 import (
+	"bufio"
+	"context"
 	"errors"
+	"fmt"
+	"io"
 	"net"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
 
-func TestLimitedListenerHasPlaces(t *testing.T) {
-	t.Parallel()
-	var config net.ListenConfig
-	inner, err := config.Listen(t.Context(), "tcp", "127.0.0.1:0")
+// kubelet is a probe as the kubelet sends it by default: a connection of its own, and a second for all of it.
+func kubelet(t *testing.T, number int) error {
+	t.Helper()
+	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/readyz", number), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = inner.Close() })
-	l := limited{inner, make(chan struct{}, 1)}
-	accepted := make(chan net.Conn)
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if errors.Is(err, net.ErrClosed) {
-				return
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if body, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK || string(body) != "ready" {
+		return fmt.Errorf("answer %d %.20q, %w", resp.StatusCode, body, err)
+	}
+	return nil
+}
+
+// attacker keeps connections open, from as many addresses as it says.
+type attacker struct {
+	name        string
+	connections int
+	sources     int
+	// begin is what each connection sends first. Then it sends more every now and then, if there is more.
+	begin, more string
+	// again makes a new connection in place of one that was closed.
+	again bool
+}
+
+// run attacks until the test ends, and returns when all connections were opened once.
+func (a attacker) run(t *testing.T, number int) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	var all, opened sync.WaitGroup
+	var unopened atomic.Int64
+	t.Cleanup(func() { stop(); all.Wait() })
+	for i := range a.connections {
+		opened.Add(1)
+		source := i % max(a.sources, 1)
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 1, byte(source/250), byte(1+source%250))}}
+		all.Go(func() {
+			once := sync.OnceFunc(opened.Done)
+			for {
+				conn, err := dialer.DialContext(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", number))
+				if err == nil {
+					a.hold(ctx, conn, once)
+				} else if ctx.Err() == nil {
+					unopened.Add(1)
+				}
+				once()
+				if !a.again || ctx.Err() != nil {
+					<-ctx.Done()
+					return
+				}
 			}
-			accepted <- conn
+		})
+	}
+	opened.Wait()
+	if n := unopened.Load(); n > 0 {
+		t.Logf("%d connections could not be opened", n)
+	}
+}
+
+// hold keeps a connection until it is closed by the other side, reading nothing but its end.
+func (a attacker) hold(ctx context.Context, conn net.Conn, opened func()) {
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	defer func() { _ = conn.Close() }()
+	_ = conn.(*net.TCPConn).SetReadBuffer(4 << 10) //nolint:forcetypeassert // it is one
+	if _, err := io.WriteString(conn, a.begin); err != nil {
+		return
+	}
+	opened()
+	for a.more != "" {
+		if _, err := io.WriteString(conn, a.more); err != nil {
+			return
 		}
+		timer := time.NewTimer(100 * time.Millisecond)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+	}
+	if a.begin == "" {
+		_, _ = io.Copy(io.Discard, conn)
+		return
+	}
+	<-ctx.Done() // whatever is answered is not read
+}
+
+// TestAProbeIsAnsweredWhateverOthersHold: nobody's connections keep the kubelet from its answer within its second.
+func TestAProbeIsAnsweredWhateverOthersHold(t *testing.T) {
+	const request = "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
+	for _, a := range []attacker{
+		{name: "128 idle ones", connections: 128},
+		{name: "1000 idle ones", connections: 1000},
+		{name: "1000 idle ones of 500 addresses", connections: 1000, sources: 500},
+		{name: "reconnecting ones", connections: 200, again: true},
+		{name: "reconnecting ones of 200 addresses", connections: 200, sources: 200, again: true},
+		{name: "slow headers", connections: 1000, begin: "GET / HTTP/1.1\r\n", more: "A: b\r\n"},
+		{name: "slow headers, again", connections: 300, sources: 7, begin: "G", more: "E", again: true},
+		{name: "large headers", connections: 500, begin: "GET / HTTP/1.1\r\nA: " + strings.Repeat("a", 64<<10)},
+		{name: "answers that are not read", connections: 500, begin: request},
+		{name: "answers that are not read of 500 addresses", connections: 500, sources: 500, begin: request},
+		{name: "pipelined requests", connections: 300, sources: 3, begin: strings.Repeat(request, 200)},
+		{name: "connections kept alive", connections: 500, begin: "GET /readyz HTTP/1.1\r\nHost: a\r\nConnection: keep-alive\r\n\r\n"},
+		{name: "bodies that do not come", connections: 500, begin: "POST /readyz HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n"},
+	} {
+		t.Run(a.name, func(t *testing.T) {
+			n := free(t, 1)[0]
+			mux := http.NewServeMux()
+			mux.Handle("/readyz", says("ready"))
+			large := make([]byte, 256<<10) // more than the kernel takes off the server's hands
+			mux.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(large) })
+			startLimited(t, limits{header: headerTimeout, end: 200 * time.Millisecond}, Port{Flag: "--p", Number: n, Handler: mux})
+			a.run(t, n)
+			for i := range 20 {
+				if err := kubelet(t, n); err != nil {
+					t.Fatalf("probe %d: %v", i, err)
+				}
+			}
+			if got, most := runtime.NumGoroutine(), 2*a.connections+maxWaiting+maxAnswered+200; got > most {
+				t.Errorf("%d goroutines, of which the attacker has up to %d", got, 2*a.connections)
+			}
+		})
+	}
+}
+
+// TestARequestInWholeIsAnswered: connections that wait do not push out one that is being answered.
+func TestARequestInWholeIsAnswered(t *testing.T) {
+	n := free(t, 1)[0]
+	reached, release := make(chan struct{}), make(chan struct{})
+	mux := http.NewServeMux()
+	mux.Handle("/readyz", says("ready"))
+	mux.HandleFunc("/slow", func(w http.ResponseWriter, _ *http.Request) {
+		close(reached)
+		<-release
+		_, _ = io.WriteString(w, "slow")
+	})
+	startLimited(t, limits{header: headerTimeout, end: 200 * time.Millisecond}, Port{Flag: "--p", Number: n, Handler: mux})
+	answer := make(chan string, 1)
+	go func() {
+		_, body, err := get(t, n, "/slow")
+		answer <- fmt.Sprint(body, err)
 	}()
-	var dialer net.Dialer
-	for range 2 {
-		conn, err := dialer.DialContext(t.Context(), "tcp", inner.Addr().String())
-		if err != nil {
-			t.Fatal(err)
+	<-reached
+	attacker{connections: 3 * maxWaiting}.run(t, n)
+	if err := kubelet(t, n); err != nil {
+		t.Error(err)
+	}
+	close(release)
+	if got := <-answer; got != "slow<nil>" {
+		t.Errorf("got %s", got)
+	}
+}
+
+// fakeConn is a connection from an address.
+type fakeConn struct {
+	net.Conn
+
+	source string
+	closed bool
+}
+
+func (c *fakeConn) Close() error { c.closed = true; return nil }
+
+func (c *fakeConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(c.source), Port: 1} }
+
+// TestWhoGivesWay: the oldest of the address that has most.
+func TestWhoGivesWay(t *testing.T) {
+	t.Parallel()
+	l := &limit{waiting: newGroup(4), answered: newGroup(2)}
+	all := map[string]*fakeConn{}
+	at := func(name string, states ...http.ConnState) {
+		if all[name] == nil {
+			source, _, _ := strings.Cut(name, "/")
+			all[name] = &fakeConn{source: source}
 		}
-		t.Cleanup(func() { _ = conn.Close() })
+		for _, s := range states {
+			l.state(all[name], s)
+		}
 	}
-	first := <-accepted
-	select {
-	case <-accepted:
-		t.Fatal("two connections at one place")
-	case <-time.After(50 * time.Millisecond): // that nothing happens cannot be waited for otherwise
+	closed := func(want ...string) {
+		t.Helper()
+		var got []string
+		for name, c := range all {
+			if c.closed {
+				got = append(got, name)
+			}
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("closed: %q, want %q", got, want)
+		}
 	}
-	if err := first.Close(); err != nil {
+	for _, name := range []string{"1.1.1.1/old", "2.2.2.2/a", "2.2.2.2/b", "3.3.3.3/x"} {
+		at(name, http.StateNew)
+	}
+	closed()
+	at("4.4.4.4/new", http.StateNew)
+	closed("2.2.2.2/a")
+	at("5.5.5.5/new", http.StateNew)
+	closed("1.1.1.1/old", "2.2.2.2/a")
+	at("4.4.4.4/new", http.StateActive)
+	at("3.3.3.3/x", http.StateActive, http.StateClosed)
+	at("5.5.5.5/new", http.StateActive)
+	at("6.6.6.6/c", http.StateNew)
+	at("6.6.6.6/d", http.StateNew)
+	at("6.6.6.6/e", http.StateNew)
+	closed("1.1.1.1/old", "2.2.2.2/a")
+	at("6.6.6.6/c", http.StateActive)
+	closed("1.1.1.1/old", "2.2.2.2/a", "4.4.4.4/new")
+	for name := range all {
+		at(name, http.StateClosed)
+	}
+	if len(l.waiting.conns)+len(l.answered.conns)+len(l.waiting.bySource)+len(l.answered.bySource) != 0 {
+		t.Errorf("left: %+v", l)
+	}
+}
+
+// TestOneRequestOnAConnection: what is sent behind a request costs nothing.
+func TestOneRequestOnAConnection(t *testing.T) {
+	n := free(t, 1)[0]
+	start(t, Port{Flag: "--p", Number: n, Handler: says("x")})
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", n))
+	if err != nil {
 		t.Fatal(err)
 	}
-	_ = first.Close() // a second time frees no second place
-	second := <-accepted
-	if len(l.places) != 1 {
-		t.Errorf("%d places are taken, want 1", len(l.places))
+	defer func() { _ = conn.Close() }()
+	if _, err = io.WriteString(conn, strings.Repeat("GET / HTTP/1.1\r\nHost: a\r\n\r\n", 3)); err != nil {
+		t.Fatal(err)
 	}
-	_ = second.Close()
+	in := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(in, nil)
+	if err != nil || !resp.Close {
+		t.Fatalf("%+v, %v", resp, err)
+	}
+	_, _ = io.Copy(io.Discard, resp.Body)
+	_ = resp.Body.Close()
+	if rest, err := io.ReadAll(in); len(rest) > 0 || err != nil && !errors.Is(err, io.EOF) && !strings.Contains(err.Error(), "reset") {
+		t.Errorf("%q, %v", rest, err)
+	}
 }

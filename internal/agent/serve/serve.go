@@ -1,8 +1,9 @@
 // Package serve opens the agent's TCP ports and serves HTTP on them until the agent ends.
 //
 // It promises that all ports are opened before anything else happens, that one which cannot be is an error that names
-// its flag, its number and the cause (all of them at once, and none stays open), that a slow or silent client is cut off,
-// and that the end of the context ends the serving within a bound. Profiling is served on loopback addresses only.
+// its flag, its number and the cause (all of them at once, and none stays open), that a slow or silent client is cut off
+// and keeps no other one from being answered, and that the end of the context ends the serving within a bound. Profiling is
+// served on loopback addresses only.
 //
 // It never serves http.DefaultServeMux, on which packages may have put what they like, and decides nothing about what
 // is served.
@@ -28,7 +29,6 @@ const (
 	headerTimeout  = 5 * time.Second
 	readTimeout    = 10 * time.Second
 	writeTimeout   = 30 * time.Second
-	idleTimeout    = 2 * time.Minute
 	maxHeader      = 16 << 10
 	shutdownWithin = 3 * time.Second
 )
@@ -150,7 +150,7 @@ func (s *Servers) Serve(ctx context.Context) error {
 	for _, srv := range s.servers {
 		srv.http = s.prepare(srv.port)
 		serving.Go(func() {
-			err := srv.http.Serve(limited{srv.listener, make(chan struct{}, maxConnections)})
+			err := srv.http.Serve(srv.listener)
 			ended <- fmt.Errorf("serving %s %d: %w", srv.port.Flag, srv.port.Number, err)
 		})
 	}
@@ -170,15 +170,17 @@ func (s *Servers) prepare(p Port) *http.Server {
 	if patience <= 0 {
 		patience = writeTimeout
 	}
-	return &http.Server{
+	server := &http.Server{
 		Handler:           p.Handler,
+		ConnState:         newLimit().state,
 		ReadHeaderTimeout: s.limits.header,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      patience,
-		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          slog.NewLogLogger(s.log.With("port", p.Number).Handler(), slog.LevelWarn),
 	}
+	server.SetKeepAlivesEnabled(false) // probes and scrapes come seconds apart: an idle connection is of use to nobody
+	return server
 }
 
 // shutdown ends all servers, at the latest when the bound is over.

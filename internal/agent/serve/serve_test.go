@@ -9,8 +9,10 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -21,14 +23,21 @@ import (
 // generous is how long a test waits for what must not take long before it calls it hung.
 const generous = 30 * time.Second
 
-// free returns n ports of 127.0.0.1 that nobody listens on.
+// tried counts the ports that free has tried. They are below those that the kernel gives to clients, of which tests have many.
+var tried atomic.Int64 //nolint:gochecknoglobals // of the process, as ports are of the network namespace
+
+// free returns n ports that nobody listens on.
 func free(t *testing.T, n int) []int {
 	t.Helper()
+	const first, count = 10_000, 20_000
 	var numbers []int
-	for range n {
-		l, number := occupy(t, "127.0.0.1:0")
-		defer func() { _ = l.Close() }() // all at the end, so that they differ
-		numbers = append(numbers, number)
+	var config net.ListenConfig
+	for len(numbers) < n {
+		number := first + (os.Getpid()*100+int(tried.Add(1)))%count
+		if l, err := config.Listen(t.Context(), "tcp", fmt.Sprint(":", number)); err == nil {
+			_ = l.Close()
+			numbers = append(numbers, number)
+		}
 	}
 	return numbers
 }
@@ -51,11 +60,16 @@ func says(text string) http.Handler {
 // start serves ports until the returned function is called, which returns what Serve did.
 func start(t *testing.T, ports ...Port) (stop func() error) {
 	t.Helper()
+	return startLimited(t, limits{header: 200 * time.Millisecond, end: 200 * time.Millisecond}, ports...) // nobody waits for the usual ones
+}
+
+func startLimited(t *testing.T, l limits, ports ...Port) (stop func() error) {
+	t.Helper()
 	s, err := Open(t.Context(), nil, ports...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.limits = limits{header: 200 * time.Millisecond, end: 200 * time.Millisecond} // nobody waits for the usual ones
+	s.limits = l
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Serve(ctx) }()
