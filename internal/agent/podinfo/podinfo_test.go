@@ -107,17 +107,16 @@ func TestOneRequestForAllWhoWait(t *testing.T) {
 	server.FailOn("/pods/web", kubetest.Hang, 1)
 	s := newStore(t, server)
 	var waiting sync.WaitGroup
-	began := make(chan struct{}, 10)
+	ctx, cancel := context.WithCancel(t.Context())
 	for range 10 {
 		waiting.Go(func() {
-			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-			defer cancel()
-			began <- struct{}{}
 			if _, err := s.Facts(ctx, kube.PodKey{Namespace: "shop", Name: "web", UID: "1"}); err == nil {
 				t.Error("a server that hangs has answered")
 			}
 		})
 	}
+	until(t, "nobody asks", func() bool { return gets(server) > 0 })
+	cancel()
 	waiting.Wait()
 	if gets(server) != 1 {
 		t.Errorf("%d requests", gets(server))

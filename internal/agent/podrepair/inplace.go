@@ -23,7 +23,7 @@ func (j *job) redirect(ctx context.Context) error {
 	})
 	if err != nil {
 		j.Metrics.Repaired(metrics.RepairPod, metrics.RepairFail)
-		j.say(kube.EventWarning, ReasonRepaired, j.why()+", and cannot be redirected in place: "+cause(err)+remedy(err)+
+		j.say(kube.EventWarning, ReasonRepaired, j.why()+", and cannot be redirected in place: "+cause(ctx, err)+remedy(err)+
 			". It is tried again; delete the pod, so that it starts anew, if that goes on")
 		return err
 	}

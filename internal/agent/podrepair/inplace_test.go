@@ -167,7 +167,7 @@ func TestTwoAgentsAtOnce(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, inPlace)
 	other := l.options
-	other.API, other.Metrics = l.api(time.Minute), metrics.NewRepair("other")
+	other.API, other.Metrics = l.api(), metrics.NewRepair("other")
 	var paths []string
 	for i, name := range []string{"a", "b", "c"} {
 		p := crashing(name).at(netip.AddrFrom4([4]byte{10, 88, 0, byte(2 + i)}).String() + "/24")

@@ -32,6 +32,6 @@ func (j *job) label(ctx context.Context) error {
 		return nil
 	}
 	j.Metrics.Repaired(metrics.RepairLabel, metrics.RepairFail)
-	j.say(kube.EventWarning, ReasonLabelled, j.why()+", and cannot be labelled: "+cause(err)+remedy(err))
+	j.say(kube.EventWarning, ReasonLabelled, j.why()+", and cannot be labelled: "+cause(ctx, err)+remedy(err))
 	return err
 }

@@ -81,7 +81,7 @@ func newLab(t *testing.T, switches repair.Switches, more ...func(*Options)) *lab
 	settings := defaults(t)
 	settings.Switches, settings.Node = switches, node1
 	l.options = Options{
-		API: l.api(time.Minute), Clock: l.clock, Log: slog.New(slog.NewTextHandler(l.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		API: l.api(), Clock: l.clock, Log: slog.New(slog.NewTextHandler(l.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Workers: 1, Metrics: metrics.NewRepair("test"), Settings: settings, Host: node1, Plugin: func() (cniconf.NetConf, error) { return *l.conf.Load(), nil },
 		Places: func() *podns.Places {
 			l.asked.Add(1)
@@ -116,12 +116,12 @@ func defaults(t *testing.T) Settings {
 }
 
 // api is another client of the server.
-func (l *lab) api(attempt time.Duration) *kube.API {
+func (l *lab) api() *kube.API {
 	l.Helper()
 	host, port := l.server.Address()
 	token, authority := l.server.ServiceAccount(l)
 	api, err := kube.NewAPI(kube.Access{
-		Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority, Now: l.now, Attempt: attempt,
+		Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority, Now: l.now, Attempt: time.Minute,
 		Pace: kube.Pace{First: time.Millisecond, Max: 4 * time.Millisecond, Watch: time.Hour, Idle: time.Hour},
 	})
 	if err != nil {

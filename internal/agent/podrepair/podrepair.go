@@ -39,7 +39,7 @@ type Options struct {
 	API    *kube.API
 	Events *kube.EventRecorder
 	// Clock is the system's by default.
-	Clock   clock.WithTicker
+	Clock   clock.WithTickerAndDelayedExecution
 	Log     *slog.Logger
 	Metrics *metrics.Repair
 	// Health is told whether the pods are in sight, unless nil.
@@ -206,6 +206,16 @@ func (c *controller) processNext(ctx context.Context) bool {
 	}
 	c.queue.AddAfter(k, max(wait, c.retries.When(k)))
 	return true
+}
+
+// withPodLimit ends ctx when the time for a pod is over, by the controller's clock.
+func (c *controller) withPodLimit(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer := c.Clock.AfterFunc(c.PodLimit, func() { cancel(fmt.Errorf("the work on the pod takes more than %s", c.PodLimit)) })
+	return ctx, func() {
+		timer.Stop()
+		cancel(nil)
+	}
 }
 
 // sleep is a pause that ends with ctx.

@@ -51,7 +51,7 @@ func (j *job) remove(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	j.Metrics.Repaired(metrics.RepairDelete, metrics.RepairFail)
-	j.say(kube.EventWarning, ReasonDeleted, j.why()+", and cannot be deleted: "+cause(err)+remedy(err))
+	j.say(kube.EventWarning, ReasonDeleted, j.why()+", and cannot be deleted: "+cause(ctx, err)+remedy(err))
 	var wait time.Duration
 	if failed, ok := errors.AsType[*kube.CallError](err); ok {
 		wait = min(failed.RetryAfter, maxRetryAfter)

@@ -41,7 +41,10 @@ func (j *job) say(severity kube.EventType, reason EventReason, message string) {
 
 // cause is an error as an event has it. What changes from one try to the next, such as numbers of connections and of places that
 // were looked at, is in the log alone, so that equal failures are one event.
-func cause(err error) string {
+func cause(ctx context.Context, err error) string {
+	if over := context.Cause(ctx); over != nil { // the time for the pod
+		return over.Error()
+	}
 	if search, ok := errors.AsType[*podns.Error](err); ok {
 		return "finding the pod's network namespace: " + search.Err.Error()
 	}

@@ -95,7 +95,7 @@ func TestRefusals(t *testing.T) {
 		{kubetest.TooMany, "too many requests"},
 		{kubetest.Unauthorized, "unauthorized"},
 		{kubetest.Reset, "transport error"},
-		{kubetest.Hang, "no answer in time"},
+		{kubetest.Hang, "the work on the pod takes more than 1m0s"},
 		{kubetest.ForbiddenPage, "answer not understood"},
 	} {
 		for name, change := range map[string]func(*Options){
@@ -106,11 +106,14 @@ func TestRefusals(t *testing.T) {
 			t.Run(string(test.fault)+"/"+name, func(t *testing.T) {
 				t.Parallel()
 				l := newLab(t, nothing, change)
-				l.options.API = l.api(300 * time.Millisecond)
 				p := crashing("web")
 				l.set(p)
 				l.server.FailOn("/pods/web", test.fault, 1)
 				l.run()
+				if test.fault == kubetest.Hang { // the time for the pod ends
+					agenttest.Until(t, func() string { return "nothing is done" }, func() bool { return len(l.writes()) == 1 })
+					l.clock.Step(time.Minute)
+				}
 				mode, reason := metrics.RepairDelete, ReasonDeleted
 				if name == "label" {
 					mode, reason = metrics.RepairLabel, ReasonLabelled
@@ -425,13 +428,13 @@ func TestAPodThatGoesWhileItIsWorkedOn(t *testing.T) {
 		t.Run(string(switches.Modes()[0]), func(t *testing.T) {
 			t.Parallel()
 			l := newLab(t, switches)
-			l.options.API = l.api(2 * time.Second)
 			p := crashing("web")
 			l.set(p)
 			l.server.FailOn("/pods/web", kubetest.Hang, 1)
 			l.run()
 			agenttest.Until(t, func() string { return "nothing is done" }, func() bool { return len(l.writes()) == 1 })
 			l.server.Delete(p.path())
+			l.clock.Step(time.Minute)
 			agenttest.Until(t, func() string { return "the answer is still awaited" }, func() bool {
 				return l.repaired(metrics.RepairDelete, metrics.RepairFail)+l.repaired(metrics.RepairLabel, metrics.RepairFail) == 1
 			})

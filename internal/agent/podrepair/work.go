@@ -45,7 +45,7 @@ func (c *controller) settle(ctx context.Context, k key) (wait time.Duration, err
 	c.mu.Unlock()
 	// The map of what was told is this job's alone: a pod is worked on once at a time.
 	defer c.remember(k, j)
-	ctx, cancel := context.WithTimeoutCause(ctx, c.PodLimit, fmt.Errorf("the work on the pod takes more than %s", c.PodLimit))
+	ctx, cancel := c.withPodLimit(ctx)
 	defer cancel()
 
 	j.log = c.Log.With(slog.String("pod", k.String()), slog.String("uid", j.pod.Facts.UID))
@@ -145,13 +145,13 @@ func (j *job) look(ctx context.Context, subject repair.Pod) error {
 	if errors.Is(err, podnet.ErrUninspectable) {
 		// That does not pass by itself.
 		j.memory.state = metrics.PodUnknown
-		j.once(ctx, ReasonUnverified, "it cannot be told whether the traffic is redirected: "+cause(err)+remedy(err))
+		j.once(ctx, ReasonUnverified, "it cannot be told whether the traffic is redirected: "+cause(ctx, err)+remedy(err))
 		return err
 	}
 	if err != nil {
 		j.memory.state = metrics.PodUnknown
 		if j.memory.failures++; j.memory.failures == unreachable {
-			j.say(kube.EventWarning, ReasonUnverified, "it cannot be told whether the traffic is redirected: "+cause(err)+remedy(err))
+			j.say(kube.EventWarning, ReasonUnverified, "it cannot be told whether the traffic is redirected: "+cause(ctx, err)+remedy(err))
 		}
 		return err
 	}
