@@ -53,7 +53,7 @@ type Found map[string]Origin
 
 // Find looks for each setting among arguments and variables, and reads none yet. A flag that is given more than once has all
 // its texts, between commas. The error joins all mistakes in the arguments; it is ErrHelp when help was asked for.
-func Find(program string, rows []Setting, args []string, getenv func(string) (string, bool)) (Found, error) {
+func Find(rows []Setting, args []string, getenv func(string) (string, bool)) (Found, error) {
 	texts := map[string][]string{}
 	var flags []arguments.Flag
 	for _, s := range rows {
@@ -61,7 +61,7 @@ func Find(program string, rows []Setting, args []string, getenv func(string) (st
 			flags = append(flags, arguments.Flag{Name: name, Switch: s.Arg == ""})
 		}
 	}
-	mistakes, err := arguments.Parse(program, flags, args, func(name, text string) { texts[name] = append(texts[name], text) })
+	mistakes, err := arguments.Parse(flags, args, func(name, text string) { texts[name] = append(texts[name], text) })
 	if err != nil {
 		return nil, err
 	}

@@ -85,7 +85,7 @@ func parse(args []string, env environment) (input, error) {
 		}
 	}
 	var err error
-	in.usage, err = arguments.Parse("istio-cni install", flags, args, func(name, text string) { in.flags[name] = text })
+	in.usage, err = arguments.Parse(flags, args, func(name, text string) { in.flags[name] = text })
 	return in, err
 }
 

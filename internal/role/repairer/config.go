@@ -52,7 +52,7 @@ func (c Config) LogValue() slog.Value { return slog.GroupValue(c.lines...) }
 func load(args []string, getenv func(string) (string, bool)) (Config, error) {
 	cfg := Config{}
 	rows := cfg.rows()
-	found, mistakes := settings.Find("istio-cni repair", rows, args, getenv)
+	found, mistakes := settings.Find(rows, args, getenv)
 	if errors.Is(mistakes, settings.ErrHelp) {
 		return cfg, mistakes
 	}

@@ -68,7 +68,7 @@ func (c *config) rows() []settings.Setting {
 func Run(c applet.Call) int {
 	var cfg config
 	rows := cfg.rows()
-	found, err := settings.Find("istio-cni selftest", rows, c.Args, c.Getenv)
+	found, err := settings.Find(rows, c.Args, c.Getenv)
 	if errors.Is(err, settings.ErrHelp) {
 		_, _ = fmt.Fprintf(c.Stdout, head, applet.ExitOK, applet.ExitError, applet.ExitUsage, exitUnable)
 		settings.Help(c.Stdout, rows)

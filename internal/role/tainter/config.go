@@ -67,7 +67,7 @@ var errHelp = settings.ErrHelp
 // load reads arguments and environment. The error joins all problems; it is errHelp when help was asked for.
 func load(args []string, env environment) (Config, error) {
 	d := draft{}
-	found, errs := settings.Find("istio-cni taint", d.rows(), args, env.getenv)
+	found, errs := settings.Find(d.rows(), args, env.getenv)
 	if errors.Is(errs, errHelp) {
 		return Config{}, errHelp
 	}
