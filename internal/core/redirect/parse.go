@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
 // Field is one setting of a Spec that a person can write.
@@ -51,10 +53,18 @@ type FieldError struct {
 	Problem string
 }
 
-// Error names where the value stands, the value and the problem.
+// Error names where the value stands, the value and the problem. Of a long value it shows the beginning.
 func (e *FieldError) Error() string {
-	return fmt.Sprintf("%s: value %q: %s", e.Source, e.Text, e.Problem)
+	return fmt.Sprintf("%s: value %s: %s", e.Source, printable.Quote(e.Text, mostShown), e.Problem)
 }
+
+// Bounds of what an error shows of a text that a stranger wrote: bytes of a value and of one entry of it, and how many
+// bad entries.
+const (
+	mostShown      = 128
+	mostShownEntry = 64
+	mostProblems   = 5
+)
 
 // Dialect is the way in which lists are written.
 type Dialect struct {
@@ -63,6 +73,15 @@ type Dialect struct {
 	// GroupID turns the name of a group into its number. Nil knows no names.
 	GroupID func(name string) (uint32, error)
 }
+
+// How many entries a list may have. Each makes up to four rules in each family, each virtual interface one for each
+// captured network. They are far above honest use, and low enough that a pod at all of them is programmed within a second
+// and 100 MB (docs/parity.md); the reference has no such bounds.
+const (
+	mostEntries  = 1000 // of ports, networks, groups and identities
+	mostExcluded = 100  // interfaces
+	mostRerouted = 8    // interfaces of virtual machines
+)
 
 // Limits of the kernel and of the reference.
 const (
@@ -117,9 +136,9 @@ func (s *Spec) set(field Field, text string, d Dialect) (err error) {
 	case FieldOutboundPortsExclude:
 		s.OutboundPortsExclude, err = d.portList(text)
 	case FieldExcludeInterfaces:
-		s.ExcludeInterfaces, err = d.interfaces(text)
+		s.ExcludeInterfaces, err = d.interfaces(text, mostExcluded)
 	case FieldRerouteInterfaces:
-		s.RerouteInterfaces, err = d.interfaces(text)
+		s.RerouteInterfaces, err = d.interfaces(text, mostRerouted)
 	default:
 		err = s.setCommand(field, text, d)
 	}
@@ -198,38 +217,56 @@ func ParseSecondFamily(text string) (SecondFamily, error) {
 	return 0, fmt.Errorf("want bypass, capture or reject")
 }
 
-// items splits a list. Blank text is the empty list.
-func (d Dialect) items(text string) ([]string, error) {
+// items splits a list of at most so many entries. Blank text is the empty list. Entries beyond the bound are counted only.
+func (d Dialect) items(text string, most int) ([]string, error) {
 	if strings.TrimSpace(text) == "" {
 		return nil, nil
 	}
-	items := strings.Split(text, ",")
-	for i, item := range items {
-		items[i] = strings.TrimSpace(item)
-		if items[i] == "" && d.Strict {
-			return nil, fmt.Errorf("item %d of the list is empty", i+1)
+	var items []string
+	place, entries := 0, 0
+	for item := range strings.SplitSeq(text, ",") {
+		item = strings.TrimSpace(item)
+		place++
+		switch {
+		case item == "" && d.Strict:
+			return nil, fmt.Errorf("item %d of the list is empty", place)
+		case item == "":
+			continue
+		}
+		if entries++; entries <= most {
+			items = append(items, item)
 		}
 	}
-	return slices.DeleteFunc(items, func(s string) bool { return s == "" }), nil
+	if entries > most {
+		return nil, fmt.Errorf("lists %d entries, more than %d", entries, most)
+	}
+	return items, nil
 }
 
-// list reads every item with one function and reports all bad ones.
-func list[T any](d Dialect, text string, item func(string) (T, error)) ([]T, error) {
-	items, err := d.items(text)
+// list reads every item with one function and reports the bad ones.
+func list[T any](d Dialect, text string, most int, item func(string) (T, error)) ([]T, error) {
+	items, err := d.items(text, most)
 	if err != nil {
 		return nil, err
 	}
 	var out []T
 	var problems []string
+	bad := 0
 	for _, i := range items {
 		v, err := item(i)
-		if err != nil {
-			problems = append(problems, fmt.Sprintf("%q %v", i, err))
+		switch {
+		case err == nil:
+			out = append(out, v)
 			continue
+		case bad < mostProblems:
+			problems = append(problems, printable.Quote(i, mostShownEntry)+" "+err.Error())
 		}
-		out = append(out, v)
+		bad++
 	}
-	if len(problems) > 0 {
+	if bad > mostProblems {
+		problems = append(problems, fmt.Sprintf("and %d more", bad-mostProblems))
+	}
+	if bad > 0 {
 		return nil, errors.New(strings.Join(problems, "; "))
 	}
 	return out, nil
@@ -258,7 +295,9 @@ func listener(text string) (uint16, error) {
 	return n, nil
 }
 
-func (d Dialect) portList(text string) ([]uint16, error) { return list(d, text, parsePort) }
+func (d Dialect) portList(text string) ([]uint16, error) {
+	return list(d, text, mostEntries, parsePort)
+}
 
 func (d Dialect) ports(text string) (Ports, error) {
 	if strings.TrimSpace(text) == wildcard {
@@ -293,7 +332,7 @@ func (d Dialect) networkList(text string) ([]netip.Prefix, error) {
 	if d.Strict && strings.ContainsAny(text, " \t\r\n") {
 		return nil, fmt.Errorf("holds white space: want address/prefix items separated by commas only")
 	}
-	return list(d, text, func(item string) (netip.Prefix, error) {
+	return list(d, text, mostEntries, func(item string) (netip.Prefix, error) {
 		if item == wildcard {
 			return netip.Prefix{}, fmt.Errorf("is not allowed here: want a list of networks")
 		}
@@ -306,8 +345,8 @@ func (d Dialect) networkList(text string) ([]netip.Prefix, error) {
 }
 
 // interfaces reads names as the kernel allows and the reference accepts.
-func (d Dialect) interfaces(text string) ([]string, error) {
-	return list(d, text, func(name string) (string, error) {
+func (d Dialect) interfaces(text string, most int) ([]string, error) {
+	return list(d, text, most, func(name string) (string, error) {
 		switch {
 		case len(name) > mostInterface:
 			return "", fmt.Errorf("is longer than %d characters", mostInterface)
@@ -338,7 +377,7 @@ func parseID(text string) (uint32, error) {
 
 // ids reads the identities of the proxy. There must be one: without it the proxy would capture itself.
 func (d Dialect) ids(text string) ([]uint32, error) {
-	ids, err := list(d, text, parseID)
+	ids, err := list(d, text, mostEntries, parseID)
 	if err == nil && len(ids) == 0 {
 		err = fmt.Errorf("names no id: the proxy needs at least one, or its own traffic would loop")
 	}
@@ -359,21 +398,20 @@ func (d Dialect) group(text string) (uint32, error) {
 	}
 	id, err := d.GroupID(text)
 	if err != nil {
-		return 0, fmt.Errorf("is not a group known here (%w)", err)
+		return 0, fmt.Errorf("is not a group known here (%s)", printable.Text(err.Error(), mostShown))
 	}
 	return id, nil
 }
 
-func (d Dialect) groupList(text string) ([]uint32, error) { return list(d, text, d.group) }
+func (d Dialect) groupList(text string) ([]uint32, error) {
+	return list(d, text, mostEntries, d.group)
+}
 
 func (d Dialect) groups(text string) (Groups, error) {
 	if strings.TrimSpace(text) == wildcard {
 		return Groups{All: true}, nil
 	}
-	l, err := d.groupList(text)
-	if err == nil && len(l) > mostGroups {
-		err = fmt.Errorf("lists %d groups, more than %d", len(l), mostGroups)
-	}
+	l, err := list(d, text, mostGroups, d.group)
 	return Groups{List: l}, err
 }
 

@@ -272,7 +272,7 @@ func TestParseRefusesBadValues(t *testing.T) {
 		}},
 		{redirect.FieldOwnerGroups, both, map[string]string{
 			"nobody": `"nobody" is not a group known here (unknown group nobody)`, "4294967295": `"4294967295" is not a group: want a number, or a name known here`,
-			"*,1": `"*" is not a group`, "-1": "is not a group known here", strings.Repeat("1,", 49) + "1": "lists 50 groups, more than 49",
+			"*,1": `"*" is not a group`, "-1": "is not a group known here", strings.Repeat("1,", 49) + "1": "lists 50 entries, more than 49",
 		}},
 		{redirect.FieldOwnerGroups, strict, map[string]string{"1,": "item 2 of the list is empty"}},
 		{redirect.FieldOwnerGroupsExclude, both, map[string]string{"*": `"*" is not a group`, "nobody": "is not a group known here"}},

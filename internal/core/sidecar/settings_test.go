@@ -243,3 +243,33 @@ func TestSwitchesThatCannotBeReadAreOffAndWarnedOf(t *testing.T) {
 		t.Errorf("DISABLE_ENVOY is warned of: %q", d.Warnings)
 	}
 }
+
+// TestListsThatAreTooLongRefuseThePod: the reason names annotation, number and bound, and is short whatever was written.
+func TestListsThatAreTooLongRefuseThePod(t *testing.T) {
+	const n = 12000
+	port, network, name := "8080,", "10.0.0.0/8,", "eth1,"
+	for key, test := range map[string]struct {
+		entry string
+		most  int
+	}{
+		sidecar.OutboundKey: {network, 1000}, sidecar.OutboundExcludeKey: {network, 1000},
+		sidecar.InboundPortsKey: {port, 1000}, sidecar.InboundPortsExcludeKey: {port, 1000},
+		sidecar.OutboundPortsKey: {port, 1000}, sidecar.OutboundPortsExcludeKey: {port, 1000},
+		sidecar.ExcludeInterfacesKey: {name, 100}, sidecar.RerouteInterfacesKey: {name, 8}, sidecar.KubevirtInterfacesKey: {name, 8},
+	} {
+		list := func(n int) string { return strings.TrimSuffix(strings.Repeat(test.entry, n), ",") }
+		if d := sidecar.Decide(pod(annotation(key, list(test.most)))); d.Outcome != sidecar.Capture {
+			t.Errorf("%s with %d entries: %s %v", key, test.most, d, d.Err)
+		}
+		d := sidecar.Decide(pod(annotation(key, list(n))))
+		if d.Reason != sidecar.InvalidSettings || d.Outcome != sidecar.Refuse {
+			t.Fatalf("%s with %d entries: %s", key, n, d)
+		}
+		text := fmt.Sprint(d.Err)
+		prefix, suffix := fmt.Sprintf("annotation %q: value %q", key, test.entry)[:len(key)+20], fmt.Sprintf(": lists %d entries, more than %d", n, test.most)
+		if !strings.HasPrefix(text, prefix) || !strings.HasSuffix(text, suffix) || len(text) > 400 {
+			t.Errorf("error is %.500s, want %s…%s", text, prefix, suffix)
+		}
+		wellFormed(t, d)
+	}
+}

@@ -50,6 +50,8 @@ type Record struct {
 	Processes int
 	Programs  []string
 	Status    unix.WaitStatus
+	// Memory is the largest that any of the processes became (VmHWM), in kB.
+	Memory int
 }
 
 // Run starts a command, waits for its end and for that of everything it started, and gives what all of them did. The
@@ -223,18 +225,23 @@ func executable(id int) string {
 
 // processOf gives the id of the process that a thread is of.
 func processOf(id int) (int, error) {
+	return statusOf(id, "Tgid:")
+}
+
+// statusOf gives a number of what the kernel says of a thread.
+func statusOf(id int, field string) (int, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", id))
 	if err != nil {
 		return 0, err
 	}
 	for line := range strings.Lines(string(text)) {
-		if value, found := strings.CutPrefix(line, "Tgid:"); found {
-			var process int
-			_, err := fmt.Sscan(value, &process)
-			return process, err
+		if value, found := strings.CutPrefix(line, field); found {
+			var number int
+			_, err := fmt.Sscan(value, &number)
+			return number, err
 		}
 	}
-	return 0, fmt.Errorf("thread %d is of no process", id)
+	return 0, fmt.Errorf("thread %d has no %s", id, field)
 }
 
 // info is struct ptrace_syscall_info of linux/ptrace.h, of Linux 5.3.
@@ -302,6 +309,10 @@ func (t *tracer) begin(id int, c *Call) {
 		names = append(names, text(id, c.Args[i]))
 	}
 	switch c.Number {
+	case unix.SYS_EXIT_GROUP:
+		if peak, err := statusOf(id, "VmHWM:"); err == nil {
+			t.record.Memory = max(t.record.Memory, peak)
+		}
 	case unix.SYS_CONNECT, unix.SYS_BIND:
 		names = append(names, address(memory(id, c.Args[1], c.Args[2])))
 	case unix.SYS_SENDTO:
