@@ -161,7 +161,7 @@ func (w *writer) freshChain(name string) error {
 		})
 		return nil
 	}
-	if len(c.rules) > 0 {
+	if c.compact(); len(c.rules) > 0 {
 		c.rules = nil
 		w.add(unix.NFT_MSG_DELRULE, 0, note{place: w.at, chain: name}, func(b *nfnetlink.Buffer) {
 			b.String(unix.NFTA_RULE_TABLE, w.at.table)
@@ -175,6 +175,7 @@ func (w *writer) freshChain(name string) error {
 func (w *writer) chain(name string) (*chain, error) {
 	chains := w.tables[w.at].chains
 	if c, there := chains[name]; there {
+		c.compact()
 		return c, nil
 	}
 	b, builtin := natural[w.at.table][name]
@@ -254,15 +255,13 @@ func (w *writer) deleteRule(name, spec string) error {
 	if !there {
 		return fmt.Errorf("there is no chain %q", name)
 	}
-	i := slices.IndexFunc(c.rules, func(r stored) bool { return r.spec == spec })
-	if i < 0 {
+	handle, found := c.removeFirst(spec)
+	if !found {
 		return errors.New("there is no such rule")
 	}
-	handle := c.rules[i].handle
 	if handle == 0 {
 		return errors.New("a rule that the same transaction made cannot be taken away")
 	}
-	c.rules = slices.Delete(c.rules, i, i+1)
 	w.add(unix.NFT_MSG_DELRULE, 0, note{w.at, name, spec}, func(b *nfnetlink.Buffer) {
 		b.String(unix.NFTA_RULE_TABLE, w.at.table)
 		b.String(unix.NFTA_RULE_CHAIN, c.name)

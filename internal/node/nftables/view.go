@@ -95,12 +95,42 @@ type chain struct {
 	name   string // the kernel's
 	policy string
 	rules  []stored
+	// bySpec has the places of rules by their text, from the first removal of one until compact.
+	bySpec map[string][]int
+}
+
+// removeFirst removes the first rule with that text and gives its handle. A chain can have very many that are removed one
+// by one: the rest stays at its place until compact.
+func (c *chain) removeFirst(spec string) (handle uint64, found bool) {
+	if c.bySpec == nil {
+		c.bySpec = map[string][]int{}
+		for i, r := range c.rules {
+			c.bySpec[r.spec] = append(c.bySpec[r.spec], i)
+		}
+	}
+	places := c.bySpec[spec]
+	if len(places) == 0 {
+		return 0, false
+	}
+	c.bySpec[spec] = places[1:]
+	r := &c.rules[places[0]]
+	r.removed = true
+	return r.handle, true
+}
+
+// compact closes the gaps of removed rules.
+func (c *chain) compact() {
+	if c.bySpec != nil {
+		c.rules = slices.DeleteFunc(c.rules, func(r stored) bool { return r.removed })
+		c.bySpec = nil
+	}
 }
 
 // stored is a rule with the number that the kernel knows it by.
 type stored struct {
-	handle uint64
-	spec   string
+	handle  uint64
+	spec    string
+	removed bool
 }
 
 // Empty reports whether the namespace has none of the tables that are read.
