@@ -121,7 +121,7 @@ func options() map[string]string {
 		"SELinux":        `seLinuxOptions: {level: s0}`,
 		"seccomp":        `seccompProfile: {type: Localhost, localhostProfile: cni.json}`,
 		"root's files":   `foreignOwners: false`,
-		"host network":   `{hostNetwork: true, healthPort: 18000, monitoringPort: 25014, livenessProbe: {enabled: true}}`,
+		"host network":   `{hostNetwork: true, healthPort: 18000, monitoringPort: 25014, livenessProbe: {enabled: false}}`,
 		"no metrics":     `monitoringPort: 0`,
 		"owned":          `{chained: true, istioOwnedCNIConfig: true, istioOwnedCNIConfigFileName: 01-mesh.conflist}`,
 		"owned by mode":  `{chained: true, confMode: owned, confGroupRead: true}`,

@@ -227,12 +227,18 @@ func TestPortsAreThoseOfTheProgram(t *testing.T) {
 			t.Errorf("the controller's help has no %s", want)
 		}
 	}
-	r := mustRender(t, `{healthPort: 8123, monitoringPort: 9123, livenessProbe: {enabled: true}, hostNetwork: true}`)
+	r := mustRender(t, `{healthPort: 8123, monitoringPort: 9123, hostNetwork: true}`)
 	c, config := agent(t, r).Spec.Template.Spec.Containers[0], agentConfig(t, r)
 	if c.ReadinessProbe.HTTPGet.Port.IntValue() != 8123 || c.LivenessProbe.HTTPGet.Port.IntValue() != 8123 ||
 		config["HEALTH_PORT"] != "8123" || config["MONITORING_PORT"] != "9123" || c.Ports[0].ContainerPort != 9123 ||
 		agent(t, r).Spec.Template.Annotations["prometheus.io/port"] != "9123" {
 		t.Errorf("container %+v, configuration %q", c, config)
+	}
+	if p := c.LivenessProbe; p.HTTPGet.Path != "/healthz" || p.TimeoutSeconds*p.PeriodSeconds*p.FailureThreshold < 5*20*6 {
+		t.Errorf("the liveness probe is impatient: %+v", p)
+	}
+	if off := agent(t, mustRender(t, `livenessProbe: {enabled: false}`)); off.Spec.Template.Spec.Containers[0].LivenessProbe != nil {
+		t.Error("a liveness probe that is switched off")
 	}
 	if off := agent(t, mustRender(t, `monitoringPort: 0`)); len(off.Spec.Template.Spec.Containers[0].Ports) != 0 ||
 		off.Spec.Template.Annotations["prometheus.io/scrape"] != "" {

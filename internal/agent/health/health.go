@@ -1,8 +1,8 @@
 // Package health is whether the node agent is alive and whether its node is ready, part by part and with reasons.
 //
-// It promises that readiness names each part that is not ready and why, that a change of a part is logged once, at
-// info, and that liveness fails when a part that should move stands still, and only then: an agent that waits for a
-// primary configuration is alive and not ready.
+// It promises that readiness names each part that is not ready and why, that a part which is due to report and does not is
+// not ready, that a change of a part is logged once, at info, and that liveness fails when a part that should move stands
+// still, and only then: an agent that waits for a primary configuration, or for a disk that hangs, is alive and not ready.
 //
 // It never opens a port, never asks a part anything (parts report), and starts no goroutine.
 //
@@ -41,15 +41,23 @@ type State struct {
 	parts []Part
 	ready bool
 	beats map[string]beat
+	due   map[string]due
 }
 
 // Part is a part of the agent as it last reported. Since is when it became as it is: ready, or not ready for this
-// reason. Reason is empty when it is ready.
+// reason. Reason is empty when it is ready. Checked is when it last reported, zero if it has not yet.
 type Part struct {
-	Name   string    `json:"name"`
-	Ready  bool      `json:"ready"`
-	Reason string    `json:"reason,omitempty"`
-	Since  time.Time `json:"since"`
+	Name    string    `json:"name"`
+	Ready   bool      `json:"ready"`
+	Reason  string    `json:"reason,omitempty"`
+	Since   time.Time `json:"since"`
+	Checked time.Time `json:"checked,omitzero"`
+}
+
+// due is when a part has to report again, and what is said of it if it has not.
+type due struct {
+	at     time.Time
+	reason string
 }
 
 // Snapshot is the state at one moment. It is ready when all its parts are.
@@ -79,7 +87,7 @@ func NewState(o Options, parts ...string) *State {
 	if o.Now == nil {
 		o.Now = time.Now //nolint:forbidigo // the only clock of the package; callers that need another one pass it
 	}
-	s := &State{options: o, beats: make(map[string]beat)}
+	s := &State{options: o, beats: make(map[string]beat), due: make(map[string]due)}
 	for _, name := range parts {
 		s.parts = append(s.parts, Part{Name: name, Reason: starting, Since: o.Now()})
 	}
@@ -101,15 +109,31 @@ func (s *State) NotReady(part, reason string) {
 	s.report(Part{Name: part, Reason: reason})
 }
 
+// Expect says that a part will report within this time: from then on it counts as not ready for this reason, until it
+// does. A part that is not ready already stays so for its own reason.
+func (s *State) Expect(part string, within time.Duration, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.due[part] = due{at: s.options.Now().Add(within), reason: reason}
+}
+
 func (s *State) report(now Part) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	delete(s.due, now.Name)
+	now.Checked = s.options.Now()
+	s.note(now)
+}
+
+// note needs the lock.
+func (s *State) note(now Part) {
 	at := slices.IndexFunc(s.parts, func(p Part) bool { return p.Name == now.Name })
 	if at < 0 {
 		s.parts = append(s.parts, Part{Name: now.Name, Reason: starting})
 		at = len(s.parts) - 1
 	}
 	before := s.parts[at]
+	s.parts[at].Checked = now.Checked
 	if before.Ready == now.Ready && before.Reason == now.Reason && !before.Since.IsZero() {
 		return
 	}
@@ -146,6 +170,11 @@ func (s *State) tellWhole() {
 func (s *State) Snapshot() Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, p := range s.parts {
+		if d, expected := s.due[p.Name]; expected && p.Ready && s.options.Now().After(d.at) {
+			s.note(Part{Name: p.Name, Reason: d.reason, Checked: p.Checked})
+		}
+	}
 	return Snapshot{Ready: s.ready, Parts: slices.Clone(s.parts)}
 }
 

@@ -73,16 +73,48 @@ func TestReadyzSaysWhichPartIsNotReadyAndWhy(t *testing.T) {
 	b.Ready("binaries")
 	b.NotReady("cni-config", "waiting for a CNI configuration in /host/etc/cni/net.d")
 	expect(503, `{"ready":false,"parts":[`+
-		`{"name":"binaries","ready":true,"since":"2026-05-04T03:02:02Z"},`+
+		`{"name":"binaries","ready":true,"since":"2026-05-04T03:02:02Z","checked":"2026-05-04T03:02:02Z"},`+
 		`{"name":"cni-config","ready":false,"reason":"waiting for a CNI configuration in /host/etc/cni/net.d",`+
-		`"since":"2026-05-04T03:02:02Z"}]}`)
+		`"since":"2026-05-04T03:02:02Z","checked":"2026-05-04T03:02:02Z"}]}`)
 
 	b.now = b.now.Add(time.Second)
 	b.Ready("binaries") // once more changes nothing
 	b.Ready("cni-config")
 	expect(200, `{"ready":true,"parts":[`+
-		`{"name":"binaries","ready":true,"since":"2026-05-04T03:02:02Z"},`+
-		`{"name":"cni-config","ready":true,"since":"2026-05-04T03:02:03Z"}]}`)
+		`{"name":"binaries","ready":true,"since":"2026-05-04T03:02:02Z","checked":"2026-05-04T03:02:03Z"},`+
+		`{"name":"cni-config","ready":true,"since":"2026-05-04T03:02:03Z","checked":"2026-05-04T03:02:03Z"}]}`)
+}
+
+// A part that has to report and does not is not ready, whoever asks.
+func TestAPartThatIsDueIsNotReady(t *testing.T) {
+	b := newBench("config", "other")
+	b.Ready("config")
+	b.Ready("other")
+	b.Expect("config", 10*time.Second, "nothing was compared")
+	step := func(after time.Duration, ready bool, reason string) {
+		t.Helper()
+		b.now = b.now.Add(after)
+		s := b.Snapshot()
+		if p := s.Parts[0]; s.Ready != ready || p.Ready != ready || p.Reason != reason || !s.Parts[1].Ready {
+			t.Errorf("after %v: %+v, want ready %v because of %q", after, s, ready, reason)
+		}
+	}
+	step(10*time.Second, true, "")
+	step(time.Millisecond, false, "nothing was compared")
+	if diff := cmp.Diff([]string{"ready", "unready"}, b.told); diff != "" {
+		t.Errorf("told (-want +got):\n%s", diff)
+	}
+	if checked := b.Snapshot().Parts[0].Checked; !checked.Equal(b.now.Add(-10*time.Second - time.Millisecond)) {
+		t.Errorf("last checked %v, now %v", checked, b.now)
+	}
+	b.Ready("config")
+	step(time.Hour, true, "")
+	b.Expect("config", time.Minute, "nothing was compared")
+	b.Ready("config") // reported, so not due any more
+	step(time.Hour, true, "")
+	b.NotReady("config", "its own reason")
+	b.Expect("config", time.Second, "nothing was compared")
+	step(time.Hour, false, "its own reason")
 }
 
 func TestEachChangeIsToldOnce(t *testing.T) {

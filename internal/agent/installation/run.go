@@ -18,8 +18,15 @@ import (
 const (
 	firstRetry   = time.Second
 	longestRetry = 30 * time.Second
-	routine      = time.Minute
+	routine      = 30 * time.Second
 )
+
+// comparing is how long a comparison may take before the parts count as not ready: the node's files may hang, as those of
+// a frozen disk or a server that is away do, for any time and in any call.
+const comparing = 15 * time.Second
+
+// notCompared is why a part is not ready that was, and of which nothing is known any more.
+const notCompared = "no comparison with the node's files was completed in time: a disk or a file server may hang"
 
 // settling is how long the directory must be quiet before the next look. Programs write a file in several steps, and a
 // look at each of them would be one too many.
@@ -35,6 +42,7 @@ func (i *Installation) Run(ctx context.Context) error {
 	defer func() { _ = watch.Close() }()
 	retry := firstRetry
 	for {
+		i.expect(comparing)
 		i.watch(watch)
 		wait := routine
 		switch out, err := i.Reconcile(ctx); {
@@ -46,6 +54,7 @@ func (i *Installation) Run(ctx context.Context) error {
 		default:
 			retry = firstRetry
 		}
+		i.expect(wait + comparing)
 		if gone := i.gone(); gone != "" {
 			return fmt.Errorf("%q: %w", gone, ErrGone)
 		}
@@ -71,7 +80,7 @@ func waits(err error) bool {
 // sleep waits for a reason to look again. It reports false when the context ends.
 func (i *Installation) sleep(ctx context.Context, watch *hostfs.Watch, longest time.Duration) bool {
 	beat := i.beat()
-	defer beat.Stop()
+	defer i.rest(beat)
 	timer := time.NewTimer(longest)
 	defer timer.Stop()
 	for {
@@ -111,6 +120,26 @@ const partLoop = "install-loop"
 func (i *Installation) beat() *time.Ticker {
 	i.alive()
 	return time.NewTicker(beatEvery)
+}
+
+// rest ends the beats before the node's files are touched. A call that hangs there makes the agent not ready, see comparing,
+// but not dead: no restart helps against it, as the kernel ends no process in such a call and the next one would make the
+// same call, and it would end the sockets and the repair of pods, which need none of these files.
+func (i *Installation) rest(beat *time.Ticker) {
+	beat.Stop()
+	if i.report.Health != nil {
+		i.report.Health.Rest(partLoop)
+	}
+}
+
+// expect makes the parts not ready if no comparison ends within this time.
+func (i *Installation) expect(within time.Duration) {
+	if i.report.Health == nil {
+		return
+	}
+	for _, p := range i.parts() {
+		i.report.Health.Expect(p.name, within, notCompared)
+	}
 }
 
 func (i *Installation) alive() {
@@ -172,8 +201,9 @@ func (i *Installation) gone() string {
 }
 
 // Served reports whether the node works with another agent's installation: the runtime runs the plugin, and what it needs
-// is there.
+// is there. Until it has, the parts are due.
 func (i *Installation) Served() bool {
+	i.expect(comparing)
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	dir, _, err := i.readDir()

@@ -177,9 +177,10 @@ func (n *node) standBy(err error) {
 	if !n.cfg.Install {
 		return
 	}
-	other := installation.New(n.log, hostfs.Disk{}, n.cfg.installationConfig(), installation.Report{}, nil)
+	other := installation.New(n.log, hostfs.Disk{}, n.cfg.installationConfig(), installation.Report{Health: n.health}, nil)
+	served := other.Served()
 	for _, part := range []string{installation.PartBinaries, installation.PartKubeconfig, installation.PartConf, partSelftest} {
-		if other.Served() {
+		if served {
 			n.health.Ready(part)
 		} else {
 			n.health.NotReady(part, "waiting for another node agent to end: "+err.Error())
