@@ -3,6 +3,8 @@ package health
 import (
 	"encoding/json"
 	"net/http"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
 // The paths are those of the reference, which the probes of its DaemonSet ask for.
@@ -43,5 +45,6 @@ func answer(w http.ResponseWriter, code int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(body) // a prober that went away
+	text, _ := json.Marshal(body)                       // which has texts and times only
+	_, _ = w.Write(append(printable.Lines(text), '\n')) // a prober that went away
 }

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
@@ -139,11 +140,8 @@ func (r *reader) read(key, want string, into any) bool {
 }
 
 func (r *reader) bad(key string, text json.RawMessage, problem string) {
-	const most = 100
-	if len(text) > most {
-		text = append(slices.Clone(text[:most]), "…"...)
-	}
-	r.problems = append(r.problems, fmt.Errorf("network configuration key %q: value %s: %s", key, text, problem))
+	const most = 120
+	r.problems = append(r.problems, fmt.Errorf("network configuration key %q: value %s: %s", key, printable.Text(string(text), most), problem))
 }
 
 // own reads the plugin's keys, flat ones first.

@@ -3,6 +3,8 @@ package ruleset
 import (
 	"fmt"
 	"strings"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
 // Parse reads what iptables-save or ip6tables-save printed. Comment lines and counters are dropped, tables and chains
@@ -14,7 +16,7 @@ func Parse(family Family, text string) (Set, error) {
 	for line := range strings.SplitSeq(text, "\n") {
 		n++
 		if err := p.line(strings.TrimRight(line, " \t\r")); err != nil {
-			return Set{}, fmt.Errorf("parsing %s rules, line %d %q: %w", family, n, clip(line), err)
+			return Set{}, fmt.Errorf("parsing %s rules, line %d %s: %w", family, n, printable.Quote(line, maxShown), err)
 		}
 	}
 	if p.table != nil {
@@ -23,14 +25,8 @@ func Parse(family Family, text string) (Set, error) {
 	return p.set.canonical(), nil
 }
 
-// clip keeps an error readable when the input is garbage.
-func clip(line string) string {
-	const most = 200
-	if len(line) > most {
-		return line[:most] + "…"
-	}
-	return line
-}
+// maxShown keeps an error readable when the input is garbage.
+const maxShown = 200
 
 type parser struct {
 	set   Set

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"strconv"
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/applet/arguments"
+	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
 // errHelp is the answer to --help: the caller prints help and is done.
@@ -157,14 +157,11 @@ func (in input) disagreement(s setting, used origin) string {
 
 // quote shows a value in an error, a long one by its beginning.
 func (s setting) quote(text string) string {
-	const most = 100
-	switch {
-	case s.quiet:
+	const most = 120
+	if s.quiet {
 		return fmt.Sprintf("of %d bytes", len(text))
-	case len(text) > most:
-		return strconv.Quote(text[:most]) + "…"
 	}
-	return strconv.Quote(text)
+	return printable.Quote(text, most)
 }
 
 func (d *draft) warn(sentence string) {
