@@ -18,6 +18,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/podnet/labtest"
 )
@@ -256,7 +257,7 @@ func TestW11ANamespaceThatIsNotTheirsIsNotTouched(t *testing.T) {
 			l.mount(paths[0], "a")
 			l.mount(paths[1], "b")
 			return paths
-		}, "several network namespaces could be its own"},
+		}, "several network namespaces could be its own: net:["},
 		"the node has its address": {func(l *lab, p podSpec) []string {
 			netnstest.Run(l.T, l.bridge, "ip", "address", "add", p.ips[0], "dev", "lo")
 			l.mount(l.bridge, "host")
@@ -285,6 +286,64 @@ func TestW11ANamespaceThatIsNotTheirsIsNotTouched(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestASquatterBlocksNoRepair has another pod add the address of a broken one, which is repaired all the same, where a record or
+// the interface tells the two apart. Where nothing does, the event names both.
+func TestASquatterBlocksNoRepair(t *testing.T) {
+	t.Parallel()
+	const address = "10.88.0.2/24"
+	onLo := func(l *lab) string {
+		path := l.sandbox("10.88.0.3/24")
+		netnstest.Run(l.T, path, "ip", "address", "add", "10.88.0.2/32", "dev", "lo")
+		return path
+	}
+	onEth0 := func(l *lab) string { return l.sandbox("10.88.0.3/24", address) }
+	evil := podSpec{name: "evil", uid: "99999999-4d64-4b2b-9d5a-6d1d2a3b4c5d"}
+	for name, test := range map[string]struct {
+		squat  func(l *lab) string
+		record func(l *lab, p podSpec, victim, squatter string)
+		said   []string // of what is not repaired
+	}{
+		"on lo":                                {onLo, nil, nil},
+		"with the pod in the cache":            {onEth0, func(l *lab, p podSpec, victim, _ string) { l.cache(p, victim) }, nil},
+		"with the squatter in the cache":       {onEth0, func(l *lab, _ podSpec, _, squatter string) { l.cache(evil, squatter) }, nil},
+		"with a process in the pod's cgroup":   {onEth0, func(l *lab, p podSpec, victim, _ string) { l.contained("77", victim, p.uid) }, nil},
+		"with a process in the other's cgroup": {onEth0, func(l *lab, _ podSpec, _, squatter string) { l.contained("77", squatter, evil.uid) }, nil},
+		"without anything":                     {onEth0, nil, []string{"several network namespaces could be its own", "netns/cni-0", "netns/cni-1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, inPlace)
+			p := crashing("web").at("10.88.0.2/24")
+			p.uid = "0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d"
+			squatter, victim := test.squat(l), l.sandbox(p.ips...)
+			l.mount(squatter, "cni-0")
+			l.mount(victim, "cni-1")
+			if test.record != nil {
+				test.record(l, p, victim, squatter)
+			}
+			l.set(p)
+			l.run()
+			if test.said == nil {
+				l.acted(p, repair.InPlace)
+			} else {
+				l.hears(p, "Warning", ReasonRepaired, append(test.said, inodeOf(t, victim), inodeOf(t, squatter))...)
+			}
+			if captured(t, victim) != (test.said == nil) || rulesOf(t, squatter) != "" {
+				t.Error("the wrong namespace was written to")
+			}
+		})
+	}
+}
+
+func inodeOf(t *testing.T, path string) string {
+	t.Helper()
+	inode, err := netns.InodeOf(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return inode.String()
 }
 
 // TestW11AnAddressThatWasGivenToAnotherPodIsNoProof has a pod whose sandbox ended with the node's last run, and another one that has

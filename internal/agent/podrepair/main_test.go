@@ -196,6 +196,14 @@ func (l *lab) occupy(path string) (leave func()) {
 	return leave
 }
 
+// contained makes a process known to be in a namespace, and in the cgroup of a pod.
+func (l *lab) contained(pid, path, uid string) {
+	l.Helper()
+	l.process(pid, path)
+	cgroup := "0::/kubepods/burstable/pod" + uid + "/0123\n"
+	l.do(os.WriteFile(filepath.Join(l.places.Proc, pid, "cgroup"), []byte(cgroup), 0o600))
+}
+
 // mount mounts a namespace as a container runtime does.
 func (l *lab) mount(path, name string) {
 	l.Helper()

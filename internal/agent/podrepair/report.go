@@ -65,8 +65,10 @@ func remedy(err error) string {
 		return ". A PodDisruptionBudget stands against it: it is tried again; raise the budget or delete the pod by hand to have it sooner"
 	case kube.ClassOf(err) == kube.Forbidden:
 		return ". The account of the node agent lacks the permission that its mode of repair needs"
-	case errors.Is(err, errClaimed):
-		return ". The address is one that its sandbox had before the node was started again, or an error of the primary CNI plugin"
+	case errors.Is(err, podns.ErrClaimed):
+		return ". The address is one that its sandbox had before the node was started again, or an error of the primary CNI plugin, or the other pod has added it"
+	case errors.Is(err, podns.ErrAmbiguous), errors.Is(err, podns.ErrLoopback):
+		return ". A pod that may change its own network can add an address: see which pod is in the namespace that is not this one's"
 	case errors.Is(err, podnet.ErrUninspectable):
 		return ". A container of the pod with the capability NET_ADMIN may have filled it: see what wrote them, and delete the pod"
 	case errors.Is(err, podns.ErrNoHost):

@@ -198,7 +198,7 @@ func (j *job) inside(ctx context.Context, fn func(podnet.Namespace) error) (err 
 		return fmt.Errorf("finding the pod's network namespace: %w", err)
 	}
 	defer found.Close()
-	if err := j.claimed(ctx, found); err != nil {
+	if err := j.claimed(found); err != nil {
 		return err
 	}
 	j.log.DebugContext(ctx, "found the pod's network namespace", slog.String("source", string(found.Source())))

@@ -154,7 +154,13 @@ func (s *search) sandbox(box Sandbox) string {
 	case named && len(s.pod.Addresses) == 0:
 		return box.NetNS + ": another process may have the number by now"
 	}
-	judged, err := s.firstOf(s.places.seen(box.NetNS), FromCache)
+	paths := s.places.seen(box.NetNS)
+	if named {
+		if other := podOfProcess(strings.TrimSuffix(paths[0], "/ns/net")); other != "" && other != s.self && other != s.pod.UID {
+			return fmt.Sprintf("%s: the process is of the pod with UID %s", box.NetNS, other)
+		}
+	}
+	judged, err := s.firstOf(paths, FromCache)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return box.NetNS + ": there is no such namespace any more"
@@ -164,6 +170,8 @@ func (s *search) sandbox(box Sandbox) string {
 		s.hostSaid = s.hostSaid || box.UID == s.pod.UID
 	case judged == matching || judged == unchecked:
 		return ""
+	case judged == unlike && box.UID == s.pod.UID && !named:
+		s.denied = true
 	}
 	return fmt.Sprintf("%s: %s", box.NetNS, judged)
 }

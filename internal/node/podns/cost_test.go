@@ -15,6 +15,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
 // crowd is a node with many names for few namespaces: mounts, lines of the mount table, and processes.
@@ -65,14 +66,14 @@ func counted(t *testing.T, p Places, of Pod) (counts, *Namespace, error) {
 		}
 		in[inode]++
 	}
-	s := search{
-		places: p, pod: normal(of), seen: map[netns.Inode]verdict{}, hold: func(path string) (*netns.Namespace, error) {
-			count(c.opened, path)
-			return netns.Open(path)
-		}, look: func(n *netns.Namespace) ([]netip.Addr, error) {
-			count(c.entered, n.Path())
-			return addresses(n)
-		},
+	s := newSearch(p, of)
+	s.hold = func(path string) (*netns.Namespace, error) {
+		count(c.opened, path)
+		return netns.Open(path)
+	}
+	s.look = func(n *netns.Namespace, of []netip.Addr, node int) ([]route.Attachment, error) {
+		count(c.entered, n.Path())
+		return attachments(n, of, node)
 	}
 	found, err := s.run(t.Context())
 	return c, found, err
@@ -83,7 +84,7 @@ func TestEachNamespaceIsEnteredOnce(t *testing.T) {
 	namespaces := make([]string, 20)
 	for i := range namespaces {
 		namespaces[i] = netnstest.New(t)
-		netnstest.Run(t, namespaces[i], "ip", "address", "add", fmt.Sprintf("10.78.0.%d/32", i), "dev", "lo")
+		address(t, namespaces[i], fmt.Sprintf("10.78.0.%d/32", i))
 	}
 	p := crowd(t, namespaces, 500, 2000)
 	want := func(what string, got map[netns.Inode]int, number int) {
@@ -102,10 +103,10 @@ func TestEachNamespaceIsEnteredOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	found.Close()
-	want("opened", c.opened, len(namespaces))
+	const andTheNodesOwn = 1
+	want("opened", c.opened, len(namespaces)+andTheNodesOwn)
 	want("entered", c.entered, len(namespaces))
 
-	const andTheNodesOwn = 1
 	c, _, err = counted(t, p, pod("10.78.0.77"))
 	if !errors.Is(err, ErrNotFound) {
 		t.Fatalf("got %v", err)
@@ -124,9 +125,9 @@ func TestFindLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	one, two, other := netnstest.New(t), netnstest.New(t), netnstest.New(t)
 	for _, path := range []string{one, two} {
-		netnstest.Run(t, path, "ip", "address", "add", "10.78.1.1/32", "dev", "lo")
+		address(t, path, "10.78.1.1/32")
 	}
-	netnstest.Run(t, other, "ip", "address", "add", "10.78.1.2/32", "dev", "lo")
+	address(t, other, "10.78.1.2/32")
 	p := crowd(t, []string{one, two, other}, 30, 30)
 	all := []string{one, two, other}
 	before := held(t, all)
@@ -181,6 +182,13 @@ func TestFindLeavesNothingBehind(t *testing.T) {
 			}
 		}
 	}
+}
+
+// address gives a namespace an address on an interface of its own.
+func address(tb testing.TB, path, address string) {
+	tb.Helper()
+	netnstest.Run(tb, path, "ip", "link", "add", "eth0", "up", "type", "veth", "peer", "name", "peer0")
+	netnstest.Run(tb, path, "ip", "address", "add", address, "dev", "eth0")
 }
 
 func second(_ *Namespace, err error) error { return err }
@@ -272,7 +280,7 @@ func TestTheMountTableIsRead(t *testing.T) {
 func TestALongLineOfTheMountTableHidesNothing(t *testing.T) {
 	t.Parallel()
 	ns := netnstest.New(t)
-	netnstest.Run(t, ns, "ip", "address", "add", "10.78.2.1/32", "dev", "lo")
+	address(t, ns, "10.78.2.1/32")
 	p := crowd(t, []string{ns}, 1, 0)
 	table := p.Proc + "/1/mountinfo"
 	line, err := os.ReadFile(table)
@@ -297,7 +305,7 @@ func BenchmarkFind(b *testing.B) {
 	namespaces := make([]string, pods)
 	for i := range namespaces {
 		namespaces[i] = netnstest.New(b)
-		netnstest.Run(b, namespaces[i], "ip", "address", "add", fmt.Sprintf("10.79.0.%d/32", i), "dev", "lo")
+		address(b, namespaces[i], fmt.Sprintf("10.79.0.%d/32", i))
 	}
 	p := crowd(b, namespaces, pods, 4*pods)
 	p.Cache = b.TempDir()

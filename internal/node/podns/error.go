@@ -15,6 +15,12 @@ var (
 	ErrNotFound = errors.New("no network namespace of it is found")
 	// ErrAmbiguous is a pod whose addresses several namespaces have.
 	ErrAmbiguous = errors.New("several network namespaces could be its own")
+	// ErrLoopback is a namespace that has the pod's addresses where anyone may put them.
+	ErrLoopback = errors.New("the only network namespace with its addresses has them on loopback, or on an interface that is down")
+	// ErrClaimed is a namespace that has the pod's addresses and is another pod's, as far as is known. The API server tells
+	// the addresses of a sandbox for some time after its end, above all after a restart of the node, when others are given
+	// the same ones; and whoever is root in a pod can add them.
+	ErrClaimed = errors.New("the network namespace with its addresses may be another pod's")
 	// ErrHost is a pod that is on the node's own network, by what libcni's cache or its addresses say.
 	ErrHost = errors.New("it is on the node's own network")
 	// ErrNoHost says that the node's namespace is not known. Without it nothing is looked for: what is found could be it.
@@ -40,9 +46,6 @@ func (e *Error) Error() string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "looking for the network namespace of pod %s/%s (UID %q, addresses %s): %v",
 		e.Pod.Namespace, e.Pod.Name, e.Pod.UID, listed(e.Pod.Addresses), e.Err)
-	for i, inode := range e.Inodes {
-		text.WriteString(separator(i, ": ", ", ") + inode.String())
-	}
 	for i, look := range e.Looked {
 		text.WriteString(separator(i, "; looked at ", ", ") + look.String())
 	}

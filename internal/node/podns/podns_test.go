@@ -34,6 +34,8 @@ type node struct {
 	t *testing.T
 	podns.Places
 	dir string
+	// wires is how many interfaces lead to the node.
+	wires int
 	// table is what the first process has mounted.
 	table []string
 }
@@ -144,14 +146,22 @@ func (n *node) finds(pod podns.Pod, path string, from podns.Source) {
 	}
 }
 
-// fails wants an error of a cause that says some things.
+// unmount unmounts what a runtime mounted.
+func (n *node) unmount(name string) {
+	n.t.Helper()
+	at := filepath.Join(n.Mounts[0], name)
+	_ = unix.Unmount(at, unix.MNT_DETACH) // perhaps it was never mounted
+	n.do(os.RemoveAll(at))
+}
+
+// fails wants an error of a cause, or of any, that says some things.
 func (n *node) fails(pod podns.Pod, cause error, says ...string) {
 	n.t.Helper()
 	got, err := n.Find(n.t.Context(), pod)
 	if err == nil {
 		n.t.Fatalf("got %s of %s, want the error %q", got.Inode(), got.Source(), cause)
 	}
-	if !errors.Is(err, cause) || strings.Contains(err.Error(), "\n") {
+	if cause != nil && !errors.Is(err, cause) || strings.Contains(err.Error(), "\n") {
 		n.t.Errorf("got error %v, want one line of %q", err, cause)
 	}
 	for _, text := range append(says, pod.Namespace+"/"+pod.Name, pod.UID) {
@@ -161,11 +171,12 @@ func (n *node) fails(pod podns.Pod, cause error, says ...string) {
 	}
 }
 
-// namespace is a network namespace with addresses on lo.
+// namespace is a network namespace with addresses on an interface of its own.
 func namespace(t *testing.T, addresses ...string) string {
 	t.Helper()
 	path := netnstest.New(t)
-	addressed(t, path, "lo", addresses...)
+	netnstest.Run(t, path, "ip", "link", "add", "eth0", "up", "type", "veth", "peer", "name", "peer0")
+	addressed(t, path, "eth0", addresses...)
 	return path
 }
 
@@ -677,9 +688,8 @@ func TestFindComparesAddresses(t *testing.T) {
 	t.Run("of a second interface", func(t *testing.T) {
 		t.Parallel()
 		n := newNode(t)
-		ns := namespace(t)
-		netnstest.Run(t, ns, "ip", "link", "add", "eth0", "type", "veth", "peer", "name", "net1")
-		addressed(t, ns, "eth0", "10.77.7.4/24")
+		ns := namespace(t, "10.77.7.4/24")
+		netnstest.Run(t, ns, "ip", "link", "add", "net1", "up", "type", "veth", "peer", "name", "net1-peer")
 		addressed(t, ns, "net1", "10.77.7.5/24")
 		n.process("77", ns)
 		n.finds(podOf("10.77.7.5"), ns, podns.FromProc)
@@ -738,7 +748,8 @@ func TestFindAmongRealProcesses(t *testing.T) {
 		n := newNode(t)
 		process := ofUser(t)
 		path := n.runs(process)
-		addressed(t, path, "lo", "10.77.8.9/32")
+		netnstest.Run(t, path, "ip", "link", "add", "eth0", "up", "type", "veth", "peer", "name", "peer0")
+		addressed(t, path, "eth0", "10.77.8.9/32")
 		n.finds(podOf("10.77.8.9"), path, podns.FromProc)
 		n.mount(path, "cni-1")
 		n.finds(podOf("10.77.8.9"), path, podns.FromMount)

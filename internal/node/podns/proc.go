@@ -2,6 +2,7 @@ package podns
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -33,27 +34,45 @@ func (p Places) host() (string, error) {
 }
 
 // processes goes through the processes of the node. Those that have ended have no namespace any more, also while their
-// parents have not heard of it.
+// parents have not heard of it. Those of other pods are passed over: their namespaces are not the pod's, however many they
+// make.
 func (s *search) processes(ctx context.Context) error {
 	look := Look{Source: FromProc, Place: s.places.Proc}
 	defer func() { s.looked = append(s.looked, look) }()
-	proc, err := os.Open(s.places.Proc)
+	others := 0
+	err := s.places.eachProcess(ctx, func(process string) {
+		look.Entries++
+		inode, err := netns.InodeOf(process + "/ns/net")
+		if judged, known := s.seen[inode]; err == nil && (!known || judged == matching) && s.occupied(process, inode) {
+			others++
+			return
+		}
+		s.candidate(process+"/ns/net", FromProc, &look)
+	})
+	if others > 0 {
+		look.Notes = append(look.Notes, fmt.Sprintf("%d of other pods", others))
+	}
+	if ctx.Err() == nil {
+		look.Err, err = errors.Join(look.Err, err), nil
+	}
+	return err
+}
+
+// eachProcess calls fn with the directory of each process.
+func (p Places) eachProcess(ctx context.Context, fn func(process string)) error {
+	proc, err := os.Open(p.Proc)
 	if err != nil {
-		look.Err = err
-		return nil
+		return err
 	}
 	defer proc.Close() //nolint:errcheck // only read
 	names, err := proc.Readdirnames(-1)
-	look.Err = err
 	for _, name := range names {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if _, err := strconv.ParseUint(name, 10, 32); err != nil {
-			continue
+		if _, err := strconv.ParseUint(name, 10, 32); err == nil {
+			fn(p.Proc + "/" + name)
 		}
-		look.Entries++
-		s.candidate(s.places.Proc+"/"+name+"/ns/net", FromProc, &look)
 	}
-	return nil
+	return err
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -20,31 +21,66 @@ var passthrough = netip.MustParsePrefix("::6/128") //nolint:gochecknoglobals // 
 // addresses before all IPv6 addresses, each by interface. An IPv4 address in IPv6 form is given as IPv4. Nobody asks
 // whose they are, so the interfaces are not listed.
 func Addresses() ([]netip.Prefix, error) {
-	list, err := complete(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	list, err := complete(func() (list []netip.Prefix, err error) {
+		err = eachAddress(netlink.FAMILY_ALL, func(_ int, p netip.Prefix) { list = append(list, p) })
+		return list, err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("listing the addresses: %w", err)
 	}
-	addresses := make([]netip.Prefix, 0, len(list))
-	for _, a := range list {
-		prefix, ok := toPrefix(a.IPNet)
-		if !ok {
-			return nil, fmt.Errorf("reading an address of interface %d: %v", a.LinkIndex, a.IPNet)
-		}
-		addresses = append(addresses, prefix)
-	}
-	return addresses, nil
+	return list, nil
 }
 
-func toPrefix(n *net.IPNet) (netip.Prefix, bool) {
-	if n == nil {
-		return netip.Prefix{}, false
+// maxAddresses bounds what is read of a namespace, in which whoever is root there can add addresses without end.
+var maxAddresses = 1 << 16 //nolint:gochecknoglobals // a constant but for a test
+
+// eachAddress reads the addresses of a family, with the index of their interface, as the kernel sends them.
+func eachAddress(family int, fn func(link int, address netip.Prefix)) error {
+	request := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
+	request.AddData(nl.NewIfAddrmsg(family))
+	var wrong error
+	count := 0
+	err := request.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWADDR, func(message []byte) bool {
+		if count++; count > maxAddresses {
+			wrong = fmt.Errorf("the namespace has more than %d", maxAddresses)
+			return false
+		}
+		link, address, ok := parseAddress(message)
+		if !ok {
+			wrong = fmt.Errorf("reading an address of interface %d: %x", link, message)
+			return false
+		}
+		fn(link, address)
+		return true
+	})
+	if wrong != nil {
+		return wrong
 	}
-	address, ok := netip.AddrFromSlice(n.IP)
-	bits, _ := n.Mask.Size()
-	if address.Is4In6() {
-		bits = max(bits-(address.BitLen()-32), 0)
+	return err
+}
+
+// parseAddress reads a struct ifaddrmsg and its attributes (linux/if_addr.h). IFA_ADDRESS is the address, but that of the
+// other end where there is an IFA_LOCAL.
+func parseAddress(message []byte) (link int, address netip.Prefix, ok bool) {
+	if len(message) < unix.SizeofIfAddrmsg {
+		return 0, netip.Prefix{}, false
 	}
-	return netip.PrefixFrom(address.Unmap(), bits), ok
+	head := nl.DeserializeIfAddrmsg(message)
+	attributes, err := nl.ParseRouteAttr(message[head.Len():])
+	if err != nil {
+		return int(head.Index), netip.Prefix{}, false
+	}
+	var found netip.Addr
+	for _, a := range attributes {
+		if kind := a.Attr.Type; kind == unix.IFA_LOCAL || kind == unix.IFA_ADDRESS && !found.IsValid() {
+			found, ok = netip.AddrFromSlice(a.Value)
+		}
+	}
+	bits := int(head.Prefixlen)
+	if found.Is4In6() {
+		bits = max(bits-(found.BitLen()-32), 0)
+	}
+	return int(head.Index), netip.PrefixFrom(found.Unmap(), bits), ok
 }
 
 // A loopback is the interface lo of the namespace.
@@ -60,16 +96,18 @@ func findLoopback() (loopback, error) {
 
 // findPassthrough gives the passthrough address as it is on lo, where its prefix can be wider, or the zero Prefix.
 func (lo loopback) findPassthrough() (netip.Prefix, error) {
-	list, err := complete(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_V6) })
+	found, err := complete(func() (found netip.Prefix, err error) {
+		err = eachAddress(netlink.FAMILY_V6, func(link int, p netip.Prefix) {
+			if p.Addr() == passthrough.Addr() && link == lo.index {
+				found = p
+			}
+		})
+		return found, err
+	})
 	if err != nil {
 		return netip.Prefix{}, fmt.Errorf("listing the IPv6 addresses: %w", err)
 	}
-	for _, a := range list {
-		if prefix, ok := toPrefix(a.IPNet); ok && prefix.Addr() == passthrough.Addr() && a.LinkIndex == lo.index {
-			return prefix, nil
-		}
-	}
-	return netip.Prefix{}, nil
+	return found, nil
 }
 
 func (lo loopback) checkPassthrough() ([]string, error) {

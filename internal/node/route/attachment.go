@@ -1,0 +1,84 @@
+package route
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+)
+
+// Attachment says what an interface with an address is connected to, as far as the kernel tells. A higher one takes more
+// than privileges in the namespace itself.
+type Attachment uint8
+
+// Absent is an address that no interface has. Loopback is one on lo or on an interface that is down, where no packet for it
+// arrives from outside. Inside is one on an interface that takes nobody outside of the namespace: a dummy, a bridge, or a
+// link to another namespace than the node's. Outside is one on an interface whose other end is in the node's namespace, or
+// on a device of the hardware.
+const (
+	Absent Attachment = iota
+	Loopback
+	Inside
+	Outside
+)
+
+// maxLinks bounds how many interfaces with an address are looked at: more than one is nobody's but the pod's own doing.
+const maxLinks = 16
+
+// Attachments gives, for each of the addresses, the best attachment that it has in the current namespace. Node is an open
+// file of the node's namespace.
+func Attachments(addresses []netip.Addr, node int) ([]Attachment, error) {
+	links, err := complete(func() ([][]int, error) { return linksOf(addresses) })
+	if err != nil {
+		return nil, fmt.Errorf("listing the addresses: %w", err)
+	}
+	attached := make([]Attachment, len(addresses))
+	for i, indices := range links {
+		for _, index := range indices {
+			a, err := attachmentOf(index, node)
+			if err != nil {
+				return nil, fmt.Errorf("looking at interface %d: %w", index, err)
+			}
+			attached[i] = max(attached[i], a)
+		}
+	}
+	return attached, nil
+}
+
+// linksOf gives the indices of the interfaces that have each of the addresses.
+func linksOf(addresses []netip.Addr) ([][]int, error) {
+	links := make([][]int, len(addresses))
+	err := eachAddress(netlink.FAMILY_ALL, func(link int, p netip.Prefix) {
+		if i := slices.Index(addresses, p.Addr()); i >= 0 && len(links[i]) < maxLinks {
+			links[i] = append(links[i], link)
+		}
+	})
+	return links, err
+}
+
+func attachmentOf(index, node int) (Attachment, error) {
+	link, err := netlink.LinkByIndex(index)
+	if err != nil {
+		return Absent, err
+	}
+	attributes := link.Attrs()
+	switch {
+	case attributes.Flags&net.FlagLoopback != 0 || attributes.Flags&net.FlagUp == 0:
+		return Loopback, nil
+	case attributes.NetNsID < 0 && link.Type() == "device":
+		return Outside, nil
+	case attributes.NetNsID < 0:
+		return Inside, nil
+	}
+	// The kernel has numbered the other end's namespace to show the interface, so the node's has a number if it is that one.
+	id, err := netlink.GetNetNsIdByFd(node)
+	if err != nil {
+		return Absent, fmt.Errorf("asking for the number of the node's network namespace: %w", err)
+	}
+	if id >= 0 && id == attributes.NetNsID {
+		return Outside, nil
+	}
+	return Inside, nil
+}
