@@ -54,7 +54,7 @@ func Injected(changes ...Change) core.PodTemplateSpec {
 	template := Plain()
 	template.Annotations = map[string]string{StatusKey: `{"containers":["istio-proxy"]}`}
 	template.Spec.InitContainers = []core.Container{
-		Container(Validation, Image, proxyUser, "iptables", "--run-validation", "--skip-rule-apply", "--probe-timeout=2s"),
+		Container(Validation, Image, proxyUser, "istio-iptables", "--run-validation", "--skip-rule-apply", "--probe-timeout=2s"),
 	}
 	template.Spec.Containers = append([]core.Container{Container(Proxy, BoxImage, proxyUser, "proxy", "sidecar")}, template.Spec.Containers...)
 	for _, change := range changes {

@@ -98,13 +98,6 @@ func container(name, image string, args ...string) core.Container {
 	return core.Container{Name: name, Image: image, ImagePullPolicy: core.PullNever, Args: args}
 }
 
-// cni is a container of the program's own image.
-func cni(name string, args ...string) core.Container {
-	c := container(name, lab.Image, args...)
-	c.Command = []string{"istio-cni"}
-	return c
-}
-
 // pod makes one.
 func (l *rig) pod(name string, tolerations []core.Toleration, containers ...core.Container) {
 	l.Helper()
@@ -194,7 +187,7 @@ func TestTheNodeAndAPodAreReady(t *testing.T) {
 	// The program of the image is the one that was built beside it.
 	version, err := exec.CommandContext(t.Context(), shared.IstioCNI, "version").Output()
 	l.Must(err)
-	l.pod("version", anyTaint(), cni("c", "version"))
+	l.pod("version", anyTaint(), container("c", lab.Image, "istio-cni", "version"))
 	l.Until("istio-cni version", func() bool { return l.get("version").Status.Phase == core.PodSucceeded })
 	if text := l.logs("version", "c"); text != string(version) || !strings.Contains(text, "istio-cni") {
 		t.Errorf("it says %q, and the program %q", text, version)

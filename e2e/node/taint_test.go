@@ -119,7 +119,7 @@ func (l *rig) grant(of rights.Taint) {
 func (l *rig) deployController() {
 	l.Helper()
 	replicas, yes, no, user, grace := int32(2), true, false, int64(65532), int64(5)
-	c := cni("taint", "taint")
+	c := container("taint", lab.Image, "istio-cni-taint")
 	field := &core.ObjectFieldSelector{FieldPath: "metadata.namespace"}
 	c.Env = []core.EnvVar{{Name: "POD_NAMESPACE", ValueFrom: &core.EnvVarSource{FieldRef: field}}}
 	c.SecurityContext = &core.SecurityContext{
