@@ -321,7 +321,7 @@ func TestDecisionsComeInPages(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer agent.Close() //nolint:errcheck // all is said
-	all, err := agent.Decisions(t.Context())
+	all, err := agent.Decisions(t.Context(), time.Minute)
 	if err != nil || len(all) != 512 || all[0].Pod != "599" || all[511].Pod != "88" || requests != 9 {
 		t.Errorf("%d decisions of %d pages, %v", len(all), requests, err)
 	}

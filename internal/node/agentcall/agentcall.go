@@ -151,11 +151,12 @@ func (a *Agent) call(ctx context.Context, method, path string, body []byte) ([]b
 }
 
 // Decisions gives the reports that the agent has, the latest first. It asks for a page at a time, so that neither their
-// number nor what is in them meets a limit; what is reported meanwhile is not among them.
-func (a *Agent) Decisions(ctx context.Context) ([]Report, error) {
+// number nor what is in them meets a limit, of time either: patience is that for one page. What is reported meanwhile is not
+// among them.
+func (a *Agent) Decisions(ctx context.Context, patience time.Duration) ([]Report, error) {
 	var all []Report
 	for before := uint64(math.MaxUint64); before > 0; {
-		page, err := a.page(ctx, before)
+		page, err := a.page(ctx, before, patience)
 		if err != nil {
 			return nil, fmt.Errorf("asking the node agent for decisions: %w", err)
 		}
@@ -170,7 +171,9 @@ func (a *Agent) Decisions(ctx context.Context) ([]Report, error) {
 }
 
 // page asks for the decisions below a number.
-func (a *Agent) page(ctx context.Context, before uint64) (page []Report, err error) {
+func (a *Agent) page(ctx context.Context, before uint64, patience time.Duration) (page []Report, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	query := url.Values{BeforeParam: {strconv.FormatUint(before, 10)}, LimitParam: {strconv.Itoa(decisionsPage)}}
 	text, err := a.call(ctx, http.MethodGet, decisionsPath+"?"+query.Encode(), nil)
 	if err == nil {

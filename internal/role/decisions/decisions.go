@@ -43,7 +43,7 @@ EXIT CODES:
 FLAGS:
 `
 
-// patience bounds the whole question.
+// patience bounds the connection, and each page of the answer.
 const patience = 5 * time.Second
 
 type config struct {
@@ -124,7 +124,7 @@ func ask(cfg config) ([]agentcall.Report, error) {
 		return nil, err
 	}
 	defer agent.Close() //nolint:errcheck // all is said
-	all, err := agent.Decisions(ctx)
+	all, err := agent.Decisions(context.Background(), patience)
 	some := []agentcall.Report{}
 	began := clock()
 	for _, r := range all {

@@ -141,7 +141,7 @@ func TestAgentFromNothingToCapturedPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer agent.Close() //nolint:errcheck // all is said
-	told, err := agent.Decisions(t.Context())
+	told, err := agent.Decisions(t.Context(), time.Minute)
 	if err != nil || len(told) != 2 || told[0].Source != agentcall.SourceAgent || told[1].Source != agentcall.SourceAgent {
 		t.Errorf("decisions %+v, %v", told, err)
 	}
