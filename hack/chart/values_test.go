@@ -170,7 +170,7 @@ func mutations() map[string]mutation {
 		"monitoring.podMonitor.labels":   {to: `{a: b}`, with: `monitoring: {podMonitor: {enabled: true}}`},
 		"monitoring.podMonitor.interval": {to: `15s`, with: `monitoring: {podMonitor: {enabled: true}}`},
 		"monitoring.dashboard.labels":    {to: `{a: b}`, with: `monitoring: {dashboard: {enabled: true}}`},
-		"ambient.enabled":                {refused: "sidecar mode only"},
+		"ambient.enabled":                {refused: "ambient mode is not supported"},
 		"ambient.enablementSelectors":    {to: `[]`},
 		"global.hub":                     {to: `r.example/mesh`}, "global.tag": {to: `"9"`}, "global.variant": {to: `debug`},
 		"global.imagePullPolicy": {to: `Always`}, "global.imagePullSecrets": {to: `[a]`}, "global.logging.level": {to: `debug`},
@@ -275,6 +275,7 @@ func TestSchemaRefuses(t *testing.T) {
 	} {
 		mustRefuse(t, words, text)
 	}
+	mustRender(t, `env: {AMBIENT_ENABLED: "true", AMBIENT_PODS: ignore}`) // said by hand
 }
 
 // TestSchemaLeavesGlobalsOfOthersAlone is why an unknown name below global is no mistake.
@@ -287,7 +288,10 @@ func TestSchemaLeavesGlobalsOfOthersAlone(t *testing.T) {
 func TestTheChartRefuses(t *testing.T) {
 	t.Parallel()
 	for text, words := range map[string]string{
-		`profile: ambient`:                              "sidecar mode only",
+		`profile: ambient`:                              "such nodes keep the agent of Istio's own istio-cni",
+		`ambient: {enabled: true}`:                      "ambient.enabled: ambient mode is not supported",
+		`env: {AMBIENT_ENABLED: "true"}`:                "env.AMBIENT_ENABLED: ambient mode is not supported",
+		`env: {AMBIENT_ENABLED: true}`:                  "env.AMBIENT_ENABLED: ambient mode is not supported",
 		`{confMode: inline, chained: false}`:            "contradicts chained=false",
 		`{confMode: inline, platform: openshift}`:       "contradicts chained=false",
 		`{confMode: dropin, istioOwnedCNIConfig: true}`: "contradicts istioOwnedCNIConfig=true",

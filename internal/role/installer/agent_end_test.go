@@ -253,6 +253,20 @@ func stamps(t *testing.T, n *nodetest.Node, dirs ...string) map[string]time.Time
 	return out
 }
 
+// TestAgentRefusesAmbientMode: it ends with 2 before it touches anything.
+func TestAgentRefusesAmbientMode(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	before := n.Tree(".")
+	code, a := n.Run("AMBIENT_ENABLED=true")
+	if code != 2 || !strings.Contains(a.Log(), "ambient mode is not supported") {
+		t.Errorf("ends with %d: %s", code, a.Log())
+	}
+	if diff := cmp.Diff(before, n.Tree(".")); diff != "" {
+		t.Errorf("the node was changed: -before +after:\n%s", diff)
+	}
+}
+
 func TestDryRunSaysWhatItWouldDo(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

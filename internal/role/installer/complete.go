@@ -17,7 +17,7 @@ func (in input) complete(d *draft) error {
 	d.levels()
 	err := errors.Join(d.action(), d.mode(), d.files(), d.ports(), d.apiServer())
 	if d.Action != Uninstall {
-		err = errors.Join(err, in.fillTemplate(d))
+		err = errors.Join(err, d.ambient(d.at("ambient-enabled").String(), d.Stanza.AmbientEnabled), in.fillTemplate(d))
 	}
 	d.caveats()
 	return err
@@ -32,6 +32,18 @@ func (d *draft) action() error {
 		d.Action = Uninstall
 	case d.once, d.DryRun:
 		d.Action = Once
+	}
+	return nil
+}
+
+// errAmbient is a mesh whose pods would start outside of it, in silence.
+var errAmbient = errors.New("ambient mode is not supported, and its pods would start outside of the mesh: " +
+	"leave such nodes to the agent of Istio, or say --ambient-pods=ignore")
+
+// ambient refuses ambient mode, unless a person said what becomes of its pods.
+func (d *draft) ambient(from string, enabled bool) error {
+	if enabled && d.ambientPods != ambientIgnore {
+		return fmt.Errorf("%s: %w", from, errAmbient)
 	}
 	return nil
 }
@@ -188,7 +200,7 @@ func (d *draft) caveats() {
 		d.warn(fmt.Sprintf("%s: everybody on the node may use the kubeconfig, which holds a token", d.at("kubeconfig-mode")))
 	}
 	if d.Stanza.AmbientEnabled {
-		d.warn(d.at("ambient-enabled").String() + ": this program serves sidecar mode only")
+		d.warn(d.at("ambient-enabled").String() + ": this program serves sidecar mode only: pods of ambient mode start outside of the mesh")
 	}
 	if d.RepairEnabled && d.Action == Stay && d.Repair.Node == "" {
 		d.warn("nobody said which node this is (REPAIR_NODE_NAME, KUBERNETES_NODE_NAME or NODE_NAME): pods that started without redirection stay so " +

@@ -230,7 +230,7 @@ func TestW1BothNamesOfTheOwnedFileAreRead(t *testing.T) {
 func TestW2OneDecisionAboutTheOwnedMode(t *testing.T) {
 	t.Parallel()
 	for _, ambient := range []string{"false", "true"} {
-		if c := mustLoad(t, cluster("ISTIO_OWNED_CNI_CONFIG=true", "AMBIENT_ENABLED="+ambient)); c.Conf.Mode != ModeOwned {
+		if c := mustLoad(t, cluster("ISTIO_OWNED_CNI_CONFIG=true", "AMBIENT_ENABLED="+ambient, "AMBIENT_PODS=ignore")); c.Conf.Mode != ModeOwned {
 			t.Errorf("ambient %s: mode %q", ambient, c.Conf.Mode)
 		}
 	}
@@ -333,14 +333,50 @@ func TestNodeNameIsNoGuess(t *testing.T) {
 	}
 }
 
+// TestAmbientModeIsRefused: its pods would start outside of the mesh, and nobody would see it. The node can be given back all
+// the same.
+func TestAmbientModeIsRefused(t *testing.T) {
+	t.Parallel()
+	template := `{"type":"istio-cni","ambient_enabled":true,"kubernetes":{"kubeconfig":"/var/run/istio-cni/istio-cni-kubeconfig"}}`
+	for _, tc := range []struct {
+		name string
+		env  map[string]string
+		args []string
+		want string // a part of the error, "" for none
+	}{
+		{"variable", cluster("AMBIENT_ENABLED=true"), nil, "environment variable AMBIENT_ENABLED: ambient mode is not supported"},
+		{"flag", cluster(), []string{"--ambient-enabled"}, "flag --ambient-enabled: ambient mode is not supported"},
+		{"flag over variable", cluster("AMBIENT_ENABLED=false"), []string{"--ambient-enabled=true"}, "flag --ambient-enabled: ambient mode"},
+		{"once", cluster("AMBIENT_ENABLED=true"), []string{"--once"}, "--ambient-pods=ignore"},
+		{"dry run", cluster("AMBIENT_ENABLED=true"), []string{"--dry-run"}, "--ambient-pods=ignore"},
+		{"nothing installed", cluster("AMBIENT_ENABLED=true", "CNI_ENABLE_INSTALL=false"), nil, "--ambient-pods=ignore"},
+		{"template", cluster("CNI_NETWORK_CONFIG=" + template), nil, "environment variable CNI_NETWORK_CONFIG: ambient mode is not supported"},
+		{"refused by hand", cluster("AMBIENT_ENABLED=true", "AMBIENT_PODS=refuse"), nil, "ambient mode is not supported"},
+		{"neither", cluster("AMBIENT_ENABLED=true", "AMBIENT_PODS=yes"), nil, "want one of refuse, ignore"},
+		{"off", cluster("AMBIENT_ENABLED=false"), nil, ""},
+		{"empty", cluster("AMBIENT_ENABLED="), nil, ""},
+		{"ignored by a flag", cluster("AMBIENT_ENABLED=true"), []string{"--ambient-pods=ignore"}, ""},
+		{"ignored by a variable", cluster("AMBIENT_ENABLED=true", "AMBIENT_PODS=ignore"), nil, ""},
+		{"uninstall", cluster("AMBIENT_ENABLED=true"), []string{"--uninstall"}, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			_, err := load(tc.args, around(tc.env))
+			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error %v, want %q in it", err, tc.want)
+			}
+		})
+	}
+}
+
 func TestWarnings(t *testing.T) {
 	t.Parallel()
-	env := cluster("AMBIENT_ENABLED=true", "REPAIR_ENABLED=true", "LOG_UDS_ADDRESS=/run/other.sock")
+	env := cluster("AMBIENT_ENABLED=true", "AMBIENT_PODS=ignore", "REPAIR_ENABLED=true", "LOG_UDS_ADDRESS=/run/other.sock")
 	delete(env, "POD_NAMESPACE")
 	args := []string{"--log_target=stdout", "--log_caller=x", "--log_stacktrace_level=y"}
 	c := mustLoad(t, env, args...)
 	for _, want := range []string{
-		"environment variable AMBIENT_ENABLED: this program serves sidecar mode only",
+		"environment variable AMBIENT_ENABLED: this program serves sidecar mode only: pods of ambient mode start outside of the mesh",
 		"nobody said which node this is",
 		"environment variable LOG_UDS_ADDRESS: the plugin looks for its log socket in the run directory",
 		"environment variable POD_NAMESPACE: not set",

@@ -22,7 +22,11 @@ func started(t *testing.T, env map[string]string, args ...string) input {
 
 func TestOverlayChangesWhatThePluginIsTold(t *testing.T) {
 	t.Parallel()
-	in := started(t, cluster("EXCLUDE_NAMESPACES=old"))
+	if _, _, err := started(t, cluster()).withOverlay(layer{"ConfigMap", map[string]string{"AMBIENT_ENABLED": "true"}}); err == nil ||
+		!strings.Contains(err.Error(), "ambient mode is not supported") {
+		t.Errorf("ambient mode in the ConfigMap: error %v", err)
+	}
+	in := started(t, cluster("EXCLUDE_NAMESPACES=old", "AMBIENT_PODS=ignore"))
 	before, err := in.config()
 	if err != nil {
 		t.Fatal(err)

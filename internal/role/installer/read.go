@@ -32,6 +32,7 @@ type draft struct {
 
 	scopes             scopes
 	historicKubeconfig string
+	ambientPods        ambientPods
 
 	template, templateFile, templateLevel string
 	eventAddress, kubernetesNode          string

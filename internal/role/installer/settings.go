@@ -233,6 +233,14 @@ func program(env environment) string {
 	return path
 }
 
+// ambientPods is what becomes of pods of ambient mode, which this program does not serve.
+type ambientPods string
+
+const (
+	ambientRefuse ambientPods = "refuse"
+	ambientIgnore ambientPods = "ignore"
+)
+
 func pluginSettings(env environment) []setting {
 	return []setting{
 		{
@@ -242,8 +250,15 @@ func pluginSettings(env environment) []setting {
 		},
 		{
 			flag: "ambient-enabled", env: names("AMBIENT_ENABLED"), def: "false", scope: forPlugin,
-			use:  "told to the plugin; this program serves sidecar mode only",
+			use:  "refused, as ambient mode is not supported, unless --ambient-pods=ignore; then told to the plugin",
 			into: func(d *draft) flag.Value { return toggle(&d.Stanza.AmbientEnabled) },
+		},
+		{
+			flag: "ambient-pods", arg: "WHAT", env: names("AMBIENT_PODS"), def: string(ambientRefuse),
+			use: "with ambient mode enabled: refuse to start, or ignore its pods, which are outside of the mesh then",
+			into: func(d *draft) flag.Value {
+				return choice(&d.ambientPods, ambientRefuse, ambientIgnore)
+			},
 		},
 		{
 			flag: "ambient-enablement-selector", arg: "YAML", env: names("AMBIENT_ENABLEMENT_SELECTOR"), scope: forPlugin,

@@ -170,7 +170,11 @@ func rows() []row {
 			[]string{"kube-system istio-system", "Kube"},
 			nil,
 		},
-		{"--ambient-enabled", "true", func(c Config) any { return c.Stanza.AmbientEnabled }, true, false, notBool, nil},
+		{
+			"--ambient-enabled", "true", func(c Config) any { return c.Stanza.AmbientEnabled }, true, false, notBool,
+			[]string{"--ambient-pods=ignore"},
+		},
+		{name: "--ambient-pods", good: "ignore", bad: []string{"yes", "Ignore"}},
 		{
 			"--ambient-enablement-selector", selectorYAML,
 			func(c Config) any { return string(c.Stanza.EnablementSelectors) },

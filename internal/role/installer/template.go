@@ -35,6 +35,9 @@ func (in input) fillTemplate(d *draft) error {
 		return fmt.Errorf("%s: %w", from, err)
 	}
 	d.Kubeconfig.WriteHistoric = true
+	if conf, err := cniconf.Parse(d.shownTemplate); err == nil {
+		return d.ambient(from, conf.AmbientEnabled)
+	}
 	return nil
 }
 

@@ -55,7 +55,10 @@ NAME.
 {{- define "cni.check" -}}
 {{- $v := .Config -}}
 {{- if $v.ambient.enabled -}}
-{{- fail "ambient.enabled: this program serves sidecar mode only, pods of ambient mode would be outside of the mesh: keep Istio's own istio-cni for them, or set ambient.enabled=false" -}}
+{{- fail "ambient.enabled: ambient mode is not supported, and its pods would start outside of the mesh: such nodes keep the agent of Istio's own istio-cni; set ambient.enabled=false for the others" -}}
+{{- end -}}
+{{- if and (eq (toString (get $v.env "AMBIENT_ENABLED")) "true") (ne (toString (get $v.env "AMBIENT_PODS")) "ignore") -}}
+{{- fail "env.AMBIENT_ENABLED: ambient mode is not supported, and the agent does not start with it: such nodes keep the agent of Istio's own istio-cni; set it to false for the others" -}}
 {{- end -}}
 {{- if and $v.confMode (ne $v.confMode "standalone") (not $v.chained) -}}
 {{- fail (printf "confMode: %q contradicts chained=false, which is standalone" $v.confMode) -}}
