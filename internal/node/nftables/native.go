@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"context"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -14,31 +13,6 @@ import (
 // Native gives the native tables. A table that somebody put to sleep shows none of its chains under their names, and
 // neither does a chain that is not where it should be.
 func (v *View) Native() ruleset.Set { return v.Set(native.Inet) }
-
-// ApplyNative brings the native tables of the current namespace to what is wanted, in one transaction. What is as wanted
-// stays, counters and all; a table that is not is made anew, and one that is not wanted removed.
-func ApplyNative(ctx context.Context, want ruleset.Set) error {
-	return session(func(s *Session) error {
-		return s.Update(ctx, func(*View) (Plan, error) { return Plan{Native: &want}, nil })
-	})
-}
-
-// CleanNative removes the native tables.
-func CleanNative(ctx context.Context) error {
-	return ApplyNative(ctx, ruleset.Set{Family: native.Inet})
-}
-
-// ReadNative gives the native tables of the current namespace.
-func ReadNative(ctx context.Context) (ruleset.Set, error) { return Read(ctx, native.Inet) }
-
-// VerifyNative tells how the native tables of the current namespace depart from what is wanted, and writes nothing.
-func VerifyNative(ctx context.Context, want ruleset.Set) (ruleset.Diff, error) {
-	have, err := ReadNative(ctx)
-	if err != nil {
-		return ruleset.Diff{}, err
-	}
-	return ruleset.Compare(want, have, native.Claim(have)), nil
-}
 
 // native replaces what is not as wanted. Rules of another configuration cannot stay behind: they go with their table.
 func (w *writer) native(want ruleset.Set) error {

@@ -42,9 +42,6 @@ const (
 	mostBytes   = 32 << 20
 )
 
-// attempts bounds how often a namespace that somebody else is changing is read again.
-const attempts = 10
-
 // families are those whose tables are read: iptables', and that of the native tables.
 func families() []ruleset.Family { return []ruleset.Family{ruleset.IPv4, ruleset.IPv6, native.Inet} }
 
@@ -95,40 +92,6 @@ func InUse(ctx context.Context, f ruleset.Family) (bool, error) {
 	return err != nil, nil
 }
 
-// Read gives all rules of the family in the current namespace, as iptables-nft-save prints them.
-func Read(ctx context.Context, f ruleset.Family) (ruleset.Set, error) {
-	var set ruleset.Set
-	err := session(func(s *Session) error {
-		v, err := s.Read(ctx)
-		if err == nil {
-			set = v.Set(f)
-		}
-		return err
-	})
-	return set, err
-}
-
-// Change is what is wanted of one family.
-type Change struct {
-	Want ruleset.Set
-	// Claim says which rules that are there may be replaced or removed: redirect.Claim, or one that ignores want.
-	Claim func(want, have ruleset.Set) ruleset.Claim
-}
-
-// Apply brings the families to what is wanted, in one transaction.
-func Apply(ctx context.Context, changes ...Change) error {
-	return session(func(s *Session) error {
-		return s.Update(ctx, func(v *View) (Plan, error) {
-			var p Plan
-			for _, c := range changes {
-				have := v.Set(c.Want.Family)
-				p.Programs = append(p.Programs, ruleset.Reconcile(c.Want, have, c.Claim(c.Want, have)))
-			}
-			return p, nil
-		})
-	})
-}
-
 // Plan is what a transaction is to do.
 type Plan struct {
 	// Programs are carried out as iptables-restore --noflush would.
@@ -143,38 +106,6 @@ func session(do func(*Session) error) error {
 		return err
 	}
 	return errors.Join(do(s), s.Close())
-}
-
-// Update reads the namespace and carries out the Plan that is made of it, all in one transaction. When somebody
-// else changed any rules in between, nothing of it was done, and it begins again: plan may be called several times. An
-// error that the kernel gives names the table, the chain and the rule.
-func (s *Session) Update(ctx context.Context, plan func(*View) (Plan, error)) error {
-	return again(func() error {
-		v, err := s.read(ctx)
-		if err != nil {
-			return err
-		}
-		p, err := plan(v)
-		if err != nil {
-			return err
-		}
-		return v.Apply(p)
-	})
-}
-
-// Read gives a consistent picture of the namespace. It is ErrChanged if the rules changed while they were read. After
-// ErrUninspectable, and when the context ended, the Session can only be closed.
-func (s *Session) Read(ctx context.Context) (*View, error) { return s.read(ctx) }
-
-// again repeats what found the namespace changing under it.
-func again(do func() error) error {
-	var err error
-	for range attempts {
-		if err = do(); !errors.Is(err, ErrChanged) {
-			return err
-		}
-	}
-	return fmt.Errorf("trying %d times: %w", attempts, err)
 }
 
 func protocolFamily(f ruleset.Family) uint8 {

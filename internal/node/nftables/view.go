@@ -157,8 +157,10 @@ func (v *View) Set(f ruleset.Family) ruleset.Set {
 	return ruleset.New(f, tables...)
 }
 
-// read asks the kernel. In a namespace without tables that is one question besides that for the generation.
-func (s *Session) read(ctx context.Context) (*View, error) {
+// Read gives a consistent picture of the namespace. It is ErrChanged if the rules changed while they were read. After
+// ErrUninspectable, and when the context ended, the Session can only be closed. In a namespace without tables it is one
+// question besides that for the generation.
+func (s *Session) Read(ctx context.Context) (*View, error) {
 	s.conn.Budget = budget
 	generation, err := s.conn.Generation()
 	if err != nil {

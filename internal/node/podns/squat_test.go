@@ -1,6 +1,7 @@
 package podns_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -245,4 +246,44 @@ func unshared(t *testing.T) *exec.Cmd {
 	}
 	t.Cleanup(func() { end(process) })
 	return process
+}
+
+// TestAPathThatFlipsIsNeverAnother: what is given is what was looked at, whatever the path of the record leads to a moment
+// later: the node's namespace, or a squatter's.
+func TestAPathThatFlipsIsNeverAnother(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	victim := n.wired(victimAt)
+	targets := []string{victim, n.Proc + "/1/ns/net", n.wired("10.77.9.6/24")}
+	path := n.dir + "/flips"
+	n.do(os.Symlink(victim, path))
+	n.cached("victim", podOf(), path, nil)
+	flipping := make(chan error)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			if err := errors.Join(os.Symlink(targets[i%len(targets)], path+".new"), os.Rename(path+".new", path)); err != nil {
+				flipping <- err
+				return
+			}
+		}
+		flipping <- nil
+	}()
+	found := 0
+	for range 500 {
+		got, err := n.Find(t.Context(), podOf("10.77.9.5"))
+		if err != nil {
+			continue
+		}
+		found++
+		if want := inode(t, victim); got.Inode() != want || inode(t, got.Path()) != want {
+			t.Errorf("got %s, want %s", got.Inode(), want)
+		}
+		got.Close()
+	}
+	cancel()
+	n.do(<-flipping)
+	if t.Logf("found %d of 500 times", found); found == 0 || found == 500 {
+		t.Error("the path did not flip")
+	}
 }

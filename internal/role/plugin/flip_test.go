@@ -142,3 +142,33 @@ func byHand(t *testing.T, n *chaintest.Node, calls int, path, mode string) {
 		}
 	}
 }
+
+// TestCNINetnsIsResolvedOnce: whatever the backend, one call of the kernel is given the path, and all else is done through
+// the open file. The library looks at it once more after ADD, where the runtime does not allow the plugin's own namespace.
+func TestCNINetnsIsResolvedOnce(t *testing.T) {
+	t.Parallel()
+	for _, backend := range []string{"auto", "netlink", "native", "iptables"} {
+		n := chaintest.New(t, program(t))
+		pod := n.NewPod("shop", "web", chaintest.Sidecar)
+		addressed(t, pod)
+		link := filepath.Join(t.TempDir(), "resolved-once")
+		if err := os.Symlink(pod.Netns, link); err != nil {
+			t.Fatal(err)
+		}
+		pod.Netns = link
+		input, err := chaintest.Input(n.Chain("1.0.0", chaintest.Stanza{"backend": backend}), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, call := range []string{"ADD", "CHECK", "DEL"} {
+			r, out := n.Traced(call, pod, input, "CNI_NETNS_OVERRIDE=1")
+			if r.Status.ExitStatus() != 0 {
+				t.Fatalf("%s, %s: %s", backend, call, out)
+			}
+			want := map[string]int{"ADD": 1, "CHECK": 1}[call]
+			if uses := r.Under("resolved-once"); len(uses) != want {
+				t.Errorf("%s, %s: the path is resolved %d times, want %d", backend, call, len(uses), want)
+			}
+		}
+	}
+}
