@@ -133,7 +133,7 @@ func TestAProbeIsAnsweredWhateverOthersHold(t *testing.T) {
 			mux.Handle("/readyz", says("ready"))
 			large := make([]byte, 256<<10) // more than the kernel takes off the server's hands
 			mux.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(large) })
-			startLimited(t, limits{header: headerTimeout, end: 200 * time.Millisecond}, Port{Flag: "--p", Number: n, Handler: mux})
+			start(t, Port{Flag: "--p", Number: n, Handler: mux})
 			a.run(t, n)
 			for i := range 20 {
 				if err := kubelet(t, n); err != nil {
@@ -158,7 +158,7 @@ func TestARequestInWholeIsAnswered(t *testing.T) {
 		<-release
 		_, _ = io.WriteString(w, "slow")
 	})
-	startLimited(t, limits{header: headerTimeout, end: 200 * time.Millisecond}, Port{Flag: "--p", Number: n, Handler: mux})
+	start(t, Port{Flag: "--p", Number: n, Handler: mux})
 	answer := make(chan string, 1)
 	go func() {
 		_, body, err := get(t, n, "/slow")

@@ -20,6 +20,8 @@ import (
 // What the agent may cost. It is on the same node and knows the pod, or asks for it on a connection that it has open.
 const (
 	agentPatience = 250 * time.Millisecond
+	// agentShare is the agent's part of api_timeout, where that is more: who lets a look-up take longer has a busy node.
+	agentShare = 40
 	// reportPatience is for handing a report to the kernel, which takes it at once: nobody waits until the agent has read it.
 	// It is long because on a busy machine this process may get no processor for a while just then.
 	reportPatience = time.Second
@@ -116,7 +118,7 @@ func (c *call) askAgent(ctx context.Context, conf cniconf.NetConf) (sidecar.Fact
 	if conf.RunDir == "" || c.told.UID == "" {
 		return sidecar.Facts{}, fs.ErrNotExist
 	}
-	ctx, cancel := context.WithTimeout(ctx, min(agentPatience, conf.APITimeout/2))
+	ctx, cancel := context.WithTimeout(ctx, min(max(agentPatience, conf.APITimeout/agentShare), conf.APITimeout/2))
 	defer cancel()
 	log := c.plugin.log.Logger()
 	agent, err := agentcall.Dial(ctx, filepath.Join(conf.RunDir, agentcall.SocketName))

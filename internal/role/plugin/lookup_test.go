@@ -121,6 +121,9 @@ func delivered(annotations string) chaintest.Stanza {
 	return chaintest.Stanza{"runtimeConfig": map[string]any{"io.kubernetes.cri.pod-annotations": json.RawMessage(annotations)}}
 }
 
+// patient is a stanza with which an agent on a busy machine has seconds to answer, for tests in which it does.
+func patient() chaintest.Stanza { return chaintest.Stanza{"api_timeout": "1m30s"} }
+
 // chain runs the chain with a stanza as a runtime completes it.
 func chain(n *chaintest.Node, p chaintest.Pod, stanza chaintest.Stanza) error {
 	_, err := n.Add(n.Chain("1.0.0", stanza), p)
@@ -192,7 +195,7 @@ func TestAgentAnswersInPlaceOfTheServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range []chaintest.Pod{pod, plain} {
-		if err := chain(n, p, chaintest.Stanza{}); err != nil {
+		if err := chain(n, p, patient()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -281,8 +284,8 @@ func TestAgentThatCannotTellIsPassedOver(t *testing.T) {
 		t.Parallel()
 		n := chaintest.New(t, program(t))
 		serveSocket(t, n, answer(http.StatusServiceUnavailable, "out of sorts"))
-		n.API.Stop()
-		err := chain(n, n.NewPod("shop", "web", nil), chaintest.Stanza{"api_timeout": "300ms"})
+		n.API.Fail(kubetest.Forbidden, 100) // which is final: there is nothing to wait for
+		err := chain(n, n.NewPod("shop", "web", nil), patient())
 		if err == nil || !strings.Contains(err.Error(), "out of sorts") || !strings.Contains(err.Error(), "API server") {
 			t.Errorf("got %v, want what both said", err)
 		}
@@ -302,7 +305,7 @@ func TestNewerAgentIsUnderstood(t *testing.T) {
 			"Annotations":{"sidecar.istio.io/status":""},"Containers":[{"Name":"istio-proxy","Shape":"round","Args":["proxy","sidecar"]}]}}`,
 			agentcall.FactsVersion+7, r.URL.Query().Get("uid"))
 	}))
-	if err := chain(n, pod, chaintest.Stanza{}); err != nil {
+	if err := chain(n, pod, patient()); err != nil {
 		t.Fatal(err)
 	}
 	if len(n.API.Requests()) != 0 || !strings.Contains(rules(t, pod), "ISTIO_OUTPUT") {
