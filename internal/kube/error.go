@@ -10,11 +10,16 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // Class is the kind of a failed look-up. It is a closed set; its text is what the message says.
@@ -62,35 +67,64 @@ func (c Class) attempts() int {
 	return 1
 }
 
-// Error is a look-up that failed for good. Its text is one line for a person: what was asked of whom, how it ended,
-// how often and how long it was tried, the last cause, and the remedy.
+// Error is a request that failed, or a look-up with all its attempts. Its text is one line for a person, without any
+// credential: what was asked of whom, how it ended and, of a look-up, how often and how long it was tried and the remedy.
 type Error struct {
-	Class    Class
-	Key      PodKey
-	Server   string // URL of the API server
-	Proxy    string // URL of the proxy in between, empty when there is none
-	File     string // the kubeconfig
-	Status   int    // HTTP status of the last answer, 0 when there was none
-	Message  string // what the server said, bounded and printable
+	// Class is NotFound, Unauthorized or Forbidden only where the API server itself said so, about this very object:
+	// the same status from another server at its address is Undecodable or Rejected.
+	Class  Class
+	Verb   string // as in RBAC: get, list, watch, create, update, patch, delete
+	Object string // resource, namespace and name; of a look-up namespace and name
+	Server string // URL of the API server
+	Proxy  string // URL of the proxy in between, empty when there is none
+	Status int    // HTTP status of the last answer, 0 when there was none
+	// Message is what the server said, bounded and printable.
+	Message string
+	// RetryAfter is the time for which the server wants to be left alone.
+	RetryAfter time.Duration
+
+	// File is the kubeconfig of a look-up, empty for other requests; the three below are of look-ups only as well.
+	File     string
 	Attempts int
 	Elapsed  time.Duration
 	// Exhausted says that the budget ended the look-up while the failure could still have passed.
 	Exhausted bool
-	// Err is the last cause; nil when the server's answer is the cause.
+	// Err is the last cause: of a refusal an [apierrors.StatusError], else of net, crypto/x509, a decoder, or a context.
 	Err error
 }
 
-// IsNotFound tells whether the API server, as far as it answered, knows no such pod.
-func IsNotFound(err error) bool {
-	failed, ok := errors.AsType[*Error](err)
-	return ok && failed.Class == NotFound
+// ClassOf is the class of an error of this package, empty for any other.
+func ClassOf(err error) Class {
+	if failed, ok := errors.AsType[*Error](err); ok {
+		return failed.Class
+	}
+	return ""
 }
 
-// Unwrap gives the last cause, for instance context.Canceled or an x509 error.
+// IsConflict tells whether a change was refused because the object was not any more what it was made for: 409 for a
+// resourceVersion, 422 for the test of a JSON patch. A patch that the API server finds invalid is 422 as well.
+func IsConflict(err error) bool {
+	failed, ok := errors.AsType[*Error](err)
+	return ok && (failed.Status == http.StatusConflict || failed.Status == http.StatusUnprocessableEntity)
+}
+
+// ErrDisruptionBudget is the cause of an [Error] of [Client.EvictPod] that a PodDisruptionBudget is the reason of. Its
+// class is TooManyRequests, as that of an API server that sheds load.
+var ErrDisruptionBudget = errors.New("a PodDisruptionBudget does not allow it")
+
+// Unwrap gives the last cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Error is [Error.Summary] and [Error.Remedy] in one line.
-func (e *Error) Error() string { return e.Summary() + ". Remedy: " + e.Remedy() }
+// Transient tells whether the failure may pass by itself: another try is worth its while, later.
+func (e *Error) Transient() bool { return e.Class.attempts() == 0 && e.Class != NotFound }
+
+// Error is [Error.Summary] and, of a look-up, [Error.Remedy] in one line.
+func (e *Error) Error() string {
+	if e.File == "" {
+		return e.Summary()
+	}
+	return e.Summary() + ". Remedy: " + e.Remedy()
+}
 
 // Summary is the message without the remedy.
 func (e *Error) Summary() string {
@@ -99,7 +133,11 @@ func (e *Error) Summary() string {
 	if e.Proxy != "" {
 		fmt.Fprintf(&text, " through proxy %s", e.Proxy)
 	}
-	fmt.Fprintf(&text, " for pod %s: %s", e.Key, e.Class)
+	if e.File != "" {
+		fmt.Fprintf(&text, " for pod %s: %s", e.Object, e.Class)
+	} else {
+		fmt.Fprintf(&text, " to %s %s: %s", e.Verb, e.Object, e.kind())
+	}
 	if e.Status != 0 {
 		fmt.Fprintf(&text, " (%d)", e.Status)
 	}
@@ -116,6 +154,17 @@ func (e *Error) Summary() string {
 		text.WriteString(": " + clean(e.Err.Error()))
 	}
 	return strings.TrimRight(text.String(), ". ")
+}
+
+// kind is the class without the pod that look-ups are about.
+func (e *Error) kind() string {
+	switch e.Class { //nolint:exhaustive // the others are about no pod
+	case NotFound:
+		return "not found"
+	case InvalidKey:
+		return "not an object's name"
+	}
+	return string(e.Class)
 }
 
 // Remedy says what to look at. It never repeats the cause.
@@ -183,14 +232,86 @@ func (e *ConfigError) Remedy() string { return agentRewrites }
 // Unwrap gives the cause: a missing file is fs.ErrNotExist.
 func (e *ConfigError) Unwrap() error { return e.Err }
 
-// failure is one attempt that gave nothing.
+// failure is one request that gave nothing, before it is known what it was about.
 type failure struct {
-	class      Class
-	status     int
-	message    string
-	verdict    wireStatus // empty when the answer was none of the API server's
+	class   Class
+	status  int
+	message string
+	// verdict is nil when the answer was none of the API server's.
+	verdict    *metav1.Status
 	retryAfter time.Duration
 	err        error
+}
+
+func (f *failure) Error() string { return string(f.class) }
+func (f *failure) Unwrap() error { return f.err }
+
+// asFailure is what a request of client-go ended with. What did not come from [endpoint] was made by client-go itself.
+func asFailure(err error) *failure {
+	if failed, ok := errors.AsType[*failure](err); ok {
+		return failed
+	}
+	return &failure{class: classify(err, starting), err: withoutURL(err)}
+}
+
+// refusal reads an answer that is not good. The API server says no with a Status, in JSON or protobuf; load balancers and
+// other servers that answer in its place do not.
+func refusal(response *http.Response, secrets *strings.Replacer) *failure {
+	const longest = 64 << 10
+	// What cannot be read any more is not missed: the status says enough. Reading to the end keeps the connection.
+	body, _ := io.ReadAll(io.LimitReader(response.Body, longest))
+	failed := failure{class: classOf(response.StatusCode), status: response.StatusCode, message: string(body)}
+	decoded, _, err := codecs().UniversalDeserializer().Decode(body, nil, nil)
+	if verdict, ok := decoded.(*metav1.Status); ok && err == nil {
+		failed.verdict = verdict
+		if verdict.Message != "" {
+			failed.message = verdict.Message
+		}
+	}
+	if failed.message = clean(secrets.Replace(failed.message)); failed.message == "" {
+		failed.message = clean(secrets.Replace(response.Status))
+	}
+	// The API server sends seconds, never a date.
+	if seconds, err := strconv.ParseUint(response.Header.Get("Retry-After"), 10, 31); err == nil {
+		failed.retryAfter = time.Duration(seconds) * time.Second
+	}
+	failed.err = failed.statusError()
+	return &failed
+}
+
+// statusError is the answer as client-go and its users know it, with nothing of the server's texts but the message.
+func (f *failure) statusError() *apierrors.StatusError {
+	status := apierrors.NewGenericServerResponse(f.status, "", schema.GroupResource{}, "", "", int(f.retryAfter.Seconds()), false)
+	if f.verdict != nil {
+		status.ErrStatus.Reason = f.verdict.Reason
+		if details := f.verdict.Details; details != nil {
+			status.ErrStatus.Details = &metav1.StatusDetails{
+				Name: clean(details.Name), Group: clean(details.Group), Kind: clean(details.Kind), UID: details.UID,
+				RetryAfterSeconds: details.RetryAfterSeconds,
+			}
+			for _, cause := range details.Causes {
+				status.ErrStatus.Details.Causes = append(status.ErrStatus.Details.Causes, metav1.StatusCause{Type: cause.Type})
+			}
+		}
+	}
+	status.ErrStatus.Message = f.message
+	return status
+}
+
+func classOf(status int) Class {
+	switch {
+	case status == http.StatusUnauthorized:
+		return Unauthorized
+	case status == http.StatusForbidden:
+		return Forbidden
+	case status == http.StatusNotFound:
+		return NotFound
+	case status == http.StatusTooManyRequests:
+		return TooManyRequests
+	case status >= http.StatusInternalServerError:
+		return ServerError
+	}
+	return Rejected
 }
 
 // classify finds the class of an attempt that ended without an answer. The order matters: a certificate is refused

@@ -27,7 +27,7 @@ import (
 
 func TestErrorReadsAsOneLine(t *testing.T) {
 	failed := &Error{
-		Class: Unauthorized, Key: PodKey{Namespace: "shop", Name: "cart", UID: "u"}, Server: "https://10.96.0.1:443",
+		Class: Unauthorized, Object: "shop/cart", Server: "https://10.96.0.1:443",
 		File: "/var/run/istio-cni/istio-cni-kubeconfig", Status: 401, Message: "Unauthorized", Attempts: 2,
 		Elapsed: 110 * time.Millisecond,
 	}
@@ -38,7 +38,7 @@ func TestErrorReadsAsOneLine(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	failed = &Error{
-		Class: Refused, Key: failed.Key, Server: failed.Server, Proxy: "http://proxy:3128", File: "/f", Attempts: 14,
+		Class: Refused, Object: failed.Object, Server: failed.Server, Proxy: "http://proxy:3128", File: "/f", Attempts: 14,
 		Elapsed: 10 * time.Second, Exhausted: true, Err: errors.New("dial tcp:\n refused"),
 	}
 	const start = "asking API server https://10.96.0.1:443 through proxy http://proxy:3128 for pod shop/cart: connection refused " +

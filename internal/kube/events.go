@@ -12,6 +12,9 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/lru"
 
@@ -329,45 +332,19 @@ func (r *EventRecorder) write(ctx context.Context, s seenEvent) error {
 	return r.writer.CreateEvent(ctx, namespace, s.wire())
 }
 
-// wireEvent is k8s.io/api/core/v1.Event.
-type wireEvent struct {
-	Kind       string `json:"kind"`
-	APIVersion string `json:"apiVersion"`
-	Metadata   struct {
-		Name      string `json:"name"`
-		Namespace string `json:"namespace"`
-	} `json:"metadata"`
-	Object struct {
-		Kind       string `json:"kind"`
-		Namespace  string `json:"namespace,omitempty"`
-		Name       string `json:"name"`
-		UID        string `json:"uid,omitempty"`
-		APIVersion string `json:"apiVersion,omitempty"`
-	} `json:"involvedObject"`
-	Reason  string    `json:"reason"`
-	Message string    `json:"message"`
-	Type    EventType `json:"type"`
-	Source  struct {
-		Component string `json:"component"`
-		Host      string `json:"host,omitempty"`
-	} `json:"source"`
-	First     string `json:"firstTimestamp"`
-	Last      string `json:"lastTimestamp"`
-	Count     int    `json:"count"`
-	Component string `json:"reportingComponent"`
-	Instance  string `json:"reportingInstance"`
-}
-
-func (s *seenEvent) wire() wireEvent {
-	body := wireEvent{
-		Kind: "Event", APIVersion: "v1", Reason: s.Reason, Message: s.Message, Type: s.Type,
-		First: timestamp(s.first), Last: timestamp(s.last), Count: s.count, Component: s.Component, Instance: s.Host,
+func (s *seenEvent) wire() *corev1.Event {
+	return &corev1.Event{
+		TypeMeta:   metav1.TypeMeta{Kind: "Event", APIVersion: "v1"},
+		ObjectMeta: metav1.ObjectMeta{Name: s.name, Namespace: s.Object.eventNamespace()},
+		InvolvedObject: corev1.ObjectReference{
+			Kind: s.Object.Kind, Namespace: s.Object.Namespace, Name: s.Object.Name, UID: types.UID(s.Object.UID),
+			APIVersion: s.Object.APIVersion,
+		},
+		Reason: s.Reason, Message: s.Message, Type: string(s.Type), Count: int32(s.count), //nolint:gosec // never so many
+		Source:         corev1.EventSource{Component: s.Component, Host: s.Host},
+		FirstTimestamp: metav1.NewTime(s.first), LastTimestamp: metav1.NewTime(s.last),
+		ReportingController: s.Component, ReportingInstance: s.Host,
 	}
-	body.Metadata.Name, body.Metadata.Namespace = s.name, s.Object.eventNamespace()
-	body.Object.Kind, body.Object.Namespace, body.Object.Name = s.Object.Kind, s.Object.Namespace, s.Object.Name
-	body.Object.UID, body.Object.APIVersion = s.Object.UID, s.Object.APIVersion
-	body.Source.Component, body.Source.Host = s.Component, s.Host
-	return body
 }
 
 // eventName is the name of an event about an object, as client-go makes it.
@@ -390,17 +367,18 @@ func bounded(text string, most int) string {
 }
 
 // CreateEvent is [EventWriter]'s.
-func (a *API) CreateEvent(ctx context.Context, namespace string, event any) error {
-	_, err := a.send(ctx, &call{verb: "create", resource: events(), namespace: namespace, body: event})
+func (c *Client) CreateEvent(ctx context.Context, namespace string, event any) error {
+	err := c.act(ctx, &call{verb: "create", resource: events(), namespace: namespace, body: event})
 	// It is there already: the answer to an earlier try was lost.
-	if failed, ok := errors.AsType[*CallError](err); ok && failed.Status == http.StatusConflict {
+	if failed, ok := errors.AsType[*Error](err); ok && failed.Status == http.StatusConflict {
 		return nil
 	}
 	return err
 }
 
 // PatchEvent is [EventWriter]'s.
-func (a *API) PatchEvent(ctx context.Context, namespace, name string, patch any) error {
-	_, err := a.send(ctx, &call{verb: "patch", resource: events(), namespace: namespace, name: name, body: patch})
-	return err
+func (c *Client) PatchEvent(ctx context.Context, namespace, name string, patch any) error {
+	return c.act(ctx, &call{
+		verb: "patch", resource: events(), namespace: namespace, name: name, patch: types.MergePatchType, body: patch,
+	})
 }

@@ -83,14 +83,14 @@ func (r *recording) sends(event Event) {
 // memory is an API server that keeps events, or a function in its place.
 type memory struct {
 	mu      sync.Mutex
-	created []wireEvent
+	created []*corev1.Event
 	patches int
 	fail    func(ctx context.Context) error
 }
 
 func (m *memory) CreateEvent(ctx context.Context, _ string, event any) error {
 	m.mu.Lock()
-	body, _ := event.(wireEvent)
+	body, _ := event.(*corev1.Event)
 	m.created = append(m.created, body)
 	fail := m.fail
 	m.mu.Unlock()
@@ -365,9 +365,9 @@ func TestEventNamesAreValid(t *testing.T) {
 		r.sends(event)
 	}
 	for _, event := range writer.created {
-		names[event.Metadata.Name] = true
-		if problems := validation.IsDNS1123Subdomain(event.Metadata.Name); len(problems) > 0 {
-			t.Errorf("%s: %v", event.Metadata.Name, problems)
+		names[event.Name] = true
+		if problems := validation.IsDNS1123Subdomain(event.Name); len(problems) > 0 {
+			t.Errorf("%s: %v", event.Name, problems)
 		}
 	}
 	if len(names) != 4 {

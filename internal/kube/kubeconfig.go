@@ -1,278 +1,139 @@
 package kube
 
 import (
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
-	"k8s.io/client-go/transport"
-	"sigs.k8s.io/yaml"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 // maxFile bounds every file that is read here: a kubeconfig, a token, a certificate.
 const maxFile = 1 << 20
 
-// The kubeconfig's wire form, cut down to what leads to one server. Names and meaning are those of
-// k8s.io/client-go/tools/clientcmd/api/v1; a test holds the outcome to clientcmd's own.
-type (
-	wireConfig struct {
-		Kind           string        `json:"kind"`
-		APIVersion     string        `json:"apiVersion"`
-		CurrentContext string        `json:"current-context"`
-		Contexts       []wireContext `json:"contexts"`
-		Clusters       []wireCluster `json:"clusters"`
-		Users          []wireUser    `json:"users"`
+// readKubeconfig reads a kubeconfig by client-go's rules, and every file that it names: an unreadable one is an error that
+// names it, and equal configurations are those with equal content. Every error is a [ConfigError].
+func readKubeconfig(file string) (*rest.Config, error) {
+	config, err := parseKubeconfig(file)
+	if err == nil {
+		err = inline(config)
 	}
-	wireContext struct {
-		Name    string `json:"name"`
-		Context struct {
-			Cluster string `json:"cluster"`
-			User    string `json:"user"`
-		} `json:"context"`
-	}
-	wireCluster struct {
-		Name    string  `json:"name"`
-		Cluster cluster `json:"cluster"`
-	}
-	wireUser struct {
-		Name string `json:"name"`
-		User user   `json:"user"`
-	}
-	cluster struct {
-		Server        string `json:"server"`
-		TLSServerName string `json:"tls-server-name"`
-		Insecure      bool   `json:"insecure-skip-tls-verify"`
-		CAFile        string `json:"certificate-authority"`
-		CAData        []byte `json:"certificate-authority-data"`
-		ProxyURL      string `json:"proxy-url"`
-	}
-	user struct {
-		CertFile     string              `json:"client-certificate"`
-		CertData     []byte              `json:"client-certificate-data"`
-		KeyFile      string              `json:"client-key"`
-		KeyData      []byte              `json:"client-key-data"`
-		Token        string              `json:"token"`
-		TokenFile    string              `json:"tokenFile"`
-		Username     string              `json:"username"`
-		Password     string              `json:"password"`
-		As           string              `json:"as"`
-		AsUID        string              `json:"as-uid"`
-		AsGroups     []string            `json:"as-groups"`
-		AsExtra      map[string][]string `json:"as-user-extra"`
-		AuthProvider any                 `json:"auth-provider"`
-		Exec         any                 `json:"exec"`
-	}
-)
-
-func (c wireContext) named() string { return c.Name }
-func (c wireCluster) named() string { return c.Name }
-func (u wireUser) named() string    { return u.Name }
-
-// settings is all that a kubeconfig says about reaching one server, with every file it names already read: so an
-// unreadable file is an error that names it, and no background reloading is started for a process that asks once.
-// Two equal settings give interchangeable connections.
-type settings struct {
-	server    *url.URL
-	proxy     *url.URL // nil: the environment's, as everywhere in client-go
-	transport transport.Config
-}
-
-// loadSettings reads a kubeconfig file. Every error is a [ConfigError].
-func loadSettings(file string) (settings, error) {
-	loaded, err := readSettings(file)
 	if err != nil {
-		return settings{}, &ConfigError{File: file, Err: err}
+		return nil, &ConfigError{File: file, Err: err}
 	}
-	return loaded, nil
+	return config, nil
 }
 
-func readSettings(file string) (settings, error) {
+func parseKubeconfig(file string) (*rest.Config, error) {
 	data, err := readFile(file)
 	if err != nil {
-		return settings{}, err
+		return nil, err
 	}
-	chosen, who, err := parseKubeconfig(data)
+	config, err := clientcmd.Load(data)
 	if err != nil {
-		return settings{}, err
+		return nil, errNoConfig // the cause may repeat the file, tokens included
+	}
+	current := config.Contexts[config.CurrentContext]
+	if current == nil {
+		return nil, fmt.Errorf("there is no context %q, which current-context names", config.CurrentContext)
+	}
+	cluster, user := config.Clusters[current.Cluster], config.AuthInfos[current.AuthInfo]
+	switch {
+	case cluster == nil || user == nil:
+		return nil, fmt.Errorf("there is no cluster %q or no user %q, which the context %q names", current.Cluster,
+			current.AuthInfo, config.CurrentContext)
+	case user.Exec != nil || user.AuthProvider != nil:
+		return nil, errors.New("the user wants a credential plugin (exec, auth-provider), which is not supported here: " +
+			"use token, tokenFile or a client certificate")
+	case user.Username != "" && user.Token+user.TokenFile != "":
+		return nil, errors.New("the user has both a token and a username")
+	}
+	for key, text := range map[string]string{"server": cluster.Server, "proxy-url": cluster.ProxyURL} {
+		// What cannot be parsed is not repeated: a password may stand in it.
+		if _, err := url.Parse(text); err != nil && strings.Contains(text, "://") {
+			return nil, fmt.Errorf("the %s is not a URL that can be used", key)
+		}
 	}
 	// Relative paths are relative to the kubeconfig, as for kubectl.
-	return settle(chosen, who, filepath.Dir(file))
+	cluster.LocationOfOrigin, user.LocationOfOrigin = file, file
+	if err := clientcmd.ResolveLocalPaths(config); err != nil {
+		return nil, err
+	}
+	preferInline(cluster, user)
+	here := clientcmd.NewNonInteractiveClientConfig(*config, config.CurrentContext, &clientcmd.ConfigOverrides{}, nil)
+	result, err := here.ClientConfig()
+	if err != nil && cluster.ProxyURL != "" && strings.Contains(err.Error(), cluster.ProxyURL) {
+		return nil, errors.New("the proxy-url is not a URL that can be used")
+	}
+	return result, err
 }
 
-// settle reads the files that a cluster and a user name, those with a relative path in dir.
-func settle(chosen cluster, who user, dir string) (settings, error) {
-	var err error
-	result := settings{}
-	if result.server, err = parseServer(chosen.Server); err != nil {
-		return settings{}, err
-	}
-	if result.proxy, err = parseProxy(chosen.ProxyURL); err != nil {
-		return settings{}, err
-	}
-	result.transport.UserAgent = userAgent
-	// Impersonation does not depend on TLS, credentials do: as kubectl, none is sent in clear.
-	if err := who.impersonate(&result.transport); err != nil {
-		return settings{}, err
-	}
-	if result.server.Scheme != "https" {
-		return result, nil
-	}
-	if err := chosen.trust(&result.transport, dir); err != nil {
-		return settings{}, err
-	}
-	if err := who.authenticate(&result.transport, dir); err != nil {
-		return settings{}, err
-	}
-	return result, nil
-}
+// errNoConfig is a file that client-go cannot decode.
+var errNoConfig = errors.New("decoding: it is not a Config of v1 in YAML in which each name stands once")
 
-// parseKubeconfig follows the current context to its cluster and user.
-func parseKubeconfig(data []byte) (cluster, user, error) {
-	var config wireConfig
-	if err := yaml.Unmarshal(data, &config); err != nil {
-		return cluster{}, user{}, fmt.Errorf("decoding YAML: %w", err)
-	}
-	if (config.Kind != "" && config.Kind != "Config") || (config.APIVersion != "" && config.APIVersion != "v1") {
-		return cluster{}, user{}, fmt.Errorf("the file is a %q of %q, not a Config of v1", config.Kind, config.APIVersion)
-	}
-	if config.CurrentContext == "" {
-		return cluster{}, user{}, errors.New("no current-context is set")
-	}
-	current, err := only("context", config.CurrentContext, config.Contexts)
-	if err != nil {
-		return cluster{}, user{}, err
-	}
-	chosen, err := only("cluster", current.Context.Cluster, config.Clusters)
-	if err != nil {
-		return cluster{}, user{}, err
-	}
-	if chosen.Cluster.Server == "" {
-		return cluster{}, user{}, fmt.Errorf("cluster %q has no server", chosen.Name)
-	}
-	who, err := only("user", current.Context.User, config.Users)
-	if err != nil {
-		return cluster{}, user{}, err
-	}
-	return chosen.Cluster, who.User, nil
-}
-
-// only finds the one entry of a name; two of them are an error because either could be meant.
-func only[T interface{ named() string }](kind, name string, entries []T) (T, error) {
-	var found []T
-	for _, entry := range entries {
-		if entry.named() == name {
-			found = append(found, entry)
+// preferInline leaves out files whose content stands in the kubeconfig, and a token file that cannot be read when there is
+// a token.
+func preferInline(cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) {
+	for _, pair := range []struct {
+		data []byte
+		file *string
+	}{
+		{cluster.CertificateAuthorityData, &cluster.CertificateAuthority},
+		{user.ClientCertificateData, &user.ClientCertificate},
+		{user.ClientKeyData, &user.ClientKey},
+	} {
+		if len(pair.data) > 0 {
+			*pair.file = ""
 		}
 	}
-	switch {
-	case name == "":
-		return *new(T), fmt.Errorf("the context names no %s", kind)
-	case len(found) == 0:
-		return *new(T), fmt.Errorf("there is no %s %q", kind, name)
-	case len(found) > 1:
-		return *new(T), fmt.Errorf("there is more than one %s %q", kind, name)
+	if _, err := readFile(user.TokenFile); err != nil && user.Token != "" {
+		user.TokenFile = ""
 	}
-	return found[0], nil
 }
 
-// parseServer accepts a URL, or host and port, which means plain HTTP as it does to kubectl. What cannot be parsed is
-// not repeated: a password may stand in it.
-func parseServer(text string) (*url.URL, error) {
-	server, err := url.Parse(text)
-	if err != nil || server.Scheme == "" || server.Host == "" {
-		if strings.Contains(text, "://") {
-			return nil, errors.New("the server is not a URL")
+// inline reads the files of a configuration into it. A file that is named but empty is an error: without an authority the
+// system's would be trusted, without a token the request would be anonymous.
+func inline(config *rest.Config) error {
+	var token []byte
+	for _, one := range []struct {
+		key  string
+		file *string
+		data *[]byte
+	}{
+		{"certificate-authority", &config.CAFile, &config.CAData},
+		{"client-certificate", &config.CertFile, &config.CertData},
+		{"client-key", &config.KeyFile, &config.KeyData},
+		{"tokenFile", &config.BearerTokenFile, &token},
+	} {
+		if *one.file == "" {
+			continue
 		}
-		if server, err = url.Parse("http://" + text); err != nil || (server.Path != "" && server.Path != "/") {
-			return nil, errors.New("the server is neither a URL nor a host and port")
+		data, err := readFile(*one.file)
+		if err != nil {
+			return fmt.Errorf("reading %s %q: %w", one.key, *one.file, err)
 		}
+		*one.file, *one.data = "", data
 	}
-	if server.Scheme != "http" && server.Scheme != "https" {
-		return nil, fmt.Errorf("the server's scheme %q is neither http nor https", server.Scheme)
+	if token != nil {
+		config.BearerToken = string(token)
 	}
-	server.RawQuery, server.Fragment = "", ""
-	return server, nil
-}
-
-// parseProxy accepts what kubectl accepts; nil stands for none given.
-func parseProxy(text string) (*url.URL, error) {
-	if text == "" {
-		return nil, nil //nolint:nilnil // absence is a value here
-	}
-	proxy, err := url.Parse(text)
-	if err != nil {
-		return nil, errors.New("proxy-url is not a URL")
-	}
-	switch proxy.Scheme {
-	case "http", "https", "socks5":
-		return proxy, nil
-	}
-	return nil, fmt.Errorf("the scheme %q of proxy-url is not http, https or socks5", proxy.Scheme)
-}
-
-// trust sets how the server proves itself.
-func (c *cluster) trust(config *transport.Config, dir string) error {
-	authority, err := dataOrFile("certificate-authority", c.CAData, c.CAFile, dir)
-	if err != nil {
-		return err
-	}
-	config.TLS.CAData = authority
-	config.TLS.Insecure = c.Insecure
-	config.TLS.ServerName = c.TLSServerName
-	return nil
-}
-
-func (u *user) impersonate(config *transport.Config) error {
-	if u.As == "" && (u.AsUID != "" || len(u.AsGroups) > 0 || len(u.AsExtra) > 0) {
-		return errors.New("as-uid, as-groups and as-user-extra need as")
-	}
-	config.Impersonate = transport.ImpersonationConfig{UserName: u.As, UID: u.AsUID, Groups: u.AsGroups, Extra: u.AsExtra}
-	return nil
-}
-
-// authenticate sets how the client proves itself.
-func (u *user) authenticate(config *transport.Config, dir string) error {
-	if u.Exec != nil || u.AuthProvider != nil {
-		return errors.New("the user wants a credential plugin (exec, auth-provider), which is not supported here: " +
-			"use token, tokenFile or a client certificate")
-	}
-	var err error
-	if config.TLS.CertData, err = dataOrFile("client-certificate", u.CertData, u.CertFile, dir); err != nil {
-		return err
-	}
-	if config.TLS.KeyData, err = dataOrFile("client-key", u.KeyData, u.KeyFile, dir); err != nil {
-		return err
-	}
-	if (config.TLS.CertData == nil) != (config.TLS.KeyData == nil) {
+	if (config.CertData == nil) != (config.KeyData == nil) {
 		return errors.New("client-certificate and client-key need each other")
 	}
-	if config.BearerToken, err = u.bearer(dir); err != nil {
-		return err
-	}
-	config.Username, config.Password = u.Username, u.Password
-	if config.BearerToken != "" && config.HasBasicAuth() {
-		return errors.New("the user has both a token and a username")
-	}
-	return nil
-}
-
-// bearer is the token. That of tokenFile, when it can be read, comes before the one in the kubeconfig.
-func (u *user) bearer(dir string) (string, error) {
-	token := strings.TrimSpace(u.Token)
-	if u.TokenFile != "" {
-		data, err := dataOrFile("tokenFile", nil, u.TokenFile, dir)
-		if err != nil && token == "" {
-			return "", err
-		}
-		if err == nil {
-			token = strings.TrimSpace(string(data))
-		}
-	}
-	return tokenText(token)
+	var err error
+	config.BearerToken, err = tokenText(config.BearerToken)
+	return err
 }
 
 // tokenText takes the blanks and line breaks from around a token and refuses those inside.
@@ -286,27 +147,11 @@ func tokenText(token string) (string, error) {
 	return token, nil
 }
 
-// dataOrFile prefers the inline data. A file that is named but empty is an error: without an authority the system's
-// would be trusted, without a token the request would be anonymous.
-func dataOrFile(key string, data []byte, file, dir string) ([]byte, error) {
-	if len(data) > 0 || file == "" {
-		return data, nil
-	}
-	if !filepath.IsAbs(file) {
-		file = filepath.Join(dir, file)
-	}
-	data, err := readFile(file)
-	if err != nil {
-		return nil, fmt.Errorf("reading %s %q: %w", key, file, err)
-	}
-	return data, nil
-}
-
 // errEmptyFile is what a power loss in the middle of a write leaves behind.
 var errEmptyFile = errors.New("the file is empty")
 
 func readFile(name string) ([]byte, error) {
-	file, err := os.Open(name) //nolint:gosec // the path is the operator's
+	file, err := os.Open(filepath.Clean(name))
 	if err != nil {
 		return nil, err
 	}
@@ -321,4 +166,113 @@ func readFile(name string) ([]byte, error) {
 		return nil, errEmptyFile
 	}
 	return data, nil
+}
+
+// Names in the kubeconfig for the plugin, as in every version of the reference.
+const (
+	clusterName = "local"
+	userName    = "istio-cni"
+	contextName = "istio-cni-context"
+)
+
+// Address is where the API server listens, as the kubelet tells every container in KUBERNETES_SERVICE_PROTOCOL, _HOST
+// and _PORT.
+type Address struct {
+	// Protocol is https or http; empty means https.
+	Protocol string
+	// Host is a name or an IP address; brackets around the latter may be there or not.
+	Host string
+	// Port is a number from 1 to 65535.
+	Port string
+}
+
+// What an address lacks, outside of a cluster above all.
+var (
+	ErrNoHost = errors.New("the API server's host (KUBERNETES_SERVICE_HOST) is not set")
+	ErrNoPort = errors.New("the API server's port (KUBERNETES_SERVICE_PORT) is not set")
+)
+
+// URL is the address with an IPv6 host in brackets. An empty host is [ErrNoHost], which is found before an empty port,
+// [ErrNoPort].
+func (a Address) URL() (*url.URL, error) {
+	switch {
+	case a.Host == "":
+		return nil, ErrNoHost
+	case a.Port == "":
+		return nil, ErrNoPort
+	case a.Protocol != "" && a.Protocol != "https" && a.Protocol != "http":
+		return nil, fmt.Errorf("the API server's protocol %q is neither https nor http", a.Protocol)
+	}
+	host := a.Host
+	if inner, found := strings.CutPrefix(host, "["); found {
+		host = strings.TrimSuffix(inner, "]")
+	}
+	if address, err := netip.ParseAddr(host); (err != nil || address.Zone() != "") && !validSegment(host) {
+		return nil, fmt.Errorf("the API server's host %q is neither a name nor an address", a.Host)
+	}
+	if port, err := strconv.ParseUint(a.Port, 10, 16); err != nil || port == 0 {
+		return nil, fmt.Errorf("the API server's port %q is not a number from 1 to 65535", a.Port)
+	}
+	scheme := "https"
+	if a.Protocol != "" {
+		scheme = a.Protocol
+	}
+	return &url.URL{Scheme: scheme, Host: net.JoinHostPort(host, a.Port)}, nil
+}
+
+// Trust is how the API server proves itself: by an authority, or not at all.
+type Trust struct {
+	// CA is the authority's certificates in PEM.
+	CA []byte
+	// SkipVerify accepts any server's certificate; CA is left out then.
+	SkipVerify bool
+}
+
+// KubeconfigText is the kubeconfig by which the plugin reaches the API server: what [NewClient] and kubectl read, with
+// authority and token inside. The token is taken as it is, but for a line break or blanks around it: kubectl would
+// send those along and be refused. An error never holds the token.
+func KubeconfigText(server Address, trust Trust, token []byte) ([]byte, error) {
+	at, err := server.URL()
+	if err != nil {
+		return nil, err
+	}
+	cluster := clientcmdapi.NewCluster()
+	cluster.Server, cluster.InsecureSkipTLSVerify = at.String(), trust.SkipVerify
+	if !trust.SkipVerify {
+		if err = validAuthority(trust.CA); err != nil {
+			return nil, err
+		}
+		cluster.CertificateAuthorityData = trust.CA
+	}
+	user := clientcmdapi.NewAuthInfo()
+	if user.Token, err = tokenText(string(token)); err != nil {
+		return nil, err
+	}
+	if user.Token == "" {
+		return nil, errors.New("the token is empty")
+	}
+	here := clientcmdapi.NewContext()
+	here.Cluster, here.AuthInfo = clusterName, userName
+	config := clientcmdapi.NewConfig()
+	config.Clusters[clusterName], config.AuthInfos[userName], config.Contexts[contextName] = cluster, user, here
+	config.CurrentContext = contextName
+	return clientcmd.Write(*config)
+}
+
+// validAuthority refuses what a reader of the kubeconfig would refuse: an authority without a certificate.
+func validAuthority(authority []byte) error {
+	rest := authority
+	for {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			return errors.New("the authority holds no certificate in PEM")
+		}
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
+			return fmt.Errorf("parsing the authority's certificate: %w", err)
+		}
+		return nil
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/transport"
 
@@ -33,19 +33,23 @@ func TestNewClientRefuses(t *testing.T) {
 	for _, test := range []struct{ name, text, want string }{
 		{"an empty file", "", "the file is empty"},
 		{"a file of blanks, as a power loss leaves it", " \n\n", "the file is empty"},
-		{"a file of NUL bytes", strings.Repeat("\x00", 64), "decoding YAML"},
-		{"half a file", kubeconfigText(good, "token: "+secret)[:200], "decoding YAML"},
-		{"bad YAML next to a token", "token: " + secret + "\n\t- : [", "decoding YAML"},
-		{"a list", "- " + secret, "decoding YAML"},
-		{"a token that is a map", kubeconfigText(good, "token: {a: "+secret+"}"), "decoding YAML"},
-		{"authority data that is no base64", kubeconfigText(good+", certificate-authority-data: '%%%'", ""), "illegal base64"},
+		{"a file of NUL bytes", strings.Repeat("\x00", 64), "decoding: it is not a Config of v1"},
+		{"half a file", kubeconfigText(good, "token: "+secret)[:200], "decoding: it is not a Config of v1"},
+		{"bad YAML next to a token", "token: " + secret + "\n\t- : [", "decoding: it is not a Config of v1"},
+		{"a list", "- " + secret, "decoding: it is not a Config of v1"},
+		{"a token that is a map", kubeconfigText(good, "token: {a: "+secret+"}"), "decoding: it is not a Config of v1"},
+		{"authority data that is no base64", kubeconfigText(good+", certificate-authority-data: '%%%'", ""), "not a Config of v1"},
 		{"authority data that is no certificate", kubeconfigText(good+", certificate-authority-data: aGVsbG8=", ""), "preparing TLS"},
-		{"another kind of object", "kind: Pod\napiVersion: v1\n", `"Pod" of "v1"`},
-		{"another version", "kind: Config\napiVersion: v9\n", `"Config" of "v9"`},
-		{"no current-context", "kind: Config\napiVersion: v1\n", "no current-context"},
+		{"another kind of object", "kind: Pod\napiVersion: v1\n", "not a Config of v1"},
+		{"another version", "kind: Config\napiVersion: v9\n", "not a Config of v1"},
+		{`there is no context ""`, "kind: Config\napiVersion: v1\n", `there is no context ""`},
 		{"a current-context that is not there", "current-context: gone\n", `there is no context "gone"`},
-		{"two contexts of one name", "current-context: a\ncontexts: [{name: a}, {name: a}]", `more than one context "a"`},
-		{"a context without cluster", "current-context: a\ncontexts: [{name: a}]", "names no cluster"},
+		{"two contexts of one name", "current-context: a\ncontexts: [{name: a}, {name: a}]", "each name stands once"},
+		{
+			"two users of one name with tokens", "current-context: a\nusers: [{name: a, user: {token: " + secret + "}}, {name: a}]",
+			"each name stands once",
+		},
+		{"a context without cluster", "current-context: a\ncontexts: [{name: a}]", `there is no cluster ""`},
 		{
 			"a cluster that is not there",
 			"current-context: a\ncontexts: [{name: a, context: {cluster: c, user: u}}]", `there is no cluster "c"`,
@@ -53,19 +57,19 @@ func TestNewClientRefuses(t *testing.T) {
 		{
 			"a user that is not there",
 			"current-context: a\ncontexts: [{name: a, context: {cluster: c, user: u}}]\nclusters: [{name: c, cluster: {server: 'https://x'}}]",
-			`there is no user "u"`,
+			`no user "u"`,
 		},
-		{"no server", kubeconfigText("certificate-authority: /x", ""), `cluster "local" has no server`},
-		{"a server that is no URL", kubeconfigText("server: 'https://a b'", ""), "the server is not a URL"},
-		{"a server with a bad port and a password", kubeconfigText("server: 'https://u:"+secret+"@x:port'", ""), "the server is not a URL"},
+		{"no server", kubeconfigText("certificate-authority: /x", ""), `no server found for cluster "local"`},
+		{"a server that is no URL", kubeconfigText("server: 'https://a b'", ""), "the server is not a URL that can be used"},
+		{"a server with a bad port and a password", kubeconfigText("server: 'https://u:"+secret+"@x:port'", ""), "the server is not a URL that can be used"},
 		{"a server of another scheme", kubeconfigText("server: 'ftp://x'", ""), `scheme "ftp"`},
-		{"a host with a path but no scheme", kubeconfigText("server: 'host:6443/path'", ""), "neither a URL nor a host and port"},
-		{"a proxy of another scheme", kubeconfigText(good+", proxy-url: 'ftp://p'", ""), `"ftp" of proxy-url`},
-		{"a proxy that is no URL", kubeconfigText(good+", proxy-url: 'http://u:"+secret+"@x:port'", ""), "proxy-url is not a URL"},
+		{"a host with a path but no scheme", kubeconfigText("server: 'host:6443/path'", ""), "the server is not a URL"},
+		{"a proxy of another scheme", kubeconfigText(good+", proxy-url: 'ftp://p'", ""), "the proxy-url is not a URL that can be used"},
+		{"a proxy that is no URL", kubeconfigText(good+", proxy-url: 'http://u:"+secret+"@x:port'", ""), "the proxy-url is not a URL that can be used"},
 		{"an authority and no verification", kubeconfigText(good+", insecure-skip-tls-verify: true, certificate-authority-data: aGVsbG8=", ""), "insecure"},
 		{"an authority file that is missing", kubeconfigText(good+", certificate-authority: gone.crt", ""), "gone.crt"},
 		{"an authority file that is empty", kubeconfigText(good+", certificate-authority: empty", ""), "the file is empty"},
-		{"a certificate without key", kubeconfigText(good, "client-certificate-data: aGVsbG8="), "need each other"},
+		{"a certificate without key", kubeconfigText(good, "client-certificate-data: aGVsbG8="), "client-key"},
 		{"a key file that is missing", kubeconfigText(good, "client-certificate-data: aGVsbG8=, client-key: gone.key"), "gone.key"},
 		{"a certificate that is none", kubeconfigText(good, "client-certificate-data: aGVsbG8=, client-key-data: aGVsbG8="), "preparing TLS"},
 		{"a token file that is missing", kubeconfigText(good, "tokenFile: gone.token"), "gone.token"},
@@ -74,7 +78,7 @@ func TestNewClientRefuses(t *testing.T) {
 		{"a token and a username", kubeconfigText(good, "token: "+secret+", username: me, password: "+secret), "both a token and a username"},
 		{"a credential plugin", kubeconfigText(good, "exec: {command: aws}"), "credential plugin"},
 		{"an old credential plugin", kubeconfigText(good, "auth-provider: {name: gcp}"), "credential plugin"},
-		{"groups to impersonate without a user", kubeconfigText(good, "as-groups: [g]"), "need as"},
+		{"groups to impersonate without a user", kubeconfigText(good, "as-groups: [g]"), "without impersonating a user"},
 		{"a file that is far too large", "# " + strings.Repeat("x", maxFile), "larger than"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -82,7 +86,7 @@ func TestNewClientRefuses(t *testing.T) {
 			file := filepath.Join(dir, "istio-cni-kubeconfig")
 			kubetest.Write(t, file, test.text)
 			kubetest.Write(t, filepath.Join(dir, "empty"), "")
-			client, err := NewClient(file)
+			client, err := NewClient(Config{Kubeconfig: file})
 			if err == nil || client != nil {
 				t.Fatalf("NewClient gives %v and no error", client)
 			}
@@ -104,11 +108,11 @@ func TestNewClientRefuses(t *testing.T) {
 func TestNewClientTellsAMissingFileFromAnUnreadableOne(t *testing.T) {
 	dir := t.TempDir()
 	missing := filepath.Join(dir, "istio-cni-kubeconfig")
-	_, err := NewClient(missing)
+	_, err := NewClient(Config{Kubeconfig: missing})
 	if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), missing) || !strings.Contains(err.Error(), "Remedy:") {
 		t.Errorf("missing file: %v", err)
 	}
-	_, err = NewClient(dir)
+	_, err = NewClient(Config{Kubeconfig: dir})
 	if err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "is a directory") {
 		t.Errorf("directory: %v", err)
 	}
@@ -150,11 +154,15 @@ func TestSettingsAgreeWithClientcmd(t *testing.T) {
 			kubetest.Write(t, filepath.Join(dir, "token"), "token-of-the-file\n")
 			file := filepath.Join(dir, "config")
 			kubetest.Write(t, file, kubeconfigText(test.cluster, test.user))
-			got, err := loadSettings(file)
+			got, err := readKubeconfig(file)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(clientcmdView(t, file), viewOf(t, got.server, got.proxy, got.transport), cmpopts.EquateEmpty()); diff != "" {
+			theirs, err := clientcmd.BuildConfigFromFlags("", file)
+			if err != nil {
+				t.Fatalf("clientcmd refuses the file: %v", err)
+			}
+			if diff := cmp.Diff(viewOf(t, theirs), viewOf(t, got), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("settings (-clientcmd +ours):\n%s", diff)
 			}
 		})
@@ -168,12 +176,12 @@ func TestInlineDataComesBeforeFiles(t *testing.T) {
 	kubetest.Write(t, file, kubeconfigText(
 		"server: 'https://x', certificate-authority: gone, certificate-authority-data: "+inline,
 		"client-certificate: gone, client-certificate-data: "+inline+", client-key: gone, client-key-data: "+inline))
-	got, err := loadSettings(file)
+	got, err := readKubeconfig(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, data := range map[string][]byte{
-		"authority": got.transport.TLS.CAData, "certificate": got.transport.TLS.CertData, "key": got.transport.TLS.KeyData,
+		"authority": got.CAData, "certificate": got.CertData, "key": got.KeyData,
 	} {
 		if string(data) != "inline" {
 			t.Errorf("%s is %q, want the inline one", name, data)
@@ -191,28 +199,8 @@ type view struct {
 	Impersonate                 transport.ImpersonationConfig
 }
 
-func viewOf(t *testing.T, server, proxy *url.URL, config transport.Config) view {
+func viewOf(t *testing.T, config *rest.Config) view {
 	t.Helper()
-	v := view{
-		Server: server.String(), Insecure: config.TLS.Insecure, ServerName: config.TLS.ServerName,
-		Authority:   string(inlineOrFile(t, config.TLS.CAData, config.TLS.CAFile)),
-		Certificate: string(inlineOrFile(t, config.TLS.CertData, config.TLS.CertFile)),
-		Key:         string(inlineOrFile(t, config.TLS.KeyData, config.TLS.KeyFile)),
-		Token:       config.BearerToken, Username: config.Username, Password: config.Password,
-		Impersonate: config.Impersonate,
-	}
-	if proxy != nil {
-		v.Proxy = proxy.String()
-	}
-	return v
-}
-
-func clientcmdView(t *testing.T, file string) view {
-	t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", file)
-	if err != nil {
-		t.Fatalf("clientcmd refuses the file: %v", err)
-	}
 	converted, err := config.TransportConfig()
 	if err != nil {
 		t.Fatal(err)
@@ -220,17 +208,26 @@ func clientcmdView(t *testing.T, file string) view {
 	if token, unread := os.ReadFile(config.BearerTokenFile); unread == nil {
 		converted.BearerToken = strings.TrimSpace(string(token)) // as the transport's token source does
 	}
-	server, err := url.Parse(config.Host)
-	if err != nil || server.Host == "" {
-		server = &url.URL{Scheme: "http", Host: config.Host}
+	server, _, err := rest.DefaultServerUrlFor(config)
+	if err != nil {
+		t.Fatal(err)
 	}
-	var proxy *url.URL
+	v := view{
+		Server: server.String(), Insecure: converted.TLS.Insecure, ServerName: converted.TLS.ServerName,
+		Authority:   string(inlineOrFile(t, converted.TLS.CAData, converted.TLS.CAFile)),
+		Certificate: string(inlineOrFile(t, converted.TLS.CertData, converted.TLS.CertFile)),
+		Key:         string(inlineOrFile(t, converted.TLS.KeyData, converted.TLS.KeyFile)),
+		Token:       converted.BearerToken, Username: converted.Username, Password: converted.Password,
+		Impersonate: converted.Impersonate,
+	}
 	if config.Proxy != nil {
-		if proxy, err = config.Proxy(&http.Request{URL: server}); err != nil {
+		proxy, err := config.Proxy(&http.Request{URL: server})
+		if err != nil {
 			t.Fatal(err)
 		}
+		v.Proxy = proxy.String()
 	}
-	return viewOf(t, server, proxy, *converted)
+	return v
 }
 
 func inlineOrFile(t *testing.T, data []byte, file string) []byte {
@@ -251,14 +248,16 @@ func FuzzKubeconfig(f *testing.F) {
 	f.Add(kubeconfigText("server: 'localhost:1', proxy-url: 'socks5://x'", "tokenFile: x"))
 	f.Add("a: &a [*a, *a]")
 	f.Fuzz(func(t *testing.T, text string) {
-		chosen, _, err := parseKubeconfig([]byte(text))
+		file := filepath.Join(t.TempDir(), "config")
+		kubetest.Write(t, file, text)
+		config, err := readKubeconfig(file)
 		if err != nil {
 			if err.Error() == "" {
 				t.Error("an error without text")
 			}
 			return
 		}
-		if chosen.Server == "" {
+		if config.Host == "" {
 			t.Errorf("a cluster without server passes: %q", text)
 		}
 	})

@@ -2,15 +2,15 @@ package kube
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"maps"
-	"net/http"
 	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Lease is a lock that has to be renewed (k8s.io/api/coordination/v1.LeaseSpec).
+// Lease is a lock that has to be renewed (k8s.io/api/coordination/v1.LeaseSpec). It is not client-go's
+// (tools/leaderelection), which links the clientset of all APIs: that alone costs each start of the plugin more than all
+// the rest of client-go. It reads and writes the same object in the same way, so that the two compete for it correctly.
 type Lease struct {
 	Namespace, Name string
 	// Holder is empty when nobody has it.
@@ -21,135 +21,78 @@ type Lease struct {
 	// Transitions counts the changes of the holder.
 	Transitions int
 
-	// version is empty when there is no such object yet.
-	version string
-	// metadata and spec are as the API server sent them, with what is not known here.
-	metadata json.RawMessage
-	spec     map[string]json.RawMessage
+	// object is as it was read, nil when there is no such object yet.
+	object *coordinationv1.Lease
 }
 
 // Exists tells whether the API server has the object.
-func (l Lease) Exists() bool { return l.version != "" }
+func (l Lease) Exists() bool { return l.object != nil }
 
 // Same tells whether nobody has written the lease between two reads of it.
-func (l Lease) Same(other Lease) bool { return l.version == other.version }
+func (l Lease) Same(other Lease) bool { return l.version() == other.version() }
 
-type wireLease struct {
-	Kind       string                     `json:"kind"`
-	APIVersion string                     `json:"apiVersion"`
-	Metadata   json.RawMessage            `json:"metadata"`
-	Spec       map[string]json.RawMessage `json:"spec"`
-}
-
-type wireLeaseSpec struct {
-	Holder      *string    `json:"holderIdentity"`
-	Seconds     *int       `json:"leaseDurationSeconds"`
-	Acquired    *microTime `json:"acquireTime"`
-	Renewed     *microTime `json:"renewTime"`
-	Transitions *int       `json:"leaseTransitions"`
-}
-
-// microTime is k8s.io/apimachinery/pkg/apis/meta/v1.MicroTime.
-type microTime struct{ time.Time }
-
-func (t microTime) MarshalJSON() ([]byte, error) {
-	return json.Marshal(t.UTC().Format("2006-01-02T15:04:05.000000Z07:00"))
+func (l Lease) version() string {
+	if l.object == nil {
+		return ""
+	}
+	return l.object.ResourceVersion
 }
 
 // Lease fetches one: GET /apis/coordination.k8s.io/v1/namespaces/NAMESPACE/leases/NAME. One that is not there is no error
 // and does not exist.
-func (a *API) Lease(ctx context.Context, namespace, name string) (Lease, error) {
-	wire, err := get[wireLease](ctx, a, leases(), namespace, name)
+func (c *Client) Lease(ctx context.Context, namespace, name string) (Lease, error) {
+	object, err := get[*coordinationv1.Lease](ctx, c, leases(), namespace, name)
 	if ClassOf(err) == NotFound {
 		return Lease{Namespace: namespace, Name: name}, nil
 	}
 	if err != nil {
 		return Lease{}, err
 	}
-	lease, err := wire.lease(namespace, name)
-	if err != nil {
-		c := call{verb: "get", resource: leases(), namespace: namespace, name: name}
-		return Lease{}, a.failed(&c, "", &failure{class: Undecodable, status: http.StatusOK, err: err})
-	}
-	return lease, nil
+	return leaseOf(object), nil
 }
 
-func (w wireLease) lease(namespace, name string) (Lease, error) {
-	var meta wireObjectMeta
-	if err := json.Unmarshal(w.Metadata, &meta); err != nil {
-		return Lease{}, err
+func leaseOf(object *coordinationv1.Lease) Lease {
+	lease := Lease{Namespace: object.Namespace, Name: object.Name, object: object}
+	spec := object.Spec
+	if spec.HolderIdentity != nil {
+		lease.Holder = *spec.HolderIdentity
 	}
-	if meta.ResourceVersion == "" {
-		return Lease{}, errors.New("a lease without resourceVersion")
+	if spec.LeaseDurationSeconds != nil {
+		lease.Duration = time.Duration(*spec.LeaseDurationSeconds) * time.Second
 	}
-	lease := Lease{Namespace: namespace, Name: name, version: meta.ResourceVersion, metadata: w.Metadata, spec: w.Spec}
-	text, err := json.Marshal(w.Spec)
-	if err != nil {
-		return Lease{}, err
+	if spec.AcquireTime != nil {
+		lease.Acquired = spec.AcquireTime.UTC()
 	}
-	var spec wireLeaseSpec
-	if err := json.Unmarshal(text, &spec); err != nil {
-		return Lease{}, fmt.Errorf("reading the lease: %w", err)
+	if spec.RenewTime != nil {
+		lease.Renewed = spec.RenewTime.UTC()
 	}
-	if spec.Holder != nil {
-		lease.Holder = *spec.Holder
+	if spec.LeaseTransitions != nil {
+		lease.Transitions = int(*spec.LeaseTransitions)
 	}
-	if spec.Seconds != nil {
-		lease.Duration = time.Duration(*spec.Seconds) * time.Second
-	}
-	if spec.Acquired != nil {
-		lease.Acquired = spec.Acquired.Time
-	}
-	if spec.Renewed != nil {
-		lease.Renewed = spec.Renewed.Time
-	}
-	if spec.Transitions != nil {
-		lease.Transitions = *spec.Transitions
-	}
-	return lease, nil
+	return lease
 }
 
 // WriteLease creates the lease if it did not exist when it was read, and else replaces it, provided that nobody has
-// written it since: otherwise the error is one of [IsConflict]. What is not known of it here stays as it was. It gives the
-// lease as it is then.
-func (a *API) WriteLease(ctx context.Context, lease Lease) (Lease, error) {
-	c := call{verb: "update", resource: leases(), namespace: lease.Namespace, name: lease.Name}
-	wire := wireLease{Kind: c.resource.kind, APIVersion: c.resource.apiVersion(), Metadata: lease.metadata}
-	if !lease.Exists() {
-		c.verb, c.name = "create", ""
-		wire.Metadata, _ = json.Marshal(map[string]string{"namespace": lease.Namespace, "name": lease.Name})
+// written it since: otherwise the error is one of [IsConflict]. Metadata and other fields of the spec stay as they were. It
+// gives the lease as it is then.
+func (c *Client) WriteLease(ctx context.Context, lease Lease) (Lease, error) {
+	what := &call{verb: "update", resource: leases(), namespace: lease.Namespace, name: lease.Name}
+	object := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: lease.Namespace, Name: lease.Name}}
+	if lease.Exists() {
+		object = lease.object.DeepCopy()
+	} else {
+		what.verb, what.name = "create", ""
 	}
-	var err error
-	if wire.Spec, err = lease.fields(); err != nil {
-		return Lease{}, a.failed(&c, "", &failure{class: InvalidKey, err: err})
-	}
-	c.body = wire
-	body, err := a.send(ctx, &c)
+	object.TypeMeta = metav1.TypeMeta{Kind: what.resource.kind, APIVersion: coordinationv1.SchemeGroupVersion.String()}
+	seconds, transitions := int32(lease.Duration/time.Second), int32(lease.Transitions) //nolint:gosec // small numbers
+	acquired, renewed := metav1.NewMicroTime(lease.Acquired), metav1.NewMicroTime(lease.Renewed)
+	spec := &object.Spec
+	spec.HolderIdentity, spec.LeaseDurationSeconds, spec.LeaseTransitions = &lease.Holder, &seconds, &transitions
+	spec.AcquireTime, spec.RenewTime = &acquired, &renewed
+	what.body = object
+	written, err := ask[*coordinationv1.Lease](ctx, c, what)
 	if err != nil {
 		return Lease{}, err
 	}
-	var written wireLease
-	var after Lease
-	if err = json.Unmarshal(body, &written); err == nil {
-		after, err = written.lease(lease.Namespace, lease.Name)
-	}
-	if err != nil {
-		return Lease{}, a.failed(&c, "", &failure{class: Undecodable, status: http.StatusOK, err: err})
-	}
-	return after, nil
-}
-
-// fields is the spec with ours over what was there.
-func (l Lease) fields() (map[string]json.RawMessage, error) {
-	seconds := int(l.Duration / time.Second)
-	own, err := json.Marshal(wireLeaseSpec{
-		Holder: &l.Holder, Seconds: &seconds, Acquired: &microTime{l.Acquired}, Renewed: &microTime{l.Renewed},
-		Transitions: &l.Transitions,
-	})
-	if err != nil {
-		return nil, err
-	}
-	fields := map[string]json.RawMessage{}
-	maps.Copy(fields, l.spec)
-	return fields, json.Unmarshal(own, &fields)
+	return leaseOf(written), nil
 }

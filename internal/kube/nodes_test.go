@@ -38,12 +38,12 @@ func followed[T any](t *testing.T, follow func(context.Context, Listener[T]), wa
 	var work sync.WaitGroup
 	work.Go(func() {
 		follow(ctx, Listener[T]{
-			Set: func(one T) {
+			OnUpdate: func(one T) {
 				if wanted(one) {
 					once.Do(func() { found <- one })
 				}
 			},
-			Gone: func(T) {}, Listed: func() {}, Trouble: func(error) {},
+			OnDelete: func(T) {}, OnSync: func() {}, OnError: func(error) {},
 		})
 	})
 	defer work.Wait()
@@ -57,7 +57,7 @@ func followed[T any](t *testing.T, follow func(context.Context, Listener[T]), wa
 	}
 }
 
-func nodeOf(t *testing.T, api account, condition string) NodeState {
+func nodeSeen(t *testing.T, api account, condition string) NodeState {
 	t.Helper()
 	return followed(t, func(ctx context.Context, l Listener[NodeState]) { api.FollowNodes(ctx, condition, l) },
 		func(NodeState) bool { return true })
@@ -66,7 +66,7 @@ func nodeOf(t *testing.T, api account, condition string) NodeState {
 func TestFollowNodesKeepsWhatIsNeeded(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(fmt.Appendf(nil, nodeText, twoTaints))
-	got := nodeOf(t, connected(t, server, nil), "Mine")
+	got := nodeSeen(t, connected(t, server, nil), "Mine")
 	want := NodeState{
 		UID: "u", Condition: NodeCondition{"Mine", "False", "R", "M", day(4)},
 		Node: readiness.Node{
@@ -78,7 +78,7 @@ func TestFollowNodesKeepsWhatIsNeeded(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	for name, change := range map[string]func(*NodeState){
-		"taints": func(n *NodeState) { n.taints = "[]" }, "boot": func(n *NodeState) { n.BootID = "c" },
+		"taints": func(n *NodeState) { n.Taints = n.Taints[:1] }, "boot": func(n *NodeState) { n.BootID = "c" },
 		"ready": func(n *NodeState) { n.Ready = false }, "condition": func(n *NodeState) { n.Condition.Status = "True" },
 		"uid": func(n *NodeState) { n.UID = "v" }, "since": func(n *NodeState) { n.ReadySince = day(8) },
 	} {
@@ -104,7 +104,7 @@ func TestBefore(t *testing.T) {
 		{"10", "10", false},
 		{"11", "12", true},
 		{"a", "b", false},
-		{"", "1", true},
+		{"", "1", false},
 	} {
 		if got := (NodeState{version: test.a}).Before(NodeState{version: test.b}); got != test.want {
 			t.Errorf("%q before %q: %t", test.a, test.b, got)
@@ -115,7 +115,7 @@ func TestBefore(t *testing.T) {
 	}
 }
 
-func TestFollowPodsSelectsOnTheServer(t *testing.T) {
+func TestFollowPodsOfANamespace(t *testing.T) {
 	server := kubetest.NewServer(t)
 	pod := func(name, labels, ready string) []byte {
 		return fmt.Appendf(nil, `{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "istio-system", "name": %q, "uid": "u-%s",
@@ -126,15 +126,12 @@ func TestFollowPodsSelectsOnTheServer(t *testing.T) {
 	server.Set(pod("other", `"k8s-app": "x"`, "True"))
 	server.Set(pod("agent", `"k8s-app": "istio-cni-node", "b": "c"`, "True"))
 	api := connected(t, server, nil)
-	got := followed(t, func(ctx context.Context, l Listener[AgentPod]) {
-		api.FollowPods(ctx, "istio-system", "k8s-app=istio-cni-node", l)
-	}, func(AgentPod) bool { return true })
-	want := AgentPod{
-		Namespace: "istio-system", Name: "agent", UID: "u-agent", NodeName: "n",
-		Pod: readiness.Pod{Ready: true, Since: day(4), Leaving: true},
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+	got := followed(t, func(ctx context.Context, l Listener[Pod]) {
+		api.FollowPods(ctx, PodScope{Namespace: "istio-system", LabelSelector: "k8s-app=istio-cni-node"}, l)
+	}, func(Pod) bool { return true })
+	if f := got.Facts; f.Namespace != "istio-system" || f.Name != "agent" || f.UID != "u-agent" || got.NodeName != "n" || !got.Ready ||
+		!got.ReadySince.Equal(day(4)) || !got.Deleting {
+		t.Errorf("got %+v", got)
 	}
 }
 
@@ -153,12 +150,11 @@ func TestPatchTaints(t *testing.T) {
 			"removes ours and keeps all of the others", twoTaints, nil, ours,
 			`[{"key":"a","value":"v","effect":"NoExecute","timeAdded":"2026-01-01T00:00:00Z","new":{"x":1}}]`, true,
 		},
-		{"may leave an empty list", `, "taints": [{"key": "ours", "effect": "NoSchedule"}]`, nil, ours, `[]`, true},
+		{"may leave nothing", `, "taints": [{"key": "ours", "effect": "NoSchedule"}]`, nil, ours, ``, true},
 		{"nothing to remove", `, "taints": []`, nil, ours, `[]`, false},
 		{"nothing to remove of nothing", ``, nil, ours, ``, false},
 		{"adds to nothing", ``, put, none, `[{"key":"ours","value":"true","effect":"NoSchedule"}]`, true},
 		{"adds to null", `, "taints": null`, put, none, `[{"key":"ours","value":"true","effect":"NoSchedule"}]`, true},
-		{"adds to an empty list", `, "taints": []`, put, none, `[{"key":"ours","value":"true","effect":"NoSchedule"}]`, true},
 		{
 			"adds behind others", `, "taints": [{"key":"b","effect":"NoSchedule","new":1}]`, &readiness.Taint{Key: "ours", Effect: "NoExecute"}, none,
 			`[{"key":"b","effect":"NoSchedule","new":1},{"key":"ours","effect":"NoExecute"}]`, true,
@@ -169,7 +165,7 @@ func TestPatchTaints(t *testing.T) {
 			server := kubetest.NewServer(t)
 			server.Set(fmt.Appendf(nil, nodeText, test.taints))
 			api := connected(t, server, nil)
-			node := nodeOf(t, api, "")
+			node := nodeSeen(t, api, "")
 			patches := func() int {
 				return len(slices.DeleteFunc(server.Requests(), func(r string) bool { return !strings.HasPrefix(r, "PATCH ") }))
 			}
@@ -219,7 +215,7 @@ func TestPatchTaintsTestsWhatWasRead(t *testing.T) {
 			server := kubetest.NewServer(t)
 			server.Set(fmt.Appendf(nil, nodeText, test.before))
 			api := connected(t, server, nil)
-			node := nodeOf(t, api, "")
+			node := nodeSeen(t, api, "")
 			server.Set([]byte(test.between))
 			was := string(server.Object("/api/v1/nodes/n"))
 			put := &readiness.Taint{Key: "ours", Effect: "NoSchedule"}
@@ -238,7 +234,7 @@ func TestPatchCondition(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(fmt.Appendf(nil, nodeText, ""))
 	api := connected(t, server, nil)
-	node := nodeOf(t, api, "Mine")
+	node := nodeSeen(t, api, "Mine")
 	for _, step := range []struct {
 		want  NodeCondition
 		since time.Time
@@ -337,10 +333,10 @@ func TestCheckSelectorIsAsTheLibrary(t *testing.T) {
 	}
 }
 
-func TestAPIByKubeconfig(t *testing.T) {
+func TestClientByKubeconfig(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(fmt.Appendf(nil, nodeText, ""))
-	api, err := NewAPI(Access{Kubeconfig: server.Kubeconfig(t), Now: time.Now})
+	api, err := NewClient(Config{Kubeconfig: server.Kubeconfig(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -348,7 +344,7 @@ func TestAPIByKubeconfig(t *testing.T) {
 	if _, err := api.Node(t.Context(), "n"); err != nil || api.Server() != server.URL() {
 		t.Errorf("%s: %v", api.Server(), err)
 	}
-	if _, err := NewAPI(Access{Kubeconfig: "/nowhere", Now: time.Now}); err == nil {
+	if _, err := NewClient(Config{Kubeconfig: "/nowhere"}); err == nil {
 		t.Error("a kubeconfig that is not there")
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // Placement is where a pod template wants its pods to be, cut down to what binds (k8s.io/api/core/v1.PodSpec).
@@ -50,21 +52,31 @@ type Taint struct {
 	Effect string `json:"effect"`
 }
 
-type wirePlacement struct {
-	NodeName     string            `json:"nodeName"`
-	NodeSelector map[string]string `json:"nodeSelector"`
-	Affinity     struct {
-		Node struct {
-			Required *NodeSelector `json:"requiredDuringSchedulingIgnoredDuringExecution"`
-		} `json:"nodeAffinity"`
-	} `json:"affinity"`
-	Tolerations []Toleration `json:"tolerations"`
+func placementOf(p *corev1.PodSpec) Placement {
+	placement := Placement{NodeName: p.NodeName, NodeSelector: p.NodeSelector}
+	for _, t := range p.Tolerations {
+		placement.Tolerations = append(placement.Tolerations, Toleration{
+			Key: t.Key, Operator: string(t.Operator), Value: t.Value, Effect: string(t.Effect),
+		})
+	}
+	if p.Affinity == nil || p.Affinity.NodeAffinity == nil || p.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return placement
+	}
+	placement.Required = &NodeSelector{}
+	for _, term := range p.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		placement.Required.Terms = append(placement.Required.Terms, NodeTerm{
+			Labels: requirementsOf(term.MatchExpressions), Fields: requirementsOf(term.MatchFields),
+		})
+	}
+	return placement
 }
 
-func (w *wirePlacement) placement() Placement {
-	return Placement{
-		NodeName: w.NodeName, NodeSelector: w.NodeSelector, Required: w.Affinity.Node.Required, Tolerations: w.Tolerations,
+func requirementsOf(from []corev1.NodeSelectorRequirement) []Requirement {
+	var all []Requirement
+	for _, r := range from {
+		all = append(all, Requirement{Key: r.Key, Operator: string(r.Operator), Values: r.Values})
 	}
+	return all
 }
 
 // noExecute is the effect of a taint that drives running pods away. The others keep new ones out only.

@@ -79,7 +79,7 @@ func TestFitsNode(t *testing.T) {
 		{"one of two taints tolerated", `{"tolerations": [{"key": "k", "operator": "Exists"}]}`, `{"key": "k", "effect": "NoExecute"}, {"key": "j", "effect": "NoExecute"}`, "j="},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			var wire wirePlacement
+			var wire corev1.PodSpec
 			var taints []Taint
 			if err := json.Unmarshal([]byte(test.spec), &wire); err != nil {
 				t.Fatal(err)
@@ -88,7 +88,7 @@ func TestFitsNode(t *testing.T) {
 				t.Fatal(err)
 			}
 			node := Node{Name: "node-1", Labels: map[string]string{"zone": "a", "cores": "8"}, Taints: taints}
-			fits, why := FitsNode(DaemonSet{Placement: wire.placement()}, node)
+			fits, why := FitsNode(DaemonSet{Placement: placementOf(&wire)}, node)
 			if fits != (test.why == keep) || !strings.Contains(why, test.why) || (why == "") != fits {
 				t.Errorf("got %v because %q, want %q", fits, why, test.why)
 			}

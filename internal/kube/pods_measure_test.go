@@ -39,22 +39,22 @@ func TestMemoryOfNodePods(t *testing.T) {
 	none := heapFollowing(t, server, PodScope{Node: "node-none"}, 0)
 	for _, way := range []struct {
 		name string
-		keep func(*NodePod)
+		keep func(*Pod)
 	}{
 		{"all that is decoded", nil},
-		{"without the containers' environment and arguments", func(p *NodePod) {
+		{"without the containers' environment and arguments", func(p *Pod) {
 			for i := range p.Facts.Containers {
 				p.Facts.Containers[i].Env, p.Facts.Containers[i].Args = nil, nil
 			}
 		}},
-		{"names, addresses and statuses", func(p *NodePod) {
+		{"names, addresses and statuses", func(p *Pod) {
 			p.Facts = sidecar.Facts{
 				Namespace: p.Facts.Namespace, Name: p.Facts.Name, UID: p.Facts.UID, HostNetwork: p.Facts.HostNetwork,
 			}
 			p.Statuses = nil
 		}},
 	} {
-		with := heapFollowing(t, server, PodScope{Node: "node-1", Keep: way.keep}, of)
+		with := heapFollowing(t, server, PodScope{Node: "node-1", Transform: way.keep}, of)
 		t.Logf("%s: %d bytes a pod, %d KiB in all", way.name, (with-none)/of, (with-none)>>10)
 	}
 }
@@ -67,8 +67,8 @@ func heapFollowing(t *testing.T, server *kubetest.Server, scope PodScope, pods i
 	var work sync.WaitGroup
 	var got int
 	work.Go(func() {
-		api.FollowNodePods(ctx, scope, Listener[NodePod]{
-			Set: func(NodePod) { got++ }, Gone: func(NodePod) {}, Listed: func() {}, Trouble: func(error) {},
+		api.FollowPods(ctx, scope, Listener[Pod]{
+			OnUpdate: func(Pod) { got++ }, OnDelete: func(Pod) {}, OnSync: func() {}, OnError: func(error) {},
 		})
 	})
 	defer api.Close()

@@ -127,3 +127,88 @@ func CheckName(name string) error {
 	}
 	return nil
 }
+
+// CheckFieldSelector says what is wrong with a field selector in the form of kubectl's --field-selector
+// (k8s.io/apimachinery/pkg/fields.ParseSelector): terms between commas, each "field=value", "field==value" or
+// "field!=value", in values a backslash before each backslash, comma and equals sign that belongs to them. Empty text and empty
+// terms restrict nothing. Which fields there are is the API server's to say; spaces around terms it does not forgive.
+func CheckFieldSelector(text string) error {
+	var wrong []error
+	for _, term := range fieldTerms(text) {
+		if err := checkFieldTerm(term); err != nil {
+			wrong = append(wrong, fmt.Errorf("field selector %q: %w", clean(text), err))
+		}
+	}
+	return errors.Join(wrong...)
+}
+
+// fieldTerms cuts at commas without a backslash before them, and leaves out what is empty.
+func fieldTerms(text string) []string {
+	var terms []string
+	begin, escaped := 0, false
+	for i := 0; i <= len(text); i++ {
+		switch {
+		case i == len(text) || text[i] == ',' && !escaped:
+			if i > begin {
+				terms = append(terms, text[begin:i])
+			}
+			begin = i + 1
+		case text[i] == '\\' && !escaped:
+			escaped = true
+			continue
+		}
+		escaped = false
+	}
+	return terms
+}
+
+func checkFieldTerm(term string) error {
+	at := strings.IndexAny(term, "!=")
+	if at < 0 {
+		return fmt.Errorf("term %q: wants field=value, field==value or field!=value", clean(term))
+	}
+	field, value := term[:at], term[at:]
+	for _, operator := range []string{"!=", "==", "="} {
+		rest, found := strings.CutPrefix(value, operator)
+		if !found {
+			continue
+		}
+		if !validField(field) {
+			return fmt.Errorf("term %q: %q is not the path of a field", clean(term), clean(field))
+		}
+		return checkFieldValue(term, rest)
+	}
+	return fmt.Errorf("term %q: wants field=value, field==value or field!=value", clean(term))
+}
+
+// validField accepts letters and digits in parts between dots.
+func validField(path string) bool {
+	for part := range strings.SplitSeq(path, ".") {
+		for i := range len(part) {
+			if !alphanumeric(part[i]) {
+				return false
+			}
+		}
+		if part == "" {
+			return false
+		}
+	}
+	return true
+}
+
+func checkFieldValue(term, value string) error {
+	escaped := false
+	for _, c := range value {
+		special := strings.ContainsRune(`\,=`, c)
+		switch {
+		case escaped && !special, !escaped && c == '=':
+			return fmt.Errorf("term %q: wants a backslash before each backslash, comma and equals sign of the value, and before "+
+				"nothing else", clean(term))
+		}
+		escaped = c == '\\' && !escaped
+	}
+	if escaped {
+		return fmt.Errorf("term %q: ends with a backslash", clean(term))
+	}
+	return nil
+}

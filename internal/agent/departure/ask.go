@@ -32,7 +32,7 @@ func ask[T any](
 			return none, unconfirmed(refused, before)
 		}
 		wait := b.Pause
-		failed, ok := errors.AsType[*kube.CallError](err)
+		failed, ok := errors.AsType[*kube.Error](err)
 		switch {
 		case !ok:
 			return none, err

@@ -68,11 +68,11 @@ type Verdict struct {
 	Detail string
 }
 
-// server is the part of [kube.API] that is asked.
+// server is the part of [kube.Client] that is asked.
 type server interface {
 	DaemonSet(ctx context.Context, namespace, name string) (kube.DaemonSet, error)
 	Node(ctx context.Context, name string) (kube.Node, error)
-	PodOf(ctx context.Context, namespace, name string) (kube.PodState, error)
+	Pod(ctx context.Context, key kube.PodKey) (kube.Pod, error)
 }
 
 // Budget bounds the time. Zero fields take the defaults.
@@ -106,7 +106,7 @@ func (b Budget) withDefaults() Budget {
 
 // Decide tells whether to give the node back. A nil API is none to ask. ctx is not the one whose end made the agent
 // leave: when it ends, the answer is to keep.
-func Decide(ctx context.Context, api *kube.API, self Self, policy Policy, b Budget) Verdict {
+func Decide(ctx context.Context, api *kube.Client, self Self, policy Policy, b Budget) Verdict {
 	switch policy {
 	case Always:
 		return Verdict{Uninstall: true, Reason: PolicyAlways}
@@ -187,8 +187,8 @@ func (q *question) gone(ctx context.Context, missing error) Verdict {
 }
 
 // pod asks for the agent's own pod.
-func (q *question) pod(ctx context.Context) (kube.PodState, error) {
-	return q.server.PodOf(ctx, q.self.Namespace, q.self.PodName)
+func (q *question) pod(ctx context.Context) (kube.Pod, error) {
+	return q.server.Pod(ctx, kube.PodKey{Namespace: q.self.Namespace, Name: q.self.PodName})
 }
 
 // present decides about a DaemonSet that exists.

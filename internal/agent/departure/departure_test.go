@@ -32,12 +32,12 @@ func nameless() Self {
 	return s
 }
 
-func newAPI(t *testing.T, server *kubetest.Server) *kube.API {
+func newAPI(t *testing.T, server *kubetest.Server) *kube.Client {
 	t.Helper()
 	token, authority := server.ServiceAccount(t)
 	host, port := server.Address()
-	api, err := kube.NewAPI(kube.Access{
-		Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority, Now: time.Now,
+	api, err := kube.NewClient(kube.Config{
+		Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -78,7 +78,7 @@ type plan struct {
 type answer struct {
 	set  kube.DaemonSet
 	node kube.Node
-	pod  kube.PodState
+	pod  kube.Pod
 	err  error
 }
 
@@ -112,14 +112,14 @@ func (c *cluster) record(t *testing.T) {
 
 func hangs(fault kubetest.Fault) bool { return fault == kubetest.Hang || fault == kubetest.HangMidBody }
 
-func fetch(ctx context.Context, api *kube.API, path string) (a answer) {
+func fetch(ctx context.Context, api *kube.Client, path string) (a answer) {
 	switch path {
 	case setPath:
 		a.set, a.err = api.DaemonSet(ctx, "istio-system", "istio-cni-node")
 	case canaryPath:
 		a.set, a.err = api.DaemonSet(ctx, "istio-system", "istio-cni-node-canary")
 	case podPath:
-		a.pod, a.err = api.PodOf(ctx, "istio-system", "istio-cni-node-x7")
+		a.pod, a.err = api.Pod(ctx, kube.PodKey{Namespace: "istio-system", Name: "istio-cni-node-x7"})
 	case nodePath:
 		a.node, a.err = api.Node(ctx, "node-1")
 	}
@@ -129,7 +129,7 @@ func fetch(ctx context.Context, api *kube.API, path string) (a answer) {
 func (c *cluster) reply(ctx context.Context, path string) answer {
 	c.asked = append(c.asked, path)
 	if ctx.Err() != nil {
-		return answer{err: &kube.CallError{Class: kube.Canceled, Err: ctx.Err()}}
+		return answer{err: &kube.Error{Class: kube.Canceled, Err: ctx.Err()}}
 	}
 	for _, p := range c.planned {
 		if p.path != path || p.times <= 0 {
@@ -157,8 +157,8 @@ func (c *cluster) Node(ctx context.Context, name string) (kube.Node, error) {
 	return a.node, a.err
 }
 
-func (c *cluster) PodOf(ctx context.Context, namespace, name string) (kube.PodState, error) {
-	a := c.reply(ctx, "/api/v1/namespaces/"+namespace+"/pods/"+name)
+func (c *cluster) Pod(ctx context.Context, key kube.PodKey) (kube.Pod, error) {
+	a := c.reply(ctx, "/api/v1/namespaces/"+key.Namespace+"/pods/"+key.Name)
 	return a.pod, a.err
 }
 
@@ -574,8 +574,8 @@ func TestDecideUsesATokenThatWasRotatedBetweenTwoTries(t *testing.T) {
 	token, authority := server.ServiceAccount(t)
 	server.SetToken("the-new-one")
 	host, port := server.Address()
-	api, err := kube.NewAPI(kube.Access{
-		Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority, Now: time.Now,
+	api, err := kube.NewClient(kube.Config{
+		Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -640,26 +640,26 @@ func (s scripted) Node(ctx context.Context, _ string) (kube.Node, error) {
 	return kube.Node{}, s.node(ctx)
 }
 
-func (s scripted) PodOf(ctx context.Context, _, _ string) (kube.PodState, error) {
-	return kube.PodState{}, s.set(ctx)
+func (s scripted) Pod(ctx context.Context, _ kube.PodKey) (kube.Pod, error) {
+	return kube.Pod{}, s.set(ctx)
 }
 
 // hang is what the client says of a server that does not answer.
 func hang(ctx context.Context) error {
 	<-ctx.Done()
-	return &kube.CallError{Class: kube.Timeout, Err: ctx.Err()}
+	return &kube.Error{Class: kube.Timeout, Err: ctx.Err()}
 }
 
 func TestDecideEndsWithinItsDefaultBudget(t *testing.T) {
 	class := func(c kube.Class) func(context.Context) error {
-		return func(context.Context) error { return &kube.CallError{Class: c} }
+		return func(context.Context) error { return &kube.Error{Class: c} }
 	}
 	for name, s := range map[string]scripted{
 		"against a server that hangs":                {hang, hang},
 		"against a server that hangs about the node": {func(context.Context) error { return nil }, hang},
 		"against a server that fails at once":        {class(kube.ServerError), hang},
 		"against a server that wants a minute's rest": {func(context.Context) error {
-			return &kube.CallError{Class: kube.TooManyRequests, RetryAfter: time.Minute}
+			return &kube.Error{Class: kube.TooManyRequests, RetryAfter: time.Minute}
 		}, hang},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -683,7 +683,7 @@ func TestDecideConfirmsARefusalAfterAMoment(t *testing.T) {
 		var asked []time.Duration
 		q := question{self: self(), budget: Budget{}.withDefaults(), server: scripted{set: func(context.Context) error {
 			asked = append(asked, time.Since(start))
-			return &kube.CallError{Class: kube.Unauthorized}
+			return &kube.Error{Class: kube.Unauthorized}
 		}}}
 		if got := q.decide(t.Context()); !got.Uninstall || got.Reason != AccountGone {
 			t.Errorf("got %+v, want to uninstall", got)
@@ -699,7 +699,7 @@ func TestDecideTakesNoSingleRefusalForAnAnswerWhenTimeIsUp(t *testing.T) {
 		asked := 0
 		q := question{self: self(), budget: Budget{Attempt: time.Hour}.withDefaults(), server: scripted{set: func(ctx context.Context) error {
 			if asked++; asked == 1 {
-				return &kube.CallError{Class: kube.Unauthorized}
+				return &kube.Error{Class: kube.Unauthorized}
 			}
 			return hang(ctx)
 		}}}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"path/filepath"
 	"strings"
 
@@ -31,7 +32,7 @@ func (i *Installation) kubeconfig(context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	text, err := i.kubeconfigText()
+	text, trust, err := i.kubeconfigText()
 	if err != nil {
 		return false, err
 	}
@@ -53,29 +54,31 @@ func (i *Installation) kubeconfig(context.Context) (bool, error) {
 		return false, withHint(err)
 	}
 	i.wrote(metrics.Kubeconfig)
-	i.log.Info("wrote kubeconfig", slog.String("file", file), slog.String("content", string(kube.Redacted(text))))
+	server := net.JoinHostPort(i.config.Server.Host, i.config.Server.Port)
+	i.log.Info("wrote kubeconfig", slog.String("file", file), slog.String("server", server),
+		slog.Int("ca_bytes", len(trust.CA)))
 	return true, nil
 }
 
 // kubeconfigText is the file's content for the credentials as they are now.
-func (i *Installation) kubeconfigText() ([]byte, error) {
-	trust := kube.Trust{SkipVerify: i.config.CA == ""}
+func (i *Installation) kubeconfigText() (text []byte, trust kube.Trust, err error) {
+	trust.SkipVerify = i.config.CA == ""
 	if !trust.SkipVerify {
 		ca, _, err := hostfs.ReadFile(i.config.CA, maxCredential)
 		if err != nil {
-			return nil, serviceAccount(err)
+			return nil, trust, serviceAccount(err)
 		}
 		trust.CA = ca
 	}
 	token, _, err := hostfs.ReadFile(i.config.Token, maxCredential)
 	if err != nil {
-		return nil, serviceAccount(err)
+		return nil, trust, serviceAccount(err)
 	}
-	text, err := kube.KubeconfigText(i.config.Server, trust, token)
+	text, err = kube.KubeconfigText(i.config.Server, trust, token)
 	if err != nil {
-		return nil, fmt.Errorf("making the kubeconfig: %w", err)
+		return nil, trust, fmt.Errorf("making the kubeconfig: %w", err)
 	}
-	return text, nil
+	return text, trust, nil
 }
 
 // serviceAccount says what is missing; the kubelet brings it.

@@ -23,7 +23,7 @@ import (
 
 // Options are what a Store works with; all are required but Keep.
 type Options struct {
-	API *kube.API
+	API *kube.Client
 	// Node is the one whose pods are kept.
 	Node string
 	Log  *slog.Logger
@@ -38,7 +38,7 @@ type Store struct {
 	options Options
 
 	mu        sync.Mutex
-	pods      map[name]kube.NodePod
+	pods      map[name]kube.Pod
 	synced    bool
 	trouble   error // nil while the pods are followed
 	listeners map[*listener]struct{}
@@ -50,28 +50,28 @@ type name struct{ namespace, name string }
 // NewStore returns a store that knows nothing yet.
 func NewStore(o Options) *Store {
 	return &Store{
-		options: o, pods: map[name]kube.NodePod{}, listeners: map[*listener]struct{}{}, asked: map[kube.PodKey]*question{},
+		options: o, pods: map[name]kube.Pod{}, listeners: map[*listener]struct{}{}, asked: map[kube.PodKey]*question{},
 	}
 }
 
 // Run keeps the pods in sight until ctx ends.
 func (s *Store) Run(ctx context.Context) {
-	s.options.API.FollowNodePods(ctx, kube.PodScope{Node: s.options.Node, Keep: s.keep}, kube.Listener[kube.NodePod]{
-		Set: s.set, Gone: s.gone, Listed: s.listed,
-		Trouble: func(err error) {
+	s.options.API.FollowPods(ctx, kube.PodScope{Node: s.options.Node, Transform: s.transform}, kube.Listener[kube.Pod]{
+		OnUpdate: s.update, OnDelete: s.remove, OnSync: s.sync,
+		OnError: func(err error) {
 			if err == nil {
 				s.options.Log.InfoContext(ctx, "the node's pods are in sight again")
 			} else {
 				s.options.Log.WarnContext(ctx, "the node's pods are out of sight: the plugin asks the API server itself, and none is repaired",
 					slog.String("error", err.Error()))
 			}
-			s.each(func() { s.trouble = err }, func(l kube.Listener[kube.NodePod]) { l.Trouble(err) })
+			s.each(func() { s.trouble = err }, func(l kube.Listener[kube.Pod]) { l.OnError(err) })
 		},
 	})
 }
 
-// keep drops what nobody asks for.
-func (s *Store) keep(p *kube.NodePod) {
+// transform drops what nobody asks for.
+func (s *Store) transform(p *kube.Pod) {
 	slim := p.Facts.Slim()
 	for _, key := range s.options.Keep {
 		if value, has := p.Facts.Annotations[key]; has {
@@ -109,33 +109,33 @@ func with(of map[string]string, key, value string) map[string]string {
 	return of
 }
 
-func nameOf(p kube.NodePod) name { return name{p.Facts.Namespace, p.Facts.Name} }
+func nameOf(p kube.Pod) name { return name{p.Facts.Namespace, p.Facts.Name} }
 
-func (s *Store) set(p kube.NodePod) {
-	s.each(func() { s.pods[nameOf(p)] = p }, func(l kube.Listener[kube.NodePod]) { l.Set(p) })
+func (s *Store) update(p kube.Pod) {
+	s.each(func() { s.pods[nameOf(p)] = p }, func(l kube.Listener[kube.Pod]) { l.OnUpdate(p) })
 }
 
-func (s *Store) gone(p kube.NodePod) {
-	s.each(func() { delete(s.pods, nameOf(p)) }, func(l kube.Listener[kube.NodePod]) { l.Gone(p) })
+func (s *Store) remove(p kube.Pod) {
+	s.each(func() { delete(s.pods, nameOf(p)) }, func(l kube.Listener[kube.Pod]) { l.OnDelete(p) })
 }
 
-func (s *Store) listed() {
+func (s *Store) sync() {
 	s.each(func() {
 		if !s.synced {
 			s.options.Log.Info("the node's pods are in sight", slog.Int("pods", len(s.pods)))
 		}
 		s.synced = true
-	}, func(l kube.Listener[kube.NodePod]) { l.Listed() })
+	}, func(l kube.Listener[kube.Pod]) { l.OnSync() })
 }
 
 // listener is told one thing after the other, whoever tells.
 type listener struct {
 	mu   sync.Mutex
-	tell kube.Listener[kube.NodePod]
+	tell kube.Listener[kube.Pod]
 }
 
 // each notes what has changed, and tells those who follow at that moment: one who comes later is told what was noted.
-func (s *Store) each(note func(), tell func(kube.Listener[kube.NodePod])) {
+func (s *Store) each(note func(), tell func(kube.Listener[kube.Pod])) {
 	s.mu.Lock()
 	note()
 	all := make([]*listener, 0, len(s.listeners))
@@ -151,11 +151,11 @@ func (s *Store) each(note func(), tell func(kube.Listener[kube.NodePod])) {
 }
 
 // Follow tells of the pods as they are and as they change, until ctx ends.
-func (s *Store) Follow(ctx context.Context, tell kube.Listener[kube.NodePod]) {
+func (s *Store) Follow(ctx context.Context, tell kube.Listener[kube.Pod]) {
 	l := &listener{tell: tell}
 	l.mu.Lock() // what comes meanwhile waits for what was there before
 	s.mu.Lock()
-	pods := make([]kube.NodePod, 0, len(s.pods))
+	pods := make([]kube.Pod, 0, len(s.pods))
 	for _, p := range s.pods {
 		pods = append(pods, p)
 	}
@@ -163,13 +163,13 @@ func (s *Store) Follow(ctx context.Context, tell kube.Listener[kube.NodePod]) {
 	s.listeners[l] = struct{}{}
 	s.mu.Unlock()
 	for _, p := range pods {
-		tell.Set(p)
+		tell.OnUpdate(p)
 	}
 	if synced {
-		tell.Listed()
+		tell.OnSync()
 	}
 	if trouble != nil {
-		tell.Trouble(trouble)
+		tell.OnError(trouble)
 	}
 	l.mu.Unlock()
 	<-ctx.Done()
@@ -221,8 +221,8 @@ func (s *Store) Facts(ctx context.Context, key kube.PodKey) (sidecar.Facts, erro
 func (s *Store) ask(ctx context.Context, key kube.PodKey, q *question) {
 	ctx, cancel := context.WithTimeout(ctx, fetching)
 	defer cancel()
-	facts, err := s.options.API.Pod(ctx, key)
-	q.facts, q.err = facts.Slim(), err
+	pod, err := s.options.API.Pod(ctx, key)
+	q.facts, q.err = pod.Facts.Slim(), err
 	s.mu.Lock()
 	delete(s.asked, key)
 	s.mu.Unlock()

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -25,9 +27,9 @@ import (
 
 func newStore(t *testing.T, server *kubetest.Server) *Store {
 	t.Helper()
-	api, err := kube.NewAPI(kube.Access{
-		Kubeconfig: server.Kubeconfig(t), Now: time.Now,
-		Pace: kube.Pace{First: time.Millisecond, Max: 10 * time.Millisecond},
+	api, err := kube.NewClient(kube.Config{
+		Kubeconfig: server.Kubeconfig(t),
+		Backoff:    &wait.Backoff{Duration: time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 4, Cap: 10 * time.Millisecond},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -136,11 +138,11 @@ func TestFollowTellsAllThereIsAndWhatChanges(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var work sync.WaitGroup
 	work.Go(func() {
-		s.Follow(ctx, kube.Listener[kube.NodePod]{
-			Set:     func(p kube.NodePod) { mu.Lock(); defer mu.Unlock(); known[p.Facts.Name] = true },
-			Gone:    func(p kube.NodePod) { mu.Lock(); defer mu.Unlock(); delete(known, p.Facts.Name) },
-			Listed:  func() { mu.Lock(); defer mu.Unlock(); listed++ },
-			Trouble: func(error) {},
+		s.Follow(ctx, kube.Listener[kube.Pod]{
+			OnUpdate: func(p kube.Pod) { mu.Lock(); defer mu.Unlock(); known[p.Facts.Name] = true },
+			OnDelete: func(p kube.Pod) { mu.Lock(); defer mu.Unlock(); delete(known, p.Facts.Name) },
+			OnSync:   func() { mu.Lock(); defer mu.Unlock(); listed++ },
+			OnError:  func(error) {},
 		})
 	})
 	has := func(names ...string) func() bool {
@@ -180,7 +182,7 @@ func TestFollowTellsOfATroubleThatThereIs(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var work sync.WaitGroup
 	work.Go(func() {
-		s.Follow(ctx, kube.Listener[kube.NodePod]{Listed: func() {}, Trouble: func(err error) { told <- err }})
+		s.Follow(ctx, kube.Listener[kube.Pod]{OnSync: func() {}, OnError: func(err error) { told <- err }})
 	})
 	var have []error
 	until(t, "it is not told", func() bool { return len(told) == 1 })

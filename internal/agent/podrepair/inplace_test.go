@@ -547,8 +547,8 @@ func TestANewSandboxIsLookedInto(t *testing.T) {
 }
 
 // nodePod is a pod as the controller gets it.
-func (p podSpec) nodePod() kube.NodePod {
-	pod := kube.NodePod{
+func (p podSpec) nodePod() kube.Pod {
+	pod := kube.Pod{
 		Facts: sidecar.Facts{
 			Namespace: p.namespace(), Name: p.name, UID: p.uid, Annotations: map[string]string{sidecar.StatusKey: ""},
 			Containers: []sidecar.Container{{Name: sidecar.ValidationContainer, Init: true}, {Name: "istio-proxy", Args: []string{"proxy", "sidecar"}}},

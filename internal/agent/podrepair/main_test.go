@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
@@ -116,13 +117,14 @@ func defaults(t *testing.T) Settings {
 }
 
 // api is another client of the server.
-func (l *lab) api() *kube.API {
+func (l *lab) api() *kube.Client {
 	l.Helper()
 	host, port := l.server.Address()
 	token, authority := l.server.ServiceAccount(l)
-	api, err := kube.NewAPI(kube.Access{
-		Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority, Now: l.now, Attempt: time.Minute,
-		Pace: kube.Pace{First: time.Millisecond, Max: 4 * time.Millisecond, Watch: time.Hour, Idle: time.Hour},
+	api, err := kube.NewClient(kube.Config{
+		Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority, Timeout: time.Minute,
+		IdleTimeout: time.Hour,
+		Backoff:     &wait.Backoff{Duration: time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 4, Cap: 4 * time.Millisecond},
 	})
 	if err != nil {
 		l.Fatal(err)

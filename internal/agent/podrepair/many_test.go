@@ -188,7 +188,7 @@ func TestKeepNeverChangesADecision(t *testing.T) {
 		whole := randomPod(random, pick)
 		reduced := whole
 		reduced.InitStatuses, reduced.Statuses = append([]kube.ContainerStatus(nil), whole.InitStatuses...), append([]kube.ContainerStatus(nil), whole.Statuses...)
-		c.keep(&reduced)
+		c.transform(&reduced)
 		policy := sidecar.Policy{ExcludeNamespaces: []string{"kube-system"}, AgentNamespace: "istio-system", AmbientEnabled: random.IntN(2) == 0}
 		full, kept := repair.Judge(podOf(whole), settings.Predicate, policy), repair.Judge(podOf(reduced), settings.Predicate, policy)
 		full.Failed.Message, kept.Failed.Message = "", ""
@@ -219,7 +219,7 @@ func TestKeepNeverChangesADecision(t *testing.T) {
 	}
 }
 
-func randomPod(random *rand.Rand, pick func(...string) string) kube.NodePod {
+func randomPod(random *rand.Rand, pick func(...string) string) kube.Pod {
 	one := func(n int) bool { return random.IntN(n) == 0 }
 	stateOf := func() kube.ContainerState {
 		switch random.IntN(5) {
@@ -236,7 +236,7 @@ func randomPod(random *rand.Rand, pick func(...string) string) kube.NodePod {
 			Message: pick("", "X", "X\n", "superfluous message"), Started: agenttest.Start(), Finished: agenttest.Start().Add(time.Second),
 		}
 	}
-	p := kube.NodePod{
+	p := kube.Pod{
 		Facts: sidecar.Facts{
 			Namespace: pick("shop", "shop", "shop", "kube-system", "istio-system"), Name: "web", UID: "u", HostNetwork: one(10),
 			Labels: map[string]string{"app": "superfluous"}, Annotations: map[string]string{"note": "superfluous"},

@@ -296,10 +296,10 @@ func TestEveryRowTakesItsDefaultAndShowsIt(t *testing.T) {
 
 func TestNodePodRefIsWhatWasJudged(t *testing.T) {
 	t.Parallel()
-	p := kube.NodePod{Facts: sidecar.Facts{Namespace: "a", Name: "b", UID: "c", Labels: map[string]string{"x": "y"}}, Version: "7", NodeName: "n"}
+	p := kube.Pod{Facts: sidecar.Facts{Namespace: "a", Name: "b", UID: "c", Labels: map[string]string{"x": "y"}}, Version: "7", NodeName: "n"}
 	c := &controller{Options: Options{Settings: defaults(t)}}
 	kept := p
-	c.keep(&kept)
+	c.transform(&kept)
 	if kept.Ref() != p.Ref() || kept.NodeName != "n" || kept.Facts.Labels != nil {
 		t.Errorf("kept %+v", kept)
 	}

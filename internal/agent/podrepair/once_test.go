@@ -123,7 +123,7 @@ func TestOnceEndsWhenThereIsNoServer(t *testing.T) {
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, want := range []string{"waiting for the pods", "not done after 2s", "list pods", "forbidden (403)"} {
+	for _, want := range []string{"waiting for the pods", "not done after 2s", "to watch pods", "forbidden (403)"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("no %q in %v", want, err)
 		}

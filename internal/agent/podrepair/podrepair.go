@@ -36,7 +36,7 @@ const Part = "pods"
 
 // Options are what repair works with. API, Events, Log, Metrics and Plugin are required.
 type Options struct {
-	API    *kube.API
+	API    *kube.Client
 	Events *kube.EventRecorder
 	// Clock is the system's by default.
 	Clock   clock.WithTickerAndDelayedExecution
@@ -46,7 +46,7 @@ type Options struct {
 	Health *health.State
 
 	// Follow tells of the pods of the node, where somebody keeps them in sight already; nil where they are to be followed here.
-	Follow func(context.Context, kube.Listener[kube.NodePod])
+	Follow func(context.Context, kube.Listener[kube.Pod])
 
 	Settings Settings
 	// Plugin is what the plugin of the node is told now.
@@ -108,7 +108,7 @@ func (k key) String() string { return k.namespace + "/" + k.name }
 
 // entry is a pod as it was seen last, and what is known of it besides.
 type entry struct {
-	pod kube.NodePod
+	pod kube.Pod
 	memory
 }
 

@@ -17,26 +17,26 @@ func (c *controller) follow(ctx context.Context) { _ = c.followUntil(ctx) }
 // followUntil keeps the pods in sight, and gives the last trouble that it had with that.
 func (c *controller) followUntil(ctx context.Context) (last error) {
 	scope := kube.PodScope{
-		Node: c.Settings.Node, LabelSelector: c.Settings.LabelSelectors, FieldSelector: c.Settings.FieldSelectors, Keep: c.keep,
+		Node: c.Settings.Node, LabelSelector: c.Settings.LabelSelectors, FieldSelector: c.Settings.FieldSelectors, Transform: c.transform,
 	}
 	follow := c.Follow
 	if follow == nil {
-		follow = func(ctx context.Context, tell kube.Listener[kube.NodePod]) { c.API.FollowNodePods(ctx, scope, tell) }
+		follow = func(ctx context.Context, tell kube.Listener[kube.Pod]) { c.API.FollowPods(ctx, scope, tell) }
 	}
-	follow(ctx, kube.Listener[kube.NodePod]{
-		Set: func(p kube.NodePod) {
+	follow(ctx, kube.Listener[kube.Pod]{
+		OnUpdate: func(p kube.Pod) {
 			if c.Follow != nil { // it is others' as well
 				p.InitStatuses, p.Statuses = slices.Clone(p.InitStatuses), slices.Clone(p.Statuses)
-				c.keep(&p)
+				c.transform(&p)
 			}
 			c.set(p)
 		},
-		Gone: c.gone,
-		Listed: func() {
+		OnDelete: c.gone,
+		OnSync: func() {
 			c.syncOnce.Do(func() { close(c.synced) })
 			c.ready("")
 		},
-		Trouble: func(err error) {
+		OnError: func(err error) {
 			last = err
 			if err == nil {
 				c.Log.InfoContext(ctx, "the pods are in sight again")
@@ -62,13 +62,13 @@ func (c *controller) ready(but string) {
 	}
 }
 
-// keep drops what no decision rests on: thousands of pods may have to be remembered. Addresses of pods outside of the mesh are
+// transform drops what no decision rests on: thousands of pods may have to be remembered. Addresses of pods outside of the mesh are
 // what keeps others from being sought by them.
-func (c *controller) keep(p *kube.NodePod) {
+func (c *controller) transform(p *kube.Pod) {
 	annotation := c.Settings.Predicate.Annotation
 	value, has := p.Facts.Annotations[annotation]
 	if annotation != "" && !has {
-		*p = kube.NodePod{
+		*p = kube.Pod{
 			Facts: sidecar.Facts{
 				Namespace: p.Facts.Namespace, Name: p.Facts.Name, UID: p.Facts.UID, HostNetwork: p.Facts.HostNetwork,
 			},
@@ -111,9 +111,9 @@ func with(of map[string]string, name, value string) map[string]string {
 	return of
 }
 
-func keyOf(p kube.NodePod) key { return key{p.Facts.Namespace, p.Facts.Name} }
+func keyOf(p kube.Pod) key { return key{p.Facts.Namespace, p.Facts.Name} }
 
-func (c *controller) set(p kube.NodePod) {
+func (c *controller) set(p kube.Pod) {
 	c.mu.Lock()
 	e := c.pods[keyOf(p)]
 	if e == nil || e.pod.Facts.UID != p.Facts.UID {
@@ -131,7 +131,7 @@ func (c *controller) set(p kube.NodePod) {
 	c.queue.Add(keyOf(p))
 }
 
-func (c *controller) gone(p kube.NodePod) {
+func (c *controller) gone(p kube.Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e := c.pods[keyOf(p)]; e != nil && e.pod.Facts.UID == p.Facts.UID {
@@ -156,7 +156,7 @@ func (c *controller) keys() []key {
 }
 
 // podOf gives what decides.
-func podOf(p kube.NodePod) repair.Pod {
+func podOf(p kube.Pod) repair.Pod {
 	return repair.Pod{
 		Facts: p.Facts, Addressed: len(p.Addresses) > 0, Deleting: p.Deleting,
 		Ended: p.Phase == "Succeeded" || p.Phase == "Failed", NeverRestarts: p.RestartPolicy == "Never",

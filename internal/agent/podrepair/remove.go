@@ -53,7 +53,7 @@ func (j *job) remove(ctx context.Context) (time.Duration, error) {
 	j.Metrics.Repaired(metrics.RepairDelete, metrics.RepairFail)
 	j.say(kube.EventWarning, ReasonDeleted, j.why()+", and cannot be deleted: "+cause(ctx, err)+remedy(err))
 	var wait time.Duration
-	if failed, ok := errors.AsType[*kube.CallError](err); ok {
+	if failed, ok := errors.AsType[*kube.Error](err); ok {
 		wait = min(failed.RetryAfter, maxRetryAfter)
 	}
 	return wait, err

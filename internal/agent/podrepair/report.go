@@ -48,7 +48,7 @@ func cause(ctx context.Context, err error) string {
 	if search, ok := errors.AsType[*podns.Error](err); ok {
 		return "finding the pod's network namespace: " + search.Err.Error()
 	}
-	if call, ok := errors.AsType[*kube.CallError](err); ok {
+	if call, ok := errors.AsType[*kube.Error](err); ok {
 		text := fmt.Sprintf("the API server was asked to %s %s: %s", call.Verb, call.Object, call.Class)
 		if call.Status != 0 {
 			text += fmt.Sprintf(" (%d)", call.Status)

@@ -470,7 +470,7 @@ func TestAPodThatIsGoneAlreadyIsNoFailure(t *testing.T) {
 
 func TestRemediesAreForWhatDoesNotEndByItself(t *testing.T) {
 	t.Parallel()
-	if remedy(kube.ErrDisruptionBudget) == "" || remedy(&kube.CallError{Class: kube.Forbidden}) == "" || remedy(errors.New("x")) != "" {
+	if remedy(kube.ErrDisruptionBudget) == "" || remedy(&kube.Error{Class: kube.Forbidden}) == "" || remedy(errors.New("x")) != "" {
 		t.Error("a remedy is missing, or one too many")
 	}
 }

@@ -24,7 +24,7 @@ import (
 type job struct {
 	*controller
 
-	pod    kube.NodePod
+	pod    kube.Pod
 	conf   cniconf.NetConf
 	memory *memory
 	found  repair.Finding
@@ -90,7 +90,7 @@ func (c *controller) remember(k key, j *job) {
 }
 
 // places are where the pod's namespace can be found, nil where those of its node cannot be reached.
-func (c *controller) places(p kube.NodePod) *podns.Places {
+func (c *controller) places(p kube.Pod) *podns.Places {
 	if c.Settings.Node == "" || p.NodeName != c.Settings.Node {
 		return nil
 	}

@@ -12,7 +12,6 @@ import (
 	"io"
 	"log/slog"
 	"sync"
-	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/serve"
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -22,16 +21,16 @@ import (
 const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 // Access is the way to the API server: a kubeconfig, or unless there is one the account of the pod.
-func Access(kubeconfig string, getenv func(string) (string, bool), now func() time.Time) (kube.Access, error) {
+func Access(kubeconfig string, getenv func(string) (string, bool)) (kube.Config, error) {
 	host, _ := getenv("KUBERNETES_SERVICE_HOST")
 	port, _ := getenv("KUBERNETES_SERVICE_PORT")
 	if kubeconfig == "" && (host == "" || port == "") {
-		return kube.Access{}, errors.New(
+		return kube.Config{}, errors.New(
 			"KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set, as they are in a pod: give --kubeconfig")
 	}
-	return kube.Access{
+	return kube.Config{
 		Server: kube.Address{Host: host, Port: port}, Kubeconfig: kubeconfig,
-		TokenFile: serviceAccount + "/token", CAFile: serviceAccount + "/ca.crt", Now: now,
+		TokenFile: serviceAccount + "/token", CAFile: serviceAccount + "/ca.crt",
 	}, nil
 }
 

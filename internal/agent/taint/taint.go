@@ -46,7 +46,7 @@ type ConfigMap struct{ Namespace, Name string }
 
 // Options are what a controller works with. API, Log, Health and Metrics are required.
 type Options struct {
-	API *kube.API
+	API *kube.Client
 	// Clock is the system's by default.
 	Clock   clock.WithTicker
 	Log     *slog.Logger

@@ -12,6 +12,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
@@ -110,8 +111,8 @@ func (t *term) follow(ctx context.Context) {
 	t.options.Health.NotReady(PartCaches, "nodes and pods are not all known yet")
 	t.work.Go(func() {
 		t.options.API.FollowNodes(ctx, t.options.Condition, kube.Listener[kube.NodeState]{
-			Set: t.nodeSet, Gone: t.nodeGone, Trouble: t.trouble(ctx, metrics.FollowedNodes, "nodes"),
-			Listed: func() {
+			OnUpdate: t.nodeSet, OnDelete: t.nodeGone, OnError: t.trouble(ctx, metrics.FollowedNodes, "nodes"),
+			OnSync: func() {
 				t.mu.Lock()
 				defer t.mu.Unlock()
 				t.nodesListed = true
@@ -127,8 +128,8 @@ func (t *term) follow(ctx context.Context) {
 	at := t.options.ConfigMap
 	t.work.Go(func() {
 		t.options.API.FollowConfigMap(ctx, at.Namespace, at.Name, kube.ConfigMapListener{
-			Changed: func(state kube.ConfigMapState) { t.configure(ctx, state) },
-			Trouble: t.trouble(ctx, metrics.FollowedConfigMap, "ConfigMap "+at.Namespace+"/"+at.Name),
+			OnUpdate: func(state kube.ConfigMapState) { t.configure(ctx, state) },
+			OnError:  t.trouble(ctx, metrics.FollowedConfigMap, "ConfigMap "+at.Namespace+"/"+at.Name),
 		})
 	})
 }
@@ -219,18 +220,27 @@ func (t *term) begin(parent context.Context, s source) {
 	t.sources[s] = set
 	t.work.Go(func() {
 		defer end()
-		t.options.API.FollowPods(ctx, s.namespace, s.selector, kube.Listener[kube.AgentPod]{
-			Set:  func(pod kube.AgentPod) { t.podSet(set, pod) },
-			Gone: func(pod kube.AgentPod) { t.podGone(set, pod) },
-			Listed: func() {
+		scope := kube.PodScope{Namespace: s.namespace, LabelSelector: s.selector, Transform: transform}
+		t.options.API.FollowPods(ctx, scope, kube.Listener[kube.Pod]{
+			OnUpdate: func(pod kube.Pod) { t.podSet(set, pod) },
+			OnDelete: func(pod kube.Pod) { t.podGone(set, pod) },
+			OnSync: func() {
 				t.mu.Lock()
 				defer t.mu.Unlock()
 				set.listed = true
 				t.check()
 			},
-			Trouble: t.trouble(ctx, metrics.FollowedPods, fmt.Sprintf("pods of namespace %q with %q", s.namespace, s.selector)),
+			OnError: t.trouble(ctx, metrics.FollowedPods, fmt.Sprintf("pods of namespace %q with %q", s.namespace, s.selector)),
 		})
 	})
+}
+
+// transform drops what no decision about a node rests on: there is a pod on each node.
+func transform(p *kube.Pod) {
+	*p = kube.Pod{
+		Facts:    sidecar.Facts{Namespace: p.Facts.Namespace, Name: p.Facts.Name},
+		NodeName: p.NodeName, Ready: p.Ready, ReadySince: p.ReadySince, Deleting: p.Deleting,
+	}
 }
 
 // check begins to decide once everything is known: about all nodes. It needs the lock.
@@ -296,13 +306,13 @@ func (t *term) nodeGone(state kube.NodeState) {
 	t.retries.Forget(state.Name)
 }
 
-func (t *term) podSet(set *podSet, pod kube.AgentPod) {
+func (t *term) podSet(set *podSet, pod kube.Pod) {
 	if pod.NodeName == "" {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	key := podKey{pod.Namespace, pod.Name}
+	key := podKey{pod.Facts.Namespace, pod.Facts.Name}
 	here := set.onNode[pod.NodeName]
 	if here == nil {
 		here = map[podKey]readiness.Pod{}
@@ -312,16 +322,17 @@ func (t *term) podSet(set *podSet, pod kube.AgentPod) {
 	if !found {
 		set.count++
 	}
-	here[key] = pod.Pod
-	if t.complete && (!found || before != pod.Pod) {
+	now := readiness.Pod{Ready: pod.Ready, Since: pod.ReadySince, Leaving: pod.Deleting}
+	here[key] = now
+	if t.complete && (!found || before != now) {
 		t.queue.Add(pod.NodeName)
 	}
 }
 
-func (t *term) podGone(set *podSet, pod kube.AgentPod) {
+func (t *term) podGone(set *podSet, pod kube.Pod) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	key := podKey{pod.Namespace, pod.Name}
+	key := podKey{pod.Facts.Namespace, pod.Facts.Name}
 	if _, found := set.onNode[pod.NodeName][key]; !found {
 		return
 	}

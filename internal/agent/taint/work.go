@@ -35,7 +35,7 @@ func (t *term) settle(ctx context.Context, name string) (wait time.Duration, err
 	if ctx.Err() != nil || kube.ClassOf(err) == kube.NotFound {
 		return 0, nil //nolint:nilerr // nobody is left to try again, or the node is gone, as the watch is about to say
 	}
-	if failed, ok := errors.AsType[*kube.CallError](err); ok {
+	if failed, ok := errors.AsType[*kube.Error](err); ok {
 		wait = min(failed.RetryAfter, t.options.MaxRetry)
 	}
 	return wait, err

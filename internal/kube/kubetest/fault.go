@@ -41,7 +41,7 @@ const (
 	WrongKind    Fault = "200 with a Status"
 	WrongUID     Fault = "the pod with another UID"
 	WrongName    Fault = "a pod of another name"
-	TooLarge     Fault = "a body of 9 MiB"
+	TooLarge     Fault = "a body of 17 MiB"
 )
 
 // Faults of a connection: the certificate that the server presents.
@@ -99,7 +99,7 @@ func (s *Server) behaviours() map[Fault]http.HandlerFunc {
 		WrongUID:  func(w http.ResponseWriter, r *http.Request) { answer(w, s.rewrite(r, "uid", OtherUID)) },
 		WrongName: func(w http.ResponseWriter, r *http.Request) { answer(w, s.rewrite(r, "name", "another")) },
 		TooLarge: func(w http.ResponseWriter, _ *http.Request) {
-			const length = 9 << 20
+			const length = 17 << 20
 			w.Header().Set("Content-Length", strconv.Itoa(length))
 			answer(w, bytes.Repeat([]byte(" "), length))
 		},

@@ -114,12 +114,10 @@ func DaemonSet(namespace, name, spec string) []byte {
 
 // Node is an object for [Server.Set]; taints are a JSON list, or empty.
 func Node(name string, labels map[string]string, taints string) []byte {
-	if taints == "" {
-		taints = "[]"
-	}
+	spec := object{}
+	set(spec, "taints", json.RawMessage(taints), taints != "")
 	return marshal(object{
-		"kind": "Node", "apiVersion": "v1", "metadata": object{"name": name, "labels": labels},
-		"spec": object{"taints": json.RawMessage(taints)},
+		"kind": "Node", "apiVersion": "v1", "metadata": object{"name": name, "labels": labels}, "spec": spec,
 	})
 }
 

@@ -46,6 +46,7 @@ type Server struct {
 	version     int               // of the last change
 	oldest      int               // the first version that a watch may begin at
 	pageSize    int
+	noStreams   bool
 	history     []change
 	watches     map[*watch]struct{}
 	faults      []planned

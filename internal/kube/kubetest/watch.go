@@ -2,7 +2,9 @@ package kubetest
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,6 +23,8 @@ type change struct {
 // watch is one open stream.
 type watch struct {
 	in selection
+	// first is the list of a watch that begins with one.
+	first [][]byte
 	// lines are what is still to be sent, ended is closed when there will be no more of them.
 	lines chan []byte
 	ended chan struct{}
@@ -65,8 +69,14 @@ func event(kind string, data []byte) []byte {
 
 // watch streams what happens after the request's resourceVersion.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
+	initial := r.URL.Query().Get("sendInitialEvents") == "true"
+	if initial && s.listsOnly() {
+		status(w, http.StatusUnprocessableEntity, "Invalid",
+			"sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled")
+		return
+	}
 	from, err := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
-	if err != nil {
+	if err != nil && !initial {
 		status(w, http.StatusBadRequest, "BadRequest", "resourceVersion: Invalid value")
 		return
 	}
@@ -85,10 +95,17 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 		in:    in,
 		lines: make(chan []byte, watchBuffer), ended: make(chan struct{}),
 	}
-	s.open(stream, from)
+	if initial {
+		stream.first = s.initial(stream)
+	} else {
+		s.open(stream, from)
+	}
 	defer s.forget(stream)
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
+	for _, line := range stream.first {
+		w.Write(line) //nolint:errcheck,gosec // the client may be gone
+	}
 	control := http.NewResponseController(w)
 	for control.Flush() == nil {
 		select {
@@ -137,6 +154,37 @@ func (s *Server) open(stream *watch, from int) {
 		}
 	}
 	s.watches[stream] = struct{}{}
+}
+
+// initial is a list as a watch has it, which begins with what there is and goes on from there.
+func (s *Server) initial(stream *watch) [][]byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var lines [][]byte
+	for _, path := range slices.Sorted(maps.Keys(s.objects)) {
+		if data := s.objects[path]; stream.in.picks(parsePath(path), data) {
+			lines = append(lines, event("ADDED", data))
+		}
+	}
+	s.watches[stream] = struct{}{}
+	return append(lines, event("BOOKMARK", marshal(object{
+		"kind": stream.in.in.kind(), "apiVersion": "v1", "metadata": object{
+			"resourceVersion": strconv.Itoa(s.version), "annotations": object{"k8s.io/initial-events-end": "true"},
+		},
+	})))
+}
+
+// ListsOnly makes the server one that knows no streaming lists, as those before Kubernetes 1.34.
+func (s *Server) ListsOnly() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.noStreams = true
+}
+
+func (s *Server) listsOnly() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.noStreams
 }
 
 func (s *Server) forget(stream *watch) {

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -83,6 +84,12 @@ func (s *Server) patchNode(w http.ResponseWriter, r *http.Request) {
 		status(w, http.StatusUnprocessableEntity, "Invalid", "the server rejected our request due to an error in our request: "+err.Error())
 		return
 	}
+	// The API server encodes no empty list.
+	if spec, ok := whole["spec"].(object); ok {
+		if taints, is := spec["taints"].([]any); is && len(taints) == 0 {
+			delete(spec, "taints")
+		}
+	}
 	var before object
 	if json.Unmarshal(s.objects[at.path()], &before) != nil || !reflect.DeepEqual(before, whole) {
 		s.store(at, whole)
@@ -97,30 +104,66 @@ type operation struct {
 	Value any    `json:"value"`
 }
 
-// apply knows the operations test, add and replace on members of objects. As in the API server's library, what is not
-// there passes the test for null.
+// apply knows the operations test, add, replace and remove on members of objects, and on elements of lists that are
+// members. As in the API server's library, a member that is not there passes the test for null.
 func apply(whole object, operations []operation) error {
 	for _, o := range operations {
 		parts := strings.Split(strings.TrimPrefix(o.Path, "/"), "/")
-		in := whole
+		in, list := whole, ""
 		for _, part := range parts[:len(parts)-1] {
-			next, ok := in[part].(object)
-			if !ok {
+			switch next := in[part].(type) {
+			case object:
+				in, list = next, ""
+			case []any:
+				in, list = asObject(next), part
+			default:
 				return fmt.Errorf("%s operation does not apply: no %s", o.Op, o.Path)
 			}
-			in = next
 		}
-		last := parts[len(parts)-1]
-		_, there := in[last]
+		if err := o.on(whole, in, parts, list != ""); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// asObject is a list with its indexes as the names of members.
+func asObject(list []any) object {
+	all := object{}
+	for i, one := range list {
+		all[strconv.Itoa(i)] = one
+	}
+	return all
+}
+
+// on applies an operation to a member of an object, or to an element of a list, which is found again by its path.
+func (o operation) on(whole, in object, parts []string, element bool) error {
+	last := parts[len(parts)-1]
+	_, there := in[last]
+	switch {
+	case o.Op == "test" && reflect.DeepEqual(in[last], o.Value):
+	case o.Op == "test":
+		return fmt.Errorf("testing value %s failed", o.Path)
+	case element:
+		owner := whole
+		for _, part := range parts[:len(parts)-2] {
+			owner, _ = owner[part].(object)
+		}
+		name := parts[len(parts)-2]
+		list, _ := owner[name].([]any)
+		index, err := strconv.Atoi(last)
 		switch {
-		case o.Op == "test" && !reflect.DeepEqual(in[last], o.Value):
-			return fmt.Errorf("testing value %s failed", o.Path)
-		case o.Op == "test":
-		case o.Op == "add", o.Op == "replace" && there:
-			in[last] = o.Value
+		case o.Op == "add" && last == "-":
+			owner[name] = append(list, o.Value)
+		case o.Op == "remove" && err == nil && there:
+			owner[name] = slices.Delete(slices.Clone(list), index, index+1)
 		default:
 			return fmt.Errorf("%s operation does not apply: %s", o.Op, o.Path)
 		}
+	case o.Op == "add", o.Op == "replace" && there:
+		in[last] = o.Value
+	default:
+		return fmt.Errorf("%s operation does not apply: %s", o.Op, o.Path)
 	}
 	return nil
 }

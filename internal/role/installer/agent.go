@@ -42,7 +42,7 @@ type node struct {
 	health  *health.State
 	metrics *metrics.Metrics
 	// api is nil when nobody said where the API server is.
-	api *kube.API
+	api *kube.Client
 	// events is that of all parts of the agent, nil without an API.
 	events *kube.EventRecorder
 	// installation is nil when nothing is to be installed.
@@ -101,7 +101,7 @@ func stay(ctx context.Context, in input, cfg Config, log *slog.Logger) error {
 			return problem
 		}
 	}
-	if n.api, err = kube.NewAPI(cfg.access()); err != nil {
+	if n.api, err = kube.NewClient(cfg.access()); err != nil {
 		log.WarnContext(ctx, "no API server: no events, no live configuration from a ConfigMap, and no way to tell an upgrade from a removal",
 			slog.String("error", err.Error()))
 	} else {
@@ -133,10 +133,10 @@ func (n *node) ports() []serve.Port {
 }
 
 // access is the agent's own way to the API server.
-func (c Config) access() kube.Access {
+func (c Config) access() kube.Config {
 	i := c.installationConfig()
-	return kube.Access{
-		Server: i.Server, TokenFile: i.Token, CAFile: c.Kubeconfig.CA(), SkipVerify: c.Kubeconfig.SkipTLSVerify, Now: clock,
+	return kube.Config{
+		Server: i.Server, TokenFile: i.Token, CAFile: c.Kubeconfig.CA(), SkipVerify: c.Kubeconfig.SkipTLSVerify,
 	}
 }
 

@@ -45,7 +45,7 @@ func (n *node) follow() {
 
 func (n *node) followConfigMap() {
 	n.api.FollowConfigMap(n.background, n.cfg.Namespace, n.cfg.ConfigMap, kube.ConfigMapListener{
-		Changed: func(state kube.ConfigMapState) {
+		OnUpdate: func(state kube.ConfigMapState) {
 			n.log.Info("live configuration", slog.String("configmap", n.cfg.ConfigMap), slog.Bool("present", state.Present))
 			n.apply(metrics.SourceConfigMap, func(l *live) {
 				if l.configMap = state.Data; state.Present && l.configMap == nil {
@@ -53,7 +53,7 @@ func (n *node) followConfigMap() {
 				}
 			})
 		},
-		Trouble: func(err error) {
+		OnError: func(err error) {
 			if err == nil {
 				n.log.Info("the ConfigMap is in sight again", slog.String("configmap", n.cfg.ConfigMap))
 				return

@@ -24,7 +24,7 @@ func (n *node) repair() {
 	case places() == nil:
 		n.log.Warn("the processes of the node are not seen: no pod can be redirected in place (mount the node's /proc at /host/proc)")
 	}
-	var follow func(context.Context, kube.Listener[kube.NodePod])
+	var follow func(context.Context, kube.Listener[kube.Pod])
 	if n.pods != nil && n.cfg.Repair.Node == n.cfg.NodeName && n.cfg.Repair.LabelSelectors+n.cfg.Repair.FieldSelectors == "" {
 		follow = n.pods.Follow // one watch serves both
 	}

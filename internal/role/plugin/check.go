@@ -109,7 +109,7 @@ func (p *plugin) status(ctx context.Context, args *skel.CmdArgs) error {
 
 // answered reports why nobody would tell about a pod: neither the node agent nor, for want of a way to it, the API server.
 func (p *plugin) answered(ctx context.Context, conf cniconf.NetConf) error {
-	_, problem := kube.NewClient(conf.Kubeconfig)
+	_, problem := kube.NewClient(kube.Config{Kubeconfig: conf.Kubeconfig, Once: true})
 	if problem == nil || conf.RunDir == "" {
 		return problem
 	}

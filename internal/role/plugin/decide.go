@@ -140,13 +140,13 @@ func (c *call) askAgent(ctx context.Context, conf cniconf.NetConf) (sidecar.Fact
 
 // askServer asks the API server with what is left of the time for finding out.
 func (c *call) askServer(ctx context.Context, conf cniconf.NetConf) (sidecar.Facts, error) {
-	client, err := kube.NewClient(conf.Kubeconfig)
+	client, err := kube.NewClient(kube.Config{Kubeconfig: conf.Kubeconfig, Once: true})
 	if err != nil {
 		return sidecar.Facts{}, err
 	}
 	left := conf.APITimeout - clock().Sub(c.mark)
 	key := kube.PodKey{Namespace: c.told.Namespace, Name: c.told.Pod, UID: c.told.UID}
-	facts, err := client.Pod(ctx, key, kube.Budget{Total: left})
+	facts, err := client.Lookup(ctx, key, kube.Budget{Total: left})
 	c.told.Requests = client.Requests()
 	return facts, err
 }

@@ -77,7 +77,7 @@ func (a *agent) watch(connection net.Conn, state http.ConnState) {
 func serveAgent(tb testing.TB, n *chaintest.Node) *agent {
 	tb.Helper()
 	a := &agent{Server: kubetest.NewServer(tb), socket: filepath.Join(n.RunDir, agentcall.SocketName), open: map[net.Conn]bool{}}
-	api, err := kube.NewAPI(kube.Access{Kubeconfig: a.Kubeconfig(tb), Now: time.Now})
+	api, err := kube.NewClient(kube.Config{Kubeconfig: a.Kubeconfig(tb)})
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -36,7 +36,7 @@ type Config struct {
 	// Warnings are sentences for the log.
 	Warnings []string
 
-	access kube.Access
+	access kube.Config
 	lines  []slog.Attr
 }
 
@@ -57,7 +57,7 @@ func load(args []string, getenv func(string) (string, bool)) (Config, error) {
 		return cfg, mistakes
 	}
 	problems := []error{mistakes, found.Apply(rows)}
-	access, err := standalone.Access(cfg.Kubeconfig, getenv, clock)
+	access, err := standalone.Access(cfg.Kubeconfig, getenv)
 	problems = append(problems, err)
 	cfg.access = access
 	if _, err := redirect.ChooseBackend(cfg.Stanza.Backend, cfg.Stanza.NativeNFTables, cfg.Stanza.ForceIptables); err != nil {

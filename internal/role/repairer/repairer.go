@@ -53,7 +53,7 @@ func Run(c applet.Call) int {
 }
 
 func act(ctx context.Context, cfg Config, path string, log *slog.Logger) error {
-	api, err := kube.NewAPI(cfg.access)
+	api, err := kube.NewClient(cfg.access)
 	if err != nil {
 		return err
 	}

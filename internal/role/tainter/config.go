@@ -48,7 +48,7 @@ type Config struct {
 	// Warnings are sentences for the log.
 	Warnings []string
 
-	access kube.Access
+	access kube.Config
 	lines  []slog.Attr
 }
 
@@ -135,7 +135,7 @@ func (d *draft) strangers() {
 // complete joins what depends on several settings.
 func (d *draft) complete(env environment) error {
 	var errs []error
-	access, err := standalone.Access(d.Kubeconfig, env.getenv, clock)
+	access, err := standalone.Access(d.Kubeconfig, env.getenv)
 	d.access = access
 	errs = append(errs, err)
 	if d.PodName == "" {

@@ -57,7 +57,7 @@ func Run(c applet.Call) int {
 
 // act does what was asked for.
 func act(ctx context.Context, stdout io.Writer, cfg Config, log *slog.Logger) error {
-	api, err := kube.NewAPI(cfg.access)
+	api, err := kube.NewClient(cfg.access)
 	if err != nil {
 		return err
 	}
@@ -80,7 +80,7 @@ func act(ctx context.Context, stdout io.Writer, cfg Config, log *slog.Logger) er
 	)
 }
 
-func (c Config) options(api *kube.API, log *slog.Logger) taint.Options {
+func (c Config) options(api *kube.Client, log *slog.Logger) taint.Options {
 	reasons := make([]string, 0, len(readiness.Reasons()))
 	for _, reason := range readiness.Reasons() {
 		reasons = append(reasons, string(reason))

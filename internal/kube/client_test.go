@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"strings"
@@ -10,31 +11,32 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
 const setPath = "/apis/apps/v1/namespaces/istio-system/daemonsets/istio-cni-node"
 
-// account is an API with the files it reads.
+// account is a client with the files it reads.
 type account struct {
-	*API
+	*Client
 	token, authority string
 }
 
 // connected is an API to a server, with pauses that no test has to wait for. Change may be nil.
-func connected(t *testing.T, server *kubetest.Server, change func(*Access)) account {
+func connected(t *testing.T, server *kubetest.Server, change func(*Config)) account {
 	t.Helper()
 	host, port := server.Address()
 	token, authority := server.ServiceAccount(t)
-	access := Access{
-		Server: Address{Host: host, Port: port}, TokenFile: token, CAFile: authority, Now: time.Now, Attempt: time.Minute,
-		Pace: Pace{First: time.Millisecond, Max: 4 * time.Millisecond, Watch: time.Hour, Idle: time.Hour},
+	access := Config{
+		Server: Address{Host: host, Port: port}, TokenFile: token, CAFile: authority, Timeout: time.Minute,
+		IdleTimeout: time.Hour, Backoff: &wait.Backoff{Duration: time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 3, Cap: 4 * time.Millisecond},
 	}
 	if change != nil {
 		change(&access)
 	}
-	api, err := NewAPI(access)
+	api, err := NewClient(access)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +54,7 @@ func TestAPIReadsWhatIsNeeded(t *testing.T) {
 				{"matchExpressions": [{"key": "c", "operator": "In", "values": ["d"]}],
 				 "matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["e"]}]}]}}}}}}}`))
 	server.Set([]byte(`{"kind": "Node", "apiVersion": "v1", "metadata": {"name": "node-1", "labels": {"a": "b"}},
-		"spec": {"taints": [{"key": "k", "value": "v", "effect": "NoExecute", "timeAdded": "x"}]},
+		"spec": {"taints": [{"key": "k", "value": "v", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}]},
 		"status": {"nodeInfo": {"containerRuntimeVersion": "containerd://2.2.0"}}}`))
 	server.Set(kubetest.Pod{Namespace: "istio-system", Name: "istio-cni-node-x7", UID: "u2"}.JSON(t))
 	api := connected(t, server, nil)
@@ -78,9 +80,9 @@ func TestAPIReadsWhatIsNeeded(t *testing.T) {
 	if diff := cmp.Diff(wantNode, node); diff != "" || err != nil {
 		t.Errorf("Node: %v (-want +got):\n%s", err, diff)
 	}
-	pod, err := api.PodOf(t.Context(), "istio-system", "istio-cni-node-x7")
-	if diff := cmp.Diff(PodState{"istio-system", "istio-cni-node-x7", "u2", "node-1", false, ""}, pod); diff != "" || err != nil {
-		t.Errorf("PodOf: %v (-want +got):\n%s", err, diff)
+	pod, err := api.Pod(t.Context(), PodKey{Namespace: "istio-system", Name: "istio-cni-node-x7"})
+	if err != nil || pod.Facts.UID != "u2" || pod.NodeName != "node-1" || pod.Deleting || pod.DaemonSet != "" {
+		t.Errorf("Pod: %v, %+v", err, pod)
 	}
 	wantRequests := []string{
 		"GET " + setPath, "GET /api/v1/nodes/node-1", "GET /api/v1/namespaces/istio-system/pods/istio-cni-node-x7",
@@ -128,9 +130,9 @@ func TestAPIFailuresHaveTheirClass(t *testing.T) {
 			api := connected(t, server, nil)
 			server.Fail(test.fault, 1)
 			_, err := api.DaemonSet(t.Context(), "istio-system", "istio-cni-node")
-			failed, ok := errors.AsType[*CallError](err)
+			failed, ok := errors.AsType[*Error](err)
 			if !ok {
-				t.Fatalf("got %v, want a CallError", err)
+				t.Fatalf("got %v, want an Error", err)
 			}
 			if ClassOf(err) != test.class || failed.Transient() != test.transient || !strings.Contains(err.Error(), test.says) {
 				t.Errorf("got class %q, transient %v: %v; want %q, %v with %q", failed.Class, failed.Transient(), err, test.class, test.transient, test.says)
@@ -156,8 +158,8 @@ func TestAPIConnectionFailures(t *testing.T) {
 			api := connected(t, server, nil)
 			server.Fail(fault, kubetest.Forever)
 			_, err := api.DaemonSet(t.Context(), "istio-system", "istio-cni-node")
-			if failed, ok := errors.AsType[*CallError](err); !ok || !failed.Transient() {
-				t.Errorf("got %v, want a transient CallError", err)
+			if failed, ok := errors.AsType[*Error](err); !ok || !failed.Transient() {
+				t.Errorf("got %v, want a transient Error", err)
 			}
 		})
 	}
@@ -173,7 +175,7 @@ func TestAPIConnectionFailures(t *testing.T) {
 		t.Run(string(fault), func(t *testing.T) {
 			server := kubetest.NewServer(t)
 			server.Set(kubetest.DaemonSet("istio-system", "istio-cni-node", ""))
-			api := connected(t, server, func(a *Access) { a.Attempt = 50 * time.Millisecond })
+			api := connected(t, server, func(a *Config) { a.Timeout = 50 * time.Millisecond })
 			server.Fail(fault, kubetest.Forever)
 			if _, err := api.DaemonSet(t.Context(), "istio-system", "istio-cni-node"); ClassOf(err) != Timeout {
 				t.Errorf("got %v, want Timeout", err)
@@ -193,7 +195,7 @@ func TestAPISendsNothingForANameThatCannotBe(t *testing.T) {
 	server := kubetest.NewServer(t)
 	api := connected(t, server, nil)
 	for _, key := range [][2]string{{"", "a"}, {"a", ""}, {"a/b", "c"}, {"a", "../pods/b"}, {"a", "b?c"}, {"..", "b"}} {
-		if _, err := api.PodOf(t.Context(), key[0], key[1]); ClassOf(err) != InvalidKey {
+		if _, err := api.Pod(t.Context(), PodKey{Namespace: key[0], Name: key[1]}); ClassOf(err) != InvalidKey {
 			t.Errorf("%q: got %v, want InvalidKey", key, err)
 		}
 	}
@@ -201,7 +203,7 @@ func TestAPISendsNothingForANameThatCannotBe(t *testing.T) {
 		t.Errorf("no node: got %v, want InvalidKey", err)
 	}
 	var troubles []error
-	api.FollowConfigMap(t.Context(), "", "a", ConfigMapListener{Trouble: func(err error) { troubles = append(troubles, err) }})
+	api.FollowConfigMap(t.Context(), "", "a", ConfigMapListener{OnError: func(err error) { troubles = append(troubles, err) }})
 	if len(troubles) != 1 || ClassOf(troubles[0]) != InvalidKey {
 		t.Errorf("following: got %v, want InvalidKey", troubles)
 	}
@@ -272,24 +274,24 @@ func TestAPISkipsVerificationWhenTold(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(kubetest.Node("n", nil, ""))
 	server.Fail(kubetest.UnknownCA, kubetest.Forever)
-	api := connected(t, server, func(a *Access) { a.SkipVerify, a.CAFile = true, "/no/such/file" })
+	api := connected(t, server, func(a *Config) { a.SkipVerify, a.CAFile = true, "/no/such/file" })
 	if _, err := api.Node(t.Context(), "n"); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestNewAPIRefuses(t *testing.T) {
-	if _, err := NewAPI(Access{Now: time.Now}); !errors.Is(err, ErrNoHost) {
+func TestNewClientRefusesAnAddress(t *testing.T) {
+	if _, err := NewClient(Config{}); !errors.Is(err, ErrNoHost) {
 		t.Errorf("got %v, want ErrNoHost", err)
 	}
-	if _, err := NewAPI(Access{Server: Address{Host: "a", Port: "443"}}); err == nil {
-		t.Error("no error without a clock")
+	if _, err := NewClient(Config{Server: Address{Host: "a"}}); !errors.Is(err, ErrNoPort) {
+		t.Errorf("got %v, want ErrNoPort", err)
 	}
 }
 
-func TestClassOfKnowsBothErrors(t *testing.T) {
+func TestClassOf(t *testing.T) {
 	for want, err := range map[Class]error{
-		NotFound: &Error{Class: NotFound}, Timeout: &CallError{Class: Timeout}, "": errors.New("another"),
+		NotFound: &Error{Class: NotFound}, Timeout: fmt.Errorf("x: %w", &Error{Class: Timeout}), "": errors.New("another"),
 	} {
 		if got := ClassOf(err); got != want {
 			t.Errorf("ClassOf(%v) = %q, want %q", err, got, want)

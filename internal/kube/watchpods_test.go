@@ -66,19 +66,19 @@ func marshaled(t *testing.T, pod *corev1.Pod) []byte {
 	return data
 }
 
-func podSeen(t *testing.T, api account, scope PodScope) NodePod {
+func podSeen(t *testing.T, api account, scope PodScope) Pod {
 	t.Helper()
-	return followed(t, func(ctx context.Context, l Listener[NodePod]) { api.FollowNodePods(ctx, scope, l) },
-		func(NodePod) bool { return true })
+	return followed(t, func(ctx context.Context, l Listener[Pod]) { api.FollowPods(ctx, scope, l) },
+		func(Pod) bool { return true })
 }
 
-func TestFollowNodePodsKeepsWhatIsNeeded(t *testing.T) {
+func TestFollowPodsKeepsWhatIsNeeded(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	pod := brokenPod()
 	server.Set(marshaled(t, pod))
 	got := podSeen(t, connected(t, server, nil), PodScope{Node: "node-1"})
-	want := NodePod{
+	want := Pod{
 		Facts: sidecar.Facts{
 			Namespace: "shop", Name: "web-1", UID: "u1", Labels: map[string]string{"app": "web"},
 			Annotations: map[string]string{"sidecar.istio.io/status": "{}"},
@@ -99,7 +99,7 @@ func TestFollowNodePodsKeepsWhatIsNeeded(t *testing.T) {
 			{Name: "web", Ready: true, State: ContainerState{Kind: StateRunning, Started: day(3)}}, {Name: "other"},
 		},
 	}
-	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}), cmpopts.IgnoreUnexported(NodePod{})); diff != "" {
+	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}), cmpopts.IgnoreUnexported(Pod{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	wantRef := PodRef{Namespace: "shop", Name: "web-1", UID: "u1", Version: "2"}
@@ -111,7 +111,7 @@ func TestFollowNodePodsKeepsWhatIsNeeded(t *testing.T) {
 	}
 }
 
-func TestFollowNodePodsReadsAddresses(t *testing.T) {
+func TestFollowPodsReadsAddresses(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ status, want string }{
 		{`{}`, "[]"},
@@ -122,19 +122,25 @@ func TestFollowNodePodsReadsAddresses(t *testing.T) {
 		{`{"podIP": "10.0.0.4", "podIPs": [{"ip": "fd00::5"}, {"ip": "10.0.0.5"}]}`, "[fd00::5 10.0.0.5]"},
 		{`{"podIPs": [{"ip": "10.0.0.05"}, {"ip": "::ffff:10.0.0.5"}, {"ip": "fd00:0:0::5"}, {}, {"ip": "x"}]}`, "[10.0.0.5 fd00::5]"},
 	} {
-		pod, err := decodeNodePod(fmt.Appendf(nil, `{"metadata": {"name": "a", "namespace": "b"}, "status": %s}`, tc.status))
+		pod, err := decodePod(fmt.Appendf(nil, `{"metadata": {"name": "a", "namespace": "b"}, "status": %s}`, tc.status))
 		if got := fmt.Sprint(pod.Addresses); err != nil || got != tc.want {
 			t.Errorf("%s: got %s, %v, want %s", tc.status, got, err, tc.want)
 		}
 	}
 	for _, wrong := range []string{`{"podIP": 5}`, `{"podIPs": {}}`, `{"initContainerStatuses": [{"restartCount": "x"}]}`} {
-		if pod, err := decodeNodePod(fmt.Appendf(nil, `{"status": %s}`, wrong)); err == nil {
+		if pod, err := decodePod(fmt.Appendf(nil, `{"status": %s}`, wrong)); err == nil {
 			t.Errorf("%s is read as %+v", wrong, pod)
 		}
 	}
 }
 
-func TestFollowNodePodsSelectsOnTheServer(t *testing.T) {
+func decodePod(document []byte) (Pod, error) {
+	var p corev1.Pod
+	err := json.Unmarshal(document, &p)
+	return podOf(&p), err
+}
+
+func TestFollowPodsSelectsOnTheServer(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name  string
@@ -161,8 +167,8 @@ func TestFollowNodePodsSelectsOnTheServer(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			var work sync.WaitGroup
 			work.Go(func() {
-				api.FollowNodePods(ctx, tc.scope, Listener[NodePod]{
-					Set: func(NodePod) {}, Gone: func(NodePod) {}, Listed: func() {}, Trouble: func(err error) {
+				api.FollowPods(ctx, tc.scope, Listener[Pod]{
+					OnUpdate: func(Pod) {}, OnDelete: func(Pod) {}, OnSync: func() {}, OnError: func(err error) {
 						if ctx.Err() == nil {
 							t.Errorf("trouble: %v", err)
 						}
@@ -172,13 +178,13 @@ func TestFollowNodePodsSelectsOnTheServer(t *testing.T) {
 			watched(t, server)
 			cancel()
 			work.Wait()
-			if diff := cmp.Diff([]string{"GET /api/v1/pods?" + tc.query + "limit=500"}, lists(server)); diff != "" {
-				t.Errorf("lists (-want +got):\n%s", diff)
+			of, got := queryOf(t, "?"+tc.query), queryOf(t, server.Requests()[0])
+			if len(lists(server)) != 1 {
+				t.Errorf("lists: %q", lists(server))
 			}
-			of, got := queryOf(t, "?"+tc.query), queryOf(t, watches(server)[0])
 			if got.Get("fieldSelector") != of.Get("fieldSelector") || got.Get("labelSelector") != of.Get("labelSelector") ||
 				got.Has("fieldSelector") != of.Has("fieldSelector") {
-				t.Errorf("the watch asks for %q", got.Encode())
+				t.Errorf("the list asks for %q", got.Encode())
 			}
 		})
 	}
@@ -193,7 +199,7 @@ func onNode(t *testing.T, name, node, phase string) []byte {
 	return marshaled(t, pod)
 }
 
-func TestFollowNodePodsHearsOfTheNodesOwnOnly(t *testing.T) {
+func TestFollowPodsHearsOfTheNodesOwnOnly(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	server.Set(onNode(t, "a", "node-1", "Pending"))
@@ -202,21 +208,21 @@ func TestFollowNodePodsHearsOfTheNodesOwnOnly(t *testing.T) {
 	server.Set(onNode(t, "d", "node-1", "Failed"))
 	api := connected(t, server, nil)
 	h := newHeard(t)
-	scope := PodScope{Node: "node-1", FieldSelector: "status.phase!=Failed", Keep: func(p *NodePod) {
+	scope := PodScope{Node: "node-1", FieldSelector: "status.phase!=Failed", Transform: func(p *Pod) {
 		p.Facts.Containers, p.Facts.Annotations = nil, nil
 	}}
 	ctx, cancel := context.WithCancel(t.Context())
 	var work sync.WaitGroup
 	work.Go(func() {
-		kept := func(what string, p NodePod) {
+		kept := func(what string, p Pod) {
 			if p.Facts.Containers != nil || p.Facts.Annotations != nil {
 				t.Errorf("%s is told with what was to be dropped", p.Facts.Name)
 			}
 			h.say(what + " " + p.Facts.Name + " on " + p.NodeName)
 		}
-		api.FollowNodePods(ctx, scope, Listener[NodePod]{
-			Set: func(p NodePod) { kept("set", p) }, Gone: func(p NodePod) { kept("gone", p) }, Listed: func() { h.say("listed") },
-			Trouble: h.trouble,
+		api.FollowPods(ctx, scope, Listener[Pod]{
+			OnUpdate: func(p Pod) { kept("set", p) }, OnDelete: func(p Pod) { kept("gone", p) }, OnSync: func() { h.say("listed") },
+			OnError: h.trouble,
 		})
 	})
 	defer work.Wait()
@@ -231,13 +237,13 @@ func TestFollowNodePodsHearsOfTheNodesOwnOnly(t *testing.T) {
 	h.wants("set a on node-1", "listed", "set c on node-1", "gone a on node-1", "gone c on node-1")
 }
 
-func TestFollowNodePodsTellsWhatCannotBe(t *testing.T) {
+func TestFollowPodsTellsWhatCannotBe(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	api := connected(t, server, nil)
 	for _, node := range []string{"node-1,metadata.name=x", "node 1", "a=b", "../x", "Node-1"} {
 		h := newHeard(t)
-		api.FollowNodePods(t.Context(), PodScope{Node: node}, Listener[NodePod]{Trouble: h.trouble})
+		api.FollowPods(t.Context(), PodScope{Node: node}, Listener[Pod]{OnError: h.trouble})
 		if diff := cmp.Diff([]string{"trouble: " + string(InvalidKey)}, h.all()); diff != "" {
 			t.Errorf("%q (-want +got):\n%s", node, diff)
 		}
@@ -249,7 +255,7 @@ func TestFollowNodePodsTellsWhatCannotBe(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var work sync.WaitGroup
 	work.Go(func() {
-		api.FollowNodePods(ctx, PodScope{FieldSelector: "spec.unheard=of"}, Listener[NodePod]{Trouble: h.trouble})
+		api.FollowPods(ctx, PodScope{FieldSelector: "spec.unheard=of"}, Listener[Pod]{OnError: h.trouble})
 	})
 	h.wants("trouble: " + string(Rejected))
 	cancel()
@@ -334,9 +340,11 @@ func TestStatesOfContainers(t *testing.T) {
 			Kind: StateTerminated, Reason: "Completed", Started: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 		},
 	} {
-		var wire wireState
-		if err := json.Unmarshal([]byte(text), &wire); err != nil || wire.state() != want {
-			t.Errorf("%s: got %+v, %v, want %+v", text, wire.state(), err, want)
+		var state corev1.ContainerState
+		err := json.Unmarshal([]byte(text), &state)
+		got := stateOf(state)
+		if got.Started, want.Started = got.Started.UTC(), want.Started.UTC(); err != nil || got != want {
+			t.Errorf("%s: got %+v, %v, want %+v", text, got, err, want)
 		}
 	}
 }

@@ -133,15 +133,15 @@ func TestFactsIgnoresEnvFrom(t *testing.T) {
 
 func TestFactsRefuses(t *testing.T) {
 	for name, test := range map[string]struct{ document, want string }{
-		"nothing":                   {``, "unexpected end"},
-		"half a document":           {`{"kind":"Pod","apiVersion":"v1","metadata":{"na`, "unexpected end"},
-		"HTML":                      {`<html>`, "invalid character"},
-		"two documents":             {`{"kind":"Pod"}{"kind":"Pod"}`, "after top-level value"},
-		"null":                      {`null`, "not a v1 Pod"},
+		"nothing":                   {``, "decoding pod: Object 'Kind' is missing"},
+		"half a document":           {`{"kind":"Pod","apiVersion":"v1","metadata":{"na`, "decoding pod: "},
+		"HTML":                      {`<html>`, "decoding pod: "},
+		"two documents":             {`{"kind":"Pod"}{"kind":"Pod"}`, "decoding pod: "},
+		"null":                      {`null`, "decoding pod: Object 'Kind' is missing"},
 		"a Status":                  {`{"kind":"Status","apiVersion":"v1"}`, `kind "Status"`},
-		"a pod of another version":  {`{"kind":"Pod","apiVersion":"v2","metadata":{"name":"p","namespace":"n"}}`, `apiVersion "v2"`},
-		"a pod without a name":      {`{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"n"}}`, `name ""`},
-		"a pod without a namespace": {`{"kind":"Pod","apiVersion":"v1","metadata":{"name":"p"}}`, `namespace ""`},
+		"a pod of another version":  {`{"kind":"Pod","apiVersion":"v2","metadata":{"name":"p","namespace":"n"}}`, `version "v2"`},
+		"a pod without a name":      {`{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"n"}}`, "with a namespace and a name"},
+		"a pod without a namespace": {`{"kind":"Pod","apiVersion":"v1","metadata":{"name":"p"}}`, "with a namespace and a name"},
 		"a user that is no number": {
 			`{"kind":"Pod","apiVersion":"v1","metadata":{"name":"p","namespace":"n"},"spec":{"securityContext":{"runAsUser":"root"}}}`,
 			"runAsUser",
@@ -189,28 +189,6 @@ func FuzzFacts(f *testing.F) {
 			t.Errorf("facts (-API types +Facts):\n%s", diff)
 		}
 	})
-}
-
-// factsOf is the conversion as one would write it with the API's types.
-func factsOf(pod *corev1.Pod) sidecar.Facts {
-	facts := sidecar.Facts{
-		Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID), HostNetwork: pod.Spec.HostNetwork,
-		Labels: pod.Labels, Annotations: pod.Annotations, Containers: []sidecar.Container{},
-	}
-	if security := pod.Spec.SecurityContext; security != nil {
-		facts.RunAsUser, facts.RunAsGroup = security.RunAsUser, security.RunAsGroup
-	}
-	for i, c := range append(append([]corev1.Container(nil), pod.Spec.InitContainers...), pod.Spec.Containers...) {
-		container := sidecar.Container{Name: c.Name, Args: c.Args, Init: i < len(pod.Spec.InitContainers)}
-		if c.SecurityContext != nil {
-			container.RunAsUser, container.RunAsGroup = c.SecurityContext.RunAsUser, c.SecurityContext.RunAsGroup
-		}
-		for _, v := range c.Env {
-			container.Env = append(container.Env, sidecar.EnvVar{Name: v.Name, Value: v.Value})
-		}
-		facts.Containers = append(facts.Containers, container)
-	}
-	return facts
 }
 
 func BenchmarkFacts(b *testing.B) {

@@ -20,15 +20,15 @@ const podAt = "/api/v1/namespaces/shop/pods/web-1"
 // podAction is one of the three, with a pod and the server that has it.
 type podAction struct {
 	name, verb, object, request string
-	do                          func(*API, context.Context, PodRef) error
+	do                          func(*Client, context.Context, PodRef) error
 }
 
 func podActions() []podAction {
 	return []podAction{
-		{"delete", "delete", "pods shop/web-1", "DELETE " + podAt, (*API).DeletePod},
-		{"evict", "create", "pods/eviction shop/web-1", "POST " + podAt + "/eviction", (*API).EvictPod},
-		{"label", "patch", "pods/status shop/web-1", "PATCH " + podAt + "/status", func(a *API, ctx context.Context, ref PodRef) error {
-			return a.LabelPod(ctx, ref, "cni.istio.io/uninitialized", "true")
+		{"delete", "delete", "pods shop/web-1", "DELETE " + podAt, (*Client).DeletePod},
+		{"evict", "create", "pods/eviction shop/web-1", "POST " + podAt + "/eviction", (*Client).EvictPod},
+		{"label", "patch", "pods/status shop/web-1", "PATCH " + podAt + "/status", func(c *Client, ctx context.Context, ref PodRef) error {
+			return c.LabelPod(ctx, ref, "cni.istio.io/uninitialized", "true")
 		}},
 	}
 }
@@ -64,7 +64,7 @@ func TestPodActions(t *testing.T) {
 			ref := seenPod(t, server)
 			server.Set(kubetest.Pod{Namespace: "shop", Name: "web-2", UID: "other"}.JSON(t))
 			api := connected(t, server, nil)
-			if err := action.do(api.API, t.Context(), ref); err != nil {
+			if err := action.do(api.Client, t.Context(), ref); err != nil {
 				t.Fatal(err)
 			}
 			if got := server.Requests(); !slices.Equal(got, []string{action.request}) {
@@ -93,14 +93,14 @@ func TestPodActionsLeaveAnotherPodAlone(t *testing.T) {
 			ref := seenPod(t, server)
 			api := connected(t, server, nil)
 			server.Delete(podAt)
-			if err := action.do(api.API, t.Context(), ref); ClassOf(err) != NotFound || IsConflict(err) {
+			if err := action.do(api.Client, t.Context(), ref); ClassOf(err) != NotFound || IsConflict(err) {
 				t.Errorf("it is gone: got %v", err)
 			}
 			anew := brokenPod()
 			anew.UID, anew.DeletionTimestamp = "another", nil
 			server.Set(marshaled(t, anew))
 			before := string(server.Object(podAt))
-			err := action.do(api.API, t.Context(), ref)
+			err := action.do(api.Client, t.Context(), ref)
 			if !IsConflict(err) || ClassOf(err) == NotFound {
 				t.Errorf("it is another one: got %v", err)
 			}
@@ -120,7 +120,7 @@ func TestPodActionsHeedTheVersion(t *testing.T) {
 			ref := seenPod(t, server)
 			api := connected(t, server, nil)
 			server.Edit(podAt, func(pod map[string]any) { pod["status"] = map[string]any{"phase": "Running"} })
-			err := action.do(api.API, t.Context(), ref)
+			err := action.do(api.Client, t.Context(), ref)
 			if heeds := action.name != "label"; IsConflict(err) != heeds || !heeds && err != nil {
 				t.Errorf("got %v", err)
 			}
@@ -152,7 +152,7 @@ func TestEvictPodTellsABudgetFromALoad(t *testing.T) {
 			ref := seenPod(t, server)
 			tc.set(server)
 			err := connected(t, server, nil).EvictPod(t.Context(), ref)
-			failed, ok := errors.AsType[*CallError](err)
+			failed, ok := errors.AsType[*Error](err)
 			if !ok || failed.Class != TooManyRequests || failed.Status != http.StatusTooManyRequests || failed.RetryAfter != tc.after {
 				t.Fatalf("got %+v", err)
 			}
@@ -182,8 +182,8 @@ func TestPodActionsFail(t *testing.T) {
 			ref := seenPod(t, server)
 			api := connected(t, server, nil)
 			server.Fail(fault, 1)
-			err := action.do(api.API, t.Context(), ref)
-			failed, ok := errors.AsType[*CallError](err)
+			err := action.do(api.Client, t.Context(), ref)
+			failed, ok := errors.AsType[*Error](err)
 			if !ok || failed.Class != class || failed.Verb != action.verb || failed.Object != action.object {
 				t.Errorf("%s, %s: got %+v, want %s", action.name, fault, err, class)
 				continue
@@ -206,14 +206,14 @@ func TestPodActionsEndWithTheirTime(t *testing.T) {
 	for _, action := range podActions() {
 		server := kubetest.NewServer(t)
 		ref := seenPod(t, server)
-		api := connected(t, server, func(a *Access) { a.Attempt = 50 * time.Millisecond })
+		api := connected(t, server, func(a *Config) { a.Timeout = 50 * time.Millisecond })
 		server.Fail(kubetest.Hang, 1)
-		if err := action.do(api.API, t.Context(), ref); ClassOf(err) != Timeout {
+		if err := action.do(api.Client, t.Context(), ref); ClassOf(err) != Timeout {
 			t.Errorf("%s: got %v", action.name, err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := action.do(api.API, ctx, ref); ClassOf(err) != Canceled || !errors.Is(err, context.Canceled) {
+		if err := action.do(api.Client, ctx, ref); ClassOf(err) != Canceled || !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: got %v", action.name, err)
 		}
 	}
@@ -235,7 +235,7 @@ func TestPodActionsSendNothingForWhatIsNoPod(t *testing.T) {
 			if what == "no version" && action.name == "label" {
 				continue // which does not need one
 			}
-			if err := action.do(api.API, t.Context(), ref); ClassOf(err) != InvalidKey {
+			if err := action.do(api.Client, t.Context(), ref); ClassOf(err) != InvalidKey {
 				t.Errorf("%s, %s: got %v", action.name, what, err)
 			}
 		}
@@ -253,8 +253,8 @@ func TestPodActionsSendNothingForWhatIsNoPod(t *testing.T) {
 func TestPodActionsWaitForTheirFiles(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
-	api, err := NewAPI(Access{
-		Server: Address{Host: "127.0.0.1", Port: "1"}, TokenFile: "/none", CAFile: "/none", Now: time.Now,
+	api, err := NewClient(Config{
+		Server: Address{Host: "127.0.0.1", Port: "1"}, TokenFile: "/none", CAFile: "/none",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -269,12 +269,12 @@ func TestPodActionsWaitForTheirFiles(t *testing.T) {
 // Some answers of the API server say that the deletion goes on.
 func TestDeletePodAccepted(t *testing.T) {
 	t.Parallel()
-	api := paced(t, func(r *http.Request) (*http.Response, error) {
+	api := clientOf(func(r *http.Request) (*http.Response, error) {
 		if r.Method != http.MethodDelete {
 			t.Errorf("it is a %s", r.Method)
 		}
 		return &http.Response{StatusCode: http.StatusAccepted, Body: http.NoBody, Header: http.Header{}, Request: r}, nil
-	})
+	}, Config{Kubeconfig: "/none"})
 	if err := api.DeletePod(t.Context(), PodRef{Namespace: "shop", Name: "web-1", UID: "u", Version: "1"}); err != nil {
 		t.Error(err)
 	}

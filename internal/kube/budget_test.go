@@ -6,36 +6,43 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptrace"
-	"net/url"
 	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"k8s.io/client-go/rest"
 )
 
 // The tests of this file run in bubbles of synctest: time stands still while anything runs and jumps when all wait, so
 // that pauses and time limits are exact and cost nothing.
 
-// exchange is one attempt as the loop sees it: it answers, or hangs until its context ends.
-type exchange func(*http.Request) (*http.Response, error)
+// exchangeFunc is one attempt as the loop sees it: it answers, or hangs until its context ends.
+type exchangeFunc func(*http.Request) (*http.Response, error)
 
-func (e exchange) RoundTrip(r *http.Request) (*http.Response, error) { return e(r) }
+func (e exchangeFunc) RoundTrip(r *http.Request) (*http.Response, error) { return e(r) }
 
-func hangs() exchange {
+func hangs() exchangeFunc {
 	return func(r *http.Request) (*http.Response, error) {
 		<-r.Context().Done()
 		return nil, r.Context().Err()
 	}
 }
 
-func answers(status int, body []byte) exchange {
+func answers(status int, body []byte) exchangeFunc {
 	return func(*http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: status, ContentLength: -1, Body: io.NopCloser(strings.NewReader(string(body)))}, nil
 	}
 }
 
-func asksToWait(seconds int) exchange {
+// missing is the API server's own word that there is no such pod.
+func missing() exchangeFunc {
+	return answers(http.StatusNotFound, []byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,
+		"message":"pods \"cart\" not found","details":{"name":"cart","kind":"pods"}}`))
+}
+
+func asksToWait(seconds int) exchangeFunc {
 	return func(r *http.Request) (*http.Response, error) {
 		response, err := answers(http.StatusTooManyRequests, nil)(r)
 		response.Header = http.Header{"Retry-After": {strconv.Itoa(seconds)}}
@@ -43,8 +50,8 @@ func asksToWait(seconds int) exchange {
 	}
 }
 
-// slowly lets an exchange take its time.
-func slowly(by time.Duration, e exchange) exchange {
+// slowly lets an exchangeFunc take its time.
+func slowly(by time.Duration, e exchangeFunc) exchangeFunc {
 	return func(r *http.Request) (*http.Response, error) {
 		if !sleep(r.Context(), by) {
 			return nil, r.Context().Err()
@@ -59,36 +66,43 @@ type scripted struct {
 	began []time.Duration
 }
 
-func script(exchanges ...exchange) *scripted {
+func script(exchanges ...exchangeFunc) *scripted {
 	s := &scripted{}
 	start := time.Now()
-	next := exchange(func(r *http.Request) (*http.Response, error) {
+	next := exchangeFunc(func(r *http.Request) (*http.Response, error) {
 		s.began = append(s.began, time.Since(start))
 		return exchanges[min(len(s.began), len(exchanges))-1](r)
 	})
-	s.Client = &Client{file: "/no/such/istio-cni-kubeconfig", current: &endpoint{
-		settings:    settings{server: &url.URL{Scheme: "https", Host: "api"}},
-		http:        http.Client{Transport: next},
-		connections: &http.Transport{Proxy: http.ProxyURL(nil)},
-	}}
+	s.Client = clientOf(next, Config{Kubeconfig: "/no/such/istio-cni-kubeconfig"})
 	return s
 }
 
+// clientOf is a client whose requests go as given.
+func clientOf(next exchangeFunc, config Config) *Client {
+	to, err := newEndpoint(&rest.Config{Host: "https://api", Proxy: http.ProxyURL(nil)}, true)
+	if err != nil {
+		panic(err)
+	}
+	to.next = next
+	config.Timeout, config.IdleTimeout = 10*time.Second, 150*time.Second
+	return &Client{config: config, server: to.server, current: to}
+}
+
 func TestPodKeepsItsBudget(t *testing.T) {
-	for name, forever := range map[string]exchange{
+	for name, forever := range map[string]exchangeFunc{
 		"against a server that hangs":           hangs(),
-		"against a server without the pod":      answers(http.StatusNotFound, nil),
+		"against a server without the pod":      missing(),
 		"against a server that always fails":    slowly(700*time.Millisecond, answers(http.StatusInternalServerError, nil)),
 		"against a server that is always busy":  asksToWait(1),
 		"against a server that talks nonsense":  answers(http.StatusOK, []byte("<")),
-		"against answers that come just late":   slowly(2999*time.Millisecond, answers(http.StatusNotFound, nil)),
-		"against answers that come rather late": slowly(3001*time.Millisecond, answers(http.StatusNotFound, nil)),
+		"against answers that come just late":   slowly(2999*time.Millisecond, missing()),
+		"against answers that come rather late": slowly(3001*time.Millisecond, missing()),
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := script(forever)
 				start := time.Now()
-				_, err := s.Pod(t.Context(), cart(), Budget{})
+				_, err := s.Lookup(t.Context(), cart(), Budget{})
 				took := time.Since(start)
 				failed, ok := errors.AsType[*Error](err)
 				if !ok || !failed.Exhausted {
@@ -110,7 +124,7 @@ func TestPodAfterAHang(t *testing.T) {
 	t.Run("asks again after 3 seconds and a pause", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := script(hangs(), answers(http.StatusOK, cartPod().JSON(t)))
-			if _, err := s.Pod(t.Context(), cart(), Budget{}); err != nil {
+			if _, err := s.Lookup(t.Context(), cart(), Budget{}); err != nil {
 				t.Fatal(err)
 			}
 			if len(s.began) != 2 || s.began[1] < 3*time.Second || s.began[1] > 3*time.Second+50*time.Millisecond {
@@ -121,7 +135,7 @@ func TestPodAfterAHang(t *testing.T) {
 	t.Run("asks again after a third of a small budget", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := script(hangs(), answers(http.StatusOK, cartPod().JSON(t)))
-			if _, err := s.Pod(t.Context(), cart(), Budget{Total: 300 * time.Millisecond}); err != nil {
+			if _, err := s.Lookup(t.Context(), cart(), Budget{Total: 300 * time.Millisecond}); err != nil {
 				t.Fatal(err)
 			}
 			if len(s.began) != 2 || s.began[1] < 100*time.Millisecond || s.began[1] > 150*time.Millisecond {
@@ -131,9 +145,9 @@ func TestPodAfterAHang(t *testing.T) {
 	})
 	t.Run("tells the last complete answer rather than the attempt that the budget cut short", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s := script(answers(http.StatusNotFound, nil), slowly(150*time.Millisecond, answers(http.StatusInternalServerError, nil)), hangs())
+			s := script(missing(), slowly(150*time.Millisecond, answers(http.StatusInternalServerError, nil)), hangs())
 			budget := Budget{Total: 600 * time.Millisecond, Attempt: 300 * time.Millisecond, FirstBackoff: 100 * time.Millisecond}
-			_, err := s.Pod(t.Context(), cart(), budget)
+			_, err := s.Lookup(t.Context(), cart(), budget)
 			// Attempts begin at 0, at 50 to 100 and at 300 to 450 ms: the third is cut at 600.
 			failed := wantError(t, err, ServerError)
 			if !failed.Exhausted || failed.Status != http.StatusInternalServerError {
@@ -162,7 +176,7 @@ func TestPodSaysWhatATimeoutWaitedFor(t *testing.T) {
 					test.reached(httptrace.ContextClientTrace(r.Context()))
 					return hangs()(r)
 				})
-				_, err := s.Pod(t.Context(), cart(), Budget{})
+				_, err := s.Lookup(t.Context(), cart(), Budget{})
 				wantError(t, err, test.class)
 				if want := ", time budget used up: " + test.says + ": context deadline exceeded"; !strings.Contains(err.Error(), want) {
 					t.Errorf("error does not say %q: %v", want, err)
@@ -175,8 +189,8 @@ func TestPodSaysWhatATimeoutWaitedFor(t *testing.T) {
 func TestPodPauses(t *testing.T) {
 	t.Run("pauses double up to the maximum and are spread below it", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s := script(answers(http.StatusNotFound, nil))
-			wantError(t, errorOf(s.Pod(t.Context(), cart(), Budget{Total: time.Hour})), NotFound)
+			s := script(missing())
+			wantError(t, errorOf(s.Lookup(t.Context(), cart(), Budget{Total: time.Hour})), NotFound)
 			full := 50 * time.Millisecond
 			for i := 1; i < 100; i++ {
 				if pause := s.began[i] - s.began[i-1]; pause < full/2 || pause > full {
@@ -188,8 +202,8 @@ func TestPodPauses(t *testing.T) {
 	})
 	t.Run("pauses differ", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s := script(answers(http.StatusNotFound, nil))
-			wantError(t, errorOf(s.Pod(t.Context(), cart(), Budget{Total: time.Minute, MaxBackoff: 50 * time.Millisecond})), NotFound)
+			s := script(missing())
+			wantError(t, errorOf(s.Lookup(t.Context(), cart(), Budget{Total: time.Minute, MaxBackoff: 50 * time.Millisecond})), NotFound)
 			seen := map[time.Duration]bool{}
 			for i := 1; i < 100; i++ {
 				seen[s.began[i]-s.began[i-1]] = true
@@ -201,9 +215,9 @@ func TestPodPauses(t *testing.T) {
 	})
 	t.Run("the end of the budget is used for asking rather than for pausing", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s := script(answers(http.StatusNotFound, nil))
+			s := script(missing())
 			budget := Budget{Total: 10 * time.Second, FirstBackoff: 100 * time.Millisecond, MaxBackoff: time.Hour}
-			wantError(t, errorOf(s.Pod(t.Context(), cart(), budget)), NotFound)
+			wantError(t, errorOf(s.Lookup(t.Context(), cart(), budget)), NotFound)
 			if last := s.began[len(s.began)-1]; last < 9800*time.Millisecond || last >= budget.Total {
 				t.Errorf("the last attempt began at %v", last)
 			}
@@ -212,7 +226,7 @@ func TestPodPauses(t *testing.T) {
 	t.Run("Retry-After is waited for in full", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := script(asksToWait(4), answers(http.StatusOK, cartPod().JSON(t)))
-			if _, err := s.Pod(t.Context(), cart(), Budget{}); err != nil {
+			if _, err := s.Lookup(t.Context(), cart(), Budget{}); err != nil {
 				t.Fatal(err)
 			}
 			if len(s.began) != 2 || s.began[1] < 4*time.Second || s.began[1] > 4*time.Second+50*time.Millisecond {
@@ -223,7 +237,7 @@ func TestPodPauses(t *testing.T) {
 	t.Run("Retry-After beyond the budget ends the look-up at once", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := script(asksToWait(10))
-			_, err := s.Pod(t.Context(), cart(), Budget{})
+			_, err := s.Lookup(t.Context(), cart(), Budget{})
 			if failed := wantError(t, err, TooManyRequests); !failed.Exhausted || failed.Attempts != 1 || failed.Elapsed != 0 {
 				t.Errorf("%v", err)
 			}
@@ -232,7 +246,7 @@ func TestPodPauses(t *testing.T) {
 }
 
 func TestPodEndsWithItsContext(t *testing.T) {
-	for name, forever := range map[string]exchange{
+	for name, forever := range map[string]exchangeFunc{
 		"in the middle of an attempt": slowly(400*time.Millisecond, hangs()),
 		"in a pause":                  asksToWait(5),
 	} {
@@ -241,7 +255,7 @@ func TestPodEndsWithItsContext(t *testing.T) {
 				s := script(forever)
 				ctx, cancel := context.WithCancel(t.Context())
 				time.AfterFunc(time.Second, cancel)
-				_, err := s.Pod(ctx, cart(), Budget{})
+				_, err := s.Lookup(ctx, cart(), Budget{})
 				failed := wantError(t, err, Canceled)
 				if !errors.Is(err, context.Canceled) || failed.Elapsed != time.Second || failed.Exhausted {
 					t.Errorf("%v", err)
@@ -254,7 +268,7 @@ func TestPodEndsWithItsContext(t *testing.T) {
 			s := script(hangs())
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
-			_, err := s.Pod(ctx, cart(), Budget{})
+			_, err := s.Lookup(ctx, cart(), Budget{})
 			if failed := wantError(t, err, Canceled); failed.Elapsed != 0 {
 				t.Errorf("%v", err)
 			}
@@ -265,7 +279,7 @@ func TestPodEndsWithItsContext(t *testing.T) {
 			s := script(hangs())
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			_, err := s.Pod(ctx, cart(), Budget{})
+			_, err := s.Lookup(ctx, cart(), Budget{})
 			if failed := wantError(t, err, Timeout); !failed.Exhausted || failed.Elapsed != time.Second {
 				t.Errorf("%v", err)
 			}
