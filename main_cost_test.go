@@ -17,14 +17,14 @@ import (
 // What every start of the program costs, and so every pod, is what is linked into it and what that does before main.
 
 // mostBytes is the size that the program may have.
-const mostBytes = 20 << 20
+const mostBytes = 28_000_000
 
-// What initialisation may take, as the runtime counts it (GODEBUG=inittrace=1): half as much again as it does today,
-// which is 132 packages with an init, 1816 allocations and 247896 bytes.
+// What initialisation may take, as the runtime counts it (GODEBUG=inittrace=1): a fifth more than it does today, which is
+// 180 packages with an init, 5330 allocations and 688000 bytes.
 const (
-	mostInits     = 198
-	mostAllocs    = 2724
-	mostInitBytes = 371844
+	mostInits     = 216
+	mostAllocs    = 6400
+	mostInitBytes = 826000
 )
 
 func TestTheProgramIsSmall(t *testing.T) {
@@ -38,8 +38,8 @@ func TestTheProgramIsSmall(t *testing.T) {
 	}
 }
 
-// TestNothingElseIsLinked: docs/deps.txt names all that comes from other modules, and nothing of it brings in a scheme or
-// a clientset, which cost a start more than everything else together.
+// TestNothingElseIsLinked: docs/deps.txt names all that comes from other modules, and nothing of it brings in a clientset
+// with the types of all APIs, which costs a start more than everything else together.
 func TestNothingElseIsLinked(t *testing.T) {
 	t.Parallel()
 	written, err := os.ReadFile("docs/deps.txt")
@@ -60,9 +60,10 @@ func TestNothingElseIsLinked(t *testing.T) {
 	}
 	for _, name := range got {
 		for _, dear := range []string{
-			"k8s.io/client-go/kubernetes", "k8s.io/client-go/rest", "k8s.io/client-go/informers", "k8s.io/client-go/dynamic",
-			"k8s.io/client-go/tools/clientcmd", "k8s.io/client-go/tools/cache", "k8s.io/apimachinery/pkg/runtime", "k8s.io/api",
-			"google.golang.org/protobuf", "github.com/google/gnostic-models", "github.com/spf13/cobra",
+			"k8s.io/client-go/kubernetes", "k8s.io/client-go/informers", "k8s.io/client-go/listers", "k8s.io/client-go/dynamic",
+			"k8s.io/client-go/discovery", "k8s.io/client-go/applyconfigurations", "k8s.io/client-go/tools/leaderelection",
+			"k8s.io/client-go/tools/record", "k8s.io/client-go/tools/events", "google.golang.org/protobuf",
+			"github.com/google/gnostic-models", "github.com/spf13/cobra",
 		} {
 			if name == dear || strings.HasPrefix(name, dear+"/") {
 				t.Errorf("%s is linked", name)

@@ -76,6 +76,7 @@ var owners = map[string][]string{
 	"github.com/vishvananda/netlink":     {"internal/node/route"},
 	"github.com/vishvananda/netns":       {"internal/node/netns"},
 	"golang.org/x/sys":                   {"internal/node"},
+	"github.com/go-logr/logr":            {"internal/kube"},
 	"golang.org/x/time/rate":             {"internal/agent", "internal/kube"},
 	"k8s.io":                             {"internal/kube"},
 	"k8s.io/client-go/util/workqueue":    {"internal/agent"},
