@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// TestASecondWriter adds taints to a node in a loop, each beside those that are there, while the controller removes and adds
-// its own: neither loses anything, and they do meet.
+// TestASecondWriter adds taints to a node in a loop, each before those that are there, while the controller removes and adds
+// its own: neither loses anything, and they do meet. A taint behind the others would be no conflict.
 func TestASecondWriter(t *testing.T) {
 	l := newRig(t)
 	kubeconfig := l.grant(may{})
@@ -31,7 +31,7 @@ func TestASecondWriter(t *testing.T) {
 	work.Go(func() {
 		for ; written < most && ctx.Err() == nil; written++ {
 			text, err := json.Marshal([]map[string]any{{
-				"op": "add", "path": "/spec/taints/-", "value": map[string]string{"key": fmt.Sprintf("k%03d", written), "effect": "PreferNoSchedule"},
+				"op": "add", "path": "/spec/taints/0", "value": map[string]string{"key": fmt.Sprintf("k%03d", written), "effect": "PreferNoSchedule"},
 			}})
 			if err == nil {
 				_, err = l.client.CoreV1().Nodes().Patch(context.WithoutCancel(ctx), "a", types.JSONPatchType, text, meta.PatchOptions{})
@@ -67,6 +67,7 @@ func TestASecondWriter(t *testing.T) {
 	if len(got) != written {
 		t.Errorf("of %d taints of the other writer %d are there", written, len(got))
 	}
+	slices.Reverse(got)
 	for i, text := range got {
 		if !strings.HasPrefix(text, fmt.Sprintf("k%03d:", i)) {
 			t.Errorf("taint %d is %q", i, text)
