@@ -344,7 +344,8 @@ func TestAStanzaThatCannotBeReadIsTriedAgain(t *testing.T) {
 // TestAPodThatCannotBeHelpedSaysWhyAndHow for a long time without a flood.
 func TestAPodThatCannotBeHelpedSaysWhyAndHow(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace)
+	// The clock goes by minutes, perhaps in the middle of the work on the pod.
+	l := newLab(t, inPlace, func(o *Options) { o.PodLimit = 24 * time.Hour })
 	p := crashing("web").at("10.88.0.2/24")
 	l.set(p)
 	l.run()

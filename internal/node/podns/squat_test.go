@@ -269,10 +269,11 @@ func TestAPathThatFlipsIsNeverAnother(t *testing.T) {
 		}
 		flipping <- nil
 	}()
-	found := 0
-	for range 500 {
+	found, missed := 0, 0
+	for found < 50 || missed < 50 {
 		got, err := n.Find(t.Context(), podOf("10.77.9.5"))
 		if err != nil {
+			missed++
 			continue
 		}
 		found++
@@ -283,7 +284,5 @@ func TestAPathThatFlipsIsNeverAnother(t *testing.T) {
 	}
 	cancel()
 	n.do(<-flipping)
-	if t.Logf("found %d of 500 times", found); found == 0 || found == 500 {
-		t.Error("the path did not flip")
-	}
+	t.Logf("found %d times, missed %d times", found, missed)
 }
