@@ -119,17 +119,18 @@ func TestNothingPassesTheSidecarByIPv6OfLater(t *testing.T) {
 		name     string
 		set      func(*redirect.Spec)
 		tcp, udp string // who answers, "" for nobody
+		of       []lateness
 	}{
-		{"bypass", func(*redirect.Spec) {}, labtest.ByApp, labtest.ByApp},
-		{"reject", func(s *redirect.Spec) { s.SecondFamily = redirect.Reject }, "", ""},
-		{"capture", capture, labtest.ByInbound, labtest.ByApp},
-		{"dual stack", func(s *redirect.Spec) { s.DualStack = true }, labtest.ByInbound, labtest.ByApp},
-		{"capture, and a proxy of IPv4 alone", capture, "", labtest.ByApp},
+		{"bypass", func(*redirect.Spec) {}, labtest.ByApp, labtest.ByApp, latenesses()[:1]},
+		{"reject", func(s *redirect.Spec) { s.SecondFamily = redirect.Reject }, "", "", latenesses()},
+		{"capture", capture, labtest.ByInbound, labtest.ByApp, latenesses()},
+		{"dual stack", func(s *redirect.Spec) { s.DualStack = true }, labtest.ByInbound, labtest.ByApp, latenesses()[:1]},
+		{"capture, and a proxy of IPv4 alone", capture, "", labtest.ByApp, latenesses()[2:]},
 	}
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()
-		for _, how := range latenesses() {
-			for _, setting := range settings {
+		for _, setting := range settings {
+			for _, how := range setting.of {
 				if setting.name == "bypass" && v == byTables {
 					continue // its rules name no family where there is no IPv6 address to let by
 				}
