@@ -46,11 +46,11 @@ type step struct {
 // readLimit bounds reading what is there, by tools as well. A namespace of usual size is read in a millisecond.
 const readLimit = 10 * time.Second
 
-// ErrUninspectable says that the namespace holds more rules than are read, or that reading them takes too long: whoever is
-// in it may have filled it. Nothing was done.
+// ErrUninspectable says that the namespace holds more rules or routes than are read, or that reading them takes too long:
+// whoever is in it may have filled it. Routes are read after the rules are written.
 var ErrUninspectable = nftables.ErrUninspectable
 
-var errSlow = fmt.Errorf("%w: reading them takes more than %s", ErrUninspectable, readLimit)
+var errSlow = fmt.Errorf("%w: reading the rules takes more than %s", ErrUninspectable, readLimit)
 
 // inspect reads both families and compares them with the Spec; without one nothing is wanted. What it gives must be closed.
 func (n Namespace) inspect(ctx context.Context, spec *redirect.Spec) (*work, error) {

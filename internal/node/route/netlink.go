@@ -1,6 +1,7 @@
 package route
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -8,9 +9,11 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
 // The netlink package's functions open a socket for each request, on the calling thread and so in its namespace. A
@@ -27,6 +30,63 @@ func complete[T any](list func() (T, error)) (T, error) {
 			return result, err
 		}
 	}
+}
+
+// maxObjects bounds what is read of a namespace: those who are in it can add routes and policy rules without end.
+const maxObjects = 1 << 16
+
+// dump calls back with each message of a kind that the kernel answers to a request for a list. It is ErrUninspectable
+// above the bound. That and an error of the callback leave the rest of the list in the kernel; the netlink package's lists
+// read it to its end and keep all of it.
+func dump(request *nl.NetlinkRequest, kind uint16, each func(message []byte) error) error {
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer socket.Close()
+	if err := socket.SetReceiveTimeout(&nl.SocketTimeoutTv); err != nil {
+		return err
+	}
+	if err := socket.Send(request); err != nil {
+		return err
+	}
+	interrupted := false
+	for seen := 0; ; {
+		messages, from, err := socket.Receive()
+		if err != nil {
+			return err
+		}
+		for _, m := range messages {
+			if from.Pid != nl.PidKernel || m.Header.Seq != request.Seq {
+				continue
+			}
+			interrupted = interrupted || m.Header.Flags&unix.NLM_F_DUMP_INTR != 0
+			switch m.Header.Type {
+			case unix.NLMSG_DONE, unix.NLMSG_ERROR:
+				return ended(m.Data, interrupted)
+			case kind:
+				if seen++; seen > maxObjects {
+					return fmt.Errorf("%w: it holds more than %d of them", nfnetlink.ErrUninspectable, maxObjects)
+				}
+				if err := each(m.Data); err != nil {
+					return err
+				}
+			}
+		}
+	}
+}
+
+// ended reads the end of a list, which begins with a negative errno unless it is empty.
+func ended(payload []byte, interrupted bool) error {
+	if len(payload) >= 4 {
+		if errno := unix.Errno(-binary.NativeEndian.Uint32(payload)); errno != 0 { // two's complement
+			return errno
+		}
+	}
+	if interrupted {
+		return netlink.ErrDumpInterrupted
+	}
+	return nil
 }
 
 // explain adds to a refusal what the kernel means by it and what helps.

@@ -148,11 +148,10 @@ func leftoverPolicies(lo loopback, f ruleset.Family) ([]Policy, error) {
 	}
 	ours := map[uint32]bool{}
 	for _, r := range routes {
-		table := uint32(r.Table) //nolint:gosec // 32 bits in the kernel
 		if !lo.delivers(r) {
-			foreign[table] = true
+			foreign[r.table] = true
 		}
-		ours[table] = true
+		ours[r.table] = true
 	}
 	return slices.DeleteFunc(found, func(p Policy) bool { return foreign[p.Table] || !ours[p.Table] }), nil
 }

@@ -1,11 +1,13 @@
 package route
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -14,9 +16,32 @@ import (
 // allTables asks listRoutes for the routes of every table.
 const allTables = unix.RT_TABLE_UNSPEC
 
-func listRoutes(f ruleset.Family, table uint32) ([]netlink.Route, error) {
-	routes, err := complete(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(int(nlFamily(f)), &netlink.Route{Table: int(table)}, netlink.RT_FILTER_TABLE)
+// A route is one as far as this package cares: what it takes to remove it, and what it does with whom.
+type route struct {
+	family          uint8 // AF_…
+	cloned          bool  // the kernel made it of another one, for a destination
+	table, priority uint32
+	protocol, scope uint8
+	kind            uint8 // RTN_…
+	link            int
+	everything      bool // it is for every destination
+	narrower        bool // it is for some packets, by a gateway, or has something else to it
+}
+
+// listRoutes gives the routes of a family in one table or in all.
+func listRoutes(f ruleset.Family, table uint32) ([]route, error) {
+	routes, err := complete(func() ([]route, error) {
+		request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
+		request.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: nlFamily(f)}})
+		var routes []route
+		err := dump(request, unix.RTM_NEWROUTE, func(message []byte) error {
+			r, err := parseRoute(message)
+			if err == nil && r.family == nlFamily(f) && !r.cloned && (table == allTables || r.table == table) {
+				routes = append(routes, r)
+			}
+			return err
+		})
+		return routes, err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("listing the %s routes: %w", f, err)
@@ -24,22 +49,52 @@ func listRoutes(f ruleset.Family, table uint32) ([]netlink.Route, error) {
 	return routes, nil
 }
 
-// delivers reports whether r is "local default dev lo".
-func (lo loopback) delivers(r netlink.Route) bool {
-	if r.Dst == nil || r.Type != unix.RTN_LOCAL || r.LinkIndex != lo.index {
-		return false
+// parseRoute reads a struct rtmsg and its attributes (linux/rtnetlink.h).
+func parseRoute(message []byte) (route, error) {
+	if len(message) < unix.SizeofRtMsg {
+		return route{}, errors.New("the kernel's message is too short")
 	}
-	bits, _ := r.Dst.Mask.Size()
-	return bits == 0 && r.Gw == nil && r.Src == nil && r.Via == nil && r.Encap == nil && len(r.MultiPath) == 0 && r.Tos == 0
+	header := nl.DeserializeRtMsg(message)
+	attributes, err := nl.ParseRouteAttr(message[unix.SizeofRtMsg:])
+	if err != nil {
+		return route{}, err
+	}
+	r := route{
+		family: header.Family, cloned: header.Flags&unix.RTM_F_CLONED != 0,
+		table: uint32(header.Table), protocol: header.Protocol, scope: header.Scope, kind: header.Type,
+		everything: header.Dst_len == 0, narrower: header.Tos != 0 || header.Src_len != 0,
+	}
+	for _, a := range attributes {
+		number := uint32(0)
+		if len(a.Value) == 4 {
+			number = binary.NativeEndian.Uint32(a.Value)
+		}
+		switch a.Attr.Type {
+		case unix.RTA_TABLE:
+			r.table = number
+		case unix.RTA_PRIORITY:
+			r.priority = number
+		case unix.RTA_OIF:
+			r.link = int(number)
+		case unix.RTA_GATEWAY, unix.RTA_PREFSRC, unix.RTA_VIA, unix.RTA_ENCAP, unix.RTA_MULTIPATH:
+			r.narrower = true
+		}
+	}
+	return r, nil
+}
+
+// delivers reports whether r is "local default dev lo".
+func (lo loopback) delivers(r route) bool {
+	return r.kind == unix.RTN_LOCAL && r.link == lo.index && r.everything && !r.narrower
 }
 
 // routes gives those of the policy's routes that are there; they can differ in metric and origin.
-func (p Policy) routes(lo loopback) ([]netlink.Route, error) {
+func (p Policy) routes(lo loopback) ([]route, error) {
 	all, err := listRoutes(p.Family, p.Table)
 	if err != nil {
 		return nil, err
 	}
-	var ours []netlink.Route
+	var ours []route
 	for _, r := range all {
 		if lo.delivers(r) {
 			ours = append(ours, r)
@@ -75,7 +130,7 @@ func (p Policy) removeRoutes(lo loopback) error {
 	var problems []error
 	for _, found := range there {
 		r := p.netlinkRoute(lo)
-		r.Priority, r.Protocol, r.Scope = found.Priority, found.Protocol, found.Scope
+		r.Priority, r.Protocol, r.Scope = int(found.priority), netlink.RouteProtocol(found.protocol), netlink.Scope(found.scope)
 		if err := netlink.RouteDel(r); err != nil && !errors.Is(err, unix.ESRCH) {
 			problems = append(problems, fmt.Errorf("removing route %s: %w", p.routeText(), explain(p.Family, err)))
 		}

@@ -43,25 +43,23 @@ func (r rule) main() bool { return r.plain() && r.mark == 0 && r.table == unix.R
 // The dump is read here, rather than by the netlink package's rule list, because that list leaves out selectors it
 // does not know (DSCP, flow label, port masks, and whatever comes next): a rule that has one would be taken for ours.
 func listRules(f ruleset.Family) ([]rule, error) {
-	messages, err := complete(func() ([][]byte, error) {
+	rules, err := complete(func() ([]rule, error) {
 		request := nl.NewNetlinkRequest(unix.RTM_GETRULE, unix.NLM_F_DUMP)
 		// struct fib_rule_hdr has the layout of struct rtmsg (linux/fib_rules.h).
 		request.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: nlFamily(f)}})
-		return request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWRULE)
+		var rules []rule
+		err := dump(request, unix.RTM_NEWRULE, func(message []byte) error {
+			r, err := parseRule(message)
+			rules = append(rules, r)
+			return err
+		})
+		return rules, err
 	})
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("listing the %s policy rules: %w", f, err)
-	}
-	rules := make([]rule, 0, len(messages))
-	for _, m := range messages {
-		r, err := parseRule(m)
-		if err != nil {
-			return nil, fmt.Errorf("reading a %s policy rule: %w", f, err)
-		}
-		rules = append(rules, r)
 	}
 	return rules, nil
 }

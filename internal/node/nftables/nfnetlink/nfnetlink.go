@@ -37,7 +37,7 @@ var ErrUnsupported = errors.New("the kernel has no nf_tables: it needs CONFIG_NF
 var ErrChanged = errors.New("the rules were changed by somebody else meanwhile")
 
 // ErrUninspectable says that the kernel lists more than the budget of the Conn allows.
-var ErrUninspectable = errors.New("the rules of the network namespace cannot be inspected")
+var ErrUninspectable = errors.New("the network namespace cannot be inspected")
 
 // Budget bounds what dumps may give: a namespace belongs to those who are in it, and they can fill it.
 type Budget struct {
