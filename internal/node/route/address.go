@@ -31,32 +31,18 @@ func Addresses() ([]netip.Prefix, error) {
 	return list, nil
 }
 
-// maxAddresses bounds what is read of a namespace, in which whoever is root there can add addresses without end.
-var maxAddresses = 1 << 16 //nolint:gochecknoglobals // a constant but for a test
-
 // eachAddress reads the addresses of a family, with the index of their interface, as the kernel sends them.
 func eachAddress(family int, fn func(link int, address netip.Prefix)) error {
 	request := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
 	request.AddData(nl.NewIfAddrmsg(family))
-	var wrong error
-	count := 0
-	err := request.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWADDR, func(message []byte) bool {
-		if count++; count > maxAddresses {
-			wrong = fmt.Errorf("the namespace has more than %d", maxAddresses)
-			return false
-		}
+	return dump(request, unix.RTM_NEWADDR, func(message []byte) error {
 		link, address, ok := parseAddress(message)
 		if !ok {
-			wrong = fmt.Errorf("reading an address of interface %d: %x", link, message)
-			return false
+			return fmt.Errorf("reading an address of interface %d: %x", link, message)
 		}
 		fn(link, address)
-		return true
+		return nil
 	})
-	if wrong != nil {
-		return wrong
-	}
-	return err
 }
 
 // parseAddress reads a struct ifaddrmsg and its attributes (linux/if_addr.h). IFA_ADDRESS is the address, but that of the

@@ -32,8 +32,9 @@ func complete[T any](list func() (T, error)) (T, error) {
 	}
 }
 
-// maxObjects bounds what is read of a namespace: those who are in it can add routes and policy rules without end.
-const maxObjects = 1 << 16
+// maxObjects bounds what is read of a namespace: whoever is root in it can add addresses, routes and policy rules without
+// end.
+var maxObjects = 1 << 16 //nolint:gochecknoglobals // a constant but for a test
 
 // dump calls back with each message of a kind that the kernel answers to a request for a list. It is ErrUninspectable
 // above the bound. That and an error of the callback leave the rest of the list in the kernel; the netlink package's lists
