@@ -1,34 +1,54 @@
 package serve
 
 import (
+	"context"
 	"net"
 	"net/http"
 	"net/netip"
 	"slices"
 	"sync"
+
+	"golang.org/x/time/rate"
 )
 
 // How many connections a port has at a time: those from which a request's header is still to come, and those that are
-// answered. Whoever reaches the port can open them, and each costs the agent a file descriptor and some 20 KiB.
+// answered. Whoever reaches the port can open them, and each costs the agent a file descriptor and 20 to 40 KiB.
 const (
-	maxWaiting  = 256
+	maxWaiting  = 512
 	maxAnswered = 128
+)
+
+// How many connections a port takes per second, and at once after a rest. The others wait in the kernel, which has 4096 of
+// them by default: for 0.7 s. So even when maxWaiting come after it, a connection has 75 ms to send its request.
+const (
+	acceptRate  = 6000
+	acceptBurst = 64
 )
 
 // limit bounds the connections of a port and lets a new one in always: another one gives way.
 //
 // Connections that wait cannot push out those that are answered, so a request that came in whole gets its answer. In each
-// group it is the address with most connections that loses its oldest. So a client that floods the port pushes out
-// itself, and with many addresses a newcomer has the time of maxWaiting others to send its request.
+// group it is the address with most connections that loses its oldest: a client that floods the port pushes out itself. With
+// many addresses the rate is what gives a newcomer its time.
 type limit struct {
+	rate *rate.Limiter
+
 	mu                sync.Mutex
 	waiting, answered group
 }
 
-func newLimit() *limit { return &limit{waiting: newGroup(maxWaiting), answered: newGroup(maxAnswered)} }
+func newLimit() *limit {
+	return &limit{
+		rate: rate.NewLimiter(acceptRate, acceptBurst), waiting: newGroup(maxWaiting), answered: newGroup(maxAnswered),
+	}
+}
 
-// state is the server's hook: a connection is active when a whole header has come.
+// state is the server's hook: it is called for a new connection before the next is accepted, and for an active one when a
+// whole header has come.
 func (l *limit) state(conn net.Conn, s http.ConnState) {
+	if s == http.StateNew {
+		_ = l.rate.Wait(context.Background()) // which ends by itself
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.waiting.remove(conn)

@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // kubelet is a probe as the kubelet sends it by default: a connection of its own, and a second for all of it.
@@ -116,8 +118,8 @@ func TestAProbeIsAnsweredWhateverOthersHold(t *testing.T) {
 		{name: "128 idle ones", connections: 128},
 		{name: "1000 idle ones", connections: 1000},
 		{name: "1000 idle ones of 500 addresses", connections: 1000, sources: 500},
-		{name: "reconnecting ones", connections: 200, again: true},
-		{name: "reconnecting ones of 200 addresses", connections: 200, sources: 200, again: true},
+		{name: "reconnecting ones", connections: 500, again: true},
+		{name: "reconnecting ones of 500 addresses", connections: 500, sources: 500, again: true},
 		{name: "slow headers", connections: 1000, begin: "GET / HTTP/1.1\r\n", more: "A: b\r\n"},
 		{name: "slow headers, again", connections: 300, sources: 7, begin: "G", more: "E", again: true},
 		{name: "large headers", connections: 500, begin: "GET / HTTP/1.1\r\nA: " + strings.Repeat("a", 64<<10)},
@@ -190,7 +192,7 @@ func (c *fakeConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(c
 // TestWhoGivesWay: the oldest of the address that has most.
 func TestWhoGivesWay(t *testing.T) {
 	t.Parallel()
-	l := &limit{waiting: newGroup(4), answered: newGroup(2)}
+	l := &limit{rate: rate.NewLimiter(rate.Inf, 0), waiting: newGroup(4), answered: newGroup(2)}
 	all := map[string]*fakeConn{}
 	at := func(name string, states ...http.ConnState) {
 		if all[name] == nil {
@@ -260,5 +262,36 @@ func TestOneRequestOnAConnection(t *testing.T) {
 	_ = resp.Body.Close()
 	if rest, err := io.ReadAll(in); len(rest) > 0 || err != nil && !errors.Is(err, io.EOF) && !strings.Contains(err.Error(), "reset") {
 		t.Errorf("%q, %v", rest, err)
+	}
+}
+
+// TestConnectionsCostABoundedMemory: however many connections are opened, with headers as long as they may be.
+func TestConnectionsCostABoundedMemory(t *testing.T) {
+	const bound = 32 << 20
+	n := free(t, 1)[0]
+	start(t, Port{Flag: "--p", Number: n, Handler: says("x")})
+	used := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapInuse + m.StackInuse
+	}
+	before := used()
+	header := []byte("GET / HTTP/1.1\r\n" + strings.Repeat("A: "+strings.Repeat("a", 994)+"\r\n", 15))
+	for range 4 * maxWaiting {
+		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		_, _ = conn.Write(header)
+	}
+	if err := kubelet(t, n); err == nil || !strings.Contains(err.Error(), `"x"`) {
+		t.Errorf("the port does not answer: %v", err) // it was accepted last
+	}
+	after := used()
+	t.Logf("%d KiB for %d connections", (after-before)>>10, 4*maxWaiting)
+	if after > before+bound {
+		t.Errorf("%d bytes of memory, before it %d", after, before)
 	}
 }
