@@ -423,7 +423,7 @@ func (v *View) readSets(ctx context.Context, tables []string) error {
 }
 
 // mostPorts bounds a set: those of the mesh have two ports, and each rule that looks into a set shows all of them.
-const mostPorts = 64
+const mostPorts = 16
 
 // readSet reads the ports in a set. One that holds anything else, or more, is left out, and with it the rule that looks
 // into it.

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"strings"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -51,30 +52,57 @@ func dump(request *nl.NetlinkRequest, kind uint16, each func(message []byte) err
 	if err := socket.Send(request); err != nil {
 		return err
 	}
-	interrupted := false
-	for seen := 0; ; {
+	l := listing{sequence: request.Seq, kind: kind, each: each}
+	for !l.done {
 		messages, from, err := socket.Receive()
 		if err != nil {
 			return err
 		}
-		for _, m := range messages {
-			if from.Pid != nl.PidKernel || m.Header.Seq != request.Seq {
-				continue
-			}
-			interrupted = interrupted || m.Header.Flags&unix.NLM_F_DUMP_INTR != 0
-			switch m.Header.Type {
-			case unix.NLMSG_DONE, unix.NLMSG_ERROR:
-				return ended(m.Data, interrupted)
-			case kind:
-				if seen++; seen > maxObjects {
-					return fmt.Errorf("%w: it holds more than %d of them", nfnetlink.ErrUninspectable, maxObjects)
-				}
-				if err := each(m.Data); err != nil {
-					return err
-				}
-			}
+		if from.Pid != nl.PidKernel { // anybody may send to a netlink socket
+			continue
+		}
+		if err := l.read(messages); err != nil {
+			return err
 		}
 	}
+	return nil
+}
+
+// listing is a list on its way from the kernel.
+type listing struct {
+	sequence    uint32
+	kind        uint16
+	each        func(message []byte) error
+	seen        int
+	interrupted bool // by a change of what is listed
+	done        bool
+}
+
+func (l *listing) read(messages []syscall.NetlinkMessage) error {
+	for _, m := range messages {
+		if m.Header.Seq != l.sequence {
+			continue
+		}
+		l.interrupted = l.interrupted || m.Header.Flags&unix.NLM_F_DUMP_INTR != 0
+		var err error
+		switch m.Header.Type {
+		case unix.NLMSG_DONE, unix.NLMSG_ERROR:
+			l.done, err = true, ended(m.Data, l.interrupted)
+		case l.kind:
+			err = l.object(m.Data)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *listing) object(message []byte) error {
+	if l.seen++; l.seen > maxObjects {
+		return fmt.Errorf("%w: it holds more than %d of them", nfnetlink.ErrUninspectable, maxObjects)
+	}
+	return l.each(message)
 }
 
 // ended reads the end of a list, which begins with a negative errno unless it is empty.
