@@ -1,6 +1,7 @@
 package podinfo
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -291,6 +293,40 @@ func TestEveryReportIsShown(t *testing.T) {
 	}
 	if text := string(m.Text()); !strings.Contains(text, `istio_cni_add_total{reason="captured",source="agent"} 7`+"\n") {
 		t.Errorf("not all are counted:\n%s", text)
+	}
+}
+
+// TestReportsCostABoundedMemory: what is kept of a report does not hold on to what was sent.
+func TestReportsCostABoundedMemory(t *testing.T) {
+	const reports, bound = 10, 4 << 20
+	service := Service{Ring: &Ring{}, Metrics: metrics.New(""), Log: slog.New(slog.DiscardHandler), Store: newStore(t, kubetest.NewServer(t))}
+	r := agentcall.Report{Error: strings.Repeat("<", 200_000), Seconds: map[agentcall.Phase]float64{agentcall.PhaseTotal: 1}}
+	for i := range 50_000 {
+		r.Seconds[agentcall.Phase(fmt.Sprint("phase", i))] = 1
+	}
+	text, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := used()
+	for range reports {
+		w := httptest.NewRecorder()
+		service.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/report", bytes.NewReader(text)))
+		if w.Code != http.StatusOK {
+			t.Fatal(w.Code)
+		}
+	}
+	if after := used(); after > before+bound {
+		t.Errorf("%d bytes more for %d reports", after-before, reports)
+	}
+	if got := service.Ring.Latest(); len(got) != reports || got[0].Seconds[agentcall.PhaseTotal] != 1 {
+		t.Errorf("%d reports, %+v", len(got), got[0])
 	}
 }
 

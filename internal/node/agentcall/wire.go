@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -166,7 +164,13 @@ func (r *Report) Trim() {
 	} {
 		*text = printable.Text(*text, most)
 	}
-	maps.DeleteFunc(r.Seconds, func(p Phase, _ float64) bool { return !slices.Contains(Phases(), p) })
+	seconds := make(map[Phase]float64, len(Phases())) // a large map keeps its size when keys are deleted
+	for _, phase := range Phases() {
+		if s, has := r.Seconds[phase]; has {
+			seconds[phase] = s
+		}
+	}
+	r.Seconds = seconds
 }
 
 // MaxReport bounds what is read of a report. A trimmed one is far below, one of an older plugin may not be.
