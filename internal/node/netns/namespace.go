@@ -52,8 +52,8 @@ func Open(path string) (*Namespace, error) {
 // New makes a network namespace that nothing else uses: it has a loopback interface that is down, no name, and ends
 // with Close or with the process, unless something is left in it. It takes CAP_SYS_ADMIN.
 func New() (n *Namespace, err error) {
-	err = Do("", func() error {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+	err = Do("", func() (err error) {
+		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("making a network namespace: %w", err)
 		}
 		n, err = Open(threadPath)

@@ -42,7 +42,8 @@ func latenesses() []lateness {
 		{
 			"by an address that comes after IPv6 was switched on",
 			[]string{off},
-			[]string{on, "address add fd00:1::77/64 dev eth0 nodad", "address replace ::1/128 dev lo nodad"}, "fd00:1::77",
+			[]string{on, "address add fd00:1::77/64 dev eth0 nodad", "address replace ::1/128 dev lo nodad"},
+			"fd00:1::77",
 		},
 	}
 }

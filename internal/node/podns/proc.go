@@ -67,10 +67,10 @@ func (p Places) eachProcess(ctx context.Context, fn func(process string)) error 
 	defer proc.Close() //nolint:errcheck // only read
 	names, err := proc.Readdirnames(-1)
 	for _, name := range names {
-		if err := ctx.Err(); err != nil {
-			return err
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
-		if _, err := strconv.ParseUint(name, 10, 32); err == nil {
+		if _, notOne := strconv.ParseUint(name, 10, 32); notOne == nil {
 			fn(p.Proc + "/" + name)
 		}
 	}

@@ -68,8 +68,7 @@ func (s *search) occupied(process string, inode netns.Inode) (other bool) {
 	}
 }
 
-// owners finds out of which pods the candidates are by libcni's cache. Entries that cannot be read say nothing. One that
-// names a namespace by the number of a process, which another has by now, counts only if it mentions an address.
+// owners finds out of which pods the candidates are by libcni's cache. Entries that cannot be read say nothing.
 func (s *search) owners(ctx context.Context) error {
 	if s.places.Cache == "" {
 		return nil
@@ -79,27 +78,31 @@ func (s *search) owners(ctx context.Context) error {
 		return nil //nolint:nilerr // there is no cache
 	}
 	for _, name := range names {
-		if err := ctx.Err(); err != nil {
-			return err
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
-		data, _, err := hostfs.ReadFile(filepath.Join(s.places.Cache, name), maxEntry)
-		if err != nil {
-			continue
-		}
-		box, ok := ReadSandbox(data)
-		if !ok || box.UID == "" || box.UID == s.pod.UID || box.NetNS == "" {
-			continue
-		}
-		if strings.HasPrefix(box.NetNS, "/proc/") && !s.mentioned(data) {
-			continue
-		}
-		for _, path := range s.places.seen(box.NetNS) {
-			if inode, err := netns.InodeOf(path); err == nil && s.seen[inode] == matching {
-				s.others[inode] = fmt.Sprintf("libcni's cache has it as that of pod %s/%s", box.Namespace, box.Name)
-			}
+		if data, _, unread := hostfs.ReadFile(filepath.Join(s.places.Cache, name), maxEntry); unread == nil {
+			s.owner(data)
 		}
 	}
 	return nil
+}
+
+// owner notes the candidate that an entry of the cache gives to another pod. One that names a namespace by the number of a
+// process, which another has by now, counts only if it mentions an address.
+func (s *search) owner(entry []byte) {
+	box, ok := ReadSandbox(entry)
+	switch {
+	case !ok, box.UID == "", box.UID == s.pod.UID, box.NetNS == "":
+		return
+	case strings.HasPrefix(box.NetNS, "/proc/") && !s.mentioned(entry):
+		return
+	}
+	for _, path := range s.places.seen(box.NetNS) {
+		if inode, err := netns.InodeOf(path); err == nil && s.seen[inode] == matching {
+			s.others[inode] = fmt.Sprintf("libcni's cache has it as that of pod %s/%s", box.Namespace, box.Name)
+		}
+	}
 }
 
 // mentioned tells whether an entry's result has one of the pod's addresses.
@@ -117,7 +120,7 @@ const maxCgroup = 64 << 10
 
 // podOfProcess is the UID of the pod that the kubelet has put a process into (proc_pid_cgroup(5)), "" for none.
 func podOfProcess(process string) string {
-	file, err := os.Open(filepath.Join(process, "cgroup"))
+	file, err := os.Open(filepath.Join(process, "cgroup")) //nolint:gosec // below the procfs
 	if err != nil {
 		return ""
 	}

@@ -135,8 +135,10 @@ func (l *Lab) Close() {
 	l.close = nil
 }
 
-// Path is the file of the pod's namespace, NetNS the open namespace.
-func (l *Lab) Path() string            { return l.pod }
+// Path is the file of the pod's namespace.
+func (l *Lab) Path() string { return l.pod }
+
+// NetNS is the pod's namespace, which the lab holds open.
 func (l *Lab) NetNS() *netns.Namespace { return l.opened }
 
 // FreshPort is a source port that nobody has asked from yet. A kernel that chooses ports itself takes one for two
