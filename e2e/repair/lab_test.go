@@ -61,11 +61,11 @@ type right string
 
 // The rights of all modes, and of each (docs/permissions.md).
 const (
-	mayWatch  right = "get,list,watch pods"
+	mayWatch  right = "list,watch pods"
 	mayReport right = "create,patch events"
 	mayDelete right = "delete pods"
 	mayEvict  right = "create pods/eviction"
-	mayLabel  right = "patch,update pods/status"
+	mayLabel  right = "patch pods/status"
 )
 
 func (r right) rule() rbac.PolicyRule {

@@ -69,7 +69,7 @@ var (
 func TestRightsAreThoseOfTheFeatures(t *testing.T) {
 	t.Parallel()
 	watchPods := []string{"get /pods", "list /pods", "watch /pods"}
-	repairing := slices.Concat([]string{"create /events"}, watchPods[:2], []string{"patch /events"}, watchPods[2:])
+	repairing := slices.Concat([]string{"create /events", "patch /events"}, watchPods[1:])
 	for name, c := range map[string]struct {
 		values       string
 		capabilities []corev1.Capability
@@ -94,7 +94,7 @@ func TestRightsAreThoseOfTheFeatures(t *testing.T) {
 		},
 		"in place, else label": {
 			`repair: {labelPods: true}`, slices.Concat(ofFiles, inPlace), append(always, "/proc ro"),
-			append([]string{"patch /pods/status", "update /pods/status"}, repairing...), true, true,
+			append([]string{"patch /pods/status"}, repairing...), true, true,
 		},
 		"delete": {
 			`repair: {repairPods: false, deletePods: true, labelPods: true}`, ofFiles, always,
@@ -106,7 +106,7 @@ func TestRightsAreThoseOfTheFeatures(t *testing.T) {
 		},
 		"label": {
 			`repair: {repairPods: false, labelPods: true}`, ofFiles, always,
-			append([]string{"patch /pods/status", "update /pods/status"}, repairing...), false, false,
+			append([]string{"patch /pods/status"}, repairing...), false, false,
 		},
 		"detect": {`repair: {repairPods: false}`, ofFiles, always, repairing, false, false},
 		"least": {
@@ -184,7 +184,7 @@ func TestRightsInNamespaces(t *testing.T) {
 
 func TestTheTaintControllerHasNoRightsToSpare(t *testing.T) {
 	t.Parallel()
-	nodes := []string{"get /nodes", "list /nodes", "patch /nodes", "watch /nodes"}
+	nodes := []string{"list /nodes", "patch /nodes", "watch /nodes"}
 	lease := func(name string) []string {
 		const leases = "coordination.k8s.io/leases"
 		return []string{"create " + leases, "get " + leases + ":" + name, "update " + leases + ":" + name}
