@@ -72,9 +72,8 @@ func TestWithoutTheRightToReport(t *testing.T) {
 	d.stop()
 }
 
-// TestWhatIsAsked of the API server: all that any mode may do, and no more than that, is used by the modes together, but for two
-// rights of the reference that are not needed here: to get a pod, and to update its status. A patch of an event is for an equal
-// one of the same pod.
+// TestWhatIsAsked of the API server: all that any mode may do, and no more than that, is used by the modes together. A patch of
+// an event is for an equal one of the same pod.
 func TestWhatIsAsked(t *testing.T) {
 	used := map[string]bool{}
 	for _, m := range modes() {

@@ -102,7 +102,7 @@ func TestRightsAreThoseOfTheFeatures(t *testing.T) {
 		},
 		"evict": {
 			`repair: {repairPods: false, deletePods: true, evict: true}`, ofFiles, always,
-			append([]string{"create /pods/eviction", "delete /pods"}, repairing...), false, false,
+			append([]string{"create /pods/eviction"}, repairing...), false, false,
 		},
 		"label": {
 			`repair: {repairPods: false, labelPods: true}`, ofFiles, always,

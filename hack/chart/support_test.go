@@ -192,8 +192,12 @@ func tainter(t *testing.T, r rendering) appsv1.Deployment {
 // rules are those of a Role or ClusterRole, one text for each right: VERB GROUP/RESOURCE or VERB GROUP/RESOURCE:NAME.
 func rules(t *testing.T, r rendering, id string) []string {
 	t.Helper()
+	return verbs(get[rbacv1.Role](t, r, id).Rules)
+}
+
+func verbs(rules []rbacv1.PolicyRule) []string {
 	var out []string
-	for _, rule := range get[rbacv1.Role](t, r, id).Rules {
+	for _, rule := range rules {
 		names := rule.ResourceNames
 		if len(names) == 0 {
 			names = []string{""}

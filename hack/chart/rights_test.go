@@ -1,0 +1,132 @@
+package main
+
+import (
+	"bytes"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"text/template"
+
+	"github.com/google/go-cmp/cmp"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// TestEveryRightIsUsedAndEveryRequestIsGranted holds each rendering to e2e/rights, which running programs are held to: the
+// node agent by internal/role/installer, the taint controller by e2e/taint. A right that no request needs fails it, and so
+// does a request without a right.
+func TestEveryRightIsUsedAndEveryRequestIsGranted(t *testing.T) {
+	t.Parallel()
+	eachRendering(t, func(t *testing.T, r rendering) {
+		accounts := []string{"istio-cni"}
+		if !r.has("ConfigMap/istio-system/istio-cni-config") || !r.has("ClusterRole//istio-cni") {
+			return // one for the cluster or for namespaces alone: see TestPartsOfARenderingAreTheWhole
+		}
+		want := map[string][]string{"istio-cni": requests(t, "agent", agentFeatures(t, r))}
+		if r.has("Deployment/istio-system/istio-cni-taint") {
+			accounts = append(accounts, "istio-cni-taint")
+			want["istio-cni-taint"] = requests(t, "taint", taintFeatures(t, r))
+		}
+		for _, account := range accounts {
+			if diff := cmp.Diff(want[account], granted(t, r, account)); diff != "" {
+				t.Errorf("account %s (-asked for +granted):\n%s", account, diff)
+			}
+		}
+	})
+}
+
+// TestPartsOfARenderingAreTheWhole: the roles of a rendering for the cluster and of one for namespaces are those of both.
+func TestPartsOfARenderingAreTheWhole(t *testing.T) {
+	t.Parallel()
+	for _, account := range []string{"istio-cni", "istio-cni-taint"} {
+		part := func(scope string) []string {
+			return granted(t, mustRender(t, "{global: {resourceScope: "+scope+"}, taint: {enabled: true}}"), account)
+		}
+		parts := slices.Compact(slices.Sorted(slices.Values(append(part("cluster"), part("namespace")...))))
+		if diff := cmp.Diff(part("all"), parts); diff != "" {
+			t.Errorf("account %s (-whole +parts):\n%s", account, diff)
+		}
+	}
+}
+
+// agentFeatures are what the agent's requests depend on, as the agent reads it.
+func agentFeatures(t *testing.T, r rendering) any {
+	t.Helper()
+	config, args := agentConfig(t, r), agent(t, r).Spec.Template.Spec.Containers[0].Args
+	on := func(name string) bool { return config[name] == "true" }
+	repair := on("REPAIR_ENABLED")
+	remove := repair && on("REPAIR_DELETE_PODS")
+	return map[string]bool{
+		"Live": !slices.Contains(args, "--config-map="), "Repair": repair, "Delete": remove && !on("REPAIR_EVICT"),
+		"Evict": remove && on("REPAIR_EVICT"), "Label": repair && !remove && on("REPAIR_LABEL_PODS"),
+	}
+}
+
+// taintFeatures are those of the controller's flags.
+func taintFeatures(t *testing.T, r rendering) any {
+	t.Helper()
+	flags := map[string]string{}
+	for _, arg := range tainter(t, r).Spec.Template.Spec.Containers[0].Args {
+		name, value, _ := strings.Cut(arg, "=")
+		flags[name] = value
+	}
+	lease, config := flags["--lease-name"], flags["--configmap-name"]
+	if lease == "" {
+		lease = "istio-node-untaint"
+		if config != "" {
+			lease = "istio-taint-lock"
+		}
+	}
+	return map[string]any{"Lease": lease, "ConfigMap": config, "Condition": flags["--node-condition"] != ""}
+}
+
+// requests are those of a file of e2e/rights.
+func requests(t *testing.T, name string, features any) []string {
+	t.Helper()
+	text, err := os.ReadFile(top + "/e2e/rights/" + name + ".yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed, err := template.New(name).Parse(string(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := parsed.Execute(&out, features); err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, document := range strings.Split(out.String(), "\n---\n") {
+		var role rbacv1.Role
+		if err := yaml.Unmarshal([]byte(document), &role); err != nil {
+			t.Fatalf("%v\n%s", err, document)
+		}
+		all = append(all, verbs(role.Rules)...)
+	}
+	return slices.Compact(slices.Sorted(slices.Values(all)))
+}
+
+// granted is what an account may do by all roles that are bound to it. The use of a security context is no request.
+func granted(t *testing.T, r rendering, account string) []string {
+	t.Helper()
+	all := map[string]bool{}
+	for _, o := range r.Objects {
+		if o.Kind != "RoleBinding" && o.Kind != "ClusterRoleBinding" {
+			continue
+		}
+		binding := get[rbacv1.RoleBinding](t, r, o.id())
+		for _, subject := range binding.Subjects {
+			if subject.Name != account {
+				continue
+			}
+			role := binding.RoleRef.Kind + "/" + binding.Namespace + "/" + binding.RoleRef.Name
+			for _, right := range verbs(get[rbacv1.Role](t, r, role).Rules) {
+				all[right] = !strings.HasPrefix(right, "use security.openshift.io/securitycontextconstraints:")
+			}
+		}
+	}
+	maps.DeleteFunc(all, func(_ string, counts bool) bool { return !counts })
+	return slices.Sorted(maps.Keys(all))
+}

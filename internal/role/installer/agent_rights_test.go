@@ -1,0 +1,178 @@
+package installer_test
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"text/template"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/yaml"
+
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+)
+
+// TestTheRightsAreUsedAndEnough runs all that an agent can do and compares what the API server was asked for with
+// e2e/rights/agent.yaml, to which the chart is held: nothing else is asked for, and no right is there for nothing.
+func TestTheRightsAreUsedAndEnough(t *testing.T) {
+	t.Parallel()
+	features := map[string]bool{"Live": true, "Repair": true, "Delete": true, "Evict": true, "Label": true}
+	want, used := rights(t, features), map[string]bool{}
+	for _, ways := range map[string][]string{
+		"in place": {"REPAIR_REPAIR_PODS=true"},
+		"delete":   {"REPAIR_REPAIR_PODS=false", "REPAIR_DELETE_PODS=true"},
+		"evict":    {"REPAIR_REPAIR_PODS=false", "REPAIR_DELETE_PODS=true", "REPAIR_EVICT=true"},
+		"label":    {"REPAIR_REPAIR_PODS=false", "REPAIR_LABEL_PODS=true"},
+	} {
+		n := newNode(t)
+		p := newUnredirected(t, n)
+		p.tell(n)
+		n.API.Set(configMap(map[string]string{"EXCLUDE_NAMESPACES": "kube-system"}))
+		a := n.Start(append(ways, "REPAIR_ENABLED=true")...)
+		a.AwaitReady()
+		if _, err := n.Add(n.NewPod("apps", "mesh", chaintest.Sidecar)); err != nil {
+			t.Fatal(err)
+		}
+		nodetest.Await(t, "the events, and the watches", func() error {
+			if now := asked(t, n.API); len(p.events(t, n)) == 0 || !now["watch /configmaps:istio-cni-config"] {
+				return notYet("asked for %q; log:\n%s", slices.Sorted(maps.Keys(now)), a.Log())
+			}
+			return a.Running()
+		})
+		ends(t, a)
+		maps.Copy(used, asked(t, n.API))
+	}
+	maps.Copy(used, asked(t, patchedEvent(t)))
+	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(used))); diff != "" {
+		t.Errorf("-granted +asked for:\n%s", diff)
+	}
+}
+
+// patchedEvent has the agent's recorder report the same again when five minutes have passed.
+func patchedEvent(t *testing.T) *kubetest.Server {
+	t.Helper()
+	server := kubetest.NewServer(t)
+	token, authority := server.ServiceAccount(t)
+	host, port := server.Address()
+	api, err := kube.NewClient(kube.Config{Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer api.Close()
+	clock := clocktesting.NewFakeClock(time.Now())
+	events := kube.NewEventRecorder(api, kube.EventOptions{Log: slog.New(slog.DiscardHandler), Clock: clock})
+	defer events.Shutdown()
+	for _, want := range []string{"create /events", "patch /events"} {
+		events.Record(kube.Event{Object: kube.NodeRef(nodetest.NodeName), Reason: "Test", Message: "same", Type: kube.EventWarning})
+		nodetest.Await(t, want, func() error {
+			if !asked(t, server)[want] {
+				return notYet("asked for %q", server.Requests())
+			}
+			return nil
+		})
+		clock.Step(5 * time.Minute)
+	}
+	return server
+}
+
+// rights are those of e2e/rights/agent.yaml, one text for each: VERB GROUP/RESOURCE or VERB GROUP/RESOURCE:NAME.
+func rights(t *testing.T, features map[string]bool) []string {
+	t.Helper()
+	text, err := os.ReadFile("../../../e2e/rights/agent.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := template.Must(template.New("agent").Parse(string(text))).Execute(&out, features); err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]bool{}
+	for document := range strings.SplitSeq(out.String(), "\n---\n") {
+		var role struct {
+			Rules []struct{ APIGroups, Resources, ResourceNames, Verbs []string }
+		}
+		if err := yaml.Unmarshal([]byte(document), &role); err != nil {
+			t.Fatalf("%v\n%s", err, document)
+		}
+		for _, rule := range role.Rules {
+			for _, verb := range rule.Verbs {
+				name := strings.Join(append([]string{""}, rule.ResourceNames...), ":")
+				all[verb+" "+rule.APIGroups[0]+"/"+rule.Resources[0]+name] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
+// asked are the requests so far in the words of rights. Only what is granted by name has a name.
+func asked(t *testing.T, server *kubetest.Server) map[string]bool {
+	t.Helper()
+	all := map[string]bool{}
+	for _, request := range server.Requests() {
+		method, rest, _ := strings.Cut(request, " ")
+		at, err := url.Parse(rest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, right := range needs(method, at) {
+			all[right] = true
+		}
+	}
+	return all
+}
+
+func needs(method string, at *url.URL) []string {
+	parts := strings.Split(strings.Trim(at.Path, "/"), "/")
+	group, parts := "", parts[2:] // api/v1
+	if strings.HasPrefix(at.Path, "/apis/") {
+		group, parts = strings.Split(at.Path, "/")[2], parts[1:]
+	}
+	if len(parts) > 2 && parts[0] == "namespaces" {
+		parts = parts[2:]
+	}
+	name := ""
+	resource := group + "/" + parts[0]
+	if len(parts) > 1 {
+		name = parts[1]
+	}
+	if len(parts) > 2 {
+		resource += "/" + parts[2]
+	}
+	verbs := map[string][]string{
+		http.MethodPost: {"create"}, http.MethodPatch: {"patch"}, http.MethodPut: {"update"}, http.MethodDelete: {"delete"},
+	}[method]
+	query := at.Query()
+	switch {
+	case method != http.MethodGet:
+	case query.Get("sendInitialEvents") == "true":
+		verbs = []string{"list", "watch"} // a server that cannot stream a list is asked for a plain one
+	case query.Has("watch"):
+		verbs = []string{"watch"}
+	case name == "":
+		verbs = []string{"list"}
+	default:
+		verbs = []string{"get"}
+	}
+	only, _ := strings.CutPrefix(query.Get("fieldSelector"), "metadata.name=")
+	named := map[string]string{"apps/daemonsets": name, "/configmaps": only}
+	if by := named[resource]; by != "" {
+		resource += ":" + by
+	}
+	var out []string
+	for _, verb := range verbs {
+		out = append(out, fmt.Sprintf("%s %s", verb, resource))
+	}
+	return out
+}
