@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -61,6 +62,7 @@ type Client struct {
 	server *url.URL
 
 	requests atomic.Int64
+	limit    int64 // of an answer, for tests
 
 	mu      sync.Mutex
 	current *endpoint
@@ -398,10 +400,7 @@ func (c *Client) exchange(ctx context.Context, what *call) (context.Context, *re
 	if err != nil {
 		return ctx, nil, nil, c.failed(what, nil, &failure{class: InvalidKey, err: err})
 	}
-	reached := &exchange{endpoint: to, limit: what.limit}
-	if reached.limit == 0 {
-		reached.limit = maxAnswer
-	}
+	reached := &exchange{endpoint: to, limit: cmp.Or(what.limit, c.limit, maxAnswer)}
 	c.requests.Add(1)
 	return klog.NewContext(context.WithValue(ctx, exchangeKey{}, reached), logr.Discard()), request, reached, nil
 }

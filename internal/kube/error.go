@@ -275,22 +275,22 @@ func refusal(response *http.Response, secrets *strings.Replacer) *failure {
 	if seconds, err := strconv.ParseUint(response.Header.Get("Retry-After"), 10, 31); err == nil {
 		failed.retryAfter = time.Duration(seconds) * time.Second
 	}
-	failed.err = failed.statusError()
+	failed.err = failed.statusError(secrets)
 	return &failed
 }
 
-// statusError is the answer as client-go and its users know it, with nothing of the server's texts but the message.
-func (f *failure) statusError() *apierrors.StatusError {
+// statusError is the answer as client-go and its users know it, without credentials and without texts beside the message.
+func (f *failure) statusError(secrets *strings.Replacer) *apierrors.StatusError {
+	safe := func(text string) string { return clean(secrets.Replace(text)) }
 	status := apierrors.NewGenericServerResponse(f.status, "", schema.GroupResource{}, "", "", int(f.retryAfter.Seconds()), false)
 	if f.verdict != nil {
-		status.ErrStatus.Reason = f.verdict.Reason
+		status.ErrStatus.Reason = metav1.StatusReason(safe(string(f.verdict.Reason)))
 		if details := f.verdict.Details; details != nil {
 			status.ErrStatus.Details = &metav1.StatusDetails{
-				Name: clean(details.Name), Group: clean(details.Group), Kind: clean(details.Kind), UID: details.UID,
-				RetryAfterSeconds: details.RetryAfterSeconds,
+				Name: safe(details.Name), Group: safe(details.Group), Kind: safe(details.Kind), RetryAfterSeconds: details.RetryAfterSeconds,
 			}
 			for _, cause := range details.Causes {
-				status.ErrStatus.Details.Causes = append(status.ErrStatus.Details.Causes, metav1.StatusCause{Type: cause.Type})
+				status.ErrStatus.Details.Causes = append(status.ErrStatus.Details.Causes, metav1.StatusCause{Type: metav1.CauseType(safe(string(cause.Type)))})
 			}
 		}
 	}

@@ -212,16 +212,14 @@ type reflector[O metav1.Object, T any] struct {
 	// notBefore is when the server wants to be asked again.
 	notBefore time.Time
 
-	// maxPage is how many objects a page of a list may have; pages begins a list anew with each first one.
+	// maxPage is how many objects a page of a list may have; listed is what the list had so far.
 	maxPage int64
-	pages   map[string]bool
+	listed  map[types.NamespacedName]bool
 }
 
 const (
 	// pageSize is of the pages of a list that the API server does not answer from its watch cache.
 	pageSize = 500
-	// maxPages bounds a list.
-	maxPages = 10_000
 	// maxRetryAfter is for how long a server can make the watch wait.
 	maxRetryAfter = 5 * time.Minute
 )
@@ -276,7 +274,7 @@ func (f *reflector[O, T]) call(verb string, options metav1.ListOptions) *call {
 // then from the server's watch cache.
 func (f *reflector[O, T]) list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 	if options.Continue == "" {
-		f.pages = map[string]bool{}
+		f.listed = map[types.NamespacedName]bool{}
 		if err := f.wait(ctx); err != nil {
 			return nil, err
 		}
@@ -314,18 +312,22 @@ func (f *reflector[O, T]) page(ctx context.Context, what *call) (*internalversio
 	if kind := object.GetObjectKind().GroupVersionKind().Kind; err != nil || kind != f.of.resource.kind+"List" || of.GetResourceVersion() == "" {
 		return nil, undecodable(fmt.Errorf("not a list of %s: kind %q", f.of.resource.plural, kind))
 	}
-	next := of.GetContinue()
-	if next != "" && (f.pages[next] || len(f.pages) >= maxPages) {
-		return nil, undecodable(fmt.Errorf("the list does not end: after %d pages the server repeats a page or has more than %d",
-			len(f.pages)+1, maxPages))
-	}
-	f.pages[next] = true
-	page := &internalversion.List{ListMeta: metav1.ListMeta{ResourceVersion: of.GetResourceVersion(), Continue: next}}
+	page := &internalversion.List{ListMeta: metav1.ListMeta{ResourceVersion: of.GetResourceVersion(), Continue: of.GetContinue()}}
+	fresh := false
 	err = meta.EachListItem(object, func(one runtime.Object) error {
 		kept, err := f.keep(one)
+		if err != nil {
+			return err
+		}
 		page.Items = append(page.Items, kept)
-		return err
+		key := types.NamespacedName{Namespace: kept.Namespace, Name: kept.Name}
+		fresh = fresh || !f.listed[key]
+		f.listed[key] = true
+		return nil
 	})
+	if err == nil && page.Continue != "" && !fresh {
+		err = fmt.Errorf("the list does not end: a page after %d objects has no new one", len(f.listed))
+	}
 	if err != nil {
 		return nil, undecodable(err)
 	}
@@ -527,11 +529,11 @@ func (s *stream[O, T]) refused(object runtime.Object) runtime.Object {
 	refusal := &failure{
 		class: classOf(int(verdict.Code)), status: int(verdict.Code), message: clean(secrets.Replace(verdict.Message)), verdict: verdict,
 	}
-	refusal.err = refusal.statusError()
+	refusal.err = refusal.statusError(secrets)
 	if !apierrors.IsResourceExpired(refusal.err) && !apierrors.IsGone(refusal.err) {
 		_ = s.reflector.fails(s.ctx, s.failed(refusal))
 	}
-	status := refusal.statusError().Status()
+	status := refusal.statusError(secrets).Status()
 	return &status
 }
 
