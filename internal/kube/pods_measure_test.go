@@ -66,15 +66,16 @@ func heapFollowing(t *testing.T, server *kubetest.Server, scope PodScope, pods i
 	ctx, cancel := context.WithCancel(t.Context())
 	var work sync.WaitGroup
 	var got int
+	synced := make(chan struct{}, 1)
 	work.Go(func() {
 		api.FollowPods(ctx, scope, Listener[Pod]{
-			OnUpdate: func(Pod) { got++ }, OnDelete: func(Pod) {}, OnSync: func() {}, OnError: func(error) {},
+			OnUpdate: func(Pod) { got++ }, OnDelete: func(Pod) {}, OnSync: func() { synced <- struct{}{} }, OnError: func(error) {},
 		})
 	})
 	defer api.Close()
 	defer work.Wait()
 	defer cancel()
-	until(t, "no watch was opened", func() bool { return server.Watches() == 1 })
+	<-synced
 	var m runtime.MemStats
 	for range 3 {
 		runtime.GC()

@@ -23,8 +23,6 @@ type change struct {
 // watch is one open stream.
 type watch struct {
 	in selection
-	// first is the list of a watch that begins with one.
-	first [][]byte
 	// lines are what is still to be sent, ended is closed when there will be no more of them.
 	lines chan []byte
 	ended chan struct{}
@@ -95,17 +93,19 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 		in:    in,
 		lines: make(chan []byte, watchBuffer), ended: make(chan struct{}),
 	}
+	var first [][]byte
 	if initial {
-		stream.first = s.initial(stream)
+		first = s.initial(stream)
 	} else {
 		s.open(stream, from)
 	}
 	defer s.forget(stream)
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
-	for _, line := range stream.first {
+	for _, line := range first {
 		w.Write(line) //nolint:errcheck,gosec // the client may be gone
 	}
+	first = nil //nolint:ineffassign,wastedassign // a watch may last long
 	control := http.NewResponseController(w)
 	for control.Flush() == nil {
 		select {
