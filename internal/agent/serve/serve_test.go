@@ -24,7 +24,7 @@ import (
 const generous = 30 * time.Second
 
 // tried counts the ports that free has tried. They are below those that the kernel gives to clients, of which tests have many.
-var tried atomic.Int64 //nolint:gochecknoglobals // of the process, as ports are of the network namespace
+var tried atomic.Int64
 
 // free returns n ports that nobody listens on.
 func free(t *testing.T, n int) []int {

@@ -123,7 +123,7 @@ func appendLines(dst, text []byte) (clean, unfinished []byte) {
 		}
 		r, size := utf8.DecodeRune(text)
 		if r == '\n' || r == '\t' {
-			dst = append(dst, byte(r))
+			dst = append(dst, text[0])
 		} else {
 			dst = appendRune(dst, r, size)
 		}

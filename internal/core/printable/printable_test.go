@@ -14,7 +14,7 @@ import (
 )
 
 // hostile are the characters that must never reach a terminal, by their names.
-var hostile = map[string]string{ //nolint:gochecknoglobals // a constant table
+var hostile = map[string]string{
 	"escape": "\x1b[2J", "bell": "\a", "carriage return": "\r", "NUL": "\x00", "DEL": "\x7f", "CSI of C1": "\u009b2J",
 	"NEL": "\u0085", "byte 0x9b alone": "\x9b2J", "half a rune": "\xe2\x80", "surrogate": "\xed\xa0\x80",
 	"right-to-left override": "\u202e", "isolate": "\u2066", "mark": "\u200f", "Arabic letter mark": "\u061c",

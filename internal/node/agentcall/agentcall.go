@@ -160,12 +160,16 @@ func (a *Agent) Decisions(ctx context.Context, patience time.Duration) ([]Report
 		if err != nil {
 			return nil, fmt.Errorf("asking the node agent for decisions: %w", err)
 		}
-		before = 0 // the end, or an agent that has all on one page
+		last := uint64(0) // the end, or an agent that has all on one page
 		for _, r := range page {
 			r.Trim()
 			all = append(all, r)
-			before = r.Number
+			last = r.Number
 		}
+		if last >= before {
+			return nil, fmt.Errorf("asking the node agent for decisions: it answers with number %d when asked for those below %d", last, before)
+		}
+		before = last
 	}
 	return all, nil
 }

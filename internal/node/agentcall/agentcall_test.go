@@ -139,6 +139,32 @@ func TestOneConnectionForAQuestionAndAReport(t *testing.T) {
 	}
 }
 
+func TestDecisionsEnd(t *testing.T) {
+	for name, test := range map[string]struct {
+		answer string
+		fails  bool
+	}{
+		"no decision":                      {"[]", false},
+		"an agent that numbers none":       {`[{"pod":"a"},{"pod":"b"}]`, false},
+		"an agent that begins from anew":   {`[{"number":7},{"number":6}]`, true},
+		"an agent that answers with words": {"no", true},
+	} {
+		requests := 0
+		socket := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+			requests++
+			_, _ = w.Write([]byte(test.answer))
+		})
+		agent, err := agentcall.Dial(t.Context(), socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := agent.Decisions(t.Context(), time.Minute); (err != nil) != test.fails || requests > 2 {
+			t.Errorf("%s: %v, %d requests", name, err, requests)
+		}
+		_ = agent.Close()
+	}
+}
+
 func TestDialTellsThatThereIsNoAgent(t *testing.T) {
 	if _, err := agentcall.Dial(t.Context(), filepath.Join(t.TempDir(), "none")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)

@@ -49,7 +49,7 @@ const patience = 5 * time.Second
 type config struct {
 	socket, pod string
 	asJSON      bool
-	limit       uint
+	limit       int
 	since       time.Duration
 }
 
@@ -65,9 +65,8 @@ func (c *config) rows() []settings.Setting {
 		},
 		{
 			Name: "limit", Arg: "N", Use: "only the N latest of them; 0 for all",
-			Set: func(s string) error {
-				n, err := strconv.ParseUint(s, 10, 32)
-				if c.limit = uint(n); err != nil {
+			Set: func(s string) (err error) {
+				if c.limit, err = strconv.Atoi(s); err != nil || c.limit < 0 {
 					return errors.New("want a number of 0 or more")
 				}
 				return nil
@@ -131,7 +130,7 @@ func ask(cfg config) ([]agentcall.Report, error) {
 		if strings.Contains(r.Namespace+"/"+r.Pod, cfg.pod) && (cfg.since == 0 || began.Sub(r.Time) <= cfg.since) {
 			some = append(some, r)
 		}
-		if cfg.limit > 0 && len(some) == int(cfg.limit) {
+		if cfg.limit > 0 && len(some) == cfg.limit {
 			break
 		}
 	}
