@@ -105,7 +105,7 @@ func TestQuotesInErrors(t *testing.T) {
 		text, want string
 	}{
 		{setting{}, "a\nb", `"a\nb"`},
-		{setting{}, strings.Repeat("x", 101), `"` + strings.Repeat("x", 100) + `"…`},
+		{setting{}, strings.Repeat("x", 200), `"` + strings.Repeat("x", 98) + `… (102 bytes more)"`},
 		{setting{quiet: true}, "hunter2", "of 7 bytes"},
 	} {
 		if got := tc.s.quote(tc.text); got != tc.want {
