@@ -31,7 +31,7 @@ func (t Tool) run(ctx context.Context, program, stdin string, args ...string) (s
 	if t.host.Lock != "" {
 		cmd.Env = append(cmd.Env, "XTABLES_LOCKFILE="+t.host.Lock)
 	}
-	stdout, stderr := capped{most: mostBytes}, capped{most: mostSaid}
+	stdout, stderr := capped{most: mostBytes, refuse: true}, capped{most: mostSaid}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
 	t.host.started++
 	err := cmd.Run()
@@ -44,25 +44,29 @@ func (t Tool) run(ctx context.Context, program, stdin string, args ...string) (s
 	return stdout.String(), nil
 }
 
-// mostSaid bounds what a tool's complaints are kept of.
-const mostSaid = 16 << 10
+// mostSaid bounds what is kept of a tool's messages.
+const mostSaid = 4 << 10
 
-// capped keeps the beginning of what is written. It refuses the rest, which ends a program that goes on.
+// capped keeps the beginning of what is written. It drops the rest or refuses it, which ends a program that goes on. The
+// buffer is not embedded: io.Copy would fill it by its ReadFrom.
 type capped struct {
-	bytes.Buffer
-	most int
-	full bool
+	text   bytes.Buffer
+	most   int
+	refuse bool
+	full   bool
 }
+
+// String gives what was kept.
+func (c *capped) String() string { return c.text.String() }
 
 // Write keeps what there is room for.
 func (c *capped) Write(p []byte) (int, error) {
-	n := min(len(p), c.most-c.Len())
-	_, _ = c.Buffer.Write(p[:n])
-	if n < len(p) {
-		c.full = true
+	n := min(len(p), c.most-c.text.Len())
+	_, _ = c.text.Write(p[:n])
+	if c.full = c.full || n < len(p); c.full && c.refuse {
 		return n, io.ErrShortWrite
 	}
-	return n, nil
+	return len(p), nil
 }
 
 // explain turns a failed run into an error that shows what the tool said, the line it means, and what may help.

@@ -122,3 +122,26 @@ func TestNamespacesOfTooManyRoutesAreNotInspected(t *testing.T) {
 		}
 	}
 }
+
+// A tool that prints without end, and one that does not end, are ended: what they read is the pod's.
+func TestToolsThatReadTooMuchAreEnded(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ does, want string }{
+		"prints without end": {"exec yes -- '-A OUTPUT -p tcp -j ACCEPT'", "more than 50000 rules of iptables"},
+		"warns without end":  {"exec yes -- '# Warning' >&2", "takes more than 10s"},
+		"does not end":       {"exec sleep 1000", "takes more than 10s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := dualPod(t)
+			p.restore(t, iptables.NFT, ruleset.IPv4, "*nat\n:THEIRS - [0:0]\nCOMMIT\n")
+			b := newToolbox(t).add(t, iptables.NFT, "/usr/sbin/xtables-nft-multi", "case $name in *-save) "+test.does+";; esac", "iptables-", "ip6tables-")
+			n := p.namespace(iptables.NFT)
+			n.Tools.Path = b.dir
+			_, err := n.Verify(t.Context(), dual())
+			if err == nil || !strings.Contains(err.Error(), test.want) || !errors.Is(err, podnet.ErrUninspectable) || len(err.Error()) > 1<<10 {
+				t.Errorf("error is %.300v, want … %s", err, test.want)
+			}
+		})
+	}
+}
