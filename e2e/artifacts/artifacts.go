@@ -21,6 +21,8 @@ type Artifacts struct {
 	Kube, IstioCNI, Box, Chart string
 	// Image is the archive of the program's image, as it ships; BoxImage that of Box.
 	Image, BoxImage string
+	// Contract is the program of the tests that the fake API server of the unit tests passes.
+	Contract string
 	// CRDs is a directory with definitions of custom resources.
 	CRDs string
 	// Flannel is a CNI plugin that delegates to others.
@@ -29,15 +31,15 @@ type Artifacts struct {
 	Logs string
 }
 
-// Find reads KUBE_BIN, ISTIO_CNI_BIN, E2E_IMAGE, E2E_BOX_BIN, E2E_BOX_IMAGE, E2E_CHART_BIN, E2E_FLANNEL_BIN, E2E_CRDS and
-// E2E_LOGS, which hack/e2e.sh sets. Of those that are not set, all but the first have a default below bin/ of the repository.
+// Find reads KUBE_BIN, ISTIO_CNI_BIN, E2E_IMAGE, E2E_BOX_BIN, E2E_BOX_IMAGE, E2E_CHART_BIN, E2E_FLANNEL_BIN, E2E_CONTRACT_BIN,
+// E2E_CRDS and E2E_LOGS, which hack/e2e.sh sets. Of those that are not set, all but the first have a default below bin/ of the repository.
 func Find() (Artifacts, error) {
 	_, source, _, _ := runtime.Caller(0)
 	bin := filepath.Join(filepath.Dir(source), "..", "..", "bin")
 	a := Artifacts{
 		Kube: os.Getenv("KUBE_BIN"), Box: from("E2E_BOX_BIN", bin, "box"), BoxImage: from("E2E_BOX_IMAGE", bin, "e2e-images/box.tar"),
 		IstioCNI: from("ISTIO_CNI_BIN", bin, "image/istio-cni-"+runtime.GOARCH), Image: from("E2E_IMAGE", bin, "image/istio-cni.tar"),
-		Chart: from("E2E_CHART_BIN", bin, "chart"), Flannel: from("E2E_FLANNEL_BIN", bin, "flannel"),
+		Chart: from("E2E_CHART_BIN", bin, "chart"), Flannel: from("E2E_FLANNEL_BIN", bin, "flannel"), Contract: from("E2E_CONTRACT_BIN", bin, "contract"),
 		CRDs: from("E2E_CRDS", bin, "crds"), Logs: from("E2E_LOGS", bin, "e2e-logs"),
 	}
 	if a.Kube == "" {
@@ -53,6 +55,7 @@ func Find() (Artifacts, error) {
 		program(a.Box, "E2E_BOX_BIN", "hack/e2e.sh builds it"),
 		file(a.BoxImage, "E2E_BOX_IMAGE", "hack/e2e.sh packs it"),
 		program(a.Flannel, "E2E_FLANNEL_BIN", "hack/e2e.sh builds it"),
+		program(a.Contract, "E2E_CONTRACT_BIN", "hack/e2e.sh builds it"),
 		program(a.Chart, "E2E_CHART_BIN", "hack/e2e.sh builds it"),
 		directory(a.CRDs, "E2E_CRDS", "hack/e2e.sh fills it"))
 }

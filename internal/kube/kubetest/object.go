@@ -269,7 +269,7 @@ func (s *Server) list(r *http.Request) []byte {
 		return nil
 	}
 	in := within.in
-	var items []json.RawMessage
+	items := []json.RawMessage{}
 	for _, path := range slices.Sorted(maps.Keys(s.objects)) {
 		data := s.objects[path]
 		if within.picks(parsePath(path), data) {

@@ -2,7 +2,8 @@
 // token, lists and streams changes as a watch wants them, takes events, counts what reaches it, and fails on demand in
 // all the ways that [Fault] lists.
 //
-// It promises that faults are used up in the order in which they were asked for, and that nothing outlives the test.
+// It promises that what it does without a fault is what the real API server does (TestContract, which e2e/contract runs against
+// that one), that faults are used up in the order in which they were asked for, and that nothing outlives the test.
 //
 // It never listens on anything but the address given, and is imported by tests only.
 //

@@ -1,0 +1,729 @@
+package kubetest_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+)
+
+// contractKubeconfig names the administrator's kubeconfig of an API server that the contract is held to in place of the fake
+// one. e2e/contract sets it.
+const contractKubeconfig = "KUBETEST_CONTRACT_KUBECONFIG"
+
+type object = map[string]any
+
+// contract is one API server, and what a test does to it by other ways than those that are tested.
+type contract struct {
+	*testing.T
+	url  string
+	http *http.Client
+	fake *kubetest.Server // nil for a real one
+	ns   string
+}
+
+// TestContract is what tests rely on in the fake API server, and what the real one does as well: the same requests get the
+// same answers. It is run against both.
+func TestContract(t *testing.T) {
+	c := &contract{T: t}
+	path := os.Getenv(contractKubeconfig)
+	if path == "" {
+		c.fake = kubetest.NewServer(t)
+		path = c.fake.Kubeconfig(t)
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", path)
+	c.must(err)
+	c.http, err = rest.HTTPClientFor(config)
+	c.must(err)
+	c.url = strings.TrimRight(config.Host, "/")
+	for name, test := range map[string]func(*contract){
+		"Get": testGet, "NotFound": testNotFound, "Unauthorized": testUnauthorized, "List": testList, "Pages": testPages,
+		"Selectors": testSelectors, "BadSelectors": testBadSelectors, "Watch": testWatch, "WatchSelects": testWatchSelects,
+		"WatchEnds": testWatchEnds, "WatchExpired": testWatchExpired, "Bookmarks": testBookmarks, "NodePatch": testNodePatch,
+		"NodeStatus": testNodeStatus, "PodLabels": testPodLabels, "Delete": testDelete, "Evict": testEvict, "Lease": testLease,
+		"Events": testEvents,
+	} {
+		t.Run(name, func(t *testing.T) {
+			one := *c
+			one.T, one.ns = t, "contract-"+strings.ToLower(name)
+			one.begin()
+			test(&one)
+		})
+	}
+}
+
+func (c *contract) must(err error) {
+	c.Helper()
+	if err != nil {
+		c.Fatal(err)
+	}
+}
+
+// begin makes the namespace of the test, with the account that no pod can be without.
+func (c *contract) begin() {
+	c.Helper()
+	if c.fake != nil {
+		return
+	}
+	c.create("/api/v1/namespaces", object{"kind": "Namespace", "apiVersion": "v1", "metadata": object{"name": c.ns}})
+	c.create("/api/v1/namespaces/"+c.ns+"/serviceaccounts", object{
+		"kind": "ServiceAccount", "apiVersion": "v1", "metadata": object{"name": "default"},
+	})
+}
+
+// answer is what came back.
+type answer struct {
+	code   int
+	header http.Header
+	text   []byte
+	body   object // nil for what is no JSON
+}
+
+func (a answer) String() string { return fmt.Sprintf("%d %.300s", a.code, a.text) }
+
+// at gives a part of the body, nil where there is none.
+func (a answer) at(path ...string) any { return at(a.body, path...) }
+
+func at(in any, path ...string) any {
+	for _, part := range path {
+		whole, _ := in.(object)
+		in = whole[part]
+	}
+	return in
+}
+
+func (c *contract) request(ctx context.Context, method, path, content string, body any) *http.Response {
+	c.Helper()
+	var text []byte
+	if body != nil {
+		var err error
+		text, err = json.Marshal(body)
+		c.must(err)
+	}
+	request, err := http.NewRequestWithContext(ctx, method, c.url+path, bytes.NewReader(text))
+	c.must(err)
+	request.Header.Set("Accept", "application/json")
+	if content != "" {
+		request.Header.Set("Content-Type", content)
+	}
+	response, err := c.http.Do(request)
+	c.must(err)
+	return response
+}
+
+// do sends a request. Content is the type of the body, "merge" and "json" being short for those patches.
+func (c *contract) do(method, path, content string, body any) answer {
+	c.Helper()
+	switch content {
+	case "":
+		if body != nil {
+			content = "application/json"
+		}
+	case "json", "merge", "strategic-merge":
+		content = "application/" + content + "-patch+json"
+	}
+	response := c.request(c.Context(), method, path, content, body)
+	defer response.Body.Close() //nolint:errcheck // it is read
+	text, err := io.ReadAll(response.Body)
+	c.must(err)
+	a := answer{code: response.StatusCode, header: response.Header, text: text}
+	_ = json.Unmarshal(text, &a.body) // at tells
+	return a
+}
+
+// want sends a request that is to be answered so.
+func (c *contract) want(code int, method, path, content string, body any) answer {
+	c.Helper()
+	a := c.do(method, path, content, body)
+	if a.code != code {
+		c.Fatalf("%s %s: %s, want %d", method, path, a, code)
+	}
+	return a
+}
+
+// fails wants a Status with a reason.
+func (c *contract) fails(code int, reason, method, path, content string, body any) answer {
+	c.Helper()
+	a := c.want(code, method, path, content, body)
+	if a.at("kind") != "Status" || a.at("status") != "Failure" || a.at("reason") != reason || a.at("code") != float64(code) {
+		c.Errorf("%s %s: %s, want a Status with reason %s", method, path, a, reason)
+	}
+	return a
+}
+
+func (c *contract) create(collection string, whole object) object {
+	c.Helper()
+	return c.want(http.StatusCreated, http.MethodPost, collection, "", whole).body
+}
+
+func (c *contract) pods() string           { return "/api/v1/namespaces/" + c.ns + "/pods" }
+func (c *contract) pod(name string) string { return c.pods() + "/" + name }
+
+// set makes an object, by the fake server's own way or by a request.
+func (c *contract) set(collection string, whole object) {
+	c.Helper()
+	if c.fake == nil {
+		c.create(collection, whole)
+		return
+	}
+	text, err := json.Marshal(whole)
+	c.must(err)
+	c.fake.Set(text)
+}
+
+// addPod makes a pod on a node, whatever there is of that, with labels such as "app=web".
+func (c *contract) addPod(name, node string, labels ...string) object {
+	c.Helper()
+	set := object{}
+	for _, label := range labels {
+		key, value, _ := strings.Cut(label, "=")
+		set[key] = value
+	}
+	c.set(c.pods(), object{
+		"kind": "Pod", "apiVersion": "v1", "metadata": object{"namespace": c.ns, "name": name, "labels": set},
+		"spec":   object{"nodeName": node, "containers": []object{{"name": "app", "image": "none"}}},
+		"status": object{"phase": "Pending"},
+	})
+	return c.want(http.StatusOK, http.MethodGet, c.pod(name), "", nil).body
+}
+
+// label changes a label of an object that exists.
+func (c *contract) label(path, key string, value any) {
+	c.Helper()
+	if c.fake == nil {
+		c.want(http.StatusOK, http.MethodPatch, path, "merge", object{"metadata": object{"labels": object{key: value}}})
+		return
+	}
+	c.fake.Edit(path, func(whole object) {
+		labels, _ := at(whole, "metadata", "labels").(object)
+		labels[key] = value
+	})
+}
+
+// remove has an object gone.
+func (c *contract) remove(path string) {
+	c.Helper()
+	if c.fake == nil {
+		c.want(http.StatusOK, http.MethodDelete, path+"?gracePeriodSeconds=0", "", nil)
+		return
+	}
+	c.fake.Delete(path)
+}
+
+func (c *contract) addNode(name string) {
+	c.Helper()
+	c.set("/api/v1/nodes", object{"kind": "Node", "apiVersion": "v1", "metadata": object{"name": name}, "spec": object{}})
+}
+
+func version(whole any) string {
+	text, _ := at(whole, "metadata", "resourceVersion").(string)
+	return text
+}
+
+func uid(whole any) string {
+	text, _ := at(whole, "metadata", "uid").(string)
+	return text
+}
+
+func testGet(c *contract) {
+	made := c.addPod("web", "node-1", "app=web")
+	a := c.want(http.StatusOK, http.MethodGet, c.pod("web"), "", nil)
+	if a.header.Get("Content-Type") != "application/json" || a.at("kind") != "Pod" || a.at("apiVersion") != "v1" ||
+		a.at("metadata", "name") != "web" || a.at("metadata", "namespace") != c.ns || a.at("spec", "nodeName") != "node-1" ||
+		a.at("metadata", "labels", "app") != "web" {
+		c.Errorf("%s", a)
+	}
+	if uid(a.body) == "" || version(a.body) == "" || version(a.body) != version(made) {
+		c.Errorf("uid %q, resourceVersion %q, made as %q", uid(a.body), version(a.body), version(made))
+	}
+	c.label(c.pod("web"), "app", "other")
+	if b := c.want(http.StatusOK, http.MethodGet, c.pod("web"), "", nil); uid(b.body) != uid(a.body) || version(b.body) == version(a.body) {
+		c.Errorf("uid %q after %q, resourceVersion %q after %q", uid(b.body), uid(a.body), version(b.body), version(a.body))
+	}
+}
+
+func testNotFound(c *contract) {
+	for path, about := range map[string][3]string{
+		c.pod("none"):        {"none", "pods", ""},
+		"/api/v1/nodes/none": {"none", "nodes", ""},
+		"/apis/coordination.k8s.io/v1/namespaces/" + c.ns + "/leases/none": {"none", "leases", "coordination.k8s.io"},
+		"/apis/apps/v1/namespaces/" + c.ns + "/daemonsets/none":            {"none", "daemonsets", "apps"},
+	} {
+		a := c.fails(http.StatusNotFound, "NotFound", http.MethodGet, path, "", nil)
+		group, _ := a.at("details", "group").(string)
+		if a.at("details", "name") != about[0] || a.at("details", "kind") != about[1] || group != about[2] {
+			c.Errorf("%s: %s", path, a)
+		}
+		message, _ := a.at("message").(string)
+		if !strings.Contains(message, `"none" not found`) {
+			c.Errorf("%s: message %q", path, message)
+		}
+	}
+	// A deletion, an eviction and a patch of what is not there.
+	c.fails(http.StatusNotFound, "NotFound", http.MethodDelete, c.pod("none"), "", nil)
+	c.fails(http.StatusNotFound, "NotFound", http.MethodPost, c.pod("none")+"/eviction", "", c.eviction("none", ""))
+	c.fails(http.StatusNotFound, "NotFound", http.MethodPatch, c.pod("none")+"/status", "merge", object{})
+}
+
+func testUnauthorized(c *contract) {
+	request, err := http.NewRequestWithContext(c.Context(), http.MethodGet, c.url+c.pod("none"), http.NoBody)
+	c.must(err)
+	request.Header.Set("Authorization", "Bearer nonsense")
+	config := &rest.Config{Host: c.url, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+	client, err := rest.HTTPClientFor(config)
+	c.must(err)
+	response, err := client.Do(request)
+	c.must(err)
+	defer response.Body.Close() //nolint:errcheck // it is read
+	var status object
+	c.must(json.NewDecoder(response.Body).Decode(&status))
+	if response.StatusCode != http.StatusUnauthorized || status["kind"] != "Status" || status["reason"] != "Unauthorized" {
+		c.Errorf("%d %v", response.StatusCode, status)
+	}
+}
+
+// names are those of the objects of a list.
+func (c *contract) names(query string) (all []string, list object) {
+	c.Helper()
+	a := c.want(http.StatusOK, http.MethodGet, c.pods()+query, "", nil)
+	items, ok := a.at("items").([]any)
+	if !ok || a.at("kind") != "PodList" || a.at("apiVersion") != "v1" || version(a.body) == "" {
+		c.Fatalf("%s: not a list: %s", query, a)
+	}
+	for _, item := range items {
+		name, _ := at(item, "metadata", "name").(string)
+		all = append(all, name)
+	}
+	return all, a.body
+}
+
+func testList(c *contract) {
+	if none, _ := c.names(""); len(none) != 0 {
+		c.Errorf("%q in an empty namespace", none)
+	}
+	for _, name := range []string{"b", "a", "c"} {
+		c.addPod(name, "node-1")
+	}
+	for _, query := range []string{"", "?resourceVersion=0"} {
+		c.eventually(query, func() bool { names, _ := c.names(query); return slices.Equal(names, []string{"a", "b", "c"}) })
+	}
+	// All namespaces have those of this one, too.
+	a := c.want(http.StatusOK, http.MethodGet, "/api/v1/pods?fieldSelector=metadata.namespace%3D"+c.ns, "", nil)
+	if items, _ := a.at("items").([]any); len(items) != 3 {
+		c.Errorf("%d pods of the namespace in all namespaces", len(items))
+	}
+}
+
+// eventually waits for what a cache of the server hears of by itself.
+func (c *contract) eventually(what string, holds func() bool) {
+	c.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for !holds() {
+		if time.Now().After(deadline) {
+			c.Fatalf("gave up waiting: %s", what)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func testPages(c *contract) {
+	for _, name := range []string{"a", "b", "c"} {
+		c.addPod(name, "node-1")
+	}
+	var all []string
+	query, first := "?limit=2", ""
+	for range 2 {
+		names, list := c.names(query)
+		all = append(all, names...)
+		if first == "" {
+			first = version(list)
+		}
+		if version(list) != first {
+			c.Errorf("another resourceVersion on another page: %s after %s", version(list), first)
+		}
+		token, _ := at(list, "metadata", "continue").(string)
+		if (token == "") != (len(all) == 3) {
+			c.Fatalf("continue %q after %q", token, all)
+		}
+		query = "?limit=2&continue=" + url.QueryEscape(token)
+	}
+	if !slices.Equal(all, []string{"a", "b", "c"}) {
+		c.Errorf("%q on two pages", all)
+	}
+}
+
+func testSelectors(c *contract) {
+	c.addPod("a", "node-1", "app=web", "tier=1")
+	c.addPod("b", "node-2", "app=web")
+	c.addPod("c", "node-1", "app=db", "tier=2")
+	for query, want := range map[string]string{
+		"labelSelector=app=web": "a b", "labelSelector=app==web,tier": "a", "labelSelector=app!=web": "c",
+		"labelSelector=app in (web,db),!tier": "b", "labelSelector=app notin (web)": "c", "labelSelector=tier>1": "c",
+		"labelSelector=tier<2": "a", "labelSelector=": "a b c", "labelSelector=app=none": "",
+		"fieldSelector=spec.nodeName=node-1": "a c", "fieldSelector=spec.nodeName!=node-1": "b", "fieldSelector=metadata.name=b": "b",
+		"fieldSelector=status.phase=Pending,spec.nodeName==node-2": "b", "fieldSelector=status.phase=Running": "",
+		"fieldSelector=spec.nodeName=node-1&labelSelector=tier": "a c", "fieldSelector=metadata.namespace=" + c.ns: "a b c",
+	} {
+		values := url.Values{}
+		for part := range strings.SplitSeq(query, "&") {
+			key, value, _ := strings.Cut(part, "=")
+			values.Set(key, value)
+		}
+		if names, _ := c.names("?" + values.Encode()); strings.Join(names, " ") != want {
+			c.Errorf("%s picks %q, want %q", query, names, want)
+		}
+	}
+}
+
+func testBadSelectors(c *contract) {
+	for _, query := range []string{
+		"labelSelector=a+in", "labelSelector=%28", "labelSelector=a%3D-", "fieldSelector=spec.hostname%3Dx", "fieldSelector=nonsense",
+	} {
+		for _, watch := range []string{"", "&watch=true&resourceVersion=0&timeoutSeconds=1"} {
+			c.fails(http.StatusBadRequest, "BadRequest", http.MethodGet, c.pods()+"?"+query+watch, "", nil)
+		}
+	}
+}
+
+// stream is a watch.
+type stream struct {
+	c    *contract
+	body *bufio.Reader
+}
+
+// change is one line of a watch.
+type change struct {
+	Type   string
+	Object object
+}
+
+func (c *contract) watch(path, query string) stream {
+	c.Helper()
+	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
+	c.Cleanup(cancel)
+	response := c.request(ctx, http.MethodGet, path+"?watch=true"+query, "", nil)
+	c.Cleanup(func() { _ = response.Body.Close() })
+	if response.StatusCode != http.StatusOK || response.Header.Get("Content-Type") != "application/json" {
+		text, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10))
+		c.Fatalf("watch: %d %s %s", response.StatusCode, response.Header.Get("Content-Type"), text)
+	}
+	return stream{c, bufio.NewReader(response.Body)}
+}
+
+// next is the next change; none at the proper end of the stream.
+func (s stream) next() (change, bool) {
+	s.c.Helper()
+	line, err := s.body.ReadBytes('\n')
+	if errors.Is(err, io.EOF) && len(line) == 0 {
+		return change{}, false
+	}
+	s.c.must(err)
+	var one change
+	s.c.must(json.Unmarshal(line, &one))
+	return one, true
+}
+
+// wants wants the next change to be of a type and about an object.
+func (s stream) wants(kind, name string) change {
+	s.c.Helper()
+	one, ok := s.next()
+	if !ok || one.Type != kind || at(one.Object, "metadata", "name") != name || one.Object["kind"] != "Pod" {
+		s.c.Fatalf("%v %s %v, want %s of %s", ok, one.Type, one.Object, kind, name)
+	}
+	return one
+}
+
+func testWatch(c *contract) {
+	c.addPod("before", "node-1")
+	_, list := c.names("")
+	s := c.watch(c.pods(), "&resourceVersion="+version(list))
+	made := c.addPod("web", "node-1")
+	if one := s.wants("ADDED", "web"); version(one.Object) != version(made) || uid(one.Object) != uid(made) {
+		c.Errorf("added as %v, made as %v", one.Object["metadata"], made["metadata"])
+	}
+	c.label(c.pod("web"), "app", "web")
+	modified := s.wants("MODIFIED", "web")
+	if at(modified.Object, "metadata", "labels", "app") != "web" {
+		c.Errorf("modified to %v", modified.Object)
+	}
+	c.remove(c.pod("web"))
+	for {
+		one, ok := s.next()
+		if ok && one.Type == "MODIFIED" {
+			continue // on its way out
+		}
+		if !ok || one.Type != "DELETED" || version(one.Object) == version(modified.Object) || uid(one.Object) != uid(made) {
+			c.Errorf("%v %s %v after %v", ok, one.Type, one.Object["metadata"], modified.Object["metadata"])
+		}
+		break
+	}
+	// What happened is told again to one that begins at the same place.
+	c.watch(c.pods(), "&resourceVersion="+version(list)).wants("ADDED", "web")
+}
+
+// testWatchSelects has pods come into a selection and leave it, as it looks from there.
+func testWatchSelects(c *contract) {
+	_, list := c.names("")
+	s := c.watch(c.pods(), "&labelSelector=app%3Dweb&fieldSelector=spec.nodeName%3Dnode-1&resourceVersion="+version(list))
+	c.addPod("far", "node-2", "app=web")
+	c.addPod("web", "node-1", "app=db")
+	c.label(c.pod("web"), "app", "web")
+	s.wants("ADDED", "web")
+	c.label(c.pod("web"), "tier", "1")
+	s.wants("MODIFIED", "web")
+	c.label(c.pod("web"), "app", "db")
+	s.wants("DELETED", "web")
+	c.label(c.pod("web"), "app", "web")
+	s.wants("ADDED", "web")
+}
+
+func testWatchEnds(c *contract) {
+	_, list := c.names("")
+	s := c.watch(c.pods(), "&timeoutSeconds=1&resourceVersion="+version(list))
+	if one, ok := s.next(); ok {
+		c.Errorf("%v in a namespace where nothing happens", one)
+	}
+}
+
+// testWatchExpired begins a watch before what the server remembers, which is what happened since its start for a real one.
+func testWatchExpired(c *contract) {
+	c.addPod("web", "node-1")
+	if c.fake != nil {
+		c.fake.Compact()
+	}
+	s := c.watch(c.pods(), "&resourceVersion=1&timeoutSeconds=30")
+	one, ok := s.next()
+	if !ok || one.Type != "ERROR" || one.Object["kind"] != "Status" || one.Object["code"] != float64(http.StatusGone) ||
+		one.Object["reason"] != "Expired" {
+		c.Fatalf("%v %v, want the Status 410 Expired", ok, one)
+	}
+	if one, ok := s.next(); ok {
+		c.Errorf("%v after the error", one)
+	}
+}
+
+func testBookmarks(c *contract) {
+	_, list := c.names("")
+	// The real one sends a bookmark shortly before the end, if there is something new to tell.
+	s := c.watch(c.pods(), "&allowWatchBookmarks=true&timeoutSeconds=10&resourceVersion="+version(list))
+	c.addPod("web", "node-1")
+	s.wants("ADDED", "web")
+	if c.fake != nil {
+		c.fake.Bookmark()
+	}
+	one, ok := s.next()
+	if !ok || one.Type != "BOOKMARK" || one.Object["kind"] != "Pod" || one.Object["apiVersion"] != "v1" || version(one.Object) == "" ||
+		at(one.Object, "metadata", "name") != nil {
+		c.Errorf("%v %v", ok, one)
+	}
+}
+
+func testNodePatch(c *contract) {
+	const path = "/api/v1/nodes/contract-patch"
+	c.addNode("contract-patch")
+	before := c.want(http.StatusOK, http.MethodGet, path, "", nil)
+	taints := []object{{"key": "mesh", "value": "no", "effect": "NoSchedule"}}
+	patch := func(test any, add any) []object {
+		return []object{{"op": "test", "path": "/spec/taints", "value": test}, {"op": "add", "path": "/spec/taints", "value": add}}
+	}
+	identity := object{"op": "test", "path": "/metadata/uid", "value": uid(before.body)}
+	// What is not there passes the test for null.
+	initial, _ := before.at("spec", "taints").([]any)
+	c.want(http.StatusOK, http.MethodPatch, path, "json", append(patch(initial, taints), identity))
+	after := c.want(http.StatusOK, http.MethodGet, path, "", nil)
+	if got, _ := after.at("spec", "taints").([]any); len(got) != 1 || at(got[0], "key") != "mesh" || version(after.body) == version(before.body) {
+		c.Errorf("%s", after)
+	}
+	// It changes nothing: there is no new version.
+	c.want(http.StatusOK, http.MethodPatch, path, "json", patch(taints, taints))
+	if again := c.want(http.StatusOK, http.MethodGet, path, "", nil); version(again.body) != version(after.body) {
+		c.Errorf("version %s after a patch that changes nothing, was %s", version(again.body), version(after.body))
+	}
+	// Somebody else was faster, or it is another node of the name.
+	c.fails(http.StatusUnprocessableEntity, "Invalid", http.MethodPatch, path, "json", patch([]object{}, taints))
+	c.fails(http.StatusUnprocessableEntity, "Invalid", http.MethodPatch, path, "json",
+		[]object{{"op": "test", "path": "/metadata/uid", "value": "another"}, {"op": "add", "path": "/spec/taints", "value": []object{}}})
+	c.fails(http.StatusUnsupportedMediaType, "UnsupportedMediaType", http.MethodPatch, path, "text/plain", object{})
+}
+
+func testNodeStatus(c *contract) {
+	const path = "/api/v1/nodes/contract-status"
+	c.addNode("contract-status")
+	before := c.want(http.StatusOK, http.MethodGet, path, "", nil)
+	condition := func(kind, status string) object {
+		return object{"metadata": object{"uid": uid(before.body)}, "status": object{"conditions": []object{{"type": kind, "status": status}}}}
+	}
+	c.want(http.StatusOK, http.MethodPatch, path+"/status", "strategic-merge", condition("Ready", "True"))
+	c.want(http.StatusOK, http.MethodPatch, path+"/status", "strategic-merge", condition("Mesh", "False"))
+	c.want(http.StatusOK, http.MethodPatch, path+"/status", "strategic-merge", condition("Mesh", "True"))
+	got := map[any]any{}
+	list, _ := c.want(http.StatusOK, http.MethodGet, path, "", nil).at("status", "conditions").([]any)
+	for _, one := range list {
+		got[at(one, "type")] = at(one, "status")
+	}
+	if !maps.Equal(got, map[any]any{"Ready": "True", "Mesh": "True"}) {
+		c.Errorf("conditions %v", got)
+	}
+	wrong := condition("Mesh", "False")
+	wrong["metadata"] = object{"uid": "another"}
+	if a := c.do(http.MethodPatch, path+"/status", "strategic-merge", wrong); a.code != http.StatusConflict && a.code != http.StatusUnprocessableEntity {
+		c.Errorf("another node of the name: %s", a)
+	}
+}
+
+func testPodLabels(c *contract) {
+	made := c.addPod("web", "node-1", "app=web")
+	patch := func(uid, version string, labels object) object {
+		return object{"metadata": object{"uid": uid, "resourceVersion": version, "labels": labels}}
+	}
+	a := c.want(http.StatusOK, http.MethodPatch, c.pod("web")+"/status", "merge", patch(uid(made), version(made), object{"broken": "true"}))
+	if a.at("metadata", "labels", "broken") != "true" || a.at("metadata", "labels", "app") != "web" || version(a.body) == version(made) {
+		c.Errorf("%s", a)
+	}
+	c.fails(http.StatusConflict, "Conflict", http.MethodPatch, c.pod("web")+"/status", "merge", patch(uid(made), version(made), object{"x": "y"}))
+	other := c.do(http.MethodPatch, c.pod("web")+"/status", "merge", patch("another", version(a.body), object{"x": "y"}))
+	if other.code != http.StatusConflict && other.code != http.StatusUnprocessableEntity {
+		c.Errorf("another pod of the name: %s", other)
+	}
+	if b := c.want(http.StatusOK, http.MethodGet, c.pod("web"), "", nil); b.at("metadata", "labels", "x") != nil {
+		c.Errorf("%s", b)
+	}
+}
+
+func options(uid, version string) object {
+	preconditions := object{}
+	if uid != "" {
+		preconditions["uid"] = uid
+	}
+	if version != "" {
+		preconditions["resourceVersion"] = version
+	}
+	return object{"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
+}
+
+func testDelete(c *contract) {
+	made := c.addPod("web", "node-1")
+	c.fails(http.StatusConflict, "Conflict", http.MethodDelete, c.pod("web"), "", options("another", ""))
+	c.fails(http.StatusConflict, "Conflict", http.MethodDelete, c.pod("web"), "", options(uid(made), "1"))
+	c.want(http.StatusOK, http.MethodDelete, c.pod("web"), "", options(uid(made), version(made)))
+	// It is the kubelet that ends it.
+	if a := c.want(http.StatusOK, http.MethodGet, c.pod("web"), "", nil); a.at("metadata", "deletionTimestamp") == nil {
+		c.Errorf("%s", a)
+	}
+	c.remove(c.pod("web"))
+	c.fails(http.StatusNotFound, "NotFound", http.MethodGet, c.pod("web"), "", nil)
+	// A pod without a node has nobody who would have to end it.
+	c.addPod("pending", "")
+	c.want(http.StatusOK, http.MethodDelete, c.pod("pending"), "", nil)
+	c.fails(http.StatusNotFound, "NotFound", http.MethodGet, c.pod("pending"), "", nil)
+}
+
+func (c *contract) eviction(name, uid string) object {
+	return object{
+		"kind": "Eviction", "apiVersion": "policy/v1", "metadata": object{"namespace": c.ns, "name": name}, "deleteOptions": options(uid, ""),
+	}
+}
+
+func testEvict(c *contract) {
+	free := c.addPod("free", "node-1")
+	path := c.pod("free") + "/eviction"
+	c.fails(http.StatusConflict, "Conflict", http.MethodPost, path, "", c.eviction("free", "another"))
+	if a := c.do(http.MethodPost, path, "", c.eviction("other", "")); a.code != http.StatusBadRequest {
+		c.Errorf("an eviction of another pod: %s", a)
+	}
+	a := c.want(http.StatusCreated, http.MethodPost, path, "", c.eviction("free", uid(free)))
+	if a.at("kind") != "Status" || a.at("status") != "Success" {
+		c.Errorf("%s", a)
+	}
+	if a := c.want(http.StatusOK, http.MethodGet, c.pod("free"), "", nil); a.at("metadata", "deletionTimestamp") == nil {
+		c.Errorf("%s", a)
+	}
+	// A budget that the disruption controller has not seen yet.
+	c.addPod("protected", "node-1", "app=protected")
+	c.protect("protected")
+	refused := c.fails(http.StatusTooManyRequests, "TooManyRequests", http.MethodPost, c.pod("protected")+"/eviction", "", c.eviction("protected", ""))
+	causes, _ := refused.at("details", "causes").([]any)
+	if len(causes) != 1 || at(causes[0], "reason") != "DisruptionBudget" || refused.header.Get("Retry-After") == "" {
+		c.Errorf("%s, Retry-After %q", refused, refused.header.Get("Retry-After"))
+	}
+}
+
+func (c *contract) protect(name string) {
+	c.Helper()
+	if c.fake != nil {
+		c.fake.Protect(c.pod(name), "budget", 10)
+		return
+	}
+	c.want(http.StatusOK, http.MethodPatch, c.pod(name)+"/status", "merge", object{"status": object{
+		"phase": "Running", "conditions": []object{{"type": "Ready", "status": "True"}},
+	}})
+	c.create("/apis/policy/v1/namespaces/"+c.ns+"/poddisruptionbudgets", object{
+		"kind": "PodDisruptionBudget", "apiVersion": "policy/v1", "metadata": object{"name": "budget"},
+		"spec": object{"minAvailable": 1, "selector": object{"matchLabels": object{"app": name}}},
+	})
+}
+
+func testLease(c *contract) {
+	leases := "/apis/coordination.k8s.io/v1/namespaces/" + c.ns + "/leases"
+	lease := func(version, holder string) object {
+		metadata := object{"namespace": c.ns, "name": "lock"}
+		if version != "" {
+			metadata["resourceVersion"] = version
+		}
+		return object{
+			"kind": "Lease", "apiVersion": "coordination.k8s.io/v1", "metadata": metadata,
+			"spec": object{"holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": "2026-01-01T12:00:00.000001Z"},
+		}
+	}
+	first := c.create(leases, lease("", "a"))
+	c.fails(http.StatusConflict, "AlreadyExists", http.MethodPost, leases, "", lease("", "b"))
+	second := c.want(http.StatusOK, http.MethodPut, leases+"/lock", "", lease(version(first), "b"))
+	if second.at("spec", "holderIdentity") != "b" || second.at("spec", "renewTime") != "2026-01-01T12:00:00.000001Z" ||
+		version(second.body) == version(first) || uid(second.body) != uid(first) {
+		c.Errorf("%s after %v", second, first)
+	}
+	// Of two that hold the same lease for free one wins.
+	c.fails(http.StatusConflict, "Conflict", http.MethodPut, leases+"/lock", "", lease(version(first), "c"))
+	if now := c.want(http.StatusOK, http.MethodGet, leases+"/lock", "", nil); now.at("spec", "holderIdentity") != "b" {
+		c.Errorf("%s", now)
+	}
+}
+
+func testEvents(c *contract) {
+	events := "/api/v1/namespaces/" + c.ns + "/events"
+	event := func(name, namespace string) object {
+		return object{
+			"kind": "Event", "apiVersion": "v1", "metadata": object{"namespace": c.ns, "name": name},
+			"involvedObject": object{"kind": "Pod", "apiVersion": "v1", "namespace": namespace, "name": "web", "uid": "x"},
+			"reason":         "BrokenPod", "message": "it is broken", "type": "Warning", "count": 1,
+			"firstTimestamp": "2026-01-01T12:00:00Z", "lastTimestamp": "2026-01-01T12:00:00Z",
+			"source": object{"component": "test", "host": "node-1"}, "reportingComponent": "test", "reportingInstance": "node-1",
+		}
+	}
+	made := c.create(events, event("web.1", c.ns))
+	c.fails(http.StatusConflict, "AlreadyExists", http.MethodPost, events, "", event("web.1", c.ns))
+	c.fails(http.StatusUnprocessableEntity, "Invalid", http.MethodPost, events, "", event("web.2", "another"))
+	patch := object{"count": 7, "lastTimestamp": "2026-01-01T12:05:00Z"}
+	a := c.want(http.StatusOK, http.MethodPatch, events+"/web.1", "merge", patch)
+	if a.at("count") != 7.0 || a.at("lastTimestamp") != "2026-01-01T12:05:00Z" || a.at("firstTimestamp") != "2026-01-01T12:00:00Z" ||
+		a.at("message") != "it is broken" || uid(a.body) != uid(made) || version(a.body) == version(made) {
+		c.Errorf("%s", a)
+	}
+	c.fails(http.StatusNotFound, "NotFound", http.MethodPatch, events+"/none", "merge", patch)
+}
