@@ -15,7 +15,7 @@
 //
 // Where to look: a rule of iptables core/redirect (which) and core/ruleset (as
 // a value), a native one node/nftables/native; a decision core/sidecar (about a
-// pod), core/readiness (about a node's taint), core/repair (about a broken
+// pod), core/readiness (about a node's taint), core/placement (about a DaemonSet's pods), core/repair (about a broken
 // pod), agent/departure (about leaving); how rules reach the kernel
 // node/nftables and, by programs, node/iptables; the CNI configuration
 // core/cniconf; a file write node/hostfs; a namespace node/netns, node/podnet

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/meshcni/istio-cni/internal/core/placement"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
@@ -62,11 +63,12 @@ func TestAPIReadsWhatIsNeeded(t *testing.T) {
 	set, err := api.DaemonSet(t.Context(), "istio-system", "istio-cni-node")
 	want := DaemonSet{
 		Namespace: "istio-system", Name: "istio-cni-node", UID: "u1", Deleting: true,
-		Placement: Placement{
+		Template: placement.Template{
 			NodeName: "n", NodeSelector: map[string]string{"a": "b"},
-			Tolerations: []Toleration{{"k", "Exists", "", "NoExecute"}},
-			Required: &NodeSelector{[]NodeTerm{{
-				Labels: []Requirement{{"c", "In", []string{"d"}}}, Fields: []Requirement{{"metadata.name", "NotIn", []string{"e"}}},
+			Tolerations: []placement.Toleration{{Key: "k", Operator: "Exists", Effect: "NoExecute"}},
+			Required: &placement.NodeSelector{Terms: []placement.NodeTerm{{
+				Labels: []placement.Requirement{{Key: "c", Operator: "In", Values: []string{"d"}}},
+				Fields: []placement.Requirement{{Key: "metadata.name", Operator: "NotIn", Values: []string{"e"}}},
 			}}},
 		},
 	}
@@ -74,7 +76,10 @@ func TestAPIReadsWhatIsNeeded(t *testing.T) {
 		t.Errorf("DaemonSet: %v (-want +got):\n%s", err, diff)
 	}
 	wantNode := Node{
-		Name: "node-1", Labels: map[string]string{"a": "b"}, Taints: []Taint{{"k", "v", "NoExecute"}}, Runtime: "containerd://2.2.0",
+		Node: placement.Node{
+			Name: "node-1", Labels: map[string]string{"a": "b"}, Taints: []placement.Taint{{Key: "k", Value: "v", Effect: "NoExecute"}},
+		},
+		Runtime: "containerd://2.2.0",
 	}
 	node, err := api.Node(t.Context(), "node-1")
 	if diff := cmp.Diff(wantNode, node); diff != "" || err != nil {

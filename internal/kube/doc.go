@@ -16,6 +16,5 @@
 // Start reading at [Client] in client.go: how a request is sent, and [Client.Lookup] in lookup.go: what is tried again.
 // exchange.go is one request on the wire, error.go the vocabulary of failures, kubeconfig.go reads and writes the file.
 // watch.go has client-go's reflector and what bounds it, objects.go what is kept of objects, write.go how they are changed,
-// lease.go the lock, events.go how events are counted, bounded and sent, placement.go where a DaemonSet wants its pods to
-// be, requirement.go what a ConfigMap requires.
+// lease.go the lock, events.go how events are counted, bounded and sent.
 package kube

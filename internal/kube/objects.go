@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
+	"github.com/meshcni/istio-cni/internal/core/placement"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
@@ -234,15 +235,13 @@ type DaemonSet struct {
 	Namespace, Name, UID string
 	// Deleting says that it has a deletion timestamp: its removal was asked for and has not ended yet.
 	Deleting bool
-	// Placement is where its template wants pods to be.
-	Placement Placement
+	// Template is where its template wants pods to be.
+	Template placement.Template
 }
 
-// Node is what decides whether a DaemonSet keeps a pod there.
+// Node is a node as far as its agent looks at it.
 type Node struct {
-	Name   string
-	Labels map[string]string
-	Taints []Taint
+	placement.Node
 	// Runtime is the container runtime with its version, such as "containerd://2.2.0".
 	Runtime string
 }
@@ -255,8 +254,36 @@ func (c *Client) DaemonSet(ctx context.Context, namespace, name string) (DaemonS
 	}
 	return DaemonSet{
 		Namespace: object.Namespace, Name: object.Name, UID: string(object.UID), Deleting: object.DeletionTimestamp != nil,
-		Placement: placementOf(&object.Spec.Template.Spec),
+		Template: templateOf(&object.Spec.Template.Spec),
 	}, nil
+}
+
+// templateOf is where a pod template wants its pods to be.
+func templateOf(p *corev1.PodSpec) placement.Template {
+	template := placement.Template{NodeName: p.NodeName, NodeSelector: p.NodeSelector}
+	for _, t := range p.Tolerations {
+		template.Tolerations = append(template.Tolerations, placement.Toleration{
+			Key: t.Key, Operator: string(t.Operator), Value: t.Value, Effect: string(t.Effect),
+		})
+	}
+	if p.Affinity == nil || p.Affinity.NodeAffinity == nil || p.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return template
+	}
+	template.Required = &placement.NodeSelector{}
+	for _, term := range p.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		template.Required.Terms = append(template.Required.Terms, placement.NodeTerm{
+			Labels: requirementsOf(term.MatchExpressions), Fields: requirementsOf(term.MatchFields),
+		})
+	}
+	return template
+}
+
+func requirementsOf(from []corev1.NodeSelectorRequirement) []placement.Requirement {
+	var all []placement.Requirement
+	for _, r := range from {
+		all = append(all, placement.Requirement{Key: r.Key, Operator: string(r.Operator), Values: r.Values})
+	}
+	return all
 }
 
 // Node fetches one: GET /api/v1/nodes/NAME.
@@ -265,9 +292,11 @@ func (c *Client) Node(ctx context.Context, name string) (Node, error) {
 	if err != nil {
 		return Node{}, err
 	}
-	node := Node{Name: object.Name, Labels: object.Labels, Runtime: object.Status.NodeInfo.ContainerRuntimeVersion}
+	node := Node{
+		Node: placement.Node{Name: object.Name, Labels: object.Labels}, Runtime: object.Status.NodeInfo.ContainerRuntimeVersion,
+	}
 	for _, taint := range object.Spec.Taints {
-		node.Taints = append(node.Taints, Taint{Key: taint.Key, Value: taint.Value, Effect: string(taint.Effect)})
+		node.Taints = append(node.Taints, placement.Taint{Key: taint.Key, Value: taint.Value, Effect: string(taint.Effect)})
 	}
 	return node, nil
 }

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/core/placement"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
@@ -205,7 +206,7 @@ func (q *question) present(ctx context.Context, set kube.DaemonSet) Verdict {
 	if err != nil {
 		return Verdict{Reason: DaemonSetPresent, Detail: err.Error()}
 	}
-	if fits, why := kube.FitsNode(set, node); !fits {
+	if fits, why := placement.Fits(set.Template, node.Node); !fits {
 		return Verdict{Uninstall: true, Reason: NodeNotMeant, Detail: why}
 	}
 	return Verdict{Reason: DaemonSetPresent}

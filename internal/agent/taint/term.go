@@ -155,7 +155,7 @@ func (t *term) configure(ctx context.Context, state kube.ConfigMapState) {
 	var found []readiness.Requirement
 	err := fmt.Errorf("there is no ConfigMap %s/%s", at.Namespace, at.Name)
 	if state.Present {
-		found, err = kube.Requirements(state.Data)
+		found, err = requirementsOf(state.Data)
 	}
 	if err == nil {
 		t.options.Log.InfoContext(ctx, "requirements", slog.Any("of", found))

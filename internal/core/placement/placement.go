@@ -1,4 +1,10 @@
-package kube
+// Package placement decides where the DaemonSet controller wants the pods of a template.
+//
+// It promises that only a reason that is understood says no: an operator that is not known here decides nothing. It never asks
+// anybody; package kube reads templates and nodes.
+//
+// Start reading at Fits.
+package placement
 
 import (
 	"fmt"
@@ -6,11 +12,11 @@ import (
 	"slices"
 	"strconv"
 
-	corev1 "k8s.io/api/core/v1"
+	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// Placement is where a pod template wants its pods to be, cut down to what binds (k8s.io/api/core/v1.PodSpec).
-type Placement struct {
+// Template is where a pod template wants its pods to be, cut down to what binds (k8s.io/api/core/v1.PodSpec).
+type Template struct {
 	NodeName     string
 	NodeSelector map[string]string
 	// Required is the node affinity that is required, nil when there is none.
@@ -20,64 +26,47 @@ type Placement struct {
 
 // NodeSelector holds for a node for which one of its terms holds.
 type NodeSelector struct {
-	Terms []NodeTerm `json:"nodeSelectorTerms"`
+	Terms []NodeTerm
 }
 
 // NodeTerm holds for a node for which all its requirements hold; one without any holds for none.
 type NodeTerm struct {
-	Labels []Requirement `json:"matchExpressions"`
+	Labels []Requirement
 	// Fields knows one field, metadata.name.
-	Fields []Requirement `json:"matchFields"`
+	Fields []Requirement
 }
 
 // Requirement is about one label or field. Operators are In, NotIn, Exists, DoesNotExist, Gt and Lt.
 type Requirement struct {
-	Key      string   `json:"key"`
-	Operator string   `json:"operator"`
-	Values   []string `json:"values,omitempty"`
+	Key      string
+	Operator string
+	Values   []string
 }
 
 // Toleration lets a pod be on a node in spite of a taint.
 type Toleration struct {
-	Key      string `json:"key"`
-	Operator string `json:"operator"`
-	Value    string `json:"value"`
-	Effect   string `json:"effect"`
+	Key      string
+	Operator string
+	Value    string
+	Effect   string
+}
+
+// Node is what decides whether a pod may be there.
+type Node struct {
+	Name   string
+	Labels map[string]string
+	Taints []Taint
 }
 
 // Taint keeps pods from a node.
 type Taint struct {
-	Key    string `json:"key"`
-	Value  string `json:"value"`
-	Effect string `json:"effect"`
+	Key    string
+	Value  string
+	Effect string
 }
 
-func placementOf(p *corev1.PodSpec) Placement {
-	placement := Placement{NodeName: p.NodeName, NodeSelector: p.NodeSelector}
-	for _, t := range p.Tolerations {
-		placement.Tolerations = append(placement.Tolerations, Toleration{
-			Key: t.Key, Operator: string(t.Operator), Value: t.Value, Effect: string(t.Effect),
-		})
-	}
-	if p.Affinity == nil || p.Affinity.NodeAffinity == nil || p.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-		return placement
-	}
-	placement.Required = &NodeSelector{}
-	for _, term := range p.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
-		placement.Required.Terms = append(placement.Required.Terms, NodeTerm{
-			Labels: requirementsOf(term.MatchExpressions), Fields: requirementsOf(term.MatchFields),
-		})
-	}
-	return placement
-}
-
-func requirementsOf(from []corev1.NodeSelectorRequirement) []Requirement {
-	var all []Requirement
-	for _, r := range from {
-		all = append(all, Requirement{Key: r.Key, Operator: string(r.Operator), Values: r.Values})
-	}
-	return all
-}
+// maxReason is for one line of a log.
+const maxReason = 256
 
 // noExecute is the effect of a taint that drives running pods away. The others keep new ones out only.
 const noExecute = "NoExecute"
@@ -91,17 +80,16 @@ func ownTolerations() []Toleration {
 	}
 }
 
-// FitsNode tells whether the DaemonSet controller would keep a pod of this template on this node, and if not, why not.
+// Fits reports whether the DaemonSet controller would keep a pod of this template on this node, and if not, why not.
 // It looks at nodeName, nodeSelector, the required node affinity and at taints with the effect NoExecute. An operator
 // that is not known here decides nothing: only a reason that is understood says no.
-func FitsNode(set DaemonSet, node Node) (fits bool, why string) {
-	wants := set.Placement
+func Fits(wants Template, node Node) (fits bool, why string) {
 	if wants.NodeName != "" && wants.NodeName != node.Name {
-		return false, fmt.Sprintf("its nodeName is %q", clean(wants.NodeName))
+		return false, printable.Text(fmt.Sprintf("its nodeName is %q", wants.NodeName), maxReason)
 	}
 	for _, key := range slices.Sorted(maps.Keys(wants.NodeSelector)) {
 		if has, found := node.Labels[key]; !found || has != wants.NodeSelector[key] {
-			return false, clean(fmt.Sprintf("its nodeSelector wants the label %s=%s", key, wants.NodeSelector[key]))
+			return false, printable.Text(fmt.Sprintf("its nodeSelector wants the label %s=%s", key, wants.NodeSelector[key]), maxReason)
 		}
 	}
 	if wants.Required != nil && !slices.ContainsFunc(wants.Required.Terms, func(t NodeTerm) bool { return t.holds(node) }) {
@@ -111,7 +99,7 @@ func FitsNode(set DaemonSet, node Node) (fits bool, why string) {
 	for _, taint := range node.Taints {
 		tolerated := slices.ContainsFunc(tolerations, func(t Toleration) bool { return t.tolerates(taint) })
 		if taint.Effect == noExecute && !tolerated {
-			return false, clean(fmt.Sprintf("it does not tolerate the taint %s=%s:%s", taint.Key, taint.Value, taint.Effect))
+			return false, printable.Text(fmt.Sprintf("it does not tolerate the taint %s=%s:%s", taint.Key, taint.Value, taint.Effect), maxReason)
 		}
 	}
 	return true, ""
@@ -135,21 +123,20 @@ func (t NodeTerm) holds(node Node) bool {
 	return true
 }
 
-// holds is what k8s.io/apimachinery/pkg/labels.Requirement decides; one that it refuses holds for no node.
+// holds is what k8s.io/apimachinery/pkg/labels.Requirement decides, of values that the API server accepts.
 func (r Requirement) holds(labels map[string]string) bool {
 	value, found := labels[r.Key]
-	notValue := func(text string) bool { return text != "" && !validLabelText(text) }
 	switch r.Operator {
 	case "In":
-		return found && slices.Contains(r.Values, value) && !slices.ContainsFunc(r.Values, notValue)
+		return found && slices.Contains(r.Values, value)
 	case "NotIn":
-		return len(r.Values) > 0 && !slices.ContainsFunc(r.Values, notValue) && (!found || !slices.Contains(r.Values, value))
+		return !found || !slices.Contains(r.Values, value)
 	case "Exists":
-		return found && len(r.Values) == 0
+		return found
 	case "DoesNotExist":
-		return !found && len(r.Values) == 0
+		return !found
 	case "Gt", "Lt":
-		return found && len(r.Values) == 1 && !notValue(r.Values[0]) && r.compares(value)
+		return found && len(r.Values) == 1 && r.compares(value)
 	}
 	return true
 }

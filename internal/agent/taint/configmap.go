@@ -1,0 +1,55 @@
+package taint
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/readiness"
+	"github.com/meshcni/istio-cni/internal/kube"
+)
+
+// maxForeign bounds what an error quotes of a ConfigMap.
+const maxForeign = 256
+
+// requirementsOf reads the ConfigMap of the legacy taint controller: each key holds a YAML list of {name, selector, namespace}, of
+// which [readiness.Entry] says what it requires. No keys, and keys without content, require nothing. All that is wrong is reported
+// at once; a key that is not known is wrong, because a misspelt selector would be met by any pod.
+func requirementsOf(data map[string]string) ([]readiness.Requirement, error) {
+	var all []readiness.Requirement
+	var wrong []error
+	for _, key := range slices.Sorted(maps.Keys(data)) {
+		at := printable.Quote(key, maxForeign)
+		var entries []readiness.Entry
+		if err := yaml.UnmarshalStrict([]byte(data[key]), &entries); err != nil {
+			wrong = append(wrong, fmt.Errorf("key %s: decoding: %s", at, printable.Text(err.Error(), maxForeign)))
+			continue
+		}
+		for i, entry := range entries {
+			parts := entry.Requirements()
+			if err := check(entry, parts); err != nil {
+				wrong = append(wrong, fmt.Errorf("key %s[%d]: %w", at, i, err))
+			}
+			all = append(all, parts...)
+		}
+	}
+	if err := errors.Join(wrong...); err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+func check(entry readiness.Entry, parts []readiness.Requirement) error {
+	var wrong []error
+	if entry.Namespace != "" {
+		wrong = append(wrong, kube.CheckNamespace(entry.Namespace))
+	}
+	for _, part := range parts {
+		wrong = append(wrong, kube.CheckSelector(part.Selector))
+	}
+	return errors.Join(wrong...)
+}
