@@ -294,10 +294,11 @@ func TestOrderKeepsTheNodeAlive(t *testing.T) {
 	}
 }
 
-// TestW4W5KilledAtEveryCall stops the work at each call that changes a file, as SIGKILL would, and looks at the node then.
+// TestW4W5KilledAtEveryCall stops the work at each call that changes a file, as SIGKILL would and as a loss of power would,
+// and looks at the node then. From there the node is both given back and installed again: at every call, each of the four.
 func TestW4W5KilledAtEveryCall(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned} {
+	for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Standalone} {
 		for name, files := range map[string][]string{
 			"list":                 {"10-bridge.conflist", conflist},
 			"single":               {"10-bridge.conf", bridgeConf},
@@ -307,71 +308,113 @@ func TestW4W5KilledAtEveryCall(t *testing.T) {
 			if mode == cniconf.DropIn && strings.HasPrefix(name, "single") {
 				continue
 			}
-			t.Run(mode.String()+"/"+name, func(t *testing.T) {
-				t.Parallel()
-				killEverywhere(t, mode, files)
-			})
+			for _, work := range []string{"installing", "healing", "uninstalling"} {
+				t.Run(mode.String()+"/"+name+"/"+work, func(t *testing.T) {
+					t.Parallel()
+					k := newKilled(t, mode, files, work)
+					for ways := k.calls(); len(ways) > 0; k.at++ {
+						ways = slices.DeleteFunc(ways, func(w way) bool { return !k.kill(w) })
+					}
+					if k.at < 5 {
+						t.Errorf("only %d calls were made", k.at)
+					}
+				})
+			}
 		}
 	}
 }
 
-func killEverywhere(t *testing.T, mode cniconf.Mode, files []string) {
+// killed is work on a node that is stopped at one of its calls.
+type killed struct {
+	t     *testing.T
+	mode  cniconf.Mode
+	files []string
+	work  string
+	at    int
+	// loose is a node prepared by the reference, see node.
+	loose bool
+	// primary is what the runtime runs besides the stanza, want and back are the configuration in the end.
+	primary    []string
+	want, back map[string]string
+	// runDir is the same for all nodes, as it is in the stanza.
+	runDir string
+}
+
+// way is how the work is stopped, and what is done then.
+type way struct {
+	stop  func(at int) *hostfstest.Faults
+	again bool
+}
+
+func newKilled(t *testing.T, mode cniconf.Mode, files []string, work string) *killed {
 	t.Helper()
-	straight := newNode(t, files...)
-	straight.config.Want.Mode = mode
-	loose := strings.Contains(strings.Join(files, ""), "istio-cni")
-	straight.loose = loose
-	primary := slices.DeleteFunc(straight.loaded(), func(s string) bool { return s == "istio-cni" })
-	if err := straight.reconcile(straight.agent()); err != nil {
-		t.Fatal(err)
+	k := &killed{t: t, mode: mode, files: files, work: work, loose: strings.Contains(strings.Join(files, ""), "istio-cni")}
+	n := k.node()
+	k.runDir = n.config.RunDir
+	k.primary = slices.DeleteFunc(n.loaded(), isStanza)
+	must(t, n.reconcile(n.agent()))
+	k.want = n.tree("net.d")
+	n.uninstall(n.agent())
+	k.back = n.tree("net.d")
+	return k
+}
+
+func (k *killed) calls() []way {
+	return []way{
+		{hostfstest.KillAt, true}, {hostfstest.KillAt, false}, {hostfstest.PowerCutAt, true}, {hostfstest.PowerCutAt, false},
 	}
-	want := straight.tree("net.d")
-	if _, err := straight.agent().Uninstall(t.Context()); err != nil {
-		t.Fatal(err)
+}
+
+func (k *killed) node() *node {
+	n := newNodeAt(k.t, memory(k.t), k.files...)
+	n.config.Want.Mode = k.mode
+	if k.runDir != "" {
+		n.config.RunDir, n.config.Want.Stanza.RunDir = k.runDir, k.runDir
 	}
-	wantBack := straight.tree("net.d")
-	install := func(n *node) { _, _ = n.agent().Reconcile(t.Context()) }
-	uninstall := func(n *node) { _, _ = n.agent().Uninstall(t.Context()) }
-	for _, work := range []struct {
-		name          string
-		before, doing func(*node)
-	}{{"installing", func(*node) {}, install}, {"uninstalling", install, uninstall}} {
-		for at := 0; ; at++ {
-			n := newNode(t, files...)
-			n.config.Want.Mode = mode
-			n.config.RunDir, n.config.Want.Stanza.RunDir = straight.config.RunDir, straight.config.Want.Stanza.RunDir
-			if n.loose = loose; loose {
-				n.put("bin/istio-cni", "the reference's", 0o755)
-			}
-			work.before(n)
-			faults := hostfstest.KillAt(at)
-			if at%3 == 0 {
-				faults = hostfstest.PowerCutAt(at)
-			}
-			n.disk.Ops = faults
-			work.doing(n)
-			n.disk.Ops = nil
-			if got := slices.DeleteFunc(n.loaded(), func(s string) bool { return s == "istio-cni" }); !slices.Equal(got, primary) {
-				t.Fatalf("%s, killed at call %d: the runtime runs %q, want %q\n%v", work.name, at, got, primary, n.tree("net.d"))
-			}
-			if slices.Contains(n.loaded(), "istio-cni") && !n.there("bin/istio-cni") {
-				t.Fatalf("%s, killed at call %d: a stanza without a program", work.name, at)
-			}
-			if at%2 == 0 {
-				install(n)
-				if diff := cmp.Diff(want, n.tree("net.d")); diff != "" {
-					t.Fatalf("%s, killed at call %d, and started again:\n%s", work.name, at, diff)
-				}
-			}
-			uninstall(n)
-			if diff := cmp.Diff(wantBack, n.tree("net.d")); diff != "" {
-				t.Fatalf("%s, killed at call %d, and uninstalled:\n%s", work.name, at, diff)
-			}
-			if len(faults.Log()) <= at {
-				break // it came to its end
-			}
+	if n.loose = k.loose; n.loose {
+		n.put("bin/istio-cni", "the reference's", 0o755)
+	}
+	return n
+}
+
+// kill stops the work at the call and looks at the node. It reports whether the work came as far as that.
+func (k *killed) kill(w way) bool {
+	k.t.Helper()
+	n := k.node()
+	defer func() { must(k.t, os.RemoveAll(n.root)) }()
+	install := func() { _, _ = n.agent().Reconcile(k.t.Context()) }
+	if k.work != "installing" {
+		install()
+	}
+	if k.work == "healing" { // the primary and a person
+		n.put("net.d/"+k.files[len(k.files)-2], k.files[len(k.files)-1], 0o644)
+		must(k.t, os.Remove(n.path("bin/istio-cni")))
+	}
+	faults := w.stop(k.at)
+	n.disk.Ops = faults
+	if k.work == "uninstalling" {
+		_, _ = n.agent().Uninstall(k.t.Context())
+	} else {
+		install()
+	}
+	n.disk.Ops = nil
+	if got := slices.DeleteFunc(n.loaded(), isStanza); !slices.Equal(got, k.primary) {
+		k.t.Fatalf("killed at call %d: the runtime runs %q, want %q\n%v", k.at, got, k.primary, n.tree("net.d"))
+	}
+	if k.work != "healing" && slices.Contains(n.loaded(), "istio-cni") && !n.there("bin/istio-cni") {
+		k.t.Fatalf("killed at call %d: a stanza without a program", k.at)
+	}
+	if w.again {
+		install()
+		if diff := cmp.Diff(k.want, n.tree("net.d")); diff != "" {
+			k.t.Fatalf("killed at call %d, and started again:\n%s", k.at, diff)
 		}
 	}
+	n.uninstall(n.agent())
+	if diff := cmp.Diff(k.back, n.tree("net.d")); diff != "" {
+		k.t.Fatalf("killed at call %d, and uninstalled:\n%s", k.at, diff)
+	}
+	return len(faults.Log()) > k.at
 }
 
 func TestW7UninstallKeepsTheProgramForLivingSandboxes(t *testing.T) {
