@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
 // Claim says which part of a namespace's rules is ours. Whoever knows the meaning of the rules makes it; this package
@@ -264,10 +266,10 @@ func others(table string, c *Chain, claim Claim) []string {
 	behind := c.Rules[end:]
 	var out []string
 	for _, r := range behind[:min(mostOthers, len(behind))] {
-		out = append(out, table+": "+r.line(c.Name))
+		out = append(out, shown(table+": "+r.line(c.Name)))
 	}
 	if more := len(behind) - mostOthers; more > 0 {
-		out = append(out, fmt.Sprintf("%s: %d more in chain %s", table, more, c.Name))
+		out = append(out, fmt.Sprintf("%s: %d more in chain %s", table, more, shown(c.Name)))
 	}
 	return out
 }
@@ -308,13 +310,19 @@ func (d Diff) place() string {
 func (d Diff) String() string {
 	var b strings.Builder
 	for _, c := range d.Chains {
-		fmt.Fprintf(&b, "%s table %s chain %s%s\n", d.place(), c.Table, c.Chain, c.note())
+		fmt.Fprintf(&b, "%s table %s chain %s%s\n", d.place(), c.Table, shown(c.Chain), c.note())
 		for _, l := range c.Lines {
-			fmt.Fprintf(&b, "%s\n", l.text(c.Chain))
+			b.WriteString(shown(l.text(c.Chain)) + "\n")
 		}
 	}
 	return b.String()
 }
+
+// maxLine bounds a rule that is shown, far above those of the mesh.
+const maxLine = 4 << 10
+
+// shown is a name or a rule that a pod may have made, as one printable line.
+func shown(text string) string { return printable.Text(text, maxLine) }
 
 func (c ChainDiff) note() string {
 	switch {
@@ -350,7 +358,7 @@ func (l Line) text(chain string) string {
 func (d Diff) Summary(most int) string {
 	var parts []string
 	for _, c := range d.Chains {
-		where := fmt.Sprintf("%s %s/%s", d.place(), c.Table, c.Chain)
+		where := fmt.Sprintf("%s %s/%s", d.place(), c.Table, shown(c.Chain))
 		switch {
 		case c.Absent:
 			parts = append(parts, where+": chain missing")
@@ -373,7 +381,7 @@ func (c ChainDiff) changes(where string) []string {
 	var parts []string
 	for _, l := range c.Lines {
 		if verb, ok := verbs[l.Op]; ok {
-			parts = append(parts, fmt.Sprintf("%s: %s %q", where, verb, l.Rule.line(c.Chain)))
+			parts = append(parts, fmt.Sprintf("%s: %s %s", where, verb, printable.Quote(l.Rule.line(c.Chain), maxLine)))
 		}
 	}
 	return parts

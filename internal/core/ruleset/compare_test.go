@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
@@ -137,6 +138,26 @@ func TestCompareSees(t *testing.T) {
 				t.Errorf("the program is\n%s", p)
 			}
 		})
+	}
+}
+
+// TestWhatAPodNamesIsShownOnItsLine: the kernel takes any bytes for a name, and a difference is read by a person.
+func TestWhatAPodNamesIsShownOnItsLine(t *testing.T) {
+	const hostile = "OWN_X\n+ -A FORGED\x1b[2J\u009b\u202e"
+	have := ruleset.New(ruleset.IPv4, ruleset.Table{Name: "nat", Chains: []ruleset.Chain{
+		{Name: hostile, Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{{Spec: hostile}}},
+		{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{{Spec: "-j OWN_A"}, {Spec: hostile}}},
+		{Name: "OWN_A", Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{{Spec: hostile + strings.Repeat("x", 1<<20)}}},
+	}})
+	want := nat(t, "OWN_A -j RETURN", "OUTPUT -j OWN_A")
+	d := ruleset.Compare(want, have, own(want, have))
+	for what, text := range map[string]string{"String": d.String(), "Summary": d.Summary(9), "Others": strings.Join(d.Others, "\n")} {
+		if text == "" || strings.Contains(text, "\n+ -A FORGED") || len(text) > 32<<10 {
+			t.Errorf("%s: %d bytes: %.2000q", what, len(text), text)
+		}
+		if strings.ContainsFunc(strings.ReplaceAll(text, "\n", ""), func(r rune) bool { return !printable.Is(r) }) {
+			t.Errorf("%s is not printable: %.2000q", what, text)
+		}
 	}
 }
 
