@@ -79,6 +79,7 @@ var owners = map[string][]string{
 	"github.com/go-logr/logr":            {"internal/kube"},
 	"golang.org/x/time/rate":             {"internal/agent", "internal/kube"},
 	"k8s.io":                             {"internal/kube"},
+	"k8s.io/apimachinery/pkg/types":      {"internal/agent", "internal/kube"},
 	"k8s.io/client-go/util/workqueue":    {"internal/agent"},
 	"k8s.io/utils/clock":                 {"internal/agent", "internal/kube"},
 	"sigs.k8s.io":                        {"internal/kube", "internal/agent/taint"},

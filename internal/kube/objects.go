@@ -11,6 +11,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/meshcni/istio-cni/internal/core/placement"
@@ -44,6 +45,11 @@ type Pod struct {
 // Is tells whether it is the pod that a runtime means: by its UID or, of a pod that the kubelet read from a file, by the
 // kubelet's own one.
 func (p *Pod) Is(uid string) bool { return uid == p.Facts.UID || slices.Contains(p.aliases, uid) }
+
+// Key is the pod's name.
+func (p *Pod) Key() types.NamespacedName {
+	return types.NamespacedName{Namespace: p.Facts.Namespace, Name: p.Facts.Name}
+}
 
 // Ref names the pod as it was seen, for [Client.DeletePod] and its like.
 func (p *Pod) Ref() PodRef {

@@ -17,6 +17,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
@@ -38,19 +40,17 @@ type Store struct {
 	options Options
 
 	mu        sync.Mutex
-	pods      map[name]kube.Pod
+	pods      map[types.NamespacedName]kube.Pod
 	synced    bool
 	trouble   error // nil while the pods are followed
 	listeners map[*listener]struct{}
 	asked     map[kube.PodKey]*question
 }
 
-type name struct{ namespace, name string }
-
 // NewStore returns a store that knows nothing yet.
 func NewStore(o Options) *Store {
 	return &Store{
-		options: o, pods: map[name]kube.Pod{}, listeners: map[*listener]struct{}{}, asked: map[kube.PodKey]*question{},
+		options: o, pods: map[types.NamespacedName]kube.Pod{}, listeners: map[*listener]struct{}{}, asked: map[kube.PodKey]*question{},
 	}
 }
 
@@ -109,14 +109,12 @@ func with(of map[string]string, key, value string) map[string]string {
 	return of
 }
 
-func nameOf(p kube.Pod) name { return name{p.Facts.Namespace, p.Facts.Name} }
-
 func (s *Store) update(p kube.Pod) {
-	s.each(func() { s.pods[nameOf(p)] = p }, func(l kube.Listener[kube.Pod]) { l.OnUpdate(p) })
+	s.each(func() { s.pods[p.Key()] = p }, func(l kube.Listener[kube.Pod]) { l.OnUpdate(p) })
 }
 
 func (s *Store) remove(p kube.Pod) {
-	s.each(func() { delete(s.pods, nameOf(p)) }, func(l kube.Listener[kube.Pod]) { l.OnDelete(p) })
+	s.each(func() { delete(s.pods, p.Key()) }, func(l kube.Listener[kube.Pod]) { l.OnDelete(p) })
 }
 
 func (s *Store) sync() {
@@ -199,7 +197,7 @@ func (s *Store) Facts(ctx context.Context, key kube.PodKey) (sidecar.Facts, erro
 		return sidecar.Facts{}, errNoUID
 	}
 	s.mu.Lock()
-	if p, found := s.pods[name{key.Namespace, key.Name}]; found && p.Is(key.UID) {
+	if p, found := s.pods[types.NamespacedName{Namespace: key.Namespace, Name: key.Name}]; found && p.Is(key.UID) {
 		s.mu.Unlock()
 		return p.Facts, nil
 	}
@@ -235,7 +233,7 @@ func (s *Store) Pods() []string {
 	defer s.mu.Unlock()
 	var all []string
 	for n := range s.pods {
-		all = append(all, n.namespace+"/"+n.name)
+		all = append(all, n.String())
 	}
 	slices.Sort(all)
 	return all

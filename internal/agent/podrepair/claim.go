@@ -25,7 +25,7 @@ func (j *job) namesake() string {
 	defer j.mu.Unlock()
 	for k, e := range j.pods {
 		shared := slices.ContainsFunc(e.pod.Addresses, func(a netip.Addr) bool { return slices.Contains(j.pod.Addresses, a) })
-		if shared && k != keyOf(j.pod) && !podOf(e.pod).Ended && !e.pod.Facts.HostNetwork {
+		if shared && k != j.pod.Key() && !podOf(e.pod).Ended && !e.pod.Facts.HostNetwork {
 			return k.String()
 		}
 	}

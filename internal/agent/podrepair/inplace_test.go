@@ -585,7 +585,8 @@ func TestNewsInTheMiddleOfTheWork(t *testing.T) {
 			}
 			c = newController(l.options)
 			c.set(first.nodePod())
-			k := keyOf(first.nodePod())
+			pod := first.nodePod()
+			k := pod.Key()
 			for i, path := range paths {
 				if _, err := c.settle(t.Context(), k); err != nil {
 					t.Fatal(err)

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 
@@ -101,11 +102,6 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// key names a pod. A pod of the same name and another UID has the same key, one after the other.
-type key struct{ namespace, name string }
-
-func (k key) String() string { return k.namespace + "/" + k.name }
-
 // entry is a pod as it was seen last, and what is known of it besides.
 type entry struct {
 	pod kube.Pod
@@ -137,15 +133,16 @@ type controller struct {
 	Options
 
 	// queue has each pod once, and gives it to one worker at a time; retries says how long a pod rests that failed.
-	queue   workqueue.TypedDelayingInterface[key]
-	retries workqueue.TypedRateLimiter[key]
+	queue   workqueue.TypedDelayingInterface[types.NamespacedName]
+	retries workqueue.TypedRateLimiter[types.NamespacedName]
 	work    sync.WaitGroup
 
 	// removals is the token bucket of deletions.
 	removals *rate.Limiter
 
-	mu   sync.Mutex
-	pods map[key]*entry
+	mu sync.Mutex
+	// pods have one of each name: a pod of another UID takes the place of the one before.
+	pods map[types.NamespacedName]*entry
 
 	synced   chan struct{}
 	syncOnce sync.Once
@@ -154,10 +151,10 @@ type controller struct {
 func newController(o Options) *controller {
 	o = o.withDefaults()
 	return &controller{
-		Options: o, queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[key]{Clock: o.Clock}),
-		retries:  workqueue.NewTypedItemExponentialFailureRateLimiter[key](o.Retry, o.MaxRetry),
+		Options: o, queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[types.NamespacedName]{Clock: o.Clock}),
+		retries:  workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](o.Retry, o.MaxRetry),
 		removals: rate.NewLimiter(rate.Every(removalInterval), removalBurst),
-		pods:     map[key]*entry{}, synced: make(chan struct{}),
+		pods:     map[types.NamespacedName]*entry{}, synced: make(chan struct{}),
 	}
 }
 
@@ -263,7 +260,7 @@ func Once(ctx context.Context, o Options) error {
 // tries is how often Once tries a pod, as the reference does.
 const tries = 5
 
-func (c *controller) insist(ctx context.Context, k key) error {
+func (c *controller) insist(ctx context.Context, k types.NamespacedName) error {
 	for try := 0; ; try++ {
 		wait, err := c.settle(ctx, k)
 		if err == nil || try == tries-1 || errors.Is(err, errPolicy) || ctx.Err() != nil {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -111,33 +113,31 @@ func with(of map[string]string, name, value string) map[string]string {
 	return of
 }
 
-func keyOf(p kube.Pod) key { return key{p.Facts.Namespace, p.Facts.Name} }
-
 func (c *controller) set(p kube.Pod) {
 	c.mu.Lock()
-	e := c.pods[keyOf(p)]
+	e := c.pods[p.Key()]
 	if e == nil || e.pod.Facts.UID != p.Facts.UID {
 		if e != nil {
 			c.Metrics.Stands(e.state, "")
 		}
 		e = &entry{memory: memory{told: map[string]bool{}}}
-		c.pods[keyOf(p)] = e
+		c.pods[p.Key()] = e
 	}
 	if !slices.Equal(e.pod.Addresses, p.Addresses) {
 		e.otherSandbox()
 	}
 	e.pod = p
 	c.mu.Unlock()
-	c.queue.Add(keyOf(p))
+	c.queue.Add(p.Key())
 }
 
 func (c *controller) gone(p kube.Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e := c.pods[keyOf(p)]; e != nil && e.pod.Facts.UID == p.Facts.UID {
+	if e := c.pods[p.Key()]; e != nil && e.pod.Facts.UID == p.Facts.UID {
 		c.Metrics.Stands(e.state, "")
-		delete(c.pods, keyOf(p))
-		c.retries.Forget(keyOf(p))
+		delete(c.pods, p.Key())
+		c.retries.Forget(p.Key())
 	}
 }
 
@@ -149,10 +149,10 @@ func (c *controller) forgetAll() {
 	}
 }
 
-func (c *controller) keys() []key {
+func (c *controller) keys() []types.NamespacedName {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.SortedFunc(maps.Keys(c.pods), func(a, b key) int { return strings.Compare(a.String(), b.String()) })
+	return slices.SortedFunc(maps.Keys(c.pods), func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) })
 }
 
 // podOf gives what decides.

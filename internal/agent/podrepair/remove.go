@@ -27,7 +27,7 @@ func (j *job) remove(ctx context.Context) (time.Duration, error) {
 		j.memory.deleteAfter = now.Add(j.removals.ReserveN(now, 1).DelayFrom(now))
 	}
 	if j.memory.deleteAfter.After(now) {
-		j.queue.AddAfter(keyOf(j.pod), j.memory.deleteAfter.Sub(now))
+		j.queue.AddAfter(j.pod.Key(), j.memory.deleteAfter.Sub(now))
 		return 0, nil
 	}
 	take := j.API.DeletePod

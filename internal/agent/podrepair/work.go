@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -33,7 +35,7 @@ type job struct {
 }
 
 // settle looks at one pod and does what is due. After an error it is to be done again, and not before wait is over.
-func (c *controller) settle(ctx context.Context, k key) (wait time.Duration, err error) {
+func (c *controller) settle(ctx context.Context, k types.NamespacedName) (wait time.Duration, err error) {
 	c.mu.Lock()
 	e := c.pods[k]
 	if e == nil {
@@ -75,7 +77,7 @@ func (c *controller) settle(ctx context.Context, k key) (wait time.Duration, err
 }
 
 // remember puts back what the job knows, unless the pod is another one by now.
-func (c *controller) remember(k key, j *job) {
+func (c *controller) remember(k types.NamespacedName, j *job) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.pods[k]
@@ -219,7 +221,7 @@ func (j *job) act(ctx context.Context) (time.Duration, error) {
 			j.memory.suspected = now
 		}
 		if due := j.memory.suspected.Add(j.Confirm); due.After(now) {
-			j.queue.AddAfter(keyOf(j.pod), due.Sub(now))
+			j.queue.AddAfter(j.pod.Key(), due.Sub(now))
 			return 0, nil
 		}
 	}

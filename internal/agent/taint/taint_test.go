@@ -71,8 +71,7 @@ func TestAddRemoveAndAddAgain(t *testing.T) {
 	l := newLab(t, adding())
 	l.node("n", nodeSpec{taints: []object{otherTaint()}})
 	l.pod("n", "agent", "True", yesterday())
-	l.run()
-	l.after(readiness.AgentReady, func() {})
+	l.after(readiness.AgentReady, func() { l.run() })
 	for range 2 {
 		l.after(readiness.NoAgent, func() { l.server.Delete(podPath("agent")) })
 		l.clock.Step(2*time.Minute - time.Second)
@@ -124,8 +123,7 @@ func TestAReboot(t *testing.T) {
 	l := newLab(t, adding())
 	l.node("n", nodeSpec{})
 	l.pod("n", "agent", "True", yesterday())
-	l.run()
-	l.after(readiness.AgentReady, func() {})
+	l.after(readiness.AgentReady, func() { l.run() })
 	// A heartbeat is no reason to decide anything.
 	l.clock.Step(time.Minute)
 	l.node("n", nodeSpec{})
@@ -146,8 +144,7 @@ func TestASecondWriterLosesNothing(t *testing.T) {
 	l := newLab(t, untaint())
 	l.node("n", nodeSpec{taints: []object{ourTaint()}})
 	l.pod("n", "agent", "False", yesterday())
-	l.run()
-	l.after(readiness.AgentUnready, func() {})
+	l.after(readiness.AgentUnready, func() { l.run() })
 	until(t, "no watches", func() bool { return l.server.Watches() == 2 })
 	// The other one writes between what was read and the patch: the watch tells it too late.
 	l.server.HoldWatches("/nodes")
@@ -172,8 +169,7 @@ func TestTwoWritersAtTheSameTime(t *testing.T) {
 	l := newLab(t, untaint())
 	l.node("n", nodeSpec{taints: []object{ourTaint()}})
 	l.pod("n", "agent", "False", yesterday())
-	l.run()
-	l.after(readiness.AgentUnready, func() {})
+	l.after(readiness.AgentUnready, func() { l.run() })
 	l.pod("n", "agent", "True", agenttest.Start())
 	for i := range 200 {
 		l.server.Edit("/api/v1/nodes/n", func(whole object) {

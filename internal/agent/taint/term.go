@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
@@ -58,10 +59,8 @@ type podSet struct {
 	count  int
 	// warned says that it was told that there are none.
 	warned bool
-	onNode map[string]map[podKey]readiness.Pod
+	onNode map[string]map[types.NamespacedName]readiness.Pod
 }
-
-type podKey struct{ namespace, name string }
 
 func newTerm(o Options) *term {
 	t := &term{
@@ -216,7 +215,7 @@ func sourcesOf(r readiness.Requirement) []source {
 // begin needs the lock.
 func (t *term) begin(parent context.Context, s source) {
 	ctx, end := context.WithCancel(parent)
-	set := &podSet{end: end, onNode: map[string]map[podKey]readiness.Pod{}}
+	set := &podSet{end: end, onNode: map[string]map[types.NamespacedName]readiness.Pod{}}
 	t.sources[s] = set
 	t.work.Go(func() {
 		defer end()
@@ -312,10 +311,10 @@ func (t *term) podSet(set *podSet, pod kube.Pod) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	key := podKey{pod.Facts.Namespace, pod.Facts.Name}
+	key := pod.Key()
 	here := set.onNode[pod.NodeName]
 	if here == nil {
-		here = map[podKey]readiness.Pod{}
+		here = map[types.NamespacedName]readiness.Pod{}
 		set.onNode[pod.NodeName] = here
 	}
 	before, found := here[key]
@@ -332,7 +331,7 @@ func (t *term) podSet(set *podSet, pod kube.Pod) {
 func (t *term) podGone(set *podSet, pod kube.Pod) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	key := podKey{pod.Facts.Namespace, pod.Facts.Name}
+	key := pod.Key()
 	if _, found := set.onNode[pod.NodeName][key]; !found {
 		return
 	}
