@@ -61,8 +61,8 @@ type Count struct{ Missing, Extra, Foreign, Moved int }
 // alike at both ends. A thousand of each are aligned, with a table of 4 MB.
 const mostPairs = 1 << 20
 
-// mostOthers bounds the foreign rules of a chain that are listed.
-const mostOthers = 10
+// mostOthers bounds the foreign rules that are listed.
+const mostOthers = 20
 
 // Diff is all that keeps one family of a namespace from being as wanted. The zero Diff means: nothing.
 type Diff struct {
@@ -70,19 +70,21 @@ type Diff struct {
 	// Tool says, if it is set, whose view of the namespace was compared: the variants of iptables keep separate rules.
 	Tool   string
 	Chains []ChainDiff
-	// Others are rules of somebody else that stand behind ours in built-in chains, as "TABLE: -A CHAIN …": the first ones
-	// of each chain, and how many more there are. They see only what our rules let pass, so they are no difference.
+	// Others are rules of somebody else that stand behind ours in built-in chains, as "TABLE: -A CHAIN …": the first ones,
+	// and how many more there are. They see only what our rules let pass, so they are no difference.
 	Others []string
 }
 
 // Empty reports whether everything is as wanted.
 func (d Diff) Empty() bool { return len(d.Chains) == 0 }
 
-// Compare tells how have departs from want, in time and memory that grow with the number of rules and not with its square. In a chain of ours every rule counts, and its order. In any other chain our
-// rules must come first and in order; what follows them is somebody else's business, what stands ahead of them is
-// reported, since a packet that meets it may never reach ours.
+// Compare tells how have departs from want, in time and memory that grow with the number of rules and not with its square.
+// In a chain of ours every rule counts, and its order. In any other chain our rules must come first and in order; what
+// follows them is somebody else's business, what stands ahead of them is reported, since a packet that meets it may never
+// reach ours.
 func Compare(want, have Set, claim Claim) Diff {
 	d := Diff{Family: want.Family}
+	unlisted := 0
 	for _, table := range tableNames(want, have) {
 		w, h := want.Table(table), have.Table(table)
 		wanted, there := byName(w), byName(h)
@@ -90,8 +92,17 @@ func Compare(want, have Set, claim Claim) Diff {
 			if diff, differs := compareChain(table, wanted[chain], there[chain], claim); differs {
 				d.Chains = append(d.Chains, diff)
 			}
-			d.Others = append(d.Others, others(table, there[chain], claim)...)
+			for _, r := range behind(table, there[chain], claim) {
+				if len(d.Others) == mostOthers {
+					unlisted++
+					continue
+				}
+				d.Others = append(d.Others, shown(table+": "+r.line(chain)))
+			}
 		}
+	}
+	if unlisted > 0 {
+		d.Others = append(d.Others, fmt.Sprintf("%d more", unlisted))
 	}
 	return d
 }
@@ -253,9 +264,8 @@ func (c Count) String() string {
 	return "too many rules differ to show them: " + strings.Join(parts, ", ")
 }
 
-// others lists what somebody else has behind our rules in a chain that is not ours but holds rules of ours, as far as a
-// person would read it.
-func others(table string, c *Chain, claim Claim) []string {
+// behind gives what somebody else has behind our rules in a chain that is not ours but holds rules of ours.
+func behind(table string, c *Chain, claim Claim) []Rule {
 	if c == nil || claim.OwnsChain(table, c.Name) {
 		return nil
 	}
@@ -263,15 +273,7 @@ func others(table string, c *Chain, claim Claim) []string {
 	if end == 0 {
 		return nil
 	}
-	behind := c.Rules[end:]
-	var out []string
-	for _, r := range behind[:min(mostOthers, len(behind))] {
-		out = append(out, shown(table+": "+r.line(c.Name)))
-	}
-	if more := len(behind) - mostOthers; more > 0 {
-		out = append(out, fmt.Sprintf("%s: %d more in chain %s", table, more, shown(c.Name)))
-	}
-	return out
+	return c.Rules[end:]
 }
 
 func tableNames(sets ...Set) []string {

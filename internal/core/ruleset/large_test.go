@@ -163,7 +163,7 @@ func TestForeignRulesBehindOursAreBounded(t *testing.T) {
 	}
 	claim := ruleset.Claim{Rules: map[string]map[string][]bool{"nat": {"OUTPUT": {true}}}}
 	got := ruleset.Compare(natOf(ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT", Rules: chain.Rules[:1]}), natOf(chain), claim).Others
-	if len(got) != 11 || got[10] != "nat: 990 more in chain OUTPUT" {
+	if len(got) != 21 || got[20] != "980 more" {
 		t.Errorf("others are %d: %q", len(got), got[len(got)-1])
 	}
 }
