@@ -80,6 +80,7 @@ var owners = map[string][]string{
 	"golang.org/x/time/rate":             {"internal/agent", "internal/kube"},
 	"k8s.io":                             {"internal/kube"},
 	"k8s.io/apimachinery/pkg/types":      {"internal/agent", "internal/kube"},
+	"k8s.io/apimachinery/pkg/util/wait":  {"internal/agent", "internal/kube"},
 	"k8s.io/client-go/util/workqueue":    {"internal/agent"},
 	"k8s.io/utils/clock":                 {"internal/agent", "internal/kube"},
 	"sigs.k8s.io":                        {"internal/kube", "internal/agent/taint"},

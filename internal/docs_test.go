@@ -47,6 +47,7 @@ var mouths = map[string]int{
 	".warn":       all,
 	".once":       all,
 	".say":        all,
+	".event":      all,
 	".trouble":    all,
 
 	".fail":    all,

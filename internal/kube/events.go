@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
@@ -113,8 +112,9 @@ type EventOptions struct {
 	Clock clock.WithTicker
 }
 
-// EventRecorder sends events beside the work. It is our own because client-go's (tools/record) links the strategic merge patch with
-// its OpenAPI schemas, and its sink for these events is the typed clientset; what it does is what client-go's does:
+// EventRecorder sends events beside the work. It is our own because client-go's (tools/record) would link 75 packages more, the
+// strategic merge patch with its OpenAPI schemas and protobuf's reflection among them, and its sink for these events is the typed
+// clientset. What it does is what client-go's does:
 //
 //   - Record never waits. A bounded queue holds what one goroutine sends; what finds no room is dropped, counted, and logged once.
 //   - Events that are equal within ten minutes are one event in the API, whose count is patched.
@@ -349,22 +349,11 @@ func (s *seenEvent) wire() *corev1.Event {
 
 // eventName is the name of an event about an object, as client-go makes it.
 func eventName(object string, nanoseconds int64) string {
-	object = strings.TrimRight(bounded(object, maxObjectName), ".-")
+	object = strings.TrimRight(object[:min(len(object), maxObjectName)], ".-")
 	return fmt.Sprintf("%s.%x", object, nanoseconds)
 }
 
 func timestamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
-
-// bounded cuts text to a number of bytes, between characters.
-func bounded(text string, most int) string {
-	if len(text) <= most {
-		return text
-	}
-	for most > 0 && !utf8.RuneStart(text[most]) {
-		most--
-	}
-	return text[:most]
-}
 
 // CreateEvent is [EventWriter]'s.
 func (c *Client) CreateEvent(ctx context.Context, namespace string, event any) error {

@@ -12,10 +12,10 @@ import (
 
 // redirect writes the rules into the pod's namespace, as the plugin would have at its start.
 func (j *job) redirect(ctx context.Context) error {
-	if j.memory.alreadyMended(j.found) {
+	if j.memory.alreadyRepaired(j.found) {
 		return nil
 	}
-	before := j.memory.mended
+	before := j.memory.repairedAt
 	var report podnet.Report
 	err := j.inside(ctx, func(space podnet.Namespace) (err error) {
 		report, err = space.Apply(ctx, j.found.Decision.Spec, podnet.Reconcile)
@@ -23,22 +23,22 @@ func (j *job) redirect(ctx context.Context) error {
 	})
 	if err != nil {
 		j.Metrics.Repaired(metrics.RepairPod, metrics.RepairFail)
-		j.say(kube.EventWarning, ReasonRepaired, j.why()+", and cannot be redirected in place: "+cause(ctx, err)+remedy(err)+
+		j.event(kube.EventWarning, ReasonRepaired, j.why()+", and cannot be redirected in place: "+cause(ctx, err)+remedy(err)+
 			". It is tried again; delete the pod, so that it starts anew, if that goes on")
 		return err
 	}
-	j.memory.mended, j.memory.state = j.Clock.Now(), metrics.PodRedirected
+	j.memory.repairedAt, j.memory.state = j.Clock.Now(), metrics.PodRedirected
 	if len(report.Programs) > 0 {
 		j.Metrics.Repaired(metrics.RepairPod, metrics.RepairSuccess)
 		j.log.InfoContext(ctx, "redirected the pod in place", slog.String("reason", string(j.found.Reason)),
 			slog.String("tools", strings.Join(report.Tools, ",")))
-		j.say(kube.EventNormal, ReasonRepaired, j.why()+"; it is redirected now"+j.consequence())
+		j.event(kube.EventNormal, ReasonRepaired, j.why()+"; it is redirected now"+j.consequence())
 		return nil
 	}
 	j.Metrics.Repaired(metrics.RepairPod, metrics.RepairSkip)
 	j.log.DebugContext(ctx, "the pod's rules were in place already")
 	if !before.IsZero() && j.found.SawRules(before) {
-		j.say(kube.EventWarning, ReasonRepaired, "the validation fails although the rules are in place: see the log of its "+
+		j.event(kube.EventWarning, ReasonRepaired, "the validation fails although the rules are in place: see the log of its "+
 			"container, and delete the pod if it goes on")
 	}
 	return nil

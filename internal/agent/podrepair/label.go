@@ -25,13 +25,13 @@ func (j *job) label(ctx context.Context) error {
 		j.memory.told[string(ReasonLabelled)] = true
 		j.Metrics.Repaired(metrics.RepairLabel, metrics.RepairSuccess)
 		j.log.InfoContext(ctx, "labelled the pod", slog.String("reason", string(j.found.Reason)), slog.String("label", name))
-		j.say(kube.EventWarning, ReasonLabelled, fmt.Sprintf("%s: it is labelled %s=%s. %s", j.why(), name, j.Settings.LabelValue, j.advice()))
+		j.event(kube.EventWarning, ReasonLabelled, fmt.Sprintf("%s: it is labelled %s=%s. %s", j.why(), name, j.Settings.LabelValue, j.advice()))
 		return nil
 	case kube.ClassOf(err) == kube.NotFound, kube.IsConflict(err):
 		j.Metrics.Repaired(metrics.RepairLabel, metrics.RepairSkip) // it is another pod, or none
 		return nil
 	}
 	j.Metrics.Repaired(metrics.RepairLabel, metrics.RepairFail)
-	j.say(kube.EventWarning, ReasonLabelled, j.why()+", and cannot be labelled: "+cause(ctx, err)+remedy(err))
+	j.event(kube.EventWarning, ReasonLabelled, j.why()+", and cannot be labelled: "+cause(ctx, err)+remedy(err))
 	return err
 }

@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 
@@ -113,10 +114,10 @@ type memory struct {
 	// removed says that the API server has accepted that the pod goes.
 	removed bool
 	state   metrics.PodState
-	// mended is when its rules were last seen or made as wanted.
-	mended time.Time
-	// suspected is since when its rules are known to be missing.
-	suspected time.Time
+	// repairedAt is when its rules were last seen or made as wanted.
+	repairedAt time.Time
+	// missingSince is since when its rules are known to be missing.
+	missingSince time.Time
 	// told is what was reported of it.
 	told map[string]bool
 	// failures is how often in a row its namespace could not be looked at.
@@ -126,7 +127,9 @@ type memory struct {
 }
 
 // otherSandbox forgets what was known of the namespace.
-func (m *memory) otherSandbox() { m.mended, m.suspected, m.failures = time.Time{}, time.Time{}, 0 }
+func (m *memory) otherSandbox() {
+	m.repairedAt, m.missingSince, m.failures = time.Time{}, time.Time{}, 0
+}
 
 // controller is race repair at work.
 type controller struct {
@@ -163,7 +166,7 @@ func Run(ctx context.Context, o Options) {
 	c := newController(o)
 	defer context.AfterFunc(ctx, c.queue.ShutDown)()
 	said := c.policy()
-	c.lament(ctx)
+	c.logProblems(ctx)
 	for range c.Workers {
 		c.work.Go(func() { c.runWorker(ctx) })
 	}
@@ -261,11 +264,12 @@ func Once(ctx context.Context, o Options) error {
 const tries = 5
 
 func (c *controller) insist(ctx context.Context, k types.NamespacedName) error {
-	for try := 0; ; try++ {
-		wait, err := c.settle(ctx, k)
-		if err == nil || try == tries-1 || errors.Is(err, errPolicy) || ctx.Err() != nil {
+	backoff := wait.Backoff{Duration: c.Retry, Factor: 2, Steps: tries - 1}
+	for {
+		after, err := c.settle(ctx, k)
+		if err == nil || backoff.Steps == 0 || errors.Is(err, errPolicy) || ctx.Err() != nil {
 			return err
 		}
-		c.sleep(ctx, max(wait, c.Retry<<try))
+		c.sleep(ctx, max(after, backoff.Step()))
 	}
 }

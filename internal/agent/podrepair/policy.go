@@ -24,15 +24,15 @@ func (c *controller) watchPolicy(ctx context.Context, said string) {
 		said = now
 		keys := c.keys()
 		c.Log.InfoContext(ctx, "the plugin is told something else: all pods are judged anew", slog.Int("pods", len(keys)))
-		c.lament(ctx)
+		c.logProblems(ctx)
 		for _, k := range keys {
 			c.queue.Add(k)
 		}
 	}
 }
 
-// lament says, once for all pods, that nothing can be done.
-func (c *controller) lament(ctx context.Context) {
+// logProblems says, once for all pods, that nothing can be done.
+func (c *controller) logProblems(ctx context.Context) {
 	conf, err := c.Plugin()
 	if err = errors.Join(err, conf.Problems); err != nil {
 		c.Log.ErrorContext(ctx, "no pod is looked after before the plugin's configuration can be used", slog.String("error", err.Error()))

@@ -40,7 +40,7 @@ func (j *job) remove(ctx context.Context) (time.Duration, error) {
 		j.memory.removed = true
 		j.Metrics.Repaired(metrics.RepairDelete, metrics.RepairSuccess)
 		j.log.InfoContext(ctx, "deleted the pod", slog.String("reason", string(j.found.Reason)), slog.Bool("eviction", j.Settings.Evict))
-		j.say(kube.EventWarning, ReasonDeleted, j.why()+": it is deleted, so that another one starts")
+		j.event(kube.EventWarning, ReasonDeleted, j.why()+": it is deleted, so that another one starts")
 		return 0, nil
 	case kube.ClassOf(err) == kube.NotFound:
 		j.Metrics.Repaired(metrics.RepairDelete, metrics.RepairSkip)
@@ -51,7 +51,7 @@ func (j *job) remove(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	j.Metrics.Repaired(metrics.RepairDelete, metrics.RepairFail)
-	j.say(kube.EventWarning, ReasonDeleted, j.why()+", and cannot be deleted: "+cause(ctx, err)+remedy(err))
+	j.event(kube.EventWarning, ReasonDeleted, j.why()+", and cannot be deleted: "+cause(ctx, err)+remedy(err))
 	var wait time.Duration
 	if failed, ok := errors.AsType[*kube.Error](err); ok {
 		wait = min(failed.RetryAfter, maxRetryAfter)

@@ -30,8 +30,8 @@ const (
 	ReasonUnverified EventReason = "UnverifiedPod"
 )
 
-// say makes an event on the pod.
-func (j *job) say(severity kube.EventType, reason EventReason, message string) {
+// event records an event on the pod.
+func (j *job) event(severity kube.EventType, reason EventReason, message string) {
 	facts := j.pod.Facts
 	j.Events.Record(kube.Event{
 		Object: kube.ObjectRef{Kind: "Pod", APIVersion: "v1", Namespace: facts.Namespace, Name: facts.Name, UID: facts.UID},
@@ -85,7 +85,7 @@ func (j *job) once(ctx context.Context, reason EventReason, message string) {
 	}
 	j.memory.told[topic] = true
 	j.log.WarnContext(ctx, "a pod is not as it should be", slog.String("reason", string(j.found.Reason)), slog.String("message", message))
-	j.say(kube.EventWarning, reason, message)
+	j.event(kube.EventWarning, reason, message)
 }
 
 // why is the beginning of what is said of a broken pod.

@@ -70,7 +70,7 @@ func (c *controller) settle(ctx context.Context, k types.NamespacedName) (wait t
 	}
 	j.memory.stand(j)
 	if !j.found.Broken {
-		j.memory.suspected = time.Time{}
+		j.memory.missingSince = time.Time{}
 		return 0, nil
 	}
 	return j.act(ctx)
@@ -108,7 +108,7 @@ func (m *memory) stand(j *job) {
 		m.state = metrics.PodDrifted
 	case repair.ValidationFailed:
 		m.state = metrics.PodBroken
-		if m.alreadyMended(j.found) {
+		if m.alreadyRepaired(j.found) {
 			m.state = metrics.PodRedirected
 		}
 	case repair.FailedForGood, repair.RulesMissing:
@@ -120,10 +120,10 @@ func (m *memory) stand(j *job) {
 	}
 }
 
-// alreadyMended tells whether the failure is older than the rules: then the next try of the validation is waited for. Times of the
+// alreadyRepaired tells whether the failure is older than the rules: then the next try of the validation is waited for. Times of the
 // kubelet have whole seconds.
-func (m *memory) alreadyMended(f repair.Finding) bool {
-	return !m.mended.IsZero() && !f.FailedAt().After(m.mended)
+func (m *memory) alreadyRepaired(f repair.Finding) bool {
+	return !m.repairedAt.IsZero() && !f.FailedAt().After(m.repairedAt)
 }
 
 // unreachable is after how many failures in a row a pod that nothing is known against is reported.
@@ -135,7 +135,7 @@ func (j *job) look(ctx context.Context, subject repair.Pod) error {
 		j.found.Look, j.found.Reason = false, repair.NotLookedAt // nothing can be told from here
 		return nil
 	}
-	if !j.memory.mended.IsZero() {
+	if !j.memory.repairedAt.IsZero() {
 		j.found = repair.Weigh(j.found, subject, repair.InPlaceRules)
 		return nil
 	}
@@ -153,7 +153,7 @@ func (j *job) look(ctx context.Context, subject repair.Pod) error {
 	if err != nil {
 		j.memory.state = metrics.PodUnknown
 		if j.memory.failures++; j.memory.failures == unreachable {
-			j.say(kube.EventWarning, ReasonUnverified, "it cannot be told whether the traffic is redirected: "+cause(ctx, err)+remedy(err))
+			j.event(kube.EventWarning, ReasonUnverified, "it cannot be told whether the traffic is redirected: "+cause(ctx, err)+remedy(err))
 		}
 		return err
 	}
@@ -161,7 +161,7 @@ func (j *job) look(ctx context.Context, subject repair.Pod) error {
 	j.found = repair.Weigh(j.found, subject, rules)
 	switch {
 	case rules == repair.InPlaceRules:
-		j.memory.mended = j.Clock.Now()
+		j.memory.repairedAt = j.Clock.Now()
 	case !j.found.Broken:
 		j.once(ctx, ReasonDrifted, "the pod runs with other rules than those of now, which is left so: they count from its next start on")
 	}
@@ -217,10 +217,10 @@ func (j *job) act(ctx context.Context) (time.Duration, error) {
 	if mode != repair.InPlace && j.found.Failed == (repair.State{}) {
 		// Only the missing rules speak against the pod: it is looked at twice before it pays for that.
 		now := j.Clock.Now()
-		if j.memory.suspected.IsZero() {
-			j.memory.suspected = now
+		if j.memory.missingSince.IsZero() {
+			j.memory.missingSince = now
 		}
-		if due := j.memory.suspected.Add(j.Confirm); due.After(now) {
+		if due := j.memory.missingSince.Add(j.Confirm); due.After(now) {
 			j.queue.AddAfter(j.pod.Key(), due.Sub(now))
 			return 0, nil
 		}

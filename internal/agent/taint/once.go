@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 )
 
@@ -23,12 +25,13 @@ func Once(ctx context.Context, o Options) error {
 	}
 	o.Policy.Hysteresis = 0
 	return once(ctx, o, func(ctx context.Context, t *term, name string) error {
-		for try := 0; ; try++ {
-			wait, err := t.settle(ctx, name)
-			if err == nil || try == tries-1 || ctx.Err() != nil {
+		backoff := wait.Backoff{Duration: o.Retry, Factor: 2, Steps: tries - 1}
+		for {
+			after, err := t.settle(ctx, name)
+			if err == nil || backoff.Steps == 0 || ctx.Err() != nil {
 				return err
 			}
-			o.sleep(ctx, max(wait, o.Retry<<try))
+			o.sleep(ctx, max(after, backoff.Step()))
 		}
 	})
 }
