@@ -71,7 +71,7 @@ func TestRefusedPodsBlindNobody(t *testing.T) {
 	for i := range refused {
 		refused[i] = agentcall.Report{
 			Time: time.Now(), Namespace: "shop", Pod: fmt.Sprint("web-", i), Reason: "invalid-settings", Source: agentcall.SourceAPI,
-			Detail: hostile, Error: strings.Repeat("<", 256<<10) + hostile, Container: strings.Repeat("c", 128<<10),
+			Detail: hostile, Error: strings.Repeat("<", 16<<10) + hostile, Container: strings.Repeat("c", 4<<10),
 		}
 	}
 	socket := serve(t, refused...)
