@@ -205,7 +205,7 @@ func (n *node) openRelay(ctx context.Context) error {
 
 // guardSockets makes sockets and the lock again when somebody removed them.
 func (n *node) guardSockets(ctx context.Context) {
-	watch := hostfs.NewWatch(n.log)
+	watch := n.watch()
 	defer func() { _ = watch.Close() }()
 	guarded := map[string]*unixsock.Server{n.cfg.LogSocket: n.relay.Server}
 	if n.lookups != nil {
@@ -224,6 +224,15 @@ func (n *node) guardSockets(ctx context.Context) {
 		}
 		n.mend(ctx, guarded)
 	}
+}
+
+// watch is for what is watched beside the installation. The installation's own watch logs what the kernel lacks for all.
+func (n *node) watch() *hostfs.Watch {
+	log := n.log
+	if n.cfg.Install {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return hostfs.NewWatch(log)
 }
 
 func (n *node) mend(ctx context.Context, sockets map[string]*unixsock.Server) {

@@ -65,7 +65,7 @@ func (n *node) followConfigMap() {
 }
 
 func (n *node) followDirectory() {
-	watch := hostfs.NewWatch(n.log)
+	watch := n.watch()
 	defer func() { _ = watch.Close() }()
 	_ = watch.Set(hostfs.Path{Name: n.cfg.ConfigDir}) // logged, and polled
 	for {
