@@ -21,6 +21,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
@@ -329,6 +330,49 @@ func TestReportsCostABoundedMemory(t *testing.T) {
 		t.Errorf("%d reports, %+v", len(got), got[0])
 	}
 }
+
+// TestReportsOfManyAtOnceAreKept: plugins hand their reports to the kernel and end, however many there are at a time.
+func TestReportsOfManyAtOnceAreKept(t *testing.T) {
+	const plugins = 1000
+	m := metrics.New("")
+	service := Service{Ring: &Ring{}, Metrics: m, Log: slog.New(slog.DiscardHandler), Store: newStore(t, kubetest.NewServer(t))}
+	socket := filepath.Join(t.TempDir(), "s")
+	server, err := unixsock.Open(t.Context(), unixsock.Options{
+		Path: socket, Connections: 256, Grace: time.Minute, Patience: time.Minute, Header: 16 << 10, KeepAlive: true, End: time.Second,
+		Trouble: noTrouble{t}, Log: slog.New(slog.DiscardHandler), Now: time.Now,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var reporting, serving sync.WaitGroup
+	for i := range plugins {
+		reporting.Go(func() {
+			agent, err := agentcall.Dial(t.Context(), socket)
+			if err == nil {
+				err = agent.Report(t.Context(), agentcall.Report{Pod: fmt.Sprint(i), Reason: "captured", Source: agentcall.SourceAgent})
+				_ = agent.Close()
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	reporting.Wait() // the kernel has all reports, and the agent none
+	ctx, stop := context.WithCancel(t.Context())
+	serving.Go(func() { server.Serve(ctx, service.Handler()) })
+	until(t, "reports are missing", func() bool {
+		return strings.Contains(string(m.Text()), fmt.Sprintf(`istio_cni_add_total{reason="captured",source="agent"} %d`, plugins)+"\n")
+	})
+	stop()
+	serving.Wait()
+}
+
+// noTrouble fails a test in which a connection is not served.
+type noTrouble struct{ t *testing.T }
+
+func (n noTrouble) Stranger(uid uint32)    { n.t.Errorf("user %d is refused", uid) }
+func (n noTrouble) Slow()                  { n.t.Error("a connection lost its place") }
+func (n noTrouble) CannotAccept(err error) { n.t.Error(err) }
 
 // TestDecisionsComeInPages: all of them come, whatever is in them.
 func TestDecisionsComeInPages(t *testing.T) {
