@@ -92,8 +92,10 @@ func TestManyBrokenPodsAreAllToldOf(t *testing.T) {
 	}
 	l.run()
 	l.stand(0, all, 0, 0)
-	agenttest.Run(t, l.clock)
-	agenttest.Until(t, func() string { return fmt.Sprintf("%d events for %d pods", len(l.server.Events()), all) }, func() bool { return len(l.server.Events()) == all })
+	agenttest.Until(t, func() string { return fmt.Sprintf("%d events for %d pods", len(l.server.Events()), all) }, func() bool {
+		l.clock.Step(2 * time.Second)
+		return len(l.server.Events()) == all
+	})
 	if n := l.metric(`istio_cni_events_total{result="suppressed"}`); n != 0 {
 		t.Errorf("%d events were suppressed", n)
 	}

@@ -55,7 +55,7 @@ func TestContract(t *testing.T) {
 	for name, test := range map[string]func(*contract){
 		"Get": testGet, "NotFound": testNotFound, "Unauthorized": testUnauthorized, "List": testList, "Pages": testPages,
 		"Selectors": testSelectors, "BadSelectors": testBadSelectors, "Watch": testWatch, "WatchSelects": testWatchSelects,
-		"WatchEnds": testWatchEnds, "WatchExpired": testWatchExpired, "Bookmarks": testBookmarks, "NodePatch": testNodePatch,
+		"WatchEnds": testWatchEnds, "WatchList": testWatchList, "WatchExpired": testWatchExpired, "Bookmarks": testBookmarks, "NodePatch": testNodePatch,
 		"NodeStatus": testNodeStatus, "PodLabels": testPodLabels, "Delete": testDelete, "Evict": testEvict, "Lease": testLease,
 		"Events": testEvents,
 	} {
@@ -499,6 +499,32 @@ func testWatchEnds(c *contract) {
 	if one, ok := s.next(); ok {
 		c.Errorf("%v in a namespace where nothing happens", one)
 	}
+}
+
+// testWatchList has the list come as a stream, with a bookmark at its end.
+func testWatchList(c *contract) {
+	c.addPod("a", "node-1")
+	c.addPod("b", "node-1")
+	s := c.watch(c.pods(), "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=30")
+	found := map[any]bool{}
+	for {
+		one, ok := s.next()
+		if !ok || one.Type == "BOOKMARK" {
+			if !ok || at(one.Object, "metadata", "annotations", "k8s.io/initial-events-end") != "true" || version(one.Object) == "" {
+				c.Errorf("%v %v, want the bookmark at the end of the list", ok, one)
+			}
+			break
+		}
+		if one.Type != "ADDED" {
+			c.Errorf("%v in a list", one)
+		}
+		found[at(one.Object, "metadata", "name")] = true
+	}
+	if !maps.Equal(found, map[any]bool{"a": true, "b": true}) {
+		c.Errorf("listed %v", found)
+	}
+	c.addPod("c", "node-1")
+	s.wants("ADDED", "c")
 }
 
 // testWatchExpired begins a watch before what the server remembers, which is what happened since its start for a real one.
