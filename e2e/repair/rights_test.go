@@ -50,7 +50,7 @@ func TestWithoutTheRightToWatch(t *testing.T) {
 	l.pod("p", broken())
 	d := l.daemon(l.grant(mayDelete, mayReport), "--delete-pods")
 	l.Until("the refusal in the log", func() bool {
-		return d.says("the pods are out of sight: none is repaired", "403", `list resource "pods"`)
+		return d.says("the pods are out of sight: none is repaired", "403", `watch resource "pods"`)
 	})
 	l.grant(mayWatch, mayDelete, mayReport)
 	l.Until("the pods to be in sight", func() bool { return d.says("the pods are in sight again") })

@@ -67,7 +67,7 @@ func stays(but []string) string {
 	return ""
 }
 
-// selected wants one list and watches, all with these selectors and of all namespaces.
+// selected wants one list, which a watch may begin with, and watches, all with these selectors and of all namespaces.
 func (l *rig) selected(fields, labels string) {
 	l.Helper()
 	lists := 0
@@ -75,12 +75,12 @@ func (l *rig) selected(fields, labels string) {
 		if r.Resource != "pods" || r.Verb != "list" && r.Verb != "watch" {
 			continue
 		}
-		if r.Verb == "list" {
-			lists++
-		}
 		at, err := url.Parse(r.URI)
 		l.Must(err)
 		query := at.Query()
+		if r.Verb == "list" || query.Get("sendInitialEvents") == "true" {
+			lists++
+		}
 		if at.Path != "/api/v1/pods" || query.Get("fieldSelector") != fields || query.Get("labelSelector") != labels {
 			l.Errorf("asked for %s", r.URI)
 		}

@@ -1,0 +1,134 @@
+package taint
+
+import (
+	"net/url"
+	"strings"
+	"testing"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/meshcni/istio-cni/e2e/cluster"
+)
+
+// known runs the controller until it knows the rig.
+func (l *rig) known() *controller {
+	l.Helper()
+	c := l.begin(l.grant(may{}), "--namespace="+l.mesh, "--leader-elect=false")
+	l.Until("all to be known", func() bool { return c.says("nodes and pods are known") })
+	return c
+}
+
+// serves makes a node with the taint and its pod, and waits for the removal.
+func (l *rig) serves(node string) {
+	l.Helper()
+	l.node(node, nodeIs{ready: "True", taints: []string{untaint}})
+	l.pod(node, podIs{ready: true})
+	l.Until("the removal at "+node, func() bool { return len(l.taints(node)) == 0 })
+}
+
+// checkWatchCache holds lists and watches to what the API server answers from its watch cache: no agent's start reads all
+// pods of the cluster from etcd.
+func (c *controller) checkWatchCache() {
+	c.rig.Helper()
+	watches := 0
+	for _, r := range c.requests() {
+		if r.Verb != "list" && r.Verb != "watch" {
+			continue
+		}
+		at, err := url.Parse(r.URI)
+		c.rig.Must(err)
+		query := at.Query()
+		streams := query.Get("sendInitialEvents") == "true" && query.Get("resourceVersionMatch") == "NotOlderThan"
+		switch {
+		case r.Verb == "list" && query.Get("resourceVersion") == "":
+			c.rig.Errorf("a list past the watch cache: %s", r.URI)
+		case r.Verb == "watch" && (query.Get("allowWatchBookmarks") != "true" || !streams && query.Get("resourceVersion") == ""):
+			c.rig.Errorf("a watch without bookmarks or a beginning: %s", r.URI)
+		case r.Verb == "watch":
+			watches++
+		}
+	}
+	if watches < 2 {
+		c.rig.Errorf("%d watches, want those of nodes and pods at least", watches)
+	}
+}
+
+// TestWhatTheAPIServerIsAsked: lists and watches, the ones after a crash included, are answered from its watch cache.
+func TestWhatTheAPIServerIsAsked(t *testing.T) {
+	l := newRig(t)
+	c := l.known()
+	l.serves("a")
+	l.crash()
+	l.recover()
+	l.serves("b")
+	c.checkWatchCache()
+	c.stop()
+}
+
+// TestEtcdIsStartedAgain: the controller goes on afterwards.
+func TestEtcdIsStartedAgain(t *testing.T) {
+	l := newRig(t)
+	c := l.known()
+	l.serves("a")
+	l.Must(shared.Kill(cluster.Etcd))
+	l.Must(shared.Restart(t.Context(), cluster.Etcd))
+	l.Until("the API server", func() bool {
+		_, err := l.client.CoreV1().Nodes().Patch(t.Context(), "a", "application/merge-patch+json",
+			[]byte(`{"metadata": {"annotations": {"after": "etcd"}}}`), meta.PatchOptions{})
+		return err == nil
+	})
+	l.serves("b")
+	c.checkWatchCache()
+	c.stop()
+}
+
+// TestAVersionThatTheAPIServerNoLongerKnows, 410: a controller that slept through a restart lists anew.
+func TestAVersionThatTheAPIServerNoLongerKnows(t *testing.T) {
+	l := newRig(t)
+	c := l.known()
+	l.serves("a")
+	c.Signal(stopSignal)
+	l.crash()
+	l.recover()
+	l.node("b", nodeIs{ready: "True", taints: []string{untaint}})
+	l.pod("b", podIs{ready: true})
+	c.Signal(continueSignal)
+	l.Until("the removal at b", func() bool { return len(l.taints("b")) == 0 })
+	c.checkWatchCache()
+	c.stop()
+}
+
+// TestAPodNearTheLimitHidesNoOther makes a pod as large as etcd takes it, of characters that JSON escapes.
+func TestAPodNearTheLimitHidesNoOther(t *testing.T) {
+	l := newRig(t)
+	config, err := clientcmd.BuildConfigFromFlags("", shared.Kubeconfig())
+	l.Must(err)
+	config.ContentType = runtime.ContentTypeProtobuf // in JSON the request itself would be too large
+	client, err := kubernetes.NewForConfig(config)
+	l.Must(err)
+	huge := func(name string) {
+		t.Helper()
+		_, err := client.CoreV1().Pods(l.mesh).Create(t.Context(), &core.Pod{
+			ObjectMeta: meta.ObjectMeta{Name: name, Labels: agentLabels()},
+			Spec: core.PodSpec{NodeName: "a", Containers: []core.Container{{
+				Name: "app", Image: "app", Env: []core.EnvVar{{Name: "BIG", Value: strings.Repeat("<", 1_450_000)}},
+			}}},
+		}, meta.CreateOptions{})
+		l.Must(err)
+	}
+	huge("huge-0") // in a list
+	c := l.known()
+	huge("huge-1") // in a watch
+	l.serves("b")
+	l.crash()
+	l.recover()
+	l.serves("d")
+	if c.says("following fails") && !c.says("following goes well again") {
+		t.Error("the controller does not follow any more")
+	}
+	c.stop()
+}
