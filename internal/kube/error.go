@@ -14,12 +14,12 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
 // Class is the kind of a failed look-up. It is a closed set; its text is what the message says.
@@ -383,21 +383,7 @@ const maxForeignText = 256
 
 // clean makes foreign text fit for one line of a log: printable, no runs of space, bounded.
 func clean(text string) string {
-	printable := strings.Map(func(r rune) rune {
-		if r == utf8.RuneError || !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, text)
-	printable = strings.Join(strings.Fields(printable), " ")
-	if len(printable) <= maxForeignText {
-		return printable
-	}
-	cut := maxForeignText
-	for !utf8.RuneStart(printable[cut]) {
-		cut--
-	}
-	return printable[:cut] + "…"
+	return printable.Text(strings.Join(strings.Fields(text), " "), maxForeignText)
 }
 
 func plural(n int) string {

@@ -49,21 +49,10 @@ const (
 )
 
 func (s stage) String() string {
-	switch s {
-	case starting:
-		return "preparing the request"
-	case resolving:
-		return "resolving the server's name"
-	case connecting:
-		return "connecting"
-	case handshaking:
-		return "in the TLS handshake"
-	case waiting:
-		return "waiting for the answer"
-	case reading:
-		return "reading the answer"
-	}
-	return "asking"
+	return [...]string{
+		"preparing the request", "resolving the server's name", "connecting", "in the TLS handshake", "waiting for the answer",
+		"reading the answer",
+	}[s]
 }
 
 func (x *exchange) at(s stage) { x.stage.Store(int32(s)) }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/placement"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
+	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
@@ -38,8 +39,8 @@ type Pod struct {
 	// condition became what it is.
 	Deleting, Ready bool
 	ReadySince      time.Time
-	// InitStatuses are of the init containers, native sidecars among them, Statuses of the others.
-	InitStatuses, Statuses []ContainerStatus
+	// Init has the statuses of the init containers, native sidecars among them, Containers those of the others.
+	Init, Containers []repair.Container
 }
 
 // Is tells whether it is the pod that a runtime means: by its UID or, of a pod that the kubelet read from a file, by the
@@ -56,35 +57,6 @@ func (p *Pod) Ref() PodRef {
 	return PodRef{Namespace: p.Facts.Namespace, Name: p.Facts.Name, UID: p.Facts.UID, Version: p.Version}
 }
 
-// ContainerStatus is the status of a container (k8s.io/api/core/v1.ContainerStatus).
-type ContainerStatus struct {
-	Name string
-	// State is the one it is in, Last that of its run before this, [StateNone] when it was never started anew.
-	State, Last ContainerState
-	Ready       bool
-	Restarts    int
-}
-
-// ContainerState is one state of a container. Fields that its kind does not have are zero.
-type ContainerState struct {
-	Kind StateKind
-	// Reason and Message are of the kinds waiting and terminated, ExitCode and Finished of terminated alone.
-	Reason, Message   string
-	ExitCode          int
-	Started, Finished time.Time
-}
-
-// StateKind is the kind of a [ContainerState]. It is a closed set.
-type StateKind string
-
-// The kinds. None is what the API did not report.
-const (
-	StateNone       StateKind = ""
-	StateWaiting    StateKind = "waiting"
-	StateRunning    StateKind = "running"
-	StateTerminated StateKind = "terminated"
-)
-
 // Annotations of a mirror pod, by which the API server shows a pod that the kubelet read from a file
 // (k8s.io/kubernetes/pkg/kubelet/types). The runtime knows such a pod by the kubelet's own UID, which is the hash of
 // the file; the API object has another.
@@ -98,7 +70,7 @@ func podOf(p *corev1.Pod) Pod {
 	pod := Pod{
 		Facts: factsOf(p), Version: p.ResourceVersion, NodeName: p.Spec.NodeName, RestartPolicy: string(p.Spec.RestartPolicy),
 		Phase: string(p.Status.Phase), Deleting: p.DeletionTimestamp != nil, Addresses: addressesOf(&p.Status),
-		InitStatuses: containerStatuses(p.Status.InitContainerStatuses), Statuses: containerStatuses(p.Status.ContainerStatuses),
+		Init: containersOf(p.Status.InitContainerStatuses), Containers: containersOf(p.Status.ContainerStatuses),
 	}
 	for _, key := range []string{configHashAnnotation, configMirrorAnnotation} {
 		if uid := p.Annotations[key]; uid != "" {
@@ -157,30 +129,27 @@ func addressesOf(s *corev1.PodStatus) []netip.Addr {
 	return all
 }
 
-func containerStatuses(from []corev1.ContainerStatus) []ContainerStatus {
-	var all []ContainerStatus
-	for _, one := range from {
-		all = append(all, ContainerStatus{
-			Name: one.Name, State: stateOf(one.State), Last: stateOf(one.LastTerminationState), Ready: one.Ready,
-			Restarts: int(one.RestartCount),
-		})
+func containersOf(from []corev1.ContainerStatus) []repair.Container {
+	var all []repair.Container
+	for _, c := range from {
+		all = append(all, repair.Container{Name: c.Name, State: stateOf(c.State), Last: stateOf(c.LastTerminationState)})
 	}
 	return all
 }
 
-func stateOf(s corev1.ContainerState) ContainerState {
+func stateOf(s corev1.ContainerState) repair.State {
 	switch {
 	case s.Waiting != nil:
-		return ContainerState{Kind: StateWaiting, Reason: s.Waiting.Reason, Message: s.Waiting.Message}
+		return repair.State{Reason: s.Waiting.Reason, Message: s.Waiting.Message}
 	case s.Running != nil:
-		return ContainerState{Kind: StateRunning, Started: s.Running.StartedAt.UTC()}
+		return repair.State{Running: true, Began: s.Running.StartedAt.UTC()}
 	case s.Terminated != nil:
-		return ContainerState{
-			Kind: StateTerminated, Reason: s.Terminated.Reason, Message: s.Terminated.Message, ExitCode: int(s.Terminated.ExitCode),
-			Started: s.Terminated.StartedAt.UTC(), Finished: s.Terminated.FinishedAt.UTC(),
+		return repair.State{
+			Terminated: true, Reason: s.Terminated.Reason, Message: s.Terminated.Message, ExitCode: int(s.Terminated.ExitCode),
+			Began: s.Terminated.StartedAt.UTC(), Finished: s.Terminated.FinishedAt.UTC(),
 		}
 	}
-	return ContainerState{}
+	return repair.State{}
 }
 
 // NodeState is a node as far as a taint controller looks at it.

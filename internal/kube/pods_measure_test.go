@@ -51,7 +51,7 @@ func TestMemoryOfNodePods(t *testing.T) {
 			p.Facts = sidecar.Facts{
 				Namespace: p.Facts.Namespace, Name: p.Facts.Name, UID: p.Facts.UID, HostNetwork: p.Facts.HostNetwork,
 			}
-			p.Statuses = nil
+			p.Containers = nil
 		}},
 	} {
 		with := heapFollowing(t, server, PodScope{Node: "node-1", Transform: way.keep}, of)

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
@@ -86,16 +87,13 @@ func TestFollowPodsKeepsWhatIsNeeded(t *testing.T) {
 		},
 		Version: "2", NodeName: "node-1", Phase: "Pending", RestartPolicy: "Always", Deleting: true, Ready: true,
 		Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("fd00::5")},
-		InitStatuses: []ContainerStatus{{
-			Name: "istio-validation", Restarts: 3,
-			State: ContainerState{Kind: StateWaiting, Reason: "CrashLoopBackOff", Message: "back-off"},
-			Last: ContainerState{
-				Kind: StateTerminated, Reason: "Error", Message: "no redirection", ExitCode: 126, Started: day(1), Finished: day(2),
+		Init: []repair.Container{{
+			Name: "istio-validation", State: repair.State{Reason: "CrashLoopBackOff", Message: "back-off"},
+			Last: repair.State{
+				Terminated: true, Reason: "Error", Message: "no redirection", ExitCode: 126, Began: day(1), Finished: day(2),
 			},
 		}},
-		Statuses: []ContainerStatus{
-			{Name: "web", Ready: true, State: ContainerState{Kind: StateRunning, Started: day(3)}}, {Name: "other"},
-		},
+		Containers: []repair.Container{{Name: "web", State: repair.State{Running: true, Began: day(3)}}, {Name: "other"}},
 	}
 	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}), cmpopts.IgnoreUnexported(Pod{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -276,20 +274,20 @@ func TestCheckFieldSelector(t *testing.T) {
 
 func TestStatesOfContainers(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]ContainerState{
+	for text, want := range map[string]repair.State{
 		`{}`:                               {},
 		`{"waiting": null}`:                {},
-		`{"waiting": {}}`:                  {Kind: StateWaiting},
-		`{"running": {}}`:                  {Kind: StateRunning},
-		`{"running": {"startedAt": null}}`: {Kind: StateRunning},
+		`{"waiting": {}}`:                  {},
+		`{"running": {}}`:                  {Running: true},
+		`{"running": {"startedAt": null}}`: {Running: true},
 		`{"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": "2026-01-01T00:00:00Z"}}`: {
-			Kind: StateTerminated, Reason: "Completed", Started: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
+			Terminated: true, Reason: "Completed", Began: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 		},
 	} {
 		var state corev1.ContainerState
 		err := json.Unmarshal([]byte(text), &state)
 		got := stateOf(state)
-		if got.Started, want.Started = got.Started.UTC(), want.Started.UTC(); err != nil || got != want {
+		if err != nil || got != want {
 			t.Errorf("%s: got %+v, %v, want %+v", text, got, err, want)
 		}
 	}

@@ -19,6 +19,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
@@ -82,9 +83,9 @@ func (s *Store) transform(p *kube.Pod) {
 		}
 	}
 	p.Facts = slim
-	for _, statuses := range [][]kube.ContainerStatus{p.InitStatuses, p.Statuses} {
+	for _, statuses := range [][]repair.Container{p.Init, p.Containers} {
 		for i := range statuses {
-			for _, state := range []*kube.ContainerState{&statuses[i].State, &statuses[i].Last} {
+			for _, state := range []*repair.State{&statuses[i].State, &statuses[i].Last} {
 				state.Message = s.message(state.Message)
 			}
 		}

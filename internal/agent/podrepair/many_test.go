@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -189,7 +190,7 @@ func TestKeepNeverChangesADecision(t *testing.T) {
 		c := &controller{Options: Options{Settings: settings}}
 		whole := randomPod(random, pick)
 		reduced := whole
-		reduced.InitStatuses, reduced.Statuses = append([]kube.ContainerStatus(nil), whole.InitStatuses...), append([]kube.ContainerStatus(nil), whole.Statuses...)
+		reduced.Init, reduced.Containers = slices.Clone(whole.Init), slices.Clone(whole.Containers)
 		c.transform(&reduced)
 		policy := sidecar.Policy{ExcludeNamespaces: []string{"kube-system"}, AgentNamespace: "istio-system", AmbientEnabled: random.IntN(2) == 0}
 		full, kept := repair.Judge(podOf(whole), settings.Predicate, policy), repair.Judge(podOf(reduced), settings.Predicate, policy)
@@ -223,19 +224,19 @@ func TestKeepNeverChangesADecision(t *testing.T) {
 
 func randomPod(random *rand.Rand, pick func(...string) string) kube.Pod {
 	one := func(n int) bool { return random.IntN(n) == 0 }
-	stateOf := func() kube.ContainerState {
+	stateOf := func() repair.State {
 		switch random.IntN(5) {
 		case 0:
-			return kube.ContainerState{Kind: kube.StateRunning, Started: agenttest.Start()}
+			return repair.State{Running: true, Began: agenttest.Start()}
 		case 1:
-			return kube.ContainerState{Kind: kube.StateWaiting, Message: "superfluous"}
+			return repair.State{Message: "superfluous"}
 		case 2:
-			return kube.ContainerState{}
+			return repair.State{}
 		}
 		code := []int{0, 1, 126}[random.IntN(3)]
-		return kube.ContainerState{
-			Kind: kube.StateTerminated, ExitCode: code, Reason: map[bool]string{true: "Completed", false: "Error"}[code == 0],
-			Message: pick("", "X", "X\n", "superfluous message"), Started: agenttest.Start(), Finished: agenttest.Start().Add(time.Second),
+		return repair.State{
+			Terminated: true, ExitCode: code, Reason: map[bool]string{true: "Completed", false: "Error"}[code == 0],
+			Message: pick("", "X", "X\n", "superfluous message"), Began: agenttest.Start(), Finished: agenttest.Start().Add(time.Second),
 		}
 	}
 	p := kube.Pod{
@@ -251,14 +252,14 @@ func randomPod(random *rand.Rand, pick func(...string) string) kube.Pod {
 			},
 		},
 		Version: "7", NodeName: node1, Phase: pick("Pending", "Running", "Running", "Failed"), RestartPolicy: pick("Always", "Always", "Never"),
-		Deleting: one(10), Statuses: []kube.ContainerStatus{{Name: "istio-proxy", State: stateOf(), Last: stateOf()}},
+		Deleting: one(10), Containers: []repair.Container{{Name: "istio-proxy", State: stateOf(), Last: stateOf()}},
 	}
 	if !one(5) {
 		p.Facts.Annotations[sidecar.StatusKey] = "superfluous"
 	}
 	if !one(5) {
 		p.Facts.Containers = append([]sidecar.Container{{Name: pick(sidecar.ValidationContainer, "istio-init", "mine"), Init: true}}, p.Facts.Containers...)
-		p.InitStatuses = []kube.ContainerStatus{{Name: p.Facts.Containers[0].Name, State: stateOf(), Last: stateOf()}}
+		p.Init = []repair.Container{{Name: p.Facts.Containers[0].Name, State: stateOf(), Last: stateOf()}}
 	}
 	if !one(4) {
 		p.Addresses = []netip.Addr{netip.MustParseAddr("10.88.0.2")}

@@ -28,7 +28,7 @@ func (c *controller) followUntil(ctx context.Context) (last error) {
 	follow(ctx, kube.Listener[kube.Pod]{
 		OnUpdate: func(p kube.Pod) {
 			if c.Follow != nil { // it is others' as well
-				p.InitStatuses, p.Statuses = slices.Clone(p.InitStatuses), slices.Clone(p.Statuses)
+				p.Init, p.Containers = slices.Clone(p.Init), slices.Clone(p.Containers)
 				c.transform(&p)
 			}
 			c.set(p)
@@ -86,21 +86,18 @@ func (c *controller) transform(p *kube.Pod) {
 		slim.Labels = with(slim.Labels, c.Settings.LabelKey, mark)
 	}
 	p.Facts = slim
-	for i := range p.InitStatuses {
-		c.keepStatus(&p.InitStatuses[i])
-	}
-	for i := range p.Statuses {
-		p.Statuses[i] = kube.ContainerStatus{
-			State: kube.ContainerState{Kind: p.Statuses[i].State.Kind}, Last: kube.ContainerState{Kind: p.Statuses[i].Last.Kind},
+	for i := range p.Init {
+		for _, state := range []*repair.State{&p.Init[i].State, &p.Init[i].Last} {
+			// A container may leave a message of 4 KiB.
+			if state.Message = strings.TrimSpace(state.Message); state.Message != strings.TrimSpace(c.Settings.Predicate.Message) {
+				state.Message = ""
+			}
 		}
 	}
-}
-
-// keepStatus drops messages that nobody asks for: a container may leave 4 KiB of them.
-func (c *controller) keepStatus(s *kube.ContainerStatus) {
-	for _, state := range []*kube.ContainerState{&s.State, &s.Last} {
-		if state.Message = strings.TrimSpace(state.Message); state.Message != strings.TrimSpace(c.Settings.Predicate.Message) {
-			state.Message = ""
+	for i, of := range p.Containers {
+		p.Containers[i] = repair.Container{
+			State: repair.State{Running: of.State.Running, Terminated: of.State.Terminated},
+			Last:  repair.State{Running: of.Last.Running, Terminated: of.Last.Terminated},
 		}
 	}
 }
@@ -160,21 +157,6 @@ func podOf(p kube.Pod) repair.Pod {
 	return repair.Pod{
 		Facts: p.Facts, Addressed: len(p.Addresses) > 0, Deleting: p.Deleting,
 		Ended: p.Phase == "Succeeded" || p.Phase == "Failed", NeverRestarts: p.RestartPolicy == "Never",
-		Init: containersOf(p.InitStatuses), Containers: containersOf(p.Statuses),
-	}
-}
-
-func containersOf(from []kube.ContainerStatus) []repair.Container {
-	all := make([]repair.Container, 0, len(from))
-	for _, s := range from {
-		all = append(all, repair.Container{Name: s.Name, State: stateOf(s.State), Last: stateOf(s.Last)})
-	}
-	return all
-}
-
-func stateOf(s kube.ContainerState) repair.State {
-	return repair.State{
-		Running: s.Kind == kube.StateRunning, Terminated: s.Kind == kube.StateTerminated,
-		Reason: s.Reason, Message: s.Message, ExitCode: s.ExitCode, Began: s.Started, Finished: s.Finished,
+		Init: p.Init, Containers: p.Containers,
 	}
 }
