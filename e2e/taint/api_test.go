@@ -86,22 +86,6 @@ func TestEtcdIsStartedAgain(t *testing.T) {
 	c.stop()
 }
 
-// TestAVersionThatTheAPIServerNoLongerKnows, 410: a controller that slept through a restart lists anew.
-func TestAVersionThatTheAPIServerNoLongerKnows(t *testing.T) {
-	l := newRig(t)
-	c := l.known()
-	l.serves("a")
-	c.Signal(stopSignal)
-	l.crash()
-	l.recover()
-	l.node("b", nodeIs{ready: "True", taints: []string{untaint}})
-	l.pod("b", podIs{ready: true})
-	c.Signal(continueSignal)
-	l.Until("the removal at b", func() bool { return len(l.taints("b")) == 0 })
-	c.checkWatchCache()
-	c.stop()
-}
-
 // TestAPodNearTheLimitHidesNoOther makes a pod as large as etcd takes it, of characters that JSON escapes.
 func TestAPodNearTheLimitHidesNoOther(t *testing.T) {
 	l := newRig(t)
