@@ -52,9 +52,13 @@ func TestTheRightsAreUsedAndEnough(t *testing.T) {
 				resource += "/" + r.Subresource
 			}
 			found[r.Verb+" "+resource] = true
+			if strings.Contains(r.URI, "sendInitialEvents=true") {
+				found["list "+resource] = true // as an API server is asked that does not stream lists
+			}
 		}
 		return found
 	}
+	delete(want, "patch events") // an event's count is written after five minutes
 	if !waits(l, func() bool { return maps.Equal(used(), want) }) {
 		t.Errorf("used %q\ngranted %q", slices.Sorted(maps.Keys(used())), slices.Sorted(maps.Keys(want)))
 	}
@@ -82,10 +86,10 @@ func TestOnlyAgentsAreWatched(t *testing.T) {
 				found[fmt.Sprintf("%s %s %s", r.Verb, at.Path, at.Query().Get("labelSelector"))]++
 			}
 		}
-		return len(found) >= 2
+		return len(found) >= 1
 	})
 	path := "/api/v1/namespaces/" + l.mesh + "/pods k8s-app=istio-cni-node"
-	if len(found) != 2 || found["list "+path] != 1 || found["watch "+path] != 1 {
+	if len(found) != 1 || found["watch "+path] != 1 {
 		t.Errorf("requests about pods: %v", found)
 	}
 	c.stop()
