@@ -30,7 +30,7 @@ func TestTheRealAPIServerKeepsTheContractOfTheFakeOne(t *testing.T) {
 	if err := shared.Restart(t.Context(), cluster.APIServer); err != nil {
 		t.Fatal(err)
 	}
-	command := exec.CommandContext(t.Context(), shared.Artifacts.Contract, "-test.v", "-test.run=^TestContract$")
+	command := exec.CommandContext(t.Context(), shared.Contract, "-test.v", "-test.run=^TestContract$")
 	command.Env = append(os.Environ(), "KUBETEST_CONTRACT_KUBECONFIG="+shared.Kubeconfig())
 	text, err := command.CombinedOutput()
 	t.Logf("%s", text)

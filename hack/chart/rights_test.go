@@ -98,7 +98,7 @@ func requests(t *testing.T, name string, features any) []string {
 		t.Fatal(err)
 	}
 	var all []string
-	for _, document := range strings.Split(out.String(), "\n---\n") {
+	for document := range strings.SplitSeq(out.String(), "\n---\n") {
 		var role rbacv1.Role
 		if err := yaml.Unmarshal([]byte(document), &role); err != nil {
 			t.Fatalf("%v\n%s", err, document)

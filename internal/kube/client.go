@@ -172,7 +172,7 @@ func (c *Client) endpoint() (*endpoint, error) {
 
 // codecs know the types of objects that this program reads, and no others: a scheme with all of them would be paid for by
 // each start of the plugin.
-var codecs = sync.OnceValue(func() serializer.CodecFactory {
+var codecs = sync.OnceValue(func() serializer.CodecFactory { //nolint:gochecknoglobals // made once, never changed
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Pod{}, &corev1.PodList{}, &corev1.Node{}, &corev1.NodeList{},
 		&corev1.ConfigMap{}, &corev1.ConfigMapList{}, &corev1.Event{})

@@ -278,7 +278,7 @@ func (r *EventRecorder) send(ctx context.Context) {
 		r.mu.Lock()
 		s.stored = s.stored || err == nil
 		r.mu.Unlock()
-		r.report(now.Event, err)
+		r.report(ctx, now.Event, err)
 	}
 }
 
@@ -302,7 +302,7 @@ func (r *EventRecorder) wait() bool {
 }
 
 // report counts an event that was sent, and logs the first failure of several.
-func (r *EventRecorder) report(event Event, err error) {
+func (r *EventRecorder) report(ctx context.Context, event Event, err error) {
 	if err == nil {
 		r.options.Count(EventSent)
 		r.failing = false
@@ -314,7 +314,7 @@ func (r *EventRecorder) report(event Event, err error) {
 		level = slog.LevelDebug
 	}
 	r.failing = true
-	r.options.Log.Log(context.Background(), level, "an event was not recorded", slog.String("reason", event.Reason),
+	r.options.Log.Log(ctx, level, "an event was not recorded", slog.String("reason", event.Reason),
 		slog.String("object", event.Object.Namespace+"/"+event.Object.Name), slog.String("message", event.Message),
 		slog.String("error", err.Error()))
 }

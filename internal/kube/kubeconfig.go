@@ -61,13 +61,13 @@ func parseKubeconfig(file string) (*rest.Config, error) {
 	}
 	for key, text := range map[string]string{"server": cluster.Server, "proxy-url": cluster.ProxyURL} {
 		// What cannot be parsed is not repeated: a password may stand in it.
-		if _, err := url.Parse(text); err != nil && strings.Contains(text, "://") {
+		if _, err = url.Parse(text); err != nil && strings.Contains(text, "://") {
 			return nil, fmt.Errorf("the %s is not a URL that can be used", key)
 		}
 	}
 	// Relative paths are relative to the kubeconfig, as for kubectl.
 	cluster.LocationOfOrigin, user.LocationOfOrigin = file, file
-	if err := clientcmd.ResolveLocalPaths(config); err != nil {
+	if err = clientcmd.ResolveLocalPaths(config); err != nil {
 		return nil, err
 	}
 	preferInline(cluster, user)

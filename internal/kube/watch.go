@@ -280,14 +280,7 @@ func (f *reflector[O, T]) list(ctx context.Context, options metav1.ListOptions) 
 		}
 	}
 	for {
-		if options.Limit == 0 && f.maxPage < pageSize || options.Limit > f.maxPage {
-			// Only a consistent read has pages.
-			options.Limit = f.maxPage
-			if options.Continue == "" {
-				options.ResourceVersion, options.ResourceVersionMatch = "", ""
-			}
-		}
-		page, err := f.page(ctx, f.call("list", options))
+		page, err := f.page(ctx, f.call("list", f.limited(options)))
 		if ClassOf(err) == TooLarge && f.maxPage > 1 {
 			f.maxPage /= 10
 			f.maxPage = max(f.maxPage, 1)
@@ -298,6 +291,18 @@ func (f *reflector[O, T]) list(ctx context.Context, options metav1.ListOptions) 
 		}
 		return page, nil
 	}
+}
+
+// limited asks for no larger pages than came through.
+func (f *reflector[O, T]) limited(options metav1.ListOptions) metav1.ListOptions {
+	if options.Limit == 0 && f.maxPage < pageSize || options.Limit > f.maxPage {
+		// Only a consistent read has pages.
+		options.Limit = f.maxPage
+		if options.Continue == "" {
+			options.ResourceVersion, options.ResourceVersionMatch = "", ""
+		}
+	}
+	return options
 }
 
 func (f *reflector[O, T]) page(ctx context.Context, what *call) (*internalversion.List, error) {
@@ -315,9 +320,9 @@ func (f *reflector[O, T]) page(ctx context.Context, what *call) (*internalversio
 	page := &internalversion.List{ListMeta: metav1.ListMeta{ResourceVersion: of.GetResourceVersion(), Continue: of.GetContinue()}}
 	fresh := false
 	err = meta.EachListItem(object, func(one runtime.Object) error {
-		kept, err := f.keep(one)
-		if err != nil {
-			return err
+		kept, problem := f.keep(one)
+		if problem != nil {
+			return problem
 		}
 		page.Items = append(page.Items, kept)
 		key := types.NamespacedName{Namespace: kept.Namespace, Name: kept.Name}
@@ -549,7 +554,7 @@ func (f *reflector[O, T]) Update(object any) error {
 }
 
 func (f *reflector[O, T]) put(object any) {
-	fresh := object.(*item[T]) //nolint:errcheck,forcetypeassert // client-go has checked it
+	fresh := object.(*item[T]) //nolint:forcetypeassert // client-go has checked it
 	key := types.NamespacedName{Namespace: fresh.Namespace, Name: fresh.Name}
 	was, found := f.known[key]
 	if found && was.UID == fresh.UID && was.ResourceVersion == fresh.ResourceVersion {
@@ -566,7 +571,7 @@ func (f *reflector[O, T]) put(object any) {
 func (f *reflector[O, T]) Delete(object any) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	last := object.(*item[T]) //nolint:errcheck,forcetypeassert // client-go has checked it
+	last := object.(*item[T]) //nolint:forcetypeassert // client-go has checked it
 	f.remove(types.NamespacedName{Namespace: last.Namespace, Name: last.Name})
 	return nil
 }
@@ -584,7 +589,7 @@ func (f *reflector[O, T]) Replace(list []any, _ string) error {
 	defer f.mu.Unlock()
 	fresh := map[types.NamespacedName]bool{}
 	for _, object := range list {
-		one := object.(*item[T]) //nolint:errcheck,forcetypeassert // client-go has checked it
+		one := object.(*item[T]) //nolint:forcetypeassert // client-go has checked it
 		fresh[types.NamespacedName{Namespace: one.Namespace, Name: one.Name}] = true
 	}
 	for key := range f.known {

@@ -526,7 +526,7 @@ func TestFollowKeepsManyObjects(t *testing.T) {
 }
 
 // client-go spreads errors by the time of the last one in the process, which for a bubble lies in the future.
-func init() { utilruntime.ErrorHandlers = nil } //nolint:reassign // for all tests of the package
+func init() { utilruntime.ErrorHandlers = nil } //nolint:reassign,gochecknoinits // for all tests of the package
 
 // pauses are the times between the requests of a follower within a while.
 func pauses(t *testing.T, within time.Duration, next exchangeFunc) (between []time.Duration, told []string) {

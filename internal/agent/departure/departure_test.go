@@ -473,7 +473,8 @@ func TestDecideUninstallsOnlyByAnswers(t *testing.T) {
 		{"the pod, after a 404", deleted(setPath), podPath, []string{"404", "401", "403"}, true},
 		{
 			"the pod, after a 403", fails(setPath, kubetest.Forbidden, ever), podPath,
-			[]string{"404", "401", "403"}, false,
+			[]string{"404", "401", "403"},
+			false,
 		},
 		{"the pod's own DaemonSet, after a 404", both(byAnother, canary), canaryPath, []string{"404"}, false},
 		{"the node, of a DaemonSet for others", elsewhere, nodePath, nil, true},

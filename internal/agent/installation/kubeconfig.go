@@ -64,11 +64,9 @@ func (i *Installation) kubeconfig(context.Context) (bool, error) {
 func (i *Installation) kubeconfigText() (text []byte, trust kube.Trust, err error) {
 	trust.SkipVerify = i.config.CA == ""
 	if !trust.SkipVerify {
-		ca, _, err := hostfs.ReadFile(i.config.CA, maxCredential)
-		if err != nil {
+		if trust.CA, _, err = hostfs.ReadFile(i.config.CA, maxCredential); err != nil {
 			return nil, trust, serviceAccount(err)
 		}
-		trust.CA = ca
 	}
 	token, _, err := hostfs.ReadFile(i.config.Token, maxCredential)
 	if err != nil {

@@ -13,9 +13,8 @@ import (
 	vm "github.com/VictoriaMetrics/metrics"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/meshcni/istio-cni/internal/node/agentcall"
-
 	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/agentcall"
 )
 
 // page is a scrape as Prometheus understands it.

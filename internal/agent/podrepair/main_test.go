@@ -52,7 +52,6 @@ type lab struct {
 	// bridge is the namespace in which pods are wired together, the node's own. It has so many wires.
 	bridge string
 	wires  int
-	nanos  atomic.Int64
 	stops  []func()
 }
 
@@ -132,9 +131,6 @@ func (l *lab) api() *kube.Client {
 	l.Cleanup(api.Close)
 	return api
 }
-
-// now is the clock of a client: no two events are of the same nanosecond.
-func (l *lab) now() time.Time { return l.clock.Now().Add(time.Duration(l.nanos.Add(1))) }
 
 // makePlaces makes the directories of a node whose own namespace is another than this process's.
 func (l *lab) makePlaces() {

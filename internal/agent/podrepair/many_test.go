@@ -357,7 +357,8 @@ func TestOneWorkerAtATimeAndTheLatestState(t *testing.T) {
 	l.options.Places = func() *podns.Places {
 		calls.Add(1)
 		n := working.Add(1)
-		for seen := most.Load(); n > seen && !most.CompareAndSwap(seen, n); seen = most.Load() {
+		for seen := most.Load(); n > seen && !most.CompareAndSwap(seen, n); {
+			seen = most.Load()
 		}
 		<-proceed
 		working.Add(-1)

@@ -42,7 +42,7 @@ func free(t *testing.T, n int) []int {
 	return numbers
 }
 
-func occupy(t *testing.T, address string) (net.Listener, int) {
+func occupy(t *testing.T, address string) int {
 	t.Helper()
 	var config net.ListenConfig
 	l, err := config.Listen(t.Context(), "tcp", address)
@@ -50,7 +50,7 @@ func occupy(t *testing.T, address string) (net.Listener, int) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
-	return l, l.Addr().(*net.TCPAddr).Port
+	return l.Addr().(*net.TCPAddr).Port
 }
 
 func says(text string) http.Handler {
@@ -126,8 +126,8 @@ func TestEachPortServesItsOwn(t *testing.T) {
 }
 
 func TestPortsThatCannotBeOpenedAreNamedAllTogetherAndNoneStaysOpen(t *testing.T) { // W-29
-	_, health := occupy(t, ":0")
-	_, monitoring := occupy(t, "127.0.0.1:0")
+	health := occupy(t, ":0")
+	monitoring := occupy(t, "127.0.0.1:0")
 	good := free(t, 1)[0]
 	_, err := Open(t.Context(), nil,
 		Port{Flag: "--health-port", Number: health, Handler: says("")},

@@ -34,7 +34,8 @@ func TestParse(t *testing.T) {
 		{"help by a letter, behind a value", []string{"--name", "x", "-h"}, []string{"name=x"}, nil, true},
 		// What a mistake's text ends with decides nothing about what is behind it.
 		{
-			"a mistake that names another argument", []string{"--bad=--name", "--name=a", "-on=", "--bad", "name", "--name=b"},
+			"a mistake that names another argument",
+			[]string{"--bad=--name", "--name=a", "-on=", "--bad", "name", "--name=b"},
 			[]string{"name=a", "on=", "name=b"},
 			[]string{
 				"reading arguments: flag provided but not defined: -bad", "reading arguments: flag provided but not defined: -bad",

@@ -547,7 +547,8 @@ func TestANamedListBecomesAListByItsNameToo(t *testing.T) {
 		},
 		{
 			"a link", cniconf.Inline, dir().Put("10-x.conf", cniconf.File{Data: []byte(list), Mode: 0o644, Link: true}), "10-x.conf", 2,
-			"10-x.conflist", map[string]string{"10-x.conf": list},
+			"10-x.conflist",
+			map[string]string{"10-x.conf": list},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

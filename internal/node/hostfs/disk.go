@@ -120,22 +120,22 @@ func (d Disk) complete(temp *os.File, fill func(temp *os.File) error) error {
 	return err
 }
 
-func (d Disk) create(path, print string) (*os.File, error) {
+func (d Disk) create(path, digest string) (*os.File, error) {
 	var file *os.File
-	err := beside(path, print, func(temp string) (err error) {
+	err := beside(path, digest, func(temp string) (err error) {
 		file, err = d.ops().Create(temp)
 		return err
 	})
 	return file, wrap("creating temporary file", inDirectory(filepath.Dir(path), err))
 }
 
-// beside finds a name for a temporary file of path that create does not find taken. The digits of print are in it.
-func beside(path, print string, create func(temp string) error) error {
+// beside finds a name for a temporary file of path that create does not find taken. digest is part of it.
+func beside(path, digest string, create func(temp string) error) error {
 	const attempts = 100
 	var err error
 	for range attempts {
 		digits := strconv.FormatUint(uint64(rand.Uint32()), 10) //nolint:gosec // a name, not a secret; O_EXCL protects
-		if err = create(path + ownMark + print + digits); !errors.Is(err, fs.ErrExist) {
+		if err = create(path + ownMark + digest + digits); !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 	}

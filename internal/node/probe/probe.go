@@ -182,7 +182,7 @@ func (r Redirection) dial(ctx context.Context, f ruleset.Family, seen <-chan uin
 // context says so, and its failure tells nothing.
 func over(ctx context.Context) bool {
 	deadline, ok := ctx.Deadline()
-	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
+	return ctx.Err() != nil || ok && !time.Now().Before(deadline) //nolint:forbidigo // the context's own clock
 }
 
 // await reports whether the probe came in before the next try is due. Connections for other ports are somebody else's.

@@ -105,7 +105,7 @@ func stay(ctx context.Context, in input, cfg Config, log *slog.Logger) error {
 		log.WarnContext(ctx, "no API server: no events, no live configuration from a ConfigMap, and no way to tell an upgrade from a removal",
 			slog.String("error", err.Error()))
 	} else {
-		n.events = kube.NewEventRecorder(n.api, kube.EventOptions{Log: log, Count: n.metrics.EventReported})
+		n.events = kube.NewEventRecorder(n.api, kube.EventOptions{Log: log, Count: n.metrics.EventReported}) //nolint:contextcheck // it ends with Shutdown
 	}
 	n.openLookups(ctx)
 	n.start(func() { n.guardSockets(n.background) })

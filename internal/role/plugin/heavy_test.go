@@ -2,6 +2,7 @@ package plugin_test
 
 import (
 	"fmt"
+	"maps"
 	"strconv"
 	"strings"
 	"testing"
@@ -43,7 +44,7 @@ func heaviest(mode string, ipv6, backwards bool) func(*kubetest.Pod) {
 	}
 	return func(p *kubetest.Pod) {
 		chaintest.Sidecar(p)
-		for key, text := range map[string]string{
+		maps.Copy(p.Annotations, map[string]string{
 			sidecar.ModeKey:                 mode,
 			sidecar.OutboundKey:             list(1000, backwards, network(1)),
 			sidecar.OutboundExcludeKey:      list(1000, backwards, network(2)),
@@ -53,9 +54,7 @@ func heaviest(mode string, ipv6, backwards bool) func(*kubetest.Pod) {
 			sidecar.OutboundPortsExcludeKey: list(1000, backwards, port),
 			sidecar.ExcludeInterfacesKey:    list(100, backwards, link("x")),
 			sidecar.RerouteInterfacesKey:    list(8, backwards, link("v")),
-		} {
-			p.Annotations[key] = text
-		}
+		})
 		for _, name := range []string{"ISTIO_META_DNS_CAPTURE", "ISTIO_DUAL_STACK", "INVALID_DROP"} {
 			p.Containers[1].Env = append(p.Containers[1].Env, kubetest.EnvVar{Name: name, Value: "true"})
 		}

@@ -63,7 +63,7 @@ func act(ctx context.Context, cfg Config, path string, log *slog.Logger) error {
 		Settings: cfg.Repair, Plugin: func() (cniconf.NetConf, error) { return cfg.Stanza.NetConf() },
 		Places: cfg.Paths.Places, ToolPath: path, Host: cfg.Host,
 	}
-	options.Events = kube.NewEventRecorder(api, kube.EventOptions{Log: log, Count: options.Metrics.EventReported})
+	options.Events = kube.NewEventRecorder(api, kube.EventOptions{Log: log, Count: options.Metrics.EventReported}) //nolint:contextcheck // it ends with Shutdown
 	defer options.Events.Shutdown()
 	if cfg.elsewhere() {
 		options.Places = nil

@@ -62,7 +62,7 @@ func act(ctx context.Context, stdout io.Writer, cfg Config, log *slog.Logger) er
 		return err
 	}
 	defer api.Close()
-	options := cfg.options(api, log)
+	options := cfg.options(api, log) //nolint:contextcheck // the recorder of events ends with Shutdown
 	defer options.Events.Shutdown()
 	switch {
 	case cfg.DryRun:

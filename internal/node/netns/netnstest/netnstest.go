@@ -108,7 +108,7 @@ func Run(tb testing.TB, path, name string, args ...string) string {
 func Set(tb testing.TB, path, name, value string) {
 	tb.Helper()
 	err := netns.Do(path, func() error {
-		return os.WriteFile("/proc/sys/"+name, []byte(value), 0)
+		return os.WriteFile("/proc/sys/"+name, []byte(value), 0) //nolint:forbidigo // no file of a disk
 	})
 	if err != nil {
 		tb.Fatalf("setting %s in %s: %v", name, path, err)
