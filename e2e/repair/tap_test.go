@@ -3,7 +3,6 @@ package repair
 import (
 	"bytes"
 	"compress/gzip"
-	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"io"
@@ -15,8 +14,13 @@ import (
 	"strings"
 	"sync"
 
-	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	core "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/streaming"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	restwatch "k8s.io/client-go/rest/watch"
 	"k8s.io/client-go/tools/clientcmd"
 )
 
@@ -184,29 +188,20 @@ func (t *tap) sent() sent {
 	return all
 }
 
-// count reads a list, or the events of a watch one after the other, of which the last may be on its way.
+// count reads the events of a watch in protobuf, of which the last may be on its way.
 func (s *sent) count(l *rig, body []byte) {
 	l.Helper()
-	type named struct {
-		Metadata meta.ObjectMeta `json:"metadata"`
-	}
-	decoder := json.NewDecoder(bytes.NewReader(body))
+	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+	frames := info.StreamSerializer.NewFrameReader(io.NopCloser(bytes.NewReader(body)))
+	events := restwatch.NewDecoder(streaming.NewDecoder(frames, info.StreamSerializer.Serializer), scheme.Codecs.UniversalDeserializer())
 	for {
-		var value struct {
-			Items  []named `json:"items"`
-			Type   string  `json:"type"`
-			Object named   `json:"object"`
-		}
-		err := decoder.Decode(&value)
+		kind, object, err := events.Decode()
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			return
 		}
 		l.Must(err)
-		for _, item := range value.Items {
-			s.pods[item.Metadata.Name]++
-		}
-		if value.Type != "" && value.Type != "BOOKMARK" {
-			s.pods[value.Object.Metadata.Name]++
+		if pod, is := object.(*core.Pod); is && kind != watch.Bookmark {
+			s.pods[pod.Name]++
 		}
 	}
 }

@@ -371,7 +371,7 @@ func TestFollowTellsATroubleInTheWatch(t *testing.T) {
 			server := kubetest.NewServer(t)
 			server.Set(config("a"))
 			h := following(t, server, nil)
-			watched(t, server)
+			h.wants("mode=a") // the stream is read ahead of it
 			server.Tell(tell.kind, []byte(tell.object))
 			h.wants("mode=a", "trouble: "+string(tell.class), "well")
 			if got := len(lists(server)); got != 2 {
