@@ -112,6 +112,9 @@ func TestAListEnds(t *testing.T) {
 		"the same objects, new tokens":  func(n int) []byte { return page(pod, fmt.Sprint(n)) },
 		"no objects, new tokens":        func(n int) []byte { return page("", fmt.Sprint(n)) },
 		"no objects and the same token": func(int) []byte { return page("", "again") },
+		"new objects, new tokens": func(n int) []byte {
+			return page(strings.Replace(pod, `"a"`, fmt.Sprintf(`"a%d"`, n), 1), fmt.Sprint(n))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -123,6 +126,7 @@ func TestAListEnds(t *testing.T) {
 					requests++
 					return answers(http.StatusOK, answer(requests))(r)
 				}, Config{Kubeconfig: "/none"})
+				client.longest = 3
 				h := newHeard(t)
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 				defer cancel()

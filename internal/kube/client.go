@@ -63,6 +63,7 @@ type Client struct {
 
 	requests atomic.Int64
 	limit    int64 // of an answer, for tests
+	longest  int   // of a list, in objects, for tests
 
 	mu      sync.Mutex
 	current *endpoint

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -220,6 +221,9 @@ type reflector[O metav1.Object, T any] struct {
 const (
 	// pageSize is of the pages of a list that the API server does not answer from its watch cache.
 	pageSize = 500
+
+	// maxListed is how many objects a list may have: twice as many as a cluster can have pods.
+	maxListed = 300_000
 	// maxRetryAfter is for how long a server can make the watch wait.
 	maxRetryAfter = 5 * time.Minute
 )
@@ -330,8 +334,13 @@ func (f *reflector[O, T]) page(ctx context.Context, what *call) (*internalversio
 		f.listed[key] = true
 		return nil
 	})
-	if err == nil && page.Continue != "" && !fresh {
+	longest := cmp.Or(f.client.longest, maxListed)
+	switch {
+	case err != nil || page.Continue == "":
+	case !fresh:
 		err = fmt.Errorf("the list does not end: a page after %d objects has no new one", len(f.listed))
+	case len(f.listed) >= longest:
+		err = fmt.Errorf("the list does not end: it has more than %d objects", longest)
 	}
 	if err != nil {
 		return nil, undecodable(err)

@@ -357,34 +357,41 @@ func (l Line) text(chain string) string {
 }
 
 // Summary names the differences in one line for an error message: at most the given number of rules, then how many more.
+// Those that it does not name cost nothing: a pod can make very many.
 func (d Diff) Summary(most int) string {
 	var parts []string
-	for _, c := range d.Chains {
-		where := fmt.Sprintf("%s %s/%s", d.place(), c.Table, shown(c.Chain))
-		switch {
-		case c.Absent:
-			parts = append(parts, where+": chain missing")
-		case c.Stale:
-			parts = append(parts, where+": chain left over")
-		case c.Count != Count{}:
-			parts = append(parts, where+": "+c.Count.String())
-		default:
-			parts = append(parts, c.changes(where)...)
+	all := 0
+	add := func(part func() string) {
+		if all++; all <= most {
+			parts = append(parts, part())
 		}
 	}
-	if len(parts) > most {
-		parts = append(parts[:most:most], fmt.Sprintf("and %d more", len(parts)-most))
+	for _, c := range d.Chains {
+		where := func() string { return fmt.Sprintf("%s %s/%s", d.place(), c.Table, shown(c.Chain)) }
+		switch {
+		case c.Absent:
+			add(func() string { return where() + ": chain missing" })
+		case c.Stale:
+			add(func() string { return where() + ": chain left over" })
+		case c.Count != Count{}:
+			add(func() string { return where() + ": " + c.Count.String() })
+		default:
+			c.changes(where, add)
+		}
+	}
+	if all > most {
+		parts = append(parts, fmt.Sprintf("and %d more", all-most))
 	}
 	return strings.Join(parts, "; ")
 }
 
-func (c ChainDiff) changes(where string) []string {
+func (c ChainDiff) changes(where func() string, add func(func() string)) {
 	verbs := map[Op]string{Missing: "missing", Extra: "not wanted", Foreign: "foreign rule ahead of ours"}
-	var parts []string
 	for _, l := range c.Lines {
 		if verb, ok := verbs[l.Op]; ok {
-			parts = append(parts, fmt.Sprintf("%s: %s %s", where, verb, printable.Quote(l.Rule.line(c.Chain), maxLine)))
+			add(func() string {
+				return fmt.Sprintf("%s: %s %s", where(), verb, printable.Quote(l.Rule.line(c.Chain), maxLine))
+			})
 		}
 	}
-	return parts
 }

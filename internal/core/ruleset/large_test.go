@@ -187,3 +187,22 @@ func TestParseOfManyChains(t *testing.T) {
 		}
 	}
 }
+
+// TestSummaryCostsWhatItNames: a pod can make chains and rules by the ten thousand, of which a summary names five.
+func TestSummaryCostsWhatItNames(t *testing.T) {
+	const most = 64 << 10
+	d := ruleset.Diff{Family: ruleset.IPv4}
+	for i := range 20000 {
+		d.Chains = append(d.Chains, ruleset.ChainDiff{Table: "nat", Chain: fmt.Sprintf("OWN_%0230d", i), Stale: true}, ruleset.ChainDiff{
+			Table: "nat", Chain: "OWN_IN", Lines: []ruleset.Line{{Op: ruleset.Extra, Rule: ruleset.Rule{Spec: "-j RETURN"}}},
+		})
+	}
+	summary := ""
+	got := allocated(func() { summary = d.Summary(5) })
+	if got > 200*uint64(len(d.Chains)) || len(summary) > most {
+		t.Errorf("Summary allocates %d bytes for %d chains, and has %d", got, len(d.Chains), len(summary))
+	}
+	if !strings.HasSuffix(summary, "; and 39995 more") {
+		t.Errorf("Summary ends with %q", summary[max(0, len(summary)-40):])
+	}
+}

@@ -40,6 +40,7 @@ var budget = nfnetlink.Budget{Objects: mostObjects, Bytes: mostBytes} //nolint:g
 const (
 	mostObjects = 50_000
 	mostBytes   = 32 << 20
+	chainWeight = 5 // a chain that is read takes more memory than it has bytes
 )
 
 // families are those whose tables are read: iptables', and that of the native tables.

@@ -236,6 +236,7 @@ func (v *View) readFamily(ctx context.Context, f ruleset.Family, others bool) er
 	}
 	err := v.session.dump(ctx, unix.NFT_MSG_GETCHAIN, protocolFamily(f), nil, func(m nfnetlink.Message) error {
 		v.addChain(f, m.Attributes)
+		v.session.conn.Budget.Bytes -= (chainWeight - 1) * len(m.Attributes)
 		return nil
 	})
 	if err != nil {

@@ -39,6 +39,9 @@ func TestNamespacesThatHoldTooMuchAreNotInspected(t *testing.T) {
 		"60,000 chains": func(t *testing.T, p pod) {
 			nftablestest.Fill(t, string(p), unix.NFPROTO_IPV4, "mangle", "ISTIO_X", 60_000, 0)
 		},
+		"30,000 chains with long names": func(t *testing.T, p pod) {
+			nftablestest.Fill(t, string(p), unix.NFPROTO_INET, "istio-proxy-nat", strings.Repeat("x", 230), 30_000, 0)
+		},
 		"legacy rules": func(t *testing.T, p pod) { legacy(t, p, ruleset.IPv4, "THEIRS") },
 		"legacy rules of the mesh": func(t *testing.T, p pod) {
 			legacy(t, p, ruleset.IPv6, "ISTIO_OUTPUT")
