@@ -62,12 +62,10 @@ func set(tb testing.TB, withAgent bool, namespace string, describe func(*kubetes
 	addressed(tb, s.pod)
 	if withAgent {
 		s.agent = serveAgent(tb, s.node)
-		s.agent.knows(s.pod, describe)
+	}
+	s.describe(describe)
+	if withAgent {
 		s.agent.wake(tb, s)
-	} else {
-		pod := kubetest.Pod{Namespace: namespace, Name: "web", UID: s.pod.UID}
-		describe(&pod)
-		s.node.API.SetPod(pod)
 	}
 	more := chaintest.Stanza{"plugin_log_level": "info"}
 	maps.Copy(more, stanza)
@@ -76,6 +74,17 @@ func set(tb testing.TB, withAgent bool, namespace string, describe func(*kubetes
 		tb.Fatal(err)
 	}
 	return s
+}
+
+// describe tells the API server of the pod, and the agent's. On a busy machine the agent may not answer the plugin in time, which
+// then asks the API server.
+func (s stage) describe(describe func(*kubetest.Pod)) {
+	pod := kubetest.Pod{Namespace: s.pod.Namespace, Name: s.pod.Name, UID: s.pod.UID}
+	describe(&pod)
+	s.node.API.SetPod(pod)
+	if s.agent != nil {
+		s.agent.SetPod(pod)
+	}
 }
 
 // wake lets the agent connect to its API server, as it is on a node when a pod starts.

@@ -73,7 +73,7 @@ func TestTheHeaviestPod(t *testing.T) {
 						command   string
 						backwards bool
 					}{{"ADD", true}, {"ADD", true}, {"CHECK", true}, {"ADD", false}, {"CHECK", false}} {
-						s.agent.knows(s.pod, heaviest(mode, ipv6, step.backwards))
+						s.describe(heaviest(mode, ipv6, step.backwards))
 						r, stdout := s.node.Traced(step.command, s.pod, s.input)
 						t.Logf("%s, backwards %t: %d MB", step.command, step.backwards, r.Memory>>10)
 						if r.Status.ExitStatus() != 0 || r.Memory == 0 || r.Memory > mostMemory {
