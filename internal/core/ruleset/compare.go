@@ -308,17 +308,28 @@ func (d Diff) place() string {
 }
 
 // String prints every chain that differs: rules as wanted with two blanks before them, missing ones with "-" and their
-// reason, unwanted ones of ours with "+", foreign ones ahead of ours with "!". It is "" for an empty Diff.
+// reason, unwanted ones of ours with "+", foreign ones ahead of ours with "!". It is "" for an empty Diff, and ends with a
+// line that says so where it would be longer than maxText.
 func (d Diff) String() string {
 	var b strings.Builder
-	for _, c := range d.Chains {
+	for i, c := range d.Chains {
 		fmt.Fprintf(&b, "%s table %s chain %s%s\n", d.place(), c.Table, shown(c.Chain), c.note())
 		for _, l := range c.Lines {
+			if b.Len() > maxText {
+				break
+			}
 			b.WriteString(shown(l.text(c.Chain)) + "\n")
+		}
+		if b.Len() > maxText {
+			fmt.Fprintf(&b, "the rest is not shown: %d more chains differ\n", len(d.Chains)-1-i)
+			break
 		}
 	}
 	return b.String()
 }
+
+// maxText is about how many bytes of a difference are shown, far above those of the mesh's own rules.
+const maxText = 2 << 20
 
 // maxLine bounds a rule that is shown, far above those of the mesh.
 const maxLine = 4 << 10

@@ -206,3 +206,23 @@ func TestSummaryCostsWhatItNames(t *testing.T) {
 		t.Errorf("Summary ends with %q", summary[max(0, len(summary)-40):])
 	}
 }
+
+// TestADifferenceIsBounded: neither ten thousands of chains nor ten thousands of rules in one make an endless text.
+func TestADifferenceIsBounded(t *testing.T) {
+	const most = 3 << 20
+	extra := ruleset.Line{Op: ruleset.Extra, Rule: ruleset.Rule{Spec: "-m comment --comment " + strings.Repeat("x", 200) + " -j RETURN"}}
+	chains := ruleset.Diff{Family: ruleset.IPv4}
+	for i := range 40000 {
+		chains.Chains = append(chains.Chains, ruleset.ChainDiff{Table: "nat", Chain: fmt.Sprintf("OWN_%0230d", i), Stale: true})
+	}
+	rules := ruleset.Diff{Family: ruleset.IPv4, Chains: []ruleset.ChainDiff{
+		{Table: "nat", Chain: "OWN_IN", Lines: slices.Repeat([]ruleset.Line{extra}, 40000)}, {Table: "nat", Chain: "OWN_OUT", Absent: true},
+	}}
+	for name, d := range map[string]ruleset.Diff{"chains": chains, "rules": rules} {
+		text := d.String()
+		last := text[strings.LastIndex(strings.TrimSuffix(text, "\n"), "\n")+1:]
+		if len(text) > most || !strings.HasPrefix(last, "the rest is not shown: ") {
+			t.Errorf("%s: %d bytes that end with %q", name, len(text), last)
+		}
+	}
+}
