@@ -73,11 +73,11 @@ func TestNoObjectHidesAnother(t *testing.T) {
 		server := kubetest.NewServer(t)
 		server.ListsOnly()
 		for i := range 4 {
-			server.Set(heavy(t, fmt.Sprint("heavy-", i), 1<<20))
+			server.Set(heavy(t, fmt.Sprint("heavy-", i), 256<<10))
 		}
 		server.Set(small.JSON(t))
 		client := connected(t, server, nil).Client
-		client.limit = 2 << 20
+		client.limit = 512 << 10
 		h := followingPods(t, client)
 		h.wants("heavy-0", "heavy-1", "heavy-2", "heavy-3", "small", "synced")
 		watched(t, server)
@@ -92,9 +92,9 @@ func TestNoObjectHidesAnother(t *testing.T) {
 		t.Parallel()
 		server := kubetest.NewServer(t)
 		server.ListsOnly()
-		server.Set(heavy(t, "heavy", 3<<20))
+		server.Set(heavy(t, "heavy", 768<<10))
 		client := connected(t, server, nil).Client
-		client.limit = 2 << 20
+		client.limit = 512 << 10
 		h := followingPods(t, client)
 		until(t, "no further tries", func() bool { return len(server.Requests()) > 10 })
 		h.wants("trouble: " + string(TooLarge))

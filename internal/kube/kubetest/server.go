@@ -51,6 +51,7 @@ type Server struct {
 	history     []change
 	watches     map[*watch]struct{}
 	faults      []planned
+	healFrom    string
 	budgets     map[string]budget // by the path of a pod
 	requests    []string
 	connections int
@@ -244,6 +245,13 @@ func (s *Server) Heal() {
 	s.faults = nil
 }
 
+// HealFrom forgets all faults at the next request whose "METHOD /path?query" has a part, which is answered well.
+func (s *Server) HealFrom(part string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.healFrom = part
+}
+
 // SetRetryAfter sets the seconds that [TooMany] asks for; 1 at the beginning.
 func (s *Server) SetRetryAfter(seconds int) {
 	s.mu.Lock()
@@ -280,6 +288,9 @@ func (s *Server) object(path string) []byte {
 func (s *Server) next(request string, wanted func(Fault) bool) (Fault, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.healFrom != "" && strings.Contains(request, s.healFrom) {
+		s.faults, s.healFrom = nil, ""
+	}
 	s.faults = slices.DeleteFunc(s.faults, func(p planned) bool { return p.times <= 0 })
 	for i := range s.faults {
 		p := &s.faults[i]
