@@ -1,7 +1,7 @@
 # Compares what the benchmarks measured with what is aimed at. Reads the output of "go test -bench"; prints a line for each
 # target with the median of all runs. A missed one is said and is no failure: the machine may be busy.
 BEGIN {
-  target("BenchmarkCommand/VERSION", "x-empty-cpu", 3.5)
+  target("BenchmarkCommand/VERSION", "x-empty-cpu", 3)
   target("BenchmarkCommand/ADD/mesh-agent", "x-empty-cpu", 5)
   target("BenchmarkCommand/ADD/mesh-api", "x-empty-cpu", 8)
   target("BenchmarkHundredPods/agent", "p99@8/p50@1", 6)
