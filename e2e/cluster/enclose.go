@@ -117,8 +117,8 @@ func (p *pidOne) read() (outcome, error) {
 	return answer, nil
 }
 
-// tell gives an order and waits for the answer.
-func (p *pidOne) tell(o order) (outcome, error) {
+// send gives an order and waits for the answer.
+func (p *pidOne) send(o order) (outcome, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.orders.Encode(o); err != nil {
@@ -128,7 +128,7 @@ func (p *pidOne) tell(o order) (outcome, error) {
 }
 
 // end ends all of the namespaces and waits until nothing of them is left. The process has not been waited for, or it has
-// and its number is not used: Wait and this are told apart by ended.
+// and its number is not used: Wait and this are distinguished by ended.
 func (p *pidOne) end() error {
 	select {
 	case <-p.ended:

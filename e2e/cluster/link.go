@@ -86,7 +86,7 @@ func (c *Cluster) setAddresses(ctx context.Context) error {
 		// The kubernetes Service, without a proxy: the API server listens on all addresses.
 		{"ip", "addr", "add", serviceIP + "/32", "dev", "lo"},
 		{"sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"},
-		// Addresses that nobody has (RFC 5737) are refused at once, not after a while.
+		// Addresses that are not assigned (RFC 5737) are refused at once, not after a while.
 		{"ip", "route", "add", "unreachable", "192.0.2.0/24"},
 	}
 	if c.options.Families != IPv4 {

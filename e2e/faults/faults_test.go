@@ -18,20 +18,20 @@ const workers = 4
 
 // TestFaults is one node that lives through all of them, and is given back in the end.
 func TestFaults(t *testing.T) {
-	s, installed := newStory(t, "{}")
+	s, installed := newScenario(t, "{}")
 	for _, fault := range []struct {
 		name string
-		do   func(*story)
+		do   func(*scenario)
 	}{
-		{"the DaemonSet is updated", (*story).updated},
-		{"the agent is killed", (*story).agentKilled},
-		{"the agent's token is replaced", (*story).tokenReplaced},
-		{"the API server ends and comes back", (*story).apiServerEnds},
-		{"containerd is killed", (*story).containerdKilled},
-		{"the kubelet is killed", (*story).kubeletKilled},
+		{"the DaemonSet is updated", (*scenario).updated},
+		{"the agent is killed", (*scenario).agentKilled},
+		{"the agent's token is replaced", (*scenario).tokenReplaced},
+		{"the API server ends and comes back", (*scenario).apiServerEnds},
+		{"containerd is killed", (*scenario).containerdKilled},
+		{"the kubelet is killed", (*scenario).kubeletKilled},
 	} {
 		t.Run(fault.name, func(t *testing.T) {
-			part := &story{Lab: s.With(t)}
+			part := &scenario{Lab: s.With(t)}
 			fault.do(part)
 			part.UntilAgentReady()
 			part.steady(0)
@@ -39,7 +39,7 @@ func TestFaults(t *testing.T) {
 		})
 	}
 	t.Run("the node loses power", func(t *testing.T) {
-		part := &story{Lab: s.With(t)}
+		part := &scenario{Lab: s.With(t)}
 		part.powerLost()
 		part.steady(1)
 		part.others()
@@ -49,8 +49,8 @@ func TestFaults(t *testing.T) {
 	s.RemoveAll()
 }
 
-// updated: the DaemonSet is rolled out anew twice, then with other settings, while pods come and go.
-func (s *story) updated() {
+// updated: the DaemonSet is rolled out again twice, then with other settings, while pods come and go.
+func (s *scenario) updated() {
 	s.Helper()
 	churn := s.Churn(workers)
 	for range 2 {
@@ -64,7 +64,7 @@ func (s *story) updated() {
 }
 
 // agentKilled, over and over.
-func (s *story) agentKilled() {
+func (s *scenario) agentKilled() {
 	s.Helper()
 	churn := s.Churn(workers)
 	for range 3 {
@@ -79,7 +79,7 @@ func (s *story) agentKilled() {
 
 // tokenReplaced, as the kubelet does it, by one that the API server has given for the same pod. The agent stays ready, and what
 // the plugin is told follows.
-func (s *story) tokenReplaced() {
+func (s *scenario) tokenReplaced() {
 	s.Helper()
 	agent := s.Agent()
 	seconds := int64(3607)
@@ -106,7 +106,7 @@ new=..e2e$$; cp -a "$(readlink ..data)" "$new"; printf %s "$2" >"$new/token"; ln
 }
 
 // apiServerEnds: it is killed while sandboxes of pods are being made, and comes back later.
-func (s *story) apiServerEnds() {
+func (s *scenario) apiServerEnds() {
 	s.Helper()
 	churn := s.Churn(workers)
 	const pods = 8
@@ -134,11 +134,11 @@ func (s *story) apiServerEnds() {
 	churn.End(workers)
 }
 
-func (s *story) containerdKilled() { s.Helper(); s.killed(cluster.Containerd) }
-func (s *story) kubeletKilled()    { s.Helper(); s.killed(cluster.Kubelet) }
+func (s *scenario) containerdKilled() { s.Helper(); s.killed(cluster.Containerd) }
+func (s *scenario) kubeletKilled()    { s.Helper(); s.killed(cluster.Kubelet) }
 
 // killed kills one of those that make pods, and starts it again, twice.
-func (s *story) killed(server cluster.Server) {
+func (s *scenario) killed(server cluster.Server) {
 	s.Helper()
 	churn := s.ChurnWithRestarts(workers)
 	for range 2 {
@@ -154,7 +154,7 @@ func (s *story) killed(server cluster.Server) {
 
 // powerLost: everything in memory is gone, sockets and kubeconfig of the agent too; network configuration and program are on
 // disk. No pod of the mesh starts before it can be captured.
-func (s *story) powerLost() {
+func (s *scenario) powerLost() {
 	s.Helper()
 	for n := range 5 {
 		s.Pod(fmt.Sprintf("before-%d", n), lab.Injected())
@@ -199,7 +199,7 @@ func TestThePrimaryNetworkIsRewritten(t *testing.T) {
 		"the plugin is in its file": "{}", "the plugin is in a file of our own": "{chained: true, istioOwnedCNIConfig: true}",
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &story{Lab: lab.Node(t, cluster.Options{})}
+			s := &scenario{Lab: lab.Node(t, cluster.Options{})}
 			s.UntilNodeReady()
 			original := s.NetworkFile(cluster.PrimaryNetwork)
 			objects := s.Install(values)
@@ -237,7 +237,7 @@ func TestThePrimaryNetworkIsRewritten(t *testing.T) {
 }
 
 // rewrite writes the primary network's file every 200 ms until it is ended, which gives the number of times.
-func (s *story) rewrite(text string) (end func() int) {
+func (s *scenario) rewrite(text string) (end func() int) {
 	s.Helper()
 	stop, times := make(chan struct{}), make(chan int, 1)
 	go func() {

@@ -25,13 +25,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// story is a test and what it is told with.
-type story struct{ *lab.Lab }
+// scenario is a test and what it is told with.
+type scenario struct{ *lab.Lab }
 
-// newStory has a node with the agent and two pods that stay.
-func newStory(t *testing.T, values string) (s *story, installed lab.Objects) {
+// newScenario has a node with the agent and two pods that stay.
+func newScenario(t *testing.T, values string) (s *scenario, installed lab.Objects) {
 	t.Helper()
-	s = &story{Lab: lab.Node(t, cluster.Options{})}
+	s = &scenario{Lab: lab.Node(t, cluster.Options{})}
 	s.UntilNodeReady()
 	installed = s.Install(values)
 	s.Pod("steady", lab.Injected())
@@ -43,7 +43,7 @@ func newStory(t *testing.T, values string) (s *story, installed lab.Objects) {
 }
 
 // steady: the pods that stay are as they were; restarts are what a loss of power costs them.
-func (s *story) steady(restarts int32) {
+func (s *scenario) steady(restarts int32) {
 	s.Helper()
 	for name, want := range map[string]lab.Flow{"steady": lab.Redirected, "steady-plain": lab.Untouched} {
 		pod := s.Get(lab.App, name)
@@ -66,7 +66,7 @@ func (s *story) steady(restarts int32) {
 }
 
 // others: the plugin has failed no pod outside of the mesh.
-func (s *story) others() {
+func (s *scenario) others() {
 	s.Helper()
 	events, err := s.Client().CoreV1().Events(lab.App).List(s.Context(), meta.ListOptions{FieldSelector: "reason=FailedCreatePodSandBox"})
 	s.Must(err)
@@ -83,13 +83,13 @@ func (s *story) others() {
 	s.Step("%d pods of the mesh, and none outside, were refused for a while, since the test began", len(pods))
 }
 
-// plain tells whether a pod of these tests is outside of the mesh, by its name.
+// plain reports whether a pod of these tests is outside of the mesh, by its name.
 func plain(name string) bool {
 	return strings.HasSuffix(name, "-plain")
 }
 
 // restartAgents is what "kubectl rollout restart" does.
-func (s *story) restartAgents() {
+func (s *scenario) restartAgents() {
 	s.Helper()
 	set := s.DaemonSet(s.Context())
 	set.Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"] = time.Now().Format(time.RFC3339Nano)

@@ -168,7 +168,7 @@ func (l *Lab) DaemonSet(ctx context.Context) *apps.DaemonSet {
 	return set
 }
 
-// RolledOut tells whether all pods of the agent are of its last generation.
+// RolledOut reports whether all pods of the agent are of its last generation.
 func (l *Lab) RolledOut() bool {
 	l.Helper()
 	set := l.DaemonSet(l.Context())

@@ -6,7 +6,7 @@
 //   - Node is a node of the test's own. When the test fails, the logs of all servers and containers, the objects, the network's
 //     configuration, what the agent has written, and the rules of each network namespace are in a directory of its name.
 //   - Step says what is done, and when, in the log of the test.
-//   - A mesh pod's proxy passes on what it is given and says so in the answer: what came by it is told apart from what did
+//   - A mesh pod's proxy passes on what it is given and says so in the answer: what came by it is distinguished from what did
 //     not, in both directions. See command box.
 //   - Until waits long, as machines are slow at times, and fails with what it waited for. Nothing waits without end.
 //
@@ -98,7 +98,7 @@ func (l *Lab) Step(format string, args ...any) {
 	l.Logf("%6.1f s  "+format, append([]any{time.Since(l.began).Seconds()}, args...)...)
 }
 
-// NodeIs tells whether the node is ready.
+// NodeIs reports whether the node is ready.
 func (l *Lab) NodeIs(status core.ConditionStatus) bool {
 	l.Helper()
 	found, err := l.client.CoreV1().Nodes().Get(l.Context(), cluster.NodeName, meta.GetOptions{})

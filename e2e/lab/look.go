@@ -27,14 +27,14 @@ func (l *Lab) Get(namespace, name string) *core.Pod {
 	return pod
 }
 
-// Ready tells whether a pod is there and ready.
+// Ready reports whether a pod is there and ready.
 func Ready(pod *core.Pod) bool {
 	return pod != nil && slices.ContainsFunc(pod.Status.Conditions, func(c core.PodCondition) bool {
 		return c.Type == core.PodReady && c.Status == core.ConditionTrue
 	})
 }
 
-// IsReady tells whether a pod of an application is there and ready.
+// IsReady reports whether a pod of an application is there and ready.
 func (l *Lab) IsReady(name string) bool { l.Helper(); return Ready(l.Get(App, name)) }
 
 // UntilReady waits for pods of applications.
@@ -45,7 +45,7 @@ func (l *Lab) UntilReady(names ...string) {
 	}
 }
 
-// ValidationFailed tells whether the validation of a pod has ended because traffic is not redirected, now or before.
+// ValidationFailed reports whether the validation of a pod has ended because traffic is not redirected, now or before.
 func ValidationFailed(pod *core.Pod) bool {
 	return pod != nil && slices.ContainsFunc(pod.Status.InitContainerStatuses, func(s core.ContainerStatus) bool {
 		is := func(s core.ContainerState) bool { return s.Terminated != nil && s.Terminated.ExitCode == 126 }
@@ -64,7 +64,7 @@ func Restarts(pod *core.Pod) (n int32) {
 	return n
 }
 
-// Event tells whether there is one on a pod with this reason and these words.
+// Event reports whether there is one on a pod with this reason and these words.
 func (l *Lab) Event(name, reason, words string) bool {
 	l.Helper()
 	events, err := l.client.CoreV1().Events(App).List(l.Context(), meta.ListOptions{})
@@ -153,7 +153,7 @@ func (l *Lab) From(name, url string) (string, bool) {
 	}
 }
 
-// nowhere are addresses that nobody has (RFC 5737, RFC 3849).
+// nowhere are addresses that are not assigned (RFC 5737, RFC 3849).
 const (
 	nowhere4 = "http://192.0.2.1:9999"
 	nowhere6 = "http://[2001:db8::1]:9999"
@@ -168,7 +168,7 @@ var (
 	Untouched  = Flow{}
 )
 
-// Flow asks a pod from the node, and has it ask for an address that nobody has, in the family of its first address unless
+// Flow asks a pod from the node, and has it ask for an address that are not assigned, in the family of its first address unless
 // one is given. An answer has to come in where In is false, too.
 func (l *Lab) Flow(name, family string) Flow {
 	l.Helper()

@@ -10,7 +10,7 @@ import (
 
 // TestDualStack: where the proxy says so both families are redirected. Else it is that of the pod's first address.
 func TestDualStack(t *testing.T) {
-	s := newStory(t, cluster.Options{Families: cluster.DualStack})
+	s := newScenario(t, cluster.Options{Families: cluster.DualStack})
 	s.UntilNodeReady()
 	s.Install("{}")
 	both := lab.ProxyEnv("ISTIO_DUAL_STACK", "true")
@@ -43,7 +43,7 @@ func TestDualStack(t *testing.T) {
 }
 
 // toEachOther: the application of one pod reaches that of the other by both proxies.
-func (s *story) toEachOther(from, to, family string) {
+func (s *scenario) toEachOther(from, to, family string) {
 	s.Helper()
 	text, answered := s.From(from, s.URL(to, family, lab.AppPort))
 	if !answered || !strings.Contains(text, "via outbound "+from+", inbound "+to) || !strings.Contains(text, "hello from "+to) {
@@ -54,7 +54,7 @@ func (s *story) toEachOther(from, to, family string) {
 
 // TestIPv6: a cluster that has nothing else, for pods, the node and the API server's address in the cluster.
 func TestIPv6(t *testing.T) {
-	s := newStory(t, cluster.Options{Families: cluster.IPv6})
+	s := newScenario(t, cluster.Options{Families: cluster.IPv6})
 	s.UntilNodeReady()
 	s.Pod("early", lab.Injected())
 	s.Until("the validation of a pod to fail", func() bool { return s.Failed("early") })

@@ -13,7 +13,7 @@ import (
 )
 
 // kind is a kind of pod, and which of its traffic has to go by its proxy. The application is asked at lab.AppPort, and asks at
-// port 9999 of an address that nobody has.
+// port 9999 of an address that are not assigned.
 type kind struct {
 	name string
 	pod  core.PodTemplateSpec
@@ -62,7 +62,7 @@ func kinds() []kind {
 
 // TestKindsOfPods is a pod of each kind, all at once, and a job, on a node with the agent.
 func TestKindsOfPods(t *testing.T) {
-	s := newStory(t, cluster.Options{})
+	s := newScenario(t, cluster.Options{})
 	s.UntilNodeReady()
 	objects := s.Install("{}")
 	s.Step("the agent is ready")
@@ -75,19 +75,19 @@ func TestKindsOfPods(t *testing.T) {
 	}
 	s.Pod("invalid", annotated("sidecar.istio.io/interceptionMode", "tproxy"))
 	for _, k := range all {
-		s.part(k.name, func(s *story) { s.kind(k) })
+		s.part(k.name, func(s *scenario) { s.kind(k) })
 	}
-	s.part("a virtual machine's traffic goes out by the proxy", (*story).virtualMachine)
-	s.part("names are asked of the proxy", (*story).names)
-	s.part("a setting that is not valid keeps the pod from starting", (*story).invalid)
-	s.part("a job", (*story).completes)
+	s.part("a virtual machine's traffic goes out by the proxy", (*scenario).virtualMachine)
+	s.part("names are asked of the proxy", (*scenario).names)
+	s.part("a setting that is not valid keeps the pod from starting", (*scenario).invalid)
+	s.part("a job", (*scenario).completes)
 	s.Step("the agent is removed, with %d pods running, and then they are", len(all))
 	s.Uninstall(objects)
 	s.RemoveAll()
 }
 
 // kind checks a pod's traffic, and that it was as it has to be from the beginning.
-func (s *story) kind(k kind) {
+func (s *scenario) kind(k kind) {
 	s.Helper()
 	s.UntilReady(k.name)
 	if n := lab.Restarts(s.Get(lab.App, k.name)); n != 0 {
@@ -108,7 +108,7 @@ func (s *story) kind(k kind) {
 
 // virtualMachine: what comes from an interface of a virtual machine is taken as what goes out, and passed on to the application,
 // which is where it was going.
-func (s *story) virtualMachine() {
+func (s *scenario) virtualMachine() {
 	s.Helper()
 	for _, name := range []string{"vm", "vm-of-old"} {
 		text, answered := s.From("", s.URL(name, "", lab.AppPort))
@@ -119,7 +119,7 @@ func (s *story) virtualMachine() {
 }
 
 // names: questions for names reach the proxy where that is asked for, by UDP and by TCP, and nowhere else.
-func (s *story) names() {
+func (s *scenario) names() {
 	s.Helper()
 	ask := func(pod string) string {
 		text, _ := s.Inside(lab.App, pod, "app", "/box", "lookup", "example.com")
@@ -134,7 +134,7 @@ func (s *story) names() {
 }
 
 // invalid: the event on the pod names annotation and value, and the pod can be deleted.
-func (s *story) invalid() {
+func (s *scenario) invalid() {
 	s.Helper()
 	s.Until("an event on the pod", func() bool { return s.Event("invalid", "FailedCreatePodSandBox", "sidecar.istio.io/interceptionMode") })
 	if !s.Event("invalid", "FailedCreatePodSandBox", "tproxy") {
@@ -147,7 +147,7 @@ func (s *story) invalid() {
 }
 
 // completes: a job with a native sidecar asks another pod, by both proxies, and is done.
-func (s *story) completes() {
+func (s *scenario) completes() {
 	s.Helper()
 	template := lab.Injected(lab.Native, lab.Once)
 	template.Spec.Containers[0].Args = []string{"get", s.URL("classic", "", lab.AppPort)}

@@ -4,7 +4,7 @@
 // The proxy is a stand-in for Envoy that passes HTTP on and signs it: a signature in an answer is the proof that the traffic was
 // redirected, and one that is missing that it was not.
 //
-// Start reading at TestANewNode, the story of a node from its first pods to the end of the agent. The other tests are about
+// Start reading at TestANewNode, the scenario of a node from its first pods to the end of the agent. The other tests are about
 // kinds of pods (kind_test.go), families (family_test.go), primary networks (primary_test.go) and modes of repair
 // (race_test.go), each on a node of its own.
 package mesh
@@ -17,18 +17,18 @@ import (
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// story is a test and what it is told with.
-type story struct{ *lab.Lab }
+// scenario is a test and what it is told with.
+type scenario struct{ *lab.Lab }
 
-func newStory(t *testing.T, o cluster.Options) *story {
+func newScenario(t *testing.T, o cluster.Options) *scenario {
 	t.Helper()
-	return &story{Lab: lab.Node(t, o)}
+	return &scenario{Lab: lab.Node(t, o)}
 }
 
 // part tells a part of it as a test of its own.
-func (s *story) part(name string, tell func(*story)) {
+func (s *scenario) part(name string, run func(*scenario)) {
 	s.Helper()
-	s.Run(name, func(t *testing.T) { t.Helper(); tell(&story{Lab: s.With(t)}) })
+	s.Run(name, func(t *testing.T) { t.Helper(); run(&scenario{Lab: s.With(t)}) })
 }
 
 func TestMain(m *testing.M) {

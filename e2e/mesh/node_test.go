@@ -18,7 +18,7 @@ import (
 
 // TestANewNode is pods that were there before the agent, the agent from the manifest, pods that come after it, and its end.
 func TestANewNode(t *testing.T) {
-	s := newStory(t, cluster.Options{})
+	s := newScenario(t, cluster.Options{})
 	s.UntilNodeReady()
 	before := s.NetworkFile(cluster.PrimaryNetwork)
 	s.Step("pods of the mesh start on a node without the plugin")
@@ -35,13 +35,13 @@ func TestANewNode(t *testing.T) {
 	s.Apply(objects)
 	s.UntilAgentReady()
 	s.Step("the agent is ready")
-	s.part("repaired in place", (*story).repaired)
-	s.part("failed for good", (*story).failedForGood)
-	s.part("deleted by hand", (*story).deletedByHand)
-	s.part("captured", (*story).captured)
-	s.part("outside of the mesh", (*story).outside)
-	s.part("another pod of the name", (*story).replaced)
-	s.part("another broken pod of the name", func(s *story) { s.replacedAndBroken(before) })
+	s.part("repaired in place", (*scenario).repaired)
+	s.part("failed for good", (*scenario).failedForGood)
+	s.part("deleted by hand", (*scenario).deletedByHand)
+	s.part("captured", (*scenario).captured)
+	s.part("outside of the mesh", (*scenario).outside)
+	s.part("another pod of the name", (*scenario).replaced)
+	s.part("another broken pod of the name", func(s *scenario) { s.replacedAndBroken(before) })
 	if text := s.NetworkFile(cluster.PrimaryNetwork); text == before {
 		t.Errorf("the agent is ready, and the network's configuration is as before: %s", text)
 	}
@@ -64,7 +64,7 @@ func TestANewNode(t *testing.T) {
 }
 
 // repaired: pods of before the agent come to be ready as the pods that they are, and their traffic is the proxy's.
-func (s *story) repaired() {
+func (s *scenario) repaired() {
 	s.Helper()
 	names := []string{"early", "set-0"}
 	uids := map[string]types.UID{}
@@ -83,7 +83,7 @@ func (s *story) repaired() {
 }
 
 // failedForGood: a pod that is not restarted cannot be helped in place, and mode repair does no more than say so.
-func (s *story) failedForGood() {
+func (s *scenario) failedForGood() {
 	s.Helper()
 	name := s.jobPod()
 	s.Until("an event of the job's pod", func() bool { return s.Event(name, "BrokenPod", "cannot be redirected in place any more") })
@@ -93,7 +93,7 @@ func (s *story) failedForGood() {
 }
 
 // deletedByHand: "istio-cni repair" on the node, beside the agent, deletes what cannot be helped in place and nothing else.
-func (s *story) deletedByHand() {
+func (s *scenario) deletedByHand() {
 	s.Helper()
 	name := s.jobPod()
 	uid := s.Get(lab.App, name).UID
@@ -111,7 +111,7 @@ func (s *story) deletedByHand() {
 }
 
 // captured: a pod that comes after the agent is redirected from the beginning, by the plugin.
-func (s *story) captured() {
+func (s *scenario) captured() {
 	s.Helper()
 	s.Pod("late", lab.Injected())
 	s.UntilReady("late")
@@ -135,7 +135,7 @@ func (s *story) captured() {
 }
 
 // outside: the plugin and repair leave a pod alone that is not in the mesh, and ask nobody about it.
-func (s *story) outside() {
+func (s *scenario) outside() {
 	s.Helper()
 	s.Pod("plain", lab.Plain())
 	s.Pod("host", lab.Injected(lab.HostNetwork, func(template *core.PodTemplateSpec) {
@@ -172,14 +172,14 @@ func (s *story) outside() {
 }
 
 // replaced: a pod that was repaired makes way for another one of its name.
-func (s *story) replaced() {
+func (s *scenario) replaced() {
 	s.Helper()
 	s.another(func(pod *core.Pod) bool { return lab.Ready(pod) })
 	s.Flows("set-0")
 }
 
 // another deletes the pod of the stateful set and waits for the next.
-func (s *story) another(as func(*core.Pod) bool) {
+func (s *scenario) another(as func(*core.Pod) bool) {
 	s.Helper()
 	uid := s.Get(lab.App, "set-0").UID
 	s.Must(s.Client().CoreV1().Pods(lab.App).Delete(s.Context(), "set-0", meta.DeleteOptions{}))
@@ -190,8 +190,8 @@ func (s *story) another(as func(*core.Pod) bool) {
 }
 
 // replacedAndBroken, W-8: one of the same name is broken once more, as the agent hung when somebody wrote the network's
-// configuration anew. It is repaired as the one before it was.
-func (s *story) replacedAndBroken(conflist string) {
+// configuration again. It is repaired as the one before it was.
+func (s *scenario) replacedAndBroken(conflist string) {
 	s.Helper()
 	s.Signal(s.Agent(), "SIGSTOP")
 	s.Must(s.PutNetwork(cluster.PrimaryNetwork, []byte(conflist)))
@@ -218,7 +218,7 @@ func (s *story) replacedAndBroken(conflist string) {
 }
 
 // statefulSet makes one with a pod NAME-0.
-func (s *story) statefulSet(name string) {
+func (s *scenario) statefulSet(name string) {
 	s.Helper()
 	labels := map[string]string{"app": name}
 	template := lab.Injected()
@@ -232,7 +232,7 @@ func (s *story) statefulSet(name string) {
 }
 
 // job makes one of that name whose pod is tried once.
-func (s *story) job() {
+func (s *scenario) job() {
 	s.Helper()
 	once := int32(0)
 	_, err := s.Client().BatchV1().Jobs(lab.App).Create(s.Context(), &batch.Job{
@@ -242,7 +242,7 @@ func (s *story) job() {
 }
 
 // jobPod gives the name of the job's pod, "" as long as there is none.
-func (s *story) jobPod() string {
+func (s *scenario) jobPod() string {
 	s.Helper()
 	pods, err := s.Client().CoreV1().Pods(lab.App).List(s.Context(), meta.ListOptions{LabelSelector: "batch.kubernetes.io/job-name=job"})
 	s.Must(err)

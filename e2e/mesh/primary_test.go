@@ -23,7 +23,7 @@ type primary struct {
 	networks map[string]string
 	values   string
 	// before is done on the node before it has pods.
-	before func(*story)
+	before func(*scenario)
 	// ours are the files in the network's directory with the agent; those of before are there again after it.
 	ours []string
 }
@@ -40,13 +40,13 @@ func primaries() []primary {
 			networks: merged(conflist, map[string]string{"87-podman.conflist": `{"cniVersion": "0.4.0", "name": "podman", "plugins": [{"type": "loopback"}]}`}),
 		},
 		{
-			name: "delegates of flannel", values: "{}", before: (*story).flannel, ours: []string{"10-flannel.conflist"},
+			name: "delegates of flannel", values: "{}", before: (*scenario).flannel, ours: []string{"10-flannel.conflist"},
 			networks: map[string]string{"10-flannel.conflist": `{"name": "cbr0", "cniVersion": "0.3.1", "plugins": [
   {"type": "flannel", "dataDir": "/run/cni-flannel", "delegate": {"hairpinMode": true, "isDefaultGateway": true, "ipMasq": true}},
   {"type": "portmap", "capabilities": {"portMappings": true}}]}`},
 		},
 		{
-			name: "a single plugin that delegates", values: "{}", before: (*story).flannel,
+			name: "a single plugin that delegates", values: "{}", before: (*scenario).flannel,
 			ours: []string{"10-flannel.conf.istio-cni-saved", "10-flannel.conflist"},
 			networks: map[string]string{"10-flannel.conf": `{"name": "cbr0", "cniVersion": "0.3.1", "type": "flannel",
   "dataDir": "/run/cni-flannel", "delegate": {"isDefaultGateway": true, "ipMasq": true}}`},
@@ -78,7 +78,7 @@ func merged(a, b map[string]string) map[string]string {
 func TestPrimaryNetworks(t *testing.T) {
 	for _, p := range primaries() {
 		t.Run(p.name, func(t *testing.T) {
-			s := newStory(t, cluster.Options{Networks: p.networks})
+			s := newScenario(t, cluster.Options{Networks: p.networks})
 			if p.before != nil {
 				p.before(s)
 			}
@@ -107,7 +107,7 @@ func TestPrimaryNetworks(t *testing.T) {
 }
 
 // capturedAndNot: a pod of the mesh is redirected from the beginning, another pod is not.
-func (s *story) capturedAndNot() {
+func (s *scenario) capturedAndNot() {
 	s.Helper()
 	s.Pod("captured", lab.Injected())
 	s.Pod("plain", lab.Plain())
@@ -123,7 +123,7 @@ func (s *story) capturedAndNot() {
 }
 
 // flannel installs the plugin of that name, and what its daemon would have written for this node.
-func (s *story) flannel() {
+func (s *scenario) flannel() {
 	s.Helper()
 	s.Plugin("flannel", s.Flannel)
 	s.OnNode("sh", "-c", `mkdir -p /run/flannel && printf 'FLANNEL_NETWORK=10.88.0.0/16\nFLANNEL_SUBNET=10.88.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n' >/run/flannel/subnet.env`)
@@ -138,7 +138,7 @@ func TestNoNetworkYet(t *testing.T) {
 			name, values = "agent on the node's network", "{hostNetwork: true, healthPort: 18000, monitoringPort: 25014}"
 		}
 		t.Run(name, func(t *testing.T) {
-			s := newStory(t, cluster.Options{Networks: map[string]string{}})
+			s := newScenario(t, cluster.Options{Networks: map[string]string{}})
 			s.Until("the node to be there", func() bool { return s.NodeIs(core.ConditionFalse) })
 			s.Apply(s.Chart(values))
 			s.Pod("first", lab.Injected())
@@ -170,7 +170,7 @@ func TestNoNetworkYet(t *testing.T) {
 
 // TestTheConfigurationOfTheEarliestDocuments: a template of the plugin's configuration in a ConfigMap, without the chart.
 func TestTheConfigurationOfTheEarliestDocuments(t *testing.T) {
-	s := newStory(t, cluster.Options{})
+	s := newScenario(t, cluster.Options{})
 	s.UntilNodeReady()
 	text, err := os.ReadFile("../../manifests/examples/network-config.yaml")
 	s.Must(err)

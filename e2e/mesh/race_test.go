@@ -14,7 +14,7 @@ import (
 
 // TestRepairByDeletion: pods that started before the agent are deleted by it, and those that come in their place are captured.
 func TestRepairByDeletion(t *testing.T) {
-	s := newStory(t, cluster.Options{})
+	s := newScenario(t, cluster.Options{})
 	s.UntilNodeReady()
 	s.deployment("web", 3)
 	s.Pod("plain", lab.Plain())
@@ -58,7 +58,7 @@ func TestRepairByDeletion(t *testing.T) {
 
 // TestRepairByLabel: a pod that started before the agent gets a label, and nothing else happens to it.
 func TestRepairByLabel(t *testing.T) {
-	s := newStory(t, cluster.Options{})
+	s := newScenario(t, cluster.Options{})
 	s.UntilNodeReady()
 	s.Pod("early", lab.Injected())
 	s.Until("the pod to fail", func() bool { return s.Failed("early") })
@@ -81,7 +81,7 @@ func TestRepairByLabel(t *testing.T) {
 // TestTheTaintControllerPreventsTheRace: a node registers with the taint; a pod of the mesh is not on it before the agent is
 // ready, and needs no repair.
 func TestTheTaintControllerPreventsTheRace(t *testing.T) {
-	s := newStory(t, cluster.Options{RegisterWithTaints: []core.Taint{
+	s := newScenario(t, cluster.Options{RegisterWithTaints: []core.Taint{
 		{Key: "cni.istio.io/not-ready", Value: "true", Effect: core.TaintEffectNoSchedule},
 	}})
 	s.UntilNodeReady()
@@ -107,7 +107,7 @@ func TestTheTaintControllerPreventsTheRace(t *testing.T) {
 }
 
 // deployment makes one of pods of the mesh.
-func (s *story) deployment(name string, replicas int32) {
+func (s *scenario) deployment(name string, replicas int32) {
 	s.Helper()
 	labels := map[string]string{"app": name}
 	template := lab.Injected()
@@ -120,7 +120,7 @@ func (s *story) deployment(name string, replicas int32) {
 }
 
 // all are the pods of applications with these labels.
-func (s *story) all(selector string) []core.Pod {
+func (s *scenario) all(selector string) []core.Pod {
 	s.Helper()
 	pods, err := s.Client().CoreV1().Pods(lab.App).List(s.Context(), meta.ListOptions{LabelSelector: selector})
 	s.Must(err)
@@ -128,7 +128,7 @@ func (s *story) all(selector string) []core.Pod {
 }
 
 // failed are those whose validation has failed.
-func (s *story) failed() (failed []core.Pod) {
+func (s *scenario) failed() (failed []core.Pod) {
 	s.Helper()
 	for _, pod := range s.all("") {
 		if lab.ValidationFailed(&pod) {

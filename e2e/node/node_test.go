@@ -52,16 +52,16 @@ func start(ctx context.Context, place string, found artifacts.Artifacts) (*clust
 	})
 }
 
-// rig is what a test has.
-type rig struct {
+// fixture is what a test has.
+type fixture struct {
 	lab.Test
 	client    kubernetes.Interface
 	namespace string
 }
 
-func newRig(t *testing.T, namespace string) *rig {
+func newRig(t *testing.T, namespace string) *fixture {
 	t.Helper()
-	l := &rig{Test: lab.Test{T: t}, client: shared.Client(), namespace: namespace}
+	l := &fixture{Test: lab.Test{T: t}, client: shared.Client(), namespace: namespace}
 	l.Explain = l.state
 	object := &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: namespace}}
 	_, err := l.client.CoreV1().Namespaces().Create(t.Context(), object, meta.CreateOptions{})
@@ -81,7 +81,7 @@ func newRig(t *testing.T, namespace string) *rig {
 }
 
 // state logs what explains a pod that does not start.
-func (l *rig) state() {
+func (l *fixture) state() {
 	l.Helper()
 	events, err := l.client.CoreV1().Events("").List(l.Context(), meta.ListOptions{})
 	if err != nil {
@@ -99,7 +99,7 @@ func container(name, image string, args ...string) core.Container {
 }
 
 // pod makes one.
-func (l *rig) pod(name string, tolerations []core.Toleration, containers ...core.Container) {
+func (l *fixture) pod(name string, tolerations []core.Toleration, containers ...core.Container) {
 	l.Helper()
 	grace := int64(1)
 	pod := &core.Pod{
@@ -111,7 +111,7 @@ func (l *rig) pod(name string, tolerations []core.Toleration, containers ...core
 	l.Must(err)
 }
 
-func (l *rig) get(name string) *core.Pod {
+func (l *fixture) get(name string) *core.Pod {
 	l.Helper()
 	pod, err := l.client.CoreV1().Pods(l.namespace).Get(l.Context(), name, meta.GetOptions{})
 	l.Must(err)
@@ -124,7 +124,7 @@ func ready(pod *core.Pod) bool {
 	})
 }
 
-func (l *rig) logs(name, container string) string {
+func (l *fixture) logs(name, container string) string {
 	l.Helper()
 	stream, err := l.client.CoreV1().Pods(l.namespace).GetLogs(name, &core.PodLogOptions{Container: container}).Stream(l.Context())
 	l.Must(err)
@@ -134,7 +134,7 @@ func (l *rig) logs(name, container string) string {
 	return string(text)
 }
 
-func (l *rig) node() *core.Node {
+func (l *fixture) node() *core.Node {
 	l.Helper()
 	node, err := l.client.CoreV1().Nodes().Get(l.Context(), cluster.NodeName, meta.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -147,7 +147,7 @@ func (l *rig) node() *core.Node {
 func anyTaint() []core.Toleration { return []core.Toleration{{Operator: core.TolerationOpExists}} }
 
 // links are the interfaces of the node's own namespace.
-func (l *rig) links() string {
+func (l *fixture) links() string {
 	l.Helper()
 	text, err := shared.Command(l.Context(), "ip", "-oneline", "link").CombinedOutput()
 	l.Must(err)

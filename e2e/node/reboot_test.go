@@ -55,7 +55,7 @@ func TestARebootOfTheNode(t *testing.T) {
 	l.Until("the application", func() bool { return ready(l.get("application")) })
 }
 
-func (l *rig) setFlag(on bool) {
+func (l *fixture) setFlag(on bool) {
 	l.Helper()
 	path := shared.NodeFile(flag)
 	if on {
@@ -66,7 +66,7 @@ func (l *rig) setFlag(on bool) {
 }
 
 // deployFlaggedAgent makes an agent that is ready when the flag is there.
-func (l *rig) deployFlaggedAgent() {
+func (l *fixture) deployFlaggedAgent() {
 	l.Helper()
 	c := container("agent", lab.BoxImage)
 	c.VolumeMounts = []core.VolumeMount{{Name: "log", MountPath: "/log"}}

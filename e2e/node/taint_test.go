@@ -56,7 +56,7 @@ func TestTheTaintKeepsPodsAwayUntilTheAgentIsReady(t *testing.T) {
 }
 
 // put is the taint as the kubelet put it: another test may have been here.
-func (l *rig) put() {
+func (l *fixture) put() {
 	l.Helper()
 	l.Until("the node", func() bool { return l.node().Name != "" })
 	if l.startupTaint() {
@@ -67,13 +67,13 @@ func (l *rig) put() {
 	l.Must(err)
 }
 
-func (l *rig) startupTaint() bool {
+func (l *fixture) startupTaint() bool {
 	l.Helper()
 	return slices.ContainsFunc(l.node().Spec.Taints, func(t core.Taint) bool { return t.Key == startupKey })
 }
 
-// isReady tells whether there is a pod and all are ready.
-func (l *rig) isReady(selector string) bool {
+// isReady reports whether there is a pod and all are ready.
+func (l *fixture) isReady(selector string) bool {
 	l.Helper()
 	pods, err := l.client.CoreV1().Pods(l.namespace).List(l.Context(), meta.ListOptions{LabelSelector: selector})
 	l.Must(err)
@@ -81,7 +81,7 @@ func (l *rig) isReady(selector string) bool {
 }
 
 // grant makes the controller's account and gives it its rights, as the chart does.
-func (l *rig) grant(of rights.Taint) {
+func (l *fixture) grant(of rights.Taint) {
 	l.Helper()
 	ctx := l.Context()
 	account := &core.ServiceAccount{ObjectMeta: meta.ObjectMeta{Name: "istio-cni-taint"}}
@@ -116,7 +116,7 @@ func (l *rig) grant(of rights.Taint) {
 }
 
 // deployController makes two replicas of the controller that may do nothing on the node.
-func (l *rig) deployController() {
+func (l *fixture) deployController() {
 	l.Helper()
 	replicas, yes, no, user, grace := int32(2), true, false, int64(65532), int64(5)
 	c := container("taint", lab.Image, "istio-cni-taint")
@@ -142,7 +142,7 @@ func (l *rig) deployController() {
 }
 
 // deployAgent makes what stands for the agent: the controller knows it by its label only.
-func (l *rig) deployAgent() {
+func (l *fixture) deployAgent() {
 	l.Helper()
 	agent := daemonSet("istio-cni-node", map[string]string{"k8s-app": "istio-cni-node"}, container("agent", lab.BoxImage))
 	_, err := l.client.AppsV1().DaemonSets(l.namespace).Create(l.Context(), agent, meta.CreateOptions{})

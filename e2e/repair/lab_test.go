@@ -21,8 +21,8 @@ import (
 // account is the name of the program's service account.
 const account = "istio-cni-repair"
 
-// rig is what a test has.
-type rig struct {
+// fixture is what a test has.
+type fixture struct {
 	lab.Test
 	client kubernetes.Interface
 	// mesh is the namespace of the program, app one of pods, other another one.
@@ -32,10 +32,10 @@ type rig struct {
 var labs atomic.Int64
 
 // newRig has namespaces of its own and no pods.
-func newRig(t *testing.T) *rig {
+func newRig(t *testing.T) *fixture {
 	t.Helper()
 	n := labs.Add(1)
-	l := &rig{Test: lab.Test{T: t}, client: shared.Client(), mesh: fmt.Sprintf("mesh-%d", n), app: fmt.Sprintf("app-%d", n), other: fmt.Sprintf("other-%d", n)}
+	l := &fixture{Test: lab.Test{T: t}, client: shared.Client(), mesh: fmt.Sprintf("mesh-%d", n), app: fmt.Sprintf("app-%d", n), other: fmt.Sprintf("other-%d", n)}
 	l.Must(shared.Namespace(t.Context(), l.mesh, account))
 	l.Must(shared.Namespace(t.Context(), l.app))
 	l.Must(shared.Namespace(t.Context(), l.other))
@@ -45,7 +45,7 @@ func newRig(t *testing.T) *rig {
 }
 
 // clear removes the pods, those that are being deleted too.
-func (l *rig) clear(ctx context.Context) {
+func (l *fixture) clear(ctx context.Context) {
 	l.Helper()
 	now := int64(0)
 	for _, namespace := range []string{l.app, l.other} {
@@ -74,7 +74,7 @@ func (r right) rule() rbac.PolicyRule {
 }
 
 // grant gives the program's account these rights and no others, in all namespaces, and gives the path of a kubeconfig for it.
-func (l *rig) grant(rights ...right) string {
+func (l *fixture) grant(rights ...right) string {
 	l.Helper()
 	name := account + "-" + l.mesh
 	var rules []rbac.PolicyRule
@@ -100,8 +100,8 @@ func (l *rig) grant(rights ...right) string {
 	return path
 }
 
-// allowed tells whether the API server lets the account use a right: it learns of roles with a delay.
-func (l *rig) allowed(r right) bool {
+// allowed reports whether the API server lets the account use a right: it learns of roles with a delay.
+func (l *fixture) allowed(r right) bool {
 	l.Helper()
 	rule := r.rule()
 	resource, subresource, _ := strings.Cut(rule.Resources[0], "/")
@@ -123,7 +123,7 @@ func (l *rig) allowed(r right) bool {
 }
 
 // events are those on a pod, as "REASON MESSAGE". Each has to be a warning of the component that the reference has.
-func (l *rig) events(namespace, name string) (all []string) {
+func (l *fixture) events(namespace, name string) (all []string) {
 	l.Helper()
 	list, err := l.client.CoreV1().Events(namespace).List(l.Context(), meta.ListOptions{})
 	l.Must(err)
@@ -139,8 +139,8 @@ func (l *rig) events(namespace, name string) (all []string) {
 	return all
 }
 
-// event tells whether there is one with this reason and all of these words.
-func (l *rig) event(namespace, name, reason string, words ...string) bool {
+// event reports whether there is one with this reason and all of these words.
+func (l *fixture) event(namespace, name, reason string, words ...string) bool {
 	l.Helper()
 	return slices.ContainsFunc(l.events(namespace, name), func(text string) bool {
 		return strings.HasPrefix(text, reason+" ") &&

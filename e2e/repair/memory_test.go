@@ -79,7 +79,7 @@ func (s sent) String() string {
 func nodeOf(i int) string { return fmt.Sprintf("node-%02d", i) }
 
 // resident logs and gives the memory of the process that is its own or shared with files, in bytes.
-func (l *rig) resident(d *repairer) int {
+func (l *fixture) resident(d *repairer) int {
 	l.Helper()
 	text, err := os.ReadFile(filepath.Join(l.process(d), "status"))
 	l.Must(err)
@@ -97,7 +97,7 @@ func (l *rig) resident(d *repairer) int {
 }
 
 // process is the directory in /proc of the program, which is known by its kubeconfig: no other has the same.
-func (l *rig) process(d *repairer) string {
+func (l *fixture) process(d *repairer) string {
 	l.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*")
 	l.Must(err)
@@ -115,7 +115,7 @@ func mib(kib int) float64 { const unit = 1024; return float64(kib) / unit }
 
 // fill makes pods as injection makes them, evenly on nodes, of which one is broken, and gives the size of one. Only those of one
 // node have a status.
-func (l *rig) fill(pods, nodes int) (size int) {
+func (l *fixture) fill(pods, nodes int) (size int) {
 	l.Helper()
 	l.Cleanup(func() { l.empty() })
 	lab.InParallel(pods, func(i int) {
@@ -144,7 +144,7 @@ func (l *rig) fill(pods, nodes int) (size int) {
 }
 
 // empty takes its time, so it waits for the end of it.
-func (l *rig) empty() {
+func (l *fixture) empty() {
 	now := int64(0)
 	err := l.client.CoreV1().Pods(l.app).DeleteCollection(context.Background(), meta.DeleteOptions{GracePeriodSeconds: &now}, meta.ListOptions{})
 	if err != nil {

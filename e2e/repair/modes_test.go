@@ -120,7 +120,7 @@ func TestAPodDisruptionBudget(t *testing.T) {
 
 // budget makes or changes the one of pods with the label app=shop, which then allows a number of disruptions, as its
 // controller would say.
-func (l *rig) budget(allowed int32) {
+func (l *fixture) budget(allowed int32) {
 	l.Helper()
 	const name = "shop"
 	budgets := l.client.PolicyV1().PodDisruptionBudgets(l.app)

@@ -24,7 +24,7 @@ type change func(*core.Pod)
 
 // pod makes one with all that injection gives it, on a node and with an address, whose validation is to come; status says
 // what its kubelet reports. The pod goes at once when it is deleted, as there is no kubelet to end it.
-func (l *rig) pod(name string, changes ...change) *core.Pod {
+func (l *fixture) pod(name string, changes ...change) *core.Pod {
 	l.Helper()
 	no, grace, user := false, int64(0), int64(1337)
 	container := func(name string) core.Container { return core.Container{Name: name, Image: "none"} }
@@ -51,7 +51,7 @@ func (l *rig) pod(name string, changes ...change) *core.Pod {
 }
 
 // report is what a kubelet says of a pod.
-func (l *rig) report(pod *core.Pod, status core.PodStatus) *core.Pod {
+func (l *fixture) report(pod *core.Pod, status core.PodStatus) *core.Pod {
 	l.Helper()
 	text, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": status})
 	l.Must(err)
@@ -61,7 +61,7 @@ func (l *rig) report(pod *core.Pod, status core.PodStatus) *core.Pod {
 }
 
 // touch changes a pod in a way that matters to nobody.
-func (l *rig) touch(namespace, name, value string) {
+func (l *fixture) touch(namespace, name, value string) {
 	l.Helper()
 	patch := []byte(`{"metadata":{"annotations":{"example.com/touched":"` + value + `"}}}`)
 	_, err := l.client.CoreV1().Pods(namespace).Patch(l.Context(), name, types.MergePatchType, patch, meta.PatchOptions{})
@@ -69,7 +69,7 @@ func (l *rig) touch(namespace, name, value string) {
 }
 
 // get gives nil for a pod that is not there.
-func (l *rig) get(namespace, name string) *core.Pod {
+func (l *fixture) get(namespace, name string) *core.Pod {
 	l.Helper()
 	pod, err := l.client.CoreV1().Pods(namespace).Get(l.Context(), name, meta.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -79,10 +79,10 @@ func (l *rig) get(namespace, name string) *core.Pod {
 	return pod
 }
 
-func (l *rig) gone(name string) bool { l.Helper(); return l.get(l.app, name) == nil }
+func (l *fixture) gone(name string) bool { l.Helper(); return l.get(l.app, name) == nil }
 
 // labelled gives the value of the mark.
-func (l *rig) labelled(name string) string {
+func (l *fixture) labelled(name string) string {
 	l.Helper()
 	if pod := l.get(l.app, name); pod != nil {
 		return pod.Labels[brokenKey]
@@ -91,7 +91,7 @@ func (l *rig) labelled(name string) string {
 }
 
 // delete removes a pod as somebody else.
-func (l *rig) delete(namespace, name string) {
+func (l *fixture) delete(namespace, name string) {
 	l.Helper()
 	l.Must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{}))
 }
@@ -150,7 +150,7 @@ func in(namespace string) change { return func(p *core.Pod) { p.Namespace = name
 func phase(phase core.PodPhase) change { return func(p *core.Pod) { p.Status.Phase = phase } }
 
 // scribble changes a pod if it is there.
-func (l *rig) scribble(name, value string) {
+func (l *fixture) scribble(name, value string) {
 	patch := []byte(`{"metadata":{"annotations":{"example.com/scribbled":"` + value + `"}}}`)
 	_, err := l.client.CoreV1().Pods(l.app).Patch(l.Context(), name, types.MergePatchType, patch, meta.PatchOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {

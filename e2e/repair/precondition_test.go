@@ -21,22 +21,22 @@ func TestWhatHappensToThePodMeanwhile(t *testing.T) {
 		for _, test := range []struct {
 			name string
 			// happens gives the pod that is there then.
-			happens func(l *rig, pod *core.Pod) *core.Pod
+			happens func(l *fixture, pod *core.Pod) *core.Pod
 			deleted bool
 		}{
-			{"another pod of the name, in good health", func(l *rig, pod *core.Pod) *core.Pod {
+			{"another pod of the name, in good health", func(l *fixture, pod *core.Pod) *core.Pod {
 				l.delete(pod.Namespace, pod.Name)
 				return l.pod("p", status(ended(0, ""), none))
 			}, false},
-			{"another pod of the name, that has yet to start", func(l *rig, pod *core.Pod) *core.Pod {
+			{"another pod of the name, that has yet to start", func(l *fixture, pod *core.Pod) *core.Pod {
 				l.delete(pod.Namespace, pod.Name)
 				return l.pod("p")
 			}, false},
-			{"the same pod, recovered", func(l *rig, pod *core.Pod) *core.Pod {
+			{"the same pod, recovered", func(l *fixture, pod *core.Pod) *core.Pod {
 				status(ended(0, ""), ended(126, ""))(pod)
 				return l.report(pod, pod.Status)
 			}, false},
-			{"the same pod, still broken", func(l *rig, pod *core.Pod) *core.Pod {
+			{"the same pod, still broken", func(l *fixture, pod *core.Pod) *core.Pod {
 				l.touch(pod.Namespace, pod.Name, "once")
 				return pod
 			}, true},

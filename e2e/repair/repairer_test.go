@@ -12,7 +12,7 @@ import (
 // repairer is the program under test.
 type repairer struct {
 	*program.Program
-	rig *rig
+	fixture *fixture
 	// kubeconfig is the flag with its path.
 	kubeconfig string
 }
@@ -21,7 +21,7 @@ type repairer struct {
 type line struct{ Msg, Level, Pod, Reason, Message, Error, Warning string }
 
 // start runs the program, without ports.
-func (l *rig) start(kubeconfig string, args ...string) *repairer {
+func (l *fixture) start(kubeconfig string, args ...string) *repairer {
 	l.Helper()
 	all := append([]string{"repair", "--kubeconfig=" + kubeconfig, "--log_output_level=debug", "--host=elsewhere"}, args...)
 	r := l.run(nil, shared.IstioCNI, all...)
@@ -30,18 +30,18 @@ func (l *rig) start(kubeconfig string, args ...string) *repairer {
 }
 
 // daemon goes on until it is stopped.
-func (l *rig) daemon(kubeconfig string, args ...string) *repairer {
+func (l *fixture) daemon(kubeconfig string, args ...string) *repairer {
 	l.Helper()
 	return l.start(kubeconfig, append(args, "--run-as-daemon")...)
 }
 
 // once runs the program to its end, and gives its exit status.
-func (l *rig) once(kubeconfig string, args ...string) int {
+func (l *fixture) once(kubeconfig string, args ...string) int {
 	l.Helper()
 	return l.start(kubeconfig, args...).end()
 }
 
-func (l *rig) run(env []string, path string, args ...string) *repairer {
+func (l *fixture) run(env []string, path string, args ...string) *repairer {
 	l.Helper()
 	p, err := program.Start(append([]string{"REPAIR_HEALTH_PORT=0", "REPAIR_MONITORING_PORT=0"}, env...), path, args...)
 	l.Must(err)
@@ -52,13 +52,13 @@ func (l *rig) run(env []string, path string, args ...string) *repairer {
 			l.Logf("the log of %q:\n%s", strings.Join(args, " "), strings.Join(p.Lines(), "\n"))
 		}
 	})
-	return &repairer{Program: p, rig: l}
+	return &repairer{Program: p, fixture: l}
 }
 
 // end waits for the end that comes by itself.
 func (r *repairer) end() int {
-	r.rig.Helper()
-	r.rig.Until("the program's end", func() bool {
+	r.fixture.Helper()
+	r.fixture.Until("the program's end", func() bool {
 		select {
 		case <-r.Ended():
 			return true
@@ -71,24 +71,24 @@ func (r *repairer) end() int {
 
 // stop ends a daemon as a kubelet does. It must end by itself, well.
 func (r *repairer) stop() {
-	r.rig.Helper()
+	r.fixture.Helper()
 	r.Signal(syscall.SIGTERM)
 	if status := r.end(); status != 0 {
-		r.rig.Errorf("exit status %d", status)
+		r.fixture.Errorf("exit status %d", status)
 	}
 }
 
 // log is what it said so far, line by line.
 func (r *repairer) log() []line {
-	r.rig.Helper()
+	r.fixture.Helper()
 	all, err := program.Records[line](r.Program)
-	r.rig.Must(err)
+	r.fixture.Must(err)
 	return all
 }
 
-// says tells whether there is a line with this message and, in what went wrong, these words.
+// says reports whether there is a line with this message and, in what went wrong, these words.
 func (r *repairer) says(message string, words ...string) bool {
-	r.rig.Helper()
+	r.fixture.Helper()
 	for _, l := range r.log() {
 		if l.Msg != message {
 			continue
@@ -104,8 +104,8 @@ func (r *repairer) says(message string, words ...string) bool {
 	return false
 }
 
-// requests are what the account of the rig asked of the API server so far.
-func (l *rig) requests() []cluster.Request {
+// requests are what the account of the fixture asked of the API server so far.
+func (l *fixture) requests() []cluster.Request {
 	l.Helper()
 	all, err := shared.Requests(l.mesh, account)
 	l.Must(err)
@@ -113,7 +113,7 @@ func (l *rig) requests() []cluster.Request {
 }
 
 // count counts those of a verb and a resource about a pod that were answered with a status, of each thing any if it is empty.
-func (l *rig) count(verb, resource, pod string, status int) (count int) {
+func (l *fixture) count(verb, resource, pod string, status int) (count int) {
 	l.Helper()
 	for _, r := range l.requests() {
 		what := r.Resource
@@ -129,7 +129,7 @@ func (l *rig) count(verb, resource, pod string, status int) (count int) {
 }
 
 // nothingRefused holds the program to its rights.
-func (l *rig) nothingRefused() {
+func (l *fixture) nothingRefused() {
 	l.Helper()
 	for _, r := range l.requests() {
 		if r.Status == 401 || r.Status == 403 || r.Status == 400 {

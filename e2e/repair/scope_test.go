@@ -68,7 +68,7 @@ func stays(but []string) string {
 }
 
 // selected wants one list, which a watch may begin with, and watches, all with these selectors and of all namespaces.
-func (l *rig) selected(fields, labels string) {
+func (l *fixture) selected(fields, labels string) {
 	l.Helper()
 	lists := 0
 	for _, r := range l.requests() {

@@ -17,7 +17,7 @@ type row struct {
 }
 
 // table is what the reference decides, and below it what it misses and what it should leave alone.
-func table(l *rig) []row {
+func table(l *fixture) []row {
 	none := core.ContainerState{}
 	looping, failed := waiting("CrashLoopBackOff"), ended(126, "")
 	return []row{
@@ -62,31 +62,31 @@ type mode struct {
 	args   []string
 	rights []right
 	reason string
-	// done tells whether it was done to a pod.
-	done func(l *rig, pod string) bool
+	// done reports whether it was done to a pod.
+	done func(l *fixture, pod string) bool
 	// resource and verb are those of the one request that does it.
 	verb, resource string
 }
 
 func modes() []mode {
 	return []mode{
-		{"delete", []string{"--delete-pods"}, []right{mayDelete}, "DeleteBrokenPod", (*rig).gone, "delete", "pods"},
-		{"evict", []string{"--delete-pods", "--evict"}, []right{mayEvict}, "DeleteBrokenPod", (*rig).gone, "create", "pods/eviction"},
+		{"delete", []string{"--delete-pods"}, []right{mayDelete}, "DeleteBrokenPod", (*fixture).gone, "delete", "pods"},
+		{"evict", []string{"--delete-pods", "--evict"}, []right{mayEvict}, "DeleteBrokenPod", (*fixture).gone, "create", "pods/eviction"},
 		{
 			"label",
 			[]string{"--label-pods"},
 			[]right{mayLabel},
 			"LabelBrokenPod",
-			func(l *rig, pod string) bool { l.Helper(); return l.labelled(pod) == "true" }, "patch", "pods/status",
+			func(l *fixture, pod string) bool { l.Helper(); return l.labelled(pod) == "true" }, "patch", "pods/status",
 		},
 		{
 			"report", nil, nil, "BrokenPod",
-			func(l *rig, pod string) bool { l.Helper(); return l.event(l.app, pod, "BrokenPod") }, "", "",
+			func(l *fixture, pod string) bool { l.Helper(); return l.event(l.app, pod, "BrokenPod") }, "", "",
 		},
 	}
 }
 
-func (m mode) grant(l *rig) string {
+func (m mode) grant(l *fixture) string {
 	l.Helper()
 	return l.grant(append(m.rights, mayWatch, mayReport)...)
 }
@@ -129,7 +129,7 @@ func TestTheDecisionTable(t *testing.T) {
 }
 
 // check wants one action and one event for each broken pod, and nothing at all about the others.
-func (m mode) check(l *rig, rows []row) {
+func (m mode) check(l *fixture, rows []row) {
 	l.Helper()
 	for _, r := range rows {
 		namespace := l.app
@@ -157,7 +157,7 @@ func (m mode) check(l *rig, rows []row) {
 
 // accepted counts. An eviction changes the pod before it deletes it: the program may see that in time to ask a second time, about a
 // pod that is no more or another one by then.
-func (m mode) accepted(l *rig, pod string) (count int) {
+func (m mode) accepted(l *fixture, pod string) (count int) {
 	l.Helper()
 	for _, r := range l.requests() {
 		what := r.Resource

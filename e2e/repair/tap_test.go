@@ -27,7 +27,7 @@ import (
 // tap is between the program and the API server. It changes nothing; it can hold requests back, and keeps what was answered
 // about pods.
 type tap struct {
-	rig *rig
+	fixture *fixture
 	// kubeconfig is the account's, with the tap as the server.
 	kubeconfig string
 
@@ -47,14 +47,14 @@ type answer struct {
 }
 
 // tap makes one for a kubeconfig.
-func (l *rig) tap(kubeconfig string) *tap {
+func (l *fixture) tap(kubeconfig string) *tap {
 	l.Helper()
 	config := shared.REST()
 	target, err := url.Parse(config.Host)
 	l.Must(err)
 	transport, err := rest.TransportFor(rest.AnonymousClientConfig(config))
 	l.Must(err)
-	t := &tap{rig: l, held: map[string]chan struct{}{}, seen: make(chan struct{}, 64)}
+	t := &tap{fixture: l, held: map[string]chan struct{}{}, seen: make(chan struct{}, 64)}
 	forward := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }, Transport: transport, FlushInterval: -1, ModifyResponse: t.listen,
 	}
@@ -97,8 +97,8 @@ func (t *tap) release() {
 
 // holds waits until a request is held back.
 func (t *tap) holds() {
-	t.rig.Helper()
-	t.rig.Until("a request to hold back", func() bool {
+	t.fixture.Helper()
+	t.fixture.Until("a request to hold back", func() bool {
 		select {
 		case <-t.seen:
 			return true
@@ -165,7 +165,7 @@ type sent struct {
 
 // sent sums up lists and watches.
 func (t *tap) sent() sent {
-	t.rig.Helper()
+	t.fixture.Helper()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	all := sent{pods: map[string]int{}}
@@ -176,20 +176,20 @@ func (t *tap) sent() sent {
 		all.wire += len(body)
 		if a.zipped {
 			unzipped, err := gzip.NewReader(bytes.NewReader(body))
-			t.rig.Must(err)
+			t.fixture.Must(err)
 			// The end of a watch that is open is missing.
 			if body, err = io.ReadAll(unzipped); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
-				t.rig.Fatal(err)
+				t.fixture.Fatal(err)
 			}
 		}
 		all.plain += len(body)
-		all.count(t.rig, body)
+		all.count(t.fixture, body)
 	}
 	return all
 }
 
 // count reads the events of a watch in protobuf, of which the last may be on its way.
-func (s *sent) count(l *rig, body []byte) {
+func (s *sent) count(l *fixture, body []byte) {
 	l.Helper()
 	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	frames := info.StreamSerializer.NewFrameReader(io.NopCloser(bytes.NewReader(body)))

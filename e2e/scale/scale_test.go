@@ -43,11 +43,11 @@ func rounds(t *testing.T) int {
 	return n
 }
 
-type story struct{ *lab.Lab }
+type scenario struct{ *lab.Lab }
 
 // TestAHundredPods has the same pods with and without the plugin, by turns on one node.
 func TestAHundredPods(t *testing.T) {
-	s := &story{Lab: lab.Node(t, cluster.Options{})}
+	s := &scenario{Lab: lab.Node(t, cluster.Options{})}
 	s.UntilNodeReady()
 	s.together("warm", 10)
 	for round := range rounds(t) {
@@ -66,7 +66,7 @@ func TestAHundredPods(t *testing.T) {
 func rounded(d time.Duration) time.Duration { return d.Round(10 * time.Millisecond) }
 
 // together makes pods at once, waits until all are ready, removes them, and gives the time to the last one's readiness.
-func (s *story) together(prefix string, n int) time.Duration {
+func (s *scenario) together(prefix string, n int) time.Duration {
 	s.Helper()
 	began := time.Now()
 	for i := range n {
@@ -96,7 +96,7 @@ func (s *story) together(prefix string, n int) time.Duration {
 
 // reported checks that the agent has a decision for each pod: the plugin hands its report to the kernel and does not
 // wait for the agent. For a pod without one, the failure names the traffic that passes by its proxy.
-func (s *story) reported(prefix string, n int) {
+func (s *scenario) reported(prefix string, n int) {
 	s.Helper()
 	known := map[string]bool{}
 	for _, d := range s.Decisions("/" + prefix) {
@@ -111,7 +111,7 @@ func (s *story) reported(prefix string, n int) {
 }
 
 // ready counts the pods of applications that are.
-func (s *story) ready() (n int) {
+func (s *scenario) ready() (n int) {
 	s.Helper()
 	all, err := s.Client().CoreV1().Pods(lab.App).List(s.Context(), meta.ListOptions{ResourceVersion: "0"})
 	s.Must(err)
@@ -124,7 +124,7 @@ func (s *story) ready() (n int) {
 }
 
 // podRequests counts what was asked about single pods of applications by the plugin, and by the agent.
-func (s *story) podRequests() (n int) {
+func (s *scenario) podRequests() (n int) {
 	s.Helper()
 	requests, err := s.Requests(lab.Mesh, "istio-cni")
 	s.Must(err)
@@ -137,7 +137,7 @@ func (s *story) podRequests() (n int) {
 }
 
 // share prints what the calls of the plugin took, from the agent's histograms.
-func (s *story) share(requests int, took time.Duration) {
+func (s *scenario) share(requests int, took time.Duration) {
 	s.Helper()
 	text := s.OnNode(s.Box, "get", "http://"+s.Agent().Status.PodIP+":15014/metrics")
 	var total sample

@@ -14,8 +14,8 @@ import (
 	"github.com/meshcni/istio-cni/e2e/cluster"
 )
 
-// known runs the controller until it knows the rig.
-func (l *rig) known() *controller {
+// known runs the controller until it knows the fixture.
+func (l *fixture) known() *controller {
 	l.Helper()
 	c := l.begin(l.grant(may{}), "--namespace="+l.mesh, "--leader-elect=false")
 	l.Until("all to be known", func() bool { return c.says("nodes and pods are known") })
@@ -23,7 +23,7 @@ func (l *rig) known() *controller {
 }
 
 // serves makes a node with the taint and its pod, and waits for the removal.
-func (l *rig) serves(node string) {
+func (l *fixture) serves(node string) {
 	l.Helper()
 	l.node(node, nodeIs{ready: "True", taints: []string{untaint}})
 	l.pod(node, podIs{ready: true})
@@ -33,27 +33,27 @@ func (l *rig) serves(node string) {
 // checkWatchCache holds lists and watches to what the API server answers from its watch cache: no agent's start reads all
 // pods of the cluster from etcd.
 func (c *controller) checkWatchCache() {
-	c.rig.Helper()
+	c.fixture.Helper()
 	watches := 0
 	for _, r := range c.requests() {
 		if r.Verb != "list" && r.Verb != "watch" {
 			continue
 		}
 		at, err := url.Parse(r.URI)
-		c.rig.Must(err)
+		c.fixture.Must(err)
 		query := at.Query()
 		streams := query.Get("sendInitialEvents") == "true" && query.Get("resourceVersionMatch") == "NotOlderThan"
 		switch {
 		case r.Verb == "list" && query.Get("resourceVersion") == "":
-			c.rig.Errorf("a list past the watch cache: %s", r.URI)
+			c.fixture.Errorf("a list past the watch cache: %s", r.URI)
 		case r.Verb == "watch" && (query.Get("allowWatchBookmarks") != "true" || !streams && query.Get("resourceVersion") == ""):
-			c.rig.Errorf("a watch without bookmarks or a beginning: %s", r.URI)
+			c.fixture.Errorf("a watch without bookmarks or a beginning: %s", r.URI)
 		case r.Verb == "watch":
 			watches++
 		}
 	}
 	if watches < 2 {
-		c.rig.Errorf("%d watches, want those of nodes and pods at least", watches)
+		c.fixture.Errorf("%d watches, want those of nodes and pods at least", watches)
 	}
 }
 

@@ -10,8 +10,8 @@ import (
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
-// event tells whether there is one about an object whose message has a part.
-func (l *rig) event(namespace, name, reason, part string) bool {
+// event reports whether there is one about an object whose message has a part.
+func (l *fixture) event(namespace, name, reason, part string) bool {
 	l.Helper()
 	events, err := l.client.CoreV1().Events(namespace).List(l.Context(), meta.ListOptions{})
 	l.Must(err)

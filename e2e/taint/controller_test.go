@@ -14,7 +14,7 @@ import (
 // controller is the program under test.
 type controller struct {
 	*program.Program
-	rig *rig
+	fixture *fixture
 	// account is whose requests it sends.
 	account string
 }
@@ -35,7 +35,7 @@ func (d decision) String() string {
 }
 
 // begin runs the program, without ports and alone unless args say so.
-func (l *rig) begin(kubeconfig string, args ...string) *controller {
+func (l *fixture) begin(kubeconfig string, args ...string) *controller {
 	l.Helper()
 	all := append([]string{
 		"taint", "--kubeconfig=" + kubeconfig, "--log_as_json", "--log_output_level=debug",
@@ -43,7 +43,7 @@ func (l *rig) begin(kubeconfig string, args ...string) *controller {
 	p, err := program.Start([]string{"TAINT_HEALTH_PORT=0", "TAINT_MONITORING_PORT=0"}, shared.IstioCNI, all...)
 	l.Must(err)
 	name := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(kubeconfig), "account-"+l.mesh+"-"), ".kubeconfig")
-	c := &controller{Program: p, rig: l, account: name}
+	c := &controller{Program: p, fixture: l, account: name}
 	l.Cleanup(func() {
 		p.Signal(os.Kill)
 		<-p.Ended()
@@ -56,9 +56,9 @@ func (l *rig) begin(kubeconfig string, args ...string) *controller {
 
 // stop ends it as a kubelet does. It must end by itself, well.
 func (c *controller) stop() {
-	c.rig.Helper()
+	c.fixture.Helper()
 	c.Signal(syscall.SIGTERM)
-	c.rig.Until("the controller's end", func() bool {
+	c.fixture.Until("the controller's end", func() bool {
 		select {
 		case <-c.Ended():
 			return true
@@ -67,21 +67,21 @@ func (c *controller) stop() {
 		}
 	})
 	if status := c.Status(); status != 0 {
-		c.rig.Errorf("exit status %d", status)
+		c.fixture.Errorf("exit status %d", status)
 	}
 }
 
 // log is what it said so far, line by line.
 func (c *controller) log() []decision {
-	c.rig.Helper()
+	c.fixture.Helper()
 	all, err := program.Records[decision](c.Program)
-	c.rig.Must(err)
+	c.fixture.Must(err)
 	return all
 }
 
-// says tells whether there is a line with this message.
+// says reports whether there is a line with this message.
 func (c *controller) says(message string) bool {
-	c.rig.Helper()
+	c.fixture.Helper()
 	for _, line := range c.log() {
 		if line.Msg == message {
 			return true
@@ -92,7 +92,7 @@ func (c *controller) says(message string) bool {
 
 // decided is what it last thought of a node.
 func (c *controller) decided(node string) string {
-	c.rig.Helper()
+	c.fixture.Helper()
 	last := ""
 	for _, line := range c.log() {
 		if line.Msg == "decided" && line.Node == node {
@@ -104,15 +104,15 @@ func (c *controller) decided(node string) string {
 
 // requests are what its account asked of the API server so far. None may have been forbidden.
 func (c *controller) requests() []cluster.Request {
-	c.rig.Helper()
-	all, err := shared.Requests(c.rig.mesh, c.account)
-	c.rig.Must(err)
+	c.fixture.Helper()
+	all, err := shared.Requests(c.fixture.mesh, c.account)
+	c.fixture.Must(err)
 	return all
 }
 
 // patches are those that were done, of a node (empty: of all).
 func (c *controller) patches(node string) (count int) {
-	c.rig.Helper()
+	c.fixture.Helper()
 	for _, r := range c.requests() {
 		if r.Verb == "patch" && r.Resource == "nodes" && r.Subresource == "" && r.Status == 200 && (node == "" || r.Name == node) {
 			count++
@@ -124,15 +124,15 @@ func (c *controller) patches(node string) (count int) {
 // checkRequests holds all requests to what the controller may need: nothing forbidden or invalid, no update of a node, no
 // request about a single pod.
 func (c *controller) checkRequests() {
-	c.rig.Helper()
+	c.fixture.Helper()
 	for _, r := range c.requests() {
 		text := fmt.Sprintf("%s %s: %d", r.Verb, r.URI, r.Status)
 		switch {
 		case r.Status == 401 || r.Status == 403 || r.Status == 400:
-			c.rig.Errorf("refused: %s", text)
+			c.fixture.Errorf("refused: %s", text)
 		case r.Resource == "nodes" && r.Verb != "list" && r.Verb != "watch" && r.Verb != "patch",
 			r.Resource == "pods" && (r.Name != "" || r.Verb != "list" && r.Verb != "watch"):
-			c.rig.Errorf("a request that is not needed: %s", text)
+			c.fixture.Errorf("a request that is not needed: %s", text)
 		}
 	}
 }

@@ -33,7 +33,7 @@ func TestInThePlaceOfTheOldOne(t *testing.T) {
 	t.Cleanup(func() {
 		p.Signal(os.Kill)
 		<-p.Ended()
-		// The one lease here that is not in a rig's namespace.
+		// The one lease here that is not in a fixture's namespace.
 		leases := l.client.CoordinationV1().Leases(meta.NamespaceSystem)
 		if left := leases.Delete(context.Background(), "istio-taint-lock", meta.DeleteOptions{}); left != nil {
 			t.Error(left)
@@ -45,11 +45,11 @@ func TestInThePlaceOfTheOldOne(t *testing.T) {
 	if *lease.Spec.LeaseDurationSeconds != 60 || *lease.Spec.HolderIdentity == "" {
 		t.Errorf("the lease: %+v", lease.Spec)
 	}
-	(&controller{Program: p, rig: l, account: account}).stop()
+	(&controller{Program: p, fixture: l, account: account}).stop()
 }
 
 // TestTwoControllersOfOneKey: two that do not know of each other, as ours beside that of istiod would be. Each node
-// is freed, neither fails for good, and no taint of others is lost.
+// is freed, neither fails permanently, and no taint of others is lost.
 func TestTwoControllersOfOneKey(t *testing.T) {
 	l := newRig(t)
 	const nodes = 30

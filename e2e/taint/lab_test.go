@@ -19,8 +19,8 @@ import (
 // account is the name of the controller's service account.
 const account = "istio-cni-taint"
 
-// rig is what a test has.
-type rig struct {
+// fixture is what a test has.
+type fixture struct {
 	lab.Test
 	client kubernetes.Interface
 	// mesh is the namespace of the agents and of the controller, other another one.
@@ -30,10 +30,10 @@ type rig struct {
 var labs atomic.Int64
 
 // newRig has namespaces of its own and no nodes.
-func newRig(t *testing.T) *rig {
+func newRig(t *testing.T) *fixture {
 	t.Helper()
 	n := labs.Add(1)
-	l := &rig{Test: lab.Test{T: t}, client: shared.Client(), mesh: fmt.Sprintf("mesh-%d", n), other: fmt.Sprintf("other-%d", n)}
+	l := &fixture{Test: lab.Test{T: t}, client: shared.Client(), mesh: fmt.Sprintf("mesh-%d", n), other: fmt.Sprintf("other-%d", n)}
 	for _, namespace := range []string{l.mesh, l.other} {
 		l.Must(shared.Namespace(t.Context(), namespace, account))
 	}
@@ -42,8 +42,8 @@ func newRig(t *testing.T) *rig {
 	return l
 }
 
-// clear removes all nodes. Pods stay: nobody asks for those of another rig's namespaces.
-func (l *rig) clear(ctx context.Context) {
+// clear removes all nodes. Pods stay: nobody asks for those of another fixture's namespaces.
+func (l *fixture) clear(ctx context.Context) {
 	l.Helper()
 	now := int64(0)
 	err := l.client.CoreV1().Nodes().DeleteCollection(ctx, meta.DeleteOptions{GracePeriodSeconds: &now}, meta.ListOptions{})
@@ -52,7 +52,7 @@ func (l *rig) clear(ctx context.Context) {
 	}
 }
 
-// may is what an account of the rig may do, and where.
+// may is what an account of the fixture may do, and where.
 type may struct {
 	rights.Taint
 	leaseNamespace string
@@ -65,7 +65,7 @@ type may struct {
 }
 
 // grant gives an account what it may do, and gives the path of a kubeconfig for it.
-func (l *rig) grant(m may) string {
+func (l *fixture) grant(m may) string {
 	l.Helper()
 	if m.account == "" {
 		m.account = account
@@ -93,7 +93,7 @@ func (l *rig) grant(m may) string {
 }
 
 // roles are those of the chart, but for what is left out.
-func (l *rig) roles(m may) []rbac.Role {
+func (l *fixture) roles(m may) []rbac.Role {
 	l.Helper()
 	all, err := m.Roles()
 	l.Must(err)
@@ -104,7 +104,7 @@ func (l *rig) roles(m may) []rbac.Role {
 }
 
 // bind makes a role under a name of its own, so that tests do not get each other's rights.
-func (l *rig) bind(role rbac.Role, namespace, suffix string, subjects []rbac.Subject) {
+func (l *fixture) bind(role rbac.Role, namespace, suffix string, subjects []rbac.Subject) {
 	l.Helper()
 	name := role.Name + "-" + suffix
 	var err, bound error

@@ -26,7 +26,7 @@ const (
 )
 
 // election are the flags for it. The times have the order of the defaults and are short.
-func (l *rig) election() []string {
+func (l *fixture) election() []string {
 	return []string{
 		"--namespace=" + l.mesh, "--lease-namespace=" + l.mesh,
 		"--lease-duration=" + leaseTime.String(), "--renew-deadline=3s", "--retry-period=1s",
@@ -34,19 +34,19 @@ func (l *rig) election() []string {
 }
 
 // replica has an account of its own, so that the audit log tells whose requests are whose.
-func (l *rig) replica(account string, args ...string) *controller {
+func (l *fixture) replica(account string, args ...string) *controller {
 	l.Helper()
 	return l.begin(l.grant(may{Taint: rights.Taint{Lease: leaseName}, account: account}), append(l.election(), args...)...)
 }
 
-func (l *rig) lease() coordination.LeaseSpec {
+func (l *fixture) lease() coordination.LeaseSpec {
 	l.Helper()
 	lease, err := l.client.CoordinationV1().Leases(l.mesh).Get(l.Context(), leaseName, meta.GetOptions{})
 	l.Must(err)
 	return lease.Spec
 }
 
-// leads tells whether its log says so last. A renewal that fails is not the end of it.
+// leads reports whether its log says so last. A renewal that fails is not the end of it.
 func (c *controller) leads() (leads bool) {
 	for _, line := range c.log() {
 		if line.Msg == "election" && (line.State == "leading" || line.State == "the lease is lost") {
@@ -62,13 +62,13 @@ func (c *controller) waitsForLease() bool {
 
 // written are its successful writes of the lease, in order, with what was written.
 func (c *controller) written() (requests []cluster.Request, specs []coordination.LeaseSpec) {
-	c.rig.Helper()
+	c.fixture.Helper()
 	for _, r := range c.requests() {
 		if r.Resource != "leases" || r.Status >= 300 || r.Verb != "update" && r.Verb != "create" {
 			continue
 		}
 		var lease coordination.Lease
-		c.rig.Must(json.Unmarshal(r.Body, &lease))
+		c.fixture.Must(json.Unmarshal(r.Body, &lease))
 		requests, specs = append(requests, r), append(specs, lease.Spec)
 	}
 	return requests, specs
@@ -76,12 +76,12 @@ func (c *controller) written() (requests []cluster.Request, specs []coordination
 
 // node work is what only the leader does.
 func (c *controller) works() []cluster.Request {
-	c.rig.Helper()
+	c.fixture.Helper()
 	return slices.DeleteFunc(c.requests(), func(r cluster.Request) bool { return r.Resource == "leases" || r.Resource == "events" })
 }
 
 // pair is a leader and one that waits, both on a node that was served.
-func pair(l *rig) (leader, standby *controller) {
+func pair(l *fixture) (leader, standby *controller) {
 	l.Helper()
 	l.node("first", nodeIs{taints: []string{untaint}})
 	l.pod("first", podIs{ready: true})
@@ -93,7 +93,7 @@ func pair(l *rig) (leader, standby *controller) {
 }
 
 // serve makes one more node, which somebody has to do something about.
-func (l *rig) serve(name string) {
+func (l *fixture) serve(name string) {
 	l.Helper()
 	l.node(name, nodeIs{taints: []string{untaint}})
 	l.pod(name, podIs{ready: true})
@@ -179,8 +179,8 @@ func TestALeaderThatHungStopsBeforeTheNextBegins(t *testing.T) {
 	standby.stop()
 }
 
-// takeLease writes somebody else's name into the lease, as one does who was told to.
-func (l *rig) takeLease() {
+// takeLease writes another's name into the lease, as one does who was told to.
+func (l *fixture) takeLease() {
 	l.Helper()
 	leases := l.client.CoordinationV1().Leases(l.mesh)
 	l.Until("another to take the lease", func() bool {
@@ -222,7 +222,7 @@ type elector struct {
 	seen    chan string
 }
 
-func (l *rig) elect(identity string) elector {
+func (l *fixture) elect(identity string) elector {
 	l.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(l.Context()))
 	e := elector{leading: make(chan struct{}), seen: make(chan string, 100)}

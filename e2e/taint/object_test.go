@@ -59,7 +59,7 @@ func show(t core.Taint) string {
 }
 
 // node makes one.
-func (l *rig) node(name string, is nodeIs) {
+func (l *fixture) node(name string, is nodeIs) {
 	l.Helper()
 	node := &core.Node{ObjectMeta: meta.ObjectMeta{Name: name}}
 	for _, text := range is.taints {
@@ -71,7 +71,7 @@ func (l *rig) node(name string, is nodeIs) {
 }
 
 // report is what a kubelet says of its node.
-func (l *rig) report(name string, is nodeIs) {
+func (l *fixture) report(name string, is nodeIs) {
 	l.Helper()
 	if is.since.IsZero() {
 		is.since = time.Now().Add(-24 * time.Hour)
@@ -102,7 +102,7 @@ func (l *rig) report(name string, is nodeIs) {
 }
 
 // patchNode merges.
-func (l *rig) patchNode(name string, patch any, part ...string) {
+func (l *fixture) patchNode(name string, patch any, part ...string) {
 	l.Helper()
 	text, err := json.Marshal(patch)
 	l.Must(err)
@@ -111,7 +111,7 @@ func (l *rig) patchNode(name string, patch any, part ...string) {
 }
 
 // put makes these the taints of a node.
-func (l *rig) put(name string, taints ...core.Taint) {
+func (l *fixture) put(name string, taints ...core.Taint) {
 	l.Helper()
 	text, err := json.Marshal(map[string]any{"spec": map[string]any{"taints": taints}})
 	l.Must(err)
@@ -123,7 +123,7 @@ func (l *rig) put(name string, taints ...core.Taint) {
 const admissionTaint = "node.kubernetes.io/not-ready:NoSchedule"
 
 // taints are those of a node, in their order, without the API server's own.
-func (l *rig) taints(name string) []string {
+func (l *fixture) taints(name string) []string {
 	l.Helper()
 	node, err := l.client.CoreV1().Nodes().Get(l.Context(), name, meta.GetOptions{})
 	l.Must(err)
@@ -138,7 +138,7 @@ func (l *rig) taints(name string) []string {
 }
 
 // pod makes one on a node.
-func (l *rig) pod(node string, is podIs) {
+func (l *fixture) pod(node string, is podIs) {
 	l.Helper()
 	is = l.complete(node, is)
 	no := false
@@ -155,7 +155,7 @@ func (l *rig) pod(node string, is podIs) {
 	}
 }
 
-func (l *rig) complete(node string, is podIs) podIs {
+func (l *fixture) complete(node string, is podIs) podIs {
 	if is.name == "" {
 		is.name = node
 	}
@@ -172,7 +172,7 @@ func (l *rig) complete(node string, is podIs) podIs {
 }
 
 // reportPod is what a kubelet says of a pod.
-func (l *rig) reportPod(node string, is podIs) {
+func (l *fixture) reportPod(node string, is podIs) {
 	l.Helper()
 	is = l.complete(node, is)
 	status := core.ConditionFalse
@@ -189,20 +189,20 @@ func (l *rig) reportPod(node string, is podIs) {
 }
 
 // deletePod removes one at once, as a kubelet does in the end.
-func (l *rig) deletePod(namespace, name string) {
+func (l *fixture) deletePod(namespace, name string) {
 	l.Helper()
 	now := int64(0)
 	l.Must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{GracePeriodSeconds: &now}))
 }
 
 // leavePod tells one to end, which no kubelet does here.
-func (l *rig) leavePod(namespace, name string) {
+func (l *fixture) leavePod(namespace, name string) {
 	l.Helper()
 	l.Must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{}))
 }
 
 // configMap makes or changes the one with the requirements.
-func (l *rig) configMap(data map[string]string) {
+func (l *fixture) configMap(data map[string]string) {
 	l.Helper()
 	object := &core.ConfigMap{ObjectMeta: meta.ObjectMeta{Namespace: l.mesh, Name: configMapName}, Data: data}
 	client := l.client.CoreV1().ConfigMaps(l.mesh)
@@ -217,12 +217,12 @@ func (l *rig) configMap(data map[string]string) {
 const configMapName = "istio-cni-taint-configmap"
 
 // requires is a ConfigMap's content.
-func (l *rig) requires(selector string) map[string]string {
+func (l *fixture) requires(selector string) map[string]string {
 	return map[string]string{"config": fmt.Sprintf("- name: istio-cni\n  selector: %s\n  namespace: %s\n", selector, l.mesh)}
 }
 
 // condition is the status of the one that the controller publishes.
-func (l *rig) condition(node string) string {
+func (l *fixture) condition(node string) string {
 	l.Helper()
 	object, err := l.client.CoreV1().Nodes().Get(l.Context(), node, meta.GetOptions{})
 	l.Must(err)

@@ -11,7 +11,7 @@ import (
 )
 
 // once runs the program to its end, without a log in JSON: by hand, as a person does.
-func (l *rig) once(kubeconfig string, args ...string) (status int, out string) {
+func (l *fixture) once(kubeconfig string, args ...string) (status int, out string) {
 	l.Helper()
 	p, err := program.Start(nil, shared.IstioCNI, append([]string{"taint", "--kubeconfig=" + kubeconfig}, args...)...)
 	l.Must(err)
@@ -72,7 +72,7 @@ func TestOneShot(t *testing.T) {
 					t.Errorf("node %s: %q, want %q", node, got, want)
 				}
 			}
-			c := &controller{rig: l, account: account}
+			c := &controller{fixture: l, account: account}
 			for _, r := range c.requests() {
 				if r.Resource == "leases" {
 					t.Errorf("it asked for a lease: %s %s", r.Verb, r.URI)
@@ -104,7 +104,7 @@ node c: add: there is no CNI agent on the node (requirement "k8s-app=istio-cni-n
 	if status != 0 || out != want {
 		t.Errorf("exit %d:\n%s\nwant\n%s", status, out, want)
 	}
-	if c := (&controller{rig: l, account: account}); c.patches("") != 0 || len(l.taints("a")) != 1 || len(l.taints("c")) != 0 {
+	if c := (&controller{fixture: l, account: account}); c.patches("") != 0 || len(l.taints("a")) != 1 || len(l.taints("c")) != 0 {
 		t.Error("it changed something")
 	}
 }

@@ -20,7 +20,7 @@ const (
 )
 
 // fleet are nodes that are as they should be, and some that wait for their agents.
-func (l *rig) fleet(good, waiting int) {
+func (l *fixture) fleet(good, waiting int) {
 	l.Helper()
 	for i := range good {
 		name := fmt.Sprintf("good-%02d", i)
@@ -34,12 +34,12 @@ func (l *rig) fleet(good, waiting int) {
 	}
 }
 
-func (l *rig) crash() {
+func (l *fixture) crash() {
 	l.Helper()
 	l.Must(shared.Kill(cluster.APIServer))
 }
 
-func (l *rig) recover() {
+func (l *fixture) recover() {
 	l.Helper()
 	l.Must(shared.Restart(l.Context(), cluster.APIServer))
 }
@@ -78,7 +78,7 @@ func TestTheAPIServerCrashes(t *testing.T) {
 	}
 }
 
-// TestWhatHappenedUnseen, T-2: the controller stands still while agents go, nodes are made anew and the API server crashes, which
+// TestWhatHappenedUnseen, T-2: the controller stands still while agents go, nodes are made again and the API server crashes, which
 // then does not know any more what happened, only what there is.
 func TestWhatHappenedUnseen(t *testing.T) {
 	l := newRig(t)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// freePort is one that nobody has just now.
+// freePort is one that are not assigned just now.
 func freePort(t *testing.T) int {
 	t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")

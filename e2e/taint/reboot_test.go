@@ -9,7 +9,7 @@ import (
 )
 
 // rebooted is a report of the kubelet after the next boot. It is later than all that was reported before, in whole seconds.
-func rebooted(l *rig, node string) {
+func rebooted(l *fixture, node string) {
 	l.report(node, nodeIs{ready: "True", boot: "boot-2", heartbeat: time.Now().Add(5 * time.Second)})
 }
 
@@ -20,17 +20,17 @@ func TestRebootAndHysteresis(t *testing.T) {
 	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-node-untaint"}})
 	node, agent := nodeIs{ready: "True"}, podIs{ready: true}
 	none, one := []string{}, []string{untaint}
-	settled := func(l *rig, node string, want []string) {
+	settled := func(l *fixture, node string, want []string) {
 		l.Helper()
 		l.Until("taints of "+node, func() bool { return slices.Equal(l.taints(node), want) })
 	}
-	tell(t, l, []story{
+	runScenarios(t, l, []scenario{
 		{"a reboot", node, []podIs{agent}, none, "AgentReady", rebooted, one, "Rebooted", 1},
 		{
 			"a reboot, and the agent becomes ready again", node,
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *rig, node string) {
+			func(l *fixture, node string) {
 				rebooted(l, node)
 				settled(l, node, one)
 				l.reportPod(node, podIs{})
@@ -42,7 +42,7 @@ func TestRebootAndHysteresis(t *testing.T) {
 			"a reboot, and the readiness of before is said once more", node,
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *rig, node string) {
+			func(l *fixture, node string) {
 				rebooted(l, node)
 				settled(l, node, one)
 				l.reportPod(node, podIs{})
@@ -54,7 +54,7 @@ func TestRebootAndHysteresis(t *testing.T) {
 			"the kubelet was away and the node was not rebooted", node,
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *rig, node string) {
+			func(l *fixture, node string) {
 				l.report(node, nodeIs{ready: "Unknown", since: time.Now()})
 				l.report(node, nodeIs{ready: "True", since: time.Now().Add(2 * time.Second)})
 			},
@@ -64,7 +64,7 @@ func TestRebootAndHysteresis(t *testing.T) {
 			"an update of the agent", node,
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *rig, node string) {
+			func(l *fixture, node string) {
 				l.deletePod(l.mesh, node)
 				l.pod(node, podIs{name: node + "-new"})
 				l.reportPod(node, podIs{name: node + "-new", ready: true, since: time.Now()})
@@ -75,7 +75,7 @@ func TestRebootAndHysteresis(t *testing.T) {
 			"the agent is away for a while", node,
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *rig, node string) { l.deletePod(l.mesh, node) },
+			func(l *fixture, node string) { l.deletePod(l.mesh, node) },
 			none, "NoAgent, unready for a short time", 0,
 		},
 		{
@@ -95,18 +95,18 @@ func TestUntaintDoesNotBelieveTheReadinessOfBefore(t *testing.T) {
 	l := newRig(t)
 	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-node-untaint"}})
 	none, one := []string{}, []string{untaint}
-	tainted := func(l *rig, node string) {
+	tainted := func(l *fixture, node string) {
 		rebooted(l, node)
 		l.put(node, taint(admissionTaint), taint(untaint))
 	}
-	tell(t, l, []story{
+	runScenarios(t, l, []scenario{
 		{"the readiness of before", nodeIs{ready: "True"}, []podIs{{ready: true}}, none, "AgentReady", tainted, one, "Rebooted", 0},
 		{
 			"the readiness of now",
 			nodeIs{ready: "True"},
 			[]podIs{{ready: true}},
 			none, "AgentReady",
-			func(l *rig, node string) {
+			func(l *fixture, node string) {
 				tainted(l, node)
 				l.reportPod(node, podIs{ready: true, since: time.Now().Add(10 * time.Second)})
 			},

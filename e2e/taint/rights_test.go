@@ -97,7 +97,7 @@ func TestOnlyAgentsAreWatched(t *testing.T) {
 
 // unready is a controller, one of several, that was refused a change of node a, with the port of its health; mend gives it the
 // right.
-func unready(l *rig) (c *controller, port int, mend func()) {
+func unready(l *fixture) (c *controller, port int, mend func()) {
 	l.Helper()
 	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: leaseName}, account: "reader"})
 	roles := l.client.RbacV1().ClusterRoles()
@@ -161,7 +161,7 @@ func TestARefusalEndsWithTheLeadership(t *testing.T) {
 }
 
 func (c *controller) becomesReady(port int) {
-	l := c.rig
+	l := c.fixture
 	l.Helper()
 	if !waits(l, func() bool { status, _ := get(l.T, port, "/readyz"); return status == 200 }) {
 		_, text := get(l.T, port, "/readyz")

@@ -14,7 +14,7 @@ import (
 )
 
 // tainted counts nodes with the taint.
-func (l *rig) tainted() (count int) {
+func (l *fixture) tainted() (count int) {
 	l.Helper()
 	nodes, err := l.client.CoreV1().Nodes().List(l.Context(), meta.ListOptions{ResourceVersion: "0"})
 	l.Must(err)
@@ -85,7 +85,7 @@ func TestManyNodesAndPods(t *testing.T) {
 }
 
 // namespaceOf puts half of the other pods beside the agents.
-func (l *rig) namespaceOf(i int) string {
+func (l *fixture) namespaceOf(i int) string {
 	if i%2 == 0 {
 		return l.mesh
 	}
@@ -94,7 +94,7 @@ func (l *rig) namespaceOf(i int) string {
 
 // work counts requests about nodes and pods by verb and resource, asides the others.
 func (c *controller) work() map[string]int {
-	c.rig.Helper()
+	c.fixture.Helper()
 	all := map[string]int{}
 	for _, r := range c.requests() {
 		if r.Resource == "nodes" || r.Resource == "pods" {
@@ -105,7 +105,7 @@ func (c *controller) work() map[string]int {
 }
 
 func (c *controller) asides() map[string]int {
-	c.rig.Helper()
+	c.fixture.Helper()
 	all := map[string]int{}
 	for _, r := range c.requests() {
 		if r.Resource != "nodes" && r.Resource != "pods" {

@@ -10,9 +10,9 @@ import (
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
-// story is one node: how it is, what is done to it, and what becomes of its taints. All stories of a table are told to one
+// scenario is one node: how it is, what is done to it, and what becomes of its taints. All scenarios of a table are told to one
 // controller at the same time.
-type story struct {
+type scenario struct {
 	name string
 	node nodeIs
 	pods []podIs
@@ -20,18 +20,18 @@ type story struct {
 	want []string
 	said string
 	// then is what happens next, with thenWant and thenSaid.
-	then     func(l *rig, node string)
+	then     func(l *fixture, node string)
 	thenWant []string
 	thenSaid string
 	// patches is how often the node may have been changed in all.
 	patches int
 }
 
-// tell runs a table.
-func tell(t *testing.T, l *rig, stories []story, begin func() *controller) {
+// runScenarios runs a table.
+func runScenarios(t *testing.T, l *fixture, scenarios []scenario, begin func() *controller) {
 	t.Helper()
 	name := func(i int) string { return "node-" + string(rune('a'+i)) }
-	for i, s := range stories {
+	for i, s := range scenarios {
 		l.node(name(i), s.node)
 		for _, pod := range s.pods {
 			l.pod(name(i), pod)
@@ -39,28 +39,28 @@ func tell(t *testing.T, l *rig, stories []story, begin func() *controller) {
 	}
 	c := begin()
 	check := func(what string, i int, want []string, said string) {
-		s := stories[i]
+		s := scenarios[i]
 		if !waits(l, func() bool { return c.decided(name(i)) == said && slices.Equal(l.taints(name(i)), want) }) {
 			l.Errorf("%s (%s), %s: decision %q, taints %q; want %q, %q",
 				s.name, name(i), what, c.decided(name(i)), l.taints(name(i)), said, want)
 		}
 	}
-	for i, s := range stories {
+	for i, s := range scenarios {
 		check("at first", i, s.want, s.said)
 	}
-	for i, s := range stories {
+	for i, s := range scenarios {
 		if s.then != nil {
 			s.then(l, name(i))
 		}
 	}
-	for i, s := range stories {
+	for i, s := range scenarios {
 		if s.then != nil {
 			check("then", i, s.thenWant, s.thenSaid)
 		}
 	}
 	c.catchUp()
 	c.stop()
-	for i, s := range stories {
+	for i, s := range scenarios {
 		if n := c.patches(name(i)); n != s.patches {
 			l.Errorf("%s (%s): %d patches, want %d", s.name, name(i), n, s.patches)
 		}
@@ -71,7 +71,7 @@ func tell(t *testing.T, l *rig, stories []story, begin func() *controller) {
 	c.checkRequests()
 }
 
-func (s story) last() []string {
+func (s scenario) last() []string {
 	if s.then != nil {
 		return s.thenWant
 	}
@@ -82,7 +82,7 @@ func (s story) last() []string {
 // it has to do something about, whatever its settings here. News come in order, and so does the work on them, except that
 // a few nodes are worked on at the same time; stop waits for those.
 func (c *controller) catchUp() {
-	l := c.rig
+	l := c.fixture
 	l.Helper()
 	const name = "zz-last"
 	l.node(name, nodeIs{ready: "True", taints: []string{legacy, untaint, autoscalerKey + ":NoExecute"}})
@@ -93,7 +93,7 @@ func (c *controller) catchUp() {
 }
 
 // waits is until without an end of the test.
-func waits(l *rig, holds func() bool) bool {
+func waits(l *fixture, holds func() bool) bool {
 	end := time.Now().Add(20 * time.Second)
 	for !holds() {
 		if time.Now().After(end) || l.Context().Err() != nil {
@@ -105,14 +105,14 @@ func waits(l *rig, holds func() bool) bool {
 }
 
 // podTurns makes the node's agent ready or not, from now on.
-func podTurns(ready bool) func(*rig, string) {
-	return func(l *rig, node string) { l.reportPod(node, podIs{ready: ready, since: time.Now()}) }
+func podTurns(ready bool) func(*fixture, string) {
+	return func(l *fixture, node string) { l.reportPod(node, podIs{ready: ready, since: time.Now()}) }
 }
 
 // nodeTurns changes the node's own condition. The kubelet's time has whole seconds and lies behind that of the controller's
 // start.
-func nodeTurns(ready string) func(*rig, string) {
-	return func(l *rig, node string) {
+func nodeTurns(ready string) func(*fixture, string) {
+	return func(l *fixture, node string) {
 		l.report(node, nodeIs{ready: ready, since: time.Now().Add(2 * time.Second)})
 	}
 }
@@ -133,11 +133,11 @@ func TestLegacyTriggers(t *testing.T) {
 	ready, agent := nodeIs{ready: "True"}, podIs{ready: true}
 	tainted := nodeIs{ready: "True", taints: []string{legacy}}
 	none, one := []string{}, []string{legacy}
-	stories := []story{
+	scenarios := []scenario{
 		{"the agent becomes ready", tainted, []podIs{{}}, one, "AgentUnready", podTurns(true), none, "AgentReady", 1},
 		{
 			"a ready agent comes", tainted, nil, one, "NoAgent",
-			func(l *rig, node string) { l.pod(node, podIs{ready: true}) },
+			func(l *fixture, node string) { l.pod(node, podIs{ready: true}) },
 			none, "AgentReady", 1,
 		},
 		{"the agent becomes unready", ready, []podIs{agent}, none, "AgentReady", podTurns(false), one, "AgentUnready", 1},
@@ -145,14 +145,14 @@ func TestLegacyTriggers(t *testing.T) {
 			"the agent is deleted", ready,
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *rig, node string) { l.deletePod(l.mesh, node) },
+			func(l *fixture, node string) { l.deletePod(l.mesh, node) },
 			one, "NoAgent", 1,
 		},
 		{
 			"the agent is told to end", ready,
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *rig, node string) { l.leavePod(l.mesh, node) },
+			func(l *fixture, node string) { l.leavePod(l.mesh, node) },
 			one, "AgentUnready", 1,
 		},
 		{
@@ -170,7 +170,7 @@ func TestLegacyTriggers(t *testing.T) {
 			nodeIs{ready: "True", pressure: "False", later: "True", taints: one},
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *rig, node string) { l.report(node, nodeIs{ready: "False", pressure: "True", later: "True"}) },
+			func(l *fixture, node string) { l.report(node, nodeIs{ready: "False", pressure: "True", later: "True"}) },
 			one, "NodeUnready", 2,
 		},
 		{"a node without conditions", nodeIs{}, []podIs{agent}, one, "NodeUnready", nil, nil, "", 1},
@@ -188,7 +188,7 @@ func TestLegacyTriggers(t *testing.T) {
 			"an agent of another namespace", tainted,
 			[]podIs{{ready: true, namespace: l.other}},
 			one, "NoAgent",
-			func(l *rig, node string) { l.pod(node, podIs{ready: true}) },
+			func(l *fixture, node string) { l.pod(node, podIs{ready: true}) },
 			none, "AgentReady", 1,
 		},
 		{
@@ -200,12 +200,12 @@ func TestLegacyTriggers(t *testing.T) {
 			"one of two agents is enough", ready,
 			[]podIs{agent, {name: "second-a"}},
 			none, "AgentReady",
-			func(l *rig, node string) { l.deletePod(l.mesh, node) },
+			func(l *fixture, node string) { l.deletePod(l.mesh, node) },
 			one, "AgentUnready", 1,
 		},
 		{
 			"the node is made anew under its name", tainted, nil, one, "NoAgent",
-			func(l *rig, node string) {
+			func(l *fixture, node string) {
 				l.Must(l.client.CoreV1().Nodes().Delete(l.Context(), node, meta.DeleteOptions{}))
 				l.node(node, nodeIs{ready: "True"})
 			},
@@ -213,7 +213,7 @@ func TestLegacyTriggers(t *testing.T) {
 			one, "NoAgent", 1,
 		},
 	}
-	tell(t, l, stories, func() *controller {
+	runScenarios(t, l, scenarios, func() *controller {
 		return l.begin(kubeconfig, "--configmap-namespace="+l.mesh, "--configmap-name="+configMapName, "--hysteresis=0",
 			"--lease-namespace="+l.mesh)
 	})
@@ -228,12 +228,12 @@ func TestLegacySelectorWithACommaIsTwoRequirements(t *testing.T) {
 	both := map[string]string{"a": "1", "b": "2"}
 	tainted := nodeIs{ready: "True", taints: []string{legacy}}
 	none, one := []string{}, []string{legacy}
-	tell(t, l, []story{
+	runScenarios(t, l, []scenario{
 		{
 			"two pods", tainted,
 			[]podIs{{name: "a1", labels: a, ready: true}, {name: "b1", labels: b, ready: true}},
 			none, "AgentReady",
-			func(l *rig, _ string) { l.deletePod(l.mesh, "b1") }, one, "NoAgent", 2,
+			func(l *fixture, _ string) { l.deletePod(l.mesh, "b1") }, one, "NoAgent", 2,
 		},
 		{"one pod with both", tainted, []podIs{{labels: both, ready: true}}, none, "AgentReady", nil, nil, "", 1},
 		{
@@ -255,7 +255,7 @@ func TestUntaintTriggers(t *testing.T) {
 	agent := podIs{ready: true}
 	tainted := nodeIs{taints: []string{untaint}}
 	none, one := []string{}, []string{untaint}
-	tell(t, l, []story{
+	runScenarios(t, l, []scenario{
 		{"a ready agent", tainted, []podIs{agent}, none, "AgentReady", nil, nil, "", 1},
 		{"an unready agent, which becomes ready", tainted, []podIs{{}}, one, "AgentUnready", podTurns(true), none, "AgentReady", 1},
 		{
@@ -297,14 +297,14 @@ func TestUntaintTriggers(t *testing.T) {
 			nodeIs{},
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *rig, node string) { l.deletePod(l.mesh, node) },
+			func(l *fixture, node string) { l.deletePod(l.mesh, node) },
 			none, "NoAgent, taints are not added", 0,
 		},
 		{
 			"a taint that somebody puts back", tainted,
 			[]podIs{agent},
 			none, "AgentReady",
-			func(l *rig, node string) {
+			func(l *fixture, node string) {
 				l.put(node, taint(admissionTaint), taint(untaint))
 				l.Until("its removal", func() bool { return len(l.taints(node)) == 0 })
 			},
@@ -328,7 +328,7 @@ func TestCustomKeyEffectSelectorAndNamespaces(t *testing.T) {
 	const ours = key + "=starting:NoExecute"
 	mesh := map[string]string{"app": "mesh", "tier": "cni"}
 	none := []string{}
-	tell(t, l, []story{
+	runScenarios(t, l, []scenario{
 		{
 			"of the key only this effect",
 			nodeIs{taints: []string{untaint, key + ":NoSchedule", key + "=x:NoExecute"}},
@@ -368,7 +368,7 @@ func TestCustomKeyEffectSelectorAndNamespaces(t *testing.T) {
 			[]podIs{{ready: true, labels: mesh}},
 			[]string{untaint},
 			"AgentReady",
-			func(l *rig, node string) { l.deletePod(l.mesh, node) },
+			func(l *fixture, node string) { l.deletePod(l.mesh, node) },
 			[]string{untaint, ours},
 			"NoAgent", 1,
 		},

@@ -28,7 +28,7 @@ func mesh(name string) *core.Pod {
 // churn makes a mesh pod each beat, and deletes one of those that it is given, until it is told to end. It has no more pods
 // under way than two cores can do, beside those that are held back by their validation.
 type churn struct {
-	*story
+	*scenario
 	prefix        string
 	victims, gone []string
 	end           context.CancelFunc
@@ -48,10 +48,10 @@ const (
 )
 
 // begin returns when the first pod is ready: the upgrade is to meet the churn, not the other way round.
-func (s *story) begin(prefix string, victims ...string) *churn {
+func (s *scenario) begin(prefix string, victims ...string) *churn {
 	s.Helper()
 	ctx, end := context.WithCancel(s.Context())
-	c := &churn{story: s, prefix: prefix, victims: victims, end: end, ended: make(chan struct{})}
+	c := &churn{scenario: s, prefix: prefix, victims: victims, end: end, ended: make(chan struct{})}
 	go c.run(ctx)
 	go c.watch(ctx)
 	s.Until("the first pod", func() bool { return c.count() > 0 && s.IsReady(prefix+"-0") })

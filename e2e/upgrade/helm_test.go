@@ -15,7 +15,7 @@ import (
 const release = "istio-cni"
 
 // helm runs Helm to its end, as a user does who has nothing in his home.
-func (s *story) helm(args ...string) string {
+func (s *scenario) helm(args ...string) string {
 	s.Helper()
 	home := filepath.Join(s.Dir(), "helm")
 	args = append(args, "--namespace="+lab.Mesh, "--kubeconfig="+s.Kubeconfig())
@@ -28,14 +28,14 @@ func (s *story) helm(args ...string) string {
 }
 
 // installReference installs the reference's chart as it is, but for the place of the image.
-func (s *story) installReference() {
+func (s *scenario) installReference() {
 	s.Helper()
 	s.helm("install", release, s.reference.Chart, "--set=global.hub="+theirHub, "--set=global.tag="+theirTag)
 	s.rolledOut(theirImage)
 }
 
 // upgrade does what docs/install.md says.
-func (s *story) upgrade(flags ...string) {
+func (s *scenario) upgrade(flags ...string) {
 	s.Helper()
 	values := filepath.Join(s.TempDir(), "my-values.yaml")
 	s.Must(os.WriteFile(values, []byte(s.helm("get", "values", release, "--output=yaml")), 0o600))
@@ -48,7 +48,7 @@ func (s *story) upgrade(flags ...string) {
 
 // rolledOut waits until the agent is of an image and ready, and is the only one. With one node and maxUnavailable 1 Helm's own
 // --wait is content with none.
-func (s *story) rolledOut(image string) {
+func (s *scenario) rolledOut(image string) {
 	s.Helper()
 	s.Until("the agent", func() bool {
 		agents, err := s.Client().CoreV1().Pods(lab.Mesh).List(s.Context(), meta.ListOptions{})

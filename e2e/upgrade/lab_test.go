@@ -9,7 +9,7 @@ import (
 )
 
 // pods makes pods as injection does, and waits for them.
-func (s *story) pods(names ...string) {
+func (s *scenario) pods(names ...string) {
 	s.Helper()
 	for _, name := range names {
 		s.Pod(name, lab.Injected())
@@ -18,13 +18,13 @@ func (s *story) pods(names ...string) {
 }
 
 // files are the names in a directory of the node.
-func (s *story) files(dir string) []string {
+func (s *scenario) files(dir string) []string {
 	s.Helper()
 	return strings.Fields(s.OnNode("ls", "-A", dir))
 }
 
 // rules are those of a pod, without counters.
-func (s *story) rules(name string) (all string) {
+func (s *scenario) rules(name string) (all string) {
 	s.Helper()
 	id := strings.TrimPrefix(s.Get(lab.App, name).Status.ContainerStatuses[0].ContainerID, "containerd://")
 	for line := range strings.Lines(s.OnNode("ctr", "--namespace", "k8s.io", "task", "ls")) {
@@ -42,7 +42,7 @@ func (s *story) rules(name string) (all string) {
 }
 
 // remove deletes pods, waits until they are gone, and looks for what they had.
-func (s *story) remove(names ...string) {
+func (s *scenario) remove(names ...string) {
 	s.Helper()
 	began := time.Now()
 	var addresses []string
@@ -58,7 +58,7 @@ func (s *story) remove(names ...string) {
 }
 
 // restarts is how often the validation of a pod was tried again.
-func (s *story) restarts(name string) int32 {
+func (s *scenario) restarts(name string) int32 {
 	s.Helper()
 	return s.Get(lab.App, name).Status.InitContainerStatuses[0].RestartCount
 }

@@ -1,7 +1,7 @@
 // Package upgrade takes a node over from the reference, Istio's own istio-cni, and gives it back: its chart and its programs
 // as they are, Helm as it is, a real node, and pods whose traffic is looked at before, between and after.
 //
-// It is one story: the reference is installed, upgraded to this program, rolled back, upgraded again and uninstalled, while
+// It is one scenario: the reference is installed, upgraded to this program, rolled back, upgraded again and uninstalled, while
 // pods come and go.
 //
 // Start reading at TestFromTheReferenceAndBack; lab_test.go has what it is told with.
@@ -29,14 +29,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// newStory has a node that knows the image of the reference as well.
-func newStory(t *testing.T) *story {
+// newScenario has a node that knows the image of the reference as well.
+func newScenario(t *testing.T) *scenario {
 	t.Helper()
 	reference, err := artifacts.FindReference()
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &story{Lab: lab.Node(t, cluster.Options{Images: []string{reference.Image}}), reference: reference, made: map[string]string{}}
+	s := &scenario{Lab: lab.Node(t, cluster.Options{Images: []string{reference.Image}}), reference: reference, made: map[string]string{}}
 	s.UntilNodeReady()
 	s.network = s.networkNow()
 	return s

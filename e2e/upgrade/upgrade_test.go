@@ -16,8 +16,8 @@ import (
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// story is what one part hands on to the next.
-type story struct {
+// scenario is what one part hands on to the next.
+type scenario struct {
 	*lab.Lab
 
 	reference artifacts.Reference
@@ -31,23 +31,23 @@ type story struct {
 
 // TestFromTheReferenceAndBack is a node that is the reference's, then ours, the reference's again, ours, and nobody's.
 func TestFromTheReferenceAndBack(t *testing.T) {
-	s := newStory(t)
+	s := newScenario(t)
 	for _, part := range []struct {
 		name string
-		tell func(*story)
+		run  func(*scenario)
 	}{
-		{"reference", (*story).prepared},
-		{"upgrade", (*story).upgraded},
-		{"rollback", (*story).rolledBack},
-		{"upgrade again", (*story).upgradedAgain},
-		{"uninstall", (*story).uninstalled},
+		{"reference", (*scenario).prepared},
+		{"upgrade", (*scenario).upgraded},
+		{"rollback", (*scenario).rolledBack},
+		{"upgrade again", (*scenario).upgradedAgain},
+		{"uninstall", (*scenario).uninstalled},
 	} {
 		began := time.Now()
 		if !t.Run(part.name, func(t *testing.T) {
 			here := *s
 			here.Lab = s.With(t)
 			here.asked = len(here.requests())
-			part.tell(&here)
+			part.run(&here)
 		}) {
 			t.FailNow() // the next one begins where this one ended
 		}
@@ -56,7 +56,7 @@ func TestFromTheReferenceAndBack(t *testing.T) {
 }
 
 // prepared: the reference's node.
-func (s *story) prepared() {
+func (s *scenario) prepared() {
 	s.Helper()
 	s.installReference()
 	s.belongsTo(s.reference.IstioCNI)
@@ -66,7 +66,7 @@ func (s *story) prepared() {
 }
 
 // upgraded: the node is taken over while pods come and go.
-func (s *story) upgraded() {
+func (s *scenario) upgraded() {
 	s.Helper()
 	underWay := s.begin("up", "their-0", "their-1")
 	s.upgrade()
@@ -88,7 +88,7 @@ func (s *story) upgraded() {
 
 // isOver: pods that were made when the stanza was back are captured from the beginning. Those that were not have been
 // repaired.
-func (s *story) isOver(underWay *churn) {
+func (s *scenario) isOver(underWay *churn) {
 	s.Helper()
 	captured, held := underWay.stop()
 	// The runtime reads what is new at once, on an idle machine.
@@ -109,7 +109,7 @@ func (s *story) isOver(underWay *churn) {
 }
 
 // rolledBack: helm rollback, while pods come and go.
-func (s *story) rolledBack() {
+func (s *scenario) rolledBack() {
 	s.Helper()
 	underWay := s.begin("down", "ours-0", "ours-1")
 	s.helm("rollback", release, "1")
@@ -125,7 +125,7 @@ func (s *story) rolledBack() {
 }
 
 // upgradedAgain: our agent is there before the reference's ends, and the gap shorter.
-func (s *story) upgradedAgain() {
+func (s *scenario) upgradedAgain() {
 	s.Helper()
 	const values = "--set=updateStrategy.rollingUpdate."
 	underWay := s.begin("again", "back-1")
@@ -139,7 +139,7 @@ func (s *story) upgradedAgain() {
 }
 
 // uninstalled: the node is as it was before the reference came.
-func (s *story) uninstalled() {
+func (s *scenario) uninstalled() {
 	s.Helper()
 	s.helm("uninstall", release)
 	s.Until("the agent to go", func() bool {
@@ -158,7 +158,7 @@ func (s *story) uninstalled() {
 }
 
 // captures: pods that are made now are redirected from the beginning.
-func (s *story) captures(names ...string) {
+func (s *scenario) captures(names ...string) {
 	s.Helper()
 	s.pods(names...)
 	for _, name := range names {
@@ -175,7 +175,7 @@ func (s *story) captures(names ...string) {
 }
 
 // stays: pods of before go on as they were.
-func (s *story) stays(names ...string) {
+func (s *scenario) stays(names ...string) {
 	s.Helper()
 	for _, name := range names {
 		s.Flows(name)
@@ -198,7 +198,7 @@ type list struct {
 }
 
 // network is the node's.
-func (s *story) networkNow() (n list) {
+func (s *scenario) networkNow() (n list) {
 	s.Helper()
 	s.Must(json.Unmarshal([]byte(s.OnNode("cat", "/etc/cni/net.d/10-e2e.conflist")), &n))
 	return n
@@ -206,7 +206,7 @@ func (s *story) networkNow() (n list) {
 
 // belongsTo: the node's network is as it was but for one stanza at the end, and the program is that of a path here. What the
 // stanza names is there, and no other configuration is.
-func (s *story) belongsTo(program string) {
+func (s *scenario) belongsTo(program string) {
 	s.Helper()
 	s.looks()
 	have := s.networkNow()
@@ -236,7 +236,7 @@ func (s *story) belongsTo(program string) {
 const kubeconfig = "/var/run/istio-cni/istio-cni-kubeconfig"
 
 // looks tells what is where the two keep something.
-func (s *story) looks() {
+func (s *scenario) looks() {
 	s.Helper()
 	for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin", "/var/run/istio-cni"} {
 		s.Step("%s has %q", dir, s.files(dir))
@@ -244,7 +244,7 @@ func (s *story) looks() {
 }
 
 // isContent: our agent found nothing to complain of, at the pods of the reference either, and had all the rights it wants.
-func (s *story) isContent() {
+func (s *scenario) isContent() {
 	s.Helper()
 	events, err := s.Client().CoreV1().Events("").List(s.Context(), meta.ListOptions{})
 	s.Must(err)
@@ -269,7 +269,7 @@ func (s *story) isContent() {
 }
 
 // requests are those of the agents and their plugins.
-func (s *story) requests() []cluster.Request {
+func (s *scenario) requests() []cluster.Request {
 	s.Helper()
 	all, err := s.Requests(lab.Mesh, "istio-cni")
 	s.Must(err)
