@@ -5,8 +5,10 @@ package main
 
 import (
 	"os"
+	"strings"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/role/decisions"
 	"github.com/meshcni/istio-cni/internal/role/installer"
 	"github.com/meshcni/istio-cni/internal/role/plugin"
@@ -27,7 +29,7 @@ func program() applet.Program {
 	return applet.Program{
 		Name:    "istio-cni",
 		About:   "istio-cni redirects the traffic of Istio sidecar pods on a Kubernetes node.",
-		Version: build.String() + "\nCNI versions: " + plugin.Versions(),
+		Version: build.String() + "\nCNI versions: " + strings.Join(cniconf.Versions(), " "),
 		Roles: []applet.Role{
 			{Name: "plugin", Summary: "CNI plugin: redirects a pod when the runtime creates it", Run: plugin.Run, Protocol: true},
 			{

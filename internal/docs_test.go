@@ -75,7 +75,6 @@ var exempt = []exemption{
 	{"internal/agent/serve/serve.go", "nothing to serve", "only a mistake in this program"},
 	{"internal/agent/taint/taint.go", "the taint controller needs", "only a mistake in this program"},
 	{"internal/core/redirect/parse.go", "is not a known field", "only a mistake in this program"},
-	{"internal/node/probe/probe.go", "not a TCP connection", "a TCP port accepts nothing else"},
 	{"internal/role/tainter/settings.go", "%s in mode legacy, %s in mode untaint", "a line of --help"},
 }
 

@@ -119,10 +119,8 @@ func (b builder) loopback() string {
 
 // passthrough is the source address of Envoy's connections to the app behind it.
 func (b builder) passthrough() string {
-	if b.family == ruleset.IPv6 {
-		return "::6/128"
-	}
-	return "127.0.0.6/32"
+	a := PassthroughAddress(b.family)
+	return network(netip.PrefixFrom(a, a.BitLen()))
 }
 
 // networks are those of a list that belong to the family. An IPv4-mapped IPv6 network is IPv6.

@@ -10,6 +10,8 @@ package redirect
 import (
 	"net/netip"
 	"slices"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
 // Protocol constants of the sidecar: Envoy's listeners and the marks it sets or expects.
@@ -27,6 +29,14 @@ const (
 	// ProbePort is what the validation dials; it is never configured as a service port.
 	ProbePort = 15002
 )
+
+// PassthroughAddress is the source of the proxy's connections to the app, by which rules tell them from captured ones.
+func PassthroughAddress(f ruleset.Family) netip.Addr {
+	if f == ruleset.IPv6 {
+		return netip.AddrFrom16([16]byte{15: 6})
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 6})
+}
 
 // Mode says how inbound connections reach the proxy.
 type Mode uint8

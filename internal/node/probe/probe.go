@@ -1,7 +1,7 @@
 // Package probe finds out by a real connection whether a network namespace redirects traffic to the sidecar.
 //
-// It promises that nothing is changed, that every socket is in the namespace that was asked about, and that it ends
-// with its context. It never needs privileges, but it must run as the proxy's user: only the proxy's calls are
+// It promises that nothing is changed, that every socket is in the given namespace, and that it ends with its context.
+// It never needs privileges, but it must run as the proxy's user: only the proxy's calls are
 // redirected over loopback.
 //
 // Start at Redirection.
@@ -9,7 +9,6 @@ package probe
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -19,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 )
@@ -40,12 +40,12 @@ type Redirection struct {
 // dialEvery is the pause between two tries.
 const dialEvery = time.Second
 
-// addresses are, by family, where the probe listens and dials from, and what it dials.
-func addresses(f ruleset.Family) (local, target netip.Addr) {
+// loopback is the address at which the probe listens and from which it dials.
+func loopback(f ruleset.Family) netip.Addr {
 	if f == ruleset.IPv6 {
-		return netip.IPv6Loopback(), netip.MustParseAddr("::6")
+		return netip.IPv6Loopback()
 	}
-	return netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.6")
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 }
 
 // Run returns nil as soon as a redirected connection of the family was seen. Otherwise it tries until the context ends,
@@ -67,18 +67,17 @@ func (r Redirection) Run(ctx context.Context, f ruleset.Family) error {
 
 // listen opens the proxy's two ports. One that is taken is tolerated: the probe may come in at the other.
 func (r Redirection) listen(ctx context.Context, f ruleset.Family, seen chan<- uint16) (closeAll func(), err error) {
-	local, _ := addresses(f)
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error { return reuse(c) }}
 	var open []net.Listener
 	var errs []error
 	for _, port := range r.Listeners {
-		l, err := config.Listen(ctx, "tcp", netip.AddrPortFrom(local, port).String())
+		l, err := config.Listen(ctx, "tcp", netip.AddrPortFrom(loopback(f), port).String())
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
 		open = append(open, l)
-		go accept(ctx, l, f, seen)
+		go accept(ctx, l, seen)
 	}
 	closeAll = func() {
 		for _, l := range open {
@@ -101,69 +100,35 @@ func reuse(c syscall.RawConn) error {
 	return errors.Join(ctlErr, err)
 }
 
-// accept tells the original destination port of every connection, on the channel and, as decimal text, to the client.
-func accept(ctx context.Context, l net.Listener, f ruleset.Family, seen chan<- uint16) {
+// accept sends the original destination port of every connection on the channel and, as decimal text, to the client.
+func accept(ctx context.Context, l net.Listener, seen chan<- uint16) {
 	for {
 		conn, err := l.Accept()
 		if err != nil {
 			return
 		}
-		port, err := originalPort(conn, f)
+		original, err := OriginalDestination(conn.(*net.TCPConn)) //nolint:forcetypeassert // the listener is one of TCP
 		if err == nil {
-			_, _ = fmt.Fprint(conn, port)
+			_, _ = fmt.Fprint(conn, original.Port())
 		}
 		_ = conn.Close()
 		select {
-		case seen <- port:
+		case seen <- original.Port():
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// originalPort asks the kernel where the connection was going before it was redirected (SO_ORIGINAL_DST,
-// include/uapi/linux/netfilter_ipv4.h, and IP6T_SO_ORIGINAL_DST, include/uapi/linux/netfilter_ipv6/ip6_tables.h).
-func originalPort(conn net.Conn, f ruleset.Family) (port uint16, err error) {
-	const soOriginalDst = 80
-	tcp, ok := conn.(*net.TCPConn)
-	if !ok {
-		return 0, errors.New("not a TCP connection")
-	}
-	raw, err := tcp.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	ctlErr := raw.Control(func(fd uintptr) {
-		if f == ruleset.IPv6 {
-			// A struct sockaddr_in6 comes back, which has the port where the first fields of this type are.
-			var info *unix.IPv6MTUInfo
-			if info, err = unix.GetsockoptIPv6MTUInfo(int(fd), unix.IPPROTO_IPV6, soOriginalDst); err == nil {
-				port = binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, info.Addr.Port))
-			}
-			return
-		}
-		// A struct sockaddr_in: family, port in network order, address.
-		var addr *unix.IPv6Mreq
-		if addr, err = unix.GetsockoptIPv6Mreq(int(fd), unix.IPPROTO_IP, soOriginalDst); err == nil {
-			port = uint16(addr.Multiaddr[2])<<8 | uint16(addr.Multiaddr[3])
-		}
-	})
-	// The kernel tracks no such connection: nothing changed its destination.
-	if own, ok := conn.LocalAddr().(*net.TCPAddr); ok && errors.Is(err, unix.ENOENT) {
-		return own.AddrPort().Port(), ctlErr
-	}
-	return port, errors.Join(ctlErr, err)
-}
-
 // dial probes once a second until the answer is there or the time is up.
 func (r Redirection) dial(ctx context.Context, f ruleset.Family, seen <-chan uint16) error {
-	local, target := addresses(f)
-	dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(local, 0)), Timeout: dialEvery}
+	target := netip.AddrPortFrom(redirect.PassthroughAddress(f), r.Port).String()
+	dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(loopback(f), 0)), Timeout: dialEvery}
 	ticker := time.NewTicker(dialEvery)
 	defer ticker.Stop()
 	var last error
 	for {
-		conn, err := dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(target, r.Port).String())
+		conn, err := dialer.DialContext(ctx, "tcp", target)
 		if err == nil {
 			_ = conn.Close()
 		} else if !over(ctx) {
@@ -185,7 +150,7 @@ func over(ctx context.Context) bool {
 	return ctx.Err() != nil || ok && !time.Now().Before(deadline) //nolint:forbidigo // the context's own clock
 }
 
-// await reports whether the probe came in before the next try is due. Connections for other ports are somebody else's.
+// await reports whether the probe came in before the next try is due. Connections for other ports do not count.
 func (r Redirection) await(ctx context.Context, seen <-chan uint16, next <-chan time.Time) bool {
 	for {
 		select {

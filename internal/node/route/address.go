@@ -10,12 +10,13 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
 // passthrough is the address the proxy uses as source towards the app, so that rules can tell its connections from
 // captured ones. IPv4 needs none on lo: 127.0.0.6 is in 127.0.0.0/8.
-var passthrough = netip.MustParsePrefix("::6/128") //nolint:gochecknoglobals // a constant
+var passthrough = netip.PrefixFrom(redirect.PassthroughAddress(ruleset.IPv6), 128) //nolint:gochecknoglobals // a constant
 
 // Addresses gives every address of every interface in the order in which the kernel lists them, which is all IPv4
 // addresses before all IPv6 addresses, each by interface. An IPv4 address in IPv6 form is given as IPv4. Nobody asks

@@ -2,202 +2,129 @@ package selfcheck
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
-	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/probe"
 )
 
-// Ports of the sidecar (all are the reference's defaults) and of the questions.
+// Ports of the services that are called.
 const (
-	outboundPort = 15001
-	inboundPort  = 15006
-	dnsPort      = 15053
-	webPort      = 80
-	namePort     = 53
+	webPort  = 80
+	namePort = 53
 )
 
-// packets sends what an app and its clients send, and looks where it comes out. Whoever tests is no proxy: its user and
-// group are others.
-func (s *scene) packets(ctx context.Context, mode redirect.Mode) error {
+// arrival bounds the wait for a packet, which takes microseconds where it arrives at all.
+const arrival = 2 * time.Second
+
+// packets sends what an app and its clients send, and checks at which of the sidecar's ports it arrives. The sockets' user
+// and group are this process's, and so not the proxy's.
+func (b *testbed) packets(ctx context.Context, mode redirect.Mode) error {
+	web := func(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, webPort) }
 	return errors.Join(
-		s.connect(ctx, "a connection of the app to the outside", s.pod, s.elsewhere, outboundPort, false),
-		s.connect(ctx, "a connection of a client to the app", s.peer, s.podAt, inboundPort, mode == redirect.TPROXY),
-		s.query(ctx),
+		b.connect(ctx, "a connection of the app to the outside", b.pod, web(b.outside), redirect.OutboundPort, false),
+		b.connect(ctx, "a connection of a client to the app", b.peer, web(b.podIP), redirect.InboundPort, mode == redirect.TPROXY),
+		b.query(ctx),
 	)
 }
 
-// connect opens a connection from one of the places, and holds that the listener in the pod gets it and is told where it was going.
-func (s *scene) connect(ctx context.Context, what string, from *netns.Namespace, to netip.Addr, listen uint16, transparent bool) error {
-	listener, err := s.socket(s.pod, unix.SOCK_STREAM)
+// connect opens a connection and checks that a listener in the pod gets it, with its original destination.
+func (b *testbed) connect(ctx context.Context, what string, from *netns.Namespace, to netip.AddrPort, port uint16, tproxy bool) error {
+	ctx, cancel := context.WithTimeout(ctx, arrival)
+	defer cancel()
+	config := net.ListenConfig{Control: func(network, _ string, c syscall.RawConn) error { return transparent(network, c, tproxy) }}
+	config.SetMultipathTCP(false) // with which Linux 5.6 to 5.16 refuse transparent sockets
+	listener, err := in(b.pod, func() (net.Listener, error) { return config.Listen(ctx, "tcp", b.every(port)) })
 	if err != nil {
 		return err
 	}
-	defer closeSocket(listener)
-	if transparent {
-		level, option := unix.SOL_IP, unix.IP_TRANSPARENT
-		if s.family == ruleset.IPv6 {
-			level, option = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
-		}
-		if err = unix.SetsockoptInt(listener, level, option, 1); err != nil {
-			return fmt.Errorf("making a transparent socket: %w", err)
-		}
-	}
-	if err = s.serve(listener, listen); err != nil {
-		return err
-	}
-	if err = unix.Listen(listener, 1); err != nil {
-		return fmt.Errorf("listening: %w", err)
-	}
-	client, err := s.socket(from, unix.SOCK_STREAM)
+	defer listener.Close() //nolint:errcheck // nothing was written
+	defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
+	client, err := dial(ctx, from, "tcp", to)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s does not come out at port %d: %w", what, port, err)
 	}
-	defer closeSocket(client)
-	if err = unix.Connect(client, s.address(to, webPort)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
-		return fmt.Errorf("%s is refused at once: %w", what, err)
-	}
-	if !readable(ctx, listener) {
-		return fmt.Errorf("%s does not come out at port %d", what, listen)
-	}
-	accepted, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+	defer client.Close() //nolint:errcheck // nothing was written
+	conn, err := listener.Accept()
 	if err != nil {
-		return fmt.Errorf("accepting %s: %w", what, err)
+		return fmt.Errorf("%s does not come out at port %d: %w", what, port, errors.Join(context.Cause(ctx), err))
 	}
-	defer closeSocket(accepted)
-	return s.wasGoing(what, accepted, netip.AddrPortFrom(to, webPort), transparent)
-}
-
-// wasGoing holds that the proxy would know the original destination: with TPROXY it is the connection's own address, else
-// the kernel is asked (SO_ORIGINAL_DST, linux/netfilter_ipv4.h and linux/netfilter_ipv6/ip6_tables.h).
-func (s *scene) wasGoing(what string, connection int, want netip.AddrPort, transparent bool) error {
-	const soOriginalDst = 80
-	var got netip.AddrPort
-	switch {
-	case transparent:
-		name, err := unix.Getsockname(connection)
-		if err != nil {
-			return fmt.Errorf("asking where %s was going: %w", what, err)
-		}
-		got = addrPort(name)
-	case s.family == ruleset.IPv6:
-		// A struct sockaddr_in6 comes back, which this type begins with.
-		info, err := unix.GetsockoptIPv6MTUInfo(connection, unix.SOL_IPV6, soOriginalDst)
-		if err != nil {
-			return fmt.Errorf("asking where %s was going: %w", what, err)
-		}
-		port := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, info.Addr.Port))
-		got = netip.AddrPortFrom(netip.AddrFrom16(info.Addr.Addr), port)
-	default:
-		// A struct sockaddr_in: family, port in network order, address.
-		in, err := unix.GetsockoptIPv6Mreq(connection, unix.SOL_IP, soOriginalDst)
-		if err != nil {
-			return fmt.Errorf("asking where %s was going: %w", what, err)
-		}
-		got = netip.AddrPortFrom(netip.AddrFrom4([4]byte(in.Multiaddr[4:8])), binary.BigEndian.Uint16(in.Multiaddr[2:4]))
+	defer conn.Close()                                              //nolint:errcheck // nothing was written
+	original, err := probe.OriginalDestination(conn.(*net.TCPConn)) //nolint:forcetypeassert // the listener is one of TCP
+	if err != nil {
+		return fmt.Errorf("asking where %s was going: %w", what, err)
 	}
-	if got != want {
-		return fmt.Errorf("%s was going to %s, and the proxy is told %s", what, want, got)
+	if original != to {
+		return fmt.Errorf("%s was going to %s, and the proxy is told %s", what, to, original)
 	}
 	return nil
 }
 
-// query sends a question to a name server, and holds that the agent's resolver gets it.
-func (s *scene) query(ctx context.Context) error {
-	const what = "a DNS query of the app"
-	resolver, err := s.socket(s.pod, unix.SOCK_DGRAM)
-	if err != nil {
-		return err
+// transparent lets a socket accept connections to any address.
+func transparent(network string, c syscall.RawConn, wanted bool) error {
+	if !wanted {
+		return nil
 	}
-	defer closeSocket(resolver)
-	if err = s.serve(resolver, dnsPort); err != nil {
-		return err
+	level, option := unix.SOL_IP, unix.IP_TRANSPARENT
+	if network == "tcp6" {
+		level, option = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
 	}
-	app, err := s.socket(s.pod, unix.SOCK_DGRAM)
-	if err != nil {
-		return err
-	}
-	defer closeSocket(app)
-	if err := unix.Sendto(app, []byte("?"), 0, s.address(s.elsewhere, namePort)); err != nil {
-		return fmt.Errorf("sending %s: %w", what, err)
-	}
-	if !readable(ctx, resolver) {
-		return fmt.Errorf("%s does not come out at port %d", what, dnsPort)
-	}
-	return nil
+	var err error
+	failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) })
+	return errors.Join(failed, err)
 }
 
-// socket is one of a place, which never blocks.
-func (s *scene) socket(at *netns.Namespace, kind int) (fd int, err error) {
-	domain := unix.AF_INET
-	if s.family == ruleset.IPv6 {
-		domain = unix.AF_INET6
-	}
-	err = at.Do(func() (err error) {
-		fd, err = unix.Socket(domain, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-		return err
+// query sends a query to a name server and checks that the agent's resolver gets it.
+func (b *testbed) query(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, arrival)
+	defer cancel()
+	resolver, err := in(b.pod, func() (net.PacketConn, error) {
+		return (&net.ListenConfig{}).ListenPacket(ctx, "udp", b.every(redirect.DNSPort))
 	})
 	if err != nil {
-		return -1, fmt.Errorf("making a socket: %w", err)
+		return err
 	}
-	return fd, nil
-}
-
-// serve binds a socket to a port of all addresses.
-func (s *scene) serve(fd int, port uint16) error {
-	everywhere := netip.IPv4Unspecified()
-	if s.family == ruleset.IPv6 {
-		everywhere = netip.IPv6Unspecified()
+	defer resolver.Close() //nolint:errcheck // nothing was written
+	defer context.AfterFunc(ctx, func() { _ = resolver.Close() })()
+	app, err := dial(ctx, b.pod, "udp", netip.AddrPortFrom(b.outside, namePort))
+	if err != nil {
+		return err
 	}
-	// Connections of the question before may still be ending.
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-		return fmt.Errorf("binding port %d: %w", port, err)
+	defer app.Close() //nolint:errcheck // the datagram is sent
+	if _, err = app.Write([]byte("?")); err == nil {
+		_, _, err = resolver.ReadFrom(make([]byte, 1))
 	}
-	if err := unix.Bind(fd, s.address(everywhere, port)); err != nil {
-		return fmt.Errorf("binding port %d: %w", port, err)
+	if err != nil {
+		return fmt.Errorf("a DNS query of the app does not come out at port %d: %w", redirect.DNSPort, errors.Join(context.Cause(ctx), err))
 	}
 	return nil
 }
 
-func (s *scene) address(a netip.Addr, port uint16) unix.Sockaddr {
-	if s.family == ruleset.IPv6 {
-		return &unix.SockaddrInet6{Port: int(port), Addr: a.As16()}
+// every is a port of all addresses of the testbed's family.
+func (b *testbed) every(port uint16) string {
+	if b.podIP.Is6() {
+		return netip.AddrPortFrom(netip.IPv6Unspecified(), port).String()
 	}
-	return &unix.SockaddrInet4{Port: int(port), Addr: a.As4()}
+	return netip.AddrPortFrom(netip.IPv4Unspecified(), port).String()
 }
 
-func addrPort(a unix.Sockaddr) netip.AddrPort {
-	switch in := a.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(in.Addr), uint16(in.Port)) //nolint:gosec // a port
-	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(in.Addr), uint16(in.Port)) //nolint:gosec // a port
-	}
-	return netip.AddrPort{}
+func dial(ctx context.Context, from *netns.Namespace, network string, to netip.AddrPort) (net.Conn, error) {
+	return in(from, func() (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, network, to.String()) })
 }
 
-// Waiting for a packet, which takes microseconds where it comes at all.
-const (
-	wait   = 2 * time.Second
-	glance = 50 * time.Millisecond
-)
-
-func readable(ctx context.Context, fd int) bool {
-	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // a file descriptor
-	for range int(wait / glance) {
-		n, err := unix.Poll(poll, int(glance.Milliseconds()))
-		if n > 0 || ctx.Err() != nil || err != nil && !errors.Is(err, unix.EINTR) {
-			return n > 0
-		}
-	}
-	return false
+// in opens a socket in a namespace: package net makes it on the calling thread, where there is one address to try.
+func in[T any](n *netns.Namespace, open func() (T, error)) (socket T, err error) {
+	err = n.Do(func() (err error) {
+		socket, err = open()
+		return err
+	})
+	return socket, err
 }
-
-func closeSocket(fd int) { _ = unix.Close(fd) }

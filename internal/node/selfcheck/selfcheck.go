@@ -6,7 +6,7 @@
 //
 // It never decides what becomes of a pod.
 //
-// Start reading at Run; scene.go has the namespaces, packet.go the packets, verdict.go what is written down.
+// Start reading at Run; testbed.go has the namespaces, packet.go the packets, verdict.go what is written down.
 package selfcheck
 
 import (
@@ -33,8 +33,8 @@ type Options struct {
 	Now  func() time.Time
 }
 
-// patience bounds each question.
-const patience = 10 * time.Second
+// timeout bounds each question.
+const timeout = 10 * time.Second
 
 // Backends are those that are tried, the one that is preferred first.
 func Backends() []redirect.Backend {
@@ -66,18 +66,18 @@ var ErrPrivilege = errors.New("this process may not make network namespaces (CAP
 
 // try asks all questions of a family, in one place: each backend takes over from the one before.
 func (v *Verdict) try(ctx context.Context, o Options, f ruleset.Family) error {
-	s, err := newScene(f)
+	b, err := newTestbed(f)
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("%w: %w", ErrPrivilege, err)
 	}
 	if err != nil {
 		return fmt.Errorf("making the place for a self-test: %w", err)
 	}
-	defer s.close()
+	defer b.close()
 	for i := range v.Results {
 		began := o.Now()
 		for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
-			err := s.ask(ctx, o, v.Results[i].Backend, mode)
+			err := b.ask(ctx, o, v.Results[i].Backend, mode)
 			switch {
 			case errors.Is(err, iptables.ErrMissing):
 				v.Results[i].Untried = err.Error()
@@ -91,16 +91,16 @@ func (v *Verdict) try(ctx context.Context, o Options, f ruleset.Family) error {
 }
 
 // ask tells whether one backend redirects in one mode.
-func (s *scene) ask(ctx context.Context, o Options, b redirect.Backend, mode redirect.Mode) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it took longer than %s", patience))
+func (b *testbed) ask(ctx context.Context, o Options, with redirect.Backend, mode redirect.Mode) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("it took longer than %s", timeout))
 	defer cancel()
 	spec := redirect.Default()
 	spec.Mode, spec.DNS = mode, redirect.DNSAll
-	space := podnet.Namespace{NetNS: s.pod, Backend: b, Tools: iptables.Host{Path: o.Path}, Log: o.Log}
+	space := podnet.Namespace{NetNS: b.pod, Backend: with, Tools: iptables.Host{Path: o.Path}, Log: o.Log}
 	if _, err := space.Apply(ctx, spec, podnet.Reconcile); err != nil {
 		return err
 	}
-	return s.packets(ctx, mode)
+	return b.packets(ctx, mode)
 }
 
 // families are those that the kernel has.

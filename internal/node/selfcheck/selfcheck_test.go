@@ -39,7 +39,7 @@ func TestEveryBackendWorksHere(t *testing.T) {
 // TestPacketsTellWithoutRules: the questions are such that rules which do nothing fail them.
 func TestPacketsTellWithoutRules(t *testing.T) {
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-		s, err := newScene(f)
+		s, err := newTestbed(f)
 		if err != nil {
 			t.Fatal(err)
 		}

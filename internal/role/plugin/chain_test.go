@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
@@ -55,7 +56,7 @@ func rules(t *testing.T, p chaintest.Pod) string {
 
 func TestChainCapturesMeshPodsInEveryVersion(t *testing.T) {
 	t.Parallel()
-	for _, version := range chaintest.Versions() {
+	for _, version := range cniconf.Versions() {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			node := chaintest.New(t, program(t))
@@ -94,7 +95,7 @@ func TestChainCapturesMeshPodsInEveryVersion(t *testing.T) {
 // The result of the chain must be that of the bridge alone.
 func TestChainHandsOnThePreviousResult(t *testing.T) {
 	t.Parallel()
-	for _, version := range chaintest.Versions() {
+	for _, version := range cniconf.Versions() {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			node := chaintest.New(t, program(t))

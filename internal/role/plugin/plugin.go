@@ -39,11 +39,6 @@ const wholeCall = 100 * time.Second
 // logScope is the scope under which the node agent shows the plugin's log.
 const logScope = "cni-plugin"
 
-// Supported lists the versions of the CNI specification that are served.
-func Supported() version.PluginInfo {
-	return version.PluginSupports("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
-}
-
 // plugin is one invocation.
 type plugin struct {
 	// answer is the result, kept until nothing can fail any more: stdout must hold one document.
@@ -77,7 +72,7 @@ func Run(c applet.Call) int {
 		Status: p.guarded("STATUS", p.status),
 		Del:    func(*skel.CmdArgs) error { return nil },
 		GC:     func(*skel.CmdArgs) error { return nil },
-	}, Supported(), "")
+	}, version.PluginSupports(cniconf.Versions()...), "")
 	if failed == nil {
 		if _, err := p.answer.WriteTo(c.Stdout); err != nil {
 			log.Logger().Error("printing the result", "cause", err.Error())
@@ -114,7 +109,7 @@ func usage(c applet.Call) int {
 		w, code = c.Stderr, applet.ExitUsage
 		_, _ = fmt.Fprintf(w, "istio-cni plugin takes no arguments, got %q\n\n", c.Args)
 	}
-	_, _ = fmt.Fprintf(w, usageText, Versions())
+	_, _ = fmt.Fprintf(w, usageText, strings.Join(cniconf.Versions(), " "))
 	return code
 }
 
@@ -166,6 +161,3 @@ func advice(conf cniconf.NetConf) selfcheck.Advice {
 	}
 	return selfcheck.Recorded(conf.RunDir)
 }
-
-// Versions lists the supported versions for a person.
-func Versions() string { return strings.Join(Supported().SupportedVersions(), " ") }

@@ -132,7 +132,12 @@ func (b *builder) loopbacks() []netip.Prefix {
 
 // passthroughs are the source addresses of Envoy's connections to the app behind it.
 func (b *builder) passthroughs() []netip.Prefix {
-	return b.networks([]netip.Prefix{netip.MustParsePrefix("127.0.0.6/32"), netip.MustParsePrefix("::6/128")})
+	var all []netip.Prefix
+	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+		a := redirect.PassthroughAddress(f)
+		all = append(all, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return b.networks(all)
 }
 
 // tproxyInbound reports whether incoming connections are handed over by TPROXY.

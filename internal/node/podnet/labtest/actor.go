@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -92,39 +90,4 @@ func (o socketOptions) control(network, _ string, c syscall.RawConn) error {
 		}
 	})
 	return errors.Join(failed, err)
-}
-
-// soOriginalDst is SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST (linux/netfilter_ipv4.h, linux/netfilter_ipv6/ip6_tables.h).
-const soOriginalDst = 80
-
-// original asks where a connection was going before the kernel changed its destination. A connection that was handed
-// over unchanged, as TPROXY does, has the answer in its own address; the kernel gives the same then.
-func original(conn *net.TCPConn) (netip.AddrPort, error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	var dst netip.AddrPort
-	own := addrPort(conn.LocalAddr())
-	failed := raw.Control(func(fd uintptr) {
-		if own.Addr().Is6() {
-			// The structs are used for their sizes: sockaddr_in6 is the first part of this one, …
-			var info *unix.IPv6MTUInfo
-			if info, err = unix.GetsockoptIPv6MTUInfo(int(fd), unix.SOL_IPV6, soOriginalDst); err == nil {
-				dst = netip.AddrPortFrom(netip.AddrFrom16(info.Addr.Addr), bigEndian(info.Addr.Port))
-			}
-			return
-		}
-		// … and sockaddr_in (family, port, address) of this one.
-		var in *unix.IPv6Mreq
-		if in, err = unix.GetsockoptIPv6Mreq(int(fd), unix.SOL_IP, soOriginalDst); err == nil {
-			m := in.Multiaddr
-			dst = netip.AddrPortFrom(netip.AddrFrom4([4]byte(m[4:8])), uint16(m[2])<<8|uint16(m[3]))
-		}
-	})
-	if errors.Is(err, unix.ENOENT) {
-		// No entry in the connection tracking table: nothing was changed.
-		return own, nil
-	}
-	return dst, errors.Join(failed, err)
 }

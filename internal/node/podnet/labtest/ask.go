@@ -2,7 +2,6 @@ package labtest
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -290,11 +289,4 @@ func addrPort(a net.Addr) netip.AddrPort {
 		ap = a.AddrPort()
 	}
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
-}
-
-// bigEndian reads a port that the kernel wrote in network order into a native integer.
-func bigEndian(port uint16) uint16 {
-	b := [2]byte{}
-	binary.NativeEndian.PutUint16(b[:], port)
-	return uint16(b[0])<<8 | uint16(b[1])
 }

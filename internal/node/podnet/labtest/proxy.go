@@ -28,9 +28,6 @@ type Proxy struct {
 	Resolver func(ruleset.Family) netip.AddrPort
 }
 
-// statusPorts are those of the agent's health checks, Envoy's health checks and Envoy's metrics.
-func statusPorts() []uint16 { return []uint16{15020, 15021, 15090} }
-
 // Start opens the proxy's sockets.
 func (p Proxy) Start(ctx context.Context) (*Server, error) {
 	var all []Service
@@ -49,7 +46,7 @@ func (p Proxy) services(f ruleset.Family) []Service {
 	outbound.Redirected, outbound.Onward = true, func(h Hop) Ask { return Ask{From: p.Actor, Via: TCP, To: h.Dst} }
 	inbound.Redirected, inbound.Transparent, inbound.Onward = true, tproxy, p.toApp
 	all := []Service{outbound, inbound, tcp(ByTunnel, redirect.TunnelPort)}
-	for _, port := range statusPorts() {
+	for _, port := range redirect.AlwaysExcluded() {
 		all = append(all, tcp(ByStatus, port))
 	}
 	// The agent listens on loopback only. That is where REDIRECT sends what a pod itself sends, and the address that

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+
+	"github.com/meshcni/istio-cni/internal/node/probe"
 )
 
 // Service is one socket that answers.
@@ -105,7 +107,7 @@ func (s *Server) connection(ctx context.Context, service Service, conn *net.TCPC
 	}
 	hop := Hop{By: service.By, Dst: addrPort(conn.LocalAddr()), From: addrPort(conn.RemoteAddr())}
 	if service.Redirected {
-		if hop.Dst, err = original(conn); err != nil {
+		if hop.Dst, err = probe.OriginalDestination(conn); err != nil {
 			_, _ = io.WriteString(conn, Answer{Hops: []Hop{hop}, Err: err}.lines())
 			return
 		}
