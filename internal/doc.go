@@ -19,7 +19,7 @@
 // pod), agent/departure (about leaving); how rules reach the kernel
 // node/nftables and, by programs, node/iptables; the CNI configuration
 // core/cniconf; a file write node/hostfs; a namespace node/netns, node/podnet
-// (to work in it) and node/podns (to find it); an API call kube; what the
+// (to work in it) and node/podns (to find it); a path of the node node/hostpath; libcni's cache node/cnicache; an API call kube; what the
 // plugin asks the agent node/agentcall and agent/podinfo; what the agent does
 // all day agent/installation and agent/podrepair; does it work here
 // node/selfcheck; making a stranger's text safe to show core/printable; flags role, applet/settings and applet/arguments; the main

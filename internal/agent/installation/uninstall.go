@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/node/cnicache"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
-	"github.com/meshcni/istio-cni/internal/node/podns"
 )
 
 // Left is what an uninstallation leaves on the node on purpose.
@@ -196,28 +196,21 @@ func (i *Installation) needed() string {
 
 // neededBy looks through one cache.
 func (i *Installation) neededBy(dir string) string {
-	names, err := hostfs.List(dir, nil)
-	if errors.Is(err, fs.ErrNotExist) {
+	_, err := cnicache.Walk(dir, func(name string, data []byte, err error) error {
+		if err != nil {
+			return err
+		}
+		sandbox, ok := cnicache.Parse(data)
+		if !ok {
+			return fmt.Errorf("entry %q of libcni's cache cannot be read", name)
+		}
+		if sandbox.Uses(cniconf.PluginType) && i.config.alive(sandbox) {
+			return fmt.Errorf("sandbox %q was made with it and is still there", name)
+		}
+		return nil
+	})
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		return ""
 	}
-	if err != nil {
-		return err.Error()
-	}
-	for _, name := range names {
-		data, _, err := hostfs.ReadFile(filepath.Join(dir, name), maxConf)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return err.Error()
-		}
-		box, ok := podns.ReadSandbox(data)
-		if !ok {
-			return fmt.Sprintf("entry %q of libcni's cache cannot be read", name)
-		}
-		if box.Runs(cniconf.PluginType) && i.config.alive(box) {
-			return fmt.Sprintf("sandbox %q was made with it and is still there", name)
-		}
-	}
-	return ""
+	return err.Error()
 }

@@ -45,7 +45,7 @@ type lab struct {
 	options Options
 	// conf is what the plugin is told.
 	conf atomic.Pointer[cniconf.NetConf]
-	// asked counts how often somebody was about to look for a namespace.
+	// asked counts the searches for namespaces.
 	asked  atomic.Int64
 	places podns.Places
 	log    *record
@@ -83,9 +83,9 @@ func newLab(t *testing.T, switches repair.Switches, more ...func(*Options)) *lab
 	l.options = Options{
 		API: l.api(), Clock: l.clock, Log: slog.New(slog.NewTextHandler(l.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Workers: 1, Metrics: metrics.NewRepair("test"), Settings: settings, Host: node1, Plugin: func() (cniconf.NetConf, error) { return *l.conf.Load(), nil },
-		Places: func() *podns.Places {
+		Find: func(ctx context.Context, pod podns.Pod) (*podns.Namespace, error) {
 			l.asked.Add(1)
-			return &l.places
+			return l.places.Find(ctx, pod)
 		},
 	}
 	for _, change := range more {
@@ -137,9 +137,9 @@ func (l *lab) makePlaces() {
 	l.Helper()
 	dir := l.TempDir()
 	l.places = podns.Places{
-		Cache: filepath.Join(dir, "results"), Mounts: []string{filepath.Join(dir, "netns")}, Proc: filepath.Join(dir, "proc"),
+		Cache: filepath.Join(dir, "results"), Netns: []string{filepath.Join(dir, "netns")}, Proc: filepath.Join(dir, "proc"),
 	}
-	for _, dir := range []string{l.places.Cache, l.places.Mounts[0], l.places.Proc} {
+	for _, dir := range []string{l.places.Cache, l.places.Netns[0], l.places.Proc} {
 		l.do(os.Mkdir(dir, 0o700))
 	}
 	l.bridge = netnstest.New(l)
@@ -205,7 +205,7 @@ func (l *lab) contained(pid, path, uid string) {
 // mount mounts a namespace as a container runtime does.
 func (l *lab) mount(path, name string) {
 	l.Helper()
-	l.mountAt(path, filepath.Join(l.places.Mounts[0], name))
+	l.mountAt(path, filepath.Join(l.places.Netns[0], name))
 }
 
 func (l *lab) mountAt(path, at string) string {

@@ -352,9 +352,8 @@ func TestOneWorkerAtATimeAndTheLatestState(t *testing.T) {
 	t.Parallel()
 	var working, most, calls atomic.Int32
 	proceed := make(chan struct{})
-	l := newLab(t, nothing, func(o *Options) { o.Workers = 4 })
-	places := l.options.Places
-	l.options.Places = func() *podns.Places {
+	l := newLab(t, inPlace, func(o *Options) { o.Workers = 4 })
+	l.options.Find = func(context.Context, podns.Pod) (*podns.Namespace, error) {
 		calls.Add(1)
 		n := working.Add(1)
 		for seen := most.Load(); n > seen && !most.CompareAndSwap(seen, n); {
@@ -362,7 +361,7 @@ func TestOneWorkerAtATimeAndTheLatestState(t *testing.T) {
 		}
 		<-proceed
 		working.Add(-1)
-		return places()
+		return nil, podns.ErrNotFound
 	}
 	p := crashing("web")
 	l.set(p)

@@ -53,9 +53,8 @@ type Options struct {
 	Settings Settings
 	// Plugin is what the plugin of the node is told now.
 	Plugin func() (cniconf.NetConf, error)
-	// Places are where namespaces are looked for now; nil where those of the pods cannot be reached. Directories of the
-	// runtime come into being with the node's first pod, so it is asked for each pod that needs it.
-	Places func() *podns.Places
+	// Find finds the network namespace of a pod of this node; nil where those cannot be reached.
+	Find func(context.Context, podns.Pod) (*podns.Namespace, error)
 	// ToolPath is where iptables is looked for, as in $PATH.
 	ToolPath string
 	// Host is the node where this runs, for events.
@@ -96,9 +95,6 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
-	}
-	if o.Places == nil {
-		o.Places = func() *podns.Places { return nil }
 	}
 	return o
 }

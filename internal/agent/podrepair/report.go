@@ -107,7 +107,7 @@ func (j *job) advice() string {
 		return "It cannot be redirected in place any more: delete it, so that its owner makes another one"
 	case !captured:
 		return "The plugin would not redirect it, as " + j.found.Decision.Reason.Sentence()
-	case j.Settings.Switches.InPlace && j.places == nil:
+	case j.Settings.Switches.InPlace && !j.reachable():
 		return "It can be redirected in place on its own node alone: delete it, or let the node agent repair pods"
 	}
 	return "Delete it, so that it starts anew, or switch on the node agent's race repair"

@@ -30,7 +30,6 @@ type job struct {
 	conf   cniconf.NetConf
 	memory *memory
 	found  repair.Finding
-	places *podns.Places
 	log    *slog.Logger
 }
 
@@ -56,10 +55,7 @@ func (c *controller) settle(ctx context.Context, k types.NamespacedName) (wait t
 	}
 	subject := podOf(j.pod)
 	j.found = repair.Judge(subject, c.Settings.Predicate, j.conf.Policy())
-	if j.found.Look || j.found.Broken {
-		j.places = c.places(j.pod)
-	}
-	j.found.Repairable = j.found.Repairable && j.places != nil
+	j.found.Repairable = j.found.Repairable && j.reachable()
 	if problems := j.conf.Problems; problems != nil && (j.found.Look || j.found.Broken) {
 		return 0, j.refrain(ctx, problems)
 	}
@@ -91,12 +87,9 @@ func (c *controller) remember(k types.NamespacedName, j *job) {
 	}
 }
 
-// places are where the pod's namespace can be found, nil where those of its node cannot be reached.
-func (c *controller) places(p kube.Pod) *podns.Places {
-	if c.Settings.Node == "" || p.NodeName != c.Settings.Node {
-		return nil
-	}
-	return c.Places()
+// reachable reports whether the namespaces of the pod's node can be reached from here.
+func (j *job) reachable() bool {
+	return j.Find != nil && j.Settings.Node != "" && j.pod.NodeName == j.Settings.Node
 }
 
 // stand is the state that the pod is counted in.
@@ -131,7 +124,7 @@ const unreachable = 4
 
 // look finds out what the namespace of an unproven pod says.
 func (j *job) look(ctx context.Context, subject repair.Pod) error {
-	if j.places == nil {
+	if !j.reachable() {
 		j.found.Look, j.found.Reason = false, repair.NotLookedAt // nothing can be told from here
 		return nil
 	}
@@ -193,7 +186,7 @@ func (j *job) compare(ctx context.Context, space podnet.Namespace) (repair.Rules
 
 // inside runs fn with the pod's network namespace, if that can be told for sure.
 func (j *job) inside(ctx context.Context, fn func(podnet.Namespace) error) (err error) {
-	found, err := j.places.Find(ctx, podns.Pod{
+	found, err := j.Find(ctx, podns.Pod{
 		Namespace: j.pod.Facts.Namespace, Name: j.pod.Facts.Name, UID: j.pod.Facts.UID, Addresses: j.pod.Addresses,
 	})
 	if err != nil {

@@ -1,10 +1,10 @@
 package hostfs
 
 import (
-	"bufio"
-	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/meshcni/istio-cni/internal/node/hostpath"
 )
 
 // MountedFrom tells what is mounted where a path lies: device and directory within it, as proc_pid_mountinfo(5) has them.
@@ -25,24 +25,17 @@ func MountedFrom(path string) string {
 }
 
 func readMount(path string) string {
-	file, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return ""
-	}
-	defer func() { _ = file.Close() }() // only read
 	path = filepath.Clean(path)
 	best, from := -1, ""
-	for lines := bufio.NewScanner(file); lines.Scan(); {
-		fields := strings.Fields(lines.Text())
-		const device, root, point = 2, 3, 4
-		if len(fields) <= point {
-			continue
+	err := hostpath.EachMount("/proc/self/mountinfo", func(m hostpath.Mount) error {
+		inside := m.Point == "/" || path == m.Point || strings.HasPrefix(path, m.Point+"/")
+		if inside && len(m.Point) >= best { // of two at one place the later one is on top
+			best, from = len(m.Point), m.Device+" "+m.Root
 		}
-		at := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(fields[point])
-		inside := at == "/" || path == at || strings.HasPrefix(path, at+"/")
-		if inside && len(at) >= best { // of two at one place the later one is on top
-			best, from = len(at), fields[device]+" "+fields[root]
-		}
+		return nil
+	})
+	if err != nil {
+		return ""
 	}
 	return from
 }

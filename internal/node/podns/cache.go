@@ -3,136 +3,54 @@ package podns
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
-	"slices"
 	"strings"
 
-	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/cnicache"
 )
 
-// CacheKind is the kind of entry that libcni 0.8 and later write.
-const CacheKind = "cniCacheV1"
-
-// Sandbox is an entry of libcni's cache, one for each network and interface of a sandbox that was made and not yet
-// removed.
-type Sandbox struct {
-	// Kind is [CacheKind], or what else the entry says that it is.
-	Kind string
-	// Plugins are the types of those that made it, and that will be asked to remove it.
-	Plugins []string
-	// NetNS is the network namespace, a path of the host; "" when the entry does not tell.
-	NetNS string
-	// Namespace, Name and UID are the pod's, from the runtime's arguments; "" for those that it did not give.
-	Namespace, Name, UID string
+// cacheDir is libcni's cache as it is seen here.
+func (s *search) cacheDir() string {
+	if seen := s.view.Existing(s.places.Cache); len(seen) > 0 {
+		return seen[0]
+	}
+	return s.places.Cache // so that the error names it
 }
-
-// ReadSandbox reads an entry of libcni's cache (github.com/containernetworking/cni, pkg libcni, api.go). It reports whether it
-// is one: JSON with a kind and a network configuration.
-func ReadSandbox(data []byte) (Sandbox, bool) {
-	var entry struct {
-		Kind   string          `json:"kind"`
-		Config []byte          `json:"config"` // base64
-		NetNS  string          `json:"netns"`
-		Args   json.RawMessage `json:"cniArgs"`
-		Result struct {
-			Interfaces []struct {
-				Sandbox string `json:"sandbox"`
-			} `json:"interfaces"`
-		} `json:"result"`
-	}
-	if json.Unmarshal(data, &entry) != nil || entry.Kind == "" {
-		return Sandbox{}, false
-	}
-	var config struct {
-		Type    string `json:"type"`
-		Plugins []struct {
-			Type string `json:"type"`
-		} `json:"plugins"`
-	}
-	if json.Unmarshal(entry.Config, &config) != nil {
-		return Sandbox{}, false
-	}
-	box := Sandbox{Kind: entry.Kind, NetNS: entry.NetNS, Plugins: []string{config.Type}}
-	for _, p := range config.Plugins {
-		box.Plugins = append(box.Plugins, p.Type)
-	}
-	for _, i := range entry.Result.Interfaces {
-		if box.NetNS == "" {
-			box.NetNS = i.Sandbox
-		}
-	}
-	box.pod(entry.Args)
-	return box, true
-}
-
-// pod takes in the arguments, a list of pairs. Others than these tell nothing.
-func (s *Sandbox) pod(arguments json.RawMessage) {
-	var pairs [][2]string
-	if json.Unmarshal(arguments, &pairs) != nil {
-		return
-	}
-	for _, pair := range pairs {
-		switch pair[0] {
-		case "K8S_POD_NAMESPACE":
-			s.Namespace = pair[1]
-		case "K8S_POD_NAME":
-			s.Name = pair[1]
-		case "K8S_POD_UID":
-			s.UID = pair[1]
-		}
-	}
-}
-
-// Runs reports whether a type of plugin made the sandbox.
-func (s Sandbox) Runs(plugin string) bool { return slices.Contains(s.Plugins, plugin) }
-
-// maxEntry bounds an entry of the cache, which holds one network configuration and one result.
-const maxEntry = 4 << 20
 
 // cache goes through libcni's cache. Nothing that is wrong with it ends the search.
 func (s *search) cache(ctx context.Context) error {
 	if s.places.Cache == "" {
 		return nil
 	}
-	look := Look{Source: FromCache, Place: s.places.Cache}
-	defer func() { s.looked = append(s.looked, look) }()
-	names, err := hostfs.List(s.places.Cache, nil)
-	if err != nil {
+	look := Look{Source: FromCache, Place: s.cacheDir()}
+	files, err := cnicache.Walk(look.Place, func(name string, data []byte, err error) error {
+		s.entry(name, data, err, &look)
+		return ctx.Err()
+	})
+	if look.Entries = files; err != nil {
 		look.Err = err
-		return nil
 	}
-	look.Entries = len(names)
-	for _, name := range names {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		s.entry(name, &look)
-	}
-	return nil
+	s.looked = append(s.looked, look)
+	return ctx.Err()
 }
 
 // entry looks at one entry of the cache.
-func (s *search) entry(name string, look *Look) {
-	data, _, err := hostfs.ReadFile(filepath.Join(s.places.Cache, name), maxEntry)
+func (s *search) entry(name string, data []byte, err error, look *Look) {
 	switch {
-	case errors.Is(err, fs.ErrNotExist): // its sandbox was removed just now
-		return
 	case err != nil:
 		look.fail(err)
 		return
 	case !bytes.Contains(data, []byte(s.pod.Name)): // which saves reading the entries of all the other pods
 		return
 	}
-	box, ok := ReadSandbox(data)
+	box, ok := cnicache.Parse(data)
 	switch {
 	case !ok:
 		look.fail(fmt.Errorf("entry %q cannot be read", name))
 		return
-	case box.Kind != CacheKind || box.Namespace != s.pod.Namespace || box.Name != s.pod.Name:
+	case box.Kind != cnicache.Kind || box.Namespace != s.pod.Namespace || box.Name != s.pod.Name:
 		return
 	}
 	look.Of++
@@ -142,7 +60,7 @@ func (s *search) entry(name string, look *Look) {
 }
 
 // sandbox looks at the namespace of an entry that has the pod's name. It says what is wrong with it.
-func (s *search) sandbox(box Sandbox) string {
+func (s *search) sandbox(box cnicache.Entry) string {
 	named := strings.HasPrefix(box.NetNS, "/proc/")
 	switch {
 	case box.UID != "" && box.UID != s.pod.UID:
@@ -154,7 +72,7 @@ func (s *search) sandbox(box Sandbox) string {
 	case named && len(s.pod.Addresses) == 0:
 		return box.NetNS + ": another process may have the number by now"
 	}
-	paths := s.places.seen(box.NetNS)
+	paths := s.view.Candidates(box.NetNS)
 	if named {
 		if other := podOfProcess(strings.TrimSuffix(paths[0], "/ns/net")); other != "" && other != s.self && other != s.pod.UID {
 			return fmt.Sprintf("%s: the process is of the pod with UID %s", box.NetNS, other)
@@ -190,28 +108,4 @@ func (s *search) firstOf(paths []string, from Source) (verdict, error) {
 		}
 	}
 	return unusable, failed
-}
-
-// seen are the paths under which a path of the node may be seen here. The last resort is the root directory of its first
-// process.
-func (p Places) seen(path string) []string {
-	path = filepath.Clean(path)
-	if rest, found := strings.CutPrefix(path, "/proc/"); found {
-		return []string{filepath.Join(p.Proc, rest)}
-	}
-	var paths []string
-	if len(p.HostRoots) == 0 {
-		paths = append(paths, path)
-	}
-	// /var/run is a link to /run, which leads out of the root when it is followed here.
-	spelled := []string{path}
-	if rest, found := strings.CutPrefix(path, "/var/run/"); found {
-		spelled = []string{"/run/" + rest, path}
-	}
-	for _, root := range append(slices.Clone(p.HostRoots), filepath.Join(p.Proc, "1/root")) {
-		for _, one := range spelled {
-			paths = append(paths, filepath.Join(root, one))
-		}
-	}
-	return paths
 }

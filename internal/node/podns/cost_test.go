@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/node/hostpath"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/route"
@@ -22,7 +23,7 @@ import (
 func crowd(tb testing.TB, namespaces []string, mounts, processes int) Places {
 	tb.Helper()
 	dir := tb.TempDir()
-	p := Places{Mounts: []string{filepath.Join(dir, "netns")}, Proc: filepath.Join(dir, "proc")}
+	p := Places{Netns: []string{filepath.Join(dir, "netns")}, Proc: filepath.Join(dir, "proc")}
 	link := func(target, at string) {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o700), os.Symlink(target, at)); err != nil {
 			tb.Fatal(err)
@@ -31,7 +32,7 @@ func crowd(tb testing.TB, namespaces []string, mounts, processes int) Places {
 	link("/proc/self/ns/net", p.Proc+"/1/ns/net")
 	var table strings.Builder
 	for i := range mounts {
-		at := fmt.Sprintf("%s/cni-%d", p.Mounts[0], i)
+		at := fmt.Sprintf("%s/cni-%d", p.Netns[0], i)
 		link(namespaces[i%len(namespaces)], at)
 		inode, err := netns.InodeOf(at)
 		if err != nil {
@@ -253,50 +254,23 @@ func TestANamespaceStaysTheSameUntilItIsClosed(t *testing.T) {
 	}
 }
 
-func TestTheMountTableIsRead(t *testing.T) {
+func TestNetworkNamespacesAmongMounts(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
-		line, point string
-		ino         uint64
-		is          bool
+		mount hostpath.Mount
+		want  netns.Inode
 	}{
-		{"91 25 0:4 net:[4026532281] /run/netns/cni-1 rw shared:13 - nsfs nsfs rw", "/run/netns/cni-1", 4026532281, true},
-		{`91 25 0:4 net:[1] /run/a\040b\011c\012d\134e rw - nsfs nsfs rw`, "/run/a b\tc\nd\\e", 1, true},
-		{"91 25 0:4 uts:[4026532281] /run/utsns/1 rw - nsfs nsfs rw", "", 0, false},
-		{"91 25 0:4 net:[x] /run/netns/cni-1 rw - nsfs nsfs rw", "", 0, false},
-		{"91 25 zero net:[1] /run/netns/cni-1 rw - nsfs nsfs rw", "", 0, false},
-		{"91 25 0:31 net:[1] /run/netns/cni-1 rw - tmpfs nsfs rw", "", 0, false},
-		{"22 27 0:21 / /proc rw,relatime - proc proc rw", "", 0, false},
-		{"91 25 0:4", "", 0, false},
-		{"", "", 0, false},
+		{hostpath.Mount{Device: "0:4", Root: "net:[4026532281]", Type: "nsfs"}, netns.Inode{Dev: unix.Mkdev(0, 4), Ino: 4026532281}},
+		{hostpath.Mount{Device: "0:4", Root: "uts:[4026532281]", Type: "nsfs"}, netns.Inode{}},
+		{hostpath.Mount{Device: "0:4", Root: "net:[x]", Type: "nsfs"}, netns.Inode{}},
+		{hostpath.Mount{Device: "zero", Root: "net:[1]", Type: "nsfs"}, netns.Inode{}},
+		{hostpath.Mount{Device: "0:31", Root: "net:[1]", Type: "tmpfs"}, netns.Inode{}},
+		{hostpath.Mount{Device: "0:21", Root: "/", Type: "proc"}, netns.Inode{}},
 	} {
-		point, inode, is := mountedNetNS(tc.line)
-		if point != tc.point || inode.Ino != tc.ino || is != tc.is || is && inode.Dev != unix.Mkdev(0, 4) {
-			t.Errorf("%q: got %q, %+v, %v", tc.line, point, inode, is)
+		if inode, is := mountedNetNS(tc.mount); inode != tc.want || is != (tc.want != netns.Inode{}) {
+			t.Errorf("%+v: got %+v, %v", tc.mount, inode, is)
 		}
 	}
-}
-
-func TestALongLineOfTheMountTableHidesNothing(t *testing.T) {
-	t.Parallel()
-	ns := netnstest.New(t)
-	address(t, ns, "10.78.2.1/32")
-	p := crowd(t, []string{ns}, 1, 0)
-	table := p.Proc + "/1/mountinfo"
-	line, err := os.ReadFile(table)
-	if err != nil {
-		t.Fatal(err)
-	}
-	long := "50 1 0:50 / /overlay rw - overlay overlay rw,lowerdir=" + strings.Repeat("/a:", 100_000) + "\n"
-	if err = os.WriteFile(table, append([]byte(long), line...), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	p.Mounts = nil
-	found, err := p.Find(t.Context(), pod("10.78.2.1"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	found.Close()
 }
 
 // BenchmarkFind looks for one pod among 250, of which each has a mount, an entry in the cache and four processes.
@@ -310,7 +284,7 @@ func BenchmarkFind(b *testing.B) {
 	p := crowd(b, namespaces, pods, 4*pods)
 	p.Cache = b.TempDir()
 	for i := range namespaces {
-		path := fmt.Sprintf("%s/cni-%d", p.Mounts[0], i)
+		path := fmt.Sprintf("%s/cni-%d", p.Netns[0], i)
 		entry := fmt.Sprintf(`{"kind":"cniCacheV1","containerId":"c%d","config":"%s","ifName":"eth0","networkName":"net","netns":%q,`+
 			`"cniArgs":[["IgnoreUnknown","1"],["K8S_POD_NAMESPACE","shop"],["K8S_POD_NAME","web-%d"],["K8S_POD_UID","u%d"]],`+
 			`"result":{"cniVersion":"1.0.0","interfaces":[],"ips":[],"padding":%q}}`, i, "e30=", path, i, i, strings.Repeat("x", 2000))
@@ -332,7 +306,7 @@ func BenchmarkFind(b *testing.B) {
 	}{
 		{FromCache, p},
 		{FromMount, without(func(q *Places) { q.Cache = "" })},
-		{FromProc, without(func(q *Places) { q.Cache, q.Mounts = "", nil })},
+		{FromProc, without(func(q *Places) { q.Cache, q.Netns = "", nil })},
 	} {
 		if way.from == FromProc { // which comes last
 			if err := os.WriteFile(p.Proc+"/1/mountinfo", nil, 0o600); err != nil {

@@ -1,25 +1,24 @@
 package podns
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/node/hostpath"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 )
 
 // mounts goes through the mounted namespaces: those in the runtimes' directories, and whatever else the node's first process
 // sees mounted.
 func (s *search) mounts(ctx context.Context) error {
-	for _, dir := range s.places.Mounts {
+	for _, dir := range s.netnsDirs() {
 		look := Look{Source: FromMount, Place: dir}
 		err := s.mountDir(ctx, dir, &look)
 		s.looked = append(s.looked, look)
@@ -27,10 +26,29 @@ func (s *search) mounts(ctx context.Context) error {
 			return err
 		}
 	}
-	look := Look{Source: FromMount, Place: s.places.Proc + "/1/mountinfo"}
-	err := s.mountTable(ctx, &look)
+	look := Look{Source: FromMount, Place: s.view.Proc + "/1/mountinfo"}
+	if err := s.mountTable(ctx, &look); err != nil {
+		look.Err = err
+	}
 	s.looked = append(s.looked, look)
-	return err
+	return ctx.Err()
+}
+
+// netnsDirs are the directories of the runtimes as they are seen here, each one once.
+func (s *search) netnsDirs() []string {
+	var dirs []string
+	for _, dir := range s.places.Netns {
+		seen := s.view.Existing(dir)
+		if len(seen) == 0 {
+			seen = []string{dir} // so that the error names it
+		}
+		for _, one := range seen {
+			if !slices.Contains(dirs, one) {
+				dirs = append(dirs, one)
+			}
+		}
+	}
+	return dirs
 }
 
 func (s *search) mountDir(ctx context.Context, dir string, look *Look) error {
@@ -66,55 +84,29 @@ func (s *search) candidate(path string, from Source, look *Look) {
 // mountTable goes through the network namespaces that are mounted anywhere (proc_pid_mountinfo(5)). Most have been seen
 // in the directories, which the table itself tells.
 func (s *search) mountTable(ctx context.Context, look *Look) error {
-	file, err := os.Open(look.Place)
-	if err != nil {
-		look.Err = err
-		return nil
-	}
-	defer file.Close() //nolint:errcheck // only read
-	lines := bufio.NewScanner(file)
-	lines.Buffer(nil, 1<<20) // the options of an overlay are long
-	for lines.Scan() {
-		if err := ctx.Err(); err != nil {
-			return err
+	return hostpath.EachMount(look.Place, func(m hostpath.Mount) error {
+		inode, is := mountedNetNS(m)
+		if is {
+			look.Entries++
 		}
-		point, inode, is := mountedNetNS(lines.Text())
-		if !is {
-			continue
+		if _, known := s.seen[inode]; is && !known {
+			if _, err := s.firstOf(s.view.Candidates(m.Point), FromMount); err != nil {
+				look.fail(fmt.Errorf("reaching what the node has mounted at %q: %w", m.Point, err))
+			}
 		}
-		look.Entries++
-		if _, known := s.seen[inode]; known {
-			continue
-		}
-		if _, err := s.firstOf(s.places.seen(point), FromMount); err != nil {
-			look.fail(fmt.Errorf("reaching what the node has mounted at %q: %w", point, err))
-		}
-	}
-	if err := lines.Err(); err != nil {
-		look.Err = fmt.Errorf("reading %q: %w", look.Place, err)
-	}
-	return nil
+		return ctx.Err()
+	})
 }
 
-// mountedNetNS reads a line of the table: "ID PARENT MAJOR:MINOR ROOT POINT OPTIONS ... - TYPE ...".
-func mountedNetNS(line string) (point string, inode netns.Inode, is bool) {
-	fields := strings.Fields(line)
-	const device, root, at = 2, 3, 4
-	if len(fields) <= at {
-		return "", netns.Inode{}, false
-	}
-	number, found := strings.CutPrefix(fields[root], "net:[")
-	if !found || !strings.Contains(line, " - nsfs ") {
-		return "", netns.Inode{}, false
-	}
-	ino, err := strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 64)
-	if err != nil {
-		return "", netns.Inode{}, false
-	}
+// mountedNetNS is the network namespace that is mounted, if it is one.
+func mountedNetNS(m hostpath.Mount) (netns.Inode, bool) {
+	var ino uint64
 	var major, minor uint32
-	if _, err := fmt.Sscanf(fields[device], "%d:%d", &major, &minor); err != nil {
-		return "", netns.Inode{}, false
+	if _, err := fmt.Sscanf(m.Root, "net:[%d]", &ino); err != nil || m.Type != "nsfs" {
+		return netns.Inode{}, false
 	}
-	point = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(fields[at])
-	return point, netns.Inode{Dev: unix.Mkdev(major, minor), Ino: ino}, true
+	if _, err := fmt.Sscanf(m.Device, "%d:%d", &major, &minor); err != nil {
+		return netns.Inode{}, false
+	}
+	return netns.Inode{Dev: unix.Mkdev(major, minor), Ino: ino}, true
 }

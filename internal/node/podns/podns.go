@@ -20,6 +20,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/meshcni/istio-cni/internal/node/hostpath"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/route"
 )
@@ -31,17 +32,20 @@ type Pod struct {
 	Addresses []netip.Addr
 }
 
-// Places are where to look, as this process sees them.
+// Places are where to look. All but Roots are paths of the node, which are found anew by each search: a runtime makes its
+// directories with the node's first pod.
 type Places struct {
-	// Cache is the directory of libcni's results, empty for none.
-	Cache string
-	// Mounts are directories in which container runtimes mount namespaces: /var/run/netns, /run/docker/netns.
-	Mounts []string
-	// Proc is the procfs of the node: "/proc" of a process in the node's pid namespace, or a mount of it.
-	Proc string
-	// HostRoots are prefixes under which paths of the node are seen. Without any they are seen as they are.
-	HostRoots []string
+	// Cache is the directory of libcni's results, empty for none; Proc the procfs.
+	Cache, Proc string
+	// Netns are directories in which container runtimes mount namespaces: /var/run/netns, /run/docker/netns.
+	Netns []string
+	// Roots are prefixes under which this process may see paths of the node, best first.
+	Roots []string
 }
+
+// Reachable reports whether namespaces can be looked for: without the processes of the node none can be told from the
+// node's own.
+func (p Places) Reachable() bool { return hostpath.Detect(p.Roots, p.Proc).Proc != "" }
 
 // Source is where a namespace was found. It is a closed set.
 type Source string
@@ -70,7 +74,7 @@ func (p Places) Find(ctx context.Context, pod Pod) (*Namespace, error) {
 
 func newSearch(p Places, pod Pod) *search {
 	return &search{
-		places: p, pod: normal(pod), hold: netns.Open, look: attachments, self: podOfProcess("/proc/self"),
+		places: p, view: hostpath.Detect(p.Roots, p.Proc), pod: normal(pod), hold: netns.Open, look: attachments, self: podOfProcess("/proc/self"),
 		seen: map[netns.Inode]verdict{}, own: map[netns.Inode]bool{}, others: map[netns.Inode]string{},
 	}
 }
@@ -101,6 +105,7 @@ const (
 // search is one search. It is used by one goroutine.
 type search struct {
 	places Places
+	view   hostpath.View
 	pod    Pod
 	// self is the UID of the pod that this process is of, if it is of one.
 	self string
@@ -234,7 +239,7 @@ func (s *search) ambiguous(best []candidate) *Error {
 
 // markHost makes sure that the node's namespace, and this process's, are never taken for a pod's.
 func (s *search) markHost() error {
-	path, err := s.places.host()
+	path, err := s.hostNamespace()
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNoHost, err)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/node/cnicache"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/podns"
@@ -45,9 +46,9 @@ func newNode(t *testing.T) *node {
 	t.Helper()
 	dir := t.TempDir()
 	n := &node{t: t, dir: dir, Places: podns.Places{
-		Cache: filepath.Join(dir, "results"), Mounts: []string{filepath.Join(dir, "netns")}, Proc: filepath.Join(dir, "proc"),
+		Cache: filepath.Join(dir, "results"), Netns: []string{filepath.Join(dir, "netns")}, Proc: filepath.Join(dir, "proc"),
 	}}
-	for _, dir := range []string{n.Cache, n.Mounts[0], n.Proc} {
+	for _, dir := range []string{n.Cache, n.Netns[0], n.Proc} {
 		n.do(os.Mkdir(dir, 0o700))
 	}
 	n.process("1", netnstest.New(t))
@@ -72,7 +73,7 @@ func (n *node) process(pid, path string) {
 // withoutFirst leaves no first process to look at, and a second one in a namespace.
 func (n *node) withoutFirst(path, stat string) {
 	n.t.Helper()
-	n.do(os.RemoveAll(n.Proc + "/1"))
+	n.do(os.Remove(n.Proc + "/1/ns/net"))
 	n.process("2", path)
 	n.do(os.WriteFile(n.Proc+"/2/stat", []byte(stat), 0o600))
 }
@@ -88,7 +89,7 @@ func (n *node) runs(process *exec.Cmd) string {
 // mount mounts a namespace as a container runtime does and gives the place.
 func (n *node) mount(path, name string) string {
 	n.t.Helper()
-	return n.mountAt(path, filepath.Join(n.Mounts[0], name))
+	return n.mountAt(path, filepath.Join(n.Netns[0], name))
 }
 
 func (n *node) mountAt(path, at string) string {
@@ -149,7 +150,7 @@ func (n *node) finds(pod podns.Pod, path string, from podns.Source) {
 // unmount unmounts what a runtime mounted.
 func (n *node) unmount(name string) {
 	n.t.Helper()
-	at := filepath.Join(n.Mounts[0], name)
+	at := filepath.Join(n.Netns[0], name)
 	_ = unix.Unmount(at, unix.MNT_DETACH) // perhaps it was never mounted
 	n.do(os.RemoveAll(at))
 }
@@ -235,7 +236,7 @@ func TestFindByEachSource(t *testing.T) {
 			n.process("77", ns)
 		}},
 		{"no cache and no directory of mounts", podns.FromProc, func(n *node) {
-			n.Cache, n.Mounts = "", nil
+			n.Cache, n.Netns = "", nil
 			n.process("77", ns)
 		}},
 		{"the process is gone and the mount is left", podns.FromMount, func(n *node) {
@@ -245,33 +246,33 @@ func TestFindByEachSource(t *testing.T) {
 			end(process)
 		}},
 		{"a mount that only the node's first process has, under a root of the node", podns.FromMount, func(n *node) {
-			n.HostRoots = []string{filepath.Join(n.dir, "host")}
-			n.mountAt(ns, filepath.Join(n.HostRoots[0], "/run/elsewhere/my ns"))
+			n.Roots = []string{filepath.Join(n.dir, "host")}
+			n.mountAt(ns, filepath.Join(n.Roots[0], "/run/elsewhere/my ns"))
 			n.tell(ns, `/run/elsewhere/my\040ns`)
 		}},
 		{"the same through the first process's root", podns.FromMount, func(n *node) {
 			root := filepath.Join(n.dir, "root")
 			n.mountAt(ns, filepath.Join(root, "/run/elsewhere/x"))
 			n.do(os.Symlink(root, n.Proc+"/1/root"))
-			n.HostRoots = []string{filepath.Join(n.dir, "host")}
+			n.Roots = []string{filepath.Join(n.dir, "host")}
 			n.tell(ns, "/run/elsewhere/x")
 		}},
 		{"the cache's path under a root of the node", podns.FromCache, func(n *node) {
-			n.HostRoots = []string{filepath.Join(n.dir, "host")}
-			n.mountAt(ns, filepath.Join(n.HostRoots[0], "/run/netns/cni-1"))
-			n.do(os.MkdirAll(n.HostRoots[0]+"/var", 0o700))
-			n.do(os.Symlink("/run", n.HostRoots[0]+"/var/run"))
+			n.Roots = []string{filepath.Join(n.dir, "host")}
+			n.mountAt(ns, filepath.Join(n.Roots[0], "/run/netns/cni-1"))
+			n.do(os.MkdirAll(n.Roots[0]+"/var", 0o700))
+			n.do(os.Symlink("/run", n.Roots[0]+"/var/run"))
 			n.cached("c1", pod, "/var/run/netns/cni-1", nil)
 		}},
 		{"the cache's path under a root with /var/run mounted", podns.FromCache, func(n *node) {
-			n.HostRoots = []string{filepath.Join(n.dir, "none"), filepath.Join(n.dir, "host")}
-			n.mountAt(ns, filepath.Join(n.HostRoots[1], "/var/run/netns/cni-1"))
+			n.Roots = []string{filepath.Join(n.dir, "none"), filepath.Join(n.dir, "host")}
+			n.mountAt(ns, filepath.Join(n.Roots[1], "/var/run/netns/cni-1"))
 			n.cached("c1", pod, "/var/run/netns/cni-1", nil)
 		}},
 		{"the cache's path where the mount is not passed on to this process", podns.FromCache, func(n *node) {
-			n.HostRoots = []string{filepath.Join(n.dir, "host")}
-			n.do(os.MkdirAll(n.HostRoots[0]+"/run/netns", 0o700))
-			n.do(os.WriteFile(n.HostRoots[0]+"/run/netns/cni-1", nil, 0o600))
+			n.Roots = []string{filepath.Join(n.dir, "host")}
+			n.do(os.MkdirAll(n.Roots[0]+"/run/netns", 0o700))
+			n.do(os.WriteFile(n.Roots[0]+"/run/netns/cni-1", nil, 0o600))
 			n.mountAt(ns, filepath.Join(n.Proc, "1/root/run/netns/cni-1"))
 			n.cached("c1", pod, "/var/run/netns/cni-1", nil)
 		}},
@@ -397,15 +398,12 @@ func TestFindReadsWhatLibcniWrites(t *testing.T) {
 
 	data, err := os.ReadFile(n.Cache + "/net-c1-eth0")
 	n.do(err)
-	box, ok := podns.ReadSandbox(data)
-	want := podns.Sandbox{
-		Kind: podns.CacheKind, Plugins: []string{"", "a", "b"}, NetNS: at, Namespace: "shop", Name: "web-1", UID: uid,
+	box, ok := cnicache.Parse(data)
+	want := cnicache.Entry{
+		Kind: cnicache.Kind, Plugins: []string{"a", "b"}, NetNS: at, Namespace: "shop", Name: "web-1", UID: uid,
 	}
 	if diff := cmp.Diff(want, box); diff != "" || !ok {
 		t.Errorf("%v (-want +got):\n%s", ok, diff)
-	}
-	if !box.Runs("b") || box.Runs("c") {
-		t.Errorf("b: %v, c: %v; want only b", box.Runs("b"), box.Runs("c"))
 	}
 }
 
@@ -435,7 +433,7 @@ func TestFindRefuses(t *testing.T) {
 	}{
 		{"a pod that is nowhere", pod, podns.ErrNotFound, []string{"10.77.4.5", "0 entries"}, func(*node) {}},
 		{"places that are not there", pod, podns.ErrNotFound, []string{"/none/cache", "/none/netns", "no such file"}, func(n *node) {
-			n.Cache, n.Mounts = n.dir+"/none/cache", []string{n.dir + "/none/netns"}
+			n.Cache, n.Netns = n.dir+"/none/cache", []string{n.dir + "/none/netns"}
 		}},
 		{
 			"a stale entry whose path is another pod's by now", pod, podns.ErrNotFound,
@@ -515,7 +513,7 @@ func TestFindRefuses(t *testing.T) {
 			[]string{"/proc/1/ns/net"},
 			func(n *node) { n.withoutFirst(ns, "") },
 		},
-		{"a node that cannot be looked at", pod, podns.ErrNoHost, []string{"/proc/1/ns/net"}, func(n *node) {
+		{"a node that cannot be looked at", pod, podns.ErrNoHost, []string{"no procfs of the node", "/proc"}, func(n *node) {
 			n.do(os.RemoveAll(n.Proc))
 			n.mount(ns, "cni-1")
 		}},
@@ -536,14 +534,14 @@ func TestFindIsSilentAboutWhatIsInOrder(t *testing.T) {
 	other := namespace(t, "10.77.9.6/32")
 	n.mount(other, "cni-1")
 	n.tell(other, "/run/elsewhere/x")
-	n.mountAt("/proc/self/ns/uts", n.Mounts[0]+"/uts")
-	n.do(os.WriteFile(n.Mounts[0]+"/left-behind", nil, 0o600))
-	n.do(unix.Mkfifo(n.Mounts[0]+"/fifo", 0o600))
-	n.do(os.Symlink("/nowhere", n.Mounts[0]+"/dangling"))
-	n.do(os.Mkdir(n.Mounts[0]+"/directory", 0o700))
+	n.mountAt("/proc/self/ns/uts", n.Netns[0]+"/uts")
+	n.do(os.WriteFile(n.Netns[0]+"/left-behind", nil, 0o600))
+	n.do(unix.Mkfifo(n.Netns[0]+"/fifo", 0o600))
+	n.do(os.Symlink("/nowhere", n.Netns[0]+"/dangling"))
+	n.do(os.Mkdir(n.Netns[0]+"/directory", 0o700))
 	n.process("77", other)
 	n.do(os.Mkdir(n.Proc+"/78", 0o700))
-	n.cached("c1", podns.Pod{Namespace: "shop", Name: "web-1-other", UID: "v"}, n.Mounts[0]+"/cni-1", nil)
+	n.cached("c1", podns.Pod{Namespace: "shop", Name: "web-1-other", UID: "v"}, n.Netns[0]+"/cni-1", nil)
 	_, err := n.Find(t.Context(), podOf("10.77.9.5"))
 	failed, ok := errors.AsType[*podns.Error](err)
 	if !ok || !errors.Is(err, podns.ErrNotFound) {
@@ -551,7 +549,7 @@ func TestFindIsSilentAboutWhatIsInOrder(t *testing.T) {
 	}
 	want := []podns.Look{
 		{Source: podns.FromCache, Place: n.Cache, Entries: 1},
-		{Source: podns.FromMount, Place: n.Mounts[0], Entries: 5},
+		{Source: podns.FromMount, Place: n.Netns[0], Entries: 5},
 		{Source: podns.FromMount, Place: n.Proc + "/1/mountinfo", Entries: 1},
 		{Source: podns.FromProc, Place: n.Proc, Entries: 3},
 	}
@@ -617,14 +615,14 @@ func TestFindNeverGivesTheNodesOwn(t *testing.T) {
 	t.Run("an entry of the cache that says so", func(t *testing.T) {
 		t.Parallel()
 		n, _ := set(t)
-		n.cached("c1", podOf(), n.Mounts[0]+"/default", nil)
+		n.cached("c1", podOf(), n.Netns[0]+"/default", nil)
 		n.fails(podOf("10.77.6.1"), podns.ErrHost, "the node's own")
 		n.fails(podOf(), podns.ErrHost, "the node's own")
 	})
 	t.Run("an entry of the cache that says so wrongly", func(t *testing.T) {
 		t.Parallel()
 		n, _ := set(t)
-		n.cached("c1", podOf(), n.Mounts[0]+"/default", nil)
+		n.cached("c1", podOf(), n.Netns[0]+"/default", nil)
 		ns := namespace(t, "10.77.6.2/32")
 		n.process("78", ns)
 		n.finds(podOf("10.77.6.2"), ns, podns.FromProc)
@@ -641,7 +639,7 @@ func TestFindNeverGivesTheNodesOwn(t *testing.T) {
 		n := newNode(t)
 		n.process("78", "/proc/self/ns/net")
 		n.mount("/proc/self/ns/net", "own")
-		n.cached("c1", podOf(), n.Mounts[0]+"/own", nil)
+		n.cached("c1", podOf(), n.Netns[0]+"/own", nil)
 		own, err := route.Addresses()
 		n.do(err)
 		if len(own) == 0 {

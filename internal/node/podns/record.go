@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/cnicache"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 )
 
@@ -45,7 +45,7 @@ func (s *search) disown(ctx context.Context) error {
 
 // occupants finds out of which pods the processes in the candidates are.
 func (s *search) occupants(ctx context.Context) error {
-	_ = s.places.eachProcess(ctx, func(process string) { // what cannot be read says nothing
+	_ = s.eachProcess(ctx, func(process string) { // what cannot be read says nothing
 		inode, err := netns.InodeOf(process + "/ns/net")
 		if err == nil && s.seen[inode] == matching {
 			s.occupied(process, inode)
@@ -68,37 +68,29 @@ func (s *search) occupied(process string, inode netns.Inode) (other bool) {
 	}
 }
 
-// owners finds out of which pods the candidates are by libcni's cache. Entries that cannot be read say nothing.
+// owners finds out of which pods the candidates are by libcni's cache. Entries that cannot be read say nothing, nor does a
+// cache that is not there.
 func (s *search) owners(ctx context.Context) error {
-	if s.places.Cache == "" {
-		return nil
-	}
-	names, err := hostfs.List(s.places.Cache, nil)
-	if err != nil {
-		return nil //nolint:nilerr // there is no cache
-	}
-	for _, name := range names {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if data, _, unread := hostfs.ReadFile(filepath.Join(s.places.Cache, name), maxEntry); unread == nil {
+	_, _ = cnicache.Walk(s.cacheDir(), func(_ string, data []byte, err error) error {
+		if err == nil {
 			s.owner(data)
 		}
-	}
-	return nil
+		return ctx.Err()
+	})
+	return ctx.Err()
 }
 
 // owner notes the candidate that an entry of the cache gives to another pod. One that names a namespace by the number of a
 // process, which another has by now, counts only if it mentions an address.
 func (s *search) owner(entry []byte) {
-	box, ok := ReadSandbox(entry)
+	box, ok := cnicache.Parse(entry)
 	switch {
 	case !ok, box.UID == "", box.UID == s.pod.UID, box.NetNS == "":
 		return
 	case strings.HasPrefix(box.NetNS, "/proc/") && !s.mentioned(entry):
 		return
 	}
-	for _, path := range s.places.seen(box.NetNS) {
+	for _, path := range s.view.Candidates(box.NetNS) {
 		if inode, err := netns.InodeOf(path); err == nil && s.seen[inode] == matching {
 			s.others[inode] = fmt.Sprintf("libcni's cache has it as that of pod %s/%s", box.Namespace, box.Name)
 		}

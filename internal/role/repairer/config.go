@@ -13,6 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
+	"github.com/meshcni/istio-cni/internal/node/podns"
 )
 
 // Config is all that a run depends on.
@@ -23,7 +24,7 @@ type Config struct {
 	// Stanza is what the plugin would be told: it decides which pods are of the mesh.
 	Stanza cniconf.Stanza
 	// Paths are where namespaces of pods are named.
-	Paths podrepair.Paths
+	Paths podns.Places
 
 	HealthPort, MonitoringPort uint16
 	// Kubeconfig is used instead of the account of the pod, unless "".

@@ -61,12 +61,12 @@ func act(ctx context.Context, cfg Config, path string, log *slog.Logger) error {
 	options := podrepair.Options{
 		API: api, Log: log, Metrics: metrics.NewRepair(applet.Build().Version()),
 		Settings: cfg.Repair, Plugin: func() (cniconf.NetConf, error) { return cfg.Stanza.NetConf() },
-		Places: cfg.Paths.Places, ToolPath: path, Host: cfg.Host,
+		ToolPath: path, Host: cfg.Host,
 	}
 	options.Events = kube.NewEventRecorder(api, kube.EventOptions{Log: log, Count: options.Metrics.EventReported}) //nolint:contextcheck // it ends with Shutdown
 	defer options.Events.Shutdown()
-	if cfg.elsewhere() {
-		options.Places = nil
+	if cfg.Paths.Reachable() && !cfg.elsewhere() {
+		options.Find = cfg.Paths.Find
 	}
 	if !cfg.Daemon {
 		return podrepair.Once(ctx, options)

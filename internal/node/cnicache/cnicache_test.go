@@ -1,0 +1,75 @@
+package cnicache
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestParse(t *testing.T) {
+	t.Parallel()
+	const config = `"config":"eyJwbHVnaW5zIjpbeyJ0eXBlIjoiYSJ9LHsidHlwZSI6ImIifV19"` // {"plugins":[{"type":"a"},{"type":"b"}]}
+	for _, tc := range []struct {
+		name, text string
+		want       *Entry
+	}{
+		{
+			"a list of plugins", `{"kind":"cniCacheV1",` + config + `,"netns":"/run/netns/1","cniArgs":[["IgnoreUnknown","1"],
+				["K8S_POD_NAMESPACE","shop"],["K8S_POD_NAME","web"],["K8S_POD_UID","u"]]}`,
+			&Entry{Kind: Kind, Plugins: []string{"a", "b"}, NetNS: "/run/netns/1", Namespace: "shop", Name: "web", UID: "u"},
+		},
+		{"one plugin", `{"kind":"cniCacheV1","config":"eyJ0eXBlIjoiYSJ9"}`, &Entry{Kind: Kind, Plugins: []string{"a"}}},
+		{
+			"a namespace in the result alone", `{"kind":"k",` + config + `,"result":{"interfaces":[{"name":"br"},{"sandbox":"/n"},{"sandbox":"/m"}]}}`,
+			&Entry{Kind: "k", Plugins: []string{"a", "b"}, NetNS: "/n"},
+		},
+		{"arguments of another form", `{"kind":"k",` + config + `,"cniArgs":{"K8S_POD_NAME":"web"}}`, &Entry{Kind: "k", Plugins: []string{"a", "b"}}},
+		{"no kind", `{` + config + `}`, nil},
+		{"no configuration", `{"kind":"k"}`, nil},
+		{"no JSON", `{"kind":`, nil},
+		{"another type", `["kind"]`, nil},
+		{"a configuration that is not base64", `{"kind":"k","config":"%%%"}`, nil},
+	} {
+		got, ok := Parse([]byte(tc.text))
+		if want := tc.want; ok != (want != nil) || ok && !cmp.Equal(got, *want) {
+			t.Errorf("%s: got %+v, %v", tc.name, got, ok)
+		}
+	}
+	if e := (Entry{Plugins: []string{"a", "b"}}); !e.Uses("b") || e.Uses("c") {
+		t.Error("the plugins are others")
+	}
+}
+
+func TestWalk(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, text := range map[string]string{"b": "2", "a": "1", "large": strings.Repeat(" ", maxFile+1)} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Mkdir(dir+"/dir", 0o700), os.Symlink("/nowhere", dir+"/dangling")); err != nil { // as an entry that is removed
+		t.Fatal(err)
+	}
+	var got []string
+	files, err := Walk(dir, func(name string, data []byte, err error) error {
+		got = append(got, fmt.Sprintf("%s %s %v", name, data, err != nil))
+		return nil
+	})
+	if want := []string{"a 1 false", "b 2 false", "large  true"}; !slices.Equal(got, want) || files != 4 || err != nil {
+		t.Errorf("got %q of %d files, %v", got, files, err)
+	}
+	stop := errors.New("enough")
+	if _, err := Walk(dir, func(string, []byte, error) error { return stop }); !errors.Is(err, stop) {
+		t.Errorf("it goes on after %v", err)
+	}
+	if _, err := Walk(dir+"/none", nil); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no directory: %v", err)
+	}
+}

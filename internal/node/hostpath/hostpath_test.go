@@ -1,0 +1,112 @@
+package hostpath
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func mkdir(t *testing.T, parts ...string) string {
+	t.Helper()
+	dir := filepath.Join(parts...)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func TestTheViewOfAContainer(t *testing.T) {
+	t.Parallel()
+	node := t.TempDir() // so that no path of the node is one of this machine
+	absent, host := filepath.Join(node, "absent"), mkdir(t, node, "host")
+	roots := []string{absent, host}
+	if v := Detect(roots, node+"/proc"); v.Proc != "" || !slices.Equal(v.Roots, []string{host}) {
+		t.Errorf("without the node's procfs: %+v", v)
+	}
+	mkdir(t, host, node, "proc/1/ns")
+	v := Detect(roots, node+"/proc")
+	if want := (View{Roots: []string{host}, Proc: host + node + "/proc"}); !cmp.Equal(v, want) {
+		t.Fatalf("got %+v, want %+v", v, want)
+	}
+	for path, want := range map[string][]string{
+		"/proc/7/ns/net":   {v.Proc + "/7/ns/net"},
+		"/var/lib/cni/":    {host + "/var/lib/cni", v.Proc + "/1/root/var/lib/cni"},
+		"/var/run/netns/a": {host + "/run/netns/a", host + "/var/run/netns/a", v.Proc + "/1/root/run/netns/a", v.Proc + "/1/root/var/run/netns/a"},
+	} {
+		if diff := cmp.Diff(want, v.Candidates(path)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", path, diff)
+		}
+	}
+	if got := v.Existing(node + "/netns"); got != nil {
+		t.Errorf("before the runtime makes its directory: %q", got)
+	}
+	both := []string{mkdir(t, host, node, "netns"), mkdir(t, node, "netns")}
+	if got := v.Existing(node + "/netns"); !slices.Equal(got, both) {
+		t.Errorf("got %q, want %q", got, both)
+	}
+	if got := v.Existing(""); got != nil {
+		t.Errorf("no path exists as %q", got)
+	}
+}
+
+func TestTheViewOfTheNodeItself(t *testing.T) {
+	t.Parallel()
+	node := t.TempDir()
+	mkdir(t, node, "proc/1/ns")
+	v := Detect([]string{node + "/host"}, node+"/proc")
+	if v.Proc != node+"/proc" || len(v.Roots) > 0 {
+		t.Fatalf("got %+v", v)
+	}
+	if got := v.Candidates("/lib/cni"); !slices.Equal(got, []string{"/lib/cni", node + "/proc/1/root/lib/cni"}) {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestAFileThatMayBeAbsentIsFound(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	v := View{Roots: []string{root + "/none", root}}
+	if got, seen := v.Find("/var/run/netns/a"); seen {
+		t.Errorf("nothing of the node is seen, and %q is", got)
+	}
+	dir := mkdir(t, root, "var/run/netns") // a mount of the directory alone
+	if got, seen := v.Find("/var/run/netns/a"); got != dir+"/a" || !seen {
+		t.Errorf("got %q, %v", got, seen)
+	}
+	mkdir(t, root, "usr") // the whole file system, whose /var/run is a link to /run
+	if got, seen := v.Find("/var/run/netns/a"); got != root+"/run/netns/a" || !seen {
+		t.Errorf("got %q, %v", got, seen)
+	}
+}
+
+func TestTheMountTableIsRead(t *testing.T) {
+	t.Parallel()
+	table := filepath.Join(t.TempDir(), "mountinfo")
+	long := "50 1 0:50 / /overlay rw - overlay overlay rw,lowerdir=" + strings.Repeat("/a:", 100_000)
+	text := strings.Join([]string{
+		long, "91 25 0:4 net:[1] /run/netns/cni-1 rw shared:13 - nsfs nsfs rw", `91 25 0:4 / /run/a\040b\011c\012d\134e rw - tmpfs tmpfs rw`, "91 25 0:4", "",
+	}, "\n")
+	if err := os.WriteFile(table, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var got []Mount
+	err := EachMount(table, func(m Mount) error { got = append(got, m); return nil })
+	want := []Mount{
+		{"0:50", "/", "/overlay", "overlay"}, {"0:4", "net:[1]", "/run/netns/cni-1", "nsfs"}, {"0:4", "/", "/run/a b\tc\nd\\e", "tmpfs"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+	stop := errors.New("enough")
+	if err := EachMount(table, func(Mount) error { return stop }); !errors.Is(err, stop) {
+		t.Errorf("it goes on after %v", err)
+	}
+	if err := EachMount(table+"x", nil); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no table: %v", err)
+	}
+}
