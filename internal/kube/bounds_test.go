@@ -22,7 +22,7 @@ func followingPods(t *testing.T, client *Client) *heard {
 	ctx, cancel := context.WithCancel(t.Context())
 	var over sync.WaitGroup
 	over.Go(func() {
-		client.FollowPods(ctx, PodScope{}, Listener[Pod]{
+		client.WatchPods(ctx, PodScope{}, Listener[Pod]{
 			OnUpdate: func(p Pod) { h.say(p.Facts.Name) }, OnDelete: func(Pod) {}, OnSync: func() { h.say("synced") }, OnError: h.trouble,
 		})
 	})
@@ -130,7 +130,7 @@ func TestAListEnds(t *testing.T) {
 				h := newHeard(t)
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 				defer cancel()
-				client.FollowPods(ctx, PodScope{}, Listener[Pod]{
+				client.WatchPods(ctx, PodScope{}, Listener[Pod]{
 					OnUpdate: func(Pod) {}, OnDelete: func(Pod) {}, OnSync: func() { h.say("synced") }, OnError: h.trouble,
 				})
 				if got := h.all(); len(got) != 1 || got[0] != "trouble: "+string(Undecodable) {
@@ -186,7 +186,7 @@ func TestATokenThatComesBackIsRedacted(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			var failed error
-			client.FollowPods(ctx, PodScope{}, Listener[Pod]{
+			client.WatchPods(ctx, PodScope{}, Listener[Pod]{
 				OnUpdate: func(Pod) {}, OnDelete: func(Pod) {}, OnSync: func() {}, OnError: func(err error) {
 					failed = err
 					cancel()

@@ -208,7 +208,7 @@ func TestAPISendsNothingForANameThatCannotBe(t *testing.T) {
 		t.Errorf("no node: got %v, want InvalidKey", err)
 	}
 	var troubles []error
-	api.FollowConfigMap(t.Context(), "", "a", ConfigMapListener{OnError: func(err error) { troubles = append(troubles, err) }})
+	api.WatchConfigMap(t.Context(), "", "a", ConfigMapListener{OnError: func(err error) { troubles = append(troubles, err) }})
 	if len(troubles) != 1 || ClassOf(troubles[0]) != InvalidKey {
 		t.Errorf("following: got %v, want InvalidKey", troubles)
 	}

@@ -68,7 +68,7 @@ func heapFollowing(t *testing.T, server *kubetest.Server, scope PodScope, pods i
 	var got int
 	synced := make(chan struct{}, 1)
 	work.Go(func() {
-		api.FollowPods(ctx, scope, Listener[Pod]{
+		api.WatchPods(ctx, scope, Listener[Pod]{
 			OnUpdate: func(Pod) { got++ }, OnDelete: func(Pod) {}, OnSync: func() { synced <- struct{}{} }, OnError: func(error) {},
 		})
 	})

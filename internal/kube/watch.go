@@ -48,8 +48,7 @@ type PodScope struct {
 	Namespace string
 	// Node is the node whose pods they are; empty means those of all nodes and those of none.
 	Node string
-	// LabelSelector and FieldSelector are as kubectl takes them, empty for no restriction; see [CheckSelector] and
-	// [CheckFieldSelector].
+	// LabelSelector and FieldSelector are as kubectl takes them, empty for no restriction.
 	LabelSelector, FieldSelector string
 	// Transform may drop what the caller does not need of a pod before it is remembered, unless nil.
 	Transform func(*Pod)
@@ -67,9 +66,9 @@ func (s PodScope) fields() string {
 	return fields
 }
 
-// FollowPods runs a reflector of the pods of a scope until ctx ends. A node whose name cannot be one is an error of the
+// WatchPods runs a reflector of the pods of a scope until ctx ends. A node whose name cannot be one is an error of the
 // watch at once.
-func (c *Client) FollowPods(ctx context.Context, scope PodScope, tell Listener[Pod]) {
+func (c *Client) WatchPods(ctx context.Context, scope PodScope, tell Listener[Pod]) {
 	if scope.Node != "" && len(validation.IsDNS1123Subdomain(scope.Node)) > 0 {
 		what := call{verb: "watch", resource: pods(), name: scope.Node}
 		tell.OnError(c.failed(&what, nil, &failure{class: InvalidKey, err: errNoNode}))
@@ -88,8 +87,8 @@ func (c *Client) FollowPods(ctx context.Context, scope PodScope, tell Listener[P
 
 var errNoNode = errors.New("the name cannot be a node's")
 
-// FollowNodes runs a reflector of all nodes until ctx ends. condition is the type of the condition that is kept, or empty.
-func (c *Client) FollowNodes(ctx context.Context, condition string, tell Listener[NodeState]) {
+// WatchNodes runs a reflector of all nodes until ctx ends. condition is the type of the condition that is kept, or empty.
+func (c *Client) WatchNodes(ctx context.Context, condition string, tell Listener[NodeState]) {
 	follow(ctx, c, collection{resource: nodes()}, func(n *corev1.Node) NodeState { return nodeOf(n, condition) }, tell)
 }
 
@@ -109,9 +108,9 @@ type ConfigMapListener struct {
 	OnError func(error)
 }
 
-// FollowConfigMap runs a reflector of one ConfigMap until ctx ends, by list and watch of that one object, which is what a
+// WatchConfigMap runs a reflector of one ConfigMap until ctx ends, by list and watch of that one object, which is what a
 // Role with resourceNames allows. A namespace or name that no ConfigMap can have is an error of the watch at once.
-func (c *Client) FollowConfigMap(ctx context.Context, namespace, name string, tell ConfigMapListener) {
+func (c *Client) WatchConfigMap(ctx context.Context, namespace, name string, tell ConfigMapListener) {
 	if !validSegment(namespace) || !validSegment(name) {
 		what := call{verb: "watch", resource: configMaps(), namespace: namespace, name: name}
 		tell.OnError(c.failed(&what, nil, &failure{class: InvalidKey, err: errNoSegment}))

@@ -131,7 +131,7 @@ func following(t *testing.T, server *kubetest.Server, change func(*Config)) *hea
 	api := connected(t, server, change)
 	ctx, cancel := context.WithCancel(t.Context())
 	var over sync.WaitGroup
-	over.Go(func() { api.FollowConfigMap(ctx, "istio-system", "istio-cni-config", h.listener()) })
+	over.Go(func() { api.WatchConfigMap(ctx, "istio-system", "istio-cni-config", h.listener()) })
 	t.Cleanup(func() {
 		cancel()
 		over.Wait()
@@ -414,7 +414,7 @@ func TestFollowSurvivesARotation(t *testing.T) {
 	api := connected(t, server, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	var over sync.WaitGroup
-	over.Go(func() { api.FollowConfigMap(ctx, "istio-system", "istio-cni-config", h.listener()) })
+	over.Go(func() { api.WatchConfigMap(ctx, "istio-system", "istio-cni-config", h.listener()) })
 	defer over.Wait()
 	defer cancel()
 	watched(t, server)
@@ -443,7 +443,7 @@ func TestFollowEndsWithItsContext(t *testing.T) {
 			over := make(chan struct{})
 			go func() {
 				defer close(over)
-				api.FollowConfigMap(ctx, "istio-system", "istio-cni-config", h.listener())
+				api.WatchConfigMap(ctx, "istio-system", "istio-cni-config", h.listener())
 			}()
 			until(t, "nothing was asked", func() bool { return len(server.Requests()) > 0 })
 			cancel()
@@ -475,7 +475,7 @@ func TestFollowKeepsManyObjects(t *testing.T) {
 	over.Go(func() {
 		told := map[string]bool{}
 		line := func(p Pod) string { return p.Facts.Namespace + "/" + p.Facts.Name + " " + p.Facts.UID }
-		api.FollowPods(ctx, PodScope{Node: "node-1"}, Listener[Pod]{
+		api.WatchPods(ctx, PodScope{Node: "node-1"}, Listener[Pod]{
 			OnUpdate: func(p Pod) { told[line(p)] = true; h.say("set " + p.Facts.Name) },
 			OnDelete: func(p Pod) { delete(told, line(p)); h.say("gone " + p.Facts.Name) },
 			OnSync:   func() { h.say(strings.Join(slices.Sorted(maps.Keys(told)), ", ")) },
@@ -542,7 +542,7 @@ func pauses(t *testing.T, within time.Duration, next exchangeFunc) (between []ti
 	h := newHeard(t)
 	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
-	api.FollowConfigMap(ctx, "istio-system", "istio-cni-config", h.listener())
+	api.WatchConfigMap(ctx, "istio-system", "istio-cni-config", h.listener())
 	return between, h.all()
 }
 

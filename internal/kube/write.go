@@ -12,6 +12,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 )
@@ -156,12 +157,19 @@ func (c *Client) EvictPod(ctx context.Context, ref PodRef) error {
 // The version does not matter; another UID is an error of [IsConflict]. A label that cannot be one is not sent.
 func (c *Client) LabelPod(ctx context.Context, ref PodRef, key, value string) error {
 	what := podCall("patch", ref, "status")
-	if err := errors.Join(ref.check(), CheckLabel(key, value)); err != nil {
+	if err := errors.Join(ref.check(), checkLabel(key, value)); err != nil {
 		return c.failed(what, nil, &failure{class: InvalidKey, err: err})
 	}
 	what.patch = types.MergePatchType
 	what.body = map[string]any{"metadata": map[string]any{"uid": ref.UID, "labels": map[string]string{key: value}}}
 	return c.act(ctx, what)
+}
+
+func checkLabel(key, value string) error {
+	if problems := append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...); len(problems) > 0 {
+		return fmt.Errorf("label %q=%q: %s", clean(key), clean(value), problems[0])
+	}
+	return nil
 }
 
 func podCall(verb string, ref PodRef, part string) *call {

@@ -57,7 +57,7 @@ func NewStore(o Options) *Store {
 
 // Run keeps the pods in sight until ctx ends.
 func (s *Store) Run(ctx context.Context) {
-	s.options.API.FollowPods(ctx, kube.PodScope{Node: s.options.Node, Transform: s.transform}, kube.Listener[kube.Pod]{
+	s.options.API.WatchPods(ctx, kube.PodScope{Node: s.options.Node, Transform: s.transform}, kube.Listener[kube.Pod]{
 		OnUpdate: s.update, OnDelete: s.remove, OnSync: s.sync,
 		OnError: func(err error) {
 			if err == nil {

@@ -23,7 +23,7 @@ func (c *controller) followUntil(ctx context.Context) (last error) {
 	}
 	follow := c.Follow
 	if follow == nil {
-		follow = func(ctx context.Context, tell kube.Listener[kube.Pod]) { c.API.FollowPods(ctx, scope, tell) }
+		follow = func(ctx context.Context, tell kube.Listener[kube.Pod]) { c.API.WatchPods(ctx, scope, tell) }
 	}
 	follow(ctx, kube.Listener[kube.Pod]{
 		OnUpdate: func(p kube.Pod) {

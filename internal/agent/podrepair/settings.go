@@ -5,9 +5,9 @@ import (
 	"log/slog"
 	"strconv"
 
+	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
-	"github.com/meshcni/istio-cni/internal/kube"
 )
 
 // Settings are what a person decides about race repair.
@@ -63,11 +63,11 @@ func actionRows() []Row {
 
 func podRows() []Row {
 	return []Row{
-		word("node-name", "NAME", "", "only pods of this node", func(s *Settings) *string { return &s.Node }, optional(kube.CheckName)),
+		word("node-name", "NAME", "", "only pods of this node", func(s *Settings) *string { return &s.Node }, optional(selector.CheckName)),
 		word("sidecar-annotation", "KEY", sidecar.StatusKey, "only pods with this annotation; an empty flag: all",
 			func(s *Settings) *string { return &s.Predicate.Annotation }, optional(labelKey)),
 		word("init-container-name", "NAME", sidecar.ValidationContainer, "only this init container; an empty flag: all",
-			func(s *Settings) *string { return &s.Predicate.Container }, optional(kube.CheckName)),
+			func(s *Settings) *string { return &s.Predicate.Container }, optional(selector.CheckName)),
 		word("init-container-termination-message", "TEXT", "", "only with this termination message",
 			func(s *Settings) *string { return &s.Predicate.Message }, func(string) error { return nil }),
 		{
@@ -83,9 +83,9 @@ func podRows() []Row {
 			Show: func(s *Settings) string { return strconv.Itoa(s.Predicate.ExitCode) },
 		},
 		word("label-selectors", "SELECTOR", "", "only pods with these labels",
-			func(s *Settings) *string { return &s.LabelSelectors }, optional(kube.CheckSelector)),
+			func(s *Settings) *string { return &s.LabelSelectors }, optional(selector.Check)),
 		word("field-selectors", "SELECTOR", "", "only pods with these fields",
-			func(s *Settings) *string { return &s.FieldSelectors }, kube.CheckFieldSelector),
+			func(s *Settings) *string { return &s.FieldSelectors }, selector.CheckFields),
 	}
 }
 
@@ -127,5 +127,5 @@ func optional(check func(string) error) func(string) error {
 	}
 }
 
-func labelKey(text string) error   { return kube.CheckLabel(text, "") }
-func labelValue(text string) error { return kube.CheckLabel("key", text) }
+func labelKey(text string) error   { return selector.CheckLabel(text, "") }
+func labelValue(text string) error { return selector.CheckLabel("key", text) }

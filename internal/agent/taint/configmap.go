@@ -8,9 +8,9 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
-	"github.com/meshcni/istio-cni/internal/kube"
 )
 
 // maxForeign bounds what an error quotes of a ConfigMap.
@@ -46,10 +46,10 @@ func requirementsOf(data map[string]string) ([]readiness.Requirement, error) {
 func check(entry readiness.Entry, parts []readiness.Requirement) error {
 	var wrong []error
 	if entry.Namespace != "" {
-		wrong = append(wrong, kube.CheckNamespace(entry.Namespace))
+		wrong = append(wrong, selector.CheckNamespace(entry.Namespace))
 	}
 	for _, part := range parts {
-		wrong = append(wrong, kube.CheckSelector(part.Selector))
+		wrong = append(wrong, selector.Check(part.Selector))
 	}
 	return errors.Join(wrong...)
 }

@@ -109,7 +109,7 @@ func (t *term) processNext(ctx context.Context) bool {
 func (t *term) follow(ctx context.Context) {
 	t.options.Health.NotReady(PartCaches, "nodes and pods are not all known yet")
 	t.work.Go(func() {
-		t.options.API.FollowNodes(ctx, t.options.Condition, kube.Listener[kube.NodeState]{
+		t.options.API.WatchNodes(ctx, t.options.Condition, kube.Listener[kube.NodeState]{
 			OnUpdate: t.nodeSet, OnDelete: t.nodeGone, OnError: t.trouble(ctx, metrics.FollowedNodes, "nodes"),
 			OnSync: func() {
 				t.mu.Lock()
@@ -126,7 +126,7 @@ func (t *term) follow(ctx context.Context) {
 	t.options.Health.NotReady(PartRequirements, "the ConfigMap is not read yet")
 	at := t.options.ConfigMap
 	t.work.Go(func() {
-		t.options.API.FollowConfigMap(ctx, at.Namespace, at.Name, kube.ConfigMapListener{
+		t.options.API.WatchConfigMap(ctx, at.Namespace, at.Name, kube.ConfigMapListener{
 			OnUpdate: func(state kube.ConfigMapState) { t.configure(ctx, state) },
 			OnError:  t.trouble(ctx, metrics.FollowedConfigMap, "ConfigMap "+at.Namespace+"/"+at.Name),
 		})
@@ -220,7 +220,7 @@ func (t *term) begin(parent context.Context, s source) {
 	t.work.Go(func() {
 		defer end()
 		scope := kube.PodScope{Namespace: s.namespace, LabelSelector: s.selector, Transform: transform}
-		t.options.API.FollowPods(ctx, scope, kube.Listener[kube.Pod]{
+		t.options.API.WatchPods(ctx, scope, kube.Listener[kube.Pod]{
 			OnUpdate: func(pod kube.Pod) { t.podSet(set, pod) },
 			OnDelete: func(pod kube.Pod) { t.podGone(set, pod) },
 			OnSync: func() {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/installation"
+	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
@@ -57,7 +58,7 @@ func systemEnvironment(c applet.Call) environment {
 			text, _, err := hostfs.ReadFile(file, maxTemplate)
 			return text, err
 		},
-		hostname: os.Hostname, executable: os.Executable, selectors: kube.EnablementSelectors,
+		hostname: os.Hostname, executable: os.Executable, selectors: selector.Enablement,
 	}
 }
 

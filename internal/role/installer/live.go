@@ -44,7 +44,7 @@ func (n *node) follow() {
 }
 
 func (n *node) followConfigMap() {
-	n.api.FollowConfigMap(n.background, n.cfg.Namespace, n.cfg.ConfigMap, kube.ConfigMapListener{
+	n.api.WatchConfigMap(n.background, n.cfg.Namespace, n.cfg.ConfigMap, kube.ConfigMapListener{
 		OnUpdate: func(state kube.ConfigMapState) {
 			n.log.Info("live configuration", slog.String("configmap", n.cfg.ConfigMap), slog.Bool("present", state.Present))
 			n.apply(metrics.SourceConfigMap, func(l *live) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/agent/podrepair"
+	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/applet/settings"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
@@ -107,7 +108,7 @@ func (c *Config) pluginRows() []settings.Setting {
 		},
 		{
 			Name: "agent-namespace", Arg: "NAMESPACE", Env: []string{"POD_NAMESPACE"}, Use: "namespace of the node agent",
-			Set: func(s string) error { c.Stanza.AgentNamespace = s; return kube.CheckName(s) },
+			Set: func(s string) error { c.Stanza.AgentNamespace = s; return selector.CheckName(s) },
 		},
 		{
 			Name: "second-ip-family", Arg: "MODE", Env: []string{"SECOND_IP_FAMILY"},

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/applet/settings"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
-	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
@@ -127,7 +127,7 @@ func untaintSettings() []setting {
 			use: "label selector of the agent's pods",
 			set: func(d *draft, s string) error {
 				d.selectors = names(s)
-				return kube.CheckSelector(s)
+				return selector.Check(s)
 			},
 		},
 	}
@@ -141,7 +141,7 @@ func taintSettings() []setting {
 			use: "key of the taint",
 			set: func(d *draft, s string) error {
 				d.Policy.Taint.Key = s
-				return kube.CheckTaint(s, "")
+				return selector.CheckTaint(s, "")
 			},
 		},
 		{
@@ -149,7 +149,7 @@ func taintSettings() []setting {
 			use: "value of a taint that is added; it does not matter for removing",
 			set: func(d *draft, s string) error {
 				d.Policy.Taint.Value = s
-				return kube.CheckTaint("key", s)
+				return selector.CheckTaint("key", s)
 			},
 		},
 		{
@@ -199,7 +199,7 @@ func policySettings() []setting {
 			use: "publish a condition of this type on each node, for a readiness controller, such as cni.istio.io/MeshCNIReady",
 			set: func(d *draft, s string) error {
 				d.Condition = s
-				return kube.CheckTaint(s, "")
+				return selector.CheckTaint(s, "")
 			},
 		},
 	}

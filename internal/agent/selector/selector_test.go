@@ -1,4 +1,4 @@
-package kube
+package selector
 
 import (
 	"encoding/json"
@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestEnablementSelectors(t *testing.T) {
+func TestEnablement(t *testing.T) {
 	for _, test := range []struct{ name, text, want string }{
 		{"nothing", "", `[]`},
 		{"an empty list", "[]", `[]`},
@@ -43,7 +43,7 @@ func TestEnablementSelectors(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := EnablementSelectors(test.text)
+			got, err := Enablement(test.text)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -54,7 +54,7 @@ func TestEnablementSelectors(t *testing.T) {
 	}
 }
 
-func TestEnablementSelectorsRefuses(t *testing.T) {
+func TestEnablementRefuses(t *testing.T) {
 	for _, test := range []struct {
 		name, text string
 		want       []string
@@ -76,7 +76,7 @@ func TestEnablementSelectorsRefuses(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := EnablementSelectors(test.text)
+			got, err := Enablement(test.text)
 			if err == nil || got != nil {
 				t.Fatalf("got %s, %v, want an error", got, err)
 			}
@@ -104,7 +104,7 @@ func TestSelectorsAreJudgedAsByTheLibrary(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, theirs := metav1.LabelSelectorAsSelector(&selector)
-		if _, ours := EnablementSelectors(string(text)); (ours == nil) != (theirs == nil) {
+		if _, ours := Enablement(string(text)); (ours == nil) != (theirs == nil) {
 			t.Errorf("%s: ours %v, the library's %v", text, ours, theirs)
 		}
 	}
@@ -118,5 +118,30 @@ func TestSelectorsAreJudgedAsByTheLibrary(t *testing.T) {
 		for _, list := range [][]string{nil, {}, {"a"}, {"a", "b"}, {"a b"}} {
 			agree(metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "k", Operator: operator, Values: list}}})
 		}
+	}
+}
+
+func TestCheckFields(t *testing.T) {
+	t.Parallel()
+	for _, good := range []string{"", "status.phase=Running", "status.phase!=Failed,spec.nodeName==node-1", `a=b\,c`, ",,a=b"} {
+		if err := CheckFields(good); err != nil {
+			t.Errorf("%q: %v", good, err)
+		}
+	}
+	for _, bad := range []string{"a", "a=b=c", `a=b\`, "a!b=c", "=b", ".a=b", "a.=b", "a..c=b", " a=b", "a =b", "a=b, c=d", "a/b=c", "é=b"} {
+		if err := CheckFields(bad); err == nil || !strings.Contains(err.Error(), "field selector") {
+			t.Errorf("%q: got %v", bad, err)
+		}
+	}
+}
+
+func TestASelectorOfAllIsRefused(t *testing.T) {
+	for _, empty := range []string{"", " "} {
+		if Check(empty) == nil {
+			t.Errorf("%q picks everything", empty)
+		}
+	}
+	if err := Check("a in b"); err == nil || !strings.Contains(err.Error(), `selector "a in b"`) {
+		t.Errorf("got %v", err)
 	}
 }

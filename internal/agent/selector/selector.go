@@ -1,4 +1,10 @@
-package kube
+// Package selector checks selectors, labels, taints and names that a user sets, by the rules of the API server.
+//
+// It promises that what it accepts the API server accepts too, and that an error quotes a bounded, printable part of the text.
+// It never sends a request.
+//
+// Start reading at Check and Enablement.
+package selector
 
 import (
 	"encoding/json"
@@ -13,14 +19,15 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// EnablementSelectors turns AMBIENT_ENABLEMENT_SELECTOR, a YAML list of {podSelector, namespaceSelector}, into the
-// compact JSON list of the plugin's configuration (enablement_selectors), in which both keys are always there. Both are
-// label selectors (k8s.io/apimachinery/pkg/apis/meta/v1.LabelSelector); one that is absent or empty selects everything.
-// Empty text is an empty list. A key that is not known is an error: misspelt, it would select everything as well.
-// Each selector that is wrong is reported.
-func EnablementSelectors(yamlText string) (json.RawMessage, error) {
+// Enablement turns AMBIENT_ENABLEMENT_SELECTOR, a YAML list of {podSelector, namespaceSelector}, into the compact JSON list of the
+// plugin's configuration (enablement_selectors), in which both keys are always present. Both are label selectors
+// (k8s.io/apimachinery/pkg/apis/meta/v1.LabelSelector); one that is absent or empty selects everything. Empty text is an empty
+// list. An unknown key is an error: misspelt, it would select everything as well. Each invalid selector is reported.
+func Enablement(yamlText string) (json.RawMessage, error) {
 	var list []struct {
 		Pod       metav1.LabelSelector `json:"podSelector"`
 		Namespace metav1.LabelSelector `json:"namespaceSelector"`
@@ -33,8 +40,8 @@ func EnablementSelectors(yamlText string) (json.RawMessage, error) {
 	}
 	var wrong []error
 	for i := range list {
-		wrong = append(wrong, checkSelector(&list[i].Pod, fmt.Sprintf("[%d].podSelector", i)),
-			checkSelector(&list[i].Namespace, fmt.Sprintf("[%d].namespaceSelector", i)))
+		wrong = append(wrong, checkLabelSelector(&list[i].Pod, fmt.Sprintf("[%d].podSelector", i)),
+			checkLabelSelector(&list[i].Namespace, fmt.Sprintf("[%d].namespaceSelector", i)))
 	}
 	if err := errors.Join(wrong...); err != nil {
 		return nil, fmt.Errorf("checking enablement selectors: %w", err)
@@ -42,17 +49,16 @@ func EnablementSelectors(yamlText string) (json.RawMessage, error) {
 	return json.Marshal(list)
 }
 
-// checkSelector says what the API server's own check would refuse; at is the place in the list.
-func checkSelector(s *metav1.LabelSelector, at string) error {
+func checkLabelSelector(s *metav1.LabelSelector, at string) error {
 	if _, err := metav1.LabelSelectorAsSelector(s); err != nil {
 		return fmt.Errorf("%s: %s", at, clean(err.Error()))
 	}
 	return nil
 }
 
-// CheckSelector says what is wrong with a label selector in the form of kubectl's --selector ([labels.Parse]). One without
-// terms is refused, as it picks all.
-func CheckSelector(text string) error {
+// Check parses a label selector in the form of kubectl's --selector ([labels.Parse]). One without terms is an error, as it
+// selects all pods.
+func Check(text string) error {
 	selector, err := labels.Parse(text)
 	switch {
 	case err != nil:
@@ -63,10 +69,10 @@ func CheckSelector(text string) error {
 	return nil
 }
 
-// CheckFieldSelector says what is wrong with a field selector in the form of kubectl's --field-selector
-// ([fields.ParseSelector]). Empty text and empty terms restrict nothing. Which fields there are is the API server's to say, but
-// none has other characters than letters, digits and inner dots.
-func CheckFieldSelector(text string) error {
+// CheckFields parses a field selector in the form of kubectl's --field-selector ([fields.ParseSelector]). Empty text and empty
+// terms restrict nothing. The API server knows which fields it selects by; none has other characters than letters, digits and
+// inner dots.
+func CheckFields(text string) error {
 	selector, err := fields.ParseSelector(text)
 	if err != nil {
 		return fmt.Errorf("field selector %q: %s", clean(text), clean(err.Error()))
@@ -83,11 +89,11 @@ func CheckFieldSelector(text string) error {
 	return errors.Join(wrong...)
 }
 
-// CheckLabel says what is wrong with the key and value of a label.
+// CheckLabel validates the key and value of a label.
 func CheckLabel(key, value string) error { return checkLabel("label", key, value) }
 
-// CheckTaint says what is wrong with the key and value of a taint, which are as those of a label. The type of a node
-// condition is a key as well.
+// CheckTaint validates the key and value of a taint, which have the form of a label's. The type of a node condition has the form
+// of a key as well.
 func CheckTaint(key, value string) error { return checkLabel("taint", key, value) }
 
 func checkLabel(of, key, value string) error {
@@ -101,7 +107,7 @@ func checkLabel(of, key, value string) error {
 	return errors.Join(wrong...)
 }
 
-// CheckName says what is wrong with the name of an object (RFC 1123 subdomain).
+// CheckName validates the name of an object (RFC 1123 subdomain).
 func CheckName(name string) error {
 	if len(validation.IsDNS1123Subdomain(name)) > 0 {
 		return errors.New("want lower case letters, digits, inner dashes and dots, at most 253 of them")
@@ -109,10 +115,16 @@ func CheckName(name string) error {
 	return nil
 }
 
-// CheckNamespace says what is wrong with the name of a namespace (RFC 1123 label).
+// CheckNamespace validates the name of a namespace (RFC 1123 label).
 func CheckNamespace(name string) error {
 	if len(validation.IsDNS1123Label(name)) > 0 {
 		return fmt.Errorf("%q is not a namespace", clean(name))
 	}
 	return nil
+}
+
+// clean bounds text and makes it one printable line.
+func clean(text string) string {
+	const most = 256
+	return printable.Text(strings.Join(strings.Fields(text), " "), most)
 }
