@@ -30,7 +30,7 @@ func makeCgroups(list, run string) error {
 		case g.id == "0" && hasControllers(top):
 			// Only the root may have processes beside groups with controllers, so ours is below the root, which must hand
 			// its controllers on.
-			handOn(top)
+			delegateControllers(top)
 			all = append(all, filepath.Join(top, filepath.Base(run)))
 		default:
 			all = append(all, filepath.Join(top, g.path, filepath.Base(run)))
@@ -59,11 +59,11 @@ func hasControllers(top string) bool {
 	return err == nil && strings.TrimSpace(string(text)) != ""
 }
 
-// handOn does what it can: a controller that is in use otherwise stays where it is.
-func handOn(top string) {
+// delegateControllers does what it can: a controller that is in use otherwise stays where it is.
+func delegateControllers(top string) {
 	text, _ := os.ReadFile(filepath.Join(top, "cgroup.controllers"))
 	for controller := range strings.FieldsSeq(string(text)) {
-		_ = put(filepath.Join(top, "cgroup.subtree_control"), "+"+controller)
+		_ = writeKernelFile(filepath.Join(top, "cgroup.subtree_control"), "+"+controller)
 	}
 }
 
@@ -78,7 +78,7 @@ func fillCpuset(dir string) error {
 		if err != nil {
 			return fmt.Errorf("reading a cpuset: %w", err)
 		}
-		if err := put(filepath.Join(dir, name), strings.TrimSpace(string(above))); err != nil {
+		if err := writeKernelFile(filepath.Join(dir, name), strings.TrimSpace(string(above))); err != nil {
 			return err
 		}
 	}
@@ -93,7 +93,7 @@ func enter(tier Tier, run directory) error {
 		return fmt.Errorf("reading the list of cgroups: %w", err)
 	}
 	for dir := range strings.Lines(string(list)) {
-		if err = put(filepath.Join(strings.TrimSpace(dir), "cgroup.procs"), "0"); err != nil { // 0: the writer
+		if err = writeKernelFile(filepath.Join(strings.TrimSpace(dir), "cgroup.procs"), "0"); err != nil { // 0: the writer
 			return err
 		}
 	}

@@ -77,8 +77,8 @@ const (
 	apiPort      = "443" // then the Service's address and port on lo are the API server's own
 )
 
-// patience is for how long a server may take to answer. It is generous: other work may share the cores.
-const patience = 2 * time.Minute
+// timeout is for how long a server may take to answer. It is generous: other work may share the cores.
+const timeout = 2 * time.Minute
 
 // Cluster is a running one.
 type Cluster struct {
@@ -127,7 +127,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := c.startServers(ctx); err != nil {
 		return err
 	}
-	c.say("the API server at %s is ready after %s", c.config.Host, time.Since(began).Round(10*time.Millisecond))
+	c.logf("the API server at %s is ready after %s", c.config.Host, time.Since(began).Round(10*time.Millisecond))
 	return nil
 }
 
@@ -173,7 +173,7 @@ func (c *Cluster) PowerOn(ctx context.Context) error {
 	if err := c.startServers(ctx); err != nil {
 		return err
 	}
-	c.say("the API server is ready again after %s", time.Since(began).Round(10*time.Millisecond))
+	c.logf("the API server is ready again after %s", time.Since(began).Round(10*time.Millisecond))
 	return nil
 }
 
@@ -234,7 +234,7 @@ func (o Options) check() error {
 	return errors.Join(errs...)
 }
 
-func (c *Cluster) say(format string, args ...any) {
+func (c *Cluster) logf(format string, args ...any) {
 	_, _ = fmt.Fprintf(c.options.Log, "cluster: "+format+"\n", args...)
 }
 
@@ -295,7 +295,7 @@ func finish(command *exec.Cmd) error {
 
 // Until polls until done says so or fails, or ctx ends, and for two minutes at most.
 func Until(ctx context.Context, what string, done func() (bool, error)) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()

@@ -143,7 +143,7 @@ func TestTheAPIServerIsKilledAndComesBackWithItsData(t *testing.T) {
 	}
 }
 
-func TestAServiceAccountMayDoWhatItsRoleSaysAndIsAudited(t *testing.T) {
+func TestServiceAccountRequestsAreAuthorizedAndAudited(t *testing.T) {
 	c := start(t, t.TempDir())
 	if err := c.Namespace(t.Context(), "shop", "clerk", "other"); err != nil {
 		t.Fatal(err)
@@ -241,7 +241,7 @@ func TestAKilledTestLeavesNoProcess(t *testing.T) {
 	}
 }
 
-func TestWhatIsMissingIsNamed(t *testing.T) {
+func TestStartNamesMissingPrerequisites(t *testing.T) {
 	_, err := cluster.Start(t.Context(), cluster.Options{Kube: "/nonexistent", Tier: "huge"})
 	if err == nil || !strings.Contains(err.Error(), "hack/kube.sh") || !strings.Contains(err.Error(), `not "huge"`) {
 		t.Errorf("got %v", err)
@@ -256,7 +256,7 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 	}
 }
 
-func TestAServerThatDiesIsAnErrorWithItsLog(t *testing.T) {
+func TestStartReturnsTheLogOfAServerThatExits(t *testing.T) {
 	script := filepath.Join(t.TempDir(), "kube")
 	if err := os.WriteFile(script, []byte("#!/bin/sh\necho \"$1 has no licence\"\nexit 3\n"), 0o755); err != nil {
 		t.Fatal(err)

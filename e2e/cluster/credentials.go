@@ -45,14 +45,14 @@ func writeCredentials(dir string, at address) error {
 		Subject: pkix.Name{CommonName: NodeName}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		DNSNames: []string{NodeName, "localhost"}, IPAddresses: addresses("127.0.0.1", at.node(), at.node6()),
 	})
-	for name, who := range map[string]pkix.Name{
+	for name, subject := range map[string]pkix.Name{
 		"apiserver-kubelet": {CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}},
 		"admin":             {CommonName: "e2e-admin", Organization: []string{"system:masters"}},
 		"kubelet":           {CommonName: "system:node:" + NodeName, Organization: []string{"system:nodes"}},
 		"kcm":               {CommonName: "system:kube-controller-manager"},
 		"scheduler":         {CommonName: "system:kube-scheduler"},
 	} {
-		cert, key := a.issue(name, &x509.Certificate{Subject: who, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+		cert, key := a.issue(name, &x509.Certificate{Subject: subject, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 		user := &clientapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key}
 		a.remember(writeKubeconfig(filepath.Join(dir, name+".kubeconfig"), at.url(), a.pem, user))
 	}

@@ -14,7 +14,7 @@
 //   - PowerOff and PowerOn are a node that loses power: all processes and what is in memory go, disks stay, and the kubelet
 //     reports another boot.
 //   - Kill ends a server as a crash would, and Restart starts it again, at the same address and with the same data. Pause and
-//     GoOn make it hang for a while.
+//     Resume make it hang for a while.
 //   - Requests tells what each service account asked of the API server since the start, from its audit log: exactly, with
 //     the bodies of patches and of writes of leases.
 //   - CollectLogs keeps the log of each server, and the audit log.

@@ -22,10 +22,10 @@ type pidOne struct {
 	run   directory
 	ended chan struct{}
 
-	mu     sync.Mutex
-	orders *json.Encoder
-	pipe   interface{ Close() error }
-	answer *json.Decoder
+	mu       sync.Mutex
+	commands *json.Encoder
+	pipe     interface{ Close() error }
+	answer   *json.Decoder
 }
 
 // enclose starts it and waits until its mounts are made.
@@ -84,7 +84,7 @@ func (p *pidOne) begin(command *exec.Cmd) error {
 		return fmt.Errorf("making a pipe: %w", err)
 	}
 	command.Stdout = write
-	p.orders, p.pipe, p.answer = json.NewEncoder(in), in, json.NewDecoder(bufio.NewReader(answers))
+	p.commands, p.pipe, p.answer = json.NewEncoder(in), in, json.NewDecoder(bufio.NewReader(answers))
 	started := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
@@ -106,8 +106,8 @@ func (p *pidOne) begin(command *exec.Cmd) error {
 }
 
 // read waits for an answer, or the end of the process.
-func (p *pidOne) read() (outcome, error) {
-	var answer outcome
+func (p *pidOne) read() (reply, error) {
+	var answer reply
 	if err := p.answer.Decode(&answer); err != nil {
 		return answer, fmt.Errorf("the process of the namespaces has ended: %s", tail(p.run.log("init")))
 	}
@@ -118,11 +118,11 @@ func (p *pidOne) read() (outcome, error) {
 }
 
 // send gives an order and waits for the answer.
-func (p *pidOne) send(o order) (outcome, error) {
+func (p *pidOne) send(o command) (reply, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := p.orders.Encode(o); err != nil {
-		return outcome{}, fmt.Errorf("asking the process of the namespaces: %w: %s", err, tail(p.run.log("init")))
+	if err := p.commands.Encode(o); err != nil {
+		return reply{}, fmt.Errorf("asking the process of the namespaces: %w: %s", err, tail(p.run.log("init")))
 	}
 	return p.read()
 }

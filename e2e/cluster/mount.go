@@ -25,7 +25,7 @@ func mountAll(tier Tier, run directory) error {
 	if tier != Node {
 		return nil
 	}
-	steps := []func(directory) error{mountSys, coverSysctls, overlaySystem, bindState, mountRun}
+	steps := []func(directory) error{mountSys, bindSysctls, overlaySystem, bindState, mountRun}
 	for _, step := range steps {
 		if err := step(run); err != nil {
 			return err
@@ -113,7 +113,7 @@ func mountV2() error {
 		return fmt.Errorf("reading the processes of a cgroup: %w", err)
 	}
 	for pid := range strings.FieldsSeq(string(processes)) {
-		if err = put(top+"/init/cgroup.procs", pid); err != nil {
+		if err = writeKernelFile(top+"/init/cgroup.procs", pid); err != nil {
 			return err
 		}
 	}
@@ -122,15 +122,15 @@ func mountV2() error {
 		return fmt.Errorf("reading the controllers of a cgroup: %w", err)
 	}
 	for controller := range strings.FieldsSeq(string(controllers)) {
-		if err := put(top+"/cgroup.subtree_control", "+"+controller); err != nil {
+		if err := writeKernelFile(top+"/cgroup.subtree_control", "+"+controller); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// coverSysctls gives the kubelet files of its own for what it writes and no namespace has, and the identity of this boot.
-func coverSysctls(run directory) error {
+// bindSysctls gives the kubelet files of its own for what it writes and no namespace has, and the identity of this boot.
+func bindSysctls(run directory) error {
 	for name, value := range map[string]string{
 		"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
 		"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
@@ -245,7 +245,7 @@ func mountOf(g group) (string, error) {
 }
 
 // put writes to a file of the kernel.
-func put(file, text string) error {
+func writeKernelFile(file, text string) error {
 	if err := os.WriteFile(file, []byte(text), 0); err != nil {
 		return fmt.Errorf("writing %q to %q: %w", text, file, err)
 	}

@@ -87,7 +87,7 @@ func (c *Cluster) configureNode(ctx context.Context) error {
 		files[c.networkFile(name)] = text
 	}
 	for name, text := range files {
-		if err = fillIn(name, text, values); err != nil {
+		if err = writeTemplate(name, text, values); err != nil {
 			return err
 		}
 	}
@@ -97,8 +97,8 @@ func (c *Cluster) configureNode(ctx context.Context) error {
 	return c.do(ctx, "sh", "-c", "cp "+referencePlugins+"/* /opt/cni/bin/")
 }
 
-// fillIn writes a file from a template.
-func fillIn(name, text string, values map[string]string) error {
+// writeTemplate writes a file from a template.
+func writeTemplate(name, text string, values map[string]string) error {
 	var out bytes.Buffer
 	parsed, err := template.New(filepath.Base(name)).Option("missingkey=error").Parse(text)
 	if err == nil {

@@ -46,28 +46,28 @@ func Main() {
 
 // order is what the test's process asks of the one inside, a JSON value on its standard input. The answer to each is an
 // outcome on its standard output. The end of the input ends the cluster.
-type order struct {
+type command struct {
 	// Verb is what to do about the process of a name.
 	Verb verb
 	Name string
 	// Args are the program and its arguments (start); its output goes to the file Log.
 	Args []string
 	Log  string
-	// Again starts it again when it ends by itself, as a node's init does.
-	Again bool
+	// Respawn starts it again when it ends by itself, as a node's init does.
+	Respawn bool
 }
 
 type verb string
 
 const (
-	verbStart verb = "start"
-	verbKill  verb = "kill" // and wait until it has ended
-	verbAlive verb = "alive"
-	verbPause verb = "pause" // without telling it; all that is said to it waits
-	verbGoOn  verb = "go on"
+	verbStart  verb = "start"
+	verbKill   verb = "kill" // and wait until it has ended
+	verbAlive  verb = "alive"
+	verbPause  verb = "pause" // without telling it; all that is said to it waits
+	verbResume verb = "resume"
 )
 
-type outcome struct {
+type reply struct {
 	Error string
 	// Alive answers verbAlive; Status is how the process ended, if it has.
 	Alive  bool
@@ -83,19 +83,19 @@ func serve(tier Tier, run directory) error {
 	s.ended = sync.NewCond(&s.mu)
 	go s.reap()
 	in, out := json.NewDecoder(bufio.NewReader(os.Stdin)), json.NewEncoder(os.Stdout)
-	answer := outcome{} // the first one says that the mounts are made
+	answer := reply{} // the first one says that the mounts are made
 	for {
 		if err := out.Encode(answer); err != nil {
 			return fmt.Errorf("answering: %w", err)
 		}
-		var o order
+		var o command
 		if err := in.Decode(&o); err != nil {
 			if errors.Is(err, io.EOF) {
 				return nil
 			}
-			return fmt.Errorf("reading an order: %w", err)
+			return fmt.Errorf("reading a command: %w", err)
 		}
-		answer = s.obey(o)
+		answer = s.execute(o)
 	}
 }
 
@@ -107,40 +107,40 @@ type supervisor struct {
 }
 
 type process struct {
-	order  order
-	pid    int
-	status string // "" while it runs
-	killed bool
+	command command
+	pid     int
+	status  string // "" while it runs
+	killed  bool
 }
 
 // signal leaves a process alone that has ended: its number may be another's.
-func (p *process) signal(signal unix.Signal) outcome {
+func (p *process) signal(signal unix.Signal) reply {
 	if p.status != "" {
-		return outcome{Error: "it has ended: " + p.status}
+		return reply{Error: "it has ended: " + p.status}
 	}
 	if err := unix.Kill(p.pid, signal); err != nil {
-		return outcome{Error: fmt.Sprintf("sending %s: %v", signal, err)}
+		return reply{Error: fmt.Sprintf("sending %s: %v", signal, err)}
 	}
-	return outcome{}
+	return reply{}
 }
 
-func (s *supervisor) obey(o order) outcome {
+func (s *supervisor) execute(o command) reply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.processes[o.Name]
 	if p == nil && o.Verb != verbStart {
-		return outcome{Error: fmt.Sprintf("there is no process %q", o.Name)}
+		return reply{Error: fmt.Sprintf("there is no process %q", o.Name)}
 	}
 	switch o.Verb {
 	case verbStart:
 		if p != nil && p.status == "" {
-			return outcome{Error: fmt.Sprintf("process %q runs already", o.Name)}
+			return reply{Error: fmt.Sprintf("process %q runs already", o.Name)}
 		}
 		pid, err := spawn(o)
 		if err != nil {
-			return outcome{Error: err.Error()}
+			return reply{Error: err.Error()}
 		}
-		s.processes[o.Name] = &process{order: o, pid: pid}
+		s.processes[o.Name] = &process{command: o, pid: pid}
 	case verbKill:
 		p.killed = true
 		_ = p.signal(unix.SIGKILL)
@@ -149,19 +149,19 @@ func (s *supervisor) obey(o order) outcome {
 		}
 	case verbPause:
 		return p.signal(unix.SIGSTOP)
-	case verbGoOn:
+	case verbResume:
 		return p.signal(unix.SIGCONT)
 	case verbAlive:
-		return outcome{Alive: p.status == "", Status: p.status}
+		return reply{Alive: p.status == "", Status: p.status}
 	default:
-		return outcome{Error: fmt.Sprintf("unknown order %q", o.Verb)}
+		return reply{Error: fmt.Sprintf("unknown command %q", o.Verb)}
 	}
-	return outcome{}
+	return reply{}
 }
 
 // spawn starts a process without keeping a handle of it: it is reaped with all others. It needs the lock, so that reaping
 // finds it among the processes.
-func spawn(o order) (pid int, err error) {
+func spawn(o command) (pid int, err error) {
 	log, err := os.OpenFile(o.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return 0, fmt.Errorf("opening the log of %q: %w", o.Name, err)
@@ -204,8 +204,8 @@ func (s *supervisor) reapOne() bool {
 		if p.pid == pid && p.status == "" {
 			p.status = describe(status)
 			s.ended.Broadcast()
-			if p.order.Again {
-				go s.again(p)
+			if p.command.Respawn {
+				go s.respawn(p)
 			}
 		}
 	}
@@ -213,16 +213,16 @@ func (s *supervisor) reapOne() bool {
 }
 
 // again starts a process again that has ended by itself, after a while.
-func (s *supervisor) again(p *process) {
+func (s *supervisor) respawn(p *process) {
 	const pause = 500 * time.Millisecond
 	time.Sleep(pause)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p.killed || s.processes[p.order.Name] != p {
+	if p.killed || s.processes[p.command.Name] != p {
 		return
 	}
-	if pid, err := spawn(p.order); err == nil {
-		s.processes[p.order.Name] = &process{order: p.order, pid: pid}
+	if pid, err := spawn(p.command); err == nil {
+		s.processes[p.command.Name] = &process{command: p.command, pid: pid}
 	}
 }
 

@@ -83,29 +83,29 @@ func (c *Cluster) launch(server Server, args ...string) error {
 	c.mu.Lock()
 	c.commands[server] = args
 	c.mu.Unlock()
-	_, err := c.inside.send(order{
+	_, err := c.inside.send(command{
 		Verb: verbStart, Name: string(server), Args: args, Log: c.run.log(server),
 		// It ends when the runtime is not ready yet.
-		Again: server == Kubelet,
+		Respawn: server == Kubelet,
 	})
 	return err
 }
 
 // Kill ends a server as a crash would, and returns when it has ended.
 func (c *Cluster) Kill(server Server) error {
-	_, err := c.inside.send(order{Verb: verbKill, Name: string(server)})
+	_, err := c.inside.send(command{Verb: verbKill, Name: string(server)})
 	return err
 }
 
-// Pause makes a server hang: it takes connections and answers nothing, until GoOn.
+// Pause makes a server hang: it takes connections and answers nothing, until Resume.
 func (c *Cluster) Pause(server Server) error {
-	_, err := c.inside.send(order{Verb: verbPause, Name: string(server)})
+	_, err := c.inside.send(command{Verb: verbPause, Name: string(server)})
 	return err
 }
 
-// GoOn ends Pause.
-func (c *Cluster) GoOn(server Server) error {
-	_, err := c.inside.send(order{Verb: verbGoOn, Name: string(server)})
+// Resume ends Pause.
+func (c *Cluster) Resume(server Server) error {
+	_, err := c.inside.send(command{Verb: verbResume, Name: string(server)})
 	return err
 }
 
@@ -129,7 +129,7 @@ func (c *Cluster) Restart(ctx context.Context, server Server) error {
 
 // alive is an error when a server has ended, with the end of its log.
 func (c *Cluster) alive(server Server) error {
-	answer, err := c.inside.send(order{Verb: verbAlive, Name: string(server)})
+	answer, err := c.inside.send(command{Verb: verbAlive, Name: string(server)})
 	if err == nil && !answer.Alive {
 		err = fmt.Errorf("%s has ended (%s): %s", server, answer.Status, tail(c.run.log(server)))
 	}

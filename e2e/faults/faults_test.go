@@ -31,18 +31,18 @@ func TestFaults(t *testing.T) {
 		{"the kubelet is killed", (*scenario).kubeletKilled},
 	} {
 		t.Run(fault.name, func(t *testing.T) {
-			part := &scenario{Lab: s.With(t)}
-			fault.do(part)
-			part.UntilAgentReady()
-			part.steady(0)
-			part.others()
+			sub := &scenario{Lab: s.With(t)}
+			fault.do(sub)
+			sub.UntilAgentReady()
+			sub.steady(0)
+			sub.others()
 		})
 	}
 	t.Run("the node loses power", func(t *testing.T) {
-		part := &scenario{Lab: s.With(t)}
-		part.powerLost()
-		part.steady(1)
-		part.others()
+		sub := &scenario{Lab: s.With(t)}
+		sub.powerLost()
+		sub.steady(1)
+		sub.others()
 	})
 	s.Step("the agent is removed, with pods running, and then they are")
 	s.Uninstall(installed)

@@ -52,7 +52,7 @@ func (l *Lab) churn(workers int, restarts bool) *Churn {
 				case <-c.ended:
 					return
 				default:
-					c.round(fmt.Sprintf("churn-%d-%d-%d", c.number, w, n), n%2 == 0)
+					c.runPod(fmt.Sprintf("churn-%d-%d-%d", c.number, w, n), n%2 == 0)
 				}
 			}
 		})
@@ -89,13 +89,13 @@ func (c *Churn) End(atLeast int) {
 }
 
 // round is the life of one pod.
-func (c *Churn) round(name string, inMesh bool) {
+func (c *Churn) runPod(name string, inMesh bool) {
 	template, kind := Injected(), "mesh"
 	if !inMesh {
 		template, kind = Plain(), "plain"
 		name += "-plain"
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*Timeout)
 	defer cancel()
 	err := c.live(ctx, name, template, inMesh)
 	c.mu.Lock()
@@ -166,17 +166,17 @@ func (c *Churn) flows(ctx context.Context, pod *core.Pod, inMesh bool) error {
 	by := func(text, way string) bool { return strings.Contains(text, "via "+way+" "+pod.Name) }
 	// The proxy, or the application, listens a moment after it was started. The runtime may be away for a moment, too.
 	return cluster.Until(ctx, "its traffic", func() (bool, error) {
-		said, err := c.l.Command(ctx, c.l.Box, "get", "http://"+pod.Status.PodIP+":"+AppPort).CombinedOutput()
-		text = string(said)
+		output, err := c.l.Command(ctx, c.l.Box, "get", "http://"+pod.Status.PodIP+":"+AppPort).CombinedOutput()
+		text = string(output)
 		if err != nil {
 			return false, nil //nolint:nilerr // asked again
 		}
 		if by(text, "inbound") != inMesh {
 			return false, fmt.Errorf("in the mesh: %t, and what comes in was answered: %s", inMesh, text)
 		}
-		said, err = c.l.Command(ctx, "ctr", "--address", runtimeSocket, "--namespace", "k8s.io", "task", "exec", "--exec-id",
-			fmt.Sprintf("e2e-%d", execs.Add(1)), id, "/box", "get", nowhere4).CombinedOutput()
-		text = string(said)
+		output, err = c.l.Command(ctx, "ctr", "--address", runtimeSocket, "--namespace", "k8s.io", "task", "exec", "--exec-id",
+			fmt.Sprintf("e2e-%d", execs.Add(1)), id, "/box", "get", unassigned4).CombinedOutput()
+		text = string(output)
 		answered := strings.Contains(text, "502") || strings.Contains(text, "no route to host") || err == nil && text != ""
 		if answered && by(text, "outbound") != inMesh {
 			return false, fmt.Errorf("in the mesh: %t, and what goes out was answered: %s", inMesh, text)

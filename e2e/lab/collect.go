@@ -12,7 +12,7 @@ import (
 )
 
 // explain logs events and states in short.
-func (l *Lab) explain() {
+func (l *Lab) logState() {
 	l.Helper()
 	ctx, cancel := background()
 	defer cancel()
@@ -40,7 +40,7 @@ func (l *Lab) collect() {
 	l.collectObjects(dir)
 	l.collectRules(dir)
 	for _, from := range []string{"/etc/cni/net.d", "/run/istio-cni", "/var/lib/cni/results"} {
-		l.keep(dir, "files.txt", "sh", "-c", `ls -la "$1"; for f in "$1"/*; do echo "== $f"; test -f "$f" && tail -c 20000 "$f"; echo; done`, "sh", from)
+		l.appendOutput(dir, "files.txt", "sh", "-c", `ls -la "$1"; for f in "$1"/*; do echo "== $f"; test -f "$f" && tail -c 20000 "$f"; echo; done`, "sh", from)
 	}
 	l.Logf("what explains it is in %s", dir)
 }
@@ -95,12 +95,12 @@ func (l *Lab) collectOutput(dir, namespace, pod, container string) {
 // collectRules keeps addresses, routes and rules of the node and of each pod.
 func (l *Lab) collectRules(dir string) {
 	const look = "ip addr; ip rule; ip route show table all; nft list ruleset; iptables-legacy-save; ip6tables-legacy-save"
-	l.keep(dir, "rules.txt", "sh", "-c", `echo "== node"; sh -c "$1" 2>&1
+	l.appendOutput(dir, "rules.txt", "sh", "-c", `echo "== node"; sh -c "$1" 2>&1
 for n in /run/netns/*; do echo "== $n"; nsenter --net="$n" sh -c "$1" 2>&1; done`, "sh", look)
 }
 
 // keep appends what a program on the node says to a file.
-func (l *Lab) keep(dir, name, program string, args ...string) {
+func (l *Lab) appendOutput(dir, name, program string, args ...string) {
 	ctx, cancel := background()
 	defer cancel()
 	text, err := l.Command(ctx, program, args...).CombinedOutput()

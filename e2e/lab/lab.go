@@ -84,12 +84,12 @@ func Node(t *testing.T, o cluster.Options) *Lab {
 	return l
 }
 
-// With is the lab for a part of the test.
+// With is the lab for a sub of the test.
 func (l *Lab) With(t *testing.T) *Lab {
 	t.Helper()
-	part := &Lab{Test: Test{T: t}, node: l.node}
-	part.Explain = part.explain
-	return part
+	sub := &Lab{Test: Test{T: t}, node: l.node}
+	sub.OnTimeout = sub.logState
+	return sub
 }
 
 // Step says what is done now.

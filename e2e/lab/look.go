@@ -80,7 +80,7 @@ const runtimeSocket = "/run/containerd/containerd.sock"
 var execs atomic.Int64
 
 // Inside runs a program in a container, as kubectl exec does, and gives what it says.
-func (l *Lab) Inside(namespace, pod, container string, args ...string) (string, error) {
+func (l *Lab) Exec(namespace, pod, container string, args ...string) (string, error) {
 	l.Helper()
 	found := l.Get(namespace, pod)
 	if found == nil {
@@ -137,8 +137,8 @@ func (l *Lab) URL(name, family, port string) string {
 	return ""
 }
 
-// From asks for a URL in the application of a pod, and gives what is said and whether there was an answer. A pod "" is the node.
-func (l *Lab) From(name, url string) (string, bool) {
+// From asks for a URL in the application of a pod, and gives what is output and whether there was an answer. A pod "" is the node.
+func (l *Lab) GetFrom(name, url string) (string, bool) {
 	l.Helper()
 	if name == "" {
 		text, err := l.Command(l.Context(), l.Box, "get", url).CombinedOutput()
@@ -147,16 +147,16 @@ func (l *Lab) From(name, url string) (string, bool) {
 	// On a busy machine ctr loses what a program says that ends at once.
 	const tries = 5
 	for try := 1; ; try++ {
-		if text, err := l.Inside(App, name, app, "/box", "get", url); err != nil || text != "" || try == tries {
+		if text, err := l.Exec(App, name, app, "/box", "get", url); err != nil || text != "" || try == tries {
 			return text, err == nil
 		}
 	}
 }
 
-// nowhere are addresses that are not assigned (RFC 5737, RFC 3849).
+// unassigned are addresses that are not assigned (RFC 5737, RFC 3849).
 const (
-	nowhere4 = "http://192.0.2.1:9999"
-	nowhere6 = "http://[2001:db8::1]:9999"
+	unassigned4 = "http://192.0.2.1:9999"
+	unassigned6 = "http://[2001:db8::1]:9999"
 )
 
 // Flow is which of a pod's connections went by its proxy.
@@ -173,11 +173,11 @@ var (
 func (l *Lab) Flow(name, family string) Flow {
 	l.Helper()
 	in := l.answer(name, l.URL(name, family, AppPort))
-	nowhere := nowhere4
+	unassigned := unassigned4
 	if strings.Contains(l.URL(name, family, AppPort), "[") {
-		nowhere = nowhere6
+		unassigned = unassigned6
 	}
-	out, _ := l.From(name, nowhere)
+	out, _ := l.GetFrom(name, unassigned)
 	return Flow{In: strings.Contains(in, "via inbound "+name), Out: strings.Contains(out, "via outbound "+name)}
 }
 
@@ -188,7 +188,7 @@ func (l *Lab) answer(name, url string) string {
 	text := ""
 	for range tries {
 		var answered bool
-		if text, answered = l.From("", url); answered && strings.Contains(text, "hello from "+name) {
+		if text, answered = l.GetFrom("", url); answered && strings.Contains(text, "hello from "+name) {
 			return text
 		}
 		time.Sleep(pause)
@@ -235,7 +235,7 @@ func (l *Lab) Decision(pod string) Decision {
 // Decisions returns the agent's decisions for the application pods whose namespaced name contains pod.
 func (l *Lab) Decisions(pod string) (all []Decision) {
 	l.Helper()
-	text, err := l.Inside(Mesh, l.Agent().Name, agent, "/usr/local/bin/istio-cni", "decisions", "--json", "--pod="+App+pod)
+	text, err := l.Exec(Mesh, l.Agent().Name, agent, "/usr/local/bin/istio-cni", "decisions", "--json", "--pod="+App+pod)
 	if err != nil {
 		l.Fatalf("%v: %s", err, text)
 	}

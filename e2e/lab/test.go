@@ -56,8 +56,8 @@ func ControlPlane(m *testing.M, name string, to *Cluster) int {
 // Test is a test that waits.
 type Test struct {
 	*testing.T
-	// Explain, if given, says what there is to know when a wait was in vain.
-	Explain func()
+	// OnTimeout, if given, says what there is to know when a wait was in vain.
+	OnTimeout func()
 }
 
 // Must ends the test when there is an error.
@@ -68,13 +68,13 @@ func (t Test) Must(err error) {
 	}
 }
 
-// Patience is for how long Until waits: a validation that failed is tried again by the kubelet after up to 80 seconds.
-const Patience = 3 * time.Minute
+// Timeout is for how long Until waits: a validation that failed is tried again by the kubelet after up to 80 seconds.
+const Timeout = 3 * time.Minute
 
 // Until waits for a condition.
 func (t Test) Until(what string, holds func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(Patience)
+	deadline := time.NewTimer(Timeout)
 	defer deadline.Stop()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -82,8 +82,8 @@ func (t Test) Until(what string, holds func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			if t.Explain != nil {
-				t.Explain()
+			if t.OnTimeout != nil {
+				t.OnTimeout()
 			}
 			t.Fatalf("gave up waiting: %s", what)
 		}

@@ -38,14 +38,14 @@ func TestDualStack(t *testing.T) {
 		}
 		s.Step("%-12s IPv%s: %+v", c.name, c.family, c.want)
 	}
-	s.toEachOther("both", "other", "4")
-	s.toEachOther("both", "other", "6")
+	s.checkBothProxies("both", "other", "4")
+	s.checkBothProxies("both", "other", "6")
 }
 
-// toEachOther: the application of one pod reaches that of the other by both proxies.
-func (s *scenario) toEachOther(from, to, family string) {
+// checkBothProxies: the application of one pod reaches that of the other by both proxies.
+func (s *scenario) checkBothProxies(from, to, family string) {
 	s.Helper()
-	text, answered := s.From(from, s.URL(to, family, lab.AppPort))
+	text, answered := s.GetFrom(from, s.URL(to, family, lab.AppPort))
 	if !answered || !strings.Contains(text, "via outbound "+from+", inbound "+to) || !strings.Contains(text, "hello from "+to) {
 		s.Errorf("from %s to %s: %s", from, to, text)
 	}
@@ -67,9 +67,9 @@ func TestIPv6(t *testing.T) {
 	if flow := s.Flow("plain", ""); flow != lab.Untouched {
 		t.Errorf("plain: traffic by a proxy: %+v", flow)
 	}
-	s.toEachOther("classic", "early", "6")
-	s.toEachOther("tproxy", "classic", "6")
-	s.toEachOther("classic", "tproxy", "6")
+	s.checkBothProxies("classic", "early", "6")
+	s.checkBothProxies("tproxy", "classic", "6")
+	s.checkBothProxies("classic", "tproxy", "6")
 	s.Step("addresses %v; decision %+v", s.Get(lab.App, "classic").Status.PodIPs, s.Decision("classic"))
 	s.Uninstall(objects)
 	s.RemoveAll()

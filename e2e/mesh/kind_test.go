@@ -18,8 +18,8 @@ type kind struct {
 	name string
 	pod  core.PodTemplateSpec
 	want lab.Flow
-	// unproven: the redirection is so narrow that the validation, which goes by other ports, would not find it.
-	unproven bool
+	// noValidation: the redirection is so narrow that the validation, which goes by other ports, would not find it.
+	noValidation bool
 }
 
 const traffic = "traffic.sidecar.istio.io/"
@@ -42,21 +42,21 @@ func kinds() []kind {
 		{name: "tproxy-native", pod: lab.Injected(lab.Transparent, lab.Native), want: lab.Redirected},
 		{name: "dns", pod: lab.Injected(lab.ProxyEnv("ISTIO_META_DNS_CAPTURE", "true")), want: lab.Redirected},
 		{name: "redirect", pod: annotated("sidecar.istio.io/interceptionMode", "REDIRECT"), want: lab.Redirected},
-		{name: "no-inject", pod: annotated("sidecar.istio.io/inject", "false"), want: lab.Untouched, unproven: true},
-		{name: "in-some", pod: annotated(traffic+"includeInboundPorts", "80,"+lab.AppPort), want: lab.Redirected, unproven: true},
-		{name: "in-others", pod: annotated(traffic+"includeInboundPorts", "80,443"), want: out, unproven: true},
-		{name: "in-none", pod: annotated(traffic+"includeInboundPorts", ""), want: out, unproven: true},
+		{name: "no-inject", pod: annotated("sidecar.istio.io/inject", "false"), want: lab.Untouched, noValidation: true},
+		{name: "in-some", pod: annotated(traffic+"includeInboundPorts", "80,"+lab.AppPort), want: lab.Redirected, noValidation: true},
+		{name: "in-others", pod: annotated(traffic+"includeInboundPorts", "80,443"), want: out, noValidation: true},
+		{name: "in-none", pod: annotated(traffic+"includeInboundPorts", ""), want: out, noValidation: true},
 		{name: "in-excluded", pod: annotated(traffic+"excludeInboundPorts", lab.AppPort), want: out},
 		{name: "out-excluded-port", pod: annotated(traffic+"excludeOutboundPorts", "80,9999"), want: in},
 		{name: "out-excluded-range", pod: annotated(traffic+"excludeOutboundIPRanges", "192.0.2.0/24"), want: in},
-		{name: "out-range", pod: annotated(traffic+"includeOutboundIPRanges", "192.0.2.0/25"), want: lab.Redirected, unproven: true},
-		{name: "out-other-range", pod: annotated(traffic+"includeOutboundIPRanges", "10.0.0.0/8"), want: in, unproven: true},
-		{name: "out-port-only", pod: annotated(traffic+"includeOutboundIPRanges", "", traffic+"includeOutboundPorts", "9999"), want: lab.Redirected, unproven: true},
-		{name: "out-other-port-only", pod: annotated(traffic+"includeOutboundIPRanges", "", traffic+"includeOutboundPorts", "80"), want: in, unproven: true},
+		{name: "out-range", pod: annotated(traffic+"includeOutboundIPRanges", "192.0.2.0/25"), want: lab.Redirected, noValidation: true},
+		{name: "out-other-range", pod: annotated(traffic+"includeOutboundIPRanges", "10.0.0.0/8"), want: in, noValidation: true},
+		{name: "out-port-only", pod: annotated(traffic+"includeOutboundIPRanges", "", traffic+"includeOutboundPorts", "9999"), want: lab.Redirected, noValidation: true},
+		{name: "out-other-port-only", pod: annotated(traffic+"includeOutboundIPRanges", "", traffic+"includeOutboundPorts", "80"), want: in, noValidation: true},
 		{name: "interface", pod: annotated(traffic+"excludeInterfaces", "eth0"), want: lab.Untouched},
 		{name: "other-interface", pod: annotated(traffic+"excludeInterfaces", "eth1,net1"), want: lab.Redirected},
 		{name: "vm", pod: annotated("istio.io/reroute-virtual-interfaces", "eth0"), want: out},
-		{name: "vm-of-old", pod: annotated(traffic+"kubevirtInterfaces", "eth0"), want: out},
+		{name: "vm-kubevirt", pod: annotated(traffic+"kubevirtInterfaces", "eth0"), want: out},
 	}
 }
 
@@ -68,19 +68,19 @@ func TestKindsOfPods(t *testing.T) {
 	s.Step("the agent is ready")
 	all := kinds()
 	for _, k := range all {
-		if k.unproven {
+		if k.noValidation {
 			k.pod.Spec.InitContainers = k.pod.Spec.InitContainers[1:]
 		}
 		s.Pod(k.name, k.pod)
 	}
 	s.Pod("invalid", annotated("sidecar.istio.io/interceptionMode", "tproxy"))
 	for _, k := range all {
-		s.part(k.name, func(s *scenario) { s.kind(k) })
+		s.subtest(k.name, func(s *scenario) { s.kind(k) })
 	}
-	s.part("a virtual machine's traffic goes out by the proxy", (*scenario).virtualMachine)
-	s.part("names are asked of the proxy", (*scenario).names)
-	s.part("a setting that is not valid keeps the pod from starting", (*scenario).invalid)
-	s.part("a job", (*scenario).completes)
+	s.subtest("a virtual machine's traffic goes out by the proxy", (*scenario).virtualMachine)
+	s.subtest("names are asked of the proxy", (*scenario).names)
+	s.subtest("a setting that is not valid keeps the pod from starting", (*scenario).invalid)
+	s.subtest("a job", (*scenario).completes)
 	s.Step("the agent is removed, with %d pods running, and then they are", len(all))
 	s.Uninstall(objects)
 	s.RemoveAll()
@@ -110,8 +110,8 @@ func (s *scenario) kind(k kind) {
 // which is where it was going.
 func (s *scenario) virtualMachine() {
 	s.Helper()
-	for _, name := range []string{"vm", "vm-of-old"} {
-		text, answered := s.From("", s.URL(name, "", lab.AppPort))
+	for _, name := range []string{"vm", "vm-kubevirt"} {
+		text, answered := s.GetFrom("", s.URL(name, "", lab.AppPort))
 		if !answered || !strings.Contains(text, "via outbound "+name) || !strings.Contains(text, "hello from "+name) {
 			s.Errorf("%s: %s", name, text)
 		}
@@ -122,7 +122,7 @@ func (s *scenario) virtualMachine() {
 func (s *scenario) names() {
 	s.Helper()
 	ask := func(pod string) string {
-		text, _ := s.Inside(lab.App, pod, "app", "/box", "lookup", "example.com")
+		text, _ := s.Exec(lab.App, pod, "app", "/box", "lookup", "example.com")
 		return text
 	}
 	if text := ask("dns"); !strings.Contains(text, "udp [240.240.0.1]") || !strings.Contains(text, "tcp [240.240.0.1]") {

@@ -26,7 +26,7 @@ func newScenario(t *testing.T, o cluster.Options) *scenario {
 }
 
 // part tells a part of it as a test of its own.
-func (s *scenario) part(name string, run func(*scenario)) {
+func (s *scenario) subtest(name string, run func(*scenario)) {
 	s.Helper()
 	s.Run(name, func(t *testing.T) { t.Helper(); run(&scenario{Lab: s.With(t)}) })
 }

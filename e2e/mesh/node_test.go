@@ -35,13 +35,13 @@ func TestANewNode(t *testing.T) {
 	s.Apply(objects)
 	s.UntilAgentReady()
 	s.Step("the agent is ready")
-	s.part("repaired in place", (*scenario).repaired)
-	s.part("failed for good", (*scenario).failedForGood)
-	s.part("deleted by hand", (*scenario).deletedByHand)
-	s.part("captured", (*scenario).captured)
-	s.part("outside of the mesh", (*scenario).outside)
-	s.part("another pod of the name", (*scenario).replaced)
-	s.part("another broken pod of the name", func(s *scenario) { s.replacedAndBroken(before) })
+	s.subtest("repaired in place", (*scenario).repaired)
+	s.subtest("failed permanently", (*scenario).failedPermanently)
+	s.subtest("deleted by hand", (*scenario).deletedByHand)
+	s.subtest("captured", (*scenario).captured)
+	s.subtest("outside of the mesh", (*scenario).outside)
+	s.subtest("another pod of the name", (*scenario).replaced)
+	s.subtest("another broken pod of the name", func(s *scenario) { s.replacedAndBroken(before) })
 	if text := s.NetworkFile(cluster.PrimaryNetwork); text == before {
 		t.Errorf("the agent is ready, and the network's configuration is as before: %s", text)
 	}
@@ -82,8 +82,8 @@ func (s *scenario) repaired() {
 	s.Step("%q are ready, and redirected both ways", names)
 }
 
-// failedForGood: a pod that is not restarted cannot be helped in place, and mode repair does no more than say so.
-func (s *scenario) failedForGood() {
+// failedPermanently: a pod that is not restarted cannot be helped in place, and mode repair does no more than say so.
+func (s *scenario) failedPermanently() {
 	s.Helper()
 	name := s.jobPod()
 	s.Until("an event of the job's pod", func() bool { return s.Event(name, "BrokenPod", "cannot be redirected in place any more") })
@@ -128,7 +128,7 @@ func (s *scenario) captured() {
 		s.Error("it was repaired")
 	}
 	s.Until("an application to reach another", func() bool {
-		text, _ := s.From("early", s.URL("late", "", lab.AppPort))
+		text, _ := s.GetFrom("early", s.URL("late", "", lab.AppPort))
 		return strings.Contains(text, "via outbound early, inbound late") && strings.Contains(text, "hello from late to 127.0.0.6")
 	})
 	s.Step("the application of one pod reaches that of the other by both proxies")
@@ -174,12 +174,12 @@ func (s *scenario) outside() {
 // replaced: a pod that was repaired makes way for another one of its name.
 func (s *scenario) replaced() {
 	s.Helper()
-	s.another(func(pod *core.Pod) bool { return lab.Ready(pod) })
+	s.recreatePod(func(pod *core.Pod) bool { return lab.Ready(pod) })
 	s.Flows("set-0")
 }
 
 // another deletes the pod of the stateful set and waits for the next.
-func (s *scenario) another(as func(*core.Pod) bool) {
+func (s *scenario) recreatePod(as func(*core.Pod) bool) {
 	s.Helper()
 	uid := s.Get(lab.App, "set-0").UID
 	s.Must(s.Client().CoreV1().Pods(lab.App).Delete(s.Context(), "set-0", meta.DeleteOptions{}))
@@ -197,7 +197,7 @@ func (s *scenario) replacedAndBroken(conflist string) {
 	s.Must(s.PutNetwork(cluster.PrimaryNetwork, []byte(conflist)))
 	// The runtime may need a moment to read it.
 	for !s.Failed("set-0") {
-		s.another(func(pod *core.Pod) bool { return lab.Ready(pod) || lab.ValidationFailed(pod) })
+		s.recreatePod(func(pod *core.Pod) bool { return lab.Ready(pod) || lab.ValidationFailed(pod) })
 	}
 	uid := s.Get(lab.App, "set-0").UID
 	s.Signal(s.Agent(), "SIGCONT")

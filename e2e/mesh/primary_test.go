@@ -24,45 +24,45 @@ type primary struct {
 	values   string
 	// before is done on the node before it has pods.
 	before func(*scenario)
-	// ours are the files in the network's directory with the agent; those of before are there again after it.
-	ours []string
+	// wantFiles are the files in the network's directory with the agent; those of before are there again after it.
+	wantFiles []string
 }
 
 func primaries() []primary {
 	conflist := map[string]string{"10-e2e.conflist": `{"cniVersion": "1.0.0", "name": "e2e", "plugins": [{` + bridge + `}]}`}
 	return []primary{
 		{
-			name: "a single plugin", values: "{}", ours: []string{"10-bridge.conf.istio-cni-saved", "10-bridge.conflist"},
+			name: "a single plugin", values: "{}", wantFiles: []string{"10-bridge.conf.istio-cni-saved", "10-bridge.conflist"},
 			networks: map[string]string{"10-bridge.conf": `{"cniVersion": "0.3.1", "name": "single", "aNumber": 12345678901234567890, ` + bridge + "}\n"},
 		},
 		{
-			name: "a list and others after it", values: "{}", ours: []string{"10-e2e.conflist", "87-podman.conflist"},
+			name: "a list and others after it", values: "{}", wantFiles: []string{"10-e2e.conflist", "87-podman.conflist"},
 			networks: merged(conflist, map[string]string{"87-podman.conflist": `{"cniVersion": "0.4.0", "name": "podman", "plugins": [{"type": "loopback"}]}`}),
 		},
 		{
-			name: "delegates of flannel", values: "{}", before: (*scenario).flannel, ours: []string{"10-flannel.conflist"},
+			name: "delegates of flannel", values: "{}", before: (*scenario).flannel, wantFiles: []string{"10-flannel.conflist"},
 			networks: map[string]string{"10-flannel.conflist": `{"name": "cbr0", "cniVersion": "0.3.1", "plugins": [
   {"type": "flannel", "dataDir": "/run/cni-flannel", "delegate": {"hairpinMode": true, "isDefaultGateway": true, "ipMasq": true}},
   {"type": "portmap", "capabilities": {"portMappings": true}}]}`},
 		},
 		{
 			name: "a single plugin that delegates", values: "{}", before: (*scenario).flannel,
-			ours: []string{"10-flannel.conf.istio-cni-saved", "10-flannel.conflist"},
+			wantFiles: []string{"10-flannel.conf.istio-cni-saved", "10-flannel.conflist"},
 			networks: map[string]string{"10-flannel.conf": `{"name": "cbr0", "cniVersion": "0.3.1", "type": "flannel",
   "dataDir": "/run/cni-flannel", "delegate": {"isDefaultGateway": true, "ipMasq": true}}`},
 		},
 		{
 			name: "a file of our own", values: "{chained: true, istioOwnedCNIConfig: true}", networks: conflist,
-			ours: []string{"02-istio-cni.conflist", "10-e2e.conflist"},
+			wantFiles: []string{"02-istio-cni.conflist", "10-e2e.conflist"},
 		},
 		{
-			name: "the mode that suits the runtime", values: "{chained: true, confMode: auto}", networks: conflist, ours: []string{"10-e2e.conflist"},
+			name: "the mode that suits the runtime", values: "{chained: true, confMode: auto}", networks: conflist, wantFiles: []string{"10-e2e.conflist"},
 		},
 		{
-			name: "programs of the node write the rules", values: "{backend: iptables}", networks: conflist, ours: []string{"10-e2e.conflist"},
+			name: "programs of the node write the rules", values: "{backend: iptables}", networks: conflist, wantFiles: []string{"10-e2e.conflist"},
 		},
 		{
-			name: "tables of nftables", values: "{global: {nativeNftables: true}}", networks: conflist, ours: []string{"10-e2e.conflist"},
+			name: "tables of nftables", values: "{global: {nativeNftables: true}}", networks: conflist, wantFiles: []string{"10-e2e.conflist"},
 		},
 	}
 }
@@ -86,14 +86,14 @@ func TestPrimaryNetworks(t *testing.T) {
 			before := s.Networks()
 			objects := s.Install(p.values)
 			s.Step("the agent is ready; files: %q", s.NetworkFiles())
-			if got := s.NetworkFiles(); !slices.Equal(got, p.ours) {
-				t.Errorf("files %q, want %q", got, p.ours)
+			if got := s.NetworkFiles(); !slices.Equal(got, p.wantFiles) {
+				t.Errorf("files %q, want %q", got, p.wantFiles)
 			}
-			first := s.NetworkFile(p.ours[slices.IndexFunc(p.ours, func(name string) bool { return strings.HasSuffix(name, "list") })])
+			first := s.NetworkFile(p.wantFiles[slices.IndexFunc(p.wantFiles, func(name string) bool { return strings.HasSuffix(name, "list") })])
 			if n := strings.Count(first, `"type": "istio-cni"`) + strings.Count(first, `"type":"istio-cni"`); n != 1 {
-				t.Errorf("%d entries of ours in %s", n, first)
+				t.Errorf("%d entries of wantFiles in %s", n, first)
 			}
-			s.capturedAndNot()
+			s.checkCapture()
 			s.Uninstall(objects)
 			s.RemoveAll()
 			if after := s.Networks(); !maps.Equal(before, after) {
@@ -106,8 +106,8 @@ func TestPrimaryNetworks(t *testing.T) {
 	}
 }
 
-// capturedAndNot: a pod of the mesh is redirected from the beginning, another pod is not.
-func (s *scenario) capturedAndNot() {
+// checkCapture: a pod of the mesh is redirected from the beginning, another pod is not.
+func (s *scenario) checkCapture() {
 	s.Helper()
 	s.Pod("captured", lab.Injected())
 	s.Pod("plain", lab.Plain())
@@ -163,13 +163,13 @@ func TestNoNetworkYet(t *testing.T) {
 			s.Flows("first")
 			s.Step("node, agent and the first pod are ready; the validation of that was tried %d times more, repaired: %t",
 				s.Get(lab.App, "first").Status.InitContainerStatuses[0].RestartCount, s.Event("first", "RepairBrokenPod", ""))
-			s.capturedAndNot()
+			s.checkCapture()
 		})
 	}
 }
 
-// TestTheConfigurationOfTheEarliestDocuments: a template of the plugin's configuration in a ConfigMap, without the chart.
-func TestTheConfigurationOfTheEarliestDocuments(t *testing.T) {
+// TestCNINetworkConfigTemplate: a template of the plugin's configuration in a ConfigMap, without the chart.
+func TestCNINetworkConfigTemplate(t *testing.T) {
 	s := newScenario(t, cluster.Options{})
 	s.UntilNodeReady()
 	text, err := os.ReadFile("../../manifests/examples/network-config.yaml")
@@ -183,7 +183,7 @@ func TestTheConfigurationOfTheEarliestDocuments(t *testing.T) {
 		return set.Status.NumberReady == 1
 	}
 	s.Until("the agent", ready)
-	s.capturedAndNot()
+	s.checkCapture()
 	s.Delete(objects)
 	s.Until("the network to be as before", func() bool { return maps.Equal(before, s.Networks()) })
 	s.RemoveAll()

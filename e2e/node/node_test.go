@@ -59,10 +59,10 @@ type fixture struct {
 	namespace string
 }
 
-func newRig(t *testing.T, namespace string) *fixture {
+func newFixture(t *testing.T, namespace string) *fixture {
 	t.Helper()
 	l := &fixture{Test: lab.Test{T: t}, client: shared.Client(), namespace: namespace}
-	l.Explain = l.state
+	l.OnTimeout = l.state
 	object := &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: namespace}}
 	_, err := l.client.CoreV1().Namespaces().Create(t.Context(), object, meta.CreateOptions{})
 	l.Must(err)
@@ -155,7 +155,7 @@ func (l *fixture) links() string {
 }
 
 func TestTheNodeAndAPodAreReady(t *testing.T) {
-	l := newRig(t, "first")
+	l := newFixture(t, "first")
 	l.Until("the node", func() bool {
 		return slices.ContainsFunc(l.node().Status.Conditions, func(c core.NodeCondition) bool {
 			return c.Type == core.NodeReady && c.Status == core.ConditionTrue

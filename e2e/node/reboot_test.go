@@ -18,7 +18,7 @@ const flag = "/var/log/agent-may-be-ready"
 // TestARebootOfTheNode, T-4 and T-5: a node loses power while a controller outside of it looks on, which taints it when it
 // comes back, whatever the API still says of its agent, and takes the taint away when the agent is ready again.
 func TestARebootOfTheNode(t *testing.T) {
-	l := newRig(t, "reboot")
+	l := newFixture(t, "reboot")
 	l.setFlag(true)
 	l.deployFlaggedAgent()
 	l.Until("the agent", func() bool { return l.isReady("k8s-app=istio-cni-node") })

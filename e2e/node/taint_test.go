@@ -20,7 +20,7 @@ import (
 // TestTheTaintKeepsPodsAwayUntilTheAgentIsReady is what the controller is for: a node that registers with the taint, an
 // application that waits, an agent, and the controller as a pod with its account and rights.
 func TestTheTaintKeepsPodsAwayUntilTheAgentIsReady(t *testing.T) {
-	l := newRig(t, "mesh")
+	l := newFixture(t, "mesh")
 	l.put()
 	l.Until("the node with its taint", func() bool { return l.startupTaint() })
 	l.pod("application", nil, container("c", lab.BoxImage))

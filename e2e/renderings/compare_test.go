@@ -14,7 +14,7 @@ import (
 
 // lost is what the server does not have of what it was sent, one text for each place. What the server adds does not count, at
 // the end of a list either.
-func lost(path string, sent, stored any) []string {
+func missing(path string, sent, stored any) []string {
 	switch sent := sent.(type) {
 	case map[string]any:
 		have, is := stored.(map[string]any)
@@ -23,7 +23,7 @@ func lost(path string, sent, stored any) []string {
 		}
 		var out []string
 		for _, key := range slices.Sorted(maps.Keys(sent)) {
-			out = append(out, lost(path+"."+key, sent[key], have[key])...)
+			out = append(out, missing(path+"."+key, sent[key], have[key])...)
 		}
 		return out
 	case []any:
@@ -33,7 +33,7 @@ func lost(path string, sent, stored any) []string {
 		}
 		var out []string
 		for i := range sent {
-			out = append(out, lost(fmt.Sprintf("%s[%d]", path, i), sent[i], have[i])...)
+			out = append(out, missing(fmt.Sprintf("%s[%d]", path, i), sent[i], have[i])...)
 		}
 		return out
 	}
@@ -53,8 +53,8 @@ func sameQuantity(path string, sent, stored any) bool {
 	return errA == nil && errB == nil && a.Cmp(b) == 0
 }
 
-// essence is an object without what differs between two that are made alike.
-func essence(o *object) map[string]any {
+// normalized is an object without what differs between two that are made alike.
+func normalized(o *object) map[string]any {
 	out := o.DeepCopy().Object
 	delete(out, "status")
 	for _, field := range []string{"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields"} {
@@ -69,10 +69,10 @@ func essence(o *object) map[string]any {
 
 // differences of what is stored with what would be after an installation where nothing is.
 func differences(fresh, stored map[string]any) []string {
-	return slices.Concat(lost("", fresh, stored), lost(" (more than)", stored, fresh))
+	return slices.Concat(missing("", fresh, stored), missing(" (more than)", stored, fresh))
 }
 
-func TestWhatIsLostIsSeen(t *testing.T) {
+func TestMissing(t *testing.T) {
 	t.Parallel()
 	stored := map[string]any{
 		"a": map[string]any{"b": "c", "limits": map[string]any{"cpu": "1"}}, "list": []any{"x", int64(1)}, "more": true,
@@ -96,7 +96,7 @@ func TestWhatIsLostIsSeen(t *testing.T) {
 		{map[string]any{"more": nil}, 1},
 		{map[string]any{"more": "true"}, 1},
 	} {
-		if got := lost("", c.sent, stored); len(got) != c.want {
+		if got := missing("", c.sent, stored); len(got) != c.want {
 			t.Errorf("%v: %q, want %d", c.sent, got, c.want)
 		}
 	}

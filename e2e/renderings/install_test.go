@@ -34,7 +34,7 @@ func expected() map[string]string {
 // warned counts the warnings since the last call, and fails for those that are not expected.
 func (a *account) warned(t *testing.T) {
 	t.Helper()
-	for _, text := range shared.server.said.take() {
+	for _, text := range shared.server.warnings.drain() {
 		text = strings.TrimPrefix(text, "spec.template.")
 		a.warnings[text]++
 		if _, is := expected()[text]; !is {
@@ -62,12 +62,12 @@ func install(t *testing.T, r rendering, a *account) stored {
 			t.Errorf("%s: %v", id(o), err)
 			return
 		}
-		for _, problem := range lost("", o.Object, now.Object) {
+		for _, problem := range missing("", o.Object, now.Object) {
 			t.Errorf("%s: %s", id(o), problem)
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		out[id(o)] = essence(now)
+		out[id(o)] = normalized(now)
 	})
 	return out
 }
@@ -132,7 +132,7 @@ func tryPods(t *testing.T, r rendering, a *account) {
 		}
 		now, err := shared.server.get(t.Context(), o)
 		if err == nil {
-			err = shared.server.reckon(t.Context(), now)
+			err = shared.server.setQuotaStatus(t.Context(), now)
 		}
 		if err != nil {
 			t.Errorf("%s: %v", id(o), err)
@@ -151,7 +151,7 @@ func tryPods(t *testing.T, r rendering, a *account) {
 		a.pods++
 		a.warned(t)
 		checkAppArmor(t, pod, made)
-		for _, problem := range lost("", pod.Object, made.Object) {
+		for _, problem := range missing("", pod.Object, made.Object) {
 			t.Errorf("pod %s: %s", pod.GetGenerateName(), problem)
 		}
 	}
@@ -178,9 +178,9 @@ func checkAppArmor(t *testing.T, pod, made *object) {
 	}
 }
 
-// TestWhatIsWrongIsRefused shows that the tests here can fail.
-func TestWhatIsWrongIsRefused(t *testing.T) {
-	r, err := named(shared.renderings, `everything on "openshift"`)
+// TestUnknownFieldsAreRejected shows that the tests here can fail.
+func TestUnknownFieldsAreRejected(t *testing.T) {
+	r, err := byName(shared.renderings, `everything on "openshift"`)
 	if err != nil {
 		t.Fatal(err)
 	}

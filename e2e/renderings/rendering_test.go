@@ -51,7 +51,7 @@ func byID(objects []*object) map[string]*object {
 }
 
 // named is the rendering of that name.
-func named(all []rendering, name string) (rendering, error) {
+func byName(all []rendering, name string) (rendering, error) {
 	at := slices.IndexFunc(all, func(r rendering) bool { return slices.Contains(r.names, name) })
 	if at < 0 {
 		return rendering{}, fmt.Errorf("no rendering of name %q", name)

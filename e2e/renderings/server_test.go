@@ -24,9 +24,9 @@ import (
 
 // server is an administrator's way to the API server.
 type server struct {
-	client dynamic.Interface
-	kinds  *restmapper.DeferredDiscoveryRESTMapper
-	said   *warnings
+	client   dynamic.Interface
+	kinds    *restmapper.DeferredDiscoveryRESTMapper
+	warnings *warnings
 }
 
 // warnings are those of the HTTP answers since they were last taken.
@@ -42,7 +42,7 @@ func (w *warnings) HandleWarningHeader(_ int, _, text string) {
 	w.texts = append(w.texts, text)
 }
 
-func (w *warnings) take() []string {
+func (w *warnings) drain() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	texts := w.texts
@@ -51,8 +51,8 @@ func (w *warnings) take() []string {
 }
 
 func newServer(config *rest.Config) (*server, error) {
-	said := &warnings{}
-	config.WarningHandler = said
+	warnings := &warnings{}
+	config.WarningHandler = warnings
 	client, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("making a client: %w", err)
@@ -61,7 +61,7 @@ func newServer(config *rest.Config) (*server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making a client: %w", err)
 	}
-	return &server{client, restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(kinds)), said}, nil
+	return &server{client, restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(kinds)), warnings}, nil
 }
 
 // of is where objects like this one are.
@@ -158,7 +158,7 @@ func (s *server) define(ctx context.Context, dir string) error {
 		}
 	}
 	s.kinds.Reset()
-	s.said.take()
+	s.warnings.drain()
 	return nil
 }
 
@@ -202,8 +202,8 @@ func (s *server) priorityClass(ctx context.Context, name string) error {
 	return nil
 }
 
-// reckon does as the quota controller does, which is not there: without a status a quota lets nothing through.
-func (s *server) reckon(ctx context.Context, quota *object) error {
+// setQuotaStatus does as the quota controller does, which is not there: without a status a quota lets nothing through.
+func (s *server) setQuotaStatus(ctx context.Context, quota *object) error {
 	hard, _, err := unstructured.NestedMap(quota.Object, "spec", "hard")
 	if err != nil {
 		return err

@@ -93,7 +93,7 @@ func (with tool) upgrade(t *testing.T, from, to rendering) {
 			t.Errorf("from %s to %s: %s: %v", from.name(), to.name(), id(o), err)
 			continue
 		}
-		for _, problem := range differences(want[id(o)], essence(now)) {
+		for _, problem := range differences(want[id(o)], normalized(now)) {
 			t.Errorf("from %s to %s: %s: %s", from.name(), to.name(), id(o), problem)
 		}
 	}
@@ -109,7 +109,7 @@ func (with tool) upgrade(t *testing.T, from, to rendering) {
 
 // TestEveryRenderingIsAnUpgrade of the default one, and back.
 func TestEveryRenderingIsAnUpgrade(t *testing.T) {
-	start, err := named(shared.renderings, `defaults on ""`)
+	start, err := byName(shared.renderings, `defaults on ""`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,9 +147,9 @@ func installed(t *testing.T, r rendering) stored {
 	return of
 }
 
-// TestWhatCannotBeChangedIsRefused shows that the test above can fail.
-func TestWhatCannotBeChangedIsRefused(t *testing.T) {
-	start, err := named(shared.renderings, `defaults on ""`)
+// TestImmutableFieldsAreRejected shows that the test above can fail.
+func TestImmutableFieldsAreRejected(t *testing.T) {
+	start, err := byName(shared.renderings, `defaults on ""`)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,12 +29,12 @@ type fixture struct {
 	mesh, app, other string
 }
 
-var labs atomic.Int64
+var fixtures atomic.Int64
 
-// newRig has namespaces of its own and no pods.
-func newRig(t *testing.T) *fixture {
+// newFixture has namespaces of its own and no pods.
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	n := labs.Add(1)
+	n := fixtures.Add(1)
 	l := &fixture{Test: lab.Test{T: t}, client: shared.Client(), mesh: fmt.Sprintf("mesh-%d", n), app: fmt.Sprintf("app-%d", n), other: fmt.Sprintf("other-%d", n)}
 	l.Must(shared.Namespace(t.Context(), l.mesh, account))
 	l.Must(shared.Namespace(t.Context(), l.app))

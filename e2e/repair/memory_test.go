@@ -23,9 +23,9 @@ import (
 // figures. What is sent is asserted, the memory only by a bound far above it.
 func TestMemoryAndTraffic(t *testing.T) {
 	const pods, nodes = 10_000, 40
-	l := newRig(t)
+	l := newFixture(t)
 	began := time.Now()
-	size := l.fill(pods, nodes)
+	size := l.createPods(pods, nodes)
 	t.Logf("%d cores: %d pods of %d bytes of JSON made in %s", runtime.NumCPU(), pods, size, time.Since(began).Round(time.Second))
 	kubeconfig := l.grant(mayWatch, mayReport, mayLabel)
 
@@ -33,7 +33,7 @@ func TestMemoryAndTraffic(t *testing.T) {
 	through := l.tap(kubeconfig)
 	d := l.daemon(through.kubeconfig, args...)
 	l.Until("the broken pod", func() bool { return l.labelled("many-00007") == "true" })
-	first := through.sent()
+	first := through.received()
 	if len(first.pods) != pods/nodes {
 		t.Errorf("%d pods were sent", len(first.pods))
 	}
@@ -41,10 +41,10 @@ func TestMemoryAndTraffic(t *testing.T) {
 	l.resident(d)
 
 	// What happens on other nodes is not sent; each change on this one is.
-	lab.InParallel(pods/10, func(i int) { l.scribble(fmt.Sprintf("many-%05d", i), "again") })
+	lab.InParallel(pods/10, func(i int) { l.annotateIfPresent(fmt.Sprintf("many-%05d", i), "again") })
 	l.pod("late", broken(), on(nodeOf(7)))
 	l.Until("the late pod", func() bool { return l.labelled("late") == "true" })
-	after := through.sent()
+	after := through.received()
 	changes := 0
 	for name, n := range after.pods {
 		changes += n - first.pods[name]
@@ -66,13 +66,13 @@ func TestMemoryAndTraffic(t *testing.T) {
 	d = l.daemon(through.kubeconfig, "--label-pods")
 	l.pod("later", broken(), on(nodeOf(8)))
 	l.Until("the last pod", func() bool { return l.labelled("later") == "true" })
-	t.Logf("without: %s", through.sent())
+	t.Logf("without: %s", through.received())
 	l.resident(d)
 	d.stop()
-	l.nothingRefused()
+	l.noForbiddenRequests()
 }
 
-func (s sent) String() string {
+func (s received) String() string {
 	return fmt.Sprintf("%d pods in %d bytes, %d on the wire", len(s.pods), s.plain, s.wire)
 }
 
@@ -115,9 +115,9 @@ func mib(kib int) float64 { const unit = 1024; return float64(kib) / unit }
 
 // fill makes pods as injection makes them, evenly on nodes, of which one is broken, and gives the size of one. Only those of one
 // node have a status.
-func (l *fixture) fill(pods, nodes int) (size int) {
+func (l *fixture) createPods(pods, nodes int) (size int) {
 	l.Helper()
-	l.Cleanup(func() { l.empty() })
+	l.Cleanup(func() { l.deletePods() })
 	lab.InParallel(pods, func(i int) {
 		pod := injected(fmt.Sprintf("many-%05d", i), nodeOf(i%nodes))
 		made, err := l.client.CoreV1().Pods(l.app).Create(l.Context(), pod, meta.CreateOptions{})
@@ -144,7 +144,7 @@ func (l *fixture) fill(pods, nodes int) (size int) {
 }
 
 // empty takes its time, so it waits for the end of it.
-func (l *fixture) empty() {
+func (l *fixture) deletePods() {
 	now := int64(0)
 	err := l.client.CoreV1().Pods(l.app).DeleteCollection(context.Background(), meta.DeleteOptions{GracePeriodSeconds: &now}, meta.ListOptions{})
 	if err != nil {

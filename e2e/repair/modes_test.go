@@ -28,7 +28,7 @@ func TestPrecedence(t *testing.T) {
 		{"repair is of no use from elsewhere", []string{"--repair-pods"}, false, false, "BrokenPod"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			l := newRig(t)
+			l := newFixture(t)
 			l.pod("p", broken())
 			kubeconfig := l.grant(mayWatch, mayReport, mayDelete, mayLabel)
 			if status := l.once(kubeconfig, append(test.args, "--node-name="+node)...); status != 0 {
@@ -40,15 +40,15 @@ func TestPrecedence(t *testing.T) {
 			if events := l.events(l.app, "p"); len(events) != 1 || !strings.HasPrefix(events[0], test.reason+" ") {
 				t.Errorf("events %q", events)
 			}
-			l.nothingRefused()
+			l.noForbiddenRequests()
 		})
 	}
 }
 
-// TestDeletionLeavesTime: a pod has the time to end that is its own.
-func TestDeletionLeavesTime(t *testing.T) {
+// TestDeletionKeepsTheGracePeriod: a pod has the time to end that is its own.
+func TestDeletionKeepsTheGracePeriod(t *testing.T) {
 	for _, m := range modes()[:2] {
-		l := newRig(t)
+		l := newFixture(t)
 		l.pod("p", broken(), func(p *core.Pod) {
 			grace := int64(77)
 			p.Spec.TerminationGracePeriodSeconds = &grace
@@ -64,9 +64,9 @@ func TestDeletionLeavesTime(t *testing.T) {
 	}
 }
 
-// TestALabelThatIsThere stays as it is, whatever its value.
-func TestALabelThatIsThere(t *testing.T) {
-	l := newRig(t)
+// TestExistingLabelIsKept stays as it is, whatever its value.
+func TestExistingLabelIsKept(t *testing.T) {
+	l := newFixture(t)
 	l.pod("marked", broken(), labels(map[string]string{brokenKey: "seen"}))
 	l.pod("unmarked", broken(), labels(map[string]string{"app": "shop"}))
 	kubeconfig := l.grant(mayWatch, mayReport, mayLabel)
@@ -92,13 +92,13 @@ func TestALabelThatIsThere(t *testing.T) {
 	if got := l.get(l.app, "marked").Labels["example.com/broken"]; got != "very" {
 		t.Errorf("label %q", got)
 	}
-	l.nothingRefused()
+	l.noForbiddenRequests()
 }
 
 // TestAPodDisruptionBudget stands against an eviction until it allows it. The API server heeds it for pods that run alone: a pod
 // that still waits for its validation, as most broken ones do, is evicted whatever the budget.
 func TestAPodDisruptionBudget(t *testing.T) {
-	l := newRig(t)
+	l := newFixture(t)
 	shop := labels(map[string]string{"app": "shop"})
 	l.budget(0)
 	l.pod("waits", broken(), shop)
@@ -115,7 +115,7 @@ func TestAPodDisruptionBudget(t *testing.T) {
 	l.Until("the eviction", func() bool { return l.gone("runs") })
 	l.Until("its event", func() bool { return l.event(l.app, "runs", "DeleteBrokenPod", "it is deleted") })
 	d.stop()
-	l.nothingRefused()
+	l.noForbiddenRequests()
 }
 
 // budget makes or changes the one of pods with the label app=shop, which then allows a number of disruptions, as its
@@ -143,9 +143,9 @@ func (l *fixture) budget(allowed int32) {
 	l.Must(err)
 }
 
-// TestTheCommandOfOld is the program by the name that it had, with variables that have dashes, and with a restart of its own.
-func TestTheCommandOfOld(t *testing.T) {
-	l := newRig(t)
+// TestLegacyCommandName is the program by the name that it had, with variables that have dashes, and with a restart of its own.
+func TestLegacyCommandName(t *testing.T) {
+	l := newFixture(t)
 	l.pod("p", broken())
 	l.pod("elsewhere", broken(), on("node-b"))
 	old := filepath.Join(t.TempDir(), "istio-cni-repair")
@@ -160,5 +160,5 @@ func TestTheCommandOfOld(t *testing.T) {
 	if mark := l.labelled("elsewhere"); mark != "" {
 		t.Errorf("label %q on a pod of another node", mark)
 	}
-	l.nothingRefused()
+	l.noForbiddenRequests()
 }

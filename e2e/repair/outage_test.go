@@ -14,7 +14,7 @@ import (
 // TestTheAPIServerCrashes in the middle of a deletion: the pod and one that came into being meanwhile are deleted when it is
 // back, and nothing is done twice.
 func TestTheAPIServerCrashes(t *testing.T) {
-	l := newRig(t)
+	l := newFixture(t)
 	l.pod("first", broken())
 	l.pod("p")
 	through := l.tap(l.grant(mayWatch, mayReport, mayDelete))
@@ -25,14 +25,14 @@ func TestTheAPIServerCrashes(t *testing.T) {
 	pod := l.get(l.app, "p")
 	broken()(pod)
 	l.report(pod, pod.Status)
-	through.holds()
+	through.waitHeld()
 	l.Must(shared.Kill(cluster.APIServer))
 	through.release()
-	l.Until("the outage in the log", func() bool { return d.says("the pods are out of sight: none is repaired") })
-	l.Until("the failure in the log", func() bool { return d.says("a pod could not be looked after, and will be again") })
+	l.Until("the outage in the log", func() bool { return d.logged("the pods are out of sight: none is repaired") })
+	l.Until("the failure in the log", func() bool { return d.logged("a pod could not be looked after, and will be again") })
 	l.Must(shared.Restart(t.Context(), cluster.APIServer))
 	l.pod("q", broken())
-	l.Until("the pods to be in sight", func() bool { return d.says("the pods are in sight again") })
+	l.Until("the pods to be in sight", func() bool { return d.logged("the pods are in sight again") })
 	for _, name := range []string{"p", "q"} {
 		l.Until(name+" to go", func() bool { return l.gone(name) })
 		l.Until("its event", func() bool { return l.event(l.app, name, "DeleteBrokenPod", "it is deleted") })
@@ -44,17 +44,17 @@ func TestTheAPIServerCrashes(t *testing.T) {
 		t.Error("a pod that is not broken was not left alone")
 	}
 	d.stop()
-	// An API server that has just started refuses what it has not read the roles for yet: no nothingRefused here.
+	// An API server that has just started refuses what it has not read the roles for yet: no noForbiddenRequests here.
 }
 
 // TestAStartWithoutAnAPIServer waits for it as a daemon.
 func TestAStartWithoutAnAPIServer(t *testing.T) {
-	l := newRig(t)
+	l := newFixture(t)
 	l.pod("p", broken())
 	kubeconfig := l.grant(mayWatch, mayReport, mayLabel)
 	l.Must(shared.Kill(cluster.APIServer))
 	d := l.daemon(kubeconfig, "--label-pods")
-	l.Until("the outage in the log", func() bool { return d.says("the pods are out of sight: none is repaired") })
+	l.Until("the outage in the log", func() bool { return d.logged("the pods are out of sight: none is repaired") })
 	l.Must(shared.Restart(t.Context(), cluster.APIServer))
 	l.Until("the label", func() bool { return l.labelled("p") == "true" })
 	d.stop()
@@ -62,7 +62,7 @@ func TestAStartWithoutAnAPIServer(t *testing.T) {
 
 // TestTheAPIServerHangs, and goes on: what was asked meanwhile is done once.
 func TestTheAPIServerHangs(t *testing.T) {
-	l := newRig(t)
+	l := newFixture(t)
 	l.pod("p")
 	through := l.tap(l.grant(mayWatch, mayReport, mayDelete))
 	through.hold(http.MethodDelete, "/pods/p")
@@ -70,7 +70,7 @@ func TestTheAPIServerHangs(t *testing.T) {
 	pod := l.get(l.app, "p")
 	broken()(pod)
 	l.report(pod, pod.Status)
-	through.holds()
+	through.waitHeld()
 	l.Must(shared.Pause(cluster.APIServer))
 	through.release()
 	limited, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -78,7 +78,7 @@ func TestTheAPIServerHangs(t *testing.T) {
 	if _, err := l.client.CoreV1().Pods(l.app).Get(limited, "p", meta.GetOptions{}); err == nil {
 		t.Error("the API server does not hang")
 	}
-	l.Must(shared.GoOn(cluster.APIServer))
+	l.Must(shared.Resume(cluster.APIServer))
 	l.Until("the pod to go", func() bool { return l.gone("p") })
 	l.Until("its event", func() bool { return l.event(l.app, "p", "DeleteBrokenPod", "it is deleted") })
 	d.stop()

@@ -61,7 +61,7 @@ func (l *fixture) report(pod *core.Pod, status core.PodStatus) *core.Pod {
 }
 
 // touch changes a pod in a way that matters to nobody.
-func (l *fixture) touch(namespace, name, value string) {
+func (l *fixture) annotate(namespace, name, value string) {
 	l.Helper()
 	patch := []byte(`{"metadata":{"annotations":{"example.com/touched":"` + value + `"}}}`)
 	_, err := l.client.CoreV1().Pods(namespace).Patch(l.Context(), name, types.MergePatchType, patch, meta.PatchOptions{})
@@ -149,9 +149,9 @@ func in(namespace string) change { return func(p *core.Pod) { p.Namespace = name
 
 func phase(phase core.PodPhase) change { return func(p *core.Pod) { p.Status.Phase = phase } }
 
-// scribble changes a pod if it is there.
-func (l *fixture) scribble(name, value string) {
-	patch := []byte(`{"metadata":{"annotations":{"example.com/scribbled":"` + value + `"}}}`)
+// annotateIfPresent changes a pod if it is there.
+func (l *fixture) annotateIfPresent(name, value string) {
+	patch := []byte(`{"metadata":{"annotations":{"example.com/annotated":"` + value + `"}}}`)
 	_, err := l.client.CoreV1().Pods(l.app).Patch(l.Context(), name, types.MergePatchType, patch, meta.PatchOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		l.Errorf("changing pod %s: %v", name, err)

@@ -9,8 +9,8 @@ import (
 	core "k8s.io/api/core/v1"
 )
 
-// TestWhatHappensToThePodMeanwhile is the time between the judgement and the request, in which the pod becomes another one.
-func TestWhatHappensToThePodMeanwhile(t *testing.T) {
+// TestPodChangesBetweenDecisionAndRequest is the time between the judgement and the request, in which the pod becomes another one.
+func TestPodChangesBetweenDecisionAndRequest(t *testing.T) {
 	none := core.ContainerState{}
 	for _, m := range modes()[:2] { // delete, evict
 		end := "/pods/p"
@@ -21,7 +21,7 @@ func TestWhatHappensToThePodMeanwhile(t *testing.T) {
 		for _, test := range []struct {
 			name string
 			// happens gives the pod that is there then.
-			happens func(l *fixture, pod *core.Pod) *core.Pod
+			change  func(l *fixture, pod *core.Pod) *core.Pod
 			deleted bool
 		}{
 			{"another pod of the name, in good health", func(l *fixture, pod *core.Pod) *core.Pod {
@@ -37,18 +37,18 @@ func TestWhatHappensToThePodMeanwhile(t *testing.T) {
 				return l.report(pod, pod.Status)
 			}, false},
 			{"the same pod, still broken", func(l *fixture, pod *core.Pod) *core.Pod {
-				l.touch(pod.Namespace, pod.Name, "once")
+				l.annotate(pod.Namespace, pod.Name, "once")
 				return pod
 			}, true},
 		} {
 			t.Run(m.name+"/"+test.name, func(t *testing.T) {
-				l := newRig(t)
+				l := newFixture(t)
 				pod := l.pod("p", broken())
 				through := l.tap(m.grant(l))
 				through.hold(method, end)
 				d := l.daemon(through.kubeconfig, m.args...)
-				through.holds()
-				now := test.happens(l, pod)
+				through.waitHeld()
+				now := test.change(l, pod)
 				through.release()
 				l.Until("the conflict", func() bool { return l.count(m.verb, m.resource, "p", http.StatusConflict) == 1 })
 				if test.deleted {
@@ -66,20 +66,20 @@ func TestWhatHappensToThePodMeanwhile(t *testing.T) {
 				case test.deleted && len(l.events(l.app, "p")) != 1:
 					t.Errorf("events %q", l.events(l.app, "p"))
 				}
-				l.nothingRefused()
+				l.noForbiddenRequests()
 			})
 		}
 	}
 }
 
-// TestAPodOfTheNameIsNotLabelled is the same for labels, for which the UID counts alone.
-func TestAPodOfTheNameIsNotLabelled(t *testing.T) {
-	l := newRig(t)
+// TestPodRecreatedUnderTheSameNameIsNotLabelled is the same for labels, for which the UID counts alone.
+func TestPodRecreatedUnderTheSameNameIsNotLabelled(t *testing.T) {
+	l := newFixture(t)
 	l.pod("p", broken())
 	through := l.tap(l.grant(mayWatch, mayReport, mayLabel))
 	through.hold(http.MethodPatch, "/pods/p/status")
 	d := l.daemon(through.kubeconfig, "--label-pods")
-	through.holds()
+	through.waitHeld()
 	l.delete(l.app, "p")
 	l.pod("p", status(ended(0, ""), core.ContainerState{}))
 	through.release()
@@ -91,20 +91,20 @@ func TestAPodOfTheNameIsNotLabelled(t *testing.T) {
 	pod := l.get(l.app, "q")
 	broken()(pod)
 	l.report(pod, pod.Status)
-	through.holds()
-	l.touch(l.app, "q", "once")
+	through.waitHeld()
+	l.annotate(l.app, "q", "once")
 	through.release()
 	l.Until("the label", func() bool { return l.labelled("q") == "true" })
 	d.stop()
 	if mark := l.labelled("p"); mark != "" || len(l.events(l.app, "p")) != 0 {
 		t.Errorf("label %q, events %q", mark, l.events(l.app, "p"))
 	}
-	l.nothingRefused()
+	l.noForbiddenRequests()
 }
 
 // TestASecondWriter changes pods all the time while they are to be deleted.
 func TestASecondWriter(t *testing.T) {
-	l := newRig(t)
+	l := newFixture(t)
 	const pods = 5
 	for i := range pods {
 		l.pod(fmt.Sprintf("p-%d", i), broken())
@@ -119,7 +119,7 @@ func TestASecondWriter(t *testing.T) {
 					return
 				default:
 				}
-				l.scribble(fmt.Sprintf("p-%d", i), fmt.Sprint(n))
+				l.annotateIfPresent(fmt.Sprintf("p-%d", i), fmt.Sprint(n))
 			}
 		}
 	})
@@ -139,5 +139,5 @@ func TestASecondWriter(t *testing.T) {
 	if n := l.count("delete", "pods", "", http.StatusOK); n != pods {
 		t.Errorf("%d deletions", n)
 	}
-	l.nothingRefused()
+	l.noForbiddenRequests()
 }

@@ -87,7 +87,7 @@ func (r *repairer) log() []line {
 }
 
 // says reports whether there is a line with this message and, in what went wrong, these words.
-func (r *repairer) says(message string, words ...string) bool {
+func (r *repairer) logged(message string, words ...string) bool {
 	r.fixture.Helper()
 	for _, l := range r.log() {
 		if l.Msg != message {
@@ -128,8 +128,8 @@ func (l *fixture) count(verb, resource, pod string, status int) (count int) {
 	return count
 }
 
-// nothingRefused holds the program to its rights.
-func (l *fixture) nothingRefused() {
+// noForbiddenRequests holds the program to its rights.
+func (l *fixture) noForbiddenRequests() {
 	l.Helper()
 	for _, r := range l.requests() {
 		if r.Status == 401 || r.Status == 403 || r.Status == 400 {

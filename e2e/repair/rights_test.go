@@ -14,14 +14,14 @@ import (
 func TestAMissingRightIsNamed(t *testing.T) {
 	for _, m := range modes()[:3] {
 		t.Run(m.name, func(t *testing.T) {
-			l := newRig(t)
+			l := newFixture(t)
 			l.pod("p", broken())
 			d := l.daemon(l.grant(mayWatch, mayReport), m.args...)
 			l.Until("the refusal in an event", func() bool {
 				return l.event(l.app, "p", m.reason, "403", "lacks the permission", m.verb+` resource "`+m.resource+`"`)
 			})
 			l.Until("the refusal in the log", func() bool {
-				return d.says("a pod could not be looked after, and will be again", m.verb+` resource "`+m.resource+`"`)
+				return d.logged("a pod could not be looked after, and will be again", m.verb+` resource "`+m.resource+`"`)
 			})
 			if m.done(l, "p") {
 				t.Error("it was done without the right to")
@@ -31,13 +31,13 @@ func TestAMissingRightIsNamed(t *testing.T) {
 			d.stop()
 		})
 		t.Run(m.name+"/once", func(t *testing.T) {
-			l := newRig(t)
+			l := newFixture(t)
 			l.pod("p", broken())
 			r := l.start(l.grant(mayWatch, mayReport), m.args...)
 			if status := r.end(); status != 1 {
 				t.Errorf("exit status %d", status)
 			}
-			if !r.says("ending", "pod "+l.app+"/p", "403", m.verb+` resource "`+m.resource+`"`) {
+			if !r.logged("ending", "pod "+l.app+"/p", "403", m.verb+` resource "`+m.resource+`"`) {
 				t.Error("the last line does not say why")
 			}
 		})
@@ -46,21 +46,21 @@ func TestAMissingRightIsNamed(t *testing.T) {
 
 // TestWithoutTheRightToWatch nothing can be done, and the log says why; with it all is done.
 func TestWithoutTheRightToWatch(t *testing.T) {
-	l := newRig(t)
+	l := newFixture(t)
 	l.pod("p", broken())
 	d := l.daemon(l.grant(mayDelete, mayReport), "--delete-pods")
 	l.Until("the refusal in the log", func() bool {
-		return d.says("the pods are out of sight: none is repaired", "403", `watch resource "pods"`)
+		return d.logged("the pods are out of sight: none is repaired", "403", `watch resource "pods"`)
 	})
 	l.grant(mayWatch, mayDelete, mayReport)
-	l.Until("the pods to be in sight", func() bool { return d.says("the pods are in sight again") })
+	l.Until("the pods to be in sight", func() bool { return d.logged("the pods are in sight again") })
 	l.Until("the pod to go", func() bool { return l.gone("p") })
 	d.stop()
 }
 
 // TestWithoutTheRightToReport the work is done all the same.
 func TestWithoutTheRightToReport(t *testing.T) {
-	l := newRig(t)
+	l := newFixture(t)
 	l.pod("p", broken())
 	d := l.daemon(l.grant(mayWatch, mayDelete), "--delete-pods")
 	l.Until("the pod to go", func() bool { return l.gone("p") })
@@ -72,12 +72,12 @@ func TestWithoutTheRightToReport(t *testing.T) {
 	d.stop()
 }
 
-// TestWhatIsAsked of the API server: all that any mode may do, and no more than that, is used by the modes together. A patch of
+// TestModesUseAllGrantedRights of the API server: all that any mode may do, and no more than that, is used by the modes together. A patch of
 // an event is for an equal one of the same pod.
-func TestWhatIsAsked(t *testing.T) {
+func TestModesUseAllGrantedRights(t *testing.T) {
 	used := map[string]bool{}
 	for _, m := range modes() {
-		l := newRig(t)
+		l := newFixture(t)
 		l.pod("p", broken(), phase(core.PodRunning), labels(map[string]string{"app": "shop"}))
 		if m.name == "evict" {
 			l.budget(0)
@@ -96,7 +96,7 @@ func TestWhatIsAsked(t *testing.T) {
 			}
 			used[r.Verb+" "+what] = true
 		}
-		l.nothingRefused()
+		l.noForbiddenRequests()
 	}
 	// Besides these: list pods, of an API server that streams no lists, and patch events, five minutes after the first.
 	want := []string{"create events", "create pods/eviction", "delete pods", "patch pods/status", "watch pods"}

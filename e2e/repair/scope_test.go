@@ -29,7 +29,7 @@ func TestScope(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			l := newRig(t)
+			l := newFixture(t)
 			shop, web := labels(map[string]string{"app": "shop"}), labels(map[string]string{"app": "web"})
 			l.pod("a-shop", broken(), shop)
 			l.pod("a-web", broken(), web)
@@ -41,24 +41,24 @@ func TestScope(t *testing.T) {
 				return !slices.ContainsFunc(test.want, func(name string) bool { return !l.gone(name) })
 			})
 			// One that comes later is sent by the watch; a change of another one is not.
-			if name := stays(test.want); name != "" {
-				l.touch(l.app, name, "once")
+			if name := unwanted(test.want); name != "" {
+				l.annotate(l.app, name, "once")
 			}
 			l.pod("late", broken(), shop)
 			l.Until("the late one to go", func() bool { return l.gone("late") })
 			d.stop()
-			got := slices.Sorted(maps.Keys(through.sent().pods))
+			got := slices.Sorted(maps.Keys(through.received().pods))
 			if want := slices.Sorted(slices.Values(append(slices.Clone(test.want), "late"))); !slices.Equal(got, slices.Compact(want)) {
 				t.Errorf("sent %q, want %q", got, want)
 			}
 			l.selected(test.fields, test.labels)
-			l.nothingRefused()
+			l.noForbiddenRequests()
 		})
 	}
 }
 
 // stays is a pod that is not among some, "" if there is none.
-func stays(but []string) string {
+func unwanted(but []string) string {
 	for _, name := range []string{"a-shop", "a-web", "b-shop", "nowhere"} {
 		if !slices.Contains(but, name) {
 			return name

@@ -95,7 +95,7 @@ func (m mode) grant(l *fixture) string {
 func TestTheDecisionTable(t *testing.T) {
 	for _, m := range modes() {
 		t.Run("once/"+m.name, func(t *testing.T) {
-			l := newRig(t)
+			l := newFixture(t)
 			rows := table(l)
 			for _, r := range rows {
 				l.pod(r.name, r.is...)
@@ -106,7 +106,7 @@ func TestTheDecisionTable(t *testing.T) {
 			m.check(l, rows)
 		})
 		t.Run("daemon/"+m.name, func(t *testing.T) {
-			l := newRig(t)
+			l := newFixture(t)
 			rows := table(l)
 			for _, r := range rows[:len(rows)/2] {
 				l.pod(r.name, r.is...)
@@ -152,7 +152,7 @@ func (m mode) check(l *fixture, rows []row) {
 			l.Errorf("%s: %d requests, of which %d were accepted", r.name, requests, m.accepted(l, r.name))
 		}
 	}
-	l.nothingRefused()
+	l.noForbiddenRequests()
 }
 
 // accepted counts. An eviction changes the pod before it deletes it: the program may see that in time to ask a second time, about a
@@ -212,7 +212,7 @@ func TestPredicate(t *testing.T) {
 		{"another annotation", []string{"--sidecar-annotation=example.com/mesh"}, []change{broken()}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			l := newRig(t)
+			l := newFixture(t)
 			l.pod("p", test.is...)
 			l.pod("other", status(ended(0, ""), core.ContainerState{}))
 			if status := l.once(l.grant(mayWatch, mayReport, mayDelete), append(test.args, "--delete-pods")...); status != 0 {
@@ -224,14 +224,14 @@ func TestPredicate(t *testing.T) {
 			if l.gone("other") {
 				t.Error("the other pod is gone")
 			}
-			l.nothingRefused()
+			l.noForbiddenRequests()
 		})
 	}
 }
 
-// TestAPodThatEndsIsLeftAlone: somebody deleted it already, and its kubelet has not ended it yet.
-func TestAPodThatEndsIsLeftAlone(t *testing.T) {
-	l := newRig(t)
+// TestTerminatingPodIsLeftAlone: somebody deleted it already, and its kubelet has not ended it yet.
+func TestTerminatingPodIsLeftAlone(t *testing.T) {
+	l := newFixture(t)
 	l.pod("ending", broken(), func(p *core.Pod) {
 		grace := int64(300)
 		p.Spec.TerminationGracePeriodSeconds = &grace

@@ -96,7 +96,7 @@ func (t *tap) release() {
 }
 
 // holds waits until a request is held back.
-func (t *tap) holds() {
+func (t *tap) waitHeld() {
 	t.fixture.Helper()
 	t.fixture.Until("a request to hold back", func() bool {
 		select {
@@ -156,7 +156,7 @@ func (l *listener) Read(into []byte) (int, error) {
 }
 
 // sent is what the program was told so far.
-type sent struct {
+type received struct {
 	// wire and plain are bytes, as they were sent and as they were meant.
 	wire, plain int
 	// pods counts how often each was sent, by name.
@@ -164,11 +164,11 @@ type sent struct {
 }
 
 // sent sums up lists and watches.
-func (t *tap) sent() sent {
+func (t *tap) received() received {
 	t.fixture.Helper()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	all := sent{pods: map[string]int{}}
+	all := received{pods: map[string]int{}}
 	for _, a := range t.answers {
 		a.mu.Lock()
 		body := bytes.Clone(a.body.Bytes())
@@ -189,7 +189,7 @@ func (t *tap) sent() sent {
 }
 
 // count reads the events of a watch in protobuf, of which the last may be on its way.
-func (s *sent) count(l *fixture, body []byte) {
+func (s *received) count(l *fixture, body []byte) {
 	l.Helper()
 	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	frames := info.StreamSerializer.NewFrameReader(io.NopCloser(bytes.NewReader(body)))

@@ -15,18 +15,18 @@ import (
 )
 
 // known runs the controller until it knows the fixture.
-func (l *fixture) known() *controller {
+func (l *fixture) startSynced() *controller {
 	l.Helper()
-	c := l.begin(l.grant(may{}), "--namespace="+l.mesh, "--leader-elect=false")
-	l.Until("all to be known", func() bool { return c.says("nodes and pods are known") })
+	c := l.begin(l.grant(permissions{}), "--namespace="+l.mesh, "--leader-elect=false")
+	l.Until("all to be known", func() bool { return c.logged("nodes and pods are known") })
 	return c
 }
 
 // serves makes a node with the taint and its pod, and waits for the removal.
-func (l *fixture) serves(node string) {
+func (l *fixture) expectTaintRemoved(node string) {
 	l.Helper()
-	l.node(node, nodeIs{ready: "True", taints: []string{untaint}})
-	l.pod(node, podIs{ready: true})
+	l.node(node, nodeState{ready: "True", taints: []string{untaint}})
+	l.pod(node, podState{ready: true})
 	l.Until("the removal at "+node, func() bool { return len(l.taints(node)) == 0 })
 }
 
@@ -57,23 +57,23 @@ func (c *controller) checkWatchCache() {
 	}
 }
 
-// TestWhatTheAPIServerIsAsked: lists and watches, the ones after a crash included, are answered from its watch cache.
-func TestWhatTheAPIServerIsAsked(t *testing.T) {
-	l := newRig(t)
-	c := l.known()
-	l.serves("a")
+// TestListsAndWatchesUseTheWatchCache: lists and watches, the ones after a crash included, are answered from its watch cache.
+func TestListsAndWatchesUseTheWatchCache(t *testing.T) {
+	l := newFixture(t)
+	c := l.startSynced()
+	l.expectTaintRemoved("a")
 	l.crash()
 	l.recover()
-	l.serves("b")
+	l.expectTaintRemoved("b")
 	c.checkWatchCache()
 	c.stop()
 }
 
-// TestEtcdIsStartedAgain: the controller goes on afterwards.
-func TestEtcdIsStartedAgain(t *testing.T) {
-	l := newRig(t)
-	c := l.known()
-	l.serves("a")
+// TestEtcdRestarts: the controller goes on afterwards.
+func TestEtcdRestarts(t *testing.T) {
+	l := newFixture(t)
+	c := l.startSynced()
+	l.expectTaintRemoved("a")
 	l.Must(shared.Kill(cluster.Etcd))
 	l.Must(shared.Restart(t.Context(), cluster.Etcd))
 	l.Until("the API server", func() bool {
@@ -81,14 +81,14 @@ func TestEtcdIsStartedAgain(t *testing.T) {
 			[]byte(`{"metadata": {"annotations": {"after": "etcd"}}}`), meta.PatchOptions{})
 		return err == nil
 	})
-	l.serves("b")
+	l.expectTaintRemoved("b")
 	c.checkWatchCache()
 	c.stop()
 }
 
-// TestAPodNearTheLimitHidesNoOther makes a pod as large as etcd takes it, of characters that JSON escapes.
-func TestAPodNearTheLimitHidesNoOther(t *testing.T) {
-	l := newRig(t)
+// TestPodNearTheSizeLimitDoesNotStopTheWatch makes a pod as large as etcd takes it, of characters that JSON escapes.
+func TestPodNearTheSizeLimitDoesNotStopTheWatch(t *testing.T) {
+	l := newFixture(t)
 	config, err := clientcmd.BuildConfigFromFlags("", shared.Kubeconfig())
 	l.Must(err)
 	config.ContentType = runtime.ContentTypeProtobuf // in JSON the request itself would be too large
@@ -105,13 +105,13 @@ func TestAPodNearTheLimitHidesNoOther(t *testing.T) {
 		l.Must(err)
 	}
 	huge("huge-0") // in a list
-	c := l.known()
+	c := l.startSynced()
 	huge("huge-1") // in a watch
-	l.serves("b")
+	l.expectTaintRemoved("b")
 	l.crash()
 	l.recover()
-	l.serves("d")
-	if c.says("following fails") && !c.says("following goes well again") {
+	l.expectTaintRemoved("d")
+	if c.logged("following fails") && !c.logged("following goes well again") {
 		t.Error("the controller does not follow any more")
 	}
 	c.stop()

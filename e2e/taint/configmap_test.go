@@ -25,20 +25,20 @@ func (l *fixture) event(namespace, name, reason, part string) bool {
 
 // TestRequirementsChange, T-3: the ConfigMap is watched, and a bad one, or none, changes nothing.
 func TestRequirementsChange(t *testing.T) {
-	l := newRig(t)
-	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName}})
+	l := newFixture(t)
+	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName}})
 	blue, green := map[string]string{"color": "blue"}, map[string]string{"color": "green"}
-	l.node("blue", nodeIs{ready: "True"})
-	l.pod("blue", podIs{ready: true, labels: blue})
-	l.node("green", nodeIs{ready: "True"})
-	l.pod("green", podIs{ready: true, labels: green})
+	l.node("blue", nodeState{ready: "True"})
+	l.pod("blue", podState{ready: true, labels: blue})
+	l.node("green", nodeState{ready: "True"})
+	l.pod("green", podState{ready: true, labels: green})
 	are := func(blue, green []string) func() bool {
 		return func() bool { return slices.Equal(l.taints("blue"), blue) && slices.Equal(l.taints("green"), green) }
 	}
 	none, one := []string{}, []string{legacy}
 
 	c := l.begin(kubeconfig, "--configmap-namespace="+l.mesh, "--configmap-name="+configMapName, "--hysteresis=0", "--leader-elect=false")
-	l.Until("a warning of the missing ConfigMap", func() bool { return c.says("requirements cannot be used") })
+	l.Until("a warning of the missing ConfigMap", func() bool { return c.logged("requirements cannot be used") })
 	l.Until("its event", func() bool {
 		return l.event(l.mesh, configMapName, "InvalidTaintRequirements", "there is no ConfigMap")
 	})
@@ -60,15 +60,15 @@ func TestRequirementsChange(t *testing.T) {
 		l.Until("an event about "+bad.text, func() bool { return l.event(l.mesh, configMapName, "InvalidTaintRequirements", bad.message) })
 	}
 	// The last good ones are in force: for nodes that are, and for news.
-	l.reportPod("green", podIs{labels: green})
+	l.reportPod("green", podState{labels: green})
 	l.Until("the good requirements to count still", are(one, one))
-	l.reportPod("green", podIs{labels: green, ready: true})
+	l.reportPod("green", podState{labels: green, ready: true})
 	l.Until("the good requirements to count still", are(one, none))
 
-	said := len(c.log())
+	logged := len(c.log())
 	l.Must(l.client.CoreV1().ConfigMaps(l.mesh).Delete(l.Context(), configMapName, meta.DeleteOptions{}))
 	l.Until("a warning of the missing ConfigMap", func() bool {
-		return slices.ContainsFunc(c.log()[said:], func(d decision) bool { return d.Msg == "requirements cannot be used" })
+		return slices.ContainsFunc(c.log()[logged:], func(d decision) bool { return d.Msg == "requirements cannot be used" })
 	})
 	l.configMap(map[string]string{"first": l.requires("color=blue")["config"], "second": ""})
 	l.Until("blue to count again", are(none, one))
@@ -82,15 +82,15 @@ func TestRequirementsChange(t *testing.T) {
 	c.stop()
 }
 
-// TestAWrongNamespaceIsWarnedOf, T-6: the usual reason for nodes that stay tainted.
-func TestAWrongNamespaceIsWarnedOf(t *testing.T) {
-	l := newRig(t)
-	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-node-untaint"}, pods: []string{l.mesh, l.other}})
-	l.node("a", nodeIs{taints: []string{untaint}})
-	l.pod("a", podIs{ready: true})
+// TestWrongNamespaceLogsAWarning, T-6: the usual reason for nodes that stay tainted.
+func TestWrongNamespaceLogsAWarning(t *testing.T) {
+	l := newFixture(t)
+	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-node-untaint"}, pods: []string{l.mesh, l.other}})
+	l.node("a", nodeState{taints: []string{untaint}})
+	l.pod("a", podState{ready: true})
 	c := l.begin(kubeconfig, "--namespace="+l.other, "--leader-elect=false")
 	l.Until("a warning", func() bool {
-		return c.says("no pod meets the requirement on any node: are namespace and selector those of the agent?")
+		return c.logged("no pod meets the requirement on any node: are namespace and selector those of the agent?")
 	})
 	c.stop()
 	if len(l.taints("a")) != 1 {
@@ -98,7 +98,7 @@ func TestAWrongNamespaceIsWarnedOf(t *testing.T) {
 	}
 	c = l.begin(kubeconfig, "--namespace="+l.other+","+l.mesh, "--leader-elect=false")
 	l.Until("the removal", func() bool { return len(l.taints("a")) == 0 })
-	if c.says("no pod meets the requirement on any node: are namespace and selector those of the agent?") {
+	if c.logged("no pod meets the requirement on any node: are namespace and selector those of the agent?") {
 		t.Error("a warning although there is an agent")
 	}
 	c.stop()

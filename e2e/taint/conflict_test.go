@@ -16,10 +16,10 @@ import (
 // TestASecondWriter adds taints to a node in a loop, each before those that are there, while the controller removes and adds
 // its own: neither loses anything, and they do meet. A taint behind the others would be no conflict.
 func TestASecondWriter(t *testing.T) {
-	l := newRig(t)
-	kubeconfig := l.grant(may{})
-	l.node("a", nodeIs{ready: "True", taints: []string{untaint}})
-	l.pod("a", podIs{ready: true})
+	l := newFixture(t)
+	kubeconfig := l.grant(permissions{})
+	l.node("a", nodeState{ready: "True", taints: []string{untaint}})
+	l.pod("a", podState{ready: true})
 	c := l.begin(kubeconfig, "--namespace="+l.mesh, "--leader-elect=false", "--add", "--hysteresis=0")
 	l.Until("the first removal", func() bool { return len(l.taints("a")) == 0 })
 
@@ -54,13 +54,13 @@ func TestASecondWriter(t *testing.T) {
 	turn := 0
 	for ; turn < 40 && (conflicts() < 3 || turn < 6); turn++ {
 		ready := turn%2 == 1
-		l.reportPod("a", podIs{ready: ready})
+		l.reportPod("a", podState{ready: ready})
 		l.Until("the taint beside a busy writer", func() bool { return has(l.taints("a")) == !ready })
 	}
 	stop()
 	work.Wait()
 	if turn%2 == 1 { // left tainted
-		l.reportPod("a", podIs{ready: true})
+		l.reportPod("a", podState{ready: true})
 	}
 	l.Until("the end", func() bool { return !has(l.taints("a")) })
 	got := l.taints("a")

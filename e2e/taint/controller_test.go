@@ -80,7 +80,7 @@ func (c *controller) log() []decision {
 }
 
 // says reports whether there is a line with this message.
-func (c *controller) says(message string) bool {
+func (c *controller) logged(message string) bool {
 	c.fixture.Helper()
 	for _, line := range c.log() {
 		if line.Msg == message {

@@ -15,14 +15,14 @@ import (
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
-// TestInThePlaceOfTheOldOne is called by the name and with the variables, whose names have dashes, that the chart of Istio 1.8
+// TestLegacyCommandEnvironmentAndLease is called by the name and with the variables, whose names have dashes, that the chart of Istio 1.8
 // to 1.17 used, and makes the lease that the old controller made.
-func TestInThePlaceOfTheOldOne(t *testing.T) {
-	l := newRig(t)
+func TestLegacyCommandEnvironmentAndLease(t *testing.T) {
+	l := newFixture(t)
 	l.configMap(l.requires("k8s-app=istio-cni-node"))
-	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName}, leaseNamespace: meta.NamespaceSystem})
-	l.node("a", nodeIs{ready: "True", taints: []string{legacy}})
-	l.pod("a", podIs{ready: true})
+	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName}, leaseNamespace: meta.NamespaceSystem})
+	l.node("a", nodeState{ready: "True", taints: []string{legacy}})
+	l.pod("a", podState{ready: true})
 	name := filepath.Join(t.TempDir(), "istio-cni-taint")
 	l.Must(os.Symlink(shared.IstioCNI, name))
 	p, err := program.Start([]string{
@@ -48,19 +48,19 @@ func TestInThePlaceOfTheOldOne(t *testing.T) {
 	(&controller{Program: p, fixture: l, account: account}).stop()
 }
 
-// TestTwoControllersOfOneKey: two that do not know of each other, as ours beside that of istiod would be. Each node
+// TestTwoControllersOfTheSameTaintKey: two that do not know of each other, as ours beside that of istiod would be. Each node
 // is freed, neither fails permanently, and no taint of others is lost.
-func TestTwoControllersOfOneKey(t *testing.T) {
-	l := newRig(t)
+func TestTwoControllersOfTheSameTaintKey(t *testing.T) {
+	l := newFixture(t)
 	const nodes = 30
 	for i := range nodes {
 		name := fmt.Sprintf("both-%02d", i)
-		l.node(name, nodeIs{ready: "True", taints: []string{"a=b:NoExecute", untaint}})
-		l.pod(name, podIs{ready: true})
+		l.node(name, nodeState{ready: "True", taints: []string{"a=b:NoExecute", untaint}})
+		l.pod(name, podState{ready: true})
 	}
 	args := []string{"--namespace=" + l.mesh, "--leader-elect=false"}
-	one := l.begin(l.grant(may{account: "one"}), args...)
-	two := l.begin(l.grant(may{account: "two"}), args...)
+	one := l.begin(l.grant(permissions{account: "one"}), args...)
+	two := l.begin(l.grant(permissions{account: "two"}), args...)
 	free := func(i int) bool {
 		return slices.Equal(l.taints(fmt.Sprintf("both-%02d", i)), []string{"a=b:NoExecute"})
 	}
@@ -72,7 +72,7 @@ func TestTwoControllersOfOneKey(t *testing.T) {
 		}
 		return true
 	})
-	one.catchUp()
+	one.waitSynced()
 	one.stop()
 	two.stop()
 	if n := one.patches("") + two.patches(""); n != nodes+1 {

@@ -27,12 +27,12 @@ type fixture struct {
 	mesh, other string
 }
 
-var labs atomic.Int64
+var fixtures atomic.Int64
 
-// newRig has namespaces of its own and no nodes.
-func newRig(t *testing.T) *fixture {
+// newFixture has namespaces of its own and no nodes.
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	n := labs.Add(1)
+	n := fixtures.Add(1)
 	l := &fixture{Test: lab.Test{T: t}, client: shared.Client(), mesh: fmt.Sprintf("mesh-%d", n), other: fmt.Sprintf("other-%d", n)}
 	for _, namespace := range []string{l.mesh, l.other} {
 		l.Must(shared.Namespace(t.Context(), namespace, account))
@@ -53,7 +53,7 @@ func (l *fixture) clear(ctx context.Context) {
 }
 
 // may is what an account of the fixture may do, and where.
-type may struct {
+type permissions struct {
 	rights.Taint
 	leaseNamespace string
 	// pods are the namespaces of agents, the mesh's unless given.
@@ -65,7 +65,7 @@ type may struct {
 }
 
 // grant gives an account what it may do, and gives the path of a kubeconfig for it.
-func (l *fixture) grant(m may) string {
+func (l *fixture) grant(m permissions) string {
 	l.Helper()
 	if m.account == "" {
 		m.account = account
@@ -93,7 +93,7 @@ func (l *fixture) grant(m may) string {
 }
 
 // roles are those of the chart, but for what is left out.
-func (l *fixture) roles(m may) []rbac.Role {
+func (l *fixture) roles(m permissions) []rbac.Role {
 	l.Helper()
 	all, err := m.Roles()
 	l.Must(err)

@@ -36,7 +36,7 @@ func (l *fixture) election() []string {
 // replica has an account of its own, so that the audit log tells whose requests are whose.
 func (l *fixture) replica(account string, args ...string) *controller {
 	l.Helper()
-	return l.begin(l.grant(may{Taint: rights.Taint{Lease: leaseName}, account: account}), append(l.election(), args...)...)
+	return l.begin(l.grant(permissions{Taint: rights.Taint{Lease: leaseName}, account: account}), append(l.election(), args...)...)
 }
 
 func (l *fixture) lease() coordination.LeaseSpec {
@@ -61,7 +61,7 @@ func (c *controller) waitsForLease() bool {
 }
 
 // written are its successful writes of the lease, in order, with what was written.
-func (c *controller) written() (requests []cluster.Request, specs []coordination.LeaseSpec) {
+func (c *controller) leaseWrites() (requests []cluster.Request, specs []coordination.LeaseSpec) {
 	c.fixture.Helper()
 	for _, r := range c.requests() {
 		if r.Resource != "leases" || r.Status >= 300 || r.Verb != "update" && r.Verb != "create" {
@@ -75,7 +75,7 @@ func (c *controller) written() (requests []cluster.Request, specs []coordination
 }
 
 // node work is what only the leader does.
-func (c *controller) works() []cluster.Request {
+func (c *controller) leaderRequests() []cluster.Request {
 	c.fixture.Helper()
 	return slices.DeleteFunc(c.requests(), func(r cluster.Request) bool { return r.Resource == "leases" || r.Resource == "events" })
 }
@@ -83,8 +83,8 @@ func (c *controller) works() []cluster.Request {
 // pair is a leader and one that waits, both on a node that was served.
 func pair(l *fixture) (leader, standby *controller) {
 	l.Helper()
-	l.node("first", nodeIs{taints: []string{untaint}})
-	l.pod("first", podIs{ready: true})
+	l.node("first", nodeState{taints: []string{untaint}})
+	l.pod("first", podState{ready: true})
 	leader = l.replica("taint-a")
 	l.Until("the first node", func() bool { return leader.leads() && len(l.taints("first")) == 0 })
 	standby = l.replica("taint-b")
@@ -93,19 +93,19 @@ func pair(l *fixture) (leader, standby *controller) {
 }
 
 // serve makes one more node, which somebody has to do something about.
-func (l *fixture) serve(name string) {
+func (l *fixture) addNodeExpectTaintRemoved(name string) {
 	l.Helper()
-	l.node(name, nodeIs{taints: []string{untaint}})
-	l.pod(name, podIs{ready: true})
+	l.node(name, nodeState{taints: []string{untaint}})
+	l.pod(name, podState{ready: true})
 	l.Until("node "+name, func() bool { return len(l.taints(name)) == 0 })
 }
 
 func TestTheLeaderIsKilled(t *testing.T) {
-	l := newRig(t)
+	l := newFixture(t)
 	leader, standby := pair(l)
 	// The one that waits stays out of it, several renewals long.
-	l.Until("renewals", func() bool { requests, _ := leader.written(); return len(requests) > 4 })
-	if work := standby.works(); len(work) != 0 {
+	l.Until("renewals", func() bool { requests, _ := leader.leaseWrites(); return len(requests) > 4 })
+	if work := standby.leaderRequests(); len(work) != 0 {
 		t.Errorf("the one that waits for the lease asked for %s %s", work[0].Verb, work[0].URI)
 	}
 	if standby.patches("") != 0 || leader.patches("") != 1 {
@@ -114,14 +114,14 @@ func TestTheLeaderIsKilled(t *testing.T) {
 	before := l.lease()
 	leader.Signal(os.Kill)
 	l.Until("the other to lead", standby.leads)
-	l.serve("second")
+	l.addNodeExpectTaintRemoved("second")
 	after := l.lease()
 	if *after.HolderIdentity == *before.HolderIdentity || *after.LeaseTransitions != *before.LeaseTransitions+1 {
 		t.Errorf("the lease: %s, %d transitions; before: %s, %d",
 			*after.HolderIdentity, *after.LeaseTransitions, *before.HolderIdentity, *before.LeaseTransitions)
 	}
-	last, _ := leader.written()
-	first, _ := standby.written()
+	last, _ := leader.leaseWrites()
+	first, _ := standby.leaseWrites()
 	if waited := first[0].Received.Sub(last[len(last)-1].Received); waited < leaseTime {
 		t.Errorf("the lease was taken %s after it was renewed, before its %s were over", waited, leaseTime)
 	}
@@ -133,40 +133,40 @@ func TestTheLeaderIsKilled(t *testing.T) {
 	standby.stop()
 }
 
-// TestTheLeaderIsToldToEnd, T-2: it ends, and the other need not wait for the lease to be over.
-func TestTheLeaderIsToldToEnd(t *testing.T) {
-	l := newRig(t)
+// TestLeaderReleasesTheLeaseOnSIGTERM, T-2: it ends, and the other need not wait for the lease to be over.
+func TestLeaderReleasesTheLeaseOnSIGTERM(t *testing.T) {
+	l := newFixture(t)
 	leader, standby := pair(l)
 	leader.stop()
-	requests, specs := leader.written()
+	requests, specs := leader.leaseWrites()
 	if last := specs[len(specs)-1]; last.HolderIdentity != nil && *last.HolderIdentity != "" || *last.LeaseDurationSeconds != 1 {
 		t.Errorf("the leader's last word on the lease: %+v", last)
 	}
-	for _, r := range leader.works() {
+	for _, r := range leader.leaderRequests() {
 		if r.Received.After(requests[len(requests)-1].Received) {
 			t.Errorf("after it gave the lease back it asked for %s %s", r.Verb, r.URI)
 		}
 	}
 	l.Until("the other to lead", standby.leads)
-	l.serve("second")
+	l.addNodeExpectTaintRemoved("second")
 	standby.stop()
 	if holder := l.lease().HolderIdentity; holder != nil && *holder != "" {
 		t.Errorf("the lease is still of %s", *holder)
 	}
 }
 
-// TestALeaderThatHungStopsBeforeTheNextBegins: one that did not run for longer than the lease finds that out before it touches
+// TestStoppedLeaderMakesNoChangesAfterItsLeaseExpires: one that did not run for longer than the lease finds that out before it touches
 // anything.
-func TestALeaderThatHungStopsBeforeTheNextBegins(t *testing.T) {
-	l := newRig(t)
+func TestStoppedLeaderMakesNoChangesAfterItsLeaseExpires(t *testing.T) {
+	l := newFixture(t)
 	leader, standby := pair(l)
 	leader.Signal(stopSignal)
 	l.Until("the other to lead", standby.leads)
-	l.serve("second")
-	took, _ := standby.written()
+	l.addNodeExpectTaintRemoved("second")
+	took, _ := standby.leaseWrites()
 	leader.Signal(continueSignal)
 	l.Until("the old leader to find out", func() bool { return !leader.leads() })
-	l.serve("third")
+	l.addNodeExpectTaintRemoved("third")
 	for _, r := range leader.requests() {
 		if r.Received.After(took[0].Received) && r.Status < 300 && r.Verb != "list" && r.Verb != "watch" && r.Verb != "get" {
 			t.Errorf("the old leader did after the new one began: %s %s %s", r.Received, r.Verb, r.URI)
@@ -193,17 +193,17 @@ func (l *fixture) takeLease() {
 	})
 }
 
-// TestTheLeaseIsTakenAway from a leader that lives: it stops, and respects the other for as long as anybody would.
-func TestTheLeaseIsTakenAway(t *testing.T) {
-	l := newRig(t)
-	l.node("first", nodeIs{taints: []string{untaint}})
-	l.pod("first", podIs{})
+// TestLeaseTakenByAnotherHolder from a leader that lives: it stops, and respects the other for as long as anybody would.
+func TestLeaseTakenByAnotherHolder(t *testing.T) {
+	l := newFixture(t)
+	l.node("first", nodeState{taints: []string{untaint}})
+	l.pod("first", podState{})
 	c := l.replica("taint-a")
 	l.Until("it to lead", func() bool { return c.leads() && c.decided("first") != "" })
 	l.takeLease()
 	taken := l.lease().RenewTime.Time
 	l.Until("it to find out", func() bool { return !c.leads() })
-	l.reportPod("first", podIs{ready: true})
+	l.reportPod("first", podState{ready: true})
 	l.Until("it to lead again", func() bool { return c.leads() && len(l.taints("first")) == 0 })
 	for _, r := range c.requests() {
 		if after := r.Received.Sub(taken); after > 0 && after < leaseTime && r.Verb != "get" && r.Status < 300 && r.Resource != "events" &&
@@ -256,10 +256,10 @@ func (e elector) leads() bool {
 	}
 }
 
-func TestClientGoIsACandidateForTheSameLease(t *testing.T) {
-	l := newRig(t)
-	l.node("first", nodeIs{taints: []string{untaint}})
-	l.pod("first", podIs{ready: true})
+func TestClientGoLeaderElectionOnTheSameLease(t *testing.T) {
+	l := newFixture(t)
+	l.node("first", nodeState{taints: []string{untaint}})
+	l.pod("first", podState{ready: true})
 	other := l.elect("client-go")
 	l.Until("client-go to lead", other.leads)
 	c := l.replica("taint-a")
@@ -268,7 +268,7 @@ func TestClientGoIsACandidateForTheSameLease(t *testing.T) {
 	})
 	renewed := l.lease().RenewTime.Time
 	l.Until("client-go to renew", func() bool { return l.lease().RenewTime.After(renewed.Add(2 * time.Second)) })
-	if len(c.works()) != 0 || len(l.taints("first")) != 1 {
+	if len(c.leaderRequests()) != 0 || len(l.taints("first")) != 1 {
 		t.Error("it works while client-go has the lease")
 	}
 	// client-go gives it back.
@@ -284,14 +284,14 @@ func TestClientGoIsACandidateForTheSameLease(t *testing.T) {
 			return false
 		}
 	})
-	held, _ := c.written()
-	l.Until("ours to renew", func() bool { now, _ := c.written(); return len(now) > len(held)+5 })
+	held, _ := c.leaseWrites()
+	l.Until("ours to renew", func() bool { now, _ := c.leaseWrites(); return len(now) > len(held)+5 })
 	if other.leads() {
 		t.Error("client-go took the lease while ours had it")
 	}
 	c.Signal(os.Kill)
 	l.Until("client-go to lead", other.leads)
-	mine, _ := c.written()
+	mine, _ := c.leaseWrites()
 	if acquired := l.lease().AcquireTime.Time; acquired.Sub(mine[len(mine)-1].Received) < leaseTime-time.Millisecond {
 		t.Errorf("client-go took the lease %s after it was renewed", acquired.Sub(mine[len(mine)-1].Received))
 	}
@@ -307,9 +307,9 @@ func TestClientGoIsACandidateForTheSameLease(t *testing.T) {
 
 // TestHealthAndMetricsOfTwoReplicas: both are ready, one works.
 func TestHealthAndMetricsOfTwoReplicas(t *testing.T) {
-	l := newRig(t)
-	l.node("first", nodeIs{taints: []string{untaint}})
-	l.pod("first", podIs{ready: true})
+	l := newFixture(t)
+	l.node("first", nodeState{taints: []string{untaint}})
+	l.pod("first", podState{ready: true})
 	var replicas []*controller
 	var ports []int
 	for i, account := range []string{"taint-a", "taint-b"} {

@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// nodeIs is a node as its kubelet says.
-type nodeIs struct {
+// nodeState is a node as its kubelet says.
+type nodeState struct {
 	// taints are in the form key=value:effect.
 	taints []string
 	// ready is the condition of that name: True, False, Unknown, or none.
@@ -25,14 +25,14 @@ type nodeIs struct {
 	pressure, later string
 }
 
-// podIs is an agent pod as the kubelet says. Its name is the node's unless given, its label k8s-app=istio-cni-node, and
+// podState is an agent pod as the kubelet says. Its name is the node's unless given, its label k8s-app=istio-cni-node, and
 // its namespace the mesh's.
-type podIs struct {
+type podState struct {
 	name, namespace string
 	labels          map[string]string
 	ready           bool
-	// silent says that no kubelet has said anything of it.
-	silent bool
+	// noStatus says that no kubelet has said anything of it.
+	noStatus bool
 	// since is when it became so, an hour ago unless given.
 	since time.Time
 }
@@ -59,7 +59,7 @@ func show(t core.Taint) string {
 }
 
 // node makes one.
-func (l *fixture) node(name string, is nodeIs) {
+func (l *fixture) node(name string, is nodeState) {
 	l.Helper()
 	node := &core.Node{ObjectMeta: meta.ObjectMeta{Name: name}}
 	for _, text := range is.taints {
@@ -71,7 +71,7 @@ func (l *fixture) node(name string, is nodeIs) {
 }
 
 // report is what a kubelet says of its node.
-func (l *fixture) report(name string, is nodeIs) {
+func (l *fixture) report(name string, is nodeState) {
 	l.Helper()
 	if is.since.IsZero() {
 		is.since = time.Now().Add(-24 * time.Hour)
@@ -111,7 +111,7 @@ func (l *fixture) patchNode(name string, patch any, part ...string) {
 }
 
 // put makes these the taints of a node.
-func (l *fixture) put(name string, taints ...core.Taint) {
+func (l *fixture) setTaints(name string, taints ...core.Taint) {
 	l.Helper()
 	text, err := json.Marshal(map[string]any{"spec": map[string]any{"taints": taints}})
 	l.Must(err)
@@ -138,9 +138,9 @@ func (l *fixture) taints(name string) []string {
 }
 
 // pod makes one on a node.
-func (l *fixture) pod(node string, is podIs) {
+func (l *fixture) pod(node string, is podState) {
 	l.Helper()
-	is = l.complete(node, is)
+	is = l.withDefaults(node, is)
 	no := false
 	pod := &core.Pod{
 		ObjectMeta: meta.ObjectMeta{Namespace: is.namespace, Name: is.name, Labels: is.labels},
@@ -150,12 +150,12 @@ func (l *fixture) pod(node string, is podIs) {
 	}
 	_, err := l.client.CoreV1().Pods(is.namespace).Create(l.Context(), pod, meta.CreateOptions{})
 	l.Must(err)
-	if !is.silent {
+	if !is.noStatus {
 		l.reportPod(node, is)
 	}
 }
 
-func (l *fixture) complete(node string, is podIs) podIs {
+func (l *fixture) withDefaults(node string, is podState) podState {
 	if is.name == "" {
 		is.name = node
 	}
@@ -172,9 +172,9 @@ func (l *fixture) complete(node string, is podIs) podIs {
 }
 
 // reportPod is what a kubelet says of a pod.
-func (l *fixture) reportPod(node string, is podIs) {
+func (l *fixture) reportPod(node string, is podState) {
 	l.Helper()
-	is = l.complete(node, is)
+	is = l.withDefaults(node, is)
 	status := core.ConditionFalse
 	if is.ready {
 		status = core.ConditionTrue
@@ -195,8 +195,8 @@ func (l *fixture) deletePod(namespace, name string) {
 	l.Must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{GracePeriodSeconds: &now}))
 }
 
-// leavePod tells one to end, which no kubelet does here.
-func (l *fixture) leavePod(namespace, name string) {
+// terminatePod tells one to end, which no kubelet does here.
+func (l *fixture) terminatePod(namespace, name string) {
 	l.Helper()
 	l.Must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{}))
 }

@@ -48,17 +48,17 @@ func TestOneShot(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			l := newRig(t)
+			l := newFixture(t)
 			l.configMap(l.requires("k8s-app=istio-cni-node"))
-			l.node("served", nodeIs{ready: "True", taints: []string{test.key}})
-			l.pod("served", podIs{ready: true})
-			l.node("clean", nodeIs{ready: "True"})
-			l.pod("clean", podIs{ready: true})
-			l.node("waiting", nodeIs{ready: "True", taints: []string{test.key}})
-			l.node("bare", nodeIs{ready: "True"})
-			l.node("down", nodeIs{ready: "False"})
-			l.pod("down", podIs{ready: true})
-			kubeconfig := l.grant(may{Taint: rights.Taint{ConfigMap: configMapName}})
+			l.node("served", nodeState{ready: "True", taints: []string{test.key}})
+			l.pod("served", podState{ready: true})
+			l.node("clean", nodeState{ready: "True"})
+			l.pod("clean", podState{ready: true})
+			l.node("waiting", nodeState{ready: "True", taints: []string{test.key}})
+			l.node("bare", nodeState{ready: "True"})
+			l.node("down", nodeState{ready: "False"})
+			l.pod("down", podState{ready: true})
+			kubeconfig := l.grant(permissions{Taint: rights.Taint{ConfigMap: configMapName}})
 			args := []string{"--run-as-daemon=false"}
 			for _, arg := range test.args {
 				args = append(args, strings.ReplaceAll(arg, "MESH", l.mesh))
@@ -90,13 +90,13 @@ func TestOneShot(t *testing.T) {
 	}
 }
 
-func TestDryRunSaysWhatWouldBeDoneAndDoesNothing(t *testing.T) {
-	l := newRig(t)
-	l.node("a", nodeIs{taints: []string{untaint}})
-	l.pod("a", podIs{ready: true})
-	l.node("b", nodeIs{taints: []string{untaint}})
-	l.node("c", nodeIs{})
-	kubeconfig := l.grant(may{})
+func TestDryRunPrintsDecisionsAndChangesNothing(t *testing.T) {
+	l := newFixture(t)
+	l.node("a", nodeState{taints: []string{untaint}})
+	l.pod("a", podState{ready: true})
+	l.node("b", nodeState{taints: []string{untaint}})
+	l.node("c", nodeState{})
+	kubeconfig := l.grant(permissions{})
 	status, out := l.once(kubeconfig, "--dry-run", "--add", "--namespace="+l.mesh, "--log_output_level=none")
 	want := `node a: remove: the CNI agent is ready
 node b: keep: there is no CNI agent on the node (requirement "k8s-app=istio-cni-node") (in place)
@@ -110,26 +110,26 @@ node c: add: there is no CNI agent on the node (requirement "k8s-app=istio-cni-n
 }
 
 func TestOneShotFailsWhenItCannot(t *testing.T) {
-	l := newRig(t)
-	l.node("a", nodeIs{taints: []string{untaint}})
-	l.pod("a", podIs{ready: true})
+	l := newFixture(t)
+	l.node("a", nodeState{taints: []string{untaint}})
+	l.pod("a", podState{ready: true})
 	for _, test := range []struct {
-		name string
-		may  may
-		args []string
-		want string
+		name        string
+		permissions permissions
+		args        []string
+		want        string
 	}{
-		{"no right to list nodes", may{account: "no-nodes", without: "nodes"}, []string{"--namespace=" + l.mesh}, "forbidden"},
-		{"no right to list pods", may{account: "no-pods", without: "pods"}, []string{"--namespace=" + l.mesh}, "forbidden"},
+		{"no right to list nodes", permissions{account: "no-nodes", without: "nodes"}, []string{"--namespace=" + l.mesh}, "forbidden"},
+		{"no right to list pods", permissions{account: "no-pods", without: "pods"}, []string{"--namespace=" + l.mesh}, "forbidden"},
 		{
 			"no ConfigMap",
-			may{Taint: rights.Taint{ConfigMap: configMapName}, account: "no-map"},
+			permissions{Taint: rights.Taint{ConfigMap: configMapName}, account: "no-map"},
 			[]string{"--configmap-namespace=" + l.mesh, "--configmap-name=" + configMapName},
 			"there is no ConfigMap",
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			status, out := l.once(l.grant(test.may), append(test.args, "--run-as-daemon=false")...)
+			status, out := l.once(l.grant(test.permissions), append(test.args, "--run-as-daemon=false")...)
 			if status != 1 || !strings.Contains(out, test.want) {
 				t.Errorf("exit %d: %s", status, out)
 			}

@@ -24,13 +24,13 @@ func (l *fixture) fleet(good, waiting int) {
 	l.Helper()
 	for i := range good {
 		name := fmt.Sprintf("good-%02d", i)
-		l.node(name, nodeIs{ready: "True"})
-		l.pod(name, podIs{ready: true})
+		l.node(name, nodeState{ready: "True"})
+		l.pod(name, podState{ready: true})
 	}
 	for i := range waiting {
 		name := fmt.Sprintf("waiting-%02d", i)
-		l.node(name, nodeIs{ready: "True", taints: []string{untaint}})
-		l.pod(name, podIs{})
+		l.node(name, nodeState{ready: "True", taints: []string{untaint}})
+		l.pod(name, podState{})
 	}
 }
 
@@ -47,16 +47,16 @@ func (l *fixture) recover() {
 // TestTheAPIServerCrashes: nothing is changed because of that, hysteresis or not, and afterwards everything is done that is to
 // be done.
 func TestTheAPIServerCrashes(t *testing.T) {
-	l := newRig(t)
+	l := newFixture(t)
 	const good, waiting = 20, 5
 	l.fleet(good, waiting)
 	c := l.replica("taint-a", "--add", "--hysteresis=0")
 	l.Until("all nodes to be known", func() bool { return c.decided("waiting-04") != "" && c.decided("good-19") != "" })
 	for round := range 2 {
-		said := len(c.log())
+		logged := len(c.log())
 		l.crash()
 		l.Until("the controller to notice", func() bool {
-			return slices.ContainsFunc(c.log()[said:], func(d decision) bool { return d.Msg == "following fails" })
+			return slices.ContainsFunc(c.log()[logged:], func(d decision) bool { return d.Msg == "following fails" })
 		})
 		l.Until("the lease to be lost", func() bool { return !c.leads() })
 		l.recover()
@@ -64,26 +64,26 @@ func TestTheAPIServerCrashes(t *testing.T) {
 		if n := c.patches(""); n != 2*round {
 			t.Errorf("%d patches, want %d", n, 2*round)
 		}
-		l.reportPod(fmt.Sprintf("waiting-%02d", round), podIs{ready: true, since: time.Now()})
+		l.reportPod(fmt.Sprintf("waiting-%02d", round), podState{ready: true, since: time.Now()})
 		l.deletePod(l.mesh, fmt.Sprintf("good-%02d", round))
 		l.Until("the work after the crash", func() bool {
 			return len(l.taints(fmt.Sprintf("waiting-%02d", round))) == 0 &&
 				slices.Equal(l.taints(fmt.Sprintf("good-%02d", round)), []string{untaint})
 		})
 	}
-	c.catchUp()
+	c.waitSynced()
 	c.stop()
 	if n := c.patches(""); n != 5 {
 		t.Errorf("%d patches, want 5: one for each node where something happened", n)
 	}
 }
 
-// TestWhatHappenedUnseen, T-2: the controller stands still while agents go, nodes are made again and the API server crashes, which
+// TestChangesMissedWhileStoppedAreReconciled, T-2: the controller stands still while agents go, nodes are made again and the API server crashes, which
 // then does not know any more what happened, only what there is.
-func TestWhatHappenedUnseen(t *testing.T) {
-	l := newRig(t)
+func TestChangesMissedWhileStoppedAreReconciled(t *testing.T) {
+	l := newFixture(t)
 	l.fleet(6, 2)
-	c := l.begin(l.grant(may{}), "--namespace="+l.mesh, "--leader-elect=false", "--add", "--hysteresis=0")
+	c := l.begin(l.grant(permissions{}), "--namespace="+l.mesh, "--leader-elect=false", "--add", "--hysteresis=0")
 	l.Until("all nodes to be known", func() bool { return c.decided("waiting-01") != "" && c.decided("good-05") != "" })
 	c.Signal(stopSignal)
 	l.deletePod(l.mesh, "good-03")
@@ -93,18 +93,18 @@ func TestWhatHappenedUnseen(t *testing.T) {
 	l.crash()
 	l.recover()
 	l.deletePod(l.mesh, "good-00")
-	l.reportPod("waiting-00", podIs{ready: true, since: time.Now()})
+	l.reportPod("waiting-00", podState{ready: true, since: time.Now()})
 	l.Must(l.client.CoreV1().Nodes().Delete(l.Context(), "good-01", meta.DeleteOptions{}))
 	l.Must(l.client.CoreV1().Nodes().Delete(l.Context(), "good-02", meta.DeleteOptions{}))
 	l.deletePod(l.mesh, "good-02")
-	l.node("good-02", nodeIs{ready: "True", taints: []string{"a=b:NoSchedule"}})
+	l.node("good-02", nodeState{ready: "True", taints: []string{"a=b:NoSchedule"}})
 	c.Signal(continueSignal)
 	l.Until("what was not seen to be done", func() bool {
 		return slices.Equal(l.taints("good-00"), []string{untaint}) && slices.Equal(l.taints("good-03"), []string{untaint}) &&
 			len(l.taints("waiting-00")) == 0 &&
 			slices.Equal(l.taints("good-02"), []string{"a=b:NoSchedule", untaint})
 	})
-	c.catchUp()
+	c.waitSynced()
 	c.stop()
 	if n := c.patches(""); n != 5 {
 		t.Errorf("%d patches, want 5", n)
@@ -124,13 +124,13 @@ func TestWhatHappenedUnseen(t *testing.T) {
 
 // TestAStartWithoutAnAPIServer: the controller waits for it, says so, and then works.
 func TestAStartWithoutAnAPIServer(t *testing.T) {
-	l := newRig(t)
+	l := newFixture(t)
 	l.fleet(2, 1)
-	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: leaseName, ConfigMap: configMapName}})
+	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: leaseName, ConfigMap: configMapName}})
 	l.crash()
 	health := freePort(t)
 	c := l.begin(kubeconfig, append(l.election(), fmt.Sprintf("--health-port=%d", health))...)
-	l.Until("the controller to notice", func() bool { return c.says("trouble with the election") })
+	l.Until("the controller to notice", func() bool { return c.logged("trouble with the election") })
 	if status, _ := get(t, health, "/readyz"); status != 503 {
 		t.Errorf("/readyz: %d", status)
 	}
@@ -138,7 +138,7 @@ func TestAStartWithoutAnAPIServer(t *testing.T) {
 		t.Errorf("/healthz: %d", status)
 	}
 	l.recover()
-	l.reportPod("waiting-00", podIs{ready: true})
+	l.reportPod("waiting-00", podState{ready: true})
 	l.Until("the work", func() bool { return len(l.taints("waiting-00")) == 0 })
 	l.Until("to be ready", func() bool { status, _ := get(t, health, "/readyz"); return status == 200 })
 	c.stop()
@@ -147,18 +147,18 @@ func TestAStartWithoutAnAPIServer(t *testing.T) {
 	}
 }
 
-// TestEachOutageIsSaid: a lease that cannot be renewed for a while is not lost, and an operator reads of each such time, the
+// TestEachFailedRenewalIsLogged: a lease that cannot be renewed for a while is not lost, and an operator reads of each such time, the
 // reason included, and that it is over.
-func TestEachOutageIsSaid(t *testing.T) {
-	l := newRig(t)
+func TestEachFailedRenewalIsLogged(t *testing.T) {
+	l := newFixture(t)
 	l.fleet(1, 0)
-	c := l.begin(l.grant(may{Taint: rights.Taint{Lease: leaseName}}), "--namespace="+l.mesh, "--lease-namespace="+l.mesh,
+	c := l.begin(l.grant(permissions{Taint: rights.Taint{Lease: leaseName}}), "--namespace="+l.mesh, "--lease-namespace="+l.mesh,
 		"--lease-duration=120s", "--renew-deadline=110s", "--retry-period=1s")
 	l.Until("the controller to lead", func() bool { return c.leads() && c.decided("good-00") != "" })
 	for round := 1; round <= 2; round++ {
-		said := len(c.log())
+		logged := len(c.log())
 		since := func(holds func(decision) bool) func() bool {
-			return func() bool { return slices.ContainsFunc(c.log()[said:], holds) }
+			return func() bool { return slices.ContainsFunc(c.log()[logged:], holds) }
 		}
 		l.crash()
 		l.Until("the renewal to fail", since(func(d decision) bool { return d.Msg == "part is not ready" && d.Part == "election" }))
@@ -185,7 +185,7 @@ func TestEachOutageIsSaid(t *testing.T) {
 // TestTheAPIServerHangs, which is worse than a crash: connections stay, and nothing is answered. The leader gives up in time
 // although its requests do not end, and works again afterwards.
 func TestTheAPIServerHangs(t *testing.T) {
-	l := newRig(t)
+	l := newFixture(t)
 	l.fleet(3, 2)
 	c := l.replica("taint-a", "--add", "--hysteresis=0")
 	l.Until("all nodes to be known", func() bool { return c.decided("waiting-01") != "" && c.decided("good-02") != "" })
@@ -193,19 +193,19 @@ func TestTheAPIServerHangs(t *testing.T) {
 	resumed := false
 	t.Cleanup(func() {
 		if !resumed {
-			_ = shared.GoOn(cluster.APIServer)
+			_ = shared.Resume(cluster.APIServer)
 		}
 	})
 	l.Until("the lease to be lost", func() bool { return !c.leads() })
-	l.Must(shared.GoOn(cluster.APIServer))
+	l.Must(shared.Resume(cluster.APIServer))
 	resumed = true
 	l.Until("the controller to lead again", c.leads)
-	l.reportPod("waiting-00", podIs{ready: true, since: time.Now()})
+	l.reportPod("waiting-00", podState{ready: true, since: time.Now()})
 	l.deletePod(l.mesh, "good-00")
 	l.Until("the work", func() bool {
 		return len(l.taints("waiting-00")) == 0 && slices.Equal(l.taints("good-00"), []string{untaint})
 	})
-	c.catchUp()
+	c.waitSynced()
 	c.stop()
 	if n := c.patches(""); n != 3 {
 		t.Errorf("%d patches, want 3", n)
@@ -214,9 +214,9 @@ func TestTheAPIServerHangs(t *testing.T) {
 
 // TestTheTokenIsReplaced: the account's token is not good any more, and a new one is put in its place.
 func TestTheTokenIsReplaced(t *testing.T) {
-	l := newRig(t)
+	l := newFixture(t)
 	l.fleet(1, 1)
-	granted := may{Taint: rights.Taint{Lease: leaseName}}
+	granted := permissions{Taint: rights.Taint{Lease: leaseName}}
 	c := l.begin(l.grant(granted), l.election()...)
 	l.Until("all nodes to be known", func() bool { return c.decided("waiting-00") != "" })
 	l.Must(l.client.CoreV1().ServiceAccounts(l.mesh).Delete(t.Context(), account, meta.DeleteOptions{}))
@@ -228,7 +228,7 @@ func TestTheTokenIsReplaced(t *testing.T) {
 	l.Until("the lease to be lost", func() bool { return !c.leads() })
 	l.grant(granted)
 	l.Until("the controller to lead again", c.leads)
-	l.reportPod("waiting-00", podIs{ready: true, since: time.Now()})
+	l.reportPod("waiting-00", podState{ready: true, since: time.Now()})
 	l.Until("the work", func() bool { return len(l.taints("waiting-00")) == 0 })
 	for _, line := range c.Lines() {
 		if strings.Contains(line, "eyJhbGciOi") {

@@ -10,78 +10,78 @@ import (
 
 // rebooted is a report of the kubelet after the next boot. It is later than all that was reported before, in whole seconds.
 func rebooted(l *fixture, node string) {
-	l.report(node, nodeIs{ready: "True", boot: "boot-2", heartbeat: time.Now().Add(5 * time.Second)})
+	l.report(node, nodeState{ready: "True", boot: "boot-2", heartbeat: time.Now().Add(5 * time.Second)})
 }
 
 // TestRebootAndHysteresis, T-4 and T-5: with --add a reboot taints at once, whatever the hysteresis, and an agent that is away
 // for an update does not.
 func TestRebootAndHysteresis(t *testing.T) {
-	l := newRig(t)
-	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-node-untaint"}})
-	node, agent := nodeIs{ready: "True"}, podIs{ready: true}
+	l := newFixture(t)
+	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-node-untaint"}})
+	node, agent := nodeState{ready: "True"}, podState{ready: true}
 	none, one := []string{}, []string{untaint}
 	settled := func(l *fixture, node string, want []string) {
 		l.Helper()
 		l.Until("taints of "+node, func() bool { return slices.Equal(l.taints(node), want) })
 	}
 	runScenarios(t, l, []scenario{
-		{"a reboot", node, []podIs{agent}, none, "AgentReady", rebooted, one, "Rebooted", 1},
+		{"a reboot", node, []podState{agent}, none, "AgentReady", rebooted, one, "Rebooted", 1},
 		{
 			"a reboot, and the agent becomes ready again", node,
-			[]podIs{agent},
+			[]podState{agent},
 			none, "AgentReady",
 			func(l *fixture, node string) {
 				rebooted(l, node)
 				settled(l, node, one)
-				l.reportPod(node, podIs{})
-				l.reportPod(node, podIs{ready: true, since: time.Now().Add(10 * time.Second)})
+				l.reportPod(node, podState{})
+				l.reportPod(node, podState{ready: true, since: time.Now().Add(10 * time.Second)})
 			},
 			none, "AgentReady", 2,
 		},
 		{
 			"a reboot, and the readiness of before is said once more", node,
-			[]podIs{agent},
+			[]podState{agent},
 			none, "AgentReady",
 			func(l *fixture, node string) {
 				rebooted(l, node)
 				settled(l, node, one)
-				l.reportPod(node, podIs{})
-				l.reportPod(node, podIs{ready: true, since: time.Now().Add(-30 * time.Minute)})
+				l.reportPod(node, podState{})
+				l.reportPod(node, podState{ready: true, since: time.Now().Add(-30 * time.Minute)})
 			},
 			one, "Rebooted", 1,
 		},
 		{
 			"the kubelet was away and the node was not rebooted", node,
-			[]podIs{agent},
+			[]podState{agent},
 			none, "AgentReady",
 			func(l *fixture, node string) {
-				l.report(node, nodeIs{ready: "Unknown", since: time.Now()})
-				l.report(node, nodeIs{ready: "True", since: time.Now().Add(2 * time.Second)})
+				l.report(node, nodeState{ready: "Unknown", since: time.Now()})
+				l.report(node, nodeState{ready: "True", since: time.Now().Add(2 * time.Second)})
 			},
 			none, "AgentReady", 0,
 		},
 		{
 			"an update of the agent", node,
-			[]podIs{agent},
+			[]podState{agent},
 			none, "AgentReady",
 			func(l *fixture, node string) {
 				l.deletePod(l.mesh, node)
-				l.pod(node, podIs{name: node + "-new"})
-				l.reportPod(node, podIs{name: node + "-new", ready: true, since: time.Now()})
+				l.pod(node, podState{name: node + "-new"})
+				l.reportPod(node, podState{name: node + "-new", ready: true, since: time.Now()})
 			},
 			none, "AgentReady", 0,
 		},
 		{
 			"the agent is away for a while", node,
-			[]podIs{agent},
+			[]podState{agent},
 			none, "AgentReady",
 			func(l *fixture, node string) { l.deletePod(l.mesh, node) },
 			none, "NoAgent, unready for a short time", 0,
 		},
 		{
 			"the agent is unready for a while", node,
-			[]podIs{agent},
-			none, "AgentReady", podTurns(false),
+			[]podState{agent},
+			none, "AgentReady", podReadyBecomes(false),
 			none, "AgentUnready, unready for a short time", 0,
 		},
 		{"a new node that nobody tainted", node, nil, one, "NoAgent", nil, nil, "", 1},
@@ -90,56 +90,56 @@ func TestRebootAndHysteresis(t *testing.T) {
 	})
 }
 
-// TestUntaintDoesNotBelieveTheReadinessOfBefore, T-5 in the mode that only removes: the infrastructure taints after a reboot.
-func TestUntaintDoesNotBelieveTheReadinessOfBefore(t *testing.T) {
-	l := newRig(t)
-	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-node-untaint"}})
+// TestUntaintIgnoresReadinessFromBeforeAReboot, T-5 in the mode that only removes: the infrastructure taints after a reboot.
+func TestUntaintIgnoresReadinessFromBeforeAReboot(t *testing.T) {
+	l := newFixture(t)
+	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-node-untaint"}})
 	none, one := []string{}, []string{untaint}
 	tainted := func(l *fixture, node string) {
 		rebooted(l, node)
-		l.put(node, taint(admissionTaint), taint(untaint))
+		l.setTaints(node, taint(admissionTaint), taint(untaint))
 	}
 	runScenarios(t, l, []scenario{
-		{"the readiness of before", nodeIs{ready: "True"}, []podIs{{ready: true}}, none, "AgentReady", tainted, one, "Rebooted", 0},
+		{"the readiness of before", nodeState{ready: "True"}, []podState{{ready: true}}, none, "AgentReady", tainted, one, "Rebooted", 0},
 		{
 			"the readiness of now",
-			nodeIs{ready: "True"},
-			[]podIs{{ready: true}},
+			nodeState{ready: "True"},
+			[]podState{{ready: true}},
 			none, "AgentReady",
 			func(l *fixture, node string) {
 				tainted(l, node)
-				l.reportPod(node, podIs{ready: true, since: time.Now().Add(10 * time.Second)})
+				l.reportPod(node, podState{ready: true, since: time.Now().Add(10 * time.Second)})
 			},
 			none, "AgentReady", 1,
 		},
 	}, func() *controller { return l.begin(kubeconfig, "--namespace="+l.mesh, "--leader-elect=false") })
 }
 
-// TestAReadinessOlderThanTheNodesReturn is what a controller sees that was not there during a reboot: it suspects one, puts
+// TestSettleAfterASuspectedReboot is what a controller sees that was not there during a reboot: it suspects one, puts
 // no taint and takes none, until --settle is over.
-func TestAReadinessOlderThanTheNodesReturn(t *testing.T) {
-	l := newRig(t)
-	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-node-untaint"}})
+func TestSettleAfterASuspectedReboot(t *testing.T) {
+	l := newFixture(t)
+	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-node-untaint"}})
 	// In the past, but the controller's start is later.
 	back := time.Now().Add(-time.Second)
-	l.node("tainted", nodeIs{ready: "True", taints: []string{untaint}, since: back})
-	l.pod("tainted", podIs{ready: true})
-	l.node("clean", nodeIs{ready: "True", since: back})
-	l.pod("clean", podIs{ready: true})
-	l.node("mended", nodeIs{ready: "True", taints: []string{untaint}, since: back})
-	l.pod("mended", podIs{ready: true, since: time.Now()})
+	l.node("tainted", nodeState{ready: "True", taints: []string{untaint}, since: back})
+	l.pod("tainted", podState{ready: true})
+	l.node("clean", nodeState{ready: "True", since: back})
+	l.pod("clean", podState{ready: true})
+	l.node("repaired", nodeState{ready: "True", taints: []string{untaint}, since: back})
+	l.pod("repaired", podState{ready: true, since: time.Now()})
 	args := []string{"--add", "--hysteresis=0", "--namespace=" + l.mesh, "--leader-elect=false"}
 
 	c := l.begin(kubeconfig, append(args, "--settle=1h")...)
 	l.Until("the suspicion", func() bool {
-		return c.decided("tainted") == "MaybeRebooted" && c.decided("clean") == "MaybeRebooted, only a suspicion" && len(l.taints("mended")) == 0
+		return c.decided("tainted") == "MaybeRebooted" && c.decided("clean") == "MaybeRebooted, only a suspicion" && len(l.taints("repaired")) == 0
 	})
 	if c.patches("tainted") != 0 || c.patches("clean") != 0 {
 		t.Error("it acted on a suspicion")
 	}
 	// The agent itself ends it.
-	l.reportPod("clean", podIs{})
-	l.reportPod("clean", podIs{ready: true, since: time.Now()})
+	l.reportPod("clean", podState{})
+	l.reportPod("clean", podState{ready: true, since: time.Now()})
 	l.Until("the end of the suspicion", func() bool { return c.decided("clean") == "AgentReady" })
 	c.stop()
 
@@ -153,12 +153,12 @@ func TestAReadinessOlderThanTheNodesReturn(t *testing.T) {
 	c.stop()
 }
 
-// TestHysteresisEnds: an agent that stays away is noticed, not before the time.
-func TestHysteresisEnds(t *testing.T) {
-	l := newRig(t)
-	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-node-untaint", Condition: true}})
-	l.node("a", nodeIs{ready: "True"})
-	l.pod("a", podIs{ready: true})
+// TestTaintAfterHysteresis: an agent that stays away is noticed, not before the time.
+func TestTaintAfterHysteresis(t *testing.T) {
+	l := newFixture(t)
+	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-node-untaint", Condition: true}})
+	l.node("a", nodeState{ready: "True"})
+	l.pod("a", podState{ready: true})
 	c := l.begin(kubeconfig, "--add", "--hysteresis=3s", "--namespace="+l.mesh, "--leader-elect=false",
 		"--node-condition=cni.istio.io/MeshCNIReady")
 	l.Until("the condition", func() bool { return l.condition("a") == "True" })

@@ -17,12 +17,12 @@ import (
 // TestTheRightsAreUsedAndEnough runs all that the controller can do and compares what it asked for with e2e/rights:
 // nothing is refused, and no right is there for nothing.
 func TestTheRightsAreUsedAndEnough(t *testing.T) {
-	l := newRig(t)
-	granted := may{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName, Condition: true}}
+	l := newFixture(t)
+	granted := permissions{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName, Condition: true}}
 	kubeconfig := l.grant(granted)
 	l.configMap(map[string]string{"config": "{"})
-	l.node("a", nodeIs{ready: "True", taints: []string{legacy}})
-	l.pod("a", podIs{})
+	l.node("a", nodeState{ready: "True", taints: []string{legacy}})
+	l.pod("a", podState{})
 	c := l.begin(kubeconfig, "--configmap-namespace="+l.mesh, "--configmap-name="+configMapName, "--hysteresis=0",
 		"--lease-namespace="+l.mesh, "--node-condition=cni.istio.io/MeshCNIReady",
 		"--lease-duration=4s", "--renew-deadline=3s", "--retry-period=1s")
@@ -30,7 +30,7 @@ func TestTheRightsAreUsedAndEnough(t *testing.T) {
 	l.configMap(l.requires("k8s-app=istio-cni-node"))
 	// The second time of the same is a patch of the first event.
 	for i := range 4 {
-		l.reportPod("a", podIs{ready: i%2 == 0, since: time.Now()})
+		l.reportPod("a", podState{ready: i%2 == 0, since: time.Now()})
 		l.Until("the taint", func() bool { return len(l.taints("a")) == i%2 })
 	}
 	l.Until("events of the node", func() bool {
@@ -59,7 +59,7 @@ func TestTheRightsAreUsedAndEnough(t *testing.T) {
 		return found
 	}
 	delete(want, "patch events") // an event's count is written after five minutes
-	if !waits(l, func() bool { return maps.Equal(used(), want) }) {
+	if !eventually(l, func() bool { return maps.Equal(used(), want) }) {
 		t.Errorf("used %q\ngranted %q", slices.Sorted(maps.Keys(used())), slices.Sorted(maps.Keys(want)))
 	}
 	c.checkRequests()
@@ -70,10 +70,10 @@ const legacyKey = "NodeReadiness"
 
 // TestOnlyAgentsAreWatched, T-7: the API server selects, by label and namespace.
 func TestOnlyAgentsAreWatched(t *testing.T) {
-	l := newRig(t)
-	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-node-untaint"}})
-	l.node("a", nodeIs{taints: []string{untaint}})
-	l.pod("a", podIs{ready: true})
+	l := newFixture(t)
+	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-node-untaint"}})
+	l.node("a", nodeState{taints: []string{untaint}})
+	l.pod("a", podState{ready: true})
 	c := l.begin(kubeconfig, "--namespace="+l.mesh, "--leader-elect=false")
 	l.Until("the removal", func() bool { return len(l.taints("a")) == 0 })
 	found := map[string]int{}
@@ -95,11 +95,11 @@ func TestOnlyAgentsAreWatched(t *testing.T) {
 	c.stop()
 }
 
-// unready is a controller, one of several, that was refused a change of node a, with the port of its health; mend gives it the
+// unready is a controller, one of several, that was refused a change of node a, with the port of its health; restoreRights gives it the
 // right.
-func unready(l *fixture) (c *controller, port int, mend func()) {
+func unready(l *fixture) (c *controller, port int, restoreRights func()) {
 	l.Helper()
-	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: leaseName}, account: "reader"})
+	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: leaseName}, account: "reader"})
 	roles := l.client.RbacV1().ClusterRoles()
 	role, err := roles.Get(l.Context(), rights.TaintNodes+"-"+l.mesh+"-reader", meta.GetOptions{})
 	l.Must(err)
@@ -111,8 +111,8 @@ func unready(l *fixture) (c *controller, port int, mend func()) {
 	}
 	full := slices.Clone(role.Rules[0].Verbs)
 	allow("list", "watch")
-	l.node("a", nodeIs{taints: []string{untaint}})
-	l.pod("a", podIs{ready: true})
+	l.node("a", nodeState{taints: []string{untaint}})
+	l.pod("a", podState{ready: true})
 	port = freePort(l.T)
 	c = l.begin(kubeconfig, append(l.election(), fmt.Sprintf("--health-port=%d", port))...)
 	l.Until("the refusal in /readyz", func() bool {
@@ -122,39 +122,39 @@ func unready(l *fixture) (c *controller, port int, mend func()) {
 	return c, port, func() { l.Helper(); allow(full...) }
 }
 
-// TestARefusedChangeIsSaid: without the right to patch nodes the controller is not ready and says why, and goes on as soon as
+// TestForbiddenPatchMakesUnready: without the right to patch nodes the controller is not ready and says why, and goes on as soon as
 // it has the right.
-func TestARefusedChangeIsSaid(t *testing.T) {
-	l := newRig(t)
-	c, port, mend := unready(l)
+func TestForbiddenPatchMakesUnready(t *testing.T) {
+	l := newFixture(t)
+	c, port, restoreRights := unready(l)
 	if status, _ := get(t, port, "/healthz"); status != 200 {
 		t.Errorf("/healthz: %d", status)
 	}
-	mend()
+	restoreRights()
 	l.Until("the removal", func() bool { return len(l.taints("a")) == 0 })
 	l.Until("to be ready", func() bool { status, _ := get(t, port, "/readyz"); return status == 200 })
 	c.stop()
 }
 
-// TestARefusalEndsWithItsReason: the change that was refused is not wanted any more, because the node has gone, and the right is
+// TestReadyAgainWhenTheForbiddenPatchIsObsolete: the change that was refused is not wanted any more, because the node has gone, and the right is
 // there. Nothing will ever be tried that could show it, in a cluster where nodes are as they should be.
-func TestARefusalEndsWithItsReason(t *testing.T) {
-	l := newRig(t)
-	c, port, mend := unready(l)
+func TestReadyAgainWhenTheForbiddenPatchIsObsolete(t *testing.T) {
+	l := newFixture(t)
+	c, port, restoreRights := unready(l)
 	l.Must(l.client.CoreV1().Nodes().Delete(t.Context(), "a", meta.DeleteOptions{}))
-	mend()
+	restoreRights()
 	c.becomesReady(port)
 	c.stop()
 }
 
-// TestARefusalEndsWithTheLeadership: what was refused to the leader of before is no trouble of one that waits, nor of the next
+// TestReadyAgainAfterLosingTheLease: what was refused to the leader of before is no trouble of one that waits, nor of the next
 // time as the leader, when all goes well.
-func TestARefusalEndsWithTheLeadership(t *testing.T) {
-	l := newRig(t)
-	c, port, mend := unready(l)
+func TestReadyAgainAfterLosingTheLease(t *testing.T) {
+	l := newFixture(t)
+	c, port, restoreRights := unready(l)
 	l.takeLease()
 	l.Until("the lease to be lost", func() bool { return !c.leads() })
-	mend()
+	restoreRights()
 	l.Until("the removal in the next time as the leader", func() bool { return len(l.taints("a")) == 0 })
 	c.becomesReady(port)
 	c.stop()
@@ -163,7 +163,7 @@ func TestARefusalEndsWithTheLeadership(t *testing.T) {
 func (c *controller) becomesReady(port int) {
 	l := c.fixture
 	l.Helper()
-	if !waits(l, func() bool { status, _ := get(l.T, port, "/readyz"); return status == 200 }) {
+	if !eventually(l, func() bool { status, _ := get(l.T, port, "/readyz"); return status == 200 }) {
 		_, text := get(l.T, port, "/readyz")
 		l.Errorf("nothing is wrong any more, and /readyz says %s", text)
 	}

@@ -30,22 +30,22 @@ func (l *fixture) tainted() (count int) {
 
 // TestManyNodesAndPods is the cost in requests of 500 nodes and 5,000 pods, which docs/e2e.md has with the time that it took.
 func TestManyNodesAndPods(t *testing.T) {
-	l := newRig(t)
+	l := newFixture(t)
 	const nodes, pods = 500, 5000
 	began := time.Now()
 	lab.InParallel(nodes+pods, func(i int) {
 		node := fmt.Sprintf("many-%03d", i%nodes)
 		switch {
 		case i < nodes:
-			l.node(node, nodeIs{ready: "True", taints: []string{untaint}})
+			l.node(node, nodeState{ready: "True", taints: []string{untaint}})
 		case i < 2*nodes:
-			l.pod(node, podIs{ready: true})
+			l.pod(node, podState{ready: true})
 		default:
-			l.pod(node, podIs{name: fmt.Sprintf("app-%d", i), namespace: l.namespaceOf(i), silent: true, labels: map[string]string{"app": "shop"}})
+			l.pod(node, podState{name: fmt.Sprintf("app-%d", i), namespace: l.namespaceOf(i), noStatus: true, labels: map[string]string{"app": "shop"}})
 		}
 	})
 	t.Logf("%d cores: %d nodes and %d pods made in %s", runtime.NumCPU(), nodes, pods, time.Since(began).Round(time.Second))
-	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: leaseName}})
+	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: leaseName}})
 	args := []string{"--namespace=" + l.mesh, "--lease-namespace=" + l.mesh}
 
 	began = time.Now()
@@ -54,7 +54,7 @@ func TestManyNodesAndPods(t *testing.T) {
 	t.Logf("from the start of the program until the last of %d nodes: %s", nodes, time.Since(began).Round(10*time.Millisecond))
 	c.stop()
 	want := map[string]int{"watch nodes": 1, "watch pods": 1, "patch nodes": nodes} // a watch begins with the list
-	if got := c.work(); !maps.Equal(got, want) {
+	if got := c.nodeAndPodRequests(); !maps.Equal(got, want) {
 		t.Errorf("requests %v, want %v", got, want)
 	}
 	for i := range nodes {
@@ -62,24 +62,24 @@ func TestManyNodesAndPods(t *testing.T) {
 			t.Errorf("node %d: %d patches", i, n)
 		}
 	}
-	t.Logf("requests: %v and %v", c.work(), c.asides())
-	if n := c.asides()["create events"]; n > 60+30 {
+	t.Logf("requests: %v and %v", c.nodeAndPodRequests(), c.otherRequests())
+	if n := c.otherRequests()["create events"]; n > 60+30 {
 		t.Errorf("%d events in less than a minute", n)
 	}
 	c.checkRequests()
 
 	// The next leader finds all as it should be. What kubelets say all the time, and what other pods do, costs nothing.
-	c = l.begin(l.grant(may{Taint: rights.Taint{Lease: leaseName}, account: "next"}), args...)
-	l.Until("all to be known", func() bool { return c.says("nodes and pods are known") })
+	c = l.begin(l.grant(permissions{Taint: rights.Taint{Lease: leaseName}, account: "next"}), args...)
+	l.Until("all to be known", func() bool { return c.logged("nodes and pods are known") })
 	lab.InParallel(nodes, func(i int) {
-		l.report(fmt.Sprintf("many-%03d", i), nodeIs{ready: "True", heartbeat: time.Now().Add(time.Minute)})
+		l.report(fmt.Sprintf("many-%03d", i), nodeState{ready: "True", heartbeat: time.Now().Add(time.Minute)})
 		app := 2*nodes + i
-		l.reportPod("", podIs{name: fmt.Sprintf("app-%d", app), namespace: l.namespaceOf(app), labels: map[string]string{"app": "shop"}})
+		l.reportPod("", podState{name: fmt.Sprintf("app-%d", app), namespace: l.namespaceOf(app), labels: map[string]string{"app": "shop"}})
 	})
-	c.catchUp()
+	c.waitSynced()
 	c.stop()
 	want["patch nodes"] = 1 // the one that came last
-	if got := c.work(); !maps.Equal(got, want) {
+	if got := c.nodeAndPodRequests(); !maps.Equal(got, want) {
 		t.Errorf("requests of the next leader %v, want %v", got, want)
 	}
 }
@@ -93,7 +93,7 @@ func (l *fixture) namespaceOf(i int) string {
 }
 
 // work counts requests about nodes and pods by verb and resource, asides the others.
-func (c *controller) work() map[string]int {
+func (c *controller) nodeAndPodRequests() map[string]int {
 	c.fixture.Helper()
 	all := map[string]int{}
 	for _, r := range c.requests() {
@@ -104,7 +104,7 @@ func (c *controller) work() map[string]int {
 	return all
 }
 
-func (c *controller) asides() map[string]int {
+func (c *controller) otherRequests() map[string]int {
 	c.fixture.Helper()
 	all := map[string]int{}
 	for _, r := range c.requests() {

@@ -14,15 +14,15 @@ import (
 // controller at the same time.
 type scenario struct {
 	name string
-	node nodeIs
-	pods []podIs
+	node nodeState
+	pods []podState
 	// want are the taints, in their order, and said the last decision.
-	want []string
-	said string
-	// then is what happens next, with thenWant and thenSaid.
-	then     func(l *fixture, node string)
-	thenWant []string
-	thenSaid string
+	want     []string
+	decision string
+	// then is what happens next, with wantAfter and decisionAfter.
+	change        func(l *fixture, node string)
+	wantAfter     []string
+	decisionAfter string
 	// patches is how often the node may have been changed in all.
 	patches int
 }
@@ -38,27 +38,27 @@ func runScenarios(t *testing.T, l *fixture, scenarios []scenario, begin func() *
 		}
 	}
 	c := begin()
-	check := func(what string, i int, want []string, said string) {
+	check := func(what string, i int, want []string, decision string) {
 		s := scenarios[i]
-		if !waits(l, func() bool { return c.decided(name(i)) == said && slices.Equal(l.taints(name(i)), want) }) {
+		if !eventually(l, func() bool { return c.decided(name(i)) == decision && slices.Equal(l.taints(name(i)), want) }) {
 			l.Errorf("%s (%s), %s: decision %q, taints %q; want %q, %q",
-				s.name, name(i), what, c.decided(name(i)), l.taints(name(i)), said, want)
+				s.name, name(i), what, c.decided(name(i)), l.taints(name(i)), decision, want)
 		}
 	}
 	for i, s := range scenarios {
-		check("at first", i, s.want, s.said)
+		check("at first", i, s.want, s.decision)
 	}
 	for i, s := range scenarios {
-		if s.then != nil {
-			s.then(l, name(i))
+		if s.change != nil {
+			s.change(l, name(i))
 		}
 	}
 	for i, s := range scenarios {
-		if s.then != nil {
-			check("then", i, s.thenWant, s.thenSaid)
+		if s.change != nil {
+			check("then", i, s.wantAfter, s.decisionAfter)
 		}
 	}
-	c.catchUp()
+	c.waitSynced()
 	c.stop()
 	for i, s := range scenarios {
 		if n := c.patches(name(i)); n != s.patches {
@@ -72,28 +72,28 @@ func runScenarios(t *testing.T, l *fixture, scenarios []scenario, begin func() *
 }
 
 func (s scenario) last() []string {
-	if s.then != nil {
-		return s.thenWant
+	if s.change != nil {
+		return s.wantAfter
 	}
 	return s.want
 }
 
-// catchUp returns when the controller has seen all that was done until now, and decided: what it is told last is a node that
+// waitSynced returns when the controller has seen all that was done until now, and decided: what it is told last is a node that
 // it has to do something about, whatever its settings here. News come in order, and so does the work on them, except that
 // a few nodes are worked on at the same time; stop waits for those.
-func (c *controller) catchUp() {
+func (c *controller) waitSynced() {
 	l := c.fixture
 	l.Helper()
 	const name = "zz-last"
-	l.node(name, nodeIs{ready: "True", taints: []string{legacy, untaint, autoscalerKey + ":NoExecute"}})
-	l.pod(name, podIs{ready: true, labels: map[string]string{
+	l.node(name, nodeState{ready: "True", taints: []string{legacy, untaint, autoscalerKey + ":NoExecute"}})
+	l.pod(name, podState{ready: true, labels: map[string]string{
 		"k8s-app": "istio-cni-node", "a": "1", "b": "2", "app": "mesh", "tier": "cni",
 	}})
 	l.Until("the last node to be changed", func() bool { return len(l.taints(name)) == 2 })
 }
 
 // waits is until without an end of the test.
-func waits(l *fixture, holds func() bool) bool {
+func eventually(l *fixture, holds func() bool) bool {
 	end := time.Now().Add(20 * time.Second)
 	for !holds() {
 		if time.Now().After(end) || l.Context().Err() != nil {
@@ -104,16 +104,16 @@ func waits(l *fixture, holds func() bool) bool {
 	return true
 }
 
-// podTurns makes the node's agent ready or not, from now on.
-func podTurns(ready bool) func(*fixture, string) {
-	return func(l *fixture, node string) { l.reportPod(node, podIs{ready: ready, since: time.Now()}) }
+// podReadyBecomes makes the node's agent ready or not, from now on.
+func podReadyBecomes(ready bool) func(*fixture, string) {
+	return func(l *fixture, node string) { l.reportPod(node, podState{ready: ready, since: time.Now()}) }
 }
 
-// nodeTurns changes the node's own condition. The kubelet's time has whole seconds and lies behind that of the controller's
+// nodeReadyBecomes changes the node's own condition. The kubelet's time has whole seconds and lies behind that of the controller's
 // start.
-func nodeTurns(ready string) func(*fixture, string) {
+func nodeReadyBecomes(ready string) func(*fixture, string) {
 	return func(l *fixture, node string) {
-		l.report(node, nodeIs{ready: ready, since: time.Now().Add(2 * time.Second)})
+		l.report(node, nodeState{ready: ready, since: time.Now().Add(2 * time.Second)})
 	}
 }
 
@@ -127,78 +127,80 @@ const (
 
 // TestLegacyTriggers is the logic of istio-cni-taint of Istio 1.8 to 1.17. Hysteresis is off, as it had none.
 func TestLegacyTriggers(t *testing.T) {
-	l := newRig(t)
+	l := newFixture(t)
 	l.configMap(l.requires("k8s-app=istio-cni-node"))
-	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName}})
-	ready, agent := nodeIs{ready: "True"}, podIs{ready: true}
-	tainted := nodeIs{ready: "True", taints: []string{legacy}}
+	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName}})
+	ready, agent := nodeState{ready: "True"}, podState{ready: true}
+	tainted := nodeState{ready: "True", taints: []string{legacy}}
 	none, one := []string{}, []string{legacy}
 	scenarios := []scenario{
-		{"the agent becomes ready", tainted, []podIs{{}}, one, "AgentUnready", podTurns(true), none, "AgentReady", 1},
+		{"the agent becomes ready", tainted, []podState{{}}, one, "AgentUnready", podReadyBecomes(true), none, "AgentReady", 1},
 		{
 			"a ready agent comes", tainted, nil, one, "NoAgent",
-			func(l *fixture, node string) { l.pod(node, podIs{ready: true}) },
+			func(l *fixture, node string) { l.pod(node, podState{ready: true}) },
 			none, "AgentReady", 1,
 		},
-		{"the agent becomes unready", ready, []podIs{agent}, none, "AgentReady", podTurns(false), one, "AgentUnready", 1},
+		{"the agent becomes unready", ready, []podState{agent}, none, "AgentReady", podReadyBecomes(false), one, "AgentUnready", 1},
 		{
 			"the agent is deleted", ready,
-			[]podIs{agent},
+			[]podState{agent},
 			none, "AgentReady",
 			func(l *fixture, node string) { l.deletePod(l.mesh, node) },
 			one, "NoAgent", 1,
 		},
 		{
 			"the agent is told to end", ready,
-			[]podIs{agent},
+			[]podState{agent},
 			none, "AgentReady",
-			func(l *fixture, node string) { l.leavePod(l.mesh, node) },
+			func(l *fixture, node string) { l.terminatePod(l.mesh, node) },
 			one, "AgentUnready", 1,
 		},
 		{
 			"the node becomes ready",
-			nodeIs{ready: "False", taints: one},
-			[]podIs{agent},
+			nodeState{ready: "False", taints: one},
+			[]podState{agent},
 			one, "NodeUnready",
-			nodeTurns("True"), none, "AgentReady", 1,
+			nodeReadyBecomes("True"), none, "AgentReady", 1,
 		},
-		{"the node becomes unready", ready, []podIs{agent}, none, "AgentReady", nodeTurns("False"), one, "NodeUnready", 1},
-		{"the node is lost", ready, []podIs{agent}, none, "AgentReady", nodeTurns("Unknown"), one, "NodeUnready", 1},
+		{"the node becomes unready", ready, []podState{agent}, none, "AgentReady", nodeReadyBecomes("False"), one, "NodeUnready", 1},
+		{"the node is lost", ready, []podState{agent}, none, "AgentReady", nodeReadyBecomes("Unknown"), one, "NodeUnready", 1},
 		{
 			// T-2: the condition with the newest heartbeat counted, whatever it was.
 			"another condition was said at the same time or later",
-			nodeIs{ready: "True", pressure: "False", later: "True", taints: one},
-			[]podIs{agent},
+			nodeState{ready: "True", pressure: "False", later: "True", taints: one},
+			[]podState{agent},
 			none, "AgentReady",
-			func(l *fixture, node string) { l.report(node, nodeIs{ready: "False", pressure: "True", later: "True"}) },
+			func(l *fixture, node string) {
+				l.report(node, nodeState{ready: "False", pressure: "True", later: "True"})
+			},
 			one, "NodeUnready", 2,
 		},
-		{"a node without conditions", nodeIs{}, []podIs{agent}, one, "NodeUnready", nil, nil, "", 1},
+		{"a node without conditions", nodeState{}, []podState{agent}, one, "NodeUnready", nil, nil, "", 1},
 		{"a node without an agent", ready, nil, one, "NoAgent", nil, nil, "", 1},
 		{
 			"other taints stay, and the same key with another effect",
-			nodeIs{ready: "True", taints: []string{"a=b:NoExecute", "NodeReadiness=x:NoSchedule", "NodeReadiness:NoExecute", "z:PreferNoSchedule"}},
-			[]podIs{agent},
+			nodeState{ready: "True", taints: []string{"a=b:NoExecute", "NodeReadiness=x:NoSchedule", "NodeReadiness:NoExecute", "z:PreferNoSchedule"}},
+			[]podState{agent},
 			[]string{"a=b:NoExecute", "NodeReadiness:NoExecute", "z:PreferNoSchedule"},
-			"AgentReady", podTurns(false),
+			"AgentReady", podReadyBecomes(false),
 			[]string{"a=b:NoExecute", "NodeReadiness:NoExecute", "z:PreferNoSchedule", legacy},
 			"AgentUnready", 2,
 		},
 		{
 			"an agent of another namespace", tainted,
-			[]podIs{{ready: true, namespace: l.other}},
+			[]podState{{ready: true, namespace: l.other}},
 			one, "NoAgent",
-			func(l *fixture, node string) { l.pod(node, podIs{ready: true}) },
+			func(l *fixture, node string) { l.pod(node, podState{ready: true}) },
 			none, "AgentReady", 1,
 		},
 		{
 			"another label", tainted,
-			[]podIs{{ready: true, labels: map[string]string{"k8s-app": "other"}}},
+			[]podState{{ready: true, labels: map[string]string{"k8s-app": "other"}}},
 			one, "NoAgent", nil, nil, "", 0,
 		},
 		{
 			"one of two agents is enough", ready,
-			[]podIs{agent, {name: "second-a"}},
+			[]podState{agent, {name: "second-a"}},
 			none, "AgentReady",
 			func(l *fixture, node string) { l.deletePod(l.mesh, node) },
 			one, "AgentUnready", 1,
@@ -207,7 +209,7 @@ func TestLegacyTriggers(t *testing.T) {
 			"the node is made anew under its name", tainted, nil, one, "NoAgent",
 			func(l *fixture, node string) {
 				l.Must(l.client.CoreV1().Nodes().Delete(l.Context(), node, meta.DeleteOptions{}))
-				l.node(node, nodeIs{ready: "True"})
+				l.node(node, nodeState{ready: "True"})
 			},
 			// The new node has no conditions at first: it is tainted in that moment, or in the next.
 			one, "NoAgent", 1,
@@ -221,27 +223,27 @@ func TestLegacyTriggers(t *testing.T) {
 
 // TestLegacySelectorWithACommaIsTwoRequirements, which two pods may meet.
 func TestLegacySelectorWithACommaIsTwoRequirements(t *testing.T) {
-	l := newRig(t)
+	l := newFixture(t)
 	l.configMap(l.requires("a=1, b=2"))
-	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName}})
+	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName}})
 	a, b := map[string]string{"a": "1"}, map[string]string{"b": "2"}
 	both := map[string]string{"a": "1", "b": "2"}
-	tainted := nodeIs{ready: "True", taints: []string{legacy}}
+	tainted := nodeState{ready: "True", taints: []string{legacy}}
 	none, one := []string{}, []string{legacy}
 	runScenarios(t, l, []scenario{
 		{
 			"two pods", tainted,
-			[]podIs{{name: "a1", labels: a, ready: true}, {name: "b1", labels: b, ready: true}},
+			[]podState{{name: "a1", labels: a, ready: true}, {name: "b1", labels: b, ready: true}},
 			none, "AgentReady",
 			func(l *fixture, _ string) { l.deletePod(l.mesh, "b1") }, one, "NoAgent", 2,
 		},
-		{"one pod with both", tainted, []podIs{{labels: both, ready: true}}, none, "AgentReady", nil, nil, "", 1},
+		{"one pod with both", tainted, []podState{{labels: both, ready: true}}, none, "AgentReady", nil, nil, "", 1},
 		{
 			"one is not ready", tainted,
-			[]podIs{{name: "a3", labels: a, ready: true}, {name: "b3", labels: b}},
+			[]podState{{name: "a3", labels: a, ready: true}, {name: "b3", labels: b}},
 			one, "AgentUnready", nil, nil, "", 0,
 		},
-		{"one is missing", tainted, []podIs{{labels: a, ready: true}}, one, "NoAgent", nil, nil, "", 0},
+		{"one is missing", tainted, []podState{{labels: a, ready: true}}, one, "NoAgent", nil, nil, "", 0},
 	}, func() *controller {
 		return l.begin(kubeconfig, "--mode=legacy", "--configmap-namespace="+l.mesh, "--configmap-name="+configMapName, "--hysteresis=0",
 			"--leader-elect=false")
@@ -250,69 +252,69 @@ func TestLegacySelectorWithACommaIsTwoRequirements(t *testing.T) {
 
 // TestUntaintTriggers is the logic of istiod's untaint controller: it never adds.
 func TestUntaintTriggers(t *testing.T) {
-	l := newRig(t)
-	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-node-untaint"}})
-	agent := podIs{ready: true}
-	tainted := nodeIs{taints: []string{untaint}}
+	l := newFixture(t)
+	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-node-untaint"}})
+	agent := podState{ready: true}
+	tainted := nodeState{taints: []string{untaint}}
 	none, one := []string{}, []string{untaint}
 	runScenarios(t, l, []scenario{
-		{"a ready agent", tainted, []podIs{agent}, none, "AgentReady", nil, nil, "", 1},
-		{"an unready agent, which becomes ready", tainted, []podIs{{}}, one, "AgentUnready", podTurns(true), none, "AgentReady", 1},
+		{"a ready agent", tainted, []podState{agent}, none, "AgentReady", nil, nil, "", 1},
+		{"an unready agent, which becomes ready", tainted, []podState{{}}, one, "AgentUnready", podReadyBecomes(true), none, "AgentReady", 1},
 		{
 			"another label", tainted,
-			[]podIs{{ready: true, labels: map[string]string{"k8s-app": "other"}}},
+			[]podState{{ready: true, labels: map[string]string{"k8s-app": "other"}}},
 			one, "NoAgent", nil, nil, "", 0,
 		},
 		{
 			"labels beside that of the agent", tainted,
-			[]podIs{{ready: true, labels: map[string]string{"k8s-app": "istio-cni-node", "x": "y"}}},
+			[]podState{{ready: true, labels: map[string]string{"k8s-app": "istio-cni-node", "x": "y"}}},
 			none, "AgentReady", nil, nil, "", 1,
 		},
-		{"another namespace", tainted, []podIs{{ready: true, namespace: l.other}}, one, "NoAgent", nil, nil, "", 0},
+		{"another namespace", tainted, []podState{{ready: true, namespace: l.other}}, one, "NoAgent", nil, nil, "", 0},
 		{
 			"any value and any effect of the key, and no other key",
-			nodeIs{taints: []string{
+			nodeState{taints: []string{
 				"cni.istio.io/not-ready=x:NoExecute", "NodeReadiness:NoSchedule", "cni.istio.io/not-ready:PreferNoSchedule",
 				"cni.istio.io/not-ready2:NoSchedule", untaint,
 			}},
-			[]podIs{agent},
+			[]podState{agent},
 			[]string{"NodeReadiness:NoSchedule", "cni.istio.io/not-ready2:NoSchedule"},
 			"AgentReady", nil, nil, "", 1,
 		},
 		{
 			"the node's own readiness does not matter",
-			nodeIs{ready: "False", taints: one},
-			[]podIs{agent},
+			nodeState{ready: "False", taints: one},
+			[]podState{agent},
 			none, "AgentReady", nil, nil, "", 1,
 		},
 		{
 			"an agent that becomes unready changes nothing",
-			nodeIs{},
-			[]podIs{agent},
-			none, "AgentReady", podTurns(false),
+			nodeState{},
+			[]podState{agent},
+			none, "AgentReady", podReadyBecomes(false),
 			none, "AgentUnready, taints are not added", 0,
 		},
 		{
 			"an agent that goes changes nothing",
-			nodeIs{},
-			[]podIs{agent},
+			nodeState{},
+			[]podState{agent},
 			none, "AgentReady",
 			func(l *fixture, node string) { l.deletePod(l.mesh, node) },
 			none, "NoAgent, taints are not added", 0,
 		},
 		{
 			"a taint that somebody puts back", tainted,
-			[]podIs{agent},
+			[]podState{agent},
 			none, "AgentReady",
 			func(l *fixture, node string) {
-				l.put(node, taint(admissionTaint), taint(untaint))
+				l.setTaints(node, taint(admissionTaint), taint(untaint))
 				l.Until("its removal", func() bool { return len(l.taints(node)) == 0 })
 			},
 			none, "AgentReady", 2,
 		},
 		{
 			"a node that has nothing to do with it",
-			nodeIs{taints: []string{"a=b:NoExecute"}},
+			nodeState{taints: []string{"a=b:NoExecute"}},
 			nil,
 			[]string{"a=b:NoExecute"},
 			"NoAgent, taints are not added", nil, nil, "", 0,
@@ -322,8 +324,8 @@ func TestUntaintTriggers(t *testing.T) {
 
 // TestCustomKeyEffectSelectorAndNamespaces, T-6 and T-8: the key is one that the Cluster Autoscaler knows without a flag.
 func TestCustomKeyEffectSelectorAndNamespaces(t *testing.T) {
-	l := newRig(t)
-	kubeconfig := l.grant(may{Taint: rights.Taint{Lease: "istio-node-untaint"}, pods: []string{l.mesh, l.other}})
+	l := newFixture(t)
+	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-node-untaint"}, pods: []string{l.mesh, l.other}})
 	const key = autoscalerKey
 	const ours = key + "=starting:NoExecute"
 	mesh := map[string]string{"app": "mesh", "tier": "cni"}
@@ -331,41 +333,41 @@ func TestCustomKeyEffectSelectorAndNamespaces(t *testing.T) {
 	runScenarios(t, l, []scenario{
 		{
 			"of the key only this effect",
-			nodeIs{taints: []string{untaint, key + ":NoSchedule", key + "=x:NoExecute"}},
-			[]podIs{{ready: true, labels: mesh}},
+			nodeState{taints: []string{untaint, key + ":NoSchedule", key + "=x:NoExecute"}},
+			[]podState{{ready: true, labels: mesh}},
 			[]string{untaint, key + ":NoSchedule"},
 			"AgentReady", nil, nil, "", 1,
 		},
 		{
 			"the second namespace",
-			nodeIs{taints: []string{ours}},
-			[]podIs{{ready: true, labels: mesh, namespace: l.other}},
+			nodeState{taints: []string{ours}},
+			[]podState{{ready: true, labels: mesh, namespace: l.other}},
 			none, "AgentReady", nil, nil, "", 1,
 		},
 		{
 			"the other value of the selector",
-			nodeIs{taints: []string{ours}},
-			[]podIs{{ready: true, labels: map[string]string{"app": "cni"}}},
+			nodeState{taints: []string{ours}},
+			[]podState{{ready: true, labels: map[string]string{"app": "cni"}}},
 			none, "AgentReady", nil, nil, "", 1,
 		},
 		{
 			"a pod that the selector excludes",
-			nodeIs{taints: []string{ours}},
-			[]podIs{{ready: true, labels: map[string]string{"app": "mesh", "tier": "test"}}},
+			nodeState{taints: []string{ours}},
+			[]podState{{ready: true, labels: map[string]string{"app": "mesh", "tier": "test"}}},
 			[]string{ours},
 			"NoAgent", nil, nil, "", 0,
 		},
 		{
 			"the usual label",
-			nodeIs{taints: []string{ours}},
-			[]podIs{{ready: true}},
+			nodeState{taints: []string{ours}},
+			[]podState{{ready: true}},
 			[]string{ours},
 			"NoAgent", nil, nil, "", 0,
 		},
 		{
 			"added with value and effect",
-			nodeIs{taints: []string{untaint}},
-			[]podIs{{ready: true, labels: mesh}},
+			nodeState{taints: []string{untaint}},
+			[]podState{{ready: true, labels: mesh}},
 			[]string{untaint},
 			"AgentReady",
 			func(l *fixture, node string) { l.deletePod(l.mesh, node) },

@@ -30,8 +30,8 @@ func (s *scenario) helm(args ...string) string {
 // installReference installs the reference's chart as it is, but for the place of the image.
 func (s *scenario) installReference() {
 	s.Helper()
-	s.helm("install", release, s.reference.Chart, "--set=global.hub="+theirHub, "--set=global.tag="+theirTag)
-	s.rolledOut(theirImage)
+	s.helm("install", release, s.reference.Chart, "--set=global.hub="+referenceHub, "--set=global.tag="+referenceTag)
+	s.rolledOut(referenceImage)
 }
 
 // upgrade does what docs/install.md says.

@@ -19,9 +19,9 @@ import (
 const (
 	// oursHub and oursTag are the defaults of the chart.
 	oursHub, oursTag = "localhost/istio-cni", "0.1.0"
-	theirHub         = "localhost/reference"
-	theirTag         = "e2e"
-	theirImage       = theirHub + "/install-cni:" + theirTag
+	referenceHub     = "localhost/reference"
+	referenceTag     = "e2e"
+	referenceImage   = referenceHub + "/install-cni:" + referenceTag
 )
 
 func TestMain(m *testing.M) {

@@ -26,13 +26,13 @@ type scenario struct {
 	// made are the rules of a pod when it was made.
 	made map[string]string
 	// asked is how much the agents had asked the API server for at the beginning of the part.
-	asked int
+	requestsBefore int
 }
 
 // TestFromTheReferenceAndBack is a node that is the reference's, then ours, the reference's again, ours, and nobody's.
 func TestFromTheReferenceAndBack(t *testing.T) {
 	s := newScenario(t)
-	for _, part := range []struct {
+	for _, step := range []struct {
 		name string
 		run  func(*scenario)
 	}{
@@ -43,15 +43,15 @@ func TestFromTheReferenceAndBack(t *testing.T) {
 		{"uninstall", (*scenario).uninstalled},
 	} {
 		began := time.Now()
-		if !t.Run(part.name, func(t *testing.T) {
+		if !t.Run(step.name, func(t *testing.T) {
 			here := *s
 			here.Lab = s.With(t)
-			here.asked = len(here.requests())
-			part.run(&here)
+			here.requestsBefore = len(here.requests())
+			step.run(&here)
 		}) {
 			t.FailNow() // the next one begins where this one ended
 		}
-		s.Step("%s took %s", part.name, time.Since(began).Round(time.Second))
+		s.Step("%s took %s", step.name, time.Since(began).Round(time.Second))
 	}
 }
 
@@ -59,10 +59,10 @@ func TestFromTheReferenceAndBack(t *testing.T) {
 func (s *scenario) prepared() {
 	s.Helper()
 	s.installReference()
-	s.belongsTo(s.reference.IstioCNI)
-	s.captures("their-0")
+	s.checkInstalled(s.reference.IstioCNI)
+	s.checkCaptured("their-0")
 	s.Step("the rules of a pod are\n%s", s.made["their-0"])
-	s.captures("their-1", "their-2", "their-3", "their-4", "their-5")
+	s.checkCaptured("their-1", "their-2", "their-3", "their-4", "their-5")
 }
 
 // upgraded: the node is taken over while pods come and go.
@@ -71,9 +71,9 @@ func (s *scenario) upgraded() {
 	underWay := s.begin("up", "their-0", "their-1")
 	s.upgrade()
 	// The reference takes its stanza along when it ends, so there is a gap until we are there: docs/install.md says so.
-	s.isOver(underWay)
-	s.belongsTo(s.IstioCNI)
-	s.captures("ours-0", "ours-1", "ours-2", "ours-3")
+	s.checkGap(underWay)
+	s.checkInstalled(s.IstioCNI)
+	s.checkCaptured("ours-0", "ours-1", "ours-2", "ours-3")
 	for _, name := range []string{"ours-0", "ours-1"} {
 		d := s.Decision(name)
 		s.Step("decision %+v", d)
@@ -81,14 +81,14 @@ func (s *scenario) upgraded() {
 			s.Errorf("decision %+v", d)
 		}
 	}
-	s.stays("their-2", "their-3", "their-4", "their-5")
+	s.checkUnchanged("their-2", "their-3", "their-4", "their-5")
 	s.remove("their-2", "their-3")
-	s.isContent()
+	s.checkNoProblems()
 }
 
-// isOver: pods that were made when the stanza was back are captured from the beginning. Those that were not have been
+// checkGap: pods that were made when the stanza was back are captured from the beginning. Those that were not have been
 // repaired.
-func (s *scenario) isOver(underWay *churn) {
+func (s *scenario) checkGap(underWay *churn) {
 	s.Helper()
 	captured, held := underWay.stop()
 	// The runtime reads what is new at once, on an idle machine.
@@ -113,14 +113,14 @@ func (s *scenario) rolledBack() {
 	s.Helper()
 	underWay := s.begin("down", "ours-0", "ours-1")
 	s.helm("rollback", release, "1")
-	s.rolledOut(theirImage)
+	s.rolledOut(referenceImage)
 	// We leave the node as it is for those who come.
 	if _, held := underWay.stop(); len(held) > 0 || underWay.away > 0 {
 		s.Errorf("the stanza was away for %s, and %q began without redirection", underWay.away, held)
 	}
-	s.belongsTo(s.reference.IstioCNI)
-	s.captures("back-0", "back-1")
-	s.stays("their-4", "their-5", "ours-2", "ours-3")
+	s.checkInstalled(s.reference.IstioCNI)
+	s.checkCaptured("back-0", "back-1")
+	s.checkUnchanged("their-4", "their-5", "ours-2", "ours-3")
 	s.remove("ours-2", "their-4")
 }
 
@@ -130,12 +130,12 @@ func (s *scenario) upgradedAgain() {
 	const values = "--set=updateStrategy.rollingUpdate."
 	underWay := s.begin("again", "back-1")
 	s.upgrade(values+"maxSurge=1", values+"maxUnavailable=0")
-	s.isOver(underWay)
-	s.belongsTo(s.IstioCNI)
-	s.captures("last-0")
-	s.stays("their-5", "ours-3", "back-0")
+	s.checkGap(underWay)
+	s.checkInstalled(s.IstioCNI)
+	s.checkCaptured("last-0")
+	s.checkUnchanged("their-5", "ours-3", "back-0")
 	s.remove("back-0")
-	s.isContent()
+	s.checkNoProblems()
 }
 
 // uninstalled: the node is as it was before the reference came.
@@ -149,16 +149,16 @@ func (s *scenario) uninstalled() {
 	if have := s.networkNow(); !reflect.DeepEqual(have, s.network) {
 		s.Errorf("the network's configuration was %v\nand is now %v", s.network, have)
 	}
-	s.looks()
-	s.stays("their-5", "ours-3", "last-0")
+	s.logFiles()
+	s.checkUnchanged("their-5", "ours-3", "last-0")
 	s.remove("their-5", "ours-3", "last-0")
 	s.Pod("later", lab.Plain())
 	s.UntilReady("later")
 	s.remove("later")
 }
 
-// captures: pods that are made now are redirected from the beginning.
-func (s *scenario) captures(names ...string) {
+// checkCaptured: pods that are made now are redirected from the beginning.
+func (s *scenario) checkCaptured(names ...string) {
 	s.Helper()
 	s.pods(names...)
 	for _, name := range names {
@@ -174,8 +174,8 @@ func (s *scenario) captures(names ...string) {
 	s.Step("%q are redirected from the beginning, by the same rules", names)
 }
 
-// stays: pods of before go on as they were.
-func (s *scenario) stays(names ...string) {
+// checkUnchanged: pods of before go on as they were.
+func (s *scenario) checkUnchanged(names ...string) {
 	s.Helper()
 	for _, name := range names {
 		s.Flows(name)
@@ -204,11 +204,11 @@ func (s *scenario) networkNow() (n list) {
 	return n
 }
 
-// belongsTo: the node's network is as it was but for one stanza at the end, and the program is that of a path here. What the
+// checkInstalled: the node's network is as it was but for one stanza at the end, and the program is that of a path here. What the
 // stanza names is there, and no other configuration is.
-func (s *scenario) belongsTo(program string) {
+func (s *scenario) checkInstalled(program string) {
 	s.Helper()
-	s.looks()
+	s.logFiles()
 	have := s.networkNow()
 	n := len(have.Plugins) - 1
 	stanza := have.Plugins[n]
@@ -236,15 +236,15 @@ func (s *scenario) belongsTo(program string) {
 const kubeconfig = "/var/run/istio-cni/istio-cni-kubeconfig"
 
 // looks tells what is where the two keep something.
-func (s *scenario) looks() {
+func (s *scenario) logFiles() {
 	s.Helper()
 	for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin", "/var/run/istio-cni"} {
 		s.Step("%s has %q", dir, s.files(dir))
 	}
 }
 
-// isContent: our agent found nothing to complain of, at the pods of the reference either, and had all the rights it wants.
-func (s *scenario) isContent() {
+// checkNoProblems: our agent found nothing to complain of, at the pods of the reference either, and had all the rights it wants.
+func (s *scenario) checkNoProblems() {
 	s.Helper()
 	events, err := s.Client().CoreV1().Events("").List(s.Context(), meta.ListOptions{})
 	s.Must(err)
@@ -256,9 +256,9 @@ func (s *scenario) isContent() {
 			s.Errorf("%s/%s: %s: %s", e.InvolvedObject.Namespace, e.InvolvedObject.Name, e.Reason, e.Message)
 		}
 	}
-	for _, r := range s.requests()[s.asked:] {
+	for _, r := range s.requests()[s.requestsBefore:] {
 		if r.Status == 401 || r.Status == 403 {
-			s.Errorf("asked: %s %s: %d", r.Verb, r.URI, r.Status)
+			s.Errorf("requestsBefore: %s %s: %d", r.Verb, r.URI, r.Status)
 		}
 	}
 	for line := range strings.Lines(s.Output(lab.Mesh, s.Agent().Name, "install-cni", false)) {

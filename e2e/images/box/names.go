@@ -16,8 +16,8 @@ import (
 // stubAnswer is the address of each name that the proxy is asked for.
 var stubAnswer = netip.MustParseAddr("240.240.0.1")
 
-// answerNames answers questions for addresses at the proxy's port for names, over UDP and TCP.
-func answerNames(failed chan<- error) error {
+// serveDNS answers questions for addresses at the proxy's port for names, over UDP and TCP.
+func serveDNS(failed chan<- error) error {
 	for _, host := range []string{"127.0.0.1", "::1"} {
 		address := netip.AddrPortFrom(netip.MustParseAddr(host), dnsPort).String()
 		packets, err := (&net.ListenConfig{}).ListenPacket(context.Background(), "udp", address)
@@ -31,15 +31,15 @@ func answerNames(failed chan<- error) error {
 		if err != nil {
 			return err
 		}
-		go func() { failed <- answerPackets(packets) }()
-		go func() { failed <- answerStreams(listener) }()
+		go func() { failed <- serveDNSUDP(packets) }()
+		go func() { failed <- serveDNSTCP(listener) }()
 	}
 	return nil
 }
 
 const longestMessage = 4096
 
-func answerPackets(packets net.PacketConn) error {
+func serveDNSUDP(packets net.PacketConn) error {
 	buffer := make([]byte, longestMessage)
 	for {
 		n, peer, err := packets.ReadFrom(buffer)
@@ -52,7 +52,7 @@ func answerPackets(packets net.PacketConn) error {
 	}
 }
 
-func answerStreams(listener net.Listener) error {
+func serveDNSTCP(listener net.Listener) error {
 	for {
 		connection, err := listener.Accept()
 		if err != nil {

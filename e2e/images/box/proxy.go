@@ -33,7 +33,7 @@ func proxy(transparent bool) error {
 		return err
 	}
 	outbound := &side{name: "outbound " + host, port: outboundPort}
-	inbound := &side{name: "inbound " + host, port: inboundPort, fromSix: true, transparent: transparent}
+	inbound := &side{name: "inbound " + host, port: inboundPort, fromReserved: true, transparent: transparent}
 	failed := make(chan error)
 	for _, s := range []*side{outbound, inbound} {
 		for _, network := range []string{"tcp4", "tcp6"} {
@@ -47,7 +47,7 @@ func proxy(transparent bool) error {
 			go func() { failed <- s.server().Serve(listener) }()
 		}
 	}
-	if err := answerNames(failed); err != nil {
+	if err := serveDNS(failed); err != nil {
 		return err
 	}
 	ended := make(chan struct{})
@@ -66,8 +66,8 @@ type side struct {
 	name        string
 	port        uint16
 	transparent bool
-	// fromSix: connections go on from 127.0.0.6 or ::6, by which the rules know that they have been here.
-	fromSix bool
+	// fromReserved: connections go on from 127.0.0.6 or ::6, by which the rules know that they have been here.
+	fromReserved bool
 }
 
 func (s *side) listen(network string) (net.Listener, error) {
@@ -168,7 +168,7 @@ func (s *side) dial(ctx context.Context, network, address string) (net.Conn, err
 		return nil, errors.New("this is the proxy")
 	}
 	dialer := net.Dialer{Timeout: patience / 2}
-	if s.fromSix {
+	if s.fromReserved {
 		from := netip.MustParseAddr("127.0.0.6")
 		if to.Addr().Is6() {
 			from = netip.MustParseAddr("::6")
