@@ -13,12 +13,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// How often the node is looked at without any event: after an error soon and then less often, else as a matter of
-// prudence, as there are file systems that report nothing.
+// Pauses between two comparisons, unless the watch reports a change: after an error they double. Without an error the
+// watch is sooner than the longest one.
 const (
 	firstRetry   = time.Second
 	longestRetry = 30 * time.Second
-	routine      = 30 * time.Second
 )
 
 // comparing is how long a comparison may take before the parts count as not ready: the node's files may hang, as those of
@@ -39,12 +38,12 @@ var ErrGone = errors.New("the directory was removed or moved on the node while t
 // ErrGone otherwise. What else goes wrong is logged, shown in the health state and tried again.
 func (i *Installation) Run(ctx context.Context) error {
 	watch := hostfs.NewWatch(i.log)
-	defer func() { _ = watch.Close() }()
+	defer watch.Close()
 	retry := firstRetry
 	for {
 		i.expect(comparing)
 		i.watch(watch)
-		wait := routine
+		wait := longestRetry
 		switch out, err := i.Reconcile(ctx); {
 		case out.Again > 0:
 			wait = out.Again
@@ -66,7 +65,7 @@ func (i *Installation) Run(ctx context.Context) error {
 
 // watch sets what is watched. What the kernel does not watch is polled, and logged by the watch.
 func (i *Installation) watch(watch *hostfs.Watch) {
-	_ = watch.Set(i.watched()...)
+	watch.Set(i.watched()...)
 	if i.report.Metrics != nil {
 		i.report.Metrics.Polled(watch.Polling())
 	}
@@ -265,7 +264,7 @@ func (i *Installation) PlanUninstall() ([]string, error) {
 // Until compares until the node is as wanted. It waits for what comes by itself; everything else is its error.
 func (i *Installation) Until(ctx context.Context) error {
 	watch := hostfs.NewWatch(i.log)
-	defer func() { _ = watch.Close() }()
+	defer watch.Close()
 	for {
 		i.watch(watch)
 		_, err := i.Reconcile(ctx)
@@ -273,7 +272,7 @@ func (i *Installation) Until(ctx context.Context) error {
 			return err
 		}
 		i.log.Info(err.Error()) //nolint:sloglint // what is waited for is the message
-		if !i.sleep(ctx, watch, routine) {
+		if !i.sleep(ctx, watch, longestRetry) {
 			return fmt.Errorf("told to end while %w", err)
 		}
 	}

@@ -41,16 +41,6 @@ func (e *directoryError) Error() string {
 
 func (e *directoryError) Unwrap() error { return e.err }
 
-// A watchError says that the kernel does not watch for us.
-type watchError struct {
-	doing string
-	err   error
-}
-
-func (e *watchError) Error() string { return fmt.Sprintf("%s: %v", e.doing, e.err) }
-
-func (e *watchError) Unwrap() error { return e.err }
-
 // inDirectory blames the directory for ENOENT of a call that makes something in it.
 func inDirectory(dir string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
@@ -92,9 +82,6 @@ const elsewhere = "the CNI directories differ per platform: set the chart's glob
 
 // Hint returns a sentence of remedy for an error of this package, or nothing if it has none.
 func Hint(err error) string {
-	if _, ok := errors.AsType[*watchError](err); ok {
-		return watchHint(err)
-	}
 	if _, ok := errors.AsType[*LinkError](err); ok {
 		return "the agent sees the node's directories under other names: let the link be relative and stay within its " +
 			"directory, or name the file itself"
@@ -113,16 +100,6 @@ func Hint(err error) string {
 		return "the disk reports an error: look at the kernel's log (dmesg)"
 	case errors.Is(err, syscall.ENOTDIR):
 		return "a part of the path is a file where a directory is needed; " + elsewhere
-	}
-	return ""
-}
-
-func watchHint(err error) string {
-	switch {
-	case errors.Is(err, syscall.ENOSPC):
-		return "the node has no inotify watches left: raise the sysctl fs.inotify.max_user_watches"
-	case errors.Is(err, syscall.EMFILE):
-		return "the node has no inotify instances left: raise the sysctl fs.inotify.max_user_instances"
 	}
 	return ""
 }

@@ -1,15 +1,17 @@
 package hostfs
 
 import (
+	"context"
 	"errors"
-	"fmt"
+	"io/fs"
 	"log/slog"
-	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -23,132 +25,73 @@ type Path struct {
 	Only func(base string) bool
 }
 
-// recheck is how often the watch looks whether it still watches what the paths lead to. The kernel says nothing when a
-// file system is mounted over a directory or taken away, and a directory that could not be watched may be one that can.
-const recheck = 10 * time.Second
+const (
+	// recheckInterval is how often a change is reported without an event: the kernel reports no mount over a directory,
+	// no unmount and no removal of a directory that a mount still holds.
+	recheckInterval = 10 * time.Second
+	// pollInterval replaces it while the kernel has no inotify instance, or not enough watches, for this user. All
+	// programs of a user share them, so that they may run out, and be free again, at any time.
+	pollInterval = 2 * time.Second
+	// maxLinks is how many symbolic links a path may contain, as in the kernel.
+	maxLinks = 40
+)
 
-// polling is how often a change is reported without an event while the kernel has no inotify instance, or not enough
-// watches, for us. Programs of the same user share them, so both may come to an end, and come back, at any time.
-const polling = 2 * time.Second
-
-// settleRounds bounds how often a walk is repeated because what it saw is changing under it.
-const settleRounds = 32
-
-// Watch reports that something changed at one of a set of paths, not what: whoever hears it compares what is with what
-// should be. It is one inotify instance and two goroutines for as long as the program runs. While the kernel has no
-// instance or watch for it, it reports a change every two seconds instead.
+// Watch reports that something changed at one of a set of paths, not what: the receiver compares the files with what
+// they should be. It is one inotify instance and three goroutines until Close.
 //
-// Each path is walked from the root, through symbolic links, and each directory on the way is watched for the name that
-// the path takes in it. So a path may come to be, go, be renamed away or be replaced at any of its parts, also the way
-// the kubelet replaces a volume: the file is a link to ..data/file, ..data a link to a directory with the time in its
-// name, and an update renames a new link onto ..data. Whatever concerns one of these names is a change and a reason to
-// walk again. A directory at the end of a path is watched for its own entries as well, but not for what is below them
-// or behind links in it.
+// Each path is walked from the root, through symbolic links, and each directory on the way is watched for the entries
+// that paths contain. So a path may be created, removed, renamed or replaced at any of its elements, also as the kubelet
+// updates a volume (the file is a link to ..data/file, and a new link is renamed onto ..data). A directory at the end of
+// a path is watched for its own entries as well, but not for what is below them or behind links in it.
 //
-// A change is told to whoever listens to Changed after the watches have been set anew, and so is each time that they
-// are: what happened before is to be seen, what happens after is told again.
+// The directories are watched before a change is reported, at each event that counts, and every ten seconds in any case.
+// So whatever an event missed is noticed after ten seconds.
 type Watch struct {
-	log *slog.Logger
-	// heard is called with each path of which an event counts, and with an empty one when events were lost.
-	heard   func(path string)
+	log     *slog.Logger
 	changed chan struct{}
 	wake    chan struct{}
-	stop    chan struct{}
-	stopped sync.Once
+	cancel  context.CancelFunc
 	running sync.WaitGroup
+	polling atomic.Bool
+	// watched is nil while the directories are being walked: then each event counts.
+	watched atomic.Pointer[watchSet]
 
-	// What counts, for the goroutine that reads the events. It takes no lock that is held while watches are set:
-	// the kernel's side of them waits until events are read.
-	seen atomic.Pointer[sight]
-	lost suspects
+	mu    sync.Mutex
+	paths []Path
 
-	arming  sync.Mutex // what is below
-	paths   []Path
-	kernel  *fsnotify.Watcher   // nil while there is no instance
-	armed   map[string]identity // by directory
-	trouble string              // what was logged last
-
-	polls atomic.Bool
+	kernel *fsnotify.Watcher // of the goroutine that walks; nil while the kernel has no instance
 }
 
 // NewWatch returns a watch of nothing.
-func NewWatch(log *slog.Logger) *Watch { return newWatch(log, func(string) {}) }
-
-func newWatch(log *slog.Logger, heard func(path string)) *Watch {
-	w := &Watch{
-		log:     log,
-		heard:   heard,
-		changed: make(chan struct{}, 1),
-		wake:    make(chan struct{}, 1),
-		stop:    make(chan struct{}),
-		armed:   make(map[string]identity),
-	}
-	w.seen.Store(&sight{})
-	w.running.Go(w.look)
+func NewWatch(log *slog.Logger) *Watch {
+	ctx, cancel := context.WithCancel(context.Background())
+	w := &Watch{log: log, changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), cancel: cancel}
+	w.running.Go(func() { w.run(ctx) })
 	return w
 }
 
-// open gets an inotify instance if there is none yet.
-func (w *Watch) open() error {
-	if w.kernel != nil {
-		return nil
-	}
-	select {
-	case <-w.stop:
-		return fsnotify.ErrClosed
-	default:
-	}
-	kernel, err := fsnotify.NewWatcher()
-	if err != nil {
-		return &watchError{doing: "starting watch", err: err}
-	}
-	w.kernel = kernel
-	w.running.Go(func() { w.heed(kernel) })
-	return nil
-}
+// Polling reports whether a change is reported every two seconds because the kernel reports none.
+func (w *Watch) Polling() bool { return w.polling.Load() }
 
-// Polling reports whether changes are reported every now and then because the kernel does not.
-func (w *Watch) Polling() bool { return w.polls.Load() }
-
-// Set makes these the paths to watch. If their names are not the last ones, in any order, one change is reported. The
-// filters given last count, but to give others is no change.
-//
-// An error says which directories cannot be watched, which was logged. The others are, and those are tried again every now
-// and then.
-func (w *Watch) Set(paths ...Path) error {
+// Set makes these the paths to watch. If their names differ from the last ones, in any order, one change is reported as
+// soon as they are watched.
+func (w *Watch) Set(paths ...Path) {
 	paths = slices.SortedStableFunc(slices.Values(paths), func(a, b Path) int { return strings.Compare(a.Name, b.Name) })
-	for _, p := range paths {
-		if !filepath.IsAbs(p.Name) {
-			return fmt.Errorf("watching %q: not an absolute path", p.Name)
-		}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !slices.EqualFunc(w.paths, paths, func(a, b Path) bool { return a.Name == b.Name }) {
+		signal(w.wake)
 	}
-	w.arming.Lock()
-	same := slices.EqualFunc(w.paths, paths, func(a, b Path) bool { return a.Name == b.Name })
 	w.paths = paths
-	moved, err := w.arm()
-	w.arming.Unlock()
-	if moved || !same {
-		signal(w.changed)
-	}
-	return err
 }
 
 // Changed receives when something changed since the last time it was received from. It is never closed.
 func (w *Watch) Changed() <-chan struct{} { return w.changed }
 
 // Close ends the watch and returns when its goroutines have ended.
-func (w *Watch) Close() error {
-	var err error
-	w.stopped.Do(func() {
-		close(w.stop)
-		w.arming.Lock() // what is being armed ends first
-		defer w.arming.Unlock()
-		if w.kernel != nil {
-			err = w.kernel.Close()
-		}
-	})
+func (w *Watch) Close() {
+	w.cancel()
 	w.running.Wait()
-	return wrap("closing watch", err)
 }
 
 // signal makes sure that the channel has something to receive.
@@ -159,180 +102,157 @@ func signal(c chan struct{}) {
 	}
 }
 
-// heed reads the kernel's events until the watch is closed, and waits for nothing else.
-func (w *Watch) heed(kernel *fsnotify.Watcher) {
+// run walks the paths at each event that counts and at each interval, and reports a change after it.
+func (w *Watch) run(ctx context.Context) {
+	defer func() {
+		if w.kernel != nil {
+			_ = w.kernel.Close() // which ends the goroutine that reads it
+		}
+	}()
+	timer := time.NewTimer(recheckInterval)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.wake:
+		case <-timer.C:
+		}
+		w.report(w.walk())
+		signal(w.changed)
+		if w.Polling() {
+			timer.Reset(pollInterval)
+		} else {
+			timer.Reset(recheckInterval)
+		}
+	}
+}
+
+// walk watches the directories on the way of all paths, again if they were watched before, as another directory may have
+// the name by now. Those of earlier walks stay: the kernel ends a watch with its directory. An event that arrives
+// meanwhile is answered by the next walk.
+func (w *Watch) walk() error {
+	w.mu.Lock()
+	paths := w.paths
+	w.mu.Unlock()
+	if err := w.open(); err != nil {
+		return err
+	}
+	w.watched.Store(nil)
+	set := &watchSet{names: map[string]bool{}, ends: map[string][]Path{}}
+	var errs []error
+	for _, p := range paths {
+		errs = append(errs, set.add(p, w.kernel.Add))
+	}
+	w.watched.Store(set)
+	return errors.Join(errs...)
+}
+
+// open gets an inotify instance if there is none yet.
+func (w *Watch) open() error {
+	if w.kernel != nil {
+		return nil
+	}
+	kernel, err := fsnotify.NewWatcher()
+	if err == nil {
+		w.kernel = kernel
+		w.running.Go(func() { w.readEvents(kernel) })
+	}
+	return err
+}
+
+// readEvents reads the kernel's events until the instance is closed. It waits for nothing else: fsnotify adds no watch
+// while an error waits to be read.
+func (w *Watch) readEvents(kernel *fsnotify.Watcher) {
 	for {
 		select {
 		case event, ok := <-kernel.Events:
 			if !ok {
 				return
 			}
-			w.take(event)
+			if w.watched.Load().counts(filepath.Clean(event.Name)) {
+				w.log.Debug("path changed", "path", event.Name, "operation", event.Op)
+				signal(w.wake)
+			}
 		case err, ok := <-kernel.Errors:
 			if !ok {
 				return
 			}
-			// Above all a queue that overflowed: any event may be among those that were lost.
+			// Mostly a queue that overflowed: any event may be among those that were lost.
 			w.log.Warn("events of files were lost, looking at everything", "error", err)
-			w.lost.addAll()
-			w.heard("")
 			signal(w.wake)
 		}
 	}
 }
 
-func (w *Watch) take(event fsnotify.Event) {
-	path := filepath.Clean(event.Name)
-	s := w.seen.Load()
-	if s.watches(path) && ended(event) {
-		w.lost.add(path)
-	}
-	if s.counts(path, event) {
-		w.log.Debug("path changed", "path", path, "operation", event.Op)
-		w.heard(path)
-		signal(w.wake)
-	}
-}
-
-// look sets the watches anew after each event that counts, and then tells of it.
-func (w *Watch) look() {
-	timer := time.NewTimer(recheck)
-	defer timer.Stop()
-	for {
-		woken := false
-		select {
-		case <-w.stop:
-			return
-		case <-w.wake:
-			woken = true
-		case <-timer.C:
-		}
-		if w.rearm() || woken || w.Polling() {
-			signal(w.changed)
-		}
-		if w.Polling() {
-			timer.Reset(polling)
-		} else {
-			timer.Reset(recheck)
-		}
-	}
-}
-
-func (w *Watch) rearm() (moved bool) {
-	w.arming.Lock()
-	defer w.arming.Unlock()
-	select {
-	case <-w.stop:
-		return false
-	default:
-	}
-	moved, _ = w.arm() // the error has been logged
-	return moved
-}
-
-// arm walks the paths and watches the directories on them until that is one and the same picture, so that nothing can
-// happen between the look and the watch. It reports whether any watch had to be set or anything looked different.
-func (w *Watch) arm() (moved bool, err error) {
-	for range settleRounds {
-		s, walkErr := walk(w.paths)
-		before := w.seen.Swap(s)
-		set, armErr := w.follow(s)
-		err = errors.Join(walkErr, armErr)
-		if w.polls.Swap(armErr != nil) != (armErr != nil) {
-			signal(w.wake) // the pause is another one from now on
-		}
-		if !set && before.equal(s) {
-			w.tell(err)
-			return moved, err
-		}
-		moved = true
-	}
-	// It does not hold still. What it does next is an event, or else is found by the next recheck.
-	w.tell(err)
-	return moved, err
-}
-
-// follow watches the directories of s and no others, and reports whether it set any watch.
-func (w *Watch) follow(s *sight) (set bool, err error) {
-	if err := w.open(); err != nil {
-		return false, err
-	}
-	lost := w.lost.take()
-	have := w.kernel.WatchList()
-	for dir, id := range w.armed {
-		place := s.places[dir]
-		if place != nil && place.id == id && !lost.has(dir) && slices.Contains(have, dir) {
-			continue
-		}
-		_ = w.kernel.Remove(dir) // the kernel may have done it before
-		delete(w.armed, dir)
-	}
-	var errs []error
-	for _, dir := range slices.Sorted(maps.Keys(s.places)) {
-		if _, ok := w.armed[dir]; ok {
-			continue
-		}
-		if err := w.kernel.Add(dir); err != nil {
-			errs = append(errs, &watchError{doing: fmt.Sprintf("watching %q", dir), err: err})
-			continue
-		}
-		w.armed[dir] = s.places[dir].id
-		set = true
-	}
-	return set, errors.Join(errs...)
-}
-
-// tell logs a trouble once, and that it is over.
-func (w *Watch) tell(err error) {
-	trouble := ""
-	if err != nil {
-		trouble = err.Error()
-	}
-	if trouble == w.trouble {
-		return
-	}
-	w.trouble = trouble
-	if err == nil {
+// report logs the first of a series of failures, and its end.
+func (w *Watch) report(err error) {
+	switch before := w.polling.Swap(err != nil); {
+	case err != nil && !before:
+		w.log.Warn("files are looked at every two seconds, as the kernel does not watch them", "error", err, "hint", watchHint(err))
+	case err == nil && before:
 		w.log.Info("all paths are watched again")
-		return
 	}
-	if w.Polling() {
-		w.log.Warn("files are looked at every two seconds, as the kernel does not watch them", "error", err, "hint", Hint(err))
-		return
+}
+
+func watchHint(err error) string {
+	switch {
+	case errors.Is(err, syscall.ENOSPC):
+		return "the node has no inotify watches left: raise the sysctl fs.inotify.max_user_watches"
+	case errors.Is(err, syscall.EMFILE):
+		return "the node has no inotify instances left: raise the sysctl fs.inotify.max_user_instances"
 	}
-	w.log.Warn("some paths cannot be watched, trying again", "error", err, "hint", Hint(err))
+	return Hint(err)
 }
 
-// suspects are directories whose watch may have ended: what was watched was removed or renamed, and another directory,
-// even of the same inode number, may be in its place.
-type suspects struct {
-	mu   sync.Mutex
-	all  bool
-	dirs map[string]bool
+// A watchSet is what a list of paths leads through.
+type watchSet struct {
+	names map[string]bool   // the elements of all paths, those of links included
+	ends  map[string][]Path // by directory, as a path without links: the paths that end there
 }
 
-func (s *suspects) add(dir string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.dirs == nil {
-		s.dirs = make(map[string]bool)
+// add walks a path. Each directory is watched before its entry is examined, so that a later change of the entry is an
+// event. The walk ends where the next entry is missing or a file, or after too many links.
+func (s *watchSet) add(path Path, watch func(dir string) error) error {
+	dir, rest := "/", elements(path.Name)
+	for links := 0; links <= maxLinks; {
+		if err := watch(dir); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+			return nil
+		} else if err != nil {
+			return wrapPath("watching", dir, err)
+		}
+		if len(rest) == 0 {
+			s.ends[dir] = append(s.ends[dir], path)
+			return nil
+		}
+		next := filepath.Join(dir, rest[0])
+		s.names[rest[0]] = true
+		rest = rest[1:]
+		if target, err := os.Readlink(next); err == nil {
+			links++
+			rest = append(elements(target), rest...)
+			if filepath.IsAbs(target) {
+				dir = "/"
+			}
+			continue
+		}
+		if info, err := os.Lstat(next); err != nil || !info.IsDir() {
+			return nil //nolint:nilerr // its appearance is an event
+		}
+		dir = next
 	}
-	s.dirs[dir] = true
+	return nil
 }
 
-func (s *suspects) addAll() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.all = true
+// elements are the names in a path, without those that lead nowhere.
+func elements(path string) []string {
+	return slices.DeleteFunc(strings.Split(path, "/"), func(name string) bool { return name == "" || name == "." })
 }
 
-// take returns the suspects and forgets them.
-func (s *suspects) take() *suspects {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	taken := &suspects{all: s.all, dirs: s.dirs}
-	s.all, s.dirs = false, nil
-	return taken
+// counts reports whether an event at the path may concern one of the set.
+func (s *watchSet) counts(path string) bool {
+	dir, base := filepath.Split(path)
+	return s == nil || s.names[base] || slices.ContainsFunc(s.ends[filepath.Clean(dir)], func(p Path) bool {
+		return p.Only == nil || p.Only(base)
+	})
 }
-
-func (s *suspects) has(dir string) bool { return s.all || s.dirs[dir] }

@@ -55,7 +55,7 @@ type node struct {
 	decisions  podinfo.Ring
 	relayLevel *slog.LevelVar
 	// held is the claim to the node; guardSocket alone uses it while the agent runs.
-	held *hostfs.Held
+	held *hostfs.FileLock
 
 	work sync.WaitGroup
 	// background ends with the agent; what is started with it may be slow or fail for ever.
@@ -206,7 +206,7 @@ func (n *node) openRelay(ctx context.Context) error {
 // guardSockets makes sockets and the lock again when somebody removed them.
 func (n *node) guardSockets(ctx context.Context) {
 	watch := n.watch()
-	defer func() { _ = watch.Close() }()
+	defer watch.Close()
 	guarded := map[string]*unixsock.Server{n.cfg.LogSocket: n.relay.Server}
 	if n.lookups != nil {
 		guarded[n.cfg.podSocket()] = n.lookups
@@ -215,7 +215,7 @@ func (n *node) guardSockets(ctx context.Context) {
 	for path := range guarded {
 		paths = append(paths, hostfs.Path{Name: path})
 	}
-	_ = watch.Set(paths...) // logged, and polled
+	watch.Set(paths...) // logged, and polled
 	for {
 		select {
 		case <-ctx.Done():
@@ -236,7 +236,7 @@ func (n *node) watch() *hostfs.Watch {
 }
 
 func (n *node) mend(ctx context.Context, sockets map[string]*unixsock.Server) {
-	if again, err := n.held.Again(lockFile(n.cfg)); again || err != nil {
+	if again, err := n.held.Reacquire(lockFile(n.cfg)); again || err != nil {
 		n.log.WarnContext(ctx, "the lock was removed, and is taken again", slog.Any("error", err))
 	}
 	n.record(ctx)

@@ -118,7 +118,7 @@ func dryRun(w io.Writer, cfg Config, log *slog.Logger) error {
 }
 
 // alone makes sure that no agent works on the node at the same time.
-func alone(cfg Config) (*hostfs.Held, error) {
+func alone(cfg Config) (*hostfs.FileLock, error) {
 	if err := (hostfs.Disk{}).MkdirAll(cfg.RunDir, cfg.RunDirMode); err != nil {
 		return nil, remedied(err)
 	}

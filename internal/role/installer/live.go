@@ -66,8 +66,8 @@ func (n *node) followConfigMap() {
 
 func (n *node) followDirectory() {
 	watch := n.watch()
-	defer func() { _ = watch.Close() }()
-	_ = watch.Set(hostfs.Path{Name: n.cfg.ConfigDir}) // logged, and polled
+	defer watch.Close()
+	watch.Set(hostfs.Path{Name: n.cfg.ConfigDir}) // logged, and polled
 	for {
 		select {
 		case <-n.background.Done():
