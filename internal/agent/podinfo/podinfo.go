@@ -73,16 +73,7 @@ func (s *Store) Run(ctx context.Context) {
 
 // transform drops what nobody asks for.
 func (s *Store) transform(p *kube.Pod) {
-	slim := p.Facts.Slim()
-	for _, key := range s.options.Keep {
-		if value, has := p.Facts.Annotations[key]; has {
-			slim.Annotations = with(slim.Annotations, key, value)
-		}
-		if value, has := p.Facts.Labels[key]; has {
-			slim.Labels = with(slim.Labels, key, value)
-		}
-	}
-	p.Facts = slim
+	p.Facts = p.Facts.Trim(s.options.Keep...)
 	for _, statuses := range [][]repair.Container{p.Init, p.Containers} {
 		for i := range statuses {
 			for _, state := range []*repair.State{&statuses[i].State, &statuses[i].Last} {
@@ -98,16 +89,6 @@ func (s *Store) message(text string) string {
 		return text
 	}
 	return ""
-}
-
-func with(of map[string]string, key, value string) map[string]string {
-	if of == nil {
-		of = map[string]string{}
-	}
-	if _, has := of[key]; !has {
-		of[key] = value
-	}
-	return of
 }
 
 func (s *Store) update(p kube.Pod) {
@@ -221,7 +202,7 @@ func (s *Store) ask(ctx context.Context, key kube.PodKey, q *question) {
 	ctx, cancel := context.WithTimeout(ctx, fetching)
 	defer cancel()
 	pod, err := s.options.API.Pod(ctx, key)
-	q.facts, q.err = pod.Facts.Slim(), err
+	q.facts, q.err = pod.Facts.Trim(), err
 	s.mu.Lock()
 	delete(s.asked, key)
 	s.mu.Unlock()

@@ -78,7 +78,7 @@ func (c *controller) transform(p *kube.Pod) {
 		}
 		return
 	}
-	slim := p.Facts.Slim()
+	slim := p.Facts.Trim()
 	if has && annotation != sidecar.StatusKey {
 		slim.Annotations = with(slim.Annotations, annotation, value)
 	}

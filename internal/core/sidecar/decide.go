@@ -4,14 +4,12 @@
 // names of annotations, labels and containers are here and nowhere else. It never touches the system: the facts are
 // given.
 //
-// Start at Early, which needs nothing but the pod's name, and Decide, which needs the pod.
+// Start at Early, which needs nothing but the pod's name, and Decide, which needs the pod. A new reason to leave a pod alone
+// is a row in reason.go, and a row in inputs.go for each key that it reads.
 package sidecar
 
 import (
 	"fmt"
-	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 )
@@ -25,56 +23,6 @@ const (
 	Capture
 	Refuse
 )
-
-// Reason says why. It is a closed set: it is logged, counted and asserted.
-type Reason string
-
-// All reasons, in the order in which the rules are tried.
-const (
-	NotKubernetes     Reason = "not-kubernetes"
-	ExcludedNamespace Reason = "excluded-namespace"
-	OwnAgent          Reason = "own-agent"
-	HostNetwork       Reason = "host-network"
-	Ambient           Reason = "ambient"
-	IstioInit         Reason = "istio-init"
-	EnvoyDisabled     Reason = "envoy-disabled"
-	NoProxy           Reason = "no-proxy"
-	NotSidecar        Reason = "not-sidecar"
-	InjectDisabled    Reason = "inject-disabled"
-	NotInjected       Reason = "not-injected"
-	ModeNone          Reason = "mode-none"
-	InvalidSettings   Reason = "invalid-settings"
-	Captured          Reason = "captured"
-)
-
-// sentences explain the reasons to a person.
-var sentences = map[Reason]string{ //nolint:gochecknoglobals // a constant table
-	NotKubernetes:     "the runtime named no Kubernetes pod",
-	ExcludedNamespace: "its namespace is excluded in the plugin's configuration",
-	OwnAgent:          "it is the mesh's own node agent, which must start before anything else can",
-	HostNetwork:       "it uses the node's network namespace, which is never touched",
-	IstioInit:         "its init container istio-init sets up the redirection itself",
-	EnvoyDisabled:     "its proxy has DISABLE_ENVOY set",
-	NoProxy:           "it has no container istio-proxy",
-	NotSidecar:        "its istio-proxy is not a sidecar",
-	InjectDisabled:    "sidecar.istio.io/inject says no",
-	Ambient:           "it has no sidecar; ambient mode is enabled in the configuration and is not served by this plugin",
-	NotInjected:       "it has no annotation sidecar.istio.io/status, so no sidecar was injected",
-	ModeNone:          "its interception mode is NONE",
-	InvalidSettings:   "its settings are invalid, and starting it without them would bypass the mesh",
-	Captured:          "it has a sidecar",
-}
-
-// Sentence explains the reason to a person, as the end of "the pod is (not) captured because …".
-func (r Reason) Sentence() string { return sentences[r] }
-
-// Reasons lists all reasons in the order in which the rules are tried.
-func Reasons() []Reason {
-	return []Reason{
-		NotKubernetes, ExcludedNamespace, OwnAgent, HostNetwork, Ambient, IstioInit, EnvoyDisabled, NoProxy, NotSidecar,
-		InjectDisabled, NotInjected, ModeNone, InvalidSettings, Captured,
-	}
-}
 
 // Policy is what the node's configuration says about all pods.
 type Policy struct {
@@ -110,25 +58,17 @@ func (d Decision) String() string {
 	return text
 }
 
-func pass(r Reason, detail string) (Decision, bool) {
-	return Decision{Outcome: Pass, Reason: r, Detail: detail}, true
+// Early decides as far as the pod's name alone tells, before anything else is read. It reports false if the pod's facts are
+// needed.
+func Early(namespace, name string, p Policy) (Decision, bool) {
+	return pass(subject{Facts: Facts{Namespace: namespace, Name: name}, policy: p}, byName)
 }
 
-// agentPrefix is how the node agent's pods are called: its DaemonSet's name is protocol.
-const agentPrefix = "istio-cni-node-"
-
-// Early decides what can be decided from the pod's name alone, before anything else is looked at. It reports false if
-// the pod's facts are needed.
-func Early(namespace, name string, p Policy) (Decision, bool) {
-	switch {
-	case namespace == "" || name == "":
-		return pass(NotKubernetes, "")
-	case slices.Contains(p.ExcludeNamespaces, namespace):
-		return pass(ExcludedNamespace, namespace)
-	case p.AgentNamespace != "" && namespace == p.AgentNamespace && strings.HasPrefix(name, agentPrefix):
-		return pass(OwnAgent, "")
-	}
-	return Decision{}, false
+// ByAnnotations decides from the pod's name and all of its annotations, as a container runtime may hand them over, if
+// they are enough to know that the pod is left alone. Decide would leave such a pod alone, too, though perhaps for an earlier
+// reason. It never decides that a pod is captured: that takes the containers.
+func ByAnnotations(namespace, name string, annotations map[string]string, p Policy) (Decision, bool) {
+	return pass(subject{Facts: Facts{Namespace: namespace, Name: name, Annotations: annotations}, policy: p}, byAnnotations)
 }
 
 // Decide decides about a pod whose facts are known.
@@ -136,72 +76,41 @@ func Decide(f Facts, p Policy) Decision {
 	if d, done := Early(f.Namespace, f.Name, p); done {
 		return d
 	}
-	for _, rule := range []func(Facts, proxy, Policy) (Decision, bool){workload, sidecarProxy, injection} {
-		if d, done := rule(f, proxyOf(f), p); done {
-			return d
-		}
+	s := subject{Facts: f, proxy: proxyOf(f), policy: p}
+	if d, done := pass(s, byPod); done {
+		return d
 	}
-	return capture(f, proxyOf(f), p)
-}
-
-// Names of containers that decide.
-const (
-	initContainer  = "istio-init"
-	proxyContainer = "istio-proxy"
-)
-
-func workload(f Facts, _ proxy, p Policy) (Decision, bool) {
-	_, injected := f.Annotations[StatusKey]
-	switch {
-	case f.HostNetwork:
-		return pass(HostNetwork, "")
-	// Without a sidecar no rule below captures it either, but it may be in the mesh all the same, which somebody who looks
-	// for the reason should be told.
-	case p.AmbientEnabled && !injected:
-		return pass(Ambient, "")
-	case slices.ContainsFunc(f.Containers, func(c Container) bool { return c.Name == initContainer }):
-		return pass(IstioInit, "")
-	}
-	return Decision{}, false
-}
-
-func sidecarProxy(_ Facts, p proxy, _ Policy) (Decision, bool) {
-	disabled, err := strconv.ParseBool(p.env["DISABLE_ENVOY"])
-	switch {
-	case err == nil && disabled:
-		return pass(EnvoyDisabled, "")
-	case !p.present:
-		return pass(NoProxy, "")
-	case p.role != "" && p.role != "sidecar":
-		return pass(NotSidecar, "proxy "+p.role)
-	}
-	return Decision{}, false
-}
-
-func injection(f Facts, _ proxy, _ Policy) (Decision, bool) {
-	text, source := f.Labels[InjectKey], "label"
-	if _, labelled := f.Labels[InjectKey]; !labelled {
-		text, source = f.Annotations[InjectKey], "annotation"
-	}
-	// Empty and unreadable values count as "yes", as in the reference.
-	if inject, err := strconv.ParseBool(text); err == nil && !inject {
-		return pass(InjectDisabled, fmt.Sprintf("%s %q", source, text))
-	}
-	_, injected := f.Annotations[StatusKey]
-	switch {
-	case !injected:
-		return pass(NotInjected, "")
-	case f.Annotations[ModeKey] == modeNone:
-		return pass(ModeNone, "")
-	}
-	return Decision{}, false
-}
-
-func capture(f Facts, px proxy, p Policy) Decision {
-	spec, warnings, err := settings(f, px)
+	spec, warnings, err := settings(f, s.proxy)
 	if err != nil {
 		return Decision{Outcome: Refuse, Reason: InvalidSettings, Err: err, Warnings: warnings}
 	}
 	spec.SecondFamily = p.SecondFamily
 	return Decision{Outcome: Capture, Reason: Captured, Spec: spec, Warnings: warnings}
+}
+
+// subject is a pod as far as it is known.
+type subject struct {
+	Facts
+
+	proxy  proxy
+	policy Policy
+}
+
+// injected reports whether the injector has marked the pod.
+func (s subject) injected() bool {
+	_, has := s.Annotations[StatusKey]
+	return has
+}
+
+// pass applies the rules that need no more than is known.
+func pass(s subject, known knowledge) (Decision, bool) {
+	for _, r := range rules {
+		if r.needs > known || r.applies == nil {
+			continue
+		}
+		if detail, applies := r.applies(s); applies {
+			return Decision{Outcome: Pass, Reason: r.reason, Detail: detail}, true
+		}
+	}
+	return Decision{}, false
 }

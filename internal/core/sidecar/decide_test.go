@@ -2,6 +2,7 @@ package sidecar_test
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -103,6 +104,7 @@ func TestDecide(t *testing.T) {
 		detail  string
 	}
 	reached := map[sidecar.Reason]bool{}
+	byName := []sidecar.Reason{sidecar.NotKubernetes, sidecar.ExcludedNamespace, sidecar.OwnAgent}
 	for _, test := range []row{
 		{"an injected pod is captured", nil, sidecar.Captured, ""},
 
@@ -116,26 +118,18 @@ func TestDecide(t *testing.T) {
 		{"an excluded namespace in another case", []change{named("Kube-System", "x")}, sidecar.Captured, ""},
 		{"no namespace excluded", []change{named("kube-system", "x"), excludes()}, sidecar.Captured, ""},
 		{"an empty excluded namespace excludes nobody", []change{excludes("")}, sidecar.Captured, ""},
-		{"excluded namespace wins over own agent", []change{named("mesh", "istio-cni-node-x7"), excludes("mesh")}, sidecar.ExcludedNamespace, "mesh"},
-		{"excluded namespace wins over an annotation", []change{named("kube-system", "x"), annotation(sidecar.ModeKey, "TPROXY")}, sidecar.ExcludedNamespace, "kube-system"},
-		{"excluded namespace wins over invalid settings", []change{named("kube-system", "x"), annotation(sidecar.ModeKey, "x")}, sidecar.ExcludedNamespace, "kube-system"},
 
 		{"the agent in its namespace", []change{named("mesh", "istio-cni-node-x7")}, sidecar.OwnAgent, ""},
 		{"a pod of the agent's name elsewhere", []change{named("shop", "istio-cni-node-x7")}, sidecar.Captured, ""},
 		{"another pod in the agent's namespace", []change{named("mesh", "istio-cni-nod-x7")}, sidecar.Captured, ""},
 		{"a pod whose name holds the agent's", []change{named("mesh", "my-istio-cni-node-x7")}, sidecar.Captured, ""},
 		{"nobody knows where the agent runs", []change{named("mesh", "istio-cni-node-x7"), noAgent}, sidecar.Captured, ""},
-		{"own agent wins over host network", []change{named("mesh", "istio-cni-node-x7"), hostNetwork}, sidecar.OwnAgent, ""},
 
 		{"a pod of the node's network", []change{hostNetwork}, sidecar.HostNetwork, ""},
-		{"host network wins over istio-init", []change{hostNetwork, also(sidecar.Container{Name: "istio-init", Init: true})}, sidecar.HostNetwork, ""},
-		{"host network wins over invalid settings", []change{hostNetwork, annotation(sidecar.ModeKey, "x")}, sidecar.HostNetwork, ""},
 
 		{"an init container istio-init", []change{also(sidecar.Container{Name: "istio-init", Init: true})}, sidecar.IstioInit, ""},
 		{"a container istio-init", []change{also(sidecar.Container{Name: "istio-init"})}, sidecar.IstioInit, ""},
 		{"an init container istio-validation decides nothing", []change{also(sidecar.Container{Name: "istio-validation", Init: true})}, sidecar.Captured, ""},
-		{"istio-init wins over DISABLE_ENVOY", []change{also(sidecar.Container{Name: "istio-init", Init: true}), env("DISABLE_ENVOY", "true")}, sidecar.IstioInit, ""},
-		{"istio-init wins over no proxy", []change{also(sidecar.Container{Name: "istio-init", Init: true}), proxyCalled("x")}, sidecar.IstioInit, ""},
 
 		{"DISABLE_ENVOY true", []change{env("DISABLE_ENVOY", "true")}, sidecar.EnvoyDisabled, ""},
 		{"DISABLE_ENVOY 1", []change{env("DISABLE_ENVOY", "1")}, sidecar.EnvoyDisabled, ""},
@@ -150,13 +144,10 @@ func TestDecide(t *testing.T) {
 			[]change{also(sidecar.Container{Name: "x", Env: []sidecar.EnvVar{{Name: "DISABLE_ENVOY", Value: "true"}}})},
 			sidecar.Captured, "",
 		},
-		{"DISABLE_ENVOY wins over the proxy's role", []change{env("DISABLE_ENVOY", "true"), args("proxy", "router")}, sidecar.EnvoyDisabled, ""},
 
 		{"no container istio-proxy", []change{proxyCalled("envoy")}, sidecar.NoProxy, ""},
 		{"a container that is nearly called so", []change{proxyCalled("istio-proxy-2")}, sidecar.NoProxy, ""},
 		{"no container at all", []change{func(f *sidecar.Facts, _ *sidecar.Policy) { f.Containers = nil }}, sidecar.NoProxy, ""},
-		{"no proxy wins over inject false", []change{proxyCalled("x"), label(sidecar.InjectKey, "false")}, sidecar.NoProxy, ""},
-		{"no proxy wins over not injected", []change{proxyCalled("x"), notInjected}, sidecar.NoProxy, ""},
 
 		{"a gateway", []change{args("proxy", "router")}, sidecar.NotSidecar, "proxy router"},
 		{"a waypoint", []change{args("proxy", "waypoint", "--domain")}, sidecar.NotSidecar, "proxy waypoint"},
@@ -166,7 +157,6 @@ func TestDecide(t *testing.T) {
 		{"an empty role", []change{args("proxy", "")}, sidecar.Captured, ""},
 		{"arguments of another command", []change{args("run", "router")}, sidecar.Captured, ""},
 		{"the role elsewhere", []change{args("--x", "proxy", "router")}, sidecar.Captured, ""},
-		{"the proxy's role wins over inject false", []change{args("proxy", "router"), label(sidecar.InjectKey, "false")}, sidecar.NotSidecar, "proxy router"},
 
 		{"label inject false", []change{label(sidecar.InjectKey, "false")}, sidecar.InjectDisabled, `label "false"`},
 		{"label inject 0", []change{label(sidecar.InjectKey, "0")}, sidecar.InjectDisabled, `label "0"`},
@@ -180,15 +170,11 @@ func TestDecide(t *testing.T) {
 		{"label wins over annotation: false", []change{label(sidecar.InjectKey, "false"), annotation(sidecar.InjectKey, "true")}, sidecar.InjectDisabled, `label "false"`},
 		{"an empty label wins over the annotation", []change{label(sidecar.InjectKey, ""), annotation(sidecar.InjectKey, "false")}, sidecar.Captured, ""},
 		{"an unreadable label wins over the annotation", []change{label(sidecar.InjectKey, "off"), annotation(sidecar.InjectKey, "false")}, sidecar.Captured, ""},
-		{"inject false wins over not injected", []change{label(sidecar.InjectKey, "false"), notInjected}, sidecar.InjectDisabled, `label "false"`},
-		{"ambient wins over inject false", []change{label(sidecar.InjectKey, "false"), notInjected, ambient}, sidecar.Ambient, ""},
 
 		{"no status annotation", []change{notInjected}, sidecar.NotInjected, ""},
 		{"no annotation at all", []change{func(f *sidecar.Facts, _ *sidecar.Policy) { f.Annotations = nil }}, sidecar.NotInjected, ""},
 		{"an empty status annotation is one", []change{annotation(sidecar.StatusKey, "")}, sidecar.Captured, ""},
 		{"a status that is no JSON is one", []change{annotation(sidecar.StatusKey, "{")}, sidecar.Captured, ""},
-		{"not injected wins over mode NONE", []change{notInjected, annotation(sidecar.ModeKey, "NONE")}, sidecar.NotInjected, ""},
-		{"not injected wins over invalid settings", []change{notInjected, annotation(sidecar.ModeKey, "x")}, sidecar.NotInjected, ""},
 
 		{"no status annotation where ambient is enabled", []change{notInjected, ambient}, sidecar.Ambient, ""},
 		{"no proxy where ambient is enabled, as pods of that mode are", []change{proxyCalled("x"), notInjected, ambient}, sidecar.Ambient, ""},
@@ -196,7 +182,6 @@ func TestDecide(t *testing.T) {
 		{"an injected pod where ambient is enabled", []change{ambient}, sidecar.Captured, ""},
 
 		{"mode NONE", []change{annotation(sidecar.ModeKey, "NONE")}, sidecar.ModeNone, ""},
-		{"mode NONE wins over invalid settings", []change{annotation(sidecar.ModeKey, "NONE"), annotation(sidecar.InboundPortsKey, "x")}, sidecar.ModeNone, ""},
 		{"mode none in small letters is invalid", []change{annotation(sidecar.ModeKey, "none")}, sidecar.InvalidSettings, ""},
 		{"mode NONE with a blank is invalid", []change{annotation(sidecar.ModeKey, "NONE ")}, sidecar.InvalidSettings, ""},
 
@@ -239,8 +224,11 @@ func TestDecide(t *testing.T) {
 			facts, policy := pod(test.changes...)
 			d := sidecar.Decide(facts, policy)
 			reached[d.Reason] = true
-			slimAlike(t, facts, policy)
+			trimmedAlike(t, facts, policy)
 			annotationsAgree(t, facts, policy)
+			if early, done := sidecar.Early(facts.Namespace, facts.Name, policy); done != slices.Contains(byName, d.Reason) || done && early.String() != d.String() {
+				t.Errorf("by its name the pod is %s (%v), by all that is known %s", early, done, d)
+			}
 			if d.Reason != test.want || d.Detail != test.detail {
 				t.Errorf("the pod is %s, want reason %s with detail %q", d, test.want, test.detail)
 			}
@@ -267,13 +255,13 @@ func annotationsAgree(t *testing.T, f sidecar.Facts, p sidecar.Policy) {
 	}
 }
 
-// slimAlike holds that nothing which decides is left out of what is remembered.
-func slimAlike(t *testing.T, f sidecar.Facts, p sidecar.Policy) {
+// trimmedAlike holds that an agent keeps everything that decides, and that nothing changes the facts.
+func trimmedAlike(t *testing.T, f sidecar.Facts, p sidecar.Policy) {
 	t.Helper()
 	before := cmp.Diff(sidecar.Facts{}, f)
-	whole, slim := sidecar.Decide(f, p), sidecar.Decide(f.Slim(), p)
-	if whole.String() != slim.String() || !slices.Equal(whole.Warnings, slim.Warnings) || cmp.Diff(whole.Spec, slim.Spec, specs) != "" {
-		t.Errorf("the pod is %s, %+v; without what no rule reads %s, %+v", whole, whole.Spec, slim, slim.Spec)
+	whole, trimmed := sidecar.Decide(f, p), sidecar.Decide(f.Trim(), p)
+	if whole.String() != trimmed.String() || !slices.Equal(whole.Warnings, trimmed.Warnings) || cmp.Diff(whole.Spec, trimmed.Spec, specs) != "" {
+		t.Errorf("the pod is %s, %+v; trimmed %s, %+v", whole, whole.Spec, trimmed, trimmed.Spec)
 	}
 	if cmp.Diff(sidecar.Facts{}, f) != before {
 		t.Error("the facts were changed")
@@ -339,43 +327,18 @@ func TestTheFirstReasonWins(t *testing.T) {
 	}
 }
 
-func TestEarlyNeedsNothingButTheName(t *testing.T) {
-	p := sidecar.Policy{ExcludeNamespaces: []string{"kube-system"}, AgentNamespace: "mesh"}
-	for _, test := range []struct {
-		namespace, name string
-		want            sidecar.Reason
-	}{
-		{"", "", sidecar.NotKubernetes},
-		{"shop", "", sidecar.NotKubernetes},
-		{"", "cart", sidecar.NotKubernetes},
-		{"kube-system", "dns", sidecar.ExcludedNamespace},
-		{"mesh", "istio-cni-node-abc", sidecar.OwnAgent},
-		{"mesh", "other", ""},
-		{"shop", "cart", ""},
-	} {
-		d, done := sidecar.Early(test.namespace, test.name, p)
-		if done != (test.want != "") || d.Reason != test.want || d.Outcome != sidecar.Pass {
-			t.Errorf("%q/%q: decided %t, %s, want reason %q", test.namespace, test.name, done, d, test.want)
-		}
+// TestReasonsAreExplained: each has a sentence of its own, a word for a metric, and its row in the manual, in the order in
+// which the rules are tried and with the remedy.
+func TestReasonsAreExplained(t *testing.T) {
+	manual, err := os.ReadFile("../../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
 	}
-}
-
-func TestDecideChangesNoFacts(t *testing.T) {
-	facts := func() (sidecar.Facts, sidecar.Policy) {
-		return pod(env("ISTIO_META_DNS_CAPTURE", "true"), annotation(sidecar.InboundPortsExcludeKey, "22"), label("a", "b"))
-	}
-	f, p := facts()
-	sidecar.Decide(f, p)
-	want, _ := facts()
-	if diff := cmp.Diff(want, f); diff != "" {
-		t.Errorf("facts (-before +after):\n%s", diff)
-	}
-}
-
-func TestReasonsHaveSentences(t *testing.T) {
-	reasons := sidecar.Reasons()
+	_, table, _ := strings.Cut(string(manual), "| reason | the pod |")
+	table, _, _ = strings.Cut(table, "\n\n")
+	rows := strings.Split(table, "\n")[2:]
 	sentences := map[string]sidecar.Reason{}
-	for _, r := range reasons {
+	for i, r := range sidecar.Reasons() {
 		s := r.Sentence()
 		if other, twice := sentences[s]; s == "" || twice {
 			t.Errorf("sentence %q of %s is empty or also that of %s", s, r, other)
@@ -387,16 +350,29 @@ func TestReasonsHaveSentences(t *testing.T) {
 		if string(r) != strings.ToLower(string(r)) || strings.ContainsAny(string(r), " _") {
 			t.Errorf("reason %q is not a word for a metric", r)
 		}
+		remedy := strings.TrimSpace("| " + r.Remedy())
+		if i >= len(rows) || !strings.HasPrefix(rows[i], "| `"+string(r)+"` | ") || !strings.HasSuffix(strings.ReplaceAll(rows[i], "`", ""), remedy+" |") {
+			t.Errorf("row %d of the reasons in docs/operations.md is not %s with the remedy %q", i, r, r.Remedy())
+		}
 	}
-	if len(sentences) != 14 {
-		t.Errorf("there are %d reasons, want 14: a new one needs a row in docs, metrics and events", len(sentences))
+	if len(rows) != len(sentences) {
+		t.Errorf("%d reasons, %d rows in docs/operations.md", len(sentences), len(rows))
 	}
-	reasons[0] = "x"
-	if sidecar.Reasons()[0] == "x" {
-		t.Error("Reasons can be changed from outside")
+	if r := sidecar.Reason("x"); r.Sentence() != "" || r.Remedy() != "" {
+		t.Error("an unknown reason is explained")
 	}
-	if got := sidecar.Reason("x").Sentence(); got != "" {
-		t.Errorf("the sentence of an unknown reason is %q", got)
+}
+
+// TestInputs: an agent of a version delivers the inputs of that version, so that a new one has a later version.
+func TestInputs(t *testing.T) {
+	want := []string{
+		"DISABLE_ENVOY", "INVALID_DROP", "ISTIO_DUAL_STACK", "ISTIO_META_DNS_CAPTURE", "istio-init", "istio-proxy", "istio-validation",
+		sidecar.RerouteInterfacesKey, sidecar.InjectKey, sidecar.InjectKey, sidecar.ModeKey, sidecar.StatusKey, sidecar.InboundPortsExcludeKey,
+		sidecar.ExcludeInterfacesKey, sidecar.OutboundExcludeKey, sidecar.OutboundPortsExcludeKey, sidecar.InboundPortsKey, sidecar.OutboundKey,
+		sidecar.OutboundPortsKey, sidecar.KubevirtInterfacesKey,
+	}
+	if diff := cmp.Diff(want, sidecar.InputsOf(1)); diff != "" {
+		t.Errorf("inputs of version 1 (-want +got):\n%s", diff)
 	}
 }
 

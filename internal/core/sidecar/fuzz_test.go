@@ -11,15 +11,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
-// keys and names are what decisions are made of.
-var (
-	keys = []string{
-		sidecar.InjectKey, sidecar.StatusKey, sidecar.ModeKey, sidecar.OutboundKey, sidecar.OutboundExcludeKey, sidecar.InboundPortsKey,
-		sidecar.InboundPortsExcludeKey, sidecar.OutboundPortsKey, sidecar.OutboundPortsExcludeKey, sidecar.ExcludeInterfacesKey,
-		sidecar.RerouteInterfacesKey, sidecar.KubevirtInterfacesKey,
-	}
-	variables = []string{"DISABLE_ENVOY", "ISTIO_META_DNS_CAPTURE", "ISTIO_DUAL_STACK", "INVALID_DROP"}
-)
+// keys and variables are all that decisions read.
+var keys, variables = sidecar.Keys()
 
 // Bits that choose the rest of the pod.
 const (
@@ -53,7 +46,7 @@ func FuzzDecide(f *testing.F) {
 			t.Errorf("decision %s has reason %q", d, d.Reason)
 		}
 		wellFormed(t, d)
-		slimAlike(t, facts, policy)
+		trimmedAlike(t, facts, policy)
 		annotationsAgree(t, facts, policy)
 		if d.Outcome != sidecar.Capture {
 			return

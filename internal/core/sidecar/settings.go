@@ -10,40 +10,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 )
 
-// Keys of annotations (InjectKey is a label, too). All are protocol.
-const (
-	InjectKey = "sidecar.istio.io/inject"
-	StatusKey = "sidecar.istio.io/status"
-	ModeKey   = "sidecar.istio.io/interceptionMode"
-
-	OutboundKey             = "traffic.sidecar.istio.io/includeOutboundIPRanges"
-	OutboundExcludeKey      = "traffic.sidecar.istio.io/excludeOutboundIPRanges"
-	InboundPortsKey         = "traffic.sidecar.istio.io/includeInboundPorts"
-	InboundPortsExcludeKey  = "traffic.sidecar.istio.io/excludeInboundPorts"
-	OutboundPortsKey        = "traffic.sidecar.istio.io/includeOutboundPorts"
-	OutboundPortsExcludeKey = "traffic.sidecar.istio.io/excludeOutboundPorts"
-	ExcludeInterfacesKey    = "traffic.sidecar.istio.io/excludeInterfaces"
-	RerouteInterfacesKey    = "istio.io/reroute-virtual-interfaces"
-	// KubevirtInterfacesKey is the old name of RerouteInterfacesKey and counts only where that one is absent.
-	KubevirtInterfacesKey = "traffic.sidecar.istio.io/kubevirtInterfaces"
-)
-
-// modeNone is what the injector accepts, and writes, for a pod that is not to be captured.
-const modeNone = "NONE"
-
-// fields says which setting each annotation is.
-var fields = map[string]redirect.Field{ //nolint:gochecknoglobals // a constant table
-	ModeKey:                 redirect.FieldMode,
-	OutboundKey:             redirect.FieldOutbound,
-	OutboundExcludeKey:      redirect.FieldOutboundExclude,
-	InboundPortsKey:         redirect.FieldInbound,
-	InboundPortsExcludeKey:  redirect.FieldInboundExclude,
-	OutboundPortsKey:        redirect.FieldOutboundPorts,
-	OutboundPortsExcludeKey: redirect.FieldOutboundPortsExclude,
-	ExcludeInterfacesKey:    redirect.FieldExcludeInterfaces,
-	RerouteInterfacesKey:    redirect.FieldRerouteInterfaces,
-}
-
 // proxy is what is read of the container istio-proxy. Should an init container and a container both have the name, the
 // later one wins value by value.
 type proxy struct {
@@ -82,38 +48,31 @@ func later(a, b *int64) *int64 {
 
 // settings reads annotations, the proxy's identity and its environment. The error holds everything that is wrong.
 func settings(f Facts, p proxy) (redirect.Spec, []string, error) {
-	base := redirect.Default()
 	values := redirect.Values{}
-	for key, field := range fields {
-		if text, ok := f.Annotations[key]; ok {
-			values[field] = redirect.Value{Source: annotation(key), Text: text}
+	for _, in := range inputs {
+		text, written := f.Annotations[in.key]
+		if _, set := values[in.field]; in.kind == setting && written && !set {
+			values[in.field] = redirect.Value{Source: fmt.Sprintf("annotation %q", in.key), Text: text}
 		}
 	}
-	if _, ok := values[redirect.FieldRerouteInterfaces]; !ok {
-		if text, ok := f.Annotations[KubevirtInterfacesKey]; ok {
-			values[redirect.FieldRerouteInterfaces] = redirect.Value{Source: annotation(KubevirtInterfacesKey), Text: text}
-		}
-	}
-	spec, err := redirect.Parse(base, values, redirect.Dialect{Strict: true})
+	spec, err := redirect.Parse(redirect.Default(), values, redirect.Dialect{Strict: true})
 	spec.InboundExclude = withSidecarPorts(spec.InboundExclude)
 	var badUser, badGroup error
 	spec.UIDs, badUser = identity("runAsUser", p.user)
 	spec.GIDs, badGroup = identity("runAsGroup", p.group)
 	var warnings []string
-	flag := func(name string) bool {
-		on, warning := envFlag(p.env, name)
-		warnings = append(warnings, warning...)
-		return on
+	for _, in := range inputs {
+		if text := p.env[in.key]; in.enable != nil && text != "" {
+			on, err := strconv.ParseBool(text)
+			if err != nil { // it is off, as for the proxy itself
+				warnings = append(warnings, fmt.Sprintf("ignoring environment variable %s of container %q: it is not a boolean", in.key, proxyContainer))
+			} else if on {
+				in.enable(&spec)
+			}
+		}
 	}
-	if flag("ISTIO_META_DNS_CAPTURE") {
-		spec.DNS = redirect.DNSAll
-	}
-	spec.DualStack = flag("ISTIO_DUAL_STACK")
-	spec.DropInvalid = flag("INVALID_DROP")
 	return spec, warnings, errors.Join(err, badUser, badGroup)
 }
-
-func annotation(key string) string { return fmt.Sprintf("annotation %q", key) }
 
 // withSidecarPorts adds the sidecar's own ports to the excluded ones and drops repetitions, keeping the first.
 func withSidecarPorts(ports []uint16) []uint16 {
@@ -136,18 +95,4 @@ func identity(field string, id *int64) ([]uint32, error) {
 		return nil, fmt.Errorf("securityContext.%s of container %q or its pod: value %d is not a user or group id", field, proxyContainer, *id)
 	}
 	return []uint32{uint32(*id)}, nil
-}
-
-// envFlag reads a switch from the proxy's environment. One that cannot be read is off and worth a warning, as in the
-// reference: the proxy itself treats it so.
-func envFlag(env map[string]string, name string) (bool, []string) {
-	text := env[name]
-	if text == "" {
-		return false, nil
-	}
-	on, err := strconv.ParseBool(text)
-	if err != nil {
-		return false, []string{fmt.Sprintf("ignoring environment variable %s of container %q: it is not a boolean", name, proxyContainer)}
-	}
-	return on, nil
 }

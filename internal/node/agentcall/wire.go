@@ -36,10 +36,6 @@ const (
 	LimitParam  = "limit"
 )
 
-// FactsVersion counts the facts that decisions rest on. It grows when [sidecar.Facts] gets one more: an agent of before
-// does not deliver it, so a plugin takes no answer of a lower version. More than it knows does not matter to it.
-const FactsVersion = 1
-
 // maxAnswer bounds an answer. The API server's store takes objects of 1.5 MiB, and facts are far smaller; so is a page of
 // decisions, whose reports are trimmed.
 const maxAnswer = 4 << 20
@@ -52,6 +48,8 @@ type Key struct{ Namespace, Name, UID string }
 
 // podAnswer is the answer about a pod.
 type podAnswer struct {
+	// FactsVersion is the agent's [sidecar.FactsVersion]. A plugin takes no answer of a lower version than its own: an older
+	// agent does not deliver all facts.
 	FactsVersion int           `json:"factsVersion"`
 	Facts        sidecar.Facts `json:"facts"`
 	// UID is the one of the question: the pod's own may be another (of a pod that the kubelet read from a file).
@@ -60,7 +58,7 @@ type podAnswer struct {
 
 // PrintPod is the answer about a pod that was asked for by a UID.
 func PrintPod(facts sidecar.Facts, asked string) ([]byte, error) {
-	return json.Marshal(podAnswer{FactsVersion: FactsVersion, Facts: facts, UID: asked})
+	return json.Marshal(podAnswer{FactsVersion: sidecar.FactsVersion(), Facts: facts, UID: asked})
 }
 
 // ReadPod reads the answer to a question.
@@ -71,9 +69,9 @@ func ReadPod(text []byte, asked Key) (sidecar.Facts, error) {
 	}
 	facts := answer.Facts
 	switch {
-	case answer.FactsVersion < FactsVersion:
+	case answer.FactsVersion < sidecar.FactsVersion():
 		return sidecar.Facts{}, fmt.Errorf("it knows facts of version %d, and %d is needed: it is older than the plugin",
-			answer.FactsVersion, FactsVersion)
+			answer.FactsVersion, sidecar.FactsVersion())
 	case facts.Namespace != asked.Namespace || facts.Name != asked.Name || answer.UID != asked.UID || asked.UID == "":
 		return sidecar.Facts{}, fmt.Errorf("its answer is about pod %s/%s with UID %q", facts.Namespace, facts.Name, answer.UID)
 	}

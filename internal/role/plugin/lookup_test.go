@@ -20,6 +20,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podinfo"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentcall"
@@ -234,7 +235,7 @@ func TestAgentThatCannotTellIsPassedOver(t *testing.T) {
 	wrong := func(change func(map[string]any)) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			text := map[string]any{
-				"factsVersion": agentcall.FactsVersion, "uid": r.URL.Query().Get("uid"), "facts": map[string]any{"Namespace": "shop", "Name": "web"},
+				"factsVersion": sidecar.FactsVersion(), "uid": r.URL.Query().Get("uid"), "facts": map[string]any{"Namespace": "shop", "Name": "web"},
 			}
 			change(text)
 			_ = json.NewEncoder(w).Encode(text)
@@ -247,7 +248,7 @@ func TestAgentThatCannotTellIsPassedOver(t *testing.T) {
 		"answers nonsense":  answer(http.StatusOK, "<html>"),
 		"answers half":      answer(http.StatusOK, `{"factsVersion":1,"facts":{"Namespace":"shop"`),
 		"answers too much":  answer(http.StatusOK, `{"factsVersion":1,"x":"`+strings.Repeat("x", 5<<20)+`"}`),
-		"is older":          wrong(func(m map[string]any) { m["factsVersion"] = agentcall.FactsVersion - 1 }),
+		"is older":          wrong(func(m map[string]any) { m["factsVersion"] = sidecar.FactsVersion() - 1 }),
 		"says no version":   wrong(func(m map[string]any) { delete(m, "factsVersion") }),
 		"means another UID": wrong(func(m map[string]any) { m["uid"] = "x" }),
 		"means another pod": wrong(func(m map[string]any) { m["facts"] = map[string]any{"Namespace": "shop", "Name": "other"} }),
@@ -303,7 +304,7 @@ func TestNewerAgentIsUnderstood(t *testing.T) {
 		}
 		_, _ = fmt.Fprintf(w, `{"factsVersion":%d,"more":[1],"uid":%q,"facts":{"Namespace":"shop","Name":"web","Color":"blue",
 			"Annotations":{"sidecar.istio.io/status":""},"Containers":[{"Name":"istio-proxy","Shape":"round","Args":["proxy","sidecar"]}]}}`,
-			agentcall.FactsVersion+7, r.URL.Query().Get("uid"))
+			sidecar.FactsVersion()+7, r.URL.Query().Get("uid"))
 	}))
 	if err := chain(n, pod, patient()); err != nil {
 		t.Fatal(err)

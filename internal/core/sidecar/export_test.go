@@ -1,0 +1,29 @@
+package sidecar
+
+import "slices"
+
+// Keys lists the keys of annotations and of variables that rules read.
+func Keys() (annotations, variables []string) {
+	for _, in := range inputs {
+		switch in.kind {
+		case annotation, setting:
+			annotations = append(annotations, in.key)
+		case variable:
+			variables = append(variables, in.key)
+		case label, container:
+		}
+	}
+	return annotations, variables
+}
+
+// InputsOf lists the keys of all inputs of a version, sorted.
+func InputsOf(version int) []string {
+	var all []string
+	for _, in := range inputs {
+		if in.since == version {
+			all = append(all, in.key)
+		}
+	}
+	slices.Sort(all)
+	return all
+}

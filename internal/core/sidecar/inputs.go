@@ -1,0 +1,141 @@
+package sidecar
+
+import (
+	"slices"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+)
+
+// Keys of annotations (InjectKey is a label, too). All are protocol.
+const (
+	InjectKey = "sidecar.istio.io/inject"
+	StatusKey = "sidecar.istio.io/status"
+	ModeKey   = "sidecar.istio.io/interceptionMode"
+
+	OutboundKey             = "traffic.sidecar.istio.io/includeOutboundIPRanges"
+	OutboundExcludeKey      = "traffic.sidecar.istio.io/excludeOutboundIPRanges"
+	InboundPortsKey         = "traffic.sidecar.istio.io/includeInboundPorts"
+	InboundPortsExcludeKey  = "traffic.sidecar.istio.io/excludeInboundPorts"
+	OutboundPortsKey        = "traffic.sidecar.istio.io/includeOutboundPorts"
+	OutboundPortsExcludeKey = "traffic.sidecar.istio.io/excludeOutboundPorts"
+	ExcludeInterfacesKey    = "traffic.sidecar.istio.io/excludeInterfaces"
+	RerouteInterfacesKey    = "istio.io/reroute-virtual-interfaces"
+	// KubevirtInterfacesKey is the old name of RerouteInterfacesKey and counts only where that one is absent.
+	KubevirtInterfacesKey = "traffic.sidecar.istio.io/kubevirtInterfaces"
+
+	disableEnvoy = "DISABLE_ENVOY"
+)
+
+// Names of containers that decide.
+const (
+	initContainer  = "istio-init"
+	proxyContainer = "istio-proxy"
+	// ValidationContainer is the init container that checks whether the traffic is redirected.
+	ValidationContainer = "istio-validation"
+)
+
+// kind is where a pod has an input.
+type kind uint8
+
+const (
+	label      kind = iota
+	annotation      // that a rule of this package reads
+	setting         // an annotation that is a field of the Spec
+	variable        // of the proxy's environment
+	container       // by its name
+)
+
+// input is a part of a pod that a decision reads.
+type input struct {
+	kind kind
+	key  string
+	// since is the version of the facts (see [FactsVersion]) from which on agents deliver it.
+	since int
+	// field is what a setting sets; of two keys for one field the earlier row wins.
+	field redirect.Field
+	// enable is what a boolean variable of the proxy switches on in the Spec, nil for one that a rule reads.
+	enable func(*redirect.Spec)
+}
+
+// inputs are all of them: a key that is not here is not kept by an agent, so that no rule may read it. A new row counts from
+// the next version on.
+var inputs = []input{ //nolint:gochecknoglobals // a constant table
+	{kind: label, key: InjectKey, since: 1},
+	{kind: annotation, key: InjectKey, since: 1},
+	{kind: annotation, key: StatusKey, since: 1},
+	{kind: container, key: initContainer, since: 1},
+	{kind: container, key: proxyContainer, since: 1},
+	{kind: container, key: ValidationContainer, since: 1},
+	{kind: setting, key: ModeKey, since: 1, field: redirect.FieldMode},
+	{kind: setting, key: OutboundKey, since: 1, field: redirect.FieldOutbound},
+	{kind: setting, key: OutboundExcludeKey, since: 1, field: redirect.FieldOutboundExclude},
+	{kind: setting, key: InboundPortsKey, since: 1, field: redirect.FieldInbound},
+	{kind: setting, key: InboundPortsExcludeKey, since: 1, field: redirect.FieldInboundExclude},
+	{kind: setting, key: OutboundPortsKey, since: 1, field: redirect.FieldOutboundPorts},
+	{kind: setting, key: OutboundPortsExcludeKey, since: 1, field: redirect.FieldOutboundPortsExclude},
+	{kind: setting, key: ExcludeInterfacesKey, since: 1, field: redirect.FieldExcludeInterfaces},
+	{kind: setting, key: RerouteInterfacesKey, since: 1, field: redirect.FieldRerouteInterfaces},
+	{kind: setting, key: KubevirtInterfacesKey, since: 1, field: redirect.FieldRerouteInterfaces},
+	{kind: variable, key: disableEnvoy, since: 1},
+	{kind: variable, key: "ISTIO_META_DNS_CAPTURE", since: 1, enable: func(s *redirect.Spec) { s.DNS = redirect.DNSAll }},
+	{kind: variable, key: "ISTIO_DUAL_STACK", since: 1, enable: func(s *redirect.Spec) { s.DualStack = true }},
+	{kind: variable, key: "INVALID_DROP", since: 1, enable: func(s *redirect.Spec) { s.DropInvalid = true }},
+}
+
+// FactsVersion is the version of the facts that decisions rest on: the highest of an input. An agent of a lower version does
+// not deliver all of them. A new field of [Facts] needs a row as well.
+func FactsVersion() int {
+	version := 0
+	for _, in := range inputs {
+		version = max(version, in.since)
+	}
+	return version
+}
+
+// reads reports whether some rule reads an input.
+func reads(of kind, key string) bool {
+	return slices.ContainsFunc(inputs, func(in input) bool { return in.kind == of && in.key == key })
+}
+
+// Trim returns facts about which Decide decides alike, without the parts that no rule reads and with the annotations and
+// labels of these keys besides. The facts themselves are not changed, and the result does not hold the rest in memory.
+func (f Facts) Trim(besides ...string) Facts {
+	trimmed := f
+	trimmed.Labels = only(f.Labels, besides, label)
+	trimmed.Annotations = only(f.Annotations, besides, annotation, setting)
+	if _, injected := trimmed.Annotations[StatusKey]; injected {
+		trimmed.Annotations[StatusKey] = "" // only its presence counts
+	}
+	trimmed.Containers = nil
+	for _, c := range f.Containers {
+		switch {
+		case c.Name == proxyContainer:
+			c.Args = slices.Clone(c.Args[:min(2, len(c.Args))])
+			c.Env = slices.Clip(slices.DeleteFunc(slices.Clone(c.Env), func(e EnvVar) bool { return !reads(variable, e.Name) }))
+			trimmed.Containers = append(trimmed.Containers, c)
+		case reads(container, c.Name):
+			trimmed.Containers = append(trimmed.Containers, Container{Name: c.Name, Init: c.Init})
+		}
+	}
+	return trimmed
+}
+
+// only returns the entries that some rule reads, and those besides; nil if there are none.
+func only(all map[string]string, besides []string, kinds ...kind) map[string]string {
+	keys := slices.Clone(besides)
+	for _, in := range inputs {
+		if slices.Contains(kinds, in.kind) {
+			keys = append(keys, in.key)
+		}
+	}
+	var some map[string]string // made anew: one that keys are deleted from keeps its size
+	for _, key := range keys {
+		if text, has := all[key]; has {
+			if some == nil {
+				some = map[string]string{}
+			}
+			some[key] = text
+		}
+	}
+	return some
+}
