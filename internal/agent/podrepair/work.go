@@ -166,7 +166,7 @@ func (j *job) look(ctx context.Context, subject repair.Pod) error {
 func (j *job) compare(ctx context.Context, space podnet.Namespace) (repair.Rules, error) {
 	spec, wanted := j.spec()
 	if !wanted {
-		mesh, err := space.Ours(ctx)
+		mesh, err := space.HasRules(ctx)
 		if err != nil || mesh {
 			return repair.OtherRules, err
 		}

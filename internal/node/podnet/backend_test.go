@@ -66,7 +66,7 @@ func TestEveryBackendTakesOverFromEveryOther(t *testing.T) {
 			for _, from := range backends {
 				p := dualPod(t)
 				mustApply(t, p.with(from), before)
-				if ours, err := p.with(to).Ours(t.Context()); err != nil || !ours {
+				if ours, err := p.with(to).HasRules(t.Context()); err != nil || !ours {
 					t.Errorf("rules of %s: ours %v, %v", from, ours, err)
 				}
 				if _, err := p.with(to).Clean(t.Context(), before); err != nil {
@@ -99,7 +99,7 @@ func TestNativeTablesOfTheReferenceAreMovedOver(t *testing.T) {
 	if err != nil || !r.Mesh || r.Clean() {
 		t.Errorf("mesh %v, clean %v, %v", r.Mesh, r.Clean(), err)
 	}
-	if _, err := p.with("").Apply(t.Context(), dual(), podnet.Refuse); err == nil {
+	if _, err := p.with("").Apply(t.Context(), dual(), podnet.FailOnConflict); err == nil {
 		t.Error("Refuse replaced native tables")
 	}
 	mustApply(t, p.with(""), dual())

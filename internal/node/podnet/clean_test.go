@@ -78,7 +78,7 @@ func TestCleanLeavesEmptyTables(t *testing.T) {
 
 func isOurs(t *testing.T, n podnet.Namespace, want bool) {
 	t.Helper()
-	if got, err := n.Ours(t.Context()); err != nil || got != want {
+	if got, err := n.HasRules(t.Context()); err != nil || got != want {
 		t.Errorf("the namespace is ours: %t, %v, want %t", got, err, want)
 	}
 }

@@ -58,7 +58,7 @@ func TestNamespacesThatHoldTooMuchAreNotInspected(t *testing.T) {
 					"Clean":     func() (podnet.Report, error) { return n.Clean(t.Context(), dual()) },
 					"PlanClean": func() (podnet.Report, error) { return n.PlanClean(t.Context()) },
 					"Ours": func() (podnet.Report, error) {
-						_, err := n.Ours(t.Context())
+						_, err := n.HasRules(t.Context())
 						return podnet.Report{}, err
 					},
 				} {

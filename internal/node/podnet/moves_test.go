@@ -105,7 +105,7 @@ func TestApplyLeavesNothingOfOursInTheOtherVariant(t *testing.T) {
 			p.plant(t, from, early)
 			theirs := p.rules(t, from)
 			mustApply(t, p.namespace(from), c.spec)
-			r, err := p.namespace(to).Apply(t.Context(), spec, podnet.Refuse)
+			r, err := p.namespace(to).Apply(t.Context(), spec, podnet.FailOnConflict)
 			if err == nil {
 				t.Errorf("%s: Refuse replaced rules of the other variant: %s", c.name, r.Programs)
 			}

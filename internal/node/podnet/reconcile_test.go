@@ -93,8 +93,8 @@ func TestApplyTwiceChangesNothing(t *testing.T) {
 			ours := []ruleset.Set{redirect.Rules(c.spec, ruleset.IPv4), redirect.Rules(c.spec, ruleset.IPv6)}
 			equal(t, c.name+": rules of somebody else are not as they were", theirs, foreign(p.rules(t, v), ours...))
 			before := p.saves(t)
-			for _, conduct := range []podnet.Conduct{podnet.Reconcile, podnet.Refuse} {
-				again, err := n.Apply(t.Context(), c.spec, conduct)
+			for _, policy := range []podnet.ConflictPolicy{podnet.Reconcile, podnet.FailOnConflict} {
+				again, err := n.Apply(t.Context(), c.spec, policy)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -288,8 +288,8 @@ func (d drift) check(t *testing.T, p pod, n podnet.Namespace, v iptables.Variant
 	if len(found.Routing) > 0 {
 		t.Errorf("Verify finds routing: %q", found.Routing)
 	}
-	_, err = n.Apply(t.Context(), s, podnet.Refuse)
-	if errors.Is(err, podnet.ErrOtherRules) != (d.want != nil) {
+	_, err = n.Apply(t.Context(), s, podnet.FailOnConflict)
+	if errors.Is(err, podnet.ErrConflict) != (d.want != nil) {
 		t.Errorf("Apply with Refuse: %v", err)
 	}
 	equal(t, "Verify or Refuse changed something", before, p.rules(t, v))
@@ -397,7 +397,7 @@ func TestAHalfAppliedSetIsFoundAndHealed(t *testing.T) {
 				}
 				equal(t, "Verify changed something", before, p.rules(t, v))
 				if test.refused {
-					if _, err = n.Apply(t.Context(), spec, podnet.Refuse); !errors.Is(err, podnet.ErrOtherRules) {
+					if _, err = n.Apply(t.Context(), spec, podnet.FailOnConflict); !errors.Is(err, podnet.ErrConflict) {
 						t.Errorf("Apply with Refuse: %v", err)
 					}
 					equal(t, "Refuse changed something", before, p.rules(t, v))

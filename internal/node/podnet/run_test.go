@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 
@@ -22,21 +23,23 @@ func TestRulesThatKeepChangingAreGivenUpAfterOneBound(t *testing.T) {
 	for _, a := range []access{shared, exclusive} {
 		for _, cause := range []error{nftables.ErrChanged, iptables.ErrChanged} {
 			var modes []mode
-			err := n.run(t.Context(), a, func(n Namespace) error {
-				modes = append(modes, n.mode)
-				if more := n.mode + 1; more <= toolsAlone && len(modes)%3 == 0 {
-					return &insufficient{needs: more, cause: nftables.ErrUnsupported}
+			err := n.retry(t.Context(), a, func(_ Namespace, m mode) error {
+				modes = append(modes, m)
+				switch len(modes) {
+				case 3:
+					return errNeedsTools
+				case 6:
+					return nftables.ErrUnsupported
 				}
 				return fmt.Errorf("writing rules: %w", cause)
 			})
 			if !errors.Is(err, cause) || !strings.HasPrefix(err.Error(), "retries exhausted: the rules of the namespace keep changing") {
 				t.Errorf("got error %v", err)
 			}
-			if len(modes) != attempts {
-				t.Errorf("%d attempts, want %d", len(modes), attempts)
-			}
-			if last := modes[len(modes)-1]; last != toolsAlone {
-				t.Errorf("the last attempt is of mode %d, want that of the tools: %v", last, modes)
+			first, then, last := mode{backend: redirect.Netlink}, mode{redirect.Netlink, true}, mode{redirect.Tools, true}
+			want := slices.Concat(slices.Repeat([]mode{first}, 3), slices.Repeat([]mode{then}, 3), slices.Repeat([]mode{last}, attempts-6))
+			if !slices.Equal(modes, want) {
+				t.Errorf("the modes of the attempts are %v, want %v", modes, want)
 			}
 		}
 	}
@@ -55,7 +58,7 @@ func TestOtherErrorsAndTheEndOfTheContextEndTheAttempts(t *testing.T) {
 		{"done", func(int) error { return nil }, 1},
 		{"another error", func(int) error { return errors.New("no") }, 1},
 		{"one change", func(calls int) error { return map[int]error{1: nftables.ErrChanged}[calls] }, 2},
-		{"a mode that is no further one", func(int) error { return &insufficient{needs: netlinkAlone, cause: errTables} }, 1},
+		{"what no other mode can do", func(int) error { return nftables.ErrUnsupported }, 2},
 		{"the context's end", func(calls int) error {
 			if calls == 2 {
 				cancel()
@@ -64,7 +67,7 @@ func TestOtherErrorsAndTheEndOfTheContextEndTheAttempts(t *testing.T) {
 		}, 2},
 	} {
 		calls := 0
-		err := n.run(ctx, shared, func(Namespace) error {
+		err := n.retry(ctx, shared, func(Namespace, mode) error {
 			calls++
 			return tc.fails(calls)
 		})

@@ -645,7 +645,7 @@ func TestFindNeverGivesTheNodesOwn(t *testing.T) {
 		if len(own) == 0 {
 			t.Fatal("this process has no address")
 		}
-		n.fails(podOf(own[0].Addr().WithZone("").String()), podns.ErrHost)
+		n.fails(podOf(own[0].WithZone("").String()), podns.ErrHost)
 		n.fails(podOf(), podns.ErrHost)
 	})
 	t.Run("known by the kernel's threads", func(t *testing.T) {

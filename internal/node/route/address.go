@@ -19,11 +19,11 @@ import (
 var passthrough = netip.PrefixFrom(redirect.PassthroughAddress(ruleset.IPv6), 128) //nolint:gochecknoglobals // a constant
 
 // Addresses gives every address of every interface in the order in which the kernel lists them, which is all IPv4
-// addresses before all IPv6 addresses, each by interface. An IPv4 address in IPv6 form is given as IPv4. Nobody asks
-// whose they are, so the interfaces are not listed.
-func Addresses() ([]netip.Prefix, error) {
-	list, err := complete(func() (list []netip.Prefix, err error) {
-		err = eachAddress(netlink.FAMILY_ALL, func(_ int, p netip.Prefix) { list = append(list, p) })
+// addresses before all IPv6 addresses, each by interface. An IPv4 address in IPv6 form is given as IPv4. The interfaces
+// are not listed.
+func Addresses() ([]netip.Addr, error) {
+	list, err := complete(func() (list []netip.Addr, err error) {
+		err = eachAddress(netlink.FAMILY_ALL, func(_ int, p netip.Prefix) { list = append(list, p.Addr()) })
 		return list, err
 	})
 	if err != nil {

@@ -72,7 +72,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 func (p *plugin) unknown(ctx context.Context, conf cniconf.NetConf, path string, pod podArgs, log *slog.Logger, lookup error) error {
 	if at, err := p.open(path); err == nil {
 		defer at.Close()
-		if ours, err := p.namespace(conf, advice(conf), at, log).Ours(ctx); err == nil && ours {
+		if ours, err := p.namespace(conf, advice(conf), at, log).HasRules(ctx); err == nil && ours {
 			return lookupFailure(pod, lookup)
 		}
 	}

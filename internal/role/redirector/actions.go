@@ -97,12 +97,12 @@ func (r run) finish(err error) int {
 }
 
 func (r run) apply(ctx context.Context) error {
-	conduct := podnet.Refuse
+	policy := podnet.FailOnConflict
 	if r.reconcile || r.force {
-		conduct = podnet.Reconcile
+		policy = podnet.Reconcile
 	}
-	report, err := r.namespace().Apply(ctx, r.spec, conduct)
-	if errors.Is(err, podnet.ErrOtherRules) {
+	report, err := r.namespace().Apply(ctx, r.spec, policy)
+	if errors.Is(err, podnet.ErrConflict) {
 		say(r.stderr, "%s", differences(report))
 		return fmt.Errorf("%w: --reconcile replaces them, --cleanup-only removes them", err)
 	}
