@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 
 // playPlugin is one invocation of the plugin. What its log has to say about the socket is on its stderr.
 func playPlugin() {
-	l := pluginlog.New(pluginlog.Options{Stderr: os.Stderr, RunDir: os.Getenv("DIR"), Scope: "cni-plugin", Patience: generous})
+	l := pluginlog.New(pluginlog.Options{Stderr: os.Stderr, RunDir: os.Getenv("DIR"), Scope: "cni-plugin", Timeout: generous})
 	l.Logger().Info("from a child", "uid", os.Getuid())
 	l.Close()
 }
@@ -217,7 +217,7 @@ func (b *bench) ordinary(t *testing.T) {
 	t.Helper()
 	before := b.records.Len()
 	var stderr lockedBuffer
-	l := pluginlog.New(pluginlog.Options{Stderr: &stderr, RunDir: b.dir, Scope: "cni-plugin", Patience: generous})
+	l := pluginlog.New(pluginlog.Options{Stderr: &stderr, RunDir: b.dir, Scope: "cni-plugin", Timeout: generous})
 	l.Logger().Info("an ordinary batch", "pod", "web-1")
 	l.Logger().Error("with an error", "error", errors.New("boom"))
 	l.Close()

@@ -21,7 +21,7 @@ func TestTheRealPluginIsRelayed(t *testing.T) {
 	b := start(t, func(o *Options, _ *limits) { o.Level = slog.LevelDebug })
 	at := time.Date(2026, 5, 4, 3, 2, 1, 1000, time.UTC)
 	l := pluginlog.New(pluginlog.Options{
-		RunDir: b.dir, Scope: "cni-plugin", Level: pluginlog.LevelDebug, Patience: generous, Now: func() time.Time { return at },
+		RunDir: b.dir, Scope: "cni-plugin", Level: pluginlog.LevelDebug, Timeout: generous, Now: func() time.Time { return at },
 	})
 	log := l.Logger()
 	log.Debug("deciding")
@@ -273,7 +273,7 @@ func TestABatchStaysTogether(t *testing.T) {
 	var all sync.WaitGroup
 	for sender := range senders {
 		all.Go(func() {
-			l := pluginlog.New(pluginlog.Options{RunDir: b.dir, Patience: generous})
+			l := pluginlog.New(pluginlog.Options{RunDir: b.dir, Timeout: generous})
 			for range records {
 				l.Logger().Info("record", "sender", sender)
 			}

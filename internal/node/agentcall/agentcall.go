@@ -59,28 +59,33 @@ func (a *Agent) Close() error { return a.conn.Close() }
 
 // servedByRoot holds that nobody else tells the plugin which pods to leave alone.
 func servedByRoot(conn net.Conn) error {
-	socket, ok := conn.(*net.UnixConn)
-	if !ok {
-		return errors.New("not a unix socket")
-	}
-	raw, err := socket.SyscallConn()
+	peer, err := Peer(conn)
 	if err != nil {
 		return err
 	}
-	var who *unix.Ucred
-	var inner error
-	if err := raw.Control(func(fd uintptr) {
-		who, inner = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return err
-	}
-	if inner != nil {
-		return inner
-	}
-	if who.Uid != 0 {
-		return fmt.Errorf("it is served by user %d, not by root", who.Uid)
+	if peer.Uid != 0 {
+		return fmt.Errorf("it is served by user %d, not by root", peer.Uid)
 	}
 	return nil
+}
+
+// Peer returns the credentials of the process at the other end of a unix socket, as the kernel has them (SO_PEERCRED): of
+// the one that connected, or on a connection of our own of the one that listens.
+func Peer(conn net.Conn) (*unix.Ucred, error) {
+	socket, ok := conn.(*net.UnixConn)
+	if !ok {
+		return nil, errors.New("not a unix socket")
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var peer *unix.Ucred
+	var inner error
+	err = raw.Control(func(fd uintptr) {
+		peer, inner = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	return peer, errors.Join(err, inner)
 }
 
 // Pod asks for the facts of a pod. An error is a [Refusal] if the agent says that it cannot tell.
@@ -108,6 +113,18 @@ func (a *Agent) Report(ctx context.Context, r Report) error {
 	}
 	if err != nil {
 		return fmt.Errorf("reporting to the node agent: %w", err)
+	}
+	return nil
+}
+
+// Log sends lines of the plugin's log, as the reference's plugin does.
+func (a *Agent) Log(ctx context.Context, lines []string) error {
+	text, err := json.Marshal(lines)
+	if err == nil {
+		_, err = a.call(ctx, http.MethodPost, logPath, text)
+	}
+	if err != nil {
+		return fmt.Errorf("posting to %q: %w", a.socket, err)
 	}
 	return nil
 }

@@ -19,6 +19,7 @@ const SocketName = "pods.sock"
 const (
 	podPath       = "/v1/pods/"
 	reportPath    = "/v1/report"
+	logPath       = "/log" // of log.sock, the reference's
 	decisionsPath = "/v1/decisions"
 )
 

@@ -1,16 +1,16 @@
 package pluginlog
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // The rolling file, its limits and the names of its backups are those of the reference, so that whatever collects the
@@ -25,81 +25,80 @@ const (
 	maxBackupAge = 48 * time.Hour
 )
 
-// rollingFile appends to the log file of a run directory, which several plugin processes do at the same time.
-//
-// All lines of an invocation are one write in append mode, which the kernel does not mix with another. Nobody waits for
-// anybody: the process that finds the file too large and gets the lock of the directory renames the file; the others
-// write to whatever file they have open, which is then the last of the backup.
+// rollingFile appends to the log file of a run directory, which several plugin processes do at the same time. Each
+// holds the lock of the file (flock) while it writes or rotates.
 type rollingFile struct {
 	limit int64
 	now   func() time.Time
 }
 
-// write appends the lines. A run directory that does not exist is no error and is not made.
-func (f rollingFile) write(dir string, lines []byte) (err error) {
-	path := filepath.Join(dir, fileName)
-	file, err := openLog(path)
+// append writes all records in one piece. A run directory that does not exist is no error and is not made.
+func (f rollingFile) append(path string, records []record) error {
+	var lines []byte
+	for _, r := range records {
+		lines = append(lines, r.line...)
+	}
+	file, size, err := openLocked(path)
+	if err == nil && size > 0 && size+int64(len(lines)) > f.limit && f.rotate(path) == nil {
+		_ = file.Close()
+		file, size, err = openLocked(path)
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("opening log file: %w", err)
 	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-
-	info, err := file.Stat()
-	if err != nil {
-		return fmt.Errorf("examining log file: %w", err)
-	}
-	if size := info.Size(); size > 0 && size+int64(len(lines)) > f.limit {
-		f.rotate(dir, info)
-		if fresh, err := openLog(path); err == nil {
-			_ = file.Close()
-			file = fresh
-		}
-	}
-	f.removeBackups(dir, func(_ string, made time.Time) bool { return f.now().Sub(made) > maxBackupAge })
-	if endTornLine(file) {
+	removeBackups(path, f.now().Add(-maxBackupAge))
+	// A writer that was killed, or found the disk full, may have left the beginning of a line: only that one is lost.
+	last := []byte("\n")
+	if _, err = file.ReadAt(last, size-1); size > 0 && err == nil && last[0] != '\n' {
 		lines = append([]byte("\n"), lines...)
 	}
-	if _, err := file.Write(lines); err != nil {
+	_, err = file.Write(lines)
+	if err = errors.Join(err, file.Close()); err != nil {
 		return fmt.Errorf("writing log file: %w", err)
 	}
 	return nil
 }
 
-func openLog(path string) (*os.File, error) {
-	return os.OpenFile(path, os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o600) //nolint:gosec // the path is the stanza's
+// openLocked opens the file and waits for its lock, until the file that is locked is the one at the path: another
+// process may have rotated it meanwhile. Closing it gives the lock back.
+func openLocked(path string) (file *os.File, size int64, err error) {
+	for {
+		file, err = os.OpenFile(path, os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o600) //nolint:gosec // the path is the configuration's
+		if err != nil {
+			return nil, 0, err
+		}
+		var locked, current fs.FileInfo
+		if err = unix.Flock(int(file.Fd()), unix.LOCK_EX); err == nil {
+			locked, err = file.Stat()
+		}
+		if err == nil {
+			current, err = os.Stat(path)
+		}
+		if err == nil && os.SameFile(locked, current) {
+			return file, locked.Size(), nil
+		}
+		_ = file.Close()
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, 0, err
+		}
+	}
 }
 
-// rotate makes the file the only backup, unless another process is at it, has done it, or it cannot be done, in which
-// case the file grows on.
-func (f rollingFile) rotate(dir string, full fs.FileInfo) {
-	lock, err := os.Open(dir) //nolint:gosec // the path is the stanza's
-	if err != nil {
-		return
-	}
-	defer func() { _ = lock.Close() }() // which unlocks
-	if !tryLock(lock, syscall.LOCK_EX) {
-		return
-	}
-	path := filepath.Join(dir, fileName)
-	if current, err := os.Stat(path); err != nil || !os.SameFile(current, full) {
-		return
-	}
-	backup := backupStart + f.now().UTC().Format(backupLayout) + backupEnd
-	if os.Rename(path, filepath.Join(dir, backup)) != nil {
-		return
-	}
-	// Still under the lock: later, the newest backup could be another process's.
-	f.removeBackups(dir, func(name string, _ time.Time) bool { return name != backup })
+// rotate makes the file, which is locked, the only backup. When that fails the file grows on.
+func (f rollingFile) rotate(path string) error {
+	removeBackups(path, time.Unix(math.MaxInt32, 0))
+	return os.Rename(path, filepath.Join(filepath.Dir(path), backupStart+f.now().UTC().Format(backupLayout)+backupEnd))
 }
 
-// removeBackups removes the backups that are chosen by their name and the time in it.
-func (f rollingFile) removeBackups(dir string, chosen func(name string, made time.Time) bool) {
-	entries, _ := os.ReadDir(dir) // what cannot be listed stays
+// removeBackups removes those with a time before the given one in their names.
+func removeBackups(path string, before time.Time) {
+	dir := filepath.Dir(path)
+	entries, _ := os.ReadDir(dir) // a directory that cannot be listed keeps its backups
 	for _, e := range entries {
-		if made, ok := backupTime(e.Name()); ok && chosen(e.Name(), made) {
+		if made, ok := backupTime(e.Name()); ok && made.Before(before) {
 			_ = os.Remove(filepath.Join(dir, e.Name())) // another process may have been first
 		}
 	}
@@ -111,32 +110,4 @@ func backupTime(name string) (time.Time, bool) {
 	stamp, isLog := strings.CutSuffix(stamp, backupEnd)
 	at, err := time.Parse(backupLayout, stamp)
 	return at, isOurs && isLog && err == nil
-}
-
-// endTornLine reports whether the file ends within a line that nobody will finish, as a process leaves that was killed
-// or found the disk full. The next writer then ends it, so that only the torn record is lost.
-//
-// A file may also look so because another process is writing at this moment. All who write hold the shared lock, so the
-// exclusive one shows that nobody is. Either is held until the file is closed; who gets none writes all the same.
-func endTornLine(file *os.File) bool {
-	if endsWithinLine(file) && tryLock(file, syscall.LOCK_EX) {
-		return endsWithinLine(file)
-	}
-	tryLock(file, syscall.LOCK_SH)
-	return false
-}
-
-func endsWithinLine(file *os.File) bool {
-	info, err := file.Stat()
-	if err != nil || info.Size() == 0 {
-		return false
-	}
-	last := make([]byte, 1)
-	_, err = file.ReadAt(last, info.Size()-1)
-	return (err == nil || errors.Is(err, io.EOF)) && !bytes.Equal(last, []byte("\n"))
-}
-
-// tryLock takes the lock without waiting for it. Closing the file gives it back.
-func tryLock(file *os.File, how int) bool {
-	return syscall.Flock(int(file.Fd()), how|syscall.LOCK_NB) == nil
 }

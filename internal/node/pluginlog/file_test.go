@@ -4,7 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"io/fs"
+	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,7 +32,7 @@ func playWriter() {
 		panic(err)
 	}
 	for i := range invocations {
-		l := New(Options{RunDir: os.Getenv("DIR"), Patience: time.Hour})
+		l := New(Options{RunDir: os.Getenv("DIR"), Timeout: time.Hour})
 		l.file.limit = limit
 		for n := range batch {
 			l.Logger().Info("record", "writer", os.Getenv("WRITER"), "number", fmt.Sprintf("%06d", i*batch+n))
@@ -43,11 +44,7 @@ func playWriter() {
 // runWriters has all writers write at the same time, each file limited to the given part of all they write.
 func runWriters(t *testing.T, dir string, part float64) (limit int64) {
 	t.Helper()
-	l := New(Options{})
-	one := encode(clock(), LevelInfo, "", "record", []field{
-		{"writer", quote("00")}, {"number", quote("000000")},
-	})
-	l.Close()
+	one := logged(t, Options{}, func(log *slog.Logger) { log.Info("record", "writer", "00", "number", "000000") })
 	limit = int64(part * float64(len(one)*writers*invocations*batch))
 	var running []*exec.Cmd
 	var said [writers]bytes.Buffer
@@ -228,7 +225,7 @@ func TestRotation(t *testing.T) {
 			for name, content := range c.have {
 				put(t, dir, name, content)
 			}
-			if err := (rollingFile{limit: 10, now: clock}).write(dir, []byte(c.write)); err != nil {
+			if err := (rollingFile{limit: 10, now: clock}).append(filepath.Join(dir, fileName), []record{{line: []byte(c.write)}}); err != nil {
 				t.Fatal(err)
 			}
 			got := make(map[string]string)
@@ -252,13 +249,6 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-func put(t *testing.T, dir, name, content string) {
-	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestDocumentedLimits(t *testing.T) {
 	l := New(Options{})
 	if l.file.limit != 10*1024*1024 || maxBackupAge != 2*24*time.Hour || maxKept != 256*1024 {
@@ -266,67 +256,17 @@ func TestDocumentedLimits(t *testing.T) {
 	}
 }
 
-func TestWhileAnotherRotatesTheFileGrows(t *testing.T) {
-	dir := t.TempDir()
-	put(t, dir, fileName, "1234567\n")
-	other, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = other.Close() }()
-	if err := syscall.Flock(int(other.Fd()), syscall.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
-	if err := (rollingFile{limit: 10, now: clock}).write(dir, []byte("90\n")); err != nil {
-		t.Fatal(err)
-	}
-	if got := readFile(t, filepath.Join(dir, fileName)); got != "1234567\n90\n" || len(backups(t, dir)) != 0 {
-		t.Errorf("file is %q, backups are %q", got, backups(t, dir))
-	}
-}
-
-func TestFileRotatedByAnotherIsNotRotatedAgain(t *testing.T) {
-	dir := t.TempDir()
-	put(t, dir, fileName, "full\n")
-	full, err := os.Stat(filepath.Join(dir, fileName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(filepath.Join(dir, fileName), filepath.Join(dir, "istio-cni-2026-05-04T00-00-00.000.log")); err != nil {
-		t.Fatal(err)
-	}
-	put(t, dir, fileName, "new\n")
-	rollingFile{limit: 10, now: clock}.rotate(dir, full)
-	if got := backups(t, dir); len(got) != 1 || readFile(t, filepath.Join(dir, got[0])) != "full\n" {
-		t.Errorf("backups are %q", got)
-	}
-}
-
 func TestFileIsReadableByRootOnly(t *testing.T) {
-	dir := t.TempDir()
-	l := New(Options{RunDir: dir, Patience: generous})
+	p := newPlace(t)
+	l := p.open(Options{RunDir: p.dir})
 	l.Logger().Info("a")
 	closeLog(t, l)
-	info, err := os.Stat(filepath.Join(dir, fileName))
+	info, err := os.Stat(filepath.Join(p.dir, fileName))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if info.Mode() != 0o600 {
 		t.Errorf("mode is %v", info.Mode())
-	}
-}
-
-func TestMissingRunDirIsNeitherMadeNorComplainedOf(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "missing")
-	var stderr bytes.Buffer
-	l := New(Options{Stderr: &stderr, RunDir: dir, Patience: generous})
-	l.Logger().Info("a")
-	closeLog(t, l)
-	if _, err := os.Stat(dir); !os.IsNotExist(err) {
-		t.Errorf("run directory: %v", err)
-	}
-	if diff := cmp.Diff([]string{"a"}, messages(t, stderr.String())); diff != "" {
-		t.Errorf("stderr (-want +got):\n%s", diff)
 	}
 }
 
@@ -337,13 +277,11 @@ func TestFullDiskTearsOneRecordAtMost(t *testing.T) {
 	dir := mountTmpfs(t, "32k")
 	put(t, dir, "filler", strings.Repeat("x", 12<<10))
 	invoke := func(msg string) string {
-		var stderr bytes.Buffer
-		l := New(Options{Stderr: &stderr, RunDir: dir, Patience: generous})
-		for range 100 {
-			l.Logger().Info(msg, "text", strings.Repeat("x", 300)) //nolint:sloglint // to tell the invocations apart
-		}
-		closeLog(t, l)
-		return stderr.String()
+		return logged(t, Options{RunDir: dir}, func(log *slog.Logger) {
+			for range 100 {
+				log.Info(msg, "text", strings.Repeat("x", 300)) //nolint:sloglint // to tell the invocations apart
+			}
+		})
 	}
 	for range 2 {
 		if said := invoke("full"); !strings.Contains(said, "no space left on device") {
@@ -353,9 +291,7 @@ func TestFullDiskTearsOneRecordAtMost(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, "filler")); err != nil {
 		t.Fatal(err)
 	}
-	small := New(Options{RunDir: dir, Patience: generous})
-	small.Logger().Info("room again")
-	closeLog(t, small)
+	_ = logged(t, Options{RunDir: dir}, func(log *slog.Logger) { log.Info("room again") })
 	var torn int
 	lines := strings.Split(strings.TrimSuffix(readFile(t, filepath.Join(dir, fileName)), "\n"), "\n")
 	for _, line := range lines {
@@ -377,77 +313,88 @@ func TestReadOnlyRunDirIsToldOnStderr(t *testing.T) {
 	if err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
 		t.Fatal(err)
 	}
-	var stderr bytes.Buffer
-	l := New(Options{Stderr: &stderr, RunDir: dir, Patience: generous})
-	l.Logger().Info("a")
-	closeLog(t, l)
-	if got := stderr.String(); len(messages(t, got)) != 2 || !strings.Contains(got, "read-only file system") {
+	if got := logged(t, Options{RunDir: dir}, oneRecord); len(messages(t, got)) != 2 || !strings.Contains(got, "read-only file system") {
 		t.Errorf("stderr has %q", got)
 	}
 }
 
+func oneRecord(log *slog.Logger) { log.Info("a") }
+
 func TestOddRunDirsHurtNobody(t *testing.T) {
-	for name, prepare := range map[string]func(t *testing.T) string{
-		"a_file":     func(t *testing.T) string { t.Helper(); put(t, t.TempDir(), "x", ""); return os.Args[0] },
-		"no_name":    func(t *testing.T) string { t.Helper(); return "a\x00b" },
-		"a_long_one": func(t *testing.T) string { t.Helper(); return "/" + strings.Repeat("x/", 3000) },
-		"the_log_is_a_directory": func(t *testing.T) string {
-			t.Helper()
-			dir := t.TempDir()
-			if err := os.Mkdir(filepath.Join(dir, fileName), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			return dir
-		},
-		"the_log_is_a_full_device": func(t *testing.T) string {
-			t.Helper()
-			dir := t.TempDir()
-			if err := os.Symlink("/dev/full", filepath.Join(dir, fileName)); err != nil {
-				t.Fatal(err)
-			}
-			return dir
+	for name, c := range map[string]struct {
+		prepare func(dir string) (string, error)
+		warning string // empty means none
+	}{
+		"missing":                {func(dir string) (string, error) { return filepath.Join(dir, "missing"), nil }, ""},
+		"a_file":                 {func(string) (string, error) { return os.Args[0], nil }, "not a directory"},
+		"no_name":                {func(string) (string, error) { return "a\x00b", nil }, "log sink failed"},
+		"a_long_one":             {func(string) (string, error) { return "/" + strings.Repeat("x/", 3000), nil }, "name too long"},
+		"the_log_is_a_directory": {func(dir string) (string, error) { return dir, os.Mkdir(filepath.Join(dir, fileName), 0o700) }, "is a directory"},
+		"the_log_is_a_full_device": {
+			func(dir string) (string, error) { return dir, os.Symlink("/dev/full", filepath.Join(dir, fileName)) }, "no space left",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var stderr bytes.Buffer
-			l := New(Options{Stderr: &stderr, RunDir: prepare(t), Patience: generous})
-			l.Logger().Info("a")
-			closeLog(t, l)
-			if got := stderr.String(); !strings.Contains(got, "log sink failed") {
+			dir, err := c.prepare(t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := logged(t, Options{RunDir: dir}, oneRecord)
+			if warned := strings.Contains(got, "log sink failed"); warned != (c.warning != "") || !strings.Contains(got, c.warning) {
 				t.Errorf("stderr has %q", got)
+			}
+			if _, err := os.Stat(dir); name == "missing" && !os.IsNotExist(err) {
+				t.Errorf("run directory: %v", err)
 			}
 		})
 	}
 }
 
 func TestHangingFileIsLeftBehind(t *testing.T) {
-	agent := startAgent(t)
-	pipe := filepath.Join(agent.dir, fileName) // a pipe that nobody reads is as patient as a dead NFS server
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
+	for name, hang := range map[string]func(path string) (release func() error, err error){
+		"never_read": func(pipe string) (func() error, error) { // a pipe that nobody reads is as patient as a dead NFS server
+			return func() error {
+				reader, err := os.OpenFile(pipe, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+				if err == nil {
+					go func() { _, _ = io.Copy(io.Discard, reader) }()
+				}
+				return err
+			}, syscall.Mkfifo(pipe, 0o600)
+		},
+		"locked_by_a_process_that_hangs": func(path string) (func() error, error) {
+			file, err := os.Create(path)
+			if err == nil {
+				err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX)
+			}
+			return func() error { return file.Close() }, err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlace(t)
+			release, err := hang(filepath.Join(p.dir, fileName))
+			if err != nil {
+				t.Fatal(err)
+			}
+			l := New(Options{Stderr: &p.stderr, RunDir: p.dir, Timeout: time.Second})
+			const records = 200
+			for range records {
+				l.Logger().Info("record", "text", strings.Repeat("x", 1000))
+			}
+			closeLog(t, l)
+			eventually(t, "stderr has a warning about the file", func() bool {
+				return strings.Contains(p.stderr.String(), fileName+`","error":"context deadline exceeded"`)
+			})
+			if got := len(p.only(t).lines); got != records {
+				t.Errorf("agent has %d records", got)
+			}
+			eventually(t, "only the file's goroutine is left", func() bool {
+				left := leftBehind()
+				return len(left) == 1 && strings.Contains(left[0], "pluginlog.rollingFile")
+			})
+			if err := release(); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "no goroutine is left", func() bool { return len(leftBehind()) == 0 })
+		})
 	}
-	var stderr syncBuffer
-	l := New(Options{Stderr: &stderr, RunDir: agent.dir, Patience: time.Second})
-	const records = 200
-	for range records {
-		l.Logger().Info("record", "text", strings.Repeat("x", 1000))
-	}
-	closeLog(t, l)
-	eventually(t, "stderr tells of the file", func() bool {
-		return strings.Contains(stderr.String(), fileName+`","error":"context deadline exceeded"`)
-	})
-	if got := len(agent.only(t).lines); got != records {
-		t.Errorf("agent has %d records", got)
-	}
-	eventually(t, "only the file's goroutine is left", func() bool { return len(leftBehind()) == 1 })
-	if left := leftBehind(); !strings.Contains(left[0], "pluginlog.rollingFile") {
-		t.Errorf("left behind: %s", left[0])
-	}
-	reader, err := os.OpenFile(pipe, os.O_RDONLY|syscall.O_NONBLOCK, fs.FileMode(0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = reader.Close() }()
-	go func() { _, _ = new(bytes.Buffer).ReadFrom(reader) }()
-	eventually(t, "no goroutine is left", func() bool { return len(leftBehind()) == 0 })
 }

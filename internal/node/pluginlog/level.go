@@ -12,8 +12,8 @@ import (
 // is it.
 type Level slog.Level
 
-// The levels a stanza may name. LevelFatal is for the record of a failure nothing can follow; LevelNone admits no
-// record at all.
+// The levels that a configuration may name. LevelFatal is for a failure after which nothing follows; LevelNone admits
+// no record at all.
 const (
 	LevelDebug = Level(slog.LevelDebug)
 	LevelInfo  = Level(slog.LevelInfo)
@@ -23,22 +23,27 @@ const (
 	LevelNone  = Level(math.MaxInt)
 )
 
+type namedLevel struct {
+	name  string
+	level Level
+}
+
+// levels are the named ones, ascending.
+func levels() []namedLevel {
+	return []namedLevel{
+		{"debug", LevelDebug}, {"info", LevelInfo}, {"warn", LevelWarn}, {"error", LevelError}, {"fatal", LevelFatal}, {"none", LevelNone},
+	}
+}
+
 // ParseLevel reads the value of plugin_log_level. An empty value is info. So is an unknown one, with an error that the
-// caller logs: the reference takes it for "none" and then says nothing about anything.
+// caller logs: the reference takes it for "none" and then logs nothing at all.
 func ParseLevel(s string) (Level, error) {
-	switch s {
-	case "debug":
-		return LevelDebug, nil
-	case "", "info":
+	at := slices.IndexFunc(levels(), func(l namedLevel) bool { return l.name == s })
+	switch {
+	case at >= 0:
+		return levels()[at].level, nil
+	case s == "":
 		return LevelInfo, nil
-	case "warn":
-		return LevelWarn, nil
-	case "error":
-		return LevelError, nil
-	case "fatal":
-		return LevelFatal, nil
-	case "none":
-		return LevelNone, nil
 	default:
 		return LevelInfo, fmt.Errorf("parsing log level %q: want one of debug, info, warn, error, fatal, none", s)
 	}
@@ -71,18 +76,11 @@ func (l Level) Level() slog.Level {
 
 // String returns the name of the level. A level between two named ones has the name of the lower.
 func (l Level) String() string {
-	switch {
-	case l < LevelInfo:
-		return "debug"
-	case l < LevelWarn:
-		return "info"
-	case l < LevelError:
-		return "warn"
-	case l < LevelFatal:
-		return "error"
-	case l < LevelNone:
-		return "fatal"
-	default:
-		return "none"
+	name := "debug"
+	for _, named := range levels() {
+		if l >= named.level {
+			name = named.name
+		}
 	}
+	return name
 }

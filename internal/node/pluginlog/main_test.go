@@ -2,17 +2,19 @@ package pluginlog
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // roleVariable tells this binary, run again by one of its tests, which plugin process to play.
@@ -167,7 +169,68 @@ func messages(t *testing.T, lines string) []string {
 	return msgs
 }
 
-// logAt logs at a level of this package.
-func logAt(l *Log, level Level, msg string, args ...any) {
-	l.Logger().Log(context.Background(), slog.Level(level), msg, args...) //nolint:sloglint // the caller has the constant
+// logged returns what stderr has of the records, after Close.
+func logged(t *testing.T, o Options, log func(*slog.Logger)) string {
+	t.Helper()
+	var stderr syncBuffer
+	o.Stderr, o.Now, o.Timeout = &stderr, clock, generous
+	l := New(o)
+	log(l.Logger())
+	closeLog(t, l)
+	return stderr.String()
+}
+
+// place is a run directory with an agent, and a stderr.
+type place struct {
+	*agent
+
+	stderr syncBuffer
+}
+
+func newPlace(t *testing.T) *place {
+	t.Helper()
+	return &place{agent: startAgent(t)}
+}
+
+// open makes a log whose stderr is the place's.
+func (p *place) open(o Options) *Log {
+	o.Stderr, o.Timeout = &p.stderr, generous
+	return New(o)
+}
+
+// want compares the messages of stderr and of the two other sinks, which have a request and a file only if there are any.
+func (p *place) want(t *testing.T, stderr, others string) {
+	t.Helper()
+	got := map[string]string{
+		"stderr": strings.Join(messages(t, p.stderr.String()), " "),
+		"file":   "", "agent": "",
+	}
+	if content, err := os.ReadFile(filepath.Join(p.dir, fileName)); err == nil {
+		got["file"] = strings.Join(messages(t, string(content)), " ") + "."
+	}
+	for _, r := range p.all() {
+		got["agent"] += strings.Join(messages(t, strings.Join(r.lines, "")), " ") + "."
+	}
+	if others != "" {
+		others += "."
+	}
+	if diff := cmp.Diff(map[string]string{"stderr": stderr, "file": others, "agent": others}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
+
+func put(t *testing.T, dir, name, content string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -3,32 +3,37 @@
 //
 // It promises that a record is one line holding one JSON object in the form the node agent reads; that records written
 // before the run directory was known reach the socket and the file as well; and that no sink, whether dead, full, slow
-// or hanging, ever fails an invocation or delays it, Close included, by more than Options.Patience. What is given up to
-// keep that promise are log records, and the log says how many.
+// or hanging, ever fails an invocation or delays it, Close included, by more than Options.Timeout. Records that are
+// dropped for it are counted in the log.
 //
 // It never touches stdout, never creates the run directory, never starts a process, and offers no way to dump an
 // environment or a whole configuration. It does not serve the socket; that is the agent's work.
 //
-// Start reading at Log. The line is made in record.go; each sink has a file of its own.
+// Start reading at Log. The line is made in record.go; file and socket have a file each.
 package pluginlog
 
 import (
 	"context"
 	"io"
 	"log/slog"
+	"math"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// DefaultPatience is what all sinks together may cost an invocation. It leaves a fifth of the promised 100 ms for a
+// DefaultTimeout is the delay that all sinks together may cause. It leaves a fifth of the promised 100 ms for a
 // scheduler that is late.
-const DefaultPatience = 80 * time.Millisecond
+const DefaultTimeout = 80 * time.Millisecond
 
-// maxKept bounds the bytes of the records that wait for Close.
+// maxKept bounds the bytes of the records of an invocation. Errors have as much again: a flood of debug records does
+// not cost a failure its record.
 const maxKept = 256 << 10
 
-// Options are what is known of the log when the plugin starts. The zero value logs nothing anywhere, at level info.
+// Options configure a log. The zero value logs nothing anywhere, at level info.
 type Options struct {
 	// Stderr receives each record as it is made. A nil Stderr receives none.
 	Stderr io.Writer
@@ -38,192 +43,201 @@ type Options struct {
 	Level Level
 	// Scope is the value of the key "scope" of each record; empty leaves the key out.
 	Scope string
-	// Now tells the time of each record; nil means the system's clock.
+	// Now is the clock; nil means the system's.
 	Now func() time.Time
-	// Patience is the longest delay that all sinks together may cause; 0 means DefaultPatience.
-	Patience time.Duration
+	// Timeout is the longest delay that all sinks together may cause; 0 means DefaultTimeout.
+	Timeout time.Duration
 }
 
 // Log is the log of one invocation. Its methods may be called from several goroutines.
 type Log struct {
-	scope    string
-	now      func() time.Time
-	patience time.Duration
-	file     rollingFile
-	stderr   *stream
-	logger   *slog.Logger
-	closing  sync.Once
+	file    rollingFile
+	logger  *slog.Logger
+	closing sync.Once
 
 	mu         sync.Mutex
-	runDir     string
-	level      Level
+	options    Options
 	configured bool
-	kept       buffer
-	waited     time.Duration // what stderr has cost so far
+	records    []record
+	size       int // of records, in bytes
+	dropped    int
+	idle       chan struct{} // closed while stderr has all records
+}
+
+// record is a line, which is kept until Close.
+type record struct {
+	level   Level
+	line    []byte
+	written bool // to stderr
 }
 
 // New returns the log of one invocation. The caller ends it with Close.
 func New(o Options) *Log {
-	if o.Stderr == nil {
-		o.Stderr = io.Discard
-	}
 	if o.Now == nil {
 		o.Now = time.Now //nolint:forbidigo // the only clock of the package; callers that need another one pass it
 	}
-	if o.Patience <= 0 {
-		o.Patience = DefaultPatience
+	if o.Timeout <= 0 {
+		o.Timeout = DefaultTimeout
 	}
-	l := &Log{
-		scope:    o.Scope,
-		now:      o.Now,
-		patience: o.Patience,
-		file:     rollingFile{limit: maxFile, now: o.Now},
-		stderr:   newStream(o.Stderr, maxKept),
-		runDir:   o.RunDir,
-		level:    o.Level,
-		kept:     buffer{limit: maxKept},
+	if file, ok := o.Stderr.(*os.File); ok {
+		o.Stderr = withoutSIGPIPE(file)
 	}
-	l.logger = slog.New(&handler{log: l})
+	if o.Stderr == nil {
+		o.Stderr = io.Discard
+	}
+	l := &Log{options: o, file: rollingFile{limit: maxFile, now: o.Now}, idle: make(chan struct{})}
+	close(l.idle)
+	l.logger = slog.New(handler{log: l})
 	return l
 }
 
-// Logger returns the logger to pass down. It may still be used after Close; its records then reach stderr only.
+// withoutSIGPIPE returns a copy of stderr's file. The runtime ends a process that writes to a broken pipe by descriptor
+// 2, and by no higher one: a container runtime that has stopped reading must not end an ADD half-way.
+func withoutSIGPIPE(file *os.File) io.Writer {
+	fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return file
+	}
+	return os.NewFile(uintptr(fd), file.Name()) //nolint:gosec // a descriptor is not negative
+}
+
+// Logger returns the logger to pass down.
 func (l *Log) Logger() *slog.Logger {
 	return l.logger
 }
 
-// Configure sets the run directory and the level once the plugin's stanza is known. They hold for the records made
-// before as well: those the new level admits go to the new run directory's sinks, and to stderr if they were kept back.
+// Configure sets the run directory and the level once the plugin's configuration is known. They hold for the records
+// made before as well: those the new level admits go to the new run directory's sinks, and to stderr if they were kept
+// back.
 func (l *Log) Configure(runDir string, level Level) {
 	l.mu.Lock()
-	l.runDir, l.level, l.configured = runDir, level, true
-	late := l.kept.show(level)
-	idle := l.stderr.push(late)
-	l.mu.Unlock()
-	l.waitForStderr(idle)
-}
-
-// Close delivers the kept records to the run directory's sinks. It returns when they have them or the patience is used
-// up, whichever is first. A sink that failed is named in a warning on stderr, as nothing else can be done about it. A
-// second Close does nothing.
-func (l *Log) Close() {
-	l.closing.Do(func() {
-		l.mu.Lock()
-		runDir := l.runDir
-		records := l.kept.take(l.level, l.dropNotice)
-		left := l.patience - l.waited
-		l.mu.Unlock()
-
-		ctx, cancel := context.WithTimeout(context.Background(), left)
-		defer cancel()
-		if runDir != "" && len(records) > 0 {
-			l.deliver(ctx, left, runDir, records)
-		}
-		select {
-		case <-l.stderr.push(nil):
-		case <-ctx.Done():
-		}
-	})
-}
-
-// deliver gives the records to the file and the socket at the same time. A sink that does not return is left behind:
-// a write to a hung file system cannot be called back.
-func (l *Log) deliver(ctx context.Context, left time.Duration, runDir string, records []record) {
-	ctx, cancel := context.WithTimeout(ctx, left-left/10) // the last tenth is for saying on stderr what failed
-	defer cancel()
-	sinks := map[string]func() error{
-		filepath.Join(runDir, fileName):   func() error { return l.file.write(runDir, join(records)) },
-		filepath.Join(runDir, socketName): func() error { return relay(ctx, filepath.Join(runDir, socketName), records) },
-	}
-	type outcome struct {
-		sink string
-		err  error
-	}
-	outcomes := make(chan outcome, len(sinks))
-	for name, send := range sinks {
-		go func() { outcomes <- outcome{name, send()} }()
-	}
-	for len(sinks) > 0 {
-		select {
-		case o := <-outcomes:
-			delete(sinks, o.sink)
-			l.sayLost(o.sink, o.err)
-		case <-ctx.Done():
-			for name := range sinks {
-				l.sayLost(name, ctx.Err())
-			}
-			return
-		}
-	}
-}
-
-// sayLost warns that a sink may not have the records. It does not wait: Close does, at its end.
-func (l *Log) sayLost(sink string, err error) {
-	if err == nil {
-		return
-	}
-	l.mu.Lock()
 	defer l.mu.Unlock()
-	if LevelWarn >= l.level {
-		l.stderr.push(l.line(LevelWarn, "log sink failed, its records may be lost",
-			slog.String("sink", sink), slog.Any("error", err)))
-	}
-}
-
-// dropNotice is the record that stands for those the buffer had no room for.
-func (l *Log) dropNotice(level Level, dropped int) []byte {
-	return l.line(level, "log records dropped: too many in one invocation", slog.Int("dropped", dropped))
-}
-
-// line makes a record of the log's own.
-func (l *Log) line(level Level, msg string, attrs ...slog.Attr) []byte {
-	var fields []field
-	for _, a := range attrs {
-		fields = appendAttr(fields, "", a)
-	}
-	return encode(l.now(), level, l.scope, msg, fields)
+	l.options.RunDir, l.options.Level, l.configured = runDir, level, true
+	l.wakeStderr()
 }
 
 // enabled reports whether records of the level are wanted. Before Configure every level may turn out to be.
 func (l *Log) enabled(level Level) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return !l.configured || level >= l.level
+	return !l.configured || level >= l.options.Level
 }
 
-// emit sends a record to stderr and keeps it for Close.
-func (l *Log) emit(level Level, line []byte) {
+// add keeps a record within the limit and starts to write it to stderr.
+func (l *Log) add(r record, limit int) {
 	l.mu.Lock()
-	shown := level >= l.level
-	l.kept.add(record{level: level, line: line, shown: shown})
-	if !shown {
-		l.mu.Unlock()
+	defer l.mu.Unlock()
+	if l.size+len(r.line) > limit {
+		if r.level >= l.options.Level {
+			l.dropped++
+		}
 		return
 	}
-	idle := l.stderr.push(line) // under the lock, so that stderr has the order of the buffer
-	l.mu.Unlock()
-	l.waitForStderr(idle)
+	l.size += len(r.line)
+	l.records = append(l.records, r)
+	l.wakeStderr()
 }
 
-// waitForStderr returns when stderr has all lines given to it. All waits of an invocation together last a third of the
-// patience at most; after that lines still go to stderr, but nobody waits for them.
-func (l *Log) waitForStderr(idle <-chan struct{}) {
-	l.mu.Lock()
-	left := l.patience/3 - l.waited
-	l.mu.Unlock()
-	if left <= 0 {
-		return
-	}
-	began := l.now()
-	timer := time.NewTimer(left)
-	defer timer.Stop()
-	waited := left
+// wakeStderr starts the goroutine that writes records to stderr, unless it runs. It needs the lock.
+func (l *Log) wakeStderr() {
 	select {
-	case <-idle:
-		waited = min(max(l.now().Sub(began), 0), left)
-	case <-timer.C:
+	case <-l.idle:
+		l.idle = make(chan struct{})
+		go l.writeStderr()
+	default:
+	}
+}
+
+// writeStderr writes the records that stderr does not have, until there are none. It hangs as long as stderr does.
+func (l *Log) writeStderr() {
+	for {
+		l.mu.Lock()
+		var lines []byte
+		for i := range l.records {
+			if r := &l.records[i]; !r.written && r.level >= l.options.Level {
+				lines = append(lines, r.line...)
+				r.written = true
+			}
+		}
+		if len(lines) == 0 {
+			close(l.idle)
+			l.mu.Unlock()
+			return
+		}
+		l.mu.Unlock()
+		_, _ = l.options.Stderr.Write(lines) // there is no other place to report it
+	}
+}
+
+// Close delivers the records to the run directory's sinks and waits for stderr. It returns when all have them or the
+// timeout is over, whichever is first. A sink that failed is named in a warning on stderr. A second Close does nothing.
+func (l *Log) Close() {
+	l.closing.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), l.options.Timeout)
+		defer cancel()
+		l.deliver(ctx)
+		l.mu.Lock()
+		idle := l.idle
+		l.mu.Unlock()
+		select {
+		case <-idle:
+		case <-ctx.Done():
+		}
+	})
+}
+
+// deliver passes the records to the file and the socket at the same time. The last tenth of the timeout is for writing
+// to stderr that one failed.
+func (l *Log) deliver(ctx context.Context) {
+	runDir, records := l.admitted()
+	if runDir == "" || len(records) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.options.Timeout*9/10)
+	defer cancel()
+	var sinks sync.WaitGroup
+	for name, send := range map[string]func(path string) error{
+		fileName:   func(path string) error { return l.file.append(path, records) },
+		socketName: func(path string) error { return relay(ctx, path, records) },
+	} {
+		path := filepath.Join(runDir, name)
+		sinks.Go(func() {
+			// A call that does not return is left behind: a write to a hung file system cannot be called back.
+			sent := make(chan error, 1)
+			go func() { sent <- send(path) }()
+			var err error
+			select {
+			case err = <-sent:
+			case <-ctx.Done():
+				err = ctx.Err()
+			}
+			if err != nil {
+				l.notice(LevelWarn, "log sink failed, its records may be lost", slog.String("sink", path), slog.Any("error", err))
+			}
+		})
+	}
+	sinks.Wait()
+}
+
+// admitted returns what the sinks of the run directory get. A notice stands for the records that there was no room for.
+func (l *Log) admitted() (runDir string, records []record) {
+	l.mu.Lock()
+	runDir, level, dropped := l.options.RunDir, l.options.Level, l.dropped
+	l.mu.Unlock()
+	if dropped > 0 {
+		l.notice(max(LevelWarn, level), "log records dropped: too many in one invocation", slog.Int("dropped", dropped))
 	}
 	l.mu.Lock()
-	l.waited += waited
-	l.mu.Unlock()
+	defer l.mu.Unlock()
+	for _, r := range l.records {
+		if r.level >= level {
+			records = append(records, r)
+		}
+	}
+	return runDir, records
+}
+
+// notice adds a record of the log's own, for which there is always room.
+func (l *Log) notice(level Level, msg string, attrs ...slog.Attr) {
+	l.add(record{level: level, line: l.line(level, msg, attrs...)}, math.MaxInt)
 }

@@ -1,12 +1,10 @@
 package pluginlog
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -42,45 +40,34 @@ func TestParseLevel(t *testing.T) {
 }
 
 func TestEverySinkHasTheDocumentedForm(t *testing.T) {
-	agent := startAgent(t)
-	var stderr bytes.Buffer
-	l := New(Options{Stderr: &stderr, RunDir: agent.dir, Scope: "cni-plugin", Now: clock, Patience: generous})
+	p := newPlace(t)
+	l := p.open(Options{RunDir: p.dir, Scope: "cni-plugin", Now: clock})
 	log := l.Logger().With("pod", "shop/cart-0", "if", "eth0")
 	log.Info("pod captured", "containers", 2, "capture", true, slog.Group("uid", "proxy", 1337, "none", nil))
 	log.WithGroup("rules").Warn("rules <replaced> & \"kept\"",
 		"took", 1500*time.Millisecond, "range", netip.MustParsePrefix("10.0.0.0/8"), "error", errors.New("exit status 4"))
-	logAt(l, LevelFatal, "panic\nrecovered", "ratio", 0.5, "at", time.Unix(0, 0).UTC(), "ports", []int{80, 443})
-	want := `{"level":"info","time":"2026-05-04T03:02:01.000001Z","msg":"pod captured","scope":"cni-plugin",` +
+	l.Logger().Log(t.Context(), LevelFatal.Level(), "panic\nrecovered", "ratio", 0.5, "at", time.Unix(0, 0).UTC(), "ports", []int{80, 443})
+	closeLog(t, l)
+	want := `{"time":"2026-05-04T03:02:01.000001Z","level":"info","msg":"pod captured","scope":"cni-plugin",` +
 		`"pod":"shop/cart-0","if":"eth0","containers":2,"capture":true,"uid.proxy":1337,"uid.none":null}
-{"level":"warn","time":"2026-05-04T03:02:01.000001Z","msg":"rules <replaced> & \"kept\"","scope":"cni-plugin",` +
+{"time":"2026-05-04T03:02:01.000001Z","level":"warn","msg":"rules <replaced> & \"kept\"","scope":"cni-plugin",` +
 		`"pod":"shop/cart-0","if":"eth0","rules.took":"1.5s","rules.range":"10.0.0.0/8","rules.error":"exit status 4"}
-{"level":"fatal","time":"2026-05-04T03:02:01.000001Z","msg":"panic\nrecovered","scope":"cni-plugin",` +
+{"time":"2026-05-04T03:02:01.000001Z","level":"fatal","msg":"panic\nrecovered","scope":"cni-plugin",` +
 		`"ratio":0.5,"at":"1970-01-01T00:00:00Z","ports":[80,443]}
 `
-	if diff := cmp.Diff(want, stderr.String()); diff != "" {
-		t.Errorf("stderr before Close (-want +got):\n%s", diff)
+	if diff := cmp.Diff(want, p.stderr.String()); diff != "" {
+		t.Errorf("stderr (-want +got):\n%s", diff)
 	}
-	closeLog(t, l)
-	if diff := cmp.Diff(want, stderr.String()); diff != "" {
-		t.Errorf("stderr after Close (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(want, readFile(t, filepath.Join(agent.dir, fileName))); diff != "" {
+	if diff := cmp.Diff(want, readFile(t, filepath.Join(p.dir, fileName))); diff != "" {
 		t.Errorf("file (-want +got):\n%s", diff)
 	}
-
-	request := agent.only(t)
-	if got := request.method + " " + request.host + request.path; got != "POST unix/log" {
-		t.Errorf("request is %q", got)
-	}
-	if request.contentType != "application/json" {
-		t.Errorf("content type is %q", request.contentType)
+	request := p.only(t)
+	if request.target != "POST /log" {
+		t.Errorf("request is %q", request.target)
 	}
 	relayed := strings.Replace(want, `"level":"fatal"`, `"level":"error"`, 1) // the agent drops the level fatal
 	if diff := cmp.Diff(relayed, strings.Join(request.lines, "")); diff != "" {
 		t.Errorf("relayed (-want +got):\n%s", diff)
-	}
-	if len(request.kept) != 3 {
-		t.Errorf("agent kept %d of 3 records", len(request.kept))
 	}
 }
 
@@ -96,34 +83,16 @@ func TestLevelDecidesWhatEachSinkGets(t *testing.T) {
 	} {
 		for _, configured := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v configured %v", at, configured), func(t *testing.T) {
-				agent := startAgent(t)
-				var stderr bytes.Buffer
-				l := New(Options{Stderr: &stderr, RunDir: agent.dir, Level: at, Patience: generous})
+				p := newPlace(t)
+				l := p.open(Options{RunDir: p.dir, Level: at})
 				if configured {
-					l.Configure(agent.dir, at)
+					l.Configure(p.dir, at)
 				}
 				for _, level := range all {
-					logAt(l, level, level.String())
+					l.Logger().Log(t.Context(), level.Level(), level.String()) //nolint:sloglint // one of a few
 				}
 				closeLog(t, l)
-				if got := strings.Join(messages(t, stderr.String()), " "); got != want {
-					t.Errorf("stderr has %q, want %q", got, want)
-				}
-				if want == "" {
-					if n := len(agent.all()); n != 0 {
-						t.Errorf("%d requests for no records", n)
-					}
-					if _, err := os.Stat(filepath.Join(agent.dir, fileName)); err == nil {
-						t.Error("a file for no records")
-					}
-					return
-				}
-				if got := strings.Join(messages(t, strings.Join(agent.only(t).lines, "")), " "); got != want {
-					t.Errorf("agent has %q, want %q", got, want)
-				}
-				if got := strings.Join(messages(t, readFile(t, filepath.Join(agent.dir, fileName))), " "); got != want {
-					t.Errorf("file has %q, want %q", got, want)
-				}
+				p.want(t, want, want)
 			})
 		}
 	}
@@ -140,66 +109,43 @@ func TestEarlyRecordsReachTheSinksConfiguredLater(t *testing.T) {
 		{"a_higher_level_holds_for_them_too", LevelError, "A last", "last"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			agent := startAgent(t)
-			var stderr bytes.Buffer
-			l := New(Options{Stderr: &stderr, Patience: generous})
+			p := newPlace(t)
+			l := p.open(Options{})
 			log := l.Logger()
 			log.Debug("a")
 			log.Info("A")
-			if got := strings.Join(messages(t, stderr.String()), " "); got != "A" {
-				t.Errorf("stderr has %q before Configure", got)
-			}
-			l.Configure(agent.dir, c.level)
+			eventually(t, "stderr has one before Configure", func() bool { return len(messages(t, p.stderr.String())) == 1 })
+			l.Configure(p.dir, c.level)
 			log.Debug("b")
 			log.Info("B")
 			log.Error("last")
 			closeLog(t, l)
-			if got := strings.Join(messages(t, stderr.String()), " "); got != c.stderr {
-				t.Errorf("stderr has %q, want %q", got, c.stderr)
-			}
-			if got := strings.Join(messages(t, strings.Join(agent.only(t).lines, "")), " "); got != c.sinks {
-				t.Errorf("agent has %q, want %q", got, c.sinks)
-			}
-			if got := strings.Join(messages(t, readFile(t, filepath.Join(agent.dir, fileName))), " "); got != c.sinks {
-				t.Errorf("file has %q, want %q", got, c.sinks)
-			}
+			p.want(t, c.stderr, c.sinks)
 		})
 	}
 }
 
 func TestLaterConfigureReplacesTheEarlierOne(t *testing.T) {
-	first, second := startAgent(t), startAgent(t)
-	l := New(Options{RunDir: first.dir, Patience: generous})
+	first, second := newPlace(t), newPlace(t)
+	l := second.open(Options{RunDir: first.dir})
 	l.Configure(first.dir, LevelError)
-	l.Logger().Error("told to the last one only")
+	l.Logger().Error("once")
 	l.Configure(second.dir, LevelInfo)
 	closeLog(t, l)
-	if got := len(first.all()); got != 0 {
-		t.Errorf("the replaced agent had %d requests", got)
-	}
-	if _, err := os.Stat(filepath.Join(first.dir, fileName)); err == nil {
-		t.Error("the replaced directory has a file")
-	}
-	if got := len(second.only(t).lines); got != 1 {
-		t.Errorf("the agent had %d records", got)
-	}
+	first.want(t, "", "")
+	second.want(t, "once", "once")
 }
 
 func TestSecondCloseDoesNothing(t *testing.T) {
-	agent := startAgent(t)
-	var stderr bytes.Buffer
-	l := New(Options{Stderr: &stderr, RunDir: agent.dir, Patience: generous})
+	p := newPlace(t)
+	l := p.open(Options{RunDir: p.dir})
 	l.Logger().Info("before")
 	closeLog(t, l)
+	p.want(t, "before", "before")
 	l.Logger().Info("after")
-	l.Configure(agent.dir, LevelDebug)
 	closeLog(t, l)
-	if got := strings.Join(agent.only(t).lines, ""); strings.Contains(got, "after") {
-		t.Errorf("agent has %q", got)
-	}
-	if diff := cmp.Diff([]string{"before", "after"}, messages(t, stderr.String())); diff != "" {
-		t.Errorf("stderr (-want +got):\n%s", diff)
-	}
+	eventually(t, "stderr has the late one", func() bool { return len(messages(t, p.stderr.String())) == 2 })
+	p.want(t, "before after", "before")
 }
 
 func TestZeroOptionsLogNowhere(t *testing.T) {
@@ -210,9 +156,8 @@ func TestZeroOptionsLogNowhere(t *testing.T) {
 }
 
 func TestOneLogServesManyGoroutines(t *testing.T) {
-	agent := startAgent(t)
-	var stderr bytes.Buffer
-	l := New(Options{Stderr: &stderr, RunDir: agent.dir, Patience: generous})
+	p := newPlace(t)
+	l := p.open(Options{RunDir: p.dir})
 	var all sync.WaitGroup
 	for i := range 20 {
 		all.Go(func() {
@@ -221,25 +166,55 @@ func TestOneLogServesManyGoroutines(t *testing.T) {
 				log.Info("record", "n", n)
 				log.Debug("kept back")
 			}
-			l.Configure(agent.dir, LevelInfo)
+			l.Configure(p.dir, LevelInfo)
 		})
 	}
 	all.Wait()
 	closeLog(t, l)
-	relayed := strings.Join(agent.only(t).lines, "")
+	relayed := strings.Join(p.only(t).lines, "")
 	if got := len(messages(t, relayed)); got != 200 {
 		t.Errorf("agent has %d records, want 200", got)
 	}
-	if relayed != stderr.String() || relayed != readFile(t, filepath.Join(agent.dir, fileName)) {
+	if relayed != p.stderr.String() || relayed != readFile(t, filepath.Join(p.dir, fileName)) {
 		t.Error("sinks differ in their records or in the order of them")
 	}
 }
 
-func readFile(t *testing.T, path string) string {
-	t.Helper()
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
+func TestFloodOfDebugKeepsTheErrorAndIsCounted(t *testing.T) {
+	p := newPlace(t)
+	l := p.open(Options{})
+	l.Configure(p.dir, LevelDebug)
+	const flood = 1000
+	for i := range flood {
+		l.Logger().Debug("flood", "number", i, "text", strings.Repeat("x", 1000))
 	}
-	return string(content)
+	l.Logger().Error("why the pod failed")
+	closeLog(t, l)
+	lines := p.only(t).lines
+	if n := len(strings.Join(lines, "")); n > maxKept+1000 {
+		t.Errorf("%d bytes relayed", n)
+	}
+	kept := len(lines) - 2
+	if got := decode(t, lines[kept]); got["msg"] != "why the pod failed" {
+		t.Errorf("last but one is %v", got)
+	}
+	notice := decode(t, lines[kept+1])
+	if notice["level"] != "warn" || notice["dropped"] != float64(flood-kept) || kept < 100 {
+		t.Errorf("kept %d of %d, and the notice is %v", kept, flood, notice)
+	}
+	if diff := cmp.Diff(strings.Join(lines, ""), p.stderr.String()); diff != "" {
+		t.Errorf("stderr (-agent +stderr):\n%s", diff)
+	}
+}
+
+func TestDroppedErrorsAreCountedAtALevelAboveWarning(t *testing.T) {
+	out := logged(t, Options{Level: LevelError}, func(log *slog.Logger) {
+		for range 1000 {
+			log.Warn("not wanted")
+			log.Error("e", "text", strings.Repeat("x", 1000))
+		}
+	})
+	if last := decode(t, lastLine(out)); last["level"] != "error" || last["dropped"] == nil {
+		t.Errorf("the last record is %v", last)
+	}
 }

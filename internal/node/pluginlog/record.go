@@ -3,8 +3,6 @@ package pluginlog
 import (
 	"bytes"
 	"context"
-	"encoding/json"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -16,164 +14,127 @@ import (
 // timeLayout is the form in which the reference's plugin writes a time: UTC, always six digits of a second's fraction.
 const timeLayout = "2006-01-02T15:04:05.000000Z"
 
-// maxText bounds the message and each value of a record, so that one of them cannot crowd out all other records.
-const maxText = 64 << 10
+const (
+	// maxText bounds the message and each text of a record, so that none of them crowds out the others.
+	maxText = 16 << 10
+	// maxLine bounds a record. The agent takes 256 KiB.
+	maxLine = 224 << 10
+)
 
 // renamed is put before a key that would be taken for one of the record's own.
 const renamed = "attr."
 
-// handler makes each slog record one line of the log. It holds what WithAttrs and WithGroup have added.
+// handler makes each slog record one line of the log, with flat keys as the reference's plugin has them: the members of
+// a group have its name and a dot before theirs.
 type handler struct {
 	log    *Log
 	prefix string // the open groups, each followed by a dot
-	fields []field
+	attrs  []slog.Attr
 }
 
-// field is an attribute ready for writing: the dotted key, and the value as JSON.
-type field struct {
-	key   string
-	value []byte
-}
-
-func (h *handler) Enabled(_ context.Context, level slog.Level) bool {
+func (h handler) Enabled(_ context.Context, level slog.Level) bool {
 	return h.log.enabled(Level(level))
 }
 
-func (h *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	fields := slices.Clip(h.fields)
+func (h handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	h.attrs = slices.Clip(h.attrs)
 	for _, a := range attrs {
-		fields = appendAttr(fields, h.prefix, a)
+		h.attrs = appendFlat(h.attrs, h.prefix, a)
 	}
-	return &handler{log: h.log, prefix: h.prefix, fields: fields}
+	return h
 }
 
-func (h *handler) WithGroup(name string) slog.Handler {
-	if name == "" {
-		return h
+func (h handler) WithGroup(name string) slog.Handler {
+	if name != "" {
+		h.prefix += name + "."
 	}
-	return &handler{log: h.log, prefix: h.prefix + name + ".", fields: h.fields}
+	return h
 }
 
-// Handle logs the record. The time is the log's clock's, and there always is one: the agent drops a record without.
-// It never returns an error, as no sink may fail the plugin.
-func (h *handler) Handle(_ context.Context, r slog.Record) error {
-	fields := slices.Clip(h.fields)
+// Handle adds the record to the log. The time is the log's clock's, and there always is one: the agent drops a record
+// without. It never returns an error, as no sink may fail the plugin.
+func (h handler) Handle(_ context.Context, r slog.Record) error {
+	attrs := slices.Clip(h.attrs)
 	r.Attrs(func(a slog.Attr) bool {
-		fields = appendAttr(fields, h.prefix, a)
+		attrs = appendFlat(attrs, h.prefix, a)
 		return true
 	})
-	level := Level(r.Level)
-	h.log.emit(level, encode(h.log.now(), level, h.log.scope, r.Message, fields))
+	limit := maxKept
+	if Level(r.Level) >= LevelError {
+		limit *= 2
+	}
+	h.log.add(record{level: Level(r.Level), line: h.log.line(Level(r.Level), r.Message, attrs...)}, limit)
 	return nil
 }
 
-// appendAttr adds an attribute to the fields, a group as its members. As slog asks, empty attributes and empty groups
-// are left out and the members of a group without a name stand beside it.
-func appendAttr(fields []field, prefix string, a slog.Attr) []field {
+// appendFlat adds an attribute, a group as its members. The record's own keys are compared without regard to case,
+// because that is how a Go receiver matches the keys of an object to the fields of its struct.
+func appendFlat(attrs []slog.Attr, prefix string, a slog.Attr) []slog.Attr {
 	a.Value = a.Value.Resolve()
 	if a.Equal(slog.Attr{}) {
-		return fields
+		return attrs
 	}
-	if a.Value.Kind() != slog.KindGroup {
-		return append(fields, field{key: label(prefix + a.Key), value: encodeValue(a.Value)})
-	}
-	if a.Key != "" {
-		prefix += a.Key + "."
-	}
-	for _, member := range a.Value.Group() {
-		fields = appendAttr(fields, prefix, member)
-	}
-	return fields
-}
-
-// label makes a key safe beside the record's own keys. They are compared without regard to case, because that is how
-// a Go receiver matches the keys of an object to the fields of its struct.
-func label(key string) string {
-	key = strings.ToValidUTF8(key, "\uFFFD")
-	for _, own := range []string{"level", "time", "msg", "scope"} {
-		if strings.EqualFold(key, own) {
-			return renamed + key
+	if a.Value.Kind() == slog.KindGroup {
+		if a.Key != "" {
+			prefix += a.Key + "."
 		}
-	}
-	return key
-}
-
-// encode writes the record as one line. Of fields with the same key the last one counts, where the first one stood.
-func encode(at time.Time, level Level, scope, msg string, fields []field) []byte {
-	line := []byte(`{"level":"` + level.String() + `","time":"` + at.UTC().Format(timeLayout) + `","msg":`)
-	line = append(line, quote(msg)...)
-	if scope != "" {
-		line = append(append(line, `,"scope":`...), quote(scope)...)
-	}
-	for _, f := range lastOfEach(fields) {
-		line = append(append(line, ','), quote(f.key)...)
-		line = append(append(line, ':'), f.value...)
-	}
-	return append(line, '}', '\n')
-}
-
-func lastOfEach(fields []field) []field {
-	places := make(map[string]int, len(fields))
-	unique := make([]field, 0, len(fields))
-	for _, f := range fields {
-		if i, seen := places[f.key]; seen {
-			unique[i] = f
-			continue
+		for _, member := range a.Value.Group() {
+			attrs = appendFlat(attrs, prefix, member)
 		}
-		places[f.key] = len(unique)
-		unique = append(unique, f)
+		return attrs
 	}
-	return unique
+	a.Key = prefix + a.Key
+	own := func(key string) bool { return strings.EqualFold(key, a.Key) }
+	if slices.ContainsFunc([]string{slog.LevelKey, slog.TimeKey, slog.MessageKey, "scope"}, own) {
+		a.Key = renamed + a.Key
+	}
+	return append(attrs, a)
 }
 
-// encodeValue returns the value as JSON on one line, whatever it is: what cannot be encoded becomes a string saying so.
-func encodeValue(v slog.Value) (encoded []byte) {
-	defer func() {
-		if p := recover(); p != nil {
-			encoded = quote(fmt.Sprintf("!PANIC: %v", p))
-		}
-	}()
-	switch v.Kind() { //nolint:exhaustive // the other kinds encode as themselves
-	case slog.KindString:
-		return quote(v.String())
-	case slog.KindDuration:
-		return quote(v.Duration().String())
-	}
-	value := v.Any()
-	if err, ok := value.(error); ok {
-		return quote(err.Error())
-	}
-	encoded, err := marshal(value)
-	if err != nil {
-		return quote("!ERROR: " + err.Error())
-	}
-	if len(encoded) > maxText {
-		return quote(string(encoded))
-	}
-	return encoded
-}
-
-// quote returns the text as a JSON string of twice maxText at most, whatever has to be escaped in it.
-func quote(s string) []byte {
-	if len(s) <= maxText {
-		if encoded, err := marshal(s); err == nil && len(encoded) <= maxText+len(`""`) {
-			return encoded
-		}
-	}
-	encoded, err := marshal(printable.Text(s, maxText)) // in which only quotes and backslashes are still escaped
-	if err != nil {
-		return []byte(`""`)
-	}
-	return encoded
-}
-
-// marshal is json.Marshal with <, > and & left readable, and with all that is not printable escaped.
-func marshal(v any) ([]byte, error) {
+// line makes a record of flat attributes, of which the last of equal keys counts, as for every reader of JSON.
+func (l *Log) line(level Level, msg string, attrs ...slog.Attr) []byte {
 	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		return nil, err
+	r := slog.NewRecord(l.options.Now(), slog.Level(level), msg, 0)
+	if l.options.Scope != "" {
+		r.AddAttrs(slog.String("scope", l.options.Scope))
 	}
-	return printable.Lines(bytes.TrimSuffix(b.Bytes(), []byte("\n"))), nil
+	r.AddAttrs(attrs...)
+	_ = slog.NewJSONHandler(&b, &slog.HandlerOptions{ReplaceAttr: replace}).Handle(context.Background(), r) // to memory
+	if line := printable.Lines(b.Bytes()); len(line) <= maxLine {
+		return line
+	}
+	return l.line(level, msg, slog.Int("dropped_attributes", len(attrs)))
 }
+
+// replace writes level and time as the reference's plugin does, and bounds texts.
+func replace(_ []string, a slog.Attr) slog.Attr {
+	switch value := a.Value.Any().(type) {
+	case slog.Level:
+		a.Value = slog.StringValue(Level(value).String())
+	case time.Time:
+		layout := time.RFC3339Nano
+		if a.Key == slog.TimeKey {
+			layout, value = timeLayout, value.UTC()
+		}
+		a.Value = slog.StringValue(value.Format(layout)) // slog's own makes no JSON of the year 10000
+	case time.Duration:
+		a.Value = slog.StringValue(value.String())
+	case string:
+		a.Value = slog.StringValue(bounded(value))
+	case error:
+		a.Value = slog.AnyValue(boundedError{value})
+	}
+	return a
+}
+
+func bounded(text string) string {
+	if len(text) <= maxText {
+		return text
+	}
+	return printable.Text(text, maxText)
+}
+
+// boundedError is an error as text, even if it could be JSON. A panic of Error is the handler's to recover.
+type boundedError struct{ error }
+
+func (e boundedError) Error() string { return bounded(e.error.Error()) }
