@@ -115,8 +115,8 @@ func New(log *slog.Logger, disk hostfs.Disk, config Config, report Report, now f
 	if now == nil {
 		now = time.Now //nolint:forbidigo // the clock that others are given instead of
 	}
-	if disk.Digests == nil {
-		disk.Digests = &hostfs.Digests{}
+	if disk.Compared == nil {
+		disk.Compared = &hostfs.Comparisons{}
 	}
 	return &Installation{
 		log: log, disk: disk, now: now, report: report, config: config, nudge: make(chan struct{}, 1),

@@ -28,8 +28,8 @@ const (
 // An error means that nothing changed, but for one: what fails after the rename is the fsync of the directory, and then
 // the new content is there, complete, and may be the old one again after a loss of power.
 type Disk struct {
-	Ops     Ops      // nil is Kernel
-	Digests *Digests // what Copy and Identical remember, nil to read everything each time
+	Ops      Ops          // nil is Kernel
+	Compared *Comparisons // what Copy and Identical remember, nil to read everything each time
 }
 
 func (d Disk) ops() Ops {
@@ -45,7 +45,8 @@ func (d Disk) ops() Ops {
 func (d Disk) WriteFile(path string, data []byte, mode fs.FileMode) error {
 	target, old, err := d.resolve(path)
 	if err == nil {
-		err = d.replace(target, func(temp *os.File) error { return d.fill(temp, data, mode, old) })
+		fill := func(temp *os.File) error { return d.fill(temp, data, mode, old) }
+		err = d.replace(target, fill, d.renameOnto(target))
 	}
 	return wrapPath("writing", path, err)
 }
@@ -91,14 +92,14 @@ func (d Disk) resolve(path string) (string, fs.FileInfo, error) {
 	return target, info, nil
 }
 
-// replace puts a file that fill has made complete in the place of whatever is at path.
-func (d Disk) replace(path string, fill func(temp *os.File) error) error {
-	temp, err := d.create(path, "")
+// replace completes a temporary file by fill, which place gives its name.
+func (d Disk) replace(path string, fill func(temp *os.File) error, place func(temp string) error) error {
+	temp, err := d.create(path)
 	if err != nil {
 		return err
 	}
 	if err = d.complete(temp, fill); err == nil {
-		err = wrap("renaming temporary file", d.ops().Rename(temp.Name(), path))
+		err = place(temp.Name())
 	}
 	if err != nil {
 		_ = d.ops().Remove(temp.Name()) // the next sweep tries again
@@ -107,12 +108,16 @@ func (d Disk) replace(path string, fill func(temp *os.File) error) error {
 	return d.syncDir(filepath.Dir(path))
 }
 
+func (d Disk) renameOnto(path string) func(temp string) error {
+	return func(temp string) error { return wrap("renaming temporary file", d.ops().Rename(temp, path)) }
+}
+
 // complete fills a temporary file and puts it on the disk.
 func (d Disk) complete(temp *os.File, fill func(temp *os.File) error) error {
 	err := fill(temp)
 	if err == nil {
 		err = wrap("syncing temporary file", d.ops().Sync(temp))
-		letGo(temp)
+		dropPageCache(temp)
 	}
 	if closed := d.ops().Close(temp); err == nil {
 		err = wrap("closing temporary file", closed)
@@ -120,22 +125,22 @@ func (d Disk) complete(temp *os.File, fill func(temp *os.File) error) error {
 	return err
 }
 
-func (d Disk) create(path, digest string) (*os.File, error) {
+func (d Disk) create(path string) (*os.File, error) {
 	var file *os.File
-	err := beside(path, digest, func(temp string) (err error) {
+	err := beside(path, func(temp string) (err error) {
 		file, err = d.ops().Create(temp)
 		return err
 	})
 	return file, wrap("creating temporary file", inDirectory(filepath.Dir(path), err))
 }
 
-// beside finds a name for a temporary file of path that create does not find taken. digest is part of it.
-func beside(path, digest string, create func(temp string) error) error {
+// beside finds a name for a temporary file of path that create does not find taken.
+func beside(path string, create func(temp string) error) error {
 	const attempts = 100
 	var err error
 	for range attempts {
 		digits := strconv.FormatUint(uint64(rand.Uint32()), 10) //nolint:gosec // a name, not a secret; O_EXCL protects
-		if err = create(path + ownMark + digest + digits); !errors.Is(err, fs.ErrExist) {
+		if err = create(path + ownMark + digits); !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 	}
@@ -188,7 +193,7 @@ func (d Disk) Symlink(target, link string) (changed bool, err error) {
 
 func (d Disk) symlink(target, link string) error {
 	var temp string
-	err := beside(link, "", func(name string) error {
+	err := beside(link, func(name string) error {
 		temp = name
 		return d.ops().Symlink(target, name)
 	})
@@ -281,43 +286,39 @@ func (d Disk) chmodDir(path string, mode fs.FileMode) error {
 // sameMode compares modes without what kind of file they are of.
 func sameMode(a, b fs.FileMode) bool { return a&^fs.ModeType == b&^fs.ModeType }
 
-// Sweep removes the temporary files that writes of these names, by us or by the reference, have left in the directory,
-// and returns what it removed. It goes on after a failure and joins the errors. A directory that is missing is clean.
+// Sweep removes the temporary files that writes of these names, by this program or by the reference, have left in the
+// directory, and returns what it removed. It goes on after a failure and joins the errors. A directory that is missing is
+// clean.
 //
-// The caller makes sure that nobody is writing: see [Lock].
+// The caller makes sure that no other process writes: see [Lock].
 func (d Disk) Sweep(dir string, names ...string) (removed []string, err error) {
-	return d.sweep(dir, func(file string) (of string, ours bool) {
+	return d.sweep(dir, func(file string) bool {
 		for _, mark := range []string{ownMark, sharedMark} {
-			if of, ours := tempOf(file, mark); ours && slices.Contains(names, of) {
-				return of, true
+			if of, is := tempOf(file, mark); is && slices.Contains(names, of) {
+				return true
 			}
 		}
-		return "", false
+		return false
 	})
 }
 
 // SweepOwn is Sweep for the temporary files of this program alone, whatever file they were to become.
 func (d Disk) SweepOwn(dir string) (removed []string, err error) {
-	return d.sweep(dir, func(file string) (of string, ours bool) { return tempOf(file, ownMark) })
+	return d.sweep(dir, func(file string) bool { _, is := tempOf(file, ownMark); return is })
 }
 
-func (d Disk) sweep(dir string, which func(file string) (of string, ours bool)) (removed []string, err error) {
+func (d Disk) sweep(dir string, leftover func(file string) bool) (removed []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, wrapPath("sweeping directory", dir, err)
 	}
 	var errs []error
 	for _, e := range entries {
-		of, ours := which(e.Name())
-		if e.IsDir() || !ours {
+		if e.IsDir() || !leftover(e.Name()) {
 			continue
 		}
 		path := filepath.Join(dir, e.Name())
-		err := d.undoInterrupted(path, filepath.Join(dir, of))
-		if err == nil {
-			err = d.ops().Remove(path)
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := d.ops().Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, wrapPath("removing", path, err))
 			continue
 		}

@@ -219,26 +219,6 @@ func TestErrnoAtEachOperationLeavesOldAndNothingBehind(t *testing.T) {
 	}
 }
 
-func TestOrderOfOperations(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "f")
-	put(t, path, "old")
-	must(t, os.Chown(path, 12, 34))
-	log := hostfstest.Record(func(disk hostfs.Disk) { must(t, disk.WriteFile(path, []byte("new"), 0o600)) })
-	got := regexp.MustCompile(`tmp\.[0-9]+`).ReplaceAllString(strings.Join(log, "\n"), "tmp.1")
-	want := strings.ReplaceAll(`create D/f.istio-cni.tmp.1
-write D/f.istio-cni.tmp.1
-chown D/f.istio-cni.tmp.1
-chmod D/f.istio-cni.tmp.1
-sync D/f.istio-cni.tmp.1
-close D/f.istio-cni.tmp.1
-rename D/f.istio-cni.tmp.1 D/f
-syncdir D`, "D", dir)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
 // The reader is a container runtime; the rename is the real one.
 func TestReadersNeverSeeAMissingOrShortFile(t *testing.T) {
 	path := filepath.Join(memory(t), "f")
@@ -346,16 +326,6 @@ func TestWriteFile(t *testing.T) {
 			}
 		})
 	})
-}
-
-func TestWriteFileWhereTheDirectoryIsMissing(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "missing")
-	err := hostfs.Disk{}.WriteFile(filepath.Join(dir, "f"), nil, 0o600)
-	want := fmt.Sprintf("writing %q: creating temporary file: looking for directory %q: no such file or directory",
-		filepath.Join(dir, "f"), dir)
-	if err == nil || err.Error() != want || !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("error %v, want %s", err, want)
-	}
 }
 
 func TestSymlink(t *testing.T) {
@@ -481,16 +451,5 @@ func TestSweepOwn(t *testing.T) {
 	slices.Sort(want)
 	if diff := cmp.Diff(want, names(t, dir)); diff != "" {
 		t.Errorf("left (-want +got):\n%s", diff)
-	}
-}
-
-func BenchmarkWriteFile(b *testing.B) {
-	data := bytes.Repeat([]byte("x"), 2000)
-	for name, dir := range map[string]string{"disk": b.TempDir(), "tmpfs": memory(b)} {
-		b.Run(name, func(b *testing.B) {
-			for b.Loop() {
-				must(b, hostfs.Disk{}.WriteFile(filepath.Join(dir, "f"), data, 0o600))
-			}
-		})
 	}
 }

@@ -7,19 +7,19 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostpath"
 )
 
-// MountedFrom tells what is mounted where a path lies: device and directory within it, as proc_pid_mountinfo(5) has them.
-// It changes when that directory is moved or removed, although the mount shows the same files. Empty is not known.
+// MountedFrom returns what is mounted where a path lies: device and directory within it, as proc_pid_mountinfo(5) has
+// them. It changes when that directory is moved or removed, although the mount shows the same files. Empty is not known.
 //
-// The kernel gives the table piece by piece, and one that changes meanwhile may lack a line: what is told was read twice.
+// The kernel returns the table in pieces, and one that changes meanwhile may lack a line: so it is read until two reads
+// agree.
 func MountedFrom(path string) string {
 	const attempts = 10
 	last := readMount(path)
 	for range attempts {
-		again := readMount(path)
-		if again == last {
+		before := last
+		if last = readMount(path); last == before {
 			break
 		}
-		last = again
 	}
 	return last
 }

