@@ -1,7 +1,7 @@
-// Package artifacts says where the programs are that the tests run, and where they may leave something.
+// Package artifacts has the paths of the programs that the tests run, and of the directory for their logs.
 //
-// It promises paths of programs that are there, or an error that says which script makes them. It is the one place here
-// that reads the environment of the tests. It never builds anything.
+// It promises paths of existing files, or an error that names the script that creates them. It is the only package of e2e that
+// reads the tests' environment variables. It never builds anything.
 //
 // Start reading at Find.
 package artifacts
@@ -14,25 +14,26 @@ import (
 	"runtime"
 )
 
-// Artifacts are absolute paths.
+// Artifacts has absolute paths.
 type Artifacts struct {
-	// Kube is the servers of Kubernetes, IstioCNI the program under test, Box the program of test images, Chart the one that
-	// renders the chart.
+	// Kube is the binary with the servers of Kubernetes, IstioCNI the program under test, Box the program of test
+	// images, Chart the program that renders the chart.
 	Kube, IstioCNI, Box, Chart string
-	// Image is the archive of the program's image, as it ships; BoxImage that of Box.
+	// Image is the archive of the program's image as released; BoxImage is that of Box.
 	Image, BoxImage string
-	// Contract is the program of the tests that the fake API server of the unit tests passes.
+	// Contract is the test binary of internal/kube/kubetest, whose tests the fake API server passes.
 	Contract string
-	// CRDs is a directory with definitions of custom resources.
+	// CRDs is a directory with CustomResourceDefinitions.
 	CRDs string
-	// Flannel is a CNI plugin that delegates to others.
+	// Flannel is a CNI plugin that delegates to other plugins.
 	Flannel string
-	// Logs is a directory for the logs of tests that failed. It may not be there yet.
+	// Logs is the directory for the logs of failed tests. It may not exist yet.
 	Logs string
 }
 
-// Find reads KUBE_BIN, ISTIO_CNI_BIN, E2E_IMAGE, E2E_BOX_BIN, E2E_BOX_IMAGE, E2E_CHART_BIN, E2E_FLANNEL_BIN, E2E_CONTRACT_BIN,
-// E2E_CRDS and E2E_LOGS, which hack/e2e.sh sets. Of those that are not set, all but the first have a default below bin/ of the repository.
+// Find reads KUBE_BIN, ISTIO_CNI_BIN, E2E_IMAGE, E2E_BOX_BIN, E2E_BOX_IMAGE, E2E_CHART_BIN, E2E_FLANNEL_BIN,
+// E2E_CONTRACT_BIN, E2E_CRDS and E2E_LOGS, which hack/e2e.sh sets. Variables that are not set, except the first, have
+// a default below bin/ of the repository.
 func Find() (Artifacts, error) {
 	_, source, _, _ := runtime.Caller(0)
 	bin := filepath.Join(filepath.Dir(source), "..", "..", "bin")
@@ -60,11 +61,11 @@ func Find() (Artifacts, error) {
 		directory(a.CRDs, "E2E_CRDS", "hack/e2e.sh fills it"))
 }
 
-// Reference are absolute paths too: a program, the image and the chart of the reference, and Helm.
+// Reference has absolute paths of the reference's program, image and chart, and of Helm.
 type Reference struct{ IstioCNI, Image, Chart, Helm string }
 
-// FindReference reads REFERENCE_BIN and E2E_REFERENCE_IMAGE, which hack/e2e.sh sets for the package that wants them. The
-// defaults are below bin/ as well.
+// FindReference reads REFERENCE_BIN and E2E_REFERENCE_IMAGE, which hack/e2e.sh sets for package upgrade. The defaults
+// are below bin/ too.
 func FindReference() (Reference, error) {
 	_, source, _, _ := runtime.Caller(0)
 	bin := filepath.Join(filepath.Dir(source), "..", "..", "bin")

@@ -13,8 +13,8 @@ import (
 	clientapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Namespace makes one with the service accounts named, besides "default", which no pod can be without. What is there
-// already stays.
+// Namespace creates a namespace with the named service accounts and "default", without which the API server admits no
+// pod. Existing objects are kept.
 func (c *Cluster) Namespace(ctx context.Context, name string, accounts ...string) error {
 	_, err := c.client.CoreV1().Namespaces().Create(ctx, &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: name}}, meta.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -30,7 +30,8 @@ func (c *Cluster) Namespace(ctx context.Context, name string, accounts ...string
 	return nil
 }
 
-// AccountKubeconfig writes a kubeconfig with a token of a service account that is there, for an hour, and gives its path.
+// AccountKubeconfig requests a token of an existing service account, valid for an hour, writes a kubeconfig with it
+// and returns its path.
 func (c *Cluster) AccountKubeconfig(ctx context.Context, namespace, account string) (string, error) {
 	seconds := int64(3600)
 	request := &authentication.TokenRequest{Spec: authentication.TokenRequestSpec{ExpirationSeconds: &seconds}}
@@ -46,7 +47,7 @@ func (c *Cluster) AccountKubeconfig(ctx context.Context, namespace, account stri
 	return path, writeKubeconfig(path, c.address.url(), ca, &clientapi.AuthInfo{Token: answer.Status.Token})
 }
 
-// CollectLogs copies the logs of all servers, and the audit log, into a directory, which is made.
+// CollectLogs creates a directory and copies the logs of all servers and the audit log into it.
 func (c *Cluster) CollectLogs(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("collecting logs: %w", err)

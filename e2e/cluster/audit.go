@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// auditPolicy keeps what service accounts ask for, and the bodies of what matters in order.
+// auditPolicy logs the requests of service accounts, with the request bodies for nodes and leases.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -25,22 +25,22 @@ rules:
 - level: None
 `
 
-// Request is one that the API server answered, or a watch that it began to answer.
+// Request is one request that the API server has responded to; a watch counts when its response starts.
 type Request struct {
-	// User is the name that it goes by, such as system:serviceaccount:istio-system:istio-cni-taint.
+	// User is the authenticated user name, such as system:serviceaccount:istio-system:istio-cni-taint.
 	User string
-	// Verb is that of RBAC. URI has the query.
+	// Verb is the RBAC verb. URI includes the query.
 	Verb, URI                              string
 	Resource, Subresource, Namespace, Name string
-	// Received is by the API server's clock, with microseconds.
+	// Received is requestReceivedTimestamp: the API server's clock, with microseconds.
 	Received time.Time
-	// Status is that of HTTP.
+	// Status is the HTTP status code.
 	Status int
-	// Body is there for patches and writes of nodes and leases.
+	// Body is set for patches, creates and updates of nodes and leases.
 	Body json.RawMessage
 }
 
-// auditEvent is a line of the log, as in k8s.io/apiserver/pkg/apis/audit/v1.
+// auditEvent is one line of the audit log, as in k8s.io/apiserver/pkg/apis/audit/v1.
 type auditEvent struct {
 	AuditID    string `json:"auditID"`
 	Stage      string `json:"stage"`
@@ -62,7 +62,7 @@ type auditEvent struct {
 	RequestReceivedTimestamp time.Time       `json:"requestReceivedTimestamp"`
 }
 
-// Requests are those of a service account so far, in the order in which they came in.
+// Requests returns the requests of a service account so far, in the order of the audit log.
 func (c *Cluster) Requests(namespace, account string) ([]Request, error) {
 	text, err := os.ReadFile(c.run.audit())
 	if err != nil {
@@ -71,8 +71,8 @@ func (c *Cluster) Requests(namespace, account string) ([]Request, error) {
 	return requests(text, "system:serviceaccount:"+namespace+":"+account)
 }
 
-// requests reads an audit log. A last line that is not complete is being written. A watch has two lines, of which the
-// first counts.
+// requests parses an audit log and skips an incomplete last line, which the API server is still writing. A watch is
+// logged in two stages, and requests returns the first.
 func requests(text []byte, user string) ([]Request, error) {
 	const longest = 16 << 20
 	if end := bytes.LastIndexByte(text, '\n'); end >= 0 {

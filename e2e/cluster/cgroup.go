@@ -12,8 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// makeCgroups makes one for the cluster in each hierarchy below the own one, so that its cgroup namespace has its root
-// there and all of it can be removed. The file list names them, a line each.
+// makeCgroups creates a cgroup for the cluster in each hierarchy, below this process's own cgroup: it becomes the
+// root of the cluster's cgroup namespace and can be removed as a whole. The paths are written to the file list, one
+// per line.
 func makeCgroups(list, run string) error {
 	groups, err := ownGroups()
 	if err != nil {
@@ -28,8 +29,8 @@ func makeCgroups(list, run string) error {
 		switch {
 		case top == "":
 		case g.id == "0" && hasControllers(top):
-			// Only the root may have processes beside groups with controllers, so ours is below the root, which must hand
-			// its controllers on.
+			// In version 2 only the root cgroup may have processes and enabled controllers. The cluster's cgroup is therefore
+			// a child of the root, which must delegate its controllers.
 			delegateControllers(top)
 			all = append(all, filepath.Join(top, filepath.Base(run)))
 		default:
@@ -39,7 +40,7 @@ func makeCgroups(list, run string) error {
 	if len(all) == 0 {
 		return errors.New("no cgroup hierarchy is mounted on this machine")
 	}
-	// The list comes first: what is killed here is swept by the next run.
+	// The list is written first: if this process is killed here, the next run removes the cgroups.
 	if err := os.WriteFile(list, []byte(strings.Join(all, "\n")+"\n"), 0o644); err != nil {
 		return fmt.Errorf("writing the list of cgroups: %w", err)
 	}
@@ -59,7 +60,8 @@ func hasControllers(top string) bool {
 	return err == nil && strings.TrimSpace(string(text)) != ""
 }
 
-// delegateControllers does what it can: a controller that is in use otherwise stays where it is.
+// delegateControllers enables each controller of the root for its children and ignores errors: a controller may be in
+// use by a version 1 hierarchy.
 func delegateControllers(top string) {
 	text, _ := os.ReadFile(filepath.Join(top, "cgroup.controllers"))
 	for controller := range strings.FieldsSeq(string(text)) {
@@ -67,7 +69,8 @@ func delegateControllers(top string) {
 	}
 }
 
-// fillCpuset copies what a new group of version 1 lacks: empty ones take no processes.
+// fillCpuset copies cpuset.cpus and cpuset.mems from the parent to a new version 1 cgroup, which accepts no processes
+// while they are empty.
 func fillCpuset(dir string) error {
 	for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
 		text, err := os.ReadFile(filepath.Join(dir, name))
@@ -85,7 +88,8 @@ func fillCpuset(dir string) error {
 	return nil
 }
 
-// enter is the first step inside: join the cgroups, and only then have a namespace with its root there.
+// enter joins the cgroups, creates a cgroup namespace whose root they are, and executes the program again as
+// nameInit.
 func enter(tier Tier, run directory) error {
 	runtime.LockOSThread()
 	list, err := os.ReadFile(run.cgroups())
@@ -104,7 +108,8 @@ func enter(tier Tier, run directory) error {
 	return fmt.Errorf("executing the program again: %w", err)
 }
 
-// removeCgroups removes those of the list with all below. The kernel may take a moment after the last process.
+// removeCgroups removes the listed cgroups and their children. It retries, because the kernel releases a cgroup some
+// time after the exit of its last process.
 func removeCgroups(list string) error {
 	text, err := os.ReadFile(list)
 	if errors.Is(err, os.ErrNotExist) {
@@ -132,7 +137,7 @@ func removeCgroups(list string) error {
 	return fmt.Errorf("cgroups are still there: %q", left)
 }
 
-// removeTree removes a cgroup from its leaves up. Files in it are the kernel's and need no removing.
+// removeTree removes a cgroup and its children, leaves first. Its files are virtual and are not deleted.
 func removeTree(dir string) {
 	entries, _ := os.ReadDir(dir)
 	for _, entry := range entries {

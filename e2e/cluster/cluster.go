@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Tier is how much of Kubernetes runs.
+// Tier selects the servers that run.
 type Tier string
 
 // Tiers.
@@ -30,42 +30,44 @@ const (
 	Node         Tier = "node"
 )
 
-// Options say what to start.
+// Options configure a cluster.
 type Options struct {
-	// Kube is the path of the program made by hack/kube.sh. Required.
+	// Kube is the path of the binary built by hack/kube.sh. Required.
 	Kube string
 	Tier Tier
-	// ControllerManager is for tier ControlPlane; tier Node always has it. Without it nothing makes service accounts,
-	// collects garbage, or watches over nodes that have no kubelet.
+	// ControllerManager starts kube-controller-manager in tier ControlPlane; tier Node always starts it. Without it
+	// service accounts are not created, garbage is not collected, and the status of nodes without a kubelet never
+	// becomes Unknown.
 	ControllerManager bool
-	// Images are paths of archives that containerd is to know (tier Node).
+	// Images are paths of image archives that are imported into containerd (tier Node).
 	Images []string
-	// Pause is the name of the image of a pod's sandbox (tier Node), which must be in one of Images.
+	// Pause is the sandbox image of pods (tier Node), which must be in one of Images.
 	Pause string
-	// Families are those of the network of pods, the node, and the Service (IPv4 unless given).
+	// Families are the IP families of the pod network, the node, and the Service network (default IPv4).
 	Families Families
-	// Networks are the node's network configurations by the names of their files (tier Node), templates with .Ranges and .Routes for host-local, and .PodCIDR. nil is a
-	// bridge with portmap as 10-e2e.conflist; none at all leaves the node NotReady until PutNetwork.
+	// Networks are CNI configurations by file name (tier Node). They are templates with .Ranges and .Routes for
+	// host-local, and .PodCIDR. If nil, 10-e2e.conflist configures a bridge with portmap; if empty, the node is NotReady
+	// until PutNetwork.
 	Networks map[string]string
-	// RegisterWithTaints are on the node from the moment that its kubelet makes it (tier Node).
+	// RegisterWithTaints are the taints with which the kubelet registers the node (tier Node).
 	RegisterWithTaints []core.Taint
-	// Dir is where the cluster's directory is made, os.TempDir() unless given. Not below /etc, /opt, /var or /run.
+	// Dir is the parent of the cluster's directory, by default os.TempDir(). Not below /etc, /opt, /var or /run.
 	Dir string
-	// Log is told of progress, nobody unless given.
+	// Log receives progress messages, by default io.Discard.
 	Log io.Writer
 }
 
 // Families are IP families.
 type Families string
 
-// Families. With DualStack pods have an address of each, the first being of IPv4, and all else is as with IPv4.
+// Families. With DualStack each pod has one address per family, IPv4 first; all else is as with IPv4.
 const (
 	IPv4      Families = ""
 	DualStack Families = "dual-stack"
 	IPv6      Families = "ipv6"
 )
 
-// Names in each cluster.
+// Names and addresses in each cluster.
 const (
 	NodeName     = "e2e-node"
 	serviceIP    = "10.96.0.1"
@@ -77,10 +79,10 @@ const (
 	apiPort      = "443" // then the Service's address and port on lo are the API server's own
 )
 
-// timeout is for how long a server may take to answer. It is generous: other work may share the cores.
+// timeout bounds each wait for a server. It is generous because other work may share the CPUs.
 const timeout = 2 * time.Minute
 
-// Cluster is a running one.
+// Cluster is a running cluster.
 type Cluster struct {
 	options Options
 	run     directory
@@ -94,7 +96,7 @@ type Cluster struct {
 	stopped  bool
 }
 
-// Start starts a cluster. It lives until Stop or the end of this process; ctx only bounds the start.
+// Start starts a cluster, which runs until Stop or until this process exits; ctx bounds only the start.
 func Start(ctx context.Context, o Options) (*Cluster, error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -131,7 +133,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	return nil
 }
 
-// configure writes what servers and clients need, once: it outlives a loss of power.
+// configure writes the configuration of servers and clients once; PowerOff keeps it.
 func (c *Cluster) configure(ctx context.Context) error {
 	if err := writeCredentials(c.run.pki(), c.address); err != nil {
 		return err
@@ -155,13 +157,13 @@ func (c *Cluster) configure(ctx context.Context) error {
 	return nil
 }
 
-// PowerOff ends all processes at once, as a loss of power does: the disks stay, and nothing else.
+// PowerOff kills all processes at once, as a power failure does. The files of the cluster remain.
 func (c *Cluster) PowerOff() error {
 	return errors.Join(c.inside.end(), removeCgroups(c.run.cgroups()))
 }
 
-// PowerOn starts the cluster again after PowerOff, at the same address, as another boot of its node. It returns when the API
-// server is ready.
+// PowerOn starts the cluster again after PowerOff, at the same address and with another boot ID. It returns when the
+// API server is ready.
 func (c *Cluster) PowerOn(ctx context.Context) error {
 	began := time.Now()
 	if err := c.enclose(ctx); err != nil {
@@ -177,7 +179,7 @@ func (c *Cluster) PowerOn(ctx context.Context) error {
 	return nil
 }
 
-// startServers starts them in the order in which they can begin to work.
+// startServers starts the servers in the order of their dependencies.
 func (c *Cluster) startServers(ctx context.Context) error {
 	if err := c.startControlPlane(); err != nil {
 		return err
@@ -187,7 +189,8 @@ func (c *Cluster) startServers(ctx context.Context) error {
 			return err
 		}
 	}
-	// The roles of these exist once the API server is ready; started before, they lose seconds to their back-off.
+	// The API server creates their roles before it becomes ready; started earlier, these servers lose seconds to
+	// back-off.
 	if err := c.waitReady(ctx); err != nil {
 		return err
 	}
@@ -238,7 +241,7 @@ func (c *Cluster) logf(format string, args ...any) {
 	_, _ = fmt.Fprintf(c.options.Log, "cluster: "+format+"\n", args...)
 }
 
-// Stop ends everything and removes the directory. A second call does nothing.
+// Stop kills all processes and removes the directory. A second call does nothing.
 func (c *Cluster) Stop() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -254,22 +257,23 @@ func (c *Cluster) Stop() error {
 	return errors.Join(errs...)
 }
 
-// Kubeconfig is the path of an administrator's, of group system:masters.
+// Kubeconfig returns the path of an administrator's kubeconfig (group system:masters).
 func (c *Cluster) Kubeconfig() string { return filepath.Join(c.run.pki(), "admin.kubeconfig") }
 
-// REST is an administrator's way to the API server, without a limit of requests. It is the caller's own copy.
+// REST returns a copy of an administrator's client configuration, without a rate limit.
 func (c *Cluster) REST() *rest.Config { return rest.CopyConfig(c.config) }
 
-// Client is an administrator's.
+// Client returns an administrator's client.
 func (c *Cluster) Client() kubernetes.Interface { return c.client }
 
-// Dir is the cluster's directory, for files that end with it.
+// Dir returns the cluster's directory, which Stop removes.
 func (c *Cluster) Dir() string { return string(c.run) }
 
-// Pid is that of the process whose end ends the cluster.
+// Pid returns the process ID of the first process of the PID namespace; the cluster ends with it.
 func (c *Cluster) Pid() int { return c.inside.pid }
 
-// Command is a program in the namespaces of the cluster, as on its node. It ends with the cluster.
+// Command returns a command that runs in the namespaces of the cluster, as on its node, and is killed with the
+// cluster.
 func (c *Cluster) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	target := strconv.Itoa(c.inside.pid)
 	enter := []string{"--target", target, "--mount", "--net", "--pid", "--uts", "--ipc"}
@@ -279,12 +283,12 @@ func (c *Cluster) Command(ctx context.Context, name string, args ...string) *exe
 	return exec.CommandContext(ctx, "nsenter", append(append(enter, "--", name), args...)...)
 }
 
-// do runs a command inside to its end.
+// do runs a command in the namespaces of the cluster and waits for it.
 func (c *Cluster) do(ctx context.Context, name string, args ...string) error {
 	return finish(c.Command(ctx, name, args...))
 }
 
-// finish runs a command to its end. What it says is part of the error if there is one.
+// finish runs a command and waits for it. An error includes its output.
 func finish(command *exec.Cmd) error {
 	text, err := command.CombinedOutput()
 	if err != nil {
@@ -293,7 +297,7 @@ func finish(command *exec.Cmd) error {
 	return nil
 }
 
-// Until polls until done says so or fails, or ctx ends, and for two minutes at most.
+// Until polls done until it returns true or an error, ctx is done, or two minutes have passed.
 func Until(ctx context.Context, what string, done func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -312,13 +316,13 @@ func Until(ctx context.Context, what string, done func() (bool, error)) error {
 	}
 }
 
-// directory is where all of a cluster is.
+// directory is the path of the directory with all files of a cluster.
 type directory string
 
 const directoryPrefix = "istio-cni-e2e-"
 
-// newDirectory makes one that is locked for as long as this process lives, and removes those whose process ended without
-// removing its own.
+// newDirectory creates a directory, locks it for the lifetime of this process, and removes directories left by
+// processes that exited without Stop.
 func newDirectory(parent string) (directory, error) {
 	if parent == "" {
 		parent = os.TempDir()
@@ -352,7 +356,8 @@ func (d directory) audit() string            { return d.path("log", "audit.log")
 func (d directory) auditPolicy() string      { return d.path("state", "audit.yaml") }
 func (d directory) bootID() string           { return d.path("state", "boot_id") }
 
-// lock takes the directory's lock without waiting. It is given up when the process ends: the descriptor is never closed.
+// lock acquires the directory's flock without waiting. The kernel releases it when the process exits: the descriptor
+// is never closed.
 func (d directory) lock() (free bool, err error) {
 	fd, err := unix.Open(d.path("lock"), unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -360,7 +365,7 @@ func (d directory) lock() (free bool, err error) {
 	}
 	if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		_ = unix.Close(fd)
-		return false, nil //nolint:nilerr // somebody else has it
+		return false, nil //nolint:nilerr // another process holds it
 	}
 	return true, nil
 }
@@ -372,7 +377,8 @@ func (d directory) remove() error {
 	return nil
 }
 
-// sweep removes what killed tests left. Nothing runs there any more: the lock was theirs.
+// sweep removes the directories and cgroups of killed tests, which it recognises by a free lock: no process of theirs
+// runs any more.
 func sweep(parent string) {
 	left, _ := filepath.Glob(filepath.Join(parent, directoryPrefix+"*"))
 	for _, dir := range left {

@@ -25,7 +25,7 @@ import (
 	"github.com/meshcni/istio-cni/e2e/cluster"
 )
 
-// hold makes the test's program start a cluster, say where it is, and wait to be killed.
+// hold makes the test binary start a cluster, print its PID and directory, and wait to be killed.
 const hold = "CLUSTER_TEST_HOLD"
 
 func TestMain(m *testing.M) {
@@ -49,7 +49,7 @@ func holdCluster(dir string) {
 	os.Exit(1)
 }
 
-// start is a control plane that ends with the test.
+// start starts a control plane, which ends with the test.
 func start(t *testing.T, dir string) *cluster.Cluster {
 	t.Helper()
 	found, err := artifacts.Find()
@@ -73,7 +73,7 @@ func start(t *testing.T, dir string) *cluster.Cluster {
 	return c
 }
 
-// inside counts the processes of the namespaces of a process, that one included.
+// inside counts the processes in a PID namespace, given as the target of /proc/PID/ns/pid.
 func inside(t *testing.T, namespace string) (count int) {
 	t.Helper()
 	links, err := filepath.Glob("/proc/[0-9]*/ns/pid")
@@ -196,7 +196,7 @@ func TestStopLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestAKilledTestLeavesNoProcess kills a test that holds a cluster while another one runs.
+// TestAKilledTestLeavesNoProcess kills a test process that has started a cluster, while another cluster runs.
 func TestAKilledTestLeavesNoProcess(t *testing.T) {
 	parent := t.TempDir()
 	neighbour := start(t, parent)
@@ -228,7 +228,7 @@ func TestAKilledTestLeavesNoProcess(t *testing.T) {
 	if _, err := os.Stat(dir); err != nil {
 		t.Errorf("the directory has gone already, so the rest of this test is void: %v", err)
 	}
-	// The next start takes away what was left, and nothing of a cluster that runs.
+	// The next Start removes the directory of the killed test and leaves the running cluster alone.
 	start(t, parent)
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory is still there: %v", err)

@@ -20,10 +20,10 @@ import (
 	clientapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// lifetime of certificates. No test is that long.
+// lifetime is the validity of certificates, longer than any test.
 const lifetime = 48 * time.Hour
 
-// authority signs the certificates of one cluster. The first problem is remembered, and nothing is done after it.
+// authority signs the certificates of one cluster. It keeps the first error and does nothing after it.
 type authority struct {
 	dir    string
 	key    *ecdsa.PrivateKey
@@ -33,7 +33,7 @@ type authority struct {
 	err    error
 }
 
-// writeCredentials makes keys, certificates and kubeconfigs in dir.
+// writeCredentials writes keys, certificates and kubeconfigs to dir.
 func writeCredentials(dir string, at address) error {
 	a := newAuthority(dir)
 	a.issue("apiserver", &x509.Certificate{
@@ -96,7 +96,7 @@ func (a *authority) write(name string, text []byte) {
 	a.remember(os.WriteFile(filepath.Join(a.dir, name), text, 0o600))
 }
 
-// issue completes and signs a certificate, and writes it and its key as name.crt and name.key.
+// issue completes and signs a certificate, and writes name.crt and name.key.
 func (a *authority) issue(name string, cert *x509.Certificate) (certPEM, keyPEM []byte) {
 	if a.err != nil {
 		return nil, nil
@@ -123,7 +123,7 @@ func (a *authority) encode(key crypto.PrivateKey) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
-// signingKey is the one for tokens of service accounts.
+// signingKey writes the key pair that signs service account tokens.
 func (a *authority) signingKey() {
 	const bits = 2048
 	key, err := rsa.GenerateKey(rand.Reader, bits)
@@ -137,7 +137,7 @@ func (a *authority) signingKey() {
 	a.write("sa.pub", pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}))
 }
 
-// writeKubeconfig writes one with everything in it.
+// writeKubeconfig writes a kubeconfig with embedded credentials.
 func writeKubeconfig(path, server string, ca []byte, user *clientapi.AuthInfo) error {
 	const name = "e2e"
 	config := clientapi.NewConfig()

@@ -1,29 +1,30 @@
-// Package cluster runs a real Kubernetes for a test, on this machine and beside it.
+// Package cluster runs a real Kubernetes for a test on this machine, isolated from it by namespaces.
 //
-// It promises, of what Start gives:
+// It promises, of a cluster returned by Start:
 //
-//   - In tier ControlPlane etcd and kube-apiserver, and the controller manager if asked for; in tier Node containerd,
-//     kubelet, controller manager and scheduler as well. All are the real programs. Start returns when the API server is
-//     ready; what a node needs takes some seconds more, and tests wait for what they need of it.
-//   - Everything runs in namespaces of its own (mount, net, pid, uts, ipc; cgroup in tier Node) below one process, in one
-//     directory. When that process ends the kernel ends all others, containers included, and takes the network and the
-//     mounts along. It ends by Stop, and when the test's process ends in whatever way, SIGKILL included. Only the
-//     directory and empty cgroups outlive a killed test; the next Start removes them. No process is ever looked up by name.
-//   - Clusters run beside each other. Each has a link kube-e2e-N and the network 10.99.N.0/24 in the namespace that Start
-//     was called in, where the API server answers at https://10.99.N.2:443.
-//   - PowerOff and PowerOn are a node that loses power: all processes and what is in memory go, disks stay, and the kubelet
-//     reports another boot.
-//   - Kill ends a server as a crash would, and Restart starts it again, at the same address and with the same data. Pause and
-//     Resume make it hang for a while.
-//   - Requests tells what each service account asked of the API server since the start, from its audit log: exactly, with
-//     the bodies of patches and of writes of leases.
-//   - CollectLogs keeps the log of each server, and the audit log.
+//   - Tier ControlPlane runs etcd and kube-apiserver, and kube-controller-manager if Options ask for it; tier Node also runs
+//     containerd, kubelet, kube-controller-manager and kube-scheduler. All are the real programs. Start returns when the API
+//     server is ready; the node takes some seconds more, and tests wait for the parts that they need.
+//   - All processes run in mount, net, pid, uts and ipc namespaces of their own (and cgroup in tier Node), below one first
+//     process, in one directory. When the first process exits, the kernel kills all others, containers included, and removes
+//     the network and the mounts. It exits by Stop, and with the test process, also after SIGKILL. Only the directory and
+//     empty cgroups remain of a killed test; the next Start removes them. No process is looked up by name.
+//   - Several clusters can run at once. Each has a veth link kube-e2e-N and the network 10.99.N.0/24 in the network namespace of
+//     Start's caller, where the API server listens at https://10.99.N.2:443.
+//   - PowerOff and PowerOn simulate a power failure: processes and memory are lost, files remain, and the kubelet reports
+//     another boot ID.
+//   - Kill ends a server with SIGKILL; Restart starts it again at the same address and with the same data. Pause and Resume
+//     stop and continue a server.
+//   - Requests returns each request of a service account to the API server since Start, from the audit log, with the bodies
+//     of patches, creates and updates of nodes and leases.
+//   - CollectLogs copies the log of each server, and the audit log.
 //
-// It never skips or waits without end: what is missing on the machine is an error that says what to install, and a server
-// that dies while it is waited for is an error with the end of its log. It changes nothing on the machine besides that
-// directory, those cgroups and that link: /etc, /opt, /var, /run and the sysctls that a kubelet writes are private.
+// It never skips a test and never waits without a bound: a missing program is an error that names the package to install, and
+// a server that exits while Start waits for it is an error with the end of its log. It changes nothing on the machine besides
+// the directory, the cgroups and the link: /etc, /opt, /var, /run and the sysctls that a kubelet writes are private.
 //
-// The caller's TestMain must call Main first: the process of the namespaces is the test's own program. Needs root.
+// The caller's TestMain must call Main first, because the first process of the namespaces is the test binary itself. It needs
+// root.
 //
-// Start reading at Start; pidone.go is the inside.
+// Start reading at Start; pidone.go is the first process.
 package cluster

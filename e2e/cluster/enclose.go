@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pidOne is the process of the namespaces as the test sees it.
+// pidOne is the test's handle of the first process of the namespaces.
 type pidOne struct {
 	pid   int
 	run   directory
@@ -28,10 +28,10 @@ type pidOne struct {
 	answer   *json.Decoder
 }
 
-// enclose starts it and waits until its mounts are made.
+// enclose starts the first process in new namespaces and waits until it has mounted its file systems.
 func (c *Cluster) enclose(ctx context.Context) error {
 	name := nameInit
-	// No two boots of the node have the same.
+	// Each boot of the node has another boot ID.
 	if err := os.WriteFile(c.run.bootID(), []byte(strings.ToLower(rand.Text())+"\n"), 0o644); err != nil {
 		return fmt.Errorf("writing a boot ID: %w", err)
 	}
@@ -66,19 +66,20 @@ func (c *Cluster) enclose(ctx context.Context) error {
 	return nil
 }
 
-// environment is what servers and plugins get: libcni hands all of it to plugins, so nothing of this process is in it.
+// environment returns the environment of servers and CNI plugins. It is constant: libcni passes its whole environment
+// to plugins.
 func environment() []string {
 	return []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8"}
 }
 
-// begin starts the process on a thread that lives as long as it: the kernel sends Pdeathsig when the thread ends that
-// forked, not the process.
+// begin starts the process on a thread that lives as long as the process: the kernel sends Pdeathsig at the exit of
+// the thread that forked, not of its process.
 func (p *pidOne) begin(command *exec.Cmd) error {
 	in, err := command.StdinPipe()
 	if err != nil {
 		return fmt.Errorf("making a pipe: %w", err)
 	}
-	// Not StdoutPipe, which Wait closes under the reader.
+	// StdoutPipe is not used: Wait closes it before the reader is done.
 	answers, write, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("making a pipe: %w", err)
@@ -105,7 +106,7 @@ func (p *pidOne) begin(command *exec.Cmd) error {
 	return nil
 }
 
-// read waits for an answer, or the end of the process.
+// read returns the next reply, or an error if the process has exited.
 func (p *pidOne) read() (reply, error) {
 	var answer reply
 	if err := p.answer.Decode(&answer); err != nil {
@@ -117,7 +118,7 @@ func (p *pidOne) read() (reply, error) {
 	return answer, nil
 }
 
-// send gives an order and waits for the answer.
+// send sends a command and returns its reply.
 func (p *pidOne) send(o command) (reply, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,8 +128,8 @@ func (p *pidOne) send(o command) (reply, error) {
 	return p.read()
 }
 
-// end ends all of the namespaces and waits until nothing of them is left. The process has not been waited for, or it has
-// and its number is not used: Wait and this are distinguished by ended.
+// end kills the first process, and with it the namespaces, and waits until all processes are gone. The channel ended
+// is closed after Wait: while it is open, the PID is not reused.
 func (p *pidOne) end() error {
 	select {
 	case <-p.ended:
@@ -143,7 +144,7 @@ func (p *pidOne) end() error {
 	return nil
 }
 
-// tail is the end of a log, for an error.
+// tail returns the last lines of a log, for an error.
 func tail(path string) string {
 	const lines = 12
 	text, err := os.ReadFile(path)

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// address is where a cluster is, which its link's number says. 0 is nowhere.
+// address derives the addresses of a cluster from the number of its link. 0 is no address.
 type address struct{ number int }
 
 const maxLinks = 200
@@ -21,7 +21,7 @@ func (a address) host6() string { return fmt.Sprintf("fd00:99:%x::1", a.number) 
 func (a address) node6() string { return fmt.Sprintf("fd00:99:%x::2", a.number) }
 func (a address) url() string   { return "https://" + net.JoinHostPort(a.node(), apiPort) }
 
-// nodeIP is the address that the node and its API server go by inside.
+// nodeIP returns the InternalIP of the node, at which the API server listens too.
 func (c *Cluster) nodeIP() string {
 	if c.options.Families == IPv6 {
 		return c.address.node6()
@@ -29,8 +29,8 @@ func (c *Cluster) nodeIP() string {
 	return c.address.node()
 }
 
-// connect joins the cluster with the namespace of the test, by the first link whose name is free: making it is what takes
-// the name.
+// connect creates a veth pair between the test's network namespace and the cluster's, with the first free name: the
+// creation reserves the name.
 func (c *Cluster) connect(ctx context.Context) error {
 	for number := 1; number <= maxLinks; number++ {
 		a := address{number: number}
@@ -47,7 +47,7 @@ func (c *Cluster) connect(ctx context.Context) error {
 	return fmt.Errorf("all links kube-e2e-1 to kube-e2e-%d are in use", maxLinks)
 }
 
-// reconnect makes the same link again. The one of before may still be there: connections that nobody answers any more keep the
+// reconnect creates the same link again. The old one may still exist, because open TCP connections keep its network
 // namespace for minutes.
 func (c *Cluster) reconnect(ctx context.Context) error {
 	if err := c.disconnect(); err != nil {
@@ -83,10 +83,11 @@ func (c *Cluster) setAddresses(ctx context.Context) error {
 		{"ip", "addr", "add", a.node() + "/24", "dev", "eth0"},
 		{"ip", "link", "set", "eth0", "up"},
 		{"ip", "route", "add", "default", "via", a.host()},
-		// The kubernetes Service, without a proxy: the API server listens on all addresses.
+		// The address of the Service "kubernetes" is on lo, as there is no kube-proxy: the API server listens on all
+		// addresses.
 		{"ip", "addr", "add", serviceIP + "/32", "dev", "lo"},
 		{"sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"},
-		// Addresses that are not assigned (RFC 5737) are refused at once, not after a while.
+		// Addresses for documentation (RFC 5737) are rejected at once instead of timing out.
 		{"ip", "route", "add", "unreachable", "192.0.2.0/24"},
 	}
 	if c.options.Families != IPv4 {
@@ -106,7 +107,7 @@ func (c *Cluster) setAddresses(ctx context.Context) error {
 	return nil
 }
 
-// disconnect removes what is left of the link: it has gone with the namespace, but the kernel may not be done with it.
+// disconnect deletes the link if it still exists: the kernel deletes it asynchronously with the network namespace.
 func (c *Cluster) disconnect() error {
 	if c.address.number == 0 {
 		return nil

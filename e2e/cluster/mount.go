@@ -13,8 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountAll makes the view of the file system that the servers have. It is inside of the mount namespace, so that nothing
-// of it is seen elsewhere.
+// mountAll mounts the file systems of the servers. The mount namespace is private, so the machine does not see them.
 func mountAll(tier Tier, run directory) error {
 	if err := mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err
@@ -31,7 +30,7 @@ func mountAll(tier Tier, run directory) error {
 			return err
 		}
 	}
-	// Volumes that the kubelet mounts must reach containers.
+	// Mounts of the kubelet's volumes must propagate to containers.
 	return mount("", "/", "", unix.MS_REC|unix.MS_SHARED, "")
 }
 
@@ -42,8 +41,8 @@ func mount(source, target, kind string, flags uintptr, data string) error {
 	return nil
 }
 
-// mountSys gives the sysfs of this network namespace, and the control groups of this cgroup namespace, as they are on the
-// machine: version 2, or each hierarchy of version 1.
+// mountSys mounts the sysfs of this network namespace and the cgroup file systems of this cgroup namespace, in the
+// machine's version: 2, or each hierarchy of version 1.
 func mountSys(directory) error {
 	if err := unix.Sethostname([]byte(NodeName)); err != nil {
 		return fmt.Errorf("setting the host name: %w", err)
@@ -99,7 +98,7 @@ func mountV1(top string, g group) error {
 	return nil
 }
 
-// mountV2 also moves all processes to a leaf: only there may they be beside groups with controllers.
+// mountV2 mounts cgroup2 and moves all processes to a leaf: a cgroup with enabled controllers may not have processes.
 func mountV2() error {
 	const top = "/sys/fs/cgroup"
 	if err := mount("cgroup2", top, "cgroup2", 0, ""); err != nil {
@@ -129,7 +128,8 @@ func mountV2() error {
 	return nil
 }
 
-// bindSysctls gives the kubelet files of its own for what it writes and no namespace has, and the identity of this boot.
+// bindSysctls bind-mounts private files over the sysctls that the kubelet writes and no namespace isolates, and over
+// the boot ID.
 func bindSysctls(run directory) error {
 	for name, value := range map[string]string{
 		"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
@@ -146,8 +146,8 @@ func bindSysctls(run directory) error {
 	return mount(run.bootID(), "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND, "")
 }
 
-// overlaySystem makes directories of the machine writable without writing to them, so that mount points can be made there:
-// to remove one on the machine would unmount it in every other namespace.
+// overlaySystem mounts a writable overlay over directories of the machine. Mount points are created in the overlay:
+// removing one on the machine would unmount it in every other mount namespace.
 func overlaySystem(run directory) error {
 	top := run.path("state", "overlay")
 	if err := os.MkdirAll(top, 0o755); err != nil {
@@ -171,7 +171,8 @@ func overlaySystem(run directory) error {
 	return nil
 }
 
-// bindState puts what is large or is to be read afterwards into the cluster's directory.
+// bindState bind-mounts directories from the cluster's directory, for files that are large or are read after the
+// test.
 func bindState(run directory) error {
 	for _, name := range []string{"/var/lib/kubelet", "/var/lib/cni", "/var/lib/containerd", "/var/log", "/etc/cni", "/opt/cni"} {
 		own := run.path("state", "root", name)
@@ -188,7 +189,7 @@ func bindState(run directory) error {
 }
 
 func mountRun(directory) error {
-	// Of the machine's name service only the file is needed, which may be a link to /run.
+	// /run is a new tmpfs. Name resolution needs only /etc/resolv.conf, which may be a link into /run.
 	if err := mount("tmpfs", "/run", "tmpfs", 0, "mode=755"); err != nil {
 		return err
 	}
@@ -200,7 +201,7 @@ func mountRun(directory) error {
 	return nil
 }
 
-// group is a line of /proc/self/cgroup.
+// group is one line of /proc/self/cgroup.
 type group struct{ id, controllers, path string }
 
 func (g group) isV1Controller() bool {
@@ -221,7 +222,7 @@ func ownGroups() ([]group, error) {
 	return all, nil
 }
 
-// mountOf finds where a hierarchy is mounted, "" if it is not.
+// mountOf returns the mount point of a hierarchy, "" if it is not mounted.
 func mountOf(g group) (string, error) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -244,7 +245,7 @@ func mountOf(g group) (string, error) {
 	return "", lines.Err()
 }
 
-// put writes to a file of the kernel.
+// writeKernelFile writes to a file of procfs or cgroupfs.
 func writeKernelFile(file, text string) error {
 	if err := os.WriteFile(file, []byte(text), 0); err != nil {
 		return fmt.Errorf("writing %q to %q: %w", text, file, err)

@@ -14,7 +14,7 @@ import (
 	core "k8s.io/api/core/v1"
 )
 
-// nodeTools are the programs that tier Node needs on the machine, with the packages that bring them.
+// nodeTools returns the programs that tier Node needs, with the packages that provide them.
 func nodeTools() map[string]string {
 	return map[string]string{
 		"containerd": "containerd", "containerd-shim-runc-v2": "containerd", "ctr": "containerd", "runc": "runc",
@@ -37,7 +37,7 @@ var (
 	primaryConflist string
 )
 
-// startNode does not wait for the node.
+// startNode starts containerd and the kubelet and does not wait for the node.
 func (c *Cluster) startNode(ctx context.Context) error {
 	if err := c.launch(Containerd, "/usr/bin/containerd", "--config", c.run.path("state", "containerd.toml")); err != nil {
 		return err
@@ -54,7 +54,7 @@ func (c *Cluster) startNode(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for len(c.options.Images) > 0 { // they are on its disk then
+	for len(c.options.Images) > 0 { // containerd keeps them on disk
 		if err := ctr("--namespace", "k8s.io", "image", "import", c.options.Images[0]); err != nil {
 			return err
 		}
@@ -64,7 +64,7 @@ func (c *Cluster) startNode(ctx context.Context) error {
 		"--kubeconfig="+filepath.Join(c.run.pki(), "kubelet.kubeconfig"), "--node-ip="+c.nodeIP(), "--v=2")
 }
 
-// configureNode writes the files of containerd and kubelet, and the primary network with its plugins.
+// configureNode writes the configuration of containerd and kubelet, and the CNI configuration with its plugins.
 func (c *Cluster) configureNode(ctx context.Context) error {
 	taints, err := json.Marshal(append([]core.Taint{}, c.options.RegisterWithTaints...))
 	if err != nil {
@@ -97,7 +97,7 @@ func (c *Cluster) configureNode(ctx context.Context) error {
 	return c.do(ctx, "sh", "-c", "cp "+referencePlugins+"/* /opt/cni/bin/")
 }
 
-// writeTemplate writes a file from a template.
+// writeTemplate executes a template and writes the result to a file.
 func writeTemplate(name, text string, values map[string]string) error {
 	var out bytes.Buffer
 	parsed, err := template.New(filepath.Base(name)).Option("missingkey=error").Parse(text)
@@ -113,7 +113,7 @@ func writeTemplate(name, text string, values map[string]string) error {
 	return nil
 }
 
-// ranges are the ranges of addresses and the routes that a pod has, as host-local wants them.
+// ranges returns the address ranges and routes of pods, in the format of host-local.
 func (f Families) ranges() (ranges, routes string) {
 	const range4, range6 = `[{"subnet": "` + podCIDR + `"}]`, `[{"subnet": "` + podCIDR6 + `"}]`
 	const route4, route6 = `{"dst": "0.0.0.0/0"}`, `{"dst": "::/0"}`
@@ -127,16 +127,16 @@ func (f Families) ranges() (ranges, routes string) {
 	return range4, route4
 }
 
-// PrimaryNetwork is the file of the node's network unless Options.Networks says otherwise.
+// PrimaryNetwork is the file name of the default CNI configuration, without Options.Networks.
 const PrimaryNetwork = "10-e2e.conflist"
 
-// networkFile is where the cluster has a file of its /etc/cni/net.d.
+// networkFile returns the path, seen from the test, of a file in the node's /etc/cni/net.d.
 func (c *Cluster) networkFile(name string) string {
 	return c.run.path("state", "root", "etc", "cni", "net.d", name)
 }
 
-// PutNetwork puts a network configuration beside others, by rename as an installer would. The first one by name is the
-// node's.
+// PutNetwork writes a CNI configuration by an atomic rename, as an installer does. containerd uses the first one by
+// name.
 func (c *Cluster) PutNetwork(name string, text []byte) error {
 	path := c.networkFile(name)
 	temporary := path + ".new"
@@ -149,8 +149,8 @@ func (c *Cluster) PutNetwork(name string, text []byte) error {
 	return nil
 }
 
-// NodeFile is where a file of the node below /etc/cni, /opt/cni, /var/lib/cni, /var/lib/kubelet or /var/log is seen from
-// outside.
+// NodeFile returns the path, seen from the test, of a file of the node below /etc/cni, /opt/cni, /var/lib/cni,
+// /var/lib/kubelet or /var/log.
 func (c *Cluster) NodeFile(path string) string {
 	return c.run.path("state", "root", strings.TrimPrefix(path, "/"))
 }

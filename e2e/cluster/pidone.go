@@ -14,18 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The process of the namespaces is this program again, under one of these names. A cgroup namespace is entered by one
-// thread only, so that the program is executed once more after it.
+// The first process of the namespaces is the test binary, executed under one of these names. Entering a cgroup
+// namespace affects one thread only, so nameEnter executes the binary again as nameInit.
 const (
 	nameEnter = "istio-cni-e2e-enter"
 	nameInit  = "istio-cni-e2e-init"
 )
 
-// enclosable says that Main was called.
-var enclosable bool //nolint:gochecknoglobals // a property of the program: what its TestMain begins with
+// enclosable reports whether Main was called.
+var enclosable bool //nolint:gochecknoglobals // one per process, set by TestMain
 
-// Main is where the process of the namespaces begins; in any other process it does nothing. It must be called first in
-// TestMain, and does not return in that process.
+// Main runs the first process of the namespaces and does not return in it; in any other process it does nothing. It
+// must be called first in TestMain.
 func Main() {
 	enclosable = true
 	var err error
@@ -44,16 +44,16 @@ func Main() {
 	os.Exit(0)
 }
 
-// order is what the test's process asks of the one inside, a JSON value on its standard input. The answer to each is an
-// outcome on its standard output. The end of the input ends the cluster.
+// command is a request from the test process, one JSON value on standard input. The first process writes one reply
+// for each to standard output. End of input ends the cluster.
 type command struct {
-	// Verb is what to do about the process of a name.
+	// Verb is the action on the process called Name.
 	Verb verb
 	Name string
-	// Args are the program and its arguments (start); its output goes to the file Log.
+	// Args are the program and its arguments (start). Its output is appended to the file Log.
 	Args []string
 	Log  string
-	// Respawn starts it again when it ends by itself, as a node's init does.
+	// Respawn starts the process again when it exits by itself, as systemd does on a node.
 	Respawn bool
 }
 
@@ -61,20 +61,20 @@ type verb string
 
 const (
 	verbStart  verb = "start"
-	verbKill   verb = "kill" // and wait until it has ended
+	verbKill   verb = "kill" // and wait for its exit
 	verbAlive  verb = "alive"
-	verbPause  verb = "pause" // without telling it; all that is said to it waits
+	verbPause  verb = "pause" // SIGSTOP: its clients wait
 	verbResume verb = "resume"
 )
 
 type reply struct {
 	Error string
-	// Alive answers verbAlive; Status is how the process ended, if it has.
+	// Alive is set by verbAlive; Status is the exit status, if the process has exited.
 	Alive  bool
 	Status string
 }
 
-// serve is the life of the first process of the namespaces.
+// serve is the main loop of the first process.
 func serve(tier Tier, run directory) error {
 	if err := mountAll(tier, run); err != nil {
 		return err
@@ -83,7 +83,7 @@ func serve(tier Tier, run directory) error {
 	s.ended = sync.NewCond(&s.mu)
 	go s.reap()
 	in, out := json.NewDecoder(bufio.NewReader(os.Stdin)), json.NewEncoder(os.Stdout)
-	answer := reply{} // the first one says that the mounts are made
+	answer := reply{} // the first reply reports that the file systems are mounted
 	for {
 		if err := out.Encode(answer); err != nil {
 			return fmt.Errorf("answering: %w", err)
@@ -99,7 +99,7 @@ func serve(tier Tier, run directory) error {
 	}
 }
 
-// supervisor has the processes that were started by name, and adopts all others of the namespace.
+// supervisor tracks the processes that were started by name, and reaps all others of the PID namespace.
 type supervisor struct {
 	mu        sync.Mutex
 	ended     *sync.Cond
@@ -113,7 +113,7 @@ type process struct {
 	killed  bool
 }
 
-// signal leaves a process alone that has ended: its number may be another's.
+// signal sends a signal, except to a process that has exited: its PID may be reused.
 func (p *process) signal(signal unix.Signal) reply {
 	if p.status != "" {
 		return reply{Error: "it has ended: " + p.status}
@@ -159,8 +159,8 @@ func (s *supervisor) execute(o command) reply {
 	return reply{}
 }
 
-// spawn starts a process without keeping a handle of it: it is reaped with all others. It needs the lock, so that reaping
-// finds it among the processes.
+// spawn starts a process and keeps only its PID, as reapOne waits for all children. The caller holds the lock, so
+// that reapOne finds the process.
 func spawn(o command) (pid int, err error) {
 	log, err := os.OpenFile(o.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
@@ -182,7 +182,7 @@ func spawn(o command) (pid int, err error) {
 	return p.Pid, nil
 }
 
-// reap waits for all that ends, for ever.
+// reap waits for exited children in an endless loop.
 func (s *supervisor) reap() {
 	news := make(chan os.Signal, 1)
 	signal.Notify(news, unix.SIGCHLD)
@@ -212,7 +212,7 @@ func (s *supervisor) reapOne() bool {
 	return true
 }
 
-// again starts a process again that has ended by itself, after a while.
+// respawn starts a process again that has exited by itself, after a delay.
 func (s *supervisor) respawn(p *process) {
 	const pause = 500 * time.Millisecond
 	time.Sleep(pause)

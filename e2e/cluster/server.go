@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Server is a program of the cluster.
+// Server is the name of a server of the cluster.
 type Server string
 
 // Servers.
@@ -25,7 +25,7 @@ const (
 	Containerd        Server = "containerd"
 )
 
-// begin starts a server of the kube binary.
+// begin starts a server of the kube binary with flags.
 func (c *Cluster) begin(server Server, flags ...string) error {
 	return c.launch(server, append([]string{c.options.Kube, string(server)}, flags...)...)
 }
@@ -37,7 +37,7 @@ func (c *Cluster) configureControlPlane() error {
 	return nil
 }
 
-// startControlPlane does not wait for the API server.
+// startControlPlane starts etcd and the API server and does not wait for them.
 func (c *Cluster) startControlPlane() error {
 	const client, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
 	err := c.begin(Etcd, "--name=e2e", "--data-dir="+c.run.path("state", "etcd"),
@@ -49,13 +49,13 @@ func (c *Cluster) startControlPlane() error {
 	pki := func(name string) string { return filepath.Join(c.run.pki(), name) }
 	bind, services := "0.0.0.0", serviceCIDR
 	if c.options.Families == IPv6 {
-		bind, services = "::", serviceCIDR6 // and IPv4 as well, for the test
+		bind, services = "::", serviceCIDR6 // also accepts IPv4, which the test uses
 	}
 	return c.begin(APIServer, "--etcd-servers="+client,
 		"--bind-address="+bind, "--advertise-address="+c.nodeIP(), "--secure-port="+apiPort,
 		"--service-cluster-ip-range="+services,
 		"--tls-cert-file="+pki("apiserver.crt"), "--tls-private-key-file="+pki("apiserver.key"), "--client-ca-file="+pki("ca.crt"),
-		// Without it logs and exec ask for the node's name, which no name server knows.
+		// By default the API server connects to kubelets (logs, exec) by the node's host name, which does not resolve here.
 		"--kubelet-preferred-address-types=InternalIP", "--kubelet-certificate-authority="+pki("ca.crt"),
 		"--kubelet-client-certificate="+pki("apiserver-kubelet.crt"), "--kubelet-client-key="+pki("apiserver-kubelet.key"),
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+pki("sa.pub"),
@@ -64,13 +64,13 @@ func (c *Cluster) startControlPlane() error {
 		"--audit-policy-file="+c.run.auditPolicy(), "--audit-log-path="+c.run.audit(), "--audit-log-maxsize=1000")
 }
 
-// startControllers needs a ready API server.
+// startControllers starts the controller manager and the scheduler. The API server must be ready.
 func (c *Cluster) startControllers() error {
 	kubeconfig := func(name string) string { return "--kubeconfig=" + filepath.Join(c.run.pki(), name+".kubeconfig") }
 	err := c.begin(ControllerManager, kubeconfig("kcm"), "--use-service-account-credentials",
 		"--service-account-private-key-file="+filepath.Join(c.run.pki(), "sa.key"), "--root-ca-file="+filepath.Join(c.run.pki(), "ca.crt"),
 		"--leader-elect=false", "--bind-address=127.0.0.1", "--flex-volume-plugin-dir="+c.run.path("state", "volumeplugins"),
-		// Its usual limits make it take seconds to start its controllers.
+		// With the default limits the controllers take seconds to start.
 		"--kube-api-qps=500", "--kube-api-burst=1000")
 	if err != nil || c.options.Tier != Node {
 		return err
@@ -78,39 +78,39 @@ func (c *Cluster) startControllers() error {
 	return c.begin(Scheduler, kubeconfig("scheduler"), "--leader-elect=false", "--bind-address=127.0.0.1")
 }
 
-// launch starts a program by the name of a server and remembers how.
+// launch starts a program under the name of a server and keeps its arguments for Restart.
 func (c *Cluster) launch(server Server, args ...string) error {
 	c.mu.Lock()
 	c.commands[server] = args
 	c.mu.Unlock()
 	_, err := c.inside.send(command{
 		Verb: verbStart, Name: string(server), Args: args, Log: c.run.log(server),
-		// It ends when the runtime is not ready yet.
+		// The kubelet exits if the runtime is not ready yet.
 		Respawn: server == Kubelet,
 	})
 	return err
 }
 
-// Kill ends a server as a crash would, and returns when it has ended.
+// Kill kills a server with SIGKILL and waits for its exit.
 func (c *Cluster) Kill(server Server) error {
 	_, err := c.inside.send(command{Verb: verbKill, Name: string(server)})
 	return err
 }
 
-// Pause makes a server hang: it takes connections and answers nothing, until Resume.
+// Pause stops a server with SIGSTOP until Resume: connections are accepted by the kernel and get no response.
 func (c *Cluster) Pause(server Server) error {
 	_, err := c.inside.send(command{Verb: verbPause, Name: string(server)})
 	return err
 }
 
-// Resume ends Pause.
+// Resume continues a paused server with SIGCONT.
 func (c *Cluster) Resume(server Server) error {
 	_, err := c.inside.send(command{Verb: verbResume, Name: string(server)})
 	return err
 }
 
-// Restart starts a server again that has ended, with the same flags, address and data. For the API server it returns when
-// that is ready.
+// Restart starts an exited server again with the same flags, address and data, and waits until the API server is
+// ready if that was restarted.
 func (c *Cluster) Restart(ctx context.Context, server Server) error {
 	c.mu.Lock()
 	args := c.commands[server]
@@ -127,7 +127,7 @@ func (c *Cluster) Restart(ctx context.Context, server Server) error {
 	return c.waitReady(ctx)
 }
 
-// alive is an error when a server has ended, with the end of its log.
+// alive returns an error with the end of the log if a server has exited.
 func (c *Cluster) alive(server Server) error {
 	answer, err := c.inside.send(command{Verb: verbAlive, Name: string(server)})
 	if err == nil && !answer.Alive {
@@ -136,11 +136,11 @@ func (c *Cluster) alive(server Server) error {
 	return err
 }
 
-// waitReady waits until the API server says so. It asks on a connection of its own: those of before a restart may hang.
+// waitReady polls /readyz of the API server. It uses a connection of its own: those opened before a restart may hang.
 func (c *Cluster) waitReady(ctx context.Context) error {
 	config := rest.CopyConfig(c.config)
 	config.Timeout = 2 * time.Second
-	// Clients share connections unless they dial differently.
+	// Clients share connections unless their dial functions differ.
 	config.Dial = (&net.Dialer{}).DialContext
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package contract holds a real API server to the tests that the fake one of the unit tests passes: what those rely on is
-// what the real one does.
+// Package contract runs the tests of the unit tests' fake API server against a real API server: the behaviour that unit
+// tests rely on is that of the real one.
 //
-// The tests are TestContract of internal/kube/kubetest, built as a program of their own.
+// The tests are TestContract of internal/kube/kubetest, built as a test binary.
 package contract
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// shared is the cluster.
+// shared is the cluster of all tests.
 var shared lab.Cluster
 
 func TestMain(m *testing.M) {
@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestTheRealAPIServerKeepsTheContractOfTheFakeOne(t *testing.T) {
-	// One that was started again does not know what was before.
+	// A restarted API server has an empty watch cache.
 	if err := shared.Kill(cluster.APIServer); err != nil {
 		t.Fatal(err)
 	}

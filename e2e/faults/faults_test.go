@@ -16,7 +16,7 @@ import (
 
 const workers = 4
 
-// TestFaults is one node that lives through all of them, and is given back in the end.
+// TestFaults applies each fault to one node in turn, and uninstalls the agent in the end.
 func TestFaults(t *testing.T) {
 	s, installed := newScenario(t, "{}")
 	for _, fault := range []struct {
@@ -49,7 +49,7 @@ func TestFaults(t *testing.T) {
 	s.RemoveAll()
 }
 
-// updated: the DaemonSet is rolled out again twice, then with other settings, while pods come and go.
+// updated: the DaemonSet is restarted twice and then updated with other settings, while pods come and go.
 func (s *scenario) updated() {
 	s.Helper()
 	churn := s.Churn(workers)
@@ -63,7 +63,7 @@ func (s *scenario) updated() {
 	churn.End(workers)
 }
 
-// agentKilled, over and over.
+// agentKilled: the agent is killed three times.
 func (s *scenario) agentKilled() {
 	s.Helper()
 	churn := s.Churn(workers)
@@ -77,8 +77,8 @@ func (s *scenario) agentKilled() {
 	churn.End(workers)
 }
 
-// tokenReplaced, as the kubelet does it, by one that the API server has given for the same pod. The agent stays ready, and what
-// the plugin is told follows.
+// tokenReplaced: the agent's token is replaced as the kubelet does it, with one that is bound to the same pod. The
+// agent stays ready and writes the token to the plugin's kubeconfig.
 func (s *scenario) tokenReplaced() {
 	s.Helper()
 	agent := s.Agent()
@@ -105,7 +105,7 @@ new=..e2e$$; cp -a "$(readlink ..data)" "$new"; printf %s "$2" >"$new/token"; ln
 	}
 }
 
-// apiServerEnds: it is killed while sandboxes of pods are being made, and comes back later.
+// apiServerEnds: the API server is killed while pod sandboxes are being created, and is restarted later.
 func (s *scenario) apiServerEnds() {
 	s.Helper()
 	churn := s.Churn(workers)
@@ -137,7 +137,7 @@ func (s *scenario) apiServerEnds() {
 func (s *scenario) containerdKilled() { s.Helper(); s.killed(cluster.Containerd) }
 func (s *scenario) kubeletKilled()    { s.Helper(); s.killed(cluster.Kubelet) }
 
-// killed kills one of those that make pods, and starts it again, twice.
+// killed kills containerd or the kubelet and restarts it, twice.
 func (s *scenario) killed(server cluster.Server) {
 	s.Helper()
 	churn := s.ChurnWithRestarts(workers)
@@ -152,8 +152,8 @@ func (s *scenario) killed(server cluster.Server) {
 	churn.End(workers)
 }
 
-// powerLost: everything in memory is gone, sockets and kubeconfig of the agent too; network configuration and program are on
-// disk. No pod of the mesh starts before it can be captured.
+// powerLost: all of memory is lost, with the agent's sockets and kubeconfig; the CNI configuration and the plugin
+// binary are on disk. No injected pod starts before it can be redirected.
 func (s *scenario) powerLost() {
 	s.Helper()
 	for n := range 5 {
@@ -191,9 +191,9 @@ func (s *scenario) powerLost() {
 	s.Step("all pods are ready again and redirected as before; none has failed its validation")
 }
 
-// TestThePrimaryNetworkIsRewritten in a loop, as a network's agent does that defends its file: without a file of our own there
-// is a moment after each time in which pods start unredirected, and these are stopped by their validation and repaired. With one
-// there is no such moment.
+// TestThePrimaryNetworkIsRewritten rewrites the primary CNI configuration in a loop, as the agent of a network does
+// that reverts changes. If the plugin is chained in that file, pods that start right after a rewrite are not
+// redirected; their validation fails and they are repaired. With a file of our own all pods are redirected.
 func TestThePrimaryNetworkIsRewritten(t *testing.T) {
 	for name, values := range map[string]string{
 		"the plugin is in its file": "{}", "the plugin is in a file of our own": "{chained: true, istioOwnedCNIConfig: true}",
@@ -236,7 +236,7 @@ func TestThePrimaryNetworkIsRewritten(t *testing.T) {
 	}
 }
 
-// rewrite writes the primary network's file every 200 ms until it is ended, which gives the number of times.
+// rewrite writes the primary CNI configuration every 200 ms until end, which returns the number of writes.
 func (s *scenario) rewrite(text string) (end func() int) {
 	s.Helper()
 	stop, times := make(chan struct{}), make(chan int, 1)

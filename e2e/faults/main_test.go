@@ -1,8 +1,8 @@
-// Package faults does to a node with the agent what happens to nodes: updates, kills, outages, tokens and files that change, a loss
-// of power. Meanwhile pods come and go, of the mesh and others.
+// Package faults applies to a node with the agent the faults that nodes have: updates, kills, outages, replaced tokens and
+// files, a power failure. Meanwhile pods with and without sidecar are created and deleted.
 //
-// After each fault it holds that no pod of the mesh has run without redirection, that none is stuck, that the pods of before are
-// as they were, and that nothing outside of the mesh has failed.
+// After each fault it checks that no injected pod ran without redirection or is stuck, that existing pods are unchanged, and
+// that no pod outside of the mesh failed.
 //
 // Start reading at TestFaults.
 package faults
@@ -25,10 +25,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// scenario is a test and what it is told with.
+// scenario is the fixture of one test.
 type scenario struct{ *lab.Lab }
 
-// newScenario has a node with the agent and two pods that stay.
+// newScenario starts a node with the agent and two pods that stay until the end.
 func newScenario(t *testing.T, values string) (s *scenario, installed lab.Objects) {
 	t.Helper()
 	s = &scenario{Lab: lab.Node(t, cluster.Options{})}
@@ -42,7 +42,7 @@ func newScenario(t *testing.T, values string) (s *scenario, installed lab.Object
 	return s, installed
 }
 
-// steady: the pods that stay are as they were; restarts are what a loss of power costs them.
+// steady checks that the two pods are ready and unchanged, with this many container restarts.
 func (s *scenario) steady(restarts int32) {
 	s.Helper()
 	for name, want := range map[string]lab.Flow{"steady": lab.Redirected, "steady-plain": lab.Untouched} {
@@ -65,7 +65,7 @@ func (s *scenario) steady(restarts int32) {
 	s.Step("the pods of before are as they were")
 }
 
-// others: the plugin has failed no pod outside of the mesh.
+// others checks that the plugin failed no pod outside of the mesh.
 func (s *scenario) others() {
 	s.Helper()
 	events, err := s.Client().CoreV1().Events(lab.App).List(s.Context(), meta.ListOptions{FieldSelector: "reason=FailedCreatePodSandBox"})
@@ -83,12 +83,12 @@ func (s *scenario) others() {
 	s.Step("%d pods of the mesh, and none outside, were refused for a while, since the test began", len(pods))
 }
 
-// plain reports whether a pod of these tests is outside of the mesh, by its name.
+// plain reports whether a pod of these tests is outside of the mesh, by the suffix of its name.
 func plain(name string) bool {
 	return strings.HasSuffix(name, "-plain")
 }
 
-// restartAgents is what "kubectl rollout restart" does.
+// restartAgents does the same as "kubectl rollout restart".
 func (s *scenario) restartAgents() {
 	s.Helper()
 	set := s.DaemonSet(s.Context())
@@ -98,5 +98,5 @@ func (s *scenario) restartAgents() {
 	s.Until("the update to be rolled out", s.RolledOut)
 }
 
-// agentRestarts counts how often the agent's container was started again.
+// agentRestarts returns the restart count of the agent's container.
 func agentRestarts(pod *core.Pod) int32 { return pod.Status.ContainerStatuses[0].RestartCount }

@@ -1,10 +1,10 @@
-// Command kube is the servers of Kubernetes and etcd in one binary, for the tests of this directory's parent.
+// Command kube has the servers of Kubernetes and etcd in one binary, for the tests in e2e.
 //
-// It promises that its first argument names the server, as in "kube kubelet --help", or else the name that it is called
-// by (a link named kube-apiserver), and that the server has all its flags. It never decides by itself what to run.
+// It promises that the server is named by the first argument, as in "kube kubelet --help", or by the name of the executable
+// (a link named kube-apiserver), and that the server has all its flags. It never selects a server by itself.
 //
-// It is a module of its own because k8s.io/kubernetes requires its 31 parts at a version that only replacements can meet
-// (see mkmod.sh), and replacements are not to reach any other module. Start reading at main.
+// It is a module of its own because k8s.io/kubernetes requires its 31 staging modules at v0.0.0, which needs replace
+// directives (see mkmod.sh), and these should not affect other modules. Start reading at main.
 package main
 
 import (
@@ -31,7 +31,7 @@ import (
 
 const etcd = "etcd"
 
-// servers are those that are cobra commands; etcd is not.
+// servers returns the cobra commands of the servers; etcd is not one.
 func servers() map[string]func() *cobra.Command {
 	return map[string]func() *cobra.Command{
 		"kube-apiserver":          apiserver.NewAPIServerCommand,

@@ -15,16 +15,15 @@ import (
 	"github.com/meshcni/istio-cni/e2e/cluster"
 )
 
-// Churn makes and deletes pods, of the mesh and others, until it is ended. The names of the others end in -plain.
+// Churn creates and deletes pods, with and without sidecar, until End. Names of pods without sidecar end in -plain.
 //
-// Of each pod of the mesh it holds that its validation has never failed (it ran redirected from the beginning), and that its
-// traffic goes by its proxy both ways; of each other pod that its traffic does not. Of each pod it holds that it was ready,
-// and gone when it was deleted, in time, and that its containers were started once. What the API server does not
-// answer for the moment is asked again.
+// It checks that the validation of each injected pod never fails (the pod is redirected from its start) and that its
+// traffic passes its proxy in both directions; that the traffic of other pods does not; and that each pod becomes
+// ready and is deleted in time, without container restarts. It retries requests that the API server does not answer.
 type Churn struct {
 	l      *Lab
 	number int64
-	// restarts are allowed: who makes the pods is killed while it does.
+	// restarts allows container restarts: the test kills containerd or the kubelet.
 	restarts bool
 	ended    chan struct{}
 	workers  sync.WaitGroup
@@ -35,11 +34,11 @@ type Churn struct {
 	slowest  time.Duration
 }
 
-// Churn starts it with so many workers, each of which has one pod at a time.
+// Churn starts churn with a number of workers, each of which has one pod at a time.
 func (l *Lab) Churn(workers int) *Churn { l.Helper(); return l.churn(workers, false) }
 
-// ChurnWithRestarts is Churn where a pod's containers may be started again: a kubelet or runtime that is killed in the middle of
-// a start does that.
+// ChurnWithRestarts is Churn with container restarts allowed: a kubelet or runtime that is killed while it starts a
+// container starts it again.
 func (l *Lab) ChurnWithRestarts(workers int) *Churn { l.Helper(); return l.churn(workers, true) }
 
 func (l *Lab) churn(workers int, restarts bool) *Churn {
@@ -70,7 +69,7 @@ func (c *Churn) stop() {
 	c.workers.Wait()
 }
 
-// End ends it once so many pods of each kind have come and gone, and tells the test what was wrong.
+// End waits until this many pods of each kind are done, stops the workers, and reports the problems as test errors.
 func (c *Churn) End(atLeast int) {
 	c.l.Helper()
 	c.l.Until(fmt.Sprintf("%d pods of each kind to come and go", atLeast), func() bool {
@@ -88,7 +87,7 @@ func (c *Churn) End(atLeast int) {
 		c.slowest.Round(100*time.Millisecond))
 }
 
-// round is the life of one pod.
+// runPod creates one pod, checks it and deletes it.
 func (c *Churn) runPod(name string, inMesh bool) {
 	template, kind := Injected(), "mesh"
 	if !inMesh {
@@ -155,7 +154,7 @@ func (c *Churn) delete(ctx context.Context, name string) error {
 	})
 }
 
-// flows is Flow, without asking the API server, and without ending the test.
+// flows checks traffic like Flow, from pod's status alone and with an error in place of a test failure.
 func (c *Churn) flows(ctx context.Context, pod *core.Pod, inMesh bool) error {
 	text, id := "", ""
 	for _, s := range pod.Status.ContainerStatuses {
@@ -164,7 +163,7 @@ func (c *Churn) flows(ctx context.Context, pod *core.Pod, inMesh bool) error {
 		}
 	}
 	by := func(text, way string) bool { return strings.Contains(text, "via "+way+" "+pod.Name) }
-	// The proxy, or the application, listens a moment after it was started. The runtime may be away for a moment, too.
+	// The proxy and the application listen a moment after their containers start, and the runtime may be restarting.
 	return cluster.Until(ctx, "its traffic", func() (bool, error) {
 		output, err := c.l.Command(ctx, c.l.Box, "get", "http://"+pod.Status.PodIP+":"+AppPort).CombinedOutput()
 		text = string(output)

@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// explain logs events and states in short.
+// logState logs the last events and the state of all pods.
 func (l *Lab) logState() {
 	l.Helper()
 	ctx, cancel := background()
@@ -31,7 +31,7 @@ func (l *Lab) logState() {
 	}
 }
 
-// collect leaves all that explains a failure in a directory of the test's name.
+// collect writes logs, objects, rules and CNI files to a directory named after the test.
 func (l *Lab) collect() {
 	dir := filepath.Join(l.Logs, strings.ReplaceAll(l.Name(), "/", "-"))
 	if err := l.CollectLogs(filepath.Join(dir, "servers")); err != nil {
@@ -92,14 +92,14 @@ func (l *Lab) collectOutput(dir, namespace, pod, container string) {
 	}
 }
 
-// collectRules keeps addresses, routes and rules of the node and of each pod.
+// collectRules writes the addresses, routes and rules of the node and of each pod.
 func (l *Lab) collectRules(dir string) {
 	const look = "ip addr; ip rule; ip route show table all; nft list ruleset; iptables-legacy-save; ip6tables-legacy-save"
 	l.appendOutput(dir, "rules.txt", "sh", "-c", `echo "== node"; sh -c "$1" 2>&1
 for n in /run/netns/*; do echo "== $n"; nsenter --net="$n" sh -c "$1" 2>&1; done`, "sh", look)
 }
 
-// keep appends what a program on the node says to a file.
+// appendOutput runs a program on the node and appends its output to a file.
 func (l *Lab) appendOutput(dir, name, program string, args ...string) {
 	ctx, cancel := background()
 	defer cancel()

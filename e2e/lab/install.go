@@ -23,13 +23,13 @@ import (
 	"k8s.io/client-go/restmapper"
 )
 
-// agent is the name of its container.
+// agent is the name of the agent's container.
 const agent = "install-cni"
 
-// Objects of a manifest, in its order.
+// Objects are the objects of a manifest, in order.
 type Objects []*unstructured.Unstructured
 
-// Manifest are the objects of manifests/istio-cni.yaml.
+// Manifest returns the objects of manifests/istio-cni.yaml.
 func (l *Lab) Manifest() Objects {
 	l.Helper()
 	text, err := os.ReadFile(filepath.Join(repository(), "manifests", "istio-cni.yaml"))
@@ -37,7 +37,7 @@ func (l *Lab) Manifest() Objects {
 	return l.Parse(text)
 }
 
-// Chart renders the chart with values.
+// Chart renders the chart with values and returns its objects.
 func (l *Lab) Chart(values string) Objects {
 	l.Helper()
 	file := filepath.Join(l.TempDir(), "values.yaml")
@@ -57,7 +57,7 @@ func repository() string {
 	return filepath.Join(filepath.Dir(file), "..", "..")
 }
 
-// Parse reads a stream of YAML.
+// Parse decodes a stream of YAML documents.
 func (l *Lab) Parse(text []byte) (all Objects) {
 	l.Helper()
 	const window = 1 << 16
@@ -75,8 +75,7 @@ func (l *Lab) Parse(text []byte) (all Objects) {
 	}
 }
 
-// Apply makes objects or changes them to be as given, as "kubectl apply --server-side" does, with what the API server does
-// not know being an error.
+// Apply applies objects like "kubectl apply --server-side". Unknown fields are an error.
 func (l *Lab) Apply(objects Objects) {
 	l.Helper()
 	to := l.resources()
@@ -93,7 +92,8 @@ func (l *Lab) Apply(objects Objects) {
 	}
 }
 
-// Delete does as kubectl delete -f does: in the order of the file, so that the account and its rights go first.
+// Delete deletes objects like "kubectl delete -f", in the order of the file: the ServiceAccount and its roles are
+// deleted first.
 func (l *Lab) Delete(objects Objects) {
 	l.Helper()
 	to := l.resources()
@@ -108,7 +108,7 @@ func (l *Lab) Delete(objects Objects) {
 func (l *Lab) resources() func(*unstructured.Unstructured) dynamic.ResourceInterface {
 	l.Helper()
 	config := l.REST()
-	// e2e/renderings is about warnings.
+	// Warnings are tested by e2e/renderings.
 	config.WarningHandler = rest.NoWarnings{}
 	client, err := dynamic.NewForConfig(config)
 	l.Must(err)
@@ -125,7 +125,7 @@ func (l *Lab) resources() func(*unstructured.Unstructured) dynamic.ResourceInter
 	}
 }
 
-// Install installs the chart with values, waits until the agent is ready, and gives its objects.
+// Install installs the chart with values, waits until the agent is ready, and returns the objects.
 func (l *Lab) Install(values string) Objects {
 	l.Helper()
 	objects := l.Chart(values)
@@ -134,14 +134,14 @@ func (l *Lab) Install(values string) Objects {
 	return objects
 }
 
-// Uninstall removes what Install gave, and waits until the agent is gone.
+// Uninstall deletes the objects returned by Install and waits until the agent's pod is gone.
 func (l *Lab) Uninstall(objects Objects) {
 	l.Helper()
 	l.Delete(objects)
 	l.Until("the agent to go", func() bool { return l.Agent() == nil })
 }
 
-// Agent is its pod, nil if there is none; the youngest if there are several.
+// Agent returns the agent's pod, the youngest if there are several, or nil.
 func (l *Lab) Agent() (youngest *core.Pod) {
 	l.Helper()
 	pods, err := l.client.CoreV1().Pods(Mesh).List(l.Context(), meta.ListOptions{LabelSelector: "k8s-app=istio-cni-node"})
@@ -154,13 +154,13 @@ func (l *Lab) Agent() (youngest *core.Pod) {
 	return youngest
 }
 
-// UntilAgentReady waits for it.
+// UntilAgentReady waits until the agent's pod is ready.
 func (l *Lab) UntilAgentReady() {
 	l.Helper()
 	l.Until("the agent", func() bool { return Ready(l.Agent()) })
 }
 
-// DaemonSet is the agent's.
+// DaemonSet returns the agent's DaemonSet.
 func (l *Lab) DaemonSet(ctx context.Context) *apps.DaemonSet {
 	l.Helper()
 	set, err := l.client.AppsV1().DaemonSets(Mesh).Get(ctx, "istio-cni-node", meta.GetOptions{})
@@ -168,7 +168,7 @@ func (l *Lab) DaemonSet(ctx context.Context) *apps.DaemonSet {
 	return set
 }
 
-// RolledOut reports whether all pods of the agent are of its last generation.
+// RolledOut reports whether all pods of the agent are ready and of the last generation.
 func (l *Lab) RolledOut() bool {
 	l.Helper()
 	set := l.DaemonSet(l.Context())
@@ -177,7 +177,7 @@ func (l *Lab) RolledOut() bool {
 		s.UpdatedNumberScheduled == s.DesiredNumberScheduled && s.NumberAvailable == s.DesiredNumberScheduled && s.NumberUnavailable == 0
 }
 
-// NetworkFile is a file of /etc/cni/net.d on the node.
+// NetworkFile returns the content of a file in the node's /etc/cni/net.d.
 func (l *Lab) NetworkFile(name string) string {
 	l.Helper()
 	text, err := os.ReadFile(l.NodeFile(filepath.Join("/etc/cni/net.d", filepath.Base(name))))
@@ -185,7 +185,7 @@ func (l *Lab) NetworkFile(name string) string {
 	return string(text)
 }
 
-// NetworkFiles are the names of the files there.
+// NetworkFiles returns the file names in the node's /etc/cni/net.d.
 func (l *Lab) NetworkFiles() (all []string) {
 	l.Helper()
 	entries, err := os.ReadDir(l.NodeFile("/etc/cni/net.d"))
@@ -196,7 +196,7 @@ func (l *Lab) NetworkFiles() (all []string) {
 	return all
 }
 
-// Networks are the files there with their contents.
+// Networks returns the content of all files in the node's /etc/cni/net.d by name.
 func (l *Lab) Networks() map[string]string {
 	l.Helper()
 	all := map[string]string{}
@@ -206,7 +206,7 @@ func (l *Lab) Networks() map[string]string {
 	return all
 }
 
-// Plugin installs a program on the node as a CNI plugin.
+// Plugin installs a program as a CNI plugin of the node.
 func (l *Lab) Plugin(name, from string) {
 	l.Helper()
 	text, err := os.ReadFile(from)

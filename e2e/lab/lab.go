@@ -1,16 +1,16 @@
-// Package lab is what tests on a real node have in common: the node, the agent from its chart, pods as injection makes them,
-// and their traffic.
+// Package lab is the shared fixture of tests on a real node: the node, the agent from its chart, injected pods, and their
+// traffic.
 //
 // It promises:
 //
-//   - Node is a node of the test's own. When the test fails, the logs of all servers and containers, the objects, the network's
-//     configuration, what the agent has written, and the rules of each network namespace are in a directory of its name.
-//   - Step says what is done, and when, in the log of the test.
-//   - A mesh pod's proxy passes on what it is given and says so in the answer: what came by it is distinguished from what did
-//     not, in both directions. See command box.
-//   - Until waits long, as machines are slow at times, and fails with what it waited for. Nothing waits without end.
+//   - Node starts a node for one test. When the test fails, the logs of all servers and containers, the objects, the CNI
+//     configuration, the files of the agent, and the rules of each network namespace are kept in a directory of its name.
+//   - Step logs each step of a test with the time since its start.
+//   - The proxy of an injected pod forwards HTTP and adds a Via header to the response, which shows for both directions whether
+//     a connection passed it. See command box.
+//   - Until polls with a long timeout, as machines may be slow, and fails with the name of the condition.
 //
-// It never skips. Start reading at Node; look.go asks about pods, pod.go makes them, install.go is the agent.
+// It never skips. Start reading at Node; look.go queries pods, pod.go creates them, install.go installs the agent.
 package lab
 
 import (
@@ -28,22 +28,22 @@ import (
 	"github.com/meshcni/istio-cni/e2e/cluster"
 )
 
-// Namespaces and images of each lab.
+// Namespaces and images of each Lab.
 const (
 	Mesh     = "istio-system"
 	App      = "app"
 	BoxImage = "localhost/box:e2e"
-	// Image is the name in the chart.
+	// Image is the agent's image, as in the chart's defaults.
 	Image = "localhost/istio-cni/install-cni:0.1.0"
 )
 
-// Lab is a test with a node.
+// Lab is the fixture of a test that has a node.
 type Lab struct {
 	Test
 	*node
 }
 
-// node is what parts of a test share.
+// node is shared by the subtests of a test.
 type node struct {
 	*cluster.Cluster
 	artifacts.Artifacts
@@ -51,8 +51,8 @@ type node struct {
 	began  time.Time
 }
 
-// Node starts a node, and ends it with the test. Kube, Tier and Pause are given, and of Images those of test pods and of the
-// program; it does not wait for the node.
+// Node starts a node, which ends with the test. It sets Kube, Tier and Pause, and prepends the images of test pods
+// and of the program to Images. It does not wait until the node is ready.
 func Node(t *testing.T, o cluster.Options) *Lab {
 	t.Helper()
 	found, err := artifacts.Find()
@@ -84,7 +84,7 @@ func Node(t *testing.T, o cluster.Options) *Lab {
 	return l
 }
 
-// With is the lab for a sub of the test.
+// With returns the Lab of a subtest.
 func (l *Lab) With(t *testing.T) *Lab {
 	t.Helper()
 	sub := &Lab{Test: Test{T: t}, node: l.node}
@@ -92,13 +92,13 @@ func (l *Lab) With(t *testing.T) *Lab {
 	return sub
 }
 
-// Step says what is done now.
+// Step logs a step of the test.
 func (l *Lab) Step(format string, args ...any) {
 	l.Helper()
 	l.Logf("%6.1f s  "+format, append([]any{time.Since(l.began).Seconds()}, args...)...)
 }
 
-// NodeIs reports whether the node is ready.
+// NodeIs reports whether the node's condition Ready has this status.
 func (l *Lab) NodeIs(status core.ConditionStatus) bool {
 	l.Helper()
 	found, err := l.client.CoreV1().Nodes().Get(l.Context(), cluster.NodeName, meta.GetOptions{})
@@ -107,13 +107,13 @@ func (l *Lab) NodeIs(status core.ConditionStatus) bool {
 	})
 }
 
-// UntilNodeReady waits for the node.
+// UntilNodeReady waits until the node is ready.
 func (l *Lab) UntilNodeReady() {
 	l.Helper()
 	l.Until("the node", func() bool { return l.NodeIs(core.ConditionTrue) })
 }
 
-// background is for what goes on after the test's own context has ended, which it does before cleanups.
+// background returns a context for cleanups, which run after t.Context is cancelled.
 func background() (context.Context, context.CancelFunc) {
 	const longest = time.Minute
 	return context.WithTimeout(context.Background(), longest)

@@ -16,7 +16,7 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Get gives nil for a pod that is not there.
+// Get returns a pod, or nil if it does not exist.
 func (l *Lab) Get(namespace, name string) *core.Pod {
 	l.Helper()
 	pod, err := l.client.CoreV1().Pods(namespace).Get(l.Context(), name, meta.GetOptions{})
@@ -27,17 +27,17 @@ func (l *Lab) Get(namespace, name string) *core.Pod {
 	return pod
 }
 
-// Ready reports whether a pod is there and ready.
+// Ready reports whether a pod exists and is ready.
 func Ready(pod *core.Pod) bool {
 	return pod != nil && slices.ContainsFunc(pod.Status.Conditions, func(c core.PodCondition) bool {
 		return c.Type == core.PodReady && c.Status == core.ConditionTrue
 	})
 }
 
-// IsReady reports whether a pod of an application is there and ready.
+// IsReady reports whether a pod in namespace App exists and is ready.
 func (l *Lab) IsReady(name string) bool { l.Helper(); return Ready(l.Get(App, name)) }
 
-// UntilReady waits for pods of applications.
+// UntilReady waits until pods in namespace App are ready.
 func (l *Lab) UntilReady(names ...string) {
 	l.Helper()
 	for _, name := range names {
@@ -45,7 +45,8 @@ func (l *Lab) UntilReady(names ...string) {
 	}
 }
 
-// ValidationFailed reports whether the validation of a pod has ended because traffic is not redirected, now or before.
+// ValidationFailed reports whether the container istio-validation exited with 126, now or in its last termination
+// state: traffic is not redirected.
 func ValidationFailed(pod *core.Pod) bool {
 	return pod != nil && slices.ContainsFunc(pod.Status.InitContainerStatuses, func(s core.ContainerStatus) bool {
 		is := func(s core.ContainerState) bool { return s.Terminated != nil && s.Terminated.ExitCode == 126 }
@@ -53,10 +54,10 @@ func ValidationFailed(pod *core.Pod) bool {
 	})
 }
 
-// Failed is ValidationFailed of a pod by its name.
+// Failed is ValidationFailed for a pod in namespace App.
 func (l *Lab) Failed(name string) bool { l.Helper(); return ValidationFailed(l.Get(App, name)) }
 
-// Restarts counts the containers of a pod that were started again.
+// Restarts returns the sum of a pod's container restart counts.
 func Restarts(pod *core.Pod) (n int32) {
 	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		n += s.RestartCount
@@ -64,7 +65,7 @@ func Restarts(pod *core.Pod) (n int32) {
 	return n
 }
 
-// Event reports whether there is one on a pod with this reason and these words.
+// Event reports whether a pod has an event with this reason whose message contains words.
 func (l *Lab) Event(name, reason, words string) bool {
 	l.Helper()
 	events, err := l.client.CoreV1().Events(App).List(l.Context(), meta.ListOptions{})
@@ -76,10 +77,10 @@ func (l *Lab) Event(name, reason, words string) bool {
 
 const runtimeSocket = "/run/containerd/containerd.sock"
 
-// execs numbers what is run in containers: names must differ.
+// execs numbers the exec IDs of containerd tasks, which must be unique.
 var execs atomic.Int64
 
-// Inside runs a program in a container, as kubectl exec does, and gives what it says.
+// Exec runs a program in a container, like kubectl exec, and returns its output.
 func (l *Lab) Exec(namespace, pod, container string, args ...string) (string, error) {
 	l.Helper()
 	found := l.Get(namespace, pod)
@@ -95,7 +96,7 @@ func (l *Lab) Exec(namespace, pod, container string, args ...string) (string, er
 	return l.ctr(append([]string{"task", "exec", "--exec-id", fmt.Sprintf("e2e-%d", execs.Add(1)), id}, args...)...)
 }
 
-// ctr asks containerd.
+// ctr runs containerd's command line client.
 func (l *Lab) ctr(args ...string) (string, error) {
 	l.Helper()
 	all := append([]string{"--address", runtimeSocket, "--namespace", "k8s.io"}, args...)
@@ -103,7 +104,7 @@ func (l *Lab) ctr(args ...string) (string, error) {
 	return string(text), err
 }
 
-// Signal is sent to the first process of a container.
+// Signal sends a signal to the first process of a pod's first container.
 func (l *Lab) Signal(pod *core.Pod, signal string) {
 	l.Helper()
 	id := strings.TrimPrefix(pod.Status.ContainerStatuses[0].ContainerID, "containerd://")
@@ -112,7 +113,7 @@ func (l *Lab) Signal(pod *core.Pod, signal string) {
 	}
 }
 
-// OnNode runs a program on the node and gives what it says. It has to succeed.
+// OnNode runs a program on the node and returns its standard output. The test ends if the program fails.
 func (l *Lab) OnNode(name string, args ...string) string {
 	l.Helper()
 	var problems bytes.Buffer
@@ -125,7 +126,7 @@ func (l *Lab) OnNode(name string, args ...string) string {
 	return string(text)
 }
 
-// URL of a port of a pod's address, the first of the family asked for ("4" or "6"), or just the first.
+// URL returns the URL of a port at a pod's first address, or its first address of a family ("4" or "6").
 func (l *Lab) URL(name, family, port string) string {
 	l.Helper()
 	for _, ip := range l.Get(App, name).Status.PodIPs {
@@ -137,14 +138,15 @@ func (l *Lab) URL(name, family, port string) string {
 	return ""
 }
 
-// From asks for a URL in the application of a pod, and gives what is output and whether there was an answer. A pod "" is the node.
+// GetFrom requests a URL from the application container of a pod, or from the node if name is "". It returns the
+// response and whether the status was 200.
 func (l *Lab) GetFrom(name, url string) (string, bool) {
 	l.Helper()
 	if name == "" {
 		text, err := l.Command(l.Context(), l.Box, "get", url).CombinedOutput()
 		return string(text), err == nil
 	}
-	// On a busy machine ctr loses what a program says that ends at once.
+	// Under load ctr loses the output of a program that exits at once.
 	const tries = 5
 	for try := 1; ; try++ {
 		if text, err := l.Exec(App, name, app, "/box", "get", url); err != nil || text != "" || try == tries {
@@ -153,23 +155,23 @@ func (l *Lab) GetFrom(name, url string) (string, bool) {
 	}
 }
 
-// unassigned are addresses that are not assigned (RFC 5737, RFC 3849).
+// unassigned4 and unassigned6 are addresses for documentation (RFC 5737, RFC 3849).
 const (
 	unassigned4 = "http://192.0.2.1:9999"
 	unassigned6 = "http://[2001:db8::1]:9999"
 )
 
-// Flow is which of a pod's connections went by its proxy.
+// Flow reports whether inbound and outbound connections of a pod pass its proxy.
 type Flow struct{ In, Out bool }
 
-// Redirected and Untouched are flows.
+// Redirected and Untouched are the flows of pods with and without redirection.
 var (
 	Redirected = Flow{In: true, Out: true}
 	Untouched  = Flow{}
 )
 
-// Flow asks a pod from the node, and has it ask for an address that are not assigned, in the family of its first address unless
-// one is given. An answer has to come in where In is false, too.
+// Flow sends a request from the node to a pod, and one from the pod to an unassigned address, in a family or, if "",
+// in that of its first address. The pod must respond also where In is false.
 func (l *Lab) Flow(name, family string) Flow {
 	l.Helper()
 	in := l.answer(name, l.URL(name, family, AppPort))
@@ -181,7 +183,7 @@ func (l *Lab) Flow(name, family string) Flow {
 	return Flow{In: strings.Contains(in, "via inbound "+name), Out: strings.Contains(out, "via outbound "+name)}
 }
 
-// answer asks the application of a pod from the node. It may begin to listen a moment after its container was started.
+// answer requests the application of a pod from the node, and retries while it starts to listen.
 func (l *Lab) answer(name, url string) string {
 	l.Helper()
 	const tries, pause = 20, 250 * time.Millisecond
@@ -197,7 +199,7 @@ func (l *Lab) answer(name, url string) string {
 	return text
 }
 
-// Flows checks the Flow of pods of the mesh. A proxy listens a moment after its container was started.
+// Flows checks that pods are redirected in both directions, and retries while their proxies start to listen.
 func (l *Lab) Flows(names ...string) {
 	l.Helper()
 	const tries, pause = 10, 500 * time.Millisecond
@@ -215,14 +217,14 @@ func (l *Lab) Flows(names ...string) {
 	}
 }
 
-// Decision is what "istio-cni decisions" says of a pod.
+// Decision is one decision in the output of "istio-cni decisions".
 type Decision struct {
 	Pod, Reason, Source string
 	Captured            bool
 	Requests            int
 }
 
-// Decision asks in the agent's container. The zero value is for a pod that is not known there.
+// Decision returns the agent's decision about a pod, or the zero value if it has none.
 func (l *Lab) Decision(pod string) Decision {
 	l.Helper()
 	all := l.Decisions("/" + pod)
@@ -243,7 +245,7 @@ func (l *Lab) Decisions(pod string) (all []Decision) {
 	return all
 }
 
-// Output is the log of a container, or of the one before it, "" for one that has not run.
+// Output returns the log of a container, or of its previous instance, "" if there is none.
 func (l *Lab) Output(namespace, pod, container string, previous bool) string {
 	ctx, cancel := background()
 	defer cancel()

@@ -8,27 +8,27 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Names of containers that injection makes.
+// Names of containers in injected pods.
 const (
 	Validation = "istio-validation"
 	Proxy      = "istio-proxy"
 	app        = "app"
 )
 
-// StatusKey is the annotation that says that a pod was injected.
+// StatusKey is the annotation that marks an injected pod.
 const StatusKey = "sidecar.istio.io/status"
 
 const (
 	proxyUser = 1337
 	appUser   = 1000
-	// AppPort is where applications answer.
+	// AppPort is the port of the application container.
 	AppPort = "8080"
 )
 
-// Change makes a pod a special one.
+// Change modifies a pod template.
 type Change func(*core.PodTemplateSpec)
 
-// Container is one whose image is there.
+// Container returns a container of an imported image.
 func Container(name, image string, user int64, args ...string) core.Container {
 	return core.Container{
 		Name: name, Image: image, ImagePullPolicy: core.PullNever, Args: args,
@@ -36,7 +36,7 @@ func Container(name, image string, user int64, args ...string) core.Container {
 	}
 }
 
-// Plain is a pod outside of the mesh, with an application.
+// Plain returns a pod without sidecar, with an application.
 func Plain(changes ...Change) core.PodTemplateSpec {
 	grace, no := int64(1), false
 	template := core.PodTemplateSpec{Spec: core.PodSpec{
@@ -49,7 +49,7 @@ func Plain(changes ...Change) core.PodTemplateSpec {
 	return template
 }
 
-// Injected is what injection makes of Plain where the CNI plugin is used.
+// Injected returns the pod that injection makes of Plain with the CNI plugin enabled.
 func Injected(changes ...Change) core.PodTemplateSpec {
 	template := Plain()
 	template.Annotations = map[string]string{StatusKey: `{"containers":["istio-proxy"]}`}
@@ -73,7 +73,7 @@ func Annotated(pairs map[string]string) Change {
 	}
 }
 
-// ProxyEnv adds a variable to the proxy.
+// ProxyEnv adds an environment variable to the proxy.
 func ProxyEnv(name, value string) Change {
 	return func(template *core.PodTemplateSpec) {
 		proxy := template.Spec.Containers
@@ -85,7 +85,7 @@ func ProxyEnv(name, value string) Change {
 	}
 }
 
-// Native makes the proxy a native sidecar: an init container that goes on.
+// Native makes the proxy a native sidecar: an init container with restartPolicy Always.
 func Native(template *core.PodTemplateSpec) {
 	always := core.ContainerRestartPolicyAlways
 	proxy := template.Spec.Containers[0]
@@ -94,8 +94,8 @@ func Native(template *core.PodTemplateSpec) {
 	template.Spec.InitContainers = append(template.Spec.InitContainers, proxy)
 }
 
-// Transparent makes the proxy one of interceptionMode TPROXY, as injection does: root, but of the proxy's group, with what
-// transparent sockets need.
+// Transparent gives the proxy interceptionMode TPROXY, as injection does: UID 0 with the proxy's group, and NET_ADMIN
+// for transparent sockets.
 func Transparent(template *core.PodTemplateSpec) {
 	Annotated(map[string]string{"sidecar.istio.io/interceptionMode": "TPROXY"})(template)
 	root := int64(0)
@@ -105,13 +105,14 @@ func Transparent(template *core.PodTemplateSpec) {
 	proxy.SecurityContext.Capabilities = &core.Capabilities{Add: []core.Capability{"NET_ADMIN"}, Drop: []core.Capability{"ALL"}}
 }
 
-// HostNetwork puts a pod on the node's network. It looks injected, as the reference's injection does not look at that.
+// HostNetwork sets hostNetwork. The pod keeps its injection annotation, as the reference's injection ignores the
+// field.
 func HostNetwork(template *core.PodTemplateSpec) { template.Spec.HostNetwork = true }
 
-// Once makes a pod that is not restarted.
+// Once sets restartPolicy Never.
 func Once(template *core.PodTemplateSpec) { template.Spec.RestartPolicy = core.RestartPolicyNever }
 
-// Pod makes one.
+// Pod creates a pod in namespace App.
 func (l *Lab) Pod(name string, template core.PodTemplateSpec) {
 	l.Helper()
 	template.Name = name
@@ -119,7 +120,7 @@ func (l *Lab) Pod(name string, template core.PodTemplateSpec) {
 	l.Must(err)
 }
 
-// Remove deletes pods and waits until they are gone.
+// Remove deletes pods in namespace App and waits until they are gone.
 func (l *Lab) Remove(names ...string) {
 	l.Helper()
 	uids := map[string]types.UID{}
@@ -132,7 +133,7 @@ func (l *Lab) Remove(names ...string) {
 	}
 }
 
-// RemoveAll deletes the pods of applications and waits until they are gone.
+// RemoveAll deletes all pods in namespace App and waits until they are gone.
 func (l *Lab) RemoveAll() {
 	l.Helper()
 	l.Must(l.client.CoreV1().Pods(App).DeleteCollection(l.Context(), meta.DeleteOptions{}, meta.ListOptions{}))

@@ -13,8 +13,8 @@ import (
 	"github.com/meshcni/istio-cni/e2e/cluster"
 )
 
-// Shared runs the tests of a package on one cluster, which start starts and keeps for them. When a test fails the logs of its
-// servers are kept in a directory of that name. It gives the exit code of the package.
+// Shared runs the tests of a package on one cluster, which start creates. When a test fails, the servers' logs are
+// kept in a directory called name. It returns the exit code of the test binary.
 func Shared(m *testing.M, name string, start func(context.Context, artifacts.Artifacts) (*cluster.Cluster, error)) (status int) {
 	found, err := artifacts.Find()
 	if err != nil {
@@ -38,13 +38,13 @@ func Shared(m *testing.M, name string, start func(context.Context, artifacts.Art
 	return m.Run()
 }
 
-// Cluster is one that the tests of a package share, and what they run.
+// Cluster is a cluster shared by the tests of a package, with the artifacts under test.
 type Cluster struct {
 	*cluster.Cluster
 	artifacts.Artifacts
 }
 
-// ControlPlane is Shared with an API server and nothing else, which it leaves in to.
+// ControlPlane is Shared with a cluster of tier ControlPlane, which it stores in to.
 func ControlPlane(m *testing.M, name string, to *Cluster) int {
 	return Shared(m, name, func(ctx context.Context, found artifacts.Artifacts) (c *cluster.Cluster, err error) {
 		c, err = cluster.Start(ctx, cluster.Options{Kube: found.Kube, Tier: cluster.ControlPlane, Log: os.Stderr})
@@ -53,14 +53,14 @@ func ControlPlane(m *testing.M, name string, to *Cluster) int {
 	})
 }
 
-// Test is a test that waits.
+// Test extends testing.T with waits.
 type Test struct {
 	*testing.T
-	// OnTimeout, if given, says what there is to know when a wait was in vain.
+	// OnTimeout, if set, logs the state when Until times out.
 	OnTimeout func()
 }
 
-// Must ends the test when there is an error.
+// Must ends the test if err is not nil.
 func (t Test) Must(err error) {
 	t.Helper()
 	if err != nil {
@@ -68,10 +68,10 @@ func (t Test) Must(err error) {
 	}
 }
 
-// Timeout is for how long Until waits: a validation that failed is tried again by the kubelet after up to 80 seconds.
+// Timeout bounds Until: the kubelet retries a failed init container after up to 80 seconds.
 const Timeout = 3 * time.Minute
 
-// Until waits for a condition.
+// Until polls a condition.
 func (t Test) Until(what string, holds func() bool) {
 	t.Helper()
 	deadline := time.NewTimer(Timeout)
@@ -90,7 +90,7 @@ func (t Test) Until(what string, holds func() bool) {
 	}
 }
 
-// InParallel does something for 0 to n-1.
+// InParallel calls do with 0 to n-1, up to 16 at a time.
 func InParallel(n int, do func(int)) {
 	todo := make(chan int)
 	var work sync.WaitGroup

@@ -8,7 +8,8 @@ import (
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// TestDualStack: where the proxy says so both families are redirected. Else it is that of the pod's first address.
+// TestDualStack: both families are redirected if the proxy has ISTIO_DUAL_STACK, else only that of the pod's first
+// address.
 func TestDualStack(t *testing.T) {
 	s := newScenario(t, cluster.Options{Families: cluster.DualStack})
 	s.UntilNodeReady()
@@ -42,7 +43,7 @@ func TestDualStack(t *testing.T) {
 	s.checkBothProxies("both", "other", "6")
 }
 
-// checkBothProxies: the application of one pod reaches that of the other by both proxies.
+// checkBothProxies checks that a request between two applications passes the proxies of both pods.
 func (s *scenario) checkBothProxies(from, to, family string) {
 	s.Helper()
 	text, answered := s.GetFrom(from, s.URL(to, family, lab.AppPort))
@@ -52,7 +53,7 @@ func (s *scenario) checkBothProxies(from, to, family string) {
 	s.Step("from %s to %s: %s", from, to, strings.TrimSpace(text))
 }
 
-// TestIPv6: a cluster that has nothing else, for pods, the node and the API server's address in the cluster.
+// TestIPv6: pods, the node and the Service network have only IPv6 addresses.
 func TestIPv6(t *testing.T) {
 	s := newScenario(t, cluster.Options{Families: cluster.IPv6})
 	s.UntilNodeReady()

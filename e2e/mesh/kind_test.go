@@ -12,13 +12,13 @@ import (
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// kind is a kind of pod, and which of its traffic has to go by its proxy. The application is asked at lab.AppPort, and asks at
-// port 9999 of an address that are not assigned.
+// kind is a kind of pod and the flow that it must have: inbound to lab.AppPort, outbound to port 9999 of an
+// unassigned address.
 type kind struct {
 	name string
 	pod  core.PodTemplateSpec
 	want lab.Flow
-	// noValidation: the redirection is so narrow that the validation, which goes by other ports, would not find it.
+	// noValidation removes the validation container: its probe uses ports that this pod's settings do not redirect.
 	noValidation bool
 }
 
@@ -32,7 +32,7 @@ func annotated(pairs ...string) core.PodTemplateSpec {
 	return lab.Injected(lab.Annotated(all))
 }
 
-// kinds has each annotation that the plugin knows in a value that changes where traffic goes.
+// kinds has each annotation that the plugin reads, with a value that changes the redirection.
 func kinds() []kind {
 	in, out := lab.Flow{In: true}, lab.Flow{Out: true}
 	return []kind{
@@ -60,7 +60,7 @@ func kinds() []kind {
 	}
 }
 
-// TestKindsOfPods is a pod of each kind, all at once, and a job, on a node with the agent.
+// TestKindsOfPods creates one pod of each kind, and a job, on a node with the agent.
 func TestKindsOfPods(t *testing.T) {
 	s := newScenario(t, cluster.Options{})
 	s.UntilNodeReady()
@@ -86,14 +86,14 @@ func TestKindsOfPods(t *testing.T) {
 	s.RemoveAll()
 }
 
-// kind checks a pod's traffic, and that it was as it has to be from the beginning.
+// kind checks the flow of a pod, and that it had no container restarts.
 func (s *scenario) kind(k kind) {
 	s.Helper()
 	s.UntilReady(k.name)
 	if n := lab.Restarts(s.Get(lab.App, k.name)); n != 0 {
 		s.Errorf("containers were started %d times more", n)
 	}
-	// The proxy may be there a moment after its container.
+	// The proxy listens a moment after its container starts.
 	var flow lab.Flow
 	if k.want.Out {
 		s.Until("the proxy of "+k.name, func() bool { flow = s.Flow(k.name, ""); return flow.Out })
@@ -106,8 +106,8 @@ func (s *scenario) kind(k kind) {
 	s.Step("%-20s %v: by the proxy comes in %t, goes out %t", k.name, k.pod.Annotations, flow.In, flow.Out)
 }
 
-// virtualMachine: what comes from an interface of a virtual machine is taken as what goes out, and passed on to the application,
-// which is where it was going.
+// virtualMachine: inbound packets from the interface of a virtual machine are redirected to the outbound port, and
+// the proxy forwards them to their original destination, the application.
 func (s *scenario) virtualMachine() {
 	s.Helper()
 	for _, name := range []string{"vm", "vm-kubevirt"} {
@@ -118,7 +118,7 @@ func (s *scenario) virtualMachine() {
 	}
 }
 
-// names: questions for names reach the proxy where that is asked for, by UDP and by TCP, and nowhere else.
+// names: DNS queries are redirected to the proxy over UDP and TCP with ISTIO_META_DNS_CAPTURE, and not without it.
 func (s *scenario) names() {
 	s.Helper()
 	ask := func(pod string) string {
@@ -133,7 +133,7 @@ func (s *scenario) names() {
 	}
 }
 
-// invalid: the event on the pod names annotation and value, and the pod can be deleted.
+// invalid: the event on the pod has the annotation and its value, and the pod can be deleted.
 func (s *scenario) invalid() {
 	s.Helper()
 	s.Until("an event on the pod", func() bool { return s.Event("invalid", "FailedCreatePodSandBox", "sidecar.istio.io/interceptionMode") })
@@ -146,7 +146,7 @@ func (s *scenario) invalid() {
 	s.Remove("invalid")
 }
 
-// completes: a job with a native sidecar asks another pod, by both proxies, and is done.
+// completes: a job with a native sidecar requests another pod through both proxies, and completes.
 func (s *scenario) completes() {
 	s.Helper()
 	template := lab.Injected(lab.Native, lab.Once)

@@ -1,8 +1,8 @@
-// Package mesh tests the whole path on a real node: containerd, kubelet and scheduler, the agent as a DaemonSet of the chart that
-// users apply, pods as injection makes them, and their traffic.
+// Package mesh tests everything together on a real node: containerd, kubelet and scheduler, the agent as a DaemonSet of the
+// chart, injected pods, and their traffic.
 //
-// The proxy is a stand-in for Envoy that passes HTTP on and signs it: a signature in an answer is the proof that the traffic was
-// redirected, and one that is missing that it was not.
+// The proxy is a stand-in for Envoy that forwards HTTP and adds a Via header: the header in a response proves that the
+// connection was redirected, and its absence that it was not.
 //
 // Start reading at TestANewNode, the scenario of a node from its first pods to the end of the agent. The other tests are about
 // kinds of pods (kind_test.go), families (family_test.go), primary networks (primary_test.go) and modes of repair
@@ -17,7 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// scenario is a test and what it is told with.
+// scenario is the fixture of one test.
 type scenario struct{ *lab.Lab }
 
 func newScenario(t *testing.T, o cluster.Options) *scenario {
@@ -25,7 +25,7 @@ func newScenario(t *testing.T, o cluster.Options) *scenario {
 	return &scenario{Lab: lab.Node(t, o)}
 }
 
-// part tells a part of it as a test of its own.
+// subtest runs a part of the scenario as a subtest.
 func (s *scenario) subtest(name string, run func(*scenario)) {
 	s.Helper()
 	s.Run(name, func(t *testing.T) { t.Helper(); run(&scenario{Lab: s.With(t)}) })

@@ -16,7 +16,8 @@ import (
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// TestANewNode is pods that were there before the agent, the agent from the manifest, pods that come after it, and its end.
+// TestANewNode: pods start before the agent, the agent is installed from the manifest, more pods start, and the agent
+// is uninstalled.
 func TestANewNode(t *testing.T) {
 	s := newScenario(t, cluster.Options{})
 	s.UntilNodeReady()
@@ -51,7 +52,7 @@ func TestANewNode(t *testing.T) {
 	if text := s.NetworkFile(cluster.PrimaryNetwork); text != before {
 		t.Errorf("the network's configuration was %s\nand is now %s", before, text)
 	}
-	// Sandboxes that were made with the program are still there, and may ask for it at their end.
+	// The plugin binary stays: the runtime calls it for the DEL of sandboxes that were created with it.
 	if _, err := os.Stat(s.NodeFile("/opt/cni/bin/istio-cni")); err != nil {
 		t.Error(err)
 	}
@@ -63,7 +64,7 @@ func TestANewNode(t *testing.T) {
 	s.Step("a pod outside of the mesh started after it")
 }
 
-// repaired: pods of before the agent come to be ready as the pods that they are, and their traffic is the proxy's.
+// repaired: pods that started before the agent become ready, with the same UID, and are redirected.
 func (s *scenario) repaired() {
 	s.Helper()
 	names := []string{"early", "set-0"}
@@ -82,7 +83,8 @@ func (s *scenario) repaired() {
 	s.Step("%q are ready, and redirected both ways", names)
 }
 
-// failedPermanently: a pod that is not restarted cannot be helped in place, and mode repair does no more than say so.
+// failedPermanently: a pod with restartPolicy Never cannot be repaired in place, and mode repair only reports an
+// event.
 func (s *scenario) failedPermanently() {
 	s.Helper()
 	name := s.jobPod()
@@ -92,7 +94,8 @@ func (s *scenario) failedPermanently() {
 	}
 }
 
-// deletedByHand: "istio-cni repair" on the node, beside the agent, deletes what cannot be helped in place and nothing else.
+// deletedByHand: "istio-cni repair" on the node, next to the agent, deletes only the pods that cannot be repaired in
+// place.
 func (s *scenario) deletedByHand() {
 	s.Helper()
 	name := s.jobPod()
@@ -110,7 +113,7 @@ func (s *scenario) deletedByHand() {
 	}
 }
 
-// captured: a pod that comes after the agent is redirected from the beginning, by the plugin.
+// captured: the plugin redirects a pod that starts after the agent.
 func (s *scenario) captured() {
 	s.Helper()
 	s.Pod("late", lab.Injected())
@@ -134,12 +137,12 @@ func (s *scenario) captured() {
 	s.Step("the application of one pod reaches that of the other by both proxies")
 }
 
-// outside: the plugin and repair leave a pod alone that is not in the mesh, and ask nobody about it.
+// outside: the plugin and the repairer do not change pods outside of the mesh, and send no requests about them.
 func (s *scenario) outside() {
 	s.Helper()
 	s.Pod("plain", lab.Plain())
 	s.Pod("host", lab.Injected(lab.HostNetwork, func(template *core.PodTemplateSpec) {
-		template.Spec.InitContainers = nil // it would fail, rightly
+		template.Spec.InitContainers = nil // it would fail: host network pods are not redirected
 	}))
 	s.UntilReady("plain", "host")
 	for _, name := range []string{"plain", "plain-early"} {
@@ -154,7 +157,7 @@ func (s *scenario) outside() {
 			s.Errorf("asked: %s %s: %d", r.Verb, r.URI, r.Status)
 		}
 	}
-	// What the runtime's annotations are enough for is not reported to the agent.
+	// The plugin does not report a decision for which the annotations passed by the runtime suffice.
 	if d := s.Decision("plain"); d != (lab.Decision{}) {
 		s.Errorf("the annotations were not enough: %+v", d)
 	}
@@ -171,14 +174,14 @@ func (s *scenario) outside() {
 	s.Step("pods outside of the mesh are not redirected, and the API server was not asked about them (%d requests in all)", len(requests))
 }
 
-// replaced: a pod that was repaired makes way for another one of its name.
+// replaced: a repaired pod is replaced by another of the same name.
 func (s *scenario) replaced() {
 	s.Helper()
 	s.recreatePod(func(pod *core.Pod) bool { return lab.Ready(pod) })
 	s.Flows("set-0")
 }
 
-// another deletes the pod of the stateful set and waits for the next.
+// recreatePod deletes the pod of the StatefulSet and waits until the next one meets the condition.
 func (s *scenario) recreatePod(as func(*core.Pod) bool) {
 	s.Helper()
 	uid := s.Get(lab.App, "set-0").UID
@@ -189,13 +192,13 @@ func (s *scenario) recreatePod(as func(*core.Pod) bool) {
 	})
 }
 
-// replacedAndBroken, W-8: one of the same name is broken once more, as the agent hung when somebody wrote the network's
-// configuration again. It is repaired as the one before it was.
+// replacedAndBroken, W-8: the next pod of the same name is broken too, because the network's configuration was
+// rewritten while the agent was stopped. It is repaired like its predecessor.
 func (s *scenario) replacedAndBroken(conflist string) {
 	s.Helper()
 	s.Signal(s.Agent(), "SIGSTOP")
 	s.Must(s.PutNetwork(cluster.PrimaryNetwork, []byte(conflist)))
-	// The runtime may need a moment to read it.
+	// containerd may need a moment to read the file.
 	for !s.Failed("set-0") {
 		s.recreatePod(func(pod *core.Pod) bool { return lab.Ready(pod) || lab.ValidationFailed(pod) })
 	}
@@ -217,7 +220,7 @@ func (s *scenario) replacedAndBroken(conflist string) {
 	s.Step("the next pod of the name, broken as the agent hung, was repaired, too")
 }
 
-// statefulSet makes one with a pod NAME-0.
+// statefulSet creates a StatefulSet with one pod, NAME-0.
 func (s *scenario) statefulSet(name string) {
 	s.Helper()
 	labels := map[string]string{"app": name}
@@ -231,7 +234,7 @@ func (s *scenario) statefulSet(name string) {
 	s.Must(err)
 }
 
-// job makes one of that name whose pod is tried once.
+// job creates a Job with backoffLimit 0.
 func (s *scenario) job() {
 	s.Helper()
 	once := int32(0)
@@ -241,7 +244,7 @@ func (s *scenario) job() {
 	s.Must(err)
 }
 
-// jobPod gives the name of the job's pod, "" as long as there is none.
+// jobPod returns the name of the job's pod, "" as long as it has none.
 func (s *scenario) jobPod() string {
 	s.Helper()
 	pods, err := s.Client().CoreV1().Pods(lab.App).List(s.Context(), meta.ListOptions{LabelSelector: "batch.kubernetes.io/job-name=job"})

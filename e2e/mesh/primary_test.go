@@ -17,14 +17,15 @@ import (
 const bridge = `"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
   "ipam": {"type": "host-local", "ranges": [{{.Ranges}}], "routes": [{{.Routes}}], "dataDir": "/run/cni-ipam"}`
 
-// primary is a node's network, and a way to install the agent into it.
+// primary is a CNI configuration of a node, with the values to install the agent.
 type primary struct {
 	name     string
 	networks map[string]string
 	values   string
-	// before is done on the node before it has pods.
+	// before, if set, runs on the node before it has pods.
 	before func(*scenario)
-	// wantFiles are the files in the network's directory with the agent; those of before are there again after it.
+	// wantFiles are the files in /etc/cni/net.d while the agent is installed; afterwards the original files are
+	// restored.
 	wantFiles []string
 }
 
@@ -73,8 +74,8 @@ func merged(a, b map[string]string) map[string]string {
 	return all
 }
 
-// TestPrimaryNetworks installs the agent on nodes with networks of different kinds, has a pod captured, and leaves them as they
-// were.
+// TestPrimaryNetworks installs the agent on nodes with different CNI configurations, checks that a pod is redirected,
+// and that uninstalling restores the files.
 func TestPrimaryNetworks(t *testing.T) {
 	for _, p := range primaries() {
 		t.Run(p.name, func(t *testing.T) {
@@ -106,7 +107,7 @@ func TestPrimaryNetworks(t *testing.T) {
 	}
 }
 
-// checkCapture: a pod of the mesh is redirected from the beginning, another pod is not.
+// checkCapture checks that an injected pod is redirected from its start, and a plain pod is not.
 func (s *scenario) checkCapture() {
 	s.Helper()
 	s.Pod("captured", lab.Injected())
@@ -122,15 +123,15 @@ func (s *scenario) checkCapture() {
 	s.Step("a pod of the mesh is captured, another one is not")
 }
 
-// flannel installs the plugin of that name, and what its daemon would have written for this node.
+// flannel installs the flannel plugin and writes the subnet file of its daemon.
 func (s *scenario) flannel() {
 	s.Helper()
 	s.Plugin("flannel", s.Flannel)
 	s.OnNode("sh", "-c", `mkdir -p /run/flannel && printf 'FLANNEL_NETWORK=10.88.0.0/16\nFLANNEL_SUBNET=10.88.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n' >/run/flannel/subnet.env`)
 }
 
-// TestNoNetworkYet: the agent is there before the node has a network. The node is left as it is until then, and the first pod of
-// the mesh is captured.
+// TestNoNetworkYet: the agent starts before the node has a CNI configuration. It changes no file until there is one,
+// and the first injected pod is redirected.
 func TestNoNetworkYet(t *testing.T) {
 	for _, hostNetwork := range []bool{false, true} {
 		name, values := "agent in the network of pods", "{}"
@@ -168,7 +169,8 @@ func TestNoNetworkYet(t *testing.T) {
 	}
 }
 
-// TestCNINetworkConfigTemplate: a template of the plugin's configuration in a ConfigMap, without the chart.
+// TestCNINetworkConfigTemplate: the plugin's configuration is a template in a ConfigMap, as in Istio's first
+// documents, without the chart.
 func TestCNINetworkConfigTemplate(t *testing.T) {
 	s := newScenario(t, cluster.Options{})
 	s.UntilNodeReady()

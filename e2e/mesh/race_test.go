@@ -12,7 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// TestRepairByDeletion: pods that started before the agent are deleted by it, and those that come in their place are captured.
+// TestRepairByDeletion: the agent deletes pods that started before it, and their replacements are redirected.
 func TestRepairByDeletion(t *testing.T) {
 	s := newScenario(t, cluster.Options{})
 	s.UntilNodeReady()
@@ -56,7 +56,7 @@ func TestRepairByDeletion(t *testing.T) {
 	s.RemoveAll()
 }
 
-// TestRepairByLabel: a pod that started before the agent gets a label, and nothing else happens to it.
+// TestRepairByLabel: the agent labels a pod that started before it, and changes nothing else.
 func TestRepairByLabel(t *testing.T) {
 	s := newScenario(t, cluster.Options{})
 	s.UntilNodeReady()
@@ -78,8 +78,8 @@ func TestRepairByLabel(t *testing.T) {
 	s.Step("the pod of before is labelled, that of after is not")
 }
 
-// TestTheTaintControllerPreventsTheRace: a node registers with the taint; a pod of the mesh is not on it before the agent is
-// ready, and needs no repair.
+// TestTheTaintControllerPreventsTheRace: the node registers with the taint, so no injected pod is scheduled to it
+// before the agent is ready, and none needs repair.
 func TestTheTaintControllerPreventsTheRace(t *testing.T) {
 	s := newScenario(t, cluster.Options{RegisterWithTaints: []core.Taint{
 		{Key: "cni.istio.io/not-ready", Value: "true", Effect: core.TaintEffectNoSchedule},
@@ -106,7 +106,7 @@ func TestTheTaintControllerPreventsTheRace(t *testing.T) {
 	s.Uninstall(objects)
 }
 
-// deployment makes one of pods of the mesh.
+// deployment creates a Deployment of injected pods.
 func (s *scenario) deployment(name string, replicas int32) {
 	s.Helper()
 	labels := map[string]string{"app": name}
@@ -119,7 +119,7 @@ func (s *scenario) deployment(name string, replicas int32) {
 	s.Must(err)
 }
 
-// all are the pods of applications with these labels.
+// all returns the pods in namespace App with these labels.
 func (s *scenario) all(selector string) []core.Pod {
 	s.Helper()
 	pods, err := s.Client().CoreV1().Pods(lab.App).List(s.Context(), meta.ListOptions{LabelSelector: selector})
@@ -127,7 +127,7 @@ func (s *scenario) all(selector string) []core.Pod {
 	return pods.Items
 }
 
-// failed are those whose validation has failed.
+// failed returns the pods whose validation has failed.
 func (s *scenario) failed() (failed []core.Pod) {
 	s.Helper()
 	for _, pod := range s.all("") {

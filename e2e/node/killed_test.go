@@ -18,7 +18,7 @@ import (
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// hold makes the test's program start a second node with a pod in a directory, and wait to be killed.
+// hold makes the test binary start a second node with a pod in a directory, and wait to be killed.
 const hold = "NODE_TEST_HOLD"
 
 func holdNode(dir string, found artifacts.Artifacts) error {
@@ -49,8 +49,8 @@ func holdNode(dir string, found artifacts.Artifacts) error {
 	}
 }
 
-// TestAKilledTestLeavesNoContainer kills a test that holds a second node beside the one of the other tests, and looks for what
-// is left of its processes, containers, control groups and mounts.
+// TestAKilledTestLeavesNoContainer kills a test process that has started a second node, next to the node of the other
+// tests, and checks that no process, container, cgroup or mount remains.
 func TestAKilledTestLeavesNoContainer(t *testing.T) {
 	parent := t.TempDir()
 	command := exec.CommandContext(t.Context(), os.Args[0])
@@ -80,7 +80,7 @@ func TestAKilledTestLeavesNoContainer(t *testing.T) {
 	_ = command.Wait()
 	l := lab.Test{T: t}
 	l.Until("the end of all processes", func() bool { return processes(t, base) == 0 })
-	// The next start in that place removes the rest.
+	// The next Start with this Dir removes the rest.
 	c, err := cluster.Start(t.Context(), cluster.Options{Kube: shared.Kube, Tier: cluster.ControlPlane, Dir: parent})
 	if err != nil {
 		t.Fatal(err)
@@ -100,7 +100,8 @@ func TestAKilledTestLeavesNoContainer(t *testing.T) {
 	}
 }
 
-// processes counts those in a cluster's control groups: containers may have namespaces of their own, but they are below.
+// processes counts the processes in a cluster's cgroups. Containers have namespaces of their own, but their cgroups
+// are below.
 func processes(t *testing.T, base string) int {
 	t.Helper()
 	found := map[string]bool{}
@@ -112,7 +113,7 @@ func processes(t *testing.T, base string) int {
 					found[pid] = true
 				}
 			}
-			return nil // groups come and go
+			return nil // cgroups are created and removed meanwhile
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -121,7 +122,7 @@ func processes(t *testing.T, base string) int {
 	return len(found)
 }
 
-// cgroups finds those of a cluster in any hierarchy.
+// cgroups returns the cgroups of a cluster in all hierarchies.
 func cgroups(t *testing.T, base string) []string {
 	t.Helper()
 	var found []string
@@ -130,7 +131,7 @@ func cgroups(t *testing.T, base string) []string {
 			found = append(found, path)
 			return filepath.SkipDir
 		}
-		return nil // groups come and go
+		return nil // cgroups are created and removed meanwhile
 	})
 	if err != nil {
 		t.Fatal(err)

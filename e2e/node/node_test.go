@@ -1,6 +1,6 @@
 // Package node tests istio-cni on a real node: containerd, kubelet and the scheduler, with images of the built program.
 //
-// All tests share one cluster. What they make is in namespaces of their own. Start reading at TestTheNodeAndAPodAreReady.
+// All tests share one cluster, and each has a namespace of its own. Start reading at TestTheNodeAndAPodAreReady.
 package node
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// startup is on the node since its kubelet registered it.
+// startupKey is the key of the taint with which the kubelet registers the node.
 const startupKey = "cni.istio.io/not-ready"
 
 var shared struct {
@@ -52,7 +52,7 @@ func start(ctx context.Context, place string, found artifacts.Artifacts) (*clust
 	})
 }
 
-// fixture is what a test has.
+// fixture holds a client of the shared cluster and the namespace of one test.
 type fixture struct {
 	lab.Test
 	client    kubernetes.Interface
@@ -72,7 +72,7 @@ func newFixture(t *testing.T, namespace string) *fixture {
 			t.Error(err)
 		}
 	})
-	// No pod can be made before its account is there.
+	// Pods are admitted only after the namespace's default ServiceAccount exists.
 	l.Until("the default account", func() bool {
 		_, err := l.client.CoreV1().ServiceAccounts(namespace).Get(t.Context(), "default", meta.GetOptions{})
 		return err == nil
@@ -80,7 +80,7 @@ func newFixture(t *testing.T, namespace string) *fixture {
 	return l
 }
 
-// state logs what explains a pod that does not start.
+// state logs the events, which explain why a pod does not start.
 func (l *fixture) state() {
 	l.Helper()
 	events, err := l.client.CoreV1().Events("").List(l.Context(), meta.ListOptions{})
@@ -93,12 +93,12 @@ func (l *fixture) state() {
 	}
 }
 
-// container is one of test images.
+// container returns a container of a test image.
 func container(name, image string, args ...string) core.Container {
 	return core.Container{Name: name, Image: image, ImagePullPolicy: core.PullNever, Args: args}
 }
 
-// pod makes one.
+// pod creates a pod.
 func (l *fixture) pod(name string, tolerations []core.Toleration, containers ...core.Container) {
 	l.Helper()
 	grace := int64(1)
@@ -146,7 +146,7 @@ func (l *fixture) node() *core.Node {
 
 func anyTaint() []core.Toleration { return []core.Toleration{{Operator: core.TolerationOpExists}} }
 
-// links are the interfaces of the node's own namespace.
+// links returns the interfaces of the node's network namespace.
 func (l *fixture) links() string {
 	l.Helper()
 	text, err := shared.Command(l.Context(), "ip", "-oneline", "link").CombinedOutput()
@@ -173,7 +173,7 @@ func TestTheNodeAndAPodAreReady(t *testing.T) {
 	if text := l.logs("two", "web"); !strings.Contains(text, "serving on") {
 		t.Errorf("its log: %q", text)
 	}
-	// From the node to the pod's address, and from the test through the node's port.
+	// Requests from the node to the pod's address, and from the test to the node's host port.
 	text, err := shared.Command(t.Context(), shared.Box, "get", "http://"+pod.Status.PodIP+":8080").CombinedOutput()
 	if err != nil || !strings.Contains(string(text), "hello from two") {
 		t.Errorf("the pod says %q, %v", text, err)
@@ -184,7 +184,7 @@ func TestTheNodeAndAPodAreReady(t *testing.T) {
 	response, err := (&http.Client{Timeout: 5 * time.Second}).Do(request)
 	l.Must(err)
 	l.Must(response.Body.Close())
-	// The program of the image is the one that was built beside it.
+	// The binary in the image is the one under test.
 	version, err := exec.CommandContext(t.Context(), shared.IstioCNI, "version").Output()
 	l.Must(err)
 	l.pod("version", anyTaint(), container("c", lab.Image, "istio-cni", "version"))
@@ -192,7 +192,7 @@ func TestTheNodeAndAPodAreReady(t *testing.T) {
 	if text := l.logs("version", "c"); text != string(version) || !strings.Contains(text, "istio-cni") {
 		t.Errorf("it says %q, and the program %q", text, version)
 	}
-	// Gone is gone.
+	// Deleted pods leave no veth interface behind.
 	l.Must(l.client.CoreV1().Pods(l.namespace).DeleteCollection(t.Context(), meta.DeleteOptions{}, meta.ListOptions{}))
 	l.Until("the end of the pods", func() bool {
 		pods, err := l.client.CoreV1().Pods(l.namespace).List(t.Context(), meta.ListOptions{})

@@ -12,11 +12,11 @@ import (
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
-// flag is a file of the node that the agent is ready with.
+// flag is a file on the node whose existence makes the agent ready.
 const flag = "/var/log/agent-may-be-ready"
 
-// TestARebootOfTheNode, T-4 and T-5: a node loses power while a controller outside of it looks on, which taints it when it
-// comes back, whatever the API still says of its agent, and takes the taint away when the agent is ready again.
+// TestARebootOfTheNode, T-4 and T-5: the node loses power. The controller runs outside of it, adds the taint after
+// the reboot although the API still reports the agent ready, and removes it when the agent is ready again.
 func TestARebootOfTheNode(t *testing.T) {
 	l := newFixture(t, "reboot")
 	l.setFlag(true)
@@ -65,7 +65,7 @@ func (l *fixture) setFlag(on bool) {
 	l.Must(os.Remove(path))
 }
 
-// deployFlaggedAgent makes an agent that is ready when the flag is there.
+// deployFlaggedAgent creates an agent that is ready while the flag exists.
 func (l *fixture) deployFlaggedAgent() {
 	l.Helper()
 	c := container("agent", lab.BoxImage)

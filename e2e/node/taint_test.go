@@ -17,8 +17,9 @@ import (
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
-// TestTheTaintKeepsPodsAwayUntilTheAgentIsReady is what the controller is for: a node that registers with the taint, an
-// application that waits, an agent, and the controller as a pod with its account and rights.
+// TestTheTaintKeepsPodsAwayUntilTheAgentIsReady shows the controller's purpose: the node registers with the taint, an
+// application stays Pending until the agent is ready, and the controller runs as a pod with its ServiceAccount and
+// RBAC rules.
 func TestTheTaintKeepsPodsAwayUntilTheAgentIsReady(t *testing.T) {
 	l := newFixture(t, "mesh")
 	l.put()
@@ -55,7 +56,7 @@ func TestTheTaintKeepsPodsAwayUntilTheAgentIsReady(t *testing.T) {
 	}
 }
 
-// put is the taint as the kubelet put it: another test may have been here.
+// put adds the taint as the kubelet does at registration: another test may have removed it.
 func (l *fixture) put() {
 	l.Helper()
 	l.Until("the node", func() bool { return l.node().Name != "" })
@@ -72,7 +73,7 @@ func (l *fixture) startupTaint() bool {
 	return slices.ContainsFunc(l.node().Spec.Taints, func(t core.Taint) bool { return t.Key == startupKey })
 }
 
-// isReady reports whether there is a pod and all are ready.
+// isReady reports whether there are pods with these labels and all are ready.
 func (l *fixture) isReady(selector string) bool {
 	l.Helper()
 	pods, err := l.client.CoreV1().Pods(l.namespace).List(l.Context(), meta.ListOptions{LabelSelector: selector})
@@ -80,7 +81,7 @@ func (l *fixture) isReady(selector string) bool {
 	return len(pods.Items) > 0 && !slices.ContainsFunc(pods.Items, func(p core.Pod) bool { return !ready(&p) })
 }
 
-// grant makes the controller's account and gives it its rights, as the chart does.
+// grant creates the controller's ServiceAccount, roles and bindings, as the chart does.
 func (l *fixture) grant(of rights.Taint) {
 	l.Helper()
 	ctx := l.Context()
@@ -91,7 +92,7 @@ func (l *fixture) grant(of rights.Taint) {
 	roles, err := of.Roles()
 	l.Must(err)
 	for _, role := range roles {
-		// A name of its own, so that tests do not get each other's rights.
+		// The name is per test, so that no test has the roles of another.
 		name := role.Name + "-" + l.namespace
 		object, ref := meta.ObjectMeta{Name: name}, rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "Role", Name: name}
 		if role.Name == rights.TaintNodes {
@@ -115,7 +116,7 @@ func (l *fixture) grant(of rights.Taint) {
 	}
 }
 
-// deployController makes two replicas of the controller that may do nothing on the node.
+// deployController creates two replicas of the controller without any privileges on the node.
 func (l *fixture) deployController() {
 	l.Helper()
 	replicas, yes, no, user, grace := int32(2), true, false, int64(65532), int64(5)
@@ -141,7 +142,7 @@ func (l *fixture) deployController() {
 	l.Must(err)
 }
 
-// deployAgent makes what stands for the agent: the controller knows it by its label only.
+// deployAgent creates a stand-in for the agent: the controller only looks at its labels.
 func (l *fixture) deployAgent() {
 	l.Helper()
 	agent := daemonSet("istio-cni-node", map[string]string{"k8s-app": "istio-cni-node"}, container("agent", lab.BoxImage))
@@ -149,7 +150,7 @@ func (l *fixture) deployAgent() {
 	l.Must(err)
 }
 
-// daemonSet tolerates all taints.
+// daemonSet returns a DaemonSet that tolerates all taints.
 func daemonSet(name string, labels map[string]string, c core.Container) *apps.DaemonSet {
 	grace := int64(1)
 	return &apps.DaemonSet{ObjectMeta: meta.ObjectMeta{Name: name}, Spec: apps.DaemonSetSpec{

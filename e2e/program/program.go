@@ -1,7 +1,7 @@
 // Package program runs the program under test as a process.
 //
-// It promises that the process ends with the test's own, whatever ends that, and that each line which it writes is there to
-// be looked at as soon as it was written. It never sends a signal to anything but that process.
+// It promises that the process is killed when the test process exits for any reason, and that each line of its output can be
+// read as soon as it is written. It never sends a signal to any other process.
 //
 // Start reading at Start.
 package program
@@ -20,14 +20,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Program is a process.
+// Program is a running process.
 type Program struct {
 	command *exec.Cmd
 	ended   chan struct{}
 	out     writer
 }
 
-// Start runs a program with an environment that has nothing but env.
+// Start runs a program with PATH and env as its only environment.
 func Start(env []string, path string, args ...string) (*Program, error) {
 	p := &Program{command: exec.CommandContext(context.Background(), path, args...), ended: make(chan struct{})}
 	p.command.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, env...)
@@ -35,7 +35,7 @@ func Start(env []string, path string, args ...string) (*Program, error) {
 	p.command.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true}
 	started := make(chan error, 1)
 	go func() {
-		// The kernel sends Pdeathsig when the thread ends that forked, so it lives as long as the process.
+		// The kernel sends Pdeathsig when the forking thread exits, so the thread must live as long as the process.
 		runtime.LockOSThread()
 		defer close(p.ended)
 		err := p.command.Start()
@@ -50,26 +50,26 @@ func Start(env []string, path string, args ...string) (*Program, error) {
 	return p, nil
 }
 
-// Signal does nothing to a process that has ended.
+// Signal sends a signal; it does nothing if the process has exited.
 func (p *Program) Signal(signal os.Signal) { _ = p.command.Process.Signal(signal) }
 
-// Ended is closed when the process has ended and all that it wrote was taken in.
+// Ended returns a channel that is closed when the process has exited and all of its output was read.
 func (p *Program) Ended() <-chan struct{} { return p.ended }
 
-// Status is the exit code, -1 for one that was ended by a signal. It waits for the end.
+// Status waits for the exit and returns the exit code, -1 if a signal killed the process.
 func (p *Program) Status() int {
 	<-p.ended
 	return p.command.ProcessState.ExitCode()
 }
 
-// Lines are those that the process has written so far, to stdout and stderr alike.
+// Lines returns the lines that the process has written so far to stdout and stderr.
 func (p *Program) Lines() []string {
 	p.out.mu.Lock()
 	defer p.out.mu.Unlock()
 	return slices.Clone(p.out.lines)
 }
 
-// Records are the lines so far, each a JSON object.
+// Records returns the lines so far, each decoded as a JSON object.
 func Records[T any](p *Program) (all []T, err error) {
 	for _, line := range p.Lines() {
 		var one T
@@ -81,7 +81,7 @@ func Records[T any](p *Program) (all []T, err error) {
 	return all, nil
 }
 
-// writer cuts into lines.
+// writer splits output into lines.
 type writer struct {
 	mu    sync.Mutex
 	rest  []byte

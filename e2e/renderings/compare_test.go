@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// lost is what the server does not have of what it was sent, one text for each place. What the server adds does not count, at
-// the end of a list either.
+// missing returns a line for each field that the server did not store as it was sent. Fields added by the server do
+// not count, nor do items at the end of a list.
 func missing(path string, sent, stored any) []string {
 	switch sent := sent.(type) {
 	case map[string]any:
@@ -43,7 +43,7 @@ func missing(path string, sent, stored any) []string {
 	return nil
 }
 
-// sameQuantity compares quantities, which the server writes in its own way: 1 as "1", 1000m as "1".
+// sameQuantity compares quantities, which the server stores in canonical form: 1000m as "1".
 func sameQuantity(path string, sent, stored any) bool {
 	if !strings.Contains(path, ".limits.") && !strings.Contains(path, ".requests.") && !strings.Contains(path, ".hard.") {
 		return false
@@ -53,7 +53,7 @@ func sameQuantity(path string, sent, stored any) bool {
 	return errA == nil && errB == nil && a.Cmp(b) == 0
 }
 
-// normalized is an object without what differs between two that are made alike.
+// normalized returns an object without status and the metadata that differs between identical objects.
 func normalized(o *object) map[string]any {
 	out := o.DeepCopy().Object
 	delete(out, "status")
@@ -67,7 +67,7 @@ func normalized(o *object) map[string]any {
 	return out
 }
 
-// differences of what is stored with what would be after an installation where nothing is.
+// differences compares a stored object with the stored object of a fresh installation.
 func differences(fresh, stored map[string]any) []string {
 	return slices.Concat(missing("", fresh, stored), missing(" (more than)", stored, fresh))
 }

@@ -11,10 +11,10 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// stored are objects as the server has them, by their ids, without what differs between two that are made alike.
+// stored has the server's objects by id, normalized.
 type stored map[string]map[string]any
 
-// account is what a test did and saw.
+// account counts the objects, warnings and pods of a test.
 type account struct {
 	objects  map[string]int // by kind
 	warnings map[string]int // by text
@@ -23,7 +23,7 @@ type account struct {
 
 func newAccount() *account { return &account{objects: map[string]int{}, warnings: map[string]int{}} }
 
-// expected are warnings that are known, with their reasons.
+// expected returns the known warnings with their reasons.
 func expected() map[string]string {
 	return map[string]string{
 		`metadata.annotations[container.apparmor.security.beta.kubernetes.io/install-cni]: deprecated since v1.30; ` +
@@ -31,7 +31,7 @@ func expected() map[string]string {
 	}
 }
 
-// warned counts the warnings since the last call, and fails for those that are not expected.
+// warned counts the warnings since the last call and fails the test for unexpected ones.
 func (a *account) warned(t *testing.T) {
 	t.Helper()
 	for _, text := range shared.server.warnings.drain() {
@@ -43,7 +43,7 @@ func (a *account) warned(t *testing.T) {
 	}
 }
 
-// install creates all objects in their order, and gives what the server has of them.
+// install creates all objects in order and returns them as stored by the server.
 func install(t *testing.T, r rendering, a *account) stored {
 	t.Helper()
 	s := shared.server
@@ -72,7 +72,7 @@ func install(t *testing.T, r rendering, a *account) stored {
 	return out
 }
 
-// uninstall removes objects, and fails if one stays. What a failed test did not make is not missed.
+// uninstall deletes objects and fails if one remains. Objects that a failed test did not create may be missing.
 func uninstall(t *testing.T, objects []*object) {
 	t.Helper()
 	each(objects, func(o *object) {
@@ -83,7 +83,7 @@ func uninstall(t *testing.T, objects []*object) {
 	})
 }
 
-// each does something with all objects at the same time.
+// each calls do with all objects in parallel.
 func each(objects []*object, do func(*object)) {
 	var all sync.WaitGroup
 	for _, o := range objects {
@@ -92,7 +92,8 @@ func each(objects []*object, do func(*object)) {
 	all.Wait()
 }
 
-// TestEveryRenderingInstalls creates its objects where nothing is, tries a pod of each template, and removes them.
+// TestEveryRenderingInstalls creates the objects of each rendering in an empty cluster, creates a pod of each
+// template by dry run, and deletes the objects.
 func TestEveryRenderingInstalls(t *testing.T) {
 	a, names, different := newAccount(), 0, 0
 	for _, r := range shared.renderings {
@@ -123,7 +124,7 @@ func TestEveryRenderingInstalls(t *testing.T) {
 	})
 }
 
-// tryPods makes a pod of each template without keeping it.
+// tryPods creates a pod of each template by dry run.
 func tryPods(t *testing.T, r rendering, a *account) {
 	t.Helper()
 	for _, o := range r.objects {
@@ -157,7 +158,7 @@ func tryPods(t *testing.T, r rendering, a *account) {
 	}
 }
 
-// checkAppArmor wants what the annotation of old says as what the server tells kubelets today.
+// checkAppArmor checks that the server converts the deprecated annotation to the field appArmorProfile.
 func checkAppArmor(t *testing.T, pod, made *object) {
 	t.Helper()
 	for name, profile := range pod.GetAnnotations() {
@@ -178,7 +179,7 @@ func checkAppArmor(t *testing.T, pod, made *object) {
 	}
 }
 
-// TestUnknownFieldsAreRejected shows that the tests here can fail.
+// TestUnknownFieldsAreRejected shows that the tests of this file can fail.
 func TestUnknownFieldsAreRejected(t *testing.T) {
 	r, err := byName(shared.renderings, `everything on "openshift"`)
 	if err != nil {

@@ -1,11 +1,11 @@
-// Package renderings applies what the chart can render, and the manifests beside it, to a real API server as users do.
+// Package renderings applies the renderings of the chart, and the manifests beside it, to a real API server as users do.
 //
-// The list of renderings is the chart program's (hack/chart/list.go). Each one is installed, with strict validation of fields,
-// compared with what the server made of it, and removed; and each is an upgrade of the default one, and back. Pods are made
-// of each template without being kept. Nothing of it runs: the agent on a node is e2e/mesh, the controller e2e/node. All
-// tests share one API server, one after the other, as names in the cluster are the same in all renderings.
+// The chart program has the list of renderings (hack/chart/list.go). Each is installed with strict field validation, compared
+// with the stored objects, and deleted; each is also an upgrade of the default rendering, and the other way round. Pods of
+// each template are created by dry run. No pod runs: e2e/mesh tests the agent on a node, e2e/node the controller. All tests
+// share one API server and run sequentially, as all renderings have the same object names.
 //
-// Start reading at install_test.go; server_test.go is what is asked of the server.
+// Start reading at install_test.go; server_test.go has the client.
 package renderings
 
 import (
@@ -20,12 +20,12 @@ import (
 	"github.com/meshcni/istio-cni/e2e/cluster"
 )
 
-// shared is what all tests have.
+// shared is the state of all tests.
 var shared struct {
 	cluster    *cluster.Cluster
 	server     *server
 	renderings []rendering
-	// fresh has what the server stores of each rendering that is installed where nothing is, by the rendering's name.
+	// fresh has the stored objects of each rendering after an installation in an empty cluster, by the rendering's name.
 	fresh map[string]stored
 }
 
@@ -62,8 +62,8 @@ func run(m *testing.M) (status int) {
 	return m.Run()
 }
 
-// prepare renders everything for this version of the API server, and gives that what an administrator sees to: custom
-// resources, namespaces, and what values name.
+// prepare renders the chart for the API server's version and creates the objects that an administrator provides:
+// CustomResourceDefinitions, namespaces and a PriorityClass.
 func prepare(ctx context.Context, c *cluster.Cluster, found artifacts.Artifacts) error {
 	version, err := c.Client().Discovery().ServerVersion()
 	if err != nil {
@@ -78,7 +78,7 @@ func prepare(ctx context.Context, c *cluster.Cluster, found artifacts.Artifacts)
 	if err := shared.server.define(ctx, found.CRDs); err != nil {
 		return err
 	}
-	// docs/install.md says so.
+	// docs/install.md requires this Pod Security level.
 	if err := shared.server.namespace(ctx, "istio-system", "privileged"); err != nil {
 		return err
 	}

@@ -19,18 +19,18 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// object is one of any kind.
+// object is an object of any kind.
 type object = unstructured.Unstructured
 
-// rendering is one text.
+// rendering is one rendered text of the chart.
 type rendering struct {
-	// names are those of all that render to this text.
+	// names are the names of all renderings with this text.
 	names []string
-	// objects are in the order of installation.
+	// objects are in installation order.
 	objects []*object
 }
 
-// name tells one from the other.
+// name returns a unique name.
 func (r rendering) name() string {
 	if len(r.names) == 1 {
 		return r.names[0]
@@ -38,10 +38,10 @@ func (r rendering) name() string {
 	return fmt.Sprintf("%s and %d more", r.names[0], len(r.names)-1)
 }
 
-// id is an object's name in messages, and in maps.
+// id identifies an object in messages and as a map key.
 func id(o *object) string { return o.GetKind() + "/" + o.GetNamespace() + "/" + o.GetName() }
 
-// byID finds objects.
+// byID indexes objects by id.
 func byID(objects []*object) map[string]*object {
 	out := map[string]*object{}
 	for _, o := range objects {
@@ -50,7 +50,7 @@ func byID(objects []*object) map[string]*object {
 	return out
 }
 
-// named is the rendering of that name.
+// byName returns the rendering of that name.
 func byName(all []rendering, name string) (rendering, error) {
 	at := slices.IndexFunc(all, func(r rendering) bool { return slices.Contains(r.names, name) })
 	if at < 0 {
@@ -59,7 +59,7 @@ func byName(all []rendering, name string) (rendering, error) {
 	return all[at], nil
 }
 
-// renderAll runs the chart program and reads what it writes. Renderings of the same text are one.
+// renderAll runs the chart program and reads its output. Renderings with the same text are merged.
 func renderAll(ctx context.Context, program, version, dir string) ([]rendering, error) {
 	_, file, _, _ := runtime.Caller(0)
 	command := exec.CommandContext(ctx, program, "--kube-version", version, "--all", dir)
@@ -94,7 +94,7 @@ func renderAll(ctx context.Context, program, version, dir string) ([]rendering, 
 	return out, nil
 }
 
-// decode reads a stream of YAML.
+// decode decodes a stream of YAML documents.
 func decode(text []byte) ([]*object, error) {
 	const window = 1 << 16
 	documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), window)
@@ -119,7 +119,7 @@ func decode(text []byte) ([]*object, error) {
 	}
 }
 
-// namespaces are those that objects are in, and those of the accounts of bindings.
+// namespaces returns the namespaces of all objects.
 func namespaces(all []rendering) []string {
 	var out []string
 	for _, r := range all {
@@ -133,7 +133,7 @@ func namespaces(all []rendering) []string {
 	return slices.Compact(out)
 }
 
-// pods are those that controllers would make of the templates among the objects.
+// pods returns the pods of the templates of workload objects.
 func pods(objects []*object) ([]*object, error) {
 	var out []*object
 	for _, o := range objects {
@@ -154,7 +154,7 @@ func pods(objects []*object) ([]*object, error) {
 	return out, nil
 }
 
-// text is for the comparison of whole objects.
+// text returns an object as JSON, to compare it as a whole.
 func text(o *object) string {
 	out, err := json.Marshal(o)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// TestPodSecurity tries the pods of all renderings in a namespace of each level: the agent needs the node's directories, and so
-// "privileged"; the taint controller is content with "restricted".
+// TestPodSecurity creates the pods of all renderings by dry run in a namespace of each Pod Security level: the agent
+// needs hostPath volumes, and so "privileged"; the taint controller passes "restricted".
 func TestPodSecurity(t *testing.T) {
 	ctx, a := t.Context(), newAccount()
 	levels := []string{"privileged", "baseline", "restricted"}
@@ -45,7 +45,7 @@ func TestPodSecurity(t *testing.T) {
 	}
 }
 
-// podsByAccount are the different pods of all renderings by the names of their service accounts and of one rendering.
+// podsByAccount returns the different pods of all renderings, by ServiceAccount and by the name of one rendering.
 func podsByAccount(t *testing.T) map[string]map[string]*object {
 	t.Helper()
 	known := map[string]bool{}

@@ -22,20 +22,20 @@ import (
 	"github.com/meshcni/istio-cni/e2e/cluster"
 )
 
-// server is an administrator's way to the API server.
+// server is an administrator's client of the API server.
 type server struct {
 	client   dynamic.Interface
 	kinds    *restmapper.DeferredDiscoveryRESTMapper
 	warnings *warnings
 }
 
-// warnings are those of the HTTP answers since they were last taken.
+// warnings collects the Warning headers of responses.
 type warnings struct {
 	mu    sync.Mutex
 	texts []string
 }
 
-// HandleWarningHeader is client-go's way to tell.
+// HandleWarningHeader implements rest.WarningHandler.
 func (w *warnings) HandleWarningHeader(_ int, _, text string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -64,7 +64,7 @@ func newServer(config *rest.Config) (*server, error) {
 	return &server{client, restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(kinds)), warnings}, nil
 }
 
-// of is where objects like this one are.
+// of returns the client of an object's resource and namespace.
 func (s *server) of(o *object) (dynamic.ResourceInterface, error) {
 	kind := o.GroupVersionKind()
 	mapping, err := s.kinds.RESTMapping(kind.GroupKind(), kind.Version)
@@ -77,7 +77,7 @@ func (s *server) of(o *object) (dynamic.ResourceInterface, error) {
 	return s.client.Resource(mapping.Resource).Namespace(o.GetNamespace()), nil
 }
 
-// create makes an object. An unknown field, or one that is there twice, is an error.
+// create creates an object. Unknown and duplicate fields are errors.
 func (s *server) create(ctx context.Context, o *object, dryRun ...string) (*object, error) {
 	place, err := s.of(o)
 	if err != nil {
@@ -86,7 +86,7 @@ func (s *server) create(ctx context.Context, o *object, dryRun ...string) (*obje
 	return place.Create(ctx, o, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict, DryRun: dryRun})
 }
 
-// get reads what is stored.
+// get reads a stored object.
 func (s *server) get(ctx context.Context, o *object) (*object, error) {
 	place, err := s.of(o)
 	if err != nil {
@@ -95,7 +95,7 @@ func (s *server) get(ctx context.Context, o *object) (*object, error) {
 	return place.Get(ctx, o.GetName(), metav1.GetOptions{})
 }
 
-// patch changes an object, as strictly as create.
+// patch patches an object, with the same field validation as create.
 func (s *server) patch(ctx context.Context, o *object, kind types.PatchType, text []byte) (*object, error) {
 	place, err := s.of(o)
 	if err != nil {
@@ -104,7 +104,7 @@ func (s *server) patch(ctx context.Context, o *object, kind types.PatchType, tex
 	return place.Patch(ctx, o.GetName(), kind, text, metav1.PatchOptions{FieldValidation: metav1.FieldValidationStrict})
 }
 
-// apply makes or changes an object by server-side apply.
+// apply creates or updates an object by server-side apply.
 func (s *server) apply(ctx context.Context, o *object) (*object, error) {
 	place, err := s.of(o)
 	if err != nil {
@@ -115,7 +115,7 @@ func (s *server) apply(ctx context.Context, o *object) (*object, error) {
 		metav1.PatchOptions{FieldManager: "helm", Force: &force, FieldValidation: metav1.FieldValidationStrict})
 }
 
-// remove deletes an object and sees that it is gone.
+// remove deletes an object and checks that it is gone.
 func (s *server) remove(ctx context.Context, o *object) error {
 	place, err := s.of(o)
 	if err != nil {
@@ -133,7 +133,7 @@ func (s *server) remove(ctx context.Context, o *object) error {
 	return nil
 }
 
-// define installs custom resources as their projects publish them, and waits until they are served.
+// define creates CustomResourceDefinitions as published by their projects, and waits until they are Established.
 func (s *server) define(ctx context.Context, dir string) error {
 	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil {
@@ -178,7 +178,7 @@ func (s *server) established(ctx context.Context, o *object) error {
 	})
 }
 
-// namespace makes one of a level of Pod Security.
+// namespace creates a namespace with a Pod Security level.
 func (s *server) namespace(ctx context.Context, name, level string) error {
 	o := &object{}
 	o.SetAPIVersion("v1")
@@ -202,7 +202,8 @@ func (s *server) priorityClass(ctx context.Context, name string) error {
 	return nil
 }
 
-// setQuotaStatus does as the quota controller does, which is not there: without a status a quota lets nothing through.
+// setQuotaStatus writes the status of a ResourceQuota in place of its controller, which does not run: without a
+// status the quota admits no pod.
 func (s *server) setQuotaStatus(ctx context.Context, quota *object) error {
 	hard, _, err := unstructured.NestedMap(quota.Object, "spec", "hard")
 	if err != nil {
@@ -222,7 +223,7 @@ func (s *server) setQuotaStatus(ctx context.Context, quota *object) error {
 	return err
 }
 
-// tryPod makes a pod without keeping it.
+// tryPod creates a pod by dry run.
 func (s *server) tryPod(ctx context.Context, pod *object) (made *object, err error) {
 	waiting := cluster.Until(ctx, "the quota's status", func() (bool, error) {
 		made, err = s.create(ctx, pod, metav1.DryRunAll)

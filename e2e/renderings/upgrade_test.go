@@ -14,14 +14,15 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// tool is how a program makes an object, and changes it from what it rendered before. Both give what is stored then.
+// tool is the way in which a program creates an object and updates it from its previous rendering. Both functions
+// return the stored object.
 type tool struct {
 	name   string
 	create func(ctx context.Context, o *object) (*object, error)
 	change func(ctx context.Context, was, want *object) (*object, error)
 }
 
-// tools are those that users have.
+// tools returns the tools that users have.
 func tools() []tool {
 	s := shared.server
 	return []tool{
@@ -40,7 +41,7 @@ func tools() []tool {
 	}
 }
 
-// merge patches what is stored with the difference between what was rendered and what is.
+// merge patches the stored object by a three-way merge with the old and the new rendering.
 func merge(ctx context.Context, was, want *object) (*object, error) {
 	live, err := shared.server.get(ctx, want)
 	if err != nil {
@@ -53,7 +54,7 @@ func merge(ctx context.Context, was, want *object) (*object, error) {
 	return shared.server.patch(ctx, want, kind, patch)
 }
 
-// threeWay is a patch by the rules of the type, or for custom resources of JSON.
+// threeWay computes a strategic merge patch, or a JSON merge patch for custom resources.
 func threeWay(was, want, live *object) (patch []byte, kind types.PatchType, err error) {
 	before, after, now := []byte(text(was)), []byte(text(want)), []byte(text(live))
 	typed, err := scheme.Scheme.New(want.GroupVersionKind())
@@ -72,8 +73,8 @@ func threeWay(was, want, live *object) (patch []byte, kind types.PatchType, err 
 	return patch, types.StrategicMergePatchType, err
 }
 
-// upgrade makes one rendering of another as Helm does: what is in both is changed, then what is no longer rendered is removed.
-// It wants each object to be as if it were installed where nothing is.
+// upgrade upgrades one rendering to another like Helm: it updates and creates objects, then deletes those that are no
+// longer rendered. Each object must equal that of a fresh installation.
 func (with tool) upgrade(t *testing.T, from, to rendering) {
 	t.Helper()
 	before, after, want := byID(from.objects), byID(to.objects), installed(t, to)
@@ -85,7 +86,7 @@ func (with tool) upgrade(t *testing.T, from, to rendering) {
 		case was == nil:
 			now, err = with.create(t.Context(), o)
 		case text(was) == text(o):
-			continue // nobody else has changed it
+			continue // no other writer has changed it
 		default:
 			now, err = with.change(t.Context(), was, o)
 		}
@@ -107,7 +108,7 @@ func (with tool) upgrade(t *testing.T, from, to rendering) {
 	}
 }
 
-// TestEveryRenderingIsAnUpgrade of the default one, and back.
+// TestEveryRenderingIsAnUpgrade upgrades the default rendering to each other one, and back.
 func TestEveryRenderingIsAnUpgrade(t *testing.T) {
 	start, err := byName(shared.renderings, `defaults on ""`)
 	if err != nil {
@@ -134,8 +135,8 @@ func TestEveryRenderingIsAnUpgrade(t *testing.T) {
 	}
 }
 
-// installed is what the server stores of a rendering that is installed where nothing is. It is tried unless
-// TestEveryRenderingInstalls has done so.
+// installed returns the stored objects of a fresh installation of a rendering, from TestEveryRenderingInstalls or by
+// installing it.
 func installed(t *testing.T, r rendering) stored {
 	t.Helper()
 	of, is := shared.fresh[r.name()]

@@ -18,20 +18,20 @@ import (
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// account is the name of the program's service account.
+// account is the name of the program's ServiceAccount.
 const account = "istio-cni-repair"
 
-// fixture is what a test has.
+// fixture holds a client of the shared cluster and the namespaces of one test.
 type fixture struct {
 	lab.Test
 	client kubernetes.Interface
-	// mesh is the namespace of the program, app one of pods, other another one.
+	// mesh is the namespace of the program, app that of the pods, other a second one of pods.
 	mesh, app, other string
 }
 
 var fixtures atomic.Int64
 
-// newFixture has namespaces of its own and no pods.
+// newFixture creates a fixture with namespaces of its own. The cluster has no pods.
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	n := fixtures.Add(1)
@@ -39,12 +39,12 @@ func newFixture(t *testing.T) *fixture {
 	l.Must(shared.Namespace(t.Context(), l.mesh, account))
 	l.Must(shared.Namespace(t.Context(), l.app))
 	l.Must(shared.Namespace(t.Context(), l.other))
-	// Cleanup has no t.Context any more.
+	// t.Context is cancelled before cleanups run.
 	t.Cleanup(func() { l.clear(context.Background()) })
 	return l
 }
 
-// clear removes the pods, those that are being deleted too.
+// clear deletes the pods with grace period 0, also those that are terminating.
 func (l *fixture) clear(ctx context.Context) {
 	l.Helper()
 	now := int64(0)
@@ -56,10 +56,10 @@ func (l *fixture) clear(ctx context.Context) {
 	}
 }
 
-// right is a rule of RBAC in one line: verbs and the resource that they are for.
+// right is an RBAC rule on one line: verbs and resource.
 type right string
 
-// The rights of all modes, and of each (docs/permissions.md).
+// The rules of all modes, and of each mode (docs/permissions.md).
 const (
 	mayWatch  right = "list,watch pods"
 	mayReport right = "create,patch events"
@@ -73,7 +73,8 @@ func (r right) rule() rbac.PolicyRule {
 	return rbac.PolicyRule{APIGroups: []string{""}, Resources: []string{resource}, Verbs: strings.Split(verbs, ",")}
 }
 
-// grant gives the program's account these rights and no others, in all namespaces, and gives the path of a kubeconfig for it.
+// grant gives the ServiceAccount exactly these rules, cluster-wide, and returns the path of a kubeconfig with its
+// token.
 func (l *fixture) grant(rights ...right) string {
 	l.Helper()
 	name := account + "-" + l.mesh
@@ -81,7 +82,7 @@ func (l *fixture) grant(rights ...right) string {
 	for _, r := range rights {
 		rules = append(rules, r.rule())
 	}
-	// An update makes a role that is not there.
+	// For ClusterRoles an update creates a missing object.
 	role := &rbac.ClusterRole{ObjectMeta: meta.ObjectMeta{Name: name}, Rules: rules}
 	_, err := l.client.RbacV1().ClusterRoles().Update(l.Context(), role, meta.UpdateOptions{})
 	l.Must(err)
@@ -100,7 +101,7 @@ func (l *fixture) grant(rights ...right) string {
 	return path
 }
 
-// allowed reports whether the API server lets the account use a right: it learns of roles with a delay.
+// allowed reports whether the API server's authorizer allows a rule: it reads roles with a delay.
 func (l *fixture) allowed(r right) bool {
 	l.Helper()
 	rule := r.rule()
@@ -122,7 +123,8 @@ func (l *fixture) allowed(r right) bool {
 	return true
 }
 
-// events are those on a pod, as "REASON MESSAGE". Each has to be a warning of the component that the reference has.
+// events returns the events of a pod as "REASON MESSAGE". Each must have type Warning and the reference's source
+// component.
 func (l *fixture) events(namespace, name string) (all []string) {
 	l.Helper()
 	list, err := l.client.CoreV1().Events(namespace).List(l.Context(), meta.ListOptions{})
@@ -139,7 +141,7 @@ func (l *fixture) events(namespace, name string) (all []string) {
 	return all
 }
 
-// event reports whether there is one with this reason and all of these words.
+// event reports whether a pod has an event with this reason whose message contains all words.
 func (l *fixture) event(namespace, name, reason string, words ...string) bool {
 	l.Helper()
 	return slices.ContainsFunc(l.events(namespace, name), func(text string) bool {

@@ -1,13 +1,13 @@
-// Package repair tests "istio-cni repair" as its users know it: the built program, with the rights of its mode, against a
-// real API server.
+// Package repair tests "istio-cni repair" from outside: the built program, with the RBAC rules of its mode, against a real API
+// server.
 //
-// Pods are objects without kubelets, made and changed by the tests as kubelets do: repair in place, which takes a node, is
-// tested in e2e/mesh. All tests share one API server, one after the other; each removes its pods, as the program looks at
-// those of all namespaces. What a test waits for it sees in the API or in the program's log; that nothing was done it sees
-// in the audit log, after what came later was done.
+// Pods are objects without kubelets; the tests update their status as kubelets do. Repair in place needs a node and is tested
+// in e2e/mesh. All tests share one API server and run sequentially; each deletes its pods, as the program reads the pods of all
+// namespaces. Tests wait for objects or log lines of the program; the absence of a request is checked in the audit log, after
+// a later change was processed.
 //
-// Start reading at table_test.go; lab_test.go is what all tests have, tap_test.go the place between program and server
-// where a test can hold a request back and sees what was sent.
+// Start reading at table_test.go; lab_test.go has the fixture, tap_test.go a reverse proxy between program and API server that
+// delays requests and records responses.
 package repair
 
 import (

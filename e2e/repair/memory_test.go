@@ -19,8 +19,8 @@ import (
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// TestMemoryAndTraffic is what looking after a node costs that has 250 pods of 10,000 in the cluster: docs/e2e.md has the
-// figures. What is sent is asserted, the memory only by a bound far above it.
+// TestMemoryAndTraffic measures the cost of a node with 250 of the 10,000 pods in the cluster; docs/e2e.md has the
+// figures. The test asserts the traffic; the bound of the memory is far above the measured value.
 func TestMemoryAndTraffic(t *testing.T) {
 	const pods, nodes = 10_000, 40
 	l := newFixture(t)
@@ -40,7 +40,7 @@ func TestMemoryAndTraffic(t *testing.T) {
 	t.Logf("with a node's name: %s", first)
 	l.resident(d)
 
-	// What happens on other nodes is not sent; each change on this one is.
+	// Only changes of pods on the node are sent.
 	lab.InParallel(pods/10, func(i int) { l.annotateIfPresent(fmt.Sprintf("many-%05d", i), "again") })
 	l.pod("late", broken(), on(nodeOf(7)))
 	l.Until("the late pod", func() bool { return l.labelled("late") == "true" })
@@ -50,7 +50,8 @@ func TestMemoryAndTraffic(t *testing.T) {
 		changes += n - first.pods[name]
 	}
 	t.Logf("after %d changes: %s; %d bytes and %d pods more", pods/10, after, after.wire-first.wire, changes)
-	// 25 of the node's own, the label of the first, and the late one: made, reported, labelled.
+	// 25 changes of the node's pods, the label of the first broken pod, and the late pod: created, status reported,
+	// labelled.
 	if most := pods/10/nodes + 1 + 3 + 1; changes > most {
 		t.Errorf("%d changes were sent, want at most %d", changes, most)
 	}
@@ -61,7 +62,7 @@ func TestMemoryAndTraffic(t *testing.T) {
 		t.Errorf("%d bytes are resident", rss)
 	}
 
-	// The same for all nodes.
+	// The same without --node-name, for all nodes.
 	through = l.tap(kubeconfig)
 	d = l.daemon(through.kubeconfig, "--label-pods")
 	l.pod("later", broken(), on(nodeOf(8)))
@@ -78,7 +79,7 @@ func (s received) String() string {
 
 func nodeOf(i int) string { return fmt.Sprintf("node-%02d", i) }
 
-// resident logs and gives the memory of the process that is its own or shared with files, in bytes.
+// resident logs and returns the resident set size of the process in bytes.
 func (l *fixture) resident(d *repairer) int {
 	l.Helper()
 	text, err := os.ReadFile(filepath.Join(l.process(d), "status"))
@@ -96,13 +97,13 @@ func (l *fixture) resident(d *repairer) int {
 	return got["VmRSS"] << 10
 }
 
-// process is the directory in /proc of the program, which is known by its kubeconfig: no other has the same.
+// process returns the program's directory in /proc, found by its kubeconfig, which no other process has.
 func (l *fixture) process(d *repairer) string {
 	l.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*")
 	l.Must(err)
 	for _, dir := range all {
-		// A process may have ended.
+		// The process may have exited meanwhile.
 		if text, err := os.ReadFile(filepath.Join(dir, "cmdline")); err == nil && strings.Contains(string(text), "\x00"+d.kubeconfig+"\x00") {
 			return dir
 		}
@@ -113,8 +114,8 @@ func (l *fixture) process(d *repairer) string {
 
 func mib(kib int) float64 { const unit = 1024; return float64(kib) / unit }
 
-// fill makes pods as injection makes them, evenly on nodes, of which one is broken, and gives the size of one. Only those of one
-// node have a status.
+// createPods creates injected pods, spread evenly over the nodes. Only those on node 7 have a status, and one of them
+// is broken. It returns the size of a pod in JSON.
 func (l *fixture) createPods(pods, nodes int) (size int) {
 	l.Helper()
 	l.Cleanup(func() { l.deletePods() })
@@ -143,7 +144,7 @@ func (l *fixture) createPods(pods, nodes int) (size int) {
 	return size
 }
 
-// empty takes its time, so it waits for the end of it.
+// deletePods deletes the pods of the test and waits for the response.
 func (l *fixture) deletePods() {
 	now := int64(0)
 	err := l.client.CoreV1().Pods(l.app).DeleteCollection(context.Background(), meta.DeleteOptions{GracePeriodSeconds: &now}, meta.ListOptions{})
@@ -152,7 +153,7 @@ func (l *fixture) deletePods() {
 	}
 }
 
-// injected is a pod with what a sidecar brings along.
+// injected returns a pod with the size of a real injected pod.
 func injected(name, node string) *core.Pod {
 	no, grace := false, int64(0)
 	var env []core.EnvVar

@@ -14,7 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// TestPrecedence is repair before deletion before labels; and what cannot be repaired from here is deleted.
+// TestPrecedence: repair comes before deletion, deletion before labels. Repair does nothing for pods of another node,
+// so these are deleted or labelled.
 func TestPrecedence(t *testing.T) {
 	for _, test := range []struct {
 		name          string
@@ -45,7 +46,7 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
-// TestDeletionKeepsTheGracePeriod: a pod has the time to end that is its own.
+// TestDeletionKeepsTheGracePeriod: deletion and eviction use the pod's own terminationGracePeriodSeconds.
 func TestDeletionKeepsTheGracePeriod(t *testing.T) {
 	for _, m := range modes()[:2] {
 		l := newFixture(t)
@@ -64,7 +65,7 @@ func TestDeletionKeepsTheGracePeriod(t *testing.T) {
 	}
 }
 
-// TestExistingLabelIsKept stays as it is, whatever its value.
+// TestExistingLabelIsKept: the repairer does not change an existing label, whatever its value.
 func TestExistingLabelIsKept(t *testing.T) {
 	l := newFixture(t)
 	l.pod("marked", broken(), labels(map[string]string{brokenKey: "seen"}))
@@ -84,7 +85,7 @@ func TestExistingLabelIsKept(t *testing.T) {
 	if got := l.get(l.app, "unmarked").Labels["app"]; got != "shop" {
 		t.Errorf("the other label is %q", got)
 	}
-	// Another mark is another label.
+	// Another label key is independent of the first one.
 	args := []string{"--label-pods", "--broken-pod-label-key=example.com/broken", "--broken-pod-label-value=very"}
 	if status := l.once(kubeconfig, args...); status != 0 {
 		t.Errorf("exit status %d", status)
@@ -95,8 +96,8 @@ func TestExistingLabelIsKept(t *testing.T) {
 	l.noForbiddenRequests()
 }
 
-// TestAPodDisruptionBudget stands against an eviction until it allows it. The API server heeds it for pods that run alone: a pod
-// that still waits for its validation, as most broken ones do, is evicted whatever the budget.
+// TestAPodDisruptionBudget: the budget blocks an eviction until it allows a disruption. The API server applies it to
+// running pods only: a pod in phase Pending, as most broken pods are, is evicted in any case.
 func TestAPodDisruptionBudget(t *testing.T) {
 	l := newFixture(t)
 	shop := labels(map[string]string{"app": "shop"})
@@ -118,8 +119,8 @@ func TestAPodDisruptionBudget(t *testing.T) {
 	l.noForbiddenRequests()
 }
 
-// budget makes or changes the one of pods with the label app=shop, which then allows a number of disruptions, as its
-// controller would say.
+// budget creates or updates a PodDisruptionBudget for pods with label app=shop, with the status in place of its
+// controller.
 func (l *fixture) budget(allowed int32) {
 	l.Helper()
 	const name = "shop"
@@ -143,7 +144,7 @@ func (l *fixture) budget(allowed int32) {
 	l.Must(err)
 }
 
-// TestLegacyCommandName is the program by the name that it had, with variables that have dashes, and with a restart of its own.
+// TestLegacyCommandName runs the program under its historic name, with environment variables that have dashes.
 func TestLegacyCommandName(t *testing.T) {
 	l := newFixture(t)
 	l.pod("p", broken())

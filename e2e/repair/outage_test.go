@@ -11,8 +11,8 @@ import (
 	"github.com/meshcni/istio-cni/e2e/cluster"
 )
 
-// TestTheAPIServerCrashes in the middle of a deletion: the pod and one that came into being meanwhile are deleted when it is
-// back, and nothing is done twice.
+// TestTheAPIServerCrashes: the API server is killed during a deletion. After its restart that pod and one that broke
+// meanwhile are deleted, each once.
 func TestTheAPIServerCrashes(t *testing.T) {
 	l := newFixture(t)
 	l.pod("first", broken())
@@ -44,10 +44,10 @@ func TestTheAPIServerCrashes(t *testing.T) {
 		t.Error("a pod that is not broken was not left alone")
 	}
 	d.stop()
-	// An API server that has just started refuses what it has not read the roles for yet: no noForbiddenRequests here.
+	// A restarted API server denies requests until it has read the roles, so noForbiddenRequests does not apply here.
 }
 
-// TestAStartWithoutAnAPIServer waits for it as a daemon.
+// TestAStartWithoutAnAPIServer: the daemon waits for the API server.
 func TestAStartWithoutAnAPIServer(t *testing.T) {
 	l := newFixture(t)
 	l.pod("p", broken())
@@ -60,7 +60,7 @@ func TestAStartWithoutAnAPIServer(t *testing.T) {
 	d.stop()
 }
 
-// TestTheAPIServerHangs, and goes on: what was asked meanwhile is done once.
+// TestTheAPIServerHangs: a request that was pending while the API server was paused is executed once.
 func TestTheAPIServerHangs(t *testing.T) {
 	l := newFixture(t)
 	l.pod("p")

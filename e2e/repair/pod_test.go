@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Names that are protocol.
+// Names of Istio's API.
 const (
 	statusKey  = "sidecar.istio.io/status"
 	brokenKey  = "cni.istio.io/uninitialized"
@@ -19,11 +19,11 @@ const (
 	node       = "node-a"
 )
 
-// change makes a pod another one than the usual.
+// change modifies a pod.
 type change func(*core.Pod)
 
-// pod makes one with all that injection gives it, on a node and with an address, whose validation is to come; status says
-// what its kubelet reports. The pod goes at once when it is deleted, as there is no kubelet to end it.
+// pod creates an injected pod with a node name, an address and a validation that has not started, and reports its
+// status. It is deleted at once with grace period 0, as there is no kubelet.
 func (l *fixture) pod(name string, changes ...change) *core.Pod {
 	l.Helper()
 	no, grace, user := false, int64(0), int64(1337)
@@ -50,7 +50,7 @@ func (l *fixture) pod(name string, changes ...change) *core.Pod {
 	return l.report(made, pod.Status)
 }
 
-// report is what a kubelet says of a pod.
+// report patches the status of a pod, as the kubelet does.
 func (l *fixture) report(pod *core.Pod, status core.PodStatus) *core.Pod {
 	l.Helper()
 	text, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": status})
@@ -60,7 +60,7 @@ func (l *fixture) report(pod *core.Pod, status core.PodStatus) *core.Pod {
 	return made
 }
 
-// touch changes a pod in a way that matters to nobody.
+// annotate changes an annotation that the program does not read.
 func (l *fixture) annotate(namespace, name, value string) {
 	l.Helper()
 	patch := []byte(`{"metadata":{"annotations":{"example.com/touched":"` + value + `"}}}`)
@@ -68,7 +68,7 @@ func (l *fixture) annotate(namespace, name, value string) {
 	l.Must(err)
 }
 
-// get gives nil for a pod that is not there.
+// get returns a pod, or nil if it does not exist.
 func (l *fixture) get(namespace, name string) *core.Pod {
 	l.Helper()
 	pod, err := l.client.CoreV1().Pods(namespace).Get(l.Context(), name, meta.GetOptions{})
@@ -81,7 +81,7 @@ func (l *fixture) get(namespace, name string) *core.Pod {
 
 func (l *fixture) gone(name string) bool { l.Helper(); return l.get(l.app, name) == nil }
 
-// labelled gives the value of the mark.
+// labelled returns the value of the broken-pod label.
 func (l *fixture) labelled(name string) string {
 	l.Helper()
 	if pod := l.get(l.app, name); pod != nil {
@@ -90,7 +90,7 @@ func (l *fixture) labelled(name string) string {
 	return "no such pod"
 }
 
-// delete removes a pod as somebody else.
+// delete deletes a pod, as another client would.
 func (l *fixture) delete(namespace, name string) {
 	l.Helper()
 	l.Must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{}))
@@ -112,7 +112,7 @@ func ended(code int32, message string) core.ContainerState {
 	}}
 }
 
-// status has the validation in a state, with the one before it.
+// status sets the state and the last state of the validation container.
 func status(is, last core.ContainerState) change {
 	return func(p *core.Pod) {
 		restarts := int32(0)
@@ -149,7 +149,7 @@ func in(namespace string) change { return func(p *core.Pod) { p.Namespace = name
 
 func phase(phase core.PodPhase) change { return func(p *core.Pod) { p.Status.Phase = phase } }
 
-// annotateIfPresent changes a pod if it is there.
+// annotateIfPresent changes an annotation of a pod if it exists.
 func (l *fixture) annotateIfPresent(name, value string) {
 	patch := []byte(`{"metadata":{"annotations":{"example.com/annotated":"` + value + `"}}}`)
 	_, err := l.client.CoreV1().Pods(l.app).Patch(l.Context(), name, types.MergePatchType, patch, meta.PatchOptions{})
@@ -158,7 +158,7 @@ func (l *fixture) annotateIfPresent(name, value string) {
 	}
 }
 
-// encode cannot fail for what comes from the API.
+// encode marshals an API object, which cannot fail.
 func encode(object any) string {
 	text, err := json.Marshal(object)
 	if err != nil {

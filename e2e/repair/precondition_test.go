@@ -9,7 +9,7 @@ import (
 	core "k8s.io/api/core/v1"
 )
 
-// TestPodChangesBetweenDecisionAndRequest is the time between the judgement and the request, in which the pod becomes another one.
+// TestPodChangesBetweenDecisionAndRequest holds the request back while the pod is replaced or changed.
 func TestPodChangesBetweenDecisionAndRequest(t *testing.T) {
 	none := core.ContainerState{}
 	for _, m := range modes()[:2] { // delete, evict
@@ -20,7 +20,7 @@ func TestPodChangesBetweenDecisionAndRequest(t *testing.T) {
 		}
 		for _, test := range []struct {
 			name string
-			// happens gives the pod that is there then.
+			// change returns the pod that exists afterwards.
 			change  func(l *fixture, pod *core.Pod) *core.Pod
 			deleted bool
 		}{
@@ -72,7 +72,7 @@ func TestPodChangesBetweenDecisionAndRequest(t *testing.T) {
 	}
 }
 
-// TestPodRecreatedUnderTheSameNameIsNotLabelled is the same for labels, for which the UID counts alone.
+// TestPodRecreatedUnderTheSameNameIsNotLabelled: the patch of a label has only the UID as precondition.
 func TestPodRecreatedUnderTheSameNameIsNotLabelled(t *testing.T) {
 	l := newFixture(t)
 	l.pod("p", broken())
@@ -83,9 +83,9 @@ func TestPodRecreatedUnderTheSameNameIsNotLabelled(t *testing.T) {
 	l.delete(l.app, "p")
 	l.pod("p", status(ended(0, ""), core.ContainerState{}))
 	through.release()
-	// The API server calls another UID invalid.
+	// The API server rejects another UID as invalid (422).
 	l.Until("the refusal", func() bool { return l.count("patch", "pods/status", "p", http.StatusUnprocessableEntity) == 1 })
-	// A pod that only changes is labelled.
+	// A changed pod with the same UID is labelled.
 	l.pod("q")
 	through.hold(http.MethodPatch, "/pods/q/status")
 	pod := l.get(l.app, "q")
@@ -102,7 +102,7 @@ func TestPodRecreatedUnderTheSameNameIsNotLabelled(t *testing.T) {
 	l.noForbiddenRequests()
 }
 
-// TestASecondWriter changes pods all the time while they are to be deleted.
+// TestASecondWriter changes the pods in a loop while the program deletes them.
 func TestASecondWriter(t *testing.T) {
 	l := newFixture(t)
 	const pods = 5

@@ -9,18 +9,18 @@ import (
 	"github.com/meshcni/istio-cni/e2e/program"
 )
 
-// repairer is the program under test.
+// repairer is a process of the program under test.
 type repairer struct {
 	*program.Program
 	fixture *fixture
-	// kubeconfig is the flag with its path.
+	// kubeconfig is the flag --kubeconfig with its value.
 	kubeconfig string
 }
 
-// line is one of its log.
+// line is a line of its log.
 type line struct{ Msg, Level, Pod, Reason, Message, Error, Warning string }
 
-// start runs the program, without ports.
+// start starts the program, without ports.
 func (l *fixture) start(kubeconfig string, args ...string) *repairer {
 	l.Helper()
 	all := append([]string{"repair", "--kubeconfig=" + kubeconfig, "--log_output_level=debug", "--host=elsewhere"}, args...)
@@ -29,13 +29,13 @@ func (l *fixture) start(kubeconfig string, args ...string) *repairer {
 	return r
 }
 
-// daemon goes on until it is stopped.
+// daemon starts the program with --run-as-daemon.
 func (l *fixture) daemon(kubeconfig string, args ...string) *repairer {
 	l.Helper()
 	return l.start(kubeconfig, append(args, "--run-as-daemon")...)
 }
 
-// once runs the program to its end, and gives its exit status.
+// once runs the program to its end and returns its exit status.
 func (l *fixture) once(kubeconfig string, args ...string) int {
 	l.Helper()
 	return l.start(kubeconfig, args...).end()
@@ -55,7 +55,7 @@ func (l *fixture) run(env []string, path string, args ...string) *repairer {
 	return &repairer{Program: p, fixture: l}
 }
 
-// end waits for the end that comes by itself.
+// end waits for the exit and returns the exit status.
 func (r *repairer) end() int {
 	r.fixture.Helper()
 	r.fixture.Until("the program's end", func() bool {
@@ -69,7 +69,7 @@ func (r *repairer) end() int {
 	return r.Status()
 }
 
-// stop ends a daemon as a kubelet does. It must end by itself, well.
+// stop sends SIGTERM, as the kubelet does, and checks that the exit status is 0.
 func (r *repairer) stop() {
 	r.fixture.Helper()
 	r.Signal(syscall.SIGTERM)
@@ -78,7 +78,7 @@ func (r *repairer) stop() {
 	}
 }
 
-// log is what it said so far, line by line.
+// log returns the log lines so far.
 func (r *repairer) log() []line {
 	r.fixture.Helper()
 	all, err := program.Records[line](r.Program)
@@ -86,7 +86,7 @@ func (r *repairer) log() []line {
 	return all
 }
 
-// says reports whether there is a line with this message and, in what went wrong, these words.
+// logged reports whether a log line has this message, and its error, message and warning contain all words.
 func (r *repairer) logged(message string, words ...string) bool {
 	r.fixture.Helper()
 	for _, l := range r.log() {
@@ -104,7 +104,7 @@ func (r *repairer) logged(message string, words ...string) bool {
 	return false
 }
 
-// requests are what the account of the fixture asked of the API server so far.
+// requests returns the requests of the fixture's ServiceAccount so far.
 func (l *fixture) requests() []cluster.Request {
 	l.Helper()
 	all, err := shared.Requests(l.mesh, account)
@@ -112,7 +112,7 @@ func (l *fixture) requests() []cluster.Request {
 	return all
 }
 
-// count counts those of a verb and a resource about a pod that were answered with a status, of each thing any if it is empty.
+// count counts requests by verb, resource, pod and response status; zero values match all.
 func (l *fixture) count(verb, resource, pod string, status int) (count int) {
 	l.Helper()
 	for _, r := range l.requests() {
@@ -128,7 +128,7 @@ func (l *fixture) count(verb, resource, pod string, status int) (count int) {
 	return count
 }
 
-// noForbiddenRequests holds the program to its rights.
+// noForbiddenRequests checks that no request was forbidden or invalid.
 func (l *fixture) noForbiddenRequests() {
 	l.Helper()
 	for _, r := range l.requests() {

@@ -9,8 +9,8 @@ import (
 	core "k8s.io/api/core/v1"
 )
 
-// TestAMissingRightIsNamed is each mode without the one right that it needs beyond those of all: the event on the pod and the
-// log say which one, and as soon as it is there the work is done.
+// TestAMissingRightIsNamed runs each mode without the one rule that it adds to those of all modes: the event and the
+// log name the rule, and the action is done when the rule is added.
 func TestAMissingRightIsNamed(t *testing.T) {
 	for _, m := range modes()[:3] {
 		t.Run(m.name, func(t *testing.T) {
@@ -44,7 +44,7 @@ func TestAMissingRightIsNamed(t *testing.T) {
 	}
 }
 
-// TestWithoutTheRightToWatch nothing can be done, and the log says why; with it all is done.
+// TestWithoutTheRightToWatch: no pod is repaired, and the log has the reason, until the rule is added.
 func TestWithoutTheRightToWatch(t *testing.T) {
 	l := newFixture(t)
 	l.pod("p", broken())
@@ -58,7 +58,7 @@ func TestWithoutTheRightToWatch(t *testing.T) {
 	d.stop()
 }
 
-// TestWithoutTheRightToReport the work is done all the same.
+// TestWithoutTheRightToReport: pods are repaired without events.
 func TestWithoutTheRightToReport(t *testing.T) {
 	l := newFixture(t)
 	l.pod("p", broken())
@@ -72,8 +72,8 @@ func TestWithoutTheRightToReport(t *testing.T) {
 	d.stop()
 }
 
-// TestModesUseAllGrantedRights of the API server: all that any mode may do, and no more than that, is used by the modes together. A patch of
-// an event is for an equal one of the same pod.
+// TestModesUseAllGrantedRights: the modes together use all rules and send no other request. A patch of an event would
+// need a repeated event of the same pod.
 func TestModesUseAllGrantedRights(t *testing.T) {
 	used := map[string]bool{}
 	for _, m := range modes() {
@@ -98,7 +98,8 @@ func TestModesUseAllGrantedRights(t *testing.T) {
 		}
 		l.noForbiddenRequests()
 	}
-	// Besides these: list pods, of an API server that streams no lists, and patch events, five minutes after the first.
+	// Not used here: list pods (for API servers without streaming lists) and patch events (five minutes after the first
+	// event).
 	want := []string{"create events", "create pods/eviction", "delete pods", "patch pods/status", "watch pods"}
 	if got := slices.Sorted(maps.Keys(used)); !slices.Equal(got, want) {
 		t.Errorf("asked for %q, want %q", got, want)

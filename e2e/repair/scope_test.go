@@ -7,14 +7,14 @@ import (
 	"testing"
 )
 
-// TestScope is which pods are looked at, and that no others are ever sent: the API server selects.
+// TestScope: the selectors are in the requests, so the API server filters and never sends other pods.
 func TestScope(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		args []string
-		// fields and labels are what the API server is asked for.
+		// fields and labels are the expected selectors in the requests.
 		fields, labels string
-		// want are the pods that are sent, all of which are broken.
+		// want has the names of the pods that are received. All pods are broken.
 		want []string
 	}{
 		{"all nodes, W-9", nil, "", "", []string{"a-shop", "a-web", "b-shop", "nowhere"}},
@@ -40,7 +40,7 @@ func TestScope(t *testing.T) {
 			l.Until("the pods to go", func() bool {
 				return !slices.ContainsFunc(test.want, func(name string) bool { return !l.gone(name) })
 			})
-			// One that comes later is sent by the watch; a change of another one is not.
+			// The watch sends a pod that is created later, and no change of an unselected pod.
 			if name := unwanted(test.want); name != "" {
 				l.annotate(l.app, name, "once")
 			}
@@ -57,7 +57,7 @@ func TestScope(t *testing.T) {
 	}
 }
 
-// stays is a pod that is not among some, "" if there is none.
+// unwanted returns the name of a pod that is not in but, "" if there is none.
 func unwanted(but []string) string {
 	for _, name := range []string{"a-shop", "a-web", "b-shop", "nowhere"} {
 		if !slices.Contains(but, name) {
@@ -67,7 +67,8 @@ func unwanted(but []string) string {
 	return ""
 }
 
-// selected wants one list, which a watch may begin with, and watches, all with these selectors and of all namespaces.
+// selected checks that there was one list, possibly as the start of a watch, and that lists and watches have these
+// selectors and all namespaces.
 func (l *fixture) selected(fields, labels string) {
 	l.Helper()
 	lists := 0

@@ -16,7 +16,8 @@ type row struct {
 	broken bool
 }
 
-// table is what the reference decides, and below it what it misses and what it should leave alone.
+// table has the pods about which the reference decides, then those that it misses, then those that must be left
+// alone.
 func table(l *fixture) []row {
 	none := core.ContainerState{}
 	looping, failed := waiting("CrashLoopBackOff"), ended(126, "")
@@ -56,15 +57,15 @@ func table(l *fixture) []row {
 
 func never(p *core.Pod) { p.Spec.RestartPolicy = core.RestartPolicyNever }
 
-// mode is what to do about broken pods, with the rights for it.
+// mode is an action on broken pods, with its flags and RBAC rules.
 type mode struct {
 	name   string
 	args   []string
 	rights []right
 	reason string
-	// done reports whether it was done to a pod.
+	// done reports whether the action was done to a pod.
 	done func(l *fixture, pod string) bool
-	// resource and verb are those of the one request that does it.
+	// verb and resource are those of the request of the action.
 	verb, resource string
 }
 
@@ -91,7 +92,8 @@ func (m mode) grant(l *fixture) string {
 	return l.grant(append(m.rights, mayWatch, mayReport)...)
 }
 
-// TestTheDecisionTable is each row in each mode, once and as a daemon. The daemon has to find those that come later as well.
+// TestTheDecisionTable checks each row in each mode, as a single run and as a daemon. Half of the pods are created
+// after the daemon's start.
 func TestTheDecisionTable(t *testing.T) {
 	for _, m := range modes() {
 		t.Run("once/"+m.name, func(t *testing.T) {
@@ -118,7 +120,7 @@ func TestTheDecisionTable(t *testing.T) {
 			}
 			rows = append(rows, row{"last", []change{broken()}, true})
 			l.pod("last", broken())
-			// The end of the program may come before an event that was not sent yet.
+			// The program may end before it has sent all events.
 			l.Until("all events", func() bool {
 				return !slices.ContainsFunc(rows, func(r row) bool { return r.broken && !l.event(l.app, r.name, m.reason) })
 			})
@@ -128,7 +130,7 @@ func TestTheDecisionTable(t *testing.T) {
 	}
 }
 
-// check wants one action and one event for each broken pod, and nothing at all about the others.
+// check expects one action and one event for each broken pod, and no request and no event for the others.
 func (m mode) check(l *fixture, rows []row) {
 	l.Helper()
 	for _, r := range rows {
@@ -155,8 +157,8 @@ func (m mode) check(l *fixture, rows []row) {
 	l.noForbiddenRequests()
 }
 
-// accepted counts. An eviction changes the pod before it deletes it: the program may see that in time to ask a second time, about a
-// pod that is no more or another one by then.
+// accepted counts the successful requests. An eviction updates the pod before it deletes it, so the program may
+// request it twice; the second request then fails with 404 or 409.
 func (m mode) accepted(l *fixture, pod string) (count int) {
 	l.Helper()
 	for _, r := range l.requests() {
@@ -177,7 +179,7 @@ func (m mode) accepted(l *fixture, pod string) (count int) {
 	return count
 }
 
-// TestPredicate is what can be told to look for: the rows of the table with other settings.
+// TestPredicate checks the settings of the broken-pod condition.
 func TestPredicate(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -229,7 +231,7 @@ func TestPredicate(t *testing.T) {
 	}
 }
 
-// TestTerminatingPodIsLeftAlone: somebody deleted it already, and its kubelet has not ended it yet.
+// TestTerminatingPodIsLeftAlone: the pod was deleted by another client, and its kubelet has not ended it yet.
 func TestTerminatingPodIsLeftAlone(t *testing.T) {
 	l := newFixture(t)
 	l.pod("ending", broken(), func(p *core.Pod) {

@@ -24,21 +24,21 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// tap is between the program and the API server. It changes nothing; it can hold requests back, and keeps what was answered
-// about pods.
+// tap is a reverse proxy between the program and the API server. It changes nothing, delays requests on demand, and
+// records the responses to lists and watches of pods.
 type tap struct {
 	fixture *fixture
-	// kubeconfig is the account's, with the tap as the server.
+	// kubeconfig is the account's, with the tap as server.
 	kubeconfig string
 
 	mu   sync.Mutex
-	held map[string]chan struct{} // by method and end of the path
-	seen chan struct{}            // has one for each request that is held back
-	// answers are those to lists and watches of pods.
+	held map[string]chan struct{} // by method and path suffix
+	seen chan struct{}            // receives once per delayed request
+	// answers are the responses to lists and watches of pods.
 	answers []*answer
 }
 
-// answer is a body as it came over the wire.
+// answer is a response body as sent on the wire.
 type answer struct {
 	uri    string
 	zipped bool
@@ -46,7 +46,7 @@ type answer struct {
 	body   bytes.Buffer
 }
 
-// tap makes one for a kubeconfig.
+// tap starts a tap for a kubeconfig.
 func (l *fixture) tap(kubeconfig string) *tap {
 	l.Helper()
 	config := shared.REST()
@@ -64,7 +64,7 @@ func (l *fixture) tap(kubeconfig string) *tap {
 	}))
 	server.EnableHTTP2 = true
 	server.StartTLS()
-	// The program is ended by then: what is cleaned up last was made first.
+	// Cleanups run in reverse order, so the program has ended before.
 	l.Cleanup(func() { t.release(); server.CloseClientConnections(); server.Close() })
 
 	known, err := clientcmd.LoadFromFile(kubeconfig)
@@ -78,14 +78,14 @@ func (l *fixture) tap(kubeconfig string) *tap {
 	return t
 }
 
-// hold keeps back requests of a method whose path ends so, until release.
+// hold delays requests with this method and path suffix until release.
 func (t *tap) hold(method, end string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.held[method+" "+end] = make(chan struct{})
 }
 
-// release lets all go on that is held back, and holds nothing back any more.
+// release forwards all delayed requests and stops delaying.
 func (t *tap) release() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -95,7 +95,7 @@ func (t *tap) release() {
 	clear(t.held)
 }
 
-// holds waits until a request is held back.
+// waitHeld waits until a request is delayed.
 func (t *tap) waitHeld() {
 	t.fixture.Helper()
 	t.fixture.Until("a request to hold back", func() bool {
@@ -128,7 +128,7 @@ func (t *tap) wait(r *http.Request) {
 	}
 }
 
-// listen keeps what is answered about pods.
+// listen records responses about pods.
 func (t *tap) listen(r *http.Response) error {
 	if r.Request.Method != http.MethodGet || !strings.HasSuffix(r.Request.URL.Path, "/pods") {
 		return nil
@@ -141,7 +141,7 @@ func (t *tap) listen(r *http.Response) error {
 	return nil
 }
 
-// listener is a body that is read by others.
+// listener is a response body that copies its data to an answer.
 type listener struct {
 	io.ReadCloser
 	to *answer
@@ -155,15 +155,15 @@ func (l *listener) Read(into []byte) (int, error) {
 	return n, err
 }
 
-// sent is what the program was told so far.
+// received sums up the data that the program has received so far.
 type received struct {
-	// wire and plain are bytes, as they were sent and as they were meant.
+	// wire and plain are sizes in bytes, as sent and uncompressed.
 	wire, plain int
-	// pods counts how often each was sent, by name.
+	// pods counts how often each pod was sent, by name.
 	pods map[string]int
 }
 
-// sent sums up lists and watches.
+// received sums up the recorded lists and watches.
 func (t *tap) received() received {
 	t.fixture.Helper()
 	t.mu.Lock()
@@ -177,7 +177,7 @@ func (t *tap) received() received {
 		if a.zipped {
 			unzipped, err := gzip.NewReader(bytes.NewReader(body))
 			t.fixture.Must(err)
-			// The end of a watch that is open is missing.
+			// The gzip stream of an open watch has no end yet.
 			if body, err = io.ReadAll(unzipped); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
 				t.fixture.Fatal(err)
 			}
@@ -188,7 +188,7 @@ func (t *tap) received() received {
 	return all
 }
 
-// count reads the events of a watch in protobuf, of which the last may be on its way.
+// count decodes watch events in protobuf and ignores an incomplete last one.
 func (s *received) count(l *fixture, body []byte) {
 	l.Helper()
 	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)

@@ -1,7 +1,7 @@
-// Package rights has what the programs of istio-cni may ask of the API server.
+// Package rights has the RBAC rules of the programs of istio-cni.
 //
-// It promises the least that they need: the tests run them with these rights, refuse any request that is not covered, and
-// compare what was used with what is here, rule by rule. The names are those of the chart. It never asks anybody.
+// It promises the minimal rules: the tests run the programs with these rules, fail for each request that is not covered, and
+// compare the requests with the rules one by one. The names are those of the chart. It never calls an API server.
 //
 // Start reading at taint.yaml.
 package rights
@@ -30,15 +30,15 @@ const (
 	TaintConfig = "istio-cni-taint-config" // in the ConfigMap's namespace, in mode legacy
 )
 
-// Taint is what the roles of the taint controller depend on.
+// Taint has the parameters of the taint controller's roles.
 type Taint struct {
-	// Lease and ConfigMap are names.
+	// Lease and ConfigMap are the names of these objects.
 	Lease, ConfigMap string
-	// Condition says that the controller publishes a condition.
+	// Condition adds the right to patch the status of nodes, for a node condition.
 	Condition bool
 }
 
-// Roles are those of the taint controller.
+// Roles returns the roles of the taint controller.
 func (t Taint) Roles() ([]rbac.Role, error) {
 	parsed, err := template.New("taint.yaml").Parse(taint)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package scale has many pods created at once on a node, with the plugin in the chain and without it.
+// Package scale creates many pods at once on a node, with the plugin in the chain and without it.
 //
-// Times are measured and printed, and never asserted: machines differ, and are busy at times. What is asserted is that all pods
-// become ready, redirected from the beginning where the plugin is in the chain, with what the API server is asked for.
+// Times are measured and printed and never asserted, as machines differ and may be busy. The test asserts that all pods become
+// ready, that they are redirected from their start if the plugin is in the chain, and the number of requests.
 //
 // Start reading at TestAHundredPods.
 package scale
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 
 const pods = 100
 
-// rounds is how often it is done, by SCALE_ROUNDS. Once is two to four minutes.
+// rounds returns SCALE_ROUNDS, by default 1. A round takes two to four minutes.
 func rounds(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("SCALE_ROUNDS")
@@ -45,7 +45,7 @@ func rounds(t *testing.T) int {
 
 type scenario struct{ *lab.Lab }
 
-// TestAHundredPods has the same pods with and without the plugin, by turns on one node.
+// TestAHundredPods starts the same pods without and with the plugin, alternately on one node.
 func TestAHundredPods(t *testing.T) {
 	s := &scenario{Lab: lab.Node(t, cluster.Options{})}
 	s.UntilNodeReady()
@@ -65,13 +65,14 @@ func TestAHundredPods(t *testing.T) {
 
 func rounded(d time.Duration) time.Duration { return d.Round(10 * time.Millisecond) }
 
-// together makes pods at once, waits until all are ready, removes them, and gives the time to the last one's readiness.
+// together creates pods at once, waits until all are ready, deletes them, and returns the time until the last one was
+// ready.
 func (s *scenario) together(prefix string, n int) time.Duration {
 	s.Helper()
 	began := time.Now()
 	for i := range n {
 		template := lab.Injected()
-		// The validation would never pass without the plugin, so the pods of both sides are without it.
+		// The validation fails without the plugin, so the pods of both measurements have none.
 		template.Spec.InitContainers = nil
 		s.Pod(fmt.Sprintf("%s-%d", prefix, i), template)
 	}
@@ -94,8 +95,8 @@ func (s *scenario) together(prefix string, n int) time.Duration {
 	return took
 }
 
-// reported checks that the agent has a decision for each pod: the plugin hands its report to the kernel and does not
-// wait for the agent. For a pod without one, the failure names the traffic that passes by its proxy.
+// reported checks that the agent has a decision for each pod: the plugin writes its report to a socket and does not
+// wait for the agent. For a pod without a decision the failure has its flow.
 func (s *scenario) reported(prefix string, n int) {
 	s.Helper()
 	known := map[string]bool{}
@@ -110,7 +111,7 @@ func (s *scenario) reported(prefix string, n int) {
 	}
 }
 
-// ready counts the pods of applications that are.
+// ready counts the ready pods in namespace App.
 func (s *scenario) ready() (n int) {
 	s.Helper()
 	all, err := s.Client().CoreV1().Pods(lab.App).List(s.Context(), meta.ListOptions{ResourceVersion: "0"})
@@ -123,7 +124,7 @@ func (s *scenario) ready() (n int) {
 	return n
 }
 
-// podRequests counts what was asked about single pods of applications by the plugin, and by the agent.
+// podRequests counts the GET requests of the plugin and the agent for single pods in namespace App.
 func (s *scenario) podRequests() (n int) {
 	s.Helper()
 	requests, err := s.Requests(lab.Mesh, "istio-cni")
@@ -136,7 +137,7 @@ func (s *scenario) podRequests() (n int) {
 	return n
 }
 
-// share prints what the calls of the plugin took, from the agent's histograms.
+// share prints the duration of the plugin's calls from the agent's histograms.
 func (s *scenario) share(requests int, took time.Duration) {
 	s.Helper()
 	text := s.OnNode(s.Box, "get", "http://"+s.Agent().Status.PodIP+":15014/metrics")
@@ -150,7 +151,7 @@ func (s *scenario) share(requests int, took time.Duration) {
 		s.Errorf("the agent's histogram has %v calls of the plugin, for %d pods", total.count, pods)
 	}
 	s.Step("the plugin's share: %.2f s in all, spread over %s and %d cores; %d requests about these pods", total.sum, rounded(took), runtime.NumCPU(), requests)
-	// An agent that gets no processor for a quarter of a second is not waited for.
+	// The plugin waits at most 250 ms for the agent and then asks the API server itself.
 	if requests > pods {
 		s.Errorf("the API server was asked %d times about %d pods", requests, pods)
 	}
@@ -159,7 +160,7 @@ func (s *scenario) share(requests int, took time.Duration) {
 // sample is the sum and the count of a histogram.
 type sample struct{ sum, count float64 }
 
-// histogram reads that of the plugin's calls.
+// histogram reads one phase of istio_cni_add_duration_seconds.
 func histogram(text, phase string) (h sample) {
 	lines := bufio.NewScanner(strings.NewReader(text))
 	for lines.Scan() {

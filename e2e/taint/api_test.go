@@ -14,7 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/e2e/cluster"
 )
 
-// known runs the controller until it knows the fixture.
+// startSynced starts the controller and waits until its caches are synced.
 func (l *fixture) startSynced() *controller {
 	l.Helper()
 	c := l.begin(l.grant(permissions{}), "--namespace="+l.mesh, "--leader-elect=false")
@@ -22,7 +22,7 @@ func (l *fixture) startSynced() *controller {
 	return c
 }
 
-// serves makes a node with the taint and its pod, and waits for the removal.
+// expectTaintRemoved creates a ready node with the taint and a ready agent, and waits for the removal.
 func (l *fixture) expectTaintRemoved(node string) {
 	l.Helper()
 	l.node(node, nodeState{ready: "True", taints: []string{untaint}})
@@ -30,8 +30,8 @@ func (l *fixture) expectTaintRemoved(node string) {
 	l.Until("the removal at "+node, func() bool { return len(l.taints(node)) == 0 })
 }
 
-// checkWatchCache holds lists and watches to what the API server answers from its watch cache: no agent's start reads all
-// pods of the cluster from etcd.
+// checkWatchCache checks that the API server can answer all lists and watches from its watch cache: no start of the
+// controller reads all pods from etcd.
 func (c *controller) checkWatchCache() {
 	c.fixture.Helper()
 	watches := 0
@@ -57,7 +57,7 @@ func (c *controller) checkWatchCache() {
 	}
 }
 
-// TestListsAndWatchesUseTheWatchCache: lists and watches, the ones after a crash included, are answered from its watch cache.
+// TestListsAndWatchesUseTheWatchCache: also those after a restart of the API server.
 func TestListsAndWatchesUseTheWatchCache(t *testing.T) {
 	l := newFixture(t)
 	c := l.startSynced()
@@ -69,7 +69,7 @@ func TestListsAndWatchesUseTheWatchCache(t *testing.T) {
 	c.stop()
 }
 
-// TestEtcdRestarts: the controller goes on afterwards.
+// TestEtcdRestarts: the controller works again afterwards.
 func TestEtcdRestarts(t *testing.T) {
 	l := newFixture(t)
 	c := l.startSynced()
@@ -86,12 +86,13 @@ func TestEtcdRestarts(t *testing.T) {
 	c.stop()
 }
 
-// TestPodNearTheSizeLimitDoesNotStopTheWatch makes a pod as large as etcd takes it, of characters that JSON escapes.
+// TestPodNearTheSizeLimitDoesNotStopTheWatch creates a pod of nearly the maximum size in etcd, with characters that
+// JSON escapes.
 func TestPodNearTheSizeLimitDoesNotStopTheWatch(t *testing.T) {
 	l := newFixture(t)
 	config, err := clientcmd.BuildConfigFromFlags("", shared.Kubeconfig())
 	l.Must(err)
-	config.ContentType = runtime.ContentTypeProtobuf // in JSON the request itself would be too large
+	config.ContentType = runtime.ContentTypeProtobuf // as JSON the request would exceed the limit
 	client, err := kubernetes.NewForConfig(config)
 	l.Must(err)
 	huge := func(name string) {

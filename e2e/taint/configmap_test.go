@@ -10,7 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
-// event reports whether there is one about an object whose message has a part.
+// event reports whether an object has an event with this reason whose message contains part.
 func (l *fixture) event(namespace, name, reason, part string) bool {
 	l.Helper()
 	events, err := l.client.CoreV1().Events(namespace).List(l.Context(), meta.ListOptions{})
@@ -23,7 +23,7 @@ func (l *fixture) event(namespace, name, reason, part string) bool {
 	return false
 }
 
-// TestRequirementsChange, T-3: the ConfigMap is watched, and a bad one, or none, changes nothing.
+// TestRequirementsChange, T-3: the controller watches the ConfigMap; an invalid or missing one changes no taint.
 func TestRequirementsChange(t *testing.T) {
 	l := newFixture(t)
 	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName}})
@@ -59,7 +59,7 @@ func TestRequirementsChange(t *testing.T) {
 		l.configMap(map[string]string{"config": bad.text})
 		l.Until("an event about "+bad.text, func() bool { return l.event(l.mesh, configMapName, "InvalidTaintRequirements", bad.message) })
 	}
-	// The last good ones are in force: for nodes that are, and for news.
+	// The last valid requirements stay in force, for existing nodes and for changes.
 	l.reportPod("green", podState{labels: green})
 	l.Until("the good requirements to count still", are(one, one))
 	l.reportPod("green", podState{labels: green, ready: true})
@@ -75,14 +75,14 @@ func TestRequirementsChange(t *testing.T) {
 	if n := c.patches("") - before; n != 4 {
 		t.Errorf("%d patches since green counted, want 4: bad requirements changed something", n)
 	}
-	// Nothing required is met.
+	// No requirements: every node meets them.
 	l.configMap(map[string]string{})
 	l.Until("nothing to be required", are(none, none))
 	c.checkRequests()
 	c.stop()
 }
 
-// TestWrongNamespaceLogsAWarning, T-6: the usual reason for nodes that stay tainted.
+// TestWrongNamespaceLogsAWarning, T-6: a wrong --namespace is the usual reason for nodes that stay tainted.
 func TestWrongNamespaceLogsAWarning(t *testing.T) {
 	l := newFixture(t)
 	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-node-untaint"}, pods: []string{l.mesh, l.other}})

@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// TestASecondWriter adds taints to a node in a loop, each before those that are there, while the controller removes and adds
-// its own: neither loses anything, and they do meet. A taint behind the others would be no conflict.
+// TestASecondWriter inserts taints at the head of a node's list in a loop, while the controller removes and adds its
+// own. No taint is lost, and patches conflict; appended taints would cause no conflict.
 func TestASecondWriter(t *testing.T) {
 	l := newFixture(t)
 	kubeconfig := l.grant(permissions{})

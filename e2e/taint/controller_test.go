@@ -11,22 +11,22 @@ import (
 	"github.com/meshcni/istio-cni/e2e/program"
 )
 
-// controller is the program under test.
+// controller is a process of the program under test.
 type controller struct {
 	*program.Program
 	fixture *fixture
-	// account is whose requests it sends.
+	// account is the ServiceAccount of its requests.
 	account string
 }
 
-// decision is a line of its log about a node, with what stands in docs/operations.md.
+// decision is a log line, with the fields for nodes of docs/operations.md.
 type decision struct {
 	Msg, Node, Action, Reason, Hold string
-	// Of other lines.
+	// Fields of other lines.
 	State, Holder, Error, Part string
 }
 
-// String is the form of tests: the reason, and why nothing is done about it if something might be.
+// String returns the reason, and the reason for no action if there is one.
 func (d decision) String() string {
 	if d.Hold != "" && d.Hold != "in place" {
 		return d.Reason + ", " + d.Hold
@@ -34,7 +34,7 @@ func (d decision) String() string {
 	return d.Reason
 }
 
-// begin runs the program, without ports and alone unless args say so.
+// begin starts the program, by default without ports.
 func (l *fixture) begin(kubeconfig string, args ...string) *controller {
 	l.Helper()
 	all := append([]string{
@@ -54,7 +54,7 @@ func (l *fixture) begin(kubeconfig string, args ...string) *controller {
 	return c
 }
 
-// stop ends it as a kubelet does. It must end by itself, well.
+// stop sends SIGTERM, as the kubelet does, and checks that the exit status is 0.
 func (c *controller) stop() {
 	c.fixture.Helper()
 	c.Signal(syscall.SIGTERM)
@@ -71,7 +71,7 @@ func (c *controller) stop() {
 	}
 }
 
-// log is what it said so far, line by line.
+// log returns the log lines so far.
 func (c *controller) log() []decision {
 	c.fixture.Helper()
 	all, err := program.Records[decision](c.Program)
@@ -79,7 +79,7 @@ func (c *controller) log() []decision {
 	return all
 }
 
-// says reports whether there is a line with this message.
+// logged reports whether a log line has this message.
 func (c *controller) logged(message string) bool {
 	c.fixture.Helper()
 	for _, line := range c.log() {
@@ -90,7 +90,7 @@ func (c *controller) logged(message string) bool {
 	return false
 }
 
-// decided is what it last thought of a node.
+// decided returns the last decision about a node.
 func (c *controller) decided(node string) string {
 	c.fixture.Helper()
 	last := ""
@@ -102,7 +102,7 @@ func (c *controller) decided(node string) string {
 	return last
 }
 
-// requests are what its account asked of the API server so far. None may have been forbidden.
+// requests returns the requests of its ServiceAccount so far.
 func (c *controller) requests() []cluster.Request {
 	c.fixture.Helper()
 	all, err := shared.Requests(c.fixture.mesh, c.account)
@@ -110,7 +110,7 @@ func (c *controller) requests() []cluster.Request {
 	return all
 }
 
-// patches are those that were done, of a node (empty: of all).
+// patches counts the successful patches of a node, or of all nodes if node is "".
 func (c *controller) patches(node string) (count int) {
 	c.fixture.Helper()
 	for _, r := range c.requests() {
@@ -121,8 +121,8 @@ func (c *controller) patches(node string) (count int) {
 	return count
 }
 
-// checkRequests holds all requests to what the controller may need: nothing forbidden or invalid, no update of a node, no
-// request about a single pod.
+// checkRequests checks that no request was forbidden or invalid, that nodes were only listed, watched and patched,
+// and that no single pod was requested.
 func (c *controller) checkRequests() {
 	c.fixture.Helper()
 	for _, r := range c.requests() {

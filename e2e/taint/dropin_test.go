@@ -15,8 +15,8 @@ import (
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
-// TestLegacyCommandEnvironmentAndLease is called by the name and with the variables, whose names have dashes, that the chart of Istio 1.8
-// to 1.17 used, and makes the lease that the old controller made.
+// TestLegacyCommandEnvironmentAndLease runs the program under the name and with the environment variables, which have
+// dashes, of the chart of Istio 1.8 to 1.17. It must use the same Lease as that controller.
 func TestLegacyCommandEnvironmentAndLease(t *testing.T) {
 	l := newFixture(t)
 	l.configMap(l.requires("k8s-app=istio-cni-node"))
@@ -33,7 +33,7 @@ func TestLegacyCommandEnvironmentAndLease(t *testing.T) {
 	t.Cleanup(func() {
 		p.Signal(os.Kill)
 		<-p.Ended()
-		// The one lease here that is not in a fixture's namespace.
+		// Only this Lease is not in a namespace of the fixture.
 		leases := l.client.CoordinationV1().Leases(meta.NamespaceSystem)
 		if left := leases.Delete(context.Background(), "istio-taint-lock", meta.DeleteOptions{}); left != nil {
 			t.Error(left)
@@ -48,8 +48,8 @@ func TestLegacyCommandEnvironmentAndLease(t *testing.T) {
 	(&controller{Program: p, fixture: l, account: account}).stop()
 }
 
-// TestTwoControllersOfTheSameTaintKey: two that do not know of each other, as ours beside that of istiod would be. Each node
-// is freed, neither fails permanently, and no taint of others is lost.
+// TestTwoControllersOfTheSameTaintKey: two controllers run without a common Lease, as ours and istiod's would. The
+// taint is removed from each node, neither controller fails, and no other taint is lost.
 func TestTwoControllersOfTheSameTaintKey(t *testing.T) {
 	l := newFixture(t)
 	const nodes = 30

@@ -16,20 +16,20 @@ import (
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
-// account is the name of the controller's service account.
+// account is the name of the controller's ServiceAccount.
 const account = "istio-cni-taint"
 
-// fixture is what a test has.
+// fixture holds a client of the shared cluster and the namespaces of one test.
 type fixture struct {
 	lab.Test
 	client kubernetes.Interface
-	// mesh is the namespace of the agents and of the controller, other another one.
+	// mesh is the namespace of the agents and of the controller, other is a second namespace.
 	mesh, other string
 }
 
 var fixtures atomic.Int64
 
-// newFixture has namespaces of its own and no nodes.
+// newFixture creates a fixture with namespaces of its own. The cluster has no nodes.
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	n := fixtures.Add(1)
@@ -37,12 +37,12 @@ func newFixture(t *testing.T) *fixture {
 	for _, namespace := range []string{l.mesh, l.other} {
 		l.Must(shared.Namespace(t.Context(), namespace, account))
 	}
-	// Cleanup has no t.Context any more.
+	// t.Context is cancelled before cleanups run.
 	t.Cleanup(func() { l.clear(context.Background()) })
 	return l
 }
 
-// clear removes all nodes. Pods stay: nobody asks for those of another fixture's namespaces.
+// clear deletes all nodes. Pods remain: no other fixture uses the same namespaces.
 func (l *fixture) clear(ctx context.Context) {
 	l.Helper()
 	now := int64(0)
@@ -52,19 +52,19 @@ func (l *fixture) clear(ctx context.Context) {
 	}
 }
 
-// may is what an account of the fixture may do, and where.
+// permissions select the RBAC rules of a ServiceAccount of the fixture.
 type permissions struct {
 	rights.Taint
 	leaseNamespace string
-	// pods are the namespaces of agents, the mesh's unless given.
+	// pods are the namespaces in which pods may be read, by default mesh.
 	pods []string
-	// account is another one than that of the chart, in the same namespace.
+	// account is the ServiceAccount, by default that of the chart.
 	account string
-	// without leaves a rule out, by its resource.
+	// without omits the rules for a resource.
 	without string
 }
 
-// grant gives an account what it may do, and gives the path of a kubeconfig for it.
+// grant creates the roles and bindings of a ServiceAccount and returns the path of its kubeconfig.
 func (l *fixture) grant(m permissions) string {
 	l.Helper()
 	if m.account == "" {
@@ -92,7 +92,7 @@ func (l *fixture) grant(m permissions) string {
 	return path
 }
 
-// roles are those of the chart, but for what is left out.
+// roles returns the roles of the chart, except for the omitted rules.
 func (l *fixture) roles(m permissions) []rbac.Role {
 	l.Helper()
 	all, err := m.Roles()
@@ -103,7 +103,7 @@ func (l *fixture) roles(m permissions) []rbac.Role {
 	return all
 }
 
-// bind makes a role under a name of its own, so that tests do not get each other's rights.
+// bind creates a role and its binding under a name of the test's own, so that no test has the roles of another.
 func (l *fixture) bind(role rbac.Role, namespace, suffix string, subjects []rbac.Subject) {
 	l.Helper()
 	name := role.Name + "-" + suffix

@@ -21,11 +21,11 @@ import (
 
 const (
 	leaseName = "istio-node-untaint"
-	// leaseTime is for how long others respect the lease in these tests.
+	// leaseTime is the duration of leases in these tests.
 	leaseTime = 4 * time.Second
 )
 
-// election are the flags for it. The times have the order of the defaults and are short.
+// election returns the flags for leader election, with durations in proportion to the defaults, but short.
 func (l *fixture) election() []string {
 	return []string{
 		"--namespace=" + l.mesh, "--lease-namespace=" + l.mesh,
@@ -33,7 +33,7 @@ func (l *fixture) election() []string {
 	}
 }
 
-// replica has an account of its own, so that the audit log tells whose requests are whose.
+// replica starts a controller with a ServiceAccount of its own, so that the audit log tells replicas apart.
 func (l *fixture) replica(account string, args ...string) *controller {
 	l.Helper()
 	return l.begin(l.grant(permissions{Taint: rights.Taint{Lease: leaseName}, account: account}), append(l.election(), args...)...)
@@ -46,7 +46,7 @@ func (l *fixture) lease() coordination.LeaseSpec {
 	return lease.Spec
 }
 
-// leads reports whether its log says so last. A renewal that fails is not the end of it.
+// leads reports whether the replica is the leader, from its log. A failed renewal does not end the leadership.
 func (c *controller) leads() (leads bool) {
 	for _, line := range c.log() {
 		if line.Msg == "election" && (line.State == "leading" || line.State == "the lease is lost") {
@@ -60,7 +60,7 @@ func (c *controller) waitsForLease() bool {
 	return slices.ContainsFunc(c.log(), func(d decision) bool { return d.State == "waiting for the lease" })
 }
 
-// written are its successful writes of the lease, in order, with what was written.
+// leaseWrites returns the successful writes of the Lease by the replica, in order, with the written specs.
 func (c *controller) leaseWrites() (requests []cluster.Request, specs []coordination.LeaseSpec) {
 	c.fixture.Helper()
 	for _, r := range c.requests() {
@@ -74,13 +74,13 @@ func (c *controller) leaseWrites() (requests []cluster.Request, specs []coordina
 	return requests, specs
 }
 
-// node work is what only the leader does.
+// leaderRequests returns the requests that only a leader sends: all but those for leases and events.
 func (c *controller) leaderRequests() []cluster.Request {
 	c.fixture.Helper()
 	return slices.DeleteFunc(c.requests(), func(r cluster.Request) bool { return r.Resource == "leases" || r.Resource == "events" })
 }
 
-// pair is a leader and one that waits, both on a node that was served.
+// pair starts a leader, which removes the taint of one node, and a standby replica.
 func pair(l *fixture) (leader, standby *controller) {
 	l.Helper()
 	l.node("first", nodeState{taints: []string{untaint}})
@@ -92,7 +92,7 @@ func pair(l *fixture) (leader, standby *controller) {
 	return leader, standby
 }
 
-// serve makes one more node, which somebody has to do something about.
+// addNodeExpectTaintRemoved creates a node with the taint and a ready agent, and waits for the removal.
 func (l *fixture) addNodeExpectTaintRemoved(name string) {
 	l.Helper()
 	l.node(name, nodeState{taints: []string{untaint}})
@@ -103,7 +103,7 @@ func (l *fixture) addNodeExpectTaintRemoved(name string) {
 func TestTheLeaderIsKilled(t *testing.T) {
 	l := newFixture(t)
 	leader, standby := pair(l)
-	// The one that waits stays out of it, several renewals long.
+	// The standby replica sends no other requests during several renewals.
 	l.Until("renewals", func() bool { requests, _ := leader.leaseWrites(); return len(requests) > 4 })
 	if work := standby.leaderRequests(); len(work) != 0 {
 		t.Errorf("the one that waits for the lease asked for %s %s", work[0].Verb, work[0].URI)
@@ -133,7 +133,8 @@ func TestTheLeaderIsKilled(t *testing.T) {
 	standby.stop()
 }
 
-// TestLeaderReleasesTheLeaseOnSIGTERM, T-2: it ends, and the other need not wait for the lease to be over.
+// TestLeaderReleasesTheLeaseOnSIGTERM, T-2: the leader exits, and the standby acquires the Lease without waiting for
+// its expiry.
 func TestLeaderReleasesTheLeaseOnSIGTERM(t *testing.T) {
 	l := newFixture(t)
 	leader, standby := pair(l)
@@ -155,8 +156,8 @@ func TestLeaderReleasesTheLeaseOnSIGTERM(t *testing.T) {
 	}
 }
 
-// TestStoppedLeaderMakesNoChangesAfterItsLeaseExpires: one that did not run for longer than the lease finds that out before it touches
-// anything.
+// TestStoppedLeaderMakesNoChangesAfterItsLeaseExpires: a leader that was stopped for longer than the lease duration
+// notices the expiry before it sends a write.
 func TestStoppedLeaderMakesNoChangesAfterItsLeaseExpires(t *testing.T) {
 	l := newFixture(t)
 	leader, standby := pair(l)
@@ -179,7 +180,7 @@ func TestStoppedLeaderMakesNoChangesAfterItsLeaseExpires(t *testing.T) {
 	standby.stop()
 }
 
-// takeLease writes another's name into the lease, as one does who was told to.
+// takeLease writes another holder into the Lease.
 func (l *fixture) takeLease() {
 	l.Helper()
 	leases := l.client.CoordinationV1().Leases(l.mesh)
@@ -193,7 +194,8 @@ func (l *fixture) takeLease() {
 	})
 }
 
-// TestLeaseTakenByAnotherHolder from a leader that lives: it stops, and respects the other for as long as anybody would.
+// TestLeaseTakenByAnotherHolder: the running leader stops, and waits for the lease duration before it acquires the
+// Lease again.
 func TestLeaseTakenByAnotherHolder(t *testing.T) {
 	l := newFixture(t)
 	l.node("first", nodeState{taints: []string{untaint}})
@@ -215,7 +217,7 @@ func TestLeaseTakenByAnotherHolder(t *testing.T) {
 	c.stop()
 }
 
-// elector is client-go's own one, for the same lease, as another make of the controller has it.
+// elector is client-go's leader election on the same Lease, as another controller would run it.
 type elector struct {
 	leading chan struct{}
 	end     func()
@@ -271,7 +273,7 @@ func TestClientGoLeaderElectionOnTheSameLease(t *testing.T) {
 	if len(c.leaderRequests()) != 0 || len(l.taints("first")) != 1 {
 		t.Error("it works while client-go has the lease")
 	}
-	// client-go gives it back.
+	// client-go releases the Lease.
 	other.end()
 	l.Until("ours to lead", func() bool { return c.leads() && len(l.taints("first")) == 0 })
 
@@ -297,7 +299,7 @@ func TestClientGoLeaderElectionOnTheSameLease(t *testing.T) {
 	}
 	other.end()
 
-	// And what ours gives back client-go takes.
+	// client-go acquires the Lease that our replica releases.
 	c = l.replica("taint-a")
 	l.Until("ours to lead", c.leads)
 	other = l.elect("client-go-3")
@@ -305,7 +307,7 @@ func TestClientGoLeaderElectionOnTheSameLease(t *testing.T) {
 	l.Until("client-go to lead", other.leads)
 }
 
-// TestHealthAndMetricsOfTwoReplicas: both are ready, one works.
+// TestHealthAndMetricsOfTwoReplicas: both replicas are ready, and only the leader has changes.
 func TestHealthAndMetricsOfTwoReplicas(t *testing.T) {
 	l := newFixture(t)
 	l.node("first", nodeState{taints: []string{untaint}})

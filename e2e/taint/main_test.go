@@ -1,11 +1,11 @@
-// Package taint tests "istio-cni taint" as its users know it: the built program, with the rights of its chart, against a
-// real API server.
+// Package taint tests "istio-cni taint" from outside: the built program, with the RBAC rules of its chart, against a real API
+// server.
 //
-// Nodes and pods are objects without kubelets, made and changed by the tests as kubelets do. All tests share one API
-// server, one after the other; each removes its nodes, of which there are no others. What a test has to wait for it sees in
-// the API or in the program's log; that nothing was done it sees in the API server's audit log.
+// Nodes and pods are objects without kubelets; the tests update their status as kubelets do. All tests share one API server
+// and run sequentially; each deletes its nodes, of which there are no others. Tests wait for objects or log lines of the
+// program; the absence of a request is checked in the API server's audit log.
 //
-// Start reading at trigger_test.go; lab_test.go is what all tests have.
+// Start reading at trigger_test.go; lab_test.go has the fixture.
 package taint
 
 import (

@@ -12,34 +12,35 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// nodeState is a node as its kubelet says.
+// nodeState is a node with the status that its kubelet reports.
 type nodeState struct {
-	// taints are in the form key=value:effect.
+	// taints have the form key=value:effect.
 	taints []string
-	// ready is the condition of that name: True, False, Unknown, or none.
+	// ready is the status of condition Ready: True, False, Unknown, or "" for no condition.
 	ready string
 	boot  string
-	// since is when it became so, a day ago unless given; heartbeat when it was said, now unless given.
+	// since is the transition time, by default a day ago; heartbeat is the heartbeat time, by default now.
 	since, heartbeat time.Time
-	// pressure is that of memory, said at the same moment; later says another one an hour later.
+	// pressure is the status of MemoryPressure with the same heartbeat; later is the status of DiskPressure, whose
+	// heartbeat is an hour later.
 	pressure, later string
 }
 
-// podState is an agent pod as the kubelet says. Its name is the node's unless given, its label k8s-app=istio-cni-node, and
-// its namespace the mesh's.
+// podState is an agent pod with the status that the kubelet reports. By default it has the node's name, the label
+// k8s-app=istio-cni-node, and the namespace mesh.
 type podState struct {
 	name, namespace string
 	labels          map[string]string
 	ready           bool
-	// noStatus says that no kubelet has said anything of it.
+	// noStatus creates the pod without a reported status.
 	noStatus bool
-	// since is when it became so, an hour ago unless given.
+	// since is the transition time of condition Ready, by default an hour ago.
 	since time.Time
 }
 
 func agentLabels() map[string]string { return map[string]string{"k8s-app": "istio-cni-node"} }
 
-// taint reads key=value:effect.
+// taint parses key=value:effect.
 func taint(text string) core.Taint {
 	head, effect, _ := strings.Cut(text, ":")
 	key, value, _ := strings.Cut(head, "=")
@@ -58,7 +59,7 @@ func show(t core.Taint) string {
 	return text
 }
 
-// node makes one.
+// node creates a node.
 func (l *fixture) node(name string, is nodeState) {
 	l.Helper()
 	node := &core.Node{ObjectMeta: meta.ObjectMeta{Name: name}}
@@ -70,7 +71,7 @@ func (l *fixture) node(name string, is nodeState) {
 	l.report(name, is)
 }
 
-// report is what a kubelet says of its node.
+// report patches the status of a node, as its kubelet does.
 func (l *fixture) report(name string, is nodeState) {
 	l.Helper()
 	if is.since.IsZero() {
@@ -101,7 +102,7 @@ func (l *fixture) report(name string, is nodeState) {
 	l.patchNode(name, map[string]any{"status": status}, "status")
 }
 
-// patchNode merges.
+// patchNode sends a strategic merge patch.
 func (l *fixture) patchNode(name string, patch any, part ...string) {
 	l.Helper()
 	text, err := json.Marshal(patch)
@@ -110,7 +111,7 @@ func (l *fixture) patchNode(name string, patch any, part ...string) {
 	l.Must(err)
 }
 
-// put makes these the taints of a node.
+// setTaints replaces the taints of a node.
 func (l *fixture) setTaints(name string, taints ...core.Taint) {
 	l.Helper()
 	text, err := json.Marshal(map[string]any{"spec": map[string]any{"taints": taints}})
@@ -119,10 +120,11 @@ func (l *fixture) setTaints(name string, taints ...core.Taint) {
 	l.Must(err)
 }
 
-// admissionTaint is put on each new node by the API server itself, for the node lifecycle controller, which is not here.
+// admissionTaint is added to each new node by the API server's admission (TaintNodesByCondition). The node lifecycle
+// controller, which removes it, does not run here.
 const admissionTaint = "node.kubernetes.io/not-ready:NoSchedule"
 
-// taints are those of a node, in their order, without the API server's own.
+// taints returns the taints of a node in order, without admissionTaint.
 func (l *fixture) taints(name string) []string {
 	l.Helper()
 	node, err := l.client.CoreV1().Nodes().Get(l.Context(), name, meta.GetOptions{})
@@ -137,7 +139,7 @@ func (l *fixture) taints(name string) []string {
 	return slices.DeleteFunc(all, func(text string) bool { return text == admissionTaint })
 }
 
-// pod makes one on a node.
+// pod creates a pod that is bound to a node.
 func (l *fixture) pod(node string, is podState) {
 	l.Helper()
 	is = l.withDefaults(node, is)
@@ -171,7 +173,7 @@ func (l *fixture) withDefaults(node string, is podState) podState {
 	return is
 }
 
-// reportPod is what a kubelet says of a pod.
+// reportPod patches the status of a pod, as the kubelet does.
 func (l *fixture) reportPod(node string, is podState) {
 	l.Helper()
 	is = l.withDefaults(node, is)
@@ -188,20 +190,20 @@ func (l *fixture) reportPod(node string, is podState) {
 	l.Must(err)
 }
 
-// deletePod removes one at once, as a kubelet does in the end.
+// deletePod deletes a pod with grace period 0, as the kubelet does after its containers have ended.
 func (l *fixture) deletePod(namespace, name string) {
 	l.Helper()
 	now := int64(0)
 	l.Must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{GracePeriodSeconds: &now}))
 }
 
-// terminatePod tells one to end, which no kubelet does here.
+// terminatePod deletes a pod with its grace period. It stays terminating, as there is no kubelet.
 func (l *fixture) terminatePod(namespace, name string) {
 	l.Helper()
 	l.Must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{}))
 }
 
-// configMap makes or changes the one with the requirements.
+// configMap creates or updates the ConfigMap with the requirements.
 func (l *fixture) configMap(data map[string]string) {
 	l.Helper()
 	object := &core.ConfigMap{ObjectMeta: meta.ObjectMeta{Namespace: l.mesh, Name: configMapName}, Data: data}
@@ -213,15 +215,15 @@ func (l *fixture) configMap(data map[string]string) {
 	l.Must(err)
 }
 
-// configMapName is that of the chart of Istio 1.8 to 1.17.
+// configMapName is the name in the chart of Istio 1.8 to 1.17.
 const configMapName = "istio-cni-taint-configmap"
 
-// requires is a ConfigMap's content.
+// requires returns the data of a ConfigMap with one requirement.
 func (l *fixture) requires(selector string) map[string]string {
 	return map[string]string{"config": fmt.Sprintf("- name: istio-cni\n  selector: %s\n  namespace: %s\n", selector, l.mesh)}
 }
 
-// condition is the status of the one that the controller publishes.
+// condition returns the status of the controller's node condition.
 func (l *fixture) condition(node string) string {
 	l.Helper()
 	object, err := l.client.CoreV1().Nodes().Get(l.Context(), node, meta.GetOptions{})

@@ -10,7 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
-// once runs the program to its end, without a log in JSON: by hand, as a person does.
+// once runs the program interactively: text output, one run. It returns the exit status and the output.
 func (l *fixture) once(kubeconfig string, args ...string) (status int, out string) {
 	l.Helper()
 	p, err := program.Start(nil, shared.IstioCNI, append([]string{"taint", "--kubeconfig=" + kubeconfig}, args...)...)
@@ -27,8 +27,8 @@ func (l *fixture) once(kubeconfig string, args ...string) (status int, out strin
 	return p.Status(), strings.Join(p.Lines(), "\n")
 }
 
-// TestOneShot, T-1: the mode that looked at a store which was not filled yet looks at each node, takes no lease, and does not
-// wait for hysteresis.
+// TestOneShot, T-1: a single run reads all nodes and pods first (the reference decided on an empty cache), takes no
+// Lease, and does not wait for hysteresis.
 func TestOneShot(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -81,7 +81,7 @@ func TestOneShot(t *testing.T) {
 					changed++
 				}
 			}
-			// Again: nothing is left to do.
+			// The second run finds no node to change.
 			if status, out := l.once(kubeconfig, args...); status != 0 || c.patches("") != changed {
 				t.Errorf("the second time: exit %d, %d patches after %d: %s", status, c.patches(""), changed, out)
 			}

@@ -19,7 +19,7 @@ const (
 	continueSignal = syscall.SIGCONT
 )
 
-// fleet are nodes that are as they should be, and some that wait for their agents.
+// fleet creates nodes without the taint and with a ready agent, and nodes with the taint whose agents are not ready.
 func (l *fixture) fleet(good, waiting int) {
 	l.Helper()
 	for i := range good {
@@ -44,8 +44,8 @@ func (l *fixture) recover() {
 	l.Must(shared.Restart(l.Context(), cluster.APIServer))
 }
 
-// TestTheAPIServerCrashes: nothing is changed because of that, hysteresis or not, and afterwards everything is done that is to
-// be done.
+// TestTheAPIServerCrashes: the crash itself changes no taint, with hysteresis 0 too, and afterwards all pending
+// changes are made.
 func TestTheAPIServerCrashes(t *testing.T) {
 	l := newFixture(t)
 	const good, waiting = 20, 5
@@ -78,8 +78,8 @@ func TestTheAPIServerCrashes(t *testing.T) {
 	}
 }
 
-// TestChangesMissedWhileStoppedAreReconciled, T-2: the controller stands still while agents go, nodes are made again and the API server crashes, which
-// then does not know any more what happened, only what there is.
+// TestChangesMissedWhileStoppedAreReconciled, T-2: the controller is stopped while agents are deleted, nodes are
+// replaced and the API server restarts, which then has no watch history.
 func TestChangesMissedWhileStoppedAreReconciled(t *testing.T) {
 	l := newFixture(t)
 	l.fleet(6, 2)
@@ -88,7 +88,8 @@ func TestChangesMissedWhileStoppedAreReconciled(t *testing.T) {
 	c.Signal(stopSignal)
 	l.deletePod(l.mesh, "good-03")
 	l.Must(l.client.CoreV1().Nodes().Delete(l.Context(), "good-04", meta.DeleteOptions{}))
-	// A revision of something else: else the last one could be where a watch goes on.
+	// A write to another resource: otherwise the last known revision could still be the current one, from which a watch
+	// resumes.
 	l.configMap(map[string]string{})
 	l.crash()
 	l.recover()
@@ -109,7 +110,7 @@ func TestChangesMissedWhileStoppedAreReconciled(t *testing.T) {
 	if n := c.patches(""); n != 5 {
 		t.Errorf("%d patches, want 5", n)
 	}
-	// 410: the API server that was started again does not know the revision at which the watches were.
+	// 410 Gone: the restarted API server does not have the revisions at which the watches stopped.
 	lists := map[string]int{}
 	for _, r := range c.requests() {
 		if strings.Contains(r.URI, "sendInitialEvents=true") {
@@ -122,7 +123,7 @@ func TestChangesMissedWhileStoppedAreReconciled(t *testing.T) {
 	c.checkWatchCache()
 }
 
-// TestAStartWithoutAnAPIServer: the controller waits for it, says so, and then works.
+// TestAStartWithoutAnAPIServer: the controller waits for the API server, is not ready meanwhile, and then works.
 func TestAStartWithoutAnAPIServer(t *testing.T) {
 	l := newFixture(t)
 	l.fleet(2, 1)
@@ -147,8 +148,8 @@ func TestAStartWithoutAnAPIServer(t *testing.T) {
 	}
 }
 
-// TestEachFailedRenewalIsLogged: a lease that cannot be renewed for a while is not lost, and an operator reads of each such time, the
-// reason included, and that it is over.
+// TestEachFailedRenewalIsLogged: the lease outlasts an outage in which it cannot be renewed, and the log has each
+// outage with its error, and its end.
 func TestEachFailedRenewalIsLogged(t *testing.T) {
 	l := newFixture(t)
 	l.fleet(1, 0)
@@ -182,8 +183,9 @@ func TestEachFailedRenewalIsLogged(t *testing.T) {
 	c.stop()
 }
 
-// TestTheAPIServerHangs, which is worse than a crash: connections stay, and nothing is answered. The leader gives up in time
-// although its requests do not end, and works again afterwards.
+// TestTheAPIServerHangs: the API server is paused, which is worse than a crash, as connections stay open without
+// responses. The leader gives up before its lease expires although its requests are pending, and works again
+// afterwards.
 func TestTheAPIServerHangs(t *testing.T) {
 	l := newFixture(t)
 	l.fleet(3, 2)
@@ -212,7 +214,8 @@ func TestTheAPIServerHangs(t *testing.T) {
 	}
 }
 
-// TestTheTokenIsReplaced: the account's token is not good any more, and a new one is put in its place.
+// TestTheTokenIsReplaced: the ServiceAccount is deleted, so its token becomes invalid, and a new token is written to
+// the kubeconfig.
 func TestTheTokenIsReplaced(t *testing.T) {
 	l := newFixture(t)
 	l.fleet(1, 1)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// freePort is one that are not assigned just now.
+// freePort returns a TCP port that is free at the moment.
 func freePort(t *testing.T) int {
 	t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -20,7 +20,7 @@ func freePort(t *testing.T) int {
 	return listener.Addr().(*net.TCPAddr).Port
 }
 
-// get asks the controller, 0 is no answer.
+// get sends a GET to the controller and returns status and body; status 0 is no response.
 func get(t *testing.T, port int, path string) (status int, text string) {
 	t.Helper()
 	client := http.Client{Timeout: 5 * time.Second}

@@ -8,13 +8,14 @@ import (
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
-// rebooted is a report of the kubelet after the next boot. It is later than all that was reported before, in whole seconds.
+// rebooted reports another boot ID, as the kubelet does after a reboot. Its heartbeat is later than all earlier ones,
+// in whole seconds.
 func rebooted(l *fixture, node string) {
 	l.report(node, nodeState{ready: "True", boot: "boot-2", heartbeat: time.Now().Add(5 * time.Second)})
 }
 
-// TestRebootAndHysteresis, T-4 and T-5: with --add a reboot taints at once, whatever the hysteresis, and an agent that is away
-// for an update does not.
+// TestRebootAndHysteresis, T-4 and T-5: with --add the controller taints a rebooted node at once in spite of
+// hysteresis; the restart of an agent during an update adds no taint.
 func TestRebootAndHysteresis(t *testing.T) {
 	l := newFixture(t)
 	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-node-untaint"}})
@@ -90,7 +91,8 @@ func TestRebootAndHysteresis(t *testing.T) {
 	})
 }
 
-// TestUntaintIgnoresReadinessFromBeforeAReboot, T-5 in the mode that only removes: the infrastructure taints after a reboot.
+// TestUntaintIgnoresReadinessFromBeforeAReboot, T-5 in the mode that only removes: another component adds the taint
+// after a reboot.
 func TestUntaintIgnoresReadinessFromBeforeAReboot(t *testing.T) {
 	l := newFixture(t)
 	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-node-untaint"}})
@@ -115,12 +117,12 @@ func TestUntaintIgnoresReadinessFromBeforeAReboot(t *testing.T) {
 	}, func() *controller { return l.begin(kubeconfig, "--namespace="+l.mesh, "--leader-elect=false") })
 }
 
-// TestSettleAfterASuspectedReboot is what a controller sees that was not there during a reboot: it suspects one, puts
-// no taint and takes none, until --settle is over.
+// TestSettleAfterASuspectedReboot: a controller that starts after a reboot can only suspect it from an agent's
+// readiness that is older than the node's. Until --settle is over it neither adds nor removes the taint.
 func TestSettleAfterASuspectedReboot(t *testing.T) {
 	l := newFixture(t)
 	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-node-untaint"}})
-	// In the past, but the controller's start is later.
+	// The time is in the past, but the controller starts later.
 	back := time.Now().Add(-time.Second)
 	l.node("tainted", nodeState{ready: "True", taints: []string{untaint}, since: back})
 	l.pod("tainted", podState{ready: true})
@@ -137,7 +139,7 @@ func TestSettleAfterASuspectedReboot(t *testing.T) {
 	if c.patches("tainted") != 0 || c.patches("clean") != 0 {
 		t.Error("it acted on a suspicion")
 	}
-	// The agent itself ends it.
+	// A new readiness of the agent ends the suspicion.
 	l.reportPod("clean", podState{})
 	l.reportPod("clean", podState{ready: true, since: time.Now()})
 	l.Until("the end of the suspicion", func() bool { return c.decided("clean") == "AgentReady" })
@@ -153,7 +155,7 @@ func TestSettleAfterASuspectedReboot(t *testing.T) {
 	c.stop()
 }
 
-// TestTaintAfterHysteresis: an agent that stays away is noticed, not before the time.
+// TestTaintAfterHysteresis: the controller adds the taint when an agent was away for the hysteresis, and not earlier.
 func TestTaintAfterHysteresis(t *testing.T) {
 	l := newFixture(t)
 	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-node-untaint", Condition: true}})

@@ -14,8 +14,8 @@ import (
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
-// TestTheRightsAreUsedAndEnough runs all that the controller can do and compares what it asked for with e2e/rights:
-// nothing is refused, and no right is there for nothing.
+// TestTheRightsAreUsedAndEnough makes the controller use all of its features and compares its requests with
+// e2e/rights: none is forbidden, and each rule is used.
 func TestTheRightsAreUsedAndEnough(t *testing.T) {
 	l := newFixture(t)
 	granted := permissions{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName, Condition: true}}
@@ -28,7 +28,7 @@ func TestTheRightsAreUsedAndEnough(t *testing.T) {
 		"--lease-duration=4s", "--renew-deadline=3s", "--retry-period=1s")
 	l.Until("an event about the ConfigMap", func() bool { return l.event(l.mesh, configMapName, "InvalidTaintRequirements", "") })
 	l.configMap(l.requires("k8s-app=istio-cni-node"))
-	// The second time of the same is a patch of the first event.
+	// A repeated event is a patch of the first one.
 	for i := range 4 {
 		l.reportPod("a", podState{ready: i%2 == 0, since: time.Now()})
 		l.Until("the taint", func() bool { return len(l.taints("a")) == i%2 })
@@ -53,12 +53,12 @@ func TestTheRightsAreUsedAndEnough(t *testing.T) {
 			}
 			found[r.Verb+" "+resource] = true
 			if strings.Contains(r.URI, "sendInitialEvents=true") {
-				found["list "+resource] = true // as an API server is asked that does not stream lists
+				found["list "+resource] = true // an API server without streaming lists gets a list
 			}
 		}
 		return found
 	}
-	delete(want, "patch events") // an event's count is written after five minutes
+	delete(want, "patch events") // the count of an event is patched after five minutes
 	if !eventually(l, func() bool { return maps.Equal(used(), want) }) {
 		t.Errorf("used %q\ngranted %q", slices.Sorted(maps.Keys(used())), slices.Sorted(maps.Keys(want)))
 	}
@@ -68,7 +68,7 @@ func TestTheRightsAreUsedAndEnough(t *testing.T) {
 
 const legacyKey = "NodeReadiness"
 
-// TestOnlyAgentsAreWatched, T-7: the API server selects, by label and namespace.
+// TestOnlyAgentsAreWatched, T-7: the watches have label selector and namespace, so the API server filters.
 func TestOnlyAgentsAreWatched(t *testing.T) {
 	l := newFixture(t)
 	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-node-untaint"}})
@@ -95,8 +95,8 @@ func TestOnlyAgentsAreWatched(t *testing.T) {
 	c.stop()
 }
 
-// unready is a controller, one of several, that was refused a change of node a, with the port of its health; restoreRights gives it the
-// right.
+// unready starts a controller, with leader election, whose patch of node a was forbidden. It returns its health port
+// and a function that adds the missing rule.
 func unready(l *fixture) (c *controller, port int, restoreRights func()) {
 	l.Helper()
 	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: leaseName}, account: "reader"})
@@ -122,8 +122,8 @@ func unready(l *fixture) (c *controller, port int, restoreRights func()) {
 	return c, port, func() { l.Helper(); allow(full...) }
 }
 
-// TestForbiddenPatchMakesUnready: without the right to patch nodes the controller is not ready and says why, and goes on as soon as
-// it has the right.
+// TestForbiddenPatchMakesUnready: without the rule to patch nodes /readyz fails with the reason, and the controller
+// recovers when it has the rule.
 func TestForbiddenPatchMakesUnready(t *testing.T) {
 	l := newFixture(t)
 	c, port, restoreRights := unready(l)
@@ -136,8 +136,8 @@ func TestForbiddenPatchMakesUnready(t *testing.T) {
 	c.stop()
 }
 
-// TestReadyAgainWhenTheForbiddenPatchIsObsolete: the change that was refused is not wanted any more, because the node has gone, and the right is
-// there. Nothing will ever be tried that could show it, in a cluster where nodes are as they should be.
+// TestReadyAgainWhenTheForbiddenPatchIsObsolete: the node of the forbidden patch was deleted, and the rule was added.
+// No later patch could show that, as no other node needs one, so the controller has to drop the error.
 func TestReadyAgainWhenTheForbiddenPatchIsObsolete(t *testing.T) {
 	l := newFixture(t)
 	c, port, restoreRights := unready(l)
@@ -147,8 +147,8 @@ func TestReadyAgainWhenTheForbiddenPatchIsObsolete(t *testing.T) {
 	c.stop()
 }
 
-// TestReadyAgainAfterLosingTheLease: what was refused to the leader of before is no trouble of one that waits, nor of the next
-// time as the leader, when all goes well.
+// TestReadyAgainAfterLosingTheLease: an error of the last leadership does not make a standby replica unready, nor the
+// next leadership.
 func TestReadyAgainAfterLosingTheLease(t *testing.T) {
 	l := newFixture(t)
 	c, port, restoreRights := unready(l)

@@ -13,7 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
-// tainted counts nodes with the taint.
+// tainted counts the nodes with the taint.
 func (l *fixture) tainted() (count int) {
 	l.Helper()
 	nodes, err := l.client.CoreV1().Nodes().List(l.Context(), meta.ListOptions{ResourceVersion: "0"})
@@ -28,7 +28,7 @@ func (l *fixture) tainted() (count int) {
 	return count
 }
 
-// TestManyNodesAndPods is the cost in requests of 500 nodes and 5,000 pods, which docs/e2e.md has with the time that it took.
+// TestManyNodesAndPods counts the requests for 500 nodes and 5,000 pods; docs/e2e.md has the times.
 func TestManyNodesAndPods(t *testing.T) {
 	l := newFixture(t)
 	const nodes, pods = 500, 5000
@@ -53,7 +53,7 @@ func TestManyNodesAndPods(t *testing.T) {
 	l.Until("all nodes", func() bool { return l.tainted() == 0 })
 	t.Logf("from the start of the program until the last of %d nodes: %s", nodes, time.Since(began).Round(10*time.Millisecond))
 	c.stop()
-	want := map[string]int{"watch nodes": 1, "watch pods": 1, "patch nodes": nodes} // a watch begins with the list
+	want := map[string]int{"watch nodes": 1, "watch pods": 1, "patch nodes": nodes} // watches stream the initial list
 	if got := c.nodeAndPodRequests(); !maps.Equal(got, want) {
 		t.Errorf("requests %v, want %v", got, want)
 	}
@@ -68,7 +68,7 @@ func TestManyNodesAndPods(t *testing.T) {
 	}
 	c.checkRequests()
 
-	// The next leader finds all as it should be. What kubelets say all the time, and what other pods do, costs nothing.
+	// For the next leader no node needs a change. Heartbeats of kubelets and changes of other pods cause no requests.
 	c = l.begin(l.grant(permissions{Taint: rights.Taint{Lease: leaseName}, account: "next"}), args...)
 	l.Until("all to be known", func() bool { return c.logged("nodes and pods are known") })
 	lab.InParallel(nodes, func(i int) {
@@ -78,13 +78,13 @@ func TestManyNodesAndPods(t *testing.T) {
 	})
 	c.waitSynced()
 	c.stop()
-	want["patch nodes"] = 1 // the one that came last
+	want["patch nodes"] = 1 // the node of waitSynced
 	if got := c.nodeAndPodRequests(); !maps.Equal(got, want) {
 		t.Errorf("requests of the next leader %v, want %v", got, want)
 	}
 }
 
-// namespaceOf puts half of the other pods beside the agents.
+// namespaceOf puts every other pod into the namespace of the agents.
 func (l *fixture) namespaceOf(i int) string {
 	if i%2 == 0 {
 		return l.mesh
@@ -92,7 +92,7 @@ func (l *fixture) namespaceOf(i int) string {
 	return l.other
 }
 
-// work counts requests about nodes and pods by verb and resource, asides the others.
+// nodeAndPodRequests counts the requests for nodes and pods by verb and resource, otherRequests all others.
 func (c *controller) nodeAndPodRequests() map[string]int {
 	c.fixture.Helper()
 	all := map[string]int{}

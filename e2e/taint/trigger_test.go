@@ -10,24 +10,24 @@ import (
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
-// scenario is one node: how it is, what is done to it, and what becomes of its taints. All scenarios of a table are told to one
-// controller at the same time.
+// scenario is one node with its pods, the expected taints and decision, and the same after a change. One controller
+// sees all scenarios of a table at the same time.
 type scenario struct {
 	name string
 	node nodeState
 	pods []podState
-	// want are the taints, in their order, and said the last decision.
+	// want has the expected taints in order, decision is the expected last decision.
 	want     []string
 	decision string
-	// then is what happens next, with wantAfter and decisionAfter.
+	// change, if set, changes the node or its pods; wantAfter and decisionAfter are expected after it.
 	change        func(l *fixture, node string)
 	wantAfter     []string
 	decisionAfter string
-	// patches is how often the node may have been changed in all.
+	// patches is the expected number of patches of the node.
 	patches int
 }
 
-// runScenarios runs a table.
+// runScenarios runs the scenarios of a table.
 func runScenarios(t *testing.T, l *fixture, scenarios []scenario, begin func() *controller) {
 	t.Helper()
 	name := func(i int) string { return "node-" + string(rune('a'+i)) }
@@ -78,9 +78,9 @@ func (s scenario) last() []string {
 	return s.want
 }
 
-// waitSynced returns when the controller has seen all that was done until now, and decided: what it is told last is a node that
-// it has to do something about, whatever its settings here. News come in order, and so does the work on them, except that
-// a few nodes are worked on at the same time; stop waits for those.
+// waitSynced waits until the controller has processed all earlier changes. It creates one more node, which needs a
+// patch with any settings of these tests, and waits for the patch. Watch events arrive in order and are processed in
+// order, except that several workers run in parallel; stop waits for those.
 func (c *controller) waitSynced() {
 	l := c.fixture
 	l.Helper()
@@ -92,7 +92,7 @@ func (c *controller) waitSynced() {
 	l.Until("the last node to be changed", func() bool { return len(l.taints(name)) == 2 })
 }
 
-// waits is until without an end of the test.
+// eventually polls like Until, and returns false in place of ending the test.
 func eventually(l *fixture, holds func() bool) bool {
 	end := time.Now().Add(20 * time.Second)
 	for !holds() {
@@ -104,12 +104,12 @@ func eventually(l *fixture, holds func() bool) bool {
 	return true
 }
 
-// podReadyBecomes makes the node's agent ready or not, from now on.
+// podReadyBecomes sets condition Ready of the node's agent pod, with the current time as transition time.
 func podReadyBecomes(ready bool) func(*fixture, string) {
 	return func(l *fixture, node string) { l.reportPod(node, podState{ready: ready, since: time.Now()}) }
 }
 
-// nodeReadyBecomes changes the node's own condition. The kubelet's time has whole seconds and lies behind that of the controller's
+// nodeReadyBecomes sets condition Ready of the node. The transition time, in whole seconds, is after the controller's
 // start.
 func nodeReadyBecomes(ready string) func(*fixture, string) {
 	return func(l *fixture, node string) {
@@ -118,14 +118,14 @@ func nodeReadyBecomes(ready string) func(*fixture, string) {
 }
 
 const (
-	// autoscalerKey is a taint that the Cluster Autoscaler takes for one of starting nodes by its prefix.
+	// autoscalerKey has the prefix by which the Cluster Autoscaler recognises startup taints.
 	autoscalerKey = "startup-taint.cluster-autoscaler.kubernetes.io/mesh-cni"
 
 	legacy  = "NodeReadiness:NoSchedule"
 	untaint = "cni.istio.io/not-ready=true:NoSchedule"
 )
 
-// TestLegacyTriggers is the logic of istio-cni-taint of Istio 1.8 to 1.17. Hysteresis is off, as it had none.
+// TestLegacyTriggers tests the semantics of istio-cni-taint of Istio 1.8 to 1.17, which had no hysteresis.
 func TestLegacyTriggers(t *testing.T) {
 	l := newFixture(t)
 	l.configMap(l.requires("k8s-app=istio-cni-node"))
@@ -165,7 +165,7 @@ func TestLegacyTriggers(t *testing.T) {
 		{"the node becomes unready", ready, []podState{agent}, none, "AgentReady", nodeReadyBecomes("False"), one, "NodeUnready", 1},
 		{"the node is lost", ready, []podState{agent}, none, "AgentReady", nodeReadyBecomes("Unknown"), one, "NodeUnready", 1},
 		{
-			// T-2: the condition with the newest heartbeat counted, whatever it was.
+			// T-2: the reference used the condition with the newest heartbeat, whatever its type.
 			"another condition was said at the same time or later",
 			nodeState{ready: "True", pressure: "False", later: "True", taints: one},
 			[]podState{agent},
@@ -211,7 +211,7 @@ func TestLegacyTriggers(t *testing.T) {
 				l.Must(l.client.CoreV1().Nodes().Delete(l.Context(), node, meta.DeleteOptions{}))
 				l.node(node, nodeState{ready: "True"})
 			},
-			// The new node has no conditions at first: it is tainted in that moment, or in the next.
+			// The new node has no conditions at first, so the taint is added at once or after the status update.
 			one, "NoAgent", 1,
 		},
 	}
@@ -221,7 +221,7 @@ func TestLegacyTriggers(t *testing.T) {
 	})
 }
 
-// TestLegacySelectorWithACommaIsTwoRequirements, which two pods may meet.
+// TestLegacySelectorWithACommaIsTwoRequirements: two different pods may meet them.
 func TestLegacySelectorWithACommaIsTwoRequirements(t *testing.T) {
 	l := newFixture(t)
 	l.configMap(l.requires("a=1, b=2"))
@@ -250,7 +250,7 @@ func TestLegacySelectorWithACommaIsTwoRequirements(t *testing.T) {
 	})
 }
 
-// TestUntaintTriggers is the logic of istiod's untaint controller: it never adds.
+// TestUntaintTriggers tests the semantics of istiod's untaint controller, which never adds a taint.
 func TestUntaintTriggers(t *testing.T) {
 	l := newFixture(t)
 	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-node-untaint"}})
@@ -322,7 +322,7 @@ func TestUntaintTriggers(t *testing.T) {
 	}, func() *controller { return l.begin(kubeconfig, "--namespace="+l.mesh, "--lease-namespace="+l.mesh) })
 }
 
-// TestCustomKeyEffectSelectorAndNamespaces, T-6 and T-8: the key is one that the Cluster Autoscaler knows without a flag.
+// TestCustomKeyEffectSelectorAndNamespaces, T-6 and T-8: the Cluster Autoscaler recognises this key without a flag.
 func TestCustomKeyEffectSelectorAndNamespaces(t *testing.T) {
 	l := newFixture(t)
 	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-node-untaint"}, pods: []string{l.mesh, l.other}})

@@ -18,15 +18,15 @@ import (
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// mesh is a pod of the mesh.
+// mesh returns an injected pod.
 func mesh(name string) *core.Pod {
 	template := lab.Injected()
 	template.Name = name
 	return &core.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}
 }
 
-// churn makes a mesh pod each beat, and deletes one of those that it is given, until it is told to end. It has no more pods
-// under way than two cores can do, beside those that are held back by their validation.
+// churn creates an injected pod per beat and deletes one of the victims, until stop. At most underWay pods are
+// Pending at a time, besides those whose validation failed.
 type churn struct {
 	*scenario
 	prefix        string
@@ -37,7 +37,7 @@ type churn struct {
 	mu   sync.Mutex
 	made []string
 	errs []error
-	// away is how long the network had no stanza of ours or the reference's, back when it had one again.
+	// away is the total time in which the CNI configuration had no istio-cni plugin; back is the last time it had none.
 	away time.Duration
 	back time.Time
 }
@@ -47,7 +47,7 @@ const (
 	underWay = 3
 )
 
-// begin returns when the first pod is ready: the upgrade is to meet the churn, not the other way round.
+// begin starts churn and returns when its first pod is ready, so that the upgrade happens during the churn.
 func (s *scenario) begin(prefix string, victims ...string) *churn {
 	s.Helper()
 	ctx, end := context.WithCancel(s.Context())
@@ -83,7 +83,7 @@ func (c *churn) run(ctx context.Context) {
 	}
 }
 
-// next makes a pod and deletes another, if there are not too many under way.
+// next creates a pod and deletes a victim, unless too many pods are Pending.
 func (c *churn) next(ctx context.Context, name string) (made bool, err error) {
 	api := c.Client().CoreV1().Pods(lab.App)
 	all, err := api.List(ctx, meta.ListOptions{})
@@ -109,7 +109,7 @@ func (c *churn) next(ctx context.Context, name string) (made bool, err error) {
 	return err == nil, err
 }
 
-// watch looks at the network's configuration all the time. A pod more is made as soon as it has no stanza.
+// watch polls the CNI configuration and creates one more pod as soon as it has no istio-cni plugin.
 func (c *churn) watch(ctx context.Context) {
 	const often = 10 * time.Millisecond
 	path := filepath.Clean(c.NodeFile("/etc/cni/net.d/10-e2e.conflist"))
@@ -139,8 +139,8 @@ func (c *churn) count() int {
 	return len(c.made)
 }
 
-// stop ends it some pods later, looks at each pod that it made, and removes them. It gives the pods that were captured from
-// the beginning and those that were not, with the times at which they were made.
+// stop waits for some more pods, ends the churn, checks each of its pods and deletes them. It returns the creation
+// times of the pods whose validation passed at once (captured) and of those whose validation failed first (held).
 func (c *churn) stop() (captured, held map[string]time.Time) {
 	c.Helper()
 	const after = 3
@@ -148,7 +148,7 @@ func (c *churn) stop() (captured, held map[string]time.Time) {
 	c.Until("pods after the change", func() bool { return c.count() >= enough })
 	c.end()
 	<-c.ended
-	c.mu.Lock() // the watch may have a last look
+	c.mu.Lock() // watch may still be running
 	defer c.mu.Unlock()
 	c.Must(errors.Join(c.errs...))
 	captured, held = map[string]time.Time{}, map[string]time.Time{}

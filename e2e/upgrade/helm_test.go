@@ -14,7 +14,7 @@ import (
 
 const release = "istio-cni"
 
-// helm runs Helm to its end, as a user does who has nothing in his home.
+// helm runs Helm with an empty home directory and returns its output.
 func (s *scenario) helm(args ...string) string {
 	s.Helper()
 	home := filepath.Join(s.Dir(), "helm")
@@ -27,14 +27,14 @@ func (s *scenario) helm(args ...string) string {
 	return string(text)
 }
 
-// installReference installs the reference's chart as it is, but for the place of the image.
+// installReference installs the reference's chart with its defaults and another image.
 func (s *scenario) installReference() {
 	s.Helper()
 	s.helm("install", release, s.reference.Chart, "--set=global.hub="+referenceHub, "--set=global.tag="+referenceTag)
 	s.rolledOut(referenceImage)
 }
 
-// upgrade does what docs/install.md says.
+// upgrade follows the steps of docs/install.md.
 func (s *scenario) upgrade(flags ...string) {
 	s.Helper()
 	values := filepath.Join(s.TempDir(), "my-values.yaml")
@@ -46,8 +46,8 @@ func (s *scenario) upgrade(flags ...string) {
 	s.rolledOut(lab.Image)
 }
 
-// rolledOut waits until the agent is of an image and ready, and is the only one. With one node and maxUnavailable 1 Helm's own
-// --wait is content with none.
+// rolledOut waits until the only agent pod is ready and has this image. Helm's --wait does not: with one node and
+// maxUnavailable 1 it requires no ready pod.
 func (s *scenario) rolledOut(image string) {
 	s.Helper()
 	s.Until("the agent", func() bool {

@@ -8,7 +8,7 @@ import (
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// pods makes pods as injection does, and waits for them.
+// pods creates injected pods and waits until they are ready.
 func (s *scenario) pods(names ...string) {
 	s.Helper()
 	for _, name := range names {
@@ -17,13 +17,13 @@ func (s *scenario) pods(names ...string) {
 	s.UntilReady(names...)
 }
 
-// files are the names in a directory of the node.
+// files returns the file names in a directory of the node.
 func (s *scenario) files(dir string) []string {
 	s.Helper()
 	return strings.Fields(s.OnNode("ls", "-A", dir))
 }
 
-// rules are those of a pod, without counters.
+// rules returns iptables-save of a pod, without counters.
 func (s *scenario) rules(name string) (all string) {
 	s.Helper()
 	id := strings.TrimPrefix(s.Get(lab.App, name).Status.ContainerStatuses[0].ContainerID, "containerd://")
@@ -41,7 +41,7 @@ func (s *scenario) rules(name string) (all string) {
 	return all
 }
 
-// remove deletes pods, waits until they are gone, and looks for what they had.
+// remove deletes pods, waits until they are gone, and checks that their addresses are released.
 func (s *scenario) remove(names ...string) {
 	s.Helper()
 	began := time.Now()
@@ -57,7 +57,7 @@ func (s *scenario) remove(names ...string) {
 	s.Step("%q are gone after %s", names, time.Since(began).Round(100*time.Millisecond))
 }
 
-// restarts is how often the validation of a pod was tried again.
+// restarts returns the restart count of a pod's first init container, the validation.
 func (s *scenario) restarts(name string) int32 {
 	s.Helper()
 	return s.Get(lab.App, name).Status.InitContainerStatuses[0].RestartCount

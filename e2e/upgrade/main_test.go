@@ -1,10 +1,10 @@
-// Package upgrade takes a node over from the reference, Istio's own istio-cni, and gives it back: its chart and its programs
-// as they are, Helm as it is, a real node, and pods whose traffic is looked at before, between and after.
+// Package upgrade replaces the reference, Istio's own istio-cni, on a real node and rolls back: with the reference's chart and
+// programs, Helm itself, and pods whose traffic is checked before, during and after each step.
 //
 // It is one scenario: the reference is installed, upgraded to this program, rolled back, upgraded again and uninstalled, while
-// pods come and go.
+// pods are created and deleted.
 //
-// Start reading at TestFromTheReferenceAndBack; lab_test.go has what it is told with.
+// Start reading at TestFromTheReferenceAndBack; lab_test.go has the helpers.
 package upgrade
 
 import (
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// newScenario has a node that knows the image of the reference as well.
+// newScenario starts a node that has the image of the reference too.
 func newScenario(t *testing.T) *scenario {
 	t.Helper()
 	reference, err := artifacts.FindReference()

@@ -16,20 +16,20 @@ import (
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// scenario is what one part hands on to the next.
+// scenario is the state that one step leaves to the next.
 type scenario struct {
 	*lab.Lab
 
 	reference artifacts.Reference
-	// network is the node's, as it was before anybody came.
+	// network is the node's CNI configuration before the first installation.
 	network list
-	// made are the rules of a pod when it was made.
+	// made has the rules of each pod at its creation.
 	made map[string]string
-	// asked is how much the agents had asked the API server for at the beginning of the part.
+	// requestsBefore is the number of requests of the agents before the current step.
 	requestsBefore int
 }
 
-// TestFromTheReferenceAndBack is a node that is the reference's, then ours, the reference's again, ours, and nobody's.
+// TestFromTheReferenceAndBack installs the reference, upgrades, rolls back, upgrades again and uninstalls.
 func TestFromTheReferenceAndBack(t *testing.T) {
 	s := newScenario(t)
 	for _, step := range []struct {
@@ -49,13 +49,13 @@ func TestFromTheReferenceAndBack(t *testing.T) {
 			here.requestsBefore = len(here.requests())
 			step.run(&here)
 		}) {
-			t.FailNow() // the next one begins where this one ended
+			t.FailNow() // each step starts from the result of the last
 		}
 		s.Step("%s took %s", step.name, time.Since(began).Round(time.Second))
 	}
 }
 
-// prepared: the reference's node.
+// prepared: the reference is installed.
 func (s *scenario) prepared() {
 	s.Helper()
 	s.installReference()
@@ -65,12 +65,12 @@ func (s *scenario) prepared() {
 	s.checkCaptured("their-1", "their-2", "their-3", "their-4", "their-5")
 }
 
-// upgraded: the node is taken over while pods come and go.
+// upgraded: helm upgrade to this program while pods are created and deleted.
 func (s *scenario) upgraded() {
 	s.Helper()
 	underWay := s.begin("up", "their-0", "their-1")
 	s.upgrade()
-	// The reference takes its stanza along when it ends, so there is a gap until we are there: docs/install.md says so.
+	// The reference removes its plugin configuration when it ends, and ours is written later (docs/install.md).
 	s.checkGap(underWay)
 	s.checkInstalled(s.IstioCNI)
 	s.checkCaptured("ours-0", "ours-1", "ours-2", "ours-3")
@@ -86,12 +86,11 @@ func (s *scenario) upgraded() {
 	s.checkNoProblems()
 }
 
-// checkGap: pods that were made when the stanza was back are captured from the beginning. Those that were not have been
-// repaired.
+// checkGap checks that only pods that were created during the gap started without redirection. These were repaired.
 func (s *scenario) checkGap(underWay *churn) {
 	s.Helper()
 	captured, held := underWay.stop()
-	// The runtime reads what is new at once, on an idle machine.
+	// On an idle machine containerd reads a changed configuration within a second.
 	const reads = time.Second
 	since := underWay.back.Add(reads)
 	after := 0
@@ -108,13 +107,13 @@ func (s *scenario) checkGap(underWay *churn) {
 	}
 }
 
-// rolledBack: helm rollback, while pods come and go.
+// rolledBack: helm rollback while pods are created and deleted.
 func (s *scenario) rolledBack() {
 	s.Helper()
 	underWay := s.begin("down", "ours-0", "ours-1")
 	s.helm("rollback", release, "1")
 	s.rolledOut(referenceImage)
-	// We leave the node as it is for those who come.
+	// The agent keeps the installation when its successor is the reference.
 	if _, held := underWay.stop(); len(held) > 0 || underWay.away > 0 {
 		s.Errorf("the stanza was away for %s, and %q began without redirection", underWay.away, held)
 	}
@@ -124,7 +123,7 @@ func (s *scenario) rolledBack() {
 	s.remove("ours-2", "their-4")
 }
 
-// upgradedAgain: our agent is there before the reference's ends, and the gap shorter.
+// upgradedAgain: with maxSurge 1 our agent starts before the reference's ends, and the gap is shorter.
 func (s *scenario) upgradedAgain() {
 	s.Helper()
 	const values = "--set=updateStrategy.rollingUpdate."
@@ -138,7 +137,7 @@ func (s *scenario) upgradedAgain() {
 	s.checkNoProblems()
 }
 
-// uninstalled: the node is as it was before the reference came.
+// uninstalled: the node is as it was before the first installation.
 func (s *scenario) uninstalled() {
 	s.Helper()
 	s.helm("uninstall", release)
@@ -157,7 +156,8 @@ func (s *scenario) uninstalled() {
 	s.remove("later")
 }
 
-// checkCaptured: pods that are made now are redirected from the beginning.
+// checkCaptured creates pods and checks that they are redirected from their start, by the same rules as the
+// reference's.
 func (s *scenario) checkCaptured(names ...string) {
 	s.Helper()
 	s.pods(names...)
@@ -174,7 +174,7 @@ func (s *scenario) checkCaptured(names ...string) {
 	s.Step("%q are redirected from the beginning, by the same rules", names)
 }
 
-// checkUnchanged: pods of before go on as they were.
+// checkUnchanged checks that existing pods have the same rules and no container restarts.
 func (s *scenario) checkUnchanged(names ...string) {
 	s.Helper()
 	for _, name := range names {
@@ -191,21 +191,21 @@ func (s *scenario) checkUnchanged(names ...string) {
 	s.Step("%q of before are redirected, by the rules that they had", names)
 }
 
-// list is a network configuration.
+// list is a CNI network configuration list.
 type list struct {
 	CNIVersion, Name string
 	Plugins          []map[string]any
 }
 
-// network is the node's.
+// networkNow reads the node's CNI configuration.
 func (s *scenario) networkNow() (n list) {
 	s.Helper()
 	s.Must(json.Unmarshal([]byte(s.OnNode("cat", "/etc/cni/net.d/10-e2e.conflist")), &n))
 	return n
 }
 
-// checkInstalled: the node's network is as it was but for one stanza at the end, and the program is that of a path here. What the
-// stanza names is there, and no other configuration is.
+// checkInstalled checks that the CNI configuration has one plugin more, the last one, that its kubeconfig exists,
+// that there is no other configuration, and that the plugin binary equals the file program.
 func (s *scenario) checkInstalled(program string) {
 	s.Helper()
 	s.logFiles()
@@ -232,10 +232,10 @@ func (s *scenario) checkInstalled(program string) {
 	}
 }
 
-// kubeconfig is where both have it.
+// kubeconfig is the plugin's kubeconfig, which both write to the same path.
 const kubeconfig = "/var/run/istio-cni/istio-cni-kubeconfig"
 
-// looks tells what is where the two keep something.
+// logFiles logs the directories that both write to.
 func (s *scenario) logFiles() {
 	s.Helper()
 	for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin", "/var/run/istio-cni"} {
@@ -243,7 +243,8 @@ func (s *scenario) logFiles() {
 	}
 }
 
-// checkNoProblems: our agent found nothing to complain of, at the pods of the reference either, and had all the rights it wants.
+// checkNoProblems checks that our agent sent no warning event, except for repairs during the gap, and that no request
+// was forbidden.
 func (s *scenario) checkNoProblems() {
 	s.Helper()
 	events, err := s.Client().CoreV1().Events("").List(s.Context(), meta.ListOptions{})
@@ -268,7 +269,7 @@ func (s *scenario) checkNoProblems() {
 	}
 }
 
-// requests are those of the agents and their plugins.
+// requests returns the requests of the agents and plugins so far.
 func (s *scenario) requests() []cluster.Request {
 	s.Helper()
 	all, err := s.Requests(lab.Mesh, "istio-cni")

@@ -1,15 +1,15 @@
-// Command box is the program of test images: it waits, serves, and looks around in the pod that it runs in.
+// Command box is the program of test images: a pause process, servers, and clients that inspect the pod that they run in.
 //
-//	box [pause]      waits until it is told to end, and reaps what it inherits: a sandbox's program
-//	box serve ADDR   answers HTTP with "hello from HOST to PEER", and waits
+//	box [pause]      waits for SIGTERM and reaps orphans: the program of a sandbox
+//	box serve ADDR   answers HTTP with "hello from HOST to PEER" until SIGTERM
 //	box proxy sidecar [transparent]
 //	                 stands in for a sidecar, whose command begins like this
-//	box get URL      prints the answer and what it came by, and fails unless it is 200
-//	box lookup NAME  asks for a name's addresses by UDP and by TCP, of a server that is nowhere
-//	box api PATH     prints the answer of the API server, asked with the pod's own account
+//	box get URL      prints the response and its Via header, and fails unless the status is 200
+//	box lookup NAME  resolves a name over UDP and TCP, with an unreachable DNS server
+//	box api PATH     prints the response of the API server to a GET with the pod's ServiceAccount token
 //	box cat FILE...  box ls DIR...
 //
-// It promises to be static and to need nothing of its image. Start reading at main.
+// It promises to be static and to need no other file of its image. Start reading at main.
 package main
 
 import (
@@ -62,7 +62,7 @@ func run(command string, args []string) error {
 	return nil
 }
 
-// wait returns when the process is told to end. A first process has to wait for those that it inherits.
+// wait returns at SIGTERM or SIGINT. As the first process of a PID namespace it reaps orphans.
 func wait() {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGCHLD)

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// stubAnswer is the address of each name that the proxy is asked for.
+// stubAnswer is the A record of every name.
 var stubAnswer = netip.MustParseAddr("240.240.0.1")
 
-// serveDNS answers questions for addresses at the proxy's port for names, over UDP and TCP.
+// serveDNS answers DNS queries at the proxy's DNS port over UDP and TCP.
 func serveDNS(failed chan<- error) error {
 	for _, host := range []string{"127.0.0.1", "::1"} {
 		address := netip.AddrPortFrom(netip.MustParseAddr(host), dnsPort).String()
@@ -59,7 +59,7 @@ func serveDNSTCP(listener net.Listener) error {
 			return err
 		}
 		go func() {
-			defer connection.Close() //nolint:errcheck // said what was to say
+			defer connection.Close() //nolint:errcheck // the reply was written
 			_ = connection.SetDeadline(time.Now().Add(patience))
 			head := make([]byte, 2)
 			if _, err := io.ReadFull(connection, head); err != nil {
@@ -92,7 +92,8 @@ func answer(question []byte) ([]byte, error) {
 	return reply.Pack()
 }
 
-// lookup asks servers that are nowhere for a name: only a redirected question is answered. BOX_RESOLVER is another one.
+// lookup resolves a name with an unreachable DNS server, so that only a redirected query is answered. BOX_RESOLVER is
+// another server.
 func lookup(name string) error {
 	server := "192.0.2.53:53"
 	if given := os.Getenv("BOX_RESOLVER"); given != "" {

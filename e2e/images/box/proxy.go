@@ -24,9 +24,9 @@ const (
 	dnsPort      = 15053
 )
 
-// proxy stands in for a sidecar: it passes HTTP on to where it was going, and each answer says in Via that it was there.
-// Where nobody answers it does, with status 502. If transparent, the port of what comes in takes connections to
-// other addresses than its own (TPROXY).
+// proxy stands in for a sidecar: it forwards HTTP to the original destination and adds a Via header to each response.
+// If the destination does not answer, the status is 502. If transparent, the inbound listener accepts connections to
+// other addresses than its own (IP_TRANSPARENT, for TPROXY).
 func proxy(transparent bool) error {
 	host, err := os.Hostname()
 	if err != nil {
@@ -61,12 +61,13 @@ func proxy(transparent bool) error {
 	}
 }
 
-// side is what a proxy does for one direction.
+// side is one direction of the proxy.
 type side struct {
 	name        string
 	port        uint16
 	transparent bool
-	// fromReserved: connections go on from 127.0.0.6 or ::6, by which the rules know that they have been here.
+	// fromReserved makes the proxy connect from 127.0.0.6 or ::6: the rules do not redirect connections from these
+	// addresses again.
 	fromReserved bool
 }
 
@@ -85,7 +86,7 @@ func (s *side) listen(network string) (net.Listener, error) {
 	return config.Listen(context.Background(), network, fmt.Sprintf(":%d", s.port))
 }
 
-// destination is where a connection was going, a key of its context.
+// destination is the context key of a connection's original destination.
 type destination struct{}
 
 func (s *side) server() *http.Server {
@@ -111,7 +112,7 @@ func (s *side) server() *http.Server {
 	}
 }
 
-// sign puts this proxy ahead of those behind it.
+// sign prepends this proxy to the Via header.
 func (s *side) sign(header http.Header, r *http.Request) {
 	via := s.name
 	if behind := header.Get("Via"); behind != "" {
@@ -121,8 +122,8 @@ func (s *side) sign(header http.Header, r *http.Request) {
 	fmt.Println(s.name, "for", r.RemoteAddr, "to", r.URL.Host)
 }
 
-// destination asks the kernel where a connection was going before it was redirected. One that was not has been taken at
-// that address (TPROXY), or was made to the proxy itself.
+// destination returns SO_ORIGINAL_DST of a redirected connection. Any other has its local address: it was accepted by
+// TPROXY or made to the proxy itself.
 func (s *side) destination(connection net.Conn) netip.AddrPort {
 	local := connection.LocalAddr().(*net.TCPAddr).AddrPort()
 	if tcp, ok := connection.(*net.TCPConn); ok {
@@ -133,7 +134,8 @@ func (s *side) destination(connection net.Conn) netip.AddrPort {
 	return local
 }
 
-// original is SO_ORIGINAL_DST (linux/netfilter_ipv4.h) or IP6T_SO_ORIGINAL_DST (linux/netfilter_ipv6/ip6_tables.h).
+// original reads SO_ORIGINAL_DST (linux/netfilter_ipv4.h) or IP6T_SO_ORIGINAL_DST
+// (linux/netfilter_ipv6/ip6_tables.h).
 func original(connection *net.TCPConn, four bool) (to netip.AddrPort, err error) {
 	const soOriginalDst = 80
 	raw, err := connection.SyscallConn()
@@ -158,7 +160,7 @@ func original(connection *net.TCPConn, four bool) (to netip.AddrPort, err error)
 	return to, errors.Join(inner, err)
 }
 
-// dial refuses the proxy's own port: that would be for ever.
+// dial connects to a destination, except to the proxy's own port, which would be an endless loop.
 func (s *side) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	to, err := netip.ParseAddrPort(address)
 	if err != nil {
