@@ -79,13 +79,12 @@ func script(exchanges ...exchangeFunc) *scripted {
 
 // clientOf is a client whose requests go as given.
 func clientOf(next exchangeFunc, config Config) *Client {
-	to, err := newEndpoint(&rest.Config{Host: "https://api", Proxy: http.ProxyURL(nil)}, true)
+	to, err := newEndpoint(&rest.Config{Host: "https://api", Proxy: http.ProxyURL(nil), Transport: next}, nil, true)
 	if err != nil {
 		panic(err)
 	}
-	to.next = next
 	config.Timeout, config.IdleTimeout = 10*time.Second, 150*time.Second
-	return &Client{config: config, server: to.server, current: to}
+	return &Client{config: config, current: to}
 }
 
 func TestPodKeepsItsBudget(t *testing.T) {

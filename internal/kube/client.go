@@ -1,15 +1,18 @@
 package kube
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
+	"io"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
-	"reflect"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,12 +23,12 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -52,14 +55,14 @@ type Config struct {
 	Once bool
 }
 
-// Client sends requests to one API server. Each method but the Follow ones and [Client.Lookup] sends one request and
-// leaves it to the caller whether to try again; their errors are [Error]. It may be used by several goroutines.
+// Client sends requests to one API server. Each method but the Watch ones and [Client.Lookup] sends one request and leaves retries
+// to the caller; their errors are [Error]. It may be used by several goroutines.
 //
-// Token and authority are read again for each request but the first, so that the one after a rotation has the new ones.
-// What was read last stays in use while a file is missing or damaged. So it is with a kubeconfig.
+// Connections, TLS, authentication and the rereading of a token file within a minute are client-go's. After a request that failed,
+// the client reads the kubeconfig, the authority and the token file again: it rebuilds its transport if their content has changed,
+// and keeps the present one while a file is missing or damaged.
 type Client struct {
 	config Config
-	server *url.URL
 
 	requests atomic.Int64
 	limit    int64 // of an answer, for tests
@@ -67,29 +70,25 @@ type Client struct {
 
 	mu      sync.Mutex
 	current *endpoint
-	unused  bool // current was read by NewClient, and no request has used it yet
+	stale   bool // a request has failed since current was read
 }
 
-// NewClient checks the configuration. It sends no request. With a kubeconfig it reads that at once, and an error is a
-// [ConfigError]: that of a missing file satisfies errors.Is(err, fs.ErrNotExist). Without one it checks the address,
-// [ErrNoHost] and [ErrNoPort] included, and reads no file: the node may come up before they are there.
+// NewClient checks the configuration. It sends no request. With a kubeconfig it reads that at once, and an error has the class
+// InvalidConfig: that of a missing file satisfies errors.Is(err, fs.ErrNotExist). Without one it checks the address, [ErrNoHost] and
+// [ErrNoPort] included, and reads no file: the node may come up before they are there.
 func NewClient(config Config) (*Client, error) {
-	if config.Timeout <= 0 {
-		config.Timeout = 10 * time.Second
-	}
-	if config.IdleTimeout <= 0 {
-		config.IdleTimeout = 150 * time.Second
-	}
+	config.Timeout = cmp.Or(config.Timeout, 10*time.Second)
+	config.IdleTimeout = cmp.Or(config.IdleTimeout, 150*time.Second)
 	c := &Client{config: config}
 	var err error
 	if config.Kubeconfig == "" {
-		c.server, err = config.Server.URL()
-		return c, err
+		_, err = config.Server.URL()
+	} else {
+		_, err = c.endpoint()
 	}
-	if c.current, err = c.load(); err != nil {
+	if err != nil {
 		return nil, err
 	}
-	c.server, c.unused = c.current.server, true
 	return c, nil
 }
 
@@ -100,7 +99,11 @@ func (c *Client) Server() string {
 	if c.current != nil {
 		return c.current.server.Redacted()
 	}
-	return c.server.Redacted()
+	server, err := c.config.Server.URL()
+	if err != nil {
+		return ""
+	}
+	return server.Redacted()
 }
 
 // Requests is the number of requests that were sent.
@@ -111,64 +114,53 @@ func (c *Client) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.current != nil {
-		c.current.connections.CloseIdleConnections()
+		utilnet.CloseIdleConnectionsFor(c.current.client.Client.Transport)
 	}
 }
 
-func (c *Client) load() (*endpoint, error) {
-	var config *rest.Config
-	var err error
-	if c.config.Kubeconfig != "" {
-		config, err = readKubeconfig(c.config.Kubeconfig)
-	} else {
-		config, err = c.config.serviceAccount()
-	}
-	if err != nil {
-		return nil, err
-	}
-	fresh, err := newEndpoint(config, c.config.Once)
-	if err != nil && c.config.Kubeconfig != "" {
-		return nil, &ConfigError{File: c.config.Kubeconfig, Err: err}
-	}
-	return fresh, err
-}
-
-func (c Config) serviceAccount() (*rest.Config, error) {
-	server, err := c.Server.URL()
-	if err != nil {
-		return nil, err
-	}
-	config := &rest.Config{Host: server.String(), BearerTokenFile: c.TokenFile}
-	config.CAFile, config.Insecure = c.CAFile, c.SkipVerify
-	if c.SkipVerify {
-		config.CAFile = ""
-	}
-	if server.Scheme != "https" {
-		return &rest.Config{Host: config.Host}, nil
-	}
-	return config, inline(config)
-}
-
-// endpoint gives the connections for the credentials as they are now.
+// endpoint gives the connections for the credentials in use.
 func (c *Client) endpoint() (*endpoint, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.unused {
-		c.unused = false
+	if c.current != nil && !c.stale {
 		return c.current, nil
 	}
 	fresh, err := c.load()
 	switch {
-	case err == nil && c.current != nil && fresh.equals(c.current):
-	case err == nil:
-		if c.current != nil {
-			c.current.connections.CloseIdleConnections()
-		}
+	case err == nil && (c.current == nil || !bytes.Equal(fresh.content, c.current.content)):
 		c.current = fresh
-	case c.current == nil:
+	case err != nil && c.current == nil:
 		return nil, err
 	}
+	c.stale = err != nil
 	return c.current, nil
+}
+
+func (c *Client) load() (*endpoint, error) {
+	file := c.config.Kubeconfig
+	if file == "" {
+		server, err := c.config.Server.URL()
+		if err != nil {
+			return nil, err
+		}
+		config := &rest.Config{Host: server.String()}
+		if server.Scheme == "https" {
+			config.BearerTokenFile, config.CAFile, config.Insecure = c.config.TokenFile, c.config.CAFile, c.config.SkipVerify
+		}
+		if config.Insecure {
+			config.CAFile = ""
+		}
+		return newEndpoint(config, nil, c.config.Once)
+	}
+	config, content, err := readKubeconfig(file)
+	var fresh *endpoint
+	if err == nil {
+		fresh, err = newEndpoint(config, content, c.config.Once)
+	}
+	if err != nil {
+		return nil, &Error{Class: InvalidConfig, File: file, Err: err}
+	}
+	return fresh, nil
 }
 
 // codecs know the types of objects that this program reads, and no others: a scheme with all of them would be paid for by
@@ -186,107 +178,46 @@ var codecs = sync.OnceValue(func() serializer.CodecFactory { //nolint:gochecknog
 
 // endpoint is one server with the connections to it.
 type endpoint struct {
-	config      *rest.Config
-	server      *url.URL
-	proxy       func(*http.Request) (*url.URL, error)
-	next        http.RoundTripper
-	connections *http.Transport
-	client      *rest.RESTClient
-	secrets     *strings.Replacer
+	server *url.URL
+	client *rest.RESTClient
+	// content is of all files that the configuration was read from, by which two of them are compared.
+	content []byte
 }
 
-// equals tells whether the connections of two endpoints are interchangeable.
-func (e *endpoint) equals(other *endpoint) bool {
-	a, b := *e.config, *other.config
-	a.Proxy, b.Proxy = nil, nil // functions are not comparable
-	through, _ := e.proxy(&http.Request{URL: e.server})
-	otherThrough, _ := other.proxy(&http.Request{URL: other.server})
-	return reflect.DeepEqual(a, b) && reflect.DeepEqual(through, otherThrough)
-}
-
-// userAgent is how the API server's audit log knows the program.
-const userAgent = "istio-cni"
-
-// newEndpoint takes TLS, authentication and requests from client-go, and the connections from net/http: those of client-go
-// live in a cache of the process, follow redirects and compress.
-func newEndpoint(config *rest.Config, once bool) (*endpoint, error) {
-	config.UserAgent = userAgent
-	server, _, err := rest.DefaultServerUrlFor(&rest.Config{Host: config.Host, TLSClientConfig: config.TLSClientConfig})
+// newEndpoint builds client-go's transport and client. content is of the file that the configuration comes from, if any.
+func newEndpoint(config *rest.Config, content []byte, once bool) (*endpoint, error) {
+	more, err := inline(config)
 	if err != nil {
-		return nil, errors.New("the server is not a URL") // the cause would repeat it, and a password may stand in it
+		return nil, err
 	}
-	if server.Scheme != "http" && server.Scheme != "https" {
+	config.UserAgent, config.DisableCompression = "istio-cni", true // compression is for answers far larger than a pod
+	if once {
+		config.NextProtos = []string{"http/1.1"}
+	}
+	server, _, err := rest.DefaultServerUrlFor(config)
+	switch {
+	case err != nil:
+		return nil, errors.New("the server is not a URL that can be used") // the cause would repeat it, and a password may stand in it
+	case server.Scheme != "http" && server.Scheme != "https":
 		return nil, fmt.Errorf("the server's scheme %q is neither http nor https", server.Scheme)
 	}
-	tlsConfig, err := rest.TLSConfigFor(config)
+	proxy := config.Proxy
+	if proxy == nil {
+		proxy = http.ProxyFromEnvironment
+	}
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &observer{next: next, proxy: proxy} })
+	connections, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("preparing TLS: %w", err)
 	}
-	e := &endpoint{config: config, server: server, proxy: config.Proxy}
-	if e.proxy == nil {
-		e.proxy = http.ProxyFromEnvironment
-	}
-	e.connections = &http.Transport{
-		Proxy:           e.proxy,
-		DialContext:     (&net.Dialer{KeepAlive: 30 * time.Second}).DialContext,
-		TLSClientConfig: tlsConfig,
-		// The server compresses only what is far larger than a pod.
-		DisableCompression:     true,
-		MaxResponseHeaderBytes: 64 << 10,
-		IdleConnTimeout:        90 * time.Second,
-		Protocols:              new(http.Protocols),
-	}
-	e.connections.Protocols.SetHTTP1(true)
-	if !once {
-		// A watch and short requests share one connection. One whose other end is gone silently is noticed by pings.
-		e.connections.Protocols.SetHTTP2(true)
-		e.connections.HTTP2 = &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second}
-	}
-	if e.next, err = rest.HTTPWrappersForConfig(config, e.connections); err != nil {
-		return nil, fmt.Errorf("preparing authentication: %w", err)
-	}
-	var secrets []string
-	for _, secret := range []string{config.BearerToken, config.Password} {
-		if secret != "" {
-			secrets = append(secrets, secret, "[redacted]")
-		}
-	}
-	e.secrets = strings.NewReplacer(secrets...)
-	e.client, err = rest.NewRESTClient(server, "", rest.ClientContentConfig{
+	connections.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse } // the token would go along
+	client, err := rest.NewRESTClient(server, "", rest.ClientContentConfig{
 		AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON,
 		ContentType:        runtime.ContentTypeJSON,
 		GroupVersion:       corev1.SchemeGroupVersion,
 		Negotiator:         runtime.NewClientNegotiator(codecs().WithoutConversion(), corev1.SchemeGroupVersion),
-	}, nil, &http.Client{Transport: e})
-	return e, err
-}
-
-// RoundTrip makes an answer that is not good a [failure], so that client-go neither tries again nor reads it, and puts
-// bounds to the others. A redirect is not good: the token would go along.
-func (e *endpoint) RoundTrip(r *http.Request) (*http.Response, error) {
-	reached := exchangeOf(r.Context())
-	r = r.WithContext(reached.trace(r.Context()))
-	if through, err := e.proxy(r); err == nil && through != nil {
-		reached.proxy = through.Redacted()
-	}
-	response, err := e.next.RoundTrip(r)
-	if err != nil {
-		return nil, reached.failure(err)
-	}
-	done := response.StatusCode == http.StatusOK || r.Method == http.MethodPost && response.StatusCode == http.StatusCreated ||
-		r.Method == http.MethodDelete && response.StatusCode == http.StatusAccepted
-	if !done {
-		defer response.Body.Close() //nolint:errcheck // only read from
-		return nil, refusal(response, e.secrets)
-	}
-	if response.ContentLength > reached.limit {
-		response.Body.Close() //nolint:errcheck,gosec // only read from
-		return nil, reached.tooLarge()
-	}
-	reached.contentType = response.Header.Get("Content-Type")
-	reached.left = reached.limit
-	response.Body = &boundedBody{response.Body, reached}
-	return response, nil
+	}, nil, connections)
+	return &endpoint{server: server, client: client, content: append(content, more...)}, err
 }
 
 // apiResource is one sort of object of the API.
@@ -390,123 +321,74 @@ func (c *call) request(to *rest.RESTClient) (*rest.Request, error) {
 	return r.Body(data), r.Error()
 }
 
-// exchange prepares one request. Its context is without a logger: client-go logs failures on its own, credentials and
-// server's texts included, and each is in an [Error] as well.
-func (c *Client) exchange(ctx context.Context, what *call) (context.Context, *rest.Request, *exchange, error) {
-	to, err := c.endpoint()
-	if err != nil {
-		return ctx, nil, nil, c.failed(what, nil, &failure{class: NoCredentials, err: err})
-	}
-	request, err := what.request(to.client)
-	if err != nil {
-		return ctx, nil, nil, c.failed(what, nil, &failure{class: InvalidKey, err: err})
-	}
-	reached := &exchange{endpoint: to, limit: cmp.Or(what.limit, c.limit, maxAnswer)}
-	c.requests.Add(1)
-	return klog.NewContext(context.WithValue(ctx, exchangeKey{}, reached), logr.Discard()), request, reached, nil
-}
-
 // maxAnswer bounds an object and a page of a list. The API server's store takes objects of 1.5 MiB, most are far smaller.
 const maxAnswer = 64 << 20
 
+// begin prepares one request. The context it gives is without a logger: client-go logs failures on its own, credentials and
+// server's texts included, and each is in an [Error] as well.
+func (c *Client) begin(ctx context.Context, what *call) (context.Context, *rest.Request, *exchange, error) {
+	x := &exchange{client: c, call: what, limit: cmp.Or(what.limit, c.limit, maxAnswer)}
+	to, err := c.endpoint()
+	if err != nil {
+		return ctx, nil, x, x.fail(NoCredentials, err)
+	}
+	x.server = to.server.Redacted()
+	request, err := what.request(to.client)
+	if err != nil {
+		return ctx, nil, x, x.fail(InvalidKey, err)
+	}
+	c.requests.Add(1)
+	return klog.NewContext(context.WithValue(ctx, exchangeKey{}, x), logr.Discard()), request, x, nil
+}
+
 // transmit sends a call and gives the body of the answer.
 func (c *Client) transmit(ctx context.Context, what *call) ([]byte, *exchange, error) {
-	limited, cancel := context.WithTimeout(ctx, c.config.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, c.config.Timeout)
 	defer cancel()
-	limited, request, reached, err := c.exchange(limited, what)
+	ctx, request, x, err := c.begin(ctx, what)
 	if err != nil {
-		return nil, nil, err
+		return nil, x, err
 	}
-	body, err := request.Do(limited).Raw()
-	if err != nil {
-		failed := asFailure(err)
-		what.doubt(failed)
-		return nil, reached, c.failed(what, reached, failed)
+	result := request.Do(ctx)
+	if err := result.Error(); err != nil {
+		return nil, x, x.failure(ctx, err)
 	}
-	return body, reached, nil
+	body, _ := result.Raw()
+	return body, x, nil
 }
 
 // send sends a call and gives the answer, which is of a type that is known here.
 func (c *Client) send(ctx context.Context, what *call) (runtime.Object, *exchange, error) {
-	body, reached, err := c.transmit(ctx, what)
+	body, x, err := c.transmit(ctx, what)
 	if err != nil {
-		return nil, reached, err
+		return nil, x, err
 	}
-	// What the answer says about its type does not matter: it is recognized by its content.
+	// Its content says what it is, whatever the header says.
 	object, _, err := codecs().UniversalDeserializer().Decode(body, nil, nil)
 	if err != nil {
-		return nil, reached, c.failed(what, reached, &failure{class: Undecodable, status: http.StatusOK, err: err})
+		return nil, x, x.fail(Undecodable, err)
 	}
-	return object, reached, nil
+	return object, x, nil
 }
 
-// act sends a change whose answer is of no interest: that it was accepted is all there is to know.
+// act sends a change whose answer is not read.
 func (c *Client) act(ctx context.Context, what *call) error {
 	_, _, err := c.transmit(ctx, what)
 	return err
-}
-
-// doubt takes a class back that only the API server itself may decide. A load balancer, a proxy or another server at
-// the address also says 401, 403 or 404, but not with a Status, and not about this object.
-func (c *call) doubt(failed *failure) {
-	switch failed.class { //nolint:exhaustive // the others are no verdicts
-	case Unauthorized, Forbidden:
-		if failed.verdict == nil {
-			failed.class = Undecodable
-		}
-	case TooManyRequests:
-		// An eviction that a PodDisruptionBudget stands against (k8s.io/api/policy/v1.DisruptionBudgetCause).
-		if apierrors.HasStatusCause(failed.err, policyv1.DisruptionBudgetCause) {
-			failed.err = fmt.Errorf("%w: %w", ErrDisruptionBudget, failed.err)
-		}
-	case NotFound:
-		switch {
-		case failed.verdict == nil:
-			failed.class = Undecodable
-		case c.name == "" || !c.named(failed.verdict):
-			failed.class = Rejected
-		}
-	}
-}
-
-// named tells whether a verdict is that there is no object of this name.
-func (c *call) named(verdict *metav1.Status) bool {
-	about := verdict.Details
-	return verdict.Reason == metav1.StatusReasonNotFound && about != nil && about.Kind == c.resource.plural &&
-		about.Group == c.resource.group && about.Name == c.name
-}
-
-// failed is the error of a call. It is where credentials are taken out of whatever a server wrote.
-func (c *Client) failed(what *call, reached *exchange, f *failure) *Error {
-	failed := &Error{
-		Class: f.class, Verb: what.verb, Object: what.String(), Server: c.Server(), Status: f.status, Message: f.message,
-		RetryAfter: f.retryAfter, Err: f.err,
-	}
-	if reached == nil {
-		return failed
-	}
-	failed.Server, failed.Proxy = reached.endpoint.server.Redacted(), reached.proxy
-	failed.Message = reached.endpoint.secrets.Replace(failed.Message)
-	if failed.Err != nil {
-		if text := failed.Err.Error(); reached.endpoint.secrets.Replace(text) != text {
-			failed.Err = errors.New(reached.endpoint.secrets.Replace(text))
-		}
-	}
-	return failed
 }
 
 // get fetches one object. The answer must be that object.
 func get[T metav1.Object](ctx context.Context, c *Client, of apiResource, namespace, name string) (T, error) {
 	what := &call{verb: "get", resource: of, namespace: namespace, name: name}
 	if name == "" || namespace == "" && of != nodes() {
-		return *new(T), c.failed(what, nil, &failure{class: InvalidKey, err: errNoSegment})
+		return *new(T), c.invalid(what, errNoSegment)
 	}
 	return ask[T](ctx, c, what)
 }
 
 // ask sends a call whose answer must be the object that the call is about, or creates.
 func ask[T metav1.Object](ctx context.Context, c *Client, what *call) (T, error) {
-	object, reached, err := c.send(ctx, what)
+	object, x, err := c.send(ctx, what)
 	if err != nil {
 		return *new(T), err
 	}
@@ -519,7 +401,149 @@ func ask[T metav1.Object](ctx context.Context, c *Client, what *call) (T, error)
 	if has, err := meta.Accessor(object); err == nil {
 		namespace, name = has.GetNamespace(), has.GetName()
 	}
-	return *new(T), c.failed(what, reached, &failure{class: Undecodable, status: http.StatusOK, err: fmt.Errorf(
-		"asked for %s, got kind %q, apiVersion %q, namespace %q, name %q", what.resource.kind, kind.Kind,
-		kind.GroupVersion().String(), namespace, name)})
+	return *new(T), x.fail(Undecodable, fmt.Errorf("asked for %s, got kind %q, apiVersion %q, namespace %q, name %q",
+		what.resource.kind, kind.Kind, kind.GroupVersion().String(), namespace, name))
+}
+
+// exchange is one request and its answer on the wire.
+type exchange struct {
+	client *Client
+	call   *call
+	server string // URL, without a password
+	proxy  string // URL of the proxy in between, empty when there is none
+	// secrets are the credentials that the request carries.
+	secrets []string
+	// contentType and retryAfter are headers of the answer.
+	contentType string
+	retryAfter  time.Duration
+	// limit bounds a good answer, or an event of a watch, in bytes; left is what may still come.
+	limit, left int64
+	// heard is called when a part of a good answer arrives, unless nil.
+	heard func()
+	// broken is why the answer ended early, nil when it did not.
+	broken error
+
+	// stage is set by hooks that run in goroutines of net/http, some of them after the request has been given up.
+	stage atomic.Int32
+}
+
+// exchangeKey is the key of a request's context for its exchange.
+type exchangeKey struct{}
+
+// stage is how far an exchange has come.
+type stage int32
+
+const (
+	authenticating stage = iota
+	starting
+	resolving
+	connecting
+	handshaking
+	waiting
+	reading
+)
+
+func (s stage) String() string {
+	return [...]string{
+		"reading the credentials", "preparing the request", "resolving the server's name", "connecting", "in the TLS handshake",
+		"waiting for the answer", "reading the answer",
+	}[s]
+}
+
+func (x *exchange) at(s stage) { x.stage.Store(int32(s)) }
+
+func (x *exchange) trace(ctx context.Context) context.Context {
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		DNSStart:             func(httptrace.DNSStartInfo) { x.at(resolving) },
+		ConnectStart:         func(string, string) { x.at(connecting) },
+		TLSHandshakeStart:    func() { x.at(handshaking) },
+		GotConn:              func(httptrace.GotConnInfo) { x.at(waiting) },
+		GotFirstResponseByte: func() { x.at(reading) },
+	})
+}
+
+// observer sees each request as it goes out, with its credentials, and bounds the answer.
+type observer struct {
+	next  http.RoundTripper
+	proxy func(*http.Request) (*url.URL, error)
+}
+
+// WrappedRoundTripper is for those who close idle connections.
+func (o *observer) WrappedRoundTripper() http.RoundTripper { return o.next }
+
+// RoundTrip sends a request.
+func (o *observer) RoundTrip(r *http.Request) (*http.Response, error) {
+	x, _ := r.Context().Value(exchangeKey{}).(*exchange)
+	x.at(starting)
+	if proxy, err := o.proxy(r); err == nil && proxy != nil {
+		x.proxy = proxy.Redacted()
+	}
+	_, credential, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	_, password, _ := r.BasicAuth()
+	x.secrets = slices.DeleteFunc([]string{credential, password}, func(s string) bool { return s == "" })
+	response, err := o.next.RoundTrip(r.WithContext(x.trace(r.Context())))
+	if err != nil {
+		return nil, err
+	}
+	x.contentType = response.Header.Get("Content-Type")
+	// The API server sends seconds, never a date.
+	if seconds, err := strconv.ParseUint(response.Header.Get("Retry-After"), 10, 31); err == nil {
+		x.retryAfter = time.Duration(seconds) * time.Second
+	}
+	body := &boundedBody{response.Body, x}
+	if x.left = x.limit; response.StatusCode >= http.StatusMultipleChoices {
+		const longest = 64 << 10
+		response.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.LimitReader(body, longest), body}
+		return response, nil
+	}
+	if response.ContentLength > x.limit {
+		x.broken = errTooLarge(x.limit)
+		response.Body.Close() //nolint:errcheck,gosec // only read from
+		return nil, x.broken
+	}
+	response.Body = body
+	return response, nil
+}
+
+// errTooLarge is an answer of more than so many bytes.
+type errTooLarge int64
+
+func (e errTooLarge) Error() string {
+	return fmt.Sprintf("the answer has more than %d bytes", int64(e))
+}
+
+// boundedBody is the body of an answer.
+type boundedBody struct {
+	io.ReadCloser
+
+	of *exchange
+}
+
+func (b *boundedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if n > 0 && b.of.heard != nil {
+		b.of.heard()
+	}
+	if b.of.left -= int64(n); b.of.left < 0 {
+		n, err = 0, errTooLarge(b.of.limit)
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		b.of.broken = err
+	}
+	return n, err
+}
+
+// sleep waits and reports whether ctx lasted that long.
+func sleep(ctx context.Context, wait time.Duration) bool {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
 }

@@ -217,41 +217,27 @@ func TestAPISendsNothingForANameThatCannotBe(t *testing.T) {
 	}
 }
 
-func TestAPIFollowsTokenAndAuthority(t *testing.T) {
+func TestFilesAreReadAgainAfterAFailure(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(kubetest.Node("n", nil, ""))
 	api := connected(t, server, nil)
-	ask := func() error {
-		_, err := api.Node(t.Context(), "n")
-		return err
-	}
-	if err := ask(); err != nil {
-		t.Fatal(err)
-	}
-	server.SetToken("the-next-one")
-	if err := ask(); ClassOf(err) != Unauthorized {
-		t.Fatalf("with the old token: got %v, want Unauthorized", err)
-	}
-	kubetest.Write(t, api.token, "the-next-one\n")
-	if err := ask(); err != nil {
-		t.Fatalf("with the new token: %v", err)
-	}
-	kubetest.Write(t, api.token, "")
-	if err := ask(); err != nil {
-		t.Fatalf("with an empty token file, after a good one: %v", err)
-	}
-	kubetest.Write(t, api.token, "the-next-one")
-	kubetest.Write(t, api.authority, string(kubetest.NewServer(t).CA()))
-	if err := ask(); ClassOf(err) != UnknownCA {
-		t.Fatalf("with another authority: got %v, want UnknownCA", err)
-	}
-	kubetest.Write(t, api.authority, "half a certi")
-	if err := ask(); ClassOf(err) != UnknownCA {
-		t.Fatalf("with a damaged authority: got %v, want that of the last good file", err)
-	}
-	kubetest.Write(t, api.authority, string(server.CA()))
-	if err := ask(); err != nil {
-		t.Fatalf("with the authority back: %v", err)
+	for _, step := range []struct {
+		name  string
+		given func()
+		want  Class
+	}{
+		{"another authority", func() { kubetest.Write(t, api.authority, string(kubetest.NewServer(t).CA())) }, UnknownCA},
+		{"a damaged authority: the last one stays in use", func() { kubetest.Write(t, api.authority, "half a certi") }, UnknownCA},
+		{"the right authority", func() { kubetest.Write(t, api.authority, string(server.CA())) }, ""},
+		{"a token that is no longer good", func() { server.SetToken("the-next-one") }, Unauthorized},
+		{"an empty token file: the last token stays in use", func() { kubetest.Write(t, api.token, "") }, Unauthorized},
+		{"the new token", func() { kubetest.Write(t, api.token, "the-next-one\n") }, ""},
+		{"no token file, after a good one", func() { _ = os.Remove(api.token) }, ""},
+	} {
+		step.given()
+		if _, err := api.Node(t.Context(), "n"); ClassOf(err) != step.want {
+			t.Fatalf("%s: got %v, want class %q", step.name, err, step.want)
+		}
 	}
 }
 

@@ -10,14 +10,13 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
@@ -25,7 +24,7 @@ import (
 // Class is the kind of a failed look-up. It is a closed set; its text is what the message says.
 type Class string
 
-// What a look-up can end with. The comment says how often that is tried.
+// The classes. The comment says how often a look-up tries again.
 const (
 	NotFound           Class = "pod not found"                       // within the budget
 	WrongPod           Class = "answer is about another pod"         // within the budget: the server may lag behind
@@ -49,23 +48,9 @@ const (
 	TooLarge           Class = "answer too large"                    // once
 	InvalidKey         Class = "not a pod's name"                    // never sent
 	NoCredentials      Class = "credentials not readable"            // never sent
+	InvalidConfig      Class = "kubeconfig not usable"               // never sent
 	Canceled           Class = "canceled"                            // the caller's wish
 )
-
-// attempts is how often a class is tried: these bounds are for failures that another try seldom mends. Zero means as
-// often as the budget allows.
-func (c Class) attempts() int {
-	switch c {
-	case Rejected, TooLarge, InvalidKey, NoCredentials, Canceled:
-		return 1
-	case Unauthorized, Forbidden, UnknownCA, CertificateExpired, WrongHost, TLS:
-		return 2
-	case NotFound, WrongPod, TooManyRequests, ServerError, Timeout, Refused, Reset, Unreachable, DNS, Truncated,
-		Undecodable, Transport:
-		return 0
-	}
-	return 1
-}
 
 // Error is a request that failed, or a look-up with all its attempts. Its text is one line for a person, without any
 // credential: what was asked of whom, how it ended and, of a look-up, how often and how long it was tried and the remedy.
@@ -101,7 +86,7 @@ func ClassOf(err error) Class {
 	return ""
 }
 
-// IsConflict tells whether a change was refused because the object was not any more what it was made for: 409 for a
+// IsConflict reports whether a change was refused because the object has changed: 409 for a
 // resourceVersion, 422 for the test of a JSON patch. A patch that the API server finds invalid is 422 as well.
 func IsConflict(err error) bool {
 	failed, ok := errors.AsType[*Error](err)
@@ -115,8 +100,8 @@ var ErrDisruptionBudget = errors.New("a PodDisruptionBudget does not allow it")
 // Unwrap gives the last cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Transient tells whether the failure may pass by itself: another try is worth its while, later.
-func (e *Error) Transient() bool { return e.Class.attempts() == 0 && e.Class != NotFound }
+// Transient reports whether the failure may pass by itself.
+func (e *Error) Transient() bool { return e.attempts() == 0 && e.Class != NotFound }
 
 // Error is [Error.Summary] and, of a look-up, [Error.Remedy] in one line.
 func (e *Error) Error() string {
@@ -128,6 +113,9 @@ func (e *Error) Error() string {
 
 // Summary is the message without the remedy.
 func (e *Error) Summary() string {
+	if e.Class == InvalidConfig {
+		return fmt.Sprintf("reading kubeconfig %q: %s", e.File, clean(e.Err.Error()))
+	}
 	var text strings.Builder
 	fmt.Fprintf(&text, "asking API server %s", e.Server)
 	if e.Proxy != "" {
@@ -169,136 +157,162 @@ func (e *Error) kind() string {
 
 // Remedy says what to look at. It never repeats the cause.
 func (e *Error) Remedy() string {
-	switch e.Class {
+	_, remedy := e.policy()
+	return remedy
+}
+
+// attempts is how often a class is tried: these bounds are for failures that another try seldom mends. Zero means as
+// often as the budget allows.
+func (e *Error) attempts() int {
+	attempts, _ := e.policy()
+	return attempts
+}
+
+// policy is one table of what follows from a class.
+func (e *Error) policy() (attempts int, remedy string) {
+	switch e.Class { //nolint:exhaustive // the others are about the file
 	case NotFound:
-		return "the runtime tries again; if it stays so, the pod is already deleted or " + e.File +
+		return 0, "the runtime tries again; if it stays so, the pod is already deleted or " + e.File +
 			" points at another cluster"
 	case WrongPod:
-		return "the pod was deleted and created anew under its name: the runtime tries again with the new one"
+		return 0, "the pod was deleted and created anew under its name: the runtime tries again with the new one"
 	case Unauthorized:
-		return "the token in " + e.File + " was refused; " + agentRewrites
+		return 2, "the token in " + e.File + " was refused; " + agentRewrites
 	case Forbidden:
-		return "the identity in " + e.File + " may not read this pod: allow it \"get\" on \"pods\" by a ClusterRole " +
+		return 2, "the identity in " + e.File + " may not read this pod: allow it \"get\" on \"pods\" by a ClusterRole " +
 			"and a ClusterRoleBinding"
 	case TooManyRequests:
-		return "the API server sheds load: see who floods it (its metrics apiserver_flowcontrol_*)"
-	case ServerError, Truncated, Undecodable, TooLarge:
-		return "look into the logs of the API server and of the load balancer or proxy before it"
+		return 0, "the API server sheds load: see who floods it (its metrics apiserver_flowcontrol_*)"
+	case ServerError, Truncated, Undecodable:
+		return 0, serverLogs
+	case TooLarge:
+		return 1, serverLogs
 	case Timeout, Reset:
-		return "check that this node reaches the API server (firewall, network policy, load balancer) and that the " +
+		return 0, "check that this node reaches the API server (firewall, network policy, load balancer) and that the " +
 			"API server is not overloaded"
 	case Refused, Unreachable:
-		return "check that the API server runs, that this node's routes and service rules (kube-proxy) lead to it, and " +
+		return 0, "check that the API server runs, that this node's routes and service rules (kube-proxy) lead to it, and " +
 			"that the address in " + e.File + " is current"
 	case DNS:
-		return "check this node's resolver, or give the server in " + e.File + " by address"
+		return 0, "check this node's resolver, or give the server in " + e.File + " by address"
 	case UnknownCA:
-		return "the authority in " + e.File + " did not sign the API server's certificate: was it rotated? " + agentRewrites
+		return 2, "the authority in " + e.File + " did not sign the API server's certificate: was it rotated? " + agentRewrites
 	case CertificateExpired:
-		return "renew the API server's certificate, and check this node's clock"
+		return 2, "renew the API server's certificate, and check this node's clock"
 	case WrongHost:
-		return "use an address that the API server's certificate names, or set tls-server-name in " + e.File
-	case TLS, Transport:
-		return "check the server, certificates and proxy in " + e.File
+		return 2, "use an address that the API server's certificate names, or set tls-server-name in " + e.File
+	case Transport:
+		return 0, "check the server, certificates and proxy in " + e.File
+	case TLS:
+		return 2, "check the server, certificates and proxy in " + e.File
 	case Rejected:
-		return "check that the server in " + e.File + " is a Kubernetes API server"
+		return 1, "check that the server in " + e.File + " is a Kubernetes API server"
 	case InvalidKey:
-		return "the container runtime passed a pod name or namespace that Kubernetes does not allow (CNI_ARGS)"
+		return 1, "the container runtime passed a pod name or namespace that Kubernetes does not allow (CNI_ARGS)"
 	case Canceled:
-		return "none needed: the caller gave up"
-	case NoCredentials:
-		return agentRewrites
+		return 1, "none needed: the caller gave up"
 	}
-	return agentRewrites
+	return 1, agentRewrites
 }
 
-// agentRewrites is the remedy for whatever is wrong with the file itself.
-const agentRewrites = "the node agent (istio-cni-node) rewrites the file: check that its pod runs on this node"
+// Remedies of more than one class.
+const (
+	serverLogs    = "look into the logs of the API server and of the load balancer or proxy before it"
+	agentRewrites = "the node agent (istio-cni-node) rewrites the file: check that its pod runs on this node"
+)
 
-// ConfigError is a kubeconfig that cannot be used.
-type ConfigError struct {
-	File string
-	Err  error
+// invalid is the error of a call that is not sent.
+func (c *Client) invalid(what *call, err error) *Error {
+	return (&exchange{client: c, call: what}).fail(InvalidKey, err)
 }
 
-// Error names the file, the cause and the remedy in one line.
-func (e *ConfigError) Error() string {
-	return fmt.Sprintf("reading kubeconfig %q: %s. Remedy: %s", e.File, clean(e.Err.Error()), e.Remedy())
-}
-
-// Remedy says what to look at. It never repeats the cause.
-func (e *ConfigError) Remedy() string { return agentRewrites }
-
-// Unwrap gives the cause: a missing file is fs.ErrNotExist.
-func (e *ConfigError) Unwrap() error { return e.Err }
-
-// failure is one request that gave nothing, before it is known what it was about.
-type failure struct {
-	class   Class
-	status  int
-	message string
-	// verdict is nil when the answer was none of the API server's.
-	verdict    *metav1.Status
-	retryAfter time.Duration
-	err        error
-}
-
-func (f *failure) Error() string { return string(f.class) }
-func (f *failure) Unwrap() error { return f.err }
-
-// asFailure is what a request of client-go ended with. What did not come from [endpoint] was made by client-go itself.
-func asFailure(err error) *failure {
-	if failed, ok := errors.AsType[*failure](err); ok {
-		return failed
+// fail is the error of a request. It is where credentials are taken out of texts that a server or a library wrote.
+func (x *exchange) fail(class Class, err error) *Error {
+	failed := &Error{Class: class, Verb: x.call.verb, Object: x.call.String(), Server: x.server, Proxy: x.proxy, Err: err}
+	if failed.Server == "" {
+		failed.Server = x.client.Server()
 	}
-	return &failure{class: classify(err, starting), err: withoutURL(err)}
+	if class == Undecodable {
+		failed.Status = http.StatusOK
+	}
+	if text := err.Error(); x.redact(text) != text {
+		failed.Err = errors.New(x.redact(text))
+	}
+	return failed
 }
 
-// refusal reads an answer that is not good. The API server says no with a Status, in JSON or protobuf; load balancers and
-// other servers that answer in its place do not.
-func refusal(response *http.Response, secrets *strings.Replacer) *failure {
-	const longest = 64 << 10
-	// What cannot be read any more is not missed: the status says enough. Reading to the end keeps the connection.
-	body, _ := io.ReadAll(io.LimitReader(response.Body, longest))
-	failed := failure{class: classOf(response.StatusCode), status: response.StatusCode, message: string(body)}
-	decoded, _, err := codecs().UniversalDeserializer().Decode(body, nil, nil)
-	if verdict, ok := decoded.(*metav1.Status); ok && err == nil {
-		failed.verdict = verdict
-		if verdict.Message != "" {
-			failed.message = verdict.Message
-		}
+// failure is the error of a request by what client-go says of it.
+func (x *exchange) failure(ctx context.Context, err error) *Error {
+	x.client.mu.Lock()
+	x.client.stale = true
+	x.client.mu.Unlock()
+	if answer, ok := errors.AsType[*apierrors.StatusError](err); ok && x.broken == nil {
+		return x.refused(answer.ErrStatus)
 	}
-	if failed.message = clean(secrets.Replace(failed.message)); failed.message == "" {
-		failed.message = clean(secrets.Replace(response.Status))
+	if x.broken != nil {
+		err = x.broken
 	}
-	// The API server sends seconds, never a date.
-	if seconds, err := strconv.ParseUint(response.Header.Get("Retry-After"), 10, 31); err == nil {
-		failed.retryAfter = time.Duration(seconds) * time.Second
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause // net/http may say that a connection was closed
 	}
-	failed.err = failed.statusError(secrets)
-	return &failed
+	if tooLarge, ok := errors.AsType[errTooLarge](err); ok {
+		return x.fail(TooLarge, tooLarge)
+	}
+	at := stage(x.stage.Load())
+	return x.fail(classify(err, at), fmt.Errorf("%s: %w", at, withoutURL(err)))
 }
 
-// statusError is the answer as client-go and its users know it, without credentials and without texts beside the message.
-func (f *failure) statusError(secrets *strings.Replacer) *apierrors.StatusError {
-	safe := func(text string) string { return clean(secrets.Replace(text)) }
-	status := apierrors.NewGenericServerResponse(f.status, "", schema.GroupResource{}, "", "", int(f.retryAfter.Seconds()), false)
-	if f.verdict != nil {
-		status.ErrStatus.Reason = metav1.StatusReason(safe(string(f.verdict.Reason)))
-		if details := f.verdict.Details; details != nil {
-			status.ErrStatus.Details = &metav1.StatusDetails{
-				Name: safe(details.Name), Group: safe(details.Group), Kind: safe(details.Kind), RetryAfterSeconds: details.RetryAfterSeconds,
-			}
-			for _, cause := range details.Causes {
-				status.ErrStatus.Details.Causes = append(status.ErrStatus.Details.Causes, metav1.StatusCause{Type: metav1.CauseType(safe(string(cause.Type)))})
+// refused is the error of an answer that is not good. The API server says no with a Status. A load balancer, a proxy or another
+// server at the address also says 401, 403 or 404, but not with a Status, and not about this object.
+func (x *exchange) refused(answer metav1.Status) *Error {
+	status := metav1.Status{
+		Code: answer.Code, Reason: metav1.StatusReason(x.redact(string(answer.Reason))), Message: clean(x.redact(answer.Message)),
+		Details: &metav1.StatusDetails{},
+	}
+	foreign := false
+	if details := answer.Details; details != nil {
+		status.Details.RetryAfterSeconds = details.RetryAfterSeconds
+		for _, cause := range details.Causes {
+			status.Details.Causes = append(status.Details.Causes, metav1.StatusCause{Type: metav1.CauseType(x.redact(string(cause.Type)))})
+			if foreign = cause.Type == metav1.CauseTypeUnexpectedServerResponse; foreign && cause.Message != "unknown" {
+				status.Message = clean(x.redact(cause.Message))
 			}
 		}
 	}
-	status.ErrStatus.Message = f.message
-	return status
+	failed := x.fail(classOf(status.Code), &apierrors.StatusError{ErrStatus: status})
+	failed.Status, failed.Message = int(status.Code), status.Message
+	failed.RetryAfter = max(x.retryAfter, time.Duration(status.Details.RetryAfterSeconds)*time.Second)
+	switch failed.Class { //nolint:exhaustive // the others are no verdicts
+	case Unauthorized, Forbidden, NotFound:
+		if foreign {
+			failed.Class = Undecodable
+		} else if failed.Class == NotFound && !x.call.named(answer) {
+			failed.Class = Rejected
+		}
+	case TooManyRequests:
+		// An eviction that a PodDisruptionBudget forbids (k8s.io/api/policy/v1.DisruptionBudgetCause).
+		if apierrors.HasStatusCause(failed.Err, policyv1.DisruptionBudgetCause) {
+			failed.Err = fmt.Errorf("%w: %w", ErrDisruptionBudget, failed.Err)
+		}
+	}
+	return failed
 }
 
-func classOf(status int) Class {
+// named reports whether a verdict is that there is no object of the call's name.
+func (c *call) named(verdict metav1.Status) bool {
+	about := verdict.Details
+	return verdict.Reason == metav1.StatusReasonNotFound && about != nil && c.name != "" && about.Kind == c.resource.plural &&
+		about.Group == c.resource.group && about.Name == c.name
+}
+
+func (x *exchange) redact(text string) string {
+	for _, secret := range x.secrets {
+		text = strings.ReplaceAll(text, secret, "[redacted]")
+	}
+	return text
+}
+
+func classOf(status int32) Class {
 	switch {
 	case status == http.StatusUnauthorized:
 		return Unauthorized
@@ -327,7 +341,7 @@ func classify(err error, at stage) Class {
 		return DNS
 	case errors.Is(err, context.Canceled):
 		return Canceled
-	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &network) && network.Timeout():
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errSilent), errors.As(err, &network) && network.Timeout():
 		if at == resolving {
 			return DNS
 		}
@@ -343,6 +357,8 @@ func classify(err error, at stage) Class {
 		return Unreachable
 	case at == handshaking:
 		return TLS
+	case at == authenticating:
+		return NoCredentials
 	}
 	return Transport
 }

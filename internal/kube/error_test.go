@@ -65,7 +65,7 @@ func TestEveryClassHasARemedyAndABound(t *testing.T) {
 	for class, want := range map[Class]int{
 		NotFound: 0, TooManyRequests: 0, Timeout: 0, Unauthorized: 2, Forbidden: 2, UnknownCA: 2, Rejected: 1, "no class": 1,
 	} {
-		if got := class.attempts(); got != want {
+		if got := (&Error{Class: class}).attempts(); got != want {
 			t.Errorf("%q is tried %d times, want %d", class, got, want)
 		}
 	}

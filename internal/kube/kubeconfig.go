@@ -2,7 +2,6 @@ package kube
 
 import (
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -22,90 +21,51 @@ import (
 // maxFile bounds every file that is read here: a kubeconfig, a token, a certificate.
 const maxFile = 1 << 20
 
-// readKubeconfig reads a kubeconfig by client-go's rules, and every file that it names: an unreadable one is an error that
-// names it, and equal configurations are those with equal content. Every error is a [ConfigError].
-func readKubeconfig(file string) (*rest.Config, error) {
-	config, err := parseKubeconfig(file)
-	if err == nil {
-		err = inline(config)
-	}
+// readKubeconfig reads a kubeconfig by client-go's rules, and gives its content as well. No error repeats a credential.
+func readKubeconfig(file string) (*rest.Config, []byte, error) {
+	content, err := readFile(file)
 	if err != nil {
-		return nil, &ConfigError{File: file, Err: err}
+		return nil, nil, err
 	}
-	return config, nil
-}
-
-func parseKubeconfig(file string) (*rest.Config, error) {
-	data, err := readFile(file)
+	parsed, err := clientcmd.Load(content)
 	if err != nil {
-		return nil, err
+		return nil, nil, errNoConfig // the cause may repeat the file, tokens included
 	}
-	config, err := clientcmd.Load(data)
-	if err != nil {
-		return nil, errNoConfig // the cause may repeat the file, tokens included
+	if parsed.Contexts[parsed.CurrentContext] == nil {
+		return nil, nil, fmt.Errorf("there is no context %q, which current-context names", parsed.CurrentContext)
 	}
-	current := config.Contexts[config.CurrentContext]
-	if current == nil {
-		return nil, fmt.Errorf("there is no context %q, which current-context names", config.CurrentContext)
-	}
-	cluster, user := config.Clusters[current.Cluster], config.AuthInfos[current.AuthInfo]
-	switch {
-	case cluster == nil || user == nil:
-		return nil, fmt.Errorf("there is no cluster %q or no user %q, which the context %q names", current.Cluster,
-			current.AuthInfo, config.CurrentContext)
-	case user.Exec != nil || user.AuthProvider != nil:
-		return nil, errors.New("the user wants a credential plugin (exec, auth-provider), which is not supported here: " +
-			"use token, tokenFile or a client certificate")
-	case user.Username != "" && user.Token+user.TokenFile != "":
-		return nil, errors.New("the user has both a token and a username")
-	}
-	for key, text := range map[string]string{"server": cluster.Server, "proxy-url": cluster.ProxyURL} {
-		// What cannot be parsed is not repeated: a password may stand in it.
-		if _, err = url.Parse(text); err != nil && strings.Contains(text, "://") {
-			return nil, fmt.Errorf("the %s is not a URL that can be used", key)
+	for _, cluster := range parsed.Clusters {
+		cluster.LocationOfOrigin = file // relative paths are relative to the kubeconfig, as for kubectl
+		if _, err = url.Parse(cluster.ProxyURL); err != nil {
+			return nil, nil, errors.New("the proxy-url is not a URL that can be used")
 		}
 	}
-	// Relative paths are relative to the kubeconfig, as for kubectl.
-	cluster.LocationOfOrigin, user.LocationOfOrigin = file, file
-	if err = clientcmd.ResolveLocalPaths(config); err != nil {
-		return nil, err
+	for _, user := range parsed.AuthInfos {
+		user.LocationOfOrigin = file
 	}
-	preferInline(cluster, user)
-	here := clientcmd.NewNonInteractiveClientConfig(*config, config.CurrentContext, &clientcmd.ConfigOverrides{}, nil)
-	result, err := here.ClientConfig()
-	if err != nil && cluster.ProxyURL != "" && strings.Contains(err.Error(), cluster.ProxyURL) {
-		return nil, errors.New("the proxy-url is not a URL that can be used")
+	if err = clientcmd.ResolveLocalPaths(parsed); err != nil {
+		return nil, nil, err
 	}
-	return result, err
+	config, err := clientcmd.NewDefaultClientConfig(*parsed, nil).ClientConfig()
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case config.ExecProvider != nil || config.AuthProvider != nil:
+		return nil, nil, errors.New("the user wants a credential plugin (exec, auth-provider), which is not supported here: " +
+			"use token, tokenFile or a client certificate")
+	}
+	config.BearerToken = strings.TrimSpace(config.BearerToken) // it may be of a file
+	return config, content, checkToken(config.BearerToken)
 }
 
 // errNoConfig is a file that client-go cannot decode.
 var errNoConfig = errors.New("decoding: it is not a Config of v1 in YAML in which each name stands once")
 
-// preferInline leaves out files whose content stands in the kubeconfig, and a token file that cannot be read when there is
-// a token.
-func preferInline(cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) {
-	for _, pair := range []struct {
-		data []byte
-		file *string
-	}{
-		{cluster.CertificateAuthorityData, &cluster.CertificateAuthority},
-		{user.ClientCertificateData, &user.ClientCertificate},
-		{user.ClientKeyData, &user.ClientKey},
-	} {
-		if len(pair.data) > 0 {
-			*pair.file = ""
-		}
-	}
-	if _, err := readFile(user.TokenFile); err != nil && user.Token != "" {
-		user.TokenFile = ""
-	}
-}
-
-// inline reads the files of a configuration into it. A file that is named but empty is an error: without an authority the
-// system's would be trusted, without a token the request would be anonymous.
-func inline(config *rest.Config) error {
+// inline reads the files of a configuration into it, but for the token file, which client-go reads again each minute. It gives the
+// content of all. A file that is named but empty is an error: without an authority the system's would be trusted.
+func inline(config *rest.Config) (content []byte, err error) {
 	var token []byte
+	tokenFile := config.BearerTokenFile
 	for _, one := range []struct {
 		key  string
 		file *string
@@ -114,37 +74,27 @@ func inline(config *rest.Config) error {
 		{"certificate-authority", &config.CAFile, &config.CAData},
 		{"client-certificate", &config.CertFile, &config.CertData},
 		{"client-key", &config.KeyFile, &config.KeyData},
-		{"tokenFile", &config.BearerTokenFile, &token},
+		{"tokenFile", &tokenFile, &token},
 	} {
 		if *one.file == "" {
 			continue
 		}
 		data, err := readFile(*one.file)
 		if err != nil {
-			return fmt.Errorf("reading %s %q: %w", one.key, *one.file, err)
+			return nil, fmt.Errorf("reading %s %q: %w", one.key, *one.file, err)
 		}
 		*one.file, *one.data = "", data
+		content = append(content, data...)
 	}
-	if token != nil {
-		config.BearerToken = string(token)
-	}
-	if (config.CertData == nil) != (config.KeyData == nil) {
-		return errors.New("client-certificate and client-key need each other")
-	}
-	var err error
-	config.BearerToken, err = tokenText(config.BearerToken)
-	return err
+	return content, checkToken(strings.TrimSpace(string(token)))
 }
 
-// tokenText takes the blanks and line breaks from around a token and refuses those inside.
-func tokenText(token string) (string, error) {
-	token = strings.TrimSpace(token)
-	for i := range len(token) {
-		if token[i] <= ' ' || token[i] > '~' {
-			return "", errors.New("the token holds a character that no token has: the file is damaged")
-		}
+// checkToken refuses a character that no token has.
+func checkToken(token string) error {
+	if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return errors.New("the token holds a character that no token has: the file is damaged")
 	}
-	return token, nil
+	return nil
 }
 
 // errEmptyFile is what a power loss in the middle of a write leaves behind.
@@ -239,13 +189,14 @@ func KubeconfigText(server Address, trust Trust, token []byte) ([]byte, error) {
 	cluster := clientcmdapi.NewCluster()
 	cluster.Server, cluster.InsecureSkipTLSVerify = at.String(), trust.SkipVerify
 	if !trust.SkipVerify {
-		if err = validAuthority(trust.CA); err != nil {
-			return nil, err
+		if !x509.NewCertPool().AppendCertsFromPEM(trust.CA) {
+			return nil, errors.New("the authority holds no certificate in PEM")
 		}
 		cluster.CertificateAuthorityData = trust.CA
 	}
 	user := clientcmdapi.NewAuthInfo()
-	if user.Token, err = tokenText(string(token)); err != nil {
+	user.Token = strings.TrimSpace(string(token))
+	if err = checkToken(user.Token); err != nil {
 		return nil, err
 	}
 	if user.Token == "" {
@@ -257,22 +208,4 @@ func KubeconfigText(server Address, trust Trust, token []byte) ([]byte, error) {
 	config.Clusters[clusterName], config.AuthInfos[userName], config.Contexts[contextName] = cluster, user, here
 	config.CurrentContext = contextName
 	return clientcmd.Write(*config)
-}
-
-// validAuthority refuses what a reader of the kubeconfig would refuse: an authority without a certificate.
-func validAuthority(authority []byte) error {
-	rest := authority
-	for {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			return errors.New("the authority holds no certificate in PEM")
-		}
-		if block.Type != "CERTIFICATE" {
-			continue
-		}
-		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
-			return fmt.Errorf("parsing the authority's certificate: %w", err)
-		}
-		return nil
-	}
 }

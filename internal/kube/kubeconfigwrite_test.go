@@ -90,7 +90,7 @@ func TestKubeconfigTextRefuses(t *testing.T) {
 		{"no authority", good, "", secret, "no certificate in PEM"},
 		{"an authority that is no PEM", good, "hello", secret, "no certificate in PEM"},
 		{"an authority that is a key", good, "-----BEGIN PRIVATE KEY-----\naGVsbG8=\n-----END PRIVATE KEY-----\n", secret, "no certificate"},
-		{"an authority that is no certificate", good, garbage, secret, "parsing the authority's certificate"},
+		{"an authority that is no certificate", good, garbage, secret, "the authority holds no certificate in PEM"},
 		{"an empty token", good, string(authority), "", "the token is empty"},
 		{"a token of blanks", good, string(authority), " \n", "the token is empty"},
 		{"a token of NUL, as a power loss leaves it", good, string(authority), strings.Repeat("\x00", 9), "no token has"},
@@ -129,7 +129,7 @@ func TestKubeconfigTextIsWhatReadersRead(t *testing.T) {
 			}
 			file := filepath.Join(t.TempDir(), "istio-cni-kubeconfig")
 			kubetest.Write(t, file, string(text))
-			ours, err := readKubeconfig(file)
+			ours, _, err := readKubeconfig(file)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -105,7 +105,7 @@ func (l *lookup) remember(limited context.Context, err error) {
 
 // pause decides whether another attempt follows, and after how long.
 func (l *lookup) pause() (time.Duration, bool) {
-	if limit := l.last.Class.attempts(); limit > 0 {
+	if limit := l.last.attempts(); limit > 0 {
 		l.refusals++
 		if l.refusals >= limit {
 			return 0, false

@@ -62,7 +62,7 @@ func nodeSeen(t *testing.T, api account, condition string) NodeState {
 		func(NodeState) bool { return true })
 }
 
-func TestFollowNodesKeepsWhatIsNeeded(t *testing.T) {
+func TestWatchNodesKeepsWhatIsNeeded(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(fmt.Appendf(nil, nodeText, twoTaints))
 	got := nodeSeen(t, connected(t, server, nil), "Mine")
@@ -114,7 +114,7 @@ func TestBefore(t *testing.T) {
 	}
 }
 
-func TestFollowPodsOfANamespace(t *testing.T) {
+func TestWatchPodsOfANamespace(t *testing.T) {
 	server := kubetest.NewServer(t)
 	pod := func(name, labels, ready string) []byte {
 		return fmt.Appendf(nil, `{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "istio-system", "name": %q, "uid": "u-%s",

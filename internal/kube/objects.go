@@ -294,22 +294,20 @@ const maxPod = 16 << 20
 func (c *Client) Pod(ctx context.Context, key PodKey) (Pod, error) {
 	what := &call{verb: "get", resource: pods(), namespace: key.Namespace, name: key.Name, limit: maxPod}
 	if !validSegment(key.Namespace) || !validSegment(key.Name) {
-		return Pod{}, c.failed(what, nil, &failure{class: InvalidKey, err: errNoSegment})
+		return Pod{}, c.invalid(what, errNoSegment)
 	}
-	object, reached, err := c.send(ctx, what)
+	object, x, err := c.send(ctx, what)
 	if err != nil {
 		return Pod{}, err
 	}
 	p, ok := object.(*corev1.Pod)
 	if !ok {
-		return Pod{}, c.failed(what, reached, &failure{
-			class: Undecodable, err: fmt.Errorf("%w: kind %q", errNotPod, object.GetObjectKind().GroupVersionKind().Kind),
-		})
+		return Pod{}, x.fail(Undecodable, fmt.Errorf("%w: kind %q", errNotPod, object.GetObjectKind().GroupVersionKind().Kind))
 	}
 	pod := podOf(p)
 	if p.Namespace != key.Namespace || p.Name != key.Name || key.UID != "" && !pod.Is(key.UID) {
-		return Pod{}, c.failed(what, reached, &failure{class: WrongPod, err: fmt.Errorf(
-			"asked for %s with UID %q, got %s with UID %q", key, key.UID, PodKey{Namespace: p.Namespace, Name: p.Name}, p.UID)})
+		return Pod{}, x.fail(WrongPod, fmt.Errorf("asked for %s with UID %q, got %s with UID %q", key, key.UID,
+			PodKey{Namespace: p.Namespace, Name: p.Name}, p.UID))
 	}
 	return pod, nil
 }

@@ -139,7 +139,7 @@ func following(t *testing.T, server *kubetest.Server, change func(*Config)) *hea
 	return h
 }
 
-func TestFollowConfigMap(t *testing.T) {
+func TestWatchConfigMap(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(config("a"))
 	server.Set(kubetest.ConfigMap("istio-system", "another", map[string]string{"mode": "z"}))
@@ -168,8 +168,8 @@ func TestFollowConfigMap(t *testing.T) {
 	}
 }
 
-// TestFollowAsksForAListOfTheWatchCache is about API servers that do not stream lists.
-func TestFollowAsksForAListOfTheWatchCache(t *testing.T) {
+// TestWatchAsksForAListOfTheWatchCache is about API servers that do not stream lists.
+func TestWatchAsksForAListOfTheWatchCache(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.ListsOnly()
 	server.Set(config("a"))
@@ -212,7 +212,7 @@ func queryOf(t *testing.T, request string) url.Values {
 	return values
 }
 
-func TestFollowConfigMapThatIsNotThere(t *testing.T) {
+func TestWatchConfigMapThatIsNotThere(t *testing.T) {
 	server := kubetest.NewServer(t)
 	h := following(t, server, nil)
 	h.wants("absent")
@@ -221,8 +221,8 @@ func TestFollowConfigMapThatIsNotThere(t *testing.T) {
 	h.wants("absent", "mode=a")
 }
 
-// TestFollowGoesOnWhereItWas ends watches: nothing that happens meanwhile is missed, and no list is asked for.
-func TestFollowGoesOnWhereItWas(t *testing.T) {
+// TestWatchGoesOnWhereItWas ends watches: nothing that happens meanwhile is missed, and no list is asked for.
+func TestWatchGoesOnWhereItWas(t *testing.T) {
 	for name, end := range map[string]func(*kubetest.Server){
 		"after a proper end":                                (*kubetest.Server).CloseWatches,
 		"after an end in the middle of an event":            (*kubetest.Server).BreakWatches,
@@ -249,7 +249,7 @@ func TestFollowGoesOnWhereItWas(t *testing.T) {
 	}
 }
 
-func TestFollowHeedsBookmarks(t *testing.T) {
+func TestWatchHeedsBookmarks(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(config("a"))
 	h := following(t, server, nil)
@@ -265,7 +265,7 @@ func TestFollowHeedsBookmarks(t *testing.T) {
 	}
 }
 
-func TestFollowListsAgainWhenItsPlaceIsForgotten(t *testing.T) {
+func TestWatchListsAgainWhenItsPlaceIsForgotten(t *testing.T) {
 	for name, forget := range map[string]func(*kubetest.Server){
 		"as an event of the watch": func(s *kubetest.Server) {
 			s.Advance()
@@ -301,7 +301,7 @@ func TestFollowListsAgainWhenItsPlaceIsForgotten(t *testing.T) {
 	}
 }
 
-func TestFollowNoticesWhatHappenedBetweenTwoLists(t *testing.T) {
+func TestWatchNoticesWhatHappenedBetweenTwoLists(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(config("a"))
 	h := following(t, server, nil)
@@ -320,8 +320,8 @@ func TestFollowNoticesWhatHappenedBetweenTwoLists(t *testing.T) {
 	h.wants("mode=a", "absent", "mode=a", "trouble: "+string(ServerError), "well", "absent")
 }
 
-// TestFollowSaysWhatIsWrongOnce lets tries fail many times.
-func TestFollowSaysWhatIsWrongOnce(t *testing.T) {
+// TestWatchSaysWhatIsWrongOnce lets tries fail many times.
+func TestWatchSaysWhatIsWrongOnce(t *testing.T) {
 	for _, test := range []struct {
 		fault kubetest.Fault
 		class Class
@@ -355,7 +355,7 @@ func TestFollowSaysWhatIsWrongOnce(t *testing.T) {
 	}
 }
 
-func TestFollowTellsATroubleInTheWatch(t *testing.T) {
+func TestWatchTellsATroubleInTheWatch(t *testing.T) {
 	for name, tell := range map[string]struct {
 		kind, object string
 		class        Class
@@ -381,7 +381,7 @@ func TestFollowTellsATroubleInTheWatch(t *testing.T) {
 	}
 }
 
-func TestFollowLeavesAServerThatHangs(t *testing.T) {
+func TestWatchLeavesAServerThatHangs(t *testing.T) {
 	t.Run("in a watch", func(t *testing.T) {
 		server := kubetest.NewServer(t)
 		server.Set(config("a"))
@@ -407,7 +407,7 @@ func TestFollowLeavesAServerThatHangs(t *testing.T) {
 	})
 }
 
-func TestFollowSurvivesARotation(t *testing.T) {
+func TestWatchSurvivesARotation(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(config("a"))
 	h := newHeard(t)
@@ -423,10 +423,10 @@ func TestFollowSurvivesARotation(t *testing.T) {
 	server.CloseWatches()
 	watched(t, server)
 	server.Set(config("b"))
-	h.wants("mode=a", "mode=b")
+	h.wants("mode=a", "trouble: "+string(Unauthorized), "well", "mode=b") // client-go reads the file again within a minute
 }
 
-func TestFollowEndsWithItsContext(t *testing.T) {
+func TestWatchEndsWithItsContext(t *testing.T) {
 	for name, given := range map[string]func(*kubetest.Server){
 		"in a watch": nil,
 		"in a list":  func(s *kubetest.Server) { s.Fail(kubetest.Hang, kubetest.Forever) },
@@ -459,8 +459,8 @@ func TestFollowEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestFollowKeepsManyObjects follows pods, page by page, as a later informer of pods does.
-func TestFollowKeepsManyObjects(t *testing.T) {
+// TestWatchKeepsManyObjects follows pods, page by page, as a later informer of pods does.
+func TestWatchKeepsManyObjects(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.ListsOnly()
 	server.SetPageSize(2)
@@ -546,7 +546,7 @@ func pauses(t *testing.T, within time.Duration, next exchangeFunc) (between []ti
 	return between, h.all()
 }
 
-func TestFollowBacksOff(t *testing.T) {
+func TestWatchBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		between, told := pauses(t, 10*time.Minute, answers(http.StatusInternalServerError, nil))
 		for i, pause := range between {
@@ -567,7 +567,7 @@ func TestFollowBacksOff(t *testing.T) {
 	})
 }
 
-func TestFollowHeedsRetryAfter(t *testing.T) {
+func TestWatchHeedsRetryAfter(t *testing.T) {
 	for seconds, want := range map[int]time.Duration{7: 7 * time.Second, 1 << 30: maxRetryAfter} {
 		synctest.Test(t, func(t *testing.T) {
 			between, _ := pauses(t, time.Hour, asksToWait(seconds))
@@ -618,7 +618,7 @@ func silentFor(d time.Duration) exchangeFunc {
 	}
 }
 
-func TestFollowDoesNotHurryAfterWatchesThatEndAtOnce(t *testing.T) {
+func TestWatchDoesNotHurryAfterWatchesThatEndAtOnce(t *testing.T) {
 	for name, watch := range map[string]exchangeFunc{
 		"with nothing": answers(http.StatusOK, nil),
 		"with a 410":   answers(http.StatusOK, []byte(`{"type": "ERROR", "object": {"kind": "Status", "apiVersion": "v1", "code": 410}}`)),
@@ -628,7 +628,7 @@ func TestFollowDoesNotHurryAfterWatchesThatEndAtOnce(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				between, told := pauses(t, 10*time.Minute, emptyThen(watch))
 				// client-go's own pauses are longer at times, at random; ours are one request each 3 s.
-				if len(between) > maxHurry+10*60/3 {
+				if len(between) > burst+10*60/3 {
 					t.Errorf("%d requests in 10 minutes", len(between))
 				}
 				if diff := cmp.Diff([]string{"absent"}, told); diff != "" {
@@ -639,7 +639,7 @@ func TestFollowDoesNotHurryAfterWatchesThatEndAtOnce(t *testing.T) {
 	}
 }
 
-func TestFollowComesBackSoonAfterAWatchThatLasted(t *testing.T) {
+func TestWatchComesBackSoonAfterAWatchThatLasted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		between, _ := pauses(t, time.Hour, emptyThen(silentFor(time.Minute)))
 		for i, pause := range between[2:] {
@@ -650,7 +650,7 @@ func TestFollowComesBackSoonAfterAWatchThatLasted(t *testing.T) {
 	})
 }
 
-func TestFollowGivesUpASilentWatch(t *testing.T) {
+func TestWatchGivesUpASilentWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		between, told := pauses(t, time.Hour, emptyThen(silentFor(24*time.Hour)))
 		for i, pause := range between[2:] {
@@ -670,7 +670,7 @@ func TestFollowGivesUpASilentWatch(t *testing.T) {
 	})
 }
 
-func TestFollowBoundsWhatItReads(t *testing.T) {
+func TestWatchBoundsWhatItReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		endless := func(_ *http.Request) (*http.Response, error) {
 			return &http.Response{StatusCode: http.StatusOK, ContentLength: -1, Body: io.NopCloser(spaces{})}, nil

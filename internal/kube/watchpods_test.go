@@ -70,7 +70,7 @@ func podSeen(t *testing.T, api account, scope PodScope) Pod {
 		func(Pod) bool { return true })
 }
 
-func TestFollowPodsKeepsWhatIsNeeded(t *testing.T) {
+func TestWatchPodsKeepsWhatIsNeeded(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	pod := brokenPod()
@@ -106,7 +106,7 @@ func TestFollowPodsKeepsWhatIsNeeded(t *testing.T) {
 	}
 }
 
-func TestFollowPodsReadsAddresses(t *testing.T) {
+func TestWatchPodsReadsAddresses(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ status, want string }{
 		{`{}`, "[]"},
@@ -135,7 +135,7 @@ func decodePod(document []byte) (Pod, error) {
 	return podOf(&p), err
 }
 
-func TestFollowPodsSelectsOnTheServer(t *testing.T) {
+func TestWatchPodsSelectsOnTheServer(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name  string
@@ -194,7 +194,7 @@ func onNode(t *testing.T, name, node, phase string) []byte {
 	return marshaled(t, pod)
 }
 
-func TestFollowPodsHearsOfTheNodesOwnOnly(t *testing.T) {
+func TestWatchPodsHearsOfTheNodesOwnOnly(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	server.Set(onNode(t, "a", "node-1", "Pending"))
@@ -232,7 +232,7 @@ func TestFollowPodsHearsOfTheNodesOwnOnly(t *testing.T) {
 	h.wants("set a on node-1", "listed", "set c on node-1", "gone a on node-1", "gone c on node-1")
 }
 
-func TestFollowPodsTellsWhatCannotBe(t *testing.T) {
+func TestWatchPodsTellsWhatCannotBe(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	api := connected(t, server, nil)

@@ -130,7 +130,7 @@ type PodRef struct {
 func (c *Client) DeletePod(ctx context.Context, ref PodRef) error {
 	what := podCall("delete", ref, "")
 	if err := ref.check(ref.Version); err != nil {
-		return c.failed(what, nil, &failure{class: InvalidKey, err: err})
+		return c.invalid(what, err)
 	}
 	what.body = &metav1.DeleteOptions{
 		TypeMeta: metav1.TypeMeta{Kind: "DeleteOptions", APIVersion: "v1"}, Preconditions: ref.preconditions(),
@@ -143,7 +143,7 @@ func (c *Client) DeletePod(ctx context.Context, ref PodRef) error {
 func (c *Client) EvictPod(ctx context.Context, ref PodRef) error {
 	what := podCall("create", ref, "eviction")
 	if err := ref.check(ref.Version); err != nil {
-		return c.failed(what, nil, &failure{class: InvalidKey, err: err})
+		return c.invalid(what, err)
 	}
 	what.body = &policyv1.Eviction{
 		TypeMeta:      metav1.TypeMeta{Kind: "Eviction", APIVersion: policyv1.SchemeGroupVersion.String()},
@@ -158,7 +158,7 @@ func (c *Client) EvictPod(ctx context.Context, ref PodRef) error {
 func (c *Client) LabelPod(ctx context.Context, ref PodRef, key, value string) error {
 	what := podCall("patch", ref, "status")
 	if err := errors.Join(ref.check(), checkLabel(key, value)); err != nil {
-		return c.failed(what, nil, &failure{class: InvalidKey, err: err})
+		return c.invalid(what, err)
 	}
 	what.patch = types.MergePatchType
 	what.body = map[string]any{"metadata": map[string]any{"uid": ref.UID, "labels": map[string]string{key: value}}}

@@ -50,7 +50,7 @@ func presentable(err types.Error) *types.Error {
 // lookupFailure maps a failed look-up of the pod. All but a broken configuration may pass by itself.
 func lookupFailure(pod podArgs, err error) failure {
 	what := fmt.Sprintf("istio-cni cannot tell whether pod %s is in the mesh", pod)
-	if _, broken := errors.AsType[*kube.ConfigError](err); broken {
+	if kube.ClassOf(err) == kube.InvalidConfig {
 		return failure{code: types.ErrIOFailure, what: what, cause: err}
 	}
 	return failure{code: types.ErrTryAgainLater, what: what, cause: err}
