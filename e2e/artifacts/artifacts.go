@@ -96,21 +96,21 @@ func from(variable, dir, name string) string {
 func program(path, variable, how string) error {
 	info, err := os.Stat(path)
 	if err != nil || info.IsDir() || info.Mode()&0o111 == 0 {
-		return fmt.Errorf("%s: %q is no program: %s", variable, path, how)
+		return fmt.Errorf("%s: %q is not an executable file: %s", variable, path, how)
 	}
 	return nil
 }
 
 func file(path, variable, how string) error {
 	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
-		return fmt.Errorf("%s: %q is no file: %s", variable, path, how)
+		return fmt.Errorf("%s: %q is not a regular file: %s", variable, path, how)
 	}
 	return nil
 }
 
 func directory(path, variable, how string) error {
 	if files, err := os.ReadDir(path); err != nil || len(files) == 0 {
-		return fmt.Errorf("%s: %q is no directory with files: %s", variable, path, how)
+		return fmt.Errorf("%s: %q is not a directory with files: %s", variable, path, how)
 	}
 	return nil
 }

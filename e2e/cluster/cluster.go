@@ -208,7 +208,7 @@ func (o Options) check() error {
 		errs = append(errs, errors.New("it needs root, for its namespaces"))
 	}
 	if info, err := os.Stat(o.Kube); err != nil || info.Mode()&0o111 == 0 {
-		errs = append(errs, fmt.Errorf("Options.Kube: %q is no program: run hack/kube.sh", o.Kube))
+		errs = append(errs, fmt.Errorf("Options.Kube: %q is not an executable file: run hack/kube.sh", o.Kube))
 	}
 	tools := map[string]string{"ip": "iproute2", "nsenter": "util-linux"}
 	switch o.Tier {

@@ -106,7 +106,7 @@ func until(t *testing.T, what string, holds func() bool) {
 	for !holds() {
 		select {
 		case <-ctx.Done():
-			t.Fatalf("gave up waiting: %s", what)
+			t.Fatalf("timed out waiting for %s", what)
 		case <-tick.C:
 		}
 	}
@@ -214,7 +214,7 @@ func TestAKilledTestLeavesNoProcess(t *testing.T) {
 	number, dir, _ := strings.Cut(strings.TrimSpace(line), " ")
 	pid, err := strconv.Atoi(number)
 	if err != nil {
-		t.Fatalf("it says %q", line)
+		t.Fatalf("output %q", line)
 	}
 	namespace := namespaceOf(t, pid)
 	if n := inside(t, namespace); n < 3 {

@@ -129,7 +129,7 @@ func (s *supervisor) execute(o command) reply {
 	defer s.mu.Unlock()
 	p := s.processes[o.Name]
 	if p == nil && o.Verb != verbStart {
-		return reply{Error: fmt.Sprintf("there is no process %q", o.Name)}
+		return reply{Error: fmt.Sprintf("unknown process %q", o.Name)}
 	}
 	switch o.Verb {
 	case verbStart:

@@ -44,7 +44,7 @@ func TestFaults(t *testing.T) {
 		sub.steady(1)
 		sub.others()
 	})
-	s.Step("the agent is removed, with pods running, and then they are")
+	s.Step("the agent is uninstalled while pods run, then the pods are deleted")
 	s.Uninstall(installed)
 	s.RemoveAll()
 }
@@ -55,7 +55,7 @@ func (s *scenario) updated() {
 	churn := s.Churn(workers)
 	for range 2 {
 		s.restartAgents()
-		s.Step("rolled out anew")
+		s.Step("rolled out again")
 	}
 	s.Apply(s.Chart("{logging: {level: debug}, excludeNamespaces: [kube-system, other]}"))
 	s.Until("the update to be rolled out", s.RolledOut)
@@ -118,14 +118,14 @@ func (s *scenario) apiServerEnds() {
 		}
 		s.Until("the first sandbox", func() bool { return s.Get(lab.App, names[0]).Status.HostIP != "" })
 		s.Must(s.Kill(cluster.APIServer))
-		s.Step("%d pods are being made, and there is no API server", pods)
+		s.Step("%d pods are being created, and the API server is down", pods)
 		time.Sleep(outage)
 		s.Must(s.Restart(s.Context(), cluster.APIServer))
 		s.Step("the API server is back after %s", outage)
 		s.UntilReady(names...)
 		for _, name := range names {
 			if n := lab.Restarts(s.Get(lab.App, name)); n != 0 {
-				s.Errorf("%s: containers were started %d times more", name, n)
+				s.Errorf("%s: %d container restarts", name, n)
 			}
 		}
 		s.Flows(names...)

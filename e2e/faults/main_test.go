@@ -53,7 +53,7 @@ func (s *scenario) steady(restarts int32) {
 		}
 		for _, c := range pod.Status.ContainerStatuses {
 			if c.RestartCount != restarts {
-				s.Errorf("%s: container %s was started %d times more, want %d", name, c.Name, c.RestartCount, restarts)
+				s.Errorf("%s: container %s has %d restarts, want %d", name, c.Name, c.RestartCount, restarts)
 			}
 		}
 		var got lab.Flow
@@ -62,7 +62,7 @@ func (s *scenario) steady(restarts int32) {
 			s.Errorf("%s: traffic by a proxy: %+v, want %+v", name, got, want)
 		}
 	}
-	s.Step("the pods of before are as they were")
+	s.Step("the steady pods are unchanged")
 }
 
 // others checks that the plugin failed no pod outside of the mesh.

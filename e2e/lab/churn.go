@@ -127,7 +127,7 @@ func (c *Churn) live(ctx context.Context, name string, template core.PodTemplate
 			return false, errors.New("it ran without redirection: its validation failed")
 		}
 		if n := Restarts(found); n > 0 && !c.restarts {
-			return false, fmt.Errorf("its containers were started %d times more", n)
+			return false, fmt.Errorf("%d container restarts", n)
 		}
 		return Ready(found), nil
 	})
@@ -171,14 +171,14 @@ func (c *Churn) flows(ctx context.Context, pod *core.Pod, inMesh bool) error {
 			return false, nil //nolint:nilerr // asked again
 		}
 		if by(text, "inbound") != inMesh {
-			return false, fmt.Errorf("in the mesh: %t, and what comes in was answered: %s", inMesh, text)
+			return false, fmt.Errorf("in the mesh: %t, response to an inbound request: %s", inMesh, text)
 		}
 		output, err = c.l.Command(ctx, "ctr", "--address", runtimeSocket, "--namespace", "k8s.io", "task", "exec", "--exec-id",
 			fmt.Sprintf("e2e-%d", execs.Add(1)), id, "/box", "get", unassigned4).CombinedOutput()
 		text = string(output)
 		answered := strings.Contains(text, "502") || strings.Contains(text, "no route to host") || err == nil && text != ""
 		if answered && by(text, "outbound") != inMesh {
-			return false, fmt.Errorf("in the mesh: %t, and what goes out was answered: %s", inMesh, text)
+			return false, fmt.Errorf("in the mesh: %t, response to an outbound request: %s", inMesh, text)
 		}
 		return answered, nil
 	})

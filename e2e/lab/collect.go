@@ -42,7 +42,7 @@ func (l *Lab) collect() {
 	for _, from := range []string{"/etc/cni/net.d", "/run/istio-cni", "/var/lib/cni/results"} {
 		l.appendOutput(dir, "files.txt", "sh", "-c", `ls -la "$1"; for f in "$1"/*; do echo "== $f"; test -f "$f" && tail -c 20000 "$f"; echo; done`, "sh", from)
 	}
-	l.Logf("what explains it is in %s", dir)
+	l.Logf("logs and objects are in %s", dir)
 }
 
 func (l *Lab) collectObjects(dir string) {

@@ -85,7 +85,7 @@ func (l *Lab) Exec(namespace, pod, container string, args ...string) (string, er
 	l.Helper()
 	found := l.Get(namespace, pod)
 	if found == nil {
-		return "", fmt.Errorf("there is no pod %s/%s", namespace, pod)
+		return "", fmt.Errorf("pod %s/%s does not exist", namespace, pod)
 	}
 	id := ""
 	for _, s := range slices.Concat(found.Status.InitContainerStatuses, found.Status.ContainerStatuses) {

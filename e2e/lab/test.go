@@ -85,7 +85,7 @@ func (t Test) Until(what string, holds func() bool) {
 			if t.OnTimeout != nil {
 				t.OnTimeout()
 			}
-			t.Fatalf("gave up waiting: %s", what)
+			t.Fatalf("timed out waiting for %s", what)
 		}
 	}
 }

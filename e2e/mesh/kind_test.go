@@ -77,11 +77,11 @@ func TestKindsOfPods(t *testing.T) {
 	for _, k := range all {
 		s.subtest(k.name, func(s *scenario) { s.kind(k) })
 	}
-	s.subtest("a virtual machine's traffic goes out by the proxy", (*scenario).virtualMachine)
+	s.subtest("traffic of a virtual machine is redirected to the outbound port", (*scenario).virtualMachine)
 	s.subtest("names are asked of the proxy", (*scenario).names)
 	s.subtest("a setting that is not valid keeps the pod from starting", (*scenario).invalid)
 	s.subtest("a job", (*scenario).completes)
-	s.Step("the agent is removed, with %d pods running, and then they are", len(all))
+	s.Step("the agent is uninstalled while %d pods run, then the pods are deleted", len(all))
 	s.Uninstall(objects)
 	s.RemoveAll()
 }
@@ -91,7 +91,7 @@ func (s *scenario) kind(k kind) {
 	s.Helper()
 	s.UntilReady(k.name)
 	if n := lab.Restarts(s.Get(lab.App, k.name)); n != 0 {
-		s.Errorf("containers were started %d times more", n)
+		s.Errorf("%d container restarts", n)
 	}
 	// The proxy listens a moment after its container starts.
 	var flow lab.Flow
@@ -103,7 +103,7 @@ func (s *scenario) kind(k kind) {
 	if flow != k.want {
 		s.Errorf("traffic by the proxy: %+v, want %+v", flow, k.want)
 	}
-	s.Step("%-20s %v: by the proxy comes in %t, goes out %t", k.name, k.pod.Annotations, flow.In, flow.Out)
+	s.Step("%-20s %v: inbound by the proxy: %t, outbound: %t", k.name, k.pod.Annotations, flow.In, flow.Out)
 }
 
 // virtualMachine: inbound packets from the interface of a virtual machine are redirected to the outbound port, and

@@ -58,7 +58,7 @@ func TestANewNode(t *testing.T) {
 	}
 	s.Must(s.Client().AppsV1().StatefulSets(lab.App).Delete(t.Context(), "set", meta.DeleteOptions{}))
 	s.RemoveAll()
-	s.Step("the pods of before are gone")
+	s.Step("the earlier pods are gone")
 	s.Pod("later", lab.Plain())
 	s.UntilReady("later")
 	s.Step("a pod outside of the mesh started after it")
@@ -76,7 +76,7 @@ func (s *scenario) repaired() {
 		s.Until("an event of "+name, func() bool { return s.Event(name, "RepairBrokenPod", "") })
 		s.UntilReady(name)
 		if pod := s.Get(lab.App, name); pod.UID != uids[name] {
-			s.Errorf("%s is another pod", name)
+			s.Errorf("%s was replaced", name)
 		}
 		s.Flows(name)
 	}
@@ -104,11 +104,11 @@ func (s *scenario) deletedByHand() {
 		"--host="+cluster.NodeName, "--exclude-namespaces=kube-system", "--kubeconfig="+s.Kubeconfig())
 	s.Until("the job's pod to go", func() bool { pod := s.Get(lab.App, name); return pod == nil || pod.UID != uid })
 	if !s.Event(name, "DeleteBrokenPod", "it is deleted") {
-		s.Errorf("no event; it says %s", text)
+		s.Errorf("no event; output: %s", text)
 	}
 	for _, name := range []string{"early", "set-0", "plain-early"} {
 		if pod := s.Get(lab.App, name); !lab.Ready(pod) || pod.DeletionTimestamp != nil || s.Event(name, "DeleteBrokenPod", "") {
-			s.Errorf("%s was not left alone: %s", name, text)
+			s.Errorf("%s was changed: %s", name, text)
 		}
 	}
 }
@@ -119,7 +119,7 @@ func (s *scenario) captured() {
 	s.Pod("late", lab.Injected())
 	s.UntilReady("late")
 	if n := s.Get(lab.App, "late").Status.InitContainerStatuses[0].RestartCount; n != 0 {
-		s.Errorf("its validation was tried %d times more", n)
+		s.Errorf("%d restarts of the validation", n)
 	}
 	s.Flows("late")
 	if d := s.Decision("late"); !d.Captured || d.Reason != "captured" || d.Source == "" {
@@ -214,7 +214,7 @@ func (s *scenario) replacedAndBroken(conflist string) {
 	s.UntilReady("set-0")
 	s.UntilAgentReady()
 	if got := s.Get(lab.App, "set-0").UID; got != uid {
-		s.Error("it is another pod")
+		s.Error("the pod was replaced")
 	}
 	s.Flows("set-0")
 	s.Step("the next pod of the name, broken as the agent hung, was repaired, too")

@@ -114,7 +114,7 @@ func (s *scenario) checkCapture() {
 	s.Pod("plain", lab.Plain())
 	s.UntilReady("captured", "plain")
 	if n := lab.Restarts(s.Get(lab.App, "captured")); n != 0 {
-		s.Errorf("containers were started %d times more", n)
+		s.Errorf("%d container restarts", n)
 	}
 	s.Flows("captured")
 	if flow := s.Flow("plain", ""); flow != lab.Untouched {
@@ -145,7 +145,7 @@ func TestNoNetworkYet(t *testing.T) {
 			s.Pod("first", lab.Injected())
 			if hostNetwork {
 				s.Until("the agent to run", func() bool { a := s.Agent(); return a != nil && a.Status.Phase == core.PodRunning })
-				s.Until("the agent to say what it waits for", func() bool {
+				s.Until("the agent to log that it waits for a configuration", func() bool {
 					return strings.Contains(s.Output(lab.Mesh, s.Agent().Name, "install-cni", false), "waiting for a valid CNI configuration")
 				})
 				if lab.Ready(s.Agent()) {
@@ -162,7 +162,7 @@ func TestNoNetworkYet(t *testing.T) {
 			s.UntilNodeReady()
 			s.UntilReady("first")
 			s.Flows("first")
-			s.Step("node, agent and the first pod are ready; the validation of that was tried %d times more, repaired: %t",
+			s.Step("node, agent and the first pod are ready; its validation had %d restarts, repaired: %t",
 				s.Get(lab.App, "first").Status.InitContainerStatuses[0].RestartCount, s.Event("first", "RepairBrokenPod", ""))
 			s.checkCapture()
 		})

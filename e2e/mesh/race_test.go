@@ -48,7 +48,7 @@ func TestRepairByDeletion(t *testing.T) {
 		s.Flows(pod.Name)
 	}
 	if pod := s.Get(lab.App, "plain"); !lab.Ready(pod) || pod.DeletionTimestamp != nil {
-		t.Error("a pod outside of the mesh was not left alone")
+		t.Error("a pod outside of the mesh was changed")
 	}
 	s.Step("three others in their place are ready and redirected")
 	s.Uninstall(objects)
@@ -75,7 +75,7 @@ func TestRepairByLabel(t *testing.T) {
 	if _, labelled := s.Get(lab.App, "late").Labels["cni.istio.io/uninitialized"]; labelled {
 		t.Error("a pod that was captured has the label")
 	}
-	s.Step("the pod of before is labelled, that of after is not")
+	s.Step("the pod from before the installation is labelled, the later one is not")
 }
 
 // TestTheTaintControllerPreventsTheRace: the node registers with the taint, so no injected pod is scheduled to it
@@ -93,7 +93,7 @@ func TestTheTaintControllerPreventsTheRace(t *testing.T) {
 	s.UntilReady("first")
 	pod := s.Get(lab.App, "first")
 	if n := lab.Restarts(pod); n != 0 || s.Event("first", "RepairBrokenPod", "") {
-		t.Errorf("its containers were started %d times more; repaired: %t", n, s.Event("first", "RepairBrokenPod", ""))
+		t.Errorf("%d container restarts; repaired: %t", n, s.Event("first", "RepairBrokenPod", ""))
 	}
 	s.Flows("first")
 	agent := s.Agent()
@@ -102,7 +102,7 @@ func TestTheTaintControllerPreventsTheRace(t *testing.T) {
 			t.Errorf("it started at %s, the agent was ready at %s", pod.Status.StartTime, c.LastTransitionTime)
 		}
 	}
-	s.Step("the agent was ready, the taint went, and the pod was captured from the beginning")
+	s.Step("the agent was ready, the taint was removed, and the pod was redirected from its start")
 	s.Uninstall(objects)
 }
 

@@ -68,7 +68,7 @@ func TestAKilledTestLeavesNoContainer(t *testing.T) {
 	line, _ := out.ReadString('\n')
 	words := strings.Fields(line)
 	if second, _ := out.ReadString('\n'); second != "ready\n" || len(words) != 3 {
-		t.Fatalf("it says %q and %q", line, second)
+		t.Fatalf("output %q and %q", line, second)
 	}
 	base := filepath.Base(words[1])
 	if n := processes(t, base); n < 8 {

@@ -176,7 +176,7 @@ func TestTheNodeAndAPodAreReady(t *testing.T) {
 	// Requests from the node to the pod's address, and from the test to the node's host port.
 	text, err := shared.Command(t.Context(), shared.Box, "get", "http://"+pod.Status.PodIP+":8080").CombinedOutput()
 	if err != nil || !strings.Contains(string(text), "hello from two") {
-		t.Errorf("the pod says %q, %v", text, err)
+		t.Errorf("response of the pod: %q, %v", text, err)
 	}
 	node := l.node().Status.Addresses[0].Address
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+node+":18080", http.NoBody)
@@ -190,7 +190,7 @@ func TestTheNodeAndAPodAreReady(t *testing.T) {
 	l.pod("version", anyTaint(), container("c", lab.Image, "istio-cni", "version"))
 	l.Until("istio-cni version", func() bool { return l.get("version").Status.Phase == core.PodSucceeded })
 	if text := l.logs("version", "c"); text != string(version) || !strings.Contains(text, "istio-cni") {
-		t.Errorf("it says %q, and the program %q", text, version)
+		t.Errorf("version of the image: %q, of the program: %q", text, version)
 	}
 	// Deleted pods leave no veth interface behind.
 	l.Must(l.client.CoreV1().Pods(l.namespace).DeleteCollection(t.Context(), meta.DeleteOptions{}, meta.ListOptions{}))

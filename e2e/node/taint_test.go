@@ -34,7 +34,7 @@ func TestTheTaintKeepsPodsAwayUntilTheAgentIsReady(t *testing.T) {
 	l.deployController()
 	l.Until("the controller", func() bool { return l.isReady("app=taint") })
 	if !l.startupTaint() || l.get("application").Spec.NodeName != "" {
-		t.Fatal("the node is free although there is no agent")
+		t.Fatal("the taint was removed without an agent")
 	}
 	l.deployAgent()
 	l.Until("the agent", func() bool { return l.isReady("k8s-app=istio-cni-node") })

@@ -105,7 +105,7 @@ func TestAPodDisruptionBudget(t *testing.T) {
 	l.pod("waits", broken(), shop)
 	l.pod("runs", broken(), shop, phase(core.PodRunning))
 	d := l.daemon(l.grant(mayWatch, mayReport, mayEvict), "--delete-pods", "--evict")
-	l.Until("the eviction to be blocked, and said so", func() bool {
+	l.Until("an event about the blocked eviction", func() bool {
 		return l.event(l.app, "runs", "DeleteBrokenPod", "PodDisruptionBudget", "429", "disruption budget")
 	})
 	l.Until("the other eviction", func() bool { return l.gone("waits") })

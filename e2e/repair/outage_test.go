@@ -41,7 +41,7 @@ func TestTheAPIServerCrashes(t *testing.T) {
 		}
 	}
 	if l.gone("fine") || len(l.events(l.app, "fine")) != 0 {
-		t.Error("a pod that is not broken was not left alone")
+		t.Error("a pod that is not broken was changed")
 	}
 	d.stop()
 	// A restarted API server denies requests until it has read the roles, so noForbiddenRequests does not apply here.

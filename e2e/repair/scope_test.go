@@ -17,10 +17,10 @@ func TestScope(t *testing.T) {
 		// want has the names of the pods that are received. All pods are broken.
 		want []string
 	}{
-		{"all nodes, W-9", nil, "", "", []string{"a-shop", "a-web", "b-shop", "nowhere"}},
+		{"all nodes, W-9", nil, "", "", []string{"a-shop", "a-web", "b-shop", "unscheduled"}},
 		{"a node", []string{"--node-name=" + node}, "spec.nodeName=" + node, "", []string{"a-shop", "a-web"}},
 		{"labels", []string{"--label-selectors=app=shop,tier notin (x)"}, "", "app=shop,tier notin (x)", []string{"a-shop", "b-shop"}},
-		{"fields", []string{"--field-selectors=metadata.name!=a-web"}, "metadata.name!=a-web", "", []string{"a-shop", "b-shop", "nowhere"}},
+		{"fields", []string{"--field-selectors=metadata.name!=a-web"}, "metadata.name!=a-web", "", []string{"a-shop", "b-shop", "unscheduled"}},
 		{
 			"all of these",
 			[]string{"--node-name=" + node, "--label-selectors=app=shop", "--field-selectors=status.phase=Pending"},
@@ -34,7 +34,7 @@ func TestScope(t *testing.T) {
 			l.pod("a-shop", broken(), shop)
 			l.pod("a-web", broken(), web)
 			l.pod("b-shop", broken(), shop, on("node-b"))
-			l.pod("nowhere", broken(), web, on(""))
+			l.pod("unscheduled", broken(), web, on(""))
 			through := l.tap(l.grant(mayWatch, mayReport, mayDelete))
 			d := l.daemon(through.kubeconfig, append(test.args, "--delete-pods")...)
 			l.Until("the pods to go", func() bool {
@@ -59,7 +59,7 @@ func TestScope(t *testing.T) {
 
 // unwanted returns the name of a pod that is not in but, "" if there is none.
 func unwanted(but []string) string {
-	for _, name := range []string{"a-shop", "a-web", "b-shop", "nowhere"} {
+	for _, name := range []string{"a-shop", "a-web", "b-shop", "unscheduled"} {
 		if !slices.Contains(but, name) {
 			return name
 		}

@@ -38,7 +38,7 @@ func rounds(t *testing.T) int {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 {
-		t.Fatalf("SCALE_ROUNDS=%q is no number of rounds", text)
+		t.Fatalf("SCALE_ROUNDS=%q: want a positive number", text)
 	}
 	return n
 }

@@ -113,7 +113,7 @@ func TestPodNearTheSizeLimitDoesNotStopTheWatch(t *testing.T) {
 	l.recover()
 	l.expectTaintRemoved("d")
 	if c.logged("following fails") && !c.logged("following goes well again") {
-		t.Error("the controller does not follow any more")
+		t.Error("the controller's watch has not recovered")
 	}
 	c.stop()
 }

@@ -271,7 +271,7 @@ func TestClientGoLeaderElectionOnTheSameLease(t *testing.T) {
 	renewed := l.lease().RenewTime.Time
 	l.Until("client-go to renew", func() bool { return l.lease().RenewTime.After(renewed.Add(2 * time.Second)) })
 	if len(c.leaderRequests()) != 0 || len(l.taints("first")) != 1 {
-		t.Error("it works while client-go has the lease")
+		t.Error("the replica sent requests while client-go had the lease")
 	}
 	// client-go releases the Lease.
 	other.end()

@@ -100,7 +100,7 @@ func TestChangesMissedWhileStoppedAreReconciled(t *testing.T) {
 	l.deletePod(l.mesh, "good-02")
 	l.node("good-02", nodeState{ready: "True", taints: []string{"a=b:NoSchedule"}})
 	c.Signal(continueSignal)
-	l.Until("what was not seen to be done", func() bool {
+	l.Until("the missed changes to be reconciled", func() bool {
 		return slices.Equal(l.taints("good-00"), []string{untaint}) && slices.Equal(l.taints("good-03"), []string{untaint}) &&
 			len(l.taints("waiting-00")) == 0 &&
 			slices.Equal(l.taints("good-02"), []string{"a=b:NoSchedule", untaint})
@@ -118,7 +118,7 @@ func TestChangesMissedWhileStoppedAreReconciled(t *testing.T) {
 		}
 	}
 	if lists["nodes"] < 2 || lists["pods"] < 2 {
-		t.Errorf("lists %v, want two of each, or this test has not shown what it is for", lists)
+		t.Errorf("lists %v, want two of each: the watches were not restarted", lists)
 	}
 	c.checkWatchCache()
 }
@@ -177,7 +177,7 @@ func TestEachFailedRenewalIsLogged(t *testing.T) {
 			}
 		}
 		if last != "leading" {
-			t.Errorf("outage %d is over, and the last that the log says of the election is %q", round, last)
+			t.Errorf("outage %d is over, and the last logged election state is %q", round, last)
 		}
 	}
 	c.stop()

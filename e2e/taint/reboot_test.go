@@ -40,7 +40,7 @@ func TestRebootAndHysteresis(t *testing.T) {
 			none, "AgentReady", 2,
 		},
 		{
-			"a reboot, and the readiness of before is said once more", node,
+			"a reboot, and the readiness from before it is reported again", node,
 			[]podState{agent},
 			none, "AgentReady",
 			func(l *fixture, node string) {
@@ -85,7 +85,7 @@ func TestRebootAndHysteresis(t *testing.T) {
 			none, "AgentReady", podReadyBecomes(false),
 			none, "AgentUnready, unready for a short time", 0,
 		},
-		{"a new node that nobody tainted", node, nil, one, "NoAgent", nil, nil, "", 1},
+		{"a new node without the taint", node, nil, one, "NoAgent", nil, nil, "", 1},
 	}, func() *controller {
 		return l.begin(kubeconfig, "--add", "--hysteresis=1h", "--namespace="+l.mesh, "--lease-namespace="+l.mesh)
 	})
@@ -102,9 +102,9 @@ func TestUntaintIgnoresReadinessFromBeforeAReboot(t *testing.T) {
 		l.setTaints(node, taint(admissionTaint), taint(untaint))
 	}
 	runScenarios(t, l, []scenario{
-		{"the readiness of before", nodeState{ready: "True"}, []podState{{ready: true}}, none, "AgentReady", tainted, one, "Rebooted", 0},
+		{"readiness from before the reboot", nodeState{ready: "True"}, []podState{{ready: true}}, none, "AgentReady", tainted, one, "Rebooted", 0},
 		{
-			"the readiness of now",
+			"readiness from after the reboot",
 			nodeState{ready: "True"},
 			[]podState{{ready: true}},
 			none, "AgentReady",
@@ -137,7 +137,7 @@ func TestSettleAfterASuspectedReboot(t *testing.T) {
 		return c.decided("tainted") == "MaybeRebooted" && c.decided("clean") == "MaybeRebooted, only a suspicion" && len(l.taints("repaired")) == 0
 	})
 	if c.patches("tainted") != 0 || c.patches("clean") != 0 {
-		t.Error("it acted on a suspicion")
+		t.Error("a suspected reboot changed a taint")
 	}
 	// A new readiness of the agent ends the suspicion.
 	l.reportPod("clean", podState{})

@@ -165,6 +165,6 @@ func (c *controller) becomesReady(port int) {
 	l.Helper()
 	if !eventually(l, func() bool { status, _ := get(l.T, port, "/readyz"); return status == 200 }) {
 		_, text := get(l.T, port, "/readyz")
-		l.Errorf("nothing is wrong any more, and /readyz says %s", text)
+		l.Errorf("no error is left, and /readyz returns %s", text)
 	}
 }

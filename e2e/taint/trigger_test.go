@@ -149,7 +149,7 @@ func TestLegacyTriggers(t *testing.T) {
 			one, "NoAgent", 1,
 		},
 		{
-			"the agent is told to end", ready,
+			"the agent is terminating", ready,
 			[]podState{agent},
 			none, "AgentReady",
 			func(l *fixture, node string) { l.terminatePod(l.mesh, node) },
@@ -166,7 +166,7 @@ func TestLegacyTriggers(t *testing.T) {
 		{"the node is lost", ready, []podState{agent}, none, "AgentReady", nodeReadyBecomes("Unknown"), one, "NodeUnready", 1},
 		{
 			// T-2: the reference used the condition with the newest heartbeat, whatever its type.
-			"another condition was said at the same time or later",
+			"another condition has the same or a later heartbeat",
 			nodeState{ready: "True", pressure: "False", later: "True", taints: one},
 			[]podState{agent},
 			none, "AgentReady",
@@ -206,7 +206,7 @@ func TestLegacyTriggers(t *testing.T) {
 			one, "AgentUnready", 1,
 		},
 		{
-			"the node is made anew under its name", tainted, nil, one, "NoAgent",
+			"the node is recreated with its name", tainted, nil, one, "NoAgent",
 			func(l *fixture, node string) {
 				l.Must(l.client.CoreV1().Nodes().Delete(l.Context(), node, meta.DeleteOptions{}))
 				l.node(node, nodeState{ready: "True"})
@@ -295,7 +295,7 @@ func TestUntaintTriggers(t *testing.T) {
 			none, "AgentUnready, taints are not added", 0,
 		},
 		{
-			"an agent that goes changes nothing",
+			"a deleted agent changes nothing",
 			nodeState{},
 			[]podState{agent},
 			none, "AgentReady",
@@ -303,7 +303,7 @@ func TestUntaintTriggers(t *testing.T) {
 			none, "NoAgent, taints are not added", 0,
 		},
 		{
-			"a taint that somebody puts back", tainted,
+			"another writer adds the taint again", tainted,
 			[]podState{agent},
 			none, "AgentReady",
 			func(l *fixture, node string) {

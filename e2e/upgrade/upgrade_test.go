@@ -163,7 +163,7 @@ func (s *scenario) checkCaptured(names ...string) {
 	s.pods(names...)
 	for _, name := range names {
 		if n := s.restarts(name); n != 0 {
-			s.Errorf("%s: its validation was tried %d times more", name, n)
+			s.Errorf("%s: %d restarts of the validation", name, n)
 		}
 		s.Flows(name)
 		s.made[name] = s.rules(name)
@@ -171,7 +171,7 @@ func (s *scenario) checkCaptured(names ...string) {
 			s.Errorf("%s has rules\n%s\nand the reference makes\n%s", name, s.made[name], want)
 		}
 	}
-	s.Step("%q are redirected from the beginning, by the same rules", names)
+	s.Step("%q are redirected from their start, by the same rules", names)
 }
 
 // checkUnchanged checks that existing pods have the same rules and no container restarts.
@@ -188,7 +188,7 @@ func (s *scenario) checkUnchanged(names ...string) {
 			}
 		}
 	}
-	s.Step("%q of before are redirected, by the rules that they had", names)
+	s.Step("%q are still redirected, by the same rules", names)
 }
 
 // list is a CNI network configuration list.
@@ -264,7 +264,7 @@ func (s *scenario) checkNoProblems() {
 	}
 	for line := range strings.Lines(s.Output(lab.Mesh, s.Agent().Name, "install-cni", false)) {
 		if strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR") {
-			s.Step("the agent says %s", line)
+			s.Step("agent's log: %s", line)
 		}
 	}
 }

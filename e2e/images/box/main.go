@@ -52,7 +52,7 @@ func run(command string, args []string) error {
 	}
 	do, known := many[command]
 	if !known || len(args) == 0 {
-		return fmt.Errorf("%q with %d arguments is no command", command, len(args))
+		return fmt.Errorf("unknown command %q with %d arguments", command, len(args))
 	}
 	for _, arg := range args {
 		if err := do(arg); err != nil {
