@@ -1,4 +1,4 @@
-// Package hack tests what the scripts here promise besides doing their work.
+// Package hack tests properties of the scripts that no run of theirs shows.
 package hack
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// run runs a command at the top of the tree.
+// run runs a command in the root of the repository.
 func run(t *testing.T, env []string, name string, args ...string) (out string, err error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), name, args...)
@@ -22,7 +22,7 @@ func run(t *testing.T, env []string, name string, args ...string) (out string, e
 	return string(text), err
 }
 
-// TestMakeListsEveryTarget as the README says.
+// TestMakeListsEveryTarget: "make" without a target lists all targets, as the README says.
 func TestMakeListsEveryTarget(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../Makefile")
@@ -45,7 +45,8 @@ func TestMakeListsEveryTarget(t *testing.T) {
 	}
 }
 
-// TestEndToEndTestsOfNothingFail, each pattern by itself, and before anything is installed or built.
+// TestEndToEndTestsOfNothingFail: a pattern that matches no package is an error, before anything is installed or
+// built.
 func TestEndToEndTestsOfNothingFail(t *testing.T) {
 	t.Parallel()
 	for pattern, want := range map[string]string{

@@ -14,7 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// confined runs the program as root with these capabilities and no others, as a container with them does.
+// confined runs the program as UID 0 with exactly these capabilities, as a container runtime does.
 func confined(t *testing.T, env []string, capabilities []corev1.Capability, args ...string) (text string, code int) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -28,13 +28,13 @@ func confined(t *testing.T, env []string, capabilities []corev1.Capability, args
 	return output(t, env, nil, "setpriv", slices.Concat(confine, args)...)
 }
 
-// capabilities are those that the agent has with these values.
+// capabilities returns the agent's capabilities with these values.
 func capabilities(t *testing.T, text string) []corev1.Capability {
 	t.Helper()
 	return agent(t, mustRender(t, text)).Spec.Template.Spec.Containers[0].SecurityContext.Capabilities.Add
 }
 
-// TestTheAgentNeedsItsCapabilities installs on nodes whose directories are root's, and another user's.
+// TestTheAgentNeedsItsCapabilities installs on nodes whose directories belong to root, and to another user.
 func TestTheAgentNeedsItsCapabilities(t *testing.T) {
 	t.Parallel()
 	const own, foreign = `{foreignOwners: false, repair: {repairPods: false}}`, `repair: {repairPods: false}`
@@ -65,7 +65,7 @@ func TestTheAgentNeedsItsCapabilities(t *testing.T) {
 		t.Errorf("the edited file belongs to %s", have)
 	}
 	if _, text, code := install(t, stranger, nil); code == 0 {
-		t.Errorf("another user's directories can be written without a capability, so none is needed:\n%s", text)
+		t.Errorf("the install succeeds without a capability, so none is needed:\n%s", text)
 	}
 }
 
@@ -78,8 +78,8 @@ func owner(t *testing.T, path string) string {
 	return strings.TrimSpace(text)
 }
 
-// TestRepairInPlaceNeedsItsCapabilities writes rules into another program's namespace with those of the chart, and with
-// each one missing.
+// TestRepairInPlaceNeedsItsCapabilities writes rules into the network namespace of another process with the chart's
+// capabilities, and without each of them.
 func TestRepairInPlaceNeedsItsCapabilities(t *testing.T) {
 	t.Parallel()
 	for _, variant := range []string{"", "nft", "legacy"} {
@@ -94,13 +94,13 @@ func TestRepairInPlaceNeedsItsCapabilities(t *testing.T) {
 		for i, missing := range all {
 			text, code := write(slices.Delete(slices.Clone(all), i, i+1))
 			if code == 0 {
-				t.Errorf("%q is written without %s, so that is not needed:\n%s", variant, missing, text)
+				t.Errorf("%q succeeds without %s, so it is not needed:\n%s", variant, missing, text)
 			}
 		}
 	}
 }
 
-// pod starts a program in a network namespace with an address, and gives the path of the namespace.
+// pod starts a process in a network namespace with an address, and returns the path of the namespace.
 func pod(t *testing.T) string {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -117,7 +117,7 @@ ip link set eth0 up && echo ready && exec sleep 600`)
 	}
 	t.Cleanup(func() {
 		stop()
-		_ = command.Wait() // it is killed
+		_ = command.Wait() // the process was killed
 	})
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
 		t.Fatalf("making a namespace: %q, %v", line, err)

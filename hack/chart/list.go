@@ -13,25 +13,24 @@ import (
 	"helm.sh/helm/v3/pkg/chart"
 )
 
-// reference has values as users of the reference's chart have them.
+// reference has values files as written for the reference's chart.
 //
 //go:embed testdata/reference/*.yaml
 var reference embed.FS
 
-// sample is a rendering that has to be good: values under a name.
+// sample is a rendering that must be valid: values under a name.
 type sample struct {
 	Name string
-	// Values are YAML, the later over the earlier.
+	// Values are YAML texts; later ones override earlier ones.
 	Values []string
 }
 
-// samples are all renderings that this tree promises something of: every option, profile and compatibility version on
-// every platform, the values of the reference's users, and the files of values among the examples, which are beside the
-// chart's directory.
+// samples returns all renderings that the tests cover: every option, profile and compatibility version on every
+// platform, values files for the reference's chart, and the values files in ../examples of the chart's directory.
 func samples(c *chart.Chart, dir string) ([]sample, error) {
 	all := options()
 	for _, name := range named(c, "profile") {
-		// The chart refuses it.
+		// The chart rejects this profile.
 		if name != "ambient" {
 			all["profile "+name] = "profile: " + name
 		}
@@ -64,7 +63,7 @@ func samples(c *chart.Chart, dir string) ([]sample, error) {
 	return append(out, files...), nil
 }
 
-// renderAll gives the text of each rendering and of each ready manifest, by name.
+// renderAll returns the text of each rendering and of each ready manifest, by name.
 func renderAll(c *chart.Chart, r release, dir string) (map[string][]byte, error) {
 	all, err := samples(c, dir)
 	if err != nil {
@@ -92,7 +91,7 @@ func renderAll(c *chart.Chart, r release, dir string) (map[string][]byte, error)
 	return texts, nil
 }
 
-// named are the names of the chart's files KIND-NAME.yaml.
+// named returns the NAMEs of the chart's files KIND-NAME.yaml.
 func named(c *chart.Chart, kind string) []string {
 	var out []string
 	for _, f := range c.Files {
@@ -105,10 +104,10 @@ func named(c *chart.Chart, kind string) []string {
 	return out
 }
 
-// platforms are those of the chart, and none.
+// platforms returns the chart's platforms and "".
 func platforms(c *chart.Chart) []string { return append([]string{""}, named(c, "platform")...) }
 
-// options are values that change what is rendered, one feature each.
+// options returns values that change the rendering, one feature each.
 func options() map[string]string {
 	return map[string]string{
 		"defaults":       `{}`,
@@ -130,12 +129,12 @@ func options() map[string]string {
 		"inline":         `{chained: true, confMode: inline, cniConfFileName: 10-calico.conflist}`,
 		"standalone":     `{chained: false, provider: multus}`,
 		"template":       `networkConfig: '{"type": "istio-cni", "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"}}'`,
-		"what it is told": `{secondIPFamily: capture, apiTimeout: 5s, forceIptablesBinary: nft,
+		"plugin settings": `{secondIPFamily: capture, apiTimeout: 5s, forceIptablesBinary: nft,
 logging: {level: "default:info,cni-plugin:debug", pluginLevel: warn}, global: {nativeNftables: true}}`,
-		"not live":       `liveConfiguration: false`,
-		"never leaves":   `uninstallOnExit: never`,
-		"quota":          `resourceQuotas: {enabled: true, pods: 100}`,
-		"network policy": `global: {networkPolicy: {enabled: true}}`,
+		"not live":          `liveConfiguration: false`,
+		"never uninstalled": `uninstallOnExit: never`,
+		"quota":             `resourceQuotas: {enabled: true, pods: 100}`,
+		"network policy":    `global: {networkPolicy: {enabled: true}}`,
 		"monitoring": `monitoring: {podMonitor: {enabled: true, interval: 15s, labels: {release: prometheus}},
 dashboard: {enabled: true}}`,
 		"taint": `taint: {enabled: true}`,
@@ -176,11 +175,11 @@ func referenceValues() ([]sample, error) {
 	return out, nil
 }
 
-// ready are manifests that are applied as they are, by their paths beside the chart.
+// ready returns the manifests that are not rendered here, by their paths relative to the chart's parent directory.
 func ready() []string { return []string{"istio-cni.yaml", "examples/network-config.yaml"} }
 
-// writeAll writes each rendering and each ready manifest to a file of its own, into a directory that it makes. The first
-// line is a comment with the name.
+// writeAll creates a directory and writes each rendering and each ready manifest to a file. The first line of each
+// file is a comment with its name.
 func writeAll(c *chart.Chart, r release, dir, to string) error {
 	texts, err := renderAll(c, r, dir)
 	if err != nil {

@@ -20,13 +20,13 @@ func main() {
 	}
 }
 
-// files is a flag that may be given several times.
+// files is a flag that may be repeated.
 type files []string
 
 func (f *files) String() string     { return strings.Join(*f, ",") }
 func (f *files) Set(s string) error { *f = append(*f, s); return nil }
 
-// errDiffers is what --check finds.
+// errDiffers is returned by --check if the file differs.
 var errDiffers = errors.New("is out of step with the chart: run hack/manifests.sh and look at the difference")
 
 func run(args []string, out, problems io.Writer) error {
@@ -76,7 +76,7 @@ func run(args []string, out, problems io.Writer) error {
 	return nil
 }
 
-// readValues puts files with values together, the later ones over the earlier, as helm -f does.
+// readValues merges values files; later files override earlier ones, as with helm -f.
 func readValues(names []string) (map[string]any, error) {
 	var texts []string
 	for _, name := range names {
@@ -89,7 +89,7 @@ func readValues(names []string) (map[string]any, error) {
 	return parseValues(texts...)
 }
 
-// parseValues puts texts with values together.
+// parseValues merges texts with values.
 func parseValues(texts ...string) (map[string]any, error) {
 	all := map[string]any{}
 	for _, text := range texts {
@@ -102,7 +102,7 @@ func parseValues(texts ...string) (map[string]any, error) {
 	return all, nil
 }
 
-// overlay merges maps; whatever else is replaced.
+// overlay merges maps recursively and replaces all other values.
 func overlay(onto, from map[string]any) {
 	for key, value := range from {
 		below, isMap := value.(map[string]any)
@@ -115,7 +115,7 @@ func overlay(onto, from map[string]any) {
 	}
 }
 
-// comment makes each line of a text a comment.
+// comment prefixes each line of a text with "#".
 func comment(text string) []byte {
 	var out []byte
 	for line := range strings.Lines(text) {

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// eachRendering renders every sample.
+// eachRendering runs a subtest with the rendering of each sample.
 func eachRendering(t *testing.T, do func(t *testing.T, r rendering)) {
 	t.Helper()
 	all, err := samples(theChart(t), chartDir)
@@ -29,8 +29,8 @@ func eachRendering(t *testing.T, do func(t *testing.T, r rendering)) {
 	}
 }
 
-// TestAllAreWritten has a file for each name, and no other.
-func TestAllAreWritten(t *testing.T) {
+// TestWriteAll: --all writes exactly one file for each name.
+func TestWriteAll(t *testing.T) {
 	t.Parallel()
 	to := filepath.Join(t.TempDir(), "all")
 	if err := run([]string{"--chart", chartDir, "--all", to}, io.Discard, io.Discard); err != nil {
@@ -59,11 +59,11 @@ func TestAllAreWritten(t *testing.T) {
 	}
 	same(t, "renderings", want, have)
 	if err := run([]string{"--chart", chartDir, "--all", to}, io.Discard, io.Discard); err == nil {
-		t.Error("a directory with other files was written to")
+		t.Error("wrote to an existing directory")
 	}
 }
 
-// TestEveryObjectIsOfTheAPI decodes each rendering strictly as the oldest and the newest Kubernetes do.
+// TestEveryObjectIsOfTheAPI decodes each rendering strictly into the types of the oldest and the newest Kubernetes.
 func TestEveryObjectIsOfTheAPI(t *testing.T) {
 	t.Parallel()
 	newest := tool(t, "newest", "strict")
@@ -89,7 +89,7 @@ func TestEveryObjectIsOfTheAPI(t *testing.T) {
 		if out, code := output(t, nil, text, newest); code != 0 || out != fmt.Sprintln(len(core.Objects), "objects") {
 			t.Errorf("newest: exit %d\n%s", code, out)
 		}
-		// The field for AppArmor is refused by the chart where there is none.
+		// For older versions the chart rejects the field for AppArmor.
 		if strings.Contains(string(text), "appArmorProfile") {
 			return
 		}
@@ -110,7 +110,7 @@ func TestStrictDecodingRefuses(t *testing.T) {
 			"apiVersion: apps/v1beta1\nkind: DaemonSet\n",
 		} {
 			if out, code := output(t, nil, []byte(text), program); code == 0 {
-				t.Errorf("%q was taken: %s", text, out)
+				t.Errorf("%q was accepted: %s", text, out)
 			}
 		}
 	}
@@ -120,7 +120,7 @@ func TestStrictDecodingRefuses(t *testing.T) {
 	}
 }
 
-// TestEveryObjectHasANameAndLabels looks at what the API server would refuse beyond types.
+// TestEveryObjectHasANameAndLabels checks constraints of the API server beyond types.
 func TestEveryObjectHasANameAndLabels(t *testing.T) {
 	t.Parallel()
 	cluster := []string{"ClusterRole", "ClusterRoleBinding"}
@@ -128,7 +128,7 @@ func TestEveryObjectHasANameAndLabels(t *testing.T) {
 		ids := r.ids()
 		slices.Sort(ids)
 		if unique := slices.Compact(slices.Clone(ids)); len(unique) != len(ids) {
-			t.Errorf("an object comes twice: %q", ids)
+			t.Errorf("duplicate object: %q", ids)
 		}
 		for _, o := range r.Objects {
 			if (o.Namespace == "") != slices.Contains(cluster, o.Kind) {
@@ -152,7 +152,7 @@ func TestEveryObjectHasANameAndLabels(t *testing.T) {
 	})
 }
 
-// checkVolumes tells of mounts without a volume, volumes without a mount, and paths that are mounted twice.
+// checkVolumes reports mounts without a volume, volumes without a mount, and paths that are mounted twice.
 func checkVolumes(t *testing.T, pod corev1.PodSpec) {
 	t.Helper()
 	var have, used, paths []string

@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// helpOf gives the flags and variables that a role of the program knows.
+// helpOf returns the flags and environment variables in the help of a role.
 func helpOf(t *testing.T, role string) (flags, variables []string) {
 	t.Helper()
 	text, code := output(t, nil, nil, product(t), role, "--help")
@@ -35,8 +35,8 @@ func helpOf(t *testing.T, role string) (flags, variables []string) {
 	return flags, variables
 }
 
-// TestTheProgramKnowsItsSettings compares names of variables and flags with the program's own help.
-func TestTheProgramKnowsItsSettings(t *testing.T) {
+// TestVariablesAndFlagsAreKnown compares the chart's environment variables and flags with the help of the program.
+func TestVariablesAndFlagsAreKnown(t *testing.T) {
 	t.Parallel()
 	flags, variables := helpOf(t, "install")
 	taintFlags, taintVariables := helpOf(t, "taint")
@@ -49,7 +49,7 @@ func TestTheProgramKnowsItsSettings(t *testing.T) {
 			}
 			for _, name := range names {
 				if !slices.Contains(variables, name) {
-					t.Errorf("the agent does not know %s", name)
+					t.Errorf("unknown variable of the agent: %s", name)
 				}
 			}
 			knownFlags(t, flags, c.Args)
@@ -58,7 +58,7 @@ func TestTheProgramKnowsItsSettings(t *testing.T) {
 			c := tainter(t, r).Spec.Template.Spec.Containers[0]
 			for _, e := range c.Env {
 				if !slices.Contains(taintVariables, e.Name) {
-					t.Errorf("the taint controller does not know %s", e.Name)
+					t.Errorf("unknown variable of the taint controller: %s", e.Name)
 				}
 			}
 			knownFlags(t, taintFlags, c.Args)
@@ -76,7 +76,7 @@ func knownFlags(t *testing.T, known, args []string) {
 	}
 }
 
-// environment is what the kubelet would give the agent's container.
+// environment returns the environment that the kubelet would set for the agent's container.
 func environment(t *testing.T, r rendering) []string {
 	t.Helper()
 	all := agentConfig(t, r)
@@ -91,7 +91,7 @@ func environment(t *testing.T, r rendering) []string {
 	return out
 }
 
-// filled is a variable as the kubelet fills it in.
+// filled returns the value that the kubelet would set for a variable.
 func filled(e corev1.EnvVar) string {
 	switch {
 	case e.ValueFrom == nil:
@@ -110,7 +110,7 @@ func filled(e corev1.EnvVar) string {
 	return "unknown field " + e.ValueFrom.FieldRef.FieldPath
 }
 
-// node is a directory with what an agent needs: a primary configuration and a service account.
+// node creates a directory with the files that an agent needs: CNI configurations and a ServiceAccount token.
 func node(t *testing.T) (dir string, flags []string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -134,7 +134,7 @@ func node(t *testing.T) (dir string, flags []string) {
 	}
 }
 
-// authority is the certificate of an authority, any one: nothing is asked.
+// authority returns a CA certificate. No test connects with it.
 func authority(t *testing.T) string {
 	t.Helper()
 	_, key, err := ed25519.GenerateKey(rand.Reader)
@@ -149,9 +149,9 @@ func authority(t *testing.T) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
 
-// TestTheProgramTakesEveryRendering runs the agent and the controller with what each rendering gives them. The program
-// checks all its settings together, and exits 2 if one is bad.
-func TestTheProgramTakesEveryRendering(t *testing.T) {
+// TestTheProgramAcceptsEveryRendering runs the agent and the controller with the settings of each rendering. The
+// program validates all settings and exits with 2 if one is invalid.
+func TestTheProgramAcceptsEveryRendering(t *testing.T) {
 	t.Parallel()
 	program := product(t)
 	eachRendering(t, func(t *testing.T, r rendering) {
@@ -165,7 +165,7 @@ func TestTheProgramTakesEveryRendering(t *testing.T) {
 		if r.has("Deployment/istio-system/istio-cni-taint") {
 			args := slices.Concat([]string{"taint", "--dry-run", "--kubeconfig=/nonexistent"},
 				tainter(t, r).Spec.Template.Spec.Containers[0].Args)
-			// It goes as far as the API server's address.
+			// The settings are valid if it fails only at reading the kubeconfig.
 			text, code := output(t, []string{"POD_NAMESPACE=istio-system", "POD_NAME=a", "NODE_NAME=b"}, nil, program, args...)
 			if code != 1 || !strings.Contains(text, "/nonexistent") {
 				t.Errorf("taint controller: exit %d\n%s", code, text)
@@ -174,8 +174,8 @@ func TestTheProgramTakesEveryRendering(t *testing.T) {
 	})
 }
 
-// TestTheProgramHeedsTheChart follows some settings into the node's files.
-func TestTheProgramHeedsTheChart(t *testing.T) {
+// TestSettingsReachTheNodesFiles checks the effect of some settings on the node's files.
+func TestSettingsReachTheNodesFiles(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		values, file string
@@ -188,7 +188,7 @@ func TestTheProgramHeedsTheChart(t *testing.T) {
 		"standalone": {`{provider: multus, chained: false}`, "YYY-istio-cni.conf", []string{`"type": "istio-cni"`}},
 		"openshift":  {`platform: openshift`, "istio-cni.conf", []string{`"type": "istio-cni"`}},
 		"drop-in":    {`confMode: dropin`, "net/zzz-istio-cni.conf", []string{`"type": "istio-cni"`}},
-		"told":       {`{secondIPFamily: reject, apiTimeout: 3s}`, "10-bridge.conflist", []string{`"reject"`, `"3s"`}},
+		"settings":   {`{secondIPFamily: reject, apiTimeout: 3s}`, "10-bridge.conflist", []string{`"reject"`, `"3s"`}},
 		"named":      {`cniConfFileName: 10-calico.conflist`, "10-calico.conflist", []string{`"istio-cni"`}},
 		"template": {
 			`networkConfig: '{"type": "istio-cni", "mine": "__KUBERNETES_NODE_NAME__",
@@ -235,7 +235,7 @@ func TestPortsAreThoseOfTheProgram(t *testing.T) {
 		t.Errorf("container %+v, configuration %q", c, config)
 	}
 	if p := c.LivenessProbe; p.HTTPGet.Path != "/healthz" || p.TimeoutSeconds*p.PeriodSeconds*p.FailureThreshold < 5*20*6 {
-		t.Errorf("the liveness probe is impatient: %+v", p)
+		t.Errorf("the liveness probe is too strict: %+v", p)
 	}
 	if off := agent(t, mustRender(t, `livenessProbe: {enabled: false}`)); off.Spec.Template.Spec.Containers[0].LivenessProbe != nil {
 		t.Error("a liveness probe that is switched off")
@@ -246,8 +246,8 @@ func TestPortsAreThoseOfTheProgram(t *testing.T) {
 	}
 }
 
-// TestTheDashboardAsksForWhatThereIs compares its metrics with those that docs/operations.md lists.
-func TestTheDashboardAsksForWhatThereIs(t *testing.T) {
+// TestDashboardMetricsAreDocumented: docs/operations.md lists each metric of the dashboard.
+func TestDashboardMetricsAreDocumented(t *testing.T) {
 	t.Parallel()
 	docs, err := os.ReadFile(top + "/docs/operations.md")
 	if err != nil {
@@ -281,7 +281,7 @@ func TestTheDashboardAsksForWhatThereIs(t *testing.T) {
 	}
 }
 
-// example is a file of manifests/examples with objects.
+// example returns the objects of a file in manifests/examples.
 func example(t *testing.T, name string) rendering {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(top, "manifests/examples", name))
@@ -295,7 +295,7 @@ func example(t *testing.T, name string) rendering {
 	return r
 }
 
-// TestTheExampleWithATemplateInstalls runs the agent as the example of the earliest documents would.
+// TestTheExampleWithATemplateInstalls runs the agent with the settings of the example.
 func TestTheExampleWithATemplateInstalls(t *testing.T) {
 	t.Parallel()
 	r := example(t, "network-config.yaml")
@@ -332,7 +332,7 @@ func TestTheExampleWithATemplateInstalls(t *testing.T) {
 		t.Fatalf("exit %d\n%s", code, text)
 	}
 	for file, words := range map[string][]string{
-		// The stanza's spaces are those of the list.
+		// The plugin configuration keeps the indentation of the list.
 		"net/10-bridge.conflist": {
 			`"bridge"`, `"log_level":"info"`, `"kubeconfig":"/etc/cni/net.d/ZZZ-istio-cni-kubeconfig"`,
 			fmt.Sprintf(`"log_uds_address":"%s/run/log.sock"`, dir),
@@ -351,7 +351,7 @@ func TestTheExampleWithATemplateInstalls(t *testing.T) {
 	}
 }
 
-// TestTheExamplesOfValuesRender and are accepted by the program.
+// TestTheExamplesOfValuesRender: the examples render, and the program accepts the settings.
 func TestTheExamplesOfValuesRender(t *testing.T) {
 	t.Parallel()
 	all, err := samples(theChart(t), chartDir)

@@ -11,10 +11,10 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// TestInventory is which objects there are when: those of the reference under its names, and ours.
+// TestInventory lists the objects of renderings: those of the reference under its names, and ours.
 func TestInventory(t *testing.T) {
 	t.Parallel()
-	// Those of the reference's chart.
+	// Objects of the reference's chart.
 	base := []string{
 		"ServiceAccount/istio-system/istio-cni", "ConfigMap/istio-system/istio-cni-config", "ClusterRole//istio-cni",
 		"ClusterRoleBinding//istio-cni", "DaemonSet/istio-system/istio-cni-node",
@@ -58,8 +58,8 @@ monitoring: {podMonitor: {enabled: true}, dashboard: {enabled: true}}}`: slices.
 	}
 }
 
-// TestUpgradeFromTheReference has what an update of the reference's objects may not change: the API server refuses
-// another selector or roleRef.
+// TestUpgradeFromTheReference checks the fields that must equal the reference's: the API server rejects a changed
+// selector or roleRef.
 func TestUpgradeFromTheReference(t *testing.T) {
 	t.Parallel()
 	eachRendering(t, func(t *testing.T, r rendering) {
@@ -99,12 +99,12 @@ func TestUpgradeFromTheReference(t *testing.T) {
 			t.Errorf("container %q runs %q as %q", c.Name, c.Command, pod.Spec.ServiceAccountName)
 		}
 		if pod.Spec.TerminationGracePeriodSeconds == nil || *pod.Spec.TerminationGracePeriodSeconds < 30 {
-			t.Error("what the agent does at its end takes up to 25 s")
+			t.Error("the shutdown of the agent takes up to 25 s")
 		}
 	})
 }
 
-// TestTheReferencesConfigMap has each key of the reference's ConfigMap, with the value that it has there by default.
+// TestTheReferencesConfigMap checks each key of the reference's ConfigMap and its default value.
 func TestTheReferencesConfigMap(t *testing.T) {
 	t.Parallel()
 	have := agentConfig(t, mustRender(t, `tag: 1.2.3`, `hub: r.example/mesh`))
@@ -127,7 +127,8 @@ func TestTheReferencesConfigMap(t *testing.T) {
 	}
 }
 
-// TestW1TheOwnedFileHasTheNameThatIsRead: the reference's chart sets ISTIO_OWNED_CNI_CONF_FILENAME, which nobody reads.
+// TestW1TheOwnedFileHasTheNameThatIsRead: the reference's chart sets ISTIO_OWNED_CNI_CONF_FILENAME, which its agent
+// does not read.
 func TestW1TheOwnedFileHasTheNameThatIsRead(t *testing.T) {
 	t.Parallel()
 	const given = `istioOwnedCNIConfigFileName: 01-mesh.conflist`
@@ -142,7 +143,7 @@ func TestW1TheOwnedFileHasTheNameThatIsRead(t *testing.T) {
 	}
 }
 
-// TestW28AChangeThatTakesARestartRollsTheDaemonSet, and one that takes none does not.
+// TestW28AChangeThatTakesARestartRollsTheDaemonSet: a change of any other setting does not.
 func TestW28AChangeThatTakesARestartRollsTheDaemonSet(t *testing.T) {
 	t.Parallel()
 	sum := func(texts ...string) string {
@@ -167,7 +168,7 @@ func TestW28AChangeThatTakesARestartRollsTheDaemonSet(t *testing.T) {
 	}
 }
 
-// TestPlatforms is the table of the reference's platform profiles.
+// TestPlatforms checks the table of the reference's platform profiles.
 func TestPlatforms(t *testing.T) {
 	t.Parallel()
 	want := map[string][]string{
@@ -200,7 +201,7 @@ func TestPlatforms(t *testing.T) {
 	}
 }
 
-// TestGKEIsKnownByTheServersVersion, where no directory is given.
+// TestGKEIsKnownByTheServersVersion: unless cniBinDir is set.
 func TestGKEIsKnownByTheServersVersion(t *testing.T) {
 	t.Parallel()
 	server := defaultRelease()
@@ -242,7 +243,7 @@ func TestImage(t *testing.T) {
 	if have := agent(t, pull).Spec.Template.Spec.Containers[0].ImagePullPolicy; have != corev1.PullAlways {
 		t.Errorf("pull policy %q", have)
 	}
-	// Kubernetes takes these itself, but only for what is new: the reference's pods keep the policy of the tag before.
+	// The API server defaults these, but only for new objects: an upgrade would keep the policy of the previous tag.
 	for text, want := range map[string]corev1.PullPolicy{
 		`{}`: corev1.PullIfNotPresent, `tag: latest`: corev1.PullAlways, `image: r/a/b`: corev1.PullAlways,
 		`image: r:5000/a/b`: corev1.PullAlways, `image: r:5000/a/b:latest@sha256:00`: corev1.PullAlways,
@@ -261,7 +262,7 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// TestUsersLabels may not double a key, and may not change what the selectors go by.
+// TestUsersLabels: labels in values do not duplicate keys and do not override the labels of selectors.
 func TestUsersLabels(t *testing.T) {
 	t.Parallel()
 	r := mustRender(t, `{podLabels: {k8s-app: x, team: 7, istio.io/dataplane-mode: other},

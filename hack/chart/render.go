@@ -13,10 +13,11 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// release is what Helm would know of the installation.
+// release has Helm's built-in object Release, and the API server's version.
 type release struct {
 	Name, Namespace string
-	// Tool is what the label app.kubernetes.io/managed-by says: Helm, unless somebody else applies the objects.
+	// Tool is the value of the label app.kubernetes.io/managed-by: "Helm", unless the objects are applied by another
+	// tool.
 	Tool string
 	// Kubernetes is the API server's version, such as v1.30.0.
 	Kubernetes string
@@ -29,19 +30,18 @@ func defaultRelease() release {
 // object is one rendered object.
 type object struct {
 	Kind, Name, Namespace string
-	// Text is YAML as rendered, with its comments; Fields are the same, decoded.
+	// Text is the rendered YAML with its comments; Fields are its decoded content.
 	Text   string
 	Fields map[string]any
 }
 
-// rendering is what a chart gives: objects in the order of installation, and the notes for the user.
+// rendering has the objects of a chart in installation order, and the rendered NOTES.txt.
 type rendering struct {
 	Objects []object
 	Notes   string
 }
 
-// render renders a chart with the values that a user gives. Values that the schema refuses, and what the chart itself
-// refuses, are errors.
+// render renders a chart with the user's values. Values that the schema or a template rejects are errors.
 func render(c *chart.Chart, r release, given map[string]any) (rendering, error) {
 	version, err := chartutil.ParseKubeVersion(r.Kubernetes)
 	if err != nil {
@@ -49,7 +49,7 @@ func render(c *chart.Chart, r release, given map[string]any) (rendering, error) 
 	}
 	known := chartutil.DefaultCapabilities.Copy()
 	known.KubeVersion = *version
-	// Parsing leaves out what a vendor puts behind; Helm gives templates the whole.
+	// ParseKubeVersion drops a vendor's suffix; Helm passes the whole version to templates.
 	known.KubeVersion.Version = r.Kubernetes
 	if want := c.Metadata.KubeVersion; want != "" && !chartutil.IsCompatibleRange(want, version.String()) {
 		return rendering{}, fmt.Errorf("the chart wants Kubernetes %s, this is %s", want, r.Kubernetes)
@@ -69,7 +69,7 @@ func render(c *chart.Chart, r release, given map[string]any) (rendering, error) 
 	return collect(texts)
 }
 
-// collect cuts the rendered files into objects.
+// collect splits the rendered files into objects.
 func collect(texts map[string]string) (rendering, error) {
 	var out rendering
 	for name, text := range texts {
@@ -99,7 +99,7 @@ func collect(texts map[string]string) (rendering, error) {
 	return out, nil
 }
 
-// decode reads one object. Text without an object gives one without a kind.
+// decode decodes one object. Text without an object yields one without a kind.
 func decode(text string) (object, error) {
 	o := object{Text: strings.TrimSpace(text) + "\n"}
 	if err := yaml.UnmarshalStrict([]byte(text), &o.Fields); err != nil {
@@ -122,7 +122,7 @@ func decode(text string) (object, error) {
 	return o, nil
 }
 
-// rank is the place of a kind in Helm's order of installation; kinds that Helm does not know come last.
+// rank is the position of a kind in Helm's order of installation; unknown kinds come last.
 func rank(kind string) int {
 	if i := slices.Index(releaseutil.InstallOrder, kind); i >= 0 {
 		return i
@@ -130,7 +130,7 @@ func rank(kind string) int {
 	return len(releaseutil.InstallOrder)
 }
 
-// text is the objects as one YAML stream.
+// text returns the objects as one YAML stream.
 func (r rendering) text() []byte {
 	var out []byte
 	for _, o := range r.Objects {

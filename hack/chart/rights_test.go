@@ -14,15 +14,15 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestEveryRightIsUsedAndEveryRequestIsGranted holds each rendering to e2e/rights, which running programs are held to: the
-// node agent by internal/role/installer, the taint controller by e2e/taint. A right that no request needs fails it, and so
-// does a request without a right.
+// TestEveryRightIsUsedAndEveryRequestIsGranted compares the roles of each rendering with e2e/rights. Other tests
+// compare these with the requests of running programs: internal/role/installer for the agent, e2e/taint for the
+// controller. An unused rule fails the test, and so does a request without a rule.
 func TestEveryRightIsUsedAndEveryRequestIsGranted(t *testing.T) {
 	t.Parallel()
 	eachRendering(t, func(t *testing.T, r rendering) {
 		accounts := []string{"istio-cni"}
 		if !r.has("ConfigMap/istio-system/istio-cni-config") || !r.has("ClusterRole//istio-cni") {
-			return // one for the cluster or for namespaces alone: see TestPartsOfARenderingAreTheWhole
+			return // global.resourceScope: see TestPartsOfARenderingAreTheWhole
 		}
 		want := map[string][]string{"istio-cni": requests(t, "agent", agentFeatures(t, r))}
 		if r.has("Deployment/istio-system/istio-cni-taint") {
@@ -37,7 +37,8 @@ func TestEveryRightIsUsedAndEveryRequestIsGranted(t *testing.T) {
 	})
 }
 
-// TestPartsOfARenderingAreTheWhole: the roles of a rendering for the cluster and of one for namespaces are those of both.
+// TestPartsOfARenderingAreTheWhole: the roles with resourceScope cluster and those with namespace together equal
+// those with all.
 func TestPartsOfARenderingAreTheWhole(t *testing.T) {
 	t.Parallel()
 	for _, account := range []string{"istio-cni", "istio-cni-taint"} {
@@ -51,7 +52,7 @@ func TestPartsOfARenderingAreTheWhole(t *testing.T) {
 	}
 }
 
-// agentFeatures are what the agent's requests depend on, as the agent reads it.
+// agentFeatures returns the template values for e2e/rights/agent.yaml, from the agent's settings.
 func agentFeatures(t *testing.T, r rendering) any {
 	t.Helper()
 	config, args := agentConfig(t, r), agent(t, r).Spec.Template.Spec.Containers[0].Args
@@ -64,7 +65,7 @@ func agentFeatures(t *testing.T, r rendering) any {
 	}
 }
 
-// taintFeatures are those of the controller's flags.
+// taintFeatures returns the template values for e2e/rights/taint.yaml, from the controller's flags.
 func taintFeatures(t *testing.T, r rendering) any {
 	t.Helper()
 	flags := map[string]string{}
@@ -82,7 +83,7 @@ func taintFeatures(t *testing.T, r rendering) any {
 	return map[string]any{"Lease": lease, "ConfigMap": config, "Condition": flags["--node-condition"] != ""}
 }
 
-// requests are those of a file of e2e/rights.
+// requests returns the rules in a file of e2e/rights.
 func requests(t *testing.T, name string, features any) []string {
 	t.Helper()
 	text, err := os.ReadFile(top + "/e2e/rights/" + name + ".yaml")
@@ -108,7 +109,8 @@ func requests(t *testing.T, name string, features any) []string {
 	return slices.Compact(slices.Sorted(slices.Values(all)))
 }
 
-// granted is what an account may do by all roles that are bound to it. The use of a security context is no request.
+// granted returns the rules of all roles that are bound to an account, except "use" of a SecurityContextConstraints,
+// which is not a request.
 func granted(t *testing.T, r rendering, account string) []string {
 	t.Helper()
 	all := map[string]bool{}

@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// pods are the pods that a rendering makes.
+// pods returns the pod specs of a rendering.
 func pods(t *testing.T, r rendering) []corev1.PodSpec {
 	t.Helper()
 	var out []corev1.PodSpec
@@ -24,13 +24,13 @@ func pods(t *testing.T, r rendering) []corev1.PodSpec {
 		case "Deployment":
 			out = append(out, get[appsv1.Deployment](t, r, o.id()).Spec.Template.Spec)
 		case "Pod", "Job", "CronJob", "StatefulSet", "ReplicaSet":
-			t.Errorf("%s is not looked at by this test", o.id())
+			t.Errorf("%s is not checked by this test", o.id())
 		}
 	}
 	return out
 }
 
-// TestNoContainerIsPrivileged holds for everything that the chart can render.
+// TestNoContainerIsPrivileged checks every rendering of the chart.
 func TestNoContainerIsPrivileged(t *testing.T) {
 	t.Parallel()
 	eachRendering(t, func(t *testing.T, r rendering) {
@@ -42,7 +42,7 @@ func TestNoContainerIsPrivileged(t *testing.T) {
 			s := c.SecurityContext
 			switch {
 			case s.Privileged == nil || *s.Privileged:
-				t.Errorf("%s is privileged, or does not say", c.Name)
+				t.Errorf("%s has no privileged: false", c.Name)
 			case s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem:
 				t.Errorf("%s may write to its root", c.Name)
 			case !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}):
@@ -65,7 +65,7 @@ var (
 	inPlace = []corev1.Capability{"NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"}
 )
 
-// TestRightsAreThoseOfTheFeatures is the table of docs/permissions.md.
+// TestRightsAreThoseOfTheFeatures checks the table of docs/permissions.md.
 func TestRightsAreThoseOfTheFeatures(t *testing.T) {
 	t.Parallel()
 	watchPods := []string{"get /pods", "list /pods", "watch /pods"}
@@ -74,7 +74,7 @@ func TestRightsAreThoseOfTheFeatures(t *testing.T) {
 		values       string
 		capabilities []corev1.Capability
 		mounts       []string
-		repair       []string // rights of istio-cni-repair-role; nil is no such role
+		repair       []string // rules of istio-cni-repair-role; nil: there is no such role
 		unconfined   bool
 		escalation   bool
 	}{
@@ -136,7 +136,7 @@ func TestRightsAreThoseOfTheFeatures(t *testing.T) {
 	}
 }
 
-// same compares lists whatever their order.
+// same compares lists regardless of order.
 func same[T ~string](t *testing.T, what string, want, have []T) {
 	t.Helper()
 	want, have = slices.Sorted(slices.Values(want)), slices.Sorted(slices.Values(have))
@@ -145,7 +145,7 @@ func same[T ~string](t *testing.T, what string, want, have []T) {
 	}
 }
 
-// mounts are the directories of the node that the agent has, with "ro" if it cannot write there.
+// mounts returns the node's directories in the agent's volumes, with "ro" for read-only mounts.
 func mounts(ds appsv1.DaemonSet) []string {
 	pod := ds.Spec.Template.Spec
 	var out []string
@@ -219,7 +219,7 @@ func TestTheTaintControllerHasNoRightsToSpare(t *testing.T) {
 	}
 }
 
-// TestPermissionsAreDocumented finds each capability and each host directory in the table of docs/permissions.md.
+// TestPermissionsAreDocumented: the table of docs/permissions.md has each capability and each host directory.
 func TestPermissionsAreDocumented(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(top + "/docs/permissions.md")
@@ -237,7 +237,7 @@ func TestPermissionsAreDocumented(t *testing.T) {
 	}
 	for _, word := range words {
 		if !strings.Contains(string(text), "`"+word+"`") {
-			t.Errorf("docs/permissions.md does not speak of `%s`", word)
+			t.Errorf("docs/permissions.md lacks `%s`", word)
 		}
 	}
 }

@@ -24,7 +24,7 @@ const (
 	chartDir = top + "/manifests/istio-cni"
 )
 
-// tools are the programs that the tests run. They are built once.
+// tools are the programs that the tests run, built once.
 var tools struct {
 	sync.Mutex
 	dir   string
@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// tool builds a program of another module of this tree and gives its path.
+// tool builds a program of another module of this repository and returns its path.
 func tool(t *testing.T, name, dir string, args ...string) string {
 	t.Helper()
 	tools.Lock()
@@ -64,7 +64,7 @@ func tool(t *testing.T, name, dir string, args ...string) string {
 	return path
 }
 
-// product is the program that the chart installs: the one that ISTIO_CNI names, else built from this tree.
+// product returns the path of istio-cni: ISTIO_CNI, or a build of this tree.
 func product(t *testing.T) string {
 	t.Helper()
 	if ready := os.Getenv("ISTIO_CNI"); ready != "" {
@@ -73,7 +73,7 @@ func product(t *testing.T) string {
 	return tool(t, "istio-cni", top, "-tags", "urfave_cli_no_docs")
 }
 
-// output runs a program without any environment but what is given, and gives what it wrote and its exit code.
+// output runs a program with only PATH and env as environment, and returns its output and exit code.
 func output(t *testing.T, env []string, stdin []byte, name string, args ...string) (text string, code int) {
 	t.Helper()
 	command := exec.CommandContext(context.WithoutCancel(t.Context()), name, args...)
@@ -106,7 +106,7 @@ func values(t *testing.T, texts ...string) map[string]any {
 	return all
 }
 
-// rendered are renderings by their values: many tests look at the same ones, and none changes them.
+// rendered caches renderings by their values: many tests share one, and none changes it.
 var rendered sync.Map
 
 type outcome struct {
@@ -114,7 +114,7 @@ type outcome struct {
 	err error
 }
 
-// tryRender renders the chart with values in YAML, later texts over earlier.
+// tryRender renders the chart with values in YAML; later texts override earlier ones.
 func tryRender(t *testing.T, texts ...string) (rendering, error) {
 	t.Helper()
 	key := strings.Join(texts, "\n---\n")
@@ -135,19 +135,19 @@ func mustRender(t *testing.T, texts ...string) rendering {
 	return r
 }
 
-// mustRefuse renders what must not render, for a reason that has these words.
+// mustRefuse checks that values are rejected with an error that contains words.
 func mustRefuse(t *testing.T, words string, texts ...string) {
 	t.Helper()
 	_, err := tryRender(t, texts...)
 	switch {
 	case err == nil:
-		t.Errorf("values %q were rendered, want them refused because of %q", texts, words)
+		t.Errorf("values %q were rendered, want an error with %q", texts, words)
 	case !strings.Contains(err.Error(), words):
-		t.Errorf("values %q were refused with %q, want %q in it", texts, err, words)
+		t.Errorf("values %q error %q, want %q in it", texts, err, words)
 	}
 }
 
-// ids are kind/namespace/name of all objects.
+// ids returns kind/namespace/name of all objects.
 func (r rendering) ids() []string {
 	var out []string
 	for _, o := range r.Objects {
@@ -189,7 +189,8 @@ func tainter(t *testing.T, r rendering) appsv1.Deployment {
 	return get[appsv1.Deployment](t, r, "Deployment/istio-system/istio-cni-taint")
 }
 
-// rules are those of a Role or ClusterRole, one text for each right: VERB GROUP/RESOURCE or VERB GROUP/RESOURCE:NAME.
+// rules returns the rules of a Role or ClusterRole, one text per permission: VERB GROUP/RESOURCE or VERB
+// GROUP/RESOURCE:NAME.
 func rules(t *testing.T, r rendering, id string) []string {
 	t.Helper()
 	return verbs(get[rbacv1.Role](t, r, id).Rules)

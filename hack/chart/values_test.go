@@ -19,7 +19,7 @@ type setting struct {
 	node          *yamlv3.Node
 }
 
-// documented are the settings of values.yaml: what holds no further settings.
+// documented returns the leaf settings of values.yaml.
 func documented(t *testing.T) []setting {
 	t.Helper()
 	text, err := os.ReadFile(chartDir + "/values.yaml")
@@ -37,7 +37,7 @@ func documented(t *testing.T) []setting {
 	return settingsBelow("", root.Content[1])
 }
 
-// free are settings whose keys are the user's.
+// free are settings with arbitrary keys.
 var free = []string{"resources", "updateStrategy", "taint.resources", "monitoring.dashboard.labels", "global.defaultResources"}
 
 func settingsBelow(prefix string, node *yamlv3.Node) []setting {
@@ -67,7 +67,7 @@ func TestEverySettingIsDocumented(t *testing.T) {
 	}
 }
 
-// schemaPaths are the settings that the schema of a value knows.
+// schemaPaths returns the paths of all settings in a schema.
 func schemaPaths(schema map[string]any, prefix string) []string {
 	properties, ok := schema["properties"].(map[string]any)
 	if !ok || slices.Contains(append(free, "seccompProfile", "seLinuxOptions"), prefix) {
@@ -104,7 +104,7 @@ func TestSchemaAndDefaultsNameTheSame(t *testing.T) {
 	if diff := cmp.Diff(want, have); diff != "" {
 		t.Errorf("-values.yaml +values.schema.json:\n%s", diff)
 	}
-	// What may be set below "cni" may be set at the top.
+	// Each setting that is allowed below "cni" is also allowed at the top level.
 	tops := slices.Sorted(maps.Keys(schema.Properties))
 	inside := append(slices.Collect(maps.Keys(schema.Definitions.Settings["properties"].(map[string]any))),
 		"cni", "enabled", "_internal_defaults_do_not_set")
@@ -114,16 +114,16 @@ func TestSchemaAndDefaultsNameTheSame(t *testing.T) {
 	}
 }
 
-// mutation gives a setting another value, in YAML, in values where that counts.
+// mutation is another value of a setting, in YAML, with values in which it has an effect.
 type mutation struct {
 	to   string
 	with string
-	// refused has the words of the refusal, where the value may not be given.
+	// refused has words of the error, if the chart rejects the value.
 	refused string
 }
 
-// unheeded are settings that are accepted and do nothing, as values.yaml says of each.
-var unheeded = []string{"repair.hub", "repair.tag", "ambient.configDir", "ambient.shareHostNetworkNamespace"}
+// ignored are settings that are accepted and ignored, as values.yaml says of each.
+var ignored = []string{"repair.hub", "repair.tag", "ambient.configDir", "ambient.shareHostNetworkNamespace"}
 
 const (
 	tainting  = `taint: {enabled: true}`
@@ -185,14 +185,14 @@ func nested(path, value string) string {
 	return "{" + strings.Join(keys, ": {") + ": " + value + strings.Repeat("}", len(keys))
 }
 
-// TestEverySettingHasAnEffect changes each setting of values.yaml alone, and wants another rendering.
+// TestEverySettingHasAnEffect changes each setting of values.yaml separately and expects another rendering.
 func TestEverySettingHasAnEffect(t *testing.T) {
 	t.Parallel()
 	table := mutations()
 	for _, s := range documented(t) {
 		m, found := table[s.path]
 		delete(table, s.path)
-		if slices.Contains(unheeded, s.path) {
+		if slices.Contains(ignored, s.path) {
 			if !strings.Contains(s.comment, "without effect") {
 				t.Errorf("%s does nothing, and values.yaml does not say so: %q", s.path, s.comment)
 			}
@@ -217,7 +217,7 @@ func TestEverySettingHasAnEffect(t *testing.T) {
 			}
 			before, after := mustRender(t, m.with+"\n"), mustRender(t, m.with+"\n", changed)
 			same := string(before.text()) == string(after.text())
-			if same != slices.Contains(unheeded, s.path) {
+			if same != slices.Contains(ignored, s.path) {
 				t.Errorf("with %s and without it the rendering is the same: %t", changed, same)
 			}
 		})
@@ -275,16 +275,16 @@ func TestSchemaRefuses(t *testing.T) {
 	} {
 		mustRefuse(t, words, text)
 	}
-	mustRender(t, `env: {AMBIENT_ENABLED: "true", AMBIENT_PODS: ignore}`) // said by hand
+	mustRender(t, `env: {AMBIENT_ENABLED: "true", AMBIENT_PODS: ignore}`) // set explicitly
 }
 
-// TestSchemaLeavesGlobalsOfOthersAlone is why an unknown name below global is no mistake.
+// TestSchemaLeavesGlobalsOfOthersAlone: unknown names below global are allowed, as subcharts share them.
 func TestSchemaLeavesGlobalsOfOthersAlone(t *testing.T) {
 	t.Parallel()
 	mustRender(t, `global: {proxy: {image: proxyv2}, meshID: m}`, `enabled: true`)
 }
 
-// TestTheChartRefuses has what no schema can say.
+// TestTheChartRefuses tests constraints that a schema cannot express.
 func TestTheChartRefuses(t *testing.T) {
 	t.Parallel()
 	for text, words := range map[string]string{
@@ -315,8 +315,8 @@ func TestTheChartRefuses(t *testing.T) {
 	}
 }
 
-// TestLaterBeatsEarlier gives one setting in every place, and takes the strongest away one by one.
-func TestLaterBeatsEarlier(t *testing.T) {
+// TestPrecedenceOfValues sets one setting in every place and removes the one with the highest precedence step by step.
+func TestPrecedenceOfValues(t *testing.T) {
 	t.Parallel()
 	bin := func(texts ...string) string {
 		for _, v := range agent(t, mustRender(t, texts...)).Spec.Template.Spec.Volumes {
@@ -339,7 +339,7 @@ func TestLaterBeatsEarlier(t *testing.T) {
 			t.Errorf("%s: directory %q, want %q", c.values, got, c.want)
 		}
 	}
-	// A later false, an empty list and null count, too; a map is merged.
+	// A later false, an empty list and null override too; maps are merged.
 	config := agentConfig(t, mustRender(t, `{platform: openshift, chained: true, excludeNamespaces: []}`))
 	if config["CHAINED_CNI_PLUGIN"] != "true" || config["EXCLUDE_NAMESPACES"] != "" ||
 		config["CNI_CONF_NAME"] != "istio-cni.conf" {

@@ -1,6 +1,6 @@
-// Command demo shows the main job of istio-cni on one machine, without a cluster: the real plugin runs last in a real CNI
-// chain (Debian's bridge and host-local before it) against a real HTTPS API server, and real packets tell who answers.
-// Everything happens in network namespaces that end with the program.
+// Command demo shows istio-cni on one machine, without a cluster: the built plugin runs last in a CNI chain, after
+// the reference plugins bridge and host-local, with a fake HTTPS API server, and packets show which process answers.
+// All of it runs in network namespaces that are removed at the end.
 package main
 
 import (
@@ -32,17 +32,17 @@ func main() {
 	os.Exit(run(os.Args[1])) //nolint:forbidigo // this is a main.go, too
 }
 
-// Addresses outside the pod. Both are in the node's namespace.
+// Addresses outside of the pod, both in the node's namespace.
 const (
 	outside  = "203.0.113.10"
 	excluded = "198.51.100.7"
 )
 
-// demo is one run of the show.
+// demo is one run of the program.
 type demo struct {
 	*stage
 	printer
-	log  strings.Builder // what the plugin wrote to stderr
+	log  strings.Builder // the plugin's stderr
 	node *chaintest.Node
 	list *libcni.NetworkConfigList
 	bad  int
@@ -64,17 +64,17 @@ func run(program string) (code int) {
 	}
 	d.title("A node")
 	d.setUp(program)
-	d.title("Three pods start")
+	d.title("Three pods are added")
 	mesh := d.pods()
-	d.title("What the plugin wrote into the mesh pod, and why")
+	d.title("The rules in the injected pod, with their reasons")
 	d.rules(mesh)
-	d.title("Packets: who asks, and who answers")
+	d.title("Packets: source and responder")
 	d.packets(mesh)
-	d.title("The pod ends")
+	d.title("The pod is deleted")
 	if err := d.node.Del(d.list, mesh); err != nil {
 		panic(err)
 	}
-	d.line("DEL done; the namespace takes its rules with it")
+	d.line("DEL done; the kernel removes the rules with the namespace")
 	if d.bad > 0 {
 		d.line("%s", d.red(fmt.Sprintf("%d answers were not as expected", d.bad)))
 		return 1
@@ -83,7 +83,7 @@ func run(program string) (code int) {
 	return 0
 }
 
-// setUp makes the node and shows its chain.
+// setUp creates the node and prints its CNI chain.
 func (d *demo) setUp(program string) {
 	d.node = chaintest.New(d.stage, program)
 	d.node.Log = &d.log
@@ -105,13 +105,13 @@ func compact(text []byte) string {
 	return string(text)
 }
 
-// cart describes the pod of the mesh.
+// cart adds the annotations of the injected pod.
 func cart(p *kubetest.Pod) {
 	chaintest.Sidecar(p)
 	p.Annotations[sidecar.OutboundExcludeKey] = "198.51.100.0/24"
 }
 
-// pods starts a pod of the mesh and two others.
+// pods adds an injected pod and two others.
 func (d *demo) pods() (mesh chaintest.Pod) {
 	mesh = d.node.NewPod("shop", "cart", cart)
 	for _, pod := range []chaintest.Pod{
@@ -127,34 +127,34 @@ func (d *demo) pods() (mesh chaintest.Pod) {
 		}
 		text, _ := json.Marshal(result)
 		d.line("%s", d.bold(pod.Namespace+"/"+pod.Name))
-		d.line("  ADD gave %s", d.dim(compact(text)))
+		d.line("  ADD returned %s", d.dim(compact(text)))
 		d.decision()
 		d.line("  requests to the API server: %d", len(d.node.API.Requests())-requests)
 	}
 	return mesh
 }
 
-// decision shows the plugin's own log line about the pod.
+// decision prints the plugin's log line about the pod.
 func (d *demo) decision() {
 	for line := range strings.Lines(d.log.String()) {
-		var said struct {
+		var record struct {
 			Msg     string `json:"msg"`
 			Capture bool   `json:"capture"`
 			Reason  string `json:"reason"`
 			Because string `json:"because"`
 		}
-		if json.Unmarshal([]byte(line), &said) != nil || said.Reason == "" {
+		if json.Unmarshal([]byte(line), &record) != nil || record.Reason == "" {
 			continue
 		}
 		verdict := d.dim("not captured")
-		if said.Capture {
+		if record.Capture {
 			verdict = d.green("captured")
 		}
-		d.line("  %s, reason %q: %s", verdict, said.Reason, said.Because)
+		d.line("  %s, reason %q: %s", verdict, record.Reason, record.Because)
 	}
 }
 
-// rules shows the wanted rules with their reasons, and that the kernel has exactly these.
+// rules prints the desired rules with their reasons, and checks that the kernel has exactly these.
 func (d *demo) rules(pod chaintest.Pod) {
 	described := kubetest.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 	cart(&described)
@@ -176,7 +176,7 @@ func (d *demo) rules(pod chaintest.Pod) {
 	d.expect(have.Equal(want), "iptables-save of the namespace prints exactly these rules")
 }
 
-// packets asks questions over the network, as the app, the proxy and a client outside.
+// packets sends requests as the app, the proxy and a client outside of the pod.
 func (d *demo) packets(pod chaintest.Pod) {
 	world := labtest.Actor{Name: "outside", Namespace: d.node.Netns}
 	app := labtest.Actor{Name: "app", Namespace: pod.Netns, UID: labtest.AppUID, GID: labtest.AppUID}
@@ -197,20 +197,20 @@ func (d *demo) packets(pod chaintest.Pod) {
 	}
 	d.Cleanup(server.Close)
 	for _, q := range []struct {
-		say string
+		text string
 		labtest.Question
 	}{
-		{"the app calls a service: the proxy gets it, and knows where it was going", question(app, labtest.TCP, at(outside, 80), labtest.ByOutbound)},
-		{"the app calls an excluded network: nobody in between", question(app, labtest.TCP, at(excluded, 80), labtest.ByPeer)},
-		{"UDP is not captured", question(app, labtest.UDP, at(outside, 5000), labtest.ByPeer)},
-		{"the proxy's own calls go out: no loop", question(proxy, labtest.TCP, at(outside, 80), labtest.ByPeer)},
-		{"a client calls the app: the proxy gets it", question(world, labtest.TCP, netip.AddrPortFrom(podIP, 8080), labtest.ByInbound)},
+		{"the app calls a service: redirected to the proxy, which knows the original destination", question(app, labtest.TCP, at(outside, 80), labtest.ByOutbound)},
+		{"the app calls an excluded network: not redirected", question(app, labtest.TCP, at(excluded, 80), labtest.ByPeer)},
+		{"UDP is not redirected", question(app, labtest.UDP, at(outside, 5000), labtest.ByPeer)},
+		{"the proxy's own connections are not redirected: no loop", question(proxy, labtest.TCP, at(outside, 80), labtest.ByPeer)},
+		{"a client calls the app: redirected to the proxy", question(world, labtest.TCP, netip.AddrPortFrom(podIP, 8080), labtest.ByInbound)},
 		{"health checks reach the sidecar's own port", question(world, labtest.TCP, netip.AddrPortFrom(podIP, 15021), labtest.ByStatus)},
-		{"the app calls itself: directly", question(app, labtest.TCP, at("127.0.0.1", 8080), labtest.ByApp)},
+		{"the app calls itself: not redirected", question(app, labtest.TCP, at("127.0.0.1", 8080), labtest.ByApp)},
 	} {
 		answer := q.Put(d.Context())
 		err := q.Check(d.Context())
-		d.line("%s", d.bold(q.say))
+		d.line("%s", d.bold(q.text))
 		d.line("  asked     %s", q.Ask)
 		d.line("  answered  %s", d.cyan(answer.String()))
 		d.expect(err == nil, fmt.Sprintf("expected: %s", q.Want[0].By))
@@ -236,7 +236,7 @@ func (d *demo) serve(a labtest.Actor, services ...labtest.Service) {
 	d.Cleanup(server.Close)
 }
 
-// address is the one that the chain gave the pod.
+// address returns the pod's IPv4 address.
 func (d *demo) address(pod chaintest.Pod) netip.Addr {
 	out := netnstest.Run(d.stage, pod.Netns, "ip", "-4", "-o", "addr", "show", "dev", "eth0")
 	for field := range strings.FieldsSeq(out) {
@@ -247,7 +247,7 @@ func (d *demo) address(pod chaintest.Pod) netip.Addr {
 	panic("the pod has no address: " + out)
 }
 
-// expect shows whether something is as it should be.
+// expect prints the result of a check.
 func (d *demo) expect(ok bool, what string) {
 	if ok {
 		d.line("  %s %s", d.green("✓"), what)

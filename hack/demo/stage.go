@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// stage lets helpers that were written for tests work in a program: a failure becomes a panic, clean-up runs at the end.
+// stage implements testing.TB, so that test helpers work in a program: a failure is a panic, cleanups run at the end.
 type stage struct {
-	testing.TB // never called: it is here for its unexported method
+	testing.TB // never called: embedded for its unexported method
 
 	ctx      context.Context //nolint:containedctx // as in testing.TB
 	cancel   context.CancelFunc
@@ -49,7 +49,7 @@ func (s *stage) TempDir() string {
 	return dir
 }
 
-// printer writes in colour to a terminal and plainly elsewhere.
+// printer prints in colour to a terminal and plain text elsewhere.
 type printer struct {
 	out    io.Writer
 	colour bool

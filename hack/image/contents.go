@@ -11,10 +11,10 @@ import (
 	"strings"
 )
 
-// typeList is the media type of a list of contents.
+// typeList is the media type of the software bill of materials.
 const typeList = "application/vnd.cyclonedx+json"
 
-// document is a bill of materials in the form of CycloneDX 1.5.
+// document is a software bill of materials in CycloneDX 1.5.
 type document struct {
 	Format       string       `json:"bomFormat"`
 	Version      string       `json:"specVersion"`
@@ -54,8 +54,8 @@ type dependency struct {
 	On  []string `json:"dependsOn"`
 }
 
-// contents lists the modules that a program was built of, as Go wrote them into it: what "go version -m" shows. There is
-// no time in it, so that the same program gives the same text.
+// contents lists the modules of a program from its build information ("go version -m"). It has no timestamp, so that
+// the same program yields the same text.
 func contents(built *debug.BuildInfo, program []byte) ([]byte, error) {
 	sum := sha256.Sum256(program)
 	main := module(built.Main, "application")
@@ -86,13 +86,13 @@ func contents(built *debug.BuildInfo, program []byte) ([]byte, error) {
 	return append(text, '\n'), nil
 }
 
-// module is a Go module as a part, named by its package URL.
+// module returns a Go module as a component with its package URL.
 func module(m debug.Module, kind string) component {
 	where := "pkg:golang/" + m.Path + "@" + url.QueryEscape(m.Version)
 	return component{Type: kind, Ref: where, Name: m.Path, Version: m.Version, URL: where}
 }
 
-// serial is a UUID that the program's hash decides.
+// serial returns a UUID derived from the program's hash.
 func serial(sum [sha256.Size]byte) string {
 	id := [16]byte(sum[:16])
 	id[6], id[8] = id[6]&0x0f|0x80, id[8]&0x3f|0x80

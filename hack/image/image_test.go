@@ -28,7 +28,7 @@ import (
 
 const imageForTests = "registry.example/mesh/install-cni:1.2.3"
 
-// built are small programs for two architectures, by architecture.
+// built returns small programs for two architectures, by architecture.
 var built = sync.OnceValues(func() (map[string]string, error) {
 	dir, err := os.MkdirTemp("", "image")
 	if err != nil {
@@ -74,7 +74,7 @@ func anOrder(t *testing.T) order {
 	return o
 }
 
-// standard is the packing of anOrder, which several tests look at and none changes.
+// standard is the packed anOrder, which several tests share and none changes.
 var standard struct {
 	once   sync.Once
 	packed packed
@@ -99,7 +99,7 @@ func mustPack(t *testing.T, o order) packed {
 	return p
 }
 
-// blob gives what a descriptor points to, and holds it to what the descriptor says.
+// blob returns the content of a descriptor, and checks its size and digest.
 func blob(t *testing.T, l layout, d descriptor) []byte {
 	t.Helper()
 	content, found := l["blobs/sha256/"+strings.TrimPrefix(d.Digest, "sha256:")]
@@ -121,7 +121,7 @@ func decode[T any](t *testing.T, text []byte) T {
 	return out
 }
 
-// TestTheLayoutIsWhole follows every pointer from the list of the layout, and finds each blob once.
+// TestTheLayoutIsWhole follows every descriptor from index.json and finds each blob exactly once.
 func TestTheLayoutIsWhole(t *testing.T) {
 	t.Parallel()
 	o, p := anOrder(t), standardImage(t)
@@ -164,7 +164,7 @@ func TestTheLayoutIsWhole(t *testing.T) {
 	}
 }
 
-// TestTheImageIsLikeTheReferences looks at configuration and files of each architecture.
+// TestTheImageIsLikeTheReferences checks the configuration and files of each architecture.
 func TestTheImageIsLikeTheReferences(t *testing.T) {
 	t.Parallel()
 	o, p := anOrder(t), standardImage(t)
@@ -203,7 +203,7 @@ func unpress(t *testing.T, pressed []byte) []byte {
 	return content
 }
 
-// checkFiles wants one program, links to it, and the directories of both, each before what is in it.
+// checkFiles expects one program, links to it, and their parent directories, each before its entries.
 func checkFiles(t *testing.T, archive []byte, p program, at time.Time) {
 	t.Helper()
 	want, err := os.ReadFile(p.Path)
@@ -250,7 +250,7 @@ func checkFiles(t *testing.T, archive []byte, p program, at time.Time) {
 	}
 }
 
-// TestAnImageOfFiles has what tests need: files where they are wanted, the first of which is run.
+// TestAnImageOfFiles: the files have the given paths, and the first one is the entrypoint.
 func TestAnImageOfFiles(t *testing.T) {
 	t.Parallel()
 	o := anOrder(t)
@@ -291,7 +291,7 @@ func TestAnImageOfFiles(t *testing.T) {
 	}
 }
 
-// TestTheSameInputGivesTheSameBytes, wherever the programs are and whatever their times.
+// TestTheSameInputGivesTheSameBytes: paths and modification times of the programs have no effect.
 func TestTheSameInputGivesTheSameBytes(t *testing.T) {
 	t.Parallel()
 	first := anOrder(t)
@@ -342,8 +342,8 @@ func TestTheSameInputGivesTheSameBytes(t *testing.T) {
 	}
 }
 
-// TestTheListHasEveryModule reads the text that Go writes into programs.
-func TestTheListHasEveryModule(t *testing.T) {
+// TestBillOfMaterialsHasEveryModule compares the list with the build information of the program.
+func TestBillOfMaterialsHasEveryModule(t *testing.T) {
 	t.Parallel()
 	info, err := debug.ParseBuildInfo(strings.Join([]string{
 		"path\texample.com/a", "mod\texample.com/a\tv0.0.0-20260101000000-abcdefabcdef+dirty\t",
@@ -382,7 +382,7 @@ func TestTheListHasEveryModule(t *testing.T) {
 	}
 }
 
-func TestWhatIsRefused(t *testing.T) {
+func TestInvalidInput(t *testing.T) {
 	t.Parallel()
 	good := anOrder(t)
 	text := filepath.Join(t.TempDir(), "text")
@@ -421,7 +421,7 @@ func TestWhatIsRefused(t *testing.T) {
 	}
 }
 
-// TestTheDockerfileMakesTheSame compares its text with what is packed here.
+// TestTheDockerfileMakesTheSame compares the Dockerfile's text with the packed image.
 func TestTheDockerfileMakesTheSame(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../Dockerfile")

@@ -22,7 +22,7 @@ const (
 	typeEmpty    = "application/vnd.oci.empty.v1+json"
 )
 
-// descriptor points to a blob.
+// descriptor references a blob.
 type descriptor struct {
 	MediaType    string            `json:"mediaType"`
 	Digest       string            `json:"digest"`
@@ -37,7 +37,7 @@ type platform struct {
 	OS           string `json:"os"`
 }
 
-// manifest is that of an image, or of an artifact that belongs to its subject.
+// manifest is that of an image, or of an artifact with a subject.
 type manifest struct {
 	SchemaVersion int          `json:"schemaVersion"`
 	MediaType     string       `json:"mediaType"`
@@ -60,7 +60,7 @@ func newLayout() layout {
 	return layout{"oci-layout": []byte(`{"imageLayoutVersion":"1.0.0"}`)}
 }
 
-// add keeps a blob under its digest.
+// add stores a blob by digest.
 func (l layout) add(mediaType string, content []byte) descriptor {
 	sum := sha256.Sum256(content)
 	digest := hex.EncodeToString(sum[:])
@@ -68,7 +68,7 @@ func (l layout) add(mediaType string, content []byte) descriptor {
 	return descriptor{MediaType: mediaType, Digest: "sha256:" + digest, Size: len(content)}
 }
 
-// addJSON keeps a value as JSON.
+// addJSON stores a value as a JSON blob.
 func (l layout) addJSON(mediaType string, value any) (descriptor, error) {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -89,7 +89,7 @@ func (l layout) tar(at time.Time) ([]byte, error) {
 	return a.close()
 }
 
-// archive is a tar file in the making. The first error is told at the end.
+// archive builds a tar file. Close returns the first error.
 type archive struct {
 	buffer bytes.Buffer
 	writer *tar.Writer

@@ -18,7 +18,7 @@ func main() {
 	}
 }
 
-// programs is a flag ARCHITECTURE=FILE that is given several times.
+// programs is a flag ARCHITECTURE=FILE that may be repeated.
 type programs []program
 
 func (p *programs) String() string { return fmt.Sprint(*p) }
@@ -32,7 +32,7 @@ func (p *programs) Set(text string) error {
 	return nil
 }
 
-// files is a flag PATH=FILE that is given several times.
+// files is a flag PATH=FILE that may be repeated.
 type files []file
 
 func (f *files) String() string { return fmt.Sprint(*f) }
@@ -72,7 +72,7 @@ func run(args []string, out, problems io.Writer) error {
 	return err
 }
 
-// write puts the tar, by its name, and the lists into a directory. Files that are there are replaced, each in one step.
+// write writes the tar and the bills of materials to a directory, each file by an atomic rename.
 func (p packed) write(dir, tarName string, at time.Time) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // a result of a build, for everybody
 		return fmt.Errorf("making the output directory: %w", err)

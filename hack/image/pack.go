@@ -18,37 +18,37 @@ import (
 	"time"
 )
 
-// program is the program built for one architecture, in Go's word for it.
+// program is the program built for one architecture (GOARCH).
 type program struct{ Architecture, Path string }
 
-// file is one of an image, and where it is now.
+// file is a file in an image, and its source.
 type file struct{ Path, Source string }
 
-// order says what to pack: Programs, or Files.
+// order is the input of pack: either Programs or Files.
 type order struct {
-	// Programs are this module's program, for each architecture.
+	// Programs are the builds of this module's program, one per architecture.
 	Programs []program
-	// Files make an image of any other programs, which tests need, for the architecture of this machine. The first is its
+	// Files make an image of any other programs, for tests, for this machine's architecture. The first is the
 	// entrypoint.
 	Files []file
 	// Name is REGISTRY/PATH:TAG.
 	Name string
-	// Created is the time of everything in the image.
+	// Created is the timestamp of the image and its files.
 	Created time.Time
 }
 
-// packed is the image.
+// packed is the packed image.
 type packed struct {
 	layout layout
-	// Digest is that of the index, by which all architectures are pulled.
+	// Digest is that of the index, which references all architectures.
 	Digest string
-	// Lists are what the programs are made of, by architecture.
+	// Lists are the bills of materials, by architecture.
 	Lists map[string][]byte
 }
 
 var imageName = regexp.MustCompile(`^[a-z0-9.:-]+(?:/[a-z0-9._-]+)+:([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})$`)
 
-// pack makes the layout. Every program has to be one that Go built for the architecture it is said to be for.
+// pack builds the layout. Each program must be a Go program for its architecture.
 func pack(o order) (packed, error) {
 	tag := imageName.FindStringSubmatch(o.Name)
 	if tag == nil {
@@ -72,7 +72,7 @@ func pack(o order) (packed, error) {
 	out.Digest = whole.Digest
 	whole.Annotations = map[string]string{
 		"org.opencontainers.image.ref.name": tag[1],
-		// containerd imports it under this name.
+		// containerd imports the image under this name.
 		"io.containerd.image.name": o.Name,
 	}
 	list := index{SchemaVersion: 2, MediaType: typeIndex, Manifests: append([]descriptor{whole}, attached...)}
@@ -80,14 +80,14 @@ func pack(o order) (packed, error) {
 	if err != nil {
 		return packed{}, err
 	}
-	// The layout's own list is a file with a name, and no blob.
+	// index.json is a file of the layout and not a blob.
 	blob := "blobs/sha256/" + text.Digest[len("sha256:"):]
 	out.layout["index.json"] = out.layout[blob]
 	delete(out.layout, blob)
 	return out, nil
 }
 
-// ours adds the image of each architecture and the list of what is in it.
+// ours adds an image and its bill of materials for each architecture.
 func (p packed) ours(o order, tag string) (images, attached []descriptor, err error) {
 	for _, from := range o.Programs {
 		if _, twice := p.Lists[from.Architecture]; twice {
@@ -102,7 +102,7 @@ func (p packed) ours(o order, tag string) (images, attached []descriptor, err er
 	return images, attached, nil
 }
 
-// others adds an image of files.
+// others adds an image of Files.
 func (p packed) others(o order) ([]descriptor, error) {
 	var entries []entry
 	for _, f := range o.Files {
@@ -118,7 +118,7 @@ func (p packed) others(o order) ([]descriptor, error) {
 	return []descriptor{made}, err
 }
 
-// one adds the image of one architecture and the list of what is in it.
+// one adds the image of one architecture and its bill of materials.
 func (p packed) one(from program, tag string, at time.Time) (image, attached descriptor, err error) {
 	built, err := buildinfo.ReadFile(from.Path)
 	if err != nil {
@@ -131,7 +131,7 @@ func (p packed) one(from program, tag string, at time.Time) (image, attached des
 	if err != nil {
 		return descriptor{}, descriptor{}, fmt.Errorf("reading the program: %w", err)
 	}
-	// As in Istio's image the agent runs by default, as root, for the node's directories are root's.
+	// As in Istio's image the default command is the agent, as root, because root owns the node's directories.
 	image, err = p.image(fileSystem(content), from.Architecture, configRun{
 		User:       "0:0",
 		Env:        []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/cni/bin"},
@@ -149,7 +149,7 @@ func (p packed) one(from program, tag string, at time.Time) (image, attached des
 	return image, attached, err
 }
 
-// config is an image's configuration.
+// config is an image configuration.
 type config struct {
 	Created      time.Time     `json:"created"`
 	Architecture string        `json:"architecture"`
@@ -204,7 +204,7 @@ func (p packed) image(entries []entry, arch string, run configRun, at time.Time)
 	return made, err
 }
 
-// attach adds a list of contents as an artifact whose subject is the image, as the OCI distribution 1.1 has it.
+// attach adds a bill of materials as an artifact with the image as its subject (OCI distribution 1.1).
 func (p packed) attach(list []byte, image descriptor) (descriptor, error) {
 	made, err := p.layout.addJSON(typeManifest, manifest{
 		SchemaVersion: 2, MediaType: typeManifest, ArtifactType: typeList,
@@ -214,11 +214,11 @@ func (p packed) attach(list []byte, image descriptor) (descriptor, error) {
 	return made, err
 }
 
-// programPath is where the program is. The agent copies it from there to the node.
+// programPath is the program's path. The agent copies it from there to the node.
 const programPath = "opt/cni/bin/istio-cni"
 
-// links are the names of the roles, where images of Istio have had them: /usr/local/bin today, /opt/cni/bin until 1.9,
-// /opt/local/bin from 1.10 to 1.17.
+// links are the names of the roles in images of Istio: /usr/local/bin today, /opt/cni/bin until 1.9, /opt/local/bin
+// from 1.10 to 1.17.
 func links() []string {
 	return []string{
 		"opt/cni/bin/istio-cni-repair", "opt/cni/bin/istio-cni-taint", "opt/cni/bin/istio-iptables",
@@ -228,7 +228,7 @@ func links() []string {
 	}
 }
 
-// fileSystem is what is in our image.
+// fileSystem returns the entries of our image.
 func fileSystem(content []byte) []entry {
 	out := []entry{{name: programPath, content: content}}
 	for _, name := range links() {
@@ -237,14 +237,14 @@ func fileSystem(content []byte) []entry {
 	return out
 }
 
-// entry is a program in an image, or a link to one.
+// entry is a program in an image, or a symbolic link to one.
 type entry struct {
 	name    string
 	content []byte
 	to      string
 }
 
-// layer packs entries, and the directories that they are in: everything is root's, and has the same time.
+// layer packs entries and their parent directories, all owned by root and with the same time.
 func layer(entries []entry, at time.Time) ([]byte, error) {
 	var a archive
 	known := map[string]bool{".": true}
@@ -267,7 +267,7 @@ func layer(entries []entry, at time.Time) ([]byte, error) {
 	return a.close()
 }
 
-// compress leaves name and time out of gzip's header, which would make two packings differ.
+// compress omits name and time from the gzip header, so that the result is reproducible.
 func compress(content []byte) ([]byte, error) {
 	var out bytes.Buffer
 	writer, err := gzip.NewWriterLevel(&out, gzip.BestCompression)
@@ -283,7 +283,7 @@ func compress(content []byte) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// about are the labels that people look for.
+// about returns the image's standard labels.
 func about(built *debug.BuildInfo, tag string, at time.Time) map[string]string {
 	const label = "org.opencontainers.image."
 	return map[string]string{

@@ -1,4 +1,4 @@
-// Command empty does nothing: what it costs is what any program of Go costs, the floor that the benchmarks compare with.
+// Command empty does nothing. Its run time is that of any Go program, the lower bound in the benchmarks.
 package main
 
 func main() {}

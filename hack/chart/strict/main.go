@@ -1,9 +1,9 @@
 // Command strict reads a YAML stream of Kubernetes objects and decodes each one into the type of the Kubernetes release
 // that it is built with, as an API server with strict field validation does.
 //
-// It promises to name every object with an unknown or doubled field, a value of the wrong type, or a kind that the
-// release does not have. It never checks what goes beyond types. The release is the one of go.mod; oldest.mod has
-// another one. Start reading at run.
+// It promises to report every object with an unknown or duplicate field, a value of the wrong type, or a kind that the
+// release does not have. It never validates beyond types. go.mod selects the release; oldest.mod selects another. Start
+// reading at run.
 package main
 
 import (
