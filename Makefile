@@ -12,21 +12,21 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: ## Run the plugin in a real CNI chain and show where packets go (root; sets the machine up)
+demo: ## Run the plugin in a real CNI chain and show where packets go (root; installs packages)
 	@hack/setup.sh
 	@hack/build.sh
 	@hack/demo.sh
 
 .PHONY: test
-test: ## Run every test, with the race detector (root; sets the machine up); PKG= and RUN= narrow it
+test: ## Run every test, with the race detector (root; installs packages); PKG= and RUN= narrow it
 	@hack/test.sh
 
 .PHONY: bare
-bare: ## Run the README's demo and test on a bare Debian 12, made for it and removed (root)
+bare: ## Run the README's demo and test on a temporary minimal Debian 12 (root)
 	@hack/bare.sh
 
 .PHONY: setup
-setup: ## Install what tests and demo need on a bare Debian machine (root)
+setup: ## Install the packages for tests and demo on Debian (root)
 	@hack/setup.sh
 
 .PHONY: build
@@ -42,12 +42,12 @@ manifests: ## Write manifests/istio-cni.yaml, the chart's default rendering
 	@hack/manifests.sh
 
 .PHONY: chart-test
-chart-test: ## Render the chart with every option and hold it to the API and to the program (root)
+chart-test: ## Render the chart with every option, validate it by the API types and by the program (root)
 	@hack/setup.sh
 	@hack/manifests.sh --test
 
 .PHONY: e2e
-e2e: ## Run the tests against a real Kubernetes, which is built first (root); PKG= and RUN= narrow it
+e2e: ## Build a real Kubernetes and run the tests against it (root); PKG= and RUN= narrow it
 	@hack/e2e.sh
 
 .PHONY: lint
@@ -63,11 +63,11 @@ fuzz: ## Run every fuzz target for FUZZTIME (10s) each
 	@hack/fuzz.sh
 
 .PHONY: bench
-bench: ## Run the benchmarks; BASE=<revision> compares with it
+bench: ## Run the benchmarks; BASE=<revision> compares two revisions
 	@hack/bench.sh
 
 .PHONY: vuln
-vuln: ## Look for known vulnerabilities in source and binary
+vuln: ## Check for known vulnerabilities in source and binary
 	@hack/vuln.sh
 
 .PHONY: verify
@@ -75,7 +75,7 @@ verify: ## Check that go.mod, formatting and docs/deps.txt are in step
 	@hack/verify.sh
 
 .PHONY: cover
-cover: ## Measure coverage of the whole test run, processes included (root)
+cover: ## Measure coverage of the whole test run, including processes (root)
 	@hack/cover.sh
 
 .PHONY: deps
@@ -83,5 +83,5 @@ deps: ## Rewrite docs/deps.txt, the packages linked into the binary
 	@hack/deps.sh
 
 .PHONY: clean
-clean: ## Remove what was built
+clean: ## Remove build results
 	@rm -rf bin coverage.out coverage.html

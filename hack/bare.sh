@@ -1,29 +1,29 @@
 #!/usr/bin/env bash
-# Runs the README's first commands, "make demo" and "make test", where a new user runs them: on a Debian 12 that has only make,
-# git and ca-certificates. Ends with 0 only when both do.
+# Runs the README's first commands, "make demo" and "make test", as a new user does: on a Debian 12 with only make, git and
+# ca-certificates. The exit status is 0 only if both pass.
 #
 #   hack/bare.sh             both
 #   hack/bare.sh COMMAND...  another command, to look around: hack/bare.sh bash
 #
-# The root is made by debootstrap --variant=minbase and entered with pivot_root, in namespaces of mounts, processes and IPC. A
-# clean clone of HEAD is in it: changes that are not committed are left out. It has /proc, /sys with the control groups, /dev, and
-# the network of this machine, by which hack/setup.sh installs the rest; there is no Go in it.
+# debootstrap --variant=minbase creates the root file system, and pivot_root enters it in mount, PID and IPC namespaces. It
+# contains a clean clone of HEAD, without uncommitted changes, and has /proc, /sys with the cgroups, /dev, and this machine's
+# network, over which hack/setup.sh installs the rest, Go included.
 #
-# From this machine come the settings by which apt and Go reach their sources: lists, keys, proxies and certificates. To save ten
-# minutes, so do Go's module cache and build cache. They hide nothing: modules are checked against go.sum, an entry of the build
-# cache is found by the hash of compiler, C compiler, flags and sources, and the toolchain itself is fetched anew each time.
+# This machine provides the settings of apt and Go: package sources, keys, proxies and certificates. To save ten minutes it
+# also provides Go's module and build cache. Both are safe: modules are checked against go.sum, build cache entries are keyed
+# by the hash of compilers, flags and sources, and the toolchain itself is downloaded each time.
 #
-# All mounts end with the namespaces, whatever ends these, and the root is removed in the end.
+# The kernel removes the mounts with the namespaces; the root file system is removed at the end.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
 suite=bookworm
 
-# commands are the README's own, so that it cannot promise others.
+# commands prints the commands of the README, so that both are in step.
 # shellcheck disable=SC2016 # backquotes of Markdown
 commands() { sed -n '/^```sh/,/^```/ s/^\(make [a-z0-9-]*\) .*/\1/p; /^```$/q' README.md; }
 
-# environment prints what the root needs of this machine's as NAME=VALUE: proxies, and where Go gets modules from.
+# environment prints the proxies and Go module settings of this machine as NAME=VALUE.
 environment() {
   local name value
   for name in http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY; do
@@ -35,7 +35,7 @@ environment() {
   done
 }
 
-# mirror prints where apt on this machine gets the suite from; nothing on another release: debootstrap has a default.
+# mirror prints the mirror of the suite in this machine's apt sources, or nothing: debootstrap has a default.
 mirror() {
   # shellcheck disable=SC2016 # apt-get's own variables
   apt-get indextargets --format '$(RELEASE) $(COMPONENT) $(SITE)' 'Created-By: Packages' 2>/dev/null |
@@ -66,7 +66,7 @@ make_root() { # DIRECTORY
   cp -L /etc/resolv.conf /etc/hosts "$new/etc/"
 }
 
-# enter mounts what a machine has, and leaves this one's root.
+# enter mounts the file systems and makes the new root the root of the mount namespace.
 enter() { # DIRECTORY
   local new=$1 modules builds
   modules=$("$go_bin" env GOMODCACHE)
@@ -92,7 +92,7 @@ enter() { # DIRECTORY
 inside() { # DIRECTORY COMMAND...
   local new=$1/root run list settings status=0 started
   shift
-  find_go || die "no Go here whose caches and settings could be used: run hack/setup.sh"
+  find_go || die "no Go with caches and settings to use: run hack/setup.sh"
   list=$(commands)
   [[ $list == $'make demo\nmake test' ]] || die "the README's first commands are no longer make demo and make test: $list"
   mapfile -t settings < <(environment)
@@ -130,12 +130,12 @@ need_root "it makes and enters a root file system"
 hack/setup.sh bare
 need_space "${TMPDIR:-/var/tmp}" 3000 "a bare Debian" "set TMPDIR"
 if [[ -n $(git status --porcelain --untracked-files=no) ]]; then
-  say "bare: changes that are not committed are left out"
+  say "bare: uncommitted changes are not included"
 fi
 dir=$(mktemp -d "${TMPDIR:-/var/tmp}/istio-cni-bare.XXXXXX")
-# Processes that were just killed may still make a file or two.
+# Processes that were just killed may still create files.
 trap 'rm -rf --one-file-system "$dir" 2>/dev/null || { sleep 2; rm -rf --one-file-system "$dir"; }' EXIT
-# unshare itself blocks SIGTERM and SIGINT; killed it takes the namespaces along.
+# unshare blocks SIGTERM and SIGINT; SIGKILL ends it and the namespaces.
 trap 'kill -KILL "$child"; exit 143' TERM INT HUP
 unshare --mount --propagation private --pid --ipc --fork --kill-child --mount-proc "$0" --inside "$dir" "$@" <&0 &
 child=$!

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs the benchmarks COUNT times and summarises them, then says which of the
-# targets of docs/performance.md are met. With BASE=<revision> the same is done
-# in a worktree of that revision and the two are compared. BENCH=<pattern> and
-# PKG=<packages> narrow it, BENCHTIME is that of each (1s, or 100x).
-# Benchmarks that program the kernel need root.
+# Runs the benchmarks COUNT times, summarises them, and prints which targets
+# of docs/performance.md are met. With BASE=<revision> it also runs them in a
+# worktree of that revision and compares the two. BENCH=<pattern> and
+# PKG=<packages> select benchmarks, BENCHTIME is the time of each (1s, or
+# 100x). Benchmarks that program the kernel need root.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 use_go
@@ -21,7 +21,7 @@ measure() { # DIRECTORY FILE
   (cd "$1" && go test -tags "$tags" -run '^$' -bench "${BENCH:-.}" -benchtime "${BENCHTIME:-1s}" -benchmem \
     -count "${COUNT:-6}" -timeout 90m "${exec[@]}" "${packages[@]}") |
     tee "$2" | grep -E '^(Benchmark|FAIL|panic)|^---' || true
-  # grep hides go test's own status in the pipe above, so it is read here.
+  # The pipe above hides go test's exit status, so it is read from the output.
   ! grep -q '^FAIL' "$2" || die "a benchmark failed, see $2"
 }
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Builds bin/istio-cni: static, stripped, without this machine's paths.
 #
-# The version is what Go records of the checkout, so it needs a git that can
-# read it. Go's own "auto" still fails when git refuses the directory (another
-# owner) or there is no commit yet, so that is asked first.
+# Go derives the version from the checkout, which needs a readable git
+# repository. -buildvcs=auto fails if git refuses the directory (another
+# owner) or there is no commit yet, so the script checks that first.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 use_go

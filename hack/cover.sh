@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Coverage of the whole test run. What a test starts of its own test binary, as
-# the script tests do for every name, leaves its counters with the test's.
+# Measures the coverage of the whole test run. Processes that tests start from
+# the test binary write their counters to the same place.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need_root "the tests program real network namespaces"

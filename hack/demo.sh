@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Shows the main job: the built plugin at the end of a real CNI chain, in namespaces of its own, without a cluster.
+# Runs the built plugin at the end of a real CNI chain, in network namespaces,
+# without a cluster.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need_root "the demo makes network namespaces"

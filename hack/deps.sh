@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# docs/deps.txt: the packages of other modules that are linked into the binary,
-# so that a new dependency shows in review.
+# Writes docs/deps.txt, the packages of other modules that are linked into the
+# binary, so that a new dependency shows in review.
 #
 #   hack/deps.sh          rewrite it
 #   hack/deps.sh check    fail when it is out of step

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Runs the tests against a real Kubernetes: builds what they run, and tests
-# e2e/. See docs/e2e.md.
+# Builds all programs of the tests against a real Kubernetes, and runs e2e/.
+# See docs/e2e.md.
 #
 #   hack/e2e.sh                             everything
 #   PKG=./taint RUN=TestLegacy hack/e2e.sh  a part
 #
-# KUBE_BIN names a ready-made kube binary, REFERENCE_BIN a directory as
-# hack/reference.sh makes it, E2E_LOGS a directory for the logs of what failed
-# (bin/e2e-logs). Installs what is missing, as hack/setup.sh does; nothing is
-# skipped, and a pattern or a name of which there is no test is a failure.
+# KUBE_BIN names an existing kube binary, REFERENCE_BIN a directory built by
+# hack/reference.sh, E2E_LOGS the directory for logs of failed tests
+# (bin/e2e-logs). The script installs missing packages with hack/setup.sh; it
+# skips nothing, and PKG or RUN without a match is a failure.
 #
-# What is tested is what ships: the image of hack/image.sh, and the program in it.
+# The tests use the released artifacts: the image of hack/image.sh and its
+# program.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need_root "the tests make namespaces, mounts and control groups"
@@ -38,10 +39,10 @@ pack() { # NAME /PATH=FILE...
 pack box /box=bin/box
 CGO_ENABLED=0 go test -c -o bin/contract ./internal/kube/kubetest
 (cd hack/chart && CGO_ENABLED=0 go build -buildvcs=false -trimpath -o "$root/bin/chart" .)
-# The last release of the reference plugins that had this one.
+# The last release of the reference CNI plugins with this plugin.
 GOBIN=$root/bin CGO_ENABLED=0 GOFLAGS='' go install -trimpath -ldflags '-s -w' github.com/containernetworking/plugins/plugins/meta/flannel@v0.9.1
 
-# Custom resources are defined by files of the modules of their projects.
+# CustomResourceDefinitions come from the modules of their projects.
 crd() { # MODULE FILE
   local dir
   dir=$(cd e2e/renderings/crds && go mod download "$1" && go list -m -f '{{.Dir}}' "$1")
@@ -56,7 +57,7 @@ export KUBE_BIN ISTIO_CNI_BIN E2E_IMAGE=$root/bin/image/istio-cni.tar
 export E2E_BOX_BIN=$root/bin/box E2E_BOX_IMAGE=$root/bin/e2e-images/box.tar E2E_CHART_BIN=$root/bin/chart
 export E2E_FLANNEL_BIN=$root/bin/flannel E2E_CONTRACT_BIN=$root/bin/contract E2E_CRDS=$root/bin/crds E2E_LOGS=${E2E_LOGS:-$root/bin/e2e-logs}
 rm -rf "$E2E_LOGS"
-# Five minutes, and for one package only.
+# The reference takes five minutes to build, and only this package needs it.
 if [[ " ${packages[*]} " == *' ./upgrade '* ]]; then
   REFERENCE_BIN=$(hack/reference.sh)
   pack reference/install-cni "/usr/local/bin/install-cni=$REFERENCE_BIN/install-cni" "/opt/cni/bin/istio-cni=$REFERENCE_BIN/istio-cni"
@@ -71,7 +72,8 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 cd e2e
 
-# One after the other: each has the machine for itself, and is told by name when it fails.
+# Packages run one by one, so that each has the whole machine, and failed
+# packages are listed by name.
 passed=0 failed=()
 for package in "${packages[@]}"; do
   started=$SECONDS

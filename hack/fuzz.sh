@@ -7,12 +7,13 @@ use_go
 
 fuzztime=${FUZZTIME:-10s}
 
-# "go test -list" prints a package's targets, then a line that names it.
+# "go test -list" prints a package's targets and then a line with its name.
 list=$(go test -list '^Fuzz' ./...) || { printf '%s\n' "$list"; die "the tests do not build"; }
 targets=$(awk '/^Fuzz/ { names[++n] = $1 } $1 == "ok" { for (i = 1; i <= n; i++) print $2, names[i]; n = 0 }' <<<"$list")
 [[ -n $targets ]] || die "found no fuzz target"
 
-# The fuzzer of the toolchain at times reports the end of its own time as a failure of the target: nothing was found, then.
+# At the end of -fuzztime the fuzzer of the toolchain sometimes reports
+# "context deadline exceeded" as a failure of the target.
 fuzz() { # PACKAGE TARGET
   go test -run '^$' -fuzz "^$2\$" -fuzztime "$fuzztime" -fuzzminimizetime 20x "$1" </dev/null 2>&1 | tee "$log" && return
   [[ $(grep -A 1 -e '--- FAIL' "$log") =~ ^"--- FAIL: $2 ("[0-9.]+$'s)\n    context deadline exceeded'$ ]]

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Packs bin/image/istio-cni.tar, an OCI image layout for amd64 and arm64, and
-# beside it what the programs are made of (CycloneDX). No container engine.
+# Packs bin/image/istio-cni.tar, an OCI image layout for amd64 and arm64, with
+# software bills of materials (CycloneDX) next to it. It needs no container
+# engine.
 #
 #   hack/image.sh            pack
-#   hack/image.sh --check    build a copy of the tree elsewhere, too, from nothing, and compare
+#   hack/image.sh --check    also build a copy of the tree with an empty cache, and compare
 #
 # IMAGE is the name (default localhost/istio-cni/install-cni:VERSION of the
 # chart), ARCHS the architectures. The same tree gives the same digest.
@@ -16,8 +17,8 @@ name=${IMAGE:-localhost/istio-cni/install-cni:$version}
 read -r -a archs <<<"${ARCHS:-amd64 arm64}"
 out=$root/bin/image
 
-# Without a commit that git can read there is no version in the program, and no
-# time: see hack/build.sh.
+# Without a readable git commit the program has no version and the image no
+# timestamp: see hack/build.sh.
 vcs=auto
 created=0
 if git rev-parse --quiet --verify HEAD >/dev/null 2>&1; then
@@ -48,7 +49,7 @@ case ${1:-pack} in
     mkdir "$copy/tree"
     tar --exclude=./bin -cf - . | tar -C "$copy/tree" -xf -
     pack "$root" "$out"
-    # A cache of its own, or the second build would only be copied from the first.
+    # A build cache of its own: the second build must not reuse the first.
     GOCACHE=$copy/cache pack "$copy/tree" "$copy/image" >/dev/null
     for file in istio-cni.tar "${archs[@]/%/.cdx.json}"; do
       [[ $file == *.tar ]] || file=istio-cni-$file

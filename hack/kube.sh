@@ -2,17 +2,17 @@
 # Builds the servers of Kubernetes that the tests in e2e/ run, as one binary,
 # and prints its path as the only line on stdout.
 #
-# It is built once for each version of its sources and of the compiler, and
-# kept below bin/kube: four to six minutes on two cores, and 3 GB in Go's build
-# cache, which may be dropped afterwards ("go clean -cache"). KUBE_BIN names a
-# ready-made one, and nothing is built then.
+# The binary is built once per version of its sources and of the compiler, and
+# kept below bin/kube. A build takes four to six minutes on two cores and 3 GB
+# in Go's build cache, which may be deleted afterwards ("go clean -cache").
+# With KUBE_BIN nothing is built.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
 note() { printf 'kube: %s\n' "$*" >&2; }
 
 if [[ -n ${KUBE_BIN:-} ]]; then
-  [[ -x $KUBE_BIN ]] || die "KUBE_BIN=$KUBE_BIN is no program"
+  [[ -x $KUBE_BIN ]] || die "KUBE_BIN=$KUBE_BIN is not an executable file"
   realpath "$KUBE_BIN"
   exit
 fi

@@ -1,19 +1,19 @@
 # shellcheck shell=bash
 # Shared by every script here; sourced, never run.
 #
-# Promises: $root is the top of the tree and the current directory; use_go
-# puts a Go that can build this module first in PATH, or stops with a message
-# that says what to do. Installs nothing: that is setup.sh.
+# Promises: $root is the root of the repository and the current directory;
+# use_go puts a Go that can build this module first in PATH, or exits with an
+# error that names the solution. It installs nothing: setup.sh does.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit
 
-# iptables, nft and ip live here, and a user's PATH often leaves it out.
+# iptables, nft and ip are in these directories, which a user's PATH often
+# lacks.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
-# The flag library can print manual pages; what it needs for that costs every
-# start of the program, and so every pod, 3 ms of initialisation. This tag
-# leaves it out.
+# Without this tag the flag library links its manual page generator, whose
+# initialisation costs every start of the program, and so every pod, 3 ms.
 # shellcheck disable=SC2034 # used by the scripts that source this
 tags=urfave_cli_no_docs
 
@@ -31,12 +31,12 @@ need_root() {
 # go_wanted prints the version in go.mod's go line.
 go_wanted() { sed -n 's/^go \([0-9][0-9.]*\).*/\1/p' "$root/go.mod"; }
 
-# go_cache is where setup.sh unpacks a Go when the machine's is too old to
-# fetch one by itself.
+# go_cache is the directory into which setup.sh unpacks Go if the machine's Go
+# cannot download a toolchain by itself.
 go_cache() { printf '%s\n' "${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/istio-cni/go$(go_wanted)"; }
 
-# go_version BIN prints what BIN is, not what it would switch to: the question
-# is asked outside of the module and with switching off.
+# go_version BIN prints the version of BIN itself, without switching
+# toolchains: it runs outside of the module with GOTOOLCHAIN=local.
 go_version() {
   (cd / && GOTOOLCHAIN=local "$1" version 2>/dev/null) |
     sed -n 's/^go version go\([0-9]*\.[0-9.]*[0-9]\).*/\1/p'
@@ -53,8 +53,8 @@ go_candidates() {
 }
 
 # find_go sets go_bin to the first Go that is new enough, else to one that can
-# fetch the right one itself (1.21 and up), and go_switch to auto then. Debian
-# ships Go with switching turned off, which is why it is said aloud.
+# download the toolchain itself (1.21 and up), with go_switch set to auto.
+# Debian's Go has GOTOOLCHAIN=local as its default, so it is set explicitly.
 find_go() {
   local want bin have fallback=
   want=$(go_wanted)
@@ -82,23 +82,23 @@ use_go() {
   fi
 }
 
-# free_mb DIR prints what is free there, or where the nearest parent is.
+# free_mb DIR prints the free space of DIR or of its nearest existing parent.
 free_mb() {
   local dir=$1
   until [[ -d $dir ]]; do dir=$(dirname "$dir"); done
   df -Pm "$dir" | awk 'NR == 2 { print $4 }'
 }
 
-# need_space stops before a build that would fill the disk.
+# need_space exits before a build that would fill the disk.
 need_space() { # DIR MB WHAT ELSE
   local free
   free=$(free_mb "$1")
   [[ $free -ge $2 ]] || die "$3 needs $2 MB in $1, and $free MB are free: free some, or $4"
 }
 
-# tool NAME builds one tool of hack/tools when its pinned versions or the
-# compiler changed, and sets tool_bin to its path. The linter takes some
-# minutes the first time.
+# tool NAME builds a tool of hack/tools if its pinned versions or the compiler
+# have changed, and sets tool_bin to its path. The first build of the linter
+# takes some minutes.
 tool() {
   local pkg stamp dir
   pkg=$(cd hack/tools && go list -f '{{.ImportPath}}' tool | grep -E "/$1\$") ||

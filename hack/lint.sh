@@ -7,7 +7,7 @@ use_go
 tool golangci-lint
 
 status=0
-# Another run on this machine, an editor's say, is waited for.
+# Wait for another run on this machine, for example an editor's.
 "$tool_bin" run --allow-serial-runners ./... || status=1
 for module in hack/chart hack/chart/strict e2e; do
   config=$root/.golangci.yml

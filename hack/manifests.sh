@@ -3,9 +3,9 @@
 # "kubectl apply" without Helm.
 #
 #   hack/manifests.sh            write it
-#   hack/manifests.sh --check    fail when it is out of step with the chart
-#   hack/manifests.sh --test     run the chart's tests; ISTIO_CNI names a ready-made program, else it is built
-#   hack/manifests.sh --render   print the chart with values of one's own: -f FILE, --namespace NAME, …
+#   hack/manifests.sh --check    fail if it is out of step with the chart
+#   hack/manifests.sh --test     run the chart's tests; ISTIO_CNI names an existing binary, else it is built
+#   hack/manifests.sh --render   print the chart with other values: -f FILE, --namespace NAME, …
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 use_go

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Builds the reference that e2e/upgrade upgrades from, Istio's own istio-cni,
-# and Helm, which does it; prints the path of their directory as the only line
-# on stdout: install-cni, istio-cni and helm are programs, chart is the
-# reference's chart.
+# Builds the reference from which e2e/upgrade upgrades, Istio's own istio-cni,
+# and Helm, and prints the path of their directory as the only line on stdout:
+# install-cni, istio-cni and helm are programs, chart is the reference's
+# chart.
 #
-# They come from the Go module proxy, at the versions of e2e/reference/go.mod
-# and e2e/helm/go.mod. They are built once for each of these and of the
-# compiler, and kept below bin/reference, 240 MB: five minutes on two cores.
-# REFERENCE_BIN names a ready-made directory, and nothing is built then.
+# The sources are modules of the Go module proxy, at the versions of
+# e2e/reference/go.mod and e2e/helm/go.mod. Each is built once per version and
+# compiler, and kept below bin/reference: 240 MB and five minutes on two
+# cores. With REFERENCE_BIN nothing is built.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 

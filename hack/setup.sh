@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Installs what the tests and the demo need on a bare Debian machine.
+# Installs the packages that the tests and the demo need on a minimal Debian.
 #
 #   hack/setup.sh         compiler, Go, iptables, nftables, iproute2, reference CNI plugins
-#   hack/setup.sh e2e     and what a node of Kubernetes needs: containerd, runc, conntrack
-#   hack/setup.sh lint    what the linters need: Go and shellcheck
-#   hack/setup.sh bare    what hack/bare.sh needs: Go and debootstrap
+#   hack/setup.sh e2e     the same, and for a node of Kubernetes: containerd, runc, conntrack
+#   hack/setup.sh lint    for the linters: Go and shellcheck
+#   hack/setup.sh bare    for hack/bare.sh: Go and debootstrap
 #
-# Safe to repeat: it looks for the things themselves, says nothing and touches
-# neither apt nor the network when all are there.
+# Safe to repeat: it checks for the files and commands themselves. If all
+# exist it prints nothing and uses neither apt nor the network.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -15,7 +15,7 @@ export DEBIAN_FRONTEND=noninteractive
 
 missing=()
 
-# want PACKAGE THING: THING is a command, or a path when it has a slash.
+# want PACKAGE FILE: FILE is a command, or a path if it has a slash.
 want() {
   if [[ $2 == */* ]]; then
     [[ -e $2 ]] || missing+=("$1")
@@ -24,7 +24,7 @@ want() {
   fi
 }
 
-# quietly COMMAND... shows the command's output only when it fails.
+# quietly COMMAND... prints the command's output only if it fails.
 quietly() {
   local log status=0
   log=$(mktemp)
@@ -42,8 +42,8 @@ apt_install() {
   type -P apt-get >/dev/null || die "this is not a Debian machine; install these by hand: $*"
   if [[ -z $apt_ready ]]; then
     say "setup: updating the package lists"
-    # One dead source need not matter; what is really missing fails below.
-    quietly apt-get -o DPkg::Lock::Timeout=300 update || say "setup: apt-get update failed, going on with the lists at hand"
+    # One unreachable source may not matter; a missing package fails below.
+    quietly apt-get -o DPkg::Lock::Timeout=300 update || say "setup: apt-get update failed, using the existing lists"
     apt_ready=yes
   fi
   say "setup: installing $*"
@@ -51,9 +51,9 @@ apt_install() {
     die "apt-get could not install: $*"
 }
 
-# fetch_go gets the toolchain as the module that Go itself would use for it,
-# checked against the checksum database by the old Go, and unpacks it the way
-# Go 1.21 and later do: module zips carry no file modes and no go.mod inside.
+# fetch_go downloads the toolchain module that Go itself would use, with the
+# old Go, which verifies it by the checksum database, and unpacks it like Go
+# 1.21 and later: module zips have neither file modes nor go.mod files.
 fetch_go() { # OLD_GO
   local want dest tmp dir module
   want=$(go_wanted)
@@ -113,8 +113,8 @@ if ! find_go; then
   old=$(type -P go || true)
   if [[ -z $old ]]; then
     apt_install golang-go
-    old=$(type -P go) || die "golang-go brought no go command"
+    old=$(type -P go) || die "golang-go has no go command"
   fi
   find_go || fetch_go "$old"
-  find_go || die "no usable Go after all; install Go $(go_wanted) in /usr/local/go"
+  find_go || die "no usable Go; install Go $(go_wanted) in /usr/local/go"
 fi

@@ -7,8 +7,10 @@ need_root "the tests program real network namespaces"
 hack/setup.sh
 use_go
 
-# Tests start their own program, too. What the race detector finds in any of these processes is in a file, so that it fails the
-# run also when nobody looks at how that process ended. At its end a process waits for nothing: that is a second for each.
+# Tests also start their own test binary. The race detector writes its reports
+# of all these processes to files, so that a race fails the run even if no
+# test checks the exit status of the process. atexit_sleep_ms=0 saves one
+# second per process.
 races=$(mktemp -d)
 trap 'rm -rf "$races"' EXIT
 export GORACE="atexit_sleep_ms=0 log_path=$races/race"
@@ -17,7 +19,7 @@ args=(-race -shuffle=on -count=1 -timeout "${TIMEOUT:-20m}" -exec "'$root/hack/i
 if [[ -n ${RUN:-} ]]; then
   args+=(-run "$RUN")
 fi
-# Several patterns may stand in PKG.
+# PKG may have several patterns.
 read -r -a packages <<<"${PKG:-./...}"
 status=0
 CGO_ENABLED=1 go test "${args[@]}" "${packages[@]}" || status=$?

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Checks that what is derived is in step with what it is derived from, and that
-# tests which no run compiles do. Changes nothing.
+# Checks that generated files are in step with their sources, and that tests
+# with the tag "measure", which no test run compiles, compile. Changes
+# nothing.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 use_go
@@ -18,7 +19,7 @@ check() { # NAME COMMAND...
   fi
 }
 
-# Called by name, through check.
+# check calls these functions by name.
 # shellcheck disable=SC2317
 formatted() {
   local files
@@ -29,7 +30,7 @@ formatted() {
 # shellcheck disable=SC2317
 tidy() { (cd "$1" && go mod tidy -diff); }
 
-# Tests that measure are run by hand, and have to compile all the same.
+# These tests measure and are run by hand.
 # shellcheck disable=SC2317
 measuring() { go vet -tags "$tags,measure" ./...; }
 

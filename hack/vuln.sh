@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # govulncheck over the source and over the built binary.
 #
-# Exit codes: 0 nothing known, 1 a vulnerability or an error, 75 the database
-# could not be reached, so NOTHING WAS CHECKED. GOVULNDB names another copy of
-# the database, for example file:///var/lib/vulndb.
+# Exit codes: 0 no known vulnerability, 1 a vulnerability or an error, 75 the
+# database was unreachable, so NOTHING WAS CHECKED. GOVULNDB is the URL of
+# another database, for example file:///var/lib/vulndb.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 use_go
@@ -20,8 +20,8 @@ check() {
   local out status=0
   out=$("$tool_bin" "${db[@]}" "$@" 2>&1) || status=$?
   printf '%s\n' "$out"
-  # These words are govulncheck's for a database that did not answer; any
-  # other failure is a failure.
+  # govulncheck prints this if the database is unreachable; any other failure
+  # is a failure.
   if [[ $status -ne 0 && $out == *"fetching vulnerabilities: "* ]]; then
     say "vuln: database unreachable, NOT CHECKED"
     exit "$unreachable"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Writes go.mod and go.sum of this directory anew for a version of Kubernetes:
+# Regenerates go.mod and go.sum of this directory for a version of Kubernetes:
 #
 #   e2e/kube/mkmod.sh v1.36.3
 #
-# Kubernetes requires its own parts at v0.0.0, which only a replacement can
-# meet. etcd comes at the version that this Kubernetes asks for.
+# Kubernetes requires its staging modules at v0.0.0, which needs replace
+# directives. etcd has the version that this Kubernetes requires.
 set -euo pipefail
 version=${1:?want a version of k8s.io/kubernetes, such as v1.36.3}
 cd "$(dirname "${BASH_SOURCE[0]}")"

@@ -1,5 +1,5 @@
-# Compares what the benchmarks measured with what is aimed at. Reads the output of "go test -bench"; prints a line for each
-# target with the median of all runs. A missed one is said and is no failure: the machine may be busy.
+# Compares the results of "go test -bench" on standard input with the targets. Prints a line per target with the median of
+# all runs. A missed target is printed and is not a failure, because the machine may be busy.
 BEGIN {
   target("BenchmarkCommand/VERSION", "x-empty-cpu", 3)
   target("BenchmarkCommand/ADD/mesh-agent", "x-empty-cpu", 5)

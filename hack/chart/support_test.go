@@ -143,7 +143,7 @@ func mustRefuse(t *testing.T, words string, texts ...string) {
 	case err == nil:
 		t.Errorf("values %q were rendered, want an error with %q", texts, words)
 	case !strings.Contains(err.Error(), words):
-		t.Errorf("values %q error %q, want %q in it", texts, err, words)
+		t.Errorf("values %q: error %q, want one with %q", texts, err, words)
 	}
 }
 
