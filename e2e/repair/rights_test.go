@@ -21,7 +21,7 @@ func TestAMissingRightIsNamed(t *testing.T) {
 				return l.event(l.app, "p", m.reason, "403", "lacks the permission", m.verb+` resource "`+m.resource+`"`)
 			})
 			l.Until("the refusal in the log", func() bool {
-				return d.logged("a pod could not be looked after, and will be again", m.verb+` resource "`+m.resource+`"`)
+				return d.logged("the work on a pod failed, and is retried", m.verb+` resource "`+m.resource+`"`)
 			})
 			if m.done(l, "p") {
 				t.Error("it was done without the right to")
@@ -50,10 +50,10 @@ func TestWithoutTheRightToWatch(t *testing.T) {
 	l.pod("p", broken())
 	d := l.daemon(l.grant(mayDelete, mayReport), "--delete-pods")
 	l.Until("the refusal in the log", func() bool {
-		return d.logged("the pods are out of sight: none is repaired", "403", `watch resource "pods"`)
+		return d.logged("the watch of the pods fails: no pod is repaired", "403", `watch resource "pods"`)
 	})
 	l.grant(mayWatch, mayDelete, mayReport)
-	l.Until("the pods to be in sight", func() bool { return d.logged("the pods are in sight again") })
+	l.Until("the watch to work", func() bool { return d.logged("the watch of the pods works again") })
 	l.Until("the pod to go", func() bool { return l.gone("p") })
 	d.stop()
 }

@@ -1,38 +1,34 @@
-// Package podinfo keeps the pods of the node in sight and tells the plugin about them, so that a pod's start needs no
-// request of its own and no credential on the node.
+// Package podinfo keeps the pods of the node, and answers the plugin's requests for them, so that a pod's start needs no
+// request to the API server and no credential on the node.
 //
-// It promises that an answer is about the very pod that was asked for, by its UID; that a pod which is not in sight is
-// asked for once, however many want to know; and that of each pod only what decides is kept. It never answers for a pod
-// that it is not sure of: then the plugin asks the API server itself.
+// It promises that an answer is about the very pod that was asked for, by its UID; that a pod which the watch has not
+// delivered is fetched once, however many plugins ask for it; and that only the fields of a pod which decide are kept. Where
+// it is not sure of a pod it answers with an error, and the plugin asks the API server itself.
 //
-// Start reading at Store. serve.go has the socket's answers, ring.go what plugins reported.
+// Start reading at Store. trim.go has the fields that are kept, serve.go the socket's answers, ring.go the plugins' reports.
 package podinfo
 
 import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// Options are what a Store works with; all are required but Keep.
+// Options are the dependencies of a Store; all are required but Keep and KeepMessage.
 type Options struct {
 	API *kube.Client
 	// Node is the one whose pods are kept.
 	Node string
 	Log  *slog.Logger
-	// Keep gives keys of annotations and labels that are kept besides those that decide about redirection.
-	Keep []string
-	// KeepMessage is a termination message that is looked for; all others are dropped.
+	// Keep and KeepMessage are those of [Trim].
+	Keep        []string
 	KeepMessage string
 }
 
@@ -40,140 +36,100 @@ type Options struct {
 type Store struct {
 	options Options
 
-	mu        sync.Mutex
-	pods      map[types.NamespacedName]kube.Pod
-	synced    bool
-	trouble   error // nil while the pods are followed
-	listeners map[*listener]struct{}
-	asked     map[kube.PodKey]*question
+	mu     sync.Mutex
+	pods   map[types.NamespacedName]kube.Pod
+	synced bool
+	// watchErr is why the watch fails, nil while it works.
+	watchErr error
+	// listeners are called under mu, so that each sees the changes in their order.
+	listeners map[*kube.Listener[kube.Pod]]struct{}
+	fetches   map[kube.PodKey]*fetch
 }
 
-// NewStore returns a store that knows nothing yet.
+// NewStore returns an empty store.
 func NewStore(o Options) *Store {
 	return &Store{
-		options: o, pods: map[types.NamespacedName]kube.Pod{}, listeners: map[*listener]struct{}{}, asked: map[kube.PodKey]*question{},
+		options: o, pods: map[types.NamespacedName]kube.Pod{}, listeners: map[*kube.Listener[kube.Pod]]struct{}{},
+		fetches: map[kube.PodKey]*fetch{},
 	}
 }
 
-// Run keeps the pods in sight until ctx ends.
+// Run watches the pods until ctx ends.
 func (s *Store) Run(ctx context.Context) {
-	s.options.API.WatchPods(ctx, kube.PodScope{Node: s.options.Node, Transform: s.transform}, kube.Listener[kube.Pod]{
-		OnUpdate: s.update, OnDelete: s.remove, OnSync: s.sync,
+	scope := kube.PodScope{Node: s.options.Node, Transform: Trim(s.options.Keep, s.options.KeepMessage)}
+	s.options.API.WatchPods(ctx, scope, kube.Listener[kube.Pod]{
+		OnUpdate: func(p kube.Pod) {
+			s.change(func() { s.pods[p.Key()] = p }, func(l *kube.Listener[kube.Pod]) { l.OnUpdate(p) })
+		},
+		OnDelete: func(p kube.Pod) {
+			s.change(func() { delete(s.pods, p.Key()) }, func(l *kube.Listener[kube.Pod]) { l.OnDelete(p) })
+		},
+		OnSync: func() {
+			s.change(func() {
+				if !s.synced {
+					s.options.Log.InfoContext(ctx, "the node's pods are synced", slog.Int("pods", len(s.pods)))
+				}
+				s.synced = true
+			}, func(l *kube.Listener[kube.Pod]) { l.OnSync() })
+		},
 		OnError: func(err error) {
 			if err == nil {
-				s.options.Log.InfoContext(ctx, "the node's pods are in sight again")
+				s.options.Log.InfoContext(ctx, "the watch of the node's pods works again")
 			} else {
-				s.options.Log.WarnContext(ctx, "the node's pods are out of sight: the plugin asks the API server itself, and none is repaired",
+				s.options.Log.WarnContext(ctx, "the watch of the node's pods fails: the plugin asks the API server itself, and no pod is repaired",
 					slog.String("error", err.Error()))
 			}
-			s.each(func() { s.trouble = err }, func(l kube.Listener[kube.Pod]) { l.OnError(err) })
+			s.change(func() { s.watchErr = err }, func(l *kube.Listener[kube.Pod]) { l.OnError(err) })
 		},
 	})
 }
 
-// transform drops what nobody asks for.
-func (s *Store) transform(p *kube.Pod) {
-	p.Facts = p.Facts.Trim(s.options.Keep...)
-	for _, statuses := range [][]repair.Container{p.Init, p.Containers} {
-		for i := range statuses {
-			for _, state := range []*repair.State{&statuses[i].State, &statuses[i].Last} {
-				state.Message = s.message(state.Message)
-			}
-		}
-	}
-}
-
-// message drops what a container left as its last words, of which there may be 4 KiB, unless somebody looks for it.
-func (s *Store) message(text string) string {
-	if text = strings.TrimSpace(text); text != "" && text == strings.TrimSpace(s.options.KeepMessage) {
-		return text
-	}
-	return ""
-}
-
-func (s *Store) update(p kube.Pod) {
-	s.each(func() { s.pods[p.Key()] = p }, func(l kube.Listener[kube.Pod]) { l.OnUpdate(p) })
-}
-
-func (s *Store) remove(p kube.Pod) {
-	s.each(func() { delete(s.pods, p.Key()) }, func(l kube.Listener[kube.Pod]) { l.OnDelete(p) })
-}
-
-func (s *Store) sync() {
-	s.each(func() {
-		if !s.synced {
-			s.options.Log.Info("the node's pods are in sight", slog.Int("pods", len(s.pods)))
-		}
-		s.synced = true
-	}, func(l kube.Listener[kube.Pod]) { l.OnSync() })
-}
-
-// listener is told one thing after the other, whoever tells.
-type listener struct {
-	mu   sync.Mutex
-	tell kube.Listener[kube.Pod]
-}
-
-// each notes what has changed, and tells those who follow at that moment: one who comes later is told what was noted.
-func (s *Store) each(note func(), tell func(kube.Listener[kube.Pod])) {
+// change makes a change and notifies the listeners.
+func (s *Store) change(apply func(), notify func(*kube.Listener[kube.Pod])) {
 	s.mu.Lock()
-	note()
-	all := make([]*listener, 0, len(s.listeners))
+	defer s.mu.Unlock()
+	apply()
 	for l := range s.listeners {
-		all = append(all, l)
-	}
-	s.mu.Unlock()
-	for _, l := range all {
-		l.mu.Lock()
-		tell(l.tell)
-		l.mu.Unlock()
+		notify(l)
 	}
 }
 
-// Follow tells of the pods as they are and as they change, until ctx ends.
-func (s *Store) Follow(ctx context.Context, tell kube.Listener[kube.Pod]) {
-	l := &listener{tell: tell}
-	l.mu.Lock() // what comes meanwhile waits for what was there before
+// Follow notifies a listener of the pods as they are and as they change, until ctx ends. The listener must not call the
+// store.
+func (s *Store) Follow(ctx context.Context, l kube.Listener[kube.Pod]) {
 	s.mu.Lock()
-	pods := make([]kube.Pod, 0, len(s.pods))
 	for _, p := range s.pods {
-		pods = append(pods, p)
+		l.OnUpdate(p)
 	}
-	synced, trouble := s.synced, s.trouble
-	s.listeners[l] = struct{}{}
+	if s.synced {
+		l.OnSync()
+	}
+	if s.watchErr != nil {
+		l.OnError(s.watchErr)
+	}
+	s.listeners[&l] = struct{}{}
 	s.mu.Unlock()
-	for _, p := range pods {
-		tell.OnUpdate(p)
-	}
-	if synced {
-		tell.OnSync()
-	}
-	if trouble != nil {
-		tell.OnError(trouble)
-	}
-	l.mu.Unlock()
 	<-ctx.Done()
 	s.mu.Lock()
-	delete(s.listeners, l)
-	s.mu.Unlock()
-	l.mu.Lock()   // nothing is told any more
-	l.mu.Unlock() //nolint:staticcheck // see above
+	defer s.mu.Unlock()
+	delete(s.listeners, &l)
 }
 
-// fetching bounds the question that is asked for a plugin, which does not wait for longer itself.
-const fetching = 2 * time.Second
+// fetchTimeout bounds a request on behalf of plugins, which do not wait longer themselves.
+const fetchTimeout = 2 * time.Second
 
-// question is one to the API server that somebody waits for.
-type question struct {
+// fetch is one request to the API server that plugins wait for.
+type fetch struct {
 	done  chan struct{}
 	facts sidecar.Facts
 	err   error
 }
 
-// errNoUID is a pod that could be any of its name.
+// errNoUID is a request without a UID, which any pod of the name would fit.
 var errNoUID = errors.New("the runtime did not say which pod of the name it means")
 
-// Facts gives what decides about a pod. One that is not in sight, or another one of the name is, is asked for once.
+// Facts returns the facts of a pod. A pod that the watch has not delivered, or of whose name the watch has another pod, is
+// fetched.
 func (s *Store) Facts(ctx context.Context, key kube.PodKey) (sidecar.Facts, error) {
 	if key.UID == "" {
 		return sidecar.Facts{}, errNoUID
@@ -183,40 +139,28 @@ func (s *Store) Facts(ctx context.Context, key kube.PodKey) (sidecar.Facts, erro
 		s.mu.Unlock()
 		return p.Facts, nil
 	}
-	q, asked := s.asked[key]
-	if !asked {
-		q = &question{done: make(chan struct{})}
-		s.asked[key] = q
-		go s.ask(context.WithoutCancel(ctx), key, q)
+	f, fetching := s.fetches[key]
+	if !fetching {
+		f = &fetch{done: make(chan struct{})}
+		s.fetches[key] = f
+		go s.fetch(context.WithoutCancel(ctx), key, f)
 	}
 	s.mu.Unlock()
 	select {
-	case <-q.done:
-		return q.facts, q.err
+	case <-f.done:
+		return f.facts, f.err
 	case <-ctx.Done():
 		return sidecar.Facts{}, ctx.Err()
 	}
 }
 
-func (s *Store) ask(ctx context.Context, key kube.PodKey, q *question) {
-	ctx, cancel := context.WithTimeout(ctx, fetching)
+func (s *Store) fetch(ctx context.Context, key kube.PodKey, f *fetch) {
+	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
 	pod, err := s.options.API.Pod(ctx, key)
-	q.facts, q.err = pod.Facts.Trim(), err
+	f.facts, f.err = pod.Facts.Trim(), err
 	s.mu.Lock()
-	delete(s.asked, key)
+	delete(s.fetches, key)
 	s.mu.Unlock()
-	close(q.done)
-}
-
-// Pods are the names of the pods in sight, for tests and people.
-func (s *Store) Pods() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var all []string
-	for n := range s.pods {
-		all = append(all, n.String())
-	}
-	slices.Sort(all)
-	return all
+	close(f.done)
 }

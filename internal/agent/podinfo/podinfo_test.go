@@ -78,7 +78,7 @@ func TestPodsInSightAreNotAskedFor(t *testing.T) {
 	server.Set(pod("far", "3", "elsewhere", ""))
 	s := newStore(t, server)
 	run(t, s)
-	until(t, "the pods are not in sight", func() bool { return len(s.Pods()) == 2 })
+	until(t, "the pods are not in sight", func() bool { return s.Known() == 2 })
 	facts, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "web", UID: "1"})
 	if err != nil || facts.Annotations["mark"] != "x" || facts.Annotations["other"] != "" || len(facts.Containers) != 0 {
 		t.Errorf("got %+v, %v", facts, err)
@@ -134,7 +134,7 @@ func TestFollowTellsAllThereIsAndWhatChanges(t *testing.T) {
 	server.Set(pod("a", "1", "n", ""))
 	s := newStore(t, server)
 	run(t, s)
-	until(t, "no pod", func() bool { return len(s.Pods()) == 1 })
+	until(t, "no pod", func() bool { return s.Known() == 1 })
 	var mu sync.Mutex
 	known := map[string]bool{}
 	listed := 0
@@ -168,7 +168,7 @@ func TestFollowTellsAllThereIsAndWhatChanges(t *testing.T) {
 	cancel()
 	work.Wait()
 	server.Set(pod("c", "3", "n", ""))
-	until(t, "no pod", func() bool { return len(s.Pods()) == 2 })
+	until(t, "no pod", func() bool { return s.Known() == 2 })
 	if !has("b")() {
 		t.Error("it is told after the end")
 	}
@@ -180,7 +180,7 @@ func TestFollowTellsOfATroubleThatThereIs(t *testing.T) {
 	server.Fail(kubetest.Forbidden, 1000)
 	s := newStore(t, server)
 	run(t, s)
-	until(t, "there is no trouble", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.trouble != nil })
+	until(t, "there is no trouble", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.watchErr != nil })
 	told := make(chan error, 2)
 	ctx, cancel := context.WithCancel(t.Context())
 	var work sync.WaitGroup

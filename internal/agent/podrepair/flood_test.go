@@ -51,7 +51,7 @@ func TestPodsThatCannotBeInspectedHoldUpNobody(t *testing.T) {
 			t.Errorf("events on %s: %v", p.name, got)
 		}
 	}
-	if log := l.log.String(); !strings.Contains(log, "a pod is not as it should be") {
+	if log := l.log.String(); !strings.Contains(log, "the pod has a problem") {
 		t.Errorf("the log says nothing:\n%s", log)
 	}
 }

@@ -578,17 +578,17 @@ func TestNewsInTheMiddleOfTheWork(t *testing.T) {
 			l.mount(paths[0], "first")
 			l.mount(paths[1], "second")
 			var c *controller
-			news := sync.OnceFunc(func() { c.set(second.nodePod()) })
+			news := sync.OnceFunc(func() { c.update(second.nodePod()) })
 			l.options.Plugin = func() (cniconf.NetConf, error) {
 				news()
 				return cniconf.NetConf{}, nil
 			}
 			c = newController(l.options)
-			c.set(first.nodePod())
+			c.update(first.nodePod())
 			pod := first.nodePod()
 			k := pod.Key()
 			for i, path := range paths {
-				if _, err := c.settle(t.Context(), k); err != nil {
+				if _, err := c.reconcile(t.Context(), k); err != nil {
 					t.Fatal(err)
 				}
 				if !captured(t, path) {
@@ -596,13 +596,13 @@ func TestNewsInTheMiddleOfTheWork(t *testing.T) {
 				}
 			}
 			l.stand(1, 0, 0, 0)
-			c.gone(first.nodePod())
+			c.delete(first.nodePod())
 			if name == "another pod" {
 				l.stand(1, 0, 0, 0) // that was the one of before
 			}
 			third := second
 			third.uid = "third"
-			c.set(third.nodePod()) // without word of the end of the one before
+			c.update(third.nodePod()) // without word of the end of the one before
 			l.stand(0, 0, 0, 0)
 		})
 	}

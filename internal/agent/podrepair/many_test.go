@@ -16,6 +16,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/podinfo"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/repair"
@@ -111,14 +112,14 @@ func TestDeletionsAreNotAFlood(t *testing.T) {
 		l.set(crashing(fmt.Sprintf("web-%d", i)))
 	}
 	l.run()
-	l.counts(metrics.RepairDelete, metrics.RepairSuccess, removalBurst)
-	l.stand(0, all-removalBurst, 0, 0)
-	for n := removalBurst + 1; n <= all; n++ {
+	l.counts(metrics.RepairDelete, metrics.RepairSuccess, deletionBurst)
+	l.stand(0, all-deletionBurst, 0, 0)
+	for n := deletionBurst + 1; n <= all; n++ {
 		if got := len(l.writes()); got != n-1 {
 			t.Fatalf("%d deletions before the turn of number %d", got, n)
 		}
 		agenttest.Until(t, func() string { return "nobody waits" }, func() bool { return l.clock.Waiters() > 2 })
-		l.clock.Step(removalInterval)
+		l.clock.Step(deletionInterval)
 		l.counts(metrics.RepairDelete, metrics.RepairSuccess, n)
 	}
 	l.stand(0, 0, 0, 0)
@@ -187,19 +188,18 @@ func TestKeepNeverChangesADecision(t *testing.T) {
 		settings := defaults(t)
 		settings.Predicate.Message, settings.Predicate.Annotation = pick("", "", "X", " X "), pick(sidecar.StatusKey, sidecar.StatusKey, "", "example.org/mark")
 		settings.Predicate.Container, settings.Predicate.ExitCode = pick("istio-validation", ""), random.IntN(2)*126
-		c := &controller{Options: Options{Settings: settings}}
 		whole := randomPod(random, pick)
 		reduced := whole
 		reduced.Init, reduced.Containers = slices.Clone(whole.Init), slices.Clone(whole.Containers)
-		c.transform(&reduced)
+		podinfo.Trim([]string{settings.LabelKey, settings.Predicate.Annotation}, settings.Predicate.Message)(&reduced)
 		policy := sidecar.Policy{ExcludeNamespaces: []string{"kube-system"}, AgentNamespace: "istio-system", AmbientEnabled: random.IntN(2) == 0}
-		full, kept := repair.Judge(podOf(whole), settings.Predicate, policy), repair.Judge(podOf(reduced), settings.Predicate, policy)
+		full, kept := repair.Classify(podOf(whole), settings.Predicate, policy), repair.Classify(podOf(reduced), settings.Predicate, policy)
 		full.Failed.Message, kept.Failed.Message = "", ""
 		if fmt.Sprintf("%+v", full) != fmt.Sprintf("%+v", kept) {
 			t.Fatalf("of\n%+v\nis kept\n%+v\nand the decision was\n%+v\nand is\n%+v", whole, reduced, full, kept)
 		}
 		for _, rules := range []repair.Rules{repair.InPlaceRules, repair.OtherRules, repair.NoRules} {
-			if a, b := repair.Weigh(full, podOf(whole), rules), repair.Weigh(kept, podOf(reduced), rules); full.Look && fmt.Sprintf("%+v", a) != fmt.Sprintf("%+v", b) {
+			if a, b := repair.ApplyObservation(full, podOf(whole), rules), repair.ApplyObservation(kept, podOf(reduced), rules); full.NeedsInspection && fmt.Sprintf("%+v", a) != fmt.Sprintf("%+v", b) {
 				t.Fatalf("with rules %d: was\n%+v\nis\n%+v", rules, a, b)
 			}
 		}
@@ -323,7 +323,7 @@ func TestNobodyIsHelpedBeforeAllAreKnown(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, inPlace)
 	c := newController(l.options)
-	c.set(podSpec{name: "web", uid: "u"}.at("10.88.0.2/24").nodePod())
+	c.update(podSpec{name: "web", uid: "u"}.at("10.88.0.2/24").nodePod())
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	c.runWorker(ctx) // ends as nobody says that the list is whole

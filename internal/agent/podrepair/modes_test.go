@@ -11,7 +11,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
-	"github.com/meshcni/istio-cni/internal/kube"
 )
 
 var (
@@ -291,16 +290,5 @@ func TestEveryRowTakesItsDefaultAndShowsIt(t *testing.T) {
 		if err := Rows()[at].Set(&s, bad); err == nil {
 			t.Errorf("%s takes %q", name, bad)
 		}
-	}
-}
-
-func TestNodePodRefIsWhatWasJudged(t *testing.T) {
-	t.Parallel()
-	p := kube.Pod{Facts: sidecar.Facts{Namespace: "a", Name: "b", UID: "c", Labels: map[string]string{"x": "y"}}, Version: "7", NodeName: "n"}
-	c := &controller{Options: Options{Settings: defaults(t)}}
-	kept := p
-	c.transform(&kept)
-	if kept.Ref() != p.Ref() || kept.NodeName != "n" || kept.Facts.Labels != nil {
-		t.Errorf("kept %+v", kept)
 	}
 }

@@ -91,7 +91,7 @@ func TestOnceNamesWhoCouldNotBeHelped(t *testing.T) {
 func TestOnceIsInAHurry(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, deleting)
-	const all = removalBurst + 5
+	const all = deletionBurst + 5
 	for i := range all {
 		l.set(crashing(fmt.Sprintf("web-%d", i)))
 	}
@@ -117,7 +117,7 @@ func TestOnceGetsOverATrouble(t *testing.T) {
 
 func TestOnceEndsWhenThereIsNoServer(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace, func(o *Options) { o.Patience = 2 * time.Second })
+	l := newLab(t, inPlace, func(o *Options) { o.Timeout = 2 * time.Second })
 	l.server.Fail(kubetest.Forbidden, kubetest.Forever)
 	err := l.once()
 	if err == nil {

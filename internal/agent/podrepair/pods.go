@@ -6,118 +6,96 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/podinfo"
 	"github.com/meshcni/istio-cni/internal/core/repair"
-	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-func (c *controller) follow(ctx context.Context) { _ = c.followUntil(ctx) }
+// entry is a pod as the watch delivered it last, with its memory.
+type entry struct {
+	pod kube.Pod
+	memory
+}
 
-// followUntil keeps the pods in sight, and gives the last trouble that it had with that.
-func (c *controller) followUntil(ctx context.Context) (last error) {
-	scope := kube.PodScope{
-		Node: c.Settings.Node, LabelSelector: c.Settings.LabelSelectors, FieldSelector: c.Settings.FieldSelectors, Transform: c.transform,
-	}
+// memory is the state of a pod of one UID between two runs of the work on it.
+type memory struct {
+	// deleted says that the API server has accepted the deletion.
+	deleted bool
+	// deleteAfter is when the rate limit allows the deletion, zero before there was a reason for it.
+	deleteAfter time.Time
+	state       metrics.PodState
+	// repairedAt is when its rules were last found or written as wanted.
+	repairedAt time.Time
+	// missingSince is since when its rules are known to be missing.
+	missingSince time.Time
+	// reported are the topics of the events that are made once.
+	reported map[string]bool
+	// failures is how often in a row its namespace could not be inspected.
+	failures int
+}
+
+// otherSandbox forgets what was known of the namespace.
+func (m *memory) otherSandbox() {
+	m.repairedAt, m.missingSince, m.failures = time.Time{}, time.Time{}, 0
+}
+
+// watch keeps the pods up to date until ctx ends, and returns the last error of the watch.
+func (c *controller) watch(ctx context.Context) (last error) {
 	follow := c.Follow
 	if follow == nil {
-		follow = func(ctx context.Context, tell kube.Listener[kube.Pod]) { c.API.WatchPods(ctx, scope, tell) }
+		s := c.Settings
+		scope := kube.PodScope{
+			Node: s.Node, LabelSelector: s.LabelSelectors, FieldSelector: s.FieldSelectors,
+			Transform: podinfo.Trim([]string{s.LabelKey, s.Predicate.Annotation}, s.Predicate.Message),
+		}
+		follow = func(ctx context.Context, l kube.Listener[kube.Pod]) { c.API.WatchPods(ctx, scope, l) }
 	}
 	follow(ctx, kube.Listener[kube.Pod]{
-		OnUpdate: func(p kube.Pod) {
-			if c.Follow != nil { // it is others' as well
-				p.Init, p.Containers = slices.Clone(p.Init), slices.Clone(p.Containers)
-				c.transform(&p)
-			}
-			c.set(p)
-		},
-		OnDelete: c.gone,
+		OnUpdate: c.update,
+		OnDelete: c.delete,
 		OnSync: func() {
 			c.syncOnce.Do(func() { close(c.synced) })
-			c.ready("")
+			c.setReady("")
 		},
 		OnError: func(err error) {
 			last = err
 			if err == nil {
-				c.Log.InfoContext(ctx, "the pods are in sight again")
-				c.ready("")
+				c.Log.InfoContext(ctx, "the watch of the pods works again")
+				c.setReady("")
 				return
 			}
 			c.Metrics.PodsTroubled()
-			c.ready(err.Error())
-			c.Log.WarnContext(ctx, "the pods are out of sight: none is repaired", slog.String("error", err.Error()))
+			c.setReady(err.Error())
+			c.Log.WarnContext(ctx, "the watch of the pods fails: no pod is repaired", slog.String("error", err.Error()))
 		},
 	})
 	return last
 }
 
-// ready reports that the pods are in sight, or why not.
-func (c *controller) ready(but string) {
+// setReady reports that the watch works, or why not.
+func (c *controller) setReady(problem string) {
 	switch {
 	case c.Health == nil:
-	case but == "":
+	case problem == "":
 		c.Health.Ready(Part)
 	default:
-		c.Health.NotReady(Part, but)
+		c.Health.NotReady(Part, problem)
 	}
 }
 
-// transform drops what no decision rests on: thousands of pods may have to be remembered. Addresses of pods outside of the mesh are
-// what keeps others from being sought by them.
-func (c *controller) transform(p *kube.Pod) {
-	annotation := c.Settings.Predicate.Annotation
-	value, has := p.Facts.Annotations[annotation]
-	if annotation != "" && !has {
-		*p = kube.Pod{
-			Facts: sidecar.Facts{
-				Namespace: p.Facts.Namespace, Name: p.Facts.Name, UID: p.Facts.UID, HostNetwork: p.Facts.HostNetwork,
-			},
-			Version: p.Version, NodeName: p.NodeName, Addresses: p.Addresses, Phase: p.Phase,
-		}
-		return
-	}
-	slim := p.Facts.Trim()
-	if has && annotation != sidecar.StatusKey {
-		slim.Annotations = with(slim.Annotations, annotation, value)
-	}
-	if mark, marked := p.Facts.Labels[c.Settings.LabelKey]; marked {
-		slim.Labels = with(slim.Labels, c.Settings.LabelKey, mark)
-	}
-	p.Facts = slim
-	for i := range p.Init {
-		for _, state := range []*repair.State{&p.Init[i].State, &p.Init[i].Last} {
-			// A container may leave a message of 4 KiB.
-			if state.Message = strings.TrimSpace(state.Message); state.Message != strings.TrimSpace(c.Settings.Predicate.Message) {
-				state.Message = ""
-			}
-		}
-	}
-	for i, of := range p.Containers {
-		p.Containers[i] = repair.Container{
-			State: repair.State{Running: of.State.Running, Terminated: of.State.Terminated},
-			Last:  repair.State{Running: of.Last.Running, Terminated: of.Last.Terminated},
-		}
-	}
-}
-
-func with(of map[string]string, name, value string) map[string]string {
-	if of == nil {
-		of = map[string]string{}
-	}
-	of[name] = value
-	return of
-}
-
-func (c *controller) set(p kube.Pod) {
+func (c *controller) update(p kube.Pod) {
 	c.mu.Lock()
 	e := c.pods[p.Key()]
 	if e == nil || e.pod.Facts.UID != p.Facts.UID {
 		if e != nil {
 			c.Metrics.Stands(e.state, "")
 		}
-		e = &entry{memory: memory{told: map[string]bool{}}}
+		e = &entry{memory: memory{reported: map[string]bool{}}}
 		c.pods[p.Key()] = e
 	}
 	if !slices.Equal(e.pod.Addresses, p.Addresses) {
@@ -128,7 +106,7 @@ func (c *controller) set(p kube.Pod) {
 	c.queue.Add(p.Key())
 }
 
-func (c *controller) gone(p kube.Pod) {
+func (c *controller) delete(p kube.Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e := c.pods[p.Key()]; e != nil && e.pod.Facts.UID == p.Facts.UID {
@@ -152,7 +130,24 @@ func (c *controller) keys() []types.NamespacedName {
 	return slices.SortedFunc(maps.Keys(c.pods), func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) })
 }
 
-// podOf gives what decides.
+// podWithSameIP returns another pod that has one of the addresses of a pod and has not ended, "" if there is none.
+func (c *controller) podWithSameIP(p kube.Pod) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for k, e := range c.pods {
+		if k == p.Key() || podOf(e.pod).Ended || e.pod.Facts.HostNetwork {
+			continue
+		}
+		for _, address := range e.pod.Addresses {
+			if slices.Contains(p.Addresses, address) {
+				return k.String()
+			}
+		}
+	}
+	return ""
+}
+
+// podOf returns the fields of a pod that decide.
 func podOf(p kube.Pod) repair.Pod {
 	return repair.Pod{
 		Facts: p.Facts, Addressed: len(p.Addresses) > 0, Deleting: p.Deleting,

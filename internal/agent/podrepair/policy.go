@@ -5,25 +5,29 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 )
 
-// errPolicy is the cause of whatever cannot be done before the plugin is told something else. It is no use to try it again.
+// errPolicy is the cause of failures that last until the plugin's configuration changes. They are not retried.
 var errPolicy = errors.New("the plugin's configuration cannot be used")
 
-// watchPolicy judges all pods anew when the plugin is told something else than before.
-func (c *controller) watchPolicy(ctx context.Context, said string) {
+// policyInterval is how often the plugin's configuration is compared.
+const policyInterval = 10 * time.Second
+
+// watchPolicy puts all pods into the queue when the plugin's configuration has changed.
+func (c *controller) watchPolicy(ctx context.Context, before string) {
 	for {
-		c.sleep(ctx, c.PolicyEvery)
+		c.sleep(ctx, policyInterval)
 		if ctx.Err() != nil {
 			return
 		}
 		now := c.policy()
-		if now == said {
+		if now == before {
 			continue
 		}
-		said = now
+		before = now
 		keys := c.keys()
-		c.Log.InfoContext(ctx, "the plugin is told something else: all pods are judged anew", slog.Int("pods", len(keys)))
+		c.Log.InfoContext(ctx, "the plugin's configuration has changed: all pods are checked again", slog.Int("pods", len(keys)))
 		c.logProblems(ctx)
 		for _, k := range keys {
 			c.queue.Add(k)
@@ -31,15 +35,15 @@ func (c *controller) watchPolicy(ctx context.Context, said string) {
 	}
 }
 
-// logProblems says, once for all pods, that nothing can be done.
+// logProblems logs, once for all pods, that no pod can be repaired.
 func (c *controller) logProblems(ctx context.Context) {
 	conf, err := c.Plugin()
 	if err = errors.Join(err, conf.Problems); err != nil {
-		c.Log.ErrorContext(ctx, "no pod is looked after before the plugin's configuration can be used", slog.String("error", err.Error()))
+		c.Log.ErrorContext(ctx, "no pod is repaired until the plugin's configuration can be used", slog.String("error", err.Error()))
 	}
 }
 
-// policy is all that the plugin is told and that decides here, as a text to compare.
+// policy is the part of the plugin's configuration that decides here, as a text to compare.
 func (c *controller) policy() string {
 	conf, err := c.Plugin()
 	return fmt.Sprintf("%+v %q %q %v %v", conf.Policy(), conf.ForceIptables, conf.Backend, conf.Problems, err)

@@ -39,8 +39,8 @@ func (j *job) event(severity kube.EventType, reason EventReason, message string)
 	})
 }
 
-// cause is an error as an event has it. What changes from one try to the next, such as numbers of connections and of places that
-// were looked at, is in the log alone, so that equal failures are one event.
+// cause is the text of an error for an event. Parts that change from one try to the next, such as numbers of connections and
+// places that were searched, are in the log alone, so that equal failures are one event.
 func cause(ctx context.Context, err error) string {
 	if over := context.Cause(ctx); over != nil { // the time for the pod
 		return over.Error()
@@ -58,7 +58,7 @@ func cause(ctx context.Context, err error) string {
 	return err.Error()
 }
 
-// remedy is what to do about a failure, "" for what ends by itself.
+// remedy is an instruction to end a failure, "" for a failure that passes by itself.
 func remedy(err error) string {
 	switch {
 	case errors.Is(err, kube.ErrDisruptionBudget):
@@ -77,36 +77,36 @@ func remedy(err error) string {
 	return ""
 }
 
-// once makes a warning of which one is enough in the pod's life.
+// once logs and records a warning at most once in the life of the pod.
 func (j *job) once(ctx context.Context, reason EventReason, message string) {
-	topic := string(reason) + " " + string(j.found.Reason)
-	if j.memory.told[topic] {
+	topic := string(reason) + " " + string(j.finding.Reason)
+	if j.memory.reported[topic] {
 		return
 	}
-	j.memory.told[topic] = true
-	j.log.WarnContext(ctx, "a pod is not as it should be", slog.String("reason", string(j.found.Reason)), slog.String("message", message))
+	j.memory.reported[topic] = true
+	j.log.WarnContext(ctx, "the pod has a problem", slog.String("reason", string(j.finding.Reason)), slog.String("message", message))
 	j.event(kube.EventWarning, reason, message)
 }
 
-// why is the beginning of what is said of a broken pod.
+// why is the beginning of an event on a broken pod.
 func (j *job) why() string {
-	text := "the pod " + j.found.Reason.Sentence()
-	if s := j.found.Failed; s != (repair.State{}) {
+	text := "the pod " + j.finding.Reason.Sentence()
+	if s := j.finding.Failed; s != (repair.State{}) {
 		text += fmt.Sprintf(" (exit code %d)", s.ExitCode)
 	}
 	return text + ": it started when the CNI plugin did not take part"
 }
 
-// advice is what to do about a broken pod that is not helped.
+// advice is an instruction for a broken pod that is not repaired.
 func (j *job) advice() string {
-	_, captured := j.spec()
 	switch {
-	case j.found.Decision.Outcome == sidecar.Refuse:
-		return "Its settings are invalid: mend them and make the pod anew: " + j.found.Decision.Err.Error()
-	case j.found.Reason == repair.FailedForGood && j.Settings.Switches.InPlace:
+	case j.finding.Decision.Outcome == sidecar.Refuse:
+		return "Its settings are invalid: mend them and make the pod anew: " + j.finding.Decision.Err.Error()
+	case j.finding.Reason == repair.FailedForGood && j.Settings.Switches.InPlace:
 		return "It cannot be redirected in place any more: delete it, so that its owner makes another one"
-	case !captured:
-		return "The plugin would not redirect it, as " + j.found.Decision.Reason.Sentence()
+	case !j.captured():
+		reason := j.finding.Decision.Reason
+		return "The plugin would not redirect it, as " + reason.Sentence() + ": " + reason.Remedy()
 	case j.Settings.Switches.InPlace && !j.reachable():
 		return "It can be redirected in place on its own node alone: delete it, or let the node agent repair pods"
 	}

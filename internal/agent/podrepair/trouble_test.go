@@ -290,7 +290,7 @@ func TestNothingIsDoneOnABadConfiguration(t *testing.T) {
 			if got := l.events(p); len(got) != 1 || got[0].Count != 1 {
 				t.Errorf("events %v", got)
 			}
-			if got := strings.Count(l.log.String(), "no pod is looked after"); got != 1 {
+			if got := strings.Count(l.log.String(), "no pod is repaired until"); got != 1 {
 				t.Errorf("it is logged %d times", got)
 			}
 			if switches != nothing {
@@ -345,7 +345,7 @@ func TestAStanzaThatCannotBeReadIsTriedAgain(t *testing.T) {
 func TestAPodThatCannotBeHelpedSaysWhyAndHow(t *testing.T) {
 	t.Parallel()
 	// The clock goes by minutes, perhaps in the middle of the work on the pod.
-	l := newLab(t, inPlace, func(o *Options) { o.PodLimit = 24 * time.Hour })
+	l := newLab(t, inPlace, func(o *Options) { o.PodTimeout = 24 * time.Hour })
 	p := crashing("web").at("10.88.0.2/24")
 	l.set(p)
 	l.run()

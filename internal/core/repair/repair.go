@@ -1,14 +1,14 @@
-// Package repair decides what is to be done about a pod that may run without redirection.
+// Package repair decides about a pod that may run without redirection.
 //
-// It promises the reference's predicate for broken pods (race repair of Istio's CNI node agent, 1.4 to today), what that
-// one misses (a first failure that was not restarted, a pod that is not restarted at all, a pod whose rules can be seen
-// to be missing before its validation has run), and that a pod is left alone for every reason for which the plugin
-// leaves it alone. Each finding has a reason of a closed set.
+// It promises the reference's predicate for broken pods (race repair of Istio's CNI node agent, 1.4 to today), the pods that
+// the reference misses (a first failure that was not restarted, a pod that is not restarted at all, a pod whose rules are
+// missing before its validation has run), and that a pod is left alone for every reason for which the plugin leaves it alone.
+// Each finding has a reason of a closed set.
 //
-// It never looks into a namespace or asks anybody: what was found there goes in.
+// It never looks into a namespace and sends no request: the caller passes in the rules that it found.
 //
-// Start reading at Judge, which needs the pod alone; Weigh takes in what its namespace looks like; Modes says which action comes
-// first.
+// Start reading at Classify, which needs the pod object alone; ApplyObservation adds the rules of its namespace; Modes is the
+// precedence of the actions.
 package repair
 
 import (
@@ -27,10 +27,10 @@ const (
 	BrokenLabelValue = "true"
 )
 
-// Mode is what is done about a broken pod.
+// Mode is an action on a broken pod.
 type Mode string
 
-// Modes. The values are those of the reference's metric; report is what is left when nothing is switched on.
+// Modes. The values are those of the reference's metric; Report is the mode when nothing is switched on.
 const (
 	InPlace Mode = "repair"
 	Delete  Mode = "delete"
@@ -58,7 +58,7 @@ func (s Switches) Modes() []Mode {
 	return modes
 }
 
-// Mode is the one to use for a finding: the first one that is switched on and can help.
+// Mode returns the mode for a finding: the first one that is switched on and can help.
 func (s Switches) Mode(f Finding) Mode {
 	for _, m := range s.Modes() {
 		if m != InPlace || f.Repairable {
@@ -68,21 +68,21 @@ func (s Switches) Mode(f Finding) Mode {
 	return Report
 }
 
-// Predicate tells which pods count as broken by what their init containers say. Empty and zero fields match anything.
+// Predicate selects broken pods by the status of their init containers. Empty and zero fields match anything.
 type Predicate struct {
-	// Annotation is a key that a pod must have to be looked at.
+	// Annotation is a key that a pod must have.
 	Annotation string
 	// Container is the init container's name, Message its termination message, ExitCode what it ended with.
 	Container, Message string
 	ExitCode           int
 }
 
-// Pod is what decides about a pod.
+// Pod is the input of the decision about a pod.
 type Pod struct {
 	Facts sidecar.Facts
 	// Addressed says that the kubelet knows an address of the pod: its sandbox is made, and every plugin of the chain has run.
 	Addressed bool
-	// Deleting says that the pod was told to end.
+	// Deleting says that the pod has a deletion timestamp.
 	Deleting bool
 	// Ended says that it has (phase Succeeded or Failed), NeverRestarts that none of its containers is started a second
 	// time (restartPolicy Never).
@@ -107,12 +107,12 @@ type State struct {
 	Began, Finished     time.Time
 }
 
-// succeeded is how the reference tells that an init container has done its work.
+// succeeded reports whether an init container has succeeded, as the reference has it.
 func (s State) succeeded() bool {
 	return s.Terminated && (s.Reason == "Completed" || s.ExitCode == 0)
 }
 
-// matches tells whether the container ended in the way that is looked for.
+// matches reports whether the container ended in the way that is looked for.
 func (p Predicate) matches(s State) bool {
 	message := strings.TrimSpace(p.Message)
 	return s.Terminated && (message == "" || message == strings.TrimSpace(s.Message)) && (p.ExitCode == 0 || p.ExitCode == s.ExitCode)

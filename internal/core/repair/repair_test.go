@@ -105,82 +105,74 @@ func TestReferencePredicate(t *testing.T) {
 			if test.predicate != nil {
 				test.predicate(&p)
 			}
-			if f := repair.Judge(pod(test.changes...), p, sidecar.Policy{}); f.Broken != test.broken {
+			if f := repair.Classify(pod(test.changes...), p, sidecar.Policy{}); f.Broken != test.broken {
 				t.Errorf("broken %v (%s), want %v", f.Broken, f.Reason, test.broken)
 			}
 		})
 	}
 }
 
-// TestJudge is what the reference misses, and what is left alone.
-func TestJudge(t *testing.T) {
-	excluded := sidecar.Policy{ExcludeNamespaces: []string{"shop"}}
+// TestClassify is what the reference misses, and what is left alone.
+func TestClassify(t *testing.T) {
 	broken := func(c ...change) []change { return append(c, last(ended(126))) }
 	for _, test := range []struct {
-		name   string
-		policy sidecar.Policy
-		pod    []change
-		want   repair.Finding
+		name string
+		pod  []change
+		want repair.Finding
 	}{
 		// W-10
 		{
 			"a first failure that was not restarted yet",
-			sidecar.Policy{},
 			[]change{now(ended(126))},
 			repair.Finding{Reason: repair.ValidationFailed, Broken: true, Repairable: true},
 		},
 		{
 			"a failure that is never restarted",
-			sidecar.Policy{},
 			[]change{now(ended(126)), never},
 			repair.Finding{Reason: repair.FailedForGood, Broken: true},
 		},
 		{
 			"a pod that has failed as a whole",
-			sidecar.Policy{},
 			[]change{now(ended(126)), func(p *repair.Pod) { p.Ended = true }},
 			repair.Finding{Reason: repair.FailedForGood, Broken: true},
 		},
 		// Before the validation's verdict
-		{"validation has not run", sidecar.Policy{}, nil, repair.Finding{Reason: repair.Unproven, Look: true}},
-		{"validation runs", sidecar.Policy{}, []change{now(repair.State{Running: true})}, repair.Finding{Reason: repair.Unproven, Look: true}},
-		{"never restarted, not yet validated", sidecar.Policy{}, []change{never}, repair.Finding{Reason: repair.Unproven, Look: true}},
-		{"no validation, and the proxy runs", sidecar.Policy{}, []change{func(p *repair.Pod) {
+		{"validation has not run", nil, repair.Finding{Reason: repair.Unproven, NeedsInspection: true}},
+		{"validation runs", []change{now(repair.State{Running: true})}, repair.Finding{Reason: repair.Unproven, NeedsInspection: true}},
+		{"never restarted, not yet validated", []change{never}, repair.Finding{Reason: repair.Unproven, NeedsInspection: true}},
+		{"no validation, and the proxy runs", []change{func(p *repair.Pod) {
 			p.Init, p.Containers = nil, []repair.Container{{Name: "istio-proxy", State: repair.State{Running: true}}}
 			p.Facts.Containers = p.Facts.Containers[1:]
-		}}, repair.Finding{Reason: repair.Unproven, Look: true, Started: true}},
-		{"no sandbox yet", sidecar.Policy{}, []change{func(p *repair.Pod) { p.Addressed = false }}, repair.Finding{Reason: repair.NoSandbox}},
-		{"ended without a word", sidecar.Policy{}, []change{func(p *repair.Pod) { p.Ended = true }}, repair.Finding{Reason: repair.NoSandbox}},
-		{"validated", sidecar.Policy{}, []change{now(ended(0))}, repair.Finding{Reason: repair.Proven}},
+		}}, repair.Finding{Reason: repair.Unproven, NeedsInspection: true, Started: true}},
+		{"no sandbox yet", []change{func(p *repair.Pod) { p.Addressed = false }}, repair.Finding{Reason: repair.NoSandbox}},
+		{"ended without a word", []change{func(p *repair.Pod) { p.Ended = true }}, repair.Finding{Reason: repair.NoSandbox}},
+		{"validated", []change{now(ended(0))}, repair.Finding{Reason: repair.Proven}},
 		// Left alone
-		{"leaving", sidecar.Policy{}, broken(func(p *repair.Pod) { p.Deleting = true }), repair.Finding{Reason: repair.NotLookedAt}},
-		{"excluded namespace", excluded, broken(), repair.Finding{Reason: repair.Passed}},
-		{"host network", sidecar.Policy{}, broken(func(p *repair.Pod) { p.Facts.HostNetwork = true }), repair.Finding{Reason: repair.Passed}},
+		{"leaving", broken(func(p *repair.Pod) { p.Deleting = true }), repair.Finding{Reason: repair.NotLookedAt}},
+		{"excluded namespace", broken(func(p *repair.Pod) { p.Facts.Namespace = "kube-system" }), repair.Finding{Reason: repair.Passed}},
+		{"host network", broken(func(p *repair.Pod) { p.Facts.HostNetwork = true }), repair.Finding{Reason: repair.Passed}},
 		{
 			"gateway",
-			sidecar.Policy{},
 			broken(func(p *repair.Pod) { p.Facts.Containers[2].Args = []string{"proxy", "router"} }),
 			repair.Finding{Reason: repair.Passed},
 		},
-		{"has istio-init", sidecar.Policy{}, broken(container("istio-init", true)), repair.Finding{Reason: repair.Passed}},
-		{"interception mode NONE", sidecar.Policy{}, broken(with(sidecar.ModeKey, "NONE")), repair.Finding{Reason: repair.Passed}},
-		{"injection switched off", sidecar.Policy{}, broken(with(sidecar.InjectKey, "false")), repair.Finding{Reason: repair.Passed}},
+		{"has istio-init", broken(container("istio-init", true)), repair.Finding{Reason: repair.Passed}},
+		{"interception mode NONE", broken(with(sidecar.ModeKey, "NONE")), repair.Finding{Reason: repair.Passed}},
+		{"injection switched off", broken(with(sidecar.InjectKey, "false")), repair.Finding{Reason: repair.Passed}},
 		// What repair in place cannot help
 		{
 			"bad settings",
-			sidecar.Policy{},
 			broken(with(sidecar.InboundPortsKey, "x")),
 			repair.Finding{Reason: repair.ValidationFailed, Broken: true},
 		},
 		{
 			"no proxy to be seen",
-			sidecar.Policy{},
 			broken(func(p *repair.Pod) { p.Facts.Containers = nil }),
 			repair.Finding{Reason: repair.ValidationFailed, Broken: true},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := repair.Judge(pod(test.pod...), defaults(), test.policy)
+			got := repair.Classify(pod(test.pod...), defaults(), sidecar.Policy{ExcludeNamespaces: []string{"kube-system"}})
 			if got.Broken != (got.Failed != repair.State{}) {
 				t.Errorf("broken %v by %+v", got.Broken, got.Failed)
 			}
@@ -195,10 +187,10 @@ func TestJudge(t *testing.T) {
 }
 
 func summary(f repair.Finding) string {
-	return fmt.Sprintf("%s broken=%v look=%v repairable=%v started=%v", f.Reason, f.Broken, f.Look, f.Repairable, f.Started)
+	return fmt.Sprintf("%s broken=%v inspect=%v repairable=%v started=%v", f.Reason, f.Broken, f.NeedsInspection, f.Repairable, f.Started)
 }
 
-func TestWeigh(t *testing.T) {
+func TestApplyObservation(t *testing.T) {
 	running := func(p *repair.Pod) {
 		p.Containers = []repair.Container{{Name: "app", State: repair.State{Running: true}}}
 	}
@@ -220,12 +212,12 @@ func TestWeigh(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := pod(test.pod...)
-			f := repair.Judge(p, defaults(), sidecar.Policy{})
-			if !f.Look {
+			f := repair.Classify(p, defaults(), sidecar.Policy{})
+			if !f.NeedsInspection {
 				t.Fatalf("it is not looked at: %s", f.Reason)
 			}
-			f = repair.Weigh(f, p, test.rules)
-			if f.Look || f.Reason != test.reason || f.Broken != test.broken || f.Repairable != test.repairable {
+			f = repair.ApplyObservation(f, p, test.rules)
+			if f.NeedsInspection || f.Reason.Sentence() == "" || f.Reason != test.reason || f.Broken != test.broken || f.Repairable != test.repairable {
 				t.Errorf("got %+v", f)
 			}
 		})
@@ -278,25 +270,17 @@ func TestAVerdictIsAboutRulesThatWereThereAllTheTime(t *testing.T) {
 
 // TestLaterStatesDecide has the failure of before count only while the present state does not say otherwise.
 func TestLaterStatesDecide(t *testing.T) {
-	f := repair.Judge(pod(now(repair.State{Terminated: true, ExitCode: 126, Finished: time.Unix(20, 0)}), last(repair.State{
+	f := repair.Classify(pod(now(repair.State{Terminated: true, ExitCode: 126, Finished: time.Unix(20, 0)}), last(repair.State{
 		Terminated: true, ExitCode: 126, Finished: time.Unix(10, 0),
 	})), defaults(), sidecar.Policy{})
 	if !f.Broken || f.FailedAt() != time.Unix(20, 0) {
 		t.Errorf("the failure that counts is of %s", f.FailedAt())
 	}
 	// It failed otherwise this time; the reference goes by the time before.
-	if f := repair.Judge(pod(now(ended(1)), last(ended(126))), defaults(), sidecar.Policy{}); !f.Broken || f.Failed.ExitCode != 126 {
+	if f := repair.Classify(pod(now(ended(1)), last(ended(126))), defaults(), sidecar.Policy{}); !f.Broken || f.Failed.ExitCode != 126 {
 		t.Errorf("got %+v", f)
 	}
-	if f := repair.Judge(pod(now(repair.State{Running: true}), last(ended(126))), defaults(), sidecar.Policy{}); !f.Broken {
+	if f := repair.Classify(pod(now(repair.State{Running: true}), last(ended(126))), defaults(), sidecar.Policy{}); !f.Broken {
 		t.Errorf("a validation that runs once more has not succeeded yet: %+v", f)
-	}
-}
-
-func TestEveryReasonHasASentence(t *testing.T) {
-	for _, r := range repair.Reasons() {
-		if r.Sentence() == "" {
-			t.Errorf("%s has none", r)
-		}
 	}
 }

@@ -7,13 +7,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
-// Reason says why a pod counts as it does. It is a closed set: it is logged, counted and asserted.
+// Reason says why a pod has its finding. It is a closed set: it is logged and asserted.
 type Reason string
 
-// The reasons, in the order in which they are tried. The first five leave the pod alone, Unproven asks for a look at
+// The reasons, in the order in which they are tried. The first five leave the pod alone, Unproven asks for an inspection of
 // its namespace, the others say that it is broken.
 const (
-	NotLookedAt Reason = "not-looked-at" // without the annotation, or leaving
+	NotLookedAt Reason = "not-looked-at" // without the annotation, or being deleted
 	Passed      Reason = "passed"        // the plugin leaves it alone
 	Proven      Reason = "proven"        // its validation has found the redirection
 	NoSandbox   Reason = "no-sandbox"    // it has no network yet, or not any more
@@ -21,18 +21,11 @@ const (
 
 	Unproven Reason = "unproven"
 
-	ValidationFailed Reason = "validation-failed" // and will be tried again
+	ValidationFailed Reason = "validation-failed" // and is tried again
 	FailedForGood    Reason = "failed-for-good"   // and is not started again
 	RulesMissing     Reason = "rules-missing"
 	RulesDiffer      Reason = "rules-differ"
 )
-
-// Reasons lists all of them.
-func Reasons() []Reason {
-	return []Reason{
-		NotLookedAt, Passed, Proven, NoSandbox, Redirected, Unproven, ValidationFailed, FailedForGood, RulesMissing, RulesDiffer,
-	}
-}
 
 // Sentence explains the reason, as the end of "the pod …".
 func (r Reason) Sentence() string {
@@ -50,16 +43,16 @@ func (r Reason) Sentence() string {
 	}[r]
 }
 
-// Finding is what there is to know about a pod.
+// Finding is what is known about a pod.
 type Finding struct {
 	Reason Reason
-	// Broken says that something has to be done.
+	// Broken says that an action is needed.
 	Broken bool
-	// Look says that the namespace decides.
-	Look bool
+	// NeedsInspection says that the pod's namespace decides.
+	NeedsInspection bool
 	// Repairable says that rules written now would help.
 	Repairable bool
-	// Started says that containers of the pod run already: what they opened before is not redirected by rules that come now.
+	// Started says that containers of the pod have run: connections that they opened are not redirected by rules that come now.
 	Started bool
 	// Decision is the plugin's about this pod.
 	Decision sidecar.Decision
@@ -70,8 +63,8 @@ type Finding struct {
 // FailedAt is when the validation that shows the pod as broken ended, zero if that is not known.
 func (f Finding) FailedAt() time.Time { return f.Failed.Finished }
 
-// SawRules tells whether that validation ran from beginning to end after a time at which the rules were in place, so that
-// its verdict is about them. Where the beginning is not known the end decides.
+// SawRules reports whether that validation ran from beginning to end after a time at which the rules were in place, so that
+// its result is about them. Where the beginning is not known the end decides.
 func (f Finding) SawRules(since time.Time) bool {
 	if f.Failed.Began.IsZero() {
 		return f.Failed.Finished.After(since)
@@ -79,8 +72,8 @@ func (f Finding) SawRules(since time.Time) bool {
 	return f.Failed.Began.After(since)
 }
 
-// Judge says what can be told from the pod alone.
-func Judge(pod Pod, predicate Predicate, policy sidecar.Policy) Finding {
+// Classify finds what the pod object alone says.
+func Classify(pod Pod, predicate Predicate, policy sidecar.Policy) Finding {
 	f := Finding{Reason: NotLookedAt}
 	if _, has := pod.Facts.Annotations[predicate.Annotation]; predicate.Annotation != "" && !has || pod.Deleting {
 		return f
@@ -88,52 +81,41 @@ func Judge(pod Pod, predicate Predicate, policy sidecar.Policy) Finding {
 	f.Decision = sidecar.Decide(pod.Facts, policy)
 	f.Started = started(pod)
 	failed, broken := predicate.failed(pod.Init)
-	if f.Decision.Outcome == sidecar.Pass && (!broken || !hopeful(f.Decision.Reason)) {
-		f.Reason = Passed
-		return f
-	}
-	if broken {
-		f.Reason, f.Broken, f.Failed = ValidationFailed, true, failed
-		if pod.Ended || pod.NeverRestarts {
-			f.Reason = FailedForGood
-		}
-		f.Repairable = f.Reason == ValidationFailed && f.Decision.Outcome == sidecar.Capture
-		return f
-	}
 	switch {
+	case f.Decision.Outcome == sidecar.Pass && (!broken || !mayBeUninjected(f.Decision.Reason)):
+		f.Reason = Passed
+	case broken && (pod.Ended || pod.NeverRestarts):
+		f.Reason, f.Broken, f.Failed = FailedForGood, true, failed
+	case broken:
+		f.Reason, f.Broken, f.Failed = ValidationFailed, true, failed
+		f.Repairable = f.Decision.Outcome == sidecar.Capture
 	case validated(pod):
 		f.Reason = Proven
 	case pod.Ended || !pod.Addressed:
 		f.Reason = NoSandbox
 	default:
-		f.Reason, f.Look = Unproven, true
+		f.Reason, f.NeedsInspection = Unproven, true
 	}
 	return f
 }
 
-// hopeful tells whether a pod whose validation failed counts as broken although the plugin would pass it. Those are the
-// reasons that only say that the pod does not look injected, which a failed validation contradicts. All others are
-// somebody's will.
-func hopeful(r sidecar.Reason) bool { return r == sidecar.NoProxy || r == sidecar.NotInjected }
+// mayBeUninjected reports whether a pod whose validation failed counts as broken although the plugin would pass it. These
+// reasons only say that the pod does not look injected, which a failed validation contradicts. All others are a user's choice.
+func mayBeUninjected(r sidecar.Reason) bool { return r == sidecar.NoProxy || r == sidecar.NotInjected }
 
-// validated tells whether the validation has succeeded in this life of the pod.
+// validated reports whether the validation has succeeded since the pod's last start.
 func validated(pod Pod) bool {
 	return slices.ContainsFunc(pod.Init, func(c Container) bool { return c.Name == sidecar.ValidationContainer && c.State.succeeded() })
 }
 
-// hasValidation tells whether there is a validation whose verdict is still to come.
-func hasValidation(f sidecar.Facts) bool {
-	return slices.ContainsFunc(f.Containers, func(c sidecar.Container) bool { return c.Init && c.Name == sidecar.ValidationContainer })
-}
-
-// started tells whether anything but the validation runs or has run.
+// started reports whether a container other than the validation runs or has run.
 func started(pod Pod) bool {
 	ran := func(c Container) bool { return c.State.Running || c.State.Terminated || c.Last.Terminated }
 	return slices.ContainsFunc(pod.Containers, ran) ||
 		slices.ContainsFunc(pod.Init, func(c Container) bool { return c.Name != sidecar.ValidationContainer && ran(c) })
 }
 
-// Rules is what was found in a pod's namespace.
+// Rules are the rules that an inspection found in a pod's namespace.
 type Rules uint8
 
 // The rules of the mesh are as wanted, are others, or there are none.
@@ -143,17 +125,18 @@ const (
 	NoRules
 )
 
-// Weigh takes in what the namespace of an unproven pod looks like. Rules that differ count only while the validation is
-// still to come: a pod that works with rules of an earlier configuration is not changed under its feet.
-func Weigh(f Finding, pod Pod, found Rules) Finding {
-	f.Look = false
+// ApplyObservation completes the finding of an unproven pod by the rules in its namespace. Rules that differ count only while
+// the validation is still to come: a pod that works with rules of an earlier configuration is not changed while it runs.
+func ApplyObservation(f Finding, pod Pod, found Rules) Finding {
+	f.NeedsInspection = false
 	switch found {
 	case InPlaceRules:
 		f.Reason = Redirected
-		return f
 	case OtherRules:
 		f.Reason = RulesDiffer
-		f.Broken = hasValidation(pod.Facts) && !f.Started
+		f.Broken = !f.Started && slices.ContainsFunc(pod.Facts.Containers, func(c sidecar.Container) bool {
+			return c.Init && c.Name == sidecar.ValidationContainer
+		})
 	case NoRules:
 		f.Reason, f.Broken = RulesMissing, true
 	}
