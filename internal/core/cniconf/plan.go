@@ -143,7 +143,6 @@ func (w Want) Plan(d Dir) Plan {
 		p.plan.Problem = fmt.Errorf("the stanza: %w", err)
 		return p.plan
 	}
-	p.misnamed()
 	p.interrupted()
 	switch w.Mode {
 	case Standalone:
@@ -165,7 +164,6 @@ func (w Want) Uninstall(d Dir) Plan {
 		w.OwnedName = OwnedName
 	}
 	p := planner{want: w, dir: d.clone(), mended: map[string]bool{}}
-	p.misnamed()
 	p.interrupted()
 	p.release("")
 	return p.plan
@@ -271,9 +269,7 @@ func (p *planner) inline() {
 	err := p.served(name)
 	if err != nil {
 		p.release("")
-	} else if p.misplaced(name) {
-		err = p.place(name)
-	} else if p.isList(name) {
+	} else if p.isList(name) && !p.misplaced(name) {
 		err = p.insert(name)
 	} else {
 		err = p.convert(name)
@@ -292,7 +288,7 @@ func (p *planner) inline() {
 func (p *planner) served(name string) error {
 	text := p.dir.Files[name].Data
 	n, err := loadList(text)
-	if _, half := Unhybrid(text); half || err != nil || n.Version == "" || slices.Contains(Versions(), n.Version) || bytes.Contains(text, []byte(`"cniVersions"`)) || !p.isList(name) {
+	if err != nil || n.Version == "" || slices.Contains(Versions(), n.Version) || bytes.Contains(text, []byte(`"cniVersions"`)) || !p.isList(name) {
 		return nil //nolint:nilerr // what cannot be read has no version
 	}
 	return fmt.Errorf("it asks for CNI version %q, which this plugin does not serve (%s)", n.Version, strings.Join(Versions(), ", "))
@@ -301,45 +297,44 @@ func (p *planner) served(name string) error {
 // insert puts the stanza into a list.
 func (p *planner) insert(name string) error {
 	f := p.dir.Files[name]
-	list, why := f.Data, "the stanza goes behind the other plugins"
-	if single, is := Unhybrid(list); is {
-		converted, err := Convert(single)
-		if err != nil {
-			return err
-		}
-		list, why = converted, "finishes a conversion that was interrupted"
+	list, err := Insert(f.Data, p.want.Stanza.Element())
+	if err == nil {
+		p.write(name, list, f.Mode, "the stanza goes behind the other plugins")
 	}
-	list, err := Insert(list, p.want.Stanza.Element())
-	if err != nil {
-		return err
-	}
-	p.write(name, list, f.Mode, why)
-	return nil
+	return err
 }
 
-// place gives a list that has the name of a single plugin the stanza and then the name of a list, so that no runtime reads
-// it without the stanza.
-func (p *planner) place(name string) error {
-	f := p.dir.Files[name]
-	list, err := Insert(f.Data, p.want.Stanza.Element())
+// convert makes a list, under the name of one, of a file that runtimes do not read as a list. The list is written first:
+// of the two files the runtime loads the one whose name sorts first, and either is valid. Then the original is moved
+// aside, also if it is a symbolic link, so that its target stays as it is.
+func (p *planner) convert(name string) error {
+	list, err := p.asList(name)
+	if err == nil {
+		list, err = Insert(list, p.want.Stanza.Element())
+	}
 	if err != nil {
 		return err
 	}
 	if _, err = loadList(list); err != nil {
 		return fmt.Errorf("no runtime could load it with the stanza: %w", err)
 	}
-	target := p.target(name)
+	f, target, saved := p.dir.Files[name], p.target(name), name+savedSuffix
 	p.plan.File, p.plan.Primary = target, target
-	if f.Link {
-		p.keepLink(name, target, list)
+	if target == name {
+		p.write(saved, f.Data, f.Mode, savedWhy)
+		p.write(target, list, f.Mode, "the list with the stanza")
 		return nil
 	}
-	if !bytes.Equal(list, f.Data) {
-		p.do(Step{Op: OpWrite, Name: name, Data: list, Mode: f.Mode, Why: "the stanza goes behind the other plugins"})
+	p.write(target, list, f.Mode, "the list with the stanza")
+	if _, taken := p.dir.Files[saved]; taken {
+		p.do(Step{Op: OpRemove, Name: saved, Why: "the original is another one by now"})
 	}
-	p.do(Step{Op: OpRename, Name: name, To: target, Why: misplacedWhy})
+	p.do(Step{Op: OpRename, Name: name, To: saved, Why: savedWhy})
 	return nil
 }
+
+// savedWhy is why an original is moved aside.
+const savedWhy = "keeps the original for the day of removal"
 
 // correctName gives a list that has the name of a single plugin that of a list, when the stanza is elsewhere already.
 func (p *planner) correctName(primary string) {
@@ -347,64 +342,7 @@ func (p *planner) correctName(primary string) {
 		return
 	}
 	p.plan.Primary = p.target(primary)
-	p.do(Step{Op: OpRename, Name: primary, To: p.plan.Primary, Why: misplacedWhy})
-}
-
-const misplacedWhy = "it holds a list, which runtimes read under this name only"
-
-// keepLink writes a list and keeps the link aside whose content it has: what the link leads to is somebody else's and stays
-// as it is.
-func (p *planner) keepLink(name, target string, list []byte) {
-	p.write(target, list, p.dir.Files[name].Mode, "the list with the stanza")
-	p.do(Step{Op: OpRename, Name: name, To: name + savedSuffix, Why: "keeps the link for the day of removal"})
-}
-
-// convert makes a list of a single plugin. A runtime that looks at any instant finds one valid configuration: the file
-// first becomes a text that is valid under both names, then changes its name, then becomes a plain list.
-func (p *planner) convert(name string) error {
-	f := p.dir.Files[name]
-	original := p.original(name)
-	list, err := Convert(original)
-	if err != nil {
-		return err
-	}
-	if list, err = Insert(list, p.want.Stanza.Element()); err != nil {
-		return err
-	}
-	both, err := Hybrid(original, list)
-	if err != nil {
-		return err
-	}
-	if _, err = loadList(list); err != nil {
-		return fmt.Errorf("no runtime could load it with the stanza: %w", err)
-	}
-	target := p.target(name)
-	if f.Link && target != name {
-		p.keepLink(name, target, list)
-		p.plan.File, p.plan.Primary = target, target
-		return nil
-	}
-	p.write(name+savedSuffix, original, f.Mode, "keeps the original for the day of removal")
-	if target != name {
-		p.write(name, both, f.Mode, "valid as a single plugin and as a list, so that the name can change")
-		p.do(Step{Op: OpRename, Name: name, To: target, Why: "a single plugin becomes a list"})
-	}
-	p.write(target, list, f.Mode, "the list with the stanza")
-	p.plan.File, p.plan.Primary = target, target
-	return nil
-}
-
-// original gives the single plugin's own bytes, also of one whose conversion was interrupted.
-func (p *planner) original(name string) []byte {
-	text := p.dir.Files[name].Data
-	single, is := Unhybrid(text)
-	if !is {
-		return text
-	}
-	if saved, there := p.dir.Files[name+savedSuffix]; there && bytes.Equal(bytes.TrimSpace(saved.Data), single) {
-		return saved.Data
-	}
-	return append(bytes.Clone(single), '\n')
+	p.do(Step{Op: OpRename, Name: primary, To: p.plan.Primary, Why: "it holds a list, which runtimes read under this name only"})
 }
 
 // target is the name of the list that a single plugin's file becomes: the stem with .conflist, or the whole name with it
@@ -503,10 +441,10 @@ func (p *planner) owned() {
 	p.serves()
 }
 
-// asList gives a primary configuration as a list.
+// asList returns a configuration as a list.
 func (p *planner) asList(name string) ([]byte, error) {
 	text := p.dir.Files[name].Data
-	if p.isList(name) {
+	if p.isList(name) || holdsList(text) {
 		return text, nil
 	}
 	return Convert(text)

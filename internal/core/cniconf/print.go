@@ -3,9 +3,6 @@ package cniconf
 import (
 	"bytes"
 	"encoding/json"
-	"maps"
-	"slices"
-	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 )
@@ -13,108 +10,88 @@ import (
 // standaloneVersion is the CNI version of the reference's standalone file.
 const standaloneVersion = "0.3.1"
 
-// key is a member of the stanza and what stands there.
-type key struct {
-	name  string
-	value any
+// members are those of the stanza in the order of the reference's standalone file.
+type members struct {
+	CNIVersion            string          `json:"cniVersion"`
+	Name                  string          `json:"name"`
+	Type                  string          `json:"type"`
+	Capabilities          map[string]bool `json:"capabilities"`
+	IPAM                  struct{}        `json:"ipam"`
+	DNS                   struct{}        `json:"dns"`
+	LogLevel              string          `json:"plugin_log_level"`
+	RunDir                string          `json:"cni_agent_run_dir"`
+	AmbientEnabled        bool            `json:"ambient_enabled"`
+	EnablementSelectors   json.RawMessage `json:"enablement_selectors"`
+	ExcludeNamespaces     []string        `json:"exclude_namespaces"`
+	AgentNamespace        string          `json:"pod_namespace"`
+	NativeNFTables        bool            `json:"native_nftables"`
+	AmbientDetectionRetry bool            `json:"enable_ambient_detection_retry"`
+	SecondFamily          string          `json:"second_ip_family,omitempty"`
+	APITimeout            string          `json:"api_timeout,omitempty"`
+	Backend               string          `json:"backend,omitempty"`
+	ForceIptables         string          `json:"force_iptables_binary,omitempty"`
 }
 
-// keys are those of the stanza, in the order of the reference's standalone file.
-func (s Stanza) keys() []key {
-	selectors := s.EnablementSelectors
-	if len(selectors) == 0 {
-		selectors = json.RawMessage("[]")
+func (s Stanza) members() members {
+	m := members{
+		CNIVersion: standaloneVersion, Name: PluginType, Type: PluginType, Capabilities: map[string]bool{PodAnnotations: true},
+		LogLevel: s.LogLevel, RunDir: s.RunDir, AmbientEnabled: s.AmbientEnabled, EnablementSelectors: s.EnablementSelectors,
+		ExcludeNamespaces: s.ExcludeNamespaces, AgentNamespace: s.AgentNamespace, NativeNFTables: s.NativeNFTables,
+		AmbientDetectionRetry: s.AmbientDetectionRetry, ForceIptables: s.ForceIptables,
 	}
-	out := []key{
-		{"name", PluginType},
-		{"type", PluginType},
-		{"capabilities", map[string]bool{PodAnnotations: true}},
-		{"ipam", struct{}{}},
-		{"dns", struct{}{}},
-		{"plugin_log_level", s.LogLevel},
-		{"cni_agent_run_dir", s.RunDir},
-		{"ambient_enabled", s.AmbientEnabled},
-		{"enablement_selectors", selectors},
-		{"exclude_namespaces", s.ExcludeNamespaces},
-		{"pod_namespace", s.AgentNamespace},
-		{"native_nftables", s.NativeNFTables},
-		{"enable_ambient_detection_retry", s.AmbientDetectionRetry},
+	if len(m.EnablementSelectors) == 0 {
+		m.EnablementSelectors = json.RawMessage("[]")
 	}
 	if s.SecondFamily != redirect.Bypass {
-		out = append(out, key{"second_ip_family", s.SecondFamily.String()})
+		m.SecondFamily = s.SecondFamily.String()
 	}
 	if s.APITimeout > 0 {
-		out = append(out, key{"api_timeout", s.APITimeout.String()})
+		m.APITimeout = s.APITimeout.String()
 	}
-	if s.Backend != "" && s.Backend != redirect.Auto {
-		out = append(out, key{"backend", string(s.Backend)})
+	if s.Backend != redirect.Auto {
+		m.Backend = string(s.Backend)
 	}
-	if s.ForceIptables != "" {
-		out = append(out, key{"force_iptables_binary", s.ForceIptables})
-	}
-	return out
-}
-
-// Element is the stanza as an element of a list: without a version, as the list has it, and with sorted keys, as the
-// reference writes it.
-func (s Stanza) Element() []byte {
-	if s.Template != nil {
-		return s.template()
-	}
-	keys := s.keys()
-	slices.SortFunc(keys, func(a, b key) int { return strings.Compare(a.name, b.name) })
-	return printed(keys)
-}
-
-// template is the element of a template: its keys less the version, named and typed as the runtime must find it.
-func (s Stanza) template() []byte {
-	members := map[string]json.RawMessage{}
-	if json.Unmarshal(s.Template, &members) != nil {
-		return s.Template
-	}
-	delete(members, "cniVersion")
-	members["type"] = json.RawMessage(quoted(PluginType))
-	keys := make([]key, 0, len(members))
-	for _, name := range slices.Sorted(maps.Keys(members)) {
-		keys = append(keys, key{name, members[name]})
-	}
-	return printed(keys)
+	return m
 }
 
 // Single is the stanza as a file of its own, for a runtime or a meta plugin that runs it alone.
 func (s Stanza) Single() []byte {
-	keys := []key{{"cniVersion", standaloneVersion}}
 	if s.Template == nil {
-		keys = append(keys, s.keys()...)
-		return indentedObject(keys)
+		return encoded(s.members(), "  ")
 	}
-	members := map[string]json.RawMessage{}
-	if json.Unmarshal(s.Template, &members) != nil {
-		return s.Template
+	sorted := s.sorted()
+	for key, value := range map[string]string{"name": PluginType, "cniVersion": standaloneVersion} {
+		if !isString(sorted[key]) {
+			sorted[key] = json.RawMessage(quoted(value))
+		}
 	}
-	if version, there := members["cniVersion"]; there && isString(version) {
-		keys[0].value = version
-	}
-	delete(members, "cniVersion")
-	members["type"] = json.RawMessage(quoted(PluginType))
-	if _, there := members["name"]; !there {
-		members["name"] = json.RawMessage(quoted(PluginType))
-	}
-	for _, name := range slices.Sorted(maps.Keys(members)) {
-		keys = append(keys, key{name, members[name]})
-	}
-	return indentedObject(keys)
+	return encoded(sorted, "  ")
 }
 
-// DropIn is the stanza as a file that libcni adds to a network: name and version come from the network.
-func (s Stanza) DropIn() []byte {
-	var b bytes.Buffer
-	if json.Indent(&b, s.Element(), "", "  ") != nil {
-		return s.Element()
+// sorted are the members by key, those of a template with the type that a runtime needs.
+func (s Stanza) sorted() map[string]json.RawMessage {
+	text := s.Template
+	if text == nil {
+		text = encoded(s.members(), "")
 	}
-	b.WriteByte('\n')
-	return b.Bytes()
+	sorted := map[string]json.RawMessage{}
+	_ = json.Unmarshal(text, &sorted) // an object, as the settings make sure
+	sorted["type"] = json.RawMessage(quoted(PluginType))
+	return sorted
 }
+
+// element are the members as a list has them: without a version, which is the list's.
+func (s Stanza) element(indent string) []byte {
+	sorted := s.sorted()
+	delete(sorted, "cniVersion")
+	return encoded(sorted, indent)
+}
+
+// Element is the stanza as an element of a list, with sorted keys, as the reference writes it.
+func (s Stanza) Element() []byte { return bytes.TrimSpace(s.element("")) }
+
+// DropIn is the stanza as a file that libcni adds to a network: name and version come from the network.
+func (s Stanza) DropIn() []byte { return s.element("  ") }
 
 // list is a list that runs the stanza alone, which is what a standalone file must hold if its name asks for a list.
 func (s Stanza) list() []byte {
@@ -125,36 +102,15 @@ func (s Stanza) list() []byte {
 	return list
 }
 
-func indentedObject(keys []key) []byte {
+// encoded is a value in JSON with a newline behind it. Values are strings, truth values, lists of strings and JSON text,
+// none of which fails to encode.
+func encoded(value any, indent string) []byte {
 	var b bytes.Buffer
-	if json.Indent(&b, printed(keys), "", "  ") != nil {
-		return printed(keys)
-	}
-	b.WriteByte('\n')
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", indent)
+	_ = e.Encode(value)
 	return b.Bytes()
 }
 
-// printed prints an object in the order of its keys. Values are strings, truth values, lists of strings and JSON text,
-// none of which fails to encode.
-func printed(keys []key) []byte {
-	var b bytes.Buffer
-	b.WriteByte('{')
-	for i, k := range keys {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		b.WriteString(quoted(k.name))
-		b.WriteByte(':')
-		e := json.NewEncoder(&b)
-		e.SetEscapeHTML(false)
-		if e.Encode(k.value) != nil {
-			b.WriteString("null")
-		}
-	}
-	b.WriteByte('}')
-	var out bytes.Buffer
-	if json.Compact(&out, b.Bytes()) != nil {
-		return b.Bytes()
-	}
-	return out.Bytes()
-}
+func quoted(text string) string { return string(bytes.TrimSpace(encoded(text, ""))) }

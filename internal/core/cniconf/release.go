@@ -104,7 +104,7 @@ func (p *planner) hasPlugins(name string) bool {
 
 // isList tells whether a file is read as a list: by its extension, else by what is in it.
 func (p *planner) isList(name string) bool {
-	switch path.Ext(name) {
+	switch path.Ext(Original(name)) {
 	case extList:
 		return true
 	case extSingle, extSingleJSON:
@@ -166,33 +166,6 @@ func (p *planner) copies(name, other string) bool {
 	return err == nil && errOurs == nil && Same(ours, theirs)
 }
 
-// halfway reports whether a conversion, or its undoing, stopped at this file.
-func (p *planner) halfway(name string) bool {
-	_, is := Unhybrid(p.dir.Files[name].Data)
-	return is && slices.ContainsFunc(slices.Collect(maps.Keys(p.dir.Files)), func(saved string) bool {
-		return Saved(saved) && slices.Contains(targets(strings.TrimSuffix(saved, savedSuffix)), name)
-	})
-}
-
-// misnamed gives a single plugin its name back that was renamed to a list's: somebody wrote it at the very moment of a
-// conversion, and a crash came right behind.
-func (p *planner) misnamed() {
-	for _, saved := range slices.Sorted(maps.Keys(p.dir.Files)) {
-		single := strings.TrimSuffix(saved, savedSuffix)
-		if _, there := p.dir.Files[single]; there || !Saved(saved) {
-			continue
-		}
-		for _, name := range targets(single) {
-			f, there := p.dir.Files[name]
-			_, list := inlined(f.Data)
-			if _, err := loadSingle(f.Data); there && name != single && list != nil && err == nil {
-				p.do(Step{Op: OpRename, Name: name, To: single, Why: "it holds a single plugin"})
-				break
-			}
-		}
-	}
-}
-
 // interrupted gives a list its name that earlier installers wrote into a single plugin's file, to rename it in a second
 // step that did not come any more. No runtime reads it, and it can be nobody else's, as our stanza is in it.
 func (p *planner) interrupted() {
@@ -220,7 +193,7 @@ func (p *planner) release(keep string) {
 		p.releaseDropIn(network, keep)
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.dir.Files)) {
-		if _, still := p.dir.Files[name]; still && name != keep && !Saved(name) && (p.hasOwn(name) || p.halfway(name)) {
+		if _, still := p.dir.Files[name]; still && name != keep && !Saved(name) && p.hasOwn(name) {
 			p.releaseFile(name)
 		}
 	}
@@ -275,30 +248,15 @@ func targets(single string) []string {
 	return out
 }
 
-// releaseFile gives one file back.
+// releaseFile takes the stanza out of one file.
 func (p *planner) releaseFile(name string) {
-	const why = "the stanza goes"
-	f := p.dir.Files[name]
 	if p.onlyOwn(name) || p.isOwnedCopy(name) {
 		p.do(Step{Op: OpRemove, Name: name, Why: "it is of this program's making"})
 		return
 	}
-	text := f.Data
-	single, half := Unhybrid(text)
-	if half && !p.isList(name) {
-		p.restoreSingle(name, single)
-		return
-	}
-	if half {
-		if converted, err := Convert(single); err == nil {
-			text = converted
-		}
-	}
-	without, err := Remove(text)
-	if err != nil {
-		return
-	}
-	if p.restore(name, without) {
+	f := p.dir.Files[name]
+	without, err := Remove(f.Data)
+	if err != nil || p.restore(name, without) {
 		return
 	}
 	for _, single := range p.dir.Names() {
@@ -307,7 +265,7 @@ func (p *planner) releaseFile(name string) {
 			return
 		}
 	}
-	p.write(name, without, f.Mode, why)
+	p.write(name, without, f.Mode, "the stanza goes")
 }
 
 // converts reports whether a list is what a single plugin's file becomes, with a stanza: nobody but this program made it.
@@ -322,59 +280,26 @@ func (p *planner) converts(single, list string) bool {
 	return err == nil && errList == nil && bytes.Equal(converted, without)
 }
 
-// restoreSingle ends a conversion that was interrupted before the name changed.
-func (p *planner) restoreSingle(name string, single []byte) {
-	if saved, there := p.dir.Files[name+savedSuffix]; there && bytes.Equal(bytes.TrimSpace(saved.Data), single) {
-		p.do(Step{Op: OpRename, Name: name + savedSuffix, To: name, Why: "the original comes back"})
-		return
-	}
-	p.write(name, append(bytes.Clone(single), '\n'), p.dir.Files[name].Mode, "the original comes back")
-}
-
-// restore turns a converted file back into its original, unless somebody changed it since. It reports whether nothing is
-// left to do.
+// restore turns a converted file back into its original, unless another program changed it since. It reports whether
+// nothing is left to do.
 func (p *planner) restore(name string, without []byte) bool {
 	for _, saved := range slices.Sorted(maps.Keys(p.dir.Files)) { // two may fit: the choice is always the same
-		original := p.dir.Files[saved]
 		single := strings.TrimSuffix(saved, savedSuffix)
 		if !Saved(saved) || !slices.Contains(targets(single), name) {
 			continue
 		}
-		if _, there := p.dir.Files[single]; there && single != name {
+		_, there := p.dir.Files[single]
+		converted, err := p.asList(saved)
+		if there = there && single != name; !there && (err != nil || !bytes.Equal(converted, without)) {
+			continue
+		}
+		if !there {
+			p.do(Step{Op: OpRename, Name: saved, To: single, Why: "the original comes back"})
+		}
+		if single != name {
 			p.do(Step{Op: OpRemove, Name: name, Why: "its original is there again"})
-			return true
 		}
-		if converted, err := listOf(original.Data); err == nil && bytes.Equal(converted, without) {
-			return p.unconvert(name, single, original, converted)
-		}
-	}
-	return false
-}
-
-// listOf gives a saved original as the list that was made of it.
-func listOf(original []byte) ([]byte, error) {
-	if holdsList(original) {
-		return original, nil
-	}
-	return Convert(original)
-}
-
-// unconvert gives a converted file its name and its bytes back. It reports whether that can be done.
-func (p *planner) unconvert(name, single string, original File, converted []byte) bool {
-	saved := single + savedSuffix
-	if original.Link && single != name {
-		p.do(Step{Op: OpRename, Name: saved, To: single, Why: "the link comes back"})
-		p.do(Step{Op: OpRemove, Name: name, Why: "its original is there again"})
 		return true
 	}
-	if single != name {
-		both, err := Hybrid(original.Data, converted)
-		if err != nil {
-			return false
-		}
-		p.write(name, both, original.Mode, "valid as a single plugin and as a list, so that the name can change")
-		p.do(Step{Op: OpRename, Name: name, To: single, Why: "the list becomes a single plugin again"})
-	}
-	p.do(Step{Op: OpRename, Name: saved, To: single, Why: "the original comes back"})
-	return true
+	return false
 }
