@@ -1,4 +1,4 @@
-{{/* Values made from several settings. All of them want .Config, see _merge.tpl. */}}
+{{/* Values derived from several settings. All templates need .Config, see _merge.tpl. */}}
 
 {{- define "cni.hub" -}}
 {{- .Config.hub | default .Config.global.hub -}}
@@ -18,7 +18,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* cni.pullPolicy is what Kubernetes would take: a policy that it took itself would stay when an upgrade changes the tag. */}}
+{{/* cni.pullPolicy sets Kubernetes' default explicitly: a defaulted policy would not change when an upgrade changes the tag. */}}
 {{- define "cni.pullPolicy" -}}
 {{- $name := include "cni.image" . | base -}}
 {{- $latest := or (not (contains ":" $name)) (hasSuffix ":latest" (splitList "@" $name | first)) -}}
@@ -39,7 +39,7 @@ imagePullSecrets:
 {{- if .Config.revision -}}istio-cni-{{ .Config.revision }}{{- else -}}istio-cni{{- end -}}
 {{- end -}}
 
-{{/* cni.text is a scalar as a string: YAML's whole numbers come as floating point, and would be printed so. */}}
+{{/* cni.text converts a scalar to a string: Helm decodes integers as floating point numbers. */}}
 {{- define "cni.text" -}}
 {{- if and (kindIs "float64" .) (eq (toString .) (toString (floor .))) -}}
 {{- int64 . -}}
@@ -48,7 +48,7 @@ imagePullSecrets:
 {{- end -}}
 {{- end -}}
 
-{{/* cni.strings makes one map of strings of several, the later over the earlier. */}}
+{{/* cni.strings merges maps into one map of strings; later maps override earlier ones. */}}
 {{- define "cni.strings" -}}
 {{- $out := dict -}}
 {{- range . -}}
@@ -57,7 +57,7 @@ imagePullSecrets:
 {{- toYaml $out -}}
 {{- end -}}
 
-{{/* cni.appLabels are the labels that objects and pods have in common. */}}
+{{/* cni.appLabels are the common labels of objects and pods. */}}
 {{- define "cni.appLabels" -}}
 app.kubernetes.io/name: istio-cni
 app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
@@ -75,7 +75,7 @@ operator.istio.io/component: Cni
 {{ include "cni.appLabels" . }}
 {{- end -}}
 
-{{/* cni.clusterScope and cni.namespaceScope are "yes" where global.resourceScope wants such objects. */}}
+{{/* cni.clusterScope and cni.namespaceScope are "yes" if global.resourceScope selects such objects. */}}
 {{- define "cni.clusterScope" -}}
 {{- if has .Config.global.resourceScope (list "all" "cluster") -}}yes{{- end -}}
 {{- end -}}
@@ -95,8 +95,8 @@ operator.istio.io/component: Cni
 {{- end -}}
 
 {{/*
-cni.repair are the ways of repair that can come to be used, between blanks; "" is no repair. A pod that cannot be
-redirected in place is deleted or labelled where that is on, too; nothing is labelled that is deleted.
+cni.repair is a space-separated list of the repair modes that may be used; "" is no repair. A pod that cannot be
+redirected in place is deleted or labelled, if that is enabled; deletion takes precedence over labels.
 */}}
 {{- define "cni.repair" -}}
 {{- $r := .Config.repair -}}
@@ -107,12 +107,12 @@ look
 {{- end -}}
 {{- end -}}
 
-{{/* cni.inPlace is "yes" if the agent enters the namespaces of pods. */}}
+{{/* cni.inPlace is "yes" if the agent enters network namespaces of pods. */}}
 {{- define "cni.inPlace" -}}
 {{- if contains "repair" (include "cni.repair" .) -}}yes{{- end -}}
 {{- end -}}
 
-{{/* cni.capabilities are those of the agent, as docs/permissions.md has them. */}}
+{{/* cni.capabilities are the agent's capabilities, see docs/permissions.md. */}}
 {{- define "cni.capabilities" -}}
 drop:
 - ALL
@@ -135,7 +135,7 @@ add:
 {{- end }}
 {{- end -}}
 
-{{/* cni.resources leaves out what is null, and what is empty then. */}}
+{{/* cni.resources omits null values and empty maps. */}}
 {{- define "cni.resources" -}}
 {{- $out := dict -}}
 {{- range $kind, $amounts := . -}}
@@ -153,8 +153,8 @@ add:
 {{- end -}}
 
 {{/*
-cni.liveKeys are the variables that the agent heeds in its ConfigMap without a restart. A change of them alone rolls
-nothing.
+cni.liveKeys are the variables that the agent reads from its ConfigMap without a restart. A change of these alone does
+not roll out the DaemonSet.
 */}}
 {{- define "cni.liveKeys" -}}
 EXCLUDE_NAMESPACES AMBIENT_ENABLED AMBIENT_ENABLEMENT_SELECTOR ENABLE_AMBIENT_DETECTION_RETRY NATIVE_NFTABLES
@@ -162,7 +162,7 @@ EXCLUDE_NAMESPACES AMBIENT_ENABLED AMBIENT_ENABLEMENT_SELECTOR ENABLE_AMBIENT_DE
 SECOND_IP_FAMILY API_TIMEOUT FORCE_IPTABLES_BINARY PLUGIN_LOG_LEVEL CNI_NETWORK_CONFIG
 {{- end -}}
 
-{{/* cni.checksum is of what takes a restart of the agent. */}}
+{{/* cni.checksum is the checksum of the settings that need a restart of the agent. */}}
 {{- define "cni.checksum" -}}
 {{- $data := fromYaml (include "cni.configData" .) -}}
 {{- if .Config.liveConfiguration -}}

@@ -1,13 +1,13 @@
 {{/*
-How the values become one. Every template begins with
+Merges the values into .Config. Every template begins with
 
     {{- include "cni.merge" . }}{{ $v := .Config }}
 
-Order, later beats earlier: defaults (_internal_defaults_do_not_set), profile, compatibilityVersion, platform, cni.NAME,
+Precedence, later overrides earlier: defaults (_internal_defaults_do_not_set), profile, compatibilityVersion, platform, cni.NAME,
 NAME.
 */}}
 
-{{/* cni.overlay puts .from onto .onto: maps are merged, all else is replaced, null takes away. */}}
+{{/* cni.overlay merges .from into .onto: maps are merged, other values are replaced, null removes a key. */}}
 {{- define "cni.overlay" -}}
 {{- $onto := .onto -}}
 {{- range $key, $new := .from -}}
@@ -22,7 +22,7 @@ NAME.
 {{- end -}}
 {{- end -}}
 
-{{/* cni.file puts a file of files/ onto .onto; one that is not there ends the rendering. */}}
+{{/* cni.file merges a file of files/ into .onto; a missing file is an error. */}}
 {{- define "cni.file" -}}
 {{- if .name -}}
 {{- $text := .root.Files.Get (printf "files/%s-%s.yaml" .kind .name) -}}
@@ -51,7 +51,7 @@ NAME.
 {{- end -}}
 {{- end -}}
 
-{{/* cni.check refuses what would render and then not work. */}}
+{{/* cni.check rejects values that render but do not work. */}}
 {{- define "cni.check" -}}
 {{- $v := .Config -}}
 {{- if $v.ambient.enabled -}}
