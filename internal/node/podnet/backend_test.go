@@ -1,8 +1,8 @@
 package podnet_test
 
 import (
+	"errors"
 	"fmt"
-	"log/slog"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -18,65 +18,68 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/podnet"
 )
 
-// with is the code under test with a backend.
-func (p pod) with(b redirect.Backend) podnet.Namespace {
-	return podnet.Namespace{NetNS: netnstest.At(string(p)), Backend: b, Log: slog.New(slog.DiscardHandler)}
-}
-
 // everything is all that any tool knows of the namespace's rules.
 func (p pod) everything(t *testing.T) string {
 	t.Helper()
 	return filled(p.saves(t)) + p.run(t, "nft", "list", "ruleset", "inet")
 }
 
-// Whatever wrote the rules of the mesh, each backend moves them over in full and leaves nothing of the others.
+// program puts rules of the mesh into the pod: those of the reference by the tools of each variant, or of both.
+func (p pod) program(t *testing.T, by iptables.Variant, spec redirect.Spec) {
+	t.Helper()
+	switch by {
+	case "both":
+		p.reference(t, iptables.NFT, spec, families...)
+		p.reference(t, iptables.Legacy, spec, families...)
+	case iptables.NFT, iptables.Legacy:
+		p.reference(t, by, spec, families...)
+	default:
+		mustApply(t, p.namespace(by), spec)
+	}
+}
+
+// Whatever wrote the rules of the mesh, each backend moves them over in full or removes them, leaves nothing of the others,
+// and does not touch what is not the mesh's.
 func TestEveryBackendTakesOverFromEveryOther(t *testing.T) {
 	t.Parallel()
-	backends := []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools, redirect.Auto}
-	spec, before := dual(), dual(byTPROXY)
-	for _, to := range backends {
-		fresh := dualPod(t)
-		mustApply(t, fresh.with(to), spec)
+	shared := func(t *testing.T) pod {
+		t.Helper()
+		p := dualPod(t)
+		p.plant(t, iptables.NFT, early)
+		p.plant(t, iptables.Legacy, early)
+		return p
+	}
+	spec, before, untouched := dual(), dual(byTPROXY), shared(t).everything(t)
+	for _, to := range []iptables.Variant{"", byNetlink, byTables, iptables.NFT, iptables.Legacy} {
+		fresh := shared(t)
+		mustApply(t, fresh.namespace(to), spec)
 		want := fresh.everything(t)
-		for _, from := range backends {
+		for _, from := range []iptables.Variant{byNetlink, byTables, iptables.NFT, iptables.Legacy, "both"} {
 			t.Run(fmt.Sprintf("%s to %s", from, to), func(t *testing.T) {
 				t.Parallel()
-				p := dualPod(t)
-				mustApply(t, p.with(from), before)
-				mustApply(t, p.with(to), spec)
+				p := shared(t)
+				n := p.namespace(to)
+				hasRules(t, n, false)
+				p.program(t, from, before)
+				hasRules(t, n, true)
+				if r, err := n.Apply(t.Context(), spec, podnet.FailOnConflict); !errors.Is(err, podnet.ErrConflict) {
+					t.Errorf("FailOnConflict: %v, programs %s", err, r.Programs)
+				}
+				if r := mustApply(t, n, spec); to == "" && r.Tools[0] != "netlink" {
+					t.Errorf("the tools are %q", r.Tools)
+				}
 				equal(t, "not as on a fresh pod", want, p.everything(t))
-				verified(t, p.with(to), spec)
-				if r := mustApply(t, p.with(to), spec); len(r.Programs) > 0 {
+				verified(t, n, spec)
+				if r := mustApply(t, n, spec); len(r.Programs) > 0 {
 					t.Errorf("a second Apply changes rules: %v", r.Programs)
 				}
+				cleaned := shared(t)
+				cleaned.program(t, from, before)
+				mustClean(t, cleaned.namespace(to))
+				hasRules(t, cleaned.namespace(to), false)
+				equal(t, "cleaned: not as if the mesh had never been here", untouched, cleaned.everything(t))
 			})
 		}
-		t.Run(fmt.Sprintf("legacy to %s", to), func(t *testing.T) {
-			t.Parallel()
-			p := dualPod(t)
-			p.reference(t, iptables.Legacy, before, families...)
-			mustApply(t, p.with(to), spec)
-			if legacy := filled(p.rules(t, iptables.Legacy)); to != redirect.Tools && strings.Contains(legacy, "ISTIO") {
-				t.Errorf("legacy rules stay:\n%s", legacy)
-			}
-			verified(t, p.with(to), spec)
-		})
-		t.Run(fmt.Sprintf("cleaned by %s", to), func(t *testing.T) {
-			t.Parallel()
-			for _, from := range backends {
-				p := dualPod(t)
-				mustApply(t, p.with(from), before)
-				if ours, err := p.with(to).HasRules(t.Context()); err != nil || !ours {
-					t.Errorf("rules of %s: ours %v, %v", from, ours, err)
-				}
-				if _, err := p.with(to).Clean(t.Context(), before); err != nil {
-					t.Fatal(err)
-				}
-				if all := p.everything(t); strings.Contains(all, "ISTIO") || strings.Contains(all, "istio") {
-					t.Errorf("rules of %s stay:\n%s", from, all)
-				}
-			}
-		})
 	}
 }
 
@@ -95,18 +98,18 @@ func TestNativeTablesOfTheReferenceAreMovedOver(t *testing.T) {
 `
 	p := dualPod(t)
 	p.feed(t, theirs, "nft", "-f", "-")
-	r, err := p.with("").Verify(t.Context(), dual())
+	r, err := p.namespace("").Verify(t.Context(), dual())
 	if err != nil || !r.Mesh || r.Clean() {
 		t.Errorf("mesh %v, clean %v, %v", r.Mesh, r.Clean(), err)
 	}
-	if _, err := p.with("").Apply(t.Context(), dual(), podnet.FailOnConflict); err == nil {
+	if _, err := p.namespace("").Apply(t.Context(), dual(), podnet.FailOnConflict); err == nil {
 		t.Error("Refuse replaced native tables")
 	}
-	mustApply(t, p.with(""), dual())
+	mustApply(t, p.namespace(""), dual())
 	if left := p.run(t, "nft", "list", "ruleset", "inet"); left != "" {
 		t.Errorf("they stay:\n%s", left)
 	}
-	verified(t, p.with(""), dual())
+	verified(t, p.namespace(""), dual())
 }
 
 // ofOtherUsers is a namespace that belongs to a user namespace of its own, as that of a pod with hostUsers: false.
@@ -154,14 +157,14 @@ func TestPodWithUsersOfItsOwn(t *testing.T) {
 	t.Parallel()
 	p := ofOtherUsers(t)
 	spec := redirect.Default()
-	if _, err := p.with(redirect.Netlink).Apply(t.Context(), spec, podnet.Reconcile); err == nil {
+	if _, err := p.namespace(byNetlink).Apply(t.Context(), spec, podnet.Reconcile); err == nil {
 		t.Error("the kernel takes the owner match: this test shows nothing")
 	}
-	r := mustApply(t, p.with(""), spec)
+	r := mustApply(t, p.namespace(""), spec)
 	if len(r.Tools) != 1 || r.Tools[0] != "native" {
 		t.Errorf("the tools are %q", r.Tools)
 	}
-	verified(t, p.with(""), spec)
+	verified(t, p.namespace(""), spec)
 	if text := p.run(t, "nft", "list", "ruleset"); !strings.Contains(text, "istio-proxy-nat") || !strings.Contains(text, "skuid 1337") {
 		t.Errorf("got:\n%s", text)
 	}
@@ -170,9 +173,9 @@ func TestPodWithUsersOfItsOwn(t *testing.T) {
 // Nothing is written, and nothing deleted, that need not be.
 func TestNoToolOfTheHostIsNeeded(t *testing.T) {
 	t.Parallel()
-	for _, b := range []redirect.Backend{"", redirect.Netlink, redirect.Native} {
+	for _, b := range []iptables.Variant{"", byNetlink, byTables} {
 		p := dualPod(t)
-		n := p.with(b)
+		n := p.namespace(b)
 		n.Tools = iptables.Host{Path: "/nonexistent"}
 		r := mustApply(t, n, dual(byTPROXY))
 		if r.Processes != 0 {
@@ -182,7 +185,7 @@ func TestNoToolOfTheHostIsNeeded(t *testing.T) {
 			t.Errorf("%q: again %d processes, %v", b, again.Processes, again.Programs)
 		}
 		for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-			if b != redirect.Native {
+			if b != byTables {
 				equal(t, string(b), redirect.Rules(dual(byTPROXY), f).String(), filled(p.save(t, iptables.NFT, f)))
 			}
 		}
@@ -202,7 +205,7 @@ func TestLegacyRulesAreNeverDoubled(t *testing.T) {
 		for _, family := range []ruleset.Family{f} {
 			p.feed(t, referencetest.Restore(dual(byTPROXY), family), filepath.Join(b.dir, program(iptables.Legacy, family, "-restore")), "--noflush")
 		}
-		n := p.with("")
+		n := p.namespace("")
 		_, applied := n.Apply(t.Context(), dual(), podnet.Reconcile)
 		_, verified := n.Verify(t.Context(), dual())
 		_, cleaned := n.Clean(t.Context(), dual())
@@ -221,7 +224,7 @@ func TestForeignLegacyTablesNeedNoTool(t *testing.T) {
 	for _, f := range families {
 		p.iptables(t, iptables.Legacy, f, "-t nat -N DOCKER", "-t mangle -A OUTPUT -p tcp -j ACCEPT", "-A INPUT -p tcp -j ACCEPT")
 	}
-	n := p.with("")
+	n := p.namespace("")
 	n.Tools = iptables.Host{Path: "/nonexistent"}
 	if r := mustApply(t, n, dual()); r.Processes != 0 || len(r.Notes) != 0 {
 		t.Errorf("%d processes, notes %q", r.Processes, r.Notes)

@@ -21,18 +21,21 @@ func mustClean(t *testing.T, n podnet.Namespace) podnet.Report {
 	return r
 }
 
-// Whatever the reference installed, cleaning leaves what would be there without it, byte for byte.
+// Whatever the reference installed, cleaning leaves what would be there without it, byte for byte; it does nothing where the
+// mesh never was.
 func TestCleanRemovesWhatTheReferenceInstalled(t *testing.T) {
 	t.Parallel()
+	ways := []iptables.Variant{iptables.NFT, iptables.Legacy, byNetlink}
 	never := map[iptables.Variant]string{}
-	for _, v := range variants {
+	for _, v := range ways {
 		control := dualPod(t)
 		control.plant(t, v, early)
 		control.plant(t, v, late)
 		never[v] = filled(control.rules(t, v))
+		hasRules(t, control.namespace(v), false)
 	}
-	for i, c := range slices.Concat(table(), random()[:10]) {
-		v := variants[i%2]
+	for i, c := range slices.Concat(configurations(), table(), random(10)) {
+		v := ways[i%len(ways)]
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			p := dualPod(t)
@@ -40,63 +43,27 @@ func TestCleanRemovesWhatTheReferenceInstalled(t *testing.T) {
 			p.reference(t, v, c.spec, families...)
 			p.plant(t, v, late)
 			n := p.namespace(v)
+			hasRules(t, n, true)
 			mustClean(t, n)
+			hasRules(t, n, false)
 			equal(t, "not as if the mesh had never been here", never[v], filled(p.rules(t, v)))
 			if again := mustClean(t, n); len(again.Programs) > 0 {
 				t.Errorf("cleaning again ran %s", again.Programs)
+			}
+			alone := dualPod(t)
+			alone.reference(t, v, c.spec, families...)
+			mustClean(t, alone.namespace(v))
+			if left := filled(alone.save(t, v, ruleset.IPv4) + alone.save(t, v, ruleset.IPv6)); left != "" {
+				t.Errorf("still there is\n%s", left)
 			}
 		})
 	}
 }
 
-// Without anything foreign the tables end up without a rule, and a namespace the mesh never was in is not touched.
-func TestCleanLeavesEmptyTables(t *testing.T) {
-	t.Parallel()
-	eachVariant(t, func(t *testing.T, v iptables.Variant) {
-		for _, c := range configurations() {
-			p := dualPod(t)
-			isOurs(t, p.namespace(v), false)
-			p.reference(t, v, c.spec, families...)
-			isOurs(t, p.namespace(v), true)
-			mustClean(t, p.namespace(v))
-			isOurs(t, p.namespace(v), false)
-			if left := filled(p.save(t, v, ruleset.IPv4) + p.save(t, v, ruleset.IPv6)); left != "" {
-				t.Errorf("%s: still there is\n%s", c.name, left)
-			}
-		}
-		p := dualPod(t)
-		p.plant(t, v, early)
-		p.plant(t, v, late)
-		isOurs(t, p.namespace(v), false)
-		before := p.saves(t)
-		if r := mustClean(t, p.namespace(v)); len(r.Programs) > 0 {
-			t.Errorf("cleaning ran %s", r.Programs)
-		}
-		equal(t, "somebody's rules are not as they were", before, p.saves(t))
-	})
-}
-
-func isOurs(t *testing.T, n podnet.Namespace, want bool) {
+func hasRules(t *testing.T, n podnet.Namespace, want bool) {
 	t.Helper()
 	if got, err := n.HasRules(t.Context()); err != nil || got != want {
-		t.Errorf("the namespace is ours: %t, %v, want %t", got, err, want)
-	}
-}
-
-// Both variants are cleaned, whichever is forced.
-func TestCleanFindsBothVariants(t *testing.T) {
-	t.Parallel()
-	for _, force := range []iptables.Variant{"", iptables.NFT, iptables.Legacy} {
-		p := dualPod(t)
-		for _, v := range variants {
-			p.reference(t, v, dual(byTPROXY), families...)
-		}
-		mustClean(t, p.namespace(force))
-		for _, v := range variants {
-			if left := strings.ReplaceAll(filled(p.rules(t, v)), "# "+string(v), ""); strings.Contains(left, "ISTIO") || strings.Contains(left, "-A") {
-				t.Errorf("forced %q: %s still has\n%s", force, v, left)
-			}
-		}
+		t.Errorf("the namespace has rules of the mesh: %t, %v, want %t", got, err, want)
 	}
 }
 
@@ -205,7 +172,7 @@ func TestCleanRemovesWhatOldVersionsInstalled(t *testing.T) {
 		for _, old := range older {
 			t.Run(old.name, func(t *testing.T) {
 				t.Parallel()
-				for _, verb := range []string{"cleaned", "replaced"} {
+				old := func() pod {
 					p := dualPod(t)
 					p.plant(t, v, early)
 					for _, f := range families {
@@ -213,23 +180,19 @@ func TestCleanRemovesWhatOldVersionsInstalled(t *testing.T) {
 							p.restore(t, v, f, old.text)
 						}
 					}
-					n := p.namespace(v)
-					spec := dual()
-					switch verb {
-					case "cleaned":
-						mustClean(t, n)
-						equal(t, "cleaned: not as if the mesh had never been here", never, filled(p.rules(t, v)))
-					case "replaced":
-						// Every version had chains, with rules that are not today's: they show that the mesh was here.
-						for _, f := range families {
-							p.restore(t, v, f, "*nat\n-N ISTIO_OLD\n-A ISTIO_OLD -p tcp -j RETURN\nCOMMIT\n")
-						}
-						mustApply(t, n, spec)
-						verified(t, n, spec)
-						mine := []ruleset.Set{redirect.Rules(spec, ruleset.IPv4), redirect.Rules(spec, ruleset.IPv6)}
-						equal(t, "replaced: somebody's rules are not as they were", foreign(never), foreign(p.rules(t, v), mine...))
-					}
+					return p
 				}
+				cleaned, replaced, spec := old(), old(), dual()
+				mustClean(t, cleaned.namespace(v))
+				equal(t, "cleaned: not as if the mesh had never been here", never, filled(cleaned.rules(t, v)))
+				// Every version had chains, with rules that are not today's: they show that the mesh was here.
+				for _, f := range families {
+					replaced.restore(t, v, f, "*nat\n-N ISTIO_OLD\n-A ISTIO_OLD -p tcp -j RETURN\nCOMMIT\n")
+				}
+				mustApply(t, replaced.namespace(v), spec)
+				verified(t, replaced.namespace(v), spec)
+				mine := []ruleset.Set{redirect.Rules(spec, ruleset.IPv4), redirect.Rules(spec, ruleset.IPv6)}
+				equal(t, "replaced: foreign rules are not as they were", foreign(never), foreign(replaced.rules(t, v), mine...))
 			})
 		}
 	})

@@ -205,10 +205,18 @@ func filled(saved string) string { return ruleless.ReplaceAllString(saved, "") }
 
 // namespace is the code under test with a variant; "" leaves the choice to it.
 func (p pod) namespace(v iptables.Variant) podnet.Namespace {
-	if v == byNetlink {
-		return podnet.Namespace{NetNS: netnstest.At(string(p)), Backend: redirect.Netlink, Log: slog.New(slog.DiscardHandler)}
+	return inNamespace(netnstest.At(string(p)), v)
+}
+
+func inNamespace(at *netns.Namespace, v iptables.Variant) podnet.Namespace {
+	n := podnet.Namespace{NetNS: at, Log: slog.New(slog.DiscardHandler)}
+	switch v {
+	case "", iptables.NFT, iptables.Legacy:
+		n.Tools.Force = v
+	default:
+		n.Backend = redirect.Backend(v)
 	}
-	return podnet.Namespace{NetNS: netnstest.At(string(p)), Tools: iptables.Host{Force: v}, Log: slog.New(slog.DiscardHandler)}
+	return n
 }
 
 // equal compares texts by line.

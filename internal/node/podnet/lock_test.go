@@ -49,19 +49,10 @@ func TestAKilledRunLeavesNothingThatWorksOn(t *testing.T) {
 		return
 	}
 	t.Parallel()
-	n, dir := newPod(t, "10.1.0.2/24").namespace(iptables.NFT), t.TempDir()
-	started := filepath.Join(dir, "started")
-	script := "#!/bin/sh\ntouch " + started + "\nsleep 1\nexec /usr/sbin/iptables-nft-restore \"$@\"\n"
-	for name, text := range map[string]string{
-		"iptables-nft-restore": script,
-		"iptables-nft-save":    "#!/bin/sh\nexec /usr/sbin/iptables-nft-save\n", "iptables-nft": "#!/bin/sh\nexec /usr/sbin/iptables-nft \"$@\"\n",
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
+	n, started := newPod(t, "10.1.0.2/24").namespace(iptables.NFT), filepath.Join(t.TempDir(), "started")
+	slow := newToolbox(t).add(t, iptables.NFT, multi(t, iptables.NFT), "case $name in *-restore) touch "+started+"; sleep 1;; esac", "iptables-")
 	first := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestAKilledRunLeavesNothingThatWorksOn$")
-	first.Env = append(os.Environ(), "PODNET_TEST_APPLY="+n.NetNS.Path(), "PODNET_TEST_PATH="+dir)
+	first.Env = append(os.Environ(), "PODNET_TEST_APPLY="+n.NetNS.Path(), "PODNET_TEST_PATH="+slow.dir)
 	if err := first.Start(); err != nil {
 		t.Fatal(err)
 	}

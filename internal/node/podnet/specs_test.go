@@ -2,11 +2,11 @@ package podnet_test
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/node/nftables/spectest"
 )
 
 // named is a Spec with what is special about it.
@@ -155,87 +155,11 @@ func table() []named {
 	return out
 }
 
-// seeds of the random Specs; a failing one is named by the test and can be put first here.
-const firstSeed, randomSpecs = 1, 60
-
-func random() []named {
+// random are Specs of the given number of seeds; a failing one is named by its test.
+func random(seeds uint64) []named {
 	var out []named
-	for seed := uint64(firstSeed); seed < firstSeed+randomSpecs; seed++ {
-		out = append(out, named{fmt.Sprintf("random, seed %d", seed), dice{rand.New(rand.NewPCG(seed, 0))}.spec()})
+	for seed := range seeds {
+		out = append(out, named{fmt.Sprintf("random, seed %d", seed), spectest.Random(seed)})
 	}
 	return out
-}
-
-// dice draw a Spec.
-type dice struct{ *rand.Rand }
-
-func (d dice) spec() redirect.Spec {
-	s := redirect.Default()
-	s.Mode = redirect.Mode(d.IntN(2))
-	s.UIDs, s.GIDs = some(d, 1, 3, d.id), some(d, 0, 3, d.id)
-	s.Mark, s.Table = 1+d.Uint32N(1337), 1+d.Uint32N(252)
-	s.InboundExclude = some(d, 0, 4, d.port)
-	if d.IntN(2) == 0 {
-		s.Inbound = redirect.Ports{List: some(d, 0, 4, d.port)}
-	}
-	if d.IntN(3) > 0 {
-		s.Outbound = redirect.Networks{List: some(d, 0, 5, d.prefix)}
-	}
-	s.OutboundExclude = some(d, 0, 4, d.prefix)
-	s.OutboundPorts, s.OutboundPortsExclude = some(d, 0, 3, d.port), some(d, 0, 3, d.port)
-	s.ExcludeInterfaces, s.RerouteInterfaces = some(d, 0, 2, d.link), some(d, 0, 2, d.link)
-	if d.IntN(3) == 0 {
-		s.OwnerGroups = redirect.Groups{List: some(d, 0, 4, d.id)}
-	}
-	s.OwnerGroupsExclude = some(d, 0, 2, d.id)
-	s.DNS = redirect.DNSCapture(d.IntN(3))
-	s.DNSServers = some(d, 0, 3, d.address)
-	s.DropInvalid = d.IntN(2) == 0
-	s.Loopback = netip.PrefixFrom(netip.AddrFrom4([4]byte{127, d.octet(), d.octet(), d.octet()}), 8+d.IntN(25))
-	if d.IntN(4) == 0 {
-		s.OutboundPort, s.InboundPort, s.TunnelPort = 1+d.port()/2, 1+d.port()/2, 1+d.port()/2
-	}
-	return s
-}
-
-// some draws between least and most.
-func some[T any](d dice, least, most int, draw func() T) []T {
-	var out []T
-	for range least + d.IntN(most-least+1) {
-		out = append(out, draw())
-	}
-	return out
-}
-
-func (d dice) octet() byte { return byte(d.UintN(256)) }
-
-func (d dice) port() uint16 { return uint16(d.UintN(1 << 16)) }
-
-func (d dice) id() uint32 { return d.Uint32N(1<<32-1) >> d.UintN(32) }
-
-func (d dice) link() string {
-	return []string{"eth0", "net1", "lo", "k6t-0", "tap.100", "A_b", "abcdefghijklmno"}[d.IntN(7)]
-}
-
-// address draws one of either family, in IPv6 with a liking for zeros: they are what can be written in several ways.
-func (d dice) address() netip.Addr {
-	if d.IntN(2) == 0 {
-		return netip.AddrFrom4([4]byte{d.octet(), d.octet(), d.octet(), d.octet()})
-	}
-	var a [16]byte
-	for i := range a {
-		if d.IntN(3) == 0 {
-			a[i] = d.octet()
-		}
-	}
-	if d.IntN(3) == 0 {
-		clear(a[:d.IntN(17)])
-	}
-	return netip.AddrFrom16(a)
-}
-
-// prefix draws a network, host bits and all.
-func (d dice) prefix() netip.Prefix {
-	a := d.address()
-	return netip.PrefixFrom(a, d.IntN(a.BitLen()+1))
 }
