@@ -16,14 +16,15 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
 )
 
-// bare is a file system with nothing in it but the program, the agent's directory and an empty /proc, in which the
-// kernel's is seen by what runs there. No iptables, nft, ip, nsenter, shell or library is to be had.
-type bare struct{ root, runDir string }
+// place is where the program runs: as the only file of a file system, with the agent's directory and an empty /proc in which
+// the kernel's is seen, so that no iptables, nft, ip, nsenter, shell or library is to be had; or, without a root, among all
+// others with an empty PATH.
+type place struct{ program, root, runDir, ns string }
 
-// atNothing is a node of which nothing is used: the file system is bare.
-func atNothing(t *testing.T, n *chaintest.Node) bare {
+// bare is a place with nothing in it.
+func bare(t *testing.T, n *chaintest.Node) place {
 	t.Helper()
-	b := bare{root: t.TempDir(), runDir: "/run/istio-cni"}
+	b := place{program: "/istio-cni", root: t.TempDir(), runDir: "/run/istio-cni", ns: n.Netns}
 	for _, dir := range []string{"/proc", b.runDir} {
 		if err := os.MkdirAll(filepath.Join(b.root, dir), 0o755); err != nil {
 			t.Fatal(err)
@@ -31,7 +32,7 @@ func atNothing(t *testing.T, n *chaintest.Node) bare {
 	}
 	content, err := os.ReadFile(program(t))
 	if err == nil {
-		err = os.WriteFile(filepath.Join(b.root, "istio-cni"), content, 0o755)
+		err = os.WriteFile(filepath.Join(b.root, b.program), content, 0o755)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -41,16 +42,18 @@ func atNothing(t *testing.T, n *chaintest.Node) bare {
 	return b
 }
 
-// run traces the program as the only file there is. The environment is what is given and nothing else.
-func (b bare) run(t *testing.T, ns string, input []byte, environment []string, args ...string) (*trace.Record, string) {
+// run traces the program. The environment is what is given and nothing else.
+func (b place) run(t *testing.T, input []byte, environment []string, args ...string) (record *trace.Record, output string) {
 	t.Helper()
-	var record *trace.Record
 	var out bytes.Buffer
-	proc := netns.Bind{Source: "/proc", Target: filepath.Join(b.root, "proc")}
-	isolation, err := netnstest.Isolated(ns, []netns.Bind{proc}, func() (err error) {
-		cmd := exec.CommandContext(t.Context(), "/istio-cni", args...)
-		cmd.Env, cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = environment, "/", bytes.NewReader(input), &out, &out
+	cmd := exec.CommandContext(t.Context(), b.program, args...)
+	cmd.Env, cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = append(environment, "PATH="), "/", bytes.NewReader(input), &out, &out
+	var binds []netns.Bind
+	if b.root != "" {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: b.root}
+		binds = []netns.Bind{{Source: "/proc", Target: filepath.Join(b.root, "proc")}}
+	}
+	isolation, err := netnstest.Isolated(b.ns, binds, func() (err error) {
 		record, err = trace.Run(cmd)
 		return err
 	})
@@ -60,96 +63,64 @@ func (b bare) run(t *testing.T, ns string, input []byte, environment []string, a
 	return record, out.String()
 }
 
-// place is where the program runs: alone in a file system, or among all others without a PATH that leads to them.
-type place func(t *testing.T, n *chaintest.Node) (runDir string, run func(input []byte, environment []string, args ...string) (*trace.Record, string))
-
-func places() map[string]place {
-	return map[string]place{
-		"a file system with nothing in it": func(t *testing.T, n *chaintest.Node) (string, func([]byte, []string, ...string) (*trace.Record, string)) {
-			t.Helper()
-			b := atNothing(t, n)
-			return b.runDir, func(input []byte, environment []string, args ...string) (*trace.Record, string) {
-				return b.run(t, n.Netns, input, environment, args...)
-			}
-		},
-		"an empty PATH": func(t *testing.T, n *chaintest.Node) (string, func([]byte, []string, ...string) (*trace.Record, string)) {
-			t.Helper()
-			return n.RunDir, func(input []byte, environment []string, args ...string) (*trace.Record, string) {
-				var record *trace.Record
-				var out bytes.Buffer
-				if err := netns.Do(n.Netns, func() (err error) {
-					cmd := exec.CommandContext(t.Context(), program(t), args...)
-					cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = append(environment, "PATH="), bytes.NewReader(input), &out, &out
-					record, err = trace.Run(cmd)
-					return err
-				}); err != nil {
-					t.Fatal(err)
-				}
-				return record, out.String()
-			}
-		},
-	}
-}
-
 // TestNothingOfTheHostIsNeeded: every command of the plugin and of the redirector works without any program of the node,
 // and starts none.
 func TestNothingOfTheHostIsNeeded(t *testing.T) {
-	for name, at := range places() {
+	for name, at := range map[string]func(*testing.T, *chaintest.Node) place{
+		"a file system with nothing in it": bare,
+		"an empty PATH": func(t *testing.T, n *chaintest.Node) place {
+			t.Helper()
+			return place{program: program(t), runDir: n.RunDir, ns: n.Netns}
+		},
+	} {
 		for _, backend := range []string{"auto", "netlink", "native"} {
 			for mode, describe := range map[string]func(*kubetest.Pod){"REDIRECT": chaintest.Sidecar, "TPROXY": byTPROXY, "dual stack": dualStack} {
 				t.Run(name+" "+backend+" "+mode, func(t *testing.T) {
 					t.Parallel()
 					n := chaintest.New(t, program(t))
-					runDir, run := at(t, n)
+					b := at(t, n)
 					pod := n.NewPod("shop", "web", describe)
 					addressed(t, pod)
-					must := must(t, run)
-					input, err := chaintest.Input(n.Chain("1.1.0", chaintest.Stanza{"cni_agent_run_dir": runDir, "backend": backend}), nil)
+					input, err := chaintest.Input(n.Chain("1.1.0", chaintest.Stanza{"cni_agent_run_dir": b.runDir, "backend": backend}), nil)
 					if err != nil {
 						t.Fatal(err)
 					}
 					for _, command := range []string{"ADD", "ADD", "CHECK", "STATUS", "DEL", "VERSION"} {
-						must(0, input, pod.Environ(command, "/"))
+						b.must(t, 0, input, pod.Environ(command, "/"))
 						if all := everyRule(t, pod.Netns); !strings.Contains(strings.ToLower(all), "istio") {
 							t.Fatalf("after %s the pod is not captured:\n%s", command, all)
 						}
 					}
 				})
 			}
-		}
-		for _, backend := range []string{"auto", "netlink", "native"} {
 			t.Run(name+" "+backend+" iptables", func(t *testing.T) {
 				t.Parallel()
 				n := chaintest.New(t, program(t))
-				_, run := at(t, n)
 				pod := n.NewPod("shop", "web", nil)
 				addressed(t, pod)
-				redirector(t, pod, backend, must(t, run))
+				at(t, n).redirector(t, pod, backend)
 			})
 		}
 	}
 }
 
-// must makes sure that a run ends as wanted and starts nothing.
-func must(t *testing.T, run func([]byte, []string, ...string) (*trace.Record, string)) func(code int, input []byte, environment []string, args ...string) {
+// must makes sure that a run ends with an exit code and starts nothing.
+func (b place) must(t *testing.T, code int, input []byte, environment []string, args ...string) {
 	t.Helper()
-	return func(code int, input []byte, environment []string, args ...string) {
-		t.Helper()
-		r, out := run(input, environment, args...)
-		if r.Status.ExitStatus() != code || r.Processes > 0 {
-			t.Fatalf("%q %q ends with %v, want code %d; %d processes were started: %q\n%s", environment, args, r.Status, code,
-				r.Processes, r.Programs, out)
-		}
+	r, out := b.run(t, input, environment, args...)
+	if r.Status.ExitStatus() != code || r.Processes > 0 {
+		t.Fatalf("%q %q ends with %v, want code %d; %d processes were started: %q\n%s", environment, args, r.Status, code,
+			r.Processes, r.Programs, out)
 	}
 }
 
 // redirector goes through the life of a namespace with the role iptables.
-func redirector(t *testing.T, pod chaintest.Pod, backend string, must func(int, []byte, []string, ...string)) {
+func (b place) redirector(t *testing.T, pod chaintest.Pod, backend string) {
 	t.Helper()
 	const differs = 3
 	call := func(code int, args ...string) {
 		t.Helper()
-		must(code, nil, nil, append([]string{
+		b.must(t, code, nil, nil, append([]string{
 			"iptables", "--network-namespace", pod.Netns, "--backend", backend, "-u", "1337", "-b", "*", "-i", "*", "-d", "15090,15021",
 		}, args...)...)
 	}
@@ -181,14 +152,14 @@ func everyRule(t *testing.T, ns string) string {
 // that starts programs fails, and says what it lacks.
 func TestTheHostsProgramsAreNeededWhereTheyAreAskedFor(t *testing.T) {
 	n := chaintest.New(t, program(t))
-	b := atNothing(t, n)
+	b := bare(t, n)
 	pod := n.NewPod("shop", "web", chaintest.Sidecar)
 	addressed(t, pod)
 	input, err := chaintest.Input(n.Chain("1.1.0", chaintest.Stanza{"cni_agent_run_dir": b.runDir, "backend": "iptables"}), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, out := b.run(t, n.Netns, input, pod.Environ("ADD", "/"))
+	r, out := b.run(t, input, pod.Environ("ADD", "/"))
 	if r.Status.ExitStatus() != 1 || !strings.Contains(out, "no usable iptables") {
 		t.Errorf("ends with %v: %s", r.Status, out)
 	}
@@ -198,7 +169,7 @@ func TestTheHostsProgramsAreNeededWhereTheyAreAskedFor(t *testing.T) {
 // mesh is refused.
 func TestWithoutProcThePodIsNotStarted(t *testing.T) {
 	n := chaintest.New(t, program(t))
-	b := atNothing(t, n)
+	b := bare(t, n)
 	pod := n.NewPod("shop", "web", chaintest.Sidecar)
 	input, err := chaintest.Input(n.Chain("1.1.0", chaintest.Stanza{"cni_agent_run_dir": b.runDir}), nil)
 	if err != nil {

@@ -122,6 +122,9 @@ func (s stage) do(t *testing.T, command string, want budget) *trace.Record {
 	if tcp := r.Sockets(unix.AF_INET) + r.Sockets(unix.AF_INET6); want.requests == 0 && tcp > 0 {
 		t.Errorf("%s makes %d sockets for IP although it asks no API server", command, tcp)
 	}
+	if asked := r.Under("xtables.lock"); len(asked) > 0 {
+		t.Errorf("%s asks for the node's iptables lock: %q", command, asked)
+	}
 	return r
 }
 

@@ -1,10 +1,12 @@
 package plugin_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
@@ -192,28 +195,42 @@ func TestStatusTellsWhetherAMeshPodCouldBeServed(t *testing.T) {
 	}
 }
 
-// A pod that is none of ours by its name alone must start on a node where nothing works.
+// A pod that is none of ours by its name alone, first of all the node agent, starts on a node where nothing works: the run
+// directory, on a tmpfs, is empty after a boot until the agent has been there, or a loss of power left an empty file in it.
+// A pod that may be in the mesh waits, as it must not start without redirection.
 func TestPodsDecidedByNameNeedNothing(t *testing.T) {
 	t.Parallel()
-	node := chaintest.New(t, program(t))
-	if err := os.Remove(filepath.Join(node.RunDir, "istio-cni-kubeconfig")); err != nil {
-		t.Fatal(err)
-	}
-	list := node.Chain("1.0.0", chaintest.Stanza{
-		"exclude_namespaces": []string{"kube-system"}, "pod_namespace": "istio-system", "api_timeout": "never",
-	})
-	for _, pod := range []chaintest.Pod{
-		node.NewPod("kube-system", "coredns", nil), node.NewPod("istio-system", "istio-cni-node-x2x4", nil), node.NewPod("", "", nil),
+	const kubeconfig = "istio-cni-kubeconfig"
+	for name, spoil := range map[string]func(dir string) error{
+		"no kubeconfig":    func(dir string) error { return os.Remove(filepath.Join(dir, kubeconfig)) },
+		"no run directory": os.RemoveAll,
+		"an empty file":    func(dir string) error { return os.Truncate(filepath.Join(dir, kubeconfig), 0) },
 	} {
-		if _, err := node.Add(list, pod); err != nil {
-			t.Errorf("ADD of %s/%s: %v", pod.Namespace, pod.Name, err)
-		}
-	}
-	if n := len(node.API.Requests()); n != 0 {
-		t.Errorf("%d requests for pods that need none", n)
-	}
-	if _, err := node.Add(list, node.NewPod("apps", "web", nil)); err == nil {
-		t.Error("a pod that may be in the mesh starts although nobody can be asked")
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			node := chaintest.New(t, program(t))
+			if err := spoil(node.RunDir); err != nil {
+				t.Fatal(err)
+			}
+			stanza := chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}, "pod_namespace": "istio-system", "api_timeout": "never"}
+			for _, pod := range []chaintest.Pod{
+				node.NewPod("kube-system", "coredns", nil), node.NewPod("istio-system", "istio-cni-node-x2x4", nil), node.NewPod("", "", nil),
+			} {
+				if _, err := node.Add(node.Chain("1.0.0", stanza), pod); err != nil {
+					t.Errorf("ADD of %s/%s: %v", pod.Namespace, pod.Name, err)
+				}
+			}
+			if n := len(node.API.Requests()); n != 0 {
+				t.Errorf("%d requests for pods that need none", n)
+			}
+			if _, err := node.Add(node.Chain("1.0.0", stanza), node.NewPod("apps", "web", chaintest.Sidecar)); err == nil {
+				t.Error("a pod that may be in the mesh starts although the API server cannot be asked")
+			}
+			stanza["api_timeout"] = "1s"
+			if _, err := node.Add(node.Chain("1.0.0", stanza), node.NewPod("apps", "web", chaintest.Sidecar)); err == nil || !strings.Contains(err.Error(), kubeconfig) {
+				t.Errorf("ADD of a pod of the mesh: %v, want an error that names the file", err)
+			}
+		})
 	}
 }
 
@@ -314,9 +331,13 @@ func TestBadSettingsOfAPodFailTheAddAndAreAllNamed(t *testing.T) {
 	}
 }
 
-func TestTwoHundredPodsSixteenAtATime(t *testing.T) {
+// TestPodsStartWhileTheHostsRulesAreRewritten: two hundred pods, sixteen at a time, are all captured, all alike.
+func TestPodsStartWhileTheHostsRulesAreRewritten(t *testing.T) {
 	t.Parallel()
 	node := chaintest.New(t, program(t))
+	ctx, cancel := context.WithCancel(t.Context())
+	rewritten := make(chan error, 1)
+	go func() { rewritten <- rewrite(ctx, node.Netns, t.TempDir()) }()
 	list := node.Chain("1.0.0", nil)
 	pods := make([]chaintest.Pod, 200)
 	for i := range pods {
@@ -338,16 +359,41 @@ func TestTwoHundredPodsSixteenAtATime(t *testing.T) {
 	}
 	close(work)
 	wg.Wait()
-	want := ""
+	cancel()
+	if err := <-rewritten; err != nil {
+		t.Errorf("rewriting the node's rules: %v", err)
+	}
+	want := withoutComments(rules(t, pods[0]))
 	for _, pod := range pods {
 		text := withoutComments(rules(t, pod))
-		if want == "" {
-			want = text
-		}
 		if text != want || !strings.Contains(text, "-A OUTPUT -j ISTIO_OUTPUT") {
 			t.Fatalf("rules of %s differ from those of the first pod:\n%s", pod.Name, cmp.Diff(want, text))
 		}
 	}
+}
+
+// rewrite writes the node's rules again and again, as kube-proxy or a firewall does, until ctx ends. It has a /run of its own
+// for the lock of the legacy tools.
+func rewrite(ctx context.Context, node, run string) error {
+	var text strings.Builder
+	text.WriteString("*nat\n:CHURN - [0:0]\n-F PREROUTING\n-A PREROUTING -j CHURN\n")
+	for i := range 200 {
+		fmt.Fprintf(&text, "-A CHURN -p tcp -d 10.96.%d.%d/32 --dport 80 -j RETURN\n", i/250, i%250)
+	}
+	text.WriteString("COMMIT\n")
+	isolation, err := netnstest.Isolated(node, []netns.Bind{{Source: run, Target: "/run"}}, func() error {
+		for rounds := 0; ctx.Err() == nil || rounds == 0; rounds++ {
+			for _, variant := range []string{"nft", "legacy"} {
+				cmd := exec.Command("iptables-"+variant+"-restore", "--noflush", "--wait", "60") //nolint:noctx // a round is ended in full
+				cmd.Stdin = strings.NewReader(text.String())
+				if out, wrong := cmd.CombinedOutput(); wrong != nil {
+					return fmt.Errorf("iptables-%s-restore: %w: %s", variant, wrong, out)
+				}
+			}
+		}
+		return nil
+	})
+	return errors.Join(isolation, err)
 }
 
 func withoutComments(save string) string {

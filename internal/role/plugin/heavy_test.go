@@ -68,6 +68,7 @@ func TestTheHeaviestPod(t *testing.T) {
 		for _, mode := range []string{"REDIRECT", "TPROXY"} {
 			for _, ipv6 := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s %s IPv6 %t", name, mode, ipv6), func(t *testing.T) {
+					t.Parallel() // whichever of agent and API server answers: memory is all that is measured
 					s := set(t, true, "shop", heaviest(mode, ipv6, true), stanza)
 					for _, step := range []struct {
 						command   string

@@ -16,20 +16,14 @@ import (
 func TestTheAgentGetsTheLogInOnePost(t *testing.T) {
 	t.Parallel()
 	node := chaintest.New(t, program(t))
-	listener, err := net.Listen("unix", filepath.Join(node.RunDir, "log.sock")) //nolint:noctx // ends with the test
-	if err != nil {
-		t.Fatal(err)
-	}
 	posts := make(chan []string, 16)
-	agent := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	serve(t, node, logSocket, &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		var batch []string
 		if err := json.NewDecoder(r.Body).Decode(&batch); err != nil || r.Method != http.MethodPost || r.URL.Path != "/log" {
 			t.Errorf("%s %s: %v", r.Method, r.URL, err)
 		}
 		posts <- batch
-	})}
-	go func() { _ = agent.Serve(listener) }()
-	t.Cleanup(func() { _ = agent.Close() })
+	})})
 	if _, err := node.Add(node.Chain("1.0.0", nil), node.NewPod("apps", "mesh", chaintest.Sidecar)); err != nil {
 		t.Fatal(err)
 	}

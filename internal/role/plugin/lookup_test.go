@@ -87,7 +87,7 @@ func serveAgent(tb testing.TB, n *chaintest.Node) *agent {
 		Log: slog.New(slog.DiscardHandler),
 	}
 	handler := service.Handler()
-	serve(tb, n, &http.Server{ReadHeaderTimeout: time.Minute, ConnState: a.watch, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	serve(tb, n, agentcall.SocketName, &http.Server{ReadHeaderTimeout: time.Minute, ConnState: a.watch, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		a.calls.Add(1)
 		handler.ServeHTTP(w, r)
 	})})
@@ -103,13 +103,16 @@ func (a *agent) knows(p chaintest.Pod, describe func(*kubetest.Pod)) {
 
 func serveSocket(tb testing.TB, n *chaintest.Node, handler http.Handler) {
 	tb.Helper()
-	serve(tb, n, &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute})
+	serve(tb, n, agentcall.SocketName, &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute})
 }
 
-func serve(tb testing.TB, n *chaintest.Node, server *http.Server) {
+const logSocket = "log.sock"
+
+// serve answers at a socket of the agent's directory until the test ends.
+func serve(tb testing.TB, n *chaintest.Node, socket string, server *http.Server) {
 	tb.Helper()
 	var config net.ListenConfig
-	listener, err := config.Listen(tb.Context(), "unix", filepath.Join(n.RunDir, agentcall.SocketName))
+	listener, err := config.Listen(tb.Context(), "unix", filepath.Join(n.RunDir, socket))
 	if err != nil {
 		tb.Fatal(err)
 	}
