@@ -189,10 +189,10 @@ func (j *job) inNamespace(ctx context.Context, fn func(podnet.Namespace) error) 
 		return fmt.Errorf("finding the pod's network namespace: %w", err)
 	}
 	defer found.Close()
-	if other := j.podWithSameIP(j.pod); other != "" && found.Source() != podns.FromCache {
+	if other := j.podWithSameIP(j.pod); other != "" && found.Source != podns.FromCache {
 		return fmt.Errorf("%w: pod %s has the same ones", podns.ErrClaimed, other)
 	}
-	j.log.DebugContext(ctx, "found the pod's network namespace", slog.String("source", string(found.Source())))
+	j.log.DebugContext(ctx, "found the pod's network namespace", slog.String("source", string(found.Source)))
 	prefer := j.conf.Backend == redirect.Auto && selfcheck.Recorded(j.conf.RunDir).PreferTools
 	return fn(podnet.Namespace{
 		NetNS: found.Namespace, Log: j.log, Backend: j.conf.Backend, PreferTools: prefer,

@@ -19,89 +19,85 @@ func (s *search) cacheDir() string {
 	return s.places.Cache // so that the error names it
 }
 
-// cache goes through libcni's cache. Nothing that is wrong with it ends the search.
-func (s *search) cache(ctx context.Context) error {
+// searchCache searches libcni's cache for the pod's name. A failure there does not end the search.
+func (s *search) searchCache(ctx context.Context) error {
 	if s.places.Cache == "" {
 		return nil
 	}
-	look := Look{Source: FromCache, Place: s.cacheDir()}
-	files, err := cnicache.Walk(look.Place, func(name string, data []byte, err error) error {
-		s.entry(name, data, err, &look)
+	place := Searched{Source: FromCache, Place: s.cacheDir()}
+	files, err := cnicache.Walk(place.Place, func(name string, data []byte, err error) error {
+		switch {
+		case err != nil:
+			place.fail(err)
+		case bytes.Contains(data, []byte(s.pod.Name)): // which saves parsing the entries of all the other pods
+			s.checkEntry(name, data, &place)
+		}
 		return ctx.Err()
 	})
-	if look.Entries = files; err != nil {
-		look.Err = err
+	if place.Entries = files; err != nil {
+		place.Err = err
 	}
-	s.looked = append(s.looked, look)
+	s.searched = append(s.searched, place)
 	return ctx.Err()
 }
 
-// entry looks at one entry of the cache.
-func (s *search) entry(name string, data []byte, err error, look *Look) {
-	switch {
-	case err != nil:
-		look.fail(err)
-		return
-	case !bytes.Contains(data, []byte(s.pod.Name)): // which saves reading the entries of all the other pods
-		return
-	}
-	box, ok := cnicache.Parse(data)
+// checkEntry checks the namespace of an entry if it is about the pod.
+func (s *search) checkEntry(name string, data []byte, place *Searched) {
+	entry, ok := cnicache.Parse(data)
 	switch {
 	case !ok:
-		look.fail(fmt.Errorf("entry %q cannot be read", name))
-		return
-	case box.Kind != cnicache.Kind || box.Namespace != s.pod.Namespace || box.Name != s.pod.Name:
-		return
-	}
-	look.Of++
-	if why := s.sandbox(box); why != "" {
-		look.Notes = append(look.Notes, why)
-	}
-}
-
-// sandbox looks at the namespace of an entry that has the pod's name. It says what is wrong with it.
-func (s *search) sandbox(box cnicache.Entry) string {
-	named := strings.HasPrefix(box.NetNS, "/proc/")
-	switch {
-	case box.UID != "" && box.UID != s.pod.UID:
-		return fmt.Sprintf("one of UID %q", box.UID)
-	case box.NetNS == "":
-		return "one without a namespace"
-	case box.UID == "" && len(s.pod.Addresses) == 0:
-		return "one without the pod's UID"
-	case named && len(s.pod.Addresses) == 0:
-		return box.NetNS + ": another process may have the number by now"
-	}
-	paths := s.view.Candidates(box.NetNS)
-	if named {
-		if other := podOfProcess(strings.TrimSuffix(paths[0], "/ns/net")); other != "" && other != s.self && other != s.pod.UID {
-			return fmt.Sprintf("%s: the process is of the pod with UID %s", box.NetNS, other)
+		place.fail(fmt.Errorf("entry %q cannot be read", name))
+	case entry.Kind != cnicache.Kind || entry.Namespace != s.pod.Namespace || entry.Name != s.pod.Name:
+	default:
+		if problem := s.checkSandbox(entry); problem != "" {
+			place.Notes = append(place.Notes, problem)
 		}
 	}
-	judged, err := s.firstOf(paths, FromCache)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return box.NetNS + ": there is no such namespace any more"
-	case err != nil:
-		return err.Error()
-	case judged == ofHost:
-		s.hostSaid = s.hostSaid || box.UID == s.pod.UID
-	case judged == matching || judged == unchecked:
-		return ""
-	case judged == unlike && box.UID == s.pod.UID && !named:
-		s.denied = true
-	}
-	return fmt.Sprintf("%s: %s", box.NetNS, judged)
 }
 
-// firstOf looks at the first of the paths that leads to a namespace. The error is that of a path at which there is
-// something, if there is any.
-func (s *search) firstOf(paths []string, from Source) (verdict, error) {
+// checkSandbox checks the namespace of an entry that has the pod's name. The result is its problem, "" if it may be the pod's.
+func (s *search) checkSandbox(entry cnicache.Entry) string {
+	byProcess := strings.HasPrefix(entry.NetNS, "/proc/")
+	switch {
+	case entry.UID != "" && entry.UID != s.pod.UID:
+		return fmt.Sprintf("one of UID %q", entry.UID)
+	case entry.NetNS == "":
+		return "one without a namespace"
+	case entry.UID == "" && len(s.pod.Addresses) == 0:
+		return "one without the pod's UID"
+	case byProcess && len(s.pod.Addresses) == 0:
+		return entry.NetNS + ": another process may have the number by now"
+	}
+	paths := s.view.Candidates(entry.NetNS)
+	if byProcess {
+		if other := podOfProcess(strings.TrimSuffix(paths[0], "/ns/net")); other != "" && other != s.self && other != s.pod.UID {
+			return fmt.Sprintf("%s: the process is of the pod with UID %s", entry.NetNS, other)
+		}
+	}
+	result, err := s.checkFirst(paths, FromCache)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return entry.NetNS + ": there is no such namespace any more"
+	case err != nil:
+		return err.Error()
+	case result == ofHost:
+		s.cacheSaysHost = s.cacheSaysHost || entry.UID == s.pod.UID
+	case result == matching || result == unchecked:
+		return ""
+	case result == unlike && entry.UID == s.pod.UID && !byProcess:
+		s.cacheDenies = true
+	}
+	return fmt.Sprintf("%s: %s", entry.NetNS, result)
+}
+
+// checkFirst checks the first of the paths that leads to a namespace. The error is that of a path at which there is something
+// else, if there is any.
+func (s *search) checkFirst(paths []string, from Source) (verdict, error) {
 	var failed error
 	for _, path := range paths {
-		judged, err := s.consider(path, from)
+		result, err := s.check(path, from)
 		if err == nil {
-			return judged, nil
+			return result, nil
 		}
 		if failed == nil || errors.Is(failed, fs.ErrNotExist) {
 			failed = err

@@ -68,11 +68,11 @@ func counted(t *testing.T, p Places, of Pod) (counts, *Namespace, error) {
 		in[inode]++
 	}
 	s := newSearch(p, of)
-	s.hold = func(path string) (*netns.Namespace, error) {
+	s.open = func(path string) (*netns.Namespace, error) {
 		count(c.opened, path)
 		return netns.Open(path)
 	}
-	s.look = func(n *netns.Namespace, of []netip.Addr, node int) ([]route.Attachment, error) {
+	s.enter = func(n *netns.Namespace, of []netip.Addr, node int) ([]route.Attachment, error) {
 		count(c.entered, n.Path())
 		return attachments(n, of, node)
 	}
@@ -114,7 +114,7 @@ func TestEachNamespaceIsEnteredOnce(t *testing.T) {
 	}
 	want("opened", c.opened, len(namespaces)+andTheNodesOwn)
 	want("entered", c.entered, len(namespaces)+andTheNodesOwn)
-	for _, says := range []string{"500 entries", "2001 entries"} {
+	for _, says := range []string{"entries 500", "entries 2001"} {
 		if !strings.Contains(err.Error(), says) {
 			t.Errorf("error %q does not say %q", err, says)
 		}
@@ -316,7 +316,7 @@ func BenchmarkFind(b *testing.B) {
 		b.Run(string(way.from), func(b *testing.B) {
 			for b.Loop() {
 				found, err := way.in.Find(b.Context(), wanted)
-				if err != nil || found.Source() != way.from {
+				if err != nil || found.Source != way.from {
 					b.Fatal(found, err)
 				}
 				found.Close()

@@ -3,7 +3,6 @@ package podns
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/node/netns"
@@ -11,104 +10,81 @@ import (
 
 // The causes of an [Error].
 var (
-	// ErrNotFound is a pod that no place knows: it may have ended, or not have begun.
+	// ErrNotFound is a pod that is in no place: it may have ended, or not have begun.
 	ErrNotFound = errors.New("no network namespace of it is found")
 	// ErrAmbiguous is a pod whose addresses several namespaces have.
 	ErrAmbiguous = errors.New("several network namespaces could be its own")
-	// ErrLoopback is a namespace that has the pod's addresses where anyone may put them.
+	// ErrLoopback is a namespace that has the pod's addresses where any tenant may put them.
 	ErrLoopback = errors.New("the only network namespace with its addresses has them on loopback, or on an interface that is down")
-	// ErrClaimed is a namespace that has the pod's addresses and is another pod's, as far as is known. The API server tells
-	// the addresses of a sandbox for some time after its end, above all after a restart of the node, when others are given
-	// the same ones; and whoever is root in a pod can add them.
+	// ErrClaimed is a namespace that has the pod's addresses and is another pod's by a record. The API server shows the
+	// addresses of a sandbox for some time after its end, above all after a restart of the node, when other pods get the same
+	// ones; and root in a pod can add them.
 	ErrClaimed = errors.New("the network namespace with its addresses may be another pod's")
-	// ErrHost is a pod that is on the node's own network, by what libcni's cache or its addresses say.
+	// ErrHost is a pod that is on the node's own network, by libcni's cache or its addresses.
 	ErrHost = errors.New("it is on the node's own network")
-	// ErrNoHost says that the node's namespace is not known. Without it nothing is looked for: what is found could be it.
+	// ErrNoHost is a node whose own namespace is not known. Nothing is searched then: a result could be that one.
 	ErrNoHost = errors.New("the node's network namespace cannot be told from a pod's")
 )
 
-// Error is a search that gave nothing. Its text is one line.
+// Error is a search that found nothing. Its text is one line.
 type Error struct {
 	Pod Pod
-	// Looked is what was looked at, in order.
-	Looked []Look
-	// Inodes are those that could be meant, of ErrAmbiguous.
+	// Searched are the places, in order.
+	Searched []Searched
+	// Inodes are the candidates of ErrAmbiguous.
 	Inodes []netns.Inode
 	// Err has one of the causes above.
 	Err error
 }
 
-// Unwrap gives the cause.
+func (s *search) failed(err error) *Error { return &Error{Pod: s.pod, Searched: s.searched, Err: err} }
+
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Error names the pod, the cause and what was looked at.
+// Error names the pod, the cause and the places.
 func (e *Error) Error() string {
-	var text strings.Builder
-	fmt.Fprintf(&text, "looking for the network namespace of pod %s/%s (UID %q, addresses %s): %v",
-		e.Pod.Namespace, e.Pod.Name, e.Pod.UID, listed(e.Pod.Addresses), e.Err)
-	for i, look := range e.Looked {
-		text.WriteString(separator(i, "; looked at ", ", ") + look.String())
+	text := fmt.Sprintf("looking for the network namespace of pod %s/%s (UID %q, addresses %v): %v",
+		e.Pod.Namespace, e.Pod.Name, e.Pod.UID, e.Pod.Addresses, e.Err)
+	if len(e.Searched) == 0 {
+		return text
 	}
-	return text.String()
+	places := make([]string, len(e.Searched))
+	for i, place := range e.Searched {
+		places[i] = place.String()
+	}
+	return text + "; looked at " + strings.Join(places, ", ")
 }
 
-func separator(i int, first, later string) string {
-	if i == 0 {
-		return first
-	}
-	return later
-}
-
-func listed(addresses []netip.Addr) string {
-	if len(addresses) == 0 {
-		return "none"
-	}
-	texts := make([]string, len(addresses))
-	for i, a := range addresses {
-		texts[i] = a.String()
-	}
-	return strings.Join(texts, " ")
-}
-
-// Look is what one place had.
-type Look struct {
+// Searched is the result of searching one place.
+type Searched struct {
 	Source Source
 	Place  string
-	// Entries is how many there were, Of how many of them are about the pod by name (of the cache alone), Failed how many of
-	// those that mattered could not be read or looked into.
-	Entries, Of, Failed int
-	// Notes say what was wrong with entries about the pod. Err is why the place gave nothing, or the first failure.
+	// Entries is how many there were, Failed how many of those that mattered could not be read or entered.
+	Entries, Failed int
+	// Notes are problems of entries about the pod. Err is why the place was not searched, or the first failure.
 	Notes []string
 	Err   error
 }
 
-// String is one phrase: the place, the number of entries, and what was wrong.
-func (l Look) String() string {
-	var text strings.Builder
-	fmt.Fprintf(&text, "%s %s: %d entr%s", l.Source, l.Place, l.Entries, map[bool]string{true: "y", false: "ies"}[l.Entries == 1])
-	if l.Source == FromCache {
-		fmt.Fprintf(&text, ", %d of the pod", l.Of)
+// String is one phrase: the place, the number of entries, and the problems.
+func (s Searched) String() string {
+	text := fmt.Sprintf("%s %s: entries %d", s.Source, s.Place, s.Entries)
+	if s.Failed > 0 {
+		text += fmt.Sprintf(", %d not readable", s.Failed)
 	}
-	if l.Failed > 0 {
-		fmt.Fprintf(&text, ", %d not readable", l.Failed)
+	if len(s.Notes) > 0 {
+		text += " (" + strings.Join(s.Notes, "; ") + ")"
 	}
-	for i, note := range l.Notes {
-		text.WriteString(separator(i, " (", "; ") + note)
+	if s.Err != nil {
+		text += fmt.Sprintf(" (%v)", s.Err)
 	}
-	if len(l.Notes) > 0 {
-		text.WriteString(")")
-	}
-	if l.Err != nil {
-		fmt.Fprintf(&text, " (%v)", l.Err)
-	}
-	return text.String()
+	return text
 }
 
-func (l *Look) fail(err error) {
-	l.Failed++
-	if l.Err == nil {
-		l.Err = err
+func (s *Searched) fail(err error) {
+	s.Failed++
+	if s.Err == nil {
+		s.Err = err
 	}
 }
-
-func (s *search) failed(err error) *Error { return &Error{Pod: s.pod, Looked: s.looked, Err: err} }

@@ -15,27 +15,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 )
 
-// mounts goes through the mounted namespaces: those in the runtimes' directories, and whatever else the node's first process
-// sees mounted.
-func (s *search) mounts(ctx context.Context) error {
-	for _, dir := range s.netnsDirs() {
-		look := Look{Source: FromMount, Place: dir}
-		err := s.mountDir(ctx, dir, &look)
-		s.looked = append(s.looked, look)
-		if err != nil {
-			return err
-		}
-	}
-	look := Look{Source: FromMount, Place: s.view.Proc + "/1/mountinfo"}
-	if err := s.mountTable(ctx, &look); err != nil {
-		look.Err = err
-	}
-	s.looked = append(s.looked, look)
-	return ctx.Err()
-}
-
-// netnsDirs are the directories of the runtimes as they are seen here, each one once.
-func (s *search) netnsDirs() []string {
+// searchMounts searches the mounted namespaces: those in the runtimes' directories, and those in the mount table of the node's
+// first process. Most of the latter are known from the directories, by the numbers in the table.
+func (s *search) searchMounts(ctx context.Context) error {
 	var dirs []string
 	for _, dir := range s.places.Netns {
 		seen := s.view.Existing(dir)
@@ -48,54 +30,48 @@ func (s *search) netnsDirs() []string {
 			}
 		}
 	}
-	return dirs
-}
-
-func (s *search) mountDir(ctx context.Context, dir string, look *Look) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		look.Err = err
-		return nil //nolint:nilerr // other places may be there
+	for _, dir := range dirs {
+		s.searched = append(s.searched, s.searchDir(ctx, dir))
 	}
-	for _, entry := range entries {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if entry.IsDir() {
-			continue
-		}
-		look.Entries++
-		s.candidate(filepath.Join(dir, entry.Name()), FromMount, look)
-	}
-	return nil
-}
-
-// candidate looks at a place that may or may not be a namespace. That it is none, or that it is gone, is no failure.
-func (s *search) candidate(path string, from Source, look *Look) {
-	_, err := s.consider(path, from)
-	switch {
-	case err == nil, errors.Is(err, netns.ErrNotNetwork), errors.Is(err, fs.ErrNotExist),
-		errors.Is(err, unix.ESRCH):
-		return
-	}
-	look.fail(err)
-}
-
-// mountTable goes through the network namespaces that are mounted anywhere (proc_pid_mountinfo(5)). Most have been seen
-// in the directories, which the table itself tells.
-func (s *search) mountTable(ctx context.Context, look *Look) error {
-	return hostpath.EachMount(look.Place, func(m hostpath.Mount) error {
+	table := Searched{Source: FromMount, Place: s.view.Proc + "/1/mountinfo"}
+	err := hostpath.EachMount(table.Place, func(m hostpath.Mount) error {
 		inode, is := mountedNetNS(m)
 		if is {
-			look.Entries++
+			table.Entries++
 		}
-		if _, known := s.seen[inode]; is && !known {
-			if _, err := s.firstOf(s.view.Candidates(m.Point), FromMount); err != nil {
-				look.fail(fmt.Errorf("reaching what the node has mounted at %q: %w", m.Point, err))
+		if _, known := s.verdicts[inode]; is && !known {
+			if _, err := s.checkFirst(s.view.Candidates(m.Point), FromMount); err != nil {
+				table.fail(fmt.Errorf("reaching what the node has mounted at %q: %w", m.Point, err))
 			}
 		}
 		return ctx.Err()
 	})
+	if err != nil {
+		table.Err = err
+	}
+	s.searched = append(s.searched, table)
+	return ctx.Err()
+}
+
+func (s *search) searchDir(ctx context.Context, dir string) Searched {
+	place := Searched{Source: FromMount, Place: dir}
+	entries, err := os.ReadDir(dir)
+	place.Err = err
+	for _, entry := range entries {
+		if !entry.IsDir() && ctx.Err() == nil {
+			place.Entries++
+			s.checkAny(filepath.Join(dir, entry.Name()), FromMount, &place)
+		}
+	}
+	return place
+}
+
+// checkAny checks a path that may lead to a namespace. It is no failure if it leads to something else, or is gone.
+func (s *search) checkAny(path string, from Source, place *Searched) {
+	_, err := s.check(path, from)
+	if err != nil && !errors.Is(err, netns.ErrNotNetwork) && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
+		place.fail(err)
+	}
 }
 
 // mountedNetNS is the network namespace that is mounted, if it is one.

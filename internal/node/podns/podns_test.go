@@ -142,8 +142,8 @@ func (n *node) finds(pod podns.Pod, path string, from podns.Source) {
 	}
 	defer got.Close()
 	same, err := netnstest.Same(got.Path(), path)
-	if err != nil || !same || got.Source() != from {
-		n.t.Errorf("got %s of %s (same: %v, %v), want %s of %s", got.Inode(), got.Source(), same, err, path, from)
+	if err != nil || !same || got.Source != from {
+		n.t.Errorf("got %s of %s (same: %v, %v), want %s of %s", got.Inode(), got.Source, same, err, path, from)
 	}
 }
 
@@ -160,7 +160,7 @@ func (n *node) fails(pod podns.Pod, cause error, says ...string) {
 	n.t.Helper()
 	got, err := n.Find(n.t.Context(), pod)
 	if err == nil {
-		n.t.Fatalf("got %s of %s, want the error %q", got.Inode(), got.Source(), cause)
+		n.t.Fatalf("got %s of %s, want the error %q", got.Inode(), got.Source, cause)
 	}
 	if cause != nil && !errors.Is(err, cause) || strings.Contains(err.Error(), "\n") {
 		n.t.Errorf("got error %v, want one line of %q", err, cause)
@@ -431,18 +431,18 @@ func TestFindRefuses(t *testing.T) {
 		says  []string
 		set   func(*node)
 	}{
-		{"a pod that is nowhere", pod, podns.ErrNotFound, []string{"10.77.4.5", "0 entries"}, func(*node) {}},
+		{"a pod that is nowhere", pod, podns.ErrNotFound, []string{"10.77.4.5", "entries 0"}, func(*node) {}},
 		{"places that are not there", pod, podns.ErrNotFound, []string{"/none/cache", "/none/netns", "no such file"}, func(n *node) {
 			n.Cache, n.Netns = n.dir+"/none/cache", []string{n.dir + "/none/netns"}
 		}},
 		{
 			"a stale entry whose path is another pod's by now", pod, podns.ErrNotFound,
-			[]string{"1 of the pod", "does not have the pod's addresses"},
+			[]string{"does not have the pod's addresses"},
 			func(n *node) { n.cached("c1", pod, n.mount(other, "cni-1"), nil) },
 		},
 		{
 			"an entry whose namespace is gone", unaddressed, podns.ErrNotFound,
-			[]string{"no such namespace any more", "1 entry"},
+			[]string{"no such namespace any more", "entries 1"},
 			func(n *node) { n.cached("c1", pod, n.dir+"/netns/cni-1", nil) },
 		},
 		{"an entry that is no namespace", unaddressed, podns.ErrNotFound, []string{"not a network namespace"}, func(n *node) {
@@ -477,7 +477,7 @@ func TestFindRefuses(t *testing.T) {
 			n.process("77", ns)
 			n.cached("c1", pod, "/proc/77/ns/net", nil)
 		}},
-		{"no addresses and no cache", unaddressed, podns.ErrNotFound, []string{"addresses none"}, func(n *node) {
+		{"no addresses and no cache", unaddressed, podns.ErrNotFound, []string{"addresses []"}, func(n *node) {
 			n.mount(ns, "cni-1")
 			n.process("77", ns)
 		}},
@@ -495,7 +495,7 @@ func TestFindRefuses(t *testing.T) {
 		}},
 		{
 			"a mount of the node's first process that nothing leads to", pod, podns.ErrNotFound,
-			[]string{"1 entry, 1 not readable", "/run/elsewhere/x"},
+			[]string{"entries 1, 1 not readable", "/run/elsewhere/x"},
 			func(n *node) { n.tell(ns, "/run/elsewhere/x") },
 		},
 		{
@@ -547,14 +547,14 @@ func TestFindIsSilentAboutWhatIsInOrder(t *testing.T) {
 	if !ok || !errors.Is(err, podns.ErrNotFound) {
 		t.Fatalf("got %v", err)
 	}
-	want := []podns.Look{
+	want := []podns.Searched{
 		{Source: podns.FromCache, Place: n.Cache, Entries: 1},
 		{Source: podns.FromMount, Place: n.Netns[0], Entries: 5},
 		{Source: podns.FromMount, Place: n.Proc + "/1/mountinfo", Entries: 1},
 		{Source: podns.FromProc, Place: n.Proc, Entries: 3},
 	}
-	if diff := cmp.Diff(want, failed.Looked); diff != "" {
-		t.Errorf("looked (-want +got):\n%s", diff)
+	if diff := cmp.Diff(want, failed.Searched); diff != "" {
+		t.Errorf("searched (-want +got):\n%s", diff)
 	}
 }
 
@@ -726,7 +726,7 @@ func TestFindAmongRealProcesses(t *testing.T) {
 		n.runs(process)
 		n.do(process.Process.Kill())
 		awaitZombie(t, process.Process.Pid)
-		n.fails(pod, podns.ErrNotFound, "2 entries")
+		n.fails(pod, podns.ErrNotFound, "entries 2")
 	})
 	t.Run("beside some that may not be looked at", func(t *testing.T) {
 		t.Parallel()
@@ -739,7 +739,7 @@ func TestFindAmongRealProcesses(t *testing.T) {
 		n.do(os.WriteFile(n.Proc+"/80", nil, 0o600))
 		n.do(os.Mkdir(n.Proc+"/sys", 0o700))
 		n.finds(pod, ns, podns.FromProc)
-		n.fails(podOf("10.77.8.6"), podns.ErrNotFound, "not readable", "5 entries")
+		n.fails(podOf("10.77.8.6"), podns.ErrNotFound, "not readable", "entries 5")
 	})
 	t.Run("in a user namespace of the pod", func(t *testing.T) {
 		t.Parallel()

@@ -1,116 +1,73 @@
 package podns
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/node/cnicache"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 )
 
-// disown drops the candidates that a record gives to other pods: libcni's cache, or the cgroups of the processes that are
-// in them. What the cache gives to this pod by its UID needs no further record.
-func (s *search) disown(ctx context.Context) error {
-	byAddress := false
-	for _, c := range s.found {
-		if c.source == FromCache {
-			s.own[c.Inode()] = true
-		}
-		byAddress = byAddress || c.source != FromCache
+// dropForeign drops the candidates that a record gives to other pods: libcni's cache, or the cgroups of the processes that are
+// in them. A candidate that the cache gives to this pod by its UID needs no further record.
+func (s *search) dropForeign(ctx context.Context) error {
+	for _, c := range s.candidates {
+		s.owned[c.Inode()] = s.owned[c.Inode()] || c.Source == FromCache
 	}
-	if !byAddress {
+	if !slices.ContainsFunc(s.candidates, func(c candidate) bool { return c.Source != FromCache }) {
 		return nil
 	}
-	if err := s.occupants(ctx); err != nil {
-		return err
-	}
-	if err := s.owners(ctx); err != nil {
-		return err
+	s.walkProcesses(ctx)
+	if s.places.Cache != "" { // one that is not there gives nothing to anyone
+		_, _ = cnicache.Walk(s.cacheDir(), func(_ string, data []byte, err error) error {
+			if err == nil {
+				s.readOwner(data)
+			}
+			return ctx.Err()
+		})
 	}
 	s.drop(func(c candidate) bool {
-		other, isOthers := s.others[c.Inode()]
-		if isOthers = isOthers && !s.own[c.Inode()]; isOthers {
-			s.claimed = other
-			s.looked = append(s.looked, Look{Source: c.source, Place: c.place, Entries: 1, Notes: []string{"left out: " + other}})
+		record := s.foreign[c.Inode()]
+		if record == "" || s.owned[c.Inode()] {
+			return false
 		}
-		return isOthers
-	})
-	return nil
-}
-
-// occupants finds out of which pods the processes in the candidates are.
-func (s *search) occupants(ctx context.Context) error {
-	_ = s.eachProcess(ctx, func(process string) { // what cannot be read says nothing
-		inode, err := netns.InodeOf(process + "/ns/net")
-		if err == nil && s.seen[inode] == matching {
-			s.occupied(process, inode)
-		}
-	})
-	return ctx.Err()
-}
-
-// occupied notes of which pod a process in a namespace is. It reports whether it is of another one.
-func (s *search) occupied(process string, inode netns.Inode) (other bool) {
-	switch uid := podOfProcess(process); uid {
-	case "", s.self:
-		return false
-	case s.pod.UID:
-		s.own[inode] = true
-		return false
-	default:
-		s.others[inode] = fmt.Sprintf("process %s in it is of the pod with UID %s", filepath.Base(process), uid)
+		s.claim = record
+		s.searched = append(s.searched, Searched{Source: c.Source, Place: c.path, Entries: 1, Notes: []string{"left out: " + record}})
 		return true
-	}
-}
-
-// owners finds out of which pods the candidates are by libcni's cache. Entries that cannot be read say nothing, nor does a
-// cache that is not there.
-func (s *search) owners(ctx context.Context) error {
-	_, _ = cnicache.Walk(s.cacheDir(), func(_ string, data []byte, err error) error {
-		if err == nil {
-			s.owner(data)
-		}
-		return ctx.Err()
 	})
 	return ctx.Err()
 }
 
-// owner notes the candidate that an entry of the cache gives to another pod. One that names a namespace by the number of a
-// process, which another has by now, counts only if it mentions an address.
-func (s *search) owner(entry []byte) {
-	box, ok := cnicache.Parse(entry)
-	switch {
-	case !ok, box.UID == "", box.UID == s.pod.UID, box.NetNS == "":
-		return
-	case strings.HasPrefix(box.NetNS, "/proc/") && !s.mentioned(entry):
+// readOwner notes the candidate that an entry of the cache gives to another pod. An entry that names a namespace by the number
+// of a process, which another process has by now, counts only if its result has one of the pod's addresses.
+func (s *search) readOwner(data []byte) {
+	entry, ok := cnicache.Parse(data)
+	if !ok || entry.UID == "" || entry.UID == s.pod.UID || entry.NetNS == "" {
 		return
 	}
-	for _, path := range s.view.Candidates(box.NetNS) {
-		if inode, err := netns.InodeOf(path); err == nil && s.seen[inode] == matching {
-			s.others[inode] = fmt.Sprintf("libcni's cache has it as that of pod %s/%s", box.Namespace, box.Name)
+	mentioned := slices.ContainsFunc(s.pod.Addresses, func(a netip.Addr) bool { return bytes.Contains(data, []byte(`"`+a.String()+`/`)) })
+	if strings.HasPrefix(entry.NetNS, "/proc/") && !mentioned {
+		return
+	}
+	for _, path := range s.view.Candidates(entry.NetNS) {
+		if inode, err := netns.InodeOf(path); err == nil && s.verdicts[inode] == matching {
+			s.foreign[inode] = fmt.Sprintf("libcni's cache has it as that of pod %s/%s", entry.Namespace, entry.Name)
 		}
 	}
-}
-
-// mentioned tells whether an entry's result has one of the pod's addresses.
-func (s *search) mentioned(entry []byte) bool {
-	for _, a := range s.pod.Addresses {
-		if strings.Contains(string(entry), `"`+a.String()+`/`) {
-			return true
-		}
-	}
-	return false
 }
 
 // maxCgroup bounds the cgroups of a process, which are a path for each hierarchy.
 const maxCgroup = 64 << 10
 
-// podOfProcess is the UID of the pod that the kubelet has put a process into (proc_pid_cgroup(5)), "" for none.
+// podOfProcess is the UID of the pod in whose cgroup the kubelet has put a process (proc_pid_cgroup(5)), "" for none.
 func podOfProcess(process string) string {
 	file, err := os.Open(filepath.Join(process, "cgroup")) //nolint:gosec // below the procfs
 	if err != nil {
@@ -126,7 +83,7 @@ func podOfProcess(process string) string {
 
 // podOfCgroups reads lines like "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<UID>.slice/…", with
 // systemd's driver, or "0::/kubepods/burstable/pod<UID>/…", with that of cgroupfs. The topmost part of a path decides: a
-// container with a cgroup of its own can name those below as it likes. Lines that name different pods say nothing.
+// container with a cgroup of its own can name those below as it likes. Lines that name different pods do not count.
 func podOfCgroups(text string) string {
 	found := ""
 	for line := range strings.Lines(text) {
@@ -146,7 +103,7 @@ func podOfCgroups(text string) string {
 	return found
 }
 
-// podOfCgroup is the pod of one part of a path. Static pods have a hash there, by which nobody knows them.
+// podOfCgroup is the pod of one part of a path. Static pods have a hash there, which is no UID of the API.
 func podOfCgroup(part string) string {
 	uid, isPod := strings.CutPrefix(part, "pod")
 	if slice, bySystemd := strings.CutSuffix(part, ".slice"); bySystemd {
