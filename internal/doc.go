@@ -14,7 +14,7 @@
 // it. The linter's depguard repeats part of the same rules in the editor.
 //
 // Where to look: a rule of iptables core/redirect (which) and core/ruleset (as
-// a value), a native one node/nftables/native; a decision core/sidecar (about a
+// a value), in both dialects; a decision core/sidecar (about a
 // pod), core/readiness (about a node's taint), core/placement (about a DaemonSet's pods), core/repair (about a broken
 // pod), agent/departure (about leaving); how rules reach the kernel
 // node/nftables and, by programs, node/iptables; the CNI configuration

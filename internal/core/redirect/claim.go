@@ -31,11 +31,10 @@ func ClaimAll(have ruleset.Set) ruleset.Claim {
 // otherChain reports whether a chain of ours is there that is not as wanted. Whatever differs between two configurations
 // also shows in a chain, so without such a chain nothing of another configuration is here.
 func otherChain(want, have ruleset.Set) bool {
-	same := func(a, b ruleset.Rule) bool { return a.Spec == b.Spec }
 	return slices.ContainsFunc(have.Tables, func(t ruleset.Table) bool {
 		return slices.ContainsFunc(t.Chains, func(c ruleset.Chain) bool {
 			wanted, _ := want.Table(t.Name).Chain(c.Name)
-			return strings.HasPrefix(c.Name, chainPrefix) && (len(wanted.Rules) == 0 || !slices.EqualFunc(wanted.Rules, c.Rules, same))
+			return strings.HasPrefix(c.Name, ChainPrefix) && (len(wanted.Rules) == 0 || !slices.EqualFunc(wanted.Rules, c.Rules, ruleset.Rule.Equal))
 		})
 	})
 }
@@ -66,7 +65,7 @@ func (c *claimer) chains() {
 	for _, t := range c.have.Tables {
 		own := map[string]bool{}
 		for _, chain := range t.Chains {
-			if strings.HasPrefix(chain.Name, chainPrefix) {
+			if strings.HasPrefix(chain.Name, ChainPrefix) {
 				own[chain.Name] = true
 			}
 		}
@@ -83,7 +82,7 @@ func ourJump(spec string) bool {
 		return false
 	}
 	verb, chain := f[len(f)-2], f[len(f)-1]
-	return (verb == "-j" || verb == "-g") && strings.HasPrefix(chain, chainPrefix) && !strings.HasSuffix(chain, `"`)
+	return (verb == "-j" || verb == "-g") && strings.HasPrefix(chain, ChainPrefix) && !strings.HasSuffix(chain, `"`)
 }
 
 // shapes are the rules that the reference writes, or wrote in some version, straight into built-in chains. The DNS rules
@@ -127,11 +126,11 @@ func (c *claimer) rules(want ruleset.Table, table string, chain ruleset.Chain) {
 	wanted := map[string]bool{}
 	wc, _ := want.Chain(chain.Name)
 	for _, r := range wc.Rules {
-		wanted[r.Spec] = true
+		wanted[r.String()] = true
 	}
 	marks := make([]bool, len(chain.Rules))
 	for i, r := range chain.Rules {
-		marks[i] = wanted[r.Spec] || ourJump(r.Spec) || c.residue && matches(shapes()[table+"/"+chain.Name], r.Spec)
+		marks[i] = wanted[r.String()] || ourJump(r.String()) || c.residue && matches(shapes()[table+"/"+chain.Name], r.String())
 	}
 	c.claim.Rules[table][chain.Name] = marks
 }
@@ -187,9 +186,9 @@ func (c *claimer) returns(table, name string) map[string][]int {
 	places := map[string][]int{}
 	chain, _ := c.have.Table(table).Chain(name)
 	for i, r := range chain.Rules {
-		if x, plain := returnOf(r.Spec); plain {
+		if x, plain := returnOf(r.String()); plain {
 			places[x] = append(places[x], i)
-		} else if c.claim.OwnsRule(table, name, i) && !reroutes(r.Spec) {
+		} else if c.claim.OwnsRule(table, name, i) && !reroutes(r.String()) {
 			break
 		}
 	}
@@ -203,7 +202,7 @@ func (c *claimer) rerouted() {
 	chain, _ := c.have.Table("nat").Chain(prerouting)
 	named := map[string]bool{}
 	for _, r := range chain.Rules {
-		if f := strings.Fields(r.Spec); reroutes(r.Spec) && slices.Contains(f, "-i") {
+		if f := strings.Fields(r.String()); reroutes(r.String()) && slices.Contains(f, "-i") {
 			named[f[slices.Index(f, "-i")+1]] = true
 		}
 	}
@@ -211,8 +210,8 @@ func (c *claimer) rerouted() {
 		return
 	}
 	for i, r := range chain.Rules {
-		v, plain := returnOf(r.Spec)
-		if !reroutes(r.Spec) && (!plain || len(named) > 0 && !named[v]) {
+		v, plain := returnOf(r.String())
+		if !reroutes(r.String()) && (!plain || len(named) > 0 && !named[v]) {
 			return
 		}
 		c.claim.Rules["nat"][prerouting][i] = true
@@ -227,7 +226,7 @@ func (c *claimer) asWanted(have ruleset.Chain) bool {
 		return false
 	}
 	for i, r := range want.Rules {
-		if have.Rules[i].Spec != r.Spec {
+		if !have.Rules[i].Equal(r) {
 			return false
 		}
 	}
@@ -238,7 +237,7 @@ func (c *claimer) asWanted(have ruleset.Chain) bool {
 func (c *claimer) capturesNetworks() bool {
 	chain, _ := c.have.Table("nat").Chain(output)
 	return slices.ContainsFunc(chain.Rules, func(r ruleset.Rule) bool {
-		return reroutes(r.Spec) && !strings.Contains(r.Spec, "--dport ")
+		return reroutes(r.String()) && !strings.Contains(r.String(), "--dport ")
 	})
 }
 
@@ -255,7 +254,7 @@ func (c *claimer) guardrails() {
 	chains := []string{"INPUT", "FORWARD", outHook}
 	for _, name := range chains {
 		chain, _ := t.Chain(name)
-		if len(chain.Rules) < 2 || chain.Rules[0].Spec != "-p udp -j DROP" || chain.Rules[1].Spec != "-p tcp -j DROP" {
+		if len(chain.Rules) < 2 || chain.Rules[0].String() != "-p udp -j DROP" || chain.Rules[1].String() != "-p tcp -j DROP" {
 			return
 		}
 	}
@@ -273,7 +272,7 @@ func Marks(have ruleset.Set, claim ruleset.Claim) []uint32 {
 			if !claim.OwnsRule("mangle", chain.Name, i) {
 				continue
 			}
-			marks = append(marks, marksOf(r.Spec)...)
+			marks = append(marks, marksOf(r.String())...)
 		}
 	}
 	slices.Sort(marks)

@@ -30,7 +30,7 @@ func saved(t *testing.T, lines ...string) ruleset.Set {
 		case at < 0:
 			t.Fatalf("%s has no chain %q", name, chain)
 		default:
-			table.Chains[at].Rules = append(table.Chains[at].Rules, ruleset.Rule{Spec: spec})
+			table.Chains[at].Rules = append(table.Chains[at].Rules, ruleset.Opaque(spec))
 		}
 	}
 	set := ruleset.Set{Family: ruleset.IPv4}
@@ -51,7 +51,7 @@ func notation(s ruleset.Set) []string {
 		}
 		for _, c := range t.Chains {
 			for _, r := range c.Rules {
-				out = append(out, t.Name+" -A "+c.Name+" "+r.Spec)
+				out = append(out, t.Name+" -A "+c.Name+" "+r.String())
 			}
 		}
 	}
@@ -314,10 +314,10 @@ func damage(want ruleset.Set, seed int) ruleset.Set {
 	c := full[seed%len(full)]
 	at := seed / 7 % len(c.Rules)
 	other := (at + 1) % len(c.Rules)
-	switch foreignRule := (ruleset.Rule{Spec: "-s 10.66.0.0/16 -j DROP"}); {
+	switch foreignRule := (ruleset.Opaque("-s 10.66.0.0/16 -j DROP")); {
 	case seed%3 == 0:
 		c.Rules = slices.Delete(c.Rules, at, at+1)
-	case seed%3 == 1 && c.Rules[at].Spec != c.Rules[other].Spec:
+	case seed%3 == 1 && c.Rules[at].String() != c.Rules[other].String():
 		c.Rules[at], c.Rules[other] = c.Rules[other], c.Rules[at]
 	default:
 		c.Rules = slices.Insert(c.Rules, at, foreignRule)

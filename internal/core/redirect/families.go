@@ -29,9 +29,6 @@ type Families struct {
 	Host netip.Addr
 }
 
-// passthroughV6 is the address that Routing.PassthroughV6 asks for.
-var passthroughV6 = netip.MustParseAddr("::6") //nolint:gochecknoglobals // a constant
-
 // ErrNoAddress is returned for a namespace that has no address a pod could be reached by: the plugin that assigns
 // addresses must come first in the chain.
 var ErrNoAddress = errors.New("no valid local IP address found: the network namespace has no address besides loopback " +
@@ -45,7 +42,7 @@ func (s Spec) FamiliesOf(addresses []netip.Addr, kernelHasIPv6 bool) (Families, 
 	var f Families
 	for _, a := range addresses {
 		a = a.Unmap().WithZone("")
-		if !a.IsValid() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsLinkLocalMulticast() || a == passthroughV6 {
+		if !a.IsValid() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsLinkLocalMulticast() || a == PassthroughAddress(ruleset.IPv6) {
 			continue
 		}
 		if !f.Host.IsValid() {
@@ -98,7 +95,7 @@ type Routing struct {
 // Routing gives the addresses, policy rules and routes for the families.
 func (s Spec) Routing(f Families) Routing {
 	r := Routing{PassthroughV6: f.IPv6 == Captured, Mark: s.Mark, Table: s.Table}
-	if s.Mode == TPROXY && !s.Inbound.Empty() {
+	if s.tproxyInbound() {
 		r.MarkFamilies = []ruleset.Family{ruleset.IPv4}
 		if f.IPv6 == Captured {
 			r.MarkFamilies = append(r.MarkFamilies, ruleset.IPv6)

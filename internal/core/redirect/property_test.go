@@ -52,8 +52,8 @@ func wrongWith(set ruleset.Set) string {
 	for _, table := range set.Tables {
 		for _, c := range table.Chains {
 			for _, r := range c.Rules {
-				if r.Why == "" || r.Spec == "" || r.Spec != strings.Join(strings.Fields(r.Spec), " ") {
-					return "rule " + r.Spec + " has no reason or blanks too many"
+				if r.Why == "" || r.String() == "" || r.String() != strings.Join(strings.Fields(r.String()), " ") {
+					return "rule " + r.String() + " has no reason or blanks too many"
 				}
 			}
 			if c.Policy == ruleset.NoPolicy && !strings.HasPrefix(c.Name, "ISTIO_") {
@@ -88,7 +88,7 @@ func TestNetworksAreSpelledAsTheToolsDo(t *testing.T) {
 			family = ruleset.IPv4
 		}
 		chain, _ := redirect.Rules(spec, family).Table("nat").Chain("ISTIO_OUTPUT")
-		if got := chain.Rules[len(chain.Rules)-1].Spec; got != want {
+		if got := chain.Rules[len(chain.Rules)-1].String(); got != want {
 			t.Errorf("%s gives %q, want %q", text, got, want)
 		}
 	}
@@ -287,8 +287,8 @@ func reach(t *testing.T, n *rulesettest.Namespace, want ruleset.Set) {
 		for _, c := range table.Chains {
 			got, _ := have.Table(table.Name).Chain(c.Name)
 			for i, r := range c.Rules {
-				if i >= len(got.Rules) || got.Rules[i].Spec != r.Spec {
-					t.Errorf("%s/%s does not begin with the wanted rules: rule %d %q is not there", table.Name, c.Name, i+1, r.Spec)
+				if i >= len(got.Rules) || got.Rules[i].String() != r.String() {
+					t.Errorf("%s/%s does not begin with the wanted rules: rule %d %q is not there", table.Name, c.Name, i+1, r.String())
 				}
 			}
 		}

@@ -1,40 +1,29 @@
 package redirect
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Names of our chains. The prefix is what marks a chain as the mesh's; all are protocol.
+// Names of our chains, as iptables has them; dialect.go has those of the native tables. All are protocol.
 const (
-	chainPrefix = "ISTIO_"
-
-	inbound    = "ISTIO_INBOUND"
-	output     = "ISTIO_OUTPUT"
-	outputDNS  = "ISTIO_OUTPUT_DNS"
-	toProxy    = "ISTIO_REDIRECT"
-	toInbound  = "ISTIO_IN_REDIRECT"
-	divert     = "ISTIO_DIVERT"
-	tproxy     = "ISTIO_TPROXY"
-	dropChain  = "ISTIO_DROP"
-	rejectAll  = "ISTIO_REJECT"
-	prerouting = "PREROUTING"
-	outHook    = "OUTPUT"
+	inbound     = ChainPrefix + "INBOUND"
+	output      = ChainPrefix + "OUTPUT"
+	outputDNS   = ChainPrefix + "OUTPUT_DNS"
+	toProxy     = ChainPrefix + "REDIRECT"
+	toInbound   = ChainPrefix + "IN_REDIRECT"
+	divert      = ChainPrefix + "DIVERT"
+	tproxy      = ChainPrefix + "TPROXY"
+	dropInvalid = ChainPrefix + "DROP"
+	rejectAll   = ChainPrefix + "REJECT"
+	prerouting  = "PREROUTING"
+	outHook     = "OUTPUT"
 )
 
-// Conntrack zones of DNS over UDP: one for the agent's own queries to the real resolver, one for the app's queries to
-// the agent. Without them both flows could share a conntrack entry and race.
-const (
-	zoneAgent = 1
-	zoneApp   = 2
-)
-
-// Rules gives the rules that capture one family as the Spec says. The functions below are one per chain, each with the
-// rules in the order in which a packet meets them.
+// tables gives the rules that capture a pod. The methods below are one per chain, each with the rules in the order in
+// which a packet meets them.
 //
 //	            ┌─ raw ──────────────┐ ┌─ mangle ──────────────┐ ┌─ nat ───────────────────────────────────────┐
 //	incoming →  PREROUTING             PREROUTING                PREROUTING
@@ -46,150 +35,129 @@ const (
 //	                (DNS zones)                                        ├ ISTIO_IN_REDIRECT → 15006 (proxy to its own pod)
 //	                                                                   ├ ISTIO_OUTPUT_DNS  → 15053
 //	                                                                   └ ISTIO_REDIRECT    → 15001
-func Rules(s Spec, f ruleset.Family) ruleset.Set {
-	b := builder{Spec: s, family: f, dns: s.dnsFor(f)}
-	return ruleset.New(f, slices.DeleteFunc([]ruleset.Table{
-		table("mangle", map[string][]ruleset.Rule{
-			prerouting: b.manglePrerouting(), outHook: b.mangleOutput(), inbound: b.mangleInbound(),
-			divert: b.divert(), tproxy: b.tproxy(), dropChain: b.drop(),
-		}),
-		table("nat", map[string][]ruleset.Rule{
-			prerouting: b.natPrerouting(), outHook: b.natOutput(), inbound: b.natInbound(), output: b.istioOutput(),
-			outputDNS: b.natOutputDNS(), toProxy: b.toProxy(), toInbound: b.toInbound(),
-		}),
-		table("raw", map[string][]ruleset.Rule{
-			prerouting: b.rawPrerouting(), outHook: b.rawOutput(), inbound: b.rawInbound(), outputDNS: b.rawOutputDNS(),
-		}),
-	}, func(t ruleset.Table) bool { return len(t.Chains) == 0 })...)
+func (b builder) tables() []ruleset.Table {
+	return []ruleset.Table{
+		b.table("nat", chain{prerouting, b.natPrerouting()}, chain{outHook, b.natOutput()}, chain{inbound, b.natInbound()},
+			chain{toProxy, b.toProxy()}, chain{toInbound, b.toInbound()}, chain{output, b.istioOutput()}, chain{outputDNS, b.natOutputDNS()}),
+		b.table("mangle", chain{prerouting, b.manglePrerouting()}, chain{outHook, b.mangleOutput()}, chain{divert, b.divert()},
+			chain{tproxy, b.tproxy()}, chain{inbound, b.mangleInbound()}, chain{dropInvalid, b.dropInvalid()}),
+		b.table("raw", chain{prerouting, b.rawPrerouting()}, chain{outHook, b.rawOutput()}, chain{inbound, b.rawInbound()},
+			chain{outputDNS, b.rawOutputDNS()}),
+	}
 }
 
-// RejectAll refuses TCP and UDP of a family that the pod has and the mesh does not capture. Loopback stays, and so does
+// rejected refuses TCP and UDP of a family that the pod has and the mesh does not capture. Loopback stays, and so does
 // ICMP, which IPv6 cannot work without.
-func RejectAll(f ruleset.Family) ruleset.Set {
-	refuse := "icmp6-port-unreachable"
-	if f == ruleset.IPv4 {
-		refuse = "icmp-port-unreachable"
+func (b builder) rejected(f ruleset.Family) ruleset.Table {
+	answer, family := ruleset.PortUnreachable, ruleset.OfFamily(f)
+	if f == ruleset.IPv6 {
+		answer = ruleset.PortUnreachableV6
 	}
-	jump := []ruleset.Rule{rule("this family is not captured: it must not run past the mesh", "-j %s", rejectAll)}
-	return ruleset.New(f, table("filter", map[string][]ruleset.Rule{
-		"INPUT": jump, outHook: jump,
-		rejectAll: {
-			rule("what comes in over loopback stays in the pod", "-i lo -j RETURN"),
-			rule("what goes out over loopback stays in the pod", "-o lo -j RETURN"),
-			rule("the refusal of an incoming connection gets out", "-p tcp -m tcp --tcp-flags RST RST -j RETURN"),
-			rule("TCP is refused at once, so that clients try the other family", "-p tcp -j REJECT --reject-with tcp-reset"),
-			rule("UDP is refused", "-p udp -j REJECT --reject-with %s", refuse),
-		},
-	}))
+	jump := []ruleset.Rule{b.rule("this family is not captured: it must not run past the mesh", b.jump(rejectAll), family)}
+	return b.table("filter", chain{"INPUT", jump}, chain{outHook, jump}, chain{rejectAll, []ruleset.Rule{
+		b.rule("what comes in over loopback stays in the pod", ruleset.Return, in("lo")),
+		b.rule("what goes out over loopback stays in the pod", ruleset.Return, out("lo")),
+		b.rule("the refusal of an incoming connection gets out", ruleset.Return, ruleset.Reset{}),
+		b.rule("TCP is refused at once, so that clients try the other family", ruleset.TCPReset, tcp),
+		b.rule("UDP is refused", answer, family, ruleset.Protocol{Number: ruleset.UDP}),
+	}})
 }
 
-func table(name string, chains map[string][]ruleset.Rule) ruleset.Table {
-	t := ruleset.Table{Name: name}
-	for chain, rules := range chains {
-		if len(rules) == 0 {
-			continue
+// tcp matches all TCP.
+var tcp = ruleset.Protocol{Number: ruleset.TCP} //nolint:gochecknoglobals // a constant
+
+func in(name string) ruleset.Interface  { return ruleset.Interface{Name: name} }
+func out(name string) ruleset.Interface { return ruleset.Interface{Name: name, Out: true} }
+
+func from(p netip.Prefix) ruleset.Network  { return ruleset.Network{Prefix: p, Source: true} }
+func to(p netip.Prefix) ruleset.Network    { return ruleset.Network{Prefix: p} }
+func notTo(p netip.Prefix) ruleset.Network { return ruleset.Network{Prefix: p, Not: true} }
+
+func dport(protocol uint8, port uint16) ruleset.Port {
+	return ruleset.Port{Protocol: protocol, Number: port}
+}
+
+// networks are those of a list that belong to the families, IPv4 first. An IPv4-mapped IPv6 network is IPv6.
+func (b builder) networks(list ...netip.Prefix) []netip.Prefix {
+	var networks []netip.Prefix
+	for _, f := range b.families {
+		for _, p := range list {
+			if p.Addr().Is4() == (f == ruleset.IPv4) {
+				networks = append(networks, p)
+			}
 		}
-		policy := ruleset.NoPolicy
-		if ruleset.Builtin(name, chain) {
-			policy = "ACCEPT"
-		}
-		t.Chains = append(t.Chains, ruleset.Chain{Name: chain, Policy: policy, Rules: rules})
 	}
-	return t
+	return networks
 }
 
-func rule(why, format string, args ...any) ruleset.Rule {
-	return ruleset.Rule{Spec: fmt.Sprintf(format, args...), Why: why}
-}
+// loopbacks are the addresses that stand for the pod itself on lo.
+func (b builder) loopbacks() []netip.Prefix { return b.networks(b.Loopback, netip.PrefixFrom(netip.IPv6Loopback(), 128)) }
 
-// builder is a Spec seen from one family.
-type builder struct {
-	Spec
-	family ruleset.Family
-	dns    dnsView
-}
-
-// loopback is the address that stands for the pod itself on lo.
-func (b builder) loopback() string {
-	if b.family == ruleset.IPv6 {
-		return "::1/128"
+// passthroughs are the source addresses of Envoy's connections to the app behind it.
+func (b builder) passthroughs() []netip.Prefix {
+	var all []netip.Prefix
+	for _, f := range b.families {
+		a := PassthroughAddress(f)
+		all = append(all, netip.PrefixFrom(a, a.BitLen()))
 	}
-	return network(b.Loopback)
+	return all
 }
 
-// passthrough is the source address of Envoy's connections to the app behind it.
-func (b builder) passthrough() string {
-	a := PassthroughAddress(b.family)
-	return network(netip.PrefixFrom(a, a.BitLen()))
-}
-
-// networks are those of a list that belong to the family. An IPv4-mapped IPv6 network is IPv6.
-func (b builder) networks(list []netip.Prefix) []netip.Prefix {
-	return slices.DeleteFunc(slices.Clone(list), func(p netip.Prefix) bool {
-		return p.Addr().Is4() != (b.family == ruleset.IPv4)
-	})
-}
-
-// network prints a prefix as iptables does: masked.
-func network(p netip.Prefix) string {
-	p = p.Masked()
-	return ruleset.Address(p.Addr()) + fmt.Sprintf("/%d", p.Bits())
-}
-
-// match gives "-d NET " (or -s), or nothing for a network that is everything: iptables does not print that.
-func match(option string, p netip.Prefix) string {
-	if p.Bits() == 0 {
-		return ""
+// owners calls back with each identity of the proxy.
+func (b builder) owners(do func(ruleset.Owner)) {
+	for _, u := range b.UIDs {
+		do(ruleset.Owner{ID: u})
 	}
-	return option + " " + network(p) + " "
+	for _, g := range b.GIDs {
+		do(ruleset.Owner{ID: g, Group: true})
+	}
 }
 
-// not is the negated match on loopback. iptables prints even everything when it is negated.
-func (b builder) notLoopback() string { return "! -d " + b.loopback() + " " }
-
-// natPrerouting is where connections from outside enter: those of virtual machines first, which the reference inserts at
-// the head one by one, so the last one named stands first.
-func (b builder) natPrerouting() []ruleset.Rule {
-	var rules, late []ruleset.Rule
-	for _, v := range b.RerouteInterfaces {
-		late = append(late, rule("other traffic of virtual interface "+v+" is not inbound", "-i %s -j RETURN", v))
-	}
-	late = append(late, b.vmRedirects()...)
-	slices.Reverse(late)
-	rules = append(rules, late...)
+// excludedInterfaces leaves alone what comes in by excluded interfaces, or goes out.
+func (b builder) excludedInterfaces(direction func(string) ruleset.Interface) []ruleset.Rule {
+	var rules []ruleset.Rule
 	for _, x := range b.ExcludeInterfaces {
-		rules = append(rules, rule("interface "+x+" is excluded", "-i %s -j RETURN", x))
-	}
-	if !b.Inbound.Empty() && b.Mode == Redirect {
-		rules = append(rules, rule("incoming TCP is looked at by the mesh", "-p tcp -j %s", inbound))
+		rules = append(rules, b.rule("interface "+x+" is excluded", ruleset.Return, direction(x)))
 	}
 	return rules
 }
 
-// vmRedirects send what virtual machines send out through the proxy, in the order of their insertion.
-func (b builder) vmRedirects() []ruleset.Rule {
+// natPrerouting is where connections from outside enter: those of virtual machines first, which the reference inserts at
+// the head one by one, so the last one named stands first.
+func (b builder) natPrerouting() []ruleset.Rule {
+	var rules []ruleset.Rule
+	for _, v := range b.RerouteInterfaces {
+		rules = append(rules, b.rule("other traffic of virtual interface "+v+" is not inbound", ruleset.Return, in(v)))
+	}
+	rules = append(rules, b.virtualMachines()...)
+	slices.Reverse(rules)
+	rules = append(rules, b.excludedInterfaces(in)...)
+	if !b.Inbound.Empty() && b.Mode == Redirect {
+		rules = append(rules, b.rule("incoming TCP is looked at by the mesh", b.jump(inbound), tcp))
+	}
+	return rules
+}
+
+// virtualMachines send what virtual machines send out through the proxy, in the order of their insertion.
+func (b builder) virtualMachines() []ruleset.Rule {
 	var rules []ruleset.Rule
 	if b.Outbound.All {
 		for _, v := range b.RerouteInterfaces {
-			rules = append(rules, rule("what virtual interface "+v+" sends is outbound", "-i %s -j %s", v, toProxy))
+			rules = append(rules, b.rule("what virtual interface "+v+" sends is outbound", b.jump(toProxy), in(v)))
 		}
 		return rules
 	}
-	for _, p := range b.networks(b.Outbound.List) {
+	for _, p := range b.networks(b.Outbound.List...) {
 		for _, v := range b.RerouteInterfaces {
-			rules = append(rules, rule("what virtual interface "+v+" sends to a captured network is outbound",
-				"%s-i %s -j %s", match("-d", p), v, toProxy))
+			rules = append(rules, b.rule("what virtual interface "+v+" sends to a captured network is outbound",
+				b.jump(toProxy), in(v), to(p)))
 		}
 	}
 	return rules
 }
 
 func (b builder) natOutput() []ruleset.Rule {
-	var rules []ruleset.Rule
-	for _, x := range b.ExcludeInterfaces {
-		rules = append(rules, rule("interface "+x+" is excluded", "-o %s -j RETURN", x))
-	}
-	return append(rules, rule("everything the pod sends is looked at by the mesh", "-j %s", output))
+	return append(b.excludedInterfaces(out), b.rule("everything the pod sends is looked at by the mesh", b.jump(output)))
 }
 
 // natInbound decides about incoming TCP under REDIRECT. Its first rule is there in TPROXY mode too, though nothing jumps
@@ -199,36 +167,34 @@ func (b builder) natInbound() []ruleset.Rule {
 	if b.Mode == TPROXY {
 		why = "nothing jumps here with TPROXY; the reference has the rule all the same"
 	}
-	rules := []ruleset.Rule{rule(why, "-p tcp -m tcp --dport %d -j RETURN", b.TunnelPort)}
+	rules := []ruleset.Rule{b.rule(why, ruleset.Return, dport(ruleset.TCP, b.TunnelPort))}
 	if b.Mode == TPROXY {
 		return rules
 	}
 	if !b.Inbound.All {
 		for _, p := range b.Inbound.List {
-			rules = append(rules, rule("this inbound port is captured", "-p tcp -m tcp --dport %d -j %s", p, toInbound))
+			rules = append(rules, b.rule("this inbound port is captured", b.jump(toInbound), dport(ruleset.TCP, p)))
 		}
 		return rules
 	}
 	rules = append(rules, b.inboundExcluded()...)
-	return append(rules, rule("every other inbound port is captured", "-p tcp -j %s", toInbound))
+	return append(rules, b.rule("every other inbound port is captured", b.jump(toInbound), tcp))
 }
 
 func (b builder) inboundExcluded() []ruleset.Rule {
 	var rules []ruleset.Rule
 	for _, p := range b.InboundExclude {
-		rules = append(rules, rule("this inbound port is excluded", "-p tcp -m tcp --dport %d -j RETURN", p))
+		rules = append(rules, b.rule("this inbound port is excluded", ruleset.Return, dport(ruleset.TCP, p)))
 	}
 	return rules
 }
 
 func (b builder) toProxy() []ruleset.Rule {
-	return []ruleset.Rule{rule("outbound TCP goes to the proxy's outbound listener",
-		"-p tcp -j REDIRECT --to-ports %d", b.OutboundPort)}
+	return []ruleset.Rule{b.rule("outbound TCP goes to the proxy's outbound listener", ruleset.RedirectTo(b.OutboundPort), tcp)}
 }
 
 func (b builder) toInbound() []ruleset.Rule {
-	return []ruleset.Rule{rule("inbound TCP goes to the proxy's inbound listener",
-		"-p tcp -j REDIRECT --to-ports %d", b.InboundPort)}
+	return []ruleset.Rule{b.rule("inbound TCP goes to the proxy's inbound listener", ruleset.RedirectTo(b.InboundPort), tcp)}
 }
 
 // istioOutput decides about everything the pod sends. The order is the policy: excluded ports, the proxy's calls to the
@@ -237,80 +203,79 @@ func (b builder) istioOutput() []ruleset.Rule {
 	var rules []ruleset.Rule
 	for _, p := range b.OutboundPortsExclude {
 		rules = append(rules,
-			rule("this outbound port is excluded", "-p tcp -m tcp --dport %d -j RETURN", p),
-			rule("this outbound port is excluded", "-p udp -m udp --dport %d -j RETURN", p))
+			b.rule("this outbound port is excluded", ruleset.Return, dport(ruleset.TCP, p)),
+			b.rule("this outbound port is excluded", ruleset.Return, dport(ruleset.UDP, p)))
 	}
-	rules = append(rules, rule("the proxy hands an inbound connection to the app",
-		"-s %s -o lo -j RETURN", b.passthrough()))
-	for _, u := range b.UIDs {
-		rules = append(rules, b.proxyOwner("uid", u)...)
+	for _, p := range b.passthroughs() {
+		rules = append(rules, b.rule("the proxy hands an inbound connection to the app", ruleset.Return, out("lo"), from(p)))
 	}
-	for _, g := range b.GIDs {
-		rules = append(rules, b.proxyOwner("gid", g)...)
-	}
+	b.owners(func(o ruleset.Owner) { rules = append(rules, b.proxyOwner(o)...) })
 	rules = append(rules, b.ownerGroups()...)
-	if b.dns.jump {
-		rules = append(rules, rule("DNS goes to the sidecar agent", "-j %s", outputDNS))
+	if len(b.dnsServers(to)) > 0 {
+		rules = append(rules, b.rule("DNS goes to the sidecar agent", b.jump(outputDNS)))
 	}
-	rules = append(rules, rule("the pod talks to itself", "-d %s -j RETURN", b.loopback()))
-	for _, p := range b.networks(b.OutboundExclude) {
-		rules = append(rules, rule("this network is excluded", "%s-j RETURN", match("-d", p)))
+	for _, p := range b.loopbacks() {
+		rules = append(rules, b.rule("the pod talks to itself", ruleset.Return, to(p)))
+	}
+	for _, p := range b.networks(b.OutboundExclude...) {
+		rules = append(rules, b.rule("this network is excluded", ruleset.Return, to(p)))
 	}
 	return append(rules, b.captured()...)
 }
 
-// proxyOwner gives the rules for one identity of the proxy; kind is uid or gid. The exception of port 53 keeps the app's
-// DNS queries to a resolver on lo out of Envoy's inbound listener; for a gid the reference has it in the second rule
-// only.
-func (b builder) proxyOwner(kind string, id uint32) []ruleset.Rule {
-	ports := fmt.Sprintf("-m tcp ! --dport %d", b.TunnelPort)
-	if b.dns.on() && kind == "uid" {
-		ports = fmt.Sprintf("-m multiport ! --dports 53,%d", b.TunnelPort)
+// proxyOwner gives the rules for one identity of the proxy. The exception of port 53 keeps the app's DNS queries to a
+// resolver on lo out of Envoy's inbound listener; for a gid the reference has it in the second rule only.
+func (b builder) proxyOwner(o ruleset.Owner) []ruleset.Rule {
+	var ports ruleset.Match = ruleset.Port{Protocol: ruleset.TCP, Number: b.TunnelPort, Not: true}
+	other := []ruleset.Match{out("lo")}
+	if b.capturesDNS() {
+		other = append(other, ruleset.Port{Protocol: ruleset.TCP, Number: dnsPort, Not: true})
+		if !o.Group {
+			ports = ruleset.Ports{Protocol: ruleset.TCP, List: [2]uint16{dnsPort, b.TunnelPort}, Not: true}
+		}
 	}
-	notDNS := ""
-	if b.dns.on() {
-		notDNS = "-p tcp -m tcp ! --dport 53 "
+	var rules []ruleset.Rule
+	for _, p := range b.loopbacks() {
+		rules = append(rules, b.rule("the proxy calls its own pod: through the inbound listener",
+			b.jump(toInbound), out("lo"), tcp, notTo(p), ports, o))
 	}
-	rules := []ruleset.Rule{rule("the proxy calls its own pod: through the inbound listener",
-		"%s-o lo -p tcp %s -m owner --%s-owner %d -j %s", b.notLoopback(), ports, kind, id, toInbound)}
 	if !b.CapturesLoopback() {
-		rules = append(rules, rule("the app calls its own pod: directly",
-			"-o lo %s-m owner ! --%s-owner %d -j RETURN", notDNS, kind, id))
+		notProxy := o
+		notProxy.Not = true
+		rules = append(rules, b.rule("the app calls its own pod: directly", ruleset.Return, append(other, notProxy)...))
 	}
-	return append(rules, rule("the proxy itself is never captured: no loops",
-		"-m owner --%s-owner %d -j RETURN", kind, id))
+	return append(rules, b.rule("the proxy itself is never captured: no loops", ruleset.Return, o))
 }
 
 func (b builder) ownerGroups() []ruleset.Rule {
-	if !b.OwnerGroups.All {
-		var spec strings.Builder
-		for _, g := range b.OwnerGroups.List {
-			fmt.Fprintf(&spec, "-m owner ! --gid-owner %d ", g)
-		}
-		why := "only the listed groups are captured"
-		if len(b.OwnerGroups.List) == 0 {
-			why = "nobody is captured: the list of groups is empty"
-		}
-		return []ruleset.Rule{rule(why, "%s-j RETURN", spec.String())}
-	}
 	var rules []ruleset.Rule
-	for _, g := range b.OwnerGroupsExclude {
-		rules = append(rules, rule("this group is excluded", "-m owner --gid-owner %d -j RETURN", g))
+	if b.OwnerGroups.All {
+		for _, g := range b.OwnerGroupsExclude {
+			rules = append(rules, b.rule("this group is excluded", ruleset.Return, ruleset.Owner{ID: g, Group: true}))
+		}
+		return rules
 	}
-	return rules
+	why := "only the listed groups are captured"
+	if len(b.OwnerGroups.List) == 0 {
+		why = "nobody is captured: the list of groups is empty"
+	}
+	var groups []ruleset.Match
+	for _, g := range b.OwnerGroups.List {
+		groups = append(groups, ruleset.Owner{ID: g, Group: true, Not: true})
+	}
+	return append(rules, b.rule(why, ruleset.Return, groups...))
 }
 
 func (b builder) captured() []ruleset.Rule {
 	var rules []ruleset.Rule
 	for _, p := range b.OutboundPorts {
-		rules = append(rules, rule("this outbound port is captured in all other networks",
-			"-p tcp -m tcp --dport %d -j %s", p, toProxy))
+		rules = append(rules, b.rule("this outbound port is captured in all other networks", b.jump(toProxy), dport(ruleset.TCP, p)))
 	}
 	if b.Outbound.All {
-		return append(rules, rule("all other TCP is captured", "-j %s", toProxy))
+		return append(rules, b.rule("all other TCP is captured", b.jump(toProxy)))
 	}
-	for _, p := range b.networks(b.Outbound.List) {
-		rules = append(rules, rule("this network is captured", "%s-j %s", match("-d", p), toProxy))
+	for _, p := range b.networks(b.Outbound.List...) {
+		rules = append(rules, b.rule("this network is captured", b.jump(toProxy), to(p)))
 	}
 	return rules
 }

@@ -1,104 +1,99 @@
 package redirect
 
 import (
-	"fmt"
 	"net/netip"
-	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// dnsView is DNS capture seen from one family.
-type dnsView struct {
-	effective bool
-	// jump says that this family has queries to capture.
-	jump bool
-	// targets are the matches that select them: one without an address for all, else one per server.
-	targets []netip.Prefix
-	all     bool
+// DNS capture: redirection in the nat table, and conntrack zones in the raw table. Zones are for UDP: one for the agent's
+// own queries to the real resolver, one for the app's queries to the agent. Without them both flows could share a
+// conntrack entry and race.
+const (
+	zoneAgent ruleset.Zone = 1
+	zoneApp   ruleset.Zone = 2
+
+	dnsPort = 53
+)
+
+// capturesDNS reports whether DNS is captured in any family: the rules for the proxy's own traffic change with that.
+func (b builder) capturesDNS() bool {
+	return b.DNS == DNSAll || b.DNS == DNSServers && len(b.DNSServers) > 0
 }
 
-// on reports whether DNS is captured in any family: the rules for the proxy's own traffic change with that.
-func (d dnsView) on() bool { return d.effective }
-
-func (s Spec) dnsFor(f ruleset.Family) dnsView {
-	d := dnsView{effective: s.DNS == DNSAll || s.DNS == DNSServers && len(s.DNSServers) > 0, all: s.DNS == DNSAll}
-	if s.DNS == DNSServers {
-		for _, a := range s.DNSServers {
-			if a.Is4() == (f == ruleset.IPv4) {
-				d.targets = append(d.targets, netip.PrefixFrom(a, a.BitLen()))
-			}
+// dnsServers gives the matches that select captured queries, one element per rule: one without a match for all servers,
+// else a match on each server of the families.
+func (b builder) dnsServers(side func(netip.Prefix) ruleset.Network) [][]ruleset.Match {
+	switch b.DNS {
+	case DNSAll:
+		return [][]ruleset.Match{nil}
+	case DNSServers:
+		var hosts []netip.Prefix
+		for _, a := range b.DNSServers {
+			hosts = append(hosts, netip.PrefixFrom(a, a.BitLen()))
 		}
+		var servers [][]ruleset.Match
+		for _, p := range b.networks(hosts...) {
+			servers = append(servers, []ruleset.Match{side(p)})
+		}
+		return servers
+	case DNSOff:
 	}
-	d.jump = d.all || len(d.targets) > 0
-	return d
-}
-
-// each calls back once per match: with "" for all servers, else with "-d SERVER " (or -s).
-func (d dnsView) each(option string, do func(server string)) {
-	if d.all {
-		do("")
-	}
-	for _, t := range d.targets {
-		do(match(option, t))
-	}
+	return nil
 }
 
 // natOutputDNS sends queries to the agent: TCP first, then UDP.
 func (b builder) natOutputDNS() []ruleset.Rule {
 	var rules []ruleset.Rule
-	for _, proto := range []string{"tcp", "udp"} {
-		b.dns.each("-d", func(server string) {
-			rules = append(rules, rule("DNS over "+strings.ToUpper(proto)+" goes to the sidecar agent",
-				"%s-p %s -m %s --dport 53 -j REDIRECT --to-ports %d", server, proto, proto, DNSPort))
-		})
+	for _, p := range []struct {
+		number uint8
+		name   string
+	}{{ruleset.TCP, "TCP"}, {ruleset.UDP, "UDP"}} {
+		for _, server := range b.dnsServers(to) {
+			rules = append(rules, b.rule("DNS over "+p.name+" goes to the sidecar agent",
+				ruleset.RedirectTo(DNSPort), append(server, dport(p.number, dnsPort))...))
+		}
 	}
 	return rules
 }
 
 func (b builder) rawOutput() []ruleset.Rule {
-	if !b.dns.on() {
+	if !b.capturesDNS() {
 		return nil
 	}
-	return []ruleset.Rule{rule("DNS gets conntrack zones", "-j %s", outputDNS)}
+	return []ruleset.Rule{b.rule("DNS gets conntrack zones", b.jump(outputDNS))}
 }
 
 func (b builder) rawPrerouting() []ruleset.Rule {
-	if !b.dns.jump {
+	if len(b.dnsServers(from)) == 0 {
 		return nil
 	}
-	return []ruleset.Rule{rule("answers of the real resolver get their zone", "-j %s", inbound)}
+	return []ruleset.Rule{b.rule("answers of the real resolver get their zone", b.jump(inbound))}
 }
 
 // rawOutputDNS puts the agent's own queries and its answers to the app into zones, then the app's queries.
 func (b builder) rawOutputDNS() []ruleset.Rule {
-	if !b.dns.on() {
+	if !b.capturesDNS() {
 		return nil
 	}
+	query := dport(ruleset.UDP, dnsPort)
 	var rules []ruleset.Rule
-	owner := func(kind string, id uint32) {
-		who := fmt.Sprintf("-m owner --%s-owner %d", kind, id)
+	b.owners(func(o ruleset.Owner) {
 		rules = append(rules,
-			rule("the agent asks the real resolver", "-p udp -m udp --dport 53 %s -j CT --zone %d", who, zoneAgent),
-			rule("the agent answers the app", "-p udp -m udp --sport %d %s -j CT --zone %d", DNSPort, who, zoneApp))
-	}
-	for _, u := range b.UIDs {
-		owner("uid", u)
-	}
-	for _, g := range b.GIDs {
-		owner("gid", g)
-	}
-	b.dns.each("-d", func(server string) {
-		rules = append(rules, rule("the app asks", "%s-p udp -m udp --dport 53 -j CT --zone %d", server, zoneApp))
+			b.rule("the agent asks the real resolver", zoneAgent, query, o),
+			b.rule("the agent answers the app", zoneApp, ruleset.Port{Protocol: ruleset.UDP, Number: DNSPort, Source: true}, o))
 	})
+	for _, server := range b.dnsServers(to) {
+		rules = append(rules, b.rule("the app asks", zoneApp, append([]ruleset.Match{query}, server...)...))
+	}
 	return rules
 }
 
 func (b builder) rawInbound() []ruleset.Rule {
 	var rules []ruleset.Rule
-	b.dns.each("-s", func(server string) {
-		rules = append(rules, rule("the real resolver answers the agent",
-			"%s-p udp -m udp --sport 53 -j CT --zone %d", server, zoneAgent))
-	})
+	answer := ruleset.Port{Protocol: ruleset.UDP, Number: dnsPort, Source: true}
+	for _, server := range b.dnsServers(from) {
+		rules = append(rules, b.rule("the real resolver answers the agent", zoneAgent, append([]ruleset.Match{answer}, server...)...))
+	}
 	return rules
 }

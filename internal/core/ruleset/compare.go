@@ -97,7 +97,7 @@ func Compare(want, have Set, claim Claim) Diff {
 					unlisted++
 					continue
 				}
-				d.Others = append(d.Others, shown(table+": "+r.line(chain)))
+				d.Others = append(d.Others, shown(table+": "+r.appendTo(chain)))
 			}
 		}
 	}
@@ -131,7 +131,7 @@ func compareChain(table string, want, have *Chain, claim Claim) (ChainDiff, bool
 	if !own && have != nil {
 		seen = seen[:ownEnd(table, *have, claim)]
 	}
-	if !d.Absent && !d.Stale && slices.EqualFunc(wanted, seen, sameSpec) {
+	if !d.Absent && !d.Stale && slices.EqualFunc(wanted, seen, Rule.Equal) {
 		return d, false
 	}
 	d.Lines, d.Count = lines(wanted, seen, func(i int) bool { return own || claim.OwnsRule(table, name, i) })
@@ -153,17 +153,15 @@ func ownEnd(table string, c Chain, claim Claim) int {
 	return 0
 }
 
-func sameSpec(a, b Rule) bool { return a.Spec == b.Spec }
-
 // lines aligns the wanted and the present rules of a chain, or counts those that differ where that would take too much.
 // What is alike at both ends needs no alignment.
 func lines(want, have []Rule, own func(int) bool) ([]Line, Count) {
 	head, end := 0, 0
-	for head < min(len(want), len(have)) && sameSpec(want[head], have[head]) && own(head) {
+	for head < min(len(want), len(have)) && want[head].Equal(have[head]) && own(head) {
 		head++
 	}
 	w, h := want[head:], have[head:]
-	for end < min(len(w), len(h)) && sameSpec(w[len(w)-1-end], h[len(h)-1-end]) && own(len(have)-1-end) {
+	for end < min(len(w), len(h)) && w[len(w)-1-end].Equal(h[len(h)-1-end]) && own(len(have)-1-end) {
 		end++
 	}
 	ownHere := func(i int) bool { return own(head + i) }
@@ -189,7 +187,7 @@ func align(out []Line, want, have []Rule, own func(int) bool) []Line {
 	i, j := 0, 0
 	for i < len(want) || j < len(have) {
 		switch {
-		case i < len(want) && j < len(have) && sameSpec(want[i], have[j]) && own(j):
+		case i < len(want) && j < len(have) && want[i].Equal(have[j]) && own(j):
 			out = append(out, Line{Same, want[i]})
 			i, j = i+1, j+1
 		case i == len(want) && !own(j): // behind all of ours that stay
@@ -215,7 +213,7 @@ func lcs(want, have []Rule) func(i, j int) int32 {
 	table := make([]int32, (len(want)+1)*row)
 	for i, w := range slices.Backward(want) {
 		for j, h := range slices.Backward(have) {
-			if sameSpec(w, h) {
+			if w.Equal(h) {
 				table[i*row+j] = table[(i+1)*row+j+1] + 1
 			} else {
 				table[i*row+j] = max(table[(i+1)*row+j], table[i*row+j+1])
@@ -230,14 +228,14 @@ func count(want, have []Rule, own func(int) bool) Count {
 	var c Count
 	missing := make(map[string]int, len(want))
 	for _, w := range want {
-		missing[w.Spec]++
+		missing[w.text]++
 	}
 	for j, h := range have {
 		switch {
 		case !own(j):
 			c.Foreign++
-		case missing[h.Spec] > 0:
-			missing[h.Spec]--
+		case missing[h.text] > 0:
+			missing[h.text]--
 			c.Moved++
 		default:
 			c.Extra++
@@ -351,7 +349,7 @@ func (c ChainDiff) note() string {
 }
 
 func (l Line) text(chain string) string {
-	rule := l.Rule.line(chain)
+	rule := l.Rule.appendTo(chain)
 	switch l.Op {
 	case Missing:
 		if l.Rule.Why != "" {
@@ -401,7 +399,7 @@ func (c ChainDiff) changes(where func() string, add func(func() string)) {
 	for _, l := range c.Lines {
 		if verb, ok := verbs[l.Op]; ok {
 			add(func() string {
-				return fmt.Sprintf("%s: %s %s", where(), verb, printable.Quote(l.Rule.line(c.Chain), maxLine))
+				return fmt.Sprintf("%s: %s %s", where(), verb, printable.Quote(l.Rule.appendTo(c.Chain), maxLine))
 			})
 		}
 	}

@@ -17,7 +17,7 @@ func (s Set) Explain() string {
 			}
 			fmt.Fprintf(&b, "\n  table %s, chain %s\n", t.Name, c.Name)
 			for _, r := range c.Rules {
-				fmt.Fprintf(&b, "    %s\n", r.line(c.Name))
+				fmt.Fprintf(&b, "    %s\n", r.appendTo(c.Name))
 				if r.Why != "" {
 					fmt.Fprintf(&b, "        %s\n", r.Why)
 				}

@@ -16,7 +16,7 @@ import (
 func ports(list []int) ruleset.Chain {
 	c := ruleset.Chain{Name: "OWN_IN", Policy: ruleset.NoPolicy}
 	for _, p := range list {
-		c.Rules = append(c.Rules, ruleset.Rule{Spec: fmt.Sprintf("-p tcp -m tcp --dport %d -j RETURN", p)})
+		c.Rules = append(c.Rules, ruleset.Opaque(fmt.Sprintf("-p tcp -m tcp --dport %d -j RETURN", p)))
 	}
 	return c
 }
@@ -87,8 +87,8 @@ func TestManyDifferingRulesAreCounted(t *testing.T) {
 	foreign := ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT"}
 	jumps := ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT"}
 	for i := range 3000 {
-		foreign.Rules = append(foreign.Rules, ruleset.Rule{Spec: fmt.Sprintf("-d 10.0.%d.%d/32 -j ACCEPT", i/256, i%256)})
-		jumps.Rules = append(jumps.Rules, ruleset.Rule{Spec: fmt.Sprintf("-o eth%d -j RETURN", i)})
+		foreign.Rules = append(foreign.Rules, ruleset.Opaque(fmt.Sprintf("-d 10.0.%d.%d/32 -j ACCEPT", i/256, i%256)))
+		jumps.Rules = append(jumps.Rules, ruleset.Opaque(fmt.Sprintf("-o eth%d -j RETURN", i)))
 	}
 	foreign.Rules = append(foreign.Rules, jumps.Rules[7])
 	claim := ruleset.Claim{
@@ -157,9 +157,9 @@ func TestOneChangeInManyRulesIsShown(t *testing.T) {
 
 // TestForeignRulesBehindOursAreBounded: they are notes in a log, and anybody in the pod can make them.
 func TestForeignRulesBehindOursAreBounded(t *testing.T) {
-	chain := ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{{Spec: "-j OWN_OUT"}}}
+	chain := ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{ruleset.Opaque("-j OWN_OUT")}}
 	for i := range 1000 {
-		chain.Rules = append(chain.Rules, ruleset.Rule{Spec: fmt.Sprintf("-p tcp -m tcp --dport %d -j ACCEPT", i)})
+		chain.Rules = append(chain.Rules, ruleset.Opaque(fmt.Sprintf("-p tcp -m tcp --dport %d -j ACCEPT", i)))
 	}
 	claim := ruleset.Claim{Rules: map[string]map[string][]bool{"nat": {"OUTPUT": {true}}}}
 	got := ruleset.Compare(natOf(ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT", Rules: chain.Rules[:1]}), natOf(chain), claim).Others
@@ -194,7 +194,7 @@ func TestSummaryCostsWhatItNames(t *testing.T) {
 	d := ruleset.Diff{Family: ruleset.IPv4}
 	for i := range 20000 {
 		d.Chains = append(d.Chains, ruleset.ChainDiff{Table: "nat", Chain: fmt.Sprintf("OWN_%0230d", i), Stale: true}, ruleset.ChainDiff{
-			Table: "nat", Chain: "OWN_IN", Lines: []ruleset.Line{{Op: ruleset.Extra, Rule: ruleset.Rule{Spec: "-j RETURN"}}},
+			Table: "nat", Chain: "OWN_IN", Lines: []ruleset.Line{{Op: ruleset.Extra, Rule: ruleset.Opaque("-j RETURN")}},
 		})
 	}
 	summary := ""
@@ -210,7 +210,7 @@ func TestSummaryCostsWhatItNames(t *testing.T) {
 // TestADifferenceIsBounded: neither ten thousands of chains nor ten thousands of rules in one make an endless text.
 func TestADifferenceIsBounded(t *testing.T) {
 	const most = 3 << 20
-	extra := ruleset.Line{Op: ruleset.Extra, Rule: ruleset.Rule{Spec: "-m comment --comment " + strings.Repeat("x", 200) + " -j RETURN"}}
+	extra := ruleset.Line{Op: ruleset.Extra, Rule: ruleset.Opaque("-m comment --comment " + strings.Repeat("x", 200) + " -j RETURN")}
 	chains := ruleset.Diff{Family: ruleset.IPv4}
 	for i := range 40000 {
 		chains.Chains = append(chains.Chains, ruleset.ChainDiff{Table: "nat", Chain: fmt.Sprintf("OWN_%0230d", i), Stale: true})

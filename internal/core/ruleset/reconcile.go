@@ -6,60 +6,118 @@ import (
 	"strings"
 )
 
-// Program is the text for one "iptables-restore --noflush" that brings a family of a namespace to a wanted state. Each
-// table is one transaction of the kernel. The zero Program does nothing and need not be run.
-type Program struct {
-	Family Family
-	text   string
+// Verb says what an Operation does.
+type Verb uint8
+
+// EmptyChain makes a chain, or takes all rules out of it; the others are -A, -I at the Operation's Place, -D of the first
+// rule that is equal, and -X of iptables.
+const (
+	EmptyChain Verb = iota
+	Append
+	Insert
+	Delete
+	RemoveChain
+)
+
+// Operation is one change of a chain.
+type Operation struct {
+	Verb         Verb
+	Table, Chain string
+	Rule         Rule
+	// Place counts from 1. It is for Insert only.
+	Place int
 }
 
-// String is the exact text to feed to iptables-restore.
-func (p Program) String() string { return p.text }
+// String prints the line that iptables-restore --noflush takes.
+func (o Operation) String() string {
+	switch o.Verb {
+	case EmptyChain:
+		return fmt.Sprintf(":%s %s [0:0]", o.Chain, NoPolicy)
+	case Insert:
+		return strings.TrimSuffix(fmt.Sprintf("-I %s %d %s", o.Chain, o.Place, o.Rule), " ")
+	case Delete:
+		return "-D" + strings.TrimPrefix(o.Rule.appendTo(o.Chain), "-A")
+	case RemoveChain:
+		return "-X " + o.Chain
+	case Append:
+	}
+	return o.Rule.appendTo(o.Chain)
+}
 
-// Empty reports whether there is nothing to do.
-func (p Program) Empty() bool { return p.text == "" }
+// Program brings a family of a namespace to a wanted state. The operations of a table stand together: to iptables-restore
+// they are one transaction. The zero Program does nothing and need not be run.
+type Program struct {
+	Family     Family
+	Operations []Operation
+}
 
-// Reconcile gives the program that turns have into want: it makes or refills our chains, puts our rules at the head of
-// the built-in chains, and takes away what is claimed and not wanted. Foreign chains, rules and policies are left as
-// they are. Tables that are already right are not mentioned. An empty want removes everything that is claimed.
-func Reconcile(want, have Set, claim Claim) Program {
-	diff := Compare(want, have, claim)
+// String is the exact text to feed to iptables-restore --noflush.
+func (p Program) String() string {
 	var b strings.Builder
-	for _, name := range tableNames(want, have) {
-		if slices.ContainsFunc(diff.Chains, func(c ChainDiff) bool { return c.Table == name }) {
-			rebuild(&b, want.Table(name), have.Table(name), claim)
+	for i, o := range p.Operations {
+		if i == 0 || p.Operations[i-1].Table != o.Table {
+			b.WriteString("*" + o.Table + "\n")
+		}
+		b.WriteString(o.String() + "\n")
+		if i+1 == len(p.Operations) || p.Operations[i+1].Table != o.Table {
+			b.WriteString("COMMIT\n")
 		}
 	}
-	return Program{Family: want.Family, text: b.String()}
+	return b.String()
 }
 
-// rebuild writes one table. Chains of ours are declared first, which makes or empties them under --noflush, and filled
-// before anything jumps to them; leftovers go last, when nothing does any more. A built-in chain is never declared:
-// that would set its policy.
-func rebuild(b *strings.Builder, want, have Table, claim Claim) {
-	fmt.Fprintf(b, "*%s\n", want.Name)
+// Empty reports whether there is nothing to do.
+func (p Program) Empty() bool { return len(p.Operations) == 0 }
+
+// Reconcile gives the program that turns have into want: it makes or refills our chains, puts our rules at the head of
+// the built-in chains, and takes away what is owned and not wanted. Foreign chains, rules and policies are left as
+// they are. Tables that are already right are not mentioned. An empty want removes everything that is owned.
+func Reconcile(want, have Set, claim Claim) Program {
+	diff := Compare(want, have, claim)
+	p := Program{Family: want.Family}
+	for _, name := range tableNames(want, have) {
+		if slices.ContainsFunc(diff.Chains, func(c ChainDiff) bool { return c.Table == name }) {
+			p.rebuild(want.Table(name), have.Table(name), claim)
+		}
+	}
+	return p
+}
+
+func (p *Program) add(verb Verb, table, chain string, rules ...Rule) {
+	for i, r := range rules {
+		p.Operations = append(p.Operations, Operation{Verb: verb, Table: table, Chain: chain, Rule: r, Place: i + 1})
+	}
+}
+
+func (p *Program) addChain(verb Verb, table, chain string) {
+	p.Operations = append(p.Operations, Operation{Verb: verb, Table: table, Chain: chain})
+}
+
+// rebuild writes one table. Chains of ours are declared first, which makes or empties them, and filled before anything
+// jumps to them; leftovers go last, when nothing does any more. A built-in chain is never declared: that would set its
+// policy.
+func (p *Program) rebuild(want, have Table, claim Claim) {
 	own := slices.DeleteFunc(slices.Clone(want.Chains), func(c Chain) bool { return Builtin(want.Name, c.Name) })
 	stale := leftover(want, have, claim)
 	for _, c := range slices.Concat(own, stale) {
-		fmt.Fprintf(b, ":%s %s [0:0]\n", c.Name, NoPolicy)
+		p.addChain(EmptyChain, want.Name, c.Name)
 	}
 	for _, c := range own {
-		appendAll(b, c)
+		p.add(Append, want.Name, c.Name, c.Rules...)
 	}
 	for _, c := range have.Chains {
 		if _, wanted := want.Chain(c.Name); !ours(have.Name, c.Name, wanted, claim) {
-			replaceOwn(b, want, have.Name, c, claim)
+			p.replaceOwn(want, c, claim)
 		}
 	}
 	for _, c := range want.Chains {
 		if _, there := have.Chain(c.Name); !there && Builtin(want.Name, c.Name) {
-			appendAll(b, c)
+			p.add(Append, want.Name, c.Name, c.Rules...)
 		}
 	}
 	for _, c := range stale {
-		fmt.Fprintf(b, "-X %s\n", c.Name)
+		p.addChain(RemoveChain, want.Name, c.Name)
 	}
-	b.WriteString("COMMIT\n")
 }
 
 // leftover gives the chains that are ours, there, and not wanted.
@@ -70,35 +128,22 @@ func leftover(want, have Table, claim Claim) []Chain {
 	})
 }
 
-func appendAll(b *strings.Builder, c Chain) {
-	for _, r := range c.Rules {
-		fmt.Fprintln(b, r.line(c.Name))
-	}
-}
-
 // replaceOwn swaps our rules in a chain that is not ours as a whole.
-func replaceOwn(b *strings.Builder, want Table, table string, have Chain, claim Claim) {
-	wc, _ := want.Chain(have.Name)
-	foreign := false
+func (p *Program) replaceOwn(want Table, have Chain, claim Claim) {
+	wanted, _ := want.Chain(have.Name)
 	var own []Rule
 	for i, r := range have.Rules {
-		if claim.OwnsRule(table, have.Name, i) {
+		if claim.OwnsRule(want.Name, have.Name, i) {
 			own = append(own, r)
-		} else {
-			foreign = true
 		}
 	}
-	if slices.EqualFunc(own, wc.Rules, sameSpec) && ownEnd(table, have, claim) == len(own) {
+	if slices.EqualFunc(own, wanted.Rules, Rule.Equal) && ownEnd(want.Name, have, claim) == len(own) {
 		return
 	}
-	for _, r := range own {
-		fmt.Fprintln(b, "-D"+strings.TrimPrefix(r.line(have.Name), "-A"))
-	}
-	if !foreign {
-		appendAll(b, wc)
-		return
-	}
-	for i, r := range wc.Rules {
-		fmt.Fprintf(b, "-I %s %d %s\n", have.Name, i+1, r.Spec)
+	p.add(Delete, want.Name, have.Name, own...)
+	if len(own) == len(have.Rules) {
+		p.add(Append, want.Name, have.Name, wanted.Rules...)
+	} else {
+		p.add(Insert, want.Name, have.Name, wanted.Rules...)
 	}
 }

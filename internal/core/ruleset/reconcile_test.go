@@ -177,7 +177,7 @@ COMMIT
 // raw is that table with one rule in OUTPUT and one in OWN_R.
 func raw(out, in string) ruleset.Table {
 	return ruleset.Table{Name: "raw", Chains: []ruleset.Chain{
-		{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{{Spec: out}}}, {Name: "OWN_R", Policy: "-", Rules: []ruleset.Rule{{Spec: in}}},
+		{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{ruleset.Opaque(out)}}, {Name: "OWN_R", Policy: "-", Rules: []ruleset.Rule{ruleset.Opaque(in)}},
 	}}
 }
 
@@ -246,7 +246,7 @@ func foreign(s ruleset.Set, claim ruleset.Claim) []string {
 			}
 			for i, r := range c.Rules {
 				if !claim.OwnsRule(t.Name, c.Name, i) {
-					out = append(out, fmt.Sprintf("%s %s %s", t.Name, c.Name, r.Spec))
+					out = append(out, fmt.Sprintf("%s %s %s", t.Name, c.Name, r.String()))
 				}
 			}
 		}
@@ -313,7 +313,7 @@ func fill(r *rand.Rand, t ruleset.Table, c *ruleset.Chain, there bool) {
 				continue
 			}
 		}
-		c.Rules = append(c.Rules, ruleset.Rule{Spec: spec})
+		c.Rules = append(c.Rules, ruleset.Opaque(spec))
 	}
 }
 

@@ -1,11 +1,11 @@
-// Package ruleset holds iptables rules as values: they can be printed, parsed, compared and turned into the program
-// that brings a namespace from what it has to what it should have.
+// Package ruleset holds rules of iptables and of nf_tables as values: they can be printed, compared and turned into the
+// operations that bring a namespace from what it has to what it should have.
 //
-// It promises that a Set prints exactly what iptables-save prints for it (less the comment lines), so that a dry run, a
-// golden file, "is it installed?" and a repair are all comparison of text. It never touches the system, and it knows
-// nothing of Istio: which rules are wanted is for package redirect to say.
+// It promises that a Set prints exactly what iptables-save prints for it (less the comment lines), and that a rule which
+// was read keeps its text byte for byte. It never touches the system, and it knows nothing of Istio: which rules are
+// wanted is for package redirect to say.
 //
-// Start at Set; Compare and Reconcile are what the rest is for.
+// Start at Rule and Set; Compare and Reconcile are what the rest is for.
 package ruleset
 
 import (
@@ -18,15 +18,16 @@ import (
 // Family is an IP family. Its values are the family's version number.
 type Family uint8
 
-// The two families.
+// The families of iptables, and that of tables of nf_tables which see both.
 const (
+	Inet Family = 0
 	IPv4 Family = 4
 	IPv6 Family = 6
 )
 
-// String gives "IPv4" or "IPv6", and "inet" for no family, which stands for both together.
+// String gives "IPv4", "IPv6" or "inet".
 func (f Family) String() string {
-	if f == 0 {
+	if f == Inet {
 		return "inet"
 	}
 	return fmt.Sprintf("IPv%d", uint8(f))
@@ -54,13 +55,6 @@ type Chain struct {
 	Rules  []Rule
 }
 
-// Rule is one rule without its "-A CHAIN": the text that iptables-save prints.
-type Rule struct {
-	Spec string
-	// Why tells a person what the rule is for. It is not part of the rule: not printed by String, not compared.
-	Why string
-}
-
 // NoPolicy is what stands for the policy of a chain that is not built in.
 const NoPolicy = "-"
 
@@ -75,8 +69,39 @@ var builtins = map[string][]string{ //nolint:gochecknoglobals // a constant tabl
 	"security": {"INPUT", "FORWARD", "OUTPUT"},
 }
 
+// KnownTable reports whether iptables has a table of that name.
+func KnownTable(name string) bool { return builtins[name] != nil }
+
 // Builtin reports whether the chain is one that the kernel makes with its table.
 func Builtin(table, chain string) bool { return slices.Contains(builtins[table], chain) }
+
+// Hook is where packets meet a base chain, in the words of nf_tables.
+type Hook struct {
+	Type, Name string
+	Priority   int32
+}
+
+// priorities of the hooks of a table (NF_IP_PRI_… of include/uapi/linux/netfilter_ipv4.h).
+var priorities = map[string]int32{ //nolint:gochecknoglobals // a constant table
+	"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50,
+}
+
+// HookOf gives the hook of a built-in chain, as iptables-nft makes it.
+func HookOf(table, chain string) (Hook, bool) {
+	if !Builtin(table, chain) {
+		return Hook{}, false
+	}
+	h := Hook{Type: "filter", Name: strings.ToLower(chain), Priority: priorities[table]}
+	switch {
+	case table == "nat" && (chain == "INPUT" || chain == "POSTROUTING"):
+		h.Type, h.Priority = "nat", 100
+	case table == "nat":
+		h.Type = "nat"
+	case table == "mangle" && chain == "OUTPUT":
+		h.Type = "route"
+	}
+	return h, true
+}
 
 // Table gives the table of that name, empty if there is none.
 func (s Set) Table(name string) Table {
@@ -130,18 +155,10 @@ func (t Table) print(b *strings.Builder) {
 	}
 	for _, c := range t.Chains {
 		for _, r := range c.Rules {
-			fmt.Fprintln(b, r.line(c.Name))
+			fmt.Fprintln(b, r.appendTo(c.Name))
 		}
 	}
 	b.WriteString("COMMIT\n")
-}
-
-// line is the rule as an append to its chain. A rule without matches and target is legal and has no trailing space.
-func (r Rule) line(chain string) string {
-	if r.Spec == "" {
-		return "-A " + chain
-	}
-	return "-A " + chain + " " + r.Spec
 }
 
 // New makes a Set of tables given in any order. Each gets all its built-in chains, with policy ACCEPT, as the kernel

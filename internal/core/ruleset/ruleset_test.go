@@ -20,7 +20,7 @@ func TestNewPutsTablesAndChainsInOrder(t *testing.T) {
 		}
 		c := ruleset.Chain{Name: name, Policy: policy}
 		for _, s := range specs {
-			c.Rules = append(c.Rules, ruleset.Rule{Spec: s, Why: "a reason"})
+			c.Rules = append(c.Rules, because(s, "a reason"))
 		}
 		return c
 	}
@@ -170,8 +170,8 @@ func TestExplainTellsEveryRuleAndItsReason(t *testing.T) {
 		ruleset.Table{Name: "raw"},
 		ruleset.Table{Name: "nat", Chains: []ruleset.Chain{
 			{Name: "OWN_EMPTY", Policy: "-"},
-			{Name: "OWN_A", Policy: "-", Rules: []ruleset.Rule{{Spec: "-p tcp -j RETURN"}, {}}},
-			{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{{Spec: "-j OWN_A", Why: "all of it"}}},
+			{Name: "OWN_A", Policy: "-", Rules: []ruleset.Rule{ruleset.Opaque("-p tcp -j RETURN"), {}}},
+			{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{because("-j OWN_A", "all of it")}},
 		}},
 	)
 	want := `IPv6
@@ -234,10 +234,10 @@ COMMIT
 `)
 	input, _ := set.Table("filter").Chain("INPUT")
 	want := []ruleset.Rule{
-		{Spec: `-m comment --comment "say \"hi\"  to C:\\dir\\ and it\'s *done" -j RETURN`},
-		{Spec: `-m comment --comment "*nat" -j RETURN`},
-		{Spec: `-m comment --comment "[1:2] -A INPUT -j DROP" -j RETURN`},
-		{Spec: `-m comment --comment COMMIT -j RETURN`},
+		ruleset.Opaque(`-m comment --comment "say \"hi\"  to C:\\dir\\ and it\'s *done" -j RETURN`),
+		ruleset.Opaque(`-m comment --comment "*nat" -j RETURN`),
+		ruleset.Opaque(`-m comment --comment "[1:2] -A INPUT -j DROP" -j RETURN`),
+		ruleset.Opaque(`-m comment --comment COMMIT -j RETURN`),
 	}
 	if diff := cmp.Diff(want, input.Rules); diff != "" {
 		t.Errorf("rules (-want +got):\n%s", diff)

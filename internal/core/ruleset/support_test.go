@@ -70,9 +70,16 @@ func nat(tb testing.TB, lines ...string) ruleset.Set {
 		text, why, _ := strings.Cut(l, " # ")
 		name, spec, _ := strings.Cut(text, " ")
 		c := chain(name)
-		c.Rules = append(c.Rules, ruleset.Rule{Spec: spec, Why: why})
+		c.Rules = append(c.Rules, because(spec, why))
 	}
 	return ruleset.New(ruleset.IPv4, table)
+}
+
+// because is a rule that was read, with a reason.
+func because(text, why string) ruleset.Rule {
+	r := ruleset.Opaque(text)
+	r.Why = why
+	return r
 }
 
 // own claims chains whose name begins with OWN_, jumps to them, rules that carry the mark 0x99, and what is wanted.
@@ -85,9 +92,9 @@ func own(want, have ruleset.Set) ruleset.Claim {
 			wanted, _ := want.Table(t.Name).Chain(c.Name)
 			marks := make([]bool, len(c.Rules))
 			for i, r := range c.Rules {
-				marks[i] = strings.Contains(r.Spec, "-j OWN_") || strings.Contains(r.Spec, "--mark 0x99")
+				marks[i] = strings.Contains(r.String(), "-j OWN_") || strings.Contains(r.String(), "--mark 0x99")
 				for _, w := range wanted.Rules {
-					marks[i] = marks[i] || w.Spec == r.Spec
+					marks[i] = marks[i] || w.String() == r.String()
 				}
 			}
 			claim.Rules[t.Name][c.Name] = marks

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
 )
@@ -77,7 +78,7 @@ func LegacyMesh(f ruleset.Family) (bool, error) {
 		if err != nil {
 			return false, fmt.Errorf("reading legacy table %q of %s: %w", table, f, err)
 		}
-		if bytes.Contains(entries, []byte("ISTIO_")) {
+		if bytes.Contains(entries, []byte(redirect.ChainPrefix)) {
 			return true, nil
 		}
 	}

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
-	"github.com/meshcni/istio-cni/internal/node/nftables/native"
 )
 
 // OnSend shows every request to the kernel before it goes out.
@@ -87,17 +87,20 @@ func ApplyNative(ctx context.Context, want ruleset.Set) error {
 
 // CleanNative removes the native tables.
 func CleanNative(ctx context.Context) error {
-	return ApplyNative(ctx, ruleset.Set{Family: native.Inet})
+	return ApplyNative(ctx, ruleset.Set{Family: ruleset.Inet})
 }
-
-// ReadNative gives the native tables of the current namespace.
-func ReadNative(ctx context.Context) (ruleset.Set, error) { return Read(ctx, native.Inet) }
 
 // VerifyNative tells how the native tables of the current namespace depart from what is wanted, and writes nothing.
 func VerifyNative(ctx context.Context, want ruleset.Set) (ruleset.Diff, error) {
-	have, err := ReadNative(ctx)
-	if err != nil {
-		return ruleset.Diff{}, err
-	}
-	return ruleset.Compare(want, have, native.Claim(have)), nil
+	var diff ruleset.Diff
+	err := session(func(s *Session) error {
+		v, err := s.Read(ctx)
+		if err != nil {
+			return err
+		}
+		have := v.Native(want)
+		diff = ruleset.Compare(want, have, redirect.OwnedNative(have))
+		return nil
+	})
+	return diff, err
 }

@@ -59,7 +59,7 @@ func TestASetOfManyPortsIsNotPrinted(t *testing.T) {
 	chain, _ := p.read(t, 0).Table("istio-proxy-nat").Chain("istio-output")
 	size := 0
 	for _, r := range chain.Rules {
-		size += len(r.Spec)
+		size += len(r.String())
 	}
 	if len(chain.Rules) != 100 || size > 100<<10 {
 		t.Errorf("%d rules take %d bytes", len(chain.Rules), size)
@@ -79,7 +79,7 @@ func TestManyRulesAreRemovedOneByOne(t *testing.T) {
 	p.apply(t, want)
 	chain, _ := p.read(t, ruleset.IPv4).Table("nat").Chain("OUTPUT")
 	first, _ := want.Table("nat").Chain("OUTPUT")
-	if len(chain.Rules) != len(first.Rules)+n || chain.Rules[0].Spec != first.Rules[0].Spec || chain.Rules[n].Spec != fmt.Sprintf("-p tcp -m tcp --dport %d -j ACCEPT", n) {
-		t.Errorf("%d rules, the first is %q, the last %q", len(chain.Rules), chain.Rules[0].Spec, chain.Rules[len(chain.Rules)-1].Spec)
+	if len(chain.Rules) != len(first.Rules)+n || chain.Rules[0].String() != first.Rules[0].String() || chain.Rules[n].String() != fmt.Sprintf("-p tcp -m tcp --dport %d -j ACCEPT", n) {
+		t.Errorf("%d rules, the first is %q, the last %q", len(chain.Rules), chain.Rules[0].String(), chain.Rules[len(chain.Rules)-1].String())
 	}
 }

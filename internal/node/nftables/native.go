@@ -2,31 +2,56 @@ package nftables
 
 import (
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables/native"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// Native gives the native tables. A table that somebody put to sleep shows none of its chains under their names, and
-// neither does a chain that is not where it should be.
-func (v *View) Native() ruleset.Set { return v.Set(native.Inet) }
+// Native gives the native tables. A rule that does what one of the wanted rules does reads as that one; any other is opaque.
+// A dormant table shows none of its chains under their names, and neither does a chain that is not where it should be.
+func (v *View) Native(want ruleset.Set) ruleset.Set {
+	have := v.Set(ruleset.Inet)
+	if len(have.Tables) == 0 {
+		return have
+	}
+	texts := map[string]string{}
+	for _, t := range want.Tables {
+		for _, c := range t.Chains {
+			for _, r := range c.Rules {
+				texts[native.WantedFingerprint(r)] = r.String()
+			}
+		}
+	}
+	for _, t := range have.Tables {
+		for _, c := range t.Chains {
+			for i, r := range c.Rules {
+				if text, known := texts[r.String()]; known {
+					c.Rules[i] = ruleset.Opaque(text)
+				}
+			}
+		}
+	}
+	return have
+}
 
 // native replaces what is not as wanted. Rules of another configuration cannot stay behind: they go with their table.
 func (w *writer) native(want ruleset.Set) error {
-	have := w.view.Native()
+	have := w.view.Native(want)
 	sets := uint32(0)
-	for _, name := range native.Tables() {
-		w.at = place{native.Inet, name}
+	for _, name := range redirect.NativeTables() {
+		w.at = tableKey{ruleset.Inet, name}
 		wanted := want.Table(name)
 		_, there := w.view.tables[w.at]
-		if there == (len(wanted.Chains) > 0) && native.Same(wanted, have.Table(name)) {
+		if there == (len(wanted.Chains) > 0) && sameChains(wanted, have.Table(name)) {
 			continue
 		}
 		if there {
-			w.add(unix.NFT_MSG_DELTABLE, 0, note{place: w.at}, func(b *nfnetlink.Buffer) { b.String(unix.NFTA_TABLE_NAME, name) })
+			w.add(unix.NFT_MSG_DELTABLE, 0, note{tableKey: w.at}, func(b *nfnetlink.Buffer) { b.String(unix.NFTA_TABLE_NAME, name) })
 		}
 		if err := w.nativeTable(wanted, &sets); err != nil {
 			return fmt.Errorf("writing table inet %s: %w", name, err)
@@ -35,12 +60,20 @@ func (w *writer) native(want ruleset.Set) error {
 	return nil
 }
 
+// sameChains reports whether both tables have the same chains with the same rules.
+func sameChains(a, b ruleset.Table) bool {
+	return len(a.Chains) == len(b.Chains) && !slices.ContainsFunc(a.Chains, func(c ruleset.Chain) bool {
+		other, there := b.Chain(c.Name)
+		return !there || !slices.EqualFunc(c.Rules, other.Rules, ruleset.Rule.Equal)
+	})
+}
+
 // nativeTable makes a table, its chains and then the rules, which may lead to any of these. It numbers the sets.
 func (w *writer) nativeTable(want ruleset.Table, sets *uint32) error {
 	if len(want.Chains) == 0 {
 		return nil
 	}
-	w.add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, note{place: w.at}, func(b *nfnetlink.Buffer) {
+	w.add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, note{tableKey: w.at}, func(b *nfnetlink.Buffer) {
 		b.String(unix.NFTA_TABLE_NAME, want.Name)
 	})
 	for _, c := range want.Chains {
@@ -49,8 +82,8 @@ func (w *writer) nativeTable(want ruleset.Table, sets *uint32) error {
 	for _, c := range want.Chains {
 		for _, r := range c.Rules {
 			*sets++
-			if err := w.nativeRule(c.Name, r.Spec, *sets); err != nil {
-				return fmt.Errorf("chain %s, rule %q: %w", c.Name, r.Spec, err)
+			if err := w.nativeRule(c.Name, r, *sets); err != nil {
+				return fmt.Errorf("chain %s, rule %q: %w", c.Name, r, err)
 			}
 		}
 	}
@@ -58,7 +91,7 @@ func (w *writer) nativeTable(want ruleset.Table, sets *uint32) error {
 }
 
 func (w *writer) nativeChain(name string) {
-	w.add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, note{place: w.at, chain: name}, func(b *nfnetlink.Buffer) {
+	w.add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, note{tableKey: w.at, chain: name}, func(b *nfnetlink.Buffer) {
 		if at, ok := w.at.base(name); ok {
 			baseChain(b, w.at.table, name, at)
 			return
@@ -68,20 +101,17 @@ func (w *writer) nativeChain(name string) {
 	})
 }
 
-func (w *writer) nativeRule(chain, spec string, id uint32) error {
-	r, err := native.Parse(spec, id)
-	if err != nil {
-		return err
+func (w *writer) nativeRule(chain string, r ruleset.Rule, id uint32) error {
+	about := note{w.at, chain, r.String()}
+	if set := native.SetOf(r); set != nil {
+		w.add(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, about, func(b *nfnetlink.Buffer) { set.Declare(b, w.at.table, id) })
+		w.add(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, about, func(b *nfnetlink.Buffer) { set.Fill(b, w.at.table, id) })
 	}
-	about := note{w.at, chain, spec}
-	if set, needed := r.Set(); needed {
-		w.add(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, about, func(b *nfnetlink.Buffer) { set.Declare(b, w.at.table) })
-		w.add(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, about, func(b *nfnetlink.Buffer) { set.Fill(b, w.at.table) })
-	}
+	var err error
 	w.add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, about, func(b *nfnetlink.Buffer) {
 		b.String(unix.NFTA_RULE_TABLE, w.at.table)
 		b.String(unix.NFTA_RULE_CHAIN, chain)
-		r.Encode(b)
+		err = native.Encode(b, r, id)
 	})
-	return nil
+	return err
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
-	"github.com/meshcni/istio-cni/internal/node/nftables/native"
 	"github.com/meshcni/istio-cni/internal/node/nftables/spectest"
 )
 
@@ -34,7 +33,7 @@ func TestNativeTablesAreThoseOfTheReference(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for _, ipv6 := range []bool{false, true} {
-				conformNative(t, native.Rules(spec, treatment(ipv6)), nftScript(spec, ipv6))
+				conformNative(t, redirect.NativeRules(spec, treatment(ipv6)), nftScript(spec, ipv6))
 			}
 		})
 	}
@@ -45,11 +44,11 @@ func conformNative(t *testing.T, want ruleset.Set, script string) {
 	ours, theirs, scripted := newPod(t), newPod(t), newPod(t)
 	ours.do(t, func() error { return nftables.ApplyNative(t.Context(), want) })
 	theirs.run(t, script, "nft", "-f", "-")
-	scripted.run(t, native.Script(want), "nft", "-f", "-")
+	scripted.run(t, redirect.NativeScript(want), "nft", "-f", "-")
 	list := theirs.run(t, "", "nft", "list", "ruleset")
 	equal(t, "what nft lists", list, ours.run(t, "", "nft", "list", "ruleset"))
 	equal(t, "what nft lists of our script", list, scripted.run(t, "", "nft", "list", "ruleset"))
-	if diff := cmp.Diff(theirs.kernel(t, native.Inet), ours.kernel(t, native.Inet)); diff != "" {
+	if diff := cmp.Diff(theirs.kernel(t, ruleset.Inet), ours.kernel(t, ruleset.Inet)); diff != "" {
 		t.Errorf("what the kernel holds (-nft +ours):\n%s", diff)
 	}
 	for who, p := range map[string]pod{"ours": ours, "nft's": theirs} {
@@ -73,10 +72,10 @@ func (p pod) watchNative(tb testing.TB, want ruleset.Set) *wire {
 // table behind that the next one has no rules for, and its rules at work.
 func TestAnotherNativeSpecLeavesNothingOfTheFirst(t *testing.T) {
 	p := newPod(t)
-	full := native.Rules(everything(), treatment(true))
+	full := redirect.NativeRules(everything(), treatment(true))
 	for i, want := range []ruleset.Set{
-		full, native.Rules(redirect.Default(), treatment(true)), native.Rules(redirect.Default(), treatment(false)), full,
-		{Family: native.Inet},
+		full, redirect.NativeRules(redirect.Default(), treatment(true)), redirect.NativeRules(redirect.Default(), treatment(false)), full,
+		{Family: ruleset.Inet},
 	} {
 		if n := len(p.watchNative(t, want).writes()); n != 1 {
 			t.Errorf("step %d: %d transactions, want 1", i, n)
@@ -94,10 +93,10 @@ func TestAnotherNativeSpecLeavesNothingOfTheFirst(t *testing.T) {
 func TestEachDriftOfANativeTableIsSeenAndMended(t *testing.T) {
 	spec := everything()
 	spec.TunnelPort = 15009
-	want := native.Rules(spec, treatment(true))
+	want := redirect.NativeRules(spec, treatment(true))
 	tests := []struct{ name, nft, seen string }{
-		{"a rule more", "add rule inet istio-proxy-nat istio-output tcp dport 9 counter accept", "+ -A istio-output tcp dport 9 counter accept"},
-		{"a rule nobody knows", "add rule inet istio-proxy-nat istio-output ip ttl 9 counter accept", "+ -A istio-output [not understood: "},
+		{"a rule more", "add rule inet istio-proxy-nat istio-output tcp dport 9 counter accept", "+ -A istio-output [nf_tables: meta cmp payload cmp counter immediate "},
+		{"a rule nobody knows", "add rule inet istio-proxy-nat istio-output ip ttl 9 counter accept", "+ -A istio-output [nf_tables: meta cmp payload cmp counter immediate "},
 		{"a rule less", "flush chain inet istio-proxy-nat istio-redirect", "- -A istio-redirect meta l4proto tcp counter redirect to :15001"},
 		{"a chain more", "add chain inet istio-proxy-raw istio-other", "chain istio-other: the chain is left over and not wanted"},
 		{"a table less", "delete table inet istio-proxy-raw", "istio-proxy-raw chain istio-output-dns: the chain is missing"},
@@ -139,7 +138,9 @@ func TestNativeTablesLeaveTheRestAlone(t *testing.T) {
 	p.run(t, "", "nft", "add table inet other; add set inet other s { type inet_service; elements = { 5 }; }")
 	p.run(t, "", "nft", "add chain inet other output { type nat hook output priority -100; }; add rule inet other output tcp dport @s accept")
 	before := p.run(t, "", "nft", "list", "ruleset")
-	p.do(t, func() error { return nftables.ApplyNative(t.Context(), native.Rules(everything(), treatment(true))) })
+	p.do(t, func() error {
+		return nftables.ApplyNative(t.Context(), redirect.NativeRules(everything(), treatment(true)))
+	})
 	if during := p.run(t, "", "nft", "list", "ruleset"); !strings.HasPrefix(during, strings.TrimSpace(before)) || during == before {
 		t.Errorf("with native tables:\n%s", during)
 	}
@@ -152,7 +153,7 @@ func TestNativeTablesLeaveTheRestAlone(t *testing.T) {
 func TestOneTransactionGoesFromIptablesToNative(t *testing.T) {
 	p := newPod(t)
 	p.apply(t, both(redirect.Default())...)
-	want := native.Rules(redirect.Default(), treatment(true))
+	want := redirect.NativeRules(redirect.Default(), treatment(true))
 	move := func(to ruleset.Set) func(*nftables.View) (nftables.Plan, error) {
 		return func(v *nftables.View) (nftables.Plan, error) {
 			plan, err := reconcile(ruleset.Set{Family: ruleset.IPv4}, ruleset.Set{Family: ruleset.IPv6})(v)
@@ -163,7 +164,7 @@ func TestOneTransactionGoesFromIptablesToNative(t *testing.T) {
 	bad := want
 	bad.Tables = slices.Clone(want.Tables)
 	bad.Tables[0].Chains = append(slices.Clone(bad.Tables[0].Chains), ruleset.Chain{
-		Name: "istio-zzz", Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{{Spec: "counter jump nowhere"}},
+		Name: "istio-zzz", Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{ruleset.NFT("", ruleset.Jump{Chain: "nowhere"})},
 	})
 	before := p.run(t, "", "nft", "list", "ruleset")
 	p.do(t, func() error {
@@ -195,11 +196,11 @@ func TestOneTransactionGoesFromIptablesToNative(t *testing.T) {
 // TestARefusedFamilyIsRefusedNatively has nft list the table that the reference has not.
 func TestARefusedFamilyIsRefusedNatively(t *testing.T) {
 	p := newPod(t)
-	want := native.Rules(redirect.Default(), redirect.Families{IPv6: redirect.Rejected, HasIPv4: true})
+	want := redirect.NativeRules(redirect.Default(), redirect.Families{IPv6: redirect.Rejected, HasIPv4: true})
 	p.do(t, func() error { return nftables.ApplyNative(t.Context(), want) })
 	scripted := newPod(t)
-	scripted.run(t, native.Script(want), "nft", "-f", "-")
-	if diff := cmp.Diff(scripted.kernel(t, native.Inet), p.kernel(t, native.Inet)); diff != "" {
+	scripted.run(t, redirect.NativeScript(want), "nft", "-f", "-")
+	if diff := cmp.Diff(scripted.kernel(t, ruleset.Inet), p.kernel(t, ruleset.Inet)); diff != "" {
 		t.Errorf("what the kernel holds (-nft +ours):\n%s", diff)
 	}
 	list := p.run(t, "", "nft", "list", "table", "inet", "istio-proxy-filter")

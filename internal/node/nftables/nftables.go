@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
-	"github.com/meshcni/istio-cni/internal/node/nftables/native"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
@@ -44,7 +43,7 @@ const (
 )
 
 // families are those whose tables are read: iptables', and that of the native tables.
-func families() []ruleset.Family { return []ruleset.Family{ruleset.IPv4, ruleset.IPv6, native.Inet} }
+func families() []ruleset.Family { return []ruleset.Family{ruleset.IPv4, ruleset.IPv6, ruleset.Inet} }
 
 // Session works on the network namespace of the thread that opened it. It is for one goroutine at a time.
 type Session struct{ conn *nfnetlink.Conn }
@@ -111,6 +110,6 @@ func session(do func(*Session) error) error {
 
 func protocolFamily(f ruleset.Family) uint8 {
 	return map[ruleset.Family]uint8{
-		ruleset.IPv4: unix.NFPROTO_IPV4, ruleset.IPv6: unix.NFPROTO_IPV6, native.Inet: unix.NFPROTO_INET,
+		ruleset.IPv4: unix.NFPROTO_IPV4, ruleset.IPv6: unix.NFPROTO_IPV6, ruleset.Inet: unix.NFPROTO_INET,
 	}[f]
 }

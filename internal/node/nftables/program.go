@@ -4,14 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
-	"github.com/meshcni/istio-cni/internal/node/nftables/expression"
-	"github.com/meshcni/istio-cni/internal/node/nftables/native"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 	"github.com/meshcni/istio-cni/internal/node/nftables/xtables"
 )
@@ -19,7 +15,7 @@ import (
 // Apply carries out a Plan in one transaction. If there is nothing to do, nothing is sent. It is ErrChanged if the rules
 // are not as in the View any more, and nothing was done if it fails.
 func (v *View) Apply(plan Plan) error {
-	w := &writer{view: v, batch: v.session.conn.Batch(v.generation), tables: map[place]*table{}}
+	w := &writer{view: v, batch: v.session.conn.Batch(v.generation), tables: map[tableKey]*table{}}
 	for _, p := range plan.Programs {
 		if err := w.program(p); err != nil {
 			return err
@@ -45,14 +41,14 @@ func (v *View) Apply(plan Plan) error {
 type writer struct {
 	view   *View
 	batch  *nfnetlink.Batch
-	tables map[place]*table // those that a Program mentioned
-	notes  []note           // what each message of the batch is about
-	at     place
+	tables map[tableKey]*table // those that a Program mentioned
+	notes  []note              // what each message of the batch is about
+	at     tableKey
 }
 
 // note says what a message is about, for errors.
 type note struct {
-	place
+	tableKey
 	chain, rule string
 }
 
@@ -69,54 +65,36 @@ func (n note) String() string {
 }
 
 func (w *writer) program(p ruleset.Program) error {
-	for line := range strings.Lines(p.String()) {
-		line = strings.TrimSuffix(line, "\n")
-		if err := w.line(p.Family, line); err != nil {
-			return fmt.Errorf("writing %s rules: table %s, %q: %w", p.Family, w.at.table, line, err)
+	for _, o := range p.Operations {
+		if err := w.operation(p.Family, o); err != nil {
+			return fmt.Errorf("writing %s rules: table %s, %q: %w", p.Family, o.Table, o.String(), err)
 		}
 	}
 	return nil
 }
 
-// line carries out one line of a Program; ruleset.Reconcile knows no others.
-func (w *writer) line(f ruleset.Family, line string) error {
-	if name, ok := strings.CutPrefix(line, "*"); ok {
-		w.at = place{f, name}
-		return w.table()
+func (w *writer) operation(f ruleset.Family, o ruleset.Operation) error {
+	w.at = tableKey{f, o.Table}
+	if err := w.table(); err != nil {
+		return err
 	}
-	if line == "COMMIT" {
-		return nil
+	switch o.Verb {
+	case ruleset.EmptyChain:
+		return w.emptyChain(o.Chain)
+	case ruleset.Append:
+		return w.appendRule(o.Chain, o.Rule)
+	case ruleset.Insert:
+		return w.insertRule(o.Chain, o.Place, o.Rule)
+	case ruleset.Delete:
+		return w.deleteRule(o.Chain, o.Rule.String())
+	case ruleset.RemoveChain:
 	}
-	if w.tables[w.at] == nil {
-		return errors.New("it stands outside of any table")
-	}
-	if name, ok := strings.CutPrefix(line, ":"); ok {
-		name, _, _ = strings.Cut(name, " ")
-		return w.freshChain(name)
-	}
-	verb, rest, _ := strings.Cut(line, " ")
-	name, spec, _ := strings.Cut(rest, " ")
-	switch verb {
-	case "-A":
-		return w.appendRule(name, spec)
-	case "-I":
-		number, inserted, _ := strings.Cut(spec, " ")
-		n, err := strconv.Atoi(number)
-		if err != nil {
-			return fmt.Errorf("reading the place of a rule: %w", err)
-		}
-		return w.insertRule(name, n, inserted)
-	case "-D":
-		return w.deleteRule(name, spec)
-	case "-X":
-		return w.deleteChain(name)
-	}
-	return fmt.Errorf("%q is no command that is known here", verb)
+	return w.deleteChain(o.Chain)
 }
 
 // table begins to write in the current table, which is made if it is not there.
 func (w *writer) table() error {
-	if _, known := natural[w.at.table]; !known || w.at.family == native.Inet {
+	if w.at.family == ruleset.Inet || !w.at.known() {
 		return errors.New("iptables has no such table")
 	}
 	if w.tables[w.at] != nil {
@@ -125,7 +103,7 @@ func (w *writer) table() error {
 	t, there := w.view.tables[w.at]
 	if !there {
 		w.tables[w.at] = &table{chains: map[string]*chain{}}
-		w.add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, note{place: w.at}, func(b *nfnetlink.Buffer) {
+		w.add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, note{tableKey: w.at}, func(b *nfnetlink.Buffer) {
 			b.String(unix.NFTA_TABLE_NAME, w.at.table)
 		})
 		return nil
@@ -146,8 +124,8 @@ func (w *writer) add(kind, flags uint16, n note, fill func(*nfnetlink.Buffer)) {
 	w.notes = append(w.notes, n)
 }
 
-// freshChain makes a chain of our own, or empties it if it is there.
-func (w *writer) freshChain(name string) error {
+// emptyChain makes a chain of our own, or empties it if it is there.
+func (w *writer) emptyChain(name string) error {
 	chains := w.tables[w.at].chains
 	if ruleset.Builtin(w.at.table, name) {
 		return errors.New("a built-in chain is never emptied")
@@ -155,7 +133,7 @@ func (w *writer) freshChain(name string) error {
 	c, there := chains[name]
 	if !there {
 		chains[name] = &chain{name: name, policy: ruleset.NoPolicy}
-		w.add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, note{place: w.at, chain: name}, func(b *nfnetlink.Buffer) {
+		w.add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, note{tableKey: w.at, chain: name}, func(b *nfnetlink.Buffer) {
 			b.String(unix.NFTA_CHAIN_TABLE, w.at.table)
 			b.String(unix.NFTA_CHAIN_NAME, name)
 		})
@@ -163,7 +141,7 @@ func (w *writer) freshChain(name string) error {
 	}
 	if c.compact(); len(c.rules) > 0 {
 		c.rules = nil
-		w.add(unix.NFT_MSG_DELRULE, 0, note{place: w.at, chain: name}, func(b *nfnetlink.Buffer) {
+		w.add(unix.NFT_MSG_DELRULE, 0, note{tableKey: w.at, chain: name}, func(b *nfnetlink.Buffer) {
 			b.String(unix.NFTA_RULE_TABLE, w.at.table)
 			b.String(unix.NFTA_RULE_CHAIN, c.name)
 		})
@@ -178,46 +156,46 @@ func (w *writer) chain(name string) (*chain, error) {
 		c.compact()
 		return c, nil
 	}
-	b, builtin := natural[w.at.table][name]
+	hook, builtin := w.at.base(name)
 	if !builtin {
 		return nil, fmt.Errorf("there is no chain %q", name)
 	}
 	for shown, c := range chains {
 		if c.name == name {
 			return nil, fmt.Errorf("somebody made chain %q for something else, so packets would not meet rules in it: "+
-				"it is %s, not %s, hook %d, priority %d", name, shown, b.Kind, b.Hook, b.Priority)
+				"it is %s, not %s, hook %d, priority %d", name, shown, hook.Type, hooks[hook.Name], hook.Priority)
 		}
 	}
-	chains[name] = &chain{name: name, policy: policyName(expression.Accept)}
-	w.add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, note{place: w.at, chain: name}, func(m *nfnetlink.Buffer) {
-		baseChain(m, w.at.table, name, b)
+	chains[name] = &chain{name: name, policy: policyName(nfnetlink.Accept)}
+	w.add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, note{tableKey: w.at, chain: name}, func(m *nfnetlink.Buffer) {
+		baseChain(m, w.at.table, name, hook)
 	})
 	return chains[name], nil
 }
 
 // baseChain adds the attributes of a chain that packets meet, with policy accept.
-func baseChain(m *nfnetlink.Buffer, table, name string, b base) {
+func baseChain(m *nfnetlink.Buffer, table, name string, hook ruleset.Hook) {
 	m.String(unix.NFTA_CHAIN_TABLE, table)
 	m.String(unix.NFTA_CHAIN_NAME, name)
 	m.Nested(unix.NFTA_CHAIN_HOOK, func() {
-		m.Uint32(unix.NFTA_HOOK_HOOKNUM, b.Hook)
-		m.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(b.Priority)) //nolint:gosec // two's complement
+		m.Uint32(unix.NFTA_HOOK_HOOKNUM, hooks[hook.Name])
+		m.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(hook.Priority)) //nolint:gosec // two's complement
 	})
-	m.Uint32(unix.NFTA_CHAIN_POLICY, expression.Accept)
-	m.String(unix.NFTA_CHAIN_TYPE, b.Kind)
+	m.Uint32(unix.NFTA_CHAIN_POLICY, nfnetlink.Accept)
+	m.String(unix.NFTA_CHAIN_TYPE, hook.Type)
 }
 
-func (w *writer) appendRule(name, spec string) error {
+func (w *writer) appendRule(name string, r ruleset.Rule) error {
 	c, err := w.chain(name)
 	if err != nil {
 		return err
 	}
-	c.rules = append(c.rules, stored{spec: spec})
-	return w.newRule(c, spec, unix.NLM_F_APPEND, 0)
+	c.rules = append(c.rules, installedRule{text: r.String()})
+	return w.newRule(c, r, unix.NLM_F_APPEND, 0)
 }
 
 // insertRule puts a rule at the n-th place, counted from 1.
-func (w *writer) insertRule(name string, n int, spec string) error {
+func (w *writer) insertRule(name string, n int, r ruleset.Rule) error {
 	c, err := w.chain(name)
 	switch {
 	case err != nil:
@@ -225,44 +203,44 @@ func (w *writer) insertRule(name string, n int, spec string) error {
 	case n < 1 || n > len(c.rules)+1:
 		return fmt.Errorf("place %d is none of the chain's %d rules", n, len(c.rules))
 	case n == len(c.rules)+1:
-		return w.appendRule(name, spec)
+		return w.appendRule(name, r)
 	}
 	before := c.rules[n-1].handle
 	if before == 0 {
 		return errors.New("a rule cannot be put ahead of one that the same transaction made")
 	}
-	c.rules = slices.Insert(c.rules, n-1, stored{spec: spec})
-	return w.newRule(c, spec, 0, before)
+	c.rules = slices.Insert(c.rules, n-1, installedRule{text: r.String()})
+	return w.newRule(c, r, 0, before)
 }
 
 // newRule adds a rule at the end, or ahead of the one with the handle.
-func (w *writer) newRule(c *chain, spec string, flags uint16, before uint64) error {
+func (w *writer) newRule(c *chain, r ruleset.Rule, flags uint16, before uint64) error {
 	var err error
-	w.add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|flags, note{w.at, c.name, spec}, func(b *nfnetlink.Buffer) {
+	w.add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|flags, note{w.at, c.name, r.String()}, func(b *nfnetlink.Buffer) {
 		b.String(unix.NFTA_RULE_TABLE, w.at.table)
 		b.String(unix.NFTA_RULE_CHAIN, c.name)
 		if before != 0 {
 			b.Uint64(unix.NFTA_RULE_POSITION, before)
 		}
-		err = xtables.Encode(b, w.at.family, spec)
+		err = xtables.Encode(b, w.at.family, r)
 	})
 	return err
 }
 
 // deleteRule takes away the first rule that reads so.
-func (w *writer) deleteRule(name, spec string) error {
+func (w *writer) deleteRule(name, text string) error {
 	c, there := w.tables[w.at].chains[name]
 	if !there {
 		return fmt.Errorf("there is no chain %q", name)
 	}
-	handle, found := c.removeFirst(spec)
+	handle, found := c.removeFirst(text)
 	if !found {
 		return errors.New("there is no such rule")
 	}
 	if handle == 0 {
 		return errors.New("a rule that the same transaction made cannot be taken away")
 	}
-	w.add(unix.NFT_MSG_DELRULE, 0, note{w.at, name, spec}, func(b *nfnetlink.Buffer) {
+	w.add(unix.NFT_MSG_DELRULE, 0, note{w.at, name, text}, func(b *nfnetlink.Buffer) {
 		b.String(unix.NFTA_RULE_TABLE, w.at.table)
 		b.String(unix.NFTA_RULE_CHAIN, c.name)
 		b.Uint64(unix.NFTA_RULE_HANDLE, handle)
@@ -279,7 +257,7 @@ func (w *writer) deleteChain(name string) error {
 		return errors.New("a built-in chain is never removed")
 	}
 	delete(w.tables[w.at].chains, name)
-	w.add(unix.NFT_MSG_DELCHAIN, 0, note{place: w.at, chain: name}, func(b *nfnetlink.Buffer) {
+	w.add(unix.NFT_MSG_DELCHAIN, 0, note{tableKey: w.at, chain: name}, func(b *nfnetlink.Buffer) {
 		b.String(unix.NFTA_CHAIN_TABLE, w.at.table)
 		b.String(unix.NFTA_CHAIN_NAME, c.name)
 	})

@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
-	"github.com/meshcni/istio-cni/internal/node/nftables/native"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
@@ -108,7 +107,7 @@ func missingPart(n note, expression string, cause error) string {
 	switch {
 	case errors.Is(cause, unix.EAFNOSUPPORT):
 		option = map[ruleset.Family]string{
-			ruleset.IPv4: "CONFIG_NF_TABLES_IPV4", ruleset.IPv6: "CONFIG_NF_TABLES_IPV6", native.Inet: "CONFIG_NF_TABLES_INET",
+			ruleset.IPv4: "CONFIG_NF_TABLES_IPV4", ruleset.IPv6: "CONFIG_NF_TABLES_IPV6", ruleset.Inet: "CONFIG_NF_TABLES_INET",
 		}[n.family]
 		return fmt.Sprintf("the kernel has no nf_tables for %s: it needs %s", n.family, option)
 	case lacks && known:

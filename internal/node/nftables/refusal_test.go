@@ -17,68 +17,59 @@ import (
 // TestWhatTheKernelLacksIsNamed lets the kernel refuse the expression of each match and target that rules of the mesh use,
 // as one does that was built without it. No kernel for tests lacks any.
 func TestWhatTheKernelLacksIsNamed(t *testing.T) {
-	tests := []struct{ spec, expression, option string }{
-		{"-m owner --uid-owner 5 -j RETURN", "match\x00", "CONFIG_NETFILTER_XT_MATCH_OWNER (xt_owner) and CONFIG_NFT_COMPAT (nft_compat)"},
-		{"-p tcp -m multiport --dports 5 -j RETURN", "match\x00", "CONFIG_NETFILTER_XT_MATCH_MULTIPORT (xt_multiport)"},
-		{"-p tcp -m connmark --mark 0x5 -j RETURN", "match\x00", "CONFIG_NETFILTER_XT_CONNMARK (xt_connmark)"},
-		{"-m conntrack --ctstate NEW -j RETURN", "match\x00", "CONFIG_NETFILTER_XT_MATCH_CONNTRACK (xt_conntrack)"},
-		{"-p tcp -j REDIRECT --to-ports 5", "target\x00", "CONFIG_NETFILTER_XT_TARGET_REDIRECT (xt_REDIRECT)"},
-		{"-j MARK --set-xmark 0x1/0x1", "target\x00", "CONFIG_NETFILTER_XT_MARK (xt_mark)"},
-		{"-p tcp -j CONNMARK --save-mark --nfmask 0x1 --ctmask 0x1", "target\x00", "CONFIG_NETFILTER_XT_CONNMARK (xt_connmark)"},
-		{"-p tcp -j TPROXY --on-port 5 --on-ip :: --tproxy-mark 0x1/0x1", "target\x00", "CONFIG_NETFILTER_XT_TARGET_TPROXY (xt_TPROXY)"},
-		{"-j CT --zone 1", "target\x00", "CONFIG_NETFILTER_XT_TARGET_CT (xt_CT)"},
-		{"-j REJECT --reject-with tcp-reset", "target\x00", "CONFIG_IP6_NF_TARGET_REJECT (ip6t_REJECT)"},
+	compat := func(target ruleset.Target, matches ...ruleset.Match) func(*nfnetlink.Buffer) (string, error) {
+		return func(b *nfnetlink.Buffer) (string, error) {
+			r := ruleset.IPTables("", target, matches...)
+			return r.String(), xtables.Encode(b, ruleset.IPv6, r)
+		}
 	}
-	for _, tt := range tests {
+	plain := func(target ruleset.Target, matches ...ruleset.Match) func(*nfnetlink.Buffer) (string, error) {
+		return func(b *nfnetlink.Buffer) (string, error) {
+			r := ruleset.NFT("", target, matches...)
+			return r.String(), native.Encode(b, r, 1)
+		}
+	}
+	for _, tt := range []struct {
+		expression, option string
+		encode             func(*nfnetlink.Buffer) (string, error)
+	}{
+		{"match\x00", "CONFIG_NETFILTER_XT_MATCH_OWNER (xt_owner) and CONFIG_NFT_COMPAT (nft_compat)", compat(ruleset.Return, ruleset.Owner{ID: 5})},
+		{"match\x00", "CONFIG_NETFILTER_XT_MATCH_MULTIPORT (xt_multiport)", compat(ruleset.Return, ruleset.Ports{Protocol: ruleset.TCP})},
+		{"match\x00", "CONFIG_NETFILTER_XT_CONNMARK (xt_connmark)", compat(ruleset.Return, ruleset.Mark{Value: 5, Connection: true})},
+		{"match\x00", "CONFIG_NETFILTER_XT_MATCH_CONNTRACK (xt_conntrack)", compat(ruleset.Return, ruleset.StateNew)},
+		{"target\x00", "CONFIG_NETFILTER_XT_TARGET_REDIRECT (xt_REDIRECT)", compat(ruleset.RedirectTo(5))},
+		{"target\x00", "CONFIG_NETFILTER_XT_MARK (xt_mark)", compat(ruleset.SetMark(1))},
+		{"target\x00", "CONFIG_NETFILTER_XT_CONNMARK (xt_connmark)", compat(ruleset.SaveMark{})},
+		{"target\x00", "CONFIG_NETFILTER_XT_TARGET_TPROXY (xt_TPROXY)", compat(ruleset.TProxy{Family: ruleset.IPv6, Port: 5})},
+		{"target\x00", "CONFIG_NETFILTER_XT_TARGET_CT (xt_CT)", compat(ruleset.Zone(1))},
+		{"target\x00", "CONFIG_IP6_NF_TARGET_REJECT (ip6t_REJECT)", compat(ruleset.TCPReset)},
+		{"ct\x00", "CONFIG_NFT_CT (nft_ct)", plain(ruleset.Drop, ruleset.StateInvalid)},
+		{"redir\x00", "CONFIG_NFT_REDIR (nft_redir)", plain(ruleset.RedirectTo(5))},
+		{"tproxy\x00", "CONFIG_NFT_TPROXY (nft_tproxy)", plain(ruleset.TProxy{Port: 5})},
+		{"reject\x00", "CONFIG_NFT_REJECT_INET (nft_reject_inet)", plain(ruleset.TCPReset)},
+	} {
 		var b nfnetlink.Buffer
-		if err := xtables.Encode(&b, ruleset.IPv6, tt.spec); err != nil {
+		text, err := tt.encode(&b)
+		if err != nil {
 			t.Fatal(err)
 		}
 		data, err := b.Bytes()
 		if err != nil {
 			t.Fatal(err)
 		}
-		w := &writer{notes: []note{{}, {place{ruleset.IPv6, "mangle"}, "CHAIN", tt.spec}}}
+		w := &writer{notes: []note{{}, {tableKey{ruleset.IPv6, "mangle"}, "CHAIN", text}}}
 		at := strings.Index(string(data), tt.expression)
 		err = w.explain(&nfnetlink.Refused{Message: 1, Attributes: data, Offset: at, Cause: unix.ENOENT})
-		for _, want := range []string{"IPv6, table mangle, chain CHAIN, rule \"" + tt.spec + "\"", tt.option} {
+		for _, want := range []string{"IPv6, table mangle, chain CHAIN, rule \"" + text + "\"", tt.option} {
 			if !errors.Is(err, ErrUnsupported) || !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: error %q, want %q in it", tt.spec, err, want)
+				t.Errorf("%s: error %q, want %q in it", text, err, want)
 			}
 		}
 	}
 }
 
-// TestWhatTheKernelLacksForNativeTablesIsNamed does the same for expressions of nf_tables itself.
-func TestWhatTheKernelLacksForNativeTablesIsNamed(t *testing.T) {
-	tests := []struct{ spec, expression, option string }{
-		{"ct state invalid counter drop", "ct\x00", "CONFIG_NFT_CT (nft_ct)"},
-		{"meta l4proto tcp counter redirect to :5", "redir\x00", "CONFIG_NFT_REDIR (nft_redir)"},
-		{"meta l4proto tcp tproxy ip to :5", "tproxy\x00", "CONFIG_NFT_TPROXY (nft_tproxy)"},
-		{"meta l4proto tcp counter reject with tcp reset", "reject\x00", "CONFIG_NFT_REJECT_INET (nft_reject_inet)"},
-	}
-	for _, tt := range tests {
-		r, err := native.Parse(tt.spec, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var b nfnetlink.Buffer
-		r.Encode(&b)
-		data, err := b.Bytes()
-		if err != nil {
-			t.Fatal(err)
-		}
-		w := &writer{notes: []note{{place{native.Inet, native.NAT}, "chain", tt.spec}}}
-		at := strings.Index(string(data), tt.expression)
-		err = w.explain(&nfnetlink.Refused{Attributes: data, Offset: at, Cause: unix.ENOENT})
-		if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), tt.option) {
-			t.Errorf("%s: error %q, want %q in it", tt.spec, err, tt.option)
-		}
-	}
-}
-
 func TestOtherRefusalsSayWhatMayHelp(t *testing.T) {
-	w := &writer{notes: []note{{place{ruleset.IPv6, "nat"}, "OUTPUT", ""}}}
+	w := &writer{notes: []note{{tableKey{ruleset.IPv6, "nat"}, "OUTPUT", ""}}}
 	tests := []struct {
 		cause       error
 		message     int

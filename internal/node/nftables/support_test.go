@@ -16,7 +16,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
-	"github.com/meshcni/istio-cni/internal/node/nftables/native"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
@@ -125,7 +124,7 @@ func (p pod) kernel(tb testing.TB, f ruleset.Family) []string {
 		defer func() { _ = conn.Close() }()
 		conn.Budget = nfnetlink.Budget{Objects: 100_000, Bytes: 1 << 26}
 		family := map[ruleset.Family]uint8{
-			ruleset.IPv4: unix.NFPROTO_IPV4, ruleset.IPv6: unix.NFPROTO_IPV6, native.Inet: unix.NFPROTO_INET,
+			ruleset.IPv4: unix.NFPROTO_IPV4, ruleset.IPv6: unix.NFPROTO_IPV6, ruleset.Inet: unix.NFPROTO_INET,
 		}[f]
 		omit := map[uint16][]uint16{
 			unix.NFT_MSG_GETTABLE: {unix.NFTA_TABLE_USE, 4 /* NFTA_TABLE_HANDLE */},

@@ -16,7 +16,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
-	"github.com/meshcni/istio-cni/internal/node/nftables/native"
 )
 
 // message is the head of a netlink message that was sent.
@@ -137,10 +136,10 @@ func TestAnotherSpecReplacesTheFirst(t *testing.T) {
 }
 
 // withRule is a wanted Set with one more rule at the end of its last chain.
-func withRule(s ruleset.Set, table, spec string) ruleset.Set {
+func withRule(s ruleset.Set, table string, r ruleset.Rule) ruleset.Set {
 	t := s.Table(table)
 	t.Chains = append(slices.Clone(t.Chains), ruleset.Chain{
-		Name: "ISTIO_ZZZ", Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{{Spec: spec}},
+		Name: "ISTIO_ZZZ", Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{r},
 	})
 	others := slices.DeleteFunc(slices.Clone(s.Tables), func(o ruleset.Table) bool { return o.Name == table })
 	return ruleset.New(s.Family, append(others, t)...)
@@ -148,28 +147,26 @@ func withRule(s ruleset.Set, table, spec string) ruleset.Set {
 
 // refusals are rules that the kernel does not take, with what the error says of them.
 var refusals = []struct {
-	name, table, spec string
-	says              []string
+	name string
+	rule ruleset.Rule
+	says []string
 }{
 	{
-		"a jump to nowhere", "raw", "-p tcp -j NOWHERE",
+		"a jump to nowhere", ruleset.IPTables("", ruleset.Jump{Chain: "NOWHERE"}, ruleset.Protocol{Number: ruleset.TCP}),
 		[]string{`IPv6, table raw, chain ISTIO_ZZZ, rule "-p tcp -j NOWHERE", immediate: `, "the chain it leads to does not exist"},
 	},
 	{
-		"a match that insists on a protocol", "raw", "-m multiport --dports 5 -j RETURN",
-		[]string{`IPv6, table raw, chain ISTIO_ZZZ, rule "-m multiport --dports 5 -j RETURN", match multiport: invalid argument`},
+		"a match that insists on a protocol", ruleset.IPTables("", ruleset.Return, ruleset.Ports{List: [2]uint16{5, 6}}),
+		[]string{`IPv6, table raw, chain ISTIO_ZZZ, rule "-p 0 -m multiport --dports 5,6 -j RETURN", match multiport: invalid argument`},
 	},
 	{
-		"a target of another table", "raw", "-p tcp -j TPROXY --on-port 5 --on-ip :: --tproxy-mark 0x1/0x1",
+		"a target of another table",
+		ruleset.IPTables("", ruleset.TProxy{Family: ruleset.IPv6, Port: 5, Mark: 1}, ruleset.Protocol{Number: ruleset.TCP}),
 		[]string{"IPv6, table raw, chain ISTIO_ZZZ", "target TPROXY: invalid argument"},
 	},
 	{
-		"a rule that nobody knows", "raw", "-m quota --quota 5",
-		[]string{`IPv6`, `table raw, "-A ISTIO_ZZZ -m quota --quota 5": nothing is known of match "quota"`},
-	},
-	{
-		"a rule that is spelled in another way", "raw", "-j RETURN -p tcp",
-		[]string{`"-A ISTIO_ZZZ -j RETURN -p tcp"`, "behind the target"},
+		"a rule that was only read", ruleset.Opaque("-m quota --quota 5"),
+		[]string{`IPv6`, `table raw, "-A ISTIO_ZZZ -m quota --quota 5": rule "-m quota --quota 5" was read, so that it cannot be written`},
 	},
 }
 
@@ -179,7 +176,7 @@ func TestOneRefusedRuleUndoesAll(t *testing.T) {
 	for _, r := range refusals {
 		t.Run(r.name, func(t *testing.T) {
 			wants := both(everything())
-			wants[1] = withRule(wants[1], r.table, r.spec)
+			wants[1] = withRule(wants[1], "raw", r.rule)
 			used := newPod(t)
 			used.apply(t, both(redirect.Default())...)
 			for _, p := range []pod{newPod(t), used} {
@@ -234,7 +231,7 @@ func TestAChangeBySomebodyElseIsSeen(t *testing.T) {
 		return nil
 	})
 	out, _ := p.read(t, ruleset.IPv4).Table("nat").Chain("OUTPUT")
-	if len(out.Rules) < 2 || out.Rules[0].Spec != "-j ISTIO_OUTPUT" || out.Rules[1].Spec != "-j ACCEPT" {
+	if len(out.Rules) < 2 || out.Rules[0].String() != "-j ISTIO_OUTPUT" || out.Rules[1].String() != "-j ACCEPT" {
 		t.Errorf("nat OUTPUT holds %q, want our jump ahead of the stranger's rules", specs(out.Rules))
 	}
 }
@@ -286,7 +283,7 @@ func TestInAUserNamespace(t *testing.T) {
 				t.Errorf("error %v, want %q in it", err, text)
 			}
 		}
-		if err = nftables.ApplyNative(t.Context(), native.Rules(redirect.Default(), treatment(true))); err != nil {
+		if err = nftables.ApplyNative(t.Context(), redirect.NativeRules(redirect.Default(), treatment(true))); err != nil {
 			t.Errorf("native tables: %v", err)
 		}
 		return

@@ -10,56 +10,22 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
-	"github.com/meshcni/istio-cni/internal/node/nftables/expression"
 	"github.com/meshcni/istio-cni/internal/node/nftables/native"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 	"github.com/meshcni/istio-cni/internal/node/nftables/xtables"
 )
 
-// base is what makes a chain one that packets meet.
-type base native.Base
-
-// natural are the tables and built-in chains of iptables as iptables-nft makes them.
-var natural = map[string]map[string]base{ //nolint:gochecknoglobals // a constant table
-	"filter": {
-		"INPUT":   {"filter", unix.NF_INET_LOCAL_IN, 0},
-		"FORWARD": {"filter", unix.NF_INET_FORWARD, 0},
-		"OUTPUT":  {"filter", unix.NF_INET_LOCAL_OUT, 0},
-	},
-	"mangle": {
-		"PREROUTING":  {"filter", unix.NF_INET_PRE_ROUTING, -150},
-		"INPUT":       {"filter", unix.NF_INET_LOCAL_IN, -150},
-		"FORWARD":     {"filter", unix.NF_INET_FORWARD, -150},
-		"OUTPUT":      {"route", unix.NF_INET_LOCAL_OUT, -150},
-		"POSTROUTING": {"filter", unix.NF_INET_POST_ROUTING, -150},
-	},
-	"nat": {
-		"PREROUTING":  {"nat", unix.NF_INET_PRE_ROUTING, -100},
-		"INPUT":       {"nat", unix.NF_INET_LOCAL_IN, 100},
-		"OUTPUT":      {"nat", unix.NF_INET_LOCAL_OUT, -100},
-		"POSTROUTING": {"nat", unix.NF_INET_POST_ROUTING, 100},
-	},
-	"raw": {
-		"PREROUTING": {"filter", unix.NF_INET_PRE_ROUTING, -300},
-		"OUTPUT":     {"filter", unix.NF_INET_LOCAL_OUT, -300},
-	},
-	"security": {
-		"INPUT":   {"filter", unix.NF_INET_LOCAL_IN, 50},
-		"FORWARD": {"filter", unix.NF_INET_FORWARD, 50},
-		"OUTPUT":  {"filter", unix.NF_INET_LOCAL_OUT, 50},
-	},
-}
-
 // View is the rules of a namespace at one moment.
 type View struct {
 	session    *Session
 	generation uint32
-	tables     map[place]*table
+	tables     map[tableKey]*table
 }
 
-// place names a table.
-type place struct {
+// tableKey names a table.
+type tableKey struct {
 	family ruleset.Family
 	table  string
 }
@@ -68,51 +34,54 @@ type place struct {
 type table struct {
 	dormant bool
 	chains  map[string]*chain
-	byName  map[string]*chain   // by the kernel's name: rules come with it
-	sets    map[string][]uint16 // of ports, in a native table
+	byName  map[string]*chain     // by the kernel's name: rules come with it
+	sets    map[string]native.Set // of ports, in a native table
 }
 
 // known reports whether a table is one that is read.
-func (p place) known() bool {
-	if p.family == native.Inet {
-		return slices.Contains(native.Tables(), p.table)
+func (k tableKey) known() bool {
+	if k.family == ruleset.Inet {
+		return slices.Contains(redirect.NativeTables(), k.table)
 	}
-	_, known := natural[p.table]
-	return known
+	return ruleset.KnownTable(k.table)
 }
 
 // base tells whether packets should meet a chain by itself, and where.
-func (p place) base(chain string) (base, bool) {
-	if p.family == native.Inet {
-		b, ok := native.BaseOf(p.table, chain)
-		return base(b), ok
+func (k tableKey) base(chain string) (ruleset.Hook, bool) {
+	if k.family == ruleset.Inet {
+		return redirect.NativeHook(k.table, chain)
 	}
-	b, ok := natural[p.table][chain]
-	return b, ok
+	return ruleset.HookOf(k.table, chain)
+}
+
+// hooks are the kernel's numbers.
+var hooks = map[string]uint32{ //nolint:gochecknoglobals // a constant table
+	"prerouting": unix.NF_INET_PRE_ROUTING, "input": unix.NF_INET_LOCAL_IN, "forward": unix.NF_INET_FORWARD,
+	"output": unix.NF_INET_LOCAL_OUT, "postrouting": unix.NF_INET_POST_ROUTING,
 }
 
 type chain struct {
 	name   string // the kernel's
 	policy string
-	rules  []stored
-	// bySpec has the places of rules by their text, from the first removal of one until compact.
-	bySpec map[string][]int
+	rules  []installedRule
+	// byText has the places of rules by their text, from the first removal of one until compact.
+	byText map[string][]int
 }
 
 // removeFirst removes the first rule with that text and gives its handle. A chain can have very many that are removed one
-// by one: the rest stays at its place until compact.
-func (c *chain) removeFirst(spec string) (handle uint64, found bool) {
-	if c.bySpec == nil {
-		c.bySpec = map[string][]int{}
+// by one: the rest stays at its tableKey until compact.
+func (c *chain) removeFirst(text string) (handle uint64, found bool) {
+	if c.byText == nil {
+		c.byText = map[string][]int{}
 		for i, r := range c.rules {
-			c.bySpec[r.spec] = append(c.bySpec[r.spec], i)
+			c.byText[r.text] = append(c.byText[r.text], i)
 		}
 	}
-	places := c.bySpec[spec]
+	places := c.byText[text]
 	if len(places) == 0 {
 		return 0, false
 	}
-	c.bySpec[spec] = places[1:]
+	c.byText[text] = places[1:]
 	r := &c.rules[places[0]]
 	r.removed = true
 	return r.handle, true
@@ -120,16 +89,16 @@ func (c *chain) removeFirst(spec string) (handle uint64, found bool) {
 
 // compact closes the gaps of removed rules.
 func (c *chain) compact() {
-	if c.bySpec != nil {
-		c.rules = slices.DeleteFunc(c.rules, func(r stored) bool { return r.removed })
-		c.bySpec = nil
+	if c.byText != nil {
+		c.rules = slices.DeleteFunc(c.rules, func(r installedRule) bool { return r.removed })
+		c.byText = nil
 	}
 }
 
-// stored is a rule with the number that the kernel knows it by.
-type stored struct {
+// installedRule is a rule with the number that the kernel knows it by.
+type installedRule struct {
 	handle  uint64
-	spec    string
+	text    string
 	removed bool
 }
 
@@ -148,7 +117,7 @@ func (v *View) Set(f ruleset.Family) ruleset.Set {
 		for shown, c := range t.chains {
 			rules := make([]ruleset.Rule, len(c.rules))
 			for i, r := range c.rules {
-				rules[i].Spec = r.spec
+				rules[i] = ruleset.Opaque(r.text)
 			}
 			out.Chains = append(out.Chains, ruleset.Chain{Name: shown, Policy: c.policy, Rules: rules})
 		}
@@ -166,7 +135,7 @@ func (s *Session) Read(ctx context.Context) (*View, error) {
 	if err != nil {
 		return nil, unsupported(err)
 	}
-	v := &View{session: s, generation: generation, tables: map[place]*table{}}
+	v := &View{session: s, generation: generation, tables: map[tableKey]*table{}}
 	others, err := v.readTables(ctx)
 	if err != nil || v.Empty() {
 		return v, err
@@ -210,7 +179,7 @@ func (v *View) readTables(ctx context.Context) (others map[ruleset.Family]bool, 
 			}
 		}
 		f, ours := byProtocol[m.Family]
-		if at := (place{f, name}); ours && at.known() {
+		if at := (tableKey{f, name}); ours && at.known() {
 			v.tables[at] = &table{dormant: flags&unix.NFT_TABLE_F_DORMANT != 0, chains: map[string]*chain{}, byName: map[string]*chain{}}
 		} else if ours {
 			others[f] = true
@@ -242,7 +211,7 @@ func (v *View) readFamily(ctx context.Context, f ruleset.Family, others bool) er
 	if err != nil {
 		return fmt.Errorf("listing chains of %s: %w", f, err)
 	}
-	if f == native.Inet {
+	if f == ruleset.Inet {
 		if err := v.readSets(ctx, names); err != nil {
 			return fmt.Errorf("listing sets of ports: %w", err)
 		}
@@ -274,11 +243,12 @@ func (v *View) readRules(ctx context.Context, f ruleset.Family, name string) err
 func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
 	var found struct {
 		table, chain string
-		base         base
+		kind         string
+		hook, policy uint32
+		priority     int32
 		hooked       bool
-		policy       uint32
 	}
-	found.policy = expression.Accept
+	found.policy = nfnetlink.Accept
 	for a := range attributes.All() {
 		switch a.Kind {
 		case unix.NFTA_CHAIN_TABLE:
@@ -286,24 +256,25 @@ func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
 		case unix.NFTA_CHAIN_NAME:
 			found.chain = a.Text()
 		case unix.NFTA_CHAIN_TYPE:
-			found.base.Kind = a.Text()
+			found.kind = a.Text()
 		case unix.NFTA_CHAIN_POLICY:
 			found.policy, _ = a.Uint32()
 		case unix.NFTA_CHAIN_HOOK:
 			found.hooked = true
-			found.base.Hook, found.base.Priority = readHook(a.Value)
+			found.hook, found.priority = readHook(a.Value)
 		}
 	}
-	at := place{f, found.table}
+	at := tableKey{f, found.table}
 	t, known := v.tables[at]
 	if !known {
 		return
 	}
 	c := &chain{name: found.chain, policy: ruleset.NoPolicy}
 	want, builtin := at.base(found.chain)
-	asWanted := builtin == found.hooked && found.base == want
-	if f == native.Inet {
-		asWanted = asWanted && found.policy == expression.Accept && !t.dormant
+	asWanted := builtin == found.hooked &&
+		(!builtin || found.kind == want.Type && found.hook == hooks[want.Name] && found.priority == want.Priority)
+	if f == ruleset.Inet {
+		asWanted = asWanted && found.policy == nfnetlink.Accept && !t.dormant
 	} else {
 		asWanted = asWanted || !builtin // whatever else there is, somebody else made
 		if builtin && asWanted {
@@ -312,7 +283,7 @@ func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
 	}
 	shown := spelled(c.name)
 	if !asWanted {
-		shown = fmt.Sprintf("%s(%s,hook:%d,priority:%d)", shown, found.base.Kind, found.base.Hook, found.base.Priority)
+		shown = fmt.Sprintf("%s(%s,hook:%d,priority:%d)", shown, found.kind, found.hook, found.priority)
 	}
 	t.chains[shown], t.byName[c.name] = c, c
 }
@@ -328,7 +299,7 @@ func spelled(name string) string {
 }
 
 func policyName(policy uint32) string {
-	if policy == expression.Drop {
+	if policy == nfnetlink.Drop {
 		return "DROP"
 	}
 	return "ACCEPT"
@@ -348,7 +319,7 @@ func readHook(attributes nfnetlink.Attributes) (hook uint32, priority int32) {
 }
 
 func (v *View) addRule(f ruleset.Family, attributes nfnetlink.Attributes) {
-	var r stored
+	var r installedRule
 	var expressions, userdata nfnetlink.Attributes
 	tableName, chainName := "", ""
 	for a := range attributes.All() {
@@ -365,32 +336,32 @@ func (v *View) addRule(f ruleset.Family, attributes nfnetlink.Attributes) {
 			userdata = a.Value
 		}
 	}
-	t, known := v.tables[place{f, tableName}]
+	t, known := v.tables[tableKey{f, tableName}]
 	if !known {
 		return
 	}
-	r.spec = v.decode(place{f, tableName}, expressions, userdata)
+	r.text = v.decode(tableKey{f, tableName}, expressions, userdata)
 	if c := t.byName[chainName]; c != nil {
 		c.rules = append(c.rules, r)
 	}
 }
 
-func (v *View) decode(at place, expressions, userdata nfnetlink.Attributes) string {
-	if at.family != native.Inet {
-		spec, _ := xtables.Decode(at.family, expressions, userdata)
-		return spec
+// decode gives the text of a rule of iptables, or the fingerprint of a native one.
+func (v *View) decode(at tableKey, expressions, userdata nfnetlink.Attributes) string {
+	if at.family != ruleset.Inet {
+		r, _ := xtables.Decode(at.family, expressions, userdata)
+		return r.String()
 	}
-	spec, ok := native.Decode(expressions, v.tables[at].sets)
-	if !ok {
-		return xtables.Opaque(expressions)
+	if fingerprint := native.Fingerprint(expressions, v.tables[at].sets); fingerprint != "" {
+		return fingerprint
 	}
-	return spec
+	return xtables.Opaque(expressions, userdata)
 }
 
 // readSets reads the sets that rules of the native tables look into.
 func (v *View) readSets(ctx context.Context, tables []string) error {
-	var found []place
-	names := map[place][]string{}
+	var found []tableKey
+	names := map[tableKey][]string{}
 	err := v.session.dump(ctx, unix.NFT_MSG_GETSET, unix.NFPROTO_INET, nil, func(m nfnetlink.Message) error {
 		table, name := "", ""
 		for a := range m.Attributes.All() {
@@ -402,7 +373,7 @@ func (v *View) readSets(ctx context.Context, tables []string) error {
 			}
 		}
 		if slices.Contains(tables, table) {
-			at := place{native.Inet, table}
+			at := tableKey{ruleset.Inet, table}
 			found = append(found, at)
 			names[at] = append(names[at], name)
 		}
@@ -411,9 +382,9 @@ func (v *View) readSets(ctx context.Context, tables []string) error {
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(found, func(a, b place) int { return strings.Compare(a.table, b.table) })
+	slices.SortFunc(found, func(a, b tableKey) int { return strings.Compare(a.table, b.table) })
 	for _, at := range slices.Compact(found) {
-		v.tables[at].sets = map[string][]uint16{}
+		v.tables[at].sets = map[string]native.Set{}
 		for _, name := range names[at] {
 			if err := v.readSet(ctx, at, name); err != nil {
 				return err
@@ -428,12 +399,12 @@ const mostPorts = 16
 
 // readSet reads the ports in a set. One that holds anything else, or more, is left out, and with it the rule that looks
 // into it.
-func (v *View) readSet(ctx context.Context, at place, name string) error {
+func (v *View) readSet(ctx context.Context, at tableKey, name string) error {
 	narrow := func(b *nfnetlink.Buffer) {
 		b.String(unix.NFTA_SET_ELEM_LIST_TABLE, at.table)
 		b.String(unix.NFTA_SET_ELEM_LIST_SET, name)
 	}
-	var ports []uint16
+	var ports native.Set
 	whole := true
 	err := v.session.dump(ctx, unix.NFT_MSG_GETSETELEM, unix.NFPROTO_INET, narrow, func(m nfnetlink.Message) error {
 		for a := range m.Attributes.All() {

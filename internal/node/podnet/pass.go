@@ -12,7 +12,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
-	"github.com/meshcni/istio-cni/internal/node/nftables/native"
 )
 
 // pass is one reading of a namespace, and the changes that bring it to what is wanted.
@@ -83,7 +82,7 @@ func (p *pass) compareAll(ctx context.Context, spec *redirect.Spec) error {
 	if err != nil {
 		return err
 	}
-	wanted := []ruleset.Set{{Family: native.Inet}, {Family: ruleset.IPv4}, {Family: ruleset.IPv6}}
+	wanted := []ruleset.Set{{Family: ruleset.Inet}, {Family: ruleset.IPv4}, {Family: ruleset.IPv6}}
 	claim := func(_, have ruleset.Set) ruleset.Claim { return redirect.ClaimAll(have) }
 	if spec != nil {
 		f, err := families(*spec)
@@ -92,14 +91,14 @@ func (p *pass) compareAll(ctx context.Context, spec *redirect.Spec) error {
 		}
 		p.report.Families, claim = f, redirect.Claim
 		if p.mode.backend == redirect.Native {
-			wanted[0] = native.Rules(*spec, f)
+			wanted[0] = redirect.NativeRules(*spec, f)
 		} else {
 			wanted = append(wanted[:1], spec.Sets(f)...)
 		}
 	}
 	if p.view != nil {
 		tables := place{by: string(redirect.Native), dialect: string(redirect.Native)}
-		if err := p.compare(ctx, tables, wanted[0], func(_, have ruleset.Set) ruleset.Claim { return native.Claim(have) }); err != nil {
+		if err := p.compare(ctx, tables, wanted[0], func(_, have ruleset.Set) ruleset.Claim { return redirect.OwnedNative(have) }); err != nil {
 			return err
 		}
 	}
@@ -193,10 +192,15 @@ func ofTool(t iptables.Tool) place { return place{by: t.Name(), dialect: string(
 // compare reads a place and adds what brings it to what is wanted.
 func (p *pass) compare(ctx context.Context, at place, want ruleset.Set, claim claimer) (err error) {
 	var have ruleset.Set
-	if at.tool == nil {
+	switch {
+	case at.tool != nil:
+		if have, err = at.tool.Read(ctx); err != nil {
+			return err
+		}
+	case want.Family == ruleset.Inet:
+		have = p.view.Native(want)
+	default:
 		have = p.view.Set(want.Family)
-	} else if have, err = at.tool.Read(ctx); err != nil {
-		return err
 	}
 	ours := claim(want, have)
 	p.marks = append(p.marks, redirect.Marks(have, ours)...)
@@ -213,8 +217,8 @@ func (p *pass) compare(ctx context.Context, at place, want ruleset.Set, claim cl
 	p.report.Diffs = append(p.report.Diffs, diff)
 	p.conflict = p.conflict || present
 	c := change{tool: at.tool, Program: Program{Of: want.Family.String(), By: at.by}}
-	if want.Family == native.Inet {
-		c.native, c.Text = &want, native.Script(want)
+	if want.Family == ruleset.Inet {
+		c.native, c.Text = &want, redirect.NativeScript(want)
 	} else {
 		c.operations = ruleset.Reconcile(want, have, ours)
 		c.Text = c.operations.String()

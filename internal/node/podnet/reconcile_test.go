@@ -332,7 +332,7 @@ func findings(diffs []ruleset.Diff) []string {
 			}
 			for _, l := range c.Lines {
 				if l.Op != ruleset.Same {
-					out = append(out, where+map[ruleset.Op]string{ruleset.Missing: "missing ", ruleset.Extra: "extra ", ruleset.Foreign: "foreign "}[l.Op]+l.Rule.Spec)
+					out = append(out, where+map[ruleset.Op]string{ruleset.Missing: "missing ", ruleset.Extra: "extra ", ruleset.Foreign: "foreign "}[l.Op]+l.Rule.String())
 				}
 			}
 		}
@@ -418,7 +418,7 @@ func missing(diffs []ruleset.Diff) []string {
 			where := d.Family.String() + " " + c.Table
 			for _, l := range c.Lines {
 				if l.Op != ruleset.Missing {
-					where += fmt.Sprintf(" %s: %d %s", c.Chain, l.Op, l.Rule.Spec)
+					where += fmt.Sprintf(" %s: %d %s", c.Chain, l.Op, l.Rule.String())
 				}
 			}
 			out = append(out, where)

@@ -13,7 +13,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns"
-	"github.com/meshcni/istio-cni/internal/node/nftables/native"
 	"github.com/meshcni/istio-cni/internal/node/podnet"
 )
 
@@ -181,7 +180,7 @@ func (r run) show() error {
 	}
 	var b strings.Builder
 	if r.backend == redirect.Native {
-		r.tables(&b, native.Rules(r.spec, families))
+		r.tables(&b, redirect.NativeRules(r.spec, families))
 	} else {
 		for _, set := range r.spec.Sets(families) {
 			r.family(&b, set, families)
@@ -249,7 +248,7 @@ func (r run) tables(b *strings.Builder, set ruleset.Set) {
 		b.WriteString(set.Explain() + "\n")
 		return
 	}
-	fmt.Fprintf(b, "# %s: nft -f\n%s", set.Family, native.Script(set))
+	fmt.Fprintf(b, "# %s: nft -f\n%s", set.Family, redirect.NativeScript(set))
 }
 
 // routing prints what follows the rules, as comments, so that the text can still be fed to iptables-restore.

@@ -111,7 +111,7 @@ func (t *table) line(line string) error {
 	case "-I":
 		return t.insertAt(c, spec)
 	case "-D":
-		at := slices.IndexFunc(c.Rules, func(r ruleset.Rule) bool { return r.Spec == spec })
+		at := slices.IndexFunc(c.Rules, func(r ruleset.Rule) bool { return r.String() == spec })
 		if at < 0 {
 			return fmt.Errorf("chain %q has no such rule", name)
 		}
@@ -157,7 +157,7 @@ func (t *table) insert(c *ruleset.Chain, at int, spec string) error {
 	if to := jump(spec); to != "" && t.chain(to) == nil {
 		return fmt.Errorf("chain %q does not exist", to)
 	}
-	c.Rules = slices.Insert(c.Rules, at, ruleset.Rule{Spec: spec})
+	c.Rules = slices.Insert(c.Rules, at, ruleset.Opaque(spec))
 	return nil
 }
 
@@ -167,7 +167,7 @@ func (t *table) remove(c *ruleset.Chain) error {
 	}
 	for _, other := range t.chains {
 		for _, r := range other.Rules {
-			if jump(r.Spec) == c.Name {
+			if jump(r.String()) == c.Name {
 				return fmt.Errorf("chain %q is still jumped to from %q", c.Name, other.Name)
 			}
 		}

@@ -84,7 +84,7 @@ func list(set ruleset.Set) []string {
 			out = append(out, "-P OUTPUT "+c.Policy)
 		}
 		for _, r := range c.Rules {
-			out = append(out, "-A "+c.Name+" "+r.Spec)
+			out = append(out, "-A "+c.Name+" "+r.String())
 		}
 	}
 	return out

@@ -128,7 +128,7 @@ type Step struct {
 
 // String gives the step as one line, with the rule's reason if it has one.
 func (s Step) String() string {
-	text := fmt.Sprintf("%s/%s: %s", s.Table, s.Chain, s.Rule.Spec)
+	text := fmt.Sprintf("%s/%s: %s", s.Table, s.Chain, s.Rule.String())
 	if s.Rule.Why != "" {
 		text += "    # " + s.Rule.Why
 	}

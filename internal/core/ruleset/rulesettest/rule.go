@@ -39,14 +39,14 @@ type reader struct {
 
 // compile reads a rule in the spelling of iptables-save.
 func compile(family ruleset.Family, step Step) (compiled, error) {
-	r := &reader{family: family, table: step.Table, words: strings.Fields(step.Rule.Spec), rule: compiled{step: step}}
+	r := &reader{family: family, table: step.Table, words: strings.Fields(step.Rule.String()), rule: compiled{step: step}}
 	for len(r.words) > 0 && r.words[0] != "-j" {
 		if err := r.match(); err != nil {
-			return compiled{}, fmt.Errorf("reading rule %q of %s/%s: %w", step.Rule.Spec, step.Table, step.Chain, err)
+			return compiled{}, fmt.Errorf("reading rule %q of %s/%s: %w", step.Rule.String(), step.Table, step.Chain, err)
 		}
 	}
 	if err := r.target(); err != nil {
-		return compiled{}, fmt.Errorf("reading rule %q of %s/%s: %w", step.Rule.Spec, step.Table, step.Chain, err)
+		return compiled{}, fmt.Errorf("reading rule %q of %s/%s: %w", step.Rule.String(), step.Table, step.Chain, err)
 	}
 	return r.rule, nil
 }

@@ -71,7 +71,7 @@ func passed(p place) bool {
 func leads(t ruleset.Table, r compiled) error {
 	if _, there := t.Chain(r.jump); !there || ruleset.Builtin(t.Name, r.jump) {
 		return fmt.Errorf("reading rule %q of %s/%s: target %q is no chain of the table and no target known here",
-			r.step.Rule.Spec, r.step.Table, r.step.Chain, r.jump)
+			r.step.Rule.String(), r.step.Table, r.step.Chain, r.jump)
 	}
 	return nil
 }
@@ -190,7 +190,7 @@ func (w *walk) chain(at place, depth int) onward {
 
 func (w *walk) matches(r compiled) bool {
 	if r.owner && w.packet.Hook == Incoming {
-		w.fail("rule %q asks an incoming packet for its sender; the kernel takes that match on the way out only", r.step.Rule.Spec)
+		w.fail("rule %q asks an incoming packet for its sender; the kernel takes that match on the way out only", r.step.Rule.String())
 	}
 	for _, holds := range r.conds {
 		if !holds(w.packet) {

@@ -1,3 +1,10 @@
+// Package native writes rules of the tables of nf_tables' own, as the reference's native mode has them, and recognizes
+// them again.
+//
+// It promises that Encode gives the very expressions that nft makes of the rule's text, and that rules have the same
+// Fingerprint only if the kernel does the same by them. It touches nothing: no socket, no file, no process.
+//
+// Start reading at Encode and Fingerprint. Which rules are wanted is package redirect's to say.
 package native
 
 import (
@@ -6,90 +13,260 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/meshcni/istio-cni/internal/node/nftables/expression"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// Set is a set of ports that a rule looks into. The kernel wants it made ahead of the rule, in the same transaction.
-type Set struct {
-	// ID names it there; 0 is no set.
-	ID    uint32
-	Ports []uint16
-}
-
-// Rule is a rule that was understood and can be written.
-type Rule struct {
-	terms []term
-	set   Set
-}
-
-// Parse reads a rule's text. If it needs a set, that gets the ID. The error says what of it is not understood.
-func Parse(spec string, id uint32) (Rule, error) {
-	terms, err := parse(spec)
-	if err != nil {
-		return Rule{}, err
-	}
-	r := Rule{terms: terms}
-	for _, t := range terms {
-		p, ok := t.(portTerm)
-		switch {
-		case !ok || !p.set:
-		case r.set.ID != 0:
-			return Rule{}, fmt.Errorf("a rule with two sets cannot be written")
-		default:
-			r.set = Set{id, p.ports}
-		}
-	}
-	return r, nil
-}
-
-// Set gives the set that the rule needs, and whether it needs one.
-func (r Rule) Set() (Set, bool) { return r.set, r.set.ID != 0 }
-
-// Encode adds the attribute NFTA_RULE_EXPRESSIONS.
-func (r Rule) Encode(b *nfnetlink.Buffer) {
-	e := &encoder{Writer: expression.Writer{Buffer: b}, set: r.set}
+// Encode adds the attribute NFTA_RULE_EXPRESSIONS of a rule that ruleset.NFT made. If it needs a set, SetOf gives that; id
+// is its number in the transaction.
+func Encode(b *nfnetlink.Buffer, r ruleset.Rule, id uint32) error {
+	e := encoder{Buffer: b, set: id}
 	b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() {
-		for _, t := range r.terms {
-			t.encode(e)
+		for _, m := range r.Matches {
+			e.match(m)
 		}
+		if _, counts := r.Target.(ruleset.TProxy); !counts {
+			e.Counter()
+		}
+		e.target(r.Target)
+	})
+	return e.err
+}
+
+// encoder adds the expressions of a rule.
+type encoder struct {
+	*nfnetlink.Buffer
+	protocol uint8 // that the rule asked for already
+	set      uint32
+	err      error
+}
+
+// nameLength is IFNAMSIZ: nft compares a name with all zeros behind it.
+const nameLength = 16
+
+// Places in the header of TCP, of which UDP shares the first two, and the bit of RST.
+const (
+	sourcePortOffset      = 0
+	destinationPortOffset = 2
+	tcpFlagsOffset        = 13
+	tcpReset              = 4
+)
+
+func (e *encoder) match(m ruleset.Match) {
+	switch m := m.(type) {
+	case ruleset.Interface:
+		key := uint32(unix.NFT_META_IIFNAME)
+		if m.Out {
+			key = unix.NFT_META_OIFNAME
+		}
+		e.Meta(key)
+		e.Compare(m.Not, append([]byte(m.Name), make([]byte, max(0, nameLength-len(m.Name)))...))
+	case ruleset.OfFamily:
+		e.family(ruleset.Family(m))
+	case ruleset.Network:
+		e.network(m)
+	case ruleset.Protocol:
+		e.needProtocol(m.Number)
+	case ruleset.Port:
+		offset := uint32(destinationPortOffset)
+		if m.Source {
+			offset = sourcePortOffset
+		}
+		e.port(m.Protocol, offset)
+		e.Compare(m.Not, binary.BigEndian.AppendUint16(nil, m.Number))
+	case ruleset.Ports:
+		e.ports(m)
+	case ruleset.Reset:
+		e.needProtocol(ruleset.TCP)
+		e.Payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, tcpFlagsOffset, 1)
+		e.And([]byte{tcpReset})
+		e.Compare(false, []byte{tcpReset})
+	case ruleset.Owner:
+		key := uint32(unix.NFT_META_SKUID)
+		if m.Group {
+			key = unix.NFT_META_SKGID
+		}
+		e.Meta(key)
+		e.Compare(m.Not, binary.NativeEndian.AppendUint32(nil, m.ID))
+	case ruleset.Mark:
+		e.mark(m.Connection)
+		e.Compare(m.Not, binary.NativeEndian.AppendUint32(nil, m.Value))
+	case ruleset.States: // what a mask leaves is compared with nothing
+		e.loadCT(unix.NFT_CT_STATE)
+		e.And(binary.NativeEndian.AppendUint32(nil, uint32(m)))
+		e.Compare(true, make([]byte, 4))
+	default:
+		e.err = fmt.Errorf("there are no expressions for match %v", m)
+	}
+}
+
+// needProtocol asks for a protocol if the rule has not yet.
+func (e *encoder) needProtocol(number uint8) {
+	if e.protocol != number {
+		e.protocol = number
+		e.Meta(unix.NFT_META_L4PROTO)
+		e.Compare(false, []byte{number})
+	}
+}
+
+func (e *encoder) family(f ruleset.Family) {
+	e.Meta(unix.NFT_META_NFPROTO)
+	e.Compare(false, []byte{protocolFamily(f)})
+}
+
+func protocolFamily(f ruleset.Family) byte {
+	if f == ruleset.IPv6 {
+		return unix.NFPROTO_IPV6
+	}
+	return unix.NFPROTO_IPV4
+}
+
+// network compares an address, after its family.
+func (e *encoder) network(n ruleset.Network) {
+	f := ruleset.IPv4
+	if n.Prefix.Addr().Is6() {
+		f = ruleset.IPv6
+	}
+	e.family(f)
+	source, offset, _ := nfnetlink.AddressOffsets(f == ruleset.IPv6)
+	if n.Source {
+		offset = source
+	}
+	e.Network(offset, n.Not, n.Prefix.Masked())
+}
+
+// port loads a port, after its protocol.
+func (e *encoder) port(protocol uint8, offset uint32) {
+	e.needProtocol(protocol)
+	e.Payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, offset, 2)
+}
+
+// ports looks for a port in a set. A set of one port is none: nft, too, makes a comparison of it.
+func (e *encoder) ports(p ruleset.Ports) {
+	e.port(p.Protocol, destinationPortOffset)
+	list := p.Distinct()
+	if len(list) == 1 {
+		e.Compare(p.Not, binary.BigEndian.AppendUint16(nil, list[0]))
+		return
+	}
+	flags := uint32(0)
+	if p.Not {
+		flags = unix.NFT_LOOKUP_F_INV
+	}
+	e.Expression("lookup", func() {
+		e.Uint32(unix.NFTA_LOOKUP_SREG, nfnetlink.Register)
+		e.String(unix.NFTA_LOOKUP_SET, anonymousSet)
+		e.Uint32(unix.NFTA_LOOKUP_SET_ID, e.set)
+		e.Uint32(unix.NFTA_LOOKUP_FLAGS, flags)
 	})
 }
 
-// anonymousSet is the name for which the kernel chooses a number.
-const anonymousSet = "__set%d"
-
-// portType is nft's number for ports; the kernel keeps it for nft to print the set by.
-const portType = 13
-
-// portUserdata is what nft keeps with a set of ports, for itself: the byte order of its keys, that they are ports of
-// TCP's destination, and the same of its data, which it has none of.
-const portUserdata = "\x00\x04\x02\x00\x00\x00" + "\x03\x14\x04\x07\x00\x00\x00\x01\x0c\x00\x04\x08\x00\x00\x00\x01\x04\x02\x00\x00\x00\x00"
-
-// Declare adds the attributes of the message that makes the set (NFT_MSG_NEWSET).
-func (s Set) Declare(b *nfnetlink.Buffer, table string) {
-	b.String(unix.NFTA_SET_TABLE, table)
-	b.String(unix.NFTA_SET_NAME, anonymousSet)
-	b.Uint32(unix.NFTA_SET_FLAGS, unix.NFT_SET_ANONYMOUS|unix.NFT_SET_CONSTANT)
-	b.Uint32(unix.NFTA_SET_KEY_TYPE, portType)
-	b.Uint32(unix.NFTA_SET_KEY_LEN, 2)
-	b.Uint32(unix.NFTA_SET_ID, s.ID)
-	b.Nested(unix.NFTA_SET_DESC, func() {
-		b.Uint32(unix.NFTA_SET_DESC_SIZE, uint32(len(s.Ports))) //nolint:gosec // a handful
-	})
-	b.Attribute(unix.NFTA_SET_USERDATA, []byte(portUserdata))
+// mark loads the mark of the packet or of its connection.
+func (e *encoder) mark(connection bool) {
+	if connection {
+		e.loadCT(unix.NFT_CT_MARK)
+	} else {
+		e.Meta(unix.NFT_META_MARK)
+	}
 }
 
-// Fill adds the attributes of the message that puts the ports into the set (NFT_MSG_NEWSETELEM).
-func (s Set) Fill(b *nfnetlink.Buffer, table string) {
-	b.String(unix.NFTA_SET_ELEM_LIST_TABLE, table)
-	b.String(unix.NFTA_SET_ELEM_LIST_SET, anonymousSet)
-	b.Uint32(unix.NFTA_SET_ELEM_LIST_SET_ID, s.ID)
-	b.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
-		for _, port := range s.Ports {
-			b.Nested(unix.NFTA_LIST_ELEM, func() {
-				expression.Writer{Buffer: b}.Data(unix.NFTA_SET_ELEM_KEY, binary.BigEndian.AppendUint16(nil, port))
-			})
-		}
+func (e *encoder) loadCT(key uint32) {
+	e.Expression("ct", func() {
+		e.Uint32(unix.NFTA_CT_KEY, key)
+		e.Uint32(unix.NFTA_CT_DREG, nfnetlink.Register)
+	})
+}
+
+func (e *encoder) setCT(key uint32) {
+	e.Expression("ct", func() {
+		e.Uint32(unix.NFTA_CT_KEY, key)
+		e.Uint32(unix.NFTA_CT_SREG, nfnetlink.Register)
+	})
+}
+
+func (e *encoder) setMark() {
+	e.Expression("meta", func() {
+		e.Uint32(unix.NFTA_META_KEY, unix.NFT_META_MARK)
+		e.Uint32(unix.NFTA_META_SREG, nfnetlink.Register)
+	})
+}
+
+// immediate loads a value.
+func (e *encoder) immediate(value []byte) {
+	e.Expression("immediate", func() {
+		e.Uint32(unix.NFTA_IMMEDIATE_DREG, nfnetlink.Register)
+		e.Data(unix.NFTA_IMMEDIATE_DATA, value)
+	})
+}
+
+// rangeProto is NF_NAT_RANGE_PROTO_SPECIFIED.
+const rangeProto = 2
+
+// Kinds of the attributes of a tproxy expression (NFTA_TPROXY_…).
+const (
+	tproxyFamily = 1
+	tproxyPort   = 3
+)
+
+func (e *encoder) target(t ruleset.Target) {
+	switch t := t.(type) {
+	case ruleset.Verdict:
+		e.Verdict(nfnetlink.Verdict{Code: map[ruleset.Verdict]int32{
+			ruleset.Drop: nfnetlink.Drop, ruleset.Accept: nfnetlink.Accept, ruleset.Return: nfnetlink.Return,
+		}[t]})
+	case ruleset.Jump:
+		e.Verdict(nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: t.Chain})
+	case ruleset.RedirectTo:
+		e.immediate(binary.BigEndian.AppendUint16(nil, uint16(t)))
+		e.Expression("redir", func() {
+			e.Uint32(unix.NFTA_REDIR_REG_PROTO_MIN, nfnetlink.Register)
+			e.Uint32(unix.NFTA_REDIR_FLAGS, rangeProto)
+		})
+	case ruleset.SetMark:
+		e.immediate(binary.NativeEndian.AppendUint32(nil, uint32(t)))
+		e.setMark()
+	case ruleset.SaveMark:
+		e.mark(false)
+		e.setCT(unix.NFT_CT_MARK)
+	case ruleset.RestoreMark:
+		e.mark(true)
+		e.setMark()
+	case ruleset.Zone:
+		e.immediate(binary.NativeEndian.AppendUint16(nil, uint16(t)))
+		e.setCT(unix.NFT_CT_ZONE)
+	case ruleset.TProxy:
+		e.tproxy(t)
+	case ruleset.Reject:
+		e.reject(t)
+	default:
+		e.err = fmt.Errorf("there are no expressions for target %v", t)
+	}
+}
+
+func (e *encoder) tproxy(t ruleset.TProxy) {
+	e.immediate(binary.BigEndian.AppendUint16(nil, t.Port))
+	e.Expression("tproxy", func() {
+		e.Uint32(tproxyFamily, uint32(protocolFamily(t.Family)))
+		e.Uint32(tproxyPort, nfnetlink.Register)
+	})
+	e.target(ruleset.SetMark(t.Mark))
+	e.Counter()
+	e.target(ruleset.Accept)
+}
+
+// reject refuses with a type and a code: enum nft_reject_types, and the codes of ICMP and ICMPv6 for an unreachable port.
+func (e *encoder) reject(r ruleset.Reject) {
+	kind, code := uint32(unix.NFT_REJECT_ICMP_UNREACH), uint8(0)
+	switch r {
+	case ruleset.TCPReset:
+		kind = unix.NFT_REJECT_TCP_RST
+	case ruleset.PortUnreachable:
+		code = 3
+	case ruleset.PortUnreachableV6:
+		code = 4
+	}
+	e.Expression("reject", func() {
+		e.Uint32(unix.NFTA_REJECT_TYPE, kind)
+		e.Uint8(unix.NFTA_REJECT_ICMP_CODE, code)
 	})
 }

@@ -15,8 +15,8 @@ func BenchmarkEncode(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		var buffer nfnetlink.Buffer
-		for _, spec := range rules {
-			if err := xtables.Encode(&buffer, ruleset.IPv4, spec); err != nil {
+		for _, r := range rules {
+			if err := xtables.Encode(&buffer, ruleset.IPv4, r); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -26,8 +26,8 @@ func BenchmarkEncode(b *testing.B) {
 // BenchmarkDecode translates them back.
 func BenchmarkDecode(b *testing.B) {
 	var all []nfnetlink.Attributes
-	for _, spec := range rulesOf(ruleset.IPv4, redirect.Default()) {
-		expressions, err := encode(ruleset.IPv4, spec)
+	for _, r := range rulesOf(ruleset.IPv4, redirect.Default()) {
+		expressions, err := encode(ruleset.IPv4, r)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -1,3 +1,11 @@
+// Package xtables translates between rules of iptables and the expressions of nf_tables that iptables-nft writes for them.
+//
+// It promises that Encode gives what iptables-nft 1.8.9 sends for a rule; and that Decode gives exactly what
+// iptables-nft-save prints, or says that it cannot: an expression, attribute or bit it does not understand is never passed
+// over. It understands the rules of the mesh, of this program and of earlier ones; other rules are opaque to it. It touches
+// nothing: no socket, no file, no process.
+//
+// Start reading at Encode and Decode; layout.go has the structs of the kernel's headers.
 package xtables
 
 import (
@@ -8,148 +16,152 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
-	"github.com/meshcni/istio-cni/internal/node/nftables/expression"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// Encode adds the attributes NFTA_RULE_EXPRESSIONS and NFTA_RULE_COMPAT of a rule, given as iptables-save prints it,
-// without "-A CHAIN". The error says what of it is not understood.
-func Encode(b *nfnetlink.Buffer, f ruleset.Family, spec string) error {
-	if !expression.Printable(spec) {
-		return fmt.Errorf("rule %q: it has characters that no rule has", spec)
+// Encode adds the attributes NFTA_RULE_EXPRESSIONS and NFTA_RULE_COMPAT of a rule that ruleset.IPTables made. A rule that
+// was only read is an error.
+func Encode(b *nfnetlink.Buffer, f ruleset.Family, r ruleset.Rule) error {
+	if r.Matches == nil && r.Target == nil && r.String() != "" {
+		return fmt.Errorf("rule %q was read, so that it cannot be written", r)
 	}
-	r, err := parse(f, spec)
-	if err != nil {
-		return err
-	}
-	e := &encoder{Writer: expression.Writer{Buffer: b}, family: f}
+	e := encoder{Buffer: b, family: f}
 	b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() { e.rule(r) })
-	e.compat(r.protocol)
+	// Some matches and targets of x_tables insist on a protocol.
+	flags := uint32(0)
+	if e.protocol.Not {
+		flags = unix.NFT_RULE_COMPAT_F_INV
+	}
+	b.Nested(unix.NFTA_RULE_COMPAT, func() {
+		b.Uint32(unix.NFTA_RULE_COMPAT_PROTO, uint32(e.protocol.Number))
+		b.Uint32(unix.NFTA_RULE_COMPAT_FLAGS, flags)
+	})
 	return e.err
 }
 
-// encoder adds the expressions of a rule. The first error stays.
 type encoder struct {
-	expression.Writer
-	family ruleset.Family
-	err    error
+	*nfnetlink.Buffer
+	family   ruleset.Family
+	protocol ruleset.Protocol
+	err      error
 }
 
-func (e *encoder) fail(format string, args ...any) {
-	if e.err == nil {
-		e.err = fmt.Errorf(format, args...)
+// rule adds the expressions in the order of iptables-nft: interfaces, protocol, addresses, then extensions.
+func (e *encoder) rule(r ruleset.Rule) {
+	for _, m := range r.Matches {
+		if i, ok := m.(ruleset.Interface); ok {
+			e.link(i)
+		}
 	}
-}
-
-// rule adds the expressions in the order of iptables-nft.
-func (e *encoder) rule(r rule) {
-	e.link(unix.NFT_META_IIFNAME, r.in)
-	e.link(unix.NFT_META_OIFNAME, r.out)
-	if r.protocol.set {
-		e.Meta(unix.NFT_META_L4PROTO)
-		e.Compare(r.protocol.negated, []byte{r.protocol.number})
+	for _, m := range r.Matches {
+		if p, ok := m.(ruleset.Protocol); ok {
+			e.protocol = p
+			e.Meta(unix.NFT_META_L4PROTO)
+			e.Compare(p.Not, []byte{p.Number})
+		}
 	}
-	source, destination, _ := expression.AddressOffsets(r.family == ruleset.IPv6)
-	e.network(source, r.source)
-	e.network(destination, r.destination)
-	for _, m := range r.matches {
-		m.encode(e)
+	for _, m := range r.Matches {
+		if n, ok := m.(ruleset.Network); ok {
+			e.network(n)
+		}
+	}
+	for _, m := range r.Matches {
+		e.extension(m)
 	}
 	e.Counter()
-	if r.target != nil {
-		r.target.encode(e)
+	if r.Target != nil {
+		e.target(r.Target)
 	}
-}
-
-// compat tells matches and targets of x_tables the protocol, for which some of them insist on one.
-func (e *encoder) compat(p protocol) {
-	flags := uint32(0)
-	if p.negated {
-		flags = unix.NFT_RULE_COMPAT_F_INV
-	}
-	e.Nested(unix.NFTA_RULE_COMPAT, func() {
-		e.Uint32(unix.NFTA_RULE_COMPAT_PROTO, uint32(p.number))
-		e.Uint32(unix.NFTA_RULE_COMPAT_FLAGS, flags)
-	})
 }
 
 // link compares a name with its zero byte, or without one if the name is only a beginning.
-func (e *encoder) link(key uint32, l link) {
-	if l.name == "" {
-		return
-	}
-	name, open := strings.CutSuffix(l.name, "+")
+func (e *encoder) link(i ruleset.Interface) {
+	name, open := strings.CutSuffix(i.Name, "+")
 	value := []byte(name)
 	if !open {
 		value = append(value, 0)
 	}
-	e.Meta(key)
-	e.Compare(l.negated, value)
-}
-
-func (e *encoder) network(offset uint32, n network) {
-	if !n.prefix.IsValid() {
-		return
+	if i.Out {
+		e.Meta(unix.NFT_META_OIFNAME)
+	} else {
+		e.Meta(unix.NFT_META_IIFNAME)
 	}
-	if n.prefix.Bits() == 0 {
-		e.fail("the kernel has no match for a network that is everything")
-		return
+	e.Compare(i.Not, value)
+}
+
+func (e *encoder) network(n ruleset.Network) {
+	source, offset, _ := nfnetlink.AddressOffsets(e.family == ruleset.IPv6)
+	if n.Source {
+		offset = source
 	}
-	e.Network(offset, n.negated, n.prefix)
-}
-
-// xt is a match or target of x_tables with its struct.
-type xt struct {
-	name     string
-	revision uint32
-	info     []byte
-}
-
-func (e *encoder) xtMatch(x xt) {
-	e.Expression("match", func() {
-		e.String(unix.NFTA_MATCH_NAME, x.name)
-		e.Uint32(unix.NFTA_MATCH_REV, x.revision)
-		e.Attribute(unix.NFTA_MATCH_INFO, x.info)
-	})
-}
-
-func (e *encoder) xtTarget(x xt) {
-	e.Expression("target", func() {
-		e.String(unix.NFTA_TARGET_NAME, x.name)
-		e.Uint32(unix.NFTA_TARGET_REV, x.revision)
-		e.Attribute(unix.NFTA_TARGET_INFO, x.info)
-	})
-}
-
-// record builds a struct of the kernel's headers in the machine's own byte order.
-type record []byte
-
-func (r record) u8(values ...uint8) record { return append(r, values...) }
-
-func (r record) u16(values ...uint16) record {
-	for _, v := range values {
-		r = binary.NativeEndian.AppendUint16(r, v)
+	switch {
+	case n.Prefix.Bits() > 0:
+		e.Network(offset, n.Not, n.Prefix.Masked())
+	case n.Not:
+		e.err = fmt.Errorf("the kernel has no match for a network that is everything")
 	}
-	return r
 }
 
-func (r record) u32(values ...uint32) record {
-	for _, v := range values {
-		r = binary.NativeEndian.AppendUint32(r, v)
+// Places in the header of TCP, of which UDP shares the first two, and the bit of RST.
+const (
+	sourcePortOffset      = 0
+	destinationPortOffset = 2
+	tcpFlagsOffset        = 13
+	tcpReset              = 4
+)
+
+// extension adds a match that is none of the rule's own: as comparisons where iptables-nft writes it so since version
+// 1.8.8, else as a struct of x_tables.
+func (e *encoder) extension(m ruleset.Match) {
+	switch m := m.(type) {
+	case ruleset.Interface, ruleset.Protocol, ruleset.Network, ruleset.OfFamily:
+	case ruleset.Port:
+		offset := uint32(destinationPortOffset)
+		if m.Source {
+			offset = sourcePortOffset
+		}
+		e.Payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, offset, 2)
+		e.Compare(m.Not, binary.BigEndian.AppendUint16(nil, m.Number))
+	case ruleset.Reset:
+		e.Payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, tcpFlagsOffset, 1)
+		e.And([]byte{tcpReset})
+		e.Compare(false, []byte{tcpReset})
+	default:
+		if mark, ok := m.(ruleset.Mark); ok && !mark.Connection {
+			e.Meta(unix.NFT_META_MARK)
+			e.Compare(mark.Not, record{}.u32(mark.Value))
+			return
+		}
+		x := matchLayouts(m)[0]
+		e.Expression("match", func() {
+			e.String(unix.NFTA_MATCH_NAME, x.name)
+			e.Uint32(unix.NFTA_MATCH_REV, x.revision)
+			e.Attribute(unix.NFTA_MATCH_INFO, x.info)
+		})
 	}
-	return r
 }
 
-// be16 adds values in the byte order of packets.
-func (r record) be16(values ...uint16) record {
-	for _, v := range values {
-		r = binary.BigEndian.AppendUint16(r, v)
+func (e *encoder) target(t ruleset.Target) {
+	switch t := t.(type) {
+	case ruleset.Verdict:
+		e.Verdict(nfnetlink.Verdict{Code: codes[t]})
+	case ruleset.Jump:
+		v := nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: t.Chain}
+		if t.Goto {
+			v.Code = nfnetlink.Goto
+		}
+		e.Verdict(v)
+	default:
+		x := targetLayouts(e.family, t)[0]
+		e.Expression("target", func() {
+			e.String(unix.NFTA_TARGET_NAME, x.name)
+			e.Uint32(unix.NFTA_TARGET_REV, x.revision)
+			e.Attribute(unix.NFTA_TARGET_INFO, x.info)
+		})
 	}
-	return r
 }
 
-// fill adds zeros up to a length.
-func (r record) fill(length int) record { return append(r, make([]byte, max(0, length-len(r)))...) }
-
-// align ends a struct as XT_ALIGN does: at a multiple of what a 64-bit number is aligned to.
-func (r record) align() []byte { return r.fill((len(r) + 7) &^ 7) }
+// codes are the kernel's for the verdicts.
+var codes = map[ruleset.Verdict]int32{ //nolint:gochecknoglobals // a constant table
+	ruleset.Drop: nfnetlink.Drop, ruleset.Accept: nfnetlink.Accept, ruleset.Return: nfnetlink.Return,
+}

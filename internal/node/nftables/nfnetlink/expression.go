@@ -1,107 +1,88 @@
-// Package expression writes and reads the expressions of nf_tables: what a rule loads, compares and does.
-//
-// It promises the attributes of include/uapi/linux/netfilter/nf_tables.h as nft and iptables-nft write them, and that
-// reading passes over no attribute. It touches nothing and knows no rules. Start reading at Writer and Fields.
-package expression
+package nfnetlink
 
 import (
 	"bytes"
+	"iter"
 	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
 // Register is the one that everything is loaded into.
 const Register = unix.NFT_REG_1
 
-// Writer adds expressions to a message.
-type Writer struct{ *nfnetlink.Buffer }
+// The expressions of rules: what a rule loads, compares and does, with the attributes of
+// include/uapi/linux/netfilter/nf_tables.h as nft and iptables-nft write them.
 
-// Expression adds one with the attributes that fill adds.
-func (w Writer) Expression(name string, fill func()) {
-	w.Nested(unix.NFTA_LIST_ELEM, func() {
-		w.String(unix.NFTA_EXPR_NAME, name)
-		w.Nested(unix.NFTA_EXPR_DATA, fill)
+// Expression adds an expression with the attributes that fill adds.
+func (b *Buffer) Expression(name string, fill func()) {
+	b.Nested(unix.NFTA_LIST_ELEM, func() {
+		b.String(unix.NFTA_EXPR_NAME, name)
+		b.Nested(unix.NFTA_EXPR_DATA, fill)
 	})
 }
 
 // Data adds a value as an attribute of its own.
-func (w Writer) Data(kind uint16, value []byte) {
-	w.Nested(kind, func() { w.Attribute(unix.NFTA_DATA_VALUE, value) })
+func (b *Buffer) Data(kind uint16, value []byte) {
+	b.Nested(kind, func() { b.Attribute(unix.NFTA_DATA_VALUE, value) })
 }
 
 // Meta loads what is known about the packet (NFT_META_…).
-func (w Writer) Meta(key uint32) {
-	w.Expression("meta", func() {
-		w.Uint32(unix.NFTA_META_KEY, key)
-		w.Uint32(unix.NFTA_META_DREG, Register)
+func (b *Buffer) Meta(key uint32) {
+	b.Expression("meta", func() {
+		b.Uint32(unix.NFTA_META_KEY, key)
+		b.Uint32(unix.NFTA_META_DREG, Register)
 	})
 }
 
 // Payload loads a part of the packet.
-func (w Writer) Payload(base, offset uint32, length int) {
-	w.Expression("payload", func() {
-		w.Uint32(unix.NFTA_PAYLOAD_DREG, Register)
-		w.Uint32(unix.NFTA_PAYLOAD_BASE, base)
-		w.Uint32(unix.NFTA_PAYLOAD_OFFSET, offset)
-		w.Uint32(unix.NFTA_PAYLOAD_LEN, uint32(length)) //nolint:gosec // at most that of an address
+func (b *Buffer) Payload(base, offset uint32, length int) {
+	b.Expression("payload", func() {
+		b.Uint32(unix.NFTA_PAYLOAD_DREG, Register)
+		b.Uint32(unix.NFTA_PAYLOAD_BASE, base)
+		b.Uint32(unix.NFTA_PAYLOAD_OFFSET, offset)
+		b.Uint32(unix.NFTA_PAYLOAD_LEN, uint32(length)) //nolint:gosec // at most that of an address
 	})
 }
 
 // And masks what was loaded.
-func (w Writer) And(mask []byte) {
-	w.Expression("bitwise", func() {
-		w.Uint32(unix.NFTA_BITWISE_SREG, Register)
-		w.Uint32(unix.NFTA_BITWISE_DREG, Register)
-		w.Uint32(unix.NFTA_BITWISE_LEN, uint32(len(mask))) //nolint:gosec // at most that of an address
-		w.Data(unix.NFTA_BITWISE_MASK, mask)
-		w.Data(unix.NFTA_BITWISE_XOR, make([]byte, len(mask)))
+func (b *Buffer) And(mask []byte) {
+	b.Expression("bitwise", func() {
+		b.Uint32(unix.NFTA_BITWISE_SREG, Register)
+		b.Uint32(unix.NFTA_BITWISE_DREG, Register)
+		b.Uint32(unix.NFTA_BITWISE_LEN, uint32(len(mask))) //nolint:gosec // at most that of an address
+		b.Data(unix.NFTA_BITWISE_MASK, mask)
+		b.Data(unix.NFTA_BITWISE_XOR, make([]byte, len(mask)))
 	})
 }
 
 // Compare ends the rule unless what was loaded is the value, or is not if negated.
-func (w Writer) Compare(negated bool, value []byte) {
+func (b *Buffer) Compare(negated bool, value []byte) {
 	op := uint32(unix.NFT_CMP_EQ)
 	if negated {
 		op = unix.NFT_CMP_NEQ
 	}
-	w.Expression("cmp", func() {
-		w.Uint32(unix.NFTA_CMP_SREG, Register)
-		w.Uint32(unix.NFTA_CMP_OP, op)
-		w.Data(unix.NFTA_CMP_DATA, value)
-	})
-}
-
-// Between ends the rule unless what was loaded is in the range, or is not if negated.
-func (w Writer) Between(negated bool, first, last []byte) {
-	op := uint32(unix.NFT_RANGE_EQ)
-	if negated {
-		op = unix.NFT_RANGE_NEQ
-	}
-	w.Expression("range", func() {
-		w.Uint32(unix.NFTA_RANGE_SREG, Register)
-		w.Uint32(unix.NFTA_RANGE_OP, op)
-		w.Data(unix.NFTA_RANGE_FROM_DATA, first)
-		w.Data(unix.NFTA_RANGE_TO_DATA, last)
+	b.Expression("cmp", func() {
+		b.Uint32(unix.NFTA_CMP_SREG, Register)
+		b.Uint32(unix.NFTA_CMP_OP, op)
+		b.Data(unix.NFTA_CMP_DATA, value)
 	})
 }
 
 // Network compares an address at a place of the network header: no more than the bytes that the prefix has, if it ends
 // with a byte. The prefix must be masked.
-func (w Writer) Network(offset uint32, negated bool, prefix netip.Prefix) {
+func (b *Buffer) Network(offset uint32, negated bool, prefix netip.Prefix) {
 	value, bits := prefix.Addr().AsSlice(), prefix.Bits()
 	whole := bits%8 == 0 && bits > 0
 	if whole {
 		value = value[:bits/8]
 	}
-	w.Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, len(value))
+	b.Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, len(value))
 	if !whole {
-		w.And(Mask(bits, len(value)))
+		b.And(netmask(bits, len(value)))
 	}
-	w.Compare(negated, value)
+	b.Compare(negated, value)
 }
 
 // ReadNetwork is the reverse of Network: what value and mask (nil is none) say of an address of so many bytes.
@@ -112,7 +93,7 @@ func ReadNetwork(length int, value, mask []byte) (netip.Prefix, bool) {
 		for bits < 8*len(mask) && mask[bits/8]&(0x80>>(bits%8)) != 0 {
 			bits++
 		}
-		if len(value) != length || !bytes.Equal(mask, Mask(bits, length)) {
+		if len(value) != length || !bytes.Equal(mask, netmask(bits, length)) {
 			return netip.Prefix{}, false
 		}
 	}
@@ -132,8 +113,8 @@ func AddressOffsets(ipv6 bool) (source, destination uint32, length int) {
 	return 12, 16, 4
 }
 
-// Mask is a netmask of so many bits and bytes.
-func Mask(bits, length int) []byte {
+// netmask is one of so many bits and bytes.
+func netmask(bits, length int) []byte {
 	m := make([]byte, length)
 	for i := range m {
 		switch {
@@ -147,10 +128,10 @@ func Mask(bits, length int) []byte {
 }
 
 // Counter counts from zero.
-func (w Writer) Counter() {
-	w.Expression("counter", func() {
-		w.Uint64(unix.NFTA_COUNTER_BYTES, 0)
-		w.Uint64(unix.NFTA_COUNTER_PACKETS, 0)
+func (b *Buffer) Counter() {
+	b.Expression("counter", func() {
+		b.Uint64(unix.NFTA_COUNTER_BYTES, 0)
+		b.Uint64(unix.NFTA_COUNTER_PACKETS, 0)
 	})
 }
 
@@ -170,37 +151,37 @@ const (
 )
 
 // Verdict ends the rule.
-func (w Writer) Verdict(v Verdict) {
-	w.Expression("immediate", func() {
-		w.Uint32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
-		w.Nested(unix.NFTA_IMMEDIATE_DATA, func() {
-			w.Nested(unix.NFTA_DATA_VERDICT, func() {
-				w.Uint32(unix.NFTA_VERDICT_CODE, uint32(v.Code)) //nolint:gosec // two's complement
+func (b *Buffer) Verdict(v Verdict) {
+	b.Expression("immediate", func() {
+		b.Uint32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
+		b.Nested(unix.NFTA_IMMEDIATE_DATA, func() {
+			b.Nested(unix.NFTA_DATA_VERDICT, func() {
+				b.Uint32(unix.NFTA_VERDICT_CODE, uint32(v.Code)) //nolint:gosec // two's complement
 				if v.Chain != "" {
-					w.String(unix.NFTA_VERDICT_CHAIN, v.Chain)
+					b.String(unix.NFTA_VERDICT_CHAIN, v.Chain)
 				}
 			})
 		})
 	})
 }
 
-// Split gives the name and the attributes of an element of a rule's expressions, if these are all that it has.
-func Split(element nfnetlink.Attribute) (name string, data Fields, ok bool) {
-	parts, complete := Read(element.Value)
-	data, understood := Read(parts.Raw(unix.NFTA_EXPR_DATA))
+// SplitExpression gives the name and the attributes of an element of a rule's expressions, if these are all that it has.
+func SplitExpression(element Attribute) (name string, data Fields, ok bool) {
+	parts, complete := ReadFields(element.Value)
+	data, understood := ReadFields(parts.Raw(unix.NFTA_EXPR_DATA))
 	ok = complete && understood && parts.Count() == 2 && parts.Has(unix.NFTA_EXPR_NAME) && element.Kind == unix.NFTA_LIST_ELEM
 	return parts.Text(unix.NFTA_EXPR_NAME), data, ok
 }
 
 // Fields are the attributes of an expression by kind. No expression that is understood has higher kinds.
 type Fields struct {
-	byKind [12]nfnetlink.Attribute
+	byKind [12]Attribute
 	set    [12]bool
 	count  int
 }
 
-// Read reads attributes. It is false if they are incomplete, or one is there twice, or of a kind that is too high.
-func Read(data nfnetlink.Attributes) (Fields, bool) {
+// ReadFields reads attributes. It is false if they are incomplete, or one is there twice, or of a kind that is too high.
+func ReadFields(data Attributes) (Fields, bool) {
 	var f Fields
 	for a := range data.All() {
 		if int(a.Kind) >= len(f.byKind) || f.set[a.Kind] {
@@ -210,6 +191,17 @@ func Read(data nfnetlink.Attributes) (Fields, bool) {
 		f.count++
 	}
 	return f, data.Check() == nil
+}
+
+// All gives the attributes that are left, by kind.
+func (f *Fields) All() iter.Seq2[uint16, []byte] {
+	return func(yield func(uint16, []byte) bool) {
+		for kind, set := range f.set {
+			if set && !yield(uint16(kind), f.byKind[kind].Value) { //nolint:gosec // below 12
+				return
+			}
+		}
+	}
 }
 
 // Count is how many attributes are left.
@@ -238,7 +230,7 @@ func (f *Fields) Take(kind uint16) (uint32, bool) {
 
 // drop forgets an attribute that was read.
 func (f *Fields) drop(kind uint16) {
-	f.byKind[kind], f.set[kind] = nfnetlink.Attribute{}, false
+	f.byKind[kind], f.set[kind] = Attribute{}, false
 	f.count--
 }
 
@@ -257,19 +249,19 @@ func (f *Fields) Value(kind uint16) ([]byte, bool) {
 	if !f.set[kind] {
 		return nil, false
 	}
-	inner, complete := Read(f.Raw(kind))
+	inner, complete := ReadFields(f.Raw(kind))
 	f.drop(kind)
 	return inner.Raw(unix.NFTA_DATA_VALUE), complete && inner.Has(unix.NFTA_DATA_VALUE) && inner.count == 1
 }
 
-// bitwiseOp is NFTA_BITWISE_OP, whose value 0 is NFT_BITWISE_BOOL.
-const bitwiseOp = 6
+// BitwiseOp is NFTA_BITWISE_OP, whose value 0 is NFT_BITWISE_BOOL.
+const BitwiseOp = 6
 
 // BitwiseMask reads the mask of a bitwise expression that is nothing but that, in one register. Kernels from 5.6 on
 // name the operation, of which 0 is the only one that there was before.
 func (f *Fields) BitwiseMask() (register uint32, mask []byte, ok bool) {
-	if f.set[bitwiseOp] {
-		if op, isNumber := f.Take(bitwiseOp); !isNumber || op != 0 {
+	if f.set[BitwiseOp] {
+		if op, isNumber := f.Take(BitwiseOp); !isNumber || op != 0 {
 			return 0, nil, false
 		}
 	}
@@ -292,8 +284,8 @@ func (f *Fields) Comparison() (register uint32, negated bool, value []byte, ok b
 // ReadVerdict reads an immediate expression that is a verdict.
 func (f *Fields) ReadVerdict() (Verdict, bool) {
 	register, ok := f.Number(unix.NFTA_IMMEDIATE_DREG)
-	outer, ok2 := Read(f.Raw(unix.NFTA_IMMEDIATE_DATA))
-	inner, ok3 := Read(outer.Raw(unix.NFTA_DATA_VERDICT))
+	outer, ok2 := ReadFields(f.Raw(unix.NFTA_IMMEDIATE_DATA))
+	inner, ok3 := ReadFields(outer.Raw(unix.NFTA_DATA_VERDICT))
 	code, ok4 := inner.Number(unix.NFTA_VERDICT_CODE)
 	if !ok || !ok2 || !ok3 || !ok4 || register != unix.NFT_REG_VERDICT || f.count != 2 || outer.count != 1 {
 		return Verdict{}, false

@@ -1,7 +1,7 @@
-// Package expressiontest finds what in a rule's expressions means something, for tests that change it.
+// Package nfnetlinktest finds what in a rule's expressions means something, for tests that change it.
 //
 // It promises to name no byte of the netlink encoding. Start reading at Values.
-package expressiontest
+package nfnetlinktest
 
 import (
 	"bytes"

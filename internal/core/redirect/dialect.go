@@ -1,0 +1,168 @@
+package redirect
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+// ChainPrefix marks a chain of iptables as the mesh's, nativePrefix a native table.
+const (
+	ChainPrefix  = "ISTIO_"
+	nativePrefix = "istio-proxy-"
+)
+
+// builder is a Spec in one dialect: rules of iptables for one family, or of the native tables for all captured ones.
+type builder struct {
+	Spec
+	families []ruleset.Family
+	native   bool
+}
+
+// rule makes a rule. Matches are in the order of the native dialect.
+func (b builder) rule(why string, target ruleset.Target, matches ...ruleset.Match) ruleset.Rule {
+	if b.native {
+		return ruleset.NFT(why, target, matches...)
+	}
+	return ruleset.IPTables(why, target, matches...)
+}
+
+func (b builder) jump(chain string) ruleset.Jump { return ruleset.Jump{Chain: b.name(chain)} }
+
+// name gives the name of a chain: ISTIO_OUTPUT_DNS, or istio-output-dns.
+func (b builder) name(chain string) string {
+	if !b.native {
+		return chain
+	}
+	return strings.ReplaceAll(strings.ToLower(chain), "_", "-")
+}
+
+// chain has the name that iptables gives it.
+type chain struct {
+	name  string
+	rules []ruleset.Rule
+}
+
+// table holds the chains that have rules.
+func (b builder) table(name string, chains ...chain) ruleset.Table {
+	t := ruleset.Table{Name: name}
+	if b.native {
+		t.Name = nativePrefix + name
+	}
+	for _, c := range chains {
+		policy := ruleset.NoPolicy
+		if ruleset.Builtin(t.Name, c.name) {
+			policy = "ACCEPT"
+		}
+		if len(c.rules) > 0 {
+			t.Chains = append(t.Chains, ruleset.Chain{Name: b.name(c.name), Policy: policy, Rules: c.rules})
+		}
+	}
+	return t
+}
+
+// filled are the tables that have chains.
+func filled(tables ...ruleset.Table) []ruleset.Table {
+	return slices.DeleteFunc(tables, func(t ruleset.Table) bool { return len(t.Chains) == 0 })
+}
+
+// Rules gives iptables' rules that capture one family as the Spec says.
+func Rules(s Spec, f ruleset.Family) ruleset.Set {
+	return ruleset.New(f, filled(builder{Spec: s, families: []ruleset.Family{f}}.tables()...)...)
+}
+
+// RejectAll gives iptables' rules that refuse a family which the pod has and the mesh does not capture.
+func RejectAll(f ruleset.Family) ruleset.Set {
+	return ruleset.New(f, builder{}.rejected(f))
+}
+
+// NativeRules gives the tables of nf_tables' own that capture a pod as the Spec says, for both families at once. They
+// differ from the reference's in what lets its rules fail or packets pass: packets that fit no connection are dropped
+// whatever their protocol; so are connections that TPROXY cannot hand over, as by iptables' target of that name; no rule
+// jumps to a chain that is not there; and a family that is to be refused is.
+//
+// Rules that name no address are met by both families. Where IPv6 is to pass the mesh by, it leaves the tables at once;
+// the reference captures it there all the same.
+func NativeRules(s Spec, f Families) ruleset.Set {
+	b := builder{Spec: s, families: []ruleset.Family{ruleset.IPv4}, native: true}
+	if f.IPv6 == Captured {
+		b.families = append(b.families, ruleset.IPv6)
+	}
+	tables := b.tables()
+	switch f.IPv6 {
+	case Rejected:
+		tables = append(tables, b.rejected(ruleset.IPv6))
+	case Bypassed:
+		b.passIPv6(tables)
+	case Captured, Unused:
+	}
+	return ruleset.Set{Family: ruleset.Inet, Tables: filled(tables...)}
+}
+
+// passIPv6 makes the chains that packets come by let IPv6 pass.
+func (b builder) passIPv6(tables []ruleset.Table) {
+	pass := b.rule("IPv6 bypasses the mesh", ruleset.Return, ruleset.OfFamily(ruleset.IPv6))
+	for _, t := range tables {
+		for i, c := range t.Chains {
+			if _, base := NativeHook(t.Name, c.Name); base {
+				t.Chains[i].Rules = append([]ruleset.Rule{pass}, c.Rules...)
+			}
+		}
+	}
+}
+
+// NativeTables are the names of all native tables, in the order in which they are written. The first three are protocol;
+// the reference cannot refuse a family.
+func NativeTables() []string {
+	return []string{nativePrefix + "nat", nativePrefix + "mangle", nativePrefix + "raw", nativePrefix + "filter"}
+}
+
+// NativeHook gives the hook of a base chain of a native table: that of iptables' chain of the same name.
+func NativeHook(table, chain string) (ruleset.Hook, bool) {
+	upper := strings.ToUpper(chain)
+	if !slices.Contains(NativeTables(), table) || upper == chain || upper != "INPUT" && upper != prerouting && upper != outHook {
+		return ruleset.Hook{}, false
+	}
+	return ruleset.HookOf(strings.TrimPrefix(table, nativePrefix), upper)
+}
+
+// OwnedNative says that all of a Set of native tables is the mesh's.
+func OwnedNative(have ruleset.Set) ruleset.Claim {
+	claim := ruleset.Claim{Chains: map[string]map[string]bool{}}
+	for _, t := range have.Tables {
+		claim.Chains[t.Name] = map[string]bool{}
+		for _, c := range t.Chains {
+			claim.Chains[t.Name][c.Name] = true
+		}
+	}
+	return claim
+}
+
+// NativeScript prints native tables as a text for "nft -f" that replaces what is there by them, as the reference logs it.
+// Tables that the Set does not have are removed.
+func NativeScript(s ruleset.Set) string {
+	var b strings.Builder
+	for _, name := range NativeTables() {
+		fmt.Fprintf(&b, "add table inet %s\ndelete table inet %s\n", name, name)
+		t := s.Table(name)
+		if len(t.Chains) == 0 {
+			continue
+		}
+		fmt.Fprintf(&b, "add table inet %s\n", name)
+		for _, c := range t.Chains {
+			fmt.Fprintf(&b, "add chain inet %s %s", name, c.Name)
+			if h, base := NativeHook(name, c.Name); base {
+				fmt.Fprintf(&b, " { type %s hook %s priority %d; }", h.Type, h.Name, h.Priority)
+			}
+			b.WriteByte('\n')
+		}
+		for _, c := range t.Chains {
+			for _, r := range c.Rules {
+				fmt.Fprintf(&b, "add rule inet %s %s %s\n", name, c.Name, r)
+			}
+		}
+	}
+	return b.String()
+}

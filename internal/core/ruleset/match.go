@@ -1,0 +1,209 @@
+package ruleset
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// syntax is a part of a rule in both dialects: as iptables-save prints it and as "nft list ruleset" does. A part that a
+// dialect implies or lacks is "".
+type syntax interface {
+	iptables() string
+	nft() string
+}
+
+// Match is a condition of a rule: one of the types below.
+type Match interface{ syntax }
+
+// Numbers of protocols (include/uapi/linux/in.h).
+const (
+	TCP uint8 = 6
+	UDP uint8 = 17
+)
+
+// Interface matches the interface that a packet enters by or, with Out, leaves by. To iptables a Name that ends with "+"
+// stands for all names that begin so.
+type Interface struct {
+	Name     string
+	Out, Not bool
+}
+
+// Network matches the destination address or, with Source, the source address.
+type Network struct {
+	Prefix      netip.Prefix
+	Source, Not bool
+}
+
+// Protocol matches the transport protocol.
+type Protocol struct {
+	Number uint8
+	Not    bool
+}
+
+// Port matches the destination port or, with Source, the source port, and the protocol.
+type Port struct {
+	Protocol    uint8
+	Number      uint16
+	Source, Not bool
+}
+
+// Ports matches one of several destination ports, and the protocol.
+type Ports struct {
+	Protocol uint8
+	List     [2]uint16
+	Not      bool
+}
+
+// Reset matches TCP packets with the flag RST.
+type Reset struct{}
+
+// Owner matches the user or, with Group, the group of the socket that sends a packet.
+type Owner struct {
+	ID         uint32
+	Group, Not bool
+}
+
+// Mark matches the mark of a packet or, with Connection, of its connection.
+type Mark struct {
+	Value           uint32
+	Connection, Not bool
+}
+
+// States matches packets whose connection is in any of the states.
+type States uint8
+
+// States of a connection, with the bits of IP_CT_… and NF_CT_STATE_… (nf_conntrack_common.h).
+const (
+	StateInvalid States = 1 << iota
+	StateEstablished
+	StateRelated
+	StateNew
+)
+
+// OfFamily matches packets of the family, which iptables' rules have anyway.
+type OfFamily Family
+
+func (i Interface) iptables() string {
+	return sign("! ", i.Not) + pick("-o ", "-i ", i.Out) + i.Name
+}
+
+func (i Interface) nft() string {
+	return pick("oifname ", "iifname ", i.Out) + sign("!= ", i.Not) + `"` + i.Name + `"`
+}
+
+// iptables-save prints no match for a network that is everything.
+func (n Network) iptables() string {
+	if n.Prefix.Bits() == 0 && !n.Not {
+		return ""
+	}
+	p := n.Prefix.Masked()
+	return fmt.Sprintf("%s%s%s/%d", sign("! ", n.Not), pick("-s ", "-d ", n.Source), Address(p.Addr()), p.Bits())
+}
+
+func (n Network) nft() string {
+	p := n.Prefix.Masked()
+	text := pick("ip6 ", "ip ", p.Addr().Is6()) + pick("saddr ", "daddr ", n.Source) + sign("!= ", n.Not) + Address(p.Addr())
+	if !p.IsSingleIP() {
+		text += fmt.Sprintf("/%d", p.Bits())
+	}
+	return text
+}
+
+// protocolNames are the names that iptables-save prints instead of numbers.
+var protocolNames = map[uint8]string{ //nolint:gochecknoglobals // a constant table
+	1: "icmp", TCP: "tcp", UDP: "udp", 33: "dccp", 47: "gre", 50: "esp", 51: "ah", 58: "ipv6-icmp", 132: "sctp", 136: "udplite",
+}
+
+func protocolName(number uint8) string {
+	if name, ok := protocolNames[number]; ok {
+		return name
+	}
+	return fmt.Sprint(number)
+}
+
+func (p Protocol) iptables() string { return sign("! ", p.Not) + "-p " + protocolName(p.Number) }
+
+func (p Protocol) nft() string { return "meta l4proto " + sign("!= ", p.Not) + protocolName(p.Number) }
+
+func (p Port) iptables() string {
+	return fmt.Sprintf("-m %s %s%s%d", protocolName(p.Protocol), sign("! ", p.Not), pick("--sport ", "--dport ", p.Source), p.Number)
+}
+
+func (p Port) nft() string {
+	return fmt.Sprintf("%s %s%s%d", protocolName(p.Protocol), pick("sport ", "dport ", p.Source), sign("!= ", p.Not), p.Number)
+}
+
+func (p Ports) iptables() string {
+	return fmt.Sprintf("-m multiport %s--dports %d,%d", sign("! ", p.Not), p.List[0], p.List[1])
+}
+
+func (p Ports) nft() string {
+	ports := p.Distinct()
+	if len(ports) == 1 {
+		return Port{Protocol: p.Protocol, Number: ports[0], Not: p.Not}.nft()
+	}
+	return fmt.Sprintf("%s dport %s{ %d, %d }", protocolName(p.Protocol), sign("!= ", p.Not), ports[0], ports[1])
+}
+
+// Distinct gives the ports in order and once each, as nft writes them.
+func (p Ports) Distinct() []uint16 { return slices.Compact(slices.Sorted(slices.Values(p.List[:]))) }
+
+func (Reset) iptables() string { return "-m tcp --tcp-flags RST RST" }
+func (Reset) nft() string      { return "tcp flags & rst == rst" }
+
+func (o Owner) iptables() string {
+	return fmt.Sprintf("-m owner %s%s%d", sign("! ", o.Not), pick("--gid-owner ", "--uid-owner ", o.Group), o.ID)
+}
+
+func (o Owner) nft() string {
+	return fmt.Sprintf("meta %s%s%d", pick("skgid ", "skuid ", o.Group), sign("!= ", o.Not), o.ID)
+}
+
+func (m Mark) iptables() string {
+	return fmt.Sprintf("-m %s %s--mark 0x%x", pick("connmark", "mark", m.Connection), sign("! ", m.Not), m.Value)
+}
+
+func (m Mark) nft() string {
+	return fmt.Sprintf("%s%s0x%08x", pick("ct mark ", "meta mark ", m.Connection), sign("!= ", m.Not), m.Value)
+}
+
+// names gives the states in the order of a dialect.
+func (s States) names(order ...States) string {
+	names := map[States]string{StateInvalid: "INVALID", StateNew: "NEW", StateRelated: "RELATED", StateEstablished: "ESTABLISHED"}
+	var out []string
+	for _, one := range order {
+		if s&one != 0 {
+			out = append(out, names[one])
+		}
+	}
+	return strings.Join(out, ",")
+}
+
+func (s States) iptables() string {
+	return "-m conntrack --ctstate " + s.names(StateInvalid, StateNew, StateRelated, StateEstablished)
+}
+
+func (s States) nft() string {
+	return "ct state " + strings.ToLower(s.names(StateInvalid, StateEstablished, StateRelated, StateNew))
+}
+
+func (OfFamily) iptables() string { return "" }
+
+func (f OfFamily) nft() string { return fmt.Sprintf("meta nfproto ipv%d", f) }
+
+// sign gives the text if it applies.
+func sign(text string, applies bool) string {
+	if applies {
+		return text
+	}
+	return ""
+}
+
+func pick(yes, no string, condition bool) string {
+	if condition {
+		return yes
+	}
+	return no
+}

@@ -1,0 +1,117 @@
+package ruleset
+
+import (
+	"slices"
+	"strings"
+)
+
+// Rule is one rule without the name of its chain. Its text is what iptables-save or, for the native tables, nft prints,
+// and rules are equal if their texts are.
+type Rule struct {
+	// Matches and Target are what the rule is made of, in the order of its dialect. A rule that was read has none.
+	Matches []Match
+	Target  Target
+	// Why tells a person what the rule is for. It is not part of the rule: not printed by String, not compared.
+	Why string
+
+	text string
+}
+
+// Opaque is a rule that was read: only its text is known.
+func Opaque(text string) Rule { return Rule{text: text} }
+
+// String gives the text.
+func (r Rule) String() string { return r.text }
+
+// Equal reports whether both are the same rule.
+func (r Rule) Equal(o Rule) bool { return r.text == o.text }
+
+// IPTables makes a rule of iptables' dialect. Matches may come in any order: it is put right, and the protocol that a match
+// on ports needs is added.
+func IPTables(why string, target Target, matches ...Match) Rule {
+	all := make([]Match, 0, len(matches)+1)
+	all = append(all, matches...)
+	named := slices.ContainsFunc(all, func(m Match) bool { return matchRank(m) == rankProtocol })
+	for _, m := range matches {
+		if number, of := protocolOf(m); of && !named {
+			all = append(all, Protocol{Number: number})
+			break
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Match) int { return matchRank(a) - matchRank(b) })
+	var b strings.Builder
+	for _, m := range all {
+		add(&b, m.iptables())
+	}
+	if target != nil {
+		add(&b, target.iptables())
+	}
+	return Rule{Matches: all, Target: target, Why: why, text: b.String()}
+}
+
+// NFT makes a rule of the native dialect. Matches are met in the order given, and what they let pass is counted.
+func NFT(why string, target Target, matches ...Match) Rule {
+	var b strings.Builder
+	for _, m := range matches {
+		add(&b, m.nft())
+	}
+	if _, counts := target.(TProxy); !counts {
+		add(&b, "counter")
+	}
+	add(&b, target.nft())
+	return Rule{Matches: matches, Target: target, Why: why, text: b.String()}
+}
+
+func add(b *strings.Builder, part string) {
+	if b.Len() > 0 && part != "" {
+		b.WriteByte(' ')
+	}
+	b.WriteString(part)
+}
+
+// rankProtocol is the place of a Protocol among the matches that iptables-save prints.
+const rankProtocol = 4
+
+// matchRank is the place of a match there: those of a rule itself, then those of extensions.
+func matchRank(m Match) int {
+	switch m := m.(type) {
+	case Network:
+		return int(bit(!m.Source))
+	case Interface:
+		return 2 + int(bit(m.Out))
+	case Protocol:
+		return rankProtocol
+	}
+	if _, ports := protocolOf(m); ports {
+		return rankProtocol + 1
+	}
+	return rankProtocol + 2
+}
+
+func bit(b bool) uint8 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// protocolOf gives the protocol that a match looks into.
+func protocolOf(m Match) (uint8, bool) {
+	switch m := m.(type) {
+	case Port:
+		return m.Protocol, true
+	case Ports:
+		return m.Protocol, true
+	case Reset:
+		return TCP, true
+	}
+	return 0, false
+}
+
+// appendTo is the rule as an append to its chain. A rule without matches and target is legal and has no trailing space.
+func (r Rule) appendTo(chain string) string {
+	if r.text == "" {
+		return "-A " + chain
+	}
+	return "-A " + chain + " " + r.text
+}

@@ -1,0 +1,105 @@
+package native
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+)
+
+// Fingerprint gives a line that stands for a rule's attribute NFTA_RULE_EXPRESSIONS, whether Encode wrote it or the kernel
+// listed it: the names of its expressions and a digest of these with all their attributes, without the counts of counters,
+// and with the ports of a set in place of its name. Sets has those by name. It is "" for broken attributes, and for a set
+// that is not known.
+func Fingerprint(expressions nfnetlink.Attributes, sets map[string]Set) string {
+	var names []string
+	digest := sha256.New()
+	for e := range expressions.All() {
+		name, f, ok := nfnetlink.SplitExpression(e)
+		if !ok {
+			return ""
+		}
+		names = append(names, strings.Join(strings.Fields(name), "_"))
+		fmt.Fprintf(digest, "%q", name)
+		for kind, value := range f.All() {
+			if !usual(name, kind, value) && !field(digest, name, kind, value, sets) {
+				return ""
+			}
+		}
+	}
+	if expressions.Check() != nil {
+		return ""
+	}
+	return fmt.Sprintf("[nf_tables: %s %x]", strings.Join(names, " "), digest.Sum(nil)[:16])
+}
+
+// WantedFingerprint is that of a rule to be written; "" if it cannot be.
+func WantedFingerprint(r ruleset.Rule) string {
+	var b nfnetlink.Buffer
+	err := Encode(&b, r, 0)
+	data, err2 := b.Bytes()
+	if err != nil || err2 != nil {
+		return ""
+	}
+	return Fingerprint(data[unix.SizeofNlAttr:], map[string]Set{anonymousSet: SetOf(r)})
+}
+
+// usual reports whether an attribute says nothing: counts, the number of a set in a transaction, and those that the kernel
+// adds to what it was given. From 5.6 on it names the operation of a bitwise expression, of which 0 is the only one that
+// there was before; and it repeats the port of a redirection as the end of a range.
+func usual(name string, kind uint16, value []byte) bool {
+	switch name {
+	case "counter":
+		return true
+	case "bitwise":
+		return kind == nfnetlink.BitwiseOp && len(value) == 4 && !slices.ContainsFunc(value, func(b byte) bool { return b != 0 })
+	case "lookup":
+		return kind == unix.NFTA_LOOKUP_SET_ID
+	case "reject": // the kernel lists no code with a reset of TCP
+		return kind == unix.NFTA_REJECT_ICMP_CODE && slices.Equal(value, []byte{0})
+	case "redir":
+		n, ok := nfnetlink.Attribute{Value: value}.Uint32()
+		return kind == unix.NFTA_REDIR_REG_PROTO_MAX && ok && n == nfnetlink.Register
+	}
+	return false
+}
+
+// nested are the attributes that hold others; older kernels do not mark them.
+var nested = map[string][]uint16{ //nolint:gochecknoglobals // a constant table
+	"immediate": {unix.NFTA_IMMEDIATE_DATA},
+	"cmp":       {unix.NFTA_CMP_DATA},
+	"bitwise":   {unix.NFTA_BITWISE_MASK, unix.NFTA_BITWISE_XOR},
+}
+
+// field adds an attribute. Names may or may not end with a zero byte.
+func field(w io.Writer, name string, kind uint16, value nfnetlink.Attributes, sets map[string]Set) bool {
+	if name == "lookup" && kind == unix.NFTA_LOOKUP_SET {
+		ports := sets[nfnetlink.Attribute{Value: value}.Text()]
+		fmt.Fprintf(w, " set=%v", slices.Sorted(slices.Values(ports)))
+		return len(ports) > 0
+	}
+	if !slices.Contains(nested[name], kind) {
+		fmt.Fprintf(w, " %d=%x", kind, value)
+		return true
+	}
+	fmt.Fprintf(w, " %d={", kind)
+	inner, ok := nfnetlink.ReadFields(value)
+	for kind, value := range inner.All() {
+		if kind != unix.NFTA_DATA_VERDICT {
+			fmt.Fprintf(w, " %d=%x", kind, value)
+			continue
+		}
+		verdict, whole := nfnetlink.ReadFields(value)
+		ok = ok && whole
+		code, _ := verdict.Number(unix.NFTA_VERDICT_CODE)
+		fmt.Fprintf(w, " verdict %d attributes, %x %q", verdict.Count(), code, verdict.Text(unix.NFTA_VERDICT_CHAIN))
+	}
+	_, _ = io.WriteString(w, " }")
+	return ok
+}

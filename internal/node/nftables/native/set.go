@@ -1,0 +1,73 @@
+package native
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+)
+
+// Set is a set of ports that a rule looks into. The kernel wants it made ahead of the rule, in the same transaction.
+type Set []uint16
+
+// SetOf gives the set that a rule needs, nil if it needs none.
+func SetOf(r ruleset.Rule) Set {
+	for _, m := range r.Matches {
+		if p, ok := m.(ruleset.Ports); ok && len(p.Distinct()) > 1 {
+			return p.Distinct()
+		}
+	}
+	return nil
+}
+
+// anonymousSet is the name for which the kernel chooses a number.
+const anonymousSet = "__set%d"
+
+// portType is nft's number for ports; the kernel keeps it for nft to print the set by.
+const portType = 13
+
+// portUserdata is what nft keeps with a set of ports, for itself: the byte order of its keys, that they are ports of
+// TCP's destination, and the same of its data, which it has none of.
+const portUserdata = "\x00\x04\x02\x00\x00\x00" + "\x03\x14\x04\x07\x00\x00\x00\x01\x0c\x00\x04\x08\x00\x00\x00\x01\x04\x02\x00\x00\x00\x00"
+
+// Declare adds the attributes of the message that makes the set (NFT_MSG_NEWSET) with its number in the transaction.
+func (s Set) Declare(b *nfnetlink.Buffer, table string, id uint32) {
+	b.String(unix.NFTA_SET_TABLE, table)
+	b.String(unix.NFTA_SET_NAME, anonymousSet)
+	b.Uint32(unix.NFTA_SET_FLAGS, unix.NFT_SET_ANONYMOUS|unix.NFT_SET_CONSTANT)
+	b.Uint32(unix.NFTA_SET_KEY_TYPE, portType)
+	b.Uint32(unix.NFTA_SET_KEY_LEN, 2)
+	b.Uint32(unix.NFTA_SET_ID, id)
+	b.Nested(unix.NFTA_SET_DESC, func() {
+		b.Uint32(unix.NFTA_SET_DESC_SIZE, uint32(len(s))) //nolint:gosec // a handful
+	})
+	b.Attribute(unix.NFTA_SET_USERDATA, []byte(portUserdata))
+}
+
+// Fill adds the attributes of the message that puts the ports into the set (NFT_MSG_NEWSETELEM).
+func (s Set) Fill(b *nfnetlink.Buffer, table string, id uint32) {
+	b.String(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+	b.String(unix.NFTA_SET_ELEM_LIST_SET, anonymousSet)
+	b.Uint32(unix.NFTA_SET_ELEM_LIST_SET_ID, id)
+	b.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
+		for _, port := range s {
+			b.Nested(unix.NFTA_LIST_ELEM, func() { b.Data(unix.NFTA_SET_ELEM_KEY, binary.BigEndian.AppendUint16(nil, port)) })
+		}
+	})
+}
+
+// Ports reads the elements of a set (NFTA_SET_ELEM_LIST_ELEMENTS). It is false if there is anything but ports.
+func Ports(elements nfnetlink.Attributes) (Set, bool) {
+	var ports Set
+	for e := range elements.All() {
+		f, ok := nfnetlink.ReadFields(e.Value)
+		key, ok2 := f.Value(unix.NFTA_SET_ELEM_KEY)
+		if !ok || !ok2 || len(key) != 2 || f.Count() != 0 {
+			return nil, false
+		}
+		ports = append(ports, binary.BigEndian.Uint16(key))
+	}
+	return ports, elements.Check() == nil
+}
