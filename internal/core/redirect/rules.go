@@ -91,7 +91,9 @@ func (b builder) networks(list ...netip.Prefix) []netip.Prefix {
 }
 
 // loopbacks are the addresses that stand for the pod itself on lo.
-func (b builder) loopbacks() []netip.Prefix { return b.networks(b.Loopback, netip.PrefixFrom(netip.IPv6Loopback(), 128)) }
+func (b builder) loopbacks() []netip.Prefix {
+	return b.networks(b.Loopback, netip.PrefixFrom(netip.IPv6Loopback(), 128))
+}
 
 // passthroughs are the source addresses of Envoy's connections to the app behind it.
 func (b builder) passthroughs() []netip.Prefix {
