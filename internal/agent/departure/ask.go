@@ -10,28 +10,39 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// errUnconfirmed is a refusal that could not be asked about again.
+// The time that a decision takes at most, and what it is divided into.
+const (
+	// Total is the time for the whole decision.
+	Total = 5 * time.Second
+	// attempt is the time for one request, so that one that hangs leaves room for others.
+	attempt = Total / 3
+	// pause is the time between two requests of the same.
+	pause = Total / 10
+	// confirmation is the time after which a refusal is checked again: a token that was rotated just now has arrived by
+	// then.
+	confirmation = Total / 5
+)
+
+// errUnconfirmed is a refusal that could not be checked again.
 var errUnconfirmed = errors.New("a refusal that was not confirmed")
 
-// ask asks until there is an answer to rely on, or ctx ends. A transient failure is tried again; a refusal of one of the
-// confirmed classes counts when it comes a second time, however many transient failures lie between; any other error is an
+// ask repeats a request until there is an answer to rely on, or ctx ends. A transient failure is retried; a refusal of one
+// of the confirmed classes counts the second time, however many transient failures lie between; any other error is an
 // answer.
-func ask[T any](
-	ctx context.Context, b Budget, confirmed []kube.Class, request func(context.Context) (T, error),
-) (T, error) {
+func ask[T any](ctx context.Context, confirmed []kube.Class, request func(context.Context) (T, error)) (T, error) {
 	var none T
 	var refused kube.Class
 	var before error
 	for {
-		answer, err := once(ctx, b.Attempt, request)
+		answer, err := once(ctx, request)
 		if err == nil {
 			return answer, nil
 		}
 		if ctx.Err() != nil && before != nil {
-			// What the end of the time cut short says less than the whole answer before it.
+			// An error caused by the end of the time says less than the whole answer before it.
 			return none, unconfirmed(refused, before)
 		}
-		wait := b.Pause
+		wait := pause
 		failed, ok := errors.AsType[*kube.Error](err)
 		switch {
 		case !ok:
@@ -39,8 +50,7 @@ func ask[T any](
 		case failed.Transient():
 			wait = max(wait, failed.RetryAfter)
 		case slices.Contains(confirmed, failed.Class) && failed.Class != refused:
-			refused = failed.Class
-			wait = b.Confirm
+			refused, wait = failed.Class, confirmation
 		default:
 			return none, err
 		}
@@ -59,13 +69,13 @@ func unconfirmed(refused kube.Class, err error) error {
 	return fmt.Errorf("%w: %w", errUnconfirmed, err)
 }
 
-func once[T any](ctx context.Context, limit time.Duration, request func(context.Context) (T, error)) (T, error) {
-	limited, cancel := context.WithTimeout(ctx, limit)
+func once[T any](ctx context.Context, request func(context.Context) (T, error)) (T, error) {
+	limited, cancel := context.WithTimeout(ctx, attempt)
 	defer cancel()
 	return request(limited)
 }
 
-// sleep tells whether ctx is still alive after the wait; it does not wait for what it cannot live to see.
+// sleep reports whether ctx has not ended after the wait, at once if it will have.
 func sleep(ctx context.Context, wait time.Duration) bool {
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= wait {
 		return false

@@ -2,588 +2,351 @@ package departure
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/core/placement"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
+func self() Self {
+	return Self{Namespace: "istio-system", DaemonSet: "agent", NodeName: "node-1", PodName: "agent-x7"}
+}
+
+// Objects of the API server, by the names that a cluster has them under.
 const (
-	setPath    = "/apis/apps/v1/namespaces/istio-system/daemonsets/istio-cni-node"
-	podPath    = "/api/v1/namespaces/istio-system/pods/istio-cni-node-x7"
-	nodePath   = "/api/v1/nodes/node-1"
-	canaryPath = setPath + "-canary"
+	set    = "DaemonSet agent"
+	canary = "DaemonSet canary"
+	pod    = "Pod agent-x7"
+	node   = "Node node-1"
 )
 
-func self() Self {
-	return Self{Namespace: "istio-system", DaemonSet: "istio-cni-node", NodeName: "node-1", PodName: "istio-cni-node-x7"}
-}
+const forever = 1 << 30
 
-func nameless() Self {
-	s := self()
-	s.PodName = ""
-	return s
-}
-
-func newAPI(t *testing.T, server *kubetest.Server) *kube.Client {
-	t.Helper()
-	token, authority := server.ServiceAccount(t)
-	host, port := server.Address()
-	api, err := kube.NewClient(kube.Config{
-		Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Close)
-	return api
-}
-
-// newServer knows the DaemonSet, the node and the pod.
-func newServer(t *testing.T) *kubetest.Server {
-	t.Helper()
-	server := kubetest.NewServer(t)
-	server.Set(kubetest.DaemonSet("istio-system", "istio-cni-node", `{"nodeSelector": {"kubernetes.io/os": "linux"}}`))
-	server.Set(kubetest.Node("node-1", map[string]string{"kubernetes.io/os": "linux"}, ""))
-	server.Set(ownPod(t, "istio-cni-node"))
-	return server
-}
-
-// A cluster gives the answers of an API server without a connection, so that waiting is by a test's fake clock. What it
-// answers is what the client makes of a real connection to a [kubetest.Server]: each answer and each failure is recorded
-// once, before the clock starts.
+// A cluster is an API server in a test with a fake clock: a healthy one knows the DaemonSet, its pod and the node.
 type cluster struct {
-	*kubetest.Server
-
-	planned  []*plan
-	healthy  map[string]answer
-	failures map[string]map[kubetest.Fault]error
-	asked    []string
+	sets   map[string]kube.DaemonSet
+	pods   map[string]kube.Pod
+	nodes  map[string]kube.Node
+	faults []*fault
+	asked  []time.Duration
+	start  time.Time
 }
 
-// A plan is what the next requests for a path get.
-type plan struct {
-	path  string
-	fault kubetest.Fault // empty is the answer of a healthy server
-	times int
+// A fault is the answer to the next requests for an object, after the faults before it; no error is a healthy answer.
+type fault struct {
+	object string
+	err    error
+	times  int
 }
 
-type answer struct {
-	set  kube.DaemonSet
-	node kube.Node
-	pod  kube.Pod
-	err  error
-}
+// change is what a test does to a cluster.
+type change func(*cluster)
 
-// FailOn plans a failure of the next requests for a path, after those that were planned before.
-func (c *cluster) FailOn(path string, fault kubetest.Fault, times int) {
-	c.planned = append(c.planned, &plan{path, fault, times})
-}
+// errHang is a request without an answer.
+var errHang = errors.New("hang")
 
-// record asks over a real connection.
-func (c *cluster) record(t *testing.T) {
-	t.Helper()
-	api := newAPI(t, c.Server)
-	for _, path := range []string{setPath, canaryPath, podPath, nodePath} {
-		c.healthy[path] = fetch(t.Context(), api, path)
-	}
-	for _, p := range c.planned {
-		if p.fault == "" || hangs(p.fault) {
-			continue
-		}
-		c.Server.FailOn(p.path, p.fault, 1)
-		failed := fetch(t.Context(), api, p.path)
-		if failed.err == nil {
-			t.Fatalf("fault %q on %s: no error", p.fault, p.path)
-		}
-		if c.failures[p.path] == nil {
-			c.failures[p.path] = map[kubetest.Fault]error{}
-		}
-		c.failures[p.path][p.fault] = failed.err
+func fails(object string, class kube.Class, times int) change {
+	return func(c *cluster) {
+		c.faults = append(c.faults, &fault{object, &kube.Error{Class: class, Err: errors.New("x")}, times})
 	}
 }
 
-func hangs(fault kubetest.Fault) bool { return fault == kubetest.Hang || fault == kubetest.HangMidBody }
-
-func fetch(ctx context.Context, api *kube.Client, path string) (a answer) {
-	switch path {
-	case setPath:
-		a.set, a.err = api.DaemonSet(ctx, "istio-system", "istio-cni-node")
-	case canaryPath:
-		a.set, a.err = api.DaemonSet(ctx, "istio-system", "istio-cni-node-canary")
-	case podPath:
-		a.pod, a.err = api.Pod(ctx, kube.PodKey{Namespace: "istio-system", Name: "istio-cni-node-x7"})
-	case nodePath:
-		a.node, a.err = api.Node(ctx, "node-1")
-	}
-	return a
+func hangs(object string, times int) change {
+	return func(c *cluster) { c.faults = append(c.faults, &fault{object, errHang, times}) }
 }
 
-func (c *cluster) reply(ctx context.Context, path string) answer {
-	c.asked = append(c.asked, path)
+func answers(object string, times int) change {
+	return func(c *cluster) { c.faults = append(c.faults, &fault{object, nil, times}) }
+}
+
+func deleted(object string) change { return fails(object, kube.NotFound, forever) }
+
+func all(changes ...change) change {
+	return func(c *cluster) {
+		for _, change := range changes {
+			change(c)
+		}
+	}
+}
+
+// has puts the DaemonSet of the name there, or another in its place.
+func has(name string, of kube.DaemonSet) change {
+	return func(c *cluster) { c.sets["DaemonSet "+name] = of }
+}
+
+// elsewhere makes the DaemonSet one for other nodes.
+func elsewhere() change {
+	return has("agent", kube.DaemonSet{Template: placement.Template{NodeSelector: map[string]string{"mesh": "yes"}}})
+}
+
+func tainted(key, effect string) change {
+	return func(c *cluster) {
+		c.nodes[node] = kube.Node{Node: placement.Node{Name: "node-1", Taints: []placement.Taint{{Key: key, Effect: effect}}}}
+	}
+}
+
+// ofCanary makes the agent's pod one of a DaemonSet that is not the configured one, which does not exist.
+func ofCanary() change {
+	return all(deleted(set), func(c *cluster) { c.pods[pod] = kube.Pod{DaemonSet: "canary"} })
+}
+
+func request[T any](ctx context.Context, c *cluster, object string, known map[string]T) (T, error) {
+	c.asked = append(c.asked, time.Since(c.start))
+	var none T
 	if ctx.Err() != nil {
-		return answer{err: &kube.Error{Class: kube.Canceled, Err: ctx.Err()}}
+		return none, &kube.Error{Class: kube.Canceled, Err: ctx.Err()}
 	}
-	for _, p := range c.planned {
-		if p.path != path || p.times <= 0 {
+	for _, f := range c.faults {
+		if f.object != object || f.times == 0 {
 			continue
 		}
-		p.times--
-		switch {
-		case p.fault == "":
-			return c.healthy[path]
-		case hangs(p.fault):
-			return answer{err: hang(ctx)}
+		f.times--
+		if errors.Is(f.err, errHang) {
+			<-ctx.Done()
+			return none, &kube.Error{Class: kube.Timeout, Err: ctx.Err()}
 		}
-		return answer{err: c.failures[path][p.fault]}
+		if f.err != nil {
+			return none, f.err
+		}
+		break
 	}
-	return c.healthy[path]
+	if found, ok := known[object]; ok {
+		return found, nil
+	}
+	return none, &kube.Error{Class: kube.NotFound}
 }
 
-func (c *cluster) DaemonSet(ctx context.Context, namespace, name string) (kube.DaemonSet, error) {
-	a := c.reply(ctx, "/apis/apps/v1/namespaces/"+namespace+"/daemonsets/"+name)
-	return a.set, a.err
+func (c *cluster) DaemonSet(ctx context.Context, _, name string) (kube.DaemonSet, error) {
+	return request(ctx, c, "DaemonSet "+name, c.sets)
 }
 
 func (c *cluster) Node(ctx context.Context, name string) (kube.Node, error) {
-	a := c.reply(ctx, "/api/v1/nodes/"+name)
-	return a.node, a.err
+	return request(ctx, c, "Node "+name, c.nodes)
 }
 
 func (c *cluster) Pod(ctx context.Context, key kube.PodKey) (kube.Pod, error) {
-	a := c.reply(ctx, "/api/v1/namespaces/"+key.Namespace+"/pods/"+key.Name)
-	return a.pod, a.err
+	return request(ctx, c, "Pod "+key.Name, c.pods)
 }
 
-// decided is the verdict within the default budget of a fake clock, which it must keep.
-func decided(t *testing.T, who Self, given ...state) (v Verdict) {
+// decide is the verdict about a cluster, by a fake clock, within the time that is promised.
+func decide(t *testing.T, who Self, changes ...change) (v Verdict, asked []time.Duration) {
 	t.Helper()
-	c := &cluster{Server: newServer(t), healthy: map[string]answer{}, failures: map[string]map[kubetest.Fault]error{}}
-	for _, step := range given {
-		if step != nil {
-			step(t, c)
-		}
-	}
-	c.record(t)
 	synctest.Test(t, func(t *testing.T) {
-		budget, start := Budget{}.withDefaults(), time.Now()
-		v = (&question{server: c, self: who, budget: budget}).decide(t.Context())
-		if took := time.Since(start); took > budget.Total {
-			t.Errorf("took %v, want at most %v; asked %q", took, budget.Total, c.asked)
+		c := &cluster{
+			sets: map[string]kube.DaemonSet{set: {}}, pods: map[string]kube.Pod{pod: {DaemonSet: "agent"}},
+			nodes: map[string]kube.Node{node: {Node: placement.Node{Name: "node-1"}}}, start: time.Now(),
 		}
+		all(changes...)(c)
+		ctx, cancel := context.WithTimeout(t.Context(), Total)
+		defer cancel()
+		v = query{c, who}.decide(ctx)
+		if took := time.Since(c.start); took > Total {
+			t.Errorf("took %v, want at most %v; requests at %v", took, Total, c.asked)
+		}
+		asked = c.asked
 	})
-	return v
+	return v, asked
 }
 
-// A state changes what a cluster answers.
-type state func(*testing.T, *cluster)
-
-func deleting(t *testing.T, object []byte) []byte {
-	t.Helper()
-	return changed(t, object, "deletionTimestamp", "2026-01-01T00:00:00Z")
-}
-
-// changed is an object with one field of its metadata changed.
-func changed(t *testing.T, object []byte, field string, value any) []byte {
-	t.Helper()
-	var whole map[string]any
-	if err := json.Unmarshal(object, &whole); err != nil {
-		t.Fatal(err)
-	}
-	whole["metadata"].(map[string]any)[field] = value
-	text, err := json.Marshal(whole)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return text
-}
-
-type row struct {
-	name      string
-	self      Self
-	given     state
-	uninstall bool
-	reason    Reason
-	detail    string // a part of it
-}
-
-// ownPod is the agent's pod, of a DaemonSet.
-func ownPod(t *testing.T, set string) []byte {
-	t.Helper()
-	return changed(t, kubetest.Pod{Namespace: "istio-system", Name: "istio-cni-node-x7"}.JSON(t), "ownerReferences", []any{
-		map[string]any{"kind": "DaemonSet", "apiVersion": "apps/v1", "name": set, "controller": true},
-	})
-}
-
-// byAnother makes our pod one of a DaemonSet that is not the configured one.
-func byAnother(t *testing.T, c *cluster) {
-	t.Helper()
-	c.Delete(setPath)
-	c.Set(ownPod(t, "istio-cni-node-canary"))
-}
-
-func canary(_ *testing.T, c *cluster) {
-	c.Set(kubetest.DaemonSet("istio-system", "istio-cni-node-canary", ""))
-}
-
-// elsewhere makes the DaemonSet one for nodes that ours is not.
-func elsewhere(_ *testing.T, c *cluster) {
-	c.Set(kubetest.DaemonSet("istio-system", "istio-cni-node", `{"nodeSelector": {"mesh": "yes"}}`))
-}
-
-func deleted(path string) state {
-	return func(_ *testing.T, c *cluster) { c.Delete(path) }
-}
-
-// leaving makes the DaemonSet one that is being deleted.
-func leaving(t *testing.T, c *cluster) {
-	t.Helper()
-	c.Set(deleting(t, kubetest.DaemonSet("istio-system", "istio-cni-node", "")))
-}
-
-func taints(list string) state {
-	return func(_ *testing.T, c *cluster) {
-		c.Set(kubetest.Node("node-1", map[string]string{"kubernetes.io/os": "linux"}, list))
-	}
-}
-
-func fails(path string, fault kubetest.Fault, times int) state {
-	return func(_ *testing.T, c *cluster) { c.FailOn(path, fault, times) }
-}
-
-func both(steps ...state) state {
-	return func(t *testing.T, c *cluster) {
-		t.Helper()
-		for _, step := range steps {
-			step(t, c)
-		}
-	}
-}
-
-const ever = kubetest.Forever
-
-func presentRows() []row {
-	return []row{
-		{"the DaemonSet is there", self(), nil, false, DaemonSetPresent, ""},
-		{
-			"the DaemonSet was deleted", self(),
-			deleted(setPath), true, DaemonSetGone, "not found (404)",
-		},
-		{
-			"the DaemonSet has another name, which the pod knows", self(),
-			both(byAnother, canary),
-			false, DaemonSetPresent, "",
-		},
-		{"the DaemonSet of another name was deleted, too", self(), byAnother, true, DaemonSetGone, "not found (404)"},
-		{
-			"the DaemonSet has another name, and nobody answers for it", self(),
-			both(byAnother, fails(canaryPath, kubetest.Hang, ever)), false, NoAnswer, "",
-		},
-		{"the DaemonSet is being deleted", self(), leaving, true, DaemonSetLeaving, ""},
-		{
-			"the DaemonSet is for other nodes", self(),
-			elsewhere, true, NodeNotMeant, "mesh=yes",
-		},
-		{
-			"the node was tainted against it", self(), taints(`[{"key": "gone", "effect": "NoExecute"}]`), true, NodeNotMeant, "gone=:NoExecute",
-		},
-		{
-			"the node is cordoned", self(), taints(`[{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]`), false, DaemonSetPresent, "",
-		},
-		{
-			"the node is not ready", self(), taints(`[{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]`), false, DaemonSetPresent, "",
-		},
-		{
-			"for other nodes, but the node may not be read", self(),
-			both(elsewhere, fails(nodePath, kubetest.Forbidden, ever)),
-			false, DaemonSetPresent, "forbidden (403)",
-		},
-		{
-			"for other nodes, but the node is not known", self(),
-			both(elsewhere, deleted(nodePath)),
-			false, DaemonSetPresent, "not found (404)",
-		},
-		{
-			"for other nodes, but the node is never answered for", self(),
-			both(elsewhere, fails(nodePath, kubetest.Hang, ever)),
-			false, DaemonSetPresent, "no answer in time",
-		},
-		{
-			"for other nodes, and the node is answered for in the end", self(),
-			both(elsewhere, fails(nodePath, kubetest.ServerError, 2)), true, NodeNotMeant, "",
-		},
-		{
-			"for other nodes, but our node is not known to us",
-			Self{Namespace: "istio-system", DaemonSet: "istio-cni-node"},
-			elsewhere, false, DaemonSetPresent, "",
-		},
-	}
-}
-
-func refusedRows() []row {
-	return []row{
-		{"401 twice", self(), fails(setPath, kubetest.Unauthorized, 2), true, AccountGone, "unauthorized (401)"},
-		{"401, then 200", self(), fails(setPath, kubetest.Unauthorized, 1), false, DaemonSetPresent, ""},
-		{
-			"401, then 404", self(), both(
-				fails(setPath, kubetest.Unauthorized, 1),
-				deleted(setPath),
-			), true, DaemonSetGone, "",
-		},
-		{
-			"401, 500, then 401", self(), both(fails(setPath, kubetest.Unauthorized, 1),
-				fails(setPath, kubetest.ServerError, 1), fails(setPath, kubetest.Unauthorized, 1)), true, AccountGone, "",
-		},
-		{
-			"401, then nothing any more", self(),
-			both(fails(setPath, kubetest.Unauthorized, 1), fails(setPath, kubetest.Hang, ever)),
-			false, NoAnswer, "not confirmed",
-		},
-		{
-			"401 by a page of something else", self(), fails(setPath, kubetest.UnauthorizedPage, ever),
-			false, NoAnswer, "answer not understood (401)",
-		},
-		{
-			"403 for the DaemonSet, pod readable for as long as there is time", self(), fails(setPath, kubetest.Forbidden, ever),
-			false, NeverAllowed, "forbidden (403)",
-		},
-		{
-			"403 for the DaemonSet, pod readable at first", self(),
-			both(fails(setPath, kubetest.Forbidden, ever), fails(podPath, "", 3), fails(podPath, kubetest.Forbidden, ever)),
-			true, PermissionsGone, "forbidden (403)",
-		},
-		{
-			"403 for the DaemonSet, 403 for the pod", self(),
-			both(fails(setPath, kubetest.Forbidden, ever), fails(podPath, kubetest.Forbidden, ever)),
-			true, PermissionsGone, "forbidden (403)",
-		},
-		{
-			"403 for the DaemonSet, 401 for the pod", self(),
-			both(fails(setPath, kubetest.Forbidden, ever), fails(podPath, kubetest.Unauthorized, ever)),
-			true, PermissionsGone, "unauthorized (401)",
-		},
-		{
-			"403 for the DaemonSet, 404 for the pod", self(), both(fails(setPath, kubetest.Forbidden, ever),
-				deleted(podPath)), true, PermissionsGone, "not found (404)",
-		},
-		{
-			"403 for the DaemonSet, no answer for the pod", self(),
-			both(fails(setPath, kubetest.Forbidden, ever), fails(podPath, kubetest.Hang, ever)), false, NoAnswer, "",
-		},
-		{
-			"403 for the DaemonSet, a page for the pod", self(),
-			both(fails(setPath, kubetest.Forbidden, ever), fails(podPath, kubetest.ForbiddenPage, ever)), false, NoAnswer, "",
-		},
-		{"403 twice, pod not known", nameless(), fails(setPath, kubetest.Forbidden, 2), true, PermissionsGone, ""},
-		{
-			"403, then 200, pod not known", nameless(),
-			fails(setPath, kubetest.Forbidden, 1), false, DaemonSetPresent, "",
-		},
-		{
-			"403 by a page of something else, pod not known", nameless(),
-			fails(setPath, kubetest.ForbiddenPage, ever), false, NoAnswer, "",
-		},
-	}
-}
-
-func unansweredRows() []row {
-	return []row{
-		{"404 by a page of something else", self(), fails(setPath, kubetest.NotFoundPage, ever), false, NoAnswer, ""},
-		{"404 about the path", self(), fails(setPath, kubetest.UnknownPath, ever), false, NoAnswer, "rejected (404)"},
-		{"200 with something else", self(), fails(setPath, kubetest.Garbage, ever), false, NoAnswer, ""},
-		{"200 with a Status", self(), fails(setPath, kubetest.WrongKind, ever), false, NoAnswer, ""},
-		{"a redirect", self(), fails(setPath, kubetest.Redirect, ever), false, NoAnswer, "rejected (302)"},
-		{"500 always", self(), fails(setPath, kubetest.ServerError, ever), false, NoAnswer, "server error (500)"},
-		{"500, then 200", self(), fails(setPath, kubetest.ServerError, 3), false, DaemonSetPresent, ""},
-		{
-			"500, then 404", self(), both(fails(setPath, kubetest.ServerError, 1),
-				deleted(setPath)), true, DaemonSetGone, "",
-		},
-		{"503 always", self(), fails(setPath, kubetest.Unavailable, ever), false, NoAnswer, "server error (503)"},
-		{
-			"429 for longer than there is time", self(), fails(setPath, kubetest.TooMany, ever),
-			false, NoAnswer, "too many requests (429)",
-		},
-		{"no answer ever", self(), fails(setPath, kubetest.Hang, ever), false, NoAnswer, "no answer in time"},
-		{
-			"no answer, then 404", self(), both(fails(setPath, kubetest.Hang, 1),
-				deleted(setPath)), true, DaemonSetGone, "",
-		},
-		{"half an answer and then nothing", self(), fails(setPath, kubetest.HangMidBody, ever), false, NoAnswer, ""},
-		{"closed in the middle of the answer", self(), fails(setPath, kubetest.Truncated, ever), false, NoAnswer, ""},
-		{
-			"closed in the middle of the answer, then 200", self(), fails(setPath, kubetest.Truncated, 1),
-			false, DaemonSetPresent, "",
-		},
-		{"reset", self(), fails(setPath, kubetest.Reset, ever), false, NoAnswer, ""},
-		{
-			"nobody listens", self(), func(_ *testing.T, c *cluster) { c.Stop() },
-			false, NoAnswer, "connection refused",
-		},
-		{
-			"another authority", self(),
-			func(_ *testing.T, c *cluster) { c.Fail(kubetest.UnknownCA, ever) }, false, NoAnswer, "unknown authority",
-		},
-	}
-}
-
-func TestDecide(t *testing.T) {
+func TestShouldUninstall(t *testing.T) {
 	t.Parallel()
-	rows := append(presentRows(), refusedRows()...)
-	for _, r := range append(rows, unansweredRows()...) {
-		t.Run(r.name, func(t *testing.T) {
-			t.Parallel()
-			got := decided(t, r.self, r.given)
-			if got.Uninstall != r.uninstall || got.Reason != r.reason || !strings.Contains(got.Detail, r.detail) {
-				t.Errorf("got %+v, want uninstall %v because %q with %q", got, r.uninstall, r.reason, r.detail)
-			}
-		})
-	}
-}
-
-// TestDecideUninstallsOnlyByAnswers has each kind of answer to each request in each situation in which it is made. Only
-// what the API server itself says about the very object is a reason to uninstall.
-func TestDecideUninstallsOnlyByAnswers(t *testing.T) {
-	t.Parallel()
-	object := map[string]kubetest.Fault{
-		"404": kubetest.NotFound, "404 by a page": kubetest.NotFoundPage, "404 of the path": kubetest.UnknownPath,
-		"401": kubetest.Unauthorized, "401 by a page": kubetest.UnauthorizedPage, "403": kubetest.Forbidden,
-		"403 by a page": kubetest.ForbiddenPage, "429": kubetest.TooMany, "500": kubetest.ServerError, "503": kubetest.Unavailable,
-		"hangs": kubetest.Hang, "hangs in the body": kubetest.HangMidBody, "reset": kubetest.Reset,
-		"reset in the body": kubetest.ResetMidBody, "redirect": kubetest.Redirect, "garbage": kubetest.Garbage,
-		"wrong kind": kubetest.WrongKind, "empty": kubetest.EmptyBody,
-	}
-	for _, situation := range []struct {
-		name  string
-		given state
-		path  string
-		// uninstall are the answers that uninstall; healthy is the verdict by a good one.
-		uninstall []string
-		healthy   bool
-	}{
-		{"the DaemonSet", nil, setPath, []string{"404", "401"}, false},
-		{"the DaemonSet, no pod known to it", deleted(podPath), setPath, []string{"404", "401", "403"}, false},
-		{"the pod, after a 404", deleted(setPath), podPath, []string{"404", "401", "403"}, true},
-		{
-			"the pod, after a 403", fails(setPath, kubetest.Forbidden, ever), podPath,
-			[]string{"404", "401", "403"},
-			false,
-		},
-		{"the pod's own DaemonSet, after a 404", both(byAnother, canary), canaryPath, []string{"404"}, false},
-		{"the node, of a DaemonSet for others", elsewhere, nodePath, nil, true},
-		{"the node, of a DaemonSet that is being deleted", leaving, nodePath, slices.Collect(maps.Keys(object)), true},
-	} {
-		for name, fault := range object {
-			t.Run(situation.name+"/"+name, func(t *testing.T) {
-				t.Parallel()
-				got := decided(t, self(), situation.given, fails(situation.path, fault, ever))
-				if want := slices.Contains(situation.uninstall, name); got.Uninstall != want {
-					t.Errorf("got %+v, want uninstall %v", got, want)
-				}
-			})
-		}
-		t.Run(situation.name+"/200", func(t *testing.T) {
-			t.Parallel()
-			if got := decided(t, self(), situation.given); got.Uninstall != situation.healthy {
-				t.Errorf("got %+v, want uninstall %v", got, situation.healthy)
-			}
-		})
-		// An API server that stops to answer after it answered once.
-		for _, once := range []kubetest.Fault{kubetest.Unauthorized, kubetest.Forbidden} {
-			if situation.path == setPath && once == kubetest.Forbidden || situation.name == "the pod, after a 403" && once == kubetest.Forbidden {
-				continue // the pod decides then; or it is the second 403
-			}
-			t.Run(situation.name+"/"+string(once)+", then nothing", func(t *testing.T) {
-				t.Parallel()
-				got := decided(t, self(), situation.given, fails(situation.path, once, 1), fails(situation.path, kubetest.Hang, ever))
-				if want := strings.Contains(situation.name, "being deleted"); got.Uninstall != want {
-					t.Errorf("got %+v, want uninstall %v", got, want)
-				}
-			})
-		}
-	}
-}
-
-// TestDecideAboutAnObjectOfAnotherUID has a DaemonSet, a pod and a node that were deleted and made again.
-func TestDecideAboutAnObjectOfAnotherUID(t *testing.T) {
-	t.Parallel()
-	again := func(object []byte) state {
-		return func(t *testing.T, c *cluster) {
-			t.Helper()
-			c.Set(changed(t, object, "uid", kubetest.OtherUID))
-		}
-	}
-	set := kubetest.DaemonSet("istio-system", "istio-cni-node", "")
-	for name, tc := range map[string]struct {
-		given     state
+	nameless, homeless := self(), self()
+	nameless.PodName, homeless.NodeName = "", ""
+	leaving := has("agent", kube.DaemonSet{Deleting: true})
+	for name, row := range map[string]struct {
+		self      Self
+		given     change
 		uninstall bool
+		reason    Reason
+		detail    string
 	}{
-		"DaemonSet":                   {both(deleted(setPath), again(set)), false},
-		"DaemonSet, deleted again":    {both(deleted(setPath), again(deleting(t, set))), true},
-		"pod":                         {both(deleted(podPath), again(ownPod(t, "istio-cni-node"))), false},
-		"pod, no DaemonSet":           {both(deleted(setPath), deleted(podPath), again(ownPod(t, "istio-cni-node"))), true},
-		"pod, of another DaemonSet":   {both(deleted(setPath), canary, deleted(podPath), again(ownPod(t, "istio-cni-node-canary"))), false},
-		"node":                        {both(deleted(nodePath), again(kubetest.Node("node-1", map[string]string{"kubernetes.io/os": "linux"}, ""))), false},
-		"node, not for the DaemonSet": {both(deleted(nodePath), again(kubetest.Node("node-1", nil, ""))), true},
+		"W-6 rollout, reboot":                   {self(), all(), false, DaemonSetPresent, ""},
+		"W-6 drain":                             {self(), tainted("node.kubernetes.io/unschedulable", "NoSchedule"), false, DaemonSetPresent, ""},
+		"W-6 the node is not ready":             {self(), tainted("node.kubernetes.io/not-ready", "NoExecute"), false, DaemonSetPresent, ""},
+		"W-6 removal":                           {self(), deleted(set), true, DaemonSetGone, "not found"},
+		"W-6 no API server":                     {self(), fails(set, kube.Refused, forever), false, NoAnswer, "connection refused"},
+		"made again":                            {self(), has("agent", kube.DaemonSet{UID: "another"}), false, DaemonSetPresent, ""},
+		"another name, which the pod knows":     {self(), all(ofCanary(), has("canary", kube.DaemonSet{})), false, DaemonSetPresent, ""},
+		"another name, deleted, too":            {self(), ofCanary(), true, DaemonSetGone, "not found"},
+		"another name, no answer":               {self(), all(ofCanary(), hangs(canary, forever)), false, NoAnswer, ""},
+		"being deleted":                         {self(), leaving, true, DaemonSetLeaving, ""},
+		"W-33 for other nodes":                  {self(), elsewhere(), true, NodeNotMeant, "mesh=yes"},
+		"W-33 tainted against it":               {self(), tainted("gone", "NoExecute"), true, NodeNotMeant, "gone=:NoExecute"},
+		"for other nodes, node forbidden":       {self(), all(elsewhere(), fails(node, kube.Forbidden, forever)), false, DaemonSetPresent, "forbidden"},
+		"for other nodes, node hangs":           {self(), all(elsewhere(), hangs(node, forever)), false, DaemonSetPresent, "no answer in time"},
+		"for other nodes, node in the end":      {self(), all(elsewhere(), fails(node, kube.ServerError, 2)), true, NodeNotMeant, ""},
+		"for other nodes, own node unknown":     {homeless, elsewhere(), false, DaemonSetPresent, ""},
+		"W-23 401 twice":                        {self(), fails(set, kube.Unauthorized, 2), true, AccountGone, "unauthorized"},
+		"W-23 401, then 200":                    {self(), fails(set, kube.Unauthorized, 1), false, DaemonSetPresent, ""},
+		"401, then 404":                         {self(), all(fails(set, kube.Unauthorized, 1), deleted(set)), true, DaemonSetGone, ""},
+		"401, 500, then 401":                    {self(), all(fails(set, kube.Unauthorized, 1), fails(set, kube.ServerError, 1), fails(set, kube.Unauthorized, 1)), true, AccountGone, ""},
+		"401, then nothing":                     {self(), all(fails(set, kube.Unauthorized, 1), hangs(set, forever)), false, NoAnswer, "not confirmed"},
+		"W-23 403, pod readable":                {self(), fails(set, kube.Forbidden, forever), false, NeverAllowed, "forbidden"},
+		"403, pod readable at first":            {self(), all(fails(set, kube.Forbidden, forever), answers(pod, 3), fails(pod, kube.Forbidden, forever)), true, PermissionsGone, "forbidden"},
+		"W-23 403, and 403 for the pod":         {self(), all(fails(set, kube.Forbidden, forever), fails(pod, kube.Forbidden, forever)), true, PermissionsGone, "forbidden"},
+		"403, and 401 for the pod":              {self(), all(fails(set, kube.Forbidden, forever), fails(pod, kube.Unauthorized, forever)), true, PermissionsGone, "unauthorized"},
+		"403, and 404 for the pod":              {self(), all(fails(set, kube.Forbidden, forever), deleted(pod)), true, PermissionsGone, "not found"},
+		"403, and no answer for the pod":        {self(), all(fails(set, kube.Forbidden, forever), hangs(pod, forever)), false, NoAnswer, ""},
+		"403 twice, pod unknown":                {nameless, fails(set, kube.Forbidden, 2), true, PermissionsGone, ""},
+		"403, then 200, pod unknown":            {nameless, fails(set, kube.Forbidden, 1), false, DaemonSetPresent, ""},
+		"404, pod unknown":                      {nameless, deleted(set), true, DaemonSetGone, ""},
+		"500 always":                            {self(), fails(set, kube.ServerError, forever), false, NoAnswer, "server error"},
+		"500, then 200":                         {self(), fails(set, kube.ServerError, 3), false, DaemonSetPresent, ""},
+		"500, then 404":                         {self(), all(fails(set, kube.ServerError, 1), deleted(set)), true, DaemonSetGone, ""},
+		"no answer, then 404":                   {self(), all(hangs(set, 1), deleted(set)), true, DaemonSetGone, ""},
+		"an error that is not one of the API's": {self(), func(c *cluster) { c.faults = append(c.faults, &fault{set, errors.New("odd"), 1}) }, false, NoAnswer, "odd"},
+		"429 with a rest of a minute": {self(), func(c *cluster) {
+			c.faults = append(c.faults, &fault{set, &kube.Error{Class: kube.TooManyRequests, RetryAfter: time.Minute}, forever})
+		}, false, NoAnswer, "too many requests"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := decided(t, self(), tc.given); got.Uninstall != tc.uninstall {
-				t.Errorf("got %+v, want uninstall %v", got, tc.uninstall)
+			got, _ := decide(t, row.self, row.given)
+			if got.Uninstall != row.uninstall || got.Reason != row.reason || !strings.Contains(got.Detail, row.detail) {
+				t.Errorf("got %+v, want uninstall %v because %q with %q", got, row.uninstall, row.reason, row.detail)
 			}
 		})
 	}
 }
 
-// quick has pauses that nobody notices, and time for every answer of a real connection.
-func quick() Budget {
-	return Budget{Total: 5 * time.Minute, Attempt: time.Minute, Pause: time.Millisecond, Confirm: time.Millisecond}
-}
-
-// TestDecideAsksTheAPIServer is over a real connection.
-func TestDecideAsksTheAPIServer(t *testing.T) {
+// TestOnlyAnswersUninstall has each class of error for each request in each situation in which it is made, for ever, and
+// once with silence after it. Only an answer of the API server about the very object is a reason to uninstall.
+func TestOnlyAnswersUninstall(t *testing.T) {
 	t.Parallel()
-	server := newServer(t)
-	api := newAPI(t, server)
-	if got := Decide(t.Context(), api, self(), Auto, quick()); got != (Verdict{Reason: DaemonSetPresent}) {
-		t.Errorf("got %+v, want to keep", got)
+	classes := []kube.Class{
+		kube.NotFound, kube.Unauthorized, kube.Forbidden, kube.WrongPod, kube.TooManyRequests, kube.ServerError, kube.Timeout,
+		kube.Refused, kube.Reset, kube.Unreachable, kube.DNS, kube.Truncated, kube.Undecodable, kube.Transport, kube.UnknownCA,
+		kube.CertificateExpired, kube.WrongHost, kube.TLS, kube.Rejected, kube.TooLarge, kube.NoCredentials, kube.InvalidConfig,
 	}
-	server.Delete(setPath)
-	if got := Decide(t.Context(), api, self(), Auto, quick()); !got.Uninstall || got.Reason != DaemonSetGone {
-		t.Errorf("got %+v, want to uninstall", got)
-	}
-	asked := len(server.Requests())
-	for _, who := range []Self{{DaemonSet: "istio-cni-node"}, {Namespace: "istio-system"}} {
-		if got := Decide(t.Context(), api, who, Auto, quick()); got != (Verdict{Reason: NobodyToAsk}) {
-			t.Errorf("%+v: got %+v, want to keep", who, got)
+	refusals := []kube.Class{kube.NotFound, kube.Unauthorized, kube.Forbidden}
+	for name, situation := range map[string]struct {
+		given  change
+		object string
+		ever   []kube.Class // that uninstall if they last
+		once   []kube.Class // that uninstall though nothing follows
+	}{
+		"the DaemonSet":                          {all(), set, refusals[:2], refusals[:1]},
+		"the DaemonSet, its pod is gone":         {deleted(pod), set, refusals, []kube.Class{kube.NotFound, kube.Forbidden}},
+		"the pod, after a 404":                   {deleted(set), pod, refusals, refusals[:1]},
+		"the pod, after a 403":                   {fails(set, kube.Forbidden, forever), pod, refusals, []kube.Class{kube.NotFound, kube.Forbidden}},
+		"the pod's own DaemonSet, after a 404":   {all(ofCanary(), has("canary", kube.DaemonSet{})), canary, refusals[:1], refusals[:1]},
+		"the node, of a DaemonSet for others":    {elsewhere(), node, nil, nil},
+		"the node, of a DaemonSet being deleted": {has("agent", kube.DaemonSet{Deleting: true}), node, classes, classes},
+	} {
+		for _, class := range classes {
+			t.Run(name+"/"+string(class), func(t *testing.T) {
+				t.Parallel()
+				if got, _ := decide(t, self(), situation.given, fails(situation.object, class, forever)); got.Uninstall != slices.Contains(situation.ever, class) {
+					t.Errorf("for ever: got %+v", got)
+				}
+				got, _ := decide(t, self(), situation.given, fails(situation.object, class, 1), hangs(situation.object, forever))
+				if got.Uninstall != slices.Contains(situation.once, class) {
+					t.Errorf("once: got %+v", got)
+				}
+			})
 		}
 	}
-	if more := server.Requests()[asked:]; len(more) > 0 {
-		t.Errorf("asked %q although there was nothing to ask about", more)
+}
+
+func TestARefusalIsConfirmedAfterASecond(t *testing.T) {
+	t.Parallel()
+	if _, asked := decide(t, self(), fails(set, kube.Unauthorized, forever)); !slices.Equal(asked, []time.Duration{0, time.Second}) {
+		t.Errorf("requests at %v, want at 0s and 1s", asked)
 	}
 }
 
-func TestDecideUsesATokenThatWasRotatedBetweenTwoTries(t *testing.T) {
-	server := newServer(t)
+// client is one of a server that knows the DaemonSet and the pod, and the file that has its token.
+func client(t *testing.T) (*kubetest.Server, *kube.Client, string) {
+	t.Helper()
+	server := kubetest.NewServer(t)
+	server.Set(kubetest.DaemonSet("istio-system", "agent", `{"nodeSelector": {"kubernetes.io/os": "linux"}}`))
+	server.Set(kubetest.Node("node-1", map[string]string{"kubernetes.io/os": "linux"}, ""))
+	server.Set(kubetest.Pod{Namespace: "istio-system", Name: "agent-x7"}.JSON(t))
 	token, authority := server.ServiceAccount(t)
-	server.SetToken("the-new-one")
 	host, port := server.Address()
-	api, err := kube.NewClient(kube.Config{
-		Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority,
-	})
+	api, err := kube.NewClient(kube.Config{Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(api.Close)
-	q := question{self: self(), budget: quick(), server: rotating{api, func() { kubetest.Write(t, token, "the-new-one") }}}
-	if got := q.decide(t.Context()); got != (Verdict{Reason: DaemonSetPresent}) {
+	return server, api, token
+}
+
+const setPath = "/apis/apps/v1/namespaces/istio-system/daemonsets/agent"
+
+// TestARealConnection asks a server, whose answers the client classifies.
+func TestARealConnection(t *testing.T) {
+	t.Parallel()
+	server, api, _ := client(t)
+	if got := ShouldUninstall(t.Context(), api, self(), Auto); got != (Verdict{Reason: DaemonSetPresent}) {
+		t.Errorf("got %+v, want to keep", got)
+	}
+	server.Delete(setPath)
+	if got := ShouldUninstall(t.Context(), api, self(), Auto); !got.Uninstall || got.Reason != DaemonSetGone {
+		t.Errorf("got %+v, want to uninstall", got)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if got := ShouldUninstall(ended, api, self(), Auto); got.Uninstall || got.Reason != NoAnswer {
+		t.Errorf("the context has ended: got %+v, want to keep", got)
+	}
+	before := len(server.Requests())
+	for _, tc := range []struct {
+		api    *kube.Client
+		self   Self
+		policy Policy
+		want   Verdict
+	}{
+		{api, self(), Always, Verdict{Uninstall: true, Reason: PolicyAlways}},
+		{api, self(), Never, Verdict{Reason: PolicyNever}},
+		{nil, self(), Auto, Verdict{Reason: NobodyToAsk}},
+		{api, Self{DaemonSet: "agent"}, Auto, Verdict{Reason: NobodyToAsk}},
+		{api, Self{Namespace: "istio-system"}, Auto, Verdict{Reason: NobodyToAsk}},
+	} {
+		if got := ShouldUninstall(t.Context(), tc.api, tc.self, tc.policy); got != tc.want {
+			t.Errorf("%s of %+v: got %+v, want %+v", tc.policy, tc.self, got, tc.want)
+		}
+	}
+	if more := server.Requests()[before:]; len(more) > 0 {
+		t.Errorf("requests %q although there was nothing to ask about", more)
+	}
+}
+
+// TestAnswersOfSomethingElseKeep has answers that look like refusals, and are none of the API server's own.
+func TestAnswersOfSomethingElseKeep(t *testing.T) {
+	t.Parallel()
+	var verdicts sync.WaitGroup
+	for _, answer := range []kubetest.Fault{
+		kubetest.NotFoundPage, kubetest.UnknownPath, kubetest.UnauthorizedPage, kubetest.ForbiddenPage, kubetest.Redirect,
+		kubetest.Garbage, kubetest.WrongKind, kubetest.EmptyBody, kubetest.ResetMidBody,
+	} {
+		server, api, _ := client(t)
+		server.FailOn(setPath, answer, kubetest.Forever)
+		verdicts.Go(func() { // most take all of the time
+			if got := ShouldUninstall(t.Context(), api, self(), Auto); got.Uninstall || got.Reason != NoAnswer {
+				t.Errorf("%s: got %+v, want to keep", answer, got)
+			}
+		})
+	}
+	verdicts.Wait()
+}
+
+// TestATokenIsRotated between two requests: the kubelet writes the new one at any time.
+func TestATokenIsRotated(t *testing.T) {
+	t.Parallel()
+	server, api, token := client(t)
+	server.SetToken("the-new-one")
+	rotate := rotating{api, func() { kubetest.Write(t, token, "the-new-one") }}
+	ctx, cancel := context.WithTimeout(t.Context(), Total)
+	defer cancel()
+	if got := (query{rotate, self()}).decide(ctx); got != (Verdict{Reason: DaemonSetPresent}) {
 		t.Errorf("got %+v, want to keep", got)
 	}
 }
@@ -597,125 +360,4 @@ type rotating struct {
 func (r rotating) DaemonSet(ctx context.Context, namespace, name string) (kube.DaemonSet, error) {
 	defer r.then()
 	return r.server.DaemonSet(ctx, namespace, name)
-}
-
-func TestDecideByPolicyAsksNobody(t *testing.T) {
-	server := newServer(t)
-	api := newAPI(t, server)
-	if got, want := Decide(t.Context(), api, self(), Always, quick()), (Verdict{true, PolicyAlways, ""}); got != want {
-		t.Errorf("always: got %+v, want %+v", got, want)
-	}
-	server.Delete(setPath)
-	if got, want := Decide(t.Context(), api, self(), Never, quick()), (Verdict{false, PolicyNever, ""}); got != want {
-		t.Errorf("never: got %+v, want %+v", got, want)
-	}
-	if got, want := Decide(t.Context(), nil, self(), Auto, quick()), (Verdict{false, NobodyToAsk, ""}); got != want {
-		t.Errorf("auto without an API: got %+v, want %+v", got, want)
-	}
-	if requests := server.Requests(); len(requests) > 0 {
-		t.Errorf("asked %q", requests)
-	}
-}
-
-func TestDecideKeepsWhenItsContextHasEnded(t *testing.T) {
-	server := newServer(t)
-	server.Delete(setPath)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if got := Decide(ctx, newAPI(t, server), self(), Auto, quick()); got.Uninstall || got.Reason != NoAnswer {
-		t.Errorf("got %+v, want to keep", got)
-	}
-}
-
-// scripted answers each question as its functions say.
-type scripted struct {
-	set  func(context.Context) error
-	node func(context.Context) error
-}
-
-func (s scripted) DaemonSet(ctx context.Context, _, _ string) (kube.DaemonSet, error) {
-	return kube.DaemonSet{}, s.set(ctx)
-}
-
-func (s scripted) Node(ctx context.Context, _ string) (kube.Node, error) {
-	return kube.Node{}, s.node(ctx)
-}
-
-func (s scripted) Pod(ctx context.Context, _ kube.PodKey) (kube.Pod, error) {
-	return kube.Pod{}, s.set(ctx)
-}
-
-// hang is what the client says of a server that does not answer.
-func hang(ctx context.Context) error {
-	<-ctx.Done()
-	return &kube.Error{Class: kube.Timeout, Err: ctx.Err()}
-}
-
-func TestDecideEndsWithinItsDefaultBudget(t *testing.T) {
-	class := func(c kube.Class) func(context.Context) error {
-		return func(context.Context) error { return &kube.Error{Class: c} }
-	}
-	for name, s := range map[string]scripted{
-		"against a server that hangs":                {hang, hang},
-		"against a server that hangs about the node": {func(context.Context) error { return nil }, hang},
-		"against a server that fails at once":        {class(kube.ServerError), hang},
-		"against a server that wants a minute's rest": {func(context.Context) error {
-			return &kube.Error{Class: kube.TooManyRequests, RetryAfter: time.Minute}
-		}, hang},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				start := time.Now()
-				q := question{server: s, self: self(), budget: Budget{}.withDefaults()}
-				if got := q.decide(t.Context()); got.Uninstall {
-					t.Errorf("got %+v, want to keep", got)
-				}
-				if took := time.Since(start); took > 5*time.Second {
-					t.Errorf("took %v, want at most 5s", took)
-				}
-			})
-		})
-	}
-}
-
-func TestDecideConfirmsARefusalAfterAMoment(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		start := time.Now()
-		var asked []time.Duration
-		q := question{self: self(), budget: Budget{}.withDefaults(), server: scripted{set: func(context.Context) error {
-			asked = append(asked, time.Since(start))
-			return &kube.Error{Class: kube.Unauthorized}
-		}}}
-		if got := q.decide(t.Context()); !got.Uninstall || got.Reason != AccountGone {
-			t.Errorf("got %+v, want to uninstall", got)
-		}
-		if len(asked) != 2 || asked[1] != time.Second {
-			t.Errorf("asked at %v, want at 0s and 1s", asked)
-		}
-	})
-}
-
-func TestDecideTakesNoSingleRefusalForAnAnswerWhenTimeIsUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		asked := 0
-		q := question{self: self(), budget: Budget{Attempt: time.Hour}.withDefaults(), server: scripted{set: func(ctx context.Context) error {
-			if asked++; asked == 1 {
-				return &kube.Error{Class: kube.Unauthorized}
-			}
-			return hang(ctx)
-		}}}
-		if got := q.decide(t.Context()); got.Uninstall || got.Reason != NoAnswer {
-			t.Errorf("got %+v, want to keep", got)
-		}
-		if asked != 2 {
-			t.Errorf("asked %d times, want 2", asked)
-		}
-	})
-}
-
-func TestDecideTakesNoStrangeErrorForAnAnswer(t *testing.T) {
-	q := question{self: self(), budget: quick(), server: scripted{set: func(context.Context) error { return errors.New("odd") }}}
-	if got, want := q.decide(t.Context()), (Verdict{false, NoAnswer, "odd"}); got != want {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
 }

@@ -291,9 +291,9 @@ func (n *node) leave(ctx context.Context) error {
 		return nil
 	}
 	n.log.InfoContext(ctx, "told to end: asking whether for good", slog.String("policy", string(n.cfg.UninstallOnExit)))
-	verdict := departure.Decide(ctx, n.api, departure.Self{
+	verdict := departure.ShouldUninstall(ctx, n.api, departure.Self{
 		Namespace: n.cfg.Namespace, DaemonSet: n.cfg.DaemonSet, NodeName: n.cfg.NodeName, PodName: n.cfg.PodName,
-	}, n.cfg.UninstallOnExit, departure.Budget{})
+	}, n.cfg.UninstallOnExit)
 	n.log.InfoContext(ctx, "decided", slog.Bool("uninstall", verdict.Uninstall), slog.String("reason", string(verdict.Reason)),
 		slog.String("detail", verdict.Detail))
 	if !verdict.Uninstall {
