@@ -11,16 +11,15 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
@@ -34,8 +33,6 @@ func TestMain(m *testing.M) {
 	switch role := os.Getenv(roleVariable); role {
 	case "":
 		os.Exit(m.Run())
-	case "plugin":
-		playPlugin()
 	case "agent":
 		playAgent()
 	default:
@@ -44,75 +41,30 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// playPlugin is one invocation of the plugin. What its log has to say about the socket is on its stderr.
-func playPlugin() {
-	l := pluginlog.New(pluginlog.Options{Stderr: os.Stderr, RunDir: os.Getenv("DIR"), Scope: "cni-plugin", Timeout: generous})
-	l.Logger().Info("from a child", "uid", os.Getuid())
-	l.Close()
-}
-
-// playAgent serves until its stdin ends. Files beyond the limit FILES cannot be opened.
+// playAgent serves until its stdin ends.
 func playAgent() {
-	var usual syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &usual); err != nil {
-		panic(err)
-	}
-	limit := func(n uint64) {
-		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: usual.Max}); err != nil {
-			panic(err)
-		}
-	}
-	l := defaultLimits()
-	l.report = 10 * time.Millisecond
-	s, err := open(context.Background(), Options{
-		Path:    filepath.Join(os.Getenv("DIR"), "log.sock"),
-		Records: slog.NewJSONHandler(os.Stdout, nil),
-		Log:     slog.New(slog.NewTextHandler(os.Stderr, nil)),
-	}, l)
+	s, err := unixsock.Open(context.Background(), socketOptions(os.Getenv("DIR")))
 	if err != nil {
 		panic(err)
 	}
+	r := New(Options{
+		Records: slog.NewJSONHandler(os.Stdout, nil), Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Metrics: metrics.New(""),
+	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	go func() { defer close(done); s.Serve(ctx) }()
-	if files, err := strconv.ParseUint(os.Getenv("FILES"), 10, 64); err == nil {
-		limit(files)
-	}
+	go func() { defer close(done); s.Serve(ctx, r.Handler()) }()
 	_, _ = os.Stdout.WriteString(`{"msg":"open"}` + "\n")
-	one := make([]byte, 1)
-	for {
-		if _, err := os.Stdin.Read(one); err != nil {
-			break
-		}
-		limit(usual.Cur) // any byte lifts the limit
-	}
+	_, _ = io.Copy(io.Discard, os.Stdin)
 	cancel()
 	<-done
 }
 
-// child returns a command that runs this binary again in a role, from a place where any user may start it.
-func child(t *testing.T, role string, environment ...string) *exec.Cmd {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
+// socketOptions are the agent's.
+func socketOptions(dir string) unixsock.Options {
+	return unixsock.Options{
+		Path: filepath.Join(dir, "log.sock"), DirMode: 0o700, Mode: 0o600, Connections: 16, Timeout: 2 * time.Second,
+		Log: slog.New(slog.DiscardHandler),
 	}
-	program := filepath.Join(runDir(t), "child")
-	content, err := os.ReadFile(self)
-	if err == nil {
-		err = os.WriteFile(program, content, 0o755)
-	}
-	if err == nil {
-		err = os.Chmod(filepath.Dir(program), 0o755)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), program) // t.Context ends before the test's cleanups
-	cmd.Env = append(os.Environ(), roleVariable+"="+role)
-	cmd.Env = append(cmd.Env, environment...)
-	cmd.Dir = "/"
-	return cmd
 }
 
 // runDir makes a directory whose name is short enough for a socket in it.
@@ -126,39 +78,37 @@ func runDir(t *testing.T) string {
 	return dir
 }
 
-// bench is a server that serves, with what it relayed, what it said itself and what it counted.
+// bench is a relay behind its socket, with what it relayed, what it logged itself and what it counted.
 type bench struct {
-	*Server
-
-	dir      string
-	records  lockedBuffer
-	log      lockedBuffer
-	counters *metrics.Metrics
-	stop     func()
+	dir, path string
+	handler   http.Handler
+	records   lockedBuffer
+	log       lockedBuffer
+	counters  *metrics.Metrics
+	stop      func()
 }
 
-// start serves until the test ends. The change, if any, is made to options and limits before.
-func start(t *testing.T, change func(*Options, *limits)) *bench {
+// start serves until the test ends. The change, if any, is made to the options before.
+func start(t *testing.T, change func(*Options)) *bench {
 	t.Helper()
 	b := &bench{dir: runDir(t), counters: metrics.New("")}
+	b.path = filepath.Join(b.dir, "log.sock")
 	o := Options{
-		Path:    filepath.Join(b.dir, "log.sock"),
 		Records: slog.NewJSONHandler(&b.records, nil),
 		Log:     slog.New(slog.NewTextHandler(&b.log, nil)),
 		Metrics: b.counters,
 	}
-	l := defaultLimits()
 	if change != nil {
-		change(&o, &l)
+		change(&o)
 	}
-	s, err := open(t.Context(), o, l)
+	s, err := unixsock.Open(t.Context(), socketOptions(b.dir))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.Server = s
+	b.handler = New(o).Handler()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { defer close(done); s.Serve(ctx) }()
+	go func() { defer close(done); s.Serve(ctx, b.handler) }()
 	b.stop = sync.OnceFunc(func() {
 		cancel()
 		select {
@@ -169,6 +119,14 @@ func start(t *testing.T, change func(*Options, *limits)) *bench {
 	})
 	t.Cleanup(b.stop)
 	return b
+}
+
+// plugin is the log of an invocation of the plugin on the agent's node.
+func (b *bench) plugin(stderr io.Writer, level pluginlog.Level) *pluginlog.Log {
+	l := pluginlog.New(stderr, "cni-plugin")
+	l.Timeout = generous
+	l.Configure(b.dir, level)
+	return l
 }
 
 // relayed returns the records that were logged.
@@ -217,7 +175,7 @@ func (b *bench) ordinary(t *testing.T) {
 	t.Helper()
 	before := b.records.Len()
 	var stderr lockedBuffer
-	l := pluginlog.New(pluginlog.Options{Stderr: &stderr, RunDir: b.dir, Scope: "cni-plugin", Timeout: generous})
+	l := b.plugin(&stderr, pluginlog.LevelInfo)
 	l.Logger().Info("an ordinary batch", "pod", "web-1")
 	l.Logger().Error("with an error", "error", errors.New("boom"))
 	l.Close()
@@ -230,7 +188,7 @@ func (b *bench) ordinary(t *testing.T) {
 
 func (b *bench) dial(t *testing.T) net.Conn {
 	t.Helper()
-	conn, err := dial(t.Context(), b.options.Path)
+	conn, err := dial(t.Context(), b.path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +208,7 @@ func dial(ctx context.Context, path string) (net.Conn, error) {
 // post sends a body as the reference's plugin does: by an http.Client that dials the socket.
 func (b *bench) post(t *testing.T, body io.Reader) (int, error) {
 	t.Helper()
-	return post(t.Context(), b.options.Path, http.MethodPost, "http://unix/log", body)
+	return post(t.Context(), b.path, http.MethodPost, "http://unix/log", body)
 }
 
 func post(ctx context.Context, path, method, url string, body io.Reader) (int, error) {

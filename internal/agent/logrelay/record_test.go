@@ -2,49 +2,51 @@ package logrelay
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/time/rate"
-
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
 func TestTheRealPluginIsRelayed(t *testing.T) {
-	b := start(t, func(o *Options, _ *limits) { o.Level = slog.LevelDebug })
-	at := time.Date(2026, 5, 4, 3, 2, 1, 1000, time.UTC)
-	l := pluginlog.New(pluginlog.Options{
-		RunDir: b.dir, Scope: "cni-plugin", Level: pluginlog.LevelDebug, Timeout: generous, Now: func() time.Time { return at },
-	})
+	b := start(t, func(o *Options) { o.Level = slog.LevelDebug })
+	l := b.plugin(io.Discard, pluginlog.LevelDebug)
 	log := l.Logger()
 	log.Debug("deciding")
 	log.Info("decided", "pod", "web-1", "count", 3, "ratio", 0.5, "capture", true, "ports", []int{80, 443}, "none", nil)
 	log.Warn("two\nlines", slog.Group("dns", "udp", 53))
 	log.Error("gave up", "scope", "forged", "msg", "mine", "error", fmt.Errorf("reading %q", "x"))
-	log.Log(t.Context(), slog.Level(pluginlog.LevelFatal), "fatal")
+	log.Log(t.Context(), pluginlog.LevelFatal.Level(), "fatal")
 	l.Close()
-	const when, scope = "2026-05-04T03:02:01.000001Z", "cni-plugin"
 	want := []map[string]any{
-		{"time": when, "level": "DEBUG", "msg": "deciding", "scope": scope},
+		{"level": "DEBUG", "msg": "deciding", "scope": scope},
 		{
-			"time": when, "level": "INFO", "msg": "decided", "scope": scope, "pod": "web-1", "count": 3.0, "ratio": 0.5,
+			"level": "INFO", "msg": "decided", "scope": scope, "pod": "web-1", "count": 3.0, "ratio": 0.5,
 			"capture": true, "ports": []any{80.0, 443.0}, "none": nil,
 		},
-		{"time": when, "level": "WARN", "msg": "two\nlines", "scope": scope, "dns.udp": 53.0},
+		{"level": "WARN", "msg": "two\nlines", "scope": scope, "dns.udp": 53.0},
 		{
-			"time": when, "level": "ERROR", "msg": "gave up", "scope": scope,
+			"level": "ERROR", "msg": "gave up", "scope": scope,
 			"attr.scope": "forged", "attr.msg": "mine", "error": `reading "x"`,
 		},
-		{"time": when, "level": "ERROR", "msg": "fatal", "scope": scope},
+		{"level": "ERROR", "msg": "fatal", "scope": scope},
 	}
-	if diff := cmp.Diff(want, b.relayed(t)); diff != "" {
+	got := b.relayed(t)
+	for _, record := range got {
+		delete(record, "time") // which the next test is about
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(map[string]int{"relayed": 5}, b.outcomes(t)); diff != "" {
@@ -78,7 +80,7 @@ func TestRelayedLevelIsNotTheAgents(t *testing.T) { // W-30
 	} {
 		t.Run(c.agent.String()+"_"+c.relay.String(), func(t *testing.T) {
 			var out lockedBuffer
-			b := start(t, func(o *Options, _ *limits) {
+			b := start(t, func(o *Options) {
 				o.Records = slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: c.agent})
 				o.Level = c.relay
 			})
@@ -152,6 +154,8 @@ func TestBodies(t *testing.T) {
 		{"cut_short", `[` + good + `,` + good, 400, map[string]int{"rejected": 1}},
 		{"syntax_at_the_end", `[` + good + `,}`, 400, map[string]int{"rejected": 1}},
 		{"something_after_it", `[` + good + `] []`, 400, map[string]int{"rejected": 1}},
+		{"too_large", `["` + strings.Repeat("x", maxBody) + `"]`, 413, map[string]int{"rejected": 1}},
+		{"too_many", "[" + strings.Repeat(good+",", maxRecords+6) + good + "]", 200, map[string]int{"relayed": maxRecords, "dropped": 7}},
 		{"deeply_nested", strings.Repeat("[", 1<<20), 400, map[string]int{"rejected": 1}},
 		{"deeply_nested_objects", `[` + strings.Repeat(`{"a":`, 1<<17), 400, map[string]int{"rejected": 1}},
 	} {
@@ -182,23 +186,10 @@ func TestOnlyPostToLog(t *testing.T) {
 		{http.MethodPost, "http://unix/", 404},
 		{http.MethodPost, "http://unix/cmdadd", 404},
 	} {
-		code, err := post(t.Context(), b.options.Path, c.method, c.url, batchOf(t))
+		code, err := post(t.Context(), b.path, c.method, c.url, batchOf(t))
 		if code != c.want || err != nil {
 			t.Errorf("%s %s: %d %v, want %d", c.method, c.url, code, err, c.want)
 		}
-	}
-}
-
-func TestAConnectionIsForOneBatch(t *testing.T) {
-	b := start(t, nil)
-	conn := b.dial(t)
-	request := head + "Content-Length: 2\r\n\r\n[]"
-	if _, err := io.WriteString(conn, request+request); err != nil {
-		t.Fatal(err)
-	}
-	answers, _ := io.ReadAll(conn) // a reset is an end as well
-	if strings.Count(string(answers), "HTTP/1.1 200 OK") != 1 || !strings.Contains(string(answers), "Connection: close") {
-		t.Errorf("answers %q", answers)
 	}
 }
 
@@ -212,7 +203,7 @@ func TestARecordCannotPassForAnother(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
-			s := start(t, func(o *Options, _ *limits) { o.Records = handler(&out) })
+			s := start(t, func(o *Options) { o.Records = handler(&out) })
 			s.mustPost(t, marshal(map[string]any{
 				"level": "info", "time": "2026-05-04T03:02:01Z", "msg": forged,
 				"value": forged, forged: "key", "nested": map[string]any{forged: []string{forged}},
@@ -273,7 +264,7 @@ func TestABatchStaysTogether(t *testing.T) {
 	var all sync.WaitGroup
 	for sender := range senders {
 		all.Go(func() {
-			l := pluginlog.New(pluginlog.Options{RunDir: b.dir, Timeout: generous})
+			l := b.plugin(io.Discard, pluginlog.LevelInfo)
 			for range records {
 				l.Logger().Info("record", "sender", sender)
 			}
@@ -296,63 +287,47 @@ func TestABatchStaysTogether(t *testing.T) {
 	}
 }
 
+// Of a flood the burst is relayed, and then what the rate allows. What is lost is in the log once in a while.
 func TestRate(t *testing.T) {
-	var mu sync.Mutex
-	now := time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC)
-	forward := func(d time.Duration) {
-		mu.Lock()
-		defer mu.Unlock()
-		now = now.Add(d)
-	}
-	for _, c := range []struct {
-		name string
-		set  func(*limits)
-	}{
-		{"records", func(l *limits) { l.recordRate, l.recordBurst = 10, 5 }},
-		{"bytes", func(l *limits) {
-			size := len(line("info", "x", ""))
-			l.byteRate, l.byteBurst = rate.Limit(10*size), 5*size
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			b := start(t, func(o *Options, l *limits) {
-				o.Now = func() time.Time { mu.Lock(); defer mu.Unlock(); return now }
-				l.report = time.Hour
-				c.set(l)
-			})
-			expect := func(relayed, dropped int) {
-				t.Helper()
-				b.mustPost(t, line("debug", "costs nothing", ""), line("info", "x", ""), line("info", "x", ""), line("info", "x", ""))
-				if got := b.outcomes(t); got["relayed"] != relayed || got["dropped"] != dropped {
-					t.Errorf("counted %v, want %d relayed and %d dropped", got, relayed, dropped)
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		counters := metrics.New("")
+		b := &bench{counters: counters, handler: New(Options{
+			Records: slog.DiscardHandler, Log: slog.New(slog.NewTextHandler(&log, nil)), Metrics: counters,
+		}).Handler()}
+		const size = 128 << 10
+		long := line("info", "x", "")
+		long = line("info", strings.Repeat("x", size-len(long)+1), "")
+		body, err := json.Marshal([]string{line("debug", "costs nothing", ""), long, long, long, long})
+		if err != nil {
+			t.Fatal(err)
+		}
+		expect := func(batches, relayed, dropped int) {
+			t.Helper()
+			for range batches {
+				w := httptest.NewRecorder()
+				b.handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/log", bytes.NewReader(body)))
+				if w.Code != http.StatusOK {
+					t.Error(w.Code)
 				}
 			}
-			expect(3, 0)
-			expect(5, 1) // the burst is over
-			expect(5, 4)
-			forward(200 * time.Millisecond)
-			expect(7, 5)
-			expect(7, 8)
-			forward(time.Hour)
-			expect(10, 8)
-			b.stop()
-			if got := b.log.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "dropped=8") {
-				t.Errorf("told of the losses: %q", got)
+			if got := b.outcomes(t); got["relayed"] != relayed || got["dropped"] != dropped {
+				t.Errorf("counted %v, want %d relayed and %d dropped", got, relayed, dropped)
 			}
-		})
-	}
-}
-
-func TestTooManyRecordsInABatch(t *testing.T) {
-	b := start(t, func(_ *Options, l *limits) { l.batch = 10 })
-	lines := make([]string, 25)
-	for i := range lines {
-		lines[i] = line("info", "x", "")
-	}
-	b.mustPost(t, lines...)
-	if diff := cmp.Diff(map[string]int{"relayed": 10, "dropped": 1}, b.outcomes(t)); diff != "" {
-		t.Errorf("counted (-want +got):\n%s", diff)
-	}
+		}
+		expect(byteBurst/size/4, byteBurst/size, 0)
+		expect(2, byteBurst/size, 8)
+		time.Sleep(time.Second)
+		expect(3, byteBurst/size+byteRate/size, 12)
+		if got := log.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "dropped=4 rejected=0") {
+			t.Errorf("logged %q", got)
+		}
+		time.Sleep(time.Minute)
+		expect(33, 2*byteBurst/size+byteRate/size, 16)
+		if got := log.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, "dropped=8") {
+			t.Errorf("logged %q", got)
+		}
+	})
 }
 
 func FuzzParse(f *testing.F) {

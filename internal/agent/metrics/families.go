@@ -24,6 +24,8 @@ const (
 	filesPolled   = "istio_cni_files_polled"
 	healSeconds   = "istio_cni_heal_seconds"
 	buildInfo     = "istio_cni_build_info"
+
+	unauthorizedPeer = "stranger"
 )
 
 func ownFamilies() []family {
@@ -42,7 +44,7 @@ func ownFamilies() []family {
 		},
 		{
 			refusalsTotal, counter,
-			"Connections to the log socket closed unheard: of a user that may not send, or too slow while others waited.",
+			"Connections to the log socket that were refused, as their user is not root.",
 		},
 		{filesPolled, gauge, "1 while the node's files are polled, as the kernel has no inotify instance or watch left, else 0."},
 		{healSeconds, "histogram", "Time from noticing that an artifact was tampered with to having it back, in seconds."},

@@ -68,15 +68,6 @@ const (
 	LogRejected LogOutcome = "rejected"
 )
 
-// Refusal is why a connection of the log socket was closed.
-type Refusal string
-
-// A stranger may not send; a slow client held a place that others waited for.
-const (
-	RefusedStranger Refusal = "stranger"
-	RefusedSlow     Refusal = "slow"
-)
-
 // Metrics counts for one agent. Its methods may be called from several goroutines.
 type Metrics struct {
 	*Repair
@@ -106,7 +97,7 @@ func New(version string) *Metrics {
 		fights:   newVector(set, fightsTotal, one("rival", RivalCilium, RivalMultus, RivalInstaller, RivalUnknown)),
 		problems: newVector(set, problemsTotal, one("source", SourceConfigMap, SourceDirectory)),
 		records:  newVector(set, recordsTotal, one("outcome", LogRelayed, LogDropped, LogRejected)),
-		refusals: newVector(set, refusalsTotal, one("reason", RefusedStranger, RefusedSlow)),
+		refusals: newVector(set, refusalsTotal, one("reason", unauthorizedPeer)),
 	}
 	set.NewGauge(buildInfo+labels("version", version), nil).Set(1)
 	set.RegisterMetricsWriter(m.heal.write)
@@ -145,5 +136,5 @@ func (m *Metrics) ConfigRefused(s Source) { m.problems.add(labels("source", stri
 // LogRecords counts n records that plugins sent.
 func (m *Metrics) LogRecords(o LogOutcome, n int) { m.records.add(labels("outcome", string(o)), n) }
 
-// LogConnectionRefused counts a connection of the log socket that was closed unheard.
-func (m *Metrics) LogConnectionRefused(r Refusal) { m.refusals.add(labels("reason", string(r)), 1) }
+// LogConnectionRefused counts a connection of the log socket whose peer is not root.
+func (m *Metrics) LogConnectionRefused() { m.refusals.add(labels("reason", unauthorizedPeer), 1) }

@@ -118,7 +118,6 @@ func TestEveryClosedSetStartsAtZero(t *testing.T) {
 		`istio_cni_log_records_total{outcome="dropped"}`:                          0,
 		`istio_cni_log_records_total{outcome="rejected"}`:                         0,
 		`istio_cni_log_connections_refused_total{reason="stranger"}`:              0,
-		`istio_cni_log_connections_refused_total{reason="slow"}`:                  0,
 		`istio_cni_events_total{result="sent"}`:                                   0,
 		`istio_cni_events_total{result="suppressed"}`:                             0,
 		`istio_cni_events_total{result="failed"}`:                                 0,
@@ -210,8 +209,8 @@ func TestEachMethodCountsItsOwn(t *testing.T) {
 			map[string]float64{`istio_cni_log_records_total{outcome="dropped"}`: 42},
 		},
 		{
-			"refused", func(m *Metrics) { m.LogConnectionRefused(RefusedSlow) },
-			map[string]float64{`istio_cni_log_connections_refused_total{reason="slow"}`: 1},
+			"refused", func(m *Metrics) { m.LogConnectionRefused() },
+			map[string]float64{`istio_cni_log_connections_refused_total{reason="stranger"}`: 1},
 		},
 		{
 			"event", func(m *Metrics) { m.EventReported(kube.EventSuppressed) },

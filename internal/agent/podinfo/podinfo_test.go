@@ -338,8 +338,7 @@ func TestReportsOfManyAtOnceAreKept(t *testing.T) {
 	service := Service{Ring: &Ring{}, Metrics: m, Log: slog.New(slog.DiscardHandler), Store: newStore(t, kubetest.NewServer(t))}
 	socket := filepath.Join(t.TempDir(), "s")
 	server, err := unixsock.Open(t.Context(), unixsock.Options{
-		Path: socket, Connections: 256, Grace: time.Minute, Patience: time.Minute, Header: 16 << 10, KeepAlive: true, End: time.Second,
-		Trouble: noTrouble{t}, Log: slog.New(slog.DiscardHandler), Now: time.Now,
+		Path: socket, Mode: 0o600, Connections: 256, Timeout: time.Minute, KeepAlive: true, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -366,13 +365,6 @@ func TestReportsOfManyAtOnceAreKept(t *testing.T) {
 	stop()
 	serving.Wait()
 }
-
-// noTrouble fails a test in which a connection is not served.
-type noTrouble struct{ t *testing.T }
-
-func (n noTrouble) Stranger(uid uint32)    { n.t.Errorf("user %d is refused", uid) }
-func (n noTrouble) Slow()                  { n.t.Error("a connection lost its place") }
-func (n noTrouble) CannotAccept(err error) { n.t.Error(err) }
 
 // TestDecisionsComeInPages: all of them come, whatever is in them.
 func TestDecisionsComeInPages(t *testing.T) {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// profilePatience lets a profile of the usual half minute end, and one of two.
-const profilePatience = 150 * time.Second
+// profileTimeout lets a profile of the usual half minute end, and one of two.
+const profileTimeout = 150 * time.Second
 
 // Page is one more thing that the introspection port shows.
 type Page struct {
@@ -16,8 +16,7 @@ type Page struct {
 	Handler http.Handler
 }
 
-// Introspection is the port of Go's profiler, below /debug/pprof/, and of further pages. It is local: profiles and the command line are
-// nobody's business outside of the pod.
+// Introspection is the port of Go's profiler, below /debug/pprof/, and of further pages. It is local: profiles and the command line are not for other pods.
 func Introspection(flag, host string, number int, pages ...Page) Port {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -29,5 +28,5 @@ func Introspection(flag, host string, number int, pages ...Page) Port {
 	for _, page := range pages {
 		mux.Handle(page.Path, page.Handler)
 	}
-	return Port{Flag: flag, Host: host, Number: number, Handler: mux, Reach: Local, Patience: profilePatience}
+	return Port{Flag: flag, Host: host, Number: number, Handler: mux, Reach: Local, Timeout: profileTimeout}
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // How many connections a port has at a time: those from which a request's header is still to come, and those that are
-// answered. Whoever reaches the port can open them, and each costs the agent a file descriptor and 20 to 40 KiB.
+// answered. Every pod that reaches the port can open them, and each costs the agent a file descriptor and 20 to 40 KiB.
 const (
 	maxWaiting  = 512
 	maxAnswered = 128
@@ -39,7 +39,7 @@ type limit struct {
 
 func newLimit() *limit {
 	return &limit{
-		rate: rate.NewLimiter(acceptRate, acceptBurst), waiting: newGroup(maxWaiting), answered: newGroup(maxAnswered),
+		rate: rate.NewLimiter(acceptRate, acceptBurst), waiting: group{most: maxWaiting}, answered: group{most: maxAnswered},
 	}
 }
 
@@ -64,42 +64,45 @@ func (l *limit) state(conn net.Conn, s http.ConnState) {
 
 // group is connections, the oldest first.
 type group struct {
-	most     int
-	conns    []member
-	bySource map[netip.Addr]int
+	most  int
+	conns []net.Conn
 }
 
-type member struct {
-	net.Conn
-
-	source netip.Addr
-}
-
-func newGroup(most int) group { return group{most: most, bySource: map[netip.Addr]int{}} }
-
-// add takes a connection in, if need be in place of another one.
+// add takes a connection in. If the group is full, the oldest one of the address with most of them gives way.
 func (g *group) add(conn net.Conn) {
 	if len(g.conns) >= g.most {
-		at, most := 0, 0
-		for i, m := range g.conns {
-			if n := g.bySource[m.source]; n > most {
-				at, most = i, n
+		bySource := map[netip.Addr]int{}
+		for _, c := range g.conns {
+			bySource[source(c)]++
+		}
+		victim, most := 0, 0
+		for i, c := range g.conns {
+			if n := bySource[source(c)]; n > most {
+				victim, most = i, n
 			}
 		}
-		cut(g.conns[at].Conn)
-		g.removeAt(at)
+		reset(g.conns[victim])
+		g.conns = slices.Delete(g.conns, victim, victim+1)
 	}
-	m := member{Conn: conn}
-	if tcp, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
-		m.source = tcp.AddrPort().Addr()
-	}
-	g.conns = append(g.conns, m)
-	g.bySource[m.source]++
+	g.conns = append(g.conns, conn)
 }
 
-// cut ends a connection without waiting, as Close does, for a write that hangs: its server closes it when it finds out. What
-// was sent and is not read is thrown away.
-func cut(conn net.Conn) {
+func (g *group) remove(conn net.Conn) {
+	if at := slices.Index(g.conns, conn); at >= 0 {
+		g.conns = slices.Delete(g.conns, at, at+1)
+	}
+}
+
+func source(conn net.Conn) netip.Addr {
+	if tcp, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
+		return tcp.AddrPort().Addr()
+	}
+	return netip.Addr{}
+}
+
+// reset ends a connection without waiting, as Close does, for a write that hangs: its server closes it when it finds out.
+// What was sent and is not read is thrown away.
+func reset(conn net.Conn) {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
 		_ = conn.Close()
@@ -108,18 +111,4 @@ func cut(conn net.Conn) {
 	_ = tcp.SetLinger(0)
 	_ = tcp.CloseRead()
 	_ = tcp.CloseWrite()
-}
-
-func (g *group) remove(conn net.Conn) {
-	if at := slices.IndexFunc(g.conns, func(m member) bool { return m.Conn == conn }); at >= 0 {
-		g.removeAt(at)
-	}
-}
-
-func (g *group) removeAt(at int) {
-	source := g.conns[at].source
-	if g.bySource[source]--; g.bySource[source] == 0 {
-		delete(g.bySource, source)
-	}
-	g.conns = slices.Delete(g.conns, at, at+1)
 }

@@ -193,7 +193,7 @@ func (c *fakeConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(c
 // TestWhoGivesWay: the oldest of the address that has most.
 func TestWhoGivesWay(t *testing.T) {
 	t.Parallel()
-	l := &limit{rate: rate.NewLimiter(rate.Inf, 0), waiting: newGroup(4), answered: newGroup(2)}
+	l := &limit{rate: rate.NewLimiter(rate.Inf, 0), waiting: group{most: 4}, answered: group{most: 2}}
 	all := map[string]*fakeConn{}
 	at := func(name string, states ...http.ConnState) {
 		if all[name] == nil {
@@ -237,7 +237,7 @@ func TestWhoGivesWay(t *testing.T) {
 	for name := range all {
 		at(name, http.StateClosed)
 	}
-	if len(l.waiting.conns)+len(l.answered.conns)+len(l.waiting.bySource)+len(l.answered.bySource) != 0 {
+	if len(l.waiting.conns)+len(l.answered.conns) != 0 {
 		t.Errorf("left: %+v", l)
 	}
 }

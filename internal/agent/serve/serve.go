@@ -12,6 +12,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,11 +27,11 @@ import (
 
 // The limits of a connection. Answers are small and clients are near.
 const (
-	headerTimeout  = 5 * time.Second
-	readTimeout    = 10 * time.Second
-	writeTimeout   = 30 * time.Second
-	maxHeader      = 16 << 10
-	shutdownWithin = 3 * time.Second
+	headerTimeout   = 5 * time.Second
+	readTimeout     = 10 * time.Second
+	writeTimeout    = 30 * time.Second
+	maxHeader       = 16 << 10
+	shutdownTimeout = 3 * time.Second
 )
 
 // Port is a TCP port to serve on. A number of 0 or less means that it is switched off.
@@ -43,8 +44,10 @@ type Port struct {
 	Handler http.Handler
 	// Reach says who may be able to connect.
 	Reach Reach
-	// Patience is how long an answer may take; 0 means 30 s.
-	Patience time.Duration
+	// Timeout is for an answer; 0 means 30 s.
+	Timeout time.Duration
+
+	listener net.Listener
 }
 
 // Reach is from where a port can be reached.
@@ -58,19 +61,13 @@ const (
 
 // Servers are ports that are open. Clients can connect from Open on, and are answered from Serve on.
 type Servers struct {
-	log     *slog.Logger
-	limits  limits
-	servers []*server
+	log    *slog.Logger
+	limits limits
+	ports  []Port
 }
 
 // limits are those of a connection, and of the end.
-type limits struct{ header, end time.Duration }
-
-type server struct {
-	port     Port
-	listener net.Listener
-	http     *http.Server
-}
+type limits struct{ header, shutdown time.Duration }
 
 var (
 	errNotLocal  = errors.New("not a loopback address")
@@ -83,7 +80,7 @@ func Open(ctx context.Context, log *slog.Logger, ports ...Port) (*Servers, error
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	s := &Servers{log: log, limits: limits{header: headerTimeout, end: shutdownWithin}}
+	s := &Servers{log: log, limits: limits{header: headerTimeout, shutdown: shutdownTimeout}}
 	var errs []error
 	for _, p := range ports {
 		if p.Number <= 0 {
@@ -94,7 +91,8 @@ func Open(ctx context.Context, log *slog.Logger, ports ...Port) (*Servers, error
 			errs = append(errs, fmt.Errorf("%s %d: %w", p.Flag, p.Number, err))
 			continue
 		}
-		s.servers = append(s.servers, &server{port: p, listener: listener})
+		p.listener = listener
+		s.ports = append(s.ports, p)
 	}
 	if len(errs) > 0 {
 		s.Close()
@@ -131,74 +129,53 @@ func address(host string) string {
 	return host
 }
 
-// Close closes ports that nobody serves. After Serve it does nothing.
+// Close closes ports that are not served. After Serve it does nothing.
 func (s *Servers) Close() {
-	for _, srv := range s.servers {
-		_ = srv.listener.Close() // it is closed whatever it says
+	for _, p := range s.ports {
+		_ = p.listener.Close() // it is closed whatever it says
 	}
 }
 
 // Serve answers until ctx ends, gives running requests a moment to finish, and closes all ports. It returns nil, or
 // why a port ended before: then all the others have ended with it.
 func (s *Servers) Serve(ctx context.Context) error {
-	if len(s.servers) == 0 {
-		<-ctx.Done()
-		return nil
-	}
-	ended := make(chan error, len(s.servers))
-	var serving sync.WaitGroup
-	for _, srv := range s.servers {
-		srv.http = s.prepare(srv.port)
-		serving.Go(func() {
-			err := srv.http.Serve(srv.listener)
-			ended <- fmt.Errorf("serving %s %d: %w", srv.port.Flag, srv.port.Number, err)
+	serving, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer context.AfterFunc(ctx, func() { end(nil) })()
+	var all sync.WaitGroup
+	for _, p := range s.ports {
+		server := s.server(p)
+		all.Go(func() {
+			err := server.Serve(p.listener)
+			end(fmt.Errorf("serving %s %d: %w", p.Flag, p.Number, err)) // of which the first counts
+		})
+		all.Go(func() {
+			<-serving.Done()
+			bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.limits.shutdown)
+			defer cancel()
+			if server.Shutdown(bound) != nil {
+				_ = server.Close() // the connections are gone whatever it says
+			}
+			_ = p.listener.Close() // a server that had not begun to serve does not know it yet
 		})
 	}
-	var err error
-	select {
-	case <-ctx.Done():
-	case err = <-ended:
+	<-serving.Done()
+	all.Wait()
+	if err := context.Cause(serving); !errors.Is(err, context.Canceled) {
+		return err
 	}
-	s.shutdown(ctx)
-	// Who closes a listener second does not wait for the first, which may be one of these.
-	serving.Wait()
-	return err
+	return nil
 }
 
-func (s *Servers) prepare(p Port) *http.Server {
-	patience := p.Patience
-	if patience <= 0 {
-		patience = writeTimeout
-	}
+func (s *Servers) server(p Port) *http.Server {
 	server := &http.Server{
 		Handler:           p.Handler,
 		ConnState:         newLimit().state,
 		ReadHeaderTimeout: s.limits.header,
 		ReadTimeout:       readTimeout,
-		WriteTimeout:      patience,
+		WriteTimeout:      cmp.Or(p.Timeout, writeTimeout),
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          slog.NewLogLogger(s.log.With("port", p.Number).Handler(), slog.LevelWarn),
 	}
-	server.SetKeepAlivesEnabled(false) // probes and scrapes come seconds apart: an idle connection is of use to nobody
+	server.SetKeepAlivesEnabled(false) // probes and scrapes come seconds apart: an idle connection is of no use
 	return server
-}
-
-// shutdown ends all servers, at the latest when the bound is over.
-func (s *Servers) shutdown(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.limits.end)
-	defer cancel()
-	done := make(chan struct{})
-	for _, srv := range s.servers {
-		go func() {
-			if srv.http.Shutdown(ctx) != nil {
-				_ = srv.http.Close() // the connections are gone whatever it says
-			}
-			done <- struct{}{}
-		}()
-	}
-	for range s.servers {
-		<-done
-	}
-	// A server that had not begun to serve does not know its listener yet, and would close it only when it begins.
-	s.Close()
 }

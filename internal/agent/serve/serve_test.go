@@ -60,7 +60,7 @@ func says(text string) http.Handler {
 // start serves ports until the returned function is called, which returns what Serve did.
 func start(t *testing.T, ports ...Port) (stop func() error) {
 	t.Helper()
-	return startLimited(t, limits{header: headerTimeout, end: 200 * time.Millisecond}, ports...) // nobody waits for the usual end
+	return startLimited(t, limits{header: headerTimeout, shutdown: 200 * time.Millisecond}, ports...) // nobody waits for the usual end
 }
 
 func startLimited(t *testing.T, l limits, ports ...Port) (stop func() error) {
@@ -208,7 +208,7 @@ func TestEndIsBoundThoughARequestHangs(t *testing.T) {
 
 func TestASilentClientIsCutOff(t *testing.T) {
 	n := free(t, 1)[0]
-	startLimited(t, limits{header: time.Millisecond, end: time.Millisecond}, Port{Flag: "--p", Number: n, Handler: says("x")})
+	startLimited(t, limits{header: time.Millisecond, shutdown: time.Millisecond}, Port{Flag: "--p", Number: n, Handler: says("x")})
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", n))
 	if err != nil {
@@ -256,7 +256,7 @@ func TestALostPortEndsServe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = s.servers[1].listener.Close()
+	_ = s.ports[1].listener.Close()
 	err = s.Serve(t.Context())
 	if want := fmt.Sprintf("serving --b %d: ", n[1]); err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("got %v, want %q", err, want)

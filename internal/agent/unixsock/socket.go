@@ -10,24 +10,15 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/meshcni/istio-cni/internal/node/agentcall"
 )
 
 // ErrServed says that another process serves the socket.
 var ErrServed = errors.New("another process serves it")
 
-// What is wrong with a path. ErrLocked may end by itself.
-var (
-	ErrNoSocket = errors.New("something that is no socket is in its place")
-	ErrTooLong  = errors.New("too long for a socket")
-	ErrLocked   = errors.New("the directory stays locked")
-)
-
-const (
-	maxPath   = 107 // sun_path, less the zero at its end
-	lockEach  = 10 * time.Millisecond
-	lockAtAll = 2 * time.Second
-	probe     = time.Second
-)
+// probeTimeout is for connecting to a socket that is there.
+const probeTimeout = time.Second
 
 // socket is a listening socket with the file by which it is reached.
 type socket struct {
@@ -36,36 +27,31 @@ type socket struct {
 	file     fs.FileInfo
 }
 
-// bind makes the socket, in place of one that nobody serves.
-//
-// The lock on the directory keeps two agents that start at the same time from each taking the other's socket for a
-// stale one. Who connects before the mode is set is still judged by who it is.
-func bind(ctx context.Context, path string, dirMode, mode fs.FileMode) (*socket, error) {
-	if len(path) > maxPath {
-		return nil, fmt.Errorf("making socket %q of %d bytes, where %d are possible: %w", path, len(path), maxPath, ErrTooLong)
+// bind makes the socket, in place of one that no process serves. Two agents do not do so at the same time: they have a
+// lock of their own. A client that connects before the mode is set is still judged by its credentials.
+func bind(ctx context.Context, o Options) (*socket, error) {
+	dir := filepath.Dir(o.Path)
+	_, err := os.Stat(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = os.MkdirAll(dir, 0o755); err == nil { //nolint:gosec // the directories above, as /var and /run are
+			err = os.Chmod(dir, o.DirMode)
+		}
 	}
-	dir := filepath.Dir(path)
-	err := makeDir(dir, dirMode)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("making directory of socket: %w", err)
 	}
-	unlock, err := lockDir(ctx, dir)
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	if err = removeStale(ctx, path); err != nil {
-		return nil, err
+	if err = removeStale(ctx, o.Path); err != nil {
+		return nil, fmt.Errorf("making socket %q: %w", o.Path, err)
 	}
 	var config net.ListenConfig
-	listener, err := config.Listen(ctx, "unix", path)
+	listener, err := config.Listen(ctx, "unix", o.Path)
 	if err != nil {
 		return nil, fmt.Errorf("making socket: %w", err)
 	}
-	s := &socket{path: path, listener: listener.(*net.UnixListener)} //nolint:forcetypeassert // it is what "unix" means
-	s.listener.SetUnlinkOnClose(false)                               // which would remove whatever is there by then
-	if s.file, err = os.Lstat(path); err == nil {
-		err = os.Chmod(path, mode)
+	s := &socket{path: o.Path, listener: listener.(*net.UnixListener)} //nolint:forcetypeassert // it is what "unix" means
+	s.listener.SetUnlinkOnClose(false)                                 // which would remove whatever is there by then
+	if s.file, err = os.Lstat(o.Path); err == nil {
+		err = os.Chmod(o.Path, o.Mode)
 	}
 	if err != nil {
 		s.remove()
@@ -74,114 +60,34 @@ func bind(ctx context.Context, path string, dirMode, mode fs.FileMode) (*socket,
 	return s, nil
 }
 
-// makeDir makes the directory of a socket. One that is there stays as it is.
-func makeDir(dir string, mode fs.FileMode) error {
-	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil { //nolint:gosec // as /var and /run are
-		return fmt.Errorf("making directory of socket: %w", err)
-	}
-	err := os.Mkdir(dir, mode)
-	if err == nil {
-		err = os.Chmod(dir, mode) // the umask has no say
-	}
-	if err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("making directory of socket: %w", err)
-	}
-	return nil
-}
-
-// lockDir locks the directory as a file. Plugins do so for a moment when they rotate their log.
-func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
-	file, err := os.Open(dir) //nolint:gosec // the path is the operator's
-	if err != nil {
-		return nil, fmt.Errorf("locking directory of socket: %w", err)
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, lockAtAll, ErrLocked)
-	defer cancel()
-	for {
-		err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			return func() { _ = file.Close() }, nil // which unlocks
-		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) || !pause(ctx, lockEach) {
-			if ctx.Err() != nil {
-				err = context.Cause(ctx)
-			}
-			_ = file.Close()
-			return nil, fmt.Errorf("locking directory %q of socket: %w", dir, err)
-		}
-	}
-}
-
-// pause waits and reports whether ctx is still on.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-// removeStale removes a socket that nobody serves, as an agent leaves that was killed.
+// removeStale removes a socket that no process serves, as a killed agent leaves.
 func removeStale(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
-		return fmt.Errorf("examining socket: %w", err)
+		return err
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("making socket %q: %w", path, ErrNoSocket)
+		return errors.New("something that is no socket is in its place")
 	}
-	ctx, cancel := context.WithTimeout(ctx, probe)
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", path)
 	switch {
-	case err == nil:
-		defer func() { _ = conn.Close() }()
-		return fmt.Errorf("making socket %q: %w%s", path, ErrServed, whose(conn))
 	case errors.Is(err, syscall.ECONNREFUSED):
-		if err = os.Remove(path); err != nil {
-			return fmt.Errorf("removing stale socket: %w", err)
-		}
-		return nil
+		return os.Remove(path)
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	default: // such as a queue that is full: somebody has it
-		return fmt.Errorf("making socket %q: %w: %w", path, ErrServed, err)
+	case err != nil: // such as a full queue: a process has it
+		return fmt.Errorf("%w: %w", ErrServed, err)
 	}
-}
-
-// whose names the process at the other end.
-func whose(conn net.Conn) string {
-	if unix, ok := conn.(*net.UnixConn); ok {
-		if who, err := peer(unix); err == nil {
-			return fmt.Sprintf(": process %d", who.Pid)
-		}
+	defer func() { _ = conn.Close() }()
+	if peer, err := agentcall.Peer(conn); err == nil {
+		return fmt.Errorf("%w: process %d", ErrServed, peer.Pid)
 	}
-	return ""
-}
-
-// peer returns who connected, or on our own connections who listens, as the kernel has it.
-func peer(conn *net.UnixConn) (*syscall.Ucred, error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return nil, fmt.Errorf("examining connection: %w", err)
-	}
-	var who *syscall.Ucred
-	var inner error
-	if err = raw.Control(func(fd uintptr) {
-		who, inner = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
-	}); err == nil {
-		err = inner
-	}
-	if err != nil {
-		return nil, fmt.Errorf("asking who is at the other end: %w", err)
-	}
-	return who, nil
+	return ErrServed
 }
 
 // isInPlace reports whether the file at the path is this socket. Its inode is not used again while the socket is open.

@@ -19,15 +19,18 @@ const SocketName = "pods.sock"
 const (
 	podPath       = "/v1/pods/"
 	reportPath    = "/v1/report"
-	logPath       = "/log" // of log.sock, the reference's
 	decisionsPath = "/v1/decisions"
 )
+
+// logPath is the reference's, for the socket log.sock.
+const logPath = "/log"
 
 // Patterns are the paths for a server's mux.
 const (
 	PodPattern       = "GET " + podPath + "{namespace}/{name}"
 	ReportPattern    = "POST " + reportPath
 	DecisionsPattern = "GET " + decisionsPath
+	LogPattern       = "POST " + logPath
 )
 
 // The parameters of a question for decisions. The answer is a JSON array of reports, the latest first: of those whose

@@ -27,19 +27,16 @@ const (
 
 // rollingFile appends to the log file of a run directory, which several plugin processes do at the same time. Each
 // holds the lock of the file (flock) while it writes or rotates.
-type rollingFile struct {
-	limit int64
-	now   func() time.Time
-}
+type rollingFile struct{ limit int64 }
 
 // append writes all records in one piece. A run directory that does not exist is no error and is not made.
-func (f rollingFile) append(path string, records []record) error {
+func (f rollingFile) append(path string, records []record, now time.Time) error {
 	var lines []byte
 	for _, r := range records {
 		lines = append(lines, r.line...)
 	}
 	file, size, err := openLocked(path)
-	if err == nil && size > 0 && size+int64(len(lines)) > f.limit && f.rotate(path) == nil {
+	if err == nil && size > 0 && size+int64(len(lines)) > f.limit && rotate(path, now) == nil {
 		_ = file.Close()
 		file, size, err = openLocked(path)
 	}
@@ -49,7 +46,7 @@ func (f rollingFile) append(path string, records []record) error {
 	if err != nil {
 		return fmt.Errorf("opening log file: %w", err)
 	}
-	removeBackups(path, f.now().Add(-maxBackupAge))
+	removeBackups(path, now.Add(-maxBackupAge))
 	// A writer that was killed, or found the disk full, may have left the beginning of a line: only that one is lost.
 	last := []byte("\n")
 	if _, err = file.ReadAt(last, size-1); size > 0 && err == nil && last[0] != '\n' {
@@ -88,9 +85,9 @@ func openLocked(path string) (file *os.File, size int64, err error) {
 }
 
 // rotate makes the file, which is locked, the only backup. When that fails the file grows on.
-func (f rollingFile) rotate(path string) error {
+func rotate(path string, now time.Time) error {
 	removeBackups(path, time.Unix(math.MaxInt32, 0))
-	return os.Rename(path, filepath.Join(filepath.Dir(path), backupStart+f.now().UTC().Format(backupLayout)+backupEnd))
+	return os.Rename(path, filepath.Join(filepath.Dir(path), backupStart+now.UTC().Format(backupLayout)+backupEnd))
 }
 
 // removeBackups removes those with a time before the given one in their names.

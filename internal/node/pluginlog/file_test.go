@@ -32,7 +32,7 @@ func playWriter() {
 		panic(err)
 	}
 	for i := range invocations {
-		l := New(Options{RunDir: os.Getenv("DIR"), Timeout: time.Hour})
+		l := open(options{RunDir: os.Getenv("DIR"), Timeout: time.Hour})
 		l.file.limit = limit
 		for n := range batch {
 			l.Logger().Info("record", "writer", os.Getenv("WRITER"), "number", fmt.Sprintf("%06d", i*batch+n))
@@ -44,7 +44,7 @@ func playWriter() {
 // runWriters has all writers write at the same time, each file limited to the given part of all they write.
 func runWriters(t *testing.T, dir string, part float64) (limit int64) {
 	t.Helper()
-	one := logged(t, Options{}, func(log *slog.Logger) { log.Info("record", "writer", "00", "number", "000000") })
+	one := logged(t, options{}, func(log *slog.Logger) { log.Info("record", "writer", "00", "number", "000000") })
 	limit = int64(part * float64(len(one)*writers*invocations*batch))
 	var running []*exec.Cmd
 	var said [writers]bytes.Buffer
@@ -225,7 +225,7 @@ func TestRotation(t *testing.T) {
 			for name, content := range c.have {
 				put(t, dir, name, content)
 			}
-			if err := (rollingFile{limit: 10, now: clock}).append(filepath.Join(dir, fileName), []record{{line: []byte(c.write)}}); err != nil {
+			if err := (rollingFile{limit: 10}).append(filepath.Join(dir, fileName), []record{{line: []byte(c.write)}}, clock()); err != nil {
 				t.Fatal(err)
 			}
 			got := make(map[string]string)
@@ -250,7 +250,7 @@ func TestRotation(t *testing.T) {
 }
 
 func TestDocumentedLimits(t *testing.T) {
-	l := New(Options{})
+	l := open(options{})
 	if l.file.limit != 10*1024*1024 || maxBackupAge != 2*24*time.Hour || maxKept != 256*1024 {
 		t.Error("a documented limit has changed")
 	}
@@ -258,7 +258,7 @@ func TestDocumentedLimits(t *testing.T) {
 
 func TestFileIsReadableByRootOnly(t *testing.T) {
 	p := newPlace(t)
-	l := p.open(Options{RunDir: p.dir})
+	l := p.open(options{RunDir: p.dir})
 	l.Logger().Info("a")
 	closeLog(t, l)
 	info, err := os.Stat(filepath.Join(p.dir, fileName))
@@ -277,7 +277,7 @@ func TestFullDiskTearsOneRecordAtMost(t *testing.T) {
 	dir := mountTmpfs(t, "32k")
 	put(t, dir, "filler", strings.Repeat("x", 12<<10))
 	invoke := func(msg string) string {
-		return logged(t, Options{RunDir: dir}, func(log *slog.Logger) {
+		return logged(t, options{RunDir: dir}, func(log *slog.Logger) {
 			for range 100 {
 				log.Info(msg, "text", strings.Repeat("x", 300)) //nolint:sloglint // to tell the invocations apart
 			}
@@ -291,7 +291,7 @@ func TestFullDiskTearsOneRecordAtMost(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, "filler")); err != nil {
 		t.Fatal(err)
 	}
-	_ = logged(t, Options{RunDir: dir}, func(log *slog.Logger) { log.Info("room again") })
+	_ = logged(t, options{RunDir: dir}, func(log *slog.Logger) { log.Info("room again") })
 	var torn int
 	lines := strings.Split(strings.TrimSuffix(readFile(t, filepath.Join(dir, fileName)), "\n"), "\n")
 	for _, line := range lines {
@@ -313,7 +313,7 @@ func TestReadOnlyRunDirIsToldOnStderr(t *testing.T) {
 	if err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
 		t.Fatal(err)
 	}
-	if got := logged(t, Options{RunDir: dir}, oneRecord); len(messages(t, got)) != 2 || !strings.Contains(got, "read-only file system") {
+	if got := logged(t, options{RunDir: dir}, oneRecord); len(messages(t, got)) != 2 || !strings.Contains(got, "read-only file system") {
 		t.Errorf("stderr has %q", got)
 	}
 }
@@ -339,7 +339,7 @@ func TestOddRunDirsHurtNobody(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := logged(t, Options{RunDir: dir}, oneRecord)
+			got := logged(t, options{RunDir: dir}, oneRecord)
 			if warned := strings.Contains(got, "log sink failed"); warned != (c.warning != "") || !strings.Contains(got, c.warning) {
 				t.Errorf("stderr has %q", got)
 			}
@@ -375,7 +375,7 @@ func TestHangingFileIsLeftBehind(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			l := New(Options{Stderr: &p.stderr, RunDir: p.dir, Timeout: time.Second})
+			l := open(options{Stderr: &p.stderr, RunDir: p.dir, Timeout: time.Second})
 			const records = 200
 			for range records {
 				l.Logger().Info("record", "text", strings.Repeat("x", 1000))

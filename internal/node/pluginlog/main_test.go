@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -39,7 +40,7 @@ func TestMain(m *testing.M) {
 
 // playTalker is a plugin that logs more than a pipe holds and goes on with its work whatever becomes of its stderr.
 func playTalker() {
-	l := New(Options{Stderr: os.Stderr})
+	l := open(options{Stderr: os.Stderr})
 	for i := range 100 {
 		l.Logger().Info("talking", "number", i, "text", strings.Repeat("x", 4096))
 	}
@@ -169,12 +170,38 @@ func messages(t *testing.T, lines string) []string {
 	return msgs
 }
 
+// options are a log's. A timeout or clock that is not given is the usual one.
+type options struct {
+	Stderr  io.Writer
+	RunDir  string
+	Level   Level
+	Scope   string
+	Now     func() time.Time
+	Timeout time.Duration
+}
+
+// open makes a log that is at the level and has the run directory from the start, without having been configured.
+func open(o options) *Log {
+	if o.Stderr == nil {
+		o.Stderr = io.Discard
+	}
+	l := New(o.Stderr, o.Scope)
+	l.runDir, l.level = o.RunDir, o.Level
+	if o.Now != nil {
+		l.now = o.Now
+	}
+	if o.Timeout > 0 {
+		l.Timeout = o.Timeout
+	}
+	return l
+}
+
 // logged returns what stderr has of the records, after Close.
-func logged(t *testing.T, o Options, log func(*slog.Logger)) string {
+func logged(t *testing.T, o options, log func(*slog.Logger)) string {
 	t.Helper()
 	var stderr syncBuffer
 	o.Stderr, o.Now, o.Timeout = &stderr, clock, generous
-	l := New(o)
+	l := open(o)
 	log(l.Logger())
 	closeLog(t, l)
 	return stderr.String()
@@ -193,9 +220,9 @@ func newPlace(t *testing.T) *place {
 }
 
 // open makes a log whose stderr is the place's.
-func (p *place) open(o Options) *Log {
+func (p *place) open(o options) *Log {
 	o.Stderr, o.Timeout = &p.stderr, generous
-	return New(o)
+	return open(o)
 }
 
 // want compares the messages of stderr and of the two other sinks, which have a request and a file only if there are any.

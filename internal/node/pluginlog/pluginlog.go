@@ -3,7 +3,7 @@
 //
 // It promises that a record is one line holding one JSON object in the form the node agent reads; that records written
 // before the run directory was known reach the socket and the file as well; and that no sink, whether dead, full, slow
-// or hanging, ever fails an invocation or delays it, Close included, by more than Options.Timeout. Records that are
+// or hanging, ever fails an invocation or delays it, Close included, by more than Log.Timeout. Records that are
 // dropped for it are counted in the log.
 //
 // It never touches stdout, never creates the run directory, never starts a process, and offers no way to dump an
@@ -16,7 +16,6 @@ import (
 	"context"
 	"io"
 	"log/slog"
-	"math"
 	"os"
 	"path/filepath"
 	"sync"
@@ -33,30 +32,20 @@ const DefaultTimeout = 80 * time.Millisecond
 // not cost a failure its record.
 const maxKept = 256 << 10
 
-// Options configure a log. The zero value logs nothing anywhere, at level info.
-type Options struct {
-	// Stderr receives each record as it is made. A nil Stderr receives none.
-	Stderr io.Writer
-	// RunDir is the agent's directory on the node, holding log.sock and istio-cni.log. Empty means neither is used.
-	RunDir string
-	// Level is the lowest level that is logged. Until Configure is called lower ones are kept back, not lost.
-	Level Level
-	// Scope is the value of the key "scope" of each record; empty leaves the key out.
-	Scope string
-	// Now is the clock; nil means the system's.
-	Now func() time.Time
-	// Timeout is the longest delay that all sinks together may cause; 0 means DefaultTimeout.
-	Timeout time.Duration
-}
-
 // Log is the log of one invocation. Its methods may be called from several goroutines.
 type Log struct {
+	// Timeout is the longest delay that all sinks together may cause. It is set before Close.
+	Timeout time.Duration
+
+	stderr  io.Writer
+	scope   string
+	now     func() time.Time
 	file    rollingFile
-	logger  *slog.Logger
 	closing sync.Once
 
 	mu         sync.Mutex
-	options    Options
+	runDir     string
+	level      Level
 	configured bool
 	records    []record
 	size       int // of records, in bytes
@@ -71,23 +60,18 @@ type record struct {
 	written bool // to stderr
 }
 
-// New returns the log of one invocation. The caller ends it with Close.
-func New(o Options) *Log {
-	if o.Now == nil {
-		o.Now = time.Now //nolint:forbidigo // the only clock of the package; callers that need another one pass it
+// New returns the log of one invocation, whose records have the scope as the value of the key "scope" unless it is
+// empty. Until Configure is called there is no run directory, and the level is info. The caller ends the log with Close.
+func New(stderr io.Writer, scope string) *Log {
+	if file, ok := stderr.(*os.File); ok {
+		stderr = withoutSIGPIPE(file)
 	}
-	if o.Timeout <= 0 {
-		o.Timeout = DefaultTimeout
+	l := &Log{
+		Timeout: DefaultTimeout,
+		stderr:  stderr, scope: scope, now: time.Now, //nolint:forbidigo // the only clock of the package
+		file: rollingFile{limit: maxFile}, idle: make(chan struct{}),
 	}
-	if file, ok := o.Stderr.(*os.File); ok {
-		o.Stderr = withoutSIGPIPE(file)
-	}
-	if o.Stderr == nil {
-		o.Stderr = io.Discard
-	}
-	l := &Log{options: o, file: rollingFile{limit: maxFile, now: o.Now}, idle: make(chan struct{})}
 	close(l.idle)
-	l.logger = slog.New(handler{log: l})
 	return l
 }
 
@@ -103,7 +87,7 @@ func withoutSIGPIPE(file *os.File) io.Writer {
 
 // Logger returns the logger to pass down.
 func (l *Log) Logger() *slog.Logger {
-	return l.logger
+	return slog.New(handler{log: l})
 }
 
 // Configure sets the run directory and the level once the plugin's configuration is known. They hold for the records
@@ -112,7 +96,7 @@ func (l *Log) Logger() *slog.Logger {
 func (l *Log) Configure(runDir string, level Level) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.options.RunDir, l.options.Level, l.configured = runDir, level, true
+	l.runDir, l.level, l.configured = runDir, level, true
 	l.wakeStderr()
 }
 
@@ -120,20 +104,29 @@ func (l *Log) Configure(runDir string, level Level) {
 func (l *Log) enabled(level Level) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return !l.configured || level >= l.options.Level
+	return !l.configured || level >= l.level
 }
 
-// add keeps a record within the limit and starts to write it to stderr.
-func (l *Log) add(r record, limit int) {
+// add keeps a record, if there is room, and starts to write it to stderr.
+func (l *Log) add(r record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.size+len(r.line) > limit {
-		if r.level >= l.options.Level {
+	limit := maxKept
+	if r.level >= LevelError {
+		limit *= 2
+	}
+	if l.size += len(r.line); l.size > limit {
+		l.size -= len(r.line)
+		if r.level >= l.level {
 			l.dropped++
 		}
 		return
 	}
-	l.size += len(r.line)
+	l.append(r)
+}
+
+// append needs the lock.
+func (l *Log) append(r record) {
 	l.records = append(l.records, r)
 	l.wakeStderr()
 }
@@ -154,7 +147,7 @@ func (l *Log) writeStderr() {
 		l.mu.Lock()
 		var lines []byte
 		for i := range l.records {
-			if r := &l.records[i]; !r.written && r.level >= l.options.Level {
+			if r := &l.records[i]; !r.written && r.level >= l.level {
 				lines = append(lines, r.line...)
 				r.written = true
 			}
@@ -165,7 +158,7 @@ func (l *Log) writeStderr() {
 			return
 		}
 		l.mu.Unlock()
-		_, _ = l.options.Stderr.Write(lines) // there is no other place to report it
+		_, _ = l.stderr.Write(lines) // there is no other place to report it
 	}
 }
 
@@ -173,7 +166,7 @@ func (l *Log) writeStderr() {
 // timeout is over, whichever is first. A sink that failed is named in a warning on stderr. A second Close does nothing.
 func (l *Log) Close() {
 	l.closing.Do(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), l.options.Timeout)
+		ctx, cancel := context.WithTimeout(context.Background(), l.Timeout)
 		defer cancel()
 		l.deliver(ctx)
 		l.mu.Lock()
@@ -193,11 +186,11 @@ func (l *Log) deliver(ctx context.Context) {
 	if runDir == "" || len(records) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, l.options.Timeout*9/10)
+	ctx, cancel := context.WithTimeout(ctx, l.Timeout*9/10)
 	defer cancel()
 	var sinks sync.WaitGroup
 	for name, send := range map[string]func(path string) error{
-		fileName:   func(path string) error { return l.file.append(path, records) },
+		fileName:   func(path string) error { return l.file.append(path, records, l.now()) },
 		socketName: func(path string) error { return relay(ctx, path, records) },
 	} {
 		path := filepath.Join(runDir, name)
@@ -212,32 +205,27 @@ func (l *Log) deliver(ctx context.Context) {
 				err = ctx.Err()
 			}
 			if err != nil {
-				l.notice(LevelWarn, "log sink failed, its records may be lost", slog.String("sink", path), slog.Any("error", err))
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				l.append(l.record(LevelWarn, "log sink failed, its records may be lost",
+					slog.String("sink", path), slog.Any("error", err)))
 			}
 		})
 	}
 	sinks.Wait()
 }
 
-// admitted returns what the sinks of the run directory get. A notice stands for the records that there was no room for.
+// admitted returns what the sinks of the run directory get. A record stands for those that there was no room for.
 func (l *Log) admitted() (runDir string, records []record) {
 	l.mu.Lock()
-	runDir, level, dropped := l.options.RunDir, l.options.Level, l.dropped
-	l.mu.Unlock()
-	if dropped > 0 {
-		l.notice(max(LevelWarn, level), "log records dropped: too many in one invocation", slog.Int("dropped", dropped))
-	}
-	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.dropped > 0 {
+		l.append(l.record(max(LevelWarn, l.level), "log records dropped: too many in one invocation", slog.Int("dropped", l.dropped)))
+	}
 	for _, r := range l.records {
-		if r.level >= level {
+		if r.level >= l.level {
 			records = append(records, r)
 		}
 	}
-	return runDir, records
-}
-
-// notice adds a record of the log's own, for which there is always room.
-func (l *Log) notice(level Level, msg string, attrs ...slog.Attr) {
-	l.add(record{level: level, line: l.line(level, msg, attrs...)}, math.MaxInt)
+	return l.runDir, records
 }

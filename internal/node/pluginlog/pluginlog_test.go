@@ -41,7 +41,7 @@ func TestParseLevel(t *testing.T) {
 
 func TestEverySinkHasTheDocumentedForm(t *testing.T) {
 	p := newPlace(t)
-	l := p.open(Options{RunDir: p.dir, Scope: "cni-plugin", Now: clock})
+	l := p.open(options{RunDir: p.dir, Scope: "cni-plugin", Now: clock})
 	log := l.Logger().With("pod", "shop/cart-0", "if", "eth0")
 	log.Info("pod captured", "containers", 2, "capture", true, slog.Group("uid", "proxy", 1337, "none", nil))
 	log.WithGroup("rules").Warn("rules <replaced> & \"kept\"",
@@ -84,7 +84,7 @@ func TestLevelDecidesWhatEachSinkGets(t *testing.T) {
 		for _, configured := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v configured %v", at, configured), func(t *testing.T) {
 				p := newPlace(t)
-				l := p.open(Options{RunDir: p.dir, Level: at})
+				l := p.open(options{RunDir: p.dir, Level: at})
 				if configured {
 					l.Configure(p.dir, at)
 				}
@@ -110,7 +110,7 @@ func TestEarlyRecordsReachTheSinksConfiguredLater(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newPlace(t)
-			l := p.open(Options{})
+			l := p.open(options{})
 			log := l.Logger()
 			log.Debug("a")
 			log.Info("A")
@@ -127,7 +127,7 @@ func TestEarlyRecordsReachTheSinksConfiguredLater(t *testing.T) {
 
 func TestLaterConfigureReplacesTheEarlierOne(t *testing.T) {
 	first, second := newPlace(t), newPlace(t)
-	l := second.open(Options{RunDir: first.dir})
+	l := second.open(options{RunDir: first.dir})
 	l.Configure(first.dir, LevelError)
 	l.Logger().Error("once")
 	l.Configure(second.dir, LevelInfo)
@@ -138,7 +138,7 @@ func TestLaterConfigureReplacesTheEarlierOne(t *testing.T) {
 
 func TestSecondCloseDoesNothing(t *testing.T) {
 	p := newPlace(t)
-	l := p.open(Options{RunDir: p.dir})
+	l := p.open(options{RunDir: p.dir})
 	l.Logger().Info("before")
 	closeLog(t, l)
 	p.want(t, "before", "before")
@@ -149,7 +149,7 @@ func TestSecondCloseDoesNothing(t *testing.T) {
 }
 
 func TestZeroOptionsLogNowhere(t *testing.T) {
-	l := New(Options{})
+	l := open(options{})
 	l.Logger().Error("heard by nobody")
 	l.Configure("", LevelDebug)
 	closeLog(t, l)
@@ -157,7 +157,7 @@ func TestZeroOptionsLogNowhere(t *testing.T) {
 
 func TestOneLogServesManyGoroutines(t *testing.T) {
 	p := newPlace(t)
-	l := p.open(Options{RunDir: p.dir})
+	l := p.open(options{RunDir: p.dir})
 	var all sync.WaitGroup
 	for i := range 20 {
 		all.Go(func() {
@@ -182,7 +182,7 @@ func TestOneLogServesManyGoroutines(t *testing.T) {
 
 func TestFloodOfDebugKeepsTheErrorAndIsCounted(t *testing.T) {
 	p := newPlace(t)
-	l := p.open(Options{})
+	l := p.open(options{})
 	l.Configure(p.dir, LevelDebug)
 	const flood = 1000
 	for i := range flood {
@@ -208,7 +208,7 @@ func TestFloodOfDebugKeepsTheErrorAndIsCounted(t *testing.T) {
 }
 
 func TestDroppedErrorsAreCountedAtALevelAboveWarning(t *testing.T) {
-	out := logged(t, Options{Level: LevelError}, func(log *slog.Logger) {
+	out := logged(t, options{Level: LevelError}, func(log *slog.Logger) {
 		for range 1000 {
 			log.Warn("not wanted")
 			log.Error("e", "text", strings.Repeat("x", 1000))

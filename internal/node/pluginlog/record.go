@@ -21,8 +21,11 @@ const (
 	maxLine = 224 << 10
 )
 
-// renamed is put before a key that would be taken for one of the record's own.
-const renamed = "attr."
+const (
+	scopeKey = "scope"
+	// renamed is put before a key that would be taken for one of the record's own.
+	renamed = "attr."
+)
 
 // handler makes each slog record one line of the log, with flat keys as the reference's plugin has them: the members of
 // a group have its name and a dot before theirs.
@@ -59,11 +62,7 @@ func (h handler) Handle(_ context.Context, r slog.Record) error {
 		attrs = appendFlat(attrs, h.prefix, a)
 		return true
 	})
-	limit := maxKept
-	if Level(r.Level) >= LevelError {
-		limit *= 2
-	}
-	h.log.add(record{level: Level(r.Level), line: h.log.line(Level(r.Level), r.Message, attrs...)}, limit)
+	h.log.add(h.log.record(Level(r.Level), r.Message, attrs...))
 	return nil
 }
 
@@ -85,25 +84,25 @@ func appendFlat(attrs []slog.Attr, prefix string, a slog.Attr) []slog.Attr {
 	}
 	a.Key = prefix + a.Key
 	own := func(key string) bool { return strings.EqualFold(key, a.Key) }
-	if slices.ContainsFunc([]string{slog.LevelKey, slog.TimeKey, slog.MessageKey, "scope"}, own) {
+	if slices.ContainsFunc([]string{slog.LevelKey, slog.TimeKey, slog.MessageKey, scopeKey}, own) {
 		a.Key = renamed + a.Key
 	}
 	return append(attrs, a)
 }
 
-// line makes a record of flat attributes, of which the last of equal keys counts, as for every reader of JSON.
-func (l *Log) line(level Level, msg string, attrs ...slog.Attr) []byte {
+// record makes a record of flat attributes, of which the last of equal keys counts, as for every reader of JSON.
+func (l *Log) record(level Level, msg string, attrs ...slog.Attr) record {
 	var b bytes.Buffer
-	r := slog.NewRecord(l.options.Now(), slog.Level(level), msg, 0)
-	if l.options.Scope != "" {
-		r.AddAttrs(slog.String("scope", l.options.Scope))
+	r := slog.NewRecord(l.now(), slog.Level(level), msg, 0)
+	if l.scope != "" {
+		r.AddAttrs(slog.String(scopeKey, l.scope))
 	}
 	r.AddAttrs(attrs...)
 	_ = slog.NewJSONHandler(&b, &slog.HandlerOptions{ReplaceAttr: replace}).Handle(context.Background(), r) // to memory
 	if line := printable.Lines(b.Bytes()); len(line) <= maxLine {
-		return line
+		return record{level: level, line: line}
 	}
-	return l.line(level, msg, slog.Int("dropped_attributes", len(attrs)))
+	return l.record(level, msg, slog.Int("dropped_attributes", len(attrs)))
 }
 
 // replace writes level and time as the reference's plugin does, and bounds texts.

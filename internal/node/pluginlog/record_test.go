@@ -23,7 +23,7 @@ func TestHandlerObeysSlog(t *testing.T) {
 	var l *Log
 	slogtest.Run(t, func(*testing.T) slog.Handler {
 		stderr = &syncBuffer{}
-		l = New(Options{Stderr: stderr, Now: clock, Timeout: generous})
+		l = open(options{Stderr: stderr, Now: clock, Timeout: generous})
 		return l.Logger().Handler()
 	}, func(t *testing.T) map[string]any {
 		t.Helper()
@@ -135,7 +135,7 @@ func TestAttributes(t *testing.T) {
 		}, `"a":"` + strings.Repeat(`\u001b`, maxText) + `"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := logged(t, Options{}, c.log)
+			got := logged(t, options{}, c.log)
 			want := `{"time":"2026-05-04T03:02:01.000001Z","level":"info","msg":"m",` + c.want + "}\n"
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
@@ -147,7 +147,7 @@ func TestAttributes(t *testing.T) {
 
 func TestLongMessageIsCutBetweenCharacters(t *testing.T) {
 	text := "x" + strings.Repeat("é", maxText)
-	out := logged(t, Options{}, func(log *slog.Logger) { log.Info(text) }) //nolint:sloglint // not a constant on purpose
+	out := logged(t, options{}, func(log *slog.Logger) { log.Info(text) }) //nolint:sloglint // not a constant on purpose
 	if msg := decode(t, out)["msg"]; msg != printable.Text(text, maxText) {
 		t.Errorf("message is %.100q", msg)
 	}
@@ -170,7 +170,7 @@ func FuzzRecordIsOneJSONLine(f *testing.F) {
 	f.Add("\xff\xfe", "Time", "\u2028\x00", []byte(`"`), math.Inf(-1), -4)
 	f.Add("", "", "", []byte(nil), 1e300, 13)
 	f.Fuzz(func(t *testing.T, msg, key, text string, raw []byte, number float64, level int) {
-		line := logged(t, Options{Level: Level(math.MinInt), Scope: text}, func(log *slog.Logger) {
+		line := logged(t, options{Level: Level(math.MinInt), Scope: text}, func(log *slog.Logger) {
 			log = log.With(key, text).WithGroup(key).With(key, number)
 			log.Log(context.Background(), slog.Level(level), msg, key, json.RawMessage(raw), //nolint:sloglint // any message
 				"group", slog.GroupValue(slog.Any(key, map[string]any{key: text})), text, slog.GroupValue(slog.Int(key, level)), "bytes", raw)

@@ -154,7 +154,7 @@ func relayThrough(t *testing.T, start func(t *testing.T, dir string), want strin
 	dir := runDir(t)
 	start(t, dir)
 	var stderr syncBuffer
-	l := New(Options{Stderr: &stderr, RunDir: dir, Timeout: timeout})
+	l := open(options{Stderr: &stderr, RunDir: dir, Timeout: timeout})
 	const records = 30
 	for range records {
 		l.Logger().Info("record", "text", strings.Repeat("x", 8000))
@@ -203,7 +203,7 @@ func answer(code int) func(*testing.T, string) {
 func TestFailedSinksAreNoWarningBelowTheLevel(t *testing.T) {
 	dir := runDir(t)
 	staleSocket(t, dir)
-	got := logged(t, Options{RunDir: dir, Level: LevelError}, func(log *slog.Logger) { log.Error("e") })
+	got := logged(t, options{RunDir: dir, Level: LevelError}, func(log *slog.Logger) { log.Error("e") })
 	if len(messages(t, got)) != 1 {
 		t.Errorf("stderr has %q", got)
 	}
@@ -269,7 +269,7 @@ func BenchmarkInvocation(b *testing.B) {
 	for name, dir := range map[string]string{"stderr_only": "", "file": b.TempDir()} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
-				l := New(Options{Stderr: io.Discard})
+				l := open(options{Stderr: io.Discard})
 				l.Configure(dir, LevelInfo)
 				for range 10 {
 					l.Logger().Info("pod captured", "pod", "shop/cart-0", "namespace", "shop", "capture", true)

@@ -28,7 +28,7 @@ func TestHangingStderrCostsNoMoreThanTheTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now() // the bubble's clock, which moves only while all wait
 		v := &valve{open: make(chan struct{})}
-		l := New(Options{Stderr: v})
+		l := open(options{Stderr: v})
 		log := l.Logger()
 		for range 50 {
 			log.Info("early")
@@ -56,7 +56,7 @@ func TestHangingStderrCostsNoMoreThanTheTimeout(t *testing.T) {
 func TestSlowStderrLosesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := &valve{open: make(chan struct{})}
-		l := New(Options{Stderr: v})
+		l := open(options{Stderr: v})
 		go func() {
 			time.Sleep(20 * time.Millisecond)
 			v.open <- struct{}{}
@@ -77,7 +77,7 @@ func TestSlowStderrLosesNothing(t *testing.T) {
 func TestHangingStderrHoldsNoMoreThanItsLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := &valve{open: make(chan struct{})}
-		l := New(Options{Stderr: v})
+		l := open(options{Stderr: v})
 		for range 2000 {
 			l.Logger().Error("record", "text", strings.Repeat("x", 1000))
 		}
@@ -128,7 +128,7 @@ func TestStderrThatDoesNotBlockIsWaitedFor(t *testing.T) {
 		_, _ = io.CopyN(&all, reader, records*size)
 		read <- bytes.Count(all.Bytes(), []byte("\n"))
 	}()
-	l := New(Options{Stderr: writer, Timeout: generous})
+	l := open(options{Stderr: writer, Timeout: generous})
 	for range records {
 		l.Logger().Error("record", "text", strings.Repeat("x", size))
 	}

@@ -47,7 +47,7 @@ type node struct {
 	events *kube.EventRecorder
 	// installation is nil when nothing is to be installed.
 	installation *installation.Installation
-	relay        *logrelay.Server
+	relay        *unixsock.Server
 	// pods and lookups are nil when the node's pods cannot be followed.
 	pods    *podinfo.Store
 	lookups *unixsock.Server
@@ -191,15 +191,16 @@ func (n *node) standBy(err error) {
 func (n *node) openRelay(ctx context.Context) error {
 	n.relayLevel = &slog.LevelVar{}
 	n.relayLevel.Set(slog.Level(n.cfg.Log.Plugin))
-	relay, err := logrelay.Open(ctx, logrelay.Options{
-		Path: n.cfg.LogSocket, DirMode: n.cfg.RunDirMode, Mode: n.cfg.LogSocketMode, Records: n.log.Handler(), Level: n.relayLevel,
-		Log: n.log, Metrics: n.metrics, Now: clock,
+	server, err := unixsock.Open(ctx, unixsock.Options{
+		Path: n.cfg.LogSocket, DirMode: n.cfg.RunDirMode, Mode: n.cfg.LogSocketMode, Connections: 16, Timeout: 2 * time.Second,
+		UnauthorizedPeer: n.metrics.LogConnectionRefused, Log: n.log,
 	})
 	if err != nil {
 		return err
 	}
-	n.relay = relay
-	n.start(func() { relay.Serve(n.background) })
+	n.relay = server
+	relay := logrelay.New(logrelay.Options{Records: n.log.Handler(), Level: n.relayLevel, Log: n.log, Metrics: n.metrics})
+	n.start(func() { server.Serve(n.background, relay.Handler()) })
 	return nil
 }
 
@@ -207,7 +208,7 @@ func (n *node) openRelay(ctx context.Context) error {
 func (n *node) guardSockets(ctx context.Context) {
 	watch := n.watch()
 	defer watch.Close()
-	guarded := map[string]*unixsock.Server{n.cfg.LogSocket: n.relay.Server}
+	guarded := map[string]*unixsock.Server{n.cfg.LogSocket: n.relay}
 	if n.lookups != nil {
 		guarded[n.cfg.podSocket()] = n.lookups
 	}

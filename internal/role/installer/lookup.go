@@ -25,8 +25,7 @@ func (n *node) openLookups(ctx context.Context) {
 	})
 	n.start(func() { n.pods.Run(n.background) }) // repair looks at them as well
 	server, err := unixsock.Open(ctx, unixsock.Options{
-		Path: n.cfg.podSocket(), DirMode: n.cfg.RunDirMode, Connections: 256, Grace: 2 * time.Second, Patience: 5 * time.Second,
-		Header: 16 << 10, KeepAlive: true, End: time.Second, Trouble: lookupTrouble{n.log}, Log: n.log, Now: clock,
+		Path: n.cfg.podSocket(), DirMode: n.cfg.RunDirMode, Mode: 0o600, Connections: 256, Timeout: 5 * time.Second, KeepAlive: true, Log: n.log,
 	})
 	if err != nil {
 		// Plugins can do without; the node cannot do without the plugin.
@@ -37,19 +36,4 @@ func (n *node) openLookups(ctx context.Context) {
 	n.lookups = server
 	service := podinfo.Service{Store: n.pods, Ring: &n.decisions, Metrics: n.metrics, Log: n.log}
 	n.start(func() { server.Serve(n.background, service.Handler()) })
-}
-
-// lookupTrouble logs connections that are not served.
-type lookupTrouble struct{ log *slog.Logger }
-
-func (t lookupTrouble) Stranger(uid uint32) {
-	t.log.Warn("a connection to the socket for pods was refused: it is for root", slog.Uint64("uid", uint64(uid)))
-}
-
-func (t lookupTrouble) Slow() {
-	t.log.Warn("a connection to the socket for pods was closed: slow while others waited")
-}
-
-func (t lookupTrouble) CannotAccept(err error) {
-	t.log.Warn("connections to the socket for pods cannot be accepted", slog.String("error", err.Error()))
 }

@@ -58,7 +58,7 @@ func Run(c applet.Call) int {
 	if env.command == "" {
 		return usage(c)
 	}
-	log := pluginlog.New(pluginlog.Options{Stderr: c.Stderr, Scope: logScope})
+	log := pluginlog.New(c.Stderr, logScope)
 	defer log.Close()
 	p := &plugin{log: log, path: env.path, override: env.override, began: clock()}
 	if env.command == "DEL" || env.command == "GC" {

@@ -1,0 +1,234 @@
+package unixsock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/unixsock"
+)
+
+func listen(t *testing.T, path string) *net.UnixListener {
+	t.Helper()
+	var config net.ListenConfig
+	l, err := config.Listen(t.Context(), "unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	t.Cleanup(func() { _ = l.Close() })
+	return l.(*net.UnixListener)
+}
+
+func modeOf(t *testing.T, path string) fs.FileMode {
+	t.Helper()
+	info, err := os.Lstat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Mode()
+}
+
+func TestModes(t *testing.T) {
+	for _, c := range []struct{ dir, socket fs.FileMode }{{0o700, 0o600}, {0o755, 0o666}} {
+		t.Run(fmt.Sprint(c.socket), func(t *testing.T) {
+			above := filepath.Join(runDir(t), "above")
+			o := options(filepath.Join(above, "istio-cni", "a.sock"))
+			o.DirMode, o.Mode = c.dir, c.socket
+			s, err := unixsock.Open(t.Context(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			if got := modeOf(t, filepath.Dir(o.Path)).Perm(); got != c.dir {
+				t.Errorf("directory has %v, want %v", got, c.dir)
+			}
+			if got := modeOf(t, o.Path); got.Perm() != c.socket || got.Type() != fs.ModeSocket {
+				t.Errorf("socket has %v, want %v", got, c.socket)
+			}
+			if got := modeOf(t, above).Perm(); got&0o500 != 0o500 {
+				t.Errorf("the directory above has %v", got)
+			}
+		})
+	}
+}
+
+func TestADirectoryThatIsThereStaysAsItIs(t *testing.T) {
+	dir := runDir(t)
+	if err := os.Chmod(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	s, err := unixsock.Open(t.Context(), options(filepath.Join(dir, "a.sock")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if got := modeOf(t, dir).Perm(); got != 0o711 {
+		t.Errorf("it has %v now", got)
+	}
+}
+
+func TestAStaleSocketIsReplaced(t *testing.T) {
+	b := start(t, func(o *unixsock.Options) { _ = listen(t, o.Path).Close() })
+	if !b.Listening() {
+		t.Error("not listening")
+	}
+	b.answers(t)
+}
+
+func TestALiveSocketIsNotStolen(t *testing.T) {
+	t.Run("served", func(t *testing.T) {
+		b := start(t, nil)
+		_, err := unixsock.Open(t.Context(), options(b.path))
+		want := fmt.Sprintf("making socket %q: another process serves it: process %d", b.path, os.Getpid())
+		if !errors.Is(err, unixsock.ErrServed) || err.Error() != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+		b.answers(t)
+	})
+	t.Run("accepting_nobody", func(t *testing.T) {
+		path := filepath.Join(runDir(t), "a.sock")
+		listen(t, path)
+		if _, err := unixsock.Open(t.Context(), options(path)); !errors.Is(err, unixsock.ErrServed) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("queue_full", func(t *testing.T) {
+		path := filepath.Join(runDir(t), "a.sock")
+		fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = syscall.Close(fd) }()
+		if err := errors.Join(syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}), syscall.Listen(fd, 0)); err != nil {
+			t.Fatal(err)
+		}
+		var full error
+		for full == nil {
+			var conn net.Conn
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			conn, full = dial(ctx, path)
+			cancel()
+			if conn != nil {
+				defer func() { _ = conn.Close() }()
+			}
+		}
+		if _, err := unixsock.Open(t.Context(), options(path)); !errors.Is(err, unixsock.ErrServed) {
+			t.Errorf("got %v, where a client has %v", err, full)
+		}
+		if modeOf(t, path).Type() != fs.ModeSocket {
+			t.Error("the socket is gone")
+		}
+	})
+}
+
+func TestWhatIsNoSocketStays(t *testing.T) {
+	for name, put := range map[string]func(path string) error{
+		"file":      func(path string) error { return os.WriteFile(path, []byte("precious"), 0o600) },
+		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
+		"symlink":   func(path string) error { return os.Symlink("/nowhere", path) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(runDir(t), "a.sock")
+			if err := put(path); err != nil {
+				t.Fatal(err)
+			}
+			before := modeOf(t, path)
+			_, err := unixsock.Open(t.Context(), options(path))
+			if err == nil || !strings.Contains(err.Error(), path) || errors.Is(err, unixsock.ErrServed) {
+				t.Errorf("got %v", err)
+			}
+			if after := modeOf(t, path); after != before {
+				t.Errorf("it was %v and is %v", before, after)
+			}
+		})
+	}
+}
+
+func TestTheSocketIsRemovedAtTheEndIfItIsOurs(t *testing.T) {
+	t.Run("ours", func(t *testing.T) {
+		b := start(t, nil)
+		b.stop()
+		if _, err := os.Lstat(b.path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("it stays: %v", err)
+		}
+		if b.Listening() {
+			t.Error("still listening")
+		}
+		err := b.Rebind(t.Context())
+		if _, missing := os.Lstat(b.path); err != nil || !errors.Is(missing, fs.ErrNotExist) {
+			t.Errorf("made again after the end: %v", err)
+		}
+	})
+	t.Run("another's", func(t *testing.T) {
+		b := start(t, nil)
+		if err := os.Remove(b.path); err != nil {
+			t.Fatal(err)
+		}
+		listen(t, b.path)
+		if b.Listening() {
+			t.Error("another's socket is taken for ours")
+		}
+		if err := b.Rebind(t.Context()); !errors.Is(err, unixsock.ErrServed) {
+			t.Errorf("rebound over it: %v", err)
+		}
+		b.stop()
+		if modeOf(t, b.path).Type() != fs.ModeSocket {
+			t.Error("it was removed")
+		}
+	})
+	t.Run("never_served", func(t *testing.T) {
+		path := filepath.Join(runDir(t), "a.sock")
+		s, err := unixsock.Open(t.Context(), options(path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+		s.Close()
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("it stays: %v", err)
+		}
+	})
+}
+
+func TestItComesBackWhenItsFileIsDeleted(t *testing.T) {
+	b := start(t, nil)
+	for name, harm := range map[string]func() error{
+		"file":      func() error { return os.Remove(b.path) },
+		"directory": func() error { return os.RemoveAll(b.dir) },
+		"renamed":   func() error { return os.Rename(b.path, b.path+".away") },
+		"stale":     func() error { _ = os.Remove(b.path); return listen(t, b.path).Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := b.dial(t)
+			if err := harm(); err != nil {
+				t.Fatal(err)
+			}
+			if b.Listening() {
+				t.Fatal("it did not notice")
+			}
+			if err := b.Rebind(t.Context()); err != nil || !b.Listening() {
+				t.Fatalf("not made again: %v", err)
+			}
+			b.answers(t)
+			if got := modeOf(t, b.path).Perm(); got != 0o600 {
+				t.Errorf("it has %v", got)
+			}
+			if err := b.Rebind(t.Context()); err != nil {
+				t.Errorf("once more: %v", err)
+			}
+			_ = before.Close()
+		})
+	}
+	if got := strings.Count(b.log.String(), "made again"); got != 4 {
+		t.Errorf("logged %d times of 4: %s", got, b.log.String())
+	}
+}
