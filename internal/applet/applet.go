@@ -23,7 +23,7 @@ const (
 	ExitUsage = 2
 )
 
-// Call is one start of the program, less what a role has no business with.
+// Call is one start of the program, without the name that it was called by.
 type Call struct {
 	// Args are those behind the role's name.
 	Args           []string
@@ -33,13 +33,13 @@ type Call struct {
 	Getenv func(string) (string, bool)
 }
 
-// Role is one of the things that the program can be.
+// Role is one of the commands of the program.
 type Role struct {
 	// Name is the first argument that chooses the role, Alias the name of a link that does, "" if there is none.
 	Name, Alias string
 	// Summary is one line for a person.
 	Summary string
-	// Protocol marks a role that a program reads, not a person: it gets the outputs as they are.
+	// Protocol marks a role whose output is read by a program: it is passed on as it is.
 	Protocol bool
 	// Run does the work and gives the exit code. Nil marks a role that this build does not contain.
 	Run func(Call) int
@@ -83,7 +83,7 @@ func (p Program) Run(path string, c Call) int {
 		_, _ = fmt.Fprintln(c.Stdout, p.Version)
 		return ExitOK
 	}
-	_, _ = fmt.Fprintf(c.Stderr, "%s: %q is no role of this program\n\n", called, first)
+	_, _ = fmt.Fprintf(c.Stderr, "%s: unknown command %q\n\n", called, first)
 	p.list(c.Stderr)
 	return ExitUsage
 }
@@ -98,7 +98,7 @@ func (p Program) find(match func(Role) bool) (Role, bool) {
 
 func (p Program) start(r Role, c Call) int {
 	if r.Run == nil {
-		_, _ = fmt.Fprintf(c.Stderr, "%s: role %q is not in this build (%s)\n\n", p.Name, r.Name, p.Version)
+		_, _ = fmt.Fprintf(c.Stderr, "%s: command %q is not in this build (%s)\n\n", p.Name, r.Name, p.Version)
 		p.list(c.Stderr)
 		return ExitError
 	}
@@ -108,20 +108,20 @@ func (p Program) start(r Role, c Call) int {
 	return r.Run(c)
 }
 
-// about answers a call without arguments: under the program's own name it is a question, under another a mistake.
+// about answers a call without arguments: under the program's own name with the help, under another with an error.
 func (p Program) about(called string, c Call) int {
 	if called == p.Name {
 		p.list(c.Stdout)
 		return ExitOK
 	}
-	_, _ = fmt.Fprintf(c.Stderr, "%s: called by a name that is no role\n\n", called)
+	_, _ = fmt.Fprintf(c.Stderr, "%s: called by an unknown name\n\n", called)
 	p.list(c.Stderr)
 	return ExitUsage
 }
 
 func (p Program) list(w io.Writer) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n%s\n\nRoles, by first argument or by the name of a link:\n", p.About, p.Version)
+	fmt.Fprintf(&b, "%s\n%s\n\nCommands, by first argument or by the name of a link:\n", p.About, p.Version)
 	for _, r := range p.Roles {
 		summary := r.Summary
 		if r.Run == nil {
@@ -129,6 +129,6 @@ func (p Program) list(w io.Writer) {
 		}
 		fmt.Fprintf(&b, "  %s %-10s %-18s %s\n", p.Name, r.Name, r.Alias, summary)
 	}
-	fmt.Fprintf(&b, "\nWith %s set it is the %s. \"%s ROLE --help\" tells more of a role.\n", p.ImplicitVar, p.Implicit, p.Name)
+	fmt.Fprintf(&b, "\nWith %s set it is the %s. \"%s COMMAND --help\" shows its flags.\n", p.ImplicitVar, p.Implicit, p.Name)
 	_, _ = io.WriteString(w, b.String())
 }

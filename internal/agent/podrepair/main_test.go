@@ -107,8 +107,8 @@ func newLab(t *testing.T, switches repair.Switches, more ...func(*Options)) *lab
 func defaults(t *testing.T) Settings {
 	t.Helper()
 	var s Settings
-	for _, row := range Rows() {
-		if err := row.Set(&s, row.Default); err != nil {
+	for _, row := range Rows(&s) {
+		if err := row.Value.Set(row.Default); err != nil {
 			t.Fatalf("default of %s: %v", row.Name, err)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
@@ -273,8 +274,8 @@ func TestPodsThatAreLeftAlone(t *testing.T) {
 func TestEveryRowTakesItsDefaultAndShowsIt(t *testing.T) {
 	t.Parallel()
 	s := defaults(t)
-	for _, row := range Rows() {
-		if got := row.Show(&s); got != row.Default || row.Use == "" {
+	for _, row := range Rows(&s) {
+		if got := row.Value.String(); got != row.Default || row.Use == "" {
 			t.Errorf("%s shows %q, its default is %q", row.Name, got, row.Default)
 		}
 	}
@@ -286,8 +287,8 @@ func TestEveryRowTakesItsDefaultAndShowsIt(t *testing.T) {
 		"repair-pods": "maybe", "delete-pods": "2", "evict": "x", "broken-pod-label-key": "a/b/c", "broken-pod-label-value": "-", "node-name": "A",
 		"init-container-exit-code": "256", "init-container-name": "a b", "label-selectors": "a in", "field-selectors": "spec.nodeName",
 	} {
-		at := slices.IndexFunc(Rows(), func(r Row) bool { return r.Name == name })
-		if err := Rows()[at].Set(&s, bad); err == nil {
+		at := slices.IndexFunc(Rows(&s), func(r settings.Setting) bool { return r.Name == name })
+		if err := Rows(&s)[at].Value.Set(bad); err == nil {
 			t.Errorf("%s takes %q", name, bad)
 		}
 	}

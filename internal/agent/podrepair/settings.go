@@ -1,30 +1,34 @@
 package podrepair
 
 import (
-	"errors"
 	"log/slog"
 	"strconv"
 
 	"github.com/meshcni/istio-cni/internal/agent/selector"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/podns"
 )
 
-// Settings are what a person decides about race repair.
+// Settings are the user's decisions about race repair.
 type Settings struct {
 	Switches repair.Switches
-	// Evict deletes by eviction, which a PodDisruptionBudget can stand against.
+	// Evict deletes by eviction, which respects a PodDisruptionBudget.
 	Evict     bool
 	Predicate repair.Predicate
-	// LabelKey and LabelValue are the mark of mode label.
+	// LabelKey and LabelValue are the label of mode label.
 	LabelKey, LabelValue string
-	// Node is the node whose pods are looked after; "" is every node.
+	// Node is the node whose pods are repaired; "" is every node.
 	Node string
 	// LabelSelectors and FieldSelectors pick pods, on the API server's side.
 	LabelSelectors, FieldSelectors string
 }
 
-// LogValue is what is looked for, and what is done about it.
+// LogValue lists which pods are selected, and the modes of repair.
 func (s Settings) LogValue() slog.Value {
 	var modes []string
 	for _, mode := range s.Switches.Modes() {
@@ -34,98 +38,117 @@ func (s Settings) LogValue() slog.Value {
 		slog.String("label-selectors", s.LabelSelectors), slog.String("field-selectors", s.FieldSelectors))
 }
 
-// Row is one setting, as the agent and the command "repair" have it, under a prefix or without one.
-type Row struct {
-	// Name has dashes, as a flag; Arg is what it takes, "" for a switch.
-	Name, Arg, Default, Use string
-	// Set reads a text; its error says what is wanted. Show spells what is in force.
-	Set  func(*Settings, string) error
-	Show func(*Settings) string
-}
-
-// Rows are all settings with the reference's names and defaults. Evict is ours.
-func Rows() []Row { return append(actionRows(), podRows()...) }
-
-func actionRows() []Row {
-	return []Row{
-		flag("repair-pods", "redirect them in place, which works on the pod's own node", func(s *Settings) *bool { return &s.Switches.InPlace }),
-		flag("delete-pods", "delete them, unless redirecting in place is switched on and can help",
-			func(s *Settings) *bool { return &s.Switches.Delete }),
-		flag("label-pods", "label them, unless one of the others is switched on and can help",
-			func(s *Settings) *bool { return &s.Switches.Label }),
-		flag("evict", "delete by eviction, which heeds a PodDisruptionBudget", func(s *Settings) *bool { return &s.Evict }),
-		word("broken-pod-label-key", "KEY", repair.BrokenLabel, "key of that label",
-			func(s *Settings) *string { return &s.LabelKey }, labelKey),
-		word("broken-pod-label-value", "VALUE", repair.BrokenLabelValue, "value of that label",
-			func(s *Settings) *string { return &s.LabelValue }, labelValue),
+// Rows are the settings with the reference's names and defaults, which the agent and the command "repair" have in common, without
+// variables. Evict is ours.
+func Rows(s *Settings) []settings.Setting {
+	labelKey := func(text string) error { return selector.CheckLabel(text, "") }
+	labelValue := func(text string) error { return selector.CheckLabel("key", text) }
+	optional := func(into *string, check func(string) error) settings.Value {
+		return settings.Text(into, settings.Optional(settings.Check(check)))
 	}
-}
-
-func podRows() []Row {
-	return []Row{
-		word("node-name", "NAME", "", "only pods of this node", func(s *Settings) *string { return &s.Node }, optional(selector.CheckName)),
-		word("sidecar-annotation", "KEY", sidecar.StatusKey, "only pods with this annotation; an empty flag: all",
-			func(s *Settings) *string { return &s.Predicate.Annotation }, optional(labelKey)),
-		word("init-container-name", "NAME", sidecar.ValidationContainer, "only this init container; an empty flag: all",
-			func(s *Settings) *string { return &s.Predicate.Container }, optional(selector.CheckName)),
-		word("init-container-termination-message", "TEXT", "", "only with this termination message",
-			func(s *Settings) *string { return &s.Predicate.Message }, func(string) error { return nil }),
+	const maxExitCode = 255
+	return []settings.Setting{
+		{
+			Name: "repair-pods", Default: "false", Use: "redirect them in place, which works on the pod's own node",
+			Value: settings.Bool(&s.Switches.InPlace),
+		},
+		{
+			Name: "delete-pods", Default: "false", Use: "delete them, unless redirecting in place is switched on and can help",
+			Value: settings.Bool(&s.Switches.Delete),
+		},
+		{
+			Name: "label-pods", Default: "false", Use: "label them, unless one of the others is switched on and can help",
+			Value: settings.Bool(&s.Switches.Label),
+		},
+		{Name: "evict", Default: "false", Use: "delete by eviction, which respects a PodDisruptionBudget", Value: settings.Bool(&s.Evict)},
+		{
+			Name: "broken-pod-label-key", Arg: "KEY", Default: repair.BrokenLabel, Use: "key of that label",
+			Value: settings.Checked(&s.LabelKey, labelKey),
+		},
+		{
+			Name: "broken-pod-label-value", Arg: "VALUE", Default: repair.BrokenLabelValue, Use: "value of that label",
+			Value: settings.Checked(&s.LabelValue, labelValue),
+		},
+		{Name: "node-name", Arg: "NAME", Use: "only pods of this node", Value: optional(&s.Node, selector.CheckName)},
+		{
+			Name: "sidecar-annotation", Arg: "KEY", Default: sidecar.StatusKey, Use: "only pods with this annotation; an empty flag: all",
+			Value: optional(&s.Predicate.Annotation, labelKey),
+		},
+		{
+			Name: "init-container-name", Arg: "NAME", Default: sidecar.ValidationContainer, Use: "only this init container; an empty flag: all",
+			Value: optional(&s.Predicate.Container, selector.CheckName),
+		},
+		{
+			Name: "init-container-termination-message", Arg: "TEXT", Use: "only with this termination message",
+			Value: settings.Text(&s.Predicate.Message, nil),
+		},
 		{
 			Name: "init-container-exit-code", Arg: "CODE", Default: strconv.Itoa(repair.NotRedirectedCode), Use: "only with this exit code; 0: any",
-			Set: func(s *Settings, text string) error {
-				n, err := strconv.ParseUint(text, 10, 8)
-				if err != nil {
-					return errors.New("want an exit code from 0 to 255")
-				}
-				s.Predicate.ExitCode = int(n)
-				return nil
-			},
-			Show: func(s *Settings) string { return strconv.Itoa(s.Predicate.ExitCode) },
+			Value: settings.Number(&s.Predicate.ExitCode, maxExitCode),
 		},
-		word("label-selectors", "SELECTOR", "", "only pods with these labels",
-			func(s *Settings) *string { return &s.LabelSelectors }, optional(selector.Check)),
-		word("field-selectors", "SELECTOR", "", "only pods with these fields",
-			func(s *Settings) *string { return &s.FieldSelectors }, selector.CheckFields),
+		{Name: "label-selectors", Arg: "SELECTOR", Use: "only pods with these labels", Value: optional(&s.LabelSelectors, selector.Check)},
+		{
+			Name: "field-selectors", Arg: "SELECTOR", Use: "only pods with these fields",
+			Value: settings.Checked(&s.FieldSelectors, selector.CheckFields),
+		},
 	}
 }
 
-func flag(name, use string, of func(*Settings) *bool) Row {
-	return Row{
-		Name: name, Default: "false", Use: use,
-		Set: func(s *Settings, text string) error {
-			on, err := strconv.ParseBool(text)
-			if err != nil {
-				return errors.New("want true or false")
-			}
-			*of(s) = on
-			return nil
+// PathRows are where the namespaces of pods can be found, with variables spelled like the flags.
+func PathRows(p *podns.Places) []settings.Setting {
+	return settings.Named("", []settings.Setting{
+		{
+			Name: "cni-cache-dir", Arg: "DIR", Default: "/var/lib/cni/results",
+			Use: "libcni's cache of sandboxes, a path of the host", Value: settings.Text(&p.Cache, settings.AbsolutePath),
 		},
-		Show: func(s *Settings) string { return strconv.FormatBool(*of(s)) },
-	}
+		{
+			Name: "netns-dirs", Arg: "DIRS", Default: "/var/run/netns,/var/run/docker/netns",
+			Use:   "comma list of directories of the host where container runtimes mount network namespaces",
+			Value: settings.List(&p.Netns, ",", 0, settings.AbsolutePath),
+		},
+		{
+			Name: "host-proc", Arg: "DIR", Default: "/proc",
+			Use: "procfs of the host, a path of the host", Value: settings.Text(&p.Proc, settings.AbsolutePath),
+		},
+		{
+			Name: "host-roots", Arg: "DIRS", Default: "/host,/host/proc/1/root",
+			Use:   "comma list of prefixes under which paths of the host may be seen",
+			Value: settings.List(&p.Roots, ",", 1, settings.AbsolutePath),
+		},
+	}...)
 }
 
-func word(name, arg, by, use string, of func(*Settings) *string, check func(string) error) Row {
-	return Row{
-		Name: name, Arg: arg, Default: by, Use: use,
-		Set: func(s *Settings, text string) error {
-			if err := check(text); err != nil {
+// PluginRows are settings of the plugin that decide about a pod and about the way of its rules. The agent passes them to the
+// plugin, and may change them while it runs.
+func PluginRows(stanza *cniconf.Stanza) []settings.Setting {
+	rows := settings.Named("", []settings.Setting{
+		{
+			Name: "exclude-namespaces", Arg: "NAMES", Env: []string{"EXCLUDE_NAMESPACES", "EXCLUDED_NAMESPACES"},
+			Use:   "comma list of namespaces whose pods are left alone",
+			Value: settings.List(&stanza.ExcludeNamespaces, ",", 0, settings.Check(selector.CheckNamespace)),
+		},
+		{
+			Name: "second-ip-family", Arg: "WHAT", Default: redirect.Bypass.String(),
+			Use:   "IPv6 of a pod whose first address is IPv4: bypass, capture or reject",
+			Value: settings.Of(&stanza.SecondFamily, redirect.ParseSecondFamily, redirect.SecondFamily.String),
+		},
+		{Name: "native-nftables", Default: "false", Use: "the same as --backend=native", Value: settings.Bool(&stanza.NativeNFTables)},
+		{
+			Name: "backend", Arg: "WAY", Env: []string{"CNI_BACKEND"}, Default: string(redirect.Auto),
+			Use: "how rules get into a pod: auto, netlink (those of iptables-nft, without a process), native (tables of nftables' own) " +
+				"or iptables (the programs of the host)",
+			Value: settings.Of(&stanza.Backend, redirect.ParseBackend, func(b redirect.Backend) string { return string(b) }),
+		},
+		{
+			Name: "force-iptables-binary", Arg: "VARIANT", Use: "legacy or nft, instead of choosing",
+			Value: settings.Checked(&stanza.ForceIptables, func(s string) error {
+				_, err := iptables.ParseVariant(s)
 				return err
-			}
-			*of(s) = text
-			return nil
+			}),
 		},
-		Show: func(s *Settings) string { return *of(s) },
+	}...)
+	for i := range rows {
+		rows[i].Live = true
 	}
+	return rows
 }
-
-func optional(check func(string) error) func(string) error {
-	return func(text string) error {
-		if text == "" {
-			return nil
-		}
-		return check(text)
-	}
-}
-
-func labelKey(text string) error   { return selector.CheckLabel(text, "") }
-func labelValue(text string) error { return selector.CheckLabel("key", text) }

@@ -1,37 +1,82 @@
-// Package standalone is what controllers have in common that run in a pod of their own or by hand: the way to the API
-// server, and ports that are open for as long as they work.
+// Package standalone is what controllers have in common that run in a pod of their own or by hand: their settings, the
+// access to the API server, and ports that are open while they work.
 //
 // It promises that the ports are open before the work begins and until it has ended. It never decides what the work is.
 //
-// Start reading at Serve.
+// Start reading at Process.
 package standalone
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"sync"
 
 	"github.com/meshcni/istio-cni/internal/agent/serve"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
 // serviceAccount is where the kubelet puts the credentials of a pod.
 const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// Access is the way to the API server: a kubeconfig, or unless there is one the account of the pod.
-func Access(kubeconfig string, getenv func(string) (string, bool)) (kube.Config, error) {
+// Process are the settings of such a controller.
+type Process struct {
+	// HealthPort and MonitoringPort are TCP ports; 0 is off.
+	HealthPort, MonitoringPort uint16
+	// Kubeconfig is used instead of the account of the pod, unless "".
+	Kubeconfig string
+	LogLevel   pluginlog.Level
+	LogJSON    bool
+}
+
+// Rows are its settings. Variables of the ports begin with prefix, scope is that of the controller in --log_output_level.
+func (p *Process) Rows(prefix, scope, healthPort, monitoringPort, logJSON string) []settings.Setting {
+	return []settings.Setting{
+		{
+			Name: "kubeconfig", Arg: "FILE", Env: []string{"KUBECONFIG"}, Use: "instead of the account of the pod",
+			Value: settings.Text(&p.Kubeconfig, nil),
+		},
+		{
+			Name: "health-port", Arg: "PORT", Env: []string{prefix + "HEALTH_PORT"}, Default: healthPort,
+			Use: "/healthz and /readyz; 0 is off. It is not the agent's 8000: both may be in one pod", Value: settings.Port(&p.HealthPort, 0),
+		},
+		{
+			Name: "monitoring-port", Arg: "PORT", Env: []string{prefix + "MONITORING_PORT"}, Default: monitoringPort,
+			Use: "metrics; 0 is off. It is not the agent's 15014", Value: settings.Port(&p.MonitoringPort, 0),
+		},
+		{
+			Name: "log_output_level", Arg: "LEVEL", Env: []string{"LOG_LEVEL"}, Default: "info",
+			Use: "debug, info, warn, error or none, or SCOPE:LEVEL pairs, of which default and all count",
+			Value: settings.Of(&p.LogLevel, func(s string) (pluginlog.Level, error) {
+				return pluginlog.ParseScopes(s, "default", "all", scope)
+			}, pluginlog.Level.String),
+		},
+		{Name: "log_as_json", Env: []string{"LOG_AS_JSON"}, Default: logJSON, Use: "log JSON", Value: settings.Bool(&p.LogJSON)},
+	}
+}
+
+// Access is the way to the API server: a kubeconfig, or unless there is one the account of the pod. The error joins what is
+// wrong with it and with the ports.
+func (p *Process) Access(getenv func(string) (string, bool)) (kube.Config, error) {
+	var portErr, accessErr error
+	if p.HealthPort != 0 && p.HealthPort == p.MonitoringPort {
+		portErr = fmt.Errorf("--health-port and --monitoring-port are both %d", p.HealthPort)
+	}
 	host, _ := getenv("KUBERNETES_SERVICE_HOST")
 	port, _ := getenv("KUBERNETES_SERVICE_PORT")
-	if kubeconfig == "" && (host == "" || port == "") {
-		return kube.Config{}, errors.New(
+	if p.Kubeconfig == "" && (host == "" || port == "") {
+		accessErr = errors.New(
 			"KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set, as they are in a pod: give --kubeconfig")
 	}
 	return kube.Config{
-		Server: kube.Address{Host: host, Port: port}, Kubeconfig: kubeconfig,
+		Server: kube.Address{Host: host, Port: port}, Kubeconfig: p.Kubeconfig,
 		TokenFile: serviceAccount + "/token", CAFile: serviceAccount + "/ca.crt",
-	}, nil
+	}, errors.Join(accessErr, portErr)
 }
 
 // Logger writes records as text or JSON.
@@ -44,16 +89,18 @@ func Logger(w io.Writer, level slog.Leveler, asJSON bool) *slog.Logger {
 }
 
 // Serve opens the ports, works, and closes them when the work has ended.
-func Serve(ctx context.Context, log *slog.Logger, work func(context.Context) error, ports ...serve.Port) error {
-	servers, err := serve.Open(ctx, log, ports...)
+func (p *Process) Serve(ctx context.Context, log *slog.Logger, health, metrics http.Handler, work func(context.Context) error) error {
+	servers, err := serve.Open(ctx, log,
+		serve.Port{Flag: "--health-port", Number: int(p.HealthPort), Handler: health},
+		serve.Port{Flag: "--monitoring-port", Number: int(p.MonitoringPort), Handler: metrics})
 	if err != nil {
 		return err
 	}
 	background, end := context.WithCancel(context.WithoutCancel(ctx))
 	var serving sync.WaitGroup
 	serving.Go(func() {
-		if ended := servers.Serve(background); ended != nil {
-			log.ErrorContext(background, "serving health and metrics ended", slog.String("error", ended.Error()))
+		if err := servers.Serve(background); err != nil {
+			log.ErrorContext(background, "serving health and metrics ended", slog.String("error", err.Error()))
 		}
 	})
 	err = work(ctx)

@@ -1,7 +1,7 @@
-// Package service is the outside of a role that works until it is told to end: what it says of its command line, its
-// first and its last line of log, the signals that end it and its exit code.
+// Package service is the frame of a role that works until a signal ends it: errors of its command line, the first and the
+// last line of its log, signals and exit code.
 //
-// It promises that nothing is begun unless the whole command line can be used. It never decides what the work is.
+// It promises that no work begins unless the whole command line can be used. It never decides what the work is.
 //
 // Start at Run.
 package service
@@ -17,13 +17,13 @@ import (
 	"syscall"
 
 	"github.com/meshcni/istio-cni/internal/applet"
-	"github.com/meshcni/istio-cni/internal/applet/arguments"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
 // Service is what a command line asks for.
 type Service struct {
-	// Config is logged at the start; it must hide what nobody may read.
-	Config any
+	// Config is logged at the start.
+	Config []settings.Line
 	// Warnings are about the configuration.
 	Warnings []string
 	Log      *slog.Logger
@@ -31,27 +31,52 @@ type Service struct {
 	Work func(context.Context) error
 }
 
+// Settings fills the values of a role that works on its own, without a log. If done, the role ends with the code: its help was
+// printed, behind head, or all problems of its command line.
+func Settings(c applet.Call, role, head string, rows []settings.Setting) (code int, done bool) {
+	in, err := settings.Parse(rows, c.Args, c.Getenv)
+	if err != nil {
+		_, _ = io.WriteString(c.Stdout, head)
+		settings.Help(c.Stdout, settings.Group{Title: "Flags", Rows: rows})
+		return applet.ExitOK, true
+	}
+	if _, err := in.Read(rows); err != nil {
+		report(c.Stderr, role, err)
+		return applet.ExitUsage, true
+	}
+	return applet.ExitOK, false
+}
+
+// report prints each problem of a command line.
+func report(w io.Writer, role string, problems error) {
+	for line := range strings.Lines(problems.Error()) {
+		_, _ = fmt.Fprintf(w, "error: %s\n", strings.TrimSuffix(line, "\n"))
+	}
+	_, _ = fmt.Fprintf(w, "nothing was touched; see istio-cni %s --help\n", role)
+}
+
 // Run reads the command line of "istio-cni ROLE", works, and gives the exit code: applet.ExitUsage if the command line
-// cannot be used, and applet.ExitError if the work failed. The error of read joins all problems; it is arguments.ErrHelp
+// cannot be used, and applet.ExitError if the work failed. The error of read joins all problems; it is settings.ErrHelp
 // when help was asked for.
 func Run(c applet.Call, role string, help func() string, read func() (Service, error)) int {
 	s, err := read()
-	if errors.Is(err, arguments.ErrHelp) {
+	if errors.Is(err, settings.ErrHelp) {
 		_, _ = io.WriteString(c.Stdout, help())
 		return applet.ExitOK
 	}
 	if err != nil {
-		for line := range strings.Lines(err.Error()) {
-			_, _ = fmt.Fprintf(c.Stderr, "error: %s\n", strings.TrimSuffix(line, "\n"))
-		}
-		_, _ = fmt.Fprintf(c.Stderr, "nothing was touched; see istio-cni %s --help\n", role)
+		report(c.Stderr, role, err)
 		return applet.ExitUsage
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	defer stop()
 
-	s.Log.InfoContext(ctx, "starting", slog.String("version", applet.Build().String()), slog.Any("configuration", s.Config))
+	configuration := make([]any, 0, len(s.Config))
+	for _, l := range s.Config {
+		configuration = append(configuration, slog.String(strings.TrimLeft(l.Name, "-"), l.Value+" ("+l.Origin+")"))
+	}
+	s.Log.InfoContext(ctx, "starting", slog.String("version", applet.Build().String()), slog.Group("configuration", configuration...))
 	for _, warning := range s.Warnings {
 		s.Log.WarnContext(ctx, "configuration", slog.String("warning", warning))
 	}

@@ -11,11 +11,11 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/applet"
-	"github.com/meshcni/istio-cni/internal/applet/arguments"
 	"github.com/meshcni/istio-cni/internal/applet/service"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-func TestRunSaysWhatBecameOfIt(t *testing.T) {
+func TestRunReportsTheOutcome(t *testing.T) {
 	for _, c := range []struct {
 		name           string
 		read, work     error
@@ -23,7 +23,7 @@ func TestRunSaysWhatBecameOfIt(t *testing.T) {
 		stdout, stderr string
 		begins         bool
 	}{
-		{name: "help", read: fmt.Errorf("reading: %w", arguments.ErrHelp), code: applet.ExitOK, stdout: "the help"},
+		{name: "help", read: fmt.Errorf("reading: %w", settings.ErrHelp), code: applet.ExitOK, stdout: "the help"},
 		{
 			name: "problems", read: errors.Join(errors.New("no such flag"), errors.New("bad port")), code: applet.ExitUsage,
 			stderr: "error: no such flag\nerror: bad port\nnothing was touched; see istio-cni dance --help\n",
@@ -36,15 +36,15 @@ func TestRunSaysWhatBecameOfIt(t *testing.T) {
 			began := false
 			code := service.Run(applet.Call{Stdout: &stdout, Stderr: &stderr}, "dance", func() string { return "the help" }, func() (service.Service, error) {
 				return service.Service{
-					Log: slog.New(slog.NewTextHandler(&log, nil)), Config: "slow", Warnings: []string{"mind the step"},
+					Log: slog.New(slog.NewTextHandler(&log, nil)), Config: []settings.Line{{Name: "--speed", Value: "slow", Origin: "default"}}, Warnings: []string{"mind the step"},
 					Work: func(context.Context) error { began = true; return c.work },
 				}, c.read
 			})
 			if code != c.code || stdout.String() != c.stdout || stderr.String() != c.stderr || began != c.begins {
 				t.Errorf("code %d, stdout %q, stderr %q, began %v", code, stdout.String(), stderr.String(), began)
 			}
-			told := strings.Contains(log.String(), "configuration=slow") && strings.Contains(log.String(), `warning="mind the step"`)
-			if failed := strings.Contains(log.String(), `msg=ending error="no floor"`); told != c.begins || failed != (c.work != nil) {
+			logged := strings.Contains(log.String(), `configuration.speed="slow (default)"`) && strings.Contains(log.String(), `warning="mind the step"`)
+			if failed := strings.Contains(log.String(), `msg=ending error="no floor"`); logged != c.begins || failed != (c.work != nil) {
 				t.Errorf("the log is\n%s", log.String())
 			}
 		})

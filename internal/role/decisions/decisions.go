@@ -13,16 +13,17 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"path"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
-	"github.com/meshcni/istio-cni/internal/applet/settings"
+	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/agentcall"
 )
 
@@ -40,7 +41,6 @@ EXIT CODES:
    %d  the node agent cannot be asked
    %d  a bad value or flag
 
-FLAGS:
 `
 
 // patience bounds the connection, and each page of the answer.
@@ -57,47 +57,23 @@ func (c *config) rows() []settings.Setting {
 	return []settings.Setting{
 		{
 			Name: "socket", Arg: "FILE", Env: []string{"ISTIO_CNI_POD_SOCKET"}, Default: path.Join(cniconf.DefaultRunDir, agentcall.SocketName),
-			Use: "the node agent's socket", Set: func(s string) error { c.socket = s; return nil },
+			Use: "the node agent's socket", Value: settings.Text(&c.socket, nil),
 		},
-		{
-			Name: "pod", Arg: "TEXT", Use: "only pods whose NAMESPACE/NAME has this in it",
-			Set: func(s string) error { c.pod = s; return nil },
-		},
-		{
-			Name: "limit", Arg: "N", Use: "only the N latest of them; 0 for all",
-			Set: func(s string) (err error) {
-				if c.limit, err = strconv.Atoi(s); err != nil || c.limit < 0 {
-					return errors.New("want a number of 0 or more")
-				}
-				return nil
-			},
-		},
+		{Name: "pod", Arg: "TEXT", Use: "only pods whose NAMESPACE/NAME has this in it", Value: settings.Text(&c.pod, nil)},
+		{Name: "limit", Arg: "N", Use: "only the N latest of them; 0 for all", Value: settings.Number(&c.limit, math.MaxInt32)},
 		{
 			Name: "since", Arg: "DURATION", Use: "only those of the last DURATION, such as 10m",
-			Set: func(s string) (err error) {
-				if c.since, err = time.ParseDuration(s); err != nil || c.since <= 0 {
-					return errors.New("want a duration above 0, such as 10m")
-				}
-				return nil
-			},
+			Value: settings.Duration(&c.since, time.Nanosecond, 0),
 		},
-		{Name: "json", Default: "false", Use: "print JSON", Set: func(s string) error { return settings.Toggle(&c.asJSON, s) }},
+		{Name: "json", Default: "false", Use: "print JSON", Value: settings.Bool(&c.asJSON)},
 	}
 }
 
 // Run is the role.
 func Run(c applet.Call) int {
 	var cfg config
-	rows := cfg.rows()
-	found, err := settings.Find(rows, c.Args, c.Getenv)
-	if errors.Is(err, settings.ErrHelp) {
-		_, _ = fmt.Fprintf(c.Stdout, head, applet.ExitOK, applet.ExitError, applet.ExitUsage)
-		settings.Help(c.Stdout, rows)
-		return applet.ExitOK
-	}
-	if err = errors.Join(err, found.Apply(rows)); err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %s\nsee istio-cni decisions --help\n", strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
-		return applet.ExitUsage
+	if code, done := service.Settings(c, "decisions", fmt.Sprintf(head, applet.ExitOK, applet.ExitError, applet.ExitUsage), cfg.rows()); done {
+		return code
 	}
 	some, err := ask(cfg)
 	if err != nil {

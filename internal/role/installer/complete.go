@@ -7,8 +7,10 @@ import (
 	"path"
 	"strings"
 
+	"github.com/meshcni/istio-cni/internal/agent/nodeagent"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
 // complete derives what follows from several settings, and reports those that cannot all be meant.
@@ -16,31 +18,31 @@ func (in input) complete(d *draft) error {
 	d.places()
 	d.levels()
 	err := errors.Join(d.action(), d.mode(), d.files(), d.ports(), d.apiServer())
-	if d.Action != Uninstall {
-		err = errors.Join(err, d.ambient(d.at("ambient-enabled").String(), d.Stanza.AmbientEnabled), in.fillTemplate(d))
+	if d.Action != nodeagent.Uninstall {
+		err = errors.Join(err, d.ambient(d.at("ambient-enabled").String(), d.Want.Stanza.AmbientEnabled), in.fillTemplate(d))
 	}
 	d.caveats()
 	return err
 }
 
 func (d *draft) action() error {
-	d.Action = Stay
+	d.Action = nodeagent.Stay
 	switch {
 	case d.once && d.uninstall:
 		return fmt.Errorf("%s and %s contradict each other", d.at("once"), d.at("uninstall"))
 	case d.uninstall:
-		d.Action = Uninstall
+		d.Action = nodeagent.Uninstall
 	case d.once, d.DryRun:
-		d.Action = Once
+		d.Action = nodeagent.Once
 	}
 	return nil
 }
 
-// errAmbient is a mesh whose pods would start outside of it, in silence.
+// errAmbient is about pods that would silently start outside of the mesh.
 var errAmbient = errors.New("ambient mode is not supported, and its pods would start outside of the mesh: " +
 	"leave such nodes to the agent of Istio, or say --ambient-pods=ignore")
 
-// ambient refuses ambient mode, unless a person said what becomes of its pods.
+// ambient refuses ambient mode unless its pods are to be ignored.
 func (d *draft) ambient(from string, enabled bool) error {
 	if enabled && d.ambientPods != ambientIgnore {
 		return fmt.Errorf("%s: %w", from, errAmbient)
@@ -48,84 +50,85 @@ func (d *draft) ambient(from string, enabled bool) error {
 	return nil
 }
 
-// mode settles where the stanza goes. The reference has owned files in ambient mode only; here they depend on nothing.
+// mode resolves the mode of the configuration. The reference has owned files in ambient mode only; here they depend on nothing.
 func (d *draft) mode() error {
+	shown := map[string]string{
+		"cni-conf-mode": d.Want.Mode.String(), "chained-cni-plugin": fmt.Sprint(d.chained), "istio-owned-cni-config": fmt.Sprint(d.owned),
+	}
 	var errs []error
-	clash := func(a, b string) {
-		errs = append(errs, fmt.Errorf("%s (%s) contradicts %s (%s)", d.at(a), d.value(a), d.at(b), d.value(b)))
+	clash := func(is bool, a, b string) {
+		if is {
+			errs = append(errs, fmt.Errorf("%s (%s) contradicts %s (%s)", d.at(a), shown[a], d.at(b), shown[b]))
+		}
 	}
-	chosen := d.Conf.Mode
-	if chosen != "" && chosen != ModeStandalone && !d.chained {
-		clash("cni-conf-mode", "chained-cni-plugin")
-	}
-	if chosen != "" && chosen != ModeOwned && d.owned {
-		clash("cni-conf-mode", "istio-owned-cni-config")
-	}
-	if d.owned && !d.chained {
-		clash("istio-owned-cni-config", "chained-cni-plugin")
-	}
-	if chosen != "" {
+	clash(d.modeGiven && d.Want.Mode != cniconf.Standalone && !d.chained, "cni-conf-mode", "chained-cni-plugin")
+	clash(d.modeGiven && d.Want.Mode != cniconf.Owned && d.owned, "cni-conf-mode", "istio-owned-cni-config")
+	clash(d.owned && !d.chained, "istio-owned-cni-config", "chained-cni-plugin")
+	if d.modeGiven {
 		return errors.Join(errs...)
 	}
 	from := "chained-cni-plugin"
 	switch {
 	case !d.chained:
-		d.Conf.Mode = ModeStandalone
+		d.Want.Mode = cniconf.Standalone
 	case d.owned:
-		d.Conf.Mode, from = ModeOwned, "istio-owned-cni-config"
-	default:
-		d.Conf.Mode = ModeInline
+		d.Want.Mode, from = cniconf.Owned, "istio-owned-cni-config"
 	}
-	if d.at(from).kind != fromDefault {
-		d.origins["--cni-conf-mode"] = origin{kind: derived, name: d.at(from).name}
+	if d.at(from).Given() {
+		d.derive("cni-conf-mode", d.at(from).Name)
 	}
 	return errors.Join(errs...)
 }
 
-// value spells a setting that decides about the mode.
-func (d *draft) value(name string) string {
-	switch name {
-	case "chained-cni-plugin":
-		return fmt.Sprint(d.chained)
-	case "istio-owned-cni-config":
-		return fmt.Sprint(d.owned)
-	}
-	return string(d.Conf.Mode)
+// derive marks a setting whose value follows from that of another.
+func (d *draft) derive(flag, from string) {
+	d.origins["--"+flag] = settings.Origin{Kind: settings.Derived, Name: from}
 }
 
 // places derives paths.
 func (d *draft) places() {
-	const private, groupMay = fs.FileMode(0o600), fs.FileMode(0o640)
-	d.Conf.FileMode = private
+	mode := fs.FileMode(0o600)
 	if d.groupRead {
-		d.Conf.FileMode = groupMay
+		mode = 0o640
 	}
-	d.Kubeconfig.Path = path.Join(d.RunDir, cniconf.KubeconfigName)
-	d.Kubeconfig.Historic = path.Join(d.Conf.Dir, d.historicKubeconfig)
+	d.Want.FileMode = uint32(mode)
+	d.Linger = nodeagent.Linger
+	d.CacheDir, d.HostRoots = d.Places.Cache, d.Places.Roots
+	d.OldKubeconfig = path.Join(d.NetDir, d.oldKubeconfig)
+	d.Token = path.Join(d.serviceAccountDir, "token")
+	switch {
+	case d.skipTLSVerify:
+	case d.caFile != "":
+		d.CA = d.caFile
+	default:
+		d.CA = path.Join(d.serviceAccountDir, "ca.crt")
+	}
+	if d.serverPort != 0 {
+		d.Server.Port = fmt.Sprint(d.serverPort)
+	}
 	if d.LogSocket == "" {
-		d.LogSocket = path.Join(d.RunDir, logSocketName)
+		d.LogSocket = path.Join(d.RunDir, nodeagent.LogSocketName)
 	}
 	if d.NodeName == "" && d.kubernetesNode != "" {
 		d.NodeName = d.kubernetesNode
-		d.origins["--node-name"] = origin{kind: derived, name: d.at("kubernetes-node-name").name}
+		d.derive("node-name", d.at("kubernetes-node-name").Name)
 	}
 	if d.Repair.Node == "" && d.NodeName != "" {
 		d.Repair.Node = d.NodeName
-		d.origins["--repair-node-name"] = origin{kind: derived, name: "--node-name"}
+		d.derive("repair-node-name", "--node-name")
 	}
-	d.Stanza.RunDir, d.Stanza.AgentNamespace = d.RunDir, d.Namespace
+	d.Want.Stanza.RunDir, d.Want.Stanza.AgentNamespace = d.RunDir, d.Namespace
 }
 
-// levels settles the plugin's level. A flag that names the plugin's scope is a flag for it and wins over an overlay.
+// levels resolves the plugin's level. A flag that names the plugin's scope is a flag for it and wins over live configuration.
 func (d *draft) levels() {
-	d.Log.Agent = d.scopes.agent
-	explicit := d.origins["--plugin-log-level"]
-	named := d.scopes.pluginNamed && d.at("log_output_level").kind == fromFlag
-	if explicit.kind == fromDefault || named && explicit.kind != fromFlag {
-		d.Log.Plugin = d.scopes.plugin
-		d.origins["--plugin-log-level"] = origin{kind: derived, name: "--log_output_level"}
+	explicit := d.at("plugin-log-level")
+	named := d.scopes.pluginNamed && d.at("log_output_level").Kind == settings.FromFlag
+	if !explicit.Given() || named && explicit.Kind != settings.FromFlag {
+		d.PluginLevel = d.scopes.plugin
+		d.derive("plugin-log-level", "--log_output_level")
 	}
-	d.Stanza.LogLevel = d.Log.Plugin.String()
+	d.Want.Stanza.LogLevel = d.PluginLevel.String()
 	for _, scope := range d.scopes.unknown {
 		d.warn(fmt.Sprintf("%s: scope %q is none of this program", d.at("log_output_level"), scope))
 	}
@@ -138,22 +141,22 @@ func (d *draft) files() error {
 		errs = append(errs, fmt.Errorf("%s: value %q gives the log socket %q: %w",
 			d.at("cni-agent-run-dir"), d.RunDir, d.LogSocket, err))
 	}
-	if d.Conf.Mode == ModeOwned {
+	if d.Want.Mode == cniconf.Owned {
 		at := d.at("istio-owned-cni-config-filename")
-		if path.Ext(d.Conf.OwnedName) != ".conflist" {
+		if path.Ext(d.Want.OwnedName) != ".conflist" {
 			errs = append(errs, fmt.Errorf("%s: value %q: want a name that ends in .conflist: the file holds a list, "+
-				"which runtimes read from no other", at, d.Conf.OwnedName))
+				"which runtimes read from no other", at, d.Want.OwnedName))
 		}
-		if d.Conf.Name == d.Conf.OwnedName {
+		if d.Want.ConfName == d.Want.OwnedName {
 			errs = append(errs, fmt.Errorf("%s: value %q: is the own file (%s), and cannot be the primary configuration as well",
-				d.at("cni-conf-name"), d.Conf.Name, at))
+				d.at("cni-conf-name"), d.Want.ConfName, at))
 		}
 	}
-	if _, err := redirect.ChooseBackend(d.Stanza.Backend, d.Stanza.NativeNFTables, d.Stanza.ForceIptables); err != nil {
+	if _, err := redirect.ChooseBackend(d.Want.Stanza.Backend, d.Want.Stanza.NativeNFTables, d.Want.Stanza.ForceIptables); err != nil {
 		errs = append(errs, fmt.Errorf("--backend (%s), --native-nftables (%s) and --force-iptables-binary (%s): %w",
 			d.at("backend"), d.at("native-nftables"), d.at("force-iptables-binary"), err))
 	}
-	if d.Binaries.Source == "" && d.Action != Uninstall {
+	if d.Source == "" && d.Action != nodeagent.Uninstall {
 		errs = append(errs, errors.New("flag --cni-source-binary: not given, and the kernel does not tell where this program is"))
 	}
 	return errors.Join(errs...)
@@ -177,44 +180,44 @@ func (d *draft) ports() error {
 
 // apiServer insists on an address: without it the plugin would have no credentials, and all pods of the mesh would wait.
 func (d *draft) apiServer() error {
-	if d.Action == Uninstall || !d.Install || d.DryRun {
+	if d.Action == nodeagent.Uninstall || !d.Install || d.DryRun {
 		return nil
 	}
 	var errs []error
-	if d.at("kubernetes-service-host").kind == fromDefault {
+	if !d.at("kubernetes-service-host").Given() {
 		errs = append(errs, errors.New("environment variable KUBERNETES_SERVICE_HOST: not set: want the API server's address"))
 	}
-	if d.at("kubernetes-service-port").kind == fromDefault {
+	if !d.at("kubernetes-service-port").Given() {
 		errs = append(errs, errors.New("environment variable KUBERNETES_SERVICE_PORT: not set: want the API server's port"))
 	}
 	return errors.Join(errs...)
 }
 
-// caveats are sentences about what is allowed and perhaps not meant.
+// caveats are warnings about what is allowed and perhaps not meant.
 func (d *draft) caveats() {
-	if d.Action == Uninstall {
+	if d.Action == nodeagent.Uninstall {
 		return
 	}
 	const others = fs.FileMode(0o007)
-	if d.Kubeconfig.Mode&others != 0 {
-		d.warn(fmt.Sprintf("%s: everybody on the node may use the kubeconfig, which holds a token", d.at("kubeconfig-mode")))
+	if d.KubeconfigMode&others != 0 {
+		d.warn(fmt.Sprintf("%s: every user of the node may read the kubeconfig, which holds a token", d.at("kubeconfig-mode")))
 	}
-	if d.Stanza.AmbientEnabled {
+	if d.Want.Stanza.AmbientEnabled {
 		d.warn(d.at("ambient-enabled").String() + ": this program serves sidecar mode only: pods of ambient mode start outside of the mesh")
 	}
-	if d.RepairEnabled && d.Action == Stay && d.Repair.Node == "" {
-		d.warn("nobody said which node this is (REPAIR_NODE_NAME, KUBERNETES_NODE_NAME or NODE_NAME): pods that started without redirection stay so " +
+	if d.RepairEnabled && d.Action == nodeagent.Stay && d.Repair.Node == "" {
+		d.warn("the name of this node is not set (REPAIR_NODE_NAME, KUBERNETES_NODE_NAME or NODE_NAME): pods that started without redirection stay so " +
 			"(REPAIR_ENABLED=false silences this)")
 	}
 	if d.Namespace == "" && d.Install {
 		d.warn("environment variable POD_NAMESPACE: not set: the plugin cannot tell the agent's own pods, and changes of the " +
 			"ConfigMap and the agent's departure go unnoticed")
 	}
-	if at := d.at("log-uds-address"); d.Stanza.Template == nil && d.LogSocket != path.Join(d.RunDir, logSocketName) {
-		d.warn(fmt.Sprintf("%s: the plugin looks for its log socket in the run directory, as %s", at, logSocketName))
+	if at := d.at("log-uds-address"); d.Want.Stanza.Template == nil && d.LogSocket != path.Join(d.RunDir, nodeagent.LogSocketName) {
+		d.warn(fmt.Sprintf("%s: the plugin looks for its log socket in the run directory, as %s", at, nodeagent.LogSocketName))
 	}
 	for _, name := range []string{"log_target", "log_caller", "log_stacktrace_level"} {
-		if d.at(name).kind == fromFlag {
+		if d.at(name).Kind == settings.FromFlag {
 			d.warn("flag --" + name + " has no effect")
 		}
 	}
@@ -223,22 +226,22 @@ func (d *draft) caveats() {
 
 // templateCaveats are about a template and what it makes meaningless.
 func (d *draft) templateCaveats() {
-	if d.Stanza.Template == nil {
+	if d.Want.Stanza.Template == nil {
 		return
 	}
 	for _, name := range []string{
 		"exclude-namespaces", "ambient-enablement-selector", "enable-ambient-detection-retry", "native-nftables",
 		"second-ip-family", "api-timeout", "force-iptables-binary", "plugin-log-level",
 	} {
-		if at := d.at(name); at.kind != fromDefault && at.kind != derived {
-			d.warn(fmt.Sprintf("%s: the plugin is not told: a template replaces the stanza", at))
+		if at := d.at(name); at.Given() && at.Kind != settings.Derived {
+			d.warn(fmt.Sprintf("%s: has no effect: a template replaces the stanza", at))
 		}
 	}
 	conf, err := cniconf.Parse(d.shownTemplate)
-	historic := path.Join(d.Conf.HostDir, d.historicKubeconfig)
-	if err == nil && conf.Kubeconfig != d.Kubeconfig.Path && path.Clean(conf.Kubeconfig) != historic {
+	ours, historic := path.Join(d.RunDir, cniconf.KubeconfigName), path.Join(d.HostNetDir, d.oldKubeconfig)
+	if err == nil && conf.Kubeconfig != ours && path.Clean(conf.Kubeconfig) != historic {
 		d.warn(fmt.Sprintf("the template makes the plugin read kubeconfig %q; the agent writes %q and, on the host, %q",
-			conf.Kubeconfig, d.Kubeconfig.Path, historic))
+			conf.Kubeconfig, ours, historic))
 	}
 }
 

@@ -10,40 +10,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
-
-func TestPrecedenceIsFlagOverlayEnvironmentDefault(t *testing.T) {
-	t.Parallel()
-	env := cluster("EXCLUDE_NAMESPACES=from-env", "FORCE_IPTABLES_BINARY=legacy")
-	overlay := layer{"the overlay", map[string]string{
-		"EXCLUDE_NAMESPACES": "from-overlay", "API_TIMEOUT": "7s", "FORCE_IPTABLES_BINARY": "",
-	}}
-	in, err := parse([]string{"--api-timeout=3s"}, around(env))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, _, err := in.withOverlay(overlay)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := []string{
-		c.Stanza.ExcludeNamespaces[0], c.Stanza.APITimeout.String(), c.Stanza.ForceIptables, c.Stanza.SecondFamily.String(),
-	}
-	if diff := cmp.Diff([]string{"from-overlay", "3s", "", "bypass"}, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
-	for _, want := range []string{
-		`--exclude-namespaces = "from-overlay" (the overlay key EXCLUDE_NAMESPACES)`,
-		`--api-timeout = "3s" (flag --api-timeout)`,
-		`--force-iptables-binary = "" (default)`,
-		`--second-ip-family = "bypass" (default)`,
-	} {
-		if !strings.Contains(c.Effective(), want+"\n") {
-			t.Errorf("the effective configuration lacks %q:\n%s", want, c.Effective())
-		}
-	}
-}
 
 func TestAllProblemsAreReportedTogether(t *testing.T) {
 	t.Parallel()
@@ -70,12 +40,12 @@ func TestAllProblemsAreReportedTogether(t *testing.T) {
 
 func TestAMissingAddressOfTheAPIServerIsReportedHostFirst(t *testing.T) {
 	t.Parallel()
-	_, err := load(nil, around(nil))
+	_, err := build(nil, nil)
 	if err == nil || strings.Index(err.Error(), "_HOST: not set") > strings.Index(err.Error(), "_PORT: not set") {
 		t.Errorf("error %v", err)
 	}
 	for _, args := range [][]string{{"--uninstall"}, {"--cni-enable-install=false"}} {
-		if _, err := load(args, around(nil)); err != nil {
+		if _, err := build(args, nil); err != nil {
 			t.Errorf("%q needs no API server: %v", args, err)
 		}
 	}
@@ -83,7 +53,7 @@ func TestAMissingAddressOfTheAPIServerIsReportedHostFirst(t *testing.T) {
 
 func TestABadValueCausesNoFurtherProblem(t *testing.T) {
 	t.Parallel()
-	_, err := load(nil, around(cluster("CHAINED_CNI_PLUGIN=maybe", "ISTIO_OWNED_CNI_CONFIG=true", "KUBERNETES_SERVICE_PORT=x",
+	_, err := build(nil, (cluster("CHAINED_CNI_PLUGIN=maybe", "ISTIO_OWNED_CNI_CONFIG=true", "KUBERNETES_SERVICE_PORT=x",
 		"CNI_AGENT_RUN_DIR=run")))
 	if err == nil || strings.Count(err.Error(), "\n") != 2 {
 		t.Errorf("want three problems and no contradiction:\n%v", err)
@@ -98,22 +68,6 @@ func TestPortsThatAreOffDoNotClash(t *testing.T) {
 	}
 }
 
-func TestQuotesInErrors(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct {
-		s          setting
-		text, want string
-	}{
-		{setting{}, "a\nb", `"a\nb"`},
-		{setting{}, strings.Repeat("x", 200), `"` + strings.Repeat("x", 98) + `… (102 bytes more)"`},
-		{setting{quiet: true}, "hunter2", "of 7 bytes"},
-	} {
-		if got := tc.s.quote(tc.text); got != tc.want {
-			t.Errorf("%q is quoted %s, want %s", tc.text, got, tc.want)
-		}
-	}
-}
-
 func TestASocketsPathHasALimit(t *testing.T) {
 	t.Parallel()
 	mustFail(t, cluster(), []string{"--cni-agent-run-dir=/" + strings.Repeat("x", 100)},
@@ -125,72 +79,23 @@ func TestMode(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		args []string
-		want Mode
-		own  string
+		want cniconf.Mode
 		err  string
 	}{
-		{"inline without a word", nil, ModeInline, "", ""},
-		{
-			"standalone when not chained",
-			[]string{"--chained-cni-plugin=false"},
-			ModeStandalone, "YYY-istio-cni.conf", "",
-		},
-		{
-			"a chosen name of the standalone file",
-			[]string{"--chained-cni-plugin=false", "--cni-conf-name=x.conf"},
-			ModeStandalone, "x.conf", "",
-		},
-		{
-			"owned does not depend on ambient mode",
-			[]string{"--istio-owned-cni-config"},
-			ModeOwned, "02-istio-cni.conflist", "",
-		},
-		{"auto", []string{"--cni-conf-mode=auto"}, ModeAuto, "", ""},
-		{
-			"the chart's chained=true does not contradict standalone",
-			[]string{"--cni-conf-mode=standalone", "--chained-cni-plugin=true"},
-			ModeStandalone, "YYY-istio-cni.conf", "",
-		},
-		{
-			"the chart's owned=false does not contradict owned",
-			[]string{"--cni-conf-mode=owned", "--istio-owned-cni-config=false"},
-			ModeOwned, "02-istio-cni.conflist", "",
-		},
-		{
-			"inline, not chained",
-			[]string{"--cni-conf-mode=inline", "--chained-cni-plugin=false"},
-			"", "", "flag --cni-conf-mode (inline) contradicts flag --chained-cni-plugin (false)",
-		},
-		{
-			"auto, not chained",
-			[]string{"--cni-conf-mode=auto", "--chained-cni-plugin=false"},
-			"", "", "flag --cni-conf-mode (auto) contradicts flag --chained-cni-plugin (false)",
-		},
-		{
-			"owned, not chained",
-			[]string{"--istio-owned-cni-config", "--chained-cni-plugin=false"},
-			"", "", "flag --istio-owned-cni-config (true) contradicts flag --chained-cni-plugin (false)",
-		},
-		{
-			"drop-in, owned",
-			[]string{"--cni-conf-mode=dropin", "--istio-owned-cni-config"},
-			"", "", "flag --cni-conf-mode (dropin) contradicts flag --istio-owned-cni-config (true)",
-		},
-		{
-			"the own file is the primary",
-			[]string{"--istio-owned-cni-config", "--cni-conf-name=02-istio-cni.conflist"},
-			"", "", "cannot be the primary configuration as well",
-		},
-		{
-			"an owned file that no runtime reads",
-			[]string{"--istio-owned-cni-config", "--istio-owned-cni-config-filename=02-x.conf"},
-			"", "", "want a name that ends in .conflist",
-		},
-		{
-			"once and uninstall",
-			[]string{"--once", "--uninstall"},
-			"", "", "flag --once and flag --uninstall contradict each other",
-		},
+		{"inline without a word", nil, cniconf.Inline, ""},
+		{"standalone when not chained", []string{"--chained-cni-plugin=false"}, cniconf.Standalone, ""},
+		{"a chosen name of the standalone file", []string{"--chained-cni-plugin=false", "--cni-conf-name=x.conf"}, cniconf.Standalone, ""},
+		{"owned does not depend on ambient mode", []string{"--istio-owned-cni-config"}, cniconf.Owned, ""},
+		{"auto", []string{"--cni-conf-mode=auto"}, cniconf.Auto, ""},
+		{"the chart's chained=true does not contradict standalone", []string{"--cni-conf-mode=standalone", "--chained-cni-plugin=true"}, cniconf.Standalone, ""},
+		{"the chart's owned=false does not contradict owned", []string{"--cni-conf-mode=owned", "--istio-owned-cni-config=false"}, cniconf.Owned, ""},
+		{"inline, not chained", []string{"--cni-conf-mode=inline", "--chained-cni-plugin=false"}, 0, "flag --cni-conf-mode (inline) contradicts flag --chained-cni-plugin (false)"},
+		{"auto, not chained", []string{"--cni-conf-mode=auto", "--chained-cni-plugin=false"}, 0, "flag --cni-conf-mode (auto) contradicts flag --chained-cni-plugin (false)"},
+		{"owned, not chained", []string{"--istio-owned-cni-config", "--chained-cni-plugin=false"}, 0, "flag --istio-owned-cni-config (true) contradicts flag --chained-cni-plugin (false)"},
+		{"drop-in, owned", []string{"--cni-conf-mode=dropin", "--istio-owned-cni-config"}, 0, "flag --cni-conf-mode (dropin) contradicts flag --istio-owned-cni-config (true)"},
+		{"the own file is the primary", []string{"--istio-owned-cni-config", "--cni-conf-name=02-istio-cni.conflist"}, 0, "cannot be the primary configuration as well"},
+		{"an owned file that no runtime reads", []string{"--istio-owned-cni-config", "--istio-owned-cni-config-filename=02-x.conf"}, 0, "want a name that ends in .conflist"},
+		{"once and uninstall", []string{"--once", "--uninstall"}, 0, "flag --once and flag --uninstall contradict each other"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -199,8 +104,8 @@ func TestMode(t *testing.T) {
 				return
 			}
 			c := mustLoad(t, cluster(), tc.args...)
-			if c.Conf.Mode != tc.want || c.Conf.OwnFile() != tc.own {
-				t.Errorf("mode %q with own file %q, want %q with %q", c.Conf.Mode, c.Conf.OwnFile(), tc.want, tc.own)
+			if c.Want.Mode != tc.want {
+				t.Errorf("mode %q, want %q", c.Want.Mode, tc.want)
 			}
 		})
 	}
@@ -213,8 +118,8 @@ func TestW1BothNamesOfTheOwnedFileAreRead(t *testing.T) {
 		cluster("ISTIO_OWNED_CNI_CONFIG=true", "ISTIO_OWNED_CNI_CONFIG_FILENAME=01-x.conflist"),
 		cluster("ISTIO_OWNED_CNI_CONFIG=true", "ISTIO_OWNED_CNI_CONFIG_FILENAME=", "ISTIO_OWNED_CNI_CONF_FILENAME=01-x.conflist"),
 	} {
-		if c := mustLoad(t, env); c.Conf.OwnFile() != "01-x.conflist" || len(c.Warnings) > 0 {
-			t.Errorf("%v: own file %q, warnings %q", env, c.Conf.OwnFile(), c.Warnings)
+		if c := mustLoad(t, env); c.Want.OwnedName != "01-x.conflist" || len(c.warnings) > 0 {
+			t.Errorf("%v: own file %q, warnings %q", env, c.Want.OwnedName, c.warnings)
 		}
 	}
 	c := mustLoad(t, cluster("ISTIO_OWNED_CNI_CONFIG=true", "ISTIO_OWNED_CNI_CONFIG_FILENAME=01-right.conflist",
@@ -222,24 +127,24 @@ func TestW1BothNamesOfTheOwnedFileAreRead(t *testing.T) {
 	want := []string{
 		"environment variables ISTIO_OWNED_CNI_CONFIG_FILENAME and ISTIO_OWNED_CNI_CONF_FILENAME differ: the first one counts",
 	}
-	if diff := cmp.Diff(want, c.Warnings); diff != "" || c.Conf.OwnFile() != "01-right.conflist" {
-		t.Errorf("own file %q, warnings -want +got:\n%s", c.Conf.OwnFile(), diff)
+	if diff := cmp.Diff(want, c.warnings); diff != "" || c.Want.OwnedName != "01-right.conflist" {
+		t.Errorf("own file %q, warnings -want +got:\n%s", c.Want.OwnedName, diff)
 	}
 }
 
 func TestW2OneDecisionAboutTheOwnedMode(t *testing.T) {
 	t.Parallel()
 	for _, ambient := range []string{"false", "true"} {
-		if c := mustLoad(t, cluster("ISTIO_OWNED_CNI_CONFIG=true", "AMBIENT_ENABLED="+ambient, "AMBIENT_PODS=ignore")); c.Conf.Mode != ModeOwned {
-			t.Errorf("ambient %s: mode %q", ambient, c.Conf.Mode)
+		if c := mustLoad(t, cluster("ISTIO_OWNED_CNI_CONFIG=true", "AMBIENT_ENABLED="+ambient, "AMBIENT_PODS=ignore")); c.Want.Mode != cniconf.Owned {
+			t.Errorf("ambient %s: mode %q", ambient, c.Want.Mode)
 		}
 	}
 }
 
 func TestW3ADiscoveredNameIsNeverAUsersName(t *testing.T) {
 	t.Parallel()
-	if c := mustLoad(t, cluster()); c.Conf.Name != "" {
-		t.Errorf("nobody chose a name, and it is %q", c.Conf.Name)
+	if c := mustLoad(t, cluster()); c.Want.ConfName != "" {
+		t.Errorf("nobody chose a name, and it is %q", c.Want.ConfName)
 	}
 }
 
@@ -261,9 +166,9 @@ func TestW30LevelsAreSeparate(t *testing.T) {
 		{"default:warn,ads:debug,xds:debug", pluginlog.LevelWarn, pluginlog.LevelWarn, 2},
 	} {
 		c := mustLoad(t, cluster(), "--log_output_level="+tc.levels)
-		if c.Log.Agent != tc.agent || c.Log.Plugin != tc.plugin || c.Stanza.LogLevel != tc.plugin.String() ||
-			len(c.Warnings) != tc.warnings {
-			t.Errorf("%s: %+v, the plugin is told %s, warnings %q", tc.levels, c.Log, c.Stanza.LogLevel, c.Warnings)
+		if c.scopes.agent != tc.agent || c.PluginLevel != tc.plugin || c.Want.Stanza.LogLevel != tc.plugin.String() ||
+			len(c.warnings) != tc.warnings {
+			t.Errorf("%s: %s and %s, in the plugin's configuration %s, warnings %q", tc.levels, c.scopes.agent, c.PluginLevel, c.Want.Stanza.LogLevel, c.warnings)
 		}
 	}
 }
@@ -272,8 +177,8 @@ func TestW30LevelsAreSeparate(t *testing.T) {
 func TestW32EmptyVariablesAreUnset(t *testing.T) {
 	t.Parallel()
 	env := cluster()
-	for _, s := range settings(around(nil)) {
-		for _, name := range s.env {
+	for _, s := range table() {
+		for _, name := range s.Env {
 			if env[name] == "" {
 				env[name] = ""
 			}
@@ -283,24 +188,19 @@ func TestW32EmptyVariablesAreUnset(t *testing.T) {
 		t.Fatalf("only %d variables are tried", len(env))
 	}
 	got, want := mustLoad(t, env), mustLoad(t, cluster())
-	if diff := cmp.Diff(want.Effective(), got.Effective()); diff != "" {
+	if diff := cmp.Diff(want.String(), got.String()); diff != "" {
 		t.Errorf("-without +empty:\n%s", diff)
 	}
-	if got.Conf.Mode != ModeInline || got.Kubeconfig.Mode != 0o600 {
-		t.Errorf("mode %q, kubeconfig mode %s", got.Conf.Mode, got.Kubeconfig.Mode)
+	if got.Want.Mode != cniconf.Inline || got.KubeconfigMode != 0o600 {
+		t.Errorf("mode %q, kubeconfig mode %s", got.Want.Mode, got.KubeconfigMode)
 	}
 }
 
-func TestKubeconfigModeIsOctal(t *testing.T) {
+func TestAKubeconfigForEverybodyIsWarnedOf(t *testing.T) {
 	t.Parallel()
-	for _, text := range []string{"600", "0600", "0o600", "0O600"} {
-		if c := mustLoad(t, cluster("KUBECONFIG_MODE="+text)); c.Kubeconfig.Mode != 0o600 {
-			t.Errorf("%s is %o", text, c.Kubeconfig.Mode)
-		}
-	}
 	c := mustLoad(t, cluster("KUBECONFIG_MODE=644"))
-	if len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0], "everybody on the node may use the kubeconfig") {
-		t.Errorf("warnings %q", c.Warnings)
+	if len(c.warnings) != 1 || !strings.Contains(c.warnings[0], "every user of the node may read the kubeconfig") {
+		t.Errorf("warnings %q", c.warnings)
 	}
 }
 
@@ -309,15 +209,6 @@ func TestAnEmptyFlagTurnsTheConfigMapOff(t *testing.T) {
 	if c := mustLoad(t, cluster("CONFIG_MAP=x"), "--config-map="); c.ConfigMap != "" {
 		t.Errorf("ConfigMap %q", c.ConfigMap)
 	}
-}
-
-func TestASwitchStandsAlone(t *testing.T) {
-	t.Parallel()
-	c := mustLoad(t, cluster(), "-dry-run", "--log_as_json", "--cni-conf-group-read")
-	if !c.DryRun || !c.Log.JSON || c.Conf.FileMode != 0o640 {
-		t.Errorf("%+v", c)
-	}
-	mustFail(t, cluster(), []string{"--dry-run", "false"}, `stray argument "false"`)
 }
 
 func TestNodeNameIsNoGuess(t *testing.T) {
@@ -361,7 +252,7 @@ func TestAmbientModeIsRefused(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			_, err := load(tc.args, around(tc.env))
+			_, err := build(tc.args, tc.env)
 			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v, want %q in it", err, tc.want)
 			}
@@ -377,23 +268,23 @@ func TestWarnings(t *testing.T) {
 	c := mustLoad(t, env, args...)
 	for _, want := range []string{
 		"environment variable AMBIENT_ENABLED: this program serves sidecar mode only: pods of ambient mode start outside of the mesh",
-		"nobody said which node this is",
+		"the name of this node is not set",
 		"environment variable LOG_UDS_ADDRESS: the plugin looks for its log socket in the run directory",
 		"environment variable POD_NAMESPACE: not set",
 		"flag --log_target has no effect", "flag --log_caller has no effect", "flag --log_stacktrace_level has no effect",
 	} {
-		if !slices.ContainsFunc(c.Warnings, func(w string) bool { return strings.HasPrefix(w, want) }) {
-			t.Errorf("warnings lack %q: %q", want, c.Warnings)
+		if !slices.ContainsFunc(c.warnings, func(w string) bool { return strings.HasPrefix(w, want) }) {
+			t.Errorf("warnings lack %q: %q", want, c.warnings)
 		}
 	}
 	c = mustLoad(t, env, append(args, "--uninstall")...)
-	if len(c.Warnings) > 0 {
-		t.Errorf("warnings of an uninstall: %q", c.Warnings)
+	if len(c.warnings) > 0 {
+		t.Errorf("warnings of an uninstall: %q", c.warnings)
 	}
 	// What the 1.22 chart sets is no reason to warn.
 	c = mustLoad(t, cluster("LOG_UDS_ADDRESS=/var/run/istio-cni/log.sock", "REPAIR_RUN_AS_DAEMON=true"))
-	if len(c.Warnings) > 0 {
-		t.Errorf("warnings %q", c.Warnings)
+	if len(c.warnings) > 0 {
+		t.Errorf("warnings %q", c.warnings)
 	}
 }
 
@@ -409,33 +300,33 @@ func TestTheChartsEnvironment(t *testing.T) {
 		"REPAIR_NODE_NAME=n1", "REPAIR_RUN_AS_DAEMON=true", "REPAIR_SIDECAR_ANNOTATION=sidecar.istio.io/status",
 		"ALLOW_SWITCH_TO_HOST_NS=true", "NODE_NAME=n1", "GOMEMLIMIT=0", "POD_NAME=istio-cni-node-abcde")
 	c := mustLoad(t, env, "--log_output_level=info", "--log_as_json")
-	if c.Conf.Mode != ModeInline || c.NodeName != "n1" || !c.Repair.Switches.InPlace || !c.Log.JSON ||
-		!slices.Equal(c.Stanza.ExcludeNamespaces, []string{"kube-system"}) {
+	if c.Want.Mode != cniconf.Inline || c.NodeName != "n1" || !c.Repair.Switches.InPlace || !c.logJSON ||
+		!slices.Equal(c.Want.Stanza.ExcludeNamespaces, []string{"kube-system"}) {
 		t.Errorf("%s", c)
 	}
-	if len(c.Warnings) > 0 || !c.RepairEnabled || c.Repair.Node != "n1" {
-		t.Errorf("warnings %q, repair %+v", c.Warnings, c.Repair)
+	if len(c.warnings) > 0 || !c.RepairEnabled || c.Repair.Node != "n1" {
+		t.Errorf("warnings %q, repair %+v", c.warnings, c.Repair)
 	}
 }
 
 func TestHelp(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"--help"}, {"-h"}, {"--bogus", "--help"}} {
-		if _, err := load(args, around(nil)); !errors.Is(err, errHelp) {
+		if _, err := build(args, nil); !errors.Is(err, settings.ErrHelp) {
 			t.Errorf("%q: error %v", args, err)
 		}
 	}
 	text := help()
-	for _, s := range settings(around(nil)) {
+	for _, s := range table() {
 		if !strings.Contains(text, s.String()) {
 			t.Errorf("help lacks %s", s)
 		}
-		for _, name := range s.env {
+		for _, name := range s.Env {
 			if !strings.Contains(text, "$"+name) {
 				t.Errorf("help lacks variable %s", name)
 			}
 		}
-		if s.use == "" {
+		if s.Use == "" {
 			t.Errorf("%s has no usage", s)
 		}
 	}
@@ -471,24 +362,6 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-func TestDefaultsOfTheTableCanBeRead(t *testing.T) {
-	t.Parallel()
-	seen := map[string]bool{}
-	for _, s := range settings(around(nil)) {
-		if s.def != "" {
-			if err := s.into(&draft{}).Set(s.def); err != nil {
-				t.Errorf("%s: default %q: %v", s, s.def, err)
-			}
-		}
-		for _, name := range append([]string{"--" + s.flag}, s.env...) {
-			if name != "--" && seen[name] {
-				t.Errorf("%s is there twice", name)
-			}
-			seen[name] = true
-		}
-	}
-}
-
 // TestTheConfigurationIsPrintedWithoutSecrets looks for the token in all that prints a configuration.
 func TestTheConfigurationIsPrintedWithoutSecrets(t *testing.T) {
 	t.Parallel()
@@ -497,20 +370,20 @@ func TestTheConfigurationIsPrintedWithoutSecrets(t *testing.T) {
 	c := mustLoad(t, cluster(), "--service-account-dir="+dir,
 		`--cni-network-config={"type":"istio-cni","policy":{"k8s_auth_token":"__SERVICEACCOUNT_TOKEN__"},
 			"kubernetes":{"kubeconfig":"/x/__SERVICEACCOUNT_TOKEN__"}}`)
-	if !strings.Contains(string(c.Stanza.Template), `"k8s_auth_token":"s3cr3t.t0k3n"`) {
-		t.Fatalf("the template is %s", c.Stanza.Template)
+	if !strings.Contains(string(c.Want.Stanza.Template), `"k8s_auth_token":"s3cr3t.t0k3n"`) {
+		t.Fatalf("the template is %s", c.Want.Stanza.Template)
 	}
 	var log strings.Builder
 	slog.New(slog.NewJSONHandler(&log, nil)).Info("configuration", slog.Any("config", c))
 	slog.New(slog.NewTextHandler(&log, nil)).Info("configuration", slog.Any("config", &c))
 	for _, text := range []string{
-		c.Effective(), log.String(), fmt.Sprintf("%v %+v %s %v", c, c, c, &c), strings.Join(c.Warnings, "\n"),
+		c.String(), log.String(), fmt.Sprintf("%v %+v %s %v", c, c, c, &c), strings.Join(c.warnings, "\n"),
 	} {
 		if strings.Contains(text, "s3cr3t") || text == "" {
 			t.Errorf("a token, or nothing, is printed: %s", text)
 		}
 	}
-	for _, want := range []string{"cni-network-config", "bytes, not shown", "kubeconfig-mode", "0600 (default)"} {
+	for _, want := range []string{"cni-network-config", "bytes, not shown", "kubeconfig-mode", `\"0600\" (default)`} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("log lacks %q:\n%s", want, log.String())
 		}
@@ -521,10 +394,10 @@ func TestThePathOfTheProgramMayBeUnknown(t *testing.T) {
 	t.Parallel()
 	env := around(cluster())
 	env.executable = func() (string, error) { return "", errors.New("no proc") }
-	if _, err := load(nil, env); err == nil || !strings.Contains(err.Error(), "flag --cni-source-binary: not given") {
+	if _, err := buildAround(nil, env); err == nil || !strings.Contains(err.Error(), "flag --cni-source-binary: not given") {
 		t.Errorf("error %v", err)
 	}
-	if _, err := load([]string{"--cni-source-binary=/x"}, env); err != nil {
+	if _, err := buildAround([]string{"--cni-source-binary=/x"}, env); err != nil {
 		t.Error(err)
 	}
 }

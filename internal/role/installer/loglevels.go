@@ -2,7 +2,6 @@ package installer
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
 	"slices"
@@ -21,15 +20,11 @@ type scopes struct {
 	unknown []string
 }
 
-// outputLevel reads SCOPE:LEVEL pairs between commas, or one LEVEL. "all" gives way to "default" and that to a scope's
-// own level, in whatever order they are written.
-func outputLevel(into *scopes) flag.Value {
-	return value[scopes]{into, readScopes, func(s scopes) string { return s.text }}
-}
-
+// readScopes reads SCOPE:LEVEL pairs between commas, or one LEVEL. "all" gives way to "default" and that to a scope's own
+// level, in whatever order they are written.
 func readScopes(text string) (scopes, error) {
 	levels := map[string]pluginlog.Level{}
-	var errs []error
+	var errs []string
 	for pair := range strings.SplitSeq(text, ",") {
 		scope, level, found := strings.Cut(strings.TrimSpace(pair), ":")
 		if !found {
@@ -37,12 +32,12 @@ func readScopes(text string) (scopes, error) {
 		}
 		l, err := logLevel(level)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("scope %q, level %q: %w", scope, level, err))
+			errs = append(errs, fmt.Sprintf("scope %q, level %q: %s", scope, level, err))
 		}
 		levels[scopeNow(scope)] = l
 	}
 	if len(errs) > 0 {
-		return scopes{}, sentence(errs)
+		return scopes{}, errors.New(strings.Join(errs, "; "))
 	}
 	out := scopes{text: text}
 	out.agent = firstLevel(levels, "cni-agent", "default", "all")
@@ -83,8 +78,4 @@ func logLevel(s string) (pluginlog.Level, error) {
 		return 0, errors.New("want debug, info, warn, error, fatal or none")
 	}
 	return l, nil
-}
-
-func pluginLevel(into *pluginlog.Level) flag.Value {
-	return value[pluginlog.Level]{into, logLevel, pluginlog.Level.String}
 }

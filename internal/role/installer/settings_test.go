@@ -3,27 +3,33 @@ package installer
 import (
 	"encoding/json"
 	"fmt"
-	"io/fs"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/meshcni/istio-cni/internal/agent/departure"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
-	"github.com/meshcni/istio-cni/internal/node/pluginlog"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// row says what a setting does: the text and what it makes of the configuration, what is there without it, and texts
-// that are refused.
+// row says what a setting does: a text and what it changes in the configuration, and a text that is refused, "" for none.
 type row struct {
-	name, good string
-	of         func(Config) any
-	want, def  any
-	bad        []string
-	with       []string // further arguments
+	name, good, bad, change string
+}
+
+// with has further arguments without which a setting shows no effect, or is refused.
+func with(name string) []string {
+	filled := func(placeholder string) []string {
+		return []string{`--cni-network-config={"type":"istio-cni","x":"` + placeholder + `"}`}
+	}
+	return map[string][]string{
+		"--istio-owned-cni-config-filename": {"--istio-owned-cni-config"},
+		"--ambient-enabled":                 {"--ambient-pods=ignore"},
+		"--cni-event-address":               filled("__CNI_EVENT_ADDRESS__"),
+		"--kubernetes-node-name":            filled("__KUBERNETES_NODE_NAME__"),
+		"--log-level":                       filled("__LOG_LEVEL__"),
+	}[name]
 }
 
 const (
@@ -31,389 +37,141 @@ const (
 	selectorJSON = `[{"podSelector":{},"namespaceSelector":{}}]`
 )
 
-// filled is a template that shows a placeholder, and of gives what it was filled with.
-func filled(placeholder string) (with []string, of func(Config) any) {
-	return []string{`--cni-network-config={"type":"istio-cni","x":"` + placeholder + `"}`}, func(c Config) any {
-		var stanza struct{ X string }
-		if err := json.Unmarshal(c.Stanza.Template, &stanza); err != nil {
-			return err
-		}
-		return stanza.X
-	}
-}
-
-func template(name, good, placeholder, def string, bad ...string) row {
-	with, of := filled(placeholder)
-	return row{name, good, of, good, def, bad, with}
-}
-
 // rows is the contract, setting by setting.
 func rows() []row {
-	mode := func(m uint32) fs.FileMode { return fs.FileMode(m) }
-	notBool := []string{"yes", "2", " true"}
-	notPath := []string{"etc/cni", "./x"}
-	notName := []string{"a/b", "..", " a"}
-	notOctal := []string{"384", "0x180", "01000", "rw", "-1", "0o8"}
-	notPort := []string{"65536", "-x", "http", "0x50", "1e3"}
-	notObject := []string{"Node", "a_b", "-a"}
 	return []row{
-		{"--once", "true", func(c Config) any { return c.Action }, Once, Stay, notBool, nil},
-		{"--uninstall", "true", func(c Config) any { return c.Action }, Uninstall, Stay, notBool, nil},
-		{
-			"--dry-run", "true",
-			func(c Config) any { return fmt.Sprintf("%s %t", c.Action, c.DryRun) },
-			"once true", "stay false", notBool, nil,
-		},
-		{
-			"--uninstall-on-exit", "never",
-			func(c Config) any { return c.UninstallOnExit },
-			departure.Never, departure.Auto,
-			[]string{"no", "Auto"},
-			nil,
-		},
-		{"--cni-enable-install", "false", func(c Config) any { return c.Install }, false, true, notBool, nil},
-		{"--cni-enable-reinstall", "false", func(c Config) any { return c.Reinstall }, false, true, notBool, nil},
-
-		{
-			"--cni-conf-mode", "dropin",
-			func(c Config) any { return c.Conf.Mode },
-			ModeDropIn, ModeInline,
-			[]string{"chained", "drop-in"},
-			nil,
-		},
-		{
-			"--chained-cni-plugin", "false",
-			func(c Config) any { return c.Conf.Mode },
-			ModeStandalone, ModeInline, notBool, nil,
-		},
-		{"--istio-owned-cni-config", "1", func(c Config) any { return c.Conf.Mode }, ModeOwned, ModeInline, notBool, nil},
-		{
-			"--istio-owned-cni-config-filename", "00-x.conflist",
-			func(c Config) any { return c.Conf.OwnFile() },
-			"00-x.conflist", "02-istio-cni.conflist", notName,
-			[]string{"--istio-owned-cni-config"},
-		},
-		{
-			"--cni-conf-name", "10-calico.conflist",
-			func(c Config) any { return c.Conf.Name },
-			"10-calico.conflist", "", notName, nil,
-		},
-		{
-			"--mounted-cni-net-dir", "/mnt/net.d/",
-			func(c Config) any { return c.Conf.Dir },
-			"/mnt/net.d", "/host/etc/cni/net.d", notPath, nil,
-		},
-		{
-			"--cni-net-dir", "/etc/k/net.d",
-			func(c Config) any { return c.Conf.HostDir },
-			"/etc/k/net.d", "/etc/cni/net.d", notPath, nil,
-		},
-		{
-			"--cni-conf-group-read", "true",
-			func(c Config) any { return c.Conf.FileMode },
-			mode(0o640), mode(0o600), notBool, nil,
-		},
-		{
-			"--cni-cache-dir", "/var/x",
-			func(c Config) any { return c.Conf.CacheDir },
-			"/var/x", "/var/lib/cni/results", notPath, nil,
-		},
-		{
-			"--host-roots", "/a, /b/,/a",
-			func(c Config) any { return c.HostRoots },
-			[]string{"/a", "/b"},
-			[]string{"/host", "/host/proc/1/root"},
-			[]string{"a,/b", ","},
-			nil,
-		},
-		{
-			"--cni-network-config-file", "testdata/template.json",
-			func(c Config) any { return c.Stanza.Template != nil },
-			true, false,
-			[]string{"testdata/none", "testdata"},
-			nil,
-		},
-		{
-			"--cni-network-config", `{"type":"istio-cni"}`,
-			func(c Config) any { return string(c.Stanza.Template) },
-			`{"type":"istio-cni"}`, "", nil, nil,
-		},
-
-		{
-			"--mounted-cni-bin-dirs", "/b1,/b2",
-			func(c Config) any { return c.Binaries.Dirs },
-			[]string{"/b1", "/b2"},
-			[]string{"/host/opt/cni/bin"},
-			[]string{"bin", " , "},
-			nil,
-		},
-		{
-			"--cni-source-binary", "/opt/x",
-			func(c Config) any { return c.Binaries.Source },
-			"/opt/x", "/usr/local/bin/istio-cni", notPath, nil,
-		},
-		{"--update-cni-binaries", "false", func(c Config) any { return c.Binaries.Update }, false, true, notBool, nil},
-		{
-			"--skip-cni-binaries", "a,b c\n,d",
-			func(c Config) any { return c.Binaries.Skip },
-			[]string{"a", "b", "c", "d"},
-			[]string(nil),
-			[]string{"a,/b"},
-			nil,
-		},
-
-		{
-			"--exclude-namespaces", " kube-system, ,istio-system",
-			func(c Config) any { return c.Stanza.ExcludeNamespaces },
-			[]string{"kube-system", "istio-system"},
-			[]string(nil),
-			[]string{"kube-system istio-system", "Kube"},
-			nil,
-		},
-		{
-			"--ambient-enabled", "true", func(c Config) any { return c.Stanza.AmbientEnabled }, true, false, notBool,
-			[]string{"--ambient-pods=ignore"},
-		},
-		{name: "--ambient-pods", good: "ignore", bad: []string{"yes", "Ignore"}},
-		{
-			"--ambient-enablement-selector", selectorYAML,
-			func(c Config) any { return string(c.Stanza.EnablementSelectors) },
-			selectorJSON, "",
-			[]string{"x: y"},
-			nil,
-		},
-		{
-			"--enable-ambient-detection-retry", "true",
-			func(c Config) any { return c.Stanza.AmbientDetectionRetry },
-			true, false, notBool, nil,
-		},
-		{
-			"--backend", "native", func(c Config) any { return c.Stanza.Backend }, redirect.Native, redirect.Auto,
-			[]string{"magic"},
-			nil,
-		},
-		{"--native-nftables", "true", func(c Config) any { return c.Stanza.NativeNFTables }, true, false, notBool, nil},
-		{
-			"--second-ip-family", "reject",
-			func(c Config) any { return c.Stanza.SecondFamily },
-			redirect.Reject, redirect.Bypass,
-			[]string{"drop", "Reject"},
-			nil,
-		},
-		{
-			"--api-timeout", "3s",
-			func(c Config) any { return c.Stanza.APITimeout },
-			3 * time.Second, time.Duration(0),
-			[]string{"3", "0s", "1h"},
-			nil,
-		},
-		{
-			"--force-iptables-binary", "nft",
-			func(c Config) any { return c.Stanza.ForceIptables },
-			"nft", "",
-			[]string{"nftables"},
-			nil,
-		},
-		{
-			"--plugin-log-level", "debug",
-			func(c Config) any { return c.Stanza.LogLevel },
-			"debug", "info",
-			[]string{"loud"},
-			nil,
-		},
-
-		{
-			"--kubeconfig-mode", "0640",
-			func(c Config) any { return c.Kubeconfig.Mode },
-			mode(0o640), mode(0o600), notOctal, nil,
-		},
-		{
-			"--kubecfg-file-name", "k",
-			func(c Config) any { return c.Kubeconfig.Historic },
-			"/host/etc/cni/net.d/k", "/host/etc/cni/net.d/ZZZ-istio-cni-kubeconfig", notName, nil,
-		},
-		{
-			"--service-account-dir", "/sa",
-			func(c Config) any { return c.Kubeconfig.Token() },
-			"/sa/token", "/var/run/secrets/kubernetes.io/serviceaccount/token", notPath, nil,
-		},
-		{
-			"--kube-ca-file", "/ca.pem",
-			func(c Config) any { return c.Kubeconfig.CA() },
-			"/ca.pem", "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt", nil, nil,
-		},
-		{"--skip-tls-verify", "true", func(c Config) any { return c.Kubeconfig.SkipTLSVerify }, true, false, notBool, nil},
-		{
-			"--kubernetes-service-protocol", "http",
-			func(c Config) any { return c.Kubeconfig.Protocol },
-			"http", "https",
-			[]string{"ftp"},
-			nil,
-		},
-		{
-			"--kubernetes-service-host", "fd00::1",
-			func(c Config) any { return c.Kubeconfig.Host },
-			"fd00::1", "10.96.0.1",
-			[]string{"a b", "https://a"},
-			nil,
-		},
-		{
-			"--kubernetes-service-port", "6443",
-			func(c Config) any { return c.Kubeconfig.Port },
-			uint16(6443), uint16(443), append(notPort, "0"), nil,
-		},
-
-		{
-			"--cni-agent-run-dir", "/run/x",
-			func(c Config) any { return c.Stanza.RunDir + " " + c.LogSocket + " " + c.Kubeconfig.Path },
-			"/run/x /run/x/log.sock /run/x/istio-cni-kubeconfig",
-			"/var/run/istio-cni /var/run/istio-cni/log.sock /var/run/istio-cni/istio-cni-kubeconfig", notPath, nil,
-		},
-		{"--run-dir-mode", "755", func(c Config) any { return c.RunDirMode }, mode(0o755), mode(0o700), notOctal, nil},
-		{
-			"--log-uds-address", "/run/l.sock",
-			func(c Config) any { return c.LogSocket },
-			"/run/l.sock", "/var/run/istio-cni/log.sock", append(notPath, "/"+strings.Repeat("x", 107)), nil,
-		},
-		{
-			"--log-socket-mode", "0o666",
-			func(c Config) any { return c.LogSocketMode },
-			mode(0o666), mode(0o600), notOctal, nil,
-		},
-		template("--cni-event-address", "/run/e.sock", "__CNI_EVENT_ADDRESS__", "/var/run/istio-cni/pluginevent.sock"),
-		{"--health-port", "8001", func(c Config) any { return c.HealthPort }, uint16(8001), uint16(8000), notPort, nil},
-		{"--monitoring-port", "0", func(c Config) any { return c.MonitoringPort }, uint16(0), uint16(15014), notPort, nil},
-		{
-			"--ctrlz_port", "9877",
-			func(c Config) any { return c.IntrospectionPort },
-			uint16(9877), uint16(9876), notPort, nil,
-		},
-		{
-			"--ctrlz_address", "::1",
-			func(c Config) any { return c.IntrospectionAddress },
-			"::1", "localhost",
-			[]string{"0.0.0.0", "example.com"},
-			nil,
-		},
-
-		{"--config-map", "other", func(c Config) any { return c.ConfigMap }, "other", "istio-cni-config", notObject, nil},
-		{"--config-dir", "/etc/config", func(c Config) any { return c.ConfigDir }, "/etc/config", "", notPath, nil},
-		{
-			"--pod-namespace", "ns",
-			func(c Config) any { return c.Namespace + " " + c.Stanza.AgentNamespace },
-			"ns ns", "istio-system istio-system", append(notObject, "a.b"), nil,
-		},
-		{"--pod-name", "istio-cni-node-x", func(c Config) any { return c.PodName }, "istio-cni-node-x", "", notObject, nil},
-		{"--daemonset-name", "d", func(c Config) any { return c.DaemonSet }, "d", "istio-cni-node", notObject, nil},
-		{"--node-name", "n1.example.com", func(c Config) any { return c.NodeName }, "n1.example.com", "", notObject, nil},
-		template("--kubernetes-node-name", "n2", "__KUBERNETES_NODE_NAME__", "host-1", notObject...),
-
-		{
-			"--log_output_level", "default:error,cni-plugin:debug",
-			func(c Config) any { return c.Log },
-			Log{Agent: pluginlog.LevelError, Plugin: pluginlog.LevelDebug},
-			Log{},
-			[]string{"loud", "cni-agent:", "info,"},
-			nil,
-		},
-		{"--log_as_json", "true", func(c Config) any { return c.Log.JSON }, true, false, notBool, nil},
-		template("--log-level", "trace", "__LOG_LEVEL__", "warn"),
-
-		{"--repair-enabled", "true", func(c Config) any { return c.RepairEnabled }, true, true, notBool, nil},
-		{"--repair-repair-pods", "true", func(c Config) any { return c.Repair.Switches.InPlace }, true, false, notBool, nil},
-		{"--repair-delete-pods", "true", func(c Config) any { return c.Repair.Switches.Delete }, true, false, notBool, nil},
-		{"--repair-label-pods", "true", func(c Config) any { return c.Repair.Switches.Label }, true, false, notBool, nil},
-		{"--repair-evict", "true", func(c Config) any { return c.Repair.Evict }, true, false, notBool, nil},
-		{
-			"--netns-dirs", "/a,/b/",
-			func(c Config) any { return c.NetnsDirs },
-			[]string{"/a", "/b"},
-			[]string{"/var/run/netns", "/var/run/docker/netns"},
-			[]string{"a"},
-			nil,
-		},
-		{"--host-proc", "/p", func(c Config) any { return c.HostProc }, "/p", "/proc", []string{"p"}, nil},
-		{
-			"--repair-broken-pod-label-key", "broken",
-			func(c Config) any { return c.Repair.LabelKey },
-			"broken", "cni.istio.io/uninitialized",
-			[]string{"a b", "A/b", "/b", "a/"},
-			nil,
-		},
-		{
-			"--repair-broken-pod-label-value", "Yes_1.0",
-			func(c Config) any { return c.Repair.LabelValue },
-			"Yes_1.0", "true",
-			[]string{"a b", "-a"},
-			nil,
-		},
-		{"--repair-node-name", "n", func(c Config) any { return c.Repair.Node }, "n", "", notObject, nil},
-		{
-			"--repair-sidecar-annotation", "a.b/c",
-			func(c Config) any { return c.Repair.Predicate.Annotation },
-			"a.b/c", "sidecar.istio.io/status",
-			[]string{"a b"},
-			nil,
-		},
-		{
-			"--repair-init-container-name", "v",
-			func(c Config) any { return c.Repair.Predicate.Container },
-			"v", "istio-validation", notObject, nil,
-		},
-		{
-			"--repair-init-container-termination-message", "m m",
-			func(c Config) any { return c.Repair.Predicate.Message },
-			"m m", "", nil, nil,
-		},
-		{
-			"--repair-init-container-exit-code", "55",
-			func(c Config) any { return c.Repair.Predicate.ExitCode },
-			55, 126,
-			[]string{"256", "-1", "x"},
-			nil,
-		},
-		{"--repair-label-selectors", "a=b", func(c Config) any { return c.Repair.LabelSelectors }, "a=b", "", []string{"a b"}, nil},
-		{"--repair-field-selectors", "a=b", func(c Config) any { return c.Repair.FieldSelectors }, "a=b", "", []string{"a"}, nil},
-
-		{name: "--repair-run-as-daemon", good: "true", bad: notBool},
-		{name: "--ebpf-enabled", good: "true", bad: notBool},
-		{name: "ALLOW_SWITCH_TO_HOST_NS", good: "true", bad: notBool},
-		{name: "AMBIENT_DNS_CAPTURE", good: "true", bad: notBool},
-		{name: "AMBIENT_IPV6", good: "true", bad: notBool},
-		{name: "AMBIENT_RECONCILE_POD_RULES_ON_STARTUP", good: "true", bad: notBool},
-		{name: "AMBIENT_DISABLE_SAFE_UPGRADE", good: "true", bad: notBool},
-		{name: "AMBIENT_USE_SCOPED_XTABLES_LOCKING", good: "true", bad: notBool},
-		{name: "AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE", good: "true", bad: notBool},
-		{name: "HOST_PROBE_SNAT_IP", good: "169.254.7.127", bad: []string{"169.254.7"}},
-		{name: "HOST_PROBE_SNAT_IPV6", good: "fd16::1", bad: []string{"fd16"}},
-		{name: "--log_target", good: "stdout"},
-		{name: "--log_caller", good: "all"},
-		{name: "--log_stacktrace_level", good: "default:none"},
-		{name: "--ztunnel-uds-address", good: "/x"},
-		{name: "--log-uds-socket", good: "/x"},
-		{name: "CURRENT_AGENT_VERSION", good: "1.27.0"},
-		{name: "REVISION", good: "default"},
-		{name: "SYSTEM_NAMESPACE", good: "istio-system"},
-		{name: "GOMEMLIMIT", good: "100"},
-		{name: "GOMAXPROCS", good: "2"},
+		{"--once", "true", "yes", "Action: stay -> once"},
+		{"--uninstall", "true", "2", "Action: stay -> uninstall"},
+		{"--dry-run", "true", " true", "Action: stay -> once; DryRun: false -> true"},
+		{"--uninstall-on-exit", "never", "Auto", "UninstallOnExit: auto -> never"},
+		{"--cni-enable-install", "false", "yes", "Install: true -> false"},
+		{"--cni-enable-reinstall", "false", "yes", "Reinstall: true -> false"},
+		{"--cni-conf-mode", "dropin", "drop-in", "Want.Mode: inline -> dropin"},
+		{"--chained-cni-plugin", "false", "yes", "Want.Mode: inline -> standalone"},
+		{"--istio-owned-cni-config", "1", "yes", "Want.Mode: inline -> owned"},
+		{"--istio-owned-cni-config-filename", "00-x.conflist", "a/b", "Want.OwnedName: 02-istio-cni.conflist -> 00-x.conflist"},
+		{"--cni-conf-name", "10-calico.conflist", "..", "Want.ConfName:  -> 10-calico.conflist"},
+		{"--mounted-cni-net-dir", "/mnt/net.d/", "etc/cni", "NetDir: /host/etc/cni/net.d -> /mnt/net.d; OldKubeconfig: /host/etc/cni/net.d/ZZZ-istio-cni-kubeconfig -> /mnt/net.d/ZZZ-istio-cni-kubeconfig"},
+		{"--cni-net-dir", "/etc/k/net.d", "./x", "HostNetDir: /etc/cni/net.d -> /etc/k/net.d"},
+		{"--cni-conf-group-read", "true", "yes", "Want.FileMode: 384 -> 416"},
+		{"--cni-cache-dir", "/var/x", "x", "CacheDir: /var/lib/cni/results -> /var/x; Places.Cache: /var/lib/cni/results -> /var/x"},
+		{"--host-roots", "/a, /b/,/a", ",", "HostRoots: [/host /host/proc/1/root] -> [/a /b]; Places.Roots: [/host /host/proc/1/root] -> [/a /b]"},
+		{"--netns-dirs", "/a,/b/", "a", "Places.Netns: [/var/run/netns /var/run/docker/netns] -> [/a /b]"},
+		{"--host-proc", "/p", "p", "Places.Proc: /proc -> /p"},
+		{"--cni-network-config-file", "testdata/template.json", "testdata/none", `Want.Stanza.Template:  -> {"type": "istio-cni", "log_level": "warn"}`},
+		{"--cni-network-config", `{"type":"istio-cni"}`, "{}", `Want.Stanza.Template:  -> {"type":"istio-cni"}`},
+		{"--mounted-cni-bin-dirs", "/b1,/b2", " , ", "BinDirs: [/host/opt/cni/bin] -> [/b1 /b2]"},
+		{"--cni-source-binary", "/opt/x", "x", "Source: /usr/local/bin/istio-cni -> /opt/x"},
+		{"--update-cni-binaries", "false", "yes", "Update: true -> false"},
+		{"--skip-cni-binaries", "a,b c\n,d", "a,/b", "Skip: [] -> [a b c d]"},
+		{"--exclude-namespaces", " kube-system, ,istio-system", "Kube", "Want.Stanza.ExcludeNamespaces: [] -> [kube-system istio-system]"},
+		{"--ambient-enabled", "true", "yes", "Want.Stanza.AmbientEnabled: false -> true"},
+		{"--ambient-pods", "ignore", "Ignore", ""},
+		{"--ambient-enablement-selector", "- podSelector: {}", "x: y", `Want.Stanza.EnablementSelectors:  -> [{"podSelector":{},"namespaceSelector":{}}]`},
+		{"--enable-ambient-detection-retry", "true", "yes", "Want.Stanza.AmbientDetectionRetry: false -> true"},
+		{"--backend", "native", "magic", "Want.Stanza.Backend: auto -> native"},
+		{"--native-nftables", "true", "yes", "Want.Stanza.NativeNFTables: false -> true"},
+		{"--second-ip-family", "reject", "Reject", "Want.Stanza.SecondFamily: bypass -> reject"},
+		{"--api-timeout", "3s", "1h", "Want.Stanza.APITimeout: 0s -> 3s"},
+		{"--force-iptables-binary", "nft", "nftables", "Want.Stanza.ForceIptables:  -> nft"},
+		{"--plugin-log-level", "debug", "loud", "PluginLevel: info -> debug; Want.Stanza.LogLevel: info -> debug"},
+		{"--kubeconfig-mode", "0640", "384", "KubeconfigMode: -rw------- -> -rw-r-----"},
+		{"--kubecfg-file-name", "k", "a/b", "OldKubeconfig: /host/etc/cni/net.d/ZZZ-istio-cni-kubeconfig -> /host/etc/cni/net.d/k"},
+		{"--service-account-dir", "/sa", "sa", "CA: /var/run/secrets/kubernetes.io/serviceaccount/ca.crt -> /sa/ca.crt; Token: /var/run/secrets/kubernetes.io/serviceaccount/token -> /sa/token"},
+		{"--kube-ca-file", "/ca.pem", "", "CA: /var/run/secrets/kubernetes.io/serviceaccount/ca.crt -> /ca.pem"},
+		{"--skip-tls-verify", "true", "yes", "CA: /var/run/secrets/kubernetes.io/serviceaccount/ca.crt -> "},
+		{"--kubernetes-service-protocol", "http", "ftp", "Server.Protocol: https -> http"},
+		{"--kubernetes-service-host", "[fd00::1]", "https://a", "Server.Host:  -> fd00::1"},
+		{"--kubernetes-service-port", "6443", "0", "Server.Port:  -> 6443"},
+		{"--cni-agent-run-dir", "/run/x", "x", "LogSocket: /var/run/istio-cni/log.sock -> /run/x/log.sock; RunDir: /var/run/istio-cni -> /run/x; Want.Stanza.RunDir: /var/run/istio-cni -> /run/x"},
+		{"--run-dir-mode", "755", "rw", "RunDirMode: -rwx------ -> -rwxr-xr-x"},
+		{"--log-uds-address", "/run/l.sock", strings.Repeat("/x", 54), "LogSocket: /var/run/istio-cni/log.sock -> /run/l.sock"},
+		{"--log-socket-mode", "0o666", "0o8", "LogSocketMode: -rw------- -> -rw-rw-rw-"},
+		{"--cni-event-address", "/run/e.sock", "", `Want.Stanza.Template: {"type":"istio-cni","x":"/var/run/istio-cni/pluginevent.sock"} -> {"type":"istio-cni","x":"/run/e.sock"}`},
+		{"--health-port", "8001", "http", "HealthPort: 8000 -> 8001"},
+		{"--monitoring-port", "0", "65536", "MonitoringPort: 15014 -> 0"},
+		{"--ctrlz_port", "9877", "1e3", "IntrospectionPort: 9876 -> 9877"},
+		{"--ctrlz_address", "::1", "0.0.0.0", "IntrospectionAddress: localhost -> ::1"},
+		{"--config-map", "other", "a_b", "ConfigMap: istio-cni-config -> other"},
+		{"--config-dir", "/etc/config", "x", "ConfigDir:  -> /etc/config"},
+		{"--pod-namespace", "ns", "a.b", "Namespace:  -> ns; Want.Stanza.AgentNamespace:  -> ns"},
+		{"--pod-name", "istio-cni-node-x", "-a", "PodName:  -> istio-cni-node-x"},
+		{"--daemonset-name", "d", "a_b", "DaemonSet: istio-cni-node -> d"},
+		{"--node-name", "n1.example.com", "Node", "NodeName:  -> n1.example.com; Repair.Node:  -> n1.example.com"},
+		{"--kubernetes-node-name", "n2", "a_b", `NodeName:  -> n2; Repair.Node:  -> n2; Want.Stanza.Template: {"type":"istio-cni","x":"host-1"} -> {"type":"istio-cni","x":"n2"}`},
+		{"--log_output_level", "default:error,cni-plugin:debug", "cni-agent:", "Log: info JSON=false -> error JSON=false; PluginLevel: info -> debug; Want.Stanza.LogLevel: info -> debug"},
+		{"--log_as_json", "true", "yes", "Log: info JSON=false -> info JSON=true"},
+		{"--log-level", "trace", "", `Want.Stanza.Template: {"type":"istio-cni","x":"warn"} -> {"type":"istio-cni","x":"trace"}`},
+		{"--repair-enabled", "false", "yes", "RepairEnabled: true -> false"},
+		{"--repair-repair-pods", "true", "yes", "Repair.Switches.InPlace: false -> true"},
+		{"--repair-delete-pods", "true", "yes", "Repair.Switches.Delete: false -> true"},
+		{"--repair-label-pods", "true", "yes", "Repair.Switches.Label: false -> true"},
+		{"--repair-evict", "true", "yes", "Repair.Evict: false -> true"},
+		{"--repair-broken-pod-label-key", "broken", "A/b", "Repair.LabelKey: cni.istio.io/uninitialized -> broken"},
+		{"--repair-broken-pod-label-value", "Yes_1.0", "-a", "Repair.LabelValue: true -> Yes_1.0"},
+		{"--repair-node-name", "n", "a_b", "Repair.Node:  -> n"},
+		{"--repair-sidecar-annotation", "a.b/c", "a b", "Repair.Predicate.Annotation: sidecar.istio.io/status -> a.b/c"},
+		{"--repair-init-container-name", "v", "a_b", "Repair.Predicate.Container: istio-validation -> v"},
+		{"--repair-init-container-termination-message", "m m", "", "Repair.Predicate.Message:  -> m m"},
+		{"--repair-init-container-exit-code", "55", "256", "Repair.Predicate.ExitCode: 126 -> 55"},
+		{"--repair-label-selectors", "a=b", "a b", "Repair.LabelSelectors:  -> a=b"},
+		{"--repair-field-selectors", "a=b", "a", "Repair.FieldSelectors:  -> a=b"},
 	}
 }
 
-func (r row) check(t *testing.T, c Config, want any) {
-	t.Helper()
-	if r.of == nil {
-		return
+// flat are the fields of a configuration as texts, by their path.
+func flat(into map[string]string, path string, v reflect.Value) map[string]string {
+	if v.Kind() != reflect.Struct {
+		into[path] = strings.TrimSpace(fmt.Sprintf(map[bool]string{true: "%s", false: "%v"}[v.Type() == reflect.TypeFor[json.RawMessage]()], v))
+		return into
 	}
-	if diff := cmp.Diff(want, r.of(c)); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
+	for i := range v.NumField() {
+		if field := v.Type().Field(i); field.Anonymous {
+			flat(into, path, v.Field(i))
+		} else if field.IsExported() && field.Name != "Lines" {
+			flat(into, strings.TrimPrefix(path+"."+field.Name, "."), v.Field(i))
+		}
 	}
+	return into
 }
 
+// outcome is the configuration with the settings of the agent's log.
+func outcome(d draft) map[string]string {
+	return flat(map[string]string{"Log": fmt.Sprintf("%s JSON=%t", d.scopes.agent, d.logJSON)}, "", reflect.ValueOf(d.Config))
+}
+
+// changed lists the fields that differ.
+func changed(before, after draft) string {
+	old, all := outcome(before), []string{}
+	for path, value := range outcome(after) {
+		if value != old[path] {
+			all = append(all, fmt.Sprintf("%s: %s -> %s", path, old[path], value))
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(all, "; ")
+}
+
+func table() []settings.Setting { return settings.All(new(draft).groups(around(nil))) }
+
+// TestEverySettingHasARow: those without effect have none, and accept texts of their kind.
 func TestEverySettingHasARow(t *testing.T) {
 	t.Parallel()
 	var have, want []string
-	for _, s := range settings(around(nil)) {
-		have = append(have, s.String())
+	seen := map[string]bool{}
+	for _, s := range table() {
+		if !s.Ignored {
+			have = append(have, s.String())
+		}
+		if err := s.Value.Set(s.Default); s.Default != "" && err != nil {
+			t.Errorf("%s: default %q: %v", s, s.Default, err)
+		}
+		for _, name := range append(s.Env, "--"+s.Name) {
+			if name != "--" && seen[name] {
+				t.Errorf("%s is there twice", name)
+			}
+			seen[name] = true
+		}
 	}
 	for _, r := range rows() {
 		want = append(want, r.name)
@@ -425,51 +183,70 @@ func TestEverySettingHasARow(t *testing.T) {
 	}
 }
 
-// TestSettings takes each setting by flag, by each of its variables, by an empty variable, and with bad values.
+func TestSettingsWithoutEffectAreChecked(t *testing.T) {
+	t.Parallel()
+	before := mustLoad(t, cluster())
+	for _, s := range table() {
+		if !s.Ignored {
+			continue
+		}
+		good, bad := "x", ""
+		switch {
+		case s.Arg == "":
+			good, bad = "true", "yes"
+		case s.Arg == "ADDRESS":
+			good, bad = "fd16::1", "169.254.7"
+		}
+		for _, name := range s.Env {
+			if got := changed(before, mustLoad(t, cluster(name+"="+good))); got != "" {
+				t.Errorf("%s changes %s", name, got)
+			}
+			if bad != "" {
+				mustFail(t, cluster(name+"="+bad), nil, "environment variable "+name+": value ")
+			}
+		}
+		if s.Name != "" {
+			mustLoad(t, cluster(), "--"+s.Name+"="+good)
+		}
+	}
+}
+
+// TestSettings takes each setting by flag, by each of its variables, by an empty variable, and with a bad value.
 func TestSettings(t *testing.T) {
 	t.Parallel()
-	all := settings(around(nil))
-	for _, r := range rows() {
-		s := all[slices.IndexFunc(all, func(s setting) bool { return s.String() == r.name })]
-		t.Run(strings.TrimLeft(r.name, "-"), func(t *testing.T) {
+	for _, s := range table() {
+		at := slices.IndexFunc(rows(), func(r row) bool { return r.name == s.String() })
+		if s.Ignored || at < 0 {
+			continue
+		}
+		t.Run(strings.TrimLeft(s.String(), "-"), func(t *testing.T) {
 			t.Parallel()
-			if s.flag != "" {
-				r.byFlag(t, s)
+			r := rows()[at]
+			given := cluster()
+			for _, name := range s.Env {
+				delete(given, name)
 			}
-			for _, name := range s.env {
-				r.byVariable(t, name)
+			without, _ := build(with(r.name), given)
+			check := func(d draft, err error) {
+				t.Helper()
+				if got := changed(without, d); err != nil || got != r.change {
+					t.Errorf("error %v, changed:\n%s\nwant:\n%s", err, got, r.change)
+				}
+			}
+			refused := func(env map[string]string, args []string, origin string) {
+				t.Helper()
+				if _, err := build(args, env); r.bad != "" && (err == nil || !strings.Contains(err.Error(), origin+": ")) {
+					t.Errorf("%q: error %v", r.bad, err)
+				}
+			}
+			if s.Name != "" {
+				check(build(append(with(r.name), r.name+"="+r.good), cluster()))
+				refused(cluster(), append(with(r.name), r.name+"="+r.bad), "flag "+r.name)
+			}
+			for _, name := range s.Env {
+				check(build(with(r.name), cluster(name+"="+r.good)))
+				refused(cluster(name+"="+r.bad), with(r.name), "environment variable "+name)
 			}
 		})
-	}
-}
-
-func (r row) byFlag(t *testing.T, s setting) {
-	t.Helper()
-	r.check(t, mustLoad(t, cluster(), append(r.with, "--"+s.flag+"="+r.good)...), r.want)
-	if s.arg != "" {
-		r.check(t, mustLoad(t, cluster(), append(r.with, "--"+s.flag, r.good)...), r.want)
-	}
-	for _, bad := range r.bad {
-		mustFail(t, cluster(), append(r.with, "--"+s.flag+"="+bad), fmt.Sprintf("flag --%s: value %s: ", s.flag, s.quote(bad)))
-	}
-	if len(s.env) == 0 {
-		return
-	}
-	// The flag hides the variable, even a bad one.
-	env := cluster()
-	for _, name := range s.env {
-		env[name] = "\x00"
-	}
-	r.check(t, mustLoad(t, env, append(r.with, "--"+s.flag+"="+r.good)...), r.want)
-}
-
-func (r row) byVariable(t *testing.T, name string) {
-	t.Helper()
-	r.check(t, mustLoad(t, cluster(name+"="+r.good), r.with...), r.want)
-	if !strings.HasPrefix(name, "KUBERNETES_SERVICE_") && name != "POD_NAMESPACE" {
-		r.check(t, mustLoad(t, cluster(name+"="), r.with...), r.def)
-	}
-	for _, bad := range r.bad {
-		mustFail(t, cluster(name+"="+bad), r.with, fmt.Sprintf("environment variable %s: value ", name), ": ")
 	}
 }

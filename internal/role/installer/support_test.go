@@ -38,20 +38,33 @@ func around(env map[string]string) environment {
 	}
 }
 
-func mustLoad(t *testing.T, env map[string]string, args ...string) Config {
-	t.Helper()
-	c, err := load(args, around(env))
+// build makes the configuration of arguments and an environment.
+func build(args []string, env map[string]string) (draft, error) {
+	return buildAround(args, around(env))
+}
+
+func buildAround(args []string, env environment) (draft, error) {
+	in, err := parse(args, env)
 	if err != nil {
-		t.Fatalf("load %q: %v", args, err)
+		return draft{}, err
 	}
-	return c
+	return in.build()
+}
+
+func mustLoad(t *testing.T, env map[string]string, args ...string) draft {
+	t.Helper()
+	d, err := build(args, env)
+	if err != nil {
+		t.Fatalf("%q: %v", args, err)
+	}
+	return d
 }
 
 func mustFail(t *testing.T, env map[string]string, args []string, wants ...string) {
 	t.Helper()
-	_, err := load(args, around(env))
+	_, err := build(args, env)
 	if err == nil {
-		t.Fatalf("load %q with %v: no error", args, env)
+		t.Fatalf("%q with %v: no error", args, env)
 	}
 	for _, want := range wants {
 		if !strings.Contains(err.Error(), want) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 
@@ -17,7 +18,7 @@ const (
 	nodePlaceholder  = "__KUBERNETES_NODE_NAME__"
 )
 
-// redacted takes the token's place wherever somebody may read it. It is no JSON value by itself, so that a token outside
+// redacted replaces the token in all that can be read. It is no JSON value by itself, so that a token outside
 // of a string is found without it.
 const redacted = "REDACTED"
 
@@ -31,10 +32,9 @@ func (in input) fillTemplate(d *draft) error {
 	if err != nil {
 		return err
 	}
-	if err := d.useTemplate(template, values, func() (string, error) { return in.token(d.Kubeconfig.Token()) }); err != nil {
+	if err := d.useTemplate(template, values, func() (string, error) { return in.token(d.Token) }); err != nil {
 		return fmt.Errorf("%s: %w", from, err)
 	}
-	d.Kubeconfig.WriteHistoric = true
 	if conf, err := cniconf.Parse(d.shownTemplate); err == nil {
 		return d.ambient(from, conf.AmbientEnabled)
 	}
@@ -51,7 +51,7 @@ func (in input) templateText(d *draft) (text, from string, err error) {
 			return "", "", fmt.Errorf("%s: the file is empty", at)
 		case err == nil:
 			return string(content), at, nil
-		case !isMissing(err) || d.template == "":
+		case !errors.Is(err, fs.ErrNotExist) || d.template == "":
 			return "", "", fmt.Errorf("%s: reading the template: %w", at, err)
 		}
 	}
@@ -71,16 +71,12 @@ func (in input) placeholders(d *draft, template string) (map[string]string, erro
 		}
 		node = name
 	}
-	port := ""
-	if d.Kubeconfig.Port != 0 {
-		port = fmt.Sprint(d.Kubeconfig.Port)
-	}
 	return map[string]string{
 		"__LOG_LEVEL__":               d.templateLevel,
-		"__KUBECONFIG_FILENAME__":     d.historicKubeconfig,
-		"__KUBECONFIG_FILEPATH__":     strings.TrimSuffix(d.Conf.HostDir, "/") + "/" + d.historicKubeconfig,
-		"__KUBERNETES_SERVICE_HOST__": d.Kubeconfig.Host,
-		"__KUBERNETES_SERVICE_PORT__": port,
+		"__KUBECONFIG_FILENAME__":     d.oldKubeconfig,
+		"__KUBECONFIG_FILEPATH__":     strings.TrimSuffix(d.HostNetDir, "/") + "/" + d.oldKubeconfig,
+		"__KUBERNETES_SERVICE_HOST__": d.Server.Host,
+		"__KUBERNETES_SERVICE_PORT__": d.Server.Port,
 		nodePlaceholder:               node,
 		"__LOG_UDS_ADDRESS__":         d.LogSocket,
 		"__CNI_EVENT_ADDRESS__":       d.eventAddress,
@@ -88,7 +84,7 @@ func (in input) placeholders(d *draft, template string) (map[string]string, erro
 	}, nil
 }
 
-// token reads the service account's token for a template. What cannot stand in a JSON string is no token.
+// token reads the service account's token for a template. It must be printable ASCII that a JSON string needs no escape for.
 func (in input) token(file string) (string, error) {
 	content, err := in.readFile(file)
 	if err != nil {
@@ -123,7 +119,7 @@ func (d *draft) useTemplate(template string, values map[string]string, token fun
 			return errors.New("the token makes the template unusable")
 		}
 	}
-	d.Stanza.Template = stanza
+	d.Want.Stanza.Template = stanza
 	return nil
 }
 
@@ -176,7 +172,7 @@ func placeholderAt(text string, values map[string]string) string {
 
 // stanzaOf checks that a text is a stanza of ours that the plugin can read.
 func stanzaOf(text string) (json.RawMessage, error) {
-	stanza, keys, err := mendedKeys([]byte(bare(text)))
+	stanza, keys, err := mendedKeys([]byte(strings.TrimSpace(text)))
 	if err != nil {
 		return nil, err
 	}

@@ -31,7 +31,7 @@ const chart2020 = `
 func TestTemplateOf2020(t *testing.T) {
 	t.Parallel()
 	c := mustLoad(t, cluster("LOG_LEVEL=info"), "--cni-network-config="+chart2020)
-	conf, err := cniconf.Parse(c.Stanza.Template)
+	conf, err := cniconf.Parse(c.Want.Stanza.Template)
 	if err != nil || conf.Problems != nil {
 		t.Fatal(err, conf.Problems)
 	}
@@ -40,12 +40,12 @@ func TestTemplateOf2020(t *testing.T) {
 		!slices.Equal(conf.ExcludeNamespaces, []string{"istio-system"}) {
 		t.Errorf("the plugin reads %+v", conf)
 	}
-	if strings.Contains(string(c.Stanza.Template), `:"`+`:`) || strings.Contains(string(c.Stanza.Template), `cniVersion:`) {
-		t.Errorf("a key with a colon is left: %s", c.Stanza.Template)
+	if strings.Contains(string(c.Want.Stanza.Template), `:"`+`:`) || strings.Contains(string(c.Want.Stanza.Template), `cniVersion:`) {
+		t.Errorf("a key with a colon is left: %s", c.Want.Stanza.Template)
 	}
-	if !c.Kubeconfig.WriteHistoric || c.Kubeconfig.Historic != "/host/etc/cni/net.d/ZZZ-istio-cni-kubeconfig" ||
-		len(c.Warnings) > 0 {
-		t.Errorf("kubeconfig %+v, warnings %q", c.Kubeconfig, c.Warnings)
+	if c.OldKubeconfig != "/host/etc/cni/net.d/ZZZ-istio-cni-kubeconfig" ||
+		len(c.warnings) > 0 {
+		t.Errorf("kubeconfig %+v, warnings %q", c.OldKubeconfig, c.warnings)
 	}
 }
 
@@ -60,7 +60,7 @@ func TestEveryPlaceholderIsFilled(t *testing.T) {
 			"__KUBERNETES_SERVICE_HOST__:__KUBERNETES_SERVICE_PORT__","__KUBERNETES_NODE_NAME__","__SERVICEACCOUNT_TOKEN__",
 			"__LOG_UDS_ADDRESS__","__CNI_EVENT_ADDRESS__","__POD_NAMESPACE__","___LOG_LEVEL___","__dirname__"]}`)
 	var got struct{ X []string }
-	if err := json.Unmarshal(c.Stanza.Template, &got); err != nil {
+	if err := json.Unmarshal(c.Want.Stanza.Template, &got); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{
@@ -76,8 +76,8 @@ func TestEveryPlaceholderIsFilled(t *testing.T) {
 func TestATemplateThatIsInOrderStaysAsWritten(t *testing.T) {
 	t.Parallel()
 	const text = `{ "type" : "istio-cni",  "b": 12345678901234567890, "a": "<&>" }`
-	if c := mustLoad(t, cluster(), "--cni-network-config=\n"+text+"\n"); string(c.Stanza.Template) != text {
-		t.Errorf("it became %s", c.Stanza.Template)
+	if c := mustLoad(t, cluster(), "--cni-network-config=\n"+text+"\n"); string(c.Want.Stanza.Template) != text {
+		t.Errorf("it became %s", c.Want.Stanza.Template)
 	}
 }
 
@@ -94,8 +94,8 @@ func TestTemplateFileGoesFirst(t *testing.T) {
 		{[]string{inline, "--cni-network-config-file=" + filepath.Join(dir, "none")}, "variable"},
 		{[]string{inline}, "variable"},
 	} {
-		if c := mustLoad(t, cluster(), tc.args...); !strings.Contains(string(c.Stanza.Template), tc.want) {
-			t.Errorf("%q: %s", tc.args, c.Stanza.Template)
+		if c := mustLoad(t, cluster(), tc.args...); !strings.Contains(string(c.Want.Stanza.Template), tc.want) {
+			t.Errorf("%q: %s", tc.args, c.Want.Stanza.Template)
 		}
 	}
 	mustFail(t, cluster(), []string{"--cni-network-config-file=" + filepath.Join(dir, "none")},
@@ -148,9 +148,9 @@ func TestATokenThatIsNoneIsRefused(t *testing.T) {
 	for _, text := range []string{"", "\n", `se"cret`, "se\\cret", "se cret", "secré", "se\x00cret"} {
 		dir := t.TempDir()
 		write(t, text, dir, "token")
-		_, err := load([]string{
+		_, err := build([]string{
 			"--service-account-dir=" + dir, `--cni-network-config={"type":"istio-cni","a":"__SERVICEACCOUNT_TOKEN__"}`,
-		}, around(cluster()))
+		}, cluster())
 		if err == nil || !strings.Contains(err.Error(), "holds no token") || strings.Contains(err.Error(), "cr") {
 			t.Errorf("token %q: error %v", text, err)
 		}
@@ -161,14 +161,14 @@ func TestTheNameOfTheHostIsAskedOnlyForATemplate(t *testing.T) {
 	t.Parallel()
 	env := around(cluster())
 	env.hostname = func() (string, error) { return "", errors.New("no name") }
-	if _, err := load(nil, env); err != nil {
+	if _, err := buildAround(nil, env); err != nil {
 		t.Error(err)
 	}
 	args := []string{`--cni-network-config={"type":"istio-cni","a":"__KUBERNETES_NODE_NAME__"}`}
-	if _, err := load(args, env); err == nil || !strings.Contains(err.Error(), "no name") {
+	if _, err := buildAround(args, env); err == nil || !strings.Contains(err.Error(), "no name") {
 		t.Errorf("error %v", err)
 	}
-	if _, err := load(append(args, "--uninstall"), env); err != nil {
+	if _, err := buildAround(append(args, "--uninstall"), env); err != nil {
 		t.Errorf("an uninstall reads no template: %v", err)
 	}
 }
@@ -178,12 +178,12 @@ func TestTemplateCaveats(t *testing.T) {
 	c := mustLoad(t, cluster("EXCLUDE_NAMESPACES=a", "API_TIMEOUT=3s"),
 		`--cni-network-config={"type":"istio-cni","kubernetes":{"kubeconfig":"/elsewhere"}}`)
 	want := []string{
-		"environment variable EXCLUDE_NAMESPACES: the plugin is not told: a template replaces the stanza",
-		"environment variable API_TIMEOUT: the plugin is not told: a template replaces the stanza",
+		"environment variable EXCLUDE_NAMESPACES: has no effect: a template replaces the stanza",
+		"environment variable API_TIMEOUT: has no effect: a template replaces the stanza",
 		`the template makes the plugin read kubeconfig "/elsewhere"; the agent writes "/var/run/istio-cni/istio-cni-kubeconfig" ` +
 			`and, on the host, "/etc/cni/net.d/ZZZ-istio-cni-kubeconfig"`,
 	}
-	if diff := cmp.Diff(want, c.Warnings); diff != "" {
+	if diff := cmp.Diff(want, c.warnings); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }
@@ -204,26 +204,26 @@ func FuzzTemplate(f *testing.F) {
 		}
 		env := around(cluster("CNI_NETWORK_CONFIG="+template, "LOG_LEVEL="+level))
 		env.readFile = func(string) ([]byte, error) { return []byte(token + "\n"), nil }
-		c, err := load(nil, env)
+		c, err := buildAround(nil, env)
 		if err != nil {
 			if strings.Contains(err.Error(), "s3cr3t") {
 				t.Fatalf("the error holds the token: %v", err)
 			}
 			return
 		}
-		if strings.Contains(c.Effective()+strings.Join(c.Warnings, "\n"), "s3cr3t") {
-			t.Fatalf("the token is printed: %s %q", c, c.Warnings)
+		if strings.Contains(c.String()+strings.Join(c.warnings, "\n"), "s3cr3t") {
+			t.Fatalf("the token is printed: %s %q", c, c.warnings)
 		}
 		if template == "" {
 			return
 		}
 		var stanza map[string]json.RawMessage
-		if err := json.Unmarshal(c.Stanza.Template, &stanza); err != nil || string(stanza["type"]) == "" {
-			t.Fatalf("template %q gives stanza %q: %v", template, c.Stanza.Template, err)
+		if err := json.Unmarshal(c.Want.Stanza.Template, &stanza); err != nil || string(stanza["type"]) == "" {
+			t.Fatalf("template %q gives stanza %q: %v", template, c.Want.Stanza.Template, err)
 		}
-		if strings.Contains(template, tokenPlaceholder) && strings.Contains(string(c.Stanza.Template), redacted) &&
+		if strings.Contains(template, tokenPlaceholder) && strings.Contains(string(c.Want.Stanza.Template), redacted) &&
 			!strings.Contains(template+level, redacted) {
-			t.Fatalf("the stand-in of the token is left: %s", c.Stanza.Template)
+			t.Fatalf("the stand-in of the token is left: %s", c.Want.Stanza.Template)
 		}
 	})
 }

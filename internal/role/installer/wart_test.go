@@ -17,6 +17,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/nodeagent"
 )
 
 // prepared is a directory like a node's, and the flags that say so. Ports are off.
@@ -56,18 +58,15 @@ func authority(t *testing.T) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
 
-// staying is the agent at work until its context ends.
-func staying(t *testing.T, ctx context.Context, env map[string]string, args []string) error { //nolint:revive // t goes first
+// stay runs the agent until its context ends.
+func stay(ctx context.Context, t *testing.T, env map[string]string, args []string) error {
 	t.Helper()
-	in, err := parse(args, around(env))
+	in := started(t, env, args...)
+	d, err := in.build()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg, err := in.config()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return stay(ctx, in, cfg, slog.New(slog.DiscardHandler))
+	return nodeagent.Run(ctx, nodeagent.Options{Config: d.Config, Log: slog.New(slog.DiscardHandler), Reload: in.reload})
 }
 
 // TestW12NothingWaitsForTheAPIServer installs while nobody listens where the API server should be, and while somebody does
@@ -86,7 +85,7 @@ func TestW12NothingWaitsForTheAPIServer(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
 			go func() {
-				done <- staying(t, ctx, cluster("KUBERNETES_SERVICE_HOST=127.0.0.1", fmt.Sprintf("KUBERNETES_SERVICE_PORT=%d", port),
+				done <- stay(ctx, t, cluster("KUBERNETES_SERVICE_HOST=127.0.0.1", fmt.Sprintf("KUBERNETES_SERVICE_PORT=%d", port),
 					"NODE_NAME=n1", "CNI_CONF_MODE=auto"), args)
 			}()
 			list := filepath.Join(root, "net.d", "10-bridge.conflist")
@@ -122,7 +121,7 @@ func TestW29APortThatIsTakenIsToldBeforeAnythingIsTouched(t *testing.T) {
 	port := taken.Addr().(*net.TCPAddr).Port
 	for _, flag := range []string{"--health-port", "--monitoring-port", "--ctrlz_port"} {
 		root, args := prepared(t)
-		err := staying(t, t.Context(), cluster(), append(args, fmt.Sprintf("%s=%d", flag, port)))
+		err := stay(t.Context(), t, cluster(), append(args, fmt.Sprintf("%s=%d", flag, port)))
 		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%s %d: address already in use", flag, port)) {
 			t.Errorf("%s: %v", flag, err)
 		}

@@ -1,183 +1,170 @@
 package redirector
 
 import (
-	"slices"
+	"time"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/settings"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
 )
 
-// setting is one flag with its environment variables, lowest precedence first. A flag beats the environment, and a
-// later variable beats an earlier one.
-type setting struct {
-	flag, short string
-	env         []string
-	def         string
-	usage       string
-	field       redirect.Field
+// specSetting is a setting that is a field of the Spec, which is parsed as a whole.
+type specSetting struct {
+	settings.Setting
+	field redirect.Field
 }
 
-// settings are the flags that make the Spec.
-func settings() []setting {
-	return slices.Concat(proxySettings(), inboundSettings(), outboundSettings())
+func names(of ...string) []string { return of }
+
+// groups is the table of all settings. A variable is spelled like its flag unless the row says otherwise; of several
+// variables the first that is not empty counts.
+func (c *config) groups() []settings.Group {
+	spec := make([]settings.Setting, 0, len(specSettings()))
+	for _, s := range specSettings() {
+		spec = append(spec, s.Setting)
+	}
+	return []settings.Group{
+		{Title: "What to do", Rows: settings.Named("", c.actionSettings()...)},
+		{Title: "What is redirected", Rows: append(spec, settings.Named("", c.captureSettings()...)...)},
+		{Title: "How", Rows: settings.Named("", c.meansSettings()...)},
+	}
 }
 
-// proxySettings say where traffic goes, and whose is left alone.
-func proxySettings() []setting {
-	return []setting{
-		{"envoy-port", "p", nil, "15001", "outbound redirect `PORT`", redirect.FieldOutboundPort},
+// spec is a row of specSettings: the shown default, and names of the flag: one letter, or a further spelling.
+func spec(field redirect.Field, name, alias, arg, shown, use string) specSetting {
+	s := settings.Setting{Name: name, Arg: arg, Shown: shown, Use: use, Value: settings.Text(new(string), nil)}
+	if alias != "" {
+		s.Aliases = names(alias)
+	}
+	return specSetting{settings.Named("", s)[0], field}
+}
+
+// variable is a row of specSettings without a flag.
+func variable(field redirect.Field, name, arg, shown, use string) specSetting {
+	s := spec(field, "", "", arg, shown, use)
+	s.Env = names(name)
+	s.KeepEmpty = field == redirect.FieldOwnerGroups
+	return s
+}
+
+// specSettings are the settings of the Spec.
+func specSettings() []specSetting {
+	outboundPort := spec(redirect.FieldOutboundPort, "envoy-port", "p", "PORT", "15001", "outbound redirect port")
+	outboundPort.Env = names() // the reference has no variable for it
+	return []specSetting{
+		outboundPort,
+		spec(redirect.FieldInboundPort, "inbound-capture-port", "z", "PORT", "15006", "inbound redirect or TPROXY port"),
+		spec(redirect.FieldTunnelPort, "inbound-tunnel-port", "e", "PORT", "15008", "HBONE port, left alone"),
+		spec(redirect.FieldUIDs, "proxy-uid", "u", "UIDS", "that of user $ENVOY_USER, else 1337", "comma list of user ids that are not captured"),
+		spec(redirect.FieldGIDs, "proxy-gid", "g", "GIDS", "the same as --proxy-uid", "comma list of group ids that are not captured"),
+		spec(redirect.FieldMode, "istio-inbound-interception-mode", "m", "MODE", "REDIRECT", "inbound capture: REDIRECT or TPROXY"),
+		spec(redirect.FieldMark, "istio-inbound-tproxy-mark", "t", "MARK", "1337", "decimal mark of TPROXY traffic"),
+		spec(redirect.FieldTable, "istio-inbound-tproxy-route-table", "r", "TABLE", "133", "routing table for marked packets"),
+		spec(redirect.FieldInbound, "istio-inbound-ports", "b", "PORTS", "", "inbound ports to capture: *, a comma list, or empty for none"),
+		spec(redirect.FieldInboundExclude, "istio-local-exclude-ports", "d", "PORTS", "", "inbound ports not to capture; counts only with -b *"),
+		spec(redirect.FieldExcludeInterfaces, "istio-exclude-interfaces", "c", "INTERFACES", "",
+			"comma list of interfaces that are left alone both ways"),
+		spec(redirect.FieldOutbound, "istio-service-cidr", "i", "NETWORKS", "",
+			"outbound networks to capture: *, a comma list of address/prefix, or empty for none"),
+		spec(redirect.FieldOutboundExclude, "istio-service-exclude-cidr", "x", "NETWORKS", "", "comma list of outbound networks not to capture"),
+		spec(redirect.FieldOutboundPorts, "istio-outbound-ports", "q", "PORTS", "",
+			"comma list of outbound ports to capture in all other networks as well"),
+		spec(redirect.FieldOutboundPortsExclude, "istio-local-outbound-ports-exclude", "o", "PORTS", "",
+			"comma list of outbound ports not to capture, TCP and UDP"),
+		spec(redirect.FieldRerouteInterfaces, "kube-virt-interfaces", "k", "INTERFACES", "",
+			"comma list of virtual machine interfaces whose traffic counts as outbound"),
+		spec(redirect.FieldSecondFamily, "second-ip-family", "second_ip_family", "WHAT", "bypass",
+			"IPv6 of a pod whose first address is IPv4: bypass, capture or reject"),
+		variable(redirect.FieldOwnerGroups, "ISTIO_OUTBOUND_OWNER_GROUPS", "GROUPS", "*",
+			"groups whose traffic is captured: * or a comma list; set but empty: none"),
+		variable(redirect.FieldOwnerGroupsExclude, "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", "GROUPS", "",
+			"groups whose traffic is not captured; counts only with *"),
+		variable(redirect.FieldLoopback, "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "NETWORK", "127.0.0.1/32", "addresses of the pod itself on lo"),
+	}
+}
+
+func (c *config) actionSettings() []settings.Setting {
+	return []settings.Setting{
+		{Name: "dry-run", Aliases: names("n"), Use: "print the text for iptables-restore and touch nothing", Value: settings.Bool(&c.dryRun)},
+		{Name: "explain", Env: names(), Use: "print the rules with their reasons and touch nothing", Value: settings.Bool(&c.explain)},
+		{Name: "verify", Env: names(), Use: "compare the namespace with the desired rules; exit 3 if they differ", Value: settings.Bool(&c.verify)},
+		{Name: "reconcile", Use: "replace rules of the mesh that are not the desired ones", Value: settings.Bool(&c.reconcile)},
+		{Name: "cleanup-only", Use: "remove all rules of the mesh, of whatever configuration", Value: settings.Bool(&c.cleanup)},
+		{Name: "force-apply", Use: "the same as --reconcile", Value: settings.Bool(&c.force)},
+		{Name: "skip-rule-apply", Use: "change no rules and no routes", Value: settings.Bool(&c.skip)},
+		{Name: "run-validation", Use: "probe whether traffic is redirected; exit 126 if not", Value: settings.Bool(&c.validate)},
+		{Env: names("DRY_RUN_FILE_PATH"), Arg: "FILE", Use: "file that --dry-run writes its text to as well", Value: settings.Text(&c.dryRunFile, nil)},
+	}
+}
+
+func (c *config) captureSettings() []settings.Setting {
+	return []settings.Setting{
 		{
-			"inbound-capture-port", "z",
-			[]string{"INBOUND_CAPTURE_PORT"},
-			"15006",
-			"inbound redirect or TPROXY `PORT`", redirect.FieldInboundPort,
+			Name: "redirect-dns", Env: names("ISTIO_META_DNS_CAPTURE", "REDIRECT_DNS"), Use: "capture DNS sent to the servers in /etc/resolv.conf",
+			Value: settings.Bool(&c.dns),
+		},
+		{Name: "capture-all-dns", Use: "with --redirect-dns: capture all DNS", Value: settings.Bool(&c.allDNS)},
+		{
+			Name: "drop-invalid", Env: names("INVALID_DROP", "DROP_INVALID"), Use: "drop packets that fit no connection",
+			Value: settings.Bool(&c.dropInvalid),
 		},
 		{
-			"inbound-tunnel-port", "e",
-			[]string{"INBOUND_TUNNEL_PORT"},
-			"15008",
-			"HBONE `PORT`, left alone", redirect.FieldTunnelPort,
+			Name: "dual-stack", Env: names("ISTIO_DUAL_STACK", "DUAL_STACK"), Use: "capture IPv6, whatever the addresses are",
+			Value: settings.Bool(&c.dualStack),
 		},
 		{
-			"proxy-uid", "u",
-			[]string{"PROXY_UID"},
-			"",
-			"comma list of `UIDS` that are not captured; empty: that of user $ENVOY_USER (istio-proxy), else 1337", redirect.FieldUIDs,
-		},
-		{
-			"proxy-gid", "g",
-			[]string{"PROXY_GID"},
-			"",
-			"comma list of `GIDS` that are not captured; empty: the same as --proxy-uid", redirect.FieldGIDs,
-		},
-		{
-			"istio-inbound-interception-mode", "m",
-			[]string{"ISTIO_INBOUND_INTERCEPTION_MODE"},
-			"",
-			"`MODE` of inbound capture, REDIRECT or TPROXY; empty: REDIRECT", redirect.FieldMode,
-		},
-		{
-			"istio-inbound-tproxy-mark", "t",
-			[]string{"ISTIO_INBOUND_TPROXY_MARK"},
-			"1337",
-			"decimal `MARK` of TPROXY traffic", redirect.FieldMark,
-		},
-		{
-			"istio-inbound-tproxy-route-table", "r",
-			[]string{"ISTIO_INBOUND_TPROXY_ROUTE_TABLE"},
-			"133",
-			"routing `TABLE` for marked packets", redirect.FieldTable,
+			Env: names("ENVOY_USER"), Arg: "USER", Default: "istio-proxy", Use: "user whose id is the default of --proxy-uid",
+			Value: settings.Text(&c.proxyUser, nil),
 		},
 	}
 }
 
-// inboundSettings say which traffic to the pod is captured.
-func inboundSettings() []setting {
-	return []setting{
+func (c *config) meansSettings() []settings.Setting {
+	const shortestProbe, longestProbe = time.Millisecond, time.Hour
+	return []settings.Setting{
 		{
-			"istio-inbound-ports", "b",
-			[]string{"ISTIO_INBOUND_PORTS"},
-			"",
-			"inbound `PORTS` to capture: *, a comma list, or empty for none", redirect.FieldInbound,
+			Name: "cni-mode", Use: "report tools that cannot be isolated from the node (lock, name service)",
+			Value: settings.Bool(&c.cniMode),
 		},
 		{
-			"istio-local-exclude-ports", "d",
-			[]string{"ISTIO_LOCAL_EXCLUDE_PORTS"},
-			"",
-			"inbound `PORTS` not to capture; counts only with -b *", redirect.FieldInboundExclude,
+			Name: "network-namespace", Arg: "PATH", Use: "namespace to work in; without it the current one",
+			Value: settings.Text(&c.netns, nil),
 		},
 		{
-			"istio-exclude-interfaces", "c",
-			[]string{"ISTIO_EXCLUDE_INTERFACES"},
-			"",
-			"comma list of `INTERFACES` that are left alone both ways", redirect.FieldExcludeInterfaces,
+			Name: "backend", Arg: "WAY", Env: names("CNI_BACKEND"), Default: string(redirect.Auto),
+			Use: "how rules get into the namespace: auto, netlink (those of iptables-nft, without a process), native (tables of " +
+				"nftables' own) or iptables (the programs of the host)",
+			Value: settings.Of(&c.backend, redirect.ParseBackend, func(b redirect.Backend) string { return string(b) }),
 		},
-	}
-}
-
-// outboundSettings say which traffic of the pod is captured.
-func outboundSettings() []setting {
-	return []setting{
+		{Name: "native-nftables", Use: "the same as --backend=native", Value: settings.Bool(&c.native)},
 		{
-			"istio-service-cidr", "i",
-			[]string{"ISTIO_SERVICE_CIDR"},
-			"",
-			"outbound `NETWORKS` to capture: *, a comma list of address/prefix, or empty for none", redirect.FieldOutbound,
+			Name: "force-iptables-binary", Arg: "VARIANT", Use: "legacy or nft, instead of choosing",
+			Value: settings.Of(&c.forceIptables, iptables.ParseVariant, func(v iptables.Variant) string { return string(v) }),
 		},
 		{
-			"istio-service-exclude-cidr", "x",
-			[]string{"ISTIO_SERVICE_EXCLUDE_CIDR"},
-			"",
-			"comma list of outbound `NETWORKS` not to capture", redirect.FieldOutboundExclude,
+			Name: "iptables-probe-port", Arg: "PORT", Default: "15002", Use: "port that the validation dials",
+			Value: settings.Port(&c.probePort, 1),
 		},
 		{
-			"istio-outbound-ports", "q",
-			[]string{"ISTIO_OUTBOUND_PORTS"},
-			"",
-			"comma list of outbound `PORTS` to capture in all other networks as well", redirect.FieldOutboundPorts,
+			Name: "probe-timeout", Arg: "DURATION", Default: "5s", Use: "time after which the validation has failed",
+			Value: settings.Duration(&c.probeTimeout, shortestProbe, longestProbe),
 		},
-		{
-			"istio-local-outbound-ports-exclude", "o",
-			[]string{"ISTIO_LOCAL_OUTBOUND_PORTS_EXCLUDE"},
-			"",
-			"comma list of outbound `PORTS` not to capture, TCP and UDP", redirect.FieldOutboundPortsExclude,
-		},
-		{
-			"kube-virt-interfaces", "k",
-			[]string{"KUBE_VIRT_INTERFACES"},
-			"",
-			"comma list of virtual machine `INTERFACES` whose traffic counts as outbound", redirect.FieldRerouteInterfaces,
-		},
-		{
-			"second-ip-family", "",
-			[]string{"SECOND_IP_FAMILY"},
-			"bypass",
-			"what to do with IPv6 of a pod whose first address is IPv4: `bypass|capture|reject`", redirect.FieldSecondFamily,
-		},
-	}
-}
-
-// envOnly are settings that have no flag.
-func envOnly() []setting {
-	return []setting{
-		{env: []string{"ISTIO_OUTBOUND_OWNER_GROUPS"}, field: redirect.FieldOwnerGroups, usage: "groups whose traffic is captured: * (default) or a comma list; set but empty: nobody"},
-		{env: []string{"ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE"}, field: redirect.FieldOwnerGroupsExclude, usage: "groups whose traffic is not captured; counts only with *"},
-		{env: []string{"ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR"}, field: redirect.FieldLoopback, usage: "what counts as the pod itself on lo, default 127.0.0.1/32"},
-	}
-}
-
-// toggle is a switch.
-type toggle struct {
-	flag, short string
-	env         []string
-	usage       string
-	into        func(*config) *bool
-}
-
-func toggles() []toggle {
-	return []toggle{
-		{"dry-run", "n", []string{"DRY_RUN"}, "print the text for iptables-restore and touch nothing", func(c *config) *bool { return &c.dryRun }},
-		{"explain", "", nil, "print the rules with their reasons and touch nothing", func(c *config) *bool { return &c.explain }},
-		{"verify", "", nil, "compare the namespace with the wanted rules; exit 3 if they differ", func(c *config) *bool { return &c.verify }},
-		{"reconcile", "", []string{"RECONCILE"}, "replace rules of the mesh that are not the wanted ones", func(c *config) *bool { return &c.reconcile }},
-		{"cleanup-only", "", []string{"CLEANUP_ONLY"}, "remove all rules of the mesh, of whatever configuration", func(c *config) *bool { return &c.cleanup }},
-		{"force-apply", "", []string{"FORCE_APPLY"}, "the same as --reconcile", func(c *config) *bool { return &c.force }},
-		{"skip-rule-apply", "", []string{"SKIP_RULE_APPLY"}, "change no rules and no routes", func(c *config) *bool { return &c.skip }},
-		{"run-validation", "", []string{"RUN_VALIDATION"}, "probe whether traffic is redirected; exit 126 if not", func(c *config) *bool { return &c.validate }},
-		{"redirect-dns", "", []string{"REDIRECT_DNS", "ISTIO_META_DNS_CAPTURE"}, "capture DNS sent to the servers in /etc/resolv.conf", func(c *config) *bool { return &c.dns }},
-		{"capture-all-dns", "", []string{"CAPTURE_ALL_DNS"}, "with --redirect-dns: capture all DNS", func(c *config) *bool { return &c.allDNS }},
-		{"drop-invalid", "", []string{"DROP_INVALID", "INVALID_DROP"}, "drop packets that fit no connection", func(c *config) *bool { return &c.dropInvalid }},
-		{"dual-stack", "", []string{"DUAL_STACK", "ISTIO_DUAL_STACK"}, "capture IPv6, whatever the addresses are", func(c *config) *bool { return &c.dualStack }},
-		{"cni-mode", "", []string{"CNI_MODE"}, "say so if the tools cannot be isolated from the node (lock, name service)", func(c *config) *bool { return &c.cniMode }},
-		{"native-nftables", "", []string{"NATIVE_NFTABLES"}, "the same as --backend=native", func(c *config) *bool { return &c.native }},
 	}
 }
 
 // historic flags are accepted and do nothing: they belonged to earlier versions of the reference, or to its logging.
-// The value tells whether the flag takes an argument.
-func historic() map[string]bool {
-	return map[string]bool{
-		"restore-format": false, "clean": false, "output-paths": true, "host-nsenter-exec": false,
-		"iptables-trace-logging": false, "iptables-version": true,
-		"log_target": true, "log_as_json": false, "log_output_level": true, "log_stacktrace_level": true, "log_caller": true,
+func historic() []settings.Setting {
+	return []settings.Setting{
+		{Name: "restore-format", Aliases: names("f")},
+		{Name: "clean"},
+		{Name: "host-nsenter-exec"},
+		{Name: "iptables-trace-logging"},
+		{Name: "log_as_json"},
+		{Name: "output-paths", Arg: "PATHS"},
+		{Name: "iptables-version", Arg: "VERSION"},
+		{Name: "log_target", Arg: "TARGET"},
+		{Name: "log_output_level", Arg: "LEVELS"},
+		{Name: "log_stacktrace_level", Arg: "LEVELS"},
+		{Name: "log_caller", Arg: "SCOPES"},
 	}
 }

@@ -12,29 +12,24 @@ package repairer
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podrepair"
-	"github.com/meshcni/istio-cni/internal/agent/serve"
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// Exit codes.
-const (
-	exitOK     = applet.ExitOK
-	exitFailed = applet.ExitError // some pod could not be looked after
-	exitUsage  = applet.ExitUsage // a bad value or flag; nothing was asked or changed
-)
-
 // clock is the time of day, for events and retries.
-func clock() time.Time { return time.Now() } //nolint:forbidigo // what everything below takes its clock from
+func clock() time.Time { return time.Now() } //nolint:forbidigo // the source of every clock below
 
 // Run is the role. It ends when each pod was looked after or, with --run-as-daemon, when it is told to.
 func Run(c applet.Call) int {
@@ -46,7 +41,7 @@ func Run(c applet.Call) int {
 		log := standalone.Logger(c.Stderr, cfg.LogLevel, cfg.LogJSON)
 		path, _ := c.Getenv("PATH")
 		return service.Service{
-			Config: cfg, Warnings: cfg.Warnings, Log: log,
+			Config: cfg.lines, Warnings: cfg.Warnings, Log: log,
 			Work: func(ctx context.Context) error { return act(ctx, cfg, path, log) },
 		}, nil
 	})
@@ -65,19 +60,52 @@ func act(ctx context.Context, cfg Config, path string, log *slog.Logger) error {
 	}
 	options.Events = kube.NewEventRecorder(api, kube.EventOptions{Log: log, Count: options.Metrics.EventReported}) //nolint:contextcheck // it ends with Shutdown
 	defer options.Events.Shutdown()
-	if cfg.Paths.Reachable() && !cfg.elsewhere() {
-		options.Find = cfg.Paths.Find
+	if cfg.Places.Reachable() && !cfg.elsewhere() {
+		options.Find = cfg.Places.Find
 	}
 	if !cfg.Daemon {
 		return podrepair.Once(ctx, options)
 	}
 	state := health.NewState(health.Options{Log: log, Now: clock}, podrepair.Part)
 	options.Health = state
-	return standalone.Serve(ctx, log, func(ctx context.Context) error {
+	return cfg.Serve(ctx, log, state.Handler(), options.Metrics.Handler(), func(ctx context.Context) error {
 		podrepair.Run(ctx, options)
 		return nil
-	},
-		serve.Port{Flag: "--health-port", Number: int(cfg.HealthPort), Handler: state.Handler()},
-		serve.Port{Flag: "--monitoring-port", Number: int(cfg.MonitoringPort), Handler: options.Metrics.Handler()},
-	)
+	})
+}
+
+// helpHead has verbs for the three exit codes.
+const helpHead = `NAME:
+   istio-cni repair - repairs pods that started before the CNI plugin was there
+
+USAGE:
+   istio-cni repair [flags]   (also: istio-cni-repair [flags])
+
+EXAMPLES:
+   istio-cni repair --node-name=$NODE --repair-pods --kubeconfig=$HOME/.kube/config
+      on a node, by hand: redirect broken pods in place, once
+   istio-cni repair --delete-pods --evict --run-as-daemon
+      for all nodes: evict broken pods as they come
+   istio-cni repair --kubeconfig=$HOME/.kube/config
+      nothing is switched on: make an Event on each broken pod, and no more
+
+Of what is switched on, the first counts that can help a pod: redirecting in place, deleting, labelling. The node agent
+does the same by itself (REPAIR_ENABLED).
+
+EXIT CODES:
+   %d  done
+   %d  failed: some pod could not be repaired
+   %d  a bad value or flag; nothing was asked or changed
+
+A flag beats the environment, and that beats the default. An empty variable counts as unset, an empty flag as the empty
+text. All problems are reported together.
+
+`
+
+// help is the text of --help.
+func help() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, helpHead, applet.ExitOK, applet.ExitError, applet.ExitUsage)
+	settings.Help(&b, settings.Group{Title: "Flags", Rows: new(Config).rows()})
+	return b.String()
 }

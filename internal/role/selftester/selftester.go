@@ -9,16 +9,15 @@ package selftester
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
-	"github.com/meshcni/istio-cni/internal/applet/settings"
+	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
@@ -40,7 +39,6 @@ EXIT CODES:
    %d  a bad value or flag
    %d  pods cannot be redirected
 
-FLAGS:
 `
 
 type config struct {
@@ -52,31 +50,21 @@ type config struct {
 func (c *config) rows() []settings.Setting {
 	return []settings.Setting{
 		{
-			Name: "backend", Arg: "WAY", Env: []string{"CNI_BACKEND"}, Default: "auto",
-			Use: "the one that has to work for exit code 0: auto, netlink, native or iptables",
-			Set: func(s string) (err error) { c.backend, err = redirect.ParseBackend(s); return err },
+			Name: "backend", Arg: "WAY", Env: []string{"CNI_BACKEND"}, Default: string(redirect.Auto),
+			Use:   "the one that has to work for exit code 0: auto, netlink, native or iptables",
+			Value: settings.Of(&c.backend, redirect.ParseBackend, func(b redirect.Backend) string { return string(b) }),
 		},
-		{
-			Name: "record", Arg: "DIR", Use: "write the verdict for the plugin, into the agent's run directory",
-			Set: func(s string) error { c.record = s; return nil },
-		},
-		{Name: "json", Default: "false", Use: "print JSON", Set: func(s string) error { return settings.Toggle(&c.asJSON, s) }},
+		{Name: "record", Arg: "DIR", Use: "write the verdict for the plugin, into the agent's run directory", Value: settings.Text(&c.record, nil)},
+		{Name: "json", Default: "false", Use: "print JSON", Value: settings.Bool(&c.asJSON)},
 	}
 }
 
 // Run is the role.
 func Run(c applet.Call) int {
 	var cfg config
-	rows := cfg.rows()
-	found, err := settings.Find(rows, c.Args, c.Getenv)
-	if errors.Is(err, settings.ErrHelp) {
-		_, _ = fmt.Fprintf(c.Stdout, head, applet.ExitOK, applet.ExitError, applet.ExitUsage, exitUnable)
-		settings.Help(c.Stdout, rows)
-		return applet.ExitOK
-	}
-	if err = errors.Join(err, found.Apply(rows)); err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %s\nsee istio-cni selftest --help\n", strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
-		return applet.ExitUsage
+	head := fmt.Sprintf(head, applet.ExitOK, applet.ExitError, applet.ExitUsage, exitUnable)
+	if code, done := service.Settings(c, "selftest", head, cfg.rows()); done {
+		return code
 	}
 	path, _ := c.Getenv("PATH")
 	verdict, err := selfcheck.Run(context.Background(), selfcheck.Options{

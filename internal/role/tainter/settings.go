@@ -1,357 +1,217 @@
 package tainter
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/selector"
-	"github.com/meshcni/istio-cni/internal/applet/settings"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
-	"github.com/meshcni/istio-cni/internal/node/pluginlog"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// setting is one row: a flag with its other spellings, variables that say the same (the first that is not empty counts),
-// and where it goes.
-type setting struct {
-	name    string
-	aliases []string
-	arg     string // what the flag takes, "" for a switch
-	env     []string
-	// def is the default, legacy and untaint that of a mode alone.
-	def, legacy, untaint string
-	// from is another setting whose value is the default in mode untaint.
-	from string
-	use  string
-	// mode is the one that the setting is of, "" for both. Giving it chooses that mode.
-	mode Mode
-	set  func(*draft, string) error
+// perMode is what a setting has in one mode alone: a default, and that giving it chooses the mode.
+type perMode struct {
+	legacy, untaint string
+	// only is the mode that the setting belongs to, "" for both.
+	only Mode
+	// ownNamespace makes pod-namespace the default in mode untaint.
+	ownNamespace bool
 }
 
-func (s setting) defaultOf(d *draft) string {
-	text := s.def
-	switch {
-	case d.Mode == Untaint && s.from != "" && d.found[s.from].Text != "":
-		text = d.found[s.from].Text
-	case d.Mode == Legacy && s.legacy != "":
-		text = s.legacy
-	case d.Mode == Untaint && s.untaint != "":
-		text = s.untaint
+// differences between the modes, by the name of the setting.
+func differences() map[string]perMode {
+	return map[string]perMode{
+		"configmap-namespace": {legacy: "kube-system", only: Legacy},
+		"configmap-name":      {legacy: "single", only: Legacy},
+		"namespace":           {untaint: "istio-system", only: Untaint, ownNamespace: true},
+		"selector":            {untaint: readiness.AgentSelector, only: Untaint},
+		"taint-name":          {legacy: readiness.LegacyKey, untaint: readiness.UntaintKey},
+		"taint-value":         {untaint: readiness.UntaintValue},
+		"add":                 {legacy: "true", untaint: "false"},
+		"require-node-ready":  {legacy: "true", untaint: "false"},
+		"lease-namespace":     {legacy: "kube-system", untaint: "istio-system", ownNamespace: true},
+		"lease-name":          {legacy: "istio-taint-lock", untaint: "istio-node-untaint"},
+		"lease-duration":      {legacy: "60s", untaint: "30s"},
+		"renew-deadline":      {legacy: "15s", untaint: "15s"},
+		"retry-period":        {legacy: "5s", untaint: "7.5s"},
 	}
-	return text
 }
 
-// row is the setting as it is read.
-func (s setting) row(d *draft) settings.Setting {
-	row := settings.Setting{
-		Name: s.name, Aliases: s.aliases, Arg: s.arg, Env: s.env, Default: s.defaultOf(d), Shown: s.def + s.legacy + s.untaint, Use: s.use,
-		Set: func(text string) error { return s.set(d, text) },
-	}
-	if s.mode != "" {
-		row.Use += fmt.Sprintf(" (mode %s)", s.mode)
-	}
-	if s.legacy != "" && s.untaint != "" {
-		row.Shown = fmt.Sprintf("%s in mode legacy, %s in mode untaint", s.legacy, s.untaint)
-	}
-	return row
-}
-
-// rows are all settings, with the defaults of the mode.
+// rows are all settings, with the defaults of the mode. A variable is spelled like its flag, behind TAINT_, unless the row
+// says otherwise.
 func (d *draft) rows() []settings.Setting {
-	var rows []settings.Setting
-	for _, s := range table() {
-		rows = append(rows, s.row(d))
+	rows := slices.Concat(d.modeRows(), d.taintRows(), d.policyRows(), d.leaseRows(), d.processRows())
+	for i := range rows {
+		if of, differs := differences()[rows[i].Name]; differs {
+			of.apply(&rows[i], d)
+		}
 	}
-	return rows
+	return settings.Named("TAINT_", rows...)
+}
+
+func (p perMode) apply(s *settings.Setting, d *draft) {
+	s.Shown = p.legacy + p.untaint
+	if p.legacy != "" && p.untaint != "" {
+		s.Shown = fmt.Sprintf("%s in mode legacy, %s in mode untaint", p.legacy, p.untaint)
+	}
+	if p.only != "" {
+		s.Use += fmt.Sprintf(" (mode %s)", p.only)
+	}
+	switch {
+	case d.Mode == Legacy:
+		s.Default = p.legacy
+	case d.Mode == Untaint && p.ownNamespace && d.ownNamespace != "":
+		s.Default = d.ownNamespace
+	case d.Mode == Untaint:
+		s.Default = p.untaint
+	}
 }
 
 func names(of ...string) []string { return of }
 
-// dashed gives the variables of the legacy controller and those that a shell can set.
-func dashed(name string) []string { return settings.Dashed("TAINT_", name) }
-
-func table() []setting {
-	return slices.Concat(modeSettings(), legacySettings(), untaintSettings(), taintSettings(), policySettings(),
-		leaseSettings(), processSettings())
-}
-
-func modeSettings() []setting {
-	return []setting{
+func (d *draft) modeRows() []settings.Setting {
+	return []settings.Setting{
 		{
-			name: "mode", arg: "MODE", env: names("TAINT_MODE"), def: "auto",
-			use: "legacy, untaint, or auto: legacy if a setting of that mode is given, else untaint",
-			set: func(*draft, string) error { return nil },
+			Name: "mode", Arg: "MODE", Default: string(Auto), Use: "legacy, untaint, or auto: legacy if a setting of that mode is given, else untaint",
+			Value: settings.Choice(new(Mode), Auto, Legacy, Untaint),
 		},
 		{
-			name: "dry-run", env: names("TAINT_DRY_RUN"), def: "false",
-			use: "say for each node what would be done, once, and change nothing",
-			set: func(d *draft, s string) error { return settings.Toggle(&d.DryRun, s) },
+			Name: "dry-run", Default: "false", Use: "print for each node what would be done, once, and change nothing",
+			Value: settings.Bool(&d.DryRun),
 		},
 		{
-			// Of both modes, but only the legacy controller had it.
-			name: "run-as-daemon", env: dashed("run-as-daemon"), def: "true", mode: "",
-			use: "false: look at all nodes once and exit; hysteresis does not count then",
-			set: func(d *draft, s string) error { return settings.Toggle(&d.Daemon, s) },
-		},
-	}
-}
-
-func legacySettings() []setting {
-	return []setting{
-		{
-			name: "configmap-namespace", arg: "NAMESPACE", env: dashed("configmap-namespace"), legacy: "kube-system", mode: Legacy,
-			use: "namespace of the ConfigMap with the requirements",
-			set: func(d *draft, s string) error { return name(&d.ConfigMapNamespace, s) },
+			Name: "run-as-daemon", Env: settings.Dashed("TAINT_", "run-as-daemon"), Default: "true",
+			Use: "false: look at all nodes once and exit; hysteresis does not count then", Value: settings.Bool(&d.Daemon),
 		},
 		{
-			name: "configmap-name", arg: "NAME", env: dashed("configmap-name"), legacy: "single", mode: Legacy,
-			use: "the ConfigMap: each of its keys is a YAML list of {name, selector, namespace}",
-			set: func(d *draft, s string) error { return name(&d.ConfigMapName, s) },
+			Name: "configmap-namespace", Arg: "NAMESPACE", Env: settings.Dashed("TAINT_", "configmap-namespace"),
+			Use: "namespace of the ConfigMap with the requirements", Value: settings.Checked(&d.ConfigMapNamespace, selector.CheckName),
 		},
-	}
-}
-
-func untaintSettings() []setting {
-	return []setting{
 		{
-			name: "namespace", aliases: names("namespaces", "cniNamespace"), arg: "NAMESPACE", mode: Untaint, from: "pod-namespace",
-			env: names("TAINT_NAMESPACE", "TAINT_NAMESPACES"), untaint: "istio-system",
-			use: "namespaces of the agent's pods, between commas, * for all: a ready pod in one of them is enough; the own one " +
+			Name: "configmap-name", Arg: "NAME", Env: settings.Dashed("TAINT_", "configmap-name"),
+			Use:   "the ConfigMap: each of its keys is a YAML list of {name, selector, namespace}",
+			Value: settings.Checked(&d.ConfigMapName, selector.CheckName),
+		},
+		{
+			Name: "namespace", Aliases: names("namespaces", "cniNamespace"), Arg: "NAMESPACE", Env: names("TAINT_NAMESPACE", "TAINT_NAMESPACES"),
+			Repeated: true,
+			Use: "namespaces of the agent's pods, between commas, * for all: a ready pod in one of them is enough; the own one " +
 				"if that is known",
-			set: func(d *draft, s string) error { return list(&d.namespaces, s) },
+			Value: settings.Of(&d.namespaces, readNamespaces, func(all []string) string { return strings.Join(all, ",") }),
 		},
 		{
-			name: "selector", arg: "SELECTOR", env: names("TAINT_SELECTOR"), untaint: readiness.AgentSelector, mode: Untaint,
-			use: "label selector of the agent's pods",
-			set: func(d *draft, s string) error {
-				d.selectors = names(s)
-				return selector.Check(s)
-			},
+			Name: "selector", Arg: "SELECTOR", Use: "label selector of the agent's pods",
+			Value: settings.Checked(&d.selector, selector.Check),
 		},
 	}
 }
 
-func taintSettings() []setting {
-	return []setting{
+func (d *draft) taintRows() []settings.Setting {
+	taint := &d.Policy.Taint
+	return []settings.Setting{
 		{
-			name: "taint-name", aliases: names("taint-key"), arg: "KEY", legacy: readiness.LegacyKey, untaint: readiness.UntaintKey,
-			env: names("TAINT_NAME", "PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME"),
-			use: "key of the taint",
-			set: func(d *draft, s string) error {
-				d.Policy.Taint.Key = s
-				return selector.CheckTaint(s, "")
-			},
+			Name: "taint-name", Aliases: names("taint-key"), Arg: "KEY", Env: names("TAINT_NAME", "PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME"),
+			Use: "key of the taint", Value: settings.Checked(&taint.Key, checkKey),
 		},
 		{
-			name: "taint-value", arg: "VALUE", env: names("TAINT_VALUE"), untaint: readiness.UntaintValue,
-			use: "value of a taint that is added; it does not matter for removing",
-			set: func(d *draft, s string) error {
-				d.Policy.Taint.Value = s
-				return selector.CheckTaint("key", s)
-			},
+			Name: "taint-value", Arg: "VALUE", Use: "value of a taint that is added; it does not matter for removing",
+			Value: settings.Checked(&taint.Value, func(s string) error { return selector.CheckTaint("key", s) }),
 		},
 		{
-			name: "effect", arg: "EFFECT", env: names("TAINT_EFFECT"), def: readiness.NoSchedule,
-			use: "effect of the taint; without it, mode untaint removes those of any effect",
-			set: func(d *draft, s string) error {
-				d.Policy.Taint.Effect = s
-				if !slices.Contains(names(readiness.NoSchedule, readiness.PreferNoSchedule, readiness.NoExecute), s) {
-					return errors.New("want NoSchedule, PreferNoSchedule or NoExecute")
-				}
-				return nil
-			},
+			Name: "effect", Arg: "EFFECT", Env: names("TAINT_EFFECT"), Default: readiness.NoSchedule,
+			Use:   "effect of the taint; without it, mode untaint removes those of any effect",
+			Value: settings.Choice(&taint.Effect, readiness.NoSchedule, readiness.PreferNoSchedule, readiness.NoExecute),
 		},
 		{
-			name: "add", env: names("TAINT_ADD"), legacy: "true", untaint: "false",
-			use: "put the taint on nodes without a ready agent, after a reboot as well; false: only remove it",
-			set: func(d *draft, s string) error {
-				return pick(&d.Policy.Adding, s, readiness.AddWhenUnready, readiness.NeverAdd)
-			},
+			Name: "add", Use: "put the taint on nodes without a ready agent, after a reboot as well; false: only remove it",
+			Value: settings.Either(&d.Policy.Adding, readiness.AddWhenUnready, readiness.NeverAdd),
 		},
 	}
 }
 
-// policySettings say when it is put and taken.
-func policySettings() []setting {
-	return []setting{
+// policyRows decide when the taint is added and removed.
+func (d *draft) policyRows() []settings.Setting {
+	return []settings.Setting{
 		{
-			name: "hysteresis", arg: "DURATION", env: names("TAINT_HYSTERESIS"), def: "2m",
-			use: "for how long a node that was ready may be without a ready agent before it is tainted: longer than an update " +
+			Name: "hysteresis", Arg: "DURATION", Default: "2m",
+			Use: "for how long a node that was ready may be without a ready agent before it is tainted: longer than an update " +
 				"of the DaemonSet takes on one node; 0 taints at once, as the legacy controller did",
-			set: func(d *draft, s string) error { return duration(&d.Policy.Hysteresis, s) },
+			Value: settings.Duration(&d.Policy.Hysteresis, 0, 0),
 		},
 		{
-			name: "settle", arg: "DURATION", env: names("TAINT_SETTLE"), def: "2m",
-			use: "for how long after its return a node is not believed that its agent is ready since before",
-			set: func(d *draft, s string) error { return duration(&d.Policy.Settle, s) },
+			Name: "settle", Arg: "DURATION", Default: "2m",
+			Use:   "for how long after its return a node is not believed that its agent is ready since before",
+			Value: settings.Duration(&d.Policy.Settle, 0, 0),
 		},
 		{
-			name: "require-node-ready", env: names("TAINT_REQUIRE_NODE_READY"), legacy: "true", untaint: "false",
-			use: "the node's own condition Ready must be true as well",
-			set: func(d *draft, s string) error {
-				return pick(&d.Policy.Node, s, readiness.NodeReadinessRequired, readiness.NodeReadinessIgnored)
-			},
+			Name: "require-node-ready", Use: "the node's own condition Ready must be true as well",
+			Value: settings.Either(&d.Policy.Node, readiness.NodeReadinessRequired, readiness.NodeReadinessIgnored),
 		},
 		{
-			name: "node-condition", arg: "TYPE", env: names("TAINT_NODE_CONDITION"),
-			use: "publish a condition of this type on each node, for a readiness controller, such as cni.istio.io/MeshCNIReady",
-			set: func(d *draft, s string) error {
-				d.Condition = s
-				return selector.CheckTaint(s, "")
-			},
+			Name: "node-condition", Arg: "TYPE",
+			Use:   "publish a condition of this type on each node, for a readiness controller, such as cni.istio.io/MeshCNIReady",
+			Value: settings.Checked(&d.Condition, checkKey),
 		},
 	}
 }
 
-func leaseSettings() []setting {
-	return []setting{
+func (d *draft) leaseRows() []settings.Setting {
+	return []settings.Setting{
 		{
-			name: "leader-elect", env: names("TAINT_LEADER_ELECT"), def: "true",
-			use: "false: there is no other replica, and no lease is needed",
-			set: func(d *draft, s string) error { return settings.Toggle(&d.LeaderElect, s) },
+			Name: "leader-elect", Default: "true", Use: "false: there is no other replica, and no lease is needed",
+			Value: settings.Bool(&d.LeaderElect),
 		},
 		{
-			name: "lease-namespace", arg: "NAMESPACE", env: names("TAINT_LEASE_NAMESPACE"), legacy: "kube-system",
-			untaint: "istio-system", from: "pod-namespace",
-			use: "namespace of the lease; in mode untaint the own one if that is known",
-			set: func(d *draft, s string) error { return name(&d.LeaseNamespace, s) },
+			Name: "lease-namespace", Arg: "NAMESPACE", Use: "namespace of the lease; in mode untaint the own one if that is known",
+			Value: settings.Checked(&d.LeaseNamespace, selector.CheckName),
 		},
 		{
-			name: "lease-name", arg: "NAME", env: names("TAINT_LEASE_NAME"), legacy: "istio-taint-lock",
-			untaint: "istio-node-untaint", use: "the lease that one replica of several holds",
-			set: func(d *draft, s string) error { return name(&d.LeaseName, s) },
+			Name: "lease-name", Arg: "NAME", Use: "the lease that one replica of several holds",
+			Value: settings.Checked(&d.LeaseName, selector.CheckName),
 		},
 		{
-			name: "lease-duration", arg: "DURATION", env: names("TAINT_LEASE_DURATION"), legacy: "60s", untaint: "30s",
-			use: "for how long others respect the lease after it was renewed",
-			set: func(d *draft, s string) error { return span(&d.LeaseDuration, s) },
+			Name: "lease-duration", Arg: "DURATION", Use: "for how long others respect the lease after it was renewed",
+			Value: settings.Duration(&d.LeaseDuration, time.Second, 0),
 		},
 		{
-			name: "renew-deadline", arg: "DURATION", env: names("TAINT_RENEW_DEADLINE"), legacy: "15s", untaint: "15s",
-			use: "for how long the leader works on while it cannot renew the lease",
-			set: func(d *draft, s string) error { return span(&d.RenewDeadline, s) },
+			Name: "renew-deadline", Arg: "DURATION", Use: "for how long the leader works on while it cannot renew the lease",
+			Value: settings.Duration(&d.RenewDeadline, time.Second, 0),
 		},
 		{
-			name: "retry-period", arg: "DURATION", env: names("TAINT_RETRY_PERIOD"), legacy: "5s", untaint: "7.5s",
-			use: "how often the lease is renewed or tried for",
-			set: func(d *draft, s string) error { return span(&d.RetryPeriod, s) },
+			Name: "retry-period", Arg: "DURATION", Use: "how often the lease is renewed or tried for",
+			Value: settings.Duration(&d.RetryPeriod, time.Second, 0),
 		},
 	}
 }
 
-func processSettings() []setting {
-	return []setting{
+func (d *draft) processRows() []settings.Setting {
+	return append(d.Rows("TAINT_", "taint", "8001", "15024", "false"), []settings.Setting{
 		{
-			name: "kubeconfig", arg: "FILE", env: names("KUBECONFIG"), use: "instead of the account of the pod",
-			set: func(d *draft, s string) error { d.Kubeconfig = s; return nil },
+			Name: "pod-namespace", Arg: "NAMESPACE", Env: names("POD_NAMESPACE"), Use: "the own one",
+			Value: settings.Checked(new(string), selector.CheckName),
 		},
 		{
-			name: "health-port", arg: "PORT", env: names("TAINT_HEALTH_PORT"), def: "8001",
-			use: "/healthz and /readyz; 0 is off. It is not the agent's 8000: both may be in one pod",
-			set: func(d *draft, s string) error { return settings.Port(&d.HealthPort, s) },
+			Name: "pod-name", Arg: "NAME", Env: names("POD_NAME", "HOSTNAME"), Use: "the own one, for the lease",
+			Value: settings.Text(&d.PodName, nil),
 		},
 		{
-			name: "monitoring-port", arg: "PORT", env: names("TAINT_MONITORING_PORT"), def: "15024",
-			use: "metrics; 0 is off. It is not the agent's 15014",
-			set: func(d *draft, s string) error { return settings.Port(&d.MonitoringPort, s) },
+			Name: "node-name", Arg: "NAME", Env: names("KUBERNETES_NODE_NAME", "NODE_NAME"), Use: "the own node, for events",
+			Value: settings.Text(&d.NodeName, nil),
 		},
-		{
-			name: "log_output_level", arg: "LEVEL", env: names("LOG_LEVEL"), def: "info",
-			use: "debug, info, warn, error or none, or SCOPE:LEVEL pairs, of which default and all count",
-			set: func(d *draft, s string) error {
-				l, err := pluginlog.ParseScopes(s, "default", "all", "taint")
-				d.LogLevel = l
-				return err
-			},
-		},
-		{
-			name: "log_as_json", env: names("LOG_AS_JSON"), def: "false", use: "log JSON",
-			set: func(d *draft, s string) error { return settings.Toggle(&d.LogJSON, s) },
-		},
-		{
-			name: "pod-namespace", arg: "NAMESPACE", env: names("POD_NAMESPACE"), use: "the own one",
-			set: func(_ *draft, s string) error {
-				var own string
-				return name(&own, s)
-			},
-		},
-		{
-			name: "pod-name", arg: "NAME", env: names("POD_NAME", "HOSTNAME"), use: "the own one, for the lease",
-			set: func(d *draft, s string) error { d.PodName = s; return nil },
-		},
-		{
-			name: "node-name", arg: "NAME", env: names("KUBERNETES_NODE_NAME", "NODE_NAME"), use: "the own node, for events",
-			set: func(d *draft, s string) error { d.NodeName = s; return nil },
-		},
-	}
+	}...)
 }
 
-// pick is a switch between two values.
-func pick[T any](into *T, text string, on, off T) error {
-	var is bool
-	err := settings.Toggle(&is, text)
-	*into = off
-	if is {
-		*into = on
-	}
-	return err
-}
+// checkKey is of a taint's key or the type of a node condition.
+func checkKey(text string) error { return selector.CheckTaint(text, "") }
 
-func duration(into *time.Duration, text string) error {
-	d, err := time.ParseDuration(text)
-	if err != nil || d < 0 {
-		return errors.New("want a duration such as 90s or 2m")
+// readNamespaces reads names between commas. "*" is all namespaces.
+func readNamespaces(text string) ([]string, error) {
+	if slices.ContainsFunc(strings.Split(text, ","), func(s string) bool { return strings.TrimSpace(s) == "*" }) {
+		return names(""), nil
 	}
-	*into = d
-	return nil
-}
-
-// span is a duration that is not nothing.
-func span(into *time.Duration, text string) error {
-	if err := duration(into, text); err != nil {
-		return err
-	}
-	if *into < time.Second {
-		return errors.New("want a second at least")
-	}
-	return nil
-}
-
-// name is that of an object or a namespace.
-func name(into *string, text string) error {
-	const longest = 253
-	*into = text
-	for part := range strings.SplitSeq(text, ".") {
-		if part == "" || strings.Trim(part, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" || part[0] == '-' ||
-			part[len(part)-1] == '-' || len(text) > longest {
-			return fmt.Errorf("want a name of at most %d lower case letters, digits, inner dashes and dots", longest)
-		}
-	}
-	return nil
-}
-
-// list is names between commas. "*" is all namespaces.
-func list(into *[]string, text string) error {
-	*into = nil
-	for field := range strings.SplitSeq(text, ",") {
-		field = strings.TrimSpace(field)
-		if field == "" || slices.Contains(*into, field) {
-			continue
-		}
-		if field == "*" {
-			*into = names("")
-			return nil
-		}
-		var one string
-		if err := name(&one, field); err != nil {
-			return fmt.Errorf("item %q: %w", field, err)
-		}
-		*into = append(*into, one)
-	}
-	if len(*into) == 0 {
-		return errors.New("want at least one namespace, or * for all of them")
-	}
-	return nil
+	var all []string
+	err := settings.List(&all, ",", 1, settings.Check(selector.CheckName)).Set(text)
+	return all, err
 }

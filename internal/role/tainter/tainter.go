@@ -17,30 +17,25 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/serve"
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/agent/taint"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// Exit codes. The legacy controller exited 255 for a bad command line; here it is 2 as in the other roles.
-const (
-	exitOK     = applet.ExitOK
-	exitFailed = applet.ExitError // some node is not as wanted
-	exitUsage  = applet.ExitUsage // a bad value or flag; nothing was asked or changed
-)
-
 // clock is the time of day, for leases, events, health and decisions.
-func clock() time.Time { return time.Now() } //nolint:forbidigo // what everything below takes its clock from
+func clock() time.Time { return time.Now() } //nolint:forbidigo // the source of every clock below
 
-// Run is the role. It ends when the work is done or, for the controller, when it is told to.
+// Run is the role. It ends when the work is done or, for the controller, with a signal. The legacy controller exited 255 for
+// a bad command line; here it is 2 as in the other roles.
 func Run(c applet.Call) int {
 	return service.Run(c, "taint", help, func() (service.Service, error) {
 		cfg, err := load(c.Args, environment{getenv: c.Getenv, hostname: os.Hostname})
@@ -49,7 +44,7 @@ func Run(c applet.Call) int {
 		}
 		log := standalone.Logger(c.Stderr, cfg.LogLevel, cfg.LogJSON)
 		return service.Service{
-			Config: cfg, Warnings: cfg.Warnings, Log: log,
+			Config: cfg.lines, Warnings: cfg.Warnings, Log: log,
 			Work: func(ctx context.Context) error { return act(ctx, c.Stdout, cfg, log) },
 		}, nil
 	})
@@ -74,10 +69,9 @@ func act(ctx context.Context, stdout io.Writer, cfg Config, log *slog.Logger) er
 	case !cfg.Daemon:
 		return taint.Once(ctx, options)
 	}
-	return standalone.Serve(ctx, log, func(ctx context.Context) error { return taint.Run(ctx, options) },
-		serve.Port{Flag: "--health-port", Number: int(cfg.HealthPort), Handler: options.Health.Handler()},
-		serve.Port{Flag: "--monitoring-port", Number: int(cfg.MonitoringPort), Handler: options.Metrics.Handler()},
-	)
+	return cfg.Serve(ctx, log, options.Health.Handler(), options.Metrics.Handler(), func(ctx context.Context) error {
+		return taint.Run(ctx, options)
+	})
 }
 
 func (c Config) options(api *kube.Client, log *slog.Logger) taint.Options {
@@ -101,4 +95,39 @@ func (c Config) options(api *kube.Client, log *slog.Logger) taint.Options {
 		}
 	}
 	return options
+}
+
+// helpHead has verbs for the three exit codes.
+const helpHead = `NAME:
+   istio-cni taint - controller: keeps nodes free of new pods by a taint until the CNI agent is ready there
+
+USAGE:
+   istio-cni taint [flags]   (also: istio-cni-taint [flags])
+
+EXAMPLES:
+   istio-cni taint --namespace=kube-system
+      instead of istiod's untaint controller: removes cni.istio.io/not-ready from nodes whose agent is ready
+   istio-cni taint --add
+      the same, and puts it back when a node is rebooted or its agent is gone for longer than --hysteresis
+   istio-cni-taint --configmap-namespace=istio-system --configmap-name=istio-cni-taint-configmap
+      instead of the taint controller of Istio 1.8 to 1.17
+   istio-cni taint --kubeconfig=$HOME/.kube/config --dry-run
+      by hand: print what would be done
+
+EXIT CODES:
+   %d  done
+   %d  failed: some node could not be changed
+   %d  a bad value or flag; nothing was asked or changed
+
+A flag beats the environment, and that beats the default. An empty variable counts as unset. All problems are reported
+together.
+
+`
+
+// help is the text of --help.
+func help() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, helpHead, applet.ExitOK, applet.ExitError, applet.ExitUsage)
+	settings.Help(&b, settings.Group{Title: "Flags", Rows: new(draft).rows()})
+	return b.String()
 }

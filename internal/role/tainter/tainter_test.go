@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
@@ -44,7 +45,7 @@ func legacyDefaults() Config {
 		},
 		LeaseNamespace: "kube-system", LeaseName: "istio-taint-lock",
 		LeaseDuration: 60 * time.Second, RenewDeadline: 15 * time.Second, RetryPeriod: 5 * time.Second,
-		HealthPort: 8001, MonitoringPort: 15024, PodName: "pod-1",
+		Process: standalone.Process{HealthPort: 8001, MonitoringPort: 15024}, PodName: "pod-1",
 	}
 }
 
@@ -60,7 +61,7 @@ func untaintDefaults() Config {
 		},
 		LeaseNamespace: "istio-system", LeaseName: "istio-node-untaint",
 		LeaseDuration: 30 * time.Second, RenewDeadline: 15 * time.Second, RetryPeriod: 7500 * time.Millisecond,
-		HealthPort: 8001, MonitoringPort: 15024, PodName: "pod-1",
+		Process: standalone.Process{HealthPort: 8001, MonitoringPort: 15024}, PodName: "pod-1",
 	}
 }
 
@@ -152,7 +153,7 @@ func TestLoadReportsAllProblemsTogether(t *testing.T) {
 	}
 	for _, want := range []string{
 		"flag --configmap-name is of mode legacy and flag --namespace of mode untaint: choose one by --mode", `stray argument "stray"`,
-		`flag --effect: value "Sometimes": want NoSchedule`, `flag --hysteresis: value "-1s"`, "-nope", `flag --selector: value "a in b"`,
+		`flag --effect: value "Sometimes": want one of NoSchedule`, `flag --hysteresis: value "-1s"`, "-nope", `flag --selector: value "a in b"`,
 		`flag --taint-name: value "a b"`, `flag --health-port: value "99999"`, "longer than --renew-deadline", `flag --add: value "perhaps"`,
 		"flag --node-condition", "KUBERNETES_SERVICE_HOST",
 	} {
@@ -160,7 +161,7 @@ func TestLoadReportsAllProblemsTogether(t *testing.T) {
 			t.Errorf("the error lacks %q:\n%v", want, err)
 		}
 	}
-	if _, err := load([]string{"--mode=x"}, cluster()); err == nil || !strings.Contains(err.Error(), `value "x": want auto, legacy or untaint`) ||
+	if _, err := load([]string{"--mode=x"}, cluster()); err == nil || !strings.Contains(err.Error(), `value "x": want one of auto, legacy, untaint`) ||
 		strings.Contains(err.Error(), "\n") {
 		t.Errorf("a bad mode: %v", err)
 	}
@@ -169,12 +170,12 @@ func TestLoadReportsAllProblemsTogether(t *testing.T) {
 func TestHelp(t *testing.T) {
 	for _, arg := range []string{"--help", "-h"} {
 		var out bytes.Buffer
-		if code := Run(applet.Call{Args: []string{"--add", arg}, Stdout: &out, Stderr: io.Discard, Getenv: cluster().getenv}); code != exitOK {
+		if code := Run(applet.Call{Args: []string{"--add", arg}, Stdout: &out, Stderr: io.Discard, Getenv: cluster().getenv}); code != applet.ExitOK {
 			t.Errorf("%s: exit %d", arg, code)
 		}
-		for _, s := range table() {
-			if !strings.Contains(out.String(), "--"+s.name) {
-				t.Errorf("%s: no --%s", arg, s.name)
+		for _, s := range new(draft).rows() {
+			if !strings.Contains(out.String(), "--"+s.Name) {
+				t.Errorf("%s: no --%s", arg, s.Name)
 			}
 		}
 	}
@@ -183,7 +184,7 @@ func TestHelp(t *testing.T) {
 func TestABadFlagExits2(t *testing.T) {
 	var out bytes.Buffer
 	code := Run(applet.Call{Args: []string{"--nope"}, Stdout: io.Discard, Stderr: &out, Getenv: cluster().getenv})
-	if code != exitUsage || !strings.Contains(out.String(), "nothing was touched") {
+	if code != applet.ExitUsage || !strings.Contains(out.String(), "nothing was touched") {
 		t.Errorf("exit %d: %s", code, out.String())
 	}
 }
@@ -216,7 +217,7 @@ func TestDryRunAndOnce(t *testing.T) {
 			Args: append([]string{"--kubeconfig", kubeconfig}, args...), Stdout: &out, Stderr: &log, Getenv: func(string) (string, bool) { return "", false },
 		})
 	}
-	if code := call("--dry-run"); code != exitOK {
+	if code := call("--dry-run"); code != applet.ExitOK {
 		t.Fatalf("exit %d: %s", code, log.String())
 	}
 	want := "node a: remove: the CNI agent is ready\n" +
@@ -224,17 +225,17 @@ func TestDryRunAndOnce(t *testing.T) {
 	if diff := cmp.Diff(want, out.String()); diff != "" || !tainted(t, server, "a") {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if code := call("--run-as-daemon=false"); code != exitOK || tainted(t, server, "a") || !tainted(t, server, "b") {
+	if code := call("--run-as-daemon=false"); code != applet.ExitOK || tainted(t, server, "a") || !tainted(t, server, "b") {
 		t.Errorf("exit %d: %s", code, log.String())
 	}
 	server.FailOn("/nodes?", kubetest.Forbidden, kubetest.Forever)
-	if code := call("--run-as-daemon=false"); code != exitFailed || !strings.Contains(log.String(), "forbidden") {
+	if code := call("--run-as-daemon=false"); code != applet.ExitError || !strings.Contains(log.String(), "forbidden") {
 		t.Errorf("exit %d: %s", code, log.String())
 	}
 	if strings.Contains(log.String(), server.Token()) {
 		t.Error("the token is in the log")
 	}
-	if code := call("--dry-run", "--kubeconfig", filepath.Join(t.TempDir(), "none")); code == exitOK {
+	if code := call("--dry-run", "--kubeconfig", filepath.Join(t.TempDir(), "none")); code == applet.ExitOK {
 		t.Error("a kubeconfig that is not there")
 	}
 }
@@ -256,7 +257,7 @@ func TestUntilToldToEnd(t *testing.T) {
 	}
 	select {
 	case code := <-done:
-		if code != exitOK {
+		if code != applet.ExitOK {
 			t.Errorf("exit %d", code)
 		}
 	case <-time.After(30 * time.Second):

@@ -1,4 +1,4 @@
-package installer
+package nodeagent
 
 import (
 	"context"
@@ -17,64 +17,69 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/podinfo"
 	"github.com/meshcni/istio-cni/internal/agent/serve"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
-	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
-// component is the source of our events.
+// component is the source of the agent's events.
 const component = "istio-cni"
 
-// goodbye bounds what is done after the signal to end: a pod has 30 s by default.
-const goodbye = 25 * time.Second
+// shutdownTimeout bounds the work after the signal to end: a pod has 30 s by default.
+const shutdownTimeout = 25 * time.Second
 
-// clock is the time of day, for records, events and health.
-func clock() time.Time { return time.Now() } //nolint:forbidigo // what everything below takes its clock from
+// selfTest is the name of the self-test in the agent's health.
+const selfTest = "selftest"
+
+// parts are those of the node in the agent's health.
+func parts() []string {
+	return []string{installation.PartBinaries, installation.PartKubeconfig, installation.PartConf, selfTest}
+}
 
 // node is the agent at work.
 type node struct {
-	in  input
+	Options
+
 	cfg Config
 	log *slog.Logger
 
 	health  *health.State
 	metrics *metrics.Metrics
-	// api is nil when nobody said where the API server is.
+	// api is nil without the address of an API server.
 	api *kube.Client
 	// events is that of all parts of the agent, nil without an API.
 	events *kube.EventRecorder
 	// installation is nil when nothing is to be installed.
 	installation *installation.Installation
 	relay        *unixsock.Server
-	// pods and lookups are nil when the node's pods cannot be followed.
+	// pods and lookups are nil where the node's pods cannot be watched.
 	pods    *podinfo.Store
 	lookups *unixsock.Server
 	// decisions are what plugins reported.
 	decisions  podinfo.Ring
 	relayLevel *slog.LevelVar
-	// held is the claim to the node; guardSocket alone uses it while the agent runs.
+	// held is the lock of the node; only guardSockets uses it while the agent runs.
 	held *hostfs.FileLock
 
 	work sync.WaitGroup
 	// background ends with the agent; what is started with it may be slow or fail for ever.
 	background context.Context //nolint:containedctx // the life of the agent
 	live       live
-	// left says that the agent is leaving: what is removed then stays away.
+	// left tells that the agent is ending: files that are removed then stay removed.
 	left atomic.Bool
-	// verdict is that of the self-test, nil until there is one.
+	// verdict is the result of the self-test, nil until there is one.
 	verdict atomic.Pointer[selfcheck.Verdict]
-	// stanza is what the plugin is told now.
+	// stanza is the plugin's present configuration.
 	stanza atomic.Pointer[cniconf.Stanza]
 }
 
-// stay is the agent: everything that can fail for good comes first, then the installation, and whatever needs the API
-// server goes on beside it.
-func stay(ctx context.Context, in input, cfg Config, log *slog.Logger) error {
+// stay is the agent: whatever can fail for good comes first, then the installation; whatever needs the API server runs
+// beside it.
+func (o Options) stay(ctx context.Context) error {
 	background, end := context.WithCancel(context.WithoutCancel(ctx))
-	n := &node{in: in, cfg: cfg, log: log, background: background, metrics: metrics.New(applet.Build().Version())}
-	n.stanza.Store(&cfg.Stanza)
+	n := &node{Options: o, cfg: o.Config, log: o.Log, background: background, metrics: metrics.New(o.Version)}
+	n.stanza.Store(&n.cfg.Want.Stanza)
 	defer func() {
 		n.work.Wait()
 		n.events.Shutdown()
@@ -83,29 +88,33 @@ func stay(ctx context.Context, in input, cfg Config, log *slog.Logger) error {
 		}
 	}()
 	defer end()
-	parts := []string{installation.PartBinaries, installation.PartKubeconfig, installation.PartConf, partSelftest}
-	if !cfg.Install {
-		parts = nil
+	required := parts()
+	if !n.cfg.Install {
+		required = nil
 	}
 	n.health = health.NewState(health.Options{
-		Log: log, Now: clock, OnReady: n.metrics.BecameReady, OnUnready: n.metrics.BecameUnready,
-	}, parts...)
+		Log: n.log, Now: clock, OnReady: n.metrics.BecameReady, OnUnready: n.metrics.BecameUnready,
+	}, required...)
 
-	servers, err := serve.Open(ctx, log, n.ports()...)
+	servers, err := serve.Open(ctx, n.log, n.ports()...)
 	if err != nil {
 		return err
 	}
-	n.start(func() { n.logged("serving health and metrics", servers.Serve(background)) })
-	for _, claim := range []func(context.Context) error{n.lock, n.openRelay} {
-		if claimed, problem := n.await(ctx, claim); problem != nil || !claimed {
-			return problem
+	n.start(func() {
+		if err := servers.Serve(background); err != nil {
+			n.log.Error("serving health and metrics ended", slog.String("error", err.Error()))
+		}
+	})
+	for _, open := range []func(context.Context) error{n.lock, n.openRelay} {
+		if opened, err := n.await(ctx, open); err != nil || !opened {
+			return err
 		}
 	}
-	if n.api, err = kube.NewClient(cfg.access()); err != nil {
-		log.WarnContext(ctx, "no API server: no events, no live configuration from a ConfigMap, and no way to tell an upgrade from a removal",
+	if n.api, err = kube.NewClient(n.cfg.access()); err != nil {
+		n.log.WarnContext(ctx, "no API server: no events, no live configuration from a ConfigMap, and no way to tell an upgrade from a removal",
 			slog.String("error", err.Error()))
 	} else {
-		n.events = kube.NewEventRecorder(n.api, kube.EventOptions{Log: log, Count: n.metrics.EventReported}) //nolint:contextcheck // it ends with Shutdown
+		n.events = kube.NewEventRecorder(n.api, kube.EventOptions{Log: n.log, Count: n.metrics.EventReported}) //nolint:contextcheck // it ends with Shutdown
 	}
 	n.openLookups(ctx)
 	n.start(func() { n.guardSockets(n.background) })
@@ -114,12 +123,6 @@ func stay(ctx context.Context, in input, cfg Config, log *slog.Logger) error {
 
 func (n *node) start(work func()) {
 	n.work.Go(work)
-}
-
-func (n *node) logged(doing string, err error) {
-	if err != nil {
-		n.log.Error("a part of the agent ended", slog.String("doing", doing), slog.String("error", err.Error()))
-	}
 }
 
 func (n *node) ports() []serve.Port {
@@ -132,54 +135,53 @@ func (n *node) ports() []serve.Port {
 	}
 }
 
-// access is the agent's own way to the API server.
-func (c Config) access() kube.Config {
-	i := c.installationConfig()
-	return kube.Config{
-		Server: i.Server, TokenFile: i.Token, CAFile: c.Kubeconfig.CA(), SkipVerify: c.Kubeconfig.SkipTLSVerify,
-	}
-}
-
-// lock is the claim to the node, and the relay's socket another one: agents of the reference know no lock.
+// lock claims the node, and the relay's socket claims it as well: agents of the reference know no lock.
 func (n *node) lock(context.Context) (err error) {
-	n.held, err = alone(n.cfg)
+	n.held, err = n.cfg.lock()
 	return err
 }
 
-// await makes a claim as soon as no other agent works on the node: the one of before may still be ending. It gives false
-// if the agent was told to end meanwhile.
-func (n *node) await(ctx context.Context, claim func(context.Context) error) (claimed bool, err error) {
-	told := false
+// await calls open until no other agent holds what it opens: the one of before may still be ending. It gives false if ctx
+// ended meanwhile.
+func (n *node) await(ctx context.Context, open func(context.Context) error) (opened bool, err error) {
+	reported := false
 	for {
-		err := claim(ctx)
+		err := open(ctx)
 		busy := (*hostfs.HeldError)(nil)
 		if !errors.As(err, &busy) && !errors.Is(err, unixsock.ErrServed) {
 			return err == nil, err
 		}
 		n.standBy(err)
-		if !told {
+		if !reported {
 			n.log.InfoContext(ctx, "waiting for another node agent to end", slog.String("reason", err.Error()))
-			told = true
+			reported = true
 		}
-		timer := time.NewTimer(time.Second)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !sleep(ctx, time.Second) {
 			return false, nil
-		case <-timer.C:
 		}
 	}
 }
 
-// standBy shows the node as it is while another agent serves it: a rollout that starts the new agent first ends the old
+// sleep waits, and gives false if ctx ended first.
+func sleep(ctx context.Context, pause time.Duration) bool {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// standBy reports the node as it is while another agent serves it: a rollout that starts the new agent first ends the old
 // one only when the new one is ready.
 func (n *node) standBy(err error) {
 	if !n.cfg.Install {
 		return
 	}
-	other := installation.New(n.log, hostfs.Disk{}, n.cfg.installationConfig(), installation.Report{Health: n.health}, nil)
-	served := other.Served()
-	for _, part := range []string{installation.PartBinaries, installation.PartKubeconfig, installation.PartConf, partSelftest} {
+	served := n.Options.installation(installation.Report{Health: n.health}).Served()
+	for _, part := range parts() {
 		if served {
 			n.health.Ready(part)
 		} else {
@@ -190,7 +192,7 @@ func (n *node) standBy(err error) {
 
 func (n *node) openRelay(ctx context.Context) error {
 	n.relayLevel = &slog.LevelVar{}
-	n.relayLevel.Set(slog.Level(n.cfg.Log.Plugin))
+	n.relayLevel.Set(slog.Level(n.cfg.PluginLevel))
 	server, err := unixsock.Open(ctx, unixsock.Options{
 		Path: n.cfg.LogSocket, DirMode: n.cfg.RunDirMode, Mode: n.cfg.LogSocketMode, Connections: 16, Timeout: 2 * time.Second,
 		UnauthorizedPeer: n.metrics.LogConnectionRefused, Log: n.log,
@@ -204,7 +206,7 @@ func (n *node) openRelay(ctx context.Context) error {
 	return nil
 }
 
-// guardSockets makes sockets and the lock again when somebody removed them.
+// guardSockets makes sockets, the lock and the verdict again after they were removed.
 func (n *node) guardSockets(ctx context.Context) {
 	watch := n.watch()
 	defer watch.Close()
@@ -212,7 +214,7 @@ func (n *node) guardSockets(ctx context.Context) {
 	if n.lookups != nil {
 		guarded[n.cfg.podSocket()] = n.lookups
 	}
-	paths := []hostfs.Path{{Name: lockFile(n.cfg)}, {Name: n.cfg.verdictFile()}}
+	paths := []hostfs.Path{{Name: n.cfg.lockFile()}, {Name: n.cfg.verdictFile()}}
 	for path := range guarded {
 		paths = append(paths, hostfs.Path{Name: path})
 	}
@@ -223,11 +225,11 @@ func (n *node) guardSockets(ctx context.Context) {
 			return
 		case <-watch.Changed():
 		}
-		n.mend(ctx, guarded)
+		n.restore(ctx, guarded)
 	}
 }
 
-// watch is for what is watched beside the installation. The installation's own watch logs what the kernel lacks for all.
+// watch is for files beside the installation, whose own watch logs what the kernel lacks.
 func (n *node) watch() *hostfs.Watch {
 	log := n.log
 	if n.cfg.Install {
@@ -236,8 +238,8 @@ func (n *node) watch() *hostfs.Watch {
 	return hostfs.NewWatch(log)
 }
 
-func (n *node) mend(ctx context.Context, sockets map[string]*unixsock.Server) {
-	if again, err := n.held.Reacquire(lockFile(n.cfg)); again || err != nil {
+func (n *node) restore(ctx context.Context, sockets map[string]*unixsock.Server) {
+	if again, err := n.held.Reacquire(n.cfg.lockFile()); again || err != nil {
 		n.log.WarnContext(ctx, "the lock was removed, and is taken again", slog.Any("error", err))
 	}
 	n.record(ctx)
@@ -251,14 +253,12 @@ func (n *node) mend(ctx context.Context, sockets map[string]*unixsock.Server) {
 	}
 }
 
-// run installs until the agent is told to end, and then decides what to leave behind.
+// run installs until ctx ends, and then decides whether to uninstall.
 func (n *node) run(ctx context.Context) error {
 	failed := make(chan error, 1)
 	if n.cfg.Install {
-		n.installation = installation.New(n.log, hostfs.Disk{}, n.cfg.installationConfig(), installation.Report{
-			Health: n.health, Metrics: n.metrics, Warn: n.warn,
-		}, nil)
-		n.readDirectory() // what it says counts from the first stanza on
+		n.installation = n.Options.installation(installation.Report{Health: n.health, Metrics: n.metrics, Warn: n.warn})
+		n.readDirectory() // it counts from the first stanza on
 		n.start(func() { failed <- n.installation.Run(ctx) })
 	} else {
 		n.log.InfoContext(ctx, "nothing is installed (CNI_ENABLE_INSTALL=false)")
@@ -270,7 +270,7 @@ func (n *node) run(ctx context.Context) error {
 		defer close(tested)
 		n.test(testing)
 	})
-	n.follow()
+	n.startWatches()
 	select {
 	case <-ctx.Done():
 	case err := <-failed:
@@ -279,19 +279,19 @@ func (n *node) run(ctx context.Context) error {
 		}
 	}
 	endTest()
-	<-tested // what it writes down would be left
+	<-tested // a verdict that it records later would stay
 	n.left.Store(true)
-	return n.leave(context.WithoutCancel(ctx))
+	return n.shutdown(context.WithoutCancel(ctx))
 }
 
-// leave gives the node back if the agent leaves for good.
-func (n *node) leave(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, goodbye)
+// shutdown uninstalls if the agent ends for good.
+func (n *node) shutdown(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, shutdownTimeout)
 	defer cancel()
 	if n.installation == nil {
 		return nil
 	}
-	n.log.InfoContext(ctx, "told to end: asking whether for good", slog.String("policy", string(n.cfg.UninstallOnExit)))
+	n.log.InfoContext(ctx, "received SIGTERM, deciding whether to uninstall", slog.String("policy", string(n.cfg.UninstallOnExit)))
 	verdict := departure.ShouldUninstall(ctx, n.api, departure.Self{
 		Namespace: n.cfg.Namespace, DaemonSet: n.cfg.DaemonSet, NodeName: n.cfg.NodeName, PodName: n.cfg.PodName,
 	}, n.cfg.UninstallOnExit)
@@ -301,9 +301,9 @@ func (n *node) leave(ctx context.Context) error {
 		return nil
 	}
 	if _, err := n.installation.Uninstall(ctx); err != nil {
-		return fmt.Errorf("giving the node back: %w", err)
+		return fmt.Errorf("uninstalling: %w", err)
 	}
-	return forget(n.cfg) // the lock is held until the process ends, and nobody may come after it
+	return n.cfg.removeRest() // the lock is held until the process ends
 }
 
 // warn records an event on the node.
@@ -317,7 +317,7 @@ func (n *node) warn(reason, message string) {
 	})
 }
 
-// runtimeRetry is how long the question for the node's runtime rests after a failure.
+// runtimeRetry is the pause after a failed request for the node's runtime.
 const runtimeRetry = 30 * time.Second
 
 // askRuntime finds out, for mode auto, whether the runtime loads drop-in files.
@@ -331,11 +331,6 @@ func (n *node) askRuntime() {
 			return
 		}
 		n.log.Debug("the node's runtime is not known yet", slog.String("error", err.Error()))
-		timer := time.NewTimer(runtimeRetry)
-		select {
-		case <-n.background.Done():
-		case <-timer.C:
-		}
-		timer.Stop()
+		sleep(n.background, runtimeRetry)
 	}
 }

@@ -1,4 +1,4 @@
-package installer
+package nodeagent
 
 import (
 	"context"
@@ -7,21 +7,18 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/podrepair"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube"
-	"github.com/meshcni/istio-cni/internal/node/podns"
 )
 
-// repair looks after pods that run without redirection, for as long as the agent runs. Nothing of the installation waits for it.
+// repair runs race repair for as long as the agent runs. Nothing of the installation waits for it.
 func (n *node) repair() {
 	n.log.Info("race repair", slog.Any("settings", n.cfg.Repair))
-	path, _ := n.in.getenv("PATH")
-	places := podns.Places{Cache: n.cfg.Conf.CacheDir, Proc: n.cfg.HostProc, Netns: n.cfg.NetnsDirs, Roots: n.cfg.HostRoots}
-	find := places.Find
+	find := n.cfg.Places.Find
 	switch {
 	case n.cfg.NodeName != "" && n.cfg.Repair.Node != n.cfg.NodeName:
 		n.log.Warn("race repair is for another node than this one: no pod can be redirected in place",
 			slog.String("node", n.cfg.Repair.Node), slog.String("this", n.cfg.NodeName))
 		find = nil
-	case !places.Reachable():
+	case !n.cfg.Places.Reachable():
 		find = nil
 		n.log.Warn("the processes of the node are not seen: no pod can be redirected in place (mount the node's /proc at /host/proc)")
 	}
@@ -33,11 +30,11 @@ func (n *node) repair() {
 		Follow: follow,
 		API:    n.api, Events: n.events, Log: n.log, Metrics: n.metrics.Repair, Settings: n.cfg.Repair,
 		Plugin: n.plugin,
-		Find:   find, ToolPath: path, Host: n.cfg.Repair.Node,
+		Find:   find, ToolPath: n.ToolPath, Host: n.cfg.Repair.Node,
 	})
 }
 
-// plugin is what the plugin of this node is told now.
+// plugin is the plugin's present configuration.
 func (n *node) plugin() (cniconf.NetConf, error) {
 	return n.stanza.Load().NetConf()
 }

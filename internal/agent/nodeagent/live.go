@@ -1,41 +1,44 @@
-package installer
+package nodeagent
 
 import (
 	"errors"
 	"io/fs"
 	"log/slog"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
+
+// maxKey bounds a file of live configuration.
+const maxKey = 1 << 20
 
 // live is the configuration that changes while the agent runs: a directory, and below it a ConfigMap.
 type live struct {
 	mu                   sync.Mutex
 	directory, configMap map[string]string
-	// seen are the keys that were there at any time.
+	// seen are the keys that were present at any time.
 	seen map[string]string
-	// told is what was said last about each source, which is not repeated.
-	told map[metrics.Source]string
+	// reported is the last message about each source, which is not repeated.
+	reported map[metrics.Source]string
 }
 
-// follow starts what keeps the configuration and the runtime in sight.
-func (n *node) follow() {
+// startWatches starts the watches of live configuration and of the node's runtime, and race repair.
+func (n *node) startWatches() {
 	if n.cfg.ConfigDir != "" {
-		n.start(n.followDirectory)
+		n.start(n.watchDirectory)
 	}
 	if n.api == nil {
 		return
 	}
 	if n.cfg.ConfigMap != "" && n.cfg.Namespace != "" {
-		n.start(n.followConfigMap)
+		n.start(n.watchConfigMap)
 	}
-	if n.installation != nil && (n.cfg.Conf.Mode == ModeAuto || n.cfg.Conf.Mode == ModeDropIn) && n.cfg.NodeName != "" {
+	if n.cfg.watchesRuntime() {
 		n.start(n.askRuntime)
 	}
 	if n.cfg.RepairEnabled && n.cfg.Repair.Node != "" {
@@ -43,7 +46,7 @@ func (n *node) follow() {
 	}
 }
 
-func (n *node) followConfigMap() {
+func (n *node) watchConfigMap() {
 	n.api.WatchConfigMap(n.background, n.cfg.Namespace, n.cfg.ConfigMap, kube.ConfigMapListener{
 		OnUpdate: func(state kube.ConfigMapState) {
 			n.log.Info("live configuration", slog.String("configmap", n.cfg.ConfigMap), slog.Bool("present", state.Present))
@@ -55,16 +58,16 @@ func (n *node) followConfigMap() {
 		},
 		OnError: func(err error) {
 			if err == nil {
-				n.log.Info("the ConfigMap is in sight again", slog.String("configmap", n.cfg.ConfigMap))
+				n.log.Info("the ConfigMap can be read again", slog.String("configmap", n.cfg.ConfigMap))
 				return
 			}
-			n.log.Warn("the ConfigMap cannot be read: what it said last stays in force",
+			n.log.Warn("the ConfigMap cannot be read: its last content stays in force",
 				slog.String("configmap", n.cfg.ConfigMap), slog.String("error", err.Error()))
 		},
 	})
 }
 
-func (n *node) followDirectory() {
+func (n *node) watchDirectory() {
 	watch := n.watch()
 	defer watch.Close()
 	watch.Set(hostfs.Path{Name: n.cfg.ConfigDir}) // logged, and polled
@@ -78,14 +81,14 @@ func (n *node) followDirectory() {
 	}
 }
 
-// readDirectory takes what the directory of live configuration says now, if there is one.
+// readDirectory applies the present content of the directory of live configuration, if there is one.
 func (n *node) readDirectory() {
 	if n.cfg.ConfigDir == "" {
 		return
 	}
 	data, err := readKeys(n.cfg.ConfigDir)
 	if err != nil {
-		n.log.Warn("the directory of live configuration cannot be read: what it said last stays in force",
+		n.log.Warn("the directory of live configuration cannot be read: its last content stays in force",
 			slog.String("error", err.Error()))
 		return
 	}
@@ -103,7 +106,7 @@ func readKeys(dir string) (map[string]string, error) {
 	}
 	data := map[string]string{}
 	for _, name := range names {
-		text, _, err := hostfs.ReadFile(filepath.Join(dir, name), maxTemplate)
+		text, _, err := hostfs.ReadFile(filepath.Join(dir, name), maxKey)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, hostfs.ErrNotRegular) {
 			continue
 		}
@@ -121,36 +124,35 @@ func (n *node) apply(from metrics.Source, change func(*live)) {
 	defer n.live.mu.Unlock()
 	before := live{directory: n.live.directory, configMap: n.live.configMap}
 	change(&n.live)
-	cfg, restart, err := n.in.withOverlay(
-		layer{name: "directory " + n.cfg.ConfigDir, data: n.live.directory},
-		layer{name: "ConfigMap " + n.cfg.ConfigMap, data: n.live.configMap},
-		layer{name: "live configuration of before", data: n.live.gone()})
+	cfg, frozen, err := n.Reload(
+		settings.Layer{Name: "directory " + n.cfg.ConfigDir, Data: n.live.directory},
+		settings.Layer{Name: "ConfigMap " + n.cfg.ConfigMap, Data: n.live.configMap},
+		settings.Layer{Name: "live configuration of before", Data: n.live.removed()})
 	if err != nil {
 		n.live.directory, n.live.configMap = before.directory, before.configMap
-		n.tell(from, err.Error(), func(text string) {
+		n.reportOnce(from, err.Error(), func(text string) {
 			n.metrics.ConfigRefused(from)
 			n.log.Error("live configuration is not usable: the last good one stays in force", slog.String("error", text))
 			n.warn("CNIConfigRefused", "live configuration is not usable, the last good one stays in force: "+text)
 		})
 		return
 	}
-	slices.Sort(restart)
-	n.tell(from, strings.Join(restart, ", "), func(keys string) {
+	n.reportOnce(from, strings.Join(frozen, ", "), func(keys string) {
 		if keys != "" {
 			n.log.Warn("live configuration differs in what takes a restart of the agent", slog.String("keys", keys))
 		}
 	})
-	n.relayLevel.Set(slog.Level(cfg.Log.Plugin))
-	n.stanza.Store(&cfg.Stanza)
-	_ = n.judge() // readiness says it
+	n.relayLevel.Set(slog.Level(cfg.PluginLevel))
+	n.stanza.Store(&cfg.Want.Stanza)
+	_ = n.checkVerdict() // reported as readiness
 	if n.installation != nil {
-		n.installation.Update(cfg.Stanza)
+		n.installation.Update(cfg.Want.Stanza)
 	}
 }
 
-// gone are the keys that were taken out of a source, without a value: what the environment has of them is what the source
-// said when the container was started. A source that is not there at all says nothing.
-func (l *live) gone() map[string]string {
+// removed are the keys that were removed from a source, without a value: the environment has their values of the time when
+// the container was started. A missing source removes nothing.
+func (l *live) removed() map[string]string {
 	if l.seen == nil {
 		l.seen = map[string]string{}
 	}
@@ -165,13 +167,13 @@ func (l *live) gone() map[string]string {
 	return l.seen
 }
 
-// tell says a thing about a source once.
-func (n *node) tell(from metrics.Source, text string, say func(string)) {
-	if n.live.told == nil {
-		n.live.told = map[metrics.Source]string{}
+// reportOnce calls report unless it repeated the last message about the source.
+func (n *node) reportOnce(from metrics.Source, text string, report func(string)) {
+	if n.live.reported == nil {
+		n.live.reported = map[metrics.Source]string{}
 	}
-	if n.live.told[from] != text {
-		n.live.told[from] = text
-		say(text)
+	if n.live.reported[from] != text {
+		n.live.reported[from] = text
+		report(text)
 	}
 }

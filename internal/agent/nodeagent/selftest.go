@@ -1,28 +1,23 @@
-package installer
+package nodeagent
 
 import (
 	"context"
 	"log/slog"
 	"os"
-	"path"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
-// partSelftest is what the self-test is called in the agent's state.
-const partSelftest = "selftest"
-
-// retest is how long a node on which nothing works is left alone: somebody may load a module.
+// retest is the pause after a self-test that failed: a kernel module may be loaded meanwhile.
 const retest = 30 * time.Second
 
 // test finds out by real packets whether pods can be redirected on this node, and tells the plugin how. A node on which
 // that was tried and does not work is not ready; one on which it cannot be tried, for want of privilege, may be.
 func (n *node) test(ctx context.Context) {
-	path, _ := n.in.getenv("PATH")
 	for ctx.Err() == nil {
-		verdict, err := selfcheck.Run(ctx, selfcheck.Options{Path: path, Log: n.log, Now: clock})
+		verdict, err := selfcheck.Run(ctx, selfcheck.Options{Path: n.ToolPath, Log: n.log, Now: clock})
 		if ctx.Err() != nil {
 			return
 		}
@@ -33,7 +28,7 @@ func (n *node) test(ctx context.Context) {
 		}
 		n.verdict.Store(&verdict)
 		n.record(ctx)
-		err = n.judge()
+		err = n.checkVerdict()
 		if err == nil {
 			n.log.InfoContext(ctx, "self-test passed: pods can be redirected on this node", slog.String("auto", string(verdict.Choice)),
 				slog.String("problems", verdict.Summary()))
@@ -41,19 +36,11 @@ func (n *node) test(ctx context.Context) {
 		}
 		n.log.ErrorContext(ctx, "self-test failed: pods of the mesh will not start on this node", slog.String("error", err.Error()))
 		n.warn("CNISelfTestFailed", err.Error())
-		timer := time.NewTimer(retest)
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		}
-		timer.Stop()
+		sleep(ctx, retest)
 	}
 }
 
-// verdictFile is where the plugin finds the verdict.
-func (c Config) verdictFile() string { return path.Join(c.RunDir, selfcheck.FileName) }
-
-// record writes the verdict down, if there is one and it is not there.
+// record writes the verdict to its file if the file does not have it.
 func (n *node) record(ctx context.Context) {
 	verdict := n.verdict.Load()
 	if verdict == nil || n.left.Load() {
@@ -63,17 +50,17 @@ func (n *node) record(ctx context.Context) {
 		return
 	}
 	if err := verdict.Record(hostfs.Disk{}, n.cfg.RunDir); err != nil {
-		n.log.WarnContext(ctx, "the plugin is not told what the self-test found", slog.String("error", err.Error()))
+		n.log.WarnContext(ctx, "the self-test's verdict cannot be written for the plugin", slog.String("error", err.Error()))
 	}
 }
 
-// judge holds what the plugin is told to what the self-test found.
-func (n *node) judge() error {
+// checkVerdict compares the plugin's configuration with the self-test's verdict.
+func (n *node) checkVerdict() error {
 	verdict := n.verdict.Load()
 	if verdict == nil {
 		return nil
 	}
-	conf, err := n.stanza.Load().NetConf()
+	conf, err := n.plugin()
 	if err == nil {
 		err = verdict.Served(conf.Backend)
 	}
@@ -86,8 +73,8 @@ func (n *node) ready(failed error) {
 	switch {
 	case !n.cfg.Install:
 	case failed == nil:
-		n.health.Ready(partSelftest)
+		n.health.Ready(selfTest)
 	default:
-		n.health.NotReady(partSelftest, failed.Error())
+		n.health.NotReady(selfTest, failed.Error())
 	}
 }

@@ -1,0 +1,71 @@
+package settings
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Group is a section of the help.
+type Group struct {
+	Title string
+	Rows  []Setting
+}
+
+// All are the rows of all groups.
+func All(groups []Group) []Setting {
+	var rows []Setting
+	for _, g := range groups {
+		rows = append(rows, g.Rows...)
+	}
+	return rows
+}
+
+// Help prints groups for a person: of each setting the names on a line and the rest below it.
+func Help(w io.Writer, groups ...Group) {
+	for i, g := range groups {
+		if i > 0 {
+			_, _ = fmt.Fprintln(w)
+		}
+		_, _ = fmt.Fprintf(w, "%s:\n", strings.ToUpper(g.Title))
+		for _, s := range g.Rows {
+			s.describe(w)
+		}
+	}
+}
+
+func (s Setting) describe(w io.Writer) {
+	var names []string
+	for _, flag := range s.flags() {
+		names = append(names, strings.TrimSpace("--"+flag+" "+s.Arg))
+	}
+	for _, variable := range s.Env {
+		names = append(names, "$"+variable)
+	}
+	_, _ = fmt.Fprintf(w, "   %s\n", strings.Join(names, ", "))
+	use := s.Use
+	switch {
+	case s.Shown != "":
+		use += " (default: " + s.Shown + ")"
+	case s.Default != "":
+		use += " (default: " + s.Default + ")"
+	}
+	for _, line := range wrapped(use) {
+		_, _ = fmt.Fprintf(w, "      %s\n", line)
+	}
+}
+
+// wrapped breaks a text into lines at blanks.
+func wrapped(text string) []string {
+	const columns = 100
+	var lines []string
+	line := ""
+	for word := range strings.FieldsSeq(text) {
+		if line != "" && len(line)+1+len(word) > columns {
+			lines = append(lines, line)
+			line = ""
+		}
+		line = strings.TrimSpace(line + " " + word)
+	}
+	return append(lines, line)
+}

@@ -1,0 +1,272 @@
+// Package settings reads the settings of a role by one table: a row for each, with its flag, the environment variables that
+// say the same, default, help, and the place of the configuration that it fills.
+//
+// It promises that a flag beats a layer of live configuration (for settings that may change at run time), that beats a
+// variable, and that beats the default; that an empty variable counts as unset; that all problems are reported together, each with
+// the place, the value and the cause; and that every value in force can be listed with its origin. It never prints, never
+// reads the environment by itself and never ends the program.
+//
+// Start at Setting, then Parse and Input.Read. values.go has the types of values, help.go the text of --help.
+package settings
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
+)
+
+// Value is the place of a configuration that a setting fills. The error of Set says what is wanted and leaves it to the
+// caller to name the text. String spells the value in force, the same for equal values.
+type Value interface {
+	Set(text string) error
+	String() string
+}
+
+// Setting is one row of a table.
+type Setting struct {
+	// Name is that of the flag, "" for a variable without one. Aliases are further spellings of the flag.
+	Name    string
+	Aliases []string
+	// Arg names the flag's argument in the help. It is "" for a switch, which may stand without one and is "true" then.
+	Arg string
+	// Env are variables, of which the first that is not empty counts. Named fills it where it is nil.
+	Env []string
+	// Default is the text that counts if none is given; "" leaves the value as it is. Shown replaces it in the help.
+	Default, Shown string
+	Use            string
+	Value          Value
+
+	// Keys are further names of the setting in live configuration.
+	Keys []string
+	// Live settings may be changed by live configuration.
+	Live bool
+	// Ignored settings are accepted without effect.
+	Ignored bool
+	// Secret values are neither quoted in errors nor listed.
+	Secret bool
+	// KeepEmpty makes a variable count that is set and empty.
+	KeepEmpty bool
+	// Repeated flags add up, separated by commas; of others the last one counts.
+	Repeated bool
+}
+
+// String is the flag with its dashes, or the variable if there is no flag.
+func (s Setting) String() string {
+	if s.Name != "" {
+		return "--" + s.Name
+	}
+	return s.Env[0]
+}
+
+func (s Setting) flags() []string {
+	if s.Name == "" {
+		return s.Aliases
+	}
+	return slices.Concat([]string{s.Name}, s.Aliases)
+}
+
+// quote shows a text in an error, a long one by its beginning.
+func (s Setting) quote(text string) string {
+	const most = 120
+	if s.Secret {
+		return fmt.Sprintf("of %d bytes", len(text))
+	}
+	return printable.Quote(text, most)
+}
+
+// Named gives each row whose Env is nil the variable that is spelled like its flag: behind the prefix, in capitals, with
+// underscores.
+func Named(prefix string, rows ...Setting) []Setting {
+	for i, s := range rows {
+		if s.Env == nil {
+			rows[i].Env = []string{prefix + strings.ReplaceAll(strings.ToUpper(s.Name), "-", "_")}
+		}
+	}
+	return rows
+}
+
+// Dashed is the same for programs of old, whose variables have the dashes of the flag. The variable that a shell can set
+// comes second.
+func Dashed(prefix, name string) []string {
+	upper := prefix + strings.ToUpper(name)
+	return slices.Compact([]string{upper, strings.ReplaceAll(upper, "-", "_")})
+}
+
+// Kind is the place that a text comes from.
+type Kind uint8
+
+// Kinds. A Derived value follows from that of another setting.
+const (
+	FromDefault Kind = iota
+	FromEnvironment
+	FromLayer
+	FromFlag
+	Derived
+)
+
+// Origin is a text with the place that it comes from.
+type Origin struct {
+	Kind Kind
+	// Name is the flag with its dashes, the variable, the key of the layer, or the setting that another is derived from.
+	Name string
+	// Layer is the name of the layer of live configuration.
+	Layer string
+	Text  string
+}
+
+// Given tells a text that was given from a default.
+func (o Origin) Given() bool { return o.Kind != FromDefault }
+
+// String names the place.
+func (o Origin) String() string {
+	switch o.Kind {
+	case FromFlag:
+		return "flag " + o.Name
+	case FromLayer:
+		return o.Layer + " key " + o.Name
+	case FromEnvironment:
+		return "environment variable " + o.Name
+	case Derived:
+		return "derived from " + o.Name
+	case FromDefault:
+	}
+	return "default"
+}
+
+// Layer is live configuration: keys are the names of variables, others do not count.
+type Layer struct {
+	// Name is for people, as in `ConfigMap "istio-cni-config"`.
+	Name string
+	Data map[string]string
+}
+
+// text is what layers have for a setting; the first layer that has a key counts. Blanks around a text are a file's last newline.
+func (s Setting) text(layers []Layer) (Origin, bool) {
+	for _, l := range layers {
+		for _, key := range slices.Concat(s.Env, s.Keys) {
+			if text, ok := l.Data[key]; ok {
+				return Origin{Kind: FromLayer, Name: key, Layer: l.Name, Text: strings.TrimSpace(text)}, true
+			}
+		}
+	}
+	return Origin{}, false
+}
+
+// Input is what a program was started with. The configuration can be made of it more than once.
+type Input struct {
+	flags  map[string][]string
+	getenv func(string) (string, bool)
+	// mistakes are those in the arguments themselves.
+	mistakes []error
+}
+
+// Find gives the text of a setting with its origin. An empty text of a layer asks for the default, whatever the environment
+// was at the start.
+func (in Input) Find(s Setting, layers ...Layer) Origin {
+	for _, name := range s.flags() {
+		if texts, ok := in.flags[name]; ok {
+			if !s.Repeated {
+				texts = texts[len(texts)-1:]
+			}
+			return Origin{Kind: FromFlag, Name: "--" + name, Text: strings.Join(texts, ",")}
+		}
+	}
+	if s.Live {
+		if found, ok := s.text(layers); ok {
+			if found.Text == "" {
+				found.Text = s.Default
+			}
+			return found
+		}
+	}
+	for _, name := range s.Env {
+		if text, set := in.getenv(name); text != "" || set && s.KeepEmpty {
+			return Origin{Kind: FromEnvironment, Name: name, Text: text}
+		}
+	}
+	return Origin{Text: s.Default}
+}
+
+// Origins has that of each setting, by its String.
+type Origins map[string]Origin
+
+// Flag gives the origin of a setting by the name of its flag.
+func (o Origins) Flag(name string) Origin { return o["--"+name] }
+
+// Read fills the value of every row. A text that cannot be read gives way to the default, so that problems between other
+// values are found as well. The error joins all problems, those of the arguments included.
+func (in Input) Read(rows []Setting, layers ...Layer) (Origins, error) {
+	origins := Origins{}
+	problems := slices.Clone(in.mistakes)
+	for _, s := range rows {
+		at := in.Find(s, layers...)
+		if at.Text == "" && (!at.Given() || at.Kind == FromLayer) {
+			at = Origin{}
+		} else if err := s.Value.Set(at.Text); err != nil {
+			problems = append(problems, fmt.Errorf("%s: value %s: %w", at, s.quote(at.Text), err))
+			_ = s.Value.Set(s.Default) // a value whose default is empty stays as it is
+		}
+		origins[s.String()] = at
+	}
+	return origins, errors.Join(problems...)
+}
+
+// Disagreement is a sentence about variables of one setting that differ, "" if they do not, or if none of them counts.
+func (in Input) Disagreement(s Setting, used Origin) string {
+	if used.Kind != FromEnvironment {
+		return ""
+	}
+	for _, name := range s.Env {
+		if other, _ := in.getenv(name); other != "" && other != used.Text {
+			return fmt.Sprintf("environment variables %s and %s differ: the first one counts", used.Name, name)
+		}
+	}
+	return ""
+}
+
+// Frozen lists the keys of layers that differ from the values in force of settings that are not live; scratch are rows of
+// the same table over another configuration, which is written to. A flag has decided whatever a layer says.
+func (in Input) Frozen(inForce, scratch []Setting, layers []Layer) (keys []string, err error) {
+	var problems []error
+	for i, s := range inForce {
+		if s.Live || s.Ignored || in.Find(s).Kind == FromFlag {
+			continue
+		}
+		wanted, ok := s.text(layers)
+		if !ok || wanted.Text == "" {
+			continue
+		}
+		if err := scratch[i].Value.Set(wanted.Text); err != nil {
+			problems = append(problems, fmt.Errorf("%s: value %s: %w", wanted, s.quote(wanted.Text), err))
+		} else if scratch[i].Value.String() != s.Value.String() {
+			keys = append(keys, wanted.Name)
+		}
+	}
+	slices.Sort(keys)
+	return keys, errors.Join(problems...)
+}
+
+// Line is a setting in force, for people.
+type Line struct{ Name, Value, Origin string }
+
+// String is one line of text.
+func (l Line) String() string { return fmt.Sprintf("%s = %q (%s)", l.Name, l.Value, l.Origin) }
+
+// Lines lists the settings that have an effect, in the order of the table. It holds no secret.
+func Lines(rows []Setting, origins Origins) []Line {
+	var lines []Line
+	for _, s := range rows {
+		if s.Ignored {
+			continue
+		}
+		shown := s.Value.String()
+		if s.Secret && shown != "" {
+			shown = fmt.Sprintf("(%d bytes, not shown)", len(shown))
+		}
+		lines = append(lines, Line{s.String(), shown, origins[s.String()].String()})
+	}
+	return lines
+}

@@ -1,0 +1,283 @@
+package settings_test
+
+import (
+	"errors"
+	"io/fs"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/settings"
+)
+
+// config has a place for a text, a switch and what live configuration may change.
+type config struct {
+	name, frozen string
+	on           bool
+	live         time.Duration
+}
+
+func (c *config) rows() []settings.Setting {
+	return []settings.Setting{
+		{Name: "name", Aliases: []string{"title"}, Arg: "TEXT", Env: []string{"NAME", "OLD-NAME"}, Repeated: true, Value: settings.Text(&c.name, nil)},
+		{Name: "on", Env: []string{}, Use: "a switch", Value: settings.Bool(&c.on)},
+		{
+			Name: "live", Arg: "DURATION", Env: []string{"LIVE"}, Keys: []string{"live"}, Default: "1m", Live: true,
+			Value: settings.Duration(&c.live, time.Second, time.Hour),
+		},
+		{Name: "frozen", Arg: "TEXT", Env: []string{"FROZEN"}, Default: "ice", Value: settings.Choice(&c.frozen, "ice", "snow")},
+	}
+}
+
+func environment(pairs ...string) func(string) (string, bool) {
+	env := map[string]string{}
+	for _, pair := range pairs {
+		name, value, _ := strings.Cut(pair, "=")
+		env[name] = value
+	}
+	return func(name string) (string, bool) { v, ok := env[name]; return v, ok }
+}
+
+// read gives the configuration and the problems as lines.
+func read(t *testing.T, args []string, env func(string) (string, bool), layers ...settings.Layer) (config, settings.Origins, []string) {
+	t.Helper()
+	var c config
+	in, err := settings.Parse(c.rows(), args, env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	origins, err := in.Read(c.rows(), layers...)
+	if err != nil {
+		return c, origins, strings.Split(err.Error(), "\n")
+	}
+	return c, origins, nil
+}
+
+func TestArguments(t *testing.T) {
+	t.Parallel()
+	undefined, stray := "reading arguments: flag provided but not defined: -", `: all settings are flags`
+	for _, tc := range []struct {
+		name     string
+		args     []string
+		text     string
+		on       bool
+		mistakes []string
+	}{
+		{"nothing", nil, "", false, nil},
+		{"one or two dashes, repeated", []string{"--name=a", "-name", "b", "--on", "-on=false", "--name="}, "a,b,", false, nil},
+		{"the last switch counts", []string{"-on=false", "-on"}, "", true, nil},
+		{"the first spelling counts", []string{"--title=x", "--name=y"}, "y", false, nil},
+		{
+			"every mistake, and what is behind it", []string{"--bad=1", "--name=a", "stray", "--worse", "--on", "--name"}, "a", true,
+			[]string{undefined + "bad", `stray argument "stray"` + stray, undefined + "worse", "reading arguments: flag needs an argument: -name"},
+		},
+		{ // the end of a mistake's text decides nothing about what is behind it
+			"a mistake that names another argument", []string{"--bad=--name", "--name=a", "--bad", "name", "--name=b"}, "a,b", false,
+			[]string{undefined + "bad", undefined + "bad", `stray argument "name"` + stray},
+		},
+		{"a mistake of two words", []string{"-x y", "--name=1", "-x y", "--on"}, "1", true, []string{undefined + "x y", undefined + "x y"}},
+		{"no flags", []string{"-", "---x", "-=y", "", "--=", "--on"}, "", true, []string{
+			`stray argument "-"` + stray, "reading arguments: bad flag syntax: ---x", "reading arguments: bad flag syntax: -=y",
+			`stray argument ""` + stray, "reading arguments: bad flag syntax: --=",
+		}},
+		{"a value that looks like a flag", []string{"--name", "--on", "--name", "--"}, "--on,--", false, nil},
+		{
+			"the end of the flags", []string{"--on", "--", "--name=a", "b"}, "", true,
+			[]string{`stray argument "--name=a"` + stray, `stray argument "b"` + stray},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			c, _, mistakes := read(t, tc.args, environment())
+			if diff := cmp.Diff(tc.mistakes, mistakes); diff != "" || c.name != tc.text || c.on != tc.on {
+				t.Errorf("name %q, on %t; mistakes -want +got:\n%s", c.name, c.on, diff)
+			}
+		})
+	}
+	for _, args := range [][]string{{"--bad", "--help"}, {"--name", "x", "-h"}} {
+		if _, err := settings.Parse(new(config).rows(), args, environment()); !errors.Is(err, settings.ErrHelp) {
+			t.Errorf("%q: error %v", args, err)
+		}
+	}
+}
+
+func TestPrecedenceIsFlagLayerEnvironmentDefault(t *testing.T) {
+	t.Parallel()
+	env := environment("NAME=", "OLD-NAME=old", "LIVE=2m", "FROZEN=snow")
+	first := settings.Layer{Name: `ConfigMap "c"`, Data: map[string]string{"LIVE": "3m\n", "FROZEN": "ice", "NAME": "x"}}
+	for _, tc := range []struct {
+		name   string
+		args   []string
+		layers []settings.Layer
+		want   config
+		live   string
+	}{
+		{"environment", nil, nil, config{name: "old", frozen: "snow", live: 2 * time.Minute}, "environment variable LIVE"},
+		{"layer", nil, []settings.Layer{first}, config{name: "old", frozen: "snow", live: 3 * time.Minute}, `ConfigMap "c" key LIVE`},
+		{
+			"the first layer", nil, []settings.Layer{{Name: "directory", Data: map[string]string{"live": "4m"}}, first},
+			config{name: "old", frozen: "snow", live: 4 * time.Minute}, "directory key live",
+		},
+		{ // an empty key asks for the default, whatever the environment was at the start
+			"empty key", nil, []settings.Layer{{Name: "d", Data: map[string]string{"LIVE": " "}}, first},
+			config{name: "old", frozen: "snow", live: time.Minute}, "d key LIVE",
+		},
+		{"flag", []string{"--live=5m", "--name="}, []settings.Layer{first}, config{frozen: "snow", live: 5 * time.Minute}, "flag --live"},
+	} {
+		got, origins, problems := read(t, tc.args, env, tc.layers...)
+		if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(config{})); diff != "" || origins.Flag("live").String() != tc.live || problems != nil {
+			t.Errorf("%s: live is %s, problems %q, -want +got:\n%s", tc.name, origins.Flag("live"), problems, diff)
+		}
+	}
+}
+
+func TestAllProblemsAreReportedTogether(t *testing.T) {
+	t.Parallel()
+	c, origins, problems := read(t, []string{"--on=perhaps", "--frozen=rain"}, environment("LIVE=soon"))
+	want := []string{
+		`flag --on: value "perhaps": want true or false`, `environment variable LIVE: value "soon": want a duration such as 90s or 2m, of 1s or more`,
+		`flag --frozen: value "rain": want one of ice, snow`,
+	}
+	if diff := cmp.Diff(want, problems); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if c.live != time.Minute || c.frozen != "ice" || origins.Flag("name").Given() {
+		t.Errorf("bad values do not give way to defaults: %+v", c)
+	}
+	_, _, problems = read(t, []string{"--frozen=" + strings.Repeat("x", 200) + "\n"}, environment())
+	if len(problems) != 1 || !strings.Contains(problems[0], `"`+strings.Repeat("x", 98)+`… (103 bytes more)"`) {
+		t.Errorf("a long value: %q", problems)
+	}
+}
+
+func TestSecretsAreNotShown(t *testing.T) {
+	t.Parallel()
+	var text string
+	rows := []settings.Setting{{
+		Name: "s", Arg: "S", Env: []string{}, Secret: true,
+		Value: settings.Checked(&text, func(s string) error {
+			if s == "hunter2" {
+				return errors.New("no")
+			}
+			return nil
+		}),
+	}}
+	in, _ := settings.Parse(rows, []string{"--s=hunter2"}, nil)
+	if _, err := in.Read(rows); err == nil || err.Error() != "flag --s: value of 7 bytes: no" {
+		t.Errorf("error %v", err)
+	}
+	in, _ = settings.Parse(rows, []string{"--s=hunter3"}, nil)
+	origins, err := in.Read(rows)
+	if lines := settings.Lines(rows, origins); err != nil || lines[0].String() != `--s = "(7 bytes, not shown)" (flag --s)` {
+		t.Errorf("%v, error %v", lines, err)
+	}
+}
+
+func TestFrozenKeysThatDiffer(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		args []string
+		data map[string]string
+		want []string
+		err  string
+	}{
+		{nil, map[string]string{"FROZEN": "snow", "LIVE": "9m", "unknown": "x", "NAME": ""}, []string{"FROZEN"}, ""},
+		{nil, map[string]string{"FROZEN": "ice", "OLD-NAME": "x"}, []string{"OLD-NAME"}, ""},
+		{[]string{"--frozen=ice"}, map[string]string{"FROZEN": "snow"}, nil, ""},
+		{nil, map[string]string{"FROZEN": "rain"}, nil, `l key FROZEN: value "rain": want one of`},
+	} {
+		var c, scratch config
+		in, _ := settings.Parse(c.rows(), tc.args, environment())
+		if _, err := in.Read(c.rows()); err != nil {
+			t.Fatal(err)
+		}
+		keys, err := in.Frozen(c.rows(), scratch.rows(), []settings.Layer{{Name: "l", Data: tc.data}})
+		if diff := cmp.Diff(tc.want, keys); diff != "" || (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("%v: error %v, -want +got:\n%s", tc.data, err, diff)
+		}
+	}
+}
+
+func TestVariablesThatDiffer(t *testing.T) {
+	t.Parallel()
+	var c config
+	in, _ := settings.Parse(c.rows(), nil, environment("NAME=a", "OLD-NAME=b"))
+	origins, _ := in.Read(c.rows())
+	if got := in.Disagreement(c.rows()[0], origins.Flag("name")); got != "environment variables NAME and OLD-NAME differ: the first one counts" {
+		t.Errorf("%q", got)
+	}
+	if in, _ = settings.Parse(c.rows(), nil, environment("NAME=a", "OLD-NAME=a")); in.Disagreement(c.rows()[0], in.Find(c.rows()[0])) != "" {
+		t.Error("the same text twice is no disagreement")
+	}
+}
+
+func TestNames(t *testing.T) {
+	t.Parallel()
+	rows := settings.Named("P_", settings.Setting{Name: "a-b"}, settings.Setting{Name: "c", Env: []string{}})
+	if diff := cmp.Diff([][]string{{"P_A_B"}, {}}, [][]string{rows[0].Env, rows[1].Env}); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{"P_A-B", "P_A_B"}, settings.Dashed("P_", "a-b")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	settings.Help(&b, settings.Group{Title: "First", Rows: []settings.Setting{
+		{Name: "a", Aliases: []string{"b"}, Arg: "X", Env: []string{"A"}, Default: "1", Use: strings.Repeat("word ", 25)},
+	}}, settings.Group{Title: "Second", Rows: []settings.Setting{{Name: "c", Default: "1", Shown: "one", Use: "switch"}}})
+	want := "FIRST:\n   --a X, --b X, $A\n      " + strings.TrimSpace(strings.Repeat("word ", 20)) + "\n      word word word word word (default: 1)\n" +
+		"\nSECOND:\n   --c\n      switch (default: one)\n"
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestValues has for each type texts with their spelling, and texts that are refused.
+func TestValues(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name  string
+		value settings.Value
+		good  map[string]string
+		bad   []string
+		want  string // of each error
+	}{
+		{"switch", settings.Bool(new(bool)), map[string]string{"1": "true", "T": "true", "false": "false"}, []string{"yes", "2", " true", ""}, "want true or false"},
+		{
+			"permissions", settings.Permissions(new(fs.FileMode)),
+			map[string]string{"600": "0600", "0600": "0600", "0o600": "0600", "0O640": "0640"},
+			[]string{"384", "0x180", "01000", "rw", "-1", "0o8", ""}, "want permissions in octal digits, like 0600",
+		},
+		{"port", settings.Port(new(uint16), 0), map[string]string{"0": "0", "-3": "0", "8080": "8080"}, []string{"65536", "-x", "http", "0x50", "1e3"}, "want a decimal port from 0 to 65535"},
+		{"listener", settings.Port(new(uint16), 1), map[string]string{"1": "1"}, []string{"0", "-1"}, "want a decimal port from 1 to 65535"},
+		{"number", settings.Number(new(int), 255), map[string]string{"0": "0", "255": "255"}, []string{"256", "-1", "x", ""}, "want a number from 0 to 255"},
+		{
+			"list", settings.List(new([]string), ", \n", 1, settings.FileName),
+			map[string]string{"a, b,,a\nc": "a,b,c"}, []string{", ", ""}, "want at least one item",
+		},
+		{"list of paths", settings.List(new([]string), ",", 0, settings.AbsolutePath), map[string]string{"/a/,/b": "/a,/b", "": ""}, []string{"a,/b"}, `item "a": want an absolute path`},
+		{"file name", settings.Text(new(string), settings.FileName), map[string]string{"x.conf": "x.conf"}, []string{"a/b", "..", ".", " a", "", "a\x00"}, "want the name of a file"},
+		{"path", settings.Text(new(string), settings.Optional(settings.AbsolutePath)), map[string]string{"/a/../b/": "/b", "": ""}, []string{"etc/cni", "./x", "/a\x00"}, "want an absolute path"},
+		{"duration", settings.Duration(new(time.Duration), time.Second, time.Hour), map[string]string{"1s": "1s", "1h": "1h0m0s"}, []string{"999ms", "3", "1h1s", "-2m"}, "want a duration "},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			for text, want := range tc.good {
+				if err := tc.value.Set(text); err != nil || tc.value.String() != want {
+					t.Errorf("%q is %q, error %v; want %q", text, tc.value, err, want)
+				}
+			}
+			for _, text := range tc.bad {
+				before := tc.value.String()
+				if err := tc.value.Set(text); err == nil || !strings.HasPrefix(err.Error(), tc.want) || tc.value.String() != before {
+					t.Errorf("%q: error %v, value %q", text, err, tc.value)
+				}
+			}
+		})
+	}
+}

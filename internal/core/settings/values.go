@@ -1,0 +1,185 @@
+package settings
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// value is a typed place with its spelling.
+type value[T any] struct {
+	into *T
+	read func(string) (T, error)
+	show func(T) string
+}
+
+func (v value[T]) Set(text string) error {
+	got, err := v.read(text)
+	if err == nil {
+		*v.into = got
+	}
+	return err
+}
+
+func (v value[T]) String() string { return v.show(*v.into) }
+
+// Of is a value of any type.
+func Of[T any](into *T, read func(string) (T, error), show func(T) string) Value {
+	return value[T]{into, read, show}
+}
+
+// Text is a text in its normal form; a nil read takes any.
+func Text(into *string, read func(string) (string, error)) Value {
+	if read == nil {
+		read = func(s string) (string, error) { return s, nil }
+	}
+	return Of(into, read, func(s string) string { return s })
+}
+
+// Checked is a text as it is given.
+func Checked(into *string, check func(string) error) Value {
+	return Text(into, Check(check))
+}
+
+// Check turns the check of a text into what reads it.
+func Check(check func(string) error) func(string) (string, error) {
+	return func(s string) (string, error) { return s, check(s) }
+}
+
+// Optional takes the empty text as well.
+func Optional(read func(string) (string, error)) func(string) (string, error) {
+	return func(s string) (string, error) {
+		if s == "" {
+			return "", nil
+		}
+		return read(s)
+	}
+}
+
+// Bool is a switch.
+func Bool(into *bool) Value { return Either(into, true, false) }
+
+// Either is a switch between two values.
+func Either[T comparable](into *T, on, off T) Value {
+	return Of(into, func(s string) (T, error) {
+		is, err := strconv.ParseBool(s)
+		switch {
+		case err != nil:
+			return off, errors.New("want true or false")
+		case is:
+			return on, nil
+		}
+		return off, nil
+	}, func(is T) string { return strconv.FormatBool(is == on) })
+}
+
+// Choice is one of several words.
+func Choice[T ~string](into *T, of ...T) Value {
+	return Of(into, func(s string) (T, error) {
+		if slices.Contains(of, T(s)) {
+			return T(s), nil
+		}
+		words := make([]string, len(of))
+		for i, o := range of {
+			words[i] = string(o)
+		}
+		return "", fmt.Errorf("want one of %s", strings.Join(words, ", "))
+	}, func(v T) string { return string(v) })
+}
+
+// Permissions reads what chmod(1) does: octal digits, whatever the prefix. A decimal mode is never meant.
+func Permissions(into *fs.FileMode) Value {
+	return Of(into, func(s string) (fs.FileMode, error) {
+		digits := strings.TrimPrefix(strings.TrimPrefix(s, "0o"), "0O")
+		n, err := strconv.ParseUint(digits, 8, 32)
+		if err != nil || n > uint64(fs.ModePerm) {
+			return 0, errors.New("want permissions in octal digits, like 0600")
+		}
+		return fs.FileMode(n), nil
+	}, func(m fs.FileMode) string { return fmt.Sprintf("%04o", uint32(m)) })
+}
+
+// Port is a TCP port. Where 0 is allowed it means off, as does a negative number, which the reference reads so.
+func Port(into *uint16, lowest uint16) Value {
+	return Of(into, func(s string) (uint16, error) {
+		if n, err := strconv.ParseInt(s, 10, 32); err == nil && n < 0 && lowest == 0 {
+			return 0, nil
+		}
+		n, err := strconv.ParseUint(s, 10, 16)
+		if err != nil || uint16(n) < lowest {
+			return 0, fmt.Errorf("want a decimal port from %d to 65535", lowest)
+		}
+		return uint16(n), nil
+	}, func(n uint16) string { return strconv.Itoa(int(n)) })
+}
+
+// Number is a decimal integer from 0 to most.
+func Number(into *int, most int) Value {
+	return Of(into, func(s string) (int, error) {
+		n, err := strconv.ParseUint(s, 10, 31)
+		if err != nil || int(n) > most {
+			return 0, fmt.Errorf("want a number from 0 to %d", most)
+		}
+		return int(n), nil
+	}, strconv.Itoa)
+}
+
+// Duration is a time from least to most; 0 is no upper bound.
+func Duration(into *time.Duration, least, most time.Duration) Value {
+	return Of(into, func(s string) (time.Duration, error) {
+		d, err := time.ParseDuration(s)
+		switch {
+		case err != nil || d < least:
+			return 0, fmt.Errorf("want a duration such as 90s or 2m, of %s or more", least)
+		case most > 0 && d > most:
+			return 0, fmt.Errorf("want a duration of %s or less", most)
+		}
+		return d, nil
+	}, time.Duration.String)
+}
+
+// List are items between separators. Blank items do not count, and of equal ones the first does.
+func List(into *[]string, separators string, least int, read func(string) (string, error)) Value {
+	return Of(into, func(s string) ([]string, error) {
+		var items, problems []string
+		for field := range strings.FieldsFuncSeq(s, func(r rune) bool { return strings.ContainsRune(separators, r) }) {
+			if field = strings.TrimSpace(field); field == "" {
+				continue
+			}
+			item, err := read(field)
+			if err != nil {
+				problems = append(problems, fmt.Sprintf("item %q: %s", field, err))
+			} else if !slices.Contains(items, item) {
+				items = append(items, item)
+			}
+		}
+		switch {
+		case len(problems) > 0:
+			return nil, errors.New(strings.Join(problems, "; "))
+		case len(items) < least:
+			return nil, errors.New("want at least one item")
+		}
+		return items, nil
+	}, func(items []string) string { return strings.Join(items, ",") })
+}
+
+// FileName is the name of a file without a directory.
+func FileName(s string) (string, error) {
+	if s == "" || s == "." || s == ".." || strings.ContainsAny(s, "/\x00") || strings.TrimSpace(s) != s {
+		return "", errors.New("want the name of a file without a directory")
+	}
+	return s, nil
+}
+
+// AbsolutePath is a clean path.
+func AbsolutePath(s string) (string, error) {
+	if !path.IsAbs(s) || strings.ContainsRune(s, 0) {
+		return "", errors.New("want an absolute path")
+	}
+	return path.Clean(s), nil
+}
