@@ -21,9 +21,9 @@
 // core/cniconf; a file write node/hostfs; a namespace node/netns, node/podnet
 // (to work in it) and node/podns (to find it); a path of the node node/hostpath; libcni's cache node/cnicache; an API call kube; what the
 // plugin asks the agent node/agentcall and agent/podinfo; what the agent does
-// all day agent/installation and agent/podrepair; does it work here
-// node/selfcheck; making foreign text safe to show core/printable; validating selectors, labels and names that a user sets agent/selector; flags role, applet/settings and applet/arguments; the main
-// shell of a role that runs on applet/service.
+// all day agent/nodeagent, agent/installation and agent/podrepair; does it work here
+// node/selfcheck; making foreign text safe to show core/printable; validating selectors, labels and names that a user sets agent/selector; a setting
+// core/settings (how it is read) and the table of its role; the frame of a role that runs until a signal applet/service.
 //
 // Start reading at the tables on top of arch_test.go. A new package below
 // internal needs its ring there, a new dependency its owner; a pull request

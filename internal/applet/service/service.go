@@ -32,11 +32,11 @@ type Service struct {
 }
 
 // Settings fills the values of a role that works on its own, without a log. If done, the role ends with the code: its help was
-// printed, behind head, or all problems of its command line.
-func Settings(c applet.Call, role, head string, rows []settings.Setting) (code int, done bool) {
+// printed, behind head with its exit codes, or all problems of its command line.
+func Settings(c applet.Call, role string, rows []settings.Setting, head string, codes ...any) (code int, done bool) {
 	in, err := settings.Parse(rows, c.Args, c.Getenv)
 	if err != nil {
-		_, _ = io.WriteString(c.Stdout, head)
+		_, _ = fmt.Fprintf(c.Stdout, head, codes...)
 		settings.Help(c.Stdout, settings.Group{Title: "Flags", Rows: rows})
 		return applet.ExitOK, true
 	}

@@ -1,13 +1,13 @@
 package settings
 
 import (
-	"errors"
+	"flag"
 	"fmt"
 	"strings"
 )
 
 // ErrHelp is the answer to --help: the caller prints the help, and nothing else counts.
-var ErrHelp = errors.New("help requested")
+var ErrHelp = flag.ErrHelp
 
 const strayArgument = "stray argument %q: all settings are flags"
 

@@ -72,7 +72,7 @@ func (c *config) rows() []settings.Setting {
 // Run is the role.
 func Run(c applet.Call) int {
 	var cfg config
-	if code, done := service.Settings(c, "decisions", fmt.Sprintf(head, applet.ExitOK, applet.ExitError, applet.ExitUsage), cfg.rows()); done {
+	if code, done := service.Settings(c, "decisions", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
 		return code
 	}
 	some, err := ask(cfg)

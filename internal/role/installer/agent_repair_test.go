@@ -186,7 +186,7 @@ func TestW9AgentOfAnUnknownNodeRepairsNothing(t *testing.T) {
 	p := newUnredirected(t, n)
 	p.tell(n)
 	for env, says := range map[string]string{
-		"NODE_NAME=":                  "nobody said which node this is",
+		"NODE_NAME=":                  "the name of this node is not set",
 		"REPAIR_NODE_NAME=other-node": "race repair is for another node than this one",
 	} {
 		a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true", env)

@@ -24,7 +24,7 @@ type scopes struct {
 // level, in whatever order they are written.
 func readScopes(text string) (scopes, error) {
 	levels := map[string]pluginlog.Level{}
-	var errs []string
+	var errs []error
 	for pair := range strings.SplitSeq(text, ",") {
 		scope, level, found := strings.Cut(strings.TrimSpace(pair), ":")
 		if !found {
@@ -32,12 +32,12 @@ func readScopes(text string) (scopes, error) {
 		}
 		l, err := logLevel(level)
 		if err != nil {
-			errs = append(errs, fmt.Sprintf("scope %q, level %q: %s", scope, level, err))
+			errs = append(errs, fmt.Errorf("scope %q, level %q: %w", scope, level, err))
 		}
 		levels[scopeNow(scope)] = l
 	}
 	if len(errs) > 0 {
-		return scopes{}, errors.New(strings.Join(errs, "; "))
+		return scopes{}, errors.New(oneLine(errors.Join(errs...)))
 	}
 	out := scopes{text: text}
 	out.agent = firstLevel(levels, "cni-agent", "default", "all")

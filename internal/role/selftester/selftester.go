@@ -62,8 +62,7 @@ func (c *config) rows() []settings.Setting {
 // Run is the role.
 func Run(c applet.Call) int {
 	var cfg config
-	head := fmt.Sprintf(head, applet.ExitOK, applet.ExitError, applet.ExitUsage, exitUnable)
-	if code, done := service.Settings(c, "selftest", head, cfg.rows()); done {
+	if code, done := service.Settings(c, "selftest", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage, exitUnable); done {
 		return code
 	}
 	path, _ := c.Getenv("PATH")
