@@ -40,7 +40,7 @@ func program() applet.Program {
 			{Name: "taint", Alias: "istio-cni-taint", Summary: "controller: taints nodes whose plugin is not ready", Run: tainter.Run},
 			{
 				Name: "repair", Alias: "istio-cni-repair",
-				Summary: "looks after pods that started before the plugin was there", Run: repairer.Run,
+				Summary: "repairs pods that started before the plugin was there", Run: repairer.Run,
 			},
 			{Name: "selftest", Summary: "finds out which way of redirecting pods works on this node", Run: selftester.Run},
 			{Name: "decisions", Summary: "shows what the plugin decided lately on this node, and why", Run: decisions.Run},
