@@ -2,290 +2,124 @@ package rulesettest
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// compiled is a rule of which every word is understood.
-type compiled struct {
-	step  Step
-	conds []condition
-	// owner says that the rule asks for the sending socket, which only outgoing packets have.
-	owner bool
-	act   action
-	// jump is the chain that the rule leads to, "" if it has a target.
-	jump string
-}
+// onward is how a packet goes on after a rule.
+type onward uint8
 
-// condition is one match. All of a rule's must hold.
-type condition func(Packet) bool
+// The next rule; back to the calling chain; out of the table with the verdict that was set.
+const (
+	nextRule onward = iota
+	goBack
+	leaveTable
+)
 
-// reader takes a rule apart word by word.
-type reader struct {
-	family ruleset.Family
-	table  string
-	words  []string
-	proto  Proto
-	// module is the last one loaded by -m: the options that follow are its.
-	module string
-	// negated says that the match being read stands behind a "!".
-	negated bool
-	rule    compiled
-}
+// protocols are the numbers of those that rules tell apart.
+var protocols = map[Proto]uint8{TCP: ruleset.TCP, UDP: ruleset.UDP} //nolint:gochecknoglobals // a constant table
 
-// compile reads a rule in the spelling of iptables-save.
-func compile(family ruleset.Family, step Step) (compiled, error) {
-	r := &reader{family: family, table: step.Table, words: strings.Fields(step.Rule.String()), rule: compiled{step: step}}
-	for len(r.words) > 0 && r.words[0] != "-j" {
-		if err := r.match(); err != nil {
-			return compiled{}, fmt.Errorf("reading rule %q of %s/%s: %w", step.Rule.String(), step.Table, step.Chain, err)
+// check refuses a rule that is not understood, or that the kernel does not take where it stands.
+func check(t ruleset.Table, chain string, r ruleset.Rule) error {
+	incoming := slices.Contains([]string{"INPUT", "PREROUTING"}, chain)
+	outgoing := slices.Contains([]string{"OUTPUT", "POSTROUTING"}, chain)
+	protocol := false
+	for _, m := range r.Matches {
+		switch m := m.(type) {
+		case ruleset.Interface:
+			if m.Out && incoming || !m.Out && outgoing {
+				return fmt.Errorf("iptables refuses %v in chain %s", m, chain)
+			}
+		case ruleset.Owner:
+			if incoming {
+				return fmt.Errorf("iptables refuses an owner in chain %s", chain)
+			}
+		case ruleset.Protocol:
+			protocol = !m.Not
 		}
 	}
-	if err := r.target(); err != nil {
-		return compiled{}, fmt.Errorf("reading rule %q of %s/%s: %w", step.Rule.String(), step.Table, step.Chain, err)
-	}
-	return r.rule, nil
-}
-
-func (r *reader) next() string {
-	if len(r.words) == 0 {
-		return ""
-	}
-	w := r.words[0]
-	r.words = r.words[1:]
-	return w
-}
-
-// option is one match: how its argument is read, and whether we ever negate it.
-type option struct {
-	read      func(r *reader, text string) (condition, error)
-	negatable bool
-}
-
-// options are all matches that are understood, by module and option; those of iptables itself have no module.
-func options() map[string]option {
-	return map[string]option{
-		"/-i": {readIn, false},
-		"/-o": {readOut, false},
-		"/-s": {readSource, false},
-		"/-d": {readDestination, true},
-		"/-p": {readProto, false},
-		"/-m": {readModule, false},
-
-		"tcp/--dport":         {readDport, true},
-		"tcp/--tcp-flags":     {readFlags, false},
-		"udp/--dport":         {readDport, false},
-		"udp/--sport":         {readSport, false},
-		"multiport/--dports":  {readDports, true},
-		"owner/--uid-owner":   {readUID, true},
-		"owner/--gid-owner":   {readGID, true},
-		"mark/--mark":         {readMark, true},
-		"connmark/--mark":     {readConnmark, false},
-		"conntrack/--ctstate": {readState, false},
-	}
-}
-
-func (r *reader) match() error {
-	word := r.next()
-	r.negated = word == "!"
-	if r.negated {
-		word = r.next()
-	}
-	module := ""
-	if strings.HasPrefix(word, "--") {
-		module = r.module
-	}
-	opt, ok := options()[module+"/"+word]
+	jump, jumps := r.Target.(ruleset.Jump)
+	_, there := t.Chain(jump.Chain)
+	table, known := tableOf(r.Target)
 	switch {
-	case !ok && module == "":
-		return fmt.Errorf("match %q is not known here", word)
-	case !ok:
-		return fmt.Errorf("match %q of module %q is not known here", word, module)
-	case r.negated && !opt.negatable:
-		return fmt.Errorf("negated match %q is not known here", word)
+	case jumps && (!there || ruleset.Builtin(t.Name, jump.Chain) || jump.Goto):
+		return fmt.Errorf("target %q is no chain of the table", jump.Chain)
+	case !known:
+		return fmt.Errorf("target %v is not known here", r.Target)
+	case table != "" && table != t.Name:
+		return fmt.Errorf("iptables takes its target in table %s only", table)
 	}
-	cond, err := opt.read(r, r.next())
-	if err != nil {
-		return fmt.Errorf("match %q: %w", word, err)
-	}
-	if r.negated {
-		positive := cond
-		cond = func(p Packet) bool { return !positive(p) }
-	}
-	r.rule.conds = append(r.rule.conds, cond)
-	return nil
-}
-
-func readIn(r *reader, text string) (condition, error) {
-	if slices.Contains([]string{"OUTPUT", "POSTROUTING"}, r.rule.step.Chain) {
-		return nil, fmt.Errorf("iptables refuses it in chain %s", r.rule.step.Chain)
-	}
-	return func(p Packet) bool { return p.In == text }, interfaceName(text)
-}
-
-func readOut(r *reader, text string) (condition, error) {
-	if slices.Contains([]string{"INPUT", "PREROUTING"}, r.rule.step.Chain) {
-		return nil, fmt.Errorf("iptables refuses it in chain %s", r.rule.step.Chain)
-	}
-	return func(p Packet) bool { return p.Out == text }, interfaceName(text)
-}
-
-func interfaceName(text string) error {
-	if text == "" || strings.ContainsAny(text, "+/\"") || len(text) > 15 {
-		return fmt.Errorf("%q is not the name of one interface", text)
+	switch r.Target.(type) {
+	case ruleset.RedirectTo, ruleset.TProxy:
+		if !protocol {
+			return fmt.Errorf("iptables takes its target with a protocol only")
+		}
 	}
 	return nil
 }
 
-func readSource(r *reader, text string) (condition, error) {
-	network, err := r.network(text)
-	return func(p Packet) bool { return network.Contains(p.Src) }, err
-}
-
-func readDestination(r *reader, text string) (condition, error) {
-	network, err := r.network(text)
-	return func(p Packet) bool { return network.Contains(p.Dst) }, err
-}
-
-func (r *reader) network(text string) (netip.Prefix, error) {
-	p, err := netip.ParsePrefix(text)
-	if err != nil {
-		return p, err
+// tableOf gives the only table that takes a target, "" for any.
+func tableOf(t ruleset.Target) (table string, known bool) {
+	switch t.(type) {
+	case ruleset.Verdict, ruleset.Jump:
+		return "", true
+	case ruleset.RedirectTo:
+		return "nat", true
+	case ruleset.TProxy, ruleset.SetMark, ruleset.SaveMark, ruleset.RestoreMark:
+		return "mangle", true
+	case ruleset.Zone:
+		return "raw", true
+	case ruleset.Reject:
+		return "filter", true
 	}
-	if p.Addr().Is4() != (r.family == ruleset.IPv4) {
-		return p, fmt.Errorf("%s is not %s", text, r.family)
+	return "", false
+}
+
+// holds reports whether the packet meets a match.
+func (w *walk) holds(m ruleset.Match) bool {
+	p := w.packet
+	switch m := m.(type) {
+	case ruleset.Interface:
+		return (m.Out && p.Out == m.Name || !m.Out && p.In == m.Name) != m.Not
+	case ruleset.Network:
+		return (m.Source && m.Prefix.Masked().Contains(p.Src) || !m.Source && m.Prefix.Masked().Contains(p.Dst)) != m.Not
+	case ruleset.Protocol:
+		return (protocols[p.Proto] == m.Number) != m.Not
+	case ruleset.Port:
+		return protocols[p.Proto] == m.Protocol && (m.Source && p.Sport == m.Number || !m.Source && p.Dport == m.Number) != m.Not
+	case ruleset.Ports:
+		return protocols[p.Proto] == m.Protocol && slices.Contains(m.List[:], p.Dport) != m.Not
+	case ruleset.Reset:
+		return p.Proto == TCP && p.RST
+	case ruleset.Owner:
+		return w.owned(m) != m.Not
+	case ruleset.Mark:
+		return (m.Connection && p.Connmark == m.Value || !m.Connection && p.Mark == m.Value) != m.Not
+	case ruleset.States:
+		return m&states[p.state()] != 0
+	case ruleset.OfFamily:
+		return p.Dst.Is4() == (ruleset.Family(m) == ruleset.IPv4)
 	}
-	if p != p.Masked() {
-		return p, fmt.Errorf("%s has host bits, which iptables-save never prints", text)
+	w.fail("match %v is not known here", m)
+	return false
+}
+
+// owned is false if there is no socket, so that the negation holds then (net/netfilter/xt_owner.c).
+func (w *walk) owned(m ruleset.Owner) bool {
+	if w.packet.Hook == Incoming {
+		w.fail("a rule asks an incoming packet for its sender; the kernel takes that match on the way out only")
 	}
-	if p.Bits() == 0 && !r.negated {
-		return p, fmt.Errorf("%s is everything, which iptables-save prints behind a ! only", text)
+	id := w.packet.UID
+	if m.Group {
+		id = w.packet.GID
 	}
-	return p, nil
+	return !w.packet.NoSocket && id == m.ID
 }
 
-func readProto(r *reader, text string) (condition, error) {
-	r.proto = Proto(text)
-	if r.proto != TCP && r.proto != UDP {
-		return nil, fmt.Errorf("protocol %q is not known here", text)
-	}
-	return func(p Packet) bool { return p.Proto == Proto(text) }, nil
-}
-
-func readModule(r *reader, text string) (condition, error) {
-	r.module = text
-	switch text {
-	case "tcp", "udp":
-		if r.proto != Proto(text) {
-			return nil, fmt.Errorf("module %q needs -p %s before it", text, text)
-		}
-	case "multiport":
-		if r.proto == "" {
-			return nil, fmt.Errorf("module %q needs -p before it", text)
-		}
-	case "conntrack", "connmark":
-		if r.table == "raw" {
-			return nil, fmt.Errorf("module %q sees nothing in table raw, which comes before conntrack", text)
-		}
-	case "owner", "mark":
-	default:
-		return nil, fmt.Errorf("module %q is not known here", text)
-	}
-	return func(Packet) bool { return true }, nil
-}
-
-func readDport(_ *reader, text string) (condition, error) {
-	port, err := readPort(text)
-	return func(p Packet) bool { return p.Dport == port }, err
-}
-
-func readSport(_ *reader, text string) (condition, error) {
-	port, err := readPort(text)
-	return func(p Packet) bool { return p.Sport == port }, err
-}
-
-func readDports(_ *reader, text string) (condition, error) {
-	var ports []uint16
-	for item := range strings.SplitSeq(text, ",") {
-		port, err := readPort(item)
-		if err != nil {
-			return nil, err
-		}
-		ports = append(ports, port)
-	}
-	if len(ports) > 15 { // XT_MULTI_PORTS, include/uapi/linux/netfilter/xt_multiport.h
-		return nil, fmt.Errorf("lists %d ports, iptables takes 15", len(ports))
-	}
-	return func(p Packet) bool { return slices.Contains(ports, p.Dport) }, nil
-}
-
-// readFlags knows resets only: the flag looked at, and the flag that must be set.
-func readFlags(r *reader, mask string) (condition, error) {
-	if set := r.next(); mask != "RST" || set != "RST" {
-		return nil, fmt.Errorf("flags %q %q are not known here", mask, set)
-	}
-	return func(p Packet) bool { return p.RST }, nil
-}
-
-func readPort(text string) (uint16, error) {
-	n, err := strconv.ParseUint(text, 10, 16)
-	if err != nil || strconv.FormatUint(n, 10) != text {
-		return 0, fmt.Errorf("%q is not a port as iptables-save prints it", text)
-	}
-	return uint16(n), nil
-}
-
-func readUID(r *reader, text string) (condition, error) {
-	return r.owner(text, func(p Packet) uint32 { return p.UID })
-}
-
-func readGID(r *reader, text string) (condition, error) {
-	return r.owner(text, func(p Packet) uint32 { return p.GID })
-}
-
-// owner matches nobody if there is no socket, so its negation matches then (net/netfilter/xt_owner.c).
-func (r *reader) owner(text string, id func(Packet) uint32) (condition, error) {
-	if slices.Contains([]string{"INPUT", "PREROUTING"}, r.rule.step.Chain) {
-		return nil, fmt.Errorf("iptables refuses it in chain %s", r.rule.step.Chain)
-	}
-	n, err := strconv.ParseUint(text, 10, 32)
-	if err != nil {
-		return nil, fmt.Errorf("%q is not an id", text)
-	}
-	r.rule.owner = true
-	return func(p Packet) bool { return !p.NoSocket && uint64(id(p)) == n }, nil
-}
-
-func readMark(_ *reader, text string) (condition, error) {
-	n, err := readHex(text)
-	return func(p Packet) bool { return p.Mark == n }, err
-}
-
-func readConnmark(_ *reader, text string) (condition, error) {
-	n, err := readHex(text)
-	return func(p Packet) bool { return p.Connmark == n }, err
-}
-
-func readHex(text string) (uint32, error) {
-	n, err := strconv.ParseUint(strings.TrimPrefix(text, "0x"), 16, 32)
-	if err != nil || fmt.Sprintf("0x%x", n) != text {
-		return 0, fmt.Errorf("%q is not a mark as iptables-save prints it", text)
-	}
-	return uint32(n), nil
-}
-
-func readState(_ *reader, text string) (condition, error) {
-	states := strings.Split(text, ",")
-	for _, s := range states {
-		if !slices.Contains([]State{New, Established, Related, Invalid}, State(s)) {
-			return nil, fmt.Errorf("state %q is not known here", s)
-		}
-	}
-	return func(p Packet) bool { return slices.Contains(states, string(p.state())) }, nil
+// states are conntrack's.
+var states = map[State]ruleset.States{ //nolint:gochecknoglobals // a constant table
+	New: ruleset.StateNew, Established: ruleset.StateEstablished, Related: ruleset.StateRelated, Invalid: ruleset.StateInvalid,
 }
 
 func (p Packet) state() State {
@@ -293,4 +127,40 @@ func (p Packet) state() State {
 		return New
 	}
 	return p.State
+}
+
+// target does what a target does.
+func (w *walk) target(t ruleset.Target) onward {
+	switch t := t.(type) {
+	case ruleset.Verdict:
+		if t == ruleset.Return {
+			return goBack
+		}
+		w.act = map[ruleset.Verdict]Action{ruleset.Accept: Accept, ruleset.Drop: Drop}[t]
+	case ruleset.RedirectTo:
+		w.act, w.verdict.Port = Redirect, uint16(t)
+	case ruleset.TProxy:
+		if w.packet.Hook != Incoming {
+			w.fail("target TPROXY was reached by an outgoing packet; the kernel takes it in PREROUTING only")
+		}
+		w.act, w.verdict.Port, w.packet.Mark = TPROXY, t.Port, t.Mark
+	case ruleset.Reject:
+		w.act, w.verdict.With = Reject, string(t)
+	case ruleset.SetMark:
+		w.packet.Mark = uint32(t)
+		return nextRule
+	case ruleset.SaveMark:
+		w.packet.Connmark = w.packet.Mark
+		return nextRule
+	case ruleset.RestoreMark:
+		w.packet.Mark = w.packet.Connmark
+		return nextRule
+	case ruleset.Zone:
+		// What comes in by lo has its conntrack entry from the way out (net/netfilter/xt_CT.c, xt_ct_target).
+		if w.packet.In != "lo" && w.verdict.Zone == 0 {
+			w.verdict.Zone = uint16(t)
+		}
+		return nextRule
+	}
+	return leaveTable
 }

@@ -23,57 +23,33 @@ const deepest = 16
 // Rules is a Set that was understood as a whole. Compile makes one.
 type Rules struct {
 	family ruleset.Family
-	chains map[place]chain
+	chains map[place]ruleset.Chain
 }
 
-type chain struct {
-	policy string
-	rules  []compiled
-}
-
-// Compile reads all rules of a Set. The error names every rule that it does not understand.
+// Compile reads all rules of a Set. The error names every rule that it does not understand, and those that the kernel
+// would refuse where they stand.
 func Compile(set ruleset.Set) (Rules, error) {
-	out := Rules{family: set.Family, chains: map[place]chain{}}
+	out := Rules{family: set.Family, chains: map[place]ruleset.Chain{}}
 	var errs []error
 	for _, t := range set.Tables {
 		for _, c := range t.Chains {
-			compiledChain, err := out.compileChain(t, c)
-			out.chains[place{t.Name, c.Name}] = compiledChain
-			errs = append(errs, err)
+			here := place{t.Name, c.Name}
+			out.chains[here] = c
+			if ruleset.Builtin(t.Name, c.Name) && !passed(here) && (len(c.Rules) > 0 || c.Policy != "ACCEPT") {
+				errs = append(errs, fmt.Errorf("reading chain %s/%s: rules here are not known to Trace", t.Name, c.Name))
+			}
+			for _, r := range c.Rules {
+				if err := check(t, c.Name, r); err != nil {
+					errs = append(errs, fmt.Errorf("reading rule %q of %s/%s: %w", r, t.Name, c.Name, err))
+				}
+			}
 		}
-	}
-	return out, errors.Join(errs...)
-}
-
-func (rs Rules) compileChain(t ruleset.Table, c ruleset.Chain) (chain, error) {
-	out := chain{policy: c.Policy}
-	here := place{t.Name, c.Name}
-	if ruleset.Builtin(t.Name, c.Name) && !passed(here) && (len(c.Rules) > 0 || c.Policy != "ACCEPT") {
-		return out, fmt.Errorf("reading chain %s/%s: rules here are not known to Trace", t.Name, c.Name)
-	}
-	var errs []error
-	for _, r := range c.Rules {
-		rule, err := compile(rs.family, Step{t.Name, c.Name, r})
-		if err == nil && rule.jump != "" {
-			err = leads(t, rule)
-		}
-		errs = append(errs, err)
-		out.rules = append(out.rules, rule)
 	}
 	return out, errors.Join(errs...)
 }
 
 func passed(p place) bool {
 	return slices.Contains(route[Outgoing], p) || slices.Contains(route[Incoming], p)
-}
-
-// leads makes sure that a jump has a chain to lead to.
-func leads(t ruleset.Table, r compiled) error {
-	if _, there := t.Chain(r.jump); !there || ruleset.Builtin(t.Name, r.jump) {
-		return fmt.Errorf("reading rule %q of %s/%s: target %q is no chain of the table and no target known here",
-			r.step.Rule.String(), r.step.Table, r.step.Chain, r.jump)
-	}
-	return nil
 }
 
 // Trace tells what becomes of a packet under the rules of a Set.
@@ -134,7 +110,7 @@ func (w *walk) table(at place) {
 	if !there {
 		return
 	}
-	if w.chain(at, 0) != leaveTable && c.policy == "DROP" {
+	if w.chain(at, 0) != leaveTable && c.Policy == "DROP" {
 		w.act = Drop
 	}
 	switch {
@@ -168,34 +144,22 @@ func (w *walk) chain(at place, depth int) onward {
 		w.fail("chains lead in a circle through %s", at.chain)
 		return leaveTable
 	}
-	for _, r := range w.rules.chains[at].rules {
-		if !w.matches(r) {
+	for _, r := range w.rules.chains[at].Rules {
+		if slices.ContainsFunc(r.Matches, func(m ruleset.Match) bool { return !w.holds(m) }) {
 			continue
 		}
-		w.verdict.Path = append(w.verdict.Path, r.step)
-		var on onward
-		if r.jump != "" {
-			if w.chain(place{at.table, r.jump}, depth+1) == leaveTable {
+		w.verdict.Path = append(w.verdict.Path, Step{at.table, at.chain, r})
+		on := nextRule
+		if jump, ok := r.Target.(ruleset.Jump); ok {
+			if w.chain(place{at.table, jump.Chain}, depth+1) == leaveTable {
 				return leaveTable
 			}
 		} else {
-			on = r.act(w)
+			on = w.target(r.Target)
 		}
 		if on != nextRule {
 			return on
 		}
 	}
 	return goBack
-}
-
-func (w *walk) matches(r compiled) bool {
-	if r.owner && w.packet.Hook == Incoming {
-		w.fail("rule %q asks an incoming packet for its sender; the kernel takes that match on the way out only", r.step.Rule.String())
-	}
-	for _, holds := range r.conds {
-		if !holds(w.packet) {
-			return false
-		}
-	}
-	return true
 }
