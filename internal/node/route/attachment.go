@@ -30,32 +30,24 @@ const maxLinks = 16
 // Attachments gives, for each of the addresses, the best attachment that it has in the current namespace. Node is an open
 // file of the node's namespace.
 func Attachments(addresses []netip.Addr, node int) ([]Attachment, error) {
-	links, err := complete(func() ([][]int, error) { return linksOf(addresses) })
+	all, err := listAddresses(netlink.FAMILY_ALL)
 	if err != nil {
-		return nil, fmt.Errorf("listing the addresses: %w", err)
+		return nil, err
 	}
-	attached := make([]Attachment, len(addresses))
-	for i, indices := range links {
-		for _, index := range indices {
-			a, err := attachmentOf(index, node)
-			if err != nil {
-				return nil, fmt.Errorf("looking at interface %d: %w", index, err)
-			}
-			attached[i] = max(attached[i], a)
+	attached, links := make([]Attachment, len(addresses)), make([]int, len(addresses))
+	for _, a := range all {
+		i := slices.Index(addresses, a.prefix.Addr())
+		if i < 0 || links[i] >= maxLinks {
+			continue
 		}
+		links[i]++
+		found, err := attachmentOf(a.link, node)
+		if err != nil {
+			return nil, fmt.Errorf("looking at interface %d: %w", a.link, err)
+		}
+		attached[i] = max(attached[i], found)
 	}
 	return attached, nil
-}
-
-// linksOf gives the indices of the interfaces that have each of the addresses.
-func linksOf(addresses []netip.Addr) ([][]int, error) {
-	links := make([][]int, len(addresses))
-	err := eachAddress(netlink.FAMILY_ALL, func(link int, p netip.Prefix) {
-		if i := slices.Index(addresses, p.Addr()); i >= 0 && len(links[i]) < maxLinks {
-			links[i] = append(links[i], link)
-		}
-	})
-	return links, err
 }
 
 func attachmentOf(index, node int) (Attachment, error) {

@@ -20,26 +20,44 @@ import (
 // The netlink package's functions open a socket for each request, on the calling thread and so in its namespace. A
 // netlink.Handle would keep one, but nothing here asks often enough to gain from it.
 
-// complete repeats a listing that something changed under (NLM_F_DUMP_INTR, linux/netlink.h) or a signal interrupted:
-// what it has then may lack entries.
-func complete[T any](list func() (T, error)) (T, error) {
-	const attempts = 5
-	for attempt := 1; ; attempt++ {
-		result, err := list()
-		again := errors.Is(err, netlink.ErrDumpInterrupted) || errors.Is(err, unix.EINTR)
-		if !again || attempt == attempts {
-			return result, err
-		}
-	}
-}
-
-// maxObjects bounds what is read of a namespace: whoever is root in it can add addresses, routes and policy rules without
-// end.
+// maxObjects bounds what is read of a namespace: a process that is root in it can add addresses, routes and policy rules
+// without end.
 var maxObjects = 1 << 16 //nolint:gochecknoglobals // a constant but for a test
 
-// dump calls back with each message of a kind that the kernel answers to a request for a list. It is ErrUninspectable
-// above the bound. That and an error of the callback leave the rest of the list in the kernel; the netlink package's lists
-// read it to its end and keep all of it.
+// list gives what parse makes of every object that the kernel lists: reply is the type of its messages, head begins the
+// request. Parse leaves out what it reports false for.
+func list[T any](reply uint16, head nl.NetlinkRequestData, parse func(message []byte) (T, bool, error)) (all []T, err error) {
+	const get = unix.RTM_GETLINK - unix.RTM_NEWLINK
+	err = complete(func() error {
+		all = nil
+		request := nl.NewNetlinkRequest(int(reply)+get, unix.NLM_F_DUMP)
+		request.AddData(head)
+		return dump(request, reply, func(message []byte) error {
+			one, wanted, err := parse(message)
+			if wanted && err == nil {
+				all = append(all, one)
+			}
+			return err
+		})
+	})
+	return all, err
+}
+
+// complete repeats a listing that something changed under (NLM_F_DUMP_INTR, linux/netlink.h) or that a signal interrupted:
+// it may lack entries.
+func complete(listing func() error) (err error) {
+	const attempts = 5
+	for range attempts {
+		if err = listing(); !errors.Is(err, netlink.ErrDumpInterrupted) && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+	return err
+}
+
+// dump calls each with every message of a kind in the kernel's answer. It is ErrUninspectable above the bound. That and an
+// error of each leave the rest of the answer in the kernel; the netlink package's lists read it to its end and keep all of
+// it.
 func dump(request *nl.NetlinkRequest, kind uint16, each func(message []byte) error) error {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -58,7 +76,7 @@ func dump(request *nl.NetlinkRequest, kind uint16, each func(message []byte) err
 		if err != nil {
 			return err
 		}
-		if from.Pid != nl.PidKernel { // anybody may send to a netlink socket
+		if from.Pid != nl.PidKernel { // any process may send to a netlink socket
 			continue
 		}
 		if err := l.read(messages); err != nil {

@@ -53,46 +53,35 @@ func For(r redirect.Routing) Want {
 // A policy's rule is the last thing made for it, so a marked packet never meets an empty table. What fails for one
 // family or kind does not keep the others from being made; the error names all that failed.
 func Apply(w Want) error {
-	return w.each(
-		loopback.addPassthrough,
-		func(lo loopback, p Policy) error {
-			if err := p.addRoute(lo); err != nil {
-				return err
-			}
-			return p.addRule()
-		},
-	)
+	return w.each(addPassthrough, func(p Policy) error {
+		if err := p.addRoute(); err != nil {
+			return err
+		}
+		return p.addRule()
+	})
 }
 
 // Remove takes away what w wants, including repetitions, in the reverse order. What is absent already is as good as
 // removed.
 func Remove(w Want) error {
-	return w.each(
-		loopback.removePassthrough,
-		func(lo loopback, p Policy) error {
-			if err := p.removeRules(); err != nil {
-				return err
-			}
-			return p.removeRoutes(lo)
-		},
-	)
+	return w.each(removePassthrough, func(p Policy) error {
+		if err := p.removeRules(); err != nil {
+			return err
+		}
+		return p.removeRoutes()
+	})
 }
 
 // Check says, in a sentence each, what keeps the namespace from being as Apply leaves it.
 func Check(w Want) ([]string, error) {
 	var missing []string
+	check := func(found []string, err error) error {
+		missing = append(missing, found...)
+		return err
+	}
 	err := w.each(
-		func(lo loopback) error {
-			address, addressErr := lo.checkPassthrough()
-			missing = append(missing, address...)
-			return addressErr
-		},
-		func(lo loopback, p Policy) error {
-			route, routeErr := p.checkRoute(lo)
-			rule, ruleErr := p.checkRule()
-			missing = append(append(missing, route...), rule...)
-			return errors.Join(routeErr, ruleErr)
-		},
+		func() error { return check(checkPassthrough()) },
+		func(p Policy) error { return errors.Join(check(p.checkRoute()), check(p.checkRule())) },
 	)
 	return missing, err
 }
@@ -104,17 +93,13 @@ func Check(w Want) ([]string, error) {
 // These shapes are also those of anyone else's TPROXY in the namespace (Documentation/networking/tproxy.rst of Linux
 // proposes mark 1 and table 100); the caller says whether they are ours to remove.
 func Leftovers() (Want, error) {
-	lo, err := findLoopback()
-	if err != nil {
-		return Want{}, err
-	}
-	address, err := lo.findPassthrough()
+	address, err := findPassthrough()
 	if err != nil {
 		return Want{}, err
 	}
 	w := Want{PassthroughV6: address == passthrough}
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-		found, err := leftoverPolicies(lo, f)
+		found, err := leftoverPolicies(f)
 		if err != nil {
 			return Want{}, err
 		}
@@ -123,7 +108,7 @@ func Leftovers() (Want, error) {
 	return w, nil
 }
 
-func leftoverPolicies(lo loopback, f ruleset.Family) ([]Policy, error) {
+func leftoverPolicies(f ruleset.Family) ([]Policy, error) {
 	rules, err := listRules(f)
 	if err != nil {
 		return nil, err
@@ -148,7 +133,7 @@ func leftoverPolicies(lo loopback, f ruleset.Family) ([]Policy, error) {
 	}
 	ours := map[uint32]bool{}
 	for _, r := range routes {
-		if !lo.delivers(r) {
+		if !r.delivers() {
 			foreign[r.table] = true
 		}
 		ours[r.table] = true
@@ -158,23 +143,16 @@ func leftoverPolicies(lo loopback, f ruleset.Family) ([]Policy, error) {
 
 // each does one thing for the passthrough address, if it is wanted, then another for each policy, and joins what
 // fails. Nothing is done for an invalid w.
-func (w Want) each(address func(loopback) error, policy func(loopback, Policy) error) error {
+func (w Want) each(address func() error, policy func(Policy) error) error {
 	if err := w.validate(); err != nil {
-		return err
-	}
-	if !w.PassthroughV6 && len(w.Policy) == 0 {
-		return nil
-	}
-	lo, err := findLoopback()
-	if err != nil {
 		return err
 	}
 	var problems []error
 	if w.PassthroughV6 {
-		problems = append(problems, address(lo))
+		problems = append(problems, address())
 	}
 	for _, p := range w.Policy {
-		problems = append(problems, policy(lo, p))
+		problems = append(problems, policy(p))
 	}
 	return errors.Join(problems...)
 }

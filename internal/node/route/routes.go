@@ -30,18 +30,10 @@ type route struct {
 
 // listRoutes gives the routes of a family in one table or in all.
 func listRoutes(f ruleset.Family, table uint32) ([]route, error) {
-	routes, err := complete(func() ([]route, error) {
-		request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
-		request.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: nlFamily(f)}})
-		var routes []route
-		err := dump(request, unix.RTM_NEWROUTE, func(message []byte) error {
-			r, err := parseRoute(message)
-			if err == nil && r.family == nlFamily(f) && !r.cloned && (table == allTables || r.table == table) {
-				routes = append(routes, r)
-			}
-			return err
-		})
-		return routes, err
+	head := &nl.RtMsg{RtMsg: unix.RtMsg{Family: nlFamily(f)}}
+	routes, err := list(unix.RTM_NEWROUTE, head, func(message []byte) (route, bool, error) {
+		r, err := parseRoute(message)
+		return r, r.family == nlFamily(f) && !r.cloned && (table == allTables || r.table == table), err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("listing the %s routes: %w", f, err)
@@ -84,34 +76,34 @@ func parseRoute(message []byte) (route, error) {
 }
 
 // delivers reports whether r is "local default dev lo".
-func (lo loopback) delivers(r route) bool {
-	return r.kind == unix.RTN_LOCAL && r.link == lo.index && r.everything && !r.narrower
+func (r route) delivers() bool {
+	return r.kind == unix.RTN_LOCAL && r.link == loopback && r.everything && !r.narrower
 }
 
 // routes gives those of the policy's routes that are there; they can differ in metric and origin.
-func (p Policy) routes(lo loopback) ([]route, error) {
+func (p Policy) routes() ([]route, error) {
 	all, err := listRoutes(p.Family, p.Table)
 	if err != nil {
 		return nil, err
 	}
 	var ours []route
 	for _, r := range all {
-		if lo.delivers(r) {
+		if r.delivers() {
 			ours = append(ours, r)
 		}
 	}
 	return ours, nil
 }
 
-func (p Policy) addRoute(lo loopback) error {
-	there, err := p.routes(lo)
+func (p Policy) addRoute() error {
+	there, err := p.routes()
 	if err != nil || len(there) > 0 {
 		return err
 	}
-	err = netlink.RouteAdd(p.netlinkRoute(lo))
+	err = netlink.RouteAdd(p.netlinkRoute())
 	if errors.Is(err, unix.EEXIST) {
 		// Someone else was quicker, or it is another default route.
-		if again, lookErr := p.routes(lo); lookErr == nil && len(again) > 0 {
+		if again, lookErr := p.routes(); lookErr == nil && len(again) > 0 {
 			return nil
 		}
 		err = fmt.Errorf("%w: the table has another default route; remove it or choose another table", err)
@@ -122,14 +114,14 @@ func (p Policy) addRoute(lo loopback) error {
 	return nil
 }
 
-func (p Policy) removeRoutes(lo loopback) error {
-	there, err := p.routes(lo)
+func (p Policy) removeRoutes() error {
+	there, err := p.routes()
 	if err != nil {
 		return err
 	}
 	var problems []error
 	for _, found := range there {
-		r := p.netlinkRoute(lo)
+		r := p.netlinkRoute()
 		r.Priority, r.Protocol, r.Scope = int(found.priority), netlink.RouteProtocol(found.protocol), netlink.Scope(found.scope)
 		if err := netlink.RouteDel(r); err != nil && !errors.Is(err, unix.ESRCH) {
 			problems = append(problems, fmt.Errorf("removing route %s: %w", p.routeText(), explain(p.Family, err)))
@@ -138,21 +130,21 @@ func (p Policy) removeRoutes(lo loopback) error {
 	return errors.Join(problems...)
 }
 
-func (p Policy) checkRoute(lo loopback) ([]string, error) {
-	there, err := p.routes(lo)
+func (p Policy) checkRoute() ([]string, error) {
+	there, err := p.routes()
 	if err != nil || len(there) > 0 {
 		return nil, err
 	}
 	return []string{"route " + p.routeText() + " is missing"}, nil
 }
 
-func (p Policy) netlinkRoute(lo loopback) *netlink.Route {
+func (p Policy) netlinkRoute() *netlink.Route {
 	everything := map[ruleset.Family]*net.IPNet{
 		ruleset.IPv4: {IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)},
 		ruleset.IPv6: {IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)},
 	}
 	return &netlink.Route{
-		LinkIndex: lo.index,
+		LinkIndex: loopback,
 		Dst:       everything[p.Family],
 		Table:     int(p.Table),
 		Type:      unix.RTN_LOCAL,

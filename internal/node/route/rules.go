@@ -43,17 +43,11 @@ func (r rule) main() bool { return r.plain() && r.mark == 0 && r.table == unix.R
 // The dump is read here, rather than by the netlink package's rule list, because that list leaves out selectors it
 // does not know (DSCP, flow label, port masks, and whatever comes next): a rule that has one would be taken for ours.
 func listRules(f ruleset.Family) ([]rule, error) {
-	rules, err := complete(func() ([]rule, error) {
-		request := nl.NewNetlinkRequest(unix.RTM_GETRULE, unix.NLM_F_DUMP)
-		// struct fib_rule_hdr has the layout of struct rtmsg (linux/fib_rules.h).
-		request.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: nlFamily(f)}})
-		var rules []rule
-		err := dump(request, unix.RTM_NEWRULE, func(message []byte) error {
-			r, err := parseRule(message)
-			rules = append(rules, r)
-			return err
-		})
-		return rules, err
+	// struct fib_rule_hdr has the layout of struct rtmsg (linux/fib_rules.h).
+	head := &nl.RtMsg{RtMsg: unix.RtMsg{Family: nlFamily(f)}}
+	rules, err := list(unix.RTM_NEWRULE, head, func(message []byte) (rule, bool, error) {
+		r, err := parseRule(message)
+		return r, true, err
 	})
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		return nil, nil
