@@ -152,25 +152,9 @@ func checkNet(fd int) error {
 	case err != nil:
 		return fmt.Errorf("asking for the kind of namespace: %w", err)
 	case kind != unix.CLONE_NEWNET:
-		return fmt.Errorf("it is a %s namespace, %w", kindName(kind), ErrNotNetwork)
+		return fmt.Errorf("it is a namespace of another kind (%#x), %w", kind, ErrNotNetwork)
 	}
 	return nil
-}
-
-func kindName(kind int) string {
-	names := map[int]string{
-		unix.CLONE_NEWCGROUP: "cgroup",
-		unix.CLONE_NEWIPC:    "ipc",
-		unix.CLONE_NEWNS:     "mount",
-		unix.CLONE_NEWPID:    "pid",
-		unix.CLONE_NEWTIME:   "time",
-		unix.CLONE_NEWUSER:   "user",
-		unix.CLONE_NEWUTS:    "uts",
-	}
-	if name, ok := names[kind]; ok {
-		return name
-	}
-	return fmt.Sprintf("%#x", kind)
 }
 
 // enter moves the calling thread, which must be locked, into n. Staying in n needs no privilege.

@@ -451,7 +451,7 @@ func TestFindRefuses(t *testing.T) {
 		}},
 		{
 			"an entry of another kind of namespace", unaddressed, podns.ErrNotFound,
-			[]string{"uts namespace, not a network namespace"},
+			[]string{"a namespace of another kind (0x4000000), not a network namespace"},
 			func(n *node) { n.cached("c1", pod, n.mountAt("/proc/self/ns/uts", n.dir+"/kept/uts"), nil) },
 		},
 		{

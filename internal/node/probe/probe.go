@@ -51,24 +51,23 @@ func loopback(f ruleset.Family) netip.Addr {
 // Run returns nil as soon as a redirected connection of the family was seen. Otherwise it tries until the context ends,
 // and gives the context's cause with the last failure to connect.
 func (r Redirection) Run(ctx context.Context, f ruleset.Family) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	seen := make(chan uint16)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	seen := make(chan struct{}, 1)
 	// All sockets are made on the thread that is in the namespace.
 	return r.Namespace.Do(func() error {
-		closeAll, err := r.listen(ctx, f, seen)
-		if err != nil {
+		if err := r.listen(ctx, f, seen); err != nil {
 			return err
 		}
-		defer closeAll()
 		return r.dial(ctx, f, seen)
 	})
 }
 
-// listen opens the proxy's two ports. One that is taken is tolerated: the probe may come in at the other.
-func (r Redirection) listen(ctx context.Context, f ruleset.Family, seen chan<- uint16) (closeAll func(), err error) {
+// listen opens the proxy's two ports until the context ends. One that is taken is tolerated: the probe may come in at the
+// other.
+func (r Redirection) listen(ctx context.Context, f ruleset.Family, seen chan<- struct{}) error {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error { return reuse(c) }}
-	var open []net.Listener
+	config.SetMultipathTCP(false) // the kernel gives no original destination of an accepted Multipath TCP connection
 	var errs []error
 	for _, port := range r.Listeners {
 		l, err := config.Listen(ctx, "tcp", netip.AddrPortFrom(loopback(f), port).String())
@@ -76,18 +75,13 @@ func (r Redirection) listen(ctx context.Context, f ruleset.Family, seen chan<- u
 			errs = append(errs, err)
 			continue
 		}
-		open = append(open, l)
-		go accept(ctx, l, seen)
+		context.AfterFunc(ctx, func() { _ = l.Close() })
+		go r.accept(l, seen)
 	}
-	closeAll = func() {
-		for _, l := range open {
-			_ = l.Close()
-		}
+	if len(errs) == len(r.Listeners) {
+		return fmt.Errorf("listening in the proxy's place: %w", errors.Join(errs...))
 	}
-	if len(open) == 0 {
-		return closeAll, fmt.Errorf("listening in the proxy's place: %w", errors.Join(errs...))
-	}
-	return closeAll, nil
+	return nil
 }
 
 func reuse(c syscall.RawConn) error {
@@ -100,8 +94,9 @@ func reuse(c syscall.RawConn) error {
 	return errors.Join(ctlErr, err)
 }
 
-// accept sends the original destination port of every connection on the channel and, as decimal text, to the client.
-func accept(ctx context.Context, l net.Listener, seen chan<- uint16) {
+// accept answers every connection with its original destination port, as decimal text, as the reference's listener does.
+// Connections for other ports than the probe's are not seen.
+func (r Redirection) accept(l net.Listener, seen chan<- struct{}) {
 	for {
 		conn, err := l.Accept()
 		if err != nil {
@@ -112,16 +107,17 @@ func accept(ctx context.Context, l net.Listener, seen chan<- uint16) {
 			_, _ = fmt.Fprint(conn, original.Port())
 		}
 		_ = conn.Close()
-		select {
-		case seen <- original.Port():
-		case <-ctx.Done():
-			return
+		if original.Port() == r.Port {
+			select {
+			case seen <- struct{}{}:
+			default: // an earlier one was seen
+			}
 		}
 	}
 }
 
-// dial probes once a second until the answer is there or the time is up.
-func (r Redirection) dial(ctx context.Context, f ruleset.Family, seen <-chan uint16) error {
+// dial probes once a second until the probe is seen or the context ends.
+func (r Redirection) dial(ctx context.Context, f ruleset.Family, seen <-chan struct{}) error {
 	target := netip.AddrPortFrom(redirect.PassthroughAddress(f), r.Port).String()
 	dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(loopback(f), 0)), Timeout: dialEvery}
 	ticker := time.NewTicker(dialEvery)
@@ -134,34 +130,19 @@ func (r Redirection) dial(ctx context.Context, f ruleset.Family, seen <-chan uin
 		} else if !over(ctx) {
 			last = err
 		}
-		if done := r.await(ctx, seen, ticker.C); done {
+		select {
+		case <-seen:
 			return nil
-		}
-		if ctx.Err() != nil {
+		case <-ticker.C:
+		case <-ctx.Done():
 			return errors.Join(context.Cause(ctx), last)
 		}
 	}
 }
 
 // over reports that the context has ended, or that its time is up: a connection that fails by that can be back before the
-// context says so, and its failure tells nothing.
+// context says so, and its failure does not count.
 func over(ctx context.Context) bool {
 	deadline, ok := ctx.Deadline()
 	return ctx.Err() != nil || ok && !time.Now().Before(deadline) //nolint:forbidigo // the context's own clock
-}
-
-// await reports whether the probe came in before the next try is due. Connections for other ports do not count.
-func (r Redirection) await(ctx context.Context, seen <-chan uint16, next <-chan time.Time) bool {
-	for {
-		select {
-		case port := <-seen:
-			if port == r.Port {
-				return true
-			}
-		case <-next:
-			return false
-		case <-ctx.Done():
-			return false
-		}
-	}
 }

@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/podnet"
+	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
 // Options are what a test works with.
@@ -36,16 +36,11 @@ type Options struct {
 // timeout bounds each question.
 const timeout = 10 * time.Second
 
-// Backends are those that are tried, the one that is preferred first.
-func Backends() []redirect.Backend {
-	return []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools}
-}
-
 // Run tries every backend. The error means that it could not be tried at all, and says what is missing for that: then
 // nothing is known.
 func Run(ctx context.Context, o Options) (Verdict, error) {
 	v := Verdict{Version: version, Time: o.Now(), Kernel: kernel()}
-	for _, b := range Backends() {
+	for _, b := range []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools} { // the preferred one first
 		v.Results = append(v.Results, Result{Backend: b})
 	}
 	for _, f := range families() {
@@ -105,7 +100,7 @@ func (b *testbed) ask(ctx context.Context, o Options, with redirect.Backend, mod
 
 // families are those that the kernel has.
 func families() []ruleset.Family {
-	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
+	if !route.KernelHasIPv6() {
 		return []ruleset.Family{ruleset.IPv4}
 	}
 	return []ruleset.Family{ruleset.IPv4, ruleset.IPv6}

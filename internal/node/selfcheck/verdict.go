@@ -1,9 +1,11 @@
 package selfcheck
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -48,15 +50,10 @@ type Problem struct {
 }
 
 // serves tells whether the backend redirects IPv4 as nearly all pods need it.
-func (r Result) serves() bool { return !r.fails(ruleset.IPv4, redirect.Redirect) }
-
-func (r Result) fails(f ruleset.Family, m redirect.Mode) bool {
-	for _, p := range r.Problems {
-		if p.Family == f.String() && p.Mode == m.String() {
-			return true
-		}
-	}
-	return false
+func (r Result) serves() bool {
+	return !slices.ContainsFunc(r.Problems, func(p Problem) bool {
+		return p.Family == ruleset.IPv4.String() && p.Mode == redirect.Redirect.String()
+	})
 }
 
 // choose takes the first backend that does all, else the one with the fewest problems of those that serve. Native tables
@@ -65,7 +62,7 @@ func (v *Verdict) choose() {
 	fewest := -1
 	for _, r := range v.Results {
 		if r.Untried != "" && v.Choice == "" {
-			v.Choice = r.Backend // the last hope
+			v.Choice = r.Backend // for want of one that works
 		}
 		if r.Backend == redirect.Native || r.Untried != "" || !r.serves() {
 			continue
@@ -97,7 +94,7 @@ func (v Verdict) Summary() string {
 	var all []string
 	for _, r := range v.Results {
 		if len(r.Problems) > 0 {
-			all = append(all, string(r.Backend)+": "+r.summary())
+			all = append(all, fmt.Sprintf("%s: %s", r.Backend, r.summary()))
 		}
 	}
 	return strings.Join(all, "; ")
@@ -106,34 +103,33 @@ func (v Verdict) Summary() string {
 func (r Result) summary() string {
 	var all []string
 	for _, p := range r.Problems {
-		all = append(all, fmt.Sprintf("%s %s: %s", p.Family, p.Mode, strings.ReplaceAll(p.Text, "\n", ", ")))
+		all = append(all, strings.ReplaceAll(p.String(), "\n", ", "))
 	}
 	return strings.Join(all, "; ")
 }
+
+// String is one line for each part of the text.
+func (p Problem) String() string { return fmt.Sprintf("%s %s: %s", p.Family, p.Mode, p.Text) }
 
 // Text is the verdict for a person.
 func (v Verdict) Text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "kernel %s\n", v.Kernel)
 	for _, r := range v.Results {
-		if r.Untried != "" {
+		switch {
+		case r.Untried != "":
 			fmt.Fprintf(&b, "%-9s was not tried: %s\n", r.Backend, r.Untried)
 			continue
-		}
-		if len(r.Problems) == 0 {
+		case len(r.Problems) == 0:
 			fmt.Fprintf(&b, "%-9s works (%.0f ms)\n", r.Backend, 1000*r.Seconds)
-			continue
+		default:
+			fmt.Fprintf(&b, "%-9s does not work in full (%.0f ms)\n", r.Backend, 1000*r.Seconds)
 		}
-		fmt.Fprintf(&b, "%-9s does not work in full (%.0f ms)\n", r.Backend, 1000*r.Seconds)
 		for _, p := range r.Problems {
-			fmt.Fprintf(&b, "          %s %s: %s\n", p.Family, p.Mode, strings.ReplaceAll(p.Text, "\n", "\n            "))
+			fmt.Fprintf(&b, "          %s\n", strings.ReplaceAll(p.String(), "\n", "\n            "))
 		}
 	}
-	choice := string(v.Choice)
-	if choice == "" {
-		choice = "none: no pod of the mesh can be redirected"
-	}
-	fmt.Fprintf(&b, "backend auto is %s\n", choice)
+	fmt.Fprintf(&b, "backend auto is %s\n", cmp.Or(string(v.Choice), "none: no pod of the mesh can be redirected"))
 	return b.String()
 }
 

@@ -25,7 +25,7 @@ func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) (err error) {
 		return err
 	}
 	call := p.begin("ADD", args.ContainerID)
-	defer func() { call.report(ctx, conf, err) }()
+	defer func() { call.send(ctx, conf, err) }()
 	before, err := parseResult(conf)
 	if err != nil {
 		return err
@@ -41,7 +41,7 @@ func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) (err error) {
 		call.finished = true
 		return lookupFailure(pod, err)
 	}
-	call.say(ctx, log, decision)
+	call.log(ctx, log, decision)
 	switch decision.Outcome {
 	case sidecar.Refuse:
 		call.finished = true
@@ -88,7 +88,7 @@ func (p *plugin) capture(ctx context.Context, conf cniconf.NetConf, pod podArgs,
 	if err != nil {
 		return report, programFailure(pod, err)
 	}
-	sayApplied(log, report)
+	logApplied(log, report)
 	return report, nil
 }
 
@@ -115,7 +115,7 @@ func (p *plugin) open(path string) (*netns.Namespace, error) {
 	return nil, err
 }
 
-func sayApplied(log *slog.Logger, r podnet.Report) {
+func logApplied(log *slog.Logger, r podnet.Report) {
 	if r.Families.IPv6 == redirect.Bypassed {
 		log.Warn("IPv6 traffic of the pod bypasses the mesh: its first address is IPv4; set ISTIO_DUAL_STACK on the proxy, " +
 			"or second_ip_family to capture or reject in the plugin's configuration")

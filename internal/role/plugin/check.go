@@ -41,7 +41,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 	if err != nil {
 		return p.unknown(ctx, conf, args.Netns, pod, log, err)
 	}
-	call.say(ctx, log, decision)
+	call.log(ctx, log, decision)
 	switch decision.Outcome {
 	case sidecar.Pass:
 		return nil
@@ -67,8 +67,8 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 	}
 }
 
-// unknown answers for a pod that nobody can tell anything of just now. One whose namespace shows that it was captured
-// has to be checked again; any other is not failed on a guess.
+// unknown answers for a pod of which neither agent nor API server could tell anything. One whose namespace has rules of the
+// mesh fails, to be checked again; any other passes.
 func (p *plugin) unknown(ctx context.Context, conf cniconf.NetConf, path string, pod podArgs, log *slog.Logger, lookup error) error {
 	if at, err := p.open(path); err == nil {
 		defer at.Close()
@@ -107,13 +107,13 @@ func (p *plugin) status(ctx context.Context, args *skel.CmdArgs) error {
 	return failure{code: types.ErrPluginNotAvailable, what: "istio-cni cannot serve pods of the mesh now", cause: problem}
 }
 
-// answered reports why nobody would tell about a pod: neither the node agent nor, for want of a way to it, the API server.
+// answered reports why a look-up would fail now: the API server cannot be reached, and the node agent does not answer.
 func (p *plugin) answered(ctx context.Context, conf cniconf.NetConf) error {
 	_, problem := kube.NewClient(kube.Config{Kubeconfig: conf.Kubeconfig, Once: true})
 	if problem == nil || conf.RunDir == "" {
 		return problem
 	}
-	ctx, cancel := context.WithTimeout(ctx, agentPatience)
+	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
 	defer cancel()
 	agent, err := agentcall.Dial(ctx, filepath.Join(conf.RunDir, agentcall.SocketName))
 	if err != nil {

@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 
@@ -48,11 +47,7 @@ func (r result) print(w io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("converting the result to CNI version %q: %w", r.version, err)
 	}
-	text, err := json.MarshalIndent(converted, "", "    ")
-	if err != nil {
-		return fmt.Errorf("printing the result: %w", err)
-	}
-	if _, err := w.Write(append(text, '\n')); err != nil {
+	if err := converted.PrintTo(w); err != nil {
 		return fmt.Errorf("printing the result: %w", err)
 	}
 	return nil
