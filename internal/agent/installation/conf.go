@@ -2,7 +2,6 @@ package installation
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,7 +21,7 @@ import (
 const attempts = 5
 
 // conf makes the configuration directory as wanted.
-func (i *Installation) conf(context.Context) (changed bool, err error) {
+func (i *Installation) conf() (changed bool, err error) {
 	for range attempts {
 		var did bool
 		did, err = i.confOnce()
@@ -76,19 +75,16 @@ func (i *Installation) carryOut(dir cniconf.Dir, plan cniconf.Plan, others []str
 	if len(plan.Steps) == 0 || !i.mayWrite(metrics.Config) {
 		return false, nil
 	}
-	if err = i.contend(metrics.Config, rivalOf(dir, plan.Primary, others), plan.Primary); err != nil {
-		return false, err
-	}
-	if !named(dir) {
-		if err = i.usable(); err != nil {
-			return false, err
+	err = i.rewrite(metrics.Config, plan.Primary, otherWriter(dir, plan.Primary, others), func() (err error) {
+		if !named(dir) {
+			if err = i.usable(); err != nil {
+				return err
+			}
 		}
-	}
-	if changed, err = i.take(dir, plan.Steps); err != nil {
-		return changed, withHint(err)
-	}
-	i.wrote(metrics.Config)
-	return changed, nil
+		changed, err = i.take(dir, plan.Steps)
+		return withHint(err)
+	})
+	return changed, err
 }
 
 // named reports whether the runtime runs the plugin already.
@@ -105,10 +101,10 @@ func named(d cniconf.Dir) bool {
 // say logs what a person should know, once.
 func (i *Installation) say(plan cniconf.Plan) {
 	text := strings.Join(append(slices.Clone(plan.Warnings), plan.Waiting, plan.File, plan.Mode.String()), "\n")
-	if text == i.last {
+	if text == i.logged {
 		return
 	}
-	i.last = text
+	i.logged = text
 	for _, w := range plan.Warnings {
 		i.log.Warn("CNI configuration", slog.String("warning", w))
 	}

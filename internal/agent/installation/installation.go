@@ -1,19 +1,19 @@
-// Package installation is the plugin on a node: its program, its kubeconfig and its stanza in the CNI configuration.
+// Package installation keeps the plugin installed on a node: its program, its kubeconfig and its stanza in the CNI
+// configuration.
 //
-// It promises that a node without it comes to have it, in an order in which no pod meets a stanza without a program; that
-// what others change is put back; that what others own is not changed; that a crash at any instant leaves a
-// configuration which the runtime can load; and that Uninstall gives the node back. What is as it should be is not
-// written. It asks nobody but the node's files.
+// It promises that a node without the plugin gets it, in an order in which no pod meets a stanza without a program; that
+// what other programs change is restored; that what they own is not changed; that a crash at any instant leaves a
+// configuration which the runtime can load; and that Uninstall removes all of it. What is as wanted is not written. It
+// reads nothing but the node's files.
 //
-// It never talks to the API server, and it decides nothing about when to leave.
+// It never talks to the API server, and never decides when to uninstall.
 //
-// Start at Installation.Reconcile. Run repeats it; conf.go has the configuration, cache.go the sandboxes that still need
-// the program.
+// Start at Installation.Reconcile. Run repeats it; conf.go has the configuration, conflict.go other writers, cache.go the
+// sandboxes that still need the program.
 package installation
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -67,14 +67,14 @@ type Config struct {
 	// HostRoots are prefixes under which paths of the host may be seen; CacheDir is libcni's cache, a path of the host.
 	HostRoots []string
 	CacheDir  string
-	// Linger is how long the program stays after its stanza is gone, for pods that are being made just now.
-	Linger time.Duration
+	// GracePeriod is how long the program stays after its stanza is gone, for pods that are being created.
+	GracePeriod time.Duration
 }
 
 // Links are the other names of the program beside it.
 func Links() []string { return []string{"istio-iptables", "istio-cni-taint", "istio-cni-repair"} }
 
-// Report is told what others should know. Every field may be nil.
+// Report receives the state of the installation. Every field may be nil.
 type Report struct {
 	Health  *health.State
 	Metrics *metrics.Metrics
@@ -88,23 +88,23 @@ type Installation struct {
 	disk   hostfs.Disk
 	now    func() time.Time
 	report Report
-	nudge  chan struct{}
+	wake   chan struct{}
 
 	mu     sync.Mutex
 	config Config
-	// settled has the artifacts that were as wanted before, so that a difference is somebody else's doing.
-	settled map[metrics.Artifact]bool
-	fights  map[metrics.Artifact]*fight
+	// asWanted has the artifacts that were as wanted before, so that a difference is the work of another program.
+	asWanted map[metrics.Artifact]bool
+	rewrites map[metrics.Artifact]*rewrites
 	// unsynced has the parts that failed: what is as wanted in them now may not be on the disk.
 	unsynced map[string]bool
-	// last is what was said about the configuration, which is not repeated.
-	last string
-	left bool
-	// credentials is the kubeconfig as it was wanted last.
+	// logged is what the log says of the configuration, which is not repeated.
+	logged      string
+	uninstalled bool
+	// credentials is the last kubeconfig that was wanted.
 	credentials []byte
 	// links are the files of the configuration that are symbolic links.
 	links []string
-	// mounts is where the node's directories came from at the start.
+	// mounts is where the node's directories were mounted from at the start.
 	mounts map[string]string
 	// dropIn is the directory of the network that has a drop-in file.
 	dropIn string
@@ -113,41 +113,47 @@ type Installation struct {
 // New makes an Installation; nothing is touched yet. A nil now is the system's clock.
 func New(log *slog.Logger, disk hostfs.Disk, config Config, report Report, now func() time.Time) *Installation {
 	if now == nil {
-		now = time.Now //nolint:forbidigo // the clock that others are given instead of
+		now = time.Now //nolint:forbidigo // the clock that tests replace
 	}
 	if disk.Compared == nil {
 		disk.Compared = &hostfs.Comparisons{}
 	}
+	if report.Health == nil {
+		report.Health = health.NewState(health.Options{})
+	}
+	if report.Metrics == nil {
+		report.Metrics = metrics.New("")
+	}
+	if report.Warn == nil {
+		report.Warn = func(string, string) {}
+	}
 	return &Installation{
-		log: log, disk: disk, now: now, report: report, config: config, nudge: make(chan struct{}, 1),
-		settled: map[metrics.Artifact]bool{}, unsynced: map[string]bool{}, fights: map[metrics.Artifact]*fight{},
+		log: log, disk: disk, now: now, report: report, config: config, wake: make(chan struct{}, 1),
+		asWanted: map[metrics.Artifact]bool{}, unsynced: map[string]bool{}, rewrites: map[metrics.Artifact]*rewrites{},
 	}
 }
 
-// Update changes what the plugin is told. Run makes it so.
+// Update changes the settings in the stanza. Run writes them.
 func (i *Installation) Update(stanza cniconf.Stanza) {
+	i.change(func(w *cniconf.Want) { w.Stanza = stanza })
+}
+
+// DropIns sets whether the node's runtime loads drop-in files, which decides in mode auto.
+func (i *Installation) DropIns(known cniconf.Support) {
+	i.change(func(w *cniconf.Want) { w.DropIns = known })
+}
+
+func (i *Installation) change(change func(*cniconf.Want)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if bytes.Equal(i.config.Want.Stanza.Single(), stanza.Single()) {
+	before := i.config.Want
+	change(&i.config.Want)
+	if before.DropIns == i.config.Want.DropIns && bytes.Equal(before.Stanza.Single(), i.config.Want.Stanza.Single()) {
 		return
 	}
-	i.config.Want.Stanza = stanza
-	i.settled[metrics.Config] = false
-	i.wake()
-}
-
-// DropIns says whether the node's runtime loads drop-in files, which decides in mode auto.
-func (i *Installation) DropIns(known cniconf.Support) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.config.Want.DropIns = known
-	i.settled[metrics.Config] = false
-	i.wake()
-}
-
-func (i *Installation) wake() {
+	i.asWanted[metrics.Config] = false
 	select {
-	case i.nudge <- struct{}{}:
+	case i.wake <- struct{}{}:
 	default:
 	}
 }
@@ -157,38 +163,29 @@ type WaitingError struct{ For string }
 
 func (e *WaitingError) Error() string { return e.For }
 
-// Outcome is what one comparison found.
-type Outcome struct {
-	// Changed are the artifacts that were written.
-	Changed []metrics.Artifact
-	// Again is when to compare again although nothing happened; 0 is not at all.
-	Again time.Duration
-}
-
 // Reconcile compares the node with what is wanted and makes it so: program, kubeconfig, configuration, each of them
-// whatever became of the others, but that no stanza is put in before there are a program and a kubeconfig: it would stop
+// whatever became of the others, but no stanza is inserted before there are a program and a kubeconfig: it would stop
 // every pod of the node. What is there already stays. The error joins those of the parts; those that are a WaitingError
-// go on by themselves.
-func (i *Installation) Reconcile(ctx context.Context) (Outcome, error) {
+// need no action.
+func (i *Installation) Reconcile() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	var out Outcome
-	if i.left {
-		return out, errors.New("the installation was taken back")
+	if i.uninstalled {
+		return errors.New("the installation was taken back")
 	}
 	var errs []error
+	anyChanged := false
 	for _, p := range i.parts() {
-		if err := i.reconcilePart(ctx, p, &out); err != nil {
+		changed, err := i.reconcilePart(p)
+		anyChanged = anyChanged || changed
+		if err != nil {
 			errs = append(errs, err)
 		}
 	}
-	if len(errs) > 0 {
-		return out, oneOrAll(errs)
-	}
-	if len(out.Changed) > 0 && i.report.Metrics != nil {
+	if len(errs) == 0 && anyChanged {
 		i.report.Metrics.Installed(metrics.InstallSuccess)
 	}
-	return out, nil
+	return oneOrAll(errs)
 }
 
 // part is one of the three things that are kept on the node.
@@ -196,53 +193,45 @@ type part struct {
 	name     string
 	artifact metrics.Artifact
 	failure  metrics.InstallResult
-	run      func(context.Context) (bool, error)
+	dirs     []string
+	run      func() (changed bool, err error)
 }
 
 func (i *Installation) parts() []part {
+	c := i.config
 	return []part{
-		{PartBinaries, metrics.Binary, metrics.CopyBinariesFailure, i.binaries},
-		{PartKubeconfig, metrics.Kubeconfig, metrics.CreateKubeconfigFailure, i.kubeconfig},
-		{PartConf, metrics.Config, metrics.CreateCNIConfigFailure, i.conf},
+		{PartBinaries, metrics.Binary, metrics.CopyBinariesFailure, c.BinDirs, i.binaries},
+		{PartKubeconfig, metrics.Kubeconfig, metrics.CreateKubeconfigFailure, []string{c.RunDir}, i.kubeconfig},
+		{PartConf, metrics.Config, metrics.CreateCNIConfigFailure, []string{c.NetDir}, i.conf},
 	}
 }
 
-func (i *Installation) reconcilePart(ctx context.Context, p part, out *Outcome) error {
+func (i *Installation) reconcilePart(p part) (changed bool, err error) {
 	began := i.now()
-	changed, err := p.run(ctx)
-	if changed {
-		out.Changed = append(out.Changed, p.artifact)
-	}
+	changed, err = p.run()
 	if err == nil && i.unsynced[p.name] {
-		err = i.syncAgain(p.name)
+		err = i.syncAgain(p)
 	}
-	if err == nil {
-		i.succeeded(p.name, p.artifact, changed, began)
-		return nil
+	if err != nil {
+		i.unsynced[p.name] = i.unsynced[p.name] || !waits(err)
+		i.failed(p, err)
+		return changed, err
 	}
-	i.unsynced[p.name] = i.unsynced[p.name] || !waits(err)
-	i.failed(p.name, p.failure, err)
-	if again := i.again(p.artifact); again > 0 && (out.Again == 0 || again < out.Again) {
-		out.Again = again
+	if changed && i.asWanted[p.artifact] {
+		i.report.Metrics.Healed(p.artifact, i.now().Sub(began))
 	}
-	return err
+	i.asWanted[p.artifact] = true
+	i.report.Health.Ready(p.name)
+	return changed, nil
 }
 
-// oneOrAll joins errors; a single one stays what it is. The last one waits for those before it, and is no news then.
+// oneOrAll joins errors; a single one stays what it is. A part that waits for another one that failed is left out.
 func oneOrAll(errs []error) error {
-	if len(errs) == 1 {
+	failed := slices.DeleteFunc(slices.Clone(errs), waits)
+	if len(failed) == 0 && len(errs) > 0 || len(errs) == 1 {
 		return errs[0]
 	}
-	var kept []error
-	for _, err := range errs {
-		if !waits(err) {
-			kept = append(kept, err)
-		}
-	}
-	if len(kept) == 0 {
-		return errs[0]
-	}
-	return errors.Join(kept...)
+	return errors.Join(failed...)
 }
 
 // usable reports whether a pod that meets the stanza finds what it needs.
@@ -264,48 +253,30 @@ func executable(file string) bool {
 }
 
 // syncAgain makes durable what a try before this one changed and failed to sync.
-func (i *Installation) syncAgain(part string) error {
-	dirs := map[string][]string{
-		PartBinaries: i.config.BinDirs, PartKubeconfig: {i.config.RunDir}, PartConf: {i.config.NetDir},
-	}[part]
-	for _, dir := range dirs {
+func (i *Installation) syncAgain(p part) error {
+	for _, dir := range p.dirs {
 		if err := i.disk.SyncDir(dir); err != nil {
 			return withHint(err)
 		}
 	}
-	delete(i.unsynced, part)
+	delete(i.unsynced, p.name)
 	return nil
 }
 
-func (i *Installation) failed(part string, result metrics.InstallResult, err error) {
-	if i.report.Health != nil {
-		i.report.Health.NotReady(part, err.Error())
-	}
-	var waiting *WaitingError
-	var fighting *fightError
-	if i.report.Metrics == nil || errors.As(err, &waiting) || errors.As(err, &fighting) {
-		return
-	}
-	if part == PartKubeconfig && errors.Is(err, errServiceAccount) {
-		result = metrics.ReadServiceAccountFailure
-	}
-	i.report.Metrics.Installed(result)
-}
-
-func (i *Installation) succeeded(part string, a metrics.Artifact, changed bool, began time.Time) {
-	if changed && i.settled[a] && i.report.Metrics != nil {
-		i.report.Metrics.Healed(a, i.now().Sub(began))
-	}
-	i.settled[a] = true
-	if i.report.Health != nil {
-		i.report.Health.Ready(part)
+func (i *Installation) failed(p part, err error) {
+	i.report.Health.NotReady(p.name, err.Error())
+	switch {
+	case waits(err) || waitOf(err) > 0:
+	case errors.Is(err, errServiceAccount):
+		i.report.Metrics.Installed(metrics.ReadServiceAccountFailure)
+	default:
+		i.report.Metrics.Installed(p.failure)
 	}
 }
 
 // binaries copies the program and links its other names to it.
-func (i *Installation) binaries(context.Context) (bool, error) {
+func (i *Installation) binaries() (changed bool, err error) {
 	var errs []error
-	changed := false
 	for _, dir := range i.config.BinDirs {
 		did, err := i.bin(dir)
 		changed = changed || did
@@ -331,55 +302,38 @@ func (i *Installation) bin(dir string) (changed bool, err error) {
 	return changed, nil
 }
 
-// programFile makes the program or one of its other names, unless it is not to be written.
-func (i *Installation) programFile(name, file string) (bool, error) {
-	main := name == cniconf.PluginType
-	leave := slices.Contains(i.config.Skip, name) || !i.config.Update && exists(file) || !i.mayWrite(metrics.Binary)
-	switch {
-	case leave && main && !executable(file):
-		return false, &WaitingError{For: fmt.Sprintf("waiting for the program %q, which is not to be written", file)}
-	case leave:
-		return false, nil
-	case main:
-		return i.guarded(metrics.Binary, func() (bool, error) { return i.copyProgram(file) })
-	}
-	return i.guarded(metrics.Binary, func() (bool, error) { return i.link(file) })
-}
-
 const programMode = 0o755
 
-func (i *Installation) copyProgram(file string) (bool, error) {
-	same, err := i.disk.Identical(i.config.Source, file, programMode)
-	if err == nil && same {
+// programFile makes the program or one of its other names, unless it is not to be written.
+func (i *Installation) programFile(name, file string) (changed bool, err error) {
+	main := name == cniconf.PluginType
+	if slices.Contains(i.config.Skip, name) || !i.config.Update && exists(file) || !i.mayWrite(metrics.Binary) {
+		if main && !executable(file) {
+			return false, &WaitingError{For: fmt.Sprintf("waiting for the program %q, which is not to be written", file)}
+		}
 		return false, nil
 	}
-	if err := i.contendOver(metrics.Binary, file); err != nil {
-		return false, err
+	write := func() (err error) {
+		changed, err = i.disk.Symlink(cniconf.PluginType, file)
+		return err
 	}
-	return i.disk.Copy(i.config.Source, file, programMode)
-}
-
-func (i *Installation) link(file string) (bool, error) {
-	if target, err := os.Readlink(file); err == nil && target == cniconf.PluginType {
-		return false, nil
+	target, _ := os.Readlink(file)
+	same := target == cniconf.PluginType
+	if main {
+		write = func() (err error) {
+			changed, err = i.disk.Copy(i.config.Source, file, programMode)
+			return err
+		}
+		same, err = i.disk.Identical(i.config.Source, file, programMode)
 	}
-	if err := i.contendOver(metrics.Binary, file); err != nil {
-		return false, err
+	if err == nil && !same {
+		err = i.rewriteFile(metrics.Binary, file, write)
 	}
-	return i.disk.Symlink(cniconf.PluginType, file)
-}
-
-// guarded remembers a write for the count of fights.
-func (i *Installation) guarded(a metrics.Artifact, work func() (bool, error)) (bool, error) {
-	did, err := work()
-	if did {
-		i.wrote(a)
-	}
-	return did, err
+	return changed, err
 }
 
 // mayWrite is false after the first installation when nothing is to be put back.
-func (i *Installation) mayWrite(a metrics.Artifact) bool { return i.config.Reinstall || !i.settled[a] }
+func (i *Installation) mayWrite(a metrics.Artifact) bool { return i.config.Reinstall || !i.asWanted[a] }
 
 func exists(file string) bool {
 	_, _, err := hostfs.ReadFile(file, 0)

@@ -166,8 +166,7 @@ func (n *node) agent() *installation.Installation {
 
 func (n *node) reconcile(a *installation.Installation) error {
 	n.t.Helper()
-	_, err := a.Reconcile(n.t.Context())
-	return err
+	return a.Reconcile()
 }
 
 // loaded is what the runtime would run. A runtime lists the directory first and reads its files then; of one that got
@@ -382,7 +381,7 @@ func (k *killed) kill(w way) bool {
 	k.t.Helper()
 	n := k.node()
 	defer func() { must(k.t, os.RemoveAll(n.root)) }()
-	install := func() { _, _ = n.agent().Reconcile(k.t.Context()) }
+	install := func() { _ = n.agent().Reconcile() }
 	if k.work != "installing" {
 		install()
 	}

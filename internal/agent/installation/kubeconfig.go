@@ -2,7 +2,6 @@ package installation
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -27,7 +26,7 @@ const (
 var errServiceAccount = errors.New("reading the service account")
 
 // kubeconfig writes the file where the stanza sends the plugin to look for it.
-func (i *Installation) kubeconfig(context.Context) (bool, error) {
+func (i *Installation) kubeconfig() (bool, error) {
 	file, err := i.config.kubeconfigFile()
 	if err != nil {
 		return false, err
@@ -37,7 +36,7 @@ func (i *Installation) kubeconfig(context.Context) (bool, error) {
 		return false, err
 	}
 	if !bytes.Equal(text, i.credentials) {
-		i.credentials, i.settled[metrics.Kubeconfig] = text, false // a rotation is no tampering
+		i.credentials, i.asWanted[metrics.Kubeconfig] = text, false // a rotation is not the work of another program
 	}
 	if err = i.disk.MkdirAll(i.config.RunDir, i.config.RunDirMode); err != nil {
 		return false, withHint(err)
@@ -47,13 +46,10 @@ func (i *Installation) kubeconfig(context.Context) (bool, error) {
 	if err == nil && bytes.Equal(now, text) && mode.Perm() == i.config.KubeconfigMode {
 		return false, nil
 	}
-	if err := i.contendOver(metrics.Kubeconfig, file); err != nil {
+	write := func() error { return withHint(i.disk.WriteFile(file, text, i.config.KubeconfigMode)) }
+	if err := i.rewriteFile(metrics.Kubeconfig, file, write); err != nil {
 		return false, err
 	}
-	if err := i.disk.WriteFile(file, text, i.config.KubeconfigMode); err != nil {
-		return false, withHint(err)
-	}
-	i.wrote(metrics.Kubeconfig)
 	server := net.JoinHostPort(i.config.Server.Host, i.config.Server.Port)
 	i.log.Info("wrote kubeconfig", slog.String("file", file), slog.String("server", server),
 		slog.Int("ca_bytes", len(trust.CA)))

@@ -27,9 +27,8 @@ const comparing = 15 * time.Second
 // notCompared is why a part is not ready that was, and of which nothing is known any more.
 const notCompared = "no comparison with the node's files was completed in time: a disk or a file server may hang"
 
-// settling is how long the directory must be quiet before the next look. Programs write a file in several steps, and a
-// look at each of them would be one too many.
-const settling = 10 * time.Millisecond
+// debounce is how long a burst of changes may last: programs write a file in several steps.
+const debounce = 10 * time.Millisecond
 
 // ErrGone is a directory that was removed under its mount. Only a new start of the container helps.
 var ErrGone = errors.New("the directory was removed or moved on the node while this container holds it: it must be started again")
@@ -44,9 +43,10 @@ func (i *Installation) Run(ctx context.Context) error {
 		i.expect(comparing)
 		i.watch(watch)
 		wait := longestRetry
-		switch out, err := i.Reconcile(ctx); {
-		case out.Again > 0:
-			wait = out.Again
+		err := i.Reconcile()
+		switch conflict := waitOf(err); {
+		case conflict > 0:
+			wait = conflict
 		case err != nil && !waits(err):
 			i.log.ErrorContext(ctx, "the installation is not as wanted", errAttr(err))
 			wait, retry = retry, min(2*retry, longestRetry)
@@ -66,9 +66,7 @@ func (i *Installation) Run(ctx context.Context) error {
 // watch sets what is watched. What the kernel does not watch is polled, and logged by the watch.
 func (i *Installation) watch(watch *hostfs.Watch) {
 	watch.Set(i.watched()...)
-	if i.report.Metrics != nil {
-		i.report.Metrics.Polled(watch.Polling())
-	}
+	i.report.Metrics.Polled(watch.Polling())
 }
 
 func waits(err error) bool {
@@ -76,120 +74,77 @@ func waits(err error) bool {
 	return errors.As(err, &waiting)
 }
 
-// sleep waits for a reason to look again. It reports false when the context ends.
+// partLoop is the loop's name in the health state.
+const partLoop = "install-loop"
+
+// sleep waits for a reason to compare again. It reports false when the context ends.
+//
+// The loop counts as alive only while it sleeps. A call that hangs on the node's files makes the agent not ready, see
+// comparing, but not dead: no restart helps against it, as the kernel ends no process in such a call and the next one
+// would make the same call, and it would end the sockets and the repair of pods, which need none of these files.
 func (i *Installation) sleep(ctx context.Context, watch *hostfs.Watch, longest time.Duration) bool {
-	beat := i.beat()
-	defer i.rest(beat)
+	i.report.Health.Beat(partLoop, longest)
+	defer i.report.Health.Rest(partLoop)
 	timer := time.NewTimer(longest)
 	defer timer.Stop()
+	changed := watch.Changed()
 	for {
 		select {
 		case <-ctx.Done():
 			return false
-		case <-i.nudge:
+		case <-i.wake:
 			return true
 		case <-timer.C:
 			return true
-		case <-beat.C:
-			i.alive()
-		case <-watch.Changed():
-			return i.settle(ctx)
+		case <-changed:
+			changed = nil
+			timer.Reset(debounce)
 		}
-	}
-}
-
-// settle lets a burst of changes end.
-func (i *Installation) settle(ctx context.Context) bool {
-	timer := time.NewTimer(settling)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
-}
-
-// beatEvery is the rhythm in which the loop shows that it is alive.
-const beatEvery = 20 * time.Second
-
-// partLoop is the loop's name in the health state.
-const partLoop = "install-loop"
-
-func (i *Installation) beat() *time.Ticker {
-	i.alive()
-	return time.NewTicker(beatEvery)
-}
-
-// rest ends the beats before the node's files are touched. A call that hangs there makes the agent not ready, see comparing,
-// but not dead: no restart helps against it, as the kernel ends no process in such a call and the next one would make the
-// same call, and it would end the sockets and the repair of pods, which need none of these files.
-func (i *Installation) rest(beat *time.Ticker) {
-	beat.Stop()
-	if i.report.Health != nil {
-		i.report.Health.Rest(partLoop)
 	}
 }
 
 // expect makes the parts not ready if no comparison ends within this time.
 func (i *Installation) expect(within time.Duration) {
-	if i.report.Health == nil {
-		return
-	}
 	for _, p := range i.parts() {
 		i.report.Health.Expect(p.name, within, notCompared)
 	}
 }
 
-func (i *Installation) alive() {
-	if i.report.Health != nil {
-		i.report.Health.Beat(partLoop, beatEvery)
-	}
-}
-
-// watched are all files whose change is a reason to look.
+// watched are all files whose change is a reason to compare.
 func (i *Installation) watched() []hostfs.Path {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	c := i.config
-	paths := []hostfs.Path{
-		{Name: c.NetDir, Only: func(name string) bool {
-			return cniconf.Candidate(name) || cniconf.Saved(name) || name == c.Want.ConfName || !strings.Contains(name, ".")
-		}},
-		{Name: c.Token},
-	}
-	if c.CA != "" {
-		paths = append(paths, hostfs.Path{Name: c.CA})
-	}
-	if c.OldKubeconfig != "" {
-		paths = append(paths, hostfs.Path{Name: c.OldKubeconfig})
-	}
-	if file, err := c.kubeconfigFile(); err == nil {
-		paths = append(paths, hostfs.Path{Name: file})
-	}
+	kubeconfig, _ := c.kubeconfigFile() // empty if there is none
+	names := append([]string{c.Token, c.CA, c.OldKubeconfig, kubeconfig}, i.links...)
 	for _, dir := range c.BinDirs {
 		for _, name := range append(Links(), cniconf.PluginType) {
-			paths = append(paths, hostfs.Path{Name: filepath.Join(dir, name)})
+			names = append(names, filepath.Join(dir, name))
 		}
 	}
-	for _, link := range i.links {
-		paths = append(paths, hostfs.Path{Name: link})
-	}
 	if i.dropIn != "" {
-		paths = append(paths, hostfs.Path{Name: filepath.Join(c.NetDir, i.dropIn)})
+		names = append(names, filepath.Join(c.NetDir, i.dropIn))
+	}
+	paths := []hostfs.Path{{Name: c.NetDir, Only: func(name string) bool {
+		return cniconf.Candidate(name) || cniconf.Saved(name) || name == c.Want.ConfName || !strings.Contains(name, ".")
+	}}}
+	for _, name := range names {
+		if name != "" {
+			paths = append(paths, hostfs.Path{Name: name})
+		}
 	}
 	return paths
 }
 
-// gone gives a directory that was removed or moved away under its mount.
+// gone returns a directory that was removed or moved away under its mount.
 func (i *Installation) gone() string {
-	known := i.mounts != nil
-	if !known {
+	first := i.mounts == nil
+	if first {
 		i.mounts = map[string]string{}
 	}
 	for _, dir := range append([]string{i.config.NetDir, i.config.RunDir}, i.config.BinDirs...) {
 		from := hostfs.MountedFrom(dir)
-		if !known {
+		if first {
 			i.mounts[dir] = from
 		}
 		if hostfs.Gone(dir) || i.mounts[dir] != from {
@@ -267,7 +222,7 @@ func (i *Installation) Until(ctx context.Context) error {
 	defer watch.Close()
 	for {
 		i.watch(watch)
-		_, err := i.Reconcile(ctx)
+		err := i.Reconcile()
 		if err == nil || !waits(err) {
 			return err
 		}

@@ -30,7 +30,7 @@ type Left struct {
 func (i *Installation) Uninstall(ctx context.Context) (Left, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.left = true
+	i.uninstalled = true
 	gone, err := i.removeConf()
 	errs := []error{err}
 	if i.config.OldKubeconfig != "" && gone {
@@ -120,7 +120,7 @@ func (i *Installation) remove(file string) error {
 
 // removeProgram removes the copies and their links unless somebody needs them.
 func (i *Installation) removeProgram(ctx context.Context) (Left, error) {
-	if !i.linger(ctx) {
+	if !i.waitGracePeriod(ctx) {
 		return i.keep("the agent was told to end at once"), nil
 	}
 	if why := i.needed(); why != "" {
@@ -167,9 +167,9 @@ func (i *Installation) keep(why string) Left {
 	return left
 }
 
-// linger waits for pods that are being made, whose runtime has read the configuration already.
-func (i *Installation) linger(ctx context.Context) bool {
-	timer := time.NewTimer(i.config.Linger)
+// waitGracePeriod waits for pods that are being created, whose runtime has read the configuration already.
+func (i *Installation) waitGracePeriod(ctx context.Context) bool {
+	timer := time.NewTimer(i.config.GracePeriod)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():

@@ -18,9 +18,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
-// Linger is for how long the program stays on the node after its stanza: runtimes reload a configuration within a second,
+// GracePeriod is for how long the program stays on the node after its stanza: runtimes reload a configuration within a second,
 // and a pod that is being created has read the old one.
-const Linger = 2 * time.Second
+const GracePeriod = 2 * time.Second
 
 // LogSocketName is the name that the plugin knows of the log socket in the run directory.
 const LogSocketName = "log.sock"

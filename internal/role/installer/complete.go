@@ -92,7 +92,7 @@ func (d *draft) places() {
 		mode = 0o640
 	}
 	d.Want.FileMode = uint32(mode)
-	d.Linger = nodeagent.Linger
+	d.GracePeriod = nodeagent.GracePeriod
 	d.CacheDir, d.HostRoots = d.Places.Cache, d.Places.Roots
 	d.OldKubeconfig = path.Join(d.NetDir, d.oldKubeconfig)
 	d.Token = path.Join(d.serviceAccountDir, "token")
