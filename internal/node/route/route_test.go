@@ -106,6 +106,21 @@ func check(t *testing.T, path string, w route.Want) []string {
 	return missing
 }
 
+// complete holds Check to finding nothing.
+func complete(t *testing.T, path string, w route.Want) {
+	t.Helper()
+	if missing := check(t, path, w); missing != nil {
+		t.Errorf("Check says %q", missing)
+	}
+}
+
+func same[T any](t *testing.T, what string, want, got T) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
 func leftovers(t *testing.T, path string) route.Want {
 	t.Helper()
 	var w route.Want
@@ -160,9 +175,7 @@ func TestApplyMakesWhatTheIPCommandMakes(t *testing.T) {
 	t.Parallel()
 	ours, theirs := newNamespace(t), newNamespace(t, byHand()...)
 	apply(t, ours, wantAll())
-	if diff := cmp.Diff(state(t, theirs), state(t, ours)); diff != "" {
-		t.Errorf("made by the ip command (-) and by Apply (+):\n%s", diff)
-	}
+	same(t, "made by the ip command (-) and by Apply (+)", state(t, theirs), state(t, ours))
 	if got, want := ip(t, ours, "rule"), "from all fwmark 0x539 lookup 133\n"; !strings.Contains(got, want) {
 		t.Errorf("ip rule prints\n%s, want a line %q", got, want)
 	}
@@ -172,14 +185,8 @@ func TestApplyMakesWhatTheIPCommandMakes(t *testing.T) {
 			t.Errorf("ip %s prints %q, want %q", args, got, want)
 		}
 	}
-}
-
-func TestApplyDeliversMarkedPacketsLocally(t *testing.T) {
-	t.Parallel()
-	path := newNamespace(t)
-	apply(t, path, wantAll())
 	for _, query := range []string{"route get 192.0.2.1 mark 1337", "route get 2001:db8::1 mark 1337"} {
-		if got := ip(t, path, query); !strings.HasPrefix(got, "local ") || !strings.Contains(got, " dev lo table 133 ") {
+		if got := ip(t, ours, query); !strings.HasPrefix(got, "local ") || !strings.Contains(got, " dev lo table 133 ") {
 			t.Errorf("ip %s prints %q", query, got)
 		}
 	}
@@ -204,26 +211,6 @@ func section(state, args string) string {
 	return text
 }
 
-func TestApplyTwiceChangesNothing(t *testing.T) {
-	t.Parallel()
-	for name, setup := range map[string][]string{"in an empty namespace": nil, "among foreign objects": foreign()} {
-		t.Run(name, func(t *testing.T) {
-			path := newNamespace(t, setup...)
-			apply(t, path, wantAll())
-			once := state(t, path)
-			for range 3 {
-				apply(t, path, wantAll())
-			}
-			if diff := cmp.Diff(once, state(t, path)); diff != "" {
-				t.Errorf("applied once (-) and again (+):\n%s", diff)
-			}
-			if missing := check(t, path, wantAll()); missing != nil {
-				t.Errorf("after Apply, Check says %q", missing)
-			}
-		})
-	}
-}
-
 func TestRemoveAfterApplyLeavesTheNamespaceAsItWas(t *testing.T) {
 	t.Parallel()
 	for name, setup := range map[string][]string{"that was empty": nil, "with foreign objects": foreign()} {
@@ -231,16 +218,18 @@ func TestRemoveAfterApplyLeavesTheNamespaceAsItWas(t *testing.T) {
 			path := newNamespace(t, setup...)
 			before := state(t, path)
 			apply(t, path, wantAll())
-			if state(t, path) == before {
+			once := state(t, path)
+			if once == before {
 				t.Fatal("Apply did nothing")
 			}
-			remove(t, path, wantAll())
-			if diff := cmp.Diff(before, state(t, path)); diff != "" {
-				t.Errorf("before (-) and after (+):\n%s", diff)
+			complete(t, path, wantAll())
+			for range 3 {
+				apply(t, path, wantAll())
 			}
-			remove(t, path, wantAll())
-			if diff := cmp.Diff(before, state(t, path)); diff != "" {
-				t.Errorf("before (-) and after a second Remove (+):\n%s", diff)
+			same(t, "applied again", once, state(t, path))
+			for range 2 {
+				remove(t, path, wantAll())
+				same(t, "changed", before, state(t, path))
 			}
 		})
 	}
@@ -264,7 +253,7 @@ func TestApplyCompletesWhatIsThere(t *testing.T) {
 		}
 		apply(t, path, wantAll())
 		if diff := cmp.Diff(state(t, want), state(t, path)); diff != "" {
-			t.Errorf("with %q, want (-) and got (+):\n%s", setup, diff)
+			t.Errorf("with %q, difference:\n%s", setup, diff)
 		}
 	}
 }
@@ -356,12 +345,8 @@ func TestApplyLeavesOneRule(t *testing.T) {
 				t.Errorf("Check says %q, want %q", missing, tt.says)
 			}
 			apply(t, path, w)
-			if diff := cmp.Diff(tt.want, ownRules(t, path)); diff != "" {
-				t.Errorf("want (-) and got (+):\n%s", diff)
-			}
-			if missing := check(t, path, w); missing != nil {
-				t.Errorf("after Apply, Check says %q", missing)
-			}
+			same(t, "difference", tt.want, ownRules(t, path))
+			complete(t, path, w)
 			remove(t, path, w)
 			if got := ownRules(t, path); slices.Contains(strings.Split(got, "\n"), "32765: "+ours) {
 				t.Errorf("after Remove there is\n%s", got)
@@ -387,13 +372,9 @@ func TestApplyKeepsARouteOfAnotherMetric(t *testing.T) {
 	t.Parallel()
 	path := newNamespace(t, append(byHand()[:3:3], "-6 route add local default dev lo metric 5 table 133", byHand()[4])...)
 	before := state(t, path)
-	if missing := check(t, path, wantAll()); missing != nil {
-		t.Errorf("Check says %q", missing)
-	}
+	complete(t, path, wantAll())
 	apply(t, path, wantAll())
-	if diff := cmp.Diff(before, state(t, path)); diff != "" {
-		t.Errorf("before (-) and after (+):\n%s", diff)
-	}
+	same(t, "changed", before, state(t, path))
 }
 
 func TestRemoveTakesEveryRepetition(t *testing.T) {
@@ -407,9 +388,7 @@ func TestRemoveTakesEveryRepetition(t *testing.T) {
 		ip(t, path, command)
 	}
 	remove(t, path, wantAll())
-	if diff := cmp.Diff(before, state(t, path)); diff != "" {
-		t.Errorf("before (-) and after (+):\n%s", diff)
-	}
+	same(t, "changed", before, state(t, path))
 }
 
 // The kernel removes the first rule that agrees with what it is told, and cannot be told to spare a narrower one.
@@ -424,16 +403,12 @@ func TestRemoveSparesANarrowerRuleOfTheSamePriority(t *testing.T) {
 	if err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("error %v, want one that starts with %q", err, want)
 	}
-	if diff := cmp.Diff(before, state(t, path)); diff != "" {
-		t.Errorf("before (-) and after (+):\n%s", diff)
-	}
-}
+	same(t, "changed", before, state(t, path))
 
-func TestApplySaysWhenANarrowerRuleTakesThePlace(t *testing.T) {
-	t.Parallel()
-	path := newNamespace(t, "rule add from 10.0.0.0/8 fwmark 1337 lookup 133 priority 0")
-	err := netns.Do(path, func() error { return route.Apply(route.Want{Policy: []route.Policy{v4(1337, 133)}}) })
-	want := `adding policy rule "fwmark 0x539 lookup 133" (IPv4): file exists: a rule that selects by more`
+	// Apply cannot add a rule where a narrower one has the priority that the kernel chooses.
+	path = newNamespace(t, "rule add from 10.0.0.0/8 fwmark 1337 lookup 133 priority 0")
+	err = netns.Do(path, func() error { return route.Apply(route.Want{Policy: []route.Policy{v4(1337, 133)}}) })
+	want = `adding policy rule "fwmark 0x539 lookup 133" (IPv4): file exists: a rule that selects by more`
 	if err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("error %v, want one that starts with %q", err, want)
 	}
@@ -471,14 +446,10 @@ func TestARuleWithAnUnknownSelectorIsForeign(t *testing.T) {
 		t.Errorf("Check says %q", missing)
 	}
 	apply(t, path, w)
-	if missing := check(t, path, w); missing != nil {
-		t.Errorf("after Apply, Check says %q", missing)
-	}
+	complete(t, path, w)
 	remove(t, path, w)
 	ip(t, path, "route add local default dev lo table 133")
-	if diff := cmp.Diff(before, state(t, path)); diff != "" {
-		t.Errorf("before (-) and after (+):\n%s", diff)
-	}
+	same(t, "changed", before, state(t, path))
 }
 
 func TestMarksAndTablesOfAnySize(t *testing.T) {
@@ -491,22 +462,16 @@ func TestMarksAndTablesOfAnySize(t *testing.T) {
 			w := route.Want{Policy: []route.Policy{v4(n, n), v6(n, n)}}
 			apply(t, path, w)
 			apply(t, path, w)
-			if missing := check(t, path, w); missing != nil {
-				t.Errorf("after Apply, Check says %q", missing)
-			}
+			complete(t, path, w)
 			want := fmt.Sprintf("32765:\tfrom all fwmark %#x lookup %d\n", n, n)
 			for _, family := range []string{"-4", "-6"} {
 				if got := ip(t, path, family+" rule"); strings.Count(got, want) != 1 {
 					t.Errorf("ip %s rule prints\n%s, want one line %q", family, got, want)
 				}
 			}
-			if diff := cmp.Diff(w, leftovers(t, path)); diff != "" {
-				t.Errorf("Leftovers, want (-) and got (+):\n%s", diff)
-			}
+			same(t, "Leftovers, difference", w, leftovers(t, path))
 			remove(t, path, w)
-			if diff := cmp.Diff(before, state(t, path)); diff != "" {
-				t.Errorf("before (-) and after (+):\n%s", diff)
-			}
+			same(t, "changed", before, state(t, path))
 		})
 	}
 }
@@ -522,49 +487,27 @@ func TestCheckSaysWhatIsMissingAndWritesNothing(t *testing.T) {
 		`route "local default dev lo table 133" (IPv6) is missing`,
 		`policy rule "fwmark 0x539 lookup 133" (IPv6) is missing`,
 	}
-	if diff := cmp.Diff(want, check(t, path, wantAll())); diff != "" {
-		t.Errorf("want (-) and got (+):\n%s", diff)
-	}
-	if missing := check(t, path, route.Want{}); missing != nil {
-		t.Errorf("of nothing wanted, Check says %q", missing)
-	}
-	if diff := cmp.Diff(before, state(t, path)); diff != "" {
-		t.Errorf("before (-) and after (+):\n%s", diff)
-	}
+	same(t, "difference", want, check(t, path, wantAll()))
+	complete(t, path, route.Want{})
+	same(t, "changed", before, state(t, path))
 }
 
-func TestTheAddressWithAWiderPrefixIsEnoughAndStays(t *testing.T) {
+func TestTheAddressWithAWiderPrefixServesAndOneOfAnotherInterfaceDoesNot(t *testing.T) {
 	t.Parallel()
-	path := newNamespace(t, "-6 addr add ::6/64 dev lo")
-	before := state(t, path)
-	w := route.Want{PassthroughV6: true}
-	if missing := check(t, path, w); missing != nil {
-		t.Errorf("Check says %q", missing)
-	}
-	apply(t, path, w)
-	if left := leftovers(t, path); left.PassthroughV6 {
-		t.Error("Leftovers gives it")
-	}
-	remove(t, path, w)
-	if diff := cmp.Diff(before, state(t, path)); diff != "" {
-		t.Errorf("before (-) and after (+):\n%s", diff)
-	}
-}
-
-func TestTheAddressOnAnotherInterfaceIsNotOurs(t *testing.T) {
-	t.Parallel()
-	path := newNamespace(t, "link add veth0 type veth peer name veth1", "-6 addr add ::6/128 dev veth0 nodad")
-	before := state(t, path)
-	w := route.Want{PassthroughV6: true}
-	if missing := check(t, path, w); len(missing) != 1 {
-		t.Errorf("Check says %q", missing)
-	}
-	remove(t, path, w)
-	if left := leftovers(t, path); left.PassthroughV6 {
-		t.Error("Leftovers gives it")
-	}
-	if diff := cmp.Diff(before, state(t, path)); diff != "" {
-		t.Errorf("before (-) and after (+):\n%s", diff)
+	for command, missing := range map[string]int{"-6 addr add ::6/64 dev lo": 0, "-6 addr add ::6/128 dev veth0 nodad": 1} {
+		path := newNamespace(t, "link add veth0 type veth peer name veth1", command)
+		before, w := state(t, path), route.Want{PassthroughV6: true}
+		if got := check(t, path, w); len(got) != missing {
+			t.Errorf("%s: Check says %q", command, got)
+		}
+		if missing == 0 {
+			apply(t, path, w)
+		}
+		if left := leftovers(t, path); left.PassthroughV6 {
+			t.Errorf("%s: Leftovers gives it", command)
+		}
+		remove(t, path, w)
+		same(t, "changed", before, state(t, path))
 	}
 }
 
@@ -639,20 +582,14 @@ func TestLeftovers(t *testing.T) {
 			}
 			made := state(t, path)
 			got := leftovers(t, path)
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("want (-) and got (+):\n%s", diff)
-			}
-			if diff := cmp.Diff(made, state(t, path)); diff != "" {
-				t.Errorf("Leftovers changed something, before (-) and after (+):\n%s", diff)
-			}
+			same(t, "difference", tt.want, got)
+			same(t, "Leftovers changed something", made, state(t, path))
 			remove(t, path, got)
 			want := made
 			if len(got.Policy) > 0 {
 				want = before
 			}
-			if diff := cmp.Diff(want, state(t, path)); diff != "" {
-				t.Errorf("after Remove, want (-) and got (+):\n%s", diff)
-			}
+			same(t, "after Remove, difference", want, state(t, path))
 		})
 	}
 }
@@ -660,46 +597,34 @@ func TestLeftovers(t *testing.T) {
 func TestApplyInANamespaceThatLacksSomething(t *testing.T) {
 	t.Parallel()
 	const noV6 = "IPv6 is disabled on lo; set net.ipv6.conf.lo.disable_ipv6=0"
+	disable := func(link string) func(*testing.T, string) {
+		return func(t *testing.T, path string) {
+			t.Helper()
+			netnstest.Set(t, path, "net/ipv6/conf/"+link+"/disable_ipv6", "1")
+		}
+	}
+	command := func(args string) func(*testing.T, string) {
+		return func(t *testing.T, path string) { t.Helper(); ip(t, path, args) }
+	}
+	const routeOf = `adding route "local default dev lo table 133" `
 	tests := []struct {
 		name    string
 		prepare func(t *testing.T, path string)
 		says    []string
-		rules   []string // families in which there is the rule afterwards
+		rules   string // the family in which there is the rule afterwards
 	}{
 		{
-			"IPv6, on lo",
-			func(t *testing.T, path string) {
-				t.Helper()
-				netnstest.Set(t, path, "net/ipv6/conf/lo/disable_ipv6", "1")
-			},
-			[]string{
-				"adding ::6/128 to lo: permission denied: " + noV6,
-				`adding route "local default dev lo table 133" (IPv6): permission denied: ` + noV6,
-			},
-			[]string{"-4"},
+			"IPv6, on lo", disable("lo"),
+			[]string{"adding ::6/128 to lo: permission denied: " + noV6, routeOf + `(IPv6): permission denied: ` + noV6}, "-4",
+		},
+		{"IPv6, everywhere", disable("all"), []string{"adding ::6/128 to lo: permission denied: " + noV6}, "-4"},
+		{
+			"a loopback interface that is up", command("link set lo down"),
+			[]string{routeOf + `(IPv6): network is down: lo is down; bring it up first`}, "-4",
 		},
 		{
-			"IPv6, everywhere",
-			func(t *testing.T, path string) {
-				t.Helper()
-				netnstest.Set(t, path, "net/ipv6/conf/all/disable_ipv6", "1")
-			},
-			[]string{"adding ::6/128 to lo: permission denied: " + noV6},
-			[]string{"-4"},
-		},
-		{
-			"a loopback interface that is up",
-			func(t *testing.T, path string) { t.Helper(); ip(t, path, "link set lo down") },
-			[]string{
-				`adding route "local default dev lo table 133" (IPv6): network is down: lo is down; bring it up first`,
-			},
-			[]string{"-4"},
-		},
-		{
-			"a table of its own",
-			func(t *testing.T, path string) { t.Helper(); ip(t, path, "route add unreachable default table 133") },
-			[]string{`adding route "local default dev lo table 133" (IPv4): file exists: the table has another default route`},
-			[]string{"-6"},
+			"a table of its own", command("route add unreachable default table 133"),
+			[]string{routeOf + `(IPv4): file exists: the table has another default route`}, "-6",
 		},
 	}
 	for _, tt := range tests {
@@ -716,7 +641,7 @@ func TestApplyInANamespaceThatLacksSomething(t *testing.T) {
 			}
 			for _, family := range []string{"-4", "-6"} {
 				got := strings.Contains(ip(t, path, family+" rule"), "fwmark 0x539 lookup 133")
-				if got != slices.Contains(tt.rules, family) {
+				if got != (tt.rules == family) {
 					t.Errorf("ip %s rule has the rule: %v", family, got)
 				}
 			}
@@ -724,9 +649,7 @@ func TestApplyInANamespaceThatLacksSomething(t *testing.T) {
 				t.Error("Check finds nothing missing")
 			}
 			remove(t, path, wantAll())
-			if diff := cmp.Diff(before, state(t, path)); diff != "" {
-				t.Errorf("before (-) and after (+):\n%s", diff)
-			}
+			same(t, "changed", before, state(t, path))
 		})
 	}
 }
@@ -752,9 +675,7 @@ func TestAnInvalidWantIsRefusedBeforeAnythingIsDone(t *testing.T) {
 			return nil
 		})
 	}
-	if diff := cmp.Diff(before, state(t, path)); diff != "" {
-		t.Errorf("before (-) and after (+):\n%s", diff)
-	}
+	same(t, "changed", before, state(t, path))
 }
 
 func TestAddresses(t *testing.T) {
@@ -768,22 +689,9 @@ func TestAddresses(t *testing.T) {
 	var got []netip.Addr
 	in(t, path, func() (err error) { got, err = route.Addresses(); return err })
 	// Of lo, eth0 and eth1, in each family.
-	const want = "[127.0.0.1 10.1.0.1 10.0.0.2 10.0.0.3 ::1 192.0.2.9 fd00::1 fd00::5]"
-	if fmt.Sprint(got) != want {
-		t.Errorf("got %v, want %s", got, want)
-	}
-}
-
-func TestAddressesOfAnEmptyNamespace(t *testing.T) {
-	t.Parallel()
-	path := netnstest.New(t)
-	in(t, path, func() error {
-		got, err := route.Addresses()
-		if len(got) != 0 {
-			t.Errorf("got %v", got)
-		}
-		return err
-	})
+	same(t, "difference", "[127.0.0.1 10.1.0.1 10.0.0.2 10.0.0.3 ::1 192.0.2.9 fd00::1 fd00::5]", fmt.Sprint(got))
+	in(t, netnstest.New(t), func() (err error) { got, err = route.Addresses(); return err })
+	same(t, "in an empty namespace", "[]", fmt.Sprint(got))
 }
 
 // What one thread does in its namespace must not be seen in another's: sockets open where the caller is.
@@ -801,7 +709,7 @@ func TestConcurrentCallsStayInTheirNamespaces(t *testing.T) {
 					}
 					left, err := route.Leftovers()
 					if diff := cmp.Diff(w, left); diff != "" {
-						t.Errorf("namespace %d, want (-) and got (+):\n%s", i, diff)
+						t.Errorf("namespace %d, difference:\n%s", i, diff)
 					}
 					return err
 				})
@@ -827,10 +735,6 @@ func TestForARouting(t *testing.T) {
 	t.Parallel()
 	both := []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
 	got := route.For(redirect.Routing{PassthroughV6: true, MarkFamilies: both, Mark: 1337, Table: 133})
-	if diff := cmp.Diff(wantAll(), got); diff != "" {
-		t.Errorf("want (-) and got (+):\n%s", diff)
-	}
-	if diff := cmp.Diff(route.Want{}, route.For(redirect.Routing{Mark: 1337, Table: 133})); diff != "" {
-		t.Errorf("want (-) and got (+):\n%s", diff)
-	}
+	same(t, "difference", wantAll(), got)
+	same(t, "difference", route.Want{}, route.For(redirect.Routing{Mark: 1337, Table: 133}))
 }
