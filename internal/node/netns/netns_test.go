@@ -22,22 +22,22 @@ import (
 
 const thread = "/proc/thread-self/ns/net"
 
-// inode names the namespace behind path.
+// inode identifies the namespace behind path.
 func inode(tb testing.TB, path string) string {
 	tb.Helper()
-	id, err := stat(path)
+	id, err := netns.InodeOf(path)
 	if err != nil {
 		tb.Error(err)
 	}
-	return id
+	return fmt.Sprint(id.Dev, id)
 }
 
-func stat(path string) (string, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return "", fmt.Errorf("stat %s: %w", path, err)
+// in holds the calling thread to a namespace.
+func in(t *testing.T, path string) {
+	t.Helper()
+	if got, want := inode(t, thread), inode(t, path); got != want {
+		t.Errorf("the thread is in %s, want %s", got, want)
 	}
-	return fmt.Sprintf("%d:%d", st.Dev, st.Ino), nil
 }
 
 // bindMount mounts the namespace where a container runtime would, at a file.
@@ -59,17 +59,17 @@ func TestDoRunsTheFunctionInTheNamespaceAtEveryKindOfPath(t *testing.T) {
 	path := netnstest.New(t)
 	fd := path[strings.LastIndex(path, "/")+1:]
 
-	thread := make(chan string)
+	running := make(chan string)
 	release := make(chan struct{})
 	stopped := make(chan error)
 	go func() {
 		stopped <- netns.Do(path, func() error {
-			thread <- fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
+			running <- fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
 			<-release
 			return nil
 		})
 	}()
-	ofThread := <-thread
+	ofThread := <-running
 	defer func() {
 		close(release)
 		if err := <-stopped; err != nil {
@@ -100,92 +100,53 @@ func TestDoRunsTheFunctionInTheNamespaceAtEveryKindOfPath(t *testing.T) {
 		"another thread":            ofThread,
 	} {
 		t.Run(name, func(t *testing.T) {
-			before := inode(t, "/proc/thread-self/ns/net")
+			before := inode(t, thread)
 			err := netns.Do(p, func() error {
-				if got, want := inode(t, "/proc/thread-self/ns/net"), inode(t, path); got != want {
-					t.Errorf("the function is in %s, want %s", got, want)
-				}
+				in(t, path)
 				return nil
 			})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if after := inode(t, "/proc/thread-self/ns/net"); after != before {
+			if after := inode(t, thread); after != before {
 				t.Errorf("the caller was moved from %s to %s", before, after)
 			}
 		})
 	}
 }
 
-func TestDoWithAnEmptyPathStaysWhereTheCallerIs(t *testing.T) {
-	t.Parallel()
-	path := netnstest.New(t)
-	check := func(want string) {
-		caller := unix.Gettid()
-		err := netns.Do("", func() error {
-			if got := inode(t, thread); got != want {
-				t.Errorf("the function is in %s, want %s", got, want)
-			}
-			if unix.Gettid() == caller {
-				t.Error("the function is on the caller's thread")
-			}
-			return nil
-		})
-		if err != nil {
-			t.Error(err)
-		}
-	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	check(inode(t, "/proc/self/ns/net"))
-	if err := netns.Do(path, func() error { check(inode(t, path)); return nil }); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func TestDoOfAThreadPathMeansTheCallersThread(t *testing.T) {
-	t.Parallel()
-	path := netnstest.New(t)
-	err := netns.Do(path, func() error {
-		return netns.Do(thread, func() error {
-			if got, want := inode(t, thread), inode(t, path); got != want {
-				t.Errorf("the function is in %s, want %s", got, want)
-			}
-			return nil
-		})
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
+// An empty path, and one of proc's thread-self, are the namespace of the calling thread, wherever that is.
 func TestDoNests(t *testing.T) {
 	t.Parallel()
-	outer, inner := netnstest.New(t), netnstest.New(t)
-	var seen []string
-	note := func() { seen = append(seen, inode(t, thread)) }
-	err := netns.Do(outer, func() error {
-		note()
-		if err := netns.Do(inner, func() error { note(); return nil }); err != nil {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	outer, inner, no := netnstest.New(t), netnstest.New(t), errors.New("no")
+	for _, path := range []string{"/proc/self/ns/net", outer} {
+		err := netns.Do(path, func() error {
+			in(t, path)
+			for _, own := range []string{"", thread} {
+				caller := unix.Gettid()
+				err := netns.Do(own, func() error {
+					if unix.Gettid() == caller {
+						t.Error("the function is on the caller's thread")
+					}
+					in(t, path)
+					return nil
+				})
+				if err != nil {
+					return err
+				}
+			}
+			err := netns.Do(inner, func() error {
+				in(t, inner)
+				return no
+			})
+			in(t, path)
 			return err
+		})
+		if err != no { //nolint:errorlint // the very error
+			t.Errorf("got %v, want %v", err, no)
 		}
-		note()
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := fmt.Sprint([]string{inode(t, outer), inode(t, inner), inode(t, outer)})
-	if got := fmt.Sprint(seen); got != want {
-		t.Errorf("namespaces seen: %s, want %s", got, want)
-	}
-}
-
-func TestDoReturnsTheFunctionsError(t *testing.T) {
-	t.Parallel()
-	want := errors.New("no")
-	if got := netns.Do(netnstest.New(t), func() error { return want }); got != want { //nolint:errorlint // the very error
-		t.Errorf("got %v, want %v", got, want)
 	}
 }
 
@@ -336,9 +297,7 @@ func TestDoKeepsConcurrentCallsApart(t *testing.T) {
 				if err != nil {
 					t.Error(err)
 				}
-				if got := inode(t, thread); got != host {
-					t.Errorf("a pooled thread is in %s, want %s", got, host)
-				}
+				in(t, "/proc/self/ns/net")
 			}
 		})
 	}
@@ -368,11 +327,11 @@ func TestDoSharesItsNamespaceWithNoOtherThread(t *testing.T) {
 				return err
 			}
 			for _, task := range tasks {
-				id, err := stat(task)
+				id, err := netns.InodeOf(task)
 				if err != nil || strings.Contains(task, fmt.Sprintf("/%d/ns", unix.Gettid())) {
 					continue
 				}
-				if id == want {
+				if fmt.Sprint(id.Dev, id) == want {
 					t.Errorf("%s is in the namespace as well", task)
 				}
 			}
@@ -399,15 +358,12 @@ func TestDoEndsAThreadThatWasLeftElsewhere(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	host := inode(t, "/proc/self/ns/net")
 	var all sync.WaitGroup
 	for range 40 {
 		all.Go(func() {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			if got := inode(t, thread); got != host {
-				t.Errorf("a pooled thread is in %s, want %s", got, host)
-			}
+			in(t, "/proc/self/ns/net")
 		})
 	}
 	all.Wait()
@@ -416,23 +372,19 @@ func TestDoEndsAThreadThatWasLeftElsewhere(t *testing.T) {
 func TestInodesTellNamespacesApart(t *testing.T) {
 	t.Parallel()
 	path, other := netnstest.New(t), netnstest.New(t)
-	bind := bindMount(t, path)
 	for _, tt := range []struct {
 		name, a, b string
 		want       bool
 	}{
 		{"a path and itself", path, path, true},
-		{"two names of one namespace", path, bind, true},
+		{"two names of one namespace", path, bindMount(t, path), true},
 		{"two namespaces", path, other, false},
 		{"a namespace and the caller's", "", path, false},
 		{"the caller's, named twice", "", "/proc/self/ns/net", true},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			got, err := netnstest.Same(tt.a, tt.b)
-			if err != nil || got != tt.want {
-				t.Errorf("got %v, %v, want %v", got, err, tt.want)
-			}
-		})
+		if got := netnstest.Open(t, tt.a).Inode() == netnstest.Open(t, tt.b).Inode(); got != tt.want {
+			t.Errorf("%s: got %v, want %v", tt.name, got, tt.want)
+		}
 	}
 }
 

@@ -57,8 +57,8 @@ func TestDoIsolatedHidesAFileFromChildrenOnly(t *testing.T) {
 			t.Errorf("the child reads %q, %v", out, err)
 		}
 		out, err = exec.CommandContext(t.Context(), "readlink", "/proc/self/ns/net").CombinedOutput()
-		if err != nil || !strings.Contains(string(out), fmt.Sprint(inode(t, path)[strings.Index(inode(t, path), ":")+1:])) {
-			t.Errorf("the child is in %s, %v, want %s", out, err, inode(t, path))
+		if want := netnstest.At(path).Inode().String(); err != nil || strings.TrimSpace(string(out)) != want {
+			t.Errorf("the child is in %s, %v, want %s", out, err, want)
 		}
 		if got := elsewhere(func() string { return read(t, nsswitch) }); got != host {
 			t.Errorf("another thread reads %q", got)
@@ -300,7 +300,7 @@ func strays(tb testing.TB) string {
 			tb.Fatal(err)
 		}
 		for _, task := range tasks {
-			if id, err := stat(task); err == nil && id != own {
+			if id, err := netns.InodeOf(task); err == nil && fmt.Sprint(id.Dev, id) != own {
 				found = append(found, task)
 			}
 		}
