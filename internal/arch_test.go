@@ -71,7 +71,6 @@ var owners = map[string][]string{
 	"github.com/containernetworking/cni": {"internal/role/plugin"},
 	"github.com/coreos/go-iptables":      {"internal/node/iptables"},
 	"github.com/fsnotify/fsnotify":       {"internal/node/hostfs"},
-	"github.com/VictoriaMetrics/metrics": {"internal/agent/metrics"},
 	"github.com/urfave/cli":              {"internal/role"},
 	"github.com/vishvananda/netlink":     {"internal/node/route", "internal/node/selfcheck"},
 	"github.com/vishvananda/netns":       {"internal/node/netns"},

@@ -1,20 +1,17 @@
-// Package metrics is what the node agent counts and how Prometheus reads it.
+// Package metrics is what the node agent, race repair and the taint controller count, and how Prometheus reads it.
 //
 // It promises the names, labels and values of the reference's node agent for what both count, the prefix istio_cni_ for
 // everything of ours, a HELP and a TYPE line for every family it shows, and that each value of a closed label is there
 // as 0 from the start, so that an alert on its increase sees the first one. Labels are closed sets: nothing a pod or a
 // file says becomes a label value.
 //
-// It never opens a port, keeps no state outside of a Metrics value, and decides nothing.
+// It never opens a port, keeps no state outside of its values, and decides nothing.
 //
-// Start reading at Metrics. families.go has every name with its help, exposition.go the text that is served.
+// Start reading at Metrics. Each family is declared once, where it is counted: adds.go, repair.go and taint.go have the
+// others; registry.go has the text that is served.
 package metrics
 
-import (
-	"time"
-
-	"github.com/VictoriaMetrics/metrics"
-)
+import "time"
 
 // InstallResult is how an installation ended. The values are the reference's.
 type InstallResult string
@@ -31,14 +28,14 @@ const (
 // Artifact is something that the agent keeps on the node.
 type Artifact string
 
-// What the agent puts back when somebody else changes it.
+// The artifacts that the agent restores.
 const (
 	Binary     Artifact = "binary"
 	Kubeconfig Artifact = "kubeconfig"
 	Config     Artifact = "config"
 )
 
-// Rival is another writer of the CNI configuration, as far as it can be told.
+// Rival is another writer of the CNI configuration, as far as it is known.
 type Rival string
 
 // The rivals that leave traces by which they are known.
@@ -58,7 +55,7 @@ const (
 	SourceDirectory Source = "directory"
 )
 
-// LogOutcome is what became of a record that a plugin sent.
+// LogOutcome is the result of a record that a plugin sent.
 type LogOutcome string
 
 // A dropped record was sound and one too many; a rejected one could not be read.
@@ -68,73 +65,84 @@ const (
 	LogRejected LogOutcome = "rejected"
 )
 
+// unauthorizedPeer is the reason for which a connection to the log socket is refused.
+const unauthorizedPeer = "stranger"
+
 // Metrics counts for one agent. Its methods may be called from several goroutines.
 type Metrics struct {
+	*registry
 	*Repair
 	*Adds
 
-	set   *metrics.Set
-	ready *metrics.Gauge
-	polls *metrics.Gauge
-	heal  *histogram
-
-	installs, rewrites, fights, problems, records, refusals vector
+	ready, polled                                                 *family
+	installs, rewrites, conflicts, problems, records, connections *family
+	heal                                                          *family
 }
 
 // New returns the metrics of an agent of the given version, all zero.
 func New(version string) *Metrics {
-	set := metrics.NewSet()
-	m := &Metrics{
-		Repair: newRepair(set), Adds: newAdds(set), set: set,
+	r := newRegistry(version)
+	return &Metrics{
+		registry: r, Repair: newRepair(r), Adds: newAdds(r),
 
-		ready: set.NewGauge(installReady, nil),
-		polls: set.NewGauge(filesPolled, nil),
-		heal:  newHistogram(healSeconds, nil, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
-
-		installs: newVector(set, installsTotal, one("result", InstallSuccess, CopyBinariesFailure,
-			CreateKubeconfigFailure, CreateCNIConfigFailure, ReadServiceAccountFailure)),
-		rewrites: newVector(set, rewritesTotal, one("artifact", Binary, Kubeconfig, Config)),
-		fights:   newVector(set, fightsTotal, one("rival", RivalCilium, RivalMultus, RivalInstaller, RivalUnknown)),
-		problems: newVector(set, problemsTotal, one("source", SourceConfigMap, SourceDirectory)),
-		records:  newVector(set, recordsTotal, one("outcome", LogRelayed, LogDropped, LogRejected)),
-		refusals: newVector(set, refusalsTotal, one("reason", unauthorizedPeer)),
+		// The first two names are the reference's.
+		installs: r.declare(counter, "istio_cni_installs_total", "Installations of the CNI plugin on this node, by how they ended.",
+			each("result", InstallSuccess, CopyBinariesFailure, CreateKubeconfigFailure, CreateCNIConfigFailure, ReadServiceAccountFailure)...),
+		ready: r.declare(gauge, "istio_cni_install_ready",
+			"1 while the CNI plugin is installed and watched, 0 while pods may start without it."),
+		rewrites: r.declare(counter, "istio_cni_rewrites_total",
+			"Artifacts on the node restored after another program changed or removed them.", each("artifact", Binary, Kubeconfig, Config)...),
+		conflicts: r.declare(counter, "istio_cni_config_fights_total",
+			"Rewrite conflicts over the CNI configuration: the agent backs off and pods may bypass the mesh.",
+			each("rival", RivalCilium, RivalMultus, RivalInstaller, RivalUnknown)...),
+		problems: r.declare(counter, "istio_cni_config_problems_total",
+			"Live configurations refused for bad content; the last good one stayed in force.", each("source", SourceConfigMap, SourceDirectory)...),
+		records: r.declare(counter, "istio_cni_log_records_total",
+			"Log records sent by CNI plugins: relayed to the agent's log, dropped for being too many, or rejected.",
+			each("outcome", LogRelayed, LogDropped, LogRejected)...),
+		connections: r.declare(counter, "istio_cni_log_connections_refused_total",
+			"Connections to the log socket that were refused, as their user is not root.", label("reason", unauthorizedPeer)),
+		polled: r.declare(gauge, "istio_cni_files_polled",
+			"1 while the node's files are polled, as the kernel has no inotify instance or watch left, else 0."),
+		heal: r.declareHistogram("istio_cni_heal_seconds",
+			"Time from noticing that an artifact was tampered with to having it back, in seconds.",
+			[]float64{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60}),
 	}
-	set.NewGauge(buildInfo+labels("version", version), nil).Set(1)
-	set.RegisterMetricsWriter(m.heal.write)
-	return m
+}
+
+func newRegistry(version string) *registry {
+	r := &registry{}
+	labels := label("version", version)
+	r.declare(gauge, "istio_cni_build_info", "Always 1; the label is the version of this program.", labels).add(1, labels)
+	return r
 }
 
 // Installed counts an installation that ended.
-func (m *Metrics) Installed(r InstallResult) { m.installs.add(labels("result", string(r)), 1) }
+func (m *Metrics) Installed(r InstallResult) { m.installs.add(1, label("result", r)) }
 
 // BecameReady says that the node is installed and watched.
-func (m *Metrics) BecameReady() { m.ready.Set(1) }
+func (m *Metrics) BecameReady() { m.ready.set(1) }
 
 // BecameUnready says that it is not, or not any more.
-func (m *Metrics) BecameUnready() { m.ready.Set(0) }
+func (m *Metrics) BecameUnready() { m.ready.set(0) }
 
 // Polled says whether the node's files are polled instead of watched.
-func (m *Metrics) Polled(polled bool) {
-	m.polls.Set(0)
-	if polled {
-		m.polls.Set(1)
-	}
-}
+func (m *Metrics) Polled(polled bool) { m.polled.setBool(polled) }
 
-// Healed counts an artifact that was put back after somebody else changed it, and the time from noticing it to then.
+// Healed counts an artifact that was restored after another program changed it, and the time from noticing it to then.
 func (m *Metrics) Healed(a Artifact, took time.Duration) {
-	m.rewrites.add(labels("artifact", string(a)), 1)
-	m.heal.observe(took.Seconds())
+	m.rewrites.add(1, label("artifact", a))
+	m.heal.observe(took.Seconds(), "")
 }
 
-// Fought counts a fight over the CNI configuration: so many rewrites in a short time that the agent holds back.
-func (m *Metrics) Fought(r Rival) { m.fights.add(labels("rival", string(r)), 1) }
+// Fought counts a rewrite conflict: so many rewrites in a short time that the agent backs off.
+func (m *Metrics) Fought(r Rival) { m.conflicts.add(1, label("rival", r)) }
 
 // ConfigRefused counts a live configuration whose content was bad, so that the one before it stayed in force.
-func (m *Metrics) ConfigRefused(s Source) { m.problems.add(labels("source", string(s)), 1) }
+func (m *Metrics) ConfigRefused(s Source) { m.problems.add(1, label("source", s)) }
 
 // LogRecords counts n records that plugins sent.
-func (m *Metrics) LogRecords(o LogOutcome, n int) { m.records.add(labels("outcome", string(o)), n) }
+func (m *Metrics) LogRecords(o LogOutcome, n int) { m.records.add(n, label("outcome", o)) }
 
 // LogConnectionRefused counts a connection of the log socket whose peer is not root.
-func (m *Metrics) LogConnectionRefused() { m.refusals.add(labels("reason", unauthorizedPeer), 1) }
+func (m *Metrics) LogConnectionRefused() { m.connections.add(1, label("reason", unauthorizedPeer)) }

@@ -1,37 +1,45 @@
 package metrics
 
 import (
+	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	vm "github.com/VictoriaMetrics/metrics"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/agentcall"
 )
 
+const (
+	buildInfo   = "istio_cni_build_info"
+	healSeconds = "istio_cni_heal_seconds"
+)
+
 // page is a scrape as Prometheus understands it.
 type page struct {
 	kinds   map[string]string
+	helps   map[string]string
 	samples map[string]float64 // by name with labels
 }
 
 // scrape serves the metrics and reads them by the rules of the text format.
-func scrape(t *testing.T, m *Metrics) page {
+func scrape(t *testing.T, m interface{ Handler() http.Handler }) page {
 	t.Helper()
 	rec := httptest.NewRecorder()
 	m.Handler().ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))
 	if rec.Code != http.StatusOK || rec.Header().Get("Content-Type") != contentType {
 		t.Errorf("answer %d, content type %q", rec.Code, rec.Header().Get("Content-Type"))
 	}
-	p := page{kinds: map[string]string{}, samples: map[string]float64{}}
+	p := page{kinds: map[string]string{}, helps: map[string]string{}, samples: map[string]float64{}}
 	header := regexp.MustCompile(`^# (HELP|TYPE) ([a-z_]+) (.+)$`)
 	const label = `[a-z_]+="(?:[^"\\\n]|\\[\\"n])*"`
 	sample := regexp.MustCompile(`^([a-z_]+)((?:\{` + label + `(?:,` + label + `)*\})?) ([^ ]+)$`)
@@ -39,6 +47,7 @@ func scrape(t *testing.T, m *Metrics) page {
 	for line := range strings.SplitSeq(strings.TrimSuffix(rec.Body.String(), "\n"), "\n") {
 		if h := header.FindStringSubmatch(line); h != nil && h[1] == "HELP" {
 			helped = h[2]
+			p.helps[helped] = h[3]
 			continue
 		} else if h != nil {
 			family = h[2]
@@ -73,7 +82,7 @@ func scrape(t *testing.T, m *Metrics) page {
 func (p page) own() map[string]float64 {
 	own := map[string]float64{}
 	for name, v := range p.samples {
-		if strings.HasPrefix(name, "istio_cni_") && !strings.HasPrefix(name, healSeconds) {
+		if strings.HasPrefix(name, "istio_cni_") && !strings.HasPrefix(name, healSeconds) && !strings.HasPrefix(name, buildInfo) {
 			own[name] = v
 		}
 	}
@@ -82,56 +91,47 @@ func (p page) own() map[string]float64 {
 
 func TestEveryClosedSetStartsAtZero(t *testing.T) {
 	want := map[string]float64{
-		`istio_cni_installs_total{result="SUCCESS"}`:                              0,
-		`istio_cni_installs_total{result="COPY_BINARIES_FAILURE"}`:                0,
-		`istio_cni_installs_total{result="CREATE_KUBECONFIG_FAILURE"}`:            0,
-		`istio_cni_installs_total{result="CREATE_CNI_CONFIG_FAILURE"}`:            0,
-		`istio_cni_installs_total{result="READ_SERVICE_ACCOUNT_FAILURE"}`:         0,
-		`istio_cni_install_ready`:                                                 0,
-		`istio_cni_repair_pods_repaired_total{type="delete",result="success"}`:    0,
-		`istio_cni_repair_pods_repaired_total{type="delete",result="skip"}`:       0,
-		`istio_cni_repair_pods_repaired_total{type="delete",result="fail"}`:       0,
-		`istio_cni_repair_pods_repaired_total{type="label",result="success"}`:     0,
-		`istio_cni_repair_pods_repaired_total{type="label",result="skip"}`:        0,
-		`istio_cni_repair_pods_repaired_total{type="label",result="fail"}`:        0,
-		`istio_cni_repair_pods_repaired_total{type="repair",result="success"}`:    0,
-		`istio_cni_repair_pods_repaired_total{type="repair",result="skip"}`:       0,
-		`istio_cni_repair_pods_repaired_total{type="repair",result="fail"}`:       0,
-		`istio_cni_mesh_pods{state="redirected"}`:                                 0,
-		`istio_cni_mesh_pods{state="broken"}`:                                     0,
-		`istio_cni_mesh_pods{state="drifted"}`:                                    0,
-		`istio_cni_mesh_pods{state="unknown"}`:                                    0,
-		`istio_cni_repair_watch_troubles_total`:                                   0,
-		`istio_cni_pod_lookups_total{result="found"}`:                             0,
-		`istio_cni_pod_lookups_total{result="failed"}`:                            0,
-		`istio_cni_rewrites_total{artifact="binary"}`:                             0,
-		`istio_cni_rewrites_total{artifact="kubeconfig"}`:                         0,
-		`istio_cni_rewrites_total{artifact="config"}`:                             0,
-		`istio_cni_config_fights_total{rival="cilium"}`:                           0,
-		`istio_cni_config_fights_total{rival="multus"}`:                           0,
-		`istio_cni_config_fights_total{rival="installer"}`:                        0,
-		`istio_cni_config_fights_total{rival="unknown"}`:                          0,
-		`istio_cni_files_polled`:                                                  0,
-		`istio_cni_config_problems_total{source="configmap"}`:                     0,
-		`istio_cni_config_problems_total{source="directory"}`:                     0,
-		`istio_cni_log_records_total{outcome="relayed"}`:                          0,
-		`istio_cni_log_records_total{outcome="dropped"}`:                          0,
-		`istio_cni_log_records_total{outcome="rejected"}`:                         0,
-		`istio_cni_log_connections_refused_total{reason="stranger"}`:              0,
-		`istio_cni_events_total{result="sent"}`:                                   0,
-		`istio_cni_events_total{result="suppressed"}`:                             0,
-		`istio_cni_events_total{result="failed"}`:                                 0,
-		`istio_cni_build_info{version="1.2 \"quoted\" back\\slash\nline \ufffd"}`: 1,
+		`istio_cni_installs_total{result="SUCCESS"}`:                           0,
+		`istio_cni_installs_total{result="COPY_BINARIES_FAILURE"}`:             0,
+		`istio_cni_installs_total{result="CREATE_KUBECONFIG_FAILURE"}`:         0,
+		`istio_cni_installs_total{result="CREATE_CNI_CONFIG_FAILURE"}`:         0,
+		`istio_cni_installs_total{result="READ_SERVICE_ACCOUNT_FAILURE"}`:      0,
+		`istio_cni_install_ready`:                                              0,
+		`istio_cni_repair_pods_repaired_total{type="delete",result="success"}`: 0,
+		`istio_cni_repair_pods_repaired_total{type="delete",result="skip"}`:    0,
+		`istio_cni_repair_pods_repaired_total{type="delete",result="fail"}`:    0,
+		`istio_cni_repair_pods_repaired_total{type="label",result="success"}`:  0,
+		`istio_cni_repair_pods_repaired_total{type="label",result="skip"}`:     0,
+		`istio_cni_repair_pods_repaired_total{type="label",result="fail"}`:     0,
+		`istio_cni_repair_pods_repaired_total{type="repair",result="success"}`: 0,
+		`istio_cni_repair_pods_repaired_total{type="repair",result="skip"}`:    0,
+		`istio_cni_repair_pods_repaired_total{type="repair",result="fail"}`:    0,
+		`istio_cni_mesh_pods{state="redirected"}`:                              0,
+		`istio_cni_mesh_pods{state="broken"}`:                                  0,
+		`istio_cni_mesh_pods{state="drifted"}`:                                 0,
+		`istio_cni_mesh_pods{state="unknown"}`:                                 0,
+		`istio_cni_repair_watch_troubles_total`:                                0,
+		`istio_cni_pod_lookups_total{result="found"}`:                          0,
+		`istio_cni_pod_lookups_total{result="failed"}`:                         0,
+		`istio_cni_rewrites_total{artifact="binary"}`:                          0,
+		`istio_cni_rewrites_total{artifact="kubeconfig"}`:                      0,
+		`istio_cni_rewrites_total{artifact="config"}`:                          0,
+		`istio_cni_config_fights_total{rival="cilium"}`:                        0,
+		`istio_cni_config_fights_total{rival="multus"}`:                        0,
+		`istio_cni_config_fights_total{rival="installer"}`:                     0,
+		`istio_cni_config_fights_total{rival="unknown"}`:                       0,
+		`istio_cni_files_polled`:                                               0,
+		`istio_cni_config_problems_total{source="configmap"}`:                  0,
+		`istio_cni_config_problems_total{source="directory"}`:                  0,
+		`istio_cni_log_records_total{outcome="relayed"}`:                       0,
+		`istio_cni_log_records_total{outcome="dropped"}`:                       0,
+		`istio_cni_log_records_total{outcome="rejected"}`:                      0,
+		`istio_cni_log_connections_refused_total{reason="stranger"}`:           0,
+		`istio_cni_events_total{result="sent"}`:                                0,
+		`istio_cni_events_total{result="suppressed"}`:                          0,
+		`istio_cni_events_total{result="failed"}`:                              0,
 	}
-	p := scrape(t, New("1.2 \"quoted\" back\\slash\nline \xff"))
-	got := p.own()
-	// The sample's own text has the escapes of the format, of which the last is the character itself.
-	for name, v := range got {
-		if strings.HasPrefix(name, buildInfo) {
-			delete(got, name)
-			got[strings.ReplaceAll(name, "\ufffd", `\ufffd`)] = v
-		}
-	}
+	got := scrape(t, New("v")).own()
 	// What plugins report has a series for each reason of each source, which is long.
 	adds := 0
 	for name, v := range got {
@@ -151,18 +151,35 @@ func TestEveryClosedSetStartsAtZero(t *testing.T) {
 	}
 }
 
+func TestTheVersionIsEscaped(t *testing.T) {
+	p := scrape(t, New("1.2 \"quoted\" back\\slash\nline \xff"))
+	if p.samples[`istio_cni_build_info{version="1.2 \"quoted\" back\\slash\nline `+"\ufffd"+`"}`] != 1 {
+		t.Errorf("samples: %v", p.samples)
+	}
+}
+
 func TestTypes(t *testing.T) {
-	p := scrape(t, New("v"))
-	for _, f := range ownFamilies() {
-		want := "gauge"
-		switch {
-		case strings.HasSuffix(f.name, "_total"):
-			want = "counter"
-		case strings.HasSuffix(f.name, "_seconds"):
-			want = "histogram"
+	for name, m := range map[string]interface{ Handler() http.Handler }{
+		"agent": New("v"), "repair": NewRepair("v"), "taint": NewTaint("v", []string{"a"}),
+	} {
+		p := scrape(t, m)
+		for family, kind := range p.kinds {
+			want := "gauge"
+			switch {
+			case strings.HasSuffix(family, "_total"):
+				want = "counter"
+			case strings.HasPrefix(family, "istio_cni_") && strings.HasSuffix(family, "_seconds"):
+				want = "histogram"
+			}
+			if kind != want || len(p.helps[family]) < 10 {
+				t.Errorf("%s has type %q, want %q, and help %q", family, kind, want, p.helps[family])
+			}
 		}
-		if p.kinds[f.name] != want || len(f.help) < 20 {
-			t.Errorf("%s has type %q, want %q, and help %q", f.name, p.kinds[f.name], want, f.help)
+		if _, shown := p.kinds["istio_cni_install_ready"]; shown != (name == "agent") {
+			t.Errorf("%s shows the agent's families: %v", name, shown)
+		}
+		if _, shown := p.kinds["istio_cni_mesh_pods"]; shown != (name != "taint") {
+			t.Errorf("%s shows the families of repair: %v", name, shown)
 		}
 	}
 }
@@ -256,32 +273,29 @@ func TestHealTimesAreAPrometheusHistogram(t *testing.T) {
 	}
 }
 
-// The library may grow a family; then it wants a description.
-func TestEveryFamilyOfTheProcessIsDescribed(t *testing.T) {
-	var raw strings.Builder
-	vm.WriteProcessMetrics(&raw)
-	vm.WriteFDMetrics(&raw)
-	described := map[string]bool{}
-	for _, f := range processFamilies() {
-		described[f.name] = true
-		if !strings.Contains(raw.String(), "\n"+f.name) {
-			t.Errorf("%s is described and the library has it not", f.name)
+// What operators and dashboards ask of a process, with values that can be.
+func TestProcess(t *testing.T) {
+	p := scrape(t, New("v"))
+	for name, least := range map[string]float64{
+		"process_cpu_seconds_total": 0.0001, "process_resident_memory_bytes": 1 << 20, "process_resident_memory_peak_bytes": 1 << 20,
+		"process_virtual_memory_bytes": 1 << 20, "process_major_pagefaults_total": 0, "process_start_time_seconds": 1.7e9,
+		"process_open_fds": 3, "process_max_fds": 10, "go_goroutines": 2, "go_memstats_heap_inuse_bytes": 1 << 10,
+		"go_memstats_sys_bytes": 1 << 20, "go_memstats_alloc_bytes_total": 1 << 10,
+		`go_info{version="` + runtime.Version() + `"}`: 1,
+	} {
+		if got, shown := p.samples[name]; !shown || got < least {
+			t.Errorf("%s is %v, want at least %v", name, got, least)
 		}
 	}
-	for line := range strings.Lines(raw.String()) {
-		if name := familyOf(line, described); strings.HasPrefix(name, "process_") && !described[name] {
-			t.Errorf("%s is not described", name)
-		}
-	}
-	if scrape(t, New("v")).samples["process_resident_memory_bytes"] < 1<<20 {
-		t.Error("no resident memory")
+	if age := float64(time.Now().Unix()) - p.samples["process_start_time_seconds"]; age < -1 || age > 3600 {
+		t.Errorf("started %v s ago", age)
 	}
 }
 
 func TestTwoAgentsInOneProcessShareNothing(t *testing.T) {
 	a, b := New("v"), New("v")
 	a.BecameReady()
-	if scrape(t, b).samples[installReady] != 0 {
+	if scrape(t, b).samples["istio_cni_install_ready"] != 0 {
 		t.Error("the other agent became ready as well")
 	}
 }
@@ -311,4 +325,80 @@ func TestOnlyReading(t *testing.T) {
 	if rec.Code != http.StatusMethodNotAllowed || rec.Header().Get("Allow") == "" {
 		t.Errorf("POST is answered with %d", rec.Code)
 	}
+}
+
+// step is what a test does, and how the samples that are not zero change by it.
+type step struct {
+	do     func()
+	change map[string]float64 // 0 is gone
+}
+
+// walk takes the steps one after the other.
+func walk(t *testing.T, m interface{ Handler() http.Handler }, steps ...step) {
+	t.Helper()
+	want := map[string]float64{}
+	for i, s := range steps {
+		s.do()
+		maps.Copy(want, s.change)
+		zero := func(_ string, v float64) bool { return v == 0 }
+		maps.DeleteFunc(want, zero)
+		got := scrape(t, m).own()
+		maps.DeleteFunc(got, zero)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Fatalf("after step %d (-want +got):\n%s", i, diff)
+		}
+	}
+}
+
+func TestRepairCountsItsOwn(t *testing.T) {
+	m := NewRepair("1.2.3")
+	const broken, redirected = `istio_cni_mesh_pods{state="broken"}`, `istio_cni_mesh_pods{state="redirected"}`
+	walk(t, m,
+		step{func() { m.Stands("", PodBroken) }, map[string]float64{broken: 1}},
+		step{func() { m.Stands("", PodBroken) }, map[string]float64{broken: 2}},
+		step{func() { m.Stands(PodBroken, PodBroken) }, nil},
+		step{func() { m.Stands(PodBroken, PodRedirected) }, map[string]float64{broken: 1, redirected: 1}},
+		step{func() { m.Stands(PodRedirected, "") }, map[string]float64{redirected: 0}},
+		step{func() { m.Stands(PodBroken, "") }, map[string]float64{broken: 0}},
+		step{func() { m.Stands("", "") }, nil},
+		step{func() { m.Stands("", PodDrifted) }, map[string]float64{`istio_cni_mesh_pods{state="drifted"}`: 1}},
+		step{func() { m.Stands("", PodUnknown) }, map[string]float64{`istio_cni_mesh_pods{state="unknown"}`: 1}},
+		step{func() { m.Repaired(RepairDelete, RepairFail) }, map[string]float64{
+			`istio_cni_repair_pods_repaired_total{type="delete",result="fail"}`: 1,
+		}},
+		step{func() { m.Repaired("", RepairFail) }, nil},
+		step{m.PodsTroubled, map[string]float64{"istio_cni_repair_watch_troubles_total": 1}},
+		step{func() { m.EventReported(kube.EventFailed) }, map[string]float64{`istio_cni_events_total{result="failed"}`: 1}},
+	)
+}
+
+func TestTaintCountsItsOwn(t *testing.T) {
+	m := NewTaint("1.2.3", []string{"AgentReady", "NoAgent"})
+	const none, ready = `istio_cni_taint_nodes{reason="NoAgent"}`, `istio_cni_taint_nodes{reason="AgentReady"}`
+	steps := []step{
+		{m.Leads, map[string]float64{"istio_cni_taint_leader": 1}},
+		{func() { m.Pending(func() int { return 3 }) }, map[string]float64{"istio_cni_taint_queue_depth": 3}},
+		{func() { m.Counted("", "NoAgent") }, map[string]float64{none: 1}},
+		{func() { m.Counted("NoAgent", "NoAgent") }, nil},
+		{func() { m.Counted("NoAgent", "AgentReady") }, map[string]float64{none: 0, ready: 1}},
+		{func() { m.Decided("NoAgent") }, map[string]float64{`istio_cni_taint_decisions_total{reason="NoAgent"}`: 1}},
+		{func() { m.Decided("something") }, nil},
+		{m.ConfigRefused, map[string]float64{"istio_cni_taint_config_problems_total": 1}},
+		{m.Stands, map[string]float64{"istio_cni_taint_leader": 0, "istio_cni_taint_queue_depth": 0, ready: 0}},
+	}
+	one := func(do func(), format string, labels ...any) {
+		steps = append(steps, step{do, map[string]float64{fmt.Sprintf("istio_cni_taint_"+format, labels...): 1}})
+	}
+	for _, change := range []TaintChange{TaintAdded, TaintRemoved, ConditionSet} {
+		for _, result := range []ChangeResult{ChangeDone, ChangeConflict, ChangeFailed} {
+			one(func() { m.Changed(change, result) }, "changes_total{change=%q,result=%q}", change, result)
+		}
+	}
+	for _, resource := range []Followed{FollowedNodes, FollowedPods, FollowedConfigMap} {
+		one(func() { m.Troubled(resource) }, "watch_troubles_total{resource=%q}", resource)
+	}
+	for _, result := range []kube.EventResult{kube.EventSent, kube.EventSuppressed, kube.EventFailed} {
+		one(func() { m.EventReported(result) }, "events_total{result=%q}", result)
+	}
+	walk(t, m, steps...)
 }

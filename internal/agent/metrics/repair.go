@@ -1,12 +1,6 @@
 package metrics
 
-import (
-	"net/http"
-
-	"github.com/VictoriaMetrics/metrics"
-
-	"github.com/meshcni/istio-cni/internal/kube"
-)
+import "github.com/meshcni/istio-cni/internal/kube"
 
 // RepairType is what was done about a pod that started without redirection. The values are the reference's.
 type RepairType string
@@ -39,80 +33,46 @@ const (
 	PodUnknown    PodState = "unknown" // its namespace could not be looked at
 )
 
-const (
-	repairsTotal  = "istio_cni_repair_pods_repaired_total"
-	meshPods      = "istio_cni_mesh_pods"
-	repairTrouble = "istio_cni_repair_watch_troubles_total"
-)
-
 // Repair counts for race repair, in the agent or alone. Its methods may be called from several goroutines.
 type Repair struct {
-	set                       *metrics.Set
-	repairs, events, troubles vector
-	pods                      map[PodState]*metrics.Gauge
+	*registry
+
+	repairs, pods, events, failures *family
 }
 
 // NewRepair returns the metrics of a race repair that runs alone, all zero.
-func NewRepair(version string) *Repair {
-	set := metrics.NewSet()
-	set.NewGauge(buildInfo+labels("version", version), nil).Set(1)
-	return newRepair(set)
+func NewRepair(version string) *Repair { return newRepair(newRegistry(version)) }
+
+func newRepair(r *registry) *Repair {
+	return &Repair{
+		registry: r,
+		repairs: r.declare(counter, "istio_cni_repair_pods_repaired_total",
+			"Pods that had started without redirection, by what was done about them and how it ended.",
+			pairs(each("type", RepairDelete, RepairLabel, RepairPod), each("result", RepairSuccess, RepairSkip, RepairFail))...),
+		pods: r.declare(gauge, "istio_cni_mesh_pods", "Pods of the mesh that are looked after, by the state of their redirection.",
+			each("state", PodRedirected, PodBroken, PodDrifted, PodUnknown)...),
+		failures: r.declare(counter, "istio_cni_repair_watch_troubles_total", "Times that the pods could not be watched."),
+		events:   declareEvents(r, "istio_cni_events_total"),
+	}
 }
 
-func newRepair(set *metrics.Set) *Repair {
-	r := &Repair{
-		set: set,
-		repairs: newVector(set, repairsTotal, pairs("type", []RepairType{RepairDelete, RepairLabel, RepairPod},
-			"result", []RepairResult{RepairSuccess, RepairSkip, RepairFail})),
-		events:   newVector(set, eventsTotal, one("result", kube.EventSent, kube.EventSuppressed, kube.EventFailed)),
-		troubles: newVector(set, repairTrouble, []string{""}),
-		pods:     map[PodState]*metrics.Gauge{},
-	}
-	for _, state := range []PodState{PodRedirected, PodBroken, PodDrifted, PodUnknown} {
-		r.pods[state] = set.NewGauge(meshPods+labels("state", string(state)), nil)
-	}
-	return r
-}
-
-func repairFamilies() []family {
-	return []family{
-		{repairsTotal, counter, "Pods that had started without redirection, by what was done about them and how it ended."},
-		{meshPods, gauge, "Pods of the mesh that are looked after, by how they stand with their redirection."},
-		{repairTrouble, counter, "Times that the pods could not be followed."},
-		{eventsTotal, counter, "Kubernetes Events there was reason for: sent, suppressed for being too many, or failed."},
-	}
+func declareEvents(r *registry, name string) *family {
+	return r.declare(counter, name, "Kubernetes Events there was reason for: sent, suppressed for being too many, or failed.",
+		each("result", kube.EventSent, kube.EventSuppressed, kube.EventFailed)...)
 }
 
 // Repaired counts a pod that was looked after.
 func (r *Repair) Repaired(t RepairType, result RepairResult) {
-	r.repairs.add(labels("type", string(t), "result", string(result)), 1)
+	r.repairs.add(1, join(label("type", t), label("result", result)))
 }
 
-// Stands says that a pod is counted in another state than before; empty is none.
+// Stands counts a pod in another state than before; empty is none.
 func (r *Repair) Stands(before, now PodState) {
-	if before == now {
-		return
-	}
-	if g := r.pods[before]; g != nil {
-		g.Add(-1)
-	}
-	if g := r.pods[now]; g != nil {
-		g.Add(1)
-	}
+	r.pods.move(label("state", before), label("state", now))
 }
 
-// PodsTroubled counts the beginning of a trouble with following the pods.
-func (r *Repair) PodsTroubled() { r.troubles.add("", 1) }
+// PodsTroubled counts a watch of the pods that begins to fail.
+func (r *Repair) PodsTroubled() { r.failures.add(1, "") }
 
-// EventReported counts an Event by what became of it.
-func (r *Repair) EventReported(result kube.EventResult) {
-	r.events.add(labels("result", string(result)), 1)
-}
-
-// Text returns the metrics in the Prometheus text format, those of the process included.
-func (r *Repair) Text() []byte {
-	return text(r.set, append(repairFamilies(), family{buildInfo, gauge, "Always 1; the label is the version of this program."}))
-}
-
-// Handler serves the metrics, whatever the path.
-func (r *Repair) Handler() http.Handler { return handler(r.Text) }
+// EventReported counts an Event by its result.
+func (r *Repair) EventReported(result kube.EventResult) { r.events.add(1, label("result", result)) }

@@ -1,0 +1,50 @@
+package metrics
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+// started is when the program did, to within its initialisation.
+var started = time.Now() //nolint:forbidigo,gochecknoglobals // of the process, not of a value
+
+// process returns the metrics of the process and of the Go runtime that an operator asks for, under the names that
+// Prometheus' own client has for them.
+func process() []*family {
+	var r registry
+	row := func(kind, name, help string, value float64) { r.declare(kind, name, help).set(value) }
+	var usage syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &usage) == nil {
+		seconds := time.Duration(usage.Utime.Nano() + usage.Stime.Nano()).Seconds()
+		row(counter, "process_cpu_seconds_total", "CPU time used, in seconds.", seconds)
+		row(counter, "process_major_pagefaults_total", "Page faults that read from disk.", float64(usage.Majflt))
+		row(gauge, "process_resident_memory_peak_bytes", "Highest resident memory so far.", float64(usage.Maxrss)*1024)
+	}
+	var virtual, resident int
+	if text, err := os.ReadFile("/proc/self/statm"); err == nil {
+		_, _ = fmt.Sscan(string(text), &virtual, &resident)
+		row(gauge, "process_resident_memory_bytes", "Resident memory.", float64(resident*os.Getpagesize()))
+		row(gauge, "process_virtual_memory_bytes", "Address space.", float64(virtual*os.Getpagesize()))
+	}
+	row(gauge, "process_start_time_seconds", "When the process started, in seconds since 1970.", float64(started.UnixMilli())/1000)
+	if open, err := os.ReadDir("/proc/self/fd"); err == nil {
+		row(gauge, "process_open_fds", "Open file descriptors.", float64(len(open)-1)) // less the directory's
+	}
+	var limit syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) == nil {
+		row(gauge, "process_max_fds", "Limit of open file descriptors.", float64(limit.Cur))
+	}
+	var memory runtime.MemStats
+	runtime.ReadMemStats(&memory)
+	row(gauge, "go_goroutines", "Goroutines.", float64(runtime.NumGoroutine()))
+	row(gauge, "go_memstats_heap_inuse_bytes", "Bytes of the heap in use.", float64(memory.HeapInuse))
+	row(gauge, "go_memstats_sys_bytes", "Memory the Go runtime has from the operating system.", float64(memory.Sys))
+	row(counter, "go_memstats_alloc_bytes_total", "Bytes ever allocated on the heap.", float64(memory.TotalAlloc))
+	const info = "Always 1; the label is the version of Go the program was built with."
+	version := label("version", runtime.Version())
+	r.declare(gauge, "go_info", info, version).add(1, version)
+	return r.families
+}

@@ -1,0 +1,216 @@
+package metrics
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// contentType is that of the Prometheus text format.
+const contentType = "text/plain; version=0.0.4; charset=utf-8"
+
+const (
+	counter   = "counter"
+	gauge     = "gauge"
+	histogram = "histogram"
+)
+
+// registry is families in the order in which they were declared.
+type registry struct{ families []*family }
+
+// family is all series of a name. Its labels are a closed set, given as the text format writes them without the braces.
+type family struct {
+	kind, name, help string
+	bounds           []float64 // of a histogram, ascending
+
+	mu      sync.Mutex
+	series  []string
+	samples map[string]*sample
+	read    func() int // if any, gives a gauge's value
+}
+
+// sample is one series. The value of a histogram is the sum, its counts are by bound and for what is above all of them.
+type sample struct {
+	value  float64
+	counts []uint64
+}
+
+// declare adds a family with series that are zero. Without series it has one that has no labels.
+func (r *registry) declare(kind, name, help string, series ...string) *family {
+	if len(series) == 0 {
+		series = []string{""}
+	}
+	f := &family{kind: kind, name: name, help: help, series: series, samples: make(map[string]*sample, len(series))}
+	for _, labels := range series {
+		f.samples[labels] = &sample{}
+	}
+	r.families = append(r.families, f)
+	return f
+}
+
+func (r *registry) declareHistogram(name, help string, bounds []float64, series ...string) *family {
+	f := r.declare(histogram, name, help, series...)
+	f.bounds = bounds
+	for _, s := range f.samples {
+		s.counts = make([]uint64, len(bounds)+1)
+	}
+	return f
+}
+
+// sample runs change on a series. Labels that were not declared are a mistake in this program, and no reason for a node
+// agent to end; a test holds the constants to the declarations.
+func (f *family) sample(labels string, change func(*sample)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s := f.samples[labels]; s != nil {
+		change(s)
+	}
+}
+
+// add counts n. A counter only rises.
+func (f *family) add(n int, labels string) {
+	if n > 0 || f.kind == gauge {
+		f.sample(labels, func(s *sample) { s.value += float64(n) })
+	}
+}
+
+// move counts one less with the labels of before, and one more with those of now. Labels that are not declared, such as
+// those of an empty value, stand for nothing.
+func (f *family) move(before, now string) {
+	f.add(-1, before)
+	f.add(1, now)
+}
+
+// set gives a gauge without labels its value.
+func (f *family) set(v float64) {
+	f.sample("", func(s *sample) { s.value = v })
+}
+
+func (f *family) setBool(on bool) {
+	f.set(0)
+	if on {
+		f.set(1)
+	}
+}
+
+func (f *family) observe(v float64, labels string) {
+	at, _ := slices.BinarySearch(f.bounds, v)
+	f.sample(labels, func(s *sample) {
+		s.value += v
+		s.counts[at]++
+	})
+}
+
+// readBy has a gauge read when it is shown; nil ends that, at 0.
+func (f *family) readBy(read func() int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.read = read
+}
+
+// reset makes all series zero.
+func (f *family) reset() {
+	for _, labels := range f.series {
+		f.sample(labels, func(s *sample) { s.value = 0 })
+	}
+}
+
+// has reports whether the labels are declared.
+func (f *family) has(labels string) bool { return f.samples[labels] != nil }
+
+func (f *family) write(b *bytes.Buffer) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	fmt.Fprintf(b, "# HELP %s %s\n# TYPE %s %s\n", f.name, f.help, f.name, f.kind)
+	for _, labels := range f.series {
+		s := f.samples[labels]
+		switch {
+		case f.kind == histogram:
+			f.writeHistogram(b, labels, s)
+		case f.read != nil:
+			writeSample(b, f.name, labels, float64(f.read()))
+		default:
+			writeSample(b, f.name, labels, s.value)
+		}
+	}
+}
+
+func (f *family) writeHistogram(b *bytes.Buffer, labels string, s *sample) {
+	total := uint64(0)
+	for i, n := range s.counts {
+		total += n
+		bound := "+Inf"
+		if i < len(f.bounds) {
+			bound = strconv.FormatFloat(f.bounds[i], 'g', -1, 64)
+		}
+		writeSample(b, f.name+"_bucket", join(labels, label("le", bound)), float64(total))
+	}
+	writeSample(b, f.name+"_sum", labels, s.value)
+	writeSample(b, f.name+"_count", labels, float64(total))
+}
+
+func writeSample(b *bytes.Buffer, name, labels string, value float64) {
+	if labels != "" {
+		labels = "{" + labels + "}"
+	}
+	b.WriteString(name + labels + " " + strconv.FormatFloat(value, 'f', -1, 64) + "\n")
+}
+
+// Text returns all metrics in the Prometheus text format, those of the process included.
+func (r *registry) Text() []byte {
+	var b bytes.Buffer
+	for _, f := range append(slices.Clip(r.families), process()...) {
+		f.write(&b)
+	}
+	return b.Bytes()
+}
+
+// Handler serves the metrics, whatever the path.
+func (r *registry) Handler() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		if request.Method != http.MethodGet && request.Method != http.MethodHead {
+			w.Header().Set("Allow", "GET, HEAD")
+			http.Error(w, "only GET and HEAD", http.StatusMethodNotAllowed)
+			return
+		}
+		w.Header().Set("Content-Type", contentType)
+		_, _ = w.Write(r.Text()) // a scraper that went away
+	})
+}
+
+// label writes a key and a value as the text format wants them.
+func label[V ~string](key string, value V) string {
+	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
+	return key + `="` + escape.Replace(strings.ToValidUTF8(string(value), "\uFFFD")) + `"`
+}
+
+func join(a, b string) string {
+	if a == "" {
+		return b
+	}
+	return a + "," + b
+}
+
+// each returns the series of a family with one label.
+func each[V ~string](key string, values ...V) []string {
+	var series []string
+	for _, v := range values {
+		series = append(series, label(key, v))
+	}
+	return series
+}
+
+// pairs returns the series of a family with the labels of both.
+func pairs(as, bs []string) []string {
+	var series []string
+	for _, a := range as {
+		for _, b := range bs {
+			series = append(series, join(a, b))
+		}
+	}
+	return series
+}
