@@ -244,7 +244,7 @@ func TestCleaningUp(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			have := saved(t, test.have...)
 			n := rulesettest.NewNamespace(have)
-			restore(t, n, ruleset.Reconcile(ruleset.Set{Family: ruleset.IPv4}, have, redirect.ClaimAll(have)).String())
+			apply(t, n, ruleset.Reconcile(ruleset.Set{Family: ruleset.IPv4}, have, redirect.ClaimAll(have)))
 			if diff := cmp.Diff(test.left, notation(n.Save())); diff != "" {
 				t.Errorf("what is left (-want +got):\n%s", diff)
 			}
@@ -339,7 +339,7 @@ func TestShapesAloneAreNoProofOfTheMesh(t *testing.T) {
 	want := redirect.Rules(redirect.Default(), ruleset.IPv4)
 	have := saved(t, foreign...)
 	n := rulesettest.NewNamespace(have)
-	restore(t, n, ruleset.Reconcile(want, have, redirect.Claim(want, have)).String())
+	apply(t, n, ruleset.Reconcile(want, have, redirect.Claim(want, have)))
 	after := notation(n.Save())
 	for _, rule := range foreign {
 		if !slices.Contains(after, rule) {
@@ -358,7 +358,7 @@ func TestAStrangersReturnBehindOursStays(t *testing.T) {
 	s.Inbound, s.Outbound, s.RerouteInterfaces = redirect.Ports{}, redirect.Networks{}, []string{"vm0"}
 	want := redirect.Rules(s, ruleset.IPv4)
 	n := rulesettest.NewNamespace(want)
-	restore(t, n, "*nat\n-A PREROUTING -i eth8 -j RETURN\nCOMMIT\n")
+	add(t, n, "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -i eth8 -j RETURN\nCOMMIT\n")
 	have := n.Save()
 	if diff := ruleset.Compare(want, have, redirect.Claim(want, have)); !diff.Empty() {
 		t.Errorf("a stranger's rule is a difference:\n%s", diff)

@@ -235,11 +235,11 @@ func TestOneConfigurationReplacesAnother(t *testing.T) {
 				for _, f := range families {
 					n := rulesettest.NewNamespace(ruleset.Set{Family: f})
 					if foreigners == first {
-						restore(t, n, foreign)
+						add(t, n, foreign)
 					}
 					reach(t, n, redirect.Rules(before.Spec, f))
 					if foreigners == last {
-						restore(t, n, foreign)
+						add(t, n, foreign)
 					}
 					reach(t, n, redirect.Rules(after.Spec, f))
 					reach(t, n, redirect.RejectAll(f))
@@ -258,9 +258,21 @@ func TestOneConfigurationReplacesAnother(t *testing.T) {
 	}
 }
 
-func restore(t *testing.T, n *rulesettest.Namespace, text string) {
+// add puts what iptables-save printed into a namespace.
+func add(t *testing.T, n *rulesettest.Namespace, text string) {
 	t.Helper()
-	if err := n.Restore(text); err != nil {
+	set, err := ruleset.Parse(n.Save().Family, text)
+	if err == nil {
+		err = n.Add(set)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func apply(t *testing.T, n *rulesettest.Namespace, p ruleset.Program) {
+	t.Helper()
+	if err := n.Apply(p); err != nil {
 		t.Error(err)
 	}
 }
@@ -274,7 +286,7 @@ func reach(t *testing.T, n *rulesettest.Namespace, want ruleset.Set) {
 	if program.Empty() == !ruleset.Compare(want, have, redirect.Claim(want, have)).Empty() {
 		t.Errorf("Compare and Reconcile disagree about\n%s\nbeing\n%s", have, want)
 	}
-	restore(t, n, program.String())
+	apply(t, n, program)
 	have = n.Save()
 	claim := redirect.Claim(want, have)
 	if diff := ruleset.Compare(want, have, claim); !diff.Empty() {

@@ -186,7 +186,7 @@ func raw(out, in string) ruleset.Table {
 func TestReconcileNeedsNoClaimForWantedChains(t *testing.T) {
 	want := nat(t, "OWN_A -j DROP", "OWN_A -j ACCEPT")
 	n := rulesettest.NewNamespace(nat(t, "OWN_A -j ACCEPT"))
-	if err := n.Restore(ruleset.Reconcile(want, n.Save(), ruleset.Claim{}).String()); err != nil {
+	if err := n.Apply(ruleset.Reconcile(want, n.Save(), ruleset.Claim{})); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want.String(), n.Save().String()); diff != "" {
@@ -197,7 +197,7 @@ func TestReconcileNeedsNoClaimForWantedChains(t *testing.T) {
 func TestReconcileWritesNothingOfPolicies(t *testing.T) {
 	have := parse(t, "*nat\n:OUTPUT DROP [0:0]\nCOMMIT\n")
 	n := rulesettest.NewNamespace(have)
-	if err := n.Restore(ruleset.Reconcile(wanted(t), have, own(wanted(t), have)).String()); err != nil {
+	if err := n.Apply(ruleset.Reconcile(wanted(t), have, own(wanted(t), have))); err != nil {
 		t.Fatal(err)
 	}
 	if c, _ := n.Save().Table("nat").Chain("OUTPUT"); c.Policy != "DROP" {
@@ -213,7 +213,7 @@ func reaches(want, have ruleset.Set) string {
 	if program.Empty() != ruleset.Compare(want, have, claim).Empty() {
 		return "Compare and Reconcile disagree"
 	}
-	if err := n.Restore(program.String()); err != nil {
+	if err := n.Apply(program); err != nil {
 		return fmt.Sprintf("%v in\n%s", err, program)
 	}
 	after := n.Save()

@@ -3,7 +3,6 @@ package rulesettest
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -40,29 +39,47 @@ func (n *Namespace) Save() ruleset.Set {
 	return ruleset.New(n.family, tables...)
 }
 
-// Restore does what "iptables-restore --noflush" does with the text. On an error the tables before the bad one have
-// changed, as with the real tool.
-func (n *Namespace) Restore(text string) error {
-	var open *table
-	for i, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
-		var err error
-		switch {
-		case text == "" || strings.HasPrefix(line, "#"):
-		case open == nil && strings.HasPrefix(line, "*"):
-			open = n.open(line[1:])
-		case open == nil:
-			err = fmt.Errorf("stands outside any table")
-		case line == "COMMIT":
-			n.tables[open.name], open = open, nil
-		default:
-			err = open.line(line)
+// Add does what "iptables-restore --noflush" does with the text of a Set: policies are set, chains of its own made or
+// emptied, and rules appended.
+func (n *Namespace) Add(s ruleset.Set) error {
+	p := ruleset.Program{Family: s.Family}
+	for _, t := range s.Tables {
+		for _, c := range t.Chains {
+			if c.Policy == ruleset.NoPolicy {
+				p.Operations = append(p.Operations, ruleset.Operation{Verb: ruleset.EmptyChain, Table: t.Name, Chain: c.Name})
+			}
 		}
-		if err != nil {
-			return fmt.Errorf("restoring, line %d %q: %w", i+1, line, err)
+		for _, c := range t.Chains {
+			for _, r := range c.Rules {
+				p.Operations = append(p.Operations, ruleset.Operation{Verb: ruleset.Append, Table: t.Name, Chain: c.Name, Rule: r})
+			}
 		}
 	}
-	if open != nil {
-		return fmt.Errorf("restoring: table %q has no COMMIT", open.name)
+	if err := n.Apply(p); err != nil {
+		return err
+	}
+	for _, t := range s.Tables {
+		opened := n.open(t.Name)
+		for _, c := range t.Chains {
+			opened.chain(c.Name).Policy = c.Policy
+		}
+		n.tables[t.Name] = opened
+	}
+	return nil
+}
+
+// Apply does what "iptables-restore --noflush" does with a Program. On an error the tables before the bad one have
+// changed, as with the real tool.
+func (n *Namespace) Apply(p ruleset.Program) error {
+	for ops := p.Operations; len(ops) > 0; {
+		name, t := ops[0].Table, n.open(ops[0].Table)
+		for len(ops) > 0 && ops[0].Table == name {
+			if err := t.operation(ops[0]); err != nil {
+				return fmt.Errorf("restoring %q: %w", ops[0], err)
+			}
+			ops = ops[1:]
+		}
+		n.tables[name] = t
 	}
 	return nil
 }
@@ -95,69 +112,45 @@ func (t *table) chain(name string) *ruleset.Chain {
 	return nil
 }
 
-func (t *table) line(line string) error {
-	if strings.HasPrefix(line, ":") {
-		return t.declare(line[1:])
+func (t *table) operation(o ruleset.Operation) error {
+	c := t.chain(o.Chain)
+	switch {
+	case o.Verb == ruleset.EmptyChain && ruleset.Builtin(t.name, o.Chain):
+		return fmt.Errorf("chain %q is built in", o.Chain)
+	case o.Verb == ruleset.EmptyChain && c == nil:
+		t.chains = append(t.chains, ruleset.Chain{Name: o.Chain, Policy: ruleset.NoPolicy})
+		return nil
+	case c == nil:
+		return fmt.Errorf("chain %q does not exist", o.Chain)
 	}
-	verb, rest, _ := strings.Cut(line, " ")
-	name, spec, _ := strings.Cut(rest, " ")
-	c := t.chain(name)
-	if c == nil {
-		return fmt.Errorf("chain %q does not exist", name)
-	}
-	switch verb {
-	case "-A":
-		return t.insert(c, len(c.Rules), spec)
-	case "-I":
-		return t.insertAt(c, spec)
-	case "-D":
-		at := slices.IndexFunc(c.Rules, func(r ruleset.Rule) bool { return r.String() == spec })
+	switch o.Verb {
+	case ruleset.EmptyChain:
+		c.Rules = nil
+	case ruleset.Append:
+		return t.insert(c, len(c.Rules)+1, o.Rule)
+	case ruleset.Insert:
+		return t.insert(c, o.Place, o.Rule)
+	case ruleset.Delete:
+		at := slices.IndexFunc(c.Rules, o.Rule.Equal)
 		if at < 0 {
-			return fmt.Errorf("chain %q has no such rule", name)
+			return fmt.Errorf("chain %q has no such rule", o.Chain)
 		}
 		c.Rules = slices.Delete(c.Rules, at, at+1)
-		return nil
-	case "-X":
+	case ruleset.RemoveChain:
 		return t.remove(c)
-	}
-	return fmt.Errorf("command %q is not known here", verb)
-}
-
-// declare makes a chain or, if it is there, empties it. Of a built-in chain it sets the policy.
-func (t *table) declare(text string) error {
-	f := strings.Split(text, " ")
-	if len(f) != 3 || f[2] != "[0:0]" {
-		return fmt.Errorf("want :CHAIN POLICY [0:0]")
-	}
-	name, policy := f[0], f[1]
-	c := t.chain(name)
-	switch {
-	case ruleset.Builtin(t.name, name) == (policy == ruleset.NoPolicy):
-		return fmt.Errorf("policy %q does not fit chain %q", policy, name)
-	case c == nil:
-		t.chains = append(t.chains, ruleset.Chain{Name: name, Policy: policy})
-	case policy == ruleset.NoPolicy:
-		c.Rules = nil
-	default:
-		c.Policy = policy
 	}
 	return nil
 }
 
-func (t *table) insertAt(c *ruleset.Chain, text string) error {
-	number, spec, _ := strings.Cut(text, " ")
-	n, err := strconv.Atoi(number)
-	if err != nil || n < 1 || n > len(c.Rules)+1 {
-		return fmt.Errorf("chain %q has %d rules, so nothing can be inserted at %q", c.Name, len(c.Rules), number)
+func (t *table) insert(c *ruleset.Chain, place int, r ruleset.Rule) error {
+	if place < 1 || place > len(c.Rules)+1 {
+		return fmt.Errorf("chain %q has %d rules, so nothing can be inserted at %d", c.Name, len(c.Rules), place)
 	}
-	return t.insert(c, n-1, spec)
-}
-
-func (t *table) insert(c *ruleset.Chain, at int, spec string) error {
-	if to := jump(spec); to != "" && t.chain(to) == nil {
+	if to := jump(r.String()); to != "" && t.chain(to) == nil {
 		return fmt.Errorf("chain %q does not exist", to)
 	}
-	c.Rules = slices.Insert(c.Rules, at, ruleset.Opaque(spec))
+	r.Why = ""
+	c.Rules = slices.Insert(c.Rules, place-1, r)
 	return nil
 }
 

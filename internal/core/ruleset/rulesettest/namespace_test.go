@@ -25,124 +25,69 @@ const stock = `*nat
 COMMIT
 `
 
-func TestNamespaceRestoresAsTheToolDoes(t *testing.T) {
-	for _, test := range []struct {
-		name string
-		text string
-		// want is nat/OUTPUT, A, B and C afterwards.
-		want []string
-	}{
-		{
-			"nothing changes nothing", "",
-			[]string{"-P OUTPUT DROP", "-A OUTPUT -p tcp -j A", "-A OUTPUT -p udp -j DROP", "-A OUTPUT -p tcp -j A", "-N A", "-A A -j RETURN", "-N B"},
-		},
-		{
-			"declaring a chain makes it", "*nat\n:C - [0:0]\n-A C -j A\nCOMMIT\n",
-			[]string{"-P OUTPUT DROP", "-A OUTPUT -p tcp -j A", "-A OUTPUT -p udp -j DROP", "-A OUTPUT -p tcp -j A", "-N A", "-A A -j RETURN", "-N B", "-N C", "-A C -j A"},
-		},
-		{
-			"declaring a chain that is there empties it", "*nat\n:A - [0:0]\n-A A -j B\nCOMMIT\n",
-			[]string{"-P OUTPUT DROP", "-A OUTPUT -p tcp -j A", "-A OUTPUT -p udp -j DROP", "-A OUTPUT -p tcp -j A", "-N A", "-A A -j B", "-N B"},
-		},
-		{
-			"declaring a built-in chain sets its policy only", "*nat\n:OUTPUT ACCEPT [0:0]\nCOMMIT\n",
-			[]string{"-P OUTPUT ACCEPT", "-A OUTPUT -p tcp -j A", "-A OUTPUT -p udp -j DROP", "-A OUTPUT -p tcp -j A", "-N A", "-A A -j RETURN", "-N B"},
-		},
-		{
-			"rules are inserted by number", "*nat\n-I OUTPUT 1 -j B\n-I OUTPUT 5 -j A\nCOMMIT\n",
-			[]string{"-P OUTPUT DROP", "-A OUTPUT -j B", "-A OUTPUT -p tcp -j A", "-A OUTPUT -p udp -j DROP", "-A OUTPUT -p tcp -j A", "-A OUTPUT -j A", "-N A", "-A A -j RETURN", "-N B"},
-		},
-		{
-			"the first of equal rules is deleted", "*nat\n-D OUTPUT -p tcp -j A\nCOMMIT\n",
-			[]string{"-P OUTPUT DROP", "-A OUTPUT -p udp -j DROP", "-A OUTPUT -p tcp -j A", "-N A", "-A A -j RETURN", "-N B"},
-		},
-		{
-			"an empty chain nobody jumps to can go", "*nat\n-X B\nCOMMIT\n",
-			[]string{"-P OUTPUT DROP", "-A OUTPUT -p tcp -j A", "-A OUTPUT -p udp -j DROP", "-A OUTPUT -p tcp -j A", "-N A", "-A A -j RETURN"},
-		},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			n := rulesettest.NewNamespace(parse(t, ruleset.IPv4, stock))
-			if err := n.Restore(test.text); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(test.want, list(n.Save())); diff != "" {
-				t.Errorf("afterwards (-want +got):\n%s", diff)
-			}
-		})
+func op(verb ruleset.Verb, chain, rule string, place ...int) ruleset.Operation {
+	o := ruleset.Operation{Verb: verb, Table: "nat", Chain: chain, Rule: ruleset.Opaque(rule)}
+	for _, o.Place = range place {
 	}
+	return o
 }
 
-// list prints nat/OUTPUT and the chains that are not built in as "iptables -S" does.
-func list(set ruleset.Set) []string {
-	var out []string
-	for _, c := range set.Table("nat").Chains {
-		switch {
-		case c.Policy == ruleset.NoPolicy:
-			out = append(out, "-N "+c.Name)
-		case c.Name == "OUTPUT":
-			out = append(out, "-P OUTPUT "+c.Policy)
+func TestNamespaceDoesWhatTheToolDoes(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		ops      []ruleset.Operation
+		old, new string // what changes in stock
+	}{
+		{"nothing changes nothing", nil, "", ""},
+		{"declaring a chain makes it", []ruleset.Operation{op(ruleset.EmptyChain, "C", ""), op(ruleset.Append, "C", "-j A")}, ":B - [0:0]\n-A OUTPUT -p tcp -j A\n-A OUTPUT -p udp -j DROP\n-A OUTPUT -p tcp -j A\n-A A -j RETURN\n", ":B - [0:0]\n:C - [0:0]\n-A OUTPUT -p tcp -j A\n-A OUTPUT -p udp -j DROP\n-A OUTPUT -p tcp -j A\n-A A -j RETURN\n-A C -j A\n"},
+		{"declaring a chain that is there empties it", []ruleset.Operation{op(ruleset.EmptyChain, "A", ""), op(ruleset.Append, "A", "-j B")}, "-A A -j RETURN", "-A A -j B"},
+		{"rules are inserted by number", []ruleset.Operation{op(ruleset.Insert, "A", "-j B", 1), op(ruleset.Insert, "A", "-j DROP", 3)}, "-A A -j RETURN", "-A A -j B\n-A A -j RETURN\n-A A -j DROP"},
+		{"the first of equal rules is deleted", []ruleset.Operation{op(ruleset.Delete, "OUTPUT", "-p tcp -j A")}, "-A OUTPUT -p tcp -j A\n-A OUTPUT -p udp -j DROP\n", "-A OUTPUT -p udp -j DROP\n"},
+		{"an empty chain nobody jumps to can go", []ruleset.Operation{op(ruleset.RemoveChain, "B", "")}, ":B - [0:0]\n", ""},
+	} {
+		before := parse(t, ruleset.IPv4, stock)
+		n := rulesettest.NewNamespace(before)
+		saved := n.Save()
+		if err := n.Apply(ruleset.Program{Operations: tt.ops}); err != nil {
+			t.Errorf("%s: %v", tt.name, err)
 		}
-		for _, r := range c.Rules {
-			out = append(out, "-A "+c.Name+" "+r.String())
+		if diff := cmp.Diff(strings.Replace(stock, tt.old, tt.new, 1), n.Save().String()); diff != "" {
+			t.Errorf("%s: afterwards (-want +got):\n%s", tt.name, diff)
+		}
+		if saved.String() != stock || before.String() != stock {
+			t.Errorf("%s: a Set changed:\n%s\n%s", tt.name, before, saved)
 		}
 	}
-	return out
 }
 
 func TestNamespaceRefusesWhatTheToolRefuses(t *testing.T) {
-	for _, test := range []struct{ name, text, want string }{
-		{"a rule outside a table", "-A OUTPUT -j DROP\n", `line 1 "-A OUTPUT -j DROP": stands outside any table`},
-		{"a text that is cut off", "*nat\n-A OUTPUT -j DROP\n", `table "nat" has no COMMIT`},
-		{"a rule for a chain that is not there", "*nat\n-A C -j DROP\nCOMMIT\n", `chain "C" does not exist`},
-		{"a jump to a chain that is not there", "*nat\n-A A -j C\n:C - [0:0]\nCOMMIT\n", `line 2 "-A A -j C": chain "C" does not exist`},
-		{"an insertion behind the end", "*nat\n-I A 3 -j DROP\nCOMMIT\n", `nothing can be inserted at "3"`},
-		{"an insertion at 0", "*nat\n-I A 0 -j DROP\nCOMMIT\n", `nothing can be inserted at "0"`},
-		{"an insertion without number", "*nat\n-I A -j DROP\nCOMMIT\n", `nothing can be inserted at "-j"`},
-		{"deleting what is not there", "*nat\n-D A -j DROP\nCOMMIT\n", `chain "A" has no such rule`},
-		{"removing a chain that has rules", "*nat\n-X A\nCOMMIT\n", `is built in or not empty`},
-		{"removing a chain that is jumped to", "*nat\n:A - [0:0]\n-X A\nCOMMIT\n", `still jumped to from "OUTPUT"`},
-		{"removing a built-in chain", "*nat\n-X INPUT\nCOMMIT\n", `is built in or not empty`},
-		{"a policy for an own chain", "*nat\n:A DROP [0:0]\nCOMMIT\n", `policy "DROP" does not fit chain "A"`},
-		{"a built-in chain without policy", "*nat\n:INPUT - [0:0]\nCOMMIT\n", `policy "-" does not fit chain "INPUT"`},
-		{"a chain without counters", "*nat\n:C -\nCOMMIT\n", `want :CHAIN POLICY [0:0]`},
-		{"an unknown command", "*nat\n-F A\nCOMMIT\n", `command "-F" is not known here`},
+	for _, tt := range []struct {
+		op   ruleset.Operation
+		want string
+	}{
+		{op(ruleset.Append, "C", "-j DROP"), `chain "C" does not exist`},
+		{op(ruleset.Append, "A", "-j C"), `restoring "-A A -j C": chain "C" does not exist`},
+		{op(ruleset.Insert, "A", "-j DROP", 3), "nothing can be inserted at 3"},
+		{op(ruleset.Insert, "A", "-j DROP", 0), "nothing can be inserted at 0"},
+		{op(ruleset.Delete, "A", "-j DROP"), `chain "A" has no such rule`},
+		{op(ruleset.RemoveChain, "A", ""), "is built in or not empty"},
+		{op(ruleset.RemoveChain, "INPUT", ""), "is built in or not empty"},
+		{op(ruleset.EmptyChain, "INPUT", ""), `chain "INPUT" is built in`},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			before := parse(t, ruleset.IPv4, stock)
-			n := rulesettest.NewNamespace(before)
-			err := n.Restore(test.text)
-			if err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("error is %v, want %q in it", err, test.want)
-			}
-			if diff := cmp.Diff(before.String(), n.Save().String()); diff != "" {
-				t.Errorf("the table was changed all the same:\n%s", diff)
-			}
-		})
-	}
-}
-
-func TestNamespaceKeepsTheTablesBeforeABadOne(t *testing.T) {
-	n := rulesettest.NewNamespace(ruleset.Set{Family: ruleset.IPv6})
-	if err := n.Restore("*raw\n-A OUTPUT -j DROP\nCOMMIT\n*nat\n-A NOWHERE -j DROP\nCOMMIT\n"); err == nil {
-		t.Error("the bad table was taken")
-	}
-	want := "*raw\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -j DROP\nCOMMIT\n"
-	if diff := cmp.Diff(want, n.Save().String()); diff != "" {
-		t.Errorf("saved (-want +got):\n%s", diff)
-	}
-}
-
-func TestNamespaceSharesNothingWithItsSets(t *testing.T) {
-	before := parse(t, ruleset.IPv4, stock)
-	n := rulesettest.NewNamespace(before)
-	saved := n.Save()
-	if err := n.Restore("*nat\n-D OUTPUT -p tcp -j A\n-D OUTPUT -p tcp -j A\n:A - [0:0]\n-X A\nCOMMIT\n"); err != nil {
-		t.Fatal(err)
-	}
-	for _, set := range []ruleset.Set{before, saved} {
-		if diff := cmp.Diff(stock, set.String()); diff != "" {
-			t.Errorf("a Set changed:\n%s", diff)
+		n := rulesettest.NewNamespace(parse(t, ruleset.IPv4, stock))
+		good := ruleset.Operation{Verb: ruleset.EmptyChain, Table: "mangle", Chain: "M"}
+		err := n.Apply(ruleset.Program{Operations: []ruleset.Operation{good, op(ruleset.EmptyChain, "D", ""), tt.op}})
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("error is %v, want %q in it", err, tt.want)
 		}
+		after := n.Save()
+		if _, kept := after.Table("mangle").Chain("M"); !kept || !strings.HasSuffix(after.String(), stock) {
+			t.Errorf("the table before the bad one must change, the bad one not:\n%s", after)
+		}
+	}
+	n := rulesettest.NewNamespace(parse(t, ruleset.IPv4, stock))
+	if err := n.Apply(ruleset.Program{Operations: []ruleset.Operation{op(ruleset.EmptyChain, "A", ""), op(ruleset.RemoveChain, "A", "")}}); err == nil ||
+		!strings.Contains(err.Error(), `still jumped to from "OUTPUT"`) {
+		t.Errorf("error is %v", err)
 	}
 }
