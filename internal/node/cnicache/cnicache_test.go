@@ -1,6 +1,7 @@
 package cnicache
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/version"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -72,4 +75,42 @@ func TestWalk(t *testing.T) {
 	if _, err := Walk(dir+"/none", nil); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no directory: %v", err)
 	}
+}
+
+// libcni itself writes the entry, so that its form is not only this package's idea of it.
+func TestParseWhatLibcniWrites(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	cni := libcni.NewCNIConfigWithCacheDir(nil, dir, answering(`{"cniVersion":"1.0.0","interfaces":[{"name":"eth0"}],"ips":[]}`))
+	list, err := libcni.NetworkConfFromBytes([]byte(`{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"a"},{"type":"b"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = cni.AddNetworkList(t.Context(), list, &libcni.RuntimeConf{ContainerID: "c1", NetNS: "/run/netns/1", IfName: "eth0", Args: [][2]string{
+		{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", "web"}, {"K8S_POD_INFRA_CONTAINER_ID", "c1"}, {"K8S_POD_UID", "u"},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Entry{Kind: Kind, Plugins: []string{"a", "b"}, NetNS: "/run/netns/1", Namespace: "shop", Name: "web", UID: "u"}
+	files, err := Walk(dir+"/results", func(_ string, data []byte, err error) error {
+		if got, ok := Parse(data); !ok || !cmp.Equal(got, want) {
+			t.Errorf("got %+v, %v", got, ok)
+		}
+		return err
+	})
+	if files != 1 || err != nil {
+		t.Errorf("%d files, %v", files, err)
+	}
+}
+
+// answering stands in for plugins.
+type answering string
+
+func (a answering) ExecPlugin(context.Context, string, []byte, []string) ([]byte, error) {
+	return []byte(a), nil
+}
+func (a answering) FindInPath(plugin string, _ []string) (string, error) { return "/" + plugin, nil }
+func (a answering) Decode(data []byte) (version.PluginInfo, error) {
+	return new(version.PluginDecoder).Decode(data)
 }

@@ -1,10 +1,9 @@
-package podns
+package podns_test
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,201 +12,125 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/meshcni/istio-cni/internal/node/hostpath"
 	"github.com/meshcni/istio-cni/internal/node/netns"
-	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
-	"github.com/meshcni/istio-cni/internal/node/route"
+	"github.com/meshcni/istio-cni/internal/node/podns"
 )
 
-// crowd is a node with many names for few namespaces: mounts, lines of the mount table, and processes.
-func crowd(tb testing.TB, namespaces []string, mounts, processes int) Places {
-	tb.Helper()
-	dir := tb.TempDir()
-	p := Places{Netns: []string{filepath.Join(dir, "netns")}, Proc: filepath.Join(dir, "proc")}
-	link := func(target, at string) {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o700), os.Symlink(target, at)); err != nil {
-			tb.Fatal(err)
-		}
-	}
-	link("/proc/self/ns/net", p.Proc+"/1/ns/net")
+// crowd gives few namespaces many names: mounts, lines of the mount table, and processes.
+func (n *node) crowd(namespaces []string, mounts, processes int) {
+	n.Helper()
 	var table strings.Builder
 	for i := range mounts {
-		at := fmt.Sprintf("%s/cni-%d", p.Netns[0], i)
-		link(namespaces[i%len(namespaces)], at)
-		inode, err := netns.InodeOf(at)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		at := fmt.Sprintf("%s/cni-%d", n.Netns[0], i)
+		n.Do(os.Symlink(namespaces[i%len(namespaces)], at))
+		inode := inode(n.T, at)
 		fmt.Fprintf(&table, "9 1 %d:%d net:[%d] %s rw - nsfs nsfs rw\n", unix.Major(inode.Dev), unix.Minor(inode.Dev), inode.Ino, at)
 	}
-	if err := os.WriteFile(p.Proc+"/1/mountinfo", []byte(table.String()), 0o600); err != nil {
-		tb.Fatal(err)
-	}
+	n.Do(os.WriteFile(n.Proc+"/1/mountinfo", []byte(table.String()), 0o600))
 	for i := range processes {
-		link(namespaces[i%len(namespaces)], fmt.Sprintf("%s/%d/ns/net", p.Proc, 100+i))
+		n.Process(fmt.Sprint(100+i), namespaces[i%len(namespaces)])
 	}
-	return p
-}
-
-func pod(address string) Pod {
-	return Pod{Namespace: "shop", Name: "web-1", UID: "u", Addresses: []netip.Addr{netip.MustParseAddr(address)}}
-}
-
-// counts are how often each namespace is opened and entered.
-type counts struct{ opened, entered map[netns.Inode]int }
-
-// counted searches and counts.
-func counted(t *testing.T, p Places, of Pod) (counts, *Namespace, error) {
-	t.Helper()
-	c := counts{opened: map[netns.Inode]int{}, entered: map[netns.Inode]int{}}
-	count := func(in map[netns.Inode]int, path string) {
-		inode, err := netns.InodeOf(path)
-		if err != nil {
-			t.Error(err)
-		}
-		in[inode]++
-	}
-	s := newSearch(p, of)
-	s.open = func(path string) (*netns.Namespace, error) {
-		count(c.opened, path)
-		return netns.Open(path)
-	}
-	s.enter = func(n *netns.Namespace, of []netip.Addr, node int) ([]route.Attachment, error) {
-		count(c.entered, n.Path())
-		return attachments(n, of, node)
-	}
-	found, err := s.run(t.Context())
-	return c, found, err
 }
 
 func TestEachNamespaceIsEnteredOnce(t *testing.T) {
 	t.Parallel()
 	namespaces := make([]string, 20)
 	for i := range namespaces {
-		namespaces[i] = netnstest.New(t)
-		address(t, namespaces[i], fmt.Sprintf("10.78.0.%d/32", i))
+		namespaces[i] = namespace(t, fmt.Sprintf("10.78.0.%d/32", i))
 	}
-	p := crowd(t, namespaces, 500, 2000)
-	want := func(what string, got map[netns.Inode]int, number int) {
-		t.Helper()
-		if len(got) != number {
-			t.Errorf("%d namespaces were %s, want %d", len(got), what, number)
-		}
-		for inode, times := range got {
-			if times != 1 {
-				t.Errorf("%s was %s %d times", inode, what, times)
-			}
-		}
-	}
-	c, found, err := counted(t, p, pod("10.78.0.7"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	found.Close()
+	n := newNode(t)
+	n.crowd(namespaces, 500, 2000)
 	const andTheNodesOwn = 1
-	want("opened", c.opened, len(namespaces)+andTheNodesOwn)
-	want("entered", c.entered, len(namespaces))
-
-	c, _, err = counted(t, p, pod("10.78.0.77"))
-	if !errors.Is(err, ErrNotFound) {
-		t.Fatalf("got %v", err)
-	}
-	want("opened", c.opened, len(namespaces)+andTheNodesOwn)
-	want("entered", c.entered, len(namespaces)+andTheNodesOwn)
-	for _, says := range []string{"entries 500", "entries 2001"} {
-		if !strings.Contains(err.Error(), says) {
-			t.Errorf("error %q does not say %q", err, says)
+	for address, want := range map[string]struct {
+		cause   error
+		entered int
+	}{
+		"10.78.0.7":  {nil, len(namespaces)},
+		"10.78.0.77": {podns.ErrNotFound, len(namespaces) + andTheNodesOwn},
+	} {
+		opened, entered := map[netns.Inode]int{}, map[netns.Inode]int{}
+		found, err := podns.FindCounting(t.Context(), n.Places, podOf(address),
+			func(path string) { opened[inode(t, path)]++ }, func(path string) { entered[inode(t, path)]++ })
+		if !errors.Is(err, want.cause) {
+			t.Fatalf("got %v", err)
+		}
+		if err == nil {
+			found.Close()
+		} else if text := err.Error(); !strings.Contains(text, "entries 500") || !strings.Contains(text, "entries 2001") {
+			t.Errorf("error %q does not say how many there are", text)
+		}
+		if len(opened) != len(namespaces)+andTheNodesOwn || len(entered) != want.entered {
+			t.Errorf("%s: %d namespaces were opened, %d entered", address, len(opened), len(entered))
+		}
+		for _, times := range []map[netns.Inode]int{opened, entered} {
+			for inode, n := range times {
+				if n != 1 {
+					t.Errorf("%s: %s was opened or entered %d times", address, inode, n)
+				}
+			}
 		}
 	}
 }
 
-// Whatever a search ends with, the only thing that it leaves is what it gives.
+// TestFindLeavesNothingBehind: whatever the result, a search leaves nothing open and no thread in a namespace but its result.
 func TestFindLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
-	one, two, other := netnstest.New(t), netnstest.New(t), netnstest.New(t)
-	for _, path := range []string{one, two} {
-		address(t, path, "10.78.1.1/32")
-	}
-	address(t, other, "10.78.1.2/32")
-	p := crowd(t, []string{one, two, other}, 30, 30)
-	all := []string{one, two, other}
-	before := held(t, all)
-	ctx := t.Context()
-	canceled, cancel := context.WithCancel(ctx)
+	all := []string{namespace(t, "10.78.1.1/32"), namespace(t, "10.78.1.1/32"), namespace(t, "10.78.1.2/32")}
+	n := newNode(t)
+	n.crowd(all, 30, 30)
+	before := open(t, "/proc/self/fd/*", all)
+	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	var work sync.WaitGroup
 	for range 8 {
 		work.Go(func() {
 			for range 10 {
-				found, err := p.Find(ctx, pod("10.78.1.2"))
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				found.Close()
-				for cause, err := range map[error]error{
-					ErrAmbiguous: second(p.Find(ctx, pod("10.78.1.1"))), ErrNotFound: second(p.Find(ctx, pod("10.78.1.3"))),
-					context.Canceled: second(p.Find(canceled, pod("10.78.1.1"))),
+				for _, test := range []struct {
+					ctx     context.Context //nolint:containedctx // a row of a table
+					address string
+					cause   error
+				}{
+					{t.Context(), "10.78.1.2", nil},
+					{t.Context(), "10.78.1.1", podns.ErrAmbiguous},
+					{t.Context(), "10.78.1.3", podns.ErrNotFound},
+					{canceled, "10.78.1.1", context.Canceled},
 				} {
-					if !errors.Is(err, cause) {
-						t.Errorf("got %v, want %v", err, cause)
+					found, err := n.Find(test.ctx, podOf(test.address))
+					if !errors.Is(err, test.cause) {
+						t.Errorf("got %v, want %v", err, test.cause)
+					}
+					if err == nil {
+						found.Close()
 					}
 				}
 			}
 		})
 	}
 	work.Wait()
-	if after := held(t, all); after != before {
+	if after := open(t, "/proc/self/fd/*", all); after != before {
 		t.Errorf("%d open files are of the namespaces, want %d", after, before)
 	}
-	found, err := p.Find(t.Context(), pod("10.78.1.2"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	found, err := n.Find(t.Context(), podOf("10.78.1.2"))
+	n.Do(err)
 	defer found.Close()
-	if after := held(t, all); after != before+1 {
+	if after := open(t, "/proc/self/fd/*", all); after != before+1 {
 		t.Errorf("%d open files are of the namespaces, want one more than %d", after, before)
 	}
-	tasks, err := filepath.Glob("/proc/self/task/*/ns/net")
-	if err != nil || len(tasks) == 0 {
-		t.Fatal(tasks, err)
-	}
-	for _, task := range tasks {
-		inode, err := netns.InodeOf(task)
-		if err != nil {
-			continue // a thread that has ended
-		}
-		for _, path := range all {
-			if of, err := netns.InodeOf(path); err != nil || of == inode {
-				t.Errorf("%s is in %s (%v)", task, path, err)
-			}
-		}
+	if threads := open(t, "/proc/self/task/*/ns/net", all); threads > 0 {
+		t.Errorf("%d threads are in the namespaces", threads)
 	}
 }
 
-// address gives a namespace an address on an interface of its own.
-func address(tb testing.TB, path, address string) {
-	tb.Helper()
-	netnstest.Run(tb, path, "ip", "link", "add", "eth0", "up", "type", "veth", "peer", "name", "peer0")
-	netnstest.Run(tb, path, "ip", "address", "add", address, "dev", "eth0")
-}
-
-func second(_ *Namespace, err error) error { return err }
-
-// held counts this process's open files of namespaces.
-func held(t *testing.T, paths []string) int {
+// open counts the files of a pattern that are one of the namespaces.
+func open(t *testing.T, pattern string, paths []string) int {
 	t.Helper()
 	of := map[netns.Inode]bool{}
 	for _, path := range paths {
-		inode, err := netns.InodeOf(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		of[inode] = true
+		of[inode(t, path)] = true
 	}
-	files, err := filepath.Glob("/proc/self/fd/*")
-	if err != nil {
-		t.Fatal(err)
+	files, err := filepath.Glob(pattern)
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
 	}
 	count := 0
 	for _, file := range files {
@@ -216,111 +139,4 @@ func held(t *testing.T, paths []string) int {
 		}
 	}
 	return count
-}
-
-func TestANamespaceStaysTheSameUntilItIsClosed(t *testing.T) {
-	t.Parallel()
-	one, two := netnstest.New(t), netnstest.New(t)
-	at := filepath.Join(t.TempDir(), "cni-1")
-	mount := func(path string) {
-		if err := errors.Join(os.WriteFile(at, nil, 0o600), unix.Mount(path, at, "", unix.MS_BIND, "")); err != nil {
-			t.Fatal(err)
-		}
-	}
-	unmount := func() {
-		if err := errors.Join(unix.Unmount(at, unix.MNT_DETACH), os.Remove(at)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	mount(one)
-	n, err := netns.Open(at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	unmount()
-	mount(two)
-	defer unmount()
-	same, err := netnstest.Same(n.Path(), one)
-	if err != nil || !same {
-		t.Errorf("it became another one: %v, %v", same, err)
-	}
-	if inode, err := netns.InodeOf(n.Path()); err != nil || inode != n.Inode() {
-		t.Errorf("%s is %s (%v), want %s", n.Path(), inode, err, n.Inode())
-	}
-	n.Close()
-	n.Close()
-	if _, err := os.Stat(n.Path()); err == nil {
-		t.Errorf("it is closed and has the path %q", n.Path())
-	}
-}
-
-func TestNetworkNamespacesAmongMounts(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct {
-		mount hostpath.Mount
-		want  netns.Inode
-	}{
-		{hostpath.Mount{Device: "0:4", Root: "net:[4026532281]", Type: "nsfs"}, netns.Inode{Dev: unix.Mkdev(0, 4), Ino: 4026532281}},
-		{hostpath.Mount{Device: "0:4", Root: "uts:[4026532281]", Type: "nsfs"}, netns.Inode{}},
-		{hostpath.Mount{Device: "0:4", Root: "net:[x]", Type: "nsfs"}, netns.Inode{}},
-		{hostpath.Mount{Device: "zero", Root: "net:[1]", Type: "nsfs"}, netns.Inode{}},
-		{hostpath.Mount{Device: "0:31", Root: "net:[1]", Type: "tmpfs"}, netns.Inode{}},
-		{hostpath.Mount{Device: "0:21", Root: "/", Type: "proc"}, netns.Inode{}},
-	} {
-		if inode, is := mountedNetNS(tc.mount); inode != tc.want || is != (tc.want != netns.Inode{}) {
-			t.Errorf("%+v: got %+v, %v", tc.mount, inode, is)
-		}
-	}
-}
-
-// BenchmarkFind looks for one pod among 250, of which each has a mount, an entry in the cache and four processes.
-func BenchmarkFind(b *testing.B) {
-	const pods = 250
-	namespaces := make([]string, pods)
-	for i := range namespaces {
-		namespaces[i] = netnstest.New(b)
-		address(b, namespaces[i], fmt.Sprintf("10.79.0.%d/32", i))
-	}
-	p := crowd(b, namespaces, pods, 4*pods)
-	p.Cache = b.TempDir()
-	for i := range namespaces {
-		path := fmt.Sprintf("%s/cni-%d", p.Netns[0], i)
-		entry := fmt.Sprintf(`{"kind":"cniCacheV1","containerId":"c%d","config":"%s","ifName":"eth0","networkName":"net","netns":%q,`+
-			`"cniArgs":[["IgnoreUnknown","1"],["K8S_POD_NAMESPACE","shop"],["K8S_POD_NAME","web-%d"],["K8S_POD_UID","u%d"]],`+
-			`"result":{"cniVersion":"1.0.0","interfaces":[],"ips":[],"padding":%q}}`, i, "e30=", path, i, i, strings.Repeat("x", 2000))
-		if err := os.WriteFile(fmt.Sprintf("%s/net-c%d-eth0", p.Cache, i), []byte(entry), 0o600); err != nil {
-			b.Fatal(err)
-		}
-	}
-	without := func(drop func(*Places)) Places {
-		q := p
-		drop(&q)
-		return q
-	}
-	const last = pods - 1
-	wanted := pod(fmt.Sprintf("10.79.0.%d", last))
-	wanted.Name, wanted.UID = fmt.Sprintf("web-%d", last), fmt.Sprintf("u%d", last)
-	for _, way := range []struct {
-		from Source
-		in   Places
-	}{
-		{FromCache, p},
-		{FromMount, without(func(q *Places) { q.Cache = "" })},
-		{FromProc, without(func(q *Places) { q.Cache, q.Netns = "", nil })},
-	} {
-		if way.from == FromProc { // which comes last
-			if err := os.WriteFile(p.Proc+"/1/mountinfo", nil, 0o600); err != nil {
-				b.Fatal(err)
-			}
-		}
-		b.Run(string(way.from), func(b *testing.B) {
-			for b.Loop() {
-				found, err := way.in.Find(b.Context(), wanted)
-				if err != nil || found.Source != way.from {
-					b.Fatal(found, err)
-				}
-				found.Close()
-			}
-		})
-	}
 }

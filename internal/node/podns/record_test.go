@@ -1,6 +1,13 @@
 package podns
 
-import "testing"
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/hostpath"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+)
 
 func TestThePodOfACgroup(t *testing.T) {
 	t.Parallel()
@@ -27,6 +34,25 @@ func TestThePodOfACgroup(t *testing.T) {
 	} {
 		if got := podOfCgroups(text); got != want {
 			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestNetworkNamespacesAmongMounts(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		mount hostpath.Mount
+		want  netns.Inode
+	}{
+		{hostpath.Mount{Device: "0:4", Root: "net:[4026532281]", Type: "nsfs"}, netns.Inode{Dev: unix.Mkdev(0, 4), Ino: 4026532281}},
+		{hostpath.Mount{Device: "0:4", Root: "uts:[4026532281]", Type: "nsfs"}, netns.Inode{}},
+		{hostpath.Mount{Device: "0:4", Root: "net:[x]", Type: "nsfs"}, netns.Inode{}},
+		{hostpath.Mount{Device: "zero", Root: "net:[1]", Type: "nsfs"}, netns.Inode{}},
+		{hostpath.Mount{Device: "0:31", Root: "net:[1]", Type: "tmpfs"}, netns.Inode{}},
+		{hostpath.Mount{Device: "0:21", Root: "/", Type: "proc"}, netns.Inode{}},
+	} {
+		if inode, is := mountedNetNS(tc.mount); inode != tc.want || is != (tc.want != netns.Inode{}) {
+			t.Errorf("%+v: got %+v, %v", tc.mount, inode, is)
 		}
 	}
 }
