@@ -24,7 +24,7 @@ func TestPodsThatCannotBeInspectedHoldUpNobody(t *testing.T) {
 			p = crashing("hostile-3")
 		}
 		p = p.at(fmt.Sprintf("10.88.0.%d", 10+i))
-		path := l.sandbox(p.ips[0] + "/24")
+		path := l.Sandbox(p.ips[0] + "/24")
 		nftablestest.Fill(t, path, unix.NFPROTO_IPV4, "nat", "OUTPUT", 1, 100_000)
 		l.cache(p, path)
 		l.set(p)
@@ -37,9 +37,7 @@ func TestPodsThatCannotBeInspectedHoldUpNobody(t *testing.T) {
 	}
 	l.hears(hostile[3], "Warning", ReasonRepaired, "cannot be redirected in place", "cannot be inspected", "more than 50000", "NET_ADMIN")
 	web := crashing("web").at("10.88.0.2/24")
-	path := l.sandbox(web.ips...)
-	l.cache(web, path)
-	l.set(web)
+	path := l.place(web)
 	l.hears(web, "Normal", ReasonRepaired)
 	if !captured(t, path) {
 		t.Error("it is not redirected")

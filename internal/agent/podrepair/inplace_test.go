@@ -25,7 +25,7 @@ import (
 
 // TestPacketsProveTheRepair has a pod on a veth that runs without redirection, and each way of writing rules that the plugin may
 // be told: before the repair the application talks to the peer itself, afterwards to the proxy on 15001, and the proxy
-// (uid 1337) to the peer as ever. Another agent finds the rules in place.
+// (uid 1337) to the peer as ever.
 func TestPacketsProveTheRepair(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -62,7 +62,7 @@ func TestPacketsProveTheRepair(t *testing.T) {
 			ask(net.App(), "peer")
 			l := newLab(t, inPlace)
 			l.conf.Store(&test.conf)
-			l.occupy(net.Path())
+			l.Start(net.Path())
 			p := crashing("web").at(labtest.Pod.Addr(ruleset.IPv4).String())
 			l.set(p)
 			l.run()
@@ -73,14 +73,8 @@ func TestPacketsProveTheRepair(t *testing.T) {
 			if test.program != "" && !strings.Contains(netnstest.Run(t, net.Path(), test.program), test.hook) || test.program == "" && rules != "" {
 				t.Errorf("rules:\n%s", rules)
 			}
-			if got := rulesOf(t, l.bridge); got != "" {
+			if got := rulesOf(t, l.Host); got != "" {
 				t.Errorf("rules in the node's own namespace:\n%s", got)
-			}
-			l.run()
-			l.counts(metrics.RepairPod, metrics.RepairSkip, 1)
-			l.counts(metrics.RepairPod, metrics.RepairSuccess, 1)
-			if got := rulesOf(t, net.Path()); got != rules {
-				t.Errorf("the second agent made of\n%s\nthis:\n%s", rules, got)
 			}
 		})
 	}
@@ -92,8 +86,8 @@ func TestTheRulesAreThoseOfThePodsSettings(t *testing.T) {
 	l := newLab(t, inPlace)
 	p := crashing("web").at("10.88.0.2/24")
 	p.annotations = object{sidecar.InboundPortsKey: "8080,9090", "traffic.sidecar.istio.io/excludeOutboundPorts": "5432"}
-	path := l.sandbox(p.ips...)
-	l.mount(path, "cni-1")
+	path := l.Sandbox(p.ips...)
+	l.Mount(path, "cni-1")
 	l.set(p)
 	l.run()
 	l.acted(p, repair.InPlace)
@@ -117,15 +111,13 @@ func TestW8APodOfTheSameNameIsAnotherPod(t *testing.T) {
 			t.Parallel()
 			l := newLab(t, inPlace)
 			first := crashing("db-0").at("10.88.0.2/24")
-			before := l.sandbox(first.ips...)
-			l.cache(first, before)
-			l.set(first)
+			l.place(first)
 			l.run()
 			l.acted(first, repair.InPlace)
 			seen(l, first)
 			second := first
 			second.uid = "another-uid"
-			after := l.sandbox(second.ips...) // the namespace of before is still there, too
+			after := l.Sandbox(second.ips...) // the namespace of before is still there, too
 			l.cache(second, after)
 			l.set(second)
 			l.hears(second, "Normal", ReasonRepaired)
@@ -142,10 +134,7 @@ func TestW8APodOfTheSameNameIsAnotherPod(t *testing.T) {
 func TestW8ARestartedAgentDoesNotWorkTwice(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, inPlace)
-	p := crashing("web").at("10.88.0.2/24")
-	path := l.sandbox(p.ips...)
-	l.cache(p, path)
-	l.set(p)
+	p, path := l.crashing("web", "10.88.0.2/24")
 	stop := l.run()
 	l.acted(p, repair.InPlace)
 	stop()
@@ -172,7 +161,7 @@ func TestTwoAgentsAtOnce(t *testing.T) {
 	var paths []string
 	for i, name := range []string{"a", "b", "c"} {
 		p := crashing(name).at(netip.AddrFrom4([4]byte{10, 88, 0, byte(2 + i)}).String() + "/24")
-		paths = append(paths, l.sandbox(p.ips...))
+		paths = append(paths, l.Sandbox(p.ips...))
 		l.cache(p, paths[i])
 		l.set(p)
 	}
@@ -198,91 +187,29 @@ func TestTwoAgentsAtOnce(t *testing.T) {
 	}
 }
 
-// TestW11NamespacesWithoutAProcess are those of runtimes that keep no pause process, between two tries of the validation.
-func TestW11NamespacesWithoutAProcess(t *testing.T) {
+// TestW11TheNodesOwnNamespaceIsNotTouched: not if it has the pod's address, and not if the cache names it.
+func TestW11TheNodesOwnNamespaceIsNotTouched(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace)
-	p := crashing("web").at("10.88.0.2/24")
-	path := l.sandbox(p.ips...)
-	leave := l.occupy(path)
-	l.mount(path, "cni-1")
-	leave()
-	l.set(p)
-	l.run()
-	l.acted(p, repair.InPlace)
-	if !captured(t, path) {
-		t.Error("not redirected")
-	}
-	if !strings.Contains(l.log.String(), "source=mount") {
-		t.Error("it was found otherwise")
-	}
-}
-
-// TestW11EachAddressCounts has a pod of two families, and a stranger that has one of its addresses.
-func TestW11EachAddressCounts(t *testing.T) {
-	t.Parallel()
-	l := newLab(t, inPlace)
-	p := crashing("web").at("10.88.0.2/24", "fd00:88::2/64")
-	stranger, path := l.sandbox("10.88.0.2/24", "fd00:88::3/64"), l.sandbox(p.ips...)
-	l.mount(stranger, "cni-0")
-	l.mount(path, "cni-1")
-	l.set(p)
-	l.run()
-	l.acted(p, repair.InPlace)
-	if !captured(t, path) || rulesOf(t, stranger) != "" {
-		t.Error("the wrong namespace was written to")
-	}
-}
-
-// TestW11ANamespaceThatIsNotTheirsIsNotTouched has all sorts of strangers where the pod's namespace should be.
-func TestW11ANamespaceThatIsNotTheirsIsNotTouched(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		prepare func(l *lab, p podSpec) (strangers []string)
-		says    string
-	}{
-		"the cache names the namespace of another UID": {func(l *lab, p podSpec) []string {
-			p.uid = "of-before"
-			path := l.sandbox("10.88.0.3/24")
-			l.cache(p, path)
-			return []string{path}
-		}, "no network namespace of it is found"},
-		"the cache names a namespace that has another address": {func(l *lab, p podSpec) []string {
-			path := l.sandbox("10.88.0.3/24")
-			l.cache(p, path)
-			return []string{path}
-		}, "no network namespace of it is found"},
-		"two have its address": {func(l *lab, p podSpec) []string {
-			paths := []string{l.sandbox(p.ips...), l.sandbox(p.ips...)}
-			l.mount(paths[0], "a")
-			l.mount(paths[1], "b")
-			return paths
-		}, "several network namespaces could be its own: net:["},
-		"the node has its address": {func(l *lab, p podSpec) []string {
-			netnstest.Run(l.T, l.bridge, "ip", "address", "add", p.ips[0], "dev", "lo")
-			l.mount(l.bridge, "host")
-			l.occupy(l.bridge)
-			return []string{l.bridge}
-		}, "it is on the node's own network"},
-		"the cache names the node's": {func(l *lab, p podSpec) []string {
-			l.cache(p, l.bridge)
-			return []string{l.bridge}
-		}, "it is on the node's own network"},
+	for name, prepare := range map[string]func(l *lab, p podSpec){
+		"the node has its address": func(l *lab, p podSpec) {
+			l.IP(l.Host, "address add "+p.ips[0]+" dev lo")
+			l.Mount(l.Host, "host")
+			l.Start(l.Host)
+		},
+		"the cache names the node's": func(l *lab, p podSpec) { l.cache(p, l.Host) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newLab(t, inPlace)
 			p := crashing("web").at("10.88.0.2/24")
-			strangers := test.prepare(l, p)
+			prepare(l, p)
 			l.set(p)
 			l.run()
-			l.hears(p, "Warning", ReasonRepaired, "cannot be redirected in place", test.says, "delete the pod")
+			l.hears(p, "Warning", ReasonRepaired, "cannot be redirected in place", "it is on the node's own network", "delete the pod")
 			l.counts(metrics.RepairPod, metrics.RepairFail, 1)
 			l.stand(0, 1, 0, 0)
-			for _, path := range strangers {
-				if got := rulesOf(t, path); got != "" {
-					t.Errorf("rules were written:\n%s", got)
-				}
+			if got := rulesOf(t, l.Host); got != "" {
+				t.Errorf("rules were written:\n%s", got)
 			}
 		})
 	}
@@ -294,11 +221,11 @@ func TestASquatterBlocksNoRepair(t *testing.T) {
 	t.Parallel()
 	const address = "10.88.0.2/24"
 	onLo := func(l *lab) string {
-		path := l.sandbox("10.88.0.3/24")
+		path := l.Sandbox("10.88.0.3/24")
 		netnstest.Run(l.T, path, "ip", "address", "add", "10.88.0.2/32", "dev", "lo")
 		return path
 	}
-	onEth0 := func(l *lab) string { return l.sandbox("10.88.0.3/24", address) }
+	onEth0 := func(l *lab) string { return l.Sandbox("10.88.0.3/24", address) }
 	evil := podSpec{name: "evil", uid: "99999999-4d64-4b2b-9d5a-6d1d2a3b4c5d"}
 	for name, test := range map[string]struct {
 		squat  func(l *lab) string
@@ -308,8 +235,8 @@ func TestASquatterBlocksNoRepair(t *testing.T) {
 		"on lo":                                {onLo, nil, nil},
 		"with the pod in the cache":            {onEth0, func(l *lab, p podSpec, victim, _ string) { l.cache(p, victim) }, nil},
 		"with the squatter in the cache":       {onEth0, func(l *lab, _ podSpec, _, squatter string) { l.cache(evil, squatter) }, nil},
-		"with a process in the pod's cgroup":   {onEth0, func(l *lab, p podSpec, victim, _ string) { l.contained("77", victim, p.uid) }, nil},
-		"with a process in the other's cgroup": {onEth0, func(l *lab, _ podSpec, _, squatter string) { l.contained("77", squatter, evil.uid) }, nil},
+		"with a process in the pod's cgroup":   {onEth0, func(l *lab, p podSpec, victim, _ string) { l.Process("77", victim, p.uid) }, nil},
+		"with a process in the other's cgroup": {onEth0, func(l *lab, _ podSpec, _, squatter string) { l.Process("77", squatter, evil.uid) }, nil},
 		"without anything":                     {onEth0, nil, []string{"several network namespaces could be its own", "netns/cni-0", "netns/cni-1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -317,9 +244,9 @@ func TestASquatterBlocksNoRepair(t *testing.T) {
 			l := newLab(t, inPlace)
 			p := crashing("web").at("10.88.0.2/24")
 			p.uid = "0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d"
-			squatter, victim := test.squat(l), l.sandbox(p.ips...)
-			l.mount(squatter, "cni-0")
-			l.mount(victim, "cni-1")
+			squatter, victim := test.squat(l), l.Sandbox(p.ips...)
+			l.Mount(squatter, "cni-0")
+			l.Mount(victim, "cni-1")
 			if test.record != nil {
 				test.record(l, p, victim, squatter)
 			}
@@ -355,13 +282,7 @@ func TestW11AnAddressThatWasGivenToAnotherPodIsNoProof(t *testing.T) {
 		says  string
 	}{
 		"by the cache": {func(l *lab, path string) {
-			other := podSpec{name: "other", uid: "other"}
-			l.cache(other, path)
-			file := filepath.Join(l.places.Cache, "net-other-other-eth0")
-			text, err := os.ReadFile(file)
-			l.do(err)
-			text = []byte(strings.Replace(string(text), "{", `{"result":{"ips":[{"address":"10.88.0.2/24"}]},`, 1))
-			l.do(os.WriteFile(file, text, 0o600))
+			l.cache(podSpec{name: "other", uid: "other"}, path)
 		}, "libcni's cache has it as that of pod shop/other"},
 		"by the API server": {func(l *lab, _ string) {
 			l.set(podSpec{name: "other", uid: "other", plain: true, phase: "Running"}.at("10.88.0.2/24"))
@@ -371,9 +292,9 @@ func TestW11AnAddressThatWasGivenToAnotherPodIsNoProof(t *testing.T) {
 			t.Parallel()
 			l := newLab(t, inPlace)
 			p := crashing("web").at("10.88.0.2/24")
-			path := l.sandbox(p.ips...)
-			l.mount(path, "cni-1")
-			l.occupy(path)
+			path := l.Sandbox(p.ips...)
+			l.Mount(path, "cni-1")
+			l.Start(path)
 			test.claim(l, path)
 			// Those that have ended, and those on the node's network, claim nothing.
 			l.set(podSpec{name: "over", uid: "over", plain: true, phase: "Succeeded"}.at("10.88.0.2/24"))
@@ -389,7 +310,7 @@ func TestW11AnAddressThatWasGivenToAnotherPodIsNoProof(t *testing.T) {
 			if data := l.server.Object("/api/v1/namespaces/shop/pods/other"); data != nil {
 				l.server.Delete("/api/v1/namespaces/shop/pods/other")
 			} else {
-				l.do(os.Remove(filepath.Join(l.places.Cache, "net-other-other-eth0")))
+				l.Do(os.Remove(filepath.Join(l.Cache, "net-other-other-eth0")))
 			}
 			agenttest.Until(t, func() string { return "it is not redirected" }, func() bool {
 				l.clock.Step(time.Second)
@@ -410,19 +331,17 @@ func TestRepairComesBeforeTheValidation(t *testing.T) {
 	l.set(p)
 	l.run()
 	l.passes()
-	if l.asked.Load() != 1 { // for the pod that marks the end
+	if l.searches.Load() != 1 { // for the pod that marks the end
 		t.Error("a namespace was looked for before there was one")
 	}
 	p = p.at("10.88.0.2/24")
-	path := l.sandbox(p.ips...)
-	l.cache(p, path)
-	l.set(p)
+	l.place(p)
 	message := l.hears(p, "Normal", ReasonRepaired, "no rules", "redirected now").Message
 	if strings.Contains(message, "Connections") || strings.Contains(message, "back-off") {
 		t.Errorf("nothing has run in it yet: %s", message)
 	}
 	l.stand(1, 0, 0, 0)
-	asked := l.asked.Load()
+	asked := l.searches.Load()
 	p.now = running()
 	l.set(p)
 	l.passes()
@@ -431,7 +350,7 @@ func TestRepairComesBeforeTheValidation(t *testing.T) {
 	l.set(p)
 	l.passes()
 	l.stand(1, 0, 0, 0)
-	if got := l.asked.Load() - asked; got > 5 { // two pods that mark the end, one of them looked for once
+	if got := l.searches.Load() - asked; got > 5 { // two pods that mark the end, one of them looked for once
 		t.Errorf("%d searches for a pod that is fine", got)
 	}
 	l.counts(metrics.RepairPod, metrics.RepairSuccess, 1)
@@ -442,8 +361,8 @@ func TestAPodThatRunsIsToldThatItsConnectionsStayOutside(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, inPlace)
 	p := podSpec{name: "web", uid: "u", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.2/24")
-	path := l.sandbox(p.ips...)
-	l.occupy(path)
+	path := l.Sandbox(p.ips...)
+	l.Start(path)
 	l.set(p)
 	l.run()
 	l.hears(p, "Normal", ReasonRepaired, "no rules", "Connections that it opened before stay outside")
@@ -465,7 +384,7 @@ func TestRunningPodsKeepTheirRules(t *testing.T) {
 	l := newLab(t, inPlace)
 	runs := podSpec{name: "runs", uid: "u1", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.2/24")
 	comes := podSpec{name: "comes", uid: "u2"}.at("10.88.0.3/24")
-	old, young := l.sandbox(runs.ips...), l.sandbox(comes.ips...)
+	old, young := l.Sandbox(runs.ips...), l.Sandbox(comes.ips...)
 	l.otherRules(old)
 	l.otherRules(young)
 	before := rulesOf(t, old)
@@ -498,10 +417,7 @@ func TestRunningPodsKeepTheirRules(t *testing.T) {
 func TestAFailureAfterTheRepairIsLookedAtAgain(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, inPlace)
-	p := crashing("web").at("10.88.0.2/24")
-	path := l.sandbox(p.ips...)
-	l.cache(p, path)
-	l.set(p)
+	p, path := l.crashing("web", "10.88.0.2/24")
 	l.run()
 	l.acted(p, repair.InPlace)
 
@@ -523,26 +439,6 @@ func TestAFailureAfterTheRepairIsLookedAtAgain(t *testing.T) {
 	l.counts(metrics.RepairPod, metrics.RepairSuccess, 2)
 	if !captured(t, path) {
 		t.Error("the rules are not there again")
-	}
-}
-
-// TestANewSandboxIsLookedInto has a pod whose sandbox is made anew while it is worked on: what was done then counts for nothing.
-func TestANewSandboxIsLookedInto(t *testing.T) {
-	t.Parallel()
-	l := newLab(t, inPlace)
-	p := podSpec{name: "web", uid: "u"}.at("10.88.0.2/24")
-	first := l.sandbox(p.ips...)
-	l.mount(first, "first")
-	l.set(p)
-	l.run()
-	l.hears(p, "Normal", ReasonRepaired)
-	p = p.at("10.88.0.3/24")
-	second := l.sandbox(p.ips...)
-	l.mount(second, "second")
-	l.set(p)
-	l.counts(metrics.RepairPod, metrics.RepairSuccess, 2)
-	if !captured(t, second) {
-		t.Error("the second sandbox is not redirected")
 	}
 }
 
@@ -574,9 +470,9 @@ func TestNewsInTheMiddleOfTheWork(t *testing.T) {
 			l := newLab(t, inPlace)
 			first := podSpec{name: "web", uid: "u"}.at("10.88.0.2/24")
 			second := change(first).at("10.88.0.3/24")
-			paths := []string{l.sandbox(first.ips...), l.sandbox(second.ips...)}
-			l.mount(paths[0], "first")
-			l.mount(paths[1], "second")
+			paths := []string{l.Sandbox(first.ips...), l.Sandbox(second.ips...)}
+			l.Mount(paths[0], "first")
+			l.Mount(paths[1], "second")
 			var c *controller
 			news := sync.OnceFunc(func() { c.update(second.nodePod()) })
 			l.options.Plugin = func() (cniconf.NetConf, error) {
@@ -613,7 +509,7 @@ func TestMissingRulesAloneCostAPodItsLifeOnlyWhenSeenTwice(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, deleting)
 	gone, late := podSpec{name: "gone", uid: "u1"}.at("10.88.0.2/24"), podSpec{name: "late", uid: "u2"}.at("10.88.0.3/24")
-	without, with := l.sandbox(gone.ips...), l.sandbox(late.ips...)
+	without, with := l.Sandbox(gone.ips...), l.Sandbox(late.ips...)
 	l.cache(gone, without)
 	l.cache(late, with)
 	l.set(gone)
@@ -644,8 +540,8 @@ func TestASuspicionEndsWithItsReason(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, deleting)
 	p := podSpec{name: "web", uid: "u", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.2/24")
-	path := l.sandbox(p.ips...)
-	l.mount(path, "cni-1")
+	path := l.Sandbox(p.ips...)
+	l.Mount(path, "cni-1")
 	l.set(p)
 	l.run()
 	l.stand(0, 1, 0, 0)
@@ -671,10 +567,7 @@ func TestTheStanzaDecides(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, inPlace)
 	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
-	p := crashing("web").at("10.88.0.2/24")
-	path := l.sandbox(p.ips...)
-	l.cache(p, path)
-	l.set(p)
+	p, path := l.crashing("web", "10.88.0.2/24")
 	l.run()
 	l.passes()
 	l.stand(0, 0, 0, 0)
@@ -699,15 +592,15 @@ func TestAPodOfAnotherNodeIsNotSought(t *testing.T) {
 	agenttest.Until(t, func() string { return "no watch" }, func() bool { return l.server.Watches() > 0 })
 	p := crashing("web").at("10.88.0.2/24")
 	p.node = "node-2"
-	path := l.sandbox(p.ips...)
+	path := l.Sandbox(p.ips...)
 	l.cache(p, path)
 	whole := p.object()
 	whole["metadata"].(object)["resourceVersion"] = "100"
 	data, err := json.Marshal(whole)
-	l.do(err)
+	l.Do(err)
 	l.server.Tell("ADDED", data)
 	l.hears(p, "Warning", ReasonBroken, "on its own node alone")
-	if l.asked.Load() != 0 || captured(t, path) {
+	if l.searches.Load() != 0 || captured(t, path) {
 		t.Error("it was looked for here")
 	}
 }

@@ -8,9 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/wait"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -30,29 +26,26 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
-	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/podns"
+	"github.com/meshcni/istio-cni/internal/node/podns/podnstest"
 )
 
 const node1 = "node-1"
 
-// lab is an API server, a node whose places are made up while its namespaces are real, and a controller.
+// lab is an API server, a node whose pods can be searched, and a controller.
 type lab struct {
-	*testing.T
+	*podnstest.Node
+
 	server  *kubetest.Server
 	clock   *clocktesting.FakeClock
 	options Options
-	// conf is what the plugin is told.
+	// conf is the plugin's configuration.
 	conf atomic.Pointer[cniconf.NetConf]
-	// asked counts the searches for namespaces.
-	asked  atomic.Int64
-	places podns.Places
-	log    *record
-	// bridge is the namespace in which pods are wired together, the node's own. It has so many wires.
-	bridge string
-	wires  int
-	stops  []func()
+	// searches counts the searches for namespaces.
+	searches atomic.Int64
+	log      *record
+	stops    []func()
 }
 
 // record is the log.
@@ -75,17 +68,16 @@ func (r *record) String() string {
 
 func newLab(t *testing.T, switches repair.Switches, more ...func(*Options)) *lab {
 	t.Helper()
-	l := &lab{T: t, server: kubetest.NewServer(t), clock: agenttest.NewClock(), log: &record{}}
+	l := &lab{Node: podnstest.New(t), server: kubetest.NewServer(t), clock: agenttest.NewClock(), log: &record{}}
 	l.conf.Store(&cniconf.NetConf{})
-	l.makePlaces()
 	settings := defaults(t)
 	settings.Switches, settings.Node = switches, node1
 	l.options = Options{
 		API: l.api(), Clock: l.clock, Log: slog.New(slog.NewTextHandler(l.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Workers: 1, Metrics: metrics.NewRepair("test"), Settings: settings, Host: node1, Plugin: func() (cniconf.NetConf, error) { return *l.conf.Load(), nil },
 		Find: func(ctx context.Context, pod podns.Pod) (*podns.Namespace, error) {
-			l.asked.Add(1)
-			return l.places.Find(ctx, pod)
+			l.searches.Add(1)
+			return l.Find(ctx, pod)
 		},
 	}
 	for _, change := range more {
@@ -119,7 +111,7 @@ func defaults(t *testing.T) Settings {
 func (l *lab) api() *kube.Client {
 	l.Helper()
 	host, port := l.server.Address()
-	token, authority := l.server.ServiceAccount(l)
+	token, authority := l.server.ServiceAccount(l.T)
 	api, err := kube.NewClient(kube.Config{
 		Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority, Timeout: time.Minute,
 		IdleTimeout: time.Hour,
@@ -132,103 +124,26 @@ func (l *lab) api() *kube.Client {
 	return api
 }
 
-// makePlaces makes the directories of a node whose own namespace is another than this process's.
-func (l *lab) makePlaces() {
+// cache writes an entry of libcni's cache, about a namespace that is mounted where no search looks without that.
+func (l *lab) cache(p podSpec, path string) (file string) {
 	l.Helper()
-	dir := l.TempDir()
-	l.places = podns.Places{
-		Cache: filepath.Join(dir, "results"), Netns: []string{filepath.Join(dir, "netns")}, Proc: filepath.Join(dir, "proc"),
-	}
-	for _, dir := range []string{l.places.Cache, l.places.Netns[0], l.places.Proc} {
-		l.do(os.Mkdir(dir, 0o700))
-	}
-	l.bridge = netnstest.New(l)
-	l.process("1", l.bridge)
-	l.do(os.WriteFile(l.places.Proc+"/1/mountinfo", nil, 0o600))
+	return l.Cached(p.name+"-"+p.uid, podns.Pod{Namespace: p.namespace(), Name: p.name, UID: p.uid}, l.Kept(path, p.uid))
 }
 
-func (l *lab) do(err error) {
+// place puts a pod on the node, with its namespace in the cache.
+func (l *lab) place(p podSpec) (path string) {
 	l.Helper()
-	if err != nil {
-		l.Fatal(err)
-	}
-}
-
-// process makes a process known to be in a namespace.
-func (l *lab) process(pid, path string) {
-	l.Helper()
-	l.do(os.MkdirAll(filepath.Join(l.places.Proc, pid, "ns"), 0o700))
-	l.do(os.Symlink(path, filepath.Join(l.places.Proc, pid, "ns/net")))
-}
-
-// sandbox is a pod's network namespace, made without the plugin: wired to the node's bridge, and no more.
-func (l *lab) sandbox(addresses ...string) string {
-	l.Helper()
-	path := netnstest.New(l)
-	netnstest.Run(l, path, "ip", "link", "set", "lo", "up")
-	l.wires++
-	veth := fmt.Sprintf("veth%d", l.wires)
-	if l.wires == 1 {
-		netnstest.Run(l, l.bridge, "ip", "link", "add", "cni0", "type", "bridge")
-	}
-	netnstest.Run(l, l.bridge, "ip", "link", "add", veth, "master", "cni0", "up", "type", "veth", "peer", "name", "eth0", "netns", path)
-	for _, address := range addresses {
-		netnstest.Run(l, path, "ip", "address", "add", address, "dev", "eth0")
-	}
-	netnstest.Run(l, path, "ip", "link", "set", "eth0", "up")
+	path = l.Sandbox(p.ips...)
+	l.cache(p, path)
+	l.set(p)
 	return path
 }
 
-// occupy starts a process in a namespace, as a pod's containers are, and makes it known on the node.
-func (l *lab) occupy(path string) (leave func()) {
+// crashing places a pod whose validation fails time and again.
+func (l *lab) crashing(name, address string) (p podSpec, path string) {
 	l.Helper()
-	process := exec.CommandContext(l.Context(), "sleep", "1000")
-	l.do(netns.Do(path, process.Start))
-	pid := strconv.Itoa(process.Process.Pid)
-	l.do(os.Symlink("/proc/"+pid, filepath.Join(l.places.Proc, pid)))
-	leave = sync.OnceFunc(func() {
-		_ = process.Process.Kill()
-		_ = process.Wait()
-	})
-	l.Cleanup(leave)
-	return leave
-}
-
-// contained makes a process known to be in a namespace, and in the cgroup of a pod.
-func (l *lab) contained(pid, path, uid string) {
-	l.Helper()
-	l.process(pid, path)
-	cgroup := "0::/kubepods/burstable/pod" + uid + "/0123\n"
-	l.do(os.WriteFile(filepath.Join(l.places.Proc, pid, "cgroup"), []byte(cgroup), 0o600))
-}
-
-// mount mounts a namespace as a container runtime does.
-func (l *lab) mount(path, name string) {
-	l.Helper()
-	l.mountAt(path, filepath.Join(l.places.Netns[0], name))
-}
-
-func (l *lab) mountAt(path, at string) string {
-	l.Helper()
-	l.do(os.MkdirAll(filepath.Dir(at), 0o700))
-	l.do(os.WriteFile(at, nil, 0o600))
-	l.do(unix.Mount(path, at, "", unix.MS_BIND, ""))
-	l.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
-	return at
-}
-
-// cache puts an entry into libcni's cache, about a namespace that is mounted where nobody looks without that.
-func (l *lab) cache(p podSpec, path string) {
-	l.Helper()
-	path = l.mountAt(path, filepath.Join(filepath.Dir(l.places.Cache), "elsewhere", p.uid))
-	data, err := json.Marshal(object{
-		"kind": "cniCacheV1", "containerId": p.uid, "config": []byte(`{"name":"net","plugins":[{"type":"bridge"}]}`),
-		"ifName": "eth0", "networkName": "net", "netns": path, "cniArgs": [][2]string{
-			{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", p.namespace()}, {"K8S_POD_NAME", p.name}, {"K8S_POD_UID", p.uid},
-		},
-	})
-	l.do(err)
-	l.do(os.WriteFile(filepath.Join(l.places.Cache, "net-"+p.name+"-"+p.uid+"-eth0"), data, 0o600))
+	p = crashing(name).at(address)
+	return p, l.place(p)
 }
 
 // state is a container's state as the kubelet writes it.
@@ -335,7 +250,7 @@ func (p podSpec) object() object {
 func (l *lab) set(p podSpec) {
 	l.Helper()
 	data, err := json.Marshal(p.object())
-	l.do(err)
+	l.Do(err)
 	l.server.Set(data)
 }
 
@@ -365,7 +280,7 @@ func (l *lab) run() (stop func()) {
 
 func (l *lab) start(o Options) (stop func()) {
 	l.Helper()
-	ctx, cancel := contextOf(l.T)
+	ctx, cancel := context.WithCancel(l.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -404,7 +319,7 @@ func (l *lab) events(p podSpec) []said {
 	var all []said
 	for _, data := range l.server.Events() {
 		var one said
-		l.do(json.Unmarshal(data, &one))
+		l.Do(json.Unmarshal(data, &one))
 		if one.InvolvedObject.UID == p.uid {
 			if one.InvolvedObject.Kind != "Pod" || one.InvolvedObject.Namespace != p.namespace() || one.InvolvedObject.Name != p.name ||
 				one.Source.Component != "cni-repair" || one.Source.Host != node1 {
@@ -553,9 +468,4 @@ func rulesOf(t *testing.T, path string) string {
 		}
 	}
 	return all.String()
-}
-
-func contextOf(t *testing.T) (context.Context, context.CancelFunc) {
-	t.Helper()
-	return context.WithCancel(t.Context())
 }

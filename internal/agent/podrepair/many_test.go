@@ -64,16 +64,15 @@ func TestManyPodsThatAreFineCostNothing(t *testing.T) {
 	}
 	l.run()
 	l.stand(fine, 0, 0, 0)
-	if l.asked.Load() != 0 || runs() != 0 {
-		t.Errorf("%d searches, %d processes", l.asked.Load(), runs())
+	if l.searches.Load() != 0 || runs() != 0 {
+		t.Errorf("%d searches, %d processes", l.searches.Load(), runs())
 	}
 	// The one that is not fine costs one search and no more than the plugin at its start.
 	p := crashing("bad").at("10.88.0.2/24")
-	l.cache(p, l.sandbox(p.ips...))
-	l.set(p)
+	l.place(p)
 	l.hears(p, "Normal", ReasonRepaired)
-	if l.asked.Load() != 1 || runs() == 0 || runs() > 6 {
-		t.Errorf("%d searches, %d processes for a pod that is redirected", l.asked.Load(), runs())
+	if l.searches.Load() != 1 || runs() == 0 || runs() > 6 {
+		t.Errorf("%d searches, %d processes for a pod that is redirected", l.searches.Load(), runs())
 	}
 	l.stand(fine+1, 0, 0, 0)
 	if got := l.writes(); len(got) > 0 {
@@ -129,8 +128,8 @@ func TestDeletionsAreNotAFlood(t *testing.T) {
 func TestTheGaugeFollowsThePod(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, nothing)
-	path := l.sandbox("10.88.0.2/24")
-	l.mount(path, "cni-1")
+	path := l.Sandbox("10.88.0.2/24")
+	l.Mount(path, "cni-1")
 	l.run()
 	p := podSpec{name: "web", uid: "u"}
 	for _, step := range []struct {
@@ -289,8 +288,7 @@ func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts 
 	}
 	l := newLab(t, inPlace)
 	p := crashing("web").at("10.88.0.2/24")
-	l.cache(p, l.sandbox(p.ips...))
-	l.set(p)
+	l.place(p)
 	for i := range 10 { // fewer than events may be sent at once
 		l.set(crashing(fmt.Sprintf("lost-%d", i)).at(fmt.Sprintf("192.0.2.%d", i)))
 	}
@@ -327,23 +325,9 @@ func TestNobodyIsHelpedBeforeAllAreKnown(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	c.runWorker(ctx) // ends as nobody says that the list is whole
-	if l.asked.Load() > 0 {
+	if l.searches.Load() > 0 {
 		t.Error("the pod was worked on")
 	}
-}
-
-func TestTheEndIsNotHeldUp(t *testing.T) {
-	t.Parallel()
-	l := newLab(t, nothing)
-	l.server.FailOn("/events", "no answer", 1000)
-	for i := range 30 {
-		l.set(crashing(fmt.Sprintf("web-%d", i)))
-	}
-	stop := l.run()
-	l.stand(0, 30, 0, 0)
-	began := time.Now()
-	stop()
-	t.Logf("ended after %s", time.Since(began))
 }
 
 // TestOneWorkerAtATimeAndTheLatestState changes a pod while a worker has it, with other workers idle: none of them may take it, and

@@ -34,12 +34,12 @@ func (l *lab) fetch(p podSpec) (labels map[string]string, leaving bool) {
 	if data == nil {
 		l.Fatalf("pod %s is no more", p.name)
 	}
-	l.do(json.Unmarshal(data, &whole))
+	l.Do(json.Unmarshal(data, &whole))
 	return whole.Metadata.Labels, whole.Metadata.DeletionTimestamp != ""
 }
 
-// TestPrecedence is the reference's: repair, delete, label, nothing; and what of it can help the pod.
-func TestPrecedence(t *testing.T) {
+// TestModes is each action; the precedence is core/repair's.
+func TestModes(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		switches repair.Switches
@@ -48,19 +48,12 @@ func TestPrecedence(t *testing.T) {
 		{nothing, repair.Report},
 		{labelled, repair.Label},
 		{deleting, repair.Delete},
-		{repair.Switches{Delete: true, Label: true}, repair.Delete},
 		{repair.Switches{InPlace: true, Delete: true, Label: true}, repair.InPlace},
-		{repair.Switches{InPlace: true, Delete: true}, repair.InPlace},
-		{repair.Switches{InPlace: true, Label: true}, repair.InPlace},
-		{inPlace, repair.InPlace},
 	} {
 		t.Run(fmt.Sprint(test.switches.Modes()), func(t *testing.T) {
 			t.Parallel()
 			l := newLab(t, test.switches)
-			p := crashing("web").at("10.88.0.2/24")
-			path := l.sandbox(p.ips...)
-			l.cache(p, path)
-			l.set(p)
+			p, path := l.crashing("web", "10.88.0.2/24")
 			l.run()
 			l.acted(p, test.want)
 			if got := captured(t, path); got != (test.want == repair.InPlace) {
@@ -191,31 +184,9 @@ func TestW9WithoutANodeNameAllNodesAreMeant(t *testing.T) {
 	if n := l.requests("fieldSelector"); n > 0 {
 		t.Errorf("%d requests with a field selector", n)
 	}
-	if l.asked.Load() > 0 {
+	if l.searches.Load() > 0 {
 		t.Error("a namespace was looked for, on whatever node")
 	}
-}
-
-// TestW10FailuresThatTheReferenceMisses are those without a restart.
-func TestW10FailuresThatTheReferenceMisses(t *testing.T) {
-	t.Parallel()
-	l := newLab(t, deleting)
-	first, never, over := broken("first"), broken("never"), broken("over")
-	never.restart, over.restart, over.phase = "Never", "Never", "Failed"
-	another := broken("another-code")
-	another.now = ended(1, agenttest.Start())
-	for _, p := range []podSpec{first, never, over, another} {
-		l.set(p)
-	}
-	l.run()
-	l.hears(first, "Warning", ReasonDeleted, "not redirected (exit code 126)")
-	l.hears(never, "Warning", ReasonDeleted, "not started again (exit code 126)")
-	l.hears(over, "Warning", ReasonDeleted, "not started again (exit code 126)")
-	l.passes()
-	if _, leaving := l.fetch(another); leaving {
-		t.Error("the pod that failed otherwise is deleted")
-	}
-	l.silent(another)
 }
 
 // TestW10AJobIsNotRedirectedWhenItIsOver has rules written for nobody otherwise.
@@ -224,9 +195,7 @@ func TestW10AJobIsNotRedirectedWhenItIsOver(t *testing.T) {
 	l := newLab(t, inPlace)
 	p := broken("job").at("10.88.0.2/24")
 	p.restart = "Never"
-	path := l.sandbox(p.ips...)
-	l.cache(p, path)
-	l.set(p)
+	path := l.place(p)
 	l.run()
 	l.hears(p, "Warning", ReasonBroken, "not started again", "cannot be redirected in place any more: delete it")
 	if captured(t, path) {
@@ -234,40 +203,43 @@ func TestW10AJobIsNotRedirectedWhenItIsOver(t *testing.T) {
 	}
 }
 
-// TestPodsThatAreLeftAlone have failed as the others, and are nobody's business.
+// TestPodsThatAreLeftAlone have failed as the others, and no mode changes or reports them.
 func TestPodsThatAreLeftAlone(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(*podSpec){
-		"excluded namespace":        func(p *podSpec) { p.ns = "kube-system" },
-		"host network":              func(p *podSpec) { p.host = true },
-		"gateway":                   func(p *podSpec) { p.gateway = true },
-		"without the annotation":    func(p *podSpec) { p.plain = true; p.annotations = object{"other": "x"} },
-		"injection switched off":    func(p *podSpec) { p.labels = object{"sidecar.istio.io/inject": "false"} },
-		"interception switched off": func(p *podSpec) { p.annotations = object{sidecar.ModeKey: "NONE"} },
-		"leaving":                   func(p *podSpec) { p.deleting = true },
-		"validated":                 func(p *podSpec) { p.now = ended(0, agenttest.Start()) },
-	} {
-		for _, switches := range []repair.Switches{inPlace, deleting, labelled, nothing} {
-			t.Run(fmt.Sprintf("%s/%s", name, switches.Modes()), func(t *testing.T) {
-				t.Parallel()
-				l := newLab(t, switches)
-				l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"kube-system"}})
-				p := crashing("web").at("10.88.0.2/24")
+	for _, switches := range []repair.Switches{inPlace, deleting, labelled, nothing} {
+		t.Run(string(switches.Modes()[0]), func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, switches)
+			l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"kube-system"}})
+			var pods []podSpec
+			var paths []string
+			for i, change := range []func(*podSpec){
+				func(p *podSpec) { p.ns = "kube-system" },
+				func(p *podSpec) { p.host = true },
+				func(p *podSpec) { p.gateway = true },
+				func(p *podSpec) { p.plain = true; p.annotations = object{"other": "x"} },
+				func(p *podSpec) { p.labels = object{"sidecar.istio.io/inject": "false"} },
+				func(p *podSpec) { p.annotations = object{sidecar.ModeKey: "NONE"} },
+				func(p *podSpec) { p.deleting = true },
+				func(p *podSpec) { p.now = ended(0, agenttest.Start()) },
+			} {
+				p := crashing(fmt.Sprintf("web-%d", i)).at(fmt.Sprintf("10.88.0.%d/24", 2+i))
 				change(&p)
-				path := l.sandbox(p.ips...)
-				l.cache(p, path)
-				l.set(p)
-				l.run()
-				l.passes()
+				path := l.place(p)
+				pods, paths = append(pods, p), append(paths, path)
+			}
+			l.run()
+			l.passes()
+			for i, p := range pods {
 				l.silent(p)
-				if got := l.writes(); len(got) > 0 {
-					t.Errorf("it was changed: %q", got)
-				}
-				if got := rulesOf(t, path); got != "" {
+				if got := rulesOf(t, paths[i]); got != "" {
 					t.Errorf("rules were written:\n%s", got)
 				}
-			})
-		}
+			}
+			if got := l.writes(); len(got) > 0 {
+				t.Errorf("pods were changed: %q", got)
+			}
+		})
 	}
 }
 
