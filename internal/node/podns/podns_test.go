@@ -259,7 +259,7 @@ func TestFindRefuses(t *testing.T) {
 			n.Do(os.WriteFile(n.Dir+"/file", nil, 0o600))
 			n.Cached("c1", pod, n.Dir+"/file")
 		}},
-		{"an entry of another kind of namespace", unaddressed, podns.ErrNotFound, []string{"uts namespace, not a network namespace"}, func(n *node) {
+		{"an entry of another kind of namespace", unaddressed, podns.ErrNotFound, []string{"a namespace of another kind (0x4000000), not a network namespace"}, func(n *node) {
 			n.Cached("c1", pod, n.Kept("/proc/self/ns/uts", "uts"))
 		}},
 		{"an entry without a namespace", unaddressed, podns.ErrNotFound, []string{"without a namespace"}, func(n *node) { n.Cached("c1", pod, "") }},
