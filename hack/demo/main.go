@@ -4,6 +4,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -158,11 +159,17 @@ func (d *demo) decision() {
 func (d *demo) rules(pod chaintest.Pod) {
 	described := kubetest.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 	cart(&described)
-	facts, err := kube.Facts(described.JSON(d.stage))
+	d.node.API.SetPod(described)
+	client, err := kube.NewClient(kube.Config{Kubeconfig: d.node.API.Kubeconfig(d.stage)})
 	if err != nil {
 		panic(err)
 	}
-	want := redirect.Rules(sidecar.Decide(facts, sidecar.Policy{}).Spec, ruleset.IPv4)
+	defer client.Close()
+	found, err := client.Pod(context.Background(), kube.PodKey{Namespace: pod.Namespace, Name: pod.Name})
+	if err != nil {
+		panic(err)
+	}
+	want := redirect.Rules(sidecar.Decide(found.Facts, sidecar.Policy{}).Spec, ruleset.IPv4)
 	for line := range strings.Lines(want.Explain()) {
 		if strings.HasPrefix(line, "        ") {
 			line = d.dim(line)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
@@ -29,6 +30,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -99,11 +101,7 @@ func (c *Client) Server() string {
 	if c.current != nil {
 		return c.current.server.Redacted()
 	}
-	server, err := c.config.Server.URL()
-	if err != nil {
-		return ""
-	}
-	return server.Redacted()
+	return cmp.Or(c.config.Server.Protocol, "https") + "://" + net.JoinHostPort(c.config.Server.Host, c.config.Server.Port)
 }
 
 // Requests is the number of requests that were sent.
@@ -201,11 +199,7 @@ func newEndpoint(config *rest.Config, content []byte, once bool) (*endpoint, err
 	case server.Scheme != "http" && server.Scheme != "https":
 		return nil, fmt.Errorf("the server's scheme %q is neither http nor https", server.Scheme)
 	}
-	proxy := config.Proxy
-	if proxy == nil {
-		proxy = http.ProxyFromEnvironment
-	}
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &observer{next: next, proxy: proxy} })
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &observer{next} })
 	connections, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("preparing TLS: %w", err)
@@ -246,8 +240,6 @@ type call struct {
 	options         *metav1.ListOptions
 	patch           types.PatchType
 	body            any // what is sent as JSON, nil for nothing
-	// limit bounds a good answer, maxAnswer by default.
-	limit int64
 }
 
 // String is what the call is about, for messages.
@@ -267,20 +259,8 @@ func (c *call) String() string {
 
 var errNoSegment = errors.New("namespace or name cannot stand in a request")
 
-// validSegment tells whether a text may stand in a URL's path: nothing that could lead to another resource.
-func validSegment(text string) bool {
-	const longest = 253 // of a DNS-1123 subdomain
-	if text == "" || text == "." || text == ".." || len(text) > longest {
-		return false
-	}
-	for _, r := range text {
-		letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z'
-		if !letter && (r < '0' || r > '9') && r != '-' && r != '.' && r != '_' {
-			return false
-		}
-	}
-	return true
-}
+// validName reports whether a text may be the name of an object or of its namespace.
+func validName(text string) bool { return len(validation.IsDNS1123Subdomain(text)) == 0 }
 
 // request makes the call one of client-go, which sends it once.
 func (c *call) request(to *rest.RESTClient) (*rest.Request, error) {
@@ -292,7 +272,7 @@ func (c *call) request(to *rest.RESTClient) (*rest.Request, error) {
 	}
 	r := to.Verb(verb).AbsPath(c.resource.path()...).MaxRetries(0).WarningHandlerWithContext(rest.NoWarnings{})
 	for _, segment := range []string{c.namespace, c.name} {
-		if segment != "" && !validSegment(segment) {
+		if segment != "" && !validName(segment) {
 			return nil, errNoSegment
 		}
 	}
@@ -321,18 +301,25 @@ func (c *call) request(to *rest.RESTClient) (*rest.Request, error) {
 	return r.Body(data), r.Error()
 }
 
-// maxAnswer bounds an object and a page of a list. The API server's store takes objects of 1.5 MiB, most are far smaller.
-const maxAnswer = 64 << 20
+// Bounds of one object and of a page of a list. The API server's store takes objects of 1.5 MiB, which JSON may escape to six times
+// that; most are far smaller.
+const (
+	maxObject = 16 << 20
+	maxAnswer = 64 << 20
+)
 
 // begin prepares one request. The context it gives is without a logger: client-go logs failures on its own, credentials and
 // server's texts included, and each is in an [Error] as well.
 func (c *Client) begin(ctx context.Context, what *call) (context.Context, *rest.Request, *exchange, error) {
-	x := &exchange{client: c, call: what, limit: cmp.Or(what.limit, c.limit, maxAnswer)}
+	x := &exchange{client: c, call: what, limit: cmp.Or(c.limit, maxAnswer)}
+	x.at(authenticating)
+	if what.verb == "get" {
+		x.limit = maxObject
+	}
 	to, err := c.endpoint()
 	if err != nil {
 		return ctx, nil, x, x.fail(NoCredentials, err)
 	}
-	x.server = to.server.Redacted()
 	request, err := what.request(to.client)
 	if err != nil {
 		return ctx, nil, x, x.fail(InvalidKey, err)
@@ -380,7 +367,7 @@ func (c *Client) act(ctx context.Context, what *call) error {
 // get fetches one object. The answer must be that object.
 func get[T metav1.Object](ctx context.Context, c *Client, of apiResource, namespace, name string) (T, error) {
 	what := &call{verb: "get", resource: of, namespace: namespace, name: name}
-	if name == "" || namespace == "" && of != nodes() {
+	if !validName(name) || of != nodes() && !validName(namespace) {
 		return *new(T), c.invalid(what, errNoSegment)
 	}
 	return ask[T](ctx, c, what)
@@ -396,21 +383,19 @@ func ask[T metav1.Object](ctx context.Context, c *Client, what *call) (T, error)
 	if ok && is.GetNamespace() == what.namespace && (is.GetName() == what.name || what.verb == "create") {
 		return is, nil
 	}
-	kind := object.GetObjectKind().GroupVersionKind()
 	var namespace, name string
 	if has, err := meta.Accessor(object); err == nil {
 		namespace, name = has.GetNamespace(), has.GetName()
 	}
-	return *new(T), x.fail(Undecodable, fmt.Errorf("asked for %s, got kind %q, apiVersion %q, namespace %q, name %q",
-		what.resource.kind, kind.Kind, kind.GroupVersion().String(), namespace, name))
+	kind := object.GetObjectKind().GroupVersionKind()
+	return *new(T), x.fail(Undecodable, fmt.Errorf("asked for %s, got %s of %s, namespace %q, name %q", what.resource.kind, kind.Kind,
+		kind.GroupVersion(), namespace, name))
 }
 
 // exchange is one request and its answer on the wire.
 type exchange struct {
 	client *Client
 	call   *call
-	server string // URL, without a password
-	proxy  string // URL of the proxy in between, empty when there is none
 	// secrets are the credentials that the request carries.
 	secrets []string
 	// contentType and retryAfter are headers of the answer.
@@ -424,33 +409,26 @@ type exchange struct {
 	broken error
 
 	// stage is set by hooks that run in goroutines of net/http, some of them after the request has been given up.
-	stage atomic.Int32
+	stage atomic.Value
 }
 
 // exchangeKey is the key of a request's context for its exchange.
 type exchangeKey struct{}
 
 // stage is how far an exchange has come.
-type stage int32
+type stage string
 
 const (
-	authenticating stage = iota
-	starting
-	resolving
-	connecting
-	handshaking
-	waiting
-	reading
+	authenticating stage = "reading the credentials"
+	starting       stage = "preparing the request"
+	resolving      stage = "resolving the server's name"
+	connecting     stage = "connecting"
+	handshaking    stage = "in the TLS handshake"
+	waiting        stage = "waiting for the answer"
+	reading        stage = "reading the answer"
 )
 
-func (s stage) String() string {
-	return [...]string{
-		"reading the credentials", "preparing the request", "resolving the server's name", "connecting", "in the TLS handshake",
-		"waiting for the answer", "reading the answer",
-	}[s]
-}
-
-func (x *exchange) at(s stage) { x.stage.Store(int32(s)) }
+func (x *exchange) at(s stage) { x.stage.Store(s) }
 
 func (x *exchange) trace(ctx context.Context) context.Context {
 	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
@@ -463,10 +441,7 @@ func (x *exchange) trace(ctx context.Context) context.Context {
 }
 
 // observer sees each request as it goes out, with its credentials, and bounds the answer.
-type observer struct {
-	next  http.RoundTripper
-	proxy func(*http.Request) (*url.URL, error)
-}
+type observer struct{ next http.RoundTripper }
 
 // WrappedRoundTripper is for those who close idle connections.
 func (o *observer) WrappedRoundTripper() http.RoundTripper { return o.next }
@@ -475,9 +450,6 @@ func (o *observer) WrappedRoundTripper() http.RoundTripper { return o.next }
 func (o *observer) RoundTrip(r *http.Request) (*http.Response, error) {
 	x, _ := r.Context().Value(exchangeKey{}).(*exchange)
 	x.at(starting)
-	if proxy, err := o.proxy(r); err == nil && proxy != nil {
-		x.proxy = proxy.Redacted()
-	}
 	_, credential, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	_, password, _ := r.BasicAuth()
 	x.secrets = slices.DeleteFunc([]string{credential, password}, func(s string) bool { return s == "" })

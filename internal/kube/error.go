@@ -1,12 +1,11 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -17,39 +16,34 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// Class is the kind of a failed look-up. It is a closed set; its text is what the message says.
+// Class is the kind of a failure. It is a closed set; its text is part of the message.
 type Class string
 
 // The classes. The comment says how often a look-up tries again.
 const (
-	NotFound           Class = "pod not found"                       // within the budget
-	WrongPod           Class = "answer is about another pod"         // within the budget: the server may lag behind
-	TooManyRequests    Class = "too many requests"                   // within the budget, not before Retry-After
-	ServerError        Class = "server error"                        // within the budget
-	Timeout            Class = "no answer in time"                   // within the budget
-	Refused            Class = "connection refused"                  // within the budget
-	Reset              Class = "connection lost"                     // within the budget
-	Unreachable        Class = "server unreachable"                  // within the budget
-	DNS                Class = "server name not resolved"            // within the budget
-	Truncated          Class = "answer cut short"                    // within the budget
-	Undecodable        Class = "answer not understood"               // within the budget
-	Transport          Class = "transport error"                     // within the budget
-	Unauthorized       Class = "unauthorized"                        // twice
-	Forbidden          Class = "forbidden"                           // twice
-	UnknownCA          Class = "certificate of an unknown authority" // twice
-	CertificateExpired Class = "certificate not valid at this time"  // twice
-	WrongHost          Class = "certificate for another host"        // twice
-	TLS                Class = "TLS failure"                         // twice
-	Rejected           Class = "request rejected"                    // once
-	TooLarge           Class = "answer too large"                    // once
-	InvalidKey         Class = "not a pod's name"                    // never sent
-	NoCredentials      Class = "credentials not readable"            // never sent
-	InvalidConfig      Class = "kubeconfig not usable"               // never sent
-	Canceled           Class = "canceled"                            // the caller's wish
+	NotFound        Class = "not found"                   // within the budget
+	WrongPod        Class = "answer is about another pod" // within the budget: the server may lag behind
+	TooManyRequests Class = "too many requests"           // within the budget, not before Retry-After
+	ServerError     Class = "server error"                // within the budget
+	Timeout         Class = "no answer in time"           // within the budget
+	Unreachable     Class = "server unreachable"          // within the budget
+	DNS             Class = "server name not resolved"    // within the budget
+	ConnectionLost  Class = "connection lost"             // within the budget
+	Undecodable     Class = "answer not understood"       // within the budget
+	Unauthorized    Class = "unauthorized"                // twice
+	Forbidden       Class = "forbidden"                   // twice
+	TLS             Class = "TLS failure"                 // twice
+	Rejected        Class = "request rejected"            // once
+	TooLarge        Class = "answer too large"            // once
+	InvalidKey      Class = "not an object's name"        // never sent
+	NoCredentials   Class = "credentials not readable"    // never sent
+	InvalidConfig   Class = "kubeconfig not usable"       // never sent
+	Canceled        Class = "canceled"                    // the caller's wish
 )
 
 // Error is a request that failed, or a look-up with all its attempts. Its text is one line for a person, without any
@@ -61,7 +55,6 @@ type Error struct {
 	Verb   string // as in RBAC: get, list, watch, create, update, patch, delete
 	Object string // resource, namespace and name; of a look-up namespace and name
 	Server string // URL of the API server
-	Proxy  string // URL of the proxy in between, empty when there is none
 	Status int    // HTTP status of the last answer, 0 when there was none
 	// Message is what the server said, bounded and printable.
 	Message string
@@ -103,28 +96,18 @@ func (e *Error) Unwrap() error { return e.Err }
 // Transient reports whether the failure may pass by itself.
 func (e *Error) Transient() bool { return e.attempts() == 0 && e.Class != NotFound }
 
-// Error is [Error.Summary] and, of a look-up, [Error.Remedy] in one line.
+// Error is one line for a person: what was asked of which server, how it ended, and of a look-up the remedy.
 func (e *Error) Error() string {
-	if e.File == "" {
-		return e.Summary()
-	}
-	return e.Summary() + ". Remedy: " + e.Remedy()
-}
-
-// Summary is the message without the remedy.
-func (e *Error) Summary() string {
+	_, remedy := e.policy()
 	if e.Class == InvalidConfig {
-		return fmt.Sprintf("reading kubeconfig %q: %s", e.File, clean(e.Err.Error()))
+		return fmt.Sprintf("reading kubeconfig %q: %s. Remedy: %s", e.File, clean(e.Err.Error()), remedy)
 	}
 	var text strings.Builder
 	fmt.Fprintf(&text, "asking API server %s", e.Server)
-	if e.Proxy != "" {
-		fmt.Fprintf(&text, " through proxy %s", e.Proxy)
-	}
 	if e.File != "" {
 		fmt.Fprintf(&text, " for pod %s: %s", e.Object, e.Class)
 	} else {
-		fmt.Fprintf(&text, " to %s %s: %s", e.Verb, e.Object, e.kind())
+		fmt.Fprintf(&text, " to %s %s: %s", e.Verb, e.Object, e.Class)
 	}
 	if e.Status != 0 {
 		fmt.Fprintf(&text, " (%d)", e.Status)
@@ -135,30 +118,13 @@ func (e *Error) Summary() string {
 	if e.Exhausted {
 		text.WriteString(", time budget used up")
 	}
-	switch {
-	case e.Message != "":
-		text.WriteString(": " + e.Message)
-	case e.Err != nil:
-		text.WriteString(": " + clean(e.Err.Error()))
+	if said := cmp.Or(e.Message, clean(fmt.Sprint(e.Err))); e.Err != nil || e.Message != "" {
+		text.WriteString(": " + strings.TrimRight(said, ". "))
 	}
-	return strings.TrimRight(text.String(), ". ")
-}
-
-// kind is the class without the pod that look-ups are about.
-func (e *Error) kind() string {
-	switch e.Class { //nolint:exhaustive // the others are about no pod
-	case NotFound:
-		return "not found"
-	case InvalidKey:
-		return "not an object's name"
+	if e.File != "" {
+		text.WriteString(". Remedy: " + remedy)
 	}
-	return string(e.Class)
-}
-
-// Remedy says what to look at. It never repeats the cause.
-func (e *Error) Remedy() string {
-	_, remedy := e.policy()
-	return remedy
+	return text.String()
 }
 
 // attempts is how often a class is tried: these bounds are for failures that another try seldom mends. Zero means as
@@ -168,12 +134,11 @@ func (e *Error) attempts() int {
 	return attempts
 }
 
-// policy is one table of what follows from a class.
+// policy says of each class how often it is tried, and what to look at. The remedy never repeats the cause.
 func (e *Error) policy() (attempts int, remedy string) {
 	switch e.Class { //nolint:exhaustive // the others are about the file
 	case NotFound:
-		return 0, "the runtime tries again; if it stays so, the pod is already deleted or " + e.File +
-			" points at another cluster"
+		return 0, "the runtime tries again; if it stays so, the pod is already deleted or " + e.File + " points at another cluster"
 	case WrongPod:
 		return 0, "the pod was deleted and created anew under its name: the runtime tries again with the new one"
 	case Unauthorized:
@@ -183,28 +148,21 @@ func (e *Error) policy() (attempts int, remedy string) {
 			"and a ClusterRoleBinding"
 	case TooManyRequests:
 		return 0, "the API server sheds load: see who floods it (its metrics apiserver_flowcontrol_*)"
-	case ServerError, Truncated, Undecodable:
+	case ServerError, Undecodable:
 		return 0, serverLogs
 	case TooLarge:
 		return 1, serverLogs
-	case Timeout, Reset:
-		return 0, "check that this node reaches the API server (firewall, network policy, load balancer) and that the " +
+	case Timeout, ConnectionLost:
+		return 0, "check that this node reaches the API server (firewall, network policy, load balancer, proxy) and that the " +
 			"API server is not overloaded"
-	case Refused, Unreachable:
+	case Unreachable:
 		return 0, "check that the API server runs, that this node's routes and service rules (kube-proxy) lead to it, and " +
 			"that the address in " + e.File + " is current"
 	case DNS:
 		return 0, "check this node's resolver, or give the server in " + e.File + " by address"
-	case UnknownCA:
-		return 2, "the authority in " + e.File + " did not sign the API server's certificate: was it rotated? " + agentRewrites
-	case CertificateExpired:
-		return 2, "renew the API server's certificate, and check this node's clock"
-	case WrongHost:
-		return 2, "use an address that the API server's certificate names, or set tls-server-name in " + e.File
-	case Transport:
-		return 0, "check the server, certificates and proxy in " + e.File
 	case TLS:
-		return 2, "check the server, certificates and proxy in " + e.File
+		return 2, "check the authority and the address in " + e.File + " (" + agentRewrites + "), the API server's certificate and " +
+			"this node's clock"
 	case Rejected:
 		return 1, "check that the server in " + e.File + " is a Kubernetes API server"
 	case InvalidKey:
@@ -228,10 +186,7 @@ func (c *Client) invalid(what *call, err error) *Error {
 
 // fail is the error of a request. It is where credentials are taken out of texts that a server or a library wrote.
 func (x *exchange) fail(class Class, err error) *Error {
-	failed := &Error{Class: class, Verb: x.call.verb, Object: x.call.String(), Server: x.server, Proxy: x.proxy, Err: err}
-	if failed.Server == "" {
-		failed.Server = x.client.Server()
-	}
+	failed := &Error{Class: class, Verb: x.call.verb, Object: x.call.String(), Server: x.client.Server(), Err: err}
 	if class == Undecodable {
 		failed.Status = http.StatusOK
 	}
@@ -258,7 +213,7 @@ func (x *exchange) failure(ctx context.Context, err error) *Error {
 	if tooLarge, ok := errors.AsType[errTooLarge](err); ok {
 		return x.fail(TooLarge, tooLarge)
 	}
-	at := stage(x.stage.Load())
+	at, _ := x.stage.Load().(stage)
 	return x.fail(classify(err, at), fmt.Errorf("%s: %w", at, withoutURL(err)))
 }
 
@@ -328,62 +283,36 @@ func classOf(status int32) Class {
 	return Rejected
 }
 
-// classify finds the class of an attempt that ended without an answer. The order matters: a certificate is refused
-// inside a handshake, and a reset may happen in one.
+// classify finds the class of a request that ended without an answer. The order matters: a reset may happen in a handshake.
 func classify(err error, at stage) Class {
-	if class, found := classifyTLS(err); found {
-		return class
-	}
-	var dns *net.DNSError
-	var network net.Error
+	var (
+		dns       *net.DNSError
+		network   net.Error
+		untrusted *tls.CertificateVerificationError
+		alert     tls.AlertError
+		record    tls.RecordHeaderError
+	)
 	switch {
-	case errors.As(err, &dns):
+	case errors.As(err, &untrusted), errors.As(err, &alert), errors.As(err, &record), errors.Is(err, http.ErrSchemeMismatch):
+		return TLS
+	case errors.As(err, &dns), errors.Is(err, context.DeadlineExceeded) && at == resolving:
 		return DNS
 	case errors.Is(err, context.Canceled):
 		return Canceled
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errSilent), errors.As(err, &network) && network.Timeout():
-		if at == resolving {
-			return DNS
-		}
 		return Timeout
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return Refused
-	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, io.EOF):
-		return Reset
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		return Truncated
-	case errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETDOWN),
-		errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EADDRNOTAVAIL):
+	case utilnet.IsConnectionRefused(err), errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EHOSTUNREACH),
+		errors.Is(err, syscall.ENETDOWN), errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM),
+		errors.Is(err, syscall.EADDRNOTAVAIL):
 		return Unreachable
+	case utilnet.IsConnectionReset(err), utilnet.IsProbableEOF(err), at == reading:
+		return ConnectionLost
 	case at == handshaking:
 		return TLS
 	case at == authenticating:
 		return NoCredentials
 	}
-	return Transport
-}
-
-// classifyTLS recognises what the handshake itself reports.
-func classifyTLS(err error) (Class, bool) {
-	var (
-		invalid   x509.CertificateInvalidError
-		authority x509.UnknownAuthorityError
-		hostname  x509.HostnameError
-		refused   *tls.CertificateVerificationError
-		alert     tls.AlertError
-		record    tls.RecordHeaderError
-	)
-	switch {
-	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return CertificateExpired, true
-	case errors.As(err, &authority):
-		return UnknownCA, true
-	case errors.As(err, &hostname):
-		return WrongHost, true
-	case errors.As(err, &refused), errors.As(err, &alert), errors.As(err, &record), errors.Is(err, http.ErrSchemeMismatch):
-		return TLS, true
-	}
-	return "", false
+	return ConnectionLost
 }
 
 // withoutURL drops the layer of an error that repeats the URL: a message has it already, and a password may stand in it.

@@ -38,36 +38,27 @@ func TestErrorReadsAsOneLine(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	failed = &Error{
-		Class: Refused, Object: failed.Object, Server: failed.Server, Proxy: "http://proxy:3128", File: "/f", Attempts: 14,
-		Elapsed: 10 * time.Second, Exhausted: true, Err: errors.New("dial tcp:\n refused"),
+		Class: Unreachable, Object: failed.Object, Server: failed.Server, File: "/f", Attempts: 14, Elapsed: 10 * time.Second,
+		Exhausted: true, Err: errors.New("dial tcp:\n refused"),
 	}
-	const start = "asking API server https://10.96.0.1:443 through proxy http://proxy:3128 for pod shop/cart: connection refused " +
-		"after 14 attempts in 10.0s, time budget used up: dial tcp: refused. Remedy: "
+	const start = "asking API server https://10.96.0.1:443 for pod shop/cart: server unreachable after 14 attempts in 10.0s, time " +
+		"budget used up: dial tcp: refused. Remedy: "
 	if got := failed.Error(); !strings.HasPrefix(got, start) {
 		t.Errorf("got  %s\nwant %s", got, start)
 	}
 }
 
-func everyClass() []Class {
-	return []Class{
-		NotFound, WrongPod, TooManyRequests, ServerError, Timeout, Refused, Reset, Unreachable, DNS, Truncated, Undecodable,
-		Transport, Unauthorized, Forbidden, UnknownCA, CertificateExpired, WrongHost, TLS, Rejected, TooLarge, InvalidKey, Canceled,
-	}
-}
-
 func TestEveryClassHasARemedyAndABound(t *testing.T) {
-	fallback := (&Error{Class: "no class"}).Remedy()
-	for _, class := range everyClass() {
-		if remedy := (&Error{Class: class, File: "/f"}).Remedy(); remedy == "" || remedy == fallback {
-			t.Errorf("%q has no remedy of its own", class)
+	for class, want := range map[Class]int{
+		NotFound: 0, WrongPod: 0, TooManyRequests: 0, ServerError: 0, Timeout: 0, Unreachable: 0, DNS: 0, ConnectionLost: 0,
+		Undecodable: 0, Unauthorized: 2, Forbidden: 2, TLS: 2, Rejected: 1, TooLarge: 1, InvalidKey: 1, Canceled: 1,
+	} {
+		if got, remedy := (&Error{Class: class, File: "/f"}).policy(); got != want || remedy == "" || remedy == agentRewrites {
+			t.Errorf("%q is tried %d times, want %d; remedy %q", class, got, want, remedy)
 		}
 	}
-	for class, want := range map[Class]int{
-		NotFound: 0, TooManyRequests: 0, Timeout: 0, Unauthorized: 2, Forbidden: 2, UnknownCA: 2, Rejected: 1, "no class": 1,
-	} {
-		if got := (&Error{Class: class}).attempts(); got != want {
-			t.Errorf("%q is tried %d times, want %d", class, got, want)
-		}
+	if got, remedy := (&Error{Class: InvalidConfig}).policy(); got != 1 || remedy != agentRewrites {
+		t.Errorf("a bad kubeconfig is read %d times: %q", got, remedy)
 	}
 }
 
@@ -87,21 +78,19 @@ func TestClassify(t *testing.T) {
 		{"a deadline while connecting", context.DeadlineExceeded, connecting, Timeout},
 		{"a deadline of the socket", os.ErrDeadlineExceeded, reading, Timeout},
 		{"a SYN that nobody answers", dial(syscall.ETIMEDOUT), connecting, Timeout},
-		{"a refused connection", dial(syscall.ECONNREFUSED), connecting, Refused},
+		{"a refused connection", dial(syscall.ECONNREFUSED), connecting, Unreachable},
 		{"no route", dial(syscall.EHOSTUNREACH), connecting, Unreachable},
 		{"no network", dial(syscall.ENETUNREACH), connecting, Unreachable},
 		{"a firewall that rejects", dial(syscall.EPERM), connecting, Unreachable},
-		{"a reset", dial(syscall.ECONNRESET), waiting, Reset},
-		{"a reset in the handshake", dial(syscall.ECONNRESET), handshaking, Reset},
-		{"a close before the answer", &url.Error{Err: io.EOF}, waiting, Reset},
-		{"a close in the answer", io.ErrUnexpectedEOF, reading, Truncated},
-		{"an expired certificate", x509.CertificateInvalidError{Reason: x509.Expired}, handshaking, CertificateExpired},
-		{"a certificate for clients", x509.CertificateInvalidError{Reason: x509.IncompatibleUsage}, handshaking, TLS},
-		{"an unknown authority", &tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}, handshaking, UnknownCA},
-		{"another host", x509.HostnameError{Certificate: &x509.Certificate{}}, handshaking, WrongHost},
+		{"a reset", dial(syscall.ECONNRESET), waiting, ConnectionLost},
+		{"a reset in the handshake", dial(syscall.ECONNRESET), handshaking, ConnectionLost},
+		{"a close before the answer", &url.Error{Err: io.EOF}, waiting, ConnectionLost},
+		{"a close in the answer", io.ErrUnexpectedEOF, reading, ConnectionLost},
+		{"a certificate that is refused", &tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}, handshaking, TLS},
 		{"no TLS at all", tls.RecordHeaderError{Msg: "first record does not look like a TLS handshake"}, handshaking, TLS},
 		{"an alert", tls.AlertError(42), waiting, TLS},
-		{"anything else", errors.New("novelty"), waiting, Transport},
+		{"anything else", errors.New("novelty"), waiting, ConnectionLost},
+		{"a token file that cannot be read", errors.New("x"), authenticating, NoCredentials},
 		{"cancellation", context.Canceled, waiting, Canceled},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -157,7 +157,7 @@ func (a Address) URL() (*url.URL, error) {
 	if inner, found := strings.CutPrefix(host, "["); found {
 		host = strings.TrimSuffix(inner, "]")
 	}
-	if address, err := netip.ParseAddr(host); (err != nil || address.Zone() != "") && !validSegment(host) {
+	if address, err := netip.ParseAddr(host); (err != nil || address.Zone() != "") && !validName(strings.ToLower(host)) {
 		return nil, fmt.Errorf("the API server's host %q is neither a name nor an address", a.Host)
 	}
 	if port, err := strconv.ParseUint(a.Port, 10, 16); err != nil || port == 0 {

@@ -162,7 +162,7 @@ func TestKubeconfigTextLeadsToTheServer(t *testing.T) {
 			}
 			file := filepath.Join(t.TempDir(), "istio-cni-kubeconfig")
 			kubetest.Write(t, file, string(text))
-			if _, err := newClient(t, file).Lookup(t.Context(), cart(), patient()); err != nil {
+			if _, err := newClient(t, file).Lookup(t.Context(), cart(), patient); err != nil {
 				t.Error(err)
 			}
 		})

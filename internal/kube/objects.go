@@ -2,7 +2,6 @@ package kube
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -286,45 +285,16 @@ type PodKey struct {
 // String is the namespace and name as kubectl users write them.
 func (k PodKey) String() string { return clean(k.Namespace + "/" + k.Name) }
 
-// maxPod bounds a pod. The API server's store takes objects of up to 1.5 MiB, which JSON may escape to six times that.
-const maxPod = 16 << 20
-
-// Pod fetches one pod: GET /api/v1/namespaces/NAMESPACE/pods/NAME, once. Another pod of that name, by its UID, is a
-// WrongPod.
+// Pod fetches one pod: GET /api/v1/namespaces/NAMESPACE/pods/NAME, once. Another pod of that name, by its UID, is a WrongPod.
 func (c *Client) Pod(ctx context.Context, key PodKey) (Pod, error) {
-	what := &call{verb: "get", resource: pods(), namespace: key.Namespace, name: key.Name, limit: maxPod}
-	if !validSegment(key.Namespace) || !validSegment(key.Name) {
-		return Pod{}, c.invalid(what, errNoSegment)
-	}
-	object, x, err := c.send(ctx, what)
+	object, err := get[*corev1.Pod](ctx, c, pods(), key.Namespace, key.Name)
 	if err != nil {
 		return Pod{}, err
 	}
-	p, ok := object.(*corev1.Pod)
-	if !ok {
-		return Pod{}, x.fail(Undecodable, fmt.Errorf("%w: kind %q", errNotPod, object.GetObjectKind().GroupVersionKind().Kind))
-	}
-	pod := podOf(p)
-	if p.Namespace != key.Namespace || p.Name != key.Name || key.UID != "" && !pod.Is(key.UID) {
-		return Pod{}, x.fail(WrongPod, fmt.Errorf("asked for %s with UID %q, got %s with UID %q", key, key.UID,
-			PodKey{Namespace: p.Namespace, Name: p.Name}, p.UID))
+	pod := podOf(object)
+	if key.UID != "" && !pod.Is(key.UID) {
+		x := &exchange{client: c, call: &call{verb: "get", resource: pods(), namespace: key.Namespace, name: key.Name}}
+		return Pod{}, x.fail(WrongPod, fmt.Errorf("asked for %s with UID %q, got UID %q", key, key.UID, pod.Facts.UID))
 	}
 	return pod, nil
-}
-
-// errNotPod says that an answer is an object, but no pod of the API this package speaks.
-var errNotPod = errors.New("not a v1 Pod")
-
-// Facts reduces one pod, in JSON or protobuf as the API server sends it, to what decisions rest on.
-func Facts(encoded []byte) (sidecar.Facts, error) {
-	object, _, err := codecs().UniversalDeserializer().Decode(encoded, nil, nil)
-	if err != nil {
-		return sidecar.Facts{}, fmt.Errorf("decoding pod: %w", err)
-	}
-	p, ok := object.(*corev1.Pod)
-	if !ok || p.Name == "" || p.Namespace == "" {
-		return sidecar.Facts{}, fmt.Errorf("decoding pod: %w with a namespace and a name: kind %q", errNotPod,
-			object.GetObjectKind().GroupVersionKind().Kind)
-	}
-	return factsOf(p), nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -131,62 +132,60 @@ func TestFactsIgnoresEnvFrom(t *testing.T) {
 	}
 }
 
-func TestFactsRefuses(t *testing.T) {
-	for name, test := range map[string]struct{ document, want string }{
-		"nothing":                   {``, "decoding pod: Object 'Kind' is missing"},
-		"half a document":           {`{"kind":"Pod","apiVersion":"v1","metadata":{"na`, "decoding pod: "},
-		"HTML":                      {`<html>`, "decoding pod: "},
-		"two documents":             {`{"kind":"Pod"}{"kind":"Pod"}`, "decoding pod: "},
-		"null":                      {`null`, "decoding pod: Object 'Kind' is missing"},
-		"a Status":                  {`{"kind":"Status","apiVersion":"v1"}`, `kind "Status"`},
-		"a pod of another version":  {`{"kind":"Pod","apiVersion":"v2","metadata":{"name":"p","namespace":"n"}}`, `version "v2"`},
-		"a pod without a name":      {`{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"n"}}`, "with a namespace and a name"},
-		"a pod without a namespace": {`{"kind":"Pod","apiVersion":"v1","metadata":{"name":"p"}}`, "with a namespace and a name"},
-		"a user that is no number": {
-			`{"kind":"Pod","apiVersion":"v1","metadata":{"name":"p","namespace":"n"},"spec":{"securityContext":{"runAsUser":"root"}}}`,
-			"runAsUser",
-		},
+func TestPodRefusesAnAnswer(t *testing.T) {
+	for name, document := range map[string]string{
+		"nothing":                   ``,
+		"half a document":           `{"kind":"Pod","apiVersion":"v1","metadata":{"na`,
+		"HTML":                      `<html>`,
+		"two documents":             `{"kind":"Pod"}{"kind":"Pod"}`,
+		"null":                      `null`,
+		"a Status":                  `{"kind":"Status","apiVersion":"v1"}`,
+		"a pod of another version":  `{"kind":"Pod","apiVersion":"v2","metadata":{"name":"cart","namespace":"shop"}}`,
+		"a pod without a name":      `{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"shop"}}`,
+		"a pod without a namespace": `{"kind":"Pod","apiVersion":"v1","metadata":{"name":"cart"}}`,
+		"a user that is no number": `{"kind":"Pod","apiVersion":"v1","metadata":{"name":"cart","namespace":"shop"},
+			"spec":{"securityContext":{"runAsUser":"root"}}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := Facts([]byte(test.document))
-			if err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("error is %v, want one with %q", err, test.want)
-			}
-			if diff := cmp.Diff(sidecar.Facts{}, got); diff != "" {
-				t.Errorf("an error comes with facts: %s", diff)
+			got, err := answered([]byte(document)).Pod(t.Context(), PodKey{Namespace: "shop", Name: "cart"})
+			if ClassOf(err) != Undecodable || got.Facts.Name != "" {
+				t.Errorf("got %+v, %v, want Undecodable", got, err)
 			}
 		})
 	}
 }
 
-// FuzzFacts holds the small structs to the API's own types: whatever document both can read says the same to both.
-func FuzzFacts(f *testing.F) {
+// answered is a client whose server has one answer.
+func answered(body []byte) *Client {
+	return clientOf(answers(http.StatusOK, body), Config{Kubeconfig: "/no/such/istio-cni-kubeconfig"})
+}
+
+// Facts is what a client keeps of a pod for decisions.
+func Facts(document []byte) (sidecar.Facts, error) {
+	pod, err := decodePod(document)
+	return pod.Facts, err
+}
+
+// FuzzPod holds a client to the API's own types: whatever document both can read says the same to both.
+func FuzzPod(f *testing.F) {
 	f.Add(kubetest.Pod{
-		Namespace: "n", Name: "p", UID: "u", HostNetwork: true, RunAsUser: new(int64(0)),
-		Labels:         map[string]string{"a": "b"},
+		Namespace: "shop", Name: "cart", UID: "u", HostNetwork: true, RunAsUser: new(int64(0)),
 		InitContainers: []kubetest.Container{{Name: "i", Args: []string{"x"}, RunAsGroup: new(int64(7))}},
-		Containers: []kubetest.Container{{
-			Name: "c", Env: []kubetest.EnvVar{{Name: "E", Value: "v"}}, EnvFromField: []kubetest.EnvVar{{Name: "F", Value: "f"}},
-		}},
 	}.JSON(f))
-	f.Add([]byte(`{"kind":"Pod","apiVersion":"v1","metadata":{"name":"p","namespace":"n"},"spec":{"containers":[null]}}`))
-	f.Add([]byte(`{"kind":"Status","apiVersion":"v1","code":200}`))
+	f.Add([]byte(`{"kind":"Pod","apiVersion":"v1","metadata":{"name":"cart","namespace":"shop"},"spec":{"containers":[null]}}`))
 	f.Add([]byte(`[`))
 	f.Fuzz(func(t *testing.T, document []byte) {
-		got, err := Facts(document)
+		got, err := answered(document).Pod(t.Context(), PodKey{Namespace: "shop", Name: "cart"})
 		var pod corev1.Pod
 		if json.Unmarshal(document, &pod) != nil {
 			return
 		}
-		isPod := pod.Kind == "Pod" && pod.APIVersion == "v1" && pod.Name != "" && pod.Namespace != ""
+		isPod := pod.Kind == "Pod" && pod.APIVersion == "v1" && pod.Name == "cart" && pod.Namespace == "shop"
 		if isPod != (err == nil) {
-			t.Fatalf("the API's types read a pod: %t; Facts says: %v", isPod, err)
+			t.Fatalf("the API's types read the pod: %t; the client says: %v", isPod, err)
 		}
-		if err != nil {
-			return
-		}
-		if diff := cmp.Diff(factsOf(&pod), got); diff != "" {
-			t.Errorf("facts (-API types +Facts):\n%s", diff)
+		if err == nil && !cmp.Equal(factsOf(&pod), got.Facts) {
+			t.Errorf("facts (-API types +client):\n%s", cmp.Diff(factsOf(&pod), got.Facts))
 		}
 	})
 }

@@ -105,7 +105,7 @@ type ConfigMapListener struct {
 // WatchConfigMap runs a reflector of one ConfigMap until ctx ends, by list and watch of that one object, which a Role with
 // resourceNames allows. A namespace or name that no ConfigMap can have is reported to OnError at once, and ends it.
 func (c *Client) WatchConfigMap(ctx context.Context, namespace, name string, listener ConfigMapListener) {
-	if !validSegment(namespace) || !validSegment(name) {
+	if !validName(namespace) || !validName(name) {
 		listener.OnError(c.invalid(&call{verb: "watch", resource: configMaps(), namespace: namespace, name: name}, errNoSegment))
 		return
 	}

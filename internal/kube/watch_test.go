@@ -333,7 +333,7 @@ func TestWatchSaysWhatIsWrongOnce(t *testing.T) {
 		{kubetest.NotFoundPage, Undecodable},
 		{kubetest.Garbage, Undecodable},
 		{kubetest.WrongKind, Undecodable},
-		{kubetest.Truncated, Transport}, // of HTTP/2, a stream that was reset
+		{kubetest.Truncated, ConnectionLost}, // of HTTP/2, a stream that was reset
 	} {
 		t.Run(string(test.fault), func(t *testing.T) {
 			server := kubetest.NewServer(t)

@@ -175,7 +175,7 @@ func TestPodActionsFail(t *testing.T) {
 		kubetest.Forbidden: Forbidden, kubetest.Unauthorized: Unauthorized, kubetest.BadRequest: Rejected,
 		kubetest.TooMany: TooManyRequests, kubetest.ServerError: ServerError, kubetest.Unavailable: ServerError,
 		kubetest.NotFoundPage: Undecodable, kubetest.ForbiddenPage: Undecodable, kubetest.UnknownPath: Rejected,
-		kubetest.Redirect: Rejected, kubetest.Reset: Transport, kubetest.NotFound: NotFound, // over HTTP/2 a stream is reset
+		kubetest.Redirect: Rejected, kubetest.Reset: ConnectionLost, kubetest.NotFound: NotFound, // over HTTP/2 a stream is reset
 	} {
 		for _, action := range podActions() {
 			server := kubetest.NewServer(t)

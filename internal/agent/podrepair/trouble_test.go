@@ -93,7 +93,7 @@ func TestRefusals(t *testing.T) {
 		{kubetest.Unavailable, "shutting down"},
 		{kubetest.TooMany, "too many requests"},
 		{kubetest.Unauthorized, "unauthorized"},
-		{kubetest.Reset, "transport error"},
+		{kubetest.Reset, "connection lost"},
 		{kubetest.Hang, "the work on the pod takes more than 1m0s"},
 		{kubetest.ForbiddenPage, "answer not understood"},
 	} {

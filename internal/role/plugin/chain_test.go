@@ -244,16 +244,16 @@ func TestFaultsOfTheAPIServerFailTheAddInTime(t *testing.T) {
 	}{
 		{kubetest.Unauthorized, types.ErrTryAgainLater, "unauthorized (401)", 2},
 		{kubetest.Forbidden, types.ErrTryAgainLater, "forbidden (403)", 2},
-		{kubetest.NotFound, types.ErrTryAgainLater, "pod not found (404)", 100},
+		{kubetest.NotFound, types.ErrTryAgainLater, "not found (404)", 100},
 		{kubetest.TooMany, types.ErrTryAgainLater, "too many requests (429)", 100},
 		{kubetest.ServerError, types.ErrTryAgainLater, "server error (500)", 100},
 		{kubetest.Hang, types.ErrTryAgainLater, "no answer in time", 100},
 		{kubetest.HangMidBody, types.ErrTryAgainLater, "no answer in time", 100},
 		{kubetest.Reset, types.ErrTryAgainLater, "connection lost", 100},
-		{kubetest.Truncated, types.ErrTryAgainLater, "answer cut short", 100},
+		{kubetest.Truncated, types.ErrTryAgainLater, "connection lost", 100},
 		{kubetest.Garbage, types.ErrTryAgainLater, "answer not understood", 100},
 		{kubetest.WrongUID, types.ErrTryAgainLater, "another pod", 100},
-		{kubetest.ExpiredCertificate, types.ErrTryAgainLater, "certificate not valid at this time", 2},
+		{kubetest.ExpiredCertificate, types.ErrTryAgainLater, "certificate has expired", 2},
 		{kubetest.UnknownCA, types.ErrTryAgainLater, "unknown authority", 2},
 	} {
 		t.Run(string(tc.fault), func(t *testing.T) {
