@@ -222,8 +222,8 @@ func TestOnlyAnswersUninstall(t *testing.T) {
 	t.Parallel()
 	classes := []kube.Class{
 		kube.NotFound, kube.Unauthorized, kube.Forbidden, kube.WrongPod, kube.TooManyRequests, kube.ServerError, kube.Timeout,
-		kube.Unreachable, kube.ConnectionLost, kube.Unreachable, kube.DNS, kube.Truncated, kube.Undecodable, kube.Transport, kube.TLS,
-		kube.CertificateExpired, kube.WrongHost, kube.TLS, kube.Rejected, kube.TooLarge, kube.NoCredentials, kube.InvalidConfig,
+		kube.Unreachable, kube.ConnectionLost, kube.Unreachable, kube.DNS, kube.ConnectionLost, kube.Undecodable, kube.Transport, kube.TLS,
+		kube.TLS, kube.WrongHost, kube.TLS, kube.Rejected, kube.TooLarge, kube.NoCredentials, kube.InvalidConfig,
 	}
 	refusals := []kube.Class{kube.NotFound, kube.Unauthorized, kube.Forbidden}
 	for name, situation := range map[string]struct {
