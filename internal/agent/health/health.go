@@ -1,8 +1,8 @@
 // Package health is whether the node agent is alive and whether its node is ready, part by part and with reasons.
 //
-// It promises that readiness names each part that is not ready and why, that a part which is due to report and does not is
-// not ready, that a change of a part is logged once, at info, and that liveness fails when a part that should move stands
-// still, and only then: an agent that waits for a primary configuration, or for a disk that hangs, is alive and not ready.
+// It promises that readiness names each part that is not ready and why, that a part that is due to report and does not is
+// not ready, that a change of a part is logged once, at info, and that liveness fails when the heartbeat of a part is
+// missing, and only then: an agent that waits for a primary configuration, or for a disk that hangs, is alive and not ready.
 //
 // It never opens a port, never asks a part anything (parts report), and starts no goroutine.
 //
@@ -10,27 +10,28 @@
 package health
 
 import (
+	"cmp"
 	"log/slog"
 	"slices"
 	"sync"
 	"time"
 )
 
-// missedBeats is how many intervals a part may be silent before it counts as standing still.
+// missedBeats is how many intervals a part may be silent before liveness fails.
 const missedBeats = 3
 
 // starting is the reason of a part that has not reported yet.
 const starting = "starting"
 
-// Options are what a State tells of its changes. The zero value tells nobody.
+// Options configure a State. The zero value reports no change.
 type Options struct {
 	// Log has one record at info for each change of a part, and one when all of them become ready or cease to be.
 	Log *slog.Logger
 	// Now is the clock; nil means the system's.
 	Now func() time.Time
-	// OnReady and OnUnready are called when all parts have become ready and when that has ended. They are called in the
-	// order of the changes and must not call the State.
-	OnReady, OnUnready func()
+	// OnChange is called when all parts have become ready and when that has ended, in the order of the changes. It must
+	// not call the State.
+	OnChange func(ready bool)
 }
 
 // State is what the parts of an agent have reported. Its methods may be called from several goroutines.
@@ -54,23 +55,16 @@ type Part struct {
 	Checked time.Time `json:"checked,omitzero"`
 }
 
-// due is when a part has to report again, and what is said of it if it has not.
-type due struct {
-	at     time.Time
-	reason string
-}
-
 // Snapshot is the state at one moment. It is ready when all its parts are.
 type Snapshot struct {
 	Ready bool   `json:"ready"`
 	Parts []Part `json:"parts"`
 }
 
-// Silent is a part that has not beaten in time.
-type Silent struct {
-	Name  string    `json:"name"`
-	Last  time.Time `json:"last"`
-	Every string    `json:"every"`
+// due is when a part has to report again, and its reason for not being ready if it has not.
+type due struct {
+	at     time.Time
+	reason string
 }
 
 type beat struct {
@@ -87,15 +81,15 @@ func NewState(o Options, parts ...string) *State {
 	if o.Now == nil {
 		o.Now = time.Now //nolint:forbidigo // the only clock of the package; callers that need another one pass it
 	}
-	s := &State{options: o, beats: make(map[string]beat), due: make(map[string]due)}
+	s := &State{options: o, parts: []Part{}, beats: make(map[string]beat), due: make(map[string]due)}
 	for _, name := range parts {
 		s.parts = append(s.parts, Part{Name: name, Reason: starting, Since: o.Now()})
 	}
-	s.tellWhole()
+	s.update()
 	return s
 }
 
-// Ready reports that a part does its work. A part that NewState was not told of is added.
+// Ready reports that a part does its work. A part that NewState did not have is added.
 func (s *State) Ready(part string) {
 	s.report(Part{Name: part, Ready: true})
 }
@@ -103,10 +97,7 @@ func (s *State) Ready(part string) {
 // NotReady reports that a part does not do its work, and why: a sentence for a person, such as "waiting for a CNI
 // configuration in /host/etc/cni/net.d". An empty reason becomes "unknown".
 func (s *State) NotReady(part, reason string) {
-	if reason == "" {
-		reason = "unknown"
-	}
-	s.report(Part{Name: part, Reason: reason})
+	s.report(Part{Name: part, Reason: cmp.Or(reason, "unknown")})
 }
 
 // Expect says that a part will report within this time: from then on it counts as not ready for this reason, until it
@@ -122,47 +113,47 @@ func (s *State) report(now Part) {
 	defer s.mu.Unlock()
 	delete(s.due, now.Name)
 	now.Checked = s.options.Now()
-	s.note(now)
+	s.set(now)
 }
 
-// note needs the lock.
-func (s *State) note(now Part) {
+// set needs the lock.
+func (s *State) set(now Part) {
 	at := slices.IndexFunc(s.parts, func(p Part) bool { return p.Name == now.Name })
 	if at < 0 {
-		s.parts = append(s.parts, Part{Name: now.Name, Reason: starting})
-		at = len(s.parts) - 1
+		at = len(s.parts)
+		s.parts = append(s.parts, Part{})
 	}
-	before := s.parts[at]
-	s.parts[at].Checked = now.Checked
-	if before.Ready == now.Ready && before.Reason == now.Reason && !before.Since.IsZero() {
-		return
+	now.Since = s.parts[at].Since
+	changed := s.parts[at].Ready != now.Ready || s.parts[at].Reason != now.Reason
+	if changed {
+		now.Since = s.options.Now()
+		log := s.options.Log.With("part", now.Name)
+		if now.Ready {
+			log.Info("part is ready")
+		} else {
+			log.Info("part is not ready", "reason", now.Reason)
+		}
 	}
-	now.Since = s.options.Now()
 	s.parts[at] = now
-	if now.Ready {
-		s.options.Log.Info("part is ready", "part", now.Name)
-	} else {
-		s.options.Log.Info("part is not ready", "part", now.Name, "reason", now.Reason)
+	if changed {
+		s.update()
 	}
-	s.tellWhole()
 }
 
-// tellWhole tells whether all parts are ready, if that has changed.
-func (s *State) tellWhole() {
+// update reports whether all parts are ready, if that has changed. It needs the lock.
+func (s *State) update() {
 	ready := !slices.ContainsFunc(s.parts, func(p Part) bool { return !p.Ready })
 	if ready == s.ready {
 		return
 	}
 	s.ready = ready
-	tell := s.options.OnUnready
 	if ready {
-		tell = s.options.OnReady
 		s.options.Log.Info("agent is ready")
 	} else {
 		s.options.Log.Info("agent is not ready")
 	}
-	if tell != nil {
-		tell()
+	if s.options.OnChange != nil {
+		s.options.OnChange(ready)
 	}
 }
 
@@ -172,14 +163,14 @@ func (s *State) Snapshot() Snapshot {
 	defer s.mu.Unlock()
 	for _, p := range s.parts {
 		if d, expected := s.due[p.Name]; expected && p.Ready && s.options.Now().After(d.at) {
-			s.note(Part{Name: p.Name, Reason: d.reason, Checked: p.Checked})
+			s.set(Part{Name: p.Name, Reason: d.reason, Checked: p.Checked})
 		}
 	}
 	return Snapshot{Ready: s.ready, Parts: slices.Clone(s.parts)}
 }
 
-// Beat reports that a loop goes round, and that it will again within the given time. The first beat makes the loop one
-// that has to; Rest ends that. A loop beats once before it does anything that could hang.
+// Beat is the heartbeat of a loop, which comes again within the given time. The first one makes it expected; Rest ends
+// that. A loop beats once before it does anything that could hang.
 func (s *State) Beat(part string, every time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,22 +184,23 @@ func (s *State) Rest(part string) {
 	delete(s.beats, part)
 }
 
-// Standstill returns the parts that have not beaten for three of their intervals, by name.
-func (s *State) Standstill() []Silent {
+// missing is a heartbeat that has not come in time.
+type missing struct {
+	Name  string    `json:"name"`
+	Last  time.Time `json:"last"`
+	Every string    `json:"every"`
+}
+
+// missing returns the parts that have not beaten for three of their intervals, by name.
+func (s *State) missing() []missing {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.options.Now()
-	var silent []Silent
+	var found []missing
 	for name, b := range s.beats {
-		if now.Sub(b.last) > missedBeats*b.every {
-			silent = append(silent, Silent{Name: name, Last: b.last, Every: b.every.String()})
+		if s.options.Now().Sub(b.last) > missedBeats*b.every {
+			found = append(found, missing{Name: name, Last: b.last, Every: b.every.String()})
 		}
 	}
-	slices.SortFunc(silent, func(a, b Silent) int {
-		if a.Name < b.Name {
-			return -1
-		}
-		return 1
-	})
-	return silent
+	slices.SortFunc(found, func(a, b missing) int { return cmp.Compare(a.Name, b.Name) })
+	return found
 }

@@ -276,10 +276,12 @@ func TestW13ReadyAsLongAsTheNodeIsAsWanted(t *testing.T) {
 	n := newNode(t, "10-bridge.conflist", conflist)
 	var mu sync.Mutex
 	lost := 0
-	n.health = health.NewState(health.Options{OnUnready: func() {
+	n.health = health.NewState(health.Options{OnChange: func(ready bool) {
 		mu.Lock()
 		defer mu.Unlock()
-		lost++
+		if !ready {
+			lost++
+		}
 	}}, installation.PartBinaries, installation.PartKubeconfig, installation.PartConf)
 	end := n.running(n.agent())
 	n.until(func() bool { return n.health.Snapshot().Ready })

@@ -120,11 +120,8 @@ func newRegistry(version string) *registry {
 // Installed counts an installation that ended.
 func (m *Metrics) Installed(r InstallResult) { m.installs.add(1, label("result", r)) }
 
-// BecameReady says that the node is installed and watched.
-func (m *Metrics) BecameReady() { m.ready.set(1) }
-
-// BecameUnready says that it is not, or not any more.
-func (m *Metrics) BecameUnready() { m.ready.set(0) }
+// SetReady says whether the node is installed and watched.
+func (m *Metrics) SetReady(ready bool) { m.ready.setBool(ready) }
 
 // Polled says whether the node's files are polled instead of watched.
 func (m *Metrics) Polled(polled bool) { m.polled.setBool(polled) }

@@ -197,8 +197,8 @@ func TestEachMethodCountsItsOwn(t *testing.T) {
 				`istio_cni_installs_total{result="CREATE_CNI_CONFIG_FAILURE"}`: 1,
 			},
 		},
-		{"ready", func(m *Metrics) { m.BecameReady() }, map[string]float64{`istio_cni_install_ready`: 1}},
-		{"ready_and_not", func(m *Metrics) { m.BecameReady(); m.BecameUnready() }, map[string]float64{}},
+		{"ready", func(m *Metrics) { m.SetReady(true) }, map[string]float64{`istio_cni_install_ready`: 1}},
+		{"ready_and_not", func(m *Metrics) { m.SetReady(true); m.SetReady(false) }, map[string]float64{}},
 		{
 			"repaired", func(m *Metrics) { m.Repaired(RepairPod, RepairSkip) },
 			map[string]float64{`istio_cni_repair_pods_repaired_total{type="repair",result="skip"}`: 1},
@@ -294,7 +294,7 @@ func TestProcess(t *testing.T) {
 
 func TestTwoAgentsInOneProcessShareNothing(t *testing.T) {
 	a, b := New("v"), New("v")
-	a.BecameReady()
+	a.SetReady(true)
 	if scrape(t, b).samples["istio_cni_install_ready"] != 0 {
 		t.Error("the other agent became ready as well")
 	}

@@ -93,7 +93,7 @@ func (o Options) stay(ctx context.Context) error {
 		required = nil
 	}
 	n.health = health.NewState(health.Options{
-		Log: n.log, Now: clock, OnReady: n.metrics.BecameReady, OnUnready: n.metrics.BecameUnready,
+		Log: n.log, Now: clock, OnChange: n.metrics.SetReady,
 	}, required...)
 
 	servers, err := serve.Open(ctx, n.log, n.ports()...)
