@@ -129,15 +129,15 @@ func NativeHook(table, chain string) (ruleset.Hook, bool) {
 }
 
 // OwnedNative says that all of a Set of native tables is the mesh's.
-func OwnedNative(have ruleset.Set) ruleset.Claim {
-	claim := ruleset.Claim{Chains: map[string]map[string]bool{}}
+func OwnedNative(have ruleset.Set) ruleset.Ownership {
+	owned := ruleset.Ownership{Chains: map[string]map[string]bool{}}
 	for _, t := range have.Tables {
-		claim.Chains[t.Name] = map[string]bool{}
+		owned.Chains[t.Name] = map[string]bool{}
 		for _, c := range t.Chains {
-			claim.Chains[t.Name][c.Name] = true
+			owned.Chains[t.Name][c.Name] = true
 		}
 	}
-	return claim
+	return owned
 }
 
 // NativeScript prints native tables as a text for "nft -f" that replaces what is there by them, as the reference logs it.

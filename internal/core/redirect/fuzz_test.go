@@ -79,9 +79,9 @@ func surroundings(bits byte) redirect.Spec {
 	return s
 }
 
-// FuzzClaim reads rules that could be there, cleans up, and makes sure that what was not claimed is left as it was and
-// that nothing is claimed of it then.
-func FuzzClaim(f *testing.F) {
+// FuzzOwned reads rules that could be there, cleans up, and makes sure that what was not owned is left as it was and
+// that nothing is owned of it then.
+func FuzzOwned(f *testing.F) {
 	for _, text := range []string{
 		"*nat\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:ISTIO_A - [0:0]\n-A PREROUTING -i vm0 -j ISTIO_REDIRECT\n-A PREROUTING -i vm0 -j RETURN\n-A ISTIO_A -g ISTIO_A\nCOMMIT\n",
 		"*nat\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:ISTIO_A - [0:0]\n-A PREROUTING -i eth1 -j RETURN\n-A OUTPUT -o eth1 -j RETURN\n-A OUTPUT -j ISTIO_A\nCOMMIT\n",
@@ -101,30 +101,30 @@ func FuzzClaim(f *testing.F) {
 			return // no kernel has such rules
 		}
 		nothing := ruleset.Set{Family: ruleset.IPv4}
-		foreigners := notClaimed(have, redirect.Claim(nothing, have))
+		foreigners := notOwned(have, redirect.Owned(nothing, have))
 		reach(t, n, nothing)
 		if diff := cmp.Diff(foreigners, notation(n.Save())); diff != "" {
-			t.Errorf("what was not claimed has changed (-before +after):\n%s", diff)
+			t.Errorf("what was not owned has changed (-before +after):\n%s", diff)
 		}
 		reach(t, rulesettest.NewNamespace(have), redirect.Rules(redirect.Default(), ruleset.IPv4))
 	})
 }
 
-// notClaimed is the notation of what nobody claims.
-func notClaimed(have ruleset.Set, claim ruleset.Claim) []string {
+// notOwned is the notation of what is not owned.
+func notOwned(have ruleset.Set, owned ruleset.Ownership) []string {
 	left := rulesettest.NewNamespace(have).Save()
 	for i := range left.Tables {
 		t := &left.Tables[i]
 		for j := range t.Chains {
 			var rules []ruleset.Rule
 			for k, r := range t.Chains[j].Rules {
-				if !claim.OwnsRule(t.Name, t.Chains[j].Name, k) {
+				if !owned.OwnsRule(t.Name, t.Chains[j].Name, k) {
 					rules = append(rules, r)
 				}
 			}
 			t.Chains[j].Rules = rules
 		}
-		t.Chains = slices.DeleteFunc(t.Chains, func(c ruleset.Chain) bool { return claim.OwnsChain(t.Name, c.Name) })
+		t.Chains = slices.DeleteFunc(t.Chains, func(c ruleset.Chain) bool { return owned.OwnsChain(t.Name, c.Name) })
 	}
 	return notation(left)
 }

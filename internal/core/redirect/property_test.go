@@ -282,17 +282,17 @@ func apply(t *testing.T, n *rulesettest.Namespace, p ruleset.Program) {
 func reach(t *testing.T, n *rulesettest.Namespace, want ruleset.Set) {
 	t.Helper()
 	have := n.Save()
-	program := ruleset.Reconcile(want, have, redirect.Claim(want, have))
-	if program.Empty() == !ruleset.Compare(want, have, redirect.Claim(want, have)).Empty() {
+	program := ruleset.Reconcile(want, have, redirect.Owned(want, have))
+	if program.Empty() == !ruleset.Compare(want, have, redirect.Owned(want, have)).Empty() {
 		t.Errorf("Compare and Reconcile disagree about\n%s\nbeing\n%s", have, want)
 	}
 	apply(t, n, program)
 	have = n.Save()
-	claim := redirect.Claim(want, have)
-	if diff := ruleset.Compare(want, have, claim); !diff.Empty() {
+	owned := redirect.Owned(want, have)
+	if diff := ruleset.Compare(want, have, owned); !diff.Empty() {
 		t.Errorf("afterwards it is not as wanted:\n%s\nthe program was\n%s", diff, program)
 	}
-	if again := ruleset.Reconcile(want, have, claim); !again.Empty() {
+	if again := ruleset.Reconcile(want, have, owned); !again.Empty() {
 		t.Errorf("there is still something to do:\n%s", again)
 	}
 	for _, table := range want.Tables {

@@ -4,7 +4,7 @@
 // that the rules are those of Istio's own CNI plugin, rule by rule, in the spelling in which the kernel's tools print
 // them. It never touches a namespace; packages below node do.
 //
-// Start at Spec, then Rules; Claim recognises what this or an earlier configuration left in a namespace.
+// Start at Spec, then Rules; Owned recognises what this or an earlier configuration left in a namespace.
 package redirect
 
 import (

@@ -8,20 +8,20 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// Claim says which part of a namespace's rules is ours. Whoever knows the meaning of the rules makes it; this package
-// only respects it: what is not claimed is foreign and never changed.
-type Claim struct {
+// Ownership says which part of a namespace's rules is ours. Whoever knows the meaning of the rules makes it; this package
+// only respects it: what is not owned is foreign and never changed.
+type Ownership struct {
 	// Chains names the chains that are ours as a whole, by table.
 	Chains map[string]map[string]bool
 	// Rules marks our rules in all other chains by table, chain and place. A missing slice means none.
 	Rules map[string]map[string][]bool
 }
 
-// OwnsChain reports whether the whole chain is claimed.
-func (c Claim) OwnsChain(table, chain string) bool { return c.Chains[table][chain] }
+// OwnsChain reports whether the whole chain is owned.
+func (c Ownership) OwnsChain(table, chain string) bool { return c.Chains[table][chain] }
 
-// OwnsRule reports whether the i-th rule of a chain is claimed, by itself or with its chain.
-func (c Claim) OwnsRule(table, chain string, i int) bool {
+// OwnsRule reports whether the i-th rule of a chain is owned, by itself or with its chain.
+func (c Ownership) OwnsRule(table, chain string, i int) bool {
 	marks := c.Rules[table][chain]
 	return c.OwnsChain(table, chain) || i < len(marks) && marks[i]
 }
@@ -82,17 +82,17 @@ func (d Diff) Empty() bool { return len(d.Chains) == 0 }
 // In a chain of ours every rule counts, and its order. In any other chain our rules must come first and in order; what
 // follows them is somebody else's business, what stands ahead of them is reported, since a packet that meets it may never
 // reach ours.
-func Compare(want, have Set, claim Claim) Diff {
+func Compare(want, have Set, owned Ownership) Diff {
 	d := Diff{Family: want.Family}
 	unlisted := 0
 	for _, table := range tableNames(want, have) {
 		w, h := want.Table(table), have.Table(table)
 		wanted, there := byName(w), byName(h)
 		for _, chain := range chainNames(w, h) {
-			if diff, differs := compareChain(table, wanted[chain], there[chain], claim); differs {
+			if diff, differs := compareChain(table, wanted[chain], there[chain], owned); differs {
 				d.Chains = append(d.Chains, diff)
 			}
-			for _, r := range behind(table, there[chain], claim) {
+			for _, r := range behind(table, there[chain], owned) {
 				if len(d.Others) == mostOthers {
 					unlisted++
 					continue
@@ -117,7 +117,7 @@ func byName(t Table) map[string]*Chain {
 }
 
 // compareChain compares a chain that is wanted, there, or both; the other one is nil.
-func compareChain(table string, want, have *Chain, claim Claim) (ChainDiff, bool) {
+func compareChain(table string, want, have *Chain, owned Ownership) (ChainDiff, bool) {
 	var wanted, seen []Rule
 	name := ""
 	if want != nil {
@@ -126,27 +126,27 @@ func compareChain(table string, want, have *Chain, claim Claim) (ChainDiff, bool
 	if have != nil {
 		name, seen = have.Name, have.Rules
 	}
-	own := ours(table, name, want != nil, claim)
+	own := ours(table, name, want != nil, owned)
 	d := ChainDiff{Table: table, Chain: name, Absent: own && have == nil, Stale: own && want == nil}
 	if !own && have != nil {
-		seen = seen[:ownEnd(table, *have, claim)]
+		seen = seen[:ownEnd(table, *have, owned)]
 	}
 	if !d.Absent && !d.Stale && slices.EqualFunc(wanted, seen, Rule.Equal) {
 		return d, false
 	}
-	d.Lines, d.Count = lines(wanted, seen, func(i int) bool { return own || claim.OwnsRule(table, name, i) })
+	d.Lines, d.Count = lines(wanted, seen, func(i int) bool { return own || owned.OwnsRule(table, name, i) })
 	return d, true
 }
 
-// ours reports whether a chain is ours as a whole: claimed, or wanted and not one of the kernel's.
-func ours(table, chain string, wanted bool, claim Claim) bool {
-	return claim.OwnsChain(table, chain) || wanted && !Builtin(table, chain)
+// ours reports whether a chain is ours as a whole: owned, or wanted and not one of the kernel's.
+func ours(table, chain string, wanted bool, owned Ownership) bool {
+	return owned.OwnsChain(table, chain) || wanted && !Builtin(table, chain)
 }
 
 // ownEnd is the place behind the last rule of ours in a chain.
-func ownEnd(table string, c Chain, claim Claim) int {
+func ownEnd(table string, c Chain, owned Ownership) int {
 	for i := range slices.Backward(c.Rules) {
-		if claim.OwnsRule(table, c.Name, i) {
+		if owned.OwnsRule(table, c.Name, i) {
 			return i + 1
 		}
 	}
@@ -263,11 +263,11 @@ func (c Count) String() string {
 }
 
 // behind gives what somebody else has behind our rules in a chain that is not ours but holds rules of ours.
-func behind(table string, c *Chain, claim Claim) []Rule {
-	if c == nil || claim.OwnsChain(table, c.Name) {
+func behind(table string, c *Chain, owned Ownership) []Rule {
+	if c == nil || owned.OwnsChain(table, c.Name) {
 		return nil
 	}
-	end := ownEnd(table, *c, claim)
+	end := ownEnd(table, *c, owned)
 	if end == 0 {
 		return nil
 	}

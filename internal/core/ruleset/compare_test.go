@@ -87,7 +87,7 @@ func TestDiffReadsWell(t *testing.T) {
 }
 
 func TestSummaryIsNoLongerThanAsked(t *testing.T) {
-	d := ruleset.Compare(wanted(t), ruleset.Set{Family: ruleset.IPv4}, ruleset.Claim{})
+	d := ruleset.Compare(wanted(t), ruleset.Set{Family: ruleset.IPv4}, ruleset.Ownership{})
 	for most, want := range map[int]string{
 		0: "and 5 more",
 		1: `IPv4 nat/PREROUTING: missing "-A PREROUTING -p tcp -j OWN_IN"; and 4 more`,
@@ -163,14 +163,14 @@ func TestWhatAPodNamesIsShownOnItsLine(t *testing.T) {
 
 func TestCompareOfAWantedEmptyChain(t *testing.T) {
 	want := nat(t, "OWN_A:")
-	d := ruleset.Compare(want, ruleset.Set{Family: ruleset.IPv4}, ruleset.Claim{})
+	d := ruleset.Compare(want, ruleset.Set{Family: ruleset.IPv4}, ruleset.Ownership{})
 	if want := "IPv4 nat/OWN_A: chain missing"; d.Summary(3) != want {
 		t.Errorf("Summary is %q, want %q", d.Summary(3), want)
 	}
 }
 
-func TestClaim(t *testing.T) {
-	claim := ruleset.Claim{
+func TestOwned(t *testing.T) {
+	owned := ruleset.Ownership{
 		Chains: map[string]map[string]bool{"nat": {"OWN_A": true}},
 		Rules:  map[string]map[string][]bool{"nat": {"OUTPUT": {false, true}}},
 	}
@@ -187,11 +187,11 @@ func TestClaim(t *testing.T) {
 		{"nat", "INPUT", 0, false},
 		{"raw", "OWN_A", 0, false},
 	} {
-		if got := claim.OwnsRule(test.table, test.chain, test.i); got != test.want {
+		if got := owned.OwnsRule(test.table, test.chain, test.i); got != test.want {
 			t.Errorf("OwnsRule(%s, %s, %d) is %t", test.table, test.chain, test.i, got)
 		}
 	}
-	if (ruleset.Claim{}).OwnsChain("nat", "OWN_A") {
-		t.Error("the zero Claim owns a chain")
+	if (ruleset.Ownership{}).OwnsChain("nat", "OWN_A") {
+		t.Error("the zero Owned owns a chain")
 	}
 }

@@ -66,13 +66,13 @@ func TestComparisonTakesMemoryLinearInTheRules(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			want, have := natOf(ports(test.want)), natOf(ports(test.have))
-			claim := ruleset.Claim{Chains: map[string]map[string]bool{"nat": {"OWN_IN": true}}}
+			owned := ruleset.Ownership{Chains: map[string]map[string]bool{"nat": {"OWN_IN": true}}}
 			most := uint64(perRule * (len(test.want) + len(test.have)))
 			for what, do := range map[string]func(){
-				"Compare":   func() { ruleset.Compare(want, have, claim) },
-				"Reconcile": func() { ruleset.Reconcile(want, have, claim) },
-				"String":    func() { _ = ruleset.Compare(want, have, claim).String() },
-				"Summary":   func() { ruleset.Compare(want, have, claim).Summary(5) },
+				"Compare":   func() { ruleset.Compare(want, have, owned) },
+				"Reconcile": func() { ruleset.Reconcile(want, have, owned) },
+				"String":    func() { _ = ruleset.Compare(want, have, owned).String() },
+				"Summary":   func() { ruleset.Compare(want, have, owned).Summary(5) },
 			} {
 				if got := allocated(do); got > most {
 					t.Errorf("%s allocates %d bytes, more than %d", what, got, most)
@@ -91,7 +91,7 @@ func TestManyDifferingRulesAreCounted(t *testing.T) {
 		jumps.Rules = append(jumps.Rules, ruleset.Opaque(fmt.Sprintf("-o eth%d -j RETURN", i)))
 	}
 	foreign.Rules = append(foreign.Rules, jumps.Rules[7])
-	claim := ruleset.Claim{
+	owned := ruleset.Ownership{
 		Chains: map[string]map[string]bool{"nat": {"OWN_IN": true}},
 		Rules:  map[string]map[string][]bool{"nat": {"OUTPUT": append(make([]bool, 3000), true)}},
 	}
@@ -124,14 +124,14 @@ func TestManyDifferingRulesAreCounted(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			d := ruleset.Compare(test.want, test.have, claim)
+			d := ruleset.Compare(test.want, test.have, owned)
 			if diff := cmp.Diff(test.text, d.String()); diff != "" {
 				t.Errorf("String (-want +got):\n%s", diff)
 			}
 			if diff := cmp.Diff(test.line, d.Summary(5)); diff != "" {
 				t.Errorf("Summary (-want +got):\n%s", diff)
 			}
-			if ruleset.Reconcile(test.want, test.have, claim).Empty() {
+			if ruleset.Reconcile(test.want, test.have, owned).Empty() {
 				t.Error("nothing is done about it")
 			}
 		})
@@ -143,8 +143,8 @@ func TestOneChangeInManyRulesIsShown(t *testing.T) {
 	list := numbers(10000, 24000)
 	changed := slices.Clone(list)
 	changed[12000] = 7
-	claim := ruleset.Claim{Chains: map[string]map[string]bool{"nat": {"OWN_IN": true}}}
-	d := ruleset.Compare(natOf(ports(list)), natOf(ports(changed)), claim)
+	owned := ruleset.Ownership{Chains: map[string]map[string]bool{"nat": {"OWN_IN": true}}}
+	d := ruleset.Compare(natOf(ports(list)), natOf(ports(changed)), owned)
 	want := `IPv4 nat/OWN_IN: not wanted "-A OWN_IN -p tcp -m tcp --dport 7 -j RETURN"; ` +
 		`IPv4 nat/OWN_IN: missing "-A OWN_IN -p tcp -m tcp --dport 22000 -j RETURN"`
 	if diff := cmp.Diff(want, d.Summary(5)); diff != "" {
@@ -161,8 +161,8 @@ func TestForeignRulesBehindOursAreBounded(t *testing.T) {
 	for i := range 1000 {
 		chain.Rules = append(chain.Rules, ruleset.Opaque(fmt.Sprintf("-p tcp -m tcp --dport %d -j ACCEPT", i)))
 	}
-	claim := ruleset.Claim{Rules: map[string]map[string][]bool{"nat": {"OUTPUT": {true}}}}
-	got := ruleset.Compare(natOf(ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT", Rules: chain.Rules[:1]}), natOf(chain), claim).Others
+	owned := ruleset.Ownership{Rules: map[string]map[string][]bool{"nat": {"OUTPUT": {true}}}}
+	got := ruleset.Compare(natOf(ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT", Rules: chain.Rules[:1]}), natOf(chain), owned).Others
 	if len(got) != 21 || got[20] != "980 more" {
 		t.Errorf("others are %d: %q", len(got), got[len(got)-1])
 	}

@@ -72,12 +72,12 @@ func (p Program) Empty() bool { return len(p.Operations) == 0 }
 // Reconcile gives the program that turns have into want: it makes or refills our chains, puts our rules at the head of
 // the built-in chains, and takes away what is owned and not wanted. Foreign chains, rules and policies are left as
 // they are. Tables that are already right are not mentioned. An empty want removes everything that is owned.
-func Reconcile(want, have Set, claim Claim) Program {
-	diff := Compare(want, have, claim)
+func Reconcile(want, have Set, owned Ownership) Program {
+	diff := Compare(want, have, owned)
 	p := Program{Family: want.Family}
 	for _, name := range tableNames(want, have) {
 		if slices.ContainsFunc(diff.Chains, func(c ChainDiff) bool { return c.Table == name }) {
-			p.rebuild(want.Table(name), have.Table(name), claim)
+			p.rebuild(want.Table(name), have.Table(name), owned)
 		}
 	}
 	return p
@@ -96,9 +96,9 @@ func (p *Program) addChain(verb Verb, table, chain string) {
 // rebuild writes one table. Chains of ours are declared first, which makes or empties them, and filled before anything
 // jumps to them; leftovers go last, when nothing does any more. A built-in chain is never declared: that would set its
 // policy.
-func (p *Program) rebuild(want, have Table, claim Claim) {
+func (p *Program) rebuild(want, have Table, owned Ownership) {
 	own := slices.DeleteFunc(slices.Clone(want.Chains), func(c Chain) bool { return Builtin(want.Name, c.Name) })
-	stale := leftover(want, have, claim)
+	stale := leftover(want, have, owned)
 	for _, c := range slices.Concat(own, stale) {
 		p.addChain(EmptyChain, want.Name, c.Name)
 	}
@@ -106,8 +106,8 @@ func (p *Program) rebuild(want, have Table, claim Claim) {
 		p.add(Append, want.Name, c.Name, c.Rules...)
 	}
 	for _, c := range have.Chains {
-		if _, wanted := want.Chain(c.Name); !ours(have.Name, c.Name, wanted, claim) {
-			p.replaceOwn(want, c, claim)
+		if _, wanted := want.Chain(c.Name); !ours(have.Name, c.Name, wanted, owned) {
+			p.replaceOwn(want, c, owned)
 		}
 	}
 	for _, c := range want.Chains {
@@ -121,23 +121,23 @@ func (p *Program) rebuild(want, have Table, claim Claim) {
 }
 
 // leftover gives the chains that are ours, there, and not wanted.
-func leftover(want, have Table, claim Claim) []Chain {
+func leftover(want, have Table, owned Ownership) []Chain {
 	return slices.DeleteFunc(slices.Clone(have.Chains), func(c Chain) bool {
 		_, wanted := want.Chain(c.Name)
-		return wanted || !claim.OwnsChain(have.Name, c.Name)
+		return wanted || !owned.OwnsChain(have.Name, c.Name)
 	})
 }
 
 // replaceOwn swaps our rules in a chain that is not ours as a whole.
-func (p *Program) replaceOwn(want Table, have Chain, claim Claim) {
+func (p *Program) replaceOwn(want Table, have Chain, owned Ownership) {
 	wanted, _ := want.Chain(have.Name)
 	var own []Rule
 	for i, r := range have.Rules {
-		if claim.OwnsRule(want.Name, have.Name, i) {
+		if owned.OwnsRule(want.Name, have.Name, i) {
 			own = append(own, r)
 		}
 	}
-	if slices.EqualFunc(own, wanted.Rules, Rule.Equal) && ownEnd(want.Name, have, claim) == len(own) {
+	if slices.EqualFunc(own, wanted.Rules, Rule.Equal) && ownEnd(want.Name, have, owned) == len(own) {
 		return
 	}
 	p.add(Delete, want.Name, have.Name, own...)

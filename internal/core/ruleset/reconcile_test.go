@@ -181,12 +181,12 @@ func raw(out, in string) ruleset.Table {
 	}}
 }
 
-// TestReconcileNeedsNoClaimForWantedChains keeps a chain that is wanted and there, and that nobody claimed, from being
+// TestReconcileNeedsNoOwnershipOfWantedChains keeps a chain that is wanted and there, and that is not owned, from being
 // filled twice.
-func TestReconcileNeedsNoClaimForWantedChains(t *testing.T) {
+func TestReconcileNeedsNoOwnedForWantedChains(t *testing.T) {
 	want := nat(t, "OWN_A -j DROP", "OWN_A -j ACCEPT")
 	n := rulesettest.NewNamespace(nat(t, "OWN_A -j ACCEPT"))
-	if err := n.Apply(ruleset.Reconcile(want, n.Save(), ruleset.Claim{})); err != nil {
+	if err := n.Apply(ruleset.Reconcile(want, n.Save(), ruleset.Ownership{})); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want.String(), n.Save().String()); diff != "" {
@@ -208,23 +208,23 @@ func TestReconcileWritesNothingOfPolicies(t *testing.T) {
 // reaches applies the program to a model of a namespace and tells which promise does not hold, "" if all do.
 func reaches(want, have ruleset.Set) string {
 	n := rulesettest.NewNamespace(have)
-	claim := own(want, have)
-	program := ruleset.Reconcile(want, have, claim)
-	if program.Empty() != ruleset.Compare(want, have, claim).Empty() {
+	owned := own(want, have)
+	program := ruleset.Reconcile(want, have, owned)
+	if program.Empty() != ruleset.Compare(want, have, owned).Empty() {
 		return "Compare and Reconcile disagree"
 	}
 	if err := n.Apply(program); err != nil {
 		return fmt.Sprintf("%v in\n%s", err, program)
 	}
 	after := n.Save()
-	claimAfter := own(want, after)
-	if d := ruleset.Compare(want, after, claimAfter); !d.Empty() {
+	ownedAfter := own(want, after)
+	if d := ruleset.Compare(want, after, ownedAfter); !d.Empty() {
 		return fmt.Sprintf("it is not as wanted:\n%s\nafter\n%s", d, program)
 	}
-	if again := ruleset.Reconcile(want, after, claimAfter); !again.Empty() {
+	if again := ruleset.Reconcile(want, after, ownedAfter); !again.Empty() {
 		return "there is still something to do:\n" + again.String()
 	}
-	if diff := cmp.Diff(foreign(have, claim), foreign(after, claimAfter)); diff != "" {
+	if diff := cmp.Diff(foreign(have, owned), foreign(after, ownedAfter)); diff != "" {
 		return "foreign rules changed (-before +after):\n" + diff
 	}
 	if parsed, err := ruleset.Parse(after.Family, after.String()); err != nil || !parsed.Equal(after) {
@@ -234,18 +234,18 @@ func reaches(want, have ruleset.Set) string {
 }
 
 // foreign lists policies, chains and rules that are not ours, in order.
-func foreign(s ruleset.Set, claim ruleset.Claim) []string {
+func foreign(s ruleset.Set, owned ruleset.Ownership) []string {
 	var out []string
 	for _, t := range s.Tables {
 		for _, c := range t.Chains {
-			if claim.OwnsChain(t.Name, c.Name) {
+			if owned.OwnsChain(t.Name, c.Name) {
 				continue
 			}
 			if c.Policy != "ACCEPT" {
 				out = append(out, fmt.Sprintf("%s %s %s", t.Name, c.Name, c.Policy))
 			}
 			for i, r := range c.Rules {
-				if !claim.OwnsRule(t.Name, c.Name, i) {
+				if !owned.OwnsRule(t.Name, c.Name, i) {
 					out = append(out, fmt.Sprintf("%s %s %s", t.Name, c.Name, r.String()))
 				}
 			}

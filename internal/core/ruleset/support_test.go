@@ -82,13 +82,13 @@ func because(text, why string) ruleset.Rule {
 	return r
 }
 
-// own claims chains whose name begins with OWN_, jumps to them, rules that carry the mark 0x99, and what is wanted.
-func own(want, have ruleset.Set) ruleset.Claim {
-	claim := ruleset.Claim{Chains: map[string]map[string]bool{}, Rules: map[string]map[string][]bool{}}
+// own marks chains whose name begins with OWN_, jumps to them, rules that carry the mark 0x99, and what is wanted.
+func own(want, have ruleset.Set) ruleset.Ownership {
+	owned := ruleset.Ownership{Chains: map[string]map[string]bool{}, Rules: map[string]map[string][]bool{}}
 	for _, t := range have.Tables {
-		claim.Chains[t.Name], claim.Rules[t.Name] = map[string]bool{}, map[string][]bool{}
+		owned.Chains[t.Name], owned.Rules[t.Name] = map[string]bool{}, map[string][]bool{}
 		for _, c := range t.Chains {
-			claim.Chains[t.Name][c.Name] = strings.HasPrefix(c.Name, "OWN_")
+			owned.Chains[t.Name][c.Name] = strings.HasPrefix(c.Name, "OWN_")
 			wanted, _ := want.Table(t.Name).Chain(c.Name)
 			marks := make([]bool, len(c.Rules))
 			for i, r := range c.Rules {
@@ -97,8 +97,8 @@ func own(want, have ruleset.Set) ruleset.Claim {
 					marks[i] = marks[i] || w.String() == r.String()
 				}
 			}
-			claim.Rules[t.Name][c.Name] = marks
+			owned.Rules[t.Name][c.Name] = marks
 		}
 	}
-	return claim
+	return owned
 }

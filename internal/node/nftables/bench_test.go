@@ -24,7 +24,7 @@ func BenchmarkNewNamespace(b *testing.B) {
 			for _, want := range wants {
 				none := ruleset.Set{Family: want.Family}
 				cmd := exec.CommandContext(b.Context(), program(want.Family, "-restore"), "--noflush")
-				cmd.Stdin = strings.NewReader(ruleset.Reconcile(want, none, redirect.Claim(want, none)).String())
+				cmd.Stdin = strings.NewReader(ruleset.Reconcile(want, none, redirect.Owned(want, none)).String())
 				if err := cmd.Run(); err != nil {
 					return err
 				}

@@ -31,8 +31,8 @@ func Read(ctx context.Context, f ruleset.Family) (ruleset.Set, error) {
 // Change is what is wanted of one family.
 type Change struct {
 	Want ruleset.Set
-	// Claim says which rules that are there may be replaced or removed: redirect.Claim, or one that ignores want.
-	Claim func(want, have ruleset.Set) ruleset.Claim
+	// Owned says which rules that are there may be replaced or removed: redirect.Owned, or one that ignores want.
+	Owned func(want, have ruleset.Set) ruleset.Ownership
 }
 
 // Apply brings the families to what is wanted, in one transaction.
@@ -42,7 +42,7 @@ func Apply(ctx context.Context, changes ...Change) error {
 			var p Plan
 			for _, c := range changes {
 				have := v.Set(c.Want.Family)
-				p.Programs = append(p.Programs, ruleset.Reconcile(c.Want, have, c.Claim(c.Want, have)))
+				p.Programs = append(p.Programs, ruleset.Reconcile(c.Want, have, c.Owned(c.Want, have)))
 			}
 			return p, nil
 		})

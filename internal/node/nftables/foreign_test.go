@@ -201,7 +201,7 @@ func TestForeignRulesStay(t *testing.T) {
 	p.apply(t, want4, want6)
 	for _, want := range []ruleset.Set{want4, want6} {
 		have := p.read(t, want.Family)
-		if d := ruleset.Compare(want, have, redirect.Claim(want, have)); !d.Empty() {
+		if d := ruleset.Compare(want, have, redirect.Owned(want, have)); !d.Empty() {
 			t.Errorf("%s is not as wanted:\n%s", want.Family, d)
 		}
 	}
@@ -216,10 +216,10 @@ func TestForeignRulesStay(t *testing.T) {
 	p.run(t, "", "iptables-nft", strings.Fields("-t nat -D OUTPUT -p tcp -m limit --limit 7/min -j ACCEPT")...)
 
 	p.do(t, func() error {
-		all := func(_, have ruleset.Set) ruleset.Claim { return redirect.ClaimAll(have) }
+		all := func(_, have ruleset.Set) ruleset.Ownership { return redirect.AllOwned(have) }
 		return nftables.Apply(t.Context(),
-			nftables.Change{Want: ruleset.Set{Family: ruleset.IPv4}, Claim: all},
-			nftables.Change{Want: ruleset.Set{Family: ruleset.IPv6}, Claim: all})
+			nftables.Change{Want: ruleset.Set{Family: ruleset.IPv4}, Owned: all},
+			nftables.Change{Want: ruleset.Set{Family: ruleset.IPv6}, Owned: all})
 	})
 	for i, f := range families {
 		left := slices.DeleteFunc(p.kernel(t, f), func(line string) bool { return !slices.Contains(before[i], line) })

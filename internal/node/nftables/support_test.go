@@ -106,7 +106,7 @@ func (p pod) apply(tb testing.TB, wants ...ruleset.Set) {
 func changes(wants ...ruleset.Set) []nftables.Change {
 	var out []nftables.Change
 	for _, w := range wants {
-		out = append(out, nftables.Change{Want: w, Claim: redirect.Claim})
+		out = append(out, nftables.Change{Want: w, Owned: redirect.Owned})
 	}
 	return out
 }

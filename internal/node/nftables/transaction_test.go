@@ -64,7 +64,7 @@ func reconcile(wants ...ruleset.Set) func(*nftables.View) (nftables.Plan, error)
 		var p nftables.Plan
 		for _, want := range wants {
 			have := v.Set(want.Family)
-			p.Programs = append(p.Programs, ruleset.Reconcile(want, have, redirect.Claim(want, have)))
+			p.Programs = append(p.Programs, ruleset.Reconcile(want, have, redirect.Owned(want, have)))
 		}
 		return p, nil
 	}
@@ -125,7 +125,7 @@ func TestAnotherSpecReplacesTheFirst(t *testing.T) {
 		}
 		for _, want := range wants {
 			have := p.save(t, want.Family)
-			if d := ruleset.Compare(want, have, redirect.Claim(want, have)); !d.Empty() {
+			if d := ruleset.Compare(want, have, redirect.Owned(want, have)); !d.Empty() {
 				t.Errorf("step %d: %s is not as wanted:\n%s", i, want.Family, d)
 			}
 			if !have.Equal(p.read(t, want.Family)) {

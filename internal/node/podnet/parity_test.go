@@ -54,7 +54,7 @@ func TestRulesAreThoseOfTheReference(t *testing.T) {
 func install(tb testing.TB, p pod, v iptables.Variant, want ruleset.Set) {
 	tb.Helper()
 	have := ruleset.Set{Family: want.Family}
-	p.restore(tb, v, want.Family, ruleset.Reconcile(want, have, redirect.Claim(want, have)).String())
+	p.restore(tb, v, want.Family, ruleset.Reconcile(want, have, redirect.Owned(want, have)).String())
 }
 
 // printsAsParsed is the inverse property: what a Set prints, read, is the Set.

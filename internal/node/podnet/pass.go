@@ -83,13 +83,13 @@ func (p *pass) compareAll(ctx context.Context, spec *redirect.Spec) error {
 		return err
 	}
 	wanted := []ruleset.Set{{Family: ruleset.Inet}, {Family: ruleset.IPv4}, {Family: ruleset.IPv6}}
-	claim := func(_, have ruleset.Set) ruleset.Claim { return redirect.ClaimAll(have) }
+	owned := func(_, have ruleset.Set) ruleset.Ownership { return redirect.AllOwned(have) }
 	if spec != nil {
 		f, err := families(*spec)
 		if err != nil {
 			return err
 		}
-		p.report.Families, claim = f, redirect.Claim
+		p.report.Families, owned = f, redirect.Owned
 		if p.mode.backend == redirect.Native {
 			wanted[0] = redirect.NativeRules(*spec, f)
 		} else {
@@ -98,12 +98,12 @@ func (p *pass) compareAll(ctx context.Context, spec *redirect.Spec) error {
 	}
 	if p.view != nil {
 		tables := place{by: string(redirect.Native), dialect: string(redirect.Native)}
-		if err := p.compare(ctx, tables, wanted[0], func(_, have ruleset.Set) ruleset.Claim { return redirect.OwnedNative(have) }); err != nil {
+		if err := p.compare(ctx, tables, wanted[0], func(_, have ruleset.Set) ruleset.Ownership { return redirect.OwnedNative(have) }); err != nil {
 			return err
 		}
 	}
 	for _, want := range wanted[1:] {
-		if err := p.family(ctx, want, claim, slices.Contains(legacy, want.Family)); err != nil {
+		if err := p.family(ctx, want, owned, slices.Contains(legacy, want.Family)); err != nil {
 			return err
 		}
 	}
@@ -136,12 +136,12 @@ func (p *pass) read(ctx context.Context) (legacy []ruleset.Family, err error) {
 	return legacy, nil
 }
 
-// claimer says which rules that are there are the mesh's.
-type claimer func(want, have ruleset.Set) ruleset.Claim
+// ownership says which rules that are there are the mesh's.
+type ownership func(want, have ruleset.Set) ruleset.Ownership
 
 // family compares the places of one family: the first is to hold what is wanted, the others nothing of the mesh. If nothing
 // is wanted of it, a host without tools for it is no error: then this program cannot have written any rules there.
-func (p *pass) family(ctx context.Context, want ruleset.Set, claim claimer, legacy bool) error {
+func (p *pass) family(ctx context.Context, want ruleset.Set, owned ownership, legacy bool) error {
 	places, err := p.places(ctx, want.Family, legacy)
 	if err != nil && want.Empty() && !errors.Is(err, errLegacy) {
 		p.log.DebugContext(ctx, "leaving a family alone", "family", want.Family.String(), "cause", err.Error())
@@ -156,7 +156,7 @@ func (p *pass) family(ctx context.Context, want ruleset.Set, claim claimer, lega
 		p.report.Tools = append(p.report.Tools, places[0].by)
 	}
 	for _, at := range places {
-		if err := p.compare(ctx, at, want, claim); err != nil {
+		if err := p.compare(ctx, at, want, owned); err != nil {
 			return err
 		}
 		want = ruleset.Set{Family: want.Family}
@@ -190,7 +190,7 @@ func (p *pass) places(ctx context.Context, f ruleset.Family, legacy bool) ([]pla
 func ofTool(t iptables.Tool) place { return place{by: t.Name(), dialect: string(t.Variant), tool: &t} }
 
 // compare reads a place and adds what brings it to what is wanted.
-func (p *pass) compare(ctx context.Context, at place, want ruleset.Set, claim claimer) (err error) {
+func (p *pass) compare(ctx context.Context, at place, want ruleset.Set, owned ownership) (err error) {
 	var have ruleset.Set
 	switch {
 	case at.tool != nil:
@@ -202,7 +202,7 @@ func (p *pass) compare(ctx context.Context, at place, want ruleset.Set, claim cl
 	default:
 		have = p.view.Set(want.Family)
 	}
-	ours := claim(want, have)
+	ours := owned(want, have)
 	p.marks = append(p.marks, redirect.Marks(have, ours)...)
 	diff := ruleset.Compare(want, have, ours)
 	for _, rule := range diff.Others {

@@ -238,7 +238,7 @@ func (r run) family(b *strings.Builder, set ruleset.Set, families redirect.Famil
 	default:
 		none := ruleset.Set{Family: set.Family}
 		fmt.Fprintf(b, "# %s: %s --noflush\n%s", set.Family, iptables.Names(set.Family),
-			ruleset.Reconcile(set, none, redirect.Claim(set, none)))
+			ruleset.Reconcile(set, none, redirect.Owned(set, none)))
 	}
 }
 

@@ -244,7 +244,7 @@ func TestCleaningUp(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			have := saved(t, test.have...)
 			n := rulesettest.NewNamespace(have)
-			apply(t, n, ruleset.Reconcile(ruleset.Set{Family: ruleset.IPv4}, have, redirect.ClaimAll(have)))
+			apply(t, n, ruleset.Reconcile(ruleset.Set{Family: ruleset.IPv4}, have, redirect.AllOwned(have)))
 			if diff := cmp.Diff(test.left, notation(n.Save())); diff != "" {
 				t.Errorf("what is left (-want +got):\n%s", diff)
 			}
@@ -274,13 +274,13 @@ func TestAForeignReturnIsNoDrift(t *testing.T) {
 	}
 }
 
-// TestClaimTakesWhatIsWanted keeps a rule that is wanted and of no known shape from being foreign.
-func TestClaimTakesWhatIsWanted(t *testing.T) {
+// TestOwnedTakesWhatIsWanted keeps a rule that is wanted and of no known shape from being foreign.
+func TestOwnedTakesWhatIsWanted(t *testing.T) {
 	want := saved(t, "nat -A OUTPUT -o eth9 -j ACCEPT")
 	have := saved(t, "nat -A OUTPUT -p udp -j DROP", "nat -A OUTPUT -o eth9 -j ACCEPT")
-	claim := redirect.Claim(want, have)
-	if claim.OwnsRule("nat", "OUTPUT", 0) || !claim.OwnsRule("nat", "OUTPUT", 1) {
-		t.Errorf("claim is %+v, want the second rule of nat/OUTPUT only", claim.Rules)
+	owned := redirect.Owned(want, have)
+	if owned.OwnsRule("nat", "OUTPUT", 0) || !owned.OwnsRule("nat", "OUTPUT", 1) {
+		t.Errorf("owned is %+v, want the second rule of nat/OUTPUT only", owned.Rules)
 	}
 }
 
@@ -290,8 +290,8 @@ func TestDrift(t *testing.T) {
 		for _, f := range families {
 			want := redirect.Rules(s.Spec, f)
 			damaged := damage(want, int(seed))
-			claim := redirect.Claim(want, damaged)
-			if ruleset.Compare(want, damaged, claim).Empty() {
+			owned := redirect.Owned(want, damaged)
+			if ruleset.Compare(want, damaged, owned).Empty() {
 				t.Errorf("%s: the damage is not seen in\n%s", f, damaged)
 			}
 			reach(t, rulesettest.NewNamespace(damaged), want)
@@ -339,14 +339,14 @@ func TestShapesAloneAreNoProofOfTheMesh(t *testing.T) {
 	want := redirect.Rules(redirect.Default(), ruleset.IPv4)
 	have := saved(t, foreign...)
 	n := rulesettest.NewNamespace(have)
-	apply(t, n, ruleset.Reconcile(want, have, redirect.Claim(want, have)))
+	apply(t, n, ruleset.Reconcile(want, have, redirect.Owned(want, have)))
 	after := notation(n.Save())
 	for _, rule := range foreign {
 		if !slices.Contains(after, rule) {
 			t.Errorf("%q is gone", rule)
 		}
 	}
-	if diff := ruleset.Compare(want, n.Save(), redirect.Claim(want, n.Save())); !diff.Empty() {
+	if diff := ruleset.Compare(want, n.Save(), redirect.Owned(want, n.Save())); !diff.Empty() {
 		t.Errorf("they are a difference afterwards:\n%s", diff)
 	}
 }
@@ -360,7 +360,7 @@ func TestAStrangersReturnBehindOursStays(t *testing.T) {
 	n := rulesettest.NewNamespace(want)
 	add(t, n, "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -i eth8 -j RETURN\nCOMMIT\n")
 	have := n.Save()
-	if diff := ruleset.Compare(want, have, redirect.Claim(want, have)); !diff.Empty() {
+	if diff := ruleset.Compare(want, have, redirect.Owned(want, have)); !diff.Empty() {
 		t.Errorf("a stranger's rule is a difference:\n%s", diff)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Claim says which rules of a namespace are the mesh's: those wanted now, and what any earlier configuration of this
+// Owned says which rules of a namespace are the mesh's: those wanted now, and what any earlier configuration of this
 // program or of the reference left, whatever its ports, identities, marks and interfaces were.
 //
 // Chains are known by their prefix and jumps by their target. What the reference puts into built-in chains without a
@@ -18,14 +18,14 @@ import (
 // wanted shows that another configuration was here. A plain RETURN for an
 // interface, which anybody may use, counts besides only ahead of what the reference puts behind it, and only in pairs or
 // at the head of the chain.
-func Claim(want, have ruleset.Set) ruleset.Claim {
-	return claimIn(want, have, otherChain(want, have))
+func Owned(want, have ruleset.Set) ruleset.Ownership {
+	return find(want, have, otherChain(want, have))
 }
 
-// ClaimAll is Claim for somebody who wants everything of the mesh removed. It takes rules of the mesh's shapes for the
+// AllOwned is Owned for the removal of everything of the mesh. It takes rules of the mesh's shapes for the
 // mesh's own also where no chain of ours shows that it was here, as after an incomplete removal.
-func ClaimAll(have ruleset.Set) ruleset.Claim {
-	return claimIn(ruleset.Set{Family: have.Family}, have, true)
+func AllOwned(have ruleset.Set) ruleset.Ownership {
+	return find(ruleset.Set{Family: have.Family}, have, true)
 }
 
 // otherChain reports whether a chain of ours is there that is not as wanted. Whatever differs between two configurations
@@ -39,29 +39,29 @@ func otherChain(want, have ruleset.Set) bool {
 	})
 }
 
-func claimIn(want, have ruleset.Set, residue bool) ruleset.Claim {
-	c := claimer{want: want, have: have, residue: residue, claim: ruleset.Claim{Chains: map[string]map[string]bool{}, Rules: map[string]map[string][]bool{}}}
+func find(want, have ruleset.Set, leftovers bool) ruleset.Ownership {
+	c := finder{want: want, have: have, leftovers: leftovers, owned: ruleset.Ownership{Chains: map[string]map[string]bool{}, Rules: map[string]map[string][]bool{}}}
 	c.chains()
 	for _, t := range have.Tables {
 		for _, chain := range t.Chains {
-			if !c.claim.OwnsChain(t.Name, chain.Name) {
+			if !c.owned.OwnsChain(t.Name, chain.Name) {
 				c.rules(want.Table(t.Name), t.Name, chain)
 			}
 		}
 	}
 	c.interfaces()
 	c.guardrails()
-	return c.claim
+	return c.owned
 }
 
-type claimer struct {
+type finder struct {
 	want, have ruleset.Set
-	claim      ruleset.Claim
-	// residue says that rules of the mesh's shapes are to be taken for the mesh's.
-	residue bool
+	owned      ruleset.Ownership
+	// leftovers says that rules of the mesh's shapes are to be taken for the mesh's.
+	leftovers bool
 }
 
-func (c *claimer) chains() {
+func (c *finder) chains() {
 	for _, t := range c.have.Tables {
 		own := map[string]bool{}
 		for _, chain := range t.Chains {
@@ -69,8 +69,8 @@ func (c *claimer) chains() {
 				own[chain.Name] = true
 			}
 		}
-		c.claim.Chains[t.Name] = own
-		c.claim.Rules[t.Name] = map[string][]bool{}
+		c.owned.Chains[t.Name] = own
+		c.owned.Rules[t.Name] = map[string][]bool{}
 	}
 }
 
@@ -121,8 +121,8 @@ func compile(patterns ...string) []*regexp.Regexp {
 	return out
 }
 
-// rules claims single rules of a chain that is not ours.
-func (c *claimer) rules(want ruleset.Table, table string, chain ruleset.Chain) {
+// rules marks single rules of a chain that is not ours.
+func (c *finder) rules(want ruleset.Table, table string, chain ruleset.Chain) {
 	wanted := map[string]bool{}
 	wc, _ := want.Chain(chain.Name)
 	for _, r := range wc.Rules {
@@ -130,9 +130,9 @@ func (c *claimer) rules(want ruleset.Table, table string, chain ruleset.Chain) {
 	}
 	marks := make([]bool, len(chain.Rules))
 	for i, r := range chain.Rules {
-		marks[i] = wanted[r.String()] || ourJump(r.String()) || c.residue && matches(shapes()[table+"/"+chain.Name], r.String())
+		marks[i] = wanted[r.String()] || ourJump(r.String()) || c.leftovers && matches(shapes()[table+"/"+chain.Name], r.String())
 	}
-	c.claim.Rules[table][chain.Name] = marks
+	c.owned.Rules[table][chain.Name] = marks
 }
 
 func matches(patterns []*regexp.Regexp, spec string) bool {
@@ -153,52 +153,52 @@ func returnOf(spec string) (string, bool) {
 	return f[1], true
 }
 
-// interfaces claims the RETURN rules of excluded interfaces, in nat and, with TPROXY, in mangle, and of virtual machines'
+// interfaces marks the RETURN rules of excluded interfaces, in nat and, with TPROXY, in mangle, and of virtual machines'
 // interfaces, which are in nat only.
-func (c *claimer) interfaces() {
-	if len(c.claim.Chains["nat"]) > 0 {
+func (c *finder) interfaces() {
+	if len(c.owned.Chains["nat"]) > 0 {
 		c.excluded("nat")
 		c.rerouted()
 	}
-	if c.claim.Chains["mangle"][inbound] {
+	if c.owned.Chains["mangle"][inbound] {
 		c.excluded("mangle")
 	}
 }
 
-// excluded claims what comes as a pair in PREROUTING and OUTPUT, ahead of everything else that was appended for the mesh.
-func (c *claimer) excluded(table string) {
+// excluded marks what comes as a pair in PREROUTING and OUTPUT, ahead of everything else that was appended for the mesh.
+func (c *finder) excluded(table string) {
 	in, out := c.returns(table, prerouting), c.returns(table, outHook)
 	for name := range in {
 		if len(out[name]) == 0 {
 			continue
 		}
 		for _, i := range in[name] {
-			c.claim.Rules[table][prerouting][i] = true
+			c.owned.Rules[table][prerouting][i] = true
 		}
 		for _, i := range out[name] {
-			c.claim.Rules[table][outHook][i] = true
+			c.owned.Rules[table][outHook][i] = true
 		}
 	}
 }
 
 // returns gives the places of a chain's RETURN rules by interface, up to the first rule that was appended for the mesh.
-func (c *claimer) returns(table, name string) map[string][]int {
+func (c *finder) returns(table, name string) map[string][]int {
 	places := map[string][]int{}
 	chain, _ := c.have.Table(table).Chain(name)
 	for i, r := range chain.Rules {
 		if x, plain := returnOf(r.String()); plain {
 			places[x] = append(places[x], i)
-		} else if c.claim.OwnsRule(table, name, i) && !reroutes(r.String()) {
+		} else if c.owned.OwnsRule(table, name, i) && !reroutes(r.String()) {
 			break
 		}
 	}
 	return places
 }
 
-// rerouted claims what was inserted at the head of nat PREROUTING, with nothing foreign before it. The rules that send
+// rerouted marks what was inserted at the head of nat PREROUTING, with nothing foreign before it. The rules that send
 // an interface's traffic to the proxy name those whose RETURN it is. They are missing where no network is captured; only
 // then every RETURN there is taken for one.
-func (c *claimer) rerouted() {
+func (c *finder) rerouted() {
 	chain, _ := c.have.Table("nat").Chain(prerouting)
 	named := map[string]bool{}
 	for _, r := range chain.Rules {
@@ -214,13 +214,13 @@ func (c *claimer) rerouted() {
 		if !reroutes(r.String()) && (!plain || len(named) > 0 && !named[v]) {
 			return
 		}
-		c.claim.Rules["nat"][prerouting][i] = true
+		c.owned.Rules["nat"][prerouting][i] = true
 	}
 }
 
 // asWanted reports whether the chain begins with all that is wanted in it, and that is something: then what follows is
 // not what an earlier configuration left.
-func (c *claimer) asWanted(have ruleset.Chain) bool {
+func (c *finder) asWanted(have ruleset.Chain) bool {
 	want, _ := c.want.Table("nat").Chain(have.Name)
 	if len(want.Rules) == 0 || len(have.Rules) < len(want.Rules) {
 		return false
@@ -234,7 +234,7 @@ func (c *claimer) asWanted(have ruleset.Chain) bool {
 }
 
 // capturesNetworks reports whether the rules that are there capture outgoing traffic by its address.
-func (c *claimer) capturesNetworks() bool {
+func (c *finder) capturesNetworks() bool {
 	chain, _ := c.have.Table("nat").Chain(output)
 	return slices.ContainsFunc(chain.Rules, func(r ruleset.Rule) bool {
 		return reroutes(r.String()) && !strings.Contains(r.String(), "--dport ")
@@ -244,10 +244,10 @@ func (c *claimer) capturesNetworks() bool {
 // reroutes reports whether the rule sends traffic to the proxy's outbound listener.
 func reroutes(spec string) bool { return strings.HasSuffix(spec, "-j "+toProxy) }
 
-// guardrails claims what the reference puts up while it replaces rules and leaves behind when it is killed then: all TCP
+// guardrails marks what the reference puts up while it replaces rules and leaves behind when it is killed then: all TCP
 // and UDP dropped at the head of all three chains of filter. Nothing less than all six is taken for it.
-func (c *claimer) guardrails() {
-	if !c.residue {
+func (c *finder) guardrails() {
+	if !c.leftovers {
 		return
 	}
 	t := c.have.Table("filter")
@@ -259,17 +259,17 @@ func (c *claimer) guardrails() {
 		}
 	}
 	for _, name := range chains {
-		copy(c.claim.Rules["filter"][name], []bool{true, true})
+		copy(c.owned.Rules["filter"][name], []bool{true, true})
 	}
 }
 
 // Marks lists the marks that rules of ours in the mangle table use, as evidence that policy routing for such a mark is
 // ours as well.
-func Marks(have ruleset.Set, claim ruleset.Claim) []uint32 {
+func Marks(have ruleset.Set, owned ruleset.Ownership) []uint32 {
 	var marks []uint32
 	for _, chain := range have.Table("mangle").Chains {
 		for i, r := range chain.Rules {
-			if !claim.OwnsRule("mangle", chain.Name, i) {
+			if !owned.OwnsRule("mangle", chain.Name, i) {
 				continue
 			}
 			marks = append(marks, marksOf(r.String())...)
