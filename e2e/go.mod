@@ -1,5 +1,5 @@
-// Tests against a real Kubernetes, in a module of their own so that client-go stays out of the requirements of the
-// binary. They know istio-cni as its users do: as a program.
+// Tests against a real Kubernetes, in a separate module so that their dependencies are not requirements of the
+// binary. They use istio-cni as its users do: as a program.
 module github.com/meshcni/istio-cni/e2e
 
 go 1.26.0

@@ -3,7 +3,7 @@
 # ca-certificates. The exit status is 0 only if both pass.
 #
 #   hack/bare.sh             both
-#   hack/bare.sh COMMAND...  another command, to look around: hack/bare.sh bash
+#   hack/bare.sh COMMAND...  another command, for example hack/bare.sh bash
 #
 # debootstrap --variant=minbase creates the root file system, and pivot_root enters it in mount, PID and IPC namespaces. It
 # contains a clean clone of HEAD, without uncommitted changes, and has /proc, /sys with the cgroups, /dev, and this machine's

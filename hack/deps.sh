@@ -24,7 +24,7 @@ case ${1:-write} in
     ;;
   check)
     [[ -e $file ]] || die "$file is missing: run make deps"
-    diff -u "$file" <(printf '%s\n' "$now") || die "$file is out of step: run make deps and look at the difference"
+    diff -u "$file" <(printf '%s\n' "$now") || die "$file is out of step: run make deps and review the difference"
     ;;
   *) die "unknown mode $1" ;;
 esac

@@ -94,9 +94,9 @@ func (l *Lab) collectOutput(dir, namespace, pod, container string) {
 
 // collectRules writes the addresses, routes and rules of the node and of each pod.
 func (l *Lab) collectRules(dir string) {
-	const look = "ip addr; ip rule; ip route show table all; nft list ruleset; iptables-legacy-save; ip6tables-legacy-save"
+	const script = "ip addr; ip rule; ip route show table all; nft list ruleset; iptables-legacy-save; ip6tables-legacy-save"
 	l.appendOutput(dir, "rules.txt", "sh", "-c", `echo "== node"; sh -c "$1" 2>&1
-for n in /run/netns/*; do echo "== $n"; nsenter --net="$n" sh -c "$1" 2>&1; done`, "sh", look)
+for n in /run/netns/*; do echo "== $n"; nsenter --net="$n" sh -c "$1" 2>&1; done`, "sh", script)
 }
 
 // appendOutput runs a program on the node and appends its output to a file.

@@ -121,14 +121,14 @@ func (s *scenario) virtualMachine() {
 // names: DNS queries are redirected to the proxy over UDP and TCP with ISTIO_META_DNS_CAPTURE, and not without it.
 func (s *scenario) names() {
 	s.Helper()
-	ask := func(pod string) string {
+	lookup := func(pod string) string {
 		text, _ := s.Exec(lab.App, pod, "app", "/box", "lookup", "example.com")
 		return text
 	}
-	if text := ask("dns"); !strings.Contains(text, "udp [240.240.0.1]") || !strings.Contains(text, "tcp [240.240.0.1]") {
+	if text := lookup("dns"); !strings.Contains(text, "udp [240.240.0.1]") || !strings.Contains(text, "tcp [240.240.0.1]") {
 		s.Errorf("with ISTIO_META_DNS_CAPTURE: %s", text)
 	}
-	if text := ask("classic"); strings.Contains(text, "240.240.0.1") {
+	if text := lookup("classic"); strings.Contains(text, "240.240.0.1") {
 		s.Errorf("without ISTIO_META_DNS_CAPTURE: %s", text)
 	}
 }
@@ -153,22 +153,22 @@ func (s *scenario) completes() {
 	template.Spec.Containers[0].Args = []string{"get", s.URL("classic", "", lab.AppPort)}
 	none := int32(0)
 	_, err := s.Client().BatchV1().Jobs(lab.App).Create(s.Context(), &batch.Job{
-		ObjectMeta: meta.ObjectMeta{Name: "asks"}, Spec: batch.JobSpec{Template: template, BackoffLimit: &none},
+		ObjectMeta: meta.ObjectMeta{Name: "client"}, Spec: batch.JobSpec{Template: template, BackoffLimit: &none},
 	}, meta.CreateOptions{})
 	s.Must(err)
 	s.Until("the job", func() bool {
-		job, asking := s.Client().BatchV1().Jobs(lab.App).Get(s.Context(), "asks", meta.GetOptions{})
-		s.Must(asking)
+		job, getErr := s.Client().BatchV1().Jobs(lab.App).Get(s.Context(), "client", meta.GetOptions{})
+		s.Must(getErr)
 		if job.Status.Failed > 0 {
 			s.Fatalf("it failed: %v", job.Status.Conditions)
 		}
 		return job.Status.Succeeded == 1
 	})
-	pods, err := s.Client().CoreV1().Pods(lab.App).List(s.Context(), meta.ListOptions{LabelSelector: "batch.kubernetes.io/job-name=asks"})
+	pods, err := s.Client().CoreV1().Pods(lab.App).List(s.Context(), meta.ListOptions{LabelSelector: "batch.kubernetes.io/job-name=client"})
 	s.Must(err)
 	text := s.Output(lab.App, pods.Items[0].Name, "app", false)
 	if !strings.Contains(text, "via outbound "+pods.Items[0].Name+", inbound classic") {
-		s.Errorf("it was answered: %s", text)
+		s.Errorf("response: %s", text)
 	}
-	s.Step("a job is done; it was answered: %s", strings.TrimSpace(text))
+	s.Step("a job is done; response: %s", strings.TrimSpace(text))
 }

@@ -1,6 +1,6 @@
-// The reference, Istio's own istio-cni, as the tests of an upgrade run it: hack/reference.sh builds its two programs and
-// takes the chart from the module. Its newest state on the Go module proxy, of its release 1.31; the versions of istio.io/api,
-// client-go and go-control-plane are the next ones that were released, as not all proxies have the commits that it names.
+// The reference, Istio's own istio-cni, for e2e/upgrade: hack/reference.sh builds its two programs and copies the chart
+// from the module. It is the newest version on the Go module proxy, of release 1.31; istio.io/api, client-go and
+// go-control-plane have the next released versions, as not all proxies have the commits that it requires.
 module github.com/meshcni/istio-cni/e2e/reference
 
 go 1.26.0

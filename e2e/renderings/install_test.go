@@ -27,7 +27,7 @@ func newAccount() *account { return &account{objects: map[string]int{}, warnings
 func expected() map[string]string {
 	return map[string]string{
 		`metadata.annotations[container.apparmor.security.beta.kubernetes.io/install-cni]: deprecated since v1.30; ` +
-			`use the "appArmorProfile" field instead`: "Kubernetes 1.25 to 1.29 know nothing else; useAppArmorAnnotation=false gives the field",
+			`use the "appArmorProfile" field instead`: "Kubernetes 1.25 to 1.29 have only the annotation; useAppArmorAnnotation=false sets the field",
 	}
 }
 

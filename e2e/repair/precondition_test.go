@@ -60,7 +60,7 @@ func TestPodChangesBetweenDecisionAndRequest(t *testing.T) {
 				there := l.get(l.app, "p")
 				switch {
 				case !test.deleted && (there == nil || there.UID != now.UID || there.DeletionTimestamp != nil):
-					t.Errorf("the pod that was not judged is gone, or going: %v", there)
+					t.Errorf("the other pod is deleted or terminating: %v", there)
 				case !test.deleted && (len(l.events(l.app, "p")) != 0 || l.count(m.verb, m.resource, "p", 0) != 1):
 					t.Errorf("events %q, %d requests", l.events(l.app, "p"), l.count(m.verb, m.resource, "p", 0))
 				case test.deleted && len(l.events(l.app, "p")) != 1:

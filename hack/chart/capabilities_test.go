@@ -38,7 +38,7 @@ func capabilities(t *testing.T, text string) []corev1.Capability {
 func TestTheAgentNeedsItsCapabilities(t *testing.T) {
 	t.Parallel()
 	const own, foreign = `{foreignOwners: false, repair: {repairPods: false}}`, `repair: {repairPods: false}`
-	const stranger = 4711
+	const otherUser = 4711
 	install := func(t *testing.T, owner int, have []corev1.Capability) (dir, text string, code int) {
 		t.Helper()
 		dir, flags := node(t)
@@ -57,14 +57,14 @@ func TestTheAgentNeedsItsCapabilities(t *testing.T) {
 	if _, text, code := install(t, 0, nil); code != 0 {
 		t.Errorf("root's own directories without a capability: exit %d\n%s", code, text)
 	}
-	dir, text, code := install(t, stranger, capabilities(t, foreign))
+	dir, text, code := install(t, otherUser, capabilities(t, foreign))
 	if code != 0 {
 		t.Errorf("another user's directories: exit %d\n%s", code, text)
 	}
-	if have := owner(t, filepath.Join(dir, "net/10-bridge.conflist")); have != fmt.Sprint(stranger) {
+	if have := owner(t, filepath.Join(dir, "net/10-bridge.conflist")); have != fmt.Sprint(otherUser) {
 		t.Errorf("the edited file belongs to %s", have)
 	}
-	if _, text, code := install(t, stranger, nil); code == 0 {
+	if _, text, code := install(t, otherUser, nil); code == 0 {
 		t.Errorf("the install succeeds without a capability, so none is needed:\n%s", text)
 	}
 }

@@ -1,5 +1,5 @@
-// Renders the chart and tests what comes out, in a module of its own: Helm and
-// what it needs never reach the requirements of the binary.
+// Renders the chart and tests the renderings, in a separate module: Helm and its
+// dependencies are not requirements of the binary.
 module github.com/meshcni/istio-cni/hack/chart
 
 go 1.26.0

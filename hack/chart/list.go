@@ -191,7 +191,7 @@ func writeAll(c *chart.Chart, r release, dir, to string) error {
 	for i, name := range slices.Sorted(maps.Keys(texts)) {
 		file := filepath.Join(to, fmt.Sprintf("%03d.yaml", i))
 		text := append(comment(name), texts[name]...)
-		if err := os.WriteFile(file, text, 0o600); err != nil { //nolint:forbidigo // nobody reads it meanwhile
+		if err := os.WriteFile(file, text, 0o600); err != nil { //nolint:forbidigo // not read concurrently
 			return fmt.Errorf("writing a rendering: %w", err)
 		}
 	}

@@ -27,7 +27,7 @@ func (f *files) String() string     { return strings.Join(*f, ",") }
 func (f *files) Set(s string) error { *f = append(*f, s); return nil }
 
 // errDiffers is returned by --check if the file differs.
-var errDiffers = errors.New("is out of step with the chart: run hack/manifests.sh and look at the difference")
+var errDiffers = errors.New("is out of step with the chart: run hack/manifests.sh and review the difference")
 
 func run(args []string, out, problems io.Writer) error {
 	flags := flag.NewFlagSet("chart", flag.ContinueOnError)
@@ -68,7 +68,7 @@ func run(args []string, out, problems io.Writer) error {
 	}
 	have, err := os.ReadFile(*check)
 	if err != nil {
-		return fmt.Errorf("reading what should be the rendering: %w", err)
+		return fmt.Errorf("reading the file to check: %w", err)
 	}
 	if !bytes.Equal(have, text) {
 		return fmt.Errorf("%q %w", *check, errDiffers)

@@ -271,13 +271,13 @@ func TestDashboardMetricsAreDocumented(t *testing.T) {
 				asked++
 				plain := strings.TrimSuffix(strings.TrimSuffix(metric, "_sum"), "_count")
 				if !strings.Contains(string(docs), "`"+plain+"`") && !strings.Contains(string(docs), "`"+plain+"{") {
-					t.Errorf("panel %q asks for %s, which docs/operations.md does not list", p.Title, metric)
+					t.Errorf("panel %q queries %s, which docs/operations.md does not list", p.Title, metric)
 				}
 			}
 		}
 	}
 	if asked < 15 {
-		t.Errorf("only %d metrics are asked for", asked)
+		t.Errorf("only %d metrics are queried", asked)
 	}
 }
 

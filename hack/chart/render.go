@@ -83,7 +83,7 @@ func collect(texts map[string]string) (rendering, error) {
 		for _, part := range releaseutil.SplitManifests(text) {
 			o, err := decode(part)
 			if err != nil {
-				return rendering{}, fmt.Errorf("reading what %s gave: %w\n%s", name, err, part)
+				return rendering{}, fmt.Errorf("decoding the output of %s: %w\n%s", name, err, part)
 			}
 			if o.Kind != "" {
 				out.Objects = append(out.Objects, o)

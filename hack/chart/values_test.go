@@ -122,7 +122,7 @@ type mutation struct {
 	refused string
 }
 
-// ignored are settings that are accepted and ignored, as values.yaml says of each.
+// ignored are settings that are accepted without effect, as documented in values.yaml.
 var ignored = []string{"repair.hub", "repair.tag", "ambient.configDir", "ambient.shareHostNetworkNamespace"}
 
 const (

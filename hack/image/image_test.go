@@ -338,7 +338,7 @@ func TestTheSameInputGivesTheSameBytes(t *testing.T) {
 	}
 	second.Created = second.Created.Add(time.Second)
 	if after := files(second); after["digest"] == before["digest"] || after["istio-cni.tar"] == before["istio-cni.tar"] {
-		t.Error("another time gives the same image")
+		t.Error("another time yields the same image")
 	}
 }
 
@@ -399,7 +399,7 @@ func TestInvalidInput(t *testing.T) {
 		"programs and files": {func(o *order) { o.Files = []file{{"/x", text}} }, "not both"},
 		"no such file":       {func(o *order) { o.Programs, o.Files = nil, []file{{"/x", "/nonexistent"}} }, "no such file"},
 		"no file":            {func(o *order) { o.Programs[0].Path = "/nonexistent" }, "no such file"},
-		"no Go program":      {func(o *order) { o.Programs[0].Path = text }, "what the program is made of"},
+		"no Go program":      {func(o *order) { o.Programs[0].Path = text }, "reading the build information"},
 		"wrong architecture": {func(o *order) { o.Programs[0].Path = o.Programs[1].Path }, "is a program for linux/"},
 		"the same twice":     {func(o *order) { o.Programs[1] = o.Programs[0] }, "two programs"},
 	} {

@@ -122,7 +122,7 @@ func (p packed) others(o order) ([]descriptor, error) {
 func (p packed) one(from program, tag string, at time.Time) (image, attached descriptor, err error) {
 	built, err := buildinfo.ReadFile(from.Path)
 	if err != nil {
-		return descriptor{}, descriptor{}, fmt.Errorf("reading what the program is made of: %w", err)
+		return descriptor{}, descriptor{}, fmt.Errorf("reading the build information: %w", err)
 	}
 	if arch := setting(built, "GOARCH"); arch != from.Architecture || setting(built, "GOOS") != "linux" {
 		return descriptor{}, descriptor{}, fmt.Errorf("%q is a program for %s/%s", from.Path, setting(built, "GOOS"), arch)

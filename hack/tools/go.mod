@@ -1,5 +1,5 @@
-// Development tools, in a module of their own so that none of their
-// dependencies ever reaches the requirements of the binary.
+// Development tools, in a separate module so that their dependencies are not
+// requirements of the binary.
 module github.com/meshcni/istio-cni/hack/tools
 
 go 1.26.0

@@ -119,9 +119,9 @@ func serve(address string) error {
 	}
 }
 
-const patience = 5 * time.Second
+const timeout = 5 * time.Second
 
-func get(url string) error { return ask(&http.Client{Timeout: patience}, url, "") }
+func get(url string) error { return ask(&http.Client{Timeout: timeout}, url, "") }
 
 func api(path string) error {
 	token, err := os.ReadFile(serviceAccount + "token")
@@ -138,7 +138,7 @@ func api(path string) error {
 	}
 	server := net.JoinHostPort(os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT"))
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}
-	return ask(&http.Client{Timeout: patience, Transport: transport}, "https://"+server+path, string(token))
+	return ask(&http.Client{Timeout: timeout, Transport: transport}, "https://"+server+path, string(token))
 }
 
 func ask(client *http.Client, url, token string) error {

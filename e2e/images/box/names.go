@@ -60,7 +60,7 @@ func serveDNSTCP(listener net.Listener) error {
 		}
 		go func() {
 			defer connection.Close() //nolint:errcheck // the reply was written
-			_ = connection.SetDeadline(time.Now().Add(patience))
+			_ = connection.SetDeadline(time.Now().Add(timeout))
 			head := make([]byte, 2)
 			if _, err := io.ReadFull(connection, head); err != nil {
 				return
@@ -101,9 +101,9 @@ func lookup(name string) error {
 	}
 	for _, network := range []string{"udp", "tcp"} {
 		resolver := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{Timeout: patience}).DialContext(ctx, network, server)
+			return (&net.Dialer{Timeout: timeout}).DialContext(ctx, network, server)
 		}}
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		all, err := resolver.LookupNetIP(ctx, "ip4", name)
 		cancel()
 		if err != nil {

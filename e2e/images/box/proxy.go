@@ -169,7 +169,7 @@ func (s *side) dial(ctx context.Context, network, address string) (net.Conn, err
 	if to.Port() == s.port {
 		return nil, errors.New("this is the proxy")
 	}
-	dialer := net.Dialer{Timeout: patience / 2}
+	dialer := net.Dialer{Timeout: timeout / 2}
 	if s.fromReserved {
 		from := netip.MustParseAddr("127.0.0.6")
 		if to.Addr().Is6() {

@@ -1,6 +1,6 @@
-// The definitions of custom resources, as their projects publish them in these
-// modules. There is no Go here: hack/e2e.sh copies the files, and go.sum is what
-// holds them to what was reviewed.
+// The CustomResourceDefinitions that other projects publish in these modules.
+// There is no Go code here: hack/e2e.sh copies the files, and go.sum pins their
+// content.
 module github.com/meshcni/istio-cni/e2e/renderings/crds
 
 go 1.26.0

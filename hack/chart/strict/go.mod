@@ -1,4 +1,4 @@
-// Decodes manifests as the newest Kubernetes does; oldest.mod is for the
+// Decodes manifests with the types of the newest Kubernetes; oldest.mod has the
 // oldest one that the chart supports.
 module github.com/meshcni/istio-cni/hack/chart/strict
 

@@ -1,4 +1,4 @@
-// Decodes manifests as the oldest Kubernetes does that the chart
+// Decodes manifests with the types of the oldest Kubernetes that the chart
 // supports: go run -modfile=oldest.mod .
 module github.com/meshcni/istio-cni/hack/chart/strict
 
