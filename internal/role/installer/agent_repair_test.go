@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 )
@@ -158,24 +159,36 @@ func TestAgentWithoutRepairAsksForNoPods(t *testing.T) {
 	}
 }
 
-// TestW12TheInstallationDoesNotWaitForTheServer has an agent install while there is no API server, and repair when there is.
-func TestW12TheInstallationDoesNotWaitForTheServer(t *testing.T) {
+// TestW12NothingWaitsForTheAPIServer has agents install while it is away, and while it never answers; the first one repairs
+// when it is there.
+func TestW12NothingWaitsForTheAPIServer(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
-	p := newUnredirected(t, n)
-	n.API.Stop()
-	a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true")
-	a.AwaitReady()
-	if diff := cmp.Diff(withUs(), types(t, n)); diff != "" {
-		t.Fatalf("the runtime loads: -want +got:\n%s", diff)
-	}
-	awaitMetric(t, a, "istio_cni_repair_watch_troubles_total", "1")
-	n.StartAPI()
-	n.GrantAccess()
-	p.tell(n)
-	awaitMetric(t, a, repairedInPlace, "1")
-	if !p.captured(t) {
-		t.Error("the pod is not redirected")
+	for name, fail := range map[string]func(*nodetest.Node){
+		"away":        func(n *nodetest.Node) { n.API.Stop() },
+		"never there": func(n *nodetest.Node) { n.API.Fail(kubetest.Hang, kubetest.Forever) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			p := newUnredirected(t, n)
+			fail(n)
+			a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true", "CNI_CONF_MODE=auto")
+			a.AwaitReady()
+			if diff := cmp.Diff(withUs(), types(t, n)); diff != "" {
+				t.Fatalf("the runtime loads: -want +got:\n%s", diff)
+			}
+			if name != "away" {
+				return
+			}
+			awaitMetric(t, a, "istio_cni_repair_watch_troubles_total", "1")
+			n.StartAPI()
+			n.GrantAccess()
+			p.tell(n)
+			awaitMetric(t, a, repairedInPlace, "1")
+			if !p.captured(t) {
+				t.Error("the pod is not redirected")
+			}
+		})
 	}
 }
 

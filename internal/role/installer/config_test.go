@@ -11,140 +11,88 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
-	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
-func TestAllProblemsAreReportedTogether(t *testing.T) {
-	t.Parallel()
-	env := cluster("KUBECONFIG_MODE=384", "CHAINED_CNI_PLUGIN=maybe", "REPAIR_DELETE_PODS=no way")
-	delete(env, "KUBERNETES_SERVICE_HOST")
-	mustFail(t, env, []string{
-		"--bogus=1", "--health-port=99999", "stray", "--log_output_level=loud", "--once=perhaps", "--monitoring-port=9876",
-		"--cni-network-config=" + `{"type":"istio-cni","a":"__NOBODY_KNOWS__"}`, "--kube-ca-file",
-	},
-		"flag provided but not defined: -bogus",
-		`flag --health-port: value "99999": want a decimal port from 0 to 65535`,
-		`stray argument "stray"`,
-		`flag --log_output_level: value "loud": scope "default", level "loud": want debug, info, warn, error, fatal or none`,
-		`flag --once: value "perhaps": want true or false`,
-		"--monitoring-port (flag --monitoring-port) and --ctrlz_port (default) are both 9876: want different ports",
-		"flag --cni-network-config: placeholder __NOBODY_KNOWS__: nothing is known to replace it",
-		"flag needs an argument: -kube-ca-file",
-		`environment variable KUBECONFIG_MODE: value "384": want permissions in octal digits, like 0600`,
-		`environment variable CHAINED_CNI_PLUGIN: value "maybe": want true or false`,
-		`environment variable REPAIR_DELETE_PODS: value "no way": want true or false`,
-		"environment variable KUBERNETES_SERVICE_HOST: not set",
-	)
-}
-
-func TestAMissingAddressOfTheAPIServerIsReportedHostFirst(t *testing.T) {
-	t.Parallel()
-	_, err := build(nil, nil)
-	if err == nil || strings.Index(err.Error(), "_HOST: not set") > strings.Index(err.Error(), "_PORT: not set") {
-		t.Errorf("error %v", err)
-	}
-	for _, args := range [][]string{{"--uninstall"}, {"--cni-enable-install=false"}} {
-		if _, err := build(args, nil); err != nil {
-			t.Errorf("%q needs no API server: %v", args, err)
-		}
-	}
-}
-
-func TestABadValueCausesNoFurtherProblem(t *testing.T) {
-	t.Parallel()
-	_, err := build(nil, (cluster("CHAINED_CNI_PLUGIN=maybe", "ISTIO_OWNED_CNI_CONFIG=true", "KUBERNETES_SERVICE_PORT=x",
-		"CNI_AGENT_RUN_DIR=run")))
-	if err == nil || strings.Count(err.Error(), "\n") != 2 {
-		t.Errorf("want three problems and no contradiction:\n%v", err)
-	}
-}
-
-func TestPortsThatAreOffDoNotClash(t *testing.T) {
-	t.Parallel()
-	c := mustLoad(t, cluster("HEALTH_PORT=0", "MONITORING_PORT=0"), "--ctrlz_port=0")
-	if c.HealthPort != 0 || c.MonitoringPort != 0 || c.IntrospectionPort != 0 {
-		t.Errorf("%s", c)
-	}
-}
-
-func TestASocketsPathHasALimit(t *testing.T) {
-	t.Parallel()
-	mustFail(t, cluster(), []string{"--cni-agent-run-dir=/" + strings.Repeat("x", 100)},
-		"flag --cni-agent-run-dir: value ", "/log.sock\": want a path of at most 107 bytes")
-}
-
-func TestMode(t *testing.T) {
+// TestProblemsBetweenSettings: what one setting says alone is in core/settings and in settings_test.go.
+func TestProblemsBetweenSettings(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name string
 		args []string
-		want cniconf.Mode
-		err  string
+		want string
 	}{
-		{"inline without a word", nil, cniconf.Inline, ""},
-		{"standalone when not chained", []string{"--chained-cni-plugin=false"}, cniconf.Standalone, ""},
-		{"a chosen name of the standalone file", []string{"--chained-cni-plugin=false", "--cni-conf-name=x.conf"}, cniconf.Standalone, ""},
-		{"owned does not depend on ambient mode", []string{"--istio-owned-cni-config"}, cniconf.Owned, ""},
-		{"auto", []string{"--cni-conf-mode=auto"}, cniconf.Auto, ""},
-		{"the chart's chained=true does not contradict standalone", []string{"--cni-conf-mode=standalone", "--chained-cni-plugin=true"}, cniconf.Standalone, ""},
-		{"the chart's owned=false does not contradict owned", []string{"--cni-conf-mode=owned", "--istio-owned-cni-config=false"}, cniconf.Owned, ""},
-		{"inline, not chained", []string{"--cni-conf-mode=inline", "--chained-cni-plugin=false"}, 0, "flag --cni-conf-mode (inline) contradicts flag --chained-cni-plugin (false)"},
-		{"auto, not chained", []string{"--cni-conf-mode=auto", "--chained-cni-plugin=false"}, 0, "flag --cni-conf-mode (auto) contradicts flag --chained-cni-plugin (false)"},
-		{"owned, not chained", []string{"--istio-owned-cni-config", "--chained-cni-plugin=false"}, 0, "flag --istio-owned-cni-config (true) contradicts flag --chained-cni-plugin (false)"},
-		{"drop-in, owned", []string{"--cni-conf-mode=dropin", "--istio-owned-cni-config"}, 0, "flag --cni-conf-mode (dropin) contradicts flag --istio-owned-cni-config (true)"},
-		{"the own file is the primary", []string{"--istio-owned-cni-config", "--cni-conf-name=02-istio-cni.conflist"}, 0, "cannot be the primary configuration as well"},
-		{"an owned file that no runtime reads", []string{"--istio-owned-cni-config", "--istio-owned-cni-config-filename=02-x.conf"}, 0, "want a name that ends in .conflist"},
-		{"once and uninstall", []string{"--once", "--uninstall"}, 0, "flag --once and flag --uninstall contradict each other"},
+		{"auto, not chained", []string{"--cni-conf-mode=auto", "--chained-cni-plugin=false"}, "flag --cni-conf-mode (auto) contradicts flag --chained-cni-plugin (false)"},
+		{"drop-in, owned", []string{"--cni-conf-mode=dropin", "--istio-owned-cni-config"}, "flag --cni-conf-mode (dropin) contradicts flag --istio-owned-cni-config (true)"},
+		{"owned, not chained", []string{"--istio-owned-cni-config", "--chained-cni-plugin=false"}, "flag --istio-owned-cni-config (true) contradicts flag --chained-cni-plugin (false)"},
+		{"the own file is the primary", []string{"--istio-owned-cni-config", "--cni-conf-name=02-istio-cni.conflist"}, "cannot be the primary configuration as well"},
+		{"an owned file that no runtime reads", []string{"--istio-owned-cni-config", "--istio-owned-cni-config-filename=02-x.conf"}, "want a name that ends in .conflist"},
+		{"once and uninstall", []string{"--once", "--uninstall"}, "flag --once and flag --uninstall contradict each other"},
+		{"one port twice", []string{"--monitoring-port=9876"}, "--monitoring-port (flag --monitoring-port) and --ctrlz_port (default) are both 9876: want different ports"},
+		{"backends", []string{"--backend=netlink", "--force-iptables-binary=legacy"}, "--backend (flag --backend), --native-nftables (default) and --force-iptables-binary (flag"},
+		{"no program", []string{"--cni-source-binary="}, "flag --cni-source-binary: "},
+		{"a socket's path has a limit", []string{"--cni-agent-run-dir=/" + strings.Repeat("x", 100)}, "/log.sock\": want a path of at most 107 bytes"},
+		{"a placeholder", []string{`--cni-network-config={"type":"istio-cni","a":"__NOBODY_KNOWS__"}`}, "flag --cni-network-config: placeholder __NOBODY_KNOWS__: nothing is known"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			if tc.err != "" {
-				mustFail(t, cluster(), tc.args, tc.err)
-				return
-			}
-			c := mustLoad(t, cluster(), tc.args...)
-			if c.Want.Mode != tc.want {
-				t.Errorf("mode %q, want %q", c.Want.Mode, tc.want)
+			mustFail(t, cluster(), tc.args, tc.want)
+		})
+	}
+	_, err := build(nil, cluster("CHAINED_CNI_PLUGIN=maybe", "ISTIO_OWNED_CNI_CONFIG=true", "KUBERNETES_SERVICE_PORT=x", "CNI_AGENT_RUN_DIR=run"))
+	if err == nil || strings.Count(err.Error(), "\n") != 2 {
+		t.Errorf("want three bad values and no contradiction:\n%v", err)
+	}
+	env := around(cluster())
+	env.executable = func() (string, error) { return "", errors.New("no proc") }
+	if _, err := buildAround(nil, env); err == nil || !strings.Contains(err.Error(), "flag --cni-source-binary: not given") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestSettingsThatAgree(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name   string
+		env    map[string]string
+		args   []string
+		change string
+	}{
+		{"the chart's chained=true and standalone", cluster("CHAINED_CNI_PLUGIN=true"), []string{"--cni-conf-mode=standalone"}, "Want.Mode: inline -> standalone"},
+		{"the chart's owned=false and owned", cluster("ISTIO_OWNED_CNI_CONFIG=false"), []string{"--cni-conf-mode=owned"}, "Want.Mode: inline -> owned"},
+		{"W-2: owned does not depend on ambient mode", cluster("ISTIO_OWNED_CNI_CONFIG=true", "AMBIENT_ENABLED=false"), nil, "Want.Mode: inline -> owned"},
+		{"ports that are off", cluster("HEALTH_PORT=0"), []string{"--ctrlz_port=-1"}, "HealthPort: 8000 -> 0; IntrospectionPort: 9876 -> 0"},
+		{"no ConfigMap", cluster("CONFIG_MAP=x"), []string{"--config-map="}, "ConfigMap: istio-cni-config -> "},
+		{"two names of the node", cluster("KUBERNETES_NODE_NAME=n1", "NODE_NAME=n2"), nil, "NodeName:  -> n2; Repair.Node:  -> n2"},
+		{"W-1: the second name of the owned file", cluster("ISTIO_OWNED_CNI_CONF_FILENAME=01-x.conflist"), nil, "Want.OwnedName: 02-istio-cni.conflist -> 01-x.conflist"},
+		{"no API server to install nothing", map[string]string{"POD_NAMESPACE": "istio-system", "REPAIR_ENABLED": "false"}, []string{"--cni-enable-install=false"}, "Install: true -> false; Server.Host: 10.96.0.1 -> ; Server.Port: 443 -> "},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			d := mustLoad(t, tc.env, tc.args...)
+			if got := changed(mustLoad(t, cluster()), d); got != tc.change || len(d.warnings) > 0 {
+				t.Errorf("changed:\n%s\nwant:\n%s\nwarnings %q", got, tc.change, d.warnings)
 			}
 		})
 	}
+	d := mustLoad(t, cluster("ISTIO_OWNED_CNI_CONFIG_FILENAME=01-right.conflist", "ISTIO_OWNED_CNI_CONF_FILENAME=01-chart.conflist"))
+	if len(d.warnings) != 1 || !strings.Contains(d.warnings[0], "differ: the first one counts") || d.Want.OwnedName != "01-right.conflist" {
+		t.Errorf("W-1: own file %q, warnings %q", d.Want.OwnedName, d.warnings)
+	}
 }
 
-func TestW1BothNamesOfTheOwnedFileAreRead(t *testing.T) {
+func TestHelp(t *testing.T) {
 	t.Parallel()
-	for _, env := range []map[string]string{
-		cluster("ISTIO_OWNED_CNI_CONFIG=true", "ISTIO_OWNED_CNI_CONF_FILENAME=01-x.conflist"),
-		cluster("ISTIO_OWNED_CNI_CONFIG=true", "ISTIO_OWNED_CNI_CONFIG_FILENAME=01-x.conflist"),
-		cluster("ISTIO_OWNED_CNI_CONFIG=true", "ISTIO_OWNED_CNI_CONFIG_FILENAME=", "ISTIO_OWNED_CNI_CONF_FILENAME=01-x.conflist"),
-	} {
-		if c := mustLoad(t, env); c.Want.OwnedName != "01-x.conflist" || len(c.warnings) > 0 {
-			t.Errorf("%v: own file %q, warnings %q", env, c.Want.OwnedName, c.warnings)
+	text := help()
+	for _, s := range table() {
+		if !strings.Contains(text, s.String()) || s.Use == "" {
+			t.Errorf("%s: use %q", s, s.Use)
 		}
 	}
-	c := mustLoad(t, cluster("ISTIO_OWNED_CNI_CONFIG=true", "ISTIO_OWNED_CNI_CONFIG_FILENAME=01-right.conflist",
-		"ISTIO_OWNED_CNI_CONF_FILENAME=01-chart.conflist"))
-	want := []string{
-		"environment variables ISTIO_OWNED_CNI_CONFIG_FILENAME and ISTIO_OWNED_CNI_CONF_FILENAME differ: the first one counts",
-	}
-	if diff := cmp.Diff(want, c.warnings); diff != "" || c.Want.OwnedName != "01-right.conflist" {
-		t.Errorf("own file %q, warnings -want +got:\n%s", c.Want.OwnedName, diff)
-	}
-}
-
-func TestW2OneDecisionAboutTheOwnedMode(t *testing.T) {
-	t.Parallel()
-	for _, ambient := range []string{"false", "true"} {
-		if c := mustLoad(t, cluster("ISTIO_OWNED_CNI_CONFIG=true", "AMBIENT_ENABLED="+ambient, "AMBIENT_PODS=ignore")); c.Want.Mode != cniconf.Owned {
-			t.Errorf("ambient %s: mode %q", ambient, c.Want.Mode)
+	for row := range strings.Lines(text) {
+		if len(row) > 125 {
+			t.Errorf("line of %d columns: %s", len(row), row)
 		}
-	}
-}
-
-func TestW3ADiscoveredNameIsNeverAUsersName(t *testing.T) {
-	t.Parallel()
-	if c := mustLoad(t, cluster()); c.Want.ConfName != "" {
-		t.Errorf("nobody chose a name, and it is %q", c.Want.ConfName)
 	}
 }
 
@@ -201,26 +149,6 @@ func TestAKubeconfigForEverybodyIsWarnedOf(t *testing.T) {
 	c := mustLoad(t, cluster("KUBECONFIG_MODE=644"))
 	if len(c.warnings) != 1 || !strings.Contains(c.warnings[0], "every user of the node may read the kubeconfig") {
 		t.Errorf("warnings %q", c.warnings)
-	}
-}
-
-func TestAnEmptyFlagTurnsTheConfigMapOff(t *testing.T) {
-	t.Parallel()
-	if c := mustLoad(t, cluster("CONFIG_MAP=x"), "--config-map="); c.ConfigMap != "" {
-		t.Errorf("ConfigMap %q", c.ConfigMap)
-	}
-}
-
-func TestNodeNameIsNoGuess(t *testing.T) {
-	t.Parallel()
-	if c := mustLoad(t, cluster()); c.NodeName != "" {
-		t.Errorf("node %q without anybody having said so", c.NodeName)
-	}
-	if c := mustLoad(t, cluster("KUBERNETES_NODE_NAME=n1")); c.NodeName != "n1" {
-		t.Errorf("node %q", c.NodeName)
-	}
-	if c := mustLoad(t, cluster("KUBERNETES_NODE_NAME=n1", "NODE_NAME=n2")); c.NodeName != "n2" {
-		t.Errorf("node %q", c.NodeName)
 	}
 }
 
@@ -309,59 +237,6 @@ func TestTheChartsEnvironment(t *testing.T) {
 	}
 }
 
-func TestHelp(t *testing.T) {
-	t.Parallel()
-	for _, args := range [][]string{{"--help"}, {"-h"}, {"--bogus", "--help"}} {
-		if _, err := build(args, nil); !errors.Is(err, settings.ErrHelp) {
-			t.Errorf("%q: error %v", args, err)
-		}
-	}
-	text := help()
-	for _, s := range table() {
-		if !strings.Contains(text, s.String()) {
-			t.Errorf("help lacks %s", s)
-		}
-		for _, name := range s.Env {
-			if !strings.Contains(text, "$"+name) {
-				t.Errorf("help lacks variable %s", name)
-			}
-		}
-		if s.Use == "" {
-			t.Errorf("%s has no usage", s)
-		}
-	}
-	// The reference's own, written out so that a row that is lost is noticed.
-	for name := range strings.FieldsSeq(`CNI_CONF_NAME CHAINED_CNI_PLUGIN CNI_NETWORK_CONFIG CNI_NETWORK_CONFIG_FILE
-		ISTIO_OWNED_CNI_CONFIG_FILENAME ISTIO_OWNED_CNI_CONF_FILENAME ISTIO_OWNED_CNI_CONFIG LOG_LEVEL MOUNTED_CNI_NET_DIR
-		CNI_AGENT_RUN_DIR KUBECONFIG_MODE CNI_CONF_GROUP_READ KUBE_CA_FILE SKIP_TLS_VERIFY MONITORING_PORT ZTUNNEL_UDS_ADDRESS
-		AMBIENT_ENABLED ENABLE_AMBIENT_DETECTION_RETRY REPAIR_ENABLED REPAIR_DELETE_PODS REPAIR_LABEL_PODS
-		REPAIR_BROKEN_POD_LABEL_KEY REPAIR_BROKEN_POD_LABEL_VALUE REPAIR_NODE_NAME REPAIR_SIDECAR_ANNOTATION
-		REPAIR_INIT_CONTAINER_NAME REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE REPAIR_INIT_CONTAINER_EXIT_CODE
-		REPAIR_LABEL_SELECTORS REPAIR_FIELD_SELECTORS EXCLUDE_NAMESPACES POD_NAMESPACE AMBIENT_ENABLEMENT_SELECTOR
-		AMBIENT_DNS_CAPTURE AMBIENT_IPV6 AMBIENT_RECONCILE_POD_RULES_ON_STARTUP AMBIENT_DISABLE_SAFE_UPGRADE NATIVE_NFTABLES
-		REPAIR_REPAIR_PODS FORCE_IPTABLES_BINARY KUBERNETES_SERVICE_PROTOCOL KUBERNETES_SERVICE_HOST KUBERNETES_SERVICE_PORT
-		KUBERNETES_NODE_NAME ALLOW_SWITCH_TO_HOST_NS NODE_NAME POD_NAME REVISION SYSTEM_NAMESPACE HOST_PROBE_SNAT_IP
-		HOST_PROBE_SNAT_IPV6 AMBIENT_USE_SCOPED_XTABLES_LOCKING AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE GOMEMLIMIT GOMAXPROCS
-		CURRENT_AGENT_VERSION REPAIR_RUN_AS_DAEMON CNI_NET_DIR KUBECFG_FILE_NAME UPDATE_CNI_BINARIES SKIP_CNI_BINARIES
-		LOG_UDS_ADDRESS CNI_EVENT_ADDRESS CNI_ENABLE_INSTALL CNI_ENABLE_REINSTALL EBPF_ENABLED EXCLUDED_NAMESPACES
-		--log_output_level --log_as_json --log_target --log_caller --log_stacktrace_level --ctrlz_port --ctrlz_address
-		--once --uninstall --dry-run`) {
-		if !strings.Contains(text, name) {
-			t.Errorf("help lacks %s", name)
-		}
-	}
-	for row := range strings.Lines(text) {
-		if len(row) > 125 {
-			t.Errorf("line of %d columns: %s", len(row), row)
-		}
-	}
-	for _, want := range []string{"EXIT CODES:\n   0  done\n   1  failed", "   2  a bad value or flag", "(default: 0600)"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("help lacks %q", want)
-		}
-	}
-}
-
 // TestTheConfigurationIsPrintedWithoutSecrets looks for the token in all that prints a configuration.
 func TestTheConfigurationIsPrintedWithoutSecrets(t *testing.T) {
 	t.Parallel()
@@ -387,17 +262,5 @@ func TestTheConfigurationIsPrintedWithoutSecrets(t *testing.T) {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("log lacks %q:\n%s", want, log.String())
 		}
-	}
-}
-
-func TestThePathOfTheProgramMayBeUnknown(t *testing.T) {
-	t.Parallel()
-	env := around(cluster())
-	env.executable = func() (string, error) { return "", errors.New("no proc") }
-	if _, err := buildAround(nil, env); err == nil || !strings.Contains(err.Error(), "flag --cni-source-binary: not given") {
-		t.Errorf("error %v", err)
-	}
-	if _, err := buildAround([]string{"--cni-source-binary=/x"}, env); err != nil {
-		t.Error(err)
 	}
 }
