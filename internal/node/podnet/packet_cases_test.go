@@ -492,18 +492,31 @@ func secondFamilyCases() []packetCase {
 	}
 }
 
-// direct is how everybody is answered where nothing is captured.
+// direct is who answers where nothing is captured.
 func direct() []packet {
 	return []packet{
 		ask(app, tcp, labtest.Peer, 80, toPeer),
+		ask(app, tcp, labtest.Far, 443, toPeer),
+		ask(app, tcp, labtest.Side, 15020, toPeer),
 		ask(app, tcp, labtest.Resolver, 53, toPeer),
 		ask(app, udp, labtest.Resolver, 53, toPeer),
+		ask(app, udp, labtest.OtherResolver, 53, toPeer),
 		ask(app, tcp, labtest.Pod, 80, toApp),
+		ask(app, tcp, labtest.Loopback, 15001, toOutbound),
+		ask(app, udp, labtest.Loopback, 5000, toApp),
+		ask(proxy, tcp, labtest.Private, 80, toPeer),
 		ask(proxy, tcp, labtest.Pod, 80, toApp),
 		ask(client, tcp, labtest.Pod, 80, toApp),
+		ask(client, tcp, labtest.PodSide, 15006, toInbound),
 		ask(client, tcp, labtest.Pod, 15008, toTunnel),
+		ask(client, tcp, labtest.Pod, 15021, toStatus),
 		ask(client, tcp, labtest.Pod, 81, refused),
+		ask(client, tcp, labtest.Pod, 15053, refused),
+		ask(client, udp, labtest.PodSide, 5000, toApp),
+		ask(client, udp, labtest.Pod, 81, refused),
 		ask(client, stray, labtest.Pod, 80, refused),
+		ask(client, ping, labtest.Pod, 0, pong),
 		ask(guest, tcp, labtest.Far, 80, toPeer),
+		ask(guest, udp, labtest.Private, 5000, toPeer),
 	}
 }

@@ -1,9 +1,11 @@
 package podnet_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -123,21 +125,39 @@ func multi(t *testing.T, v iptables.Variant) string {
 	return link
 }
 
-// budget is what is started for a pod.
+// budget is what is started for a pod, of one family or of both, that has no rules yet, and again for one that has.
 type budget struct {
-	addresses    []string
+	both         bool
 	first, again []string
-	backend      redirect.Backend
 }
 
-// check applies a Spec twice to a fresh pod, then verifies and cleans it.
-func (want budget) check(t *testing.T, host iptables.Host, b toolbox) {
+// budgetOf is that of programs whose names end in the suffix. Legacy tools are asked for their version once before they
+// write, since old ones know no --wait.
+func budgetOf(v iptables.Variant, suffix string, both bool) budget {
+	want, wait, names := budget{both: both}, "", []string{"iptables", "ip6tables"}
+	if v == iptables.Legacy {
+		want.first, wait = []string{"iptables" + suffix + " --version"}, " --wait=30"
+	}
+	if !both {
+		names = names[:1]
+	}
+	for _, name := range names {
+		want.first, want.again = append(want.first, name+suffix+"-restore --noflush"+wait), append(want.again, name+suffix+"-save")
+	}
+	return want
+}
+
+// check applies a Spec twice to a fresh pod, then verifies it.
+func (want budget) check(t *testing.T, host iptables.Host, backend redirect.Backend, b toolbox) {
 	t.Helper()
-	p := newPod(t, want.addresses...)
+	p := newPod(t, "10.20.0.2/24")
+	if want.both {
+		p = dualPod(t)
+	}
 	n := p.namespace("")
-	n.Tools, n.Backend = host, want.backend
+	n.Tools, n.Backend = host, backend
 	spec := dual(byTPROXY)
-	spec.DualStack = len(want.addresses) > 1 // with which both families have rules, whatever the addresses are
+	spec.DualStack = want.both
 	for _, step := range []struct {
 		name string
 		do   func() error
@@ -151,18 +171,12 @@ func (want budget) check(t *testing.T, host iptables.Host, b toolbox) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(step.want, b.started(t)); diff != "" {
-			t.Errorf("%s of a pod with %v starts (-want +got):\n%s", step.name, want.addresses, diff)
+			t.Errorf("%s of a pod with both families: %t starts (-want +got):\n%s", step.name, want.both, diff)
 		}
 	}
 }
 
-var (
-	onlyIPv4 = []string{"10.20.0.2/24"}
-	both     = []string{"10.20.0.2/24", "fd20::2/64"}
-)
-
 // Where programs are named for their variant a fresh pod costs one process per family, and so does one that is in order.
-// Legacy tools are asked for their version once before they write, since old ones know no --wait.
 func TestApplyStartsNoNeedlessProcess(t *testing.T) {
 	t.Parallel()
 	b := newToolbox(t)
@@ -170,34 +184,23 @@ func TestApplyStartsNoNeedlessProcess(t *testing.T) {
 		b.add(t, v, multi(t, v), "", "iptables-", "ip6tables-")
 	}
 	for _, test := range []struct {
-		name    string
-		force   iptables.Variant
-		budgets []budget
+		name          string
+		force, starts iptables.Variant // "" starts none
+		backend       redirect.Backend
 	}{
-		{"nft", iptables.NFT, []budget{
-			{onlyIPv4, []string{"iptables-nft-restore --noflush"}, []string{"iptables-nft-save"}, ""},
-			{both, []string{"iptables-nft-restore --noflush", "ip6tables-nft-restore --noflush"}, []string{"iptables-nft-save", "ip6tables-nft-save"}, ""},
-		}},
-		{"legacy", iptables.Legacy, []budget{
-			{onlyIPv4, []string{"iptables-legacy --version", "iptables-legacy-restore --noflush --wait=30"}, []string{"iptables-legacy-save"}, ""},
-			{both, []string{
-				"iptables-legacy --version", "iptables-legacy-restore --noflush --wait=30", "ip6tables-legacy-restore --noflush --wait=30",
-			}, []string{"iptables-legacy-save", "ip6tables-legacy-save"}, ""},
-		}},
-		{"tools, nothing forced", "", []budget{
-			{onlyIPv4, []string{"iptables-nft-restore --noflush"}, []string{"iptables-nft-save"}, redirect.Tools},
-			{
-				both,
-				[]string{"iptables-nft-restore --noflush", "ip6tables-nft-restore --noflush"},
-				[]string{"iptables-nft-save", "ip6tables-nft-save"},
-				redirect.Tools,
-			},
-		}},
-		{"nothing said at all", "", []budget{{onlyIPv4, nil, nil, ""}, {both, nil, nil, ""}, {both, nil, nil, redirect.Netlink}}},
+		{"nft", iptables.NFT, iptables.NFT, ""},
+		{"legacy", iptables.Legacy, iptables.Legacy, ""},
+		{"tools, nothing forced", "", iptables.NFT, redirect.Tools},
+		{"nothing said at all", "", "", ""},
+		{"netlink", "", "", redirect.Netlink},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			for _, want := range test.budgets {
-				want.check(t, iptables.Host{Path: b.dir, Force: test.force}, b)
+			for _, both := range []bool{false, true} {
+				want := budget{both: both}
+				if test.starts != "" {
+					want = budgetOf(test.starts, "-"+string(test.starts), both)
+				}
+				want.check(t, iptables.Host{Path: b.dir, Force: test.force}, test.backend, b)
 			}
 		})
 	}
@@ -209,31 +212,20 @@ func TestApplyStartsNoNeedlessProcessOnAHostWithPlainNamesOnly(t *testing.T) {
 	if !inside {
 		return
 	}
-	where := func(v iptables.Variant) string { return filepath.Join(dir, "xtables-"+string(v)+"-multi") }
-	version := []string{"iptables-restore --version", "ip6tables-restore --version"}
-	lines := func(of ...[]string) (all []string) {
-		for _, l := range of {
-			all = append(all, l...)
-		}
-		return all
-	}
+	asked := []string{"iptables-restore --version", "ip6tables-restore --version"}
 	for _, v := range variants {
-		wait, asked := "", []string(nil)
-		if v == iptables.Legacy {
-			wait, asked = " --wait=30", []string{"iptables --version"}
+		multi := filepath.Join(dir, "xtables-"+string(v)+"-multi")
+		links := newToolbox(t).add(t, v, multi, "", "iptables", "ip6tables")
+		copies := newToolbox(t).add(t, v, multi, "", "iptables", "ip6tables").copied(t)
+		for _, both := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, both families %t", v, both), func(t *testing.T) {
+				want := budgetOf(v, "", both)
+				want.check(t, iptables.Host{Path: links.dir}, redirect.Tools, links)
+				want.first = slices.Concat(asked, want.first)
+				want.again = slices.Concat(asked[:1], want.again[:1], asked[1:], want.again[1:])
+				want.check(t, iptables.Host{Path: copies.dir}, redirect.Tools, copies)
+			})
 		}
-		first4, first6 := []string{"iptables-restore --noflush" + wait}, []string{"ip6tables-restore --noflush" + wait}
-		again4, again6 := []string{"iptables-save"}, []string{"ip6tables-save"}
-		t.Run("links to "+string(v), func(t *testing.T) {
-			b := newToolbox(t).add(t, v, where(v), "", "iptables", "ip6tables")
-			budget{onlyIPv4, lines(asked, first4), again4, redirect.Tools}.check(t, iptables.Host{Path: b.dir}, b)
-			budget{both, lines(asked, first4, first6), lines(again4, again6), redirect.Tools}.check(t, iptables.Host{Path: b.dir}, b)
-		})
-		t.Run("programs of "+string(v), func(t *testing.T) {
-			b := newToolbox(t).add(t, v, where(v), "", "iptables", "ip6tables").copied(t)
-			budget{onlyIPv4, lines(version, asked, first4), lines(version[:1], again4, version[1:]), redirect.Tools}.check(t, iptables.Host{Path: b.dir}, b)
-			budget{both, lines(version, asked, first4, first6), lines(version[:1], again4, version[1:], again6), redirect.Tools}.check(t, iptables.Host{Path: b.dir}, b)
-		})
 	}
 }
 

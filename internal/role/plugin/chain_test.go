@@ -57,46 +57,8 @@ func rules(t *testing.T, p chaintest.Pod) string {
 	return netnstest.Run(t, p.Netns, "iptables-save")
 }
 
+// In every version the mesh pod is captured, and the result is that of the bridge alone.
 func TestChainCapturesMeshPodsInEveryVersion(t *testing.T) {
-	t.Parallel()
-	for _, version := range cniconf.Versions() {
-		t.Run(version, func(t *testing.T) {
-			t.Parallel()
-			node := chaintest.New(t, program(t))
-			list := node.Chain(version, nil)
-			mesh := node.NewPod("apps", "mesh", chaintest.Sidecar)
-			plain := node.NewPod("apps", "plain", chaintest.PlainPod)
-
-			got, err := node.Add(list, mesh)
-			if err != nil {
-				t.Fatalf("ADD of a mesh pod: %v", err)
-			}
-			if got.Version() != version {
-				t.Errorf("result has version %s, want %s", got.Version(), version)
-			}
-			if !strings.Contains(rules(t, mesh), "-A OUTPUT -j ISTIO_OUTPUT") {
-				t.Errorf("mesh pod is not captured:\n%s", rules(t, mesh))
-			}
-			if _, err := node.Add(list, plain); err != nil {
-				t.Fatalf("ADD of a plain pod: %v", err)
-			}
-			if text := rules(t, plain); strings.Contains(text, "ISTIO") {
-				t.Errorf("plain pod is captured:\n%s", text)
-			}
-			if want := 2; len(node.API.Requests()) != want {
-				t.Errorf("%d requests %q, want %d", len(node.API.Requests()), node.API.Requests(), want)
-			}
-			for _, pod := range []chaintest.Pod{mesh, plain, mesh} {
-				if err := node.Del(list, pod); err != nil {
-					t.Errorf("DEL: %v", err)
-				}
-			}
-		})
-	}
-}
-
-// The result of the chain must be that of the bridge alone.
-func TestChainHandsOnThePreviousResult(t *testing.T) {
 	t.Parallel()
 	for _, version := range cniconf.Versions() {
 		t.Run(version, func(t *testing.T) {
@@ -105,24 +67,43 @@ func TestChainHandsOnThePreviousResult(t *testing.T) {
 			list := node.Chain(version, nil)
 			short := *list
 			short.Plugins = list.Plugins[:1]
-			pod := node.NewPod("apps", "mesh", chaintest.Sidecar)
-			if _, err := node.Add(&short, pod); err != nil {
+			mesh := node.NewPod("apps", "mesh", chaintest.Sidecar)
+			plain := node.NewPod("apps", "plain", chaintest.PlainPod)
+			if _, err := node.Add(&short, mesh); err != nil {
 				t.Fatal(err)
 			}
-			before, err := node.Cached(&short, pod)
+			before, err := node.Cached(&short, mesh)
 			if err != nil {
 				t.Fatal(err)
 			}
-			after, err := node.Ours(list, pod, before)
+			after, err := node.Ours(list, mesh, before)
 			if err != nil {
-				t.Fatal(err)
+				t.Fatalf("ADD of a mesh pod: %v", err)
 			}
 			var want, got any
 			if err := errors.Join(json.Unmarshal(before, &want), json.Unmarshal(after, &got)); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("-bridge +chain:\n%s", diff)
+				t.Errorf("the result (-bridge +chain):\n%s", diff)
+			}
+			if !strings.Contains(rules(t, mesh), "-A OUTPUT -j ISTIO_OUTPUT") {
+				t.Errorf("mesh pod is not captured:\n%s", rules(t, mesh))
+			}
+			result, err := node.Add(list, plain)
+			if err != nil || result.Version() != version {
+				t.Fatalf("ADD of a plain pod: %v, version %v", err, result)
+			}
+			if text := rules(t, plain); strings.Contains(text, "ISTIO") {
+				t.Errorf("plain pod is captured:\n%s", text)
+			}
+			if n := len(node.API.Requests()); n != 2 {
+				t.Errorf("%d requests %q, want 2", n, node.API.Requests())
+			}
+			for _, pod := range []chaintest.Pod{mesh, plain, mesh} {
+				if err := node.Del(list, pod); err != nil {
+					t.Errorf("DEL: %v", err)
+				}
 			}
 		})
 	}
@@ -308,26 +289,35 @@ func TestFaultsThatPassAreOutlasted(t *testing.T) {
 	}
 }
 
-func TestBadSettingsOfAPodFailTheAddAndAreAllNamed(t *testing.T) {
+func TestBadSettingsOfAPodFailAddAndCheckAndAreAllNamed(t *testing.T) {
 	t.Parallel()
 	node := chaintest.New(t, program(t))
-	pod := node.NewPod("apps", "mesh", func(p *kubetest.Pod) {
+	bad := func(p *kubetest.Pod) {
 		chaintest.Sidecar(p)
 		p.Annotations["traffic.sidecar.istio.io/excludeInboundPorts"] = "80,"
 		p.Annotations["traffic.sidecar.istio.io/includeOutboundIPRanges"] = "10.0.0.1"
-	})
-	_, err := node.Add(node.Chain("1.0.0", nil), pod)
-	var failed *types.Error
-	if !errors.As(err, &failed) || failed.Code != 100 {
-		t.Fatalf("ADD: %v, want code 100", err)
 	}
-	for _, want := range []string{"excludeInboundPorts", `"80,"`, "includeOutboundIPRanges", `"10.0.0.1"`, "apps/mesh"} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("error lacks %s: %v", want, err)
-		}
-	}
+	list, pod, later := node.Chain("1.0.0", nil), node.NewPod("apps", "bad", bad), node.NewPod("apps", "later", chaintest.Sidecar)
+	_, added := node.Add(list, pod)
 	if text := rules(t, pod); strings.Contains(text, "ISTIO") {
 		t.Errorf("rules although the ADD failed:\n%s", text)
+	}
+	if _, err := node.Add(list, later); err != nil {
+		t.Fatal(err)
+	}
+	changed := kubetest.Pod{Namespace: later.Namespace, Name: later.Name, UID: later.UID}
+	bad(&changed)
+	node.API.SetPod(changed)
+	for command, err := range map[string]error{"ADD": added, "CHECK": node.Check(list, later)} {
+		var failed *types.Error
+		if !errors.As(err, &failed) || failed.Code != 100 {
+			t.Fatalf("%s: %v, want code 100", command, err)
+		}
+		for _, want := range []string{"excludeInboundPorts", `"80,"`, "includeOutboundIPRanges", `"10.0.0.1"`, "apps/"} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: error lacks %s: %v", command, want, err)
+			}
+		}
 	}
 }
 

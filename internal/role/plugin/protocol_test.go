@@ -106,20 +106,6 @@ func TestErrorsAreOneCNIObjectOnStdout(t *testing.T) {
 	}
 }
 
-func TestTheNodesOwnNamespaceIsNeverProgrammed(t *testing.T) {
-	t.Parallel()
-	node := chaintest.New(t, program(t))
-	pod := node.NewPod("apps", "mesh", chaintest.Sidecar)
-	pod.Netns = "/proc/self/ns/net"
-	out, err := node.Ours(node.Chain("1.0.0", nil), pod, nil)
-	if err == nil || !strings.Contains(string(out), "the node's own network namespace") {
-		t.Errorf("ADD for the node's namespace: %v, %s", err, out)
-	}
-	if text := netnstest.Run(t, node.Netns, "iptables-save"); strings.Contains(text, "ISTIO") {
-		t.Errorf("the node was programmed:\n%s", text)
-	}
-}
-
 // A runtime that retries a sandbox finds what the first try left, whole or half.
 func TestRetriesInTheSameNamespaceSucceed(t *testing.T) {
 	t.Parallel()
@@ -151,28 +137,6 @@ func TestRetriesInTheSameNamespaceSucceed(t *testing.T) {
 	}
 }
 
-// The runtime may start plugins without any environment but the CNI's.
-func TestAddWorksWithoutPath(t *testing.T) {
-	t.Parallel()
-	node := chaintest.New(t, program(t))
-	list := node.Chain("1.0.0", nil)
-	pod := node.NewPod("apps", "mesh", chaintest.Sidecar)
-	if _, err := node.Add(list, pod); err != nil {
-		t.Fatal(err)
-	}
-	netnstest.Run(t, pod.Netns, "iptables", "-t", "nat", "-F", "OUTPUT")
-	before, err := node.Cached(list, pod)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if out, err := node.Ours(list, pod, before, "PATH="); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	if !strings.Contains(rules(t, pod), "-A OUTPUT -j ISTIO_OUTPUT") {
-		t.Error("not captured")
-	}
-}
-
 func TestSecrets(t *testing.T) {
 	t.Parallel()
 	node := chaintest.New(t, program(t))
@@ -196,23 +160,5 @@ func TestSecrets(t *testing.T) {
 		if !bytes.Contains(log, []byte(want)) {
 			t.Errorf("the log lacks %s:\n%s", want, log)
 		}
-	}
-}
-
-// A pod that ADD would refuse now is not as it should be, whatever its rules are.
-func TestCheckRefusesWhatAddWouldRefuse(t *testing.T) {
-	t.Parallel()
-	node := chaintest.New(t, program(t))
-	list := node.Chain("1.0.0", nil)
-	pod := node.NewPod("apps", "mesh", chaintest.Sidecar)
-	if _, err := node.Add(list, pod); err != nil {
-		t.Fatal(err)
-	}
-	changed := kubetest.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
-	chaintest.Sidecar(&changed)
-	changed.Annotations["traffic.sidecar.istio.io/excludeInboundPorts"] = "x"
-	node.API.SetPod(changed)
-	if err := node.Check(list, pod); err == nil || !strings.Contains(err.Error(), "excludeInboundPorts") {
-		t.Errorf("CHECK: %v", err)
 	}
 }

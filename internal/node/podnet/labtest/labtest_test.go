@@ -34,62 +34,6 @@ func by(names ...string) []labtest.Hop {
 	return hops
 }
 
-func TestEverybodyAnswersForThemselvesWithoutRules(t *testing.T) {
-	l := newLab(t, ruleset.IPv4, ruleset.IPv6)
-	if err := l.StartProxy(t.Context(), l.Proxy(redirect.TPROXY), redirect.TPROXY); err != nil {
-		t.Fatal(err)
-	}
-	type place = labtest.Place
-	tests := []struct {
-		from    labtest.Actor
-		via     labtest.Protocol
-		to      place
-		port    uint16
-		want    []labtest.Hop
-		wantErr error
-	}{
-		{l.App(), labtest.TCP, labtest.Peer, 80, by("peer"), nil},
-		{l.App(), labtest.TCP, labtest.Far, 443, by("peer"), nil},
-		{l.App(), labtest.TCP, labtest.Side, 15020, by("peer"), nil},
-		{l.App(), labtest.UDP, labtest.Resolver, 53, by("peer"), nil},
-		{l.App(), labtest.UDP, labtest.OtherResolver, 53, by("peer"), nil},
-		{l.App(), labtest.TCP, labtest.Pod, 80, by("app"), nil},
-		{l.App(), labtest.TCP, labtest.Loopback, 15001, by("outbound"), nil},
-		{l.App(), labtest.UDP, labtest.Loopback, 5000, by("app"), nil},
-		{l.Proxy(redirect.Redirect), labtest.TCP, labtest.Private, 80, by("peer"), nil},
-		{l.Peer(), labtest.TCP, labtest.Pod, 9000, by("app"), nil},
-		{l.Peer(), labtest.TCP, labtest.PodSide, 15006, by("inbound"), nil},
-		{l.Peer(), labtest.TCP, labtest.Pod, 15008, by("tunnel"), nil},
-		{l.Peer(), labtest.TCP, labtest.Pod, 15021, by("status"), nil},
-		{l.Peer(), labtest.UDP, labtest.PodSide, 5000, by("app"), nil},
-		{l.Peer(), labtest.TCP, labtest.Pod, 81, nil, labtest.ErrRefused},
-		{l.Peer(), labtest.UDP, labtest.Pod, 81, nil, labtest.ErrRefused},
-		{l.Peer(), labtest.TCP, labtest.Pod, 15053, nil, labtest.ErrRefused},
-		{l.Peer(), labtest.Stray, labtest.Pod, 80, nil, labtest.ErrRefused},
-		{l.Peer(), labtest.Stray, labtest.Pod, 81, nil, labtest.ErrRefused},
-		{l.Guest(), labtest.TCP, labtest.Far, 80, by("peer"), nil},
-		{l.Guest(), labtest.UDP, labtest.Private, 5000, by("peer"), nil},
-	}
-	for _, f := range l.Families() {
-		for _, tt := range tests {
-			q := labtest.Question{
-				Ask:  labtest.Ask{From: tt.from, Via: tt.via, To: tt.to.Port(f, tt.port)},
-				Want: tt.want, WantErr: tt.wantErr,
-			}
-			if err := q.Check(t.Context()); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	ping := labtest.Question{
-		Ask:  labtest.Ask{From: l.Peer(), Via: labtest.Ping, To: labtest.Pod.Port(ruleset.IPv6, 0)},
-		Want: by("echo"),
-	}
-	if err := ping.Check(t.Context()); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestQuestionsAreAskedFromTheGivenAddress(t *testing.T) {
 	l := newLab(t, ruleset.IPv4)
 	for _, via := range []labtest.Protocol{labtest.TCP, labtest.UDP} {
@@ -140,24 +84,6 @@ func TestAProxyTellsOfFailures(t *testing.T) {
 	got := labtest.Ask{From: l.Peer(), Via: labtest.TCP, To: labtest.Pod.Port(ruleset.IPv4, 7000), Through: true}.Put(t.Context())
 	if len(got.Hops) != 1 || got.Hops[0].By != "middle" || got.Err == nil || got.Err.Error() != "refused" {
 		t.Errorf("want the one in the middle, then refused; got %s", got)
-	}
-}
-
-func TestAPortInUseIsAnErrorThatNamesIt(t *testing.T) {
-	l := newLab(t, ruleset.IPv4)
-	_, err := labtest.Serve(t.Context(), l.Proxy(redirect.Redirect),
-		labtest.Service{By: "free", Via: labtest.TCP, At: labtest.Pod.Port(ruleset.IPv4, 81)},
-		labtest.Service{By: "taken", Via: labtest.TCP, At: labtest.Pod.Port(ruleset.IPv4, 80)})
-	want := "listening as proxy (uid 1337, gid 1337) on tcp 10.1.0.2:80: "
-	if err == nil || !strings.HasPrefix(err.Error(), want) {
-		t.Fatalf("want an error that begins %q, got %v", want, err)
-	}
-	refused := labtest.Question{
-		Ask:     labtest.Ask{From: l.Peer(), Via: labtest.TCP, To: labtest.Pod.Port(ruleset.IPv4, 81)},
-		WantErr: labtest.ErrRefused,
-	}
-	if err := refused.Check(t.Context()); err != nil {
-		t.Errorf("the port that was free is open still: %v", err)
 	}
 }
 
