@@ -34,7 +34,7 @@ type rewrites struct {
 // conflictError is a rewrite that waits.
 type conflictError struct {
 	file  string
-	other metrics.Rival
+	other metrics.Writer
 	wait  time.Duration
 }
 
@@ -43,21 +43,21 @@ func (e *conflictError) Error() string {
 }
 
 // remedy is how a conflict is ended.
-func remedy(other metrics.Rival) string {
+func remedy(other metrics.Writer) string {
 	switch other {
-	case metrics.RivalCilium:
+	case metrics.WriterCilium:
 		return "set cni.exclusive=false in Cilium's chart"
-	case metrics.RivalMultus:
+	case metrics.WriterMultus:
 		return "give multus a configuration file instead of multus-conf-file=auto, or install with chained=false and provider=multus"
-	case metrics.RivalInstaller:
+	case metrics.WriterInstaller:
 		return "another istio-cni node agent works on this node: remove one of the two"
-	case metrics.RivalUnknown:
+	case metrics.WriterUnknown:
 	}
 	return "find the program that writes it, or use CNI_CONF_MODE=owned or dropin"
 }
 
 // rewrite writes an artifact, unless a conflict makes it wait, and counts that if it was as wanted before.
-func (i *Installation) rewrite(a metrics.Artifact, file string, other metrics.Rival, write func() error) error {
+func (i *Installation) rewrite(a metrics.Artifact, file string, other metrics.Writer, write func() error) error {
 	r, now := i.rewrites[a], i.now()
 	if !i.asWanted[a] {
 		return write()
@@ -71,7 +71,7 @@ func (i *Installation) rewrite(a metrics.Artifact, file string, other metrics.Ri
 		if !r.logged {
 			r.logged = true
 			i.log.Warn("backing off", slog.Duration("for", wait), slog.String("error", err.Error()))
-			i.report.Metrics.Fought(other)
+			i.report.Metrics.RewriteConflict(other)
 			i.report.Warn("CNIConfigFight", err.Error())
 		}
 		return err
@@ -91,7 +91,7 @@ func (i *Installation) rewriteFile(a metrics.Artifact, file string, write func()
 	if _, err := os.Lstat(file); err != nil {
 		return write() // which reports whatever keeps the file from being examined
 	}
-	return i.rewrite(a, file, metrics.RivalInstaller, write)
+	return i.rewrite(a, file, metrics.WriterInstaller, write)
 }
 
 // waitOf is how long the conflicts among the errors wait at least, 0 if there is none.
@@ -104,16 +104,16 @@ func waitOf(err error) time.Duration {
 
 // otherWriter looks for the program that writes the configuration, too: by a stanza that differs, as a program that
 // overwrites the file for other reasons leaves none, by the plugins, and by the names that Cilium gives.
-func otherWriter(d cniconf.Dir, primary string, others []string) metrics.Rival {
+func otherWriter(d cniconf.Dir, primary string, others []string) metrics.Writer {
 	_, n, _ := d.Loaded()
 	text := strings.ToLower(strings.Join(append(slices.Clone(n.Types), append(others, primary)...), " "))
 	switch {
 	case slices.Contains(n.Types, cniconf.PluginType):
-		return metrics.RivalInstaller
+		return metrics.WriterInstaller
 	case strings.Contains(text, "cilium"):
-		return metrics.RivalCilium
+		return metrics.WriterCilium
 	case strings.Contains(text, "multus"):
-		return metrics.RivalMultus
+		return metrics.WriterMultus
 	}
-	return metrics.RivalUnknown
+	return metrics.WriterUnknown
 }

@@ -35,15 +35,15 @@ const (
 	Config     Artifact = "config"
 )
 
-// Rival is another writer of the CNI configuration, as far as it is known.
-type Rival string
+// Writer is another writer of the CNI configuration, as far as it is known.
+type Writer string
 
-// The rivals that leave traces by which they are known.
+// The writers that leave traces by which they are known.
 const (
-	RivalCilium    Rival = "cilium"    // cni.exclusive
-	RivalMultus    Rival = "multus"    // automatic configuration
-	RivalInstaller Rival = "installer" // a second agent of this kind
-	RivalUnknown   Rival = "unknown"
+	WriterCilium    Writer = "cilium"    // cni.exclusive
+	WriterMultus    Writer = "multus"    // automatic configuration
+	WriterInstaller Writer = "installer" // a second agent of this kind
+	WriterUnknown   Writer = "unknown"
 )
 
 // Source is where the agent's live configuration comes from.
@@ -94,7 +94,7 @@ func New(version string) *Metrics {
 			"Artifacts on the node restored after another program changed or removed them.", each("artifact", Binary, Kubeconfig, Config)...),
 		conflicts: r.declare(counter, "istio_cni_config_fights_total",
 			"Rewrite conflicts over the CNI configuration: the agent backs off and pods may bypass the mesh.",
-			each("rival", RivalCilium, RivalMultus, RivalInstaller, RivalUnknown)...),
+			each("rival", WriterCilium, WriterMultus, WriterInstaller, WriterUnknown)...),
 		problems: r.declare(counter, "istio_cni_config_problems_total",
 			"Live configurations refused for bad content; the last good one stayed in force.", each("source", SourceConfigMap, SourceDirectory)...),
 		records: r.declare(counter, "istio_cni_log_records_total",
@@ -132,8 +132,8 @@ func (m *Metrics) Healed(a Artifact, took time.Duration) {
 	m.heal.observe(took.Seconds(), "")
 }
 
-// Fought counts a rewrite conflict: so many rewrites in a short time that the agent backs off.
-func (m *Metrics) Fought(r Rival) { m.conflicts.add(1, label("rival", r)) }
+// RewriteConflict counts a rewrite conflict: so many rewrites in a short time that the agent backs off.
+func (m *Metrics) RewriteConflict(r Writer) { m.conflicts.add(1, label("rival", r)) }
 
 // ConfigRefused counts a live configuration whose content was bad, so that the one before it stayed in force.
 func (m *Metrics) ConfigRefused(s Source) { m.problems.add(1, label("source", s)) }

@@ -208,7 +208,7 @@ func TestEachMethodCountsItsOwn(t *testing.T) {
 			map[string]float64{`istio_cni_rewrites_total{artifact="kubeconfig"}`: 1},
 		},
 		{
-			"fought", func(m *Metrics) { m.Fought(RivalCilium) },
+			"fought", func(m *Metrics) { m.RewriteConflict(WriterCilium) },
 			map[string]float64{`istio_cni_config_fights_total{rival="cilium"}`: 1},
 		},
 		{"polled", func(m *Metrics) { m.Polled(true) }, map[string]float64{`istio_cni_files_polled`: 1}},
@@ -233,7 +233,7 @@ func TestEachMethodCountsItsOwn(t *testing.T) {
 			"event", func(m *Metrics) { m.EventReported(kube.EventSuppressed) },
 			map[string]float64{`istio_cni_events_total{result="suppressed"}`: 1},
 		},
-		{"what_a_node_could_say_is_no_label", func(m *Metrics) { m.Fought("10-evil.conf\n") }, map[string]float64{}},
+		{"what_a_node_could_say_is_no_label", func(m *Metrics) { m.RewriteConflict("10-evil.conf\n") }, map[string]float64{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := New("v")
@@ -354,20 +354,20 @@ func TestRepairCountsItsOwn(t *testing.T) {
 	m := NewRepair("1.2.3")
 	const broken, redirected = `istio_cni_mesh_pods{state="broken"}`, `istio_cni_mesh_pods{state="redirected"}`
 	walk(t, m,
-		step{func() { m.Stands("", PodBroken) }, map[string]float64{broken: 1}},
-		step{func() { m.Stands("", PodBroken) }, map[string]float64{broken: 2}},
-		step{func() { m.Stands(PodBroken, PodBroken) }, nil},
-		step{func() { m.Stands(PodBroken, PodRedirected) }, map[string]float64{broken: 1, redirected: 1}},
-		step{func() { m.Stands(PodRedirected, "") }, map[string]float64{redirected: 0}},
-		step{func() { m.Stands(PodBroken, "") }, map[string]float64{broken: 0}},
-		step{func() { m.Stands("", "") }, nil},
-		step{func() { m.Stands("", PodDrifted) }, map[string]float64{`istio_cni_mesh_pods{state="drifted"}`: 1}},
-		step{func() { m.Stands("", PodUnknown) }, map[string]float64{`istio_cni_mesh_pods{state="unknown"}`: 1}},
+		step{func() { m.SetPodState("", PodBroken) }, map[string]float64{broken: 1}},
+		step{func() { m.SetPodState("", PodBroken) }, map[string]float64{broken: 2}},
+		step{func() { m.SetPodState(PodBroken, PodBroken) }, nil},
+		step{func() { m.SetPodState(PodBroken, PodRedirected) }, map[string]float64{broken: 1, redirected: 1}},
+		step{func() { m.SetPodState(PodRedirected, "") }, map[string]float64{redirected: 0}},
+		step{func() { m.SetPodState(PodBroken, "") }, map[string]float64{broken: 0}},
+		step{func() { m.SetPodState("", "") }, nil},
+		step{func() { m.SetPodState("", PodDrifted) }, map[string]float64{`istio_cni_mesh_pods{state="drifted"}`: 1}},
+		step{func() { m.SetPodState("", PodUnknown) }, map[string]float64{`istio_cni_mesh_pods{state="unknown"}`: 1}},
 		step{func() { m.Repaired(RepairDelete, RepairFail) }, map[string]float64{
 			`istio_cni_repair_pods_repaired_total{type="delete",result="fail"}`: 1,
 		}},
 		step{func() { m.Repaired("", RepairFail) }, nil},
-		step{m.PodsTroubled, map[string]float64{"istio_cni_repair_watch_troubles_total": 1}},
+		step{m.PodWatchFailed, map[string]float64{"istio_cni_repair_watch_troubles_total": 1}},
 		step{func() { m.EventReported(kube.EventFailed) }, map[string]float64{`istio_cni_events_total{result="failed"}`: 1}},
 	)
 }
@@ -376,15 +376,15 @@ func TestTaintCountsItsOwn(t *testing.T) {
 	m := NewTaint("1.2.3", []string{"AgentReady", "NoAgent"})
 	const none, ready = `istio_cni_taint_nodes{reason="NoAgent"}`, `istio_cni_taint_nodes{reason="AgentReady"}`
 	steps := []step{
-		{m.Leads, map[string]float64{"istio_cni_taint_leader": 1}},
-		{func() { m.Pending(func() int { return 3 }) }, map[string]float64{"istio_cni_taint_queue_depth": 3}},
-		{func() { m.Counted("", "NoAgent") }, map[string]float64{none: 1}},
-		{func() { m.Counted("NoAgent", "NoAgent") }, nil},
-		{func() { m.Counted("NoAgent", "AgentReady") }, map[string]float64{none: 0, ready: 1}},
+		{func() { m.SetLeader(true) }, map[string]float64{"istio_cni_taint_leader": 1}},
+		{func() { m.ReadQueue(func() int { return 3 }) }, map[string]float64{"istio_cni_taint_queue_depth": 3}},
+		{func() { m.SetNodeReason("", "NoAgent") }, map[string]float64{none: 1}},
+		{func() { m.SetNodeReason("NoAgent", "NoAgent") }, nil},
+		{func() { m.SetNodeReason("NoAgent", "AgentReady") }, map[string]float64{none: 0, ready: 1}},
 		{func() { m.Decided("NoAgent") }, map[string]float64{`istio_cni_taint_decisions_total{reason="NoAgent"}`: 1}},
 		{func() { m.Decided("something") }, nil},
 		{m.ConfigRefused, map[string]float64{"istio_cni_taint_config_problems_total": 1}},
-		{m.Stands, map[string]float64{"istio_cni_taint_leader": 0, "istio_cni_taint_queue_depth": 0, ready: 0}},
+		{func() { m.SetLeader(false) }, map[string]float64{"istio_cni_taint_leader": 0, "istio_cni_taint_queue_depth": 0, ready: 0}},
 	}
 	one := func(do func(), format string, labels ...any) {
 		steps = append(steps, step{do, map[string]float64{fmt.Sprintf("istio_cni_taint_"+format, labels...): 1}})
@@ -394,8 +394,8 @@ func TestTaintCountsItsOwn(t *testing.T) {
 			one(func() { m.Changed(change, result) }, "changes_total{change=%q,result=%q}", change, result)
 		}
 	}
-	for _, resource := range []Followed{FollowedNodes, FollowedPods, FollowedConfigMap} {
-		one(func() { m.Troubled(resource) }, "watch_troubles_total{resource=%q}", resource)
+	for _, resource := range []Watched{WatchedNodes, WatchedPods, WatchedConfigMap} {
+		one(func() { m.WatchFailed(resource) }, "watch_troubles_total{resource=%q}", resource)
 	}
 	for _, result := range []kube.EventResult{kube.EventSent, kube.EventSuppressed, kube.EventFailed} {
 		one(func() { m.EventReported(result) }, "events_total{result=%q}", result)

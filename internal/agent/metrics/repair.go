@@ -22,7 +22,7 @@ const (
 	RepairFail    RepairResult = "fail"
 )
 
-// PodState is how a pod of the mesh stands with its redirection.
+// PodState is the state of a pod of the mesh.
 type PodState string
 
 // The states. Empty is none: the pod is not of the mesh, or has no network.
@@ -66,13 +66,13 @@ func (r *Repair) Repaired(t RepairType, result RepairResult) {
 	r.repairs.add(1, join(label("type", t), label("result", result)))
 }
 
-// Stands counts a pod in another state than before; empty is none.
-func (r *Repair) Stands(before, now PodState) {
+// SetPodState counts a pod in another state than before; empty is none.
+func (r *Repair) SetPodState(before, now PodState) {
 	r.pods.move(label("state", before), label("state", now))
 }
 
-// PodsTroubled counts a watch of the pods that begins to fail.
-func (r *Repair) PodsTroubled() { r.failures.add(1, "") }
+// PodWatchFailed counts a watch of the pods that begins to fail.
+func (r *Repair) PodWatchFailed() { r.failures.add(1, "") }
 
 // EventReported counts an Event by its result.
 func (r *Repair) EventReported(result kube.EventResult) { r.events.add(1, label("result", result)) }

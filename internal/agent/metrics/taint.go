@@ -22,14 +22,14 @@ const (
 	ChangeFailed   ChangeResult = "failed"
 )
 
-// Followed is a sort of object that the taint controller keeps in sight.
-type Followed string
+// Watched is a resource that the taint controller watches.
+type Watched string
 
-// What is followed.
+// The resources.
 const (
-	FollowedNodes     Followed = "nodes"
-	FollowedPods      Followed = "pods"
-	FollowedConfigMap Followed = "configmap"
+	WatchedNodes     Watched = "nodes"
+	WatchedPods      Watched = "pods"
+	WatchedConfigMap Watched = "configmap"
 )
 
 // Taint counts for one taint controller. Its methods may be called from several goroutines.
@@ -55,24 +55,23 @@ func NewTaint(version string, reasons []string) *Taint {
 		problems: r.declare(counter, "istio_cni_taint_config_problems_total",
 			"Requirements in the ConfigMap refused for bad content; the last good ones stayed in force."),
 		troubles: r.declare(counter, "istio_cni_taint_watch_troubles_total", "Times that nodes, pods or the ConfigMap could not be watched, by resource.",
-			each("resource", FollowedNodes, FollowedPods, FollowedConfigMap)...),
+			each("resource", WatchedNodes, WatchedPods, WatchedConfigMap)...),
 		events: declareEvents(r, "istio_cni_taint_events_total"),
 		queue:  r.declare(gauge, "istio_cni_taint_queue_depth", "Nodes that wait for a decision."),
 	}
 }
 
-// Leads says that this replica changes nodes.
-func (m *Taint) Leads() { m.leader.set(1) }
-
-// Stands says that this replica does not change nodes, or not any more. It forgets them: they are another replica's.
-func (m *Taint) Stands() {
-	m.leader.set(0)
-	m.queue.readBy(nil)
-	m.nodes.reset()
+// SetLeader says whether this replica changes nodes. One that does not forgets them: they are another replica's.
+func (m *Taint) SetLeader(leader bool) {
+	m.leader.setBool(leader)
+	if !leader {
+		m.queue.readBy(nil)
+		m.nodes.reset()
+	}
 }
 
-// Counted counts a node with another reason than before; empty is none.
-func (m *Taint) Counted(before, now string) {
+// SetNodeReason counts a node with another reason than before; empty is none.
+func (m *Taint) SetNodeReason(before, now string) {
 	m.nodes.move(label("reason", before), label("reason", now))
 }
 
@@ -87,11 +86,11 @@ func (m *Taint) Changed(c TaintChange, r ChangeResult) {
 // ConfigRefused counts requirements that could not be used.
 func (m *Taint) ConfigRefused() { m.problems.add(1, "") }
 
-// Troubled counts a watch that begins to fail.
-func (m *Taint) Troubled(f Followed) { m.troubles.add(1, label("resource", f)) }
+// WatchFailed counts a watch that begins to fail.
+func (m *Taint) WatchFailed(f Watched) { m.troubles.add(1, label("resource", f)) }
 
 // EventReported counts an Event by its result.
 func (m *Taint) EventReported(r kube.EventResult) { m.events.add(1, label("result", r)) }
 
-// Pending gives the function that counts the nodes that wait for a decision.
-func (m *Taint) Pending(count func() int) { m.queue.readBy(count) }
+// ReadQueue gives the function that counts the nodes that wait for a decision.
+func (m *Taint) ReadQueue(count func() int) { m.queue.readBy(count) }

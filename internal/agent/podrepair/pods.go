@@ -69,7 +69,7 @@ func (c *controller) watch(ctx context.Context) (last error) {
 				c.setReady("")
 				return
 			}
-			c.Metrics.PodsTroubled()
+			c.Metrics.PodWatchFailed()
 			c.setReady(err.Error())
 			c.Log.WarnContext(ctx, "the watch of the pods fails: no pod is repaired", slog.String("error", err.Error()))
 		},
@@ -93,7 +93,7 @@ func (c *controller) update(p kube.Pod) {
 	e := c.pods[p.Key()]
 	if e == nil || e.pod.Facts.UID != p.Facts.UID {
 		if e != nil {
-			c.Metrics.Stands(e.state, "")
+			c.Metrics.SetPodState(e.state, "")
 		}
 		e = &entry{memory: memory{reported: map[string]bool{}}}
 		c.pods[p.Key()] = e
@@ -110,7 +110,7 @@ func (c *controller) delete(p kube.Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e := c.pods[p.Key()]; e != nil && e.pod.Facts.UID == p.Facts.UID {
-		c.Metrics.Stands(e.state, "")
+		c.Metrics.SetPodState(e.state, "")
 		delete(c.pods, p.Key())
 		c.retries.Forget(p.Key())
 	}
@@ -120,7 +120,7 @@ func (c *controller) forgetAll() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, e := range c.pods {
-		c.Metrics.Stands(e.state, "")
+		c.Metrics.SetPodState(e.state, "")
 	}
 }
 

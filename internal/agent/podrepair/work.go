@@ -90,7 +90,7 @@ func (c *controller) remember(k types.NamespacedName, j *job) {
 	if e == nil || e.pod.Facts.UID != j.pod.Facts.UID {
 		return
 	}
-	c.Metrics.Stands(e.state, j.memory.state)
+	c.Metrics.SetPodState(e.state, j.memory.state)
 	e.memory = j.memory
 	if !slices.Equal(e.pod.Addresses, j.pod.Addresses) {
 		e.otherSandbox() // the job worked on the sandbox before

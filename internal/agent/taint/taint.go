@@ -100,8 +100,8 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	lead := func(ctx context.Context) {
-		o.Metrics.Leads()
-		defer o.Metrics.Stands()
+		o.Metrics.SetLeader(true)
+		defer o.Metrics.SetLeader(false)
 		newTerm(o).run(ctx)
 	}
 	if o.Lease == nil {

@@ -70,7 +70,7 @@ func newTerm(o Options) *term {
 		synced:  make(chan struct{}, 1), fatal: func(error) {},
 		nodes: map[string]*node{}, sources: map[source]*podSet{}, forbidden: map[string]bool{},
 	}
-	o.Metrics.Pending(t.queue.Len)
+	o.Metrics.ReadQueue(t.queue.Len)
 	return t
 }
 
@@ -110,7 +110,7 @@ func (t *term) follow(ctx context.Context) {
 	t.options.Health.NotReady(PartCaches, "nodes and pods are not all known yet")
 	t.work.Go(func() {
 		t.options.API.WatchNodes(ctx, t.options.Condition, kube.Listener[kube.NodeState]{
-			OnUpdate: t.nodeSet, OnDelete: t.nodeGone, OnError: t.trouble(ctx, metrics.FollowedNodes, "nodes"),
+			OnUpdate: t.nodeSet, OnDelete: t.nodeGone, OnError: t.trouble(ctx, metrics.WatchedNodes, "nodes"),
 			OnSync: func() {
 				t.mu.Lock()
 				defer t.mu.Unlock()
@@ -128,19 +128,19 @@ func (t *term) follow(ctx context.Context) {
 	t.work.Go(func() {
 		t.options.API.WatchConfigMap(ctx, at.Namespace, at.Name, kube.ConfigMapListener{
 			OnUpdate: func(state kube.ConfigMapState) { t.configure(ctx, state) },
-			OnError:  t.trouble(ctx, metrics.FollowedConfigMap, "ConfigMap "+at.Namespace+"/"+at.Name),
+			OnError:  t.trouble(ctx, metrics.WatchedConfigMap, "ConfigMap "+at.Namespace+"/"+at.Name),
 		})
 	})
 }
 
 // trouble tells of following that fails. What was known stays the best there is.
-func (t *term) trouble(ctx context.Context, what metrics.Followed, name string) func(error) {
+func (t *term) trouble(ctx context.Context, what metrics.Watched, name string) func(error) {
 	return func(err error) {
 		if err == nil {
 			t.options.Log.InfoContext(ctx, "following goes well again", slog.String("what", name))
 			return
 		}
-		t.options.Metrics.Troubled(what)
+		t.options.Metrics.WatchFailed(what)
 		t.options.Log.WarnContext(ctx, "following fails", slog.String("what", name), slog.String("error", err.Error()))
 		if class := kube.ClassOf(err); class == kube.Forbidden || class == kube.Unauthorized || class == kube.InvalidKey {
 			t.fatal(fmt.Errorf("following %s: %w", name, err))
@@ -229,7 +229,7 @@ func (t *term) begin(parent context.Context, s source) {
 				set.listed = true
 				t.check()
 			},
-			OnError: t.trouble(ctx, metrics.FollowedPods, fmt.Sprintf("pods of namespace %q with %q", s.namespace, s.selector)),
+			OnError: t.trouble(ctx, metrics.WatchedPods, fmt.Sprintf("pods of namespace %q with %q", s.namespace, s.selector)),
 		})
 	})
 }
@@ -298,7 +298,7 @@ func (t *term) nodeGone(state kube.NodeState) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if n := t.nodes[state.Name]; n != nil {
-		t.options.Metrics.Counted(string(n.decision.Reason), "")
+		t.options.Metrics.SetNodeReason(string(n.decision.Reason), "")
 		delete(t.nodes, state.Name)
 	}
 	t.settled(state.Name)

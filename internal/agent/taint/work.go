@@ -52,7 +52,7 @@ func (t *term) decide(ctx context.Context, name string) (kube.NodeState, readine
 	decision, memory := readiness.Decide(n.state.Node, t.podsOn(name), t.policy, n.memory, t.options.Clock.Now())
 	before, decided := n.decision, n.decided
 	n.memory, n.decision, n.decided = memory, decision, true
-	t.options.Metrics.Counted(string(before.Reason), string(decision.Reason))
+	t.options.Metrics.SetNodeReason(string(before.Reason), string(decision.Reason))
 	t.options.Metrics.Decided(string(decision.Reason))
 	if !decided || before.Action != decision.Action || before.Reason != decision.Reason || before.Hold != decision.Hold {
 		t.options.Log.LogAttrs(ctx, level(decision), "decided", slog.String("node", name),
