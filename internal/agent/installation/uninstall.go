@@ -56,7 +56,6 @@ func (i *Installation) Uninstall(ctx context.Context) (Left, error) {
 // somebody may have written the same files, and a disk that cannot sync may have done all the rest.
 func (i *Installation) removeConf() (gone bool, err error) {
 	for range attempts {
-		i.sweepOwn()
 		dir, others, read := i.readDir()
 		if errors.Is(read, fs.ErrNotExist) {
 			return true, nil
@@ -65,10 +64,7 @@ func (i *Installation) removeConf() (gone bool, err error) {
 			return false, withHint(read)
 		}
 		i.sweepConf(dir)
-		steps := i.config.Want.Uninstall(dir).Steps
-		if slices.Contains(others, pokeName) {
-			steps = append(steps, cniconf.Step{Op: cniconf.OpPoke, Why: "a crash came before it"})
-		}
+		steps := withReload(i.config.Want.Uninstall(dir).Steps, others)
 		if len(steps) == 0 && err == nil {
 			return true, nil
 		}
@@ -101,7 +97,7 @@ func (i *Installation) takeOut(dir cniconf.Dir, steps []cniconf.Step) error {
 	if len(steps) == 0 {
 		return i.disk.SyncDir(i.config.NetDir)
 	}
-	if _, err := i.take(dir, steps); err != nil {
+	if _, err := i.apply(dir, steps); err != nil {
 		return withHint(fmt.Errorf("taking the stanza out of the CNI configuration: %w", err))
 	}
 	return nil

@@ -202,31 +202,29 @@ type File struct {
 	Unseen string
 }
 
-// Dir is what lies in a configuration directory, as far as it matters here: candidates and files that this program made,
-// by base name. It is a value; Apply makes another.
-type Dir struct {
-	Files map[string]File
-	// DropIns are the files "<network name>/*.conf", by the directory's name and their own.
-	DropIns map[string]map[string]File
-}
-
-// File gives a file by its name relative to the directory.
-func (d Dir) File(name string) (File, bool) {
-	if dir, base := path.Split(name); dir != "" {
-		f, there := d.DropIns[strings.TrimSuffix(dir, "/")][base]
-		return f, there
-	}
-	f, there := d.Files[name]
-	return f, there
-}
+// Dir is the content of a configuration directory, as far as it matters here, by name relative to it: candidates, files
+// that this program made, and drop-in files, which are "<network name>/*.conf". It is a value; Apply makes another.
+type Dir map[string]File
 
 // Names are those of the candidates in the order in which runtimes take them.
 func (d Dir) Names() []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(d.Files)), func(name string) bool { return !Candidate(name) })
+	return d.names(func(name string) bool { return Candidate(name) && !strings.Contains(name, "/") })
 }
 
-// Loaded gives the file that a runtime takes: the first that it can read. The error of each one before it is in skipped.
-// The name is empty if there is none.
+// DropIns are the names of a network's drop-in files in the order in which plugins run.
+func (d Dir) DropIns(network string) []string {
+	return d.names(func(name string) bool {
+		return strings.HasPrefix(name, network+"/") && path.Dir(name) == network && path.Ext(name) == extSingle
+	})
+}
+
+// names are those of files, sorted.
+func (d Dir) names(want func(name string) bool) []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(d)), func(name string) bool { return !want(name) })
+}
+
+// Loaded returns the file that a runtime takes: the first that it can read. The error of each one before it is in
+// skipped. The name is empty if there is none.
 func (d Dir) Loaded() (name string, n Network, skipped []error) {
 	for _, name = range d.Names() {
 		n, err := d.load(name)
@@ -238,18 +236,35 @@ func (d Dir) Loaded() (name string, n Network, skipped []error) {
 	return "", Network{}, skipped
 }
 
-// load reads a file and says whether a runtime can use it, drop-ins included.
+// load reads a file as a runtime does, drop-ins included.
 func (d Dir) load(name string) (Network, error) {
-	n, err := Load(name, d.Files[name].Data)
+	n, err := Load(name, d[name].Data)
 	if err == nil && n.List && len(n.Types) == 0 && len(d.others(n.Name)) == 0 {
 		return n, errors.New(`no "plugins"`)
 	}
 	return n, err
 }
 
-// others are the drop-in files of a network that are not ours.
+// others are a network's drop-in files of other programs.
 func (d Dir) others(network string) []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(d.DropIns[network])), func(name string) bool {
-		return isOwn(d.DropIns[network][name].Data) || path.Ext(name) != extSingle
-	})
+	return slices.DeleteFunc(d.DropIns(network), func(name string) bool { return isOwn(d[name].Data) })
+}
+
+// Apply returns the directory after a step.
+func (d Dir) Apply(s Step) Dir {
+	out := maps.Clone(d)
+	if out == nil {
+		out = Dir{}
+	}
+	switch s.Op {
+	case OpWrite:
+		out[s.Name] = File{Data: s.Data, Mode: s.Mode, Link: d[s.Name].Link}
+	case OpRename:
+		out[s.To] = d[s.Name]
+		delete(out, s.Name)
+	case OpRemove:
+		delete(out, s.Name)
+	case OpRemoveDir, OpReload:
+	}
+	return out
 }

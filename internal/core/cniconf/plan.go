@@ -59,13 +59,13 @@ func Original(saved string) string { return strings.TrimSuffix(saved, savedSuffi
 type Op string
 
 // OpWrite replaces or makes a file in one instant, OpRename replaces the target, OpRemove takes a file away, OpRemoveDir an
-// empty directory, OpPoke makes an event in the directory, as runtimes do not watch the directories below.
+// empty directory, OpReload makes runtimes read the directory again, as they do not watch those below it.
 const (
 	OpWrite     Op = "write"
 	OpRename    Op = "rename"
 	OpRemove    Op = "remove"
 	OpRemoveDir Op = "remove directory"
-	OpPoke      Op = "poke"
+	OpReload    Op = "trigger a reload"
 )
 
 // Step is one change of a directory, whole or not at all.
@@ -86,7 +86,7 @@ func (s Step) String() string {
 		return fmt.Sprintf("%s %q to %q: %s", s.Op, s.Name, s.To, s.Why)
 	case OpWrite, OpRemove, OpRemoveDir:
 		return fmt.Sprintf("%s %q: %s", s.Op, s.Name, s.Why)
-	case OpPoke:
+	case OpReload:
 	}
 	return fmt.Sprintf("%s: %s", s.Op, s.Why)
 }
@@ -137,7 +137,7 @@ func (w Want) Plan(d Dir) Plan {
 	if w.OwnedName == "" {
 		w.OwnedName = OwnedName
 	}
-	p := planner{want: w, dir: d.clone(), mended: map[string]bool{}}
+	p := planner{want: w, dir: maps.Clone(d), mended: map[string]bool{}}
 	p.plan.Mode = w.Mode
 	if err := Usable(w.Stanza.Element()); err != nil {
 		p.plan.Problem = fmt.Errorf("the stanza: %w", err)
@@ -163,68 +163,10 @@ func (w Want) Uninstall(d Dir) Plan {
 	if w.OwnedName == "" {
 		w.OwnedName = OwnedName
 	}
-	p := planner{want: w, dir: d.clone(), mended: map[string]bool{}}
+	p := planner{want: w, dir: maps.Clone(d), mended: map[string]bool{}}
 	p.interrupted()
 	p.release("")
 	return p.plan
-}
-
-// Apply gives the directory after a step.
-func (d Dir) Apply(s Step) Dir {
-	d = d.clone()
-	put := func(name string, f File) {
-		dir, base := path.Split(name)
-		if dir = strings.TrimSuffix(dir, "/"); dir == "" {
-			d.Files[base] = f
-			return
-		}
-		if d.DropIns[dir] == nil {
-			d.DropIns[dir] = map[string]File{}
-		}
-		d.DropIns[dir][base] = f
-	}
-	drop := func(name string) {
-		dir, base := path.Split(name)
-		delete(d.Files, name)
-		delete(d.DropIns[strings.TrimSuffix(dir, "/")], base)
-	}
-	switch s.Op {
-	case OpWrite:
-		before, _ := d.File(s.Name)
-		put(s.Name, File{Data: s.Data, Mode: s.Mode, Link: before.Link})
-	case OpRename:
-		f := d.Files[s.Name]
-		drop(s.Name)
-		put(s.To, f)
-	case OpRemove:
-		drop(s.Name)
-	case OpRemoveDir:
-		delete(d.DropIns, s.Name)
-	case OpPoke:
-	}
-	return d
-}
-
-// Put gives the directory with a file in it.
-func (d Dir) Put(name string, f File) Dir {
-	d = d.Apply(Step{Op: OpWrite, Name: name})
-	if dir, base := path.Split(name); dir != "" {
-		d.DropIns[strings.TrimSuffix(dir, "/")][base] = f
-	} else {
-		d.Files[name] = f
-	}
-	return d
-}
-
-func (d Dir) clone() Dir {
-	out := Dir{Files: maps.Clone(d.Files), DropIns: map[string]map[string]File{}}
-	if out.Files == nil {
-		out.Files = map[string]File{}
-	}
-	for name, files := range d.DropIns {
-		out.DropIns[name] = maps.Clone(files)
-	}
-	return out
 }
 
 // planner collects steps and knows the directory as it is after them.
@@ -243,7 +185,7 @@ func (p *planner) do(s Step) {
 
 // write is a step unless the file is so already.
 func (p *planner) write(name string, data []byte, mode uint32, why string) {
-	if f, there := p.dir.File(name); there && bytes.Equal(f.Data, data) && f.Mode == mode && !p.mended[name] {
+	if f, there := p.dir[name]; there && bytes.Equal(f.Data, data) && f.Mode == mode && !p.mended[name] {
 		return
 	}
 	if _, err := Load(name, data); err != nil && Candidate(name) {
@@ -286,7 +228,7 @@ func (p *planner) inline() {
 
 // served refuses a list in a version that the plugin cannot serve: every pod of the node would fail.
 func (p *planner) served(name string) error {
-	text := p.dir.Files[name].Data
+	text := p.dir[name].Data
 	n, err := loadList(text)
 	if err != nil || n.Version == "" || slices.Contains(Versions(), n.Version) || bytes.Contains(text, []byte(`"cniVersions"`)) || !p.isList(name) {
 		return nil //nolint:nilerr // what cannot be read has no version
@@ -296,7 +238,7 @@ func (p *planner) served(name string) error {
 
 // insert puts the stanza into a list.
 func (p *planner) insert(name string) error {
-	f := p.dir.Files[name]
+	f := p.dir[name]
 	list, err := Insert(f.Data, p.want.Stanza.Element())
 	if err == nil {
 		p.write(name, list, f.Mode, "the stanza goes behind the other plugins")
@@ -318,7 +260,7 @@ func (p *planner) convert(name string) error {
 	if _, err = loadList(list); err != nil {
 		return fmt.Errorf("no runtime could load it with the stanza: %w", err)
 	}
-	f, target, saved := p.dir.Files[name], p.target(name), name+savedSuffix
+	f, target, saved := p.dir[name], p.target(name), name+savedSuffix
 	p.plan.File, p.plan.Primary = target, target
 	if target == name {
 		p.write(saved, f.Data, f.Mode, savedWhy)
@@ -326,7 +268,7 @@ func (p *planner) convert(name string) error {
 		return nil
 	}
 	p.write(target, list, f.Mode, "the list with the stanza")
-	if _, taken := p.dir.Files[saved]; taken {
+	if _, taken := p.dir[saved]; taken {
 		p.do(Step{Op: OpRemove, Name: saved, Why: "the original is another one by now"})
 	}
 	p.do(Step{Op: OpRename, Name: name, To: saved, Why: savedWhy})
@@ -353,11 +295,11 @@ func (p *planner) target(name string) string {
 		return name
 	}
 	plain := strings.TrimSuffix(name, ext) + extList
-	_, taken := p.dir.Files[plain]
-	_, mine := p.dir.Files[name+savedSuffix]
+	_, taken := p.dir[plain]
+	_, mine := p.dir[name+savedSuffix]
 	mine = (mine || p.misplaced(name)) && p.hasOwn(plain) || p.converts(name, plain)
 	others := p.dir.Apply(Step{Op: OpRename, Name: name, To: plain})
-	maps.DeleteFunc(others.Files, func(other string, _ File) bool { return p.ours(other) })
+	maps.DeleteFunc(others, func(other string, _ File) bool { return p.ours(other) })
 	first, _, _ := others.Loaded()
 	if taken && !mine || p.want.ConfName == "" && first < plain && first != "" {
 		return name + extList
@@ -382,39 +324,49 @@ func (p *planner) check() {
 	p.serves()
 }
 
-// serves says what a runtime will do differently from what a reader of the file expects.
+// serves warns of what a runtime will do differently from what a reader of the file expects.
 func (p *planner) serves() {
 	n, err := p.dir.load(p.plan.File)
-	if err != nil {
+	if err != nil || n.InlinedOnly {
 		return
 	}
-	if others := p.dir.others(n.Name); len(others) > 0 && !n.InlinedOnly {
+	others := p.dir.others(n.Name)
+	if len(others) > 0 {
 		p.warn("directory %q has plugins of its own (%s), which run behind the stanza where the runtime loads them",
-			n.Name, strings.Join(others, ", "))
+			n.Name, baseNames(others))
 	}
-	for _, name := range p.dir.others(n.Name) {
-		if _, err := plugin(p.dir.DropIns[n.Name][name].Data); err != nil && !n.InlinedOnly {
-			p.warn("file %q of directory %q is not valid (%v): a runtime that loads such files refuses the whole network", name, n.Name, err)
+	for _, name := range others {
+		if _, err := plugin(p.dir[name].Data); err != nil {
+			p.warn("file %q of directory %q is not valid (%v): a runtime that loads such files refuses the whole network",
+				path.Base(name), n.Name, err)
 		}
 	}
+}
+
+func baseNames(names []string) string {
+	var out []string
+	for _, name := range names {
+		out = append(out, path.Base(name))
+	}
+	return strings.Join(out, ", ")
 }
 
 // owned writes the copy first and gives the primary configuration back then, so that the stanza is never missing.
 func (p *planner) owned() {
 	name := p.want.OwnedName
-	if f, there := p.dir.Files[name]; there && !p.hasOwn(name) {
+	if f, there := p.dir[name]; there && !p.hasOwn(name) {
 		if _, err := Load(name, f.Data); err == nil {
 			p.plan.Problem = fmt.Errorf("file %q is there and was not made by this program: choose another name for the owned "+
 				"configuration", name)
 			return
 		}
 	}
-	after := planner{want: p.want, dir: p.dir.clone(), mended: map[string]bool{}}
+	after := planner{want: p.want, dir: maps.Clone(p.dir), mended: map[string]bool{}}
 	after.release(name)
 	primary, ok := after.primary()
 	if !ok {
 		p.plan.Waiting, p.plan.Problem = after.plan.Waiting, after.plan.Problem
-		if _, there := p.dir.Files[name]; there {
+		if _, there := p.dir[name]; there {
 			p.plan.File = name
 		}
 		return
@@ -427,7 +379,7 @@ func (p *planner) owned() {
 		p.plan.Problem = fmt.Errorf("primary configuration %q: %w", primary, err)
 		return
 	}
-	after.dir.Files[name] = File{Data: list}
+	after.dir[name] = File{Data: list}
 	if first, _, _ := after.dir.Loaded(); first != name {
 		p.plan.Problem = fmt.Errorf("the runtime loads %q and not %q: the name of the owned configuration must sort first", first, name)
 		return
@@ -443,7 +395,7 @@ func (p *planner) owned() {
 
 // asList returns a configuration as a list.
 func (p *planner) asList(name string) ([]byte, error) {
-	text := p.dir.Files[name].Data
+	text := p.dir[name].Data
 	if p.isList(name) || holdsList(text) {
 		return text, nil
 	}
@@ -456,7 +408,7 @@ func (p *planner) standalone() {
 	if name == "" {
 		name = StandaloneName
 	}
-	if f, there := p.dir.Files[name]; there && !p.onlyOwn(name) {
+	if f, there := p.dir[name]; there && !p.onlyOwn(name) {
 		if _, err := Load(name, f.Data); err == nil {
 			p.plan.Problem = fmt.Errorf("file %q is there and was not made by this program: choose another name for the standalone file", name)
 			return
@@ -476,7 +428,7 @@ func (p *planner) standalone() {
 // dropIn writes the file beside the primary configuration first and takes the stanza out of the list then: for an instant
 // the plugin may run twice, which does no harm, but never not at all.
 func (p *planner) dropIn() {
-	after := planner{want: p.want, dir: p.dir.clone(), mended: map[string]bool{}}
+	after := planner{want: p.want, dir: maps.Clone(p.dir), mended: map[string]bool{}}
 	after.release("")
 	primary, ok := after.primary()
 	if !ok {
@@ -507,16 +459,16 @@ func (p *planner) dropIn() {
 	p.correctName(primary)
 	p.release(file)
 	if written > 0 && len(p.plan.Steps) == written {
-		p.do(Step{Op: OpPoke, Why: "the runtime reads the directory again"})
+		p.do(Step{Op: OpReload, Why: "the runtime reads the directory again"})
 	}
-	if others := p.dir.others(n.Name); len(others) > 0 && others[len(others)-1] > DropInName {
-		p.warn("file %q of directory %q runs behind the stanza", others[len(others)-1], n.Name)
+	if others := p.dir.others(n.Name); len(others) > 0 && others[len(others)-1] > file {
+		p.warn("file %q of directory %q runs behind the stanza", path.Base(others[len(others)-1]), n.Name)
 	}
 }
 
 // loads tells whether the runtime loads the drop-in file of a network, as far as is known.
 func (p *planner) loads(network string) bool {
-	_, there := p.dir.DropIns[network][DropInName]
+	_, there := p.dir[network+"/"+DropInName]
 	return p.want.DropIns == Loaded || p.want.DropIns == Unknown && there
 }
 
@@ -524,7 +476,7 @@ func (p *planner) loads(network string) bool {
 func (p *planner) network(name string) (Network, error) {
 	n, err := p.dir.load(name)
 	if p.misplaced(name) {
-		n, err = loadList(p.dir.Files[name].Data)
+		n, err = loadList(p.dir[name].Data)
 	}
 	switch {
 	case err != nil:

@@ -34,6 +34,13 @@ func dir(files ...string) cniconf.Dir {
 	return d
 }
 
+// with is the directory with another file.
+func with(d cniconf.Dir, name string, f cniconf.File) cniconf.Dir {
+	d = d.Apply(cniconf.Step{})
+	d[name] = f
+	return d
+}
+
 // run takes the steps and gives the directory after each of them, the first being the one before.
 func run(d cniconf.Dir, steps []cniconf.Step) []cniconf.Dir {
 	out := []cniconf.Dir{d}
@@ -48,13 +55,8 @@ func last(dirs []cniconf.Dir) cniconf.Dir { return dirs[len(dirs)-1] }
 
 func texts(d cniconf.Dir) map[string]string {
 	out := map[string]string{}
-	for name, f := range d.Files {
+	for name, f := range d {
 		out[name] = fmt.Sprintf("%04o %s", f.Mode, f.Data)
-	}
-	for network, files := range d.DropIns {
-		for name, f := range files {
-			out[network+"/"+name] = fmt.Sprintf("%04o %s", f.Mode, f.Data)
-		}
 	}
 	return out
 }
@@ -66,14 +68,8 @@ func types(d cniconf.Dir) []string {
 	if n.InlinedOnly || !n.List {
 		return out
 	}
-	for _, name := range slices.Sorted(func(yield func(string) bool) {
-		for name := range d.DropIns[n.Name] {
-			if !yield(name) {
-				return
-			}
-		}
-	}) {
-		if single, err := cniconf.Load(name, d.DropIns[n.Name][name].Data); err == nil {
+	for _, name := range d.DropIns(n.Name) {
+		if single, err := cniconf.Load(name, d[name].Data); err == nil {
 			out = append(out, single.Types...)
 		}
 	}
@@ -274,7 +270,7 @@ func TestW19OtherPluginsKeepTheirBytes(t *testing.T) {
 		for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.Owned} {
 			end := last(run(start, want(mode).Plan(start).Steps))
 			first, _, _ := end.Loaded()
-			if got := end.Files[first].Data; !bytes.Contains(got, []byte(odd)) || strings.HasSuffix(name, "list") && !bytes.Contains(got, []byte(`"<k>":"&"`)) {
+			if got := end[first].Data; !bytes.Contains(got, []byte(odd)) || strings.HasSuffix(name, "list") && !bytes.Contains(got, []byte(`"<k>":"&"`)) {
 				t.Errorf("%s, %s:\n%s", name, mode, got)
 			}
 			if diff := cmp.Diff(texts(start), texts(last(run(end, want(mode).Uninstall(end).Steps)))); diff != "" {
@@ -316,25 +312,20 @@ func TestLoadsLikeLibcni(t *testing.T) {
 func agree(t *testing.T, d cniconf.Dir) {
 	t.Helper()
 	root := t.TempDir()
-	for name, f := range d.Files {
+	for name, f := range d {
 		put(t, filepath.Join(root, name), f.Data)
 	}
-	for network, files := range d.DropIns {
-		for name, f := range files {
-			put(t, filepath.Join(root, network, name), f.Data)
-		}
-	}
 	for _, name := range d.Names() {
-		n, ours := cniconf.Load(name, d.Files[name].Data)
+		n, ours := cniconf.Load(name, d[name].Data)
 		list, theirs := load(filepath.Join(root, name))
-		if n.List && ours == nil && (len(n.Types) == 0 || len(d.DropIns[n.Name]) > 0 || n.Name == "") {
+		if n.List && ours == nil && (len(n.Types) == 0 || len(d.DropIns(n.Name)) > 0 || n.Name == "") {
 			continue // it depends on the drop-ins
 		}
 		if (ours == nil) != (theirs == nil) {
 			t.Errorf("%s: we say %v, libcni says %v", name, ours, theirs)
 			continue
 		}
-		if theirs == nil && (list.Name != n.Name || list.CNIVersion != n.Version && !bytes.Contains(d.Files[name].Data, []byte("cniVersions"))) {
+		if theirs == nil && (list.Name != n.Name || list.CNIVersion != n.Version && !bytes.Contains(d[name].Data, []byte("cniVersions"))) {
 			t.Errorf("%s: name and version %q %q, libcni has %q %q", name, n.Name, n.Version, list.Name, list.CNIVersion)
 		}
 	}
@@ -343,8 +334,8 @@ func agree(t *testing.T, d cniconf.Dir) {
 		return
 	}
 	_, n, _ := d.Loaded()
-	for name, f := range d.DropIns[n.Name] {
-		if _, err := cniconf.Load(name, f.Data); err != nil {
+	for _, name := range d.DropIns(n.Name) {
+		if _, err := cniconf.Load(name, d[name].Data); err != nil {
 			return // some runtimes refuse the network, others do not look, which is a warning
 		}
 	}
@@ -503,7 +494,7 @@ func TestANamedListBecomesAListByItsNameToo(t *testing.T) {
 		w.ConfName = name
 		return w
 	}
-	ours := last(run(dir("10-x.conflist", other), want(cniconf.Inline).Plan(dir("10-x.conflist", other)).Steps)).Files["10-x.conflist"]
+	ours := last(run(dir("10-x.conflist", other), want(cniconf.Inline).Plan(dir("10-x.conflist", other)).Steps))["10-x.conflist"]
 	for _, tc := range []struct {
 		name   string
 		mode   cniconf.Mode
@@ -519,7 +510,7 @@ func TestANamedListBecomesAListByItsNameToo(t *testing.T) {
 		{"drop-in", cniconf.DropIn, dir("10-x.conf", list), "10-x.conf", 2, "net/" + cniconf.DropInName, map[string]string{"10-x.conflist": list}},
 		{"owned", cniconf.Owned, dir("10-x.conf", list), "10-x.conf", 2, cniconf.OwnedName, map[string]string{"10-x.conflist": list}},
 		{
-			"beside our list of before", cniconf.Inline, dir("10-x.conf", list).Put("10-x.conflist", ours), "10-x.conf", 2, "10-x.conflist",
+			"beside our list of before", cniconf.Inline, with(dir("10-x.conf", list), "10-x.conflist", ours), "10-x.conf", 2, "10-x.conflist",
 			map[string]string{"10-x.conf": list},
 		},
 		{
@@ -527,7 +518,7 @@ func TestANamedListBecomesAListByItsNameToo(t *testing.T) {
 			map[string]string{"10-x.conf": list, "10-x.conflist": other},
 		},
 		{
-			"a link", cniconf.Inline, dir().Put("10-x.conf", cniconf.File{Data: []byte(list), Mode: 0o644, Link: true}), "10-x.conf", 2,
+			"a link", cniconf.Inline, with(nil, "10-x.conf", cniconf.File{Data: []byte(list), Mode: 0o644, Link: true}), "10-x.conf", 2,
 			"10-x.conflist",
 			map[string]string{"10-x.conf": list},
 		},
@@ -545,7 +536,7 @@ func TestANamedListBecomesAListByItsNameToo(t *testing.T) {
 				if got := types(d); slices.Contains(got, "calico") && got[len(got)-1] != "istio-cni" && !dropIn {
 					t.Errorf("step %d: the runtime runs %q without the stanza", i, got)
 				}
-				if again := w.Plan(d); again.Problem != nil || last(run(d, again.Steps)).Files == nil {
+				if again := w.Plan(d); again.Problem != nil || last(run(d, again.Steps)) == nil {
 					t.Errorf("from step %d on: %+v", i, again)
 				} else if diff := cmp.Diff(texts(last(states)), texts(last(run(d, again.Steps)))); diff != "" {
 					t.Errorf("from step %d on (-want +got):\n%s", i, diff)
@@ -668,16 +659,16 @@ func TestCopyOfAnyNameIsTakenBack(t *testing.T) {
 func TestLinkIsKeptAside(t *testing.T) {
 	t.Parallel()
 	start := dir("10-b.conf", bridgeConf)
-	f := start.Files["10-b.conf"]
+	f := start["10-b.conf"]
 	f.Link = true
-	start.Files["10-b.conf"] = f
+	start["10-b.conf"] = f
 	plan := want(cniconf.Inline).Plan(start)
 	dirs := run(start, plan.Steps)
 	for i, d := range dirs {
 		if got := types(d); len(got) == 0 || got[0] != "bridge" {
 			t.Errorf("after %d steps the runtime runs %q", i, got)
 		}
-		if back := last(run(d, want(cniconf.Inline).Uninstall(d).Steps)); !back.Files["10-b.conf"].Link || len(back.Files) != 1 {
+		if back := last(run(d, want(cniconf.Inline).Uninstall(d).Steps)); !back["10-b.conf"].Link || len(back) != 1 {
 			t.Errorf("after %d steps and removal: %v", i, texts(back))
 		}
 		if again := last(run(d, want(cniconf.Inline).Plan(d).Steps)); !slices.Equal(types(again), []string{"bridge", "istio-cni"}) {
@@ -692,7 +683,7 @@ func TestLinkIsKeptAside(t *testing.T) {
 func TestUnseenFileIsNoReasonForAnother(t *testing.T) {
 	t.Parallel()
 	start := dir("10-a.conflist", "", "99-lo.conflist", `{"name":"lo","plugins":[{"type":"loopback"}]}`)
-	start.Files["10-a.conflist"] = cniconf.File{Unseen: "a link to somewhere else"}
+	start["10-a.conflist"] = cniconf.File{Unseen: "a link to somewhere else"}
 	plan := want(cniconf.Inline).Plan(start)
 	if plan.Problem == nil || len(plan.Steps) > 0 || !strings.Contains(plan.Problem.Error(), "a link to somewhere else") {
 		t.Errorf("plan %+v", plan)

@@ -15,7 +15,7 @@ func (p *planner) primary() (string, bool) {
 		return p.named(name)
 	}
 	for _, name := range p.dir.Names() {
-		if unseen := p.dir.Files[name].Unseen; unseen != "" {
+		if unseen := p.dir[name].Unseen; unseen != "" {
 			p.plan.Problem = fmt.Errorf("the runtime may load file %q, which cannot be read from here: %s", name, unseen)
 			return "", false
 		}
@@ -34,18 +34,18 @@ func (p *planner) primary() (string, bool) {
 // named looks for the file that a person named, else for its twin of the other kind, as a single plugin may have become a
 // list.
 func (p *planner) named(name string) (string, bool) {
-	if _, there := p.dir.Files[name]; !there {
+	if _, there := p.dir[name]; !there {
 		twin := ""
 		switch path.Ext(name) {
 		case extSingle, extSingleJSON:
 			twin = strings.TrimSuffix(name, path.Ext(name)) + extList
-			if _, there := p.dir.Files[name+extList]; there {
+			if _, there := p.dir[name+extList]; there {
 				twin = name + extList
 			}
 		case extList:
 			twin = strings.TrimSuffix(name, extList) + extSingle
 		}
-		if _, there := p.dir.Files[twin]; !there || twin == "" {
+		if _, there := p.dir[twin]; !there || twin == "" {
 			p.plan.Waiting = fmt.Sprintf("waiting for file %q", name)
 			return "", false
 		}
@@ -66,7 +66,7 @@ func (p *planner) loadable(name string) bool {
 // mend takes a stanza of this program out of a list in the planner's view if that alone keeps a runtime from loading it:
 // whoever damaged it, nobody else will mend it. It reports whether that was so.
 func (p *planner) mend(name string) bool {
-	f := p.dir.Files[name]
+	f := p.dir[name]
 	if !p.isList(name) || !p.hasOwn(name) {
 		return false
 	}
@@ -78,14 +78,14 @@ func (p *planner) mend(name string) bool {
 		return false
 	}
 	f.Data = without
-	p.dir.Files[name] = f
+	p.dir[name] = f
 	p.mended[name] = true
 	return true
 }
 
 // readable tells whether a named file, whatever its extension, can be worked with.
 func (p *planner) readable(name string) error {
-	text := p.dir.Files[name].Data
+	text := p.dir[name].Data
 	if p.isList(name) {
 		_, err := loadList(text)
 		if err == nil && !p.hasPlugins(name) {
@@ -98,7 +98,7 @@ func (p *planner) readable(name string) error {
 }
 
 func (p *planner) hasPlugins(name string) bool {
-	list, err := inlined(p.dir.Files[name].Data)
+	list, err := inlined(p.dir[name].Data)
 	return err == nil && len(list.elements) > 0
 }
 
@@ -110,7 +110,7 @@ func (p *planner) isList(name string) bool {
 	case extSingle, extSingleJSON:
 		return p.misplaced(name)
 	}
-	_, err := inlined(p.dir.Files[name].Data)
+	_, err := inlined(p.dir[name].Data)
 	return err == nil
 }
 
@@ -118,7 +118,7 @@ func (p *planner) isList(name string) bool {
 // it: it becomes a list by its name, too.
 func (p *planner) misplaced(name string) bool {
 	ext := path.Ext(name)
-	return name == p.want.ConfName && (ext == extSingle || ext == extSingleJSON) && holdsList(p.dir.Files[name].Data)
+	return name == p.want.ConfName && (ext == extSingle || ext == extSingleJSON) && holdsList(p.dir[name].Data)
 }
 
 // holdsList tells a list from a single plugin by what is in it.
@@ -135,7 +135,7 @@ func (p *planner) ours(name string) bool {
 
 // onlyOwn reports whether a file holds a stanza of this program and nothing else.
 func (p *planner) onlyOwn(name string) bool {
-	text := p.dir.Files[name].Data
+	text := p.dir[name].Data
 	if !p.isList(name) {
 		return isOwn(text)
 	}
@@ -162,7 +162,7 @@ func (p *planner) copies(name, other string) bool {
 	if err == nil {
 		theirs, err = Remove(theirs)
 	}
-	ours, errOurs := Remove(p.dir.Files[name].Data)
+	ours, errOurs := Remove(p.dir[name].Data)
 	return err == nil && errOurs == nil && Same(ours, theirs)
 }
 
@@ -172,9 +172,9 @@ func (p *planner) interrupted() {
 	for _, name := range p.dir.Names() {
 		ext := path.Ext(name)
 		list := strings.TrimSuffix(name, ext) + extList
-		_, taken := p.dir.Files[list]
-		_, err := loadList(p.dir.Files[name].Data)
-		if _, single := loadSingle(p.dir.Files[name].Data); ext != extList && !taken && err == nil && single != nil && p.hasOwn(name) {
+		_, taken := p.dir[list]
+		_, err := loadList(p.dir[name].Data)
+		if _, single := loadSingle(p.dir[name].Data); ext != extList && !taken && err == nil && single != nil && p.hasOwn(name) {
 			p.do(Step{Op: OpRename, Name: name, To: list, Why: "it holds a list: finishes another installer's conversion"})
 		}
 	}
@@ -182,46 +182,43 @@ func (p *planner) interrupted() {
 
 // hasOwn reports whether a file holds a stanza of this program.
 func (p *planner) hasOwn(name string) bool {
-	text := p.dir.Files[name].Data
+	text := p.dir[name].Data
 	list, err := inlined(text)
 	return err == nil && len(list.own(text)) > 0 || isOwn(text)
 }
 
-// release takes every stanza of this program out of the directory, except for the file to keep.
+// release removes every stanza of this program from the directory, except for the file to keep.
 func (p *planner) release(keep string) {
-	for _, network := range slices.Sorted(maps.Keys(p.dir.DropIns)) {
-		p.releaseDropIn(network, keep)
-	}
-	for _, name := range slices.Sorted(maps.Keys(p.dir.Files)) {
-		if _, still := p.dir.Files[name]; still && name != keep && !Saved(name) && p.hasOwn(name) {
+	p.releaseDropIns(keep)
+	for _, name := range slices.Sorted(maps.Keys(p.dir)) {
+		if _, still := p.dir[name]; still && name != keep && !Saved(name) && p.hasOwn(name) {
 			p.releaseFile(name)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(p.dir.Files)) {
+	for _, name := range slices.Sorted(maps.Keys(p.dir)) {
 		if Saved(name) && !p.inUse(name, keep) {
 			p.do(Step{Op: OpRemove, Name: name, Why: "what it was kept for is gone"})
 		}
 	}
 }
 
-// releaseDropIn removes the files of a network's directory that hold a stanza of this program, whoever named them.
-func (p *planner) releaseDropIn(network, keep string) {
+// releaseDropIns removes the drop-in files that hold a stanza of this program, whatever their names.
+func (p *planner) releaseDropIns(keep string) {
 	removed := false
-	for _, name := range slices.Sorted(maps.Keys(p.dir.DropIns[network])) {
-		file := network + "/" + name
-		if file == keep || !isOwn(p.dir.DropIns[network][name].Data) && name != DropInName {
+	for _, name := range slices.Sorted(maps.Keys(p.dir)) {
+		network, base := path.Dir(name), path.Base(name)
+		if network == "." || name == keep || !isOwn(p.dir[name].Data) && base != DropInName {
 			continue
 		}
-		p.do(Step{Op: OpRemove, Name: file, Why: "the stanza goes"})
 		removed = true
+		p.do(Step{Op: OpRemove, Name: name, Why: "the stanza goes"})
+		if len(p.dir.DropIns(network)) == 0 {
+			p.do(Step{Op: OpRemoveDir, Name: network, Why: "it is empty"})
+		}
 	}
-	if !removed {
-		return
+	if removed {
+		p.do(Step{Op: OpReload, Why: "the runtime reads the directory again"})
 	}
-	if len(p.dir.DropIns[network]) == 0 {
-		p.do(Step{Op: OpRemoveDir, Name: network, Why: "it is empty"})
-	}
-	p.do(Step{Op: OpPoke, Why: "the runtime reads the directory again"})
 }
 
 // inUse reports whether a saved original belongs to a converted file that is there.
@@ -254,7 +251,7 @@ func (p *planner) releaseFile(name string) {
 		p.do(Step{Op: OpRemove, Name: name, Why: "it is of this program's making"})
 		return
 	}
-	f := p.dir.Files[name]
+	f := p.dir[name]
 	without, err := Remove(f.Data)
 	if err != nil || p.restore(name, without) {
 		return
@@ -270,25 +267,25 @@ func (p *planner) releaseFile(name string) {
 
 // converts reports whether a list is what a single plugin's file becomes, with a stanza: nobody but this program made it.
 func (p *planner) converts(single, list string) bool {
-	f, there := p.dir.Files[single]
-	_, is := p.dir.Files[list]
+	f, there := p.dir[single]
+	_, is := p.dir[list]
 	if !there || !is || single == list || !slices.Contains(targets(single), list) || !p.hasOwn(list) {
 		return false
 	}
 	converted, err := Convert(f.Data)
-	without, errList := Remove(p.dir.Files[list].Data)
+	without, errList := Remove(p.dir[list].Data)
 	return err == nil && errList == nil && bytes.Equal(converted, without)
 }
 
 // restore turns a converted file back into its original, unless another program changed it since. It reports whether
 // nothing is left to do.
 func (p *planner) restore(name string, without []byte) bool {
-	for _, saved := range slices.Sorted(maps.Keys(p.dir.Files)) { // two may fit: the choice is always the same
+	for _, saved := range slices.Sorted(maps.Keys(p.dir)) { // two may fit: the choice is always the same
 		single := strings.TrimSuffix(saved, savedSuffix)
 		if !Saved(saved) || !slices.Contains(targets(single), name) {
 			continue
 		}
-		_, there := p.dir.Files[single]
+		_, there := p.dir[single]
 		converted, err := p.asList(saved)
 		if there = there && single != name; !there && (err != nil || !bytes.Equal(converted, without)) {
 			continue

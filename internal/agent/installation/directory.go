@@ -1,0 +1,109 @@
+package installation
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+)
+
+// readDir reads the configuration directory as far as a plan needs it, and returns the names of its other files. A file
+// that cannot be read is there, but empty: a runtime skips it, too.
+func (i *Installation) readDir() (d cniconf.Dir, others []string, err error) {
+	entries, err := os.ReadDir(i.config.NetDir)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the CNI configuration: %w", err)
+	}
+	d, i.links = cniconf.Dir{}, nil
+	for _, e := range entries {
+		switch name := e.Name(); {
+		case i.isDir(name):
+			i.readDropIns(d, name)
+		case cniconf.Candidate(name) || cniconf.Saved(name) || name == i.config.Want.ConfName:
+			if err = i.readInto(d, name); err != nil {
+				return d, others, err
+			}
+		default:
+			others = append(others, name)
+		}
+	}
+	return d, others, nil
+}
+
+// isDir reports whether an entry is a directory, or a link to one, as runtimes follow it.
+func (i *Installation) isDir(name string) bool {
+	info, err := os.Stat(filepath.Join(i.config.NetDir, name))
+	return err == nil && info.IsDir()
+}
+
+func (i *Installation) readInto(d cniconf.Dir, name string) error {
+	file := filepath.Join(i.config.NetDir, name)
+	data, mode, err := hostfs.ReadFile(file, maxConf)
+	target, notLink := os.Readlink(file)
+	unseen := ""
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && notLink != nil:
+		return nil // removed meanwhile
+	case errors.Is(err, fs.ErrNotExist):
+		unseen = fmt.Sprintf("it is a symbolic link to %q, which is not there or lies in a part of the node that is not mounted here", target)
+	case errors.Is(err, hostfs.ErrTooLarge):
+		unseen = err.Error()
+	case errors.Is(err, fs.ErrPermission):
+		return err
+	case err != nil:
+		i.log.Debug("a file in the CNI configuration cannot be read", slog.String("file", name), errAttr(err))
+	}
+	if notLink == nil {
+		i.links = append(i.links, file)
+	}
+	d[name] = cniconf.File{Data: data, Mode: uint32(mode.Perm()), Link: notLink == nil, Unseen: unseen}
+	return nil
+}
+
+// readDropIns reads the drop-in files below a directory; one that cannot be listed has none.
+func (i *Installation) readDropIns(d cniconf.Dir, network string) {
+	names, _ := hostfs.List(filepath.Join(i.config.NetDir, network), func(name string) bool { return filepath.Ext(name) == ".conf" })
+	for _, name := range names {
+		_ = i.readInto(d, network+"/"+name) // one that may not be read is not there
+	}
+}
+
+// sweep removes the temporary files of this program from a directory, and those that the reference and older versions,
+// whose names are not theirs alone, left of the files of these names. Only the process that holds the lock may do it.
+func (i *Installation) sweep(dir string, names ...string) {
+	if files, err := i.disk.Sweep(dir, names...); len(files) > 0 || err != nil {
+		i.log.Info("removed temporary files that a crash left", slog.String("directory", dir), slog.Any("files", files), errAttr(err))
+	}
+}
+
+// sweepConf sweeps the configuration directory, those of drop-in files, and those of the targets of links.
+func (i *Installation) sweepConf(d cniconf.Dir) {
+	i.sweep(i.config.NetDir, temporary(d, i.config.Want)...)
+	entries, _ := os.ReadDir(i.config.NetDir)
+	for _, e := range entries {
+		if i.isDir(e.Name()) {
+			i.sweep(filepath.Join(i.config.NetDir, e.Name()), cniconf.DropInName)
+		}
+	}
+	for _, link := range i.links {
+		if target, err := filepath.EvalSymlinks(link); err == nil {
+			i.sweep(filepath.Dir(target), filepath.Base(target))
+		}
+	}
+}
+
+// temporary are the names of files that may have been written when a crash came: those that are there, and those that
+// they were to become.
+func temporary(d cniconf.Dir, want cniconf.Want) []string {
+	out := []string{want.ConfName, want.OwnedName, cniconf.OwnedName, cniconf.StandaloneName, triggerName}
+	for name := range d {
+		out = append(append(out, name, cniconf.Original(name)), cniconf.Becomes(name)...)
+	}
+	return slices.DeleteFunc(out, func(name string) bool { return name == "" })
+}
