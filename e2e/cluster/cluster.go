@@ -228,7 +228,7 @@ func (o Options) check() error {
 	}
 	for name, of := range tools {
 		if _, err := exec.LookPath(name); err != nil {
-			errs = append(errs, fmt.Errorf("%s is missing here: install %s (hack/e2e.sh does)", name, of))
+			errs = append(errs, fmt.Errorf("%s is missing: install %s (hack/e2e.sh does)", name, of))
 		}
 	}
 	if !enclosable {
@@ -334,7 +334,7 @@ func newDirectory(parent string) (directory, error) {
 	}
 	d := directory(dir)
 	if free, err := d.lock(); err != nil || !free {
-		return "", errors.Join(fmt.Errorf("locking %q: taken by another run", dir), err)
+		return "", errors.Join(fmt.Errorf("locking %q: locked by another process", dir), err)
 	}
 	for _, sub := range []string{d.pki(), d.logs(), d.state()} {
 		if err := os.MkdirAll(sub, 0o755); err != nil {

@@ -126,7 +126,7 @@ func TestTheAPIServerIsKilledAndComesBackWithItsData(t *testing.T) {
 	address := strings.TrimPrefix(host, "https://")
 	if conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(t.Context(), "tcp", address); err == nil {
 		_ = conn.Close()
-		t.Error("the API server was killed and answers")
+		t.Error("the killed API server accepts connections")
 	}
 	if err := c.Restart(t.Context(), cluster.APIServer); err != nil {
 		t.Fatal(err)
@@ -226,7 +226,7 @@ func TestAKilledTestLeavesNoProcess(t *testing.T) {
 	_ = command.Wait()
 	until(t, "the end of all processes", func() bool { return inside(t, namespace) == 0 })
 	if _, err := os.Stat(dir); err != nil {
-		t.Errorf("the directory has gone already, so the rest of this test is void: %v", err)
+		t.Errorf("the directory does not exist any more, so the next checks show nothing: %v", err)
 	}
 	// The next Start removes the directory of the killed test and leaves the running cluster alone.
 	start(t, parent)

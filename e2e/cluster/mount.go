@@ -211,7 +211,7 @@ func (g group) isV1Controller() bool {
 func ownGroups() ([]group, error) {
 	text, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
-		return nil, fmt.Errorf("reading the own cgroups: %w", err)
+		return nil, fmt.Errorf("reading /proc/self/cgroup: %w", err)
 	}
 	var all []group
 	for line := range strings.Lines(string(text)) {

@@ -188,7 +188,7 @@ func (s *scenario) powerLost() {
 	if got := s.NetworkFiles(); fmt.Sprint(got) != fmt.Sprint(files) {
 		s.Errorf("files of the network were %q and are %q", files, got)
 	}
-	s.Step("all pods are ready again and redirected as before; none has failed its validation")
+	s.Step("all pods are ready and redirected again; no validation failed")
 }
 
 // TestThePrimaryNetworkIsRewritten rewrites the primary CNI configuration in a loop, as the agent of a network does

@@ -38,7 +38,7 @@ func newScenario(t *testing.T, values string) (s *scenario, installed lab.Object
 	s.Pod("steady-plain", lab.Plain())
 	s.UntilReady("steady", "steady-plain")
 	s.steady(0)
-	s.Step("the agent is ready, a pod of the mesh is captured")
+	s.Step("the agent is ready, an injected pod is redirected")
 	return s, installed
 }
 
@@ -80,7 +80,7 @@ func (s *scenario) others() {
 			s.Errorf("%s: %s", e.InvolvedObject.Name, e.Message)
 		}
 	}
-	s.Step("%d pods of the mesh, and none outside, were refused for a while, since the test began", len(pods))
+	s.Step("the plugin rejected %d injected pods for a while, and no other pod", len(pods))
 }
 
 // plain reports whether a pod of these tests is outside of the mesh, by the suffix of its name.

@@ -72,7 +72,7 @@ func (c *Churn) stop() {
 // End waits until this many pods of each kind are done, stops the workers, and reports the problems as test errors.
 func (c *Churn) End(atLeast int) {
 	c.l.Helper()
-	c.l.Until(fmt.Sprintf("%d pods of each kind to come and go", atLeast), func() bool {
+	c.l.Until(fmt.Sprintf("%d pods of each kind to be deleted", atLeast), func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return min(c.pods["mesh"], c.pods["plain"]) >= atLeast || len(c.problems) > 0
@@ -83,7 +83,7 @@ func (c *Churn) End(atLeast int) {
 	for _, problem := range c.problems {
 		c.l.Error(problem)
 	}
-	c.l.Step("%d pods of the mesh and %d others have come and gone; the slowest was ready after %s", c.pods["mesh"], c.pods["plain"],
+	c.l.Step("%d injected pods and %d others were created and deleted; the slowest was ready after %s", c.pods["mesh"], c.pods["plain"],
 		c.slowest.Round(100*time.Millisecond))
 }
 

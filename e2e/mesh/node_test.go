@@ -30,7 +30,7 @@ func TestANewNode(t *testing.T) {
 	s.Until("the pods to fail", func() bool {
 		return s.Failed("early") && s.Failed("set-0") && s.jobPod() != "" && s.Failed(s.jobPod()) && s.IsReady("plain-early")
 	})
-	s.Step("their validation has failed with 126; manifests/istio-cni.yaml is applied")
+	s.Step("their validation has exited with 126; manifests/istio-cni.yaml is applied")
 
 	objects := s.Manifest()
 	s.Apply(objects)
@@ -154,12 +154,12 @@ func (s *scenario) outside() {
 	s.Must(err)
 	for _, r := range requests {
 		if r.Status == 403 || r.Resource == "pods" && strings.HasPrefix(r.Name, "plain") {
-			s.Errorf("asked: %s %s: %d", r.Verb, r.URI, r.Status)
+			s.Errorf("unexpected request: %s %s: %d", r.Verb, r.URI, r.Status)
 		}
 	}
 	// The plugin does not report a decision for which the annotations passed by the runtime suffice.
 	if d := s.Decision("plain"); d != (lab.Decision{}) {
-		s.Errorf("the annotations were not enough: %+v", d)
+		s.Errorf("the annotations did not suffice: %+v", d)
 	}
 	for _, name := range []string{"plain", "plain-early", "host"} {
 		for _, reason := range []string{"RepairBrokenPod", "BrokenPod", "UnverifiedPod"} {
@@ -171,7 +171,7 @@ func (s *scenario) outside() {
 	if rules := s.OnNode("iptables-save"); strings.Contains(rules, "ISTIO_") {
 		s.Errorf("rules in the node's own namespace:\n%s", rules)
 	}
-	s.Step("pods outside of the mesh are not redirected, and the API server was not asked about them (%d requests in all)", len(requests))
+	s.Step("pods outside of the mesh are not redirected, and no request was about them (%d requests in all)", len(requests))
 }
 
 // replaced: a repaired pod is replaced by another of the same name.
@@ -217,7 +217,7 @@ func (s *scenario) replacedAndBroken(conflist string) {
 		s.Error("the pod was replaced")
 	}
 	s.Flows("set-0")
-	s.Step("the next pod of the name, broken as the agent hung, was repaired, too")
+	s.Step("the next pod of the same name, broken while the agent was stopped, was repaired too")
 }
 
 // statefulSet creates a StatefulSet with one pod, NAME-0.

@@ -92,7 +92,7 @@ func TestPrimaryNetworks(t *testing.T) {
 			}
 			first := s.NetworkFile(p.wantFiles[slices.IndexFunc(p.wantFiles, func(name string) bool { return strings.HasSuffix(name, "list") })])
 			if n := strings.Count(first, `"type": "istio-cni"`) + strings.Count(first, `"type":"istio-cni"`); n != 1 {
-				t.Errorf("%d entries of wantFiles in %s", n, first)
+				t.Errorf("%d entries of istio-cni in %s", n, first)
 			}
 			s.checkCapture()
 			s.Uninstall(objects)
@@ -102,7 +102,7 @@ func TestPrimaryNetworks(t *testing.T) {
 			}
 			s.Pod("later", lab.Plain())
 			s.UntilReady("later")
-			s.Step("the agent is gone, the files are as before, and pods still start and end")
+			s.Step("the agent is uninstalled, the files are as before, and pods start and end")
 		})
 	}
 }
@@ -120,7 +120,7 @@ func (s *scenario) checkCapture() {
 	if flow := s.Flow("plain", ""); flow != lab.Untouched {
 		s.Errorf("plain: traffic by a proxy: %+v", flow)
 	}
-	s.Step("a pod of the mesh is captured, another one is not")
+	s.Step("an injected pod is redirected, a plain pod is not")
 }
 
 // flannel installs the flannel plugin and writes the subnet file of its daemon.
@@ -149,13 +149,13 @@ func TestNoNetworkYet(t *testing.T) {
 					return strings.Contains(s.Output(lab.Mesh, s.Agent().Name, "install-cni", false), "waiting for a valid CNI configuration")
 				})
 				if lab.Ready(s.Agent()) {
-					t.Error("the agent is ready without a network")
+					t.Error("the agent is ready without a CNI configuration")
 				}
 			}
 			if files := s.NetworkFiles(); len(files) != 0 || s.NodeIs(core.ConditionTrue) {
 				t.Errorf("files %q, node ready: %t", files, s.NodeIs(core.ConditionTrue))
 			}
-			s.Step("the agent waits; the network comes")
+			s.Step("the agent waits; the CNI configuration is written")
 			s.Must(s.PutNetwork("10-e2e.conflist", []byte(strings.NewReplacer("{{.Ranges}}", `[{"subnet": "10.88.0.0/24"}]`, "{{.Routes}}", `{"dst": "0.0.0.0/0"}`).
 				Replace(`{"cniVersion": "1.0.0", "name": "e2e", "plugins": [{`+bridge+`}]}`))))
 			s.UntilAgentReady()

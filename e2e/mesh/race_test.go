@@ -21,13 +21,13 @@ func TestRepairByDeletion(t *testing.T) {
 	var broken []core.Pod
 	s.Until("three pods to fail", func() bool { broken = s.failed(); return len(broken) == 3 })
 	s.UntilReady("plain")
-	s.Step("three pods have failed their validation; the agent comes, in mode delete")
+	s.Step("three pods have failed their validation; the agent is installed, in mode delete")
 	objects := s.Install("repair: {repairPods: false, deletePods: true}")
 	gone := map[types.UID]bool{}
 	for _, pod := range broken {
 		gone[pod.UID] = true
 	}
-	s.Until("others in their place", func() bool {
+	s.Until("the replacements", func() bool {
 		ready := 0
 		for _, pod := range s.all("app=web") {
 			if gone[pod.UID] || lab.Restarts(&pod) != 0 {
@@ -50,7 +50,7 @@ func TestRepairByDeletion(t *testing.T) {
 	if pod := s.Get(lab.App, "plain"); !lab.Ready(pod) || pod.DeletionTimestamp != nil {
 		t.Error("a pod outside of the mesh was changed")
 	}
-	s.Step("three others in their place are ready and redirected")
+	s.Step("three replacements are ready and redirected")
 	s.Uninstall(objects)
 	s.Must(s.Client().AppsV1().Deployments(lab.App).Delete(t.Context(), "web", meta.DeleteOptions{}))
 	s.RemoveAll()
@@ -73,7 +73,7 @@ func TestRepairByLabel(t *testing.T) {
 		t.Errorf("the pod: another %t, being deleted: %v, ready: %t", pod.UID != uid, pod.DeletionTimestamp, lab.Ready(pod))
 	}
 	if _, labelled := s.Get(lab.App, "late").Labels["cni.istio.io/uninitialized"]; labelled {
-		t.Error("a pod that was captured has the label")
+		t.Error("a redirected pod has the label")
 	}
 	s.Step("the pod from before the installation is labelled, the later one is not")
 }
@@ -87,7 +87,7 @@ func TestTheTaintControllerPreventsTheRace(t *testing.T) {
 	s.UntilNodeReady()
 	s.Pod("first", lab.Injected())
 	s.Until("the scheduler to refuse the pod", func() bool { return s.Event("first", "FailedScheduling", "") })
-	s.Step("the node is ready, and a pod waits for the taint to go")
+	s.Step("the node is ready, and a pod is Pending because of the taint")
 	objects := s.Chart("taint: {enabled: true}")
 	s.Apply(objects)
 	s.UntilReady("first")

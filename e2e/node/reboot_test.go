@@ -48,7 +48,7 @@ func TestARebootOfTheNode(t *testing.T) {
 	l.pod("application", nil, container("c", lab.BoxImage))
 	l.Until("the agent not to be ready", func() bool { return !l.isReady("k8s-app=istio-cni-node") })
 	if !l.startupTaint() || l.get("application").Spec.NodeName != "" {
-		t.Error("the node takes pods although its agent is not ready in this boot")
+		t.Error("pods are scheduled to the node although its agent is not ready since the reboot")
 	}
 	l.setFlag(true)
 	l.Until("the taint to go again", func() bool { return !l.startupTaint() })

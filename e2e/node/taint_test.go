@@ -51,7 +51,7 @@ func TestTheTaintKeepsPodsAwayUntilTheAgentIsReady(t *testing.T) {
 	l.Must(err)
 	for _, r := range requests {
 		if r.Status == 403 {
-			t.Errorf("refused: %s %s", r.Verb, r.URI)
+			t.Errorf("forbidden: %s %s", r.Verb, r.URI)
 		}
 	}
 }

@@ -169,12 +169,12 @@ func checkAppArmor(t *testing.T, pod, made *object) {
 		all, _, err := unstructured.NestedSlice(made.Object, "spec", "containers")
 		at := slices.IndexFunc(all, func(c any) bool { return c.(map[string]any)["name"] == container })
 		if err != nil || at < 0 {
-			t.Errorf("pod %s has an annotation for container %q, which it has not: error %v", pod.GetGenerateName(), container, err)
+			t.Errorf("pod %s has an annotation for container %q, which does not exist: error %v", pod.GetGenerateName(), container, err)
 			continue
 		}
 		kind, _, err := unstructured.NestedString(all[at].(map[string]any), "securityContext", "appArmorProfile", "type")
 		if profile != "unconfined" || kind != "Unconfined" {
-			t.Errorf("pod %s: %s is %q, the server made %q of it, error %v", pod.GetGenerateName(), name, profile, kind, err)
+			t.Errorf("pod %s: %s is %q, the server converted it to %q, error %v", pod.GetGenerateName(), name, profile, kind, err)
 		}
 	}
 }

@@ -54,7 +54,7 @@ func byID(objects []*object) map[string]*object {
 func byName(all []rendering, name string) (rendering, error) {
 	at := slices.IndexFunc(all, func(r rendering) bool { return slices.Contains(r.names, name) })
 	if at < 0 {
-		return rendering{}, fmt.Errorf("no rendering of name %q", name)
+		return rendering{}, fmt.Errorf("no rendering named %q", name)
 	}
 	return all[at], nil
 }

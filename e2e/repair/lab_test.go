@@ -94,7 +94,7 @@ func (l *fixture) grant(rights ...right) string {
 		l.Must(err)
 	}
 	for _, r := range rights {
-		l.Until("the API server to know of "+string(r), func() bool { return l.allowed(r) })
+		l.Until("the API server to allow "+string(r), func() bool { return l.allowed(r) })
 	}
 	path, err := shared.AccountKubeconfig(l.Context(), l.mesh, account)
 	l.Must(err)

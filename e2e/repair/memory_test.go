@@ -92,7 +92,7 @@ func (l *fixture) resident(d *repairer) int {
 			l.Must(err)
 		}
 	}
-	l.Logf("resident: %.1f MiB, of which %.1f MiB are anonymous; %.1f MiB at most",
+	l.Logf("resident: %.1f MiB, of which %.1f MiB are anonymous; peak %.1f MiB",
 		mib(got["VmRSS"]), mib(got["RssAnon"]), mib(got["VmHWM"]))
 	return got["VmRSS"] << 10
 }
@@ -108,7 +108,7 @@ func (l *fixture) process(d *repairer) string {
 			return dir
 		}
 	}
-	l.Fatal("the program is not among the processes")
+	l.Fatal("the process of the program was not found")
 	return ""
 }
 

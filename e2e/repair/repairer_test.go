@@ -133,7 +133,7 @@ func (l *fixture) noForbiddenRequests() {
 	l.Helper()
 	for _, r := range l.requests() {
 		if r.Status == 401 || r.Status == 403 || r.Status == 400 {
-			l.Errorf("refused: %s %s: %d", r.Verb, r.URI, r.Status)
+			l.Errorf("forbidden or invalid: %s %s: %d", r.Verb, r.URI, r.Status)
 		}
 	}
 }

@@ -24,7 +24,7 @@ func TestAMissingRightIsNamed(t *testing.T) {
 				return d.logged("the work on a pod failed, and is retried", m.verb+` resource "`+m.resource+`"`)
 			})
 			if m.done(l, "p") {
-				t.Error("it was done without the right to")
+				t.Error("it was done without the RBAC rule")
 			}
 			m.grant(l)
 			l.Until("it to be done", func() bool { return m.done(l, "p") })
@@ -38,7 +38,7 @@ func TestAMissingRightIsNamed(t *testing.T) {
 				t.Errorf("exit status %d", status)
 			}
 			if !r.logged("ending", "pod "+l.app+"/p", "403", m.verb+` resource "`+m.resource+`"`) {
-				t.Error("the last line does not say why")
+				t.Error("the last log line lacks the reason")
 			}
 		})
 	}

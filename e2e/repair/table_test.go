@@ -147,7 +147,7 @@ func (m mode) check(l *fixture, rows []row) {
 		}
 		switch {
 		case !r.broken && (len(events) > 0 || requests > 0 || l.get(namespace, r.name) == nil):
-			l.Errorf("%s is not broken, and there are %d requests and the events %q about it", r.name, requests, events)
+			l.Errorf("%s is not broken, and has %d requests and the events %q", r.name, requests, events)
 		case r.broken && (len(events) != 1 || !l.event(namespace, r.name, m.reason, "126")):
 			l.Errorf("%s: events %q", r.name, events)
 		case r.broken && m.verb != "" && m.accepted(l, r.name) != 1:

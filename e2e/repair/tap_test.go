@@ -98,7 +98,7 @@ func (t *tap) release() {
 // waitHeld waits until a request is delayed.
 func (t *tap) waitHeld() {
 	t.fixture.Helper()
-	t.fixture.Until("a request to hold back", func() bool {
+	t.fixture.Until("a request to delay", func() bool {
 		select {
 		case <-t.seen:
 			return true

@@ -153,7 +153,7 @@ func (s *scenario) share(requests int, took time.Duration) {
 	s.Step("the plugin's share: %.2f s in all, spread over %s and %d cores; %d requests about these pods", total.sum, rounded(took), runtime.NumCPU(), requests)
 	// The plugin waits at most 250 ms for the agent and then asks the API server itself.
 	if requests > pods {
-		s.Errorf("the API server was asked %d times about %d pods", requests, pods)
+		s.Errorf("%d requests for %d pods", requests, pods)
 	}
 }
 

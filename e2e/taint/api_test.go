@@ -18,7 +18,7 @@ import (
 func (l *fixture) startSynced() *controller {
 	l.Helper()
 	c := l.begin(l.grant(permissions{}), "--namespace="+l.mesh, "--leader-elect=false")
-	l.Until("all to be known", func() bool { return c.logged("nodes and pods are known") })
+	l.Until("the caches to be synced", func() bool { return c.logged("nodes and pods are known") })
 	return c
 }
 
@@ -45,9 +45,9 @@ func (c *controller) checkWatchCache() {
 		streams := query.Get("sendInitialEvents") == "true" && query.Get("resourceVersionMatch") == "NotOlderThan"
 		switch {
 		case r.Verb == "list" && query.Get("resourceVersion") == "":
-			c.fixture.Errorf("a list past the watch cache: %s", r.URI)
+			c.fixture.Errorf("a list without resourceVersion: %s", r.URI)
 		case r.Verb == "watch" && (query.Get("allowWatchBookmarks") != "true" || !streams && query.Get("resourceVersion") == ""):
-			c.fixture.Errorf("a watch without bookmarks or a beginning: %s", r.URI)
+			c.fixture.Errorf("a watch without bookmarks or resourceVersion: %s", r.URI)
 		case r.Verb == "watch":
 			watches++
 		}

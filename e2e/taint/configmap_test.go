@@ -46,9 +46,9 @@ func TestRequirementsChange(t *testing.T) {
 		t.Error("nodes were changed without requirements")
 	}
 	l.configMap(l.requires("color=blue"))
-	l.Until("blue to count", are(none, one))
+	l.Until("the requirement of blue", are(none, one))
 	l.configMap(l.requires("color=green"))
-	l.Until("green to count", are(one, none))
+	l.Until("the requirement of green", are(one, none))
 	before := c.patches("")
 
 	for _, bad := range []struct{ text, message string }{
@@ -61,9 +61,9 @@ func TestRequirementsChange(t *testing.T) {
 	}
 	// The last valid requirements stay in force, for existing nodes and for changes.
 	l.reportPod("green", podState{labels: green})
-	l.Until("the good requirements to count still", are(one, one))
+	l.Until("the last valid requirements to stay in force", are(one, one))
 	l.reportPod("green", podState{labels: green, ready: true})
-	l.Until("the good requirements to count still", are(one, none))
+	l.Until("the last valid requirements to stay in force", are(one, none))
 
 	logged := len(c.log())
 	l.Must(l.client.CoreV1().ConfigMaps(l.mesh).Delete(l.Context(), configMapName, meta.DeleteOptions{}))
@@ -71,9 +71,9 @@ func TestRequirementsChange(t *testing.T) {
 		return slices.ContainsFunc(c.log()[logged:], func(d decision) bool { return d.Msg == "requirements cannot be used" })
 	})
 	l.configMap(map[string]string{"first": l.requires("color=blue")["config"], "second": ""})
-	l.Until("blue to count again", are(none, one))
+	l.Until("the requirement of blue again", are(none, one))
 	if n := c.patches("") - before; n != 4 {
-		t.Errorf("%d patches since green counted, want 4: bad requirements changed something", n)
+		t.Errorf("%d patches, want 4: invalid requirements caused patches", n)
 	}
 	// No requirements: every node meets them.
 	l.configMap(map[string]string{})

@@ -65,7 +65,7 @@ func TestASecondWriter(t *testing.T) {
 	l.Until("the end", func() bool { return !has(l.taints("a")) })
 	got := l.taints("a")
 	if len(got) != written {
-		t.Errorf("of %d taints of the other writer %d are there", written, len(got))
+		t.Errorf("%d taints of the other writer, of which %d remain", written, len(got))
 	}
 	slices.Reverse(got)
 	for i, text := range got {
@@ -74,7 +74,7 @@ func TestASecondWriter(t *testing.T) {
 		}
 	}
 	if conflicts() == 0 {
-		t.Errorf("the two writers never met in %d turns and %d taints, so this test has shown nothing", turn, written)
+		t.Errorf("no conflict in %d turns and %d taints, so this test shows nothing", turn, written)
 	}
 	t.Logf("%d taints of the other writer, %d turns, %d conflicts", written, turn, conflicts())
 	c.checkRequests()

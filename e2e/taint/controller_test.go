@@ -129,7 +129,7 @@ func (c *controller) checkRequests() {
 		text := fmt.Sprintf("%s %s: %d", r.Verb, r.URI, r.Status)
 		switch {
 		case r.Status == 401 || r.Status == 403 || r.Status == 400:
-			c.fixture.Errorf("refused: %s", text)
+			c.fixture.Errorf("forbidden or invalid: %s", text)
 		case r.Resource == "nodes" && r.Verb != "list" && r.Verb != "watch" && r.Verb != "patch",
 			r.Resource == "pods" && (r.Name != "" || r.Verb != "list" && r.Verb != "watch"):
 			c.fixture.Errorf("a request that is not needed: %s", text)

@@ -64,7 +64,7 @@ func TestTwoControllersOfTheSameTaintKey(t *testing.T) {
 	free := func(i int) bool {
 		return slices.Equal(l.taints(fmt.Sprintf("both-%02d", i)), []string{"a=b:NoExecute"})
 	}
-	l.Until("all nodes to be free", func() bool {
+	l.Until("the taint to be removed from all nodes", func() bool {
 		for i := range nodes {
 			if !free(i) {
 				return false

@@ -106,7 +106,7 @@ func TestTheLeaderIsKilled(t *testing.T) {
 	// The standby replica sends no other requests during several renewals.
 	l.Until("renewals", func() bool { requests, _ := leader.leaseWrites(); return len(requests) > 4 })
 	if work := standby.leaderRequests(); len(work) != 0 {
-		t.Errorf("the one that waits for the lease asked for %s %s", work[0].Verb, work[0].URI)
+		t.Errorf("the standby replica sent %s %s", work[0].Verb, work[0].URI)
 	}
 	if standby.patches("") != 0 || leader.patches("") != 1 {
 		t.Errorf("patches: %d of the leader, %d of the other", leader.patches(""), standby.patches(""))
@@ -123,10 +123,10 @@ func TestTheLeaderIsKilled(t *testing.T) {
 	last, _ := leader.leaseWrites()
 	first, _ := standby.leaseWrites()
 	if waited := first[0].Received.Sub(last[len(last)-1].Received); waited < leaseTime {
-		t.Errorf("the lease was taken %s after it was renewed, before its %s were over", waited, leaseTime)
+		t.Errorf("the lease was acquired %s after its renewal, before its %s had passed", waited, leaseTime)
 	}
 	if standby.patches("first") != 0 || standby.patches("second") != 1 {
-		t.Errorf("patches of the new leader: %d of a node that is as it should be, %d of the new one",
+		t.Errorf("patches of the new leader: %d of a node without the taint, %d of the new one",
 			standby.patches("first"), standby.patches("second"))
 	}
 	standby.checkRequests()
@@ -141,18 +141,18 @@ func TestLeaderReleasesTheLeaseOnSIGTERM(t *testing.T) {
 	leader.stop()
 	requests, specs := leader.leaseWrites()
 	if last := specs[len(specs)-1]; last.HolderIdentity != nil && *last.HolderIdentity != "" || *last.LeaseDurationSeconds != 1 {
-		t.Errorf("the leader's last word on the lease: %+v", last)
+		t.Errorf("the leader's last write of the lease: %+v", last)
 	}
 	for _, r := range leader.leaderRequests() {
 		if r.Received.After(requests[len(requests)-1].Received) {
-			t.Errorf("after it gave the lease back it asked for %s %s", r.Verb, r.URI)
+			t.Errorf("after the release of the lease it sent %s %s", r.Verb, r.URI)
 		}
 	}
 	l.Until("the other to lead", standby.leads)
 	l.addNodeExpectTaintRemoved("second")
 	standby.stop()
 	if holder := l.lease().HolderIdentity; holder != nil && *holder != "" {
-		t.Errorf("the lease is still of %s", *holder)
+		t.Errorf("the lease is still held by %s", *holder)
 	}
 }
 
@@ -166,11 +166,11 @@ func TestStoppedLeaderMakesNoChangesAfterItsLeaseExpires(t *testing.T) {
 	l.addNodeExpectTaintRemoved("second")
 	took, _ := standby.leaseWrites()
 	leader.Signal(continueSignal)
-	l.Until("the old leader to find out", func() bool { return !leader.leads() })
+	l.Until("the old leader to lose the leadership", func() bool { return !leader.leads() })
 	l.addNodeExpectTaintRemoved("third")
 	for _, r := range leader.requests() {
 		if r.Received.After(took[0].Received) && r.Status < 300 && r.Verb != "list" && r.Verb != "watch" && r.Verb != "get" {
-			t.Errorf("the old leader did after the new one began: %s %s %s", r.Received, r.Verb, r.URI)
+			t.Errorf("request of the old leader after the new one acquired the lease: %s %s %s", r.Received, r.Verb, r.URI)
 		}
 	}
 	if n := standby.patches(""); n != 2 {
@@ -204,7 +204,7 @@ func TestLeaseTakenByAnotherHolder(t *testing.T) {
 	l.Until("it to lead", func() bool { return c.leads() && c.decided("first") != "" })
 	l.takeLease()
 	taken := l.lease().RenewTime.Time
-	l.Until("it to find out", func() bool { return !c.leads() })
+	l.Until("it to lose the leadership", func() bool { return !c.leads() })
 	l.reportPod("first", podState{ready: true})
 	l.Until("it to lead again", func() bool { return c.leads() && len(l.taints("first")) == 0 })
 	for _, r := range c.requests() {
@@ -289,13 +289,13 @@ func TestClientGoLeaderElectionOnTheSameLease(t *testing.T) {
 	held, _ := c.leaseWrites()
 	l.Until("ours to renew", func() bool { now, _ := c.leaseWrites(); return len(now) > len(held)+5 })
 	if other.leads() {
-		t.Error("client-go took the lease while ours had it")
+		t.Error("client-go acquired the lease while our replica held it")
 	}
 	c.Signal(os.Kill)
 	l.Until("client-go to lead", other.leads)
 	mine, _ := c.leaseWrites()
 	if acquired := l.lease().AcquireTime.Time; acquired.Sub(mine[len(mine)-1].Received) < leaseTime-time.Millisecond {
-		t.Errorf("client-go took the lease %s after it was renewed", acquired.Sub(mine[len(mine)-1].Received))
+		t.Errorf("client-go acquired the lease %s after its renewal", acquired.Sub(mine[len(mine)-1].Received))
 	}
 	other.end()
 

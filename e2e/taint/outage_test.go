@@ -51,7 +51,7 @@ func TestTheAPIServerCrashes(t *testing.T) {
 	const good, waiting = 20, 5
 	l.fleet(good, waiting)
 	c := l.replica("taint-a", "--add", "--hysteresis=0")
-	l.Until("all nodes to be known", func() bool { return c.decided("waiting-04") != "" && c.decided("good-19") != "" })
+	l.Until("decisions about all nodes", func() bool { return c.decided("waiting-04") != "" && c.decided("good-19") != "" })
 	for round := range 2 {
 		logged := len(c.log())
 		l.crash()
@@ -84,7 +84,7 @@ func TestChangesMissedWhileStoppedAreReconciled(t *testing.T) {
 	l := newFixture(t)
 	l.fleet(6, 2)
 	c := l.begin(l.grant(permissions{}), "--namespace="+l.mesh, "--leader-elect=false", "--add", "--hysteresis=0")
-	l.Until("all nodes to be known", func() bool { return c.decided("waiting-01") != "" && c.decided("good-05") != "" })
+	l.Until("decisions about all nodes", func() bool { return c.decided("waiting-01") != "" && c.decided("good-05") != "" })
 	c.Signal(stopSignal)
 	l.deletePod(l.mesh, "good-03")
 	l.Must(l.client.CoreV1().Nodes().Delete(l.Context(), "good-04", meta.DeleteOptions{}))
@@ -190,7 +190,7 @@ func TestTheAPIServerHangs(t *testing.T) {
 	l := newFixture(t)
 	l.fleet(3, 2)
 	c := l.replica("taint-a", "--add", "--hysteresis=0")
-	l.Until("all nodes to be known", func() bool { return c.decided("waiting-01") != "" && c.decided("good-02") != "" })
+	l.Until("decisions about all nodes", func() bool { return c.decided("waiting-01") != "" && c.decided("good-02") != "" })
 	l.Must(shared.Pause(cluster.APIServer))
 	resumed := false
 	t.Cleanup(func() {
@@ -221,7 +221,7 @@ func TestTheTokenIsReplaced(t *testing.T) {
 	l.fleet(1, 1)
 	granted := permissions{Taint: rights.Taint{Lease: leaseName}}
 	c := l.begin(l.grant(granted), l.election()...)
-	l.Until("all nodes to be known", func() bool { return c.decided("waiting-00") != "" })
+	l.Until("decisions about all nodes", func() bool { return c.decided("waiting-00") != "" })
 	l.Must(l.client.CoreV1().ServiceAccounts(l.mesh).Delete(t.Context(), account, meta.DeleteOptions{}))
 	l.Until("the controller to be unauthorized", func() bool {
 		return slices.ContainsFunc(c.log(), func(d decision) bool {

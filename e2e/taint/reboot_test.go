@@ -146,7 +146,7 @@ func TestSettleAfterASuspectedReboot(t *testing.T) {
 	c.stop()
 
 	c = l.begin(kubeconfig, append(args, "--settle=4s")...)
-	l.Until("the suspicion to pass by itself", func() bool { return c.decided("tainted") == "AgentReady" && len(l.taints("tainted")) == 0 })
+	l.Until("the end of --settle", func() bool { return c.decided("tainted") == "AgentReady" && len(l.taints("tainted")) == 0 })
 	for _, r := range c.requests() {
 		if r.Verb == "patch" && r.Name == "tainted" && r.Received.Before(back.Truncate(time.Second).Add(4*time.Second)) {
 			t.Errorf("the taint was removed at %s, before --settle was over", r.Received)

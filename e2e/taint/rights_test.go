@@ -155,7 +155,7 @@ func TestReadyAgainAfterLosingTheLease(t *testing.T) {
 	l.takeLease()
 	l.Until("the lease to be lost", func() bool { return !c.leads() })
 	restoreRights()
-	l.Until("the removal in the next time as the leader", func() bool { return len(l.taints("a")) == 0 })
+	l.Until("the removal in the next leadership", func() bool { return len(l.taints("a")) == 0 })
 	c.becomesReady(port)
 	c.stop()
 }

@@ -70,7 +70,7 @@ func TestManyNodesAndPods(t *testing.T) {
 
 	// For the next leader no node needs a change. Heartbeats of kubelets and changes of other pods cause no requests.
 	c = l.begin(l.grant(permissions{Taint: rights.Taint{Lease: leaseName}, account: "next"}), args...)
-	l.Until("all to be known", func() bool { return c.logged("nodes and pods are known") })
+	l.Until("the caches to be synced", func() bool { return c.logged("nodes and pods are known") })
 	lab.InParallel(nodes, func(i int) {
 		l.report(fmt.Sprintf("many-%03d", i), nodeState{ready: "True", heartbeat: time.Now().Add(time.Minute)})
 		app := 2*nodes + i

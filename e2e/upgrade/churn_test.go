@@ -37,9 +37,9 @@ type churn struct {
 	mu   sync.Mutex
 	made []string
 	errs []error
-	// away is the total time in which the CNI configuration had no istio-cni plugin; back is the last time it had none.
-	away time.Duration
-	back time.Time
+	// missing is the total time in which the CNI configuration had no istio-cni plugin; restored is the last time it had none.
+	missing  time.Duration
+	restored time.Time
 }
 
 const (
@@ -122,7 +122,7 @@ func (c *churn) watch(ctx context.Context) {
 			continue
 		}
 		c.mu.Lock()
-		c.away, c.back = c.away+time.Since(last), time.Now()
+		c.missing, c.restored = c.missing+time.Since(last), time.Now()
 		if !begun {
 			begun = true
 			_, err = c.Client().CoreV1().Pods(lab.App).Create(ctx, mesh(c.prefix+"-gap"), meta.CreateOptions{})
@@ -161,9 +161,9 @@ func (c *churn) stop() (captured, held map[string]time.Time) {
 		}
 		in[name] = c.Get(lab.App, name).CreationTimestamp.Time
 	}
-	c.Step("%d pods were made under way, %d of them began without redirection: %q; all are ready and redirected now",
+	c.Step("%d pods were created meanwhile, %d of them started without redirection: %q; all are ready and redirected now",
 		len(c.made), len(held), slices.Sorted(maps.Keys(held)))
-	c.Step("the stanza was away for %s; %q were deleted under way", c.away.Round(time.Millisecond), c.gone)
+	c.Step("the stanza was missing for %s; %q were deleted meanwhile", c.missing.Round(time.Millisecond), c.gone)
 	for _, name := range c.gone {
 		c.Until("the end of "+name, func() bool { return c.Get(lab.App, name) == nil })
 	}

@@ -92,17 +92,17 @@ func (s *scenario) checkGap(underWay *churn) {
 	captured, held := underWay.stop()
 	// On an idle machine containerd reads a changed configuration within a second.
 	const reads = time.Second
-	since := underWay.back.Add(reads)
+	since := underWay.restored.Add(reads)
 	after := 0
 	for _, made := range captured {
 		if made.After(since) {
 			after++
 		}
 	}
-	s.Step("%d pods were made when the stanza was back", after)
+	s.Step("%d pods were created after the stanza was written", after)
 	for name, made := range held {
 		if made.After(since) {
-			s.Errorf("%s began without redirection %s after the stanza was back", name, made.Sub(since)+reads)
+			s.Errorf("%s started without redirection %s after the stanza was written", name, made.Sub(since)+reads)
 		}
 	}
 }
@@ -114,8 +114,8 @@ func (s *scenario) rolledBack() {
 	s.helm("rollback", release, "1")
 	s.rolledOut(referenceImage)
 	// The agent keeps the installation when its successor is the reference.
-	if _, held := underWay.stop(); len(held) > 0 || underWay.away > 0 {
-		s.Errorf("the stanza was away for %s, and %q began without redirection", underWay.away, held)
+	if _, held := underWay.stop(); len(held) > 0 || underWay.missing > 0 {
+		s.Errorf("the stanza was missing for %s, and %q started without redirection", underWay.missing, held)
 	}
 	s.checkInstalled(s.reference.IstioCNI)
 	s.checkCaptured("back-0", "back-1")
@@ -168,7 +168,7 @@ func (s *scenario) checkCaptured(names ...string) {
 		s.Flows(name)
 		s.made[name] = s.rules(name)
 		if want := s.made["their-0"]; s.made[name] != want {
-			s.Errorf("%s has rules\n%s\nand the reference makes\n%s", name, s.made[name], want)
+			s.Errorf("%s has rules\n%s\nand the reference writes\n%s", name, s.made[name], want)
 		}
 	}
 	s.Step("%q are redirected from their start, by the same rules", names)
@@ -259,7 +259,7 @@ func (s *scenario) checkNoProblems() {
 	}
 	for _, r := range s.requests()[s.requestsBefore:] {
 		if r.Status == 401 || r.Status == 403 {
-			s.Errorf("requestsBefore: %s %s: %d", r.Verb, r.URI, r.Status)
+			s.Errorf("forbidden: %s %s: %d", r.Verb, r.URI, r.Status)
 		}
 	}
 	for line := range strings.Lines(s.Output(lab.Mesh, s.Agent().Name, "install-cni", false)) {
