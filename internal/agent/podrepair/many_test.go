@@ -3,26 +3,17 @@ package podrepair
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/podinfo"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
-	"github.com/meshcni/istio-cni/internal/core/repair"
-	"github.com/meshcni/istio-cni/internal/core/sidecar"
-	"github.com/meshcni/istio-cni/internal/kube"
-	"github.com/meshcni/istio-cni/internal/node/podns"
 )
 
 // counted puts programs into the way to iptables that count how often they are started, and gives their directory.
@@ -176,107 +167,6 @@ func TestTheGaugeFollowsThePod(t *testing.T) {
 	l.stand(0, 0, 0, 0)
 }
 
-// TestKeepNeverChangesADecision makes pods of all sorts at random and compares what is decided about them whole and reduced, and
-// holds what is kept to be no more than is needed.
-func TestKeepNeverChangesADecision(t *testing.T) {
-	t.Parallel()
-	random := rand.New(rand.NewPCG(1, 2))
-	pick := func(of ...string) string { return of[random.IntN(len(of))] }
-	reasons := map[repair.Reason]int{}
-	for range 20_000 {
-		settings := defaults(t)
-		settings.Predicate.Message, settings.Predicate.Annotation = pick("", "", "X", " X "), pick(sidecar.StatusKey, sidecar.StatusKey, "", "example.org/mark")
-		settings.Predicate.Container, settings.Predicate.ExitCode = pick("istio-validation", ""), random.IntN(2)*126
-		whole := randomPod(random, pick)
-		reduced := whole
-		reduced.Init, reduced.Containers = slices.Clone(whole.Init), slices.Clone(whole.Containers)
-		podinfo.Trim([]string{settings.LabelKey, settings.Predicate.Annotation}, settings.Predicate.Message)(&reduced)
-		policy := sidecar.Policy{ExcludeNamespaces: []string{"kube-system"}, AgentNamespace: "istio-system", AmbientEnabled: random.IntN(2) == 0}
-		full, kept := repair.Classify(podOf(whole), settings.Predicate, policy), repair.Classify(podOf(reduced), settings.Predicate, policy)
-		full.Failed.Message, kept.Failed.Message = "", ""
-		if fmt.Sprintf("%+v", full) != fmt.Sprintf("%+v", kept) {
-			t.Fatalf("of\n%+v\nis kept\n%+v\nand the decision was\n%+v\nand is\n%+v", whole, reduced, full, kept)
-		}
-		for _, rules := range []repair.Rules{repair.InPlaceRules, repair.OtherRules, repair.NoRules} {
-			if a, b := repair.ApplyObservation(full, podOf(whole), rules), repair.ApplyObservation(kept, podOf(reduced), rules); full.NeedsInspection && fmt.Sprintf("%+v", a) != fmt.Sprintf("%+v", b) {
-				t.Fatalf("with rules %d: was\n%+v\nis\n%+v", rules, a, b)
-			}
-		}
-		if _, was := whole.Facts.Labels[settings.LabelKey]; was && full.Reason != repair.NotLookedAt {
-			if _, is := reduced.Facts.Labels[settings.LabelKey]; !is {
-				t.Fatal("the mark of mode label is lost")
-			}
-		}
-		reasons[full.Reason]++
-		if text := fmt.Sprintf("%+v", reduced); strings.Contains(text, "superfluous") {
-			t.Fatalf("kept for nothing: %s", text)
-		}
-	}
-	for _, r := range []repair.Reason{
-		repair.NotLookedAt, repair.Passed, repair.Proven, repair.NoSandbox, repair.Unproven, repair.ValidationFailed, repair.FailedForGood,
-	} {
-		if reasons[r] < 20 {
-			t.Errorf("only %d pods for reason %s: %v", reasons[r], r, reasons)
-		}
-	}
-}
-
-func randomPod(random *rand.Rand, pick func(...string) string) kube.Pod {
-	one := func(n int) bool { return random.IntN(n) == 0 }
-	stateOf := func() repair.State {
-		switch random.IntN(5) {
-		case 0:
-			return repair.State{Running: true, Began: agenttest.Start()}
-		case 1:
-			return repair.State{Message: "superfluous"}
-		case 2:
-			return repair.State{}
-		}
-		code := []int{0, 1, 126}[random.IntN(3)]
-		return repair.State{
-			Terminated: true, ExitCode: code, Reason: map[bool]string{true: "Completed", false: "Error"}[code == 0],
-			Message: pick("", "X", "X\n", "superfluous message"), Began: agenttest.Start(), Finished: agenttest.Start().Add(time.Second),
-		}
-	}
-	p := kube.Pod{
-		Facts: sidecar.Facts{
-			Namespace: pick("shop", "shop", "shop", "kube-system", "istio-system"), Name: "web", UID: "u", HostNetwork: one(10),
-			Labels: map[string]string{"app": "superfluous"}, Annotations: map[string]string{"note": "superfluous"},
-			Containers: []sidecar.Container{
-				{Name: "app", Env: []sidecar.EnvVar{{Name: "X", Value: "superfluous"}}},
-				{
-					Name: "istio-proxy", Args: []string{"proxy", pick("sidecar", "sidecar", "router"), "superfluous"},
-					Env: []sidecar.EnvVar{{Name: pick("DISABLE_ENVOY", "ISTIO_META_DNS_CAPTURE", "OTHER"), Value: pick("true", "false")}},
-				},
-			},
-		},
-		Version: "7", NodeName: node1, Phase: pick("Pending", "Running", "Running", "Failed"), RestartPolicy: pick("Always", "Always", "Never"),
-		Deleting: one(10), Containers: []repair.Container{{Name: "istio-proxy", State: stateOf(), Last: stateOf()}},
-	}
-	if !one(5) {
-		p.Facts.Annotations[sidecar.StatusKey] = "superfluous"
-	}
-	if !one(5) {
-		p.Facts.Containers = append([]sidecar.Container{{Name: pick(sidecar.ValidationContainer, "istio-init", "mine"), Init: true}}, p.Facts.Containers...)
-		p.Init = []repair.Container{{Name: p.Facts.Containers[0].Name, State: stateOf(), Last: stateOf()}}
-	}
-	if !one(4) {
-		p.Addresses = []netip.Addr{netip.MustParseAddr("10.88.0.2")}
-	}
-	for key, value := range map[string]string{
-		sidecar.InboundPortsKey: pick("8080", "*", "bad"), sidecar.InjectKey: pick("true", "false"), sidecar.ModeKey: pick("REDIRECT", "TPROXY", "NONE"),
-		"example.org/mark": "1", "ambient.istio.io/redirection": "enabled",
-	} {
-		if one(4) {
-			p.Facts.Annotations[key] = value
-		}
-	}
-	if one(3) {
-		p.Facts.Labels[repair.BrokenLabel] = "x"
-	}
-	return p
-}
-
 // TestNothingIsLeftBehind counts goroutines and open files after controllers have ended in the middle of work.
 func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts what all tests together have
 	files := func() int {
@@ -327,42 +217,5 @@ func TestNobodyIsHelpedBeforeAllAreKnown(t *testing.T) {
 	c.runWorker(ctx) // ends as nobody says that the list is whole
 	if l.searches.Load() > 0 {
 		t.Error("the pod was worked on")
-	}
-}
-
-// TestOneWorkerAtATimeAndTheLatestState changes a pod while a worker has it, with other workers idle: none of them may take it, and
-// the last change is what counts in the end.
-func TestOneWorkerAtATimeAndTheLatestState(t *testing.T) {
-	t.Parallel()
-	var working, most, calls atomic.Int32
-	proceed := make(chan struct{})
-	l := newLab(t, inPlace, func(o *Options) { o.Workers = 4 })
-	l.options.Find = func(context.Context, podns.Pod) (*podns.Namespace, error) {
-		calls.Add(1)
-		n := working.Add(1)
-		for seen := most.Load(); n > seen && !most.CompareAndSwap(seen, n); {
-			seen = most.Load()
-		}
-		<-proceed
-		working.Add(-1)
-		return nil, podns.ErrNotFound
-	}
-	p := crashing("web")
-	l.set(p)
-	l.run()
-	agenttest.Until(t, func() string { return "no worker has the pod" }, func() bool { return calls.Load() == 1 })
-	for i := range 20 {
-		p.labels = object{"i": fmt.Sprint(i)}
-		l.set(p)
-	}
-	p.plain, p.now, p.last = true, nil, nil
-	l.set(p)
-	close(proceed)
-	l.stand(0, 0, 0, 0)
-	if most.Load() != 1 {
-		t.Errorf("%d workers had the pod at a time", most.Load())
-	}
-	if calls.Load() > 22 {
-		t.Errorf("the pod was worked on %d times for 22 changes", calls.Load())
 	}
 }

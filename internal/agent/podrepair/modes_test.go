@@ -134,41 +134,6 @@ func TestTheLabelCanBeAnother(t *testing.T) {
 	}
 }
 
-func TestDeletionCarriesUIDAndVersion(t *testing.T) {
-	t.Parallel()
-	l := newLab(t, deleting)
-	p := crashing("web")
-	l.set(p)
-	l.server.HoldWatches("/pods")
-	l.run()
-	agenttest.Until(t, func() string { return "it was not deleted" }, func() bool { _, leaving := l.fetch(p); return leaving })
-	l.counts(metrics.RepairDelete, metrics.RepairSuccess, 1)
-}
-
-// TestSelectorsGoToTheServer holds the restriction to the server, which sends no other pod then.
-func TestSelectorsGoToTheServer(t *testing.T) {
-	t.Parallel()
-	l := newLab(t, labelled, func(o *Options) {
-		o.Settings.LabelSelectors, o.Settings.FieldSelectors = "app in (web,shop),!canary", "metadata.namespace!=kube-system"
-	})
-	wanted, canary, system, other := crashing("wanted"), crashing("canary"), crashing("system"), crashing("other")
-	wanted.labels, canary.labels = object{"app": "web"}, object{"app": "web", "canary": "1"}
-	system.ns, system.labels = "kube-system", object{"app": "web"}
-	other.node, other.labels = "node-2", object{"app": "web"}
-	for _, p := range []podSpec{canary, system, other, wanted} {
-		l.set(p)
-	}
-	l.run()
-	l.hears(wanted, "Warning", ReasonLabelled)
-	if got := l.writes(); len(got) != 1 {
-		t.Errorf("requests %q", got)
-	}
-	query := "fieldSelector=metadata.namespace%21%3Dkube-system%2Cspec.nodeName%3Dnode-1&labelSelector=app+in+%28web%2Cshop%29%2C%21canary"
-	if l.requests(query) == 0 {
-		t.Errorf("no request with %s: %q", query, l.server.Requests())
-	}
-}
-
 // TestW9WithoutANodeNameAllNodesAreMeant has pods of two nodes and one of none, of which the reference saw only the last.
 func TestW9WithoutANodeNameAllNodesAreMeant(t *testing.T) {
 	t.Parallel()
@@ -203,43 +168,38 @@ func TestW10AJobIsNotRedirectedWhenItIsOver(t *testing.T) {
 	}
 }
 
-// TestPodsThatAreLeftAlone have failed as the others, and no mode changes or reports them.
+// TestPodsThatAreLeftAlone have failed as the others, and are neither redirected nor reported. The e2e suite has the other modes.
 func TestPodsThatAreLeftAlone(t *testing.T) {
 	t.Parallel()
-	for _, switches := range []repair.Switches{inPlace, deleting, labelled, nothing} {
-		t.Run(string(switches.Modes()[0]), func(t *testing.T) {
-			t.Parallel()
-			l := newLab(t, switches)
-			l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"kube-system"}})
-			var pods []podSpec
-			var paths []string
-			for i, change := range []func(*podSpec){
-				func(p *podSpec) { p.ns = "kube-system" },
-				func(p *podSpec) { p.host = true },
-				func(p *podSpec) { p.gateway = true },
-				func(p *podSpec) { p.plain = true; p.annotations = object{"other": "x"} },
-				func(p *podSpec) { p.labels = object{"sidecar.istio.io/inject": "false"} },
-				func(p *podSpec) { p.annotations = object{sidecar.ModeKey: "NONE"} },
-				func(p *podSpec) { p.deleting = true },
-				func(p *podSpec) { p.now = ended(0, agenttest.Start()) },
-			} {
-				p := crashing(fmt.Sprintf("web-%d", i)).at(fmt.Sprintf("10.88.0.%d/24", 2+i))
-				change(&p)
-				path := l.place(p)
-				pods, paths = append(pods, p), append(paths, path)
-			}
-			l.run()
-			l.passes()
-			for i, p := range pods {
-				l.silent(p)
-				if got := rulesOf(t, paths[i]); got != "" {
-					t.Errorf("rules were written:\n%s", got)
-				}
-			}
-			if got := l.writes(); len(got) > 0 {
-				t.Errorf("pods were changed: %q", got)
-			}
-		})
+	l := newLab(t, inPlace)
+	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"kube-system"}})
+	var pods []podSpec
+	var paths []string
+	for i, change := range []func(*podSpec){
+		func(p *podSpec) { p.ns = "kube-system" },
+		func(p *podSpec) { p.host = true },
+		func(p *podSpec) { p.gateway = true },
+		func(p *podSpec) { p.plain = true; p.annotations = object{"other": "x"} },
+		func(p *podSpec) { p.labels = object{"sidecar.istio.io/inject": "false"} },
+		func(p *podSpec) { p.annotations = object{sidecar.ModeKey: "NONE"} },
+		func(p *podSpec) { p.deleting = true },
+		func(p *podSpec) { p.now = ended(0, agenttest.Start()) },
+	} {
+		p := crashing(fmt.Sprintf("web-%d", i)).at(fmt.Sprintf("10.88.0.%d/24", 2+i))
+		change(&p)
+		path := l.place(p)
+		pods, paths = append(pods, p), append(paths, path)
+	}
+	l.run()
+	l.passes()
+	for i, p := range pods {
+		l.silent(p)
+		if got := rulesOf(t, paths[i]); got != "" {
+			t.Errorf("rules were written:\n%s", got)
+		}
+	}
+	if got := l.writes(); len(got) > 0 {
+		t.Errorf("pods were changed: %q", got)
 	}
 }
 

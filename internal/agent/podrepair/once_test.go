@@ -1,6 +1,7 @@
 package podrepair
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -125,7 +126,7 @@ func TestOnceDoesNothingOnABadConfiguration(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, deleting)
 	conf := *l.conf.Load()
-	conf.Problems = problem{}
+	conf.Problems = errors.New("half of it is missing")
 	l.conf.Store(&conf)
 	p := crashing("a")
 	l.set(p)
@@ -136,7 +137,3 @@ func TestOnceDoesNothingOnABadConfiguration(t *testing.T) {
 		t.Error("it was deleted")
 	}
 }
-
-type problem struct{}
-
-func (problem) Error() string { return "half of it is missing" }

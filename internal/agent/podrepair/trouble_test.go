@@ -18,69 +18,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
-// TestAPodThatChangedIsNotDeleted has a pod that recovers while nobody hears of it.
-func TestAPodThatChangedIsNotDeleted(t *testing.T) {
-	t.Parallel()
-	for _, evict := range []bool{false, true} {
-		l := newLab(t, deleting, func(o *Options) { o.Settings.Evict = evict })
-		l.run()
-		agenttest.Until(t, func() string { return "no watch" }, func() bool { return l.server.Watches() > 0 })
-		l.server.FailOn("/pods/web", kubetest.Unavailable, 1) // so that it comes to a second try
-		p := crashing("web")
-		l.set(p)
-		l.counts(metrics.RepairDelete, metrics.RepairFail, 1)
-		l.server.HoldWatches("/pods")
-		p.now = ended(0, agenttest.Start())
-		l.set(p)
-		agenttest.Until(t, func() string { return "it is not tried again" }, func() bool {
-			l.clock.Step(time.Second)
-			return len(l.writes()) >= 2
-		})
-		l.server.ReleaseWatches()
-		l.stand(1, 0, 0, 0)
-		if _, leaving := l.fetch(p); leaving {
-			t.Error("a healthy pod was deleted")
-		}
-		l.counts(metrics.RepairDelete, metrics.RepairSuccess, 0)
-	}
-}
-
-// TestAnotherPodOfTheNameIsNotTouched swaps the UID while nobody hears of it.
-func TestAnotherPodOfTheNameIsNotTouched(t *testing.T) {
-	t.Parallel()
-	for _, switches := range []repair.Switches{deleting, labelled} {
-		t.Run(string(switches.Modes()[0]), func(t *testing.T) {
-			t.Parallel()
-			l := newLab(t, switches)
-			l.run()
-			agenttest.Until(t, func() string { return "no watch" }, func() bool { return l.server.Watches() > 0 })
-			l.server.FailOn("/pods/web", kubetest.Unavailable, 1)
-			p := crashing("web")
-			l.set(p)
-			agenttest.Until(t, func() string { return "it is not tried" }, func() bool { return len(l.writes()) == 1 })
-			l.hears(p, "Warning", reasonOf(switches), "cannot be")
-			l.server.HoldWatches("/pods")
-			other := podSpec{name: "web", uid: "another", now: ended(0, agenttest.Start())}
-			l.server.Delete(p.path())
-			l.set(other)
-			agenttest.Until(t, func() string { return "it is not tried again" }, func() bool {
-				l.clock.Step(time.Second)
-				return len(l.writes()) >= 2
-			})
-			l.server.ReleaseWatches()
-			l.stand(1, 0, 0, 0)
-			if labels, leaving := l.fetch(other); leaving || len(labels) > 0 {
-				t.Errorf("the other pod was touched: labels %v, leaving %v", labels, leaving)
-			}
-			l.silent(other)
-		})
-	}
-}
-
-func reasonOf(s repair.Switches) EventReason {
-	return map[repair.Mode]EventReason{repair.Delete: ReasonDeleted, repair.Label: ReasonLabelled}[s.Modes()[0]]
-}
-
 // TestRefusals are those of a change, one after the other; each is told, counted, and ends well.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
@@ -131,53 +68,31 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestADisruptionBudgetIsHeeded by eviction, and not by deletion.
-func TestADisruptionBudgetIsHeeded(t *testing.T) {
+// TestADisruptionBudgetIsRespected by eviction, as long as the server asks to wait, and with one event for all attempts.
+func TestADisruptionBudgetIsRespected(t *testing.T) {
 	t.Parallel()
-	for _, seconds := range []int{0, 30} {
-		l := newLab(t, deleting, func(o *Options) { o.Settings.Evict = true })
-		p := crashing("web")
-		l.set(p)
-		l.server.Protect(p.path(), "web-budget", seconds)
-		l.run()
-		l.hears(p, "Warning", ReasonDeleted, "PodDisruptionBudget", "raise the budget")
-		l.counts(metrics.RepairDelete, metrics.RepairFail, 1)
-		if seconds > 0 {
-			l.clock.Step(25 * time.Second)
-			l.passes()
-			if n := len(l.writes()); n != 1 {
-				t.Errorf("%d requests within the time that the server wants to be left alone", n)
-			}
-		}
-		for range 20 {
-			l.clock.Step(time.Minute)
-			l.passes()
-		}
-		if n := len(l.writes()); n < 2 || n > 21 {
-			t.Errorf("%d requests in 20 minutes", n)
-		}
-		if _, leaving := l.fetch(p); leaving {
-			t.Error("it was deleted in spite of the budget")
-		}
-		if got := l.events(p); len(got) != 1 {
-			t.Errorf("the same failure is more than one event: %v", got)
-		}
-		l.server.Protect(p.path(), "", 0)
-		agenttest.Until(t, func() string { return "it is not evicted when the budget allows it" }, func() bool {
-			l.clock.Step(10 * time.Second)
-			_, leaving := l.fetch(p)
-			return leaving
-		})
-		if n := l.requests("DELETE "); n != 0 {
-			t.Errorf("%d deletions beside the eviction", n)
-		}
-	}
-	l := newLab(t, deleting)
+	l := newLab(t, deleting, func(o *Options) { o.Settings.Evict = true })
 	p := crashing("web")
 	l.set(p)
-	l.server.Protect(p.path(), "web-budget", 0)
+	l.server.Protect(p.path(), "web-budget", 30)
 	l.run()
-	l.acted(p, repair.Delete)
+	l.hears(p, "Warning", ReasonDeleted, "PodDisruptionBudget", "raise the budget")
+	l.counts(metrics.RepairDelete, metrics.RepairFail, 1)
+	l.clock.Step(25 * time.Second)
+	l.passes()
+	if n := len(l.writes()); n != 1 {
+		t.Errorf("%d requests within the time that the server asks to wait", n)
+	}
+	for range 20 {
+		l.clock.Step(time.Minute)
+		l.passes()
+	}
+	if n := len(l.writes()); n < 2 || n > 21 || l.requests("DELETE ") > 0 {
+		t.Errorf("%d requests in 20 minutes: %q", n, l.writes())
+	}
+	if got := l.events(p); len(got) != 1 {
+		t.Errorf("the same failure is more than one event: %v", got)
+	}
 }
 
 // TestAServerThatHangsHoldsUpNobody has an API server that takes no event and no change any more: pods are redirected in place
