@@ -1,7 +1,6 @@
 package podinfo
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -12,6 +11,7 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -129,84 +129,78 @@ func TestOneRequestForAllWhoWait(t *testing.T) {
 	server.Heal()
 }
 
-func TestFollowTellsAllThereIsAndWhatChanges(t *testing.T) {
+// TestFollowNotifiesOfAllPodsAndChanges, and of a failing watch, which is reported once: a listener that comes later gets it too.
+func TestFollowNotifiesOfAllPodsAndChanges(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(pod("a", "1", "n", ""))
+	server.Fail(kubetest.Forbidden, kubetest.Forever)
 	s := newStore(t, server)
 	run(t, s)
-	until(t, "no pod", func() bool { return s.Known() == 1 })
-	var mu sync.Mutex
-	known := map[string]bool{}
-	listed := 0
+	until(t, "the watch works", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.watchErr != nil })
+	calls := make(chan string, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	var work sync.WaitGroup
 	work.Go(func() {
 		s.Follow(ctx, kube.Listener[kube.Pod]{
-			OnUpdate: func(p kube.Pod) { mu.Lock(); defer mu.Unlock(); known[p.Facts.Name] = true },
-			OnDelete: func(p kube.Pod) { mu.Lock(); defer mu.Unlock(); delete(known, p.Facts.Name) },
-			OnSync:   func() { mu.Lock(); defer mu.Unlock(); listed++ },
-			OnError:  func(error) {},
+			OnUpdate: func(p kube.Pod) { calls <- "update " + p.Facts.Name },
+			OnDelete: func(p kube.Pod) { calls <- "delete " + p.Facts.Name },
+			OnSync:   func() { calls <- "sync" },
+			OnError:  func(err error) { calls <- fmt.Sprint("error ", err != nil) },
 		})
 	})
-	has := func(names ...string) func() bool {
-		return func() bool {
-			mu.Lock()
-			defer mu.Unlock()
-			for _, name := range names {
-				if !known[name] {
-					return false
-				}
+	next := func(want ...string) {
+		t.Helper()
+		for len(want) > 0 {
+			got := <-calls
+			if i := slices.Index(want, got); i >= 0 {
+				want = slices.Delete(want, i, i+1)
+			} else if got != "sync" { // which may come again
+				t.Fatalf("got %s, want %q", got, want)
 			}
-			return len(known) == len(names) && listed > 0
 		}
 	}
-	until(t, "what there was is not told", has("a"))
+	next("error true")
+	server.Heal()
+	next("error false", "update a", "sync")
 	server.Set(pod("b", "2", "n", ""))
-	until(t, "what is new is not told", has("a", "b"))
+	next("update b")
 	server.Delete("/api/v1/namespaces/shop/pods/a")
-	until(t, "what is gone is not told", has("b"))
+	next("delete a")
+	later := make(chan string, 1)
+	work.Go(func() {
+		s.Follow(ctx, kube.Listener[kube.Pod]{OnUpdate: func(p kube.Pod) { later <- p.Facts.Name }, OnSync: func() {}})
+	})
+	if got := <-later; got != "b" {
+		t.Errorf("a later listener gets %s", got)
+	}
 	cancel()
 	work.Wait()
 	server.Set(pod("c", "3", "n", ""))
 	until(t, "no pod", func() bool { return s.Known() == 2 })
-	if !has("b")() {
-		t.Error("it is told after the end")
+	for range len(calls) {
+		if got := <-calls; got != "sync" {
+			t.Errorf("%s after the end", got)
+		}
 	}
 }
 
-// A trouble is told once: who comes after that has to hear of it too.
-func TestFollowTellsOfATroubleThatThereIs(t *testing.T) {
-	server := kubetest.NewServer(t)
-	server.Fail(kubetest.Forbidden, 1000)
-	s := newStore(t, server)
-	run(t, s)
-	until(t, "there is no trouble", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.watchErr != nil })
-	told := make(chan error, 2)
-	ctx, cancel := context.WithCancel(t.Context())
-	var work sync.WaitGroup
-	work.Go(func() {
-		s.Follow(ctx, kube.Listener[kube.Pod]{OnSync: func() {}, OnError: func(err error) { told <- err }})
-	})
-	var have []error
-	until(t, "it is not told", func() bool { return len(told) == 1 })
-	server.Heal()
-	until(t, "its end is not told", func() bool { return len(told) == 2 })
-	have = append(have, <-told, <-told)
-	if have[0] == nil || have[1] != nil {
-		t.Errorf("told %v", have)
-	}
-	cancel()
-	work.Wait()
+// newService answers plugins; post is a plugin's report.
+func newService(t *testing.T) (s *Service, post func(text string) (status int)) {
+	t.Helper()
+	s = &Service{Ring: &Ring{}, Metrics: metrics.New(""), Log: slog.New(slog.DiscardHandler), Store: newStore(t, kubetest.NewServer(t))}
+	return s, func(text string) int { return s.ask(t, http.MethodPost, "/v1/report", text).Code }
+}
+
+func (s *Service) ask(t *testing.T, method, path, body string) *httptest.ResponseRecorder {
+	t.Helper()
+	w := httptest.NewRecorder()
+	s.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader(body)))
+	return w
 }
 
 func TestReportsAreKeptAndCounted(t *testing.T) {
-	m := metrics.New("")
-	service := Service{Ring: &Ring{}, Metrics: m, Log: slog.New(slog.DiscardHandler), Store: newStore(t, kubetest.NewServer(t))}
-	post := func(text string) int {
-		w := httptest.NewRecorder()
-		service.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/report", strings.NewReader(text)))
-		return w.Code
-	}
+	service, post := newService(t)
+	m := service.Metrics
 	for i := range 600 {
 		text, _ := json.Marshal(agentcall.Report{
 			Pod: fmt.Sprint(i), Reason: "captured", Source: agentcall.SourceAgent, Processes: 2, Requests: 1,
@@ -226,8 +220,7 @@ func TestReportsAreKeptAndCounted(t *testing.T) {
 			t.Errorf("%.40s: %d, want %d", text, code, want)
 		}
 	}
-	w := httptest.NewRecorder()
-	service.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v1/decisions", nil))
+	w := service.ask(t, http.MethodGet, "/v1/decisions", "")
 	var all []agentcall.Report
 	if err := json.Unmarshal(w.Body.Bytes(), &all); err != nil || len(all) != 512 || all[2].Pod != "599" || all[511].Pod != "90" {
 		t.Errorf("%v, %d reports", err, len(all))
@@ -246,8 +239,8 @@ func TestReportsAreKeptAndCounted(t *testing.T) {
 
 // TestEveryReportIsShown: neither the size nor the content of a report is a reason to drop it. Its texts are cut and printable.
 func TestEveryReportIsShown(t *testing.T) {
-	m := metrics.New("")
-	service := Service{Ring: &Ring{}, Metrics: m, Log: slog.New(slog.DiscardHandler), Store: newStore(t, kubetest.NewServer(t))}
+	service, post := newService(t)
+	m := service.Metrics
 	long := strings.Repeat("<\x1b[2J\u009b\n", 200_000)
 	whole := func(change func(*agentcall.Report)) string {
 		r := agentcall.Report{Time: time.Unix(1, 0), Namespace: "shop", Pod: "web", UID: "u", Container: "c", Reason: "captured", Source: agentcall.SourceAgent}
@@ -273,11 +266,10 @@ func TestEveryReportIsShown(t *testing.T) {
 		}),
 	} {
 		before := strings.Count(string(m.Text()), "\n")
-		w := httptest.NewRecorder()
-		service.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/report", strings.NewReader(text)))
+		code := post(text)
 		latest := service.Ring.Page(math.MaxUint64, 1)
-		if w.Code != http.StatusOK || len(latest) != 1 {
-			t.Errorf("%s: answer %d, %d decisions", name, w.Code, len(latest))
+		if code != http.StatusOK || len(latest) != 1 {
+			t.Errorf("%s: answer %d, %d decisions", name, code, len(latest))
 			continue
 		}
 		r := latest[0]
@@ -300,7 +292,7 @@ func TestEveryReportIsShown(t *testing.T) {
 // TestReportsCostABoundedMemory: what is kept of a report does not hold on to what was sent.
 func TestReportsCostABoundedMemory(t *testing.T) {
 	const reports, bound = 20, 2 << 20
-	service := Service{Ring: &Ring{}, Metrics: metrics.New(""), Log: slog.New(slog.DiscardHandler), Store: newStore(t, kubetest.NewServer(t))}
+	service, post := newService(t)
 	r := agentcall.Report{Error: strings.Repeat("<", 200_000), Seconds: map[agentcall.Phase]float64{agentcall.PhaseTotal: 1}}
 	for i := range 10_000 {
 		r.Seconds[agentcall.Phase(fmt.Sprint("phase", i))] = 1
@@ -317,10 +309,8 @@ func TestReportsCostABoundedMemory(t *testing.T) {
 	}
 	before := used()
 	for range reports {
-		w := httptest.NewRecorder()
-		service.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/report", bytes.NewReader(text)))
-		if w.Code != http.StatusOK {
-			t.Fatal(w.Code)
+		if code := post(string(text)); code != http.StatusOK {
+			t.Fatal(code)
 		}
 	}
 	if after := used(); after > before+bound {
@@ -334,8 +324,8 @@ func TestReportsCostABoundedMemory(t *testing.T) {
 // TestReportsOfManyAtOnceAreKept: plugins hand their reports to the kernel and end, however many there are at a time.
 func TestReportsOfManyAtOnceAreKept(t *testing.T) {
 	const plugins = 1000
-	m := metrics.New("")
-	service := Service{Ring: &Ring{}, Metrics: m, Log: slog.New(slog.DiscardHandler), Store: newStore(t, kubetest.NewServer(t))}
+	service, _ := newService(t)
+	m := service.Metrics
 	socket := filepath.Join(t.TempDir(), "s")
 	server, err := unixsock.Open(t.Context(), unixsock.Options{
 		Path: socket, Mode: 0o600, Connections: 256, Timeout: time.Minute, KeepAlive: true, Log: slog.New(slog.DiscardHandler),
@@ -368,7 +358,7 @@ func TestReportsOfManyAtOnceAreKept(t *testing.T) {
 
 // TestDecisionsComeInPages: all of them come, whatever is in them.
 func TestDecisionsComeInPages(t *testing.T) {
-	service := Service{Ring: &Ring{}, Metrics: metrics.New(""), Log: slog.New(slog.DiscardHandler), Store: newStore(t, kubetest.NewServer(t))}
+	service, _ := newService(t)
 	socket := filepath.Join(t.TempDir(), "s")
 	var config net.ListenConfig
 	listener, err := config.Listen(t.Context(), "unix", socket)
@@ -400,29 +390,13 @@ func TestDecisionsComeInPages(t *testing.T) {
 		t.Errorf("%d decisions of %d pages, %v", len(all), requests, err)
 	}
 	for query, want := range map[string]int{"": 512, "?limit=3": 3, "?limit=-1": 0, "?before=90": 1, "?before=0": 0, "?limit=99999": 512} {
-		w := httptest.NewRecorder()
-		service.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v1/decisions"+query, nil))
+		w := service.ask(t, http.MethodGet, "/v1/decisions"+query, "")
 		var page []agentcall.Report
 		if err := json.Unmarshal(w.Body.Bytes(), &page); err != nil || len(page) != want || page == nil {
 			t.Errorf("%q: %d decisions, %v", query, len(page), err)
 		}
 	}
-	w := httptest.NewRecorder()
-	service.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v1/decisions?before=x", nil))
-	if w.Code != http.StatusBadRequest {
+	if w := service.ask(t, http.MethodGet, "/v1/decisions?before=x", ""); w.Code != http.StatusBadRequest {
 		t.Errorf("answer %d", w.Code)
-	}
-}
-
-func TestRing(t *testing.T) {
-	var r Ring
-	if len(r.Latest()) != 0 {
-		t.Error("it is not empty")
-	}
-	for i := range 3 {
-		r.Add(agentcall.Report{Pod: fmt.Sprint(i)})
-	}
-	if l := r.Latest(); len(l) != 3 || l[0].Pod != "2" || l[2].Pod != "0" {
-		t.Errorf("got %+v", l)
 	}
 }

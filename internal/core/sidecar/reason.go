@@ -82,7 +82,7 @@ var rules = []rule{ //nolint:gochecknoglobals // a constant table
 		func(s subject) (string, bool) { return "", s.policy.AmbientEnabled && !s.injected() },
 	},
 	{
-		IstioInit, "its init container istio-init sets up the redirection itself", "inject it anew with the CNI plugin enabled in istiod", byPod,
+		IstioInit, "its init container istio-init sets up the redirection itself", "inject it again with the CNI plugin enabled in istiod", byPod,
 		func(s subject) (string, bool) {
 			return "", slices.ContainsFunc(s.Containers, func(c Container) bool { return c.Name == initContainer })
 		},
@@ -112,7 +112,7 @@ var rules = []rule{ //nolint:gochecknoglobals // a constant table
 	},
 	{
 		InvalidSettings, "its settings are invalid, and starting it without them would bypass the mesh",
-		"mend the annotations that the error names", byPod, nil,
+		"correct the annotations that the error names", byPod, nil,
 	},
 	{Captured, "it has a sidecar", "", byPod, nil},
 }

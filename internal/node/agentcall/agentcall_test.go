@@ -68,7 +68,8 @@ func TestFactsGoRoundWhole(t *testing.T) {
 	}
 }
 
-func serve(t *testing.T, handler http.HandlerFunc) string {
+// serve returns the socket of an agent. Each state of a connection goes to state, unless nil.
+func serve(t *testing.T, handler http.HandlerFunc, state func(net.Conn, http.ConnState)) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
 	var config net.ListenConfig
@@ -76,7 +77,7 @@ func serve(t *testing.T, handler http.HandlerFunc) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute, ConnState: state}
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(func() { _ = server.Close() })
 	return socket
@@ -86,31 +87,20 @@ func TestOneConnectionForAQuestionAndAReport(t *testing.T) {
 	from := map[string]int{}
 	var connections int
 	ended := make(chan struct{})
-	socket := filepath.Join(t.TempDir(), "s")
-	var config net.ListenConfig
-	listener, err := config.Listen(t.Context(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := &http.Server{
-		ReadHeaderTimeout: time.Minute,
-		ConnState: func(_ net.Conn, s http.ConnState) {
-			if s == http.StateNew {
-				connections++
-			}
-			if s == http.StateClosed {
-				close(ended) // all that was sent is read
-			}
-		},
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			from[r.Method+" "+r.URL.Path]++
-			if r.Method == http.MethodGet {
-				text, _ := agentcall.PrintPod(sidecar.Facts{Namespace: "a", Name: "b"}, "u&v=1")
-				_, _ = w.Write(text)
-			}
-		}),
-	}
-	go func() { _ = server.Serve(listener) }()
+	socket := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		from[r.Method+" "+r.URL.Path]++
+		if r.Method == http.MethodGet {
+			text, _ := agentcall.PrintPod(sidecar.Facts{Namespace: "a", Name: "b"}, "u&v=1")
+			_, _ = w.Write(text)
+		}
+	}, func(_ net.Conn, s http.ConnState) {
+		if s == http.StateNew {
+			connections++
+		}
+		if s == http.StateClosed {
+			close(ended) // all that was sent is read
+		}
+	})
 	agent, err := agentcall.Dial(t.Context(), socket)
 	if err != nil {
 		t.Fatal(err)
@@ -125,7 +115,6 @@ func TestOneConnectionForAQuestionAndAReport(t *testing.T) {
 		t.Error(err)
 	}
 	<-ended
-	_ = server.Close()
 	if connections != 1 || from["GET /v1/pods/a/b"] != 1 || from["POST /v1/report"] != 1 {
 		t.Errorf("%d connections, requests %v", connections, from)
 	}
@@ -145,7 +134,7 @@ func TestDecisionsEnd(t *testing.T) {
 		socket := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 			requests++
 			_, _ = w.Write([]byte(test.answer))
-		})
+		}, nil)
 		agent, err := agentcall.Dial(t.Context(), socket)
 		if err != nil {
 			t.Fatal(err)
@@ -208,7 +197,7 @@ func TestOnlyRootIsBelieved(t *testing.T) {
 }
 
 func TestTheContextEndsACall(t *testing.T) {
-	socket := serve(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	socket := serve(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, nil)
 	agent, err := agentcall.Dial(t.Context(), socket)
 	if err != nil {
 		t.Fatal(err)
