@@ -87,7 +87,7 @@ type Cluster struct {
 	options Options
 	run     directory
 	address address
-	inside  *pidOne
+	inside  *initProcess
 	config  *rest.Config
 	client  kubernetes.Interface
 
@@ -117,7 +117,7 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 
 func (c *Cluster) start(ctx context.Context) error {
 	began := time.Now()
-	if err := c.enclose(ctx); err != nil {
+	if err := c.startInit(ctx); err != nil {
 		return err
 	}
 	if err := c.connect(ctx); err != nil {
@@ -166,7 +166,7 @@ func (c *Cluster) PowerOff() error {
 // API server is ready.
 func (c *Cluster) PowerOn(ctx context.Context) error {
 	began := time.Now()
-	if err := c.enclose(ctx); err != nil {
+	if err := c.startInit(ctx); err != nil {
 		return err
 	}
 	if err := c.reconnect(ctx); err != nil {
@@ -231,7 +231,7 @@ func (o Options) check() error {
 			errs = append(errs, fmt.Errorf("%s is missing: install %s (hack/e2e.sh does)", name, of))
 		}
 	}
-	if !enclosable {
+	if !mainCalled {
 		errs = append(errs, errors.New("TestMain has not called cluster.Main"))
 	}
 	return errors.Join(errs...)

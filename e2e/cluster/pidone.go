@@ -21,13 +21,13 @@ const (
 	nameInit  = "istio-cni-e2e-init"
 )
 
-// enclosable reports whether Main was called.
-var enclosable bool //nolint:gochecknoglobals // one per process, set by TestMain
+// mainCalled reports whether Main was called.
+var mainCalled bool //nolint:gochecknoglobals // one per process, set by TestMain
 
 // Main runs the first process of the namespaces and does not return in it; in any other process it does nothing. It
 // must be called first in TestMain.
 func Main() {
-	enclosable = true
+	mainCalled = true
 	var err error
 	switch os.Args[0] {
 	case nameEnter:

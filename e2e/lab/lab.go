@@ -10,7 +10,7 @@
 //     a connection passed it. See command box.
 //   - Until polls with a long timeout, as machines may be slow, and fails with the name of the condition.
 //
-// It never skips. Start reading at Node; look.go queries pods, pod.go creates them, install.go installs the agent.
+// It never skips. Start reading at Node; query.go queries pods, pod.go creates them, install.go installs the agent.
 package lab
 
 import (

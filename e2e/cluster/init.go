@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pidOne is the test's handle of the first process of the namespaces.
-type pidOne struct {
+// initProcess is the test's handle of the first process of the namespaces.
+type initProcess struct {
 	pid   int
 	run   directory
 	ended chan struct{}
@@ -28,8 +28,8 @@ type pidOne struct {
 	answer   *json.Decoder
 }
 
-// enclose starts the first process in new namespaces and waits until it has mounted its file systems.
-func (c *Cluster) enclose(ctx context.Context) error {
+// startInit starts the first process in new namespaces and waits until it has mounted its file systems.
+func (c *Cluster) startInit(ctx context.Context) error {
 	name := nameInit
 	// Each boot of the node has another boot ID.
 	if err := os.WriteFile(c.run.bootID(), []byte(strings.ToLower(rand.Text())+"\n"), 0o644); err != nil {
@@ -55,7 +55,7 @@ func (c *Cluster) enclose(ctx context.Context) error {
 		Pdeathsig:  unix.SIGKILL,
 		Setsid:     true,
 	}
-	p := &pidOne{run: c.run, ended: make(chan struct{})}
+	p := &initProcess{run: c.run, ended: make(chan struct{})}
 	if err := p.begin(command); err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func environment() []string {
 
 // begin starts the process on a thread that lives as long as the process: the kernel sends Pdeathsig at the exit of
 // the thread that forked, not of its process.
-func (p *pidOne) begin(command *exec.Cmd) error {
+func (p *initProcess) begin(command *exec.Cmd) error {
 	in, err := command.StdinPipe()
 	if err != nil {
 		return fmt.Errorf("making a pipe: %w", err)
@@ -107,7 +107,7 @@ func (p *pidOne) begin(command *exec.Cmd) error {
 }
 
 // read returns the next reply, or an error if the process has exited.
-func (p *pidOne) read() (reply, error) {
+func (p *initProcess) read() (reply, error) {
 	var answer reply
 	if err := p.answer.Decode(&answer); err != nil {
 		return answer, fmt.Errorf("the process of the namespaces has ended: %s", tail(p.run.log("init")))
@@ -119,7 +119,7 @@ func (p *pidOne) read() (reply, error) {
 }
 
 // send sends a command and returns its reply.
-func (p *pidOne) send(o command) (reply, error) {
+func (p *initProcess) send(o command) (reply, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.commands.Encode(o); err != nil {
@@ -130,7 +130,7 @@ func (p *pidOne) send(o command) (reply, error) {
 
 // end kills the first process, and with it the namespaces, and waits until all processes are gone. The channel ended
 // is closed after Wait: while it is open, the PID is not reused.
-func (p *pidOne) end() error {
+func (p *initProcess) end() error {
 	select {
 	case <-p.ended:
 		return nil
