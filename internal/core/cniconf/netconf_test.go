@@ -126,8 +126,8 @@ func TestBackendsThatContradict(t *testing.T) {
 	t.Parallel()
 	for stanza, want := range map[string]string{
 		`{"name":"n","backend":"magic"}`:                                           `key "backend": value "magic": want auto, netlink, native or iptables`,
-		`{"name":"n","backend":"netlink","native_nftables":true}`:                  "native nftables are asked for, and the backend netlink",
-		`{"name":"n","backend":"netlink","force_iptables_binary":"nft"}`:           "a variant of the iptables programs is forced (nft)",
+		`{"name":"n","backend":"netlink","native_nftables":true}`:                  "native nftables and the backend netlink",
+		`{"name":"n","backend":"netlink","force_iptables_binary":"nft"}`:           "a forced variant of the iptables programs (nft)",
 		`{"name":"n","backend":"native","native_nftables":true,"api_timeout":"x"}`: `key "api_timeout"`,
 	} {
 		got, err := Parse([]byte(stanza))

@@ -28,21 +28,21 @@ func ParseBackend(text string) (Backend, error) {
 	return Auto, errors.New("want auto, netlink, native or iptables")
 }
 
-// ChooseBackend joins what is said about the backend in three places: the backend itself, the reference's switch for
+// ChooseBackend joins the three settings of the backend: the backend itself, the reference's switch for
 // native tables, and a variant of the iptables programs that is forced ("" for none), which is to ask for these.
-func ChooseBackend(said Backend, native bool, variant string) (Backend, error) {
-	open := said == "" || said == Auto
+func ChooseBackend(configured Backend, native bool, variant string) (Backend, error) {
+	open := configured == "" || configured == Auto
 	switch {
-	case native && !open && said != Native:
-		return Auto, errors.New("native nftables are asked for, and the backend " + string(said))
+	case native && !open && configured != Native:
+		return Auto, errors.New("native nftables and the backend " + string(configured) + " exclude each other")
 	case native: // as with the reference, whatever variant is forced for when the programs are used
 		return Native, nil
-	case variant != "" && !open && said != Tools:
-		return Auto, errors.New("a variant of the iptables programs is forced (" + variant + "), and a backend asked for that starts none")
+	case variant != "" && !open && configured != Tools:
+		return Auto, errors.New("a forced variant of the iptables programs (" + variant + ") and a backend that starts none exclude each other")
 	case variant != "":
 		return Tools, nil
 	case open:
 		return Auto, nil
 	}
-	return said, nil
+	return configured, nil
 }

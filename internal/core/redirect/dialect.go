@@ -128,7 +128,7 @@ func NativeHook(table, chain string) (ruleset.Hook, bool) {
 	return ruleset.HookOf(strings.TrimPrefix(table, nativePrefix), upper)
 }
 
-// OwnedNative says that all of a Set of native tables is the mesh's.
+// OwnedNative marks all of a Set of native tables as the mesh's.
 func OwnedNative(have ruleset.Set) ruleset.Ownership {
 	owned := ruleset.Ownership{Chains: map[string]map[string]bool{}}
 	for _, t := range have.Tables {

@@ -19,11 +19,11 @@ const (
 	Bypassed
 )
 
-// Families says how each family of a pod is treated. IPv4 is always captured, with or without addresses, as the
+// Families is the treatment of each family of a pod. IPv4 is always captured, with or without addresses, as the
 // reference does.
 type Families struct {
 	IPv6 Treatment
-	// HasIPv4 and HasIPv6 say of which families the pod has an address.
+	// HasIPv4 and HasIPv6 are set if the pod has an address of the family.
 	HasIPv4, HasIPv6 bool
 	// Host is the pod's first address.
 	Host netip.Addr
@@ -84,7 +84,7 @@ func (s Spec) Sets(f Families) []ruleset.Set {
 
 // Routing is what a Spec needs besides rules.
 type Routing struct {
-	// PassthroughV6 asks for ::6/128 on lo, the source address of Envoy's inbound connections to the app; in IPv4 the
+	// PassthroughV6 adds ::6/128 to lo, the source address of Envoy's inbound connections to the app; in IPv4 the
 	// whole of 127/8 is on lo already.
 	PassthroughV6 bool
 	// MarkFamilies are the families in which packets with Mark are delivered locally, through Table.

@@ -10,14 +10,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Owned says which rules of a namespace are the mesh's: those wanted now, and what any earlier configuration of this
-// program or of the reference left, whatever its ports, identities, marks and interfaces were.
+// Owned finds the rules of a namespace that are the mesh's: those wanted now, and leftovers of any earlier configuration of
+// this program or of the reference, whatever its ports, identities, marks and interfaces were.
 //
 // Chains are known by their prefix and jumps by their target. What the reference puts into built-in chains without a
-// jump is known by its whole shape, and counts only where a chain of ours that is not as
-// wanted shows that another configuration was here. A plain RETURN for an
-// interface, which anybody may use, counts besides only ahead of what the reference puts behind it, and only in pairs or
-// at the head of the chain.
+// jump is known by its whole shape, and counts only where a chain of ours that is not as wanted shows that another
+// configuration was here. A plain RETURN for an interface, which any program may use, counts only ahead of the rules that
+// the reference appends, and only in pairs or at the head of the chain.
 func Owned(want, have ruleset.Set) ruleset.Ownership {
 	return find(want, have, otherChain(want, have))
 }
@@ -57,7 +56,7 @@ func find(want, have ruleset.Set, leftovers bool) ruleset.Ownership {
 type finder struct {
 	want, have ruleset.Set
 	owned      ruleset.Ownership
-	// leftovers says that rules of the mesh's shapes are to be taken for the mesh's.
+	// leftovers is set if rules of the mesh's shapes are taken for the mesh's.
 	leftovers bool
 }
 
@@ -75,7 +74,7 @@ func (c *finder) chains() {
 }
 
 // ourJump reports whether the rule leads to a chain of ours. A chain takes no options, so its name ends the rule;
-// anywhere else, and with a quote behind it, the same words are somebody's comment.
+// anywhere else, and with a quote behind it, the same words are part of a comment.
 func ourJump(spec string) bool {
 	f := strings.Fields(spec)
 	if len(f) < 2 {
@@ -244,7 +243,7 @@ func (c *finder) capturesNetworks() bool {
 // reroutes reports whether the rule sends traffic to the proxy's outbound listener.
 func reroutes(spec string) bool { return strings.HasSuffix(spec, "-j "+toProxy) }
 
-// guardrails marks what the reference puts up while it replaces rules and leaves behind when it is killed then: all TCP
+// guardrails marks the rules that the reference adds while it replaces others, and leaves behind when it is killed: all TCP
 // and UDP dropped at the head of all three chains of filter. Nothing less than all six is taken for it.
 func (c *finder) guardrails() {
 	if !c.leftovers {

@@ -49,21 +49,21 @@ type Values map[Field]Value
 type FieldError struct {
 	Field
 	Value
-	// Problem says what is wrong and what would be right.
+	// Problem is what is wrong, and what would be right.
 	Problem string
 }
 
 // Error names where the value stands, the value and the problem. Of a long value it shows the beginning.
 func (e *FieldError) Error() string {
-	return fmt.Sprintf("%s: value %s: %s", e.Source, printable.Quote(e.Text, mostShown), e.Problem)
+	return fmt.Sprintf("%s: value %s: %s", e.Source, printable.Quote(e.Text, maxShown), e.Problem)
 }
 
-// Bounds of what an error shows of a text that a stranger wrote: bytes of a value and of one entry of it, and how many
+// Bounds of what an error shows of an untrusted text: bytes of a value and of one entry of it, and how many
 // bad entries.
 const (
-	mostShown      = 128
-	mostShownEntry = 64
-	mostProblems   = 5
+	maxShown      = 128
+	maxShownEntry = 64
+	maxProblems   = 5
 )
 
 // Dialect is the way in which lists are written.
@@ -78,20 +78,20 @@ type Dialect struct {
 // captured network. They are far above honest use, and low enough that a pod at all of them is programmed within a second
 // and 100 MB (docs/parity.md); the reference has no such bounds.
 const (
-	mostEntries  = 1000 // of ports, networks, groups and identities
-	mostExcluded = 100  // interfaces
-	mostRerouted = 8    // interfaces of virtual machines
+	maxEntries  = 1000 // of ports, networks, groups and identities
+	maxExcluded = 100  // interfaces
+	maxRerouted = 8    // interfaces of virtual machines
 )
 
 // Limits of the kernel and of the reference.
 const (
-	mostGroups    = 49        // five words each in one rule; iptables-restore reads 255 (xshared.h, MAX_ARGC; the reference allows 64, and fails)
-	mostInterface = 15        // IFNAMSIZ - 1, include/uapi/linux/if.h
-	lastID        = 1<<32 - 2 // -1 is "no id" to the kernel, include/linux/uidgid.h
-	statusPort    = 15020     // the sidecar agent's merged status and metrics
-	lastTable     = 1<<31 - 1 // iproute2 and the reference read it as a signed number
-	mainTables    = 253       // 253 default, 254 main, 255 local, include/uapi/linux/rtnetlink.h
-	wildcard      = "*"       // all ports, all networks, all groups
+	maxGroups        = 49        // five words each in one rule; iptables-restore reads 255 (xshared.h, MAX_ARGC; the reference allows 64, and fails)
+	maxInterfaceName = 15        // IFNAMSIZ - 1, include/uapi/linux/if.h
+	lastID           = 1<<32 - 2 // -1 is "no id" to the kernel, include/linux/uidgid.h
+	statusPort       = 15020     // the sidecar agent's merged status and metrics
+	lastTable        = 1<<31 - 1 // iproute2 and the reference read it as a signed number
+	mainTables       = 253       // 253 default, 254 main, 255 local, include/uapi/linux/rtnetlink.h
+	wildcard         = "*"       // all ports, all networks, all groups
 )
 
 var defaultLoopback = netip.MustParsePrefix("127.0.0.1/32") //nolint:gochecknoglobals // a constant
@@ -136,9 +136,9 @@ func (s *Spec) set(field Field, text string, d Dialect) (err error) {
 	case FieldOutboundPortsExclude:
 		s.OutboundPortsExclude, err = d.portList(text)
 	case FieldExcludeInterfaces:
-		s.ExcludeInterfaces, err = d.interfaces(text, mostExcluded)
+		s.ExcludeInterfaces, err = d.interfaces(text, maxExcluded)
 	case FieldRerouteInterfaces:
-		s.RerouteInterfaces, err = d.interfaces(text, mostRerouted)
+		s.RerouteInterfaces, err = d.interfaces(text, maxRerouted)
 	default:
 		err = s.setCommand(field, text, d)
 	}
@@ -258,13 +258,13 @@ func list[T any](d Dialect, text string, most int, item func(string) (T, error))
 		case err == nil:
 			out = append(out, v)
 			continue
-		case bad < mostProblems:
-			problems = append(problems, printable.Quote(i, mostShownEntry)+" "+err.Error())
+		case bad < maxProblems:
+			problems = append(problems, printable.Quote(i, maxShownEntry)+" "+err.Error())
 		}
 		bad++
 	}
-	if bad > mostProblems {
-		problems = append(problems, fmt.Sprintf("and %d more", bad-mostProblems))
+	if bad > maxProblems {
+		problems = append(problems, fmt.Sprintf("and %d more", bad-maxProblems))
 	}
 	if bad > 0 {
 		return nil, errors.New(strings.Join(problems, "; "))
@@ -296,7 +296,7 @@ func listener(text string) (uint16, error) {
 }
 
 func (d Dialect) portList(text string) ([]uint16, error) {
-	return list(d, text, mostEntries, parsePort)
+	return list(d, text, maxEntries, parsePort)
 }
 
 func (d Dialect) ports(text string) (Ports, error) {
@@ -332,7 +332,7 @@ func (d Dialect) networkList(text string) ([]netip.Prefix, error) {
 	if d.Strict && strings.ContainsAny(text, " \t\r\n") {
 		return nil, fmt.Errorf("holds white space: want address/prefix items separated by commas only")
 	}
-	return list(d, text, mostEntries, func(item string) (netip.Prefix, error) {
+	return list(d, text, maxEntries, func(item string) (netip.Prefix, error) {
 		if item == wildcard {
 			return netip.Prefix{}, fmt.Errorf("is not allowed here: want a list of networks")
 		}
@@ -348,8 +348,8 @@ func (d Dialect) networkList(text string) ([]netip.Prefix, error) {
 func (d Dialect) interfaces(text string, most int) ([]string, error) {
 	return list(d, text, most, func(name string) (string, error) {
 		switch {
-		case len(name) > mostInterface:
-			return "", fmt.Errorf("is longer than %d characters", mostInterface)
+		case len(name) > maxInterfaceName:
+			return "", fmt.Errorf("is longer than %d characters", maxInterfaceName)
 		case !interfaceName(name):
 			return "", fmt.Errorf("is not an interface name: want a letter, then letters, digits, '_', '.', '-'")
 		}
@@ -377,7 +377,7 @@ func parseID(text string) (uint32, error) {
 
 // ids reads the identities of the proxy. There must be one: without it the proxy would capture itself.
 func (d Dialect) ids(text string) ([]uint32, error) {
-	ids, err := list(d, text, mostEntries, parseID)
+	ids, err := list(d, text, maxEntries, parseID)
 	if err == nil && len(ids) == 0 {
 		err = fmt.Errorf("names no id: the proxy needs at least one, or its own traffic would loop")
 	}
@@ -398,20 +398,20 @@ func (d Dialect) group(text string) (uint32, error) {
 	}
 	id, err := d.GroupID(text)
 	if err != nil {
-		return 0, fmt.Errorf("is not a group known here (%s)", printable.Text(err.Error(), mostShown))
+		return 0, fmt.Errorf("is not a group known here (%s)", printable.Text(err.Error(), maxShown))
 	}
 	return id, nil
 }
 
 func (d Dialect) groupList(text string) ([]uint32, error) {
-	return list(d, text, mostEntries, d.group)
+	return list(d, text, maxEntries, d.group)
 }
 
 func (d Dialect) groups(text string) (Groups, error) {
 	if strings.TrimSpace(text) == wildcard {
 		return Groups{All: true}, nil
 	}
-	l, err := list(d, text, mostGroups, d.group)
+	l, err := list(d, text, maxGroups, d.group)
 	return Groups{List: l}, err
 }
 

@@ -259,7 +259,7 @@ func (b builder) ownerGroups() []ruleset.Rule {
 	}
 	why := "only the listed groups are captured"
 	if len(b.OwnerGroups.List) == 0 {
-		why = "nobody is captured: the list of groups is empty"
+		why = "no process is captured: the list of groups is empty"
 	}
 	var groups []ruleset.Match
 	for _, g := range b.OwnerGroups.List {

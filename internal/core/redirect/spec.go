@@ -23,14 +23,14 @@ const (
 	DefaultID    = 1337  // uid and gid of the proxy
 	DefaultMark  = 1337  // mark of TPROXY traffic
 	DefaultTable = 133   // routing table for marked packets
-	// SelfMark tells the proxy's connections to its own pod from those of the app under TPROXY. It is not configurable in
+	// SelfMark marks the proxy's connections to its own pod under TPROXY. It is not configurable in
 	// the reference.
 	SelfMark = 1338
 	// ProbePort is what the validation dials; it is never configured as a service port.
 	ProbePort = 15002
 )
 
-// PassthroughAddress is the source of the proxy's connections to the app, by which rules tell them from captured ones.
+// PassthroughAddress is the source of the proxy's connections to the app, by which rules recognize them.
 func PassthroughAddress(f ruleset.Family) netip.Addr {
 	if f == ruleset.IPv6 {
 		return netip.AddrFrom16([16]byte{15: 6})
@@ -38,7 +38,7 @@ func PassthroughAddress(f ruleset.Family) netip.Addr {
 	return netip.AddrFrom4([4]byte{127, 0, 0, 6})
 }
 
-// Mode says how inbound connections reach the proxy.
+// Mode is how inbound connections reach the proxy.
 type Mode uint8
 
 // Redirect rewrites the destination (the proxy asks for SO_ORIGINAL_DST); TPROXY keeps both addresses.
@@ -55,7 +55,7 @@ func (m Mode) String() string {
 	return "REDIRECT"
 }
 
-// DNSCapture says which DNS queries go to the sidecar agent.
+// DNSCapture selects the DNS queries that go to the sidecar agent.
 type DNSCapture uint8
 
 // No DNS, all of port 53, or only what is sent to Spec.DNSServers.
@@ -65,7 +65,7 @@ const (
 	DNSServers
 )
 
-// SecondFamily says what happens to IPv6 of a pod whose first address is IPv4 (compat: such a pod's IPv6 is not
+// SecondFamily is the treatment of IPv6 of a pod whose first address is IPv4 (compat: such a pod's IPv6 is not
 // captured unless dual stack is asked for).
 type SecondFamily uint8
 
@@ -94,7 +94,7 @@ type Networks struct {
 	List []netip.Prefix
 }
 
-// Groups is a set of group IDs: all of them or a list in the order given. An empty list means that nobody is captured.
+// Groups is a set of group IDs: all of them or a list in the order given. An empty list captures no group.
 type Groups struct {
 	All  bool
 	List []uint32
@@ -132,13 +132,13 @@ type Spec struct {
 	DNSServers []netip.Addr
 
 	DropInvalid bool
-	// DualStack captures IPv6 whatever the pod's addresses are; otherwise the first address decides, and SecondFamily says
-	// what happens to IPv6 of a pod whose first address is IPv4.
+	// DualStack captures IPv6 whatever the pod's addresses are; otherwise the first address decides, and SecondFamily is
+	// the treatment of IPv6 of a pod whose first address is IPv4.
 	DualStack    bool
 	SecondFamily SecondFamily
 }
 
-// Default is the Spec of a sidecar whose pod says nothing: everything captured but the proxy's own ports.
+// Default is the Spec of a sidecar whose pod has no annotation: everything captured but the proxy's own ports.
 func Default() Spec {
 	return Spec{
 		OutboundPort: OutboundPort, InboundPort: InboundPort, TunnelPort: TunnelPort,

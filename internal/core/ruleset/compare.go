@@ -8,8 +8,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// Ownership says which part of a namespace's rules is ours. Whoever knows the meaning of the rules makes it; this package
-// only respects it: what is not owned is foreign and never changed.
+// Ownership marks the part of a namespace's rules that is ours. Package redirect makes it. Everything else is foreign and
+// never changed.
 type Ownership struct {
 	// Chains names the chains that are ours as a whole, by table.
 	Chains map[string]map[string]bool
@@ -26,11 +26,11 @@ func (c Ownership) OwnsRule(table, chain string, i int) bool {
 	return c.OwnsChain(table, chain) || i < len(marks) && marks[i]
 }
 
-// Op is what a Line says of its rule.
+// Op is the result of the comparison for one rule.
 type Op uint8
 
-// A rule is as wanted; wanted and not there (or not at its place); there and ours but not wanted (there); somebody
-// else's, standing ahead of one of ours.
+// A rule is as wanted; wanted and not there (or not at its place); there and ours but not wanted (there); foreign
+// and ahead of one of ours.
 const (
 	Same Op = iota
 	Missing
@@ -47,7 +47,7 @@ type Line struct {
 // ChainDiff is a chain that is not as it should be, with every rule that was compared, in order.
 type ChainDiff struct {
 	Table, Chain string
-	// Absent says that the chain itself is wanted and not there; Stale that it is ours, there, and not wanted.
+	// Absent is set if the chain itself is wanted and not there; Stale if it is ours, there, and not wanted.
 	Absent, Stale bool
 	Lines         []Line
 	// Count stands for the Lines of a chain with too many rules between the first and the last that differ.
@@ -57,20 +57,20 @@ type ChainDiff struct {
 // Count is how many rules of a chain differ. Moved ones are wanted and there, in another order.
 type Count struct{ Missing, Extra, Foreign, Moved int }
 
-// mostPairs bounds the alignment of a chain: the product of how many rules are wanted and there, between those that are
+// maxPairs bounds the alignment of a chain: the product of how many rules are wanted and there, between those that are
 // alike at both ends. A thousand of each are aligned, with a table of 4 MB.
-const mostPairs = 1 << 20
+const maxPairs = 1 << 20
 
-// mostOthers bounds the foreign rules that are listed.
-const mostOthers = 20
+// maxOthers bounds the foreign rules that are listed.
+const maxOthers = 20
 
 // Diff is all that keeps one family of a namespace from being as wanted. The zero Diff means: nothing.
 type Diff struct {
 	Family Family
-	// Tool says, if it is set, whose view of the namespace was compared: the variants of iptables keep separate rules.
+	// Tool, if set, names the view of the namespace that was compared: the variants of iptables keep separate rules.
 	Tool   string
 	Chains []ChainDiff
-	// Others are rules of somebody else that stand behind ours in built-in chains, as "TABLE: -A CHAIN …": the first ones,
+	// Others are foreign rules behind ours in built-in chains, as "TABLE: -A CHAIN …": the first ones,
 	// and how many more there are. They see only what our rules let pass, so they are no difference.
 	Others []string
 }
@@ -78,10 +78,9 @@ type Diff struct {
 // Empty reports whether everything is as wanted.
 func (d Diff) Empty() bool { return len(d.Chains) == 0 }
 
-// Compare tells how have departs from want, in time and memory that grow with the number of rules and not with its square.
+// Compare finds the differences of have from want, in time and memory that grow with the number of rules and not with its square.
 // In a chain of ours every rule counts, and its order. In any other chain our rules must come first and in order; what
-// follows them is somebody else's business, what stands ahead of them is reported, since a packet that meets it may never
-// reach ours.
+// follows them is left alone; what stands ahead of them is reported, since a packet that meets it may never reach ours.
 func Compare(want, have Set, owned Ownership) Diff {
 	d := Diff{Family: want.Family}
 	unlisted := 0
@@ -93,7 +92,7 @@ func Compare(want, have Set, owned Ownership) Diff {
 				d.Chains = append(d.Chains, diff)
 			}
 			for _, r := range behind(table, there[chain], owned) {
-				if len(d.Others) == mostOthers {
+				if len(d.Others) == maxOthers {
 					unlisted++
 					continue
 				}
@@ -165,7 +164,7 @@ func lines(want, have []Rule, own func(int) bool) ([]Line, Count) {
 		end++
 	}
 	ownHere := func(i int) bool { return own(head + i) }
-	if (len(w)-end)*(len(h)-end) > mostPairs {
+	if (len(w)-end)*(len(h)-end) > maxPairs {
 		return nil, count(w[:len(w)-end], h[:len(h)-end], ownHere)
 	}
 	end = max(0, end-1) // the alignment sees one more: what is foreign stands ahead of it
@@ -223,7 +222,7 @@ func lcs(want, have []Rule) func(i, j int) int32 {
 	return func(i, j int) int32 { return table[i*row+j] }
 }
 
-// count tells how many rules differ without looking at their order.
+// count counts the rules that differ, whatever their order.
 func count(want, have []Rule, own func(int) bool) Count {
 	var c Count
 	missing := make(map[string]int, len(want))
@@ -262,7 +261,7 @@ func (c Count) String() string {
 	return "too many rules differ to show them: " + strings.Join(parts, ", ")
 }
 
-// behind gives what somebody else has behind our rules in a chain that is not ours but holds rules of ours.
+// behind gives the foreign rules behind ours in a chain that is not ours but holds rules of ours.
 func behind(table string, c *Chain, owned Ownership) []Rule {
 	if c == nil || owned.OwnsChain(table, c.Name) {
 		return nil
@@ -297,7 +296,7 @@ func chainNames(a, b Table) []string {
 	return names
 }
 
-// place names the family and whose view of it this is.
+// place names the family, and the tool if one is set.
 func (d Diff) place() string {
 	if d.Tool == "" {
 		return d.Family.String()
@@ -307,7 +306,7 @@ func (d Diff) place() string {
 
 // String prints every chain that differs: rules as wanted with two blanks before them, missing ones with "-" and their
 // reason, unwanted ones of ours with "+", foreign ones ahead of ours with "!". It is "" for an empty Diff, and ends with a
-// line that says so where it would be longer than maxText.
+// line about the rest where it would be longer than maxText.
 func (d Diff) String() string {
 	var b strings.Builder
 	for i, c := range d.Chains {

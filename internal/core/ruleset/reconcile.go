@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Verb says what an Operation does.
+// Verb is the kind of an Operation.
 type Verb uint8
 
 // EmptyChain makes a chain, or takes all rules out of it; the others are -A, -I at the Operation's Place, -D of the first

@@ -11,7 +11,7 @@ type Rule struct {
 	// Matches and Target are what the rule is made of, in the order of its dialect. A rule that was read has none.
 	Matches []Match
 	Target  Target
-	// Why tells a person what the rule is for. It is not part of the rule: not printed by String, not compared.
+	// Why explains the rule to a reader. It is not part of the rule: not printed by String, not compared.
 	Why string
 
 	text string

@@ -2,8 +2,7 @@
 // operations that bring a namespace from what it has to what it should have.
 //
 // It promises that a Set prints exactly what iptables-save prints for it (less the comment lines), and that a rule which
-// was read keeps its text byte for byte. It never touches the system, and it knows nothing of Istio: which rules are
-// wanted is for package redirect to say.
+// was read keeps its text byte for byte. It never touches the system, and it knows nothing of Istio: package redirect decides which rules are wanted.
 //
 // Start at Rule and Set; Compare and Reconcile are what the rest is for.
 package ruleset

@@ -38,20 +38,20 @@ type getInfo struct {
 // getEntries is the head of struct ipt_get_entries; the entries follow, aligned to 8 bytes.
 const getEntriesHead = tableNameLen + 8
 
-// ErrChanged says that a legacy table changed while it was read.
+// ErrChanged is returned if a legacy table changed while it was read.
 var ErrChanged = errors.New("the legacy table was changed meanwhile")
 
-// ErrUninspectable says that the namespace holds more rules than are read: whoever is in it may have filled it.
+// ErrUninspectable is returned if the namespace holds more rules than are read: a pod can fill its own.
 var ErrUninspectable = nftables.ErrUninspectable
 
 // What is read of the tables of a family in all, and of the text that a tool prints of them. A rule takes about 200 bytes.
 const (
-	mostRules = 50_000
-	mostBytes = 32 << 20
+	maxRules = 50_000
+	maxBytes = 32 << 20
 )
 
 func overBudget() error {
-	return fmt.Errorf("%w: it holds more than %d rules of iptables, or more than %d MiB of them", ErrUninspectable, mostRules, mostBytes>>20)
+	return fmt.Errorf("%w: it holds more than %d rules of iptables, or more than %d MiB of them", ErrUninspectable, maxRules, maxBytes>>20)
 }
 
 // LegacyMesh reports whether the legacy tables of the current namespace hold chains of the mesh, without a tool: those
@@ -85,7 +85,7 @@ func LegacyMesh(f ruleset.Family) (bool, error) {
 	return false, nil
 }
 
-// LegacyInUse reports whether the namespace has legacy tables of the family, whoever's they are.
+// LegacyInUse reports whether the namespace has legacy tables of the family, the mesh's or not.
 func LegacyInUse(f ruleset.Family) bool {
 	tables, err := legacyTables(f)
 	return err == nil && len(tables) > 0
@@ -142,7 +142,7 @@ func (l legacy) affordable(tables []string) error {
 		}
 		rules, size = rules+int(info.entries), size+int(info.size)
 	}
-	if rules > mostRules || size > mostBytes {
+	if rules > maxRules || size > maxBytes {
 		return fmt.Errorf("reading the legacy tables of %s: %w", l.family, overBudget())
 	}
 	return nil
@@ -153,7 +153,7 @@ func (l legacy) entries(table string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if info.size > mostBytes {
+	if info.size > maxBytes {
 		return nil, overBudget()
 	}
 	buffer := make([]byte, getEntriesHead+int(info.size))

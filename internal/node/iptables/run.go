@@ -23,7 +23,7 @@ const lockWait = "--wait=30"
 func (t Tool) run(ctx context.Context, program, stdin string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // a tool found on the node's path; arguments are ours
 	cmd.Env = []string{"PATH=" + strings.Join(t.host.directories(), string(filepath.ListSeparator))}
-	// A tool must not work on after its starter was killed and somebody else has taken over.
+	// A tool must not go on after this process was killed and another one has taken over.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if t.host.Held != nil {
 		cmd.ExtraFiles = []*os.File{t.host.Held}
@@ -31,7 +31,7 @@ func (t Tool) run(ctx context.Context, program, stdin string, args ...string) (s
 	if t.host.Lock != "" {
 		cmd.Env = append(cmd.Env, "XTABLES_LOCKFILE="+t.host.Lock)
 	}
-	stdout, stderr := capped{most: mostBytes, refuse: true}, capped{most: mostSaid}
+	stdout, stderr := capped{most: maxBytes, refuse: true}, capped{most: maxMessage}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
 	t.host.started++
 	err := cmd.Run()
@@ -44,8 +44,8 @@ func (t Tool) run(ctx context.Context, program, stdin string, args ...string) (s
 	return stdout.String(), nil
 }
 
-// mostSaid bounds what is kept of a tool's messages.
-const mostSaid = 4 << 10
+// maxMessage bounds a tool's message.
+const maxMessage = 4 << 10
 
 // capped keeps the beginning of what is written. It drops the rest or refuses it, which ends a program that goes on. The
 // buffer is not embedded: io.Copy would fill it by its ReadFrom.
@@ -69,30 +69,30 @@ func (c *capped) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// explain turns a failed run into an error that shows what the tool said, the line it means, and what may help.
+// explain turns a failed run into an error that shows the tool's message, the line that it names, and a hint.
 func explain(ctx context.Context, name, stdin, stderr string, err error) error {
 	if ctxErr := context.Cause(ctx); ctxErr != nil {
 		return fmt.Errorf("running %s: %w", name, ctxErr)
 	}
-	said := strings.TrimSpace(strings.Join(strings.Fields(stderr), " "))
-	text := fmt.Sprintf("running %s: %s", name, said)
-	if line := meant(said, stdin); line != "" {
+	message := strings.TrimSpace(strings.Join(strings.Fields(stderr), " "))
+	text := fmt.Sprintf("running %s: %s", name, message)
+	if line := lineOf(message, stdin); line != "" {
 		text += fmt.Sprintf(" (the line is %q)", line)
 	}
-	if hint := hintFor(said); hint != "" {
+	if hint := hintFor(message); hint != "" {
 		text += "; " + hint
 	}
 	var exit *exec.ExitError
-	if errors.As(err, &exit) && said != "" {
+	if errors.As(err, &exit) && message != "" {
 		return fmt.Errorf("%s [%w]", text, err)
 	}
 	return fmt.Errorf("%s: %w", strings.TrimSuffix(text, ": "), err)
 }
 
-// meant finds the line of the program that the tool's message numbers.
-func meant(said, stdin string) string {
+// lineOf finds the line of the program that the tool's message numbers.
+func lineOf(message, stdin string) string {
 	// Compiled only here: every start of the program would pay for a pattern that hardly any needs.
-	m := regexp.MustCompile(`line:? ?(\d+)`).FindStringSubmatch(said)
+	m := regexp.MustCompile(`line:? ?(\d+)`).FindStringSubmatch(message)
 	if m == nil {
 		return ""
 	}
@@ -104,8 +104,8 @@ func meant(said, stdin string) string {
 	return lines[n-1]
 }
 
-// hintFor says what usually is behind a message of the tools.
-func hintFor(said string) string {
+// hintFor gives the usual cause of a message of the tools.
+func hintFor(message string) string {
 	hints := []struct{ part, hint string }{
 		{"Permission denied", "this needs CAP_NET_ADMIN in the namespace"},
 		{"Operation not permitted", "this needs CAP_NET_ADMIN in the namespace"},
@@ -118,7 +118,7 @@ func hintFor(said string) string {
 		{"do you need to insmod", "the node's kernel lacks that table; load the module iptable_nat, iptable_mangle or iptable_raw"},
 	}
 	for _, h := range hints {
-		if strings.Contains(said, h.part) {
+		if strings.Contains(message, h.part) {
 			return h.hint
 		}
 	}

@@ -40,7 +40,7 @@ func ParseVariant(text string) (Variant, error) {
 	return "", fmt.Errorf("want legacy, nft or nothing")
 }
 
-// Host says where and how tools are started.
+// Host is where and how tools are started.
 type Host struct {
 	// Path is a list of directories as in $PATH. Empty means the usual ones.
 	Path string
@@ -51,17 +51,17 @@ type Host struct {
 	// Lock is the file that legacy tools lock instead of the host's; the pod's namespace file serves. "" is the host's.
 	Lock string
 
-	versions map[string]version // by program, as far as asked for
+	versions map[string]version // by program, as far as known
 	started  int
 }
 
 // Started is how many processes were started for this host.
 func (h *Host) Started() int { return h.started }
 
-// version is that of a program, as its --version says.
+// version is that of a program, from its --version.
 type version [3]int
 
-// restoreWaits is the first version whose iptables-restore can be told to wait for the lock.
+// restoreWaits is the first version whose iptables-restore has --wait.
 var restoreWaits = version{1, 6, 2} //nolint:gochecknoglobals // a constant
 
 // usualPath is where distributions keep iptables; a runtime may start plugins with a PATH that lacks some, or none.
@@ -145,7 +145,7 @@ func choice(t, other Tool, alsoOther bool) Choice {
 	return c
 }
 
-// Names are the programs used when nothing may be asked of the system, as in a dry run.
+// Names are the programs of a dry run, which must not look at the system.
 func Names(f ruleset.Family) string { return base(f) + "-restore" }
 
 func (h *Host) find(f ruleset.Family, v Variant) (Tool, bool) {
@@ -156,7 +156,7 @@ func (h *Host) find(f ruleset.Family, v Variant) (Tool, bool) {
 	return Tool{Family: f, Variant: v, save: save, restore: restore, program: program, host: h}, ok && ok2 && ok3
 }
 
-// plain finds the tools without a variant in their name and asks them which one they are.
+// plain finds the tools without a variant in their name, and their variant by --version.
 func (h *Host) plain(ctx context.Context, f ruleset.Family) (Tool, error) {
 	name := base(f)
 	program, ok := h.look(name)
@@ -183,7 +183,7 @@ func (h *Host) plain(ctx context.Context, f ruleset.Family) (Tool, error) {
 	return t, nil
 }
 
-// version asks the tool's program once for its version.
+// version runs the tool's program once for its version.
 func (t Tool) version() (version, error) {
 	if v, known := t.host.versions[t.program]; known {
 		return v, nil
@@ -234,7 +234,7 @@ func (h *Host) look(name string) (string, bool) {
 	return "", false
 }
 
-// inUse reports whether the variant has any table of the family here. If that cannot be told, it may have.
+// inUse reports whether the variant has any table of the family here. It does if that is unknown.
 func (t Tool) inUse(ctx context.Context) bool {
 	if t.Variant == Legacy {
 		return LegacyInUse(t.Family)
@@ -252,7 +252,7 @@ func (t Tool) Read(ctx context.Context) (ruleset.Set, error) {
 	if err != nil {
 		return ruleset.Set{}, fmt.Errorf("reading %s rules: %w", t.Family, err)
 	}
-	if lines := strings.Count(text, "\n"); lines > mostRules {
+	if lines := strings.Count(text, "\n"); lines > maxRules {
 		return ruleset.Set{}, fmt.Errorf("reading %s rules: %w", t.Family, overBudget())
 	}
 	return ruleset.Parse(t.Family, text)

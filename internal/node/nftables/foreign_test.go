@@ -205,7 +205,7 @@ func TestForeignRulesStay(t *testing.T) {
 			t.Errorf("%s is not as wanted:\n%s", want.Family, d)
 		}
 	}
-	// A stranger's rules come between ours, and go ahead of them.
+	// Foreign rules come between ours, and ahead of them.
 	p.run(t, "", "iptables-nft", strings.Fields("-t nat -I OUTPUT 1 -p tcp -m limit --limit 7/min -j ACCEPT")...)
 	p.apply(t, want4)
 	out, _ := p.read(t, ruleset.IPv4).Table("nat").Chain("OUTPUT")
@@ -240,9 +240,9 @@ func specs(rules []ruleset.Rule) []string {
 	return out
 }
 
-// TestAStrangersRuleToOurChainGoesWithIt has a rule that is not understood lead to a chain of ours: it must go first, or
+// TestAForeignRuleToOurChainIsDeleted has an opaque rule lead to a chain of ours: it must go first, or
 // the kernel would keep the chain.
-func TestAStrangersRuleToOurChainGoesWithIt(t *testing.T) {
+func TestAForeignRuleToOurChainIsDeleted(t *testing.T) {
 	p := newPod(t)
 	p.apply(t, redirect.Rules(redirect.Default(), ruleset.IPv4))
 	p.run(t, "", "nft", "add rule ip nat OUTPUT tcp dport { 1, 2 } jump ISTIO_OUTPUT")
@@ -291,7 +291,7 @@ func TestAChainOfAnotherHookIsNotTakenForOurs(t *testing.T) {
 	}
 	before := p.kernel(t, ruleset.IPv4)
 	err := p.tryApply(want)
-	if err == nil || !strings.Contains(err.Error(), `somebody made chain "OUTPUT" for something else`) {
+	if err == nil || !strings.Contains(err.Error(), `chain "OUTPUT" is not the built-in one`) {
 		t.Errorf("got error %v", err)
 	}
 	if diff := cmp.Diff(before, p.kernel(t, ruleset.IPv4)); diff != "" {

@@ -2,7 +2,7 @@
 // that iptables-nft would write, and the tables of the reference's native mode.
 //
 // It promises that what it writes is what iptables-nft 1.8.9 writes for the same text, all tables and both families in
-// one transaction of the kernel; that a rule it does not understand is reported as somebody else's and never changed;
+// one transaction of the kernel; that a rule it does not understand is foreign and never changed;
 // that nothing is sent where nothing is to be done, and nothing deleted in a namespace that holds nothing of ours. It
 // never enters a namespace (the caller has) and never touches the legacy tables.
 //
@@ -21,24 +21,24 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// ErrUnsupported says that the kernel cannot do this with nf_tables; what is missing is in the error around it. The
+// ErrUnsupported is returned if the kernel cannot do this with nf_tables; the error around it names what is missing. The
 // iptables tools of the host may still be able to, by the legacy tables.
 var ErrUnsupported = errors.New("the kernel cannot do this with nf_tables")
 
-// ErrChanged says that the rules of the namespace changed in between. Nothing was done.
+// ErrChanged is returned if the rules of the namespace changed in between. Nothing was done.
 var ErrChanged = nfnetlink.ErrChanged
 
-// ErrUninspectable says that the namespace holds more than is read: whoever is in it may have filled it. Nothing was done.
+// ErrUninspectable is returned if the namespace holds more than is read: a pod can fill its own. Nothing was done.
 var ErrUninspectable = nfnetlink.ErrUninspectable
 
 // budget is what is read of a namespace: tables, chains, rules and sets of all families together. It is more than twice
 // what a pod can ask for by its annotations.
-var budget = nfnetlink.Budget{Objects: mostObjects, Bytes: mostBytes} //nolint:gochecknoglobals // a constant
+var budget = nfnetlink.Budget{Objects: maxObjects, Bytes: maxBytes} //nolint:gochecknoglobals // a constant
 
 // The numbers of the budget; docs/design.md names them.
 const (
-	mostObjects = 50_000
-	mostBytes   = 32 << 20
+	maxObjects  = 50_000
+	maxBytes    = 32 << 20
 	chainWeight = 5 // a chain that is read takes more memory than it has bytes
 )
 
@@ -61,7 +61,7 @@ func Open() (*Session, error) {
 // Close ends the work.
 func (s *Session) Close() error { return s.conn.Close() }
 
-// unsupported marks the error of a kernel without nf_tables, and says what a forbidden request needs.
+// unsupported marks the error of a kernel without nf_tables, and adds the missing capability to EPERM.
 func unsupported(err error) error {
 	switch {
 	case errors.Is(err, nfnetlink.ErrUnsupported):

@@ -37,11 +37,11 @@ func (v *View) Apply(plan Plan) error {
 	return nil
 }
 
-// writer turns Programs into messages. It follows what the rules are after each of them.
+// writer turns Programs into messages. It keeps the state of the tables after each operation.
 type writer struct {
 	view   *View
 	batch  *nfnetlink.Batch
-	tables map[tableKey]*table // those that a Program mentioned
+	tables map[tableKey]*table // those that a Program changes
 	notes  []note              // what each message of the batch is about
 	at     tableKey
 }
@@ -79,17 +79,21 @@ func (w *writer) operation(f ruleset.Family, o ruleset.Operation) error {
 		return err
 	}
 	switch o.Verb {
-	case ruleset.EmptyChain:
+	case ruleset.EmptyChain, ruleset.RemoveChain:
+		if ruleset.Builtin(o.Table, o.Chain) {
+			return errors.New("a built-in chain is never emptied or removed")
+		}
+		if o.Verb == ruleset.RemoveChain {
+			return w.deleteChain(o.Chain)
+		}
 		return w.emptyChain(o.Chain)
 	case ruleset.Append:
 		return w.appendRule(o.Chain, o.Rule)
 	case ruleset.Insert:
 		return w.insertRule(o.Chain, o.Place, o.Rule)
 	case ruleset.Delete:
-		return w.deleteRule(o.Chain, o.Rule.String())
-	case ruleset.RemoveChain:
 	}
-	return w.deleteChain(o.Chain)
+	return w.deleteRule(o.Chain, o.Rule.String())
 }
 
 // table begins to write in the current table, which is made if it is not there.
@@ -109,7 +113,7 @@ func (w *writer) table() error {
 		return nil
 	}
 	if t.dormant {
-		return errors.New("somebody made the table dormant: no packet meets the rules in it")
+		return errors.New("the table is dormant: packets do not reach its rules")
 	}
 	copied := &table{chains: map[string]*chain{}}
 	for name, c := range t.chains {
@@ -127,9 +131,6 @@ func (w *writer) add(kind, flags uint16, n note, fill func(*nfnetlink.Buffer)) {
 // emptyChain makes a chain of our own, or empties it if it is there.
 func (w *writer) emptyChain(name string) error {
 	chains := w.tables[w.at].chains
-	if ruleset.Builtin(w.at.table, name) {
-		return errors.New("a built-in chain is never emptied")
-	}
 	c, there := chains[name]
 	if !there {
 		chains[name] = &chain{name: name, policy: ruleset.NoPolicy}
@@ -162,7 +163,7 @@ func (w *writer) chain(name string) (*chain, error) {
 	}
 	for shown, c := range chains {
 		if c.name == name {
-			return nil, fmt.Errorf("somebody made chain %q for something else, so packets would not meet rules in it: "+
+			return nil, fmt.Errorf("chain %q is not the built-in one, so packets would not reach rules in it: "+
 				"it is %s, not %s, hook %d, priority %d", name, shown, hook.Type, hooks[hook.Name], hook.Priority)
 		}
 	}
@@ -201,13 +202,13 @@ func (w *writer) insertRule(name string, n int, r ruleset.Rule) error {
 	case err != nil:
 		return err
 	case n < 1 || n > len(c.rules)+1:
-		return fmt.Errorf("place %d is none of the chain's %d rules", n, len(c.rules))
+		return fmt.Errorf("position %d is out of range: the chain has %d rules", n, len(c.rules))
 	case n == len(c.rules)+1:
 		return w.appendRule(name, r)
 	}
 	before := c.rules[n-1].handle
 	if before == 0 {
-		return errors.New("a rule cannot be put ahead of one that the same transaction made")
+		return errors.New("a rule cannot be inserted before one of the same transaction")
 	}
 	c.rules = slices.Insert(c.rules, n-1, installedRule{text: r.String()})
 	return w.newRule(c, r, 0, before)
@@ -227,7 +228,7 @@ func (w *writer) newRule(c *chain, r ruleset.Rule, flags uint16, before uint64) 
 	return err
 }
 
-// deleteRule takes away the first rule that reads so.
+// deleteRule deletes the first rule with that text.
 func (w *writer) deleteRule(name, text string) error {
 	c, there := w.tables[w.at].chains[name]
 	if !there {
@@ -238,7 +239,7 @@ func (w *writer) deleteRule(name, text string) error {
 		return errors.New("there is no such rule")
 	}
 	if handle == 0 {
-		return errors.New("a rule that the same transaction made cannot be taken away")
+		return errors.New("a rule of the same transaction cannot be deleted")
 	}
 	w.add(unix.NFT_MSG_DELRULE, 0, note{w.at, name, text}, func(b *nfnetlink.Buffer) {
 		b.String(unix.NFTA_RULE_TABLE, w.at.table)
@@ -250,11 +251,8 @@ func (w *writer) deleteRule(name, text string) error {
 
 func (w *writer) deleteChain(name string) error {
 	c, there := w.tables[w.at].chains[name]
-	switch {
-	case !there:
+	if !there {
 		return fmt.Errorf("there is no chain %q", name)
-	case ruleset.Builtin(w.at.table, name):
-		return errors.New("a built-in chain is never removed")
 	}
 	delete(w.tables[w.at].chains, name)
 	w.add(unix.NFT_MSG_DELCHAIN, 0, note{tableKey: w.at, chain: name}, func(b *nfnetlink.Buffer) {

@@ -58,7 +58,7 @@ func elementAt(elements nfnetlink.Attributes, offset int) string {
 
 func align(n int) int { return (n + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1) }
 
-// describe names an expression; of x_tables' it says which match or target it is.
+// describe names an expression, with the name of the match or target of x_tables.
 func describe(element nfnetlink.Attributes) string {
 	name := ""
 	for a := range element.All() {
@@ -100,7 +100,7 @@ var parts = map[string]string{ //nolint:gochecknoglobals // a constant table
 	"reject": "CONFIG_NFT_REJECT_INET (nft_reject_inet)",
 }
 
-// missingPart says what the kernel lacks, if that is what the refusal means.
+// missingPart names what the kernel lacks, "" if the refusal has another cause.
 func missingPart(n note, expression string, cause error) string {
 	lacks := errors.Is(cause, unix.ENOENT) || errors.Is(cause, unix.EOPNOTSUPP) || errors.Is(cause, unix.EPROTONOSUPPORT)
 	option, known := parts[expression]
@@ -126,7 +126,7 @@ func hint(n note, expression string, cause error) string {
 		return "; in a pod with hostUsers: false the kernel refuses rules that match the owner of traffic; use the " +
 			"backend native, which auto takes there by itself"
 	case errors.Is(cause, unix.EBUSY) && n.chain != "" && n.rule == "":
-		return "; a rule of somebody else leads to this chain"
+		return "; a foreign rule jumps to this chain"
 	}
 	return hintForErrno(cause)
 }

@@ -78,7 +78,7 @@ func TestOtherRefusalsSayWhatMayHelp(t *testing.T) {
 	}{
 		{unix.ENOENT, 0, "CONFIG_NFT_NAT (nft_chain_nat)", true},
 		{unix.EAFNOSUPPORT, 0, "CONFIG_NF_TABLES_IPV6", true},
-		{unix.EBUSY, 0, "a rule of somebody else leads to this chain", false},
+		{unix.EBUSY, 0, "a foreign rule jumps to this chain", false},
 		{unix.EPERM, -1, "this needs CAP_NET_ADMIN in the namespace", false},
 		{unix.EINVAL, 0, "IPv6, table nat, chain OUTPUT: invalid argument", false},
 	}

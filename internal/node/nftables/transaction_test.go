@@ -166,7 +166,7 @@ var refusals = []struct {
 	},
 	{
 		"a rule that was only read", ruleset.Opaque("-m quota --quota 5"),
-		[]string{`IPv6`, `table raw, "-A ISTIO_ZZZ -m quota --quota 5": rule "-m quota --quota 5" was read, so that it cannot be written`},
+		[]string{`IPv6`, `table raw, "-A ISTIO_ZZZ -m quota --quota 5": cannot encode rule "-m quota --quota 5": only its text is known`},
 	},
 }
 

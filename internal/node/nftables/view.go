@@ -46,7 +46,7 @@ func (k tableKey) known() bool {
 	return ruleset.KnownTable(k.table)
 }
 
-// base tells whether packets should meet a chain by itself, and where.
+// base gives the hook of a chain that packets reach without a jump.
 func (k tableKey) base(chain string) (ruleset.Hook, bool) {
 	if k.family == ruleset.Inet {
 		return redirect.NativeHook(k.table, chain)
@@ -105,8 +105,8 @@ type installedRule struct {
 // Empty reports whether the namespace has none of the tables that are read.
 func (v *View) Empty() bool { return len(v.tables) == 0 }
 
-// Set gives the rules of one family. A chain that has the name of a built-in one and is none, because somebody made it
-// for another hook or type, is shown under a name that says so: a packet would not meet our rules there.
+// Set gives the rules of one family. A chain that has the name of a built-in one and another hook or type is shown under a
+// name with these: packets would not reach our rules there.
 func (v *View) Set(f ruleset.Family) ruleset.Set {
 	var tables []ruleset.Table
 	for at, t := range v.tables {
@@ -152,16 +152,16 @@ func (s *Session) Read(ctx context.Context) (*View, error) {
 	return v, err
 }
 
-// dump lists objects, and says of too many what the bound is.
+// dump lists objects. The error for too many names the bound.
 func (s *Session) dump(ctx context.Context, kind uint16, family uint8, fill func(*nfnetlink.Buffer), each func(nfnetlink.Message) error) error {
 	err := s.conn.Dump(ctx, kind, family, fill, each)
 	if errors.Is(err, nfnetlink.ErrUninspectable) {
-		err = fmt.Errorf("%w: it holds more than %d tables, chains, rules and sets, or more than %d MiB of them", err, mostObjects, mostBytes>>20)
+		err = fmt.Errorf("%w: it holds more than %d tables, chains, rules and sets, or more than %d MiB of them", err, maxObjects, maxBytes>>20)
 	}
 	return err
 }
 
-// readTables notes the tables that are known and tells in which families there are others.
+// readTables records the tables that are known, and reports in which families there are others.
 func (v *View) readTables(ctx context.Context) (others map[ruleset.Family]bool, err error) {
 	others = map[ruleset.Family]bool{}
 	byProtocol := map[uint8]ruleset.Family{}
@@ -192,7 +192,7 @@ func (v *View) readTables(ctx context.Context) (others map[ruleset.Family]bool, 
 	return others, nil
 }
 
-// readFamily reads chains and rules. Tables of others may be huge: beside such, the rules are asked for table by table.
+// readFamily reads chains and rules. Tables of others may be huge: beside such, the rules are listed table by table.
 func (v *View) readFamily(ctx context.Context, f ruleset.Family, others bool) error {
 	var names []string
 	for at := range v.tables {
@@ -276,20 +276,20 @@ func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
 	if f == ruleset.Inet {
 		asWanted = asWanted && found.policy == nfnetlink.Accept && !t.dormant
 	} else {
-		asWanted = asWanted || !builtin // whatever else there is, somebody else made
+		asWanted = asWanted || !builtin // other chains are foreign
 		if builtin && asWanted {
 			c.policy = policyName(found.policy)
 		}
 	}
-	shown := spelled(c.name)
+	shown := escaped(c.name)
 	if !asWanted {
 		shown = fmt.Sprintf("%s(%s,hook:%d,priority:%d)", shown, found.kind, found.hook, found.priority)
 	}
 	t.chains[shown], t.byName[c.name] = c, c
 }
 
-// spelled gives a chain's name as one word of plain characters. The kernel takes any; no two names have one spelling.
-func spelled(name string) string {
+// escaped gives a chain's name as one word of plain characters. The kernel takes any bytes; the escaped names are distinct.
+func escaped(name string) string {
 	odd := func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '\\' || r == '"' }
 	if strings.IndexFunc(name, odd) < 0 {
 		return name
@@ -394,8 +394,8 @@ func (v *View) readSets(ctx context.Context, tables []string) error {
 	return nil
 }
 
-// mostPorts bounds a set: those of the mesh have two ports, and each rule that looks into a set shows all of them.
-const mostPorts = 16
+// maxPorts bounds a set: those of the mesh have two ports, and each rule that looks into a set shows all of them.
+const maxPorts = 16
 
 // readSet reads the ports in a set. One that holds anything else, or more, is left out, and with it the rule that looks
 // into it.
@@ -410,7 +410,7 @@ func (v *View) readSet(ctx context.Context, at tableKey, name string) error {
 		for a := range m.Attributes.All() {
 			if a.Kind == unix.NFTA_SET_ELEM_LIST_ELEMENTS {
 				more, ok := native.Ports(a.Value)
-				ports, whole = append(ports, more...), whole && ok && len(ports)+len(more) <= mostPorts
+				ports, whole = append(ports, more...), whole && ok && len(ports)+len(more) <= maxPorts
 			}
 		}
 		return nil

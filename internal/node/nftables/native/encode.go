@@ -4,7 +4,7 @@
 // It promises that Encode gives the very expressions that nft makes of the rule's text, and that rules have the same
 // Fingerprint only if the kernel does the same by them. It touches nothing: no socket, no file, no process.
 //
-// Start reading at Encode and Fingerprint. Which rules are wanted is package redirect's to say.
+// Start reading at Encode and Fingerprint. Package redirect decides which rules are wanted.
 package native
 
 import (
@@ -96,7 +96,7 @@ func (e *encoder) match(m ruleset.Match) {
 		e.And(binary.NativeEndian.AppendUint32(nil, uint32(m)))
 		e.Compare(true, make([]byte, 4))
 	default:
-		e.err = fmt.Errorf("there are no expressions for match %v", m)
+		e.err = fmt.Errorf("cannot encode match %v", m)
 	}
 }
 
@@ -239,7 +239,7 @@ func (e *encoder) target(t ruleset.Target) {
 	case ruleset.Reject:
 		e.reject(t)
 	default:
-		e.err = fmt.Errorf("there are no expressions for target %v", t)
+		e.err = fmt.Errorf("cannot encode target %v", t)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 const typeMask = 1<<14 - 1
 
 // Buffer is netlink messages and attributes in the making. The zero Buffer is empty and ready. Numbers go in big endian,
-// as nfnetlink wants them, unless a method says otherwise.
+// as nfnetlink wants them.
 type Buffer struct {
 	data []byte
 	err  error
@@ -89,7 +89,7 @@ func (b *Buffer) close(at int) {
 	}
 }
 
-// errCut says that attributes end in the middle of one.
+// errCut is returned for attributes that end in the middle of one.
 var errCut = errors.New("netlink attributes are cut off")
 
 // Attributes is a received sequence of attributes.
@@ -101,7 +101,7 @@ type Attribute struct {
 	Value []byte
 }
 
-// All gives the attributes in order. A broken one ends the sequence; Check tells whether there is one.
+// All gives the attributes in order. A broken one ends the sequence; Check reports whether there is one.
 func (a Attributes) All() iter.Seq[Attribute] {
 	return func(yield func(Attribute) bool) {
 		for rest := a; len(rest) > 0; {

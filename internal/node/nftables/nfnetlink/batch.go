@@ -16,13 +16,13 @@ type Batch struct {
 	starts []int  // of the messages between begin and end
 }
 
-// usualBatch has room for the rules of one pod.
-const usualBatch = 1 << 14
+// initialCapacity has room for the rules of one pod.
+const initialCapacity = 1 << 14
 
 // Batch begins a transaction that is refused with ErrChanged if the namespace's nf_tables are not at the generation any
 // more. Before kernel 4.14, which does not know that check, it is carried out all the same.
 func (c *Conn) Batch(generation uint32) *Batch {
-	b := &Batch{conn: c, buffer: Buffer{data: make([]byte, 0, usualBatch)}}
+	b := &Batch{conn: c, buffer: Buffer{data: make([]byte, 0, initialCapacity)}}
 	at := c.begin(&b.buffer, unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
 	b.buffer.Uint32(unix.NFNL_BATCH_GENID, generation)
 	finish(&b.buffer, at)
@@ -42,7 +42,7 @@ func (b *Batch) Add(kind, flags uint16, family uint8, fill func(*Buffer)) int {
 // Empty reports whether there is nothing to send.
 func (b *Batch) Empty() bool { return len(b.starts) == 0 }
 
-// Refused says which message of a Batch the kernel did not take, and why.
+// Refused is the error for a message of a Batch that the kernel did not take.
 type Refused struct {
 	// Message is the number that Add gave, or -1 if the transaction as a whole was refused.
 	Message int
@@ -50,17 +50,17 @@ type Refused struct {
 	Attributes Attributes
 	// Offset is the place in them of the one that is wrong. -1 is unknown.
 	Offset int
-	// Cause holds the errno and what the kernel says besides.
+	// Cause holds the errno and the text of the extended error.
 	Cause error
 }
 
-// Error gives the cause; whoever knows what the message was about says that.
+// Error gives the cause. The caller knows what the message was about.
 func (r *Refused) Error() string { return r.Cause.Error() }
 
 // Unwrap gives the cause.
 func (r *Refused) Unwrap() error { return r.Cause }
 
-// Commit sends the transaction and reads what the kernel says about it. An error is *Refused if the kernel gave it, and
+// Commit sends the transaction and reads the answers. An error is *Refused if the kernel gave it, and
 // then nothing was done. An empty Batch is not sent.
 func (b *Batch) Commit() error {
 	if b.Empty() {
@@ -86,8 +86,7 @@ func (b *Batch) askForAnswer(at int) {
 	binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ACK)
 }
 
-// answers reads what the kernel said while it was sent the batch: refusals, in the order of the messages, and the answer
-// to the last one. The kernel works on a batch before the send returns, so nothing comes later.
+// answers reads the answers to a batch: refusals, in the order of the messages, and the acknowledgement of the last one. The kernel works on a batch before the send returns, so nothing comes later.
 func (b *Batch) answers(last uint32) error {
 	acknowledged := false
 	var lost error
@@ -97,8 +96,8 @@ func (b *Batch) answers(last uint32) error {
 		case errors.Is(err, unix.EAGAIN):
 			return errors.Join(errNoAnswer, lost)
 		case errors.Is(err, unix.ENOBUFS):
-			// More was said than the socket holds: certainly refusals.
-			lost = fmt.Errorf("the kernel refused more messages than it can say: %w", err)
+			// The receive buffer overflowed, which only refusals can do.
+			lost = fmt.Errorf("the kernel refused more messages than it can report: %w", err)
 			continue
 		case err != nil:
 			return err

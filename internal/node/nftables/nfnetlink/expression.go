@@ -85,7 +85,7 @@ func (b *Buffer) Network(offset uint32, negated bool, prefix netip.Prefix) {
 	b.Compare(negated, value)
 }
 
-// ReadNetwork is the reverse of Network: what value and mask (nil is none) say of an address of so many bytes.
+// ReadNetwork is the reverse of Network: the prefix that value and mask (nil is none) match in an address of so many bytes.
 func ReadNetwork(length int, value, mask []byte) (netip.Prefix, bool) {
 	bits := 8 * len(value)
 	if mask != nil {

@@ -22,24 +22,24 @@ const headers = unix.NLMSG_HDRLEN + 4
 // receiveBuffer holds any datagram of the kernel: dumps come in pieces of 32 kB at most.
 const receiveBuffer = 1 << 16
 
-// quietSend is how many bytes fit into a socket's send buffer as the kernel makes it.
-const quietSend = 1 << 16
+// defaultSendBuffer is how many bytes fit into a socket's send buffer as the kernel makes it.
+const defaultSendBuffer = 1 << 16
 
-// receivePatience ends the wait for an answer that the kernel never gave. All answers are there when a request returns.
-const receivePatience = 10 // seconds
+// receiveTimeout bounds the wait for an answer. The kernel has given all of them when a request returns.
+const receiveTimeout = 10 // seconds
 
-// ErrUnsupported says that the kernel has no nf_tables at all.
+// ErrUnsupported is returned by a kernel without nf_tables.
 var ErrUnsupported = errors.New("the kernel has no nf_tables: it needs CONFIG_NF_TABLES and CONFIG_NETFILTER_NETLINK " +
 	"(modules nf_tables and nfnetlink)")
 
-// ErrChanged says that somebody else changed the namespace's nf_tables: since the generation that a Batch names, or
-// during a dump. Nothing was done.
-var ErrChanged = errors.New("the rules were changed by somebody else meanwhile")
+// ErrChanged is returned if another program changed the namespace's nf_tables: since the generation that a Batch names,
+// or during a dump. Nothing was done.
+var ErrChanged = errors.New("another program changed the rules meanwhile")
 
-// ErrUninspectable says that the kernel lists more than the budget of the Conn allows.
+// ErrUninspectable is returned if the kernel lists more than the budget of the Conn allows.
 var ErrUninspectable = errors.New("the network namespace cannot be inspected")
 
-// Budget bounds what dumps may give: a namespace belongs to those who are in it, and they can fill it.
+// Budget bounds dumps: the processes of a pod can fill its namespace.
 type Budget struct {
 	// Objects are the messages of all dumps, Bytes their length.
 	Objects, Bytes int
@@ -47,16 +47,15 @@ type Budget struct {
 
 // Conn is a netlink socket. It is for one goroutine at a time.
 type Conn struct {
-	// Budget is what the dumps to come may give together; each of them takes from it. Open sets none: nothing is listed
-	// without one.
+	// Budget is shared by all dumps of the Conn; each of them takes from it. Open sets none, and nothing is listed without.
 	Budget Budget
 
 	fd       int
 	sequence uint32
 	buffer   []byte
-	// interrupted says that the kernel's objects changed while it was listing them.
+	// interrupted is set if the kernel's objects changed during a dump.
 	interrupted bool
-	// Sent, if set, is shown the bytes of every request before it goes out. Tests count messages with it.
+	// Sent, if set, is called with the bytes of every request before it is sent. Tests count messages with it.
 	Sent func([]byte)
 }
 
@@ -76,14 +75,14 @@ func Open() (*Conn, error) {
 	return c, nil
 }
 
-// configure bounds waiting and asks for errors that say more (kernel 4.12) without the refused message in them.
+// configure bounds waiting and requests extended errors (kernel 4.12) without the refused message in them.
 func (c *Conn) configure() error {
 	for _, option := range []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK} {
 		if err := unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, option, 1); err != nil && !errors.Is(err, unix.ENOPROTOOPT) {
 			return err
 		}
 	}
-	return unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: receivePatience})
+	return unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: receiveTimeout})
 }
 
 // Close closes the socket.
@@ -136,7 +135,7 @@ func (c *Conn) Generation() (uint32, error) {
 		})
 	}
 	if errors.Is(err, unix.EINVAL) {
-		// What nfnetlink says about a subsystem that is not there.
+		// nfnetlink's answer for a subsystem that is not loaded.
 		err = fmt.Errorf("%w [%w]", ErrUnsupported, err)
 	}
 	if err != nil {
@@ -174,7 +173,7 @@ func (c *Conn) collect(ctx context.Context, each func(Message) error) error {
 			return context.Cause(ctx)
 		}
 		done, err := c.receive(func(m Message) error {
-			if err := c.spend(m); err != nil {
+			if err := c.charge(m); err != nil {
 				return err
 			}
 			return each(m)
@@ -190,8 +189,8 @@ func (c *Conn) collect(ctx context.Context, each func(Message) error) error {
 	}
 }
 
-// spend takes an object from the budget.
-func (c *Conn) spend(m Message) error {
+// charge takes an object from the budget.
+func (c *Conn) charge(m Message) error {
 	c.Budget.Objects--
 	c.Budget.Bytes -= headers + len(m.Attributes)
 	if c.Budget.Objects < 0 || c.Budget.Bytes < 0 {
@@ -204,7 +203,7 @@ func (c *Conn) send(request []byte) error {
 	if c.Sent != nil {
 		c.Sent(request)
 	}
-	if len(request) > quietSend {
+	if len(request) > defaultSendBuffer {
 		// CAP_NET_ADMIN is needed to write rules anyway.
 		if err := unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 2*len(request)); err != nil {
 			return fmt.Errorf("making room for a request of %d bytes: %w", len(request), err)

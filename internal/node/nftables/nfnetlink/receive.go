@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// receive reads one datagram and calls back with each message of objects in it. It tells whether the end of a dump was
+// receive reads one datagram and calls back with each message of objects in it. It reports whether the end of a dump was
 // among them. Answers to older requests are dropped. An error of the callback ends it.
 func (c *Conn) receive(each func(Message) error) (bool, error) {
 	data, err := c.datagram(0)
@@ -55,7 +55,7 @@ func (c *Conn) datagram(flags int) ([]byte, error) {
 		case got&unix.MSG_TRUNC != 0:
 			return nil, fmt.Errorf("reading the kernel's answer: it is longer than %d bytes", len(c.buffer))
 		}
-		// Anybody may send to a netlink socket; only the kernel has port 0.
+		// Any process may send to a netlink socket; only the kernel has port 0.
 		if sender, ok := from.(*unix.SockaddrNetlink); ok && sender.Pid == 0 {
 			return c.buffer[:n], nil
 		}
@@ -115,7 +115,7 @@ type refusal struct {
 	errno    unix.Errno
 	sequence uint32
 	text     string
-	offset   int // of the attribute that is wrong, from the start of the message; 0 if the kernel does not say
+	offset   int // of the attribute that is wrong, from the start of the message; 0 if unknown
 }
 
 // asError gives nil for an acknowledgement.
@@ -131,7 +131,7 @@ func (r refusal) asError() error {
 	return r.errno
 }
 
-// readError reads what the kernel says, with the attributes of NETLINK_EXT_ACK. Kernels without NETLINK_CAP_ACK repeat
+// readError reads an error of the kernel, with the attributes of NETLINK_EXT_ACK. Kernels without NETLINK_CAP_ACK repeat
 // our message ahead of these.
 func readError(payload []byte) refusal {
 	const errorLength = 4 + unix.NLMSG_HDRLEN

@@ -1,7 +1,7 @@
 // Package xtables translates between rules of iptables and the expressions of nf_tables that iptables-nft writes for them.
 //
 // It promises that Encode gives what iptables-nft 1.8.9 sends for a rule; and that Decode gives exactly what
-// iptables-nft-save prints, or says that it cannot: an expression, attribute or bit it does not understand is never passed
+// iptables-nft-save prints, or reports that it cannot: an expression, attribute or bit it does not understand is never passed
 // over. It understands the rules of the mesh, of this program and of earlier ones; other rules are opaque to it. It touches
 // nothing: no socket, no file, no process.
 //
@@ -23,7 +23,7 @@ import (
 // was only read is an error.
 func Encode(b *nfnetlink.Buffer, f ruleset.Family, r ruleset.Rule) error {
 	if r.Matches == nil && r.Target == nil && r.String() != "" {
-		return fmt.Errorf("rule %q was read, so that it cannot be written", r)
+		return fmt.Errorf("cannot encode rule %q: only its text is known", r)
 	}
 	e := encoder{Buffer: b, family: f}
 	b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() { e.rule(r) })

@@ -207,7 +207,7 @@ func TestOpaqueRulesAreNotWritten(t *testing.T) {
 		rule ruleset.Rule
 		want string
 	}{
-		{ruleset.Opaque("-m quota --quota 5"), `rule "-m quota --quota 5" was read, so that it cannot be written`},
+		{ruleset.Opaque("-m quota --quota 5"), `cannot encode rule "-m quota --quota 5": only its text is known`},
 		{ruleset.IPTables("", ruleset.Return, ruleset.Network{Prefix: everything, Not: true}), "no match for a network that is everything"},
 	} {
 		if _, err := encode(ruleset.IPv4, tt.rule); err == nil || !strings.Contains(err.Error(), tt.want) {
