@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -16,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 )
 
 // endless is a body without end: a batch of a record that goes on and on, or of many small ones.
@@ -79,7 +80,7 @@ func TestAfterEachAttackAnOrdinaryBatchArrives(t *testing.T) {
 			conn := b.dial(t)
 			_, _ = io.WriteString(conn, head+"Content-Length: 1000\r\n\r\n["+quoted)
 			_ = conn.Close()
-			eventually(t, "it is counted", func() bool { return b.outcomes(t)["rejected"] == 1 })
+			agenttest.Eventually(t, "it is counted", func() bool { return b.outcomes(t)["rejected"] == 1 })
 		}},
 		{"answer_never_read", func(t *testing.T, b *bench) {
 			t.Helper()
@@ -176,18 +177,13 @@ func (h hanging) Write(p []byte) (int, error) {
 type agent struct {
 	dir string
 	pid int
-	out lockedBuffer
+	out agenttest.Buffer
 }
 
 func startAgent(t *testing.T) *agent {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := &agent{dir: runDir(t)}
-	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), self) // t.Context ends before the test's cleanups
-	cmd.Env = append(os.Environ(), roleVariable+"=agent", "DIR="+a.dir)
+	a := &agent{dir: agenttest.SocketDir(t)}
+	cmd := agenttest.Child(t, roleVariable+"=agent", "DIR="+a.dir)
 	cmd.Stdout = &a.out
 	stdin, err := cmd.StdinPipe()
 	if err == nil {
@@ -203,7 +199,7 @@ func startAgent(t *testing.T) *agent {
 			t.Errorf("the agent ended with %v", err)
 		}
 	})
-	eventually(t, "the agent is open", func() bool { return a.out.Len() > 0 })
+	agenttest.Eventually(t, "the agent is open", func() bool { return a.out.String() != "" })
 	return a
 }
 
@@ -230,7 +226,7 @@ func (a *agent) peak(t *testing.T) int {
 func TestMemoryUnderAttack(t *testing.T) {
 	a := startAgent(t)
 	calm := a.peak(t)
-	ctx, cancel := context.WithTimeout(t.Context(), generous)
+	ctx, cancel := context.WithTimeout(t.Context(), agenttest.Generous)
 	defer cancel()
 	bodies := []string{
 		"[" + strings.Repeat(quoted+",", (maxBody)/(len(quoted)+1)-10) + quoted + "]", // records

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
@@ -25,9 +26,6 @@ import (
 
 // roleVariable tells this binary, run again by one of its tests, which process to play.
 const roleVariable = "LOGRELAY_TEST_ROLE"
-
-// generous is how long a test waits for what must not take long before it calls it hung.
-const generous = 30 * time.Second
 
 func TestMain(m *testing.M) {
 	switch role := os.Getenv(roleVariable); role {
@@ -67,23 +65,12 @@ func socketOptions(dir string) unixsock.Options {
 	}
 }
 
-// runDir makes a directory whose name is short enough for a socket in it.
-func runDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "run") //nolint:usetesting // a socket's path is 107 bytes at most
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
 // bench is a relay behind its socket, with what it relayed, what it logged itself and what it counted.
 type bench struct {
 	dir, path string
 	handler   http.Handler
-	records   lockedBuffer
-	log       lockedBuffer
+	records   agenttest.Buffer
+	log       agenttest.Buffer
 	counters  *metrics.Metrics
 	stop      func()
 }
@@ -91,7 +78,7 @@ type bench struct {
 // start serves until the test ends. The change, if any, is made to the options before.
 func start(t *testing.T, change func(*Options)) *bench {
 	t.Helper()
-	b := &bench{dir: runDir(t), counters: metrics.New("")}
+	b := &bench{dir: agenttest.SocketDir(t), counters: metrics.New("")}
 	b.path = filepath.Join(b.dir, "log.sock")
 	o := Options{
 		Records: slog.NewJSONHandler(&b.records, nil),
@@ -113,7 +100,7 @@ func start(t *testing.T, change func(*Options)) *bench {
 		cancel()
 		select {
 		case <-done:
-		case <-time.After(generous):
+		case <-time.After(agenttest.Generous):
 			t.Error("Serve does not end")
 		}
 	})
@@ -124,7 +111,7 @@ func start(t *testing.T, change func(*Options)) *bench {
 // plugin is the log of an invocation of the plugin on the agent's node.
 func (b *bench) plugin(stderr io.Writer, level pluginlog.Level) *pluginlog.Log {
 	l := pluginlog.New(stderr, "cni-plugin")
-	l.Timeout = generous
+	l.Timeout = agenttest.Generous
 	l.Configure(b.dir, level)
 	return l
 }
@@ -173,8 +160,8 @@ func (b *bench) outcomes(t *testing.T) map[string]int {
 // ordinary sends what a plugin sends, by the real one, and fails the test unless it is relayed.
 func (b *bench) ordinary(t *testing.T) {
 	t.Helper()
-	before := b.records.Len()
-	var stderr lockedBuffer
+	before := len(b.records.String())
+	var stderr agenttest.Buffer
 	l := b.plugin(&stderr, pluginlog.LevelInfo)
 	l.Logger().Info("an ordinary batch", "pod", "web-1")
 	l.Logger().Error("with an error", "error", errors.New("boom"))
@@ -200,7 +187,7 @@ func dial(ctx context.Context, path string) (net.Conn, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", path)
 	if err == nil {
-		err = conn.SetDeadline(time.Now().Add(generous))
+		err = conn.SetDeadline(time.Now().Add(agenttest.Generous))
 	}
 	return conn, err
 }
@@ -213,7 +200,7 @@ func (b *bench) post(t *testing.T, body io.Reader) (int, error) {
 
 func post(ctx context.Context, path, method, url string, body io.Reader) (int, error) {
 	client := http.Client{
-		Timeout: generous,
+		Timeout: agenttest.Generous,
 		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return dial(ctx, path)
 		}},
@@ -253,37 +240,4 @@ func (b *bench) mustPost(t *testing.T, lines ...string) {
 // line is a record as the reference's plugin writes it.
 func line(level, msg, more string) string {
 	return fmt.Sprintf(`{"level":%q,"time":"2026-05-04T03:02:01.000001Z","msg":%s%s}`+"\n", level, strconv.Quote(msg), more)
-}
-
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for limit := time.Now().Add(generous); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(limit) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
-type lockedBuffer struct {
-	mu  sync.Mutex
-	all bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.all.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.all.String()
-}
-
-func (b *lockedBuffer) Len() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.all.Len()
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
@@ -79,7 +80,7 @@ func TestRelayedLevelIsNotTheAgents(t *testing.T) { // W-30
 		{slog.LevelInfo, slog.LevelInfo, "info warn error"},
 	} {
 		t.Run(c.agent.String()+"_"+c.relay.String(), func(t *testing.T) {
-			var out lockedBuffer
+			var out agenttest.Buffer
 			b := start(t, func(o *Options) {
 				o.Records = slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: c.agent})
 				o.Level = c.relay

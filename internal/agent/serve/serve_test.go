@@ -1,7 +1,6 @@
 package serve
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,10 +17,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-)
 
-// generous is how long a test waits for what must not take long before it calls it hung.
-const generous = 30 * time.Second
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+)
 
 // tried counts the ports that free has tried. They are below those that the kernel gives to clients, of which tests have many.
 var tried atomic.Int64
@@ -78,7 +76,7 @@ func startLimited(t *testing.T, l limits, ports ...Port) (stop func() error) {
 		select {
 		case err := <-ended:
 			return err
-		case <-time.After(generous):
+		case <-time.After(agenttest.Generous):
 			return errors.New("Serve does not end")
 		}
 	})
@@ -97,7 +95,7 @@ func get(t *testing.T, number int, path string) (int, string, error) {
 		t.Fatal(err)
 	}
 	req.Close = true
-	resp, err := (&http.Client{Timeout: generous}).Do(req)
+	resp, err := (&http.Client{Timeout: agenttest.Generous}).Do(req)
 	if err != nil {
 		return 0, "", err
 	}
@@ -218,7 +216,7 @@ func TestASilentClientIsCutOff(t *testing.T) {
 	if _, err = io.WriteString(conn, "GET / HTTP/1.1\r\nHost:"); err != nil {
 		t.Fatal(err)
 	}
-	if err = conn.SetReadDeadline(time.Now().Add(generous)); err != nil {
+	if err = conn.SetReadDeadline(time.Now().Add(agenttest.Generous)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err = io.ReadAll(conn); err != nil {
@@ -228,7 +226,7 @@ func TestASilentClientIsCutOff(t *testing.T) {
 
 func TestAPanicIsLoggedWhereItIsWanted(t *testing.T) {
 	n := free(t, 1)[0]
-	log := &lockedBuffer{}
+	log := &agenttest.Buffer{}
 	s, err := Open(t.Context(), slog.New(slog.NewTextHandler(log, nil)),
 		Port{Flag: "--p", Number: n, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("oops") })})
 	if err != nil {
@@ -289,21 +287,4 @@ func TestWithAllPortsOffServeWaits(t *testing.T) {
 	if err := start(t, Port{Flag: "--off"})(); err != nil {
 		t.Error(err)
 	}
-}
-
-type lockedBuffer struct {
-	mu  sync.Mutex
-	all bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.all.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.all.String()
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 )
 
@@ -40,7 +41,7 @@ func modeOf(t *testing.T, path string) fs.FileMode {
 func TestModes(t *testing.T) {
 	for _, c := range []struct{ dir, socket fs.FileMode }{{0o700, 0o600}, {0o755, 0o666}} {
 		t.Run(fmt.Sprint(c.socket), func(t *testing.T) {
-			above := filepath.Join(runDir(t), "above")
+			above := filepath.Join(agenttest.SocketDir(t), "above")
 			o := options(filepath.Join(above, "istio-cni", "a.sock"))
 			o.DirMode, o.Mode = c.dir, c.socket
 			s, err := unixsock.Open(t.Context(), o)
@@ -62,7 +63,7 @@ func TestModes(t *testing.T) {
 }
 
 func TestADirectoryThatIsThereStaysAsItIs(t *testing.T) {
-	dir := runDir(t)
+	dir := agenttest.SocketDir(t)
 	if err := os.Chmod(dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
@@ -95,14 +96,14 @@ func TestALiveSocketIsNotStolen(t *testing.T) {
 		b.answers(t)
 	})
 	t.Run("accepting_nobody", func(t *testing.T) {
-		path := filepath.Join(runDir(t), "a.sock")
+		path := filepath.Join(agenttest.SocketDir(t), "a.sock")
 		listen(t, path)
 		if _, err := unixsock.Open(t.Context(), options(path)); !errors.Is(err, unixsock.ErrServed) {
 			t.Errorf("got %v", err)
 		}
 	})
 	t.Run("queue_full", func(t *testing.T) {
-		path := filepath.Join(runDir(t), "a.sock")
+		path := filepath.Join(agenttest.SocketDir(t), "a.sock")
 		fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -137,7 +138,7 @@ func TestWhatIsNoSocketStays(t *testing.T) {
 		"symlink":   func(path string) error { return os.Symlink("/nowhere", path) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(runDir(t), "a.sock")
+			path := filepath.Join(agenttest.SocketDir(t), "a.sock")
 			if err := put(path); err != nil {
 				t.Fatal(err)
 			}
@@ -186,7 +187,7 @@ func TestTheSocketIsRemovedAtTheEndIfItIsOurs(t *testing.T) {
 		}
 	})
 	t.Run("never_served", func(t *testing.T) {
-		path := filepath.Join(runDir(t), "a.sock")
+		path := filepath.Join(agenttest.SocketDir(t), "a.sock")
 		s, err := unixsock.Open(t.Context(), options(path))
 		if err != nil {
 			t.Fatal(err)

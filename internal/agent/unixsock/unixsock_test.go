@@ -2,7 +2,6 @@ package unixsock_test
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -10,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -21,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 )
 
@@ -29,9 +28,6 @@ const (
 	roleVariable = "UNIXSOCK_TEST_ROLE"
 	// pathVariable is the socket of those.
 	pathVariable = "UNIXSOCK_TEST_PATH"
-
-	// generous is how long a test waits for what must not take long before it calls it hung.
-	generous = 30 * time.Second
 
 	request = "GET / HTTP/1.1\r\nHost: unix\r\n\r\n"
 )
@@ -83,44 +79,9 @@ func playServer() {
 
 var hello = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
 
-// child returns a command that runs this binary again in a role, from a place where any user may start it.
-func child(t *testing.T, role, path string) *exec.Cmd {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	program := filepath.Join(runDir(t), "child")
-	content, err := os.ReadFile(self)
-	if err == nil {
-		err = os.WriteFile(program, content, 0o755)
-	}
-	if err == nil {
-		err = os.Chmod(filepath.Dir(program), 0o755)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), program) // t.Context ends before the test's cleanups
-	cmd.Env = append(os.Environ(), roleVariable+"="+role, pathVariable+"="+path)
-	cmd.Dir = "/"
-	return cmd
-}
-
-// runDir makes a directory whose name is short enough for a socket in it.
-func runDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "run") //nolint:usetesting // a socket's path is 107 bytes at most
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
 func options(path string) unixsock.Options {
 	return unixsock.Options{
-		Path: path, DirMode: 0o700, Mode: 0o600, Connections: 64, Timeout: generous, Log: slog.New(slog.DiscardHandler),
+		Path: path, DirMode: 0o700, Mode: 0o600, Connections: 64, Timeout: agenttest.Generous, Log: slog.New(slog.DiscardHandler),
 	}
 }
 
@@ -129,7 +90,7 @@ type bench struct {
 	*unixsock.Server
 
 	dir, path string
-	log       lockedBuffer
+	log       agenttest.Buffer
 	refused   atomic.Int64
 	stop      func()
 }
@@ -142,7 +103,7 @@ func start(t *testing.T, change func(*unixsock.Options)) *bench {
 // serve serves until the test ends. The change, if any, is made to the options before.
 func serve(t *testing.T, handler http.Handler, change func(*unixsock.Options)) *bench {
 	t.Helper()
-	b := &bench{dir: runDir(t)}
+	b := &bench{dir: agenttest.SocketDir(t)}
 	b.path = filepath.Join(b.dir, "a.sock")
 	o := options(b.path)
 	o.Log = slog.New(slog.NewTextHandler(&b.log, nil))
@@ -162,7 +123,7 @@ func serve(t *testing.T, handler http.Handler, change func(*unixsock.Options)) *
 		cancel()
 		select {
 		case <-done:
-		case <-time.After(generous):
+		case <-time.After(agenttest.Generous):
 			t.Error("Serve does not end")
 		}
 	})
@@ -174,7 +135,7 @@ func dial(ctx context.Context, path string) (net.Conn, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", path)
 	if err == nil {
-		err = conn.SetDeadline(time.Now().Add(generous))
+		err = conn.SetDeadline(time.Now().Add(agenttest.Generous))
 	}
 	return conn, err
 }
@@ -214,32 +175,6 @@ func (b *bench) answers(t *testing.T) {
 	}
 }
 
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for limit := time.Now().Add(generous); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(limit) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
-type lockedBuffer struct {
-	mu  sync.Mutex
-	all bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.all.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.all.String()
-}
-
 func TestUnauthorizedPeersAreRefused(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -256,7 +191,7 @@ func TestUnauthorizedPeersAreRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			for range 3 {
-				cmd := child(t, "client", b.path)
+				cmd := agenttest.Child(t, roleVariable+"=client", pathVariable+"="+b.path)
 				cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1337, Gid: 1337}}
 				out, err := cmd.CombinedOutput()
 				// The server may hang up before the request is written.
@@ -313,7 +248,7 @@ func TestSlowConnectionsAreCutOff(t *testing.T) {
 			}
 			b.answers(t) // after all of them
 			b.stop()
-			eventually(t, "no goroutine is left of them", func() bool { return runtime.NumGoroutine() < before+8 })
+			agenttest.Eventually(t, "no goroutine is left of them", func() bool { return runtime.NumGoroutine() < before+8 })
 		})
 	}
 }
@@ -348,9 +283,9 @@ func TestItEndsThoughHandlersHang(t *testing.T) {
 }
 
 func TestWithoutFileDescriptorsItWaitsForSome(t *testing.T) {
-	path := filepath.Join(runDir(t), "a.sock")
-	cmd := child(t, "server", path)
-	var stdout, stderr lockedBuffer
+	path := filepath.Join(agenttest.SocketDir(t), "a.sock")
+	cmd := agenttest.Child(t, roleVariable+"=server", pathVariable+"="+path)
+	var stdout, stderr agenttest.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	stdin, err := cmd.StdinPipe()
 	if err == nil {
@@ -368,13 +303,13 @@ func TestWithoutFileDescriptorsItWaitsForSome(t *testing.T) {
 			t.Error("the socket stays")
 		}
 	}()
-	eventually(t, "it is open", func() bool { return strings.Contains(stdout.String(), "open") })
+	agenttest.Eventually(t, "it is open", func() bool { return strings.Contains(stdout.String(), "open") })
 	answer := make(chan string, 1)
 	go func() {
 		body, err := get(t.Context(), path)
 		answer <- body + strconv.FormatBool(err == nil)
 	}()
-	eventually(t, "the log has the cause", func() bool { return strings.Contains(stderr.String(), "too many open files") })
+	agenttest.Eventually(t, "the log has the cause", func() bool { return strings.Contains(stderr.String(), "too many open files") })
 	if _, err := stdin.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 )
 
 const (
@@ -49,7 +51,7 @@ func runWriters(t *testing.T, dir string, part float64) (limit int64) {
 	var running []*exec.Cmd
 	var said [writers]bytes.Buffer
 	for i := range writers {
-		cmd := child(t, "writer", "DIR="+dir, "WRITER="+fmt.Sprintf("%02d", i), fmt.Sprintf("LIMIT=%d", limit))
+		cmd := agenttest.Child(t, roleVariable+"=writer", "DIR="+dir, "WRITER="+fmt.Sprintf("%02d", i), fmt.Sprintf("LIMIT=%d", limit))
 		cmd.Stderr = &said[i]
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -381,20 +383,20 @@ func TestHangingFileIsLeftBehind(t *testing.T) {
 				l.Logger().Info("record", "text", strings.Repeat("x", 1000))
 			}
 			closeLog(t, l)
-			eventually(t, "stderr has a warning about the file", func() bool {
+			agenttest.Eventually(t, "stderr has a warning about the file", func() bool {
 				return strings.Contains(p.stderr.String(), fileName+`","error":"context deadline exceeded"`)
 			})
 			if got := len(p.only(t).lines); got != records {
 				t.Errorf("agent has %d records", got)
 			}
-			eventually(t, "only the file's goroutine is left", func() bool {
+			agenttest.Eventually(t, "only the file's goroutine is left", func() bool {
 				left := leftBehind()
 				return len(left) == 1 && strings.Contains(left[0], "pluginlog.rollingFile")
 			})
 			if err := release(); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "no goroutine is left", func() bool { return len(leftBehind()) == 0 })
+			agenttest.Eventually(t, "no goroutine is left", func() bool { return len(leftBehind()) == 0 })
 		})
 	}
 }

@@ -1,28 +1,24 @@
 package pluginlog
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 )
 
 // roleVariable tells this binary, run again by one of its tests, which plugin process to play.
 const roleVariable = "PLUGINLOG_TEST_ROLE"
-
-// generous is how long a test waits for what must not take long before it calls it hung.
-const generous = 30 * time.Second
 
 func TestMain(m *testing.M) {
 	switch role := os.Getenv(roleVariable); role {
@@ -48,19 +44,6 @@ func playTalker() {
 	_, _ = os.Stdout.WriteString("went on to the end")
 }
 
-// child returns a command that runs this binary again in a role.
-func child(t *testing.T, role string, environment ...string) *exec.Cmd {
-	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), exe)
-	cmd.Env = append(os.Environ(), roleVariable+"="+role)
-	cmd.Env = append(cmd.Env, environment...)
-	return cmd
-}
-
 // inMountNamespace runs the calling test again in a mount namespace of its own. It returns true there, and false in the
 // parent when the child has passed.
 func inMountNamespace(t *testing.T) bool {
@@ -68,7 +51,7 @@ func inMountNamespace(t *testing.T) bool {
 	if os.Getenv(roleVariable) == "namespace" {
 		return true
 	}
-	cmd := child(t, "namespace")
+	cmd := agenttest.Child(t, roleVariable+"=namespace")
 	cmd.Args = append(cmd.Args, "-test.run=^"+t.Name()+"$", "-test.v")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	out, err := cmd.CombinedOutput()
@@ -89,17 +72,6 @@ func mountTmpfs(t *testing.T, size string) string {
 	return dir
 }
 
-// runDir makes a directory whose name is short enough for a socket in it.
-func runDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "run") //nolint:usetesting // a socket's path is 108 bytes at most
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
 // clock always tells the same time, in a zone that is not UTC.
 func clock() time.Time {
 	return time.Date(2026, 5, 4, 5, 2, 1, 1_000, time.FixedZone("", 2*60*60))
@@ -117,36 +89,8 @@ func closeLog(t *testing.T, l *Log) {
 	select {
 	case <-done:
 		t.Logf("Close took %v", time.Since(began))
-	case <-time.After(generous):
+	case <-time.After(agenttest.Generous):
 		t.Fatal("Close hangs")
-	}
-}
-
-// syncBuffer is a stderr that may still be written to after Close.
-type syncBuffer struct {
-	mu  sync.Mutex
-	all bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.all.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.all.String()
-}
-
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for limit := time.Now().Add(generous); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(limit) {
-			t.Fatalf("never: %s", what)
-		}
 	}
 }
 
@@ -199,8 +143,8 @@ func open(o options) *Log {
 // logged returns what stderr has of the records, after Close.
 func logged(t *testing.T, o options, log func(*slog.Logger)) string {
 	t.Helper()
-	var stderr syncBuffer
-	o.Stderr, o.Now, o.Timeout = &stderr, clock, generous
+	var stderr agenttest.Buffer
+	o.Stderr, o.Now, o.Timeout = &stderr, clock, agenttest.Generous
 	l := open(o)
 	log(l.Logger())
 	closeLog(t, l)
@@ -211,7 +155,7 @@ func logged(t *testing.T, o options, log func(*slog.Logger)) string {
 type place struct {
 	*agent
 
-	stderr syncBuffer
+	stderr agenttest.Buffer
 }
 
 func newPlace(t *testing.T) *place {
@@ -221,7 +165,7 @@ func newPlace(t *testing.T) *place {
 
 // open makes a log whose stderr is the place's.
 func (p *place) open(o options) *Log {
-	o.Stderr, o.Timeout = &p.stderr, generous
+	o.Stderr, o.Timeout = &p.stderr, agenttest.Generous
 	return open(o)
 }
 

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 )
 
 func TestParseLevel(t *testing.T) {
@@ -114,7 +116,7 @@ func TestEarlyRecordsReachTheSinksConfiguredLater(t *testing.T) {
 			log := l.Logger()
 			log.Debug("a")
 			log.Info("A")
-			eventually(t, "stderr has one before Configure", func() bool { return len(messages(t, p.stderr.String())) == 1 })
+			agenttest.Eventually(t, "stderr has one before Configure", func() bool { return len(messages(t, p.stderr.String())) == 1 })
 			l.Configure(p.dir, c.level)
 			log.Debug("b")
 			log.Info("B")
@@ -144,7 +146,7 @@ func TestSecondCloseDoesNothing(t *testing.T) {
 	p.want(t, "before", "before")
 	l.Logger().Info("after")
 	closeLog(t, l)
-	eventually(t, "stderr has the late one", func() bool { return len(messages(t, p.stderr.String())) == 2 })
+	agenttest.Eventually(t, "stderr has the late one", func() bool { return len(messages(t, p.stderr.String())) == 2 })
 	p.want(t, "before after", "before")
 }
 

@@ -15,15 +15,16 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
 func TestHandlerObeysSlog(t *testing.T) {
-	var stderr *syncBuffer
+	var stderr *agenttest.Buffer
 	var l *Log
 	slogtest.Run(t, func(*testing.T) slog.Handler {
-		stderr = &syncBuffer{}
-		l = open(options{Stderr: stderr, Now: clock, Timeout: generous})
+		stderr = &agenttest.Buffer{}
+		l = open(options{Stderr: stderr, Now: clock, Timeout: agenttest.Generous})
 		return l.Logger().Handler()
 	}, func(t *testing.T) map[string]any {
 		t.Helper()

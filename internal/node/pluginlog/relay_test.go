@@ -15,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 )
 
 // agent receives the relayed records by the rules of the reference's node agent.
@@ -34,14 +36,14 @@ type relayed struct {
 
 func startAgent(t *testing.T) *agent {
 	t.Helper()
-	a := &agent{dir: runDir(t)}
+	a := &agent{dir: agenttest.SocketDir(t)}
 	serveHTTP(t, a.dir, a)
 	return a
 }
 
 func serveHTTP(t *testing.T, dir string, h http.Handler) {
 	t.Helper()
-	server := &http.Server{Handler: h, ReadHeaderTimeout: generous}
+	server := &http.Server{Handler: h, ReadHeaderTimeout: agenttest.Generous}
 	listener := listen(t, dir)
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(func() { _ = server.Close() })
@@ -129,7 +131,7 @@ func TestAFailingRelayIsAWarningOnStderrAndHurtsNothingElse(t *testing.T) {
 			}
 		}), "unexpected EOF"},
 	} {
-		t.Run(c.name, func(t *testing.T) { relayThrough(t, c.start, c.want, generous) })
+		t.Run(c.name, func(t *testing.T) { relayThrough(t, c.start, c.want, agenttest.Generous) })
 	}
 }
 
@@ -151,9 +153,9 @@ func TestHangingRelayIsGivenUp(t *testing.T) {
 // relayThrough closes a log whose records are together more than a socket holds, and looks for the warning on stderr.
 func relayThrough(t *testing.T, start func(t *testing.T, dir string), want string, timeout time.Duration) {
 	t.Helper()
-	dir := runDir(t)
+	dir := agenttest.SocketDir(t)
 	start(t, dir)
-	var stderr syncBuffer
+	var stderr agenttest.Buffer
 	l := open(options{Stderr: &stderr, RunDir: dir, Timeout: timeout})
 	const records = 30
 	for range records {
@@ -165,16 +167,16 @@ func relayThrough(t *testing.T, start func(t *testing.T, dir string), want strin
 			t.Errorf("stderr has %d records more than it should", got-records)
 		}
 	} else {
-		eventually(t, "stderr has "+want, func() bool { return strings.Contains(stderr.String(), want) })
+		agenttest.Eventually(t, "stderr has "+want, func() bool { return strings.Contains(stderr.String(), want) })
 		if last := decode(t, lastLine(stderr.String())); last["level"] != "warn" || last["sink"] == nil {
 			t.Errorf("the warning is %v", last)
 		}
 	}
-	eventually(t, "the file has all records", func() bool {
+	agenttest.Eventually(t, "the file has all records", func() bool {
 		content, _ := os.ReadFile(filepath.Join(dir, fileName))
 		return bytes.Count(content, []byte("\n")) == records
 	})
-	eventually(t, "no goroutine is left", func() bool { return len(leftBehind()) == 0 })
+	agenttest.Eventually(t, "no goroutine is left", func() bool { return len(leftBehind()) == 0 })
 }
 
 func lastLine(lines string) string {
@@ -201,7 +203,7 @@ func answer(code int) func(*testing.T, string) {
 }
 
 func TestFailedSinksAreNoWarningBelowTheLevel(t *testing.T) {
-	dir := runDir(t)
+	dir := agenttest.SocketDir(t)
 	staleSocket(t, dir)
 	got := logged(t, options{RunDir: dir, Level: LevelError}, func(log *slog.Logger) { log.Error("e") })
 	if len(messages(t, got)) != 1 {

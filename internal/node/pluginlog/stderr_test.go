@@ -10,18 +10,20 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 )
 
 // valve is a writer that blocks until it is opened, or for each write.
 type valve struct {
-	syncBuffer
+	agenttest.Buffer
 
 	open chan struct{}
 }
 
 func (v *valve) Write(p []byte) (int, error) {
 	<-v.open
-	return v.syncBuffer.Write(p)
+	return v.Buffer.Write(p)
 }
 
 func TestHangingStderrCostsNoMoreThanTheTimeout(t *testing.T) {
@@ -104,7 +106,7 @@ func TestPluginSurvivesItsStderr(t *testing.T) {
 			}
 			defer func() { _ = reader.Close() }()
 			c.prepare(reader)
-			cmd := child(t, "talker")
+			cmd := agenttest.Child(t, roleVariable+"=talker")
 			cmd.Stderr = writer
 			out, err := cmd.Output()
 			_ = writer.Close()
@@ -128,7 +130,7 @@ func TestStderrThatDoesNotBlockIsWaitedFor(t *testing.T) {
 		_, _ = io.CopyN(&all, reader, records*size)
 		read <- bytes.Count(all.Bytes(), []byte("\n"))
 	}()
-	l := open(options{Stderr: writer, Timeout: generous})
+	l := open(options{Stderr: writer, Timeout: agenttest.Generous})
 	for range records {
 		l.Logger().Error("record", "text", strings.Repeat("x", size))
 	}

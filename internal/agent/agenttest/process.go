@@ -1,0 +1,58 @@
+package agenttest
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Generous is how long a test waits for what must not take long before it calls it hung.
+const Generous = 30 * time.Second
+
+// Eventually waits for a condition.
+func Eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	Until(t, func() string { return what }, condition)
+}
+
+// Buffer is a bytes.Buffer that several goroutines may use.
+type Buffer struct {
+	mu  sync.Mutex
+	all bytes.Buffer
+}
+
+func (b *Buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.all.Write(p)
+}
+
+func (b *Buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.all.String()
+}
+
+// SocketDir makes a directory whose name is short enough for a socket in it.
+func SocketDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "run") //nolint:usetesting // a socket's path is 107 bytes at most
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// Child returns a command that runs this test binary, as which user ever.
+func Child(t *testing.T, environment ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "/proc/self/exe") // t.Context ends before the test's cleanups
+	cmd.Env = append(os.Environ(), environment...)
+	cmd.Dir = "/"
+	return cmd
+}
