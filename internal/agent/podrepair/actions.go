@@ -126,26 +126,20 @@ func (j *job) deletePod(ctx context.Context) (time.Duration, error) {
 		send = j.API.EvictPod
 	}
 	err := send(ctx, j.pod.Ref())
-	switch {
-	case err == nil:
-		j.memory.deleted = true
-		j.done(ctx, metrics.RepairDelete, "deleted the pod", slog.Bool("eviction", j.Settings.Evict))
-		j.event(kube.EventWarning, ReasonDeleted, j.why()+": it is deleted, so that another one starts")
-		return 0, nil
-	case kube.ClassOf(err) == kube.NotFound:
-		j.Metrics.Repaired(metrics.RepairDelete, metrics.RepairSkip)
-		return 0, nil
-	case kube.IsConflict(err): // the watch delivers the change
+	if kube.IsConflict(err) { // the watch delivers the change
 		j.log.DebugContext(ctx, "the pod changed before it was deleted", slog.String("error", err.Error()))
 		return 0, err
 	}
-	j.Metrics.Repaired(metrics.RepairDelete, metrics.RepairFail)
-	j.event(kube.EventWarning, ReasonDeleted, j.why()+", and cannot be deleted: "+cause(ctx, err)+remedy(err))
+	if err == nil {
+		j.memory.deleted = true
+		j.done(ctx, metrics.RepairDelete, "deleted the pod", slog.Bool("eviction", j.Settings.Evict))
+		j.event(kube.EventWarning, ReasonDeleted, j.why()+": it is deleted, so that another one starts")
+	}
 	var wait time.Duration
 	if failed, ok := errors.AsType[*kube.Error](err); ok {
 		wait = min(failed.RetryAfter, maxRetryAfter)
 	}
-	return wait, err
+	return wait, j.fail(ctx, metrics.RepairDelete, ReasonDeleted, ", and cannot be deleted: ", err)
 }
 
 // label labels the pod, unless it has the label with whatever value.
@@ -159,18 +153,25 @@ func (j *job) label(ctx context.Context) error {
 		return nil
 	}
 	err := j.API.LabelPod(ctx, j.pod.Ref(), name, j.Settings.LabelValue)
-	switch {
-	case err == nil:
+	if err == nil {
 		j.memory.reported[string(ReasonLabelled)] = true
 		j.done(ctx, metrics.RepairLabel, "labelled the pod", slog.String("label", name))
 		j.event(kube.EventWarning, ReasonLabelled, fmt.Sprintf("%s: it is labelled %s=%s. %s", j.why(), name, j.Settings.LabelValue, j.advice()))
-		return nil
-	case kube.ClassOf(err) == kube.NotFound, kube.IsConflict(err): // it is another pod, or none
-		j.Metrics.Repaired(metrics.RepairLabel, metrics.RepairSkip)
+	}
+	return j.fail(ctx, metrics.RepairLabel, ReasonLabelled, ", and cannot be labelled: ", err)
+}
+
+// fail counts and reports the error of an action, if there is one. A pod that is gone, or another one by now, is no failure.
+func (j *job) fail(ctx context.Context, t metrics.RepairType, reason EventReason, what string, err error) error {
+	if err == nil {
 		return nil
 	}
-	j.Metrics.Repaired(metrics.RepairLabel, metrics.RepairFail)
-	j.event(kube.EventWarning, ReasonLabelled, j.why()+", and cannot be labelled: "+cause(ctx, err)+remedy(err))
+	if kube.ClassOf(err) == kube.NotFound || kube.IsConflict(err) {
+		j.Metrics.Repaired(t, metrics.RepairSkip)
+		return nil
+	}
+	j.Metrics.Repaired(t, metrics.RepairFail)
+	j.event(kube.EventWarning, reason, j.why()+what+cause(ctx, err)+remedy(err))
 	return err
 }
 

@@ -59,13 +59,21 @@ func (v View) Candidates(path string) []string {
 	return all
 }
 
-// Existing returns those paths at which something is: below a root, or as it is spelled on the node, where a container may
-// have it mounted.
-func (v View) Existing(path string) []string {
+// Existing returns the paths at which one of the paths of the node exists, each once: below a root, or as it is spelled on the
+// node, where a container may have it mounted. A path that exists nowhere is returned as it is, so that an error names it.
+func (v View) Existing(paths ...string) []string {
 	var all []string
-	for _, root := range append(slices.Clone(v.Roots), "/") {
-		if seen := filepath.Join(root, path); path != "" && Exists(seen) && !slices.Contains(all, seen) {
-			all = append(all, seen)
+	for _, path := range paths {
+		found := false
+		for _, root := range append(slices.Clone(v.Roots), "/") {
+			seen := filepath.Join(root, path)
+			exists := Exists(seen)
+			if found = found || exists; exists && !slices.Contains(all, seen) {
+				all = append(all, seen)
+			}
+		}
+		if !found {
+			all = append(all, path)
 		}
 	}
 	return all

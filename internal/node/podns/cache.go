@@ -11,20 +11,12 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/cnicache"
 )
 
-// cacheDir is libcni's cache as it is seen here.
-func (s *search) cacheDir() string {
-	if seen := s.view.Existing(s.places.Cache); len(seen) > 0 {
-		return seen[0]
-	}
-	return s.places.Cache // so that the error names it
-}
-
 // searchCache searches libcni's cache for the pod's name. A failure there does not end the search.
 func (s *search) searchCache(ctx context.Context) error {
 	if s.places.Cache == "" {
 		return nil
 	}
-	place := Searched{Source: FromCache, Place: s.cacheDir()}
+	place := Searched{Source: FromCache, Place: s.view.Existing(s.places.Cache)[0]}
 	files, err := cnicache.Walk(place.Place, func(name string, data []byte, err error) error {
 		switch {
 		case err != nil:

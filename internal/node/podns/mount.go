@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -18,19 +17,7 @@ import (
 // searchMounts searches the mounted namespaces: those in the runtimes' directories, and those in the mount table of the node's
 // first process. Most of the latter are known from the directories, by the numbers in the table.
 func (s *search) searchMounts(ctx context.Context) error {
-	var dirs []string
-	for _, dir := range s.places.Netns {
-		seen := s.view.Existing(dir)
-		if len(seen) == 0 {
-			seen = []string{dir} // so that the error names it
-		}
-		for _, one := range seen {
-			if !slices.Contains(dirs, one) {
-				dirs = append(dirs, one)
-			}
-		}
-	}
-	for _, dir := range dirs {
+	for _, dir := range s.view.Existing(s.places.Netns...) {
 		s.searched = append(s.searched, s.searchDir(ctx, dir))
 	}
 	table := Searched{Source: FromMount, Place: s.view.Proc + "/1/mountinfo"}

@@ -27,7 +27,7 @@ func (s *search) dropForeign(ctx context.Context) error {
 	}
 	s.walkProcesses(ctx)
 	if s.places.Cache != "" { // one that is not there gives nothing to anyone
-		_, _ = cnicache.Walk(s.cacheDir(), func(_ string, data []byte, err error) error {
+		_, _ = cnicache.Walk(s.view.Existing(s.places.Cache)[0], func(_ string, data []byte, err error) error {
 			if err == nil {
 				s.readOwner(data)
 			}
