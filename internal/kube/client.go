@@ -398,15 +398,15 @@ type exchange struct {
 	call   *call
 	// secrets are the credentials that the request carries.
 	secrets []string
-	// contentType and retryAfter are headers of the answer.
-	contentType string
-	retryAfter  time.Duration
-	// limit bounds a good answer, or an event of a watch, in bytes; left is what may still come.
-	limit, left int64
-	// heard is called when a part of a good answer arrives, unless nil.
-	heard func()
-	// broken is why the answer ended early, nil when it did not.
-	broken error
+	// retryAfter is a header of the answer.
+	retryAfter time.Duration
+	// limit bounds an answer, or an event of a watch, in bytes; left is what may still come.
+	limit int64
+	left  atomic.Int64
+	// heard is called when a part of a watch arrives, done when it ends; both are nil for other requests.
+	heard, done func()
+	// unsent is why there was no answer, broken why an answer ended early.
+	unsent, broken error
 
 	// stage is set by hooks that run in goroutines of net/http, some of them after the request has been given up.
 	stage atomic.Value
@@ -455,15 +455,15 @@ func (o *observer) RoundTrip(r *http.Request) (*http.Response, error) {
 	x.secrets = slices.DeleteFunc([]string{credential, password}, func(s string) bool { return s == "" })
 	response, err := o.next.RoundTrip(r.WithContext(x.trace(r.Context())))
 	if err != nil {
+		x.unsent = err
 		return nil, err
 	}
-	x.contentType = response.Header.Get("Content-Type")
 	// The API server sends seconds, never a date.
 	if seconds, err := strconv.ParseUint(response.Header.Get("Retry-After"), 10, 31); err == nil {
 		x.retryAfter = time.Duration(seconds) * time.Second
 	}
 	body := &boundedBody{response.Body, x}
-	if x.left = x.limit; response.StatusCode >= http.StatusMultipleChoices {
+	if x.left.Store(x.limit); response.StatusCode >= http.StatusMultipleChoices {
 		const longest = 64 << 10
 		response.Body = struct {
 			io.Reader
@@ -487,7 +487,7 @@ func (e errTooLarge) Error() string {
 	return fmt.Sprintf("the answer has more than %d bytes", int64(e))
 }
 
-// boundedBody is the body of an answer.
+// boundedBody is the body of an answer. That of a watch ends without an error.
 type boundedBody struct {
 	io.ReadCloser
 
@@ -496,16 +496,26 @@ type boundedBody struct {
 
 func (b *boundedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if n > 0 && b.of.heard != nil {
-		b.of.heard()
-	}
-	if b.of.left -= int64(n); b.of.left < 0 {
+	if b.of.left.Add(int64(-n)) < 0 {
 		n, err = 0, errTooLarge(b.of.limit)
 	}
-	if err != nil && !errors.Is(err, io.EOF) {
+	switch {
+	case b.of.heard != nil:
+		b.of.heard()
+		if err != nil {
+			err = io.EOF
+		}
+	case err != nil && !errors.Is(err, io.EOF):
 		b.of.broken = err
 	}
 	return n, err
+}
+
+func (b *boundedBody) Close() error {
+	if b.of.done != nil {
+		b.of.done()
+	}
+	return b.ReadCloser.Close()
 }
 
 // sleep waits and reports whether ctx lasted that long.

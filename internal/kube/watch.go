@@ -5,12 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"mime"
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -25,7 +24,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/watch"
-	restwatch "k8s.io/client-go/rest/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 )
@@ -109,28 +107,22 @@ func (c *Client) WatchConfigMap(ctx context.Context, namespace, name string, lis
 		listener.OnError(c.invalid(&call{verb: "watch", resource: configMaps(), namespace: namespace, name: name}, errNoSegment))
 		return
 	}
-	var now, reported ConfigMapState
-	synced := false
+	var now ConfigMapState
+	var reported *ConfigMapState
 	report := func() {
-		if !synced || now.Present != reported.Present || !maps.Equal(now.Data, reported.Data) {
-			synced, reported = true, now
-			listener.OnUpdate(now)
+		if state := now; reported == nil || state.Present != reported.Present || !maps.Equal(state.Data, reported.Data) {
+			reported = &state
+			listener.OnUpdate(state)
 		}
 	}
-	set := func(state ConfigMapState, present bool) {
-		if state.Present { // else it is of another name
-			now = ConfigMapState{Present: present}
-			if present {
-				now.Data = state.Data
-			}
-			report()
-		}
+	set := func(state ConfigMapState) {
+		now = state
+		report()
 	}
 	reflect(ctx, c, collection{resource: configMaps(), namespace: namespace, fields: "metadata.name=" + name},
-		func(m *corev1.ConfigMap) ConfigMapState { return ConfigMapState{Present: m.Name == name, Data: m.Data} },
+		func(m *corev1.ConfigMap) ConfigMapState { return ConfigMapState{Present: true, Data: m.Data} },
 		Listener[ConfigMapState]{
-			OnUpdate: func(m ConfigMapState) { set(m, true) }, OnDelete: func(m ConfigMapState) { set(m, false) },
-			OnSync: report, OnError: listener.OnError,
+			OnUpdate: set, OnDelete: func(ConfigMapState) { set(ConfigMapState{}) }, OnSync: report, OnError: listener.OnError,
 		})
 }
 
@@ -314,154 +306,112 @@ func (r *reflector[O, T]) keep(object runtime.Object) (*item[T], error) {
 // errSilent is the cause of a watch that was given up.
 var errSilent = errors.New("the watch was silent for too long")
 
-// watch opens a stream of events. A server that hangs before it answers is given up as soon as with any request, later on after
-// Config.IdleTimeout.
-func (r *reflector[O, T]) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-	if err := r.pace.Wait(ctx); err != nil {
+// watch opens a stream of events. It ends after Config.Timeout without an answer, or without the next part of an initial list, and
+// later on after Config.IdleTimeout without an event. A stream that breaks just ends: the next watch begins after the last event.
+func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	if err := r.pace.Wait(parent); err != nil {
 		return nil, err
 	}
 	options.Watch = true
-	s := &stream[O, T]{reflector: r, parent: ctx, listing: options.SendInitialEvents != nil}
-	ctx, s.cancel = context.WithCancelCause(ctx)
-	s.silence = time.AfterFunc(r.client.config.Timeout, func() { s.cancel(errSilent) })
-	given, request, x, err := r.client.begin(ctx, r.call("watch", options))
-	s.ctx, s.exchange, x.heard = given, x, s.heard
-	var body io.ReadCloser
+	streams := options.SendInitialEvents != nil
+	var listing atomic.Bool // the stream is open, and its initial list has not been sent to its end
+	ctx, cancel := context.WithCancelCause(parent)
+	ctx, request, x, err := r.client.begin(ctx, r.call("watch", options))
+	silence := time.AfterFunc(r.client.config.Timeout, func() {
+		cancel(errSilent)
+		if listing.Load() {
+			_ = r.fails(parent, x.fail(Timeout, errSilent))
+		}
+	})
+	x.heard = func() {
+		limit := r.client.config.IdleTimeout
+		if listing.Load() {
+			limit = r.client.config.Timeout
+		}
+		silence.Reset(limit)
+	}
+	x.done = func() {
+		silence.Stop()
+		cancel(nil)
+	}
+	var events watch.Interface
 	if err == nil {
-		body, err = request.Stream(given)
+		events, err = request.Watch(ctx)
+		if x.unsent != nil {
+			err = x.unsent // client-go takes a connection that was reset for an empty watch
+		}
 		if err != nil {
-			err = x.failure(given, err)
-		} else if s.Decoder, err = decoderOf(x.contentType, body); err != nil {
-			err = x.fail(Undecodable, err)
+			err = x.failure(ctx, err)
 		}
 	}
-	if err != nil {
-		s.close()
-		failed, _ := errors.AsType[*Error](err)
-		if failed.Class == Rejected && (failed.Status == http.StatusGone || s.listing) {
+	if failed, ok := errors.AsType[*Error](err); ok {
+		x.done()
+		if failed.Class == Rejected && (failed.Status == http.StatusGone || streams) {
 			return nil, err // the server has forgotten the version, or does not stream lists: client-go asks for a list
 		}
-		return nil, r.fails(s.parent, err)
+		return nil, r.fails(parent, err)
 	}
-	s.heard()
-	if !s.listing {
+	listing.Store(streams)
+	x.heard()
+	if !streams {
 		r.works()
 	}
-	return watch.NewStreamWatcherWithLogger(logr.Discard(), s,
-		apierrors.NewClientErrorReporter(http.StatusInternalServerError, "watch", "ClientWatchDecoding")), nil
-}
-
-// decoderOf reads events in protobuf or, from any server that does not say so, in JSON.
-func decoderOf(contentType string, body io.ReadCloser) (*restwatch.Decoder, error) {
-	mediaType, _, err := mime.ParseMediaType(contentType)
-	if err != nil || mediaType != runtime.ContentTypeProtobuf {
-		mediaType = runtime.ContentTypeJSON
-	}
-	negotiator := runtime.NewClientNegotiator(codecs().WithoutConversion(), corev1.SchemeGroupVersion)
-	objects, serializer, framer, err := negotiator.StreamDecoder(mediaType, nil)
-	if err != nil {
-		return nil, err
-	}
-	return restwatch.NewDecoder(streaming.NewDecoder(framer.NewFrameReader(body), serializer), objects), nil
-}
-
-// stream decodes the events of one watch. It stands before client-go's decoder because that one ends a watch at an event that is too
-// large, so that the watch would end there again and again, and because it does not reduce objects.
-type stream[O metav1.Object, T any] struct {
-	*restwatch.Decoder
-
-	reflector   *reflector[O, T]
-	parent, ctx context.Context //nolint:containedctx // the reflector's and the request's
-	exchange    *exchange
-	listing     bool // the initial list has not been sent to its end
-	silence     *time.Timer
-	cancel      context.CancelCauseFunc
-}
-
-// heard puts off the end of a stream for silence. In a list a server does not rest.
-func (s *stream[O, T]) heard() {
-	if s.listing {
-		s.silence.Reset(s.reflector.client.config.Timeout)
-	} else {
-		s.silence.Reset(s.reflector.client.config.IdleTimeout)
-	}
-}
-
-func (s *stream[O, T]) close() {
-	s.silence.Stop()
-	s.cancel(nil)
-}
-
-// Close ends the watch.
-func (s *stream[O, T]) Close() {
-	s.close()
-	s.Decoder.Close()
-}
-
-// Decode gives the next event. An event that is larger than client-go reads is reported and skipped. A stream that breaks just
-// ends, and the next watch begins after the last event. A stream that cannot be decoded ends with an error, after which client-go
-// lists anew.
-func (s *stream[O, T]) Decode() (watch.EventType, runtime.Object, error) {
-	r, x := s.reflector, s.exchange
-	for {
-		x.left = x.limit
-		kind, object, err := s.Decoder.Decode()
-		if errors.Is(err, streaming.ErrObjectTooLarge) {
-			_ = r.fails(s.parent, x.fail(TooLarge, errSkipped))
-			continue
+	return watch.Filter(events, func(event watch.Event) (watch.Event, bool) {
+		if is, err := meta.Accessor(event.Object); err == nil && is.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
+			listing.Store(false)
+			x.heard()
 		}
-		if err == nil {
-			object, err = s.event(kind, object)
-		}
-		if err == nil {
-			if kind != watch.Error {
-				r.works()
-			}
-			return kind, object, nil
-		}
-		var failed error = x.fail(Undecodable, err)
-		if x.broken != nil {
-			failed = x.failure(s.ctx, err)
-		}
-		broken := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || x.broken != nil && ClassOf(failed) != TooLarge
-		if broken && !(s.listing && ClassOf(failed) == Timeout) {
-			return "", nil, io.EOF
-		}
-		return "", nil, r.fails(s.parent, failed)
-	}
+		return r.reduce(parent, x, event), true
+	}), nil
 }
 
-// errSkipped is the cause of an event that was left out.
-var errSkipped = errors.New("an event is larger than a watch can have: its object is skipped, all others are seen")
-
-// event reduces the object of an event. An ERROR is reported unless the server has forgotten the version where the watch began,
-// after which client-go lists anew.
-func (s *stream[O, T]) event(kind watch.EventType, object runtime.Object) (runtime.Object, error) {
-	switch kind { //nolint:exhaustive // the others have an object of the collection
+// reduce gives an event with what is kept of its object. An event that makes no sense becomes an ERROR, after which client-go lists
+// anew. An ERROR is reported unless the server has forgotten the version where the watch began.
+func (r *reflector[O, T]) reduce(ctx context.Context, x *exchange, event watch.Event) watch.Event {
+	var err error
+	x.left.Store(x.limit)
+	switch event.Type { //nolint:exhaustive // the others have an object of the collection
 	case watch.Error:
-		verdict, ok := object.(*metav1.Status)
+		verdict, ok := event.Object.(*metav1.Status)
 		if !ok {
-			return nil, errors.New("the watch ended with something else than a Status")
+			err = errors.New("the watch ended with something else than a Status")
+			break
 		}
-		failed := s.exchange.refused(*verdict)
-		if !apierrors.IsResourceExpired(failed) && !apierrors.IsGone(failed) {
-			_ = s.reflector.fails(s.parent, failed)
+		failed := x.refused(*verdict)
+		if apierrors.HasStatusCause(failed, decodingCause) {
+			failed.Class = Undecodable
+			if strings.Contains(failed.Message, streaming.ErrObjectTooLarge.Error()) {
+				failed.Class = TooLarge // the list has the object
+			}
 		}
-		status, _ := errors.AsType[*apierrors.StatusError](failed)
-		return &status.ErrStatus, nil
+		err = failed
 	case watch.Bookmark:
-		is, err := meta.Accessor(object)
-		if err != nil {
-			return nil, err
+		var is metav1.Object
+		if is, err = meta.Accessor(event.Object); err == nil {
+			event.Object = &item[T]{ObjectMeta: metav1.ObjectMeta{ResourceVersion: is.GetResourceVersion(), Annotations: is.GetAnnotations()}}
 		}
-		if is.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
-			s.listing = false
-			s.heard()
-		}
-		return &item[T]{ObjectMeta: metav1.ObjectMeta{ResourceVersion: is.GetResourceVersion(), Annotations: is.GetAnnotations()}}, nil
+	default:
+		event.Object, err = r.keep(event.Object)
 	}
-	return s.reflector.keep(object)
+	if err == nil {
+		r.works()
+		return event
+	}
+	if ClassOf(err) == "" {
+		err = x.fail(Undecodable, err)
+	}
+	if !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+		_ = r.fails(ctx, err)
+	}
+	status := apierrors.NewInternalError(err)
+	if answer, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		status = answer
+	}
+	return watch.Event{Type: watch.Error, Object: &status.ErrStatus}
 }
+
+// decodingCause is client-go's cause of an event that it cannot decode.
+const decodingCause = "ClientWatchDecoding"
 
 // Add is of the store that client-go's reflector fills, as the four below are.
 func (r *reflector[O, T]) Add(object any) error { return r.Update(object) }

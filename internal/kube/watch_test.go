@@ -403,7 +403,7 @@ func TestWatchLeavesAServerThatHangs(t *testing.T) {
 		server.Set(config("a"))
 		server.Fail(kubetest.HangMidBody, 1)
 		h := following(t, server, func(a *Config) { a.Timeout = time.Second })
-		h.wants("trouble: "+string(Timeout), "mode=a", "well")
+		h.wants("trouble: "+string(Timeout), "well", "mode=a")
 	})
 }
 
