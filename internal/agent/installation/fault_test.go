@@ -30,7 +30,7 @@ type situation struct {
 func situations(t *testing.T) map[string]situation {
 	t.Helper()
 	out := map[string]situation{}
-	for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Standalone} {
+	for _, mode := range modes() {
 		for name, files := range map[string][]string{
 			"list": {"10-bridge.conflist", conflist}, "single": {"10-bridge.conf", bridgeConf},
 		} {
@@ -189,6 +189,13 @@ func TestEveryFaultOfAnInstallation(t *testing.T) {
 					if left := n.temps(); len(left) > 0 {
 						t.Errorf("%v at %q: left %q", f.errno, f.call, left)
 					}
+				}
+				if f.errno == syscall.EIO { // W-20: what was written in spite of the error is removed
+					n.uninstall(a)
+					if diff := cmp.Diff(s.back, n.conf()); diff != "" {
+						t.Errorf("%v at %q, and then uninstalled:\n%s", f.errno, f.call, diff)
+					}
+					return
 				}
 				must(t, n.reconcile(a))
 				if diff := cmp.Diff(s.installed, n.conf()); diff != "" || len(n.temps()) > 0 {

@@ -297,7 +297,7 @@ func TestOrderKeepsTheNodeAlive(t *testing.T) {
 // and looks at the node then. From there the node is both given back and installed again: at every call, each of the four.
 func TestW4W5KilledAtEveryCall(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Standalone} {
+	for _, mode := range modes() {
 		for name, files := range map[string][]string{
 			"list":                 {"10-bridge.conflist", conflist},
 			"single":               {"10-bridge.conf", bridgeConf},
@@ -660,6 +660,18 @@ func TestUninstallKeepsWhatIsStillNamed(t *testing.T) {
 				t.Errorf("%+v, %v\n%v", left, err, n.tree("."))
 			}
 		})
+	}
+}
+
+// TestUninstallPassesOverGarbage that does not name the plugin.
+func TestUninstallPassesOverGarbage(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "10-b.conflist", conflist)
+	must(t, n.reconcile(n.agent()))
+	n.put("net.d/10-b.conflist", conflist[:50], 0o644)
+	n.uninstall(n.agent())
+	if n.there("run/istio-cni-kubeconfig") || n.there("bin/istio-cni") || !n.there("net.d/10-b.conflist") {
+		t.Errorf("left: %v", n.tree("."))
 	}
 }
 

@@ -126,6 +126,9 @@ func TestInsertLooksLikeItsNeighbours(t *testing.T) {
 			"W-17 twice", `{"plugins":[{"type":"istio-cni"},{"type":"x"}, {"type":"istio-cni","b":2} ]}`,
 			`{"plugins":[{"type":"x"}, {"type":"istio-cni","a":[1]} ]}`,
 		},
+		{"W-16 another value", `{"plugins":[{"type":"x"},{"type":"istio-cni","a":[2]}]}`, `{"plugins":[{"type":"x"},{"type":"istio-cni","a":[1]}]}`},
+		{"W-16 a key too many", `{"plugins":[{"type":"x"},{"type":"istio-cni","a":[1],"b":2}]}`, `{"plugins":[{"type":"x"},{"type":"istio-cni","a":[1]}]}`},
+		{"W-16 the type alone", `{"plugins":[{"type":"x"},{"type":"istio-cni"}]}`, `{"plugins":[{"type":"x"},{"type":"istio-cni","a":[1]}]}`},
 		{"the same in another order stays", `{"plugins":[{"type":"x"},{"a":[1], "type":"istio-cni"}]}`, `{"plugins":[{"type":"x"},{"a":[1], "type":"istio-cni"}]}`},
 		{"the last of two plugins keys counts", `{"plugins":[],"plugins":[{"type":"x"}]}`, `{"plugins":[],"plugins":[{"type":"x"},{"type":"istio-cni","a":[1]}]}`},
 	} {

@@ -3,6 +3,7 @@ package cniconf_test
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -289,6 +290,38 @@ func TestW26APrimaryThatWritesItsFileAtBoot(t *testing.T) {
 		boot := end.Apply(cniconf.Step{Op: cniconf.OpWrite, Name: "10-calico.conflist", Data: []byte(list), Mode: 0o644})
 		if got := types(boot); !slices.Equal(got, []string{"calico", "portmap", "istio-cni"}) {
 			t.Errorf("%s: the runtime runs %q", mode, got)
+		}
+	}
+}
+
+// TestW3W24ThePrimaryConfigurationIsFoundAnewEachTime: another file sorts first from now on, or the original of a
+// converted one, or the one that was copied, is written again.
+func TestW3W24ThePrimaryConfigurationIsFoundAnewEachTime(t *testing.T) {
+	t.Parallel()
+	changed := strings.NewReplacer("calico", "cilium", "1.0.0", "0.4.0").Replace(list)
+	macvlan := strings.Replace(bridgeConf, "bridge", "macvlan", 1)
+	for name, tc := range map[string]struct {
+		mode        cniconf.Mode
+		start, then cniconf.Dir
+		types       []string
+	}{
+		"another goes first": {cniconf.Inline, dir("10-a.conflist", list), dir("10-a.conflist", list, "05-b.conflist", changed), []string{"cilium", "portmap"}},
+		"another went first": {cniconf.Inline, dir("10-a.conflist", list, "05-b.conflist", changed), dir("10-a.conflist", list), []string{"calico", "portmap"}},
+		"written again":      {cniconf.Inline, dir("10-a.conf", bridgeConf), dir("10-a.conf", macvlan), []string{"macvlan"}},
+		"copied again":       {cniconf.Owned, dir("10-a.conflist", list), dir("10-a.conflist", changed), []string{"cilium", "portmap"}},
+	} {
+		w := want(tc.mode)
+		installed := last(run(tc.start, w.Plan(tc.start).Steps))
+		for file := range tc.start {
+			delete(installed, file)
+		}
+		maps.Copy(installed, tc.then)
+		end := last(run(installed, w.Plan(installed).Steps))
+		if got := types(end); !slices.Equal(got, append(slices.Clone(tc.types), "istio-cni")) {
+			t.Errorf("%s: the runtime runs %q", name, got)
+		}
+		if diff := cmp.Diff(texts(tc.then), texts(last(run(end, w.Uninstall(end).Steps)))); diff != "" {
+			t.Errorf("%s: after removal:\n%s", name, diff)
 		}
 	}
 }
