@@ -21,6 +21,13 @@ demo: ## Run the plugin in a real CNI chain and show where packets go (root; ins
 test: ## Run every test, with the race detector (root; installs packages); PKG= and RUN= narrow it
 	@hack/test.sh
 
+.PHONY: unit
+unit: ## Run the tests that need no root, cached: a minute at most after the first time; RUN= narrows it
+	@hack/unit.sh
+
+.PHONY: check
+check: unit lint verify ## Run what a change needs before it is sent: unit, lint, verify
+
 .PHONY: bare
 bare: ## Run the README's demo and test on a temporary minimal Debian 12 (root)
 	@hack/bare.sh

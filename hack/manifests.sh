@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Writes manifests/istio-cni.yaml, the chart's default rendering, for
-# "kubectl apply" without Helm.
+# "kubectl apply" without Helm, and what chart and manual have of the agent's
+# table of settings.
 #
 #   hack/manifests.sh            write it
 #   hack/manifests.sh --check    fail if it is out of step with the chart
@@ -27,10 +28,12 @@ chart() {
 
 case ${1:-write} in
   write)
+    go run ./hack/settings
     text=$(chart --managed-by kubectl --header "$header")
     printf '%s\n' "$text" >"$file"
     ;;
   --check)
+    go run ./hack/settings --check
     chart --managed-by kubectl --header "$header" --check "$file"
     ;;
   --test)

@@ -132,6 +132,7 @@ func options() map[string]string {
 		"plugin settings": `{secondIPFamily: capture, apiTimeout: 5s, forceIptablesBinary: nft,
 logging: {level: "default:info,cni-plugin:debug", pluginLevel: warn}, global: {nativeNftables: true}}`,
 		"not live":          `liveConfiguration: false`,
+		"agent's settings":  `agent: {kubeconfigMode: "0640", skipTlsVerify: true, skipCniBinaries: istio-iptables, repairInitContainerExitCode: 55}`,
 		"never uninstalled": `uninstallOnExit: never`,
 		"quota":             `resourceQuotas: {enabled: true, pods: 100}`,
 		"network policy":    `global: {networkPolicy: {enabled: true}}`,

@@ -38,7 +38,7 @@ func documented(t *testing.T) []setting {
 }
 
 // free are settings with arbitrary keys.
-var free = []string{"resources", "updateStrategy", "taint.resources", "monitoring.dashboard.labels", "global.defaultResources"}
+var free = []string{"agent", "resources", "updateStrategy", "taint.resources", "monitoring.dashboard.labels", "global.defaultResources"}
 
 func settingsBelow(prefix string, node *yamlv3.Node) []setting {
 	var out []setting
@@ -147,7 +147,7 @@ func mutations() map[string]mutation {
 		"updateStrategy":                {to: `{type: OnDelete, rollingUpdate: null}`},
 		"terminationGracePeriodSeconds": {to: `60`}, "daemonSetLabels": {to: `{a: b}`},
 		"podAnnotations": {to: `{a: b}`}, "podLabels": {to: `{a: b}`}, "resources": {to: `{limits: {memory: 1Gi}}`},
-		"env": {to: `{GOMAXPROCS: "1"}`}, "seccompProfile": {to: `{type: Unconfined}`},
+		"agent": {to: `{kubeconfigMode: "0640"}`}, "env": {to: `{GOMAXPROCS: "1"}`}, "seccompProfile": {to: `{type: Unconfined}`},
 		"seLinuxOptions":      {to: `{level: s0}`},
 		"resourceQuotas.pods": {to: `7`, with: `resourceQuotas: {enabled: true}`},
 		"revision":            {to: `canary`}, "ownerName": {to: `me`},

@@ -71,7 +71,7 @@ func Rows(s *Settings) []settings.Setting {
 		},
 		{Name: "node-name", Arg: "NAME", Use: "only pods of this node", Value: optional(&s.Node, selector.CheckName)},
 		{
-			Name: "sidecar-annotation", Arg: "KEY", Default: sidecar.StatusKey, Use: "only pods with this annotation; an empty flag: all",
+			Name: "sidecar-annotation", Arg: "KEY", Chart: true, Default: sidecar.StatusKey, Use: "only pods with this annotation; an empty flag: all",
 			Value: optional(&s.Predicate.Annotation, labelKey),
 		},
 		{
@@ -79,16 +79,16 @@ func Rows(s *Settings) []settings.Setting {
 			Value: optional(&s.Predicate.Container, selector.CheckName),
 		},
 		{
-			Name: "init-container-termination-message", Arg: "TEXT", Use: "only with this termination message",
+			Name: "init-container-termination-message", Arg: "TEXT", Chart: true, Use: "only with this termination message",
 			Value: settings.Text(&s.Predicate.Message, nil),
 		},
 		{
-			Name: "init-container-exit-code", Arg: "CODE", Default: strconv.Itoa(repair.NotRedirectedCode), Use: "only with this exit code; 0: any",
+			Name: "init-container-exit-code", Arg: "CODE", Chart: true, Default: strconv.Itoa(repair.NotRedirectedCode), Use: "only with this exit code; 0: any",
 			Value: settings.Number(&s.Predicate.ExitCode, maxExitCode),
 		},
-		{Name: "label-selectors", Arg: "SELECTOR", Use: "only pods with these labels", Value: optional(&s.LabelSelectors, selector.Check)},
+		{Name: "label-selectors", Arg: "SELECTOR", Chart: true, Use: "only pods with these labels", Value: optional(&s.LabelSelectors, selector.Check)},
 		{
-			Name: "field-selectors", Arg: "SELECTOR", Use: "only pods with these fields",
+			Name: "field-selectors", Arg: "SELECTOR", Chart: true, Use: "only pods with these fields",
 			Value: settings.Checked(&s.FieldSelectors, selector.CheckFields),
 		},
 	}

@@ -43,6 +43,8 @@ type Setting struct {
 	Keys []string
 	// Live settings may be changed by live configuration.
 	Live bool
+	// Chart settings may be given in the chart's value "agent", by ChartName.
+	Chart bool
 	// Ignored settings are accepted without effect.
 	Ignored bool
 	// Secret values are neither quoted in errors nor listed.
@@ -59,6 +61,15 @@ func (s Setting) String() string {
 		return "--" + s.Name
 	}
 	return s.Env[0]
+}
+
+// ChartName is the name of the flag in camel case, from which the chart makes the variable again.
+func (s Setting) ChartName() string {
+	words := strings.Split(s.Name, "-")
+	for i, word := range words[1:] {
+		words[i+1] = strings.ToUpper(word[:1]) + word[1:]
+	}
+	return strings.Join(words, "")
 }
 
 func (s Setting) flags() []string {

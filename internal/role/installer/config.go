@@ -21,6 +21,11 @@ type environment struct {
 	selectors func(string) (json.RawMessage, error)
 }
 
+// noEnvironment is enough to list the settings.
+func noEnvironment() environment {
+	return environment{executable: func() (string, error) { return "", nil }}
+}
+
 // input is what the program was started with. The configuration is made of it as often as live configuration changes.
 type input struct {
 	environment

@@ -96,7 +96,6 @@ and that beats the default. An empty variable counts as unset. All problems are 
 func help() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, helpHead, applet.ExitOK, applet.ExitError, applet.ExitUsage)
-	none := environment{executable: func() (string, error) { return "", nil }}
-	settings.Help(&b, new(draft).groups(none)...)
+	settings.Help(&b, new(draft).groups(noEnvironment())...)
 	return b.String()
 }

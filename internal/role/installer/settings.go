@@ -34,6 +34,11 @@ func (d *draft) groups(env environment) []settings.Group {
 	}
 }
 
+// Settings are the rows of the table for what is generated from it: the chart's schema and the manual.
+func Settings() []settings.Setting {
+	return settings.All(new(draft).groups(noEnvironment()))
+}
+
 func names(of ...string) []string { return of }
 
 // live marks settings that live configuration may change.
@@ -55,7 +60,10 @@ func (d *draft) actionSettings() []settings.Setting {
 			Value: settings.Choice(&d.UninstallOnExit, departure.Auto, departure.Always, departure.Never),
 		},
 		{Name: "cni-enable-install", Default: "true", Use: "false: install nothing, only serve", Value: settings.Bool(&d.Install)},
-		{Name: "cni-enable-reinstall", Default: "true", Use: "false: leave later changes by others alone", Value: settings.Bool(&d.Reinstall)},
+		{
+			Name: "cni-enable-reinstall", Default: "true", Chart: true, Use: "false: leave later changes by others alone",
+			Value: settings.Bool(&d.Reinstall),
+		},
 	}
 }
 
@@ -131,9 +139,12 @@ func (d *draft) binarySettings(env environment) []settings.Setting {
 			Name: "cni-source-binary", Arg: "FILE", Default: program,
 			Use: "program to copy; without it this one", Value: settings.Text(&d.Source, settings.AbsolutePath),
 		},
-		{Name: "update-cni-binaries", Default: "true", Use: "false: leave existing program files alone", Value: settings.Bool(&d.Update)},
 		{
-			Name: "skip-cni-binaries", Arg: "NAMES", Use: "program files not to write, between commas or blanks",
+			Name: "update-cni-binaries", Default: "true", Chart: true, Use: "false: leave existing program files alone",
+			Value: settings.Bool(&d.Update),
+		},
+		{
+			Name: "skip-cni-binaries", Arg: "NAMES", Chart: true, Use: "program files not to write, between commas or blanks",
 			Value: settings.List(&d.Skip, ", \t\r\n", 0, settings.FileName),
 		},
 	}
@@ -201,7 +212,7 @@ func readAPITimeout(text string) (time.Duration, error) {
 func (d *draft) kubeconfigSettings() []settings.Setting {
 	return []settings.Setting{
 		{
-			Name: "kubeconfig-mode", Arg: "MODE", Default: "0600",
+			Name: "kubeconfig-mode", Arg: "MODE", Default: "0600", Chart: true,
 			Use: "permissions of the kubeconfig, in octal whatever the prefix", Value: settings.Permissions(&d.KubeconfigMode),
 		},
 		{
@@ -218,7 +229,10 @@ func (d *draft) kubeconfigSettings() []settings.Setting {
 			Use:   "certificate authority of the API server, instead of ca.crt in the service account's directory",
 			Value: settings.Text(&d.caFile, nil),
 		},
-		{Name: "skip-tls-verify", Default: "false", Use: "accept any certificate of the API server", Value: settings.Bool(&d.skipTLSVerify)},
+		{
+			Name: "skip-tls-verify", Default: "false", Chart: true, Use: "accept any certificate of the API server",
+			Value: settings.Bool(&d.skipTLSVerify),
+		},
 		{
 			Name: "kubernetes-service-protocol", Arg: "SCHEME", Default: "https", Use: "https or http",
 			Value: settings.Choice(&d.Server.Protocol, "https", "http"),
@@ -246,8 +260,8 @@ func (d *draft) serviceSettings() []settings.Setting {
 			Value: settings.Text(&d.LogSocket, settings.Optional(socket)),
 		},
 		{
-			Name: "log-socket-mode", Arg: "MODE", Default: "0600",
-			Use: "permissions of that socket, in octal", Value: settings.Permissions(&d.LogSocketMode),
+			Name: "log-socket-mode", Arg: "MODE", Default: "0600", Chart: true,
+			Use: "permissions of the log socket, in octal", Value: settings.Permissions(&d.LogSocketMode),
 		},
 		{
 			Name: "cni-event-address", Arg: "SOCKET", Default: cniconf.DefaultRunDir + "/pluginevent.sock",

@@ -157,9 +157,7 @@ cni.liveKeys are the variables that the agent reads from its ConfigMap without a
 not roll out the DaemonSet.
 */}}
 {{- define "cni.liveKeys" -}}
-EXCLUDE_NAMESPACES AMBIENT_ENABLED AMBIENT_ENABLEMENT_SELECTOR ENABLE_AMBIENT_DETECTION_RETRY NATIVE_NFTABLES
-{{- " " -}}
-SECOND_IP_FAMILY API_TIMEOUT FORCE_IPTABLES_BINARY PLUGIN_LOG_LEVEL CNI_NETWORK_CONFIG
+CNI_NETWORK_CONFIG EXCLUDE_NAMESPACES SECOND_IP_FAMILY NATIVE_NFTABLES CNI_BACKEND FORCE_IPTABLES_BINARY AMBIENT_ENABLED AMBIENT_ENABLEMENT_SELECTOR ENABLE_AMBIENT_DETECTION_RETRY API_TIMEOUT PLUGIN_LOG_LEVEL
 {{- end -}}
 
 {{/* cni.checksum is the checksum of the settings that need a restart of the agent. */}}
@@ -220,5 +218,7 @@ SECOND_IP_FAMILY API_TIMEOUT FORCE_IPTABLES_BINARY PLUGIN_LOG_LEVEL CNI_NETWORK_
 {{- range $name, $value := $optional -}}
 {{- if $value -}}{{- $_ := set $data $name $value -}}{{- end -}}
 {{- end -}}
-{{- include "cni.strings" (list $data $v.env) -}}
+{{- $agent := dict -}}
+{{- range $name, $value := $v.agent -}}{{- $_ := set $agent (snakecase $name | upper) $value -}}{{- end -}}
+{{- include "cni.strings" (list $data $agent $v.env) -}}
 {{- end -}}
