@@ -20,7 +20,7 @@ type Namespace struct {
 	current bool
 }
 
-// Inode tells namespaces apart, for as long as they live: a number is used again later. The number alone may repeat on
+// Inode identifies a namespace for as long as it lives: a number is used again later. The number alone may repeat on
 // another device.
 type Inode struct{ Dev, Ino uint64 }
 
@@ -93,7 +93,7 @@ func (n *Namespace) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getp
 // FD is the open file of the namespace, -1 after Close.
 func (n *Namespace) FD() int { return int(n.fd.Load()) }
 
-// Inode tells which namespace it is.
+// Inode identifies the namespace.
 func (n *Namespace) Inode() Inode { return n.inode }
 
 // Current reports whether the namespace was opened as that of the caller, by an empty path.
@@ -125,7 +125,7 @@ func (n *Namespace) IsHost() (bool, error) {
 func (n *Namespace) OfOtherUsers() (bool, error) {
 	owner, err := unix.IoctlRetInt(n.FD(), unix.NS_GET_USERNS)
 	if errors.Is(err, unix.EPERM) {
-		return false, nil // it is of one above ours, as in a container whose network is older than its users
+		return false, nil // the owner is a parent of ours, as in a container whose user namespace is newer than its network
 	}
 	if err != nil {
 		return false, fmt.Errorf("asking for the owner of network namespace %q: %w", n.name, err)
@@ -222,7 +222,7 @@ func (f *file) procPath() string { return fmt.Sprintf("/proc/self/fd/%d", f.fd) 
 
 func (f *file) close() { _ = unix.Close(f.fd) }
 
-// InodeOf tells which file a path leads to at this moment, without opening it for use.
+// InodeOf identifies the file that a path leads to now, without opening it for use.
 func InodeOf(path string) (Inode, error) {
 	for {
 		var stat unix.Stat_t

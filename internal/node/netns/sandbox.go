@@ -16,11 +16,11 @@ type Bind struct {
 // Processes started by fn inherit it; no other thread or process sees any of the mounts, and they are gone
 // when fn and those processes are.
 //
-// Isolation is a comfort: where the node denies the mount namespace (privilege, seccomp, SELinux) or one of
+// Isolation is best effort: where the node denies the mount namespace (privilege, seccomp, SELinux) or one of
 // the binds, fn runs with as much of it as could be had, and isolation says what is missing. err is fn's
 // error, or that of entering the network namespace, in which case fn has not run.
 //
-// Sources are taken hold of before anything changes namespace; they are the files their paths meant to the
+// Sources are opened before anything changes namespace; they are the files their paths meant to the
 // caller.
 func (n *Namespace) DoIsolated(binds []Bind, fn func() error) (isolation, err error) {
 	mounts, isolation := hold(binds)
@@ -42,13 +42,13 @@ func (n *Namespace) DoIsolated(binds []Bind, fn func() error) (isolation, err er
 	return isolation, err
 }
 
-// A mount is a bind whose source is held.
+// A mount is a bind whose source is open.
 type mount struct {
 	Bind
 	source *file
 }
 
-// hold takes hold of the sources. A bind whose source cannot be had is left out and told of in the error.
+// hold opens the sources. A bind whose source cannot be opened is left out and named in the error.
 func hold(binds []Bind) ([]mount, error) {
 	var (
 		mounts   []mount

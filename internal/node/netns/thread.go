@@ -16,7 +16,7 @@ var errEnded = errors.New("running in a network namespace: the function called r
 // with its goroutine, as is one on which fn did not return.
 //
 // The process's first thread is never used. The runtime cannot end it, and /proc/self shows its namespaces as
-// those of the whole process: anyone who looks there meanwhile would take the pod's network for the node's.
+// those of the whole process: any reader would take the pod's network for the node's.
 func onThread(fn func() (reusable bool, err error)) error {
 	done := make(chan error, 1)
 	go func() {

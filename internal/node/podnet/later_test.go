@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
@@ -158,15 +159,19 @@ func TestNothingPassesTheSidecarByIPv6OfLater(t *testing.T) {
 // asks has a neighbour ask by TCP and by UDP, and wants the answers of those who are named.
 func (l lateComer) asks(t *testing.T, v iptables.Variant, tcp, udp string) {
 	t.Helper()
+	var both sync.WaitGroup // silence takes its time
 	for via, want := range map[labtest.Protocol]string{labtest.TCP: tcp, labtest.UDP: udp} {
-		// A proxy of IPv4 alone makes native tables, whose rules name no family, and TPROXY drop; others refuse.
-		got, err := l.reached(t, via, want != "")
-		closed := got == "" && (errors.Is(err, labtest.ErrRefused) || errors.Is(err, labtest.ErrSilent))
-		if got != want || want == "" && !closed {
-			t.Errorf("%s by %s: %q answers (%v), want %q\n%s", l.at, via, got, err, want,
-				l.Counters(t.Context(), saveProgram(v, ruleset.IPv6)...))
-		}
+		both.Go(func() {
+			// A proxy of IPv4 alone makes native tables, whose rules name no family, and TPROXY drop; others refuse.
+			got, err := l.reached(t, via, want != "")
+			closed := got == "" && (errors.Is(err, labtest.ErrRefused) || errors.Is(err, labtest.ErrSilent))
+			if got != want || want == "" && !closed {
+				t.Errorf("%s by %s: %q answers (%v), want %q\n%s", l.at, via, got, err, want,
+					l.Counters(t.Context(), saveProgram(v, ruleset.IPv6)...))
+			}
+		})
 	}
+	both.Wait()
 }
 
 // agrees looks at the pod again, as CHECK and repair do: the rules are those wanted still, also where routing is missing
@@ -193,17 +198,23 @@ func (l lateComer) agrees(t *testing.T, n podnet.Namespace, spec redirect.Spec) 
 func TestNothingPassesAProxyThatDoesNotListen(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()
-		for _, f := range podKinds()["dual"] {
-			l := lateComer{newLab(t, podKinds()["dual"]...), labtest.Pod.Port(f, labtest.AppPorts()[0])}
-			if got, err := l.reached(t, labtest.TCP, true); got != labtest.ByApp {
-				t.Fatalf("without rules %q answers (%v)", got, err)
+		lab := newLab(t, families...)
+		ask := func(want string) {
+			var both sync.WaitGroup
+			for _, f := range families {
+				both.Go(func() {
+					l := lateComer{lab, labtest.Pod.Port(f, labtest.AppPorts()[0])}
+					if got, err := l.reached(t, labtest.TCP, want != ""); got != want {
+						t.Errorf("%s: %q answers (%v), want %q", f, got, err, want)
+					}
+				})
 			}
-			spec := redirect.Default()
-			spec.Mode, spec.DualStack = mode, true
-			mustApply(t, namespaceOf(l.Lab, v), spec)
-			if got, err := l.reached(t, labtest.TCP, false); got != "" {
-				t.Errorf("%s: %q answers (%v)", f, got, err)
-			}
+			both.Wait()
 		}
+		ask(labtest.ByApp) // without rules
+		spec := redirect.Default()
+		spec.Mode, spec.DualStack = mode, true
+		mustApply(t, namespaceOf(lab, v), spec)
+		ask("")
 	})
 }

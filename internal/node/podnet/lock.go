@@ -14,18 +14,18 @@ import (
 // socket was made, so it is taken once in each.
 const lockName = "@istio-cni/rules"
 
-// Waiting for somebody else who programs the namespace.
+// Waiting for another run that programs the namespace.
 const (
-	lockEvery    = 5 * time.Millisecond
-	lockPatience = 30 * time.Second // as long as iptables waits for its own lock
+	lockEvery   = 5 * time.Millisecond
+	lockTimeout = 30 * time.Second // as long as iptables waits for its own lock
 )
 
 // lock makes this program the only one of its kind that changes the current namespace: to read, compare and write must
 // not be interleaved with another run. The lock is held until the file is closed here and in every process that was
 // given it, so it outlives this process if a tool that it started does.
 func lock(ctx context.Context) (*os.File, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, lockPatience,
-		fmt.Errorf("another run has been programming this network namespace for %s", lockPatience))
+	ctx, cancel := context.WithTimeoutCause(ctx, lockTimeout,
+		fmt.Errorf("another run has been programming this network namespace for %s", lockTimeout))
 	defer cancel()
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -17,10 +17,11 @@ import (
 // pass is one reading of a namespace, and the changes that bring it to what is wanted.
 type pass struct {
 	mode    mode
+	clean   bool // nothing of the mesh is wanted
 	log     *slog.Logger
 	tools   *iptables.Host
 	session *nftables.Session
-	// view is what netlink reads, nil where the kernel has no nf_tables.
+	// view are the rules that netlink reads, nil where the kernel has no nf_tables.
 	view   *nftables.View
 	report Report
 	// changes are carried out in their order, those of netlink in one transaction ahead of the others.
@@ -60,7 +61,7 @@ var (
 func (n Namespace) inspect(ctx context.Context, m mode, spec *redirect.Spec) (*pass, error) {
 	tools := n.Tools
 	tools.Lock = n.lockFile()
-	p := &pass{mode: m, log: n.Log, tools: &tools}
+	p := &pass{mode: m, clean: spec == nil, log: n.Log, tools: &tools}
 	ctx, cancel := context.WithTimeoutCause(ctx, readLimit, errSlow)
 	defer cancel()
 	if err := p.compareAll(ctx, spec); err != nil {
@@ -83,34 +84,27 @@ func (p *pass) compareAll(ctx context.Context, spec *redirect.Spec) error {
 		return err
 	}
 	wanted := []ruleset.Set{{Family: ruleset.Inet}, {Family: ruleset.IPv4}, {Family: ruleset.IPv6}}
-	owned := func(_, have ruleset.Set) ruleset.Ownership { return redirect.AllOwned(have) }
 	if spec != nil {
 		f, err := families(*spec)
 		if err != nil {
 			return err
 		}
-		p.report.Families, owned = f, redirect.Owned
+		p.report.Families = f
 		if p.mode.backend == redirect.Native {
 			wanted[0] = redirect.NativeRules(*spec, f)
 		} else {
 			wanted = append(wanted[:1], spec.Sets(f)...)
 		}
 	}
-	if p.view != nil {
-		tables := place{by: string(redirect.Native), dialect: string(redirect.Native)}
-		if err := p.compare(ctx, tables, wanted[0], func(_, have ruleset.Set) ruleset.Ownership { return redirect.OwnedNative(have) }); err != nil {
-			return err
-		}
-	}
-	for _, want := range wanted[1:] {
-		if err := p.family(ctx, want, owned, slices.Contains(legacy, want.Family)); err != nil {
+	for _, want := range wanted {
+		if err := p.family(ctx, want, slices.Contains(legacy, want.Family)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// read reads what takes no tool, all of it at one moment. It gives the families whose legacy tables hold rules of the mesh.
+// read reads, at one moment, all rules that take no tool. It gives the families whose legacy tables hold rules of the mesh.
 func (p *pass) read(ctx context.Context) (legacy []ruleset.Family, err error) {
 	if p.session, err = nftables.Open(); err == nil {
 		p.view, err = p.session.Read(ctx)
@@ -136,12 +130,9 @@ func (p *pass) read(ctx context.Context) (legacy []ruleset.Family, err error) {
 	return legacy, nil
 }
 
-// ownership says which rules that are there are the mesh's.
-type ownership func(want, have ruleset.Set) ruleset.Ownership
-
 // family compares the places of one family: the first is to hold what is wanted, the others nothing of the mesh. If nothing
 // is wanted of it, a host without tools for it is no error: then this program cannot have written any rules there.
-func (p *pass) family(ctx context.Context, want ruleset.Set, owned ownership, legacy bool) error {
+func (p *pass) family(ctx context.Context, want ruleset.Set, legacy bool) error {
 	places, err := p.places(ctx, want.Family, legacy)
 	if err != nil && want.Empty() && !errors.Is(err, errLegacy) {
 		p.log.DebugContext(ctx, "leaving a family alone", "family", want.Family.String(), "cause", err.Error())
@@ -150,13 +141,11 @@ func (p *pass) family(ctx context.Context, want ruleset.Set, owned ownership, le
 	if err != nil {
 		return err
 	}
-	if p.mode.backend == redirect.Native {
-		p.report.Tools = []string{string(redirect.Native)}
-	} else {
-		p.report.Tools = append(p.report.Tools, places[0].by)
-	}
-	for _, at := range places {
-		if err := p.compare(ctx, at, want, owned); err != nil {
+	for i, at := range places {
+		if native := want.Family == ruleset.Inet; i == 0 && native == (p.mode.backend == redirect.Native) {
+			p.report.Tools = append(p.report.Tools, at.by)
+		}
+		if err := p.compare(ctx, at, want); err != nil {
 			return err
 		}
 		want = ruleset.Set{Family: want.Family}
@@ -165,7 +154,12 @@ func (p *pass) family(ctx context.Context, want ruleset.Set, owned ownership, le
 }
 
 func (p *pass) places(ctx context.Context, f ruleset.Family, legacy bool) ([]place, error) {
-	if p.mode.backend == redirect.Tools {
+	switch {
+	case f == ruleset.Inet && p.view == nil:
+		return nil, nil
+	case f == ruleset.Inet:
+		return []place{{by: string(redirect.Native), dialect: string(redirect.Native)}}, nil
+	case p.mode.backend == redirect.Tools:
 		choice, err := iptables.Choose(ctx, f, p.tools)
 		if err != nil {
 			return nil, err
@@ -189,8 +183,19 @@ func (p *pass) places(ctx context.Context, f ruleset.Family, legacy bool) ([]pla
 
 func ofTool(t iptables.Tool) place { return place{by: t.Name(), dialect: string(t.Variant), tool: &t} }
 
+// owned says which rules that are there are the mesh's.
+func (p *pass) owned(want, have ruleset.Set) ruleset.Ownership {
+	switch {
+	case want.Family == ruleset.Inet:
+		return redirect.OwnedNative(have)
+	case p.clean:
+		return redirect.AllOwned(have)
+	}
+	return redirect.Owned(want, have)
+}
+
 // compare reads a place and adds what brings it to what is wanted.
-func (p *pass) compare(ctx context.Context, at place, want ruleset.Set, owned ownership) (err error) {
+func (p *pass) compare(ctx context.Context, at place, want ruleset.Set) (err error) {
 	var have ruleset.Set
 	switch {
 	case at.tool != nil:
@@ -202,7 +207,7 @@ func (p *pass) compare(ctx context.Context, at place, want ruleset.Set, owned ow
 	default:
 		have = p.view.Set(want.Family)
 	}
-	ours := owned(want, have)
+	ours := p.owned(want, have)
 	p.marks = append(p.marks, redirect.Marks(have, ours)...)
 	diff := ruleset.Compare(want, have, ours)
 	for _, rule := range diff.Others {

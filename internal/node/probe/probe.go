@@ -33,7 +33,7 @@ type Redirection struct {
 	Namespace *netns.Namespace
 	// Listeners are the ports of the proxy. One of them may be taken.
 	Listeners []uint16
-	// Port is the one that is dialled. Nobody listens on it.
+	// Port is dialled. No process may listen on it.
 	Port uint16
 }
 

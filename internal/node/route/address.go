@@ -14,8 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// passthrough is the address the proxy uses as source towards the app, so that rules can tell its connections from
-// captured ones. IPv4 needs none on lo: 127.0.0.6 is in 127.0.0.0/8.
+// passthrough is the source address of the proxy's connections to the app. IPv4 needs none on lo: 127.0.0.6 is in 127.0.0.0/8.
 var passthrough = netip.PrefixFrom(redirect.PassthroughAddress(ruleset.IPv6), 128) //nolint:gochecknoglobals // a constant
 
 // loopback is the index of the interface lo, which is the first of every namespace (LOOPBACK_IFINDEX, include/net/flow.h).

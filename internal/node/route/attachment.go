@@ -9,12 +9,12 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Attachment says what an interface with an address is connected to, as far as the kernel tells. A higher one takes more
+// Attachment classifies the other end of an interface with an address, as far as the kernel shows it. A higher one takes more
 // than privileges in the namespace itself.
 type Attachment uint8
 
 // Absent is an address that no interface has. Loopback is one on lo or on an interface that is down, where no packet for it
-// arrives from outside. Inside is one on an interface that takes nobody outside of the namespace: a dummy, a bridge, or a
+// arrives from outside. Inside is one on an interface that connects to no other namespace of the node: a dummy, a bridge, or a
 // link to another namespace than the node's. Outside is one on an interface whose other end is in the node's namespace, or
 // on a device of the hardware.
 const (
@@ -24,7 +24,7 @@ const (
 	Outside
 )
 
-// maxLinks bounds how many interfaces with an address are looked at: more than one is nobody's but the pod's own doing.
+// maxLinks bounds how many interfaces with an address are inspected: only a process in the pod makes more than one.
 const maxLinks = 16
 
 // Attachments gives, for each of the addresses, the best attachment that it has in the current namespace. Node is an open

@@ -24,7 +24,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Want is what redirection needs in one namespace. Its zero value needs nothing.
+// Want is the routing that redirection needs in one namespace. Its zero value needs nothing.
 type Want struct {
 	// PassthroughV6 asks for ::6/128 on lo.
 	PassthroughV6 bool
@@ -90,7 +90,7 @@ func Check(w Want) ([]string, error) {
 // select by a mark and nothing else, and lead to a table that holds "local default dev lo", holds nothing else, and is
 // led to by no other kind of rule; and ::6/128 on lo.
 //
-// These shapes are also those of anyone else's TPROXY in the namespace (Documentation/networking/tproxy.rst of Linux
+// These shapes are also those of any other TPROXY in the namespace (Documentation/networking/tproxy.rst of Linux
 // proposes mark 1 and table 100); the caller says whether they are ours to remove.
 func Leftovers() (Want, error) {
 	address, err := findPassthrough()

@@ -16,7 +16,7 @@ import (
 // allTables asks listRoutes for the routes of every table.
 const allTables = unix.RT_TABLE_UNSPEC
 
-// A route is one as far as this package cares: what it takes to remove it, and what it does with whom.
+// A route has the fields that it takes to recognise and to remove one.
 type route struct {
 	family          uint8 // AF_…
 	cloned          bool  // the kernel made it of another one, for a destination
@@ -102,7 +102,7 @@ func (p Policy) addRoute() error {
 	}
 	err = netlink.RouteAdd(p.netlinkRoute())
 	if errors.Is(err, unix.EEXIST) {
-		// Someone else was quicker, or it is another default route.
+		// Another process added it first, or it is another default route.
 		if again, lookErr := p.routes(); lookErr == nil && len(again) > 0 {
 			return nil
 		}

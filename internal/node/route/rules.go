@@ -20,8 +20,7 @@ const (
 	wholeMark    = ^uint32(0) // the mask of a mark that is compared whole
 )
 
-// A rule is a policy rule as far as this package cares: where it stands, where it leads, and whether it selects by
-// anything else than a whole mark.
+// A rule is a policy rule: its priority, its table, and whether it selects by anything else than a whole mark.
 type rule struct {
 	priority, mark, table uint32
 	lookup                bool // leads to a table, rather than somewhere else
@@ -82,7 +81,7 @@ func parseRule(message []byte) (rule, error) {
 
 // read takes over one attribute. One that is not known to be harmless is a selector.
 func (r *rule) read(kind uint16, value []byte) {
-	if kind == nl.FRA_PROTOCOL { // who made it
+	if kind == nl.FRA_PROTOCOL { // the program that made it
 		return
 	}
 	if len(value) != 4 {
@@ -156,7 +155,7 @@ func (p Policy) makeRule() error {
 	if !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	// Someone else was quicker, or a narrower rule has the priority that the kernel chose: as in removing, the kernel
+	// Another process added it first, or a narrower rule has the priority that the kernel chose: as in removing, the kernel
 	// does not see the difference (rule_exists).
 	if s, lookErr := p.standing(); lookErr == nil && s.serves != nil {
 		return nil

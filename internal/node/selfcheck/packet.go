@@ -63,7 +63,7 @@ func (b *testbed) connect(ctx context.Context, what string, from *netns.Namespac
 		return fmt.Errorf("asking where %s was going: %w", what, err)
 	}
 	if original != to {
-		return fmt.Errorf("%s was going to %s, and the proxy is told %s", what, to, original)
+		return fmt.Errorf("%s was going to %s, and the proxy reads %s", what, to, original)
 	}
 	return nil
 }

@@ -1,7 +1,7 @@
 // Package selfcheck finds out which way of redirecting pods works on this node: it applies the rules to a scratch namespace
 // and sends real packets.
 //
-// It promises to touch nothing but two namespaces of its own, which end with it, to bound its time, and to tell what could not be
+// It promises to touch nothing but two namespaces of its own, which end with it, to bound its time, and to distinguish what could not be
 // tried from what was tried and failed. The verdict is written down for the plugin.
 //
 // It never decides what becomes of a pod.
@@ -85,7 +85,7 @@ func (v *Verdict) try(ctx context.Context, o Options, f ruleset.Family) error {
 	return nil
 }
 
-// ask tells whether one backend redirects in one mode.
+// ask applies rules by one backend in one mode and sends the packets.
 func (b *testbed) ask(ctx context.Context, o Options, with redirect.Backend, mode redirect.Mode) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("it took longer than %s", timeout))
 	defer cancel()

@@ -22,17 +22,17 @@ const FileName = "selftest.json"
 // version is that of the file. A plugin passes over a verdict of another one.
 const version = 1
 
-// Verdict is what was found out about the node.
+// Verdict is the result of a self-test of the node.
 type Verdict struct {
 	Version int       `json:"version"`
 	Time    time.Time `json:"time"`
 	Kernel  string    `json:"kernel"`
 	Results []Result  `json:"results"`
-	// Choice is the backend to use where nobody asks for one, "" where none works.
+	// Choice is the backend that auto means, "" where none works.
 	Choice redirect.Backend `json:"choice"`
 }
 
-// Result is what one backend can do.
+// Result is that of one backend.
 type Result struct {
 	Backend  redirect.Backend `json:"backend"`
 	Problems []Problem        `json:"problems,omitempty"`
@@ -41,7 +41,7 @@ type Result struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// Problem is what did not work.
+// Problem is one family and mode that did not work.
 type Problem struct {
 	Family string `json:"family"`
 	Mode   string `json:"mode"`
@@ -49,7 +49,7 @@ type Problem struct {
 	Text string `json:"text"`
 }
 
-// serves tells whether the backend redirects IPv4 as nearly all pods need it.
+// serves reports whether the backend redirects IPv4 in mode REDIRECT, as nearly all pods need it.
 func (r Result) serves() bool {
 	return !slices.ContainsFunc(r.Problems, func(p Problem) bool {
 		return p.Family == ruleset.IPv4.String() && p.Mode == redirect.Redirect.String()
@@ -57,7 +57,7 @@ func (r Result) serves() bool {
 }
 
 // choose takes the first backend that does all, else the one with the fewest problems of those that serve. Native tables
-// are never chosen for a node: they are for those who ask.
+// are never chosen for a node, only on request.
 func (v *Verdict) choose() {
 	fewest := -1
 	for _, r := range v.Results {
@@ -73,7 +73,7 @@ func (v *Verdict) choose() {
 	}
 }
 
-// Served tells whether pods can be redirected by a backend, and if not, why. Auto is what the verdict chooses.
+// Served reports why pods cannot be redirected by a backend, nil if they can. Auto is the Choice.
 func (v Verdict) Served(by redirect.Backend) error {
 	if by == "" || by == redirect.Auto {
 		by = v.Choice
@@ -111,7 +111,7 @@ func (r Result) summary() string {
 // String is one line for each part of the text.
 func (p Problem) String() string { return fmt.Sprintf("%s %s: %s", p.Family, p.Mode, p.Text) }
 
-// Text is the verdict for a person.
+// Text prints the verdict.
 func (v Verdict) Text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "kernel %s\n", v.Kernel)
@@ -149,7 +149,7 @@ func (v Verdict) Record(disk hostfs.Disk, runDir string) error {
 // maxVerdict bounds the file.
 const maxVerdict = 64 << 10
 
-// Advice is what a verdict says about backend auto.
+// Advice is a verdict reduced to backend auto.
 type Advice struct {
 	// PreferTools says that netlink does not do on this node, and the programs of the host may.
 	PreferTools bool
@@ -175,7 +175,7 @@ func (v Verdict) Advice() Advice {
 	return Advice{PreferTools: v.Choice == redirect.Tools} // else auto tries netlink first
 }
 
-// kernel is the release of the kernel, for people.
+// kernel is the release of the running kernel.
 func kernel() string {
 	var name unix.Utsname
 	if unix.Uname(&name) != nil {

@@ -93,7 +93,7 @@ func (p *plugin) capture(ctx context.Context, conf cniconf.NetConf, pod podArgs,
 }
 
 // open opens the pod's namespace and keeps the rules of a pod out of the node's own. The path is resolved this once: what
-// is checked here is what is worked in.
+// was checked is programmed.
 func (p *plugin) open(path string) (*netns.Namespace, error) {
 	if path == "" {
 		return nil, fmt.Errorf("CNI_NETNS is empty")

@@ -15,7 +15,7 @@ type podArgs struct {
 	K8S_POD_UID                types.UnmarshallableString //nolint:revive // the wire format
 }
 
-// String is the pod as "namespace/name", for people: bounded and printable.
+// String is the pod as "namespace/name", bounded and printable.
 func (a podArgs) String() string {
 	return printable.Text(string(a.K8S_POD_NAMESPACE), maxNamed) + "/" + printable.Text(string(a.K8S_POD_NAME), maxNamed)
 }

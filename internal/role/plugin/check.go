@@ -122,7 +122,7 @@ func (p *plugin) answered(ctx context.Context, conf cniconf.NetConf) error {
 	return agent.Close()
 }
 
-// writable reports why rules could not be written on this node, as far as can be told without a pod.
+// writable reports why rules could not be written on this node, as far as that shows without a pod.
 func (p *plugin) writable(conf cniconf.NetConf) error {
 	found := advice(conf)
 	if found.Err != nil {

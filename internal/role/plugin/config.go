@@ -2,7 +2,7 @@ package plugin
 
 import "strings"
 
-// env is what is read of the environment besides what the CNI library reads itself.
+// env are the variables that the plugin reads, besides those that the CNI library reads.
 type env struct {
 	command, container, path string
 	override                 bool

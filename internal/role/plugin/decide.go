@@ -133,7 +133,7 @@ func (c *call) askAgent(ctx context.Context, conf cniconf.NetConf) (sidecar.Fact
 		_ = agent.Close() // nothing was written
 	}
 	if err != nil {
-		log.WarnContext(ctx, "the node agent does not tell about the pod; asking the API server", "pod", c.pod.String(), "cause", err.Error())
+		log.WarnContext(ctx, "the node agent gave no usable answer about the pod; asking the API server", "pod", c.pod.String(), "cause", err.Error())
 	}
 	return facts, err
 }
@@ -188,7 +188,7 @@ func (c *call) send(ctx context.Context, conf cniconf.NetConf, failed error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportTimeout)
 	defer cancel()
 	if err := c.deliver(ctx, conf); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		c.plugin.log.Logger().DebugContext(ctx, "the node agent was not told", "cause", err.Error())
+		c.plugin.log.Logger().DebugContext(ctx, "the report did not reach the node agent", "cause", err.Error())
 	}
 }
 

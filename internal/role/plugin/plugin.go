@@ -102,7 +102,7 @@ Exit codes: 0 done; 1 an error, printed as the CNI error object.
 Supported CNI versions: %s
 `
 
-// usage answers a person who started the plugin by hand.
+// usage is printed where the plugin is started without CNI_COMMAND, by hand.
 func usage(c applet.Call) int {
 	w, code := c.Stdout, applet.ExitOK
 	if len(c.Args) > 0 && !slices.Contains([]string{"--help", "-h", "help"}, c.Args[0]) {
@@ -154,7 +154,7 @@ func (p *plugin) namespace(conf cniconf.NetConf, found selfcheck.Advice, pod *ne
 	}
 }
 
-// advice is what the node agent's self-test found, where nobody says how rules get into a pod. It reads a file.
+// advice is the result of the node agent's self-test, for backend auto. It reads a file.
 func advice(conf cniconf.NetConf) selfcheck.Advice {
 	if conf.Backend != redirect.Auto || conf.RunDir == "" {
 		return selfcheck.Advice{}

@@ -10,7 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 )
 
-// result is what ADD hands on: the previous plugin's result in the version of the configuration.
+// result is the previous plugin's result, which ADD passes on in the version of the configuration.
 type result struct {
 	version string
 	parsed  types.Result

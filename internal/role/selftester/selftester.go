@@ -1,7 +1,7 @@
 // Package selftester is the role "istio-cni selftest": which way of redirecting pods works on this node, shown by real
 // packets in a scratch namespace.
 //
-// It promises to touch nothing of the node but the file it is told to write. It never needs the node agent.
+// It promises to touch nothing of the node but the file of --record. It never needs the node agent.
 //
 // Start at Run.
 package selftester
