@@ -366,25 +366,14 @@ func TestPacketsUnderTPROXY(t *testing.T) {
 				// The reference exempts the tunnel port in the nat table only, where nothing arrives under TPROXY.
 				{"client → pod:15008 is handed over like any other", arrives(tcp, "client", 15008), handed},
 				{"a ping is untouched", arrives(icmp, "client", 0), untouched},
-
-				{"proxy → app, with the client's address and the mark, leaves", sends(rootProxy, tcp, "pod", 8080, from("client"), marked(1337)), known},
-				{"and arrives by lo", arrives(tcp, "client", 8080, by("lo"), marked(1337)), known},
-				{"app's answer gets the mark back, to return to the proxy", sends(app, tcp, "client", 40000, sport(8080), connmarked(1337), state(rulesettest.Established)), known},
 				{"app's answer on a connection without mark gets none", sends(app, tcp, "client", 40000, sport(8080), state(rulesettest.Established)), untouched},
 				{"proxy → app from 127.0.0.6 arrives by lo", arrives(tcp, "six", 8080, by("lo")), untouched},
-				{"app → its own pod arrives by lo", arrives(tcp, "pod", 8080, by("lo")), untouched},
-				{"proxy → its own pod arrives by lo for the inbound listener", arrives(tcp, "pod", 8080, by("lo"), marked(redirect.SelfMark)), handed},
-				{"proxy → its own pod is marked on its way out", sends(proxy, tcp, "pod", 8080), "redirected to 15006, mark 1338"},
-				{"proxy running as root is marked by its group", sends(rootProxy, tcp, "pod", 8080), "accepted, mark 1338"},
-				{"app → its own pod is not marked", sends(app, tcp, "pod", 8080), untouched},
 				{"proxy → localhost is not marked", sends(proxy, tcp, "lo", 8080), untouched},
 			},
 		},
 		{
 			name: "another mark", w: written{redirect.FieldMark: "4000"},
 			ask: []question{
-				{"client → pod gets it", arrives(tcp, "client", 8080), "handed to 15006, mark 4000"},
-				{"proxy → app keeps it", arrives(tcp, "client", 8080, by("lo"), marked(4000)), "accepted, mark 4000"},
 				{"app's answer gets it back", sends(app, tcp, "client", 40000, connmarked(4000), state(rulesettest.Established)), "accepted, mark 4000"},
 				{"the usual mark means nothing", sends(app, tcp, "client", 40000, connmarked(1337), state(rulesettest.Established)), untouched},
 			},
@@ -392,20 +381,6 @@ func TestPacketsUnderTPROXY(t *testing.T) {
 		{
 			name: "another inbound listener", w: written{redirect.FieldInboundPort: "15106"},
 			ask: []question{{"client → pod is handed to it", arrives(tcp, "client", 8080), "handed to 15106, mark 1337"}},
-		},
-		{
-			name: "invalid packets are dropped", tweak: func(s *redirect.Spec) { s.DropInvalid = true },
-			ask: []question{
-				{"what fits no connection is dropped", arrives(tcp, "client", 8080, state(rulesettest.Invalid)), "dropped"},
-				{"a new connection is handed over", arrives(tcp, "client", 8080), handed},
-			},
-		},
-		{
-			name: "DNS is captured", tweak: func(s *redirect.Spec) { s.DNS = redirect.DNSAll },
-			ask: []question{
-				{"queries go to the agent", sends(app, udp, "resolver", 53), toDNS},
-				{"the agent running as root asks in its zone", sends(rootProxy, udp, "resolver", 53), "accepted, zone 1"},
-			},
 		},
 	} {
 		w := written{redirect.FieldMode: "TPROXY"}
@@ -449,26 +424,6 @@ func TestAConnectionUnderTPROXY(t *testing.T) {
 			follow("the same by lo, at the app", direct, untouched)
 			byGroup := follow("proxy running as root → its own pod", sends(rootProxy, tcp, "pod", 8080)(f), "accepted, mark 1338").Loop()
 			follow("the same by lo, handed to the inbound listener", byGroup, "handed to 15006, mark 1337")
-		})
-	}
-}
-
-func TestPacketsOfARejectedFamily(t *testing.T) {
-	for f, unreachable := range map[ruleset.Family]string{
-		ruleset.IPv4: "rejected with icmp-port-unreachable", ruleset.IPv6: "rejected with icmp6-port-unreachable",
-	} {
-		put(t, redirect.RejectAll(f), []question{
-			{"app → service is refused at once", sends(app, tcp, "service", 80), "rejected with tcp-reset"},
-			{"proxy → service is refused", sends(proxy, tcp, "service", 80), "rejected with tcp-reset"},
-			{"client → pod is refused", arrives(tcp, "client", 80), "rejected with tcp-reset"},
-			{"a connection under way is refused", arrives(tcp, "client", 80, state(rulesettest.Established)), "rejected with tcp-reset"},
-			{"the refusal itself gets out", sends(app, tcp, "client", 80, func(_ ruleset.Family, p *rulesettest.Packet) { p.RST = true }), untouched},
-			{"UDP out is refused", sends(app, udp, "resolver", 53), unreachable},
-			{"UDP in is refused", arrives(udp, "client", 53), unreachable},
-			{"ICMP out passes", sends(app, icmp, "service", 0), untouched},
-			{"ICMP in passes", arrives(icmp, "client", 0), untouched},
-			{"app → its own pod passes", sends(app, tcp, "pod", 80), untouched},
-			{"and arrives by lo", arrives(tcp, "pod", 80, by("lo")), untouched},
 		})
 	}
 }

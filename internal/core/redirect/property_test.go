@@ -64,36 +64,6 @@ func wrongWith(set ruleset.Set) string {
 	return ""
 }
 
-// TestNetworksAreSpelledAsTheToolsDo holds the text to what iptables-save (1.8.9) prints for each network.
-func TestNetworksAreSpelledAsTheToolsDo(t *testing.T) {
-	for text, want := range map[string]string{
-		"10.1.2.3/8":               "-d 10.0.0.0/8 -j ISTIO_REDIRECT",
-		"10.1.2.3/32":              "-d 10.1.2.3/32 -j ISTIO_REDIRECT",
-		"0.0.0.0/0":                "-j ISTIO_REDIRECT",
-		"10.0.0.0/0":               "-j ISTIO_REDIRECT",
-		"::/0":                     "-j ISTIO_REDIRECT",
-		"FD00:0:0::1/64":           "-d fd00::/64 -j ISTIO_REDIRECT",
-		"2001:db8:0:1:0:0:0:1/128": "-d 2001:db8:0:1::1/128 -j ISTIO_REDIRECT",
-		"2001:0:0:1:0:0:1:1/128":   "-d 2001::1:0:0:1:1/128 -j ISTIO_REDIRECT",
-		"1:0:2:3:4:5:6:7/128":      "-d 1:0:2:3:4:5:6:7/128 -j ISTIO_REDIRECT",
-		"::5/128":                  "-d ::5/128 -j ISTIO_REDIRECT",
-		"::1.2.3.4/120":            "-d ::1.2.3.0/120 -j ISTIO_REDIRECT",
-		"::1:0/112":                "-d ::0.1.0.0/112 -j ISTIO_REDIRECT",
-		"::1:2:3/128":              "-d ::1:2:3/128 -j ISTIO_REDIRECT",
-		"::ffff:10.1.2.3/104":      "-d ::ffff:10.0.0.0/104 -j ISTIO_REDIRECT",
-	} {
-		spec := written{redirect.FieldOutbound: text}.spec(t)
-		family := ruleset.IPv6
-		if spec.Outbound.List[0].Addr().Is4() {
-			family = ruleset.IPv4
-		}
-		chain, _ := redirect.Rules(spec, family).Table("nat").Chain("ISTIO_OUTPUT")
-		if got := chain.Rules[len(chain.Rules)-1].String(); got != want {
-			t.Errorf("%s gives %q, want %q", text, got, want)
-		}
-	}
-}
-
 // TestWhateverTheSpecSays are the promises that no setting can break.
 func TestWhateverTheSpecSays(t *testing.T) {
 	type promise struct {

@@ -25,51 +25,26 @@ func wanted(tb testing.TB) ruleset.Set {
 
 // TestDiffReadsWell shows how each kind of difference is told: in full, in one line, and what is mentioned besides.
 func TestDiffReadsWell(t *testing.T) {
+	const out, in, tunnels, rest = "OUTPUT -j OWN_OUT", "PREROUTING -p tcp -j OWN_IN", "OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_IN -p tcp -j OWN_TO"
+	const lo, all, proxy, foreign = "OWN_OUT -o lo -j RETURN", "OWN_OUT -j OWN_TO", "OWN_TO -p tcp -j REDIRECT --to-ports 15001", "OUTPUT -d 10.0.0.0/8 -j ACCEPT"
+	const leftover = "OUTPUT -m mark --mark 0x99 -j RETURN"
+	none := ruleset.Set{Family: ruleset.IPv4}
 	for _, test := range []struct {
 		name       string // of the file
 		want, have ruleset.Set
 	}{
-		{name: "nothing-there", want: wanted(t), have: ruleset.Set{Family: ruleset.IPv4}},
-		{name: "rule-missing", want: wanted(t), have: nat(
-			t, "OUTPUT -j OWN_OUT", "PREROUTING -p tcp -j OWN_IN", "OWN_IN -p tcp -j OWN_TO", "OWN_OUT -o lo -j RETURN", "OWN_OUT -j OWN_TO",
-			"OWN_TO -p tcp -j REDIRECT --to-ports 15001",
-		)},
-		{name: "rule-changed", want: wanted(t), have: nat(
-			t, "OUTPUT -j OWN_OUT", "PREROUTING -p tcp -j OWN_IN", "OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_IN -p tcp -j OWN_TO", "OWN_OUT -o lo -j RETURN", "OWN_OUT -j OWN_TO",
-			"OWN_TO -p tcp -j REDIRECT --to-ports 15101",
-		)},
-		{name: "rule-too-many", want: wanted(t), have: nat(
-			t, "OUTPUT -j OWN_OUT", "PREROUTING -p tcp -j OWN_IN", "OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_IN -j ACCEPT", "OWN_IN -p tcp -j OWN_TO", "OWN_OUT -o lo -j RETURN",
-			"OWN_OUT -j OWN_TO", "OWN_TO -p tcp -j REDIRECT --to-ports 15001",
-		)},
-		{name: "rule-twice", want: wanted(t), have: nat(
-			t, "OUTPUT -j OWN_OUT", "OUTPUT -j OWN_OUT", "PREROUTING -p tcp -j OWN_IN", "OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_IN -p tcp -j OWN_TO", "OWN_OUT -o lo -j RETURN",
-			"OWN_OUT -j OWN_TO", "OWN_TO -p tcp -j REDIRECT --to-ports 15001",
-		)},
-		{name: "wrong-order", want: wanted(t), have: nat(
-			t, "OUTPUT -j OWN_OUT", "PREROUTING -p tcp -j OWN_IN", "OWN_IN -p tcp -j OWN_TO", "OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_OUT -o lo -j RETURN", "OWN_OUT -j OWN_TO",
-			"OWN_TO -p tcp -j REDIRECT --to-ports 15001",
-		)},
-		{name: "foreign-ahead", want: wanted(t), have: nat(
-			t, "OUTPUT -d 10.0.0.0/8 -j ACCEPT", "OUTPUT -j OWN_OUT", "PREROUTING -p tcp -j OWN_IN", "OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_IN -p tcp -j OWN_TO",
-			"OWN_OUT -o lo -j RETURN", "OWN_OUT -j OWN_TO", "OWN_TO -p tcp -j REDIRECT --to-ports 15001",
-		)},
-		{name: "foreign-behind", want: wanted(t), have: nat(
-			t, "OUTPUT -j OWN_OUT", "OUTPUT -d 10.0.0.0/8 -j ACCEPT", "PREROUTING -p tcp -j OWN_IN", "POSTROUTING -j MASQUERADE", "OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_IN -p tcp -j OWN_TO",
-			"OWN_OUT -o lo -j RETURN", "OWN_OUT -j OWN_TO", "OWN_TO -p tcp -j REDIRECT --to-ports 15001",
-		)},
-		{name: "chain-left-over", want: wanted(t), have: nat(
-			t, "OUTPUT -j OWN_OUT", "OUTPUT -p udp -j OWN_OLD", "PREROUTING -p tcp -j OWN_IN", "OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_IN -p tcp -j OWN_TO",
-			"OWN_OUT -o lo -j RETURN", "OWN_OUT -j OWN_TO", "OWN_TO -p tcp -j REDIRECT --to-ports 15001", "OWN_OLD -j DROP",
-		)},
-		{name: "foreign-between-ours-and-a-left-over", want: wanted(t), have: nat(
-			t, "OUTPUT -j OWN_OUT", "OUTPUT -d 10.0.0.0/8 -j ACCEPT", "OUTPUT -m mark --mark 0x99 -j RETURN", "PREROUTING -p tcp -j OWN_IN",
-			"OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_IN -p tcp -j OWN_TO", "OWN_OUT -o lo -j RETURN", "OWN_OUT -j OWN_TO", "OWN_TO -p tcp -j REDIRECT --to-ports 15001",
-		)},
-		{name: "nothing-wanted", want: ruleset.Set{Family: ruleset.IPv4}, have: nat(
-			t, "OUTPUT -j OWN_OUT", "OUTPUT -d 10.0.0.0/8 -j ACCEPT", "OUTPUT -m mark --mark 0x99 -j RETURN", "OWN_OUT -o lo -j RETURN", "OWN_EMPTY:",
-		)},
-		{name: "as-wanted", want: wanted(t), have: wanted(t)},
+		{"nothing-there", wanted(t), none},
+		{"rule-missing", wanted(t), nat(t, out, in, rest, lo, all, proxy)},
+		{"rule-changed", wanted(t), nat(t, out, in, tunnels, rest, lo, all, "OWN_TO -p tcp -j REDIRECT --to-ports 15101")},
+		{"rule-too-many", wanted(t), nat(t, out, in, tunnels, "OWN_IN -j ACCEPT", rest, lo, all, proxy)},
+		{"rule-twice", wanted(t), nat(t, out, out, in, tunnels, rest, lo, all, proxy)},
+		{"wrong-order", wanted(t), nat(t, out, in, rest, tunnels, lo, all, proxy)},
+		{"foreign-ahead", wanted(t), nat(t, foreign, out, in, tunnels, rest, lo, all, proxy)},
+		{"foreign-behind", wanted(t), nat(t, out, foreign, in, "POSTROUTING -j MASQUERADE", tunnels, rest, lo, all, proxy)},
+		{"chain-left-over", wanted(t), nat(t, out, "OUTPUT -p udp -j OWN_OLD", in, tunnels, rest, lo, all, proxy, "OWN_OLD -j DROP")},
+		{"foreign-between-ours-and-a-left-over", wanted(t), nat(t, out, foreign, leftover, in, tunnels, rest, lo, all, proxy)},
+		{"nothing-wanted", none, nat(t, out, foreign, leftover, lo, "OWN_EMPTY:")},
+		{"as-wanted", wanted(t), wanted(t)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			d := ruleset.Compare(test.want, test.have, own(test.want, test.have))

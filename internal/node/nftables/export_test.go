@@ -2,8 +2,6 @@ package nftables
 
 import (
 	"context"
-	"errors"
-	"fmt"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -11,9 +9,6 @@ import (
 
 // OnSend shows every request to the kernel before it goes out.
 func (s *Session) OnSend(show func([]byte)) { s.conn.Sent = show }
-
-// attempts bounds how often a namespace that somebody else is changing is read again.
-const attempts = 10
 
 // Read gives all rules of the family in the current namespace, as iptables-nft-save prints them.
 func Read(ctx context.Context, f ruleset.Family) (ruleset.Set, error) {
@@ -49,32 +44,17 @@ func Apply(ctx context.Context, changes ...Change) error {
 	})
 }
 
-// Update reads the namespace and carries out the Plan that is made of it, all in one transaction. When somebody
-// else changed any rules in between, nothing of it was done, and it begins again: plan may be called several times. An
-// error that the kernel gives names the table, the chain and the rule.
+// Update reads the namespace and carries out the Plan that is made of it, in one transaction.
 func (s *Session) Update(ctx context.Context, plan func(*View) (Plan, error)) error {
-	return again(func() error {
-		v, err := s.Read(ctx)
-		if err != nil {
-			return err
-		}
-		p, err := plan(v)
-		if err != nil {
-			return err
-		}
-		return v.Apply(p)
-	})
-}
-
-// again repeats what found the namespace changing under it.
-func again(do func() error) error {
-	var err error
-	for range attempts {
-		if err = do(); !errors.Is(err, ErrChanged) {
-			return err
-		}
+	v, err := s.Read(ctx)
+	if err != nil {
+		return err
 	}
-	return fmt.Errorf("trying %d times: %w", attempts, err)
+	p, err := plan(v)
+	if err != nil {
+		return err
+	}
+	return v.Apply(p)
 }
 
 // ApplyNative brings the native tables of the current namespace to what is wanted, in one transaction. What is as wanted

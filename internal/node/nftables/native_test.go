@@ -37,6 +37,10 @@ func TestNativeTablesAreThoseOfTheReference(t *testing.T) {
 			}
 		})
 	}
+	for _, other := range []redirect.Treatment{redirect.Rejected, redirect.Bypassed} { // which the reference does not have
+		want := redirect.NativeRules(everything(), redirect.Families{IPv6: other, HasIPv4: true})
+		conformNative(t, want, redirect.NativeScript(want))
+	}
 }
 
 func conformNative(t *testing.T, want ruleset.Set, script string) {
@@ -191,33 +195,4 @@ func TestOneTransactionGoesFromIptablesToNative(t *testing.T) {
 	if list := p.run(t, "", "nft", "list", "tables"); !strings.Contains(list, "inet istio-proxy-nat") {
 		t.Errorf("tables:\n%s", list)
 	}
-}
-
-// TestARefusedFamilyIsRefusedNatively has nft list the table that the reference has not.
-func TestARefusedFamilyIsRefusedNatively(t *testing.T) {
-	p := newPod(t)
-	want := redirect.NativeRules(redirect.Default(), redirect.Families{IPv6: redirect.Rejected, HasIPv4: true})
-	p.do(t, func() error { return nftables.ApplyNative(t.Context(), want) })
-	scripted := newPod(t)
-	scripted.run(t, redirect.NativeScript(want), "nft", "-f", "-")
-	if diff := cmp.Diff(scripted.kernel(t, ruleset.Inet), p.kernel(t, ruleset.Inet)); diff != "" {
-		t.Errorf("what the kernel holds (-nft +ours):\n%s", diff)
-	}
-	list := p.run(t, "", "nft", "list", "table", "inet", "istio-proxy-filter")
-	for _, text := range []string{
-		"meta nfproto ipv6 counter packets 0 bytes 0 jump istio-reject",
-		"tcp flags & rst == rst counter packets 0 bytes 0 return",
-		"reject with tcp reset", "reject with icmpv6 port-unreachable",
-	} {
-		if !strings.Contains(list, text) {
-			t.Errorf("want %q in:\n%s", text, list)
-		}
-	}
-	p.do(t, func() error {
-		diff, err := nftables.VerifyNative(t.Context(), want)
-		if !diff.Empty() {
-			t.Errorf("not read as wanted:\n%s", diff)
-		}
-		return err
-	})
 }
