@@ -14,49 +14,32 @@ type span struct{ start, end int }
 
 func (s span) of(text []byte) []byte { return text[s.start:s.end] }
 
-// member is a key of an object and where its value stands.
-type member struct {
-	key   string
-	value span
-}
-
-// layout is where the parts of an object stand.
-type layout struct {
-	members []member
-	// end is the closing brace.
-	end int
-}
-
-// object finds the members of the object that the text holds.
-func object(text []byte) (layout, error) {
-	var l layout
-	if !json.Valid(text) {
-		return l, unreadable(text, json.Unmarshal(text, new(any)))
+// member returns where the value of a key of the object stands, the last of several, as that is the one that counts.
+func member(object []byte, key string) (value span, there bool, err error) {
+	if !json.Valid(object) {
+		return value, false, unreadable(object, json.Unmarshal(object, new(any)))
 	}
-	d := json.NewDecoder(bytes.NewReader(text))
+	d := json.NewDecoder(bytes.NewReader(object))
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
-		return l, errors.New("no JSON object")
+		return value, false, errors.New("no JSON object")
 	}
 	for d.More() {
-		key, err := d.Token()
+		name, err := d.Token()
 		if err != nil {
-			return l, err
+			return value, false, err
 		}
-		name, _ := key.(string)
-		value, err := next(d)
+		v, err := next(d)
 		if err != nil {
-			return l, err
+			return value, false, err
 		}
-		l.members = append(l.members, member{name, value})
+		if name == key {
+			value, there = v, true
+		}
 	}
-	if _, err := d.Token(); err != nil {
-		return l, err
-	}
-	l.end = int(d.InputOffset()) - 1
-	return l, nil
+	return value, there, nil
 }
 
-// next reads one value and tells where it stands.
+// next reads one value and returns where it stands.
 func next(d *json.Decoder) (span, error) {
 	var raw json.RawMessage
 	if err := d.Decode(&raw); err != nil {
@@ -64,16 +47,6 @@ func next(d *json.Decoder) (span, error) {
 	}
 	end := int(d.InputOffset())
 	return span{end - len(raw), end}, nil
-}
-
-// find gives the last member of the name: of several, that is the one that counts.
-func (l layout) find(key string) (span, bool) {
-	for _, m := range slices.Backward(l.members) {
-		if m.key == key {
-			return m.value, true
-		}
-	}
-	return span{}, false
 }
 
 // plugins is where a list's plugins stand.
@@ -88,11 +61,10 @@ var errNoPlugins = errors.New(`it has no "plugins" of its own, so nothing can be
 
 // inlined finds the plugins of a list.
 func inlined(text []byte) (plugins, error) {
-	l, err := object(text)
+	list, there, err := member(text, "plugins")
 	if err != nil {
 		return plugins{}, err
 	}
-	list, there := l.find("plugins")
 	if !there {
 		return plugins{}, errNoPlugins
 	}
@@ -256,40 +228,22 @@ func Versions() []string {
 // nameless is the network name of a list made of a plugin that has none; it is the reference's for every list it makes.
 const nameless = "k8s-pod-network"
 
-// converted are the keys of the list that a single plugin becomes.
-type converted struct {
-	name    string
-	version string // "" leaves the key out, as it was
-}
-
-// conversion reads how a single plugin becomes a list: its name and version stay. A version that this program does not
-// serve gives way to the newest that it does.
-func conversion(single []byte) (converted, error) {
-	c, err := plugin(single)
-	if err != nil {
-		return converted{}, err
-	}
-	out := converted{name: c.Name, version: c.CNIVersion}
-	if out.name == "" {
-		out.name = nameless
-	}
-	if out.version != "" && !slices.Contains(Versions(), out.version) {
-		out.version = Versions()[len(Versions())-1]
-	}
-	return out, nil
-}
-
-// Convert makes the list that runs a single plugin and nothing else. The plugin's own bytes stand in it as they were.
+// Convert makes the list that runs a single plugin and nothing else. The plugin's own bytes, its name and its version are
+// kept; a version that this program does not support gives way to the newest that it does.
 func Convert(single []byte) ([]byte, error) {
-	c, err := conversion(single)
+	c, err := plugin(single)
 	if err != nil {
 		return nil, err
 	}
-	var b bytes.Buffer
-	b.WriteString("{\n")
-	if c.version != "" {
-		fmt.Fprintf(&b, "  \"cniVersion\": %s,\n", quoted(c.version))
+	name, version := c.Name, ""
+	if name == "" {
+		name = nameless
 	}
-	fmt.Fprintf(&b, "  \"name\": %s,\n  \"plugins\": [\n    %s\n  ]\n}\n", quoted(c.name), bytes.TrimSpace(single))
-	return b.Bytes(), nil
+	if v := c.CNIVersion; v != "" {
+		if !slices.Contains(Versions(), v) {
+			v = Versions()[len(Versions())-1]
+		}
+		version = fmt.Sprintf("  \"cniVersion\": %s,\n", quoted(v))
+	}
+	return fmt.Appendf(nil, "{\n%s  \"name\": %s,\n  \"plugins\": [\n    %s\n  ]\n}\n", version, quoted(name), bytes.TrimSpace(single)), nil
 }

@@ -134,11 +134,7 @@ type Plan struct {
 
 // Plan compares the directory with what is wanted.
 func (w Want) Plan(d Dir) Plan {
-	if w.OwnedName == "" {
-		w.OwnedName = OwnedName
-	}
-	p := planner{want: w, dir: maps.Clone(d), mended: map[string]bool{}}
-	p.plan.Mode = w.Mode
+	p := newPlanner(w, d)
 	if err := Usable(w.Stanza.Element()); err != nil {
 		p.plan.Problem = fmt.Errorf("the stanza: %w", err)
 		return p.plan
@@ -160,10 +156,7 @@ func (w Want) Plan(d Dir) Plan {
 // Uninstall is how the directory gets back to what it was: every stanza of this program goes, whatever mode brought it,
 // and converted files are what they were unless somebody changed them since.
 func (w Want) Uninstall(d Dir) Plan {
-	if w.OwnedName == "" {
-		w.OwnedName = OwnedName
-	}
-	p := planner{want: w, dir: maps.Clone(d), mended: map[string]bool{}}
+	p := newPlanner(w, d)
 	p.interrupted()
 	p.release("")
 	return p.plan
@@ -176,6 +169,13 @@ type planner struct {
 	plan Plan
 	// mended are files whose damaged stanza the planner does not see.
 	mended map[string]bool
+}
+
+func newPlanner(w Want, d Dir) *planner {
+	if w.OwnedName == "" {
+		w.OwnedName = OwnedName
+	}
+	return &planner{want: w, dir: maps.Clone(d), plan: Plan{Mode: w.Mode}, mended: map[string]bool{}}
 }
 
 func (p *planner) do(s Step) {
@@ -361,7 +361,7 @@ func (p *planner) owned() {
 			return
 		}
 	}
-	after := planner{want: p.want, dir: maps.Clone(p.dir), mended: map[string]bool{}}
+	after := newPlanner(p.want, p.dir)
 	after.release(name)
 	primary, ok := after.primary()
 	if !ok {
@@ -428,7 +428,7 @@ func (p *planner) standalone() {
 // dropIn writes the file beside the primary configuration first and takes the stanza out of the list then: for an instant
 // the plugin may run twice, which does no harm, but never not at all.
 func (p *planner) dropIn() {
-	after := planner{want: p.want, dir: maps.Clone(p.dir), mended: map[string]bool{}}
+	after := newPlanner(p.want, p.dir)
 	after.release("")
 	primary, ok := after.primary()
 	if !ok {
