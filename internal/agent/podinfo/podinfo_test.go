@@ -71,14 +71,14 @@ func until(t *testing.T, otherwise string, holds func() bool) {
 	agenttest.Until(t, func() string { return otherwise }, holds)
 }
 
-func TestPodsInSightAreNotAskedFor(t *testing.T) {
+func TestKnownPodsAreNotFetched(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(pod("web", "1", "n", `,"annotations":{"mark":"x","other":"y"}`))
 	server.Set(pod("static", "2", "n", `,"annotations":{"kubernetes.io/config.hash":"h"}`))
 	server.Set(pod("far", "3", "elsewhere", ""))
 	s := newStore(t, server)
 	run(t, s)
-	until(t, "the pods are not in sight", func() bool { return s.Known() == 2 })
+	until(t, "the pods are not delivered", func() bool { return s.Known() == 2 })
 	facts, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "web", UID: "1"})
 	if err != nil || facts.Annotations["mark"] != "x" || facts.Annotations["other"] != "" || len(facts.Containers) != 0 {
 		t.Errorf("got %+v, %v", facts, err)
@@ -106,7 +106,7 @@ func TestPodsInSightAreNotAskedFor(t *testing.T) {
 	}
 }
 
-func TestOneRequestForAllWhoWait(t *testing.T) {
+func TestOneFetchForAllPlugins(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(pod("web", "1", "n", ""))
 	server.FailOn("/pods/web", kubetest.Hang, 1)
@@ -289,7 +289,7 @@ func TestEveryReportIsShown(t *testing.T) {
 	}
 }
 
-// TestReportsCostABoundedMemory: what is kept of a report does not hold on to what was sent.
+// TestReportsCostABoundedMemory: a kept report does not hold the request in memory.
 func TestReportsCostABoundedMemory(t *testing.T) {
 	const reports, bound = 20, 2 << 20
 	service, post := newService(t)
@@ -384,7 +384,7 @@ func TestDecisionsComeInPages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer agent.Close() //nolint:errcheck // all is said
+	defer agent.Close() //nolint:errcheck // nothing is written any more
 	all, err := agent.Decisions(t.Context(), time.Minute)
 	if err != nil || len(all) != 512 || all[0].Pod != "599" || all[511].Pod != "88" || requests != 9 {
 		t.Errorf("%d decisions of %d pages, %v", len(all), requests, err)

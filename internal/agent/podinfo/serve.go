@@ -27,7 +27,7 @@ type Service struct {
 	long sync.Mutex
 }
 
-// Handler is what the socket serves.
+// Handler serves the socket.
 func (s *Service) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc(agentcall.PodPattern, s.pod)
@@ -61,7 +61,7 @@ func (s *Service) pod(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(text) // a plugin that went away
 }
 
-// free is how much of a report is read at any time; what is beyond is read of one at a time.
+// free is the size of a report that is read at any time; of longer ones the rest is read one at a time.
 const free = 64 << 10
 
 // read reads a report. Every call counts: of one that is too long the beginning is read.
@@ -84,7 +84,7 @@ func (s *Service) report(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	// What is counted is of closed sets: a plugin of another version may know other words.
+	// Metrics have closed sets of labels: a plugin of another version may have other reasons.
 	if !slices.Contains(sidecar.Reasons(), sidecar.Reason(report.Reason)) {
 		report.Detail = report.Reason + " " + report.Detail
 		report.Reason = ""

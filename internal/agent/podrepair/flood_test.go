@@ -12,11 +12,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftablestest"
 )
 
-// TestPodsThatCannotBeInspectedHoldUpNobody has as many pods as there are workers fill their namespaces with rules, one of
+// TestPodsThatCannotBeInspectedDelayNoOtherPod has as many pods as there are workers fill their namespaces with rules, one of
 // them after its validation failed.
-func TestPodsThatCannotBeInspectedHoldUpNobody(t *testing.T) {
+func TestPodsThatCannotBeInspectedDelayNoOtherPod(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace, func(o *Options) { o.Workers = 0 })
+	l := newFixture(t, inPlace, func(o *Options) { o.Workers = 0 })
 	var hostile []podSpec
 	for i := range 4 {
 		p := podSpec{name: fmt.Sprintf("hostile-%d", i), uid: fmt.Sprint(i)}
@@ -33,17 +33,17 @@ func TestPodsThatCannotBeInspectedHoldUpNobody(t *testing.T) {
 	l.run()
 	agenttest.Run(t, l.clock)
 	for _, p := range hostile[:3] {
-		l.hears(p, "Warning", ReasonUnverified, "cannot be told whether the traffic is redirected", "cannot be inspected", "more than 50000", "NET_ADMIN")
+		l.waitForEvent(p, "Warning", ReasonUnverified, "cannot be told whether the traffic is redirected", "cannot be inspected", "more than 50000", "NET_ADMIN")
 	}
-	l.hears(hostile[3], "Warning", ReasonRepaired, "cannot be redirected in place", "cannot be inspected", "more than 50000", "NET_ADMIN")
+	l.waitForEvent(hostile[3], "Warning", ReasonRepaired, "cannot be redirected in place", "cannot be inspected", "more than 50000", "NET_ADMIN")
 	web := crashing("web").at("10.88.0.2/24")
 	path := l.place(web)
-	l.hears(web, "Normal", ReasonRepaired)
+	l.waitForEvent(web, "Normal", ReasonRepaired)
 	if !captured(t, path) {
 		t.Error("it is not redirected")
 	}
-	l.stand(1, 1, 0, 3)
-	l.counts(metrics.RepairPod, metrics.RepairSuccess, 1)
+	l.waitForStates(1, 1, 0, 3)
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
 	for _, p := range hostile[:3] {
 		if got := l.events(p); len(got) != 1 || got[0].Count > 1 {
 			t.Errorf("events on %s: %v", p.name, got)

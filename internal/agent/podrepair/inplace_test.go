@@ -24,7 +24,7 @@ import (
 )
 
 // TestPacketsProveTheRepair has a pod on a veth that runs without redirection, and each way of writing rules that the plugin may
-// be told: before the repair the application talks to the peer itself, afterwards to the proxy on 15001, and the proxy
+// use: before the repair the application talks to the peer itself, afterwards to the proxy on 15001, and the proxy
 // (uid 1337) to the peer as ever.
 func TestPacketsProveTheRepair(t *testing.T) {
 	t.Parallel()
@@ -60,13 +60,13 @@ func TestPacketsProveTheRepair(t *testing.T) {
 				}
 			}
 			ask(net.App(), "peer")
-			l := newLab(t, inPlace)
+			l := newFixture(t, inPlace)
 			l.conf.Store(&test.conf)
 			l.Start(net.Path())
 			p := crashing("web").at(labtest.Pod.Addr(ruleset.IPv4).String())
 			l.set(p)
 			l.run()
-			l.acted(p, repair.InPlace)
+			l.waitForAction(p, repair.InPlace)
 			ask(net.App(), labtest.ByOutbound)
 			ask(net.Proxy(redirect.Redirect), "peer")
 			rules := rulesOf(t, net.Path())
@@ -80,17 +80,17 @@ func TestPacketsProveTheRepair(t *testing.T) {
 	}
 }
 
-// TestTheRulesAreThoseOfThePodsSettings compares with what the plugin's own decision says for the same pod.
+// TestTheRulesAreThoseOfThePodsSettings compares with the plugin's own decision about the same pod.
 func TestTheRulesAreThoseOfThePodsSettings(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace)
+	l := newFixture(t, inPlace)
 	p := crashing("web").at("10.88.0.2/24")
 	p.annotations = object{sidecar.InboundPortsKey: "8080,9090", "traffic.sidecar.istio.io/excludeOutboundPorts": "5432"}
 	path := l.Sandbox(p.ips...)
 	l.Mount(path, "cni-1")
 	l.set(p)
 	l.run()
-	l.acted(p, repair.InPlace)
+	l.waitForAction(p, repair.InPlace)
 	got := netnstest.Run(t, path, "iptables-save")
 	for _, want := range []string{"--dport 8080 -j ISTIO_IN_REDIRECT", "--dport 9090 -j ISTIO_IN_REDIRECT", "--dport 5432 -j RETURN"} {
 		if !strings.Contains(got, want) {
@@ -103,29 +103,29 @@ func TestTheRulesAreThoseOfThePodsSettings(t *testing.T) {
 // namespace, perhaps with the address of before.
 func TestW8APodOfTheSameNameIsAnotherPod(t *testing.T) {
 	t.Parallel()
-	for name, seen := range map[string]func(*lab, podSpec){
-		"the deletion is seen":     func(l *lab, p podSpec) { l.server.Delete(p.path()) },
-		"the deletion is not seen": func(*lab, podSpec) {},
+	for name, seen := range map[string]func(*fixture, podSpec){
+		"the deletion is seen":     func(l *fixture, p podSpec) { l.server.Delete(p.path()) },
+		"the deletion is not seen": func(*fixture, podSpec) {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t, inPlace)
+			l := newFixture(t, inPlace)
 			first := crashing("db-0").at("10.88.0.2/24")
 			l.place(first)
 			l.run()
-			l.acted(first, repair.InPlace)
+			l.waitForAction(first, repair.InPlace)
 			seen(l, first)
 			second := first
 			second.uid = "another-uid"
 			after := l.Sandbox(second.ips...) // the namespace of before is still there, too
 			l.cache(second, after)
 			l.set(second)
-			l.hears(second, "Normal", ReasonRepaired)
-			l.counts(metrics.RepairPod, metrics.RepairSuccess, 2)
+			l.waitForEvent(second, "Normal", ReasonRepaired)
+			l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
 			if !captured(t, after) {
 				t.Error("the second pod is not redirected")
 			}
-			l.stand(1, 0, 0, 0)
+			l.waitForStates(1, 0, 0, 0)
 		})
 	}
 }
@@ -133,17 +133,17 @@ func TestW8APodOfTheSameNameIsAnotherPod(t *testing.T) {
 // TestW8ARestartedAgentDoesNotWorkTwice has a pod whose validation has not been tried again yet when another agent looks.
 func TestW8ARestartedAgentDoesNotWorkTwice(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace)
+	l := newFixture(t, inPlace)
 	p, path := l.crashing("web", "10.88.0.2/24")
 	stop := l.run()
-	l.acted(p, repair.InPlace)
+	l.waitForAction(p, repair.InPlace)
 	stop()
-	l.stand(0, 0, 0, 0)
+	l.waitForStates(0, 0, 0, 0)
 	rules, events := rulesOf(t, path), len(l.server.Events())
 	l.run()
-	l.counts(metrics.RepairPod, metrics.RepairSkip, 1)
-	l.counts(metrics.RepairPod, metrics.RepairSuccess, 1)
-	l.stand(1, 0, 0, 0)
+	l.waitForCount(metrics.RepairPod, metrics.RepairSkip, 1)
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
+	l.waitForStates(1, 0, 0, 0)
 	for _, stop := range l.stops {
 		stop()
 	}
@@ -155,7 +155,7 @@ func TestW8ARestartedAgentDoesNotWorkTwice(t *testing.T) {
 // TestTwoAgentsAtOnce has both see the same pods at the same time: of each pod one writes, and both end content.
 func TestTwoAgentsAtOnce(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace)
+	l := newFixture(t, inPlace)
 	other := l.options
 	other.API, other.Metrics = l.api(), metrics.NewRepair("other")
 	var paths []string
@@ -174,7 +174,7 @@ func TestTwoAgentsAtOnce(t *testing.T) {
 		}
 		return l.repaired(metrics.RepairPod, result) + int(n)
 	}
-	agenttest.Until(t, func() string { return "not all pods are looked after by both" }, func() bool {
+	agenttest.Until(t, func() string { return "not all pods are checked by both" }, func() bool {
 		return both(metrics.RepairSuccess)+both(metrics.RepairSkip) == 2*len(paths)
 	})
 	if got := both(metrics.RepairSuccess); got != len(paths) || both(metrics.RepairFail) != 0 {
@@ -190,24 +190,24 @@ func TestTwoAgentsAtOnce(t *testing.T) {
 // TestW11TheNodesOwnNamespaceIsNotTouched: not if it has the pod's address, and not if the cache names it.
 func TestW11TheNodesOwnNamespaceIsNotTouched(t *testing.T) {
 	t.Parallel()
-	for name, prepare := range map[string]func(l *lab, p podSpec){
-		"the node has its address": func(l *lab, p podSpec) {
+	for name, prepare := range map[string]func(l *fixture, p podSpec){
+		"the node has its address": func(l *fixture, p podSpec) {
 			l.IP(l.Host, "address add "+p.ips[0]+" dev lo")
 			l.Mount(l.Host, "host")
 			l.Start(l.Host)
 		},
-		"the cache names the node's": func(l *lab, p podSpec) { l.cache(p, l.Host) },
+		"the cache names the node's": func(l *fixture, p podSpec) { l.cache(p, l.Host) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t, inPlace)
+			l := newFixture(t, inPlace)
 			p := crashing("web").at("10.88.0.2/24")
 			prepare(l, p)
 			l.set(p)
 			l.run()
-			l.hears(p, "Warning", ReasonRepaired, "cannot be redirected in place", "it is on the node's own network", "delete the pod")
-			l.counts(metrics.RepairPod, metrics.RepairFail, 1)
-			l.stand(0, 1, 0, 0)
+			l.waitForEvent(p, "Warning", ReasonRepaired, "cannot be redirected in place", "it is on the node's own network", "delete the pod")
+			l.waitForCount(metrics.RepairPod, metrics.RepairFail, 1)
+			l.waitForStates(0, 1, 0, 0)
 			if got := rulesOf(t, l.Host); got != "" {
 				t.Errorf("rules were written:\n%s", got)
 			}
@@ -220,28 +220,28 @@ func TestW11TheNodesOwnNamespaceIsNotTouched(t *testing.T) {
 func TestASquatterBlocksNoRepair(t *testing.T) {
 	t.Parallel()
 	const address = "10.88.0.2/24"
-	onLo := func(l *lab) string {
+	onLo := func(l *fixture) string {
 		path := l.Sandbox("10.88.0.3/24")
 		netnstest.Run(l.T, path, "ip", "address", "add", "10.88.0.2/32", "dev", "lo")
 		return path
 	}
-	onEth0 := func(l *lab) string { return l.Sandbox("10.88.0.3/24", address) }
+	onEth0 := func(l *fixture) string { return l.Sandbox("10.88.0.3/24", address) }
 	evil := podSpec{name: "evil", uid: "99999999-4d64-4b2b-9d5a-6d1d2a3b4c5d"}
 	for name, test := range map[string]struct {
-		squat  func(l *lab) string
-		record func(l *lab, p podSpec, victim, squatter string)
-		said   []string // of what is not repaired
+		squat  func(l *fixture) string
+		record func(l *fixture, p podSpec, victim, squatter string)
+		texts  []string // of the event, if the pod is not repaired
 	}{
 		"on lo":                                {onLo, nil, nil},
-		"with the pod in the cache":            {onEth0, func(l *lab, p podSpec, victim, _ string) { l.cache(p, victim) }, nil},
-		"with the squatter in the cache":       {onEth0, func(l *lab, _ podSpec, _, squatter string) { l.cache(evil, squatter) }, nil},
-		"with a process in the pod's cgroup":   {onEth0, func(l *lab, p podSpec, victim, _ string) { l.Process("77", victim, p.uid) }, nil},
-		"with a process in the other's cgroup": {onEth0, func(l *lab, _ podSpec, _, squatter string) { l.Process("77", squatter, evil.uid) }, nil},
+		"with the pod in the cache":            {onEth0, func(l *fixture, p podSpec, victim, _ string) { l.cache(p, victim) }, nil},
+		"with the squatter in the cache":       {onEth0, func(l *fixture, _ podSpec, _, squatter string) { l.cache(evil, squatter) }, nil},
+		"with a process in the pod's cgroup":   {onEth0, func(l *fixture, p podSpec, victim, _ string) { l.Process("77", victim, p.uid) }, nil},
+		"with a process in the other's cgroup": {onEth0, func(l *fixture, _ podSpec, _, squatter string) { l.Process("77", squatter, evil.uid) }, nil},
 		"without anything":                     {onEth0, nil, []string{"several network namespaces could be its own", "netns/cni-0", "netns/cni-1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t, inPlace)
+			l := newFixture(t, inPlace)
 			p := crashing("web").at("10.88.0.2/24")
 			p.uid = "0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d"
 			squatter, victim := test.squat(l), l.Sandbox(p.ips...)
@@ -252,12 +252,12 @@ func TestASquatterBlocksNoRepair(t *testing.T) {
 			}
 			l.set(p)
 			l.run()
-			if test.said == nil {
-				l.acted(p, repair.InPlace)
+			if test.texts == nil {
+				l.waitForAction(p, repair.InPlace)
 			} else {
-				l.hears(p, "Warning", ReasonRepaired, append(test.said, inodeOf(t, victim), inodeOf(t, squatter))...)
+				l.waitForEvent(p, "Warning", ReasonRepaired, append(test.texts, inodeOf(t, victim), inodeOf(t, squatter))...)
 			}
-			if captured(t, victim) != (test.said == nil) || rulesOf(t, squatter) != "" {
+			if captured(t, victim) != (test.texts == nil) || rulesOf(t, squatter) != "" {
 				t.Error("the wrong namespace was written to")
 			}
 		})
@@ -278,19 +278,19 @@ func inodeOf(t *testing.T, path string) string {
 func TestW11AnAddressThatWasGivenToAnotherPodIsNoProof(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		claim func(l *lab, path string)
+		claim func(l *fixture, path string)
 		says  string
 	}{
-		"by the cache": {func(l *lab, path string) {
+		"by the cache": {func(l *fixture, path string) {
 			l.cache(podSpec{name: "other", uid: "other"}, path)
 		}, "libcni's cache has it as that of pod shop/other"},
-		"by the API server": {func(l *lab, _ string) {
+		"by the API server": {func(l *fixture, _ string) {
 			l.set(podSpec{name: "other", uid: "other", plain: true, phase: "Running"}.at("10.88.0.2/24"))
 		}, "pod shop/other has the same ones"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t, inPlace)
+			l := newFixture(t, inPlace)
 			p := crashing("web").at("10.88.0.2/24")
 			path := l.Sandbox(p.ips...)
 			l.Mount(path, "cni-1")
@@ -301,8 +301,8 @@ func TestW11AnAddressThatWasGivenToAnotherPodIsNoProof(t *testing.T) {
 			l.set(podSpec{name: "host", uid: "host", plain: true, phase: "Running", host: true}.at("10.88.0.2/24"))
 			l.set(p)
 			l.run()
-			l.hears(p, "Warning", ReasonRepaired, "may be another pod's", test.says)
-			l.stand(0, 1, 0, 0)
+			l.waitForEvent(p, "Warning", ReasonRepaired, "may be another pod's", test.says)
+			l.waitForStates(0, 1, 0, 0)
 			if got := rulesOf(t, path); got != "" {
 				t.Errorf("rules were written:\n%s", got)
 			}
@@ -326,53 +326,53 @@ func TestW11AnAddressThatWasGivenToAnotherPodIsNoProof(t *testing.T) {
 // TestRepairComesBeforeTheValidation looks into namespaces of pods that nothing is known against yet.
 func TestRepairComesBeforeTheValidation(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace)
+	l := newFixture(t, inPlace)
 	p := podSpec{name: "web", uid: "u"}
 	l.set(p)
 	l.run()
-	l.passes()
+	l.waitForWorker()
 	if l.searches.Load() != 1 { // for the pod that marks the end
 		t.Error("a namespace was looked for before there was one")
 	}
 	p = p.at("10.88.0.2/24")
 	l.place(p)
-	message := l.hears(p, "Normal", ReasonRepaired, "no rules", "redirected now").Message
+	message := l.waitForEvent(p, "Normal", ReasonRepaired, "no rules", "redirected now").Message
 	if strings.Contains(message, "Connections") || strings.Contains(message, "back-off") {
 		t.Errorf("nothing has run in it yet: %s", message)
 	}
-	l.stand(1, 0, 0, 0)
+	l.waitForStates(1, 0, 0, 0)
 	asked := l.searches.Load()
 	p.now = running()
 	l.set(p)
-	l.passes()
+	l.waitForWorker()
 	p.now = ended(0, agenttest.Start().Add(time.Second))
 	p.phase, p.proxy = "Running", running()
 	l.set(p)
-	l.passes()
-	l.stand(1, 0, 0, 0)
+	l.waitForWorker()
+	l.waitForStates(1, 0, 0, 0)
 	if got := l.searches.Load() - asked; got > 5 { // two pods that mark the end, one of them looked for once
 		t.Errorf("%d searches for a pod that is fine", got)
 	}
-	l.counts(metrics.RepairPod, metrics.RepairSuccess, 1)
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
 }
 
-// TestAPodThatRunsIsToldThatItsConnectionsStayOutside has a pod without a validation.
-func TestAPodThatRunsIsToldThatItsConnectionsStayOutside(t *testing.T) {
+// TestAnEventOnARunningPodNamesItsOpenConnections has a pod without a validation.
+func TestAnEventOnARunningPodNamesItsOpenConnections(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace)
+	l := newFixture(t, inPlace)
 	p := podSpec{name: "web", uid: "u", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.2/24")
 	path := l.Sandbox(p.ips...)
 	l.Start(path)
 	l.set(p)
 	l.run()
-	l.hears(p, "Normal", ReasonRepaired, "no rules", "Connections that it opened before stay outside")
+	l.waitForEvent(p, "Normal", ReasonRepaired, "no rules", "Connections that it opened before stay outside")
 	if !captured(t, path) {
 		t.Error("not redirected")
 	}
 }
 
 // rules writes the rules of another configuration, as those of an earlier version are.
-func (l *lab) otherRules(path string) {
+func (l *fixture) otherRules(path string) {
 	l.Helper()
 	netnstest.Run(l.T, path, "sh", "-c", `printf '*nat\n:ISTIO_OUTPUT -\n-A OUTPUT -p tcp -j ISTIO_OUTPUT\n-A ISTIO_OUTPUT -j RETURN\nCOMMIT\n' | iptables-nft-restore -n`)
 }
@@ -381,7 +381,7 @@ func (l *lab) otherRules(path string) {
 // after it.
 func TestRunningPodsKeepTheirRules(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace)
+	l := newFixture(t, inPlace)
 	runs := podSpec{name: "runs", uid: "u1", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.2/24")
 	comes := podSpec{name: "comes", uid: "u2"}.at("10.88.0.3/24")
 	old, young := l.Sandbox(runs.ips...), l.Sandbox(comes.ips...)
@@ -393,9 +393,9 @@ func TestRunningPodsKeepTheirRules(t *testing.T) {
 	l.set(runs)
 	l.set(comes)
 	l.run()
-	l.hears(comes, "Normal", ReasonRepaired, "other rules")
-	l.hears(runs, "Warning", ReasonDrifted, "from its next start on")
-	l.stand(1, 0, 1, 0)
+	l.waitForEvent(comes, "Normal", ReasonRepaired, "other rules")
+	l.waitForEvent(runs, "Warning", ReasonDrifted, "from its next start on")
+	l.waitForStates(1, 0, 1, 0)
 	if got := rulesOf(t, old); got != before {
 		t.Errorf("the rules of a running pod were changed:\n%s", got)
 	}
@@ -405,38 +405,38 @@ func TestRunningPodsKeepTheirRules(t *testing.T) {
 	for range 3 {
 		runs.labels = object{"touched": stamp(l.clock.Now())}
 		l.set(runs)
-		l.passes()
+		l.waitForWorker()
 	}
 	if got := l.events(runs); len(got) != 1 || got[0].Count != 1 {
 		t.Errorf("events %v", got)
 	}
 }
 
-// TestAFailureAfterTheRepairIsLookedAtAgain has a validation that goes on failing, for once with the rules in place and then
-// because somebody took them away.
-func TestAFailureAfterTheRepairIsLookedAtAgain(t *testing.T) {
+// TestAFailureAfterTheRepairIsInspectedAgain has a validation that goes on failing, for once with the rules in place and then
+// because they were removed.
+func TestAFailureAfterTheRepairIsInspectedAgain(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace)
+	l := newFixture(t, inPlace)
 	p, path := l.crashing("web", "10.88.0.2/24")
 	l.run()
-	l.acted(p, repair.InPlace)
+	l.waitForAction(p, repair.InPlace)
 
 	p.last = ended(126, l.clock.Now()) // it ran while the rules were written
 	l.set(p)
-	l.passes()
-	l.counts(metrics.RepairPod, metrics.RepairSkip, 0)
+	l.waitForWorker()
+	l.waitForCount(metrics.RepairPod, metrics.RepairSkip, 0)
 
 	l.clock.Step(10 * time.Second)
 	p.last = ended(126, l.clock.Now())
 	l.set(p)
-	l.hears(p, "Warning", ReasonRepaired, "validation fails although the rules are in place", "delete the pod")
-	l.counts(metrics.RepairPod, metrics.RepairSkip, 1)
+	l.waitForEvent(p, "Warning", ReasonRepaired, "validation fails although the rules are in place", "delete the pod")
+	l.waitForCount(metrics.RepairPod, metrics.RepairSkip, 1)
 
 	netnstest.Run(t, path, "iptables-nft", "-t", "nat", "-F")
 	l.clock.Step(10 * time.Second)
 	p.last = ended(126, l.clock.Now())
 	l.set(p)
-	l.counts(metrics.RepairPod, metrics.RepairSuccess, 2)
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
 	if !captured(t, path) {
 		t.Error("the rules are not there again")
 	}
@@ -457,9 +457,9 @@ func (p podSpec) nodePod() kube.Pod {
 	return pod
 }
 
-// TestNewsInTheMiddleOfTheWork come between the moment at which the work on a pod begins and the one at which it ends: what was
-// done to the sandbox or the pod of before counts for nothing afterwards.
-func TestNewsInTheMiddleOfTheWork(t *testing.T) {
+// TestAChangeDuringTheWork comes between the beginning and the end of the work on a pod: a result for the earlier sandbox or pod does
+// not count afterwards.
+func TestAChangeDuringTheWork(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(podSpec) podSpec{
 		"another sandbox": func(p podSpec) podSpec { return p },
@@ -467,7 +467,7 @@ func TestNewsInTheMiddleOfTheWork(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t, inPlace)
+			l := newFixture(t, inPlace)
 			first := podSpec{name: "web", uid: "u"}.at("10.88.0.2/24")
 			second := change(first).at("10.88.0.3/24")
 			paths := []string{l.Sandbox(first.ips...), l.Sandbox(second.ips...)}
@@ -491,23 +491,23 @@ func TestNewsInTheMiddleOfTheWork(t *testing.T) {
 					t.Errorf("sandbox %d is not redirected", i)
 				}
 			}
-			l.stand(1, 0, 0, 0)
+			l.waitForStates(1, 0, 0, 0)
 			c.delete(first.nodePod())
 			if name == "another pod" {
-				l.stand(1, 0, 0, 0) // that was the one of before
+				l.waitForStates(1, 0, 0, 0) // that was the one of before
 			}
 			third := second
 			third.uid = "third"
 			c.update(third.nodePod()) // without word of the end of the one before
-			l.stand(0, 0, 0, 0)
+			l.waitForStates(0, 0, 0, 0)
 		})
 	}
 }
 
-// TestMissingRulesAloneCostAPodItsLifeOnlyWhenSeenTwice is about modes that are no help but for the mesh.
-func TestMissingRulesAloneCostAPodItsLifeOnlyWhenSeenTwice(t *testing.T) {
+// TestAPodIsDeletedForMissingRulesOnlyIfSeenTwice is about modes that are no help but for the mesh.
+func TestAPodIsDeletedForMissingRulesOnlyIfSeenTwice(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, deleting)
+	l := newFixture(t, deleting)
 	gone, late := podSpec{name: "gone", uid: "u1"}.at("10.88.0.2/24"), podSpec{name: "late", uid: "u2"}.at("10.88.0.3/24")
 	without, with := l.Sandbox(gone.ips...), l.Sandbox(late.ips...)
 	l.cache(gone, without)
@@ -515,79 +515,79 @@ func TestMissingRulesAloneCostAPodItsLifeOnlyWhenSeenTwice(t *testing.T) {
 	l.set(gone)
 	l.set(late)
 	l.run()
-	l.stand(0, 2, 0, 0)
+	l.waitForStates(0, 2, 0, 0)
 	if got := l.writes(); len(got) != 0 {
 		t.Fatalf("deleted at first sight: %q", got)
 	}
-	// Somebody else writes the rules meanwhile.
-	helper := newLab(t, inPlace)
+	// Another agent writes the rules meanwhile.
+	helper := newFixture(t, inPlace)
 	helper.cache(late, with)
 	helper.set(late)
 	helper.run()
-	helper.hears(late, "Normal", ReasonRepaired)
-	agenttest.Until(t, func() string { return "nobody waits for the second look" }, func() bool { return l.clock.Waiters() > 2 })
+	helper.waitForEvent(late, "Normal", ReasonRepaired)
+	agenttest.Until(t, func() string { return "no timer runs for the second inspection" }, func() bool { return l.clock.Waiters() > 2 })
 	l.clock.Step(3 * time.Second)
-	l.hears(gone, "Warning", ReasonDeleted, "no rules")
-	l.stand(1, 0, 0, 0)
+	l.waitForEvent(gone, "Warning", ReasonDeleted, "no rules")
+	l.waitForStates(1, 0, 0, 0)
 	if _, leaving := l.fetch(late); leaving {
 		t.Error("a pod that is redirected was deleted")
 	}
-	l.silent(late)
+	l.noEvents(late)
 }
 
-// TestASuspicionEndsWithItsReason has rules go, come back as others and go again: the second time is not the second look.
-func TestASuspicionEndsWithItsReason(t *testing.T) {
+// TestMissingRulesAreForgottenWhenOtherRulesCome has rules go, come back as others and go again: the second time is not the second look.
+func TestMissingRulesAreForgottenWhenOtherRulesCome(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, deleting)
+	l := newFixture(t, deleting)
 	p := podSpec{name: "web", uid: "u", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.2/24")
 	path := l.Sandbox(p.ips...)
 	l.Mount(path, "cni-1")
 	l.set(p)
 	l.run()
-	l.stand(0, 1, 0, 0)
+	l.waitForStates(0, 1, 0, 0)
 	l.otherRules(path)
 	p.labels = object{"touched": "1"}
 	l.set(p)
-	l.stand(0, 0, 1, 0)
+	l.waitForStates(0, 0, 1, 0)
 	l.clock.Step(time.Hour)
 	netnstest.Run(t, path, "sh", "-c", "printf '*nat\n:PREROUTING ACCEPT\n:INPUT ACCEPT\n:OUTPUT ACCEPT\n:POSTROUTING ACCEPT\nCOMMIT\n' | iptables-nft-restore")
 	p.labels = object{"touched": "2"}
 	l.set(p)
-	l.stand(0, 1, 0, 0)
-	l.passes()
+	l.waitForStates(0, 1, 0, 0)
+	l.waitForWorker()
 	if got := l.writes(); len(got) > 0 {
 		t.Fatalf("deleted at first sight: %q", got)
 	}
 	l.clock.Step(3 * time.Second)
-	l.hears(p, "Warning", ReasonDeleted, "no rules")
+	l.waitForEvent(p, "Warning", ReasonDeleted, "no rules")
 }
 
-// TestTheStanzaDecides changes what the plugin is told while pods are there that nothing happens to.
-func TestTheStanzaDecides(t *testing.T) {
+// TestANewConfigurationIsUsed changes the configuration of the plugin while no pod changes.
+func TestANewConfigurationIsUsed(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace)
+	l := newFixture(t, inPlace)
 	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
 	p, path := l.crashing("web", "10.88.0.2/24")
 	l.run()
-	l.passes()
-	l.stand(0, 0, 0, 0)
-	agenttest.Until(t, func() string { return "nobody watches the stanza" }, func() bool { return l.clock.Waiters() > 1 })
+	l.waitForWorker()
+	l.waitForStates(0, 0, 0, 0)
+	agenttest.Until(t, func() string { return "no timer runs for the configuration" }, func() bool { return l.clock.Waiters() > 1 })
 	l.conf.Store(&cniconf.NetConf{})
 	l.clock.Step(10 * time.Second)
-	l.acted(p, repair.InPlace)
-	agenttest.Until(t, func() string { return "nobody watches the stanza" }, func() bool { return l.clock.Waiters() > 1 })
+	l.waitForAction(p, repair.InPlace)
+	agenttest.Until(t, func() string { return "no timer runs for the configuration" }, func() bool { return l.clock.Waiters() > 1 })
 	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
 	l.clock.Step(10 * time.Second)
-	l.stand(0, 0, 0, 0)
+	l.waitForStates(0, 0, 0, 0)
 	if !captured(t, path) {
 		t.Error("rules were taken away from a running pod")
 	}
 }
 
-// TestAPodOfAnotherNodeIsNotSought has a server that sends more than it was asked for.
-func TestAPodOfAnotherNodeIsNotSought(t *testing.T) {
+// TestAPodOfAnotherNodeIsNotSearched has a server that sends more than it was asked for.
+func TestAPodOfAnotherNodeIsNotSearched(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace)
+	l := newFixture(t, inPlace)
 	l.run()
 	agenttest.Until(t, func() string { return "no watch" }, func() bool { return l.server.Watches() > 0 })
 	p := crashing("web").at("10.88.0.2/24")
@@ -599,7 +599,7 @@ func TestAPodOfAnotherNodeIsNotSought(t *testing.T) {
 	data, err := json.Marshal(whole)
 	l.Do(err)
 	l.server.Tell("ADDED", data)
-	l.hears(p, "Warning", ReasonBroken, "on its own node alone")
+	l.waitForEvent(p, "Warning", ReasonBroken, "on its own node alone")
 	if l.searches.Load() != 0 || captured(t, path) {
 		t.Error("it was looked for here")
 	}

@@ -33,8 +33,8 @@ import (
 
 const node1 = "node-1"
 
-// lab is an API server, a node whose pods can be searched, and a controller.
-type lab struct {
+// fixture is an API server, a node whose pods can be searched, and a controller.
+type fixture struct {
 	*podnstest.Node
 
 	server  *kubetest.Server
@@ -66,9 +66,9 @@ func (r *record) String() string {
 	return r.text.String()
 }
 
-func newLab(t *testing.T, switches repair.Switches, more ...func(*Options)) *lab {
+func newFixture(t *testing.T, switches repair.Switches, more ...func(*Options)) *fixture {
 	t.Helper()
-	l := &lab{Node: podnstest.New(t), server: kubetest.NewServer(t), clock: agenttest.NewClock(), log: &record{}}
+	l := &fixture{Node: podnstest.New(t), server: kubetest.NewServer(t), clock: agenttest.NewClock(), log: &record{}}
 	l.conf.Store(&cniconf.NetConf{})
 	settings := defaults(t)
 	settings.Switches, settings.Node = switches, node1
@@ -95,7 +95,7 @@ func newLab(t *testing.T, switches repair.Switches, more ...func(*Options)) *lab
 	return l
 }
 
-// defaults are the settings of somebody who says nothing.
+// defaults are the settings without any flag.
 func defaults(t *testing.T) Settings {
 	t.Helper()
 	var s Settings
@@ -108,7 +108,7 @@ func defaults(t *testing.T) Settings {
 }
 
 // api is another client of the server.
-func (l *lab) api() *kube.Client {
+func (l *fixture) api() *kube.Client {
 	l.Helper()
 	host, port := l.server.Address()
 	token, authority := l.server.ServiceAccount(l.T)
@@ -125,13 +125,13 @@ func (l *lab) api() *kube.Client {
 }
 
 // cache writes an entry of libcni's cache, about a namespace that is mounted where no search looks without that.
-func (l *lab) cache(p podSpec, path string) (file string) {
+func (l *fixture) cache(p podSpec, path string) (file string) {
 	l.Helper()
 	return l.Cached(p.name+"-"+p.uid, podns.Pod{Namespace: p.namespace(), Name: p.name, UID: p.uid}, l.Kept(path, p.uid))
 }
 
 // place puts a pod on the node, with its namespace in the cache.
-func (l *lab) place(p podSpec) (path string) {
+func (l *fixture) place(p podSpec) (path string) {
 	l.Helper()
 	path = l.Sandbox(p.ips...)
 	l.cache(p, path)
@@ -140,7 +140,7 @@ func (l *lab) place(p podSpec) (path string) {
 }
 
 // crashing places a pod whose validation fails time and again.
-func (l *lab) crashing(name, address string) (p podSpec, path string) {
+func (l *fixture) crashing(name, address string) (p podSpec, path string) {
 	l.Helper()
 	p = crashing(name).at(address)
 	return p, l.place(p)
@@ -167,7 +167,7 @@ func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 type object = map[string]any
 
-// podSpec is what a test says of a pod; what it does not say is as with a pod of the mesh on its way.
+// podSpec has the fields of a pod that a test sets; the others are those of a pod of the mesh that starts.
 type podSpec struct {
 	ns, name, uid, node   string
 	ips                   []string
@@ -247,7 +247,7 @@ func (p podSpec) object() object {
 }
 
 // set makes a pod known, or changes it.
-func (l *lab) set(p podSpec) {
+func (l *fixture) set(p podSpec) {
 	l.Helper()
 	data, err := json.Marshal(p.object())
 	l.Do(err)
@@ -273,12 +273,12 @@ func (p podSpec) at(ips ...string) podSpec {
 }
 
 // run starts a controller; it ends with the test.
-func (l *lab) run() (stop func()) {
+func (l *fixture) run() (stop func()) {
 	l.Helper()
 	return l.start(l.options)
 }
 
-func (l *lab) start(o Options) (stop func()) {
+func (l *fixture) start(o Options) (stop func()) {
 	l.Helper()
 	ctx, cancel := context.WithCancel(l.Context())
 	done := make(chan struct{})
@@ -299,8 +299,8 @@ func (l *lab) start(o Options) (stop func()) {
 	return stop
 }
 
-// said is an event as the server has it.
-type said struct {
+// event is an Event of the API server.
+type event struct {
 	Reason, Message, Type string
 	Count                 int
 	Source                struct{ Component, Host string }
@@ -308,22 +308,22 @@ type said struct {
 	InvolvedObject        struct{ Kind, Namespace, Name, UID string }
 }
 
-func (s said) String() string {
+func (s event) String() string {
 	return fmt.Sprintf("%s %s on %s %s/%s (%s) by %s, %d times: %s", s.Type, s.Reason, s.InvolvedObject.Kind, s.InvolvedObject.Namespace,
 		s.InvolvedObject.Name, s.InvolvedObject.UID, s.Source.Component, s.Count, s.Message)
 }
 
 // events are those about a pod.
-func (l *lab) events(p podSpec) []said {
+func (l *fixture) events(p podSpec) []event {
 	l.Helper()
-	var all []said
+	var all []event
 	for _, data := range l.server.Events() {
-		var one said
+		var one event
 		l.Do(json.Unmarshal(data, &one))
 		if one.InvolvedObject.UID == p.uid {
 			if one.InvolvedObject.Kind != "Pod" || one.InvolvedObject.Namespace != p.namespace() || one.InvolvedObject.Name != p.name ||
 				one.Source.Component != "cni-repair" || one.Source.Host != node1 {
-				l.Errorf("the event is about something else, or by somebody else: %s", one)
+				l.Errorf("the event has another object or source: %s", one)
 			}
 			all = append(all, one)
 		}
@@ -331,10 +331,10 @@ func (l *lab) events(p podSpec) []said {
 	return all
 }
 
-// hears waits for an event on a pod that says some things.
-func (l *lab) hears(p podSpec, kind string, reason EventReason, says ...string) said {
+// hears waits for an event on a pod with some texts.
+func (l *fixture) waitForEvent(p podSpec, kind string, reason EventReason, says ...string) event {
 	l.Helper()
-	var found said
+	var found event
 	agenttest.Until(l.T, func() string {
 		return fmt.Sprintf("no %s %s of %s that says %q: %v", kind, reason, p.name, says, l.events(p))
 	}, func() bool {
@@ -349,8 +349,8 @@ func (l *lab) hears(p podSpec, kind string, reason EventReason, says ...string) 
 	return found
 }
 
-// end ends the controllers, and sends what events there are still.
-func (l *lab) end() {
+// end ends the controllers, and sends the queued events.
+func (l *fixture) end() {
 	l.Helper()
 	for _, stop := range l.stops {
 		stop()
@@ -359,7 +359,7 @@ func (l *lab) end() {
 }
 
 // silent wants no event at all about a pod, also none that waits.
-func (l *lab) silent(p podSpec) {
+func (l *fixture) noEvents(p podSpec) {
 	l.Helper()
 	l.end()
 	if got := l.events(p); len(got) > 0 {
@@ -376,7 +376,7 @@ func metric(text []byte, name string) (float64, error) {
 	return 0, errors.New("no such metric")
 }
 
-func (l *lab) metric(name string) int {
+func (l *fixture) metric(name string) int {
 	l.Helper()
 	n, err := metric(l.options.Metrics.Text(), name)
 	if err != nil {
@@ -386,19 +386,19 @@ func (l *lab) metric(name string) int {
 }
 
 // repaired is the count of an action.
-func (l *lab) repaired(t metrics.RepairType, result metrics.RepairResult) int {
+func (l *fixture) repaired(t metrics.RepairType, result metrics.RepairResult) int {
 	l.Helper()
 	return l.metric(fmt.Sprintf(`istio_cni_repair_pods_repaired_total{type=%q,result=%q}`, t, result))
 }
 
 // pods is the gauge of a state.
-func (l *lab) pods(s metrics.PodState) int {
+func (l *fixture) pods(s metrics.PodState) int {
 	l.Helper()
 	return l.metric(fmt.Sprintf(`istio_cni_mesh_pods{state=%q}`, s))
 }
 
 // stand waits until so many pods are redirected, broken, drifted and unknown.
-func (l *lab) stand(want ...int) {
+func (l *fixture) waitForStates(want ...int) {
 	l.Helper()
 	var got []int
 	agenttest.Until(l.T, func() string { return fmt.Sprintf("pods redirected, broken, drifted, unknown: %v, want %v", got, want) }, func() bool {
@@ -411,7 +411,7 @@ func (l *lab) stand(want ...int) {
 }
 
 // counts waits for a number of actions.
-func (l *lab) counts(t metrics.RepairType, result metrics.RepairResult, want int) {
+func (l *fixture) waitForCount(t metrics.RepairType, result metrics.RepairResult, want int) {
 	l.Helper()
 	agenttest.Until(l.T, func() string { return fmt.Sprintf("%s %s: %d, want %d", t, result, l.repaired(t, result), want) }, func() bool {
 		return l.repaired(t, result) >= want
@@ -422,7 +422,7 @@ func (l *lab) counts(t metrics.RepairType, result metrics.RepairResult, want int
 }
 
 // requests counts those that have all parts.
-func (l *lab) requests(parts ...string) int {
+func (l *fixture) requests(parts ...string) int {
 	count := 0
 	for _, r := range l.server.Requests() {
 		if !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(r, p) }) {
@@ -433,19 +433,19 @@ func (l *lab) requests(parts ...string) int {
 }
 
 // writes are the requests that change pods.
-func (l *lab) writes() []string {
+func (l *fixture) writes() []string {
 	return slices.DeleteFunc(l.server.Requests(), func(r string) bool {
 		return strings.HasPrefix(r, "GET ") || !strings.Contains(r, "/pods/")
 	})
 }
 
 // passes waits until everything that was set up to now has been judged: one worker takes them in their order.
-func (l *lab) passes() {
+func (l *fixture) waitForWorker() {
 	l.Helper()
 	last := podSpec{name: fmt.Sprintf("zz-last-%d", len(l.server.Requests())), ns: "zz", uid: "last", ips: []string{"192.0.2.1"}}
 	before := l.pods(metrics.PodUnknown)
 	l.set(last)
-	agenttest.Until(l.T, func() string { return "the last pod is not judged" }, func() bool { return l.pods(metrics.PodUnknown) > before })
+	agenttest.Until(l.T, func() string { return "the last pod is not checked" }, func() bool { return l.pods(metrics.PodUnknown) > before })
 	l.server.Delete(last.path())
 	agenttest.Until(l.T, func() string { return "the last pod does not go" }, func() bool { return l.pods(metrics.PodUnknown) == before })
 }

@@ -38,10 +38,10 @@ func counted(t *testing.T) (path string, count func() int) {
 	}
 }
 
-// TestManyPodsThatAreFineCostNothing has an agent start on a full node: neither a search nor a process for a validated pod.
-func TestManyPodsThatAreFineCostNothing(t *testing.T) {
+// TestManyHealthyPodsCostNothing has an agent start on a full node: neither a search nor a process for a validated pod.
+func TestManyHealthyPodsCostNothing(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace, func(o *Options) { o.Workers = 0 })
+	l := newFixture(t, inPlace, func(o *Options) { o.Workers = 0 })
 	path, runs := counted(t)
 	l.options.ToolPath = path
 	l.conf.Store(&cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "legacy"}) // which takes processes
@@ -54,18 +54,18 @@ func TestManyPodsThatAreFineCostNothing(t *testing.T) {
 		l.set(podSpec{name: fmt.Sprintf("plain-%d", i), uid: fmt.Sprint(fine + i), plain: true, phase: "Running"}.at(fmt.Sprintf("10.88.2.%d", i)))
 	}
 	l.run()
-	l.stand(fine, 0, 0, 0)
+	l.waitForStates(fine, 0, 0, 0)
 	if l.searches.Load() != 0 || runs() != 0 {
 		t.Errorf("%d searches, %d processes", l.searches.Load(), runs())
 	}
 	// The one that is not fine costs one search and no more than the plugin at its start.
 	p := crashing("bad").at("10.88.0.2/24")
 	l.place(p)
-	l.hears(p, "Normal", ReasonRepaired)
+	l.waitForEvent(p, "Normal", ReasonRepaired)
 	if l.searches.Load() != 1 || runs() == 0 || runs() > 6 {
 		t.Errorf("%d searches, %d processes for a pod that is redirected", l.searches.Load(), runs())
 	}
-	l.stand(fine+1, 0, 0, 0)
+	l.waitForStates(fine+1, 0, 0, 0)
 	if got := l.writes(); len(got) > 0 {
 		t.Errorf("requests %q", got)
 	}
@@ -74,16 +74,16 @@ func TestManyPodsThatAreFineCostNothing(t *testing.T) {
 	}
 }
 
-// TestManyBrokenPodsAreAllToldOf has more events than may be sent in a minute.
-func TestManyBrokenPodsAreAllToldOf(t *testing.T) {
+// TestEachOfManyBrokenPodsGetsAnEvent has more events than may be sent in a minute.
+func TestEachOfManyBrokenPodsGetsAnEvent(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, nothing, func(o *Options) { o.Workers = 0 })
+	l := newFixture(t, nothing, func(o *Options) { o.Workers = 0 })
 	const all = 250
 	for i := range all {
 		l.set(crashing(fmt.Sprintf("web-%d", i)))
 	}
 	l.run()
-	l.stand(0, all, 0, 0)
+	l.waitForStates(0, all, 0, 0)
 	agenttest.Until(t, func() string { return fmt.Sprintf("%d events for %d pods", len(l.server.Events()), all) }, func() bool {
 		l.clock.Step(2 * time.Second)
 		return len(l.server.Events()) == all
@@ -93,32 +93,32 @@ func TestManyBrokenPodsAreAllToldOf(t *testing.T) {
 	}
 }
 
-// TestDeletionsAreNotAFlood has every pod of the node broken: nobody knows whether those that come in their place will be better.
-func TestDeletionsAreNotAFlood(t *testing.T) {
+// TestDeletionsAreRateLimited has every pod of the node broken: the pods that replace them may be broken, too.
+func TestDeletionsAreRateLimited(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, deleting, func(o *Options) { o.Workers = 0 })
+	l := newFixture(t, deleting, func(o *Options) { o.Workers = 0 })
 	const all = 40
 	for i := range all {
 		l.set(crashing(fmt.Sprintf("web-%d", i)))
 	}
 	l.run()
-	l.counts(metrics.RepairDelete, metrics.RepairSuccess, deletionBurst)
-	l.stand(0, all-deletionBurst, 0, 0)
+	l.waitForCount(metrics.RepairDelete, metrics.RepairSuccess, deletionBurst)
+	l.waitForStates(0, all-deletionBurst, 0, 0)
 	for n := deletionBurst + 1; n <= all; n++ {
 		if got := len(l.writes()); got != n-1 {
 			t.Fatalf("%d deletions before the turn of number %d", got, n)
 		}
-		agenttest.Until(t, func() string { return "nobody waits" }, func() bool { return l.clock.Waiters() > 2 })
+		agenttest.Until(t, func() string { return "no timer runs" }, func() bool { return l.clock.Waiters() > 2 })
 		l.clock.Step(deletionInterval)
-		l.counts(metrics.RepairDelete, metrics.RepairSuccess, n)
+		l.waitForCount(metrics.RepairDelete, metrics.RepairSuccess, n)
 	}
-	l.stand(0, 0, 0, 0)
+	l.waitForStates(0, 0, 0, 0)
 }
 
-// TestTheGaugeFollowsThePod through all that can become of it.
-func TestTheGaugeFollowsThePod(t *testing.T) {
+// TestTheGaugeHasTheStateOfThePod through all that can become of it.
+func TestTheGaugeHasTheStateOfThePod(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, nothing)
+	l := newFixture(t, nothing)
 	path := l.Sandbox("10.88.0.2/24")
 	l.Mount(path, "cni-1")
 	l.run()
@@ -145,26 +145,26 @@ func TestTheGaugeFollowsThePod(t *testing.T) {
 	} {
 		step.change()
 		l.set(p)
-		l.stand(step.want...)
+		l.waitForStates(step.want...)
 		if t.Failed() {
 			t.Fatal(step.what)
 		}
 	}
 	l.server.Delete(p.path())
-	l.stand(0, 0, 0, 0)
+	l.waitForStates(0, 0, 0, 0)
 	l.set(crashing("web"))
-	l.stand(0, 1, 0, 0)
+	l.waitForStates(0, 1, 0, 0)
 	// It vanishes while the watch is away.
 	l.server.BreakWatches()
 	l.server.Delete(p.path())
 	l.server.Compact()
-	l.stand(0, 0, 0, 0)
+	l.waitForStates(0, 0, 0, 0)
 	l.set(crashing("web"))
-	l.stand(0, 1, 0, 0)
+	l.waitForStates(0, 1, 0, 0)
 	for _, stop := range l.stops {
 		stop()
 	}
-	l.stand(0, 0, 0, 0)
+	l.waitForStates(0, 0, 0, 0)
 }
 
 // TestNothingIsLeftBehind counts goroutines and open files after controllers have ended in the middle of work.
@@ -176,14 +176,14 @@ func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts 
 		}
 		return len(entries)
 	}
-	l := newLab(t, inPlace)
+	l := newFixture(t, inPlace)
 	p := crashing("web").at("10.88.0.2/24")
 	l.place(p)
 	for i := range 10 { // fewer than events may be sent at once
 		l.set(crashing(fmt.Sprintf("lost-%d", i)).at(fmt.Sprintf("192.0.2.%d", i)))
 	}
 	stop := l.run()
-	l.hears(p, "Normal", ReasonRepaired)
+	l.waitForEvent(p, "Normal", ReasonRepaired)
 	stop()
 	goroutines, open := runtime.NumGoroutine(), files()
 	for range 10 {
@@ -205,16 +205,16 @@ func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts 
 	}, func() bool { return runtime.NumGoroutine() <= goroutines+2 && files() <= open+2 })
 }
 
-// TestNobodyIsHelpedBeforeAllAreKnown has workers, a pod that is known, and no list that is whole: who else has its address cannot
-// be told yet.
-func TestNobodyIsHelpedBeforeAllAreKnown(t *testing.T) {
+// TestNoPodIsRepairedBeforeTheListIsComplete has workers, a known pod, and no complete list: another pod may have its
+// address.
+func TestNoPodIsRepairedBeforeTheListIsComplete(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace)
+	l := newFixture(t, inPlace)
 	c := newController(l.options)
 	c.update(podSpec{name: "web", uid: "u"}.at("10.88.0.2/24").nodePod())
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	c.runWorker(ctx) // ends as nobody says that the list is whole
+	c.runWorker(ctx) // ends with ctx, as the list is not complete
 	if l.searches.Load() > 0 {
 		t.Error("the pod was worked on")
 	}

@@ -22,7 +22,7 @@ var (
 )
 
 // fetch gives a pod as the server has it.
-func (l *lab) fetch(p podSpec) (labels map[string]string, leaving bool) {
+func (l *fixture) fetch(p podSpec) (labels map[string]string, leaving bool) {
 	l.Helper()
 	var whole struct {
 		Metadata struct {
@@ -52,10 +52,10 @@ func TestModes(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(test.switches.Modes()), func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t, test.switches)
+			l := newFixture(t, test.switches)
 			p, path := l.crashing("web", "10.88.0.2/24")
 			l.run()
-			l.acted(p, test.want)
+			l.waitForAction(p, test.want)
 			if got := captured(t, path); got != (test.want == repair.InPlace) {
 				t.Errorf("captured %v in mode %s", got, test.want)
 			}
@@ -70,30 +70,30 @@ func TestModes(t *testing.T) {
 }
 
 // acted waits for the event and the count of an action.
-func (l *lab) acted(p podSpec, mode repair.Mode) {
+func (l *fixture) waitForAction(p podSpec, mode repair.Mode) {
 	l.Helper()
 	switch mode {
 	case repair.InPlace:
-		l.hears(p, "Normal", ReasonRepaired, "redirected now", "exit code 126", "within its back-off")
-		l.counts(metrics.RepairPod, metrics.RepairSuccess, 1)
-		l.stand(1, 0, 0, 0)
+		l.waitForEvent(p, "Normal", ReasonRepaired, "redirected now", "exit code 126", "within its back-off")
+		l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
+		l.waitForStates(1, 0, 0, 0)
 	case repair.Delete:
-		l.hears(p, "Warning", ReasonDeleted, "exit code 126", "it is deleted")
-		l.counts(metrics.RepairDelete, metrics.RepairSuccess, 1)
+		l.waitForEvent(p, "Warning", ReasonDeleted, "exit code 126", "it is deleted")
+		l.waitForCount(metrics.RepairDelete, metrics.RepairSuccess, 1)
 		if _, leaving := l.fetch(p); !leaving {
-			l.Error("the pod is not told to end")
+			l.Error("the pod has no deletion timestamp")
 		}
-		l.stand(0, 0, 0, 0)
+		l.waitForStates(0, 0, 0, 0)
 	case repair.Label:
-		l.hears(p, "Warning", ReasonLabelled, "exit code 126", "cni.istio.io/uninitialized=true")
-		l.counts(metrics.RepairLabel, metrics.RepairSuccess, 1)
+		l.waitForEvent(p, "Warning", ReasonLabelled, "exit code 126", "cni.istio.io/uninitialized=true")
+		l.waitForCount(metrics.RepairLabel, metrics.RepairSuccess, 1)
 		if labels, leaving := l.fetch(p); labels["cni.istio.io/uninitialized"] != "true" || leaving {
 			l.Errorf("labels %v, leaving %v", labels, leaving)
 		}
-		l.stand(0, 1, 0, 0)
+		l.waitForStates(0, 1, 0, 0)
 	case repair.Report:
-		l.hears(p, "Warning", ReasonBroken, "exit code 126", "switch on")
-		l.stand(0, 1, 0, 0)
+		l.waitForEvent(p, "Warning", ReasonBroken, "exit code 126", "switch on")
+		l.waitForStates(0, 1, 0, 0)
 	}
 }
 
@@ -106,29 +106,29 @@ func TestEventReasonsAreTheReferences(t *testing.T) {
 
 func TestTheLabelIsNotWrittenTwice(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, labelled)
+	l := newFixture(t, labelled)
 	p := crashing("web")
 	p.labels = object{"cni.istio.io/uninitialized": "whatever"}
 	l.set(p)
 	l.run()
-	l.counts(metrics.RepairLabel, metrics.RepairSkip, 1)
+	l.waitForCount(metrics.RepairLabel, metrics.RepairSkip, 1)
 	p.last = ended(126, agenttest.Start())
 	l.set(p) // it failed again
-	l.passes()
-	l.counts(metrics.RepairLabel, metrics.RepairSkip, 1)
+	l.waitForWorker()
+	l.waitForCount(metrics.RepairLabel, metrics.RepairSkip, 1)
 	if got := l.writes(); len(got) > 0 {
 		t.Errorf("requests %q", got)
 	}
-	l.silent(p)
+	l.noEvents(p)
 }
 
 func TestTheLabelCanBeAnother(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, labelled, func(o *Options) { o.Settings.LabelKey, o.Settings.LabelValue = "example.org/broken", "yes" })
+	l := newFixture(t, labelled, func(o *Options) { o.Settings.LabelKey, o.Settings.LabelValue = "example.org/broken", "yes" })
 	p := crashing("web")
 	l.set(p)
 	l.run()
-	l.hears(p, "Warning", ReasonLabelled, "example.org/broken=yes")
+	l.waitForEvent(p, "Warning", ReasonLabelled, "example.org/broken=yes")
 	if labels, _ := l.fetch(p); labels["example.org/broken"] != "yes" {
 		t.Errorf("labels %v", labels)
 	}
@@ -137,14 +137,14 @@ func TestTheLabelCanBeAnother(t *testing.T) {
 // TestW9WithoutANodeNameAllNodesAreMeant has pods of two nodes and one of none, of which the reference saw only the last.
 func TestW9WithoutANodeNameAllNodesAreMeant(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, repair.Switches{InPlace: true, Label: true}, func(o *Options) { o.Settings.Node = "" })
+	l := newFixture(t, repair.Switches{InPlace: true, Label: true}, func(o *Options) { o.Settings.Node = "" })
 	here, there := crashing("here"), crashing("there").at("10.88.0.2")
 	there.node = "node-2"
 	l.set(here)
 	l.set(there)
 	l.run()
 	for _, p := range []podSpec{here, there} {
-		l.hears(p, "Warning", ReasonLabelled, "on its own node alone")
+		l.waitForEvent(p, "Warning", ReasonLabelled, "on its own node alone")
 	}
 	if n := l.requests("fieldSelector"); n > 0 {
 		t.Errorf("%d requests with a field selector", n)
@@ -154,24 +154,24 @@ func TestW9WithoutANodeNameAllNodesAreMeant(t *testing.T) {
 	}
 }
 
-// TestW10AJobIsNotRedirectedWhenItIsOver has rules written for nobody otherwise.
+// TestW10AJobIsNotRedirectedWhenItIsOver has no container that would start again.
 func TestW10AJobIsNotRedirectedWhenItIsOver(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace)
+	l := newFixture(t, inPlace)
 	p := broken("job").at("10.88.0.2/24")
 	p.restart = "Never"
 	path := l.place(p)
 	l.run()
-	l.hears(p, "Warning", ReasonBroken, "not started again", "cannot be redirected in place any more: delete it")
+	l.waitForEvent(p, "Warning", ReasonBroken, "not started again", "cannot be redirected in place any more: delete it")
 	if captured(t, path) {
 		t.Error("rules were written")
 	}
 }
 
-// TestPodsThatAreLeftAlone have failed as the others, and are neither redirected nor reported. The e2e suite has the other modes.
+// TestPodsThatAreLeftAlone: they failed as the others, and are neither redirected nor reported. The e2e suite has the other modes.
 func TestPodsThatAreLeftAlone(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace)
+	l := newFixture(t, inPlace)
 	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"kube-system"}})
 	var pods []podSpec
 	var paths []string
@@ -191,9 +191,9 @@ func TestPodsThatAreLeftAlone(t *testing.T) {
 		pods, paths = append(pods, p), append(paths, path)
 	}
 	l.run()
-	l.passes()
+	l.waitForWorker()
 	for i, p := range pods {
-		l.silent(p)
+		l.noEvents(p)
 		if got := rulesOf(t, paths[i]); got != "" {
 			t.Errorf("rules were written:\n%s", got)
 		}

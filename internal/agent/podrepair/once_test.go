@@ -14,15 +14,15 @@ import (
 )
 
 // once runs one look at all pods, on a clock that does not stand still.
-func (l *lab) once() error {
+func (l *fixture) once() error {
 	l.Helper()
 	agenttest.Run(l.T, l.clock)
 	return Once(l.Context(), l.options)
 }
 
-func TestOnceLooksAfterEachPodThatThereIs(t *testing.T) {
+func TestOnceRepairsEachPod(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace)
+	l := newFixture(t, inPlace)
 	p, missing, job := crashing("web").at("10.88.0.2/24"), podSpec{name: "missing", uid: "m"}.at("10.88.0.3/24"), broken("job")
 	job.restart = "Never"
 	paths := []string{l.Sandbox(p.ips...), l.Sandbox(missing.ips...)}
@@ -34,20 +34,20 @@ func TestOnceLooksAfterEachPodThatThereIs(t *testing.T) {
 	if err := l.once(); err != nil {
 		t.Fatal(err)
 	}
-	l.hears(p, "Normal", ReasonRepaired)
-	l.hears(missing, "Normal", ReasonRepaired)
-	l.hears(job, "Warning", ReasonBroken)
+	l.waitForEvent(p, "Normal", ReasonRepaired)
+	l.waitForEvent(missing, "Normal", ReasonRepaired)
+	l.waitForEvent(job, "Warning", ReasonBroken)
 	if !captured(t, paths[0]) || !captured(t, paths[1]) {
 		t.Error("not redirected")
 	}
 	if err := Once(t.Context(), l.options); err != nil {
 		t.Errorf("the second time: %v", err)
 	}
-	l.counts(metrics.RepairPod, metrics.RepairSuccess, 2)
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
 }
 
-// TestOnceNamesWhoCouldNotBeHelped and has tried five times, as the reference does.
-func TestOnceNamesWhoCouldNotBeHelped(t *testing.T) {
+// TestOnceNamesPodsThatCouldNotBeRepaired and has tried five times, as the reference does.
+func TestOnceNamesPodsThatCouldNotBeRepaired(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		switches repair.Switches
@@ -58,7 +58,7 @@ func TestOnceNamesWhoCouldNotBeHelped(t *testing.T) {
 		{deleting, kubetest.Forbidden, []string{"pod shop/a: ", "pod shop/b: ", "delete pods shop/a", "forbidden (403)"}, 5},
 		{labelled, kubetest.ServerError, []string{"pod shop/a: ", "patch pods/status shop/a", "server error (500)"}, 5},
 	} {
-		l := newLab(t, test.switches)
+		l := newFixture(t, test.switches)
 		l.server.FailOn("/pods/", test.fault, kubetest.Forever)
 		l.set(crashing("a"))
 		l.set(crashing("b"))
@@ -77,9 +77,9 @@ func TestOnceNamesWhoCouldNotBeHelped(t *testing.T) {
 	}
 }
 
-func TestOnceIsInAHurry(t *testing.T) {
+func TestOnceHasNoRateLimitAndNoSecondInspection(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, deleting)
+	l := newFixture(t, deleting)
 	const all = deletionBurst + 5
 	for i := range all {
 		l.set(crashing(fmt.Sprintf("web-%d", i)))
@@ -89,13 +89,13 @@ func TestOnceIsInAHurry(t *testing.T) {
 	if err := Once(t.Context(), l.options); err != nil { // on a clock that stands still
 		t.Fatal(err)
 	}
-	l.hears(missing, "Warning", ReasonDeleted, "no rules")
-	l.counts(metrics.RepairDelete, metrics.RepairSuccess, all+1)
+	l.waitForEvent(missing, "Warning", ReasonDeleted, "no rules")
+	l.waitForCount(metrics.RepairDelete, metrics.RepairSuccess, all+1)
 }
 
-func TestOnceGetsOverATrouble(t *testing.T) {
+func TestOnceRetries(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, deleting)
+	l := newFixture(t, deleting)
 	l.server.FailOn("/pods/", kubetest.Unavailable, 3)
 	p := crashing("a")
 	l.set(p)
@@ -109,7 +109,7 @@ func TestOnceGetsOverATrouble(t *testing.T) {
 
 func TestOnceEndsWhenThereIsNoServer(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace, func(o *Options) { o.Timeout = 2 * time.Second })
+	l := newFixture(t, inPlace, func(o *Options) { o.Timeout = 2 * time.Second })
 	l.server.Fail(kubetest.Forbidden, kubetest.Forever)
 	err := l.once()
 	if err == nil {
@@ -124,7 +124,7 @@ func TestOnceEndsWhenThereIsNoServer(t *testing.T) {
 
 func TestOnceDoesNothingOnABadConfiguration(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, deleting)
+	l := newFixture(t, deleting)
 	conf := *l.conf.Load()
 	conf.Problems = errors.New("half of it is missing")
 	l.conf.Store(&conf)

@@ -18,7 +18,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
-// TestRefusals are those of a change, one after the other; each is told, counted, and ends well.
+// TestRefusals: each is reported, counted and retried.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -41,7 +41,7 @@ func TestRefusals(t *testing.T) {
 		} {
 			t.Run(string(test.fault)+"/"+name, func(t *testing.T) {
 				t.Parallel()
-				l := newLab(t, nothing, change)
+				l := newFixture(t, nothing, change)
 				p := crashing("web")
 				l.set(p)
 				l.server.FailOn("/pods/web", test.fault, 1)
@@ -54,15 +54,15 @@ func TestRefusals(t *testing.T) {
 				if name == "label" {
 					mode, reason = metrics.RepairLabel, ReasonLabelled
 				}
-				l.hears(p, "Warning", reason, "cannot be", test.says)
-				l.counts(mode, metrics.RepairFail, 1)
-				l.counts(mode, metrics.RepairSuccess, 0)
-				l.stand(0, 1, 0, 0)
+				l.waitForEvent(p, "Warning", reason, "cannot be", test.says)
+				l.waitForCount(mode, metrics.RepairFail, 1)
+				l.waitForCount(mode, metrics.RepairSuccess, 0)
+				l.waitForStates(0, 1, 0, 0)
 				agenttest.Until(t, func() string { return "it is not tried again" }, func() bool {
 					l.clock.Step(time.Second)
 					return l.repaired(mode, metrics.RepairSuccess) == 1
 				})
-				l.counts(mode, metrics.RepairFail, 1)
+				l.waitForCount(mode, metrics.RepairFail, 1)
 			})
 		}
 	}
@@ -71,21 +71,21 @@ func TestRefusals(t *testing.T) {
 // TestADisruptionBudgetIsRespected by eviction, as long as the server asks to wait, and with one event for all attempts.
 func TestADisruptionBudgetIsRespected(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, deleting, func(o *Options) { o.Settings.Evict = true })
+	l := newFixture(t, deleting, func(o *Options) { o.Settings.Evict = true })
 	p := crashing("web")
 	l.set(p)
 	l.server.Protect(p.path(), "web-budget", 30)
 	l.run()
-	l.hears(p, "Warning", ReasonDeleted, "PodDisruptionBudget", "raise the budget")
-	l.counts(metrics.RepairDelete, metrics.RepairFail, 1)
+	l.waitForEvent(p, "Warning", ReasonDeleted, "PodDisruptionBudget", "raise the budget")
+	l.waitForCount(metrics.RepairDelete, metrics.RepairFail, 1)
 	l.clock.Step(25 * time.Second)
-	l.passes()
+	l.waitForWorker()
 	if n := len(l.writes()); n != 1 {
 		t.Errorf("%d requests within the time that the server asks to wait", n)
 	}
 	for range 20 {
 		l.clock.Step(time.Minute)
-		l.passes()
+		l.waitForWorker()
 	}
 	if n := len(l.writes()); n < 2 || n > 21 || l.requests("DELETE ") > 0 {
 		t.Errorf("%d requests in 20 minutes: %q", n, l.writes())
@@ -95,11 +95,11 @@ func TestADisruptionBudgetIsRespected(t *testing.T) {
 	}
 }
 
-// TestAServerThatHangsHoldsUpNobody has an API server that takes no event and no change any more: pods are redirected in place
+// TestAServerThatHangsDelaysNoRepair has an API server that takes no event and no change any more: pods are redirected in place
 // all the same, at once.
-func TestAServerThatHangsHoldsUpNobody(t *testing.T) {
+func TestAServerThatHangsDelaysNoRepair(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace)
+	l := newFixture(t, inPlace)
 	l.server.FailOn("/events", kubetest.Hang, kubetest.Forever)
 	var paths []string
 	for i := range 3 {
@@ -108,7 +108,7 @@ func TestAServerThatHangsHoldsUpNobody(t *testing.T) {
 		paths = append(paths, path)
 	}
 	l.run()
-	l.counts(metrics.RepairPod, metrics.RepairSuccess, 3)
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 3)
 	for _, path := range paths {
 		if !captured(t, path) {
 			t.Error("not redirected")
@@ -126,19 +126,19 @@ func TestTheServerIsAwayAtTheStart(t *testing.T) {
 		t.Run(string(fault), func(t *testing.T) {
 			t.Parallel()
 			state := health.NewState(health.Options{Now: time.Now}, Part)
-			l := newLab(t, inPlace, func(o *Options) { o.Health = state })
+			l := newFixture(t, inPlace, func(o *Options) { o.Health = state })
 			l.server.Fail(fault, kubetest.Forever)
 			p, _ := l.crashing("web", "10.88.0.2/24")
 			l.run()
-			agenttest.Until(t, func() string { return "nobody is told" }, func() bool { return l.metric("istio_cni_repair_watch_troubles_total") == 1 })
+			agenttest.Until(t, func() string { return "the failing watch is not counted" }, func() bool { return l.metric("istio_cni_repair_watch_troubles_total") == 1 })
 			if state.Snapshot().Ready {
 				t.Error("it is ready")
 			}
 			l.server.Heal()
-			l.acted(p, repair.InPlace)
+			l.waitForAction(p, repair.InPlace)
 			agenttest.Until(t, func() string { return "it is not ready" }, func() bool { return state.Snapshot().Ready })
 
-			// It goes, and what is known is looked after all the same; what changes meanwhile is seen afterwards.
+			// The server goes away: known pods are still repaired, and a change is seen afterwards.
 			l.server.FailOn("/pods", kubetest.Unavailable, kubetest.Forever)
 			l.server.BreakWatches()
 			agenttest.Until(t, func() string { return "it is still ready" }, func() bool { return !state.Snapshot().Ready })
@@ -146,19 +146,19 @@ func TestTheServerIsAwayAtTheStart(t *testing.T) {
 			l.place(second)
 			l.server.Delete(p.path())
 			l.server.Heal()
-			l.hears(second, "Normal", ReasonRepaired)
-			l.stand(1, 0, 0, 0)
+			l.waitForEvent(second, "Normal", ReasonRepaired)
+			l.waitForStates(1, 0, 0, 0)
 		})
 	}
 }
 
-// TestNothingIsDoneOnABadConfiguration of the plugin: the namespaces to leave alone may be what could not be read.
+// TestNothingIsDoneOnABadConfiguration of the plugin: the excluded namespaces may be among the keys that could not be read.
 func TestNothingIsDoneOnABadConfiguration(t *testing.T) {
 	t.Parallel()
 	for _, switches := range []repair.Switches{inPlace, deleting, labelled, nothing} {
 		t.Run(string(switches.Modes()[0]), func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t, switches)
+			l := newFixture(t, switches)
 			conf, err := cniconf.Parse([]byte(`{"cniVersion":"1.0.0","name":"istio-cni","type":"istio-cni","exclude_namespaces":"shop"}`))
 			l.Do(err)
 			l.conf.Store(&conf)
@@ -167,11 +167,11 @@ func TestNothingIsDoneOnABadConfiguration(t *testing.T) {
 			path := l.place(p)
 			l.set(unproven)
 			l.run()
-			l.hears(p, "Warning", ReasonBroken, "configuration cannot be used", "exclude_namespaces", "Mend the configuration")
-			l.stand(0, 1, 0, 1)
+			l.waitForEvent(p, "Warning", ReasonBroken, "configuration cannot be used", "exclude_namespaces", "Mend the configuration")
+			l.waitForStates(0, 1, 0, 1)
 			for range 10 {
 				l.clock.Step(time.Minute)
-				l.passes()
+				l.waitForWorker()
 			}
 			if got := l.writes(); len(got) != 0 {
 				t.Errorf("requests %q", got)
@@ -186,24 +186,24 @@ func TestNothingIsDoneOnABadConfiguration(t *testing.T) {
 				t.Errorf("it is logged %d times", got)
 			}
 			if switches != nothing {
-				l.counts(map[repair.Switches]metrics.RepairType{
+				l.waitForCount(map[repair.Switches]metrics.RepairType{
 					inPlace: metrics.RepairPod, deleting: metrics.RepairDelete, labelled: metrics.RepairLabel,
 				}[switches], metrics.RepairFail, 1)
 			}
-			l.hears(unproven, "Warning", ReasonUnverified, "configuration cannot be used")
+			l.waitForEvent(unproven, "Warning", ReasonUnverified, "configuration cannot be used")
 
 			l.conf.Store(&cniconf.NetConf{})
-			agenttest.Until(t, func() string { return "it is not mended" }, func() bool {
+			agenttest.Until(t, func() string { return "the new configuration is not used" }, func() bool {
 				l.clock.Step(10 * time.Second)
-				return slices.ContainsFunc(l.events(p), func(e said) bool { return !strings.Contains(e.Message, "configuration") }) || switches == nothing
+				return slices.ContainsFunc(l.events(p), func(e event) bool { return !strings.Contains(e.Message, "configuration") }) || switches == nothing
 			})
 		})
 	}
 }
 
-func TestAStanzaThatCannotBeReadIsTriedAgain(t *testing.T) {
+func TestAConfigurationThatCannotBeReadIsRetried(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, labelled)
+	l := newFixture(t, labelled)
 	var mu sync.Mutex
 	bad := true
 	plugin := l.options.Plugin
@@ -220,7 +220,7 @@ func TestAStanzaThatCannotBeReadIsTriedAgain(t *testing.T) {
 	p := crashing("web")
 	l.set(p)
 	l.run()
-	agenttest.Until(t, func() string { return "nobody says so" }, func() bool { return strings.Contains(l.log.String(), "it is no JSON") })
+	agenttest.Until(t, func() string { return "the error is not logged" }, func() bool { return strings.Contains(l.log.String(), "it is no JSON") })
 	if len(l.writes()) != 0 {
 		t.Error("it was labelled")
 	}
@@ -233,21 +233,21 @@ func TestAStanzaThatCannotBeReadIsTriedAgain(t *testing.T) {
 	})
 }
 
-// TestAPodThatCannotBeHelpedSaysWhyAndHow for a long time without a flood.
-func TestAPodThatCannotBeHelpedSaysWhyAndHow(t *testing.T) {
+// TestAPodThatCannotBeRepairedGetsOneEvent for a long time without a flood.
+func TestAPodThatCannotBeRepairedGetsOneEvent(t *testing.T) {
 	t.Parallel()
 	// The clock goes by minutes, perhaps in the middle of the work on the pod.
-	l := newLab(t, inPlace, func(o *Options) { o.PodTimeout = 24 * time.Hour })
+	l := newFixture(t, inPlace, func(o *Options) { o.PodTimeout = 24 * time.Hour })
 	p := crashing("web").at("10.88.0.2/24")
 	l.set(p)
 	l.run()
-	l.hears(p, "Warning", ReasonRepaired, "no network namespace of it is found", "delete the pod")
+	l.waitForEvent(p, "Warning", ReasonRepaired, "no network namespace of it is found", "delete the pod")
 	for i := range 60 {
 		l.clock.Step(time.Minute)
 		if i%10 == 0 {
 			l.Start(l.Host) // the node changes, and with it the numbers in the log
 		}
-		l.passes()
+		l.waitForWorker()
 	}
 	if fails := l.repaired(metrics.RepairPod, metrics.RepairFail); fails < 20 || fails > 70 {
 		t.Errorf("%d tries in an hour", fails)
@@ -262,19 +262,19 @@ func TestAPodThatCannotBeHelpedSaysWhyAndHow(t *testing.T) {
 	path := l.Sandbox(p.ips...)
 	l.Mount(path, "late")
 	l.clock.Step(3 * time.Minute)
-	l.hears(p, "Normal", ReasonRepaired, "redirected now")
+	l.waitForEvent(p, "Normal", ReasonRepaired, "redirected now")
 }
 
-// TestBadSettingsOfThePodAreSaid has a pod that the plugin would refuse.
-func TestBadSettingsOfThePodAreSaid(t *testing.T) {
+// TestBadSettingsOfThePodAreReported has a pod that the plugin would refuse.
+func TestBadSettingsOfThePodAreReported(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, inPlace)
+	l := newFixture(t, inPlace)
 	p := crashing("web").at("10.88.0.2/24")
 	p.annotations = object{"traffic.sidecar.istio.io/includeInboundPorts": "many"}
 	path := l.place(p)
 	l.run()
-	l.hears(p, "Warning", ReasonBroken, "settings are invalid", "many", "make the pod anew")
-	l.stand(0, 1, 0, 0)
+	l.waitForEvent(p, "Warning", ReasonBroken, "settings are invalid", "many", "make the pod anew")
+	l.waitForStates(0, 1, 0, 0)
 	if rulesOf(t, path) != "" {
 		t.Error("rules were written")
 	}
@@ -286,11 +286,11 @@ func TestAFlappingPodIsWorkedOnOnce(t *testing.T) {
 	for _, switches := range []repair.Switches{inPlace, labelled, nothing} {
 		t.Run(string(switches.Modes()[0]), func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t, switches)
+			l := newFixture(t, switches)
 			p := crashing("web").at("10.88.0.2/24")
 			l.place(p)
 			l.run()
-			l.acted(p, switches.Modes()[0])
+			l.waitForAction(p, switches.Modes()[0])
 			labels, _ := l.fetch(p)
 			for i := range 100 {
 				p.labels = object{"i": string(rune('a' + i%26))}
@@ -299,7 +299,7 @@ func TestAFlappingPodIsWorkedOnOnce(t *testing.T) {
 				}
 				l.set(p)
 			}
-			l.passes()
+			l.waitForWorker()
 			l.end()
 			if got := l.events(p); len(got) != 1 || got[0].Count != 1 {
 				t.Errorf("events %v", got)
@@ -317,7 +317,7 @@ func TestAPodThatGoesWhileItIsWorkedOn(t *testing.T) {
 	for _, switches := range []repair.Switches{deleting, labelled} {
 		t.Run(string(switches.Modes()[0]), func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t, switches)
+			l := newFixture(t, switches)
 			p := crashing("web")
 			l.set(p)
 			l.server.FailOn("/pods/web", kubetest.Hang, 1)
@@ -328,10 +328,10 @@ func TestAPodThatGoesWhileItIsWorkedOn(t *testing.T) {
 			agenttest.Until(t, func() string { return "the answer is still awaited" }, func() bool {
 				return l.repaired(metrics.RepairDelete, metrics.RepairFail)+l.repaired(metrics.RepairLabel, metrics.RepairFail) == 1
 			})
-			l.passes()
+			l.waitForWorker()
 			l.clock.Step(time.Hour)
-			l.passes()
-			l.stand(0, 0, 0, 0)
+			l.waitForWorker()
+			l.waitForStates(0, 0, 0, 0)
 			if got := l.writes(); len(got) != 1 {
 				t.Errorf("requests %q", got)
 			}
@@ -339,11 +339,11 @@ func TestAPodThatGoesWhileItIsWorkedOn(t *testing.T) {
 	}
 }
 
-// TestAPodThatIsGoneAlreadyIsNoFailure is what the server says of a pod that ended before the news of it are here.
+// TestAPodThatIsGoneAlreadyIsNoFailure : the pod ended before the watch has delivered that.
 func TestAPodThatIsGoneAlreadyIsNoFailure(t *testing.T) {
 	t.Parallel()
 	for _, switches := range []repair.Switches{deleting, labelled} {
-		l := newLab(t, switches)
+		l := newFixture(t, switches)
 		l.server.FailOn("/pods/web", kubetest.NotFound, 1)
 		p := crashing("web")
 		l.set(p)
@@ -352,13 +352,13 @@ func TestAPodThatIsGoneAlreadyIsNoFailure(t *testing.T) {
 		if switches == labelled {
 			mode = metrics.RepairLabel
 		}
-		l.counts(mode, metrics.RepairSkip, 1)
-		l.counts(mode, metrics.RepairFail, 0)
-		l.silent(p)
+		l.waitForCount(mode, metrics.RepairSkip, 1)
+		l.waitForCount(mode, metrics.RepairFail, 0)
+		l.noEvents(p)
 	}
 }
 
-func TestRemediesAreForWhatDoesNotEndByItself(t *testing.T) {
+func TestRemediesAreForFailuresThatLast(t *testing.T) {
 	t.Parallel()
 	if remedy(kube.ErrDisruptionBudget) == "" || remedy(&kube.Error{Class: kube.Forbidden}) == "" || remedy(errors.New("x")) != "" {
 		t.Error("a remedy is missing, or one too many")

@@ -72,7 +72,7 @@ func (f Finding) SawRules(since time.Time) bool {
 	return f.Failed.Began.After(since)
 }
 
-// Classify finds what the pod object alone says.
+// Classify finds the reason by the pod object alone.
 func Classify(pod Pod, predicate Predicate, policy sidecar.Policy) Finding {
 	f := Finding{Reason: NotLookedAt}
 	if _, has := pod.Facts.Annotations[predicate.Annotation]; predicate.Annotation != "" && !has || pod.Deleting {

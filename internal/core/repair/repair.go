@@ -20,7 +20,7 @@ import (
 
 // Names that the reference uses (compat: race repair).
 const (
-	// NotRedirectedCode is what the validation ends with when the traffic is not redirected.
+	// NotRedirectedCode is the exit code of the validation when the traffic is not redirected.
 	NotRedirectedCode = 126
 	// BrokenLabel and BrokenLabelValue mark a broken pod in mode label.
 	BrokenLabel      = "cni.istio.io/uninitialized"
@@ -41,7 +41,7 @@ const (
 // Switches are the modes that are switched on.
 type Switches struct{ InPlace, Delete, Label bool }
 
-// Modes lists what is switched on, in the order of precedence; without any it is Report.
+// Modes lists the modes that are switched on, in the order of precedence; without any it is Report.
 func (s Switches) Modes() []Mode {
 	var modes []Mode
 	for _, m := range []struct {
@@ -72,7 +72,7 @@ func (s Switches) Mode(f Finding) Mode {
 type Predicate struct {
 	// Annotation is a key that a pod must have.
 	Annotation string
-	// Container is the init container's name, Message its termination message, ExitCode what it ended with.
+	// Container is the init container's name, Message its termination message, ExitCode its exit code.
 	Container, Message string
 	ExitCode           int
 }
@@ -98,7 +98,7 @@ type Container struct {
 	State, Last State
 }
 
-// State is one state of a container. The zero value says nothing.
+// State is one state of a container. The zero value is an unknown state.
 type State struct {
 	// Running and Terminated say which one it is; a container that waits is neither.
 	Running, Terminated bool

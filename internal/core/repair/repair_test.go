@@ -112,7 +112,7 @@ func TestReferencePredicate(t *testing.T) {
 	}
 }
 
-// TestClassify is what the reference misses, and what is left alone.
+// TestClassify has the pods that the reference misses, and those that are left alone.
 func TestClassify(t *testing.T) {
 	broken := func(c ...change) []change { return append(c, last(ended(126))) }
 	for _, test := range []struct {
@@ -159,7 +159,7 @@ func TestClassify(t *testing.T) {
 		{"has istio-init", broken(container("istio-init", true)), repair.Finding{Reason: repair.Passed}},
 		{"interception mode NONE", broken(with(sidecar.ModeKey, "NONE")), repair.Finding{Reason: repair.Passed}},
 		{"injection switched off", broken(with(sidecar.InjectKey, "false")), repair.Finding{Reason: repair.Passed}},
-		// What repair in place cannot help
+		// Pods that cannot be redirected in place
 		{
 			"bad settings",
 			broken(with(sidecar.InboundPortsKey, "x")),

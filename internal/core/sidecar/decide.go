@@ -14,7 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 )
 
-// Outcome is what happens to the pod.
+// Outcome is the action on the pod.
 type Outcome uint8
 
 // Pass leaves the pod alone; Capture programs it; Refuse must keep it from starting.
@@ -24,17 +24,17 @@ const (
 	Refuse
 )
 
-// Policy is what the node's configuration says about all pods.
+// Policy is the part of the node's configuration that concerns all pods.
 type Policy struct {
 	ExcludeNamespaces []string
 	// AgentNamespace is where the node agent runs; "" if it is not known.
 	AgentNamespace string
-	// AmbientEnabled only changes what is said of pods without a sidecar.
+	// AmbientEnabled only changes the reason of pods without a sidecar.
 	AmbientEnabled bool
 	SecondFamily   redirect.SecondFamily
 }
 
-// Decision is what happens to a pod and why.
+// Decision is the action on a pod with its reason.
 type Decision struct {
 	Outcome Outcome
 	Reason  Reason

@@ -1,6 +1,6 @@
 package sidecar
 
-// Facts is all that a decision may rest on: a pod as the API server knows it, reduced to what the rules of this
+// Facts are the inputs of a decision: a pod of the API server, reduced to the fields that the rules of this
 // package read. It is filled once and never changed.
 type Facts struct {
 	Namespace, Name, UID string

@@ -27,7 +27,7 @@ const (
 )
 
 // FuzzDecide writes any text into annotations, label, environment and arguments of a pod. There is always a decision
-// with a Reason of the closed set, and what is captured has rules that can be printed, read and followed.
+// with a Reason of the closed set, and a captured pod has rules that can be printed, read and followed.
 func FuzzDecide(f *testing.F) {
 	for i, key := range keys {
 		for _, text := range []string{"", "*", "80,443", "10.0.0.0/8,fd00::/8", "TPROXY", "false", "eth1", "x,"} {

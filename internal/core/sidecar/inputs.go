@@ -51,9 +51,9 @@ type input struct {
 	key  string
 	// since is the version of the facts (see [FactsVersion]) from which on agents deliver it.
 	since int
-	// field is what a setting sets; of two keys for one field the earlier row wins.
+	// field is the field that a setting sets; of two keys for one field the earlier row wins.
 	field redirect.Field
-	// enable is what a boolean variable of the proxy switches on in the Spec, nil for one that a rule reads.
+	// enable changes the Spec if a boolean variable of the proxy is true; nil for one that a rule reads.
 	enable func(*redirect.Spec)
 }
 

@@ -53,7 +53,7 @@ type rule struct {
 const (
 	// agentPrefix is how the names of the node agent's pods begin: its DaemonSet's name is protocol.
 	agentPrefix = "istio-cni-node-"
-	// modeNone is what the injector accepts, and writes, for a pod that is not to be captured.
+	// modeNone is the mode that the injector accepts, and writes, for a pod that is not to be captured.
 	modeNone = "NONE"
 )
 

@@ -10,7 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 )
 
-// proxy is what is read of the container istio-proxy. Should an init container and a container both have the name, the
+// proxy has the inputs of the container istio-proxy. Should an init container and a container both have the name, the
 // later one wins value by value.
 type proxy struct {
 	present     bool

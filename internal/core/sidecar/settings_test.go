@@ -21,7 +21,7 @@ var specs = cmp.Options{
 	cmpopts.EquateEmpty(),
 }
 
-// plain is the Spec of a pod that says nothing: the defaults of the reference's CNI mode.
+// plain is the Spec of a pod without settings: the defaults of the reference's CNI mode.
 func plain() redirect.Spec {
 	return redirect.Spec{
 		OutboundPort: 15001, InboundPort: 15006, TunnelPort: 15008,
@@ -50,7 +50,7 @@ func podRunAs(user, group *int64) change {
 	return func(f *sidecar.Facts, _ *sidecar.Policy) { f.RunAsUser, f.RunAsGroup = user, group }
 }
 
-// TestSettings tells what each annotation, environment variable and identity makes of the Spec.
+// TestSettings has the Spec for each annotation, environment variable and identity.
 func TestSettings(t *testing.T) {
 	type spec = func(*redirect.Spec)
 	excluding := func(ports ...uint16) spec { return func(s *redirect.Spec) { s.InboundExclude = ports } }
@@ -207,7 +207,7 @@ func TestBadSettingsRefuseThePod(t *testing.T) {
 	}
 }
 
-func TestBadSettingsAreToldTogether(t *testing.T) {
+func TestBadSettingsAreReportedTogether(t *testing.T) {
 	d := sidecar.Decide(pod(
 		annotation(sidecar.ModeKey, "x"), annotation(sidecar.InboundPortsKey, "y"), annotation(sidecar.OutboundKey, "10.0.0.0/8"), annotation(sidecar.KubevirtInterfacesKey, "0"),
 		runAs(new(int64(-1)), new(int64(math.MaxUint32))), env("INVALID_DROP", "maybe"),
@@ -228,7 +228,7 @@ func TestBadSettingsAreToldTogether(t *testing.T) {
 	wellFormed(t, d)
 }
 
-func TestSwitchesThatCannotBeReadAreOffAndWarnedOf(t *testing.T) {
+func TestUnreadableSwitchesAreOffWithAWarning(t *testing.T) {
 	for _, name := range []string{"ISTIO_META_DNS_CAPTURE", "ISTIO_DUAL_STACK", "INVALID_DROP"} {
 		d := sidecar.Decide(pod(env(name, "se cret")))
 		if diff := cmp.Diff(plain(), d.Spec, specs); diff != "" {

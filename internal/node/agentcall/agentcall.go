@@ -1,9 +1,9 @@
-// Package agentcall is how the plugin asks the node agent for a pod and tells it what it did: the client, and the words
+// Package agentcall is the protocol in which the plugin asks the node agent for a pod and reports its calls: the client, and the types
 // that both use.
 //
 // It promises that an agent that is not there, of another make, hangs or answers nonsense costs no more than the time of
-// the caller's context and never a wrong decision: what is not understood for sure is an error, after which somebody else
-// is asked. Who listens must be root, by the kernel's word. It needs no credential and starts nothing that outlives the
+// the caller's context and never a wrong decision: an answer that is not fully understood is an error, after which the
+// plugin asks the API server. The listener must be root, by the credentials of the socket. It needs no credential and starts nothing that outlives the
 // call.
 //
 // Start reading at Dial. wire.go has the protocol with its rules about versions.
@@ -57,7 +57,7 @@ func Dial(ctx context.Context, socket string) (*Agent, error) {
 // Close ends the connection.
 func (a *Agent) Close() error { return a.conn.Close() }
 
-// servedByRoot holds that nobody else tells the plugin which pods to leave alone.
+// servedByRoot checks the listener: its answers decide which pods are left alone.
 func servedByRoot(conn net.Conn) error {
 	peer, err := Peer(conn)
 	if err != nil {
@@ -88,7 +88,7 @@ func Peer(conn net.Conn) (*unix.Ucred, error) {
 	return peer, errors.Join(err, inner)
 }
 
-// Pod asks for the facts of a pod. An error is a [Refusal] if the agent says that it cannot tell.
+// Pod asks for the facts of a pod. An error is a [Refusal] if the agent answers with an error.
 func (a *Agent) Pod(ctx context.Context, key Key) (sidecar.Facts, error) {
 	at := url.URL{Path: podPath + key.Namespace + "/" + key.Name, RawQuery: url.Values{"uid": {key.UID}}.Encode()}
 	body, err := a.call(ctx, http.MethodGet, at.String(), nil)
@@ -102,9 +102,9 @@ func (a *Agent) Pod(ctx context.Context, key Key) (sidecar.Facts, error) {
 	return facts, nil
 }
 
-// Report tells the agent what became of a call of the runtime, as the last on the connection. It returns when the kernel
-// has the report: an agent that is busy reads it later, after Close and after the end of this process, too. What the agent
-// would answer is of no use to anybody.
+// Report sends the result of a call of the runtime, as the last request on the connection. It returns when the kernel
+// has the report: an agent that is busy reads it later, after Close and after the end of this process, too. The
+// answer is not read.
 func (a *Agent) Report(ctx context.Context, r Report) error {
 	r.Trim()
 	text, err := json.Marshal(r)
@@ -168,12 +168,12 @@ func (a *Agent) call(ctx context.Context, method, path string, body []byte) ([]b
 }
 
 // Decisions gives the reports that the agent has, the latest first. It asks for a page at a time, so that neither their
-// number nor what is in them meets a limit, of time either: patience is that for one page. What is reported meanwhile is not
+// number nor what is in them meets a limit, of time either: timeout is that for one page. A report that comes meanwhile is not
 // among them.
-func (a *Agent) Decisions(ctx context.Context, patience time.Duration) ([]Report, error) {
+func (a *Agent) Decisions(ctx context.Context, timeout time.Duration) ([]Report, error) {
 	var all []Report
 	for before := uint64(math.MaxUint64); before > 0; {
-		page, err := a.page(ctx, before, patience)
+		page, err := a.page(ctx, before, timeout)
 		if err != nil {
 			return nil, fmt.Errorf("asking the node agent for decisions: %w", err)
 		}
@@ -192,8 +192,8 @@ func (a *Agent) Decisions(ctx context.Context, patience time.Duration) ([]Report
 }
 
 // page asks for the decisions below a number.
-func (a *Agent) page(ctx context.Context, before uint64, patience time.Duration) (page []Report, err error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func (a *Agent) page(ctx context.Context, before uint64, timeout time.Duration) (page []Report, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	query := url.Values{BeforeParam: {strconv.FormatUint(before, 10)}, LimitParam: {strconv.Itoa(decisionsPage)}}
 	text, err := a.call(ctx, http.MethodGet, decisionsPath+"?"+query.Encode(), nil)

@@ -146,17 +146,17 @@ func TestDecisionsEnd(t *testing.T) {
 	}
 }
 
-func TestDialTellsThatThereIsNoAgent(t *testing.T) {
+func TestDialWithoutAnAgent(t *testing.T) {
 	if _, err := agentcall.Dial(t.Context(), filepath.Join(t.TempDir(), "none")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 }
 
-// servedAt names a socket, for the process in which TestOnlyRootIsBelieved serves as another user.
+// servedAt names a socket, for the process in which TestOnlyRootIsTrusted serves as another user.
 const servedAt = "AGENTCALL_TEST_SERVES"
 
-// TestOnlyRootIsBelieved lets another user serve the socket.
-func TestOnlyRootIsBelieved(t *testing.T) {
+// TestOnlyRootIsTrusted lets another user serve the socket.
+func TestOnlyRootIsTrusted(t *testing.T) {
 	if socket := os.Getenv(servedAt); socket != "" {
 		var config net.ListenConfig
 		if _, err := config.Listen(t.Context(), "unix", socket); err != nil {
@@ -173,7 +173,7 @@ func TestOnlyRootIsBelieved(t *testing.T) {
 		}
 	}
 	socket := filepath.Join(dir, "s")
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestOnlyRootIsBelieved$")
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestOnlyRootIsTrusted$")
 	cmd.Env = append(os.Environ(), servedAt+"="+socket)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1337, Gid: 1337}}
 	in, err := cmd.StdinPipe()
@@ -202,7 +202,7 @@ func TestTheContextEndsACall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer agent.Close() //nolint:errcheck // all is said
+	defer agent.Close() //nolint:errcheck // nothing is written any more
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if _, err := agent.Pod(ctx, agentcall.Key{Namespace: "a", Name: "b", UID: "c"}); !errors.Is(err, os.ErrDeadlineExceeded) {

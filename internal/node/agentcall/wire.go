@@ -47,7 +47,7 @@ const maxAnswer = 4 << 20
 // decisionsPage is how many decisions are asked for at a time.
 const decisionsPage = 64
 
-// Key names the pod that is meant. UID is what the runtime knows it by, and is required: names are used again.
+// Key names a pod. UID is that of the runtime, and is required: names are used again.
 type Key struct{ Namespace, Name, UID string }
 
 // podAnswer is the answer about a pod.
@@ -82,7 +82,7 @@ func ReadPod(text []byte, asked Key) (sidecar.Facts, error) {
 	return facts, nil
 }
 
-// Refusal is the agent's word that it cannot tell.
+// Refusal is an answer of the agent with an error.
 type Refusal struct {
 	Status  int
 	Message string
@@ -99,7 +99,7 @@ func refusal(status int, text []byte) *Refusal {
 // Phase is a part of a call's time.
 type Phase string
 
-// The phases, in their order: reading what came in, finding out about the pod, writing its rules; and all of it.
+// The phases, in their order: reading the input, deciding about the pod, writing its rules; and the whole call.
 const (
 	PhaseRead    Phase = "read"
 	PhaseDecide  Phase = "decide"
@@ -110,7 +110,7 @@ const (
 // Phases lists all of them.
 func Phases() []Phase { return []Phase{PhaseRead, PhaseDecide, PhaseProgram, PhaseTotal} }
 
-// Source is what decided about a pod. It is a closed set.
+// Source is the input that a decision rests on. It is a closed set.
 type Source string
 
 // The sources, in the order in which they are asked.
@@ -119,10 +119,10 @@ const (
 	SourceAnnotations Source = "annotations"
 	SourceAgent       Source = "agent"
 	SourceAPI         Source = "api"
-	SourceNone        Source = "none" // nobody could tell
+	SourceNone        Source = "none" // no source had the pod
 )
 
-// Report is what a plugin did in one call of the runtime.
+// Report is the result of one call of the runtime.
 type Report struct {
 	// Number is the agent's count of reports, by which they are paged.
 	Number    uint64    `json:"number,omitempty"`
@@ -132,7 +132,7 @@ type Report struct {
 	Pod       string    `json:"pod"`
 	UID       string    `json:"uid"`
 	Container string    `json:"container"`
-	// Reason and Detail are the decision's, Source is what it rests on.
+	// Reason, Detail and Source are the decision's.
 	Reason string `json:"reason"`
 	Detail string `json:"detail,omitempty"`
 	Source Source `json:"source"`
@@ -175,11 +175,11 @@ func (r *Report) Trim() {
 	r.Seconds = seconds
 }
 
-// MaxReport bounds what is read of a report. A trimmed one is far below, one of an older plugin may not be.
+// MaxReport bounds the bytes of a report that are read. A trimmed one is far smaller, one of an older plugin may not be.
 const MaxReport = 2 << 20
 
-// ReadReport reads a report and trims it. Of one that is too long, cut short or has a value of another type, what can be
-// read is kept and its detail says so; only what does not begin as a report is an error.
+// ReadReport reads a report and trims it. Of one that is too long, cut short or has a value of another type, the
+// readable members are kept and its detail has a note; only a text that does not begin as a report is an error.
 func ReadReport(text []byte) (Report, error) {
 	var r Report
 	err := json.Unmarshal(text, &r)

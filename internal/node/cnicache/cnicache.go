@@ -25,7 +25,7 @@ const maxFile = 4 << 20
 
 // Entry is a sandbox as the cache has it.
 type Entry struct {
-	// Kind is [Kind], or what else the entry says that it is.
+	// Kind is [Kind], or another one that the entry has.
 	Kind string
 	// Plugins are the types of the plugins that made the sandbox, and that the runtime runs to remove it.
 	Plugins []string

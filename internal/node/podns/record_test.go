@@ -21,7 +21,7 @@ func TestThePodOfACgroup(t *testing.T) {
 		"0::/../../kubepods-besteffort-pod" + under + ".slice/crio-1.scope/container":                                  uid,
 		"0::/kubepods/besteffort/pod" + uid + "/0123":                                                                  uid,
 		"2:cpu,cpuacct:/kubepods/pod" + uid + "/1\n1:name=systemd:/kubepods/pod" + uid + "/1\n0::/\n":                  uid,
-		// What a container makes below its own cgroup counts nothing.
+		// A cgroup that a container makes below its own does not count.
 		"0::/kubepods/pod" + uid + "/1/kubepods/pod" + other + "/2": uid,
 		// Nor do lines that contradict each other, and static pods.
 		"2:cpu:/kubepods/pod" + uid + "/1\n1:memory:/kubepods/pod" + other + "/1":             "",

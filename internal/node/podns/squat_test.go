@@ -57,7 +57,7 @@ func squats() map[string]func(n *node) (path string) {
 func onEth0(n *node) string { return n.Sandbox(victimAt) }
 
 // TestASquatterIsNeverTakenForThePod: without any record an address on an interface that leads to the node beats one that
-// does not, wherever the namespaces are named, and whoever comes first.
+// does not, wherever the namespaces are named, and in any order.
 func TestASquatterIsNeverTakenForThePod(t *testing.T) {
 	t.Parallel()
 	for name, squat := range squats() {
@@ -189,8 +189,8 @@ func TestASquatterAloneIsNotTakenForThePod(t *testing.T) {
 	})
 }
 
-// TestAPathThatFlipsIsNeverAnother: what is given is what was looked at, whatever the path of the record leads to a moment
-// later: the node's namespace, or a squatter's.
+// TestAPathThatFlipsIsNeverAnother: the result is the namespace that was checked, wherever the path of the record leads a
+// moment later: the node's namespace, or a squatter's.
 func TestAPathThatFlipsIsNeverAnother(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

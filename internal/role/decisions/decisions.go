@@ -1,4 +1,4 @@
-// Package decisions is the role "istio-cni decisions": what the plugin decided lately on this node, and why.
+// Package decisions is the role "istio-cni decisions": the last decisions of the plugin on this node, with their reasons.
 //
 // It promises the node agent's own record, the latest first, however much of it there is, and that nothing in it reaches the
 // terminal as a control character or passes for a cell or row of its own. It never changes anything.
@@ -43,8 +43,8 @@ EXIT CODES:
 
 `
 
-// patience bounds the connection, and each page of the answer.
-const patience = 5 * time.Second
+// timeout bounds the connection, and each page of the answer.
+const timeout = 5 * time.Second
 
 type config struct {
 	socket, pod string
@@ -89,7 +89,7 @@ func Run(c applet.Call) int {
 
 // ask gives the decisions that are asked for.
 func ask(cfg config) ([]agentcall.Report, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	agent, err := agentcall.Dial(ctx, cfg.socket)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -98,8 +98,8 @@ func ask(cfg config) ([]agentcall.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer agent.Close() //nolint:errcheck // all is said
-	all, err := agent.Decisions(context.Background(), patience)
+	defer agent.Close() //nolint:errcheck // nothing is written any more
+	all, err := agent.Decisions(context.Background(), timeout)
 	some := []agentcall.Report{}
 	began := clock()
 	for _, r := range all {

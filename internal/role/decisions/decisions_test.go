@@ -21,7 +21,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/decisions"
 )
 
-// hostile is what a pod's author may write where an error quotes it.
+// hostile is a text that a pod's author may write where an error quotes it.
 const hostile = "<\x1b[2J\u009b2J\x7f\u202e\u200b\r\n2026-11-22T00:00:00Z  shop/forged  true  captured\tx\"\\"
 
 // serve gives the socket of an agent that plugins reported to.
@@ -65,8 +65,8 @@ func run(t *testing.T, socket string, args ...string) (code int, stdout, stderr 
 	return code, out.String(), errs.String()
 }
 
-// TestRefusedPodsBlindNobody: neither the number of refused pods nor what is in their errors keeps a decision from being shown.
-func TestRefusedPodsBlindNobody(t *testing.T) {
+// TestRefusedPodsHideNoDecision: neither the number of refused pods nor the text of their errors hides a decision.
+func TestRefusedPodsHideNoDecision(t *testing.T) {
 	refused := make([]agentcall.Report, 512)
 	for i := range refused {
 		refused[i] = agentcall.Report{
@@ -100,7 +100,7 @@ func TestRefusedPodsBlindNobody(t *testing.T) {
 	}
 }
 
-func TestSomeOfThem(t *testing.T) {
+func TestFilters(t *testing.T) {
 	now := time.Now()
 	socket := serve(t,
 		agentcall.Report{Time: now.Add(-2 * time.Hour), Namespace: "a", Pod: "old"}, agentcall.Report{Time: now, Namespace: "a", Pod: "x"},
