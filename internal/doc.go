@@ -19,7 +19,7 @@
 // pod), agent/departure (about leaving); how rules reach the kernel
 // node/nftables and, by programs, node/iptables; the CNI configuration
 // core/cniconf; a file write node/hostfs; a namespace node/netns, node/podnet
-// (to work in it) and node/podns (to find it); a path of the node node/hostpath; libcni's cache node/cnicache; an API call kube; what the
+// (to work in it) and node/podns (to find it); a path of the node node/hostpath; libcni's cache node/cnicache; an API call kube; an event agent/eventrecorder; what the
 // plugin asks the agent node/agentcall and agent/podinfo; what the agent does
 // all day agent/nodeagent, agent/installation and agent/podrepair; does it work here
 // node/selfcheck; making foreign text safe to show core/printable; validating selectors, labels and names that a user sets agent/selector; a setting

@@ -8,13 +8,12 @@
 //
 // It never changes anything in the cluster but what the taint controller is for ([Client.PatchTaints],
 // [Client.PatchCondition], the Lease of [Client.WriteLease]), what race repair is for ([Client.DeletePod],
-// [Client.EvictPod], [Client.LabelPod]) and events, which an [EventRecorder] creates and counts. It follows no redirect (the
-// token would go along), logs nothing but events that are lost, lets client-go log nothing, and hands out no type of the
+// [Client.EvictPod], [Client.LabelPod]) and events ([Client.CreateEvent], [Client.CountEvent]). It follows no redirect (the
+// token would go along), logs nothing, lets client-go log nothing, and hands out no type of the
 // Kubernetes libraries: a pod leaves it as a [Pod] with [sidecar.Facts], other objects as small structs. It links no typed or
 // dynamic client, as each start of the plugin would pay for it.
 //
 // Start reading at [Client] in client.go: how a request is sent, and [Client.Lookup] in lookup.go: what is tried again.
 // error.go is the vocabulary of failures, kubeconfig.go reads and writes the file. watch.go has client-go's reflector and what bounds
-// it, objects.go what is kept of objects, write.go how they are changed, lease.go the lock, events.go how events are counted, bounded
-// and sent.
+// it, objects.go what is kept of objects, write.go how they are changed, lease.go the lock, events.go events.
 package kube

@@ -15,7 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/node/agentcall"
 )
 
@@ -230,7 +230,7 @@ func TestEachMethodCountsItsOwn(t *testing.T) {
 			map[string]float64{`istio_cni_log_connections_refused_total{reason="stranger"}`: 1},
 		},
 		{
-			"event", func(m *Metrics) { m.EventReported(kube.EventSuppressed) },
+			"event", func(m *Metrics) { m.EventReported(eventrecorder.Suppressed) },
 			map[string]float64{`istio_cni_events_total{result="suppressed"}`: 1},
 		},
 		{"what_a_node_could_say_is_no_label", func(m *Metrics) { m.RewriteConflict("10-evil.conf\n") }, map[string]float64{}},
@@ -368,7 +368,7 @@ func TestRepairCountsItsOwn(t *testing.T) {
 		}},
 		step{func() { m.Repaired("", RepairFail) }, nil},
 		step{m.PodWatchFailed, map[string]float64{"istio_cni_repair_watch_troubles_total": 1}},
-		step{func() { m.EventReported(kube.EventFailed) }, map[string]float64{`istio_cni_events_total{result="failed"}`: 1}},
+		step{func() { m.EventReported(eventrecorder.Failed) }, map[string]float64{`istio_cni_events_total{result="failed"}`: 1}},
 	)
 }
 
@@ -397,7 +397,7 @@ func TestTaintCountsItsOwn(t *testing.T) {
 	for _, resource := range []Watched{WatchedNodes, WatchedPods, WatchedConfigMap} {
 		one(func() { m.WatchFailed(resource) }, "watch_troubles_total{resource=%q}", resource)
 	}
-	for _, result := range []kube.EventResult{kube.EventSent, kube.EventSuppressed, kube.EventFailed} {
+	for _, result := range []eventrecorder.Result{eventrecorder.Sent, eventrecorder.Suppressed, eventrecorder.Failed} {
 		one(func() { m.EventReported(result) }, "events_total{result=%q}", result)
 	}
 	walk(t, m, steps...)

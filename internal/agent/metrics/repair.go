@@ -1,6 +1,6 @@
 package metrics
 
-import "github.com/meshcni/istio-cni/internal/kube"
+import "github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 
 // RepairType is what was done about a pod that started without redirection. The values are the reference's.
 type RepairType string
@@ -58,7 +58,7 @@ func newRepair(r *registry) *Repair {
 
 func declareEvents(r *registry, name string) *family {
 	return r.declare(counter, name, "Kubernetes Events there was reason for: sent, suppressed for being too many, or failed.",
-		each("result", kube.EventSent, kube.EventSuppressed, kube.EventFailed)...)
+		each("result", eventrecorder.Sent, eventrecorder.Suppressed, eventrecorder.Failed)...)
 }
 
 // Repaired counts a pod that was looked after.
@@ -75,4 +75,4 @@ func (r *Repair) SetPodState(before, now PodState) {
 func (r *Repair) PodWatchFailed() { r.failures.add(1, "") }
 
 // EventReported counts an Event by its result.
-func (r *Repair) EventReported(result kube.EventResult) { r.events.add(1, label("result", result)) }
+func (r *Repair) EventReported(result eventrecorder.Result) { r.events.add(1, label("result", result)) }

@@ -1,6 +1,6 @@
 package metrics
 
-import "github.com/meshcni/istio-cni/internal/kube"
+import "github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 
 // TaintChange is what is done to a node by the taint controller.
 type TaintChange string
@@ -90,7 +90,7 @@ func (m *Taint) ConfigRefused() { m.problems.add(1, "") }
 func (m *Taint) WatchFailed(f Watched) { m.troubles.add(1, label("resource", f)) }
 
 // EventReported counts an Event by its result.
-func (m *Taint) EventReported(r kube.EventResult) { m.events.add(1, label("result", r)) }
+func (m *Taint) EventReported(r eventrecorder.Result) { m.events.add(1, label("result", r)) }
 
 // ReadQueue gives the function that counts the nodes that wait for a decision.
 func (m *Taint) ReadQueue(count func() int) { m.queue.readBy(count) }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/departure"
+	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/installation"
 	"github.com/meshcni/istio-cni/internal/agent/logrelay"
@@ -49,7 +50,7 @@ type node struct {
 	// api is nil without the address of an API server.
 	api *kube.Client
 	// events is that of all parts of the agent, nil without an API.
-	events *kube.EventRecorder
+	events *eventrecorder.Recorder
 	// installation is nil when nothing is to be installed.
 	installation *installation.Installation
 	relay        *unixsock.Server
@@ -114,7 +115,7 @@ func (o Options) stay(ctx context.Context) error {
 		n.log.WarnContext(ctx, "no API server: no events, no live configuration from a ConfigMap, and no way to tell an upgrade from a removal",
 			slog.String("error", err.Error()))
 	} else {
-		n.events = kube.NewEventRecorder(n.api, kube.EventOptions{Log: n.log, Count: n.metrics.EventReported}) //nolint:contextcheck // it ends with Shutdown
+		n.events = eventrecorder.New(n.api, eventrecorder.Options{Log: n.log, Count: n.metrics.EventReported}) //nolint:contextcheck // it ends with Shutdown
 	}
 	n.openLookups(ctx)
 	n.start(func() { n.guardSockets(n.background) })

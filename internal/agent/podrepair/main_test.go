@@ -20,6 +20,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/repair"
@@ -83,7 +84,7 @@ func newFixture(t *testing.T, switches repair.Switches, more ...func(*Options)) 
 	for _, change := range more {
 		change(&l.options)
 	}
-	l.options.Events = kube.NewEventRecorder(l.options.API, kube.EventOptions{
+	l.options.Events = eventrecorder.New(l.options.API, eventrecorder.Options{
 		Log: l.options.Log, Count: l.options.Metrics.EventReported, Clock: l.clock,
 	})
 	t.Cleanup(l.options.Events.Shutdown)

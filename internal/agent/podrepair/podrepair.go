@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 
+	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
@@ -49,7 +50,7 @@ const (
 // Options are the dependencies and settings. API, Events, Log, Metrics and Plugin are required.
 type Options struct {
 	API    *kube.Client
-	Events *kube.EventRecorder
+	Events *eventrecorder.Recorder
 	// Clock is the system's by default.
 	Clock   clock.WithTickerAndDelayedExecution
 	Log     *slog.Logger

@@ -15,6 +15,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
@@ -87,7 +88,7 @@ func (l *lab) another(policy readiness.Policy) Options {
 		log = slog.New(slog.DiscardHandler)
 	}
 	counts := metrics.NewTaint("test", reasons)
-	recorder := kube.NewEventRecorder(api, kube.EventOptions{Log: log, Count: counts.EventReported, Clock: l.clock})
+	recorder := eventrecorder.New(api, eventrecorder.Options{Log: log, Count: counts.EventReported, Clock: l.clock})
 	l.Cleanup(recorder.Shutdown)
 	return Options{
 		API: api, Events: recorder, Clock: l.clock, Log: log, Policy: policy, Metrics: counts,

@@ -20,6 +20,7 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
@@ -54,7 +55,7 @@ type Options struct {
 	Metrics *metrics.Taint
 
 	// Events records events about nodes and the ConfigMap; there are none where it is nil.
-	Events *kube.EventRecorder
+	Events *eventrecorder.Recorder
 
 	// Policy is what is wanted; its requirements are those of ConfigMap when that has a name.
 	Policy    readiness.Policy

@@ -18,6 +18,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/yaml"
 
+	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
@@ -72,7 +73,7 @@ func patchedEvent(t *testing.T) *kubetest.Server {
 	}
 	defer api.Close()
 	clock := clocktesting.NewFakeClock(time.Now())
-	events := kube.NewEventRecorder(api, kube.EventOptions{Log: slog.New(slog.DiscardHandler), Clock: clock})
+	events := eventrecorder.New(api, eventrecorder.Options{Log: slog.New(slog.DiscardHandler), Clock: clock})
 	defer events.Shutdown()
 	for _, want := range []string{"create /events", "patch /events"} {
 		events.Record(kube.Event{Object: kube.NodeRef(nodetest.NodeName), Reason: "Test", Message: "same", Type: kube.EventWarning})

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podrepair"
@@ -58,7 +59,7 @@ func act(ctx context.Context, cfg Config, path string, log *slog.Logger) error {
 		Settings: cfg.Repair, Plugin: func() (cniconf.NetConf, error) { return cfg.Stanza.NetConf() },
 		ToolPath: path, Host: cfg.Host,
 	}
-	options.Events = kube.NewEventRecorder(api, kube.EventOptions{Log: log, Count: options.Metrics.EventReported}) //nolint:contextcheck // it ends with Shutdown
+	options.Events = eventrecorder.New(api, eventrecorder.Options{Log: log, Count: options.Metrics.EventReported}) //nolint:contextcheck // it ends with Shutdown
 	defer options.Events.Shutdown()
 	if cfg.Places.Reachable() && !cfg.elsewhere() {
 		options.Find = cfg.Places.Find

@@ -20,6 +20,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
@@ -84,7 +85,7 @@ func (c Config) options(api *kube.Client, log *slog.Logger) taint.Options {
 		Health:  health.NewState(health.Options{Log: log, Now: clock}, taint.Parts()...),
 		Metrics: metrics.NewTaint(applet.Build().Version(), reasons),
 	}
-	options.Events = kube.NewEventRecorder(api, kube.EventOptions{Log: log, Count: options.Metrics.EventReported})
+	options.Events = eventrecorder.New(api, eventrecorder.Options{Log: log, Count: options.Metrics.EventReported})
 	if c.Mode == Legacy {
 		options.ConfigMap = taint.ConfigMap{Namespace: c.ConfigMapNamespace, Name: c.ConfigMapName}
 	}

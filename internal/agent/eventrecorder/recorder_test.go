@@ -1,4 +1,4 @@
-package kube
+package eventrecorder
 
 import (
 	"context"
@@ -18,12 +18,33 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
-func nodeEvent(message string) Event {
-	return Event{
-		Object: NodeRef("node-1"), Reason: "ConfigRewritten", Message: message, Type: EventWarning,
+func client(t *testing.T, server *kubetest.Server) *kube.Client {
+	t.Helper()
+	api, err := kube.NewClient(kube.Config{Kubeconfig: server.Kubeconfig(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(api.Close)
+	return api
+}
+
+// until waits for a condition.
+func until(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(2 * time.Minute); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("gave up waiting: %s", what)
+		}
+	}
+}
+
+func nodeEvent(message string) kube.Event {
+	return kube.Event{
+		Object: kube.NodeRef("node-1"), Reason: "ConfigRewritten", Message: message, Type: kube.EventWarning,
 		Component: "istio-cni-node", Host: "node-1",
 	}
 }
@@ -31,22 +52,22 @@ func nodeEvent(message string) Event {
 // recording is a recorder on a clock that stands, and what became of its events.
 type recording struct {
 	*testing.T
-	*EventRecorder
+	*Recorder
 	clock *clocktesting.FakeClock
 	log   *strings.Builder // of a recorder that is shut down
 
 	mu      sync.Mutex
-	results map[EventResult]int
+	results map[Result]int
 }
 
-func newRecording(t *testing.T, writer EventWriter) *recording {
+func newRecording(t *testing.T, writer Writer) *recording {
 	t.Helper()
 	r := &recording{
 		T: t, clock: clocktesting.NewFakeClock(time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)), log: &strings.Builder{},
-		results: map[EventResult]int{},
+		results: map[Result]int{},
 	}
-	r.EventRecorder = NewEventRecorder(writer, EventOptions{
-		Log: slog.New(slog.NewTextHandler(r.log, nil)), Clock: r.clock, Count: func(result EventResult) {
+	r.Recorder = New(writer, Options{
+		Log: slog.New(slog.NewTextHandler(r.log, nil)), Clock: r.clock, Count: func(result Result) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.results[result]++
@@ -57,7 +78,7 @@ func newRecording(t *testing.T, writer EventWriter) *recording {
 }
 
 // got is what became of events so far.
-func (r *recording) got(result EventResult) int {
+func (r *recording) got(result Result) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.results[result]
@@ -66,16 +87,16 @@ func (r *recording) got(result EventResult) int {
 // all waits until so many events were sent or have failed.
 func (r *recording) all(n int) {
 	r.Helper()
-	until(r.T, fmt.Sprintf("%d events to be sent", n), func() bool { return r.got(EventSent)+r.got(EventFailed) >= n })
-	if got := r.got(EventSent) + r.got(EventFailed); got != n {
+	until(r.T, fmt.Sprintf("%d events to be sent", n), func() bool { return r.got(Sent)+r.got(Failed) >= n })
+	if got := r.got(Sent) + r.got(Failed); got != n {
 		r.Errorf("%d events were sent, want %d", got, n)
 	}
 }
 
 // sends records an event that is to be sent.
-func (r *recording) sends(event Event) {
+func (r *recording) sends(event kube.Event) {
 	r.Helper()
-	before := r.got(EventSent) + r.got(EventFailed)
+	before := r.got(Sent) + r.got(Failed)
 	r.Record(event)
 	r.all(before + 1)
 }
@@ -83,15 +104,14 @@ func (r *recording) sends(event Event) {
 // memory is an API server that keeps events, or a function in its place.
 type memory struct {
 	mu      sync.Mutex
-	created []*corev1.Event
+	created []kube.EventSeries
 	patches int
 	fail    func(ctx context.Context) error
 }
 
-func (m *memory) CreateEvent(ctx context.Context, _ string, event any) error {
+func (m *memory) CreateEvent(ctx context.Context, event kube.EventSeries) error {
 	m.mu.Lock()
-	body, _ := event.(*corev1.Event)
-	m.created = append(m.created, body)
+	m.created = append(m.created, event)
 	fail := m.fail
 	m.mu.Unlock()
 	if fail != nil {
@@ -100,7 +120,7 @@ func (m *memory) CreateEvent(ctx context.Context, _ string, event any) error {
 	return nil
 }
 
-func (m *memory) PatchEvent(context.Context, string, string, any) error {
+func (m *memory) CountEvent(context.Context, kube.EventSeries) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.patches++
@@ -131,7 +151,7 @@ func eventsOn(t *testing.T, server *kubetest.Server) []corev1.Event {
 
 func TestAnEventIsWhatKubectlShows(t *testing.T) {
 	server := kubetest.NewServer(t)
-	r := newRecording(t, connected(t, server, nil))
+	r := newRecording(t, client(t, server))
 	r.sends(nodeEvent("somebody else wrote it"))
 	now := r.clock.Now()
 	at := metav1.NewTime(now.Truncate(time.Second))
@@ -151,7 +171,7 @@ func TestAnEventIsWhatKubectlShows(t *testing.T) {
 		t.Errorf("requests: %q", got)
 	}
 	event := nodeEvent("x")
-	event.Object = ObjectRef{Kind: "Pod", Namespace: "shop", Name: "cart", UID: podUID, APIVersion: "v1"}
+	event.Object = kube.ObjectRef{Kind: "Pod", Namespace: "shop", Name: "cart", UID: "u1", APIVersion: "v1"}
 	r.sends(event)
 	if got := eventsOn(t, server); !slices.ContainsFunc(got, func(e corev1.Event) bool {
 		return e.Namespace == "shop" && e.InvolvedObject.Namespace == "shop"
@@ -162,13 +182,13 @@ func TestAnEventIsWhatKubectlShows(t *testing.T) {
 
 func TestEqualEventsAreOneThatIsCounted(t *testing.T) {
 	server := kubetest.NewServer(t)
-	r := newRecording(t, connected(t, server, nil))
+	r := newRecording(t, client(t, server))
 	r.sends(nodeEvent("same"))
 	for range 1000 {
 		r.clock.Step(100 * time.Microsecond)
 		r.Record(nodeEvent("same"))
 	}
-	if got := r.got(EventSuppressed); got != 1000 {
+	if got := r.got(Suppressed); got != 1000 {
 		t.Errorf("%d events were suppressed, want those of the same time", got)
 	}
 	r.clock.Step(eventUpdate)
@@ -190,7 +210,7 @@ func TestEqualEventsAreOneThatIsCounted(t *testing.T) {
 
 func TestAnEventThatTheServerForgotIsCreatedAnew(t *testing.T) {
 	server := kubetest.NewServer(t)
-	r := newRecording(t, connected(t, server, nil))
+	r := newRecording(t, client(t, server))
 	r.sends(nodeEvent("same"))
 	server.ForgetEvents()
 	r.clock.Step(eventUpdate)
@@ -202,7 +222,7 @@ func TestAnEventThatTheServerForgotIsCreatedAnew(t *testing.T) {
 
 func TestAnEventThatFailedIsCreatedByTheNextEqualOne(t *testing.T) {
 	server := kubetest.NewServer(t)
-	r := newRecording(t, connected(t, server, nil))
+	r := newRecording(t, client(t, server))
 	server.Fail(kubetest.ServerError, 1)
 	r.sends(nodeEvent("same"))
 	r.clock.Step(eventUpdate)
@@ -211,7 +231,7 @@ func TestAnEventThatFailedIsCreatedByTheNextEqualOne(t *testing.T) {
 		t.Errorf("events: %+v, want one with a count of 2", got)
 	}
 	r.Shutdown()
-	if r.got(EventFailed) != 1 || r.got(EventSent) != 1 || strings.Count(r.log.String(), "an event was not recorded") != 1 {
+	if r.got(Failed) != 1 || r.got(Sent) != 1 || strings.Count(r.log.String(), "an event was not recorded") != 1 {
 		t.Errorf("results %v, log %s", r.results, r.log)
 	}
 }
@@ -219,10 +239,9 @@ func TestAnEventThatFailedIsCreatedByTheNextEqualOne(t *testing.T) {
 // TestAnEventThatIsThereAlreadyIsNoFailure is the answer to a try whose first answer was lost.
 func TestAnEventThatIsThereAlreadyIsNoFailure(t *testing.T) {
 	server := kubetest.NewServer(t)
-	api := connected(t, server, nil)
-	one := (&seenEvent{Event: nodeEvent("x"), name: "node-1.1"}).wire()
+	api := client(t, server)
 	for range 2 {
-		if err := api.CreateEvent(t.Context(), "default", one); err != nil {
+		if err := api.CreateEvent(t.Context(), kube.EventSeries{Event: nodeEvent("x"), Name: "node-1.1"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -236,14 +255,14 @@ func TestEventsOfOneObjectAreBounded(t *testing.T) {
 		r.Record(nodeEvent(fmt.Sprint("variation ", i)))
 	}
 	r.all(objectBurst)
-	if got := r.got(EventSuppressed); got != 1000-objectBurst {
+	if got := r.got(Suppressed); got != 1000-objectBurst {
 		t.Errorf("%d events were suppressed", got)
 	}
 	other := nodeEvent("x")
 	other.Object.Name = "node-2"
 	r.sends(other)
 	end := nodeEvent("it is over")
-	end.Type = EventNormal
+	end.Type = kube.EventNormal
 	r.sends(end) // in spite of the warnings
 	r.clock.Step(objectInterval)
 	r.sends(nodeEvent("later"))
@@ -273,7 +292,7 @@ func TestAllEventsTogetherArePaced(t *testing.T) {
 		r.clock.Step(time.Millisecond)
 		r.all(i + 1)
 	}
-	if got := r.got(EventSuppressed); got != 0 {
+	if got := r.got(Suppressed); got != 0 {
 		t.Errorf("%d events were suppressed", got)
 	}
 }
@@ -288,7 +307,7 @@ func TestAServerThatHangsHoldsUpNoRecorder(t *testing.T) {
 		return ctx.Err()
 	}}
 	r := newRecording(t, writer)
-	event := func(i int) Event {
+	event := func(i int) kube.Event {
 		event := nodeEvent("x")
 		event.Object.Name = fmt.Sprint("node-", i)
 		return event
@@ -299,7 +318,7 @@ func TestAServerThatHangsHoldsUpNoRecorder(t *testing.T) {
 	for i := range n {
 		r.Record(event(1 + i))
 	}
-	if got := r.got(EventSuppressed); got != n-maxQueued {
+	if got := r.got(Suppressed); got != n-maxQueued {
 		t.Errorf("%d events were dropped, want %d", got, n-maxQueued)
 	}
 	if seen, objects := r.seen.Len(), r.objects.Len(); seen > maxRemembered || objects > maxRemembered {
@@ -313,14 +332,14 @@ func TestAServerThatHangsHoldsUpNoRecorder(t *testing.T) {
 	if got := writer.requests(); got > eventBurst {
 		t.Errorf("%d requests at the end, want no more than the bucket has", got)
 	}
-	if r.got(EventSent) != 0 || r.got(EventFailed)+r.got(EventSuppressed) != n+2 {
+	if r.got(Sent) != 0 || r.got(Failed)+r.got(Suppressed) != n+2 {
 		t.Errorf("%v of %d events", r.results, n+2)
 	}
 }
 
 func TestShutdownSendsWhatWaits(t *testing.T) {
 	server := kubetest.NewServer(t)
-	r := newRecording(t, connected(t, server, nil))
+	r := newRecording(t, client(t, server))
 	for i := range 10 {
 		r.Record(nodeEvent(fmt.Sprint(i)))
 	}
@@ -329,7 +348,7 @@ func TestShutdownSendsWhatWaits(t *testing.T) {
 	if got := len(eventsOn(t, server)); got != 10 {
 		t.Errorf("%d events, want 10", got)
 	}
-	var none *EventRecorder
+	var none *Recorder
 	none.Record(nodeEvent("x"))
 	none.Shutdown()
 }
