@@ -9,9 +9,9 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
-	"github.com/meshcni/istio-cni/internal/node/nftables/spectest"
 	"github.com/meshcni/istio-cni/internal/node/podnet/labtest"
 )
 

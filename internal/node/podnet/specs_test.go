@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
-	"github.com/meshcni/istio-cni/internal/node/nftables/spectest"
+	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 )
 
 // named is a Spec with what is special about it.

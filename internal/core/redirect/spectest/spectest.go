@@ -1,4 +1,4 @@
-// Package spectest makes Specs for tests of whoever writes or reads rules.
+// Package spectest makes Specs for tests of rules: of their properties, and of the packages that write and read them.
 //
 // It promises that Random covers everything that changes a rule, and gives the same Spec for the same seed. It never
 // makes a Spec that redirect.Parse would not. Start reading at Random.
