@@ -11,10 +11,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 )
@@ -278,13 +278,9 @@ func TestNothingIsLeft(t *testing.T) {
 			if now := count(t, "/proc/self/fd"); now != files {
 				t.Errorf("open files: %d, before: %d", now, files)
 			}
-			eventually(t, func() string { return strays(t) })
-			eventually(t, func() string {
-				if now := count(t, "/proc/self/task"); now > threads+slack {
-					return fmt.Sprintf("threads: %d, before: %d", now, threads)
-				}
-				return ""
-			})
+			agenttest.Until(t, func() string { return strays(t) }, func() bool { return strays(t) == "" })
+			agenttest.Until(t, func() string { return fmt.Sprintf("threads: %d, before: %d", count(t, "/proc/self/task"), threads) },
+				func() bool { return count(t, "/proc/self/task") <= threads+slack })
 		})
 	}
 }
@@ -315,21 +311,4 @@ func count(tb testing.TB, dir string) int {
 		tb.Fatal(err)
 	}
 	return len(entries)
-}
-
-// eventually waits until problem finds none.
-func eventually(tb testing.TB, problem func() string) {
-	tb.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for {
-		text := problem()
-		if text == "" {
-			return
-		}
-		if time.Now().After(deadline) {
-			tb.Errorf("still: %s", text)
-			return
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
 }

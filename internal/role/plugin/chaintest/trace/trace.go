@@ -36,7 +36,7 @@ type Call struct {
 	Path string
 	// Socket is the socket that it works on, nil for any other file.
 	Socket *Socket
-	// Sent is what it gave to the socket.
+	// Sent is what sendto or sendmsg gave to the socket.
 	Sent []byte
 }
 
@@ -319,14 +319,6 @@ func (t *tracer) begin(id int, c *Call) {
 		c.Sent = memory(id, c.Args[1], c.Args[2])
 		if c.Args[4] != 0 {
 			names = append(names, address(memory(id, c.Args[4], c.Args[5])))
-		}
-	case unix.SYS_WRITE:
-		if c.Socket != nil {
-			c.Sent = memory(id, c.Args[1], c.Args[2])
-		}
-	case unix.SYS_WRITEV:
-		if c.Socket != nil {
-			c.Sent = vector(id, c.Args[1], c.Args[2])
 		}
 	case unix.SYS_SENDMSG:
 		// struct msghdr: name, its length, vector, its length; all of 8 bytes with padding.

@@ -67,13 +67,10 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// talk says hello to one that listens, and tries another one.
+// talk connects to a socket, and tries another one.
 func talk(name string) error {
 	var dialer net.Dialer
-	conn, err := dialer.Dial("unix", name)
-	if err == nil {
-		_, err = conn.Write([]byte("hello"))
-	}
+	_, err := dialer.Dial("unix", name)
 	_, _ = dialer.Dial("tcp4", "127.0.0.1:1")
 	return err
 }
@@ -127,13 +124,6 @@ func TestSocketsAreSeen(t *testing.T) {
 	}
 	if r.Sockets(unix.AF_UNIX) != 1 || r.Sockets(unix.AF_INET) == 0 || r.Sockets(unix.AF_NETLINK) != 0 {
 		t.Errorf("sockets: %d, %d, %d", r.Sockets(unix.AF_UNIX), r.Sockets(unix.AF_INET), r.Sockets(unix.AF_NETLINK))
-	}
-	sent := false
-	for _, c := range r.Calls {
-		sent = sent || string(c.Sent) == "hello" && c.Socket.Domain == unix.AF_UNIX
-	}
-	if !sent {
-		t.Error("what was sent is not seen")
 	}
 }
 
