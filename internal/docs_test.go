@@ -54,7 +54,7 @@ var mouths = map[string]int{
 	".unknown": all,
 	".keep":    all,
 	"bad":      all,
-	"say":      all,
+	"printf":   all,
 }
 
 // keys are those of composite literals whose value is said to a person.

@@ -41,7 +41,7 @@ type Role struct {
 	Summary string
 	// Protocol marks a role whose output is read by a program: it is passed on as it is.
 	Protocol bool
-	// Run does the work and gives the exit code. Nil marks a role that this build does not contain.
+	// Run does the work and gives the exit code.
 	Run func(Call) int
 }
 
@@ -97,11 +97,6 @@ func (p Program) find(match func(Role) bool) (Role, bool) {
 }
 
 func (p Program) start(r Role, c Call) int {
-	if r.Run == nil {
-		_, _ = fmt.Fprintf(c.Stderr, "%s: command %q is not in this build (%s)\n\n", p.Name, r.Name, p.Version)
-		p.list(c.Stderr)
-		return ExitError
-	}
 	if !r.Protocol {
 		c.Stdout, c.Stderr = printable.NewWriter(c.Stdout), printable.NewWriter(c.Stderr)
 	}
@@ -123,11 +118,7 @@ func (p Program) list(w io.Writer) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n%s\n\nCommands, by first argument or by the name of a link:\n", p.About, p.Version)
 	for _, r := range p.Roles {
-		summary := r.Summary
-		if r.Run == nil {
-			summary += " (not in this build)"
-		}
-		fmt.Fprintf(&b, "  %s %-10s %-18s %s\n", p.Name, r.Name, r.Alias, summary)
+		fmt.Fprintf(&b, "  %s %-10s %-18s %s\n", p.Name, r.Name, r.Alias, r.Summary)
 	}
 	fmt.Fprintf(&b, "\nWith %s set it is the %s. \"%s COMMAND --help\" shows its flags.\n", p.ImplicitVar, p.Implicit, p.Name)
 	_, _ = io.WriteString(w, b.String())

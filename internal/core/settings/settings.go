@@ -18,8 +18,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// Value is the place of a configuration that a setting fills. The error of Set says what is wanted and leaves it to the
-// caller to name the text. String spells the value in force, the same for equal values.
+// Value is the place of a configuration that a setting fills. The error of Set names the expected form and
+// leaves the text to the caller. String spells the value in force, the same for equal values.
 type Value interface {
 	Set(text string) error
 	String() string

@@ -40,7 +40,7 @@ func (d *draft) action() error {
 
 // errAmbient is about pods that would silently start outside of the mesh.
 var errAmbient = errors.New("ambient mode is not supported, and its pods would start outside of the mesh: " +
-	"leave such nodes to the agent of Istio, or say --ambient-pods=ignore")
+	"leave such nodes to the agent of Istio, or set --ambient-pods=ignore")
 
 // ambient refuses ambient mode unless its pods are to be ignored.
 func (d *draft) ambient(from string, enabled bool) error {

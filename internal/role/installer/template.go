@@ -41,7 +41,7 @@ func (in input) fillTemplate(d *draft) error {
 	return nil
 }
 
-// templateText is the template, "" for none: the file's, else what CNI_NETWORK_CONFIG says.
+// templateText is the template, "" for none: the file's, else that of CNI_NETWORK_CONFIG.
 func (in input) templateText(d *draft) (text, from string, err error) {
 	if d.templateFile != "" {
 		at := fmt.Sprintf("%s: value %q", d.at("cni-network-config-file"), d.templateFile)

@@ -28,7 +28,7 @@ func (r run) namespace() podnet.Namespace {
 	return podnet.Namespace{NetNS: r.at, Log: r.log, Backend: r.backend, Tools: iptables.Host{Path: r.path, Force: r.forceIptables}}
 }
 
-// do opens the namespace, once, and carries out what was asked for.
+// do opens the namespace, once, and carries out the command.
 func (r run) do(ctx context.Context) int {
 	at, err := openNetNS(r.netns)
 	if err != nil {
@@ -40,7 +40,7 @@ func (r run) do(ctx context.Context) int {
 }
 
 // openNetNS opens the namespace at a path, or the current one. A path that leads to the current one, or to the node's, is
-// not what was meant: the rules would be the caller's own.
+// refused: the rules would be the caller's own.
 func openNetNS(path string) (*netns.Namespace, error) {
 	at, err := netns.Open(path)
 	if err != nil || path == "" {
@@ -58,7 +58,7 @@ func openNetNS(path string) (*netns.Namespace, error) {
 	return at, nil
 }
 
-// inside looks only (--dry-run, --explain, --verify), or brings the rules and then validates.
+// inside only reads (--dry-run, --explain, --verify), or applies the rules and then validates.
 func (r run) inside(ctx context.Context) int {
 	var err error
 	switch {
@@ -81,7 +81,7 @@ func (r run) inside(ctx context.Context) int {
 		return exitOK
 	}
 	if err := r.probe(ctx); err != nil {
-		say(r.stderr, "%v\n", err)
+		printf(r.stderr, "%v\n", err)
 		return exitValidation
 	}
 	return exitOK
@@ -91,7 +91,7 @@ func (r run) finish(err error) int {
 	if err == nil {
 		return exitOK
 	}
-	say(r.stderr, "error: %v\n", err)
+	printf(r.stderr, "error: %v\n", err)
 	return exitError
 }
 
@@ -102,16 +102,16 @@ func (r run) apply(ctx context.Context) error {
 	}
 	report, err := r.namespace().Apply(ctx, r.spec, policy)
 	if errors.Is(err, podnet.ErrConflict) {
-		say(r.stderr, "%s", differences(report))
+		printf(r.stderr, "%s", differences(report))
 		return fmt.Errorf("%w: --reconcile replaces them, --cleanup-only removes them", err)
 	}
 	if err != nil {
 		return err
 	}
 	if report.Families.IPv6 == redirect.Bypassed {
-		say(r.stderr, "warning: IPv6 of this namespace bypasses the mesh: its first address is IPv4; see --dual-stack and --second-ip-family\n")
+		printf(r.stderr, "warning: IPv6 of this namespace bypasses the mesh: its first address is IPv4; see --dual-stack and --second-ip-family\n")
 	}
-	r.summarize(report, "the rules are as wanted already")
+	r.summarize(report, "the rules are up to date")
 	return nil
 }
 
@@ -124,36 +124,36 @@ func (r run) clean(ctx context.Context) error {
 	return nil
 }
 
-// summarize says on stderr what was done; stdout is for what was asked to be printed.
+// summarize reports changes on stderr; stdout is for rules and differences.
 func (r run) summarize(report podnet.Report, nothing string) {
 	if len(report.Programs) == 0 {
-		say(r.stderr, "no rule changed: %s (%s)\n", nothing, strings.Join(report.Tools, ", "))
+		printf(r.stderr, "no rule changed: %s (%s)\n", nothing, strings.Join(report.Tools, ", "))
 	} else {
 		var by []string
 		for _, program := range report.Programs {
 			by = append(by, program.By)
 		}
-		say(r.stderr, "done with %s\n", strings.Join(by, ", "))
+		printf(r.stderr, "done with %s\n", strings.Join(by, ", "))
 	}
 	for _, note := range report.Notes {
-		say(r.stderr, "note: %s\n", note)
+		printf(r.stderr, "note: %s\n", note)
 	}
 }
 
-// compare prints how the namespace departs from what is wanted.
+// compare prints the differences between the namespace and the desired rules.
 func (r run) compare(ctx context.Context) int {
 	report, err := r.namespace().Verify(ctx, r.spec)
 	if err != nil {
 		return r.finish(err)
 	}
 	for _, note := range report.Notes {
-		say(r.stderr, "note: %s\n", note)
+		printf(r.stderr, "note: %s\n", note)
 	}
 	if report.Clean() {
-		say(r.stdout, "the namespace is as wanted (%s)\n", strings.Join(report.Tools, ", "))
+		printf(r.stdout, "the namespace is up to date (%s)\n", strings.Join(report.Tools, ", "))
 		return exitOK
 	}
-	say(r.stdout, "%s", differences(report))
+	printf(r.stdout, "%s", differences(report))
 	return exitDifferent
 }
 
@@ -168,11 +168,11 @@ func differences(report podnet.Report) string {
 	return b.String()
 }
 
-// show prints the wanted rules of each family.
+// show prints the desired rules of each family.
 func (r run) show() error {
 	families, err := r.namespace().Families(r.spec)
 	if errors.Is(err, redirect.ErrNoAddress) {
-		say(r.stderr, "note: this namespace has no address yet; showing both families\n")
+		printf(r.stderr, "note: this namespace has no address yet; showing both families\n")
 		families, err = redirect.Families{IPv6: redirect.Captured, HasIPv4: true}, nil
 	}
 	if err != nil {
@@ -211,7 +211,7 @@ func (r run) showCleanup(ctx context.Context) error {
 	if len(report.Programs) == 0 {
 		b.WriteString("# there are no rules of the mesh\n")
 	}
-	say(r.stdout, "%s", b.String())
+	printf(r.stdout, "%s", b.String())
 	return nil
 }
 
@@ -251,7 +251,7 @@ func (r run) tables(b *strings.Builder, set ruleset.Set) {
 	fmt.Fprintf(b, "# %s: nft -f\n%s", set.Family, redirect.NativeScript(set))
 }
 
-// routing prints what follows the rules, as comments, so that the text can still be fed to iptables-restore.
+// routing prints the routes and addresses besides the rules, as comments, so that the text can still be fed to iptables-restore.
 func routing(b *strings.Builder, want redirect.Routing) {
 	if want.PassthroughV6 {
 		b.WriteString("# then: ip -6 addr add ::6/128 dev lo\n")

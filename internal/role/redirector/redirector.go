@@ -58,7 +58,7 @@ func Run(c applet.Call) int {
 	code := exitUsage
 	app := command(c, func(ctx *cli.Context) { code = act(ctx, c) })
 	if err := app.RunContext(ctx, append([]string{app.Name}, detached(c.Args)...)); err != nil {
-		say(c.Stderr, "error: %v; see %s --help\n", err, app.HelpName)
+		printf(c.Stderr, "error: %v; see %s --help\n", err, app.HelpName)
 		return exitUsage
 	}
 	if slices.ContainsFunc(c.Args, func(a string) bool { return a == "--help" || a == "-h" || a == "-help" }) {
@@ -133,22 +133,23 @@ func flags() []cli.Flag {
 	return out
 }
 
-func say(w io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
+// printf prints to a person: an output that cannot be written is no error of the command.
+func printf(w io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
 
-// act reads the configuration and does what it says.
+// act reads the configuration and carries it out.
 func act(ctx *cli.Context, c applet.Call) int {
 	conf, err := read(func(flag string) (string, bool) { return fmt.Sprint(ctx.Value(flag)), ctx.IsSet(flag) }, c.Getenv)
 	if err != nil {
 		for _, problem := range problems(err) {
-			say(c.Stderr, "error: %s\n", problem)
+			printf(c.Stderr, "error: %s\n", problem)
 		}
 		return exitError
 	}
 	if ctx.Bool("clean") {
-		say(c.Stderr, "warning: --clean does nothing; to remove rules use --cleanup-only\n")
+		printf(c.Stderr, "warning: --clean does nothing; to remove rules use --cleanup-only\n")
 	}
 	for _, w := range conf.warnings {
-		say(c.Stderr, "warning: %s\n", w)
+		printf(c.Stderr, "warning: %s\n", w)
 	}
 	level := slog.LevelWarn
 	if conf.cniMode {

@@ -32,7 +32,7 @@ func (r run) probe(ctx context.Context) error {
 	wg.Wait()
 	for i, f := range all {
 		if errs[i] == nil {
-			say(r.stderr, "validation: %s traffic is redirected\n", f)
+			printf(r.stderr, "validation: %s traffic is redirected\n", f)
 		} else {
 			errs[i] = fmt.Errorf("%s: %w", f, errs[i])
 		}
@@ -55,7 +55,7 @@ func probed(f redirect.Families) []ruleset.Family {
 	return out
 }
 
-// notRedirected explains to whoever reads the pod's events what this failure means and what to do.
+// notRedirected explains the failure and its remedies to the reader of the pod's events.
 func (r run) notRedirected(cause error) error {
 	return fmt.Errorf(`error: traffic of this pod is not redirected to the sidecar: %w
 

@@ -3,7 +3,7 @@
 //
 // It promises the flags and variables of the reference's command (Istio 1.4 to 1.18), that all problems of its
 // configuration are reported together before anything is asked of the API server, and the actions of the node agent. Without the
-// name of a node it looks after the pods of all nodes, whose namespaces it cannot reach: redirecting in place takes the name.
+// name of a node it repairs the pods of all nodes, whose namespaces it cannot reach: redirecting in place takes the name.
 //
 // It never prints a token.
 //
@@ -32,7 +32,7 @@ import (
 // clock is the time of day, for events and retries.
 func clock() time.Time { return time.Now() } //nolint:forbidigo // the source of every clock below
 
-// Run is the role. It ends when each pod was looked after or, with --run-as-daemon, when it is told to.
+// Run is the role. It ends when each pod was repaired or, with --run-as-daemon, with a signal.
 func Run(c applet.Call) int {
 	return service.Run(c, "repair", help, func() (service.Service, error) {
 		cfg, err := load(c.Args, c.Getenv)

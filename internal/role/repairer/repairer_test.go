@@ -1,7 +1,6 @@
 package repairer
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,14 +9,13 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/podrepair"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/repair"
@@ -135,40 +133,22 @@ func pod(name, uid string) []byte {
 
 // command is a run of the role.
 type command struct {
-	mu     sync.Mutex
-	stderr bytes.Buffer
+	stderr agenttest.Buffer
 	code   chan int
-}
-
-func (c *command) Write(p []byte) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.stderr.Write(p)
-}
-
-func (c *command) said() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.stderr.String()
 }
 
 func begin(env []string, args ...string) *command {
 	c := &command{code: make(chan int, 1)}
 	go func() {
-		c.code <- Run(applet.Call{Args: args, Getenv: environment(env...), Stdout: io.Discard, Stderr: c})
+		c.code <- Run(applet.Call{Args: args, Getenv: environment(env...), Stdout: io.Discard, Stderr: &c.stderr})
 	}()
 	return c
 }
 
 func (c *command) wait(t *testing.T, want int) {
 	t.Helper()
-	select {
-	case code := <-c.code:
-		if code != want {
-			t.Errorf("exit code %d, want %d; stderr:\n%s", code, want, c.said())
-		}
-	case <-time.After(time.Minute):
-		t.Fatalf("it does not end; stderr:\n%s", c.said())
+	if code := <-c.code; code != want {
+		t.Errorf("exit code %d, want %d; stderr:\n%s", code, want, c.stderr.String())
 	}
 }
 
@@ -216,8 +196,8 @@ func TestOnceFails(t *testing.T) {
 	server.Set(pod("other", "u2"))
 	c := begin(nil, "--delete-pods", "--kubeconfig="+server.Kubeconfig(t))
 	c.wait(t, 1)
-	if !strings.Contains(c.said(), "pod shop/web: ") || !strings.Contains(c.said(), "forbidden (403)") || strings.Contains(c.said(), server.Token()) {
-		t.Errorf("stderr:\n%s", c.said())
+	if !strings.Contains(c.stderr.String(), "pod shop/web: ") || !strings.Contains(c.stderr.String(), "forbidden (403)") || strings.Contains(c.stderr.String(), server.Token()) {
+		t.Errorf("stderr:\n%s", c.stderr.String())
 	}
 	if !slices.Contains(changes(server), "DELETE /api/v1/namespaces/shop/pods/other") {
 		t.Error("one pod that fails keeps the others from being looked after")
@@ -230,8 +210,8 @@ func TestMistakesAskNobody(t *testing.T) {
 	c := begin([]string{"REPAIR_EVICT=x"}, "--node-name=Bad", "--kubeconfig="+server.Kubeconfig(t))
 	c.wait(t, 2)
 	for _, want := range []string{"REPAIR_EVICT", "--node-name", "nothing was touched"} {
-		if !strings.Contains(c.said(), want) {
-			t.Errorf("no %q in:\n%s", want, c.said())
+		if !strings.Contains(c.stderr.String(), want) {
+			t.Errorf("no %q in:\n%s", want, c.stderr.String())
 		}
 	}
 	if got := server.Requests(); len(got) > 0 || server.Connections() > 0 {
@@ -239,24 +219,13 @@ func TestMistakesAskNobody(t *testing.T) {
 	}
 }
 
-// TestDaemon looks after pods as they come, is ready while it sees them, and ends when it is told to.
+// TestDaemon repairs pods as they come, is ready while its watch is synced, and ends with a signal.
 func TestDaemon(t *testing.T) { //nolint:paralleltest // it sends a signal to this process
 	server, port := kubetest.NewServer(t), freePort(t)
 	c := begin(nil, "--run-as-daemon", "--label-pods", "--health-port="+port, "--monitoring-port=0", "--kubeconfig="+server.Kubeconfig(t))
-	deadline := time.Now().Add(30 * time.Second)
-	for !ready(t, port) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not ready; stderr:\n%s", c.said())
-		}
-		time.Sleep(time.Millisecond)
-	}
+	agenttest.Eventually(t, "not ready", func() bool { return ready(t, port) })
 	server.Set(pod("web", "u1"))
-	for len(changes(server)) == 0 {
-		if time.Now().After(deadline) {
-			t.Fatalf("the pod is not labelled; stderr:\n%s", c.said())
-		}
-		time.Sleep(time.Millisecond)
-	}
+	agenttest.Eventually(t, "the pod is not labelled", func() bool { return len(changes(server)) > 0 })
 	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
@@ -126,7 +126,7 @@ func TestLoad(t *testing.T) {
 			}),
 		},
 		{
-			"settings of the other mode are told", cluster(),
+			"settings of the other mode are reported", cluster(),
 			[]string{"--mode=legacy", "--namespace=x"},
 			legacy(func(c *Config) { c.Warnings = []string{"flag --namespace has no effect in mode legacy"} }),
 		},
@@ -240,10 +240,10 @@ func TestDryRunAndOnce(t *testing.T) {
 	}
 }
 
-// TestUntilToldToEnd lets the controller work until the process is told to end.
-func TestUntilToldToEnd(t *testing.T) {
+// TestUntilASignal has the controller work until SIGTERM, and release its lease.
+func TestUntilASignal(t *testing.T) {
 	server, kubeconfig := lab(t)
-	var log safeBuffer
+	var log agenttest.Buffer
 	done := make(chan int, 1)
 	go func() {
 		done <- Run(applet.Call{
@@ -251,17 +251,12 @@ func TestUntilToldToEnd(t *testing.T) {
 			Getenv: func(string) (string, bool) { return "", false },
 		})
 	}()
-	until(t, func() bool { return !tainted(t, server, "a") })
+	agenttest.Eventually(t, "the taint is there", func() bool { return !tainted(t, server, "a") })
 	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	select {
-	case code := <-done:
-		if code != applet.ExitOK {
-			t.Errorf("exit %d", code)
-		}
-	case <-time.After(30 * time.Second):
-		t.Fatal("it does not end")
+	if code := <-done; code != applet.ExitOK {
+		t.Errorf("exit %d", code)
 	}
 	lease := string(server.Object("/apis/coordination.k8s.io/v1/namespaces/istio-system/leases/istio-node-untaint"))
 	if !strings.Contains(lease, `"holderIdentity":""`) {
@@ -272,37 +267,4 @@ func TestUntilToldToEnd(t *testing.T) {
 			t.Errorf("not JSON: %s", line)
 		}
 	}
-}
-
-func until(t *testing.T, holds func() bool) {
-	t.Helper()
-	deadline := time.NewTimer(30 * time.Second)
-	defer deadline.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			t.Fatal("gave up waiting")
-		}
-	}
-}
-
-// safeBuffer is written by one goroutine and read by another.
-type safeBuffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (b *safeBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *safeBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
 }
