@@ -305,7 +305,7 @@ func damage(want ruleset.Set, seed int) ruleset.Set {
 	c := full[seed%len(full)]
 	at := seed / 7 % len(c.Rules)
 	other := (at + 1) % len(c.Rules)
-	switch foreignRule := (ruleset.Opaque("-s 10.66.0.0/16 -j DROP")); {
+	switch foreignRule := ruleset.Opaque("-s 10.66.0.0/16 -j DROP"); {
 	case seed%3 == 0:
 		c.Rules = slices.Delete(c.Rules, at, at+1)
 	case seed%3 == 1 && c.Rules[at].String() != c.Rules[other].String():

@@ -33,7 +33,6 @@ type sender struct{ uid, gid uint32 }
 
 var (
 	app       = sender{1000, 1000}
-	rootApp   = sender{0, 0}
 	proxy     = sender{1337, 1337}
 	rootProxy = sender{0, 1337} // as the injector makes it for TPROXY
 )

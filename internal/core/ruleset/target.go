@@ -31,11 +31,11 @@ type RedirectTo uint16
 // SetMark sets the mark of the packet.
 type SetMark uint32
 
-// SaveMark copies the packet's mark to its connection, RestoreMark the connection's to the packet.
-type (
-	SaveMark    struct{}
-	RestoreMark struct{}
-)
+// SaveMark copies the packet's mark to its connection.
+type SaveMark struct{}
+
+// RestoreMark copies the connection's mark to the packet.
+type RestoreMark struct{}
 
 // TProxy gives the packet to the socket that listens on a port, both addresses kept, marks it and accepts it.
 type TProxy struct {
@@ -101,12 +101,11 @@ func (r Reject) nft() string {
 	}[r]
 }
 
-// DNAT rewrites the destination and SNAT the source. Rules of earlier versions of the reference use them; no rule of this
-// program does.
-type (
-	DNAT netip.AddrPort
-	SNAT netip.Addr
-)
+// DNAT rewrites the destination. Only rules of earlier versions of the reference have it.
+type DNAT netip.AddrPort
+
+// SNAT rewrites the source. Only rules of earlier versions of the reference have it.
+type SNAT netip.Addr
 
 func (d DNAT) iptables() string { return "-j DNAT --to-destination " + netip.AddrPort(d).String() }
 func (s SNAT) iptables() string { return "-j SNAT --to-source " + netip.Addr(s).String() }

@@ -20,23 +20,23 @@ func (v *View) Native(want ruleset.Set) ruleset.Set {
 		return have
 	}
 	texts := map[string]string{}
-	for _, t := range want.Tables {
-		for _, c := range t.Chains {
-			for _, r := range c.Rules {
-				texts[native.WantedFingerprint(r)] = r.String()
-			}
+	eachRule(want, func(r *ruleset.Rule) { texts[native.WantedFingerprint(*r)] = r.String() })
+	eachRule(have, func(r *ruleset.Rule) {
+		if text, known := texts[r.String()]; known {
+			*r = ruleset.Opaque(text)
 		}
-	}
-	for _, t := range have.Tables {
-		for _, c := range t.Chains {
-			for i, r := range c.Rules {
-				if text, known := texts[r.String()]; known {
-					c.Rules[i] = ruleset.Opaque(text)
-				}
-			}
-		}
-	}
+	})
 	return have
+}
+
+func eachRule(s ruleset.Set, do func(*ruleset.Rule)) {
+	for _, t := range s.Tables {
+		for _, c := range t.Chains {
+			for i := range c.Rules {
+				do(&c.Rules[i])
+			}
+		}
+	}
 }
 
 // native replaces what is not as wanted. Rules of another configuration cannot stay behind: they go with their table.

@@ -209,8 +209,8 @@ func TestAChangeBySomebodyElseIsSeen(t *testing.T) {
 			return err
 		}
 		err = s.Update(t.Context(), func(v *nftables.View) (nftables.Plan, error) {
-			plan, err := reconcile(both(redirect.Default())...)(v)
-			return plan, errors.Join(err, between())
+			plan, planErr := reconcile(both(redirect.Default())...)(v)
+			return plan, errors.Join(planErr, between())
 		})
 		return errors.Join(err, s.Close())
 	}

@@ -25,10 +25,13 @@ const stock = `*nat
 COMMIT
 `
 
-func op(verb ruleset.Verb, chain, rule string, place ...int) ruleset.Operation {
-	o := ruleset.Operation{Verb: verb, Table: "nat", Chain: chain, Rule: ruleset.Opaque(rule)}
-	for _, o.Place = range place {
-	}
+func op(verb ruleset.Verb, chain, rule string) ruleset.Operation {
+	return ruleset.Operation{Verb: verb, Table: "nat", Chain: chain, Rule: ruleset.Opaque(rule)}
+}
+
+func insert(place int, rule string) ruleset.Operation {
+	o := op(ruleset.Insert, "A", rule)
+	o.Place = place
 	return o
 }
 
@@ -41,7 +44,7 @@ func TestNamespaceDoesWhatTheToolDoes(t *testing.T) {
 		{"nothing changes nothing", nil, "", ""},
 		{"declaring a chain makes it", []ruleset.Operation{op(ruleset.EmptyChain, "C", ""), op(ruleset.Append, "C", "-j A")}, ":B - [0:0]\n-A OUTPUT -p tcp -j A\n-A OUTPUT -p udp -j DROP\n-A OUTPUT -p tcp -j A\n-A A -j RETURN\n", ":B - [0:0]\n:C - [0:0]\n-A OUTPUT -p tcp -j A\n-A OUTPUT -p udp -j DROP\n-A OUTPUT -p tcp -j A\n-A A -j RETURN\n-A C -j A\n"},
 		{"declaring a chain that is there empties it", []ruleset.Operation{op(ruleset.EmptyChain, "A", ""), op(ruleset.Append, "A", "-j B")}, "-A A -j RETURN", "-A A -j B"},
-		{"rules are inserted by number", []ruleset.Operation{op(ruleset.Insert, "A", "-j B", 1), op(ruleset.Insert, "A", "-j DROP", 3)}, "-A A -j RETURN", "-A A -j B\n-A A -j RETURN\n-A A -j DROP"},
+		{"rules are inserted by number", []ruleset.Operation{insert(1, "-j B"), insert(3, "-j DROP")}, "-A A -j RETURN", "-A A -j B\n-A A -j RETURN\n-A A -j DROP"},
 		{"the first of equal rules is deleted", []ruleset.Operation{op(ruleset.Delete, "OUTPUT", "-p tcp -j A")}, "-A OUTPUT -p tcp -j A\n-A OUTPUT -p udp -j DROP\n", "-A OUTPUT -p udp -j DROP\n"},
 		{"an empty chain nobody jumps to can go", []ruleset.Operation{op(ruleset.RemoveChain, "B", "")}, ":B - [0:0]\n", ""},
 	} {
@@ -67,8 +70,8 @@ func TestNamespaceRefusesWhatTheToolRefuses(t *testing.T) {
 	}{
 		{op(ruleset.Append, "C", "-j DROP"), `chain "C" does not exist`},
 		{op(ruleset.Append, "A", "-j C"), `restoring "-A A -j C": chain "C" does not exist`},
-		{op(ruleset.Insert, "A", "-j DROP", 3), "nothing can be inserted at 3"},
-		{op(ruleset.Insert, "A", "-j DROP", 0), "nothing can be inserted at 0"},
+		{insert(3, "-j DROP"), "nothing can be inserted at 3"},
+		{insert(0, "-j DROP"), "nothing can be inserted at 0"},
 		{op(ruleset.Delete, "A", "-j DROP"), `chain "A" has no such rule`},
 		{op(ruleset.RemoveChain, "A", ""), "is built in or not empty"},
 		{op(ruleset.RemoveChain, "INPUT", ""), "is built in or not empty"},

@@ -39,18 +39,22 @@ func check(t ruleset.Table, chain string, r ruleset.Rule) error {
 			protocol = !m.Not
 		}
 	}
-	jump, jumps := r.Target.(ruleset.Jump)
+	return checkTarget(t, r.Target, protocol)
+}
+
+func checkTarget(t ruleset.Table, target ruleset.Target, protocol bool) error {
+	jump, jumps := target.(ruleset.Jump)
 	_, there := t.Chain(jump.Chain)
-	table, known := tableOf(r.Target)
+	table, known := tableOf(target)
 	switch {
 	case jumps && (!there || ruleset.Builtin(t.Name, jump.Chain) || jump.Goto):
 		return fmt.Errorf("target %q is no chain of the table", jump.Chain)
 	case !known:
-		return fmt.Errorf("target %v is not known here", r.Target)
+		return fmt.Errorf("target %v is not known here", target)
 	case table != "" && table != t.Name:
 		return fmt.Errorf("iptables takes its target in table %s only", table)
 	}
-	switch r.Target.(type) {
+	switch target.(type) {
 	case ruleset.RedirectTo, ruleset.TProxy:
 		if !protocol {
 			return fmt.Errorf("iptables takes its target with a protocol only")

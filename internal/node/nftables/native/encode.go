@@ -55,11 +55,7 @@ const (
 func (e *encoder) match(m ruleset.Match) {
 	switch m := m.(type) {
 	case ruleset.Interface:
-		key := uint32(unix.NFT_META_IIFNAME)
-		if m.Out {
-			key = unix.NFT_META_OIFNAME
-		}
-		e.Meta(key)
+		e.meta(m.Out, unix.NFT_META_OIFNAME, unix.NFT_META_IIFNAME)
 		e.Compare(m.Not, append([]byte(m.Name), make([]byte, max(0, nameLength-len(m.Name)))...))
 	case ruleset.OfFamily:
 		e.family(ruleset.Family(m))
@@ -82,11 +78,7 @@ func (e *encoder) match(m ruleset.Match) {
 		e.And([]byte{tcpReset})
 		e.Compare(false, []byte{tcpReset})
 	case ruleset.Owner:
-		key := uint32(unix.NFT_META_SKUID)
-		if m.Group {
-			key = unix.NFT_META_SKGID
-		}
-		e.Meta(key)
+		e.meta(m.Group, unix.NFT_META_SKGID, unix.NFT_META_SKUID)
 		e.Compare(m.Not, binary.NativeEndian.AppendUint32(nil, m.ID))
 	case ruleset.Mark:
 		e.mark(m.Connection)
@@ -98,6 +90,14 @@ func (e *encoder) match(m ruleset.Match) {
 	default:
 		e.err = fmt.Errorf("cannot encode match %v", m)
 	}
+}
+
+// meta loads one of two keys.
+func (e *encoder) meta(condition bool, yes, no uint32) {
+	if condition {
+		no = yes
+	}
+	e.Meta(no)
 }
 
 // needProtocol asks for a protocol if the rule has not yet.

@@ -3,7 +3,6 @@ package native
 import (
 	"crypto/sha256"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -19,16 +18,16 @@ import (
 // that is not known.
 func Fingerprint(expressions nfnetlink.Attributes, sets map[string]Set) string {
 	var names []string
-	digest := sha256.New()
+	var whole strings.Builder
 	for e := range expressions.All() {
 		name, f, ok := nfnetlink.SplitExpression(e)
 		if !ok {
 			return ""
 		}
 		names = append(names, strings.Join(strings.Fields(name), "_"))
-		fmt.Fprintf(digest, "%q", name)
+		fmt.Fprintf(&whole, "%q", name)
 		for kind, value := range f.All() {
-			if !usual(name, kind, value) && !field(digest, name, kind, value, sets) {
+			if !usual(name, kind, value) && !field(&whole, name, kind, value, sets) {
 				return ""
 			}
 		}
@@ -36,7 +35,8 @@ func Fingerprint(expressions nfnetlink.Attributes, sets map[string]Set) string {
 	if expressions.Check() != nil {
 		return ""
 	}
-	return fmt.Sprintf("[nf_tables: %s %x]", strings.Join(names, " "), digest.Sum(nil)[:16])
+	digest := sha256.Sum256([]byte(whole.String()))
+	return fmt.Sprintf("[nf_tables: %s %x]", strings.Join(names, " "), digest[:16])
 }
 
 // WantedFingerprint is that of a rule to be written; "" if it cannot be.
@@ -78,28 +78,28 @@ var nested = map[string][]uint16{ //nolint:gochecknoglobals // a constant table
 }
 
 // field adds an attribute. Names may or may not end with a zero byte.
-func field(w io.Writer, name string, kind uint16, value nfnetlink.Attributes, sets map[string]Set) bool {
+func field(b *strings.Builder, name string, kind uint16, value nfnetlink.Attributes, sets map[string]Set) bool {
 	if name == "lookup" && kind == unix.NFTA_LOOKUP_SET {
 		ports := sets[nfnetlink.Attribute{Value: value}.Text()]
-		fmt.Fprintf(w, " set=%v", slices.Sorted(slices.Values(ports)))
+		fmt.Fprintf(b, " set=%v", slices.Sorted(slices.Values(ports)))
 		return len(ports) > 0
 	}
 	if !slices.Contains(nested[name], kind) {
-		fmt.Fprintf(w, " %d=%x", kind, value)
+		fmt.Fprintf(b, " %d=%x", kind, value)
 		return true
 	}
-	fmt.Fprintf(w, " %d={", kind)
+	fmt.Fprintf(b, " %d={", kind)
 	inner, ok := nfnetlink.ReadFields(value)
 	for kind, value := range inner.All() {
 		if kind != unix.NFTA_DATA_VERDICT {
-			fmt.Fprintf(w, " %d=%x", kind, value)
+			fmt.Fprintf(b, " %d=%x", kind, value)
 			continue
 		}
 		verdict, whole := nfnetlink.ReadFields(value)
 		ok = ok && whole
 		code, _ := verdict.Number(unix.NFTA_VERDICT_CODE)
-		fmt.Fprintf(w, " verdict %d attributes, %x %q", verdict.Count(), code, verdict.Text(unix.NFTA_VERDICT_CHAIN))
+		fmt.Fprintf(b, " verdict %d attributes, %x %q", verdict.Count(), code, verdict.Text(unix.NFTA_VERDICT_CHAIN))
 	}
-	_, _ = io.WriteString(w, " }")
+	b.WriteString(" }")
 	return ok
 }

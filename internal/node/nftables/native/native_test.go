@@ -120,9 +120,12 @@ func TestWhatTheKernelAddsIsNoDifference(t *testing.T) {
 		fill func(*nfnetlink.Buffer)
 		same bool
 	}{
-		{"bitwise", number(6, 0), true}, {"bitwise", number(6, 1), false},
-		{"redir", number(unix.NFTA_REDIR_REG_PROTO_MAX, 1), true}, {"redir", number(unix.NFTA_REDIR_REG_PROTO_MAX, 2), false},
-		{"counter", number(unix.NFTA_COUNTER_PACKETS, 5), true}, {"lookup", number(unix.NFTA_LOOKUP_SET_ID, 7), true},
+		{"bitwise", number(6, 0), true},
+		{"bitwise", number(6, 1), false},
+		{"redir", number(unix.NFTA_REDIR_REG_PROTO_MAX, 1), true},
+		{"redir", number(unix.NFTA_REDIR_REG_PROTO_MAX, 2), false},
+		{"counter", number(unix.NFTA_COUNTER_PACKETS, 5), true},
+		{"lookup", number(unix.NFTA_LOOKUP_SET_ID, 7), true},
 		{"reject", func(b *nfnetlink.Buffer) { b.Uint8(unix.NFTA_REJECT_ICMP_CODE, 0) }, true},
 		{"reject", func(b *nfnetlink.Buffer) { b.Uint8(unix.NFTA_REJECT_ICMP_CODE, 4) }, false},
 		{"meta", number(unix.NFTA_META_KEY, 0), false},

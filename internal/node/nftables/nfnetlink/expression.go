@@ -197,7 +197,7 @@ func ReadFields(data Attributes) (Fields, bool) {
 func (f *Fields) All() iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for kind, set := range f.set {
-			if set && !yield(uint16(kind), f.byKind[kind].Value) { //nolint:gosec // below 12
+			if set && !yield(uint16(kind), f.byKind[kind].Value) {
 				return
 			}
 		}

@@ -252,10 +252,10 @@ func (d *decoder) header(l load, negated bool, value []byte) bool {
 	sourceOffset, destinationOffset, length := nfnetlink.AddressOffsets(d.family == ruleset.IPv6)
 	p, ok := nfnetlink.ReadNetwork(length, value, l.mask)
 	ok = ok && p.Bits() > 0
-	switch {
-	case l.offset == sourceOffset:
+	switch l.offset {
+	case sourceOffset:
 		return ok && d.add(source, ruleset.Network{Prefix: p, Source: true, Not: negated})
-	case l.offset == destinationOffset:
+	case destinationOffset:
 		return ok && d.add(destination, ruleset.Network{Prefix: p, Not: negated})
 	}
 	return l.offset == protocolOffset && d.family == ruleset.IPv4 && l.mask == nil && d.setProtocol(negated, value)
