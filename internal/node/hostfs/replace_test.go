@@ -15,26 +15,38 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
 )
 
-// between lets another writer in right before an operation.
-type between struct {
-	hostfs.Kernel
-	before func()
-	// plain makes renameat2 a stranger, as in some file systems.
-	plain bool
+// writers lets other writers in right before the renames of a Disk with flags, one before each.
+type writers struct {
+	hostfs.Ops
+
+	before []func() error
+	plain  bool // such renames are unknown, as in some file systems
 }
 
-func (b *between) RenameFlags(from, to string, flags uint) error {
-	if b.plain {
+func (w *writers) RenameFlags(from, to string, flags uint) error {
+	if w.plain {
 		return syscall.EINVAL
 	}
-	b.now()
-	return b.Kernel.RenameFlags(from, to, flags)
+	if len(w.before) > 0 {
+		next := w.before[0]
+		w.before = w.before[1:]
+		if err := next(); err != nil {
+			return err
+		}
+	}
+	return w.Ops.RenameFlags(from, to, flags)
 }
 
-func (b *between) now() {
-	if b.before != nil {
-		b.before()
-		b.before = nil
+// writing is another writer that replaces the file; a text "-" removes it.
+func writing(file, text string) func() error {
+	return func() error {
+		if text == "-" {
+			return os.Remove(file)
+		}
+		if err := os.WriteFile(file+".theirs", []byte(text), 0o600); err != nil {
+			return err
+		}
+		return os.Rename(file+".theirs", file)
 	}
 }
 
@@ -67,13 +79,9 @@ func TestReplace(t *testing.T) {
 			if tc.there != "-" {
 				put(t, file, tc.there)
 			}
-			ops := &between{plain: tc.plain}
-			switch tc.other {
-			case "":
-			case "-":
-				ops.before = func() { _ = os.Remove(file) }
-			default:
-				ops.before = func() { put(t, file, tc.other) }
+			ops := &writers{Ops: hostfs.Kernel{}, plain: tc.plain}
+			if tc.other != "" {
+				ops.before = append(ops.before, writing(file, tc.other))
 			}
 			var old []byte
 			if tc.old != "-" {
@@ -98,71 +106,30 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// script does something before or instead of each exchange.
-type script struct {
-	hostfs.Kernel
-
-	at []func() error // by exchange; an error is the exchange's
-}
-
-func (s *script) RenameFlags(from, to string, flags uint) error {
-	if flags == unix.RENAME_EXCHANGE && len(s.at) > 0 {
-		next := s.at[0]
-		s.at = s.at[1:]
-		if err := next(); err != nil {
-			return err
-		}
-	}
-	return s.Kernel.RenameFlags(from, to, flags)
-}
-
 // TestReplaceKeepsTheLatest has other writers before the exchange and before the one back: their last content stays.
 func TestReplaceKeepsTheLatest(t *testing.T) {
 	t.Parallel()
-	const theirs = "theirs"
-	for name, tc := range map[string]struct {
-		then func(file string) []func() error // before the exchange back, and those after it
-		want string
-	}{
-		"nothing":  {func(string) []func() error { return nil }, theirs},
-		"replaced": {func(file string) []func() error { return []func() error{replacing(file, "third")} }, "third"},
-		"removed": {func(file string) []func() error {
-			return []func() error{func() error { return os.Remove(file) }}
-		}, "open FILE: no such file or directory"},
-		"written in place": {func(file string) []func() error {
-			return []func() error{func() error { return os.WriteFile(file, []byte("third"), 0o600) }}
-		}, "third"},
-		"replaced before each of many exchanges": {func(file string) (all []func() error) {
-			for n := range 9 {
-				all = append(all, replacing(file, strings.Repeat("x", n+1)))
-			}
-			return all
-		}, "xxxxxxxxx"},
+	for name, texts := range map[string][]string{
+		"one": {"theirs"}, "replaced": {"theirs", "third"}, "removed": {"theirs", "-"}, "many": strings.Fields("a bb ccc dddd eeeee ffffff"),
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		for _, inPlace := range []bool{false, true} {
 			dir := t.TempDir()
 			file := filepath.Join(dir, "f.conflist")
 			put(t, file, "old")
-			ops := &script{at: append([]func() error{replacing(file, theirs)}, tc.then(file)...)}
+			ops := &writers{Ops: hostfs.Kernel{}}
+			for n, text := range texts {
+				write := writing(file, text)
+				if inPlace && n > 0 && text != "-" {
+					write = func() error { return os.WriteFile(file, []byte(text), 0o600) }
+				}
+				ops.before = append(ops.before, write)
+			}
 			err := hostfs.Disk{Ops: ops}.Replace(file, []byte("old"), []byte("new"), 0o600)
-			if !errors.Is(err, hostfs.ErrChanged) {
-				t.Errorf("error %v", err)
+			want, left := texts[len(texts)-1], names(t, dir)
+			if !errors.Is(err, hostfs.ErrChanged) || len(left) > 1 || want != "-" && content(file) != want || want == "-" && len(left) > 0 {
+				t.Errorf("%s, in place %v: content %q, want %q; %q, error %v", name, inPlace, content(file), want, left, err)
 			}
-			got := strings.ReplaceAll(content(file), file, "FILE")
-			if left := names(t, dir); got != tc.want || len(left) > 1 {
-				t.Errorf("content %q, want %q; %q", got, tc.want, left)
-			}
-		})
-	}
-}
-
-func replacing(file, text string) func() error {
-	return func() error {
-		if err := os.WriteFile(file+".theirs", []byte(text), 0o600); err != nil {
-			return err
 		}
-		return os.Rename(file+".theirs", file)
 	}
 }
 
@@ -179,9 +146,9 @@ func TestReplaceFailsAtEachCall(t *testing.T) {
 				file := filepath.Join(dir, "f.conflist")
 				put(t, file, "old")
 				faults := fault(at)
-				ops := &written{Faults: faults}
+				ops := &writers{Ops: faults}
 				if other != "" {
-					ops.before = func() { _ = replacing(file, other)() }
+					ops.before = append(ops.before, writing(file, other))
 				}
 				err := hostfs.Disk{Ops: ops}.Replace(file, []byte("old"), []byte("new"), 0o600)
 				met = len(faults.Log()) > at
@@ -193,21 +160,6 @@ func TestReplaceFailsAtEachCall(t *testing.T) {
 			}
 		}
 	}
-}
-
-// written lets another writer in before the first exchange that is not kept from happening.
-type written struct {
-	*hostfstest.Faults
-
-	before func()
-}
-
-func (w *written) RenameFlags(from, to string, flags uint) error {
-	if w.before != nil {
-		w.before()
-		w.before = nil
-	}
-	return w.Faults.RenameFlags(from, to, flags)
 }
 
 func TestMove(t *testing.T) {
@@ -227,9 +179,9 @@ func TestMove(t *testing.T) {
 			dir := t.TempDir()
 			from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
 			put(t, from, "a")
-			ops := &between{}
+			ops := &writers{Ops: hostfs.Kernel{}}
 			if tc.before != nil {
-				ops.before = func() { tc.before(from, to) }
+				ops.before = append(ops.before, func() error { tc.before(from, to); return nil })
 			}
 			if err := (hostfs.Disk{Ops: ops}).Move(from, to, []byte("a")); errors.Is(err, hostfs.ErrChanged) != tc.changed {
 				t.Errorf("error %v", err)

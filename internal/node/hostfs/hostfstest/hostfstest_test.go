@@ -104,18 +104,3 @@ func TestPowerCutEmptiesWhatWasRenamedUnsynced(t *testing.T) {
 		t.Errorf("content %q, error %v", data, err)
 	}
 }
-
-func TestCount(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "f")
-	n := hostfstest.Count(func(disk hostfs.Disk) {
-		if err := disk.WriteFile(path, nil, 0o600); err != nil {
-			t.Error(err)
-		}
-		if err := disk.Remove(path); err != nil {
-			t.Error(err)
-		}
-	})
-	if n != 9 {
-		t.Errorf("%d operations, want create write chmod sync close rename syncdir remove syncdir", n)
-	}
-}
