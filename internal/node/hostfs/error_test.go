@@ -3,9 +3,7 @@ package hostfs_test
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -59,57 +57,24 @@ func TestHint(t *testing.T) {
 	}
 }
 
-// onAThreadToEnd does something on a thread that nobody has after it, for its mounts are its own. It is not the first
-// thread: /proc/self shows the mounts of that one, to all tests.
-func onAThreadToEnd(do func()) {
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() != os.Getpid() {
-			do()
-			return
-		}
-		defer runtime.UnlockOSThread()
-		began := make(chan struct{})
-		onAThreadToEnd(func() { close(began); do() })
-		<-began // this thread is kept until the other has one
-	}()
-}
-
-// The kernel's own answers, from a file system that is read-only and one that is full.
+// The kernel's own answers, from a file system that is full and one that is read-only.
 func TestErrorsOfRealFileSystems(t *testing.T) {
+	t.Parallel()
+	if !ownMounts(t) {
+		return
+	}
 	dir := t.TempDir()
-	done := make(chan struct{})
-	onAThreadToEnd(func() {
-		defer close(done)
-		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
-			t.Errorf("a mount namespace: %v", err)
-			return
+	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"))
+	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
+	path := filepath.Join(dir, "f")
+	must(t, hostfs.Disk{}.WriteFile(path, []byte("old"), 0o600))
+	check := func(want syscall.Errno) {
+		err := hostfs.Disk{}.WriteFile(path, make([]byte, 100<<10), 0o600)
+		if !errors.Is(err, want) || hostfs.Hint(err) == "" || len(names(t, dir)) != 1 || content(path) != "old" {
+			t.Errorf("error %v, want %v; files %q, content %q", err, want, names(t, dir), content(path))
 		}
-		for _, err := range []error{
-			unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
-			unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"),
-		} {
-			if err != nil {
-				t.Errorf("mounting: %v", err)
-				return
-			}
-		}
-		path := filepath.Join(dir, "f")
-		if err := (hostfs.Disk{}).WriteFile(path, []byte("old"), 0o600); err != nil {
-			t.Error(err)
-		}
-		check := func(want syscall.Errno) {
-			err := hostfs.Disk{}.WriteFile(path, make([]byte, 100<<10), 0o600)
-			entries, _ := os.ReadDir(dir)
-			if !errors.Is(err, want) || hostfs.Hint(err) == "" || len(entries) != 1 || content(path) != "old" {
-				t.Errorf("error %v, want %v; %d files, content %q", err, want, len(entries), content(path))
-			}
-		}
-		check(syscall.ENOSPC)
-		if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-			t.Errorf("remounting: %v", err)
-		}
-		check(syscall.EROFS)
-	})
-	<-done
+	}
+	check(syscall.ENOSPC)
+	must(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	check(syscall.EROFS)
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -540,16 +539,9 @@ func TestWatchWithoutInotify(t *testing.T) {
 	}
 }
 
-// In a mount namespace of its own, as a container has it.
 func TestWatchAndMounts(t *testing.T) {
 	t.Parallel()
-	if os.Getenv("HOSTFS_TEST_MOUNTS") == "" {
-		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestWatchAndMounts$")
-		cmd.Env = append(os.Environ(), "HOSTFS_TEST_MOUNTS=1")
-		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%v\n%s", err, out)
-		}
+	if !ownMounts(t) {
 		return
 	}
 	base := memory(t)
