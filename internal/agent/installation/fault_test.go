@@ -2,7 +2,6 @@ package installation_test
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"regexp"
 	"slices"
@@ -21,39 +20,51 @@ import (
 type situation struct {
 	mode  cniconf.Mode
 	files []string
+	// reference says that the reference prepared the node, see node.loose.
+	reference bool
 	// primary is what the runtime runs besides the stanza.
 	primary []string
 	// installed and back are the configuration in the end.
 	installed, back map[string]string
 }
 
-func situations(t *testing.T) map[string]situation {
+func newSituation(t *testing.T, mode cniconf.Mode, files ...string) situation {
+	t.Helper()
+	s := situation{mode: mode, files: files, reference: strings.Contains(strings.Join(files, ""), "istio-cni")}
+	n := s.node(t)
+	s.primary = slices.DeleteFunc(n.loaded(), isStanza)
+	must(t, n.reconcile(n.agent()))
+	s.installed = n.conf()
+	n.uninstall(n.agent())
+	s.back = n.conf()
+	return s
+}
+
+// situations are the modes with these files, by name, as far as there is such a thing.
+func situations(t *testing.T, files map[string][]string) map[string]situation {
 	t.Helper()
 	out := map[string]situation{}
 	for _, mode := range modes() {
-		for name, files := range map[string][]string{
-			"list": {"10-bridge.conflist", conflist}, "single": {"10-bridge.conf", bridgeConf},
-		} {
-			if mode == cniconf.DropIn && name == "single" {
-				continue // there is no such thing
+		for name, files := range files {
+			if mode != cniconf.DropIn || !strings.HasPrefix(name, "single") {
+				out[mode.String()+"/"+name] = newSituation(t, mode, files...)
 			}
-			n := newNode(t, files...)
-			n.config.Want.Mode = mode
-			s := situation{mode: mode, files: files, primary: n.loaded()}
-			must(t, n.reconcile(n.agent()))
-			s.installed = n.conf()
-			n.uninstall(n.agent())
-			s.back = n.conf()
-			out[fmt.Sprintf("%s %s", mode, name)] = s
 		}
 	}
 	return out
+}
+
+func listAndSingle() map[string][]string {
+	return map[string][]string{"list": {"10-bridge.conflist", conflist}, "single": {"10-bridge.conf", bridgeConf}}
 }
 
 func (s situation) node(t *testing.T) *node {
 	t.Helper()
 	n := newNodeAt(t, memory(t), s.files...)
 	n.config.Want.Mode = s.mode
+	if n.loose = s.reference; n.loose {
+		n.put("bin/istio-cni", "the reference's", 0o755)
+	}
 	return n
 }
 
@@ -176,7 +187,7 @@ func everyFault(t *testing.T, prepare func() *node, work func(*node, *installati
 
 func TestEveryFaultOfAnInstallation(t *testing.T) {
 	t.Parallel()
-	for name, s := range situations(t) {
+	for name, s := range situations(t, listAndSingle()) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			install := func(n *node, a *installation.Installation) error { return n.reconcile(a) }
@@ -210,7 +221,7 @@ func TestEveryFaultOfAnInstallation(t *testing.T) {
 // TestW21EveryFaultOfAnUninstallation: what can be given back is, and the rest is told.
 func TestW21EveryFaultOfAnUninstallation(t *testing.T) {
 	t.Parallel()
-	for name, s := range situations(t) {
+	for name, s := range situations(t, listAndSingle()) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			everyFault(t, func() *node {

@@ -294,126 +294,68 @@ func TestOrderKeepsTheNodeAlive(t *testing.T) {
 }
 
 // TestW4W5KilledAtEveryCall stops the work at each call that changes a file, as SIGKILL would and as a loss of power would,
-// and looks at the node then. From there the node is both given back and installed again: at every call, each of the four.
+// and examines the node then. From there the node is both uninstalled and installed again: at every call, each of the four.
 func TestW4W5KilledAtEveryCall(t *testing.T) {
 	t.Parallel()
-	for _, mode := range modes() {
-		for name, files := range map[string][]string{
-			"list":                 {"10-bridge.conflist", conflist},
-			"single":               {"10-bridge.conf", bridgeConf},
-			"from the reference":   {"10-bridge.conflist", strings.Replace(conflist, `{"type":"portmap"}`, `{"type":"portmap"},{"type":"istio-cni"}`, 1)},
-			"single and a garbage": {"00-x.conflist", "{", "10-bridge.conf", bridgeConf},
-		} {
-			if mode == cniconf.DropIn && strings.HasPrefix(name, "single") {
-				continue
-			}
-			for _, work := range []string{"installing", "healing", "uninstalling"} {
-				t.Run(mode.String()+"/"+name+"/"+work, func(t *testing.T) {
-					t.Parallel()
-					k := newKilled(t, mode, files, work)
-					for ways := k.calls(); len(ways) > 0; k.at++ {
-						ways = slices.DeleteFunc(ways, func(w way) bool { return !k.kill(w) })
-					}
-					if k.at < 5 {
-						t.Errorf("only %d calls were made", k.at)
-					}
-				})
-			}
+	files := listAndSingle()
+	files["from the reference"] = []string{"10-bridge.conflist", strings.Replace(conflist, `{"type":"portmap"}`, `{"type":"portmap"},{"type":"istio-cni"}`, 1)}
+	files["single and garbage"] = []string{"00-x.conflist", "{", "10-bridge.conf", bridgeConf}
+	for name, s := range situations(t, files) {
+		for _, work := range []string{"installing", "healing", "uninstalling"} {
+			t.Run(name+"/"+work, func(t *testing.T) {
+				t.Parallel()
+				at := 0
+				for ; s.kill(t, work, hostfstest.KillAt, at, true); at++ {
+					s.kill(t, work, hostfstest.KillAt, at, false)
+					s.kill(t, work, hostfstest.PowerCutAt, at, true)
+					s.kill(t, work, hostfstest.PowerCutAt, at, false)
+				}
+				if at < 5 {
+					t.Errorf("only %d calls were made", at)
+				}
+			})
 		}
 	}
 }
 
-// killed is work on a node that is stopped at one of its calls.
-type killed struct {
-	t     *testing.T
-	mode  cniconf.Mode
-	files []string
-	work  string
-	at    int
-	// loose is a node prepared by the reference, see node.
-	loose bool
-	// primary is what the runtime runs besides the stanza, want and back are the configuration in the end.
-	primary    []string
-	want, back map[string]string
-	// runDir is the same for all nodes, as it is in the stanza.
-	runDir string
-}
-
-// way is how the work is stopped, and what is done then.
-type way struct {
-	stop  func(at int) *hostfstest.Faults
-	again bool
-}
-
-func newKilled(t *testing.T, mode cniconf.Mode, files []string, work string) *killed {
+// kill stops the work and examines the node, installing again or not. It reports whether anything was stopped.
+func (s situation) kill(t *testing.T, work string, stop func(int) *hostfstest.Faults, at int, again bool) bool {
 	t.Helper()
-	k := &killed{t: t, mode: mode, files: files, work: work, loose: strings.Contains(strings.Join(files, ""), "istio-cni")}
-	n := k.node()
-	k.runDir = n.config.RunDir
-	k.primary = slices.DeleteFunc(n.loaded(), isStanza)
-	must(t, n.reconcile(n.agent()))
-	k.want = n.tree("net.d")
-	n.uninstall(n.agent())
-	k.back = n.tree("net.d")
-	return k
-}
-
-func (k *killed) calls() []way {
-	return []way{
-		{hostfstest.KillAt, true}, {hostfstest.KillAt, false}, {hostfstest.PowerCutAt, true}, {hostfstest.PowerCutAt, false},
+	n := s.node(t)
+	defer func() { must(t, os.RemoveAll(n.root)) }()
+	if work != "installing" {
+		must(t, n.reconcile(n.agent()))
 	}
-}
-
-func (k *killed) node() *node {
-	n := newNodeAt(k.t, memory(k.t), k.files...)
-	n.config.Want.Mode = k.mode
-	if k.runDir != "" {
-		n.config.RunDir, n.config.Want.Stanza.RunDir = k.runDir, k.runDir
+	if work == "healing" { // after what the primary and a person did
+		n.put("net.d/"+s.files[len(s.files)-2], s.files[len(s.files)-1], 0o644)
+		must(t, os.Remove(n.path("bin/istio-cni")))
 	}
-	if n.loose = k.loose; n.loose {
-		n.put("bin/istio-cni", "the reference's", 0o755)
-	}
-	return n
-}
-
-// kill stops the work at the call and looks at the node. It reports whether the work came as far as that.
-func (k *killed) kill(w way) bool {
-	k.t.Helper()
-	n := k.node()
-	defer func() { must(k.t, os.RemoveAll(n.root)) }()
-	install := func() { _ = n.agent().Reconcile() }
-	if k.work != "installing" {
-		install()
-	}
-	if k.work == "healing" { // the primary and a person
-		n.put("net.d/"+k.files[len(k.files)-2], k.files[len(k.files)-1], 0o644)
-		must(k.t, os.Remove(n.path("bin/istio-cni")))
-	}
-	faults := w.stop(k.at)
+	faults := stop(at)
 	n.disk.Ops = faults
-	if k.work == "uninstalling" {
-		_, _ = n.agent().Uninstall(k.t.Context())
+	if work == "uninstalling" {
+		_, _ = n.agent().Uninstall(t.Context())
 	} else {
-		install()
+		_ = n.agent().Reconcile()
 	}
 	n.disk.Ops = nil
-	if got := slices.DeleteFunc(n.loaded(), isStanza); !slices.Equal(got, k.primary) {
-		k.t.Fatalf("killed at call %d: the runtime runs %q, want %q\n%v", k.at, got, k.primary, n.tree("net.d"))
+	log := faults.Log()
+	if got := slices.DeleteFunc(n.loaded(), isStanza); !slices.Equal(got, s.primary) {
+		t.Fatalf("killed after %q: the runtime runs %q, want %q\n%v", log, got, s.primary, n.tree("net.d"))
 	}
-	if k.work != "healing" && slices.Contains(n.loaded(), "istio-cni") && !n.there("bin/istio-cni") {
-		k.t.Fatalf("killed at call %d: a stanza without a program", k.at)
+	if work != "healing" && slices.Contains(n.loaded(), "istio-cni") && !n.there("bin/istio-cni") {
+		t.Fatalf("killed after %q: a stanza without a program", log)
 	}
-	if w.again {
-		install()
-		if diff := cmp.Diff(k.want, n.tree("net.d")); diff != "" {
-			k.t.Fatalf("killed at call %d, and started again:\n%s", k.at, diff)
+	if again {
+		must(t, n.reconcile(n.agent()))
+		if diff := cmp.Diff(s.installed, n.conf()); diff != "" {
+			t.Fatalf("killed after %q, and started again:\n%s", log, diff)
 		}
 	}
 	n.uninstall(n.agent())
-	if diff := cmp.Diff(k.back, n.tree("net.d")); diff != "" {
-		k.t.Fatalf("killed at call %d, and uninstalled:\n%s", k.at, diff)
+	if diff := cmp.Diff(s.back, n.conf()); diff != "" {
+		t.Fatalf("killed after %q, and uninstalled:\n%s", log, diff)
 	}
-	return len(faults.Log()) > k.at
+	return len(log) > at
 }
 
 func TestW7UninstallKeepsTheProgramForLivingSandboxes(t *testing.T) {
