@@ -180,7 +180,7 @@ func TestDoRefusesWhatIsNoNetworkNamespace(t *testing.T) {
 		{"a regular file", regular, "regular file", nil},
 		{"a file whose namespace was unmounted", unmounted, "mounted there is gone", nil},
 		{"a directory", dir, "directory", nil},
-		{"a pipe nobody writes to", fifo, "not a network namespace", nil},
+		{"a pipe without a writer", fifo, "not a network namespace", nil},
 		{"a device", "/dev/null", "not a network namespace", nil},
 		{"a file of proc", "/proc/self/status", "regular file", nil},
 		{"a user namespace", "/proc/self/ns/user", "a namespace of another kind (0x10000000), not a network namespace", nil},

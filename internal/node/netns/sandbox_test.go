@@ -86,7 +86,7 @@ func elsewhere[T any](fn func() T) T {
 	return <-result
 }
 
-// A lock file over which the namespace is mounted is a lock per pod: held by someone on the node it is free in
+// A lock file over which the namespace is mounted is a lock per pod: held on the node it is free in
 // the sandbox, and held in one pod it is free in the next.
 func TestDoIsolatedGivesEachNamespaceItsOwnLock(t *testing.T) {
 	t.Parallel()

@@ -217,7 +217,7 @@ func TestLegacyRulesAreNeverDoubled(t *testing.T) {
 	}
 }
 
-// Tables of somebody else cost nothing and need no tool.
+// Foreign tables cost nothing and need no tool.
 func TestForeignLegacyTablesNeedNoTool(t *testing.T) {
 	t.Parallel()
 	p := dualPod(t)

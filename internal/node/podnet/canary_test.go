@@ -8,7 +8,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 )
 
-// Somebody else's rules, among them what looks like ours and is not. Whatever is done to the mesh's rules, these must
+// Foreign rules, some of which look like ours. Whatever is done to the mesh's rules, these must
 // come out as they went in.
 const (
 	// early ones are there before the mesh.
@@ -84,7 +84,7 @@ func (p pod) plant(tb testing.TB, v iptables.Variant, text string) {
 }
 
 // foreign is what is left of a saved text when all lines of a wanted Set and everything in chains of the mesh is taken
-// away: somebody else's rules, in their order.
+// away: foreign rules, in their order.
 func foreign(saved string, wanted ...ruleset.Set) string {
 	ours := map[string]bool{}
 	for _, s := range wanted {

@@ -201,7 +201,7 @@ func TestCleanRemovesWhatOldVersionsInstalled(t *testing.T) {
 	})
 }
 
-// The policy rules and routes that mark our packets go with the rules; somebody else's stay.
+// The policy rules and routes that mark our packets go with the rules; foreign ones stay.
 func TestCleanRemovesRouting(t *testing.T) {
 	t.Parallel()
 	const others = `rule add fwmark 1 lookup 100

@@ -15,8 +15,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/podnet/labtest"
 )
 
-// anybody is what is asked of every pod, whatever its Spec: nobody says here who is to answer.
-func anybody() []packet {
+// everyQuestion are the questions to every pod, whatever its Spec; the expected answers are those of another backend.
+func everyQuestion() []packet {
 	var all []packet
 	for _, who := range []actor{app, root, member(2000), proxy} {
 		for _, to := range []labtest.Place{labtest.Peer, labtest.Far, labtest.Private, labtest.Side} {
@@ -31,12 +31,12 @@ func anybody() []packet {
 	return append(all, ask(client, udp, labtest.Pod, labtest.UDPPort, nil), ask(guest, tcp, labtest.Far, 80, nil))
 }
 
-// answers are who answered each question, and where it was told that the question was going.
-func (s scene) answers(ctx context.Context) []string {
+// answers are those of each question, with the original destination.
+func (s fixture) answers(ctx context.Context) []string {
 	var all []string
 	for _, s.family = range s.Families() {
-		for _, p := range anybody() {
-			p.want = func(scene) ([]labtest.Hop, error) { return nil, nil }
+		for _, p := range everyQuestion() {
+			p.want = func(fixture) ([]labtest.Hop, error) { return nil, nil }
 			q, ok := p.question(s)
 			if !ok {
 				continue
@@ -90,7 +90,7 @@ func TestBackendsAnswerAlike(t *testing.T) {
 			inTheLab(&spec, seed)
 			var want []string
 			for _, v := range []iptables.Variant{iptables.NFT, iptables.Legacy, byNetlink, byTables} {
-				s := scene{Lab: newLab(t, podKinds()["dual"]...), mode: spec.Mode}
+				s := fixture{Lab: newLab(t, podKinds()["dual"]...), mode: spec.Mode}
 				if err := s.StartProxy(t.Context(), s.proxy(), spec.Mode); err != nil {
 					t.Fatal(err)
 				}

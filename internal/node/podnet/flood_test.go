@@ -19,7 +19,7 @@ import (
 // mostAllocated bounds what reading a namespace up to its budget allocates.
 const mostAllocated = 100 << 20
 
-// Whoever is in a pod can fill its namespace. None of it is read to its end, by no backend, and none of it is changed.
+// A process in a pod can fill its namespace. No backend reads all of it, and none changes it.
 func TestNamespacesThatHoldTooMuchAreNotInspected(t *testing.T) {
 	legacy := func(t *testing.T, p pod, f ruleset.Family, chain string) {
 		t.Helper()

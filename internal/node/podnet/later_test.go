@@ -95,8 +95,8 @@ func (l lateComer) serve(t *testing.T, mode redirect.Mode, proxied bool) {
 	t.Cleanup(sidecar.Close)
 }
 
-// reached is who answers a neighbour that asks for the app, or how it ends. Where nobody is to answer it is not waited for
-// long: that would hold up all other tests.
+// reached is the name with which a neighbour's call of the app is answered, or its error. Where silence is expected the wait
+// is short.
 func (l lateComer) reached(t *testing.T, via labtest.Protocol, wanted bool) (string, error) {
 	t.Helper()
 	ctx := t.Context()
@@ -120,7 +120,7 @@ func TestNothingPassesTheSidecarByIPv6OfLater(t *testing.T) {
 	settings := []struct {
 		name     string
 		set      func(*redirect.Spec)
-		tcp, udp string // who answers, "" for nobody
+		tcp, udp string // the name in the answer, "" for none
 		of       []lateness
 	}{
 		{"bypass", func(*redirect.Spec) {}, labtest.ByApp, labtest.ByApp, latenesses()[:1]},
@@ -156,7 +156,7 @@ func TestNothingPassesTheSidecarByIPv6OfLater(t *testing.T) {
 	})
 }
 
-// asks has a neighbour ask by TCP and by UDP, and wants the answers of those who are named.
+// asks calls from a neighbour by TCP and by UDP, and compares the names in the answers.
 func (l lateComer) asks(t *testing.T, v iptables.Variant, tcp, udp string) {
 	t.Helper()
 	var both sync.WaitGroup // silence takes its time

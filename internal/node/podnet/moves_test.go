@@ -76,7 +76,7 @@ func TestApplyReplacesRouting(t *testing.T) {
 	})
 }
 
-// Tools that are not told otherwise stay with the variant that the reference would take: legacy where it is in use.
+// Tools without a forced variant stay with the variant that the reference would take: legacy where it is in use.
 func TestToolsStayWithTheVariantInUse(t *testing.T) {
 	t.Parallel()
 	for _, v := range variants {

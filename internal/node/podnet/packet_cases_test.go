@@ -17,7 +17,7 @@ const (
 )
 
 // whatever holds for every Spec of the cases: the proxy's own traffic is never captured, the pod's loopback and
-// datagrams are left alone, and who checks the proxy's health gets the proxy itself.
+// datagrams are left alone, and health checks of the proxy reach the proxy.
 func whatever() []packet {
 	return []packet{
 		ask(proxy, tcp, labtest.Peer, 80, toPeer),
@@ -114,7 +114,7 @@ func defaultCases() []packetCase {
 
 func networkCases() []packetCase {
 	loopbacks := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
-	everybody := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}
+	private := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}
 	return []packetCase{
 		{
 			name: "one network captured",
@@ -148,7 +148,7 @@ func networkCases() []packetCase {
 		{
 			name: "a network excluded within a captured one",
 			spec: func(s *redirect.Spec) {
-				s.Outbound, s.OutboundExclude = redirect.Networks{List: everybody}, networksOf(labtest.Private, labtest.Side)
+				s.Outbound, s.OutboundExclude = redirect.Networks{List: private}, networksOf(labtest.Private, labtest.Side)
 			},
 			asks: []packet{
 				ask(app, tcp, labtest.Private, 80, toPeer),
@@ -479,20 +479,20 @@ func secondFamilyCases() []packetCase {
 			ask(client, tcp, labtest.Pod, 15021, perFamily(toStatus, refused)),
 			ask(client, udp, labtest.Pod, 5000, perFamily(toApp, refused)),
 			ask(app, tcp, labtest.Peer, 80, perFamily(toOutbound, refused)),
-			// The kernel tells the sender of a datagram that does not get out at once.
+			// The kernel fails the send of a datagram that does not get out.
 			ask(app, udp, labtest.Peer, 5000, perFamily(toPeer, forbidden)),
 			ask(proxy, tcp, labtest.Peer, 80, perFamily(toPeer, refused)),
 			ask(app, tcp, labtest.Pod, 80, toApp),
 			ask(app, tcp, labtest.Loopback, 80, toApp),
 			ask(app, udp, labtest.Loopback, 5000, toApp),
-			// Neighbours are found, and errors told, by ICMP.
+			// ICMP finds neighbours and reports errors.
 			ask(client, ping, labtest.Pod, 0, pong),
 			ask(app, ping, labtest.Far, 0, pong),
 		}},
 	}
 }
 
-// direct is who answers where nothing is captured.
+// direct are the answers where nothing is captured.
 func direct() []packet {
 	return []packet{
 		ask(app, tcp, labtest.Peer, 80, toPeer),

@@ -15,11 +15,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/podnet/labtest"
 )
 
-// The packet tests: rules are applied to a pod, real actors send real packets, and each is told who answered. They know
+// The packet tests: rules are applied to a pod, real actors send real packets, and each answer names its sender. They know
 // nothing of the rules' text, and so are what decides whether a change of it is right.
 
-// scene is where a question is asked.
-type scene struct {
+// fixture is where a question is asked.
+type fixture struct {
 	*labtest.Lab
 	mode   redirect.Mode
 	family ruleset.Family
@@ -30,28 +30,28 @@ type scene struct {
 // ids are a user and a group.
 type ids struct{ uid, gid int }
 
-// actor is somebody in a scene.
-type actor func(scene) labtest.Actor
+// actor opens the sockets of a fixture.
+type actor func(fixture) labtest.Actor
 
 var (
-	app    actor = func(s scene) labtest.Actor { return s.App() }
-	client actor = func(s scene) labtest.Actor { return s.Peer() }
-	guest  actor = func(s scene) labtest.Actor { return s.Guest() }
-	root   actor = func(s scene) labtest.Actor { return s.Root() }
-	proxy  actor = func(s scene) labtest.Actor { return s.proxy() }
+	app    actor = func(s fixture) labtest.Actor { return s.App() }
+	client actor = func(s fixture) labtest.Actor { return s.Peer() }
+	guest  actor = func(s fixture) labtest.Actor { return s.Guest() }
+	root   actor = func(s fixture) labtest.Actor { return s.Root() }
+	proxy  actor = func(s fixture) labtest.Actor { return s.proxy() }
 )
 
 // member is the app in another group.
-func member(gid int) actor { return func(s scene) labtest.Actor { return s.App().InGroup(gid) } }
+func member(gid int) actor { return func(s fixture) labtest.Actor { return s.App().InGroup(gid) } }
 
-// user is anybody in the pod.
+// user is a process of the pod with a user and a group.
 func user(uid, gid int) actor {
-	return func(s scene) labtest.Actor {
+	return func(s fixture) labtest.Actor {
 		return labtest.Actor{Name: "somebody", Namespace: s.Path(), UID: uid, GID: gid}
 	}
 }
 
-func (s scene) proxy() labtest.Actor {
+func (s fixture) proxy() labtest.Actor {
 	a := s.Proxy(s.mode)
 	if s.ids == (ids{}) {
 		return a
@@ -63,13 +63,13 @@ func (s scene) proxy() labtest.Actor {
 	return a
 }
 
-// outcome is who is to answer, or how the question is to end.
-type outcome func(scene) ([]labtest.Hop, error)
+// outcome are the expected answers, or the expected error.
+type outcome func(fixture) ([]labtest.Hop, error)
 
-// by is one who answers. Unless it is said otherwise, the original destination must be the address that was asked, and
+// by expects answers with these names. Unless the outcome says otherwise, the original destination must be the address that was asked, and
 // the source the asker's own.
 func by(names ...string) outcome {
-	return func(scene) (hops []labtest.Hop, _ error) {
+	return func(fixture) (hops []labtest.Hop, _ error) {
 		for _, name := range names {
 			hops = append(hops, labtest.Hop{By: name})
 		}
@@ -79,7 +79,7 @@ func by(names ...string) outcome {
 
 // seenFrom says from which place the last one saw the question come.
 func (o outcome) seenFrom(p labtest.Place) outcome {
-	return func(s scene) ([]labtest.Hop, error) {
+	return func(s fixture) ([]labtest.Hop, error) {
 		hops, err := o(s)
 		hops[len(hops)-1].From = p.Port(s.family, 0)
 		return hops, err
@@ -88,7 +88,7 @@ func (o outcome) seenFrom(p labtest.Place) outcome {
 
 // modes chooses between REDIRECT and TPROXY.
 func modes(redirected, tproxied outcome) outcome {
-	return func(s scene) ([]labtest.Hop, error) {
+	return func(s fixture) ([]labtest.Hop, error) {
 		if s.mode == redirect.TPROXY {
 			return tproxied(s)
 		}
@@ -98,7 +98,7 @@ func modes(redirected, tproxied outcome) outcome {
 
 // perFamily chooses between IPv4 and IPv6.
 func perFamily(v4, v6 outcome) outcome {
-	return func(s scene) ([]labtest.Hop, error) {
+	return func(s fixture) ([]labtest.Hop, error) {
 		if s.family == ruleset.IPv6 {
 			return v6(s)
 		}
@@ -115,9 +115,9 @@ var (
 	toApp              = by(labtest.ByApp)
 	toPeer             = by(labtest.ByPeer)
 	pong               = by("echo")
-	refused    outcome = func(scene) ([]labtest.Hop, error) { return nil, labtest.ErrRefused }
-	forbidden  outcome = func(scene) ([]labtest.Hop, error) { return nil, labtest.ErrForbidden }
-	silence    outcome = func(scene) ([]labtest.Hop, error) { return nil, labtest.ErrSilent }
+	refused    outcome = func(fixture) ([]labtest.Hop, error) { return nil, labtest.ErrRefused }
+	forbidden  outcome = func(fixture) ([]labtest.Hop, error) { return nil, labtest.ErrForbidden }
+	silence    outcome = func(fixture) ([]labtest.Hop, error) { return nil, labtest.ErrSilent }
 )
 
 // packet is one question of a case.
@@ -154,8 +154,8 @@ func (p packet) passedOn() packet {
 	return p
 }
 
-// question is the packet in a scene. There is none where the place has no address of the family, and pings are IPv6.
-func (p packet) question(s scene) (q labtest.Question, ok bool) {
+// question is the packet in a fixture. There is none where the place has no address of the family, and pings are IPv6.
+func (p packet) question(s fixture) (q labtest.Question, ok bool) {
 	if !p.to.Addr(s.family).IsValid() || p.via == ping && s.family == ruleset.IPv4 {
 		return q, false
 	}
@@ -182,7 +182,7 @@ type packetCase struct {
 }
 
 // run applies the case's Spec in a fresh pod and asks in every family of it.
-func (c packetCase) run(t *testing.T, v iptables.Variant, s scene, families ...ruleset.Family) {
+func (c packetCase) run(t *testing.T, v iptables.Variant, s fixture, families ...ruleset.Family) {
 	t.Helper()
 	s.Lab, s.ids = newLab(t, families...), c.ids
 	spec := redirect.Default()
@@ -199,7 +199,7 @@ func (c packetCase) run(t *testing.T, v iptables.Variant, s scene, families ...r
 
 // askAll asks in every family, and shows the family's rules with each wrong answer. After a silence it stops: more of
 // them would hold up all other tests.
-func (s scene) askAll(t *testing.T, v iptables.Variant, packets []packet) {
+func (s fixture) askAll(t *testing.T, v iptables.Variant, packets []packet) {
 	t.Helper()
 	for _, s.family = range s.Families() {
 		for _, p := range packets {
@@ -216,7 +216,7 @@ func (s scene) askAll(t *testing.T, v iptables.Variant, packets []packet) {
 	}
 }
 
-func (p packet) check(ctx context.Context, s scene) error {
+func (p packet) check(ctx context.Context, s fixture) error {
 	q, ok := p.question(s)
 	if !ok {
 		return nil
@@ -303,7 +303,7 @@ func TestPackets(t *testing.T) {
 			for _, c := range cases {
 				t.Run(kind+"/"+c.name, func(t *testing.T) {
 					t.Parallel()
-					c.run(t, v, scene{mode: mode}, families...)
+					c.run(t, v, fixture{mode: mode}, families...)
 				})
 			}
 		}
@@ -317,7 +317,7 @@ func TestPacketsOfTheSecondFamily(t *testing.T) {
 		for _, c := range secondFamilyCases() {
 			t.Run(c.name, func(t *testing.T) {
 				t.Parallel()
-				c.run(t, v, scene{mode: mode}, podKinds()["dual"]...)
+				c.run(t, v, fixture{mode: mode}, podKinds()["dual"]...)
 			})
 		}
 	})
@@ -328,7 +328,7 @@ func TestPacketsOfTheSecondFamily(t *testing.T) {
 func TestPacketsGoDirectlyWithoutRules(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
-		s := scene{Lab: newLab(t, podKinds()["dual"]...), mode: mode}
+		s := fixture{Lab: newLab(t, podKinds()["dual"]...), mode: mode}
 		if err := s.StartProxy(t.Context(), s.proxy(), mode); err != nil {
 			t.Fatal(err)
 		}
@@ -340,7 +340,7 @@ func TestPacketsGoDirectlyWithoutRules(t *testing.T) {
 func TestPacketsFollowTheLastSpec(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()
-		s := scene{Lab: newLab(t, podKinds()["dual"]...), mode: mode}
+		s := fixture{Lab: newLab(t, podKinds()["dual"]...), mode: mode}
 		if err := s.StartProxy(t.Context(), s.proxy(), mode); err != nil {
 			t.Fatal(err)
 		}
@@ -366,7 +366,7 @@ func TestPacketsFollowTheLastSpec(t *testing.T) {
 }
 
 // TestAnswersOfResolversBelongToTheirQuestions looks at the kernel's table of connections: an answer that got into
-// another zone than its question stands there as a question of its own, and nobody has replied to either.
+// another zone than its question stands there as a question of its own, and neither has a reply.
 func TestAnswersOfResolversBelongToTheirQuestions(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()
@@ -374,7 +374,7 @@ func TestAnswersOfResolversBelongToTheirQuestions(t *testing.T) {
 			if c.name != "all DNS captured" && c.name != "DNS to the pod's resolvers captured" {
 				continue
 			}
-			s := scene{Lab: newLab(t, podKinds()["dual"]...), mode: mode}
+			s := fixture{Lab: newLab(t, podKinds()["dual"]...), mode: mode}
 			spec := redirect.Default()
 			spec.Mode, spec.DualStack = mode, true
 			c.spec(&spec)

@@ -61,7 +61,7 @@ func (b toolbox) add(t *testing.T, v iptables.Variant, multi, extra string, name
 	return b
 }
 
-// copied turns the links into files, by which nothing tells the variant.
+// copied turns the links into files, which do not show the variant.
 func (b toolbox) copied(t *testing.T) toolbox {
 	t.Helper()
 	entries, err := os.ReadDir(b.dir)
@@ -255,7 +255,7 @@ func inMounts(t *testing.T, script string) (dir string, inside bool) {
 	return dir, false
 }
 
-// Legacy tools lock a file for the whole node. Somebody who holds it, for as long as the node's own rules take, must not
+// Legacy tools lock a file for the whole node. A process that holds it, for as long as the node's own rules take, must not
 // keep pods waiting.
 func TestPodsDoNotWaitForTheLockOfTheNode(t *testing.T) {
 	// A lock of this test's own: the node's real one would stop others on this machine.

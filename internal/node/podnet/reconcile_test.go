@@ -91,7 +91,7 @@ func TestApplyTwiceChangesNothing(t *testing.T) {
 				t.Errorf("%s: the first time %d programs ran", c.name, len(first.Programs))
 			}
 			ours := []ruleset.Set{redirect.Rules(c.spec, ruleset.IPv4), redirect.Rules(c.spec, ruleset.IPv6)}
-			equal(t, c.name+": rules of somebody else are not as they were", theirs, foreign(p.rules(t, v), ours...))
+			equal(t, c.name+": foreign rules are not as they were", theirs, foreign(p.rules(t, v), ours...))
 			before := p.saves(t)
 			for _, policy := range []podnet.ConflictPolicy{podnet.Reconcile, podnet.FailOnConflict} {
 				again, err := n.Apply(t.Context(), c.spec, policy)
@@ -166,13 +166,13 @@ var drifts = []struct {
 		{"a jump is gone", []string{"-t nat -D OUTPUT -j ISTIO_OUTPUT"}, []string{"nat OUTPUT missing -j ISTIO_OUTPUT"}, nil},
 		{"a jump is there twice", []string{"-t nat -A OUTPUT -j ISTIO_OUTPUT"}, []string{"nat OUTPUT extra -j ISTIO_OUTPUT"}, nil},
 		{
-			"somebody's rule stands ahead",
+			"a foreign rule stands ahead",
 			[]string{"-t nat -I OUTPUT -p tcp --dport 22 -j ACCEPT"},
 			[]string{"nat OUTPUT foreign -p tcp -m tcp --dport 22 -j ACCEPT"},
 			nil,
 		},
 		{
-			"somebody's rules stand behind",
+			"foreign rules stand behind",
 			[]string{"-t nat -A OUTPUT -p tcp --dport 22 -j ACCEPT", "-t nat -A PREROUTING -p tcp --dport 23 -j ACCEPT", "-A INPUT -p tcp --dport 24 -j ACCEPT"},
 			nil,
 			[]string{"nat: -A OUTPUT -p tcp -m tcp --dport 22 -j ACCEPT", "nat: -A PREROUTING -p tcp -m tcp --dport 23 -j ACCEPT"},
@@ -204,7 +204,7 @@ var drifts = []struct {
 			nil,
 		},
 		{
-			"somebody's rule stands between ours",
+			"a foreign rule stands between ours",
 			[]string{"-t mangle -I OUTPUT 3 -p tcp --dport 22 -j ACCEPT"},
 			[]string{"mangle OUTPUT foreign -p tcp -m tcp --dport 22 -j ACCEPT"},
 			nil,
@@ -296,12 +296,12 @@ func (d drift) check(t *testing.T, p pod, n podnet.Namespace, v iptables.Variant
 	return found
 }
 
-// foreigners reports whether somebody else's rules came with the drift: those stay.
+// foreigners reports whether foreign rules came with the drift: those stay.
 func (d drift) foreigners() bool {
 	return d.note != nil || slices.ContainsFunc(d.want, func(w string) bool { return strings.Contains(w, " foreign ") })
 }
 
-// heal looks whether Reconcile brings back what was there, and leaves what is somebody else's.
+// heal looks whether Reconcile brings back what was there, and leaves foreign rules.
 func (d drift) heal(t *testing.T, p pod, n podnet.Namespace, v iptables.Variant, s redirect.Spec, whole string) {
 	t.Helper()
 	before := p.rules(t, v)
@@ -312,7 +312,7 @@ func (d drift) heal(t *testing.T, p pod, n podnet.Namespace, v iptables.Variant,
 	now := p.rules(t, v)
 	if d.foreigners() {
 		ours := []ruleset.Set{redirect.Rules(s, ruleset.IPv4), redirect.Rules(s, ruleset.IPv6)}
-		equal(t, "rules of somebody else are not as they were", foreign(before, ours...), foreign(now, ours...))
+		equal(t, "foreign rules are not as they were", foreign(before, ours...), foreign(now, ours...))
 	} else {
 		equal(t, "not as before the drift", whole, now)
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// TestAddressesWithoutEndAreNotRead: whoever is root in a namespace can add any number of them.
+// TestAddressesWithoutEndAreNotRead: a process that is root in a namespace can add any number of them.
 func TestAddressesWithoutEndAreNotRead(t *testing.T) {
 	// Not parallel: it changes the bound for all.
 	bound := maxObjects

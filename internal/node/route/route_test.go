@@ -391,7 +391,7 @@ func TestRemoveTakesEveryRepetition(t *testing.T) {
 	same(t, "changed", before, state(t, path))
 }
 
-// The kernel removes the first rule that agrees with what it is told, and cannot be told to spare a narrower one.
+// The kernel removes the first rule that agrees with the request, which cannot except a narrower one.
 func TestRemoveSparesANarrowerRuleOfTheSamePriority(t *testing.T) {
 	t.Parallel()
 	path := newNamespace(t,

@@ -40,7 +40,7 @@ func floor(b *testing.B) string {
 type cost struct{ cpu, wall time.Duration }
 
 // timed runs a command in the node's namespace.
-func (s stage) timed(tb testing.TB, cmd *exec.Cmd) cost {
+func (s fixture) timed(tb testing.TB, cmd *exec.Cmd) cost {
 	tb.Helper()
 	var c cost
 	if err := netns.Do(s.node.Netns, func() error {
@@ -56,7 +56,7 @@ func (s stage) timed(tb testing.TB, cmd *exec.Cmd) cost {
 }
 
 // pairs runs commands and the empty program in turn and reports medians.
-func (s stage) pairs(b *testing.B, next func(b *testing.B) *exec.Cmd) {
+func (s fixture) pairs(b *testing.B, next func(b *testing.B) *exec.Cmd) {
 	b.Helper()
 	var cpu, wall, times []float64
 	nothing := floor(b)
@@ -81,8 +81,8 @@ func quantile[T cmp.Ordered](all []T, q float64) T {
 	return all[min(int(q*float64(len(all))), len(all)-1)]
 }
 
-// fresh is the stage's pod with a sandbox that nothing was done to.
-func (s stage) fresh(tb testing.TB) chaintest.Pod {
+// fresh is the fixture's pod with a sandbox that nothing was done to.
+func (s fixture) fresh(tb testing.TB) chaintest.Pod {
 	tb.Helper()
 	p := s.pod
 	p.Netns = netnstest.New(tb)
@@ -91,10 +91,10 @@ func (s stage) fresh(tb testing.TB) chaintest.Pod {
 	return p
 }
 
-// ready is a stage with an agent that takes the log as well.
-func ready(b *testing.B, withAgent bool, namespace string, describe func(*kubetest.Pod), stanza chaintest.Stanza) stage {
+// ready is a fixture with an agent that takes the log as well.
+func ready(b *testing.B, withAgent bool, namespace string, describe func(*kubetest.Pod), stanza chaintest.Stanza) fixture {
 	b.Helper()
-	s := set(b, withAgent, namespace, describe, stanza)
+	s := newFixture(b, withAgent, namespace, describe, stanza)
 	if !withAgent {
 		return s
 	}
@@ -195,7 +195,7 @@ func BenchmarkHundredPods(b *testing.B) {
 }
 
 // hundred adds new pods, so many at a time.
-func (s stage) hundred(b *testing.B, atOnce int) map[string]float64 {
+func (s fixture) hundred(b *testing.B, atOnce int) map[string]float64 {
 	b.Helper()
 	b.StopTimer()
 	pods := make(chan chaintest.Pod, 100)

@@ -34,8 +34,8 @@ type budget struct {
 	batches int
 }
 
-// stage is a node with an agent or without, and a pod on it.
-type stage struct {
+// fixture is a node with an agent or without, and a pod on it.
+type fixture struct {
 	node  *chaintest.Node
 	agent *agent
 	pod   chaintest.Pod
@@ -54,10 +54,10 @@ func addressed(tb testing.TB, p chaintest.Pod) {
 	}
 }
 
-// set prepares a stage. The pod is known to the agent if there is one, else to the API server.
-func set(tb testing.TB, withAgent bool, namespace string, describe func(*kubetest.Pod), stanza chaintest.Stanza) stage {
+// newFixture prepares a fixture. The pod is known to the agent if there is one, else to the API server.
+func newFixture(tb testing.TB, withAgent bool, namespace string, describe func(*kubetest.Pod), stanza chaintest.Stanza) fixture {
 	tb.Helper()
-	s := stage{node: chaintest.New(tb, program(tb))}
+	s := fixture{node: chaintest.New(tb, program(tb))}
 	s.pod = s.node.NewPod(namespace, "web", nil)
 	addressed(tb, s.pod)
 	if withAgent {
@@ -76,9 +76,9 @@ func set(tb testing.TB, withAgent bool, namespace string, describe func(*kubetes
 	return s
 }
 
-// describe tells the API server of the pod, and the agent's. On a busy machine the agent may not answer the plugin in time, which
+// describe adds the pod to the API server, and to the agent's. On a busy machine the agent may not answer the plugin in time, which
 // then asks the API server.
-func (s stage) describe(describe func(*kubetest.Pod)) {
+func (s fixture) describe(describe func(*kubetest.Pod)) {
 	pod := kubetest.Pod{Namespace: s.pod.Namespace, Name: s.pod.Name, UID: s.pod.UID}
 	describe(&pod)
 	s.node.API.SetPod(pod)
@@ -88,7 +88,7 @@ func (s stage) describe(describe func(*kubetest.Pod)) {
 }
 
 // wake lets the agent connect to its API server, as it is on a node when a pod starts.
-func (*agent) wake(tb testing.TB, s stage) {
+func (*agent) wake(tb testing.TB, s fixture) {
 	tb.Helper()
 	client, err := agentcall.Dial(tb.Context(), filepath.Join(s.node.RunDir, agentcall.SocketName))
 	if err != nil {
@@ -101,7 +101,7 @@ func (*agent) wake(tb testing.TB, s stage) {
 }
 
 // do runs a command that must succeed within the budget.
-func (s stage) do(t *testing.T, command string, want budget) *trace.Record {
+func (s fixture) do(t *testing.T, command string, want budget) *trace.Record {
 	t.Helper()
 	requests, questions := len(s.node.API.Requests()), int64(0)
 	if s.agent != nil {
@@ -171,7 +171,7 @@ func TestBudgetOfAMeshPod(t *testing.T) {
 		for mode, describe := range map[string]func(*kubetest.Pod){"REDIRECT": chaintest.Sidecar, "TPROXY": byTPROXY, "dual stack": dualStack} {
 			for _, withAgent := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s %s agent %t", backend, mode, withAgent), func(t *testing.T) {
-					s := set(t, withAgent, "shop", describe, chaintest.Stanza{"backend": backend})
+					s := newFixture(t, withAgent, "shop", describe, chaintest.Stanza{"backend": backend})
 					asked := budget{requests: 1}
 					if withAgent {
 						asked = budget{questions: 2}
@@ -201,7 +201,7 @@ func TestBudgetOfAMeshPod(t *testing.T) {
 // TestNothingIsReadTwice: the self-test's verdict, the names of the legacy tables and the pod's addresses are each asked
 // for once, nothing else of the namespace's interfaces, and nothing of the node that only changes how a time is spelled.
 func TestNothingIsReadTwice(t *testing.T) {
-	s := set(t, true, "shop", dualStack, nil)
+	s := newFixture(t, true, "shop", dualStack, nil)
 	verdict := filepath.Join(s.node.RunDir, selfcheck.FileName)
 	if err := os.WriteFile(verdict, []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
@@ -241,7 +241,7 @@ func opened(r *trace.Record, name string) int {
 }
 
 // untouched holds that a run made no socket and asked for no file of the agent's directory.
-func untouched(t *testing.T, s stage, r *trace.Record) {
+func untouched(t *testing.T, s fixture, r *trace.Record) {
 	t.Helper()
 	if asked := r.Under(s.node.RunDir); len(asked) > 0 {
 		t.Errorf("asked the kernel for %q", asked)
@@ -262,7 +262,7 @@ func unconnected(t *testing.T, r *trace.Record) {
 func TestBudgetOfAPodOutsideOfTheMesh(t *testing.T) {
 	for _, withAgent := range []bool{true, false} {
 		t.Run(fmt.Sprintf("agent %t", withAgent), func(t *testing.T) {
-			s := set(t, withAgent, "shop", chaintest.PlainPod, delivered(`{"kubernetes.io/config.seen":"x"}`))
+			s := newFixture(t, withAgent, "shop", chaintest.PlainPod, delivered(`{"kubernetes.io/config.seen":"x"}`))
 			untouched(t, s, s.do(t, "ADD", budget{}))
 			unconnected(t, s.do(t, "CHECK", budget{}))
 			for _, command := range []string{"DEL", "VERSION"} {
@@ -278,24 +278,24 @@ func TestBudgetOfAPodOutsideOfTheMesh(t *testing.T) {
 
 // TestBudgetOfAnExcludedPod: its name is enough; what is left to do is to tell.
 func TestBudgetOfAnExcludedPod(t *testing.T) {
-	s := set(t, true, "kube-system", chaintest.Sidecar, chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}})
+	s := newFixture(t, true, "kube-system", chaintest.Sidecar, chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}})
 	r := s.do(t, "ADD", budget{questions: 1})
 	if n := r.Sockets(unix.AF_NETLINK); n > 0 {
 		t.Errorf("made %d netlink sockets", n)
 	}
-	s = set(t, false, "kube-system", chaintest.Sidecar, chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}})
+	s = newFixture(t, false, "kube-system", chaintest.Sidecar, chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}})
 	s.do(t, "ADD", budget{})
 }
 
 // TestBudgetsSeeTheTools is the proof of the others: where processes are started and rules removed, it is seen.
 func TestBudgetsSeeTheTools(t *testing.T) {
-	s := set(t, true, "shop", dualStack, chaintest.Stanza{"backend": "iptables"})
+	s := newFixture(t, true, "shop", dualStack, chaintest.Stanza{"backend": "iptables"})
 	r, stdout := s.node.Traced("ADD", s.pod, s.input)
 	if r.Status.ExitStatus() != 0 || r.Processes == 0 || len(batches(r)) < 2 {
 		t.Errorf("ended with %v, %d processes, %d batches: %s", r.Status, r.Processes, len(batches(r)), stdout)
 	}
 	// Another mode on the same pod: rules are removed by the netlink backend as well.
-	s = set(t, true, "shop", chaintest.Sidecar, nil)
+	s = newFixture(t, true, "shop", chaintest.Sidecar, nil)
 	s.do(t, "ADD", budget{questions: 2, batches: 1})
 	s.agent.knows(s.pod, byTPROXY)
 	if r = s.do(t, "ADD", budget{questions: 2, batches: 1}); len(removals(r)) == 0 {

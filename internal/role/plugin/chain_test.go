@@ -138,7 +138,7 @@ func TestCheckNamesWhatDiffers(t *testing.T) {
 			if err := node.Check(list, mesh); err != nil {
 				t.Errorf("CHECK after the repair: %v", err)
 			}
-			// Nobody can be asked any more: a pod that was never captured passes, one that was does not.
+			// Neither source answers any more: a pod that was never captured passes, one that was does not.
 			node.API.Stop()
 			if err := node.Check(list, plain); err != nil {
 				t.Errorf("CHECK of a plain pod without API server: %v", err)
@@ -254,7 +254,7 @@ func TestFaultsOfTheAPIServerFailTheAddInTime(t *testing.T) {
 				}
 			}
 			if strings.Contains(err.Error(), node.API.Token()) {
-				t.Errorf("error tells the token: %v", err)
+				t.Errorf("error has the token: %v", err)
 			}
 			if n := len(node.API.Requests()); n > tc.most {
 				t.Errorf("%d requests, want at most %d", n, tc.most)

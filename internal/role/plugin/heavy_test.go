@@ -69,7 +69,7 @@ func TestTheHeaviestPod(t *testing.T) {
 			for _, ipv6 := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s %s IPv6 %t", name, mode, ipv6), func(t *testing.T) {
 					t.Parallel() // whichever of agent and API server answers: memory is all that is measured
-					s := set(t, true, "shop", heaviest(mode, ipv6, true), stanza)
+					s := newFixture(t, true, "shop", heaviest(mode, ipv6, true), stanza)
 					for _, step := range []struct {
 						command   string
 						backwards bool
@@ -89,7 +89,7 @@ func TestTheHeaviestPod(t *testing.T) {
 
 // TestAPodWithTooLongAListIsRefused: nothing is done, and the answer is short.
 func TestAPodWithTooLongAListIsRefused(t *testing.T) {
-	s := set(t, true, "shop", func(p *kubetest.Pod) {
+	s := newFixture(t, true, "shop", func(p *kubetest.Pod) {
 		chaintest.Sidecar(p)
 		p.Annotations[sidecar.InboundPortsExcludeKey] = list(12000, false, func(i int) string { return strconv.Itoa(10000 + i) })
 	}, nil)

@@ -94,7 +94,7 @@ func serveAgent(tb testing.TB, n *chaintest.Node) *agent {
 	return a
 }
 
-// knows tells the agent's API server of a pod.
+// knows adds a pod to the agent's API server.
 func (a *agent) knows(p chaintest.Pod, describe func(*kubetest.Pod)) {
 	pod := kubetest.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID}
 	describe(&pod)
@@ -125,8 +125,8 @@ func delivered(annotations string) chaintest.Stanza {
 	return chaintest.Stanza{"runtimeConfig": map[string]any{"io.kubernetes.cri.pod-annotations": json.RawMessage(annotations)}}
 }
 
-// patient is a stanza with which an agent on a busy machine has seconds to answer, for tests in which it does.
-func patient() chaintest.Stanza { return chaintest.Stanza{"api_timeout": "1m30s"} }
+// longTimeout is a stanza with which an agent on a busy machine has seconds to answer, for tests in which it does.
+func longTimeout() chaintest.Stanza { return chaintest.Stanza{"api_timeout": "1m30s"} }
 
 // chain runs the chain with a stanza as a runtime completes it.
 func chain(n *chaintest.Node, p chaintest.Pod, stanza chaintest.Stanza) error {
@@ -199,7 +199,7 @@ func TestAgentAnswersInPlaceOfTheServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range []chaintest.Pod{pod, plain} {
-		if err := chain(n, p, patient()); err != nil {
+		if err := chain(n, p, longTimeout()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -289,7 +289,7 @@ func TestAgentThatCannotTellIsPassedOver(t *testing.T) {
 		n := chaintest.New(t, program(t))
 		serveSocket(t, n, answer(http.StatusServiceUnavailable, "out of sorts"))
 		n.API.Fail(kubetest.Forbidden, 100) // which is final: there is nothing to wait for
-		err := chain(n, n.NewPod("shop", "web", nil), patient())
+		err := chain(n, n.NewPod("shop", "web", nil), longTimeout())
 		if err == nil || !strings.Contains(err.Error(), "out of sorts") || !strings.Contains(err.Error(), "API server") {
 			t.Errorf("got %v, want what both said", err)
 		}
@@ -309,7 +309,7 @@ func TestNewerAgentIsUnderstood(t *testing.T) {
 			"Annotations":{"sidecar.istio.io/status":""},"Containers":[{"Name":"istio-proxy","Shape":"round","Args":["proxy","sidecar"]}]}}`,
 			sidecar.FactsVersion()+7, r.URL.Query().Get("uid"))
 	}))
-	if err := chain(n, pod, patient()); err != nil {
+	if err := chain(n, pod, longTimeout()); err != nil {
 		t.Fatal(err)
 	}
 	if len(n.API.Requests()) != 0 || !strings.Contains(rules(t, pod), "ISTIO_OUTPUT") {
@@ -338,8 +338,8 @@ func verdict(t *testing.T, n *chaintest.Node, choice, problem string) {
 	}
 }
 
-// TestNothingWorksOnTheNode: where a self-test saw packets go astray no pod of the mesh starts, unless somebody says how its
-// rules are to be written.
+// TestNothingWorksOnTheNode: where a self-test saw packets go astray no pod of the mesh starts, unless a
+// backend is set.
 func TestNothingWorksOnTheNode(t *testing.T) {
 	t.Parallel()
 	n := chaintest.New(t, program(t))
@@ -354,14 +354,14 @@ func TestNothingWorksOnTheNode(t *testing.T) {
 	}
 	forced := n.NewPod("shop", "forced", chaintest.Sidecar)
 	if err := chain(n, forced, chaintest.Stanza{"backend": "netlink"}); err != nil || !strings.Contains(rules(t, forced), "ISTIO_OUTPUT") {
-		t.Errorf("a backend that somebody asked for: %v", err)
+		t.Errorf("a backend that is set: %v", err)
 	}
 	if err := n.Status(n.Chain("1.1.0", chaintest.Stanza{})); err == nil || !strings.Contains(err.Error(), "no way of redirecting") {
 		t.Errorf("STATUS: %v", err)
 	}
 }
 
-// TestABusyAgentHearsLater: an agent that had no processor while a pod was made is told of the pod all the same, and the pod does
+// TestABusyAgentHearsLater: an agent that had no processor while a pod was made gets the report all the same, and the pod does
 // not wait for it.
 func TestABusyAgentHearsLater(t *testing.T) {
 	t.Parallel()
@@ -369,9 +369,9 @@ func TestABusyAgentHearsLater(t *testing.T) {
 	busy, reports := make(chan struct{}), make(chan agentcall.Report, 8)
 	serveSocket(t, n, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		<-busy
-		var told agentcall.Report
-		if r.Method == http.MethodPost && json.NewDecoder(r.Body).Decode(&told) == nil {
-			reports <- told
+		var report agentcall.Report
+		if r.Method == http.MethodPost && json.NewDecoder(r.Body).Decode(&report) == nil {
+			reports <- report
 		}
 	}))
 	pod := n.NewPod("shop", "web", chaintest.Sidecar)
@@ -379,8 +379,8 @@ func TestABusyAgentHearsLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	close(busy)
-	told := <-reports
-	if told.Pod != "web" || told.Source != agentcall.SourceAPI || !told.Captured || told.Requests != 1 {
-		t.Errorf("it is told %+v", told)
+	report := <-reports
+	if report.Pod != "web" || report.Source != agentcall.SourceAPI || !report.Captured || report.Requests != 1 {
+		t.Errorf("it is report %+v", report)
 	}
 }

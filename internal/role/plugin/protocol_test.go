@@ -41,7 +41,7 @@ func TestDelAndGCSucceedWhateverIsMissing(t *testing.T) {
 			"garbage for a stanza":   {"{{{", []string{"CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_PATH=/nowhere"}},
 			"a namespace that ended": {`{"cniVersion":"1.0.0","name":"n"}`, []string{"CNI_CONTAINERID=c", "CNI_NETNS=/run/netns/gone", "CNI_IFNAME=eth0", "CNI_PATH=/x"}},
 			"an unknown version":     {`{"cniVersion":"9.9.9","name":"n"}`, []string{"CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_PATH=/x"}},
-			"arguments nobody knows": {`{"cniVersion":"0.4.0","name":"n"}`, []string{"CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_PATH=/x", "CNI_ARGS=a=b=c;;"}},
+			"unknown arguments":      {`{"cniVersion":"0.4.0","name":"n"}`, []string{"CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_PATH=/x", "CNI_ARGS=a=b=c;;"}},
 		} {
 			t.Run(command+"/"+name, func(t *testing.T) {
 				t.Parallel()
@@ -72,7 +72,7 @@ func TestErrorsAreOneCNIObjectOnStdout(t *testing.T) {
 		{"STATUS before 1.1.0", "STATUS", `{"cniVersion":"1.0.0","name":"n"}`, required, 1, ""},
 		{"a broken prevResult", "ADD", `{"cniVersion":"1.0.0","name":"n","prevResult":{"ips":"no"}}`, required, 6, "prevResult"},
 		{"an argument without value", "ADD", `{"cniVersion":"1.0.0","name":"n"}`, slices.Concat(required, []string{"CNI_ARGS=IgnoreUnknown"}), 4, "CNI_ARGS"},
-		{"an argument nobody knows", "ADD", `{"cniVersion":"1.0.0","name":"n"}`, slices.Concat(required, []string{"CNI_ARGS=FOO=1"}), 4, "FOO"},
+		{"an unknown argument", "ADD", `{"cniVersion":"1.0.0","name":"n"}`, slices.Concat(required, []string{"CNI_ARGS=FOO=1"}), 4, "FOO"},
 		// The CNI library looks at the namespace after the command has run: a result must not stand beside its error.
 		{
 			"the plugin's own namespace", "ADD", `{"cniVersion":"1.0.0","name":"n"}`,
@@ -153,7 +153,7 @@ func TestSecrets(t *testing.T) {
 	}
 	for _, secret := range []string{"hunter2", node.API.Token()} {
 		if bytes.Contains(log, []byte(secret)) {
-			t.Errorf("the log tells %q:\n%s", secret, log)
+			t.Errorf("the log has %q:\n%s", secret, log)
 		}
 	}
 	for _, want := range []string{"INVALID_DROP", `"reason":"captured"`, `"capture":true`, `"pod":"apps/mesh"`} {

@@ -52,7 +52,7 @@ func TestEveryCallIsReported(t *testing.T) {
 			// On a busy machine the agent may not answer in time, and the API server is asked: it is not about that here.
 			pod := n.NewPod("shop", "web", test.describe)
 			a.knows(pod, test.describe)
-			out, err := n.Ours(n.Chain("1.0.0", patient()), pod, nil, test.extra...)
+			out, err := n.Ours(n.Chain("1.0.0", longTimeout()), pod, nil, test.extra...)
 			if (err != nil) != test.fails {
 				t.Errorf("%v, %.500s", err, out)
 			}

@@ -13,7 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 )
 
-// Actor is somebody who opens sockets: in which namespace, and as whom.
+// Actor opens sockets in a namespace, as a user and group.
 type Actor struct {
 	// Name is for people.
 	Name string
@@ -22,7 +22,7 @@ type Actor struct {
 	UID, GID  int
 }
 
-// String says who acts.
+// String names the actor.
 func (a Actor) String() string { return fmt.Sprintf("%s (uid %d, gid %d)", a.Name, a.UID, a.GID) }
 
 // InGroup is the same actor in another group.
@@ -43,7 +43,7 @@ func (a Actor) do(fn func() error) error {
 		if err := errors.Join(unix.Setfsgid(a.GID), unix.Setfsuid(a.UID)); err != nil {
 			return fmt.Errorf("becoming %s: %w", a, err)
 		}
-		// The calls cannot fail visibly; asking for an impossible ID changes nothing and tells the present one.
+		// The calls cannot fail visibly; asking for an impossible ID changes nothing and returns the present one.
 		uid, _ := unix.SetfsuidRetUid(-1)
 		gid, _ := unix.SetfsgidRetGid(-1)
 		if uid != a.UID || gid != a.GID {

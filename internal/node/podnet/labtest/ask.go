@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// patience is how long an actor waits for an answer. Nobody who is answered or refused waits; a busy machine has been
+// timeout is how long an actor waits for an answer. An answer or a refusal ends the wait; a busy machine has been
 // seen to stand still for three seconds.
-const patience = 15 * time.Second
+const timeout = 15 * time.Second
 
 // Protocol is what is asked by.
 type Protocol string
@@ -32,7 +32,7 @@ const (
 	Stray Protocol = "stray"
 )
 
-// Ask is a question sent over the network: who are you, and whom did I ask?
+// Ask is a question sent over the network: what is the name of the listener, and what was the destination?
 type Ask struct {
 	From Actor
 	Via  Protocol
@@ -61,7 +61,7 @@ func (a Ask) String() string {
 	return s
 }
 
-// Hop is one answer: who gave it, and what the connection looked like there.
+// Hop is one answer: the name of the listener, and the addresses of the connection there.
 type Hop struct {
 	By string
 	// Dst is the destination: the original one for a proxy, the own address for a server. A proxy is not told the
@@ -105,7 +105,7 @@ func parseHop(line string) (Hop, error) {
 	return h, nil
 }
 
-// Answer is what came back: everybody the question reached, in order, and how it ended if not well.
+// Answer has the listeners that the question reached, in order, and the error, if any.
 type Answer struct {
 	Hops []Hop
 	// Own is the address the question was asked from.
@@ -145,7 +145,7 @@ func (a Answer) lines() string {
 	return b.String()
 }
 
-// The requests, and the start of a line that tells of a failure.
+// The requests, and the start of a line that reports an error.
 const (
 	askWho     = "who"
 	askThrough = "through"
@@ -154,7 +154,7 @@ const (
 
 // Put asks and waits for the answer.
 func (a Ask) Put(ctx context.Context) Answer {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var answer Answer
 	switch a.Via {

@@ -1,8 +1,8 @@
-// Package labtest builds a pod and the network around it from real namespaces, and asks real questions over it: who
-// answers when this actor sends that packet there?
+// Package labtest builds a pod and the network around it from real namespaces, and asks real questions over it: which
+// listener answers when this actor sends that packet there?
 //
 // It promises that a question gets the kernel's own answer (sockets are owned by the users and groups they are said to
-// be, nothing is simulated), that a wrong answer comes with who was asked, who was wanted and who answered, and that
+// be, nothing is simulated), that a wrong answer comes with the question, the expected and the actual listener, and that
 // everything is gone when a Lab is closed or the process ends. It never programs a rule and never touches the namespace
 // it is called in.
 //
@@ -82,7 +82,7 @@ func (p Place) Network(f ruleset.Family) netip.Prefix {
 	return netip.PrefixFrom(p.Addr(f), bits).Masked()
 }
 
-// The ports. Everybody outside the pod answers on all of PeerPorts, the app on AppPorts, and both by UDP on UDPPort.
+// The ports. Peers outside of the pod answer on all of PeerPorts, the app on AppPorts, and both by UDP on UDPPort.
 const (
 	UDPPort = 5000
 	DNSPort = 53
@@ -92,7 +92,7 @@ const (
 // AppPorts are those the app answers on.
 func AppPorts() []uint16 { return []uint16{80, 8080, 9000} }
 
-// PeerPorts are those everybody outside the pod answers on; 15020 would be a status port in a pod.
+// PeerPorts are those of the peers outside of the pod; 15020 would be a status port in a pod.
 func PeerPorts() []uint16 { return []uint16{80, 443, 8080, 15020, DNSPort} }
 
 // Lab is a pod with an app, a world to talk to, and a guest (a virtual machine) behind the pod. The proxy is started by
@@ -105,7 +105,7 @@ type Lab struct {
 	ports            atomic.Uint32
 }
 
-// New builds a lab for the given families, with the app and everybody outside ready to answer.
+// New builds a lab for the given families, with the app and the peers ready to answer.
 func New(ctx context.Context, families ...ruleset.Family) (*Lab, error) {
 	l := &Lab{families: families}
 	for _, path := range []*string{&l.guest, &l.peer, &l.pod} {
@@ -141,7 +141,7 @@ func (l *Lab) Path() string { return l.pod }
 // NetNS is the pod's namespace, which the lab holds open.
 func (l *Lab) NetNS() *netns.Namespace { return l.opened }
 
-// FreshPort is a source port that nobody has asked from yet. A kernel that chooses ports itself takes one for two
+// FreshPort is a source port that is not used yet. A kernel that chooses ports itself takes one for two
 // destinations now and then; if both connections are redirected to one listener, connection tracking changes the port
 // of the second, which a Question takes for a fault. The ports lie below those that the kernel chooses.
 func (l *Lab) FreshPort() uint16 {
@@ -165,10 +165,10 @@ func (l *Lab) Proxy(mode redirect.Mode) Actor {
 	return Actor{Name: "proxy", Namespace: l.pod, UID: uid, GID: redirect.DefaultID}
 }
 
-// Root is somebody in the pod who is root, and not the proxy.
+// Root is a process in the pod that is root, and not the proxy.
 func (l *Lab) Root() Actor { return Actor{Name: "root", Namespace: l.pod} }
 
-// Peer is somebody outside the pod.
+// Peer is a process outside of the pod.
 func (l *Lab) Peer() Actor { return Actor{Name: "peer", Namespace: l.peer, UID: AppUID, GID: AppUID} }
 
 // Guest is the virtual machine behind the pod.
@@ -264,7 +264,7 @@ func forward() error {
 	return nil
 }
 
-// serve starts the app and everybody outside. Datagrams are taken per address: so the answer comes from the address
+// serve starts the app and the peers. Datagrams are taken per address: so the answer comes from the address
 // that was asked.
 func (l *Lab) serve(ctx context.Context) error {
 	var app, peer []Service

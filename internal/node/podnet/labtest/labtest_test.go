@@ -69,13 +69,13 @@ func TestTheAgentPassesQuestionsOnToTheResolver(t *testing.T) {
 	}
 }
 
-// TestAProxyTellsOfFailures asks somebody in the middle to pass on what nobody answers.
-func TestAProxyTellsOfFailures(t *testing.T) {
+// TestAProxyReportsFailures asks a listener in the middle to pass on a question to a closed port.
+func TestAProxyReportsFailures(t *testing.T) {
 	l := newLab(t, ruleset.IPv4)
-	nobody := labtest.Pod.Port(ruleset.IPv4, 81)
+	closed := labtest.Pod.Port(ruleset.IPv4, 81)
 	server, err := labtest.Serve(t.Context(), l.App(), labtest.Service{
 		By: "middle", Via: labtest.TCP, At: labtest.Pod.Port(ruleset.IPv4, 7000),
-		Onward: func(labtest.Hop) labtest.Ask { return labtest.Ask{From: l.App(), Via: labtest.TCP, To: nobody} },
+		Onward: func(labtest.Hop) labtest.Ask { return labtest.Ask{From: l.App(), Via: labtest.TCP, To: closed} },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -107,19 +107,19 @@ func TestJudge(t *testing.T) {
 		right   bool
 	}{
 		{name: "as wanted", want: by("outbound"), got: []labtest.Hop{good}, right: true},
-		{name: "somebody else", want: by("peer"), got: []labtest.Hop{good}},
+		{name: "another listener", want: by("peer"), got: []labtest.Hop{good}},
 		{name: "another destination", want: by("outbound"), got: with(func(h *labtest.Hop) { h.Dst = addr("10.0.0.1:81") })},
 		{name: "another source port", want: by("outbound"), got: with(func(h *labtest.Hop) { h.From = addr("10.0.0.2:4001") })},
 		{name: "another source", want: by("outbound"), got: with(func(h *labtest.Hop) { h.From = addr("10.0.0.9:4000") })},
 		{
-			name: "a destination nobody can know", want: by("outbound"), right: true,
+			name: "an unknown destination", want: by("outbound"), right: true,
 			got: with(func(h *labtest.Hop) { h.Dst = netip.AddrPort{} }),
 		},
 		{
 			name: "a wanted destination", want: with(func(h *labtest.Hop) { h.Dst = addr("10.0.0.7:80") }),
 			got: with(func(h *labtest.Hop) { h.Dst = addr("10.0.0.7:80") }), right: true,
 		},
-		{name: "nobody", want: by("outbound"), gotErr: labtest.ErrSilent},
+		{name: "silence", want: by("outbound"), gotErr: labtest.ErrSilent},
 		{name: "refused", want: by("outbound"), gotErr: labtest.ErrRefused},
 		{name: "refused as wanted", wantErr: labtest.ErrRefused, gotErr: labtest.ErrRefused, right: true},
 		{name: "silence instead of a refusal", wantErr: labtest.ErrRefused, gotErr: labtest.ErrSilent},
@@ -194,7 +194,7 @@ func TestSocketsBelongToTheirActors(t *testing.T) {
 	}
 }
 
-// TestThreadsAreThemselvesAgain looks for threads that stayed somebody else.
+// TestThreadsAreThemselvesAgain looks for threads that kept the ids of an actor.
 func TestThreadsAreThemselvesAgain(t *testing.T) {
 	l := newLab(t, ruleset.IPv4)
 	for range 20 {

@@ -19,7 +19,7 @@ const (
 	ByDNS      = "dns"      // the agent's resolver
 )
 
-// Proxy is a sidecar that tells what reaches it instead of passing it on, unless it is asked to.
+// Proxy is a sidecar that answers with its listener's name, and passes a question on only if it says so.
 type Proxy struct {
 	Actor
 	Mode     redirect.Mode

@@ -10,8 +10,8 @@ import (
 // Question is an Ask whose answer is known beforehand.
 type Question struct {
 	Ask
-	// Want are those who are to answer, in order. What is left out of the first stands for itself: the destination is
-	// the one asked, the source the asker's own address. So nobody on the way may have changed either unseen. Of later
+	// Want are the expected answers, in order. What is left out of the first stands for itself: the destination is
+	// the one asked, the source the asker's own address. So a change of either on the way is seen. Of later
 	// ones a missing destination is the one asked, a missing source is any, and so is port 0 of one.
 	Want []Hop
 	// WantErr is how it is to end instead.
@@ -24,7 +24,7 @@ type Wrong struct {
 	Got Answer
 }
 
-// Error says what was asked, what was wanted, and who answered.
+// Error has the question, the expected and the actual answer.
 func (w *Wrong) Error() string {
 	return fmt.Sprintf("asked: %s\n wanted: %s\n    got: %s", w.Ask, w.wanted(w.Got), w.Got)
 }

@@ -27,7 +27,7 @@ type Service struct {
 	Onward func(Hop) Ask
 }
 
-// Server is somebody who answers on some sockets, until it is closed or its context ends.
+// Server answers on some sockets, until it is closed or its context ends.
 type Server struct {
 	actor  Actor
 	cancel context.CancelFunc
@@ -47,7 +47,7 @@ func Serve(ctx context.Context, a Actor, services ...Service) (*Server, error) {
 	return s, nil
 }
 
-// Close ends all sockets and waits until nobody is being answered any more.
+// Close ends all sockets and waits for the last answer.
 func (s *Server) Close() {
 	s.cancel()
 	s.done.Wait()
@@ -80,7 +80,7 @@ func (s *Server) open(ctx context.Context, service Service) error {
 		return err
 	}
 	context.AfterFunc(ctx, func() { _ = listener.Close() })
-	// An accepted socket belongs to whoever accepts it.
+	// An accepted socket has the owner of the thread that accepts it.
 	s.done.Go(func() { _ = s.actor.do(func() error { return s.connections(ctx, service, listener) }) })
 	return nil
 }

@@ -151,7 +151,7 @@ type Pod struct {
 	id                          string
 }
 
-// NewPod makes a sandbox, and, if it is given one, tells the API server of the pod.
+// NewPod makes a sandbox, and, if it is given a description, adds the pod to the API server.
 func (n *Node) NewPod(namespace, name string, describe func(*kubetest.Pod)) Pod {
 	n.tb.Helper()
 	number := n.pods.Add(1)
@@ -302,7 +302,7 @@ func (n *Node) Command(command string, p Pod, input []byte, extra ...string) *ex
 	return cmd
 }
 
-// Environ are the variables by which a runtime tells a plugin what to do with the sandbox.
+// Environ are the variables with which a runtime starts a plugin for the sandbox.
 func (p Pod) Environ(command, path string) []string {
 	return []string{
 		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + p.id, "CNI_NETNS=" + p.Netns, "CNI_IFNAME=eth0", "CNI_PATH=" + path,

@@ -143,7 +143,7 @@ func (t *tracer) follow() error {
 	}
 }
 
-// resume lets a thread go on up to its next system call. One that was killed meanwhile cannot, and is told of by wait.
+// resume lets a thread go on up to its next system call. One that was killed meanwhile cannot, and is reported by wait.
 func resume(id, signal int) error {
 	if err := unix.PtraceSyscall(id, signal); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("letting thread %d go on: %w", id, err)
@@ -175,7 +175,7 @@ func (t *tracer) ended(id int, status unix.WaitStatus) {
 func (t *tracer) stopped(id int, status unix.WaitStatus) (signal int, err error) {
 	th := t.threads[id]
 	if th == nil {
-		// A new one stops before it begins. Whose it is, is asked when it calls: its parent may not have told yet.
+		// A new one stops before it begins. Its process is read when it calls: the event of its parent may come later.
 		t.threads[id] = &thread{}
 		return 0, nil
 	}
