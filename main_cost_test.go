@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
@@ -38,27 +36,19 @@ func TestTheProgramIsSmall(t *testing.T) {
 	}
 }
 
-// TestNothingElseIsLinked: docs/deps.txt names all that comes from other modules, and nothing of it brings in a clientset
-// with the types of all APIs, which costs a start more than everything else together.
-func TestNothingElseIsLinked(t *testing.T) {
+// TestNothingDearIsLinked: nothing of what docs/deps.txt names, to which make verify compares what is linked, brings in a
+// clientset with the types of all APIs, which costs a start more than everything else together.
+func TestNothingDearIsLinked(t *testing.T) {
 	t.Parallel()
-	written, err := os.ReadFile("docs/deps.txt")
+	text, err := os.ReadFile("docs/deps.txt")
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), "go", "list", "-tags", "urfave_cli_no_docs", "-deps",
-		"-f", "{{if and (not .Standard) (not .Module.Main)}}{{.ImportPath}}{{end}}", ".")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64", "LC_ALL=C")
-	linked, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
+	linked := strings.Fields(string(text))
+	if !slices.Contains(linked, "k8s.io/client-go/rest") {
+		t.Fatal("docs/deps.txt does not have what is linked")
 	}
-	_, names, _ := strings.Cut(string(written), "\n")
-	want, got := slices.Sorted(slices.Values(strings.Fields(names))), slices.Sorted(slices.Values(strings.Fields(string(linked))))
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("docs/deps.txt is out of step with what is linked (-file +linked); make deps:\n%s", diff)
-	}
-	for _, name := range got {
+	for _, name := range linked {
 		for _, dear := range []string{
 			"k8s.io/client-go/kubernetes", "k8s.io/client-go/informers", "k8s.io/client-go/listers", "k8s.io/client-go/dynamic",
 			"k8s.io/client-go/discovery", "k8s.io/client-go/applyconfigurations", "k8s.io/client-go/tools/leaderelection",

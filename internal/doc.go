@@ -25,6 +25,13 @@
 // node/selfcheck; making foreign text safe to show core/printable; validating selectors, labels and names that a user sets agent/selector; a setting
 // core/settings (how it is read) and the table of its role; the frame of a role that runs until a signal applet/service.
 //
+// To add a setting: a row in the table of its role (role/installer/settings.go,
+// role/tainter/settings.go, role/redirector/settings.go; race repair's in
+// agent/podrepair/settings.go), the field that the row fills, and what uses it.
+// Flag, variable, default, help and validation come from the row; with Chart
+// set, "make manifests" writes the chart's schema and the manual's table. The
+// test is one more row in settings_test.go of the role.
+//
 // Start reading at the tables on top of arch_test.go. A new package below
 // internal needs its ring there, a new dependency its owner; a pull request
 // that adds either shows it in one line.
