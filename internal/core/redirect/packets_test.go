@@ -145,23 +145,25 @@ func (c packetCase) run(t *testing.T) {
 		if in == nil {
 			in = families
 		}
+		native := redirect.NativeRules(spec, redirect.Families{IPv6: redirect.Captured})
 		for _, f := range in {
-			put(t, redirect.Rules(spec, f), c.ask)
+			put(t, redirect.Rules(spec, f), f, c.ask)
+			put(t, native, f, c.ask)
 		}
 	})
 }
 
-// put puts questions to rules.
-func put(t *testing.T, set ruleset.Set, questions []question) {
+// put puts questions about packets of a family to rules.
+func put(t *testing.T, set ruleset.Set, f ruleset.Family, questions []question) {
 	t.Helper()
 	rules, err := rulesettest.Compile(set)
 	if err != nil {
 		t.Fatalf("%s: %v", set.Family, err)
 	}
 	for _, q := range questions {
-		v, err := rules.Trace(q.p(set.Family))
+		v, err := rules.Trace(q.p(f))
 		if got := v.String(); err != nil || got != q.want {
-			t.Errorf("%s in %s: the packet was %s (%v), want %s; it met\n%s", q.name, set.Family, got, err, q.want, v.Explain())
+			t.Errorf("%s in %s of %s: the packet was %s (%v), want %s; it met\n%s", q.name, f, set.Family, got, err, q.want, v.Explain())
 		}
 	}
 }

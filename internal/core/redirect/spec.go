@@ -1,8 +1,13 @@
-// Package redirect knows what an Istio sidecar captures and which iptables rules capture it.
+// Package redirect decides what an Istio sidecar captures and which rules capture it, in the dialects of iptables and nft.
 //
 // It promises that a Spec is valid once Parse has made it, that Rules is total (no error, no clock, no system), and
 // that the rules are those of Istio's own CNI plugin, rule by rule, in the spelling in which the kernel's tools print
 // them. It never touches a namespace; packages below node do.
+//
+// To add a rule: its field in Spec, that field's reader in parse.go, the rule in its chain in rules.go, rules_dns.go or
+// rules_mangle.go, for both dialects at once; its annotation is a row in core/sidecar. A match or target that no rule has
+// yet is a type in core/ruleset besides, with its bytes in node/nftables/xtables and native. Tests: spectest draws the
+// field; packets_test.go asks what the rule does.
 //
 // Start at Spec, then Rules; Owned recognises what this or an earlier configuration left in a namespace.
 package redirect

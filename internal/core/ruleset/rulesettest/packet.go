@@ -76,7 +76,7 @@ func (p Packet) Loop() Packet {
 
 // check refuses packets that cannot be, so that a slip in a test is not answered.
 func (p Packet) check(family ruleset.Family) error {
-	want := family == ruleset.IPv4
+	want := family == ruleset.IPv4 || family == ruleset.Inet && p.Src.Is4()
 	switch {
 	case !p.Src.IsValid() || !p.Dst.IsValid():
 		return fmt.Errorf("packet has no source or no destination")

@@ -1,6 +1,7 @@
 package rulesettest
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -21,23 +22,28 @@ const (
 var protocols = map[Proto]uint8{TCP: ruleset.TCP, UDP: ruleset.UDP} //nolint:gochecknoglobals // a constant table
 
 // check refuses a rule that is not understood, or that the kernel does not take where it stands.
-func check(t ruleset.Table, chain string, r ruleset.Rule) error {
-	incoming := slices.Contains([]string{"INPUT", "PREROUTING"}, chain)
-	outgoing := slices.Contains([]string{"OUTPUT", "POSTROUTING"}, chain)
+func check(t ruleset.Table, here place, r ruleset.Rule) error {
+	incoming := slices.Contains([]string{"INPUT", "PREROUTING"}, here.chain)
+	outgoing := slices.Contains([]string{"OUTPUT", "POSTROUTING"}, here.chain)
 	protocol := false
 	for _, m := range r.Matches {
 		switch m := m.(type) {
 		case ruleset.Interface:
 			if m.Out && incoming || !m.Out && outgoing {
-				return fmt.Errorf("iptables refuses %v in chain %s", m, chain)
+				return fmt.Errorf("iptables refuses %v in chain %s", m, here.chain)
 			}
 		case ruleset.Owner:
 			if incoming {
-				return fmt.Errorf("iptables refuses an owner in chain %s", chain)
+				return fmt.Errorf("iptables refuses an owner in chain %s", here.chain)
 			}
 		case ruleset.Protocol:
 			protocol = !m.Not
+		case ruleset.Port:
+			protocol = true
 		}
+	}
+	if r.Why == "" && t.Name != here.table {
+		return errors.New("it has no reason")
 	}
 	return checkTarget(t, r.Target, protocol)
 }
@@ -51,7 +57,7 @@ func checkTarget(t ruleset.Table, target ruleset.Target, protocol bool) error {
 		return fmt.Errorf("target %q is no chain of the table", jump.Chain)
 	case !known:
 		return fmt.Errorf("target %v is not known here", target)
-	case table != "" && table != t.Name:
+	case table != "" && table != at(t, "").table:
 		return fmt.Errorf("iptables takes its target in table %s only", table)
 	}
 	switch target.(type) {
@@ -87,7 +93,11 @@ func (w *walk) holds(m ruleset.Match) bool {
 	case ruleset.Interface:
 		return (m.Out && p.Out == m.Name || !m.Out && p.In == m.Name) != m.Not
 	case ruleset.Network:
-		return (m.Source && m.Prefix.Masked().Contains(p.Src) || !m.Source && m.Prefix.Masked().Contains(p.Dst)) != m.Not
+		address := p.Dst
+		if m.Source {
+			address = p.Src
+		}
+		return m.Prefix.Addr().Is4() == address.Is4() && m.Prefix.Masked().Contains(address) != m.Not
 	case ruleset.Protocol:
 		return (protocols[p.Proto] == m.Number) != m.Not
 	case ruleset.Port:
@@ -97,6 +107,9 @@ func (w *walk) holds(m ruleset.Match) bool {
 	case ruleset.Reset:
 		return p.Proto == TCP && p.RST
 	case ruleset.Owner:
+		if w.packet.NoSocket && w.rules.family == ruleset.Inet {
+			return false // nft's match ends the rule, negated or not
+		}
 		return w.owned(m) != m.Not
 	case ruleset.Mark:
 		return (m.Connection && p.Connmark == m.Value || !m.Connection && p.Mark == m.Value) != m.Not

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
@@ -26,20 +27,35 @@ type Rules struct {
 	chains map[place]ruleset.Chain
 }
 
-// Compile reads all rules of a Set. The error names every rule that it does not understand, and those that the kernel
-// would refuse where they stand.
+// nativePrefix is that of the native tables, whose base chains have the names of iptables' in small letters.
+const nativePrefix = "istio-proxy-"
+
+// at gives the place of a chain, in iptables' words for a base chain of a native table.
+func at(t ruleset.Table, chain string) place {
+	table, native := strings.CutPrefix(t.Name, nativePrefix)
+	if upper := strings.ToUpper(chain); native && ruleset.Builtin(table, upper) {
+		chain = upper
+	}
+	return place{table, chain}
+}
+
+// Compile reads all rules of a Set, of iptables or of native tables. The error names every rule that it does not
+// understand, and those that the kernel would refuse where they stand.
 func Compile(set ruleset.Set) (Rules, error) {
 	out := Rules{family: set.Family, chains: map[place]ruleset.Chain{}}
 	var errs []error
 	for _, t := range set.Tables {
 		for _, c := range t.Chains {
-			here := place{t.Name, c.Name}
+			here := at(t, c.Name)
 			out.chains[here] = c
-			if ruleset.Builtin(t.Name, c.Name) && !passed(here) && (len(c.Rules) > 0 || c.Policy != "ACCEPT") {
+			if len(c.Rules) == 0 && set.Family == ruleset.Inet {
+				errs = append(errs, fmt.Errorf("chain %s/%s is empty", t.Name, c.Name))
+			}
+			if ruleset.Builtin(here.table, here.chain) && !passed(here) && (len(c.Rules) > 0 || c.Policy == "DROP") {
 				errs = append(errs, fmt.Errorf("reading chain %s/%s: rules here are not known to Trace", t.Name, c.Name))
 			}
 			for _, r := range c.Rules {
-				if err := check(t, c.Name, r); err != nil {
+				if err := check(t, here, r); err != nil {
 					errs = append(errs, fmt.Errorf("reading rule %q of %s/%s: %w", r, t.Name, c.Name, err))
 				}
 			}
@@ -67,13 +83,13 @@ func (rs Rules) Trace(p Packet) (Verdict, error) {
 		return Verdict{}, fmt.Errorf("tracing a packet: %w", err)
 	}
 	w := &walk{rules: rs, packet: p}
-	for _, at := range route[p.Hook] {
-		if at.table == "nat" && !natted(p) {
+	for _, here := range route[p.Hook] {
+		if here.table == "nat" && !natted(p) {
 			continue
 		}
-		w.table(at)
+		w.table(here)
 		if w.err != nil {
-			return w.verdict, fmt.Errorf("tracing a packet through %s/%s: %w", at.table, at.chain, w.err)
+			return w.verdict, fmt.Errorf("tracing a packet through %s/%s: %w", here.table, here.chain, w.err)
 		}
 		if w.verdict.Action == Drop || w.verdict.Action == Reject {
 			break
@@ -132,8 +148,9 @@ func (w *walk) redirect() {
 		return
 	}
 	w.packet.Out = "lo"
-	w.packet.Dst = netip.IPv6Loopback()
-	if w.rules.family == ruleset.IPv4 {
+	if w.packet.Dst.Is6() {
+		w.packet.Dst = netip.IPv6Loopback()
+	} else {
 		w.packet.Dst = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	}
 }
