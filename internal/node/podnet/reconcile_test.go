@@ -270,7 +270,7 @@ func noted(before []string, f ruleset.Family, rules []string) []string {
 	return out
 }
 
-// check looks whether Verify says what is wrong and changes nothing, and whether Refuse does nothing either.
+// check looks whether Verify says what is wrong and changes nothing, and whether FailOnConflict does nothing either.
 func (d drift) check(t *testing.T, p pod, n podnet.Namespace, v iptables.Variant, s redirect.Spec, f ruleset.Family, loopback *strings.Replacer) podnet.Report {
 	t.Helper()
 	before := p.rules(t, v)
@@ -290,9 +290,9 @@ func (d drift) check(t *testing.T, p pod, n podnet.Namespace, v iptables.Variant
 	}
 	_, err = n.Apply(t.Context(), s, podnet.FailOnConflict)
 	if errors.Is(err, podnet.ErrConflict) != (d.want != nil) {
-		t.Errorf("Apply with Refuse: %v", err)
+		t.Errorf("Apply with FailOnConflict: %v", err)
 	}
-	equal(t, "Verify or Refuse changed something", before, p.rules(t, v))
+	equal(t, "Verify or FailOnConflict changed something", before, p.rules(t, v))
 	return found
 }
 
@@ -356,51 +356,40 @@ func TestAHalfAppliedSetIsFoundAndHealed(t *testing.T) {
 		fresh := dualPod(t)
 		mustApply(t, fresh.namespace(v), spec)
 		whole := fresh.rules(t, v)
-		for _, test := range []struct {
-			name string
-			half func(pod, ruleset.Family)
-			// missing are the tables of each family of which something is missing.
-			missing []string
-			refused bool
-		}{
-			{"only mangle", func(p pod, f ruleset.Family) {
-				p.restore(t, v, f, only("mangle", referencetest.Restore(spec, f)))
-			}, []string{"IPv4 nat", "IPv4 raw", "IPv6 nat", "IPv6 raw"}, true},
-			{"only nat", func(p pod, f ruleset.Family) {
-				p.restore(t, v, f, only("nat", referencetest.Restore(spec, f)))
-			}, []string{"IPv4 mangle", "IPv4 raw", "IPv6 mangle", "IPv6 raw"}, true},
-			{"only raw", func(p pod, f ruleset.Family) {
-				p.restore(t, v, f, only("raw", referencetest.Restore(spec, f)))
-			}, []string{"IPv4 mangle", "IPv4 nat", "IPv6 mangle", "IPv6 nat"}, true},
-			{"only IPv4", func(p pod, f ruleset.Family) {
-				if f == ruleset.IPv4 {
-					p.reference(t, v, spec, f)
-				}
-			}, []string{"IPv6 mangle", "IPv6 nat", "IPv6 raw"}, false},
-		} {
-			t.Run(test.name, func(t *testing.T) {
+		for _, half := range []struct {
+			table    string // "" is all of them
+			families []ruleset.Family
+		}{{"mangle", families}, {"nat", families}, {"raw", families}, {"", families[:1]}} {
+			t.Run(fmt.Sprintf("only %s of %s", half.table, half.families), func(t *testing.T) {
 				p := dualPod(t)
 				n := p.namespace(v)
+				var want []string
 				for _, f := range families {
-					test.half(p, f)
+					for _, table := range []string{"mangle", "nat", "raw"} {
+						if slices.Contains(half.families, f) && (half.table == "" || half.table == table) {
+							p.restore(t, v, f, only(table, referencetest.Restore(spec, f)))
+						} else {
+							want = append(want, f.String()+" "+table)
+						}
+					}
 				}
 				before := p.rules(t, v)
 				r, err := n.Verify(t.Context(), spec)
 				if err != nil {
 					t.Fatal(err)
 				}
-				if diff := cmp.Diff(test.missing, missing(r.Diffs)); diff != "" {
+				if diff := cmp.Diff(want, missing(r.Diffs)); diff != "" {
 					t.Errorf("Verify does not find that (-want +got):\n%s\n%s", diff, r.Diffs)
 				}
 				if len(r.Routing) != 5 {
 					t.Errorf("Verify finds of the routing: %q", r.Routing)
 				}
 				equal(t, "Verify changed something", before, p.rules(t, v))
-				if test.refused {
+				if half.table != "" {
 					if _, err = n.Apply(t.Context(), spec, podnet.FailOnConflict); !errors.Is(err, podnet.ErrConflict) {
-						t.Errorf("Apply with Refuse: %v", err)
+						t.Errorf("Apply with FailOnConflict: %v", err)
 					}
-					equal(t, "Refuse changed something", before, p.rules(t, v))
+					equal(t, "FailOnConflict changed something", before, p.rules(t, v))
 				}
 				mustApply(t, n, spec)
 				verified(t, n, spec)

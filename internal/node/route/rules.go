@@ -107,8 +107,7 @@ func (r *rule) read(kind uint16, value []byte) {
 // A standing is how the rule of a policy is there: which rule serves, and which others do the same.
 type standing struct {
 	serves   *rule
-	others   []rule // repetitions, and those that come too late to have an effect
-	tooLate  bool   // others come after the main table
+	others   []rule // repetitions, and those behind the main table, which have no effect
 	allRules []rule
 }
 
@@ -130,7 +129,6 @@ func (p Policy) standing() (standing, error) {
 			s.serves = &rules[i]
 		default:
 			s.others = append(s.others, r)
-			s.tooLate = s.tooLate || mainSeen
 		}
 	}
 	return s, nil
@@ -220,7 +218,7 @@ func (p Policy) checkRule() ([]string, error) {
 	}
 	text := "policy rule " + p.String()
 	switch {
-	case s.serves == nil && s.tooLate:
+	case s.serves == nil && len(s.others) > 0:
 		return []string{text + " is missing before the main table, behind which it has no effect"}, nil
 	case s.serves == nil:
 		return []string{text + " is missing"}, nil

@@ -65,10 +65,10 @@ func (b *testbed) link(podIP, peerIP netip.Prefix) error {
 // up switches an interface on and gives it addresses, IPv6 ones without duplicate address detection, which takes seconds.
 func up(name string, addresses ...netip.Prefix) error {
 	link, err := netlink.LinkByName(name)
-	if err != nil {
-		return fmt.Errorf("looking for interface %q: %w", name, err)
+	if err == nil {
+		err = netlink.LinkSetUp(link)
 	}
-	if err := netlink.LinkSetUp(link); err != nil {
+	if err != nil {
 		return fmt.Errorf("switching interface %q on: %w", name, err)
 	}
 	for _, a := range addresses {

@@ -70,8 +70,6 @@ func Run(c applet.Call) int {
 		Add:    p.guarded("ADD", p.add),
 		Check:  p.guarded("CHECK", p.check),
 		Status: p.guarded("STATUS", p.status),
-		Del:    func(*skel.CmdArgs) error { return nil },
-		GC:     func(*skel.CmdArgs) error { return nil },
 	}, version.PluginSupports(cniconf.Versions()...), "")
 	if failed == nil {
 		if _, err := p.answer.WriteTo(c.Stdout); err != nil {
