@@ -61,24 +61,22 @@ func (s *Service) pod(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(text) // a plugin that went away
 }
 
-// free is the size of a report that is read at any time; of longer ones the rest is read one at a time.
-const free = 64 << 10
+// short is the length up to which reports are read at any time; longer ones are read one at a time.
+const short = 64 << 10
 
-// read reads a report. Every call counts: of one that is too long the beginning is read.
-func (s *Service) read(body io.Reader) (agentcall.Report, error) {
-	text, _ := io.ReadAll(io.LimitReader(body, free))
-	if len(text) == free {
+// read reads a report. Every call counts: of a report that is too long, or that the plugin could not finish, the beginning is
+// read.
+func (s *Service) read(r *http.Request) (agentcall.Report, error) {
+	if r.ContentLength < 0 || r.ContentLength > short {
 		s.long.Lock()
 		defer s.long.Unlock()
-		rest, _ := io.ReadAll(io.LimitReader(body, agentcall.MaxReport-free))
-		text = append(text, rest...)
 	}
-	// A report that the plugin could not finish is read as far as it goes.
+	text, _ := io.ReadAll(io.LimitReader(r.Body, agentcall.MaxReport))
 	return agentcall.ReadReport(text)
 }
 
 func (s *Service) report(w http.ResponseWriter, r *http.Request) {
-	report, err := s.read(r.Body)
+	report, err := s.read(r)
 	if err != nil {
 		s.Metrics.ReportRefused()
 		http.Error(w, err.Error(), http.StatusBadRequest)

@@ -332,7 +332,7 @@ func (l *fixture) events(p podSpec) []event {
 	return all
 }
 
-// hears waits for an event on a pod with some texts.
+// waitForEvent waits for an event on a pod with some texts.
 func (l *fixture) waitForEvent(p podSpec, kind string, reason EventReason, says ...string) event {
 	l.Helper()
 	var found event
@@ -359,7 +359,7 @@ func (l *fixture) end() {
 	l.options.Events.Shutdown()
 }
 
-// silent wants no event at all about a pod, also none that waits.
+// noEvents wants no event at all about a pod, also none that waits.
 func (l *fixture) noEvents(p podSpec) {
 	l.Helper()
 	l.end()
@@ -398,7 +398,7 @@ func (l *fixture) pods(s metrics.PodState) int {
 	return l.metric(fmt.Sprintf(`istio_cni_mesh_pods{state=%q}`, s))
 }
 
-// stand waits until so many pods are redirected, broken, drifted and unknown.
+// waitForStates waits until so many pods are redirected, broken, drifted and unknown.
 func (l *fixture) waitForStates(want ...int) {
 	l.Helper()
 	var got []int
@@ -411,7 +411,7 @@ func (l *fixture) waitForStates(want ...int) {
 	})
 }
 
-// counts waits for a number of actions.
+// waitForCount waits for a number of actions.
 func (l *fixture) waitForCount(t metrics.RepairType, result metrics.RepairResult, want int) {
 	l.Helper()
 	agenttest.Until(l.T, func() string { return fmt.Sprintf("%s %s: %d, want %d", t, result, l.repaired(t, result), want) }, func() bool {
@@ -440,7 +440,7 @@ func (l *fixture) writes() []string {
 	})
 }
 
-// passes waits until everything that was set up to now has been judged: one worker takes them in their order.
+// waitForWorker waits until everything that was set up to now has been judged: one worker takes them in their order.
 func (l *fixture) waitForWorker() {
 	l.Helper()
 	last := podSpec{name: fmt.Sprintf("zz-last-%d", len(l.server.Requests())), ns: "zz", uid: "last", ips: []string{"192.0.2.1"}}

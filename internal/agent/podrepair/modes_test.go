@@ -69,7 +69,7 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// acted waits for the event and the count of an action.
+// waitForAction waits for the event and the count of an action.
 func (l *fixture) waitForAction(p podSpec, mode repair.Mode) {
 	l.Helper()
 	switch mode {
@@ -94,13 +94,6 @@ func (l *fixture) waitForAction(p podSpec, mode repair.Mode) {
 	case repair.Report:
 		l.waitForEvent(p, "Warning", ReasonBroken, "exit code 126", "switch on")
 		l.waitForStates(0, 1, 0, 0)
-	}
-}
-
-func TestEventReasonsAreTheReferences(t *testing.T) {
-	t.Parallel()
-	if ReasonDeleted != "DeleteBrokenPod" || ReasonLabelled != "LabelBrokenPod" || component != "cni-repair" {
-		t.Error("a name that others look for has changed")
 	}
 }
 
