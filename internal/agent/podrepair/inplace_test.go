@@ -3,8 +3,6 @@ package podrepair
 import (
 	"encoding/json"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -273,53 +271,34 @@ func inodeOf(t *testing.T, path string) string {
 	return inode.String()
 }
 
-// TestW11AnAddressThatWasGivenToAnotherPodIsNoProof has a pod whose sandbox ended with the node's last run, and another one that has
-// its address now, in the mesh or not.
+// TestW11AnAddressThatWasGivenToAnotherPodIsNoProof has a pod whose sandbox ended with the node's last run, and another one that
+// has its address now, in the mesh or not, by the API server. That libcni's cache decides as well is shown by podns.
 func TestW11AnAddressThatWasGivenToAnotherPodIsNoProof(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct {
-		claim func(l *fixture, path string)
-		says  string
-	}{
-		"by the cache": {func(l *fixture, path string) {
-			l.cache(podSpec{name: "other", uid: "other"}, path)
-		}, "libcni's cache has it as that of pod shop/other"},
-		"by the API server": {func(l *fixture, _ string) {
-			l.set(podSpec{name: "other", uid: "other", plain: true, phase: "Running"}.at("10.88.0.2/24"))
-		}, "pod shop/other has the same ones"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			l := newFixture(t, inPlace)
-			p := crashing("web").at("10.88.0.2/24")
-			path := l.Sandbox(p.ips...)
-			l.Mount(path, "cni-1")
-			l.Start(path)
-			test.claim(l, path)
-			// Those that have ended, and those on the node's network, claim nothing.
-			l.set(podSpec{name: "over", uid: "over", plain: true, phase: "Succeeded"}.at("10.88.0.2/24"))
-			l.set(podSpec{name: "host", uid: "host", plain: true, phase: "Running", host: true}.at("10.88.0.2/24"))
-			l.set(p)
-			l.run()
-			l.waitForEvent(p, "Warning", ReasonRepaired, "may be another pod's", test.says)
-			l.waitForStates(0, 1, 0, 0)
-			if got := rulesOf(t, path); got != "" {
-				t.Errorf("rules were written:\n%s", got)
-			}
-			// The claim ends.
-			if data := l.server.Object("/api/v1/namespaces/shop/pods/other"); data != nil {
-				l.server.Delete("/api/v1/namespaces/shop/pods/other")
-			} else {
-				l.Do(os.Remove(filepath.Join(l.Cache, "net-other-other-eth0")))
-			}
-			agenttest.Until(t, func() string { return "it is not redirected" }, func() bool {
-				l.clock.Step(time.Second)
-				return l.repaired(metrics.RepairPod, metrics.RepairSuccess) == 1
-			})
-			if !captured(t, path) {
-				t.Error("it is not redirected")
-			}
-		})
+	l := newFixture(t, inPlace)
+	p := crashing("web").at("10.88.0.2/24")
+	path := l.Sandbox(p.ips...)
+	l.Mount(path, "cni-1")
+	l.Start(path)
+	other := podSpec{name: "other", uid: "other", plain: true, phase: "Running"}.at("10.88.0.2/24")
+	l.set(other)
+	// Pods that have ended, and those on the node's network, do not count.
+	l.set(podSpec{name: "over", uid: "over", plain: true, phase: "Succeeded"}.at("10.88.0.2/24"))
+	l.set(podSpec{name: "host", uid: "host", plain: true, phase: "Running", host: true}.at("10.88.0.2/24"))
+	l.set(p)
+	l.run()
+	l.waitForEvent(p, "Warning", ReasonRepaired, "may be another pod's", "pod shop/other has the same ones")
+	l.waitForStates(0, 1, 0, 0)
+	if got := rulesOf(t, path); got != "" {
+		t.Errorf("rules were written:\n%s", got)
+	}
+	l.server.Delete(other.path())
+	agenttest.Until(t, func() string { return "it is not redirected" }, func() bool {
+		l.clock.Step(time.Second)
+		return l.repaired(metrics.RepairPod, metrics.RepairSuccess) == 1
+	})
+	if !captured(t, path) {
+		t.Error("it is not redirected")
 	}
 }
 

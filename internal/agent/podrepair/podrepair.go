@@ -13,6 +13,7 @@
 package podrepair
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -78,18 +79,9 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	if o.Workers <= 0 {
-		o.Workers = 4
-	}
-	if o.Timeout <= 0 {
-		o.Timeout = 2 * time.Minute
-	}
-	if o.PodTimeout <= 0 {
-		o.PodTimeout = time.Minute
-	}
-	if o.Clock == nil {
-		o.Clock = clock.RealClock{}
-	}
+	o.Workers = cmp.Or(o.Workers, 4)
+	o.Timeout, o.PodTimeout = cmp.Or(o.Timeout, 2*time.Minute), cmp.Or(o.PodTimeout, time.Minute)
+	o.Clock = cmp.Or[clock.WithTickerAndDelayedExecution](o.Clock, clock.RealClock{})
 	return o
 }
 

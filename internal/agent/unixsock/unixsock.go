@@ -128,9 +128,10 @@ func (s *Server) Serve(ctx context.Context, handler http.Handler) {
 		}
 	}
 	s.Close() // waits for the one that has begun
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	// Not ctx, which the server's hook still reads.
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
-	if server.Shutdown(ctx) != nil {
+	if server.Shutdown(ending) != nil {
 		_ = server.Close() // the connections are gone whatever it says
 	}
 }

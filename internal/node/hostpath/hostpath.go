@@ -25,14 +25,14 @@ type View struct {
 // Detect returns the view of this moment: the roots that exist, and the procfs below one of them or as it is. The first
 // process of a procfs sees the processes of its own container only, so its procfs is not the node's.
 func Detect(roots []string, proc string) View {
-	v := View{Roots: slices.DeleteFunc(slices.Clone(roots), func(root string) bool { return !Exists(root) })}
+	v := View{Roots: slices.DeleteFunc(slices.Clone(roots), func(root string) bool { return !exists(root) })}
 	for _, root := range v.Roots {
-		if seen := filepath.Join(root, proc); Exists(filepath.Join(seen, "1/ns")) {
+		if seen := filepath.Join(root, proc); exists(filepath.Join(seen, "1/ns")) {
 			v.Proc = seen
 			return v
 		}
 	}
-	if Exists(filepath.Join(proc, "1/ns")) && os.Getpid() != 1 {
+	if exists(filepath.Join(proc, "1/ns")) && os.Getpid() != 1 {
 		v.Proc = proc
 	}
 	return v
@@ -67,8 +67,10 @@ func (v View) Existing(paths ...string) []string {
 		found := false
 		for _, root := range append(slices.Clone(v.Roots), "/") {
 			seen := filepath.Join(root, path)
-			exists := Exists(seen)
-			if found = found || exists; exists && !slices.Contains(all, seen) {
+			if !exists(seen) {
+				continue
+			}
+			if found = true; !slices.Contains(all, seen) {
 				all = append(all, seen)
 			}
 		}
@@ -84,7 +86,7 @@ func (v View) Existing(paths ...string) []string {
 func (v View) Find(file string) (string, bool) {
 	for _, root := range v.Roots {
 		for _, seen := range below(root, filepath.Clean(file)) {
-			if Exists(filepath.Dir(seen)) || Exists(filepath.Join(root, "usr")) {
+			if exists(filepath.Dir(seen)) || exists(filepath.Join(root, "usr")) {
 				return seen, true
 			}
 		}
@@ -101,8 +103,8 @@ func below(root, path string) []string {
 	return []string{filepath.Join(root, path)}
 }
 
-// Exists reports whether there is something at a path that this process may look at.
-func Exists(path string) bool {
+// exists reports whether there is something at a path that this process may look at.
+func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
 }
