@@ -13,7 +13,6 @@ import (
 	"net/http/httptrace"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -76,8 +75,8 @@ type Client struct {
 }
 
 // NewClient checks the configuration. It sends no request. With a kubeconfig it reads that at once, and an error has the class
-// InvalidConfig: that of a missing file satisfies errors.Is(err, fs.ErrNotExist). Without one it checks the address, [ErrNoHost] and
-// [ErrNoPort] included, and reads no file: the node may come up before they are there.
+// InvalidConfig: that of a missing file satisfies errors.Is(err, fs.ErrNotExist). Without one it checks the address and
+// reads no file: the node may come up before they are there.
 func NewClient(config Config) (*Client, error) {
 	config.Timeout = cmp.Or(config.Timeout, 10*time.Second)
 	config.IdleTimeout = cmp.Or(config.IdleTimeout, 150*time.Second)
@@ -244,17 +243,7 @@ type call struct {
 
 // String is what the call is about, for messages.
 func (c *call) String() string {
-	text := c.resource.plural
-	if c.part != "" {
-		text += "/" + c.part
-	}
-	if c.name != "" || c.namespace != "" {
-		text += " "
-	}
-	if c.namespace != "" && c.name != "" {
-		return clean(text + c.namespace + "/" + c.name)
-	}
-	return clean(text + c.namespace + c.name)
+	return clean(strings.TrimSuffix(c.resource.plural+"/"+c.part, "/") + " " + strings.Trim(c.namespace+"/"+c.name, "/"))
 }
 
 var errNoSegment = errors.New("namespace or name cannot stand in a request")
@@ -271,11 +260,6 @@ func (c *call) request(to *rest.RESTClient) (*rest.Request, error) {
 		verb = http.MethodGet
 	}
 	r := to.Verb(verb).AbsPath(c.resource.path()...).MaxRetries(0).WarningHandlerWithContext(rest.NoWarnings{})
-	for _, segment := range []string{c.namespace, c.name} {
-		if segment != "" && !validName(segment) {
-			return nil, errNoSegment
-		}
-	}
 	r = r.NamespaceIfScoped(c.namespace, c.namespace != "").Resource(c.resource.plural)
 	if c.name != "" {
 		r = r.Name(c.name)
@@ -398,8 +382,6 @@ type exchange struct {
 	call   *call
 	// secrets are the credentials that the request carries.
 	secrets []string
-	// retryAfter is a header of the answer.
-	retryAfter time.Duration
 	// limit bounds an answer, or an event of a watch, in bytes; left is what may still come.
 	limit int64
 	left  atomic.Int64
@@ -458,25 +440,8 @@ func (o *observer) RoundTrip(r *http.Request) (*http.Response, error) {
 		x.unsent = err
 		return nil, err
 	}
-	// The API server sends seconds, never a date.
-	if seconds, err := strconv.ParseUint(response.Header.Get("Retry-After"), 10, 31); err == nil {
-		x.retryAfter = time.Duration(seconds) * time.Second
-	}
-	body := &boundedBody{response.Body, x}
-	if x.left.Store(x.limit); response.StatusCode >= http.StatusMultipleChoices {
-		const longest = 64 << 10
-		response.Body = struct {
-			io.Reader
-			io.Closer
-		}{io.LimitReader(body, longest), body}
-		return response, nil
-	}
-	if response.ContentLength > x.limit {
-		x.broken = errTooLarge(x.limit)
-		response.Body.Close() //nolint:errcheck,gosec // only read from
-		return nil, x.broken
-	}
-	response.Body = body
+	x.left.Store(x.limit)
+	response.Body = &boundedBody{response.Body, x}
 	return response, nil
 }
 

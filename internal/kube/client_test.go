@@ -66,12 +66,12 @@ func TestAPIReadsWhatIsNeeded(t *testing.T) {
 		Template: placement.Template{
 			NodeName: "n", NodeSelector: map[string]string{"a": "b"},
 			Tolerations: []placement.Toleration{{Key: "k", Operator: "Exists", Effect: "NoExecute"}},
-			Required: &placement.NodeSelector{Terms: []placement.NodeTerm{{
-				Labels: []placement.Requirement{{Key: "c", Operator: "In", Values: []string{"d"}}},
-				Fields: []placement.Requirement{{Key: "metadata.name", Operator: "NotIn", Values: []string{"e"}}},
-			}}},
 		},
 	}
+	want.Template.Affinity.NodeAffinity.Required = &placement.NodeSelector{Terms: []placement.NodeTerm{{
+		Labels: []placement.Requirement{{Key: "c", Operator: "In", Values: []string{"d"}}},
+		Fields: []placement.Requirement{{Key: "metadata.name", Operator: "NotIn", Values: []string{"e"}}},
+	}}}
 	if diff := cmp.Diff(want, set); diff != "" || err != nil {
 		t.Errorf("DaemonSet: %v (-want +got):\n%s", err, diff)
 	}
@@ -272,11 +272,15 @@ func TestAPISkipsVerificationWhenTold(t *testing.T) {
 }
 
 func TestNewClientRefusesAnAddress(t *testing.T) {
-	if _, err := NewClient(Config{}); !errors.Is(err, ErrNoHost) {
-		t.Errorf("got %v, want ErrNoHost", err)
-	}
-	if _, err := NewClient(Config{Server: Address{Host: "a"}}); !errors.Is(err, ErrNoPort) {
-		t.Errorf("got %v, want ErrNoPort", err)
+	for want, address := range map[string]Address{
+		"KUBERNETES_SERVICE_HOST": {}, "KUBERNETES_SERVICE_PORT": {Host: "10.96.0.1"}, `port "https"`: {Host: "10.96.0.1", Port: "https"},
+		`port "0"`: {Host: "10.96.0.1", Port: "0"}, `port "65536"`: {Host: "10.96.0.1", Port: "65536"},
+		`host "a/b"`: {Host: "a/b", Port: "443"}, `host "a\nb"`: {Host: "a\nb", Port: "443"}, `host "me@there"`: {Host: "me@there", Port: "443"},
+		`host "fe80::1%eth0"`: {Host: "fe80::1%eth0", Port: "443"}, `protocol "ftp"`: {Protocol: "ftp", Host: "10.96.0.1", Port: "443"},
+	} {
+		if _, err := NewClient(Config{Server: address}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: got %v, want an error with %s", address, err, want)
+		}
 	}
 }
 

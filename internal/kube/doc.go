@@ -1,7 +1,7 @@
 // Package kube is the program's way to the API server. A [Client] is built on client-go's REST client: for the plugin, which
 // asks once for one pod by the kubeconfig that the node agent wrote, and for the agent and the controllers.
 //
-// It promises that a pod's good answer costs one connection and one GET, that a look-up ends within its [Budget] and any
+// It promises that a pod's good answer costs one connection and one GET, that a look-up ends within its budget and any
 // other request within Config.Timeout whatever the server does, that a reflector runs until the caller's context ends, and
 // that a failure is an [Error]: what was asked, of what server, what came back. No credential is ever
 // part of an error.
@@ -14,6 +14,6 @@
 // dynamic client, as each start of the plugin would pay for it.
 //
 // Start reading at [Client] in client.go: how a request is sent, and [Client.Lookup] in lookup.go: what is tried again.
-// error.go is the vocabulary of failures, kubeconfig.go reads and writes the file. watch.go has client-go's reflector and what bounds
+// error.go is the vocabulary of failures, kubeconfig.go reads the file. watch.go has client-go's reflector and what bounds
 // it, objects.go what is kept of objects, write.go how they are changed, lease.go the lock, events.go events.
 package kube

@@ -113,7 +113,11 @@ func (e *Error) Error() string {
 		fmt.Fprintf(&text, " (%d)", e.Status)
 	}
 	if e.Attempts > 0 {
-		fmt.Fprintf(&text, " after %d attempt%s in %.1fs", e.Attempts, plural(e.Attempts), e.Elapsed.Seconds())
+		noun := "attempts"
+		if e.Attempts == 1 {
+			noun = "attempt"
+		}
+		fmt.Fprintf(&text, " after %d %s in %.1fs", e.Attempts, noun, e.Elapsed.Seconds())
 	}
 	if e.Exhausted {
 		text.WriteString(", time budget used up")
@@ -236,7 +240,7 @@ func (x *exchange) refused(answer metav1.Status) *Error {
 	}
 	failed := x.fail(classOf(status.Code), &apierrors.StatusError{ErrStatus: status})
 	failed.Status, failed.Message = int(status.Code), status.Message
-	failed.RetryAfter = max(x.retryAfter, time.Duration(status.Details.RetryAfterSeconds)*time.Second)
+	failed.RetryAfter = time.Duration(status.Details.RetryAfterSeconds) * time.Second
 	switch failed.Class { //nolint:exhaustive // the others are no verdicts
 	case Unauthorized, Forbidden, NotFound:
 		if foreign {
@@ -329,11 +333,4 @@ const maxForeignText = 256
 // clean makes foreign text fit for one line of a log: printable, no runs of space, bounded.
 func clean(text string) string {
 	return printable.Text(strings.Join(strings.Fields(text), " "), maxForeignText)
-}
-
-func plural(n int) string {
-	if n == 1 {
-		return ""
-	}
-	return "s"
 }

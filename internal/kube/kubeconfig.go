@@ -1,10 +1,9 @@
 package kube
 
 import (
-	"crypto/x509"
+	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"net/url"
@@ -15,11 +14,7 @@ import (
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
-
-// maxFile bounds every file that is read here: a kubeconfig, a token, a certificate.
-const maxFile = 1 << 20
 
 // readKubeconfig reads a kubeconfig by client-go's rules, and gives its content as well. No error repeats a credential.
 func readKubeconfig(file string) (*rest.Config, []byte, error) {
@@ -29,7 +24,8 @@ func readKubeconfig(file string) (*rest.Config, []byte, error) {
 	}
 	parsed, err := clientcmd.Load(content)
 	if err != nil {
-		return nil, nil, errNoConfig // the cause may repeat the file, tokens included
+		// The cause may repeat the file, tokens included.
+		return nil, nil, errors.New("decoding: it is not a Config of v1 in YAML in which each name stands once")
 	}
 	if parsed.Contexts[parsed.CurrentContext] == nil {
 		return nil, nil, fmt.Errorf("there is no context %q, which current-context names", parsed.CurrentContext)
@@ -55,17 +51,13 @@ func readKubeconfig(file string) (*rest.Config, []byte, error) {
 			"use token, tokenFile or a client certificate")
 	}
 	config.BearerToken = strings.TrimSpace(config.BearerToken) // it may be of a file
-	return config, content, checkToken(config.BearerToken)
+	return config, content, nil
 }
-
-// errNoConfig is a file that client-go cannot decode.
-var errNoConfig = errors.New("decoding: it is not a Config of v1 in YAML in which each name stands once")
 
 // inline reads the files of a configuration into it, but for the token file, which client-go reads again each minute. It gives the
 // content of all. A file that is named but empty is an error: without an authority the system's would be trusted.
 func inline(config *rest.Config) (content []byte, err error) {
-	var token []byte
-	tokenFile := config.BearerTokenFile
+	tokenFile, token := config.BearerTokenFile, []byte(nil)
 	for _, one := range []struct {
 		key  string
 		file *string
@@ -86,44 +78,17 @@ func inline(config *rest.Config) (content []byte, err error) {
 		*one.file, *one.data = "", data
 		content = append(content, data...)
 	}
-	return content, checkToken(strings.TrimSpace(string(token)))
+	return content, nil
 }
 
-// checkToken refuses a character that no token has.
-func checkToken(token string) error {
-	if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return errors.New("the token holds a character that no token has: the file is damaged")
-	}
-	return nil
-}
-
-// errEmptyFile is what a power loss in the middle of a write leaves behind.
-var errEmptyFile = errors.New("the file is empty")
-
+// readFile reads a file that must have content: an empty one is what a power loss in the middle of a write leaves behind.
 func readFile(name string) ([]byte, error) {
-	file, err := os.Open(filepath.Clean(name))
-	if err != nil {
-		return nil, err
+	data, err := os.ReadFile(filepath.Clean(name))
+	if err == nil && strings.TrimSpace(string(data)) == "" {
+		err = errors.New("the file is empty")
 	}
-	defer file.Close() //nolint:errcheck // only read from
-	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
-	switch {
-	case err != nil:
-		return nil, err
-	case len(data) > maxFile:
-		return nil, fmt.Errorf("the file is larger than %d bytes", maxFile)
-	case strings.TrimSpace(string(data)) == "":
-		return nil, errEmptyFile
-	}
-	return data, nil
+	return data, err
 }
-
-// Names in the kubeconfig for the plugin, as in every version of the reference.
-const (
-	clusterName = "local"
-	userName    = "istio-cni"
-	contextName = "istio-cni-context"
-)
 
 // Address is where the API server listens, as the kubelet tells every container in KUBERNETES_SERVICE_PROTOCOL, _HOST
 // and _PORT.
@@ -136,76 +101,22 @@ type Address struct {
 	Port string
 }
 
-// What an address lacks, outside of a cluster above all.
-var (
-	ErrNoHost = errors.New("the API server's host (KUBERNETES_SERVICE_HOST) is not set")
-	ErrNoPort = errors.New("the API server's port (KUBERNETES_SERVICE_PORT) is not set")
-)
-
-// URL is the address with an IPv6 host in brackets. An empty host is [ErrNoHost], which is found before an empty port,
-// [ErrNoPort].
+// URL is the address with an IPv6 host in brackets.
 func (a Address) URL() (*url.URL, error) {
 	switch {
 	case a.Host == "":
-		return nil, ErrNoHost
+		return nil, errors.New("the API server's host (KUBERNETES_SERVICE_HOST) is not set")
 	case a.Port == "":
-		return nil, ErrNoPort
+		return nil, errors.New("the API server's port (KUBERNETES_SERVICE_PORT) is not set")
 	case a.Protocol != "" && a.Protocol != "https" && a.Protocol != "http":
 		return nil, fmt.Errorf("the API server's protocol %q is neither https nor http", a.Protocol)
 	}
-	host := a.Host
-	if inner, found := strings.CutPrefix(host, "["); found {
-		host = strings.TrimSuffix(inner, "]")
-	}
+	host := strings.TrimSuffix(strings.TrimPrefix(a.Host, "["), "]")
 	if address, err := netip.ParseAddr(host); (err != nil || address.Zone() != "") && !validName(strings.ToLower(host)) {
 		return nil, fmt.Errorf("the API server's host %q is neither a name nor an address", a.Host)
 	}
 	if port, err := strconv.ParseUint(a.Port, 10, 16); err != nil || port == 0 {
 		return nil, fmt.Errorf("the API server's port %q is not a number from 1 to 65535", a.Port)
 	}
-	scheme := "https"
-	if a.Protocol != "" {
-		scheme = a.Protocol
-	}
-	return &url.URL{Scheme: scheme, Host: net.JoinHostPort(host, a.Port)}, nil
-}
-
-// Trust is how the API server proves itself: by an authority, or not at all.
-type Trust struct {
-	// CA is the authority's certificates in PEM.
-	CA []byte
-	// SkipVerify accepts any server's certificate; CA is left out then.
-	SkipVerify bool
-}
-
-// KubeconfigText is the kubeconfig by which the plugin reaches the API server: what [NewClient] and kubectl read, with
-// authority and token inside. The token is taken as it is, but for a line break or blanks around it: kubectl would
-// send those along and be refused. An error never holds the token.
-func KubeconfigText(server Address, trust Trust, token []byte) ([]byte, error) {
-	at, err := server.URL()
-	if err != nil {
-		return nil, err
-	}
-	cluster := clientcmdapi.NewCluster()
-	cluster.Server, cluster.InsecureSkipTLSVerify = at.String(), trust.SkipVerify
-	if !trust.SkipVerify {
-		if !x509.NewCertPool().AppendCertsFromPEM(trust.CA) {
-			return nil, errors.New("the authority holds no certificate in PEM")
-		}
-		cluster.CertificateAuthorityData = trust.CA
-	}
-	user := clientcmdapi.NewAuthInfo()
-	user.Token = strings.TrimSpace(string(token))
-	if err = checkToken(user.Token); err != nil {
-		return nil, err
-	}
-	if user.Token == "" {
-		return nil, errors.New("the token is empty")
-	}
-	here := clientcmdapi.NewContext()
-	here.Cluster, here.AuthInfo = clusterName, userName
-	config := clientcmdapi.NewConfig()
-	config.Clusters[clusterName], config.AuthInfos[userName], config.Contexts[contextName] = cluster, user, here
-	config.CurrentContext = contextName
-	return clientcmd.Write(*config)
+	return &url.URL{Scheme: cmp.Or(a.Protocol, "https"), Host: net.JoinHostPort(host, a.Port)}, nil
 }

@@ -6,6 +6,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 // Lease is a lock that has to be renewed (k8s.io/api/coordination/v1.LeaseSpec). It is not client-go's
@@ -52,24 +53,13 @@ func (c *Client) Lease(ctx context.Context, namespace, name string) (Lease, erro
 }
 
 func leaseOf(object *coordinationv1.Lease) Lease {
-	lease := Lease{Namespace: object.Namespace, Name: object.Name, object: object}
 	spec := object.Spec
-	if spec.HolderIdentity != nil {
-		lease.Holder = *spec.HolderIdentity
+	return Lease{
+		Namespace: object.Namespace, Name: object.Name, object: object,
+		Holder: ptr.Deref(spec.HolderIdentity, ""), Duration: time.Duration(ptr.Deref(spec.LeaseDurationSeconds, 0)) * time.Second,
+		Acquired: ptr.Deref(spec.AcquireTime, metav1.MicroTime{}).UTC(), Renewed: ptr.Deref(spec.RenewTime, metav1.MicroTime{}).UTC(),
+		Transitions: int(ptr.Deref(spec.LeaseTransitions, 0)),
 	}
-	if spec.LeaseDurationSeconds != nil {
-		lease.Duration = time.Duration(*spec.LeaseDurationSeconds) * time.Second
-	}
-	if spec.AcquireTime != nil {
-		lease.Acquired = spec.AcquireTime.UTC()
-	}
-	if spec.RenewTime != nil {
-		lease.Renewed = spec.RenewTime.UTC()
-	}
-	if spec.LeaseTransitions != nil {
-		lease.Transitions = int(*spec.LeaseTransitions)
-	}
-	return lease
 }
 
 // WriteLease creates the lease if it did not exist when it was read, and else replaces it, provided that nobody has

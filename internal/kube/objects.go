@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
 	"github.com/meshcni/istio-cni/internal/core/placement"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
@@ -228,36 +230,18 @@ func (c *Client) DaemonSet(ctx context.Context, namespace, name string) (DaemonS
 	}
 	return DaemonSet{
 		Namespace: object.Namespace, Name: object.Name, UID: string(object.UID), Deleting: object.DeletionTimestamp != nil,
-		Template: templateOf(&object.Spec.Template.Spec),
+		Template: convert[placement.Template](object.Spec.Template.Spec),
 	}, nil
 }
 
-// templateOf is where a pod template wants its pods to be.
-func templateOf(p *corev1.PodSpec) placement.Template {
-	template := placement.Template{NodeName: p.NodeName, NodeSelector: p.NodeSelector}
-	for _, t := range p.Tolerations {
-		template.Tolerations = append(template.Tolerations, placement.Toleration{
-			Key: t.Key, Operator: string(t.Operator), Value: t.Value, Effect: string(t.Effect),
-		})
+// convert copies by the names that both types have in JSON.
+func convert[T any](from any) (to T) {
+	data, err := json.Marshal(from)
+	if err == nil {
+		err = json.Unmarshal(data, &to)
 	}
-	if p.Affinity == nil || p.Affinity.NodeAffinity == nil || p.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-		return template
-	}
-	template.Required = &placement.NodeSelector{}
-	for _, term := range p.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
-		template.Required.Terms = append(template.Required.Terms, placement.NodeTerm{
-			Labels: requirementsOf(term.MatchExpressions), Fields: requirementsOf(term.MatchFields),
-		})
-	}
-	return template
-}
-
-func requirementsOf(from []corev1.NodeSelectorRequirement) []placement.Requirement {
-	var all []placement.Requirement
-	for _, r := range from {
-		all = append(all, placement.Requirement{Key: r.Key, Operator: string(r.Operator), Values: r.Values})
-	}
-	return all
+	utilruntime.Must(err) // both types are this program's
+	return to
 }
 
 // Node fetches one: GET /api/v1/nodes/NAME.
@@ -266,13 +250,10 @@ func (c *Client) Node(ctx context.Context, name string) (Node, error) {
 	if err != nil {
 		return Node{}, err
 	}
-	node := Node{
-		Node: placement.Node{Name: object.Name, Labels: object.Labels}, Runtime: object.Status.NodeInfo.ContainerRuntimeVersion,
-	}
-	for _, taint := range object.Spec.Taints {
-		node.Taints = append(node.Taints, placement.Taint{Key: taint.Key, Value: taint.Value, Effect: string(taint.Effect)})
-	}
-	return node, nil
+	return Node{
+		Node:    placement.Node{Name: object.Name, Labels: object.Labels, Taints: convert[[]placement.Taint](object.Spec.Taints)},
+		Runtime: object.Status.NodeInfo.ContainerRuntimeVersion,
+	}, nil
 }
 
 // PodKey says which pod is meant.

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -12,7 +11,6 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 )
@@ -35,13 +33,8 @@ func (c *Client) PatchTaints(
 	if patch == nil {
 		return n, false, nil
 	}
-	after, err = c.changedNode(ctx, &call{
-		verb: "patch", resource: nodes(), name: n.Name, patch: types.JSONPatchType, body: patch,
-	}, n.Condition.Type)
-	if err != nil {
-		return n, true, err
-	}
-	return after, true, nil
+	after, err = c.patchNode(ctx, n, call{patch: types.JSONPatchType, body: patch}, n.Condition.Type)
+	return after, true, err
 }
 
 // taintPatch works on the places of the taints in the list, so that the others are not written. It is nil when there is
@@ -96,23 +89,19 @@ func (c *Client) PatchCondition(
 		Type: corev1.NodeConditionType(want.Type), Status: corev1.ConditionStatus(want.Status), Reason: want.Reason,
 		Message: want.Message, LastHeartbeatTime: metav1.NewTime(now), LastTransitionTime: metav1.NewTime(since),
 	}
-	after, err = c.changedNode(ctx, &call{
-		verb: "patch", resource: nodes(), name: n.Name, part: "status", patch: types.StrategicMergePatchType, body: map[string]any{
-			"metadata": map[string]any{"uid": n.UID},
-			"status":   map[string]any{"conditions": []corev1.NodeCondition{condition}},
-		},
-	}, want.Type)
-	if err != nil {
-		return n, true, err
-	}
-	return after, true, nil
+	after, err = c.patchNode(ctx, n, call{part: "status", patch: types.StrategicMergePatchType, body: map[string]any{
+		"metadata": map[string]any{"uid": n.UID},
+		"status":   map[string]any{"conditions": []corev1.NodeCondition{condition}},
+	}}, want.Type)
+	return after, true, err
 }
 
-// changedNode sends a change and reads the node that the API server answers with.
-func (c *Client) changedNode(ctx context.Context, what *call, condition string) (NodeState, error) {
-	node, err := ask[*corev1.Node](ctx, c, what)
+// patchNode sends a change and gives the node that the API server answers with, or as it was before an error.
+func (c *Client) patchNode(ctx context.Context, n NodeState, what call, condition string) (NodeState, error) {
+	what.verb, what.resource, what.name = "patch", nodes(), n.Name
+	node, err := ask[*corev1.Node](ctx, c, &what)
 	if err != nil {
-		return NodeState{}, err
+		return n, err
 	}
 	return nodeOf(node, condition), nil
 }
@@ -125,67 +114,42 @@ type PodRef struct {
 }
 
 // DeletePod deletes a pod, with the time to end that it has by its own settings, if it is still as it was seen: another
-// UID or resourceVersion is an error of [IsConflict]. A pod that is no more is NotFound. That it was asked for, and not that the
-// pod is gone, is success.
+// UID or resourceVersion is an error of [IsConflict]. A pod that is no more is NotFound. Success means that the API server accepted
+// it, not that the pod is gone.
 func (c *Client) DeletePod(ctx context.Context, ref PodRef) error {
-	what := podCall("delete", ref, "")
-	if err := ref.check(ref.Version); err != nil {
-		return c.invalid(what, err)
-	}
-	what.body = &metav1.DeleteOptions{
+	return c.changePod(ctx, ref, ref.Version, call{verb: "delete", body: &metav1.DeleteOptions{
 		TypeMeta: metav1.TypeMeta{Kind: "DeleteOptions", APIVersion: "v1"}, Preconditions: ref.preconditions(),
-	}
-	return c.act(ctx, what)
+	}})
 }
 
-// EvictPod does as [Client.DeletePod] if no PodDisruptionBudget stands against it, which is an error of
-// [ErrDisruptionBudget] with the time in RetryAfter for which it will not change, if the server says so.
+// EvictPod does as [Client.DeletePod] if no PodDisruptionBudget forbids it, which is an error of [ErrDisruptionBudget] with the time
+// in RetryAfter for which it will not change, if the server says so.
 func (c *Client) EvictPod(ctx context.Context, ref PodRef) error {
-	what := podCall("create", ref, "eviction")
-	if err := ref.check(ref.Version); err != nil {
-		return c.invalid(what, err)
-	}
-	what.body = &policyv1.Eviction{
+	return c.changePod(ctx, ref, ref.Version, call{verb: "create", part: "eviction", body: &policyv1.Eviction{
 		TypeMeta:      metav1.TypeMeta{Kind: "Eviction", APIVersion: policyv1.SchemeGroupVersion.String()},
 		ObjectMeta:    metav1.ObjectMeta{Namespace: ref.Namespace, Name: ref.Name},
 		DeleteOptions: &metav1.DeleteOptions{Preconditions: ref.preconditions()},
-	}
-	return c.act(ctx, what)
+	}})
 }
 
-// LabelPod gives a pod a label or another value of it, by way of its status: that needs no permission to change the pod.
-// The version does not matter; another UID is an error of [IsConflict]. A label that cannot be one is not sent.
+// LabelPod sets a label of a pod, by way of its status: that needs no permission to change the pod. The version does not matter;
+// another UID is an error of [IsConflict].
 func (c *Client) LabelPod(ctx context.Context, ref PodRef, key, value string) error {
-	what := podCall("patch", ref, "status")
-	if err := errors.Join(ref.check(), checkLabel(key, value)); err != nil {
-		return c.invalid(what, err)
-	}
-	what.patch = types.MergePatchType
-	what.body = map[string]any{"metadata": map[string]any{"uid": ref.UID, "labels": map[string]string{key: value}}}
-	return c.act(ctx, what)
+	return c.changePod(ctx, ref, "any", call{verb: "patch", part: "status", patch: types.MergePatchType, body: map[string]any{
+		"metadata": map[string]any{"uid": ref.UID, "labels": map[string]string{key: value}},
+	}})
 }
 
-func checkLabel(key, value string) error {
-	if problems := append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...); len(problems) > 0 {
-		return fmt.Errorf("label %q=%q: %s", clean(key), clean(value), problems[0])
+// changePod sends a change of one pod, which must be named without doubt.
+func (c *Client) changePod(ctx context.Context, ref PodRef, version string, what call) error {
+	what.resource, what.namespace, what.name = pods(), ref.Namespace, ref.Name
+	switch {
+	case !validName(ref.Namespace) || !validName(ref.Name):
+		return c.invalid(&what, errNoSegment)
+	case ref.UID == "" || version == "":
+		return c.invalid(&what, fmt.Errorf("UID %q and resourceVersion %q do not say which pod is meant", ref.UID, ref.Version))
 	}
-	return nil
-}
-
-func podCall(verb string, ref PodRef, part string) *call {
-	return &call{verb: verb, resource: pods(), namespace: ref.Namespace, name: ref.Name, part: part}
-}
-
-// check refuses a reference that would not say which pod, or that lacks one of the other texts that are needed.
-func (r PodRef) check(needed ...string) error {
-	if r.Namespace == "" || r.Name == "" {
-		return errNoSegment
-	}
-	if r.UID == "" || slices.Contains(needed, "") {
-		return fmt.Errorf("pod %s/%s: UID %q and resourceVersion %q do not say which pod is meant", r.Namespace, r.Name, r.UID,
-			r.Version)
-	}
-	return nil
+	return c.act(ctx, &what)
 }
 
 func (r PodRef) preconditions() *metav1.Preconditions {

@@ -2,6 +2,7 @@ package installation
 
 import (
 	"bytes"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +10,9 @@ import (
 	"net"
 	"path/filepath"
 	"strings"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
@@ -31,7 +35,7 @@ func (i *Installation) kubeconfig() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	text, trust, err := i.kubeconfigText()
+	text, authority, err := i.kubeconfigText()
 	if err != nil {
 		return false, err
 	}
@@ -52,27 +56,57 @@ func (i *Installation) kubeconfig() (bool, error) {
 	}
 	server := net.JoinHostPort(i.config.Server.Host, i.config.Server.Port)
 	i.log.Info("wrote kubeconfig", slog.String("file", file), slog.String("server", server),
-		slog.Int("ca_bytes", len(trust.CA)))
+		slog.Int("ca_bytes", len(authority)))
 	return true, nil
 }
 
-// kubeconfigText is the file's content for the credentials as they are now.
-func (i *Installation) kubeconfigText() (text []byte, trust kube.Trust, err error) {
-	trust.SkipVerify = i.config.CA == ""
-	if !trust.SkipVerify {
-		if trust.CA, _, err = hostfs.ReadFile(i.config.CA, maxCredential); err != nil {
-			return nil, trust, serviceAccount(err)
+// Names in the kubeconfig for the plugin, as in every version of the reference.
+const (
+	clusterName = "local"
+	userName    = "istio-cni"
+	contextName = "istio-cni-context"
+)
+
+// kubeconfigText is the file's content for the present credentials, and the authority in it.
+func (i *Installation) kubeconfigText() (text, authority []byte, err error) {
+	if i.config.CA != "" {
+		if authority, _, err = hostfs.ReadFile(i.config.CA, maxCredential); err != nil {
+			return nil, nil, serviceAccount(err)
 		}
 	}
 	token, _, err := hostfs.ReadFile(i.config.Token, maxCredential)
 	if err != nil {
-		return nil, trust, serviceAccount(err)
+		return nil, nil, serviceAccount(err)
 	}
-	text, err = kube.KubeconfigText(i.config.Server, trust, token)
-	if err != nil {
-		return nil, trust, fmt.Errorf("making the kubeconfig: %w", err)
+	if text, err = encodeKubeconfig(i.config.Server, i.config.CA == "", authority, token); err != nil {
+		return nil, nil, fmt.Errorf("making the kubeconfig: %w", err)
 	}
-	return text, trust, nil
+	return text, authority, nil
+}
+
+// encodeKubeconfig writes what the plugin and kubectl read, with authority and token inside. Blanks around the token are left out:
+// kubectl would send them along and be refused. An error never holds the token.
+func encodeKubeconfig(server kube.Address, skipVerify bool, authority, token []byte) ([]byte, error) {
+	at, err := server.URL()
+	trimmed := strings.TrimSpace(string(token))
+	switch {
+	case err != nil:
+		return nil, err
+	case !skipVerify && !x509.NewCertPool().AppendCertsFromPEM(authority):
+		return nil, errors.New("the authority holds no certificate in PEM")
+	case trimmed == "":
+		return nil, errors.New("the token is empty")
+	case strings.ContainsFunc(trimmed, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return nil, errors.New("the token holds a character that no token has: the file is damaged")
+	}
+	config := clientcmdapi.NewConfig()
+	config.Clusters[clusterName] = &clientcmdapi.Cluster{
+		Server: at.String(), InsecureSkipTLSVerify: skipVerify, CertificateAuthorityData: authority,
+	}
+	config.AuthInfos[userName] = &clientcmdapi.AuthInfo{Token: trimmed}
+	config.Contexts[contextName] = &clientcmdapi.Context{Cluster: clusterName, AuthInfo: userName}
+	config.CurrentContext = contextName
+	return clientcmd.Write(*config)
 }
 
 // serviceAccount says what is missing; the kubelet brings it.

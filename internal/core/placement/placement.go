@@ -15,25 +15,30 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// Template is where a pod template wants its pods to be, cut down to what binds (k8s.io/api/core/v1.PodSpec).
+// Template is where a pod template wants its pods to be: the part of a pod's specification that binds, by its names in JSON
+// (k8s.io/api/core/v1.PodSpec).
 type Template struct {
-	NodeName     string
-	NodeSelector map[string]string
-	// Required is the node affinity that is required, nil when there is none.
-	Required    *NodeSelector
-	Tolerations []Toleration
+	NodeName     string            `json:"nodeName"`
+	NodeSelector map[string]string `json:"nodeSelector"`
+	Tolerations  []Toleration      `json:"tolerations"`
+	Affinity     struct {
+		NodeAffinity struct {
+			// Required is nil when no node affinity is required.
+			Required *NodeSelector `json:"requiredDuringSchedulingIgnoredDuringExecution"`
+		} `json:"nodeAffinity"`
+	} `json:"affinity"`
 }
 
 // NodeSelector holds for a node for which one of its terms holds.
 type NodeSelector struct {
-	Terms []NodeTerm
+	Terms []NodeTerm `json:"nodeSelectorTerms"`
 }
 
 // NodeTerm holds for a node for which all its requirements hold; one without any holds for none.
 type NodeTerm struct {
-	Labels []Requirement
+	Labels []Requirement `json:"matchExpressions"`
 	// Fields knows one field, metadata.name.
-	Fields []Requirement
+	Fields []Requirement `json:"matchFields"`
 }
 
 // Requirement is about one label or field. Operators are In, NotIn, Exists, DoesNotExist, Gt and Lt.
@@ -92,7 +97,8 @@ func Fits(wants Template, node Node) (fits bool, why string) {
 			return false, printable.Text(fmt.Sprintf("its nodeSelector wants the label %s=%s", key, wants.NodeSelector[key]), maxReason)
 		}
 	}
-	if wants.Required != nil && !slices.ContainsFunc(wants.Required.Terms, func(t NodeTerm) bool { return t.holds(node) }) {
+	required := wants.Affinity.NodeAffinity.Required
+	if required != nil && !slices.ContainsFunc(required.Terms, func(t NodeTerm) bool { return t.holds(node) }) {
 		return false, "no term of its required node affinity matches"
 	}
 	tolerations := append(ownTolerations(), wants.Tolerations...)

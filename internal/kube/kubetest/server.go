@@ -22,6 +22,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -371,6 +372,9 @@ func statusAbout(w http.ResponseWriter, code int, reason, message string, detail
 	outcome := "Failure"
 	if code < http.StatusMultipleChoices {
 		outcome = "Success"
+	}
+	if seconds, err := strconv.Atoi(w.Header().Get("Retry-After")); err == nil {
+		details["retryAfterSeconds"] = seconds // the API server makes the header of it
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)

@@ -1,13 +1,9 @@
-package kube
+package placement
 
 import (
 	"encoding/json"
 	"strings"
 	"testing"
-
-	corev1 "k8s.io/api/core/v1"
-
-	"github.com/meshcni/istio-cni/internal/core/placement"
 )
 
 // TestFits has templates and taints as the API has them.
@@ -80,16 +76,16 @@ func TestFits(t *testing.T) {
 		{"one of two taints tolerated", `{"tolerations": [{"key": "k", "operator": "Exists"}]}`, `{"key": "k", "effect": "NoExecute"}, {"key": "j", "effect": "NoExecute"}`, "j="},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			var wire corev1.PodSpec
-			var taints []placement.Taint
-			if err := json.Unmarshal([]byte(test.spec), &wire); err != nil {
+			var wants Template
+			var taints []Taint
+			if err := json.Unmarshal([]byte(test.spec), &wants); err != nil {
 				t.Fatal(err)
 			}
 			if err := json.Unmarshal([]byte("["+test.taints+"]"), &taints); err != nil {
 				t.Fatal(err)
 			}
-			node := placement.Node{Name: "node-1", Labels: map[string]string{"zone": "a", "cores": "8"}, Taints: taints}
-			fits, why := placement.Fits(templateOf(&wire), node)
+			node := Node{Name: "node-1", Labels: map[string]string{"zone": "a", "cores": "8"}, Taints: taints}
+			fits, why := Fits(wants, node)
 			if fits != (test.why == keep) || !strings.Contains(why, test.why) || (why == "") != fits {
 				t.Errorf("got %v because %q, want %q", fits, why, test.why)
 			}
