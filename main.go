@@ -25,11 +25,10 @@ func main() {
 }
 
 func program() applet.Program {
-	build := applet.Build()
 	return applet.Program{
 		Name:    "istio-cni",
 		About:   "istio-cni redirects the traffic of Istio sidecar pods on a Kubernetes node.",
-		Version: build.String() + "\nCNI versions: " + strings.Join(cniconf.Versions(), " "),
+		Version: version,
 		Roles: []applet.Role{
 			{Name: "plugin", Summary: "CNI plugin: redirects a pod when the runtime creates it", Run: plugin.Run, Protocol: true},
 			{
@@ -44,8 +43,13 @@ func program() applet.Program {
 			},
 			{Name: "selftest", Summary: "finds out which way of redirecting pods works on this node", Run: selftester.Run},
 			{Name: "decisions", Summary: "shows what the plugin decided lately on this node, and why", Run: decisions.Run},
-			{Name: "version", Summary: "prints the version", Run: build.Run},
+			{Name: "version", Summary: "prints the version", Run: func(c applet.Call) int { return applet.Build().Run(c) }},
 		},
 		Implicit: "plugin", ImplicitVar: "CNI_COMMAND",
 	}
+}
+
+// version is read only to be shown: a start of the plugin has no use for the stamp of the build.
+func version() string {
+	return applet.Build().String() + "\nCNI versions: " + strings.Join(cniconf.Versions(), " ")
 }

@@ -47,9 +47,11 @@ type Role struct {
 
 // Program is a set of roles under one name.
 type Program struct {
-	// Name is the program's own, About the line that says what it is, Version its version.
-	Name, About, Version string
-	Roles                []Role
+	// Name is the program's own, About the line that says what it is.
+	Name, About string
+	// Version returns its version. It is called only to show it: reading it takes time.
+	Version func() string
+	Roles   []Role
 	// Implicit is the role that the environment variable ImplicitVar chooses, whatever the arguments, unless the program
 	// was called by an alias.
 	Implicit, ImplicitVar string
@@ -80,7 +82,7 @@ func (p Program) Run(path string, c Call) int {
 		return ExitOK
 	}
 	if slices.Contains([]string{"--version", "-v"}, first) {
-		_, _ = fmt.Fprintln(c.Stdout, p.Version)
+		_, _ = fmt.Fprintln(c.Stdout, p.Version())
 		return ExitOK
 	}
 	_, _ = fmt.Fprintf(c.Stderr, "%s: unknown command %q\n\n", called, first)
@@ -116,7 +118,7 @@ func (p Program) about(called string, c Call) int {
 
 func (p Program) list(w io.Writer) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n%s\n\nCommands, by first argument or by the name of a link:\n", p.About, p.Version)
+	fmt.Fprintf(&b, "%s\n%s\n\nCommands, by first argument or by the name of a link:\n", p.About, p.Version())
 	for _, r := range p.Roles {
 		fmt.Fprintf(&b, "  %s %-10s %-18s %s\n", p.Name, r.Name, r.Alias, r.Summary)
 	}
