@@ -98,18 +98,24 @@ func (d Disk) replace(path string, fill func(temp *os.File) error, place func(te
 	if err != nil {
 		return err
 	}
-	if err = d.complete(temp, fill); err == nil {
-		err = place(temp.Name())
-	}
-	if err != nil {
+	if err = d.complete(temp, fill); err != nil {
 		_ = d.ops().Remove(temp.Name()) // the next sweep tries again
+		return err
+	}
+	return d.place(temp.Name(), path, place)
+}
+
+// place gives a temporary file its name, or removes it.
+func (d Disk) place(temp, path string, place func(temp string) error) error {
+	if err := place(temp); err != nil {
+		_ = d.ops().Remove(temp) // the next sweep tries again
 		return err
 	}
 	return d.syncDir(filepath.Dir(path))
 }
 
 func (d Disk) renameOnto(path string) func(temp string) error {
-	return func(temp string) error { return wrap("renaming temporary file", d.ops().Rename(temp, path)) }
+	return func(temp string) error { return wrap("renaming temporary file", d.ops().Rename(temp, path, 0)) }
 }
 
 // complete fills a temporary file and puts it on the disk.
@@ -200,16 +206,12 @@ func (d Disk) symlink(target, link string) error {
 	if err != nil {
 		return wrap("creating temporary link", inDirectory(filepath.Dir(link), err))
 	}
-	if err := d.ops().Rename(temp, link); err != nil {
-		_ = d.ops().Remove(temp) // the next sweep tries again
-		return wrap("renaming temporary link", err)
-	}
-	return d.syncDir(filepath.Dir(link))
+	return d.place(temp, link, d.renameOnto(link))
 }
 
 // Rename gives a file another name, durably. A file of that name is replaced.
 func (d Disk) Rename(from, to string) error {
-	err := d.ops().Rename(from, to)
+	err := d.ops().Rename(from, to, 0)
 	if err == nil {
 		err = d.syncDir(filepath.Dir(to))
 	}

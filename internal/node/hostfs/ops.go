@@ -20,9 +20,8 @@ type Ops interface {
 	Sync(file *os.File) error
 	// Close closes the file even if it fails.
 	Close(file *os.File) error
-	Rename(from, to string) error
-	// RenameFlags is renameat2(2): EINVAL is a file system that does not know the flags.
-	RenameFlags(from, to string, flags uint) error
+	// Rename is renameat2(2): EINVAL is a file system that does not know the flags.
+	Rename(from, to string, flags uint) error
 	// Remove removes a file, a link or an empty directory.
 	Remove(path string) error
 	Symlink(target, link string) error
@@ -54,11 +53,11 @@ func (Kernel) Sync(file *os.File) error { return file.Sync() }
 // Close calls close(2).
 func (Kernel) Close(file *os.File) error { return file.Close() }
 
-// Rename calls rename(2).
-func (Kernel) Rename(from, to string) error { return os.Rename(from, to) }
-
-// RenameFlags calls renameat2(2).
-func (Kernel) RenameFlags(from, to string, flags uint) error {
+// Rename calls renameat2(2), and rename(2) without flags, which every file system knows.
+func (Kernel) Rename(from, to string, flags uint) error {
+	if flags == 0 {
+		return os.Rename(from, to)
+	}
 	if err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, flags); err != nil {
 		return &os.LinkError{Op: "renameat2", Old: from, New: to, Err: err}
 	}

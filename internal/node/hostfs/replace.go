@@ -43,10 +43,10 @@ func (d Disk) exchange(temp, path string, old, data []byte) error {
 	const attempts = 100
 	expected, placed := old, data
 	for n := range attempts {
-		err := d.ops().RenameFlags(temp, path, unix.RENAME_EXCHANGE)
+		err := d.ops().Rename(temp, path, unix.RENAME_EXCHANGE)
 		switch {
 		case unsupported(err) && holds(path, old):
-			return wrap("renaming temporary file", d.ops().Rename(temp, path))
+			return wrap("renaming temporary file", d.ops().Rename(temp, path, 0))
 		case unsupported(err), errors.Is(err, fs.ErrNotExist):
 			return ErrChanged
 		case err != nil:
@@ -67,7 +67,7 @@ func (d Disk) exchange(temp, path string, old, data []byte) error {
 
 // moveNew renames to a name that must be free.
 func (d Disk) moveNew(from, to string) error {
-	err := d.ops().RenameFlags(from, to, unix.RENAME_NOREPLACE)
+	err := d.ops().Rename(from, to, unix.RENAME_NOREPLACE)
 	if errors.Is(err, fs.ErrExist) {
 		return ErrChanged
 	}
@@ -77,7 +77,7 @@ func (d Disk) moveNew(from, to string) error {
 	if _, err := os.Lstat(to); err == nil {
 		return ErrChanged
 	}
-	return wrap("renaming", d.ops().Rename(from, to))
+	return wrap("renaming", d.ops().Rename(from, to, 0))
 }
 
 // unsupported reports whether a file system knows plain renames only, renameat2(2).

@@ -23,18 +23,18 @@ type writers struct {
 	plain  bool // such renames are unknown, as in some file systems
 }
 
-func (w *writers) RenameFlags(from, to string, flags uint) error {
-	if w.plain {
+func (w *writers) Rename(from, to string, flags uint) error {
+	if flags != 0 && w.plain {
 		return syscall.EINVAL
 	}
-	if len(w.before) > 0 {
+	if flags != 0 && len(w.before) > 0 {
 		next := w.before[0]
 		w.before = w.before[1:]
 		if err := next(); err != nil {
 			return err
 		}
 	}
-	return w.Ops.RenameFlags(from, to, flags)
+	return w.Ops.Rename(from, to, flags)
 }
 
 // writing is another writer that replaces the file; a text "-" removes it.

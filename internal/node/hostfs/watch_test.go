@@ -567,23 +567,3 @@ func TestWatchAndMounts(t *testing.T) {
 	}
 	must(t, unix.Unmount(seen, 0))
 }
-
-// BenchmarkWatch measures from a rename onto a watched file to when it is told.
-func BenchmarkWatch(b *testing.B) {
-	dir := memory(b)
-	f := filepath.Join(dir, "f")
-	put(b, f, "")
-	put(b, f+".2", "")
-	l := listen(b, at(f))
-	for b.Loop() {
-		b.StopTimer()
-		must(b, os.Link(f, f+".1"))
-		b.StartTimer()
-		must(b, os.Rename(f+".2", f))
-		<-l.Changed()
-		b.StopTimer()
-		must(b, os.Rename(f+".1", f+".2"))
-		l.settle(b)
-		b.StartTimer()
-	}
-}

@@ -170,19 +170,11 @@ func (f *Faults) Close(file *os.File) error {
 }
 
 // Rename implements [hostfs.Ops].
-func (f *Faults) Rename(from, to string) error {
+func (f *Faults) Rename(from, to string, flags uint) error {
 	if err := f.next("rename %s %s", from, to); err != nil {
 		return err
 	}
-	return f.kernel.Rename(from, to)
-}
-
-// RenameFlags implements [hostfs.Ops].
-func (f *Faults) RenameFlags(from, to string, flags uint) error {
-	if err := f.next("rename %s %s with %d", from, to, flags); err != nil {
-		return err
-	}
-	return f.kernel.RenameFlags(from, to, flags)
+	return f.kernel.Rename(from, to, flags)
 }
 
 // Remove implements [hostfs.Ops].

@@ -93,7 +93,7 @@ func TestPowerCutEmptiesWhatWasRenamedUnsynced(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = faults.Write(file, []byte("new"))
-	err = errors.Join(err, faults.Close(file), faults.Rename(filepath.Join(dir, "temp"), filepath.Join(dir, "f")))
+	err = errors.Join(err, faults.Close(file), faults.Rename(filepath.Join(dir, "temp"), filepath.Join(dir, "f"), 0))
 	if err != nil {
 		t.Fatal(err)
 	}
