@@ -26,7 +26,7 @@ func (c Config) onHost(file string) (string, bool) {
 	return hostpath.View{Roots: c.HostRoots}.Find(file)
 }
 
-// alive reports whether a sandbox is still there, for all that can be told: its namespace is a file that goes with it.
+// alive reports whether a sandbox may still exist: its namespace is a file that is removed with it.
 func (c Config) alive(s cnicache.Entry) bool {
 	if s.NetNS == "" || strings.HasPrefix(s.NetNS, "/proc/") {
 		return true

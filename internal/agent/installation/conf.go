@@ -61,12 +61,12 @@ func (i *Installation) confOnce() (bool, error) {
 	case plan.Waiting != "":
 		return changed, &WaitingError{For: fmt.Sprintf("%s in %s", plan.Waiting, i.config.NetDir)}
 	case len(plan.Steps) > 0 && !i.mayWrite(metrics.Config):
-		return false, errors.New("the CNI configuration was changed by somebody else and is not to be put back (CNI_ENABLE_REINSTALL=false)")
+		return false, errors.New("the CNI configuration was changed by another program and is not restored (CNI_ENABLE_REINSTALL=false)")
 	}
 	return changed, nil
 }
 
-// carryOut takes the steps of a plan, unless there is a reason to wait.
+// carryOut applies the steps of a plan, unless there is a reason to wait.
 func (i *Installation) carryOut(dir cniconf.Dir, plan cniconf.Plan, others []string) (changed bool, err error) {
 	if len(plan.Steps) == 0 || !i.mayWrite(metrics.Config) {
 		return false, nil

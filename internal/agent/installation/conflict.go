@@ -39,7 +39,7 @@ type conflictError struct {
 }
 
 func (e *conflictError) Error() string {
-	return fmt.Sprintf("%s is being rewritten again and again (rival: %s), and is left alone for a while; %s", e.file, e.other, remedy(e.other))
+	return fmt.Sprintf("another program (%s) keeps rewriting %s, backing off; %s", e.other, e.file, remedy(e.other))
 }
 
 // remedy is how a conflict is ended.

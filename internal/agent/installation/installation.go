@@ -171,7 +171,7 @@ func (i *Installation) Reconcile() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.uninstalled {
-		return errors.New("the installation was taken back")
+		return errors.New("the plugin was uninstalled")
 	}
 	var errs []error
 	anyChanged := false

@@ -29,7 +29,7 @@ const (
 // errServiceAccount marks what is wrong with token or authority.
 var errServiceAccount = errors.New("reading the service account")
 
-// kubeconfig writes the file where the stanza sends the plugin to look for it.
+// kubeconfig writes the file that the stanza names.
 func (i *Installation) kubeconfig() (bool, error) {
 	file, err := i.config.kubeconfigFile()
 	if err != nil {
@@ -117,7 +117,7 @@ func serviceAccount(err error) error {
 	return fmt.Errorf("%w: %w", errServiceAccount, err)
 }
 
-// kubeconfigFile is where the plugin looks, as this process sees it.
+// kubeconfigFile is the file that the stanza names, as this process sees it.
 func (c Config) kubeconfigFile() (string, error) {
 	conf, err := cniconf.Parse(c.Want.Stanza.Single())
 	if err != nil {

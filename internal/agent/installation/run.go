@@ -48,7 +48,7 @@ func (i *Installation) Run(ctx context.Context) error {
 		case conflict > 0:
 			wait = conflict
 		case err != nil && !waits(err):
-			i.log.ErrorContext(ctx, "the installation is not as wanted", errAttr(err))
+			i.log.ErrorContext(ctx, "the installation differs from the desired state", errAttr(err))
 			wait, retry = retry, min(2*retry, longestRetry)
 		default:
 			retry = firstRetry
@@ -228,7 +228,7 @@ func (i *Installation) Until(ctx context.Context) error {
 		}
 		i.log.Info(err.Error()) //nolint:sloglint // what is waited for is the message
 		if !i.sleep(ctx, watch, longestRetry) {
-			return fmt.Errorf("told to end while %w", err)
+			return fmt.Errorf("interrupted while %w", err)
 		}
 	}
 }

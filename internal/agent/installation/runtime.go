@@ -7,7 +7,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 )
 
-// LoadsDropIns tells whether a runtime loads drop-in files, by its name and version as a node reports them
+// LoadsDropIns reports whether a runtime loads drop-in files, by its name and version as a node reports them
 // (status.nodeInfo.containerRuntimeVersion), such as "containerd://2.2.0". containerd does so from 2.1 on, which is when
 // it took libcni 1.3.0; of the others it is not known. docs/operations.md has how that was found out.
 func LoadsDropIns(runtime string) cniconf.Support {

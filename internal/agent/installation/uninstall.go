@@ -24,7 +24,7 @@ type Left struct {
 	Why     string
 }
 
-// Uninstall gives the node back: the stanza first, so that no new pod meets it, then the kubeconfig, and the program last,
+// Uninstall removes the stanza first, so that no new pod meets it, then the kubeconfig, and the program last,
 // and only if no sandbox needs it for its removal. It goes on after an error and joins all. Reconcile does nothing more
 // afterwards.
 func (i *Installation) Uninstall(ctx context.Context) (Left, error) {
@@ -41,7 +41,7 @@ func (i *Installation) Uninstall(ctx context.Context) (Left, error) {
 		return i.keep("the configuration still names it"), errors.Join(errs...)
 	}
 	if file := i.stillNamed(); file != "" {
-		errs = append(errs, fmt.Errorf("file %q still names the plugin, or cannot be read: mend it and uninstall again", file))
+		errs = append(errs, fmt.Errorf("file %q still names the plugin, or cannot be read: fix it and uninstall again", file))
 		return i.keep("file " + file + " still names it"), errors.Join(errs...)
 	}
 	if file, unknown := i.config.kubeconfigFile(); unknown == nil {
@@ -52,8 +52,8 @@ func (i *Installation) Uninstall(ctx context.Context) (Left, error) {
 	return left, errors.Join(append(errs, err)...)
 }
 
-// removeConf takes the stanza out of the configuration, and reports whether it is out: what fails is tried again, as
-// somebody may have written the same files, and a disk that cannot sync may have done all the rest.
+// removeConf removes the stanza from the configuration, and reports whether it is gone: what fails is retried, as
+// another program may have written the same files, and a disk that cannot sync may have done all the rest.
 func (i *Installation) removeConf() (gone bool, err error) {
 	for range attempts {
 		dir, others, read := i.readDir()
@@ -68,12 +68,12 @@ func (i *Installation) removeConf() (gone bool, err error) {
 		if len(steps) == 0 && err == nil {
 			return true, nil
 		}
-		err = i.takeOut(dir, steps)
+		err = i.removeBy(dir, steps)
 	}
 	return err == nil, err
 }
 
-// stillNamed gives a file of the configuration that names the plugin in a way that cannot be taken out: one that is no
+// stillNamed returns a file of the configuration that names the plugin in a way that cannot be removed: one that is no
 // JSON at the moment, or a copy within another configuration. Without the program the runtime would fail with it.
 func (i *Installation) stillNamed() string {
 	files, err := filepath.Glob(filepath.Join(i.config.NetDir, "*"))
@@ -91,14 +91,14 @@ func (i *Installation) stillNamed() string {
 	return ""
 }
 
-// takeOut carries out the steps of a removal. Without any all is done, but perhaps not on the disk: the stanza must not
+// removeBy carries out the steps of a removal. Without any all is done, but perhaps not on the disk: the stanza must not
 // come back after a loss of power.
-func (i *Installation) takeOut(dir cniconf.Dir, steps []cniconf.Step) error {
+func (i *Installation) removeBy(dir cniconf.Dir, steps []cniconf.Step) error {
 	if len(steps) == 0 {
 		return i.disk.SyncDir(i.config.NetDir)
 	}
 	if _, err := i.apply(dir, steps); err != nil {
-		return withHint(fmt.Errorf("taking the stanza out of the CNI configuration: %w", err))
+		return withHint(fmt.Errorf("removing the stanza from the CNI configuration: %w", err))
 	}
 	return nil
 }
@@ -114,10 +114,10 @@ func (i *Installation) remove(file string) error {
 	return nil
 }
 
-// removeProgram removes the copies and their links unless somebody needs them.
+// removeProgram removes the copies and their links unless a sandbox needs them.
 func (i *Installation) removeProgram(ctx context.Context) (Left, error) {
 	if !i.waitGracePeriod(ctx) {
-		return i.keep("the agent was told to end at once"), nil
+		return i.keep("the agent is shutting down"), nil
 	}
 	if why := i.needed(); why != "" {
 		return i.keep(why), nil
@@ -139,7 +139,7 @@ func (i *Installation) removeProgram(ctx context.Context) (Left, error) {
 	return Left{}, errors.Join(errs...)
 }
 
-// made reports whether a copy of the program is of our making: one that was not to be written is somebody else's.
+// made reports whether this program wrote a copy of itself: one that was not to be written belongs to another installer.
 func (i *Installation) made(file string) bool {
 	if slices.Contains(i.config.Skip, cniconf.PluginType) {
 		return false
@@ -157,7 +157,7 @@ func (i *Installation) keep(why string) Left {
 	}
 	if len(left.Program) > 0 {
 		left.Why = why
-		i.log.Warn("the program stays: it is asked to remove pods, and does nothing else any more",
+		i.log.Warn("the program stays for the removal of pods",
 			slog.Any("files", left.Program), slog.String("why", why))
 	}
 	return left
@@ -175,7 +175,7 @@ func (i *Installation) waitGracePeriod(ctx context.Context) bool {
 	}
 }
 
-// needed says which sandbox still needs the program, or why that cannot be told. Empty is nobody.
+// needed returns which sandbox still needs the program, or why that is not known; empty is none.
 func (i *Installation) needed() string {
 	// Multus keeps a cache of its own for the plugins that it runs.
 	for _, cache := range []string{i.config.CacheDir, filepath.Join(filepath.Dir(i.config.CacheDir), "multus", "results")} {
@@ -190,7 +190,7 @@ func (i *Installation) needed() string {
 	return ""
 }
 
-// neededBy looks through one cache.
+// neededBy reads one cache.
 func (i *Installation) neededBy(dir string) string {
 	_, err := cnicache.Walk(dir, func(name string, data []byte, err error) error {
 		if err != nil {

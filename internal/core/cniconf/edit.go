@@ -83,7 +83,7 @@ func inlined(text []byte) (plugins, error) {
 	return p, nil
 }
 
-// own gives the numbers of the elements that are stanzas of this program, of any age.
+// own returns the indices of the elements that are stanzas of this program, of any age.
 func (p plugins) own(text []byte) []int {
 	var out []int
 	for i, element := range p.elements {
@@ -101,7 +101,7 @@ func isOwn(element []byte) bool {
 	return json.Unmarshal(element, &c) == nil && c.Type == PluginType
 }
 
-// Insert puts the stanza at the end of a list and takes all older ones out. Every byte that is not theirs stays as it is;
+// Insert puts the stanza at the end of a list and removes all older ones. No other byte changes;
 // a list that has the stanza where it belongs is returned unchanged.
 func Insert(list, stanza []byte) ([]byte, error) {
 	p, err := inlined(list)
@@ -170,7 +170,7 @@ func indented(stanza, space []byte) []byte {
 	return b.Bytes()
 }
 
-// Remove takes every stanza of this program out of a list, and no other byte. What Insert put in is taken out to the
+// Remove removes every stanza of this program from a list, and no other byte. What Insert inserted is removed to the
 // byte. A list that has none is returned unchanged; one that holds nothing else becomes one without plugins.
 func Remove(list []byte) ([]byte, error) {
 	return withoutOwn(list, 0)

@@ -68,7 +68,7 @@ type NetConf struct {
 // cri/annotations; CRI-O has the same one). A stanza asks for it in "capabilities", and finds them in "runtimeConfig".
 const PodAnnotations = "io.kubernetes.cri.pod-annotations"
 
-// annotations takes what the runtime hands over. What makes no sense counts as not handed over: then somebody is asked.
+// annotations reads those that the runtime passed. Invalid ones count as not passed: then the API server is asked.
 func (c *NetConf) annotations(runtimeConfig json.RawMessage) {
 	var delivered map[string]json.RawMessage
 	if json.Unmarshal(runtimeConfig, &delivered) != nil {

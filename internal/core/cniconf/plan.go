@@ -26,7 +26,7 @@ const (
 
 func (m Mode) words() []string { return []string{"inline", "dropin", "owned", "standalone", "auto"} }
 
-// String gives the mode's word in settings.
+// String returns the mode's word in settings.
 func (m Mode) String() string { return m.words()[m] }
 
 // ParseMode reads a mode's word.
@@ -58,7 +58,7 @@ func Original(saved string) string { return strings.TrimSuffix(saved, savedSuffi
 // Op is what a step does.
 type Op string
 
-// OpWrite replaces or makes a file in one instant, OpRename replaces the target, OpRemove takes a file away, OpRemoveDir an
+// OpWrite replaces or creates a file atomically, OpRename replaces the target, OpRemove removes a file, OpRemoveDir an
 // empty directory, OpReload makes runtimes read the directory again, as they do not watch those below it.
 const (
 	OpWrite     Op = "write"
@@ -100,13 +100,13 @@ type Want struct {
 	ConfName string
 	// OwnedName is the file to write if owned; empty is OwnedName.
 	OwnedName string
-	// FileMode is for files that hold nothing but ours.
+	// FileMode is for files that hold a stanza of this program only.
 	FileMode uint32
 	// DropIns is what is known of the runtime.
 	DropIns Support
 }
 
-// Support is whether the runtime loads drop-in files, which its configuration does not tell.
+// Support is whether the runtime loads drop-in files, which its configuration does not show.
 type Support uint8
 
 // Unknown keeps to what was chosen before: a drop-in file that is there stays, and none is made.
@@ -154,7 +154,7 @@ func (w Want) Plan(d Dir) Plan {
 }
 
 // Uninstall is how the directory gets back to what it was: every stanza of this program goes, whatever mode brought it,
-// and converted files are what they were unless somebody changed them since.
+// and converted files are what they were unless another program changed them since.
 func (w Want) Uninstall(d Dir) Plan {
 	p := newPlanner(w, d)
 	p.interrupted()
@@ -167,15 +167,15 @@ type planner struct {
 	want Want
 	dir  Dir
 	plan Plan
-	// mended are files whose damaged stanza the planner does not see.
-	mended map[string]bool
+	// repaired are files whose damaged stanza the planner does not see.
+	repaired map[string]bool
 }
 
 func newPlanner(w Want, d Dir) *planner {
 	if w.OwnedName == "" {
 		w.OwnedName = OwnedName
 	}
-	return &planner{want: w, dir: maps.Clone(d), plan: Plan{Mode: w.Mode}, mended: map[string]bool{}}
+	return &planner{want: w, dir: maps.Clone(d), plan: Plan{Mode: w.Mode}, repaired: map[string]bool{}}
 }
 
 func (p *planner) do(s Step) {
@@ -185,7 +185,7 @@ func (p *planner) do(s Step) {
 
 // write is a step unless the file is so already.
 func (p *planner) write(name string, data []byte, mode uint32, why string) {
-	if f, there := p.dir[name]; there && bytes.Equal(f.Data, data) && f.Mode == mode && !p.mended[name] {
+	if f, there := p.dir[name]; there && bytes.Equal(f.Data, data) && f.Mode == mode && !p.repaired[name] {
 		return
 	}
 	if _, err := Load(name, data); err != nil && Candidate(name) {
@@ -200,7 +200,7 @@ func (p *planner) warn(format string, args ...any) {
 	p.plan.Warnings = append(p.plan.Warnings, fmt.Sprintf(format, args...))
 }
 
-// inline puts the stanza into the primary configuration and takes it out of everything else.
+// inline puts the stanza into the primary configuration and removes it from all other files.
 func (p *planner) inline() {
 	p.plan.Mode = Inline
 	name, ok := p.primary()
@@ -278,7 +278,7 @@ func (p *planner) convert(name string) error {
 // savedWhy is why an original is moved aside.
 const savedWhy = "keeps the original for the day of removal"
 
-// correctName gives a list that has the name of a single plugin that of a list, when the stanza is elsewhere already.
+// correctName renames a list that has the name of a single plugin, when the stanza is elsewhere already.
 func (p *planner) correctName(primary string) {
 	if !p.misplaced(primary) {
 		return
@@ -288,7 +288,7 @@ func (p *planner) correctName(primary string) {
 }
 
 // target is the name of the list that a single plugin's file becomes: the stem with .conflist, or the whole name with it
-// if that one is somebody else's or would not be what the runtime finds first.
+// if that one belongs to another program or would not be what the runtime finds first.
 func (p *planner) target(name string) string {
 	ext := path.Ext(name)
 	if ext != extSingle && ext != extSingleJSON {
@@ -299,7 +299,7 @@ func (p *planner) target(name string) string {
 	_, mine := p.dir[name+savedSuffix]
 	mine = (mine || p.misplaced(name)) && p.hasOwn(plain) || p.converts(name, plain)
 	others := p.dir.Apply(Step{Op: OpRename, Name: name, To: plain})
-	maps.DeleteFunc(others, func(other string, _ File) bool { return p.ours(other) })
+	maps.DeleteFunc(others, func(other string, _ File) bool { return p.ownFile(other) })
 	first, _, _ := others.Loaded()
 	if taken && !mine || p.want.ConfName == "" && first < plain && first != "" {
 		return name + extList
@@ -311,7 +311,7 @@ func (p *planner) target(name string) string {
 func (p *planner) check() {
 	first, _, skipped := p.dir.Loaded()
 	for _, err := range skipped {
-		p.warn("%v: containerd loads nothing at all until it is mended or removed, CRI-O skips it", err)
+		p.warn("%v: containerd loads nothing at all until it is fixed or removed, CRI-O skips it", err)
 	}
 	if first != p.plan.File {
 		problem := fmt.Errorf("the runtime loads %q and not %q: its name sorts first", first, p.plan.File)
@@ -351,7 +351,7 @@ func baseNames(names []string) string {
 	return strings.Join(out, ", ")
 }
 
-// owned writes the copy first and gives the primary configuration back then, so that the stanza is never missing.
+// owned writes the copy first and restores the primary configuration then, so that the stanza is never missing.
 func (p *planner) owned() {
 	name := p.want.OwnedName
 	if f, there := p.dir[name]; there && !p.hasOwn(name) {
@@ -425,7 +425,7 @@ func (p *planner) standalone() {
 	p.release(name)
 }
 
-// dropIn writes the file beside the primary configuration first and takes the stanza out of the list then: for an instant
+// dropIn writes the file beside the primary configuration first and removes the stanza from the list then: for an instant
 // the plugin may run twice, which does no harm, but never not at all.
 func (p *planner) dropIn() {
 	after := newPlanner(p.want, p.dir)
@@ -466,13 +466,13 @@ func (p *planner) dropIn() {
 	}
 }
 
-// loads tells whether the runtime loads the drop-in file of a network, as far as is known.
+// loads reports whether the runtime loads the drop-in file of a network, as far as is known.
 func (p *planner) loads(network string) bool {
 	_, there := p.dir[network+"/"+DropInName]
 	return p.want.DropIns == Loaded || p.want.DropIns == Unknown && there
 }
 
-// network tells whether plugins can be added to a primary configuration from the outside.
+// network returns a primary configuration that drop-in files can be added to.
 func (p *planner) network(name string) (Network, error) {
 	n, err := p.dir.load(name)
 	if p.misplaced(name) {

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// primary finds the configuration that the stanza belongs to. If there is none yet, it says what is waited for.
+// primary finds the configuration that the stanza belongs to. If there is none yet, the plan waits.
 func (p *planner) primary() (string, bool) {
 	if name := p.want.ConfName; name != "" && p.want.Mode != Standalone {
 		return p.named(name)
@@ -19,7 +19,7 @@ func (p *planner) primary() (string, bool) {
 			p.plan.Problem = fmt.Errorf("the runtime may load file %q, which cannot be read from here: %s", name, unseen)
 			return "", false
 		}
-		if (p.loadable(name) || p.mend(name)) && !p.ours(name) {
+		if (p.loadable(name) || p.repair(name)) && !p.ownFile(name) {
 			return name, true
 		}
 	}
@@ -31,7 +31,7 @@ func (p *planner) primary() (string, bool) {
 	return "", false
 }
 
-// named looks for the file that a person named, else for its twin of the other kind, as a single plugin may have become a
+// named finds the file that the settings name, else its twin of the other kind, as a single plugin may have become a
 // list.
 func (p *planner) named(name string) (string, bool) {
 	if _, there := p.dir[name]; !there {
@@ -51,7 +51,7 @@ func (p *planner) named(name string) (string, bool) {
 		}
 		name = twin
 	}
-	if err := p.readable(name); err != nil && !p.mend(name) {
+	if err := p.readable(name); err != nil && !p.repair(name) {
 		p.plan.Waiting = fmt.Sprintf("waiting for file %q to be valid: %v", name, err)
 		return "", false
 	}
@@ -63,9 +63,9 @@ func (p *planner) loadable(name string) bool {
 	return err == nil
 }
 
-// mend takes a stanza of this program out of a list in the planner's view if that alone keeps a runtime from loading it:
-// whoever damaged it, nobody else will mend it. It reports whether that was so.
-func (p *planner) mend(name string) bool {
+// repair removes a stanza of this program from a list in the planner's view if that alone keeps a runtime from loading it:
+// no other program will. It reports whether that was so.
+func (p *planner) repair(name string) bool {
 	f := p.dir[name]
 	if !p.isList(name) || !p.hasOwn(name) {
 		return false
@@ -79,11 +79,11 @@ func (p *planner) mend(name string) bool {
 	}
 	f.Data = without
 	p.dir[name] = f
-	p.mended[name] = true
+	p.repaired[name] = true
 	return true
 }
 
-// readable tells whether a named file, whatever its extension, can be worked with.
+// readable reports why a named file, whatever its extension, cannot be used.
 func (p *planner) readable(name string) error {
 	text := p.dir[name].Data
 	if p.isList(name) {
@@ -102,7 +102,7 @@ func (p *planner) hasPlugins(name string) bool {
 	return err == nil && len(list.elements) > 0
 }
 
-// isList tells whether a file is read as a list: by its extension, else by what is in it.
+// isList reports whether a file is read as a list: by its extension, else by what is in it.
 func (p *planner) isList(name string) bool {
 	switch path.Ext(Original(name)) {
 	case extList:
@@ -121,15 +121,15 @@ func (p *planner) misplaced(name string) bool {
 	return name == p.want.ConfName && (ext == extSingle || ext == extSingleJSON) && holdsList(p.dir[name].Data)
 }
 
-// holdsList tells a list from a single plugin by what is in it.
+// holdsList reports whether a text is a list and not a single plugin.
 func holdsList(text []byte) bool {
 	n, err := loadList(text)
 	_, single := loadSingle(text)
 	return err == nil && single != nil && len(n.Types) > 0
 }
 
-// ours reports whether a file is of this program's making, so that it cannot be the primary configuration.
-func (p *planner) ours(name string) bool {
+// ownFile reports whether this program made a file, so that it cannot be the primary configuration.
+func (p *planner) ownFile(name string) bool {
 	return p.onlyOwn(name) || p.isOwnedCopy(name) || p.want.Mode == Owned && name == p.want.OwnedName
 }
 
@@ -144,7 +144,7 @@ func (p *planner) onlyOwn(name string) bool {
 }
 
 // isOwnedCopy reports whether a file is the copy of a primary configuration that owned mode makes. If it is the only
-// configuration, it is not taken for a copy, as nothing would be left without it.
+// configuration, it does not count as a copy, as nothing would be left without it.
 func (p *planner) isOwnedCopy(name string) bool {
 	if !p.hasOwn(name) || !p.isList(name) {
 		return false
@@ -156,18 +156,18 @@ func (p *planner) isOwnedCopy(name string) bool {
 }
 
 // copies reports whether a list is another file with the stanza and nothing else. Two networks of the same name are not
-// enough: who removes one of them must be sure.
+// enough to remove one of them.
 func (p *planner) copies(name, other string) bool {
 	theirs, err := p.asList(other)
 	if err == nil {
 		theirs, err = Remove(theirs)
 	}
-	ours, errOurs := Remove(p.dir[name].Data)
-	return err == nil && errOurs == nil && Same(ours, theirs)
+	own, errOwn := Remove(p.dir[name].Data)
+	return err == nil && errOwn == nil && Same(own, theirs)
 }
 
-// interrupted gives a list its name that earlier installers wrote into a single plugin's file, to rename it in a second
-// step that did not come any more. No runtime reads it, and it can be nobody else's, as our stanza is in it.
+// interrupted renames a list that earlier installers wrote into a single plugin's file and did not come to rename. No
+// runtime reads it, and the stanza in it shows that no other program made it.
 func (p *planner) interrupted() {
 	for _, name := range p.dir.Names() {
 		ext := path.Ext(name)
@@ -245,7 +245,7 @@ func targets(single string) []string {
 	return out
 }
 
-// releaseFile takes the stanza out of one file.
+// releaseFile removes the stanza from one file.
 func (p *planner) releaseFile(name string) {
 	if p.onlyOwn(name) || p.isOwnedCopy(name) {
 		p.do(Step{Op: OpRemove, Name: name, Why: "it is of this program's making"})
@@ -265,7 +265,7 @@ func (p *planner) releaseFile(name string) {
 	p.write(name, without, f.Mode, "the stanza goes")
 }
 
-// converts reports whether a list is what a single plugin's file becomes, with a stanza: nobody but this program made it.
+// converts reports whether a list is what a single plugin's file becomes, with a stanza: this program made it.
 func (p *planner) converts(single, list string) bool {
 	f, there := p.dir[single]
 	_, is := p.dir[list]

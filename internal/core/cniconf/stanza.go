@@ -11,7 +11,7 @@ import (
 // the binary.
 const PluginType = "istio-cni"
 
-// Stanza is what the node agent tells the plugin through the node's CNI configuration. The zero value of a field that
+// Stanza is the plugin configuration that the node agent writes into the node's CNI configuration. The zero value of a field that
 // only this program has leaves its key out.
 type Stanza struct {
 	LogLevel       string // plugin_log_level

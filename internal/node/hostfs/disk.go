@@ -17,7 +17,7 @@ import (
 // Marks between the name of a file and the digits that end the name of its temporary file. No such name has an extension
 // that a container runtime reads.
 const (
-	// ownMark is in no name that another program gives, so that what a crash left is known by its name alone.
+	// ownMark is in no name of another program, so that leftovers of a crash are recognised by their names alone.
 	ownMark = ".istio-cni.tmp."
 	// sharedMark is that of the reference, of older versions of this program and of others.
 	sharedMark = ".tmp."
@@ -39,7 +39,7 @@ func (d Disk) ops() Ops {
 	return d.Ops
 }
 
-// WriteFile gives the file this content and exactly this mode, whatever the umask. A file that is replaced hands on its
+// WriteFile writes a file of this content and exactly this mode, whatever the umask. A file that is replaced keeps its
 // owner. A symbolic link stays, and what it leads to is replaced; it must be a regular file, or the error is a
 // *LinkError.
 func (d Disk) WriteFile(path string, data []byte, mode fs.FileMode) error {
@@ -58,7 +58,7 @@ func (d Disk) fill(temp *os.File, data []byte, mode fs.FileMode, old fs.FileInfo
 	if err := d.chownLike(temp, old); err != nil {
 		return err
 	}
-	return wrap("changing mode", d.ops().Chmod(temp, mode)) // after chown, which may take bits away
+	return wrap("changing mode", d.ops().Chmod(temp, mode)) // after chown, which may clear bits
 }
 
 // resolve returns the path to replace and what is there, nil for nothing.
@@ -92,7 +92,7 @@ func (d Disk) resolve(path string) (string, fs.FileInfo, error) {
 	return target, info, nil
 }
 
-// replace completes a temporary file by fill, which place gives its name.
+// replace completes a temporary file by fill and renames it by place.
 func (d Disk) replace(path string, fill func(temp *os.File) error, place func(temp string) error) error {
 	temp, err := d.create(path)
 	if err != nil {
@@ -105,7 +105,7 @@ func (d Disk) replace(path string, fill func(temp *os.File) error, place func(te
 	return d.place(temp.Name(), path, place)
 }
 
-// place gives a temporary file its name, or removes it.
+// place renames a temporary file, or removes it.
 func (d Disk) place(temp, path string, place func(temp string) error) error {
 	if err := place(temp); err != nil {
 		_ = d.ops().Remove(temp) // the next sweep tries again
@@ -209,7 +209,7 @@ func (d Disk) symlink(target, link string) error {
 	return d.place(temp, link, d.renameOnto(link))
 }
 
-// Rename gives a file another name, durably. A file of that name is replaced.
+// Rename renames a file, durably. A file of that name is replaced.
 func (d Disk) Rename(from, to string) error {
 	err := d.ops().Rename(from, to, 0)
 	if err == nil {
@@ -260,7 +260,7 @@ func (d Disk) mkdirAll(path string, mode fs.FileMode) error {
 	err = d.ops().Mkdir(path, mode)
 	if errors.Is(err, fs.ErrExist) {
 		if made, statErr := os.Stat(path); statErr == nil && made.IsDir() {
-			return nil // somebody was faster
+			return nil // another process was faster
 		}
 	}
 	if err != nil {

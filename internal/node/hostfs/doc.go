@@ -1,13 +1,13 @@
-// Package hostfs is the agent's hands on the files of the node: durable atomic writes, copies and links, bounded reads,
+// Package hostfs reads and changes the files of the node: durable atomic writes, copies and links, bounded reads,
 // a lock, and a watch.
 //
-// It promises that whoever reads a file that [Disk] writes finds the old content or the new one, complete, whatever
+// It promises that a reader of a file that [Disk] writes finds the old content or the new one, complete, whatever
 // happens to the process or to the power in between; that nothing is left behind but temporary files, which
 // [Disk.Sweep] finds by their names; that no file of any kind makes a read hang; and that a [Watch] misses no change:
-// what it cannot see at the moment it looks for again. Errors name the path and what was being done, keep the kernel's
+// what the kernel does not report is noticed after ten seconds. Errors name the path and what was being done, keep the kernel's
 // answer for errors.Is, and [Hint] has a sentence of remedy for those that people meet on real nodes.
 //
-// It never looks into a file, never decides what should be on the node, and never follows a symbolic link to write
+// It never interprets a file, never decides what should be on the node, and never follows a symbolic link to write
 // anywhere but to a regular file that is there.
 //
 // Every system call that changes something is one call of [Ops], so that package hostfstest can end or fail a piece of

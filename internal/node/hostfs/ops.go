@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ops are the operations that change the node's files, each one system call as far as the result can be told. [Kernel]
+// Ops are the operations that change the node's files, each one system call as far as the result shows. [Kernel]
 // does them. Reading is not among them.
 type Ops interface {
 	// Create makes a file that must not exist yet, for writing, readable by its owner alone.

@@ -179,7 +179,7 @@ func (w *Watch) readEvents(kernel *fsnotify.Watcher) {
 				return
 			}
 			// Mostly a queue that overflowed: any event may be among those that were lost.
-			w.log.Warn("events of files were lost, looking at everything", "error", err)
+			w.log.Warn("inotify events were lost, comparing all files", "error", err)
 			signal(w.wake)
 		}
 	}
@@ -189,9 +189,9 @@ func (w *Watch) readEvents(kernel *fsnotify.Watcher) {
 func (w *Watch) report(err error) {
 	switch before := w.polling.Swap(err != nil); {
 	case err != nil && !before:
-		w.log.Warn("files are looked at every two seconds, as the kernel does not watch them", "error", err, "hint", watchHint(err))
+		w.log.Warn("inotify is not available, polling the files every two seconds", "error", err, "hint", watchHint(err))
 	case err == nil && before:
-		w.log.Info("all paths are watched again")
+		w.log.Info("inotify is available again, the files are watched")
 	}
 }
 

@@ -23,7 +23,7 @@ import (
 // ErrKilled is what a process that is no more gets from every operation.
 var ErrKilled = errors.New("killed")
 
-// Faults are operations that fail where they are told to. They are safe for use by many at a time.
+// Faults are operations that fail as configured. They are safe for concurrent use.
 type Faults struct {
 	kernel hostfs.Kernel
 	at     int   // how many operations go through first

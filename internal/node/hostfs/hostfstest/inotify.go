@@ -11,7 +11,7 @@ import (
 const inotifyVar = "HOSTFSTEST_INOTIFY"
 
 // InotifyLimits runs the test that calls it again in a process with a user namespace of its own, in which
-// [LimitInotify] takes nothing from anybody else, and reports whether this is that process.
+// [LimitInotify] affects no other process, and reports whether this is that process.
 func InotifyLimits(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(inotifyVar) == t.Name() { //nolint:forbidigo // test support
