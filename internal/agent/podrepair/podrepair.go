@@ -120,8 +120,7 @@ func newController(o Options) *controller {
 func Run(ctx context.Context, o Options) {
 	c := newController(o)
 	defer context.AfterFunc(ctx, c.queue.ShutDown)()
-	before := c.policy()
-	c.logProblems(ctx)
+	before := c.policy(ctx, "")
 	for range c.Workers {
 		c.workers.Go(func() { c.runWorker(ctx) })
 	}

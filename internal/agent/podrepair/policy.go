@@ -16,35 +16,28 @@ const policyInterval = 10 * time.Second
 
 // watchPolicy puts all pods into the queue when the plugin's configuration has changed.
 func (c *controller) watchPolicy(ctx context.Context, before string) {
-	for {
+	for ctx.Err() == nil {
 		c.sleep(ctx, policyInterval)
-		if ctx.Err() != nil {
-			return
-		}
-		now := c.policy()
+		now := c.policy(ctx, before)
 		if now == before {
 			continue
 		}
 		before = now
 		keys := c.keys()
 		c.Log.InfoContext(ctx, "the plugin's configuration has changed: all pods are checked again", slog.Int("pods", len(keys)))
-		c.logProblems(ctx)
 		for _, k := range keys {
 			c.queue.Add(k)
 		}
 	}
 }
 
-// logProblems logs, once for all pods, that no pod can be repaired.
-func (c *controller) logProblems(ctx context.Context) {
+// policy returns the part of the plugin's configuration that decides here, as a text to compare. If it has changed, problems
+// are logged once for all pods.
+func (c *controller) policy(ctx context.Context, before string) string {
 	conf, err := c.Plugin()
-	if err = errors.Join(err, conf.Problems); err != nil {
+	now := fmt.Sprintf("%+v %q %q %v %v", conf.Policy(), conf.ForceIptables, conf.Backend, conf.Problems, err)
+	if err = errors.Join(err, conf.Problems); err != nil && now != before {
 		c.Log.ErrorContext(ctx, "no pod is repaired until the plugin's configuration can be used", slog.String("error", err.Error()))
 	}
-}
-
-// policy is the part of the plugin's configuration that decides here, as a text to compare.
-func (c *controller) policy() string {
-	conf, err := c.Plugin()
-	return fmt.Sprintf("%+v %q %q %v %v", conf.Policy(), conf.ForceIptables, conf.Backend, conf.Problems, err)
+	return now
 }

@@ -74,7 +74,7 @@ func (s *search) checkSandbox(entry cnicache.Entry) string {
 		return err.Error()
 	case result == ofHost:
 		s.cacheSaysHost = s.cacheSaysHost || entry.UID == s.pod.UID
-	case result == matching || result == unchecked:
+	case result == matching:
 		return ""
 	case result == unlike && entry.UID == s.pod.UID && !byProcess:
 		s.cacheDenies = true

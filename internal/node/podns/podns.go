@@ -96,11 +96,10 @@ func newSearch(p Places, pod Pod) *search {
 type verdict string
 
 const (
-	ofHost    verdict = "it is the node's own"
-	unlike    verdict = "it does not have the pod's addresses"
-	matching  verdict = "it has the pod's addresses"
-	unusable  verdict = "it cannot be looked into"
-	unchecked verdict = "" // the pod has no addresses
+	ofHost   verdict = "it is the node's own"
+	unlike   verdict = "it does not have the pod's addresses"
+	matching verdict = "it has the pod's addresses" // also if the pod has none
+	unusable verdict = "it cannot be looked into"
 )
 
 // search is one search. It is used by one goroutine.
@@ -289,7 +288,7 @@ func (s *search) check(path string, from Source) (verdict, error) {
 	}
 	result, attached, err := s.compare(n)
 	s.verdicts[n.Inode()] = result
-	if result != matching && result != unchecked {
+	if result != matching {
 		n.Close()
 		return result, err
 	}
@@ -310,7 +309,7 @@ func (s *search) check(path string, from Source) (verdict, error) {
 // compare enters a namespace and compares its addresses with the pod's.
 func (s *search) compare(n *netns.Namespace) (verdict, route.Attachment, error) {
 	if len(s.pod.Addresses) == 0 {
-		return unchecked, route.Absent, nil
+		return matching, route.Absent, nil
 	}
 	has, err := s.enter(n, s.pod.Addresses, s.host.FD())
 	switch {

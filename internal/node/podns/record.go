@@ -3,9 +3,7 @@ package podns
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -64,18 +62,11 @@ func (s *search) readOwner(data []byte) {
 	}
 }
 
-// maxCgroup bounds the cgroups of a process, which are a path for each hierarchy.
-const maxCgroup = 64 << 10
-
-// podOfProcess is the UID of the pod in whose cgroup the kubelet has put a process (proc_pid_cgroup(5)), "" for none.
+// podOfProcess is the UID of the pod in whose cgroup the kubelet has put a process (proc_pid_cgroup(5)), "" for none. The kernel
+// bounds the text: a path for each hierarchy.
 func podOfProcess(process string) string {
-	file, err := os.Open(filepath.Join(process, "cgroup")) //nolint:gosec // below the procfs
+	text, err := os.ReadFile(filepath.Join(process, "cgroup"))
 	if err != nil {
-		return ""
-	}
-	defer file.Close() //nolint:errcheck // only read
-	text, err := io.ReadAll(io.LimitReader(file, maxCgroup))
-	if err != nil && !errors.Is(err, io.EOF) {
 		return ""
 	}
 	return podOfCgroups(string(text))
