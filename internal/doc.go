@@ -32,6 +32,16 @@
 // set, "make manifests" writes the chart's schema and the manual's table. The
 // test is one more row in settings_test.go of the role.
 //
+// To add a reason not to capture a pod: a row of rules in core/sidecar/reason.go
+// with its text, remedy and condition, and a row of inputs in
+// core/sidecar/inputs.go for each annotation, label, variable or container that
+// it reads, of the next version. The trim of pods, the version of the facts
+// between plugin and agent, the metrics, the reports and the keys of the fuzz
+// test follow. The manual's table of reasons gets the row that
+// TestReasonsAreExplained asks for; the tests are one row in TestDecide and one
+// in TestTheFirstReasonWins. An annotation that is a setting of the rules is a
+// row of inputs with its redirect.Field.
+//
 // Start reading at the tables on top of arch_test.go. A new package below
 // internal needs its ring there, a new dependency its owner; a pull request
 // that adds either shows it in one line.
