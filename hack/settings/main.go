@@ -23,21 +23,23 @@ type part struct {
 	text         func([]settings.Setting) (string, error)
 }
 
-var parts = []part{
-	{"manifests/istio-cni/values.schema.json", `("agent": \{\n +"type": "object",\n +"additionalProperties": false,\n +"properties": \{\n)((?s:.*?))(\n          \}\n        \},\n)`, schema},
-	{"manifests/istio-cni/templates/_helpers.tpl", `(\{\{- define "cni.liveKeys" -\}\}\n)((?s:.*?))(\n\{\{- end -\}\})`, liveKeys},
-	{"docs/operations.md", `(<!-- written by hack/settings -->\n)((?s:.*?))(\n<!-- end -->)`, manual},
+func parts() []part {
+	return []part{
+		{"manifests/istio-cni/values.schema.json", `("agent": \{\n +"type": "object",\n +"additionalProperties": false,\n +"properties": \{\n)((?s:.*?))(\n          \}\n        \},\n)`, schema},
+		{"manifests/istio-cni/templates/_helpers.tpl", `(\{\{- define "cni.liveKeys" -\}\}\n)((?s:.*?))(\n\{\{- end -\}\})`, liveKeys},
+		{"docs/operations.md", `(<!-- written by hack/settings -->\n)((?s:.*?))(\n<!-- end -->)`, manual},
+	}
 }
 
 func main() {
 	if err := run(slices.Contains(os.Args[1:], "--check")); err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+		os.Exit(1) //nolint:forbidigo // this is a main.go, too
 	}
 }
 
 func run(check bool) error {
-	for _, p := range parts {
+	for _, p := range parts() {
 		before, err := os.ReadFile(p.file)
 		if err != nil {
 			return err
@@ -56,7 +58,7 @@ func run(check bool) error {
 		case check:
 			return fmt.Errorf("%s is out of step with the settings: run hack/manifests.sh", p.file)
 		default:
-			if err := os.WriteFile(p.file, []byte(after), 0o644); err != nil {
+			if err := os.WriteFile(p.file, []byte(after), 0o600); err != nil { //nolint:forbidigo,gosec // the files of the table, which nothing reads at the same time
 				return err
 			}
 		}

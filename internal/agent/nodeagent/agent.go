@@ -102,13 +102,13 @@ func (o Options) stay(ctx context.Context) error {
 		return err
 	}
 	n.start(func() {
-		if err := servers.Serve(background); err != nil {
-			n.log.Error("serving health and metrics ended", slog.String("error", err.Error()))
+		if failed := servers.Serve(background); failed != nil {
+			n.log.ErrorContext(background, "serving health and metrics ended", slog.String("error", failed.Error()))
 		}
 	})
 	for _, open := range []func(context.Context) error{n.lock, n.openRelay} {
-		if opened, err := n.await(ctx, open); err != nil || !opened {
-			return err
+		if opened, failed := n.await(ctx, open); failed != nil || !opened {
+			return failed
 		}
 	}
 	if n.api, err = kube.NewClient(n.cfg.access()); err != nil {
@@ -209,7 +209,7 @@ func (n *node) openRelay(ctx context.Context) error {
 
 // guardSockets makes sockets, the lock and the verdict again after they were removed.
 func (n *node) guardSockets(ctx context.Context) {
-	watch := n.watch()
+	watch := n.watch() //nolint:contextcheck // it ends with Close
 	defer watch.Close()
 	guarded := map[string]*unixsock.Server{n.cfg.LogSocket: n.relay}
 	if n.lookups != nil {

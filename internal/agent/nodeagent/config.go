@@ -4,6 +4,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"path"
+	"strings"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/departure"
@@ -77,11 +78,11 @@ const (
 
 // String lists the settings in force, so that a configuration that is printed by mistake shows no token.
 func (c Config) String() string {
-	text := ""
+	var text strings.Builder
 	for _, l := range c.Lines {
-		text += l.String() + "\n"
+		text.WriteString(l.String() + "\n")
 	}
-	return text
+	return text.String()
 }
 
 // LogValue is the same for the handlers of log/slog, one of which would encode each field.

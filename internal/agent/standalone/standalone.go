@@ -99,8 +99,8 @@ func (p *Process) Serve(ctx context.Context, log *slog.Logger, health, metrics h
 	background, end := context.WithCancel(context.WithoutCancel(ctx))
 	var serving sync.WaitGroup
 	serving.Go(func() {
-		if err := servers.Serve(background); err != nil {
-			log.ErrorContext(background, "serving health and metrics ended", slog.String("error", err.Error()))
+		if failed := servers.Serve(background); failed != nil {
+			log.ErrorContext(background, "serving health and metrics ended", slog.String("error", failed.Error()))
 		}
 	})
 	err = work(ctx)

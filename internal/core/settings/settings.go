@@ -174,16 +174,26 @@ type Input struct {
 	mistakes []error
 }
 
+// flag gives the text of a setting's flag.
+func (in Input) flag(s Setting) (Origin, bool) {
+	for _, name := range s.flags() {
+		texts, ok := in.flags[name]
+		switch {
+		case !ok:
+			continue
+		case !s.Repeated:
+			texts = texts[len(texts)-1:]
+		}
+		return Origin{Kind: FromFlag, Name: "--" + name, Text: strings.Join(texts, ",")}, true
+	}
+	return Origin{}, false
+}
+
 // Find gives the text of a setting with its origin. An empty text of a layer asks for the default, whatever the environment
 // was at the start.
 func (in Input) Find(s Setting, layers ...Layer) Origin {
-	for _, name := range s.flags() {
-		if texts, ok := in.flags[name]; ok {
-			if !s.Repeated {
-				texts = texts[len(texts)-1:]
-			}
-			return Origin{Kind: FromFlag, Name: "--" + name, Text: strings.Join(texts, ",")}
-		}
+	if given, ok := in.flag(s); ok {
+		return given
 	}
 	if s.Live {
 		if found, ok := s.text(layers); ok {

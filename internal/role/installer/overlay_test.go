@@ -58,7 +58,7 @@ func TestLiveConfigurationChangesThePlugin(t *testing.T) {
 	if diff := cmp.Diff(before.String(), again.String()); err != nil || diff != "" {
 		t.Errorf("error %v, without it -before +after:\n%s", err, diff)
 	}
-	if _, _, err := started(t, cluster()).reload(configMap(map[string]string{"AMBIENT_ENABLED": "true"})); err == nil ||
+	if _, _, err = started(t, cluster()).reload(configMap(map[string]string{"AMBIENT_ENABLED": "true"})); err == nil ||
 		!strings.Contains(err.Error(), "ambient mode is not supported") {
 		t.Errorf("ambient mode in the ConfigMap: error %v", err)
 	}

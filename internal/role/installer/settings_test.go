@@ -191,10 +191,10 @@ func TestSettingsWithoutEffectAreChecked(t *testing.T) {
 			continue
 		}
 		good, bad := "x", ""
-		switch {
-		case s.Arg == "":
+		switch s.Arg {
+		case "":
 			good, bad = "true", "yes"
-		case s.Arg == "ADDRESS":
+		case "ADDRESS":
 			good, bad = "fd16::1", "169.254.7"
 		}
 		for _, name := range s.Env {

@@ -99,10 +99,10 @@ func (d *draft) chooseMode(given map[string]settings.Origin) error {
 	}
 	d.Mode = Untaint
 	other := Legacy
-	switch chosen := Mode(given["mode"].Text); {
-	case chosen == Legacy:
+	switch Mode(given["mode"].Text) {
+	case Legacy:
 		d.Mode, other = Legacy, Untaint
-	case chosen == "" || chosen == Auto:
+	case "", Auto:
 		if len(places[Legacy]) > 0 {
 			d.Mode = Legacy
 		}
@@ -110,6 +110,7 @@ func (d *draft) chooseMode(given map[string]settings.Origin) error {
 			return fmt.Errorf("%s is of mode legacy and %s of mode untaint: choose one by --mode", places[Legacy][0], places[Untaint][0])
 		}
 		return nil
+	case Untaint:
 	}
 	for _, place := range places[other] {
 		d.Warnings = append(d.Warnings, place+" has no effect in mode "+string(d.Mode))
