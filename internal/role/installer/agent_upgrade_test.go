@@ -16,7 +16,7 @@ import (
 const shapes = "../../core/cniconf/testdata/shapes"
 
 // TestAgentTakesOverFromTheReference starts an agent on nodes as the reference's node agents left them: with their programs,
-// temporary files, stanzas and kubeconfigs.
+// temporary files, stanzas and kubeconfigs. All shapes are planned in core/cniconf.
 func TestAgentTakesOverFromTheReference(t *testing.T) {
 	t.Parallel()
 	calico := []string{"calico", "portmap", "bandwidth", "istio-cni"}
@@ -26,14 +26,9 @@ func TestAgentTakesOverFromTheReference(t *testing.T) {
 		want  []string
 		file  string
 	}{
-		{"reference-1.1", nil, []string{"calico", "portmap", "istio-cni"}, "10-calico.conflist"},
 		{"reference-1.1-single", nil, []string{"bridge", "istio-cni"}, "10-bridge.conflist"},
 		{"reference-1.7-duplicates", nil, calico, "10-calico.conflist"},
-		{"reference-1.22", nil, calico, "10-calico.conflist"},
-		{"reference-1.22-single", nil, []string{"bridge", "istio-cni"}, "10-bridge.conflist"},
-		{"reference-1.30", nil, calico, "10-calico.conflist"},
 		{"reference-1.30", []string{"CNI_CONF_MODE=dropin"}, calico, "10-calico.conflist"},
-		{"reference-1.30-owned", nil, calico, "10-calico.conflist"},
 		{"reference-1.30-owned", []string{"ISTIO_OWNED_CNI_CONFIG=true"}, calico, "02-istio-cni.conflist"},
 		{"reference-1.30-owned-and-inline", nil, calico, "10-calico.conflist"},
 	} {

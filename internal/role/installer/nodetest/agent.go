@@ -24,19 +24,19 @@ const (
 	MonitoringPort = "15014"
 )
 
-// Patience is how long anything is waited for before the test fails.
-const Patience = 60 * time.Second
+// Timeout is how long anything is waited for before the test fails.
+const Timeout = 60 * time.Second
 
 // Agent is a node agent: a process in the container's view of the node.
 type Agent struct {
 	tb   testing.TB
 	node *Node
 	cmd  *exec.Cmd
-	// logged is what it wrote to stderr, printed to stdout.
-	logged, printed record
-	exited          chan struct{}
-	ended           error
-	http            *http.Client
+	// logged is its stdout and stderr.
+	logged record
+	exited chan struct{}
+	ended  error
+	http   *http.Client
 	// health and monitoring are its ports.
 	health, monitoring string
 }
@@ -121,9 +121,9 @@ func (n *Node) Start(args ...string) *Agent {
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		a.cmd.Env = append(a.cmd.Env, name+"="+env[name])
 	}
-	a.cmd.Stdout, a.cmd.Stderr = &a.printed, &a.logged
+	a.cmd.Stdout, a.cmd.Stderr = &a.logged, &a.logged
 	a.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	a.http = &http.Client{Transport: &http.Transport{DialContext: a.dial}, Timeout: Patience}
+	a.http = &http.Client{Transport: &http.Transport{DialContext: a.dial}, Timeout: Timeout}
 	started := make(chan error, 1)
 	go func() {
 		defer close(a.exited)
@@ -154,7 +154,7 @@ func (a *Agent) cleanup() {
 	a.Kill()
 	a.http.CloseIdleConnections()
 	if a.tb.Failed() {
-		a.tb.Logf("node agent %d:\n%s%s", a.PID(), a.printed.String(), a.Log())
+		a.tb.Logf("node agent %d:\n%s", a.PID(), a.Log())
 	}
 }
 
@@ -169,11 +169,8 @@ func (a *Agent) dial(ctx context.Context, network, address string) (conn net.Con
 // PID is the process's number.
 func (a *Agent) PID() int { return a.cmd.Process.Pid }
 
-// Log is what the agent wrote to its log so far, Output what it printed.
+// Log is what the agent wrote so far.
 func (a *Agent) Log() string { return a.logged.String() }
-
-// Output is what the agent printed to stdout so far.
-func (a *Agent) Output() string { return a.printed.String() }
 
 // Kill is kill -9. The process is gone when it returns.
 func (a *Agent) Kill() {
@@ -185,7 +182,7 @@ func (a *Agent) Kill() {
 func (a *Agent) Terminate() {
 	a.tb.Helper()
 	if err := a.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		a.tb.Fatalf("telling the node agent to end: %v", err)
+		a.tb.Fatalf("terminating the node agent: %v", err)
 	}
 }
 
@@ -195,13 +192,13 @@ func (a *Agent) Exited() <-chan struct{} { return a.exited }
 // Wait waits for the process to end by itself and gives its exit code, -1 for the death by a signal.
 func (a *Agent) Wait() int {
 	a.tb.Helper()
-	timer := time.NewTimer(Patience)
+	timer := time.NewTimer(Timeout)
 	defer timer.Stop()
 	select {
 	case <-a.exited:
 		return a.cmd.ProcessState.ExitCode()
 	case <-timer.C:
-		a.tb.Fatalf("the node agent has not ended after %s", Patience)
+		a.tb.Fatalf("the node agent has not ended after %s", Timeout)
 		return 0
 	}
 }
@@ -234,7 +231,7 @@ func (a *Agent) Ask(port, path string) (code int, body string, err error) {
 	return response.StatusCode, string(text), err
 }
 
-// Ready is nil when the agent says that it is.
+// Ready is nil if the agent reports that it is ready.
 func (a *Agent) Ready() error {
 	if err := a.Running(); err != nil {
 		return err
@@ -246,7 +243,7 @@ func (a *Agent) Ready() error {
 	return err
 }
 
-// AwaitReady waits until the agent says that it is ready.
+// AwaitReady waits until the agent reports that it is ready.
 func (a *Agent) AwaitReady() {
 	a.tb.Helper()
 	Await(a.tb, "a ready agent", a.Ready)
@@ -280,11 +277,11 @@ func (a *Agent) Metric(series string) string {
 	return ""
 }
 
-// Await waits until check has nothing to object.
+// Await waits until check gives no error.
 func Await(tb testing.TB, what string, check func() error) {
 	tb.Helper()
 	const often = 2 * time.Millisecond
-	timer, ticker := time.NewTimer(Patience), time.NewTicker(often)
+	timer, ticker := time.NewTimer(Timeout), time.NewTicker(often)
 	defer timer.Stop()
 	defer ticker.Stop()
 	for {
@@ -297,7 +294,7 @@ func Await(tb testing.TB, what string, check func() error) {
 		}
 		select {
 		case <-timer.C:
-			tb.Fatalf("waiting for %s: after %s: %v", what, Patience, err)
+			tb.Fatalf("waiting for %s: after %s: %v", what, Timeout, err)
 		case <-ticker.C:
 		}
 	}

@@ -57,10 +57,8 @@ func (l Loaded) Types() []string {
 
 // Load loads the configuration as containerd does (go-cni, opts.go, with one configuration): the first file in the order
 // of names decides, and it must be valid.
-func (n *Node) Load() (Loaded, error) { return LoadDir(n.Path(NetDir)) }
-
-// LoadDir loads from a directory of the test.
-func LoadDir(dir string) (Loaded, error) {
+func (n *Node) Load() (Loaded, error) {
+	dir := n.Path(NetDir)
 	files, err := libcni.ConfFiles(dir, []string{".conf", ".conflist", ".json"})
 	if err != nil {
 		return Loaded{}, err
