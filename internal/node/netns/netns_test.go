@@ -416,16 +416,9 @@ func TestIsHost(t *testing.T) {
 // A process without privileges may work where it is, is refused elsewhere, and gets what isolation there is.
 // It is this test binary, run by another user.
 func TestWithoutPrivileges(t *testing.T) {
-	if os.Getenv("NETNS_TEST_UNPRIVILEGED") == "" {
-		netnstest.New(t) // needs root
-		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestWithoutPrivileges$", "-test.v")
-		cmd.Dir = "/"
-		cmd.Env = append(os.Environ(), "NETNS_TEST_UNPRIVILEGED=1")
+	if !netnstest.Inside(t, func(cmd *exec.Cmd) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-		out, err := cmd.CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "--- PASS: TestWithoutPrivileges") {
-			t.Fatalf("%v\n%s", err, out)
-		}
+	}) {
 		return
 	}
 	ran := 0

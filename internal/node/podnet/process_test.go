@@ -16,6 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 )
 
 // The processes that programming a pod starts are a budget: at most 4 for an IPv4 pod, 6 for both families. Here they
@@ -229,30 +230,25 @@ func TestApplyStartsNoNeedlessProcessOnAHostWithPlainNamesOnly(t *testing.T) {
 	}
 }
 
-// insideOf names a test and a directory, for the process in which the test runs with mounts of its own.
-const insideOf = "PODNET_TEST_INSIDE"
-
 // inMounts runs the calling test again, in a process with mounts of its own that a script made, and reports whether this
 // is that process. The directory, $2 of the script, is one for both.
 func inMounts(t *testing.T, script string) (dir string, inside bool) {
 	t.Helper()
-	if name, shared, _ := strings.Cut(os.Getenv(insideOf), ":"); name == t.Name() {
-		return shared, true
-	}
-	emptyPod(t) // needs root
+	const variable = "PODNET_TEST_DIR"
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir = t.TempDir()
-	script += ` && exec "$0" -test.v -test.run="^$1\$"`
-	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "sh", "-ec", script, self, t.Name(), dir)
-	cmd.Env = append(os.Environ(), insideOf+"="+t.Name()+":"+dir, "GOCOVERDIR="+t.TempDir())
-	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
-		t.Errorf("%v\n%s", err, out)
+	inside = netnstest.Inside(t, func(cmd *exec.Cmd) {
+		script += ` && exec "$0" -test.v -test.run="^$1\$"`
+		wrapped := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "sh", "-ec", script, self, t.Name(), dir)
+		cmd.Path, cmd.Args, cmd.Env = wrapped.Path, wrapped.Args, append(cmd.Env, variable+"="+dir)
+	})
+	if inside {
+		dir = os.Getenv(variable)
 	}
-	return dir, false
+	return dir, inside
 }
 
 // Legacy tools lock a file for the whole node. A process that holds it, for as long as the node's own rules take, must not

@@ -14,6 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 )
 
 func options() Options {
@@ -59,24 +60,9 @@ func TestPacketsTellWithoutRules(t *testing.T) {
 	}
 }
 
-// inside runs the calling test again in another process, and reports whether this is that one.
-func inside(t *testing.T, prepare func(*exec.Cmd)) bool {
-	t.Helper()
-	if os.Getenv("SELFTEST_INSIDE") == t.Name() {
-		return true
-	}
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
-	cmd.Env = append(os.Environ(), "SELFTEST_INSIDE="+t.Name())
-	prepare(cmd)
-	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
-		t.Errorf("%v\n%s", err, out)
-	}
-	return false
-}
-
 // TestWithoutPrivilegeNothingIsKnown runs as a user that may do nothing.
 func TestWithoutPrivilegeNothingIsKnown(t *testing.T) {
-	if !inside(t, func(cmd *exec.Cmd) {
+	if !netnstest.Inside(t, func(cmd *exec.Cmd) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1337, Gid: 1337}}
 	}) {
 		return
@@ -88,7 +74,7 @@ func TestWithoutPrivilegeNothingIsKnown(t *testing.T) {
 
 // TestOnlyNativeWorks where the kernel refuses to look at users for iptables' rules: in a user namespace that is not the first.
 func TestOnlyNativeWorks(t *testing.T) {
-	if !inside(t, func(cmd *exec.Cmd) {
+	if !netnstest.Inside(t, func(cmd *exec.Cmd) {
 		ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 65536}}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids}
 	}) {

@@ -103,6 +103,24 @@ func Run(tb testing.TB, path, name string, args ...string) string {
 	return string(out)
 }
 
+// Inside runs the calling test again, in another process that prepare makes different, and reports whether this is that
+// process.
+func Inside(t *testing.T, prepare func(*exec.Cmd)) bool {
+	t.Helper()
+	const variable = "NETNSTEST_INSIDE"
+	if os.Getenv(variable) == t.Name() { //nolint:forbidigo // set below
+		return true
+	}
+	New(t)                                                                                           // needs root
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v") //nolint:gosec // the test itself
+	cmd.Dir, cmd.Env = "/", append(os.Environ(), variable+"="+t.Name(), "GOCOVERDIR="+t.TempDir())   //nolint:forbidigo // for the test
+	prepare(cmd)
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	return false
+}
+
 // Set writes a sysctl of the namespace at path, by its name below /proc/sys. It needs no program for that: a minimal machine
 // has none.
 func Set(tb testing.TB, path, name, value string) {
