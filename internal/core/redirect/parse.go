@@ -289,10 +289,7 @@ func listener(text string) (uint16, error) {
 	if err == nil && n == 0 {
 		err = fmt.Errorf("is not a port that can be listened on")
 	}
-	if err != nil {
-		return 0, fmt.Errorf("%w", err)
-	}
-	return n, nil
+	return n, err
 }
 
 func (d Dialect) portList(text string) ([]uint16, error) {

@@ -102,9 +102,6 @@ type installedRule struct {
 	removed bool
 }
 
-// Empty reports whether the namespace has none of the tables that are read.
-func (v *View) Empty() bool { return len(v.tables) == 0 }
-
 // Set gives the rules of one family. A chain that has the name of a built-in one and another hook or type is shown under a
 // name with these: packets would not reach our rules there.
 func (v *View) Set(f ruleset.Family) ruleset.Set {
@@ -137,7 +134,7 @@ func (s *Session) Read(ctx context.Context) (*View, error) {
 	}
 	v := &View{session: s, generation: generation, tables: map[tableKey]*table{}}
 	others, err := v.readTables(ctx)
-	if err != nil || v.Empty() {
+	if err != nil || len(v.tables) == 0 {
 		return v, err
 	}
 	for _, f := range families() {

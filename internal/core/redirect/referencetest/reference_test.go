@@ -187,31 +187,6 @@ COMMIT
 COMMIT
 `,
 		},
-		{
-			"a chain that is only jumped to is made last", func(s *redirect.Spec) {
-				s.Inbound, s.Outbound, s.OutboundPortsExclude = redirect.Ports{}, redirect.Networks{}, nil
-				s.UIDs, s.GIDs, s.OwnerGroups = nil, nil, redirect.Groups{}
-				s.DNS, s.DNSServers = redirect.DNSServers, []netip.Addr{netip.MustParseAddr("10.0.0.10")}
-			}, ruleset.IPv6,
-			`* nat
--N ISTIO_INBOUND
--N ISTIO_REDIRECT
--N ISTIO_IN_REDIRECT
--N ISTIO_OUTPUT
--A ISTIO_INBOUND -p tcp --dport 15008 -j RETURN
--A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001
--A ISTIO_IN_REDIRECT -p tcp -j REDIRECT --to-ports 15006
--A OUTPUT -j ISTIO_OUTPUT
--A ISTIO_OUTPUT -o lo -s ::6/128 -j RETURN
--A ISTIO_OUTPUT -j RETURN
--A ISTIO_OUTPUT -d ::1/128 -j RETURN
-COMMIT
-* raw
--N ISTIO_OUTPUT_DNS
--A OUTPUT -j ISTIO_OUTPUT_DNS
-COMMIT
-`,
-		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()

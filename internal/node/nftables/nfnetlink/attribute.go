@@ -20,9 +20,6 @@ type Buffer struct {
 	err  error
 }
 
-// Len gives the number of bytes so far.
-func (b *Buffer) Len() int { return len(b.data) }
-
 // Bytes gives what was put in, or why it cannot be sent: an attribute longer than the 65535 bytes that its length field
 // can say.
 func (b *Buffer) Bytes() ([]byte, error) { return b.data, b.err }
@@ -36,11 +33,6 @@ func (b *Buffer) Attribute(kind uint16, value []byte) {
 
 // Uint8 adds an attribute of one byte.
 func (b *Buffer) Uint8(kind uint16, value uint8) { b.Attribute(kind, []byte{value}) }
-
-// Uint16 adds an attribute of two bytes.
-func (b *Buffer) Uint16(kind uint16, value uint16) {
-	b.Attribute(kind, binary.BigEndian.AppendUint16(nil, value))
-}
 
 // Uint32 adds an attribute of four bytes.
 func (b *Buffer) Uint32(kind uint16, value uint32) {

@@ -39,9 +39,6 @@ func (b *Batch) Add(kind, flags uint16, family uint8, fill func(*Buffer)) int {
 	return len(b.starts) - 1
 }
 
-// Empty reports whether there is nothing to send.
-func (b *Batch) Empty() bool { return len(b.starts) == 0 }
-
 // Refused is the error for a message of a Batch that the kernel did not take.
 type Refused struct {
 	// Message is the number that Add gave, or -1 if the transaction as a whole was refused.
@@ -63,7 +60,7 @@ func (r *Refused) Unwrap() error { return r.Cause }
 // Commit sends the transaction and reads the answers. An error is *Refused if the kernel gave it, and
 // then nothing was done. An empty Batch is not sent.
 func (b *Batch) Commit() error {
-	if b.Empty() {
+	if len(b.starts) == 0 {
 		return nil
 	}
 	b.askForAnswer(b.starts[len(b.starts)-1])

@@ -19,7 +19,7 @@ import (
 func TestAttributesComeBack(t *testing.T) {
 	var b nfnetlink.Buffer
 	b.Uint8(1, 2)
-	b.Uint16(2, 0x0304)
+	b.Attribute(2, []byte{3, 4})
 	b.Uint32(3, 0x05060708)
 	b.Uint64(4, 0x090a0b0c0d0e0f10)
 	b.String(5, "text")
@@ -28,7 +28,7 @@ func TestAttributesComeBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(data)%4 != 0 || len(data) != b.Len() {
+	if len(data)%4 != 0 {
 		t.Errorf("%d bytes, want a multiple of 4", len(data))
 	}
 	var kinds []uint16
