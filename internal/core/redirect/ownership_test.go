@@ -190,7 +190,7 @@ func TestCleaningUp(t *testing.T) {
 			left: []string{"filter -A OUTPUT -p udp -j DROP"},
 		},
 		{
-			name: "somebody's drops that are not all six stay",
+			name: "foreign drops that are not all six stay",
 			have: []string{
 				"filter -A INPUT -p udp -j DROP", "filter -A INPUT -p tcp -j DROP", "filter -A FORWARD -p udp -j DROP", "filter -A FORWARD -p tcp -j DROP",
 				"filter -A OUTPUT -p tcp -j DROP", "filter -A OUTPUT -p udp -j DROP",
@@ -243,7 +243,7 @@ func TestCleaningUp(t *testing.T) {
 	}
 }
 
-// TestAForeignReturnIsNoDrift programs namespaces in which somebody lets an interface pass, where nothing of ours comes
+// TestAForeignReturnIsNoDrift programs namespaces in which a foreign rule lets an interface pass, where nothing of ours comes
 // to stand ahead of that rule.
 func TestAForeignReturnIsNoDrift(t *testing.T) {
 	const rule = "nat -A PREROUTING -i eth7 -j RETURN"
@@ -342,9 +342,9 @@ func TestShapesAloneAreNoProofOfTheMesh(t *testing.T) {
 	}
 }
 
-// TestAStrangersReturnBehindOursStays: the namespace holds exactly what is wanted for a virtual machine's interface, and
-// nothing in nat PREROUTING tells where ours ends.
-func TestAStrangersReturnBehindOursStays(t *testing.T) {
+// TestAForeignReturnBehindOursStays: the namespace holds exactly what is wanted for a virtual machine's interface, and
+// nothing in nat PREROUTING marks the end of ours.
+func TestAForeignReturnBehindOursStays(t *testing.T) {
 	s := redirect.Default()
 	s.Inbound, s.Outbound, s.RerouteInterfaces = redirect.Ports{}, redirect.Networks{}, []string{"vm0"}
 	want := redirect.Rules(s, ruleset.IPv4)
@@ -352,6 +352,6 @@ func TestAStrangersReturnBehindOursStays(t *testing.T) {
 	add(t, n, "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -i eth8 -j RETURN\nCOMMIT\n")
 	have := n.Save()
 	if diff := ruleset.Compare(want, have, redirect.Owned(want, have)); !diff.Empty() {
-		t.Errorf("a stranger's rule is a difference:\n%s", diff)
+		t.Errorf("a foreign rule is a difference:\n%s", diff)
 	}
 }

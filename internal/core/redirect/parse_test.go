@@ -190,7 +190,7 @@ func TestParseTakesGoodValues(t *testing.T) {
 	}
 }
 
-// TestParseRefusesBadValues wants each to be told where it stands, what it was, and what is wrong with it.
+// TestParseRefusesBadValues: each error names the source, the value and the problem.
 func TestParseRefusesBadValues(t *testing.T) {
 	const (
 		notPort      = "is not a port: want a decimal number from 0 to 65535"
@@ -207,7 +207,7 @@ func TestParseRefusesBadValues(t *testing.T) {
 	for _, test := range []struct {
 		field redirect.Field
 		in    dialect
-		// bad maps values to what is said of them.
+		// bad maps values to the problem.
 		bad map[string]string
 	}{
 		{redirect.FieldMode, both, map[string]string{
@@ -352,15 +352,15 @@ func TestParseConflicts(t *testing.T) {
 		},
 		{name: "listeners swapped", w: written{redirect.FieldOutboundPort: "15006", redirect.FieldInboundPort: "15001"}},
 		{
-			name: "one listener for both, said of the inbound one", w: written{redirect.FieldInboundPort: "15001"},
+			name: "one listener for both, reported for the inbound one", w: written{redirect.FieldInboundPort: "15001"},
 			want: `test: value "15001": is the outbound port as well`,
 		},
 		{
-			name: "one listener for both, said of the outbound one", w: written{redirect.FieldOutboundPort: "15006"},
+			name: "one listener for both, reported for the outbound one", w: written{redirect.FieldOutboundPort: "15006"},
 			want: `test: value "15006": is the inbound port as well`,
 		},
 		{
-			name: "one listener for both, said of both", w: written{redirect.FieldInboundPort: "16000", redirect.FieldOutboundPort: "16000"},
+			name: "one listener for both, both written", w: written{redirect.FieldInboundPort: "16000", redirect.FieldOutboundPort: "16000"},
 			want: `test: value "16000": is the outbound port as well`,
 		},
 		{
@@ -378,7 +378,7 @@ func TestParseConflicts(t *testing.T) {
 				t.Errorf("error is %v, want %s", err, test.want)
 			}
 			if n := strings.Count(fmt.Sprint(err), "listener for each"); n > 1 {
-				t.Errorf("the same problem is told %d times: %v", n, err)
+				t.Errorf("the same problem is reported %d times: %v", n, err)
 			}
 		})
 	}

@@ -25,7 +25,7 @@ func TestRulesArePrintedReadAndExplained(t *testing.T) {
 	}
 }
 
-// wrongWith tells what is wrong with a wanted Set, "" if nothing is.
+// wrongWith gives the fault of a wanted Set, "" if it has none.
 func wrongWith(set ruleset.Set) string {
 	parsed, err := ruleset.Parse(set.Family, set.String())
 	if err != nil {

@@ -23,7 +23,7 @@ func wanted(tb testing.TB) ruleset.Set {
 	)
 }
 
-// TestDiffReadsWell shows how each kind of difference is told: in full, in one line, and what is mentioned besides.
+// TestDiffReadsWell prints each kind of difference: in full, in one line, and with the foreign rules behind ours.
 func TestDiffReadsWell(t *testing.T) {
 	const out, in, tunnels, rest = "OUTPUT -j OWN_OUT", "PREROUTING -p tcp -j OWN_IN", "OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_IN -p tcp -j OWN_TO"
 	const lo, all, proxy, foreign = "OWN_OUT -o lo -j RETURN", "OWN_OUT -j OWN_TO", "OWN_TO -p tcp -j REDIRECT --to-ports 15001", "OUTPUT -d 10.0.0.0/8 -j ACCEPT"

@@ -82,7 +82,7 @@ func TestComparisonTakesMemoryLinearInTheRules(t *testing.T) {
 	}
 }
 
-// TestManyDifferingRulesAreCounted shows what is said of a chain that is too long to be aligned.
+// TestManyDifferingRulesAreCounted counts the rules of a chain that is too long to be aligned.
 func TestManyDifferingRulesAreCounted(t *testing.T) {
 	foreign := ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT"}
 	jumps := ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT"}
@@ -155,7 +155,7 @@ func TestOneChangeInManyRulesIsShown(t *testing.T) {
 	}
 }
 
-// TestForeignRulesBehindOursAreBounded: they are notes in a log, and anybody in the pod can make them.
+// TestForeignRulesBehindOursAreBounded: they are notes in a log, and a pod can make very many.
 func TestForeignRulesBehindOursAreBounded(t *testing.T) {
 	chain := ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{ruleset.Opaque("-j OWN_OUT")}}
 	for i := range 1000 {

@@ -293,7 +293,7 @@ func TestParseRefuses(t *testing.T) {
 		{"an insertion", "*nat\n:A - [0:0]\n-I A -j DROP\nCOMMIT\n", `line 3 "-I A -j DROP": is none of *TABLE, :CHAIN, -A and COMMIT`},
 		{"bad counters before a rule", "*nat\n:A - [0:0]\n[0:] -A A -j DROP\nCOMMIT\n", `is none of *TABLE, :CHAIN, -A and COMMIT`},
 		{"an -A alone", "*nat\n-A\nCOMMIT\n", `line 2 "-A": is none of *TABLE, :CHAIN, -A and COMMIT`},
-		{"a chain nobody named", "*nat\n-A  -j DROP\nCOMMIT\n", `chain "" is not declared`},
+		{"a chain without a name", "*nat\n-A  -j DROP\nCOMMIT\n", `chain "" is not declared`},
 		{"a blank before a line", "*nat\n COMMIT\n", `line 2 " COMMIT": is none of`},
 		{"garbage is shown in part", "*nat\n" + strings.Repeat("x", 300) + "\nCOMMIT\n", `line 2 "` + strings.Repeat("x", 178) + `… (122 bytes more)": is none of`},
 	} {

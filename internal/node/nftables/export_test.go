@@ -70,7 +70,7 @@ func CleanNative(ctx context.Context) error {
 	return ApplyNative(ctx, ruleset.Set{Family: ruleset.Inet})
 }
 
-// VerifyNative tells how the native tables of the current namespace depart from what is wanted, and writes nothing.
+// VerifyNative compares the native tables of the current namespace with the wanted ones, and writes nothing.
 func VerifyNative(ctx context.Context, want ruleset.Set) (ruleset.Diff, error) {
 	var diff ruleset.Diff
 	err := session(func(s *Session) error {

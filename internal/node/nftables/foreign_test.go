@@ -109,7 +109,7 @@ func TestForeignRulesAreReadAsIptablesPrintsThem(t *testing.T) {
 		p.restore(t, f, foreign[f])
 		want := p.save(t, f)
 		equal(t, f.String(), want.String(), p.read(t, f).String())
-		// What iptables prints is what it was told, so nothing is compared with an accident.
+		// iptables prints the rules as they were written, so the comparison is not vacuous.
 		if diff := cmp.Diff(appends(foreign[f]), appends(want.String())); diff != "" {
 			t.Errorf("%s: iptables prints other rules than it was given:\n%s", f, diff)
 		}

@@ -66,7 +66,7 @@ func TestASetOfManyPortsIsNotPrinted(t *testing.T) {
 	}
 }
 
-// TestManyRulesAreRemovedOneByOne: each is found, also where others read the same, and what is somebody else's stays.
+// TestManyRulesAreRemovedOneByOne: each is found, also where others read the same, and foreign rules stay.
 func TestManyRulesAreRemovedOneByOne(t *testing.T) {
 	const n = 2000
 	text := "*nat\n:ISTIO_A - [0:0]\n:ISTIO_B - [0:0]\n"

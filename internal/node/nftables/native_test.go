@@ -66,7 +66,7 @@ func conformNative(t *testing.T, want ruleset.Set, script string) {
 	}
 }
 
-// watchNative applies native tables and tells what was sent.
+// watchNative applies native tables and gives the messages that were sent.
 func (p pod) watchNative(tb testing.TB, want ruleset.Set) *wire {
 	tb.Helper()
 	return p.watchPlan(tb, func(*nftables.View) (nftables.Plan, error) { return nftables.Plan{Native: &want}, nil })
@@ -100,7 +100,7 @@ func TestEachDriftOfANativeTableIsSeenAndMended(t *testing.T) {
 	want := redirect.NativeRules(spec, treatment(true))
 	tests := []struct{ name, nft, seen string }{
 		{"a rule more", "add rule inet istio-proxy-nat istio-output tcp dport 9 counter accept", "+ -A istio-output [nf_tables: meta cmp payload cmp counter immediate "},
-		{"a rule nobody knows", "add rule inet istio-proxy-nat istio-output ip ttl 9 counter accept", "+ -A istio-output [nf_tables: meta cmp payload cmp counter immediate "},
+		{"an unknown rule", "add rule inet istio-proxy-nat istio-output ip ttl 9 counter accept", "+ -A istio-output [nf_tables: meta cmp payload cmp counter immediate "},
 		{"a rule less", "flush chain inet istio-proxy-nat istio-redirect", "- -A istio-redirect meta l4proto tcp counter redirect to :15001"},
 		{"a chain more", "add chain inet istio-proxy-raw istio-other", "chain istio-other: the chain is left over and not wanted"},
 		{"a table less", "delete table inet istio-proxy-raw", "istio-proxy-raw chain istio-output-dns: the chain is missing"},

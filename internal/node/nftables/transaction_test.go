@@ -39,7 +39,7 @@ func (w *wire) writes() [][]message {
 	return slices.DeleteFunc(slices.Clone(w.requests), func(r []message) bool { return r[0].kind != unix.NFNL_MSG_BATCH_BEGIN })
 }
 
-// watch applies what is wanted and tells what was sent.
+// watch applies what is wanted and gives the messages that were sent.
 func (p pod) watch(tb testing.TB, wants ...ruleset.Set) *wire {
 	tb.Helper()
 	return p.watchPlan(tb, reconcile(wants...))
@@ -199,9 +199,9 @@ func TestOneRefusedRuleUndoesAll(t *testing.T) {
 	}
 }
 
-// TestAChangeBySomebodyElseIsSeen lets another program change the rules between reading and writing: nothing is written,
+// TestAChangeByAnotherProgramIsSeen lets another program change the rules between reading and writing: nothing is written,
 // and a second attempt is not disturbed.
-func TestAChangeBySomebodyElseIsSeen(t *testing.T) {
+func TestAChangeByAnotherProgramIsSeen(t *testing.T) {
 	p := newPod(t)
 	update := func(between func() error) error {
 		s, err := nftables.Open()
@@ -245,7 +245,7 @@ func TestInUse(t *testing.T) {
 	}
 }
 
-// userNamespace tells this test program that it runs as a pod with its own users would have it.
+// userNamespace makes this test program run as in a pod with a user namespace of its own.
 const userNamespace = "NFTABLES_TEST_USER_NAMESPACE"
 
 // TestInAUserNamespace writes rules where only root is a known user: the kernel refuses iptables' match of uid 1337, and
@@ -299,7 +299,7 @@ func TestRunsThatMeetLeaveOneOfThem(t *testing.T) {
 	for _, f := range families {
 		have := p.read(t, f)
 		if !slices.ContainsFunc(specs, func(s redirect.Spec) bool { return redirect.Rules(s, f).Equal(have) }) {
-			t.Errorf("%s holds what nobody wanted:\n%s", f, have)
+			t.Errorf("%s holds what no run wanted:\n%s", f, have)
 		}
 	}
 }

@@ -84,7 +84,7 @@ func (n *Namespace) Apply(p ruleset.Program) error {
 	return nil
 }
 
-// open gives a copy to work on. A table that nobody used before begins with its built-in chains.
+// open gives a copy to work on. A new table begins with its built-in chains.
 func (n *Namespace) open(name string) *table {
 	if t, there := n.tables[name]; there {
 		return t.clone()

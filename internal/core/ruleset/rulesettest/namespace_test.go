@@ -10,7 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 )
 
-// stock is a namespace in which somebody has been before.
+// stock is a namespace with rules.
 const stock = `*nat
 :PREROUTING ACCEPT [0:0]
 :INPUT ACCEPT [0:0]
@@ -46,7 +46,7 @@ func TestNamespaceDoesWhatTheToolDoes(t *testing.T) {
 		{"declaring a chain that is there empties it", []ruleset.Operation{op(ruleset.EmptyChain, "A", ""), op(ruleset.Append, "A", "-j B")}, "-A A -j RETURN", "-A A -j B"},
 		{"rules are inserted by number", []ruleset.Operation{insert(1, "-j B"), insert(3, "-j DROP")}, "-A A -j RETURN", "-A A -j B\n-A A -j RETURN\n-A A -j DROP"},
 		{"the first of equal rules is deleted", []ruleset.Operation{op(ruleset.Delete, "OUTPUT", "-p tcp -j A")}, "-A OUTPUT -p tcp -j A\n-A OUTPUT -p udp -j DROP\n", "-A OUTPUT -p udp -j DROP\n"},
-		{"an empty chain nobody jumps to can go", []ruleset.Operation{op(ruleset.RemoveChain, "B", "")}, ":B - [0:0]\n", ""},
+		{"an empty chain without jumps to it can go", []ruleset.Operation{op(ruleset.RemoveChain, "B", "")}, ":B - [0:0]\n", ""},
 	} {
 		before := parse(t, ruleset.IPv4, stock)
 		n := rulesettest.NewNamespace(before)

@@ -1,4 +1,4 @@
-// Package rulesettest answers, for tests, what rules mean: Trace tells where a packet goes under a ruleset.Set, and
+// Package rulesettest answers, for tests, what rules mean: Trace follows a packet through a ruleset.Set, and
 // Namespace is a model of what "iptables-restore --noflush" does with a ruleset.Program.
 //
 // It promises to understand exactly the matches and targets that this project emits and to return an error on any
@@ -110,7 +110,7 @@ type Verdict struct {
 	Action Action
 	// Port is the listener's for Redirect and TPROXY.
 	Port uint16
-	// With says how the sender is told of a Reject.
+	// With is the answer to the sender of a Reject.
 	With string
 	// Zone is the conntrack zone that the raw table chose; 0 is the ordinary one.
 	Zone uint16

@@ -68,7 +68,7 @@ func passed(p place) bool {
 	return slices.Contains(route[Outgoing], p) || slices.Contains(route[Incoming], p)
 }
 
-// Trace tells what becomes of a packet under the rules of a Set.
+// Trace follows a packet through the rules of a Set.
 func Trace(set ruleset.Set, p Packet) (Verdict, error) {
 	rules, err := Compile(set)
 	if err != nil {
@@ -77,7 +77,7 @@ func Trace(set ruleset.Set, p Packet) (Verdict, error) {
 	return rules.Trace(p)
 }
 
-// Trace tells what becomes of a packet.
+// Trace follows a packet.
 func (rs Rules) Trace(p Packet) (Verdict, error) {
 	if err := p.check(rs.family); err != nil {
 		return Verdict{}, fmt.Errorf("tracing a packet: %w", err)

@@ -103,7 +103,7 @@ func setID(expressions nfnetlink.Attributes, at int) bool {
 	return found >= 0 && at >= found && at < found+len(id)
 }
 
-// TestWhatTheKernelAddsIsNoDifference: it lists rules with attributes that nobody gave it, and without some that it got.
+// TestWhatTheKernelAddsIsNoDifference: it adds attributes to the rules that it lists, and leaves some out.
 func TestWhatTheKernelAddsIsNoDifference(t *testing.T) {
 	expression := func(name string, fill func(*nfnetlink.Buffer)) nfnetlink.Attributes {
 		var b nfnetlink.Buffer

@@ -264,7 +264,7 @@ func TestADumpKeepsToItsBudget(t *testing.T) {
 	}
 }
 
-// TestADumpEndsBetweenMessages: the reader does not stay until the kernel has said everything.
+// TestADumpEndsBetweenMessages: the reader does not wait for the end of the list.
 func TestADumpEndsBetweenMessages(t *testing.T) {
 	connected(t, func(conn *nfnetlink.Conn) error {
 		const many = 5000
