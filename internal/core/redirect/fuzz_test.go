@@ -9,18 +9,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
-)
-
-// Bits that choose what stands around the field under test.
-const (
-	bitTPROXY = 1 << iota
-	bitDNS
-	bitServers
-	bitDropInvalid
-	bitReroute
-	bitNoWildcard
 )
 
 // FuzzParse writes any text into any field. What is refused must leave the Spec alone and say why; what is taken must
@@ -37,7 +28,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, n byte, text string, isStrict bool, around byte) {
 		field := redirect.Field(n % byte(redirect.FieldSecondFamily+1))
-		base := surroundings(around)
+		base := spectest.Random(uint64(around))
 		got, err := redirect.Parse(base, redirect.Values{field: {Source: "fuzz", Text: text}}, redirect.Dialect{Strict: isStrict, GroupID: groupID})
 		if err != nil {
 			var bad *redirect.FieldError
@@ -55,27 +46,6 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
-}
-
-func surroundings(bits byte) redirect.Spec {
-	s := redirect.Default()
-	if bits&bitTPROXY != 0 {
-		s.Mode = redirect.TPROXY
-	}
-	if bits&bitDNS != 0 {
-		s.DNS = redirect.DNSAll
-	}
-	if bits&bitServers != 0 {
-		s.DNS, s.DNSServers = redirect.DNSServers, servers[3]
-	}
-	s.DropInvalid = bits&bitDropInvalid != 0
-	if bits&bitReroute != 0 {
-		s.RerouteInterfaces, s.ExcludeInterfaces = []string{"vm0"}, []string{"eth1"}
-	}
-	if bits&bitNoWildcard != 0 {
-		s.Outbound, s.Inbound = redirect.Networks{List: prefixes("10.0.0.0/8", "fd00::/8")}, redirect.Ports{List: []uint16{80}}
-	}
-	return s
 }
 
 // FuzzOwned reads rules that could be there, cleans up, and makes sure that what was not owned is left as it was and

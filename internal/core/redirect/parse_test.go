@@ -412,14 +412,3 @@ func TestAnnotationsKnowNoNamesOfGroups(t *testing.T) {
 		t.Errorf("error is %v, want %s", err, want)
 	}
 }
-
-func TestSpellings(t *testing.T) {
-	for want, got := range map[string]fmt.Stringer{
-		"REDIRECT": redirect.Redirect, "TPROXY": redirect.TPROXY,
-		"bypass": redirect.Bypass, "capture": redirect.Capture, "reject": redirect.Reject,
-	} {
-		if got.String() != want {
-			t.Errorf("%T prints as %q, want %q", got, got, want)
-		}
-	}
-}

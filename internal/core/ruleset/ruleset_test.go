@@ -159,12 +159,6 @@ func TestBuiltin(t *testing.T) {
 	}
 }
 
-func TestFamilyIsPrinted(t *testing.T) {
-	if got := ruleset.IPv4.String() + ruleset.IPv6.String(); got != "IPv4IPv6" {
-		t.Errorf("families print as %s", got)
-	}
-}
-
 func TestExplainTellsEveryRuleAndItsReason(t *testing.T) {
 	set := ruleset.New(ruleset.IPv6,
 		ruleset.Table{Name: "raw"},

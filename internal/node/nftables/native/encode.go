@@ -44,14 +44,6 @@ type encoder struct {
 // nameLength is IFNAMSIZ: nft compares a name with all zeros behind it.
 const nameLength = 16
 
-// Places in the header of TCP, of which UDP shares the first two, and the bit of RST.
-const (
-	sourcePortOffset      = 0
-	destinationPortOffset = 2
-	tcpFlagsOffset        = 13
-	tcpReset              = 4
-)
-
 func (e *encoder) match(m ruleset.Match) {
 	switch m := m.(type) {
 	case ruleset.Interface:
@@ -64,19 +56,13 @@ func (e *encoder) match(m ruleset.Match) {
 	case ruleset.Protocol:
 		e.needProtocol(m.Number)
 	case ruleset.Port:
-		offset := uint32(destinationPortOffset)
-		if m.Source {
-			offset = sourcePortOffset
-		}
-		e.port(m.Protocol, offset)
-		e.Compare(m.Not, binary.BigEndian.AppendUint16(nil, m.Number))
+		e.needProtocol(m.Protocol)
+		e.Port(m.Source, m.Not, m.Number)
 	case ruleset.Ports:
 		e.ports(m)
 	case ruleset.Reset:
 		e.needProtocol(ruleset.TCP)
-		e.Payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, tcpFlagsOffset, 1)
-		e.And([]byte{tcpReset})
-		e.Compare(false, []byte{tcpReset})
+		e.Reset()
 	case ruleset.Owner:
 		e.meta(m.Group, unix.NFT_META_SKGID, unix.NFT_META_SKUID)
 		e.Compare(m.Not, binary.NativeEndian.AppendUint32(nil, m.ID))
@@ -135,20 +121,15 @@ func (e *encoder) network(n ruleset.Network) {
 	e.Network(offset, n.Not, n.Prefix.Masked())
 }
 
-// port loads a port, after its protocol.
-func (e *encoder) port(protocol uint8, offset uint32) {
-	e.needProtocol(protocol)
-	e.Payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, offset, 2)
-}
-
 // ports looks for a port in a set. A set of one port is none: nft, too, makes a comparison of it.
 func (e *encoder) ports(p ruleset.Ports) {
-	e.port(p.Protocol, destinationPortOffset)
+	e.needProtocol(p.Protocol)
 	list := p.Distinct()
 	if len(list) == 1 {
-		e.Compare(p.Not, binary.BigEndian.AppendUint16(nil, list[0]))
+		e.Port(false, p.Not, list[0])
 		return
 	}
+	e.LoadPort(false)
 	flags := uint32(0)
 	if p.Not {
 		flags = unix.NFT_LOOKUP_F_INV

@@ -2,6 +2,7 @@ package nfnetlink
 
 import (
 	"bytes"
+	"encoding/binary"
 	"iter"
 	"net/netip"
 	"slices"
@@ -44,6 +45,36 @@ func (b *Buffer) Payload(base, offset uint32, length int) {
 		b.Uint32(unix.NFTA_PAYLOAD_OFFSET, offset)
 		b.Uint32(unix.NFTA_PAYLOAD_LEN, uint32(length)) //nolint:gosec // at most that of an address
 	})
+}
+
+// Places in the header of TCP, of which UDP shares the first two, and the bit of RST.
+const (
+	SourcePortOffset      = 0
+	DestinationPortOffset = 2
+	TCPFlagsOffset        = 13
+	TCPReset              = 4
+)
+
+// Port compares a port of TCP or UDP.
+func (b *Buffer) Port(source, negated bool, number uint16) {
+	b.LoadPort(source)
+	b.Compare(negated, binary.BigEndian.AppendUint16(nil, number))
+}
+
+// LoadPort loads the source or the destination port.
+func (b *Buffer) LoadPort(source bool) {
+	offset := uint32(DestinationPortOffset)
+	if source {
+		offset = SourcePortOffset
+	}
+	b.Payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, offset, 2)
+}
+
+// Reset ends the rule unless the TCP packet has the flag RST.
+func (b *Buffer) Reset() {
+	b.Payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, TCPFlagsOffset, 1)
+	b.And([]byte{TCPReset})
+	b.Compare(false, []byte{TCPReset})
 }
 
 // And masks what was loaded.

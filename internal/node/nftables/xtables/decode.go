@@ -196,13 +196,13 @@ func (d *decoder) compare(l load, negated bool, value []byte) bool {
 		return d.header(l, negated, value)
 	case l.key != unix.NFT_PAYLOAD_TRANSPORT_HEADER:
 		return false
-	case l.length == 2 && l.mask == nil && (l.offset == sourcePortOffset || l.offset == destinationPortOffset):
+	case l.length == 2 && l.mask == nil && (l.offset == nfnetlink.SourcePortOffset || l.offset == nfnetlink.DestinationPortOffset):
 		return d.add(ports, ruleset.Port{
-			Protocol: d.protocol.Number, Number: binary.BigEndian.Uint16(value), Source: l.offset == sourcePortOffset, Not: negated,
+			Protocol: d.protocol.Number, Number: binary.BigEndian.Uint16(value), Source: l.offset == nfnetlink.SourcePortOffset, Not: negated,
 		})
 	}
-	reset := []byte{tcpReset}
-	return l.offset == tcpFlagsOffset && !negated && bytes.Equal(l.mask, reset) && bytes.Equal(value, reset) && d.add(ports, ruleset.Reset{})
+	reset := []byte{nfnetlink.TCPReset}
+	return l.offset == nfnetlink.TCPFlagsOffset && !negated && bytes.Equal(l.mask, reset) && bytes.Equal(value, reset) && d.add(ports, ruleset.Reset{})
 }
 
 func (d *decoder) meta(key uint32, negated bool, value []byte) bool {

@@ -9,7 +9,6 @@
 package xtables
 
 import (
-	"encoding/binary"
 	"fmt"
 	"strings"
 
@@ -102,30 +101,15 @@ func (e *encoder) network(n ruleset.Network) {
 	}
 }
 
-// Places in the header of TCP, of which UDP shares the first two, and the bit of RST.
-const (
-	sourcePortOffset      = 0
-	destinationPortOffset = 2
-	tcpFlagsOffset        = 13
-	tcpReset              = 4
-)
-
 // extension adds a match that is none of the rule's own: as comparisons where iptables-nft writes it so since version
 // 1.8.8, else as a struct of x_tables.
 func (e *encoder) extension(m ruleset.Match) {
 	switch m := m.(type) {
 	case ruleset.Interface, ruleset.Protocol, ruleset.Network, ruleset.OfFamily:
 	case ruleset.Port:
-		offset := uint32(destinationPortOffset)
-		if m.Source {
-			offset = sourcePortOffset
-		}
-		e.Payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, offset, 2)
-		e.Compare(m.Not, binary.BigEndian.AppendUint16(nil, m.Number))
+		e.Port(m.Source, m.Not, m.Number)
 	case ruleset.Reset:
-		e.Payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, tcpFlagsOffset, 1)
-		e.And([]byte{tcpReset})
-		e.Compare(false, []byte{tcpReset})
+		e.Reset()
 	default:
 		if mark, ok := m.(ruleset.Mark); ok && !mark.Connection {
 			e.Meta(unix.NFT_META_MARK)

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
 // layout is a match or target as a struct of x_tables (include/uapi/linux/netfilter/xt_NAME.h).
@@ -25,7 +26,7 @@ func matchLayouts(m ruleset.Match) []layout {
 	case ruleset.Port:
 		return []layout{tcpUDP(m)}
 	case ruleset.Reset:
-		return []layout{{key{"tcp", 0}, record{}.u16(0, lastPort, 0, lastPort).u8(0, tcpReset, tcpReset, 0).align()}}
+		return []layout{{key{"tcp", 0}, record{}.u16(0, lastPort, 0, lastPort).u8(0, nfnetlink.TCPReset, nfnetlink.TCPReset, 0).align()}}
 	case ruleset.Ports: // xt_multiport_v1: flags, count, ports[15], pflags[15], invert
 		info := record{}.u8(1, 2).u16(m.List[:]...).fill(multiportInvert).u8(bit(m.Not, 1))
 		return []layout{{key{"multiport", 1}, info.align()}}
