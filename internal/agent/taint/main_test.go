@@ -40,7 +40,7 @@ type lab struct {
 func untaint() readiness.Policy {
 	return readiness.Policy{
 		Taint: readiness.Taint{Key: readiness.UntaintKey, Value: "true", Effect: readiness.NoSchedule}, Effects: readiness.AnyEffect,
-		Settle: 2 * time.Minute, Hysteresis: 2 * time.Minute,
+		Settle: 2 * time.Minute, GracePeriod: 2 * time.Minute,
 		Requirements: []readiness.Requirement{{Name: "agent", Namespaces: []string{"istio-system"}, Selector: readiness.AgentSelector}},
 	}
 }
@@ -54,7 +54,7 @@ func adding() readiness.Policy {
 func legacy() readiness.Policy {
 	p := adding()
 	p.Taint = readiness.Taint{Key: readiness.LegacyKey, Effect: readiness.NoSchedule}
-	p.Effects, p.Node, p.Hysteresis, p.Requirements = readiness.OwnEffect, readiness.NodeReadinessRequired, 0, nil
+	p.Effects, p.Node, p.GracePeriod, p.Requirements = readiness.OwnEffect, readiness.NodeReadinessRequired, 0, nil
 	return p
 }
 

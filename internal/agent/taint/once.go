@@ -23,7 +23,7 @@ func Once(ctx context.Context, o Options) error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	o.Policy.Hysteresis = 0
+	o.Policy.GracePeriod = 0
 	return once(ctx, o, func(ctx context.Context, t *term, name string) error {
 		backoff := wait.Backoff{Duration: o.Retry, Factor: 2, Steps: tries - 1}
 		for {
@@ -42,7 +42,7 @@ func Plan(ctx context.Context, o Options) ([]string, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	o.Policy.Hysteresis, o.Events = 0, nil
+	o.Policy.GracePeriod, o.Events = 0, nil
 	var lines []string
 	err := once(ctx, o, func(ctx context.Context, t *term, name string) error {
 		if _, d, known := t.decide(ctx, name); known {
@@ -58,8 +58,8 @@ func line(name string, d readiness.Decision) string {
 	if d.Requirement != "" {
 		text += fmt.Sprintf(" (requirement %q)", d.Requirement)
 	}
-	if d.Hold != "" {
-		text += " (" + string(d.Hold) + ")"
+	if d.NoActionReason != "" {
+		text += " (" + string(d.NoActionReason) + ")"
 	}
 	return text
 }

@@ -252,7 +252,7 @@ func TestAFailedPatchIsTriedAgain(t *testing.T) {
 
 func TestNothingIsDecidedBeforeAllIsKnown(t *testing.T) {
 	l := newLab(t, adding())
-	l.options.Policy.Hysteresis = 0
+	l.options.Policy.GracePeriod = 0
 	l.node("n", nodeSpec{})
 	l.pod("n", "agent", "True", yesterday())
 	l.server.FailOn("/pods?", kubetest.ServerError, 20)

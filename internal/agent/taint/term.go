@@ -284,7 +284,7 @@ func (t *term) nodeSet(state kube.NodeState) {
 		return // the answer to a change of ours was faster than the watch
 	case n.state.SameBut(state):
 		n.state = state
-		n.memory = n.memory.Heard(state.Node)
+		n.memory = n.memory.WithHeartbeat(state.Node)
 		return
 	default:
 		n.state = state
@@ -321,7 +321,7 @@ func (t *term) podSet(set *podSet, pod kube.Pod) {
 	if !found {
 		set.count++
 	}
-	now := readiness.Pod{Ready: pod.Ready, Since: pod.ReadySince, Leaving: pod.Deleting}
+	now := readiness.Pod{Ready: pod.Ready, Since: pod.ReadySince, Terminating: pod.Deleting}
 	here[key] = now
 	if t.complete && (!found || before != now) {
 		t.queue.Add(pod.NodeName)

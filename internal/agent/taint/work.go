@@ -19,8 +19,8 @@ func (t *term) settle(ctx context.Context, name string) (wait time.Duration, err
 	if !known {
 		return 0, nil
 	}
-	if !decision.Again.IsZero() {
-		t.queue.AddAfter(name, decision.Again.Sub(t.options.Clock.Now()))
+	if !decision.RecheckAt.IsZero() {
+		t.queue.AddAfter(name, decision.RecheckAt.Sub(t.options.Clock.Now()))
 	}
 	after, err := t.change(ctx, state, decision)
 	if err == nil {
@@ -54,10 +54,10 @@ func (t *term) decide(ctx context.Context, name string) (kube.NodeState, readine
 	n.memory, n.decision, n.decided = memory, decision, true
 	t.options.Metrics.SetNodeReason(string(before.Reason), string(decision.Reason))
 	t.options.Metrics.Decided(string(decision.Reason))
-	if !decided || before.Action != decision.Action || before.Reason != decision.Reason || before.Hold != decision.Hold {
+	if !decided || before.Action != decision.Action || before.Reason != decision.Reason || before.NoActionReason != decision.NoActionReason {
 		t.options.Log.LogAttrs(ctx, level(decision), "decided", slog.String("node", name),
 			slog.String("action", string(decision.Action)), slog.String("reason", string(decision.Reason)),
-			slog.String("requirement", decision.Requirement), slog.String("hold", string(decision.Hold)))
+			slog.String("requirement", decision.Requirement), slog.String("hold", string(decision.NoActionReason)))
 	}
 	if decision.Reason == readiness.NoAgent {
 		t.warnOfNone(ctx)
@@ -149,13 +149,13 @@ func (t *term) change(ctx context.Context, state kube.NodeState, d readiness.Dec
 
 // publish sets the node condition, if there is one to set.
 func (t *term) publish(ctx context.Context, state kube.NodeState, d readiness.Decision) (kube.NodeState, error) {
-	if t.options.Condition == "" || d.Standing == readiness.Undecided {
+	if t.options.Condition == "" || d.ConditionStatus == readiness.ConditionUnchanged {
 		return state, nil
 	}
 	want := kube.NodeCondition{
 		Type: t.options.Condition, Status: "False", Reason: string(d.Reason), Message: d.Reason.Sentence(),
 	}
-	if d.Standing == readiness.StandsReady {
+	if d.ConditionStatus == readiness.ConditionTrue {
 		want.Status = "True"
 	}
 	after, sent, err := t.options.API.PatchCondition(ctx, state, want, t.options.Clock.Now())

@@ -2,13 +2,13 @@ package readiness
 
 import "time"
 
-// boot is what is known of the node's present boot. The API tells its ID and not its time, so the time is put between two
-// reports of the kubelet. Those and a pod's readiness are by the same clock, the node's.
+// boot is the node's present boot. The API has its ID and not its time, so the time lies between two reports of the kubelet. Those
+// and a pod's readiness are by the same clock, the node's.
 type boot struct {
 	id string
 	// noticed is when the ID was seen first, by our clock.
 	noticed time.Time
-	// witnessed says that another ID was seen before.
+	// witnessed means that another ID was seen before.
 	witnessed bool
 	// before is the last report of the boot before this one, first the first that was seen of this one.
 	before, first time.Time
@@ -16,8 +16,8 @@ type boot struct {
 	last time.Time
 }
 
-// Heard takes in a report in which nothing but the heartbeat changed. It makes the time of a later reboot better known.
-func (m Memory) Heard(n Node) Memory {
+// WithHeartbeat takes in a report in which nothing but the heartbeat changed. It makes the time of a later reboot better known.
+func (m Memory) WithHeartbeat(n Node) Memory {
 	if n.BootID == m.boot.id && n.Heartbeat.After(m.boot.last) {
 		m.boot.last = n.Heartbeat
 	}
@@ -28,7 +28,7 @@ func (m Memory) Heard(n Node) Memory {
 func (m Memory) learn(n Node, now time.Time) Memory {
 	switch n.BootID {
 	case "", m.boot.id:
-		return m.Heard(n)
+		return m.WithHeartbeat(n)
 	}
 	fresh := boot{id: n.BootID, noticed: now, last: n.Heartbeat}
 	if m.boot.id == "" {
@@ -42,8 +42,8 @@ func (m Memory) learn(n Node, now time.Time) Memory {
 	return Memory{boot: fresh}
 }
 
-// judge says whether the readiness of a pod is believed, and if not, when it will be even if nothing changes.
-func (m Memory) judge(n Node, p Pod, settle time.Duration, now time.Time) (Reason, time.Time) {
+// believe says whether the readiness of a pod is believed, and if not, when it will be even if nothing changes.
+func (m Memory) believe(n Node, p Pod, settle time.Duration, now time.Time) (Reason, time.Time) {
 	b := m.boot
 	if b.witnessed {
 		switch settled := b.noticed.Add(settle); {

@@ -5,59 +5,59 @@ import (
 	"time"
 )
 
-// Decide says what to do about a node. pods has the agent pods on the node for each requirement of the policy, in their
-// order. The memory that comes out goes into the next decision about this node.
+// Decide gives the action for a node. pods has the agent pods on the node for each requirement of the policy, in their
+// order. The memory it returns is for the next decision about this node.
 func Decide(n Node, pods [][]Pod, p Policy, m Memory, now time.Time) (Decision, Memory) {
 	m = m.learn(n, now)
-	d := verdict(n, pods, p, m, now)
+	d := assess(n, pods, p, m, now)
 	if d.Reason.Good() {
 		m.trusted, m.unready = true, time.Time{}
-		d.Standing, d.Action, d.Hold = StandsReady, Keep, InPlace
+		d.ConditionStatus, d.Action, d.NoActionReason = ConditionTrue, Keep, AsWanted
 		if p.tainted(n) {
-			d.Action, d.Hold = Remove, ""
+			d.Action, d.NoActionReason = Remove, ""
 		}
 		return d, m
 	}
 	if m.unready.IsZero() {
 		m.unready = now
 	}
-	patient := m.patience(n, p)
-	d.Standing = StandsUnready
+	graceEnd := m.graceEnd(n, p)
+	d.ConditionStatus = ConditionFalse
 	switch {
 	case d.Reason == MaybeRebooted:
-		d.Standing = Undecided
-	case now.Before(patient):
-		d.Standing = Undecided
-		d.Again = sooner(d.Again, patient)
+		d.ConditionStatus = ConditionUnchanged
+	case now.Before(graceEnd):
+		d.ConditionStatus = ConditionUnchanged
+		d.RecheckAt = sooner(d.RecheckAt, graceEnd)
 	}
-	d.Action, d.Hold = Keep, ""
+	d.Action, d.NoActionReason = Keep, ""
 	switch {
 	case p.tainted(n):
-		d.Hold = InPlace
+		d.NoActionReason = AsWanted
 	case p.Adding == NeverAdd:
-		d.Hold = NoAdding
+		d.NoActionReason = NoAdding
 	case d.Reason == MaybeRebooted:
-		d.Hold = Suspicion
-	case now.Before(patient):
-		d.Hold = Hysteresis
+		d.NoActionReason = RebootSuspected
+	case now.Before(graceEnd):
+		d.NoActionReason = WithinGracePeriod
 	default:
 		d.Action = Add
 	}
 	return d, m
 }
 
-// patience is until when an unready node is left alone. There is none with a node of which all is known since it was
-// made or rebooted, and that was never ready since.
-func (m Memory) patience(n Node, p Policy) time.Time {
-	young := m.unready.Sub(n.Created) < p.Hysteresis
+// graceEnd is until when an unready node is not tainted. A node that was observed since it was created or rebooted, and was never
+// ready since, has no grace period.
+func (m Memory) graceEnd(n Node, p Policy) time.Time {
+	young := m.unready.Sub(n.Created) < p.GracePeriod
 	if !m.trusted && (m.boot.witnessed || young) {
 		return time.Time{}
 	}
-	return m.unready.Add(p.Hysteresis)
+	return m.unready.Add(p.GracePeriod)
 }
 
-// verdict says whether the node is ready: its reason, the requirement that is missed, and when that passes by itself.
-func verdict(n Node, pods [][]Pod, p Policy, m Memory, now time.Time) Decision {
+// assess says whether the node is ready: its reason, the requirement that is missed, and when that passes by itself.
+func assess(n Node, pods [][]Pod, p Policy, m Memory, now time.Time) Decision {
 	if p.Node == NodeReadinessRequired && !n.Ready {
 		return Decision{Reason: NodeUnready}
 	}
@@ -84,14 +84,14 @@ func (m Memory) best(n Node, pods []Pod, settle time.Duration, now time.Time) De
 	best := Decision{Reason: NoAgent}
 	for _, pod := range pods {
 		reason, again := AgentUnready, time.Time{}
-		if pod.Ready && !pod.Leaving {
-			reason, again = m.judge(n, pod, settle, now)
+		if pod.Ready && !pod.Terminating {
+			reason, again = m.believe(n, pod, settle, now)
 		}
 		switch {
 		case weight(reason) < weight(best.Reason):
-			best.Reason, best.Again = reason, again
+			best.Reason, best.RecheckAt = reason, again
 		case reason == best.Reason:
-			best.Again = sooner(best.Again, again)
+			best.RecheckAt = sooner(best.RecheckAt, again)
 		}
 	}
 	return best

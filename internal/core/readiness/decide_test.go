@@ -19,7 +19,7 @@ func old() time.Time { return time.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC) }
 
 func untaint() Policy {
 	return Policy{
-		Taint: Taint{UntaintKey, UntaintValue, NoSchedule}, Effects: AnyEffect, Settle: 2 * time.Minute, Hysteresis: 2 * time.Minute,
+		Taint: Taint{UntaintKey, UntaintValue, NoSchedule}, Effects: AnyEffect, Settle: 2 * time.Minute, GracePeriod: 2 * time.Minute,
 		Requirements: []Requirement{{Name: "agent", Namespaces: []string{"istio-system"}, Selector: AgentSelector}},
 	}
 }
@@ -32,7 +32,7 @@ func adding() Policy {
 
 func legacy() Policy {
 	p := adding()
-	p.Taint, p.Effects, p.Node, p.Hysteresis = Taint{LegacyKey, "", NoSchedule}, OwnEffect, NodeReadinessRequired, 0
+	p.Taint, p.Effects, p.Node, p.GracePeriod = Taint{LegacyKey, "", NoSchedule}, OwnEffect, NodeReadinessRequired, 0
 	return p
 }
 
@@ -70,33 +70,33 @@ func TestDecide(t *testing.T) {
 		want   Decision
 	}{
 		// 3.2, the untaint controller.
-		{"a ready agent takes the taint away", tainted(), ready(), untaint(), Decision{Action: Remove, Reason: AgentReady, Standing: StandsReady}},
-		{"a ready agent on a clean node: nothing to do", clean(), ready(), untaint(), Decision{Action: Keep, Reason: AgentReady, Hold: InPlace, Standing: StandsReady}},
-		{"an unready agent keeps the taint", tainted(), unready(), untaint(), Decision{Action: Keep, Reason: AgentUnready, Requirement: "agent", Hold: InPlace, Again: at(3, 0)}},
-		{"no agent keeps the taint", tainted(), none(), untaint(), Decision{Action: Keep, Reason: NoAgent, Requirement: "agent", Hold: InPlace, Again: at(3, 0)}},
-		{"a leaving agent counts for nothing", tainted(), [][]Pod{{{Ready: true, Leaving: true}}}, untaint(), Decision{Action: Keep, Reason: AgentUnready, Requirement: "agent", Hold: InPlace, Again: at(3, 0)}},
-		{"one ready agent of two is enough", tainted(), [][]Pod{{{}, {Ready: true, Since: old()}}}, untaint(), Decision{Action: Remove, Reason: AgentReady, Standing: StandsReady}},
-		{"the node itself does not matter", func() Node { n := tainted(); n.Ready = false; return n }(), ready(), untaint(), Decision{Action: Remove, Reason: AgentReady, Standing: StandsReady}},
-		{"any effect of the key goes", clean(Taint{UntaintKey, "", NoExecute}), ready(), untaint(), Decision{Action: Remove, Reason: AgentReady, Standing: StandsReady}},
-		{"another effect stays when one is chosen", clean(Taint{UntaintKey, "", NoExecute}), ready(), exact, Decision{Action: Keep, Reason: AgentReady, Hold: InPlace, Standing: StandsReady}},
-		{"another key is not ours", tainted(), ready(), custom, Decision{Action: Keep, Reason: AgentReady, Hold: InPlace, Standing: StandsReady}},
-		{"never adds unless wanted", young, none(), untaint(), Decision{Action: Keep, Reason: NoAgent, Requirement: "agent", Hold: NoAdding, Standing: StandsUnready}},
+		{"a ready agent takes the taint away", tainted(), ready(), untaint(), Decision{Action: Remove, Reason: AgentReady, ConditionStatus: ConditionTrue}},
+		{"a ready agent on a clean node: nothing to do", clean(), ready(), untaint(), Decision{Action: Keep, Reason: AgentReady, NoActionReason: AsWanted, ConditionStatus: ConditionTrue}},
+		{"an unready agent keeps the taint", tainted(), unready(), untaint(), Decision{Action: Keep, Reason: AgentUnready, Requirement: "agent", NoActionReason: AsWanted, RecheckAt: at(3, 0)}},
+		{"no agent keeps the taint", tainted(), none(), untaint(), Decision{Action: Keep, Reason: NoAgent, Requirement: "agent", NoActionReason: AsWanted, RecheckAt: at(3, 0)}},
+		{"a leaving agent counts for nothing", tainted(), [][]Pod{{{Ready: true, Terminating: true}}}, untaint(), Decision{Action: Keep, Reason: AgentUnready, Requirement: "agent", NoActionReason: AsWanted, RecheckAt: at(3, 0)}},
+		{"one ready agent of two is enough", tainted(), [][]Pod{{{}, {Ready: true, Since: old()}}}, untaint(), Decision{Action: Remove, Reason: AgentReady, ConditionStatus: ConditionTrue}},
+		{"the node itself does not matter", func() Node { n := tainted(); n.Ready = false; return n }(), ready(), untaint(), Decision{Action: Remove, Reason: AgentReady, ConditionStatus: ConditionTrue}},
+		{"any effect of the key goes", clean(Taint{UntaintKey, "", NoExecute}), ready(), untaint(), Decision{Action: Remove, Reason: AgentReady, ConditionStatus: ConditionTrue}},
+		{"another effect stays when one is chosen", clean(Taint{UntaintKey, "", NoExecute}), ready(), exact, Decision{Action: Keep, Reason: AgentReady, NoActionReason: AsWanted, ConditionStatus: ConditionTrue}},
+		{"another key is not ours", tainted(), ready(), custom, Decision{Action: Keep, Reason: AgentReady, NoActionReason: AsWanted, ConditionStatus: ConditionTrue}},
+		{"never adds unless wanted", young, none(), untaint(), Decision{Action: Keep, Reason: NoAgent, Requirement: "agent", NoActionReason: NoAdding, ConditionStatus: ConditionFalse}},
 
 		// 3.1, the legacy controller.
-		{"legacy: ready node and requirement met", oldTainted(), ready(), legacy(), Decision{Action: Remove, Reason: AgentReady, Standing: StandsReady}},
-		{"legacy: unready pod", clean(), unready(), legacy(), Decision{Action: Add, Reason: AgentUnready, Requirement: "agent", Standing: StandsUnready}},
-		{"legacy: deleted pod", clean(), none(), legacy(), Decision{Action: Add, Reason: NoAgent, Requirement: "agent", Standing: StandsUnready}},
-		{"legacy: unready node", unreadyNode(), ready(), legacy(), Decision{Action: Add, Reason: NodeUnready, Standing: StandsUnready}},
-		{"legacy: taint in place already", oldTainted(), none(), legacy(), Decision{Action: Keep, Reason: NoAgent, Requirement: "agent", Hold: InPlace, Standing: StandsUnready}},
-		{"legacy: all requirements must be met", clean(), [][]Pod{{{Ready: true, Since: old()}}, nil}, two, Decision{Action: Add, Reason: NoAgent, Requirement: "other", Standing: StandsUnready}},
-		{"legacy: different pods may meet them", oldTainted(), [][]Pod{{{Ready: true, Since: old()}}, {{Ready: true, Since: old()}}}, two, Decision{Action: Remove, Reason: AgentReady, Standing: StandsReady}},
-		{"legacy: nothing required is met", oldTainted(), nil, nothing, Decision{Action: Remove, Reason: NothingRequired, Standing: StandsReady}},
-		{"legacy: nothing required of an unready node is not", unreadyNode(), nil, nothing, Decision{Action: Add, Reason: NodeUnready, Standing: StandsUnready}},
-		{"legacy: another effect of the key is not ours", clean(Taint{LegacyKey, "", NoExecute}), ready(), legacy(), Decision{Action: Keep, Reason: AgentReady, Hold: InPlace, Standing: StandsReady}},
+		{"legacy: ready node and requirement met", oldTainted(), ready(), legacy(), Decision{Action: Remove, Reason: AgentReady, ConditionStatus: ConditionTrue}},
+		{"legacy: unready pod", clean(), unready(), legacy(), Decision{Action: Add, Reason: AgentUnready, Requirement: "agent", ConditionStatus: ConditionFalse}},
+		{"legacy: deleted pod", clean(), none(), legacy(), Decision{Action: Add, Reason: NoAgent, Requirement: "agent", ConditionStatus: ConditionFalse}},
+		{"legacy: unready node", unreadyNode(), ready(), legacy(), Decision{Action: Add, Reason: NodeUnready, ConditionStatus: ConditionFalse}},
+		{"legacy: taint in place already", oldTainted(), none(), legacy(), Decision{Action: Keep, Reason: NoAgent, Requirement: "agent", NoActionReason: AsWanted, ConditionStatus: ConditionFalse}},
+		{"legacy: all requirements must be met", clean(), [][]Pod{{{Ready: true, Since: old()}}, nil}, two, Decision{Action: Add, Reason: NoAgent, Requirement: "other", ConditionStatus: ConditionFalse}},
+		{"legacy: different pods may meet them", oldTainted(), [][]Pod{{{Ready: true, Since: old()}}, {{Ready: true, Since: old()}}}, two, Decision{Action: Remove, Reason: AgentReady, ConditionStatus: ConditionTrue}},
+		{"legacy: nothing required is met", oldTainted(), nil, nothing, Decision{Action: Remove, Reason: NothingRequired, ConditionStatus: ConditionTrue}},
+		{"legacy: nothing required of an unready node is not", unreadyNode(), nil, nothing, Decision{Action: Add, Reason: NodeUnready, ConditionStatus: ConditionFalse}},
+		{"legacy: another effect of the key is not ours", clean(Taint{LegacyKey, "", NoExecute}), ready(), legacy(), Decision{Action: Keep, Reason: AgentReady, NoActionReason: AsWanted, ConditionStatus: ConditionTrue}},
 
 		// Adding.
-		{"a new node without agent is tainted at once", young, none(), adding(), Decision{Action: Add, Reason: NoAgent, Requirement: "agent", Standing: StandsUnready}},
-		{"an old node is given time", clean(), none(), adding(), Decision{Action: Keep, Reason: NoAgent, Requirement: "agent", Hold: Hysteresis, Again: at(3, 0)}},
+		{"a new node without agent is tainted at once", young, none(), adding(), Decision{Action: Add, Reason: NoAgent, Requirement: "agent", ConditionStatus: ConditionFalse}},
+		{"an old node is given time", clean(), none(), adding(), Decision{Action: Keep, Reason: NoAgent, Requirement: "agent", NoActionReason: WithinGracePeriod, RecheckAt: at(3, 0)}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, _ := Decide(test.node, test.pods, test.policy, Memory{}, at(1, 0))
@@ -114,7 +114,7 @@ type step struct {
 	pods   [][]Pod
 	action Action
 	reason Reason
-	hold   Hold
+	hold   NoActionReason
 }
 
 func story(t *testing.T, p Policy, steps ...step) {
@@ -123,8 +123,8 @@ func story(t *testing.T, p Policy, steps ...step) {
 	for i, s := range steps {
 		var d Decision
 		d, m = Decide(s.node, s.pods, p, m, s.now)
-		if d.Action != s.action || d.Reason != s.reason || d.Hold != s.hold {
-			t.Fatalf("step %d: %s, %s, %q, want %s, %s, %q", i, d.Action, d.Reason, d.Hold, s.action, s.reason, s.hold)
+		if d.Action != s.action || d.Reason != s.reason || d.NoActionReason != s.hold {
+			t.Fatalf("step %d: %s, %s, %q, want %s, %s, %q", i, d.Action, d.Reason, d.NoActionReason, s.action, s.reason, s.hold)
 		}
 	}
 }
@@ -137,67 +137,67 @@ func again(n Node, when time.Time) Node {
 
 func TestARollingUpdateTaintsNothing(t *testing.T) {
 	story(t, adding(),
-		step{at(0, 0), clean(), ready(), Keep, AgentReady, InPlace},
-		step{at(1, 0), clean(), unready(), Keep, AgentUnready, Hysteresis},
-		step{at(1, 10), clean(), none(), Keep, NoAgent, Hysteresis},
-		step{at(2, 30), clean(), unready(), Keep, AgentUnready, Hysteresis},
-		step{at(2, 59), clean(), readyAt(at(2, 58)), Keep, AgentReady, InPlace},
+		step{at(0, 0), clean(), ready(), Keep, AgentReady, AsWanted},
+		step{at(1, 0), clean(), unready(), Keep, AgentUnready, WithinGracePeriod},
+		step{at(1, 10), clean(), none(), Keep, NoAgent, WithinGracePeriod},
+		step{at(2, 30), clean(), unready(), Keep, AgentUnready, WithinGracePeriod},
+		step{at(2, 59), clean(), readyAt(at(2, 58)), Keep, AgentReady, AsWanted},
 		// The time begins anew.
-		step{at(4, 0), clean(), none(), Keep, NoAgent, Hysteresis},
-		step{at(5, 59), clean(), none(), Keep, NoAgent, Hysteresis},
+		step{at(4, 0), clean(), none(), Keep, NoAgent, WithinGracePeriod},
+		step{at(5, 59), clean(), none(), Keep, NoAgent, WithinGracePeriod},
 		step{at(6, 0), clean(), none(), Add, NoAgent, ""},
-		step{at(6, 1), tainted(), none(), Keep, NoAgent, InPlace},
+		step{at(6, 1), tainted(), none(), Keep, NoAgent, AsWanted},
 		step{at(7, 0), tainted(), readyAt(at(7, 0)), Remove, AgentReady, ""})
 }
 
 func TestTheEndOfPatienceIsWhenToLookAgain(t *testing.T) {
 	d, m := Decide(clean(), none(), adding(), Memory{}, at(1, 0))
-	if !d.Again.Equal(at(3, 0)) {
-		t.Fatalf("again at %s", d.Again)
+	if !d.RecheckAt.Equal(at(3, 0)) {
+		t.Fatalf("again at %s", d.RecheckAt)
 	}
-	d, _ = Decide(clean(), none(), adding(), m, d.Again)
-	if d.Action != Add || !d.Again.IsZero() {
-		t.Errorf("then %s, again at %s", d.Action, d.Again)
+	d, _ = Decide(clean(), none(), adding(), m, d.RecheckAt)
+	if d.Action != Add || !d.RecheckAt.IsZero() {
+		t.Errorf("then %s, again at %s", d.Action, d.RecheckAt)
 	}
 }
 
 func TestARebootIsNotTrusted(t *testing.T) {
 	story(t, adding(),
-		step{at(0, 0), clean(), ready(), Keep, AgentReady, InPlace},
+		step{at(0, 0), clean(), ready(), Keep, AgentReady, AsWanted},
 		// The node is back before anybody noticed, with the readiness of before: T-4, T-5.
 		step{at(1, 0), again(clean(), at(1, 0)), ready(), Add, Rebooted, ""},
-		step{at(1, 1), again(tainted(), at(1, 0)), unready(), Keep, AgentUnready, InPlace},
+		step{at(1, 1), again(tainted(), at(1, 0)), unready(), Keep, AgentUnready, AsWanted},
 		step{at(1, 30), again(tainted(), at(1, 0)), readyAt(at(1, 29)), Remove, AgentReady, ""},
-		step{at(1, 31), again(clean(), at(1, 0)), readyAt(at(1, 29)), Keep, AgentReady, InPlace})
+		step{at(1, 31), again(clean(), at(1, 0)), readyAt(at(1, 29)), Keep, AgentReady, AsWanted})
 }
 
 func TestAReadinessOfTheOldBootIsNeverTrusted(t *testing.T) {
 	story(t, adding(),
-		step{at(0, 0), clean(), ready(), Keep, AgentReady, InPlace},
-		step{at(1, 0), again(tainted(), at(1, 0)), ready(), Keep, Rebooted, InPlace},
-		step{at(50, 0), again(tainted(), at(1, 0)), ready(), Keep, Rebooted, InPlace})
+		step{at(0, 0), clean(), ready(), Keep, AgentReady, AsWanted},
+		step{at(1, 0), again(tainted(), at(1, 0)), ready(), Keep, Rebooted, AsWanted},
+		step{at(50, 0), again(tainted(), at(1, 0)), ready(), Keep, Rebooted, AsWanted})
 }
 
 func TestAReadinessBetweenTheReportsIsTrustedLater(t *testing.T) {
 	between := readyAt(at(0, 30))
-	first := step{at(0, 0), clean(), ready(), Keep, AgentReady, InPlace}
-	back := step{at(1, 0), again(tainted(), at(1, 0)), between, Keep, Rebooted, InPlace}
-	story(t, adding(), first, back, step{at(2, 59), back.node, between, Keep, Rebooted, InPlace},
+	first := step{at(0, 0), clean(), ready(), Keep, AgentReady, AsWanted}
+	back := step{at(1, 0), again(tainted(), at(1, 0)), between, Keep, Rebooted, AsWanted}
+	story(t, adding(), first, back, step{at(2, 59), back.node, between, Keep, Rebooted, AsWanted},
 		step{at(3, 0), back.node, between, Remove, AgentReady, ""})
 
 	// A heartbeat after it says that it is of the old boot.
 	_, m := Decide(first.node, first.pods, adding(), Memory{}, first.now)
 	beat := clean()
 	beat.Heartbeat = at(0, 40)
-	_, m = Decide(back.node, between, adding(), m.Heard(beat), back.now)
-	if d, _ := Decide(back.node, between, adding(), m, at(3, 0)); d.Reason != Rebooted || !d.Again.IsZero() {
-		t.Errorf("%s, again at %s", d.Reason, d.Again)
+	_, m = Decide(back.node, between, adding(), m.WithHeartbeat(beat), back.now)
+	if d, _ := Decide(back.node, between, adding(), m, at(3, 0)); d.Reason != Rebooted || !d.RecheckAt.IsZero() {
+		t.Errorf("%s, again at %s", d.Reason, d.RecheckAt)
 	}
 }
 
 func TestARebootedNodeIsGivenNoTime(t *testing.T) {
 	story(t, adding(),
-		step{at(0, 0), clean(), ready(), Keep, AgentReady, InPlace},
+		step{at(0, 0), clean(), ready(), Keep, AgentReady, AsWanted},
 		step{at(1, 0), again(clean(), at(1, 0)), none(), Add, NoAgent, ""})
 }
 
@@ -207,15 +207,15 @@ func TestARebootIsASuspicionForWhoDidNotSeeIt(t *testing.T) {
 	stillTainted := tainted()
 	stillTainted.ReadySince = at(1, 0)
 	// A clean node is not tainted: the whole cluster may have been out of reach.
-	story(t, adding(), step{at(1, 1), back, ready(), Keep, MaybeRebooted, Suspicion},
-		step{at(3, 0), back, ready(), Keep, AgentReady, InPlace})
+	story(t, adding(), step{at(1, 1), back, ready(), Keep, MaybeRebooted, RebootSuspected},
+		step{at(3, 0), back, ready(), Keep, AgentReady, AsWanted})
 	// A tainted one stays so until its kubelet has looked.
-	story(t, untaint(), step{at(1, 1), stillTainted, ready(), Keep, MaybeRebooted, InPlace},
+	story(t, untaint(), step{at(1, 1), stillTainted, ready(), Keep, MaybeRebooted, AsWanted},
 		step{at(3, 0), stillTainted, ready(), Remove, AgentReady, ""})
 	story(t, untaint(), step{at(1, 1), stillTainted, readyAt(at(1, 0)), Remove, AgentReady, ""})
 	d, _ := Decide(stillTainted, ready(), untaint(), Memory{}, at(1, 1))
-	if !d.Again.Equal(at(3, 0)) || d.Standing != Undecided {
-		t.Errorf("again at %s, standing %d", d.Again, d.Standing)
+	if !d.RecheckAt.Equal(at(3, 0)) || d.ConditionStatus != ConditionUnchanged {
+		t.Errorf("again at %s, standing %d", d.RecheckAt, d.ConditionStatus)
 	}
 }
 
@@ -225,8 +225,8 @@ func TestANodeThatWasOutOfReachIsTrustedAtOnce(t *testing.T) {
 	back := tainted()
 	back.ReadySince = at(9, 0)
 	story(t, adding(),
-		step{at(0, 0), clean(), ready(), Keep, AgentReady, InPlace},
-		step{at(1, 0), gone, unready(), Keep, AgentUnready, Hysteresis},
+		step{at(0, 0), clean(), ready(), Keep, AgentReady, AsWanted},
+		step{at(1, 0), gone, unready(), Keep, AgentUnready, WithinGracePeriod},
 		step{at(3, 0), gone, unready(), Add, AgentUnready, ""},
 		// The kubelet goes on with the readiness of before, and its boot is the one that is known.
 		step{at(9, 1), back, ready(), Remove, AgentReady, ""})
@@ -235,15 +235,15 @@ func TestANodeThatWasOutOfReachIsTrustedAtOnce(t *testing.T) {
 func TestStandingFollowsPatience(t *testing.T) {
 	p := untaint()
 	d, m := Decide(clean(), ready(), p, Memory{}, at(0, 0))
-	if d.Standing != StandsReady {
-		t.Fatal(d.Standing)
+	if d.ConditionStatus != ConditionTrue {
+		t.Fatal(d.ConditionStatus)
 	}
 	d, m = Decide(clean(), none(), p, m, at(1, 0))
-	if d.Standing != Undecided || !d.Again.Equal(at(3, 0)) {
-		t.Fatal(d.Standing, d.Again)
+	if d.ConditionStatus != ConditionUnchanged || !d.RecheckAt.Equal(at(3, 0)) {
+		t.Fatal(d.ConditionStatus, d.RecheckAt)
 	}
-	if d, _ = Decide(clean(), none(), p, m, at(3, 0)); d.Standing != StandsUnready {
-		t.Fatal(d.Standing)
+	if d, _ = Decide(clean(), none(), p, m, at(3, 0)); d.ConditionStatus != ConditionFalse {
+		t.Fatal(d.ConditionStatus)
 	}
 }
 
@@ -263,7 +263,7 @@ func TestProperties(t *testing.T) {
 	policies := []Policy{untaint(), adding(), legacy()}
 	for range 3000 {
 		p := policies[random.IntN(len(policies))]
-		p.Hysteresis = time.Duration(random.IntN(3)) * time.Minute
+		p.GracePeriod = time.Duration(random.IntN(3)) * time.Minute
 		n, m, now := clean(), Memory{}, at(0, 0)
 		for range 12 {
 			now = now.Add(time.Duration(random.IntN(150)) * time.Second)
@@ -278,7 +278,7 @@ func TestProperties(t *testing.T) {
 			pods := [][]Pod{nil}
 			for range random.IntN(3) {
 				pods[0] = append(pods[0], Pod{
-					Ready: random.IntN(3) > 0, Leaving: random.IntN(4) == 0, Since: now.Add(-time.Duration(random.IntN(400)) * time.Second),
+					Ready: random.IntN(3) > 0, Terminating: random.IntN(4) == 0, Since: now.Add(-time.Duration(random.IntN(400)) * time.Second),
 				})
 			}
 			var d Decision
@@ -300,22 +300,22 @@ func TestProperties(t *testing.T) {
 
 func check(t *testing.T, n Node, pods [][]Pod, p Policy, d Decision, m Memory, now time.Time) {
 	t.Helper()
-	living := slices.ContainsFunc(pods[0], func(p Pod) bool { return p.Ready && !p.Leaving })
+	living := slices.ContainsFunc(pods[0], func(p Pod) bool { return p.Ready && !p.Terminating })
 	switch {
-	case !slices.Contains(Reasons(), d.Reason), (d.Action == Keep) != slices.Contains(Holds(), d.Hold):
+	case !slices.Contains(Reasons(), d.Reason), (d.Action == Keep) != slices.Contains(NoActionReasons(), d.NoActionReason):
 		t.Fatalf("out of the sets: %+v", d)
 	case d.Action == Remove && (!d.Reason.Good() || !living):
 		t.Fatalf("removed without a ready agent: %+v", d)
 	case d.Action == Add && (d.Reason.Good() || p.Adding == NeverAdd || p.tainted(n)):
 		t.Fatalf("added: %+v", d)
-	case !d.Again.IsZero() && !d.Again.After(now):
+	case !d.RecheckAt.IsZero() && !d.RecheckAt.After(now):
 		t.Fatalf("again in the past: %+v at %s", d, now)
 	case p.Node == NodeReadinessRequired && !n.Ready && d.Reason.Good():
 		t.Fatalf("an unready node is ready: %+v", d)
 	}
 	// Nothing passes by itself without a time to look again.
-	if d.Again.IsZero() {
-		if later, _ := Decide(n, pods, p, m, now.Add(time.Hour)); later.Action != d.Action || later.Standing != d.Standing {
+	if d.RecheckAt.IsZero() {
+		if later, _ := Decide(n, pods, p, m, now.Add(time.Hour)); later.Action != d.Action || later.ConditionStatus != d.ConditionStatus {
 			t.Fatalf("it changes unannounced: %+v, then %+v", d, later)
 		}
 	}

@@ -1,11 +1,10 @@
-// Package readiness decides whether a node is kept free of new pods by a taint, because the plugin's agent is not ready
-// there.
+// Package readiness decides whether a node has a taint because the plugin's agent is not ready there.
 //
 // It promises one decision for each state of a node, its agent pods and what was seen of them before, with a reason of a
 // closed set; that a taint is taken away only for a readiness of this boot; and that none is put on a node for as long as
 // an agent may be away for an update.
 //
-// It never looks at a clock, asks nobody and remembers nothing: what is to be remembered goes in and comes out.
+// It never reads a clock, sends no request and has no state: a Memory goes in and comes out.
 //
 // Start reading at Decide. boot.go has which readiness is believed after a reboot.
 package readiness
@@ -53,8 +52,8 @@ type Pod struct {
 	// Ready is the condition of that name; since Since, by the kubelet's clock in whole seconds.
 	Ready bool
 	Since time.Time
-	// Leaving says that the pod was told to end: it counts for nothing.
-	Leaving bool
+	// Terminating pods do not count.
+	Terminating bool
 }
 
 // Requirement is met on a node where one pod of one of the namespaces is ready that the selector picks. No namespace or
@@ -83,7 +82,7 @@ const (
 	NodeReadinessRequired
 )
 
-// Policy is what is wanted.
+// Policy is the configuration of decisions.
 type Policy struct {
 	// Taint is the one that is put on a node.
 	Taint Taint
@@ -95,8 +94,8 @@ type Policy struct {
 	Node NodeReadiness
 	// Requirements must all be met. None at all are met.
 	Requirements []Requirement
-	// Hysteresis is for how long a node that was ready may be unready before it is tainted.
-	Hysteresis time.Duration
+	// GracePeriod is for how long a node that was ready may be unready before it is tainted.
+	GracePeriod time.Duration
 	// Settle is how long a kubelet that has come back may take to report what became of its pods.
 	Settle time.Duration
 }
@@ -110,7 +109,7 @@ const (
 	AnyEffect
 )
 
-// Ours tells whether a taint is one that is taken away.
+// Ours reports whether a taint is one that is taken away.
 func (p Policy) Ours(t Taint) bool {
 	return t.Key == p.Taint.Key && (p.Effects == AnyEffect || t.Effect == p.Taint.Effect)
 }
@@ -153,7 +152,7 @@ func Reasons() []Reason {
 	return []Reason{AgentReady, NothingRequired, MaybeRebooted, Rebooted, AgentUnready, NoAgent, NodeUnready}
 }
 
-// Good tells whether a node with this reason is ready.
+// Good reports whether a node with this reason is ready.
 func (r Reason) Good() bool { return r == AgentReady || r == NothingRequired }
 
 // Sentence says it to a person.
@@ -177,28 +176,30 @@ func (r Reason) Sentence() string {
 	return string(r)
 }
 
-// Hold is why nothing is done; empty when something is.
-type Hold string
+// NoActionReason is why nothing is done; empty for an action.
+type NoActionReason string
 
-// InPlace is a node that is as it should be.
+// AsWanted is a node whose taints need no change.
 const (
-	InPlace    Hold = "in place"
-	NoAdding   Hold = "taints are not added"
-	Suspicion  Hold = "only a suspicion"
-	Hysteresis Hold = "unready for a short time"
+	AsWanted          NoActionReason = "in place"
+	NoAdding          NoActionReason = "taints are not added"
+	RebootSuspected   NoActionReason = "only a suspicion"
+	WithinGracePeriod NoActionReason = "unready for a short time"
 )
 
-// Holds are all of them.
-func Holds() []Hold { return []Hold{InPlace, NoAdding, Suspicion, Hysteresis} }
+// NoActionReasons are all of them.
+func NoActionReasons() []NoActionReason {
+	return []NoActionReason{AsWanted, NoAdding, RebootSuspected, WithinGracePeriod}
+}
 
-// Standing is what can be said of the node to others, for whom a short absence of the agent is none.
-type Standing uint8
+// ConditionStatus is that of the node condition, which a short absence of the agent does not change.
+type ConditionStatus uint8
 
-// Undecided leaves what was said before.
+// ConditionUnchanged leaves the last status.
 const (
-	Undecided Standing = iota
-	StandsReady
-	StandsUnready
+	ConditionUnchanged ConditionStatus = iota
+	ConditionTrue
+	ConditionFalse
 )
 
 // Decision is what to do about a node.
@@ -206,14 +207,14 @@ type Decision struct {
 	Action Action
 	Reason Reason
 	// Requirement is the name of the one that is missed, when there is one.
-	Requirement string
-	Hold        Hold
-	Standing    Standing
-	// Again is when to decide again even if nothing changes; zero for never.
-	Again time.Time
+	Requirement     string
+	NoActionReason  NoActionReason
+	ConditionStatus ConditionStatus
+	// RecheckAt is when to decide again even if nothing changes; zero for never.
+	RecheckAt time.Time
 }
 
-// Memory is what is remembered of a node from one decision to the next. The zero value knows nothing.
+// Memory is the state of a node between two decisions. The zero value is that of a new node.
 type Memory struct {
 	boot boot
 	// trusted says that the node was ready in this boot.

@@ -138,7 +138,7 @@ func (d *draft) policyRows() []settings.Setting {
 			Name: "hysteresis", Arg: "DURATION", Default: "2m",
 			Use: "for how long a node that was ready may be without a ready agent before it is tainted: longer than an update " +
 				"of the DaemonSet takes on one node; 0 taints at once, as the legacy controller did",
-			Value: settings.Duration(&d.Policy.Hysteresis, 0, 0),
+			Value: settings.Duration(&d.Policy.GracePeriod, 0, 0),
 		},
 		{
 			Name: "settle", Arg: "DURATION", Default: "2m",

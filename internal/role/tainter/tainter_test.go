@@ -41,7 +41,7 @@ func legacyDefaults() Config {
 		Mode: Legacy, Daemon: true, ConfigMapNamespace: "kube-system", ConfigMapName: "single", LeaderElect: true,
 		Policy: readiness.Policy{
 			Taint: readiness.Taint{Key: "NodeReadiness", Effect: "NoSchedule"}, Effects: readiness.OwnEffect, Adding: readiness.AddWhenUnready,
-			Node: readiness.NodeReadinessRequired, Hysteresis: 2 * time.Minute, Settle: 2 * time.Minute,
+			Node: readiness.NodeReadinessRequired, GracePeriod: 2 * time.Minute, Settle: 2 * time.Minute,
 		},
 		LeaseNamespace: "kube-system", LeaseName: "istio-taint-lock",
 		LeaseDuration: 60 * time.Second, RenewDeadline: 15 * time.Second, RetryPeriod: 5 * time.Second,
@@ -54,7 +54,7 @@ func untaintDefaults() Config {
 		Mode: Untaint, Daemon: true, LeaderElect: true,
 		Policy: readiness.Policy{
 			Taint: readiness.Taint{Key: "cni.istio.io/not-ready", Value: "true", Effect: "NoSchedule"}, Effects: readiness.AnyEffect,
-			Adding: readiness.NeverAdd, Node: readiness.NodeReadinessIgnored, Hysteresis: 2 * time.Minute, Settle: 2 * time.Minute,
+			Adding: readiness.NeverAdd, Node: readiness.NodeReadinessIgnored, GracePeriod: 2 * time.Minute, Settle: 2 * time.Minute,
 			Requirements: []readiness.Requirement{{
 				Name: "k8s-app=istio-cni-node", Namespaces: []string{"istio-system"}, Selector: "k8s-app=istio-cni-node",
 			}},
@@ -109,7 +109,7 @@ func TestLoad(t *testing.T) {
 			[]string{"--namespace=a,b", "--namespaces=ignored", "--namespace", "c", "--selector", "app in (x,y)", "--effect=NoExecute", "--add", "--hysteresis=0"},
 			untaint(func(c *Config) {
 				c.Policy.Requirements = []readiness.Requirement{{Name: "app in (x,y)", Namespaces: []string{"a", "b", "c"}, Selector: "app in (x,y)"}}
-				c.Policy.Taint.Effect, c.Policy.Effects, c.Policy.Adding, c.Policy.Hysteresis = "NoExecute", readiness.OwnEffect, readiness.AddWhenUnready, 0
+				c.Policy.Taint.Effect, c.Policy.Effects, c.Policy.Adding, c.Policy.GracePeriod = "NoExecute", readiness.OwnEffect, readiness.AddWhenUnready, 0
 			}),
 		},
 		{"all namespaces", cluster(), []string{"--namespace=*"}, untaint(func(c *Config) { c.Policy.Requirements[0].Namespaces = []string{""} })},
