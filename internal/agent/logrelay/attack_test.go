@@ -80,7 +80,7 @@ func TestAfterEachAttackAnOrdinaryBatchArrives(t *testing.T) {
 			conn := b.dial(t)
 			_, _ = io.WriteString(conn, head+"Content-Length: 1000\r\n\r\n["+quoted)
 			_ = conn.Close()
-			agenttest.Eventually(t, "it is counted", func() bool { return b.outcomes(t)["rejected"] == 1 })
+			agenttest.Eventually(t, "it is counted", func() bool { return b.outcomes()["rejected"] == 1 })
 		}},
 		{"answer_never_read", func(t *testing.T, b *bench) {
 			t.Helper()
@@ -203,11 +203,6 @@ func startAgent(t *testing.T) *agent {
 	return a
 }
 
-// send posts a body to the agent.
-func (a *agent) send(ctx context.Context, body io.Reader) (int, error) {
-	return post(ctx, filepath.Join(a.dir, "log.sock"), http.MethodPost, "http://unix/log", body)
-}
-
 // peak returns the most memory that the process had resident, in bytes.
 func (a *agent) peak(t *testing.T) int {
 	t.Helper()
@@ -238,12 +233,12 @@ func TestMemoryUnderAttack(t *testing.T) {
 	for i := range 100 {
 		all.Go(func() {
 			for range 3 {
-				_, _ = a.send(ctx, strings.NewReader(bodies[i%len(bodies)]))
+				_, _ = post(ctx, filepath.Join(a.dir, "log.sock"), strings.NewReader(bodies[i%len(bodies)]))
 			}
 		})
 	}
 	all.Wait()
-	code, err := a.send(ctx, strings.NewReader("["+quoted+"]"))
+	code, err := post(ctx, filepath.Join(a.dir, "log.sock"), strings.NewReader("["+quoted+"]"))
 	if code != http.StatusOK || err != nil {
 		t.Errorf("afterwards: %d %v", code, err)
 	}

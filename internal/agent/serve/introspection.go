@@ -28,5 +28,5 @@ func Introspection(flag, host string, number int, pages ...Page) Port {
 	for _, page := range pages {
 		mux.Handle(page.Path, page.Handler)
 	}
-	return Port{Flag: flag, Host: host, Number: number, Handler: mux, Reach: Local, Timeout: profileTimeout}
+	return Port{Flag: flag, Host: host, Number: number, Handler: mux, Local: true, Timeout: profileTimeout}
 }

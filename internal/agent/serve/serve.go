@@ -42,22 +42,13 @@ type Port struct {
 	Host    string
 	Number  int
 	Handler http.Handler
-	// Reach says who may be able to connect.
-	Reach Reach
+	// Local refuses a host that is not a loopback address.
+	Local bool
 	// Timeout is for an answer; 0 means 30 s.
 	Timeout time.Duration
 
 	listener net.Listener
 }
-
-// Reach is from where a port can be reached.
-type Reach uint8
-
-// A port that is Local is refused when its host is not a loopback address.
-const (
-	Public Reach = iota
-	Local
-)
 
 // Servers are ports that are open. Clients can connect from Open on, and are answered from Serve on.
 type Servers struct {
@@ -69,10 +60,7 @@ type Servers struct {
 // limits are those of a connection, and of the end.
 type limits struct{ header, shutdown time.Duration }
 
-var (
-	errNotLocal  = errors.New("not a loopback address")
-	errNoHandler = errors.New("nothing to serve")
-)
+var errNotLocal = errors.New("not a loopback address")
 
 // Open opens all ports that are not switched off. If one cannot be opened the others are closed again, and the error
 // has a line for each that could not. The log, which may be nil, gets what goes wrong with single connections.
@@ -102,9 +90,6 @@ func Open(ctx context.Context, log *slog.Logger, ports ...Port) (*Servers, error
 }
 
 func listen(ctx context.Context, p Port) (net.Listener, error) {
-	if p.Handler == nil {
-		return nil, errNoHandler
-	}
 	var config net.ListenConfig
 	listener, err := config.Listen(ctx, "tcp", net.JoinHostPort(address(p.Host), strconv.Itoa(p.Number)))
 	if errno := syscall.Errno(0); errors.As(err, &errno) {
@@ -114,7 +99,7 @@ func listen(ctx context.Context, p Port) (net.Listener, error) {
 		return nil, err
 	}
 	// What a name stands for is known only now.
-	if at, ok := listener.Addr().(*net.TCPAddr); p.Reach == Local && (!ok || !at.IP.IsLoopback()) {
+	if at, ok := listener.Addr().(*net.TCPAddr); p.Local && (!ok || !at.IP.IsLoopback()) {
 		_ = listener.Close()
 		return nil, fmt.Errorf("listening on %q: %w", p.Host, errNotLocal)
 	}

@@ -132,7 +132,7 @@ func TestPortsThatCannotBeOpenedAreNamedAllTogetherAndNoneStaysOpen(t *testing.T
 		Port{Flag: "--good-port", Number: good, Handler: says("")},
 		Port{Flag: "--monitoring-port", Number: monitoring, Handler: says("")},
 		Port{Flag: "--high-port", Number: 65536, Handler: says("")},
-		Port{Flag: "--empty-port", Number: good, Handler: nil})
+		Port{Flag: "--same-port", Number: good, Handler: says("")})
 	if err == nil {
 		t.Fatal("no error")
 	}
@@ -140,7 +140,7 @@ func TestPortsThatCannotBeOpenedAreNamedAllTogetherAndNoneStaysOpen(t *testing.T
 		fmt.Sprintf("--health-port %d: address already in use", health),
 		fmt.Sprintf("--monitoring-port %d: address already in use", monitoring),
 		"--high-port 65536: listen tcp: address 65536: invalid port",
-		fmt.Sprintf("--empty-port %d: nothing to serve", good),
+		fmt.Sprintf("--same-port %d: address already in use", good),
 	}
 	if diff := cmp.Diff(want, strings.Split(err.Error(), "\n")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -150,16 +150,6 @@ func TestPortsThatCannotBeOpenedAreNamedAllTogetherAndNoneStaysOpen(t *testing.T
 	}
 	if _, _, err := get(t, good, "/"); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("the good port stays open: %v", err)
-	}
-}
-
-func TestTwoFlagsWithOnePort(t *testing.T) {
-	n := free(t, 1)[0]
-	_, err := Open(t.Context(), nil,
-		Port{Flag: "--health-port", Number: n, Handler: says("")},
-		Port{Flag: "--monitoring-port", Number: n, Handler: says("")})
-	if want := fmt.Sprintf("--monitoring-port %d: address already in use", n); err == nil || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
 	}
 }
 

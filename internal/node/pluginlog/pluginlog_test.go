@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -27,6 +28,11 @@ func TestParseLevel(t *testing.T) {
 		}
 		if text != "" && got.String() != text {
 			t.Errorf("level %q prints as %q", text, got)
+		}
+	}
+	for level, want := range map[slog.Level]string{-8: "debug", -1: "debug", 2: "info", 4: "warn", 11: "error", 12: "fatal", 100: "fatal"} {
+		if got := Level(level).String(); got != want {
+			t.Errorf("level %d is %q, want the lower name %q", level, got, want)
 		}
 	}
 	for _, text := range []string{"INFO", "warning", "trace", " info", "0"} {
@@ -62,6 +68,9 @@ func TestEverySinkHasTheDocumentedForm(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, readFile(t, filepath.Join(p.dir, fileName))); diff != "" {
 		t.Errorf("file (-want +got):\n%s", diff)
+	}
+	if info, err := os.Stat(filepath.Join(p.dir, fileName)); err != nil || info.Mode() != 0o600 {
+		t.Errorf("mode of the file: %v, %v", info, err)
 	}
 	request := p.only(t)
 	if request.target != "POST /log" {
@@ -148,13 +157,6 @@ func TestSecondCloseDoesNothing(t *testing.T) {
 	closeLog(t, l)
 	agenttest.Eventually(t, "stderr has the late one", func() bool { return len(messages(t, p.stderr.String())) == 2 })
 	p.want(t, "before after", "before")
-}
-
-func TestZeroOptionsLogNowhere(t *testing.T) {
-	l := open(options{})
-	l.Logger().Error("heard by nobody")
-	l.Configure("", LevelDebug)
-	closeLog(t, l)
 }
 
 func TestOneLogServesManyGoroutines(t *testing.T) {

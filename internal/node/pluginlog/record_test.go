@@ -154,17 +154,6 @@ func TestLongMessageIsCutBetweenCharacters(t *testing.T) {
 	}
 }
 
-func TestLevelsBetweenTheNamedOnesHaveTheLowerName(t *testing.T) {
-	for level, want := range map[slog.Level]string{
-		-8: "debug", -4: "debug", -1: "debug", 0: "info", 2: "info", 4: "warn",
-		8: "error", 11: "error", 12: "fatal", 100: "fatal",
-	} {
-		if got := Level(level).String(); got != want {
-			t.Errorf("level %d is %q, want %q", level, got, want)
-		}
-	}
-}
-
 func FuzzRecordIsOneJSONLine(f *testing.F) {
 	f.Add("pod captured", "pod", "shop/cart-0", []byte(`{"a":[1,2]}`), 0.5, 0)
 	f.Add("two\nlines", "level", "none", []byte("{\"a\":\n\"\xff\"}"), math.NaN(), 8)
