@@ -74,18 +74,19 @@ const (
 )
 
 // run reads the namespace, compares it with the Spec (nil wants nothing of the mesh) and gives the result to fn.
-func (n Namespace) run(ctx context.Context, a access, spec *redirect.Spec, fn func(*pass) error) (r Report, err error) {
-	err = n.retry(ctx, a, func(n Namespace, m mode) error {
+func (n Namespace) run(ctx context.Context, a access, spec *redirect.Spec, fn func(*pass) error) (Report, error) {
+	var r Report
+	err := n.retry(ctx, a, func(n Namespace, m mode) error {
 		r = Report{}
-		p, err := n.inspect(ctx, m, spec)
-		if err != nil {
-			return err
+		p, failed := n.inspect(ctx, m, spec)
+		if failed != nil {
+			return failed
 		}
 		defer p.close()
-		err = fn(p)
+		failed = fn(p)
 		r = p.report
 		r.Processes = p.tools.Started()
-		return err
+		return failed
 	})
 	return r, err
 }

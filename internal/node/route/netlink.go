@@ -33,11 +33,11 @@ func list[T any](reply uint16, head nl.NetlinkRequestData, parse func(message []
 		request := nl.NewNetlinkRequest(int(reply)+get, unix.NLM_F_DUMP)
 		request.AddData(head)
 		return dump(request, reply, func(message []byte) error {
-			one, wanted, err := parse(message)
-			if wanted && err == nil {
+			one, wanted, unread := parse(message)
+			if wanted && unread == nil {
 				all = append(all, one)
 			}
-			return err
+			return unread
 		})
 	})
 	return all, err

@@ -615,16 +615,19 @@ func TestApplyInANamespaceThatLacksSomething(t *testing.T) {
 	}{
 		{
 			"IPv6, on lo", disable("lo"),
-			[]string{"adding ::6/128 to lo: permission denied: " + noV6, routeOf + `(IPv6): permission denied: ` + noV6}, "-4",
+			[]string{"adding ::6/128 to lo: permission denied: " + noV6, routeOf + `(IPv6): permission denied: ` + noV6},
+			"-4",
 		},
 		{"IPv6, everywhere", disable("all"), []string{"adding ::6/128 to lo: permission denied: " + noV6}, "-4"},
 		{
 			"a loopback interface that is up", command("link set lo down"),
-			[]string{routeOf + `(IPv6): network is down: lo is down; bring it up first`}, "-4",
+			[]string{routeOf + `(IPv6): network is down: lo is down; bring it up first`},
+			"-4",
 		},
 		{
 			"a table of its own", command("route add unreachable default table 133"),
-			[]string{routeOf + `(IPv4): file exists: the table has another default route`}, "-6",
+			[]string{routeOf + `(IPv4): file exists: the table has another default route`},
+			"-6",
 		},
 	}
 	for _, tt := range tests {

@@ -81,7 +81,7 @@ func TestChainCapturesMeshPodsInEveryVersion(t *testing.T) {
 				t.Fatalf("ADD of a mesh pod: %v", err)
 			}
 			var want, got any
-			if err := errors.Join(json.Unmarshal(before, &want), json.Unmarshal(after, &got)); err != nil {
+			if err = errors.Join(json.Unmarshal(before, &want), json.Unmarshal(after, &got)); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(want, got); diff != "" {

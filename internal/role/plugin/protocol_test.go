@@ -76,7 +76,8 @@ func TestErrorsAreOneCNIObjectOnStdout(t *testing.T) {
 		// The CNI library looks at the namespace after the command has run: a result must not stand beside its error.
 		{
 			"the plugin's own namespace", "ADD", `{"cniVersion":"1.0.0","name":"n"}`,
-			[]string{"CNI_CONTAINERID=c", "CNI_NETNS=/proc/self/ns/net", "CNI_IFNAME=eth0", "CNI_PATH=/x"}, 8, "",
+			[]string{"CNI_CONTAINERID=c", "CNI_NETNS=/proc/self/ns/net", "CNI_IFNAME=eth0", "CNI_PATH=/x"},
+			8, "",
 		},
 		{
 			"no kubeconfig", "ADD", `{"cniVersion":"1.0.0","name":"n","cni_agent_run_dir":"/nonexistent"}`,
