@@ -111,7 +111,7 @@ func (o Options) stay(ctx context.Context) error {
 			return failed
 		}
 	}
-	if n.api, err = kube.NewClient(n.cfg.access()); err != nil {
+	if n.api, err = kube.NewClient(n.cfg.clientConfig()); err != nil {
 		n.log.WarnContext(ctx, "no API server: no events, no live configuration from a ConfigMap, and no way to tell an upgrade from a removal",
 			slog.String("error", err.Error()))
 	} else {

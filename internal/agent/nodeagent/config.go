@@ -88,8 +88,8 @@ func (c Config) String() string {
 // LogValue is the same for the handlers of log/slog, one of which would encode each field.
 func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
-// access is the agent's own way to the API server.
-func (c Config) access() kube.Config {
+// clientConfig is the agent's own way to the API server.
+func (c Config) clientConfig() kube.Config {
 	return kube.Config{Server: c.Server, TokenFile: c.Token, CAFile: c.CA, SkipVerify: c.CA == ""}
 }
 

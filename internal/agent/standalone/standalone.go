@@ -60,23 +60,23 @@ func (p *Process) Rows(prefix, scope, healthPort, monitoringPort, logJSON string
 	}
 }
 
-// Access is the way to the API server: a kubeconfig, or unless there is one the account of the pod. The error joins what is
+// ClientConfig is the way to the API server: a kubeconfig, or unless there is one the account of the pod. The error joins what is
 // wrong with it and with the ports.
-func (p *Process) Access(getenv func(string) (string, bool)) (kube.Config, error) {
-	var portErr, accessErr error
+func (p *Process) ClientConfig(getenv func(string) (string, bool)) (kube.Config, error) {
+	var portErr, serverErr error
 	if p.HealthPort != 0 && p.HealthPort == p.MonitoringPort {
 		portErr = fmt.Errorf("--health-port and --monitoring-port are both %d", p.HealthPort)
 	}
 	host, _ := getenv("KUBERNETES_SERVICE_HOST")
 	port, _ := getenv("KUBERNETES_SERVICE_PORT")
 	if p.Kubeconfig == "" && (host == "" || port == "") {
-		accessErr = errors.New(
+		serverErr = errors.New(
 			"KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set, as they are in a pod: give --kubeconfig")
 	}
 	return kube.Config{
 		Server: kube.Address{Host: host, Port: port}, Kubeconfig: p.Kubeconfig,
 		TokenFile: serviceAccount + "/token", CAFile: serviceAccount + "/ca.crt",
-	}, errors.Join(accessErr, portErr)
+	}, errors.Join(serverErr, portErr)
 }
 
 // Logger writes records as text or JSON.

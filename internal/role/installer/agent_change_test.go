@@ -57,7 +57,7 @@ func TestAgentOutlivesAPrimaryThatRewritesItsFile(t *testing.T) {
 			began := time.Now()
 			last := generation(rewrites)
 			t.Logf("the agent held back after %d rewrites of the primary", rewrites)
-			// It is counted a moment before readiness says so, which may still tell of half a file.
+			// It is counted a moment before readiness has it, which may still report half a file.
 			nodetest.Await(t, "readiness during the fight", func() error {
 				if err := a.Ready(); err == nil || !strings.Contains(err.Error(), "keeps rewriting") {
 					return fmt.Errorf("it says: %w", err)
@@ -174,7 +174,7 @@ func TestAgentFollowsTokenAndAuthority(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		if err == nil && (!slices.Contains(known, token) || !slices.Contains(authorities, ca)) {
-			err = notYet("token %q or authority are nobody's", token)
+			err = notYet("token %q or authority is unknown", token)
 		}
 		return err
 	})

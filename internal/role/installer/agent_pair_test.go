@@ -24,11 +24,11 @@ func TestSecondAgentWaitsForTheFirst(t *testing.T) {
 			n := newNode(t)
 			first := n.Start()
 			first.AwaitReady()
-			second := n.Start("EXCLUDE_NAMESPACES=told-by-the-second", "--health-port=8001", "--monitoring-port=15015", "--ctrlz_port=9877")
+			second := n.Start("EXCLUDE_NAMESPACES=namespace-of-the-second", "--health-port=8001", "--monitoring-port=15015", "--ctrlz_port=9877")
 			second.AwaitLog("waiting for another node agent to end")
 			// The node is served, and a rollout that starts it first waits for nothing else.
 			second.AwaitReady()
-			if strings.Contains(n.Read(listFile), "told-by-the-second") {
+			if strings.Contains(n.Read(listFile), "namespace-of-the-second") {
 				t.Error("both are at work")
 			}
 			if err := first.Ready(); err != nil {
@@ -37,7 +37,7 @@ func TestSecondAgentWaitsForTheFirst(t *testing.T) {
 			began := time.Now()
 			end(first)
 			second.AwaitReady()
-			awaitExcluded(t, n, "told-by-the-second")
+			awaitExcluded(t, n, "namespace-of-the-second")
 			t.Logf("taken over %s after the end of the first began", time.Since(began))
 		})
 	}
@@ -48,7 +48,7 @@ func TestAgentWaitsForTheReferences(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	// What there is to serve the node.
-	before := n.Start("EXCLUDE_NAMESPACES=told-by-the-first")
+	before := n.Start("EXCLUDE_NAMESPACES=namespace-of-the-first")
 	before.AwaitReady()
 	before.Kill()
 	socket := n.Path(nodetest.RunDir + "/log.sock")
@@ -60,21 +60,21 @@ func TestAgentWaitsForTheReferences(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer reference.Close() //nolint:errcheck // the test is over
-	a := n.Start("EXCLUDE_NAMESPACES=told-by-the-second")
+	a := n.Start("EXCLUDE_NAMESPACES=namespace-of-the-second")
 	a.AwaitLog("waiting for another node agent to end")
 	// As a rollout with maxSurge ends the reference's only then.
 	a.AwaitReady()
-	if strings.Contains(n.Read(listFile), "told-by-the-second") {
+	if strings.Contains(n.Read(listFile), "namespace-of-the-second") {
 		t.Error("both are at work")
 	}
 	if err := reference.Close(); err != nil {
 		t.Fatal(err)
 	}
-	awaitExcluded(t, n, "told-by-the-second")
+	awaitExcluded(t, n, "namespace-of-the-second")
 	a.AwaitReady()
 }
 
-// An agent that waits for another one can be told to end.
+// An agent that waits for another one can be terminated.
 func TestWaitingAgentEnds(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

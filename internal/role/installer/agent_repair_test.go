@@ -42,8 +42,8 @@ func newUnredirected(t *testing.T, n *nodetest.Node) unredirected {
 	return p
 }
 
-// tell makes the API server know the pod.
-func (p unredirected) tell(n *nodetest.Node) {
+// register gives the pod to the API server.
+func (p unredirected) register(n *nodetest.Node) {
 	n.API.Set(fmt.Appendf(nil, `{
 		"kind": "Pod", "apiVersion": "v1",
 		"metadata": {"namespace": %q, "name": %q, "uid": %q, "annotations": {"sidecar.istio.io/status": "{}"}},
@@ -100,7 +100,7 @@ func TestAgentRepairsAPodInPlace(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	p := newUnredirected(t, n)
-	p.tell(n)
+	p.register(n)
 	a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true")
 	a.AwaitReady()
 	if diff := cmp.Diff(withUs(), types(t, n)); diff != "" {
@@ -144,7 +144,7 @@ func TestAgentWithoutRepairAsksForNoPods(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	p := newUnredirected(t, n)
-	p.tell(n)
+	p.register(n)
 	a := n.Start("REPAIR_ENABLED=false", "REPAIR_REPAIR_PODS=true")
 	a.AwaitReady()
 	nodetest.Await(t, "the watch of the ConfigMap", func() error {
@@ -183,7 +183,7 @@ func TestW12NothingWaitsForTheAPIServer(t *testing.T) {
 			awaitMetric(t, a, "istio_cni_repair_watch_troubles_total", "1")
 			n.StartAPI()
 			n.GrantAccess()
-			p.tell(n)
+			p.register(n)
 			awaitMetric(t, a, repairedInPlace, "1")
 			if !p.captured(t) {
 				t.Error("the pod is not redirected")
@@ -197,7 +197,7 @@ func TestW9AgentOfAnUnknownNodeRepairsNothing(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	p := newUnredirected(t, n)
-	p.tell(n)
+	p.register(n)
 	for env, says := range map[string]string{
 		"NODE_NAME=":                  "the name of this node is not set",
 		"REPAIR_NODE_NAME=other-node": "race repair is for another node than this one",
@@ -212,12 +212,12 @@ func TestW9AgentOfAnUnknownNodeRepairsNothing(t *testing.T) {
 	}
 }
 
-// TestAgentHeedsTheLiveConfiguration takes a namespace out of those that the plugin leaves alone, while its pods wait.
-func TestAgentHeedsTheLiveConfiguration(t *testing.T) {
+// TestRepairFollowsTheLiveConfiguration removes a namespace from the excluded ones while its pods wait.
+func TestRepairFollowsTheLiveConfiguration(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	p := newUnredirected(t, n)
-	p.tell(n)
+	p.register(n)
 	n.API.Set(configMap(map[string]string{"EXCLUDE_NAMESPACES": "apps"}))
 	a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true", "EXCLUDE_NAMESPACES=apps")
 	a.AwaitReady()

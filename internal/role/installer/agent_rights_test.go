@@ -39,7 +39,7 @@ func TestTheRightsAreUsedAndEnough(t *testing.T) {
 	} {
 		n := newNode(t)
 		p := newUnredirected(t, n)
-		p.tell(n)
+		p.register(n)
 		n.API.Set(configMap(map[string]string{"EXCLUDE_NAMESPACES": "kube-system"}))
 		a := n.Start(append(ways, "REPAIR_ENABLED=true")...)
 		a.AwaitReady()

@@ -135,15 +135,15 @@ func TestAgentFromNothingToCapturedPods(t *testing.T) {
 	if !mesh.Captured(n) || plain.Captured(n) {
 		t.Errorf("captured: mesh pod %v, plain pod %v", mesh.Captured(n), plain.Captured(n))
 	}
-	// The agent has told the plugin, and been told what became of each.
+	// The agent answered the plugin, which reported both decisions.
 	agent, err := agentcall.Dial(t.Context(), n.Path(nodetest.RunDir)+"/"+agentcall.SocketName)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer agent.Close() //nolint:errcheck // all is said
-	told, err := agent.Decisions(t.Context(), time.Minute)
-	if err != nil || len(told) != 2 || told[0].Source != agentcall.SourceAgent || told[1].Source != agentcall.SourceAgent {
-		t.Errorf("decisions %+v, %v", told, err)
+	decisions, err := agent.Decisions(t.Context(), time.Minute)
+	if err != nil || len(decisions) != 2 || decisions[0].Source != agentcall.SourceAgent || decisions[1].Source != agentcall.SourceAgent {
+		t.Errorf("decisions %+v, %v", decisions, err)
 	}
 	for _, p := range []nodetest.Pod{mesh, plain} {
 		if err := n.Del(p, "pods"); err != nil {

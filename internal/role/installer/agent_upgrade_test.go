@@ -69,7 +69,7 @@ func TestAgentTakesOverFromTheReference(t *testing.T) {
 }
 
 // The reference was killed between writing a list into a single plugin's file and renaming it: no runtime can load anything,
-// and only who knows the reference can tell that it is a list.
+// and only knowledge of the reference shows that it is a list.
 func TestAgentFinishesAnInterruptedConversionOfTheReference(t *testing.T) {
 	t.Parallel()
 	n := nodetest.New(t, program(t))

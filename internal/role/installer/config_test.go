@@ -152,7 +152,7 @@ func TestAKubeconfigForEverybodyIsWarnedOf(t *testing.T) {
 	}
 }
 
-// TestAmbientModeIsRefused: its pods would start outside of the mesh, and nobody would see it. The node can be given back all
+// TestAmbientModeIsRefused: its pods would start outside of the mesh without a sign. The agent can be uninstalled all
 // the same.
 func TestAmbientModeIsRefused(t *testing.T) {
 	t.Parallel()

@@ -32,7 +32,7 @@ type Config struct {
 	// Warnings are sentences for the log.
 	Warnings []string
 
-	access kube.Config
+	client kube.Config
 	lines  []settings.Line
 }
 
@@ -50,8 +50,8 @@ func load(args []string, getenv func(string) (string, bool)) (Config, error) {
 		return cfg, err
 	}
 	origins, problems := in.Read(rows)
-	access, err := cfg.Access(getenv)
-	cfg.access = access
+	client, err := cfg.ClientConfig(getenv)
+	cfg.client = client
 	problems = errors.Join(problems, err)
 	if _, err := redirect.ChooseBackend(cfg.Stanza.Backend, cfg.Stanza.NativeNFTables, cfg.Stanza.ForceIptables); err != nil {
 		problems = errors.Join(problems, fmt.Errorf("--backend, --native-nftables and --force-iptables-binary: %w", err))

@@ -49,7 +49,7 @@ func Run(c applet.Call) int {
 }
 
 func act(ctx context.Context, cfg Config, path string, log *slog.Logger) error {
-	api, err := kube.NewClient(cfg.access)
+	api, err := kube.NewClient(cfg.client)
 	if err != nil {
 		return err
 	}

@@ -232,7 +232,7 @@ func TestDaemon(t *testing.T) { //nolint:paralleltest // it sends a signal to th
 	c.wait(t, 0)
 }
 
-// freePort is one that nobody has at this moment.
+// freePort is free at this moment.
 func freePort(t *testing.T) string {
 	t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", ":0")

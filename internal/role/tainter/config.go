@@ -43,7 +43,7 @@ type Config struct {
 	// Warnings are sentences for the log.
 	Warnings []string
 
-	access kube.Config
+	client kube.Config
 	lines  []settings.Line
 }
 
@@ -120,8 +120,8 @@ func (d *draft) chooseMode(given map[string]settings.Origin) error {
 
 // complete joins what depends on several settings.
 func (d *draft) complete(env environment, given map[string]settings.Origin) error {
-	access, err := d.Access(env.getenv)
-	d.access = access
+	client, err := d.ClientConfig(env.getenv)
+	d.client = client
 	if d.PodName == "" {
 		if d.PodName, _ = env.hostname(); d.PodName == "" {
 			d.PodName = "istio-cni-taint"

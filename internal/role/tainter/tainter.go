@@ -53,7 +53,7 @@ func Run(c applet.Call) int {
 
 // act does what was asked for.
 func act(ctx context.Context, stdout io.Writer, cfg Config, log *slog.Logger) error {
-	api, err := kube.NewClient(cfg.access)
+	api, err := kube.NewClient(cfg.client)
 	if err != nil {
 		return err
 	}
