@@ -67,7 +67,9 @@ func (j *job) redirect(ctx context.Context) error {
 	}
 	j.memory.repairedAt, j.memory.state = j.Clock.Now(), metrics.PodRedirected
 	if len(report.Programs) > 0 {
-		j.done(ctx, metrics.RepairPod, "redirected the pod in place", slog.String("tools", strings.Join(report.Tools, ",")))
+		j.Metrics.Repaired(metrics.RepairPod, metrics.RepairSuccess)
+		j.log.InfoContext(ctx, "redirected the pod in place", slog.String("reason", string(j.finding.Reason)),
+			slog.String("tools", strings.Join(report.Tools, ",")))
 		j.event(kube.EventNormal, ReasonRepaired, j.why()+"; it is redirected now"+j.consequence())
 		return nil
 	}
@@ -89,12 +91,6 @@ func (j *job) consequence() string {
 		return ""
 	}
 	return ". The kubelet starts its validation again within its back-off, 5 minutes at most: delete the pod to have it at once"
-}
-
-// done counts and logs an action that succeeded.
-func (j *job) done(ctx context.Context, t metrics.RepairType, message string, more slog.Attr) {
-	j.Metrics.Repaired(t, metrics.RepairSuccess)
-	j.log.LogAttrs(ctx, slog.LevelInfo, message, slog.String("reason", string(j.finding.Reason)), more)
 }
 
 // maxRetryAfter bounds the wait that a server asks for.
@@ -132,7 +128,8 @@ func (j *job) deletePod(ctx context.Context) (time.Duration, error) {
 	}
 	if err == nil {
 		j.memory.deleted = true
-		j.done(ctx, metrics.RepairDelete, "deleted the pod", slog.Bool("eviction", j.Settings.Evict))
+		j.Metrics.Repaired(metrics.RepairDelete, metrics.RepairSuccess)
+		j.log.InfoContext(ctx, "deleted the pod", slog.String("reason", string(j.finding.Reason)), slog.Bool("eviction", j.Settings.Evict))
 		j.event(kube.EventWarning, ReasonDeleted, j.why()+": it is deleted, so that another one starts")
 	}
 	var wait time.Duration
@@ -155,7 +152,8 @@ func (j *job) label(ctx context.Context) error {
 	err := j.API.LabelPod(ctx, j.pod.Ref(), name, j.Settings.LabelValue)
 	if err == nil {
 		j.memory.reported[string(ReasonLabelled)] = true
-		j.done(ctx, metrics.RepairLabel, "labelled the pod", slog.String("label", name))
+		j.Metrics.Repaired(metrics.RepairLabel, metrics.RepairSuccess)
+		j.log.InfoContext(ctx, "labelled the pod", slog.String("reason", string(j.finding.Reason)), slog.String("label", name))
 		j.event(kube.EventWarning, ReasonLabelled, fmt.Sprintf("%s: it is labelled %s=%s. %s", j.why(), name, j.Settings.LabelValue, j.advice()))
 	}
 	return j.fail(ctx, metrics.RepairLabel, ReasonLabelled, ", and cannot be labelled: ", err)

@@ -132,7 +132,7 @@ func TestW8APodOfTheSameNameIsAnotherPod(t *testing.T) {
 func TestW8ARestartedAgentDoesNotWorkTwice(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace)
-	p, path := l.crashing("web", "10.88.0.2/24")
+	p, path := l.crashing()
 	stop := l.run()
 	l.waitForAction(p, repair.InPlace)
 	stop()
@@ -396,7 +396,7 @@ func TestRunningPodsKeepTheirRules(t *testing.T) {
 func TestAFailureAfterTheRepairIsInspectedAgain(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace)
-	p, path := l.crashing("web", "10.88.0.2/24")
+	p, path := l.crashing()
 	l.run()
 	l.waitForAction(p, repair.InPlace)
 
@@ -546,7 +546,7 @@ func TestANewConfigurationIsUsed(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace)
 	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
-	p, path := l.crashing("web", "10.88.0.2/24")
+	p, path := l.crashing()
 	l.run()
 	l.waitForWorker()
 	l.waitForStates(0, 0, 0, 0)

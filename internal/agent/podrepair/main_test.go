@@ -126,9 +126,9 @@ func (l *fixture) api() *kube.Client {
 }
 
 // cache writes an entry of libcni's cache, about a namespace that is mounted where no search looks without that.
-func (l *fixture) cache(p podSpec, path string) (file string) {
+func (l *fixture) cache(p podSpec, path string) {
 	l.Helper()
-	return l.Cached(p.name+"-"+p.uid, podns.Pod{Namespace: p.namespace(), Name: p.name, UID: p.uid}, l.Kept(path, p.uid))
+	l.Cached(p.name+"-"+p.uid, podns.Pod{Namespace: p.namespace(), Name: p.name, UID: p.uid}, l.Kept(path, p.uid))
 }
 
 // place puts a pod on the node, with its namespace in the cache.
@@ -140,10 +140,10 @@ func (l *fixture) place(p podSpec) (path string) {
 	return path
 }
 
-// crashing places a pod whose validation fails time and again.
-func (l *fixture) crashing(name, address string) (p podSpec, path string) {
+// crashing places the pod "web" whose validation fails time and again.
+func (l *fixture) crashing() (p podSpec, path string) {
 	l.Helper()
-	p = crashing(name).at(address)
+	p = crashing("web").at("10.88.0.2/24")
 	return p, l.place(p)
 }
 

@@ -53,7 +53,7 @@ func TestModes(t *testing.T) {
 		t.Run(fmt.Sprint(test.switches.Modes()), func(t *testing.T) {
 			t.Parallel()
 			l := newFixture(t, test.switches)
-			p, path := l.crashing("web", "10.88.0.2/24")
+			p, path := l.crashing()
 			l.run()
 			l.waitForAction(p, test.want)
 			if got := captured(t, path); got != (test.want == repair.InPlace) {

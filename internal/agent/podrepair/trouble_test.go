@@ -128,7 +128,7 @@ func TestTheServerIsAwayAtTheStart(t *testing.T) {
 			state := health.NewState(health.Options{Now: time.Now}, Part)
 			l := newFixture(t, inPlace, func(o *Options) { o.Health = state })
 			l.server.Fail(fault, kubetest.Forever)
-			p, _ := l.crashing("web", "10.88.0.2/24")
+			p, _ := l.crashing()
 			l.run()
 			agenttest.Until(t, func() string { return "the failing watch is not counted" }, func() bool { return l.metric("istio_cni_repair_watch_troubles_total") == 1 })
 			if state.Snapshot().Ready {

@@ -157,7 +157,7 @@ func (j *job) inspect(ctx context.Context) error {
 func (j *job) compare(ctx context.Context) (rules repair.Rules, err error) {
 	rules = repair.NoRules
 	err = j.inNamespace(ctx, func(space podnet.Namespace) error {
-		mesh := false
+		var mesh bool
 		if !j.captured() {
 			mesh, err = space.HasRules(ctx)
 		} else {

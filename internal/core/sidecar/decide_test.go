@@ -40,8 +40,8 @@ func named(namespace, name string) change {
 	return func(f *sidecar.Facts, _ *sidecar.Policy) { f.Namespace, f.Name = namespace, name }
 }
 
-func label(key, value string) change {
-	return func(f *sidecar.Facts, _ *sidecar.Policy) { f.Labels[key] = value }
+func injectLabel(value string) change {
+	return func(f *sidecar.Facts, _ *sidecar.Policy) { f.Labels[sidecar.InjectKey] = value }
 }
 
 func annotation(key, value string) change {
@@ -158,18 +158,18 @@ func TestDecide(t *testing.T) {
 		{"arguments of another command", []change{args("run", "router")}, sidecar.Captured, ""},
 		{"the role elsewhere", []change{args("--x", "proxy", "router")}, sidecar.Captured, ""},
 
-		{"label inject false", []change{label(sidecar.InjectKey, "false")}, sidecar.InjectDisabled, `label "false"`},
-		{"label inject 0", []change{label(sidecar.InjectKey, "0")}, sidecar.InjectDisabled, `label "0"`},
-		{"label inject F", []change{label(sidecar.InjectKey, "F")}, sidecar.InjectDisabled, `label "F"`},
+		{"label inject false", []change{injectLabel("false")}, sidecar.InjectDisabled, `label "false"`},
+		{"label inject 0", []change{injectLabel("0")}, sidecar.InjectDisabled, `label "0"`},
+		{"label inject F", []change{injectLabel("F")}, sidecar.InjectDisabled, `label "F"`},
 		{"annotation inject false", []change{annotation(sidecar.InjectKey, "false")}, sidecar.InjectDisabled, `annotation "false"`},
-		{"label inject true", []change{label(sidecar.InjectKey, "true")}, sidecar.Captured, ""},
+		{"label inject true", []change{injectLabel("true")}, sidecar.Captured, ""},
 		{"annotation inject true", []change{annotation(sidecar.InjectKey, "true")}, sidecar.Captured, ""},
-		{"label inject that cannot be read", []change{label(sidecar.InjectKey, "no")}, sidecar.Captured, ""},
+		{"label inject that cannot be read", []change{injectLabel("no")}, sidecar.Captured, ""},
 		{"annotation inject that cannot be read", []change{annotation(sidecar.InjectKey, "disabled")}, sidecar.Captured, ""},
-		{"label wins over annotation: true", []change{label(sidecar.InjectKey, "true"), annotation(sidecar.InjectKey, "false")}, sidecar.Captured, ""},
-		{"label wins over annotation: false", []change{label(sidecar.InjectKey, "false"), annotation(sidecar.InjectKey, "true")}, sidecar.InjectDisabled, `label "false"`},
-		{"an empty label wins over the annotation", []change{label(sidecar.InjectKey, ""), annotation(sidecar.InjectKey, "false")}, sidecar.Captured, ""},
-		{"an unreadable label wins over the annotation", []change{label(sidecar.InjectKey, "off"), annotation(sidecar.InjectKey, "false")}, sidecar.Captured, ""},
+		{"label wins over annotation: true", []change{injectLabel("true"), annotation(sidecar.InjectKey, "false")}, sidecar.Captured, ""},
+		{"label wins over annotation: false", []change{injectLabel("false"), annotation(sidecar.InjectKey, "true")}, sidecar.InjectDisabled, `label "false"`},
+		{"an empty label wins over the annotation", []change{injectLabel(""), annotation(sidecar.InjectKey, "false")}, sidecar.Captured, ""},
+		{"an unreadable label wins over the annotation", []change{injectLabel("off"), annotation(sidecar.InjectKey, "false")}, sidecar.Captured, ""},
 
 		{"no status annotation", []change{notInjected}, sidecar.NotInjected, ""},
 		{"no annotation at all", []change{func(f *sidecar.Facts, _ *sidecar.Policy) { f.Annotations = nil }}, sidecar.NotInjected, ""},
@@ -304,7 +304,7 @@ func TestTheFirstReasonWins(t *testing.T) {
 		{sidecar.EnvoyDisabled, env("DISABLE_ENVOY", "true")},
 		{sidecar.NoProxy, proxyCalled("x")},
 		{sidecar.NotSidecar, args("proxy", "router")},
-		{sidecar.InjectDisabled, label(sidecar.InjectKey, "false")},
+		{sidecar.InjectDisabled, injectLabel("false")},
 		{sidecar.NotInjected, notInjected},
 		{sidecar.ModeNone, annotation(sidecar.ModeKey, "NONE")},
 		{sidecar.InvalidSettings, annotation(sidecar.InboundPortsKey, "x")},
@@ -379,7 +379,7 @@ func TestInputs(t *testing.T) {
 func TestDecisionsAreSentences(t *testing.T) {
 	for want, changes := range map[string][]change{
 		"captured (captured): it has a sidecar":                                           nil,
-		`not captured (inject-disabled): sidecar.istio.io/inject says no (label "false")`: {label(sidecar.InjectKey, "false")},
+		`not captured (inject-disabled): sidecar.istio.io/inject says no (label "false")`: {injectLabel("false")},
 		"not captured (not-sidecar): its istio-proxy is not a sidecar (proxy router)":     {args("proxy", "router")},
 		"not captured (host-network): it uses the node's network namespace, which is never touched": {
 			hostNetwork,

@@ -78,7 +78,7 @@ func shape(f *sidecar.Facts, p *sidecar.Policy, bits byte, text, role string) {
 		bitIstioInit: also(sidecar.Container{Name: "istio-init", Init: true}),
 		bitNative:    also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{text, role}}),
 		bitNoStatus:  notInjected,
-		bitLabel:     label(sidecar.InjectKey, text),
+		bitLabel:     injectLabel(text),
 	} {
 		if bits&bit != 0 {
 			c(f, p)

@@ -63,8 +63,8 @@ func settings(f Facts, p proxy) (redirect.Spec, []string, error) {
 	var warnings []string
 	for _, in := range inputs {
 		if text := p.env[in.key]; in.enable != nil && text != "" {
-			on, err := strconv.ParseBool(text)
-			if err != nil { // it is off, as for the proxy itself
+			on, unread := strconv.ParseBool(text)
+			if unread != nil { // it is off, as for the proxy itself
 				warnings = append(warnings, fmt.Sprintf("ignoring environment variable %s of container %q: it is not a boolean", in.key, proxyContainer))
 			} else if on {
 				in.enable(&spec)

@@ -46,11 +46,11 @@ func Walk(dir string, visit func(name string, data []byte, err error) error) (fi
 		return 0, err
 	}
 	for _, name := range names {
-		data, _, err := hostfs.ReadFile(filepath.Join(dir, name), maxFile)
-		if errors.Is(err, fs.ErrNotExist) { // the sandbox was removed meanwhile
+		data, _, unread := hostfs.ReadFile(filepath.Join(dir, name), maxFile)
+		if errors.Is(unread, fs.ErrNotExist) { // the sandbox was removed meanwhile
 			continue
 		}
-		if err := visit(name, data, err); err != nil {
+		if err = visit(name, data, unread); err != nil {
 			return len(names), err
 		}
 	}

@@ -110,7 +110,9 @@ type answering string
 func (a answering) ExecPlugin(context.Context, string, []byte, []string) ([]byte, error) {
 	return []byte(a), nil
 }
+
 func (a answering) FindInPath(plugin string, _ []string) (string, error) { return "/" + plugin, nil }
+
 func (a answering) Decode(data []byte) (version.PluginInfo, error) {
 	return new(version.PluginDecoder).Decode(data)
 }

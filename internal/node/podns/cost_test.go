@@ -78,30 +78,26 @@ func TestFindLeavesNothingBehind(t *testing.T) {
 	all := []string{namespace(t, "10.78.1.1/32"), namespace(t, "10.78.1.1/32"), namespace(t, "10.78.1.2/32")}
 	n := newNode(t)
 	n.crowd(all, 30, 30)
-	before := open(t, "/proc/self/fd/*", all)
+	before, ctx := open(t, "/proc/self/fd/*", all), t.Context()
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	var work sync.WaitGroup
 	for range 8 {
 		work.Go(func() {
 			for range 10 {
-				for _, test := range []struct {
-					ctx     context.Context //nolint:containedctx // a row of a table
-					address string
-					cause   error
-				}{
-					{t.Context(), "10.78.1.2", nil},
-					{t.Context(), "10.78.1.1", podns.ErrAmbiguous},
-					{t.Context(), "10.78.1.3", podns.ErrNotFound},
-					{canceled, "10.78.1.1", context.Canceled},
+				for address, cause := range map[string]error{
+					"10.78.1.2": nil, "10.78.1.1": podns.ErrAmbiguous, "10.78.1.3": podns.ErrNotFound,
 				} {
-					found, err := n.Find(test.ctx, podOf(test.address))
-					if !errors.Is(err, test.cause) {
-						t.Errorf("got %v, want %v", err, test.cause)
+					found, err := n.Find(ctx, podOf(address))
+					if !errors.Is(err, cause) {
+						t.Errorf("got %v, want %v", err, cause)
 					}
 					if err == nil {
 						found.Close()
 					}
+				}
+				if _, err := n.Find(canceled, podOf("10.78.1.1")); !errors.Is(err, context.Canceled) {
+					t.Errorf("got %v", err)
 				}
 			}
 		})

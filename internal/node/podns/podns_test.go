@@ -68,7 +68,13 @@ func (n *node) finds(pod podns.Pod, path string, from podns.Source) {
 }
 
 // fails wants an error of a cause, or of any if that is nil, with some texts.
-func (n *node) fails(pod podns.Pod, cause error, texts ...string) *podns.Error {
+func (n *node) fails(pod podns.Pod, cause error, texts ...string) {
+	n.Helper()
+	_ = n.failure(pod, cause, texts...)
+}
+
+// failure is the error that fails wants.
+func (n *node) failure(pod podns.Pod, cause error, texts ...string) *podns.Error {
 	n.Helper()
 	got, err := n.Find(n.Context(), pod)
 	if err == nil {
@@ -160,7 +166,7 @@ func TestFindBySource(t *testing.T) {
 		{"the cache's path under a root, where the mount is not passed on to this process", podns.FromCache, func(n *node) {
 			n.Roots = []string{filepath.Join(n.Dir, "host")}
 			n.Do(os.MkdirAll(n.Roots[0]+"/run/netns", 0o700))
-			n.Do(os.WriteFile(n.Roots[0]+"/run/netns/cni-1", nil, 0o600))
+			n.Write(n.Roots[0]+"/run/netns/cni-1", nil)
 			n.MountAt(ns, filepath.Join(n.Proc, "1/root/run/netns/cni-1"))
 			n.Cached("c1", pod, "/var/run/netns/cni-1")
 		}},
@@ -195,7 +201,7 @@ func TestFindByTheCache(t *testing.T) {
 		{"sandboxes of earlier attempts, whose namespaces are gone", unaddressed, func(n *node, at, _ string) {
 			n.Cached("c0", pod, n.Dir+"/netns/cni-0")
 			n.Cached("c1", pod, at)
-			n.Do(os.WriteFile(n.Dir+"/netns/cni-9", nil, 0o600)) // unmounted, but not removed
+			n.Write(n.Dir+"/netns/cni-9", nil) // unmounted, but not removed
 			n.Cached("c9", pod, n.Dir+"/netns/cni-9")
 			n.Cached("c10", pod, "", without("netns"))
 		}},
@@ -256,7 +262,7 @@ func TestFindRefuses(t *testing.T) {
 			n.Cached("c1", pod, n.Dir+"/netns/cni-1")
 		}},
 		{"an entry that is no namespace", unaddressed, podns.ErrNotFound, []string{"not a network namespace"}, func(n *node) {
-			n.Do(os.WriteFile(n.Dir+"/file", nil, 0o600))
+			n.Write(n.Dir+"/file", nil)
 			n.Cached("c1", pod, n.Dir+"/file")
 		}},
 		{"an entry of another kind of namespace", unaddressed, podns.ErrNotFound, []string{"a namespace of another kind (0x4000000), not a network namespace"}, func(n *node) {
@@ -324,7 +330,7 @@ func TestFindIsSilentAboutWhatIsInOrder(t *testing.T) {
 	n.Mount(other, "cni-1")
 	n.mountedAt(other, "/run/elsewhere/x")
 	n.Mount("/proc/self/ns/uts", "uts")
-	n.Do(os.WriteFile(n.Netns[0]+"/left-behind", nil, 0o600))
+	n.Write(n.Netns[0]+"/left-behind", nil)
 	n.Do(unix.Mkfifo(n.Netns[0]+"/fifo", 0o600))
 	n.Do(os.Symlink("/nowhere", n.Netns[0]+"/dangling"))
 	n.Do(os.Mkdir(n.Netns[0]+"/directory", 0o700))
@@ -337,7 +343,7 @@ func TestFindIsSilentAboutWhatIsInOrder(t *testing.T) {
 		{Source: podns.FromMount, Place: n.Proc + "/1/mountinfo", Entries: 1},
 		{Source: podns.FromProc, Place: n.Proc, Entries: 3},
 	}
-	if diff := cmp.Diff(want, n.fails(podOf("10.77.9.5"), podns.ErrNotFound).Searched); diff != "" {
+	if diff := cmp.Diff(want, n.failure(podOf("10.77.9.5"), podns.ErrNotFound).Searched); diff != "" {
 		t.Errorf("searched (-want +got):\n%s", diff)
 	}
 }
@@ -422,18 +428,18 @@ func TestFindAmongRealProcesses(t *testing.T) {
 	ns, pod := namespace(t, "10.77.8.5/32"), podOf("10.77.8.5")
 	for name, check := range map[string]func(n *node){
 		"on the machine as it is": func(n *node) {
-			alone, pod := namespace(n.T, "198.51.100.77/32"), podOf("198.51.100.77")
+			alone, other := namespace(n.T, "198.51.100.77/32"), podOf("198.51.100.77")
 			_, end := n.Start(alone)
 			n.Proc = "/proc"
-			n.finds(pod, alone, podns.FromProc)
+			n.finds(other, alone, podns.FromProc)
 			n.Kept(alone, "elsewhere")
 			end()
 			table, err := os.ReadFile("/proc/1/mountinfo")
 			n.Do(err)
 			if strings.Contains(string(table), n.Dir) {
-				n.finds(pod, alone, podns.FromMount)
+				n.finds(other, alone, podns.FromMount)
 			} else { // the first process is in another mount namespace, and does not have it
-				n.fails(pod, podns.ErrNotFound)
+				n.fails(other, podns.ErrNotFound)
 			}
 		},
 		"a process that has ended": func(n *node) {
@@ -448,7 +454,7 @@ func TestFindAmongRealProcesses(t *testing.T) {
 			n.Do(os.Symlink("loop", n.Proc+"/78/ns/loop"))
 			n.Do(os.Symlink("loop", n.Proc+"/78/ns/net")) // an error that is no process's end
 			n.Do(os.Mkdir(n.Proc+"/79", 0o700))
-			n.Do(os.WriteFile(n.Proc+"/80", nil, 0o600))
+			n.Write(n.Proc+"/80", nil)
 			n.Do(os.Mkdir(n.Proc+"/sys", 0o700))
 			n.finds(pod, ns, podns.FromProc)
 			n.fails(podOf("10.77.8.6"), podns.ErrNotFound, "not readable", "entries 5")

@@ -65,7 +65,7 @@ func (s *search) readOwner(data []byte) {
 // podOfProcess is the UID of the pod in whose cgroup the kubelet has put a process (proc_pid_cgroup(5)), "" for none. The kernel
 // bounds the text: a path for each hierarchy.
 func podOfProcess(process string) string {
-	text, err := os.ReadFile(filepath.Join(process, "cgroup"))
+	text, err := os.ReadFile(filepath.Join(process, "cgroup")) //nolint:gosec // below the procfs
 	if err != nil {
 		return ""
 	}

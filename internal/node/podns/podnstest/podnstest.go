@@ -42,7 +42,7 @@ func New(t *testing.T) *Node {
 		n.Do(os.Mkdir(dir, 0o700))
 	}
 	n.Process("1", n.Host)
-	n.Do(os.WriteFile(n.Proc+"/1/mountinfo", nil, 0o600))
+	n.Write(n.Proc+"/1/mountinfo", nil)
 	return n
 }
 
@@ -52,6 +52,12 @@ func (n *Node) Do(err error) {
 	if err != nil {
 		n.Fatal(err)
 	}
+}
+
+// Write writes a file.
+func (n *Node) Write(file string, data []byte) {
+	n.Helper()
+	n.Do(os.WriteFile(file, data, 0o600)) //nolint:forbidigo // a file of the test
 }
 
 // Process adds an entry of the procfs: a process in a namespace. With the UID of a pod it is in that pod's cgroup.
@@ -67,7 +73,7 @@ func (n *Node) Process(pid, path string, uid ...string) {
 // Cgroup puts a process into a cgroup, as proc_pid_cgroup(5) has it.
 func (n *Node) Cgroup(pid, text string) {
 	n.Helper()
-	n.Do(os.WriteFile(filepath.Join(n.Proc, pid, "cgroup"), []byte(text), 0o600))
+	n.Write(filepath.Join(n.Proc, pid, "cgroup"), []byte(text))
 }
 
 // Start starts a real process in a namespace and adds it to the procfs. It ends with the test, or by end.
@@ -101,7 +107,7 @@ func (n *Node) Mount(path, name string) string {
 func (n *Node) MountAt(path, at string) string {
 	n.Helper()
 	n.Do(os.MkdirAll(filepath.Dir(at), 0o700))
-	n.Do(os.WriteFile(at, nil, 0o600))
+	n.Write(at, nil)
 	n.Do(unix.Mount(path, at, "", unix.MS_BIND, ""))
 	n.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
 	return at
@@ -128,7 +134,7 @@ func (n *Node) Cached(name string, pod podns.Pod, path string, changes ...func(e
 	data, err := json.Marshal(entry)
 	n.Do(err)
 	file := filepath.Join(n.Cache, "net-"+name+"-eth0")
-	n.Do(os.WriteFile(file, data, 0o600))
+	n.Write(file, data)
 	return file
 }
 
