@@ -91,28 +91,22 @@ func (w *walk) holds(m ruleset.Match) bool {
 	p := w.packet
 	switch m := m.(type) {
 	case ruleset.Interface:
-		return (m.Out && p.Out == m.Name || !m.Out && p.In == m.Name) != m.Not
+		return (pick(m.Out, p.Out, p.In) == m.Name) != m.Not
 	case ruleset.Network:
-		address := p.Dst
-		if m.Source {
-			address = p.Src
-		}
+		address := pick(m.Source, p.Src, p.Dst)
 		return m.Prefix.Addr().Is4() == address.Is4() && m.Prefix.Masked().Contains(address) != m.Not
 	case ruleset.Protocol:
 		return (protocols[p.Proto] == m.Number) != m.Not
 	case ruleset.Port:
-		return protocols[p.Proto] == m.Protocol && (m.Source && p.Sport == m.Number || !m.Source && p.Dport == m.Number) != m.Not
+		return protocols[p.Proto] == m.Protocol && (pick(m.Source, p.Sport, p.Dport) == m.Number) != m.Not
 	case ruleset.Ports:
 		return protocols[p.Proto] == m.Protocol && slices.Contains(m.List[:], p.Dport) != m.Not
 	case ruleset.Reset:
 		return p.Proto == TCP && p.RST
 	case ruleset.Owner:
-		if w.packet.NoSocket && w.rules.family == ruleset.Inet {
-			return false // nft's match ends the rule, negated or not
-		}
-		return w.owned(m) != m.Not
+		return w.owned(m)
 	case ruleset.Mark:
-		return (m.Connection && p.Connmark == m.Value || !m.Connection && p.Mark == m.Value) != m.Not
+		return (pick(m.Connection, p.Connmark, p.Mark) == m.Value) != m.Not
 	case ruleset.States:
 		return m&states[p.state()] != 0
 	case ruleset.OfFamily:
@@ -122,16 +116,23 @@ func (w *walk) holds(m ruleset.Match) bool {
 	return false
 }
 
-// owned is false if there is no socket, so that the negation holds then (net/netfilter/xt_owner.c).
+func pick[T any](condition bool, yes, no T) T {
+	if condition {
+		return yes
+	}
+	return no
+}
+
+// owned reports whether the socket is of the owner. Without a socket the negation holds (net/netfilter/xt_owner.c), but not
+// for nft, whose match ends the rule then.
 func (w *walk) owned(m ruleset.Owner) bool {
 	if w.packet.Hook == Incoming {
 		w.fail("a rule asks an incoming packet for its sender; the kernel takes that match on the way out only")
 	}
-	id := w.packet.UID
-	if m.Group {
-		id = w.packet.GID
+	if w.packet.NoSocket {
+		return m.Not && w.rules.family != ruleset.Inet
 	}
-	return !w.packet.NoSocket && id == m.ID
+	return (pick(m.Group, w.packet.GID, w.packet.UID) == m.ID) != m.Not
 }
 
 // states are conntrack's.

@@ -46,22 +46,27 @@ func Compile(set ruleset.Set) (Rules, error) {
 	var errs []error
 	for _, t := range set.Tables {
 		for _, c := range t.Chains {
-			here := at(t, c.Name)
-			out.chains[here] = c
-			if len(c.Rules) == 0 && set.Family == ruleset.Inet {
-				errs = append(errs, fmt.Errorf("chain %s/%s is empty", t.Name, c.Name))
-			}
-			if ruleset.Builtin(here.table, here.chain) && !passed(here) && (len(c.Rules) > 0 || c.Policy == "DROP") {
-				errs = append(errs, fmt.Errorf("reading chain %s/%s: rules here are not known to Trace", t.Name, c.Name))
-			}
-			for _, r := range c.Rules {
-				if err := check(t, here, r); err != nil {
-					errs = append(errs, fmt.Errorf("reading rule %q of %s/%s: %w", r, t.Name, c.Name, err))
-				}
-			}
+			out.chains[at(t, c.Name)] = c
+			errs = append(errs, checkChain(set.Family, t, c)...)
 		}
 	}
 	return out, errors.Join(errs...)
+}
+
+func checkChain(f ruleset.Family, t ruleset.Table, c ruleset.Chain) (errs []error) {
+	here := at(t, c.Name)
+	if len(c.Rules) == 0 && f == ruleset.Inet {
+		errs = append(errs, fmt.Errorf("chain %s/%s is empty", t.Name, c.Name))
+	}
+	if ruleset.Builtin(here.table, here.chain) && !passed(here) && (len(c.Rules) > 0 || c.Policy == "DROP") {
+		errs = append(errs, fmt.Errorf("reading chain %s/%s: rules here are not known to Trace", t.Name, c.Name))
+	}
+	for _, r := range c.Rules {
+		if err := check(t, here, r); err != nil {
+			errs = append(errs, fmt.Errorf("reading rule %q of %s/%s: %w", r, t.Name, c.Name, err))
+		}
+	}
+	return errs
 }
 
 func passed(p place) bool {
