@@ -64,7 +64,7 @@ func TestAgentOutlivesAPrimaryThatRewritesItsFile(t *testing.T) {
 				}
 				return nil
 			})
-			nodetest.Await(t, "the event", func() error { return eventOf(n, "CNIConfigFight", "again and again") })
+			nodetest.Await(t, "the event", func() error { return eventOf(n, "CNIConfigFight", "keeps rewriting") })
 
 			a.AwaitReady()
 			t.Logf("installed again %s after the last rewrite", time.Since(began))
