@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"strings"
@@ -124,6 +123,7 @@ func TestAPIFailuresHaveTheirClass(t *testing.T) {
 		{kubetest.EmptyBody, Undecodable, true, "answer not understood (200)"},
 		{kubetest.WrongKind, Undecodable, true, `got Status of v1`},
 		{kubetest.WrongName, Undecodable, true, `name "another"`},
+		{kubetest.Truncated, ConnectionLost, true, "reading the answer"},
 		{kubetest.UnknownCA, TLS, false, "unknown authority"},
 		{kubetest.ExpiredCertificate, TLS, false, "expired"},
 		{kubetest.WrongHostCertificate, TLS, false, "certificate is valid for"},
@@ -281,18 +281,5 @@ func TestNewClientRefusesAnAddress(t *testing.T) {
 		if _, err := NewClient(Config{Server: address}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: got %v, want an error with %s", address, err, want)
 		}
-	}
-}
-
-func TestClassOf(t *testing.T) {
-	for want, err := range map[Class]error{
-		NotFound: &Error{Class: NotFound}, Timeout: fmt.Errorf("x: %w", &Error{Class: Timeout}), "": errors.New("another"),
-	} {
-		if got := ClassOf(err); got != want {
-			t.Errorf("ClassOf(%v) = %q, want %q", err, got, want)
-		}
-	}
-	if got := ClassOf(nil); got != "" {
-		t.Errorf("ClassOf(nil) = %q", got)
 	}
 }

@@ -171,43 +171,6 @@ func TestPodGivesUpOn(t *testing.T) {
 	}
 }
 
-// TestPodFailures shows what one request comes to, of those failures that a look-up tries again within its budget.
-func TestPodFailures(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		fault kubetest.Fault
-		class Class
-		says  string
-	}{
-		{kubetest.NotFound, NotFound, `pods "cart" not found`},
-		{kubetest.TooMany, TooManyRequests, "please try again later"},
-		{kubetest.ServerError, ServerError, "etcdserver: leader changed"},
-		{kubetest.Unavailable, ServerError, "apiserver is shutting down"},
-		{kubetest.Reset, ConnectionLost, "waiting for the answer: read tcp"},
-		{kubetest.ResetMidBody, ConnectionLost, "reading the answer: read tcp"},
-		{kubetest.Truncated, ConnectionLost, "reading the answer: unexpected EOF"},
-		{kubetest.EmptyBody, Undecodable, "Object 'Kind' is missing"},
-		{kubetest.Garbage, Undecodable, "couldn't get version/kind"},
-		{kubetest.WrongKind, Undecodable, `asked for Pod, got Status of v1`},
-		{kubetest.WrongUID, WrongPod, `asked for shop/cart with UID "` + podUID + `", got UID "` + kubetest.OtherUID},
-		{kubetest.WrongName, Undecodable, `name "another"`},
-	} {
-		t.Run(string(test.fault), func(t *testing.T) {
-			t.Parallel()
-			server := newServer(t)
-			server.Fail(test.fault, kubetest.Forever)
-			_, err := newClient(t, server.Kubeconfig(t)).Pod(t.Context(), cart())
-			wantError(t, err, test.class)
-			if !strings.Contains(err.Error(), test.says) {
-				t.Errorf("error does not say %q: %v", test.says, err)
-			}
-			if n := len(server.Requests()); n != 1 {
-				t.Errorf("%d requests, want 1", n)
-			}
-		})
-	}
-}
-
 func TestPodEndsAlthoughTheServerNeverAnswers(t *testing.T) {
 	t.Parallel()
 	for _, fault := range []kubetest.Fault{kubetest.Hang, kubetest.HangMidBody} {
@@ -245,18 +208,6 @@ func TestPodRefusals401And403AreCountedTogether(t *testing.T) {
 	_, err := newClient(t, server.Kubeconfig(t)).Lookup(t.Context(), cart(), patient)
 	if failed := wantError(t, err, Unauthorized); failed.Attempts != 6 || len(server.Requests()) != 6 {
 		t.Errorf("%d requests, want 6: %v", len(server.Requests()), err)
-	}
-}
-
-func TestPodUsesOneConnectionForAllAttempts(t *testing.T) {
-	t.Parallel()
-	server := newServer(t)
-	server.Fail(kubetest.NotFound, 3)
-	if _, err := newClient(t, server.Kubeconfig(t)).Lookup(t.Context(), cart(), patient); err != nil {
-		t.Fatal(err)
-	}
-	if n := server.Connections(); n != 1 {
-		t.Errorf("%d connections for 4 requests, want 1", n)
 	}
 }
 
@@ -346,21 +297,6 @@ func TestPodAccepts(t *testing.T) {
 	}
 }
 
-func TestPodFindsAMirrorPodByTheHashOfItsFile(t *testing.T) {
-	t.Parallel()
-	server := kubetest.NewServer(t)
-	pod := cartPod()
-	pod.Annotations = map[string]string{"kubernetes.io/config.hash": "abc", "kubernetes.io/config.mirror": "abc"}
-	server.SetPod(pod)
-	got, err := newClient(t, server.Kubeconfig(t)).Lookup(t.Context(), PodKey{"shop", "cart", "abc"}, patient)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got.UID != podUID {
-		t.Errorf("UID is %q, want that of the API", got.UID)
-	}
-}
-
 func TestPodSendsNothingForAKeyThatIsNoName(t *testing.T) {
 	t.Parallel()
 	server := newServer(t)
@@ -406,15 +342,6 @@ func TestPodLeavesARealServerWhenItIsCanceled(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error is not context.Canceled: %v", err)
 	}
-}
-
-func TestPodAtAServerThatIsGone(t *testing.T) {
-	t.Parallel()
-	server := newServer(t)
-	client := newClient(t, server.Kubeconfig(t))
-	server.Stop()
-	_, err := client.Pod(t.Context(), cart())
-	wantError(t, err, Unreachable)
 }
 
 func TestPodFromAnIPv6Server(t *testing.T) {

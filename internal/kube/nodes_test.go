@@ -287,19 +287,3 @@ func TestLeaseConflicts(t *testing.T) {
 		t.Errorf("somebody's 404 means that there is no lease: %+v", got)
 	}
 }
-
-func TestClientByKubeconfig(t *testing.T) {
-	server := kubetest.NewServer(t)
-	server.Set(fmt.Appendf(nil, nodeText, ""))
-	api, err := NewClient(Config{Kubeconfig: server.Kubeconfig(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer api.Close()
-	if _, err := api.Node(t.Context(), "n"); err != nil || api.Server() != server.URL() {
-		t.Errorf("%s: %v", api.Server(), err)
-	}
-	if _, err := NewClient(Config{Kubeconfig: "/nowhere"}); err == nil {
-		t.Error("a kubeconfig that is not there")
-	}
-}

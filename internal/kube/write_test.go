@@ -201,24 +201,6 @@ func TestPodActionsFail(t *testing.T) {
 	}
 }
 
-func TestPodActionsEndWithTheirTime(t *testing.T) {
-	t.Parallel()
-	for _, action := range podActions() {
-		server := kubetest.NewServer(t)
-		ref := seenPod(t, server)
-		api := connected(t, server, func(a *Config) { a.Timeout = 50 * time.Millisecond })
-		server.Fail(kubetest.Hang, 1)
-		if err := action.do(api.Client, t.Context(), ref); ClassOf(err) != Timeout {
-			t.Errorf("%s: got %v", action.name, err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if err := action.do(api.Client, ctx, ref); ClassOf(err) != Canceled || !errors.Is(err, context.Canceled) {
-			t.Errorf("%s: got %v", action.name, err)
-		}
-	}
-}
-
 func TestPodActionsSendNothingForWhatIsNoPod(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
@@ -242,22 +224,6 @@ func TestPodActionsSendNothingForWhatIsNoPod(t *testing.T) {
 	}
 	if all := server.Requests(); len(all) > 0 {
 		t.Errorf("requests were sent: %q", all)
-	}
-}
-
-func TestPodActionsWaitForTheirFiles(t *testing.T) {
-	t.Parallel()
-	server := kubetest.NewServer(t)
-	api, err := NewClient(Config{
-		Server: Address{Host: "127.0.0.1", Port: "1"}, TokenFile: "/none", CAFile: "/none",
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, action := range podActions() {
-		if err := action.do(api, t.Context(), seenPod(t, server)); ClassOf(err) != NoCredentials {
-			t.Errorf("%s: got %v", action.name, err)
-		}
 	}
 }
 

@@ -67,79 +67,6 @@ func TestUntaint(t *testing.T) {
 	}
 }
 
-func TestAddRemoveAndAddAgain(t *testing.T) {
-	l := newLab(t, adding())
-	l.node("n", nodeSpec{taints: []object{otherTaint()}})
-	l.pod("n", "agent", "True", yesterday())
-	l.after(readiness.AgentReady, func() { l.run() })
-	for range 2 {
-		l.after(readiness.NoAgent, func() { l.server.Delete(podPath("agent")) })
-		l.clock.Step(2*time.Minute - time.Second)
-		if got := l.taints("n"); len(got) != 1 {
-			t.Fatalf("taints %q before the time", got)
-		}
-		l.clock.Step(time.Second)
-		l.wantTaints("n", other, ours)
-		l.pod("n", "agent", "True", l.clock.Now())
-		l.wantTaints("n", other)
-	}
-	if l.patches() != 4 {
-		t.Errorf("%d patches, want 4", l.patches())
-	}
-	until(t, "no events", func() bool { return len(l.server.Events()) >= 2 })
-	for _, e := range l.server.Events() {
-		if text := string(e); !strings.Contains(text, "MeshCNINotReady") && !strings.Contains(text, "MeshCNIReady") ||
-			!strings.Contains(text, `"name":"n"`) {
-			t.Errorf("event %s", e)
-		}
-	}
-}
-
-func TestARollingUpdateTaintsNoNode(t *testing.T) {
-	l := newLab(t, adding())
-	const nodes = 5
-	for i := range nodes {
-		l.node(fmt.Sprint("n", i), nodeSpec{})
-		l.pod(fmt.Sprint("n", i), fmt.Sprint("agent-", i), "True", yesterday())
-	}
-	l.run()
-	until(t, "not all are known", func() bool { return l.metric(`istio_cni_taint_nodes{reason="AgentReady"}`) == nodes })
-	for i := range nodes {
-		node := fmt.Sprint("n", i)
-		l.after(readiness.AgentUnready, func() { l.pod(node, fmt.Sprint("agent-", i), "False", l.clock.Now()) })
-		l.after(readiness.NoAgent, func() { l.server.Delete(podPath(fmt.Sprint("agent-", i))) })
-		l.clock.Step(30 * time.Second)
-		l.after(readiness.AgentUnready, func() { l.pod(node, fmt.Sprint("new-", i), "False", l.clock.Now()) })
-		l.clock.Step(80 * time.Second)
-		l.after(readiness.AgentReady, func() { l.pod(node, fmt.Sprint("new-", i), "True", l.clock.Now()) })
-		l.clock.Step(20 * time.Second)
-	}
-	if l.patches() != 0 {
-		t.Errorf("%d patches, want none", l.patches())
-	}
-}
-
-func TestAReboot(t *testing.T) {
-	l := newLab(t, adding())
-	l.node("n", nodeSpec{})
-	l.pod("n", "agent", "True", yesterday())
-	l.after(readiness.AgentReady, func() { l.run() })
-	// A heartbeat is no reason to decide anything.
-	l.clock.Step(time.Minute)
-	l.node("n", nodeSpec{})
-	l.clock.Step(time.Minute)
-	// The node is back before its pod was seen to fall: the taint is put at once.
-	l.node("n", nodeSpec{boot: "boot-2"})
-	l.wantTaints("n", ours)
-	// The agent is ready again.
-	l.clock.Step(time.Minute)
-	l.pod("n", "agent", "True", l.clock.Now())
-	l.wantTaints("n")
-	if l.patches() != 2 {
-		t.Errorf("%d patches, want 2", l.patches())
-	}
-}
-
 func TestASecondWriterLosesNothing(t *testing.T) {
 	l := newLab(t, untaint())
 	l.node("n", nodeSpec{taints: []object{ourTaint()}})
@@ -288,15 +215,6 @@ func TestLegacy(t *testing.T) {
 	l.wantTaints("ready")
 	l.wantTaints("not-ready", older)
 	l.wantTaints("without", older)
-	// Each trigger of the table: a pod turns unready, ready, and goes; a node turns ready.
-	l.pod("ready", "agent-1", "False", agenttest.Start())
-	l.wantTaints("ready", older)
-	l.pod("ready", "agent-1", "True", agenttest.Start())
-	l.wantTaints("ready")
-	l.server.Delete(podPath("agent-1"))
-	l.wantTaints("ready", older)
-	l.node("not-ready", nodeSpec{taints: []object{oldTaint()}, since: yesterday()})
-	l.wantTaints("not-ready")
 	// A new node comes, and goes.
 	l.node("new", nodeSpec{})
 	l.wantTaints("new", older)
