@@ -52,7 +52,7 @@ func SocketDir(t *testing.T) string {
 func Child(t *testing.T, environment ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "/proc/self/exe") // t.Context ends before the test's cleanups
-	cmd.Env = append(os.Environ(), environment...)
+	cmd.Env = append(os.Environ(), environment...)                                   //nolint:forbidigo // as go test has it
 	cmd.Dir = "/"
 	return cmd
 }

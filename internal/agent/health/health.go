@@ -100,7 +100,7 @@ func (s *State) NotReady(part, reason string) {
 	s.report(Part{Name: part, Reason: cmp.Or(reason, "unknown")})
 }
 
-// Expect says that a part will report within this time: from then on it counts as not ready for this reason, until it
+// Expect announces that a part will report within this time: from then on it counts as not ready for this reason, until it
 // does. A part that is not ready already stays so for its own reason.
 func (s *State) Expect(part string, within time.Duration, reason string) {
 	s.mu.Lock()

@@ -7,8 +7,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// Handler serves /healthz and /readyz, which the probes of the reference's DaemonSet ask for: 200 or 503 with a JSON body
-// that says why.
+// Handler serves /healthz and /readyz, which the probes of the reference's DaemonSet ask for: 200 or 503 with the reasons as
+// JSON.
 func (s *State) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {

@@ -224,17 +224,15 @@ func TestMemoryUnderAttack(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), agenttest.Generous)
 	defer cancel()
 	bodies := []string{
-		"[" + strings.Repeat(quoted+",", (maxBody)/(len(quoted)+1)-10) + quoted + "]", // records
-		`["` + strings.Repeat("x", maxBody-100) + `"]`,                                // one
-		"[" + strings.Repeat(`"",`, (maxBody)/3-100) + `""]`,                          // nothing, often
+		"[" + strings.Repeat(quoted+",", maxBody/(len(quoted)+1)-10) + quoted + "]", // records
+		`["` + strings.Repeat("x", maxBody-100) + `"]`,                              // one
+		"[" + strings.Repeat(`"",`, maxBody/3-100) + `""]`,                          // nothing, often
 		strings.Repeat("[", maxBody-100),
 	}
 	var all sync.WaitGroup
 	for i := range 100 {
 		all.Go(func() {
-			for range 3 {
-				_, _ = post(ctx, filepath.Join(a.dir, "log.sock"), strings.NewReader(bodies[i%len(bodies)]))
-			}
+			_, _ = post(ctx, filepath.Join(a.dir, "log.sock"), strings.NewReader(bodies[i%len(bodies)]))
 		})
 	}
 	all.Wait()

@@ -85,11 +85,12 @@ func (r *Relay) Handler() http.Handler {
 // answered with 200, as the sender can do nothing about records that cannot. A batch that cannot be read counts as one
 // record: how many it had is not known.
 func (r *Relay) post(w http.ResponseWriter, request *http.Request) {
+	ctx := context.WithoutCancel(request.Context()) // even if the client goes away
 	body, err := io.ReadAll(http.MaxBytesReader(w, request.Body, maxBody))
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err == nil {
-		err = r.relay(context.WithoutCancel(request.Context()), body) // even if the client went away
+		err = r.relay(ctx, body)
 	}
 	if err != nil {
 		r.count(metrics.LogRejected, 1)
@@ -101,7 +102,7 @@ func (r *Relay) post(w http.ResponseWriter, request *http.Request) {
 	}
 	if dropped, rejected := r.lost[metrics.LogDropped], r.lost[metrics.LogRejected]; dropped+rejected > 0 {
 		r.report.Do(func() {
-			r.options.Log.Warn("plugin log records were not relayed", "dropped", dropped, "rejected", rejected)
+			r.options.Log.WarnContext(ctx, "plugin log records were not relayed", "dropped", dropped, "rejected", rejected)
 			clear(r.lost)
 		})
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"

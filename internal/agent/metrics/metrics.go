@@ -2,8 +2,8 @@
 //
 // It promises the names, labels and values of the reference's node agent for what both count, the prefix istio_cni_ for
 // everything of ours, a HELP and a TYPE line for every family it shows, and that each value of a closed label is there
-// as 0 from the start, so that an alert on its increase sees the first one. Labels are closed sets: nothing a pod or a
-// file says becomes a label value.
+// as 0 from the start, so that an alert on its increase sees the first one. Labels are closed sets: no content of a pod or a
+// file becomes a label value.
 //
 // It never opens a port, keeps no state outside of its values, and decides nothing.
 //
@@ -120,10 +120,10 @@ func newRegistry(version string) *registry {
 // Installed counts an installation that ended.
 func (m *Metrics) Installed(r InstallResult) { m.installs.add(1, label("result", r)) }
 
-// SetReady says whether the node is installed and watched.
+// SetReady sets whether the node is installed and watched.
 func (m *Metrics) SetReady(ready bool) { m.ready.setBool(ready) }
 
-// Polled says whether the node's files are polled instead of watched.
+// Polled sets whether the node's files are polled instead of watched.
 func (m *Metrics) Polled(polled bool) { m.polled.setBool(polled) }
 
 // Healed counts an artifact that was restored after another program changed it, and the time from noticing it to then.

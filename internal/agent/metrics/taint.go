@@ -15,7 +15,7 @@ const (
 // ChangeResult is how a change of a node ended.
 type ChangeResult string
 
-// A conflict is a change that somebody else came before; it is made again from what there is then.
+// After a conflict with another writer the change is made again from the new state.
 const (
 	ChangeDone     ChangeResult = "success"
 	ChangeConflict ChangeResult = "conflict"
@@ -61,7 +61,7 @@ func NewTaint(version string, reasons []string) *Taint {
 	}
 }
 
-// SetLeader says whether this replica changes nodes. One that does not forgets them: they are another replica's.
+// SetLeader sets whether this replica changes nodes. One that does not forgets them: they are another replica's.
 func (m *Taint) SetLeader(leader bool) {
 	m.leader.setBool(leader)
 	if !leader {

@@ -117,7 +117,7 @@ func address(host string) string {
 // Close closes ports that are not served. After Serve it does nothing.
 func (s *Servers) Close() {
 	for _, p := range s.ports {
-		_ = p.listener.Close() // it is closed whatever it says
+		_ = p.listener.Close() // it is closed even with an error
 	}
 }
 
@@ -138,7 +138,7 @@ func (s *Servers) Serve(ctx context.Context) error {
 			bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.limits.shutdown)
 			defer cancel()
 			if server.Shutdown(bound) != nil {
-				_ = server.Close() // the connections are gone whatever it says
+				_ = server.Close() // the connections are closed even with an error
 			}
 			_ = p.listener.Close() // a server that had not begun to serve does not know it yet
 		})

@@ -14,7 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/agentcall"
 )
 
-// ErrServed says that another process serves the socket.
+// ErrServed is the error of a socket that another process serves.
 var ErrServed = errors.New("another process serves it")
 
 // probeTimeout is for connecting to a socket that is there.
@@ -101,5 +101,5 @@ func (s *socket) remove() {
 	if s.isInPlace() {
 		_ = os.Remove(s.path) // it is stale then, and the next agent removes it
 	}
-	_ = s.listener.Close() // it is closed whatever it says
+	_ = s.listener.Close() // it is closed even with an error
 }

@@ -92,7 +92,7 @@ func (s *Server) Rebind(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_ = s.socket.listener.Close() // nobody can reach it
+	_ = s.socket.listener.Close() // no client can reach it
 	s.socket = fresh
 	s.options.Log.InfoContext(ctx, "a socket was gone and is made again", "path", s.options.Path)
 	select {
@@ -132,7 +132,7 @@ func (s *Server) Serve(ctx context.Context, handler http.Handler) {
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	if server.Shutdown(ending) != nil {
-		_ = server.Close() // the connections are gone whatever it says
+		_ = server.Close() // the connections are closed even with an error
 	}
 }
 

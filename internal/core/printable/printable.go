@@ -1,4 +1,4 @@
-// Package printable makes text that a stranger wrote safe to show on a terminal, in a log, in an event or as a label.
+// Package printable makes untrusted text safe to show on a terminal, in a log, in an event or as a label.
 //
 // It promises that its output has no control characters (C0, C1, DEL), no format characters (bidirectional controls,
 // zero-width characters, tags), no combining or otherwise invisible characters and no invalid UTF-8: each is written as

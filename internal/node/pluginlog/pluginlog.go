@@ -82,7 +82,7 @@ func withoutSIGPIPE(file *os.File) io.Writer {
 	if err != nil {
 		return file
 	}
-	return os.NewFile(uintptr(fd), file.Name()) //nolint:gosec // a descriptor is not negative
+	return os.NewFile(uintptr(fd), file.Name())
 }
 
 // Logger returns the logger to pass down.
@@ -182,7 +182,7 @@ func (l *Log) Close() {
 // deliver passes the records to the file and the socket at the same time. The last tenth of the timeout is for writing
 // to stderr that one failed.
 func (l *Log) deliver(ctx context.Context) {
-	runDir, records := l.admitted()
+	runDir, records := l.admitted(ctx)
 	if runDir == "" || len(records) == 0 {
 		return
 	}
@@ -207,7 +207,7 @@ func (l *Log) deliver(ctx context.Context) {
 			if err != nil {
 				l.mu.Lock()
 				defer l.mu.Unlock()
-				l.append(l.record(LevelWarn, "log sink failed, its records may be lost",
+				l.append(l.record(ctx, LevelWarn, "log sink failed, its records may be lost",
 					slog.String("sink", path), slog.Any("error", err)))
 			}
 		})
@@ -216,11 +216,12 @@ func (l *Log) deliver(ctx context.Context) {
 }
 
 // admitted returns what the sinks of the run directory get. A record stands for those that there was no room for.
-func (l *Log) admitted() (runDir string, records []record) {
+func (l *Log) admitted(ctx context.Context) (runDir string, records []record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.dropped > 0 {
-		l.append(l.record(max(LevelWarn, l.level), "log records dropped: too many in one invocation", slog.Int("dropped", l.dropped)))
+		l.append(l.record(ctx, max(LevelWarn, l.level), "log records dropped: too many in one invocation",
+			slog.Int("dropped", l.dropped)))
 	}
 	for _, r := range l.records {
 		if r.level >= l.level {

@@ -56,13 +56,13 @@ func (h handler) WithGroup(name string) slog.Handler {
 
 // Handle adds the record to the log. The time is the log's clock's, and there always is one: the agent drops a record
 // without. It never returns an error, as no sink may fail the plugin.
-func (h handler) Handle(_ context.Context, r slog.Record) error {
+func (h handler) Handle(ctx context.Context, r slog.Record) error {
 	attrs := slices.Clip(h.attrs)
 	r.Attrs(func(a slog.Attr) bool {
 		attrs = appendFlat(attrs, h.prefix, a)
 		return true
 	})
-	h.log.add(h.log.record(Level(r.Level), r.Message, attrs...))
+	h.log.add(h.log.record(ctx, Level(r.Level), r.Message, attrs...))
 	return nil
 }
 
@@ -91,18 +91,18 @@ func appendFlat(attrs []slog.Attr, prefix string, a slog.Attr) []slog.Attr {
 }
 
 // record makes a record of flat attributes, of which the last of equal keys counts, as for every reader of JSON.
-func (l *Log) record(level Level, msg string, attrs ...slog.Attr) record {
+func (l *Log) record(ctx context.Context, level Level, msg string, attrs ...slog.Attr) record {
 	var b bytes.Buffer
 	r := slog.NewRecord(l.now(), slog.Level(level), msg, 0)
 	if l.scope != "" {
 		r.AddAttrs(slog.String(scopeKey, l.scope))
 	}
 	r.AddAttrs(attrs...)
-	_ = slog.NewJSONHandler(&b, &slog.HandlerOptions{ReplaceAttr: replace}).Handle(context.Background(), r) // to memory
+	_ = slog.NewJSONHandler(&b, &slog.HandlerOptions{ReplaceAttr: replace}).Handle(ctx, r) // to memory
 	if line := printable.Lines(b.Bytes()); len(line) <= maxLine {
 		return record{level: level, line: line}
 	}
-	return l.record(level, msg, slog.Int("dropped_attributes", len(attrs)))
+	return l.record(ctx, level, msg, slog.Int("dropped_attributes", len(attrs)))
 }
 
 // replace writes level and time as the reference's plugin does, and bounds texts.
