@@ -37,7 +37,11 @@ func Help(w io.Writer, groups ...Group) {
 func (s Setting) describe(w io.Writer) {
 	var names []string
 	for _, flag := range s.flags() {
-		names = append(names, strings.TrimSpace("--"+flag+" "+s.Arg))
+		dashes := "--"
+		if len(flag) == 1 {
+			dashes = "-"
+		}
+		names = append(names, strings.TrimSpace(dashes+flag+" "+s.Arg))
 	}
 	for _, variable := range s.Env {
 		names = append(names, "$"+variable)

@@ -32,8 +32,9 @@ type Setting struct {
 	Aliases []string
 	// Arg names the flag's argument in the help. It is "" for a switch, which may stand without one and is "true" then.
 	Arg string
-	// Env are variables, of which the first that is not empty counts. Named fills it where it is nil.
-	Env []string
+	// Env are variables, of which the first that is not empty counts. Named fills it where it is nil, unless FlagOnly.
+	Env      []string
+	FlagOnly bool
 	// Default is the text that counts if none is given; "" leaves the value as it is. Shown replaces it in the help.
 	Default, Shown string
 	Use            string
@@ -92,7 +93,7 @@ func (s Setting) quote(text string) string {
 // underscores.
 func Named(prefix string, rows ...Setting) []Setting {
 	for i, s := range rows {
-		if s.Env == nil {
+		if s.Env == nil && !s.FlagOnly {
 			rows[i].Env = []string{prefix + strings.ReplaceAll(strings.ToUpper(s.Name), "-", "_")}
 		}
 	}

@@ -225,8 +225,8 @@ func TestVariablesThatDiffer(t *testing.T) {
 
 func TestNames(t *testing.T) {
 	t.Parallel()
-	rows := settings.Named("P_", settings.Setting{Name: "a-b"}, settings.Setting{Name: "c", Env: []string{}})
-	if diff := cmp.Diff([][]string{{"P_A_B"}, {}}, [][]string{rows[0].Env, rows[1].Env}); diff != "" {
+	rows := settings.Named("P_", settings.Setting{Name: "a-b"}, settings.Setting{Name: "c", FlagOnly: true}, settings.Setting{Name: "d", Env: []string{"X"}})
+	if diff := cmp.Diff([][]string{{"P_A_B"}, nil, {"X"}}, [][]string{rows[0].Env, rows[1].Env, rows[2].Env}); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff([]string{"P_A-B", "P_A_B"}, settings.Dashed("P_", "a-b")); diff != "" {
@@ -238,10 +238,10 @@ func TestHelp(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
 	settings.Help(&b, settings.Group{Title: "First", Rows: []settings.Setting{
-		{Name: "a", Aliases: []string{"b"}, Arg: "X", Env: []string{"A"}, Default: "1", Use: strings.Repeat("word ", 25)},
-	}}, settings.Group{Title: "Second", Rows: []settings.Setting{{Name: "c", Default: "1", Shown: "one", Use: "switch"}}})
-	want := "FIRST:\n   --a X, --b X, $A\n      " + strings.TrimSpace(strings.Repeat("word ", 20)) + "\n      word word word word word (default: 1)\n" +
-		"\nSECOND:\n   --c\n      switch (default: one)\n"
+		{Name: "a", Aliases: []string{"bb", "c"}, Arg: "X", Env: []string{"A"}, Default: "1", Use: strings.Repeat("word ", 25)},
+	}}, settings.Group{Title: "Second", Rows: []settings.Setting{{Name: "cc", Default: "1", Shown: "one", Use: "switch"}}})
+	want := "FIRST:\n   -a X, --bb X, -c X, $A\n      " + strings.TrimSpace(strings.Repeat("word ", 20)) + "\n      word word word word word (default: 1)\n" +
+		"\nSECOND:\n   --cc\n      switch (default: one)\n"
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

@@ -51,9 +51,9 @@ func live(rows []settings.Setting) []settings.Setting {
 
 func (d *draft) actionSettings() []settings.Setting {
 	return []settings.Setting{
-		{Name: "once", Env: names(), Use: "install and exit, as an init container or by hand", Value: settings.Bool(&d.once)},
-		{Name: "uninstall", Env: names(), Use: "remove the installation and exit", Value: settings.Bool(&d.uninstall)},
-		{Name: "dry-run", Env: names(), Use: "print what would be done, once, and change nothing", Value: settings.Bool(&d.DryRun)},
+		{Name: "once", FlagOnly: true, Use: "install and exit, as an init container or by hand", Value: settings.Bool(&d.once)},
+		{Name: "uninstall", FlagOnly: true, Use: "remove the installation and exit", Value: settings.Bool(&d.uninstall)},
+		{Name: "dry-run", FlagOnly: true, Use: "print what would be done, once, and change nothing", Value: settings.Bool(&d.DryRun)},
 		{
 			Name: "uninstall-on-exit", Arg: "WHEN", Default: "auto",
 			Use:   "uninstall at the end: always, never, or auto: when the DaemonSet is gone or no longer meant for this node",
@@ -269,9 +269,9 @@ func (d *draft) serviceSettings() []settings.Setting {
 		},
 		{Name: "health-port", Arg: "PORT", Default: "8000", Use: "/healthz and /readyz; 0: off", Value: settings.Port(&d.HealthPort, 0)},
 		{Name: "monitoring-port", Arg: "PORT", Default: "15014", Use: "/metrics; 0: off", Value: settings.Port(&d.MonitoringPort, 0)},
-		{Name: "ctrlz_port", Arg: "PORT", Env: names(), Default: "9876", Use: "profiles; 0: off", Value: settings.Port(&d.IntrospectionPort, 0)},
+		{Name: "ctrlz_port", Arg: "PORT", FlagOnly: true, Default: "9876", Use: "profiles; 0: off", Value: settings.Port(&d.IntrospectionPort, 0)},
 		{
-			Name: "ctrlz_address", Arg: "ADDRESS", Env: names(), Default: "localhost",
+			Name: "ctrlz_address", Arg: "ADDRESS", FlagOnly: true, Default: "localhost",
 			Use: "loopback address of the profiles", Value: settings.Checked(&d.IntrospectionAddress, loopback),
 		},
 	}
@@ -367,7 +367,7 @@ func ignoredSettings() []settings.Setting {
 
 // ignored is a setting that is accepted: a switch with any boolean, others with any text.
 func ignored(name, arg, env, use string) settings.Setting {
-	s := settings.Setting{Name: name, Arg: arg, Env: names(), Use: use, Ignored: true, Value: settings.Text(new(string), nil)}
+	s := settings.Setting{Name: name, Arg: arg, Use: use, Ignored: true, Value: settings.Text(new(string), nil)}
 	if env != "" {
 		s.Env = names(env)
 	}

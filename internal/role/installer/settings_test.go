@@ -154,6 +154,21 @@ func changed(before, after draft) string {
 
 func table() []settings.Setting { return settings.All(new(draft).groups(around(nil))) }
 
+// TestFlagsWithoutAVariable: what the program does once is asked for by a flag, never by an environment that it inherits.
+func TestFlagsWithoutAVariable(t *testing.T) {
+	t.Parallel()
+	var got []string
+	for _, s := range table() {
+		if len(s.Env) == 0 && !s.Ignored {
+			got = append(got, s.Name)
+		}
+	}
+	want := []string{"once", "uninstall", "dry-run", "ctrlz_port", "ctrlz_address", "log_output_level", "log_as_json"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 // TestEverySettingHasARow: those without effect have none, and accept texts of their kind.
 func TestEverySettingHasARow(t *testing.T) {
 	t.Parallel()

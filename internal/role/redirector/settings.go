@@ -50,7 +50,7 @@ func variable(field redirect.Field, name, arg, shown, use string) specSetting {
 // specSettings are the settings of the Spec.
 func specSettings() []specSetting {
 	outboundPort := spec(redirect.FieldOutboundPort, "envoy-port", "p", "PORT", "15001", "outbound redirect port")
-	outboundPort.Env = names() // the reference has no variable for it
+	outboundPort.Env = nil // as in the reference
 	return []specSetting{
 		outboundPort,
 		spec(redirect.FieldInboundPort, "inbound-capture-port", "z", "PORT", "15006", "inbound redirect or TPROXY port"),
@@ -86,8 +86,8 @@ func specSettings() []specSetting {
 func (c *config) actionSettings() []settings.Setting {
 	return []settings.Setting{
 		{Name: "dry-run", Aliases: names("n"), Use: "print the text for iptables-restore and touch nothing", Value: settings.Bool(&c.dryRun)},
-		{Name: "explain", Env: names(), Use: "print the rules with their reasons and touch nothing", Value: settings.Bool(&c.explain)},
-		{Name: "verify", Env: names(), Use: "compare the namespace with the desired rules; exit 3 if they differ", Value: settings.Bool(&c.verify)},
+		{Name: "explain", FlagOnly: true, Use: "print the rules with their reasons and touch nothing", Value: settings.Bool(&c.explain)},
+		{Name: "verify", FlagOnly: true, Use: "compare the namespace with the desired rules; exit 3 if they differ", Value: settings.Bool(&c.verify)},
 		{Name: "reconcile", Use: "replace rules of the mesh that are not the desired ones", Value: settings.Bool(&c.reconcile)},
 		{Name: "cleanup-only", Use: "remove all rules of the mesh, of whatever configuration", Value: settings.Bool(&c.cleanup)},
 		{Name: "force-apply", Use: "the same as --reconcile", Value: settings.Bool(&c.force)},
