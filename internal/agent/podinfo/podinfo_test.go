@@ -65,12 +65,6 @@ func gets(server *kubetest.Server) int {
 	return count
 }
 
-// until waits for a condition.
-func until(t *testing.T, otherwise string, holds func() bool) {
-	t.Helper()
-	agenttest.Until(t, func() string { return otherwise }, holds)
-}
-
 func TestKnownPodsAreNotFetched(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(pod("web", "1", "n", `,"annotations":{"mark":"x","other":"y"}`))
@@ -78,7 +72,7 @@ func TestKnownPodsAreNotFetched(t *testing.T) {
 	server.Set(pod("far", "3", "elsewhere", ""))
 	s := newStore(t, server)
 	run(t, s)
-	until(t, "the pods are not delivered", func() bool { return s.Known() == 2 })
+	agenttest.Eventually(t, "the pods are not delivered", func() bool { return s.Known() == 2 })
 	facts, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "web", UID: "1"})
 	if err != nil || facts.Annotations["mark"] != "x" || facts.Annotations["other"] != "" || len(facts.Containers) != 0 {
 		t.Errorf("got %+v, %v", facts, err)
@@ -120,7 +114,7 @@ func TestOneFetchForAllPlugins(t *testing.T) {
 			}
 		})
 	}
-	until(t, "nobody asks", func() bool { return gets(server) > 0 })
+	agenttest.Eventually(t, "nobody asks", func() bool { return gets(server) > 0 })
 	cancel()
 	waiting.Wait()
 	if gets(server) != 1 {
@@ -136,7 +130,7 @@ func TestFollowNotifiesOfAllPodsAndChanges(t *testing.T) {
 	server.Fail(kubetest.Forbidden, kubetest.Forever)
 	s := newStore(t, server)
 	run(t, s)
-	until(t, "the watch works", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.watchErr != nil })
+	agenttest.Eventually(t, "the watch works", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.watchErr != nil })
 	calls := make(chan string, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	var work sync.WaitGroup
@@ -176,7 +170,7 @@ func TestFollowNotifiesOfAllPodsAndChanges(t *testing.T) {
 	cancel()
 	work.Wait()
 	server.Set(pod("c", "3", "n", ""))
-	until(t, "no pod", func() bool { return s.Known() == 2 })
+	agenttest.Eventually(t, "no pod", func() bool { return s.Known() == 2 })
 	for range len(calls) {
 		if got := <-calls; got != "sync" {
 			t.Errorf("%s after the end", got)
@@ -349,7 +343,7 @@ func TestReportsOfManyAtOnceAreKept(t *testing.T) {
 	reporting.Wait() // the kernel has all reports, and the agent none
 	ctx, stop := context.WithCancel(t.Context())
 	serving.Go(func() { server.Serve(ctx, service.Handler()) })
-	until(t, "reports are missing", func() bool {
+	agenttest.Eventually(t, "reports are missing", func() bool {
 		return strings.Contains(string(m.Text()), fmt.Sprintf(`istio_cni_add_total{reason="captured",source="agent"} %d`, plugins)+"\n")
 	})
 	stop()

@@ -172,7 +172,7 @@ func TestTwoAgentsAtOnce(t *testing.T) {
 		}
 		return l.repaired(metrics.RepairPod, result) + int(n)
 	}
-	agenttest.Until(t, func() string { return "not all pods are checked by both" }, func() bool {
+	agenttest.Eventually(t, "not all pods are checked by both", func() bool {
 		return both(metrics.RepairSuccess)+both(metrics.RepairSkip) == 2*len(paths)
 	})
 	if got := both(metrics.RepairSuccess); got != len(paths) || both(metrics.RepairFail) != 0 {
@@ -293,7 +293,7 @@ func TestW11AnAddressThatWasGivenToAnotherPodIsNoProof(t *testing.T) {
 		t.Errorf("rules were written:\n%s", got)
 	}
 	l.server.Delete(other.path())
-	agenttest.Until(t, func() string { return "it is not redirected" }, func() bool {
+	agenttest.Eventually(t, "it is not redirected", func() bool {
 		l.clock.Step(time.Second)
 		return l.repaired(metrics.RepairPod, metrics.RepairSuccess) == 1
 	})
@@ -504,7 +504,7 @@ func TestAPodIsDeletedForMissingRulesOnlyIfSeenTwice(t *testing.T) {
 	helper.set(late)
 	helper.run()
 	helper.waitForEvent(late, "Normal", ReasonRepaired)
-	agenttest.Until(t, func() string { return "no timer runs for the second inspection" }, func() bool { return l.clock.Waiters() > 2 })
+	agenttest.Eventually(t, "no timer runs for the second inspection", func() bool { return l.clock.Waiters() > 2 })
 	l.clock.Step(3 * time.Second)
 	l.waitForEvent(gone, "Warning", ReasonDeleted, "no rules")
 	l.waitForStates(1, 0, 0, 0)
@@ -550,11 +550,11 @@ func TestANewConfigurationIsUsed(t *testing.T) {
 	l.run()
 	l.waitForWorker()
 	l.waitForStates(0, 0, 0, 0)
-	agenttest.Until(t, func() string { return "no timer runs for the configuration" }, func() bool { return l.clock.Waiters() > 1 })
+	agenttest.Eventually(t, "no timer runs for the configuration", func() bool { return l.clock.Waiters() > 1 })
 	l.conf.Store(&cniconf.NetConf{})
 	l.clock.Step(10 * time.Second)
 	l.waitForAction(p, repair.InPlace)
-	agenttest.Until(t, func() string { return "no timer runs for the configuration" }, func() bool { return l.clock.Waiters() > 1 })
+	agenttest.Eventually(t, "no timer runs for the configuration", func() bool { return l.clock.Waiters() > 1 })
 	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
 	l.clock.Step(10 * time.Second)
 	l.waitForStates(0, 0, 0, 0)
@@ -568,7 +568,7 @@ func TestAPodOfAnotherNodeIsNotSearched(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace)
 	l.run()
-	agenttest.Until(t, func() string { return "no watch" }, func() bool { return l.server.Watches() > 0 })
+	agenttest.Eventually(t, "no watch", func() bool { return l.server.Watches() > 0 })
 	p := crashing("web").at("10.88.0.2/24")
 	p.node = "node-2"
 	path := l.Sandbox(p.ips...)

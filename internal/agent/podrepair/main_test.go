@@ -1,7 +1,6 @@
 package podrepair
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -45,31 +44,13 @@ type fixture struct {
 	conf atomic.Pointer[cniconf.NetConf]
 	// searches counts the searches for namespaces.
 	searches atomic.Int64
-	log      *record
+	log      *agenttest.Buffer
 	stops    []func()
-}
-
-// record is the log.
-type record struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (r *record) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.Write(p)
-}
-
-func (r *record) String() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.String()
 }
 
 func newFixture(t *testing.T, switches repair.Switches, more ...func(*Options)) *fixture {
 	t.Helper()
-	l := &fixture{Node: podnstest.New(t), server: kubetest.NewServer(t), clock: agenttest.NewClock(), log: &record{}}
+	l := &fixture{Node: podnstest.New(t), server: kubetest.NewServer(t), clock: agenttest.NewClock(), log: &agenttest.Buffer{}}
 	l.conf.Store(&cniconf.NetConf{})
 	settings := defaults(t)
 	settings.Switches, settings.Node = switches, node1
@@ -446,9 +427,9 @@ func (l *fixture) waitForWorker() {
 	last := podSpec{name: fmt.Sprintf("zz-last-%d", len(l.server.Requests())), ns: "zz", uid: "last", ips: []string{"192.0.2.1"}}
 	before := l.pods(metrics.PodUnknown)
 	l.set(last)
-	agenttest.Until(l.T, func() string { return "the last pod is not checked" }, func() bool { return l.pods(metrics.PodUnknown) > before })
+	agenttest.Eventually(l.T, "the last pod is not checked", func() bool { return l.pods(metrics.PodUnknown) > before })
 	l.server.Delete(last.path())
-	agenttest.Until(l.T, func() string { return "the last pod does not go" }, func() bool { return l.pods(metrics.PodUnknown) == before })
+	agenttest.Eventually(l.T, "the last pod does not go", func() bool { return l.pods(metrics.PodUnknown) == before })
 }
 
 // captured reports whether rules of the mesh are in a namespace.

@@ -108,7 +108,7 @@ func TestDeletionsAreRateLimited(t *testing.T) {
 		if got := len(l.writes()); got != n-1 {
 			t.Fatalf("%d deletions before the turn of number %d", got, n)
 		}
-		agenttest.Until(t, func() string { return "no timer runs" }, func() bool { return l.clock.Waiters() > 2 })
+		agenttest.Eventually(t, "no timer runs", func() bool { return l.clock.Waiters() > 2 })
 		l.clock.Step(deletionInterval)
 		l.waitForCount(metrics.RepairDelete, metrics.RepairSuccess, n)
 	}
@@ -194,7 +194,7 @@ func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts 
 			defer close(done)
 			Run(ctx, l.options)
 		}()
-		agenttest.Until(t, func() string { return "nothing is done" }, func() bool { return l.repaired(metrics.RepairPod, metrics.RepairSkip) > before })
+		agenttest.Eventually(t, "nothing is done", func() bool { return l.repaired(metrics.RepairPod, metrics.RepairSkip) > before })
 		cancel()
 		<-done
 	}

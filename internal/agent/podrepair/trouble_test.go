@@ -47,7 +47,7 @@ func TestRefusals(t *testing.T) {
 				l.server.FailOn("/pods/web", test.fault, 1)
 				l.run()
 				if test.fault == kubetest.Hang { // the time for the pod ends
-					agenttest.Until(t, func() string { return "nothing is done" }, func() bool { return len(l.writes()) == 1 })
+					agenttest.Eventually(t, "nothing is done", func() bool { return len(l.writes()) == 1 })
 					l.clock.Step(time.Minute)
 				}
 				mode, reason := metrics.RepairDelete, ReasonDeleted
@@ -58,7 +58,7 @@ func TestRefusals(t *testing.T) {
 				l.waitForCount(mode, metrics.RepairFail, 1)
 				l.waitForCount(mode, metrics.RepairSuccess, 0)
 				l.waitForStates(0, 1, 0, 0)
-				agenttest.Until(t, func() string { return "it is not tried again" }, func() bool {
+				agenttest.Eventually(t, "it is not tried again", func() bool {
 					l.clock.Step(time.Second)
 					return l.repaired(mode, metrics.RepairSuccess) == 1
 				})
@@ -130,18 +130,18 @@ func TestTheServerIsAwayAtTheStart(t *testing.T) {
 			l.server.Fail(fault, kubetest.Forever)
 			p, _ := l.crashing()
 			l.run()
-			agenttest.Until(t, func() string { return "the failing watch is not counted" }, func() bool { return l.metric("istio_cni_repair_watch_troubles_total") == 1 })
+			agenttest.Eventually(t, "the failing watch is not counted", func() bool { return l.metric("istio_cni_repair_watch_troubles_total") == 1 })
 			if state.Snapshot().Ready {
 				t.Error("it is ready")
 			}
 			l.server.Heal()
 			l.waitForAction(p, repair.InPlace)
-			agenttest.Until(t, func() string { return "it is not ready" }, func() bool { return state.Snapshot().Ready })
+			agenttest.Eventually(t, "it is not ready", func() bool { return state.Snapshot().Ready })
 
 			// The server goes away: known pods are still repaired, and a change is seen afterwards.
 			l.server.FailOn("/pods", kubetest.Unavailable, kubetest.Forever)
 			l.server.BreakWatches()
-			agenttest.Until(t, func() string { return "it is still ready" }, func() bool { return !state.Snapshot().Ready })
+			agenttest.Eventually(t, "it is still ready", func() bool { return !state.Snapshot().Ready })
 			second := crashing("second").at("10.88.0.3/24")
 			l.place(second)
 			l.server.Delete(p.path())
@@ -193,7 +193,7 @@ func TestNothingIsDoneOnABadConfiguration(t *testing.T) {
 			l.waitForEvent(unproven, "Warning", ReasonUnverified, "configuration cannot be used")
 
 			l.conf.Store(&cniconf.NetConf{})
-			agenttest.Until(t, func() string { return "the new configuration is not used" }, func() bool {
+			agenttest.Eventually(t, "the new configuration is not used", func() bool {
 				l.clock.Step(10 * time.Second)
 				return slices.ContainsFunc(l.events(p), func(e event) bool { return !strings.Contains(e.Message, "configuration") }) || switches == nothing
 			})
@@ -220,14 +220,14 @@ func TestAConfigurationThatCannotBeReadIsRetried(t *testing.T) {
 	p := crashing("web")
 	l.set(p)
 	l.run()
-	agenttest.Until(t, func() string { return "the error is not logged" }, func() bool { return strings.Contains(l.log.String(), "it is no JSON") })
+	agenttest.Eventually(t, "the error is not logged", func() bool { return strings.Contains(l.log.String(), "it is no JSON") })
 	if len(l.writes()) != 0 {
 		t.Error("it was labelled")
 	}
 	mu.Lock()
 	bad = false
 	mu.Unlock()
-	agenttest.Until(t, func() string { return "it is not tried again" }, func() bool {
+	agenttest.Eventually(t, "it is not tried again", func() bool {
 		l.clock.Step(time.Second)
 		return l.repaired(metrics.RepairLabel, metrics.RepairSuccess) == 1
 	})
@@ -322,10 +322,10 @@ func TestAPodThatGoesWhileItIsWorkedOn(t *testing.T) {
 			l.set(p)
 			l.server.FailOn("/pods/web", kubetest.Hang, 1)
 			l.run()
-			agenttest.Until(t, func() string { return "nothing is done" }, func() bool { return len(l.writes()) == 1 })
+			agenttest.Eventually(t, "nothing is done", func() bool { return len(l.writes()) == 1 })
 			l.server.Delete(p.path())
 			l.clock.Step(time.Minute)
-			agenttest.Until(t, func() string { return "the answer is still awaited" }, func() bool {
+			agenttest.Eventually(t, "the answer is still awaited", func() bool {
 				return l.repaired(metrics.RepairDelete, metrics.RepairFail)+l.repaired(metrics.RepairLabel, metrics.RepairFail) == 1
 			})
 			l.waitForWorker()
