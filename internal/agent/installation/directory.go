@@ -49,7 +49,7 @@ func (i *Installation) readInto(d cniconf.Dir, name string) error {
 	unseen := ""
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && notLink != nil:
-		return nil // removed meanwhile
+		return nil //nolint:nilerr // removed meanwhile
 	case errors.Is(err, fs.ErrNotExist):
 		unseen = fmt.Sprintf("it is a symbolic link to %q, which is not there or lies in a part of the node that is not mounted here", target)
 	case errors.Is(err, hostfs.ErrTooLarge):

@@ -40,12 +40,12 @@ func (d Disk) Identical(from, to string, mode fs.FileMode) (bool, error) {
 		return false, fmt.Errorf("comparing %q with %q: %w", to, from, wrapPath("opening", from, err))
 	}
 	defer func() { _ = source.Close() }() // only read
-	if old, err := os.Lstat(to); err != nil || old.Size() != info.Size() || old.Mode() != mode {
-		return false, nil //nolint:nilerr // copying will report what matters
+	if old, statErr := os.Lstat(to); statErr != nil || old.Size() != info.Size() || old.Mode() != mode {
+		return false, nil
 	}
 	target, _, err := openRegular(to)
 	if err != nil {
-		return false, nil //nolint:nilerr // as above
+		return false, nil
 	}
 	defer func() { _ = target.Close() }() // only read
 	same, err := d.Compared.equal(source, target)
@@ -116,7 +116,7 @@ func (c *Comparisons) equal(source, target *os.File) (bool, error) {
 	}
 	have, err := digest(target)
 	if err != nil || have != want {
-		return false, nil //nolint:nilerr // what cannot be read is to be replaced
+		return false, nil // what cannot be read is to be replaced
 	}
 	after := [2]syscall.Stat_t{stat(source), stat(target)}
 	changed := time.Unix(0, max(after[0].Ctim.Nano(), after[1].Ctim.Nano()))

@@ -302,7 +302,7 @@ func (d Disk) Sweep(dir string, names ...string) (removed []string, err error) {
 	for _, e := range entries {
 		_, own := tempOf(e.Name(), ownMark)
 		of, shared := tempOf(e.Name(), sharedMark)
-		if e.IsDir() || !own && !(shared && slices.Contains(names, of)) {
+		if e.IsDir() || !own && (!shared || !slices.Contains(names, of)) {
 			continue
 		}
 		path := filepath.Join(dir, e.Name())

@@ -1,7 +1,6 @@
 package hostfs
 
 import (
-	"context"
 	"errors"
 	"io/fs"
 	"log/slog"
@@ -50,7 +49,8 @@ type Watch struct {
 	log     *slog.Logger
 	changed chan struct{}
 	wake    chan struct{}
-	cancel  context.CancelFunc
+	stop    chan struct{}
+	stopped sync.Once
 	running sync.WaitGroup
 	polling atomic.Bool
 	// watched is nil while the directories are being walked: then each event counts.
@@ -64,9 +64,8 @@ type Watch struct {
 
 // NewWatch returns a watch of nothing.
 func NewWatch(log *slog.Logger) *Watch {
-	ctx, cancel := context.WithCancel(context.Background())
-	w := &Watch{log: log, changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), cancel: cancel}
-	w.running.Go(func() { w.run(ctx) })
+	w := &Watch{log: log, changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), stop: make(chan struct{})}
+	w.running.Go(w.run)
 	return w
 }
 
@@ -90,7 +89,7 @@ func (w *Watch) Changed() <-chan struct{} { return w.changed }
 
 // Close ends the watch and returns when its goroutines have ended.
 func (w *Watch) Close() {
-	w.cancel()
+	w.stopped.Do(func() { close(w.stop) })
 	w.running.Wait()
 }
 
@@ -103,7 +102,7 @@ func signal(c chan struct{}) {
 }
 
 // run walks the paths at each event that counts and at each interval, and reports a change after it.
-func (w *Watch) run(ctx context.Context) {
+func (w *Watch) run() {
 	defer func() {
 		if w.kernel != nil {
 			_ = w.kernel.Close() // which ends the goroutine that reads it
@@ -113,7 +112,7 @@ func (w *Watch) run(ctx context.Context) {
 	defer timer.Stop()
 	for {
 		select {
-		case <-ctx.Done():
+		case <-w.stop:
 			return
 		case <-w.wake:
 		case <-timer.C:
