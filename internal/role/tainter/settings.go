@@ -116,7 +116,7 @@ func (d *draft) taintRows() []settings.Setting {
 			Use: "key of the taint", Value: settings.Checked(&taint.Key, checkKey),
 		},
 		{
-			Name: "taint-value", Arg: "VALUE", Use: "value of a taint that is added; it does not matter for removing",
+			Name: "taint-value", Arg: "VALUE", Env: names("TAINT_VALUE"), Use: "value of a taint that is added; it does not matter for removing",
 			Value: settings.Checked(&taint.Value, func(s string) error { return selector.CheckTaint("key", s) }),
 		},
 		{

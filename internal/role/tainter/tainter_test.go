@@ -181,6 +181,23 @@ func TestHelp(t *testing.T) {
 	}
 }
 
+// TestVariables: what a chart has set once must go on counting.
+func TestVariables(t *testing.T) {
+	var got []string
+	for _, s := range new(draft).rows() {
+		got = append(got, s.Env...)
+	}
+	want := strings.Fields(`TAINT_MODE TAINT_DRY_RUN TAINT_RUN-AS-DAEMON TAINT_RUN_AS_DAEMON TAINT_CONFIGMAP-NAMESPACE TAINT_CONFIGMAP_NAMESPACE
+		TAINT_CONFIGMAP-NAME TAINT_CONFIGMAP_NAME TAINT_NAMESPACE TAINT_NAMESPACES TAINT_SELECTOR TAINT_NAME
+		PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME TAINT_VALUE TAINT_EFFECT TAINT_ADD TAINT_HYSTERESIS TAINT_SETTLE TAINT_REQUIRE_NODE_READY
+		TAINT_NODE_CONDITION TAINT_LEADER_ELECT TAINT_LEASE_NAMESPACE TAINT_LEASE_NAME TAINT_LEASE_DURATION TAINT_RENEW_DEADLINE
+		TAINT_RETRY_PERIOD KUBECONFIG TAINT_HEALTH_PORT TAINT_MONITORING_PORT LOG_LEVEL LOG_AS_JSON POD_NAMESPACE POD_NAME HOSTNAME
+		KUBERNETES_NODE_NAME NODE_NAME`)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 func TestABadFlagExits2(t *testing.T) {
 	var out bytes.Buffer
 	code := Run(applet.Call{Args: []string{"--nope"}, Stdout: io.Discard, Stderr: &out, Getenv: cluster().getenv})
