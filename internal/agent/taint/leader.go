@@ -20,8 +20,8 @@ type Lease struct {
 	Duration, Deadline, Retry time.Duration
 }
 
-// farewell bounds giving the lease back.
-const farewell = 5 * time.Second
+// releaseTimeout bounds giving the lease back.
+const releaseTimeout = 5 * time.Second
 
 var errOtherHolder = errors.New("another replica has the lease")
 
@@ -47,8 +47,8 @@ type elector struct {
 	// wrong.
 	seen   kube.Lease
 	seenAt time.Time
-	// said is what was logged last.
-	said string
+	// logged is the last logged state.
+	logged string
 }
 
 // beat says that the election goes round. Between two beats there is a pause and a request at most.
@@ -62,7 +62,7 @@ func (e *elector) acquire(ctx context.Context) bool {
 	now := e.options.Clock.Now()
 	lease, err := e.options.API.Lease(ctx, e.lease.Namespace, e.lease.Name)
 	if err != nil {
-		e.trouble(ctx, "the lease cannot be read", err)
+		e.onError(ctx, "the lease cannot be read", err)
 		return false
 	}
 	if !lease.Same(e.seen) || e.seenAt.IsZero() {
@@ -79,7 +79,7 @@ func (e *elector) acquire(ctx context.Context) bool {
 	lease.Acquired = now
 	if err := e.write(ctx, lease, now); err != nil {
 		if !kube.IsConflict(err) {
-			e.trouble(ctx, "the lease cannot be taken", err)
+			e.onError(ctx, "the lease cannot be taken", err)
 		}
 		return false
 	}
@@ -113,8 +113,8 @@ func (e *elector) hold(ctx context.Context, lead func(context.Context)) {
 		e.release(ctx)
 		return
 	}
-	e.options.stand()
-	e.trouble(ctx, "the lease is lost", err)
+	e.options.standby()
+	e.onError(ctx, "the lease is lost", err)
 }
 
 // keep renews until that has not worked for too long.
@@ -133,7 +133,7 @@ func (e *elector) keep(ctx context.Context) error {
 		if errors.Is(err, errOtherHolder) || ctx.Err() != nil || !e.options.Clock.Now().Before(renewed.Add(e.lease.Deadline)) {
 			return err
 		}
-		e.trouble(ctx, "the lease cannot be renewed", err)
+		e.onError(ctx, "the lease cannot be renewed", err)
 	}
 }
 
@@ -165,15 +165,15 @@ func (e *elector) renew(ctx context.Context, until time.Time) error {
 
 // release lets the next replica begin at once. Nothing is done in the name of the lease any more.
 func (e *elector) release(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewell)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
 	e.options.Health.Rest(PartElection)
-	err := e.giveBack(ctx, e.seen)
+	err := e.clear(ctx, e.seen)
 	if kube.IsConflict(err) {
 		// The answer to the last renewal may be what was given up.
 		var now kube.Lease
 		if now, err = e.options.API.Lease(ctx, e.lease.Namespace, e.lease.Name); err == nil && now.Holder == e.lease.Identity {
-			err = e.giveBack(ctx, now)
+			err = e.clear(ctx, now)
 		}
 	}
 	if err != nil {
@@ -184,15 +184,15 @@ func (e *elector) release(ctx context.Context) {
 	e.log.InfoContext(ctx, "the lease is given back")
 }
 
-// giveBack writes a lease that nobody has, as short as it can be.
-func (e *elector) giveBack(ctx context.Context, lease kube.Lease) error {
+// clear writes a lease that nobody has, as short as it can be.
+func (e *elector) clear(ctx context.Context, lease kube.Lease) error {
 	now := e.options.Clock.Now()
 	lease.Holder, lease.Duration, lease.Renewed, lease.Acquired = "", time.Second, now, now
 	_, err := e.options.API.WriteLease(ctx, lease)
 	return err
 }
 
-func (e *elector) trouble(ctx context.Context, what string, err error) {
+func (e *elector) onError(ctx context.Context, what string, err error) {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return
 	}
@@ -204,10 +204,10 @@ func (e *elector) trouble(ctx context.Context, what string, err error) {
 
 // say logs what is new.
 func (e *elector) say(ctx context.Context, what, who string) bool {
-	if e.said == what+who {
+	if e.logged == what+who {
 		return false
 	}
-	e.said = what + who
+	e.logged = what + who
 	e.log.InfoContext(ctx, "election", slog.String("state", what), slog.String("holder", e.seen.Holder))
 	return true
 }

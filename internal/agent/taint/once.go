@@ -16,18 +16,17 @@ import (
 // tries is how often a node is tried in one go.
 const tries = 5
 
-// Once makes each node what it should be now, and ends. It takes no lease and has no second look, so that hysteresis does
-// not count. The error says what could not be done, within Options.Patience.
+// Once brings each node to its wanted state, and ends. It takes no lease and decides once, so that there is no grace period. The error says which nodes failed, within Options.Timeout.
 func Once(ctx context.Context, o Options) error {
 	o = o.withDefaults()
 	if err := o.check(); err != nil {
 		return err
 	}
 	o.Policy.GracePeriod = 0
-	return once(ctx, o, func(ctx context.Context, t *term, name string) error {
+	return once(ctx, o, func(ctx context.Context, t *leadership, name string) error {
 		backoff := wait.Backoff{Duration: o.Retry, Factor: 2, Steps: tries - 1}
 		for {
-			after, err := t.settle(ctx, name)
+			after, err := t.reconcile(ctx, name)
 			if err == nil || backoff.Steps == 0 || ctx.Err() != nil {
 				return err
 			}
@@ -44,7 +43,7 @@ func Plan(ctx context.Context, o Options) ([]string, error) {
 	}
 	o.Policy.GracePeriod, o.Events = 0, nil
 	var lines []string
-	err := once(ctx, o, func(ctx context.Context, t *term, name string) error {
+	err := once(ctx, o, func(ctx context.Context, t *leadership, name string) error {
 		if _, d, known := t.decide(ctx, name); known {
 			lines = append(lines, line(name, d))
 		}
@@ -65,19 +64,19 @@ func line(name string, d readiness.Decision) string {
 }
 
 // once waits until everything is known and does something for each node.
-func once(ctx context.Context, o Options, do func(context.Context, *term, string) error) error {
+func once(ctx context.Context, o Options, do func(context.Context, *leadership, string) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	t := newTerm(o)
+	t := newLeadership(o)
 	defer t.queue.ShutDown()
-	// Following ends before the term does.
+	// The reflectors end before the leadership does.
 	defer t.work.Wait()
 	defer cancel(nil)
 	t.work.Go(func() {
-		o.sleep(ctx, o.Patience)
-		cancel(fmt.Errorf("it is not done after %s", o.Patience.Round(time.Second)))
+		o.sleep(ctx, o.Timeout)
+		cancel(fmt.Errorf("it is not done after %s", o.Timeout.Round(time.Second)))
 	})
 	t.fatal = func(err error) { cancel(err) }
-	t.follow(ctx)
+	t.startReflectors(ctx)
 	select {
 	case <-ctx.Done():
 		return fmt.Errorf("waiting for nodes and pods: %w", context.Cause(ctx))
@@ -97,7 +96,7 @@ func once(ctx context.Context, o Options, do func(context.Context, *term, string
 	return errors.Join(errs...)
 }
 
-func (t *term) names() []string {
+func (t *leadership) names() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Sorted(maps.Keys(t.nodes))

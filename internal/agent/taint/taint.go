@@ -6,10 +6,9 @@
 // that is as it should be costs no request, and that what failed is tried again, more and more seldom, for as long as it
 // is wanted. Bad requirements in a ConfigMap leave the last good ones in force.
 //
-// It never decides by itself (core/readiness does), updates a whole node, changes what it was told by a watch, or touches
-// another taint. Of the API it knows internal/kube only.
+// It never decides by itself (core/readiness does), updates a whole node, or changes another taint. Of the API it knows internal/kube only.
 //
-// Start reading at Run; term.go is the time as the leader, work.go what becomes of one node.
+// Start reading at Run; leader.go is the election, leadership.go a leader's caches, work.go the work on one node.
 package taint
 
 import (
@@ -70,8 +69,8 @@ type Options struct {
 	Retry, MaxRetry time.Duration
 	// Workers is how many nodes are worked on at the same time, 4 by default.
 	Workers int
-	// Patience bounds Once, 1 min by default.
-	Patience time.Duration
+	// Timeout bounds Once, 1 min by default.
+	Timeout time.Duration
 }
 
 func (o Options) withDefaults() Options {
@@ -87,8 +86,8 @@ func (o Options) withDefaults() Options {
 	if o.Workers <= 0 {
 		o.Workers = 4
 	}
-	if o.Patience <= 0 {
-		o.Patience = time.Minute
+	if o.Timeout <= 0 {
+		o.Timeout = time.Minute
 	}
 	return o
 }
@@ -103,14 +102,14 @@ func Run(ctx context.Context, o Options) error {
 	lead := func(ctx context.Context) {
 		o.Metrics.SetLeader(true)
 		defer o.Metrics.SetLeader(false)
-		newTerm(o).run(ctx)
+		newLeadership(o).run(ctx)
 	}
 	if o.Lease == nil {
 		o.Health.Ready(PartElection)
 		lead(ctx)
 		return nil
 	}
-	o.stand()
+	o.standby()
 	elect(ctx, o, lead)
 	return nil
 }
@@ -135,8 +134,8 @@ func (o Options) sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// stand says that a replica that waits for the lease lacks nothing.
-func (o Options) stand() {
+// standby reports that a replica that waits for the lease lacks nothing.
+func (o Options) standby() {
 	o.Health.Ready(PartRequirements)
 	o.Health.Ready(PartCaches)
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
@@ -12,9 +14,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// settle makes a node what it should be. An error is a change that is to be tried again, after a time that the API server
-// may have asked for.
-func (t *term) settle(ctx context.Context, name string) (wait time.Duration, err error) {
+// reconcile brings a node to its wanted state. An error is a change to be tried again, after a time that the API server may have
+// asked for.
+func (t *leadership) reconcile(ctx context.Context, name string) (wait time.Duration, err error) {
 	state, decision, known := t.decide(ctx, name)
 	if !known {
 		return 0, nil
@@ -26,14 +28,12 @@ func (t *term) settle(ctx context.Context, name string) (wait time.Duration, err
 	if err == nil {
 		after, err = t.publish(ctx, after, decision)
 	}
-	t.took(after)
+	t.observe(after)
 	if err == nil {
-		t.mu.Lock()
-		t.settled(name)
-		t.mu.Unlock()
+		t.setRefused(name, nil)
 	}
 	if ctx.Err() != nil || kube.ClassOf(err) == kube.NotFound {
-		return 0, nil //nolint:nilerr // nobody is left to try again, or the node is gone, as the watch is about to say
+		return 0, nil //nolint:nilerr // the controller ends, or the node is deleted, as the watch is about to report
 	}
 	if failed, ok := errors.AsType[*kube.Error](err); ok {
 		wait = min(failed.RetryAfter, t.options.MaxRetry)
@@ -42,7 +42,7 @@ func (t *term) settle(ctx context.Context, name string) (wait time.Duration, err
 }
 
 // decide gives the node as it is known and what to do about it. It is known once everything is.
-func (t *term) decide(ctx context.Context, name string) (kube.NodeState, readiness.Decision, bool) {
+func (t *leadership) decide(ctx context.Context, name string) (kube.NodeState, readiness.Decision, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := t.nodes[name]
@@ -74,49 +74,37 @@ func level(d readiness.Decision) slog.Level {
 }
 
 // podsOn gives the pods on a node by requirement. It needs the lock.
-func (t *term) podsOn(name string) [][]readiness.Pod {
-	var all [][]readiness.Pod
-	for _, requirement := range t.policy.Requirements {
+func (t *leadership) podsOn(name string) [][]readiness.Pod {
+	all := make([][]readiness.Pod, 0, len(t.required))
+	for _, requirement := range t.required {
 		var here []readiness.Pod
-		for _, s := range sourcesOf(requirement) {
-			if set := t.sources[s]; set != nil {
-				for _, pod := range set.onNode[name] {
-					here = append(here, pod)
-				}
-			}
+		for _, set := range requirement.sets {
+			here = slices.AppendSeq(here, maps.Values(set.onNode[name]))
 		}
 		all = append(all, here)
 	}
 	return all
 }
 
-// warnOfNone says that a requirement picks no pod at all: somebody looks in a wrong namespace. It needs the lock.
-func (t *term) warnOfNone(ctx context.Context) {
-	for _, requirement := range t.policy.Requirements {
+// warnOfNone logs once that a requirement selects no pod at all: its namespace or selector may be wrong. It needs the lock.
+func (t *leadership) warnOfNone(ctx context.Context) {
+	for _, requirement := range t.required {
 		count := 0
-		var sets []*podSet
-		for _, s := range sourcesOf(requirement) {
-			if set := t.sources[s]; set != nil {
-				count += set.count
-				sets = append(sets, set)
-			}
+		for _, set := range requirement.sets {
+			count += set.count
 		}
-		for _, set := range sets {
-			if count == 0 && !set.warned {
-				t.options.Log.WarnContext(ctx,
-					"no pod meets the requirement on any node: are namespace and selector those of the agent?",
-					slog.Any("namespaces", requirement.Namespaces), slog.String("selector", requirement.Selector))
-			}
-			set.warned = count == 0
-			if count == 0 {
-				break
-			}
+		first := requirement.sets[0]
+		if count == 0 && !first.warned {
+			t.options.Log.WarnContext(ctx,
+				"no pod meets the requirement on any node: are namespace and selector those of the agent?",
+				slog.Any("namespaces", requirement.Namespaces), slog.String("selector", requirement.Selector))
 		}
+		first.warned = count == 0
 	}
 }
 
 // change adds or removes the taint. It gives the node as it is then.
-func (t *term) change(ctx context.Context, state kube.NodeState, d readiness.Decision) (kube.NodeState, error) {
+func (t *leadership) change(ctx context.Context, state kube.NodeState, d readiness.Decision) (kube.NodeState, error) {
 	var put *readiness.Taint
 	drop := func(readiness.Taint) bool { return false }
 	kind := metrics.TaintAdded
@@ -148,7 +136,7 @@ func (t *term) change(ctx context.Context, state kube.NodeState, d readiness.Dec
 }
 
 // publish sets the node condition, if there is one to set.
-func (t *term) publish(ctx context.Context, state kube.NodeState, d readiness.Decision) (kube.NodeState, error) {
+func (t *leadership) publish(ctx context.Context, state kube.NodeState, d readiness.Decision) (kube.NodeState, error) {
 	if t.options.Condition == "" || d.ConditionStatus == readiness.ConditionUnchanged {
 		return state, nil
 	}
@@ -165,41 +153,36 @@ func (t *term) publish(ctx context.Context, state kube.NodeState, d readiness.De
 	return after, err
 }
 
-// counted tells how a change ended.
-func (t *term) counted(ctx context.Context, name string, kind metrics.TaintChange, err error) {
-	class := kube.ClassOf(err)
+// counted counts and logs how a change ended.
+func (t *leadership) counted(ctx context.Context, name string, kind metrics.TaintChange, err error) {
+	result := metrics.ChangeFailed
 	switch {
 	case err == nil:
-		t.options.Metrics.Changed(kind, metrics.ChangeDone)
-		t.allowed()
+		result = metrics.ChangeDone
 	case kube.IsConflict(err):
-		t.options.Metrics.Changed(kind, metrics.ChangeConflict)
-		t.options.Log.DebugContext(ctx, "somebody else changed the node", slog.String("node", name),
-			slog.String("error", err.Error()))
+		result = metrics.ChangeConflict
+		t.options.Log.DebugContext(ctx, "another client changed the node", slog.String("node", name), slog.String("error", err.Error()))
 	case ctx.Err() != nil:
+		return
 	default:
-		t.options.Metrics.Changed(kind, metrics.ChangeFailed)
 		t.options.Log.WarnContext(ctx, "the node was not changed", slog.String("node", name), slog.String("change", string(kind)),
 			slog.String("error", err.Error()))
-		if class == kube.Forbidden || class == kube.Unauthorized {
-			t.refused(name, err)
+		if class := kube.ClassOf(err); class == kube.Forbidden || class == kube.Unauthorized {
+			t.setRefused(name, err)
 		}
 	}
+	t.options.Metrics.Changed(kind, result)
 }
 
-// allowed and refused say whether changes of nodes are allowed, once they were not.
-func (t *term) allowed() {
+// setRefused records whether the last change of a node was refused for want of rights. The controller is ready when none was.
+func (t *leadership) setRefused(name string, why error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.forbidden) > 0 {
-		clear(t.forbidden)
-		t.options.Health.Ready(PartWrites)
-	}
-}
-
-// settled says that nothing is due at a node any more. It needs the lock.
-func (t *term) settled(name string) {
-	if t.forbidden[name] {
+	switch {
+	case why != nil:
+		t.forbidden[name] = true
+		t.options.Health.NotReady(PartWrites, "changes of nodes are refused: "+why.Error())
+	case t.forbidden[name]:
 		delete(t.forbidden, name)
 		if len(t.forbidden) == 0 {
 			t.options.Health.Ready(PartWrites)
@@ -207,15 +190,8 @@ func (t *term) settled(name string) {
 	}
 }
 
-func (t *term) refused(name string, why error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.forbidden[name] = true
-	t.options.Health.NotReady(PartWrites, "changes of nodes are refused: "+why.Error())
-}
-
-// took makes the outcome of a change what is known of the node, unless the watch was faster.
-func (t *term) took(after kube.NodeState) {
+// observe stores the outcome of a change, unless the watch was faster.
+func (t *leadership) observe(after kube.NodeState) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if n := t.nodes[after.Name]; n != nil && n.state.Before(after) {

@@ -1,6 +1,7 @@
 package taint
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -17,22 +18,22 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// term is the time as the leader: what is known of nodes and pods, and the work on it. Another term begins with nothing.
-type term struct {
+// leadership is the state of a leader: its caches of nodes and pods, and the work on them. Another leadership begins with nothing.
+type leadership struct {
 	options Options
 	// queue has each node once, and gives it to one worker at a time; retries says how long a node rests that failed.
 	queue   workqueue.TypedDelayingInterface[string]
 	retries workqueue.TypedRateLimiter[string]
 	work    sync.WaitGroup
-	// synced is told when everything is known that decisions need; it has room for one.
+	// synced gets a value when the caches are complete; it has room for one.
 	synced chan struct{}
-	// fatal is told, where somebody listens, of what a term that has to end by itself cannot wait for.
+	// fatal gets errors that a run which has to end by itself cannot wait for.
 	fatal func(error)
 
 	mu     sync.Mutex
 	policy readiness.Policy
-	// required says that the policy has its requirements.
-	required    bool
+	// required are the policy's requirements with their pods, nil as long as they are not known.
+	required    []requirement
 	nodesListed bool
 	nodes       map[string]*node
 	sources     map[source]*podSet
@@ -41,7 +42,7 @@ type term struct {
 	forbidden map[string]bool
 }
 
-// node is what is known of one.
+// node is a node in the cache.
 type node struct {
 	state    kube.NodeState
 	memory   readiness.Memory
@@ -49,21 +50,28 @@ type node struct {
 	decided  bool
 }
 
-// source is a collection of pods that is followed.
+// source is a collection of pods with a reflector.
 type source struct{ namespace, selector string }
+
+// requirement is met by pods of any of the sets.
+type requirement struct {
+	readiness.Requirement
+
+	sets []*podSet
+}
 
 // podSet is the pods of a source by the node that they are on.
 type podSet struct {
 	end    context.CancelFunc
 	listed bool
 	count  int
-	// warned says that it was told that there are none.
+	// warned means that the log has that no pod is selected.
 	warned bool
 	onNode map[string]map[types.NamespacedName]readiness.Pod
 }
 
-func newTerm(o Options) *term {
-	t := &term{
+func newLeadership(o Options) *leadership {
+	t := &leadership{
 		options: o, policy: o.Policy,
 		queue:   workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[string]{Clock: o.Clock}),
 		retries: workqueue.NewTypedItemExponentialFailureRateLimiter[string](o.Retry, o.MaxRetry),
@@ -75,11 +83,15 @@ func newTerm(o Options) *term {
 }
 
 // run works until ctx ends.
-func (t *term) run(ctx context.Context) {
-	defer t.allowed()                                // what was refused is the next leader's to find out
+func (t *leadership) run(ctx context.Context) {
+	defer func() {
+		for name := range t.forbidden {
+			t.setRefused(name, nil) // it is up to the next leader
+		}
+	}()
 	defer context.AfterFunc(ctx, t.queue.ShutDown)() // its last worker needs that to end
 	defer t.work.Wait()
-	t.follow(ctx)
+	t.startReflectors(ctx)
 	for range t.options.Workers {
 		t.work.Go(func() {
 			for t.processNext(ctx) {
@@ -90,13 +102,13 @@ func (t *term) run(ctx context.Context) {
 
 // processNext works on the next node of the queue. It reports whether there may be more: a queue that is shut down still gives
 // what it has, which is not worked on any more.
-func (t *term) processNext(ctx context.Context) bool {
+func (t *leadership) processNext(ctx context.Context) bool {
 	name, shutdown := t.queue.Get()
 	if shutdown || ctx.Err() != nil {
 		return false
 	}
 	defer t.queue.Done(name)
-	wait, err := t.settle(ctx, name)
+	wait, err := t.reconcile(ctx, name)
 	if err == nil {
 		t.retries.Forget(name)
 		return true
@@ -105,12 +117,12 @@ func (t *term) processNext(ctx context.Context) bool {
 	return true
 }
 
-// follow begins to follow all there is to know.
-func (t *term) follow(ctx context.Context) {
+// startReflectors starts the reflectors of nodes and, once the requirements are known, of pods.
+func (t *leadership) startReflectors(ctx context.Context) {
 	t.options.Health.NotReady(PartCaches, "nodes and pods are not all known yet")
 	t.work.Go(func() {
 		t.options.API.WatchNodes(ctx, t.options.Condition, kube.Listener[kube.NodeState]{
-			OnUpdate: t.nodeSet, OnDelete: t.nodeGone, OnError: t.trouble(ctx, metrics.WatchedNodes, "nodes"),
+			OnUpdate: t.updateNode, OnDelete: t.deleteNode, OnError: t.onError(ctx, metrics.WatchedNodes, "nodes"),
 			OnSync: func() {
 				t.mu.Lock()
 				defer t.mu.Unlock()
@@ -128,13 +140,13 @@ func (t *term) follow(ctx context.Context) {
 	t.work.Go(func() {
 		t.options.API.WatchConfigMap(ctx, at.Namespace, at.Name, kube.ConfigMapListener{
 			OnUpdate: func(state kube.ConfigMapState) { t.configure(ctx, state) },
-			OnError:  t.trouble(ctx, metrics.WatchedConfigMap, "ConfigMap "+at.Namespace+"/"+at.Name),
+			OnError:  t.onError(ctx, metrics.WatchedConfigMap, "ConfigMap "+at.Namespace+"/"+at.Name),
 		})
 	})
 }
 
 // trouble tells of following that fails. What was known stays the best there is.
-func (t *term) trouble(ctx context.Context, what metrics.Watched, name string) func(error) {
+func (t *leadership) onError(ctx context.Context, what metrics.Watched, name string) func(error) {
 	return func(err error) {
 		if err == nil {
 			t.options.Log.InfoContext(ctx, "following goes well again", slog.String("what", name))
@@ -149,7 +161,7 @@ func (t *term) trouble(ctx context.Context, what metrics.Watched, name string) f
 }
 
 // configure takes requirements from the ConfigMap. Bad ones change nothing.
-func (t *term) configure(ctx context.Context, state kube.ConfigMapState) {
+func (t *leadership) configure(ctx context.Context, state kube.ConfigMapState) {
 	at := t.options.ConfigMap
 	var found []readiness.Requirement
 	err := fmt.Errorf("there is no ConfigMap %s/%s", at.Namespace, at.Name)
@@ -162,7 +174,7 @@ func (t *term) configure(ctx context.Context, state kube.ConfigMapState) {
 		return
 	}
 	t.mu.Lock()
-	before := t.required
+	before := t.required != nil
 	t.mu.Unlock()
 	message := err.Error() + "; the requirements of before stay in force"
 	if !before {
@@ -176,44 +188,38 @@ func (t *term) configure(ctx context.Context, state kube.ConfigMapState) {
 }
 
 // require makes requirements those that count, as soon as their pods are known.
-func (t *term) require(ctx context.Context, all []readiness.Requirement) {
+func (t *leadership) require(ctx context.Context, all []readiness.Requirement) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	wanted := map[source]bool{}
+	before := t.sources
+	t.sources, t.required, t.complete = map[source]*podSet{}, []requirement{}, false
 	for _, r := range all {
-		for _, s := range sourcesOf(r) {
-			wanted[s] = true
+		wanted := requirement{Requirement: r}
+		namespaces := r.Namespaces
+		if len(namespaces) == 0 {
+			namespaces = []string{""}
 		}
-	}
-	for s, set := range t.sources {
-		if !wanted[s] {
-			set.end()
-			delete(t.sources, s)
+		for _, namespace := range namespaces {
+			wanted.sets = append(wanted.sets, t.podSetOf(ctx, source{namespace, r.Selector}, before))
 		}
+		t.required = append(t.required, wanted)
 	}
-	t.policy.Requirements, t.required, t.complete = all, true, false
-	for s := range wanted {
+	for s, set := range before {
 		if t.sources[s] == nil {
-			t.begin(ctx, s)
+			set.end()
 		}
 	}
+	t.policy.Requirements = all
 	t.options.Health.Ready(PartRequirements)
 	t.check()
 }
 
-func sourcesOf(r readiness.Requirement) []source {
-	if len(r.Namespaces) == 0 {
-		return []source{{"", r.Selector}}
+// podSetOf gives the pods of a source: those of before, or of a new reflector. It needs the lock.
+func (t *leadership) podSetOf(parent context.Context, s source, before map[source]*podSet) *podSet {
+	if set := cmp.Or(t.sources[s], before[s]); set != nil {
+		t.sources[s] = set
+		return set
 	}
-	var all []source
-	for _, namespace := range r.Namespaces {
-		all = append(all, source{namespace, r.Selector})
-	}
-	return all
-}
-
-// begin needs the lock.
-func (t *term) begin(parent context.Context, s source) {
 	ctx, end := context.WithCancel(parent)
 	set := &podSet{end: end, onNode: map[string]map[types.NamespacedName]readiness.Pod{}}
 	t.sources[s] = set
@@ -221,17 +227,18 @@ func (t *term) begin(parent context.Context, s source) {
 		defer end()
 		scope := kube.PodScope{Namespace: s.namespace, LabelSelector: s.selector, Transform: transform}
 		t.options.API.WatchPods(ctx, scope, kube.Listener[kube.Pod]{
-			OnUpdate: func(pod kube.Pod) { t.podSet(set, pod) },
-			OnDelete: func(pod kube.Pod) { t.podGone(set, pod) },
+			OnUpdate: func(pod kube.Pod) { t.updatePod(set, pod) },
+			OnDelete: func(pod kube.Pod) { t.deletePod(set, pod) },
 			OnSync: func() {
 				t.mu.Lock()
 				defer t.mu.Unlock()
 				set.listed = true
 				t.check()
 			},
-			OnError: t.trouble(ctx, metrics.WatchedPods, fmt.Sprintf("pods of namespace %q with %q", s.namespace, s.selector)),
+			OnError: t.onError(ctx, metrics.WatchedPods, fmt.Sprintf("pods of namespace %q with %q", s.namespace, s.selector)),
 		})
 	})
+	return set
 }
 
 // transform drops what no decision about a node rests on: there is a pod on each node.
@@ -243,8 +250,8 @@ func transform(p *kube.Pod) {
 }
 
 // check begins to decide once everything is known: about all nodes. It needs the lock.
-func (t *term) check() {
-	if t.complete || !t.required || !t.nodesListed {
+func (t *leadership) check() {
+	if t.complete || t.required == nil || !t.nodesListed {
 		return
 	}
 	for _, set := range t.sources {
@@ -265,7 +272,7 @@ func (t *term) check() {
 }
 
 // pods needs the lock.
-func (t *term) pods() int {
+func (t *leadership) pods() int {
 	count := 0
 	for _, set := range t.sources {
 		count += set.count
@@ -273,7 +280,7 @@ func (t *term) pods() int {
 	return count
 }
 
-func (t *term) nodeSet(state kube.NodeState) {
+func (t *leadership) updateNode(state kube.NodeState) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := t.nodes[state.Name]
@@ -294,18 +301,18 @@ func (t *term) nodeSet(state kube.NodeState) {
 	}
 }
 
-func (t *term) nodeGone(state kube.NodeState) {
+func (t *leadership) deleteNode(state kube.NodeState) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	if n := t.nodes[state.Name]; n != nil {
 		t.options.Metrics.SetNodeReason(string(n.decision.Reason), "")
 		delete(t.nodes, state.Name)
 	}
-	t.settled(state.Name)
+	t.mu.Unlock()
+	t.setRefused(state.Name, nil)
 	t.retries.Forget(state.Name)
 }
 
-func (t *term) podSet(set *podSet, pod kube.Pod) {
+func (t *leadership) updatePod(set *podSet, pod kube.Pod) {
 	if pod.NodeName == "" {
 		return
 	}
@@ -328,7 +335,7 @@ func (t *term) podSet(set *podSet, pod kube.Pod) {
 	}
 }
 
-func (t *term) podGone(set *podSet, pod kube.Pod) {
+func (t *leadership) deletePod(set *podSet, pod kube.Pod) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	key := pod.Key()
