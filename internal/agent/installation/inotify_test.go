@@ -18,15 +18,11 @@ func TestRunWithoutInotify(t *testing.T) {
 			hostfstest.LimitInotify(t, limits[0], limits[1])
 			n := newNode(t, "10-bridge.conflist", conflist)
 			n.running(n.agent())
-			wanted := func() bool {
-				types := n.loaded()
-				return n.health.Snapshot().Ready && len(types) > 0 && types[len(types)-1] == "istio-cni" && n.there("bin/istio-cni")
-			}
-			n.until(wanted)
+			n.until(n.asWanted)
 			for range 3 {
 				must(t, os.Remove(n.path("bin/istio-cni")))
 				n.put("net.d/10-bridge.conflist", conflist, 0o644)
-				n.until(wanted)
+				n.until(n.asWanted)
 			}
 			if got := n.count("istio_cni_files_polled"); got != "1" {
 				t.Errorf("istio_cni_files_polled is %s, want 1", got)
@@ -34,7 +30,7 @@ func TestRunWithoutInotify(t *testing.T) {
 			hostfstest.LimitInotify(t, 1000, 1000)
 			n.until(func() bool { return n.count("istio_cni_files_polled") == "0" })
 			must(t, os.Remove(n.path("bin/istio-cni")))
-			n.until(wanted)
+			n.until(n.asWanted)
 		})
 	}
 }

@@ -2,7 +2,6 @@ package installation_test
 
 import (
 	"bytes"
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -502,34 +501,29 @@ func TestRunHeals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, "10-bridge.conflist", conflist)
-			ctx, cancel := context.WithCancel(t.Context())
-			a := n.agent()
-			done := make(chan error)
-			go func() { done <- a.Run(ctx) }()
-			healed := func() bool {
-				token := strings.TrimSpace(n.read("sa/token"))
-				config, _ := os.ReadFile(n.path("run/istio-cni-kubeconfig"))
-				program, _ := os.ReadFile(n.path("bin/istio-cni"))
-				info, err := os.Stat(n.path("bin/istio-cni"))
-				secret, errSecret := os.Stat(n.path("run/istio-cni-kubeconfig"))
-				link, _ := os.Readlink(n.path("bin/istio-iptables"))
-				if !n.there("net.d") {
-					return false
-				}
-				types := n.loaded()
-				return bytes.Contains(config, []byte(token)) && string(program) == "program 1" && err == nil && info.Mode().Perm() == 0o755 &&
-					errSecret == nil && secret.Mode().Perm() == 0o600 && link == "istio-cni" && len(types) > 1 && types[len(types)-1] == "istio-cni" &&
-					slices.Index(types, "istio-cni") == len(types)-1 && !n.there("net.d/ZZZ-istio-cni-kubeconfig")
-			}
-			n.until(func() bool { return n.health.Snapshot().Ready && healed() })
+			n.running(n.agent())
+			n.until(n.asWanted)
 			change(n)
-			n.until(func() bool { return n.health.Snapshot().Ready && healed() })
-			cancel()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
+			n.until(n.asWanted)
 		})
 	}
+}
+
+// asWanted reports whether the agent is ready and all that it installs is there and works.
+func (n *node) asWanted() bool {
+	n.t.Helper()
+	config, _ := os.ReadFile(n.path("run/istio-cni-kubeconfig"))
+	program, _ := os.ReadFile(n.path("bin/istio-cni"))
+	info, err := os.Stat(n.path("bin/istio-cni"))
+	secret, errSecret := os.Stat(n.path("run/istio-cni-kubeconfig"))
+	link, _ := os.Readlink(n.path("bin/istio-iptables"))
+	if err != nil || errSecret != nil || !n.there("net.d") || !n.health.Snapshot().Ready {
+		return false
+	}
+	types := n.loaded()
+	return bytes.Contains(config, []byte(strings.TrimSpace(n.read("sa/token")))) && string(program) == "program 1" &&
+		info.Mode().Perm() == 0o755 && secret.Mode().Perm() == 0o600 && link == "istio-cni" && len(types) > 1 &&
+		slices.Index(types, "istio-cni") == len(types)-1 && !n.there("net.d/ZZZ-istio-cni-kubeconfig")
 }
 
 // removeAll removes a directory although the agent puts back what is in it meanwhile.

@@ -310,12 +310,7 @@ func TestW14ChangesDuringTheInstallationAreSeen(t *testing.T) {
 			n.disk.Ops = meddler{name: n.path("net.d"), once: &sync.Once{}, do: func() { change(n); close(changed) }}
 			n.running(n.agent())
 			<-changed
-			n.until(func() bool {
-				types := n.loaded()
-				text, err := os.ReadFile(n.path("run/istio-cni-kubeconfig"))
-				return err == nil && strings.Contains(string(text), n.read("sa/token")) && n.there("bin/istio-cni") &&
-					len(types) > 0 && types[len(types)-1] == "istio-cni" && n.health.Snapshot().Ready
-			})
+			n.until(n.asWanted)
 		})
 	}
 }
