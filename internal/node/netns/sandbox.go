@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Bind puts the file Source in the place of the existing file Target.
+// A Bind puts the file Source in the place of the existing file Target. Source has to mean the same file to every thread, and
+// may be an open namespace (see Namespace.Path): the kernel binds no other file of another mount namespace.
 type Bind struct {
 	Source, Target string
 }
@@ -19,55 +20,22 @@ type Bind struct {
 // Isolation is best effort: where the node denies the mount namespace (privilege, seccomp, SELinux) or one of
 // the binds, fn runs with as much of it as could be had, and isolation says what is missing. err is fn's
 // error, or that of entering the network namespace, in which case fn has not run.
-//
-// Sources are opened before anything changes namespace; they are the files their paths meant to the
-// caller.
 func (n *Namespace) DoIsolated(binds []Bind, fn func() error) (isolation, err error) {
-	mounts, isolation := hold(binds)
-	defer func() {
-		for _, m := range mounts {
-			m.source.close()
-		}
-	}()
-
 	err = onThread(func() (reusable bool, err error) {
 		// A mount namespace cannot be given back: its thread shares no root and working directory with the
 		// others any more, and setns refuses threads that do. So this thread is never reusable.
 		if err = n.enter(); err != nil {
 			return false, err
 		}
-		isolation = errors.Join(isolation, isolate(mounts))
+		isolation = isolate(binds)
 		return false, guard(fn)
 	})
 	return isolation, err
 }
 
-// A mount is a bind whose source is open.
-type mount struct {
-	Bind
-	source *file
-}
-
-// hold opens the sources. A bind whose source cannot be opened is left out and named in the error.
-func hold(binds []Bind) ([]mount, error) {
-	var (
-		mounts   []mount
-		problems []error
-	)
-	for _, b := range binds {
-		source, err := locate(b.Source)
-		if err != nil {
-			problems = append(problems, fmt.Errorf("opening %q to mount it over %q: %w", b.Source, b.Target, err))
-			continue
-		}
-		mounts = append(mounts, mount{Bind: b, source: source})
-	}
-	return mounts, errors.Join(problems...)
-}
-
 // isolate gives the calling thread a mount namespace and mounts into it. Nothing is mounted unless the new
 // namespace has been cut off from the one it was copied from: the mounts would appear on the node.
-func isolate(mounts []mount) error {
+func isolate(binds []Bind) error {
 	// CLONE_NEWNS implies CLONE_FS (unshare(2)); it is spelled out because the thread must not share it.
 	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
 		return fmt.Errorf("making a mount namespace: %w", err)
@@ -78,31 +46,10 @@ func isolate(mounts []mount) error {
 		}
 	}
 	var problems []error
-	for _, m := range mounts {
-		if err := m.attach(); err != nil {
-			problems = append(problems, fmt.Errorf("mounting %q over %q: %w", m.Source, m.Target, err))
+	for _, b := range binds {
+		if err := unix.Mount(b.Source, b.Target, "", unix.MS_BIND, ""); err != nil {
+			problems = append(problems, fmt.Errorf("mounting %q over %q: %w", b.Source, b.Target, err))
 		}
 	}
 	return errors.Join(problems...)
-}
-
-// attach mounts in the calling thread's mount namespace.
-//
-// The held file belongs to the mount namespace it was opened in, and the kernel binds such a file only if it
-// is a namespace (fs/namespace.c, do_loopback). Any other source is looked up again in the copy, and must be
-// the same file still.
-func (m mount) attach() error {
-	source := m.source
-	if source.inNsfs() != nil {
-		again, err := locate(m.Source)
-		if err != nil {
-			return err
-		}
-		defer again.close()
-		if again.inode != source.inode {
-			return errors.New("the source has become another file")
-		}
-		source = again
-	}
-	return unix.Mount(source.procPath(), m.Target, "", unix.MS_BIND, "")
 }

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -135,39 +134,6 @@ func tryLock(path string) (*os.File, error) {
 	return f, unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 }
 
-func TestDoIsolatedTakesASourceForWhatItMeantToTheCaller(t *testing.T) {
-	t.Parallel()
-	pod, target := netnstest.New(t), tempFile(t, "")
-	// The thread's own namespace: on the new thread, or in the new mount namespace, it could be another.
-	isolation, err := netnstest.Isolated(pod, []netns.Bind{{Source: thread, Target: target}}, func() error {
-		if got, want := inode(t, target), inode(t, "/proc/self/ns/net"); got != want {
-			t.Errorf("mounted is %s, want %s", got, want)
-		}
-		return nil
-	})
-	if isolation != nil || err != nil {
-		t.Fatalf("isolation: %v, error: %v", isolation, err)
-	}
-}
-
-func TestDoIsolatedRefusesASourceThatBecameAnotherFile(t *testing.T) {
-	t.Parallel()
-	path, target := netnstest.New(t), tempFile(t, "hidden")
-	// A file of the calling thread; looked up again, it is one of the new thread.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	bind := netns.Bind{Source: "/proc/thread-self/comm", Target: target}
-	isolation, err := netnstest.Isolated(path, []netns.Bind{bind}, func() error {
-		if got := read(t, target); got != "hidden" {
-			t.Errorf("the target reads %q", got)
-		}
-		return nil
-	})
-	if err != nil || !strings.Contains(fmt.Sprint(isolation), "the source has become another file") {
-		t.Fatalf("isolation: %v, error: %v", isolation, err)
-	}
-}
-
 // Where the node's mounts are shared, as systemd makes them, a mount in a copy of the mount namespace appears
 // on the node unless the copy is cut off. This test binary runs again on such a node.
 func TestDoIsolatedMountsNothingOnANodeWithSharedMounts(t *testing.T) {
@@ -210,7 +176,7 @@ func TestDoIsolatedRunsTheFunctionWithWhatIsolationThereIs(t *testing.T) {
 		t.Errorf("isolation: %v", isolation)
 	}
 	for _, want := range []string{
-		fmt.Sprintf("opening %q to mount it over %q: no such file", absent, target),
+		fmt.Sprintf("mounting %q over %q: no such file", absent, target),
 		fmt.Sprintf("mounting %q over %q: no such file", source, absent),
 		fmt.Sprintf("mounting %q over %q: not a directory", source, binds[2].Target),
 	} {
