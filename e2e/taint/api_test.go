@@ -112,7 +112,7 @@ func TestPodNearTheSizeLimitDoesNotStopTheWatch(t *testing.T) {
 	l.crash()
 	l.recover()
 	l.expectTaintRemoved("d")
-	if c.logged("following fails") && !c.logged("following goes well again") {
+	if c.logged("watch fails") && !c.logged("watch works again") {
 		t.Error("the controller's watch has not recovered")
 	}
 	c.stop()

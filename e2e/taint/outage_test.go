@@ -56,7 +56,7 @@ func TestTheAPIServerCrashes(t *testing.T) {
 		logged := len(c.log())
 		l.crash()
 		l.Until("the controller to notice", func() bool {
-			return slices.ContainsFunc(c.log()[logged:], func(d decision) bool { return d.Msg == "following fails" })
+			return slices.ContainsFunc(c.log()[logged:], func(d decision) bool { return d.Msg == "watch fails" })
 		})
 		l.Until("the lease to be lost", func() bool { return !c.leads() })
 		l.recover()
@@ -131,7 +131,7 @@ func TestAStartWithoutAnAPIServer(t *testing.T) {
 	l.crash()
 	health := freePort(t)
 	c := l.begin(kubeconfig, append(l.election(), fmt.Sprintf("--health-port=%d", health))...)
-	l.Until("the controller to notice", func() bool { return c.logged("trouble with the election") })
+	l.Until("the controller to notice", func() bool { return c.logged("election fails") })
 	if status, _ := get(t, health, "/readyz"); status != 503 {
 		t.Errorf("/readyz: %d", status)
 	}
@@ -166,7 +166,7 @@ func TestEachFailedRenewalIsLogged(t *testing.T) {
 		l.recover()
 		l.Until("the renewal to work", since(func(d decision) bool { return d.Msg == "part is ready" && d.Part == "election" }))
 		if !since(func(d decision) bool {
-			return d.Msg == "trouble with the election" && d.Error != ""
+			return d.Msg == "election fails" && d.Error != ""
 		})() {
 			t.Errorf("outage %d: the log has no reason", round)
 		}
@@ -225,7 +225,7 @@ func TestTheTokenIsReplaced(t *testing.T) {
 	l.Must(l.client.CoreV1().ServiceAccounts(l.mesh).Delete(t.Context(), account, meta.DeleteOptions{}))
 	l.Until("the controller to be unauthorized", func() bool {
 		return slices.ContainsFunc(c.log(), func(d decision) bool {
-			return d.Msg == "trouble with the election" && strings.Contains(d.Error, "401")
+			return d.Msg == "election fails" && strings.Contains(d.Error, "401")
 		})
 	})
 	l.Until("the lease to be lost", func() bool { return !c.leads() })

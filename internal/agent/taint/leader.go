@@ -177,11 +177,11 @@ func (e *elector) release(ctx context.Context) {
 		}
 	}
 	if err != nil {
-		e.log.WarnContext(ctx, "the lease is not given back: the next leader waits until it is over",
+		e.log.WarnContext(ctx, "the lease is not released: the next leader waits until it is over",
 			slog.String("error", err.Error()))
 		return
 	}
-	e.log.InfoContext(ctx, "the lease is given back")
+	e.log.InfoContext(ctx, "the lease is released")
 }
 
 // clear writes a lease that nobody has, as short as it can be.
@@ -198,7 +198,7 @@ func (e *elector) onError(ctx context.Context, what string, err error) {
 	}
 	e.options.Health.NotReady(PartElection, what)
 	if e.say(ctx, what, string(kube.ClassOf(err))) {
-		e.log.WarnContext(ctx, "trouble with the election", slog.String("what", what), slog.String("error", err.Error()))
+		e.log.WarnContext(ctx, "election fails", slog.String("what", what), slog.String("error", err.Error()))
 	}
 }
 

@@ -149,13 +149,13 @@ func (t *leadership) startReflectors(ctx context.Context) {
 func (t *leadership) onError(ctx context.Context, what metrics.Watched, name string) func(error) {
 	return func(err error) {
 		if err == nil {
-			t.options.Log.InfoContext(ctx, "following goes well again", slog.String("what", name))
+			t.options.Log.InfoContext(ctx, "watch works again", slog.String("what", name))
 			return
 		}
 		t.options.Metrics.WatchFailed(what)
-		t.options.Log.WarnContext(ctx, "following fails", slog.String("what", name), slog.String("error", err.Error()))
+		t.options.Log.WarnContext(ctx, "watch fails", slog.String("what", name), slog.String("error", err.Error()))
 		if class := kube.ClassOf(err); class == kube.Forbidden || class == kube.Unauthorized || class == kube.InvalidKey {
-			t.fatal(fmt.Errorf("following %s: %w", name, err))
+			t.fatal(fmt.Errorf("watching %s: %w", name, err))
 		}
 	}
 }

@@ -219,7 +219,7 @@ func TestLegacy(t *testing.T) {
 	l.node("new", nodeSpec{})
 	l.wantTaints("new", older)
 	l.server.Delete("/api/v1/nodes/new")
-	until(t, "it is still counted", func() bool { return l.metric(`istio_cni_taint_nodes{reason="NoAgent"}`) == 2 })
+	until(t, "it is still counted", func() bool { return l.metric(`istio_cni_taint_nodes{reason="NoAgent"}`) == 1 })
 }
 
 func TestRequirementsChangeAndBadOnesChangeNothing(t *testing.T) {
@@ -310,7 +310,7 @@ func TestOnceSaysWhatCannotBeDone(t *testing.T) {
 		"nodes are forbidden": {func(l *lab) {
 			l.server.Set(requirements(agentRequirement))
 			l.server.FailOn("/nodes?", kubetest.Forbidden, kubetest.Forever)
-		}, "following nodes"},
+		}, "watching nodes"},
 		"a patch is refused": {func(l *lab) {
 			l.server.Set(requirements(agentRequirement))
 			l.server.FailOn("PATCH /api/v1/nodes/n", kubetest.BadRequest, kubetest.Forever)
