@@ -74,21 +74,34 @@ func (i *Installation) readDropIns(d cniconf.Dir, network string) {
 	}
 }
 
-// sweep removes the temporary files of this program from a directory, and those that the reference and older versions,
-// whose names are not theirs alone, left of the files of these names. Only the process that holds the lock may do it.
+// sweep removes the temporary files that a crash left of the files of these names. Only the process that holds the lock may
+// do it.
 func (i *Installation) sweep(dir string, names ...string) {
-	if files, err := i.disk.Sweep(dir, names...); len(files) > 0 || err != nil {
-		i.log.Info("removed temporary files that a crash left", slog.String("directory", dir), slog.Any("files", files), errAttr(err))
+	removed, err := i.disk.Sweep(dir, names...)
+	i.logSweep(dir, removed, err)
+}
+
+func (i *Installation) logSweep(dir string, removed []string, err error) {
+	if len(removed) > 0 || err != nil {
+		i.log.Info("removed temporary files that a crash left", slog.String("directory", dir), slog.Any("files", removed), errAttr(err))
 	}
+}
+
+// sweepOwn removes the temporary files of this program from a directory in which it alone writes under such names,
+// whatever files they were to become, and those of these names.
+func (i *Installation) sweepOwn(dir string, names ...string) {
+	removed, err := i.disk.SweepOwn(dir)
+	i.logSweep(dir, removed, err)
+	i.sweep(dir, names...)
 }
 
 // sweepConf sweeps the configuration directory, those of drop-in files, and those of the targets of links.
 func (i *Installation) sweepConf(d cniconf.Dir) {
-	i.sweep(i.config.NetDir, temporary(d, i.config.Want)...)
+	i.sweepOwn(i.config.NetDir, temporary(d, i.config.Want)...)
 	entries, _ := os.ReadDir(i.config.NetDir)
 	for _, e := range entries {
 		if i.isDir(e.Name()) {
-			i.sweep(filepath.Join(i.config.NetDir, e.Name()), cniconf.DropInName)
+			i.sweepOwn(filepath.Join(i.config.NetDir, e.Name()), cniconf.DropInName)
 		}
 	}
 	for _, link := range i.links {

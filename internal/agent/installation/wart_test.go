@@ -466,7 +466,7 @@ func TestW34TemporaryFilesOfCrashesAreSwept(t *testing.T) {
 		"bin/istio-cni.tmp.4", "bin/istio-iptables.tmp.5", "run/istio-cni-kubeconfig.tmp.6",
 	}
 	theirs := []string{
-		"net.d/.05-cilium.conflist123", "net.d/10-calico.conf.tmp", "net.d/10-bridge.conf.tmp.x", "bin/bridge.tmp.1", "run/ztunnel.tmp.1",
+		"net.d/.05-cilium.conflist123", "net.d/10-calico.conf.tmp", "net.d/10-bridge.conf.tmp.x", "bin/bridge.tmp.1", "run/ztunnel.tmp.1", "run/verdict.istio-cni.tmp.1",
 	}
 	n := newNode(t, "10-bridge.conf", bridgeConf)
 	for _, name := range append(slices.Clone(ours), theirs...) {

@@ -288,21 +288,32 @@ func (d Disk) chmodDir(path string, mode fs.FileMode) error {
 // sameMode compares modes without what kind of file they are of.
 func sameMode(a, b fs.FileMode) bool { return a&^fs.ModeType == b&^fs.ModeType }
 
-// Sweep removes what a crash has left in the directory: the temporary files of this program, whatever file they were to
-// become, and those that the reference made of files of these names. It returns what it removed, goes on after a failure
-// and joins the errors. A directory that is missing is clean.
+// Sweep removes the temporary files that writes of these names, by this program or by the reference, have left in the
+// directory, and returns what it removed. It goes on after a failure and joins the errors. A directory that is missing is
+// clean.
 //
-// The caller makes sure that no other process writes: see [Lock].
+// The caller makes sure that nothing else writes these files: see [Lock].
 func (d Disk) Sweep(dir string, names ...string) (removed []string, err error) {
+	return d.sweep(dir, func(file string) bool {
+		own, isOwn := tempOf(file, ownMark)
+		shared, isShared := tempOf(file, sharedMark)
+		return isOwn && slices.Contains(names, own) || isShared && slices.Contains(names, shared)
+	})
+}
+
+// SweepOwn is Sweep for the temporary files of this program alone, whatever file they were to become.
+func (d Disk) SweepOwn(dir string) (removed []string, err error) {
+	return d.sweep(dir, func(file string) bool { _, own := tempOf(file, ownMark); return own })
+}
+
+func (d Disk) sweep(dir string, leftover func(file string) bool) (removed []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, wrapPath("sweeping directory", dir, err)
 	}
 	var errs []error
 	for _, e := range entries {
-		_, own := tempOf(e.Name(), ownMark)
-		of, shared := tempOf(e.Name(), sharedMark)
-		if e.IsDir() || !own && (!shared || !slices.Contains(names, of)) {
+		if e.IsDir() || !leftover(e.Name()) {
 			continue
 		}
 		path := filepath.Join(dir, e.Name())

@@ -410,13 +410,22 @@ func TestSweep(t *testing.T) {
 	if got := names(t, dir); len(got) != len(kept)+1 {
 		t.Errorf("left %q", got)
 	}
+	// Other files of this program's may be just being written.
+	for _, left := range []string{"10-x.conflist.istio-cni.tmp.5", "istio-cni.istio-cni.tmp.7"} {
+		put(t, filepath.Join(dir, left), "")
+	}
+	removed, err = hostfs.Disk{}.Sweep(dir, "istio-cni")
+	must(t, err)
+	if want := []string{filepath.Join(dir, "istio-cni.istio-cni.tmp.7")}; !slices.Equal(want, removed) {
+		t.Errorf("removed %q, want %q", removed, want)
+	}
 	if removed, err := (hostfs.Disk{}).Sweep(filepath.Join(dir, "missing"), "f"); err != nil || removed != nil {
 		t.Errorf("missing directory: %q, error %v", removed, err)
 	}
 }
 
 // Own temporary files are known whatever they were to become; everybody else's stay.
-func TestSweepOfOwnFiles(t *testing.T) {
+func TestSweepOwn(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "10-b.conflist")
 	put(t, file, "old")
@@ -435,7 +444,7 @@ func TestSweepOfOwnFiles(t *testing.T) {
 		put(t, filepath.Join(dir, name), "")
 	}
 	must(t, os.Mkdir(filepath.Join(dir, "d.istio-cni.tmp.1"), 0o755))
-	removed, err := hostfs.Disk{}.Sweep(dir)
+	removed, err := hostfs.Disk{}.SweepOwn(dir)
 	if err != nil || len(removed) != 3 {
 		t.Errorf("removed %q, error %v", removed, err)
 	}

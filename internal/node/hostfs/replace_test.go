@@ -152,7 +152,7 @@ func TestReplaceFailsAtEachCall(t *testing.T) {
 				}
 				err := hostfs.Disk{Ops: ops}.Replace(file, []byte("old"), []byte("new"), 0o600)
 				met = len(faults.Log()) > at
-				_, swept := hostfs.Disk{}.Sweep(dir)
+				_, swept := hostfs.Disk{}.SweepOwn(dir)
 				must(t, swept)
 				if got := content(file); !slices.Contains([]string{"old", "new", other}, got) || len(names(t, dir)) != 1 || !met && other != "" && got != other {
 					t.Errorf("%s at call %d, other writer %q: content %q, %q, error %v", name, at, other, got, names(t, dir), err)
