@@ -53,7 +53,8 @@ func (p *Process) Rows(prefix, scope, healthPort, monitoringPort, logJSON string
 			Name: "log_output_level", Arg: "LEVEL", Env: []string{"LOG_LEVEL"}, Default: "info",
 			Use: "debug, info, warn, error or none, or SCOPE:LEVEL pairs, of which default and all count",
 			Value: settings.Of(&p.LogLevel, func(s string) (pluginlog.Level, error) {
-				return pluginlog.ParseScopes(s, "default", "all", scope)
+				scopes, err := pluginlog.ParseScopes(s)
+				return scopes.Of(scope), err
 			}, pluginlog.Level.String),
 		},
 		{Name: "log_as_json", Env: []string{"LOG_AS_JSON"}, Default: logJSON, Use: "log JSON", Value: settings.Bool(&p.LogJSON)},

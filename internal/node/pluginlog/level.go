@@ -1,6 +1,7 @@
 package pluginlog
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -49,24 +50,36 @@ func ParseLevel(s string) (Level, error) {
 	}
 }
 
-// ParseScopes reads one level, or SCOPE:LEVEL pairs between commas, of which those of the given scopes count. Scopes of
-// other programs are passed over: charts give one text to all of them.
-func ParseScopes(text string, scopes ...string) (Level, error) {
-	level := LevelInfo
+// Scopes are levels by the names of what is logged.
+type Scopes map[string]Level
+
+// ParseScopes reads SCOPE:LEVEL pairs between commas, or one level, which is that of the scope "default". Charts give one
+// text to all programs, each of which has scopes of its own.
+func ParseScopes(text string) (Scopes, error) {
+	scopes := Scopes{}
+	var errs []error
 	for pair := range strings.SplitSeq(text, ",") {
 		scope, word, found := strings.Cut(strings.TrimSpace(pair), ":")
 		if !found {
-			scope, word = scopes[0], scope
+			scope, word = "default", scope
 		}
-		l, err := ParseLevel(word)
+		level, err := ParseLevel(word)
 		if err != nil || word == "" {
-			return level, fmt.Errorf("level %q: want debug, info, warn, error, fatal or none", word)
+			errs = append(errs, fmt.Errorf("scope %q, level %q: want debug, info, warn, error, fatal or none", scope, word))
 		}
-		if slices.Contains(scopes, scope) {
-			level = l
+		scopes[scope] = level
+	}
+	return scopes, errors.Join(errs...)
+}
+
+// Of returns the level of a scope: its own, else that of "default", else that of "all", else info.
+func (s Scopes) Of(scope string) Level {
+	for _, name := range []string{scope, "default", "all"} {
+		if level, ok := s[name]; ok {
+			return level
 		}
 	}
-	return level, nil
+	return LevelInfo
 }
 
 // Level returns the level as log/slog counts it, which makes a Level a slog.Leveler.

@@ -222,3 +222,21 @@ func TestDroppedErrorsAreCountedAtALevelAboveWarning(t *testing.T) {
 		t.Errorf("the last record is %v", last)
 	}
 }
+
+func TestScopes(t *testing.T) {
+	for text, want := range map[string]Level{
+		"debug": LevelDebug, "default:warn": LevelWarn, "other:debug": LevelInfo, "taint:none, all:debug": LevelNone,
+		"all:error,default:warn": LevelWarn, "default:warn,all:error": LevelWarn, "all:error,other:debug": LevelError,
+	} {
+		scopes, err := ParseScopes(text)
+		if got := scopes.Of("taint"); err != nil || got != want {
+			t.Errorf("%q: %v, %v; want %v", text, got, err, want)
+		}
+	}
+	_, err := ParseScopes("taint:loud,debug,x:")
+	for _, want := range []string{`scope "taint", level "loud"`, `scope "x", level ""`} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}

@@ -2,10 +2,8 @@ package installer
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
@@ -21,27 +19,20 @@ type scopes struct {
 }
 
 // readScopes reads SCOPE:LEVEL pairs between commas, or one LEVEL. "all" gives way to "default" and that to a scope's own
-// level, in whatever order they are written.
+// level, in whatever order they are written; so does the name of before 1.23 to that of today.
 func readScopes(text string) (scopes, error) {
-	levels := map[string]pluginlog.Level{}
-	var errs []error
-	for pair := range strings.SplitSeq(text, ",") {
-		scope, level, found := strings.Cut(strings.TrimSpace(pair), ":")
-		if !found {
-			scope, level = "default", scope
-		}
-		l, err := logLevel(level)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("scope %q, level %q: %w", scope, level, err))
-		}
-		levels[scopeNow(scope)] = l
+	read, err := pluginlog.ParseScopes(text)
+	if err != nil {
+		return scopes{}, errors.New(oneLine(err))
 	}
-	if len(errs) > 0 {
-		return scopes{}, errors.New(oneLine(errors.Join(errs...)))
+	levels := pluginlog.Scopes{}
+	for _, scope := range slices.Sorted(maps.Keys(read)) {
+		now := scopeNow(scope)
+		if _, named := read[now]; now == scope || !named {
+			levels[now] = read[scope]
+		}
 	}
-	out := scopes{text: text}
-	out.agent = firstLevel(levels, "cni-agent", "default", "all")
-	out.plugin = firstLevel(levels, "cni-plugin", "default", "all")
+	out := scopes{text: text, agent: levels.Of("cni-agent"), plugin: levels.Of("cni-plugin")}
 	_, out.pluginNamed = levels["cni-plugin"]
 	for _, scope := range slices.Sorted(maps.Keys(levels)) {
 		if !slices.Contains([]string{"all", "default", "cni-agent", "cni-plugin"}, scope) {
@@ -49,16 +40,6 @@ func readScopes(text string) (scopes, error) {
 		}
 	}
 	return out, nil
-}
-
-// firstLevel is that of the first scope which has one; info is what remains.
-func firstLevel(levels map[string]pluginlog.Level, of ...string) pluginlog.Level {
-	for _, scope := range of {
-		if l, ok := levels[scope]; ok {
-			return l
-		}
-	}
-	return pluginlog.LevelInfo
 }
 
 // scopeNow gives the name that a scope of versions before 1.23 has today.
