@@ -43,20 +43,20 @@ type Reason string
 
 // Reasons to uninstall.
 const (
-	PolicyAlways     Reason = "the policy is to uninstall always"
-	DaemonSetGone    Reason = "the DaemonSet does not exist any more"
-	DaemonSetLeaving Reason = "the DaemonSet is being deleted"
-	NodeNotMeant     Reason = "the DaemonSet is not meant for this node any more"
-	AccountGone      Reason = "the API server does not accept our credentials any more"
-	PermissionsGone  Reason = "our permissions or our pod were removed"
+	PolicyAlways      Reason = "the policy is to uninstall always"
+	DaemonSetGone     Reason = "the DaemonSet does not exist any more"
+	DaemonSetDeleting Reason = "the DaemonSet is being deleted"
+	NodeExcluded      Reason = "the DaemonSet is not meant for this node any more"
+	AccountGone       Reason = "the API server does not accept the agent's credentials any more"
+	PermissionsGone   Reason = "the agent's permissions or its pod were removed"
 )
 
 // Reasons to keep the installation.
 const (
 	PolicyNever      Reason = "the policy is to uninstall never"
-	NobodyToAsk      Reason = "there is no API server, namespace or DaemonSet to ask about"
+	NotConfigured    Reason = "no API server, namespace or DaemonSet is known"
 	DaemonSetPresent Reason = "the DaemonSet is there and wants a pod here"
-	NeverAllowed     Reason = "we may not read the DaemonSet, but our pod"
+	ReadForbidden    Reason = "the DaemonSet may not be read, the agent's pod may"
 	NoAnswer         Reason = "the API server gave no answer to rely on"
 )
 
@@ -92,7 +92,7 @@ func ShouldUninstall(ctx context.Context, api *kube.Client, self Self, policy Po
 	case Auto:
 	}
 	if api == nil || self.Namespace == "" || self.DaemonSet == "" {
-		return Verdict{Reason: NobodyToAsk}
+		return Verdict{Reason: NotConfigured}
 	}
 	ctx, cancel := context.WithTimeout(ctx, Total)
 	defer cancel()
@@ -169,7 +169,7 @@ func (q query) missing(ctx context.Context, notFound error) Verdict {
 // present decides about a DaemonSet that exists.
 func (q query) present(ctx context.Context, set kube.DaemonSet) Verdict {
 	if set.Deleting {
-		return Verdict{Uninstall: true, Reason: DaemonSetLeaving}
+		return Verdict{Uninstall: true, Reason: DaemonSetDeleting}
 	}
 	if q.self.NodeName == "" {
 		return Verdict{Reason: DaemonSetPresent}
@@ -179,7 +179,7 @@ func (q query) present(ctx context.Context, set kube.DaemonSet) Verdict {
 		return keep(DaemonSetPresent, err)
 	}
 	if fits, why := placement.Fits(set.Template, node.Node); !fits {
-		return Verdict{Uninstall: true, Reason: NodeNotMeant, Detail: why}
+		return Verdict{Uninstall: true, Reason: NodeExcluded, Detail: why}
 	}
 	return Verdict{Reason: DaemonSetPresent}
 }
@@ -203,7 +203,7 @@ func (q query) forbidden(ctx context.Context, refusal error) Verdict {
 			return keep(NoAnswer, err)
 		}
 		if !sleep(ctx, pause) {
-			return keep(NeverAllowed, refusal)
+			return keep(ReadForbidden, refusal)
 		}
 	}
 }
