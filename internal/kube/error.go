@@ -217,8 +217,11 @@ func (x *exchange) failure(ctx context.Context, err error) *Error {
 	if tooLarge, ok := errors.AsType[errTooLarge](err); ok {
 		return x.fail(TooLarge, tooLarge)
 	}
+	if outer, ok := errors.AsType[*url.Error](err); ok {
+		err = outer.Err // the URL is in the message already, and a password may stand in it
+	}
 	at, _ := x.stage.Load().(stage)
-	return x.fail(classify(err, at), fmt.Errorf("%s: %w", at, withoutURL(err)))
+	return x.fail(classify(err, at), fmt.Errorf("%s: %w", at, err))
 }
 
 // refused is the error of an answer that is not good. The API server says no with a Status. A load balancer, a proxy or another
@@ -317,14 +320,6 @@ func classify(err error, at stage) Class {
 		return NoCredentials
 	}
 	return ConnectionLost
-}
-
-// withoutURL drops the layer of an error that repeats the URL: a message has it already, and a password may stand in it.
-func withoutURL(err error) error {
-	if outer, ok := errors.AsType[*url.Error](err); ok {
-		return outer.Err
-	}
-	return err
 }
 
 // maxForeignText bounds text that a server wrote.

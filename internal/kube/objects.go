@@ -114,16 +114,13 @@ func factsOf(p *corev1.Pod) sidecar.Facts {
 
 // addressesOf are those that are any. An IPv4 address that is spelled as an IPv6 one is the IPv4 address.
 func addressesOf(s *corev1.PodStatus) []netip.Addr {
-	texts := make([]string, 0, len(s.PodIPs))
-	for _, one := range s.PodIPs {
-		texts = append(texts, one.IP)
-	}
-	if len(texts) == 0 {
-		texts = append(texts, s.PodIP)
+	from := s.PodIPs
+	if len(from) == 0 {
+		from = []corev1.PodIP{{IP: s.PodIP}}
 	}
 	var all []netip.Addr
-	for _, text := range texts {
-		if address, err := netip.ParseAddr(text); err == nil {
+	for _, one := range from {
+		if address, err := netip.ParseAddr(one.IP); err == nil {
 			all = append(all, address.Unmap())
 		}
 	}

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 )
@@ -115,14 +116,11 @@ func (c *Client) WatchConfigMap(ctx context.Context, namespace, name string, lis
 			listener.OnUpdate(state)
 		}
 	}
-	set := func(state ConfigMapState) {
-		now = state
-		report()
-	}
 	reflect(ctx, c, collection{resource: configMaps(), namespace: namespace, fields: "metadata.name=" + name},
 		func(m *corev1.ConfigMap) ConfigMapState { return ConfigMapState{Present: true, Data: m.Data} },
 		Listener[ConfigMapState]{
-			OnUpdate: set, OnDelete: func(ConfigMapState) { set(ConfigMapState{}) }, OnSync: report, OnError: listener.OnError,
+			OnUpdate: func(m ConfigMapState) { now = m; report() }, OnDelete: func(ConfigMapState) { now = ConfigMapState{}; report() },
+			OnSync: report, OnError: listener.OnError,
 		})
 }
 
@@ -242,23 +240,26 @@ func (r *reflector[O, T]) list(ctx context.Context, options metav1.ListOptions) 
 			return nil, err
 		}
 	}
-	for {
-		if options.Limit == 0 && r.maxPage < pageSize || options.Limit > r.maxPage {
-			options.Limit = r.maxPage
-			if options.Continue == "" { // only a consistent read has pages
-				options.ResourceVersion, options.ResourceVersionMatch = "", ""
-			}
-		}
-		page, err := r.page(ctx, r.call("list", options))
-		if ClassOf(err) == TooLarge && r.maxPage > 1 {
-			r.maxPage = max(r.maxPage/10, 1)
-			continue
-		}
-		if err != nil {
-			return nil, r.fails(ctx, err)
-		}
-		return page, nil
+	page, err := r.page(ctx, r.call("list", r.limited(options)))
+	for ClassOf(err) == TooLarge && r.maxPage > 1 {
+		r.maxPage = max(r.maxPage/10, 1)
+		page, err = r.page(ctx, r.call("list", r.limited(options)))
 	}
+	if err != nil {
+		return nil, r.fails(ctx, err)
+	}
+	return page, nil
+}
+
+// limited asks for no larger pages than came through.
+func (r *reflector[O, T]) limited(options metav1.ListOptions) metav1.ListOptions {
+	if options.Limit == 0 && r.maxPage < pageSize || options.Limit > r.maxPage {
+		options.Limit = r.maxPage
+		if options.Continue == "" { // only a consistent read has pages
+			options.ResourceVersion, options.ResourceVersionMatch = "", ""
+		}
+	}
+	return options
 }
 
 func (r *reflector[O, T]) page(ctx context.Context, what *call) (*internalversion.List, error) {
@@ -336,13 +337,7 @@ func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptio
 	}
 	var events watch.Interface
 	if err == nil {
-		events, err = request.Watch(ctx)
-		if x.unsent != nil {
-			err = x.unsent // client-go takes a connection that was reset for an empty watch
-		}
-		if err != nil {
-			err = x.failure(ctx, err)
-		}
+		events, err = x.open(ctx, request)
 	}
 	if failed, ok := errors.AsType[*Error](err); ok {
 		x.done()
@@ -363,6 +358,15 @@ func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptio
 		}
 		return r.reduce(parent, x, event), true
 	}), nil
+}
+
+// open sends the request of a watch.
+func (x *exchange) open(ctx context.Context, request *rest.Request) (watch.Interface, error) {
+	events, err := request.Watch(ctx)
+	if err = errors.Join(x.unsent, err); err != nil { // client-go takes a connection that was reset for an empty watch
+		return nil, x.failure(ctx, err)
+	}
+	return events, nil
 }
 
 // reduce gives an event with what is kept of its object. An event that makes no sense becomes an ERROR, after which client-go lists
