@@ -124,6 +124,25 @@ func (p *process) signal(signal unix.Signal) reply {
 	return reply{}
 }
 
+// pause stops the process, and waits until all of its threads have stopped: one that runs on another CPU can still answer a
+// request after the signal was sent.
+func (p *process) pause() reply {
+	if sent := p.signal(unix.SIGSTOP); sent.Error != "" {
+		return sent
+	}
+	for range 10_000 {
+		var state unix.Siginfo
+		if err := unix.Waitid(unix.P_PID, p.pid, &state, unix.WSTOPPED|unix.WNOHANG, nil); err != nil {
+			return reply{Error: fmt.Sprintf("waiting for the stop: %v", err)}
+		}
+		if state.Signo != 0 {
+			return reply{}
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return reply{Error: "it does not stop"}
+}
+
 func (s *supervisor) execute(o command) reply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,7 +167,7 @@ func (s *supervisor) execute(o command) reply {
 			s.ended.Wait()
 		}
 	case verbPause:
-		return p.signal(unix.SIGSTOP)
+		return p.pause()
 	case verbResume:
 		return p.signal(unix.SIGCONT)
 	case verbAlive:
