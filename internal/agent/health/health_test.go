@@ -75,7 +75,7 @@ func TestReadyzSaysWhichPartIsNotReadyAndWhy(t *testing.T) {
 		`{"name":"cni-config","ready":true,"since":"2026-05-04T03:02:03Z","checked":"2026-05-04T03:02:03Z"}]}`)
 }
 
-// A part that has to report and does not is not ready, whoever asks.
+// A part that has to report and does not is not ready.
 func TestAPartThatIsDueIsNotReady(t *testing.T) {
 	b := newBench("config", "other")
 	b.Ready("config")

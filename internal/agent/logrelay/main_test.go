@@ -25,7 +25,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
-// roleVariable tells this binary, run again by one of its tests, which process to play.
+// roleVariable is the role of this binary when one of its tests runs it again.
 const roleVariable = "LOGRELAY_TEST_ROLE"
 
 func TestMain(m *testing.M) {

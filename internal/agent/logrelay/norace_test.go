@@ -3,4 +3,4 @@
 package logrelay
 
 // most is the memory that an attack may cost the agent, in bytes.
-const most = 160 << 20
+const most = 120 << 20

@@ -112,7 +112,7 @@ func (a attacker) hold(ctx context.Context, conn net.Conn, opened func()) {
 	<-ctx.Done() // whatever is answered is not read
 }
 
-// TestAProbeIsAnsweredWhateverOthersHold: nobody's connections keep the kubelet from its answer within its second.
+// TestAProbeIsAnsweredWhateverOthersHold: no connections of others keep the kubelet from its answer within its second.
 func TestAProbeIsAnsweredWhateverOthersHold(t *testing.T) {
 	const request = "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
 	for _, a := range []attacker{

@@ -24,7 +24,7 @@ import (
 // tried counts the ports that free has tried. They are below those that the kernel gives to clients, of which tests have many.
 var tried atomic.Int64
 
-// free returns n ports that nobody listens on.
+// free returns n ports that are free.
 func free(t *testing.T, n int) []int {
 	t.Helper()
 	const first, count = 10_000, 20_000
@@ -58,7 +58,7 @@ func says(text string) http.Handler {
 // start serves ports until the returned function is called, which returns what Serve did.
 func start(t *testing.T, ports ...Port) (stop func() error) {
 	t.Helper()
-	return startLimited(t, limits{header: headerTimeout, shutdown: 200 * time.Millisecond}, ports...) // nobody waits for the usual end
+	return startLimited(t, limits{header: headerTimeout, shutdown: 200 * time.Millisecond}, ports...) // shorter than the usual one
 }
 
 func startLimited(t *testing.T, l limits, ports ...Port) (stop func() error) {

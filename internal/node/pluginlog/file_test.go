@@ -48,18 +48,18 @@ func runWriters(t *testing.T, dir string, part float64) (limit int64) {
 	one := logged(t, options{}, func(log *slog.Logger) { log.Info("record", "writer", "00", "number", "000000") })
 	limit = int64(part * float64(len(one)*writers*invocations*batch))
 	var running []*exec.Cmd
-	var said [writers]bytes.Buffer
+	var stderr [writers]bytes.Buffer
 	for i := range writers {
 		cmd := agenttest.Child(t, roleVariable+"=writer", "DIR="+dir, "WRITER="+fmt.Sprintf("%02d", i), fmt.Sprintf("LIMIT=%d", limit))
-		cmd.Stderr = &said[i]
+		cmd.Stderr = &stderr[i]
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
 		running = append(running, cmd)
 	}
 	for i, cmd := range running {
-		if err := cmd.Wait(); err != nil || said[i].Len() > 0 {
-			t.Errorf("writer %d: %v %s", i, err, said[i].String())
+		if err := cmd.Wait(); err != nil || stderr[i].Len() > 0 {
+			t.Errorf("writer %d: %v %s", i, err, stderr[i].String())
 		}
 	}
 	return limit
@@ -254,8 +254,8 @@ func TestFullDiskTearsOneRecordAtMost(t *testing.T) {
 		})
 	}
 	for range 2 {
-		if said := invoke("full"); !strings.Contains(said, "no space left on device") {
-			t.Errorf("stderr does not tell of the full disk: %q", said[len(said)-200:])
+		if stderr := invoke("full"); !strings.Contains(stderr, "no space left on device") {
+			t.Errorf("stderr has no warning of the full disk: %q", stderr[len(stderr)-200:])
 		}
 	}
 	if err := os.Remove(filepath.Join(dir, "filler")); err != nil {
@@ -274,7 +274,7 @@ func TestFullDiskTearsOneRecordAtMost(t *testing.T) {
 	}
 }
 
-func TestReadOnlyRunDirIsToldOnStderr(t *testing.T) {
+func TestReadOnlyRunDirIsAWarningOnStderr(t *testing.T) {
 	if !inMountNamespace(t) {
 		return
 	}
@@ -290,7 +290,7 @@ func TestReadOnlyRunDirIsToldOnStderr(t *testing.T) {
 
 func oneRecord(log *slog.Logger) { log.Info("a") }
 
-func TestOddRunDirsHurtNobody(t *testing.T) {
+func TestOddRunDirsAreAWarningOnStderr(t *testing.T) {
 	for name, c := range map[string]struct {
 		prepare func(dir string) (string, error)
 		warning string // empty means none
@@ -322,7 +322,7 @@ func TestOddRunDirsHurtNobody(t *testing.T) {
 
 func TestHangingFileIsLeftBehind(t *testing.T) {
 	for name, hang := range map[string]func(path string) (release func() error, err error){
-		"never_read": func(pipe string) (func() error, error) { // a pipe that nobody reads is as patient as a dead NFS server
+		"never_read": func(pipe string) (func() error, error) { // a pipe without a reader blocks like a dead NFS server
 			return func() error {
 				reader, err := os.OpenFile(pipe, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 				if err == nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 )
 
-// roleVariable tells this binary, run again by one of its tests, which plugin process to play.
+// roleVariable is the role of this binary when one of its tests runs it again.
 const roleVariable = "PLUGINLOG_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -72,7 +72,7 @@ func mountTmpfs(t *testing.T, size string) string {
 	return dir
 }
 
-// clock always tells the same time, in a zone that is not UTC.
+// clock always has the same time, in a zone that is not UTC.
 func clock() time.Time {
 	return time.Date(2026, 5, 4, 5, 2, 1, 1_000, time.FixedZone("", 2*60*60))
 }

@@ -108,7 +108,7 @@ func (a *agent) only(t *testing.T) relayed {
 	return requests[0]
 }
 
-func TestAFailingRelayIsAWarningOnStderrAndHurtsNothingElse(t *testing.T) {
+func TestAFailingRelayIsOnlyAWarningOnStderr(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		start func(t *testing.T, dir string)
