@@ -13,7 +13,7 @@
 // Kubernetes libraries: a pod leaves it as a [Pod] with [sidecar.Facts], other objects as small structs. It links no typed or
 // dynamic client, as each start of the plugin would pay for it.
 //
-// Start reading at [Client] in client.go: how a request is sent, and [Client.Lookup] in lookup.go: what is tried again.
+// Start reading at [Client] in client.go: the requests, and [Client.Lookup] in lookup.go: the retries.
 // error.go is the vocabulary of failures, kubeconfig.go reads the file. watch.go has client-go's reflector and what bounds
-// it, objects.go what is kept of objects, write.go how they are changed, lease.go the lock, events.go events.
+// it, objects.go the reduced objects, write.go the changes, lease.go the lock, events.go events.
 package kube

@@ -90,7 +90,7 @@ func readFile(name string) ([]byte, error) {
 	return data, err
 }
 
-// Address is where the API server listens, as the kubelet tells every container in KUBERNETES_SERVICE_PROTOCOL, _HOST
+// Address is where the API server listens, as the kubelet sets it in each container: KUBERNETES_SERVICE_PROTOCOL, _HOST
 // and _PORT.
 type Address struct {
 	// Protocol is https or http; empty means https.

@@ -14,7 +14,7 @@ import (
 // the rest of client-go. It reads and writes the same object in the same way, so that the two compete for it correctly.
 type Lease struct {
 	Namespace, Name string
-	// Holder is empty when nobody has it.
+	// Holder is empty for a lease without a holder.
 	Holder string
 	// Duration is for how long it holds after it was renewed, in whole seconds.
 	Duration          time.Duration
@@ -26,10 +26,10 @@ type Lease struct {
 	object *coordinationv1.Lease
 }
 
-// Exists tells whether the API server has the object.
+// Exists reports whether the API server has the object.
 func (l Lease) Exists() bool { return l.object != nil }
 
-// Same tells whether nobody has written the lease between two reads of it.
+// Same reports whether the lease was not written between two reads of it.
 func (l Lease) Same(other Lease) bool { return l.version() == other.version() }
 
 func (l Lease) version() string {
@@ -62,8 +62,8 @@ func leaseOf(object *coordinationv1.Lease) Lease {
 	}
 }
 
-// WriteLease creates the lease if it did not exist when it was read, and else replaces it, provided that nobody has
-// written it since: otherwise the error is one of [IsConflict]. Metadata and other fields of the spec stay as they were. It
+// WriteLease creates the lease if it did not exist when it was read, and else replaces it, provided that it was not
+// written since: otherwise the error is one of [IsConflict]. Metadata and other fields of the spec stay as they were. It
 // gives the lease as it is then.
 func (c *Client) WriteLease(ctx context.Context, lease Lease) (Lease, error) {
 	what := &call{verb: "update", resource: leases(), namespace: lease.Namespace, name: lease.Name}

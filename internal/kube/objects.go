@@ -44,7 +44,7 @@ type Pod struct {
 	Init, Containers []repair.Container
 }
 
-// Is tells whether it is the pod that a runtime means: by its UID or, of a pod that the kubelet read from a file, by the
+// Is reports whether it is the pod that a runtime means: by its UID or, of a pod that the kubelet read from a file, by the
 // kubelet's own one.
 func (p *Pod) Is(uid string) bool { return uid == p.Facts.UID || slices.Contains(p.aliases, uid) }
 
@@ -66,7 +66,7 @@ const (
 	configHashAnnotation   = "kubernetes.io/config.hash"
 )
 
-// podOf reduces a pod to what is kept. It is the only reading of pods.
+// podOf is the transform of pods, in one place for all callers.
 func podOf(p *corev1.Pod) Pod {
 	pod := Pod{
 		Facts: factsOf(p), Version: p.ResourceVersion, NodeName: p.Spec.NodeName, RestartPolicy: string(p.Spec.RestartPolicy),
@@ -168,13 +168,13 @@ type NodeCondition struct {
 	Since time.Time
 }
 
-// SameBut tells whether nothing else changed than the heartbeat.
+// SameBut reports whether only the heartbeat changed.
 func (n NodeState) SameBut(other NodeState) bool {
 	return n.UID == other.UID && slices.Equal(n.Taints, other.Taints) && n.Condition == other.Condition &&
 		n.Ready == other.Ready && n.ReadySince.Equal(other.ReadySince) && n.BootID == other.BootID && n.Created.Equal(other.Created)
 }
 
-// Before tells whether this is an earlier state of the same node. Versions that cannot be compared are not.
+// Before reports whether this is an earlier state of the same node. Versions that cannot be compared are not.
 func (n NodeState) Before(other NodeState) bool {
 	order, err := resourceversion.CompareResourceVersion(n.version, other.version)
 	return n.UID == other.UID && err == nil && order < 0

@@ -131,7 +131,7 @@ type collection struct {
 	labels, fields string
 }
 
-// item is what is kept of an object, in the form that client-go's reflector works with.
+// item is a reduced object, in the form that client-go's reflector works with.
 type item[T any] struct {
 	metav1.TypeMeta
 	metav1.ObjectMeta
@@ -162,8 +162,8 @@ const (
 	maxRetryAfter = 5 * time.Minute
 )
 
-// reflect runs client-go's reflector on a collection until ctx ends. transform reduces an object to what is kept of it, before
-// anything is stored.
+// reflect runs client-go's reflector on a collection until ctx ends. transform reduces an object before
+// it is stored.
 func reflect[O metav1.Object, T any](ctx context.Context, c *Client, of collection, transform func(O) T, listener Listener[T]) {
 	r := &reflector[O, T]{
 		client: c, of: of, transform: transform, listener: listener, known: map[types.NamespacedName]*item[T]{}, maxPage: pageSize,
@@ -290,7 +290,7 @@ func (r *reflector[O, T]) page(ctx context.Context, what *call) (*internalversio
 	return page, nil
 }
 
-// keep is the transform: nothing of an object but what is kept of it lives longer than this call.
+// keep applies the transform: the decoded object does not outlive this call.
 func (r *reflector[O, T]) keep(object runtime.Object) (*item[T], error) {
 	is, ok := object.(O)
 	if !ok {
@@ -369,7 +369,7 @@ func (x *exchange) open(ctx context.Context, request *rest.Request) (watch.Inter
 	return events, nil
 }
 
-// reduce gives an event with what is kept of its object. An event that makes no sense becomes an ERROR, after which client-go lists
+// reduce gives an event with its object reduced. An event that cannot be decoded becomes an ERROR, after which client-go lists
 // anew. An ERROR is reported unless the server has forgotten the version where the watch began.
 func (r *reflector[O, T]) reduce(ctx context.Context, x *exchange, event watch.Event) watch.Event {
 	var err error
@@ -455,7 +455,7 @@ func (r *reflector[O, T]) remove(key types.NamespacedName) {
 	}
 }
 
-// Replace makes a list the whole of what is known.
+// Replace makes a list the content of the store.
 func (r *reflector[O, T]) Replace(list []any, _ string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

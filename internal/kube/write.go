@@ -114,7 +114,7 @@ type PodRef struct {
 }
 
 // DeletePod deletes a pod, with the time to end that it has by its own settings, if it is still as it was seen: another
-// UID or resourceVersion is an error of [IsConflict]. A pod that is no more is NotFound. Success means that the API server accepted
+// UID or resourceVersion is an error of [IsConflict]. A deleted pod is NotFound. Success means that the API server accepted
 // it, not that the pod is gone.
 func (c *Client) DeletePod(ctx context.Context, ref PodRef) error {
 	return c.changePod(ctx, ref, ref.Version, call{verb: "delete", body: &metav1.DeleteOptions{
@@ -123,7 +123,7 @@ func (c *Client) DeletePod(ctx context.Context, ref PodRef) error {
 }
 
 // EvictPod does as [Client.DeletePod] if no PodDisruptionBudget forbids it, which is an error of [ErrDisruptionBudget] with the time
-// in RetryAfter for which it will not change, if the server says so.
+// in RetryAfter for which it will not change, if the server sends that.
 func (c *Client) EvictPod(ctx context.Context, ref PodRef) error {
 	return c.changePod(ctx, ref, ref.Version, call{verb: "create", part: "eviction", body: &policyv1.Eviction{
 		TypeMeta:      metav1.TypeMeta{Kind: "Eviction", APIVersion: policyv1.SchemeGroupVersion.String()},

@@ -76,7 +76,7 @@ type Writer interface {
 // Options are what a recorder works with. Log is required.
 type Options struct {
 	Log *slog.Logger
-	// Count is told what became of each event, unless nil.
+	// Count gets the result of each event, unless nil.
 	Count func(Result)
 	// Clock is the system's by default.
 	Clock clock.WithTicker
@@ -101,7 +101,7 @@ type Recorder struct {
 	failing bool // the last event was not sent; the sender's alone
 }
 
-// seenEvent is what is known of equal events.
+// seenEvent is the state of equal events.
 type seenEvent struct {
 	kube.EventSeries
 
@@ -171,7 +171,7 @@ func (r *Recorder) enqueue(event kube.Event) (sending, overflow bool) {
 	}
 }
 
-// remember gives what is known of equal events. It needs the lock.
+// remember gives the state of equal events. It needs the lock.
 func (r *Recorder) remember(event kube.Event, now time.Time) *seenEvent {
 	if known, found := r.seen.Get(event); found {
 		if s, _ := known.(*seenEvent); now.Sub(s.Last) <= eventWindow {

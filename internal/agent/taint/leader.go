@@ -54,7 +54,7 @@ type elector struct {
 // beat says that the election goes round. Between two beats there is a pause and a request at most.
 func (e *elector) beat() { e.options.Health.Beat(PartElection, e.lease.Deadline+e.lease.Retry) }
 
-// acquire takes the lease if nobody has it.
+// acquire takes a lease that has no holder, or whose holder has not renewed it.
 func (e *elector) acquire(ctx context.Context) bool {
 	// Nothing of the request may be under way when a renewal would already be late.
 	ctx, cancel := context.WithTimeout(ctx, e.lease.Deadline)
@@ -184,7 +184,7 @@ func (e *elector) release(ctx context.Context) {
 	e.log.InfoContext(ctx, "the lease is released")
 }
 
-// clear writes a lease that nobody has, as short as it can be.
+// clear writes a lease without a holder and with the shortest duration.
 func (e *elector) clear(ctx context.Context, lease kube.Lease) error {
 	now := e.options.Clock.Now()
 	lease.Holder, lease.Duration, lease.Renewed, lease.Acquired = "", time.Second, now, now

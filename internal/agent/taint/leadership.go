@@ -145,7 +145,7 @@ func (t *leadership) startReflectors(ctx context.Context) {
 	})
 }
 
-// trouble tells of following that fails. What was known stays the best there is.
+// onError logs and counts a watch that fails. The cache stays in use.
 func (t *leadership) onError(ctx context.Context, what metrics.Watched, name string) func(error) {
 	return func(err error) {
 		if err == nil {

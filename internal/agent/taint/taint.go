@@ -56,7 +56,7 @@ type Options struct {
 	// Events records events about nodes and the ConfigMap; there are none where it is nil.
 	Events *eventrecorder.Recorder
 
-	// Policy is what is wanted; its requirements are those of ConfigMap when that has a name.
+	// Policy configures decisions; a ConfigMap with a name replaces its requirements.
 	Policy    readiness.Policy
 	ConfigMap ConfigMap
 	// Lease is the lock of the election, nil for a controller that is alone.

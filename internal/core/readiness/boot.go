@@ -51,7 +51,7 @@ func (m Memory) believe(n Node, p Pod, settle time.Duration, now time.Time) (Rea
 			return AgentReady, time.Time{}
 		case !p.Since.After(b.before):
 			return Rebooted, time.Time{}
-		// It became ready between two reports that have the reboot between them. A kubelet that still says so after all
+		// It became ready between two reports that have the reboot between them. A kubelet that still reports it after all
 		// this time has looked.
 		case now.Before(settled):
 			return Rebooted, settled
