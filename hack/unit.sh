@@ -8,7 +8,7 @@ use_go
 # Left out are packages whose tests need root: internal/node, and those of the agent that own sockets or the node's files.
 packages=(
   ./internal ./internal/core/... ./internal/kube/... ./internal/applet/...
-  ./internal/agent/{departure,health,metrics,selector,serve,standalone,taint}
+  ./internal/agent/{eventrecorder,health,metrics,selector,serve,standalone,taint,teardown}
   ./internal/role/{redirector,repairer,tainter}
 )
 CGO_ENABLED=0 go test -timeout 5m ${RUN:+-run "$RUN"} "${packages[@]}"

@@ -424,13 +424,13 @@ func TestBreaches(t *testing.T) {
 		},
 		{
 			"node builds on node and core",
-			"internal/node/podnet/x.go",
+			"internal/node/redirection/x.go",
 			[]string{"os", "log/slog", own + "node/netns", own + "core/redirect", "golang.org/x/sys/unix"},
 			nil,
 		},
 		{
 			"node never looks sideways or up",
-			"internal/node/podnet/x.go",
+			"internal/node/redirection/x.go",
 			[]string{own + "kube", own + "agent", own + "role/plugin", own + "applet", module},
 			[]string{
 				`imports "` + module + `": node never imports main`,
@@ -523,7 +523,7 @@ func TestBreaches(t *testing.T) {
 		},
 		{
 			"nobody else imports an owned dependency",
-			"internal/node/podnet/x.go",
+			"internal/node/redirection/x.go",
 			[]string{
 				"github.com/coreos/go-iptables/iptables", "github.com/vishvananda/netns",
 				"github.com/vishvananda/netlink", "github.com/fsnotify/fsnotify", "k8s.io/api/core/v1", "sigs.k8s.io/yaml",

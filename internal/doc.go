@@ -7,27 +7,41 @@
 // one package that owns it. The test reads the import lines of every Go file
 // in the tree and needs no tools.
 //
-// A second test reads the source for what the programs say to a person, and
+// A second test reads the source for the texts that the programs show, and
 // holds docs/operations.md to having each text and each metric.
 //
 // The package has no code, so it never touches anything and nothing imports
 // it. The linter's depguard repeats part of the same rules in the editor.
 //
-// Where to look: a rule of iptables core/redirect (which) and core/ruleset (as
-// a value), in both dialects; a decision core/sidecar (about a
-// pod), core/readiness (about a node's taint), core/placement (about a DaemonSet's pods), core/repair (about a broken
-// pod), agent/departure (about leaving); how rules reach the kernel
-// node/nftables and, by programs, node/iptables; the CNI configuration
-// core/cniconf; a file write node/hostfs; a namespace node/netns, node/podnet
-// (to work in it) and node/podns (to find it); a path of the node node/hostpath; libcni's cache node/cnicache; an API call kube; an event agent/eventrecorder; what the
-// plugin asks the agent node/agentcall and agent/podinfo; what the agent does
-// all day agent/nodeagent, agent/installation and agent/podrepair; does it work here
-// node/selfcheck; making foreign text safe to show core/printable; validating selectors, labels and names that a user sets agent/selector; a setting
-// core/settings (how it is read) and the table of its role; the frame of a role that runs until a signal applet/service.
+// Where to look:
+//
+//	a rule                        core/redirect (the rules), core/ruleset (a rule as a value)
+//	a decision about a pod        core/sidecar
+//	a decision about a node       core/readiness (taint), core/placement (DaemonSet)
+//	a broken pod                  core/repair, agent/racerepair
+//	restart or uninstall          agent/teardown
+//	rules into the kernel         node/nftables, node/iptables (by programs), node/redirection (one namespace)
+//	a namespace                   node/netns (opening, entering), node/sandbox (finding a pod's)
+//	the CNI configuration         core/cniconf, agent/installation
+//	a file of the node            node/hostfs (writing), node/hostpath (paths), node/cnicache (libcni's cache)
+//	an API call                   kube; an event agent/eventrecorder
+//	plugin and agent              node/agentapi, agent/podcache
+//	the agent as a whole          agent/nodeagent
+//	the self-test                 node/selfcheck
+//	a setting                     core/settings, and the table of its role
+//	foreign text made safe        core/printable
+//	names and selectors of users  agent/selector
+//
+// To add a rule by an annotation: a field of redirect.Spec (core/redirect/spec.go),
+// its redirect.Field and how its text is parsed (parse.go), the rule
+// (rules.go, one description for both dialects), and a row of inputs
+// (core/sidecar/inputs.go). The encoders follow if the match is known to
+// core/ruleset. Tests: a row in the Specs of redirect/spectest, which byte
+// parity with the real tools and the packet model run through.
 //
 // To add a setting: a row in the table of its role (role/installer/settings.go,
 // role/tainter/settings.go, role/redirector/settings.go; race repair's in
-// agent/podrepair/settings.go), the field that the row fills, and what uses it.
+// agent/racerepair/settings.go), the field that the row fills, and its use.
 // Flag, variable, default, help and validation come from the row; with Chart
 // set, "make manifests" writes the chart's schema and the manual's table. The
 // test is one more row in settings_test.go of the role.
@@ -39,8 +53,16 @@
 // between plugin and agent, the metrics, the reports and the keys of the fuzz
 // test follow. The manual's table of reasons gets the row that
 // TestReasonsAreExplained asks for; the tests are one row in TestDecide and one
-// in TestTheFirstReasonWins. An annotation that is a setting of the rules is a
-// row of inputs with its redirect.Field.
+// in TestTheFirstReasonWins.
+//
+// To add an API call: a method of kube.Client, its right in the chart
+// (manifests/istio-cni/templates) and in e2e/rights, which the tests hold to
+// what is used; docs/permissions.md has the row. kubetest serves it to tests of
+// other packages, and TestContract holds kubetest to the real API server.
+//
+// To add or change a text that a user reads (error, warning, event, readiness):
+// docs/operations.md gets it with its cause and remedy; "go test ./internal"
+// names the texts that are missing there.
 //
 // Start reading at the tables on top of arch_test.go. A new package below
 // internal needs its ring there, a new dependency its owner; a pull request

@@ -21,7 +21,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
-	"github.com/meshcni/istio-cni/internal/node/podnet/labtest"
+	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 

@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
-	"github.com/meshcni/istio-cni/internal/node/agentcall"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
 // LookupResult is how a plugin's question for a pod ended.
@@ -27,7 +27,7 @@ func newAdds(r *registry) *Adds {
 			"Pods that plugins decided about, by reason and by what the decision rests on.", addSeries()...),
 		seconds: r.declareHistogram("istio_cni_add_duration_seconds", "Time that plugins spent on a pod, by phase, in seconds.",
 			[]float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30},
-			each("phase", agentcall.Phases()...)...),
+			each("phase", agentapi.Phases()...)...),
 		failures:  r.declare(counter, "istio_cni_add_failures_total", "Pods that plugins failed: they do not start until the cause is removed."),
 		processes: r.declare(counter, "istio_cni_add_child_processes_total", "Processes that plugins started."),
 		requests:  r.declare(counter, "istio_cni_add_api_requests_total", "Requests that plugins sent to the API server."),
@@ -42,12 +42,12 @@ func newAdds(r *registry) *Adds {
 func addSeries() []string {
 	byName := []sidecar.Reason{sidecar.NotKubernetes, sidecar.ExcludedNamespace, sidecar.OwnAgent}
 	byFacts := slices.DeleteFunc(sidecar.Reasons(), func(r sidecar.Reason) bool { return slices.Contains(byName, r) })
-	return append(pairs(each("reason", byName...), each("source", agentcall.SourceName)),
-		pairs(each("reason", byFacts...), each("source", agentcall.SourceAgent, agentcall.SourceAPI))...)
+	return append(pairs(each("reason", byName...), each("source", agentapi.SourceName)),
+		pairs(each("reason", byFacts...), each("source", agentapi.SourceAgent, agentapi.SourceAPI))...)
 }
 
 // Added counts what a plugin reported.
-func (a *Adds) Added(r agentcall.Report) {
+func (a *Adds) Added(r agentapi.Report) {
 	if series := join(label("reason", r.Reason), label("source", r.Source)); a.adds.has(series) {
 		a.adds.add(1, series)
 	} else if r.Error == "" {

@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
-	"github.com/meshcni/istio-cni/internal/node/agentcall"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
 const (
@@ -143,7 +143,7 @@ func TestEveryClosedSetStartsAtZero(t *testing.T) {
 		}
 	}
 	const buckets, sumAndCount = 16, 2
-	if want := len(addSeries()) + 4 + (buckets+sumAndCount)*len(agentcall.Phases()); adds != want {
+	if want := len(addSeries()) + 4 + (buckets+sumAndCount)*len(agentapi.Phases()); adds != want {
 		t.Errorf("%d series of reports, want %d", adds, want)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -9,14 +9,14 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/meshcni/istio-cni/internal/agent/departure"
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/installation"
-	"github.com/meshcni/istio-cni/internal/agent/logrelay"
+	"github.com/meshcni/istio-cni/internal/agent/logserver"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/podinfo"
+	"github.com/meshcni/istio-cni/internal/agent/podcache"
 	"github.com/meshcni/istio-cni/internal/agent/serve"
+	"github.com/meshcni/istio-cni/internal/agent/teardown"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -55,10 +55,10 @@ type node struct {
 	installation *installation.Installation
 	relay        *unixsock.Server
 	// pods and lookups are nil where the node's pods cannot be watched.
-	pods    *podinfo.Store
+	pods    *podcache.Store
 	lookups *unixsock.Server
 	// decisions are what plugins reported.
-	decisions  podinfo.Ring
+	decisions  podcache.Ring
 	relayLevel *slog.LevelVar
 	// held is the lock of the node; only guardSockets uses it while the agent runs.
 	held *hostfs.FileLock
@@ -202,7 +202,7 @@ func (n *node) openRelay(ctx context.Context) error {
 		return err
 	}
 	n.relay = server
-	relay := logrelay.New(logrelay.Options{Records: n.log.Handler(), Level: n.relayLevel, Log: n.log, Metrics: n.metrics})
+	relay := logserver.New(logserver.Options{Records: n.log.Handler(), Level: n.relayLevel, Log: n.log, Metrics: n.metrics})
 	n.start(func() { server.Serve(n.background, relay.Handler()) })
 	return nil
 }
@@ -293,7 +293,7 @@ func (n *node) shutdown(ctx context.Context) error {
 		return nil
 	}
 	n.log.InfoContext(ctx, "received SIGTERM, deciding whether to uninstall", slog.String("policy", string(n.cfg.UninstallOnExit)))
-	verdict := departure.ShouldUninstall(ctx, n.api, departure.Self{
+	verdict := teardown.ShouldUninstall(ctx, n.api, teardown.Self{
 		Namespace: n.cfg.Namespace, DaemonSet: n.cfg.DaemonSet, NodeName: n.cfg.NodeName, PodName: n.cfg.PodName,
 	}, n.cfg.UninstallOnExit)
 	n.log.InfoContext(ctx, "decided", slog.Bool("uninstall", verdict.Uninstall), slog.String("reason", string(verdict.Reason)),

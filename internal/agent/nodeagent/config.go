@@ -7,15 +7,15 @@ import (
 	"strings"
 	"time"
 
-	"github.com/meshcni/istio-cni/internal/agent/departure"
 	"github.com/meshcni/istio-cni/internal/agent/installation"
-	"github.com/meshcni/istio-cni/internal/agent/podrepair"
+	"github.com/meshcni/istio-cni/internal/agent/racerepair"
+	"github.com/meshcni/istio-cni/internal/agent/teardown"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/kube"
-	"github.com/meshcni/istio-cni/internal/node/agentcall"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
-	"github.com/meshcni/istio-cni/internal/node/podns"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
@@ -36,14 +36,14 @@ type Config struct {
 	// DryRun prints what would be done and changes nothing.
 	DryRun bool
 	// UninstallOnExit decides whether the agent uninstalls when it is terminated.
-	UninstallOnExit departure.Policy
+	UninstallOnExit teardown.Policy
 	// Install false leaves the node's files alone.
 	Install bool
 
 	LogSocket     string
 	LogSocketMode fs.FileMode
 	// Places lead race repair to the namespaces of pods.
-	Places podns.Places
+	Places sandbox.Places
 
 	// HealthPort, MonitoringPort and IntrospectionPort are TCP ports; 0 is off. The last one listens on
 	// IntrospectionAddress, a loopback address, the others on all.
@@ -60,7 +60,7 @@ type Config struct {
 	PluginLevel pluginlog.Level
 	// RepairEnabled switches race repair on; without a node name there is none.
 	RepairEnabled bool
-	Repair        podrepair.Settings
+	Repair        racerepair.Settings
 
 	// Lines are the settings in force, without secrets.
 	Lines []settings.Line
@@ -101,5 +101,5 @@ func (c Config) watchesRuntime() bool {
 // lockFile is held by the agent that serves the node, podSocket is where plugins ask about pods, and verdictFile has the
 // self-test's result for them.
 func (c Config) lockFile() string    { return c.RunDir + "/install.lock" }
-func (c Config) podSocket() string   { return path.Join(c.RunDir, agentcall.SocketName) }
+func (c Config) podSocket() string   { return path.Join(c.RunDir, agentapi.SocketName) }
 func (c Config) verdictFile() string { return path.Join(c.RunDir, selfcheck.FileName) }

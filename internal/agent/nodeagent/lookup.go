@@ -5,7 +5,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/meshcni/istio-cni/internal/agent/podinfo"
+	"github.com/meshcni/istio-cni/internal/agent/podcache"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 )
 
@@ -15,7 +15,7 @@ func (n *node) openLookups(ctx context.Context) {
 		n.log.InfoContext(ctx, "plugins ask the API server themselves: the agent does not know the API server or its node's name")
 		return
 	}
-	n.pods = podinfo.NewStore(podinfo.Options{
+	n.pods = podcache.NewStore(podcache.Options{
 		API: n.api, Node: n.cfg.NodeName, Log: n.log, Keep: []string{n.cfg.Repair.LabelKey, n.cfg.Repair.Predicate.Annotation}, KeepMessage: n.cfg.Repair.Predicate.Message,
 	})
 	n.start(func() { n.pods.Run(n.background) }) // repair uses them as well
@@ -29,6 +29,6 @@ func (n *node) openLookups(ctx context.Context) {
 		return
 	}
 	n.lookups = server
-	service := podinfo.Service{Store: n.pods, Ring: &n.decisions, Metrics: n.metrics, Log: n.log}
+	service := podcache.Service{Store: n.pods, Ring: &n.decisions, Metrics: n.metrics, Log: n.log}
 	n.start(func() { server.Serve(n.background, service.Handler()) })
 }

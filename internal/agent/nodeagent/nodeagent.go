@@ -3,7 +3,7 @@
 //
 // It promises that nothing of the installation waits for the API server, that one agent at a time serves a node, that live
 // configuration which cannot be used changes nothing, and that the agent uninstalls only for a reason that package
-// departure gives.
+// teardown returns.
 //
 // It never reads arguments or the environment, and never decides about a pod.
 //

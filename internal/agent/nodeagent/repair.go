@@ -4,7 +4,7 @@ import (
 	"context"
 	"log/slog"
 
-	"github.com/meshcni/istio-cni/internal/agent/podrepair"
+	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
@@ -26,7 +26,7 @@ func (n *node) repair() {
 	if n.pods != nil && n.cfg.Repair.Node == n.cfg.NodeName && n.cfg.Repair.LabelSelectors+n.cfg.Repair.FieldSelectors == "" {
 		follow = n.pods.Follow // one watch serves both
 	}
-	podrepair.Run(n.background, podrepair.Options{
+	racerepair.Run(n.background, racerepair.Options{
 		Follow: follow,
 		API:    n.api, Events: n.events, Log: n.log, Metrics: n.metrics.Repair, Settings: n.cfg.Repair,
 		Plugin: n.plugin,

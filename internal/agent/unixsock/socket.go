@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/meshcni/istio-cni/internal/node/agentcall"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
 // ErrServed is the error of a socket that another process serves.
@@ -84,7 +84,7 @@ func removeStale(ctx context.Context, path string) error {
 		return fmt.Errorf("%w: %w", ErrServed, err)
 	}
 	defer func() { _ = conn.Close() }()
-	if peer, err := agentcall.Peer(conn); err == nil {
+	if peer, err := agentapi.Peer(conn); err == nil {
 		return fmt.Errorf("%w: process %d", ErrServed, peer.Pid)
 	}
 	return ErrServed

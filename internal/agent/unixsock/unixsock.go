@@ -19,7 +19,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/meshcni/istio-cni/internal/node/agentcall"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
 const (
@@ -157,7 +157,7 @@ func (s *Server) connState(ctx context.Context, conn net.Conn, state http.ConnSt
 }
 
 func (s *Server) authorized(conn net.Conn) bool {
-	peer, err := agentcall.Peer(conn)
+	peer, err := agentapi.Peer(conn)
 	if err != nil || peer.Uid == 0 {
 		return err == nil
 	}

@@ -176,7 +176,7 @@ const (
 	toDNS      = "redirected to 15053, zone 2"
 )
 
-// TestPackets asks what no packet of podnet's tests can show on a real kernel, which are asked who is captured: states of
+// TestPackets asks what no packet of the redirection tests can show on a real kernel, which are asked who is captured: states of
 // connections, zones, other listeners, and settings that concern one family.
 func TestPackets(t *testing.T) {
 	for _, test := range []packetCase{

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"io/fs"
 
-	"github.com/meshcni/istio-cni/internal/node/agentcall"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
 // socketName is where the node agent listens, in the run directory.
@@ -17,7 +17,7 @@ const socketName = "log.sock"
 // The reference's agent knows no level "fatal" and drops such a record. It is sent as an error, as it is the last one
 // that may be lost.
 func relay(ctx context.Context, socket string, records []record) error {
-	agent, err := agentcall.Dial(ctx, socket)
+	agent, err := agentapi.Dial(ctx, socket)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
-	"github.com/meshcni/istio-cni/internal/node/podnet"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
@@ -91,8 +91,8 @@ func (b *testbed) ask(ctx context.Context, o Options, with redirect.Backend, mod
 	defer cancel()
 	spec := redirect.Default()
 	spec.Mode, spec.DNS = mode, redirect.DNSAll
-	space := podnet.Namespace{NetNS: b.pod, Backend: with, Tools: iptables.Host{Path: o.Path}, Log: o.Log}
-	if _, err := space.Apply(ctx, spec, podnet.Reconcile); err != nil {
+	space := redirection.Namespace{NetNS: b.pod, Backend: with, Tools: iptables.Host{Path: o.Path}, Log: o.Log}
+	if _, err := space.Apply(ctx, spec, redirection.Reconcile); err != nil {
 		return err
 	}
 	return b.packets(ctx, mode)

@@ -24,7 +24,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/settings"
-	"github.com/meshcni/istio-cni/internal/node/agentcall"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
 const head = `NAME:
@@ -56,7 +56,7 @@ type config struct {
 func (c *config) rows() []settings.Setting {
 	return []settings.Setting{
 		{
-			Name: "socket", Arg: "FILE", Env: []string{"ISTIO_CNI_POD_SOCKET"}, Default: path.Join(cniconf.DefaultRunDir, agentcall.SocketName),
+			Name: "socket", Arg: "FILE", Env: []string{"ISTIO_CNI_POD_SOCKET"}, Default: path.Join(cniconf.DefaultRunDir, agentapi.SocketName),
 			Use: "the node agent's socket", Value: settings.Text(&c.socket, nil),
 		},
 		{Name: "pod", Arg: "TEXT", Use: "only pods whose NAMESPACE/NAME has this in it", Value: settings.Text(&c.pod, nil)},
@@ -88,10 +88,10 @@ func Run(c applet.Call) int {
 }
 
 // ask gives the decisions that are asked for.
-func ask(cfg config) ([]agentcall.Report, error) {
+func ask(cfg config) ([]agentapi.Report, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	agent, err := agentcall.Dial(ctx, cfg.socket)
+	agent, err := agentapi.Dial(ctx, cfg.socket)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w (is the node agent running, and does it know the name of its node? KUBERNETES_NODE_NAME)", err)
 	}
@@ -100,7 +100,7 @@ func ask(cfg config) ([]agentcall.Report, error) {
 	}
 	defer agent.Close() //nolint:errcheck // nothing is written any more
 	all, err := agent.Decisions(context.Background(), timeout)
-	some := []agentcall.Report{}
+	some := []agentapi.Report{}
 	began := clock()
 	for _, r := range all {
 		if strings.Contains(r.Namespace+"/"+r.Pod, cfg.pod) && (cfg.since == 0 || began.Sub(r.Time) <= cfg.since) {
@@ -117,7 +117,7 @@ func ask(cfg config) ([]agentcall.Report, error) {
 func clock() time.Time { return time.Now() } //nolint:forbidigo // the only one of the role
 
 // show prints decisions whose texts are printable and bounded.
-func show(w io.Writer, some []agentcall.Report, asJSON bool) error {
+func show(w io.Writer, some []agentapi.Report, asJSON bool) error {
 	if asJSON {
 		text, err := json.MarshalIndent(some, "", "  ")
 		if err == nil {
@@ -129,7 +129,7 @@ func show(w io.Writer, some []agentcall.Report, asJSON bool) error {
 	_, _ = fmt.Fprintln(table, "TIME\tPOD\tCAPTURED\tREASON\tSOURCE\tBACKEND\tMS\tPROCESSES\tREQUESTS\tDETAIL\tERROR")
 	for _, r := range some {
 		_, _ = fmt.Fprintf(table, "%s\t%s\t%v\t%s\t%s\t%s\t%.1f\t%d\t%d\t%s\t%s\n", r.Time.Format(time.RFC3339), cell(r.Namespace+"/"+r.Pod),
-			r.Captured, cell(r.Reason), cell(string(r.Source)), cell(r.Backend), 1000*r.Seconds[agentcall.PhaseTotal], r.Processes, r.Requests,
+			r.Captured, cell(r.Reason), cell(string(r.Source)), cell(r.Backend), 1000*r.Seconds[agentapi.PhaseTotal], r.Processes, r.Requests,
 			cell(r.Detail), cell(r.Error))
 	}
 	return table.Flush()

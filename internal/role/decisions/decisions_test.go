@@ -14,10 +14,10 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/podinfo"
+	"github.com/meshcni/istio-cni/internal/agent/podcache"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/printable"
-	"github.com/meshcni/istio-cni/internal/node/agentcall"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/role/decisions"
 )
 
@@ -25,7 +25,7 @@ import (
 const hostile = "<\x1b[2J\u009b2J\x7f\u202e\u200b\r\n2026-11-22T00:00:00Z  shop/forged  true  captured\tx\"\\"
 
 // serve gives the socket of an agent that plugins reported to.
-func serve(t *testing.T, reports ...agentcall.Report) string {
+func serve(t *testing.T, reports ...agentapi.Report) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
 	var config net.ListenConfig
@@ -33,12 +33,12 @@ func serve(t *testing.T, reports ...agentcall.Report) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	service := podinfo.Service{Ring: &podinfo.Ring{}, Metrics: metrics.New(""), Log: slog.New(slog.DiscardHandler)}
+	service := podcache.Service{Ring: &podcache.Ring{}, Metrics: metrics.New(""), Log: slog.New(slog.DiscardHandler)}
 	server := &http.Server{Handler: service.Handler(), ReadHeaderTimeout: time.Minute}
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(func() { _ = server.Close() })
 	for i, r := range reports {
-		agent, err := agentcall.Dial(t.Context(), socket)
+		agent, err := agentapi.Dial(t.Context(), socket)
 		if err == nil {
 			err = agent.Report(t.Context(), r)
 		}
@@ -67,10 +67,10 @@ func run(t *testing.T, socket string, args ...string) (code int, stdout, stderr 
 
 // TestRefusedPodsHideNoDecision: neither the number of refused pods nor the text of their errors hides a decision.
 func TestRefusedPodsHideNoDecision(t *testing.T) {
-	refused := make([]agentcall.Report, 512)
+	refused := make([]agentapi.Report, 512)
 	for i := range refused {
-		refused[i] = agentcall.Report{
-			Time: time.Now(), Namespace: "shop", Pod: fmt.Sprint("web-", i), Reason: "invalid-settings", Source: agentcall.SourceAPI,
+		refused[i] = agentapi.Report{
+			Time: time.Now(), Namespace: "shop", Pod: fmt.Sprint("web-", i), Reason: "invalid-settings", Source: agentapi.SourceAPI,
 			Detail: hostile, Error: strings.Repeat("<", 16<<10) + hostile, Container: strings.Repeat("c", 4<<10),
 		}
 	}
@@ -91,7 +91,7 @@ func TestRefusedPodsHideNoDecision(t *testing.T) {
 		t.Errorf("%s", row)
 	}
 	code, stdout, _ = run(t, socket, "--json")
-	var all []agentcall.Report
+	var all []agentapi.Report
 	if err := json.Unmarshal([]byte(stdout), &all); err != nil || code != applet.ExitOK || len(all) != 512 {
 		t.Fatalf("exit code %d, %d decisions, %v", code, len(all), err)
 	}
@@ -103,8 +103,8 @@ func TestRefusedPodsHideNoDecision(t *testing.T) {
 func TestFilters(t *testing.T) {
 	now := time.Now()
 	socket := serve(t,
-		agentcall.Report{Time: now.Add(-2 * time.Hour), Namespace: "a", Pod: "old"}, agentcall.Report{Time: now, Namespace: "a", Pod: "x"},
-		agentcall.Report{Time: now, Namespace: "b", Pod: "y"}, agentcall.Report{Time: now, Namespace: "b", Pod: "z"})
+		agentapi.Report{Time: now.Add(-2 * time.Hour), Namespace: "a", Pod: "old"}, agentapi.Report{Time: now, Namespace: "a", Pod: "x"},
+		agentapi.Report{Time: now, Namespace: "b", Pod: "y"}, agentapi.Report{Time: now, Namespace: "b", Pod: "z"})
 	for _, test := range []struct {
 		args, pods []string
 		code       int
@@ -120,7 +120,7 @@ func TestFilters(t *testing.T) {
 		{[]string{"--since=-1h"}, nil, applet.ExitUsage},
 	} {
 		code, stdout, stderr := run(t, socket, append(test.args, "--json")...)
-		var all []agentcall.Report
+		var all []agentapi.Report
 		if code == applet.ExitOK {
 			if err := json.Unmarshal([]byte(stdout), &all); err != nil || all == nil {
 				t.Errorf("%q: %q: %v", test.args, stdout, err)

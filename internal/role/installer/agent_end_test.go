@@ -13,7 +13,7 @@ import (
 )
 
 // TestAgentLeaves: one agent that ends for good, one that may not and one that must not. All situations that decide are in
-// package departure.
+// package teardown.
 func TestAgentLeaves(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/meshcni/istio-cni/internal/node/agentcall"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
@@ -136,13 +136,13 @@ func TestAgentFromNothingToCapturedPods(t *testing.T) {
 		t.Errorf("captured: mesh pod %v, plain pod %v", mesh.Captured(n), plain.Captured(n))
 	}
 	// The agent answered the plugin, which reported both decisions.
-	agent, err := agentcall.Dial(t.Context(), n.Path(nodetest.RunDir)+"/"+agentcall.SocketName)
+	agent, err := agentapi.Dial(t.Context(), n.Path(nodetest.RunDir)+"/"+agentapi.SocketName)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer agent.Close() //nolint:errcheck // all is said
 	decisions, err := agent.Decisions(t.Context(), time.Minute)
-	if err != nil || len(decisions) != 2 || decisions[0].Source != agentcall.SourceAgent || decisions[1].Source != agentcall.SourceAgent {
+	if err != nil || len(decisions) != 2 || decisions[0].Source != agentapi.SourceAgent || decisions[1].Source != agentapi.SourceAgent {
 		t.Errorf("decisions %+v, %v", decisions, err)
 	}
 	for _, p := range []nodetest.Pod{mesh, plain} {

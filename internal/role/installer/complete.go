@@ -211,7 +211,7 @@ func (d *draft) caveats() {
 	}
 	if d.Namespace == "" && d.Install {
 		d.warn("environment variable POD_NAMESPACE: not set: the plugin cannot tell the agent's own pods, and changes of the " +
-			"ConfigMap and the agent's departure go unnoticed")
+			"ConfigMap and the removal of the DaemonSet go unnoticed")
 	}
 	if at := d.at("log-uds-address"); d.Want.Stanza.Template == nil && d.LogSocket != path.Join(d.RunDir, nodeagent.LogSocketName) {
 		d.warn(fmt.Sprintf("%s: the plugin looks for its log socket in the run directory, as %s", at, nodeagent.LogSocketName))

@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/meshcni/istio-cni/internal/agent/departure"
 	"github.com/meshcni/istio-cni/internal/agent/nodeagent"
-	"github.com/meshcni/istio-cni/internal/agent/podrepair"
+	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/agent/selector"
+	"github.com/meshcni/istio-cni/internal/agent/teardown"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
@@ -22,9 +22,9 @@ import (
 func (d *draft) groups(env environment) []settings.Group {
 	return []settings.Group{
 		{Title: "What to do", Rows: settings.Named("", d.actionSettings()...)},
-		{Title: "CNI configuration", Rows: settings.Named("", slices.Concat(d.modeSettings(), d.placeSettings(), podrepair.PathRows(&d.Places))...)},
+		{Title: "CNI configuration", Rows: settings.Named("", slices.Concat(d.modeSettings(), d.placeSettings(), racerepair.PathRows(&d.Places))...)},
 		{Title: "Program files", Rows: settings.Named("", d.binarySettings(env)...)},
-		{Title: "Configuration of the plugin", Rows: settings.Named("", slices.Concat(podrepair.PluginRows(&d.Want.Stanza), live(d.pluginSettings(env)), d.ambientSettings())...)},
+		{Title: "Configuration of the plugin", Rows: settings.Named("", slices.Concat(racerepair.PluginRows(&d.Want.Stanza), live(d.pluginSettings(env)), d.ambientSettings())...)},
 		{Title: "The plugin's credentials", Rows: settings.Named("", d.kubeconfigSettings()...)},
 		{Title: "The agent's sockets and ports", Rows: settings.Named("", d.serviceSettings()...)},
 		{Title: "The agent and the cluster", Rows: settings.Named("", d.clusterSettings()...)},
@@ -57,7 +57,7 @@ func (d *draft) actionSettings() []settings.Setting {
 		{
 			Name: "uninstall-on-exit", Arg: "WHEN", Default: "auto",
 			Use:   "uninstall at the end: always, never, or auto: when the DaemonSet is gone or no longer meant for this node",
-			Value: settings.Choice(&d.UninstallOnExit, departure.Auto, departure.Always, departure.Never),
+			Value: settings.Choice(&d.UninstallOnExit, teardown.Auto, teardown.Always, teardown.Never),
 		},
 		{Name: "cni-enable-install", Default: "true", Use: "false: install nothing, only serve", Value: settings.Bool(&d.Install)},
 		{
@@ -328,7 +328,7 @@ func (d *draft) repairSettings() []settings.Setting {
 	rows := []settings.Setting{{
 		Name: "repair-enabled", Default: "true", Use: "look for pods that started without redirection", Value: settings.Bool(&d.RepairEnabled),
 	}}
-	for _, row := range podrepair.Rows(&d.Repair) {
+	for _, row := range racerepair.Rows(&d.Repair) {
 		row.Name = "repair-" + row.Name
 		rows = append(rows, row)
 	}

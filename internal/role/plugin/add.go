@@ -14,7 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/netns"
-	"github.com/meshcni/istio-cni/internal/node/podnet"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
 // add is the command ADD. Bad input is found before anything is asked or done; the result is printed for every pod that
@@ -71,20 +71,20 @@ func refusal(pod podArgs, d sidecar.Decision) failure {
 
 // capture programs the pod's namespace. Whatever an earlier try left in it is replaced, since runtimes retry in the
 // same namespace.
-func (p *plugin) capture(ctx context.Context, conf cniconf.NetConf, pod podArgs, path string, spec redirect.Spec, log *slog.Logger) (podnet.Report, error) {
+func (p *plugin) capture(ctx context.Context, conf cniconf.NetConf, pod podArgs, path string, spec redirect.Spec, log *slog.Logger) (redirection.Report, error) {
 	if conf.Problems != nil {
-		return podnet.Report{}, failure{code: types.ErrInvalidNetworkConfig, what: "istio-cni cannot use its configuration for pod " + pod.String(), cause: conf.Problems}
+		return redirection.Report{}, failure{code: types.ErrInvalidNetworkConfig, what: "istio-cni cannot use its configuration for pod " + pod.String(), cause: conf.Problems}
 	}
 	at, err := p.open(path)
 	if err != nil {
-		return podnet.Report{}, failure{code: types.ErrInvalidNetNS, what: fmt.Sprintf("istio-cni cannot redirect the traffic of pod %s", pod), cause: err}
+		return redirection.Report{}, failure{code: types.ErrInvalidNetNS, what: fmt.Sprintf("istio-cni cannot redirect the traffic of pod %s", pod), cause: err}
 	}
 	defer at.Close()
 	found := advice(conf)
 	if found.Err != nil {
-		return podnet.Report{}, programFailure(pod, found.Err)
+		return redirection.Report{}, programFailure(pod, found.Err)
 	}
-	report, err := p.namespace(conf, found, at, log).Apply(ctx, spec, podnet.Reconcile)
+	report, err := p.namespace(conf, found, at, log).Apply(ctx, spec, redirection.Reconcile)
 	if err != nil {
 		return report, programFailure(pod, err)
 	}
@@ -115,7 +115,7 @@ func (p *plugin) open(path string) (*netns.Namespace, error) {
 	return nil, err
 }
 
-func logApplied(log *slog.Logger, r podnet.Report) {
+func logApplied(log *slog.Logger, r redirection.Report) {
 	if r.Families.IPv6 == redirect.Bypassed {
 		log.Warn("IPv6 traffic of the pod bypasses the mesh: its first address is IPv4; set ISTIO_DUAL_STACK on the proxy, " +
 			"or second_ip_family to capture or reject in the plugin's configuration")

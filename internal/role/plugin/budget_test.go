@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
-	"github.com/meshcni/istio-cni/internal/node/agentcall"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
@@ -90,12 +90,12 @@ func (s fixture) describe(describe func(*kubetest.Pod)) {
 // wake lets the agent connect to its API server, as it is on a node when a pod starts.
 func (*agent) wake(tb testing.TB, s fixture) {
 	tb.Helper()
-	client, err := agentcall.Dial(tb.Context(), filepath.Join(s.node.RunDir, agentcall.SocketName))
+	client, err := agentapi.Dial(tb.Context(), filepath.Join(s.node.RunDir, agentapi.SocketName))
 	if err != nil {
 		tb.Fatal(err)
 	}
 	defer client.Close() //nolint:errcheck // all is said
-	if _, err := client.Pod(tb.Context(), agentcall.Key{Namespace: s.pod.Namespace, Name: s.pod.Name, UID: s.pod.UID}); err != nil {
+	if _, err := client.Pod(tb.Context(), agentapi.Key{Namespace: s.pod.Namespace, Name: s.pod.Name, UID: s.pod.UID}); err != nil {
 		tb.Fatal(err)
 	}
 }

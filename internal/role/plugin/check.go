@@ -14,10 +14,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
-	"github.com/meshcni/istio-cni/internal/node/agentcall"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
-	"github.com/meshcni/istio-cni/internal/node/podnet"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
 // mostNamed is how many differences an error of CHECK names one by one.
@@ -80,7 +80,7 @@ func (p *plugin) unknown(ctx context.Context, conf cniconf.NetConf, path string,
 	return nil
 }
 
-func differences(r podnet.Report) error {
+func differences(r redirection.Report) error {
 	var parts []string
 	for _, d := range r.Diffs {
 		parts = append(parts, d.Summary(mostNamed))
@@ -115,7 +115,7 @@ func (p *plugin) answered(ctx context.Context, conf cniconf.NetConf) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
 	defer cancel()
-	agent, err := agentcall.Dial(ctx, filepath.Join(conf.RunDir, agentcall.SocketName))
+	agent, err := agentapi.Dial(ctx, filepath.Join(conf.RunDir, agentapi.SocketName))
 	if err != nil {
 		return problem
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
-	"github.com/meshcni/istio-cni/internal/node/agentcall"
-	"github.com/meshcni/istio-cni/internal/node/podnet"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
 // What the agent may cost. It is on the same node and knows the pod, or asks for it on a connection that it has open.
@@ -41,22 +41,22 @@ func clock() time.Time { return time.Now() } //nolint:forbidigo // the plugin's 
 type call struct {
 	plugin *plugin
 	pod    podArgs
-	report agentcall.Report
+	report agentapi.Report
 	began  time.Time
 	// mark is when the last phase ended.
 	mark time.Time
 	// finished says that the call returned, with an error or not, rather than panicked.
 	finished bool
 	// agent is a connection to the node agent that works, nil if there is none.
-	agent *agentcall.Agent
+	agent *agentapi.Agent
 }
 
 func (p *plugin) begin(command, container string) *call {
 	now := clock()
-	return &call{plugin: p, began: p.began, mark: now, report: agentcall.Report{
+	return &call{plugin: p, began: p.began, mark: now, report: agentapi.Report{
 		// In the node's zone it could only be printed after reading the file that describes that.
-		Time: p.began.UTC(), Command: command, Container: container, Source: agentcall.SourceNone,
-		Seconds: map[agentcall.Phase]float64{agentcall.PhaseRead: now.Sub(p.began).Seconds()},
+		Time: p.began.UTC(), Command: command, Container: container, Source: agentapi.SourceNone,
+		Seconds: map[agentapi.Phase]float64{agentapi.PhaseRead: now.Sub(p.began).Seconds()},
 	}}
 }
 
@@ -67,7 +67,7 @@ func (c *call) about(pod podArgs) {
 }
 
 // phase records how long it took since the last one.
-func (c *call) phase(p agentcall.Phase) {
+func (c *call) phase(p agentapi.Phase) {
 	now := clock()
 	c.report.Seconds[p] = now.Sub(c.mark).Seconds()
 	c.mark = now
@@ -77,23 +77,23 @@ func (c *call) phase(p agentcall.Phase) {
 // server. No credential is read and nothing is sent for a pod that one of the first two excludes.
 func (c *call) decide(ctx context.Context, conf cniconf.NetConf) (d sidecar.Decision, err error) {
 	defer func() {
-		c.phase(agentcall.PhaseDecide)
+		c.phase(agentapi.PhaseDecide)
 		c.report.Reason, c.report.Detail, c.report.Captured = string(d.Reason), d.Detail, d.Outcome == sidecar.Capture
 	}()
 	policy := conf.Policy()
 	if d, done := sidecar.Early(c.report.Namespace, c.report.Pod, policy); done {
-		c.report.Source = agentcall.SourceName
+		c.report.Source = agentapi.SourceName
 		return d, nil
 	}
 	if conf.AnnotationsDelivered {
 		if d, done := sidecar.ByAnnotations(c.report.Namespace, c.report.Pod, conf.Annotations, policy); done {
-			c.report.Source = agentcall.SourceAnnotations
+			c.report.Source = agentapi.SourceAnnotations
 			return d, nil
 		}
 	}
 	facts, fromAgent := c.askAgent(ctx, conf)
 	if fromAgent == nil {
-		c.report.Source = agentcall.SourceAgent
+		c.report.Source = agentapi.SourceAgent
 		return sidecar.Decide(facts, policy), nil
 	}
 	facts, err = c.askServer(ctx, conf)
@@ -103,7 +103,7 @@ func (c *call) decide(ctx context.Context, conf cniconf.NetConf) (d sidecar.Deci
 		}
 		return sidecar.Decision{}, err
 	}
-	c.report.Source = agentcall.SourceAPI
+	c.report.Source = agentapi.SourceAPI
 	return sidecar.Decide(facts, policy), nil
 }
 
@@ -121,13 +121,13 @@ func (c *call) askAgent(ctx context.Context, conf cniconf.NetConf) (sidecar.Fact
 	ctx, cancel := context.WithTimeout(ctx, min(max(agentTimeout, conf.APITimeout/agentShare), conf.APITimeout/2))
 	defer cancel()
 	log := c.plugin.log.Logger()
-	agent, err := agentcall.Dial(ctx, filepath.Join(conf.RunDir, agentcall.SocketName))
+	agent, err := agentapi.Dial(ctx, filepath.Join(conf.RunDir, agentapi.SocketName))
 	if err != nil {
 		log.DebugContext(ctx, "not asking the node agent", "cause", err.Error())
 		return sidecar.Facts{}, err
 	}
-	facts, err := agent.Pod(ctx, agentcall.Key{Namespace: c.report.Namespace, Name: c.report.Pod, UID: c.report.UID})
-	if _, answered := errors.AsType[*agentcall.Refusal](err); err == nil || answered {
+	facts, err := agent.Pod(ctx, agentapi.Key{Namespace: c.report.Namespace, Name: c.report.Pod, UID: c.report.UID})
+	if _, answered := errors.AsType[*agentapi.Refusal](err); err == nil || answered {
 		c.agent = agent // it works, and gets the report
 	} else {
 		_ = agent.Close() // nothing was written
@@ -158,7 +158,7 @@ func (c *call) log(ctx context.Context, log *slog.Logger, d sidecar.Decision) {
 		log.WarnContext(ctx, "a setting of the pod is ignored", "cause", oneLine(w))
 	}
 	level := slog.LevelInfo
-	if c.report.Source == agentcall.SourceAnnotations {
+	if c.report.Source == agentapi.SourceAnnotations {
 		level = slog.LevelDebug
 	}
 	log.Log(ctx, level, "decided about the pod", "capture", d.Outcome == sidecar.Capture, "reason", string(d.Reason),
@@ -166,8 +166,8 @@ func (c *call) log(ctx context.Context, log *slog.Logger, d sidecar.Decision) {
 }
 
 // programmed records what was done in the pod's namespace.
-func (c *call) programmed(r podnet.Report) {
-	c.phase(agentcall.PhaseProgram)
+func (c *call) programmed(r redirection.Report) {
+	c.phase(agentapi.PhaseProgram)
 	c.report.Backend, c.report.Changed, c.report.Processes = strings.Join(r.Tools, ","), len(r.Programs) > 0, r.Processes
 }
 
@@ -178,13 +178,13 @@ func (c *call) send(ctx context.Context, conf cniconf.NetConf, failed error) {
 	if failed == nil && !c.finished {
 		failed = errUnfinished
 	}
-	if failed == nil && c.report.Source == agentcall.SourceAnnotations || conf.RunDir == "" {
+	if failed == nil && c.report.Source == agentapi.SourceAnnotations || conf.RunDir == "" {
 		return
 	}
 	if failed != nil {
 		c.report.Error = oneLine(failed.Error())
 	}
-	c.report.Seconds[agentcall.PhaseTotal] = clock().Sub(c.began).Seconds()
+	c.report.Seconds[agentapi.PhaseTotal] = clock().Sub(c.began).Seconds()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportTimeout)
 	defer cancel()
 	if err := c.deliver(ctx, conf); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -198,7 +198,7 @@ func (c *call) deliver(ctx context.Context, conf cniconf.NetConf) (err error) {
 		return nil
 	}
 	c.end()
-	if c.agent, err = agentcall.Dial(ctx, filepath.Join(conf.RunDir, agentcall.SocketName)); err != nil {
+	if c.agent, err = agentapi.Dial(ctx, filepath.Join(conf.RunDir, agentapi.SocketName)); err != nil {
 		return err
 	}
 	return c.agent.Report(ctx, c.report)

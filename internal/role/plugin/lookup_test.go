@@ -19,11 +19,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/podinfo"
+	"github.com/meshcni/istio-cni/internal/agent/podcache"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
-	"github.com/meshcni/istio-cni/internal/node/agentcall"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
@@ -31,7 +31,7 @@ import (
 type agent struct {
 	*kubetest.Server
 
-	ring podinfo.Ring
+	ring podcache.Ring
 	// calls are the requests that it got.
 	calls atomic.Int64
 
@@ -77,17 +77,17 @@ func (a *agent) watch(connection net.Conn, state http.ConnState) {
 
 func serveAgent(tb testing.TB, n *chaintest.Node) *agent {
 	tb.Helper()
-	a := &agent{Server: kubetest.NewServer(tb), socket: filepath.Join(n.RunDir, agentcall.SocketName), open: map[net.Conn]bool{}}
+	a := &agent{Server: kubetest.NewServer(tb), socket: filepath.Join(n.RunDir, agentapi.SocketName), open: map[net.Conn]bool{}}
 	api, err := kube.NewClient(kube.Config{Kubeconfig: a.Kubeconfig(tb)})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	service := podinfo.Service{
-		Store: podinfo.NewStore(podinfo.Options{API: api, Log: slog.New(slog.DiscardHandler)}), Ring: &a.ring, Metrics: metrics.New(""),
+	service := podcache.Service{
+		Store: podcache.NewStore(podcache.Options{API: api, Log: slog.New(slog.DiscardHandler)}), Ring: &a.ring, Metrics: metrics.New(""),
 		Log: slog.New(slog.DiscardHandler),
 	}
 	handler := service.Handler()
-	serve(tb, n, agentcall.SocketName, &http.Server{ReadHeaderTimeout: time.Minute, ConnState: a.watch, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	serve(tb, n, agentapi.SocketName, &http.Server{ReadHeaderTimeout: time.Minute, ConnState: a.watch, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		a.calls.Add(1)
 		handler.ServeHTTP(w, r)
 	})})
@@ -103,7 +103,7 @@ func (a *agent) knows(p chaintest.Pod, describe func(*kubetest.Pod)) {
 
 func serveSocket(tb testing.TB, n *chaintest.Node, handler http.Handler) {
 	tb.Helper()
-	serve(tb, n, agentcall.SocketName, &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute})
+	serve(tb, n, agentapi.SocketName, &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute})
 }
 
 const logSocket = "log.sock"
@@ -215,8 +215,8 @@ func TestAgentAnswersInPlaceOfTheServer(t *testing.T) {
 		t.Fatalf("%d reports", len(latest))
 	}
 	r := latest[1]
-	if r.Namespace != "shop" || r.Pod != "web" || r.UID != pod.UID || r.Source != agentcall.SourceAgent || r.Reason != "captured" || !r.Captured ||
-		!r.Changed || r.Requests != 0 || r.Error != "" || r.Seconds[agentcall.PhaseTotal] <= 0 || r.Seconds[agentcall.PhaseProgram] <= 0 ||
+	if r.Namespace != "shop" || r.Pod != "web" || r.UID != pod.UID || r.Source != agentapi.SourceAgent || r.Reason != "captured" || !r.Captured ||
+		!r.Changed || r.Requests != 0 || r.Error != "" || r.Seconds[agentapi.PhaseTotal] <= 0 || r.Seconds[agentapi.PhaseProgram] <= 0 ||
 		r.Backend == "" {
 		t.Errorf("reported %+v", r)
 	}
@@ -273,7 +273,7 @@ func TestAgentThatCannotTellIsPassedOver(t *testing.T) {
 		t.Parallel()
 		n := chaintest.New(t, program(t))
 		var config net.ListenConfig
-		listener, err := config.Listen(context.Background(), "unix", filepath.Join(n.RunDir, agentcall.SocketName))
+		listener, err := config.Listen(context.Background(), "unix", filepath.Join(n.RunDir, agentapi.SocketName))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -366,10 +366,10 @@ func TestNothingWorksOnTheNode(t *testing.T) {
 func TestABusyAgentHearsLater(t *testing.T) {
 	t.Parallel()
 	n := chaintest.New(t, program(t))
-	busy, reports := make(chan struct{}), make(chan agentcall.Report, 8)
+	busy, reports := make(chan struct{}), make(chan agentapi.Report, 8)
 	serveSocket(t, n, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		<-busy
-		var report agentcall.Report
+		var report agentapi.Report
 		if r.Method == http.MethodPost && json.NewDecoder(r.Body).Decode(&report) == nil {
 			reports <- report
 		}
@@ -380,7 +380,7 @@ func TestABusyAgentHearsLater(t *testing.T) {
 	}
 	close(busy)
 	report := <-reports
-	if report.Pod != "web" || report.Source != agentcall.SourceAPI || !report.Captured || report.Requests != 1 {
+	if report.Pod != "web" || report.Source != agentapi.SourceAPI || !report.Captured || report.Requests != 1 {
 		t.Errorf("it is report %+v", report)
 	}
 }

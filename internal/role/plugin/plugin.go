@@ -28,7 +28,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
-	"github.com/meshcni/istio-cni/internal/node/podnet"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
@@ -145,8 +145,8 @@ func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
 }
 
 // namespace is the pod's network namespace, with the tools of the node and what was found out about them.
-func (p *plugin) namespace(conf cniconf.NetConf, found selfcheck.Advice, pod *netns.Namespace, log *slog.Logger) podnet.Namespace {
-	return podnet.Namespace{
+func (p *plugin) namespace(conf cniconf.NetConf, found selfcheck.Advice, pod *netns.Namespace, log *slog.Logger) redirection.Namespace {
+	return redirection.Namespace{
 		NetNS: pod, Log: log, Backend: conf.Backend, PreferTools: found.PreferTools,
 		Tools: iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)},
 	}

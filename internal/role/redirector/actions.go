@@ -13,7 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns"
-	"github.com/meshcni/istio-cni/internal/node/podnet"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
 // run is one execution of the command.
@@ -24,8 +24,8 @@ type run struct {
 	log            *slog.Logger
 }
 
-func (r run) namespace() podnet.Namespace {
-	return podnet.Namespace{NetNS: r.at, Log: r.log, Backend: r.backend, Tools: iptables.Host{Path: r.path, Force: r.forceIptables}}
+func (r run) namespace() redirection.Namespace {
+	return redirection.Namespace{NetNS: r.at, Log: r.log, Backend: r.backend, Tools: iptables.Host{Path: r.path, Force: r.forceIptables}}
 }
 
 // do opens the namespace, once, and carries out the command.
@@ -96,12 +96,12 @@ func (r run) finish(err error) int {
 }
 
 func (r run) apply(ctx context.Context) error {
-	policy := podnet.FailOnConflict
+	policy := redirection.FailOnConflict
 	if r.reconcile || r.force {
-		policy = podnet.Reconcile
+		policy = redirection.Reconcile
 	}
 	report, err := r.namespace().Apply(ctx, r.spec, policy)
-	if errors.Is(err, podnet.ErrConflict) {
+	if errors.Is(err, redirection.ErrConflict) {
 		printf(r.stderr, "%s", differences(report))
 		return fmt.Errorf("%w: --reconcile replaces them, --cleanup-only removes them", err)
 	}
@@ -125,7 +125,7 @@ func (r run) clean(ctx context.Context) error {
 }
 
 // summarize reports changes on stderr; stdout is for rules and differences.
-func (r run) summarize(report podnet.Report, nothing string) {
+func (r run) summarize(report redirection.Report, nothing string) {
 	if len(report.Programs) == 0 {
 		printf(r.stderr, "no rule changed: %s (%s)\n", nothing, strings.Join(report.Tools, ", "))
 	} else {
@@ -157,7 +157,7 @@ func (r run) compare(ctx context.Context) int {
 	return exitDifferent
 }
 
-func differences(report podnet.Report) string {
+func differences(report redirection.Report) string {
 	var b strings.Builder
 	for _, d := range report.Diffs {
 		b.WriteString(d.String())
@@ -216,7 +216,7 @@ func (r run) showCleanup(ctx context.Context) error {
 }
 
 // feeding is the command that would take a program's text.
-func feeding(p podnet.Program) string {
+func feeding(p redirection.Program) string {
 	switch p.By {
 	case string(redirect.Native):
 		return "by netlink, as nft -f"

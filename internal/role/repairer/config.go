@@ -5,27 +5,27 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/meshcni/istio-cni/internal/agent/podrepair"
+	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/kube"
-	"github.com/meshcni/istio-cni/internal/node/podns"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
 // Config is all that a run depends on.
 type Config struct {
 	standalone.Process
 
-	Repair podrepair.Settings
+	Repair racerepair.Settings
 	// Daemon false is one look at all pods.
 	Daemon bool
 	// Stanza is the configuration that the plugin would have: it decides which pods are of the mesh.
 	Stanza cniconf.Stanza
 	// Places lead to the namespaces of pods.
-	Places podns.Places
+	Places sandbox.Places
 	// Host is the node where this runs, for events.
 	Host string
 
@@ -76,12 +76,12 @@ func (c *Config) rows() []settings.Setting {
 		Name: "run-as-daemon", Env: settings.Dashed("REPAIR_", "run-as-daemon"), Default: "false",
 		Use: "go on, and repair pods as they come; without it: repair those that there are, and exit", Value: settings.Bool(&c.Daemon),
 	}}
-	for _, row := range podrepair.Rows(&c.Repair) {
+	for _, row := range racerepair.Rows(&c.Repair) {
 		row.Env = settings.Dashed("REPAIR_", row.Name)
 		rows = append(rows, row)
 	}
 	logJSON := "true" // as the command of old did
-	return slices.Concat(rows, podrepair.PluginRows(&c.Stanza), podrepair.PathRows(&c.Places), c.Rows("REPAIR_", "repair", "8002", "15034", logJSON),
+	return slices.Concat(rows, racerepair.PluginRows(&c.Stanza), racerepair.PathRows(&c.Places), c.Rows("REPAIR_", "repair", "8002", "15034", logJSON),
 		[]settings.Setting{
 			{
 				Name: "agent-namespace", Arg: "NAMESPACE", Env: []string{"POD_NAMESPACE"}, Use: "namespace of the node agent",

@@ -20,7 +20,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/podrepair"
+	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
@@ -54,7 +54,7 @@ func act(ctx context.Context, cfg Config, path string, log *slog.Logger) error {
 		return err
 	}
 	defer api.Close()
-	options := podrepair.Options{
+	options := racerepair.Options{
 		API: api, Log: log, Metrics: metrics.NewRepair(applet.Build().Version()),
 		Settings: cfg.Repair, Plugin: func() (cniconf.NetConf, error) { return cfg.Stanza.NetConf() },
 		ToolPath: path, Host: cfg.Host,
@@ -65,12 +65,12 @@ func act(ctx context.Context, cfg Config, path string, log *slog.Logger) error {
 		options.Find = cfg.Places.Find
 	}
 	if !cfg.Daemon {
-		return podrepair.Once(ctx, options)
+		return racerepair.Once(ctx, options)
 	}
-	state := health.NewState(health.Options{Log: log, Now: clock}, podrepair.Part)
+	state := health.NewState(health.Options{Log: log, Now: clock}, racerepair.Part)
 	options.Health = state
 	return cfg.Serve(ctx, log, state.Handler(), options.Metrics.Handler(), func(ctx context.Context) error {
-		podrepair.Run(ctx, options)
+		racerepair.Run(ctx, options)
 		return nil
 	})
 }

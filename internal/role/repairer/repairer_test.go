@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
-	"github.com/meshcni/istio-cni/internal/agent/podrepair"
+	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
@@ -31,8 +31,8 @@ func environment(pairs ...string) func(string) (string, bool) {
 	return func(name string) (string, bool) { v, ok := env[name]; return v, ok }
 }
 
-func reference() podrepair.Settings {
-	return podrepair.Settings{
+func reference() racerepair.Settings {
+	return racerepair.Settings{
 		Predicate: repair.Predicate{Annotation: "sidecar.istio.io/status", Container: "istio-validation", ExitCode: 126},
 		LabelKey:  "cni.istio.io/uninitialized", LabelValue: "true",
 	}
@@ -41,13 +41,13 @@ func reference() podrepair.Settings {
 // TestLoad takes the settings of the reference's command in all their spellings.
 func TestLoad(t *testing.T) {
 	t.Parallel()
-	changed := func(change func(*podrepair.Settings)) podrepair.Settings { s := reference(); change(&s); return s }
+	changed := func(change func(*racerepair.Settings)) racerepair.Settings { s := reference(); change(&s); return s }
 	for _, test := range []struct {
 		name   string
 		env    []string
 		args   []string
 		daemon bool
-		want   podrepair.Settings
+		want   racerepair.Settings
 	}{
 		{"nothing given", nil, nil, false, reference()},
 		{
@@ -59,7 +59,7 @@ func TestLoad(t *testing.T) {
 				"REPAIR_BROKEN-POD-LABEL-KEY=k", "REPAIR_BROKEN-POD-LABEL-VALUE=v",
 			},
 			nil, true,
-			podrepair.Settings{
+			racerepair.Settings{
 				Node: "n1", Switches: repair.Switches{Delete: true, Label: true}, LabelSelectors: "app=x", FieldSelectors: "metadata.name!=y",
 				Predicate: repair.Predicate{Annotation: "a/b", Container: "init", Message: "no way"}, LabelKey: "k", LabelValue: "v",
 			},
@@ -68,20 +68,20 @@ func TestLoad(t *testing.T) {
 			"variables of today",
 			[]string{"REPAIR_NODE_NAME=n1", "REPAIR_REPAIR_PODS=true", "REPAIR_EVICT=true"},
 			nil, false,
-			changed(func(s *podrepair.Settings) { s.Node, s.Switches.InPlace, s.Evict = "n1", true, true }),
+			changed(func(s *racerepair.Settings) { s.Node, s.Switches.InPlace, s.Evict = "n1", true, true }),
 		},
 		{
 			"a flag wins over a variable",
 			[]string{"REPAIR_NODE-NAME=n1", "REPAIR_DELETE-PODS=true"},
 			[]string{"--node-name=n2", "--delete-pods=false"},
 			false,
-			changed(func(s *podrepair.Settings) { s.Node = "n2" }),
+			changed(func(s *racerepair.Settings) { s.Node = "n2" }),
 		},
 		{
 			"empty flags match anything", nil,
 			[]string{"--sidecar-annotation=", "--init-container-name=", "--init-container-exit-code=0"},
 			false,
-			changed(func(s *podrepair.Settings) { s.Predicate = repair.Predicate{} }),
+			changed(func(s *racerepair.Settings) { s.Predicate = repair.Predicate{} }),
 		},
 		{"empty variables count as unset", []string{"REPAIR_SIDECAR-ANNOTATION=", "REPAIR_LABEL_PODS="}, nil, false, reference()},
 	} {

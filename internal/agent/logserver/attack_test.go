@@ -1,0 +1,248 @@
+package logserver
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+)
+
+// endless is a body without end: a batch of a record that goes on and on, or of many small ones.
+type endless struct{ piece string }
+
+func (e endless) Read(p []byte) (int, error) {
+	n := 0
+	for n < len(p) {
+		n += copy(p[n:], e.piece)
+	}
+	return n, nil
+}
+
+const head = "POST /log HTTP/1.1\r\nHost: unix\r\nContent-Type: application/json\r\n"
+
+func TestAfterEachAttackAnOrdinaryBatchArrives(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		attack func(t *testing.T, b *bench)
+	}{
+		{"endless_record", func(t *testing.T, b *bench) {
+			t.Helper()
+			_, _ = b.post(t, io.MultiReader(strings.NewReader(`["`), endless{"xxxxxxxx"}))
+		}},
+		{"endless_records", func(t *testing.T, b *bench) {
+			t.Helper()
+			_, _ = b.post(t, io.MultiReader(strings.NewReader(`[""`), endless{`,""`}))
+		}},
+		{"largest_body_of_smallest_elements", func(t *testing.T, b *bench) {
+			t.Helper()
+			if code, err := b.post(t, strings.NewReader("[0"+strings.Repeat(",0", maxBody/2-4)+"]")); code != 200 || err != nil {
+				t.Errorf("answer %d, %v", code, err)
+			}
+		}},
+		{"claims_a_huge_body", func(t *testing.T, b *bench) {
+			t.Helper()
+			raw(t, b, head+"Content-Length: 9223372036854775807\r\n\r\n[")
+		}},
+		{"endless_header", func(t *testing.T, b *bench) {
+			t.Helper()
+			conn := b.dial(t)
+			_, _ = io.Copy(conn, io.MultiReader(strings.NewReader(head+"X: "), endless{"xxxxxxxx"}))
+			answered(t, conn)
+		}},
+		{"slow_header", func(t *testing.T, b *bench) { t.Helper(); drip(t, b, head) }},
+		{"slow_body", func(t *testing.T, b *bench) {
+			t.Helper()
+			drip(t, b, head+"Content-Length: 1000000\r\n\r\n[")
+		}},
+		{"no_http", func(t *testing.T, b *bench) { t.Helper(); raw(t, b, "\x16\x03\x01\x00\xff\x00\n\n\r\n\r\n") }},
+		{"half_open", func(t *testing.T, b *bench) {
+			t.Helper()
+			conn := b.dial(t)
+			if err := conn.(*net.UnixConn).CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			answered(t, conn)
+		}},
+		{"body_cut_short", func(t *testing.T, b *bench) {
+			t.Helper()
+			conn := b.dial(t)
+			_, _ = io.WriteString(conn, head+"Content-Length: 1000\r\n\r\n["+quoted)
+			_ = conn.Close()
+			agenttest.Eventually(t, "it is counted", func() bool { return b.outcomes()["rejected"] == 1 })
+		}},
+		{"answer_never_read", func(t *testing.T, b *bench) {
+			t.Helper()
+			conn := b.dial(t)
+			for range 1000 {
+				if _, err := io.WriteString(conn, head+"Content-Length: 2\r\n\r\n[]"); err != nil {
+					break
+				}
+			}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			b := start(t, nil)
+			b.ordinary(t)
+			c.attack(t, b)
+			b.ordinary(t)
+			if got := b.log.String(); strings.Count(got, "\n") > 1 {
+				t.Errorf("the log has %q", got)
+			}
+		})
+	}
+}
+
+// raw sends bytes and waits until the server hangs up.
+func raw(t *testing.T, b *bench, text string) {
+	t.Helper()
+	conn := b.dial(t)
+	_, _ = io.WriteString(conn, text)
+	answered(t, conn)
+}
+
+// answered waits until the server hangs up.
+func answered(t *testing.T, conn net.Conn) {
+	t.Helper()
+	if _, err := io.Copy(io.Discard, conn); err != nil && os.IsTimeout(err) {
+		t.Errorf("the server does not hang up: %v", err)
+	}
+}
+
+// drip sends a text and then a byte at a time, until the server hangs up.
+func drip(t *testing.T, b *bench, text string) {
+	t.Helper()
+	conn := b.dial(t)
+	gone := make(chan struct{})
+	go func() { defer close(gone); answered(t, conn) }()
+	_, err := io.WriteString(conn, text)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for err == nil {
+		select {
+		case <-tick.C:
+			_, err = io.WriteString(conn, "x")
+		case <-gone:
+			return
+		}
+	}
+	<-gone
+}
+
+// When the log hangs, no more requests wait for it than there may be connections, and the agent ends all the same.
+func TestAHangingLogBoundsWhatWaitsForIt(t *testing.T) {
+	release, reached := make(chan struct{}), make(chan struct{})
+	b := start(t, func(o *Options) {
+		o.Records = slog.NewTextHandler(hanging{sync.OnceFunc(func() { close(reached) }), release}, nil)
+	})
+	before := runtime.NumGoroutine()
+	body := "[" + quoted + "]"
+	for range 100 {
+		_, _ = io.WriteString(b.dial(t), head+"Content-Length: "+strconv.Itoa(len(body))+"\r\n\r\n"+body)
+	}
+	<-reached
+	if got := runtime.NumGoroutine() - before; got > 3*socketOptions("").Connections {
+		t.Errorf("%d goroutines more", got)
+	}
+	b.stop()
+	close(release)
+}
+
+const quoted = `"{\"level\":\"info\",\"time\":\"2026-05-04T03:02:01Z\",\"msg\":\"x\"}"`
+
+type hanging struct {
+	reached func()
+	release chan struct{}
+}
+
+func (h hanging) Write(p []byte) (int, error) {
+	h.reached()
+	<-h.release
+	return len(p), nil
+}
+
+// agent is a server in a process of its own.
+type agent struct {
+	dir string
+	pid int
+	out agenttest.Buffer
+}
+
+func startAgent(t *testing.T) *agent {
+	t.Helper()
+	a := &agent{dir: agenttest.SocketDir(t)}
+	cmd := agenttest.Child(t, roleVariable+"=agent", "DIR="+a.dir)
+	cmd.Stdout = &a.out
+	stdin, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.pid = cmd.Process.Pid
+	t.Cleanup(func() {
+		_ = stdin.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the agent ended with %v", err)
+		}
+	})
+	agenttest.Eventually(t, "the agent is open", func() bool { return a.out.String() != "" })
+	return a
+}
+
+// peak returns the most memory that the process had resident, in bytes.
+func (a *agent) peak(t *testing.T) int {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "VmHWM:")
+	kib, err := strconv.Atoi(strings.Fields(rest)[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kib << 10
+}
+
+func TestMemoryUnderAttack(t *testing.T) {
+	a := startAgent(t)
+	calm := a.peak(t)
+	ctx, cancel := context.WithTimeout(t.Context(), agenttest.Generous)
+	defer cancel()
+	bodies := []string{
+		"[" + strings.Repeat(quoted+",", maxBody/(len(quoted)+1)-10) + quoted + "]", // records
+		`["` + strings.Repeat("x", maxBody-100) + `"]`,                              // one
+		"[" + strings.Repeat(`"",`, maxBody/3-100) + `""]`,                          // nothing, often
+		strings.Repeat("[", maxBody-100),
+	}
+	var all sync.WaitGroup
+	for i := range 100 {
+		all.Go(func() {
+			_, _ = post(ctx, filepath.Join(a.dir, "log.sock"), strings.NewReader(bodies[i%len(bodies)]))
+		})
+	}
+	all.Wait()
+	code, err := post(ctx, filepath.Join(a.dir, "log.sock"), strings.NewReader("["+quoted+"]"))
+	if code != http.StatusOK || err != nil {
+		t.Errorf("afterwards: %d %v", code, err)
+	}
+	used := a.peak(t) - calm
+	t.Logf("calm %d MiB, under attack %d MiB more", calm>>20, used>>20)
+	if used > most {
+		t.Errorf("%d MiB", used>>20)
+	}
+}

@@ -1,0 +1,145 @@
+// Package logserver logs the records that processes of the CNI plugin send to the node agent, each with its own time.
+//
+// It promises to understand the plugin of this program and the reference's, to keep the records of one invocation
+// together, and that no batch harms the agent: its size, the length of a record and the volume of the log have limits.
+// Records that are lost to those are counted. A record cannot pass for one of the agent's own, nor for several.
+//
+// It does not serve the socket; package unixsock does.
+//
+// Start reading at Relay. record.go has a record.
+package logserver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
+)
+
+// The limits. The plugin of this program sends 512 KiB of records at most, which is well within all of them.
+const (
+	maxBody    = 1 << 20 // bytes
+	maxRecords = 5000    // of a batch
+	maxRecord  = 256 << 10
+
+	byteRate  = 1 << 20 // per second
+	byteBurst = 16 << 20
+
+	// logEach is the least time between two records about records that were lost.
+	logEach = 30 * time.Second
+)
+
+// Options are where the records go. All but Level are required.
+type Options struct {
+	// Records gets the relayed records. Its Enabled is not asked, as its level is the agent's own.
+	Records slog.Handler
+	// Level is the lowest level that is relayed; nil means info.
+	Level slog.Leveler
+	// Log is the agent's own log.
+	Log     *slog.Logger
+	Metrics *metrics.Metrics
+}
+
+// Relay is the handler of the log socket.
+type Relay struct {
+	options Options
+	records slog.Handler
+	limiter *rate.Limiter
+
+	mu     sync.Mutex                 // keeps a batch together, and decoding to one at a time
+	lost   map[metrics.LogOutcome]int // since the last report
+	report rate.Sometimes
+}
+
+// New returns a relay.
+func New(o Options) *Relay {
+	if o.Level == nil {
+		o.Level = slog.LevelInfo
+	}
+	return &Relay{
+		options: o,
+		records: o.Records.WithAttrs([]slog.Attr{slog.String(scopeKey, scope)}),
+		limiter: rate.NewLimiter(byteRate, byteBurst),
+		lost:    map[metrics.LogOutcome]int{},
+		report:  rate.Sometimes{Interval: logEach},
+	}
+}
+
+// Handler serves the path to which plugins post.
+func (r *Relay) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc(agentapi.LogPattern, r.post)
+	return mux
+}
+
+// post relays a batch: a JSON array of strings, each of them the text of a record. Whatever can be read as one is
+// answered with 200, as the sender can do nothing about records that cannot. A batch that cannot be read counts as one
+// record: how many it had is not known.
+func (r *Relay) post(w http.ResponseWriter, request *http.Request) {
+	ctx := context.WithoutCancel(request.Context()) // even if the client goes away
+	body, err := io.ReadAll(http.MaxBytesReader(w, request.Body, maxBody))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err == nil {
+		err = r.relay(ctx, body)
+	}
+	if err != nil {
+		r.count(metrics.LogRejected, 1)
+		code := http.StatusBadRequest
+		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
+			code = http.StatusRequestEntityTooLarge
+		}
+		http.Error(w, http.StatusText(code), code)
+	}
+	if dropped, rejected := r.lost[metrics.LogDropped], r.lost[metrics.LogRejected]; dropped+rejected > 0 {
+		r.report.Do(func() {
+			r.options.Log.WarnContext(ctx, "plugin log records were not relayed", "dropped", dropped, "rejected", rejected)
+			clear(r.lost)
+		})
+	}
+}
+
+// relay decodes a batch as a whole before it logs any of it. An element that is no text is a bad record; null is an empty
+// batch, as it is for the reference.
+func (r *Relay) relay(ctx context.Context, body []byte) error {
+	var lines []string
+	err := json.Unmarshal(body, &lines)
+	if otherType := (*json.UnmarshalTypeError)(nil); err != nil && (lines == nil || !errors.As(err, &otherType)) {
+		return err
+	}
+	relayed := lines[:min(len(lines), maxRecords)]
+	r.count(metrics.LogDropped, len(lines)-len(relayed))
+	for _, line := range relayed {
+		r.count(r.log(ctx, line), 1)
+	}
+	return nil
+}
+
+// log logs one record and returns its outcome. It is empty for a record below the level, which counts for nothing.
+func (r *Relay) log(ctx context.Context, line string) metrics.LogOutcome {
+	record, err := parse(line)
+	switch {
+	case err != nil || len(line) > maxRecord:
+		return metrics.LogRejected
+	case record.Level < r.options.Level.Level():
+		return ""
+	case !r.limiter.AllowN(time.Now(), len(line)) || r.records.Handle(ctx, record) != nil: //nolint:forbidigo // as Allow does
+		return metrics.LogDropped
+	default:
+		return metrics.LogRelayed
+	}
+}
+
+func (r *Relay) count(outcome metrics.LogOutcome, n int) {
+	r.lost[outcome] += n
+	r.options.Metrics.LogRecords(outcome, n)
+}

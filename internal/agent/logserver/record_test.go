@@ -1,0 +1,353 @@
+package logserver
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/node/pluginlog"
+)
+
+func TestTheRealPluginIsRelayed(t *testing.T) {
+	b := start(t, func(o *Options) { o.Level = slog.LevelDebug })
+	l := b.plugin(io.Discard, pluginlog.LevelDebug)
+	log := l.Logger()
+	log.Debug("deciding")
+	log.Info("decided", "pod", "web-1", "count", 3, "ratio", 0.5, "capture", true, "ports", []int{80, 443}, "none", nil)
+	log.Warn("two\nlines", slog.Group("dns", "udp", 53))
+	log.Error("gave up", "scope", "forged", "msg", "mine", "error", fmt.Errorf("reading %q", "x"))
+	log.Log(t.Context(), pluginlog.LevelFatal.Level(), "fatal")
+	l.Close()
+	want := []map[string]any{
+		{"level": "DEBUG", "msg": "deciding", "scope": scope},
+		{
+			"level": "INFO", "msg": "decided", "scope": scope, "pod": "web-1", "count": 3.0, "ratio": 0.5,
+			"capture": true, "ports": []any{80.0, 443.0}, "none": nil,
+		},
+		{"level": "WARN", "msg": "two\nlines", "scope": scope, "dns.udp": 53.0},
+		{
+			"level": "ERROR", "msg": "gave up", "scope": scope,
+			"attr.scope": "forged", "attr.msg": "mine", "error": `reading "x"`,
+		},
+		{"level": "ERROR", "msg": "fatal", "scope": scope},
+	}
+	got := b.relayed(t)
+	for _, record := range got {
+		delete(record, "time") // which the next test is about
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(map[string]int{"relayed": 5}, b.outcomes()); diff != "" {
+		t.Errorf("counted (-want +got):\n%s", diff)
+	}
+}
+
+func TestTheReferencesPluginIsRelayed(t *testing.T) {
+	b := start(t, nil)
+	b.mustPost(t,
+		`{"level":"info","time":"2026-05-04T03:02:01.123456Z","msg":"istio-cni cmdAdd with k8s args  \n","pod":"web/1"}`,
+		`{"time":"2026-05-04T05:02:01.123456789+02:00","level":"error",`+
+			`"scope":"cni-plugin","msg":"<failed> & gave up","big":12345678901234567890}`+"\n")
+	want := `{"time":"2026-05-04T03:02:01.123456Z","level":"INFO","msg":"istio-cni cmdAdd with k8s args",` +
+		`"scope":"cni-plugin","pod":"web/1"}` + "\n" +
+		`{"time":"2026-05-04T05:02:01.123456789+02:00","level":"ERROR","msg":"<failed> & gave up",` +
+		`"scope":"cni-plugin","big":12345678901234567890}` + "\n"
+	if diff := cmp.Diff(want, b.records.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestRelayedLevelIsNotTheAgents(t *testing.T) { // W-30
+	for _, c := range []struct {
+		agent, relay slog.Level
+		want         string
+	}{
+		{slog.LevelError, slog.LevelDebug, "debug info warn error"},
+		{slog.LevelDebug, slog.LevelWarn, "warn error"},
+		{slog.LevelInfo, slog.LevelInfo, "info warn error"},
+	} {
+		t.Run(c.agent.String()+"_"+c.relay.String(), func(t *testing.T) {
+			var out agenttest.Buffer
+			b := start(t, func(o *Options) {
+				o.Records = slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: c.agent})
+				o.Level = c.relay
+			})
+			b.mustPost(t, line("debug", "debug", ""), line("info", "info", ""), line("warn", "warn", ""), line("error", "error", ""))
+			var got []string
+			for l := range strings.Lines(out.String()) {
+				_, rest, _ := strings.Cut(l, `"msg":"`)
+				msg, _, _ := strings.Cut(rest, `"`)
+				got = append(got, msg)
+			}
+			if diff := cmp.Diff(c.want, strings.Join(got, " ")); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if n := b.outcomes(); n["relayed"] != len(got) || len(n) != 1 {
+				t.Errorf("counted %v", n)
+			}
+		})
+	}
+}
+
+func TestBadRecordsAreSkippedAndGoodOnesAmongThemNot(t *testing.T) {
+	good := line("info", "good", "")
+	for name, bad := range map[string]string{
+		"empty":               "",
+		"text":                "hello",
+		"null":                "null",
+		"array":               "[]",
+		"unfinished":          `{"level":"info","time":"2026-05-04T03:02:01Z","msg":"x"`,
+		"something_after_it":  strings.TrimSpace(good) + `{}`,
+		"no_level":            `{"time":"2026-05-04T03:02:01Z","msg":"x"}`,
+		"level_none":          line("none", "x", ""),
+		"level_of_other_case": line("Info", "x", ""),
+		"no_time":             `{"level":"info","msg":"x"}`,
+		"time_is_a_number":    `{"level":"info","time":1777777777,"msg":"x"}`,
+		"time_of_other_form":  `{"level":"info","time":"04 May 26 03:02 UTC","msg":"x"}`,
+		"no_message":          `{"level":"info","time":"2026-05-04T03:02:01Z"}`,
+		"message_is_no_text":  `{"level":"info","time":"2026-05-04T03:02:01Z","msg":{"a":1}}`,
+		"deeply_nested":       line("info", "x", `,"a":`+strings.Repeat("[", 20000)),
+		"too_long":            line("info", "x", `,"a":"`+strings.Repeat("x", 256<<10)+`"`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := start(t, nil)
+			b.mustPost(t, good, bad, good)
+			if got := b.relayed(t); len(got) != 2 || got[0]["msg"] != "good" || got[1]["msg"] != "good" {
+				t.Errorf("relayed %v", got)
+			}
+			if diff := cmp.Diff(map[string]int{"relayed": 2, "rejected": 1}, b.outcomes()); diff != "" {
+				t.Errorf("counted (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestBodies(t *testing.T) {
+	good := `"{\"level\":\"info\",\"time\":\"2026-05-04T03:02:01Z\",\"msg\":\"x\"}"`
+	for _, c := range []struct {
+		name, body string
+		code       int
+		want       map[string]int
+	}{
+		{"empty_batch", `[]`, 200, map[string]int{}},
+		{"null", ` null `, 200, map[string]int{}},
+		{"one", "[" + good + "]\n", 200, map[string]int{"relayed": 1}},
+		{
+			"what_is_no_text_among_them", `[` + good + `,1,{"a":[2]},null,` + good + `]`, 200,
+			map[string]int{"relayed": 2, "rejected": 3},
+		},
+		{"nothing", ``, 400, map[string]int{"rejected": 1}},
+		{"object", `{"a":` + good + `}`, 400, map[string]int{"rejected": 1}},
+		{"text", good, 400, map[string]int{"rejected": 1}},
+		{"cut_short", `[` + good + `,` + good, 400, map[string]int{"rejected": 1}},
+		{"syntax_at_the_end", `[` + good + `,}`, 400, map[string]int{"rejected": 1}},
+		{"something_after_it", `[` + good + `] []`, 400, map[string]int{"rejected": 1}},
+		{"too_large", `["` + strings.Repeat("x", maxBody) + `"]`, 413, map[string]int{"rejected": 1}},
+		{"too_many", "[" + strings.Repeat(good+",", maxRecords+6) + good + "]", 200, map[string]int{"relayed": maxRecords, "dropped": 7}},
+		{"deeply_nested", strings.Repeat("[", 1<<20), 400, map[string]int{"rejected": 1}},
+		{"deeply_nested_objects", `[` + strings.Repeat(`{"a":`, 1<<17), 400, map[string]int{"rejected": 1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := start(t, nil)
+			code, err := b.post(t, strings.NewReader(c.body))
+			if code != c.code || err != nil {
+				t.Errorf("answer %d, %v, want %d", code, err, c.code)
+			}
+			if diff := cmp.Diff(c.want, b.outcomes()); diff != "" {
+				t.Errorf("counted (-want +got):\n%s", diff)
+			}
+			if got := len(b.relayed(t)); got != c.want["relayed"] {
+				t.Errorf("%d relayed", got)
+			}
+			b.ordinary(t)
+		})
+	}
+}
+
+func TestOnlyPostToLog(t *testing.T) {
+	b := start(t, nil)
+	for target, want := range map[string]int{"GET /log": 405, "POST /": 404, "POST /cmdadd": 404} {
+		method, path, _ := strings.Cut(target, " ")
+		w := httptest.NewRecorder()
+		b.handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, path, batchOf(t)))
+		if w.Code != want {
+			t.Errorf("%s: %d, want %d", target, w.Code, want)
+		}
+	}
+}
+
+// Whatever a record holds it stays one line, and no terminal obeys it.
+func TestARecordCannotPassForAnother(t *testing.T) {
+	forged := "x\n" + `{"time":"2026-05-04T03:02:01Z","level":"ERROR","msg":"forged"}` +
+		"\r\x1b[2J\x00\u2028\u0085\u009b\x7f\u202e" + ` level=ERROR`
+	for name, handler := range map[string]func(*bytes.Buffer) slog.Handler{
+		"json": func(b *bytes.Buffer) slog.Handler { return slog.NewJSONHandler(b, nil) },
+		"text": func(b *bytes.Buffer) slog.Handler { return slog.NewTextHandler(b, nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			s := start(t, func(o *Options) { o.Records = handler(&out) })
+			s.mustPost(t, marshal(map[string]any{
+				"level": "info", "time": "2026-05-04T03:02:01Z", "msg": forged,
+				"value": forged, forged: "key", "nested": map[string]any{forged: []string{forged}},
+			}))
+			s.stop()
+			if got := strings.Count(out.String(), "\n"); got != 1 || !strings.HasSuffix(out.String(), "\n") {
+				t.Errorf("%d lines: %q", got, out.String())
+			}
+			for _, r := range out.String()[:out.Len()-1] {
+				if r < 0x20 || r >= 0x7f && r <= 0x9f || r == 0x202e || r == 0x2028 {
+					t.Errorf("%U is in %q", r, out.String())
+				}
+			}
+			if name == "text" && strings.Count(strings.ReplaceAll(out.String(), `\"`, ""), "level=ERROR") != 5 {
+				t.Errorf("not five quoted texts in %q", out.String())
+			}
+		})
+	}
+}
+
+// marshal keeps U+2028 and its like as they are.
+func marshal(record map[string]any) string {
+	var add func(v any) string
+	add = func(v any) string {
+		switch v := v.(type) {
+		case map[string]any:
+			var members []string
+			for k, m := range v {
+				members = append(members, add(k)+":"+add(m))
+			}
+			return "{" + strings.Join(members, ",") + "}"
+		case []string:
+			var members []string
+			for _, m := range v {
+				members = append(members, add(m))
+			}
+			return "[" + strings.Join(members, ",") + "]"
+		case string:
+			escape := strings.NewReplacer(`"`, `\"`, `\`, `\\`, "\n", `\n`, "\r", `\r`, "\x1b", `\u001b`, "\x00", `\u0000`)
+			return `"` + escape.Replace(v) + `"`
+		}
+		panic("another kind")
+	}
+	return add(record)
+}
+
+func TestTheLastOfEqualKeysCounts(t *testing.T) {
+	b := start(t, nil)
+	b.mustPost(t, line("info", "x", `,"a":1,"b":2,"a":3`))
+	if got := b.records.String(); !strings.Contains(got, `"a":3,"b":2}`) || strings.Contains(got, `"a":1`) {
+		t.Errorf("relayed %s", got)
+	}
+}
+
+func TestABatchStaysTogether(t *testing.T) {
+	b := start(t, nil)
+	const senders, records = 20, 50
+	var all sync.WaitGroup
+	for sender := range senders {
+		all.Go(func() {
+			l := b.plugin(io.Discard, pluginlog.LevelInfo)
+			for range records {
+				l.Logger().Info("record", "sender", sender)
+			}
+			l.Close()
+		})
+	}
+	all.Wait()
+	got := b.relayed(t)
+	if len(got) != senders*records {
+		t.Fatalf("%d records, want %d", len(got), senders*records)
+	}
+	changes := 0
+	for i := 1; i < len(got); i++ {
+		if got[i]["sender"] != got[i-1]["sender"] {
+			changes++
+		}
+	}
+	if changes != senders-1 {
+		t.Errorf("the sender changes %d times in %d batches", changes, senders)
+	}
+}
+
+// Of a flood the burst is relayed, and then what the rate allows. What is lost is in the log once in a while.
+func TestRate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		counters := metrics.New("")
+		b := &bench{counters: counters, handler: New(Options{
+			Records: slog.DiscardHandler, Log: slog.New(slog.NewTextHandler(&log, nil)), Metrics: counters,
+		}).Handler()}
+		const size = 128 << 10
+		long := line("info", "x", "")
+		long = line("info", strings.Repeat("x", size-len(long)+1), "")
+		body, err := json.Marshal([]string{line("debug", "costs nothing", ""), long, long, long, long})
+		if err != nil {
+			t.Fatal(err)
+		}
+		expect := func(batches, relayed, dropped int) {
+			t.Helper()
+			for range batches {
+				w := httptest.NewRecorder()
+				b.handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/log", bytes.NewReader(body)))
+				if w.Code != http.StatusOK {
+					t.Error(w.Code)
+				}
+			}
+			if got := b.outcomes(); got["relayed"] != relayed || got["dropped"] != dropped {
+				t.Errorf("counted %v, want %d relayed and %d dropped", got, relayed, dropped)
+			}
+		}
+		expect(byteBurst/size/4, byteBurst/size, 0)
+		expect(2, byteBurst/size, 8)
+		time.Sleep(time.Second)
+		expect(3, byteBurst/size+byteRate/size, 12)
+		if got := log.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "dropped=4 rejected=0") {
+			t.Errorf("logged %q", got)
+		}
+		time.Sleep(time.Minute)
+		expect(33, 2*byteBurst/size+byteRate/size, 16)
+		if got := log.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, "dropped=8") {
+			t.Errorf("logged %q", got)
+		}
+	})
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(line("info", "x", `,"a":{"b":[1,"\u009b"]},"scope":"y"`))
+	f.Add(`{"level":"warn","time":"2026-05-04T05:02:01+02:00","msg":"","":null}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		record, err := parse(text)
+		if err != nil {
+			return
+		}
+		for name, handler := range map[string]func(*bytes.Buffer) slog.Handler{
+			"json": func(b *bytes.Buffer) slog.Handler { return slog.NewJSONHandler(b, nil) },
+			"text": func(b *bytes.Buffer) slog.Handler { return slog.NewTextHandler(b, nil) },
+		} {
+			var out bytes.Buffer
+			if err := handler(&out).Handle(t.Context(), record); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if strings.Count(out.String(), "\n") != 1 || strings.ContainsFunc(out.String(), func(r rune) bool {
+				return r < 0x20 && r != '\n' || r >= 0x7f && r <= 0x9f
+			}) {
+				t.Errorf("%s writes %q", name, out.String())
+			}
+		}
+	})
+}

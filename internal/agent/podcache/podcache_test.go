@@ -1,0 +1,396 @@
+package podcache
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/unixsock"
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
+)
+
+func newStore(t *testing.T, server *kubetest.Server) *Store {
+	t.Helper()
+	api, err := kube.NewClient(kube.Config{
+		Kubeconfig: server.Kubeconfig(t),
+		Backoff:    &wait.Backoff{Duration: time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 4, Cap: 10 * time.Millisecond},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return NewStore(Options{API: api, Node: "n", Log: slog.New(slog.DiscardHandler), Keep: []string{"mark"}})
+}
+
+// run follows until the test ends.
+func run(t *testing.T, s *Store) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var work sync.WaitGroup
+	work.Go(func() { s.Run(ctx) })
+	t.Cleanup(func() { cancel(); work.Wait() })
+}
+
+func pod(name, uid, node string, more string) []byte {
+	return fmt.Appendf(nil, `{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"shop","name":%q,"uid":%q%s},"spec":{"nodeName":%q,
+		"containers":[{"name":"app","args":["a"],"env":[{"name":"A","value":"b"}]}]},"status":{}}`, name, uid, more, node)
+}
+
+// gets are the requests for single pods.
+func gets(server *kubetest.Server) int {
+	count := 0
+	for _, r := range server.Requests() {
+		if strings.Contains(r, "/pods/") {
+			count++
+		}
+	}
+	return count
+}
+
+func TestKnownPodsAreNotFetched(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(pod("web", "1", "n", `,"annotations":{"mark":"x","other":"y"}`))
+	server.Set(pod("static", "2", "n", `,"annotations":{"kubernetes.io/config.hash":"h"}`))
+	server.Set(pod("far", "3", "elsewhere", ""))
+	s := newStore(t, server)
+	run(t, s)
+	agenttest.Eventually(t, "the pods are not delivered", func() bool { return s.Known() == 2 })
+	facts, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "web", UID: "1"})
+	if err != nil || facts.Annotations["mark"] != "x" || facts.Annotations["other"] != "" || len(facts.Containers) != 0 {
+		t.Errorf("got %+v, %v", facts, err)
+	}
+	// The runtime knows a static pod by the kubelet's UID.
+	if _, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "static", UID: "h"}); err != nil {
+		t.Error(err)
+	}
+	if gets(server) != 0 {
+		t.Errorf("asked for: %q", server.Requests())
+	}
+	// Another one of the name is asked for, and one that is not there is an error.
+	server.Set(pod("far", "3", "elsewhere", ""))
+	if facts, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "far", UID: "3"}); err != nil || facts.UID != "3" {
+		t.Errorf("got %+v, %v", facts, err)
+	}
+	if _, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "web", UID: "old"}); kube.ClassOf(err) != kube.WrongPod {
+		t.Errorf("got %v", err)
+	}
+	if _, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "none", UID: "1"}); kube.ClassOf(err) != kube.NotFound {
+		t.Errorf("got %v", err)
+	}
+	if _, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "web"}); err == nil {
+		t.Error("a pod without a UID is told about")
+	}
+}
+
+func TestOneFetchForAllPlugins(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(pod("web", "1", "n", ""))
+	server.FailOn("/pods/web", kubetest.Hang, 1)
+	s := newStore(t, server)
+	var waiting sync.WaitGroup
+	ctx, cancel := context.WithCancel(t.Context())
+	for range 10 {
+		waiting.Go(func() {
+			if _, err := s.Facts(ctx, kube.PodKey{Namespace: "shop", Name: "web", UID: "1"}); err == nil {
+				t.Error("a server that hangs has answered")
+			}
+		})
+	}
+	agenttest.Eventually(t, "nobody asks", func() bool { return gets(server) > 0 })
+	cancel()
+	waiting.Wait()
+	if gets(server) != 1 {
+		t.Errorf("%d requests", gets(server))
+	}
+	server.Heal()
+}
+
+// TestFollowNotifiesOfAllPodsAndChanges, and of a failing watch, which is reported once: a listener that comes later gets it too.
+func TestFollowNotifiesOfAllPodsAndChanges(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(pod("a", "1", "n", ""))
+	server.Fail(kubetest.Forbidden, kubetest.Forever)
+	s := newStore(t, server)
+	run(t, s)
+	agenttest.Eventually(t, "the watch works", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.watchErr != nil })
+	calls := make(chan string, 100)
+	ctx, cancel := context.WithCancel(t.Context())
+	var work sync.WaitGroup
+	work.Go(func() {
+		s.Follow(ctx, kube.Listener[kube.Pod]{
+			OnUpdate: func(p kube.Pod) { calls <- "update " + p.Facts.Name },
+			OnDelete: func(p kube.Pod) { calls <- "delete " + p.Facts.Name },
+			OnSync:   func() { calls <- "sync" },
+			OnError:  func(err error) { calls <- fmt.Sprint("error ", err != nil) },
+		})
+	})
+	next := func(want ...string) {
+		t.Helper()
+		for len(want) > 0 {
+			got := <-calls
+			if i := slices.Index(want, got); i >= 0 {
+				want = slices.Delete(want, i, i+1)
+			} else if got != "sync" { // which may come again
+				t.Fatalf("got %s, want %q", got, want)
+			}
+		}
+	}
+	next("error true")
+	server.Heal()
+	next("error false", "update a", "sync")
+	server.Set(pod("b", "2", "n", ""))
+	next("update b")
+	server.Delete("/api/v1/namespaces/shop/pods/a")
+	next("delete a")
+	later := make(chan string, 1)
+	work.Go(func() {
+		s.Follow(ctx, kube.Listener[kube.Pod]{OnUpdate: func(p kube.Pod) { later <- p.Facts.Name }, OnSync: func() {}})
+	})
+	if got := <-later; got != "b" {
+		t.Errorf("a later listener gets %s", got)
+	}
+	cancel()
+	work.Wait()
+	server.Set(pod("c", "3", "n", ""))
+	agenttest.Eventually(t, "no pod", func() bool { return s.Known() == 2 })
+	for range len(calls) {
+		if got := <-calls; got != "sync" {
+			t.Errorf("%s after the end", got)
+		}
+	}
+}
+
+// newService answers plugins; post is a plugin's report.
+func newService(t *testing.T) (s *Service, post func(text string) (status int)) {
+	t.Helper()
+	s = &Service{Ring: &Ring{}, Metrics: metrics.New(""), Log: slog.New(slog.DiscardHandler), Store: newStore(t, kubetest.NewServer(t))}
+	return s, func(text string) int { return s.ask(t, http.MethodPost, "/v1/report", text).Code }
+}
+
+func (s *Service) ask(t *testing.T, method, path, body string) *httptest.ResponseRecorder {
+	t.Helper()
+	w := httptest.NewRecorder()
+	s.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader(body)))
+	return w
+}
+
+func TestReportsAreKeptAndCounted(t *testing.T) {
+	service, post := newService(t)
+	m := service.Metrics
+	for i := range 600 {
+		text, _ := json.Marshal(agentapi.Report{
+			Pod: fmt.Sprint(i), Reason: "captured", Source: agentapi.SourceAgent, Processes: 2, Requests: 1,
+			Seconds: map[agentapi.Phase]float64{agentapi.PhaseTotal: 0.003, "unknown": 1, agentapi.PhaseRead: -1},
+		})
+		if code := post(string(text)); code != http.StatusOK {
+			t.Fatal(code)
+		}
+	}
+	for text, want := range map[string]int{
+		`{"reason":"of tomorrow","source":"moon"}`:          http.StatusOK,
+		`{"reason":"","source":"none","error":"it failed"}`: http.StatusOK,
+		`[]`:       http.StatusBadRequest,
+		`{"pod":1`: http.StatusBadRequest,
+	} {
+		if code := post(text); code != want {
+			t.Errorf("%.40s: %d, want %d", text, code, want)
+		}
+	}
+	w := service.ask(t, http.MethodGet, "/v1/decisions", "")
+	var all []agentapi.Report
+	if err := json.Unmarshal(w.Body.Bytes(), &all); err != nil || len(all) != 512 || all[2].Pod != "599" || all[511].Pod != "90" {
+		t.Errorf("%v, %d reports", err, len(all))
+	}
+	text := string(m.Text())
+	for _, want := range []string{
+		`istio_cni_add_total{reason="captured",source="agent"} 600`, `istio_cni_add_child_processes_total 1200`,
+		`istio_cni_add_api_requests_total 600`, `istio_cni_add_failures_total 1`, `istio_cni_add_reports_refused_total 3`,
+		`istio_cni_add_duration_seconds_bucket{phase="total",le="0.005"} 600`, `istio_cni_add_duration_seconds_count{phase="read"} 0`,
+	} {
+		if !strings.Contains(text, want+"\n") {
+			t.Errorf("no %s in\n%s", want, text)
+		}
+	}
+}
+
+// TestEveryReportIsShown: neither the size nor the content of a report is a reason to drop it. Its texts are cut and printable.
+func TestEveryReportIsShown(t *testing.T) {
+	service, post := newService(t)
+	m := service.Metrics
+	long := strings.Repeat("<\x1b[2J\u009b\n", 200_000)
+	whole := func(change func(*agentapi.Report)) string {
+		r := agentapi.Report{Time: time.Unix(1, 0), Namespace: "shop", Pod: "web", UID: "u", Container: "c", Reason: "captured", Source: agentapi.SourceAgent}
+		change(&r)
+		text, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	for name, text := range map[string]string{
+		"a long container":  whole(func(r *agentapi.Report) { r.Container = strings.Repeat("c", 1_400_000) }),
+		"a long detail":     whole(func(r *agentapi.Report) { r.Detail = long[:200_000] }),
+		"a long error":      whole(func(r *agentapi.Report) { r.Error = long[:200_000] }),
+		"beyond all bounds": whole(func(r *agentapi.Report) { r.Error = strings.Repeat("e", 9<<20) }),
+		"cut short":         strings.TrimSuffix(whole(func(*agentapi.Report) {}), "}"),
+		"another type":      `{"requests":"many",` + whole(func(*agentapi.Report) {})[1:],
+		"phases of its own": whole(func(r *agentapi.Report) {
+			r.Seconds = map[agentapi.Phase]float64{}
+			for i := range 10_000 {
+				r.Seconds[agentapi.Phase(fmt.Sprint("phase", i))] = 1
+			}
+		}),
+	} {
+		before := strings.Count(string(m.Text()), "\n")
+		code := post(text)
+		latest := service.Ring.Page(math.MaxUint64, 1)
+		if code != http.StatusOK || len(latest) != 1 {
+			t.Errorf("%s: answer %d, %d decisions", name, code, len(latest))
+			continue
+		}
+		r := latest[0]
+		printed, _ := json.Marshal(r)
+		if r.Namespace != "shop" || r.Pod != "web" || r.UID != "u" || r.Reason != "captured" || len(printed) > 48<<10 {
+			t.Errorf("%s: %d bytes: %+v", name, len(printed), r)
+		}
+		if shown := r.Container + r.Detail + r.Error; strings.ContainsFunc(shown, func(c rune) bool { return !printable.Is(c) }) {
+			t.Errorf("%s: not printable: %q", name, shown)
+		}
+		if after := strings.Count(string(m.Text()), "\n"); after != before {
+			t.Errorf("%s: %d lines of metrics, before it %d", name, after, before)
+		}
+	}
+	if text := string(m.Text()); !strings.Contains(text, `istio_cni_add_total{reason="captured",source="agent"} 7`+"\n") {
+		t.Errorf("not all are counted:\n%s", text)
+	}
+}
+
+// TestReportsCostABoundedMemory: a kept report does not hold the request in memory.
+func TestReportsCostABoundedMemory(t *testing.T) {
+	const reports, bound = 20, 2 << 20
+	service, post := newService(t)
+	r := agentapi.Report{Error: strings.Repeat("<", 200_000), Seconds: map[agentapi.Phase]float64{agentapi.PhaseTotal: 1}}
+	for i := range 10_000 {
+		r.Seconds[agentapi.Phase(fmt.Sprint("phase", i))] = 1
+	}
+	text, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := used()
+	for range reports {
+		if code := post(string(text)); code != http.StatusOK {
+			t.Fatal(code)
+		}
+	}
+	if after := used(); after > before+bound {
+		t.Errorf("%d bytes more for %d reports", after-before, reports)
+	}
+	if got := service.Ring.Latest(); len(got) != reports || got[0].Seconds[agentapi.PhaseTotal] != 1 {
+		t.Errorf("%d reports, %+v", len(got), got[0])
+	}
+}
+
+// TestReportsOfManyAtOnceAreKept: plugins hand their reports to the kernel and end, however many there are at a time.
+func TestReportsOfManyAtOnceAreKept(t *testing.T) {
+	const plugins = 1000
+	service, _ := newService(t)
+	m := service.Metrics
+	socket := filepath.Join(t.TempDir(), "s")
+	server, err := unixsock.Open(t.Context(), unixsock.Options{
+		Path: socket, Mode: 0o600, Connections: 256, Timeout: time.Minute, KeepAlive: true, Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var reporting, serving sync.WaitGroup
+	for i := range plugins {
+		reporting.Go(func() {
+			agent, err := agentapi.Dial(t.Context(), socket)
+			if err == nil {
+				err = agent.Report(t.Context(), agentapi.Report{Pod: fmt.Sprint(i), Reason: "captured", Source: agentapi.SourceAgent})
+				_ = agent.Close()
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	reporting.Wait() // the kernel has all reports, and the agent none
+	ctx, stop := context.WithCancel(t.Context())
+	serving.Go(func() { server.Serve(ctx, service.Handler()) })
+	agenttest.Eventually(t, "reports are missing", func() bool {
+		return strings.Contains(string(m.Text()), fmt.Sprintf(`istio_cni_add_total{reason="captured",source="agent"} %d`, plugins)+"\n")
+	})
+	stop()
+	serving.Wait()
+}
+
+// TestDecisionsComeInPages: all of them come, whatever is in them.
+func TestDecisionsComeInPages(t *testing.T) {
+	service, _ := newService(t)
+	socket := filepath.Join(t.TempDir(), "s")
+	var config net.ListenConfig
+	listener, err := config.Listen(t.Context(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	requests := 0
+	handler := service.Handler()
+	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			requests++
+		}
+		handler.ServeHTTP(w, r)
+	})}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	for i := range 600 {
+		r := agentapi.Report{Pod: fmt.Sprint(i), Detail: strings.Repeat("<", 1<<20), Error: strings.Repeat("<", 1<<20), Container: strings.Repeat("<", 1<<20)}
+		r.Trim()
+		service.Ring.Add(r)
+	}
+	agent, err := agentapi.Dial(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer agent.Close() //nolint:errcheck // nothing is written any more
+	all, err := agent.Decisions(t.Context(), time.Minute)
+	if err != nil || len(all) != 512 || all[0].Pod != "599" || all[511].Pod != "88" || requests != 9 {
+		t.Errorf("%d decisions of %d pages, %v", len(all), requests, err)
+	}
+	for query, want := range map[string]int{"": 512, "?limit=3": 3, "?limit=-1": 0, "?before=90": 1, "?before=0": 0, "?limit=99999": 512} {
+		w := service.ask(t, http.MethodGet, "/v1/decisions"+query, "")
+		var page []agentapi.Report
+		if err := json.Unmarshal(w.Body.Bytes(), &page); err != nil || len(page) != want || page == nil {
+			t.Errorf("%q: %d decisions, %v", query, len(page), err)
+		}
+	}
+	if w := service.ask(t, http.MethodGet, "/v1/decisions?before=x", ""); w.Code != http.StatusBadRequest {
+		t.Errorf("answer %d", w.Code)
+	}
+}

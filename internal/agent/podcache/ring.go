@@ -1,0 +1,45 @@
+package podcache
+
+import (
+	"math"
+	"sync"
+
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
+)
+
+// remembered is how many reports are kept.
+const remembered = 512
+
+// Ring has the last reports of plugins. They are numbered from 1.
+type Ring struct {
+	mu  sync.Mutex
+	all []agentapi.Report // that of number n at n modulo remembered
+	// last is the number of the latest.
+	last uint64
+}
+
+// Add keeps a trimmed report, in place of the oldest when there are enough.
+func (r *Ring) Add(one agentapi.Report) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.all == nil {
+		r.all = make([]agentapi.Report, remembered)
+	}
+	r.last++
+	one.Number = r.last
+	r.all[r.last%remembered] = one
+}
+
+// Latest lists all reports, the latest first.
+func (r *Ring) Latest() []agentapi.Report { return r.Page(math.MaxUint64, remembered) }
+
+// Page lists the reports whose number is below before, at most limit, the latest first.
+func (r *Ring) Page(before uint64, limit int) []agentapi.Report {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := []agentapi.Report{}
+	for n := min(before, r.last+1); n > 1 && n+remembered-1 > r.last && len(list) < limit; n-- {
+		list = append(list, r.all[(n-1)%remembered])
+	}
+	return list
+}

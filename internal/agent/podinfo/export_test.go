@@ -1,8 +1,0 @@
-package podinfo
-
-// Known counts the pods that the watch has delivered.
-func (s *Store) Known() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.pods)
-}

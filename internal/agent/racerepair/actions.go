@@ -1,0 +1,191 @@
+package racerepair
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+)
+
+// act does the first action that is enabled and can help. Wait is that of reconcile.
+func (j *job) act(ctx context.Context) (wait time.Duration, err error) {
+	mode := j.Settings.Switches.Mode(j.finding)
+	if mode != repair.InPlace && j.finding.Failed == (repair.State{}) && !j.confirmed() {
+		return 0, nil
+	}
+	switch mode {
+	case repair.InPlace:
+		return 0, j.redirect(ctx)
+	case repair.Delete:
+		return j.deletePod(ctx)
+	case repair.Label:
+		return 0, j.label(ctx)
+	case repair.Report:
+	}
+	j.once(ctx, ReasonBroken, j.why()+". "+j.advice())
+	return 0, nil
+}
+
+// confirmed reports whether the rules have been missing for long enough. Where nothing else speaks against the pod, it is
+// inspected twice before an action that costs its life.
+func (j *job) confirmed() bool {
+	now := j.Clock.Now()
+	if j.memory.missingSince.IsZero() {
+		j.memory.missingSince = now
+	}
+	due := j.memory.missingSince.Add(j.confirmAfter)
+	if due.After(now) {
+		j.queue.AddAfter(j.pod.Key(), due.Sub(now))
+		return false
+	}
+	return true
+}
+
+// redirect writes the rules into the pod's namespace, as the plugin would have at its start.
+func (j *job) redirect(ctx context.Context) error {
+	if j.alreadyRepaired() {
+		return nil
+	}
+	before := j.memory.repairedAt
+	var report redirection.Report
+	err := j.inNamespace(ctx, func(space redirection.Namespace) (err error) {
+		report, err = space.Apply(ctx, j.finding.Decision.Spec, redirection.Reconcile)
+		return err
+	})
+	if err != nil {
+		j.Metrics.Repaired(metrics.RepairPod, metrics.RepairFail)
+		j.event(kube.EventWarning, ReasonRepaired, j.why()+", and cannot be redirected in place: "+cause(ctx, err)+remedy(err)+
+			". It is tried again; delete the pod, so that it starts anew, if that goes on")
+		return err
+	}
+	j.memory.repairedAt, j.memory.state = j.Clock.Now(), metrics.PodRedirected
+	if len(report.Programs) > 0 {
+		j.Metrics.Repaired(metrics.RepairPod, metrics.RepairSuccess)
+		j.log.InfoContext(ctx, "redirected the pod in place", slog.String("reason", string(j.finding.Reason)),
+			slog.String("tools", strings.Join(report.Tools, ",")))
+		j.event(kube.EventNormal, ReasonRepaired, j.why()+"; it is redirected now"+j.consequence())
+		return nil
+	}
+	j.Metrics.Repaired(metrics.RepairPod, metrics.RepairSkip)
+	j.log.DebugContext(ctx, "the pod's rules were in place already")
+	if !before.IsZero() && j.finding.SawRules(before) {
+		j.event(kube.EventWarning, ReasonRepaired, "the validation fails although the rules are in place: see the log of its "+
+			"container, and delete the pod if it goes on")
+	}
+	return nil
+}
+
+// consequence is a sentence for the owner of a redirected pod, "" if there is none to know.
+func (j *job) consequence() string {
+	if j.finding.Started {
+		return ". Connections that it opened before stay outside of the mesh until they are closed: restart the pod to be sure"
+	}
+	if j.finding.FailedAt().IsZero() {
+		return ""
+	}
+	return ". The kubelet starts its validation again within its back-off, 5 minutes at most: delete the pod to have it at once"
+}
+
+// maxRetryAfter bounds the wait that a server asks for.
+const maxRetryAfter = 5 * time.Minute
+
+// The bounds of deletions: deletionBurst at once and one in each deletionInterval after that. Where every new pod is broken as
+// well, because the plugin is kept out of the chain, to delete at full speed would only make more of them.
+const (
+	deletionBurst    = 30
+	deletionInterval = 2 * time.Second
+)
+
+// deletePod deletes the pod of the version that was classified, by eviction if so configured. A pod that changed meanwhile is
+// classified again.
+func (j *job) deletePod(ctx context.Context) (time.Duration, error) {
+	if j.memory.deleted { // an eviction changes the pod before it deletes it
+		return 0, nil
+	}
+	now := j.Clock.Now()
+	if j.memory.deleteAfter.IsZero() {
+		j.memory.deleteAfter = now.Add(j.deletions.ReserveN(now, 1).DelayFrom(now))
+	}
+	if j.memory.deleteAfter.After(now) {
+		j.queue.AddAfter(j.pod.Key(), j.memory.deleteAfter.Sub(now))
+		return 0, nil
+	}
+	send := j.API.DeletePod
+	if j.Settings.Evict {
+		send = j.API.EvictPod
+	}
+	err := send(ctx, j.pod.Ref())
+	if kube.IsConflict(err) { // the watch delivers the change
+		j.log.DebugContext(ctx, "the pod changed before it was deleted", slog.String("error", err.Error()))
+		return 0, err
+	}
+	if err == nil {
+		j.memory.deleted = true
+		j.Metrics.Repaired(metrics.RepairDelete, metrics.RepairSuccess)
+		j.log.InfoContext(ctx, "deleted the pod", slog.String("reason", string(j.finding.Reason)), slog.Bool("eviction", j.Settings.Evict))
+		j.event(kube.EventWarning, ReasonDeleted, j.why()+": it is deleted, so that another one starts")
+	}
+	var wait time.Duration
+	if failed, ok := errors.AsType[*kube.Error](err); ok {
+		wait = min(failed.RetryAfter, maxRetryAfter)
+	}
+	return wait, j.fail(ctx, metrics.RepairDelete, ReasonDeleted, ", and cannot be deleted: ", err)
+}
+
+// label labels the pod, unless it has the label with whatever value.
+func (j *job) label(ctx context.Context) error {
+	name := j.Settings.LabelKey
+	if _, labelled := j.pod.Facts.Labels[name]; labelled {
+		if !j.memory.reported[string(ReasonLabelled)] {
+			j.memory.reported[string(ReasonLabelled)] = true
+			j.Metrics.Repaired(metrics.RepairLabel, metrics.RepairSkip)
+		}
+		return nil
+	}
+	err := j.API.LabelPod(ctx, j.pod.Ref(), name, j.Settings.LabelValue)
+	if err == nil {
+		j.memory.reported[string(ReasonLabelled)] = true
+		j.Metrics.Repaired(metrics.RepairLabel, metrics.RepairSuccess)
+		j.log.InfoContext(ctx, "labelled the pod", slog.String("reason", string(j.finding.Reason)), slog.String("label", name))
+		j.event(kube.EventWarning, ReasonLabelled, fmt.Sprintf("%s: it is labelled %s=%s. %s", j.why(), name, j.Settings.LabelValue, j.advice()))
+	}
+	return j.fail(ctx, metrics.RepairLabel, ReasonLabelled, ", and cannot be labelled: ", err)
+}
+
+// fail counts and reports the error of an action, if there is one. A pod that is gone, or another one by now, is no failure.
+func (j *job) fail(ctx context.Context, t metrics.RepairType, reason EventReason, what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if kube.ClassOf(err) == kube.NotFound || kube.IsConflict(err) {
+		j.Metrics.Repaired(t, metrics.RepairSkip)
+		return nil
+	}
+	j.Metrics.Repaired(t, metrics.RepairFail)
+	j.event(kube.EventWarning, reason, j.why()+what+cause(ctx, err)+remedy(err))
+	return err
+}
+
+// reportProblems leaves a pod alone because the plugin's configuration has problems: the namespaces to leave alone may be
+// among the parts that could not be read, and a pod that is made anew would not start.
+func (j *job) reportProblems(ctx context.Context) error {
+	text := j.conf.Problems.Error() + ". Mend the configuration of the node agent"
+	if j.finding.Broken {
+		j.memory.state = j.state()
+		j.Metrics.Repaired(map[repair.Mode]metrics.RepairType{
+			repair.InPlace: metrics.RepairPod, repair.Delete: metrics.RepairDelete, repair.Label: metrics.RepairLabel,
+		}[j.Settings.Switches.Mode(j.finding)], metrics.RepairFail)
+		j.once(ctx, ReasonBroken, j.why()+". Nothing is done about it while the plugin's configuration cannot be used: "+text)
+	} else {
+		j.memory.state = metrics.PodUnknown
+		j.once(ctx, ReasonUnverified, "it cannot be told whether the traffic is redirected while the plugin's configuration cannot be used: "+text)
+	}
+	return fmt.Errorf("%w: %w", errPolicy, j.conf.Problems)
+}

@@ -1,0 +1,585 @@
+package racerepair
+
+import (
+	"encoding/json"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+)
+
+// TestPacketsProveTheRepair has a pod on a veth that runs without redirection, and each way of writing rules that the plugin may
+// use: before the repair the application talks to the peer itself, afterwards to the proxy on 15001, and the proxy
+// (uid 1337) to the peer as ever.
+func TestPacketsProveTheRepair(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		conf cniconf.NetConf
+		// hook is a rule that must be there by then, as a program shows it.
+		program, hook string
+	}{
+		"auto":            {cniconf.NetConf{}, "iptables-nft-save", "-A OUTPUT -j ISTIO_OUTPUT"},
+		"netlink":         {cniconf.NetConf{Backend: redirect.Netlink}, "iptables-nft-save", "-A OUTPUT -j ISTIO_OUTPUT"},
+		"iptables":        {cniconf.NetConf{Backend: redirect.Tools}, "iptables-save", "-A OUTPUT -j ISTIO_OUTPUT"},
+		"iptables nft":    {cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "nft"}, "iptables-nft-save", "-A OUTPUT -j ISTIO_OUTPUT"},
+		"iptables legacy": {cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "legacy"}, "iptables-legacy-save", "-A OUTPUT -j ISTIO_OUTPUT"},
+		"native":          {cniconf.NetConf{Backend: redirect.Native}, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			net, err := labtest.New(t.Context(), ruleset.IPv4)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(net.Close)
+			if err := net.StartProxy(t.Context(), net.Proxy(redirect.Redirect), redirect.Redirect); err != nil {
+				t.Fatal(err)
+			}
+			ask := func(who labtest.Actor, by string) {
+				t.Helper()
+				question := labtest.Question{Ask: labtest.Ask{
+					From: who, Via: labtest.TCP, To: labtest.Peer.Port(ruleset.IPv4, 80), SourcePort: net.FreshPort(),
+				}, Want: []labtest.Hop{{By: by}}}
+				if err := question.Check(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+			ask(net.App(), "peer")
+			l := newFixture(t, inPlace)
+			l.conf.Store(&test.conf)
+			l.Start(net.Path())
+			p := crashing("web").at(labtest.Pod.Addr(ruleset.IPv4).String())
+			l.set(p)
+			l.run()
+			l.waitForAction(p, repair.InPlace)
+			ask(net.App(), labtest.ByOutbound)
+			ask(net.Proxy(redirect.Redirect), "peer")
+			rules := rulesOf(t, net.Path())
+			if test.program != "" && !strings.Contains(netnstest.Run(t, net.Path(), test.program), test.hook) || test.program == "" && rules != "" {
+				t.Errorf("rules:\n%s", rules)
+			}
+			if got := rulesOf(t, l.Host); got != "" {
+				t.Errorf("rules in the node's own namespace:\n%s", got)
+			}
+		})
+	}
+}
+
+// TestTheRulesAreThoseOfThePodsSettings compares with the plugin's own decision about the same pod.
+func TestTheRulesAreThoseOfThePodsSettings(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	p := crashing("web").at("10.88.0.2/24")
+	p.annotations = object{sidecar.InboundPortsKey: "8080,9090", "traffic.sidecar.istio.io/excludeOutboundPorts": "5432"}
+	path := l.Sandbox(p.ips...)
+	l.Mount(path, "cni-1")
+	l.set(p)
+	l.run()
+	l.waitForAction(p, repair.InPlace)
+	got := netnstest.Run(t, path, "iptables-save")
+	for _, want := range []string{"--dport 8080 -j ISTIO_IN_REDIRECT", "--dport 9090 -j ISTIO_IN_REDIRECT", "--dport 5432 -j RETURN"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no rule %q in\n%s", want, got)
+		}
+	}
+}
+
+// TestW8APodOfTheSameNameIsAnotherPod is a pod of a StatefulSet that comes back at once: with another UID, in another
+// namespace, perhaps with the address of before.
+func TestW8APodOfTheSameNameIsAnotherPod(t *testing.T) {
+	t.Parallel()
+	for name, seen := range map[string]func(*fixture, podSpec){
+		"the deletion is seen":     func(l *fixture, p podSpec) { l.server.Delete(p.path()) },
+		"the deletion is not seen": func(*fixture, podSpec) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newFixture(t, inPlace)
+			first := crashing("db-0").at("10.88.0.2/24")
+			l.place(first)
+			l.run()
+			l.waitForAction(first, repair.InPlace)
+			seen(l, first)
+			second := first
+			second.uid = "another-uid"
+			after := l.Sandbox(second.ips...) // the namespace of before is still there, too
+			l.cache(second, after)
+			l.set(second)
+			l.waitForEvent(second, "Normal", ReasonRepaired)
+			l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
+			if !captured(t, after) {
+				t.Error("the second pod is not redirected")
+			}
+			l.waitForStates(1, 0, 0, 0)
+		})
+	}
+}
+
+// TestW8ARestartedAgentDoesNotWorkTwice has a pod whose validation has not been tried again yet when another agent looks.
+func TestW8ARestartedAgentDoesNotWorkTwice(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	p, path := l.crashing()
+	stop := l.run()
+	l.waitForAction(p, repair.InPlace)
+	stop()
+	l.waitForStates(0, 0, 0, 0)
+	rules, events := rulesOf(t, path), len(l.server.Events())
+	l.run()
+	l.waitForCount(metrics.RepairPod, metrics.RepairSkip, 1)
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
+	l.waitForStates(1, 0, 0, 0)
+	for _, stop := range l.stops {
+		stop()
+	}
+	if got := rulesOf(t, path); got != rules || len(l.server.Events()) != events {
+		t.Errorf("rules are now\n%s\nevents: %v", got, l.events(p))
+	}
+}
+
+// TestTwoAgentsAtOnce has both see the same pods at the same time: of each pod one writes, and both end content.
+func TestTwoAgentsAtOnce(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	other := l.options
+	other.API, other.Metrics = l.api(), metrics.NewRepair("other")
+	var paths []string
+	for i, name := range []string{"a", "b", "c"} {
+		p := crashing(name).at(netip.AddrFrom4([4]byte{10, 88, 0, byte(2 + i)}).String() + "/24")
+		paths = append(paths, l.Sandbox(p.ips...))
+		l.cache(p, paths[i])
+		l.set(p)
+	}
+	l.run()
+	l.start(other)
+	both := func(result metrics.RepairResult) int {
+		n, err := metric(other.Metrics.Text(), `istio_cni_repair_pods_repaired_total{type="repair",result="`+string(result)+`"}`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l.repaired(metrics.RepairPod, result) + int(n)
+	}
+	agenttest.Eventually(t, "not all pods are checked by both", func() bool {
+		return both(metrics.RepairSuccess)+both(metrics.RepairSkip) == 2*len(paths)
+	})
+	if got := both(metrics.RepairSuccess); got != len(paths) || both(metrics.RepairFail) != 0 {
+		t.Errorf("%d writes for %d pods, %d failures", got, len(paths), both(metrics.RepairFail))
+	}
+	for _, path := range paths {
+		if n := strings.Count(rulesOf(t, path), "-A OUTPUT -j ISTIO_OUTPUT"); n != 1 {
+			t.Errorf("%d hooks", n)
+		}
+	}
+}
+
+// TestW11TheNodesOwnNamespaceIsNotTouched: not if it has the pod's address, and not if the cache names it.
+func TestW11TheNodesOwnNamespaceIsNotTouched(t *testing.T) {
+	t.Parallel()
+	for name, prepare := range map[string]func(l *fixture, p podSpec){
+		"the node has its address": func(l *fixture, p podSpec) {
+			l.IP(l.Host, "address add "+p.ips[0]+" dev lo")
+			l.Mount(l.Host, "host")
+			l.Start(l.Host)
+		},
+		"the cache names the node's": func(l *fixture, p podSpec) { l.cache(p, l.Host) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newFixture(t, inPlace)
+			p := crashing("web").at("10.88.0.2/24")
+			prepare(l, p)
+			l.set(p)
+			l.run()
+			l.waitForEvent(p, "Warning", ReasonRepaired, "cannot be redirected in place", "it is on the node's own network", "delete the pod")
+			l.waitForCount(metrics.RepairPod, metrics.RepairFail, 1)
+			l.waitForStates(0, 1, 0, 0)
+			if got := rulesOf(t, l.Host); got != "" {
+				t.Errorf("rules were written:\n%s", got)
+			}
+		})
+	}
+}
+
+// TestASquatterBlocksNoRepair has another pod add the address of a broken one, which is repaired all the same, where a record or
+// the interface tells the two apart. Where nothing does, the event names both.
+func TestASquatterBlocksNoRepair(t *testing.T) {
+	t.Parallel()
+	const address = "10.88.0.2/24"
+	onLo := func(l *fixture) string {
+		path := l.Sandbox("10.88.0.3/24")
+		netnstest.Run(l.T, path, "ip", "address", "add", "10.88.0.2/32", "dev", "lo")
+		return path
+	}
+	onEth0 := func(l *fixture) string { return l.Sandbox("10.88.0.3/24", address) }
+	evil := podSpec{name: "evil", uid: "99999999-4d64-4b2b-9d5a-6d1d2a3b4c5d"}
+	for name, test := range map[string]struct {
+		squat  func(l *fixture) string
+		record func(l *fixture, p podSpec, victim, squatter string)
+		texts  []string // of the event, if the pod is not repaired
+	}{
+		"on lo":                                {onLo, nil, nil},
+		"with the pod in the cache":            {onEth0, func(l *fixture, p podSpec, victim, _ string) { l.cache(p, victim) }, nil},
+		"with the squatter in the cache":       {onEth0, func(l *fixture, _ podSpec, _, squatter string) { l.cache(evil, squatter) }, nil},
+		"with a process in the pod's cgroup":   {onEth0, func(l *fixture, p podSpec, victim, _ string) { l.Process("77", victim, p.uid) }, nil},
+		"with a process in the other's cgroup": {onEth0, func(l *fixture, _ podSpec, _, squatter string) { l.Process("77", squatter, evil.uid) }, nil},
+		"without anything":                     {onEth0, nil, []string{"several network namespaces could be its own", "netns/cni-0", "netns/cni-1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newFixture(t, inPlace)
+			p := crashing("web").at("10.88.0.2/24")
+			p.uid = "0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d"
+			squatter, victim := test.squat(l), l.Sandbox(p.ips...)
+			l.Mount(squatter, "cni-0")
+			l.Mount(victim, "cni-1")
+			if test.record != nil {
+				test.record(l, p, victim, squatter)
+			}
+			l.set(p)
+			l.run()
+			if test.texts == nil {
+				l.waitForAction(p, repair.InPlace)
+			} else {
+				l.waitForEvent(p, "Warning", ReasonRepaired, append(test.texts, inodeOf(t, victim), inodeOf(t, squatter))...)
+			}
+			if captured(t, victim) != (test.texts == nil) || rulesOf(t, squatter) != "" {
+				t.Error("the wrong namespace was written to")
+			}
+		})
+	}
+}
+
+func inodeOf(t *testing.T, path string) string {
+	t.Helper()
+	inode, err := netns.InodeOf(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return inode.String()
+}
+
+// TestW11AnAddressThatWasGivenToAnotherPodIsNoProof has a pod whose sandbox ended with the node's last run, and another one that
+// has its address now, in the mesh or not, by the API server. That libcni's cache decides as well is shown by sandbox.
+func TestW11AnAddressThatWasGivenToAnotherPodIsNoProof(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	p := crashing("web").at("10.88.0.2/24")
+	path := l.Sandbox(p.ips...)
+	l.Mount(path, "cni-1")
+	l.Start(path)
+	other := podSpec{name: "other", uid: "other", plain: true, phase: "Running"}.at("10.88.0.2/24")
+	l.set(other)
+	// Pods that have ended, and those on the node's network, do not count.
+	l.set(podSpec{name: "over", uid: "over", plain: true, phase: "Succeeded"}.at("10.88.0.2/24"))
+	l.set(podSpec{name: "host", uid: "host", plain: true, phase: "Running", host: true}.at("10.88.0.2/24"))
+	l.set(p)
+	l.run()
+	l.waitForEvent(p, "Warning", ReasonRepaired, "may be another pod's", "pod shop/other has the same ones")
+	l.waitForStates(0, 1, 0, 0)
+	if got := rulesOf(t, path); got != "" {
+		t.Errorf("rules were written:\n%s", got)
+	}
+	l.server.Delete(other.path())
+	agenttest.Eventually(t, "it is not redirected", func() bool {
+		l.clock.Step(time.Second)
+		return l.repaired(metrics.RepairPod, metrics.RepairSuccess) == 1
+	})
+	if !captured(t, path) {
+		t.Error("it is not redirected")
+	}
+}
+
+// TestRepairComesBeforeTheValidation looks into namespaces of pods that nothing is known against yet.
+func TestRepairComesBeforeTheValidation(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	p := podSpec{name: "web", uid: "u"}
+	l.set(p)
+	l.run()
+	l.waitForWorker()
+	if l.searches.Load() != 1 { // for the pod that marks the end
+		t.Error("a namespace was looked for before there was one")
+	}
+	p = p.at("10.88.0.2/24")
+	l.place(p)
+	message := l.waitForEvent(p, "Normal", ReasonRepaired, "no rules", "redirected now").Message
+	if strings.Contains(message, "Connections") || strings.Contains(message, "back-off") {
+		t.Errorf("nothing has run in it yet: %s", message)
+	}
+	l.waitForStates(1, 0, 0, 0)
+	asked := l.searches.Load()
+	p.now = running()
+	l.set(p)
+	l.waitForWorker()
+	p.now = ended(0, agenttest.Start().Add(time.Second))
+	p.phase, p.proxy = "Running", running()
+	l.set(p)
+	l.waitForWorker()
+	l.waitForStates(1, 0, 0, 0)
+	if got := l.searches.Load() - asked; got > 5 { // two pods that mark the end, one of them looked for once
+		t.Errorf("%d searches for a pod that is fine", got)
+	}
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
+}
+
+// TestAnEventOnARunningPodNamesItsOpenConnections has a pod without a validation.
+func TestAnEventOnARunningPodNamesItsOpenConnections(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	p := podSpec{name: "web", uid: "u", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.2/24")
+	path := l.Sandbox(p.ips...)
+	l.Start(path)
+	l.set(p)
+	l.run()
+	l.waitForEvent(p, "Normal", ReasonRepaired, "no rules", "Connections that it opened before stay outside")
+	if !captured(t, path) {
+		t.Error("not redirected")
+	}
+}
+
+// rules writes the rules of another configuration, as those of an earlier version are.
+func (l *fixture) otherRules(path string) {
+	l.Helper()
+	netnstest.Run(l.T, path, "sh", "-c", `printf '*nat\n:ISTIO_OUTPUT -\n-A OUTPUT -p tcp -j ISTIO_OUTPUT\n-A ISTIO_OUTPUT -j RETURN\nCOMMIT\n' | iptables-nft-restore -n`)
+}
+
+// TestRunningPodsKeepTheirRules has rules that differ from those of now: they are changed before the validation, and reported
+// after it.
+func TestRunningPodsKeepTheirRules(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	runs := podSpec{name: "runs", uid: "u1", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.2/24")
+	comes := podSpec{name: "comes", uid: "u2"}.at("10.88.0.3/24")
+	old, young := l.Sandbox(runs.ips...), l.Sandbox(comes.ips...)
+	l.otherRules(old)
+	l.otherRules(young)
+	before := rulesOf(t, old)
+	l.cache(runs, old)
+	l.cache(comes, young)
+	l.set(runs)
+	l.set(comes)
+	l.run()
+	l.waitForEvent(comes, "Normal", ReasonRepaired, "other rules")
+	l.waitForEvent(runs, "Warning", ReasonDrifted, "from its next start on")
+	l.waitForStates(1, 0, 1, 0)
+	if got := rulesOf(t, old); got != before {
+		t.Errorf("the rules of a running pod were changed:\n%s", got)
+	}
+	if !captured(t, young) {
+		t.Error("the other pod is not redirected")
+	}
+	for range 3 {
+		runs.labels = object{"touched": stamp(l.clock.Now())}
+		l.set(runs)
+		l.waitForWorker()
+	}
+	if got := l.events(runs); len(got) != 1 || got[0].Count != 1 {
+		t.Errorf("events %v", got)
+	}
+}
+
+// TestAFailureAfterTheRepairIsInspectedAgain has a validation that goes on failing, for once with the rules in place and then
+// because they were removed.
+func TestAFailureAfterTheRepairIsInspectedAgain(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	p, path := l.crashing()
+	l.run()
+	l.waitForAction(p, repair.InPlace)
+
+	p.last = ended(126, l.clock.Now()) // it ran while the rules were written
+	l.set(p)
+	l.waitForWorker()
+	l.waitForCount(metrics.RepairPod, metrics.RepairSkip, 0)
+
+	l.clock.Step(10 * time.Second)
+	p.last = ended(126, l.clock.Now())
+	l.set(p)
+	l.waitForEvent(p, "Warning", ReasonRepaired, "validation fails although the rules are in place", "delete the pod")
+	l.waitForCount(metrics.RepairPod, metrics.RepairSkip, 1)
+
+	netnstest.Run(t, path, "iptables-nft", "-t", "nat", "-F")
+	l.clock.Step(10 * time.Second)
+	p.last = ended(126, l.clock.Now())
+	l.set(p)
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
+	if !captured(t, path) {
+		t.Error("the rules are not there again")
+	}
+}
+
+// nodePod is a pod as the controller gets it.
+func (p podSpec) nodePod() kube.Pod {
+	pod := kube.Pod{
+		Facts: sidecar.Facts{
+			Namespace: p.namespace(), Name: p.name, UID: p.uid, Annotations: map[string]string{sidecar.StatusKey: ""},
+			Containers: []sidecar.Container{{Name: sidecar.ValidationContainer, Init: true}, {Name: "istio-proxy", Args: []string{"proxy", "sidecar"}}},
+		},
+		Version: "1", NodeName: node1,
+	}
+	for _, ip := range p.ips {
+		pod.Addresses = append(pod.Addresses, netip.MustParsePrefix(ip).Addr())
+	}
+	return pod
+}
+
+// TestAChangeDuringTheWork comes between the beginning and the end of the work on a pod: a result for the earlier sandbox or pod does
+// not count afterwards.
+func TestAChangeDuringTheWork(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(podSpec) podSpec{
+		"another sandbox": func(p podSpec) podSpec { return p },
+		"another pod":     func(p podSpec) podSpec { p.uid = "another"; return p },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newFixture(t, inPlace)
+			first := podSpec{name: "web", uid: "u"}.at("10.88.0.2/24")
+			second := change(first).at("10.88.0.3/24")
+			paths := []string{l.Sandbox(first.ips...), l.Sandbox(second.ips...)}
+			l.Mount(paths[0], "first")
+			l.Mount(paths[1], "second")
+			var c *controller
+			news := sync.OnceFunc(func() { c.update(second.nodePod()) })
+			l.options.Plugin = func() (cniconf.NetConf, error) {
+				news()
+				return cniconf.NetConf{}, nil
+			}
+			c = newController(l.options)
+			c.update(first.nodePod())
+			pod := first.nodePod()
+			k := pod.Key()
+			for i, path := range paths {
+				if _, err := c.reconcile(t.Context(), k); err != nil {
+					t.Fatal(err)
+				}
+				if !captured(t, path) {
+					t.Errorf("sandbox %d is not redirected", i)
+				}
+			}
+			l.waitForStates(1, 0, 0, 0)
+			c.delete(first.nodePod())
+			if name == "another pod" {
+				l.waitForStates(1, 0, 0, 0) // that was the one of before
+			}
+			third := second
+			third.uid = "third"
+			c.update(third.nodePod()) // without word of the end of the one before
+			l.waitForStates(0, 0, 0, 0)
+		})
+	}
+}
+
+// TestAPodIsDeletedForMissingRulesOnlyIfSeenTwice is about modes that are no help but for the mesh.
+func TestAPodIsDeletedForMissingRulesOnlyIfSeenTwice(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, deleting)
+	gone, late := podSpec{name: "gone", uid: "u1"}.at("10.88.0.2/24"), podSpec{name: "late", uid: "u2"}.at("10.88.0.3/24")
+	without, with := l.Sandbox(gone.ips...), l.Sandbox(late.ips...)
+	l.cache(gone, without)
+	l.cache(late, with)
+	l.set(gone)
+	l.set(late)
+	l.run()
+	l.waitForStates(0, 2, 0, 0)
+	if got := l.writes(); len(got) != 0 {
+		t.Fatalf("deleted at first sight: %q", got)
+	}
+	// Another agent writes the rules meanwhile.
+	helper := newFixture(t, inPlace)
+	helper.cache(late, with)
+	helper.set(late)
+	helper.run()
+	helper.waitForEvent(late, "Normal", ReasonRepaired)
+	agenttest.Eventually(t, "no timer runs for the second inspection", func() bool { return l.clock.Waiters() > 2 })
+	l.clock.Step(3 * time.Second)
+	l.waitForEvent(gone, "Warning", ReasonDeleted, "no rules")
+	l.waitForStates(1, 0, 0, 0)
+	if _, leaving := l.fetch(late); leaving {
+		t.Error("a pod that is redirected was deleted")
+	}
+	l.noEvents(late)
+}
+
+// TestMissingRulesAreForgottenWhenOtherRulesCome has rules go, come back as others and go again: the second time is not the second look.
+func TestMissingRulesAreForgottenWhenOtherRulesCome(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, deleting)
+	p := podSpec{name: "web", uid: "u", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.2/24")
+	path := l.Sandbox(p.ips...)
+	l.Mount(path, "cni-1")
+	l.set(p)
+	l.run()
+	l.waitForStates(0, 1, 0, 0)
+	l.otherRules(path)
+	p.labels = object{"touched": "1"}
+	l.set(p)
+	l.waitForStates(0, 0, 1, 0)
+	l.clock.Step(time.Hour)
+	netnstest.Run(t, path, "sh", "-c", "printf '*nat\n:PREROUTING ACCEPT\n:INPUT ACCEPT\n:OUTPUT ACCEPT\n:POSTROUTING ACCEPT\nCOMMIT\n' | iptables-nft-restore")
+	p.labels = object{"touched": "2"}
+	l.set(p)
+	l.waitForStates(0, 1, 0, 0)
+	l.waitForWorker()
+	if got := l.writes(); len(got) > 0 {
+		t.Fatalf("deleted at first sight: %q", got)
+	}
+	l.clock.Step(3 * time.Second)
+	l.waitForEvent(p, "Warning", ReasonDeleted, "no rules")
+}
+
+// TestANewConfigurationIsUsed changes the configuration of the plugin while no pod changes.
+func TestANewConfigurationIsUsed(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
+	p, path := l.crashing()
+	l.run()
+	l.waitForWorker()
+	l.waitForStates(0, 0, 0, 0)
+	agenttest.Eventually(t, "no timer runs for the configuration", func() bool { return l.clock.Waiters() > 1 })
+	l.conf.Store(&cniconf.NetConf{})
+	l.clock.Step(10 * time.Second)
+	l.waitForAction(p, repair.InPlace)
+	agenttest.Eventually(t, "no timer runs for the configuration", func() bool { return l.clock.Waiters() > 1 })
+	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
+	l.clock.Step(10 * time.Second)
+	l.waitForStates(0, 0, 0, 0)
+	if !captured(t, path) {
+		t.Error("rules were taken away from a running pod")
+	}
+}
+
+// TestAPodOfAnotherNodeIsNotSearched has a server that sends more than it was asked for.
+func TestAPodOfAnotherNodeIsNotSearched(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	l.run()
+	agenttest.Eventually(t, "no watch", func() bool { return l.server.Watches() > 0 })
+	p := crashing("web").at("10.88.0.2/24")
+	p.node = "node-2"
+	path := l.Sandbox(p.ips...)
+	l.cache(p, path)
+	whole := p.object()
+	whole["metadata"].(object)["resourceVersion"] = "100"
+	data, err := json.Marshal(whole)
+	l.Do(err)
+	l.server.Tell("ADDED", data)
+	l.waitForEvent(p, "Warning", ReasonBroken, "on its own node alone")
+	if l.searches.Load() != 0 || captured(t, path) {
+		t.Error("it was looked for here")
+	}
+}

@@ -1,0 +1,453 @@
+package racerepair
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
+	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
+)
+
+const node1 = "node-1"
+
+// fixture is an API server, a node whose pods can be searched, and a controller.
+type fixture struct {
+	*sandboxtest.Node
+
+	server  *kubetest.Server
+	clock   *clocktesting.FakeClock
+	options Options
+	// conf is the plugin's configuration.
+	conf atomic.Pointer[cniconf.NetConf]
+	// searches counts the searches for namespaces.
+	searches atomic.Int64
+	log      *agenttest.Buffer
+	stops    []func()
+}
+
+func newFixture(t *testing.T, switches repair.Switches, more ...func(*Options)) *fixture {
+	t.Helper()
+	l := &fixture{Node: sandboxtest.New(t), server: kubetest.NewServer(t), clock: agenttest.NewClock(), log: &agenttest.Buffer{}}
+	l.conf.Store(&cniconf.NetConf{})
+	settings := defaults(t)
+	settings.Switches, settings.Node = switches, node1
+	l.options = Options{
+		API: l.api(), Clock: l.clock, Log: slog.New(slog.NewTextHandler(l.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Workers: 1, Metrics: metrics.NewRepair("test"), Settings: settings, Host: node1, Plugin: func() (cniconf.NetConf, error) { return *l.conf.Load(), nil },
+		Find: func(ctx context.Context, pod sandbox.Pod) (*sandbox.Namespace, error) {
+			l.searches.Add(1)
+			return l.Find(ctx, pod)
+		},
+	}
+	for _, change := range more {
+		change(&l.options)
+	}
+	l.options.Events = eventrecorder.New(l.options.API, eventrecorder.Options{
+		Log: l.options.Log, Count: l.options.Metrics.EventReported, Clock: l.clock,
+	})
+	t.Cleanup(l.options.Events.Shutdown)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log:\n%s\nrequests:\n%s", l.log, strings.Join(l.server.Requests(), "\n"))
+		}
+	})
+	return l
+}
+
+// defaults are the settings without any flag.
+func defaults(t *testing.T) Settings {
+	t.Helper()
+	var s Settings
+	for _, row := range Rows(&s) {
+		if err := row.Value.Set(row.Default); err != nil {
+			t.Fatalf("default of %s: %v", row.Name, err)
+		}
+	}
+	return s
+}
+
+// api is another client of the server.
+func (l *fixture) api() *kube.Client {
+	l.Helper()
+	host, port := l.server.Address()
+	token, authority := l.server.ServiceAccount(l.T)
+	api, err := kube.NewClient(kube.Config{
+		Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority, Timeout: time.Minute,
+		IdleTimeout: time.Hour,
+		Backoff:     &wait.Backoff{Duration: time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 4, Cap: 4 * time.Millisecond},
+	})
+	if err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(api.Close)
+	return api
+}
+
+// cache writes an entry of libcni's cache, about a namespace that is mounted where no search looks without that.
+func (l *fixture) cache(p podSpec, path string) {
+	l.Helper()
+	l.Cached(p.name+"-"+p.uid, sandbox.Pod{Namespace: p.namespace(), Name: p.name, UID: p.uid}, l.Kept(path, p.uid))
+}
+
+// place puts a pod on the node, with its namespace in the cache.
+func (l *fixture) place(p podSpec) (path string) {
+	l.Helper()
+	path = l.Sandbox(p.ips...)
+	l.cache(p, path)
+	l.set(p)
+	return path
+}
+
+// crashing places the pod "web" whose validation fails time and again.
+func (l *fixture) crashing() (p podSpec, path string) {
+	l.Helper()
+	p = crashing("web").at("10.88.0.2/24")
+	return p, l.place(p)
+}
+
+// state is a container's state as the kubelet writes it.
+type state = object
+
+func waiting(reason string) state { return state{"waiting": object{"reason": reason}} }
+func running() state              { return state{"running": object{"startedAt": stamp(agenttest.Start())}} }
+
+// ended is one that ended at a time, after five seconds of running.
+func ended(code int, at time.Time) state {
+	reason := "Error"
+	if code == 0 {
+		reason = "Completed"
+	}
+	return state{"terminated": object{
+		"exitCode": code, "reason": reason, "startedAt": stamp(at.Add(-5 * time.Second)), "finishedAt": stamp(at),
+	}}
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+type object = map[string]any
+
+// podSpec has the fields of a pod that a test sets; the others are those of a pod of the mesh that starts.
+type podSpec struct {
+	ns, name, uid, node   string
+	ips                   []string
+	now, last             state // of the validation
+	proxy                 state
+	phase, restart        string
+	labels, annotations   object
+	plain, host, deleting bool
+	gateway               bool
+	// unvalidated has no validation.
+	unvalidated bool
+}
+
+func (p podSpec) namespace() string {
+	if p.ns == "" {
+		return "shop"
+	}
+	return p.ns
+}
+
+func (p podSpec) path() string { return "/api/v1/namespaces/" + p.namespace() + "/pods/" + p.name }
+
+func or[T comparable](value, by T) T {
+	var none T
+	if value == none {
+		return by
+	}
+	return value
+}
+
+func (p podSpec) metadata() object {
+	metadata := object{"name": p.name, "namespace": p.namespace(), "uid": p.uid, "labels": p.labels}
+	annotations := object{}
+	if !p.plain {
+		annotations[sidecar.StatusKey] = `{"initContainers":["istio-validation"],"containers":["istio-proxy"]}`
+	}
+	maps.Copy(annotations, p.annotations)
+	metadata["annotations"] = annotations
+	if p.deleting {
+		metadata["deletionTimestamp"] = stamp(agenttest.Start())
+	}
+	return metadata
+}
+
+func (p podSpec) object() object {
+	args := []string{"proxy", "sidecar"}
+	if p.gateway {
+		args[1] = "router"
+	}
+	spec := object{
+		"nodeName": or(p.node, node1), "restartPolicy": or(p.restart, "Always"), "hostNetwork": p.host,
+		"containers": []object{{"name": "app"}, {"name": "istio-proxy", "args": args}},
+	}
+	status := object{"phase": or(p.phase, "Pending")}
+	if len(p.ips) > 0 {
+		ips := []object{}
+		for _, ip := range p.ips {
+			ips = append(ips, object{"ip": strings.Split(ip, "/")[0]})
+		}
+		status["podIP"], status["podIPs"] = ips[0]["ip"], ips
+	}
+	if !p.plain && !p.unvalidated {
+		spec["initContainers"] = []object{{"name": sidecar.ValidationContainer}}
+		one := object{"name": sidecar.ValidationContainer}
+		if p.now != nil {
+			one["state"] = p.now
+		}
+		if p.last != nil {
+			one["lastState"] = p.last
+		}
+		status["initContainerStatuses"] = []object{one}
+	}
+	if p.proxy != nil {
+		status["containerStatuses"] = []object{{"name": "istio-proxy", "state": p.proxy}}
+	}
+	return object{"kind": "Pod", "apiVersion": "v1", "metadata": p.metadata(), "spec": spec, "status": status}
+}
+
+// set makes a pod known, or changes it.
+func (l *fixture) set(p podSpec) {
+	l.Helper()
+	data, err := json.Marshal(p.object())
+	l.Do(err)
+	l.server.Set(data)
+}
+
+// broken is a pod whose validation has just failed for the first time.
+func broken(name string) podSpec {
+	return podSpec{name: name, uid: "uid-of-" + name, now: ended(126, agenttest.Start().Add(-time.Second))}
+}
+
+// crashing is a pod whose validation is restarted time and again.
+func crashing(name string) podSpec {
+	p := broken(name)
+	p.last, p.now = p.now, waiting("CrashLoopBackOff")
+	return p
+}
+
+// at gives the pod addresses.
+func (p podSpec) at(ips ...string) podSpec {
+	p.ips = ips
+	return p
+}
+
+// run starts a controller; it ends with the test.
+func (l *fixture) run() (stop func()) {
+	l.Helper()
+	return l.start(l.options)
+}
+
+func (l *fixture) start(o Options) (stop func()) {
+	l.Helper()
+	ctx, cancel := context.WithCancel(l.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		Run(ctx, o)
+	}()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case <-done:
+		case <-time.After(30 * time.Second):
+			l.Error("the controller does not end")
+		}
+	})
+	l.Cleanup(stop)
+	l.stops = append(l.stops, stop)
+	return stop
+}
+
+// event is an Event of the API server.
+type event struct {
+	Reason, Message, Type string
+	Count                 int
+	Source                struct{ Component, Host string }
+	Metadata              struct{ Namespace string }
+	InvolvedObject        struct{ Kind, Namespace, Name, UID string }
+}
+
+func (s event) String() string {
+	return fmt.Sprintf("%s %s on %s %s/%s (%s) by %s, %d times: %s", s.Type, s.Reason, s.InvolvedObject.Kind, s.InvolvedObject.Namespace,
+		s.InvolvedObject.Name, s.InvolvedObject.UID, s.Source.Component, s.Count, s.Message)
+}
+
+// events are those about a pod.
+func (l *fixture) events(p podSpec) []event {
+	l.Helper()
+	var all []event
+	for _, data := range l.server.Events() {
+		var one event
+		l.Do(json.Unmarshal(data, &one))
+		if one.InvolvedObject.UID == p.uid {
+			if one.InvolvedObject.Kind != "Pod" || one.InvolvedObject.Namespace != p.namespace() || one.InvolvedObject.Name != p.name ||
+				one.Source.Component != "cni-repair" || one.Source.Host != node1 {
+				l.Errorf("the event has another object or source: %s", one)
+			}
+			all = append(all, one)
+		}
+	}
+	return all
+}
+
+// waitForEvent waits for an event on a pod with some texts.
+func (l *fixture) waitForEvent(p podSpec, kind string, reason EventReason, says ...string) event {
+	l.Helper()
+	var found event
+	agenttest.Until(l.T, func() string {
+		return fmt.Sprintf("no %s %s of %s that says %q: %v", kind, reason, p.name, says, l.events(p))
+	}, func() bool {
+		for _, e := range l.events(p) {
+			if e.Type == kind && e.Reason == string(reason) && !slices.ContainsFunc(says, func(s string) bool { return !strings.Contains(e.Message, s) }) {
+				found = e
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+// end ends the controllers, and sends the queued events.
+func (l *fixture) end() {
+	l.Helper()
+	for _, stop := range l.stops {
+		stop()
+	}
+	l.options.Events.Shutdown()
+}
+
+// noEvents wants no event at all about a pod, also none that waits.
+func (l *fixture) noEvents(p podSpec) {
+	l.Helper()
+	l.end()
+	if got := l.events(p); len(got) > 0 {
+		l.Errorf("events on %s: %v", p.name, got)
+	}
+}
+
+func metric(text []byte, name string) (float64, error) {
+	for line := range strings.Lines(string(text)) {
+		if rest, found := strings.CutPrefix(line, name+" "); found {
+			return strconv.ParseFloat(strings.TrimSpace(rest), 64)
+		}
+	}
+	return 0, errors.New("no such metric")
+}
+
+func (l *fixture) metric(name string) int {
+	l.Helper()
+	n, err := metric(l.options.Metrics.Text(), name)
+	if err != nil {
+		l.Fatalf("%s: %v", name, err)
+	}
+	return int(n)
+}
+
+// repaired is the count of an action.
+func (l *fixture) repaired(t metrics.RepairType, result metrics.RepairResult) int {
+	l.Helper()
+	return l.metric(fmt.Sprintf(`istio_cni_repair_pods_repaired_total{type=%q,result=%q}`, t, result))
+}
+
+// pods is the gauge of a state.
+func (l *fixture) pods(s metrics.PodState) int {
+	l.Helper()
+	return l.metric(fmt.Sprintf(`istio_cni_mesh_pods{state=%q}`, s))
+}
+
+// waitForStates waits until so many pods are redirected, broken, drifted and unknown.
+func (l *fixture) waitForStates(want ...int) {
+	l.Helper()
+	var got []int
+	agenttest.Until(l.T, func() string { return fmt.Sprintf("pods redirected, broken, drifted, unknown: %v, want %v", got, want) }, func() bool {
+		got = nil
+		for _, s := range []metrics.PodState{metrics.PodRedirected, metrics.PodBroken, metrics.PodDrifted, metrics.PodUnknown} {
+			got = append(got, l.pods(s))
+		}
+		return slices.Equal(got, want)
+	})
+}
+
+// waitForCount waits for a number of actions.
+func (l *fixture) waitForCount(t metrics.RepairType, result metrics.RepairResult, want int) {
+	l.Helper()
+	agenttest.Until(l.T, func() string { return fmt.Sprintf("%s %s: %d, want %d", t, result, l.repaired(t, result), want) }, func() bool {
+		return l.repaired(t, result) >= want
+	})
+	if got := l.repaired(t, result); got != want {
+		l.Errorf("%s %s: %d, want %d", t, result, got, want)
+	}
+}
+
+// requests counts those that have all parts.
+func (l *fixture) requests(parts ...string) int {
+	count := 0
+	for _, r := range l.server.Requests() {
+		if !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(r, p) }) {
+			count++
+		}
+	}
+	return count
+}
+
+// writes are the requests that change pods.
+func (l *fixture) writes() []string {
+	return slices.DeleteFunc(l.server.Requests(), func(r string) bool {
+		return strings.HasPrefix(r, "GET ") || !strings.Contains(r, "/pods/")
+	})
+}
+
+// waitForWorker waits until everything that was set up to now has been judged: one worker takes them in their order.
+func (l *fixture) waitForWorker() {
+	l.Helper()
+	last := podSpec{name: fmt.Sprintf("zz-last-%d", len(l.server.Requests())), ns: "zz", uid: "last", ips: []string{"192.0.2.1"}}
+	before := l.pods(metrics.PodUnknown)
+	l.set(last)
+	agenttest.Eventually(l.T, "the last pod is not checked", func() bool { return l.pods(metrics.PodUnknown) > before })
+	l.server.Delete(last.path())
+	agenttest.Eventually(l.T, "the last pod does not go", func() bool { return l.pods(metrics.PodUnknown) == before })
+}
+
+// captured reports whether rules of the mesh are in a namespace.
+func captured(t *testing.T, path string) bool {
+	t.Helper()
+	return strings.Contains(netnstest.Run(t, path, "iptables-save"), "-A OUTPUT -j ISTIO_OUTPUT")
+}
+
+// rulesOf are all rules of a namespace, of both variants and families.
+func rulesOf(t *testing.T, path string) string {
+	t.Helper()
+	var all strings.Builder
+	for _, tool := range []string{"iptables-nft-save", "ip6tables-nft-save", "iptables-legacy-save", "ip6tables-legacy-save"} {
+		for line := range strings.Lines(netnstest.Run(t, path, tool)) {
+			if strings.HasPrefix(line, "-") {
+				all.WriteString(tool + " " + line)
+			}
+		}
+	}
+	return all.String()
+}

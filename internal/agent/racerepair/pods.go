@@ -1,0 +1,157 @@
+package racerepair
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/podcache"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/kube"
+)
+
+// entry is a pod as the watch delivered it last, with its memory.
+type entry struct {
+	pod kube.Pod
+	memory
+}
+
+// memory is the state of a pod of one UID between two runs of the work on it.
+type memory struct {
+	// deleted says that the API server has accepted the deletion.
+	deleted bool
+	// deleteAfter is when the rate limit allows the deletion, zero before there was a reason for it.
+	deleteAfter time.Time
+	state       metrics.PodState
+	// repairedAt is when its rules were last found or written as wanted.
+	repairedAt time.Time
+	// missingSince is since when its rules are known to be missing.
+	missingSince time.Time
+	// reported are the topics of the events that are made once.
+	reported map[string]bool
+	// failures is how often in a row its namespace could not be inspected.
+	failures int
+}
+
+// otherSandbox forgets what was known of the namespace.
+func (m *memory) otherSandbox() {
+	m.repairedAt, m.missingSince, m.failures = time.Time{}, time.Time{}, 0
+}
+
+// watch keeps the pods up to date until ctx ends, and returns the last error of the watch.
+func (c *controller) watch(ctx context.Context) (last error) {
+	follow := c.Follow
+	if follow == nil {
+		s := c.Settings
+		scope := kube.PodScope{
+			Node: s.Node, LabelSelector: s.LabelSelectors, FieldSelector: s.FieldSelectors,
+			Transform: podcache.Trim([]string{s.LabelKey, s.Predicate.Annotation}, s.Predicate.Message),
+		}
+		follow = func(ctx context.Context, l kube.Listener[kube.Pod]) { c.API.WatchPods(ctx, scope, l) }
+	}
+	follow(ctx, kube.Listener[kube.Pod]{
+		OnUpdate: c.update,
+		OnDelete: c.delete,
+		OnSync: func() {
+			c.syncOnce.Do(func() { close(c.synced) })
+			c.setReady("")
+		},
+		OnError: func(err error) {
+			last = err
+			if err == nil {
+				c.Log.InfoContext(ctx, "the watch of the pods works again")
+				c.setReady("")
+				return
+			}
+			c.Metrics.PodWatchFailed()
+			c.setReady(err.Error())
+			c.Log.WarnContext(ctx, "the watch of the pods fails: no pod is repaired", slog.String("error", err.Error()))
+		},
+	})
+	return last
+}
+
+// setReady reports that the watch works, or why not.
+func (c *controller) setReady(problem string) {
+	switch {
+	case c.Health == nil:
+	case problem == "":
+		c.Health.Ready(Part)
+	default:
+		c.Health.NotReady(Part, problem)
+	}
+}
+
+func (c *controller) update(p kube.Pod) {
+	c.mu.Lock()
+	e := c.pods[p.Key()]
+	if e == nil || e.pod.Facts.UID != p.Facts.UID {
+		if e != nil {
+			c.Metrics.SetPodState(e.state, "")
+		}
+		e = &entry{memory: memory{reported: map[string]bool{}}}
+		c.pods[p.Key()] = e
+	}
+	if !slices.Equal(e.pod.Addresses, p.Addresses) {
+		e.otherSandbox()
+	}
+	e.pod = p
+	c.mu.Unlock()
+	c.queue.Add(p.Key())
+}
+
+func (c *controller) delete(p kube.Pod) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e := c.pods[p.Key()]; e != nil && e.pod.Facts.UID == p.Facts.UID {
+		c.Metrics.SetPodState(e.state, "")
+		delete(c.pods, p.Key())
+		c.retries.Forget(p.Key())
+	}
+}
+
+func (c *controller) forgetAll() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.pods {
+		c.Metrics.SetPodState(e.state, "")
+	}
+}
+
+func (c *controller) keys() []types.NamespacedName {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(c.pods), func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) })
+}
+
+// podWithSameIP returns another pod that has one of the addresses of a pod and has not ended, "" if there is none.
+func (c *controller) podWithSameIP(p kube.Pod) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for k, e := range c.pods {
+		if k == p.Key() || podOf(e.pod).Ended || e.pod.Facts.HostNetwork {
+			continue
+		}
+		for _, address := range e.pod.Addresses {
+			if slices.Contains(p.Addresses, address) {
+				return k.String()
+			}
+		}
+	}
+	return ""
+}
+
+// podOf returns the fields of a pod that decide.
+func podOf(p kube.Pod) repair.Pod {
+	return repair.Pod{
+		Facts: p.Facts, Addressed: len(p.Addresses) > 0, Deleting: p.Deleting,
+		Ended: p.Phase == "Succeeded" || p.Phase == "Failed", NeverRestarts: p.RestartPolicy == "Never",
+		Init: p.Init, Containers: p.Containers,
+	}
+}

@@ -1,0 +1,43 @@
+package racerepair
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// errPolicy is the cause of failures that last until the plugin's configuration changes. They are not retried.
+var errPolicy = errors.New("the plugin's configuration cannot be used")
+
+// policyInterval is how often the plugin's configuration is compared.
+const policyInterval = 10 * time.Second
+
+// watchPolicy puts all pods into the queue when the plugin's configuration has changed.
+func (c *controller) watchPolicy(ctx context.Context, before string) {
+	for ctx.Err() == nil {
+		c.sleep(ctx, policyInterval)
+		now := c.policy(ctx, before)
+		if now == before {
+			continue
+		}
+		before = now
+		keys := c.keys()
+		c.Log.InfoContext(ctx, "the plugin's configuration has changed: all pods are checked again", slog.Int("pods", len(keys)))
+		for _, k := range keys {
+			c.queue.Add(k)
+		}
+	}
+}
+
+// policy returns the part of the plugin's configuration that decides here, as a text to compare. If it has changed, problems
+// are logged once for all pods.
+func (c *controller) policy(ctx context.Context, before string) string {
+	conf, err := c.Plugin()
+	now := fmt.Sprintf("%+v %q %q %v %v", conf.Policy(), conf.ForceIptables, conf.Backend, conf.Problems, err)
+	if err = errors.Join(err, conf.Problems); err != nil && now != before {
+		c.Log.ErrorContext(ctx, "no pod is repaired until the plugin's configuration can be used", slog.String("error", err.Error()))
+	}
+	return now
+}

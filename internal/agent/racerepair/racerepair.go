@@ -1,0 +1,209 @@
+// Package racerepair repairs pods that run without redirection: it redirects them in place, deletes them, labels them or, at
+// the least, reports them.
+//
+// It promises that an action on a pod rests on the plugin's own decision about it and uses the plugin's own way of writing
+// rules; that no action reaches a pod of another UID than the one that was classified; that a finished action is not
+// repeated, also by the next agent; that every action and every failure is an Event on the pod and a count; and that a pod
+// whose namespace is not certain is not touched. It never touches the namespace of the host, never waits for the API server
+// before anything else on the node can go on, and keeps of each pod only the fields that decide. While the plugin's
+// configuration cannot be used no pod is changed: the decision about the pod is not known then.
+//
+// Start reading at Run. pods.go has the pods that are known, work.go the work on one pod, actions.go the actions, report.go
+// the events, policy.go the changes of the plugin's configuration.
+package racerepair
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+
+	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
+	"github.com/meshcni/istio-cni/internal/agent/health"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
+)
+
+// Part is the name of race repair in a health.State.
+const Part = "pods"
+
+const (
+	// retryBase is the pause after a failure, doubled up to retryMax.
+	retryBase = 500 * time.Millisecond
+	retryMax  = 2 * time.Minute
+	// confirmAfter is for how long a pod must be without rules before it is deleted or labelled for that alone.
+	confirmAfter = 3 * time.Second
+	// onceTries is how often Once tries a pod, as the reference does.
+	onceTries = 5
+)
+
+// Options are the dependencies and settings. API, Events, Log, Metrics and Plugin are required.
+type Options struct {
+	API    *kube.Client
+	Events *eventrecorder.Recorder
+	// Clock is the system's by default.
+	Clock   clock.WithTickerAndDelayedExecution
+	Log     *slog.Logger
+	Metrics *metrics.Repair
+	// Health gets whether the watch of the pods works, unless nil.
+	Health *health.State
+
+	// Follow notifies of the pods of the node, trimmed, where the agent watches them already; nil to watch them here.
+	Follow func(context.Context, kube.Listener[kube.Pod])
+
+	Settings Settings
+	// Plugin returns the present configuration of the node's plugin.
+	Plugin func() (cniconf.NetConf, error)
+	// Find finds the network namespace of a pod of this node; nil where those cannot be reached.
+	Find func(context.Context, sandbox.Pod) (*sandbox.Namespace, error)
+	// ToolPath is the search path of iptables, as in $PATH.
+	ToolPath string
+	// Host is the node where this runs, for events.
+	Host string
+
+	// Workers is how many pods are worked on at the same time, 4 by default.
+	Workers int
+	// Timeout bounds Once, 2 min by default; PodTimeout the work on one pod, 1 min by default.
+	Timeout, PodTimeout time.Duration
+}
+
+func (o Options) withDefaults() Options {
+	o.Workers = cmp.Or(o.Workers, 4)
+	o.Timeout, o.PodTimeout = cmp.Or(o.Timeout, 2*time.Minute), cmp.Or(o.PodTimeout, time.Minute)
+	o.Clock = cmp.Or[clock.WithTickerAndDelayedExecution](o.Clock, clock.RealClock{})
+	return o
+}
+
+// controller is a running race repair.
+type controller struct {
+	Options
+
+	confirmAfter time.Duration
+	// queue has each pod once, and gives it to one worker at a time; retries is the back-off of pods that failed.
+	queue   workqueue.TypedDelayingInterface[types.NamespacedName]
+	retries workqueue.TypedRateLimiter[types.NamespacedName]
+	workers sync.WaitGroup
+	// deletions is the token bucket of deletions.
+	deletions *rate.Limiter
+
+	mu sync.Mutex
+	// pods have one of each name: a pod of another UID replaces the one before.
+	pods map[types.NamespacedName]*entry
+
+	synced   chan struct{}
+	syncOnce sync.Once
+}
+
+func newController(o Options) *controller {
+	o = o.withDefaults()
+	return &controller{
+		Options: o, confirmAfter: confirmAfter,
+		queue:     workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[types.NamespacedName]{Clock: o.Clock}),
+		retries:   workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](retryBase, retryMax),
+		deletions: rate.NewLimiter(rate.Every(deletionInterval), deletionBurst),
+		pods:      map[types.NamespacedName]*entry{}, synced: make(chan struct{}),
+	}
+}
+
+// Run repairs pods until ctx ends. It retries failures, and waits for an API server that is away.
+func Run(ctx context.Context, o Options) {
+	c := newController(o)
+	defer context.AfterFunc(ctx, c.queue.ShutDown)()
+	before := c.policy(ctx, "")
+	for range c.Workers {
+		c.workers.Go(func() { c.runWorker(ctx) })
+	}
+	c.workers.Go(func() { c.watchPolicy(ctx, before) })
+	_ = c.watch(ctx)
+	c.workers.Wait()
+	c.forgetAll()
+}
+
+// runWorker works off the queue once all pods are known: they decide whose an address is. A queue that is shut down still
+// gives its items, which are not worked on.
+func (c *controller) runWorker(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-c.synced:
+	}
+	for {
+		k, shutdown := c.queue.Get()
+		if shutdown || ctx.Err() != nil {
+			return
+		}
+		c.process(ctx, k)
+		c.queue.Done(k)
+	}
+}
+
+// process works on a pod, and puts it into the queue again if that fails.
+func (c *controller) process(ctx context.Context, k types.NamespacedName) {
+	wait, err := c.reconcile(ctx, k)
+	if err == nil || errors.Is(err, errPolicy) {
+		c.retries.Forget(k)
+		return
+	}
+	if ctx.Err() == nil {
+		c.Log.WarnContext(ctx, "the work on a pod failed, and is retried", slog.String("pod", k.String()), slog.String("error", err.Error()))
+	}
+	c.queue.AddAfter(k, max(wait, c.retries.When(k)))
+}
+
+// sleep is a pause that ends with ctx.
+func (c *controller) sleep(ctx context.Context, d time.Duration) {
+	timer := c.Clock.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C():
+	}
+}
+
+// Once repairs each pod that there is now, within Options.Timeout. The error names each pod that could not be repaired.
+func Once(ctx context.Context, o Options) error {
+	c := newController(o)
+	defer c.queue.ShutDown()
+	ctx, cancel := context.WithTimeoutCause(ctx, c.Timeout, fmt.Errorf("it is not done after %s", c.Timeout))
+	defer cancel()
+	c.confirmAfter = 0 // there is no second inspection
+	c.deletions.SetLimit(rate.Inf)
+	watching, end := context.WithCancel(ctx)
+	var watchErr error
+	c.workers.Go(func() { watchErr = c.watch(watching) })
+	defer func() {
+		end()
+		c.workers.Wait()
+	}()
+	select {
+	case <-ctx.Done():
+		end()
+		c.workers.Wait()
+		return errors.Join(fmt.Errorf("waiting for the pods: %w", context.Cause(ctx)), watchErr)
+	case <-c.synced:
+	}
+	var errs []error
+	for _, k := range c.keys() {
+		backoff := wait.Backoff{Duration: retryBase, Factor: 2, Steps: onceTries - 1}
+		after, err := c.reconcile(ctx, k)
+		for err != nil && backoff.Steps > 0 && !errors.Is(err, errPolicy) && ctx.Err() == nil {
+			c.sleep(ctx, max(after, backoff.Step()))
+			after, err = c.reconcile(ctx, k)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("pod %s: %w", k, err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,366 @@
+package racerepair
+
+import (
+	"errors"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/health"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+)
+
+// TestRefusals: each is reported, counted and retried.
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		fault kubetest.Fault
+		says  string
+	}{
+		{kubetest.Forbidden, "lacks the permission"},
+		{kubetest.ServerError, "leader changed"},
+		{kubetest.Unavailable, "shutting down"},
+		{kubetest.TooMany, "too many requests"},
+		{kubetest.Unauthorized, "unauthorized"},
+		{kubetest.Reset, "connection lost"},
+		{kubetest.Hang, "the work on the pod takes more than 1m0s"},
+		{kubetest.ForbiddenPage, "answer not understood"},
+	} {
+		for name, change := range map[string]func(*Options){
+			"delete": func(o *Options) { o.Settings.Switches = deleting },
+			"evict":  func(o *Options) { o.Settings.Switches, o.Settings.Evict = deleting, true },
+			"label":  func(o *Options) { o.Settings.Switches = labelled },
+		} {
+			t.Run(string(test.fault)+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				l := newFixture(t, nothing, change)
+				p := crashing("web")
+				l.set(p)
+				l.server.FailOn("/pods/web", test.fault, 1)
+				l.run()
+				if test.fault == kubetest.Hang { // the time for the pod ends
+					agenttest.Eventually(t, "nothing is done", func() bool { return len(l.writes()) == 1 })
+					l.clock.Step(time.Minute)
+				}
+				mode, reason := metrics.RepairDelete, ReasonDeleted
+				if name == "label" {
+					mode, reason = metrics.RepairLabel, ReasonLabelled
+				}
+				l.waitForEvent(p, "Warning", reason, "cannot be", test.says)
+				l.waitForCount(mode, metrics.RepairFail, 1)
+				l.waitForCount(mode, metrics.RepairSuccess, 0)
+				l.waitForStates(0, 1, 0, 0)
+				agenttest.Eventually(t, "it is not tried again", func() bool {
+					l.clock.Step(time.Second)
+					return l.repaired(mode, metrics.RepairSuccess) == 1
+				})
+				l.waitForCount(mode, metrics.RepairFail, 1)
+			})
+		}
+	}
+}
+
+// TestADisruptionBudgetIsRespected by eviction, as long as the server asks to wait, and with one event for all attempts.
+func TestADisruptionBudgetIsRespected(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, deleting, func(o *Options) { o.Settings.Evict = true })
+	p := crashing("web")
+	l.set(p)
+	l.server.Protect(p.path(), "web-budget", 30)
+	l.run()
+	l.waitForEvent(p, "Warning", ReasonDeleted, "PodDisruptionBudget", "raise the budget")
+	l.waitForCount(metrics.RepairDelete, metrics.RepairFail, 1)
+	l.clock.Step(25 * time.Second)
+	l.waitForWorker()
+	if n := len(l.writes()); n != 1 {
+		t.Errorf("%d requests within the time that the server asks to wait", n)
+	}
+	for range 20 {
+		l.clock.Step(time.Minute)
+		l.waitForWorker()
+	}
+	if n := len(l.writes()); n < 2 || n > 21 || l.requests("DELETE ") > 0 {
+		t.Errorf("%d requests in 20 minutes: %q", n, l.writes())
+	}
+	if got := l.events(p); len(got) != 1 {
+		t.Errorf("the same failure is more than one event: %v", got)
+	}
+}
+
+// TestAServerThatHangsDelaysNoRepair has an API server that takes no event and no change any more: pods are redirected in place
+// all the same, at once.
+func TestAServerThatHangsDelaysNoRepair(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	l.server.FailOn("/events", kubetest.Hang, kubetest.Forever)
+	var paths []string
+	for i := range 3 {
+		p := crashing("web-" + string(rune('a'+i))).at(net.IPv4(10, 88, 0, byte(2+i)).String() + "/24")
+		path := l.place(p)
+		paths = append(paths, path)
+	}
+	l.run()
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 3)
+	for _, path := range paths {
+		if !captured(t, path) {
+			t.Error("not redirected")
+		}
+	}
+	if n := l.requests("POST", "/events"); n > 1 {
+		t.Errorf("%d events were sent although none was answered", n)
+	}
+}
+
+// TestTheServerIsAwayAtTheStart and comes later; it goes again and comes back.
+func TestTheServerIsAwayAtTheStart(t *testing.T) {
+	t.Parallel()
+	for _, fault := range []kubetest.Fault{kubetest.Reset, kubetest.Unavailable, kubetest.Forbidden, kubetest.Garbage, kubetest.UnknownCA} {
+		t.Run(string(fault), func(t *testing.T) {
+			t.Parallel()
+			state := health.NewState(health.Options{Now: time.Now}, Part)
+			l := newFixture(t, inPlace, func(o *Options) { o.Health = state })
+			l.server.Fail(fault, kubetest.Forever)
+			p, _ := l.crashing()
+			l.run()
+			agenttest.Eventually(t, "the failing watch is not counted", func() bool { return l.metric("istio_cni_repair_watch_troubles_total") == 1 })
+			if state.Snapshot().Ready {
+				t.Error("it is ready")
+			}
+			l.server.Heal()
+			l.waitForAction(p, repair.InPlace)
+			agenttest.Eventually(t, "it is not ready", func() bool { return state.Snapshot().Ready })
+
+			// The server goes away: known pods are still repaired, and a change is seen afterwards.
+			l.server.FailOn("/pods", kubetest.Unavailable, kubetest.Forever)
+			l.server.BreakWatches()
+			agenttest.Eventually(t, "it is still ready", func() bool { return !state.Snapshot().Ready })
+			second := crashing("second").at("10.88.0.3/24")
+			l.place(second)
+			l.server.Delete(p.path())
+			l.server.Heal()
+			l.waitForEvent(second, "Normal", ReasonRepaired)
+			l.waitForStates(1, 0, 0, 0)
+		})
+	}
+}
+
+// TestNothingIsDoneOnABadConfiguration of the plugin: the excluded namespaces may be among the keys that could not be read.
+func TestNothingIsDoneOnABadConfiguration(t *testing.T) {
+	t.Parallel()
+	for _, switches := range []repair.Switches{inPlace, deleting, labelled, nothing} {
+		t.Run(string(switches.Modes()[0]), func(t *testing.T) {
+			t.Parallel()
+			l := newFixture(t, switches)
+			conf, err := cniconf.Parse([]byte(`{"cniVersion":"1.0.0","name":"istio-cni","type":"istio-cni","exclude_namespaces":"shop"}`))
+			l.Do(err)
+			l.conf.Store(&conf)
+			p := crashing("web").at("10.88.0.2/24")
+			unproven := podSpec{name: "unproven", uid: "u"}.at("10.88.0.3/24")
+			path := l.place(p)
+			l.set(unproven)
+			l.run()
+			l.waitForEvent(p, "Warning", ReasonBroken, "configuration cannot be used", "exclude_namespaces", "Mend the configuration")
+			l.waitForStates(0, 1, 0, 1)
+			for range 10 {
+				l.clock.Step(time.Minute)
+				l.waitForWorker()
+			}
+			if got := l.writes(); len(got) != 0 {
+				t.Errorf("requests %q", got)
+			}
+			if rulesOf(t, path) != "" {
+				t.Error("rules were written")
+			}
+			if got := l.events(p); len(got) != 1 || got[0].Count != 1 {
+				t.Errorf("events %v", got)
+			}
+			if got := strings.Count(l.log.String(), "no pod is repaired until"); got != 1 {
+				t.Errorf("it is logged %d times", got)
+			}
+			if switches != nothing {
+				l.waitForCount(map[repair.Switches]metrics.RepairType{
+					inPlace: metrics.RepairPod, deleting: metrics.RepairDelete, labelled: metrics.RepairLabel,
+				}[switches], metrics.RepairFail, 1)
+			}
+			l.waitForEvent(unproven, "Warning", ReasonUnverified, "configuration cannot be used")
+
+			l.conf.Store(&cniconf.NetConf{})
+			agenttest.Eventually(t, "the new configuration is not used", func() bool {
+				l.clock.Step(10 * time.Second)
+				return slices.ContainsFunc(l.events(p), func(e event) bool { return !strings.Contains(e.Message, "configuration") }) || switches == nothing
+			})
+		})
+	}
+}
+
+func TestAConfigurationThatCannotBeReadIsRetried(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, labelled)
+	var mu sync.Mutex
+	bad := true
+	plugin := l.options.Plugin
+	var asked int
+	l.options.Plugin = func() (cniconf.NetConf, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked++
+		if bad {
+			return cniconf.NetConf{}, errors.New("it is no JSON")
+		}
+		return plugin()
+	}
+	p := crashing("web")
+	l.set(p)
+	l.run()
+	agenttest.Eventually(t, "the error is not logged", func() bool { return strings.Contains(l.log.String(), "it is no JSON") })
+	if len(l.writes()) != 0 {
+		t.Error("it was labelled")
+	}
+	mu.Lock()
+	bad = false
+	mu.Unlock()
+	agenttest.Eventually(t, "it is not tried again", func() bool {
+		l.clock.Step(time.Second)
+		return l.repaired(metrics.RepairLabel, metrics.RepairSuccess) == 1
+	})
+}
+
+// TestAPodThatCannotBeRepairedGetsOneEvent for a long time without a flood.
+func TestAPodThatCannotBeRepairedGetsOneEvent(t *testing.T) {
+	t.Parallel()
+	// The clock goes by minutes, perhaps in the middle of the work on the pod.
+	l := newFixture(t, inPlace, func(o *Options) { o.PodTimeout = 24 * time.Hour })
+	p := crashing("web").at("10.88.0.2/24")
+	l.set(p)
+	l.run()
+	l.waitForEvent(p, "Warning", ReasonRepaired, "no network namespace of it is found", "delete the pod")
+	for i := range 60 {
+		l.clock.Step(time.Minute)
+		if i%10 == 0 {
+			l.Start(l.Host) // the node changes, and with it the numbers in the log
+		}
+		l.waitForWorker()
+	}
+	if fails := l.repaired(metrics.RepairPod, metrics.RepairFail); fails < 20 || fails > 70 {
+		t.Errorf("%d tries in an hour", fails)
+	}
+	// Equal events are one, whose count the API server is given from time to time.
+	if got := l.events(p); len(got) != 1 || got[0].Count < 10 {
+		t.Errorf("%d events: %v", len(got), got)
+	}
+	if n := l.requests("/namespaces/shop/events"); n > 13 {
+		t.Errorf("%d requests about the pod's events in an hour", n)
+	}
+	path := l.Sandbox(p.ips...)
+	l.Mount(path, "late")
+	l.clock.Step(3 * time.Minute)
+	l.waitForEvent(p, "Normal", ReasonRepaired, "redirected now")
+}
+
+// TestBadSettingsOfThePodAreReported has a pod that the plugin would refuse.
+func TestBadSettingsOfThePodAreReported(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	p := crashing("web").at("10.88.0.2/24")
+	p.annotations = object{"traffic.sidecar.istio.io/includeInboundPorts": "many"}
+	path := l.place(p)
+	l.run()
+	l.waitForEvent(p, "Warning", ReasonBroken, "settings are invalid", "many", "make the pod anew")
+	l.waitForStates(0, 1, 0, 0)
+	if rulesOf(t, path) != "" {
+		t.Error("rules were written")
+	}
+}
+
+// TestAFlappingPodIsWorkedOnOnce sends a hundred news of pods for which there is nothing left to do.
+func TestAFlappingPodIsWorkedOnOnce(t *testing.T) {
+	t.Parallel()
+	for _, switches := range []repair.Switches{inPlace, labelled, nothing} {
+		t.Run(string(switches.Modes()[0]), func(t *testing.T) {
+			t.Parallel()
+			l := newFixture(t, switches)
+			p := crashing("web").at("10.88.0.2/24")
+			l.place(p)
+			l.run()
+			l.waitForAction(p, switches.Modes()[0])
+			labels, _ := l.fetch(p)
+			for i := range 100 {
+				p.labels = object{"i": string(rune('a' + i%26))}
+				for key, value := range labels {
+					p.labels[key] = value
+				}
+				l.set(p)
+			}
+			l.waitForWorker()
+			l.end()
+			if got := l.events(p); len(got) != 1 || got[0].Count != 1 {
+				t.Errorf("events %v", got)
+			}
+			if got := l.writes(); len(got) > 1 {
+				t.Errorf("requests %q", got)
+			}
+		})
+	}
+}
+
+// TestAPodThatGoesWhileItIsWorkedOn leaves nothing behind, in the gauge least of all.
+func TestAPodThatGoesWhileItIsWorkedOn(t *testing.T) {
+	t.Parallel()
+	for _, switches := range []repair.Switches{deleting, labelled} {
+		t.Run(string(switches.Modes()[0]), func(t *testing.T) {
+			t.Parallel()
+			l := newFixture(t, switches)
+			p := crashing("web")
+			l.set(p)
+			l.server.FailOn("/pods/web", kubetest.Hang, 1)
+			l.run()
+			agenttest.Eventually(t, "nothing is done", func() bool { return len(l.writes()) == 1 })
+			l.server.Delete(p.path())
+			l.clock.Step(time.Minute)
+			agenttest.Eventually(t, "the answer is still awaited", func() bool {
+				return l.repaired(metrics.RepairDelete, metrics.RepairFail)+l.repaired(metrics.RepairLabel, metrics.RepairFail) == 1
+			})
+			l.waitForWorker()
+			l.clock.Step(time.Hour)
+			l.waitForWorker()
+			l.waitForStates(0, 0, 0, 0)
+			if got := l.writes(); len(got) != 1 {
+				t.Errorf("requests %q", got)
+			}
+		})
+	}
+}
+
+// TestAPodThatIsGoneAlreadyIsNoFailure : the pod ended before the watch has delivered that.
+func TestAPodThatIsGoneAlreadyIsNoFailure(t *testing.T) {
+	t.Parallel()
+	for _, switches := range []repair.Switches{deleting, labelled} {
+		l := newFixture(t, switches)
+		l.server.FailOn("/pods/web", kubetest.NotFound, 1)
+		p := crashing("web")
+		l.set(p)
+		l.run()
+		mode := metrics.RepairDelete
+		if switches == labelled {
+			mode = metrics.RepairLabel
+		}
+		l.waitForCount(mode, metrics.RepairSkip, 1)
+		l.waitForCount(mode, metrics.RepairFail, 0)
+		l.noEvents(p)
+	}
+}
+
+func TestRemediesAreForFailuresThatLast(t *testing.T) {
+	t.Parallel()
+	if remedy(kube.ErrDisruptionBudget) == "" || remedy(&kube.Error{Class: kube.Forbidden}) == "" || remedy(errors.New("x")) != "" {
+		t.Error("a remedy is missing, or one too many")
+	}
+}

@@ -1,0 +1,201 @@
+package racerepair
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
+	"github.com/meshcni/istio-cni/internal/node/selfcheck"
+)
+
+// job is the work on one pod as it was at one moment. Its memory goes back to the pod's entry in the end.
+type job struct {
+	*controller
+
+	pod     kube.Pod
+	memory  memory
+	conf    cniconf.NetConf
+	finding repair.Finding
+	log     *slog.Logger
+}
+
+// reconcile classifies one pod and does the action that is due. After an error the pod is due again, and not before wait is
+// over.
+func (c *controller) reconcile(ctx context.Context, k types.NamespacedName) (wait time.Duration, err error) {
+	c.mu.Lock()
+	e := c.pods[k]
+	if e == nil {
+		c.mu.Unlock()
+		return 0, nil
+	}
+	// The map of the memory is this job's alone: one worker has a pod at a time.
+	j := &job{controller: c, pod: e.pod, memory: e.memory}
+	c.mu.Unlock()
+	defer c.remember(k, j)
+	ctx, cancel := c.withPodTimeout(ctx)
+	defer cancel()
+
+	j.log = c.Log.With(slog.String("pod", k.String()), slog.String("uid", j.pod.Facts.UID))
+	if j.conf, err = c.Plugin(); err != nil {
+		return 0, fmt.Errorf("%w: %w", errPolicy, err)
+	}
+	j.finding = repair.Classify(podOf(j.pod), c.Settings.Predicate, j.conf.Policy())
+	j.finding.Repairable = j.finding.Repairable && j.reachable()
+	if j.conf.Problems != nil && (j.finding.NeedsInspection || j.finding.Broken) {
+		return 0, j.reportProblems(ctx)
+	}
+	if j.finding.NeedsInspection {
+		if err := j.inspect(ctx); err != nil {
+			j.memory.state = metrics.PodUnknown
+			return 0, err
+		}
+	}
+	j.memory.state = j.state()
+	if !j.finding.Broken {
+		j.memory.missingSince = time.Time{}
+		return 0, nil
+	}
+	return j.act(ctx)
+}
+
+// withPodTimeout ends ctx when the time for a pod is over, by the controller's clock.
+func (c *controller) withPodTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer := c.Clock.AfterFunc(c.PodTimeout, func() { cancel(fmt.Errorf("the work on the pod takes more than %s", c.PodTimeout)) })
+	return ctx, func() {
+		timer.Stop()
+		cancel(nil)
+	}
+}
+
+// remember puts back the job's memory, unless the pod is another one by now.
+func (c *controller) remember(k types.NamespacedName, j *job) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := c.pods[k]
+	if e == nil || e.pod.Facts.UID != j.pod.Facts.UID {
+		return
+	}
+	c.Metrics.SetPodState(e.state, j.memory.state)
+	e.memory = j.memory
+	if !slices.Equal(e.pod.Addresses, j.pod.Addresses) {
+		e.otherSandbox() // the job worked on the sandbox before
+	}
+}
+
+// reachable reports whether the namespaces of the pod's node can be reached from here.
+func (j *job) reachable() bool {
+	return j.Find != nil && j.Settings.Node != "" && j.pod.NodeName == j.Settings.Node
+}
+
+// state is the state that the pod is counted in, "" for a pod that is not counted.
+func (j *job) state() metrics.PodState {
+	if j.finding.Reason == repair.ValidationFailed && j.alreadyRepaired() {
+		return metrics.PodRedirected
+	}
+	return map[repair.Reason]metrics.PodState{
+		repair.Proven: metrics.PodRedirected, repair.Redirected: metrics.PodRedirected, repair.RulesDiffer: metrics.PodDrifted,
+		repair.ValidationFailed: metrics.PodBroken, repair.FailedForGood: metrics.PodBroken, repair.RulesMissing: metrics.PodBroken,
+		repair.Unproven: metrics.PodUnknown,
+	}[j.finding.Reason]
+}
+
+// alreadyRepaired reports whether the failure is older than the rules, so that the next run of the validation decides. Times
+// of the kubelet have whole seconds.
+func (j *job) alreadyRepaired() bool {
+	return !j.memory.repairedAt.IsZero() && !j.finding.FailedAt().After(j.memory.repairedAt)
+}
+
+// reportAfter is after how many failures in a row a pod that cannot be inspected is reported.
+const reportAfter = 4
+
+// inspect completes the finding by the rules in the namespace of an unproven pod.
+func (j *job) inspect(ctx context.Context) error {
+	if !j.reachable() {
+		j.finding.NeedsInspection, j.finding.Reason = false, repair.NotLookedAt
+		return nil
+	}
+	rules := repair.InPlaceRules
+	if j.memory.repairedAt.IsZero() {
+		var err error
+		if rules, err = j.compare(ctx); err != nil {
+			const text = "it cannot be told whether the traffic is redirected: "
+			if j.memory.failures++; errors.Is(err, redirection.ErrUninspectable) { // which does not pass by itself
+				j.once(ctx, ReasonUnverified, text+cause(ctx, err)+remedy(err))
+			} else if j.memory.failures == reportAfter {
+				j.event(kube.EventWarning, ReasonUnverified, text+cause(ctx, err)+remedy(err))
+			}
+			return err
+		}
+		j.memory.failures = 0
+		if rules == repair.InPlaceRules {
+			j.memory.repairedAt = j.Clock.Now()
+		}
+	}
+	j.finding = repair.ApplyObservation(j.finding, podOf(j.pod), rules)
+	if rules == repair.OtherRules && !j.finding.Broken {
+		j.once(ctx, ReasonDrifted, "the pod runs with other rules than those of now, which is left so: they count from its next start on")
+	}
+	return nil
+}
+
+// compare reads the rules in the namespace. Where the plugin would refuse the pod, any rules of the mesh are other rules.
+func (j *job) compare(ctx context.Context) (rules repair.Rules, err error) {
+	rules = repair.NoRules
+	err = j.inNamespace(ctx, func(space redirection.Namespace) error {
+		var mesh bool
+		if !j.captured() {
+			mesh, err = space.HasRules(ctx)
+		} else {
+			var report redirection.Report
+			if report, err = space.Verify(ctx, j.finding.Decision.Spec); err == nil && report.Clean() {
+				rules = repair.InPlaceRules
+				return nil
+			}
+			mesh = report.Mesh
+		}
+		if mesh {
+			rules = repair.OtherRules
+		}
+		return err
+	})
+	return rules, err
+}
+
+// captured reports whether the plugin would redirect the pod.
+func (j *job) captured() bool { return j.finding.Decision.Outcome == sidecar.Capture }
+
+// inNamespace runs fn with the pod's network namespace, if that is certain: a namespace that was found by its addresses may
+// be that of another pod to which the API server gives one of them.
+func (j *job) inNamespace(ctx context.Context, fn func(redirection.Namespace) error) (err error) {
+	found, err := j.Find(ctx, sandbox.Pod{
+		Namespace: j.pod.Facts.Namespace, Name: j.pod.Facts.Name, UID: j.pod.Facts.UID, Addresses: j.pod.Addresses,
+	})
+	if err != nil {
+		return fmt.Errorf("finding the pod's network namespace: %w", err)
+	}
+	defer found.Close()
+	if other := j.podWithSameIP(j.pod); other != "" && found.Source != sandbox.FromCache {
+		return fmt.Errorf("%w: pod %s has the same ones", sandbox.ErrClaimed, other)
+	}
+	j.log.DebugContext(ctx, "found the pod's network namespace", slog.String("source", string(found.Source)))
+	prefer := j.conf.Backend == redirect.Auto && selfcheck.Recorded(j.conf.RunDir).PreferTools
+	return fn(redirection.Namespace{
+		NetNS: found.Namespace, Log: j.log, Backend: j.conf.Backend, PreferTools: prefer,
+		Tools: iptables.Host{Path: j.ToolPath, Force: iptables.Variant(j.conf.ForceIptables)},
+	})
+}

@@ -1,0 +1,91 @@
+package teardown
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/kube"
+)
+
+// The time that a decision takes at most, and what it is divided into.
+const (
+	// Total is the time for the whole decision.
+	Total = 5 * time.Second
+	// attempt is the time for one request, so that one that hangs leaves room for others.
+	attempt = Total / 3
+	// pause is the time between two requests of the same.
+	pause = Total / 10
+	// confirmation is the time after which a refusal is checked again: a token that was rotated just now has arrived by
+	// then.
+	confirmation = Total / 5
+)
+
+// errUnconfirmed is a refusal that could not be checked again.
+var errUnconfirmed = errors.New("a refusal that was not confirmed")
+
+// ask repeats a request until there is an answer to rely on, or ctx ends. A transient failure is retried; a refusal of one
+// of the confirmed classes counts the second time, however many transient failures lie between; any other error is an
+// answer.
+func ask[T any](ctx context.Context, confirmed []kube.Class, request func(context.Context) (T, error)) (T, error) {
+	var none T
+	var refused kube.Class
+	var before error
+	for {
+		answer, err := once(ctx, request)
+		if err == nil {
+			return answer, nil
+		}
+		if ctx.Err() != nil && before != nil {
+			// An error caused by the end of the time says less than the whole answer before it.
+			return none, unconfirmed(refused, before)
+		}
+		wait := pause
+		failed, ok := errors.AsType[*kube.Error](err)
+		switch {
+		case !ok:
+			return none, err
+		case failed.Transient():
+			wait = max(wait, failed.RetryAfter)
+		case slices.Contains(confirmed, failed.Class) && failed.Class != refused:
+			refused, wait = failed.Class, confirmation
+		default:
+			return none, err
+		}
+		if !sleep(ctx, wait) {
+			return none, unconfirmed(refused, err)
+		}
+		before = err
+	}
+}
+
+// unconfirmed marks an error after a refusal that has not come twice.
+func unconfirmed(refused kube.Class, err error) error {
+	if refused == "" {
+		return err
+	}
+	return fmt.Errorf("%w: %w", errUnconfirmed, err)
+}
+
+func once[T any](ctx context.Context, request func(context.Context) (T, error)) (T, error) {
+	limited, cancel := context.WithTimeout(ctx, attempt)
+	defer cancel()
+	return request(limited)
+}
+
+// sleep reports whether ctx has not ended after the wait, at once if it will have.
+func sleep(ctx context.Context, wait time.Duration) bool {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= wait {
+		return false
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}

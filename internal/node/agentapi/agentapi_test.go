@@ -1,0 +1,211 @@
+package agentapi_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
+)
+
+// shape is every field that facts have, with its type.
+func shape(of reflect.Type, at string) []string {
+	var all []string
+	for field := range of.Fields() {
+		name := at + field.Name
+		all = append(all, name+" "+field.Type.String())
+		inner := field.Type
+		if inner.Kind() == reflect.Slice {
+			inner = inner.Elem()
+		}
+		if inner.Kind() == reflect.Struct {
+			all = append(all, shape(inner, name+".")...)
+		}
+	}
+	return all
+}
+
+// TestTheShapeOfFacts: a new field raises sidecar.FactsVersion, as an older agent does not deliver it.
+func TestTheShapeOfFacts(t *testing.T) {
+	const want = `1: Namespace string, Name string, UID string, HostNetwork bool, Labels map[string]string, ` +
+		`Annotations map[string]string, RunAsUser *int64, RunAsGroup *int64, Containers []sidecar.Container, ` +
+		`Containers.Name string, Containers.Init bool, Containers.Args []string, Containers.Env []sidecar.EnvVar, ` +
+		`Containers.Env.Name string, Containers.Env.Value string, Containers.RunAsUser *int64, Containers.RunAsGroup *int64`
+	got := "1: " + strings.Join(shape(reflect.TypeFor[sidecar.Facts](), ""), ", ")
+	if got != want {
+		t.Errorf("the shape of the facts is\n%s\nand was\n%s", got, want)
+	}
+}
+
+func TestFactsGoRoundWhole(t *testing.T) {
+	user := int64(7)
+	facts := sidecar.Facts{
+		Namespace: "a", Name: "b", UID: "c", HostNetwork: true, Labels: map[string]string{"l": "1"},
+		Annotations: map[string]string{"n": "<&>"}, RunAsUser: &user,
+		Containers: []sidecar.Container{{Name: "x", Init: true, Args: []string{"y"}, Env: []sidecar.EnvVar{{Name: "E", Value: "v"}}, RunAsGroup: &user}},
+	}
+	text, err := agentapi.PrintPod(facts, "asked")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := agentapi.ReadPod(text, agentapi.Key{Namespace: "a", Name: "b", UID: "asked"})
+	if err != nil || !reflect.DeepEqual(got, facts) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if _, err := agentapi.ReadPod(text, agentapi.Key{Namespace: "a", Name: "b"}); err == nil {
+		t.Error("an answer without a UID counts")
+	}
+}
+
+// serve returns the socket of an agent. Each state of a connection goes to state, unless nil.
+func serve(t *testing.T, handler http.HandlerFunc, state func(net.Conn, http.ConnState)) string {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "s")
+	var config net.ListenConfig
+	listener, err := config.Listen(t.Context(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute, ConnState: state}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	return socket
+}
+
+func TestOneConnectionForAQuestionAndAReport(t *testing.T) {
+	from := map[string]int{}
+	var connections int
+	ended := make(chan struct{})
+	socket := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		from[r.Method+" "+r.URL.Path]++
+		if r.Method == http.MethodGet {
+			text, _ := agentapi.PrintPod(sidecar.Facts{Namespace: "a", Name: "b"}, "u&v=1")
+			_, _ = w.Write(text)
+		}
+	}, func(_ net.Conn, s http.ConnState) {
+		if s == http.StateNew {
+			connections++
+		}
+		if s == http.StateClosed {
+			close(ended) // all that was sent is read
+		}
+	})
+	agent, err := agentapi.Dial(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = agent.Pod(t.Context(), agentapi.Key{Namespace: "a", Name: "b", UID: "u&v=1"}); err != nil {
+		t.Error(err)
+	}
+	if err = agent.Report(t.Context(), agentapi.Report{}); err != nil {
+		t.Error(err)
+	}
+	if err = agent.Close(); err != nil {
+		t.Error(err)
+	}
+	<-ended
+	if connections != 1 || from["GET /v1/pods/a/b"] != 1 || from["POST /v1/report"] != 1 {
+		t.Errorf("%d connections, requests %v", connections, from)
+	}
+}
+
+func TestDecisionsEnd(t *testing.T) {
+	for name, test := range map[string]struct {
+		answer string
+		fails  bool
+	}{
+		"no decision":                      {"[]", false},
+		"an agent that numbers none":       {`[{"pod":"a"},{"pod":"b"}]`, false},
+		"an agent that begins from anew":   {`[{"number":7},{"number":6}]`, true},
+		"an agent that answers with words": {"no", true},
+	} {
+		requests := 0
+		socket := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+			requests++
+			_, _ = w.Write([]byte(test.answer))
+		}, nil)
+		agent, err := agentapi.Dial(t.Context(), socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := agent.Decisions(t.Context(), time.Minute); (err != nil) != test.fails || requests > 2 {
+			t.Errorf("%s: %v, %d requests", name, err, requests)
+		}
+		_ = agent.Close()
+	}
+}
+
+func TestDialWithoutAnAgent(t *testing.T) {
+	if _, err := agentapi.Dial(t.Context(), filepath.Join(t.TempDir(), "none")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// servedAt names a socket, for the process in which TestOnlyRootIsTrusted serves as another user.
+const servedAt = "AGENTCALL_TEST_SERVES"
+
+// TestOnlyRootIsTrusted lets another user serve the socket.
+func TestOnlyRootIsTrusted(t *testing.T) {
+	if socket := os.Getenv(servedAt); socket != "" {
+		var config net.ListenConfig
+		if _, err := config.Listen(t.Context(), "unix", socket); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = os.Stdout.WriteString("up\n")
+		_, _ = os.Stdin.Read(make([]byte, 1)) // until the other one has seen it
+		return
+	}
+	dir := t.TempDir()
+	for d := dir; strings.HasPrefix(d, os.TempDir()+"/"); d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	socket := filepath.Join(dir, "s")
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestOnlyRootIsTrusted$")
+	cmd.Env = append(os.Environ(), servedAt+"="+socket)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1337, Gid: 1337}}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = in.Close(); _ = cmd.Wait() }()
+	if _, err := out.Read(make([]byte, 8)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := agentapi.Dial(t.Context(), socket); err == nil || !strings.Contains(err.Error(), "user 1337") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestTheContextEndsACall(t *testing.T) {
+	socket := serve(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, nil)
+	agent, err := agentapi.Dial(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer agent.Close() //nolint:errcheck // nothing is written any more
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := agent.Pod(ctx, agentapi.Key{Namespace: "a", Name: "b", UID: "c"}); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,237 @@
+package redirection_test
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/referencetest"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+)
+
+// everything is all that any tool knows of the namespace's rules.
+func (p pod) everything(t *testing.T) string {
+	t.Helper()
+	return filled(p.saves(t)) + p.run(t, "nft", "list", "ruleset", "inet")
+}
+
+// program puts rules of the mesh into the pod: those of the reference by the tools of each variant, or of both.
+func (p pod) program(t *testing.T, by iptables.Variant, spec redirect.Spec) {
+	t.Helper()
+	switch by {
+	case "both":
+		p.reference(t, iptables.NFT, spec, families...)
+		p.reference(t, iptables.Legacy, spec, families...)
+	case iptables.NFT, iptables.Legacy:
+		p.reference(t, by, spec, families...)
+	default:
+		mustApply(t, p.namespace(by), spec)
+	}
+}
+
+// Whatever wrote the rules of the mesh, each backend moves them over in full or removes them, leaves nothing of the others,
+// and does not touch what is not the mesh's.
+func TestEveryBackendTakesOverFromEveryOther(t *testing.T) {
+	t.Parallel()
+	shared := func(t *testing.T) pod {
+		t.Helper()
+		p := dualPod(t)
+		p.plant(t, iptables.NFT, early)
+		p.plant(t, iptables.Legacy, early)
+		return p
+	}
+	spec, before, untouched := dual(), dual(byTPROXY), shared(t).everything(t)
+	for _, to := range []iptables.Variant{"", byNetlink, byTables, iptables.NFT, iptables.Legacy} {
+		fresh := shared(t)
+		mustApply(t, fresh.namespace(to), spec)
+		want := fresh.everything(t)
+		for _, from := range []iptables.Variant{byNetlink, byTables, iptables.NFT, iptables.Legacy, "both"} {
+			t.Run(fmt.Sprintf("%s to %s", from, to), func(t *testing.T) {
+				t.Parallel()
+				p := shared(t)
+				n := p.namespace(to)
+				hasRules(t, n, false)
+				p.program(t, from, before)
+				hasRules(t, n, true)
+				if r, err := n.Apply(t.Context(), spec, redirection.FailOnConflict); !errors.Is(err, redirection.ErrConflict) {
+					t.Errorf("FailOnConflict: %v, programs %s", err, r.Programs)
+				}
+				if r := mustApply(t, n, spec); to == "" && r.Tools[0] != "netlink" {
+					t.Errorf("the tools are %q", r.Tools)
+				}
+				equal(t, "not as on a fresh pod", want, p.everything(t))
+				verified(t, n, spec)
+				if r := mustApply(t, n, spec); len(r.Programs) > 0 {
+					t.Errorf("a second Apply changes rules: %v", r.Programs)
+				}
+				cleaned := shared(t)
+				cleaned.program(t, from, before)
+				mustClean(t, cleaned.namespace(to))
+				hasRules(t, cleaned.namespace(to), false)
+				equal(t, "cleaned: not as if the mesh had never been here", untouched, cleaned.everything(t))
+			})
+		}
+	}
+}
+
+// What the reference's native mode left is seen, and not stacked upon.
+func TestNativeTablesOfTheReferenceAreMovedOver(t *testing.T) {
+	t.Parallel()
+	const theirs = `table inet istio-proxy-nat {
+	chain istio-redirect {
+		meta l4proto tcp counter redirect to :15001
+	}
+	chain output {
+		type nat hook output priority -100; policy accept;
+		jump istio-redirect
+	}
+}
+`
+	p := dualPod(t)
+	p.feed(t, theirs, "nft", "-f", "-")
+	r, err := p.namespace("").Verify(t.Context(), dual())
+	if err != nil || !r.Mesh || r.Clean() {
+		t.Errorf("mesh %v, clean %v, %v", r.Mesh, r.Clean(), err)
+	}
+	if _, err := p.namespace("").Apply(t.Context(), dual(), redirection.FailOnConflict); err == nil {
+		t.Error("Refuse replaced native tables")
+	}
+	mustApply(t, p.namespace(""), dual())
+	if left := p.run(t, "nft", "list", "ruleset", "inet"); left != "" {
+		t.Errorf("they stay:\n%s", left)
+	}
+	verified(t, p.namespace(""), dual())
+}
+
+// ofOtherUsers is a namespace that belongs to a user namespace of its own, as that of a pod with hostUsers: false.
+func ofOtherUsers(t *testing.T) pod {
+	t.Helper()
+
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", "ip link set lo up && ip link add eth0 type veth peer name peer0 && ip addr add 10.30.0.2/24 dev eth0 && echo up && exec sleep 1000")
+	const others = 100000
+	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: others, Size: 65536}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET, UidMappings: ids, GidMappings: ids, Pdeathsig: syscall.SIGKILL,
+		Credential: &syscall.Credential{Uid: 0, Gid: 0},
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	started, ended := make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(ended)
+		// The kernel sends Pdeathsig when the thread ends that forked, and threads of other tests do end.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		problem := cmd.Start()
+		started <- problem
+		if problem == nil {
+			_ = cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
+	if _, err := out.Read(make([]byte, 3)); err != nil {
+		t.Fatalf("the namespace was not made: %v", err)
+	}
+	path := fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)
+	netnstest.Open(t, path)
+	return pod(path)
+}
+
+// The kernel refuses iptables' owner match there (net/netfilter/xt_owner.c), so nobody has to say that native tables are
+// needed.
+func TestPodWithUsersOfItsOwn(t *testing.T) {
+	t.Parallel()
+	p := ofOtherUsers(t)
+	spec := redirect.Default()
+	if _, err := p.namespace(byNetlink).Apply(t.Context(), spec, redirection.Reconcile); err == nil {
+		t.Error("the kernel takes the owner match: this test shows nothing")
+	}
+	r := mustApply(t, p.namespace(""), spec)
+	if len(r.Tools) != 1 || r.Tools[0] != "native" {
+		t.Errorf("the tools are %q", r.Tools)
+	}
+	verified(t, p.namespace(""), spec)
+	if text := p.run(t, "nft", "list", "ruleset"); !strings.Contains(text, "istio-proxy-nat") || !strings.Contains(text, "skuid 1337") {
+		t.Errorf("got:\n%s", text)
+	}
+}
+
+// Nothing is written, and nothing deleted, that need not be.
+func TestNoToolOfTheHostIsNeeded(t *testing.T) {
+	t.Parallel()
+	for _, b := range []iptables.Variant{"", byNetlink, byTables} {
+		p := dualPod(t)
+		n := p.namespace(b)
+		n.Tools = iptables.Host{Path: "/nonexistent"}
+		r := mustApply(t, n, dual(byTPROXY))
+		if r.Processes != 0 {
+			t.Errorf("%q: %d processes", b, r.Processes)
+		}
+		if again := mustApply(t, n, dual(byTPROXY)); again.Processes != 0 || len(again.Programs) != 0 {
+			t.Errorf("%q: again %d processes, %v", b, again.Processes, again.Programs)
+		}
+		for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+			if b != byTables {
+				equal(t, string(b), redirect.Rules(dual(byTPROXY), f).String(), filled(p.save(t, iptables.NFT, f)))
+			}
+		}
+	}
+}
+
+// Legacy rules that no tool can take away are not added to, and not taken for nothing.
+func TestLegacyRulesAreNeverDoubled(t *testing.T) {
+	// The tools are saved from the directory that is covered, for the test alone.
+	dir, inside := inMounts(t, `cp /usr/sbin/xtables-*-multi "$2" && mount -t tmpfs none /usr/sbin`)
+	if !inside {
+		return
+	}
+	b := newToolbox(t).add(t, iptables.Legacy, filepath.Join(dir, "xtables-legacy-multi"), "", "iptables-", "ip6tables-")
+	for _, f := range families {
+		p := dualPod(t)
+		for _, family := range []ruleset.Family{f} {
+			p.feed(t, referencetest.Restore(dual(byTPROXY), family), filepath.Join(b.dir, program(iptables.Legacy, family, "-restore")), "--noflush")
+		}
+		n := p.namespace("")
+		_, applied := n.Apply(t.Context(), dual(), redirection.Reconcile)
+		_, verified := n.Verify(t.Context(), dual())
+		_, cleaned := n.Clean(t.Context(), dual())
+		for what, err := range map[string]error{"Apply": applied, "Verify": verified, "Clean": cleaned} {
+			if err == nil || !strings.Contains(err.Error(), "in the legacy iptables tables") {
+				t.Errorf("%s of %s: %v", what, f, err)
+			}
+		}
+	}
+}
+
+// Foreign tables cost nothing and need no tool.
+func TestForeignLegacyTablesNeedNoTool(t *testing.T) {
+	t.Parallel()
+	p := dualPod(t)
+	for _, f := range families {
+		p.iptables(t, iptables.Legacy, f, "-t nat -N DOCKER", "-t mangle -A OUTPUT -p tcp -j ACCEPT", "-A INPUT -p tcp -j ACCEPT")
+	}
+	n := p.namespace("")
+	n.Tools = iptables.Host{Path: "/nonexistent"}
+	if r := mustApply(t, n, dual()); r.Processes != 0 || len(r.Notes) != 0 {
+		t.Errorf("%d processes, notes %q", r.Processes, r.Notes)
+	}
+	for _, f := range families {
+		if !strings.Contains(p.save(t, iptables.Legacy, f), "DOCKER") {
+			t.Error("foreign rules are gone")
+		}
+	}
+}

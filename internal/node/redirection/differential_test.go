@@ -1,0 +1,112 @@
+package redirection_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+)
+
+// everyQuestion are the questions to every pod, whatever its Spec; the expected answers are those of another backend.
+func everyQuestion() []packet {
+	var all []packet
+	for _, who := range []actor{app, root, member(2000), proxy} {
+		for _, to := range []labtest.Place{labtest.Peer, labtest.Far, labtest.Private, labtest.Side} {
+			all = append(all, ask(who, tcp, to, 80, nil))
+		}
+		all = append(all, ask(who, tcp, labtest.Peer, 443, nil), ask(who, udp, labtest.Resolver, 53, nil), ask(who, tcp, labtest.Resolver, 53, nil),
+			ask(who, udp, labtest.Peer, labtest.UDPPort, nil), ask(who, tcp, labtest.Pod, 80, nil), ask(who, tcp, labtest.Loopback, 80, nil))
+	}
+	for _, port := range []uint16{80, 8080, 15008, 15020} {
+		all = append(all, ask(client, tcp, labtest.Pod, port, nil), ask(guest, tcp, labtest.PodInside, port, nil))
+	}
+	return append(all, ask(client, udp, labtest.Pod, labtest.UDPPort, nil), ask(guest, tcp, labtest.Far, 80, nil))
+}
+
+// answers are those of each question, with the original destination.
+func (s fixture) answers(ctx context.Context) []string {
+	var all []string
+	for _, s.family = range s.Families() {
+		for _, p := range everyQuestion() {
+			p.want = func(fixture) ([]labtest.Hop, error) { return nil, nil }
+			q, ok := p.question(s)
+			if !ok {
+				continue
+			}
+			got := q.Put(ctx)
+			var hops []string
+			for _, h := range got.Hops {
+				hops = append(hops, fmt.Sprintf("%s at %s", h.By, h.Dst))
+			}
+			how := ""
+			for _, known := range []error{labtest.ErrRefused, labtest.ErrSilent, labtest.ErrForbidden} {
+				if errors.Is(got.Err, known) {
+					how = " " + known.Error()
+				}
+			}
+			if how == "" && got.Err != nil {
+				how = " " + got.Err.Error()
+			}
+			all = append(all, fmt.Sprintf("%s %s to %s %d: %s%s", q.From.Name, p.via, p.to, p.port, strings.Join(hops, ", "), how))
+		}
+	}
+	return all
+}
+
+// inTheLab makes a random Spec one that matters to the lab's addresses, in several ways.
+func inTheLab(spec *redirect.Spec, seed uint64) {
+	spec.DNSServers = []netip.Addr{labtest.Resolver.Addr(ruleset.IPv4), labtest.Resolver.Addr(ruleset.IPv6)}
+	switch seed % 4 {
+	case 0, 1:
+		spec.Outbound, spec.Inbound = redirect.Default().Outbound, redirect.Default().Inbound
+		spec.OutboundExclude = append(spec.OutboundExclude, networksOf(labtest.Private)...)
+	case 2:
+		spec.Outbound, spec.Inbound = redirect.Networks{List: networksOf(labtest.Far, labtest.Side)}, redirect.Ports{List: []uint16{80}}
+	}
+	if seed%2 == 1 {
+		spec.DualStack = true
+	}
+}
+
+// TestBackendsAnswerAlike puts random Specs through every backend and holds the answers to all questions to each other.
+func TestBackendsAnswerAlike(t *testing.T) {
+	const specs = 20
+	for seed := range uint64(specs) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			spec := spectest.Random(seed + 1)
+			spec.UIDs, spec.GIDs = redirect.Default().UIDs, redirect.Default().GIDs
+			// Interfaces and listeners are the lab's.
+			spec.ExcludeInterfaces, spec.RerouteInterfaces = nil, nil
+			spec.OutboundPort, spec.InboundPort = redirect.Default().OutboundPort, redirect.Default().InboundPort
+			inTheLab(&spec, seed)
+			var want []string
+			for _, v := range []iptables.Variant{iptables.NFT, iptables.Legacy, byNetlink, byTables} {
+				s := fixture{Lab: newLab(t, podKinds()["dual"]...), mode: spec.Mode}
+				if err := s.StartProxy(t.Context(), s.proxy(), spec.Mode); err != nil {
+					t.Fatal(err)
+				}
+				apply(t, s.Lab, v, spec)
+				got := s.answers(t.Context())
+				if want == nil {
+					want = got
+					t.Log(strings.Join(got, "\n"))
+					continue
+				}
+				for i := range want {
+					if got[i] != want[i] {
+						t.Errorf("%s answers otherwise than %s:\n  %s\n  %s\nof %+v", v, iptables.NFT, got[i], want[i], spec)
+					}
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,241 @@
+package redirection_test
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/referencetest"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+)
+
+var (
+	variants = []iptables.Variant{iptables.NFT, iptables.Legacy}
+	families = []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
+)
+
+// byNetlink stands for the rules of nft that are written without a tool, byTables for tables of nft's own.
+const (
+	byNetlink iptables.Variant = "netlink"
+	byTables  iptables.Variant = "native"
+)
+
+// tools is the variant whose programs see the rules.
+func tools(v iptables.Variant) iptables.Variant {
+	if v == byNetlink {
+		return iptables.NFT
+	}
+	return v
+}
+
+// eachVariant runs a test with both implementations of iptables, and without any.
+func eachVariant(t *testing.T, test func(*testing.T, iptables.Variant)) {
+	t.Helper()
+	for _, v := range append(slices.Clone(variants), byNetlink) {
+		t.Run(string(v), func(t *testing.T) {
+			t.Parallel()
+			test(t, v)
+		})
+	}
+}
+
+// program is the name of a program of iptables: the plain one, or with a suffix that which reads or writes rules.
+func program(v iptables.Variant, f ruleset.Family, suffix string) string {
+	return map[ruleset.Family]string{ruleset.IPv4: "iptables-", ruleset.IPv6: "ip6tables-"}[f] + string(tools(v)) + suffix
+}
+
+// pod is a network namespace that is looked at and changed with the tools of the machine, never with the code under
+// test.
+type pod string
+
+// emptyPod has no interface but lo, and no address but those of lo.
+func emptyPod(tb testing.TB) pod {
+	tb.Helper()
+	return pod(netnstest.New(tb))
+}
+
+// newPod has the given addresses on eth0. The link stays down, so the kernel adds no address or route of its own later.
+func newPod(tb testing.TB, addresses ...string) pod {
+	tb.Helper()
+	p := emptyPod(tb)
+	script := "link set lo up\nlink add eth0 type veth peer name peer0\n"
+	for _, a := range addresses {
+		script += "addr add " + a + " dev eth0\n"
+	}
+	p.feed(tb, script, "ip", "-batch", "-")
+	return p
+}
+
+// dualPod has an address of each family; dual stack has to be asked for to capture the second one.
+func dualPod(tb testing.TB) pod {
+	tb.Helper()
+	return newPod(tb, "10.20.0.2/24", "fd20::2/64")
+}
+
+// try runs a command in the namespace with its own iptables lock.
+func (p pod) try(tb testing.TB, stdin, name string, args ...string) (string, error) {
+	tb.Helper()
+	var stdout, stderr bytes.Buffer
+	err := netns.Do(string(p), func() error {
+		cmd := exec.CommandContext(tb.Context(), name, args...)
+		cmd.Env = append(cmd.Environ(), "XTABLES_LOCKFILE="+string(p))
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
+		return cmd.Run()
+	})
+	if err != nil {
+		err = fmt.Errorf("running %s %s: %w\n%s%s", name, strings.Join(args, " "), err, stderr.String(), numbered(stdin))
+	}
+	return stdout.String(), err
+}
+
+// feed runs a command that must succeed.
+func (p pod) feed(tb testing.TB, stdin, name string, args ...string) string {
+	tb.Helper()
+	out, err := p.try(tb, stdin, name, args...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return out
+}
+
+func (p pod) run(tb testing.TB, name string, args ...string) string {
+	tb.Helper()
+	return p.feed(tb, "", name, args...)
+}
+
+// restore adds the rules of a text that iptables-restore takes.
+func (p pod) restore(tb testing.TB, v iptables.Variant, f ruleset.Family, text string) {
+	tb.Helper()
+	if text != "" {
+		p.feed(tb, text, program(v, f, "-restore"), "--noflush")
+	}
+}
+
+// reference programs families as the reference implementation does.
+func (p pod) reference(tb testing.TB, v iptables.Variant, s redirect.Spec, families ...ruleset.Family) {
+	tb.Helper()
+	for _, f := range families {
+		p.restore(tb, v, f, referencetest.Restore(s, f))
+	}
+}
+
+// iptables runs one command line of iptables per argument.
+func (p pod) iptables(tb testing.TB, v iptables.Variant, f ruleset.Family, commands ...string) {
+	tb.Helper()
+	for _, c := range commands {
+		p.run(tb, program(v, f, ""), strings.Fields(c)...)
+	}
+}
+
+// save is what iptables-save prints, as it prints it but for what differs each time: see plain.
+func (p pod) save(tb testing.TB, v iptables.Variant, f ruleset.Family) string {
+	tb.Helper()
+	return plain(p.run(tb, program(v, f, "-save")))
+}
+
+// rules is what one variant knows of both families.
+func (p pod) rules(tb testing.TB, v iptables.Variant) string {
+	tb.Helper()
+	var b strings.Builder
+	for _, f := range families {
+		fmt.Fprintf(&b, "# %s %s\n%s", v, f, p.save(tb, v, f))
+	}
+	return b.String()
+}
+
+// saves is everything in the namespace that iptables knows of, or ip for addresses and routes.
+func (p pod) saves(tb testing.TB) string {
+	tb.Helper()
+	var b strings.Builder
+	for _, v := range variants {
+		b.WriteString(p.rules(tb, v))
+	}
+	return b.String() + p.routing(tb)
+}
+
+// routing is what ip prints of the policy rules, the routes of all tables and the addresses on lo, when the kernel has
+// finished with what it does about a new address by and by.
+func (p pod) routing(tb testing.TB) string {
+	tb.Helper()
+	for tries := 0; p.run(tb, "ip", "-6", "addr", "show", "dev", "lo", "tentative") != ""; tries++ {
+		if tries == 1000 {
+			tb.Fatal("an address on lo stays tentative")
+		}
+	}
+	var b strings.Builder
+	for _, args := range []string{"-4 rule", "-6 rule", "-4 route show table all", "-6 route show table all", "-6 addr show dev lo"} {
+		fmt.Fprintf(&b, "# ip %s\n%s", args, p.run(tb, "ip", strings.Fields(args)...))
+	}
+	return b.String()
+}
+
+var countersOfChain = regexp.MustCompile(`(?m) \[\d+:\d+\]$`)
+
+// plain drops comment lines, sets counters to zero and puts the tables in the order of their names: that in which they
+// are printed is an accident.
+func plain(saved string) string {
+	var tables []string
+	for table := range strings.SplitSeq(saved, "COMMIT\n") {
+		lines := slices.DeleteFunc(strings.Split(table, "\n"), func(l string) bool { return l == "" || l[0] == '#' })
+		if len(lines) > 0 {
+			tables = append(tables, strings.Join(append(lines, "COMMIT", ""), "\n"))
+		}
+	}
+	slices.Sort(tables)
+	return countersOfChain.ReplaceAllString(strings.Join(tables, ""), " [0:0]")
+}
+
+// ruleless matches a table with neither rule nor own chain nor changed policy.
+var ruleless = regexp.MustCompile(`(?m)^\*\w+\n(:\w+ ACCEPT \[0:0\]\n)*COMMIT\n`)
+
+// filled drops tables that hold nothing: once made they stay.
+func filled(saved string) string { return ruleless.ReplaceAllString(saved, "") }
+
+// namespace is the code under test with a variant; "" leaves the choice to it.
+func (p pod) namespace(v iptables.Variant) redirection.Namespace {
+	return inNamespace(netnstest.At(string(p)), v)
+}
+
+func inNamespace(at *netns.Namespace, v iptables.Variant) redirection.Namespace {
+	n := redirection.Namespace{NetNS: at, Log: slog.New(slog.DiscardHandler)}
+	switch v {
+	case "", iptables.NFT, iptables.Legacy:
+		n.Tools.Force = v
+	default:
+		n.Backend = redirect.Backend(v)
+	}
+	return n
+}
+
+// equal compares texts by line.
+func equal(tb testing.TB, what, want, got string) {
+	tb.Helper()
+	if diff := lineDiff(want, got); diff != "" {
+		tb.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+func lineDiff(want, got string) string {
+	return cmp.Diff(strings.Split(want, "\n"), strings.Split(got, "\n"))
+}
+
+// numbered shows a text with the line numbers that messages of the tools refer to.
+func numbered(text string) string {
+	var b strings.Builder
+	for i, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
+		fmt.Fprintf(&b, "%4d  %s\n", i+1, line)
+	}
+	return b.String()
+}

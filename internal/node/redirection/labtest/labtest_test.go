@@ -1,0 +1,220 @@
+package labtest_test
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+)
+
+func newLab(t *testing.T, families ...ruleset.Family) *labtest.Lab {
+	t.Helper()
+	l, err := labtest.New(t.Context(), families...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(l.Close)
+	return l
+}
+
+func by(names ...string) []labtest.Hop {
+	var hops []labtest.Hop
+	for _, name := range names {
+		hops = append(hops, labtest.Hop{By: name})
+	}
+	return hops
+}
+
+func TestQuestionsAreAskedFromTheGivenAddress(t *testing.T) {
+	l := newLab(t, ruleset.IPv4)
+	for _, via := range []labtest.Protocol{labtest.TCP, labtest.UDP} {
+		ask := labtest.Ask{
+			From: l.Peer(), Via: via, To: labtest.Pod.Port(ruleset.IPv4, labtest.UDPPort), Source: labtest.Far.Addr(ruleset.IPv4),
+		}
+		if via == labtest.TCP {
+			ask.To = labtest.Pod.Port(ruleset.IPv4, 80)
+		}
+		got := ask.Put(t.Context())
+		if got.Err != nil || got.Hops[0].From.Addr() != ask.Source {
+			t.Errorf("%s: %s", ask, got)
+		}
+	}
+}
+
+func TestTheAgentPassesQuestionsOnToTheResolver(t *testing.T) {
+	l := newLab(t, ruleset.IPv4)
+	if err := l.StartProxy(t.Context(), l.Proxy(redirect.Redirect), redirect.Redirect); err != nil {
+		t.Fatal(err)
+	}
+	for _, via := range []labtest.Protocol{labtest.TCP, labtest.UDP} {
+		err := labtest.Question{
+			Ask: labtest.Ask{From: l.App(), Via: via, To: labtest.Loopback.Port(ruleset.IPv4, redirect.DNSPort), Through: true},
+			Want: []labtest.Hop{
+				{By: labtest.ByDNS},
+				{By: labtest.ByPeer, Dst: labtest.Resolver.Port(ruleset.IPv4, 53), From: labtest.Pod.Port(ruleset.IPv4, 0)},
+			},
+		}.Check(t.Context())
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestAProxyReportsFailures asks a listener in the middle to pass on a question to a closed port.
+func TestAProxyReportsFailures(t *testing.T) {
+	l := newLab(t, ruleset.IPv4)
+	closed := labtest.Pod.Port(ruleset.IPv4, 81)
+	server, err := labtest.Serve(t.Context(), l.App(), labtest.Service{
+		By: "middle", Via: labtest.TCP, At: labtest.Pod.Port(ruleset.IPv4, 7000),
+		Onward: func(labtest.Hop) labtest.Ask { return labtest.Ask{From: l.App(), Via: labtest.TCP, To: closed} },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Close)
+	got := labtest.Ask{From: l.Peer(), Via: labtest.TCP, To: labtest.Pod.Port(ruleset.IPv4, 7000), Through: true}.Put(t.Context())
+	if len(got.Hops) != 1 || got.Hops[0].By != "middle" || got.Err == nil || got.Err.Error() != "refused" {
+		t.Errorf("want the one in the middle, then refused; got %s", got)
+	}
+}
+
+func TestJudge(t *testing.T) {
+	t.Parallel()
+	addr := netip.MustParseAddrPort
+	asked, own := addr("10.0.0.1:80"), addr("10.0.0.2:4000")
+	good := labtest.Hop{By: "outbound", Dst: asked, From: own}
+	with := func(change func(*labtest.Hop)) []labtest.Hop {
+		h := good
+		change(&h)
+		return []labtest.Hop{h}
+	}
+	second := labtest.Hop{By: "peer", Dst: asked, From: addr("10.0.0.3:5000")}
+	tests := []struct {
+		name    string
+		want    []labtest.Hop
+		wantErr error
+		got     []labtest.Hop
+		gotErr  error
+		right   bool
+	}{
+		{name: "as wanted", want: by("outbound"), got: []labtest.Hop{good}, right: true},
+		{name: "another listener", want: by("peer"), got: []labtest.Hop{good}},
+		{name: "another destination", want: by("outbound"), got: with(func(h *labtest.Hop) { h.Dst = addr("10.0.0.1:81") })},
+		{name: "another source port", want: by("outbound"), got: with(func(h *labtest.Hop) { h.From = addr("10.0.0.2:4001") })},
+		{name: "another source", want: by("outbound"), got: with(func(h *labtest.Hop) { h.From = addr("10.0.0.9:4000") })},
+		{
+			name: "an unknown destination", want: by("outbound"), right: true,
+			got: with(func(h *labtest.Hop) { h.Dst = netip.AddrPort{} }),
+		},
+		{
+			name: "a wanted destination", want: with(func(h *labtest.Hop) { h.Dst = addr("10.0.0.7:80") }),
+			got: with(func(h *labtest.Hop) { h.Dst = addr("10.0.0.7:80") }), right: true,
+		},
+		{name: "silence", want: by("outbound"), gotErr: labtest.ErrSilent},
+		{name: "refused", want: by("outbound"), gotErr: labtest.ErrRefused},
+		{name: "refused as wanted", wantErr: labtest.ErrRefused, gotErr: labtest.ErrRefused, right: true},
+		{name: "silence instead of a refusal", wantErr: labtest.ErrRefused, gotErr: labtest.ErrSilent},
+		{name: "an answer instead of a refusal", wantErr: labtest.ErrRefused, got: []labtest.Hop{good}},
+		{name: "an answer and then a failure", want: by("outbound"), got: []labtest.Hop{good}, gotErr: errors.New("reset")},
+		{name: "one more", want: by("outbound"), got: []labtest.Hop{good, second}},
+		{name: "one less", want: by("outbound", "peer"), got: []labtest.Hop{good}},
+		{name: "two from anywhere", want: by("outbound", "peer"), got: []labtest.Hop{good, second}, right: true},
+		{
+			name: "two from an address", right: true,
+			want: []labtest.Hop{{By: "outbound"}, {By: "peer", From: addr("10.0.0.3:0")}}, got: []labtest.Hop{good, second},
+		},
+		{
+			name: "two from another address",
+			want: []labtest.Hop{{By: "outbound"}, {By: "peer", From: addr("10.0.0.4:0")}}, got: []labtest.Hop{good, second},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			q := labtest.Question{Ask: labtest.Ask{Via: labtest.TCP, To: asked}, Want: tt.want, WantErr: tt.wantErr}
+			err := q.Judge(labtest.Answer{Hops: tt.got, Own: own, Err: tt.gotErr})
+			if (err == nil) != tt.right {
+				t.Errorf("right: want %v, got: %v", tt.right, err)
+			}
+		})
+	}
+}
+
+func TestAWrongAnswerSaysWhatWasAskedAndWhoAnswered(t *testing.T) {
+	t.Parallel()
+	addr := netip.MustParseAddrPort
+	q := labtest.Question{
+		Ask: labtest.Ask{
+			From: labtest.Actor{Name: "app", UID: 1000, GID: 3000}, Via: labtest.TCP, To: addr("[fd00::1]:80"),
+			Source: netip.MustParseAddr("::6"), Through: true,
+		},
+		Want: []labtest.Hop{{By: "outbound"}, {By: "peer", From: addr("[fd00::3]:0")}},
+	}
+	err := q.Judge(labtest.Answer{
+		Hops: []labtest.Hop{{By: "inbound", Dst: addr("[fd00::1]:80"), From: addr("[::6]:4000")}},
+		Own:  addr("[::6]:4000"), Err: labtest.ErrSilent,
+	})
+	want := `asked: app (uid 1000, gid 3000): tcp to [fd00::1]:80 from source ::6, passed through
+ wanted: outbound orig=[fd00::1]:80 from=[::6]:4000, then peer orig=[fd00::1]:80 from=[fd00::3]:0
+    got: inbound orig=[fd00::1]:80 from=[::6]:4000, then no answer`
+	if diff := cmp.Diff(want, fmt.Sprint(err)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestSocketsBelongToTheirActors looks at the kernel's list of sockets, which has the owner of each.
+func TestSocketsBelongToTheirActors(t *testing.T) {
+	l := newLab(t, ruleset.IPv4)
+	if err := l.StartProxy(t.Context(), l.Proxy(redirect.Redirect), redirect.Redirect); err != nil {
+		t.Fatal(err)
+	}
+	list, err := l.Root().Run(t.Context(), "", "cat", "/proc/self/net/tcp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	owners := map[string]string{}
+	for line := range strings.Lines(list) {
+		// sl local_address rem_address st tx:rx tr:when retrnsmt uid …
+		if f := strings.Fields(line); len(f) > 7 {
+			_, port, _ := strings.Cut(f[1], ":")
+			owners[port] = f[7]
+		}
+	}
+	if owners["0050"] != "1000" || owners["3A99"] != "1337" {
+		t.Errorf("ports 80 and 15001 belong to %q and %q, want 1000 and 1337", owners["0050"], owners["3A99"])
+	}
+}
+
+// TestThreadsAreThemselvesAgain looks for threads that kept the ids of an actor.
+func TestThreadsAreThemselvesAgain(t *testing.T) {
+	l := newLab(t, ruleset.IPv4)
+	for range 20 {
+		labtest.Ask{From: l.App(), Via: labtest.TCP, To: labtest.Peer.Port(ruleset.IPv4, 80)}.Put(t.Context())
+	}
+	l.Close()
+	threads, err := filepath.Glob("/proc/self/task/*/status")
+	if err != nil || len(threads) == 0 {
+		t.Fatalf("listing the threads: %v, %d found", err, len(threads))
+	}
+	for _, thread := range threads {
+		status, err := os.ReadFile(thread)
+		if err != nil {
+			continue // it has ended
+		}
+		for line := range strings.Lines(string(status)) {
+			// Real, effective, saved, file system.
+			if (strings.HasPrefix(line, "Uid:") || strings.HasPrefix(line, "Gid:")) && strings.Join(strings.Fields(line)[1:], "") != "0000" {
+				t.Errorf("%s: %s", thread, line)
+			}
+		}
+	}
+}

@@ -1,0 +1,220 @@
+package redirection_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+)
+
+// A lateComer is a pod that has no IPv6 address but perhaps a link-local one when it is programmed, and can be reached by
+// IPv6 later.
+type lateComer struct {
+	*labtest.Lab
+
+	at netip.AddrPort // where the app is then
+}
+
+// A lateness is what a pod's IPv6 is like before it is programmed, and how an address comes later.
+type lateness struct {
+	name          string
+	before, later []string // arguments of ip, or a setting of the kernel
+	at            string
+}
+
+const (
+	off = "net.ipv6.conf.all.disable_ipv6=1"
+	on  = "net.ipv6.conf.all.disable_ipv6=0"
+)
+
+func latenesses() []lateness {
+	return []lateness{
+		{"by its link-local address", []string{"address add fe80::77/64 dev eth0 nodad"}, nil, "fe80::77%eth0"},
+		{"by an address that comes later", nil, []string{"address add fd00:1::77/64 dev eth0 nodad"}, "fd00:1::77"},
+		{
+			"by an address that comes after IPv6 was switched on",
+			[]string{off},
+			[]string{on, "address add fd00:1::77/64 dev eth0 nodad", "address replace ::1/128 dev lo nodad"},
+			"fd00:1::77",
+		},
+	}
+}
+
+// configure carries out steps in the pod.
+func (l lateComer) configure(t *testing.T, steps []string) {
+	t.Helper()
+	for _, s := range steps {
+		if s == on || s == off {
+			netnstest.Run(t, l.Path(), "sh", "-c", "echo ${0#*=} >/proc/sys/net/ipv6/conf/all/disable_ipv6", s)
+			continue
+		}
+		netnstest.Run(t, l.Path(), "sh", "-c", "ip $0", s)
+	}
+}
+
+func newLateComer(t *testing.T, how lateness) lateComer {
+	t.Helper()
+	l := lateComer{newLab(t, ruleset.IPv4), netip.AddrPortFrom(netip.MustParseAddr(how.at), 80)}
+	for _, address := range []string{"fe80::78/64", "fd00:1::78/64"} {
+		netnstest.Run(t, l.Peer().Namespace, "ip", "address", "add", address, "dev", "eth0", "nodad")
+	}
+	l.configure(t, how.before)
+	return l
+}
+
+// serve starts the app on IPv6, and the proxy if there is one that listens there.
+func (l lateComer) serve(t *testing.T, mode redirect.Mode, proxied bool) {
+	t.Helper()
+	everywhere := netip.IPv6Unspecified()
+	app, err := labtest.Serve(t.Context(), l.App(),
+		labtest.Service{By: labtest.ByApp, Via: labtest.TCP, At: netip.AddrPortFrom(everywhere, 80)},
+		labtest.Service{By: labtest.ByApp, Via: labtest.UDP, At: netip.AddrPortFrom(everywhere, 80)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(app.Close)
+	if !proxied {
+		return
+	}
+	sidecar, err := labtest.Proxy{
+		Actor: l.Proxy(mode), Mode: mode, Families: []ruleset.Family{ruleset.IPv6},
+		Resolver: func(ruleset.Family) netip.AddrPort { return netip.AddrPort{} },
+	}.Start(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(sidecar.Close)
+}
+
+// reached is the name with which a neighbour's call of the app is answered, or its error. Where silence is expected the wait
+// is short.
+func (l lateComer) reached(t *testing.T, via labtest.Protocol, wanted bool) (string, error) {
+	t.Helper()
+	ctx := t.Context()
+	if !wanted {
+		limited, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		ctx = limited
+	}
+	answer := labtest.Ask{From: l.Peer(), Via: via, To: l.at, SourcePort: l.FreshPort()}.Put(ctx)
+	if len(answer.Hops) == 0 {
+		return "", answer.Err
+	}
+	return answer.Hops[0].By, answer.Err
+}
+
+// TestNothingPassesTheSidecarByIPv6OfLater: with reject, capture or dual stack a neighbour never reaches the app past the
+// sidecar by IPv6, whatever addresses the pod had when it was programmed. Without rules it does, which is the check of
+// the harness, and with bypass as well.
+func TestNothingPassesTheSidecarByIPv6OfLater(t *testing.T) {
+	capture := func(s *redirect.Spec) { s.SecondFamily = redirect.Capture }
+	settings := []struct {
+		name     string
+		set      func(*redirect.Spec)
+		tcp, udp string // the name in the answer, "" for none
+		of       []lateness
+	}{
+		{"bypass", func(*redirect.Spec) {}, labtest.ByApp, labtest.ByApp, latenesses()[:1]},
+		{"reject", func(s *redirect.Spec) { s.SecondFamily = redirect.Reject }, "", "", latenesses()},
+		{"capture", capture, labtest.ByInbound, labtest.ByApp, latenesses()},
+		{"dual stack", func(s *redirect.Spec) { s.DualStack = true }, labtest.ByInbound, labtest.ByApp, latenesses()[:1]},
+		{"capture, and a proxy of IPv4 alone", capture, "", labtest.ByApp, latenesses()[2:]},
+	}
+	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
+		t.Helper()
+		for _, setting := range settings {
+			for _, how := range setting.of {
+				if setting.name == "bypass" && v == byTables {
+					continue // its rules name no family where there is no IPv6 address to let by
+				}
+				t.Run(setting.name+"/"+how.name, func(t *testing.T) {
+					t.Parallel()
+					l := newLateComer(t, how)
+					spec := redirect.Default()
+					spec.Mode = mode
+					setting.set(&spec)
+					n := namespaceOf(l.Lab, v)
+					mustApply(t, n, spec)
+					verified(t, n, spec)
+					l.configure(t, how.later)
+					l.serve(t, mode, setting.tcp == labtest.ByInbound)
+					l.asks(t, v, setting.tcp, setting.udp)
+					l.agrees(t, n, spec)
+					l.asks(t, v, setting.tcp, setting.udp)
+				})
+			}
+		}
+	})
+}
+
+// asks calls from a neighbour by TCP and by UDP, and compares the names in the answers.
+func (l lateComer) asks(t *testing.T, v iptables.Variant, tcp, udp string) {
+	t.Helper()
+	var both sync.WaitGroup // silence takes its time
+	for via, want := range map[labtest.Protocol]string{labtest.TCP: tcp, labtest.UDP: udp} {
+		both.Go(func() {
+			// A proxy of IPv4 alone makes native tables, whose rules name no family, and TPROXY drop; others refuse.
+			got, err := l.reached(t, via, want != "")
+			closed := got == "" && (errors.Is(err, labtest.ErrRefused) || errors.Is(err, labtest.ErrSilent))
+			if got != want || want == "" && !closed {
+				t.Errorf("%s by %s: %q answers (%v), want %q\n%s", l.at, via, got, err, want,
+					l.Counters(t.Context(), saveProgram(v, ruleset.IPv6)...))
+			}
+		})
+	}
+	both.Wait()
+}
+
+// agrees looks at the pod again, as CHECK and repair do: the rules are those wanted still, also where routing is missing
+// that could not be there before, and doing it again changes no rule.
+func (l lateComer) agrees(t *testing.T, n redirection.Namespace, spec redirect.Spec) {
+	t.Helper()
+	r, err := n.Verify(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// With bypass an IPv6 address makes native tables say so.
+	if bypass := spec.SecondFamily == redirect.Bypass && !spec.DualStack; len(r.Diffs) > 0 && !bypass {
+		t.Errorf("the rules differ: %v", r.Diffs)
+	}
+	again := mustApply(t, n, spec)
+	if len(r.Diffs) == 0 && len(again.Programs) > 0 {
+		t.Errorf("it was programmed again: %v", again.Programs)
+	}
+	verified(t, n, spec)
+}
+
+// TestNothingPassesAProxyThatDoesNotListen: before the proxy listens, and after it has ended, a connection to a captured
+// port ends, whatever the backend and the mode.
+func TestNothingPassesAProxyThatDoesNotListen(t *testing.T) {
+	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
+		t.Helper()
+		lab := newLab(t, families...)
+		ask := func(want string) {
+			var both sync.WaitGroup
+			for _, f := range families {
+				both.Go(func() {
+					l := lateComer{lab, labtest.Pod.Port(f, labtest.AppPorts()[0])}
+					if got, err := l.reached(t, labtest.TCP, want != ""); got != want {
+						t.Errorf("%s: %q answers (%v), want %q", f, got, err, want)
+					}
+				})
+			}
+			both.Wait()
+		}
+		ask(labtest.ByApp) // without rules
+		spec := redirect.Default()
+		spec.Mode, spec.DualStack = mode, true
+		mustApply(t, namespaceOf(lab, v), spec)
+		ask("")
+	})
+}

@@ -1,0 +1,51 @@
+package redirection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// lockName is an address of unix(7)'s abstract namespace. Such addresses belong to the network namespace in which the
+// socket was made, so it is taken once in each.
+const lockName = "@istio-cni/rules"
+
+// Waiting for another run that programs the namespace.
+const (
+	lockEvery   = 5 * time.Millisecond
+	lockTimeout = 30 * time.Second // as long as iptables waits for its own lock
+)
+
+// lock makes this program the only one of its kind that changes the current namespace: to read, compare and write must
+// not be interleaved with another run. The lock is held until the file is closed here and in every process that was
+// given it, so it outlives this process if a tool that it started does.
+func lock(ctx context.Context) (*os.File, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, lockTimeout,
+		fmt.Errorf("another run has been programming this network namespace for %s", lockTimeout))
+	defer cancel()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("locking the namespace: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), lockName)
+	ticker := time.NewTicker(lockEvery)
+	defer ticker.Stop()
+	for {
+		err := unix.Bind(fd, &unix.SockaddrUnix{Name: lockName})
+		switch {
+		case err == nil:
+			return file, nil
+		case !errors.Is(err, unix.EADDRINUSE):
+			return nil, errors.Join(fmt.Errorf("locking the namespace: %w", err), file.Close())
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return nil, errors.Join(fmt.Errorf("locking the namespace: %w", context.Cause(ctx)), file.Close())
+		}
+	}
+}

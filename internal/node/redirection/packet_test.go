@@ -1,0 +1,398 @@
+package redirection_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+)
+
+// The packet tests: rules are applied to a pod, real actors send real packets, and each answer names its sender. They know
+// nothing of the rules' text, and so are what decides whether a change of it is right.
+
+// fixture is where a question is asked.
+type fixture struct {
+	*labtest.Lab
+	mode   redirect.Mode
+	family ruleset.Family
+	// ids are those of the proxy.
+	ids ids
+}
+
+// ids are a user and a group.
+type ids struct{ uid, gid int }
+
+// actor opens the sockets of a fixture.
+type actor func(fixture) labtest.Actor
+
+var (
+	app    actor = func(s fixture) labtest.Actor { return s.App() }
+	client actor = func(s fixture) labtest.Actor { return s.Peer() }
+	guest  actor = func(s fixture) labtest.Actor { return s.Guest() }
+	root   actor = func(s fixture) labtest.Actor { return s.Root() }
+	proxy  actor = func(s fixture) labtest.Actor { return s.proxy() }
+)
+
+// member is the app in another group.
+func member(gid int) actor { return func(s fixture) labtest.Actor { return s.App().InGroup(gid) } }
+
+// user is a process of the pod with a user and a group.
+func user(uid, gid int) actor {
+	return func(s fixture) labtest.Actor {
+		return labtest.Actor{Name: "somebody", Namespace: s.Path(), UID: uid, GID: gid}
+	}
+}
+
+func (s fixture) proxy() labtest.Actor {
+	a := s.Proxy(s.mode)
+	if s.ids == (ids{}) {
+		return a
+	}
+	a.GID = s.ids.gid
+	if s.mode == redirect.Redirect {
+		a.UID = s.ids.uid
+	}
+	return a
+}
+
+// outcome are the expected answers, or the expected error.
+type outcome func(fixture) ([]labtest.Hop, error)
+
+// by expects answers with these names. Unless the outcome says otherwise, the original destination must be the address that was asked, and
+// the source the asker's own.
+func by(names ...string) outcome {
+	return func(fixture) (hops []labtest.Hop, _ error) {
+		for _, name := range names {
+			hops = append(hops, labtest.Hop{By: name})
+		}
+		return hops, nil
+	}
+}
+
+// seenFrom says from which place the last one saw the question come.
+func (o outcome) seenFrom(p labtest.Place) outcome {
+	return func(s fixture) ([]labtest.Hop, error) {
+		hops, err := o(s)
+		hops[len(hops)-1].From = p.Port(s.family, 0)
+		return hops, err
+	}
+}
+
+// modes chooses between REDIRECT and TPROXY.
+func modes(redirected, tproxied outcome) outcome {
+	return func(s fixture) ([]labtest.Hop, error) {
+		if s.mode == redirect.TPROXY {
+			return tproxied(s)
+		}
+		return redirected(s)
+	}
+}
+
+// perFamily chooses between IPv4 and IPv6.
+func perFamily(v4, v6 outcome) outcome {
+	return func(s fixture) ([]labtest.Hop, error) {
+		if s.family == ruleset.IPv6 {
+			return v6(s)
+		}
+		return v4(s)
+	}
+}
+
+var (
+	toOutbound         = by(labtest.ByOutbound)
+	toInbound          = by(labtest.ByInbound)
+	toTunnel           = by(labtest.ByTunnel)
+	toStatus           = by(labtest.ByStatus)
+	toAgent            = by(labtest.ByDNS)
+	toApp              = by(labtest.ByApp)
+	toPeer             = by(labtest.ByPeer)
+	pong               = by("echo")
+	refused    outcome = func(fixture) ([]labtest.Hop, error) { return nil, labtest.ErrRefused }
+	forbidden  outcome = func(fixture) ([]labtest.Hop, error) { return nil, labtest.ErrForbidden }
+	silence    outcome = func(fixture) ([]labtest.Hop, error) { return nil, labtest.ErrSilent }
+)
+
+// packet is one question of a case.
+type packet struct {
+	who     actor
+	via     labtest.Protocol
+	to      labtest.Place
+	port    uint16
+	want    outcome
+	source  labtest.Place
+	srcPort uint16
+	through bool
+}
+
+func ask(who actor, via labtest.Protocol, to labtest.Place, port uint16, want outcome) packet {
+	return packet{who: who, via: via, to: to, port: port, want: want}
+}
+
+// from gives the packet a source address.
+func (p packet) from(source labtest.Place) packet {
+	p.source = source
+	return p
+}
+
+// fromPort gives the packet a source port.
+func (p packet) fromPort(port uint16) packet {
+	p.srcPort = port
+	return p
+}
+
+// passedOn asks the proxy to pass the question on.
+func (p packet) passedOn() packet {
+	p.through = true
+	return p
+}
+
+// question is the packet in a fixture. There is none where the place has no address of the family, and pings are IPv6.
+func (p packet) question(s fixture) (q labtest.Question, ok bool) {
+	if !p.to.Addr(s.family).IsValid() || p.via == ping && s.family == ruleset.IPv4 {
+		return q, false
+	}
+	q.Ask = labtest.Ask{
+		From: p.who(s), Via: p.via, To: p.to.Port(s.family, p.port), SourcePort: p.srcPort, Through: p.through,
+	}
+	if p.srcPort == 0 && (p.via == tcp || p.via == udp) {
+		q.SourcePort = s.FreshPort()
+	}
+	if p.source != "" {
+		q.Source = p.source.Addr(s.family)
+	}
+	q.Want, q.WantErr = p.want(s)
+	return q, true
+}
+
+// packetCase is a way to capture and the questions that show what it does.
+type packetCase struct {
+	name string
+	spec func(*redirect.Spec)
+	// ids are those of the proxy if they are not the usual ones.
+	ids  ids
+	asks []packet
+}
+
+// run applies the case's Spec in a fresh pod and asks in every family of it.
+func (c packetCase) run(t *testing.T, v iptables.Variant, s fixture, families ...ruleset.Family) {
+	t.Helper()
+	s.Lab, s.ids = newLab(t, families...), c.ids
+	spec := redirect.Default()
+	spec.Mode, spec.DualStack = s.mode, len(families) > 1
+	if c.spec != nil {
+		c.spec(&spec)
+	}
+	apply(t, s.Lab, v, spec)
+	if err := s.StartProxy(t.Context(), s.proxy(), s.mode); err != nil {
+		t.Fatal(err)
+	}
+	s.askAll(t, v, c.asks)
+}
+
+// askAll asks in every family, and shows the family's rules with each wrong answer. After a silence it stops: more of
+// them would hold up all other tests.
+func (s fixture) askAll(t *testing.T, v iptables.Variant, packets []packet) {
+	t.Helper()
+	for _, s.family = range s.Families() {
+		for _, p := range packets {
+			err := p.check(t.Context(), s)
+			if err == nil {
+				continue
+			}
+			t.Errorf("%v\n%s", err, s.Counters(t.Context(), saveProgram(v, s.family)...))
+			var wrong *labtest.Wrong
+			if errors.As(err, &wrong) && errors.Is(wrong.Got.Err, labtest.ErrSilent) {
+				return
+			}
+		}
+	}
+}
+
+func (p packet) check(ctx context.Context, s fixture) error {
+	q, ok := p.question(s)
+	if !ok {
+		return nil
+	}
+	return q.Check(ctx)
+}
+
+func newLab(t *testing.T, families ...ruleset.Family) *labtest.Lab {
+	t.Helper()
+	lab, err := labtest.New(t.Context(), families...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(lab.Close)
+	return lab
+}
+
+// namespaceOf is the lab's pod as the code under test takes it.
+func namespaceOf(lab *labtest.Lab, v iptables.Variant) redirection.Namespace {
+	return inNamespace(lab.NetNS(), v)
+}
+
+func apply(t *testing.T, lab *labtest.Lab, v iptables.Variant, spec redirect.Spec) {
+	t.Helper()
+	if _, err := namespaceOf(lab, v).Apply(t.Context(), spec, redirection.Reconcile); err != nil {
+		t.Fatalf("applying %+v: %v", spec, err)
+	}
+}
+
+// saveProgram is the program that prints a family's rules, with its arguments.
+func saveProgram(v iptables.Variant, f ruleset.Family) []string {
+	switch {
+	case v == byTables:
+		return []string{"nft", "list", "ruleset"}
+	case f == ruleset.IPv6:
+		return []string{fmt.Sprintf("ip6tables-%s-save", tools(v)), "-c"}
+	}
+	return []string{fmt.Sprintf("iptables-%s-save", tools(v)), "-c"}
+}
+
+// networksOf are the networks the places are in, in both families.
+func networksOf(places ...labtest.Place) []netip.Prefix {
+	var all []netip.Prefix
+	for _, p := range places {
+		all = append(all, p.Network(ruleset.IPv4), p.Network(ruleset.IPv6))
+	}
+	return all
+}
+
+// podKinds are the pods of the matrix.
+func podKinds() map[string][]ruleset.Family {
+	return map[string][]ruleset.Family{
+		"IPv4": {ruleset.IPv4}, "IPv6": {ruleset.IPv6}, "dual": {ruleset.IPv4, ruleset.IPv6},
+	}
+}
+
+// eachCell runs a test for every way by which rules get into a pod, in both modes.
+func eachCell(t *testing.T, test func(*testing.T, iptables.Variant, redirect.Mode)) {
+	t.Helper()
+	for _, v := range []iptables.Variant{iptables.NFT, iptables.Legacy, byNetlink, byTables} {
+		for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
+			t.Run(fmt.Sprintf("%s/%s", v, mode), func(t *testing.T) {
+				t.Parallel()
+				test(t, v, mode)
+			})
+		}
+	}
+}
+
+// TestPackets asks every question of every case in a dual-stack pod, for each backend and each mode. Netlink writes the rules
+// of iptables-nft byte for byte (TestRulesAreThoseOfTheReference, package nftables), so it is not asked again. In a pod of
+// one family iptables has that family's rules of the dual-stack pod; native tables, which serve both families, are others.
+func TestPackets(t *testing.T) {
+	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
+		t.Helper()
+		if v == byNetlink {
+			return
+		}
+		for kind, families := range podKinds() {
+			cases := packetCases()
+			if kind != "dual" && v != byTables {
+				cases = defaultCases()
+			}
+			for _, c := range cases {
+				t.Run(kind+"/"+c.name, func(t *testing.T) {
+					t.Parallel()
+					c.run(t, v, fixture{mode: mode}, families...)
+				})
+			}
+		}
+	})
+}
+
+// TestPacketsOfTheSecondFamily asks what becomes of IPv6 in a pod whose first address is IPv4.
+func TestPacketsOfTheSecondFamily(t *testing.T) {
+	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
+		t.Helper()
+		for _, c := range secondFamilyCases() {
+			t.Run(c.name, func(t *testing.T) {
+				t.Parallel()
+				c.run(t, v, fixture{mode: mode}, podKinds()["dual"]...)
+			})
+		}
+	})
+}
+
+// TestPacketsGoDirectlyWithoutRules is the check of the harness itself: a pod with a proxy that nothing was applied to
+// captures nothing.
+func TestPacketsGoDirectlyWithoutRules(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
+		s := fixture{Lab: newLab(t, podKinds()["dual"]...), mode: mode}
+		if err := s.StartProxy(t.Context(), s.proxy(), mode); err != nil {
+			t.Fatal(err)
+		}
+		s.askAll(t, iptables.NFT, direct())
+	}
+}
+
+// TestPacketsFollowTheLastSpec replaces one way to capture by another in a living pod, and then takes that away.
+func TestPacketsFollowTheLastSpec(t *testing.T) {
+	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
+		t.Helper()
+		s := fixture{Lab: newLab(t, podKinds()["dual"]...), mode: mode}
+		if err := s.StartProxy(t.Context(), s.proxy(), mode); err != nil {
+			t.Fatal(err)
+		}
+		first := redirect.Default()
+		first.DualStack, first.Mode = true, redirect.TPROXY-mode // the other mode
+		first.DNS, first.DropInvalid, first.Inbound = redirect.DNSAll, true, redirect.Ports{List: []uint16{80}}
+		first.ExcludeInterfaces, first.RerouteInterfaces = []string{"eth0", "eth1"}, []string{"vm0"}
+		last := redirect.Default()
+		last.DualStack, last.Mode = true, mode
+		for _, spec := range []redirect.Spec{first, last} {
+			apply(t, s.Lab, v, spec)
+		}
+		for _, c := range defaultCases() {
+			if c.spec == nil {
+				s.askAll(t, v, c.asks)
+			}
+		}
+		if _, err := namespaceOf(s.Lab, v).Clean(t.Context(), redirect.Default()); err != nil {
+			t.Fatalf("cleaning: %v", err)
+		}
+		s.askAll(t, v, direct())
+	})
+}
+
+// TestAnswersOfResolversBelongToTheirQuestions looks at the kernel's table of connections: an answer that got into
+// another zone than its question stands there as a question of its own, and neither has a reply.
+func TestAnswersOfResolversBelongToTheirQuestions(t *testing.T) {
+	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
+		t.Helper()
+		for _, c := range dnsCases() {
+			if c.name != "all DNS captured" && c.name != "DNS to the pod's resolvers captured" {
+				continue
+			}
+			s := fixture{Lab: newLab(t, podKinds()["dual"]...), mode: mode}
+			spec := redirect.Default()
+			spec.Mode, spec.DualStack = mode, true
+			c.spec(&spec)
+			apply(t, s.Lab, v, spec)
+			if err := s.StartProxy(t.Context(), s.proxy(), mode); err != nil {
+				t.Fatal(err)
+			}
+			s.askAll(t, v, []packet{
+				ask(proxy, udp, labtest.Resolver, 53, toPeer),
+				ask(app, udp, labtest.Resolver, 53, toAgent),
+			})
+			tracked, err := s.Root().Run(t.Context(), "", "cat", "/proc/self/net/nf_conntrack")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := strings.Count(tracked, "udp"); n < 4 || strings.Contains(tracked, "UNREPLIED") {
+				t.Errorf("%s: want four or more questions by UDP, each with its answer, got %d:\n%s", c.name, n, tracked)
+			}
+		}
+	})
+}

@@ -1,0 +1,260 @@
+package redirection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/nftables"
+)
+
+// pass is one reading of a namespace, and the changes that bring it to what is wanted.
+type pass struct {
+	mode    mode
+	clean   bool // nothing of the mesh is wanted
+	log     *slog.Logger
+	tools   *iptables.Host
+	session *nftables.Session
+	// view are the rules that netlink reads, nil where the kernel has no nf_tables.
+	view   *nftables.View
+	report Report
+	// changes are carried out in their order, those of netlink in one transaction ahead of the others.
+	changes []change
+	// conflict says that rules of the mesh that are there would be replaced or removed.
+	conflict bool
+	// marks are those that rules of the mesh were found to use.
+	marks []uint32
+}
+
+// place is where the kernel keeps rules of a family. A packet meets those of every place.
+type place struct {
+	by, dialect string
+	tool        *iptables.Tool // nil for netlink
+}
+
+// change brings the rules of a place to a wanted Set.
+type change struct {
+	Program
+
+	tool       *iptables.Tool // nil for netlink
+	operations ruleset.Program
+	native     *ruleset.Set // in place of operations, for the native tables
+}
+
+// readLimit bounds reading what is there, by tools as well. A namespace of usual size is read in a millisecond.
+const readLimit = 10 * time.Second
+
+var (
+	errSlow = fmt.Errorf("%w: reading the rules takes more than %s", ErrUninspectable, readLimit)
+	// errLegacy keeps rules from being doubled.
+	errLegacy = fmt.Errorf("%w: there are rules of the mesh in the legacy iptables tables, and no iptables-legacy here that could "+
+		"take them away", iptables.ErrMissing)
+)
+
+// inspect reads all places and compares them with the Spec; without one nothing is wanted. The pass must be closed.
+func (n Namespace) inspect(ctx context.Context, m mode, spec *redirect.Spec) (*pass, error) {
+	tools := n.Tools
+	tools.Lock = n.lockFile()
+	p := &pass{mode: m, clean: spec == nil, log: n.Log, tools: &tools}
+	ctx, cancel := context.WithTimeoutCause(ctx, readLimit, errSlow)
+	defer cancel()
+	if err := p.compareAll(ctx, spec); err != nil {
+		p.close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// close ends the session.
+func (p *pass) close() {
+	if p.session != nil {
+		_ = p.session.Close() // nothing is on its way
+	}
+}
+
+func (p *pass) compareAll(ctx context.Context, spec *redirect.Spec) error {
+	legacy, err := p.read(ctx)
+	if err != nil {
+		return err
+	}
+	wanted := []ruleset.Set{{Family: ruleset.Inet}, {Family: ruleset.IPv4}, {Family: ruleset.IPv6}}
+	if spec != nil {
+		f, err := families(*spec)
+		if err != nil {
+			return err
+		}
+		p.report.Families = f
+		if p.mode.backend == redirect.Native {
+			wanted[0] = redirect.NativeRules(*spec, f)
+		} else {
+			wanted = append(wanted[:1], spec.Sets(f)...)
+		}
+	}
+	for _, want := range wanted {
+		if err := p.family(ctx, want, slices.Contains(legacy, want.Family)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// read reads, at one moment, all rules that take no tool. It gives the families whose legacy tables hold rules of the mesh.
+func (p *pass) read(ctx context.Context) (legacy []ruleset.Family, err error) {
+	if p.session, err = nftables.Open(); err == nil {
+		p.view, err = p.session.Read(ctx)
+	}
+	switch {
+	case errors.Is(err, nftables.ErrUnsupported) && p.mode.backend == redirect.Tools:
+		return nil, nil // there is nothing that a tool would not see
+	case err != nil:
+		return nil, fmt.Errorf("reading rules by netlink: %w", err)
+	}
+	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+		found, err := iptables.LegacyMesh(f)
+		if err != nil {
+			return nil, err
+		}
+		if found {
+			legacy = append(legacy, f)
+		}
+	}
+	if len(legacy) > 0 && !p.mode.tools {
+		return nil, errNeedsTools
+	}
+	return legacy, nil
+}
+
+// family compares the places of one family: the first is to hold what is wanted, the others nothing of the mesh. If nothing
+// is wanted of it, a host without tools for it is no error: then this program cannot have written any rules there.
+func (p *pass) family(ctx context.Context, want ruleset.Set, legacy bool) error {
+	places, err := p.places(ctx, want.Family, legacy)
+	if err != nil && want.Empty() && !errors.Is(err, errLegacy) {
+		p.log.DebugContext(ctx, "leaving a family alone", "family", want.Family.String(), "cause", err.Error())
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for i, at := range places {
+		if native := want.Family == ruleset.Inet; i == 0 && native == (p.mode.backend == redirect.Native) {
+			p.report.Tools = append(p.report.Tools, at.by)
+		}
+		if err := p.compare(ctx, at, want); err != nil {
+			return err
+		}
+		want = ruleset.Set{Family: want.Family}
+	}
+	return nil
+}
+
+func (p *pass) places(ctx context.Context, f ruleset.Family, legacy bool) ([]place, error) {
+	switch {
+	case f == ruleset.Inet && p.view == nil:
+		return nil, nil
+	case f == ruleset.Inet:
+		return []place{{by: string(redirect.Native), dialect: string(redirect.Native)}}, nil
+	case p.mode.backend == redirect.Tools:
+		choice, err := iptables.Choose(ctx, f, p.tools)
+		if err != nil {
+			return nil, err
+		}
+		all := []place{ofTool(choice.Tool)}
+		for _, other := range choice.Others {
+			all = append(all, ofTool(other))
+		}
+		return all, nil
+	}
+	all := []place{{by: string(redirect.Netlink), dialect: string(iptables.NFT)}}
+	if legacy {
+		tool, found := p.tools.Legacy(f)
+		if !found {
+			return nil, fmt.Errorf("%s: %w", f, errLegacy)
+		}
+		all = append(all, ofTool(tool))
+	}
+	return all, nil
+}
+
+func ofTool(t iptables.Tool) place { return place{by: t.Name(), dialect: string(t.Variant), tool: &t} }
+
+// owned says which rules that are there are the mesh's.
+func (p *pass) owned(want, have ruleset.Set) ruleset.Ownership {
+	switch {
+	case want.Family == ruleset.Inet:
+		return redirect.OwnedNative(have)
+	case p.clean:
+		return redirect.AllOwned(have)
+	}
+	return redirect.Owned(want, have)
+}
+
+// compare reads a place and adds what brings it to what is wanted.
+func (p *pass) compare(ctx context.Context, at place, want ruleset.Set) (err error) {
+	var have ruleset.Set
+	switch {
+	case at.tool != nil:
+		if have, err = at.tool.Read(ctx); err != nil {
+			return err
+		}
+	case want.Family == ruleset.Inet:
+		have = p.view.Native(want)
+	default:
+		have = p.view.Set(want.Family)
+	}
+	ours := p.owned(want, have)
+	p.marks = append(p.marks, redirect.Marks(have, ours)...)
+	diff := ruleset.Compare(want, have, ours)
+	for _, rule := range diff.Others {
+		p.report.Notes = append(p.report.Notes, fmt.Sprintf("%s: not ours, behind ours, left alone: %s", want.Family, rule))
+	}
+	present := !ruleset.Compare(ruleset.Set{Family: want.Family}, have, ours).Empty()
+	p.report.Mesh = p.report.Mesh || present
+	if diff.Empty() {
+		return nil
+	}
+	diff.Tool = at.dialect
+	p.report.Diffs = append(p.report.Diffs, diff)
+	p.conflict = p.conflict || present
+	c := change{tool: at.tool, Program: Program{Of: want.Family.String(), By: at.by}}
+	if want.Family == ruleset.Inet {
+		c.native, c.Text = &want, redirect.NativeScript(want)
+	} else {
+		c.operations = ruleset.Reconcile(want, have, ours)
+		c.Text = c.operations.String()
+	}
+	p.changes = append(p.changes, c)
+	return nil
+}
+
+// apply carries out the changes.
+func (p *pass) apply(ctx context.Context) error {
+	var transaction nftables.Plan
+	for _, c := range p.changes {
+		switch {
+		case c.native != nil:
+			transaction.Native = c.native
+		case c.tool == nil:
+			transaction.Programs = append(transaction.Programs, c.operations)
+		}
+	}
+	if transaction.Native != nil || len(transaction.Programs) > 0 {
+		if err := p.view.Apply(transaction); err != nil {
+			return fmt.Errorf("writing rules by netlink: %w", err)
+		}
+	}
+	for _, c := range p.changes {
+		if c.tool != nil {
+			if err := c.tool.Apply(ctx, c.operations); err != nil {
+				return err
+			}
+		}
+		p.report.Programs = append(p.report.Programs, c.Program)
+	}
+	return nil
+}

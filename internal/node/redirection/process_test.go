@@ -1,0 +1,300 @@
+package redirection_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+)
+
+// The processes that programming a pod starts are a budget: at most 4 for an IPv4 pod, 6 for both families. Here they
+// are named one by one.
+
+// toolbox is a directory of stand-ins for the programs of iptables. Each notes that it was started, and how, and then
+// is the real one.
+type toolbox struct{ dir, log string }
+
+// standIn is the text of one; REAL is the program with all the others in it, which knows which one to be by its first
+// argument. It notes if it could ask the name service for the names of users, or would wait for the lock of the node.
+const standIn = `#!/bin/sh
+name=${0##*/}
+echo "$name${*:+ $*}" >>LOG
+if [ -s /etc/nsswitch.conf ]; then echo "$name sees nsswitch.conf" >>LOG; fi
+if [ "$1" != --version ] && [ -z "$XTABLES_LOCKFILE" ]; then echo "$name has no lock of its own" >>LOG; fi
+EXTRA
+exec REAL "$name" "$@"
+`
+
+func newToolbox(t *testing.T) toolbox {
+	t.Helper()
+	dir := t.TempDir()
+	return toolbox{dir: filepath.Join(dir, "bin"), log: filepath.Join(dir, "log")}
+}
+
+// add puts in the stand-ins of one variant for programs with the given names; a name that ends in a dash goes on with
+// the variant. The stand-ins are links to a file called as the real one is.
+func (b toolbox) add(t *testing.T, v iptables.Variant, multi, extra string, names ...string) toolbox {
+	t.Helper()
+	file := filepath.Join(b.dir, "xtables-"+string(v)+"-multi")
+	write(t, file, strings.NewReplacer("LOG", b.log, "REAL", multi, "EXTRA", extra).Replace(standIn))
+	for _, name := range names {
+		if strings.HasSuffix(name, "-") {
+			name += string(v)
+		}
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			if err := os.Symlink(file, filepath.Join(b.dir, name+suffix)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return b
+}
+
+// copied turns the links into files, which do not show the variant.
+func (b toolbox) copied(t *testing.T) toolbox {
+	t.Helper()
+	entries, err := os.ReadDir(b.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		file := filepath.Join(b.dir, e.Name())
+		if e.Type()&os.ModeSymlink == 0 {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		if err == nil {
+			err = os.Remove(file)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, file, string(text))
+	}
+	return b
+}
+
+func write(t *testing.T, file, text string) {
+	t.Helper()
+	err := os.MkdirAll(filepath.Dir(file), 0o755)
+	if err == nil {
+		err = os.WriteFile(file, []byte(text), 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// started gives what was started since it was asked last.
+func (b toolbox) started(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile(b.log)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(b.log); err != nil {
+		t.Fatal(err)
+	}
+	if len(text) == 0 {
+		return nil
+	}
+	return strings.Split(strings.TrimSpace(string(text)), "\n")
+}
+
+// multi is where the machine has the program of a variant.
+func multi(t *testing.T, v iptables.Variant) string {
+	t.Helper()
+	link, err := exec.LookPath(program(v, ruleset.IPv4, "-restore"))
+	if err == nil {
+		link, err = filepath.EvalSymlinks(link)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return link
+}
+
+// budget is what is started for a pod, of one family or of both, that has no rules yet, and again for one that has.
+type budget struct {
+	both         bool
+	first, again []string
+}
+
+// budgetOf is that of programs whose names end in the suffix. Legacy tools are asked for their version once before they
+// write, since old ones know no --wait.
+func budgetOf(v iptables.Variant, suffix string, both bool) budget {
+	want, wait, names := budget{both: both}, "", []string{"iptables", "ip6tables"}
+	if v == iptables.Legacy {
+		want.first, wait = []string{"iptables" + suffix + " --version"}, " --wait=30"
+	}
+	if !both {
+		names = names[:1]
+	}
+	for _, name := range names {
+		want.first, want.again = append(want.first, name+suffix+"-restore --noflush"+wait), append(want.again, name+suffix+"-save")
+	}
+	return want
+}
+
+// check applies a Spec twice to a fresh pod, then verifies it.
+func (want budget) check(t *testing.T, host iptables.Host, backend redirect.Backend, b toolbox) {
+	t.Helper()
+	p := newPod(t, "10.20.0.2/24")
+	if want.both {
+		p = dualPod(t)
+	}
+	n := p.namespace("")
+	n.Tools, n.Backend = host, backend
+	spec := dual(byTPROXY)
+	spec.DualStack = want.both
+	for _, step := range []struct {
+		name string
+		do   func() error
+		want []string
+	}{
+		{"the first Apply", func() error { _, err := n.Apply(t.Context(), spec, 0); return err }, want.first},
+		{"the second Apply", func() error { _, err := n.Apply(t.Context(), spec, 0); return err }, want.again},
+		{"Verify", func() error { verified(t, n, spec); return nil }, want.again},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(step.want, b.started(t)); diff != "" {
+			t.Errorf("%s of a pod with both families: %t starts (-want +got):\n%s", step.name, want.both, diff)
+		}
+	}
+}
+
+// Where programs are named for their variant a fresh pod costs one process per family, and so does one that is in order.
+func TestApplyStartsNoNeedlessProcess(t *testing.T) {
+	t.Parallel()
+	b := newToolbox(t)
+	for _, v := range variants {
+		b.add(t, v, multi(t, v), "", "iptables-", "ip6tables-")
+	}
+	for _, test := range []struct {
+		name          string
+		force, starts iptables.Variant // "" starts none
+		backend       redirect.Backend
+	}{
+		{"nft", iptables.NFT, iptables.NFT, ""},
+		{"legacy", iptables.Legacy, iptables.Legacy, ""},
+		{"tools, nothing forced", "", iptables.NFT, redirect.Tools},
+		{"nothing said at all", "", "", ""},
+		{"netlink", "", "", redirect.Netlink},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for _, both := range []bool{false, true} {
+				want := budget{both: both}
+				if test.starts != "" {
+					want = budgetOf(test.starts, "-"+string(test.starts), both)
+				}
+				want.check(t, iptables.Host{Path: b.dir, Force: test.force}, test.backend, b)
+			}
+		})
+	}
+}
+
+// Where there are the plain names only, links tell the variant by what they lead to; a program that does not is asked.
+func TestApplyStartsNoNeedlessProcessOnAHostWithPlainNamesOnly(t *testing.T) {
+	dir, inside := inMounts(t, `cp /usr/sbin/xtables-*-multi "$2" && mount -t tmpfs none /usr/sbin`)
+	if !inside {
+		return
+	}
+	asked := []string{"iptables-restore --version", "ip6tables-restore --version"}
+	for _, v := range variants {
+		multi := filepath.Join(dir, "xtables-"+string(v)+"-multi")
+		links := newToolbox(t).add(t, v, multi, "", "iptables", "ip6tables")
+		copies := newToolbox(t).add(t, v, multi, "", "iptables", "ip6tables").copied(t)
+		for _, both := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, both families %t", v, both), func(t *testing.T) {
+				want := budgetOf(v, "", both)
+				want.check(t, iptables.Host{Path: links.dir}, redirect.Tools, links)
+				want.first = slices.Concat(asked, want.first)
+				want.again = slices.Concat(asked[:1], want.again[:1], asked[1:], want.again[1:])
+				want.check(t, iptables.Host{Path: copies.dir}, redirect.Tools, copies)
+			})
+		}
+	}
+}
+
+// inMounts runs the calling test again, in a process with mounts of its own that a script made, and reports whether this
+// is that process. The directory, $2 of the script, is one for both.
+func inMounts(t *testing.T, script string) (dir string, inside bool) {
+	t.Helper()
+	const variable = "PODNET_TEST_DIR"
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir = t.TempDir()
+	inside = netnstest.Inside(t, func(cmd *exec.Cmd) {
+		script += ` && exec "$0" -test.v -test.run="^$1\$"`
+		wrapped := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "sh", "-ec", script, self, t.Name(), dir)
+		cmd.Path, cmd.Args, cmd.Env = wrapped.Path, wrapped.Args, append(cmd.Env, variable+"="+dir)
+	})
+	if inside {
+		dir = os.Getenv(variable)
+	}
+	return dir, inside
+}
+
+// Legacy tools lock a file for the whole node. A process that holds it, for as long as the node's own rules take, must not
+// keep pods waiting.
+func TestPodsDoNotWaitForTheLockOfTheNode(t *testing.T) {
+	// A lock of this test's own: the node's real one would stop others on this machine.
+	if _, inside := inMounts(t, "mount -t tmpfs none /run && : >/run/xtables.lock"); !inside {
+		return
+	}
+	lock, err := os.Open("/run/xtables.lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close() //nolint:errcheck // a test
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	held := func() {
+		t.Helper()
+		_, err := emptyPod(t).try(t, "", "env", "-u", "XTABLES_LOCKFILE", "iptables-legacy", "--wait=1", "-L")
+		if err == nil || !strings.Contains(err.Error(), "xtables lock") {
+			t.Fatalf("the lock is not held: %v", err)
+		}
+	}
+	held()
+	const pods = 50
+	// Programs from before 1.8.6 do not know the variable that names the lock file; for them it is covered by a mount.
+	old := newToolbox(t).add(t, iptables.Legacy, multi(t, iptables.Legacy), "unset XTABLES_LOCKFILE", "iptables-", "ip6tables-")
+	for name, path := range map[string]string{"programs of today": "", "programs that know no other lock": old.dir} {
+		var all sync.WaitGroup
+		spec := dual(byTPROXY)
+		for range pods {
+			p := dualPod(t)
+			all.Go(func() {
+				n := p.namespace(iptables.Legacy)
+				n.Tools.Path = path
+				if _, err := n.Apply(t.Context(), spec, 0); err != nil {
+					t.Errorf("%s: %v", name, err)
+					return
+				}
+				for _, f := range families {
+					equal(t, name, redirect.Rules(spec, f).String(), p.save(t, iptables.Legacy, f))
+				}
+			})
+		}
+		all.Wait()
+	}
+	held()
+}

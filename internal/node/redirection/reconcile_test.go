@@ -1,0 +1,418 @@
+package redirection_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/referencetest"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+)
+
+// dual makes a Spec that captures both families of a dualPod.
+func dual(set ...func(*redirect.Spec)) redirect.Spec {
+	s := redirect.Default()
+	s.DualStack = true
+	for _, f := range set {
+		f(&s)
+	}
+	return s
+}
+
+func byTPROXY(s *redirect.Spec) { s.Mode = redirect.TPROXY }
+
+// configurations differ in what they put into which table.
+func configurations() []named {
+	networks := func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: prefixes("10.0.0.0/8", "fd00::/8")} }
+	return []named{
+		{"REDIRECT", dual()},
+		{"TPROXY", dual(byTPROXY)},
+		{"REDIRECT with interfaces and networks", dual(networks, func(s *redirect.Spec) {
+			s.ExcludeInterfaces, s.RerouteInterfaces = []string{"x1", "x2"}, []string{"v1", "v2"}
+		})},
+		{"REDIRECT with other interfaces", dual(func(s *redirect.Spec) {
+			s.ExcludeInterfaces, s.RerouteInterfaces = []string{"x2", "x3"}, []string{"v2"}
+		})},
+		{"TPROXY with interfaces and another mark", dual(byTPROXY, func(s *redirect.Spec) {
+			s.ExcludeInterfaces, s.RerouteInterfaces = []string{"x1", "x2"}, []string{"v1"}
+			s.Mark, s.Table, s.DropInvalid, s.DNS = 7, 300, true, redirect.DNSAll
+			s.UIDs, s.GIDs = []uint32{0, 1337}, []uint32{5}
+		})},
+		{"TPROXY of no port", dual(byTPROXY, func(s *redirect.Spec) { s.Inbound, s.Mark = redirect.Ports{}, 9 })},
+		{"DNS servers and groups", dual(func(s *redirect.Spec) {
+			s.DNS, s.DNSServers = redirect.DNSServers, addrs("10.0.0.10", "fd00::a")
+			s.OwnerGroups = redirect.Groups{List: []uint32{1, 2}}
+			s.Inbound = redirect.Ports{List: []uint16{80}}
+		})},
+		{"nothing but invalid packets", dual(func(s *redirect.Spec) {
+			s.Inbound, s.Outbound, s.OwnerGroups, s.DropInvalid = redirect.Ports{}, redirect.Networks{}, redirect.Groups{}, true
+		})},
+	}
+}
+
+// mustApply brings the pod to the Spec.
+func mustApply(t *testing.T, n redirection.Namespace, s redirect.Spec) redirection.Report {
+	t.Helper()
+	r, err := n.Apply(t.Context(), s, redirection.Reconcile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// verified fails unless all is as wanted.
+func verified(t *testing.T, n redirection.Namespace, s redirect.Spec) {
+	t.Helper()
+	r, err := n.Verify(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.Clean() {
+		t.Errorf("not clean: routing %q, rules:\n%s", r.Routing, r.Diffs)
+	}
+}
+
+func TestApplyTwiceChangesNothing(t *testing.T) {
+	t.Parallel()
+	eachVariant(t, func(t *testing.T, v iptables.Variant) {
+		for _, c := range configurations() {
+			p := dualPod(t)
+			p.plant(t, v, early)
+			theirs := p.rules(t, v)
+			n := p.namespace(v)
+			if first := mustApply(t, n, c.spec); len(first.Programs) != 2 {
+				t.Errorf("%s: the first time %d programs ran", c.name, len(first.Programs))
+			}
+			ours := []ruleset.Set{redirect.Rules(c.spec, ruleset.IPv4), redirect.Rules(c.spec, ruleset.IPv6)}
+			equal(t, c.name+": foreign rules are not as they were", theirs, foreign(p.rules(t, v), ours...))
+			before := p.saves(t)
+			for _, policy := range []redirection.ConflictPolicy{redirection.Reconcile, redirection.FailOnConflict} {
+				again, err := n.Apply(t.Context(), c.spec, policy)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(again.Programs) > 0 || len(again.Diffs) > 0 {
+					t.Errorf("%s: the second time %d programs ran for\n%s", c.name, len(again.Programs), again.Diffs)
+				}
+			}
+			verified(t, n, c.spec)
+			equal(t, c.name+": changed the second time", before, p.saves(t))
+		}
+	})
+}
+
+// A drift is something that happens to rules in place.
+type drift struct {
+	name string
+	// do are command lines of iptables, with LO for loopback. They happen to one family.
+	do []string
+	// want is what Verify finds: of a rule "TABLE CHAIN missing|extra|foreign RULE", of a chain "TABLE CHAIN absent|stale".
+	want []string
+	// note is what it notes beside.
+	note []string
+}
+
+var drifts = []struct {
+	name   string
+	spec   redirect.Spec
+	drifts []drift
+}{
+	{"REDIRECT", dual(), []drift{
+		{"a rule is gone", []string{"-t nat -D ISTIO_OUTPUT -d LO -j RETURN"}, []string{"nat ISTIO_OUTPUT missing -d LO -j RETURN"}, nil},
+		{
+			"two rules are swapped",
+			[]string{"-t nat -D ISTIO_INBOUND 2", "-t nat -I ISTIO_INBOUND 3 -p tcp --dport 15020 -j RETURN"},
+			[]string{
+				"nat ISTIO_INBOUND extra -p tcp -m tcp --dport 15021 -j RETURN",
+				"nat ISTIO_INBOUND missing -p tcp -m tcp --dport 15021 -j RETURN",
+			},
+			nil,
+		},
+		{
+			"a rule stands in a chain of the mesh",
+			[]string{"-t nat -I ISTIO_OUTPUT 3 -d LO -p tcp --dport 99 -j ACCEPT"},
+			[]string{"nat ISTIO_OUTPUT extra -d LO -p tcp -m tcp --dport 99 -j ACCEPT"},
+			nil,
+		},
+		{"a rule is there twice", []string{"-t nat -A ISTIO_OUTPUT -j ISTIO_REDIRECT"}, []string{"nat ISTIO_OUTPUT extra -j ISTIO_REDIRECT"}, nil},
+		{
+			"a rule is another",
+			[]string{"-t nat -R ISTIO_REDIRECT 1 -p tcp -j REDIRECT --to-ports 15002"},
+			[]string{
+				"nat ISTIO_REDIRECT extra -p tcp -j REDIRECT --to-ports 15002",
+				"nat ISTIO_REDIRECT missing -p tcp -j REDIRECT --to-ports 15001",
+			},
+			nil,
+		},
+		{"a chain is emptied", []string{"-t nat -F ISTIO_IN_REDIRECT"}, []string{"nat ISTIO_IN_REDIRECT missing -p tcp -j REDIRECT --to-ports 15006"}, nil},
+		{
+			"a chain is gone",
+			[]string{"-t nat -D PREROUTING -p tcp -j ISTIO_INBOUND", "-t nat -F ISTIO_INBOUND", "-t nat -X ISTIO_INBOUND"},
+			[]string{
+				"nat PREROUTING missing -p tcp -j ISTIO_INBOUND", "nat ISTIO_INBOUND absent",
+				"nat ISTIO_INBOUND missing -p tcp -m tcp --dport 15008 -j RETURN", "nat ISTIO_INBOUND missing -p tcp -m tcp --dport 15020 -j RETURN",
+				"nat ISTIO_INBOUND missing -p tcp -m tcp --dport 15021 -j RETURN", "nat ISTIO_INBOUND missing -p tcp -m tcp --dport 15090 -j RETURN",
+				"nat ISTIO_INBOUND missing -p tcp -j ISTIO_IN_REDIRECT",
+			},
+			nil,
+		},
+		{"a jump is gone", []string{"-t nat -D OUTPUT -j ISTIO_OUTPUT"}, []string{"nat OUTPUT missing -j ISTIO_OUTPUT"}, nil},
+		{"a jump is there twice", []string{"-t nat -A OUTPUT -j ISTIO_OUTPUT"}, []string{"nat OUTPUT extra -j ISTIO_OUTPUT"}, nil},
+		{
+			"a foreign rule stands ahead",
+			[]string{"-t nat -I OUTPUT -p tcp --dport 22 -j ACCEPT"},
+			[]string{"nat OUTPUT foreign -p tcp -m tcp --dport 22 -j ACCEPT"},
+			nil,
+		},
+		{
+			"foreign rules stand behind",
+			[]string{"-t nat -A OUTPUT -p tcp --dport 22 -j ACCEPT", "-t nat -A PREROUTING -p tcp --dport 23 -j ACCEPT", "-A INPUT -p tcp --dport 24 -j ACCEPT"},
+			nil,
+			[]string{"nat: -A OUTPUT -p tcp -m tcp --dport 22 -j ACCEPT", "nat: -A PREROUTING -p tcp -m tcp --dport 23 -j ACCEPT"},
+		},
+		{"a chain is left over", []string{"-t nat -N ISTIO_OLD", "-t filter -N ISTIO_OLD", "-A ISTIO_OLD -j ACCEPT"}, []string{
+			"filter ISTIO_OLD stale", "filter ISTIO_OLD extra -j ACCEPT", "nat ISTIO_OLD stale",
+		}, nil},
+		{"a chain is left over and used", []string{"-t mangle -N ISTIO_DROP", "-t mangle -A PREROUTING -m conntrack --ctstate INVALID -j ISTIO_DROP", "-t mangle -A ISTIO_DROP -j DROP"}, []string{
+			"mangle PREROUTING extra -m conntrack --ctstate INVALID -j ISTIO_DROP", "mangle ISTIO_DROP stale", "mangle ISTIO_DROP extra -j DROP",
+		}, nil},
+	}},
+	{"TPROXY", dual(byTPROXY, func(s *redirect.Spec) { s.ExcludeInterfaces, s.DropInvalid = []string{"x1", "x2"}, true }), []drift{
+		{
+			"a rule in a built-in chain is gone",
+			[]string{"-t mangle -D OUTPUT -p tcp -o lo -m mark --mark 1337 -j RETURN"},
+			[]string{"mangle OUTPUT missing -o lo -p tcp -m mark --mark 0x539 -j RETURN"},
+			nil,
+		},
+		{
+			"two rules in a built-in chain are swapped",
+			[]string{"-t mangle -D PREROUTING 1", "-t mangle -I PREROUTING 2 -i x1 -j RETURN"},
+			[]string{"mangle PREROUTING extra -i x2 -j RETURN", "mangle PREROUTING missing -i x2 -j RETURN"},
+			nil,
+		},
+		{
+			"an excluded interface is gone",
+			[]string{"-t nat -D PREROUTING -i x1 -j RETURN"},
+			[]string{"nat PREROUTING missing -i x1 -j RETURN"},
+			nil,
+		},
+		{
+			"a foreign rule stands between ours",
+			[]string{"-t mangle -I OUTPUT 3 -p tcp --dport 22 -j ACCEPT"},
+			[]string{"mangle OUTPUT foreign -p tcp -m tcp --dport 22 -j ACCEPT"},
+			nil,
+		},
+		{
+			"another interface is excluded",
+			[]string{"-t mangle -I PREROUTING 3 -i x3 -j RETURN", "-t mangle -I OUTPUT 3 -o x3 -j RETURN"},
+			[]string{"mangle PREROUTING extra -i x3 -j RETURN", "mangle OUTPUT extra -o x3 -j RETURN"},
+			nil,
+		},
+		{
+			"a mark is another",
+			[]string{"-t mangle -R ISTIO_DIVERT 1 -j MARK --set-mark 7"},
+			[]string{
+				"mangle ISTIO_DIVERT extra -j MARK --set-xmark 0x7/0xffffffff",
+				"mangle ISTIO_DIVERT missing -j MARK --set-xmark 0x539/0xffffffff",
+			},
+			nil,
+		},
+	}},
+}
+
+func TestDriftIsFoundAndHealed(t *testing.T) {
+	t.Parallel()
+	eachVariant(t, func(t *testing.T, v iptables.Variant) {
+		for _, group := range drifts {
+			for _, d := range group.drifts {
+				for _, f := range families {
+					t.Run(fmt.Sprintf("%s/%s/%s", group.name, d.name, f), func(t *testing.T) {
+						t.Parallel()
+						p := dualPod(t)
+						n := p.namespace(v)
+						p.plant(t, v, early)
+						mustApply(t, n, group.spec)
+						p.plant(t, v, late)
+						whole := p.rules(t, v)
+						undisturbed, err := n.Verify(t.Context(), group.spec)
+						if err != nil {
+							t.Fatal(err)
+						}
+						loopback := strings.NewReplacer("LO", map[ruleset.Family]string{ruleset.IPv4: "127.0.0.1/32", ruleset.IPv6: "::1/128"}[f])
+						for _, c := range d.do {
+							p.iptables(t, v, f, loopback.Replace(c))
+						}
+						found := d.check(t, p, n, v, group.spec, f, loopback)
+						if diff := cmp.Diff(slices.Sorted(slices.Values(noted(undisturbed.Notes, f, d.note))), slices.Sorted(slices.Values(found.Notes))); diff != "" && d.want == nil {
+							t.Errorf("not the notes (-want +got):\n%s", diff)
+						}
+						d.heal(t, p, n, v, group.spec, whole)
+					})
+				}
+			}
+		}
+	})
+}
+
+// noted are the notes that are expected.
+func noted(before []string, f ruleset.Family, rules []string) []string {
+	out := slices.Clone(before)
+	for _, r := range rules {
+		out = append(out, f.String()+": not ours, behind ours, left alone: "+r)
+	}
+	return out
+}
+
+// check looks whether Verify says what is wrong and changes nothing, and whether FailOnConflict does nothing either.
+func (d drift) check(t *testing.T, p pod, n redirection.Namespace, v iptables.Variant, s redirect.Spec, f ruleset.Family, loopback *strings.Replacer) redirection.Report {
+	t.Helper()
+	before := p.rules(t, v)
+	found, err := n.Verify(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, w := range d.want {
+		want = append(want, f.String()+" "+loopback.Replace(w))
+	}
+	if diff := cmp.Diff(want, findings(found.Diffs)); diff != "" {
+		t.Errorf("Verify does not find that (-want +got):\n%s", diff)
+	}
+	if len(found.Routing) > 0 {
+		t.Errorf("Verify finds routing: %q", found.Routing)
+	}
+	_, err = n.Apply(t.Context(), s, redirection.FailOnConflict)
+	if errors.Is(err, redirection.ErrConflict) != (d.want != nil) {
+		t.Errorf("Apply with FailOnConflict: %v", err)
+	}
+	equal(t, "Verify or FailOnConflict changed something", before, p.rules(t, v))
+	return found
+}
+
+// foreigners reports whether foreign rules came with the drift: those stay.
+func (d drift) foreigners() bool {
+	return d.note != nil || slices.ContainsFunc(d.want, func(w string) bool { return strings.Contains(w, " foreign ") })
+}
+
+// heal looks whether Reconcile brings back what was there, and leaves foreign rules.
+func (d drift) heal(t *testing.T, p pod, n redirection.Namespace, v iptables.Variant, s redirect.Spec, whole string) {
+	t.Helper()
+	before := p.rules(t, v)
+	if r := mustApply(t, n, s); (len(r.Programs) == 1) != (d.want != nil) {
+		t.Errorf("%d programs ran", len(r.Programs))
+	}
+	verified(t, n, s)
+	now := p.rules(t, v)
+	if d.foreigners() {
+		ours := []ruleset.Set{redirect.Rules(s, ruleset.IPv4), redirect.Rules(s, ruleset.IPv6)}
+		equal(t, "foreign rules are not as they were", foreign(before, ours...), foreign(now, ours...))
+	} else {
+		equal(t, "not as before the drift", whole, now)
+	}
+}
+
+// findings lists what a report says is different.
+func findings(diffs []ruleset.Diff) []string {
+	var out []string
+	for _, d := range diffs {
+		for _, c := range d.Chains {
+			where := fmt.Sprintf("%s %s %s ", d.Family, c.Table, c.Chain)
+			if c.Absent {
+				out = append(out, where+"absent")
+			}
+			if c.Stale {
+				out = append(out, where+"stale")
+			}
+			for _, l := range c.Lines {
+				if l.Op != ruleset.Same {
+					out = append(out, where+map[ruleset.Op]string{ruleset.Missing: "missing ", ruleset.Extra: "extra ", ruleset.Foreign: "foreign "}[l.Op]+l.Rule.String())
+				}
+			}
+		}
+	}
+	return out
+}
+
+// The reference commits each table by itself and each family by itself: killed in between, it leaves a half.
+func TestAHalfAppliedSetIsFoundAndHealed(t *testing.T) {
+	t.Parallel()
+	spec := dual(byTPROXY, func(s *redirect.Spec) { s.DNS = redirect.DNSAll })
+	only := func(table string, text string) string {
+		for section := range strings.SplitAfterSeq(text, "COMMIT\n") {
+			if strings.HasPrefix(section, "* "+table) {
+				return section
+			}
+		}
+		return ""
+	}
+	eachVariant(t, func(t *testing.T, v iptables.Variant) {
+		fresh := dualPod(t)
+		mustApply(t, fresh.namespace(v), spec)
+		whole := fresh.rules(t, v)
+		for _, half := range []struct {
+			table    string // "" is all of them
+			families []ruleset.Family
+		}{{"mangle", families}, {"nat", families}, {"raw", families}, {"", families[:1]}} {
+			t.Run(fmt.Sprintf("only %s of %s", half.table, half.families), func(t *testing.T) {
+				p := dualPod(t)
+				n := p.namespace(v)
+				var want []string
+				for _, f := range families {
+					for _, table := range []string{"mangle", "nat", "raw"} {
+						if slices.Contains(half.families, f) && (half.table == "" || half.table == table) {
+							p.restore(t, v, f, only(table, referencetest.Restore(spec, f)))
+						} else {
+							want = append(want, f.String()+" "+table)
+						}
+					}
+				}
+				before := p.rules(t, v)
+				r, err := n.Verify(t.Context(), spec)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(want, missing(r.Diffs)); diff != "" {
+					t.Errorf("Verify does not find that (-want +got):\n%s\n%s", diff, r.Diffs)
+				}
+				if len(r.Routing) != 5 {
+					t.Errorf("Verify finds of the routing: %q", r.Routing)
+				}
+				equal(t, "Verify changed something", before, p.rules(t, v))
+				if half.table != "" {
+					if _, err = n.Apply(t.Context(), spec, redirection.FailOnConflict); !errors.Is(err, redirection.ErrConflict) {
+						t.Errorf("Apply with FailOnConflict: %v", err)
+					}
+					equal(t, "FailOnConflict changed something", before, p.rules(t, v))
+				}
+				mustApply(t, n, spec)
+				verified(t, n, spec)
+				equal(t, "not as on a fresh pod", whole, p.rules(t, v))
+			})
+		}
+	})
+}
+
+// missing lists the tables that differ, with what is different in one if that is not that all is missing.
+func missing(diffs []ruleset.Diff) []string {
+	var out []string
+	for _, d := range diffs {
+		for _, c := range d.Chains {
+			where := d.Family.String() + " " + c.Table
+			for _, l := range c.Lines {
+				if l.Op != ruleset.Missing {
+					where += fmt.Sprintf(" %s: %d %s", c.Chain, l.Op, l.Rule.String())
+				}
+			}
+			out = append(out, where)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}

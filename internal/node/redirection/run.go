@@ -1,0 +1,172 @@
+package redirection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/nftables"
+)
+
+// mode says where the rules of a namespace are to be, and what may be used for it.
+type mode struct {
+	backend redirect.Backend // Netlink, Native or Tools
+	// tools allows the iptables programs of the host: for backend Tools, and to clear the legacy tables.
+	tools bool
+}
+
+var (
+	errNoNamespace = errors.New("no network namespace is given")
+	// errNeedsTools is the end of an attempt that found rules of the mesh in the legacy tables, which netlink does not reach.
+	errNeedsTools = errors.New("the iptables tools of the host are needed for the legacy tables")
+)
+
+// backend is the one that was asked for. A forced variant of the tools is a request for them.
+func (n Namespace) backend() redirect.Backend {
+	switch open := n.Backend == "" || n.Backend == redirect.Auto; {
+	case open && n.Tools.Force != "":
+		return redirect.Tools
+	case open:
+		return redirect.Auto
+	}
+	return n.Backend
+}
+
+// mode resolves backend auto. It is Native in a namespace of another user namespace (a pod with hostUsers: false), where the
+// kernel refuses iptables' owner match (net/netfilter/xt_owner.c, owner_check).
+func (n Namespace) mode() (mode, error) {
+	if b := n.backend(); b != redirect.Auto {
+		return mode{backend: b, tools: b == redirect.Tools}, nil
+	}
+	others, err := n.NetNS.OfOtherUsers()
+	switch {
+	case others:
+		return mode{backend: redirect.Native}, err
+	case n.PreferTools:
+		return mode{backend: redirect.Tools, tools: true}, err
+	}
+	return mode{backend: redirect.Netlink}, err
+}
+
+// fallback gives the mode for what an attempt failed by, if another one can do it. The attempt has changed nothing.
+func (n Namespace) fallback(m mode, failed error) (mode, bool) {
+	switch {
+	case errors.Is(failed, errNeedsTools) && !m.tools:
+		m.tools = true
+		return m, true
+	case errors.Is(failed, nftables.ErrUnsupported) && n.backend() == redirect.Auto && m.backend != redirect.Tools:
+		return mode{backend: redirect.Tools, tools: true}, true
+	}
+	return m, false
+}
+
+// access says whether other runs of this program may work on the namespace at the same time.
+type access bool
+
+const (
+	shared    access = false
+	exclusive access = true
+)
+
+// run reads the namespace, compares it with the Spec (nil wants nothing of the mesh) and gives the result to fn.
+func (n Namespace) run(ctx context.Context, a access, spec *redirect.Spec, fn func(*pass) error) (Report, error) {
+	var r Report
+	err := n.retry(ctx, a, func(n Namespace, m mode) error {
+		r = Report{}
+		p, failed := n.inspect(ctx, m, spec)
+		if failed != nil {
+			return failed
+		}
+		defer p.close()
+		failed = fn(p)
+		r = p.report
+		r.Processes = p.tools.Started()
+		return failed
+	})
+	return r, err
+}
+
+// attempts bounds how often the work on a namespace begins, for whatever reason it begins anew.
+const attempts = 10
+
+// retry calls attempt in the namespace: again where the rules changed in between, and in another mode where one has to
+// serve.
+func (n Namespace) retry(ctx context.Context, a access, attempt func(Namespace, mode) error) error {
+	if n.NetNS == nil {
+		return errNoNamespace
+	}
+	m, err := n.mode()
+	if err != nil {
+		return err
+	}
+	for range attempts {
+		err = n.in(ctx, a, m, attempt)
+		next, fallback := n.fallback(m, err)
+		changed := errors.Is(err, nftables.ErrChanged) || errors.Is(err, iptables.ErrChanged)
+		switch {
+		case ctx.Err() != nil || !fallback && !changed:
+			return err
+		case next.backend != m.backend:
+			n.Log.WarnContext(ctx, "the kernel does not do by netlink what is needed; using the iptables tools of the host", "cause", err.Error())
+		}
+		m = next
+	}
+	return fmt.Errorf("retries exhausted: the rules of the namespace keep changing (%d attempts): %w", attempts, err)
+}
+
+// in calls attempt in the namespace. Netlink needs no lock: the kernel refuses a transaction that is based on other rules
+// than those of now, and a process in the pod could hold a lock.
+func (n Namespace) in(ctx context.Context, a access, m mode, attempt func(Namespace, mode) error) error {
+	if !m.tools {
+		return n.NetNS.Do(func() error { return attempt(n, m) })
+	}
+	return n.isolated(ctx, func() error {
+		if a == shared {
+			return attempt(n, m)
+		}
+		held, err := lock(ctx)
+		if err != nil {
+			return err
+		}
+		n.Tools.Held = held
+		return errors.Join(attempt(n, m), held.Close())
+	})
+}
+
+// isolated calls fn in the namespace, with the pod's own iptables lock and without name service: the tools would ask it
+// for the names of user ids, which can take a minute (a node with a directory service) or deadlock.
+func (n Namespace) isolated(ctx context.Context, fn func() error) error {
+	binds := existing(netns.Bind{Source: "/dev/null", Target: "/etc/nsswitch.conf"})
+	level := slog.LevelDebug
+	if lock := n.lockFile(); lock != "" {
+		// Legacy tools from 1.8.6 on read the lock's path from their environment, earlier ones know this path only.
+		binds = append(binds, existing(netns.Bind{Source: lock, Target: "/run/xtables.lock"})...)
+		level = slog.LevelWarn
+	}
+	isolation, err := n.NetNS.DoIsolated(binds, fn)
+	if isolation != nil {
+		n.Log.Log(ctx, level, "running iptables without full isolation from the node", "cause", isolation.Error())
+	}
+	return err
+}
+
+// lockFile is what legacy tools lock: the namespace's own file, or "" for the host's lock in the current namespace.
+func (n Namespace) lockFile() string {
+	if n.NetNS.Current() {
+		return ""
+	}
+	return n.NetNS.Path()
+}
+
+// existing leaves out a bind whose target is not there: then there is nothing to hide.
+func existing(b netns.Bind) []netns.Bind {
+	if _, err := os.Stat(b.Target); err != nil {
+		return nil
+	}
+	return []netns.Bind{b}
+}

@@ -1,0 +1,91 @@
+package redirection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/nftables"
+)
+
+// TestRulesThatKeepChangingAreGivenUpAfterOneBound: whatever an attempt fails by in turns, all attempts together are
+// bounded once, and the last error names the cause.
+func TestRulesThatKeepChangingAreGivenUpAfterOneBound(t *testing.T) {
+	t.Parallel()
+	n := Namespace{NetNS: netnstest.At(netnstest.New(t)), Log: slog.New(slog.DiscardHandler)}
+	for _, a := range []access{shared, exclusive} {
+		for _, cause := range []error{nftables.ErrChanged, iptables.ErrChanged} {
+			var modes []mode
+			err := n.retry(t.Context(), a, func(_ Namespace, m mode) error {
+				modes = append(modes, m)
+				switch len(modes) {
+				case 3:
+					return errNeedsTools
+				case 6:
+					return nftables.ErrUnsupported
+				}
+				return fmt.Errorf("writing rules: %w", cause)
+			})
+			if !errors.Is(err, cause) || !strings.HasPrefix(err.Error(), "retries exhausted: the rules of the namespace keep changing") {
+				t.Errorf("got error %v", err)
+			}
+			first, then, last := mode{backend: redirect.Netlink}, mode{redirect.Netlink, true}, mode{redirect.Tools, true}
+			want := slices.Concat(slices.Repeat([]mode{first}, 3), slices.Repeat([]mode{then}, 3), slices.Repeat([]mode{last}, attempts-6))
+			if !slices.Equal(modes, want) {
+				t.Errorf("the modes of the attempts are %v, want %v", modes, want)
+			}
+		}
+	}
+}
+
+func TestOtherErrorsAndTheEndOfTheContextEndTheAttempts(t *testing.T) {
+	t.Parallel()
+	n := Namespace{NetNS: netnstest.At(netnstest.New(t)), Log: slog.New(slog.DiscardHandler)}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for _, tc := range []struct {
+		name  string
+		fails func(calls int) error
+		calls int
+	}{
+		{"done", func(int) error { return nil }, 1},
+		{"another error", func(int) error { return errors.New("no") }, 1},
+		{"one change", func(calls int) error { return map[int]error{1: nftables.ErrChanged}[calls] }, 2},
+		{"what no other mode can do", func(int) error { return nftables.ErrUnsupported }, 2},
+		{"the context's end", func(calls int) error {
+			if calls == 2 {
+				cancel()
+			}
+			return nftables.ErrChanged
+		}, 2},
+	} {
+		calls := 0
+		err := n.retry(ctx, shared, func(Namespace, mode) error {
+			calls++
+			return tc.fails(calls)
+		})
+		if want := tc.fails(tc.calls); calls != tc.calls || fmt.Sprint(err) != fmt.Sprint(want) {
+			t.Errorf("%s: %v after %d attempts, want %v after %d", tc.name, err, calls, want, tc.calls)
+		}
+	}
+}
+
+func TestALostNamespaceIsAnError(t *testing.T) {
+	t.Parallel()
+	n := Namespace{Log: slog.New(slog.DiscardHandler)}
+	spec := redirect.Default()
+	_, families := n.Families(spec)
+	_, applied := n.Apply(t.Context(), spec, Reconcile)
+	for _, err := range []error{families, applied} {
+		if !errors.Is(err, errNoNamespace) {
+			t.Errorf("got %v", err)
+		}
+	}
+}

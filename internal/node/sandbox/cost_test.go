@@ -1,0 +1,138 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
+)
+
+// crowd gives few namespaces many names: mounts, lines of the mount table, and processes.
+func (n *node) crowd(namespaces []string, mounts, processes int) {
+	n.Helper()
+	var table strings.Builder
+	for i := range mounts {
+		at := fmt.Sprintf("%s/cni-%d", n.Netns[0], i)
+		n.Do(os.Symlink(namespaces[i%len(namespaces)], at))
+		inode := inode(n.T, at)
+		fmt.Fprintf(&table, "9 1 %d:%d net:[%d] %s rw - nsfs nsfs rw\n", unix.Major(inode.Dev), unix.Minor(inode.Dev), inode.Ino, at)
+	}
+	n.Do(os.WriteFile(n.Proc+"/1/mountinfo", []byte(table.String()), 0o600))
+	for i := range processes {
+		n.Process(fmt.Sprint(100+i), namespaces[i%len(namespaces)])
+	}
+}
+
+func TestEachNamespaceIsEnteredOnce(t *testing.T) {
+	t.Parallel()
+	namespaces := make([]string, 20)
+	for i := range namespaces {
+		namespaces[i] = namespace(t, fmt.Sprintf("10.78.0.%d/32", i))
+	}
+	n := newNode(t)
+	n.crowd(namespaces, 500, 2000)
+	const andTheNodesOwn = 1
+	for address, want := range map[string]struct {
+		cause   error
+		entered int
+	}{
+		"10.78.0.7":  {nil, len(namespaces)},
+		"10.78.0.77": {sandbox.ErrNotFound, len(namespaces) + andTheNodesOwn},
+	} {
+		opened, entered := map[netns.Inode]int{}, map[netns.Inode]int{}
+		found, err := sandbox.FindCounting(t.Context(), n.Places, podOf(address),
+			func(path string) { opened[inode(t, path)]++ }, func(path string) { entered[inode(t, path)]++ })
+		if !errors.Is(err, want.cause) {
+			t.Fatalf("got %v", err)
+		}
+		if err == nil {
+			found.Close()
+		} else if text := err.Error(); !strings.Contains(text, "entries 500") || !strings.Contains(text, "entries 2001") {
+			t.Errorf("error %q does not say how many there are", text)
+		}
+		if len(opened) != len(namespaces)+andTheNodesOwn || len(entered) != want.entered {
+			t.Errorf("%s: %d namespaces were opened, %d entered", address, len(opened), len(entered))
+		}
+		for _, times := range []map[netns.Inode]int{opened, entered} {
+			for inode, n := range times {
+				if n != 1 {
+					t.Errorf("%s: %s was opened or entered %d times", address, inode, n)
+				}
+			}
+		}
+	}
+}
+
+// TestFindLeavesNothingBehind: whatever the result, a search leaves nothing open and no thread in a namespace but its result.
+func TestFindLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	all := []string{namespace(t, "10.78.1.1/32"), namespace(t, "10.78.1.1/32"), namespace(t, "10.78.1.2/32")}
+	n := newNode(t)
+	n.crowd(all, 30, 30)
+	before, ctx := open(t, "/proc/self/fd/*", all), t.Context()
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	var work sync.WaitGroup
+	for range 8 {
+		work.Go(func() {
+			for range 10 {
+				for address, cause := range map[string]error{
+					"10.78.1.2": nil, "10.78.1.1": sandbox.ErrAmbiguous, "10.78.1.3": sandbox.ErrNotFound,
+				} {
+					found, err := n.Find(ctx, podOf(address))
+					if !errors.Is(err, cause) {
+						t.Errorf("got %v, want %v", err, cause)
+					}
+					if err == nil {
+						found.Close()
+					}
+				}
+				if _, err := n.Find(canceled, podOf("10.78.1.1")); !errors.Is(err, context.Canceled) {
+					t.Errorf("got %v", err)
+				}
+			}
+		})
+	}
+	work.Wait()
+	if after := open(t, "/proc/self/fd/*", all); after != before {
+		t.Errorf("%d open files are of the namespaces, want %d", after, before)
+	}
+	found, err := n.Find(t.Context(), podOf("10.78.1.2"))
+	n.Do(err)
+	defer found.Close()
+	if after := open(t, "/proc/self/fd/*", all); after != before+1 {
+		t.Errorf("%d open files are of the namespaces, want one more than %d", after, before)
+	}
+	if threads := open(t, "/proc/self/task/*/ns/net", all); threads > 0 {
+		t.Errorf("%d threads are in the namespaces", threads)
+	}
+}
+
+// open counts the files of a pattern that are one of the namespaces.
+func open(t *testing.T, pattern string, paths []string) int {
+	t.Helper()
+	of := map[netns.Inode]bool{}
+	for _, path := range paths {
+		of[inode(t, path)] = true
+	}
+	files, err := filepath.Glob(pattern)
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	count := 0
+	for _, file := range files {
+		if inode, err := netns.InodeOf(file); err == nil && of[inode] {
+			count++
+		}
+	}
+	return count
+}

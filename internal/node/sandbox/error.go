@@ -1,0 +1,90 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/meshcni/istio-cni/internal/node/netns"
+)
+
+// The causes of an [Error].
+var (
+	// ErrNotFound is a pod that is in no place: it may have ended, or not have begun.
+	ErrNotFound = errors.New("no network namespace of it is found")
+	// ErrAmbiguous is a pod whose addresses several namespaces have.
+	ErrAmbiguous = errors.New("several network namespaces could be its own")
+	// ErrLoopback is a namespace that has the pod's addresses where any tenant may put them.
+	ErrLoopback = errors.New("the only network namespace with its addresses has them on loopback, or on an interface that is down")
+	// ErrClaimed is a namespace that has the pod's addresses and is another pod's by a record. The API server shows the
+	// addresses of a sandbox for some time after its end, above all after a restart of the node, when other pods get the same
+	// ones; and root in a pod can add them.
+	ErrClaimed = errors.New("the network namespace with its addresses may be another pod's")
+	// ErrHost is a pod that is on the node's own network, by libcni's cache or its addresses.
+	ErrHost = errors.New("it is on the node's own network")
+	// ErrNoHost is a node whose own namespace is not known. Nothing is searched then: a result could be that one.
+	ErrNoHost = errors.New("the node's network namespace cannot be told from a pod's")
+)
+
+// Error is a search that found nothing. Its text is one line.
+type Error struct {
+	Pod Pod
+	// Searched are the places, in order.
+	Searched []Searched
+	// Inodes are the candidates of ErrAmbiguous.
+	Inodes []netns.Inode
+	// Err has one of the causes above.
+	Err error
+}
+
+func (s *search) failed(err error) *Error { return &Error{Pod: s.pod, Searched: s.searched, Err: err} }
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Error names the pod, the cause and the places.
+func (e *Error) Error() string {
+	text := fmt.Sprintf("looking for the network namespace of pod %s/%s (UID %q, addresses %v): %v",
+		e.Pod.Namespace, e.Pod.Name, e.Pod.UID, e.Pod.Addresses, e.Err)
+	if len(e.Searched) == 0 {
+		return text
+	}
+	places := make([]string, len(e.Searched))
+	for i, place := range e.Searched {
+		places[i] = place.String()
+	}
+	return text + "; looked at " + strings.Join(places, ", ")
+}
+
+// Searched is the result of searching one place.
+type Searched struct {
+	Source Source
+	Place  string
+	// Entries is how many there were, Failed how many of those that mattered could not be read or entered.
+	Entries, Failed int
+	// Notes are problems of entries about the pod. Err is why the place was not searched, or the first failure.
+	Notes []string
+	Err   error
+}
+
+// String is one phrase: the place, the number of entries, and the problems.
+func (s Searched) String() string {
+	text := fmt.Sprintf("%s %s: entries %d", s.Source, s.Place, s.Entries)
+	if s.Failed > 0 {
+		text += fmt.Sprintf(", %d not readable", s.Failed)
+	}
+	if len(s.Notes) > 0 {
+		text += " (" + strings.Join(s.Notes, "; ") + ")"
+	}
+	if s.Err != nil {
+		text += fmt.Sprintf(" (%v)", s.Err)
+	}
+	return text
+}
+
+func (s *Searched) fail(err error) {
+	s.Failed++
+	if s.Err == nil {
+		s.Err = err
+	}
+}

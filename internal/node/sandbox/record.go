@@ -1,0 +1,109 @@
+package sandbox
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/meshcni/istio-cni/internal/node/cnicache"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+)
+
+// dropForeign drops the candidates that a record gives to other pods: libcni's cache, or the cgroups of the processes that are
+// in them. A candidate that the cache gives to this pod by its UID needs no further record.
+func (s *search) dropForeign(ctx context.Context) error {
+	for _, c := range s.candidates {
+		s.owned[c.Inode()] = s.owned[c.Inode()] || c.Source == FromCache
+	}
+	if !slices.ContainsFunc(s.candidates, func(c candidate) bool { return c.Source != FromCache }) {
+		return nil
+	}
+	s.walkProcesses(ctx)
+	if s.places.Cache != "" { // one that is not there gives nothing to anyone
+		_, _ = cnicache.Walk(s.view.Existing(s.places.Cache)[0], func(_ string, data []byte, err error) error {
+			if err == nil {
+				s.readOwner(data)
+			}
+			return ctx.Err()
+		})
+	}
+	s.drop(func(c candidate) bool {
+		record := s.foreign[c.Inode()]
+		if record == "" || s.owned[c.Inode()] {
+			return false
+		}
+		s.claim = record
+		s.searched = append(s.searched, Searched{Source: c.Source, Place: c.path, Entries: 1, Notes: []string{"left out: " + record}})
+		return true
+	})
+	return ctx.Err()
+}
+
+// readOwner notes the candidate that an entry of the cache gives to another pod. An entry that names a namespace by the number
+// of a process, which another process has by now, counts only if its result has one of the pod's addresses.
+func (s *search) readOwner(data []byte) {
+	entry, ok := cnicache.Parse(data)
+	if !ok || entry.UID == "" || entry.UID == s.pod.UID || entry.NetNS == "" {
+		return
+	}
+	mentioned := slices.ContainsFunc(s.pod.Addresses, func(a netip.Addr) bool { return bytes.Contains(data, []byte(`"`+a.String()+`/`)) })
+	if strings.HasPrefix(entry.NetNS, "/proc/") && !mentioned {
+		return
+	}
+	for _, path := range s.view.Candidates(entry.NetNS) {
+		if inode, err := netns.InodeOf(path); err == nil && s.verdicts[inode] == matching {
+			s.foreign[inode] = fmt.Sprintf("libcni's cache has it as that of pod %s/%s", entry.Namespace, entry.Name)
+		}
+	}
+}
+
+// podOfProcess is the UID of the pod in whose cgroup the kubelet has put a process (proc_pid_cgroup(5)), "" for none. The kernel
+// bounds the text: a path for each hierarchy.
+func podOfProcess(process string) string {
+	text, err := os.ReadFile(filepath.Join(process, "cgroup")) //nolint:gosec // below the procfs
+	if err != nil {
+		return ""
+	}
+	return podOfCgroups(string(text))
+}
+
+// podOfCgroups reads lines like "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<UID>.slice/…", with
+// systemd's driver, or "0::/kubepods/burstable/pod<UID>/…", with that of cgroupfs. The topmost part of a path decides: a
+// container with a cgroup of its own can name those below as it likes. Lines that name different pods do not count.
+func podOfCgroups(text string) string {
+	found := ""
+	for line := range strings.Lines(text) {
+		_, path, _ := strings.Cut(strings.TrimSpace(line), "/")
+		for part := range strings.SplitSeq(path, "/") {
+			uid := podOfCgroup(part)
+			if uid == "" {
+				continue
+			}
+			if found != "" && uid != found {
+				return ""
+			}
+			found = uid
+			break
+		}
+	}
+	return found
+}
+
+// podOfCgroup is the pod of one part of a path. Static pods have a hash there, which is no UID of the API.
+func podOfCgroup(part string) string {
+	uid, isPod := strings.CutPrefix(part, "pod")
+	if slice, bySystemd := strings.CutSuffix(part, ".slice"); bySystemd {
+		_, uid, isPod = strings.Cut(slice, "-pod")
+		uid = strings.ReplaceAll(uid, "_", "-")
+	}
+	const length = len("00000000-0000-0000-0000-000000000000")
+	if !isPod || len(uid) != length || strings.Trim(uid, "0123456789abcdef-") != "" {
+		return ""
+	}
+	return uid
+}

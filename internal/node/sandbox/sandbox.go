@@ -1,0 +1,331 @@
+// Package sandbox finds the network namespace of a running pod in the records of a node: libcni's cache, the mounts of the
+// container runtime, and the processes.
+//
+// It promises that the namespace which it returns is a network namespace, is not the node's and not this process's, holds
+// every address of the pod, is no other pod's by any record, and stays the one that was checked for as long as it is open.
+// Where two fit it returns neither, and names them. A search enters no namespace twice however many names it has, leaves no
+// thread in one, and keeps none open but the one that it returns.
+//
+// It never changes anything in a namespace or on the node, and takes no name for proof: an entry that was left behind, or
+// whose path belongs to another pod by now, does not win over the addresses.
+//
+// Start reading at [Places.Find]. cache.go, mount.go and proc.go are the places that are searched, record.go decides whose a
+// namespace is by a record.
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/meshcni/istio-cni/internal/node/hostpath"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/route"
+)
+
+// Pod is the pod whose namespace is searched.
+type Pod struct {
+	Namespace, Name, UID string
+	// Addresses are those of status.podIPs. Without any only libcni's cache can tell which namespace is the pod's.
+	Addresses []netip.Addr
+}
+
+// Places are searched. All but Roots are paths of the node, which are resolved by each search: a runtime makes its
+// directories with the node's first pod.
+type Places struct {
+	// Cache is the directory of libcni's results, empty for none; Proc the procfs.
+	Cache, Proc string
+	// Netns are directories in which container runtimes mount namespaces: /var/run/netns, /run/docker/netns.
+	Netns []string
+	// Roots are prefixes under which this process may see paths of the node, best first.
+	Roots []string
+}
+
+// Reachable reports whether a search can succeed: without the processes of the node no namespace can be told from the node's
+// own.
+func (p Places) Reachable() bool { return hostpath.Detect(p.Roots, p.Proc).Proc != "" }
+
+// Source is where a namespace was found. It is a closed set.
+type Source string
+
+// The sources, in the order in which they are searched.
+const (
+	FromCache Source = "cache"
+	FromMount Source = "mount"
+	FromProc  Source = "proc"
+)
+
+// Namespace is a network namespace that was found. The caller closes it.
+type Namespace struct {
+	*netns.Namespace
+
+	Source Source
+}
+
+// Find searches the network namespace of a pod: in libcni's cache by the pod's UID, then among the mounted namespaces and
+// then among those of the processes by the pod's addresses. A namespace of the cache must have the pod's addresses as well,
+// unless the pod has none.
+//
+// An address alone proves little: root in a namespace can add any. So of the namespaces that have the pod's addresses those
+// are left out that a record gives to another pod: libcni's cache, or the cgroup of a process that is in it. A namespace that
+// the record gives to this pod wins; else the one whose addresses are on the interface that takes most to make (see
+// route.Attachment). A namespace with addresses on loopback alone, and no record, is never the pod's.
+//
+// The caller closes the result. An error is an [Error], or that of ctx.
+func (p Places) Find(ctx context.Context, pod Pod) (*Namespace, error) {
+	return newSearch(p, pod).run(ctx)
+}
+
+func newSearch(p Places, pod Pod) *search {
+	var addresses []netip.Addr // each once and in one spelling: IPv4 as IPv4, IPv6 without a zone
+	for _, address := range pod.Addresses {
+		if address = address.Unmap().WithZone(""); address.IsValid() && !slices.Contains(addresses, address) {
+			addresses = append(addresses, address)
+		}
+	}
+	pod.Addresses = addresses
+	return &search{
+		places: p, view: hostpath.Detect(p.Roots, p.Proc), pod: pod, open: netns.Open, enter: attachments, self: podOfProcess("/proc/self"),
+		verdicts: map[netns.Inode]verdict{}, owned: map[netns.Inode]bool{}, foreign: map[netns.Inode]string{},
+	}
+}
+
+// verdict is the result of checking a namespace.
+type verdict string
+
+const (
+	ofHost   verdict = "it is the node's own"
+	unlike   verdict = "it does not have the pod's addresses"
+	matching verdict = "it has the pod's addresses" // also if the pod has none
+	unusable verdict = "it cannot be looked into"
+)
+
+// search is one search. It is used by one goroutine.
+type search struct {
+	places Places
+	view   hostpath.View
+	pod    Pod
+	// self is the UID of the pod that this process is of, "" for none.
+	self string
+	// open opens a namespace, enter returns how the pod's addresses are attached inside.
+	open  func(path string) (*netns.Namespace, error)
+	enter func(n *netns.Namespace, of []netip.Addr, node int) ([]route.Attachment, error)
+	// verdicts are those of each namespace. The kernel may reuse a number when its namespace ends during the search: the new
+	// one is missed then, as if it were made a moment later.
+	verdicts map[netns.Inode]verdict
+	// owned are the namespaces that a record gives to the pod, foreign those that a record gives to another, with the record.
+	owned   map[netns.Inode]bool
+	foreign map[netns.Inode]string
+	// processes are paths of namespaces that are known by a process alone, once walked is set.
+	processes []string
+	walked    *Searched
+
+	searched      []Searched
+	candidates    []candidate
+	host          *netns.Namespace // the node's own
+	cacheSaysHost bool             // the cache gives the node's namespace to the pod
+	cacheDenies   bool             // the cache gives a namespace to the pod's UID that does not have its addresses
+	claim         string           // the record that gives the last candidate to another pod
+}
+
+// candidate is a namespace that may be the pod's.
+type candidate struct {
+	*Namespace
+
+	path     string
+	attached route.Attachment // of the address that is attached worst
+}
+
+func (c candidate) String() string { return fmt.Sprintf("%s (%s)", c.Inode(), c.path) }
+
+func (s *search) run(ctx context.Context) (*Namespace, error) {
+	if err := s.openHost(); err != nil {
+		return nil, s.failed(fmt.Errorf("%w: %w", ErrNoHost, err))
+	}
+	defer s.host.Close()
+	stages := []func(context.Context) error{s.searchCache}
+	if len(s.pod.Addresses) > 0 {
+		stages = append(stages, s.searchMounts, s.searchProcesses)
+	}
+	for _, stage := range stages {
+		err := stage(ctx)
+		if err == nil {
+			err = s.dropForeign(ctx)
+		}
+		if err != nil {
+			s.drop(func(candidate) bool { return true })
+			return nil, err
+		}
+		if best := s.best(); len(best) > 0 && s.sound(best[0]) {
+			if len(best) > 1 {
+				return nil, s.fail(best)
+			}
+			s.drop(func(c candidate) bool { return c != best[0] })
+			return best[0].Namespace, nil
+		}
+		if s.cacheDenies {
+			break // another namespace that has the addresses is not the pod's
+		}
+	}
+	return nil, s.fail(s.best())
+}
+
+// best are the candidates of the highest rank: those that a record gives to the pod, if there are any, and of these those
+// whose addresses are attached best.
+func (s *search) best() []candidate {
+	rank := func(c candidate) route.Attachment {
+		if s.owned[c.Inode()] {
+			return c.attached + route.Outside + 1
+		}
+		return c.attached
+	}
+	var best []candidate
+	for _, c := range s.candidates {
+		switch {
+		case len(best) == 0 || rank(c) > rank(best[0]):
+			best = []candidate{c}
+		case rank(c) == rank(best[0]):
+			best = append(best, c)
+		}
+	}
+	return best
+}
+
+// sound reports whether a candidate may be the pod's if it is the best.
+func (s *search) sound(c candidate) bool { return s.owned[c.Inode()] || c.attached > route.Loopback }
+
+// drop closes candidates.
+func (s *search) drop(which func(candidate) bool) {
+	s.candidates = slices.DeleteFunc(s.candidates, func(c candidate) bool {
+		if which(c) {
+			c.Close()
+			return true
+		}
+		return false
+	})
+}
+
+// maxNamed is how many candidates an error names: a tenant can make many.
+const maxNamed = 4
+
+// fail drops all candidates, and returns why the best ones do not suffice.
+func (s *search) fail(best []candidate) *Error {
+	defer s.drop(func(candidate) bool { return true })
+	switch {
+	case len(best) > 1:
+		var names []string
+		failed := s.failed(nil)
+		for i, c := range best {
+			failed.Inodes = append(failed.Inodes, c.Inode())
+			if i < maxNamed {
+				names = append(names, c.String())
+			}
+		}
+		if more := len(best) - len(names); more > 0 {
+			names = append(names, fmt.Sprintf("and %d more", more))
+		}
+		failed.Err = fmt.Errorf("%w: %s", ErrAmbiguous, strings.Join(names, ", "))
+		return failed
+	case len(best) == 1:
+		return s.failed(fmt.Errorf("%w: %s", ErrLoopback, best[0]))
+	case s.claim != "":
+		return s.failed(fmt.Errorf("%w: %s", ErrClaimed, s.claim))
+	case s.cacheSaysHost || s.hostHas():
+		return s.failed(ErrHost)
+	}
+	return s.failed(ErrNotFound)
+}
+
+// openHost opens the node's namespace, and marks it and this process's so that neither is taken for a pod's.
+func (s *search) openHost() error {
+	path, err := s.hostNamespace()
+	if err != nil {
+		return err
+	}
+	own, err := netns.InodeOf("/proc/self/ns/net")
+	if err != nil {
+		return err
+	}
+	if s.host, err = s.open(path); err != nil {
+		return err
+	}
+	s.verdicts[own], s.verdicts[s.host.Inode()] = ofHost, ofHost
+	return nil
+}
+
+// hostHas reports whether the pod's addresses are the node's, as those of a pod on the node's network are.
+func (s *search) hostHas() bool {
+	if len(s.pod.Addresses) == 0 {
+		return false
+	}
+	has, err := s.enter(s.host, s.pod.Addresses, s.host.FD())
+	return err == nil && !slices.Contains(has, route.Absent)
+}
+
+// maxOpen bounds how many candidates among those of processes are kept open: a tenant can make many. Those whose addresses are
+// attached best stay, and those that a record gives to the pod.
+const maxOpen = 16
+
+// check checks the namespace at a path that is visible here, and keeps it if it may be the pod's.
+func (s *search) check(path string, from Source) (verdict, error) {
+	inode, err := netns.InodeOf(path)
+	if err != nil {
+		return unusable, err
+	}
+	if known, there := s.verdicts[inode]; there {
+		return known, nil
+	}
+	n, err := s.open(path)
+	if err != nil {
+		s.verdicts[inode] = unusable
+		return unusable, err
+	}
+	if known, there := s.verdicts[n.Inode()]; there { // another one was mounted there meanwhile
+		n.Close()
+		return known, nil
+	}
+	result, attached, err := s.compare(n)
+	s.verdicts[n.Inode()] = result
+	if result != matching {
+		n.Close()
+		return result, err
+	}
+	s.candidates = append(s.candidates, candidate{&Namespace{n, from}, path, attached})
+	var many []candidate
+	for _, c := range s.candidates {
+		if c.Source == FromProc && !s.owned[c.Inode()] {
+			many = append(many, c)
+		}
+	}
+	if len(many) > maxOpen {
+		worst := slices.MinFunc(many, func(a, b candidate) int { return int(a.attached) - int(b.attached) })
+		s.drop(func(c candidate) bool { return c == worst })
+	}
+	return result, nil
+}
+
+// compare enters a namespace and compares its addresses with the pod's.
+func (s *search) compare(n *netns.Namespace) (verdict, route.Attachment, error) {
+	if len(s.pod.Addresses) == 0 {
+		return matching, route.Absent, nil
+	}
+	has, err := s.enter(n, s.pod.Addresses, s.host.FD())
+	switch {
+	case err != nil:
+		return unusable, route.Absent, err
+	case slices.Contains(has, route.Absent):
+		return unlike, route.Absent, nil
+	}
+	return matching, slices.Min(has), nil
+}
+
+// attachments enters a namespace and returns how addresses are attached to its interfaces.
+func attachments(n *netns.Namespace, of []netip.Addr, node int) (has []route.Attachment, err error) {
+	err = n.Do(func() (err error) {
+		has, err = route.Attachments(of, node)
+		return err
+	})
+	return has, err
+}

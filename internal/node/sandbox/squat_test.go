@@ -1,0 +1,233 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
+)
+
+const (
+	victimAt  = "10.77.9.5/24"
+	theirUID  = "99999999-4d64-4b2b-9d5a-6d1d2a3b4c5d"
+	victimUID = uid
+)
+
+// bySystemd is the cgroup of a process of a pod.
+func bySystemd(uid string) string {
+	return "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + strings.ReplaceAll(uid, "-", "_") +
+		".slice/cri-containerd-0123.scope\n"
+}
+
+func byCgroupfs(uid string) string {
+	return "12:memory:/kubepods/burstable/pod" + uid + "/0123\n1:name=systemd:/kubepods/burstable/pod" + uid + "/0123\n"
+}
+
+// squats are the ways in which another tenant gets the victim's address into a namespace: with no privilege beyond those in a
+// network namespace.
+func squats() map[string]func(n *node) (path string) {
+	return map[string]func(*node) string{
+		"on lo": func(n *node) string { return n.IP(n.Sandbox("10.77.9.6/24"), "address add 10.77.9.5/32 dev lo") },
+		"on a bridge": func(n *node) string {
+			return n.IP(n.Sandbox("10.77.9.6/24"), "link add br0 up type bridge", "address add "+victimAt+" dev br0")
+		},
+		"on a pair of its own called eth0": func(n *node) string {
+			return n.IP(netnstest.New(n.T), "link add eth0 up type veth peer name p0", "link set p0 up", "address add "+victimAt+" dev eth0",
+				"route add default via 10.77.9.1")
+		},
+		"on its own interface, that is down": func(n *node) string {
+			return n.IP(n.Sandbox("10.77.9.6/24"), "link set eth0 down", "address add 10.77.9.5/32 dev eth0")
+		},
+		"in a nested namespace, wired to the pod's": func(n *node) string {
+			inner := netnstest.New(n.T)
+			n.IP(n.Sandbox("10.77.9.6/24"), "link add nested up type veth peer name eth0 netns "+inner)
+			return n.IP(inner, "link set eth0 up", "address add "+victimAt+" dev eth0", "route add default via 10.77.9.1")
+		},
+	}
+}
+
+// onEth0 is the one squat that by itself looks like the victim: the address on the squatter's own interface to the node.
+func onEth0(n *node) string { return n.Sandbox(victimAt) }
+
+// TestASquatterIsNeverTakenForThePod: without any record an address on an interface that leads to the node beats one that
+// does not, wherever the namespaces are named, and in any order.
+func TestASquatterIsNeverTakenForThePod(t *testing.T) {
+	t.Parallel()
+	for name, squat := range squats() {
+		for _, from := range []sandbox.Source{sandbox.FromMount, sandbox.FromProc} {
+			for _, first := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s/%s/%v", name, from, first), func(t *testing.T) {
+					t.Parallel()
+					n := newNode(t)
+					victim, squatter := n.Sandbox(victimAt), squat(n)
+					order := map[bool][2]string{true: {squatter, victim}, false: {victim, squatter}}[first]
+					for i, path := range order {
+						if from == sandbox.FromMount {
+							n.Mount(path, fmt.Sprintf("cni-%d", i))
+						}
+						for more := range 3 {
+							n.Process(fmt.Sprint(100+10*i+more), path)
+						}
+					}
+					n.finds(podOf("10.77.9.5"), victim, from)
+				})
+			}
+		}
+	}
+}
+
+// TestARecordDecidesAboutASquatter: with a record of the runtime's or the kubelet's even an address on the squatter's own
+// way to the node neither blocks the pod nor passes for it.
+func TestARecordDecidesAboutASquatter(t *testing.T) {
+	t.Parallel()
+	all := squats()
+	all["on its own interface"] = onEth0
+	records := map[string]struct {
+		keep func(n *node, victim, squatter string)
+		// alone says that the squatter alone is known to be another pod's.
+		alone bool
+		from  sandbox.Source
+	}{
+		"the cache has the pod": {func(n *node, victim, _ string) {
+			n.Cached("victim", podOf(), n.Kept(victim, "victim"))
+		}, false, sandbox.FromCache},
+		"the cache has the squatter": {func(n *node, _, squatter string) {
+			n.Cached("squatter", withUID(sandbox.Pod{Namespace: "shop", Name: "evil"}, theirUID), n.Kept(squatter, "squatter"))
+		}, true, sandbox.FromMount},
+		"cgroups of systemd": {func(n *node, _, _ string) {
+			n.Cgroup("100", bySystemd(victimUID))
+			n.Cgroup("200", bySystemd(theirUID))
+		}, true, sandbox.FromMount},
+		"cgroups of cgroupfs, and one that the squatter made": {func(n *node, _, _ string) {
+			n.Cgroup("100", byCgroupfs(victimUID))
+			n.Cgroup("200", strings.TrimSpace(byCgroupfs(theirUID))+bySystemd(victimUID))
+		}, true, sandbox.FromMount},
+		"a cgroup of the pod alone": {func(n *node, _, _ string) { n.Cgroup("100", bySystemd(victimUID)) }, false, sandbox.FromMount},
+		"a cgroup of the squatter alone, seen from another cgroup": {func(n *node, _, _ string) {
+			n.Cgroup("200", "0::/../../kubepods-pod"+strings.ReplaceAll(theirUID, "-", "_")+".slice/x.scope\n")
+		}, true, sandbox.FromMount},
+	}
+	for name, squat := range all {
+		for record, r := range records {
+			t.Run(name+"/"+record, func(t *testing.T) {
+				t.Parallel()
+				n := newNode(t)
+				victim, squatter := n.Sandbox(victimAt), squat(n)
+				n.Process("100", victim)
+				n.Process("200", squatter)
+				r.keep(n, victim, squatter)
+				if r.from == sandbox.FromMount {
+					n.Mount(squatter, "a")
+					n.Mount(victim, "b")
+				}
+				n.finds(podOf("10.77.9.5"), victim, r.from)
+				// And alone it is refused, not taken.
+				if r.alone {
+					n.Do(os.RemoveAll(n.Proc + "/100"))
+					n.Do(errors.Join(unix.Unmount(n.Netns[0]+"/b", unix.MNT_DETACH), os.Remove(n.Netns[0]+"/b")))
+					n.fails(podOf("10.77.9.5"), nil)
+				}
+			})
+		}
+	}
+}
+
+// TestSquattersThatCannotBeToldApartAreNamed: both, and no more than fit into an event, however many there are.
+func TestSquattersThatCannotBeToldApartAreNamed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	victim, squatter := n.Sandbox(victimAt), onEth0(n)
+	n.Mount(victim, "cni-1")
+	n.Mount(squatter, "cni-2")
+	both := n.failure(podOf("10.77.9.5"), sandbox.ErrAmbiguous, inode(t, victim).String(), inode(t, squatter).String(), "netns/cni-1", "netns/cni-2")
+	if len(both.Inodes) != 2 {
+		t.Errorf("%v could be the pod's", both.Inodes)
+	}
+
+	many := newNode(t)
+	for i := range 40 {
+		many.Process(fmt.Sprint(100+i), onEth0(many))
+	}
+	if text := many.failure(podOf("10.77.9.5"), sandbox.ErrAmbiguous, " more").Err.Error(); len(text) > 1000 {
+		t.Errorf("the cause has %d bytes: %s", len(text), text)
+	}
+	// The pod's own still wins by its record among them all.
+	own := onEth0(many)
+	many.Process("500", own)
+	many.Cgroup("500", bySystemd(victimUID))
+	many.finds(podOf("10.77.9.5"), own, sandbox.FromProc)
+}
+
+// TestASquatterAloneIsNotTakenForThePod: the pod's own namespace does not have the address, or is gone.
+func TestASquatterAloneIsNotTakenForThePod(t *testing.T) {
+	t.Parallel()
+	t.Run("on lo, without a record", func(t *testing.T) {
+		t.Parallel()
+		n := newNode(t)
+		n.Mount(squats()["on lo"](n), "cni-1")
+		n.fails(podOf("10.77.9.5"), sandbox.ErrLoopback, "netns/cni-1")
+	})
+	t.Run("while the record says that the pod's has another address", func(t *testing.T) {
+		t.Parallel()
+		n := newNode(t)
+		n.Cached("victim", podOf(), n.Kept(n.Sandbox("10.77.9.9/24"), "victim"))
+		n.Mount(onEth0(n), "cni-1")
+		n.fails(podOf("10.77.9.5"), sandbox.ErrNotFound)
+	})
+	t.Run("in a namespace of another pod's user namespace", func(t *testing.T) {
+		t.Parallel()
+		n := newNode(t)
+		n.IP(n.unshared(0, 1), "address add 10.77.9.5/32 dev lo")
+		n.fails(podOf("10.77.9.5"), sandbox.ErrLoopback)
+	})
+}
+
+// TestAPathThatFlipsIsNeverAnother: the result is the namespace that was checked, wherever the path of the record leads a
+// moment later: the node's namespace, or a squatter's.
+func TestAPathThatFlipsIsNeverAnother(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	victim := n.Sandbox(victimAt)
+	targets := []string{victim, n.Proc + "/1/ns/net", n.Sandbox("10.77.9.6/24")}
+	path := n.Dir + "/flips"
+	n.Do(os.Symlink(victim, path))
+	n.Cached("victim", podOf(), path)
+	flipping := make(chan error)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			if err := errors.Join(os.Symlink(targets[i%len(targets)], path+".new"), os.Rename(path+".new", path)); err != nil {
+				flipping <- err
+				return
+			}
+		}
+		flipping <- nil
+	}()
+	found, missed := 0, 0
+	for found < 50 || missed < 50 {
+		got, err := n.Find(t.Context(), podOf("10.77.9.5"))
+		if err != nil {
+			missed++
+			continue
+		}
+		found++
+		if want := inode(t, victim); got.Inode() != want || inode(t, got.Path()) != want {
+			t.Errorf("got %s, want %s", got.Inode(), want)
+		}
+		got.Close()
+		got.Close()
+		if _, err := os.Stat(got.Path()); err == nil {
+			t.Fatalf("it is closed and has the path %q", got.Path())
+		}
+	}
+	cancel()
+	n.Do(<-flipping)
+	t.Logf("found %d times, missed %d times", found, missed)
+}
