@@ -209,7 +209,7 @@ func (n *node) openRelay(ctx context.Context) error {
 
 // guardSockets makes sockets, the lock and the verdict again after they were removed.
 func (n *node) guardSockets(ctx context.Context) {
-	watch := n.watch() //nolint:contextcheck // it ends with Close
+	watch := n.watch()
 	defer watch.Close()
 	guarded := map[string]*unixsock.Server{n.cfg.LogSocket: n.relay}
 	if n.lookups != nil {
