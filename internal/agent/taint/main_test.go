@@ -61,13 +61,6 @@ func legacy() readiness.Policy {
 func newLab(t *testing.T, policy readiness.Policy) *lab {
 	t.Helper()
 	l := &lab{T: t, server: kubetest.NewServer(t), clock: agenttest.NewClock()}
-	l.options = l.another(policy)
-	return l
-}
-
-// another are options of one more controller of the same server.
-func (l *lab) another(policy readiness.Policy) Options {
-	l.Helper()
 	host, port := l.server.Address()
 	token, authority := l.server.ServiceAccount(l)
 	api, err := kube.NewClient(kube.Config{
@@ -83,27 +76,15 @@ func (l *lab) another(policy readiness.Policy) Options {
 	for _, r := range readiness.Reasons() {
 		reasons = append(reasons, string(r))
 	}
-	log := slog.New(slog.NewTextHandler(writer{l.T}, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	if !testing.Verbose() || l.Name() == "TestManyNodesAndPods" {
-		log = slog.New(slog.DiscardHandler)
-	}
+	log := slog.New(slog.DiscardHandler)
 	counts := metrics.NewTaint("test", reasons)
 	recorder := eventrecorder.New(api, eventrecorder.Options{Log: log, Count: counts.EventReported, Clock: l.clock})
 	l.Cleanup(recorder.Shutdown)
-	return Options{
+	l.options = Options{
 		API: api, Events: recorder, Clock: l.clock, Log: log, Policy: policy, Metrics: counts,
 		Health: health.NewState(health.Options{Now: l.clock.Now}, Parts()...), Host: "node-0",
 	}
-}
-
-// writer puts the log into that of the test, which must not be over.
-type writer struct{ t *testing.T }
-
-func (w writer) Write(text []byte) (int, error) {
-	if w.t.Context().Err() == nil {
-		w.t.Log(strings.TrimSpace(string(text)))
-	}
-	return len(text), nil
+	return l
 }
 
 // run starts the controller; it ends with the test.
@@ -140,8 +121,6 @@ type object = map[string]any
 type nodeSpec struct {
 	boot      string
 	taints    []object
-	unready   bool
-	since     time.Time
 	heartbeat time.Time
 	labels    object
 }
@@ -153,19 +132,11 @@ func ourTaint() object {
 func otherTaint() object {
 	return object{"key": "other", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z", "new": "field"}
 }
-func oldTaint() object { return object{"key": readiness.LegacyKey, "effect": "NoSchedule"} }
 
 func (l *lab) node(name string, spec nodeSpec) {
 	l.Helper()
-	ready := "True"
-	if spec.unready {
-		ready = "False"
-	}
 	if spec.boot == "" {
 		spec.boot = "boot-1"
-	}
-	if spec.since.IsZero() {
-		spec.since = agenttest.Start().Add(-24 * time.Hour)
 	}
 	if spec.heartbeat.IsZero() {
 		spec.heartbeat = l.clock.Now()
@@ -179,7 +150,7 @@ func (l *lab) node(name string, spec nodeSpec) {
 			"conditions": []object{
 				{"type": "MemoryPressure", "status": "False"},
 				{
-					"type": "Ready", "status": ready, "lastTransitionTime": spec.since.Format(time.RFC3339),
+					"type": "Ready", "status": "True", "lastTransitionTime": yesterday().Format(time.RFC3339),
 					"lastHeartbeatTime": spec.heartbeat.Format(time.RFC3339),
 				},
 			},
@@ -203,14 +174,10 @@ func (l *lab) set(whole object) {
 // pod makes or changes an agent pod of a node.
 func (l *lab) pod(node, name, ready string, since time.Time) {
 	l.Helper()
-	l.podOf("istio-system", node, name, ready, since, object{"k8s-app": "istio-cni-node"})
-}
-
-func (l *lab) podOf(namespace, node, name, ready string, since time.Time, labels object) {
-	l.Helper()
 	l.set(object{
-		"kind": "Pod", "apiVersion": "v1", "metadata": object{"namespace": namespace, "name": name, "labels": labels},
-		"spec": object{"nodeName": node},
+		"kind": "Pod", "apiVersion": "v1",
+		"metadata": object{"namespace": "istio-system", "name": name, "labels": object{"k8s-app": "istio-cni-node"}},
+		"spec":     object{"nodeName": node},
 		"status": object{"conditions": []object{
 			{"type": "Ready", "status": ready, "lastTransitionTime": since.Format(time.RFC3339)},
 		}},
@@ -251,17 +218,7 @@ func (l *lab) wantTaints(name string, want ...string) {
 
 // patches are the requests so far that change nodes.
 func (l *lab) patches() int {
-	return l.requests(func(r string) bool { return strings.HasPrefix(r, "PATCH /api/v1/nodes/") })
-}
-
-func (l *lab) requests(which func(string) bool) int {
-	count := 0
-	for _, r := range l.server.Requests() {
-		if which(r) {
-			count++
-		}
-	}
-	return count
+	return strings.Count(strings.Join(l.server.Requests(), "\n"), "PATCH /api/v1/nodes/")
 }
 
 // decided counts the decisions for a reason.
