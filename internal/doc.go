@@ -37,7 +37,7 @@
 // (rules.go, one description for both dialects), and a row of inputs
 // (core/sidecar/inputs.go). The encoders follow if the match is known to
 // core/ruleset. Tests: a row in the Specs of redirect/spectest, which byte
-// parity with the real tools and the packet model run through.
+// parity with the real tools runs through, and a case of node/redirection's packets.
 //
 // To add a setting: a row in the table of its role (role/installer/settings.go,
 // role/tainter/settings.go, role/redirector/settings.go; race repair's in

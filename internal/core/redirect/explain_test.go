@@ -15,7 +15,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the files in testdata")
 
-// TestExplain shows the rules with their reasons, for a person to review. What they do is TestPackets' to say.
+// TestExplain shows the rules with their reasons, for a person to review. What they do is to be shown by real packets (node/redirection).
 func TestExplain(t *testing.T) {
 	both := func(spec redirect.Spec) []ruleset.Set {
 		return []ruleset.Set{redirect.Rules(spec, ruleset.IPv4), redirect.Rules(spec, ruleset.IPv6)}

@@ -7,7 +7,7 @@
 // To add a rule: its field in Spec, that field's reader in parse.go, the rule in its chain in rules.go, rules_dns.go or
 // rules_mangle.go, for both dialects at once; its annotation is a row in core/sidecar. A match or target that no rule has
 // yet is a type in core/ruleset besides, with its bytes in node/nftables/xtables and native. Tests: spectest draws the
-// field; packets_test.go asks what the rule does.
+// field; the packets of node/redirection ask what the rule does.
 //
 // Start at Spec, then Rules; Owned recognises what this or an earlier configuration left in a namespace.
 package redirect

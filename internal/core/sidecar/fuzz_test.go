@@ -7,7 +7,6 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
-	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
@@ -27,7 +26,7 @@ const (
 )
 
 // FuzzDecide writes any text into annotations, label, environment and arguments of a pod. There is always a decision
-// with a Reason of the closed set, and a captured pod has rules that can be printed, read and followed.
+// with a Reason of the closed set, and a captured pod has rules that can be printed and read.
 func FuzzDecide(f *testing.F) {
 	for i, key := range keys {
 		for _, text := range []string{"", "*", "80,443", "10.0.0.0/8,fd00::/8", "TPROXY", "false", "eth1", "x,"} {
@@ -63,9 +62,6 @@ func FuzzDecide(f *testing.F) {
 			set := redirect.Rules(d.Spec, family)
 			if parsed, err := ruleset.Parse(family, set.String()); err != nil || !parsed.Equal(set) {
 				t.Errorf("the rules are not read as they are (error %v):\n%s", err, set)
-			}
-			if _, err := rulesettest.Compile(set); err != nil {
-				t.Error(err)
 			}
 		}
 	})

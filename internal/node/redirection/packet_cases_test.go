@@ -59,6 +59,8 @@ func defaultCases() []packetCase {
 			ask(app, tcp, labtest.Resolver, 53, toOutbound),
 			ask(app, udp, labtest.Resolver, 53, toPeer),
 			ask(app, tcp, labtest.Peer, 15020, toPeer),
+			ask(app, tcp, labtest.Peer, 15008, toOutbound),
+			ask(app, ping, labtest.Far, 0, pong),
 			ask(root, tcp, labtest.Peer, 80, toOutbound),
 			// The user or the group of the proxy is enough to be taken for it.
 			ask(user(1000, 1337), tcp, labtest.Peer, 80, toPeer),
@@ -74,6 +76,7 @@ func defaultCases() []packetCase {
 			ask(guest, tcp, labtest.Far, 80, toInbound),
 			ask(guest, udp, labtest.Far, 5000, toPeer),
 			ask(client, stray, labtest.Pod, 80, refused),
+			ask(client, ping, labtest.Pod, 0, pong),
 
 			ask(app, tcp, labtest.Pod, 80, toApp),
 			ask(app, tcp, labtest.PodSide, 80, toApp),
@@ -82,6 +85,7 @@ func defaultCases() []packetCase {
 			// The proxy calls a service, and the load balancer chose its own pod.
 			ask(proxy, tcp, labtest.Pod, 80, toInbound),
 			ask(proxy, tcp, labtest.PodSide, 80, toInbound),
+			ask(proxy, tcp, labtest.Pod, 15008, modes(toTunnel, toInbound)),
 		}},
 		{name: "connections go all the way", asks: []packet{
 			ask(app, tcp, labtest.Peer, 80, by(labtest.ByOutbound, labtest.ByPeer).seenFrom(labtest.Pod)).passedOn(),
@@ -98,6 +102,11 @@ func defaultCases() []packetCase {
 			ask(user(1337, 1337), tcp, labtest.Passthrough, redirect.ProbePort, toInbound).from(labtest.Loopback),
 			ask(app, tcp, labtest.Passthrough, redirect.ProbePort, refused).from(labtest.Loopback),
 		}},
+		{
+			name: "another mark",
+			spec: func(s *redirect.Spec) { s.Mark = 4000 },
+			asks: []packet{ask(client, tcp, labtest.Pod, 80, toInbound), ask(proxy, tcp, labtest.Pod, 80, toInbound)},
+		},
 		{
 			name: "invalid packets dropped",
 			spec: func(s *redirect.Spec) { s.DropInvalid = true },

@@ -1,3 +1,6 @@
+// Package rulesettest has Namespace, a model of what "iptables-restore --noflush" does with a ruleset.Program.
+//
+// It never touches the system. Start at Namespace.
 package rulesettest
 
 import (

@@ -25,6 +25,15 @@ const stock = `*nat
 COMMIT
 `
 
+func parse(t *testing.T, f ruleset.Family, text string) ruleset.Set {
+	t.Helper()
+	set, err := ruleset.Parse(f, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
 func op(verb ruleset.Verb, chain, rule string) ruleset.Operation {
 	return ruleset.Operation{Verb: verb, Table: "nat", Chain: chain, Rule: ruleset.Opaque(rule)}
 }
