@@ -2,6 +2,7 @@ package racerepair
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"strings"
 	"sync"
@@ -78,10 +79,10 @@ func TestPacketsProveTheRepair(t *testing.T) {
 	}
 }
 
-// TestTheRulesAreThoseOfThePodsSettings compares with the plugin's own decision about the same pod.
+// TestTheRulesAreThoseOfThePodsSettings, and the pod is neither deleted nor labelled in addition.
 func TestTheRulesAreThoseOfThePodsSettings(t *testing.T) {
 	t.Parallel()
-	l := newFixture(t, inPlace)
+	l := newFixture(t, repair.Switches{InPlace: true, Delete: true, Label: true})
 	p := crashing("web").at("10.88.0.2/24")
 	p.annotations = object{sidecar.InboundPortsKey: "8080,9090", "traffic.sidecar.istio.io/excludeOutboundPorts": "5432"}
 	path := l.Sandbox(p.ips...)
@@ -89,6 +90,9 @@ func TestTheRulesAreThoseOfThePodsSettings(t *testing.T) {
 	l.set(p)
 	l.run()
 	l.waitForAction(p, repair.InPlace)
+	if got := l.writes(); len(got) > 0 {
+		t.Errorf("requests %q", got)
+	}
 	got := netnstest.Run(t, path, "iptables-save")
 	for _, want := range []string{"--dport 8080 -j ISTIO_IN_REDIRECT", "--dport 9090 -j ISTIO_IN_REDIRECT", "--dport 5432 -j RETURN"} {
 		if !strings.Contains(got, want) {
@@ -97,35 +101,24 @@ func TestTheRulesAreThoseOfThePodsSettings(t *testing.T) {
 	}
 }
 
-// TestW8APodOfTheSameNameIsAnotherPod is a pod of a StatefulSet that comes back at once: with another UID, in another
-// namespace, perhaps with the address of before.
+// TestW8APodOfTheSameNameIsAnotherPod is a pod of a StatefulSet that comes back at once, with its address of before and in
+// another namespace: the watch does not deliver the deletion in between.
 func TestW8APodOfTheSameNameIsAnotherPod(t *testing.T) {
 	t.Parallel()
-	for name, seen := range map[string]func(*fixture, podSpec){
-		"the deletion is seen":     func(l *fixture, p podSpec) { l.server.Delete(p.path()) },
-		"the deletion is not seen": func(*fixture, podSpec) {},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			l := newFixture(t, inPlace)
-			first := crashing("db-0").at("10.88.0.2/24")
-			l.place(first)
-			l.run()
-			l.waitForAction(first, repair.InPlace)
-			seen(l, first)
-			second := first
-			second.uid = "another-uid"
-			after := l.Sandbox(second.ips...) // the namespace of before is still there, too
-			l.cache(second, after)
-			l.set(second)
-			l.waitForEvent(second, "Normal", ReasonRepaired)
-			l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
-			if !captured(t, after) {
-				t.Error("the second pod is not redirected")
-			}
-			l.waitForStates(1, 0, 0, 0)
-		})
+	l := newFixture(t, inPlace)
+	first := crashing("db-0").at("10.88.0.2/24")
+	l.place(first)
+	l.run()
+	l.waitForAction(first, repair.InPlace)
+	second := first
+	second.uid = "another-uid"
+	after := l.place(second) // the namespace of before is still there, too
+	l.waitForEvent(second, "Normal", ReasonRepaired)
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
+	if !captured(t, after) {
+		t.Error("the second pod is not redirected")
 	}
+	l.waitForStates(1, 0, 0, 0)
 }
 
 // TestW8ARestartedAgentDoesNotWorkTwice has a pod whose validation has not been tried again yet when another agent looks.
@@ -166,11 +159,8 @@ func TestTwoAgentsAtOnce(t *testing.T) {
 	l.run()
 	l.start(other)
 	both := func(result metrics.RepairResult) int {
-		n, err := metric(other.Metrics.Text(), `istio_cni_repair_pods_repaired_total{type="repair",result="`+string(result)+`"}`)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return l.repaired(metrics.RepairPod, result) + int(n)
+		name := fmt.Sprintf(`istio_cni_repair_pods_repaired_total{type="repair",result=%q}`, result)
+		return l.metric(name) + metric(t, other.Metrics, name)
 	}
 	agenttest.Eventually(t, "not all pods are checked by both", func() bool {
 		return both(metrics.RepairSuccess)+both(metrics.RepairSkip) == 2*len(paths)
@@ -185,69 +175,84 @@ func TestTwoAgentsAtOnce(t *testing.T) {
 	}
 }
 
-// TestW11TheNodesOwnNamespaceIsNotTouched: not if it has the pod's address, and not if the cache names it.
-func TestW11TheNodesOwnNamespaceIsNotTouched(t *testing.T) {
+// TestPodsThatCannotBeRedirectedInPlace are reported, and no rule is written: W-10, W-11 and settings that the plugin refuses.
+func TestPodsThatCannotBeRedirectedInPlace(t *testing.T) {
 	t.Parallel()
-	for name, prepare := range map[string]func(l *fixture, p podSpec){
-		"the node has its address": func(l *fixture, p podSpec) {
+	const unfit = "cannot be redirected in place"
+	for name, test := range map[string]struct {
+		change func(p *podSpec)
+		// prepare returns the namespace that must not be touched.
+		prepare func(l *fixture, p podSpec) (path string)
+		reason  EventReason
+		says    []string
+	}{
+		"W-11: the node has its address": {nil, func(l *fixture, p podSpec) string {
 			l.IP(l.Host, "address add "+p.ips[0]+" dev lo")
 			l.Mount(l.Host, "host")
 			l.Start(l.Host)
+			return l.Host
+		}, ReasonRepaired, []string{unfit, "it is on the node's own network", "delete the pod"}},
+		"W-11: the cache names the node's": {nil, func(l *fixture, p podSpec) string {
+			l.cache(p, l.Host)
+			return l.Host
+		}, ReasonRepaired, []string{unfit, "it is on the node's own network", "delete the pod"}},
+		"W-10: a job that is over": {
+			func(p *podSpec) { p.now, p.last, p.restart = p.last, nil, "Never" },
+			(*fixture).place, ReasonBroken, []string{"not started again", unfit + " any more: delete it"},
 		},
-		"the cache names the node's": func(l *fixture, p podSpec) { l.cache(p, l.Host) },
+		"bad settings": {
+			func(p *podSpec) { p.annotations = object{"traffic.sidecar.istio.io/includeInboundPorts": "many"} },
+			(*fixture).place, ReasonBroken, []string{"settings are invalid", "many", "make the pod anew"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newFixture(t, inPlace)
 			p := crashing("web").at("10.88.0.2/24")
-			prepare(l, p)
+			if test.change != nil {
+				test.change(&p)
+			}
+			path := test.prepare(l, p)
 			l.set(p)
 			l.run()
-			l.waitForEvent(p, "Warning", ReasonRepaired, "cannot be redirected in place", "it is on the node's own network", "delete the pod")
-			l.waitForCount(metrics.RepairPod, metrics.RepairFail, 1)
+			l.waitForEvent(p, "Warning", test.reason, test.says...)
 			l.waitForStates(0, 1, 0, 0)
-			if got := rulesOf(t, l.Host); got != "" {
+			if got := l.repaired(metrics.RepairPod, metrics.RepairFail); (got == 1) != (test.reason == ReasonRepaired) {
+				t.Errorf("%d failures", got)
+			}
+			if got := rulesOf(t, path); got != "" {
 				t.Errorf("rules were written:\n%s", got)
 			}
 		})
 	}
 }
 
-// TestASquatterBlocksNoRepair has another pod add the address of a broken one, which is repaired all the same, where a record or
-// the interface tells the two apart. Where nothing does, the event names both.
+// TestASquatterBlocksNoRepair has another pod add the address of a broken one, which is repaired all the same, where a record
+// tells the two apart. Where none does, the event names both. Package sandbox has all squats and records.
 func TestASquatterBlocksNoRepair(t *testing.T) {
 	t.Parallel()
 	const address = "10.88.0.2/24"
-	onLo := func(l *fixture) string {
-		path := l.Sandbox("10.88.0.3/24")
-		netnstest.Run(l.T, path, "ip", "address", "add", "10.88.0.2/32", "dev", "lo")
-		return path
-	}
-	onEth0 := func(l *fixture) string { return l.Sandbox("10.88.0.3/24", address) }
 	evil := podSpec{name: "evil", uid: "99999999-4d64-4b2b-9d5a-6d1d2a3b4c5d"}
 	for name, test := range map[string]struct {
-		squat  func(l *fixture) string
 		record func(l *fixture, p podSpec, victim, squatter string)
 		texts  []string // of the event, if the pod is not repaired
 	}{
-		"on lo":                                {onLo, nil, nil},
-		"with the pod in the cache":            {onEth0, func(l *fixture, p podSpec, victim, _ string) { l.cache(p, victim) }, nil},
-		"with the squatter in the cache":       {onEth0, func(l *fixture, _ podSpec, _, squatter string) { l.cache(evil, squatter) }, nil},
-		"with a process in the pod's cgroup":   {onEth0, func(l *fixture, p podSpec, victim, _ string) { l.Process("77", victim, p.uid) }, nil},
-		"with a process in the other's cgroup": {onEth0, func(l *fixture, _ podSpec, _, squatter string) { l.Process("77", squatter, evil.uid) }, nil},
-		"without anything":                     {onEth0, nil, []string{"several network namespaces could be its own", "netns/cni-0", "netns/cni-1"}},
+		"with the squatter in the cache":     {func(l *fixture, _ podSpec, _, squatter string) { l.cache(evil, squatter) }, nil},
+		"with a process in the pod's cgroup": {func(l *fixture, p podSpec, victim, _ string) { l.Process("77", victim, p.uid) }, nil},
+		"without anything": {
+			func(*fixture, podSpec, string, string) {},
+			[]string{"several network namespaces could be its own", "netns/cni-0", "netns/cni-1"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newFixture(t, inPlace)
-			p := crashing("web").at("10.88.0.2/24")
+			p := crashing("web").at(address)
 			p.uid = "0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d"
-			squatter, victim := test.squat(l), l.Sandbox(p.ips...)
+			squatter, victim := l.Sandbox("10.88.0.3/24", address), l.Sandbox(address)
 			l.Mount(squatter, "cni-0")
 			l.Mount(victim, "cni-1")
-			if test.record != nil {
-				test.record(l, p, victim, squatter)
-			}
+			test.record(l, p, victim, squatter)
 			l.set(p)
 			l.run()
 			if test.texts == nil {

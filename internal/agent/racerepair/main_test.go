@@ -1,14 +1,13 @@
 package racerepair
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -163,22 +162,9 @@ type podSpec struct {
 	unvalidated bool
 }
 
-func (p podSpec) namespace() string {
-	if p.ns == "" {
-		return "shop"
-	}
-	return p.ns
-}
+func (p podSpec) namespace() string { return cmp.Or(p.ns, "shop") }
 
 func (p podSpec) path() string { return "/api/v1/namespaces/" + p.namespace() + "/pods/" + p.name }
-
-func or[T comparable](value, by T) T {
-	var none T
-	if value == none {
-		return by
-	}
-	return value
-}
 
 func (p podSpec) metadata() object {
 	metadata := object{"name": p.name, "namespace": p.namespace(), "uid": p.uid, "labels": p.labels}
@@ -200,10 +186,10 @@ func (p podSpec) object() object {
 		args[1] = "router"
 	}
 	spec := object{
-		"nodeName": or(p.node, node1), "restartPolicy": or(p.restart, "Always"), "hostNetwork": p.host,
+		"nodeName": cmp.Or(p.node, node1), "restartPolicy": cmp.Or(p.restart, "Always"), "hostNetwork": p.host,
 		"containers": []object{{"name": "app"}, {"name": "istio-proxy", "args": args}},
 	}
-	status := object{"phase": or(p.phase, "Pending")}
+	status := object{"phase": cmp.Or(p.phase, "Pending")}
 	if len(p.ips) > 0 {
 		ips := []object{}
 		for _, ip := range p.ips {
@@ -263,19 +249,12 @@ func (l *fixture) run() (stop func()) {
 func (l *fixture) start(o Options) (stop func()) {
 	l.Helper()
 	ctx, cancel := context.WithCancel(l.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		Run(ctx, o)
-	}()
-	stop = sync.OnceFunc(func() {
+	var work sync.WaitGroup
+	work.Go(func() { Run(ctx, o) })
+	stop = func() {
 		cancel()
-		select {
-		case <-done:
-		case <-time.After(30 * time.Second):
-			l.Error("the controller does not end")
-		}
-	})
+		work.Wait()
+	}
 	l.Cleanup(stop)
 	l.stops = append(l.stops, stop)
 	return stop
@@ -290,11 +269,6 @@ type event struct {
 	InvolvedObject        struct{ Kind, Namespace, Name, UID string }
 }
 
-func (s event) String() string {
-	return fmt.Sprintf("%s %s on %s %s/%s (%s) by %s, %d times: %s", s.Type, s.Reason, s.InvolvedObject.Kind, s.InvolvedObject.Namespace,
-		s.InvolvedObject.Name, s.InvolvedObject.UID, s.Source.Component, s.Count, s.Message)
-}
-
 // events are those about a pod.
 func (l *fixture) events(p podSpec) []event {
 	l.Helper()
@@ -305,7 +279,7 @@ func (l *fixture) events(p podSpec) []event {
 		if one.InvolvedObject.UID == p.uid {
 			if one.InvolvedObject.Kind != "Pod" || one.InvolvedObject.Namespace != p.namespace() || one.InvolvedObject.Name != p.name ||
 				one.Source.Component != "cni-repair" || one.Source.Host != node1 {
-				l.Errorf("the event has another object or source: %s", one)
+				l.Errorf("the event has another object or source: %+v", one)
 			}
 			all = append(all, one)
 		}
@@ -349,22 +323,18 @@ func (l *fixture) noEvents(p podSpec) {
 	}
 }
 
-func metric(text []byte, name string) (float64, error) {
-	for line := range strings.Lines(string(text)) {
-		if rest, found := strings.CutPrefix(line, name+" "); found {
-			return strconv.ParseFloat(strings.TrimSpace(rest), 64)
-		}
+func metric(t *testing.T, m *metrics.Repair, name string) (value int) {
+	t.Helper()
+	_, rest, _ := strings.Cut("\n"+string(m.Text()), "\n"+name+" ")
+	if _, err := fmt.Sscan(rest, &value); err != nil {
+		t.Fatalf("%s: %v", name, err)
 	}
-	return 0, errors.New("no such metric")
+	return value
 }
 
 func (l *fixture) metric(name string) int {
 	l.Helper()
-	n, err := metric(l.options.Metrics.Text(), name)
-	if err != nil {
-		l.Fatalf("%s: %v", name, err)
-	}
-	return int(n)
+	return metric(l.T, l.options.Metrics, name)
 }
 
 // repaired is the count of an action.

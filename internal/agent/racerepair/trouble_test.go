@@ -5,7 +5,7 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -204,18 +204,12 @@ func TestNothingIsDoneOnABadConfiguration(t *testing.T) {
 func TestAConfigurationThatCannotBeReadIsRetried(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, labelled)
-	var mu sync.Mutex
-	bad := true
-	plugin := l.options.Plugin
-	var asked int
+	var good atomic.Bool
 	l.options.Plugin = func() (cniconf.NetConf, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		asked++
-		if bad {
+		if !good.Load() {
 			return cniconf.NetConf{}, errors.New("it is no JSON")
 		}
-		return plugin()
+		return cniconf.NetConf{}, nil
 	}
 	p := crashing("web")
 	l.set(p)
@@ -224,9 +218,7 @@ func TestAConfigurationThatCannotBeReadIsRetried(t *testing.T) {
 	if len(l.writes()) != 0 {
 		t.Error("it was labelled")
 	}
-	mu.Lock()
-	bad = false
-	mu.Unlock()
+	good.Store(true)
 	agenttest.Eventually(t, "it is not tried again", func() bool {
 		l.clock.Step(time.Second)
 		return l.repaired(metrics.RepairLabel, metrics.RepairSuccess) == 1
@@ -263,21 +255,6 @@ func TestAPodThatCannotBeRepairedGetsOneEvent(t *testing.T) {
 	l.Mount(path, "late")
 	l.clock.Step(3 * time.Minute)
 	l.waitForEvent(p, "Normal", ReasonRepaired, "redirected now")
-}
-
-// TestBadSettingsOfThePodAreReported has a pod that the plugin would refuse.
-func TestBadSettingsOfThePodAreReported(t *testing.T) {
-	t.Parallel()
-	l := newFixture(t, inPlace)
-	p := crashing("web").at("10.88.0.2/24")
-	p.annotations = object{"traffic.sidecar.istio.io/includeInboundPorts": "many"}
-	path := l.place(p)
-	l.run()
-	l.waitForEvent(p, "Warning", ReasonBroken, "settings are invalid", "many", "make the pod anew")
-	l.waitForStates(0, 1, 0, 0)
-	if rulesOf(t, path) != "" {
-		t.Error("rules were written")
-	}
 }
 
 // TestAFlappingPodIsWorkedOnOnce sends a hundred news of pods for which there is nothing left to do.
