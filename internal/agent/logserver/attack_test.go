@@ -35,56 +35,56 @@ const head = "POST /log HTTP/1.1\r\nHost: unix\r\nContent-Type: application/json
 func TestAfterEachAttackAnOrdinaryBatchArrives(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		attack func(t *testing.T, b *bench)
+		attack func(t *testing.T, b *fixture)
 	}{
-		{"endless_record", func(t *testing.T, b *bench) {
+		{"endless_record", func(t *testing.T, b *fixture) {
 			t.Helper()
 			_, _ = b.post(t, io.MultiReader(strings.NewReader(`["`), endless{"xxxxxxxx"}))
 		}},
-		{"endless_records", func(t *testing.T, b *bench) {
+		{"endless_records", func(t *testing.T, b *fixture) {
 			t.Helper()
 			_, _ = b.post(t, io.MultiReader(strings.NewReader(`[""`), endless{`,""`}))
 		}},
-		{"largest_body_of_smallest_elements", func(t *testing.T, b *bench) {
+		{"largest_body_of_smallest_elements", func(t *testing.T, b *fixture) {
 			t.Helper()
 			if code, err := b.post(t, strings.NewReader("[0"+strings.Repeat(",0", maxBody/2-4)+"]")); code != 200 || err != nil {
 				t.Errorf("answer %d, %v", code, err)
 			}
 		}},
-		{"claims_a_huge_body", func(t *testing.T, b *bench) {
+		{"claims_a_huge_body", func(t *testing.T, b *fixture) {
 			t.Helper()
 			raw(t, b, head+"Content-Length: 9223372036854775807\r\n\r\n[")
 		}},
-		{"endless_header", func(t *testing.T, b *bench) {
+		{"endless_header", func(t *testing.T, b *fixture) {
 			t.Helper()
-			conn := b.dial(t)
+			conn := b.Dial(t)
 			_, _ = io.Copy(conn, io.MultiReader(strings.NewReader(head+"X: "), endless{"xxxxxxxx"}))
 			answered(t, conn)
 		}},
-		{"slow_header", func(t *testing.T, b *bench) { t.Helper(); drip(t, b, head) }},
-		{"slow_body", func(t *testing.T, b *bench) {
+		{"slow_header", func(t *testing.T, b *fixture) { t.Helper(); drip(t, b, head) }},
+		{"slow_body", func(t *testing.T, b *fixture) {
 			t.Helper()
 			drip(t, b, head+"Content-Length: 1000000\r\n\r\n[")
 		}},
-		{"no_http", func(t *testing.T, b *bench) { t.Helper(); raw(t, b, "\x16\x03\x01\x00\xff\x00\n\n\r\n\r\n") }},
-		{"half_open", func(t *testing.T, b *bench) {
+		{"no_http", func(t *testing.T, b *fixture) { t.Helper(); raw(t, b, "\x16\x03\x01\x00\xff\x00\n\n\r\n\r\n") }},
+		{"half_open", func(t *testing.T, b *fixture) {
 			t.Helper()
-			conn := b.dial(t)
+			conn := b.Dial(t)
 			if err := conn.(*net.UnixConn).CloseWrite(); err != nil {
 				t.Fatal(err)
 			}
 			answered(t, conn)
 		}},
-		{"body_cut_short", func(t *testing.T, b *bench) {
+		{"body_cut_short", func(t *testing.T, b *fixture) {
 			t.Helper()
-			conn := b.dial(t)
+			conn := b.Dial(t)
 			_, _ = io.WriteString(conn, head+"Content-Length: 1000\r\n\r\n["+quoted)
 			_ = conn.Close()
 			agenttest.Eventually(t, "it is counted", func() bool { return b.outcomes()["rejected"] == 1 })
 		}},
-		{"answer_never_read", func(t *testing.T, b *bench) {
+		{"answer_never_read", func(t *testing.T, b *fixture) {
 			t.Helper()
-			conn := b.dial(t)
+			conn := b.Dial(t)
 			for range 1000 {
 				if _, err := io.WriteString(conn, head+"Content-Length: 2\r\n\r\n[]"); err != nil {
 					break
@@ -106,9 +106,9 @@ func TestAfterEachAttackAnOrdinaryBatchArrives(t *testing.T) {
 }
 
 // raw sends bytes and waits until the server hangs up.
-func raw(t *testing.T, b *bench, text string) {
+func raw(t *testing.T, b *fixture, text string) {
 	t.Helper()
-	conn := b.dial(t)
+	conn := b.Dial(t)
 	_, _ = io.WriteString(conn, text)
 	answered(t, conn)
 }
@@ -122,9 +122,9 @@ func answered(t *testing.T, conn net.Conn) {
 }
 
 // drip sends a text and then a byte at a time, until the server hangs up.
-func drip(t *testing.T, b *bench, text string) {
+func drip(t *testing.T, b *fixture, text string) {
 	t.Helper()
-	conn := b.dial(t)
+	conn := b.Dial(t)
 	gone := make(chan struct{})
 	go func() { defer close(gone); answered(t, conn) }()
 	_, err := io.WriteString(conn, text)
@@ -150,13 +150,13 @@ func TestAHangingLogBoundsWhatWaitsForIt(t *testing.T) {
 	before := runtime.NumGoroutine()
 	body := "[" + quoted + "]"
 	for range 100 {
-		_, _ = io.WriteString(b.dial(t), head+"Content-Length: "+strconv.Itoa(len(body))+"\r\n\r\n"+body)
+		_, _ = io.WriteString(b.Dial(t), head+"Content-Length: "+strconv.Itoa(len(body))+"\r\n\r\n"+body)
 	}
 	<-reached
 	if got := runtime.NumGoroutine() - before; got > 3*socketOptions("").Connections {
 		t.Errorf("%d goroutines more", got)
 	}
-	b.stop()
+	b.Stop()
 	close(release)
 }
 

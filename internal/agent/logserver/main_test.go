@@ -8,14 +8,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -60,65 +58,47 @@ func playAgent() {
 
 // socketOptions are the agent's.
 func socketOptions(dir string) unixsock.Options {
-	return unixsock.Options{
-		Path: filepath.Join(dir, "log.sock"), DirMode: 0o700, Mode: 0o600, Connections: 16, Timeout: 2 * time.Second,
-		Log: slog.New(slog.DiscardHandler),
-	}
+	o := agenttest.SocketOptions(filepath.Join(dir, "log.sock"))
+	limited(&o)
+	return o
 }
 
-// bench is a relay behind its socket, with what it relayed, what it logged itself and what it counted.
-type bench struct {
-	dir, path string
-	handler   http.Handler
-	records   agenttest.Buffer
-	log       agenttest.Buffer
-	counters  *metrics.Metrics
-	stop      func()
+func limited(o *unixsock.Options) { o.Connections, o.Timeout = 16, 2*time.Second }
+
+// fixture is a log server behind its socket, with the records that it logged, what it logged itself and what it counted.
+type fixture struct {
+	*agenttest.Socket
+
+	handler      http.Handler
+	records, log agenttest.Buffer
+	counters     *metrics.Metrics
 }
 
 // start serves until the test ends. The change, if any, is made to the options before.
-func start(t *testing.T, change func(*Options)) *bench {
+func start(t *testing.T, change func(*Options)) *fixture {
 	t.Helper()
-	b := &bench{dir: agenttest.SocketDir(t), counters: metrics.New("")}
-	b.path = filepath.Join(b.dir, "log.sock")
+	b := &fixture{counters: metrics.New("")}
 	o := Options{
-		Records: slog.NewJSONHandler(&b.records, nil),
-		Log:     slog.New(slog.NewTextHandler(&b.log, nil)),
-		Metrics: b.counters,
+		Records: slog.NewJSONHandler(&b.records, nil), Log: slog.New(slog.NewTextHandler(&b.log, nil)), Metrics: b.counters,
 	}
 	if change != nil {
 		change(&o)
 	}
-	s, err := unixsock.Open(t.Context(), socketOptions(b.dir))
-	if err != nil {
-		t.Fatal(err)
-	}
 	b.handler = New(o).Handler()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); s.Serve(ctx, b.handler) }()
-	b.stop = sync.OnceFunc(func() {
-		cancel()
-		select {
-		case <-done:
-		case <-time.After(agenttest.Generous):
-			t.Error("Serve does not end")
-		}
-	})
-	t.Cleanup(b.stop)
+	b.Socket = agenttest.Serve(t, b.handler, limited)
 	return b
 }
 
 // plugin is the log of an invocation of the plugin on the agent's node.
-func (b *bench) plugin(stderr io.Writer, level pluginlog.Level) *pluginlog.Log {
+func (b *fixture) plugin(stderr io.Writer, level pluginlog.Level) *pluginlog.Log {
 	l := pluginlog.New(stderr, "cni-plugin")
 	l.Timeout = agenttest.Generous
-	l.Configure(b.dir, level)
+	l.Configure(b.Dir, level)
 	return l
 }
 
 // relayed returns the records that were logged.
-func (b *bench) relayed(t *testing.T) []map[string]any {
+func (b *fixture) relayed(t *testing.T) []map[string]any {
 	t.Helper()
 	var records []map[string]any
 	for line := range strings.Lines(b.records.String()) {
@@ -132,7 +112,7 @@ func (b *bench) relayed(t *testing.T) []map[string]any {
 }
 
 // outcomes are the counted records, of those that there are.
-func (b *bench) outcomes() map[string]int {
+func (b *fixture) outcomes() map[string]int {
 	all := map[string]int{}
 	counter := regexp.MustCompile(`istio_cni_log_records_total\{outcome="(\w+)"\} ([1-9]\d*)\n`)
 	for _, found := range counter.FindAllStringSubmatch(string(b.counters.Text()), -1) {
@@ -142,7 +122,7 @@ func (b *bench) outcomes() map[string]int {
 }
 
 // ordinary sends what a plugin sends, by the real one, and fails the test unless it is relayed.
-func (b *bench) ordinary(t *testing.T) {
+func (b *fixture) ordinary(t *testing.T) {
 	t.Helper()
 	before := len(b.records.String())
 	var stderr agenttest.Buffer
@@ -157,45 +137,19 @@ func (b *bench) ordinary(t *testing.T) {
 	}
 }
 
-func (b *bench) dial(t *testing.T) net.Conn {
-	t.Helper()
-	conn, err := dial(t.Context(), b.path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	return conn
-}
-
-func dial(ctx context.Context, path string) (net.Conn, error) {
-	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "unix", path)
-	if err == nil {
-		err = conn.SetDeadline(time.Now().Add(agenttest.Generous))
-	}
-	return conn, err
-}
-
 // post sends a body as the reference's plugin does: by an http.Client that dials the socket.
-func (b *bench) post(t *testing.T, body io.Reader) (int, error) {
+func (b *fixture) post(t *testing.T, body io.Reader) (int, error) {
 	t.Helper()
-	return post(t.Context(), b.path, body)
+	return post(t.Context(), b.Path, body)
 }
 
 func post(ctx context.Context, path string, body io.Reader) (int, error) {
-	client := http.Client{
-		Timeout: agenttest.Generous,
-		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return dial(ctx, path)
-		}},
-	}
-	defer client.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://unix/log", body)
 	if err != nil {
 		return 0, err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := client.Do(req)
+	resp, err := agenttest.Client(path).Do(req)
 	if err != nil {
 		return 0, err
 	}
@@ -214,7 +168,7 @@ func batchOf(t *testing.T, lines ...string) io.Reader {
 }
 
 // mustPost posts lines and expects 200.
-func (b *bench) mustPost(t *testing.T, lines ...string) {
+func (b *fixture) mustPost(t *testing.T, lines ...string) {
 	t.Helper()
 	if code, err := b.post(t, batchOf(t, lines...)); code != http.StatusOK || err != nil {
 		t.Fatalf("answer %d, %v", code, err)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -40,15 +39,6 @@ func newStore(t *testing.T, server *kubetest.Server) *Store {
 	return NewStore(Options{API: api, Node: "n", Log: slog.New(slog.DiscardHandler), Keep: []string{"mark"}})
 }
 
-// run follows until the test ends.
-func run(t *testing.T, s *Store) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	var work sync.WaitGroup
-	work.Go(func() { s.Run(ctx) })
-	t.Cleanup(func() { cancel(); work.Wait() })
-}
-
 func pod(name, uid, node string, more string) []byte {
 	return fmt.Appendf(nil, `{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"shop","name":%q,"uid":%q%s},"spec":{"nodeName":%q,
 		"containers":[{"name":"app","args":["a"],"env":[{"name":"A","value":"b"}]}]},"status":{}}`, name, uid, more, node)
@@ -71,7 +61,7 @@ func TestKnownPodsAreNotFetched(t *testing.T) {
 	server.Set(pod("static", "2", "n", `,"annotations":{"kubernetes.io/config.hash":"h"}`))
 	server.Set(pod("far", "3", "elsewhere", ""))
 	s := newStore(t, server)
-	run(t, s)
+	agenttest.Go(t, s.Run)
 	agenttest.Eventually(t, "the pods are not delivered", func() bool { return s.Known() == 2 })
 	facts, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "web", UID: "1"})
 	if err != nil || facts.Annotations["mark"] != "x" || facts.Annotations["other"] != "" || len(facts.Containers) != 0 {
@@ -129,12 +119,10 @@ func TestFollowNotifiesOfAllPodsAndChanges(t *testing.T) {
 	server.Set(pod("a", "1", "n", ""))
 	server.Fail(kubetest.Forbidden, kubetest.Forever)
 	s := newStore(t, server)
-	run(t, s)
+	agenttest.Go(t, s.Run)
 	agenttest.Eventually(t, "the watch works", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.watchErr != nil })
 	calls := make(chan string, 100)
-	ctx, cancel := context.WithCancel(t.Context())
-	var work sync.WaitGroup
-	work.Go(func() {
+	stop := agenttest.Go(t, func(ctx context.Context) {
 		s.Follow(ctx, kube.Listener[kube.Pod]{
 			OnUpdate: func(p kube.Pod) { calls <- "update " + p.Facts.Name },
 			OnDelete: func(p kube.Pod) { calls <- "delete " + p.Facts.Name },
@@ -161,14 +149,14 @@ func TestFollowNotifiesOfAllPodsAndChanges(t *testing.T) {
 	server.Delete("/api/v1/namespaces/shop/pods/a")
 	next("delete a")
 	later := make(chan string, 1)
-	work.Go(func() {
+	stopLater := agenttest.Go(t, func(ctx context.Context) {
 		s.Follow(ctx, kube.Listener[kube.Pod]{OnUpdate: func(p kube.Pod) { later <- p.Facts.Name }, OnSync: func() {}})
 	})
 	if got := <-later; got != "b" {
 		t.Errorf("a later listener gets %s", got)
 	}
-	cancel()
-	work.Wait()
+	stop()
+	stopLater()
 	server.Set(pod("c", "3", "n", ""))
 	agenttest.Eventually(t, "no pod", func() bool { return s.Known() == 2 })
 	for range len(calls) {
@@ -320,17 +308,16 @@ func TestReportsOfManyAtOnceAreKept(t *testing.T) {
 	const plugins = 1000
 	service, _ := newService(t)
 	m := service.Metrics
-	socket := filepath.Join(t.TempDir(), "s")
-	server, err := unixsock.Open(t.Context(), unixsock.Options{
-		Path: socket, Mode: 0o600, Connections: 256, Timeout: time.Minute, KeepAlive: true, Log: slog.New(slog.DiscardHandler),
-	})
+	o := agenttest.SocketOptions(filepath.Join(t.TempDir(), "s"))
+	o.Connections, o.KeepAlive = 256, true
+	server, err := unixsock.Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var reporting, serving sync.WaitGroup
+	var reporting sync.WaitGroup
 	for i := range plugins {
 		reporting.Go(func() {
-			agent, err := agentapi.Dial(t.Context(), socket)
+			agent, err := agentapi.Dial(t.Context(), o.Path)
 			if err == nil {
 				err = agent.Report(t.Context(), agentapi.Report{Pod: fmt.Sprint(i), Reason: "captured", Source: agentapi.SourceAgent})
 				_ = agent.Close()
@@ -341,40 +328,26 @@ func TestReportsOfManyAtOnceAreKept(t *testing.T) {
 		})
 	}
 	reporting.Wait() // the kernel has all reports, and the agent none
-	ctx, stop := context.WithCancel(t.Context())
-	serving.Go(func() { server.Serve(ctx, service.Handler()) })
+	agenttest.Go(t, func(ctx context.Context) { server.Serve(ctx, service.Handler()) })
 	agenttest.Eventually(t, "reports are missing", func() bool {
 		return strings.Contains(string(m.Text()), fmt.Sprintf(`istio_cni_add_total{reason="captured",source="agent"} %d`, plugins)+"\n")
 	})
-	stop()
-	serving.Wait()
 }
 
 // TestDecisionsComeInPages: all of them come, whatever is in them.
 func TestDecisionsComeInPages(t *testing.T) {
 	service, _ := newService(t)
-	socket := filepath.Join(t.TempDir(), "s")
-	var config net.ListenConfig
-	listener, err := config.Listen(t.Context(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	requests := 0
-	handler := service.Handler()
-	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodGet {
-			requests++
-		}
+	requests, handler := 0, service.Handler()
+	server := agenttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		requests++
 		handler.ServeHTTP(w, r)
-	})}
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(func() { _ = server.Close() })
+	}), func(o *unixsock.Options) { o.KeepAlive = true })
 	for i := range 600 {
 		r := agentapi.Report{Pod: fmt.Sprint(i), Detail: strings.Repeat("<", 1<<20), Error: strings.Repeat("<", 1<<20), Container: strings.Repeat("<", 1<<20)}
 		r.Trim()
 		service.Ring.Add(r)
 	}
-	agent, err := agentapi.Dial(t.Context(), socket)
+	agent, err := agentapi.Dial(t.Context(), server.Path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -248,14 +247,7 @@ func (l *fixture) run() (stop func()) {
 
 func (l *fixture) start(o Options) (stop func()) {
 	l.Helper()
-	ctx, cancel := context.WithCancel(l.Context())
-	var work sync.WaitGroup
-	work.Go(func() { Run(ctx, o) })
-	stop = func() {
-		cancel()
-		work.Wait()
-	}
-	l.Cleanup(stop)
+	stop = agenttest.Go(l.T, func(ctx context.Context) { Run(ctx, o) })
 	l.stops = append(l.stops, stop)
 	return stop
 }

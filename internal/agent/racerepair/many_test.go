@@ -188,15 +188,9 @@ func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts 
 	goroutines, open := runtime.NumGoroutine(), files()
 	for range 10 {
 		before := l.repaired(metrics.RepairPod, metrics.RepairSkip)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			Run(ctx, l.options)
-		}()
+		stop := l.run()
 		agenttest.Eventually(t, "nothing is done", func() bool { return l.repaired(metrics.RepairPod, metrics.RepairSkip) > before })
-		cancel()
-		<-done
+		stop()
 	}
 	agenttest.Until(t, func() string {
 		buffer := make([]byte, 1<<16)

@@ -42,7 +42,7 @@ func TestModes(t *testing.T) {
 	for _, c := range []struct{ dir, socket fs.FileMode }{{0o700, 0o600}, {0o755, 0o666}} {
 		t.Run(fmt.Sprint(c.socket), func(t *testing.T) {
 			above := filepath.Join(agenttest.SocketDir(t), "above")
-			o := options(filepath.Join(above, "istio-cni", "a.sock"))
+			o := agenttest.SocketOptions(filepath.Join(above, "istio-cni", "log.sock"))
 			o.DirMode, o.Mode = c.dir, c.socket
 			s, err := unixsock.Open(t.Context(), o)
 			if err != nil {
@@ -63,16 +63,12 @@ func TestModes(t *testing.T) {
 }
 
 func TestADirectoryThatIsThereStaysAsItIs(t *testing.T) {
-	dir := agenttest.SocketDir(t)
-	if err := os.Chmod(dir, 0o711); err != nil {
-		t.Fatal(err)
-	}
-	s, err := unixsock.Open(t.Context(), options(filepath.Join(dir, "a.sock")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	if got := modeOf(t, dir).Perm(); got != 0o711 {
+	b := start(t, func(o *unixsock.Options) {
+		if err := os.Chmod(filepath.Dir(o.Path), 0o711); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if got := modeOf(t, b.Dir).Perm(); got != 0o711 {
 		t.Errorf("it has %v now", got)
 	}
 }
@@ -82,28 +78,28 @@ func TestAStaleSocketIsReplaced(t *testing.T) {
 	if !b.Listening() {
 		t.Error("not listening")
 	}
-	b.answers(t)
+	answers(t, b)
 }
 
 func TestALiveSocketIsNotStolen(t *testing.T) {
 	t.Run("served", func(t *testing.T) {
 		b := start(t, nil)
-		_, err := unixsock.Open(t.Context(), options(b.path))
-		want := fmt.Sprintf("making socket %q: another process serves it: process %d", b.path, os.Getpid())
+		_, err := unixsock.Open(t.Context(), agenttest.SocketOptions(b.Path))
+		want := fmt.Sprintf("making socket %q: another process serves it: process %d", b.Path, os.Getpid())
 		if !errors.Is(err, unixsock.ErrServed) || err.Error() != want {
 			t.Errorf("got %v, want %s", err, want)
 		}
-		b.answers(t)
+		answers(t, b)
 	})
 	t.Run("accepting_nobody", func(t *testing.T) {
-		path := filepath.Join(agenttest.SocketDir(t), "a.sock")
+		path := filepath.Join(agenttest.SocketDir(t), "log.sock")
 		listen(t, path)
-		if _, err := unixsock.Open(t.Context(), options(path)); !errors.Is(err, unixsock.ErrServed) {
+		if _, err := unixsock.Open(t.Context(), agenttest.SocketOptions(path)); !errors.Is(err, unixsock.ErrServed) {
 			t.Errorf("got %v", err)
 		}
 	})
 	t.Run("queue_full", func(t *testing.T) {
-		path := filepath.Join(agenttest.SocketDir(t), "a.sock")
+		path := filepath.Join(agenttest.SocketDir(t), "log.sock")
 		fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -116,13 +112,13 @@ func TestALiveSocketIsNotStolen(t *testing.T) {
 		for full == nil {
 			var conn net.Conn
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			conn, full = dial(ctx, path)
+			conn, full = agenttest.Dial(ctx, path)
 			cancel()
 			if conn != nil {
 				defer func() { _ = conn.Close() }()
 			}
 		}
-		if _, err := unixsock.Open(t.Context(), options(path)); !errors.Is(err, unixsock.ErrServed) {
+		if _, err := unixsock.Open(t.Context(), agenttest.SocketOptions(path)); !errors.Is(err, unixsock.ErrServed) {
 			t.Errorf("got %v, where a client has %v", err, full)
 		}
 		if modeOf(t, path).Type() != fs.ModeSocket {
@@ -138,12 +134,12 @@ func TestWhatIsNoSocketStays(t *testing.T) {
 		"symlink":   func(path string) error { return os.Symlink("/nowhere", path) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(agenttest.SocketDir(t), "a.sock")
+			path := filepath.Join(agenttest.SocketDir(t), "log.sock")
 			if err := put(path); err != nil {
 				t.Fatal(err)
 			}
 			before := modeOf(t, path)
-			_, err := unixsock.Open(t.Context(), options(path))
+			_, err := unixsock.Open(t.Context(), agenttest.SocketOptions(path))
 			if err == nil || !strings.Contains(err.Error(), path) || errors.Is(err, unixsock.ErrServed) {
 				t.Errorf("got %v", err)
 			}
@@ -157,38 +153,38 @@ func TestWhatIsNoSocketStays(t *testing.T) {
 func TestTheSocketIsRemovedAtTheEndIfItIsOurs(t *testing.T) {
 	t.Run("ours", func(t *testing.T) {
 		b := start(t, nil)
-		b.stop()
-		if _, err := os.Lstat(b.path); !errors.Is(err, fs.ErrNotExist) {
+		b.Stop()
+		if _, err := os.Lstat(b.Path); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("it stays: %v", err)
 		}
 		if b.Listening() {
 			t.Error("still listening")
 		}
 		err := b.Rebind(t.Context())
-		if _, missing := os.Lstat(b.path); err != nil || !errors.Is(missing, fs.ErrNotExist) {
+		if _, missing := os.Lstat(b.Path); err != nil || !errors.Is(missing, fs.ErrNotExist) {
 			t.Errorf("made again after the end: %v", err)
 		}
 	})
 	t.Run("another's", func(t *testing.T) {
 		b := start(t, nil)
-		if err := os.Remove(b.path); err != nil {
+		if err := os.Remove(b.Path); err != nil {
 			t.Fatal(err)
 		}
-		listen(t, b.path)
+		listen(t, b.Path)
 		if b.Listening() {
 			t.Error("another's socket is taken for ours")
 		}
 		if err := b.Rebind(t.Context()); !errors.Is(err, unixsock.ErrServed) {
 			t.Errorf("rebound over it: %v", err)
 		}
-		b.stop()
-		if modeOf(t, b.path).Type() != fs.ModeSocket {
+		b.Stop()
+		if modeOf(t, b.Path).Type() != fs.ModeSocket {
 			t.Error("it was removed")
 		}
 	})
 	t.Run("never_served", func(t *testing.T) {
-		path := filepath.Join(agenttest.SocketDir(t), "a.sock")
-		s, err := unixsock.Open(t.Context(), options(path))
+		path := filepath.Join(agenttest.SocketDir(t), "log.sock")
+		s, err := unixsock.Open(t.Context(), agenttest.SocketOptions(path))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -203,13 +199,13 @@ func TestTheSocketIsRemovedAtTheEndIfItIsOurs(t *testing.T) {
 func TestItComesBackWhenItsFileIsDeleted(t *testing.T) {
 	b := start(t, nil)
 	for name, harm := range map[string]func() error{
-		"file":      func() error { return os.Remove(b.path) },
-		"directory": func() error { return os.RemoveAll(b.dir) },
-		"renamed":   func() error { return os.Rename(b.path, b.path+".away") },
-		"stale":     func() error { _ = os.Remove(b.path); return listen(t, b.path).Close() },
+		"file":      func() error { return os.Remove(b.Path) },
+		"directory": func() error { return os.RemoveAll(b.Dir) },
+		"renamed":   func() error { return os.Rename(b.Path, b.Path+".away") },
+		"stale":     func() error { _ = os.Remove(b.Path); return listen(t, b.Path).Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			before := b.dial(t)
+			before := b.Dial(t)
 			if err := harm(); err != nil {
 				t.Fatal(err)
 			}
@@ -219,8 +215,8 @@ func TestItComesBackWhenItsFileIsDeleted(t *testing.T) {
 			if err := b.Rebind(t.Context()); err != nil || !b.Listening() {
 				t.Fatalf("not made again: %v", err)
 			}
-			b.answers(t)
-			if got := modeOf(t, b.path).Perm(); got != 0o600 {
+			answers(t, b)
+			if got := modeOf(t, b.Path).Perm(); got != 0o600 {
 				t.Errorf("it has %v", got)
 			}
 			if err := b.Rebind(t.Context()); err != nil {
@@ -229,7 +225,7 @@ func TestItComesBackWhenItsFileIsDeleted(t *testing.T) {
 			_ = before.Close()
 		})
 	}
-	if got := strings.Count(b.log.String(), "made again"); got != 4 {
-		t.Errorf("logged %d times of 4: %s", got, b.log.String())
+	if got := strings.Count(b.Log.String(), "made again"); got != 4 {
+		t.Errorf("logged %d times of 4: %s", got, b.Log.String())
 	}
 }

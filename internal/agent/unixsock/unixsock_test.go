@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -58,7 +57,7 @@ func playServer() {
 			panic(err)
 		}
 	}
-	o := options(os.Getenv(pathVariable))
+	o := agenttest.SocketOptions(os.Getenv(pathVariable))
 	o.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	s, err := unixsock.Open(context.Background(), o)
 	if err != nil {
@@ -79,98 +78,29 @@ func playServer() {
 
 var hello = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
 
-func options(path string) unixsock.Options {
-	return unixsock.Options{
-		Path: path, DirMode: 0o700, Mode: 0o600, Connections: 64, Timeout: agenttest.Generous, Log: slog.New(slog.DiscardHandler),
-	}
-}
-
-// bench is a server that serves, by default hello.
-type bench struct {
-	*unixsock.Server
-
-	dir, path string
-	log       agenttest.Buffer
-	refused   atomic.Int64
-	stop      func()
-}
-
-func start(t *testing.T, change func(*unixsock.Options)) *bench {
+func start(t *testing.T, change func(*unixsock.Options)) *agenttest.Socket {
 	t.Helper()
-	return serve(t, hello, change)
-}
-
-// serve serves until the test ends. The change, if any, is made to the options before.
-func serve(t *testing.T, handler http.Handler, change func(*unixsock.Options)) *bench {
-	t.Helper()
-	b := &bench{dir: agenttest.SocketDir(t)}
-	b.path = filepath.Join(b.dir, "a.sock")
-	o := options(b.path)
-	o.Log = slog.New(slog.NewTextHandler(&b.log, nil))
-	o.UnauthorizedPeer = func() { b.refused.Add(1) }
-	if change != nil {
-		change(&o)
-	}
-	s, err := unixsock.Open(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.Server = s
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); s.Serve(ctx, handler) }()
-	b.stop = sync.OnceFunc(func() {
-		cancel()
-		select {
-		case <-done:
-		case <-time.After(agenttest.Generous):
-			t.Error("Serve does not end")
-		}
-	})
-	t.Cleanup(b.stop)
-	return b
-}
-
-func dial(ctx context.Context, path string) (net.Conn, error) {
-	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "unix", path)
-	if err == nil {
-		err = conn.SetDeadline(time.Now().Add(agenttest.Generous))
-	}
-	return conn, err
-}
-
-func (b *bench) dial(t *testing.T) net.Conn {
-	t.Helper()
-	conn, err := dial(t.Context(), b.path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	return conn
+	return agenttest.Serve(t, hello, change)
 }
 
 // get returns the body of an answer.
 func get(ctx context.Context, path string) (string, error) {
-	conn, err := dial(ctx, path)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://unix/", nil)
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = conn.Close() }()
-	if _, err = io.WriteString(conn, request); err != nil {
-		return "", err
-	}
-	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	response, err := agenttest.Client(path).Do(request)
 	if err != nil {
 		return "", err
 	}
+	defer func() { _ = response.Body.Close() }()
 	body, err := io.ReadAll(response.Body)
 	return string(body), err
 }
 
-func (b *bench) answers(t *testing.T) {
+func answers(t *testing.T, b *agenttest.Socket) {
 	t.Helper()
-	if got, err := get(t.Context(), b.path); got != "hello" || err != nil {
+	if got, err := get(t.Context(), b.Path); got != "hello" || err != nil {
 		t.Errorf("answer %q, %v", got, err)
 	}
 }
@@ -186,12 +116,13 @@ func TestUnauthorizedPeersAreRefused(t *testing.T) {
 		{"by_the_mode_of_the_socket", 0o755, 0o600, "permission denied", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := start(t, func(o *unixsock.Options) { o.Mode = c.mode })
-			if err := os.Chmod(b.dir, c.dir); err != nil {
+			var refused atomic.Int64
+			b := start(t, func(o *unixsock.Options) { o.Mode, o.UnauthorizedPeer = c.mode, func() { refused.Add(1) } })
+			if err := os.Chmod(b.Dir, c.dir); err != nil {
 				t.Fatal(err)
 			}
 			for range 3 {
-				cmd := agenttest.Child(t, roleVariable+"=client", pathVariable+"="+b.path)
+				cmd := agenttest.Child(t, roleVariable+"=client", pathVariable+"="+b.Path)
 				cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1337, Gid: 1337}}
 				out, err := cmd.CombinedOutput()
 				// The server may hang up before the request is written.
@@ -200,13 +131,13 @@ func TestUnauthorizedPeersAreRefused(t *testing.T) {
 					t.Errorf("%v: %s", err, out)
 				}
 			}
-			if got := b.refused.Load(); got != c.refused {
+			if got := refused.Load(); got != c.refused {
 				t.Errorf("%d refused", got)
 			}
-			if got := strings.Count(b.log.String(), "uid=1337"); got != int(min(c.refused, 1)) {
-				t.Errorf("logged %d times: %s", got, b.log.String())
+			if got := strings.Count(b.Log.String(), "uid=1337"); got != int(min(c.refused, 1)) {
+				t.Errorf("logged %d times: %s", got, b.Log.String())
 			}
-			b.answers(t)
+			answers(t, b)
 		})
 	}
 }
@@ -214,7 +145,7 @@ func TestUnauthorizedPeersAreRefused(t *testing.T) {
 // All connections are taken by clients that are not slow: the rest waits.
 func TestACrowdIsWaitedFor(t *testing.T) {
 	var now, most atomic.Int64
-	b := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	b := agenttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if n := now.Add(1); n > most.Load() {
 			most.Store(n)
 		}
@@ -224,7 +155,7 @@ func TestACrowdIsWaitedFor(t *testing.T) {
 	}), func(o *unixsock.Options) { o.Connections = 2 })
 	var all sync.WaitGroup
 	for range 50 {
-		all.Go(func() { b.answers(t) })
+		all.Go(func() { answers(t, b) })
 	}
 	all.Wait()
 	if got := most.Load(); got > 2 {
@@ -239,15 +170,15 @@ func TestSlowConnectionsAreCutOff(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := runtime.NumGoroutine()
-			b := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			b := agenttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.Copy(io.Discard, r.Body)
 				hello(w, r)
 			}), func(o *unixsock.Options) { o.Connections, o.Timeout = 8, 200*time.Millisecond })
 			for range 20 {
-				_, _ = io.WriteString(b.dial(t), begin)
+				_, _ = io.WriteString(b.Dial(t), begin)
 			}
-			b.answers(t) // after all of them
-			b.stop()
+			answers(t, b) // after all of them
+			b.Stop()
 			agenttest.Eventually(t, "no goroutine is left of them", func() bool { return runtime.NumGoroutine() < before+8 })
 		})
 	}
@@ -256,7 +187,7 @@ func TestSlowConnectionsAreCutOff(t *testing.T) {
 func TestRequestsOfAConnection(t *testing.T) {
 	for keepAlive, want := range map[bool]int{false: 1, true: 2} {
 		b := start(t, func(o *unixsock.Options) { o.KeepAlive = keepAlive })
-		conn := b.dial(t)
+		conn := b.Dial(t)
 		if _, err := io.WriteString(conn, request+strings.Replace(request, "\r\n\r\n", "\r\nConnection: close\r\n\r\n", 1)); err != nil {
 			t.Fatal(err)
 		}
@@ -270,16 +201,16 @@ func TestRequestsOfAConnection(t *testing.T) {
 func TestItEndsThoughHandlersHang(t *testing.T) {
 	release, reached := make(chan struct{}), make(chan struct{}, 9)
 	defer close(release)
-	b := serve(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+	b := agenttest.Serve(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		reached <- struct{}{}
 		<-release
 	}), func(o *unixsock.Options) { o.Connections = 2 })
 	for range 4 { // of which two wait
-		_, _ = io.WriteString(b.dial(t), request)
+		_, _ = io.WriteString(b.Dial(t), request)
 	}
 	<-reached
 	<-reached
-	b.stop()
+	b.Stop()
 }
 
 func TestWithoutFileDescriptorsItWaitsForSome(t *testing.T) {

@@ -1,0 +1,95 @@
+package agenttest
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/unixsock"
+)
+
+// Go runs a function until the test ends or stop is called: then its context ends, and it has to return.
+func Go(t *testing.T, run func(context.Context)) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case <-done:
+		case <-time.After(Generous):
+			t.Error("it does not end with its context")
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// Socket is a server on a Unix socket, with its log.
+type Socket struct {
+	*unixsock.Server
+
+	Dir, Path string
+	Log       Buffer
+	Stop      func()
+}
+
+// SocketOptions are those of Serve, without a log.
+func SocketOptions(path string) unixsock.Options {
+	return unixsock.Options{
+		Path: path, DirMode: 0o700, Mode: 0o600, Connections: 64, Timeout: Generous, Log: slog.New(slog.DiscardHandler),
+	}
+}
+
+// Serve serves on a socket called log.sock until the test ends. The change, if any, is made to the options before.
+func Serve(t *testing.T, handler http.Handler, change func(*unixsock.Options)) *Socket {
+	t.Helper()
+	s := &Socket{Dir: SocketDir(t)}
+	s.Path = filepath.Join(s.Dir, "log.sock")
+	o := SocketOptions(s.Path)
+	o.Log = slog.New(slog.NewTextHandler(&s.Log, nil))
+	if change != nil {
+		change(&o)
+	}
+	var err error
+	if s.Server, err = unixsock.Open(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	s.Stop = Go(t, func(ctx context.Context) { s.Server.Serve(ctx, handler) })
+	return s
+}
+
+// Dial connects to the socket until the test ends.
+func (s *Socket) Dial(t *testing.T) net.Conn {
+	t.Helper()
+	conn, err := Dial(t.Context(), s.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// Dial makes a connection to a Unix socket.
+func Dial(ctx context.Context, path string) (net.Conn, error) {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", path)
+	if err == nil {
+		err = conn.SetDeadline(time.Now().Add(Generous))
+	}
+	return conn, err
+}
+
+// Client is an HTTP client of a Unix socket.
+func Client(path string) *http.Client {
+	return &http.Client{Timeout: Generous, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return Dial(ctx, path) },
+	}}
+}
