@@ -3,7 +3,6 @@ package installer_test
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -81,10 +80,7 @@ func (p unredirected) events(t *testing.T, n *nodetest.Node) []string {
 	return all
 }
 
-const (
-	repairedInPlace = `istio_cni_repair_pods_repaired_total{type="repair",result="success"}`
-	repairSkipped   = `istio_cni_repair_pods_repaired_total{type="repair",result="skip"}`
-)
+const repairedInPlace = `istio_cni_repair_pods_repaired_total{type="repair",result="success"}`
 
 func awaitMetric(t *testing.T, a *nodetest.Agent, series, want string) {
 	t.Helper()
@@ -94,69 +90,6 @@ func awaitMetric(t *testing.T, a *nodetest.Agent, series, want string) {
 		}
 		return a.Running()
 	})
-}
-
-func TestAgentRepairsAPodInPlace(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	p := newUnredirected(t, n)
-	p.register(n)
-	a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true")
-	a.AwaitReady()
-	if diff := cmp.Diff(withUs(), types(t, n)); diff != "" {
-		t.Fatalf("the runtime loads: -want +got:\n%s", diff)
-	}
-	awaitMetric(t, a, repairedInPlace, "1")
-	awaitMetric(t, a, `istio_cni_mesh_pods{state="redirected"}`, "1")
-	if !p.captured(t) {
-		t.Error("the pod is not redirected")
-	}
-	if rules := netnstest.Run(t, n.Netns, "iptables-save"); strings.Contains(rules, "ISTIO") {
-		t.Errorf("rules in the node's namespace:\n%s", rules)
-	}
-	nodetest.Await(t, "the event on the pod", func() error {
-		if got := p.events(t, n); len(got) != 1 || !strings.HasPrefix(got[0], "RepairBrokenPod by cni-repair on node-1: ") {
-			return notYet("events %q", got)
-		}
-		return nil
-	})
-	if list := requestsOf(n, "/api/v1/pods?"); len(list) == 0 || !strings.Contains(list[0], "fieldSelector=spec.nodeName%3Dnode-1") {
-		t.Errorf("pods were asked for with %q", list)
-	}
-
-	// Another agent finds the work done.
-	ends(t, a)
-	a = n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true")
-	a.AwaitReady()
-	awaitMetric(t, a, repairSkipped, "1")
-	awaitMetric(t, a, repairedInPlace, "0")
-	ends(t, a)
-	if got := p.events(t, n); len(got) != 1 {
-		t.Errorf("events %q", got)
-	}
-}
-
-func requestsOf(n *nodetest.Node, part string) []string {
-	return slices.DeleteFunc(n.API.Requests(), func(r string) bool { return !strings.Contains(r, part) })
-}
-
-func TestAgentWithoutRepairAsksForNoPods(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	p := newUnredirected(t, n)
-	p.register(n)
-	a := n.Start("REPAIR_ENABLED=false", "REPAIR_REPAIR_PODS=true")
-	a.AwaitReady()
-	nodetest.Await(t, "the watch of the ConfigMap", func() error {
-		if n.API.Watches() == 0 {
-			return notYet("there is none")
-		}
-		return nil
-	})
-	ends(t, a)
-	if strings.Contains(a.Log(), "race repair") || p.captured(t) || len(p.events(t, n)) > 0 {
-		t.Errorf("it was at work: events %q, log:\n%s", p.events(t, n), a.Log())
-	}
 }
 
 // TestW12NothingWaitsForTheAPIServer has agents install while it is away, and while it never answers; the first one repairs
@@ -185,14 +118,21 @@ func TestW12NothingWaitsForTheAPIServer(t *testing.T) {
 			n.GrantAccess()
 			p.register(n)
 			awaitMetric(t, a, repairedInPlace, "1")
-			if !p.captured(t) {
-				t.Error("the pod is not redirected")
+			if rules := netnstest.Run(t, n.Netns, "iptables-save"); !p.captured(t) || strings.Contains(rules, "ISTIO") {
+				t.Errorf("the pod is redirected: %t; rules in the node's namespace:\n%s", p.captured(t), rules)
 			}
+			nodetest.Await(t, "the event on the pod", func() error {
+				if got := p.events(t, n); len(got) != 1 || !strings.HasPrefix(got[0], "RepairBrokenPod by cni-repair on node-1: ") {
+					return notYet("events %q", got)
+				}
+				return nil
+			})
 		})
 	}
 }
 
-// TestW9AgentOfAnUnknownNodeRepairsNothing would otherwise look for pods of other nodes on this one.
+// TestW9AgentOfAnUnknownNodeRepairsNothing would otherwise look for pods of other nodes on this one. Neither does one whose
+// repair is off.
 func TestW9AgentOfAnUnknownNodeRepairsNothing(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -201,13 +141,20 @@ func TestW9AgentOfAnUnknownNodeRepairsNothing(t *testing.T) {
 	for env, says := range map[string]string{
 		"NODE_NAME=":                  "the name of this node is not set",
 		"REPAIR_NODE_NAME=other-node": "race repair is for another node than this one",
+		"REPAIR_ENABLED=false":        "agent is ready",
 	} {
 		a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true", env)
 		a.AwaitReady()
 		a.AwaitLog(says)
+		nodetest.Await(t, "the watch of the ConfigMap", func() error {
+			if n.API.Watches() == 0 {
+				return notYet("there is none")
+			}
+			return nil
+		})
 		ends(t, a)
-		if p.captured(t) {
-			t.Errorf("%s: the pod was redirected", env)
+		if p.captured(t) || len(p.events(t, n)) > 0 {
+			t.Errorf("%s: the pod was redirected, events %q", env, p.events(t, n))
 		}
 	}
 }

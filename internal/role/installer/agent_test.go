@@ -1,8 +1,11 @@
 package installer_test
 
 import (
+	"encoding/base64"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -10,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
@@ -47,7 +51,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-const listFile, singleFile = nodetest.NetDir + "/10-bridge.conflist", nodetest.NetDir + "/10-bridge.conf"
+const listFile = nodetest.NetDir + "/10-bridge.conflist"
 
 // kubeconfig is where the plugin looks for its credentials.
 const kubeconfig = nodetest.RunDir + "/istio-cni-kubeconfig"
@@ -74,59 +78,34 @@ func types(tb testing.TB, n *nodetest.Node) []string {
 
 func withUs() []string { return []string{"bridge", "tuning", "istio-cni"} }
 
+// TestAgentFromNothingToCapturedPods goes from an empty node to pods in and outside of the mesh, with the answers, decisions
+// and log records of the plugin on the way, and on to another API server.
 func TestAgentFromNothingToCapturedPods(t *testing.T) {
 	t.Parallel()
 	n := nodetest.New(t, program(t))
-	began := time.Now()
-	a := n.Start()
-	notReady := func(what, reason string) {
+	a := n.Start("--log_as_json")
+	notReady := func(reason string) {
 		t.Helper()
-		nodetest.Await(t, what, func() error {
-			err := a.Ready()
-			if err == nil {
-				return notYet("it is ready")
-			}
-			if !strings.Contains(err.Error(), reason) {
-				return notYet("the agent says: %w", err)
+		nodetest.Await(t, reason, func() error {
+			if err := a.Ready(); err == nil || !strings.Contains(err.Error(), reason) {
+				return fmt.Errorf("the agent says: %w", err)
 			}
 			return nil
 		})
 	}
-	notReady("an agent that waits for its credentials", "waiting for the service account")
-	t.Logf("waiting %s after the start", time.Since(began))
+	notReady("waiting for the service account")
 	if got := n.Tree(nodetest.NetDir); len(got) != 0 {
 		t.Errorf("it wrote a configuration already: %v", got)
 	}
-	for _, name := range []string{"istio-iptables", "istio-cni-taint", "istio-cni-repair"} {
-		if got, err := os.Readlink(n.Path(nodetest.BinDir + "/" + name)); got != "istio-cni" {
-			t.Errorf("%s: a link to %q, %v", name, got, err)
-		}
-	}
 	n.StartAPI()
-	// Still away for everybody, as when the API server starts after the node.
-	n.API.Stop()
 	n.GrantAccess()
-	notReady("an agent that waits for a primary CNI", "waiting for a valid CNI configuration")
-	began = time.Now()
+	notReady("waiting for a valid CNI configuration")
 	n.Put(listFile, nodetest.BridgeList)
 	a.AwaitReady()
-	t.Logf("ready %s after the primary configuration came, without an API server", time.Since(began))
 	if diff := cmp.Diff(withUs(), types(t, n)); diff != "" {
 		t.Fatalf("the runtime loads: -want +got:\n%s", diff)
 	}
-
-	// The API server comes, as a new one: its authority and token are others.
-	n.StartAPI()
-	n.API.SetToken("the-token-of-today")
-	n.GrantAccess()
-	nodetest.Await(t, "the new token in the kubeconfig", func() error {
-		if !strings.Contains(n.Read(kubeconfig), "the-token-of-today") {
-			return notYet("it is the old one")
-		}
-		return nil
-	})
-	mesh := n.NewPod("apps", "mesh", chaintest.Sidecar)
-	plain := n.NewPod("apps", "plain", chaintest.PlainPod)
+	mesh, plain := n.NewPod("apps", "mesh", chaintest.Sidecar), n.NewPod("apps", "plain", chaintest.PlainPod)
 	for _, p := range []nodetest.Pod{mesh, plain} {
 		if _, err := n.Add(p); err != nil {
 			t.Fatalf("ADD of pod %s: %v", p.Name, err)
@@ -135,7 +114,6 @@ func TestAgentFromNothingToCapturedPods(t *testing.T) {
 	if !mesh.Captured(n) || plain.Captured(n) {
 		t.Errorf("captured: mesh pod %v, plain pod %v", mesh.Captured(n), plain.Captured(n))
 	}
-	// The agent answered the plugin, which reported both decisions.
 	agent, err := agentapi.Dial(t.Context(), n.Path(nodetest.RunDir)+"/"+agentapi.SocketName)
 	if err != nil {
 		t.Fatal(err)
@@ -145,9 +123,43 @@ func TestAgentFromNothingToCapturedPods(t *testing.T) {
 	if err != nil || len(decisions) != 2 || decisions[0].Source != agentapi.SourceAgent || decisions[1].Source != agentapi.SourceAgent {
 		t.Errorf("decisions %+v, %v", decisions, err)
 	}
+	record := regexp.MustCompile(`(?m)^.*"redirected the pod".*"scope":"cni-plugin".*"pod":"apps/mesh".*$`)
+	nodetest.Await(t, "the plugin's record in the agent's log", func() error {
+		if !record.MatchString(a.Log()) || a.Metric(`istio_cni_log_records_total{outcome="relayed"}`) == "0" {
+			return notYet("it is not there")
+		}
+		return nil
+	})
+
+	// Another API server, with another authority and token.
+	n.API.Stop()
+	n.StartAPI()
+	n.API.SetToken("the-token-of-today")
+	n.GrantAccess()
+	authority := base64.StdEncoding.EncodeToString(n.API.CA())
+	nodetest.Await(t, "the new credentials in the kubeconfig", func() error {
+		if text := n.Read(kubeconfig); !strings.Contains(text, "the-token-of-today") || !strings.Contains(text, authority) {
+			return notYet("they are the old ones")
+		}
+		return a.Ready()
+	})
+	later := n.NewPod("apps", "later", chaintest.Sidecar)
+	if _, err := n.Add(later); err != nil || !later.Captured(n) {
+		t.Errorf("ADD with the new credentials: %v", err)
+	}
+	if got := a.Metric(`istio_cni_rewrites_total{artifact="kubeconfig"}`); got != "0" {
+		t.Errorf("a rotation counts as tampering: %s", got)
+	}
 	for _, p := range []nodetest.Pod{mesh, plain} {
 		if err := n.Del(p, "pods"); err != nil {
 			t.Errorf("DEL of pod %s: %v", p.Name, err)
 		}
 	}
+}
+
+// notYet is what a condition says while it is not met.
+func notYet(format string, args ...any) error { return fmt.Errorf(format, args...) }
+
+func configMap(data map[string]string) []byte {
+	return kubetest.ConfigMap(nodetest.Namespace, "istio-cni-config", data)
 }
