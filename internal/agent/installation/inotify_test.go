@@ -2,6 +2,7 @@ package installation_test
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
@@ -26,6 +27,9 @@ func TestRunWithoutInotify(t *testing.T) {
 			}
 			if got := n.count("istio_cni_files_polled"); got != "1" {
 				t.Errorf("istio_cni_files_polled is %s, want 1", got)
+			}
+			if got := strings.Count(n.log.String(), "sysctl fs.inotify"); got != 1 {
+				t.Errorf("%d hints, want one:\n%s", got, n.log.String())
 			}
 			hostfstest.LimitInotify(t, 1000, 1000)
 			n.until(func() bool { return n.count("istio_cni_files_polled") == "0" })

@@ -2,26 +2,24 @@ package installation_test
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"math/big"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/installation"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
@@ -49,6 +47,7 @@ type node struct {
 	// metrics counts what the agent did.
 	metrics *metrics.Metrics
 	events  []string
+	log     agenttest.Buffer
 	clock   time.Time
 	disk    hostfs.Disk
 	// loose compares without white space: a stanza of the reference is replaced where it stands, and gone if it was removed before.
@@ -67,11 +66,9 @@ func newNodeAt(t *testing.T, root string, files ...string) *node {
 	n.health = health.NewState(health.Options{}, installation.PartBinaries, installation.PartKubeconfig, installation.PartConf)
 	n.put("source/istio-cni", "program 1", 0o755)
 	n.put("sa/token", "token-1", 0o600)
-	n.put("sa/ca.crt", authority(t), 0o600)
+	n.put("sa/ca.crt", authority(), 0o600)
 	for _, dir := range []string{"bin", "net.d", "cache/results", "netns"} {
-		if err := os.MkdirAll(n.path(dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(n.path(dir), 0o755))
 	}
 	for i := 0; i < len(files); i += 2 {
 		n.put("net.d/"+files[i], files[i+1], 0o644)
@@ -94,19 +91,11 @@ func (n *node) path(name string) string { return filepath.Join(n.root, name) }
 func (n *node) put(name, text string, mode fs.FileMode) {
 	n.t.Helper()
 	file := n.path(name)
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, os.MkdirAll(filepath.Dir(file), 0o755))
 	// As careful programs do it: what the agent sees must not depend on the test's timing.
-	if err := os.WriteFile(file+".x", []byte(text), mode); err != nil {
-		n.t.Fatal(err)
-	}
-	if err := os.Chmod(file+".x", mode); err != nil {
-		n.t.Fatal(err)
-	}
-	if err := os.Rename(file+".x", file); err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, os.WriteFile(file+".x", []byte(text), mode))
+	must(n.t, os.Chmod(file+".x", mode))
+	must(n.t, os.Rename(file+".x", file))
 }
 
 func (n *node) read(name string) string {
@@ -157,7 +146,7 @@ func (n *node) tree(dir string) map[string]string {
 }
 
 func (n *node) agent() *installation.Installation {
-	return installation.New(slog.New(slog.DiscardHandler), n.disk, n.config, installation.Report{
+	return installation.New(slog.New(slog.NewTextHandler(&n.log, nil)), n.disk, n.config, installation.Report{
 		Health: n.health, Metrics: n.metrics,
 		Warn: func(reason, message string) { n.events = append(n.events, reason+": "+message) },
 	}, func() time.Time { return n.clock })
@@ -216,9 +205,7 @@ func TestInstallsOnceAndWritesNothingMore(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "10-bridge.conflist", conflist)
 	a := n.agent()
-	if err := n.reconcile(a); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.reconcile(a))
 	if got := n.loaded(); !slices.Equal(got, []string{"bridge", "portmap", "istio-cni"}) {
 		t.Errorf("the runtime runs %q", got)
 	}
@@ -248,14 +235,10 @@ func (n *node) quiet(a *installation.Installation) {
 	n.t.Helper()
 	before := n.disk
 	defer func() { n.disk = before }()
-	if err := n.reconcile(a); err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, n.reconcile(a))
 	calls := hostfstest.Count(func(d hostfs.Disk) {
 		n.disk = d
-		if err := n.reconcile(n.agent()); err != nil {
-			n.t.Fatal(err)
-		}
+		must(n.t, n.reconcile(n.agent()))
 	})
 	if calls != 0 {
 		n.t.Errorf("a look at a node that is as wanted makes %d calls that change files", calls)
@@ -399,9 +382,7 @@ func TestW7UninstallKeepsTheProgramForLivingSandboxes(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, "10-bridge.conf", bridgeConf)
 			before := n.tree("net.d")
-			if err := n.reconcile(n.agent()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, n.reconcile(n.agent()))
 			tc.setup(n)
 			left, err := n.agent().Uninstall(t.Context())
 			if err != nil {
@@ -552,25 +533,15 @@ func must(t *testing.T, err error) {
 // until waits for a condition.
 func (n *node) until(ok func() bool) {
 	n.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !ok() {
-		if time.Now().After(deadline) {
-			n.t.Fatalf("not in time: %+v\n%v", n.health.Snapshot(), n.tree("."))
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
+	agenttest.Until(n.t, func() string { return fmt.Sprintf("%+v\n%v", n.health.Snapshot(), n.tree(".")) }, ok)
 }
 
 // authority is a certificate in PEM, which is all that the kubeconfig asks of it.
-func authority(t *testing.T) string {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	must(t, err)
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-}
+var authority = sync.OnceValue(func() string {
+	server := httptest.NewTLSServer(nil)
+	defer server.Close()
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
+})
 
 // TestUninstallKeepsWhatIsStillNamed: a stanza that cannot be taken out needs the program and the kubeconfig.
 func TestUninstallKeepsWhatIsStillNamed(t *testing.T) {
@@ -582,6 +553,7 @@ func TestUninstallKeepsWhatIsStillNamed(t *testing.T) {
 		"within a meta plugin": func(n *node) {
 			n.put("net.d/00-multus.conf", `{"type":"multus","delegates":[{"plugins":[{"type":"istio-cni"}]}]}`, 0o644)
 		},
+		"W-21 no file can be made": func(n *node) { n.disk.Ops = refusing(n.path("net.d")) },
 		"a file that cannot be read": func(n *node) {
 			must(n.t, os.WriteFile(n.path("net.d/20-big.conflist"), make([]byte, 5<<20), 0o600))
 		},
@@ -591,9 +563,13 @@ func TestUninstallKeepsWhatIsStillNamed(t *testing.T) {
 			n := newNode(t, "10-b.conflist", conflist)
 			must(t, n.reconcile(n.agent()))
 			spoil(n)
+			programs, kubeconfig := n.tree("bin"), n.tree("run")
 			left, err := n.agent().Uninstall(t.Context())
-			if err == nil || left.Why == "" || !n.there("bin/istio-cni") || !n.there("run/istio-cni-kubeconfig") {
-				t.Errorf("%+v, %v\n%v", left, err, n.tree("."))
+			if err == nil || !strings.Contains(err.Error(), n.path("net.d/")) || left.Why == "" || len(left.Program) != 1 {
+				t.Errorf("%+v, %v", left, err)
+			}
+			if diff := cmp.Diff(programs, n.tree("bin")) + cmp.Diff(kubeconfig, n.tree("run")); diff != "" {
+				t.Errorf("what the stanza needs is not there:\n%s", diff)
 			}
 		})
 	}

@@ -133,27 +133,3 @@ func TestKubeconfigIsWhatReadersRead(t *testing.T) {
 		})
 	}
 }
-
-func TestKubeconfigLeadsToTheServer(t *testing.T) {
-	server := kubetest.NewServer(t)
-	server.Set(kubetest.Node("n", nil, ""))
-	host, port := server.Address()
-	for name, authority := range map[string][]byte{"by its authority": server.CA(), "whoever it is": nil} {
-		t.Run(name, func(t *testing.T) {
-			text, err := encodeKubeconfig(kube.Address{Host: host, Port: port}, authority == nil, authority, []byte(server.Token()+"\n"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			file := filepath.Join(t.TempDir(), "istio-cni-kubeconfig")
-			kubetest.Write(t, file, string(text))
-			api, err := kube.NewClient(kube.Config{Kubeconfig: file})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer api.Close()
-			if _, err := api.Node(t.Context(), "n"); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-}

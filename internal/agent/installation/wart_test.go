@@ -161,32 +161,6 @@ func durable(t *testing.T, calls []string) {
 	}
 }
 
-// TestW5AFailedSyncIsMadeUpFor: what a retry finds as it should be may still be lost.
-func TestW5AFailedSyncIsMadeUpFor(t *testing.T) {
-	t.Parallel()
-	tried := 0
-	for at := 0; ; at++ {
-		n := newNode(t, "10-bridge.conflist", conflist)
-		must(t, n.reconcile(n.agent()))
-		faults := hostfstest.FailAt(at, syscall.EIO)
-		n.disk.Ops = faults
-		_, err := n.agent().Uninstall(t.Context())
-		log := faults.Log()
-		if len(log) <= at {
-			break
-		}
-		if sync := "syncdir " + n.path("net.d"); log[at] == sync {
-			tried++
-			if !slices.Contains(log[at+1:], sync) && (err == nil || !n.there("bin/istio-cni")) {
-				t.Errorf("the stanza may come back without its program: %v\n%s", err, strings.Join(log[at:], "\n"))
-			}
-		}
-	}
-	if tried == 0 {
-		t.Error("no sync of the configuration was seen")
-	}
-}
-
 // TestW6NeitherAnEndNorAnErrorTakesAnythingAway is a rollout, a drain or a reboot, and an installation that cannot go on.
 func TestW6NeitherAnEndNorAnErrorTakesAnythingAway(t *testing.T) {
 	t.Parallel()
@@ -278,20 +252,39 @@ func TestW13ReadyAsLongAsTheNodeIsAsWanted(t *testing.T) {
 	}
 }
 
-// meddler is a node on which others do something right after the first call that names a file.
-type meddler struct {
+// hooked is a disk on which something happens before a file is made or removed, and before a directory is synced.
+type hooked struct {
 	hostfs.Kernel
-	name string
-	once *sync.Once
-	do   func()
+
+	before func(call, path string) error
 }
 
-func (m meddler) SyncDir(path string) error {
-	err := m.Kernel.SyncDir(path)
-	if path == m.name {
-		m.once.Do(m.do)
+func (h hooked) Create(path string) (*os.File, error) {
+	if err := h.before("create", path); err != nil {
+		return nil, err
 	}
-	return err
+	return h.Kernel.Create(path)
+}
+
+func (h hooked) Remove(path string) error {
+	if err := h.before("remove", path); err != nil {
+		return err
+	}
+	return h.Kernel.Remove(path)
+}
+
+func (h hooked) SyncDir(path string) error {
+	return errors.Join(h.before("syncdir", path), h.Kernel.SyncDir(path))
+}
+
+// refusing is a disk that makes and removes no file in some directories.
+func refusing(dirs ...string) hooked {
+	return hooked{before: func(call, path string) error {
+		if call != "syncdir" && slices.Contains(dirs, filepath.Dir(path)) {
+			return &fs.PathError{Op: call, Path: path, Err: syscall.EIO}
+		}
+		return nil
+	}}
 }
 
 // TestW14ChangesDuringTheInstallationAreSeen changes all that the installation has already looked at, before it comes to
@@ -307,7 +300,13 @@ func TestW14ChangesDuringTheInstallationAreSeen(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, "10-bridge.conflist", conflist)
 			changed := make(chan struct{})
-			n.disk.Ops = meddler{name: n.path("net.d"), once: &sync.Once{}, do: func() { change(n); close(changed) }}
+			once := sync.OnceFunc(func() { change(n); close(changed) })
+			n.disk.Ops = hooked{before: func(call, path string) error {
+				if call == "syncdir" && path == n.path("net.d") {
+					once()
+				}
+				return nil
+			}}
 			n.running(n.agent())
 			<-changed
 			n.until(n.asWanted)
@@ -326,7 +325,7 @@ func TestW15DirectoriesThatAreMissingAtFirst(t *testing.T) {
 	n.waits(installation.PartBinaries, "does not exist")
 	must(t, os.Mkdir(n.path("bin"), 0o755))
 	n.waits(installation.PartKubeconfig, "waiting for the service account")
-	n.put("sa/ca.crt", authority(t), 0o600)
+	n.put("sa/ca.crt", authority(), 0o600)
 	n.put("sa/token", "token-1", 0o600)
 	n.waits(installation.PartConf, "waiting for the directory")
 	must(t, os.Mkdir(n.path("net.d"), 0o755))
@@ -336,97 +335,25 @@ func TestW15DirectoriesThatAreMissingAtFirst(t *testing.T) {
 	n.ends("bridge", "portmap")
 }
 
-// denied is a node whose disk refuses whatever concerns some directories.
-type denied struct {
-	hostfs.Kernel
-	dirs []string
-}
-
-func (d denied) refuse(path string) error {
-	if slices.ContainsFunc(d.dirs, func(dir string) bool { return strings.HasPrefix(path, dir+"/") }) {
-		return &fs.PathError{Op: "deny", Path: path, Err: syscall.EIO}
-	}
-	return nil
-}
-
-func (d denied) Create(path string) (*os.File, error) {
-	if err := d.refuse(path); err != nil {
-		return nil, err
-	}
-	return d.Kernel.Create(path)
-}
-
-func (d denied) Remove(path string) error {
-	if err := d.refuse(path); err != nil {
-		return err
-	}
-	return d.Kernel.Remove(path)
-}
-
+// TestW21UninstallGoesOnAndTellsEverything when kubeconfigs and a program directory are refused.
 func TestW21UninstallGoesOnAndTellsEverything(t *testing.T) {
 	t.Parallel()
-	t.Run("the configuration is refused", func(t *testing.T) {
-		t.Parallel()
-		n := newNode(t, "10-bridge.conflist", conflist)
-		must(t, n.reconcile(n.agent()))
-		installed := n.tree(".")
-		n.disk.Ops = denied{dirs: []string{n.path("net.d")}}
-		left, err := n.agent().Uninstall(t.Context())
-		if err == nil || !strings.Contains(err.Error(), n.path("net.d/10-bridge.conflist")) {
-			t.Errorf("the error does not name the file: %v", err)
+	n := newNode(t, "10-bridge.conflist", conflist)
+	must(t, os.Mkdir(n.path("bin2"), 0o755))
+	n.config.BinDirs = []string{n.path("bin"), n.path("bin2")}
+	must(t, n.reconcile(n.agent()))
+	n.put("old/ZZZ-istio-cni-kubeconfig", "x", 0o600)
+	n.config.OldKubeconfig = n.path("old/ZZZ-istio-cni-kubeconfig")
+	n.disk.Ops = refusing(n.path("old"), n.path("run"), n.path("bin"))
+	_, err := n.agent().Uninstall(t.Context())
+	for _, file := range []string{"old/ZZZ-istio-cni-kubeconfig", "run/istio-cni-kubeconfig", "bin/istio-cni", "bin/istio-iptables"} {
+		if err == nil || !strings.Contains(err.Error(), n.path(file)) {
+			t.Errorf("the error does not name %s: %v", file, err)
 		}
-		if diff := cmp.Diff(installed, n.tree(".")); diff != "" || len(left.Program) != 1 || left.Why == "" {
-			t.Errorf("the stanza is there, and what it needs is not: %+v\n%s", left, diff)
-		}
-		n.disk.Ops = nil
-		n.uninstall(n.agent())
-		if rest := n.tree("bin"); len(rest) > 0 || n.there("run/istio-cni-kubeconfig") || n.read("net.d/10-bridge.conflist") != conflist {
-			t.Errorf("a second try leaves %v", n.tree("."))
-		}
-	})
-	t.Run("kubeconfigs and a program directory are refused", func(t *testing.T) {
-		t.Parallel()
-		n := newNode(t, "10-bridge.conflist", conflist)
-		must(t, os.Mkdir(n.path("bin2"), 0o755))
-		n.config.BinDirs = []string{n.path("bin"), n.path("bin2")}
-		must(t, n.reconcile(n.agent()))
-		n.put("old/ZZZ-istio-cni-kubeconfig", "x", 0o600)
-		n.config.OldKubeconfig = n.path("old/ZZZ-istio-cni-kubeconfig")
-		n.disk.Ops = denied{dirs: []string{n.path("old"), n.path("run"), n.path("bin")}}
-		_, err := n.agent().Uninstall(t.Context())
-		for _, file := range []string{"old/ZZZ-istio-cni-kubeconfig", "run/istio-cni-kubeconfig", "bin/istio-cni", "bin/istio-iptables"} {
-			if err == nil || !strings.Contains(err.Error(), n.path(file)) {
-				t.Errorf("the error does not name %s: %v", file, err)
-			}
-		}
-		if rest := n.tree("bin2"); len(rest) > 0 || n.read("net.d/10-bridge.conflist") != conflist {
-			t.Errorf("what could be removed was not: %v", n.tree("."))
-		}
-	})
-}
-
-// TestW22ANamedFileThatIsHalfWrittenIsWaitedFor writes it in pieces, as careless programs do.
-func TestW22ANamedFileThatIsHalfWrittenIsWaitedFor(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, "00-other.conflist", strings.Replace(conflist, "net", "other", 1))
-	n.config.Want.ConfName = "10-bridge.conflist"
-	n.running(n.agent())
-	n.waits(installation.PartConf, `waiting for file "10-bridge.conflist" in`)
-	file, err := os.Create(n.path("net.d/10-bridge.conflist"))
-	must(t, err)
-	defer func() { _ = file.Close() }()
-	n.waits(installation.PartConf, `waiting for file "10-bridge.conflist" to be valid`)
-	_, err = file.WriteString(conflist[:len(conflist)/2])
-	must(t, err)
-	n.waits(installation.PartConf, `waiting for file "10-bridge.conflist" to be valid`)
-	_, err = file.WriteString(conflist[len(conflist)/2:])
-	must(t, err)
-	n.until(func() bool { return n.health.Snapshot().Ready })
-	if strings.Contains(n.read("net.d/00-other.conflist"), "istio-cni") {
-		t.Error("the stanza went into a file that nobody named")
 	}
-	must(t, os.Remove(n.path("net.d/00-other.conflist")))
-	n.ends("bridge", "portmap")
+	if rest := n.tree("bin2"); len(rest) > 0 || n.read("net.d/10-bridge.conflist") != conflist {
+		t.Errorf("what could be removed was not: %v", n.tree("."))
+	}
 }
 
 // TestW25AfterAReboot the run directory, on a tmpfs, is empty, and the primary CNI has not started yet: pods need the

@@ -430,8 +430,8 @@ func TestBrokenFilesAreNotThere(t *testing.T) {
 			if strings.HasPrefix(name, "list-in-") {
 				continue // it becomes a list when a person names it
 			}
-			w.ConfName = name
-			if plan := w.Plan(d); plan.Waiting == "" || len(plan.Steps) > 0 {
+			w.ConfName = name // and no other file gets the stanza instead
+			if plan := w.Plan(with(d, "99-other.conflist", cniconf.File{Data: []byte(list)})); plan.Waiting == "" || len(plan.Steps) > 0 {
 				t.Errorf("W-22: %s named by a person, %s: %+v, want to wait", name, mode, plan)
 			}
 		}

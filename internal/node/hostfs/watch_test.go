@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -17,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
-	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
 )
 
 // A journal is the handler of a watch's log: each record is a line, of a debug record its path, of others the level.
@@ -25,7 +23,6 @@ type journal struct {
 	stalled sync.Mutex // held, the watch waits at its next record
 	mu      sync.Mutex
 	lines   []string
-	hints   string
 	more    chan struct{}
 }
 
@@ -42,11 +39,8 @@ func (j *journal) Handle(_ context.Context, r slog.Record) error {
 	defer j.mu.Unlock()
 	line := r.Level.String()
 	r.Attrs(func(a slog.Attr) bool {
-		switch a.Key {
-		case "path":
+		if a.Key == "path" {
 			line = a.Value.String()
-		case "hint":
-			j.hints += a.Value.String()
 		}
 		return true
 	})
@@ -496,46 +490,6 @@ func TestWatchLeavesNothingBehind(t *testing.T) {
 			t.Fatalf("%d goroutines and %d files, at first %d and %d", runtime.NumGoroutine(), descriptors(), goroutines, files)
 		}
 		runtime.Gosched()
-	}
-}
-
-// TestWatchWithoutInotify has no instance, or no watch, of the kernel's at the start, which really are used up: the user has
-// others, and the limits of a user namespace of its own.
-func TestWatchWithoutInotify(t *testing.T) {
-	t.Parallel()
-	if !hostfstest.InotifyLimits(t) {
-		return
-	}
-	for name, limits := range map[string][2]int{"no instance": {0, 1000}, "no watch": {1000, 0}} {
-		t.Run(name, func(t *testing.T) {
-			hostfstest.LimitInotify(t, limits[0], limits[1])
-			dir := memory(t)
-			log := newJournal()
-			w := hostfs.NewWatch(slog.New(log))
-			defer w.Close()
-			w.Set(at(dir, "f"))
-			heard := func(what string) {
-				t.Helper()
-				select {
-				case <-w.Changed():
-				case <-time.After(patience):
-					t.Fatalf("%s: not heard", what)
-				}
-			}
-			for i := range 3 {
-				heard(fmt.Sprintf("poll %d", i))
-			}
-			if lines := log.since(0); len(lines) != 1 || !w.Polling() || !strings.Contains(log.hints, "sysctl fs.inotify") {
-				t.Errorf("polling: %v, logged %q with the hint %q, want one warning", w.Polling(), lines, log.hints)
-			}
-			hostfstest.LimitInotify(t, 1000, 1000)
-			log.await(t, 0, slog.LevelInfo.String())
-			if w.Polling() {
-				t.Error("polling afterwards")
-			}
-			put(t, filepath.Join(dir, "f"), "")
-			heard("an event")
-		})
 	}
 }
 
