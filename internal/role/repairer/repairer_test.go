@@ -1,21 +1,16 @@
 package repairer
 
 import (
+	"bytes"
 	"encoding/json"
-	"fmt"
 	"io"
-	"net"
-	"net/http"
-	"os"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/repair"
@@ -121,35 +116,18 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// pod is a broken one.
-func pod(name, uid string) []byte {
-	return fmt.Appendf(nil, `{
+// broken is a pod whose validation has failed.
+const broken = `{
 		"kind": "Pod", "apiVersion": "v1",
-		"metadata": {"namespace": "shop", "name": %q, "uid": %q, "annotations": {"sidecar.istio.io/status": "{}"}},
+		"metadata": {"namespace": "shop", "name": "web", "uid": "u1", "annotations": {"sidecar.istio.io/status": "{}"}},
 		"spec": {"nodeName": "node-1", "containers": [{"name": "istio-proxy"}], "initContainers": [{"name": "istio-validation"}]},
 		"status": {"initContainerStatuses": [{"name": "istio-validation", "state": {"terminated": {"exitCode": 126, "reason": "Error"}}}]}
-	}`, name, uid)
-}
+	}`
 
-// command is a run of the role.
-type command struct {
-	stderr agenttest.Buffer
-	code   chan int
-}
-
-func begin(env []string, args ...string) *command {
-	c := &command{code: make(chan int, 1)}
-	go func() {
-		c.code <- Run(applet.Call{Args: args, Getenv: environment(env...), Stdout: io.Discard, Stderr: &c.stderr})
-	}()
-	return c
-}
-
-func (c *command) wait(t *testing.T, want int) {
-	t.Helper()
-	if code := <-c.code; code != want {
-		t.Errorf("exit code %d, want %d; stderr:\n%s", code, want, c.stderr.String())
-	}
+func run(env []string, args ...string) (code int, stderr string) {
+	var log bytes.Buffer
+	code = Run(applet.Call{Args: args, Getenv: environment(env...), Stdout: io.Discard, Stderr: &log})
+	return code, log.String()
 }
 
 // changes are the requests that change something.
@@ -175,8 +153,10 @@ func TestOnce(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			server := kubetest.NewServer(t)
-			server.Set(pod("web", "u1"))
-			begin(nil, append(test.args, "--kubeconfig="+server.Kubeconfig(t))...).wait(t, 0)
+			server.Set([]byte(broken))
+			if code, stderr := run(nil, append(test.args, "--kubeconfig="+server.Kubeconfig(t))...); code != applet.ExitOK {
+				t.Errorf("exit code %d: %s", code, stderr)
+			}
 			if diff := cmp.Diff(test.want, changes(server), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -188,75 +168,16 @@ func TestOnce(t *testing.T) {
 	}
 }
 
-func TestOnceFails(t *testing.T) {
-	t.Parallel()
-	server := kubetest.NewServer(t)
-	server.FailOn("/pods/web", kubetest.Forbidden, kubetest.Forever)
-	server.Set(pod("web", "u1"))
-	server.Set(pod("other", "u2"))
-	c := begin(nil, "--delete-pods", "--kubeconfig="+server.Kubeconfig(t))
-	c.wait(t, 1)
-	if !strings.Contains(c.stderr.String(), "pod shop/web: ") || !strings.Contains(c.stderr.String(), "forbidden (403)") || strings.Contains(c.stderr.String(), server.Token()) {
-		t.Errorf("stderr:\n%s", c.stderr.String())
-	}
-	if !slices.Contains(changes(server), "DELETE /api/v1/namespaces/shop/pods/other") {
-		t.Error("one pod that fails keeps the others from being looked after")
-	}
-}
-
 func TestMistakesAskNobody(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
-	c := begin([]string{"REPAIR_EVICT=x"}, "--node-name=Bad", "--kubeconfig="+server.Kubeconfig(t))
-	c.wait(t, 2)
+	code, stderr := run([]string{"REPAIR_EVICT=x"}, "--node-name=Bad", "--kubeconfig="+server.Kubeconfig(t))
 	for _, want := range []string{"REPAIR_EVICT", "--node-name", "nothing was touched"} {
-		if !strings.Contains(c.stderr.String(), want) {
-			t.Errorf("no %q in:\n%s", want, c.stderr.String())
+		if code != applet.ExitUsage || !strings.Contains(stderr, want) {
+			t.Errorf("exit code %d, no %q in:\n%s", code, want, stderr)
 		}
 	}
 	if got := server.Requests(); len(got) > 0 || server.Connections() > 0 {
 		t.Errorf("requests %q", got)
 	}
-}
-
-// TestDaemon repairs pods as they come, is ready while its watch is synced, and ends with a signal.
-func TestDaemon(t *testing.T) { //nolint:paralleltest // it sends a signal to this process
-	server, port := kubetest.NewServer(t), freePort(t)
-	c := begin(nil, "--run-as-daemon", "--label-pods", "--health-port="+port, "--monitoring-port=0", "--kubeconfig="+server.Kubeconfig(t))
-	agenttest.Eventually(t, "not ready", func() bool { return ready(t, port) })
-	server.Set(pod("web", "u1"))
-	agenttest.Eventually(t, "the pod is not labelled", func() bool { return len(changes(server)) > 0 })
-	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	c.wait(t, 0)
-}
-
-// freePort is free at this moment.
-func freePort(t *testing.T) string {
-	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close() //nolint:errcheck // nothing came in
-	_, port, err := net.SplitHostPort(listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return port
-}
-
-func ready(t *testing.T, port string) bool {
-	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1:"+port+"/readyz", http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return false
-	}
-	defer response.Body.Close() //nolint:errcheck // only read from
-	return response.StatusCode == http.StatusOK
 }

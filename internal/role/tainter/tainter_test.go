@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -198,68 +196,15 @@ func TestVariables(t *testing.T) {
 	}
 }
 
-func TestABadFlagExits2(t *testing.T) {
-	var out bytes.Buffer
-	code := Run(applet.Call{Args: []string{"--nope"}, Stdout: io.Discard, Stderr: &out, Getenv: cluster().getenv})
-	if code != applet.ExitUsage || !strings.Contains(out.String(), "nothing was touched") {
-		t.Errorf("exit %d: %s", code, out.String())
-	}
-}
-
-// lab is a cluster with a node that is tainted and whose agent is ready, and one without.
-func lab(t *testing.T) (*kubetest.Server, string) {
-	t.Helper()
+// TestUntilASignal has the controller work until SIGTERM, and release its lease.
+func TestUntilASignal(t *testing.T) {
 	server := kubetest.NewServer(t)
-	for _, name := range []string{"a", "b"} {
-		server.Set(fmt.Appendf(nil, `{"kind": "Node", "apiVersion": "v1", "metadata": {"name": %q}, "spec": {"taints": [
-			{"key": "cni.istio.io/not-ready", "value": "true", "effect": "NoSchedule"}]}}`, name))
-	}
+	server.Set([]byte(`{"kind": "Node", "apiVersion": "v1", "metadata": {"name": "a"}, "spec": {"taints": [
+		{"key": "cni.istio.io/not-ready", "value": "true", "effect": "NoSchedule"}]}}`))
 	server.Set([]byte(`{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "istio-system", "name": "agent",
 		"labels": {"k8s-app": "istio-cni-node"}}, "spec": {"nodeName": "a"},
 		"status": {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}`))
-	return server, server.Kubeconfig(t)
-}
-
-func tainted(t *testing.T, server *kubetest.Server, name string) bool {
-	t.Helper()
-	return strings.Contains(string(server.Object("/api/v1/nodes/"+name)), "not-ready")
-}
-
-func TestDryRunAndOnce(t *testing.T) {
-	server, kubeconfig := lab(t)
-	var out, log bytes.Buffer
-	call := func(args ...string) int {
-		out.Reset()
-		return Run(applet.Call{
-			Args: append([]string{"--kubeconfig", kubeconfig}, args...), Stdout: &out, Stderr: &log, Getenv: func(string) (string, bool) { return "", false },
-		})
-	}
-	if code := call("--dry-run"); code != applet.ExitOK {
-		t.Fatalf("exit %d: %s", code, log.String())
-	}
-	want := "node a: remove: the CNI agent is ready\n" +
-		"node b: keep: there is no CNI agent on the node (requirement \"k8s-app=istio-cni-node\") (in place)\n"
-	if diff := cmp.Diff(want, out.String()); diff != "" || !tainted(t, server, "a") {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if code := call("--run-as-daemon=false"); code != applet.ExitOK || tainted(t, server, "a") || !tainted(t, server, "b") {
-		t.Errorf("exit %d: %s", code, log.String())
-	}
-	server.FailOn("/nodes?", kubetest.Forbidden, kubetest.Forever)
-	if code := call("--run-as-daemon=false"); code != applet.ExitError || !strings.Contains(log.String(), "forbidden") {
-		t.Errorf("exit %d: %s", code, log.String())
-	}
-	if strings.Contains(log.String(), server.Token()) {
-		t.Error("the token is in the log")
-	}
-	if code := call("--dry-run", "--kubeconfig", filepath.Join(t.TempDir(), "none")); code == applet.ExitOK {
-		t.Error("a kubeconfig that is not there")
-	}
-}
-
-// TestUntilASignal has the controller work until SIGTERM, and release its lease.
-func TestUntilASignal(t *testing.T) {
-	server, kubeconfig := lab(t)
+	kubeconfig := server.Kubeconfig(t)
 	var log agenttest.Buffer
 	done := make(chan int, 1)
 	go func() {
@@ -268,7 +213,7 @@ func TestUntilASignal(t *testing.T) {
 			Getenv: func(string) (string, bool) { return "", false },
 		})
 	}()
-	agenttest.Eventually(t, "the taint is there", func() bool { return !tainted(t, server, "a") })
+	agenttest.Eventually(t, "the taint is there", func() bool { return !strings.Contains(string(server.Object("/api/v1/nodes/a")), "not-ready") })
 	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
