@@ -363,6 +363,8 @@ func within(name, prefix string) bool {
 // TestBreaches shows each rule both broken and kept, by imports of a file that are all allowed or all refused for one reason.
 func TestBreaches(t *testing.T) {
 	const (
+		inCore, inNode, inRole = "internal/core/sidecar/x.go", "internal/node/redirection/x.go", "internal/role/plugin/x.go"
+
 		pureCore   = "core is pure: no files, processes, network, log"
 		coreAlone  = "core uses the standard library only"
 		roleToRole = "a role never imports a role; move what they share down"
@@ -373,29 +375,29 @@ func TestBreaches(t *testing.T) {
 		imports    string // "~" is this module
 		why        string // none when allowed
 	}{
-		{"core may use the pure part", "internal/core/redirect/spec.go", "fmt net/netip net/url time encoding/json ~/internal/core/ruleset", ""},
+		{"core may use the pure part", inCore, "fmt net/netip net/url time encoding/json ~/internal/core/ruleset", ""},
 		{"core never touches the machine", "internal/core/ruleset/x.go", "log log/slog net net/http os os/exec syscall", pureCore},
 		{"a build constraint or another name hides nothing", "internal/core/ruleset/x_windows.go", "os", pureCore},
-		{"core uses no other module, owned or not", "internal/core/sidecar/x.go", "example.com/x k8s.io/api/core/v1", coreAlone},
-		{"core never looks up", "internal/core/sidecar/x.go", "~/internal/agent/repair", "core never imports agent"},
-		{"core never looks up", "internal/core/sidecar/x.go", "~/internal/applet", "core never imports applet"},
-		{"core never looks up", "internal/core/sidecar/x.go", "~/internal/kube", "core never imports kube"},
-		{"core never looks up", "internal/core/sidecar/x.go", "~/internal/node/netns", "core never imports node"},
-		{"core never looks up", "internal/core/sidecar/x.go", "~/internal/role/plugin", "core never imports role"},
+		{"core uses no other module, owned or not", inCore, "example.com/x k8s.io/api/core/v1", coreAlone},
+		{"core never looks up", inCore, "~/internal/agent/repair", "core never imports agent"},
+		{"core never looks up", inCore, "~/internal/applet", "core never imports applet"},
+		{"core never looks up", inCore, "~/internal/kube", "core never imports kube"},
+		{"core never looks up", inCore, "~/internal/node/netns", "core never imports node"},
+		{"core never looks up", inCore, "~/internal/role/plugin", "core never imports role"},
 		{
 			"tests in core may use anything outside", "internal/core/ruleset/x_test.go",
 			"os os/exec testing github.com/google/go-cmp/cmp ~/internal/core/ruleset/rulesettest", "",
 		},
 		{"tests in core keep to the rings", "internal/core/ruleset/x_test.go", "~/internal/node/iptables", "core never imports node"},
 		{
-			"node builds on node and core", "internal/node/redirection/x.go",
+			"node builds on node and core", inNode,
 			"os log/slog ~/internal/node/netns ~/internal/core/redirect golang.org/x/sys/unix", "",
 		},
-		{"node never looks up", "internal/node/redirection/x.go", "~", "node never imports main"},
-		{"node never looks up", "internal/node/redirection/x.go", "~/internal/agent", "node never imports agent"},
-		{"node never looks up", "internal/node/redirection/x.go", "~/internal/applet", "node never imports applet"},
-		{"node never looks sideways", "internal/node/redirection/x.go", "~/internal/kube", "node never imports kube"},
-		{"node never looks up", "internal/node/redirection/x.go", "~/internal/role/plugin", "node never imports role"},
+		{"node never looks up", inNode, "~", "node never imports main"},
+		{"node never looks up", inNode, "~/internal/agent", "node never imports agent"},
+		{"node never looks up", inNode, "~/internal/applet", "node never imports applet"},
+		{"node never looks sideways", inNode, "~/internal/kube", "node never imports kube"},
+		{"node never looks up", inNode, "~/internal/role/plugin", "node never imports role"},
 		{"kube converts for core", "internal/kube/pod.go", "k8s.io/client-go/rest ~/internal/core/sidecar", ""},
 		{"kube never looks sideways", "internal/kube/x.go", "~/internal/node/hostfs", "kube never imports node"},
 		{
@@ -404,33 +406,33 @@ func TestBreaches(t *testing.T) {
 		},
 		{"the agent never looks up", "internal/agent/install/x.go", "~/internal/role/installer", "agent never imports role"},
 		{
-			"a role stands on all and its own parts", "internal/role/plugin/x.go",
-			"~/internal/role/plugin/relay ~/internal/applet ~/internal/agent/x ~/internal/kube ~/internal/node/netns ~/internal/core/sidecar", "",
+			"a role stands on all and its own parts", inRole,
+			"~/internal/role/plugin/relay ~/internal/applet ~/internal/agent/x ~/internal/kube ~/internal/node/x ~/internal/core/x", "",
 		},
 		{"a part of a role may import the role", "internal/role/plugin/relay/x.go", "~/internal/role/plugin", ""},
-		{"a role never imports a role", "internal/role/plugin/x.go", "~/internal/role/pluginx ~/internal/role/redirector", roleToRole},
+		{"a role never imports a role", inRole, "~/internal/role/pluginx ~/internal/role/redirector", roleToRole},
 		{"nor do its tests", "internal/role/plugin/x_test.go", "~/internal/role/installer", roleToRole},
 		{"tests of a role may import it", "internal/role/plugin/x_test.go", "~/internal/role/plugin", ""},
-		{"a role never imports main", "internal/role/plugin/x.go", "~", "role never imports main"},
-		{"nobody imports the top of internal", "internal/role/plugin/x.go", "~/internal", "role never imports internal"},
-		{"main wires every role", "main.go", "os ~/internal/applet ~/internal/role/plugin ~/internal/role/redirector ~/internal/node/netns", ""},
+		{"a role never imports main", inRole, "~", "role never imports main"},
+		{"nobody imports the top of internal", inRole, "~/internal", "role never imports internal"},
+		{"main wires every role", "main.go", "os ~/internal/applet ~/internal/role/plugin ~/internal/node/netns", ""},
 		{"main owns no dependency", "main.go", "github.com/urfave/cli/v2", "internal/role owns it"},
 		{"an owner may import its dependency", "internal/node/iptables/x.go", "github.com/coreos/go-iptables/iptables", ""},
 		{"any role may parse flags", "internal/role/redirector/flags.go", "github.com/urfave/cli/v2", ""},
-		{"nobody else may", "internal/node/redirection/x.go", "github.com/containernetworking/cni/pkg/skel", "internal/role/plugin owns it"},
-		{"nobody else may", "internal/node/redirection/x.go", "github.com/vishvananda/netlink", "internal/node/route and internal/node/selfcheck owns it"},
-		{"the longest prefix decides", "internal/node/redirection/x.go", "k8s.io/api/core/v1", "internal/agent/selector and internal/kube owns it"},
-		{"a name that begins like an owner's", "internal/node/iptablesx/x.go", "github.com/coreos/go-iptables/iptables", "internal/node/iptables owns it"},
+		{"nobody else may", inNode, "github.com/containernetworking/cni/pkg/skel", "internal/role/plugin owns it"},
+		{"nobody else may", inNode, "github.com/vishvananda/netlink", "internal/node/route and internal/node/selfcheck owns it"},
+		{"the longest prefix decides", inNode, "k8s.io/api/core/v1", "internal/agent/selector and internal/kube owns it"},
+		{"the owner's prefix is no owner", "internal/node/iptablesx/x.go", "github.com/coreos/go-iptables", "internal/node/iptables owns it"},
 		{"no owner", "internal/node/route/x.go", "github.com/google/go-cmp/cmp", "it has no owner: give it one in internal/arch_test.go"},
 		{
-			"code never imports test support", "internal/role/plugin/x.go",
+			"code never imports test support", inRole,
 			"~/internal/core/ruleset/rulesettest ~/internal/node/netns/netnstest ~/internal/node/netns/netnstest/x", forTests,
 		},
-		{"code never imports testing", "internal/role/plugin/x.go", "testing testing/fstest", "testing is for tests and test support"},
+		{"code never imports testing", inRole, "testing testing/fstest", "testing is for tests and test support"},
 		{"main never imports test support", "main.go", "~/internal/node/netns/netnstest", forTests},
 		{
 			"test support may import whatever it drives", "internal/kube/kubetest/x.go",
-			"testing os/exec github.com/vishvananda/netlink ~/internal/node/netns/netnstest ~/internal/role/plugin ~/internal/core/redirect", "",
+			"testing os/exec github.com/vishvananda/netlink ~/internal/node/x/xtest ~/internal/role/plugin ~/internal/core/x", "",
 		},
 		{
 			"the demo may import whatever it shows", "hack/demo/main.go",
