@@ -2,7 +2,6 @@ package redirection_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -20,16 +19,15 @@ import (
 func everyQuestion() []packet {
 	var all []packet
 	for _, who := range []actor{app, root, member(2000), proxy} {
-		for _, to := range []labtest.Place{labtest.Peer, labtest.Far, labtest.Private, labtest.Side} {
-			all = append(all, ask(who, tcp, to, 80, nil))
-		}
-		all = append(all, ask(who, tcp, labtest.Peer, 443, nil), ask(who, udp, labtest.Resolver, 53, nil), ask(who, tcp, labtest.Resolver, 53, nil),
-			ask(who, udp, labtest.Peer, labtest.UDPPort, nil), ask(who, tcp, labtest.Pod, 80, nil), ask(who, tcp, labtest.Loopback, 80, nil))
+		all = append(all,
+			ask(who, tcp, 80, nil, labtest.Peer, labtest.Far, labtest.Private, labtest.Side, labtest.Pod, labtest.Loopback),
+			ask(who, tcp, 443, nil, labtest.Peer), ask(who, udp, 53, nil, labtest.Resolver), ask(who, tcp, 53, nil, labtest.Resolver),
+			ask(who, udp, labtest.UDPPort, nil, labtest.Peer))
 	}
 	for _, port := range []uint16{80, 8080, 15008, 15020} {
-		all = append(all, ask(client, tcp, labtest.Pod, port, nil), ask(guest, tcp, labtest.PodInside, port, nil))
+		all = append(all, ask(client, tcp, port, nil, labtest.Pod), ask(guest, tcp, port, nil, labtest.PodInside))
 	}
-	return append(all, ask(client, udp, labtest.Pod, labtest.UDPPort, nil), ask(guest, tcp, labtest.Far, 80, nil))
+	return append(all, ask(client, udp, labtest.UDPPort, nil, labtest.Pod), ask(guest, tcp, 80, nil, labtest.Far))
 }
 
 // answers are those of each question, with the original destination.
@@ -38,25 +36,17 @@ func (s fixture) answers(ctx context.Context) []string {
 	for _, s.family = range s.Families() {
 		for _, p := range everyQuestion() {
 			p.want = func(fixture) ([]labtest.Hop, error) { return nil, nil }
-			q, ok := p.question(s)
-			if !ok {
-				continue
-			}
-			got := q.Put(ctx)
-			var hops []string
-			for _, h := range got.Hops {
-				hops = append(hops, fmt.Sprintf("%s at %s", h.By, h.Dst))
-			}
-			how := ""
-			for _, known := range []error{labtest.ErrRefused, labtest.ErrSilent, labtest.ErrForbidden} {
-				if errors.Is(got.Err, known) {
-					how = " " + known.Error()
+			for _, q := range p.questions(s) {
+				got := q.Put(ctx)
+				text := fmt.Sprintf("%s %s to %s:", q.From.Name, p.via, q.To)
+				for _, h := range got.Hops {
+					text += fmt.Sprintf(" %s at %s", h.By, h.Dst)
 				}
+				if got.Err != nil {
+					text += " " + got.Err.Error()
+				}
+				all = append(all, text)
 			}
-			if how == "" && got.Err != nil {
-				how = " " + got.Err.Error()
-			}
-			all = append(all, fmt.Sprintf("%s %s to %s %d: %s%s", q.From.Name, p.via, p.to, p.port, strings.Join(hops, ", "), how))
 		}
 	}
 	return all
@@ -95,11 +85,8 @@ func TestBackendsAnswerAlike(t *testing.T) {
 			inTheLab(&spec, seed)
 			var want []string
 			for _, v := range []iptables.Variant{iptables.NFT, iptables.Legacy, byNetlink, byTables} {
-				s := fixture{Lab: newLab(t, podKinds()["dual"]...), mode: spec.Mode}
-				if err := s.StartProxy(t.Context(), s.proxy(), spec.Mode); err != nil {
-					t.Fatal(err)
-				}
-				apply(t, s.Lab, v, spec)
+				s := newFixture(t, spec, families...)
+				s.apply(t, v, spec)
 				got := s.answers(t.Context())
 				for _, line := range got {
 					from, by, _ := strings.Cut(line, ": ")

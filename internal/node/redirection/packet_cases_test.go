@@ -20,24 +20,23 @@ const (
 // datagrams are left alone, and health checks of the proxy reach the proxy.
 func whatever() []packet {
 	return []packet{
-		ask(proxy, tcp, labtest.Peer, 80, toPeer),
-		ask(proxy, tcp, labtest.Far, 443, toPeer),
-		ask(proxy, tcp, labtest.Resolver, 53, toPeer),
-		ask(proxy, udp, labtest.Peer, 5000, toPeer),
-		ask(proxy, udp, labtest.Resolver, 53, toPeer),
-		ask(proxy, tcp, labtest.Loopback, 80, toApp),
+		ask(proxy, tcp, 80, toPeer, labtest.Peer),
+		ask(proxy, tcp, 443, toPeer, labtest.Far),
+		ask(proxy, tcp, 53, toPeer, labtest.Resolver),
+		ask(proxy, udp, 5000, toPeer, labtest.Peer),
+		ask(proxy, udp, 53, toPeer, labtest.Resolver),
+		ask(proxy, tcp, 80, toApp, labtest.Loopback),
 		// The proxy hands a connection to the app: it must not get it back.
-		ask(proxy, tcp, labtest.Pod, 80, toApp).from(labtest.Passthrough),
+		ask(proxy, tcp, 80, toApp, labtest.Pod).from(labtest.Passthrough),
 
-		ask(app, tcp, labtest.Loopback, 80, toApp),
-		ask(app, udp, labtest.Loopback, 5000, toApp),
-		ask(app, udp, labtest.Pod, 5000, toApp),
-		ask(app, udp, labtest.Peer, 5000, toPeer),
+		ask(app, tcp, 80, toApp, labtest.Loopback),
+		ask(app, udp, 5000, toApp, labtest.Loopback, labtest.Pod),
+		ask(app, udp, 5000, toPeer, labtest.Peer),
 
-		ask(client, udp, labtest.Pod, 5000, toApp),
-		ask(client, tcp, labtest.Pod, 15020, toStatus),
-		ask(client, tcp, labtest.Pod, 15021, toStatus),
-		ask(client, tcp, labtest.Pod, 15090, toStatus),
+		ask(client, udp, 5000, toApp, labtest.Pod),
+		ask(client, tcp, 15020, toStatus, labtest.Pod),
+		ask(client, tcp, 15021, toStatus, labtest.Pod),
+		ask(client, tcp, 15090, toStatus, labtest.Pod),
 	}
 }
 
@@ -50,74 +49,60 @@ func packetCases() []packetCase {
 }
 
 func defaultCases() []packetCase {
+	inward := by(labtest.ByInbound, labtest.ByApp)
 	return []packetCase{
-		{name: "a pod that says nothing", asks: []packet{
-			ask(app, tcp, labtest.Peer, 80, toOutbound),
-			ask(app, tcp, labtest.Far, 443, toOutbound),
-			ask(app, tcp, labtest.Private, 80, toOutbound),
-			ask(app, tcp, labtest.Side, 80, toOutbound),
-			ask(app, tcp, labtest.Resolver, 53, toOutbound),
-			ask(app, udp, labtest.Resolver, 53, toPeer),
-			ask(app, tcp, labtest.Peer, 15020, toPeer),
-			ask(app, tcp, labtest.Peer, 15008, toOutbound),
-			ask(app, ping, labtest.Far, 0, pong),
-			ask(root, tcp, labtest.Peer, 80, toOutbound),
+		{"a pod that says nothing", nil, []packet{
+			ask(app, tcp, 80, toOutbound, labtest.Peer, labtest.Private, labtest.Side),
+			ask(app, tcp, 443, toOutbound, labtest.Far),
+			ask(app, tcp, 53, toOutbound, labtest.Resolver),
+			ask(app, udp, 53, toPeer, labtest.Resolver),
+			ask(app, tcp, 15020, toPeer, labtest.Peer),
+			ask(app, tcp, 15008, toOutbound, labtest.Peer),
+			ask(app, ping, 0, pong, labtest.Far),
+			ask(root, tcp, 80, toOutbound, labtest.Peer),
 			// The user or the group of the proxy is enough to be taken for it.
-			ask(user(1000, 1337), tcp, labtest.Peer, 80, toPeer),
-			ask(user(1337, 1000), tcp, labtest.Peer, 80, toPeer),
+			ask(user(1000, 1337), tcp, 80, toPeer, labtest.Peer),
+			ask(user(1337, 1000), tcp, 80, toPeer, labtest.Peer),
 
-			ask(client, tcp, labtest.Pod, 80, toInbound),
-			ask(client, tcp, labtest.Pod, 81, toInbound),
-			ask(client, tcp, labtest.PodSide, 80, toInbound),
-			ask(client, tcp, labtest.Pod, 15001, toInbound),
+			ask(client, tcp, 80, toInbound, labtest.Pod, labtest.PodSide),
+			ask(client, tcp, 81, toInbound, labtest.Pod),
+			ask(client, tcp, 15001, toInbound, labtest.Pod),
 			// The reference exempts the tunnel port in the nat table only, which TPROXY does without.
-			ask(client, tcp, labtest.Pod, 15008, modes(toTunnel, toInbound)),
+			ask(client, tcp, 15008, modes(toTunnel, toInbound), labtest.Pod),
 			// What a guest sends comes in, unless its interface is said to be one that reroutes.
-			ask(guest, tcp, labtest.Far, 80, toInbound),
-			ask(guest, udp, labtest.Far, 5000, toPeer),
-			ask(client, stray, labtest.Pod, 80, refused),
-			ask(client, ping, labtest.Pod, 0, pong),
+			ask(guest, tcp, 80, toInbound, labtest.Far),
+			ask(guest, udp, 5000, toPeer, labtest.Far),
+			ask(client, stray, 80, refused, labtest.Pod),
+			ask(client, ping, 0, pong, labtest.Pod),
 
-			ask(app, tcp, labtest.Pod, 80, toApp),
-			ask(app, tcp, labtest.PodSide, 80, toApp),
-			ask(app, tcp, labtest.AlsoLoopback, 80, toApp),
-			ask(root, tcp, labtest.Pod, 80, toApp),
+			ask(app, tcp, 80, toApp, labtest.Pod, labtest.PodSide, labtest.AlsoLoopback),
+			ask(root, tcp, 80, toApp, labtest.Pod),
 			// The proxy calls a service, and the load balancer chose its own pod.
-			ask(proxy, tcp, labtest.Pod, 80, toInbound),
-			ask(proxy, tcp, labtest.PodSide, 80, toInbound),
-			ask(proxy, tcp, labtest.Pod, 15008, modes(toTunnel, toInbound)),
+			ask(proxy, tcp, 80, toInbound, labtest.Pod, labtest.PodSide),
+			ask(proxy, tcp, 15008, modes(toTunnel, toInbound), labtest.Pod),
 		}},
-		{name: "connections go all the way", asks: []packet{
-			ask(app, tcp, labtest.Peer, 80, by(labtest.ByOutbound, labtest.ByPeer).seenFrom(labtest.Pod)).passedOn(),
-			ask(client, tcp, labtest.Pod, 80, modes(
-				by(labtest.ByInbound, labtest.ByApp).seenFrom(labtest.Passthrough),
-				by(labtest.ByInbound, labtest.ByApp).seenFrom(labtest.Far),
-			)).from(labtest.Far).passedOn(),
-			ask(proxy, tcp, labtest.Pod, 80, modes(
-				by(labtest.ByInbound, labtest.ByApp).seenFrom(labtest.Passthrough),
-				by(labtest.ByInbound, labtest.ByApp).seenFrom(labtest.Pod),
-			)).passedOn(),
+		{"connections go all the way", nil, []packet{
+			ask(app, tcp, 80, by(labtest.ByOutbound, labtest.ByPeer).seenFrom(labtest.Pod), labtest.Peer).passedOn(),
+			ask(client, tcp, 80, modes(inward.seenFrom(labtest.Passthrough), inward.seenFrom(labtest.Far)), labtest.Pod).
+				from(labtest.Far).passedOn(),
+			ask(proxy, tcp, 80, modes(inward.seenFrom(labtest.Passthrough), inward.seenFrom(labtest.Pod)), labtest.Pod).passedOn(),
 		}},
-		{name: "the validation's probe", asks: []packet{
-			ask(user(1337, 1337), tcp, labtest.Passthrough, redirect.ProbePort, toInbound).from(labtest.Loopback),
-			ask(app, tcp, labtest.Passthrough, redirect.ProbePort, refused).from(labtest.Loopback),
+		{"the validation's probe", nil, []packet{
+			ask(user(1337, 1337), tcp, redirect.ProbePort, toInbound, labtest.Passthrough).from(labtest.Loopback),
+			ask(app, tcp, redirect.ProbePort, refused, labtest.Passthrough).from(labtest.Loopback),
 		}},
-		{
-			name: "another mark",
-			spec: func(s *redirect.Spec) { s.Mark = 4000 },
-			asks: []packet{ask(client, tcp, labtest.Pod, 80, toInbound), ask(proxy, tcp, labtest.Pod, 80, toInbound)},
+		{"another mark", func(s *redirect.Spec) { s.Mark = 4000 },
+		asks: []packet{ask(client, tcp, labtest.Pod, 80, toInbound), ask(proxy, tcp, labtest.Pod, 80, toInbound)},
 		},
 		{
-			name: "invalid packets dropped",
-			spec: func(s *redirect.Spec) { s.DropInvalid = true },
-			asks: []packet{
-				ask(client, stray, labtest.Pod, 80, silence),
-				ask(client, stray, labtest.Pod, 15021, silence),
-				ask(client, tcp, labtest.Pod, 80, toInbound),
-				ask(app, tcp, labtest.Peer, 80, toOutbound),
-				ask(proxy, tcp, labtest.Pod, 80, toInbound),
-			},
-		},
+		name: "invalid packets dropped",
+		spec: func(s *redirect.Spec) { s.DropInvalid = true }, []packet{
+			ask(client, stray, 80, silence, labtest.Pod),
+			ask(client, stray, 15021, silence, labtest.Pod),
+			ask(client, tcp, 80, toInbound, labtest.Pod),
+			ask(app, tcp, 80, toOutbound, labtest.Peer),
+			ask(proxy, tcp, 80, toInbound, labtest.Pod),
+		}},
 	}
 }
 
@@ -125,194 +110,129 @@ func networkCases() []packetCase {
 	loopbacks := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
 	private := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}
 	return []packetCase{
-		{
-			name: "one network captured",
-			spec: func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: networksOf(labtest.Far)} },
-			asks: []packet{
-				ask(app, tcp, labtest.Far, 80, toOutbound),
-				ask(app, tcp, labtest.Peer, 80, toPeer),
-				ask(app, tcp, labtest.Pod, 80, toApp),
-				ask(client, tcp, labtest.Pod, 80, toInbound),
-			},
-		},
-		{
-			name: "no network captured",
-			spec: func(s *redirect.Spec) { s.Outbound = redirect.Networks{} },
-			asks: []packet{
-				ask(app, tcp, labtest.Far, 80, toPeer),
-				ask(app, tcp, labtest.Peer, 80, toPeer),
-				ask(client, tcp, labtest.Pod, 80, toInbound),
-				ask(proxy, tcp, labtest.Pod, 80, toInbound),
-			},
-		},
-		{
-			name: "a network excluded",
-			spec: func(s *redirect.Spec) { s.OutboundExclude = networksOf(labtest.Private) },
-			asks: []packet{
-				ask(app, tcp, labtest.Private, 80, toPeer),
-				ask(app, tcp, labtest.Far, 80, toOutbound),
-				ask(client, tcp, labtest.Pod, 80, toInbound).from(labtest.Private),
-			},
-		},
-		{
-			name: "a network excluded within a captured one",
-			spec: func(s *redirect.Spec) {
-				s.Outbound, s.OutboundExclude = redirect.Networks{List: private}, networksOf(labtest.Private, labtest.Side)
-			},
-			asks: []packet{
-				ask(app, tcp, labtest.Private, 80, toPeer),
-				ask(app, tcp, labtest.Side, 80, toPeer),
-				ask(app, tcp, labtest.Far, 80, toOutbound),
-				ask(app, tcp, labtest.Peer, 80, toOutbound),
-			},
-		},
-		{
-			// A captured network on loopback asks for the app's calls to its own pod to be captured as well.
-			name: "loopback and the pod's own network captured",
-			spec: func(s *redirect.Spec) {
-				s.Outbound = redirect.Networks{List: slices.Concat(loopbacks, networksOf(labtest.Pod))}
-			},
-			asks: []packet{
-				ask(app, tcp, labtest.Pod, 80, toOutbound),
-				ask(app, tcp, labtest.PodSide, 80, toApp),
-				ask(app, tcp, labtest.AlsoLoopback, 80, toOutbound),
-				ask(app, tcp, labtest.Peer, 80, toOutbound),
-				ask(app, tcp, labtest.Far, 80, toPeer),
-				ask(proxy, tcp, labtest.Pod, 80, toInbound),
-			},
-		},
+		{"one network captured", func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: networksOf(labtest.Far)} }, []packet{
+			ask(app, tcp, 80, toOutbound, labtest.Far),
+			ask(app, tcp, 80, toPeer, labtest.Peer),
+			ask(app, tcp, 80, toApp, labtest.Pod),
+			ask(client, tcp, 80, toInbound, labtest.Pod),
+		}},
+		{"no network captured", func(s *redirect.Spec) { s.Outbound = redirect.Networks{} }, []packet{
+			ask(app, tcp, 80, toPeer, labtest.Far, labtest.Peer),
+			ask(client, tcp, 80, toInbound, labtest.Pod),
+			ask(proxy, tcp, 80, toInbound, labtest.Pod),
+		}},
+		{"a network excluded", func(s *redirect.Spec) { s.OutboundExclude = networksOf(labtest.Private) }, []packet{
+			ask(app, tcp, 80, toPeer, labtest.Private),
+			ask(app, tcp, 80, toOutbound, labtest.Far),
+			ask(client, tcp, 80, toInbound, labtest.Pod).from(labtest.Private),
+		}},
+		{"a network excluded within a captured one", func(s *redirect.Spec) {
+			s.Outbound, s.OutboundExclude = redirect.Networks{List: private}, networksOf(labtest.Private, labtest.Side)
+		}, []packet{
+			ask(app, tcp, 80, toPeer, labtest.Private, labtest.Side),
+			ask(app, tcp, 80, toOutbound, labtest.Far, labtest.Peer),
+		}},
+		// A captured network on loopback asks for the app's calls to its own pod to be captured as well.
+		{"loopback and the pod's own network captured", func(s *redirect.Spec) {
+			s.Outbound = redirect.Networks{List: slices.Concat(loopbacks, networksOf(labtest.Pod))}
+		}, []packet{
+			ask(app, tcp, 80, toOutbound, labtest.Pod, labtest.AlsoLoopback, labtest.Peer),
+			ask(app, tcp, 80, toApp, labtest.PodSide),
+			ask(app, tcp, 80, toPeer, labtest.Far),
+			ask(proxy, tcp, 80, toInbound, labtest.Pod),
+		}},
 	}
 }
 
 func portCases() []packetCase {
 	return []packetCase{
-		{
-			name: "an outbound port captured",
-			spec: func(s *redirect.Spec) { s.Outbound, s.OutboundPorts = redirect.Networks{}, []uint16{8080} },
-			asks: []packet{
-				ask(app, tcp, labtest.Peer, 8080, toOutbound),
-				ask(app, tcp, labtest.Far, 8080, toOutbound),
-				ask(app, tcp, labtest.Peer, 80, toPeer),
-			},
-		},
-		{
-			name: "an outbound port captured and its network excluded",
-			spec: func(s *redirect.Spec) {
-				s.Outbound, s.OutboundExclude, s.OutboundPorts = redirect.Networks{}, networksOf(labtest.Private), []uint16{8080}
-			},
-			asks: []packet{
-				ask(app, tcp, labtest.Private, 8080, toPeer),
-				ask(app, tcp, labtest.Far, 8080, toOutbound),
-			},
-		},
-		{
-			name: "outbound ports excluded",
-			spec: func(s *redirect.Spec) { s.OutboundPortsExclude = []uint16{8080, 443} },
-			asks: []packet{
-				ask(app, tcp, labtest.Peer, 8080, toPeer),
-				ask(app, tcp, labtest.Far, 443, toPeer),
-				ask(app, tcp, labtest.Peer, 80, toOutbound),
-				ask(app, tcp, labtest.Peer, 15020, toOutbound),
-				ask(client, tcp, labtest.Pod, 8080, toInbound),
-			},
-		},
-		{
-			name: "some inbound ports captured",
-			// With a list, excluded ports count for nothing.
-			spec: func(s *redirect.Spec) {
-				s.Inbound, s.InboundExclude = redirect.Ports{List: []uint16{80, 9000}}, []uint16{80}
-			},
-			asks: []packet{
-				ask(client, tcp, labtest.Pod, 80, toInbound),
-				ask(client, tcp, labtest.Pod, 9000, toInbound),
-				ask(client, tcp, labtest.Pod, 8080, toApp),
-				ask(client, tcp, labtest.Pod, 15008, toTunnel),
-				ask(proxy, tcp, labtest.Pod, 80, toInbound),
-				// Towards its own pod the proxy is captured by identity, whatever the port; under TPROXY, by port.
-				ask(proxy, tcp, labtest.Pod, 8080, modes(toInbound, toApp)),
-				ask(app, tcp, labtest.Peer, 80, toOutbound),
-			},
-		},
-		{
-			name: "an inbound port excluded",
-			spec: func(s *redirect.Spec) { s.InboundExclude = append([]uint16{8080}, redirect.AlwaysExcluded()...) },
-			asks: []packet{
-				ask(client, tcp, labtest.Pod, 8080, toApp),
-				ask(client, tcp, labtest.PodSide, 8080, toApp),
-				ask(client, tcp, labtest.Pod, 80, toInbound),
-				ask(proxy, tcp, labtest.Pod, 8080, modes(toInbound, toApp)),
-			},
-		},
-		{
-			name: "no inbound port captured",
-			spec: func(s *redirect.Spec) { s.Inbound = redirect.Ports{} },
-			asks: []packet{
-				ask(client, tcp, labtest.Pod, 80, toApp),
-				ask(client, tcp, labtest.Pod, 15008, toTunnel),
-				ask(proxy, tcp, labtest.Pod, 80, modes(toInbound, toApp)),
-				ask(app, tcp, labtest.Peer, 80, toOutbound),
-				ask(app, tcp, labtest.Pod, 80, toApp),
-			},
-		},
+		{"an outbound port captured", func(s *redirect.Spec) {
+			s.Outbound, s.OutboundPorts = redirect.Networks{}, []uint16{8080}
+		}, []packet{
+			ask(app, tcp, 8080, toOutbound, labtest.Peer, labtest.Far),
+			ask(app, tcp, 80, toPeer, labtest.Peer),
+		}},
+		{"an outbound port captured and its network excluded", func(s *redirect.Spec) {
+			s.Outbound, s.OutboundExclude, s.OutboundPorts = redirect.Networks{}, networksOf(labtest.Private), []uint16{8080}
+		}, []packet{
+			ask(app, tcp, 8080, toPeer, labtest.Private),
+			ask(app, tcp, 8080, toOutbound, labtest.Far),
+		}},
+		{"outbound ports excluded", func(s *redirect.Spec) { s.OutboundPortsExclude = []uint16{8080, 443} }, []packet{
+			ask(app, tcp, 8080, toPeer, labtest.Peer),
+			ask(app, tcp, 443, toPeer, labtest.Far),
+			ask(app, tcp, 80, toOutbound, labtest.Peer),
+			ask(app, tcp, 15020, toOutbound, labtest.Peer),
+			ask(client, tcp, 8080, toInbound, labtest.Pod),
+		}},
+		// With a list, excluded ports count for nothing.
+		{"some inbound ports captured", func(s *redirect.Spec) {
+			s.Inbound, s.InboundExclude = redirect.Ports{List: []uint16{80, 9000}}, []uint16{80}
+		}, []packet{
+			ask(client, tcp, 80, toInbound, labtest.Pod),
+			ask(client, tcp, 9000, toInbound, labtest.Pod),
+			ask(client, tcp, 8080, toApp, labtest.Pod),
+			ask(client, tcp, 15008, toTunnel, labtest.Pod),
+			ask(proxy, tcp, 80, toInbound, labtest.Pod),
+			// Towards its own pod the proxy is captured by identity, whatever the port; under TPROXY, by port.
+			ask(proxy, tcp, 8080, modes(toInbound, toApp), labtest.Pod),
+			ask(app, tcp, 80, toOutbound, labtest.Peer),
+		}},
+		{"an inbound port excluded", func(s *redirect.Spec) {
+			s.InboundExclude = append([]uint16{8080}, redirect.AlwaysExcluded()...)
+		}, []packet{
+			ask(client, tcp, 8080, toApp, labtest.Pod, labtest.PodSide),
+			ask(client, tcp, 80, toInbound, labtest.Pod),
+			ask(proxy, tcp, 8080, modes(toInbound, toApp), labtest.Pod),
+		}},
+		{"no inbound port captured", func(s *redirect.Spec) { s.Inbound = redirect.Ports{} }, []packet{
+			ask(client, tcp, 80, toApp, labtest.Pod),
+			ask(client, tcp, 15008, toTunnel, labtest.Pod),
+			ask(proxy, tcp, 80, modes(toInbound, toApp), labtest.Pod),
+			ask(app, tcp, 80, toOutbound, labtest.Peer),
+			ask(app, tcp, 80, toApp, labtest.Pod),
+		}},
 	}
 }
 
 func interfaceCases() []packetCase {
 	return []packetCase{
-		{
-			name: "an interface excluded",
-			spec: func(s *redirect.Spec) { s.ExcludeInterfaces = []string{"eth1"} },
-			asks: []packet{
-				ask(app, tcp, labtest.Side, 80, toPeer),
-				ask(client, tcp, labtest.PodSide, 80, toApp),
-				ask(app, tcp, labtest.Peer, 80, toOutbound),
-				ask(client, tcp, labtest.Pod, 80, toInbound),
-				ask(app, tcp, labtest.PodSide, 80, toApp),
-			},
-		},
-		{
-			name: "an interface excluded with DNS captured",
-			spec: func(s *redirect.Spec) { s.ExcludeInterfaces, s.DNS = []string{"eth1"}, redirect.DNSAll },
-			asks: []packet{
-				ask(app, udp, labtest.Side, 53, toPeer),
-				ask(app, tcp, labtest.Side, 53, toPeer),
-				ask(app, udp, labtest.Resolver, 53, toAgent),
-			},
-		},
-		{
-			name: "an interface rerouted",
-			spec: func(s *redirect.Spec) { s.RerouteInterfaces = []string{"vm0"} },
-			asks: []packet{
-				// Under TPROXY the reference's rules of the mangle table see the guest's packets first, and know nothing
-				// of rerouting: the inbound listener gets them.
-				ask(guest, tcp, labtest.Far, 80, modes(toOutbound, toInbound)),
-				ask(guest, tcp, labtest.Pod, 80, modes(toOutbound, toInbound)),
-				ask(guest, udp, labtest.Far, 5000, toPeer),
-				ask(client, tcp, labtest.Pod, 80, toInbound),
-				ask(app, tcp, labtest.Peer, 80, toOutbound),
-			},
-		},
-		{
-			name: "an interface rerouted and one network captured",
-			spec: func(s *redirect.Spec) {
-				s.RerouteInterfaces, s.Outbound = []string{"vm0"}, redirect.Networks{List: networksOf(labtest.Far)}
-			},
-			asks: []packet{
-				ask(guest, tcp, labtest.Far, 80, modes(toOutbound, toInbound)),
-				ask(guest, tcp, labtest.Peer, 80, modes(toPeer, toInbound)),
-				ask(guest, tcp, labtest.Pod, 80, modes(toApp, toInbound)),
-			},
-		},
-		{
-			name: "an interface rerouted without inbound capture",
-			spec: func(s *redirect.Spec) { s.RerouteInterfaces, s.Inbound = []string{"vm0"}, redirect.Ports{} },
-			asks: []packet{
-				ask(guest, tcp, labtest.Far, 80, toOutbound),
-				ask(guest, tcp, labtest.Pod, 80, toOutbound),
-				ask(guest, udp, labtest.Far, 5000, toPeer),
-				ask(client, tcp, labtest.Pod, 80, toApp),
-			},
-		},
+		{"an interface excluded", func(s *redirect.Spec) { s.ExcludeInterfaces = []string{"eth1"} }, []packet{
+			ask(app, tcp, 80, toPeer, labtest.Side),
+			ask(client, tcp, 80, toApp, labtest.PodSide),
+			ask(app, tcp, 80, toOutbound, labtest.Peer),
+			ask(client, tcp, 80, toInbound, labtest.Pod),
+			ask(app, tcp, 80, toApp, labtest.PodSide),
+		}},
+		{"an interface excluded with DNS captured", func(s *redirect.Spec) {
+			s.ExcludeInterfaces, s.DNS = []string{"eth1"}, redirect.DNSAll
+		}, []packet{
+			ask(app, udp, 53, toPeer, labtest.Side),
+			ask(app, tcp, 53, toPeer, labtest.Side),
+			ask(app, udp, 53, toAgent, labtest.Resolver),
+		}},
+		{"an interface rerouted", func(s *redirect.Spec) { s.RerouteInterfaces = []string{"vm0"} }, []packet{
+			// Under TPROXY the reference's rules of the mangle table see the guest's packets first, and know nothing
+			// of rerouting: the inbound listener gets them.
+			ask(guest, tcp, 80, modes(toOutbound, toInbound), labtest.Far, labtest.Pod),
+			ask(guest, udp, 5000, toPeer, labtest.Far),
+			ask(client, tcp, 80, toInbound, labtest.Pod),
+			ask(app, tcp, 80, toOutbound, labtest.Peer),
+		}},
+		{"an interface rerouted and one network captured", func(s *redirect.Spec) {
+			s.RerouteInterfaces, s.Outbound = []string{"vm0"}, redirect.Networks{List: networksOf(labtest.Far)}
+		}, []packet{
+			ask(guest, tcp, 80, modes(toOutbound, toInbound), labtest.Far),
+			ask(guest, tcp, 80, modes(toPeer, toInbound), labtest.Peer),
+			ask(guest, tcp, 80, modes(toApp, toInbound), labtest.Pod),
+		}},
+		{"an interface rerouted without inbound capture", func(s *redirect.Spec) {
+			s.RerouteInterfaces, s.Inbound = []string{"vm0"}, redirect.Ports{}
+		}, []packet{
+			ask(guest, tcp, 80, toOutbound, labtest.Far, labtest.Pod),
+			ask(guest, udp, 5000, toPeer, labtest.Far),
+			ask(client, tcp, 80, toApp, labtest.Pod),
+		}},
 	}
 }
 
@@ -322,143 +242,100 @@ func dnsCases() []packetCase {
 	}
 	v4, v6 := labtest.Resolver.Addr(ruleset.IPv4), labtest.Resolver.Addr(ruleset.IPv6)
 	return []packetCase{
-		{
-			name: "all DNS captured",
-			spec: func(s *redirect.Spec) { s.DNS = redirect.DNSAll },
-			asks: []packet{
-				ask(app, udp, labtest.Resolver, 53, toAgent),
-				ask(app, tcp, labtest.Resolver, 53, toAgent),
-				ask(app, udp, labtest.OtherResolver, 53, toAgent),
-				ask(app, tcp, labtest.OtherResolver, 53, toAgent),
-				ask(app, udp, labtest.Side, 53, toAgent),
-				// The agent happens to ask from the port from which the app has just asked, and the other way round.
-				ask(app, udp, labtest.Resolver, 53, toAgent).fromPort(4000),
-				ask(proxy, udp, labtest.Resolver, 53, toPeer).fromPort(4000),
-				ask(proxy, udp, labtest.Resolver, 53, toPeer).fromPort(4001),
-				ask(app, udp, labtest.Resolver, 53, toAgent).fromPort(4001),
-				ask(root, udp, labtest.Resolver, 53, toAgent),
-				// A resolver in the pod, too.
-				ask(app, udp, labtest.Loopback, 53, toAgent),
-				ask(app, tcp, labtest.Loopback, 53, toAgent),
-				ask(app, udp, labtest.Pod, 53, toAgent),
-				ask(app, tcp, labtest.Pod, 53, toAgent),
-				ask(app, udp, labtest.Resolver, 53, by(labtest.ByDNS, labtest.ByPeer).seenFrom(labtest.Pod)).passedOn(),
-				ask(app, tcp, labtest.Resolver, 53, by(labtest.ByDNS, labtest.ByPeer).seenFrom(labtest.Pod)).passedOn(),
-				// The agent asks a resolver in the pod. The reference has that exception for the proxy's user and not
-				// for its group, which is what identifies it under TPROXY.
-				ask(proxy, tcp, labtest.Pod, 53, modes(refused, toInbound)),
-				ask(guest, udp, labtest.Resolver, 53, toPeer),
-				ask(client, udp, labtest.Pod, 53, refused),
-				ask(app, tcp, labtest.Peer, 80, toOutbound),
-				ask(app, tcp, labtest.Pod, 80, toApp),
-				ask(client, tcp, labtest.Pod, 80, toInbound),
-				ask(proxy, tcp, labtest.Pod, 80, toInbound),
-			},
-		},
-		{
-			name: "DNS to the pod's resolvers captured",
-			spec: servers(v4, v6),
-			asks: []packet{
-				ask(app, udp, labtest.Resolver, 53, toAgent),
-				ask(app, tcp, labtest.Resolver, 53, toAgent),
-				ask(app, udp, labtest.OtherResolver, 53, toPeer),
-				ask(app, tcp, labtest.OtherResolver, 53, toOutbound),
-				ask(app, udp, labtest.Resolver, 53, by(labtest.ByDNS, labtest.ByPeer).seenFrom(labtest.Pod)).passedOn(),
-				ask(app, udp, labtest.Resolver, 53, toAgent).fromPort(4000),
-				ask(proxy, udp, labtest.Resolver, 53, toPeer).fromPort(4000),
-				ask(proxy, udp, labtest.Resolver, 53, toPeer).fromPort(4001),
-				ask(app, udp, labtest.Resolver, 53, toAgent).fromPort(4001),
-			},
-		},
-		{
-			name: "DNS to a resolver of one family captured",
-			spec: servers(v4),
-			asks: []packet{
-				ask(app, udp, labtest.Resolver, 53, perFamily(toAgent, toPeer)),
-				ask(app, tcp, labtest.Resolver, 53, perFamily(toAgent, toOutbound)),
-				ask(app, tcp, labtest.Pod, 80, toApp),
-			},
-		},
-		{
-			name: "all DNS captured and its port excluded",
-			spec: func(s *redirect.Spec) { s.DNS, s.OutboundPortsExclude = redirect.DNSAll, []uint16{53} },
-			asks: []packet{
-				ask(app, udp, labtest.Resolver, 53, toPeer),
-				ask(app, tcp, labtest.Resolver, 53, toPeer),
-				ask(app, tcp, labtest.Peer, 80, toOutbound),
-			},
-		},
-		{
-			name: "all DNS captured and a group excluded",
-			spec: func(s *redirect.Spec) { s.DNS, s.OwnerGroupsExclude = redirect.DNSAll, []uint32{3000} },
-			asks: []packet{
-				ask(member(3000), udp, labtest.Resolver, 53, toPeer),
-				ask(member(3000), tcp, labtest.Resolver, 53, toPeer),
-				ask(app, udp, labtest.Resolver, 53, toAgent),
-				ask(app, tcp, labtest.Resolver, 53, toAgent),
-			},
-		},
+		{"all DNS captured", func(s *redirect.Spec) { s.DNS = redirect.DNSAll }, []packet{
+			ask(app, udp, 53, toAgent, labtest.Resolver, labtest.OtherResolver, labtest.Side, labtest.Pod),
+			ask(app, tcp, 53, toAgent, labtest.Resolver, labtest.OtherResolver, labtest.Loopback, labtest.Pod),
+			// The agent happens to ask from the port from which the app has just asked, and the other way round.
+			ask(app, udp, 53, toAgent, labtest.Resolver).fromPort(4000),
+			ask(proxy, udp, 53, toPeer, labtest.Resolver).fromPort(4000),
+			ask(proxy, udp, 53, toPeer, labtest.Resolver).fromPort(4001),
+			ask(app, udp, 53, toAgent, labtest.Resolver).fromPort(4001),
+			ask(root, udp, 53, toAgent, labtest.Resolver),
+			// A resolver in the pod, too.
+			ask(app, udp, 53, toAgent, labtest.Loopback),
+			ask(app, udp, 53, by(labtest.ByDNS, labtest.ByPeer).seenFrom(labtest.Pod), labtest.Resolver).passedOn(),
+			ask(app, tcp, 53, by(labtest.ByDNS, labtest.ByPeer).seenFrom(labtest.Pod), labtest.Resolver).passedOn(),
+			// The agent asks a resolver in the pod. The reference has that exception for the proxy's user and not
+			// for its group, which is what identifies it under TPROXY.
+			ask(proxy, tcp, 53, modes(refused, toInbound), labtest.Pod),
+			ask(guest, udp, 53, toPeer, labtest.Resolver),
+			ask(client, udp, 53, refused, labtest.Pod),
+			ask(app, tcp, 80, toOutbound, labtest.Peer),
+			ask(app, tcp, 80, toApp, labtest.Pod),
+			ask(client, tcp, 80, toInbound, labtest.Pod),
+			ask(proxy, tcp, 80, toInbound, labtest.Pod),
+		}},
+		{"DNS to the pod's resolvers captured", servers(v4, v6), []packet{
+			ask(app, udp, 53, toAgent, labtest.Resolver),
+			ask(app, tcp, 53, toAgent, labtest.Resolver),
+			ask(app, udp, 53, toPeer, labtest.OtherResolver),
+			ask(app, tcp, 53, toOutbound, labtest.OtherResolver),
+			ask(app, udp, 53, by(labtest.ByDNS, labtest.ByPeer).seenFrom(labtest.Pod), labtest.Resolver).passedOn(),
+			ask(app, udp, 53, toAgent, labtest.Resolver).fromPort(4000),
+			ask(proxy, udp, 53, toPeer, labtest.Resolver).fromPort(4000),
+			ask(proxy, udp, 53, toPeer, labtest.Resolver).fromPort(4001),
+			ask(app, udp, 53, toAgent, labtest.Resolver).fromPort(4001),
+		}},
+		{"DNS to a resolver of one family captured", servers(v4), []packet{
+			ask(app, udp, 53, perFamily(toAgent, toPeer), labtest.Resolver),
+			ask(app, tcp, 53, perFamily(toAgent, toOutbound), labtest.Resolver),
+			ask(app, tcp, 80, toApp, labtest.Pod),
+		}},
+		{"all DNS captured and its port excluded", func(s *redirect.Spec) {
+			s.DNS, s.OutboundPortsExclude = redirect.DNSAll, []uint16{53}
+		}, []packet{
+			ask(app, udp, 53, toPeer, labtest.Resolver),
+			ask(app, tcp, 53, toPeer, labtest.Resolver),
+			ask(app, tcp, 80, toOutbound, labtest.Peer),
+		}},
+		{"all DNS captured and a group excluded", func(s *redirect.Spec) {
+			s.DNS, s.OwnerGroupsExclude = redirect.DNSAll, []uint32{3000}
+		}, []packet{
+			ask(member(3000), udp, 53, toPeer, labtest.Resolver),
+			ask(member(3000), tcp, 53, toPeer, labtest.Resolver),
+			ask(app, udp, 53, toAgent, labtest.Resolver),
+			ask(app, tcp, 53, toAgent, labtest.Resolver),
+		}},
 	}
 }
 
 func ownerCases() []packetCase {
 	return []packetCase{
-		{
-			name: "two groups captured",
-			spec: func(s *redirect.Spec) { s.OwnerGroups = redirect.Groups{List: []uint32{3000, 4000}} },
-			asks: []packet{
-				ask(member(3000), tcp, labtest.Peer, 80, toOutbound),
-				ask(member(4000), tcp, labtest.Peer, 80, toOutbound),
-				ask(app, tcp, labtest.Peer, 80, toPeer),
-				ask(root, tcp, labtest.Peer, 80, toPeer),
-				ask(client, tcp, labtest.Pod, 80, toInbound),
-			},
-		},
-		{
-			name: "no group captured",
-			spec: func(s *redirect.Spec) { s.OwnerGroups = redirect.Groups{} },
-			asks: []packet{
-				ask(app, tcp, labtest.Peer, 80, toPeer),
-				ask(member(3000), tcp, labtest.Peer, 80, toPeer),
-				ask(client, tcp, labtest.Pod, 80, toInbound),
-				ask(proxy, tcp, labtest.Pod, 80, toInbound),
-			},
-		},
-		{
-			name: "two groups excluded",
-			spec: func(s *redirect.Spec) { s.OwnerGroupsExclude = []uint32{3000, 4000} },
-			asks: []packet{
-				ask(member(3000), tcp, labtest.Peer, 80, toPeer),
-				ask(member(4000), tcp, labtest.Peer, 80, toPeer),
-				ask(app, tcp, labtest.Peer, 80, toOutbound),
-				ask(client, tcp, labtest.Pod, 80, toInbound),
-			},
-		},
-		{
-			name: "a proxy with another user and group",
-			ids:  ids{uid: 2000, gid: 2001},
-			spec: func(s *redirect.Spec) { s.UIDs, s.GIDs = []uint32{2000}, []uint32{2001} },
-			asks: []packet{
-				ask(proxy, tcp, labtest.Pod, 80, toInbound),
-				ask(user(2000, 1000), tcp, labtest.Peer, 80, toPeer),
-				ask(user(1000, 2001), tcp, labtest.Peer, 80, toPeer),
-				ask(user(1337, 1337), tcp, labtest.Peer, 80, toOutbound),
-				ask(user(1337, 1337), tcp, labtest.Pod, 80, toApp),
-				ask(app, tcp, labtest.Peer, 80, toOutbound),
-			},
-		},
-		{
-			name: "a proxy with two users",
-			spec: func(s *redirect.Spec) { s.UIDs = []uint32{1337, 2000} },
-			asks: []packet{
-				ask(user(2000, 2000), tcp, labtest.Peer, 80, toPeer),
-				ask(user(1337, 1000), tcp, labtest.Pod, 80, toInbound),
-				// The reference's rules for the first user let the calls of everybody else to their own pod pass, the
-				// second one's included. Marks, which TPROXY looks at, are set for both.
-				ask(user(2000, 2000), tcp, labtest.Pod, 80, modes(toApp, toInbound)),
-				ask(app, tcp, labtest.Peer, 80, toOutbound),
-			},
-		},
+		{"two groups captured", func(s *redirect.Spec) { s.OwnerGroups = redirect.Groups{List: []uint32{3000, 4000}} }, []packet{
+			ask(member(3000), tcp, 80, toOutbound, labtest.Peer),
+			ask(member(4000), tcp, 80, toOutbound, labtest.Peer),
+			ask(app, tcp, 80, toPeer, labtest.Peer),
+			ask(root, tcp, 80, toPeer, labtest.Peer),
+			ask(client, tcp, 80, toInbound, labtest.Pod),
+		}},
+		{"no group captured", func(s *redirect.Spec) { s.OwnerGroups = redirect.Groups{} }, []packet{
+			ask(app, tcp, 80, toPeer, labtest.Peer),
+			ask(member(3000), tcp, 80, toPeer, labtest.Peer),
+			ask(client, tcp, 80, toInbound, labtest.Pod),
+			ask(proxy, tcp, 80, toInbound, labtest.Pod),
+		}},
+		{"two groups excluded", func(s *redirect.Spec) { s.OwnerGroupsExclude = []uint32{3000, 4000} }, []packet{
+			ask(member(3000), tcp, 80, toPeer, labtest.Peer),
+			ask(member(4000), tcp, 80, toPeer, labtest.Peer),
+			ask(app, tcp, 80, toOutbound, labtest.Peer),
+			ask(client, tcp, 80, toInbound, labtest.Pod),
+		}},
+		{"a proxy with another user and group", func(s *redirect.Spec) { s.UIDs, s.GIDs = []uint32{2000}, []uint32{2001} }, []packet{
+			ask(proxy, tcp, 80, toInbound, labtest.Pod),
+			ask(user(2000, 1000), tcp, 80, toPeer, labtest.Peer),
+			ask(user(1000, 2001), tcp, 80, toPeer, labtest.Peer),
+			ask(user(1337, 1337), tcp, 80, toOutbound, labtest.Peer),
+			ask(user(1337, 1337), tcp, 80, toApp, labtest.Pod),
+			ask(app, tcp, 80, toOutbound, labtest.Peer),
+		}},
+		{"a proxy with two users", func(s *redirect.Spec) { s.UIDs = []uint32{1337, 2000} }, []packet{
+			ask(user(2000, 2000), tcp, 80, toPeer, labtest.Peer),
+			ask(user(1337, 1000), tcp, 80, toInbound, labtest.Pod),
+			// The reference's rules for the first user let the calls of everybody else to their own pod pass, the
+			// second one's included. Marks, which TPROXY looks at, are set for both.
+			ask(user(2000, 2000), tcp, 80, modes(toApp, toInbound), labtest.Pod),
+			ask(app, tcp, 80, toOutbound, labtest.Peer),
+		}},
 	}
 }
 
@@ -468,35 +345,34 @@ func secondFamilyCases() []packetCase {
 		return func(s *redirect.Spec) { s.DualStack, s.SecondFamily = false, f }
 	}
 	return []packetCase{
-		{name: "bypass", spec: with(redirect.Bypass), asks: []packet{
-			ask(client, tcp, labtest.Pod, 80, perFamily(toInbound, toApp)),
-			ask(client, udp, labtest.Pod, 5000, toApp),
-			ask(app, tcp, labtest.Peer, 80, perFamily(toOutbound, toPeer)),
-			ask(app, udp, labtest.Peer, 5000, toPeer),
-			ask(proxy, tcp, labtest.Peer, 80, toPeer),
-			ask(proxy, tcp, labtest.Pod, 80, perFamily(toInbound, toApp)),
-			ask(app, tcp, labtest.Pod, 80, toApp),
+		{"bypass", with(redirect.Bypass), []packet{
+			ask(client, tcp, 80, perFamily(toInbound, toApp), labtest.Pod),
+			ask(client, udp, 5000, toApp, labtest.Pod),
+			ask(app, tcp, 80, perFamily(toOutbound, toPeer), labtest.Peer),
+			ask(app, udp, 5000, toPeer, labtest.Peer),
+			ask(proxy, tcp, 80, toPeer, labtest.Peer),
+			ask(proxy, tcp, 80, perFamily(toInbound, toApp), labtest.Pod),
+			ask(app, tcp, 80, toApp, labtest.Pod),
 		}},
-		{name: "capture", spec: with(redirect.Capture), asks: append(whatever(),
-			ask(client, tcp, labtest.Pod, 80, toInbound),
-			ask(app, tcp, labtest.Peer, 80, toOutbound),
-			ask(proxy, tcp, labtest.Pod, 80, toInbound),
-			ask(app, tcp, labtest.Pod, 80, toApp),
+		{"capture", with(redirect.Capture), append(whatever(),
+			ask(client, tcp, 80, toInbound, labtest.Pod),
+			ask(app, tcp, 80, toOutbound, labtest.Peer),
+			ask(proxy, tcp, 80, toInbound, labtest.Pod),
+			ask(app, tcp, 80, toApp, labtest.Pod),
 		)},
-		{name: "reject", spec: with(redirect.Reject), asks: []packet{
-			ask(client, tcp, labtest.Pod, 80, perFamily(toInbound, refused)),
-			ask(client, tcp, labtest.Pod, 15021, perFamily(toStatus, refused)),
-			ask(client, udp, labtest.Pod, 5000, perFamily(toApp, refused)),
-			ask(app, tcp, labtest.Peer, 80, perFamily(toOutbound, refused)),
+		{"reject", with(redirect.Reject), []packet{
+			ask(client, tcp, 80, perFamily(toInbound, refused), labtest.Pod),
+			ask(client, tcp, 15021, perFamily(toStatus, refused), labtest.Pod),
+			ask(client, udp, 5000, perFamily(toApp, refused), labtest.Pod),
+			ask(app, tcp, 80, perFamily(toOutbound, refused), labtest.Peer),
 			// The kernel fails the send of a datagram that does not get out.
-			ask(app, udp, labtest.Peer, 5000, perFamily(toPeer, forbidden)),
-			ask(proxy, tcp, labtest.Peer, 80, perFamily(toPeer, refused)),
-			ask(app, tcp, labtest.Pod, 80, toApp),
-			ask(app, tcp, labtest.Loopback, 80, toApp),
-			ask(app, udp, labtest.Loopback, 5000, toApp),
+			ask(app, udp, 5000, perFamily(toPeer, forbidden), labtest.Peer),
+			ask(proxy, tcp, 80, perFamily(toPeer, refused), labtest.Peer),
+			ask(app, tcp, 80, toApp, labtest.Pod, labtest.Loopback),
+			ask(app, udp, 5000, toApp, labtest.Loopback),
 			// ICMP finds neighbours and reports errors.
-			ask(client, ping, labtest.Pod, 0, pong),
-			ask(app, ping, labtest.Far, 0, pong),
+			ask(client, ping, 0, pong, labtest.Pod),
+			ask(app, ping, 0, pong, labtest.Far),
 		}},
 	}
 }
@@ -504,28 +380,27 @@ func secondFamilyCases() []packetCase {
 // direct are the answers where nothing is captured.
 func direct() []packet {
 	return []packet{
-		ask(app, tcp, labtest.Peer, 80, toPeer),
-		ask(app, tcp, labtest.Far, 443, toPeer),
-		ask(app, tcp, labtest.Side, 15020, toPeer),
-		ask(app, tcp, labtest.Resolver, 53, toPeer),
-		ask(app, udp, labtest.Resolver, 53, toPeer),
-		ask(app, udp, labtest.OtherResolver, 53, toPeer),
-		ask(app, tcp, labtest.Pod, 80, toApp),
-		ask(app, tcp, labtest.Loopback, 15001, toOutbound),
-		ask(app, udp, labtest.Loopback, 5000, toApp),
-		ask(proxy, tcp, labtest.Private, 80, toPeer),
-		ask(proxy, tcp, labtest.Pod, 80, toApp),
-		ask(client, tcp, labtest.Pod, 80, toApp),
-		ask(client, tcp, labtest.PodSide, 15006, toInbound),
-		ask(client, tcp, labtest.Pod, 15008, toTunnel),
-		ask(client, tcp, labtest.Pod, 15021, toStatus),
-		ask(client, tcp, labtest.Pod, 81, refused),
-		ask(client, tcp, labtest.Pod, 15053, refused),
-		ask(client, udp, labtest.PodSide, 5000, toApp),
-		ask(client, udp, labtest.Pod, 81, refused),
-		ask(client, stray, labtest.Pod, 80, refused),
-		ask(client, ping, labtest.Pod, 0, pong),
-		ask(guest, tcp, labtest.Far, 80, toPeer),
-		ask(guest, udp, labtest.Private, 5000, toPeer),
+		ask(app, tcp, 80, toPeer, labtest.Peer),
+		ask(app, tcp, 443, toPeer, labtest.Far),
+		ask(app, tcp, 15020, toPeer, labtest.Side),
+		ask(app, tcp, 53, toPeer, labtest.Resolver),
+		ask(app, udp, 53, toPeer, labtest.Resolver, labtest.OtherResolver),
+		ask(app, tcp, 80, toApp, labtest.Pod),
+		ask(app, tcp, 15001, toOutbound, labtest.Loopback),
+		ask(app, udp, 5000, toApp, labtest.Loopback),
+		ask(proxy, tcp, 80, toPeer, labtest.Private),
+		ask(proxy, tcp, 80, toApp, labtest.Pod),
+		ask(client, tcp, 80, toApp, labtest.Pod),
+		ask(client, tcp, 15006, toInbound, labtest.PodSide),
+		ask(client, tcp, 15008, toTunnel, labtest.Pod),
+		ask(client, tcp, 15021, toStatus, labtest.Pod),
+		ask(client, tcp, 81, refused, labtest.Pod),
+		ask(client, tcp, 15053, refused, labtest.Pod),
+		ask(client, udp, 5000, toApp, labtest.PodSide),
+		ask(client, udp, 81, refused, labtest.Pod),
+		ask(client, stray, 80, refused, labtest.Pod),
+		ask(client, ping, 0, pong, labtest.Pod),
+		ask(guest, tcp, 80, toPeer, labtest.Far),
+		ask(guest, udp, 5000, toPeer, labtest.Private),
 	}
 }

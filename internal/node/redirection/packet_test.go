@@ -1,7 +1,6 @@
 package redirection_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -21,14 +20,24 @@ import (
 // fixture is where a question is asked.
 type fixture struct {
 	*labtest.Lab
-	mode   redirect.Mode
+	spec   redirect.Spec
 	family ruleset.Family
-	// ids are those of the proxy.
-	ids ids
 }
 
-// ids are a user and a group.
-type ids struct{ uid, gid int }
+// newFixture is a pod with a proxy for the Spec, which is not applied yet.
+func newFixture(t *testing.T, spec redirect.Spec, families ...ruleset.Family) fixture {
+	t.Helper()
+	s := fixture{Lab: newLab(t, families...), spec: spec}
+	if err := s.StartProxy(t.Context(), s.proxy(), spec.Mode); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// dualStack is the default Spec in a mode, for both families.
+func dualStack(mode redirect.Mode) redirect.Spec {
+	return dual(func(s *redirect.Spec) { s.Mode = mode })
+}
 
 // actor opens the sockets of a fixture.
 type actor func(fixture) labtest.Actor
@@ -51,14 +60,11 @@ func user(uid, gid int) actor {
 	}
 }
 
+// proxy has the first user and group of the Spec; under TPROXY it is root.
 func (s fixture) proxy() labtest.Actor {
-	a := s.Proxy(s.mode)
-	if s.ids == (ids{}) {
-		return a
-	}
-	a.GID = s.ids.gid
-	if s.mode == redirect.Redirect {
-		a.UID = s.ids.uid
+	a := s.Proxy(s.spec.Mode)
+	if a.GID = int(s.spec.GIDs[0]); s.spec.Mode == redirect.Redirect {
+		a.UID = int(s.spec.UIDs[0])
 	}
 	return a
 }
@@ -66,8 +72,8 @@ func (s fixture) proxy() labtest.Actor {
 // outcome are the expected answers, or the expected error.
 type outcome func(fixture) ([]labtest.Hop, error)
 
-// by expects answers with these names. Unless the outcome says otherwise, the original destination must be the address that was asked, and
-// the source the asker's own.
+// by expects answers with these names. Unless the outcome says otherwise, the original destination must be the address that
+// was asked, and the source the asker's own.
 func by(names ...string) outcome {
 	return func(fixture) (hops []labtest.Hop, _ error) {
 		for _, name := range names {
@@ -89,7 +95,7 @@ func (o outcome) seenFrom(p labtest.Place) outcome {
 // modes chooses between REDIRECT and TPROXY.
 func modes(redirected, tproxied outcome) outcome {
 	return func(s fixture) ([]labtest.Hop, error) {
-		if s.mode == redirect.TPROXY {
+		if s.spec.Mode == redirect.TPROXY {
 			return tproxied(s)
 		}
 		return redirected(s)
@@ -120,20 +126,20 @@ var (
 	silence    outcome = func(fixture) ([]labtest.Hop, error) { return nil, labtest.ErrSilent }
 )
 
-// packet is one question of a case.
+// packet is a question of a case to one or more places.
 type packet struct {
 	who     actor
 	via     labtest.Protocol
-	to      labtest.Place
 	port    uint16
 	want    outcome
+	to      []labtest.Place
 	source  labtest.Place
 	srcPort uint16
 	through bool
 }
 
-func ask(who actor, via labtest.Protocol, to labtest.Place, port uint16, want outcome) packet {
-	return packet{who: who, via: via, to: to, port: port, want: want}
+func ask(who actor, via labtest.Protocol, port uint16, want outcome, to ...labtest.Place) packet {
+	return packet{who: who, via: via, port: port, want: want, to: to}
 }
 
 // from gives the packet a source address.
@@ -154,47 +160,50 @@ func (p packet) passedOn() packet {
 	return p
 }
 
-// question is the packet in a fixture. There is none where the place has no address of the family, and pings are IPv6.
-func (p packet) question(s fixture) (q labtest.Question, ok bool) {
-	if !p.to.Addr(s.family).IsValid() || p.via == ping && s.family == ruleset.IPv4 {
-		return q, false
+// questions are the packet's in a fixture. There is none where the place has no address of the family, and pings are IPv6.
+func (p packet) questions(s fixture) (all []labtest.Question) {
+	for _, to := range p.to {
+		if !to.Addr(s.family).IsValid() || p.via == ping && s.family == ruleset.IPv4 {
+			continue
+		}
+		var q labtest.Question
+		q.Ask = labtest.Ask{From: p.who(s), Via: p.via, To: to.Port(s.family, p.port), SourcePort: p.srcPort, Through: p.through}
+		if p.srcPort == 0 && (p.via == tcp || p.via == udp) {
+			q.SourcePort = s.FreshPort()
+		}
+		if p.source != "" {
+			q.Source = p.source.Addr(s.family)
+		}
+		q.Want, q.WantErr = p.want(s)
+		all = append(all, q)
 	}
-	q.Ask = labtest.Ask{
-		From: p.who(s), Via: p.via, To: p.to.Port(s.family, p.port), SourcePort: p.srcPort, Through: p.through,
-	}
-	if p.srcPort == 0 && (p.via == tcp || p.via == udp) {
-		q.SourcePort = s.FreshPort()
-	}
-	if p.source != "" {
-		q.Source = p.source.Addr(s.family)
-	}
-	q.Want, q.WantErr = p.want(s)
-	return q, true
+	return all
 }
 
 // packetCase is a way to capture and the questions that show what it does.
 type packetCase struct {
 	name string
-	spec func(*redirect.Spec)
-	// ids are those of the proxy if they are not the usual ones.
-	ids  ids
+	set  func(*redirect.Spec)
 	asks []packet
 }
 
+// spec is the case's Spec in a mode for a pod with the families.
+func (c packetCase) spec(mode redirect.Mode, families ...ruleset.Family) redirect.Spec {
+	spec := dualStack(mode)
+	spec.DualStack = len(families) > 1
+	if c.set != nil {
+		c.set(&spec)
+	}
+	return spec
+}
+
 // run applies the case's Spec in a fresh pod and asks in every family of it.
-func (c packetCase) run(t *testing.T, v iptables.Variant, s fixture, families ...ruleset.Family) {
+func (c packetCase) run(t *testing.T, v iptables.Variant, mode redirect.Mode, families ...ruleset.Family) fixture {
 	t.Helper()
-	s.Lab, s.ids = newLab(t, families...), c.ids
-	spec := redirect.Default()
-	spec.Mode, spec.DualStack = s.mode, len(families) > 1
-	if c.spec != nil {
-		c.spec(&spec)
-	}
-	apply(t, s.Lab, v, spec)
-	if err := s.StartProxy(t.Context(), s.proxy(), s.mode); err != nil {
-		t.Fatal(err)
-	}
+	s := newFixture(t, c.spec(mode, families...), families...)
+	s.apply(t, v, s.spec)
 	s.askAll(t, v, c.asks)
+	return s
 }
 
 // askAll asks in every family, and shows the family's rules with each wrong answer. After a silence it stops: more of
@@ -203,25 +212,19 @@ func (s fixture) askAll(t *testing.T, v iptables.Variant, packets []packet) {
 	t.Helper()
 	for _, s.family = range s.Families() {
 		for _, p := range packets {
-			err := p.check(t.Context(), s)
-			if err == nil {
-				continue
-			}
-			t.Errorf("%v\n%s", err, s.Counters(t.Context(), saveProgram(v, s.family)...))
-			var wrong *labtest.Wrong
-			if errors.As(err, &wrong) && errors.Is(wrong.Got.Err, labtest.ErrSilent) {
-				return
+			for _, q := range p.questions(s) {
+				err := q.Check(t.Context())
+				if err == nil {
+					continue
+				}
+				t.Errorf("%v\n%s", err, s.Counters(t.Context(), saveProgram(v, s.family)...))
+				var wrong *labtest.Wrong
+				if errors.As(err, &wrong) && errors.Is(wrong.Got.Err, labtest.ErrSilent) {
+					return
+				}
 			}
 		}
 	}
-}
-
-func (p packet) check(ctx context.Context, s fixture) error {
-	q, ok := p.question(s)
-	if !ok {
-		return nil
-	}
-	return q.Check(ctx)
 }
 
 func newLab(t *testing.T, families ...ruleset.Family) *labtest.Lab {
@@ -239,11 +242,10 @@ func namespaceOf(lab *labtest.Lab, v iptables.Variant) redirection.Namespace {
 	return inNamespace(lab.NetNS(), v)
 }
 
-func apply(t *testing.T, lab *labtest.Lab, v iptables.Variant, spec redirect.Spec) {
+// apply brings the pod to a Spec.
+func (s fixture) apply(t *testing.T, v iptables.Variant, spec redirect.Spec) {
 	t.Helper()
-	if _, err := namespaceOf(lab, v).Apply(t.Context(), spec, redirection.Reconcile); err != nil {
-		t.Fatalf("applying %+v: %v", spec, err)
-	}
+	mustApply(t, namespaceOf(s.Lab, v), spec)
 }
 
 // saveProgram is the program that prints a family's rules, with its arguments.
@@ -264,13 +266,6 @@ func networksOf(places ...labtest.Place) []netip.Prefix {
 		all = append(all, p.Network(ruleset.IPv4), p.Network(ruleset.IPv6))
 	}
 	return all
-}
-
-// podKinds are the pods of the matrix.
-func podKinds() map[string][]ruleset.Family {
-	return map[string][]ruleset.Family{
-		"IPv4": {ruleset.IPv4}, "IPv6": {ruleset.IPv6}, "dual": {ruleset.IPv4, ruleset.IPv6},
-	}
 }
 
 // eachCell runs a test for every way by which rules get into a pod, in both modes.
@@ -295,7 +290,7 @@ func TestPackets(t *testing.T) {
 		if v == byNetlink {
 			return
 		}
-		for kind, families := range podKinds() {
+		for kind, families := range map[string][]ruleset.Family{"IPv4": families[:1], "IPv6": families[1:], "dual": families} {
 			cases := packetCases()
 			if kind != "dual" && v != byTables {
 				cases = defaultCases()
@@ -303,7 +298,7 @@ func TestPackets(t *testing.T) {
 			for _, c := range cases {
 				t.Run(kind+"/"+c.name, func(t *testing.T) {
 					t.Parallel()
-					c.run(t, v, fixture{mode: mode}, families...)
+					c.run(t, v, mode, families...)
 				})
 			}
 		}
@@ -317,7 +312,7 @@ func TestPacketsOfTheSecondFamily(t *testing.T) {
 		for _, c := range secondFamilyCases() {
 			t.Run(c.name, func(t *testing.T) {
 				t.Parallel()
-				c.run(t, v, fixture{mode: mode}, podKinds()["dual"]...)
+				c.run(t, v, mode, families...)
 			})
 		}
 	})
@@ -328,11 +323,7 @@ func TestPacketsOfTheSecondFamily(t *testing.T) {
 func TestPacketsGoDirectlyWithoutRules(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
-		s := fixture{Lab: newLab(t, podKinds()["dual"]...), mode: mode}
-		if err := s.StartProxy(t.Context(), s.proxy(), mode); err != nil {
-			t.Fatal(err)
-		}
-		s.askAll(t, iptables.NFT, direct())
+		newFixture(t, dualStack(mode), families...).askAll(t, iptables.NFT, direct())
 	}
 }
 
@@ -340,27 +331,18 @@ func TestPacketsGoDirectlyWithoutRules(t *testing.T) {
 func TestPacketsFollowTheLastSpec(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()
-		s := fixture{Lab: newLab(t, podKinds()["dual"]...), mode: mode}
-		if err := s.StartProxy(t.Context(), s.proxy(), mode); err != nil {
-			t.Fatal(err)
-		}
-		first := redirect.Default()
-		first.DualStack, first.Mode = true, redirect.TPROXY-mode // the other mode
+		first := dualStack(redirect.TPROXY - mode) // the other mode
 		first.DNS, first.DropInvalid, first.Inbound = redirect.DNSAll, true, redirect.Ports{List: []uint16{80}}
 		first.ExcludeInterfaces, first.RerouteInterfaces = []string{"eth0", "eth1"}, []string{"vm0"}
-		last := redirect.Default()
-		last.DualStack, last.Mode = true, mode
-		for _, spec := range []redirect.Spec{first, last} {
-			apply(t, s.Lab, v, spec)
-		}
+		s := newFixture(t, dualStack(mode), families...)
+		s.apply(t, v, first)
+		s.apply(t, v, s.spec)
 		for _, c := range defaultCases() {
-			if c.spec == nil {
+			if c.set == nil {
 				s.askAll(t, v, c.asks)
 			}
 		}
-		if _, err := namespaceOf(s.Lab, v).Clean(t.Context(), redirect.Default()); err != nil {
-			t.Fatalf("cleaning: %v", err)
-		}
+		mustClean(t, namespaceOf(s.Lab, v))
 		s.askAll(t, v, direct())
 	})
 }
@@ -374,18 +356,8 @@ func TestAnswersOfResolversBelongToTheirQuestions(t *testing.T) {
 			if c.name != "all DNS captured" && c.name != "DNS to the pod's resolvers captured" {
 				continue
 			}
-			s := fixture{Lab: newLab(t, podKinds()["dual"]...), mode: mode}
-			spec := redirect.Default()
-			spec.Mode, spec.DualStack = mode, true
-			c.spec(&spec)
-			apply(t, s.Lab, v, spec)
-			if err := s.StartProxy(t.Context(), s.proxy(), mode); err != nil {
-				t.Fatal(err)
-			}
-			s.askAll(t, v, []packet{
-				ask(proxy, udp, labtest.Resolver, 53, toPeer),
-				ask(app, udp, labtest.Resolver, 53, toAgent),
-			})
+			c.asks = []packet{ask(proxy, udp, 53, toPeer, labtest.Resolver), ask(app, udp, 53, toAgent, labtest.Resolver)}
+			s := c.run(t, v, mode, families...)
 			tracked, err := s.Root().Run(t.Context(), "", "cat", "/proc/self/net/nf_conntrack")
 			if err != nil {
 				t.Fatal(err)
