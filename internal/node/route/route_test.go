@@ -34,20 +34,26 @@ func wantAll() route.Want {
 	return route.Want{PassthroughV6: true, Policy: []route.Policy{v4(1337, 133), v6(1337, 133)}}
 }
 
+// route133 delivers locally what comes to table 133.
+const route133 = "route add local default dev lo table 133"
+
 // newNamespace makes a namespace as a runtime hands it to the last plugin, without a link to anywhere: lo is up.
 func newNamespace(t *testing.T, commands ...string) string {
 	t.Helper()
 	path := netnstest.New(t)
-	ip(t, path, "link set lo up")
-	for _, c := range commands {
-		ip(t, path, c)
-	}
+	ip(t, path, "link set lo up;"+strings.Join(commands, ";"))
 	return path
 }
 
-func ip(t *testing.T, path, args string) string {
+// ip runs commands of ip, separated by semicolons, and returns what they print.
+func ip(t *testing.T, path, commands string) (out string) {
 	t.Helper()
-	return netnstest.Run(t, path, "ip", strings.Fields(args)...)
+	for command := range strings.SplitSeq(commands, ";") {
+		if args := strings.Fields(command); len(args) > 0 {
+			out += netnstest.Run(t, path, "ip", args...)
+		}
+	}
+	return out
 }
 
 // state is everything this package could change, as the ip command sees it.
@@ -240,12 +246,7 @@ func TestApplyCompletesWhatIsThere(t *testing.T) {
 	want := newNamespace(t, byHand()...)
 	hand := byHand()
 	for bits := range 1 << len(hand) {
-		var setup []string
-		for i, command := range hand {
-			if bits&(1<<i) != 0 {
-				setup = append(setup, command)
-			}
-		}
+		setup := slices.DeleteFunc(byHand(), func(c string) bool { return bits&(1<<slices.Index(hand, c)) == 0 })
 		path := newNamespace(t, setup...)
 		missing := check(t, path, wantAll())
 		if len(missing) != len(hand)-len(setup) {
@@ -260,86 +261,39 @@ func TestApplyCompletesWhatIsThere(t *testing.T) {
 
 func TestApplyLeavesOneRule(t *testing.T) {
 	t.Parallel()
-	const ours = "from all fwmark 0x539 lookup 133"
+	const ours, add = "from all fwmark 0x539 lookup 133", "rule add fwmark 1337 lookup 133"
 	w := route.Want{Policy: []route.Policy{v4(1337, 133)}}
-	tests := []struct {
-		name  string
-		setup []string
-		want  string // the rules, less those the kernel makes
-		says  string
+	for _, tt := range []struct {
+		name, setup string
+		want        string // the rules, less those the kernel makes
+		says        string
 	}{
-		{
-			"of none", nil,
-			"32765: " + ours, "is missing",
-		},
-		{
-			"of one",
-			[]string{"rule add fwmark 1337 lookup 133"},
-			"32765: " + ours, "",
-		},
-		{
-			"of one at another priority, which it keeps",
-			[]string{"rule add fwmark 1337 lookup 133 priority 100"},
-			"100: " + ours, "",
-		},
-		{
-			"of one with the mask spelled out",
-			[]string{"rule add fwmark 1337/0xffffffff lookup 133 priority 100"},
-			"100: " + ours, "",
-		},
-		{
-			"of one that was made by a routing daemon",
-			[]string{"rule add fwmark 1337 lookup 133 protocol bird priority 100"},
-			"100: " + ours + " proto bird", "",
-		},
-		{
-			"of several, the first",
-			[]string{
-				"rule add fwmark 1337 lookup 133 priority 100", "rule add fwmark 1337 lookup 133 priority 7",
-				"rule add fwmark 1337 lookup 133",
-			},
-			"6: " + ours, "is there 3 times",
-		},
-		{
-			"of one behind the main table, in front of it",
-			[]string{"rule add fwmark 1337 lookup 133 priority 32766"},
-			"32765: " + ours, "no effect",
-		},
+		{"of none", "", "32765: " + ours, "is missing"},
+		{"of one", add, "32765: " + ours, ""},
+		{"of one at another priority, which it keeps", add + " priority 100", "100: " + ours, ""},
+		{"of one with the mask spelled out", "rule add fwmark 1337/0xffffffff lookup 133 priority 100", "100: " + ours, ""},
+		{"of one that was made by a routing daemon", add + " protocol bird priority 100", "100: " + ours + " proto bird", ""},
+		{"of several, the first", add + " priority 100; " + add + " priority 7; " + add, "6: " + ours, "is there 3 times"},
+		{"of one behind the main table, in front of it", add + " priority 32766", "32765: " + ours, "no effect"},
 		{
 			"of one behind a foreign rule for everything to main",
-			[]string{
-				"rule add lookup main priority 50", "rule add fwmark 1337 lookup 133 priority 60",
-			},
-			"49: " + ours + "\n50: from all lookup main", "no effect",
+			"rule add lookup main priority 50; " + add + " priority 60", "49: " + ours + "\n50: from all lookup main", "no effect",
 		},
-		{
-			"of one before and one behind the main table",
-			[]string{
-				"rule add fwmark 1337 lookup 133 priority 60", "rule add fwmark 1337 lookup 133 priority 40000",
-			},
-			"60: " + ours, "is there 2 times",
-		},
+		{"of one before and one behind main", add + " priority 60; " + add + " priority 40000", "60: " + ours, "is there 2 times"},
 		{
 			"beside a narrower rule that comes first",
-			[]string{
-				"rule add from 10.0.0.0/8 fwmark 1337 lookup 133 priority 5", "rule add fwmark 1337 lookup 133 priority 60",
-				"rule add fwmark 1337 lookup 133 priority 61",
-			},
+			"rule add from 10.0.0.0/8 fwmark 1337 lookup 133 priority 5; " + add + " priority 60; " + add + " priority 61",
 			"5: from 10.0.0.0/8 fwmark 0x539 lookup 133\n60: " + ours, "is there 2 times",
 		},
 		{
 			"where there was none but narrower ones",
-			[]string{
-				"rule add fwmark 1337/0xffff lookup 133 priority 5", "rule add fwmark 1337 ipproto udp lookup 133 priority 6",
-			},
-			"4: " + ours + "\n5: from all fwmark 0x539/0xffff lookup 133\n6: from all fwmark 0x539 ipproto udp lookup 133",
-			"is missing",
+			"rule add fwmark 1337/0xffff lookup 133 priority 5; rule add fwmark 1337 ipproto udp lookup 133 priority 6",
+			"4: " + ours + "\n5: from all fwmark 0x539/0xffff lookup 133\n6: from all fwmark 0x539 ipproto udp lookup 133", "is missing",
 		},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			path := newNamespace(t, append(tt.setup, "route add local default dev lo table 133")...)
+			path := newNamespace(t, tt.setup, route133)
 			missing := check(t, path, w)
 			if (len(missing) == 0) != (tt.says == "") || !strings.Contains(fmt.Sprint(missing), tt.says) {
 				t.Errorf("Check says %q, want %q", missing, tt.says)
@@ -368,9 +322,10 @@ func ownRules(t *testing.T, path string) string {
 	return strings.Join(lines, "\n")
 }
 
-func TestApplyKeepsARouteOfAnotherMetric(t *testing.T) {
+func TestARouteOfAnotherMetricServes(t *testing.T) {
 	t.Parallel()
-	path := newNamespace(t, append(byHand()[:3:3], "-6 route add local default dev lo metric 5 table 133", byHand()[4])...)
+	path := newNamespace(t, byHand()...)
+	ip(t, path, "-6 route del local default dev lo table 133; -6 route add local default dev lo metric 5 table 133")
 	before := state(t, path)
 	complete(t, path, wantAll())
 	apply(t, path, wantAll())
@@ -381,35 +336,30 @@ func TestRemoveTakesEveryRepetition(t *testing.T) {
 	t.Parallel()
 	path := newNamespace(t, "rule add from 10.0.0.0/8 fwmark 1337 lookup 133 priority 1")
 	before := state(t, path)
-	for _, command := range append(byHand(),
-		"-4 rule add fwmark 1337 lookup 133 priority 2", "-4 rule add fwmark 1337 lookup 133 priority 40000",
-		"-6 rule add fwmark 1337 lookup 133 priority 2", "-6 route add local default dev lo metric 5 table 133",
-	) {
-		ip(t, path, command)
-	}
+	ip(t, path, strings.Join(byHand(), ";")+";-4 rule add fwmark 1337 lookup 133 priority 2;"+
+		"-4 rule add fwmark 1337 lookup 133 priority 40000; -6 rule add fwmark 1337 lookup 133 priority 2;"+
+		"-6 route add local default dev lo metric 5 table 133")
 	remove(t, path, wantAll())
 	same(t, "changed", before, state(t, path))
 }
 
-// The kernel removes the first rule that agrees with the request, which cannot except a narrower one.
-func TestRemoveSparesANarrowerRuleOfTheSamePriority(t *testing.T) {
+// The kernel removes the first rule that agrees with the request, which cannot except a narrower one, and adds none where a
+// narrower one has the priority that it chooses.
+func TestANarrowerRuleOfTheSamePriorityStays(t *testing.T) {
 	t.Parallel()
-	path := newNamespace(t,
-		"rule add from 10.0.0.0/8 fwmark 1337 lookup 133 priority 9", "route add local default dev lo table 133")
+	const narrower = "rule add from 10.0.0.0/8 fwmark 1337 lookup 133 priority "
+	const text = `policy rule "fwmark 0x539 lookup 133" (IPv4)`
+	path := newNamespace(t, narrower+"9", route133)
 	addRule(t, path, 9)
 	before := state(t, path)
 	err := netns.Do(path, func() error { return route.Remove(wantAll()) })
-	want := `removing policy rule "fwmark 0x539 lookup 133" (IPv4) at priority 9: `
-	if err == nil || !strings.HasPrefix(err.Error(), want) {
+	if want := "removing " + text + " at priority 9: "; err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("error %v, want one that starts with %q", err, want)
 	}
 	same(t, "changed", before, state(t, path))
-
-	// Apply cannot add a rule where a narrower one has the priority that the kernel chooses.
-	path = newNamespace(t, "rule add from 10.0.0.0/8 fwmark 1337 lookup 133 priority 0")
+	path = newNamespace(t, narrower+"0")
 	err = netns.Do(path, func() error { return route.Apply(route.Want{Policy: []route.Policy{v4(1337, 133)}}) })
-	want = `adding policy rule "fwmark 0x539 lookup 133" (IPv4): file exists: a rule that selects by more`
-	if err == nil || !strings.HasPrefix(err.Error(), want) {
+	if want := "adding " + text + ": file exists: a rule that selects by more"; err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("error %v, want one that starts with %q", err, want)
 	}
 }
@@ -434,7 +384,7 @@ func addRule(t *testing.T, path string, priority uint32, more ...*nl.RtAttr) {
 // A selector that the ip command of the machine may not know, and the netlink package does not.
 func TestARuleWithAnUnknownSelectorIsForeign(t *testing.T) {
 	t.Parallel()
-	path := newNamespace(t, "route add local default dev lo table 133")
+	path := newNamespace(t, route133)
 	const dscp = 25 // FRA_DSCP
 	addRule(t, path, 20, nl.NewRtAttr(dscp, []byte{10}))
 	before := state(t, path)
@@ -448,7 +398,7 @@ func TestARuleWithAnUnknownSelectorIsForeign(t *testing.T) {
 	apply(t, path, w)
 	complete(t, path, w)
 	remove(t, path, w)
-	ip(t, path, "route add local default dev lo table 133")
+	ip(t, path, route133)
 	same(t, "changed", before, state(t, path))
 }
 
@@ -513,73 +463,42 @@ func TestTheAddressWithAWiderPrefixServesAndOneOfAnotherInterfaceDoesNot(t *test
 
 func TestLeftovers(t *testing.T) {
 	t.Parallel()
-	const route133 = "route add local default dev lo table 133"
-	tests := []struct {
-		name  string
-		setup []string
-		want  route.Want
+	const rule1, link = "rule add fwmark 1 lookup 133", "link set veth0 up"
+	policy := func(all ...route.Policy) route.Want { return route.Want{Policy: all} }
+	for _, tt := range []struct {
+		name, setup string
+		want        route.Want
 	}{
-		{"nothing", nil, route.Want{}},
-		{"what Apply makes", byHand(), wantAll()},
+		{"nothing", "", route.Want{}},
+		{"what Apply makes", strings.Join(byHand(), ";"), wantAll()},
 		{
 			"other marks and tables, late and repeated",
-			[]string{
-				"rule add fwmark 1 lookup 100", "rule add fwmark 1 lookup 100 priority 40000",
-				"route add local default dev lo table 100", "-6 rule add fwmark 0x400 lookup 5000 priority 9",
-				"-6 route add local default dev lo table 5000 metric 3",
-			},
-			route.Want{Policy: []route.Policy{v4(1, 100), v6(0x400, 5000)}},
+			"rule add fwmark 1 lookup 100; rule add fwmark 1 lookup 100 priority 40000; route add local default dev lo table 100;" +
+				"-6 rule add fwmark 0x400 lookup 5000 priority 9; -6 route add local default dev lo table 5000 metric 3",
+			policy(v4(1, 100), v6(0x400, 5000)),
 		},
 		{
 			"two marks for one table",
-			[]string{"rule add fwmark 1 lookup 133 priority 1", "rule add fwmark 2 lookup 133 priority 2", route133},
-			route.Want{Policy: []route.Policy{v4(1, 133), v4(2, 133)}},
+			rule1 + " priority 1; rule add fwmark 2 lookup 133 priority 2;" + route133, policy(v4(1, 133), v4(2, 133)),
 		},
-		{"not a rule without its route", []string{"rule add fwmark 1 lookup 133"}, route.Want{}},
-		{"not a rule whose route is in the other family", []string{"rule add fwmark 1 lookup 133", "-6 " + route133}, route.Want{}},
-		{"not a route without its rule", []string{route133}, route.Want{}},
-		{
-			"not a table with another route",
-			[]string{"rule add fwmark 1 lookup 133", route133, "route add unreachable 10.0.0.0/8 table 133"},
-			route.Want{},
-		},
-		{
-			"not a table whose only route is another",
-			[]string{"rule add fwmark 1 lookup 133", "route add local 10.0.0.0/8 dev lo table 133"},
-			route.Want{},
-		},
-		{
-			"not a table used by a narrower rule as well",
-			[]string{"rule add fwmark 1 lookup 133", "rule add from 10.0.0.0/8 lookup 133", route133},
-			route.Want{},
-		},
-		{
-			"not a table whose route is no local one",
-			[]string{"link set veth0 up", "rule add fwmark 1 lookup 133", "route add default dev lo table 133"},
-			route.Want{},
-		},
-		{
-			"not a table whose route is of another interface",
-			[]string{"link set veth0 up", "rule add fwmark 1 lookup 133", "route add local default dev veth0 table 133"},
-			route.Want{},
-		},
-		{
-			"not a table whose route has a source",
-			[]string{"rule add fwmark 1 lookup 133", "route add local default dev lo src 127.0.0.1 table 133"},
-			route.Want{},
-		},
-		{"not a rule with a partial mask", []string{"rule add fwmark 0x200/0xf00 lookup 133", route133}, route.Want{}},
-		{"not a rule for everything", []string{"rule add lookup 133", route133}, route.Want{}},
-		{"not a rule that leads to the local table", []string{"rule add fwmark 1 lookup local"}, route.Want{}},
-	}
-	for _, tt := range tests {
+		{"not a rule without its route", rule1, route.Want{}},
+		{"not a rule whose route is in the other family", rule1 + "; -6 " + route133, route.Want{}},
+		{"not a route without its rule", route133, route.Want{}},
+		{"not a table with another route", rule1 + ";" + route133 + "; route add unreachable 10.0.0.0/8 table 133", route.Want{}},
+		{"not a table whose only route is another", rule1 + "; route add local 10.0.0.0/8 dev lo table 133", route.Want{}},
+		{"not a table used by a narrower rule as well", rule1 + "; rule add from 10.0.0.0/8 lookup 133;" + route133, route.Want{}},
+		{"not a table whose route is no local one", link + ";" + rule1 + "; route add default dev lo table 133", route.Want{}},
+		{"not a table whose route is of another link", link + ";" + rule1 + "; route add local default dev veth0 table 133", route.Want{}},
+		{"not a table whose route has a source", rule1 + "; route add local default dev lo src 127.0.0.1 table 133", route.Want{}},
+		{"not a rule with a partial mask", "rule add fwmark 0x200/0xf00 lookup 133;" + route133, route.Want{}},
+		{"not a rule for everything", "rule add lookup 133;" + route133, route.Want{}},
+		{"not a rule that leads to the local table", "rule add fwmark 1 lookup local", route.Want{}},
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			path := newNamespace(t, "link add veth0 type veth peer name veth1", "addr add 10.0.0.1/24 dev veth0")
 			before := state(t, path)
-			for _, command := range tt.setup {
-				ip(t, path, command)
-			}
+			ip(t, path, tt.setup)
 			made := state(t, path)
 			got := leftovers(t, path)
 			same(t, "difference", tt.want, got)
@@ -597,44 +516,32 @@ func TestLeftovers(t *testing.T) {
 func TestApplyInANamespaceThatLacksSomething(t *testing.T) {
 	t.Parallel()
 	const noV6 = "IPv6 is disabled on lo; set net.ipv6.conf.lo.disable_ipv6=0"
-	disable := func(link string) func(*testing.T, string) {
-		return func(t *testing.T, path string) {
-			t.Helper()
-			netnstest.Set(t, path, "net/ipv6/conf/"+link+"/disable_ipv6", "1")
-		}
-	}
-	command := func(args string) func(*testing.T, string) {
-		return func(t *testing.T, path string) { t.Helper(); ip(t, path, args) }
-	}
 	const routeOf = `adding route "local default dev lo table 133" `
-	tests := []struct {
-		name    string
-		prepare func(t *testing.T, path string)
-		says    []string
-		rules   string // the family in which there is the rule afterwards
+	for _, tt := range []struct {
+		name, setup, off string // commands of ip, and where IPv6 is disabled
+		says             []string
+		rules            string // the family in which there is the rule afterwards
 	}{
 		{
-			"IPv6, on lo", disable("lo"),
-			[]string{"adding ::6/128 to lo: permission denied: " + noV6, routeOf + `(IPv6): permission denied: ` + noV6},
-			"-4",
+			"IPv6, on lo", "", "lo",
+			[]string{"adding ::6/128 to lo: permission denied: " + noV6, routeOf + `(IPv6): permission denied: ` + noV6}, "-4",
 		},
-		{"IPv6, everywhere", disable("all"), []string{"adding ::6/128 to lo: permission denied: " + noV6}, "-4"},
+		{"IPv6, everywhere", "", "all", []string{"adding ::6/128 to lo: permission denied: " + noV6}, "-4"},
 		{
-			"a loopback interface that is up", command("link set lo down"),
-			[]string{routeOf + `(IPv6): network is down: lo is down; bring it up first`},
-			"-4",
+			"a loopback interface that is up", "link set lo down", "",
+			[]string{routeOf + `(IPv6): network is down: lo is down; bring it up first`}, "-4",
 		},
 		{
-			"a table of its own", command("route add unreachable default table 133"),
-			[]string{routeOf + `(IPv4): file exists: the table has another default route`},
-			"-6",
+			"a table of its own", "route add unreachable default table 133", "",
+			[]string{routeOf + `(IPv4): file exists: the table has another default route`}, "-6",
 		},
-	}
-	for _, tt := range tests {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			path := newNamespace(t)
-			tt.prepare(t, path)
+			path := newNamespace(t, tt.setup)
+			if tt.off != "" {
+				netnstest.Set(t, path, "net/ipv6/conf/"+tt.off+"/disable_ipv6", "1")
+			}
 			before := state(t, path)
 			err := netns.Do(path, func() error { return route.Apply(wantAll()) })
 			for _, says := range tt.says {
