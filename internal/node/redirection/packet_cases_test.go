@@ -91,12 +91,10 @@ func defaultCases() []packetCase {
 			ask(user(1337, 1337), tcp, redirect.ProbePort, toInbound, labtest.Passthrough).from(labtest.Loopback),
 			ask(app, tcp, redirect.ProbePort, refused, labtest.Passthrough).from(labtest.Loopback),
 		}},
-		{"another mark", func(s *redirect.Spec) { s.Mark = 4000 },
-		asks: []packet{ask(client, tcp, labtest.Pod, 80, toInbound), ask(proxy, tcp, labtest.Pod, 80, toInbound)},
-		},
-		{
-		name: "invalid packets dropped",
-		spec: func(s *redirect.Spec) { s.DropInvalid = true }, []packet{
+		{"another mark", func(s *redirect.Spec) { s.Mark = 4000 }, []packet{
+			ask(client, tcp, 80, toInbound, labtest.Pod), ask(proxy, tcp, 80, toInbound, labtest.Pod),
+		}},
+		{"invalid packets dropped", func(s *redirect.Spec) { s.DropInvalid = true }, []packet{
 			ask(client, stray, 80, silence, labtest.Pod),
 			ask(client, stray, 15021, silence, labtest.Pod),
 			ask(client, tcp, 80, toInbound, labtest.Pod),
