@@ -1,19 +1,14 @@
 package redirect_test
 
 import (
-	"flag"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 )
-
-var update = flag.Bool("update", false, "rewrite the files in testdata")
 
 // TestExplain shows the rules with their reasons, for a person to review. What they do is to be shown by real packets (node/redirection).
 func TestExplain(t *testing.T) {
@@ -76,28 +71,7 @@ func TestExplain(t *testing.T) {
 			for _, set := range sets(spec) {
 				got = append(got, set.Explain())
 			}
-			golden(t, filepath.Join("explain", test.name+".txt"), strings.Join(got, "\n"))
+			rulesettest.Golden(t, filepath.Join("explain", test.name+".txt"), strings.Join(got, "\n"))
 		})
-	}
-}
-
-// golden compares with a file of testdata, or rewrites it.
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("%v; run the test with -update to write it", err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got; -update rewrites it):\n%s", path, diff)
 	}
 }

@@ -76,30 +76,6 @@ func TestCleaningUp(t *testing.T) {
 			},
 		},
 		{
-			name: "the rules of 2020 go",
-			have: []string{
-				"nat -N ISTIO_OUTPUT", "nat -N ISTIO_INBOUND", "nat -N ISTIO_REDIRECT", "nat -N ISTIO_IN_REDIRECT",
-				"nat -A PREROUTING -p tcp -j ISTIO_INBOUND", "nat -A OUTPUT -p tcp -j ISTIO_OUTPUT",
-				"nat -A ISTIO_INBOUND -p tcp -m tcp --dport 22 -j RETURN", "nat -A ISTIO_INBOUND -p tcp -j ISTIO_IN_REDIRECT",
-				"mangle -A OUTPUT -s 127.0.0.1/32 ! -d 127.0.0.1/32 -p tcp -j MARK --set-xmark 0x539/0xffffffff",
-			},
-		},
-		{
-			name: "DNS rules of versions before ISTIO_OUTPUT_DNS go",
-			have: []string{
-				"nat -A OUTPUT -p udp -m udp --dport 53 -m owner --uid-owner 1337 -j RETURN",
-				"nat -A OUTPUT -p udp -m udp --dport 53 -m owner --gid-owner 1337 -j RETURN",
-				"nat -A OUTPUT -d 10.96.0.10/32 -p udp -m udp --dport 53 -j REDIRECT --to-ports 15053",
-				"nat -A OUTPUT -p udp -m udp --dport 53 -j REDIRECT --to-ports 15013",
-				"nat -A OUTPUT -d 10.96.0.10/32 -p udp -m udp --dport 53 -j DNAT --to-destination 127.0.0.1:15053",
-				"nat -A POSTROUTING -d 127.0.0.1/32 -p udp -m udp --dport 15053 -j SNAT --to-source 127.0.0.1",
-				"raw -A OUTPUT -p udp -m udp --dport 53 -m owner --uid-owner 1337 -j CT --zone 1",
-				"raw -A OUTPUT -p udp -m udp --sport 15053 -m owner --gid-owner 1337 -j CT --zone 2",
-				"raw -A OUTPUT -d 10.96.0.10/32 -p udp -m udp --dport 53 -j CT --zone 2",
-				"raw -A PREROUTING -s 10.96.0.10/32 -p udp -m udp --sport 53 -j CT --zone 1",
-			},
-		},
-		{
 			name: "TPROXY's rules in built-in chains go, whatever mark, ids and loopback network they had",
 			have: []string{
 				"mangle -A PREROUTING -p tcp -m mark --mark 0xfa0 -j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff",

@@ -307,36 +307,6 @@ func TestParseRefusesBadValues(t *testing.T) {
 	}
 }
 
-func TestParseReportsAllProblemsTogether(t *testing.T) {
-	values := redirect.Values{
-		redirect.FieldSecondFamily:      {Source: "flag --second-ip-family", Text: "no"},
-		redirect.FieldMode:              {Source: "flag --istio-inbound-interception-mode", Text: "NONE"},
-		redirect.FieldOutbound:          {Source: "flag --istio-service-cidr", Text: "10.0.0.0/8"},
-		redirect.FieldInboundExclude:    {Source: "flag --istio-local-exclude-ports", Text: "*"},
-		redirect.FieldInboundPort:       {Source: "flag --inbound-capture-port", Text: "15001"},
-		redirect.FieldExcludeInterfaces: {Source: "flag --istio-exclude-interfaces", Text: "eth0,1"},
-	}
-	base := redirect.Default()
-	base.Mark = 7
-	got, err := redirect.Parse(base, values, redirect.Dialect{})
-	if err == nil {
-		t.Fatal("no error")
-	}
-	want := []string{
-		`flag --istio-inbound-interception-mode: value "NONE": want REDIRECT or TPROXY, in capitals`,
-		`flag --istio-exclude-interfaces: value "eth0,1": "1" is not an interface name: want a letter, then letters, digits, '_', '.', '-'`,
-		`flag --second-ip-family: value "no": want bypass, capture or reject`,
-		`flag --inbound-capture-port: value "15001": is the outbound port as well; the proxy needs one listener for each direction`,
-		`flag --istio-local-exclude-ports: value "*": excludes every port while "*" is captured; to capture no inbound port leave the included ports empty`,
-	}
-	if diff := cmp.Diff(want, strings.Split(err.Error(), "\n")); diff != "" {
-		t.Errorf("problems (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(base, got, specs); diff != "" {
-		t.Errorf("the Spec was changed all the same:\n%s", diff)
-	}
-}
-
 func TestParseConflicts(t *testing.T) {
 	for _, test := range []struct {
 		name string

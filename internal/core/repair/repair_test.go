@@ -115,31 +115,23 @@ func TestReferencePredicate(t *testing.T) {
 // TestClassify has the pods that the reference misses, and those that are left alone.
 func TestClassify(t *testing.T) {
 	broken := func(c ...change) []change { return append(c, last(ended(126))) }
+	failed := repair.Finding{Reason: repair.ValidationFailed, Broken: true}
+	repairable := repair.Finding{Reason: repair.ValidationFailed, Broken: true, Repairable: true}
+	forGood := repair.Finding{Reason: repair.FailedForGood, Broken: true}
+	unproven, passed := repair.Finding{Reason: repair.Unproven, NeedsInspection: true}, repair.Finding{Reason: repair.Passed}
 	for _, test := range []struct {
 		name string
 		pod  []change
 		want repair.Finding
 	}{
 		// W-10
-		{
-			"a first failure that was not restarted yet",
-			[]change{now(ended(126))},
-			repair.Finding{Reason: repair.ValidationFailed, Broken: true, Repairable: true},
-		},
-		{
-			"a failure that is never restarted",
-			[]change{now(ended(126)), never},
-			repair.Finding{Reason: repair.FailedForGood, Broken: true},
-		},
-		{
-			"a pod that has failed as a whole",
-			[]change{now(ended(126)), func(p *repair.Pod) { p.Ended = true }},
-			repair.Finding{Reason: repair.FailedForGood, Broken: true},
-		},
+		{"a first failure that was not restarted yet", []change{now(ended(126))}, repairable},
+		{"a failure that is never restarted", []change{now(ended(126)), never}, forGood},
+		{"a pod that has failed as a whole", []change{now(ended(126)), func(p *repair.Pod) { p.Ended = true }}, forGood},
 		// Before the validation's verdict
-		{"validation has not run", nil, repair.Finding{Reason: repair.Unproven, NeedsInspection: true}},
-		{"validation runs", []change{now(repair.State{Running: true})}, repair.Finding{Reason: repair.Unproven, NeedsInspection: true}},
-		{"never restarted, not yet validated", []change{never}, repair.Finding{Reason: repair.Unproven, NeedsInspection: true}},
+		{"validation has not run", nil, unproven},
+		{"validation runs", []change{now(repair.State{Running: true})}, unproven},
+		{"never restarted, not yet validated", []change{never}, unproven},
 		{"no validation, and the proxy runs", []change{func(p *repair.Pod) {
 			p.Init, p.Containers = nil, []repair.Container{{Name: "istio-proxy", State: repair.State{Running: true}}}
 			p.Facts.Containers = p.Facts.Containers[1:]
@@ -149,27 +141,15 @@ func TestClassify(t *testing.T) {
 		{"validated", []change{now(ended(0))}, repair.Finding{Reason: repair.Proven}},
 		// Left alone
 		{"leaving", broken(func(p *repair.Pod) { p.Deleting = true }), repair.Finding{Reason: repair.NotLookedAt}},
-		{"excluded namespace", broken(func(p *repair.Pod) { p.Facts.Namespace = "kube-system" }), repair.Finding{Reason: repair.Passed}},
-		{"host network", broken(func(p *repair.Pod) { p.Facts.HostNetwork = true }), repair.Finding{Reason: repair.Passed}},
-		{
-			"gateway",
-			broken(func(p *repair.Pod) { p.Facts.Containers[2].Args = []string{"proxy", "router"} }),
-			repair.Finding{Reason: repair.Passed},
-		},
-		{"has istio-init", broken(container("istio-init", true)), repair.Finding{Reason: repair.Passed}},
-		{"interception mode NONE", broken(with(sidecar.ModeKey, "NONE")), repair.Finding{Reason: repair.Passed}},
-		{"injection switched off", broken(with(sidecar.InjectKey, "false")), repair.Finding{Reason: repair.Passed}},
+		{"excluded namespace", broken(func(p *repair.Pod) { p.Facts.Namespace = "kube-system" }), passed},
+		{"host network", broken(func(p *repair.Pod) { p.Facts.HostNetwork = true }), passed},
+		{"gateway", broken(func(p *repair.Pod) { p.Facts.Containers[2].Args = []string{"proxy", "router"} }), passed},
+		{"has istio-init", broken(container("istio-init", true)), passed},
+		{"interception mode NONE", broken(with(sidecar.ModeKey, "NONE")), passed},
+		{"injection switched off", broken(with(sidecar.InjectKey, "false")), passed},
 		// Pods that cannot be redirected in place
-		{
-			"bad settings",
-			broken(with(sidecar.InboundPortsKey, "x")),
-			repair.Finding{Reason: repair.ValidationFailed, Broken: true},
-		},
-		{
-			"no proxy to be seen",
-			broken(func(p *repair.Pod) { p.Facts.Containers = nil }),
-			repair.Finding{Reason: repair.ValidationFailed, Broken: true},
-		},
+		{"bad settings", broken(with(sidecar.InboundPortsKey, "x")), failed},
+		{"no proxy to be seen", broken(func(p *repair.Pod) { p.Facts.Containers = nil }), failed},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := repair.Classify(pod(test.pod...), defaults(), sidecar.Policy{ExcludeNamespaces: []string{"kube-system"}})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 )
 
 // wanted is what most cases compare with.
@@ -53,7 +54,7 @@ func TestDiffReadsWell(t *testing.T) {
 			for _, o := range d.Others {
 				fmt.Fprintf(&b, "besides: %s\n", o)
 			}
-			golden(t, filepath.Join("diff", test.name+".txt"), b.String())
+			rulesettest.Golden(t, filepath.Join("diff", test.name+".txt"), b.String())
 			if d.Empty() != (d.String() == "") || d.Empty() != (d.Summary(3) == "") {
 				t.Errorf("Empty is %t", d.Empty())
 			}
@@ -77,7 +78,7 @@ func TestSummaryIsNoLongerThanAsked(t *testing.T) {
 	}
 }
 
-// TestCompareSees lists what counts as a difference and what does not.
+// TestCompareSees lists what counts as a difference and what does not, besides what TestDiffReadsWell prints.
 func TestCompareSees(t *testing.T) {
 	base := []string{"OUTPUT -j OWN_A", "OUTPUT -p udp -j OWN_A", "OWN_A -j RETURN", "OWN_A -j DROP"}
 	for _, test := range []struct {
@@ -85,23 +86,16 @@ func TestCompareSees(t *testing.T) {
 		have    []string
 		differs bool
 	}{
-		{"the same", base, false},
-		{"a foreign rule behind ours", append([]string{"PREROUTING -j DROP"}, append(base, "OUTPUT -p tcp -j DROP")...), false},
 		{"a foreign chain", append([]string{"CNI-A -j DROP", "PREROUTING -j CNI-A"}, base...), false},
 		{"an empty foreign chain", append([]string{"CNI-A:"}, base...), false},
 		{"another reason", []string{"OUTPUT -j OWN_A # x", "OUTPUT -p udp -j OWN_A", "OWN_A -j RETURN # y", "OWN_A -j DROP"}, false},
-		{"a foreign rule ahead of ours", append([]string{"OUTPUT -p tcp -j DROP"}, base...), true},
 		{"a foreign rule between ours", []string{"OUTPUT -j OWN_A", "OUTPUT -p tcp -j DROP", "OUTPUT -p udp -j OWN_A", "OWN_A -j RETURN", "OWN_A -j DROP"}, true},
 		{"our rules in another order", []string{"OUTPUT -p udp -j OWN_A", "OUTPUT -j OWN_A", "OWN_A -j RETURN", "OWN_A -j DROP"}, true},
-		{"an own chain in another order", []string{"OUTPUT -j OWN_A", "OUTPUT -p udp -j OWN_A", "OWN_A -j DROP", "OWN_A -j RETURN"}, true},
-		{"a rule more in an own chain", append([]string{"OWN_A -p icmp -j ACCEPT"}, base...), true},
 		{"a rule more at the end of an own chain", append(base, "OWN_A -p icmp -j ACCEPT"), true},
-		{"a rule less in an own chain", base[:3], true},
 		{"a rule less in a built-in chain", base[1:], true},
 		{"a jump more in a built-in chain", append(base, "PREROUTING -j OWN_A"), true},
 		{"a jump more in a foreign chain", append(base, "CNI-A -j OWN_A"), true},
 		{"an empty chain of ours", append(base, "OWN_B:"), true},
-		{"nothing", nil, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			want, have := nat(t, base...), nat(t, test.have...)
@@ -133,14 +127,6 @@ func TestWhatAPodNamesIsShownOnItsLine(t *testing.T) {
 		if strings.ContainsFunc(strings.ReplaceAll(text, "\n", ""), func(r rune) bool { return !printable.Is(r) }) {
 			t.Errorf("%s is not printable: %.2000q", what, text)
 		}
-	}
-}
-
-func TestCompareOfAWantedEmptyChain(t *testing.T) {
-	want := nat(t, "OWN_A:")
-	d := ruleset.Compare(want, ruleset.Set{Family: ruleset.IPv4}, ruleset.Ownership{})
-	if want := "IPv4 nat/OWN_A: chain missing"; d.Summary(3) != want {
-		t.Errorf("Summary is %q, want %q", d.Summary(3), want)
 	}
 }
 

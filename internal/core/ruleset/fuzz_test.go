@@ -62,14 +62,18 @@ func FuzzCounters(f *testing.F) {
 	})
 }
 
-// FuzzReconcile goes from any Set to any other, chosen by a seed.
+// FuzzReconcile goes from any Set to any other, and to nothing, chosen by a seed.
 func FuzzReconcile(f *testing.F) {
-	f.Add(int64(1))
+	for seed := range int64(200) {
+		f.Add(seed)
+	}
 	f.Fuzz(func(t *testing.T, seed int64) {
 		r := rand.New(rand.NewSource(seed))
 		want, have := randomSet(r, nil), randomSet(r, otherChains)
-		if problem := reaches(want, have); problem != "" {
-			t.Errorf("%s\nwant\n%s\nhave\n%s", problem, want, have)
+		for _, want := range []ruleset.Set{want, {Family: ruleset.IPv4}} {
+			if problem := reaches(want, have); problem != "" {
+				t.Errorf("%s\nwant\n%s\nhave\n%s", problem, want, have)
+			}
 		}
 	})
 }

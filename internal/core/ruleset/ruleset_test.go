@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 )
 
 func TestNewPutsTablesAndChainsInOrder(t *testing.T) {
@@ -139,50 +140,6 @@ func TestEqual(t *testing.T) {
 	}
 }
 
-func TestBuiltin(t *testing.T) {
-	for _, test := range []struct {
-		table, chain string
-		want         bool
-	}{
-		{"nat", "OUTPUT", true},
-		{"nat", "FORWARD", false},
-		{"raw", "INPUT", false},
-		{"security", "FORWARD", true},
-		{"mangle", "POSTROUTING", true},
-		{"filter", "PREROUTING", false},
-		{"other", "OUTPUT", false},
-		{"nat", "output", false},
-	} {
-		if got := ruleset.Builtin(test.table, test.chain); got != test.want {
-			t.Errorf("Builtin(%s, %s) is %t", test.table, test.chain, got)
-		}
-	}
-}
-
-func TestExplainTellsEveryRuleAndItsReason(t *testing.T) {
-	set := ruleset.New(ruleset.IPv6,
-		ruleset.Table{Name: "raw"},
-		ruleset.Table{Name: "nat", Chains: []ruleset.Chain{
-			{Name: "OWN_EMPTY", Policy: "-"},
-			{Name: "OWN_A", Policy: "-", Rules: []ruleset.Rule{ruleset.Opaque("-p tcp -j RETURN"), {}}},
-			{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{because("-j OWN_A", "all of it")}},
-		}},
-	)
-	want := `IPv6
-
-  table nat, chain OUTPUT
-    -A OUTPUT -j OWN_A
-        all of it
-
-  table nat, chain OWN_A
-    -A OWN_A -p tcp -j RETURN
-    -A OWN_A
-`
-	if diff := cmp.Diff(want, set.Explain()); diff != "" {
-		t.Errorf("Explain (-want +got):\n%s", diff)
-	}
-}
-
 // TestParseReadsWhatTheToolsPrint reads what the nft and the legacy tools (1.8.9) printed for the same commands, with
 // and without counters: they order the tables in ways of their own, and mean the same.
 func TestParseReadsWhatTheToolsPrint(t *testing.T) {
@@ -202,7 +159,7 @@ func TestParseReadsWhatTheToolsPrint(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				golden(t, filepath.Join("canonical", family+".txt"), set.String())
+				rulesettest.Golden(t, filepath.Join("canonical", family+".txt"), set.String())
 
 				rules := func(line string) bool { return strings.Contains(line, "-A ") }
 				for _, line := range slices.DeleteFunc(strings.Split(string(text), "\n"), func(l string) bool { return !rules(l) }) {

@@ -1,39 +1,11 @@
 package ruleset_test
 
 import (
-	"flag"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
-
-var update = flag.Bool("update", false, "rewrite the files in testdata")
-
-// golden compares with a file of testdata, or rewrites it.
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("%v; run the test with -update to write it", err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got; -update rewrites it):\n%s", path, diff)
-	}
-}
 
 func parse(tb testing.TB, text string) ruleset.Set {
 	tb.Helper()

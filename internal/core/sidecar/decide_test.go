@@ -84,6 +84,12 @@ func proxyCalled(name string) change {
 	return proxies(func(c *sidecar.Container) { c.Name = name })
 }
 
+// nativeProxy adds an init container istio-proxy.
+func nativeProxy(c sidecar.Container) change {
+	c.Name, c.Init = "istio-proxy", true
+	return also(c)
+}
+
 func hostNetwork(f *sidecar.Facts, _ *sidecar.Policy) { f.HostNetwork = true }
 
 func ambient(_ *sidecar.Facts, p *sidecar.Policy) { p.AmbientEnabled = true }
@@ -103,6 +109,8 @@ func TestDecide(t *testing.T) {
 		want    sidecar.Reason
 		detail  string
 	}
+	native, router := sidecar.Container{Args: []string{"proxy", "sidecar"}}, sidecar.Container{Args: []string{"proxy", "router"}}
+	disabled := sidecar.Container{Name: "x", Env: []sidecar.EnvVar{{Name: "DISABLE_ENVOY", Value: "true"}}}
 	reached := map[sidecar.Reason]bool{}
 	byName := []sidecar.Reason{sidecar.NotKubernetes, sidecar.ExcludedNamespace, sidecar.OwnAgent}
 	for _, test := range []row{
@@ -139,11 +147,7 @@ func TestDecide(t *testing.T) {
 		{"DISABLE_ENVOY that cannot be read", []change{env("DISABLE_ENVOY", "yes")}, sidecar.Captured, ""},
 		{"DISABLE_ENVOY from elsewhere, whose value nobody knows", []change{env("DISABLE_ENVOY", "")}, sidecar.Captured, ""},
 		{"DISABLE_ENVOY twice: the last one counts", []change{env("DISABLE_ENVOY", "true"), env("DISABLE_ENVOY", "false")}, sidecar.Captured, ""},
-		{
-			"DISABLE_ENVOY of another container",
-			[]change{also(sidecar.Container{Name: "x", Env: []sidecar.EnvVar{{Name: "DISABLE_ENVOY", Value: "true"}}})},
-			sidecar.Captured, "",
-		},
+		{"DISABLE_ENVOY of another container", []change{also(disabled)}, sidecar.Captured, ""},
 
 		{"no container istio-proxy", []change{proxyCalled("envoy")}, sidecar.NoProxy, ""},
 		{"a container that is nearly called so", []change{proxyCalled("istio-proxy-2")}, sidecar.NoProxy, ""},
@@ -189,36 +193,12 @@ func TestDecide(t *testing.T) {
 		{"an annotation nobody reads", []change{annotation("traffic.sidecar.istio.io/includeInboundPort", "x")}, sidecar.Captured, ""},
 		{"the status port's annotation is not read", []change{annotation("status.sidecar.istio.io/port", "x")}, sidecar.Captured, ""},
 
-		{
-			"a native sidecar",
-			[]change{proxyCalled("x"), also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{"proxy", "sidecar"}})},
-			sidecar.Captured, "",
-		},
-		{
-			"a native proxy that is no sidecar",
-			[]change{proxyCalled("x"), also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{"proxy", "router"}})},
-			sidecar.NotSidecar, "proxy router",
-		},
-		{
-			"two proxies: the container's role counts",
-			[]change{also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{"proxy", "router"}})},
-			sidecar.Captured, "",
-		},
-		{
-			"two proxies: the init container's role counts if the container has none",
-			[]change{args(), also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{"proxy", "router"}})},
-			sidecar.NotSidecar, "proxy router",
-		},
-		{
-			"two proxies: the init container's environment counts where the container has none",
-			[]change{also(sidecar.Container{Name: "istio-proxy", Init: true, Env: []sidecar.EnvVar{{Name: "DISABLE_ENVOY", Value: "true"}}})},
-			sidecar.EnvoyDisabled, "",
-		},
-		{
-			"two proxies: the container's environment wins",
-			[]change{env("DISABLE_ENVOY", "false"), also(sidecar.Container{Name: "istio-proxy", Init: true, Env: []sidecar.EnvVar{{Name: "DISABLE_ENVOY", Value: "true"}}})},
-			sidecar.Captured, "",
-		},
+		{"a native sidecar", []change{proxyCalled("x"), nativeProxy(native)}, sidecar.Captured, ""},
+		{"a native proxy that is no sidecar", []change{proxyCalled("x"), nativeProxy(router)}, sidecar.NotSidecar, "proxy router"},
+		{"two proxies: the container's role counts", []change{nativeProxy(router)}, sidecar.Captured, ""},
+		{"two proxies: the init container's role where the container has none", []change{args(), nativeProxy(router)}, sidecar.NotSidecar, "proxy router"},
+		{"two proxies: the init container's environment", []change{nativeProxy(disabled)}, sidecar.EnvoyDisabled, ""},
+		{"two proxies: the container's wins", []change{env("DISABLE_ENVOY", "false"), nativeProxy(disabled)}, sidecar.Captured, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			facts, policy := pod(test.changes...)
@@ -378,12 +358,10 @@ func TestInputs(t *testing.T) {
 
 func TestDecisionsAreSentences(t *testing.T) {
 	for want, changes := range map[string][]change{
-		"captured (captured): it has a sidecar":                                           nil,
-		`not captured (inject-disabled): sidecar.istio.io/inject says no (label "false")`: {injectLabel("false")},
-		"not captured (not-sidecar): its istio-proxy is not a sidecar (proxy router)":     {args("proxy", "router")},
-		"not captured (host-network): it uses the node's network namespace, which is never touched": {
-			hostNetwork,
-		},
+		"captured (captured): it has a sidecar":                                                                    nil,
+		`not captured (inject-disabled): sidecar.istio.io/inject says no (label "false")`:                          {injectLabel("false")},
+		"not captured (not-sidecar): its istio-proxy is not a sidecar (proxy router)":                              {args("proxy", "router")},
+		"not captured (host-network): it uses the node's network namespace, which is never touched":                {hostNetwork},
 		"not captured (excluded-namespace): its namespace is excluded in the plugin's configuration (kube-system)": {named("kube-system", "x")},
 		"refused (invalid-settings): its settings are invalid, and starting it without them would bypass the mesh": {annotation(sidecar.ModeKey, "x")},
 	} {

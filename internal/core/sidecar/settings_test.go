@@ -21,18 +21,6 @@ var specs = cmp.Options{
 	cmpopts.EquateEmpty(),
 }
 
-// plain is the Spec of a pod without settings: the defaults of the reference's CNI mode.
-func plain() redirect.Spec {
-	return redirect.Spec{
-		OutboundPort: 15001, InboundPort: 15006, TunnelPort: 15008,
-		UIDs: []uint32{1337}, GIDs: []uint32{1337},
-		Mode: redirect.Redirect, Mark: 1337, Table: 133,
-		Inbound: redirect.Ports{All: true}, InboundExclude: []uint16{15020, 15021, 15090},
-		Outbound: redirect.Networks{All: true}, OutboundPortsExclude: []uint16{15020},
-		OwnerGroups: redirect.Groups{All: true}, Loopback: netip.MustParsePrefix("127.0.0.1/32"),
-	}
-}
-
 func networks(texts ...string) []netip.Prefix {
 	var out []netip.Prefix
 	for _, t := range texts {
@@ -50,7 +38,8 @@ func podRunAs(user, group *int64) change {
 	return func(f *sidecar.Facts, _ *sidecar.Policy) { f.RunAsUser, f.RunAsGroup = user, group }
 }
 
-// TestSettings has the Spec for each annotation, environment variable and identity.
+// TestSettings has the Spec for each annotation, environment variable and identity. How a value may be written is for
+// TestParseTakesGoodValues of package redirect to say.
 func TestSettings(t *testing.T) {
 	type spec = func(*redirect.Spec)
 	excluding := func(ports ...uint16) spec { return func(s *redirect.Spec) { s.InboundExclude = ports } }
@@ -66,35 +55,25 @@ func TestSettings(t *testing.T) {
 	}{
 		{"nothing said", nil, same},
 
-		{"mode REDIRECT", []change{annotation(sidecar.ModeKey, "REDIRECT")}, same},
 		{"mode TPROXY", []change{annotation(sidecar.ModeKey, "TPROXY")}, func(s *redirect.Spec) { s.Mode = redirect.TPROXY }},
 
-		{"all outbound networks", []change{annotation(sidecar.OutboundKey, "*")}, same},
-		{"no outbound network", []change{annotation(sidecar.OutboundKey, "")}, func(s *redirect.Spec) { s.Outbound = redirect.Networks{} }},
 		{"some outbound networks", []change{annotation(sidecar.OutboundKey, "10.0.0.0/8,fd00::/8")}, func(s *redirect.Spec) {
 			s.Outbound = redirect.Networks{List: networks("10.0.0.0/8", "fd00::/8")}
 		}},
-		{"no excluded outbound network", []change{annotation(sidecar.OutboundExcludeKey, "")}, same},
 		{"excluded outbound networks", []change{annotation(sidecar.OutboundExcludeKey, "169.254.169.254/32,10.0.0.0/8")}, func(s *redirect.Spec) {
 			s.OutboundExclude = networks("169.254.169.254/32", "10.0.0.0/8")
 		}},
-		{"no outbound port on top", []change{annotation(sidecar.OutboundPortsKey, "")}, same},
 		{"outbound ports on top", []change{annotation(sidecar.OutboundPortsKey, "80,443")}, func(s *redirect.Spec) { s.OutboundPorts = []uint16{80, 443} }},
 		{"no excluded outbound port: 15020 goes, too", []change{annotation(sidecar.OutboundPortsExcludeKey, "")}, func(s *redirect.Spec) { s.OutboundPortsExclude = nil }},
 		{"excluded outbound ports replace 15020", []change{annotation(sidecar.OutboundPortsExcludeKey, "3306,6379")}, func(s *redirect.Spec) {
 			s.OutboundPortsExclude = []uint16{3306, 6379}
 		}},
 
-		{"all inbound ports", []change{annotation(sidecar.InboundPortsKey, "*")}, same},
-		{"no inbound port", []change{annotation(sidecar.InboundPortsKey, "")}, func(s *redirect.Spec) { s.Inbound = redirect.Ports{} }},
-		{"blank is no inbound port", []change{annotation(sidecar.InboundPortsKey, "  ")}, func(s *redirect.Spec) { s.Inbound = redirect.Ports{} }},
 		{"some inbound ports", []change{annotation(sidecar.InboundPortsKey, "8080, 9090")}, func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: []uint16{8080, 9090}} }},
 		{"no excluded inbound port: the sidecar's own stay", []change{annotation(sidecar.InboundPortsExcludeKey, "")}, same},
 		{"an excluded inbound port", []change{annotation(sidecar.InboundPortsExcludeKey, "3306")}, excluding(3306, 15020, 15021, 15090)},
-		{"excluded inbound ports", []change{annotation(sidecar.InboundPortsExcludeKey, "3333,4444")}, excluding(3333, 4444, 15020, 15021, 15090)},
 		{"an excluded inbound port of the sidecar's own", []change{annotation(sidecar.InboundPortsExcludeKey, "15020")}, excluding(15020, 15021, 15090)},
 		{"the sidecar's own in another order", []change{annotation(sidecar.InboundPortsExcludeKey, "15090,22,15020,22")}, excluding(15090, 22, 15020, 15021)},
-		{"excluded inbound ports with blanks", []change{annotation(sidecar.InboundPortsExcludeKey, " 3306 , 22 ")}, excluding(3306, 22, 15020, 15021, 15090)},
 		{
 			"every inbound port excluded where a list is captured",
 			[]change{annotation(sidecar.InboundPortsExcludeKey, "*"), annotation(sidecar.InboundPortsKey, "80")},
@@ -102,9 +81,7 @@ func TestSettings(t *testing.T) {
 		},
 		{"a status port of its own is not read", []change{annotation("status.sidecar.istio.io/port", "15099")}, same},
 
-		{"no excluded interface", []change{annotation(sidecar.ExcludeInterfacesKey, "")}, same},
 		{"excluded interfaces", []change{annotation(sidecar.ExcludeInterfacesKey, "eth1, net1")}, func(s *redirect.Spec) { s.ExcludeInterfaces = []string{"eth1", "net1"} }},
-		{"virtual machines", []change{annotation(sidecar.RerouteInterfacesKey, "vm0,vm1")}, reroute("vm0", "vm1")},
 		{"virtual machines by the old key", []change{annotation(sidecar.KubevirtInterfacesKey, "vm0")}, reroute("vm0")},
 		{"the new key wins over the old one", []change{annotation(sidecar.KubevirtInterfacesKey, "vm0"), annotation(sidecar.RerouteInterfacesKey, "vm9")}, reroute("vm9")},
 		{"the new key wins over the old one, empty as well", []change{annotation(sidecar.KubevirtInterfacesKey, "vm0"), annotation(sidecar.RerouteInterfacesKey, "")}, same},
@@ -140,7 +117,7 @@ func TestSettings(t *testing.T) {
 			"a native sidecar's ids and environment",
 			[]change{
 				proxyCalled("x"),
-				also(sidecar.Container{Name: "istio-proxy", Init: true, RunAsUser: new(int64(2000)), Env: []sidecar.EnvVar{{Name: "ISTIO_DUAL_STACK", Value: "true"}}}),
+				nativeProxy(sidecar.Container{RunAsUser: new(int64(2000)), Env: []sidecar.EnvVar{{Name: "ISTIO_DUAL_STACK", Value: "true"}}}),
 			},
 			func(s *redirect.Spec) { s.UIDs, s.DualStack = []uint32{2000}, true },
 		},
@@ -148,7 +125,7 @@ func TestSettings(t *testing.T) {
 			"two proxies: value by value the container wins",
 			[]change{
 				runAs(new(int64(4000)), nil), env("INVALID_DROP", "false"),
-				also(sidecar.Container{Name: "istio-proxy", Init: true, RunAsUser: new(int64(2000)), RunAsGroup: new(int64(3000)), Env: []sidecar.EnvVar{
+				nativeProxy(sidecar.Container{RunAsUser: new(int64(2000)), RunAsGroup: new(int64(3000)), Env: []sidecar.EnvVar{
 					{Name: "ISTIO_DUAL_STACK", Value: "true"}, {Name: "INVALID_DROP", Value: "true"},
 				}}),
 			},
@@ -169,7 +146,7 @@ func TestSettings(t *testing.T) {
 			if d.Reason != sidecar.Captured || d.Err != nil || len(d.Warnings) > 0 {
 				t.Fatalf("the pod is %s, error %v, warnings %q", d, d.Err, d.Warnings)
 			}
-			want := plain()
+			want := redirect.Default()
 			test.want(&want)
 			if diff := cmp.Diff(want, d.Spec, specs); diff != "" {
 				t.Errorf("Spec (-want +got):\n%s", diff)
@@ -231,7 +208,7 @@ func TestBadSettingsAreReportedTogether(t *testing.T) {
 func TestUnreadableSwitchesAreOffWithAWarning(t *testing.T) {
 	for _, name := range []string{"ISTIO_META_DNS_CAPTURE", "ISTIO_DUAL_STACK", "INVALID_DROP"} {
 		d := sidecar.Decide(pod(env(name, "se cret")))
-		if diff := cmp.Diff(plain(), d.Spec, specs); diff != "" {
+		if diff := cmp.Diff(redirect.Default(), d.Spec, specs); diff != "" {
 			t.Errorf("%s: Spec (-want +got):\n%s", name, diff)
 		}
 		want := []string{fmt.Sprintf(`ignoring environment variable %s of container "istio-proxy": it is not a boolean`, name)}

@@ -1,6 +1,6 @@
-// Package rulesettest has Namespace, a model of what "iptables-restore --noflush" does with a ruleset.Program.
+// Package rulesettest has Namespace, for tests: a model of what "iptables-restore --noflush" does with a ruleset.Program.
 //
-// It never touches the system. Start at Namespace.
+// It never touches the system, but for the files of Golden. Start at Namespace.
 package rulesettest
 
 import (

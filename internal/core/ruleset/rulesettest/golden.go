@@ -1,0 +1,33 @@
+package rulesettest
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "rewrite the files in testdata") //nolint:gochecknoglobals // a flag of the test program
+
+// Golden compares with a file of the calling package's testdata, or rewrites it.
+func Golden(tb testing.TB, name, got string) {
+	tb.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			tb.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		tb.Fatalf("%v; run the test with -update to write it", err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		tb.Errorf("%s (-want +got; -update rewrites it):\n%s", path, diff)
+	}
+}
