@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// bench is a state with a clock that stands until it is moved, with its log and its changes.
-type bench struct {
+// fixture is a state with a clock that stands until it is moved, with its log and its changes.
+type fixture struct {
 	*State
 
 	now     time.Time
@@ -24,8 +24,8 @@ type bench struct {
 	changes []bool
 }
 
-func newBench(parts ...string) *bench {
-	b := &bench{now: time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC)}
+func newFixture(parts ...string) *fixture {
+	b := &fixture{now: time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC)}
 	b.State = NewState(Options{
 		Log:      slog.New(slog.NewTextHandler(&b.log, nil)),
 		Now:      func() time.Time { return b.now },
@@ -46,23 +46,33 @@ func get(t *testing.T, h http.Handler, method, path string) (int, string) {
 	return rec.Code, strings.TrimSpace(rec.Body.String())
 }
 
-func TestReadyzSaysWhichPartIsNotReadyAndWhy(t *testing.T) {
-	b := newBench("binaries", "cni-config")
-	expect := func(code int, body string) {
-		t.Helper()
-		gotCode, got := get(t, b.Handler(), http.MethodGet, "/readyz")
-		if diff := cmp.Diff(fmt.Sprint(code, " ", body), fmt.Sprint(gotCode, " ", got)); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+// expect wants an answer of a path.
+func (b *fixture) expect(t *testing.T, path string, code int, body string) {
+	t.Helper()
+	gotCode, got := get(t, b.Handler(), http.MethodGet, path)
+	if diff := cmp.Diff(fmt.Sprint(code, " ", body), fmt.Sprint(gotCode, " ", got)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
-	expect(503, `{"ready":false,"parts":[`+
+}
+
+// changed wants the changes of readiness up to now.
+func (b *fixture) changed(t *testing.T, want ...bool) {
+	t.Helper()
+	if diff := cmp.Diff(want, b.changes); diff != "" {
+		t.Errorf("changes (-want +got):\n%s", diff)
+	}
+}
+
+func TestReadyzSaysWhichPartIsNotReadyAndWhy(t *testing.T) {
+	b := newFixture("binaries", "cni-config")
+	b.expect(t, "/readyz", 503, `{"ready":false,"parts":[`+
 		`{"name":"binaries","ready":false,"reason":"starting","since":"2026-05-04T03:02:01Z"},`+
 		`{"name":"cni-config","ready":false,"reason":"starting","since":"2026-05-04T03:02:01Z"}]}`)
 
 	b.now = b.now.Add(time.Second)
 	b.Ready("binaries")
 	b.NotReady("cni-config", "waiting for a CNI configuration in /host/etc/cni/net.d")
-	expect(503, `{"ready":false,"parts":[`+
+	b.expect(t, "/readyz", 503, `{"ready":false,"parts":[`+
 		`{"name":"binaries","ready":true,"since":"2026-05-04T03:02:02Z","checked":"2026-05-04T03:02:02Z"},`+
 		`{"name":"cni-config","ready":false,"reason":"waiting for a CNI configuration in /host/etc/cni/net.d",`+
 		`"since":"2026-05-04T03:02:02Z","checked":"2026-05-04T03:02:02Z"}]}`)
@@ -70,14 +80,14 @@ func TestReadyzSaysWhichPartIsNotReadyAndWhy(t *testing.T) {
 	b.now = b.now.Add(time.Second)
 	b.Ready("binaries") // once more changes nothing
 	b.Ready("cni-config")
-	expect(200, `{"ready":true,"parts":[`+
+	b.expect(t, "/readyz", 200, `{"ready":true,"parts":[`+
 		`{"name":"binaries","ready":true,"since":"2026-05-04T03:02:02Z","checked":"2026-05-04T03:02:03Z"},`+
 		`{"name":"cni-config","ready":true,"since":"2026-05-04T03:02:03Z","checked":"2026-05-04T03:02:03Z"}]}`)
 }
 
 // A part that has to report and does not is not ready.
 func TestAPartThatIsDueIsNotReady(t *testing.T) {
-	b := newBench("config", "other")
+	b := newFixture("config", "other")
 	b.Ready("config")
 	b.Ready("other")
 	b.Expect("config", 10*time.Second, "nothing was compared")
@@ -91,9 +101,7 @@ func TestAPartThatIsDueIsNotReady(t *testing.T) {
 	}
 	step(10*time.Second, true, "")
 	step(time.Millisecond, false, "nothing was compared")
-	if diff := cmp.Diff([]bool{true, false}, b.changes); diff != "" {
-		t.Errorf("changes (-want +got):\n%s", diff)
-	}
+	b.changed(t, true, false)
 	if checked := b.Snapshot().Parts[0].Checked; !checked.Equal(b.now.Add(-10*time.Second - time.Millisecond)) {
 		t.Errorf("last checked %v, now %v", checked, b.now)
 	}
@@ -108,7 +116,7 @@ func TestAPartThatIsDueIsNotReady(t *testing.T) {
 }
 
 func TestEachChangeIsReportedOnce(t *testing.T) {
-	b := newBench("config")
+	b := newFixture("config")
 	for range 3 {
 		b.NotReady("config", "waiting")
 	}
@@ -128,22 +136,19 @@ func TestEachChangeIsReportedOnce(t *testing.T) {
 			t.Errorf("%d records with %s: %s", got, want, b.log.String())
 		}
 	}
-	if diff := cmp.Diff([]bool{true, false}, b.changes); diff != "" {
-		t.Errorf("changes (-want +got):\n%s", diff)
-	}
+	b.changed(t, true, false)
 }
 
 func TestReadyNeedsEveryPart(t *testing.T) {
-	b := newBench("a", "b")
+	b := newFixture("a", "b")
 	b.Ready("a")
-	if b.Snapshot().Ready || b.changes != nil {
-		t.Error("ready by half of the parts")
-	}
+	half := b.Snapshot()
 	b.Ready("b")
-	b.NotReady("late", "a part of its own")
-	if diff := cmp.Diff([]bool{true, false}, b.changes); diff != "" {
-		t.Errorf("changes (-want +got):\n%s", diff)
+	if half.Ready || half.Parts[1].Ready {
+		t.Errorf("by half of the parts it is, or became %+v", half)
 	}
+	b.NotReady("late", "a part of its own")
+	b.changed(t, true, false)
 	if s := b.Snapshot(); s.Ready || len(s.Parts) != 3 {
 		t.Errorf("with the late part it is %+v", s)
 	}
@@ -154,50 +159,32 @@ func TestReadyNeedsEveryPart(t *testing.T) {
 }
 
 func TestWithoutPartsItIsReady(t *testing.T) {
-	b := newBench()
-	code, body := get(t, b.Handler(), http.MethodGet, "/readyz")
-	if code != 200 || body != `{"ready":true,"parts":[]}` || len(b.changes) != 1 {
-		t.Errorf("%d %s, changes %v", code, body, b.changes)
-	}
-}
-
-func TestASnapshotDoesNotChange(t *testing.T) {
-	b := newBench("a")
-	before := b.Snapshot()
-	b.Ready("a")
-	if before.Ready || before.Parts[0].Ready {
-		t.Errorf("the snapshot became %+v", before)
-	}
+	b := newFixture()
+	b.expect(t, "/readyz", 200, `{"ready":true,"parts":[]}`)
+	b.changed(t, true)
 }
 
 func TestHealthzIsAboutBeatsOnly(t *testing.T) {
-	b := newBench("never-ready")
-	expect := func(name string, code int, body string) {
-		t.Helper()
-		gotCode, got := get(t, b.Handler(), http.MethodGet, "/healthz")
-		if diff := cmp.Diff(fmt.Sprint(code, " ", body), fmt.Sprint(gotCode, " ", got)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-	}
-	expect("not ready and no loop", 200, `{"live":true}`)
+	b := newFixture("never-ready")
+	b.expect(t, "/healthz", 200, `{"live":true}`) // not ready, and no loop
 	b.Beat("watch", 10*time.Second)
 	b.Beat("api", time.Minute)
 	b.now = b.now.Add(30 * time.Second)
-	expect("three intervals", 200, `{"live":true}`)
+	b.expect(t, "/healthz", 200, `{"live":true}`)
 	b.now = b.now.Add(time.Millisecond)
-	expect("more than three", 503,
+	b.expect(t, "/healthz", 503,
 		`{"live":false,"silent":[{"name":"watch","last":"2026-05-04T03:02:01Z","every":"10s"}]}`)
 	b.now = b.now.Add(10 * time.Minute)
-	expect("both, by name", 503, `{"live":false,"silent":[`+
+	b.expect(t, "/healthz", 503, `{"live":false,"silent":[`+
 		`{"name":"api","last":"2026-05-04T03:02:01Z","every":"1m0s"},`+
 		`{"name":"watch","last":"2026-05-04T03:02:01Z","every":"10s"}]}`)
 	b.Beat("watch", 10*time.Second)
 	b.Rest("api")
-	expect("beats again, and the other rests", 200, `{"live":true}`)
+	b.expect(t, "/healthz", 200, `{"live":true}`)
 }
 
 func TestEndpointsOnlyAnswerReaders(t *testing.T) {
-	b := newBench()
+	b := newFixture()
 	for _, c := range []struct {
 		method, path string
 		want         int

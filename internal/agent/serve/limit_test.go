@@ -23,18 +23,9 @@ import (
 // may be busy with other tests, and less than what ends the others' connections by itself.
 func kubelet(t *testing.T, number int) error {
 	t.Helper()
-	client := http.Client{Timeout: headerTimeout - time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/readyz", number), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if body, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK || string(body) != "ready" {
-		return fmt.Errorf("answer %d %.20q, %w", resp.StatusCode, body, err)
+	code, body, err := getWithin(t, headerTimeout-time.Second, number, "/readyz")
+	if err != nil || code != http.StatusOK || body != "ready" {
+		return fmt.Errorf("answer %d %.20q, %w", code, body, err)
 	}
 	return nil
 }
@@ -246,15 +237,7 @@ func TestWhoGivesWay(t *testing.T) {
 func TestOneRequestOnAConnection(t *testing.T) {
 	n := free(t, 1)[0]
 	start(t, Port{Flag: "--p", Number: n, Handler: says("x")})
-	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", n))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = conn.Close() }()
-	if _, err = io.WriteString(conn, strings.Repeat("GET / HTTP/1.1\r\nHost: a\r\n\r\n", 3)); err != nil {
-		t.Fatal(err)
-	}
-	in := bufio.NewReader(conn)
+	in := bufio.NewReader(dial(t, n, strings.Repeat("GET / HTTP/1.1\r\nHost: a\r\n\r\n", 3)))
 	resp, err := http.ReadResponse(in, nil)
 	if err != nil || !resp.Close {
 		t.Fatalf("%+v, %v", resp, err)
@@ -278,14 +261,9 @@ func TestConnectionsCostABoundedMemory(t *testing.T) {
 		return m.HeapInuse + m.StackInuse
 	}
 	before := used()
-	header := []byte("GET / HTTP/1.1\r\n" + strings.Repeat("A: "+strings.Repeat("a", 994)+"\r\n", 15))
+	header := "GET / HTTP/1.1\r\n" + strings.Repeat("A: "+strings.Repeat("a", 994)+"\r\n", 15)
 	for range 4 * maxWaiting {
-		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", n))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = conn.Close() })
-		_, _ = conn.Write(header)
+		dial(t, n, header)
 	}
 	if err := kubelet(t, n); err == nil || !strings.Contains(err.Error(), `"x"`) {
 		t.Errorf("the port does not answer: %v", err) // it was accepted last

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -58,28 +57,19 @@ func says(text string) http.Handler {
 // start serves ports until the returned function is called, which returns what Serve did.
 func start(t *testing.T, ports ...Port) (stop func() error) {
 	t.Helper()
-	return startLimited(t, limits{header: headerTimeout, shutdown: 200 * time.Millisecond}, ports...) // shorter than the usual one
+	return startLimited(t, nil, headerTimeout, ports...)
 }
 
-func startLimited(t *testing.T, l limits, ports ...Port) (stop func() error) {
+func startLimited(t *testing.T, log *slog.Logger, header time.Duration, ports ...Port) (stop func() error) {
 	t.Helper()
-	s, err := Open(t.Context(), nil, ports...)
+	s, err := Open(t.Context(), log, ports...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.limits = l
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(ctx) }()
-	stop = sync.OnceValue(func() error {
-		cancel()
-		select {
-		case err := <-ended:
-			return err
-		case <-time.After(agenttest.Generous):
-			return errors.New("Serve does not end")
-		}
-	})
+	s.limits = limits{header: header, shutdown: 200 * time.Millisecond} // shorter than the usual one
+	var ended error
+	end := agenttest.Go(t, func(ctx context.Context) { ended = s.Serve(ctx) })
+	stop = func() error { end(); return ended }
 	t.Cleanup(func() {
 		if err := stop(); err != nil {
 			t.Error(err)
@@ -88,14 +78,36 @@ func startLimited(t *testing.T, l limits, ports ...Port) (stop func() error) {
 	return stop
 }
 
+// dial connects to a port until the test ends, and sends a text.
+func dial(t *testing.T, number int, text string) net.Conn {
+	t.Helper()
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", number))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	if err := conn.SetDeadline(time.Now().Add(agenttest.Generous)); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.WriteString(conn, text) // which the server may not read to its end
+	return conn
+}
+
 func get(t *testing.T, number int, path string) (int, string, error) {
+	t.Helper()
+	return getWithin(t, agenttest.Generous, number, path)
+}
+
+// getWithin sends a request on a connection of its own.
+func getWithin(t *testing.T, timeout time.Duration, number int, path string) (int, string, error) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", number, path), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	req.Close = true
-	resp, err := (&http.Client{Timeout: agenttest.Generous}).Do(req)
+	resp, err := (&http.Client{Timeout: timeout}).Do(req)
 	if err != nil {
 		return 0, "", err
 	}
@@ -196,20 +208,8 @@ func TestEndIsBoundThoughARequestHangs(t *testing.T) {
 
 func TestASilentClientIsCutOff(t *testing.T) {
 	n := free(t, 1)[0]
-	startLimited(t, limits{header: time.Millisecond, shutdown: time.Millisecond}, Port{Flag: "--p", Number: n, Handler: says("x")})
-	var dialer net.Dialer
-	conn, err := dialer.DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", n))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = conn.Close() }()
-	if _, err = io.WriteString(conn, "GET / HTTP/1.1\r\nHost:"); err != nil {
-		t.Fatal(err)
-	}
-	if err = conn.SetReadDeadline(time.Now().Add(agenttest.Generous)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err = io.ReadAll(conn); err != nil {
+	startLimited(t, nil, time.Millisecond, Port{Flag: "--p", Number: n, Handler: says("x")})
+	if _, err := io.ReadAll(dial(t, n, "GET / HTTP/1.1\r\nHost:")); err != nil {
 		t.Errorf("the connection was not closed: %v", err)
 	}
 }
@@ -217,17 +217,10 @@ func TestASilentClientIsCutOff(t *testing.T) {
 func TestAPanicIsLoggedWhereItIsWanted(t *testing.T) {
 	n := free(t, 1)[0]
 	log := &agenttest.Buffer{}
-	s, err := Open(t.Context(), slog.New(slog.NewTextHandler(log, nil)),
+	stop := startLimited(t, slog.New(slog.NewTextHandler(log, nil)), headerTimeout,
 		Port{Flag: "--p", Number: n, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("oops") })})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(ctx) }()
 	_, _, _ = get(t, n, "/")
-	cancel()
-	if err := <-ended; err != nil {
+	if err := stop(); err != nil {
 		t.Error(err)
 	}
 	for _, want := range []string{"level=WARN", "oops", "port="} {

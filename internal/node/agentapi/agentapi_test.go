@@ -83,6 +83,16 @@ func serve(t *testing.T, handler http.HandlerFunc, state func(net.Conn, http.Con
 	return socket
 }
 
+func dial(t *testing.T, socket string) *agentapi.Agent {
+	t.Helper()
+	agent, err := agentapi.Dial(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = agent.Close() })
+	return agent
+}
+
 func TestOneConnectionForAQuestionAndAReport(t *testing.T) {
 	from := map[string]int{}
 	var connections int
@@ -101,17 +111,14 @@ func TestOneConnectionForAQuestionAndAReport(t *testing.T) {
 			close(ended) // all that was sent is read
 		}
 	})
-	agent, err := agentapi.Dial(t.Context(), socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err = agent.Pod(t.Context(), agentapi.Key{Namespace: "a", Name: "b", UID: "u&v=1"}); err != nil {
+	agent := dial(t, socket)
+	if _, err := agent.Pod(t.Context(), agentapi.Key{Namespace: "a", Name: "b", UID: "u&v=1"}); err != nil {
 		t.Error(err)
 	}
-	if err = agent.Report(t.Context(), agentapi.Report{}); err != nil {
+	if err := agent.Report(t.Context(), agentapi.Report{}); err != nil {
 		t.Error(err)
 	}
-	if err = agent.Close(); err != nil {
+	if err := agent.Close(); err != nil {
 		t.Error(err)
 	}
 	<-ended
@@ -135,14 +142,9 @@ func TestDecisionsEnd(t *testing.T) {
 			requests++
 			_, _ = w.Write([]byte(test.answer))
 		}, nil)
-		agent, err := agentapi.Dial(t.Context(), socket)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := agent.Decisions(t.Context(), time.Minute); (err != nil) != test.fails || requests > 2 {
+		if _, err := dial(t, socket).Decisions(t.Context(), time.Minute); (err != nil) != test.fails || requests > 2 {
 			t.Errorf("%s: %v, %d requests", name, err, requests)
 		}
-		_ = agent.Close()
 	}
 }
 
@@ -198,11 +200,7 @@ func TestOnlyRootIsTrusted(t *testing.T) {
 
 func TestTheContextEndsACall(t *testing.T) {
 	socket := serve(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, nil)
-	agent, err := agentapi.Dial(t.Context(), socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer agent.Close() //nolint:errcheck // nothing is written any more
+	agent := dial(t, socket)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if _, err := agent.Pod(ctx, agentapi.Key{Namespace: "a", Name: "b", UID: "c"}); !errors.Is(err, os.ErrDeadlineExceeded) {

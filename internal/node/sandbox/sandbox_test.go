@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -48,12 +47,6 @@ func (n *node) mountedAt(path, at string) {
 	n.Do(os.WriteFile(n.Proc+"/1/mountinfo", []byte(line), 0o600))
 }
 
-// write writes a file of the cache.
-func (n *node) write(name, text string) {
-	n.Helper()
-	n.Do(os.WriteFile(filepath.Join(n.Cache, name), []byte(text), 0o600))
-}
-
 // finds wants a namespace, from a source.
 func (n *node) finds(pod sandbox.Pod, path string, from sandbox.Source) {
 	n.Helper()
@@ -68,13 +61,7 @@ func (n *node) finds(pod sandbox.Pod, path string, from sandbox.Source) {
 }
 
 // fails wants an error of a cause, or of any if that is nil, with some texts.
-func (n *node) fails(pod sandbox.Pod, cause error, texts ...string) {
-	n.Helper()
-	_ = n.failure(pod, cause, texts...)
-}
-
-// failure is the error that fails wants.
-func (n *node) failure(pod sandbox.Pod, cause error, texts ...string) *sandbox.Error {
+func (n *node) fails(pod sandbox.Pod, cause error, texts ...string) *sandbox.Error {
 	n.Helper()
 	got, err := n.Find(n.Context(), pod)
 	if err == nil {
@@ -220,14 +207,14 @@ func TestFindByTheCache(t *testing.T) {
 			n.Cached("c1", withUID(pod, ""), at)
 		}},
 		{"among files that are no entry", unaddressed, func(n *node, at, elsewhere string) {
-			n.write("b", "\x00\xffweb-1")
-			n.write("e", `{"kind":"cniCacheV1","config":"%%%","cniArgs":"web-1"}`)
+			n.Write(n.Cache+"/b", []byte("\x00\xffweb-1"))
+			n.Write(n.Cache+"/e", []byte(`{"kind":"cniCacheV1","config":"%%%","cniArgs":"web-1"}`))
 			n.Cached("f", pod, elsewhere, func(e map[string]any) { e["kind"] = "cniCacheV2" })
 			n.Cached("h", pod, elsewhere, without("cniArgs"))
 			n.Do(os.Mkdir(n.Cache+"/web-1", 0o700))
 			n.Do(os.Symlink(n.Cache, n.Cache+"/link"))
 			n.Do(unix.Mkfifo(n.Cache+"/fifo", 0o600))
-			n.write("z", `{"a":"web-1`+strings.Repeat(" ", 5<<20))
+			n.Write(n.Cache+"/z", []byte(`{"a":"web-1`+strings.Repeat(" ", 5<<20)))
 			n.Cached("c1", pod, at)
 		}},
 	} {
@@ -292,8 +279,8 @@ func TestFindRefuses(t *testing.T) {
 			n.Process("77", ns)
 		}},
 		{"entries that cannot be read", pod, sandbox.ErrNotFound, []string{"2 not readable", "cannot be read"}, func(n *node) {
-			n.write("a", `{"web-1"`)
-			n.write("b", `"web-1"`)
+			n.Write(n.Cache+"/a", []byte(`{"web-1"`))
+			n.Write(n.Cache+"/b", []byte(`"web-1"`))
 		}},
 		{"a mount that no path leads to", pod, sandbox.ErrNotFound, []string{"entries 1, 1 not readable", "/run/elsewhere/x"}, func(n *node) {
 			n.mountedAt(ns, "/run/elsewhere/x")
@@ -343,7 +330,7 @@ func TestFindIsSilentAboutWhatIsInOrder(t *testing.T) {
 		{Source: sandbox.FromMount, Place: n.Proc + "/1/mountinfo", Entries: 1},
 		{Source: sandbox.FromProc, Place: n.Proc, Entries: 3},
 	}
-	if diff := cmp.Diff(want, n.failure(podOf("10.77.9.5"), sandbox.ErrNotFound).Searched); diff != "" {
+	if diff := cmp.Diff(want, n.fails(podOf("10.77.9.5"), sandbox.ErrNotFound).Searched); diff != "" {
 		t.Errorf("searched (-want +got):\n%s", diff)
 	}
 }
@@ -445,7 +432,7 @@ func TestFindAmongRealProcesses(t *testing.T) {
 		"a process that has ended": func(n *node) {
 			process, _ := n.Start(ns)
 			n.Do(process.Process.Kill())
-			awaitZombie(n.T, process.Process.Pid)
+			n.Do(unix.Waitid(unix.P_PID, process.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)) // a zombie
 			n.fails(pod, sandbox.ErrNotFound, "entries 2")
 		},
 		"beside some that may not be read": func(n *node) {
@@ -491,19 +478,4 @@ func (n *node) unshared(host, size int) string {
 	n.Do(process.Start())
 	n.Adopt(process)
 	return fmt.Sprintf("/proc/%d/ns/net", process.Process.Pid)
-}
-
-// awaitZombie waits until a process has ended, without reaping it.
-func awaitZombie(t *testing.T, pid int) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if strings.Contains(string(stat), ") Z ") {
-			return
-		}
-	}
-	t.Fatalf("process %d does not end", pid)
 }
