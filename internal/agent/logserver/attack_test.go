@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 )
@@ -60,11 +59,6 @@ func TestAfterEachAttackAnOrdinaryBatchArrives(t *testing.T) {
 			conn := b.Dial(t)
 			_, _ = io.Copy(conn, io.MultiReader(strings.NewReader(head+"X: "), endless{"xxxxxxxx"}))
 			answered(t, conn)
-		}},
-		{"slow_header", func(t *testing.T, b *fixture) { t.Helper(); drip(t, b, head) }},
-		{"slow_body", func(t *testing.T, b *fixture) {
-			t.Helper()
-			drip(t, b, head+"Content-Length: 1000000\r\n\r\n[")
 		}},
 		{"no_http", func(t *testing.T, b *fixture) { t.Helper(); raw(t, b, "\x16\x03\x01\x00\xff\x00\n\n\r\n\r\n") }},
 		{"half_open", func(t *testing.T, b *fixture) {
@@ -119,26 +113,6 @@ func answered(t *testing.T, conn net.Conn) {
 	if _, err := io.Copy(io.Discard, conn); err != nil && os.IsTimeout(err) {
 		t.Errorf("the server does not hang up: %v", err)
 	}
-}
-
-// drip sends a text and then a byte at a time, until the server hangs up.
-func drip(t *testing.T, b *fixture, text string) {
-	t.Helper()
-	conn := b.Dial(t)
-	gone := make(chan struct{})
-	go func() { defer close(gone); answered(t, conn) }()
-	_, err := io.WriteString(conn, text)
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for err == nil {
-		select {
-		case <-tick.C:
-			_, err = io.WriteString(conn, "x")
-		case <-gone:
-			return
-		}
-	}
-	<-gone
 }
 
 // When the log hangs, no more requests wait for it than there may be connections, and the agent ends all the same.

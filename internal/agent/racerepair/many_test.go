@@ -16,8 +16,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 )
 
-// counted puts programs into the way to iptables that count how often they are started, and gives their directory.
-func counted(t *testing.T) (path string, count func() int) {
+// countedTools puts programs into the way to iptables that count how often they are started, and gives their directory.
+func countedTools(t *testing.T) (path string, count func() int) {
 	t.Helper()
 	dir := t.TempDir()
 	record := filepath.Join(dir, "runs")
@@ -42,7 +42,7 @@ func counted(t *testing.T) (path string, count func() int) {
 func TestManyHealthyPodsCostNothing(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace, func(o *Options) { o.Workers = 0 })
-	path, runs := counted(t)
+	path, runs := countedTools(t)
 	l.options.ToolPath = path
 	l.conf.Store(&cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "legacy"}) // which takes processes
 	const fine = 250

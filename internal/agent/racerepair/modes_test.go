@@ -3,14 +3,12 @@ package racerepair
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/repair"
-	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
@@ -19,6 +17,14 @@ var (
 	inPlace  = repair.Switches{InPlace: true}
 	deleting = repair.Switches{Delete: true}
 	labelled = repair.Switches{Label: true}
+)
+
+// counted is the type under which the actions of a mode are counted, and reasons that of their events.
+var (
+	counted = map[repair.Switches]metrics.RepairType{
+		inPlace: metrics.RepairPod, deleting: metrics.RepairDelete, labelled: metrics.RepairLabel,
+	}
+	reasons = map[repair.Switches]EventReason{inPlace: ReasonRepaired, deleting: ReasonDeleted, labelled: ReasonLabelled}
 )
 
 // fetch gives a pod as the server has it.
@@ -107,28 +113,5 @@ func TestPodsThatAreLeftAlone(t *testing.T) {
 	}
 	if got := l.writes(); len(got) > 0 {
 		t.Errorf("pods were changed: %q", got)
-	}
-}
-
-func TestEveryRowTakesItsDefaultAndShowsIt(t *testing.T) {
-	t.Parallel()
-	s := defaults(t)
-	for _, row := range Rows(&s) {
-		if got := row.Value.String(); got != row.Default || row.Use == "" {
-			t.Errorf("%s shows %q, its default is %q", row.Name, got, row.Default)
-		}
-	}
-	if s.Switches != nothing || s.Evict || s.Predicate.ExitCode != 126 || s.Predicate.Container != "istio-validation" ||
-		s.Predicate.Annotation != "sidecar.istio.io/status" || s.LabelKey != "cni.istio.io/uninitialized" || s.LabelValue != "true" {
-		t.Errorf("defaults %+v", s)
-	}
-	for name, bad := range map[string]string{
-		"repair-pods": "maybe", "delete-pods": "2", "evict": "x", "broken-pod-label-key": "a/b/c", "broken-pod-label-value": "-", "node-name": "A",
-		"init-container-exit-code": "256", "init-container-name": "a b", "label-selectors": "a in", "field-selectors": "spec.nodeName",
-	} {
-		at := slices.IndexFunc(Rows(&s), func(r settings.Setting) bool { return r.Name == name })
-		if err := Rows(&s)[at].Value.Set(bad); err == nil {
-			t.Errorf("%s takes %q", name, bad)
-		}
 	}
 }

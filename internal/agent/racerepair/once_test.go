@@ -25,12 +25,8 @@ func TestOnceRepairsEachPod(t *testing.T) {
 	l := newFixture(t, inPlace)
 	p, missing, job := crashing("web").at("10.88.0.2/24"), podSpec{name: "missing", uid: "m"}.at("10.88.0.3/24"), broken("job")
 	job.restart = "Never"
-	paths := []string{l.Sandbox(p.ips...), l.Sandbox(missing.ips...)}
-	l.cache(p, paths[0])
-	l.cache(missing, paths[1])
-	for _, p := range []podSpec{p, missing, job} {
-		l.set(p)
-	}
+	paths := []string{l.place(p), l.place(missing)}
+	l.set(job)
 	if err := l.once(); err != nil {
 		t.Fatal(err)
 	}

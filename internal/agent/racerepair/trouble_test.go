@@ -2,7 +2,7 @@ package racerepair
 
 import (
 	"errors"
-	"net"
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -34,14 +34,13 @@ func TestRefusals(t *testing.T) {
 		{kubetest.Hang, "the work on the pod takes more than 1m0s"},
 		{kubetest.ForbiddenPage, "answer not understood"},
 	} {
-		for name, change := range map[string]func(*Options){
-			"delete": func(o *Options) { o.Settings.Switches = deleting },
-			"evict":  func(o *Options) { o.Settings.Switches, o.Settings.Evict = deleting, true },
-			"label":  func(o *Options) { o.Settings.Switches = labelled },
+		for name, settings := range map[string]Settings{
+			"delete": {Switches: deleting}, "evict": {Switches: deleting, Evict: true}, "label": {Switches: labelled},
 		} {
 			t.Run(string(test.fault)+"/"+name, func(t *testing.T) {
 				t.Parallel()
-				l := newFixture(t, nothing, change)
+				switches := settings.Switches
+				l := newFixture(t, switches, func(o *Options) { o.Settings.Evict = settings.Evict })
 				p := crashing("web")
 				l.set(p)
 				l.server.FailOn("/pods/web", test.fault, 1)
@@ -50,19 +49,15 @@ func TestRefusals(t *testing.T) {
 					agenttest.Eventually(t, "nothing is done", func() bool { return len(l.writes()) == 1 })
 					l.clock.Step(time.Minute)
 				}
-				mode, reason := metrics.RepairDelete, ReasonDeleted
-				if name == "label" {
-					mode, reason = metrics.RepairLabel, ReasonLabelled
-				}
-				l.waitForEvent(p, "Warning", reason, "cannot be", test.says)
-				l.waitForCount(mode, metrics.RepairFail, 1)
-				l.waitForCount(mode, metrics.RepairSuccess, 0)
+				l.waitForEvent(p, "Warning", reasons[switches], "cannot be", test.says)
+				l.waitForCount(counted[switches], metrics.RepairFail, 1)
+				l.waitForCount(counted[switches], metrics.RepairSuccess, 0)
 				l.waitForStates(0, 1, 0, 0)
 				agenttest.Eventually(t, "it is not tried again", func() bool {
 					l.clock.Step(time.Second)
-					return l.repaired(mode, metrics.RepairSuccess) == 1
+					return l.repaired(counted[switches], metrics.RepairSuccess) == 1
 				})
-				l.waitForCount(mode, metrics.RepairFail, 1)
+				l.waitForCount(counted[switches], metrics.RepairFail, 1)
 			})
 		}
 	}
@@ -103,9 +98,7 @@ func TestAServerThatHangsDelaysNoRepair(t *testing.T) {
 	l.server.FailOn("/events", kubetest.Hang, kubetest.Forever)
 	var paths []string
 	for i := range 3 {
-		p := crashing("web-" + string(rune('a'+i))).at(net.IPv4(10, 88, 0, byte(2+i)).String() + "/24")
-		path := l.place(p)
-		paths = append(paths, path)
+		paths = append(paths, l.place(crashing(fmt.Sprint("web-", i)).at(fmt.Sprintf("10.88.0.%d/24", 2+i))))
 	}
 	l.run()
 	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 3)
@@ -186,9 +179,7 @@ func TestNothingIsDoneOnABadConfiguration(t *testing.T) {
 				t.Errorf("it is logged %d times", got)
 			}
 			if switches != nothing {
-				l.waitForCount(map[repair.Switches]metrics.RepairType{
-					inPlace: metrics.RepairPod, deleting: metrics.RepairDelete, labelled: metrics.RepairLabel,
-				}[switches], metrics.RepairFail, 1)
+				l.waitForCount(counted[switches], metrics.RepairFail, 1)
 			}
 			l.waitForEvent(unproven, "Warning", ReasonUnverified, "configuration cannot be used")
 
@@ -303,7 +294,7 @@ func TestAPodThatGoesWhileItIsWorkedOn(t *testing.T) {
 			l.server.Delete(p.path())
 			l.clock.Step(time.Minute)
 			agenttest.Eventually(t, "the answer is still awaited", func() bool {
-				return l.repaired(metrics.RepairDelete, metrics.RepairFail)+l.repaired(metrics.RepairLabel, metrics.RepairFail) == 1
+				return l.repaired(counted[switches], metrics.RepairFail) == 1
 			})
 			l.waitForWorker()
 			l.clock.Step(time.Hour)
@@ -325,12 +316,8 @@ func TestAPodThatIsGoneAlreadyIsNoFailure(t *testing.T) {
 		p := crashing("web")
 		l.set(p)
 		l.run()
-		mode := metrics.RepairDelete
-		if switches == labelled {
-			mode = metrics.RepairLabel
-		}
-		l.waitForCount(mode, metrics.RepairSkip, 1)
-		l.waitForCount(mode, metrics.RepairFail, 0)
+		l.waitForCount(counted[switches], metrics.RepairSkip, 1)
+		l.waitForCount(counted[switches], metrics.RepairFail, 0)
 		l.noEvents(p)
 	}
 }

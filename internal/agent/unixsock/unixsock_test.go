@@ -166,7 +166,7 @@ func TestACrowdIsWaitedFor(t *testing.T) {
 // Connections that are silent, or slow, end with the timeout, and no goroutine is left of them.
 func TestSlowConnectionsAreCutOff(t *testing.T) {
 	for name, begin := range map[string]string{
-		"silent": "", "slow header": "GET / HT", "slow body": "POST / HTTP/1.1\r\nHost: unix\r\nContent-Length: 9\r\n\r\n[",
+		"silent": "", "slow header": "GET / HT", "slow body": "POST / HTTP/1.1\r\nHost: unix\r\nContent-Length: 1000000\r\n\r\n[",
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := runtime.NumGoroutine()
@@ -174,8 +174,16 @@ func TestSlowConnectionsAreCutOff(t *testing.T) {
 				_, _ = io.Copy(io.Discard, r.Body)
 				hello(w, r)
 			}), func(o *unixsock.Options) { o.Connections, o.Timeout = 8, 200*time.Millisecond })
-			for range 20 {
-				_, _ = io.WriteString(b.Dial(t), begin)
+			for i := range 20 {
+				conn := b.Dial(t)
+				_, err := io.WriteString(conn, begin)
+				if i%2 == 0 && begin != "" { // and then a byte at a time
+					go func() {
+						for tick := time.NewTicker(10 * time.Millisecond); err == nil; <-tick.C {
+							_, err = io.WriteString(conn, "x")
+						}
+					}()
+				}
 			}
 			answers(t, b) // after all of them
 			b.Stop()
