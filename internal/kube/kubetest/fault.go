@@ -2,11 +2,14 @@ package kubetest
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
 	"strconv"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
 // Fault is a way for the API server to fail one request or one connection.
@@ -65,7 +68,7 @@ func (s *Server) behaviours() map[Fault]http.HandlerFunc {
 		Unauthorized: verdict(http.StatusUnauthorized, "Unauthorized", "Unauthorized"),
 		Forbidden: verdict(http.StatusForbidden, "Forbidden",
 			`pods is forbidden: User "system:serviceaccount:istio-system:istio-cni" cannot get resource "pods"`),
-		NotFound:         notFound,
+		NotFound:         func(w http.ResponseWriter, r *http.Request) { refuse(w, parsePath(r.URL.Path).notFound()) },
 		Gone:             verdict(http.StatusGone, "Expired", "too old resource version: 1 (2)"),
 		UnauthorizedPage: page(http.StatusUnauthorized),
 		ForbiddenPage:    page(http.StatusForbidden),
@@ -95,7 +98,7 @@ func (s *Server) behaviours() map[Fault]http.HandlerFunc {
 		},
 		Garbage:   body([]byte("<html>this is not the server you are looking for</html>")),
 		EmptyBody: body(nil),
-		WrongKind: verdict(http.StatusOK, "", "all is well"),
+		WrongKind: body(marshal(statusOf(metav1.Status{Status: metav1.StatusSuccess, Code: http.StatusOK}))),
 		WrongUID:  func(w http.ResponseWriter, r *http.Request) { answer(w, s.rewrite(r, "uid", OtherUID)) },
 		WrongName: func(w http.ResponseWriter, r *http.Request) { answer(w, s.rewrite(r, "name", "another")) },
 		TooLarge: func(w http.ResponseWriter, _ *http.Request) {
@@ -107,8 +110,8 @@ func (s *Server) behaviours() map[Fault]http.HandlerFunc {
 }
 
 // verdict answers with an object of kind Status, as the API server does.
-func verdict(code int, reason, message string) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) { status(w, code, reason, message) }
+func verdict(code int32, reason metav1.StatusReason, message string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { refuse(w, failure(code, reason, message)) }
 }
 
 func body(data []byte) http.HandlerFunc {
@@ -123,24 +126,12 @@ func page(code int) http.HandlerFunc {
 	}
 }
 
-// notFound says so about the object of the request, with the details that the API server gives.
-func notFound(w http.ResponseWriter, r *http.Request) { notFoundAt(w, parsePath(r.URL.Path)) }
-
-func notFoundAt(w http.ResponseWriter, at place) {
-	qualified := at.plural
-	if at.group != "" {
-		qualified += "." + at.group
-	}
-	details := object{"name": at.name, "kind": at.plural}
-	set(details, "group", at.group, at.group != "")
-	statusAbout(w, http.StatusNotFound, "NotFound", fmt.Sprintf("%s %q not found", qualified, at.name), details)
-}
-
 func (s *Server) tooMany(w http.ResponseWriter, _ *http.Request) {
 	s.mu.Lock()
-	w.Header().Set("Retry-After", strconv.Itoa(s.retryAfter))
+	seconds := s.retryAfter
 	s.mu.Unlock()
-	status(w, http.StatusTooManyRequests, "TooManyRequests", "too many requests, please try again later")
+	w.Header().Set("Retry-After", strconv.Itoa(seconds))
+	refuse(w, apierrors.NewTooManyRequests("too many requests, please try again later", seconds))
 }
 
 func (s *Server) hang(r *http.Request) {
@@ -152,9 +143,9 @@ func (s *Server) hang(r *http.Request) {
 
 // half sends half of the object or list under the length of the whole.
 func (s *Server) half(w http.ResponseWriter, r *http.Request) {
-	pod := s.object(r.URL.Path)
-	if pod == nil {
-		pod = s.list(r)
+	pod := s.Object(r.URL.Path)
+	if within, err := selectionOf(r); pod == nil && err == nil {
+		pod = s.list(r, within)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(pod)))
@@ -187,13 +178,9 @@ func (s *Server) reset(w http.ResponseWriter) {
 
 // rewrite gives the pod with one field of its metadata changed.
 func (s *Server) rewrite(r *http.Request, field, value string) []byte {
-	var whole object
-	if err := json.Unmarshal(s.object(r.URL.Path), &whole); err != nil {
+	whole := decode(s.Object(r.URL.Path))
+	if err := unstructured.SetNestedField(whole.Object, value, "metadata", field); err != nil {
 		s.tb.Errorf("kubetest: no pod to change the %s of: %v", field, err)
-		return nil
 	}
-	if metadata, ok := whole["metadata"].(object); ok {
-		metadata[field] = value
-	}
-	return encode(s.tb, whole)
+	return marshal(whole.Object)
 }

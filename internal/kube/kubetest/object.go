@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"slices"
@@ -12,9 +11,15 @@ import (
 	"strings"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 )
+
+type object = map[string]any
 
 // place is what a path of the API means. Name is empty for a collection, namespace for all of them or none, part for the
 // whole of an object.
@@ -74,22 +79,24 @@ func (p place) path() string {
 	return path
 }
 
+func (p place) resource() schema.GroupResource {
+	return schema.GroupResource{Group: p.group, Resource: p.plural}
+}
+
+func (p place) notFound() *apierrors.StatusError { return apierrors.NewNotFound(p.resource(), p.name) }
+
 // placeOf is where an object belongs, by its kind and metadata.
-func placeOf(tb testing.TB, whole object) place {
+func placeOf(tb testing.TB, whole *unstructured.Unstructured) place {
 	tb.Helper()
-	kind, _ := whole["kind"].(string)
-	metadata, _ := whole["metadata"].(object)
-	namespace, _ := metadata["namespace"].(string)
-	name, _ := metadata["name"].(string)
-	at := place{namespace: namespace, name: name}
+	kind := whole.GetKind()
+	at := place{namespace: whole.GetNamespace(), name: whole.GetName(), group: groups()[kind]}
 	for plural, known := range kinds() {
 		if known == kind {
 			at.plural = plural
 		}
 	}
-	at.group = groups()[kind]
-	if at.plural == "" || name == "" {
-		tb.Fatalf("kubetest: not an object of a kind that is served here, with a name: kind %q, name %q", kind, name)
+	if at.plural == "" || at.name == "" {
+		tb.Fatalf("kubetest: not an object of a kind that is served here, with a name: kind %q, name %q", kind, at.name)
 	}
 	return at
 }
@@ -115,13 +122,15 @@ func DaemonSet(namespace, name, spec string) []byte {
 // Node is an object for [Server.Set]; taints are a JSON list, or empty.
 func Node(name string, labels map[string]string, taints string) []byte {
 	spec := object{}
-	set(spec, "taints", json.RawMessage(taints), taints != "")
+	if taints != "" {
+		spec["taints"] = json.RawMessage(taints)
+	}
 	return marshal(object{
 		"kind": "Node", "apiVersion": "v1", "metadata": object{"name": name, "labels": labels}, "spec": spec,
 	})
 }
 
-func marshal(o object) []byte {
+func marshal(o any) []byte {
 	data, err := json.Marshal(o)
 	if err != nil {
 		panic(err) // a test's own mistake
@@ -129,34 +138,40 @@ func marshal(o object) []byte {
 	return data
 }
 
+// decode gives an object with nothing in it for what is none.
+func decode(data []byte) *unstructured.Unstructured {
+	whole := &unstructured.Unstructured{}
+	if json.Unmarshal(data, &whole.Object) != nil {
+		whole.Object = nil
+	}
+	return whole
+}
+
 // Set makes an object known or changes it: it gets a new resourceVersion, a UID if it has none, and watches hear of it.
 func (s *Server) Set(data []byte) {
 	s.tb.Helper()
-	var whole object
-	if err := json.Unmarshal(data, &whole); err != nil {
-		s.tb.Fatalf("kubetest: decoding an object: %v", err)
-	}
+	whole := decode(data)
 	at := placeOf(s.tb, whole)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.store(at, whole)
+	s.store(at, whole.Object)
 }
 
 // store needs the lock.
-func (s *Server) store(at place, whole object) {
-	kind := "ADDED"
-	metadata, _ := whole["metadata"].(object)
+func (s *Server) store(at place, content object) {
+	whole := unstructured.Unstructured{Object: content}
 	s.version++
-	was, found := s.objects[at.path()]
-	if found {
-		kind = "MODIFIED"
-		set(metadata, "uid", metaOf(was).UID, metadata["uid"] == nil)
+	was := s.objects[at.path()]
+	if whole.GetUID() == "" {
+		whole.SetUID(types.UID("uid-" + strconv.Itoa(s.version)))
+		if was != nil {
+			whole.SetUID(decode(was).GetUID())
+		}
 	}
-	set(metadata, "uid", "uid-"+strconv.Itoa(s.version), metadata["uid"] == nil)
-	metadata["resourceVersion"] = strconv.Itoa(s.version)
-	data := marshal(whole)
+	whole.SetResourceVersion(strconv.Itoa(s.version))
+	data := marshal(content)
 	s.objects[at.path()] = data
-	s.publish(change{s.version, kind, at, data, was})
+	s.publish(change{s.version, at, data, was, false})
 }
 
 // Delete removes an object by its path, such as /api/v1/namespaces/shop/configmaps/prices, and tells the watches.
@@ -175,27 +190,11 @@ func (s *Server) remove(at place) []byte {
 	data := s.objects[at.path()]
 	delete(s.objects, at.path())
 	s.version++
-	var whole object
-	if err := json.Unmarshal(data, &whole); err != nil {
-		s.tb.Errorf("kubetest: decoding an object: %v", err)
-		return nil
-	}
-	if metadata, ok := whole["metadata"].(object); ok {
-		metadata["resourceVersion"] = strconv.Itoa(s.version)
-	}
-	last := marshal(whole)
-	s.publish(change{s.version, "DELETED", at, last, data})
+	whole := decode(data)
+	whole.SetResourceVersion(strconv.Itoa(s.version))
+	last := marshal(whole.Object)
+	s.publish(change{s.version, at, last, data, true})
 	return last
-}
-
-type meta struct{ UID, ResourceVersion string }
-
-func metaOf(data []byte) meta {
-	var whole struct{ Metadata meta }
-	if err := json.Unmarshal(data, &whole); err != nil {
-		return meta{}
-	}
-	return whole.Metadata
 }
 
 // selection is a collection and what picks from it.
@@ -249,33 +248,29 @@ func (s selection) picks(at place, data []byte) bool {
 	if in.plural != at.plural || in.group != at.group || in.namespace != "" && in.namespace != at.namespace {
 		return false
 	}
-	var whole struct {
-		Metadata struct{ Labels labels.Set }
-	}
-	if err := json.Unmarshal(data, &whole); err != nil || !s.labels.Matches(whole.Metadata.Labels) {
+	if !s.labels.Empty() && !s.labels.Matches(labels.Set(decode(data).GetLabels())) {
 		return false
 	}
 	return s.fields.Matches(fieldsOf(at, data))
 }
 
-// list is the answer to a request for a collection. It heeds limit and continue.
-func (s *Server) list(r *http.Request) []byte {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	query := r.URL.Query()
-	within, err := selectionOf(r)
-	if err != nil {
-		s.tb.Errorf("kubetest: a selector that is none: %v", err)
-		return nil
-	}
-	in := within.in
+// picked are the objects of a selection. It needs the lock.
+func (s *Server) picked(within selection) []json.RawMessage {
 	items := []json.RawMessage{}
 	for _, path := range slices.Sorted(maps.Keys(s.objects)) {
-		data := s.objects[path]
-		if within.picks(parsePath(path), data) {
+		if data := s.objects[path]; within.picks(parsePath(path), data) {
 			items = append(items, data)
 		}
 	}
+	return items
+}
+
+// list is the answer to a request for a collection. It heeds limit and continue.
+func (s *Server) list(r *http.Request, within selection) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	query, in := r.URL.Query(), within.in
+	items := s.picked(within)
 	// What comes after "from:" is how many objects earlier pages had.
 	skip, err := strconv.Atoi(strings.TrimPrefix(query.Get("continue"), "from:"))
 	if err != nil {
@@ -325,56 +320,9 @@ func (s *Server) ForgetEvents() {
 	maps.DeleteFunc(s.objects, func(path string, _ []byte) bool { return parsePath(path).plural == "events" })
 }
 
-// createEvent takes an event if the API server's own checks would.
-func (s *Server) createEvent(w http.ResponseWriter, r *http.Request) {
-	var whole object
-	body, _ := io.ReadAll(io.LimitReader(r.Body, 1<<20)) // half a body is no JSON
-	if err := json.Unmarshal(body, &whole); err != nil || r.Header.Get("Content-Type") != "application/json" {
-		status(w, http.StatusBadRequest, "BadRequest", "not an object in JSON")
-		return
-	}
-	in := parsePath(r.URL.Path)
-	metadata, _ := whole["metadata"].(object)
-	about, _ := whole["involvedObject"].(object)
-	name, _ := metadata["name"].(string)
-	namespace, _ := about["namespace"].(string)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	at := place{plural: "events", namespace: in.namespace, name: name}
-	_, exists := s.objects[at.path()]
-	switch {
-	case whole["kind"] != "Event" || name == "" || metadata["namespace"] != in.namespace:
-		status(w, http.StatusBadRequest, "BadRequest", "not an event of this namespace")
-	case namespace != in.namespace && (namespace != "" || in.namespace != "default"):
-		status(w, http.StatusUnprocessableEntity, "Invalid", "involvedObject.namespace: does not match event.namespace")
-	case exists:
-		status(w, http.StatusConflict, "AlreadyExists", "it already exists")
-	default:
-		s.store(at, whole)
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusCreated)
-		w.Write(s.objects[at.path()]) //nolint:errcheck,gosec // the client may be gone
-	}
-}
-
-// patchEvent applies a merge patch of top-level fields.
-func (s *Server) patchEvent(w http.ResponseWriter, r *http.Request) {
-	var patch, whole object
-	body, _ := io.ReadAll(io.LimitReader(r.Body, 1<<20)) // half a body is no JSON
-	if err := json.Unmarshal(body, &patch); err != nil || r.Header.Get("Content-Type") != "application/merge-patch+json" {
-		status(w, http.StatusUnsupportedMediaType, "UnsupportedMediaType", "not a merge patch")
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := json.Unmarshal(s.objects[r.URL.Path], &whole); err != nil {
-		notFound(w, r)
-		return
-	}
-	maps.Copy(whole, patch)
-	s.store(parsePath(r.URL.Path), whole)
-	answer(w, s.objects[r.URL.Path])
-}
-
 // Object is what the server has at a path, nil for nothing.
-func (s *Server) Object(path string) []byte { return s.object(path) }
+func (s *Server) Object(path string) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.objects[path]
+}

@@ -1,8 +1,11 @@
 package kubetest
 
 import (
-	"encoding/json"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Pod describes a pod in the few words that tests need. Zero fields are absent from the object.
@@ -30,63 +33,41 @@ type Container struct {
 // EnvVar is a variable and its literal value or field path.
 type EnvVar struct{ Name, Value string }
 
-type object = map[string]any
-
 // JSON is the pod as the API server would send it.
 func (p Pod) JSON(tb testing.TB) []byte {
 	tb.Helper()
-	metadata := object{"name": p.Name, "namespace": p.Namespace, "resourceVersion": "1"}
-	set(metadata, "uid", p.UID, p.UID != "")
-	set(metadata, "labels", p.Labels, p.Labels != nil)
-	set(metadata, "annotations", p.Annotations, p.Annotations != nil)
-	spec := object{"containers": containers(p.Containers), "nodeName": "node-1"}
-	set(spec, "initContainers", containers(p.InitContainers), p.InitContainers != nil)
-	set(spec, "hostNetwork", true, p.HostNetwork)
-	spec["securityContext"] = security(p.RunAsUser, p.RunAsGroup)
-	return encode(tb, object{
-		"kind": "Pod", "apiVersion": "v1", "metadata": metadata, "spec": spec, "status": object{"phase": "Pending"},
+	return marshal(corev1.Pod{
+		TypeMeta: metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: p.Name, Namespace: p.Namespace, ResourceVersion: "1", UID: types.UID(p.UID), Labels: p.Labels, Annotations: p.Annotations,
+		},
+		Spec: corev1.PodSpec{
+			NodeName: "node-1", HostNetwork: p.HostNetwork,
+			SecurityContext: &corev1.PodSecurityContext{RunAsUser: p.RunAsUser, RunAsGroup: p.RunAsGroup},
+			InitContainers:  containers(p.InitContainers), Containers: containers(p.Containers),
+		},
+		Status: corev1.PodStatus{Phase: corev1.PodPending},
 	})
 }
 
-func encode(tb testing.TB, o object) []byte {
-	tb.Helper()
-	data, err := json.Marshal(o)
-	if err != nil {
-		tb.Errorf("kubetest: encoding JSON: %v", err)
-	}
-	return data
-}
-
-func containers(from []Container) []object {
-	list := make([]object, 0, len(from))
+func containers(from []Container) []corev1.Container {
+	list := make([]corev1.Container, 0, len(from))
 	for _, c := range from {
-		one := object{"name": c.Name, "image": "registry.example/" + c.Name + ":1"}
-		set(one, "args", c.Args, c.Args != nil)
-		set(one, "restartPolicy", c.RestartPolicy, c.RestartPolicy != "")
-		set(one, "securityContext", security(c.RunAsUser, c.RunAsGroup), c.RunAsUser != nil || c.RunAsGroup != nil)
-		variables := make([]object, 0, len(c.Env)+len(c.EnvFromField))
+		one := corev1.Container{Name: c.Name, Image: "registry.example/" + c.Name + ":1", Args: c.Args}
+		if c.RestartPolicy != "" {
+			one.RestartPolicy = new(corev1.ContainerRestartPolicy(c.RestartPolicy))
+		}
+		if c.RunAsUser != nil || c.RunAsGroup != nil {
+			one.SecurityContext = &corev1.SecurityContext{RunAsUser: c.RunAsUser, RunAsGroup: c.RunAsGroup}
+		}
 		for _, v := range c.Env {
-			variables = append(variables, object{"name": v.Name, "value": v.Value})
+			one.Env = append(one.Env, corev1.EnvVar{Name: v.Name, Value: v.Value})
 		}
 		for _, v := range c.EnvFromField {
-			field := object{"fieldRef": object{"apiVersion": "v1", "fieldPath": v.Value}}
-			variables = append(variables, object{"name": v.Name, "valueFrom": field})
+			field := &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: v.Value}
+			one.Env = append(one.Env, corev1.EnvVar{Name: v.Name, ValueFrom: &corev1.EnvVarSource{FieldRef: field}})
 		}
-		set(one, "env", variables, len(variables) > 0)
 		list = append(list, one)
 	}
 	return list
-}
-
-func security(user, group *int64) object {
-	context := object{}
-	set(context, "runAsUser", user, user != nil)
-	set(context, "runAsGroup", group, group != nil)
-	return context
-}
-
-func set(in object, key string, value any, present bool) {
-	if present {
-		in[key] = value
-	}
 }

@@ -12,7 +12,6 @@ package kubetest
 
 import (
 	"crypto/tls"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log"
@@ -26,6 +25,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Forever is a number of times that no test outlasts.
@@ -89,6 +91,7 @@ func NewServerAt(tb testing.TB, address string) *Server {
 		objects:    map[string][]byte{},
 		version:    1,
 		watches:    map[*watch]struct{}{},
+		budgets:    map[string]budget{},
 	}
 	s.behave = s.behaviours()
 	s.http = &httptest.Server{
@@ -213,15 +216,10 @@ func (s *Server) SetPod(p Pod) { s.SetPodJSON(p.JSON(s.tb)) }
 // SetPodJSON makes a pod known in whatever form the API has; its metadata says where. It is kept as it is, and no watch
 // hears of it: see [Server.Set] for that.
 func (s *Server) SetPodJSON(pod []byte) {
-	var object struct {
-		Metadata struct{ Namespace, Name string }
-	}
-	if err := json.Unmarshal(pod, &object); err != nil || object.Metadata.Name == "" || object.Metadata.Namespace == "" {
-		s.tb.Fatalf("kubetest: not a pod with name and namespace (%v): %.80s", err, pod)
-	}
+	at := placeOf(s.tb, decode(pod))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.objects[podPath(object.Metadata.Namespace, object.Metadata.Name)] = pod
+	s.objects[at.path()] = pod
 }
 
 // Fail makes the next requests (or connections) fail, after those that were asked for before.
@@ -274,16 +272,6 @@ func (s *Server) Connections() int {
 	return s.connections
 }
 
-func podPath(namespace, name string) string {
-	return "/api/v1/namespaces/" + namespace + "/pods/" + name
-}
-
-func (s *Server) object(path string) []byte {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.objects[path]
-}
-
 // next takes the next fault if it is of the wanted sort. One that is meant for some requests only does not stand in the
 // way of the others.
 func (s *Server) next(request string, wanted func(Fault) bool) (Fault, bool) {
@@ -323,63 +311,48 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		s.behave[Unauthorized](w, r)
 		return
 	}
+	if r.Method != http.MethodGet {
+		s.write(w, r)
+		return
+	}
 	at := parsePath(r.URL.Path)
-	object := s.object(r.URL.Path)
-	switch {
-	case r.Method == http.MethodPost && at.plural == "events" && at.name == "":
-		s.createEvent(w, r)
-	case r.Method == http.MethodPatch && at.plural == "events" && object != nil:
-		s.patchEvent(w, r)
-	case r.Method == http.MethodPost && at.plural == "leases" && at.name == "":
-		s.createLease(w, r)
-	case r.Method == http.MethodPut && at.plural == "leases" && object != nil:
-		s.replaceLease(w, r)
-	case r.Method == http.MethodPatch && at.plural == "nodes" && s.object(at.path()) != nil:
-		s.patchNode(w, r)
-	case s.writePod(w, r, at):
-	case r.Method == http.MethodGet && object != nil:
+	within, err := selectionOf(r)
+	switch object := s.Object(r.URL.Path); {
+	case object != nil:
 		answer(w, object)
-	case r.Method == http.MethodGet && at.kind() != "" && at.name == "":
-		s.collection(w, r)
-	default:
-		notFound(w, r)
-	}
-}
-
-func (s *Server) collection(w http.ResponseWriter, r *http.Request) {
-	_, err := selectionOf(r)
-	switch {
+	case at.kind() == "" || at.name != "":
+		refuse(w, at.notFound())
 	case err != nil:
-		status(w, http.StatusBadRequest, "BadRequest", err.Error())
+		refuse(w, apierrors.NewBadRequest(err.Error()))
 	case r.URL.Query().Get("watch") == "true":
-		s.watch(w, r)
+		s.watch(w, r, within)
 	default:
-		answer(w, s.list(r))
+		answer(w, s.list(r, within))
 	}
 }
 
-func answer(w http.ResponseWriter, body []byte) {
+func answer(w http.ResponseWriter, body []byte) { send(w, http.StatusOK, body) }
+
+func send(w http.ResponseWriter, code int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
 	w.Write(body) //nolint:errcheck,gosec // the client may be gone
 }
 
-// status answers with an object of kind Status.
-func status(w http.ResponseWriter, code int, reason, message string) {
-	statusAbout(w, code, reason, message, object{})
+// refuse answers with an object of kind Status.
+func refuse(w http.ResponseWriter, why *apierrors.StatusError) {
+	status := statusOf(why.ErrStatus)
+	if status.Details != nil && status.Details.RetryAfterSeconds > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int(status.Details.RetryAfterSeconds))) // the API server makes the header of it
+	}
+	send(w, int(status.Code), marshal(status))
 }
 
-func statusAbout(w http.ResponseWriter, code int, reason, message string, details object) {
-	outcome := "Failure"
-	if code < http.StatusMultipleChoices {
-		outcome = "Success"
-	}
-	if seconds, err := strconv.Atoi(w.Header().Get("Retry-After")); err == nil {
-		details["retryAfterSeconds"] = seconds // the API server makes the header of it
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(code)
-	json.NewEncoder(w).Encode(object{ //nolint:errcheck,errchkjson,gosec // the client may be gone
-		"kind": "Status", "apiVersion": "v1", "metadata": object{}, "status": outcome, "message": message,
-		"reason": reason, "code": code, "details": details,
-	})
+func statusOf(status metav1.Status) metav1.Status {
+	status.Kind, status.APIVersion = "Status", "v1"
+	return status
+}
+
+func failure(code int32, reason metav1.StatusReason, message string) *apierrors.StatusError {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message}}
 }

@@ -2,22 +2,21 @@ package kubetest
 
 import (
 	"encoding/json"
-	"maps"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 // change is one step of the history.
 type change struct {
 	version int
-	kind    string
 	at      place
-	data    []byte
 	// before is the object as it was, nil when it is new.
-	before []byte
+	data, before []byte
+	deleted      bool
 }
 
 // watch is one open stream.
@@ -50,7 +49,7 @@ func (w *watch) offer(c change) {
 		w.kept = append(w.kept, c)
 		return
 	}
-	was, is := c.before != nil && w.in.picks(c.at, c.before), c.kind != "DELETED" && w.in.picks(c.at, c.data)
+	was, is := c.before != nil && w.in.picks(c.at, c.before), !c.deleted && w.in.picks(c.at, c.data)
 	switch {
 	case was && is:
 		w.lines <- event("MODIFIED", c.data)
@@ -66,16 +65,18 @@ func event(kind string, data []byte) []byte {
 }
 
 // watch streams what happens after the request's resourceVersion.
-func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
+func (s *Server) watch(w http.ResponseWriter, r *http.Request, in selection) {
 	initial := r.URL.Query().Get("sendInitialEvents") == "true"
-	if initial && s.listsOnly() {
-		status(w, http.StatusUnprocessableEntity, "Invalid",
-			"sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled")
+	s.mu.Lock()
+	listsOnly := s.noStreams
+	s.mu.Unlock()
+	if initial && listsOnly {
+		refuse(w, invalid("sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"))
 		return
 	}
 	from, err := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	if err != nil && !initial {
-		status(w, http.StatusBadRequest, "BadRequest", "resourceVersion: Invalid value")
+		refuse(w, apierrors.NewBadRequest("resourceVersion: Invalid value"))
 		return
 	}
 	seconds, err := strconv.Atoi(r.URL.Query().Get("timeoutSeconds"))
@@ -84,15 +85,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	}
 	over := time.NewTimer(time.Duration(seconds) * time.Second)
 	defer over.Stop()
-	in, err := selectionOf(r)
-	if err != nil {
-		status(w, http.StatusBadRequest, "BadRequest", err.Error())
-		return
-	}
-	stream := &watch{
-		in:    in,
-		lines: make(chan []byte, watchBuffer), ended: make(chan struct{}),
-	}
+	stream := &watch{in: in, lines: make(chan []byte, watchBuffer), ended: make(chan struct{})}
 	var first [][]byte
 	if initial {
 		first = s.initial(stream)
@@ -141,10 +134,7 @@ func (s *Server) open(stream *watch, from int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if from < s.oldest {
-		stream.lines <- event("ERROR", marshal(object{
-			"kind": "Status", "apiVersion": "v1", "metadata": object{}, "status": "Failure", "reason": "Expired", "code": 410,
-			"message": "too old resource version: " + strconv.Itoa(from),
-		}))
+		stream.lines <- event("ERROR", marshal(statusOf(apierrors.NewResourceExpired("too old resource version: "+strconv.Itoa(from)).ErrStatus)))
 		close(stream.ended)
 		return
 	}
@@ -161,17 +151,19 @@ func (s *Server) initial(stream *watch) [][]byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var lines [][]byte
-	for _, path := range slices.Sorted(maps.Keys(s.objects)) {
-		if data := s.objects[path]; stream.in.picks(parsePath(path), data) {
-			lines = append(lines, event("ADDED", data))
-		}
+	for _, data := range s.picked(stream.in) {
+		lines = append(lines, event("ADDED", data))
 	}
 	s.watches[stream] = struct{}{}
-	return append(lines, event("BOOKMARK", marshal(object{
-		"kind": stream.in.in.kind(), "apiVersion": "v1", "metadata": object{
-			"resourceVersion": strconv.Itoa(s.version), "annotations": object{"k8s.io/initial-events-end": "true"},
-		},
-	})))
+	return append(lines, s.bookmark(stream, object{"k8s.io/initial-events-end": "true"}))
+}
+
+// bookmark needs the lock.
+func (s *Server) bookmark(w *watch, annotations object) []byte {
+	return event("BOOKMARK", marshal(object{
+		"kind": w.in.in.kind(), "apiVersion": "v1",
+		"metadata": object{"resourceVersion": strconv.Itoa(s.version), "annotations": annotations},
+	}))
 }
 
 // ListsOnly makes the server one that knows no streaming lists, as those before Kubernetes 1.34.
@@ -179,12 +171,6 @@ func (s *Server) ListsOnly() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.noStreams = true
-}
-
-func (s *Server) listsOnly() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.noStreams
 }
 
 func (s *Server) forget(stream *watch) {
@@ -205,9 +191,7 @@ func (s *Server) Bookmark() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for w := range s.watches {
-		w.lines <- event("BOOKMARK", marshal(object{
-			"kind": w.in.in.kind(), "apiVersion": "v1", "metadata": object{"resourceVersion": strconv.Itoa(s.version)},
-		}))
+		w.lines <- s.bookmark(w, nil)
 	}
 }
 

@@ -2,6 +2,7 @@ package kubetest
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -9,194 +10,278 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// readBody decodes what a request sends, if its type is the wanted one.
-func readBody(r *http.Request, content string, into any) bool {
+// write answers a request that changes an object.
+func (s *Server) write(w http.ResponseWriter, r *http.Request) {
+	at := parsePath(r.URL.Path)
 	body, _ := io.ReadAll(io.LimitReader(r.Body, 1<<20)) // half a body is no JSON
-	return r.Header.Get("Content-Type") == content && json.Unmarshal(body, into) == nil
-}
-
-// createLease takes a lease that is not there yet.
-func (s *Server) createLease(w http.ResponseWriter, r *http.Request) {
-	var whole object
-	if !readBody(r, "application/json", &whole) || whole["kind"] != "Lease" {
-		status(w, http.StatusBadRequest, "BadRequest", "not a lease in JSON")
-		return
-	}
+	content := r.Header.Get("Content-Type")
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at := parsePath(r.URL.Path)
-	metadata, _ := whole["metadata"].(object)
-	at.name, _ = metadata["name"].(string)
-	if _, exists := s.objects[at.path()]; exists {
-		status(w, http.StatusConflict, "AlreadyExists", "it already exists")
+	created := at.name == "" || at.part == "eviction"
+	if s.objects[at.path()] == nil && (at.name != "" || at.kind() == "") {
+		refuse(w, at.notFound())
 		return
 	}
-	s.store(at, whole)
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(http.StatusCreated)
-	w.Write(s.objects[at.path()]) //nolint:errcheck,gosec // the client may be gone
-}
-
-// replaceLease takes a lease that was made from the one that is there, as its resourceVersion says.
-func (s *Server) replaceLease(w http.ResponseWriter, r *http.Request) {
-	var whole object
-	if !readBody(r, "application/json", &whole) || whole["kind"] != "Lease" {
-		status(w, http.StatusBadRequest, "BadRequest", "not a lease in JSON")
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	metadata, _ := whole["metadata"].(object)
-	if metadata["resourceVersion"] != metaOf(s.objects[r.URL.Path]).ResourceVersion {
-		status(w, http.StatusConflict, "Conflict", "the object has been modified; please apply your changes to the latest version")
-		return
-	}
-	s.store(parsePath(r.URL.Path), whole)
-	answer(w, s.objects[r.URL.Path])
-}
-
-// patchNode applies a JSON patch to a node, or merges conditions into its status. A patch that changes nothing makes no
-// new version, as with the API server.
-func (s *Server) patchNode(w http.ResponseWriter, r *http.Request) {
-	at := parsePath(r.URL.Path)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var whole object
-	if err := json.Unmarshal(s.objects[at.path()], &whole); err != nil {
-		notFound(w, r)
-		return
-	}
-	var operations []operation
-	var merge object
-	var err error
-	switch ofStatus := strings.HasSuffix(r.URL.Path, "/status"); {
-	case !ofStatus && readBody(r, "application/json-patch+json", &operations):
-		err = apply(whole, operations)
-	case ofStatus && readBody(r, "application/strategic-merge-patch+json", &merge):
-		err = mergeConditions(whole, merge)
+	var refused *apierrors.StatusError
+	switch {
+	case r.Method == http.MethodPatch:
+		refused = s.patch(at, content, body)
+	case len(body) > 0 && content != "application/json":
+		refused = apierrors.NewBadRequest("not JSON")
+	case at.part == "eviction":
+		refused = s.evict(at, body)
+	case r.Method == http.MethodPost:
+		at, refused = s.create(at, body)
+	case r.Method == http.MethodPut:
+		refused = s.replace(at, body)
 	default:
-		status(w, http.StatusUnsupportedMediaType, "UnsupportedMediaType", "not a patch that is known here")
+		s.delete(w, at, body)
 		return
 	}
-	if err != nil {
-		status(w, http.StatusUnprocessableEntity, "Invalid", "the server rejected our request due to an error in our request: "+err.Error())
-		return
+	switch {
+	case refused != nil:
+		refuse(w, refused)
+	case at.part == "eviction":
+		send(w, http.StatusCreated, marshal(statusOf(metav1.Status{Status: metav1.StatusSuccess, Code: http.StatusCreated})))
+	case created:
+		send(w, http.StatusCreated, s.objects[at.path()])
+	default:
+		answer(w, s.objects[at.path()])
 	}
-	// The API server encodes no empty list.
-	if spec, ok := whole["spec"].(object); ok {
-		if taints, is := spec["taints"].([]any); is && len(taints) == 0 {
-			delete(spec, "taints")
+}
+
+// create takes an object that is not there yet. It needs the lock, as all that follow.
+func (s *Server) create(at place, body []byte) (place, *apierrors.StatusError) {
+	var whole unstructured.Unstructured
+	if err := json.Unmarshal(body, &whole); err != nil || whole.GetKind() != at.kind() || whole.GetName() == "" ||
+		whole.GetNamespace() != at.namespace {
+		return at, apierrors.NewBadRequest("not an object of this kind and namespace")
+	}
+	at.name = whole.GetName()
+	about, of, _ := unstructured.NestedString(whole.Object, "involvedObject", "namespace")
+	switch {
+	case of && about != at.namespace, at.kind() == "Event" && !of && at.namespace != "default":
+		return at, invalid("involvedObject.namespace: does not match event.namespace")
+	case s.objects[at.path()] != nil:
+		return at, apierrors.NewAlreadyExists(at.resource(), at.name)
+	}
+	s.store(at, whole.Object)
+	return at, nil
+}
+
+// replace takes an object that was made from the one that is there, as its resourceVersion says.
+func (s *Server) replace(at place, body []byte) *apierrors.StatusError {
+	var whole unstructured.Unstructured
+	if err := json.Unmarshal(body, &whole); err != nil || whole.GetKind() != at.kind() {
+		return apierrors.NewBadRequest("not an object of this kind")
+	}
+	if whole.GetResourceVersion() != decode(s.objects[at.path()]).GetResourceVersion() {
+		return apierrors.NewConflict(at.resource(), at.name, errors.New("the object has been modified"))
+	}
+	s.store(at, whole.Object)
+	return nil
+}
+
+// patch applies a patch. One that changes nothing makes no new version.
+func (s *Server) patch(at place, content string, body []byte) *apierrors.StatusError {
+	before, whole := decode(s.objects[at.path()]), decode(s.objects[at.path()])
+	var operations []operation
+	var change object
+	var err error
+	switch into := map[bool]any{true: &operations, false: &change}[content == "application/json-patch+json"]; {
+	case !strings.HasSuffix(content, "-patch+json") || json.Unmarshal(body, into) != nil:
+		return unsupported()
+	default:
+		merge(whole.Object, change, content == "application/strategic-merge-patch+json")
+	}
+	for _, o := range operations {
+		_, err = o.apply(whole.Object, strings.Split(o.Path, "/")[1:])
+		if err != nil {
+			break
 		}
 	}
-	var before object
-	if json.Unmarshal(s.objects[at.path()], &before) != nil || !reflect.DeepEqual(before, whole) {
-		s.store(at, whole)
+	switch {
+	case err != nil:
+		return invalid("the server rejected our request due to an error in our request: " + err.Error())
+	case whole.GetUID() != before.GetUID():
+		return invalid("metadata.uid: Invalid value: field is immutable")
+	case whole.GetResourceVersion() != before.GetResourceVersion():
+		return apierrors.NewConflict(at.resource(), at.name, errors.New("the object has been modified"))
 	}
-	answer(w, s.objects[at.path()])
+	if taints, is, _ := unstructured.NestedSlice(whole.Object, "spec", "taints"); is && len(taints) == 0 {
+		unstructured.RemoveNestedField(whole.Object, "spec", "taints") // the API server encodes no empty list
+	}
+	if !reflect.DeepEqual(decode(marshal(whole.Object)), before) {
+		s.store(at, whole.Object)
+	}
+	return nil
+}
+
+func unsupported() *apierrors.StatusError {
+	return failure(http.StatusUnsupportedMediaType, metav1.StatusReasonUnsupportedMediaType, "not a patch that is known here")
+}
+
+func invalid(why string) *apierrors.StatusError {
+	return failure(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, why)
+}
+
+// merge is RFC 7396, and a strategic merge of lists of conditions.
+func merge(into, patch object, strategic bool) {
+	for key, value := range patch {
+		change, deep := value.(object)
+		list, isList := value.([]any)
+		switch next, is := into[key].(object); {
+		case value == nil:
+			delete(into, key)
+		case deep:
+			if !is {
+				next = object{}
+				into[key] = next
+			}
+			merge(next, change, strategic)
+		case isList && strategic:
+			was, _ := into[key].([]any)
+			into[key] = append(slices.DeleteFunc(was, func(one any) bool {
+				return slices.ContainsFunc(list, func(other any) bool { return typeOf(one) == typeOf(other) })
+			}), list...)
+		default:
+			into[key] = value
+		}
+	}
+}
+
+// typeOf is the merge key of conditions.
+func typeOf(condition any) any {
+	whole, _ := condition.(object)
+	return whole["type"]
 }
 
 // operation is one of a JSON patch, RFC 6902.
 type operation struct {
-	Op    string `json:"op"`
-	Path  string `json:"path"`
-	Value any    `json:"value"`
+	Op, Path string
+	Value    any
 }
 
-// apply knows the operations test, add, replace and remove on members of objects, and on elements of lists that are
-// members. As in the API server's library, a member that is not there passes the test for null.
-func apply(whole object, operations []operation) error {
-	for _, o := range operations {
-		parts := strings.Split(strings.TrimPrefix(o.Path, "/"), "/")
-		in, list := whole, ""
-		for _, part := range parts[:len(parts)-1] {
-			switch next := in[part].(type) {
-			case object:
-				in, list = next, ""
-			case []any:
-				in, list = asObject(next), part
-			default:
-				return fmt.Errorf("%s operation does not apply: no %s", o.Op, o.Path)
-			}
+// apply knows test, add of members and at the end of lists, and remove of elements. As in the API server's library, a member
+// that is not there passes the test for null.
+func (o operation) apply(in any, path []string) (any, error) {
+	if len(path) == 0 {
+		if o.Op == "test" && !reflect.DeepEqual(in, o.Value) {
+			return nil, fmt.Errorf("testing value %s failed", o.Path)
 		}
-		if err := o.on(whole, in, parts, list != ""); err != nil {
-			return err
+		return o.Value, nil
+	}
+	name, rest := path[0], path[1:]
+	switch whole := in.(type) {
+	case object:
+		value, err := o.apply(whole[name], rest)
+		if err == nil && o.Op != "test" {
+			whole[name] = value
 		}
+		return whole, err
+	case []any:
+		index, err := strconv.Atoi(name)
+		switch there := err == nil && index < len(whole); {
+		case name == "-" && o.Op == "add":
+			return append(whole, o.Value), nil
+		case there && o.Op == "remove":
+			return slices.Delete(whole, index, index+1), nil
+		case there && o.Op == "test":
+			_, err = o.apply(whole[index], rest)
+			return whole, err
+		}
+	}
+	return nil, fmt.Errorf("%s operation does not apply: %s", o.Op, o.Path)
+}
+
+// broken is the answer if a precondition of a deletion does not hold.
+func broken(options *metav1.DeleteOptions, at place, is *unstructured.Unstructured) *apierrors.StatusError {
+	if options == nil || options.Preconditions == nil {
+		return nil
+	}
+	uid, version := options.Preconditions.UID, options.Preconditions.ResourceVersion
+	if uid != nil && *uid != is.GetUID() || version != nil && *version != is.GetResourceVersion() {
+		return apierrors.NewConflict(at.resource(), at.name, errors.New("Precondition failed")) //nolint:staticcheck // the API server's words
 	}
 	return nil
 }
 
-// asObject is a list with its indexes as the names of members.
-func asObject(list []any) object {
-	all := object{}
-	for i, one := range list {
-		all[strconv.Itoa(i)] = one
+// delete heeds preconditions. A pod on a node is only told to end, as the kubelet has the last word; see [Server.Delete].
+func (s *Server) delete(w http.ResponseWriter, at place, body []byte) {
+	var options metav1.DeleteOptions
+	if len(body) > 0 && json.Unmarshal(body, &options) != nil {
+		refuse(w, apierrors.NewBadRequest("not options in JSON"))
+		return
 	}
-	return all
+	if refused := broken(&options, at, decode(s.objects[at.path()])); refused != nil {
+		refuse(w, refused)
+		return
+	}
+	answer(w, s.end(at))
 }
 
-// on applies an operation to a member of an object, or to an element of a list, which is found again by its path.
-func (o operation) on(whole, in object, parts []string, element bool) error {
-	last := parts[len(parts)-1]
-	_, there := in[last]
-	switch {
-	case o.Op == "test" && reflect.DeepEqual(in[last], o.Value):
-	case o.Op == "test":
-		return fmt.Errorf("testing value %s failed", o.Path)
-	case element:
-		owner := whole
-		for _, part := range parts[:len(parts)-2] {
-			owner, _ = owner[part].(object)
-		}
-		name := parts[len(parts)-2]
-		list, _ := owner[name].([]any)
-		index, err := strconv.Atoi(last)
-		switch {
-		case o.Op == "add" && last == "-":
-			owner[name] = append(list, o.Value)
-		case o.Op == "remove" && err == nil && there:
-			owner[name] = slices.Delete(slices.Clone(list), index, index+1)
-		default:
-			return fmt.Errorf("%s operation does not apply: %s", o.Op, o.Path)
-		}
-	case o.Op == "add", o.Op == "replace" && there:
-		in[last] = o.Value
-	default:
-		return fmt.Errorf("%s operation does not apply: %s", o.Op, o.Path)
+func (s *Server) end(at place) []byte {
+	whole := decode(s.objects[at.path()])
+	if node, _, _ := unstructured.NestedString(whole.Object, "spec", "nodeName"); node == "" {
+		return s.remove(at)
 	}
+	if whole.GetDeletionTimestamp() == nil {
+		metadata, _ := whole.Object["metadata"].(object)
+		metadata["deletionTimestamp"], metadata["deletionGracePeriodSeconds"] = "2026-01-01T00:00:00Z", 30
+	}
+	s.store(at, whole.Object)
+	return s.objects[at.path()]
+}
+
+func (s *Server) evict(at place, body []byte) *apierrors.StatusError {
+	var eviction policyv1.Eviction
+	err := json.Unmarshal(body, &eviction)
+	if err != nil || eviction.APIVersion != "policy/v1" || eviction.Name != at.name || eviction.Namespace != at.namespace {
+		return apierrors.NewBadRequest("name in URL does not match name in Eviction object")
+	}
+	if protected, is := s.budgets[at.path()]; is {
+		return protected.refuses()
+	}
+	if refused := broken(eviction.DeleteOptions, at, decode(s.objects[at.path()])); refused != nil {
+		return refused
+	}
+	s.end(at)
 	return nil
 }
 
-// mergeConditions merges status.conditions by their type. A UID that is not the object's is a conflict.
-func mergeConditions(whole, patch object) error {
-	metadata, _ := whole["metadata"].(object)
-	wanted, _ := patch["metadata"].(object)
-	if uid, given := wanted["uid"]; given && uid != metadata["uid"] {
-		return fmt.Errorf("metadata.uid: field is immutable")
+// budget is a PodDisruptionBudget that allows no eviction.
+type budget struct {
+	name       string
+	retryAfter int
+}
+
+// Protect makes evictions of a pod, given by its path, fail because of a PodDisruptionBudget; an empty name lifts that.
+// Zero seconds are no Retry-After, as the API server answers unless the budget is about to be reckoned anew.
+func (s *Server) Protect(path, name string, retryAfter int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if name == "" {
+		delete(s.budgets, path)
+		return
 	}
-	from, _ := patch["status"].(object)
-	to, ok := whole["status"].(object)
-	if !ok {
-		to = object{}
-		whole["status"] = to
+	s.budgets[path] = budget{name, retryAfter}
+}
+
+func (b budget) refuses() *apierrors.StatusError {
+	refused := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", b.retryAfter)
+	why := fmt.Sprintf("The disruption budget %s needs 2 healthy pods and has 2 currently", b.name)
+	if b.retryAfter > 0 {
+		why = fmt.Sprintf("The disruption budget %s is still being processed by the server.", b.name)
 	}
-	conditions, _ := to["conditions"].([]any)
-	list, _ := from["conditions"].([]any)
-	for _, one := range list {
-		condition, _ := one.(object)
-		at := slices.IndexFunc(conditions, func(c any) bool {
-			has, _ := c.(object)
-			return has["type"] == condition["type"]
-		})
-		if at < 0 {
-			conditions = append(conditions, condition)
-			continue
-		}
-		conditions[at] = condition
-	}
-	to["conditions"] = conditions
-	return nil
+	refused.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: "DisruptionBudget", Message: why}}
+	return refused
 }
 
 // Edit changes an object as it is at this moment, as another writer would.
@@ -204,10 +289,10 @@ func (s *Server) Edit(path string, change func(map[string]any)) {
 	s.tb.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var whole object
-	if err := json.Unmarshal(s.objects[path], &whole); err != nil {
-		s.tb.Fatalf("kubetest: nothing to edit at %s: %v", path, err)
+	whole := decode(s.objects[path])
+	if whole.Object == nil {
+		s.tb.Fatalf("kubetest: nothing to edit at %s", path)
 	}
-	change(whole)
-	s.store(parsePath(path), whole)
+	change(whole.Object)
+	s.store(parsePath(path), whole.Object)
 }
