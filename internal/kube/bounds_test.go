@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,18 +17,9 @@ import (
 // followingPods lets a listener hear of all pods until the test ends.
 func followingPods(t *testing.T, client *Client) *heard {
 	t.Helper()
-	h := newHeard(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	var over sync.WaitGroup
-	over.Go(func() {
-		client.WatchPods(ctx, PodScope{}, Listener[Pod]{
-			OnUpdate: func(p Pod) { h.say(p.Facts.Name) }, OnDelete: func(Pod) {}, OnSync: func() { h.say("synced") }, OnError: h.trouble,
-		})
-	})
-	t.Cleanup(func() {
-		cancel()
-		over.Wait()
-	})
+	h, listener := newHeard(t), ignoring[Pod]()
+	listener.OnUpdate, listener.OnSync, listener.OnError = func(p Pod) { h.say(p.Facts.Name) }, func() { h.say("synced") }, h.trouble
+	background(t, func(ctx context.Context) { client.WatchPods(ctx, PodScope{}, listener) })
 	return h
 }
 
@@ -113,30 +103,27 @@ func TestAListEnds(t *testing.T) {
 			return page(strings.Replace(pod, `"a"`, fmt.Sprintf(`"a%d"`, n), 1), fmt.Sprint(n))
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				requests := 0
-				client := clientOf(func(r *http.Request) (*http.Response, error) {
-					if r.URL.Query().Has("watch") {
-						return answers(http.StatusUnprocessableEntity, nil)(r)
-					}
-					requests++
-					return answers(http.StatusOK, answer(requests))(r)
-				}, Config{Kubeconfig: "/none"})
-				client.longest = 3
-				h := newHeard(t)
-				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-				defer cancel()
-				client.WatchPods(ctx, PodScope{}, Listener[Pod]{
-					OnUpdate: func(Pod) {}, OnDelete: func(Pod) {}, OnSync: func() { h.say("synced") }, OnError: h.trouble,
-				})
-				if got := h.all(); len(got) != 1 || got[0] != "trouble: "+string(Undecodable) {
-					t.Errorf("told %q", got)
+		bubble(t, name, func(t *testing.T) {
+			requests := 0
+			client := clientOf(func(r *http.Request) (*http.Response, error) {
+				if r.URL.Query().Has("watch") {
+					return answers(http.StatusUnprocessableEntity, nil)(r)
 				}
-				if requests < 5 || requests > 120 {
-					t.Errorf("%d requests in 10 minutes", requests)
-				}
-			})
+				requests++
+				return answers(http.StatusOK, answer(requests))(r)
+			}, Config{Kubeconfig: "/none"})
+			client.longest = 3
+			h, listener := newHeard(t), ignoring[Pod]()
+			listener.OnSync, listener.OnError = func() { h.say("synced") }, h.trouble
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+			defer cancel()
+			client.WatchPods(ctx, PodScope{}, listener)
+			if got := h.all(); len(got) != 1 || got[0] != "trouble: "+string(Undecodable) {
+				t.Errorf("told %q", got)
+			}
+			if requests < 5 || requests > 120 {
+				t.Errorf("%d requests in 10 minutes", requests)
+			}
 		})
 	}
 }
@@ -183,12 +170,9 @@ func TestATokenThatComesBackIsRedacted(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			var failed error
-			client.WatchPods(ctx, PodScope{}, Listener[Pod]{
-				OnUpdate: func(Pod) {}, OnDelete: func(Pod) {}, OnSync: func() {}, OnError: func(err error) {
-					failed = err
-					cancel()
-				},
-			})
+			listener := ignoring[Pod]()
+			listener.OnError = func(err error) { failed = err; cancel() }
+			client.WatchPods(ctx, PodScope{}, listener)
 			if failed == nil {
 				t.Fatal("no error")
 			}

@@ -87,6 +87,12 @@ func clientOf(next exchangeFunc, config Config) *Client {
 	return &Client{config: config, current: to}
 }
 
+// bubble is a subtest with a clock of its own.
+func bubble(t *testing.T, name string, test func(*testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
+}
+
 func TestPodKeepsItsBudget(t *testing.T) {
 	for name, forever := range map[string]exchangeFunc{
 		"against a server that hangs":           hangs(),
@@ -97,61 +103,53 @@ func TestPodKeepsItsBudget(t *testing.T) {
 		"against answers that come just late":   slowly(2999*time.Millisecond, missing()),
 		"against answers that come rather late": slowly(3001*time.Millisecond, missing()),
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := script(forever)
-				start := time.Now()
-				_, err := s.Lookup(t.Context(), cart(), 10*time.Second)
-				took := time.Since(start)
-				failed, ok := errors.AsType[*Error](err)
-				if !ok || !failed.Exhausted {
-					t.Fatalf("error is %v, want an exhausted budget", err)
-				}
-				// The last pause is not slept through when the server may not be asked again after it.
-				if took > 10*time.Second || took < 8*time.Second || failed.Elapsed != took {
-					t.Errorf("took %v, said %v, want the budget of 10s used", took, failed.Elapsed)
-				}
-				if failed.Attempts != len(s.began) || failed.Attempts < 3 || failed.Attempts > 30 {
-					t.Errorf("%d attempts, said %d", len(s.began), failed.Attempts)
-				}
-			})
+		bubble(t, name, func(t *testing.T) {
+			s := script(forever)
+			start := time.Now()
+			_, err := s.Lookup(t.Context(), cart(), 10*time.Second)
+			took := time.Since(start)
+			failed, ok := errors.AsType[*Error](err)
+			if !ok || !failed.Exhausted {
+				t.Fatalf("error is %v, want an exhausted budget", err)
+			}
+			// The last pause is not slept through when the server may not be asked again after it.
+			if took > 10*time.Second || took < 8*time.Second || failed.Elapsed != took {
+				t.Errorf("took %v, said %v, want the budget of 10s used", took, failed.Elapsed)
+			}
+			if failed.Attempts != len(s.began) || failed.Attempts < 3 || failed.Attempts > 30 {
+				t.Errorf("%d attempts, said %d", len(s.began), failed.Attempts)
+			}
 		})
 	}
 }
 
 func TestPodAfterAHang(t *testing.T) {
-	t.Run("asks again after 3 seconds and a pause", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := script(hangs(), answers(http.StatusOK, cartPod().JSON(t)))
-			if _, err := s.Lookup(t.Context(), cart(), 10*time.Second); err != nil {
+	for name, test := range map[string]struct {
+		first         exchangeFunc
+		budget, pause time.Duration
+	}{
+		"asks again after 3 seconds and a pause":     {hangs(), 10 * time.Second, 3 * time.Second},
+		"asks again after a third of a small budget": {hangs(), 300 * time.Millisecond, 100 * time.Millisecond},
+		"waits for a Retry-After in full":            {asksToWait(4), 10 * time.Second, 4 * time.Second},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			s := script(test.first, answers(http.StatusOK, cartPod().JSON(t)))
+			if _, err := s.Lookup(t.Context(), cart(), test.budget); err != nil {
 				t.Fatal(err)
 			}
-			if len(s.began) != 2 || s.began[1] < 3*time.Second || s.began[1] > 3*time.Second+50*time.Millisecond {
+			if len(s.began) != 2 || s.began[1] < test.pause || s.began[1] > test.pause+50*time.Millisecond {
 				t.Errorf("attempts began at %v", s.began)
 			}
 		})
-	})
-	t.Run("asks again after a third of a small budget", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := script(hangs(), answers(http.StatusOK, cartPod().JSON(t)))
-			if _, err := s.Lookup(t.Context(), cart(), 300*time.Millisecond); err != nil {
-				t.Fatal(err)
-			}
-			if len(s.began) != 2 || s.began[1] < 100*time.Millisecond || s.began[1] > 150*time.Millisecond {
-				t.Errorf("attempts began at %v", s.began)
-			}
-		})
-	})
-	t.Run("tells the last complete answer rather than the attempt that the budget cut short", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := script(slowly(290*time.Millisecond, missing()), slowly(290*time.Millisecond, answers(http.StatusInternalServerError, nil)), hangs())
-			_, err := s.Lookup(t.Context(), cart(), 900*time.Millisecond)
-			// Attempts begin at 0, at 315 to 340 and at 655 to 730 ms: the third is cut at 900, before its own 300 ms are over.
-			failed := wantError(t, err, ServerError)
-			if !failed.Exhausted || failed.Status != http.StatusInternalServerError {
-				t.Errorf("%v", err)
-			}
-		})
+	}
+	bubble(t, "tells the last complete answer rather than the attempt that the budget cut short", func(t *testing.T) {
+		s := script(slowly(290*time.Millisecond, missing()), slowly(290*time.Millisecond, answers(http.StatusInternalServerError, nil)), hangs())
+		_, err := s.Lookup(t.Context(), cart(), 900*time.Millisecond)
+		// Attempts begin at 0, at 315 to 340 and at 655 to 730 ms: the third is cut at 900, before its own 300 ms are over.
+		failed := wantError(t, err, ServerError)
+		if !failed.Exhausted || failed.Status != http.StatusInternalServerError {
+			t.Errorf("%v", err)
+		}
 	})
 }
 
@@ -168,119 +166,90 @@ func TestPodSaysWhatATimeoutWaitedFor(t *testing.T) {
 		{Timeout, "waiting for the answer", func(c *httptrace.ClientTrace) { c.GotConn(httptrace.GotConnInfo{}) }},
 		{Timeout, "reading the answer", func(c *httptrace.ClientTrace) { c.GotFirstResponseByte() }},
 	} {
-		t.Run(test.says, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := script(func(r *http.Request) (*http.Response, error) {
-					test.reached(httptrace.ContextClientTrace(r.Context()))
-					return hangs()(r)
-				})
-				_, err := s.Lookup(t.Context(), cart(), 10*time.Second)
-				wantError(t, err, test.class)
-				if want := ", time budget used up: " + test.says + ": context deadline exceeded"; !strings.Contains(err.Error(), want) {
-					t.Errorf("error does not say %q: %v", want, err)
-				}
+		bubble(t, test.says, func(t *testing.T) {
+			s := script(func(r *http.Request) (*http.Response, error) {
+				test.reached(httptrace.ContextClientTrace(r.Context()))
+				return hangs()(r)
 			})
+			_, err := s.Lookup(t.Context(), cart(), 10*time.Second)
+			wantError(t, err, test.class)
+			if want := ", time budget used up: " + test.says + ": context deadline exceeded"; !strings.Contains(err.Error(), want) {
+				t.Errorf("error does not say %q: %v", want, err)
+			}
 		})
 	}
 }
 
 func TestPodPauses(t *testing.T) {
-	t.Run("pauses double up to the maximum and are spread below it", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := script(missing())
-			wantError(t, errorOf(s.Lookup(t.Context(), cart(), time.Hour)), NotFound)
-			full := 50 * time.Millisecond
-			for i := 1; i < 100; i++ {
-				if pause := s.began[i] - s.began[i-1]; pause < full/2 || pause > full {
-					t.Errorf("pause %d is %v, want between %v and %v", i, pause, full/2, full)
-				}
-				full = min(2*full, time.Second)
+	bubble(t, "pauses double up to the maximum and are spread below it", func(t *testing.T) {
+		s := script(missing())
+		wantError(t, errorOf(s.Lookup(t.Context(), cart(), time.Hour)), NotFound)
+		full := 50 * time.Millisecond
+		for i := 1; i < 100; i++ {
+			if pause := s.began[i] - s.began[i-1]; pause < full/2 || pause > full {
+				t.Errorf("pause %d is %v, want between %v and %v", i, pause, full/2, full)
 			}
-		})
+			full = min(2*full, time.Second)
+		}
 	})
-	t.Run("pauses differ", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := script(missing())
-			wantError(t, errorOf(s.Lookup(t.Context(), cart(), 10*time.Minute)), NotFound)
-			seen := map[time.Duration]bool{}
-			for i := 10; i < 109; i++ {
-				seen[s.began[i]-s.began[i-1]] = true
-			}
-			if len(seen) < 50 {
-				t.Errorf("only %d different pauses of 99", len(seen))
-			}
-		})
+	bubble(t, "pauses differ", func(t *testing.T) {
+		s := script(missing())
+		wantError(t, errorOf(s.Lookup(t.Context(), cart(), 10*time.Minute)), NotFound)
+		seen := map[time.Duration]bool{}
+		for i := 10; i < 109; i++ {
+			seen[s.began[i]-s.began[i-1]] = true
+		}
+		if len(seen) < 50 {
+			t.Errorf("only %d different pauses of 99", len(seen))
+		}
 	})
-	t.Run("the end of the budget is used for asking rather than for pausing", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := script(missing())
-			wantError(t, errorOf(s.Lookup(t.Context(), cart(), 10*time.Second)), NotFound)
-			if last := s.began[len(s.began)-1]; last < 9800*time.Millisecond || last >= 10*time.Second {
-				t.Errorf("the last attempt began at %v", last)
-			}
-		})
+	bubble(t, "the end of the budget is used for asking rather than for pausing", func(t *testing.T) {
+		s := script(missing())
+		wantError(t, errorOf(s.Lookup(t.Context(), cart(), 10*time.Second)), NotFound)
+		if last := s.began[len(s.began)-1]; last < 9800*time.Millisecond || last >= 10*time.Second {
+			t.Errorf("the last attempt began at %v", last)
+		}
 	})
-	t.Run("Retry-After is waited for in full", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := script(asksToWait(4), answers(http.StatusOK, cartPod().JSON(t)))
-			if _, err := s.Lookup(t.Context(), cart(), 10*time.Second); err != nil {
-				t.Fatal(err)
-			}
-			if len(s.began) != 2 || s.began[1] < 4*time.Second || s.began[1] > 4*time.Second+50*time.Millisecond {
-				t.Errorf("attempts began at %v", s.began)
-			}
-		})
-	})
-	t.Run("Retry-After beyond the budget ends the look-up at once", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := script(asksToWait(10))
-			_, err := s.Lookup(t.Context(), cart(), 10*time.Second)
-			if failed := wantError(t, err, TooManyRequests); !failed.Exhausted || failed.Attempts != 1 || failed.Elapsed != 0 {
-				t.Errorf("%v", err)
-			}
-		})
+	bubble(t, "Retry-After beyond the budget ends the look-up at once", func(t *testing.T) {
+		s := script(asksToWait(10))
+		_, err := s.Lookup(t.Context(), cart(), 10*time.Second)
+		if failed := wantError(t, err, TooManyRequests); !failed.Exhausted || failed.Attempts != 1 || failed.Elapsed != 0 {
+			t.Errorf("%v", err)
+		}
 	})
 }
 
 func TestPodEndsWithItsContext(t *testing.T) {
-	for name, forever := range map[string]exchangeFunc{
-		"in the middle of an attempt": slowly(400*time.Millisecond, hangs()),
-		"in a pause":                  asksToWait(5),
+	for name, test := range map[string]struct {
+		forever exchangeFunc
+		after   time.Duration
+	}{
+		"in the middle of an attempt": {slowly(400*time.Millisecond, hangs()), time.Second},
+		"in a pause":                  {asksToWait(5), time.Second},
+		"before it begins":            {hangs(), 0},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := script(forever)
-				ctx, cancel := context.WithCancel(t.Context())
-				time.AfterFunc(time.Second, cancel)
-				_, err := s.Lookup(ctx, cart(), 10*time.Second)
-				failed := wantError(t, err, Canceled)
-				if !errors.Is(err, context.Canceled) || failed.Elapsed != time.Second || failed.Exhausted {
-					t.Errorf("%v", err)
-				}
-			})
+		bubble(t, name, func(t *testing.T) {
+			s := script(test.forever)
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(test.after, cancel)
+			if test.after == 0 {
+				cancel()
+			}
+			_, err := s.Lookup(ctx, cart(), 10*time.Second)
+			failed := wantError(t, err, Canceled)
+			if !errors.Is(err, context.Canceled) || failed.Elapsed != test.after || failed.Exhausted {
+				t.Errorf("%v", err)
+			}
 		})
 	}
-	t.Run("before it begins", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := script(hangs())
-			ctx, cancel := context.WithCancel(t.Context())
-			cancel()
-			_, err := s.Lookup(ctx, cart(), 10*time.Second)
-			if failed := wantError(t, err, Canceled); failed.Elapsed != 0 {
-				t.Errorf("%v", err)
-			}
-		})
-	})
-	t.Run("at its deadline, as at the end of a budget", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := script(hangs())
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			_, err := s.Lookup(ctx, cart(), 10*time.Second)
-			if failed := wantError(t, err, Timeout); !failed.Exhausted || failed.Elapsed != time.Second {
-				t.Errorf("%v", err)
-			}
-		})
+	bubble(t, "at its deadline, as at the end of a budget", func(t *testing.T) {
+		s := script(hangs())
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := s.Lookup(ctx, cart(), 10*time.Second)
+		if failed := wantError(t, err, Timeout); !failed.Exhausted || failed.Elapsed != time.Second {
+			t.Errorf("%v", err)
+		}
 	})
 }
 

@@ -156,21 +156,6 @@ func TestPodGivesUpOn(t *testing.T) {
 	}
 }
 
-func TestPodEndsAlthoughTheServerNeverAnswers(t *testing.T) {
-	t.Parallel()
-	for _, fault := range []kubetest.Fault{kubetest.Hang, kubetest.HangMidBody} {
-		t.Run(string(fault), func(t *testing.T) {
-			t.Parallel()
-			server := newServer(t)
-			server.Fail(fault, kubetest.Forever)
-			_, err := newClient(t, server.Kubeconfig(t)).Lookup(t.Context(), cart(), time.Second)
-			if failed := wantError(t, err, Timeout); !failed.Exhausted {
-				t.Errorf("not exhausted: %v", err)
-			}
-		})
-	}
-}
-
 func wantError(t *testing.T, err error, class Class) Error {
 	t.Helper()
 	failed, ok := errors.AsType[*Error](err)

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,38 +28,21 @@ const twoTaints = `, "taints": [{"key": "a", "value": "v", "effect": "NoExecute"
 
 func day(n int) time.Time { return time.Date(2026, 1, n, 0, 0, 0, 0, time.UTC) }
 
-// followed gives the nodes as they are told, until there is one that is wanted.
-func followed[T any](t *testing.T, follow func(context.Context, Listener[T]), wanted func(T) bool) T {
+// followed gives the first object that is told.
+func followed[T any](t *testing.T, follow func(context.Context, Listener[T])) T {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	found := make(chan T, 1)
-	var once sync.Once
-	var work sync.WaitGroup
-	work.Go(func() {
-		follow(ctx, Listener[T]{
-			OnUpdate: func(one T) {
-				if wanted(one) {
-					once.Do(func() { found <- one })
-				}
-			},
-			OnDelete: func(T) {}, OnSync: func() {}, OnError: func(error) {},
-		})
-	})
-	defer work.Wait()
-	defer cancel()
-	select {
-	case one := <-found:
-		return one
-	case <-time.After(30 * time.Second):
-		t.Fatal("it is never told")
-		panic("not reached")
-	}
+	var found atomic.Pointer[T]
+	listener := ignoring[T]()
+	listener.OnUpdate = func(one T) { found.CompareAndSwap(nil, &one) }
+	stop := background(t, func(ctx context.Context) { follow(ctx, listener) })
+	until(t, "it is never told", func() bool { return found.Load() != nil })
+	stop()
+	return *found.Load()
 }
 
 func nodeSeen(t *testing.T, api account, condition string) NodeState {
 	t.Helper()
-	return followed(t, func(ctx context.Context, l Listener[NodeState]) { api.WatchNodes(ctx, condition, l) },
-		func(NodeState) bool { return true })
+	return followed(t, func(ctx context.Context, l Listener[NodeState]) { api.WatchNodes(ctx, condition, l) })
 }
 
 func TestWatchNodesKeepsWhatIsNeeded(t *testing.T) {
@@ -111,26 +94,6 @@ func TestBefore(t *testing.T) {
 	}
 	if (NodeState{UID: "a", version: "1"}).Before(NodeState{UID: "b", version: "2"}) {
 		t.Error("another node of the name")
-	}
-}
-
-func TestWatchPodsOfANamespace(t *testing.T) {
-	server := kubetest.NewServer(t)
-	pod := func(name, labels, ready string) []byte {
-		return fmt.Appendf(nil, `{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "istio-system", "name": %q, "uid": "u-%s",
-			"labels": {%s}, "deletionTimestamp": "2026-01-05T00:00:00Z"}, "spec": {"nodeName": "n", "containers": [{"name": "x"}]},
-			"status": {"phase": "Running", "conditions": [{"type": "Initialized", "status": "True"},
-			{"type": "Ready", "status": %q, "lastTransitionTime": "2026-01-04T00:00:00Z"}]}}`, name, name, labels, ready)
-	}
-	server.Set(pod("other", `"k8s-app": "x"`, "True"))
-	server.Set(pod("agent", `"k8s-app": "istio-cni-node", "b": "c"`, "True"))
-	api := connected(t, server, nil)
-	got := followed(t, func(ctx context.Context, l Listener[Pod]) {
-		api.WatchPods(ctx, PodScope{Namespace: "istio-system", LabelSelector: "k8s-app=istio-cni-node"}, l)
-	}, func(Pod) bool { return true })
-	if f := got.Facts; f.Namespace != "istio-system" || f.Name != "agent" || f.UID != "u-agent" || got.NodeName != "n" || !got.Ready ||
-		!got.ReadySince.Equal(day(4)) || !got.Deleting {
-		t.Errorf("got %+v", got)
 	}
 }
 

@@ -1,18 +1,12 @@
 package kube
 
 import (
-	"bytes"
 	"encoding/json"
-	"fmt"
 	"net/http"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
@@ -102,19 +96,12 @@ func TestFacts(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			document := test.pod.JSON(t)
-			got, err := Facts(document)
+			got, err := Facts(test.pod.JSON(t))
 			if err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Errorf("facts (-want +got):\n%s", diff)
-			}
-			// What tests send has to be what an API server could send.
-			decoder := json.NewDecoder(bytes.NewReader(document))
-			decoder.DisallowUnknownFields()
-			if err := decoder.Decode(new(corev1.Pod)); err != nil {
-				t.Errorf("the test's pod is not of the API: %v", err)
 			}
 		})
 	}
@@ -188,102 +175,4 @@ func FuzzPod(f *testing.F) {
 			t.Errorf("facts (-API types +client):\n%s", cmp.Diff(factsOf(&pod), got.Facts))
 		}
 	})
-}
-
-func BenchmarkFacts(b *testing.B) {
-	document := realisticPod(b)
-	b.SetBytes(int64(len(document)))
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := Facts(document); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-// BenchmarkAPITypes is what [BenchmarkFacts] is measured against.
-func BenchmarkAPITypes(b *testing.B) {
-	document := realisticPod(b)
-	b.SetBytes(int64(len(document)))
-	b.ReportAllocs()
-	for b.Loop() {
-		var pod corev1.Pod
-		if err := json.Unmarshal(document, &pod); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func TestRealisticPodIsOfTheSizeOfAnInjectedPod(t *testing.T) {
-	if size := len(realisticPod(t)); size < 18<<10 || size > 24<<10 {
-		t.Errorf("the benchmark's pod has %d bytes, want about 20 KiB", size)
-	}
-}
-
-// realisticPod is an injected pod with all that a cluster adds to one: environment, probes, volumes, managed fields.
-func realisticPod(tb testing.TB) []byte {
-	tb.Helper()
-	pod := corev1.Pod{
-		TypeMeta: metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"},
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "shop", Name: "cart-7d9c5b9f4d-x2x7z", UID: "6f1e0c57-3d0e-4b5e-8c77-0d3f4a6f2b11",
-			Labels:      map[string]string{"app": "cart", "security.istio.io/tlsMode": "istio", "pod-template-hash": "7d9c5b9f4d"},
-			Annotations: map[string]string{"sidecar.istio.io/status": `{"initContainers":["istio-validation"],"containers":["istio-proxy"]}`},
-		},
-		Spec: corev1.PodSpec{
-			NodeName:        "node-1",
-			SecurityContext: &corev1.PodSecurityContext{FSGroup: new(int64(1337))},
-			InitContainers:  []corev1.Container{realisticContainer("istio-validation", 12)},
-			Containers:      []corev1.Container{realisticContainer("istio-proxy", 36), realisticContainer("cart", 28)},
-		},
-		Status: corev1.PodStatus{Phase: corev1.PodPending, QOSClass: corev1.PodQOSBurstable},
-	}
-	for i := range 8 {
-		volume := corev1.Volume{Name: fmt.Sprintf("volume-%d", i)}
-		volume.Projected = &corev1.ProjectedVolumeSource{DefaultMode: new(int32(420)), Sources: []corev1.VolumeProjection{{
-			ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Audience: "istio-ca", Path: "istio-token"},
-		}}}
-		pod.Spec.Volumes = append(pod.Spec.Volumes, volume)
-	}
-	for _, manager := range []string{"kube-controller-manager", "kubelet"} {
-		fields := `{"f:metadata":{` + strings.Repeat(`"f:annotations":{".":{},"f:prometheus.io/path":{}},`, 100) + `"f:labels":{}}}`
-		owned := new(metav1.FieldsV1)
-		owned.SetRawString(fields)
-		pod.ManagedFields = append(pod.ManagedFields, metav1.ManagedFieldsEntry{
-			Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1",
-			FieldsV1: owned,
-		})
-	}
-	document, err := json.Marshal(&pod)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return document
-}
-
-func realisticContainer(name string, variables int) corev1.Container {
-	container := corev1.Container{
-		Name: name, Image: "registry.example/istio/" + name + ":1.30.0",
-		Args:            []string{"proxy", "sidecar", "--domain", "$(POD_NAMESPACE).svc.cluster.local", "--log_output_level=default:info"},
-		SecurityContext: &corev1.SecurityContext{RunAsUser: new(int64(1337)), RunAsGroup: new(int64(1337))},
-		Resources:       corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m")}},
-		ReadinessProbe: &corev1.Probe{PeriodSeconds: 15, ProbeHandler: corev1.ProbeHandler{
-			HTTPGet: &corev1.HTTPGetAction{Path: "/healthz/ready", Port: intstr.FromInt32(15021)},
-		}},
-	}
-	for i := range variables {
-		variable := corev1.EnvVar{Name: fmt.Sprintf("ISTIO_META_SETTING_%d", i), Value: strings.Repeat("v", i)}
-		if i%4 == 0 {
-			variable = corev1.EnvVar{Name: fmt.Sprintf("FIELD_%d", i), ValueFrom: &corev1.EnvVarSource{
-				FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "status.hostIP"},
-			}}
-		}
-		container.Env = append(container.Env, variable)
-	}
-	for i := range 8 {
-		container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{
-			Name: fmt.Sprintf("volume-%d", i), MountPath: fmt.Sprintf("/var/run/secrets/%d", i), ReadOnly: true,
-		})
-	}
-	return container
 }

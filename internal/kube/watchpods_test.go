@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"sync"
+	"strings"
 	"testing"
 	"time"
 
@@ -37,7 +37,7 @@ func brokenPod() *corev1.Pod {
 		Status: corev1.PodStatus{
 			Phase: corev1.PodPending, PodIP: "10.0.0.5", PodIPs: []corev1.PodIP{{IP: "10.0.0.5"}, {IP: "fd00::5"}},
 			Conditions: []corev1.PodCondition{
-				{Type: corev1.PodInitialized, Status: corev1.ConditionFalse}, {Type: corev1.PodReady, Status: corev1.ConditionTrue},
+				{Type: corev1.PodInitialized, Status: corev1.ConditionFalse}, {Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: at(4)},
 			},
 			InitContainerStatuses: []corev1.ContainerStatus{{
 				Name: "istio-validation", RestartCount: 3,
@@ -66,8 +66,7 @@ func marshaled(t *testing.T, pod *corev1.Pod) []byte {
 
 func podSeen(t *testing.T, api account, scope PodScope) Pod {
 	t.Helper()
-	return followed(t, func(ctx context.Context, l Listener[Pod]) { api.WatchPods(ctx, scope, l) },
-		func(Pod) bool { return true })
+	return followed(t, func(ctx context.Context, l Listener[Pod]) { api.WatchPods(ctx, scope, l) })
 }
 
 func TestWatchPodsKeepsWhatIsNeeded(t *testing.T) {
@@ -84,7 +83,7 @@ func TestWatchPodsKeepsWhatIsNeeded(t *testing.T) {
 				{Name: "istio-validation", Init: true, Args: []string{"a"}}, {Name: "web", Env: []sidecar.EnvVar{{Name: "K", Value: "v"}}},
 			},
 		},
-		Version: "2", NodeName: "node-1", Phase: "Pending", RestartPolicy: "Always", Deleting: true, Ready: true,
+		Version: "2", NodeName: "node-1", Phase: "Pending", RestartPolicy: "Always", Deleting: true, Ready: true, ReadySince: day(4),
 		Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("fd00::5")},
 		Init: []repair.Container{{
 			Name: "istio-validation", State: repair.State{Reason: "CrashLoopBackOff", Message: "back-off"},
@@ -149,6 +148,7 @@ func TestWatchPodsSelectsOnTheServer(t *testing.T) {
 			"fieldSelector=status.phase%21%3DFailed%2Cspec.nodeName%3Dnode-1&",
 		},
 		{"W-9: all nodes", PodScope{}, ""},
+		{"T-7: a namespace", PodScope{Namespace: "istio-system", LabelSelector: "k8s-app=x"}, "labelSelector=k8s-app%3Dx"},
 		{
 			"all nodes with selectors",
 			PodScope{FieldSelector: "status.phase=Pending", LabelSelector: "app in (a,b)"},
@@ -159,23 +159,17 @@ func TestWatchPodsSelectsOnTheServer(t *testing.T) {
 			t.Parallel()
 			server := kubetest.NewServer(t)
 			api := connected(t, server, nil)
-			ctx, cancel := context.WithCancel(t.Context())
-			var work sync.WaitGroup
-			work.Go(func() {
-				api.WatchPods(ctx, tc.scope, Listener[Pod]{
-					OnUpdate: func(Pod) {}, OnDelete: func(Pod) {}, OnSync: func() {}, OnError: func(err error) {
-						if ctx.Err() == nil {
-							t.Errorf("trouble: %v", err)
-						}
-					},
-				})
-			})
+			h, listener := newHeard(t), ignoring[Pod]()
+			listener.OnError = h.trouble
+			background(t, func(ctx context.Context) { api.WatchPods(ctx, tc.scope, listener) })
 			watched(t, server)
-			cancel()
-			work.Wait()
+			h.wants()
 			of, got := queryOf(t, "?"+tc.query), queryOf(t, server.Requests()[0])
 			if len(lists(server)) != 1 {
 				t.Errorf("lists: %q", lists(server))
+			}
+			if all := tc.scope.Namespace == ""; strings.HasPrefix(server.Requests()[0], "GET /api/v1/pods?") != all {
+				t.Errorf("the list is %s", server.Requests()[0])
 			}
 			if got.Get("fieldSelector") != of.Get("fieldSelector") || got.Get("labelSelector") != of.Get("labelSelector") ||
 				got.Has("fieldSelector") != of.Has("fieldSelector") {
@@ -206,9 +200,7 @@ func TestWatchPodsHearsOfTheNodesOwnOnly(t *testing.T) {
 	scope := PodScope{Node: "node-1", FieldSelector: "status.phase!=Failed", Transform: func(p *Pod) {
 		p.Facts.Containers, p.Facts.Annotations = nil, nil
 	}}
-	ctx, cancel := context.WithCancel(t.Context())
-	var work sync.WaitGroup
-	work.Go(func() {
+	background(t, func(ctx context.Context) {
 		kept := func(what string, p Pod) {
 			if p.Facts.Containers != nil || p.Facts.Annotations != nil {
 				t.Errorf("%s is told with what was to be dropped", p.Facts.Name)
@@ -220,8 +212,6 @@ func TestWatchPodsHearsOfTheNodesOwnOnly(t *testing.T) {
 			OnError: h.trouble,
 		})
 	})
-	defer work.Wait()
-	defer cancel()
 	watched(t, server)
 	server.Set(onNode(t, "c", "node-1", "Pending")) // it is scheduled
 	server.Set(onNode(t, "b", "node-2", "Running"))
@@ -247,14 +237,10 @@ func TestWatchPodsTellsWhatCannotBe(t *testing.T) {
 		t.Errorf("requests were sent: %q", all)
 	}
 	h := newHeard(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	var work sync.WaitGroup
-	work.Go(func() {
+	background(t, func(ctx context.Context) {
 		api.WatchPods(ctx, PodScope{FieldSelector: "spec.unheard=of"}, Listener[Pod]{OnError: h.trouble})
 	})
 	h.wants("trouble: " + string(Rejected))
-	cancel()
-	work.Wait()
 }
 
 func TestStatesOfContainers(t *testing.T) {

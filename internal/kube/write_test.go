@@ -84,53 +84,6 @@ func TestPodActions(t *testing.T) {
 	}
 }
 
-func TestPodActionsLeaveAnotherPodAlone(t *testing.T) {
-	t.Parallel()
-	for _, action := range podActions() {
-		t.Run(action.name, func(t *testing.T) {
-			t.Parallel()
-			server := kubetest.NewServer(t)
-			ref := seenPod(t, server)
-			api := connected(t, server, nil)
-			server.Delete(podAt)
-			if err := action.do(api.Client, t.Context(), ref); ClassOf(err) != NotFound || IsConflict(err) {
-				t.Errorf("it is gone: got %v", err)
-			}
-			anew := brokenPod()
-			anew.UID, anew.DeletionTimestamp = "another", nil
-			server.Set(marshaled(t, anew))
-			before := string(server.Object(podAt))
-			err := action.do(api.Client, t.Context(), ref)
-			if !IsConflict(err) || ClassOf(err) == NotFound {
-				t.Errorf("it is another one: got %v", err)
-			}
-			if after := string(server.Object(podAt)); after != before {
-				t.Errorf("the other one was changed: %s", after)
-			}
-		})
-	}
-}
-
-func TestPodActionsHeedTheVersion(t *testing.T) {
-	t.Parallel()
-	for _, action := range podActions() {
-		t.Run(action.name, func(t *testing.T) {
-			t.Parallel()
-			server := kubetest.NewServer(t)
-			ref := seenPod(t, server)
-			api := connected(t, server, nil)
-			server.Edit(podAt, func(pod map[string]any) { pod["status"] = map[string]any{"phase": "Running"} })
-			err := action.do(api.Client, t.Context(), ref)
-			if heeds := action.name != "label"; IsConflict(err) != heeds || !heeds && err != nil {
-				t.Errorf("got %v", err)
-			}
-			if pod := storedPod(t, server); pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning {
-				t.Errorf("it is %s, told to end at %v", pod.Status.Phase, pod.DeletionTimestamp)
-			}
-		})
-	}
-}
-
 func TestEvictPodTellsABudgetFromALoad(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
