@@ -114,7 +114,7 @@ func Insert(list, stanza []byte) ([]byte, error) {
 		return list, nil
 	}
 	if len(own) > 0 && own[len(own)-1] == last {
-		// The last one is replaced where it stands, so that what is around it stays, too.
+		// Insert replaces the last stanza in place, so that the bytes around the stanza do not change.
 		rest := slices.Concat(list[:p.elements[last].start], indented(stanza, p.before(list, last)), list[p.elements[last].end:])
 		if len(own) == 1 {
 			return rest, nil
@@ -145,8 +145,8 @@ func (p plugins) before(text []byte, at int) []byte {
 	return text[start:end]
 }
 
-// indented writes an object so that it looks like its neighbours: on one line if they share theirs, else in lines that
-// start at the same column.
+// indented formats an object like the neighbouring elements: on one line if the list has no line breaks between elements,
+// else on lines that start at the same column.
 func indented(stanza, space []byte) []byte {
 	at := bytes.LastIndexByte(space, '\n')
 	if at < 0 {
@@ -170,8 +170,8 @@ func indented(stanza, space []byte) []byte {
 	return b.Bytes()
 }
 
-// Remove removes every stanza of this program from a list, and no other byte. What Insert inserted is removed to the
-// byte. A list that has none is returned unchanged; one that holds nothing else becomes one without plugins.
+// Remove removes every stanza of this program from a list, and no other byte: Remove undoes Insert byte for byte. A list
+// without such a stanza is returned unchanged; a list of such stanzas only becomes a list with no plugins.
 func Remove(list []byte) ([]byte, error) {
 	return withoutOwn(list, 0)
 }
@@ -192,7 +192,7 @@ func withoutOwn(list []byte, leave int) ([]byte, error) {
 	}
 }
 
-// cut is what goes with an element: the comma and the white space ahead of it, for the first one those behind it.
+// cut returns the bytes to remove with an element: the comma and white space before it, or after it for the first element.
 func (p plugins) cut(at int) span {
 	switch {
 	case at > 0:
@@ -204,8 +204,8 @@ func (p plugins) cut(at int) span {
 	}
 }
 
-// Same reports whether two JSON texts say the same, whatever the order of keys and the white space. Numbers are the same
-// if they are spelled the same.
+// Same reports whether two JSON texts are equal, whatever the order of keys and the white space. Two numbers are equal if
+// they have the same spelling.
 func Same(a, b []byte) bool {
 	x, errX := decoded(a)
 	y, errY := decoded(b)

@@ -41,7 +41,7 @@ type NetConf struct {
 	Annotations          map[string]string
 	AnnotationsDelivered bool
 
-	// LogLevel is as written; the logger knows its words.
+	// LogLevel is the text of the key, unparsed; the logger parses it.
 	LogLevel string
 	// RunDir holds the node agent's sockets, the log file and the kubeconfig; stanzas before 1.23 have none.
 	RunDir string
@@ -51,7 +51,7 @@ type NetConf struct {
 	ExcludeNamespaces []string
 	AgentNamespace    string
 	AmbientEnabled    bool
-	// Backend is what native_nftables, backend and force_iptables_binary come to together.
+	// Backend results from the keys native_nftables, backend and force_iptables_binary together.
 	Backend redirect.Backend
 
 	// SecondFamily, APITimeout and ForceIptables are this program's own settings.
@@ -59,8 +59,8 @@ type NetConf struct {
 	APITimeout    time.Duration
 	ForceIptables string
 
-	// Problems joins what is wrong with settings that do not stop the stanza from being read. A pod of the mesh must not
-	// start on such a configuration; others are not held up by it.
+	// Problems joins the errors of single settings; the rest of the stanza is read nevertheless. The plugin refuses a pod
+	// of the mesh with such a configuration; other pods start.
 	Problems error
 }
 
@@ -82,7 +82,7 @@ func (c *NetConf) annotations(runtimeConfig json.RawMessage) {
 	c.AnnotationsDelivered = true
 }
 
-// Policy is what the stanza says about all pods.
+// Policy returns the settings of the stanza that apply to all pods.
 func (c *NetConf) Policy() sidecar.Policy {
 	return sidecar.Policy{
 		ExcludeNamespaces: c.ExcludeNamespaces, AgentNamespace: c.AgentNamespace,
@@ -120,7 +120,7 @@ func Parse(stanza []byte) (NetConf, error) {
 	return c, nil
 }
 
-// reader decodes one key after the other and remembers what is wrong.
+// reader decodes one key after the other and collects the errors.
 type reader struct {
 	keys     map[string]json.RawMessage
 	problems []error
@@ -168,7 +168,7 @@ func (r *reader) own(c *NetConf) {
 	r.backend(c, native)
 }
 
-// backend reads the key and holds it to the others that say something about it.
+// backend reads the key "backend" and combines it with the other two keys that select a backend.
 func (r *reader) backend(c *NetConf, native bool) {
 	var text string
 	if r.read("backend", "a string", &text) {

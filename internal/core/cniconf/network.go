@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Network is what a runtime makes of a file in its configuration directory.
+// Network is a file of the configuration directory as a container runtime parses it.
 type Network struct {
 	// Name and Version are the list's, or the single plugin's.
 	Name, Version string
@@ -87,7 +87,7 @@ func plugin(text []byte) (common, error) {
 	return c, nil
 }
 
-// unreadable puts what is no JSON into words.
+// unreadable explains why json.Unmarshal rejects a text.
 func unreadable(text []byte, err error) error {
 	if len(bytes.TrimSpace(text)) == 0 {
 		return errors.New("empty")
@@ -182,7 +182,7 @@ func switched(keys map[string]json.RawMessage, key string) (bool, error) {
 	return false, fmt.Errorf("%q is neither true nor false", key)
 }
 
-// Usable reports why a stanza would keep a runtime from loading what it is put into.
+// Usable returns the error with which a runtime would refuse a configuration that contains the stanza.
 func Usable(stanza []byte) error {
 	if _, err := loadSingle(stanza); err != nil {
 		return err

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Mode is how the stanza gets into what the runtime loads.
+// Mode selects the file that holds the stanza.
 type Mode uint8
 
 // Inline edits the primary configuration; DropIn puts a file into the directory of its network; Owned makes a copy of the
@@ -40,7 +40,7 @@ func ParseMode(word string) (Mode, error) {
 
 // Names of files that this program makes.
 const (
-	// DropInName sorts behind what others may put beside it, as the plugin must run last.
+	// DropInName sorts behind drop-in files of other programs, since the plugin must run last.
 	DropInName = "zzz-istio-cni.conf"
 	// StandaloneName and OwnedName are the reference's.
 	StandaloneName = "YYY-istio-cni.conf"
@@ -55,7 +55,7 @@ func Saved(name string) bool { return strings.HasSuffix(name, savedSuffix) }
 // Original is the name that a saved original had.
 func Original(saved string) string { return strings.TrimSuffix(saved, savedSuffix) }
 
-// Op is what a step does.
+// Op is the operation of a step.
 type Op string
 
 // OpWrite replaces or creates a file atomically, OpRename replaces the target, OpRemove removes a file, OpRemoveDir an
@@ -79,7 +79,7 @@ type Step struct {
 	Why string
 }
 
-// String is the step in words.
+// String describes the step for logs.
 func (s Step) String() string {
 	switch s.Op {
 	case OpRename:
@@ -91,48 +91,48 @@ func (s Step) String() string {
 	return fmt.Sprintf("%s: %s", s.Op, s.Why)
 }
 
-// Want is what a directory should hold.
+// Want is the desired state of a configuration directory.
 type Want struct {
 	Mode   Mode
 	Stanza Stanza
-	// ConfName is the file that a person named: the primary configuration, or the file to write if standalone. Empty means
-	// that the primary configuration is whatever the runtime loads.
+	// ConfName is the file that a person named: the primary configuration, or the file to write if standalone. If ConfName
+	// is empty, the primary configuration is the file that the runtime loads.
 	ConfName string
 	// OwnedName is the file to write if owned; empty is OwnedName.
 	OwnedName string
 	// FileMode is for files that hold a stanza of this program only.
 	FileMode uint32
-	// DropIns is what is known of the runtime.
+	// DropIns says whether the runtime loads drop-in files.
 	DropIns Support
 }
 
 // Support is whether the runtime loads drop-in files, which its configuration does not show.
 type Support uint8
 
-// Unknown keeps to what was chosen before: a drop-in file that is there stays, and none is made.
+// Unknown keeps the present choice: an existing drop-in file stays, and no drop-in file is created.
 const (
 	Unknown Support = iota
 	Loaded
 	NotLoaded
 )
 
-// Plan is how a directory gets to what is wanted. Each step leaves one configuration that the runtime can load, if there
-// was one. An empty plan that neither waits nor has a problem means that all is as wanted.
+// Plan holds the steps from a directory to its desired state. Each step leaves one configuration that the runtime can
+// load, if there was one. An empty plan without Waiting and Problem means that the directory is in the desired state.
 type Plan struct {
 	Steps []Step
-	// Waiting says what is not there yet; it comes by itself.
+	// Waiting names the configuration file that the plan waits for; another program writes it.
 	Waiting string
-	// Problem says why it cannot be as wanted; a person has to change something.
+	// Problem is the reason why the desired state cannot be reached; a person has to change something.
 	Problem error
-	// Warnings are for a person, too, but nothing is missing.
+	// Warnings are for a person, too, but the desired state is reached.
 	Warnings []string
-	// File holds the stanza, relative to the directory, Primary the configuration it stands in or beside, Mode is the one
-	// that was chosen.
+	// File is the file with the stanza, relative to the directory; Primary is the configuration that contains the stanza or
+	// lies beside File; Mode is the chosen one.
 	File, Primary string
 	Mode          Mode
 }
 
-// Plan compares the directory with what is wanted.
+// Plan compares the directory with the desired state.
 func (w Want) Plan(d Dir) Plan {
 	p := newPlanner(w, d)
 	if err := Usable(w.Stanza.Element()); err != nil {
@@ -153,8 +153,8 @@ func (w Want) Plan(d Dir) Plan {
 	return p.plan
 }
 
-// Uninstall is how the directory gets back to what it was: every stanza of this program goes, whatever mode brought it,
-// and converted files are what they were unless another program changed them since.
+// Uninstall returns the plan that restores the directory: it removes every stanza of this program, of any mode, and
+// restores converted files unless another program changed them since.
 func (w Want) Uninstall(d Dir) Plan {
 	p := newPlanner(w, d)
 	p.interrupted()
@@ -287,8 +287,8 @@ func (p *planner) correctName(primary string) {
 	p.do(Step{Op: OpRename, Name: primary, To: p.plan.Primary, Why: "it holds a list, which runtimes read under this name only"})
 }
 
-// target is the name of the list that a single plugin's file becomes: the stem with .conflist, or the whole name with it
-// if that one belongs to another program or would not be what the runtime finds first.
+// target returns the name of the list that replaces a single plugin's file: the stem with .conflist, or the whole name with
+// .conflist if the first one belongs to another program or would not be the first file that the runtime finds.
 func (p *planner) target(name string) string {
 	ext := path.Ext(name)
 	if ext != extSingle && ext != extSingleJSON {
@@ -307,7 +307,7 @@ func (p *planner) target(name string) string {
 	return plain
 }
 
-// check says what keeps the runtime from running the stanza last.
+// check adds problems and warnings about conditions under which the runtime does not run the stanza last.
 func (p *planner) check() {
 	first, _, skipped := p.dir.Loaded()
 	for _, err := range skipped {
@@ -324,7 +324,7 @@ func (p *planner) check() {
 	p.serves()
 }
 
-// serves warns of what a runtime will do differently from what a reader of the file expects.
+// serves warns of other programs' drop-in files: the file of the network does not show that they run behind the stanza.
 func (p *planner) serves() {
 	n, err := p.dir.load(p.plan.File)
 	if err != nil || n.InlinedOnly {
@@ -425,8 +425,8 @@ func (p *planner) standalone() {
 	p.release(name)
 }
 
-// dropIn writes the file beside the primary configuration first and removes the stanza from the list then: for an instant
-// the plugin may run twice, which does no harm, but never not at all.
+// dropIn first writes the file beside the primary configuration, then removes the stanza from the list: for an instant the
+// plugin may run twice, which does no harm, and at every instant it runs.
 func (p *planner) dropIn() {
 	after := newPlanner(p.want, p.dir)
 	after.release("")

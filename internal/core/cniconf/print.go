@@ -93,7 +93,7 @@ func (s Stanza) Element() []byte { return bytes.TrimSpace(s.element("")) }
 // DropIn is the stanza as a file that libcni adds to a network: name and version come from the network.
 func (s Stanza) DropIn() []byte { return s.element("  ") }
 
-// list is a list that runs the stanza alone, which is what a standalone file must hold if its name asks for a list.
+// list returns a list that runs the stanza alone: a standalone file with the extension of a list must hold one.
 func (s Stanza) list() []byte {
 	list, err := Convert(s.Single())
 	if err != nil {

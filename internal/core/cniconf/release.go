@@ -102,7 +102,7 @@ func (p *planner) hasPlugins(name string) bool {
 	return err == nil && len(list.elements) > 0
 }
 
-// isList reports whether a file is read as a list: by its extension, else by what is in it.
+// isList reports whether a file is read as a list: by its extension, else by its content.
 func (p *planner) isList(name string) bool {
 	switch path.Ext(Original(name)) {
 	case extList:
@@ -114,8 +114,8 @@ func (p *planner) isList(name string) bool {
 	return err == nil
 }
 
-// misplaced reports whether the file that a person named holds a list under the name of a single plugin. No runtime reads
-// it: it becomes a list by its name, too.
+// misplaced reports whether the file that a person named holds a list under the name of a single plugin. Runtimes refuse
+// such a file, so the plan renames it.
 func (p *planner) misplaced(name string) bool {
 	ext := path.Ext(name)
 	return name == p.want.ConfName && (ext == extSingle || ext == extSingleJSON) && holdsList(p.dir[name].Data)
@@ -265,7 +265,7 @@ func (p *planner) releaseFile(name string) {
 	p.write(name, without, f.Mode, "the stanza goes")
 }
 
-// converts reports whether a list is what a single plugin's file becomes, with a stanza: this program made it.
+// converts reports whether this program made the list from the single plugin's file: it is the conversion plus a stanza.
 func (p *planner) converts(single, list string) bool {
 	f, there := p.dir[single]
 	_, is := p.dir[list]

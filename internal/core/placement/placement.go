@@ -1,7 +1,7 @@
 // Package placement decides where the DaemonSet controller wants the pods of a template.
 //
-// It promises that only a reason that is understood says no: an operator that is not known here decides nothing. It never asks
-// anybody; package kube reads templates and nodes.
+// It promises that Fits refuses a node only for a reason that it understands: an unknown operator counts as met. It never
+// sends a request; package kube reads templates and nodes.
 //
 // Start reading at Fits.
 package placement
@@ -56,7 +56,7 @@ type Toleration struct {
 	Effect   string
 }
 
-// Node is what decides whether a pod may be there.
+// Node holds the fields of a node that decide whether a pod may run there.
 type Node struct {
 	Name   string
 	Labels map[string]string
@@ -86,8 +86,8 @@ func ownTolerations() []Toleration {
 }
 
 // Fits reports whether the DaemonSet controller would keep a pod of this template on this node, and if not, why not.
-// It looks at nodeName, nodeSelector, the required node affinity and at taints with the effect NoExecute. An operator
-// that is not known here decides nothing: only a reason that is understood says no.
+// It evaluates nodeName, nodeSelector, the required node affinity and taints with the effect NoExecute. An unknown operator
+// counts as met.
 func Fits(wants Template, node Node) (fits bool, why string) {
 	if wants.NodeName != "" && wants.NodeName != node.Name {
 		return false, printable.Text(fmt.Sprintf("its nodeName is %q", wants.NodeName), maxReason)
@@ -129,7 +129,7 @@ func (t NodeTerm) holds(node Node) bool {
 	return true
 }
 
-// holds is what k8s.io/apimachinery/pkg/labels.Requirement decides, of values that the API server accepts.
+// holds evaluates a requirement as k8s.io/apimachinery/pkg/labels.Requirement does, for values that the API server accepts.
 func (r Requirement) holds(labels map[string]string) bool {
 	value, found := labels[r.Key]
 	switch r.Operator {
@@ -178,6 +178,6 @@ func (t Toleration) tolerates(taint Taint) bool {
 	case "", "Equal":
 		return t.Value == taint.Value
 	}
-	// Exists does not look at the value, and what else there may be is not known here.
+	// Exists ignores the value; an unknown operator counts as met.
 	return true
 }

@@ -20,7 +20,7 @@ import (
 	"unicode/utf8"
 )
 
-// Is reports whether a terminal shows the rune, and nothing else happens.
+// Is reports whether a terminal shows the rune without any other effect.
 func Is(r rune) bool {
 	if r < utf8.RuneSelf {
 		return r >= ' ' && r != 0x7f
@@ -28,8 +28,8 @@ func Is(r rune) bool {
 	return unicode.IsPrint(r) && !unicode.In(r, unicode.Mn, unicode.Me, unicode.Other_Default_Ignorable_Code_Point)
 }
 
-// Text returns the text as one printable line of at most most bytes, which are 40 at least. What is cut off is replaced by
-// its length.
+// Text returns the text as one printable line of at most most bytes, which are 40 at least. The length of the rest replaces
+// a truncated rest.
 func Text(text string, most int) string {
 	return string(appendText(make([]byte, 0, min(len(text), most)), text, most, ""))
 }
@@ -82,8 +82,8 @@ func appendRune(dst []byte, r rune, size int) []byte {
 	}
 }
 
-// NewWriter returns a writer that escapes what is not printable, besides line ends and tabs. A rune may be split over
-// several writes; the last one's unfinished rune is dropped. Several goroutines may write.
+// NewWriter returns a writer that escapes unprintable runes, except line ends and tabs. A rune may be split over several
+// writes; an incomplete rune at the end of the last write is dropped. Several goroutines may write.
 func NewWriter(w io.Writer) io.Writer { return &writer{w: w} }
 
 type writer struct {
@@ -107,7 +107,7 @@ func (w *writer) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// Lines escapes what is not printable in a text of several lines, such as a JSON document, whose meaning stays the same.
+// Lines escapes unprintable runes in a text of several lines, such as a JSON document, of which it keeps the meaning.
 func Lines(text []byte) []byte {
 	clean, unfinished := appendLines(make([]byte, 0, len(text)), text)
 	for range unfinished {

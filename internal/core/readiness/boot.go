@@ -16,7 +16,7 @@ type boot struct {
 	last time.Time
 }
 
-// WithHeartbeat takes in a report in which nothing but the heartbeat changed. It makes the time of a later reboot better known.
+// WithHeartbeat applies a report in which only the heartbeat changed. It narrows the time of a later reboot.
 func (m Memory) WithHeartbeat(n Node) Memory {
 	if n.BootID == m.boot.id && n.Heartbeat.After(m.boot.last) {
 		m.boot.last = n.Heartbeat
@@ -24,7 +24,7 @@ func (m Memory) WithHeartbeat(n Node) Memory {
 	return m
 }
 
-// learn takes in a report. After a reboot everything begins anew.
+// learn applies a report of the node. A new boot ID resets the memory; only the times around the reboot remain.
 func (m Memory) learn(n Node, now time.Time) Memory {
 	switch n.BootID {
 	case "", m.boot.id:
@@ -42,7 +42,7 @@ func (m Memory) learn(n Node, now time.Time) Memory {
 	return Memory{boot: fresh}
 }
 
-// believe says whether the readiness of a pod is believed, and if not, when it will be even if nothing changes.
+// believe returns AgentReady if the readiness of a pod counts, else the reason and the time from which it counts, if any.
 func (m Memory) believe(n Node, p Pod, settle time.Duration, now time.Time) (Reason, time.Time) {
 	b := m.boot
 	if b.witnessed {
@@ -51,15 +51,15 @@ func (m Memory) believe(n Node, p Pod, settle time.Duration, now time.Time) (Rea
 			return AgentReady, time.Time{}
 		case !p.Since.After(b.before):
 			return Rebooted, time.Time{}
-		// It became ready between two reports that have the reboot between them. A kubelet that still reports it after all
-		// this time has looked.
+		// The pod became ready between the last report before the reboot and the first one after it. A kubelet that still
+		// reports the pod as ready after the settle time has checked the pod.
 		case now.Before(settled):
 			return Rebooted, settled
 		}
 		return AgentReady, time.Time{}
 	}
-	// A node that came back may have been rebooted, unless this boot was seen before: then it was out of reach only, and
-	// its kubelet goes on with the readiness of before.
+	// A node that became ready again may have been rebooted, unless this boot ID was seen before: then the node was only
+	// unreachable, and its kubelet keeps the earlier readiness.
 	settled := n.ReadySince.Add(settle)
 	if n.Ready && p.Since.Before(n.ReadySince) && !b.noticed.Before(n.ReadySince) && now.Before(settled) {
 		return MaybeRebooted, settled

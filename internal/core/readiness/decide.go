@@ -56,7 +56,7 @@ func (m Memory) graceEnd(n Node, p Policy) time.Time {
 	return m.unready.Add(p.GracePeriod)
 }
 
-// assess says whether the node is ready: its reason, the requirement that is missed, and when that passes by itself.
+// assess returns why the node counts as ready or not, the requirement that is not met, and when to assess again.
 func assess(n Node, pods [][]Pod, p Policy, m Memory, now time.Time) Decision {
 	if p.Node == NodeReadinessRequired && !n.Ready {
 		return Decision{Reason: NodeUnready}
@@ -79,7 +79,7 @@ func assess(n Node, pods [][]Pod, p Policy, m Memory, now time.Time) Decision {
 	return worst
 }
 
-// best is what the pods of one requirement are good for: one that is ready is enough.
+// best returns the assessment of the best pod of one requirement: one ready pod is enough.
 func (m Memory) best(n Node, pods []Pod, settle time.Duration, now time.Time) Decision {
 	best := Decision{Reason: NoAgent}
 	for _, pod := range pods {
@@ -99,7 +99,7 @@ func (m Memory) best(n Node, pods []Pod, settle time.Duration, now time.Time) De
 
 func weight(r Reason) int { return slices.Index(Reasons(), r) }
 
-// sooner is the earlier of two times, of which the zero one means never.
+// sooner returns the earlier of two times; the zero time means never.
 func sooner(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

@@ -9,8 +9,8 @@ type Entry struct {
 	Namespace string `json:"namespace"`
 }
 
-// Requirements are what an entry requires: its selector is cut at its commas, and each part is a requirement of its own, which
-// another pod may meet. "a=1, b=2" does not want one pod with both labels. An empty namespace is all of them.
+// Requirements returns one requirement for each comma-separated part of the entry's selector. Different pods may meet them:
+// "a=1, b=2" does not require one pod with both labels. An empty namespace means all namespaces.
 func (e Entry) Requirements() []Requirement {
 	var all []Requirement
 	for part := range strings.SplitSeq(e.Selector, ",") {

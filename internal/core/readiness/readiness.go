@@ -1,8 +1,8 @@
 // Package readiness decides whether a node has a taint because the plugin's agent is not ready there.
 //
-// It promises one decision for each state of a node, its agent pods and what was seen of them before, with a reason of a
-// closed set; that a taint is taken away only for a readiness of this boot; and that none is put on a node for as long as
-// an agent may be away for an update.
+// It promises one decision for each state of a node, its agent pods and its Memory, with a reason of a closed set; that
+// it removes a taint only for a readiness of this boot; and that it adds no taint as long as an agent may be absent for an
+// update.
 //
 // It never reads a clock, sends no request and has no state: a Memory goes in and comes out.
 //
@@ -21,8 +21,8 @@ const (
 	NoExecute        = "NoExecute"
 )
 
-// What the two worlds call things. The legacy taint controller of Istio 1.8 to 1.17 is one, the untaint controller of
-// istiod since 1.22 the other.
+// Names of the legacy taint controller (Istio 1.8 to 1.17: LegacyKey) and of the untaint controller of istiod since 1.22
+// (the others).
 const (
 	LegacyKey     = "NodeReadiness"
 	UntaintKey    = "cni.istio.io/not-ready"
@@ -33,7 +33,7 @@ const (
 // Taint keeps pods from a node.
 type Taint struct{ Key, Value, Effect string }
 
-// Node is what decides about a node.
+// Node holds the fields of a node that a decision depends on.
 type Node struct {
 	Name   string
 	Taints []Taint
@@ -56,8 +56,8 @@ type Pod struct {
 	Terminating bool
 }
 
-// Requirement is met on a node where one pod of one of the namespaces is ready that the selector picks. No namespace or
-// an empty one means all of them.
+// Requirement is met on a node where at least one pod that the selector matches in one of the namespaces is ready. No
+// namespace, or an empty one, means all namespaces.
 type Requirement struct {
 	Name       string
 	Namespaces []string
@@ -92,11 +92,11 @@ type Policy struct {
 	Adding  Adding
 	// Node says whether the node itself must be ready.
 	Node NodeReadiness
-	// Requirements must all be met. None at all are met.
+	// Requirements must all be met. An empty list is met.
 	Requirements []Requirement
 	// GracePeriod is for how long a node that was ready may be unready before it is tainted.
 	GracePeriod time.Duration
-	// Settle is how long a kubelet that has come back may take to report what became of its pods.
+	// Settle is the time that a restarted kubelet may take to report the present state of its pods.
 	Settle time.Duration
 }
 
@@ -116,38 +116,38 @@ func (p Policy) Ours(t Taint) bool {
 
 func (p Policy) tainted(n Node) bool { return slices.ContainsFunc(n.Taints, p.Ours) }
 
-// Action is what is to be done about the taint.
+// Action is the change of the taint.
 type Action string
 
-// Keep means that nothing is to be done.
+// Keep changes nothing.
 const (
 	Keep   Action = "keep"
 	Add    Action = "add"
 	Remove Action = "remove"
 )
 
-// Actions are all of them.
+// Actions returns all actions.
 func Actions() []Action { return []Action{Keep, Add, Remove} }
 
 // Reason is why a node counts as ready or not. It is one CamelCase word, as events and conditions want it.
 type Reason string
 
-// The reasons, the good ones first, then from the weakest to the strongest: of several requirements the one that is
-// missed most says why.
+// The reasons: the good ones first, then from the weakest to the strongest. Of several requirements the one with the
+// strongest reason decides.
 const (
 	AgentReady      Reason = "AgentReady"
 	NothingRequired Reason = "NothingRequired"
-	// MaybeRebooted is a suspicion: the agent's readiness is older than the node's return, and whether the node was
-	// rebooted meanwhile was not seen. It keeps a taint and puts none.
+	// MaybeRebooted means that the agent's readiness is older than the node's return, and no report shows whether the
+	// node was rebooted meanwhile. It keeps a taint and adds none.
 	MaybeRebooted Reason = "MaybeRebooted"
-	// Rebooted is the agent's readiness from before a reboot that was seen.
+	// Rebooted means that the agent's readiness is older than a reboot that reports show.
 	Rebooted     Reason = "Rebooted"
 	AgentUnready Reason = "AgentUnready"
 	NoAgent      Reason = "NoAgent"
 	NodeUnready  Reason = "NodeUnready"
 )
 
-// Reasons are all of them, in the order of their weight.
+// Reasons returns all reasons in the order of their weight.
 func Reasons() []Reason {
 	return []Reason{AgentReady, NothingRequired, MaybeRebooted, Rebooted, AgentUnready, NoAgent, NodeUnready}
 }
@@ -155,7 +155,7 @@ func Reasons() []Reason {
 // Good reports whether a node with this reason is ready.
 func (r Reason) Good() bool { return r == AgentReady || r == NothingRequired }
 
-// Sentence says it to a person.
+// Sentence explains the reason to a person.
 func (r Reason) Sentence() string {
 	switch r {
 	case AgentReady:
@@ -187,7 +187,7 @@ const (
 	WithinGracePeriod NoActionReason = "unready for a short time"
 )
 
-// NoActionReasons are all of them.
+// NoActionReasons returns all of them.
 func NoActionReasons() []NoActionReason {
 	return []NoActionReason{AsWanted, NoAdding, RebootSuspected, WithinGracePeriod}
 }
@@ -202,11 +202,11 @@ const (
 	ConditionFalse
 )
 
-// Decision is what to do about a node.
+// Decision is the result for a node.
 type Decision struct {
 	Action Action
 	Reason Reason
-	// Requirement is the name of the one that is missed, when there is one.
+	// Requirement is the name of the requirement that is not met, if any.
 	Requirement     string
 	NoActionReason  NoActionReason
 	ConditionStatus ConditionStatus
@@ -219,6 +219,6 @@ type Memory struct {
 	boot boot
 	// trusted says that the node was ready in this boot.
 	trusted bool
-	// unready is since when it is not, zero while it is.
+	// unready is the time since when the node is not ready, zero while it is ready.
 	unready time.Time
 }
