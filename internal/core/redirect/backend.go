@@ -2,11 +2,11 @@ package redirect
 
 import "errors"
 
-// Backend is the way by which rules get into a namespace.
+// Backend selects the mechanism that writes rules into a namespace.
 type Backend string
 
-// The backends. Auto is Netlink, or Native in a pod with a user namespace of its own; where the kernel lacks what that
-// takes, Tools.
+// The backends. Auto is Netlink, or Native in a pod with a user namespace of its own; it is Tools where the kernel lacks a
+// feature that these need.
 const (
 	Auto Backend = "auto"
 	// Netlink writes the rules that iptables-nft would, without a process.
@@ -17,7 +17,7 @@ const (
 	Tools Backend = "iptables"
 )
 
-// ParseBackend reads the name of one; "" is Auto.
+// ParseBackend parses the name of a backend; "" is Auto.
 func ParseBackend(text string) (Backend, error) {
 	switch b := Backend(text); b {
 	case Auto, Netlink, Native, Tools:
@@ -28,8 +28,8 @@ func ParseBackend(text string) (Backend, error) {
 	return Auto, errors.New("want auto, netlink, native or iptables")
 }
 
-// ChooseBackend joins the three settings of the backend: the backend itself, the reference's switch for
-// native tables, and a variant of the iptables programs that is forced ("" for none), which is to ask for these.
+// ChooseBackend combines the three settings of the backend: the backend itself, the reference's switch for native
+// tables, and a forced variant of the iptables programs ("" for none), which selects Tools.
 func ChooseBackend(configured Backend, native bool, variant string) (Backend, error) {
 	open := configured == "" || configured == Auto
 	switch {

@@ -78,13 +78,13 @@ func RejectAll(f ruleset.Family) ruleset.Set {
 	return ruleset.New(f, builder{}.rejected(f))
 }
 
-// NativeRules gives the tables of nf_tables' own that capture a pod as the Spec says, for both families at once. They
-// differ from the reference's in what lets its rules fail or packets pass: packets that fit no connection are dropped
-// whatever their protocol; so are connections that TPROXY cannot hand over, as by iptables' target of that name; no rule
-// jumps to a chain that is not there; and a family that is to be refused is.
+// NativeRules returns the native nf_tables tables that capture a pod as the Spec says, for both families at once. They
+// differ from the reference's tables where those fail to load or let packets pass: packets in conntrack state invalid are
+// dropped whatever their protocol; so are connections that tproxy cannot hand over, as by iptables' target TPROXY; no rule
+// jumps to a missing chain; and a Rejected family is rejected.
 //
-// Rules that name no address are met by both families. Where IPv6 is to pass the mesh by, it leaves the tables at once;
-// the reference captures it there all the same.
+// A rule without an address matches both families. If IPv6 is Bypassed, the first rule of each base chain returns its
+// packets; the reference captures them even then.
 func NativeRules(s Spec, f Families) ruleset.Set {
 	b := builder{Spec: s, families: []ruleset.Family{ruleset.IPv4}, native: true}
 	if f.IPv6 == Captured {
@@ -101,7 +101,7 @@ func NativeRules(s Spec, f Families) ruleset.Set {
 	return ruleset.Set{Family: ruleset.Inet, Tables: filled(tables...)}
 }
 
-// passIPv6 makes the chains that packets come by let IPv6 pass.
+// passIPv6 puts a RETURN for IPv6 at the head of every base chain.
 func (b builder) passIPv6(tables []ruleset.Table) {
 	pass := b.rule("IPv6 bypasses the mesh", ruleset.Return, ruleset.OfFamily(ruleset.IPv6))
 	for _, t := range tables {
@@ -140,8 +140,8 @@ func OwnedNative(have ruleset.Set) ruleset.Ownership {
 	return owned
 }
 
-// NativeScript prints native tables as a text for "nft -f" that replaces what is there by them, as the reference logs it.
-// Tables that the Set does not have are removed.
+// NativeScript prints native tables as a text for "nft -f" that replaces the present tables, as the reference logs it. The
+// text removes tables that the Set does not have.
 func NativeScript(s ruleset.Set) string {
 	var b strings.Builder
 	for _, name := range NativeTables() {

@@ -7,11 +7,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Treatment is what is done with one family of a pod.
+// Treatment says how the rules treat one IP family of a pod.
 type Treatment uint8
 
-// Captured gets the rules; Rejected has its TCP and UDP refused; Bypassed runs past the mesh; Unused means that there is
-// nothing to do: the kernel does not have the family, or it would be bypassed and the pod has no address of it.
+// Captured gets the rules; Rejected refuses TCP and UDP; Bypassed leaves the packets alone; Unused needs no rules: the
+// kernel does not have the family, or the family would be bypassed and the pod has no address of it.
 const (
 	Unused Treatment = iota
 	Captured
@@ -82,7 +82,7 @@ func (s Spec) Sets(f Families) []ruleset.Set {
 	return []ruleset.Set{Rules(s, ruleset.IPv4), v6}
 }
 
-// Routing is what a Spec needs besides rules.
+// Routing holds the addresses, policy rules and routes that a Spec needs besides rules.
 type Routing struct {
 	// PassthroughV6 adds ::6/128 to lo, the source address of Envoy's inbound connections to the app; in IPv4 the
 	// whole of 127/8 is on lo already.

@@ -13,22 +13,22 @@ import (
 // Owned finds the rules of a namespace that are the mesh's: those wanted now, and leftovers of any earlier configuration of
 // this program or of the reference, whatever its ports, identities, marks and interfaces were.
 //
-// Chains are known by their prefix and jumps by their target. What the reference puts into built-in chains without a
-// jump is known by its whole shape, and counts only where a chain of ours that is not as wanted shows that another
-// configuration was here. A plain RETURN for an interface, which any program may use, counts only ahead of the rules that
-// the reference appends, and only in pairs or at the head of the chain.
+// Owned recognises chains by their prefix and jumps by their target. It recognises the other rules that the reference puts
+// into built-in chains by their whole shape, and only if one of our chains differs from the wanted one, which shows that
+// another configuration was applied. A plain RETURN for an interface, which any program may use, counts only ahead of the
+// rules that the reference appends, and only in pairs or at the head of the chain.
 func Owned(want, have ruleset.Set) ruleset.Ownership {
 	return find(want, have, otherChain(want, have))
 }
 
-// AllOwned is Owned for the removal of everything of the mesh. It takes rules of the mesh's shapes for the
-// mesh's own also where no chain of ours shows that it was here, as after an incomplete removal.
+// AllOwned is Owned for the removal of all rules of the mesh. It counts rules of the mesh's shapes as owned even if the
+// namespace has none of our chains, as after an incomplete removal.
 func AllOwned(have ruleset.Set) ruleset.Ownership {
 	return find(ruleset.Set{Family: have.Family}, have, true)
 }
 
-// otherChain reports whether a chain of ours is there that is not as wanted. Whatever differs between two configurations
-// also shows in a chain, so without such a chain nothing of another configuration is here.
+// otherChain reports whether one of our chains differs from the wanted one. Any two configurations differ in at least one
+// chain, so without such a chain the namespace has no rules of another configuration.
 func otherChain(want, have ruleset.Set) bool {
 	return slices.ContainsFunc(have.Tables, func(t ruleset.Table) bool {
 		return slices.ContainsFunc(t.Chains, func(c ruleset.Chain) bool {
@@ -143,7 +143,7 @@ func matches(patterns []*regexp.Regexp, spec string) bool {
 	return false
 }
 
-// returnOf gives the interface of a rule that is nothing but a RETURN for one.
+// returnOf returns the interface of a rule that consists of an interface match and RETURN only.
 func returnOf(spec string) (string, bool) {
 	f := strings.Fields(spec)
 	if len(f) != 4 || f[0] != "-i" && f[0] != "-o" || f[2] != "-j" || f[3] != "RETURN" {
@@ -164,7 +164,7 @@ func (c *finder) interfaces() {
 	}
 }
 
-// excluded marks what comes as a pair in PREROUTING and OUTPUT, ahead of everything else that was appended for the mesh.
+// excluded marks pairs of RETURN rules in PREROUTING and OUTPUT, ahead of all other rules that were appended for the mesh.
 func (c *finder) excluded(table string) {
 	in, out := c.returns(table, prerouting), c.returns(table, outHook)
 	for name := range in {
@@ -194,9 +194,9 @@ func (c *finder) returns(table, name string) map[string][]int {
 	return places
 }
 
-// rerouted marks what was inserted at the head of nat PREROUTING, with nothing foreign before it. The rules that send
-// an interface's traffic to the proxy name those whose RETURN it is. They are missing where no network is captured; only
-// then every RETURN there is taken for one.
+// rerouted marks the rules that were inserted at the head of nat PREROUTING, up to the first foreign rule. A RETURN counts if
+// another rule sends traffic of the same interface to the proxy. If no network is captured such rules are missing; only
+// then every RETURN there counts.
 func (c *finder) rerouted() {
 	chain, _ := c.have.Table("nat").Chain(prerouting)
 	named := map[string]bool{}
@@ -217,8 +217,8 @@ func (c *finder) rerouted() {
 	}
 }
 
-// asWanted reports whether the chain begins with all that is wanted in it, and that is something: then what follows is
-// not what an earlier configuration left.
+// asWanted reports whether the chain begins with all its wanted rules, at least one: then the rules behind them are no
+// leftovers of an earlier configuration.
 func (c *finder) asWanted(have ruleset.Chain) bool {
 	want, _ := c.want.Table("nat").Chain(have.Name)
 	if len(want.Rules) == 0 || len(have.Rules) < len(want.Rules) {
@@ -244,7 +244,7 @@ func (c *finder) capturesNetworks() bool {
 func reroutes(spec string) bool { return strings.HasSuffix(spec, "-j "+toProxy) }
 
 // guardrails marks the rules that the reference adds while it replaces others, and leaves behind when it is killed: all TCP
-// and UDP dropped at the head of all three chains of filter. Nothing less than all six is taken for it.
+// and UDP dropped at the head of all three chains of filter. Only all six rules together count.
 func (c *finder) guardrails() {
 	if !c.leftovers {
 		return

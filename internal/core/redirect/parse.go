@@ -49,17 +49,17 @@ type Values map[Field]Value
 type FieldError struct {
 	Field
 	Value
-	// Problem is what is wrong, and what would be right.
+	// Problem describes the error and the accepted form.
 	Problem string
 }
 
-// Error names where the value stands, the value and the problem. Of a long value it shows the beginning.
+// Error names the source of the value, the value and the problem. It truncates a long value.
 func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s: value %s: %s", e.Source, printable.Quote(e.Text, maxShown), e.Problem)
 }
 
-// Bounds of what an error shows of an untrusted text: bytes of a value and of one entry of it, and how many
-// bad entries.
+// Bounds of an untrusted text in an error: bytes of the value, bytes of one entry of it, and the number of bad
+// entries.
 const (
 	maxShown      = 128
 	maxShownEntry = 64
@@ -70,11 +70,11 @@ const (
 type Dialect struct {
 	// Strict is the dialect of annotations: an empty item in a list is an error. Flags and environment drop it.
 	Strict bool
-	// GroupID turns the name of a group into its number. Nil knows no names.
+	// GroupID resolves the name of a group to its number. If it is nil, names are errors.
 	GroupID func(name string) (uint32, error)
 }
 
-// How many entries a list may have. Each makes up to four rules in each family, each virtual interface one for each
+// Bounds of the number of entries in a list. Each makes up to four rules in each family, each virtual interface one for each
 // captured network. They are far above honest use, and low enough that a pod at all of them is programmed within a second
 // and 100 MB (docs/parity.md); the reference has no such bounds.
 const (
@@ -304,7 +304,7 @@ func (d Dialect) ports(text string) (Ports, error) {
 	return Ports{List: l}, err
 }
 
-// excludedPorts also takes a lone wildcard, as the reference does; whether it may stand is decided when all is known.
+// excludedPorts also accepts a lone wildcard, as the reference does; conflicts decides later whether it is valid.
 func (d Dialect) excludedPorts(text string) ([]uint16, error) {
 	if strings.TrimSpace(text) == wildcard {
 		return nil, nil

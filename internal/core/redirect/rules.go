@@ -90,7 +90,7 @@ func (b builder) networks(list ...netip.Prefix) []netip.Prefix {
 	return networks
 }
 
-// loopbacks are the addresses that stand for the pod itself on lo.
+// loopbacks returns the addresses of the pod itself on lo.
 func (b builder) loopbacks() []netip.Prefix {
 	return b.networks(b.Loopback, netip.PrefixFrom(netip.IPv6Loopback(), 128))
 }
@@ -115,7 +115,7 @@ func (b builder) owners(do func(ruleset.Owner)) {
 	}
 }
 
-// excludedInterfaces leaves alone what comes in by excluded interfaces, or goes out.
+// excludedInterfaces returns RETURN rules for the packets that enter, or leave, by excluded interfaces.
 func (b builder) excludedInterfaces(direction func(string) ruleset.Interface) []ruleset.Rule {
 	var rules []ruleset.Rule
 	for _, x := range b.ExcludeInterfaces {
@@ -140,7 +140,7 @@ func (b builder) natPrerouting() []ruleset.Rule {
 	return rules
 }
 
-// virtualMachines send what virtual machines send out through the proxy, in the order of their insertion.
+// virtualMachines returns the rules that send virtual machines' outgoing packets to the proxy, in the order of insertion.
 func (b builder) virtualMachines() []ruleset.Rule {
 	var rules []ruleset.Rule
 	if b.Outbound.All {
@@ -162,8 +162,8 @@ func (b builder) natOutput() []ruleset.Rule {
 	return append(b.excludedInterfaces(out), b.rule("everything the pod sends is looked at by the mesh", b.jump(output)))
 }
 
-// natInbound decides about incoming TCP under REDIRECT. Its first rule is there in TPROXY mode too, though nothing jumps
-// here then.
+// natInbound decides about incoming TCP under REDIRECT. The chain has its first rule in TPROXY mode too, although no rule
+// jumps to the chain then.
 func (b builder) natInbound() []ruleset.Rule {
 	why := "HBONE tunnels go straight to the proxy's own port"
 	if b.Mode == TPROXY {
@@ -199,8 +199,8 @@ func (b builder) toInbound() []ruleset.Rule {
 	return []ruleset.Rule{b.rule("inbound TCP goes to the proxy's inbound listener", ruleset.RedirectTo(b.InboundPort), tcp)}
 }
 
-// istioOutput decides about everything the pod sends. The order is the policy: excluded ports, the proxy's calls to the
-// app, the proxy itself, owner groups, DNS, loopback, excluded networks, and then what is captured.
+// istioOutput decides about all packets that the pod sends. The order is the policy: excluded ports, the proxy's calls to
+// the app, the proxy itself, owner groups, DNS, loopback, excluded networks, and then the captured networks and ports.
 func (b builder) istioOutput() []ruleset.Rule {
 	var rules []ruleset.Rule
 	for _, p := range b.OutboundPortsExclude {

@@ -6,7 +6,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// The mangle table: TPROXY, and dropping what conntrack calls invalid.
+// The mangle table: TPROXY, and dropping packets in conntrack state INVALID.
 //
 // An incoming connection meets ISTIO_INBOUND in PREROUTING: a new one is handed to the proxy's socket and marked
 // (ISTIO_TPROXY), packets of an established one are marked (ISTIO_DIVERT); the mark routes them to lo. The proxy then
@@ -49,8 +49,8 @@ func (b builder) mangleOutput() []ruleset.Rule {
 		ruleset.RestoreMark{}, tcp, ruleset.Mark{Value: b.Mark, Connection: true}))
 }
 
-// mangleInbound begins with what the reference inserts one by one: in its native tables the second rule of each family
-// goes to the second place.
+// mangleInbound begins with the rules that the reference inserts one by one: in its native tables it inserts the second
+// rule of each family at the second place.
 func (b builder) mangleInbound() []ruleset.Rule {
 	if b.Mode != TPROXY {
 		return nil

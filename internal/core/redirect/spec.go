@@ -1,4 +1,4 @@
-// Package redirect decides what an Istio sidecar captures and which rules capture it, in the dialects of iptables and nft.
+// Package redirect decides which traffic an Istio sidecar captures and by which rules, in the dialects of iptables and nft.
 //
 // It promises that a Spec is valid once Parse has made it, that Rules is total (no error, no clock, no system), and
 // that the rules are those of Istio's own CNI plugin, rule by rule, in the spelling in which the kernel's tools print
@@ -7,9 +7,9 @@
 // To add a rule: its field in Spec, that field's reader in parse.go, the rule in its chain in rules.go, rules_dns.go or
 // rules_mangle.go, for both dialects at once; its annotation is a row in core/sidecar. A match or target that no rule has
 // yet is a type in core/ruleset besides, with its bytes in node/nftables/xtables and native. Tests: spectest draws the
-// field; the packets of node/redirection ask what the rule does.
+// field; the packets of node/redirection test the effect of the rule.
 //
-// Start at Spec, then Rules; Owned recognises what this or an earlier configuration left in a namespace.
+// Start at Spec, then Rules; Owned recognises the rules of this or an earlier configuration in a namespace.
 package redirect
 
 import (
@@ -31,7 +31,7 @@ const (
 	// SelfMark marks the proxy's connections to its own pod under TPROXY. It is not configurable in
 	// the reference.
 	SelfMark = 1338
-	// ProbePort is what the validation dials; it is never configured as a service port.
+	// ProbePort is the port that the validation dials; it is never configured as a service port.
 	ProbePort = 15002
 )
 
@@ -63,7 +63,7 @@ func (m Mode) String() string {
 // DNSCapture selects the DNS queries that go to the sidecar agent.
 type DNSCapture uint8
 
-// No DNS, all of port 53, or only what is sent to Spec.DNSServers.
+// No DNS, all of port 53, or only queries to Spec.DNSServers.
 const (
 	DNSOff DNSCapture = iota
 	DNSAll
@@ -74,7 +74,7 @@ const (
 // captured unless dual stack is asked for).
 type SecondFamily uint8
 
-// Bypass leaves it alone, as the reference does; Capture treats it like the first; Reject refuses its TCP and UDP.
+// Bypass leaves IPv6 alone, as the reference does; Capture treats IPv6 like IPv4; Reject refuses TCP and UDP of IPv6.
 const (
 	Bypass SecondFamily = iota
 	Capture
@@ -105,7 +105,7 @@ type Groups struct {
 	List []uint32
 }
 
-// Spec is what is to be captured in one pod. Parse makes valid ones; Rules takes it as it is.
+// Spec describes the traffic to capture in one pod. Parse returns valid Specs only; Rules does not check its Spec.
 type Spec struct {
 	OutboundPort, InboundPort, TunnelPort uint16
 	// UIDs and GIDs are the identities of the proxy, whose traffic is never captured.
@@ -114,7 +114,7 @@ type Spec struct {
 	Mode        Mode
 	Mark, Table uint32 // TPROXY only
 
-	// Inbound is what is captured of incoming TCP; InboundExclude counts only if that is all ports.
+	// Inbound is the captured incoming TCP; InboundExclude counts only if Inbound is all ports.
 	Inbound        Ports
 	InboundExclude []uint16
 
@@ -124,13 +124,13 @@ type Spec struct {
 	OutboundPorts        []uint16
 	OutboundPortsExclude []uint16
 
-	// ExcludeInterfaces are left alone both ways; what enters by RerouteInterfaces (virtual machines) counts as outbound.
+	// ExcludeInterfaces are left alone both ways; packets that enter by RerouteInterfaces (virtual machines) count as outbound.
 	ExcludeInterfaces, RerouteInterfaces []string
 
 	OwnerGroups        Groups
 	OwnerGroupsExclude []uint32
 
-	// Loopback is what counts as the pod's own IPv4 address on lo.
+	// Loopback is the prefix of the pod's own IPv4 addresses on lo.
 	Loopback netip.Prefix
 
 	DNS        DNSCapture

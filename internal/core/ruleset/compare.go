@@ -29,8 +29,8 @@ func (c Ownership) OwnsRule(table, chain string, i int) bool {
 // Op is the result of the comparison for one rule.
 type Op uint8
 
-// A rule is as wanted; wanted and not there (or not at its place); there and ours but not wanted (there); foreign
-// and ahead of one of ours.
+// Same: the rule is wanted and in its place. Missing: wanted, but absent or out of place. Extra: ours, but not wanted in
+// this place. Foreign: foreign and ahead of one of ours.
 const (
 	Same Op = iota
 	Missing
@@ -44,43 +44,43 @@ type Line struct {
 	Rule Rule
 }
 
-// ChainDiff is a chain that is not as it should be, with every rule that was compared, in order.
+// ChainDiff is a chain that differs from the wanted one, with every compared rule, in order.
 type ChainDiff struct {
 	Table, Chain string
-	// Absent is set if the chain itself is wanted and not there; Stale if it is ours, there, and not wanted.
+	// Absent is set if the wanted chain does not exist; Stale if the chain exists, is ours, and is not wanted.
 	Absent, Stale bool
 	Lines         []Line
-	// Count stands for the Lines of a chain with too many rules between the first and the last that differ.
+	// Count replaces the Lines of a chain with too many rules between the first and the last that differ.
 	Count Count
 }
 
-// Count is how many rules of a chain differ. Moved ones are wanted and there, in another order.
+// Count is the number of rules of a chain that differ. Moved rules are wanted and present, in another order.
 type Count struct{ Missing, Extra, Foreign, Moved int }
 
-// maxPairs bounds the alignment of a chain: the product of how many rules are wanted and there, between those that are
-// alike at both ends. A thousand of each are aligned, with a table of 4 MB.
+// maxPairs bounds the alignment of a chain: the number of wanted rules times the number of present rules, without the equal
+// rules at both ends. A thousand of each are aligned, with a table of 4 MB.
 const maxPairs = 1 << 20
 
 // maxOthers bounds the foreign rules that are listed.
 const maxOthers = 20
 
-// Diff is all that keeps one family of a namespace from being as wanted. The zero Diff means: nothing.
+// Diff holds the differences of one family of a namespace from the wanted rules. The zero Diff means: no difference.
 type Diff struct {
 	Family Family
 	// Tool, if set, names the view of the namespace that was compared: the variants of iptables keep separate rules.
 	Tool   string
 	Chains []ChainDiff
-	// Others are foreign rules behind ours in built-in chains, as "TABLE: -A CHAIN …": the first ones,
-	// and how many more there are. They see only what our rules let pass, so they are no difference.
+	// Others are foreign rules behind ours in built-in chains, as "TABLE: -A CHAIN …": the first ones, and the number
+	// of the rest. Only packets that our rules let pass traverse these rules, so they are no difference.
 	Others []string
 }
 
-// Empty reports whether everything is as wanted.
+// Empty reports whether there is no difference.
 func (d Diff) Empty() bool { return len(d.Chains) == 0 }
 
-// Compare finds the differences of have from want, in time and memory that grow with the number of rules and not with its square.
-// In a chain of ours every rule counts, and its order. In any other chain our rules must come first and in order; what
-// follows them is left alone; what stands ahead of them is reported, since a packet that meets it may never reach ours.
+// Compare finds the differences of have from want, in time and memory that grow with the number of rules and not with its
+// square. In our chains every rule counts, and the order. In any other chain our rules must come first and in order; rules
+// behind them are ignored; rules ahead of them are reported, since a packet that matches one may never reach our rules.
 func Compare(want, have Set, owned Ownership) Diff {
 	d := Diff{Family: want.Family}
 	unlisted := 0
@@ -106,7 +106,7 @@ func Compare(want, have Set, owned Ownership) Diff {
 	return d
 }
 
-// byName gives the chains of a table. It may have very many.
+// byName returns the chains of a table by name. A pod can create very many chains.
 func byName(t Table) map[string]*Chain {
 	chains := make(map[string]*Chain, len(t.Chains))
 	for i := range t.Chains {
@@ -152,8 +152,8 @@ func ownEnd(table string, c Chain, owned Ownership) int {
 	return 0
 }
 
-// lines aligns the wanted and the present rules of a chain, or counts those that differ where that would take too much.
-// What is alike at both ends needs no alignment.
+// lines aligns the wanted and the present rules of a chain, or counts the differing ones above maxPairs. Equal rules at
+// both ends need no alignment.
 func lines(want, have []Rule, own func(int) bool) ([]Line, Count) {
 	head, end := 0, 0
 	for head < min(len(want), len(have)) && want[head].Equal(have[head]) && own(head) {
@@ -167,7 +167,7 @@ func lines(want, have []Rule, own func(int) bool) ([]Line, Count) {
 	if (len(w)-end)*(len(h)-end) > maxPairs {
 		return nil, count(w[:len(w)-end], h[:len(h)-end], ownHere)
 	}
-	end = max(0, end-1) // the alignment sees one more: what is foreign stands ahead of it
+	end = max(0, end-1) // align shows foreign rules ahead of a wanted rule: it needs one of the equal rules
 	w, h = w[:len(w)-end], h[:len(h)-end]
 	out := make([]Line, 0, len(want)+len(h))
 	for _, r := range want[:head] {
@@ -244,7 +244,7 @@ func count(want, have []Rule, own func(int) bool) Count {
 	return c
 }
 
-// String names what there is to count, "" for the zero Count.
+// String lists the counts that are not zero; it is "" for the zero Count.
 func (c Count) String() string {
 	var parts []string
 	for _, p := range []struct {
@@ -304,9 +304,8 @@ func (d Diff) place() string {
 	return fmt.Sprintf("%s (%s)", d.Family, d.Tool)
 }
 
-// String prints every chain that differs: rules as wanted with two blanks before them, missing ones with "-" and their
-// reason, unwanted ones of ours with "+", foreign ones ahead of ours with "!". It is "" for an empty Diff, and ends with a
-// line about the rest where it would be longer than maxText.
+// String prints every chain that differs: Same rules after two blanks, Missing ones after "-" with their reason, Extra ones
+// after "+", Foreign ones after "!". It is "" for an empty Diff; above maxText it ends with a line about the rest.
 func (d Diff) String() string {
 	var b strings.Builder
 	for i, c := range d.Chains {
@@ -364,8 +363,8 @@ func (l Line) text(chain string) string {
 	return "  " + rule
 }
 
-// Summary names the differences in one line for an error message: at most the given number of rules, then how many more.
-// Those that it does not name cost nothing: a pod can make very many.
+// Summary names the differences in one line for an error message: at most the given number of rules, then the number of
+// the rest. It does not format the rest: a pod can create very many rules.
 func (d Diff) Summary(most int) string {
 	var parts []string
 	all := 0

@@ -23,8 +23,8 @@ const (
 	UDP uint8 = 17
 )
 
-// Interface matches the interface that a packet enters by or, with Out, leaves by. To iptables a Name that ends with "+"
-// stands for all names that begin so.
+// Interface matches the interface that a packet enters by or, with Out, leaves by. In iptables a Name that ends with "+"
+// matches all names with that prefix.
 type Interface struct {
 	Name     string
 	Out, Not bool

@@ -7,9 +7,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// Parse reads what iptables-save or ip6tables-save printed. Comment lines and counters are dropped, tables and chains
-// are put into canonical order, so Parse(f, s.String()) equals s. An error names the line and what is wrong with it; a
-// text that ends inside a table is an error, so a truncated one is never taken for a smaller Set.
+// Parse parses the output of iptables-save or ip6tables-save. It drops comment lines and counters and puts tables and
+// chains into canonical order, so Parse(f, s.String()) equals s. An error names the line and its problem; a text that ends
+// inside a table is an error, so a truncated text never yields a smaller Set.
 func Parse(family Family, text string) (Set, error) {
 	p := parser{set: Set{Family: family}}
 	n := 0

@@ -69,9 +69,9 @@ func (p Program) String() string {
 // Empty reports whether there is nothing to do.
 func (p Program) Empty() bool { return len(p.Operations) == 0 }
 
-// Reconcile gives the program that turns have into want: it makes or refills our chains, puts our rules at the head of
-// the built-in chains, and takes away what is owned and not wanted. Foreign chains, rules and policies are left as
-// they are. Tables that are already right are not mentioned. An empty want removes everything that is owned.
+// Reconcile returns the program that turns have into want: it creates or refills our chains, puts our rules at the head of
+// the built-in chains, and removes owned rules and chains that are not wanted. Foreign chains, rules and policies stay.
+// The program has no operations for tables without a difference. An empty want removes all owned rules and chains.
 func Reconcile(want, have Set, owned Ownership) Program {
 	diff := Compare(want, have, owned)
 	p := Program{Family: want.Family}
@@ -93,9 +93,9 @@ func (p *Program) addChain(verb Verb, table, chain string) {
 	p.Operations = append(p.Operations, Operation{Verb: verb, Table: table, Chain: chain})
 }
 
-// rebuild writes one table. Chains of ours are declared first, which makes or empties them, and filled before anything
-// jumps to them; leftovers go last, when nothing does any more. A built-in chain is never declared: that would set its
-// policy.
+// rebuild writes one table. It declares our chains first, which creates or empties them, and fills them before it adds a
+// jump to them; it removes leftover chains last, when no rule jumps to them any more. It never declares a built-in chain:
+// that would set the policy.
 func (p *Program) rebuild(want, have Table, owned Ownership) {
 	own := slices.DeleteFunc(slices.Clone(want.Chains), func(c Chain) bool { return Builtin(want.Name, c.Name) })
 	stale := leftover(want, have, owned)
@@ -120,7 +120,7 @@ func (p *Program) rebuild(want, have Table, owned Ownership) {
 	}
 }
 
-// leftover gives the chains that are ours, there, and not wanted.
+// leftover returns the present chains that are owned and not wanted.
 func leftover(want, have Table, owned Ownership) []Chain {
 	return slices.DeleteFunc(slices.Clone(have.Chains), func(c Chain) bool {
 		_, wanted := want.Chain(c.Name)

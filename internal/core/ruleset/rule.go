@@ -5,10 +5,10 @@ import (
 	"strings"
 )
 
-// Rule is one rule without the name of its chain. Its text is what iptables-save or, for the native tables, nft prints,
-// and rules are equal if their texts are.
+// Rule is one rule without the name of its chain. Its text is the output of iptables-save or, for the native tables, of
+// nft, and rules are equal if their texts are.
 type Rule struct {
-	// Matches and Target are what the rule is made of, in the order of its dialect. A rule that was read has none.
+	// Matches and Target are the parts of the rule, in the order of its dialect. A rule that was read has neither.
 	Matches []Match
 	Target  Target
 	// Why explains the rule to a reader. It is not part of the rule: not printed by String, not compared.
@@ -26,8 +26,8 @@ func (r Rule) String() string { return r.text }
 // Equal reports whether both are the same rule.
 func (r Rule) Equal(o Rule) bool { return r.text == o.text }
 
-// IPTables makes a rule of iptables' dialect. Matches may come in any order: it is put right, and the protocol that a match
-// on ports needs is added.
+// IPTables returns a rule of iptables' dialect. Matches may come in any order: IPTables sorts them, and adds the protocol
+// that a match on ports needs.
 func IPTables(why string, target Target, matches ...Match) Rule {
 	all := make([]Match, 0, len(matches)+1)
 	all = append(all, matches...)
@@ -49,7 +49,7 @@ func IPTables(why string, target Target, matches ...Match) Rule {
 	return Rule{Matches: all, Target: target, Why: why, text: b.String()}
 }
 
-// NFT makes a rule of the native dialect. Matches are met in the order given, and what they let pass is counted.
+// NFT returns a rule of the native dialect. Matches are evaluated in the given order; a counter behind them counts packets.
 func NFT(why string, target Target, matches ...Match) Rule {
 	var b strings.Builder
 	for _, m := range matches {

@@ -1,10 +1,11 @@
 // Package ruleset holds rules of iptables and of nf_tables as values: they can be printed, compared and turned into the
-// operations that bring a namespace from what it has to what it should have.
+// operations that bring a namespace from its present rules to the wanted ones.
 //
 // It promises that a Set prints exactly what iptables-save prints for it (less the comment lines), and that a rule which
-// was read keeps its text byte for byte. It never touches the system, and it knows nothing of Istio: package redirect decides which rules are wanted.
+// was read keeps its text byte for byte. It never touches the system and has no Istio-specific rules: package redirect
+// decides which rules are wanted.
 //
-// Start at Rule and Set; Compare and Reconcile are what the rest is for.
+// Start at Rule and Set; Compare and Reconcile use the rest.
 package ruleset
 
 import (
@@ -54,7 +55,7 @@ type Chain struct {
 	Rules  []Rule
 }
 
-// NoPolicy is what stands for the policy of a chain that is not built in.
+// NoPolicy replaces the policy of a chain that is not built in.
 const NoPolicy = "-"
 
 // builtins are the built-in chains of each table, in the order of the hooks a packet passes, which is the order in
@@ -74,7 +75,7 @@ func KnownTable(name string) bool { return builtins[name] != nil }
 // Builtin reports whether the chain is one that the kernel makes with its table.
 func Builtin(table, chain string) bool { return slices.Contains(builtins[table], chain) }
 
-// Hook is where packets meet a base chain, in the words of nf_tables.
+// Hook is the netfilter hook of a base chain, in the terms of nf_tables.
 type Hook struct {
 	Type, Name string
 	Priority   int32

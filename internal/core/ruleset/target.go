@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Target is what a rule does with a packet that it matches: one of the types below.
+// Target is the action of a rule on a matching packet: one of the types below.
 type Target interface{ syntax }
 
 // Verdict ends the walk of a packet through a chain.
