@@ -10,8 +10,8 @@ import (
 // Reason says why a pod has its finding. It is a closed set: it is logged and asserted.
 type Reason string
 
-// The reasons, in the order in which they are tried. The first five leave the pod alone, Unproven asks for an inspection of
-// its namespace, the others say that it is broken.
+// The reasons, in the order in which they are tried. The first five leave the pod alone, Unproven needs an inspection of
+// the pod's namespace, the others mean that the pod is broken.
 const (
 	NotLookedAt Reason = "not-looked-at" // without the annotation, or being deleted
 	Passed      Reason = "passed"        // the plugin leaves it alone
@@ -43,12 +43,12 @@ func (r Reason) Sentence() string {
 	}[r]
 }
 
-// Finding is what is known about a pod.
+// Finding is the assessment of a pod.
 type Finding struct {
 	Reason Reason
 	// Broken says that an action is needed.
 	Broken bool
-	// NeedsInspection says that the pod's namespace decides.
+	// NeedsInspection says that the rules in the pod's namespace decide.
 	NeedsInspection bool
 	// Repairable says that rules written now would help.
 	Repairable bool
@@ -63,8 +63,8 @@ type Finding struct {
 // FailedAt is when the validation that shows the pod as broken ended, zero if that is not known.
 func (f Finding) FailedAt() time.Time { return f.Failed.Finished }
 
-// SawRules reports whether that validation ran from beginning to end after a time at which the rules were in place, so that
-// its result is about them. Where the beginning is not known the end decides.
+// SawRules reports whether the failed validation began after a time at which the rules were in place, so that its result
+// is about these rules. If its beginning is unknown its end decides.
 func (f Finding) SawRules(since time.Time) bool {
 	if f.Failed.Began.IsZero() {
 		return f.Failed.Finished.After(since)
@@ -72,7 +72,7 @@ func (f Finding) SawRules(since time.Time) bool {
 	return f.Failed.Began.After(since)
 }
 
-// Classify finds the reason by the pod object alone.
+// Classify assesses a pod by the pod object alone.
 func Classify(pod Pod, predicate Predicate, policy sidecar.Policy) Finding {
 	f := Finding{Reason: NotLookedAt}
 	if _, has := pod.Facts.Annotations[predicate.Annotation]; predicate.Annotation != "" && !has || pod.Deleting {
@@ -118,7 +118,7 @@ func started(pod Pod) bool {
 // Rules are the rules that an inspection found in a pod's namespace.
 type Rules uint8
 
-// The rules of the mesh are as wanted, are others, or there are none.
+// The namespace has the wanted rules of the mesh, other rules of the mesh, or none.
 const (
 	InPlaceRules Rules = iota
 	OtherRules

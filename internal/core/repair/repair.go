@@ -84,14 +84,14 @@ type Pod struct {
 	Addressed bool
 	// Deleting says that the pod has a deletion timestamp.
 	Deleting bool
-	// Ended says that it has (phase Succeeded or Failed), NeverRestarts that none of its containers is started a second
-	// time (restartPolicy Never).
+	// Ended says that the pod has ended (phase Succeeded or Failed), NeverRestarts that the kubelet restarts none of its
+	// containers (restartPolicy Never).
 	Ended, NeverRestarts bool
 	// Init has the init containers, native sidecars among them, in their order; Containers the others.
 	Init, Containers []Container
 }
 
-// Container is how a container is.
+// Container is a container with its states.
 type Container struct {
 	Name string
 	// State is the present one, Last the one before the last restart.
@@ -112,7 +112,7 @@ func (s State) succeeded() bool {
 	return s.Terminated && (s.Reason == "Completed" || s.ExitCode == 0)
 }
 
-// matches reports whether the container ended in the way that is looked for.
+// matches reports whether a container terminated with the predicate's message and exit code.
 func (p Predicate) matches(s State) bool {
 	message := strings.TrimSpace(p.Message)
 	return s.Terminated && (message == "" || message == strings.TrimSpace(s.Message)) && (p.ExitCode == 0 || p.ExitCode == s.ExitCode)

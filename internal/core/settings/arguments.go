@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// ErrHelp is the answer to --help: the caller prints the help, and nothing else counts.
+// ErrHelp is the result of --help: the caller prints the help and ignores all other arguments.
 var ErrHelp = flag.ErrHelp
 
 const strayArgument = "stray argument %q: all settings are flags"

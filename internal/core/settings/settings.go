@@ -1,5 +1,5 @@
-// Package settings reads the settings of a role by one table: a row for each, with its flag, the environment variables that
-// say the same, default, help, and the place of the configuration that it fills.
+// Package settings reads the settings of a role by one table: a row for each, with its flag, its environment variables,
+// default, help, and the field of the configuration that it fills.
 //
 // It promises that a flag beats a layer of live configuration (for settings that may change at run time), that beats a
 // variable, and that beats the default; that an empty variable counts as unset; that all problems are reported together, each with
@@ -18,8 +18,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// Value is the place of a configuration that a setting fills. The error of Set names the expected form and
-// leaves the text to the caller. String spells the value in force, the same for equal values.
+// Value is the field of a configuration that a setting fills. The error of Set names the expected form; the caller
+// adds the text. String spells the value in force, the same for equal values.
 type Value interface {
 	Set(text string) error
 	String() string
@@ -100,8 +100,8 @@ func Named(prefix string, rows ...Setting) []Setting {
 	return rows
 }
 
-// Dashed is the same for programs of old, whose variables have the dashes of the flag. The variable that a shell can set
-// comes second.
+// Dashed returns the variables of a flag for earlier programs: first the one that keeps the dashes of the flag, then the one
+// with underscores, which a shell can set.
 func Dashed(prefix, name string) []string {
 	upper := prefix + strings.ToUpper(name)
 	return slices.Compact([]string{upper, strings.ReplaceAll(upper, "-", "_")})
@@ -129,7 +129,7 @@ type Origin struct {
 	Text  string
 }
 
-// Given tells a text that was given from a default.
+// Given reports whether the text was given and is not the default.
 func (o Origin) Given() bool { return o.Kind != FromDefault }
 
 // String names the place.
@@ -155,7 +155,7 @@ type Layer struct {
 	Data map[string]string
 }
 
-// text is what layers have for a setting; the first layer that has a key counts. Blanks around a text are a file's last newline.
+// text returns the text of a setting in the first layer that has one of its keys, without white space around (a file's last newline).
 func (s Setting) text(layers []Layer) (Origin, bool) {
 	for _, l := range layers {
 		for _, key := range slices.Concat(s.Env, s.Keys) {
@@ -167,7 +167,7 @@ func (s Setting) text(layers []Layer) (Origin, bool) {
 	return Origin{}, false
 }
 
-// Input is what a program was started with. The configuration can be made of it more than once.
+// Input holds the arguments and the environment of a program. Read can be called more than once.
 type Input struct {
 	flags  map[string][]string
 	getenv func(string) (string, bool)
@@ -190,8 +190,8 @@ func (in Input) flag(s Setting) (Origin, bool) {
 	return Origin{}, false
 }
 
-// Find gives the text of a setting with its origin. An empty text of a layer asks for the default, whatever the environment
-// was at the start.
+// Find returns the text of a setting with its origin. An empty text of a layer selects the default, whatever the
+// environment variable is.
 func (in Input) Find(s Setting, layers ...Layer) Origin {
 	if given, ok := in.flag(s); ok {
 		return given
@@ -218,8 +218,8 @@ type Origins map[string]Origin
 // Flag gives the origin of a setting by the name of its flag.
 func (o Origins) Flag(name string) Origin { return o["--"+name] }
 
-// Read fills the value of every row. A text that cannot be read gives way to the default, so that problems between other
-// values are found as well. The error joins all problems, those of the arguments included.
+// Read fills the value of every row. It replaces an invalid text by the default, so that problems between other values are
+// found as well. The error joins all problems, those of the arguments included.
 func (in Input) Read(rows []Setting, layers ...Layer) (Origins, error) {
 	origins := Origins{}
 	problems := slices.Clone(in.mistakes)
@@ -236,7 +236,7 @@ func (in Input) Read(rows []Setting, layers ...Layer) (Origins, error) {
 	return origins, errors.Join(problems...)
 }
 
-// Disagreement is a sentence about variables of one setting that differ, "" if they do not, or if none of them counts.
+// Disagreement returns a sentence about variables of one setting that differ, "" if they agree or if none of them counts.
 func (in Input) Disagreement(s Setting, used Origin) string {
 	if used.Kind != FromEnvironment {
 		return ""

@@ -46,7 +46,7 @@ func Checked(into *string, check func(string) error) Value {
 	return Text(into, Check(check))
 }
 
-// Check turns the check of a text into what reads it.
+// Check returns a reader that checks a text and returns it unchanged.
 func Check(check func(string) error) func(string) (string, error) {
 	return func(s string) (string, error) { return s, check(s) }
 }
@@ -92,7 +92,7 @@ func Choice[T ~string](into *T, of ...T) Value {
 	}, func(v T) string { return string(v) })
 }
 
-// Permissions reads what chmod(1) does: octal digits, whatever the prefix. A decimal mode is never meant.
+// Permissions parses a mode as chmod(1) does: octal digits, whatever the prefix, never decimal ones.
 func Permissions(into *fs.FileMode) Value {
 	return Of(into, func(s string) (fs.FileMode, error) {
 		digits := strings.TrimPrefix(strings.TrimPrefix(s, "0o"), "0O")
@@ -143,7 +143,7 @@ func Duration(into *time.Duration, least, most time.Duration) Value {
 	}, time.Duration.String)
 }
 
-// List are items between separators. Blank items do not count, and of equal ones the first does.
+// List holds items between separators. Blank items and later repetitions are dropped.
 func List(into *[]string, separators string, least int, read func(string) (string, error)) Value {
 	return Of(into, func(s string) ([]string, error) {
 		var items, problems []string

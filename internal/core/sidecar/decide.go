@@ -58,8 +58,8 @@ func (d Decision) String() string {
 	return text
 }
 
-// Early decides as far as the pod's name alone tells, before anything else is read. It reports false if the pod's facts are
-// needed.
+// Early decides by the pod's name alone, before anything else of the pod is read. It returns false if the decision needs
+// the pod's facts.
 func Early(namespace, name string, p Policy) (Decision, bool) {
 	return pass(subject{Facts: Facts{Namespace: namespace, Name: name}, policy: p}, byName)
 }
@@ -88,7 +88,7 @@ func Decide(f Facts, p Policy) Decision {
 	return Decision{Outcome: Capture, Reason: Captured, Spec: spec, Warnings: warnings}
 }
 
-// subject is a pod as far as it is known.
+// subject is the known part of a pod.
 type subject struct {
 	Facts
 
@@ -102,7 +102,7 @@ func (s subject) injected() bool {
 	return has
 }
 
-// pass applies the rules that need no more than is known.
+// pass applies the rules whose inputs are known.
 func pass(s subject, known knowledge) (Decision, bool) {
 	for _, r := range rules {
 		if r.needs > known || r.applies == nil {

@@ -128,7 +128,7 @@ func only(all map[string]string, besides []string, kinds ...kind) map[string]str
 			keys = append(keys, in.key)
 		}
 	}
-	var some map[string]string // made anew: one that keys are deleted from keeps its size
+	var some map[string]string // a new map: a Go map keeps its size when keys are deleted
 	for _, key := range keys {
 		if text, has := all[key]; has {
 			if some == nil {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Reason says why. It is a closed set: it is logged, counted and asserted.
+// Reason is why a pod is captured or not. It is a closed set: it is logged, counted and asserted.
 type Reason string
 
 // The reasons; rules has their order.
@@ -76,7 +76,7 @@ var rules = []rule{ //nolint:gochecknoglobals // a constant table
 		HostNetwork, "it uses the node's network namespace, which is never touched", "set hostNetwork to false", byPod,
 		func(s subject) (string, bool) { return "", s.HostNetwork },
 	},
-	// Without a sidecar no rule below captures it either, but the pod may be in the mesh all the same: the reason says so.
+	// Without a sidecar the rules below leave the pod alone as well, but the pod may be in the ambient mesh: this reason says so.
 	{
 		Ambient, "it has no sidecar; ambient mode is enabled in the configuration and is not served by this plugin", "inject a sidecar", byPod,
 		func(s subject) (string, bool) { return "", s.policy.AmbientEnabled && !s.injected() },
