@@ -14,14 +14,13 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 )
 
 // specs compares Specs: an empty list is the same as none.
-var specs = cmp.Options{
-	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
-	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
-	cmpopts.EquateEmpty(),
-}
+var specs = cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty()}
+
+var prefixes = spectest.Prefixes
 
 // dialect says in which dialects a row holds.
 type dialect uint8
@@ -47,14 +46,6 @@ func groupID(name string) (uint32, error) {
 		return 4000, nil
 	}
 	return 0, fmt.Errorf("unknown group %s", name)
-}
-
-func prefixes(texts ...string) []netip.Prefix {
-	var out []netip.Prefix
-	for _, t := range texts {
-		out = append(out, netip.MustParsePrefix(t))
-	}
-	return out
 }
 
 func TestDefault(t *testing.T) {

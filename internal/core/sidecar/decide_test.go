@@ -196,7 +196,7 @@ func TestDecide(t *testing.T) {
 		{"a native sidecar", []change{proxyCalled("x"), nativeProxy(native)}, sidecar.Captured, ""},
 		{"a native proxy that is no sidecar", []change{proxyCalled("x"), nativeProxy(router)}, sidecar.NotSidecar, "proxy router"},
 		{"two proxies: the container's role counts", []change{nativeProxy(router)}, sidecar.Captured, ""},
-		{"two proxies: the init container's role where the container has none", []change{args(), nativeProxy(router)}, sidecar.NotSidecar, "proxy router"},
+		{"two proxies: the init container's role alone", []change{args(), nativeProxy(router)}, sidecar.NotSidecar, "proxy router"},
 		{"two proxies: the init container's environment", []change{nativeProxy(disabled)}, sidecar.EnvoyDisabled, ""},
 		{"two proxies: the container's wins", []change{env("DISABLE_ENVOY", "false"), nativeProxy(disabled)}, sidecar.Captured, ""},
 	} {
@@ -357,15 +357,19 @@ func TestInputs(t *testing.T) {
 }
 
 func TestDecisionsAreSentences(t *testing.T) {
-	for want, changes := range map[string][]change{
-		"captured (captured): it has a sidecar":                                                                    nil,
-		`not captured (inject-disabled): sidecar.istio.io/inject says no (label "false")`:                          {injectLabel("false")},
-		"not captured (not-sidecar): its istio-proxy is not a sidecar (proxy router)":                              {args("proxy", "router")},
-		"not captured (host-network): it uses the node's network namespace, which is never touched":                {hostNetwork},
-		"not captured (excluded-namespace): its namespace is excluded in the plugin's configuration (kube-system)": {named("kube-system", "x")},
-		"refused (invalid-settings): its settings are invalid, and starting it without them would bypass the mesh": {annotation(sidecar.ModeKey, "x")},
+	for want, change := range map[string]change{
+		"captured (captured): it has a sidecar":                                                     excludes(),
+		`not captured (inject-disabled): sidecar.istio.io/inject says no (label "false")`:           injectLabel("false"),
+		"not captured (not-sidecar): its istio-proxy is not a sidecar (proxy router)":               args("proxy", "router"),
+		"not captured (host-network): it uses the node's network namespace, which is never touched": hostNetwork,
+		"not captured (excluded-namespace): its namespace is excluded in the plugin's configuration (kube-system)": named(
+			"kube-system", "x",
+		),
+		"refused (invalid-settings): its settings are invalid, and starting it without them would bypass the mesh": annotation(
+			sidecar.ModeKey, "x",
+		),
 	} {
-		if got := sidecar.Decide(pod(changes...)).String(); got != want {
+		if got := sidecar.Decide(pod(change)).String(); got != want {
 			t.Errorf("decision is\n%s, want\n%s", got, want)
 		}
 	}

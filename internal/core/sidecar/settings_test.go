@@ -11,23 +11,12 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
 // specs compares Specs: an empty list is the same as none.
-var specs = cmp.Options{
-	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
-	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
-	cmpopts.EquateEmpty(),
-}
-
-func networks(texts ...string) []netip.Prefix {
-	var out []netip.Prefix
-	for _, t := range texts {
-		out = append(out, netip.MustParsePrefix(t))
-	}
-	return out
-}
+var specs = cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty()}
 
 // runAs sets the securityContext of every istio-proxy.
 func runAs(user, group *int64) change {
@@ -58,10 +47,10 @@ func TestSettings(t *testing.T) {
 		{"mode TPROXY", []change{annotation(sidecar.ModeKey, "TPROXY")}, func(s *redirect.Spec) { s.Mode = redirect.TPROXY }},
 
 		{"some outbound networks", []change{annotation(sidecar.OutboundKey, "10.0.0.0/8,fd00::/8")}, func(s *redirect.Spec) {
-			s.Outbound = redirect.Networks{List: networks("10.0.0.0/8", "fd00::/8")}
+			s.Outbound = redirect.Networks{List: spectest.Prefixes("10.0.0.0/8", "fd00::/8")}
 		}},
 		{"excluded outbound networks", []change{annotation(sidecar.OutboundExcludeKey, "169.254.169.254/32,10.0.0.0/8")}, func(s *redirect.Spec) {
-			s.OutboundExclude = networks("169.254.169.254/32", "10.0.0.0/8")
+			s.OutboundExclude = spectest.Prefixes("169.254.169.254/32", "10.0.0.0/8")
 		}},
 		{"outbound ports on top", []change{annotation(sidecar.OutboundPortsKey, "80,443")}, func(s *redirect.Spec) { s.OutboundPorts = []uint16{80, 443} }},
 		{"no excluded outbound port: 15020 goes, too", []change{annotation(sidecar.OutboundPortsExcludeKey, "")}, func(s *redirect.Spec) { s.OutboundPortsExclude = nil }},

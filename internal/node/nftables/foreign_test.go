@@ -1,7 +1,6 @@
 package nftables_test
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -249,34 +248,6 @@ func TestAForeignRuleToOurChainIsDeleted(t *testing.T) {
 	p.apply(t, ruleset.Set{Family: ruleset.IPv4})
 	if got := p.read(t, ruleset.IPv4); !got.Empty() {
 		t.Errorf("left:\n%s", got)
-	}
-}
-
-// TestIptablesKnowsOurRules has the tools find and delete every rule and every chain, one by one.
-func TestIptablesKnowsOurRules(t *testing.T) {
-	p := newPod(t)
-	wants := both(everything())
-	p.apply(t, wants...)
-	for _, want := range wants {
-		var b strings.Builder
-		for _, table := range want.Tables {
-			fmt.Fprintf(&b, "*%s\n", table.Name)
-			for _, c := range slices.Backward(table.Chains) {
-				for _, r := range c.Rules {
-					fmt.Fprintf(&b, "-C %s %s\n-D %s %s\n", c.Name, r.String(), c.Name, r.String())
-				}
-			}
-			for _, c := range table.Chains {
-				if c.Policy == ruleset.NoPolicy {
-					fmt.Fprintf(&b, "-X %s\n", c.Name)
-				}
-			}
-			b.WriteString("COMMIT\n")
-		}
-		p.restore(t, want.Family, b.String())
-		if left := p.save(t, want.Family); !left.Empty() {
-			t.Errorf("%s: left:\n%s", want.Family, left)
-		}
 	}
 }
 

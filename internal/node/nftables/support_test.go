@@ -37,8 +37,8 @@ func (p pod) do(tb testing.TB, fn func() error) {
 	}
 }
 
-// try runs a command with a text on its standard input.
-func (p pod) try(tb testing.TB, stdin, name string, args ...string) (string, error) {
+// run runs a command, which must succeed, with a text on its standard input.
+func (p pod) run(tb testing.TB, stdin, name string, args ...string) string {
 	tb.Helper()
 	var out []byte
 	err := netns.Do(string(p), func() (err error) {
@@ -48,19 +48,9 @@ func (p pod) try(tb testing.TB, stdin, name string, args ...string) (string, err
 		return err
 	})
 	if err != nil {
-		err = fmt.Errorf("running %s %s: %w\n%s%s", name, strings.Join(args, " "), err, out, stdin)
+		tb.Fatalf("running %s %s: %v\n%s%s", name, strings.Join(args, " "), err, out, stdin)
 	}
-	return string(out), err
-}
-
-// run runs a command that must succeed.
-func (p pod) run(tb testing.TB, stdin, name string, args ...string) string {
-	tb.Helper()
-	out, err := p.try(tb, stdin, name, args...)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return out
+	return string(out)
 }
 
 // program is iptables-nft or ip6tables-nft, with a suffix.

@@ -23,9 +23,9 @@ func Special() map[string]redirect.Spec {
 		}
 	}
 	add("nothing inbound", func(s *redirect.Spec) { s.Inbound = redirect.Ports{} })
-	add("everything as a network", func(s *redirect.Spec) { s.Outbound.All, s.Outbound.List = false, prefixes("0.0.0.0/0", "::/0") })
+	add("everything as a network", func(s *redirect.Spec) { s.Outbound.All, s.Outbound.List = false, Prefixes("0.0.0.0/0", "::/0") })
 	add("addresses with a dotted end", func(s *redirect.Spec) {
-		s.OutboundExclude = prefixes("::1.2.3.4/128", "::a00:0/104", "::1:0/112", "::ffff:10.1.2.3/104", "64:ff9b::1.2.3.4/128")
+		s.OutboundExclude = Prefixes("::1.2.3.4/128", "::a00:0/104", "::1:0/112", "::ffff:10.1.2.3/104", "64:ff9b::1.2.3.4/128")
 	})
 	add("networks of every length", func(s *redirect.Spec) {
 		for bits := 1; bits <= 128; bits++ {
@@ -58,7 +58,8 @@ func Special() map[string]redirect.Spec {
 	return out
 }
 
-func prefixes(texts ...string) []netip.Prefix {
+// Prefixes are networks as they are written.
+func Prefixes(texts ...string) []netip.Prefix {
 	var out []netip.Prefix
 	for _, text := range texts {
 		out = append(out, netip.MustParsePrefix(text))

@@ -1,7 +1,6 @@
 package nfnetlink_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -15,42 +14,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
-
-func TestAttributesComeBack(t *testing.T) {
-	var b nfnetlink.Buffer
-	b.Uint8(1, 2)
-	b.Attribute(2, []byte{3, 4})
-	b.Uint32(3, 0x05060708)
-	b.Uint64(4, 0x090a0b0c0d0e0f10)
-	b.String(5, "text")
-	b.Nested(6, func() { b.Attribute(7, []byte{1, 2, 3}) })
-	data, err := b.Bytes()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(data)%4 != 0 {
-		t.Errorf("%d bytes, want a multiple of 4", len(data))
-	}
-	var kinds []uint16
-	var values [][]byte
-	for a := range nfnetlink.Attributes(data).All() {
-		kinds, values = append(kinds, a.Kind), append(values, a.Value)
-	}
-	if !slices.Equal(kinds, []uint16{1, 2, 3, 4, 5, 6}) {
-		t.Fatalf("kinds %v", kinds)
-	}
-	want := [][]byte{{2}, {3, 4}, {5, 6, 7, 8}, {9, 10, 11, 12, 13, 14, 15, 16}, []byte("text\x00")}
-	for i, w := range want {
-		if !bytes.Equal(values[i], w) {
-			t.Errorf("kind %d holds %v, want %v", kinds[i], values[i], w)
-		}
-	}
-	for a := range nfnetlink.Attributes(values[5]).All() {
-		if a.Kind != 7 || !bytes.Equal(a.Value, []byte{1, 2, 3}) {
-			t.Errorf("nested attribute %v", a)
-		}
-	}
-}
 
 func TestAnAttributeThatIsTooLongIsAnError(t *testing.T) {
 	var b nfnetlink.Buffer
@@ -111,6 +74,18 @@ func newTable(b *nfnetlink.Batch, name string) {
 	b.Add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, func(buffer *nfnetlink.Buffer) {
 		buffer.String(unix.NFTA_TABLE_NAME, name)
 	})
+}
+
+// made commits tables.
+func made(t *testing.T, conn *nfnetlink.Conn, names ...string) {
+	t.Helper()
+	batch := begun(t, conn)
+	for _, name := range names {
+		newTable(batch, name)
+	}
+	if err := batch.Commit(); err != nil {
+		t.Error(err)
+	}
 }
 
 func tables(conn *nfnetlink.Conn) (names []string, err error) {
@@ -212,12 +187,7 @@ func TestALongTransaction(t *testing.T) {
 func TestAnErrorOfTheCallerEndsADump(t *testing.T) {
 	mine := errors.New("enough")
 	connected(t, func(conn *nfnetlink.Conn) error {
-		batch := begun(t, conn)
-		newTable(batch, "a")
-		newTable(batch, "b")
-		if err := batch.Commit(); err != nil {
-			return err
-		}
+		made(t, conn, "a", "b")
 		calls := 0
 		err := conn.Dump(t.Context(), unix.NFT_MSG_GETTABLE, unix.NFPROTO_IPV4, nil, func(nfnetlink.Message) error {
 			calls++
@@ -245,12 +215,7 @@ func TestADumpKeepsToItsBudget(t *testing.T) {
 		{nfnetlink.Budget{Objects: 2, Bytes: 60}, 1, true},
 	} {
 		connected(t, func(conn *nfnetlink.Conn) error {
-			batch := begun(t, conn)
-			newTable(batch, "a")
-			newTable(batch, "b")
-			if err := batch.Commit(); err != nil {
-				return err
-			}
+			made(t, conn, "a", "b")
 			conn.Budget = test.budget
 			var last error
 			for range test.dumps {
