@@ -124,6 +124,10 @@ func TestAPIFailuresHaveTheirClass(t *testing.T) {
 		{kubetest.WrongKind, Undecodable, true, `got Status of v1`},
 		{kubetest.WrongName, Undecodable, true, `name "another"`},
 		{kubetest.Truncated, ConnectionLost, true, "reading the answer"},
+		{kubetest.Reset, ConnectionLost, true, ""},
+		{kubetest.ResetMidBody, ConnectionLost, true, ""},
+		{kubetest.Hang, Timeout, true, ""},
+		{kubetest.HangMidBody, Timeout, true, ""},
 		{kubetest.UnknownCA, TLS, false, "unknown authority"},
 		{kubetest.ExpiredCertificate, TLS, false, "expired"},
 		{kubetest.WrongHostCertificate, TLS, false, "certificate is valid for"},
@@ -132,8 +136,12 @@ func TestAPIFailuresHaveTheirClass(t *testing.T) {
 			server := kubetest.NewServer(t)
 			server.SetRetryAfter(7)
 			server.Set(kubetest.DaemonSet("istio-system", "istio-cni-node", ""))
-			api := connected(t, server, nil)
-			server.Fail(test.fault, 1)
+			api := connected(t, server, func(c *Config) {
+				if test.class == Timeout {
+					c.Timeout = 50 * time.Millisecond
+				}
+			})
+			server.Fail(test.fault, kubetest.Forever)
 			_, err := api.DaemonSet(t.Context(), "istio-system", "istio-cni-node")
 			failed, ok := errors.AsType[*Error](err)
 			if !ok {
@@ -148,70 +156,67 @@ func TestAPIFailuresHaveTheirClass(t *testing.T) {
 			if strings.Contains(err.Error(), server.Token()) {
 				t.Errorf("the error shows the token: %v", err)
 			}
-			if _, err := api.DaemonSet(t.Context(), "istio-system", "istio-cni-node"); err != nil {
+			server.Heal()
+			if _, err := api.DaemonSet(t.Context(), "istio-system", "istio-cni-node"); err != nil && test.class != Timeout {
 				t.Errorf("the next one: %v", err)
 			}
 		})
 	}
 }
 
-func TestAPIConnectionFailures(t *testing.T) {
-	for _, fault := range []kubetest.Fault{kubetest.Reset, kubetest.ResetMidBody, kubetest.Truncated} {
-		t.Run(string(fault), func(t *testing.T) {
-			server := kubetest.NewServer(t)
-			server.Set(kubetest.DaemonSet("istio-system", "istio-cni-node", ""))
-			api := connected(t, server, nil)
-			server.Fail(fault, kubetest.Forever)
-			_, err := api.DaemonSet(t.Context(), "istio-system", "istio-cni-node")
-			if failed, ok := errors.AsType[*Error](err); !ok || !failed.Transient() {
-				t.Errorf("got %v, want a transient Error", err)
-			}
-		})
-	}
-	t.Run("nobody listens", func(t *testing.T) {
-		server := kubetest.NewServer(t)
-		api := connected(t, server, nil)
-		server.Stop()
-		if _, err := api.Node(t.Context(), "n"); ClassOf(err) != Unreachable {
-			t.Errorf("got %v, want Unreachable", err)
-		}
-	})
-	for _, fault := range []kubetest.Fault{kubetest.Hang, kubetest.HangMidBody} {
-		t.Run(string(fault), func(t *testing.T) {
-			server := kubetest.NewServer(t)
-			server.Set(kubetest.DaemonSet("istio-system", "istio-cni-node", ""))
-			api := connected(t, server, func(a *Config) { a.Timeout = 50 * time.Millisecond })
-			server.Fail(fault, kubetest.Forever)
-			if _, err := api.DaemonSet(t.Context(), "istio-system", "istio-cni-node"); ClassOf(err) != Timeout {
-				t.Errorf("got %v, want Timeout", err)
-			}
-		})
-	}
-	t.Run("canceled", func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if _, err := connected(t, kubetest.NewServer(t), nil).Node(ctx, "n"); ClassOf(err) != Canceled || !errors.Is(err, context.Canceled) {
-			t.Errorf("got %v, want Canceled", err)
-		}
-	})
-}
-
-func TestAPISendsNothingForANameThatCannotBe(t *testing.T) {
+func TestAPIWithoutAServer(t *testing.T) {
 	server := kubetest.NewServer(t)
 	api := connected(t, server, nil)
-	for _, key := range [][2]string{{"", "a"}, {"a", ""}, {"a/b", "c"}, {"a", "../pods/b"}, {"a", "b?c"}, {"..", "b"}} {
-		if _, err := api.Pod(t.Context(), PodKey{Namespace: key[0], Name: key[1]}); ClassOf(err) != InvalidKey {
-			t.Errorf("%q: got %v, want InvalidKey", key, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := api.Node(ctx, "n"); ClassOf(err) != Canceled || !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want Canceled", err)
+	}
+	server.Stop()
+	if _, err := api.Node(t.Context(), "n"); ClassOf(err) != Unreachable {
+		t.Errorf("got %v, want Unreachable", err)
+	}
+}
+
+func TestNothingIsSentForANameThatCannotBe(t *testing.T) {
+	server := kubetest.NewServer(t)
+	api := connected(t, server, nil)
+	for _, key := range []PodKey{
+		{},
+		{Namespace: "shop"},
+		{Name: "cart"},
+		{Namespace: "..", Name: "cart"},
+		{Namespace: "a/b", Name: "cart"},
+		{Namespace: "shop", Name: "."},
+		{Namespace: "shop", Name: "../secrets/x"},
+		{Namespace: "shop", Name: "a%2fb"},
+		{Namespace: "shop", Name: "a?b"},
+		{Namespace: "sh\nop", Name: "cart"},
+		{Namespace: "shop", Name: strings.Repeat("x", 254)},
+		{Namespace: "shöp", Name: "cart"},
+	} {
+		_, lookup := api.Lookup(t.Context(), key, patient)
+		_, once := api.Pod(t.Context(), key)
+		all := []error{lookup, once}
+		for _, action := range podActions() {
+			all = append(all, action.do(api.Client, t.Context(), PodRef{Namespace: key.Namespace, Name: key.Name, UID: "u", Version: "1"}))
+		}
+		for _, err := range all {
+			if wantError(t, err, InvalidKey); strings.ContainsAny(err.Error(), "\n\r") {
+				t.Errorf("error has more than a line: %q", err)
+			}
 		}
 	}
-	if _, err := api.Node(t.Context(), ""); ClassOf(err) != InvalidKey {
-		t.Errorf("no node: got %v, want InvalidKey", err)
+	for _, action := range podActions() {
+		wantError(t, action.do(api.Client, t.Context(), PodRef{Namespace: "shop", Name: "web-1", Version: "1"}), InvalidKey)
+		if action.name != "label" { // which needs no version
+			wantError(t, action.do(api.Client, t.Context(), PodRef{Namespace: "shop", Name: "web-1", UID: "u"}), InvalidKey)
+		}
 	}
-	var troubles []error
-	api.WatchConfigMap(t.Context(), "", "a", ConfigMapListener{OnError: func(err error) { troubles = append(troubles, err) }})
-	if len(troubles) != 1 || ClassOf(troubles[0]) != InvalidKey {
-		t.Errorf("following: got %v, want InvalidKey", troubles)
-	}
+	wantError(t, errorOf(api.Node(t.Context(), "")), InvalidKey)
+	h := newHeard(t)
+	api.WatchConfigMap(t.Context(), "", "a", ConfigMapListener{OnError: h.trouble})
+	h.wants("trouble: " + string(InvalidKey))
 	if requests := server.Requests(); len(requests) > 0 {
 		t.Errorf("requests: %q", requests)
 	}

@@ -2,20 +2,12 @@ package kube
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/base64"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
 	"net"
-	"net/http/httptest"
 	"net/url"
 	"os"
 	"strings"
@@ -110,31 +102,4 @@ func FuzzClean(f *testing.F) {
 			t.Errorf("clean(%q) is %q", text, got)
 		}
 	})
-}
-
-// clientPair is a certificate for node-agent and its key, as a kubeconfig holds them.
-func clientPair(t *testing.T) (certificate, key string) {
-	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(3), Subject: pkix.Name{CommonName: "node-agent"}}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	encoded, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	inline := func(kind string, data []byte) string {
-		return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: data}))
-	}
-	return inline("CERTIFICATE", der), inline("PRIVATE KEY", encoded)
-}
-
-func startAskingForCertificates(s *httptest.Server) {
-	s.TLS = &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert}
-	s.StartTLS()
 }

@@ -20,13 +20,12 @@ func TestFacts(t *testing.T) {
 	}{
 		{
 			name: "a bare pod has no containers and no identities",
-			pod:  kubetest.Pod{Namespace: "shop", Name: "cart", UID: "u1"},
-			want: sidecar.Facts{Namespace: "shop", Name: "cart", UID: "u1", Containers: []sidecar.Container{}},
+			pod:  kubetest.Pod{UID: "u1"},
+			want: sidecar.Facts{UID: "u1", Containers: []sidecar.Container{}},
 		},
 		{
 			name: "init containers come first and are marked, native sidecars among them",
 			pod: kubetest.Pod{
-				Namespace: "shop", Name: "cart",
 				Containers: []kubetest.Container{{Name: "app"}, {Name: "logger"}},
 				InitContainers: []kubetest.Container{
 					{Name: "migrate"},
@@ -34,7 +33,6 @@ func TestFacts(t *testing.T) {
 				},
 			},
 			want: sidecar.Facts{
-				Namespace: "shop", Name: "cart",
 				Containers: []sidecar.Container{
 					{Name: "migrate", Init: true},
 					{Name: "istio-proxy", Init: true, Args: []string{"proxy", "sidecar"}},
@@ -46,12 +44,12 @@ func TestFacts(t *testing.T) {
 		{
 			name: "labels, annotations and hostNetwork are taken over",
 			pod: kubetest.Pod{
-				Namespace: "shop", Name: "cart", HostNetwork: true,
+				HostNetwork: true,
 				Labels:      map[string]string{"app": "cart", "sidecar.istio.io/inject": ""},
 				Annotations: map[string]string{"sidecar.istio.io/status": ""},
 			},
 			want: sidecar.Facts{
-				Namespace: "shop", Name: "cart", HostNetwork: true,
+				HostNetwork: true,
 				Labels:      map[string]string{"app": "cart", "sidecar.istio.io/inject": ""},
 				Annotations: map[string]string{"sidecar.istio.io/status": ""},
 				Containers:  []sidecar.Container{},
@@ -60,7 +58,7 @@ func TestFacts(t *testing.T) {
 		{
 			name: "user and group 0 are statements, of the pod as of the container",
 			pod: kubetest.Pod{
-				Namespace: "shop", Name: "cart", RunAsUser: new(int64(0)), RunAsGroup: new(int64(2000)),
+				RunAsUser: new(int64(0)), RunAsGroup: new(int64(2000)),
 				Containers: []kubetest.Container{
 					{Name: "zero", RunAsUser: new(int64(0)), RunAsGroup: new(int64(0))},
 					{Name: "group", RunAsGroup: new(int64(1337))},
@@ -68,7 +66,7 @@ func TestFacts(t *testing.T) {
 				},
 			},
 			want: sidecar.Facts{
-				Namespace: "shop", Name: "cart", RunAsUser: new(int64(0)), RunAsGroup: new(int64(2000)),
+				RunAsUser: new(int64(0)), RunAsGroup: new(int64(2000)),
 				Containers: []sidecar.Container{
 					{Name: "zero", RunAsUser: new(int64(0)), RunAsGroup: new(int64(0))},
 					{Name: "group", RunAsGroup: new(int64(1337))},
@@ -79,7 +77,6 @@ func TestFacts(t *testing.T) {
 		{
 			name: "literal variables keep order and duplicates, valueFrom gives an empty value",
 			pod: kubetest.Pod{
-				Namespace: "shop", Name: "cart",
 				Containers: []kubetest.Container{{
 					Name:         "istio-proxy",
 					Env:          []kubetest.EnvVar{{Name: "A", Value: "1"}, {Name: "B"}, {Name: "A", Value: "2"}},
@@ -87,7 +84,6 @@ func TestFacts(t *testing.T) {
 				}},
 			},
 			want: sidecar.Facts{
-				Namespace: "shop", Name: "cart",
 				Containers: []sidecar.Container{{
 					Name: "istio-proxy",
 					Env:  []sidecar.EnvVar{{Name: "A", Value: "1"}, {Name: "B"}, {Name: "A", Value: "2"}, {Name: "POD_NAME"}},
@@ -96,6 +92,7 @@ func TestFacts(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			test.pod.Namespace, test.pod.Name, test.want.Namespace, test.want.Name = "shop", "cart", "shop", "cart"
 			got, err := Facts(test.pod.JSON(t))
 			if err != nil {
 				t.Fatal(err)

@@ -154,32 +154,6 @@ func TestPodActionsFail(t *testing.T) {
 	}
 }
 
-func TestPodActionsSendNothingForWhatIsNoPod(t *testing.T) {
-	t.Parallel()
-	server := kubetest.NewServer(t)
-	api := connected(t, server, nil)
-	good := PodRef{Namespace: "shop", Name: "web-1", UID: "u", Version: "1"}
-	for what, change := range map[string]func(*PodRef){
-		"no namespace": func(r *PodRef) { r.Namespace = "" }, "no name": func(r *PodRef) { r.Name = "" },
-		"no UID": func(r *PodRef) { r.UID = "" }, "another path": func(r *PodRef) { r.Name = "../nodes/x" },
-		"a query": func(r *PodRef) { r.Namespace = "a?b" }, "no version": func(r *PodRef) { r.Version = "" },
-	} {
-		ref := good
-		change(&ref)
-		for _, action := range podActions() {
-			if what == "no version" && action.name == "label" {
-				continue // which does not need one
-			}
-			if err := action.do(api.Client, t.Context(), ref); ClassOf(err) != InvalidKey {
-				t.Errorf("%s, %s: got %v", action.name, what, err)
-			}
-		}
-	}
-	if all := server.Requests(); len(all) > 0 {
-		t.Errorf("requests were sent: %q", all)
-	}
-}
-
 // Some answers of the API server say that the deletion goes on.
 func TestDeletePodAccepted(t *testing.T) {
 	t.Parallel()

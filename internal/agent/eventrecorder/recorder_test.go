@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
@@ -30,16 +31,6 @@ func client(t *testing.T, server *kubetest.Server) *kube.Client {
 	}
 	t.Cleanup(api.Close)
 	return api
-}
-
-// until waits for a condition.
-func until(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !holds(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("gave up waiting: %s", what)
-		}
-	}
 }
 
 func nodeEvent(message string) kube.Event {
@@ -87,7 +78,7 @@ func (r *recording) got(result Result) int {
 // all waits until so many events were sent or have failed.
 func (r *recording) all(n int) {
 	r.Helper()
-	until(r.T, fmt.Sprintf("%d events to be sent", n), func() bool { return r.got(Sent)+r.got(Failed) >= n })
+	agenttest.Eventually(r.T, fmt.Sprintf("%d events to be sent", n), func() bool { return r.got(Sent)+r.got(Failed) >= n })
 	if got := r.got(Sent) + r.got(Failed); got != n {
 		r.Errorf("%d events were sent, want %d", got, n)
 	}
@@ -284,7 +275,7 @@ func TestAllEventsTogetherArePaced(t *testing.T) {
 	}
 	r.all(eventBurst)
 	for i := eventBurst; i < n; i++ {
-		until(t, "the pause", r.clock.HasWaiters)
+		agenttest.Eventually(t, "the pause", r.clock.HasWaiters)
 		r.clock.Step(eventInterval - time.Millisecond)
 		if got := writer.requests(); got != i {
 			t.Fatalf("%d requests before the end of the pause, want %d", got, i)

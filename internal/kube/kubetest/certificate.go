@@ -15,60 +15,55 @@ import (
 	"time"
 )
 
-// authority signs certificates.
-type authority struct {
-	tb          testing.TB
+// pair is a certificate and its key.
+type pair struct {
 	key         *ecdsa.PrivateKey
 	certificate *x509.Certificate
-	pem         []byte
 }
 
 // Certificates are valid from long ago until long after; no test depends on the date of its run.
 func longAgo() time.Time   { return time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) }
 func longAfter() time.Time { return time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC) }
 
-func newAuthority(tb testing.TB) *authority {
+// newAuthority makes one that signs certificates, its own among them.
+func newAuthority(tb testing.TB) pair {
 	tb.Helper()
-	key := newKey(tb)
-	template := &x509.Certificate{
-		SerialNumber:          big.NewInt(1),
-		Subject:               pkix.Name{CommonName: "kubernetes"},
-		NotBefore:             longAgo(),
-		NotAfter:              longAfter(),
-		IsCA:                  true,
-		BasicConstraintsValid: true,
-		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	return pair{}.sign(tb, &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubernetes"}, NotAfter: longAfter(),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	})
+}
+
+func (p pair) sign(tb testing.TB, template *x509.Certificate) pair {
+	tb.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		tb.Fatalf("making an authority: %v", err)
+		tb.Fatalf("making a key: %v", err)
+	}
+	if p.key == nil {
+		p = pair{key, template}
+	}
+	template.NotBefore = longAgo()
+	der, err := x509.CreateCertificate(rand.Reader, template, p.certificate, &key.PublicKey, p.key)
+	if err != nil {
+		tb.Fatalf("signing a certificate: %v", err)
 	}
 	certificate, err := x509.ParseCertificate(der)
 	if err != nil {
-		tb.Fatalf("reading back an authority: %v", err)
+		tb.Fatalf("reading back a certificate: %v", err)
 	}
-	return &authority{tb: tb, key: key, certificate: certificate, pem: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
+	return pair{key, certificate}
 }
 
 // server signs a certificate for an address.
-func (a *authority) server(address net.IP, until time.Time) tls.Certificate {
-	a.tb.Helper()
-	key := newKey(a.tb)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(2),
-		Subject:      pkix.Name{CommonName: "kube-apiserver"},
-		NotBefore:    longAgo(),
-		NotAfter:     until,
-		KeyUsage:     x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames:     []string{ServerName},
-		IPAddresses:  []net.IP{address},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, &key.PublicKey, a.key)
-	if err != nil {
-		a.tb.Fatalf("signing a certificate: %v", err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+func (p pair) server(tb testing.TB, address net.IP, until time.Time) tls.Certificate {
+	tb.Helper()
+	signed := p.sign(tb, &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "kube-apiserver"}, NotAfter: until,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		DNSNames: []string{ServerName}, IPAddresses: []net.IP{address},
+	})
+	return tls.Certificate{Certificate: [][]byte{signed.certificate.Raw}, PrivateKey: signed.key}
 }
 
 // ServerName is the DNS name in every certificate of a [Server], besides its address.
@@ -76,17 +71,14 @@ const ServerName = "kubernetes.default.svc"
 
 // certificates gives the one to present: the good one unless a fault asks for another. It is asked for a whole
 // configuration because the certificate callback is not consulted for a client that calls an address rather than a name.
-func (s *Server) certificates(at net.Addr) func(*tls.ClientHelloInfo) (*tls.Config, error) {
-	host, _, err := net.SplitHostPort(at.String())
-	if err != nil {
-		s.tb.Fatal(err)
-	}
+func (s *Server) certificates() func(*tls.ClientHelloInfo) (*tls.Config, error) {
+	host, _ := s.Address()
 	address := net.ParseIP(host)
-	good := s.issuer.server(address, longAfter())
+	good := s.issuer.server(s.tb, address, longAfter())
 	bad := map[Fault]tls.Certificate{
-		ExpiredCertificate:   s.issuer.server(address, longAgo().AddDate(1, 0, 0)),
-		WrongHostCertificate: s.issuer.server(net.IPv4(192, 0, 2, 1), longAfter()),
-		UnknownCA:            s.other.server(address, longAfter()),
+		ExpiredCertificate:   s.issuer.server(s.tb, address, longAgo().AddDate(1, 0, 0)),
+		WrongHostCertificate: s.issuer.server(s.tb, net.IPv4(192, 0, 2, 1), longAfter()),
+		UnknownCA:            newAuthority(s.tb).server(s.tb, address, longAfter()),
 	}
 	return func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		present := good
@@ -94,20 +86,14 @@ func (s *Server) certificates(at net.Addr) func(*tls.ClientHelloInfo) (*tls.Conf
 			present = bad[fault]
 		}
 		return &tls.Config{
-			MinVersion:   tls.VersionTLS12,
-			Certificates: []tls.Certificate{present},
-			NextProtos:   []string{"h2", "http/1.1"},
+			MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{present}, NextProtos: []string{"h2", "http/1.1"},
 		}, nil
 	}
 }
 
-func newKey(tb testing.TB) *ecdsa.PrivateKey {
-	tb.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		tb.Fatalf("making a key: %v", err)
-	}
-	return key
+// CA is the server's authority in PEM.
+func (s *Server) CA() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.issuer.certificate.Raw})
 }
 
 func base64Of(data []byte) string { return base64.StdEncoding.EncodeToString(data) }

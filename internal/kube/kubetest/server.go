@@ -37,8 +37,7 @@ const Forever = 1 << 30
 type Server struct {
 	tb     testing.TB
 	http   *httptest.Server
-	issuer *authority
-	other  *authority // an authority that no kubeconfig knows
+	issuer pair
 	behave map[Fault]http.HandlerFunc
 	done   chan struct{}
 	stop   func()
@@ -84,7 +83,6 @@ func NewServerAt(tb testing.TB, address string) *Server {
 	s := &Server{
 		tb:         tb,
 		issuer:     newAuthority(tb),
-		other:      newAuthority(tb),
 		done:       make(chan struct{}),
 		token:      "secret-token-of-the-node-agent",
 		retryAfter: 1,
@@ -110,7 +108,7 @@ func NewServerAt(tb testing.TB, address string) *Server {
 		TLS:         &tls.Config{MinVersion: tls.VersionTLS12},
 		EnableHTTP2: true,
 	}
-	s.http.TLS.GetConfigForClient = s.certificates(listener.Addr())
+	s.http.TLS.GetConfigForClient = s.certificates()
 	s.stop = sync.OnceFunc(func() {
 		close(s.done)
 		s.http.Close()
@@ -122,9 +120,6 @@ func NewServerAt(tb testing.TB, address string) *Server {
 
 // URL is https://ADDRESS:PORT.
 func (s *Server) URL() string { return "https://" + s.http.Listener.Addr().String() }
-
-// CA is the server's authority in PEM.
-func (s *Server) CA() []byte { return s.issuer.pem }
 
 // Stop ends the server: later connections are refused. It may be called twice.
 func (s *Server) Stop() { s.stop() }
