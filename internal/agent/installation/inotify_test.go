@@ -1,22 +1,33 @@
 package installation_test
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 
-	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 )
 
 // TestRunWithoutInotify installs and heals while the user has no inotify instance, or no watch, left, and goes back when it
 // has. The limits are those of a user namespace of its own.
 func TestRunWithoutInotify(t *testing.T) {
-	if !hostfstest.InotifyLimits(t) {
+	namespace := func(cmd *exec.Cmd) {
+		cmd.SysProcAttr = &syscall.SysProcAttr{
+			Cloneflags: syscall.CLONE_NEWUSER, UidMappings: []syscall.SysProcIDMap{{Size: 1}}, GidMappings: []syscall.SysProcIDMap{{Size: 1}},
+		}
+	}
+	limit := func(name string, n int) {
+		must(t, os.WriteFile("/proc/sys/user/max_inotify_"+name, fmt.Append(nil, n), 0o600))
+	}
+	if !netnstest.Inside(t, namespace) {
 		return
 	}
-	for name, limits := range map[string][2]int{"no instance": {0, 1000}, "no watch": {1000, 0}} {
-		t.Run(name, func(t *testing.T) {
-			hostfstest.LimitInotify(t, limits[0], limits[1])
+	for _, exhausted := range []string{"instances", "watches"} {
+		t.Run(exhausted, func(t *testing.T) {
+			limit(exhausted, 0)
 			n := newNode(t, "10-bridge.conflist", conflist)
 			n.running(n.agent())
 			n.until(n.asWanted)
@@ -31,7 +42,7 @@ func TestRunWithoutInotify(t *testing.T) {
 			if got := strings.Count(n.log.String(), "sysctl fs.inotify"); got != 1 {
 				t.Errorf("%d hints, want one:\n%s", got, n.log.String())
 			}
-			hostfstest.LimitInotify(t, 1000, 1000)
+			limit(exhausted, 1000)
 			n.until(func() bool { return n.count("istio_cni_files_polled") == "0" })
 			must(t, os.Remove(n.path("bin/istio-cni")))
 			n.until(n.asWanted)

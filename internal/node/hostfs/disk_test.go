@@ -1,7 +1,6 @@
 package hostfs_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,7 +9,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -217,37 +215,6 @@ func TestErrnoAtEachOperationLeavesOldAndNothingBehind(t *testing.T) {
 			}
 		})
 	}
-}
-
-// The reader is a container runtime; the rename is the real one.
-func TestReadersNeverSeeAMissingOrShortFile(t *testing.T) {
-	path := filepath.Join(memory(t), "f")
-	contents := [][]byte{bytes.Repeat([]byte("a"), 5000), bytes.Repeat([]byte("b"), 9000)}
-	disk := hostfs.Disk{}
-	must(t, disk.WriteFile(path, contents[0], 0o600))
-	stop := make(chan struct{})
-	var readers sync.WaitGroup
-	for range 2 {
-		readers.Go(func() {
-			for {
-				data, err := os.ReadFile(path)
-				if err != nil || !bytes.Equal(data, contents[0]) && !bytes.Equal(data, contents[1]) {
-					t.Errorf("read %d bytes, error %v", len(data), err)
-					return
-				}
-				select {
-				case <-stop:
-					return
-				default:
-				}
-			}
-		})
-	}
-	for i := range 1000 {
-		must(t, disk.WriteFile(path, contents[i%2], 0o600))
-	}
-	close(stop)
-	readers.Wait()
 }
 
 func TestWriteFile(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 )
 
 // helperVar makes the test binary another program: one that waits, or one that locks a file and waits, until its input
@@ -39,17 +40,7 @@ func TestMain(m *testing.M) {
 // reports whether this is that process.
 func ownMounts(t *testing.T) bool {
 	t.Helper()
-	const variable = "HOSTFS_TEST_MOUNTS"
-	if os.Getenv(variable) != "" {
-		return true
-	}
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$")
-	cmd.Env = append(os.Environ(), variable+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
-	return false
+	return netnstest.Inside(t, func(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS} })
 }
 
 // patience is how long a test waits for what must come.

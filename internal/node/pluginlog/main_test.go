@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -15,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 )
 
 // roleVariable is the role of this binary when one of its tests runs it again.
@@ -22,7 +24,7 @@ const roleVariable = "PLUGINLOG_TEST_ROLE"
 
 func TestMain(m *testing.M) {
 	switch role := os.Getenv(roleVariable); role {
-	case "", "namespace":
+	case "":
 		os.Exit(m.Run())
 	case "writer":
 		playWriter()
@@ -48,17 +50,7 @@ func playTalker() {
 // parent when the child has passed.
 func inMountNamespace(t *testing.T) bool {
 	t.Helper()
-	if os.Getenv(roleVariable) == "namespace" {
-		return true
-	}
-	cmd := agenttest.Child(t, roleVariable+"=namespace")
-	cmd.Args = append(cmd.Args, "-test.run=^"+t.Name()+"$", "-test.v")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
-		t.Fatalf("in a mount namespace: %v\n%s", err, out)
-	}
-	return false
+	return netnstest.Inside(t, func(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS} })
 }
 
 // mountTmpfs mounts a file system of the given size, in a namespace made by inMountNamespace.
