@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
@@ -42,9 +41,6 @@ func ownMounts(t *testing.T) bool {
 	t.Helper()
 	return netnstest.Inside(t, func(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS} })
 }
-
-// patience is how long a test waits for what must come.
-const patience = 20 * time.Second
 
 // onEachFS runs the test in a directory of a disk and in one of memory.
 func onEachFS(t *testing.T, test func(t *testing.T, dir string)) {

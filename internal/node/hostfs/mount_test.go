@@ -16,13 +16,9 @@ func TestMountedFromTellsAMove(t *testing.T) {
 	dir := t.TempDir()
 	host, here := filepath.Join(dir, "host name"), filepath.Join(dir, "here")
 	for _, name := range []string{host, here} {
-		if err := os.Mkdir(name, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(name, 0o700))
 	}
-	if err := unix.Mount(host, here, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount(host, here, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { _ = unix.Unmount(here, unix.MNT_DETACH) })
 	before := hostfs.MountedFrom(filepath.Join(here, "file"))
 	if before == "" || before == hostfs.MountedFrom(dir) {
@@ -31,9 +27,7 @@ func TestMountedFromTellsAMove(t *testing.T) {
 	if again := hostfs.MountedFrom(here); again != before {
 		t.Errorf("%q and %q for the same mount", before, again)
 	}
-	if err := os.Rename(host, filepath.Join(dir, "moved")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(host, filepath.Join(dir, "moved")))
 	if after := hostfs.MountedFrom(here); after == before {
 		t.Errorf("the move does not show: %q", after)
 	}

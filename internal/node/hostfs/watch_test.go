@@ -1,13 +1,15 @@
 package hostfs_test
 
 import (
-	"context"
+	"cmp"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -15,63 +17,40 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// A journal is the handler of a watch's log: each record is a line, of a debug record its path, of others the level.
+// A journal is a watch's log.
 type journal struct {
+	agenttest.Buffer
+
 	stalled sync.Mutex // held, the watch waits at its next record
-	mu      sync.Mutex
-	lines   []string
-	more    chan struct{}
 }
 
-func newJournal() *journal { return &journal{more: make(chan struct{}, 1)} }
-
-func (j *journal) Enabled(context.Context, slog.Level) bool { return true }
-func (j *journal) WithAttrs([]slog.Attr) slog.Handler       { return j }
-func (j *journal) WithGroup(string) slog.Handler            { return j }
-
-func (j *journal) Handle(_ context.Context, r slog.Record) error {
+func (j *journal) Write(p []byte) (int, error) {
 	j.stalled.Lock()
 	defer j.stalled.Unlock()
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	line := r.Level.String()
-	r.Attrs(func(a slog.Attr) bool {
-		if a.Key == "path" {
-			line = a.Value.String()
-		}
-		return true
-	})
-	j.lines = append(j.lines, line)
-	select {
-	case j.more <- struct{}{}:
-	default:
-	}
-	return nil
+	return j.Buffer.Write(p)
 }
 
-// await returns the lines since mark when one of them is the line.
-func (j *journal) await(t *testing.T, mark int, line string) []string {
+func (j *journal) logger() *slog.Logger {
+	return slog.New(slog.NewJSONHandler(j, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// await returns what was logged since mark, of each record its path or else its level, when the line is in it.
+func (j *journal) await(t *testing.T, mark int, line string) (lines []string) {
 	t.Helper()
-	deadline := time.After(patience)
-	for {
-		if lines := j.since(mark); slices.Contains(lines, line) {
-			return lines
+	agenttest.Until(t, func() string { return fmt.Sprintf("no %q in %q", line, lines) }, func() bool {
+		lines = nil
+		for text := range strings.Lines(j.String()[mark:]) {
+			var record struct{ Path, Level string }
+			must(t, json.Unmarshal([]byte(text), &record))
+			lines = append(lines, cmp.Or(record.Path, record.Level))
 		}
-		select {
-		case <-j.more:
-		case <-deadline:
-			t.Fatalf("no %q in %q", line, j.since(mark))
-		}
-	}
-}
-
-func (j *journal) since(mark int) []string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return slices.Clone(j.lines[mark:])
+		return slices.Contains(lines, line)
+	})
+	return lines
 }
 
 // A listener is a watch in a test.
@@ -84,8 +63,8 @@ type listener struct {
 
 func listen(tb testing.TB, paths ...hostfs.Path) *listener {
 	tb.Helper()
-	l := &listener{log: newJournal(), sentinel: filepath.Join(unlinked(tb, tb.TempDir()), "sentinel")}
-	l.Watch, l.paths = hostfs.NewWatch(slog.New(l.log)), append(paths, at(l.sentinel))
+	l := &listener{log: &journal{}, sentinel: filepath.Join(unlinked(tb, tb.TempDir()), "sentinel")}
+	l.Watch, l.paths = hostfs.NewWatch(l.log.logger()), append(paths, at(l.sentinel))
 	tb.Cleanup(l.Close)
 	l.Set(l.paths...)
 	l.hear(tb, "the first setting")
@@ -100,7 +79,7 @@ func (l *listener) hear(tb testing.TB, what string) {
 	tb.Helper()
 	select {
 	case <-l.Changed():
-	case <-time.After(patience):
+	case <-time.After(agenttest.Generous):
 		tb.Fatalf("%s: not heard", what)
 	}
 	l.settle(tb)
@@ -126,7 +105,7 @@ func (l *listener) settle(tb testing.TB) {
 // deaf does something that must not be heard: the sentinel's event comes after it and is the first.
 func (l *listener) deaf(t *testing.T, what string, do func()) {
 	t.Helper()
-	mark := len(l.log.since(0))
+	mark := len(l.log.String())
 	do()
 	must(t, os.Mkdir(l.sentinel, 0o755))
 	if paths := l.log.await(t, mark, l.sentinel); paths[0] != l.sentinel {
@@ -474,13 +453,9 @@ func TestWatchLeavesNothingBehind(t *testing.T) {
 		w.Close()
 		w.Set(at(dir))
 	}
-	deadline := time.Now().Add(patience)
-	for runtime.NumGoroutine() > goroutines || descriptors() > files {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d goroutines and %d files, at first %d and %d", runtime.NumGoroutine(), descriptors(), goroutines, files)
-		}
-		runtime.Gosched()
-	}
+	agenttest.Until(t, func() string {
+		return fmt.Sprintf("%d goroutines and %d files, at first %d and %d", runtime.NumGoroutine(), descriptors(), goroutines, files)
+	}, func() bool { return runtime.NumGoroutine() <= goroutines && descriptors() <= files })
 }
 
 func TestWatchAndMounts(t *testing.T) {

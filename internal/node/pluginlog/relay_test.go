@@ -266,18 +266,3 @@ func leftBehind() []string {
 	}
 	return left
 }
-
-func BenchmarkInvocation(b *testing.B) {
-	for name, dir := range map[string]string{"stderr_only": "", "file": b.TempDir()} {
-		b.Run(name, func(b *testing.B) {
-			for b.Loop() {
-				l := open(options{Stderr: io.Discard})
-				l.Configure(dir, LevelInfo)
-				for range 10 {
-					l.Logger().Info("pod captured", "pod", "shop/cart-0", "namespace", "shop", "capture", true)
-				}
-				l.Close()
-			}
-		})
-	}
-}

@@ -14,28 +14,24 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
 )
 
-// left writes a file with the faults and returns what is there afterwards: names that begin with f, and the content.
-func left(t *testing.T, faults *hostfstest.Faults) (names, content []string, err error) {
+// left writes a file with the faults and returns what is there afterwards.
+func left(t *testing.T, faults *hostfstest.Faults) (files string, err error) {
 	t.Helper()
 	dir := t.TempDir()
-	path := filepath.Join(dir, "f")
-	err = hostfs.Disk{Ops: faults}.WriteFile(path, []byte("12345678"), 0o600)
-	entries, listErr := os.ReadDir(dir)
-	if listErr != nil {
-		t.Fatal(listErr)
-	}
-	for _, e := range entries {
-		data, readErr := os.ReadFile(filepath.Join(dir, e.Name()))
-		if readErr != nil {
-			t.Fatal(readErr)
+	err = hostfs.Disk{Ops: faults}.WriteFile(filepath.Join(dir, "f"), []byte("12345678"), 0o600)
+	all, globErr := filepath.Glob(dir + "/*")
+	for _, file := range all {
+		data, readErr := os.ReadFile(file)
+		if errors.Join(globErr, readErr) != nil {
+			t.Fatal(globErr, readErr)
 		}
-		name, _, _ := strings.Cut(e.Name(), ".istio-cni.tmp.")
-		if name != e.Name() {
+		name, _, temporary := strings.Cut(filepath.Base(file), ".istio-cni.tmp.")
+		if temporary {
 			name += ".tmp"
 		}
-		names, content = append(names, name), append(content, string(data))
+		files += name + "=" + string(data)
 	}
-	return names, content, err
+	return files, err
 }
 
 func verbs(log []string) string {
@@ -52,33 +48,32 @@ func TestFaults(t *testing.T) {
 		return hostfstest.FailAt(n, syscall.EIO)
 	}
 	for _, c := range []struct {
-		name    string
-		faults  *hostfstest.Faults
-		err     error
-		log     string
-		names   []string
-		content []string
+		name   string
+		faults *hostfstest.Faults
+		err    error
+		log    string
+		left   string
 	}{
-		{"killed first", kill(0), hostfstest.ErrKilled, "create", nil, nil},
-		{"killed in the middle of a write", kill(1), hostfstest.ErrKilled, "create write close remove", []string{"f.tmp"}, []string{"1234"}},
-		{"killed before the rename", kill(5), hostfstest.ErrKilled, "create write chmod sync close rename remove", []string{"f.tmp"}, []string{"12345678"}},
-		{"killed after the rename", kill(6), hostfstest.ErrKilled, "create write chmod sync close rename syncdir", []string{"f"}, []string{"12345678"}},
-		{"killed too late", kill(7), nil, "create write chmod sync close rename syncdir", []string{"f"}, []string{"12345678"}},
-		{"power cut before the sync", cut(3), hostfstest.ErrKilled, "create write chmod sync close remove", []string{"f.tmp"}, []string{""}},
-		{"power cut after the sync", cut(4), hostfstest.ErrKilled, "create write chmod sync close remove", []string{"f.tmp"}, []string{"12345678"}},
-		{"a failure is cleaned up", fail(1), syscall.EIO, "create write close remove", nil, nil},
-		{"a failure is once", fail(4), syscall.EIO, "create write chmod sync close remove", nil, nil},
+		{"killed first", kill(0), hostfstest.ErrKilled, "create", ""},
+		{"killed in the middle of a write", kill(1), hostfstest.ErrKilled, "create write close remove", "f.tmp=1234"},
+		{"killed before the rename", kill(5), hostfstest.ErrKilled, "create write chmod sync close rename remove", "f.tmp=12345678"},
+		{"killed after the rename", kill(6), hostfstest.ErrKilled, "create write chmod sync close rename syncdir", "f=12345678"},
+		{"killed too late", kill(7), nil, "create write chmod sync close rename syncdir", "f=12345678"},
+		{"power cut before the sync", cut(3), hostfstest.ErrKilled, "create write chmod sync close remove", "f.tmp="},
+		{"power cut after the sync", cut(4), hostfstest.ErrKilled, "create write chmod sync close remove", "f.tmp=12345678"},
+		{"a failure is cleaned up", fail(1), syscall.EIO, "create write close remove", ""},
+		{"a failure is once", fail(4), syscall.EIO, "create write chmod sync close remove", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			names, content, err := left(t, c.faults)
+			files, err := left(t, c.faults)
 			if !errors.Is(err, c.err) {
 				t.Errorf("error %v, want %v", err, c.err)
 			}
 			if diff := cmp.Diff(c.log, verbs(c.faults.Log())); diff != "" {
 				t.Errorf("operations (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff([][]string{c.names, c.content}, [][]string{names, content}); diff != "" {
-				t.Errorf("left (-want +got):\n%s", diff)
+			if files != c.left {
+				t.Errorf("left %q, want %q", files, c.left)
 			}
 		})
 	}
