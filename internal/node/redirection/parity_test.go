@@ -17,7 +17,7 @@ import (
 // that is what ours say that iptables-save prints.
 func TestRulesAreThoseOfTheReference(t *testing.T) {
 	t.Parallel()
-	for _, c := range slices.Concat(table(), random(60)) {
+	for _, c := range slices.Concat(table(), random(120)) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			for _, f := range families {
@@ -72,73 +72,86 @@ func printsAsParsed(t *testing.T, s ruleset.Set) {
 // Rejecting the second family is nothing the reference has; it must still be what the kernel's tools print.
 func TestRejectionIsPrintedAsTheKernelHasIt(t *testing.T) {
 	t.Parallel()
-	eachVariant(t, func(t *testing.T, v iptables.Variant) {
+	for _, v := range variants {
 		for _, f := range families {
 			p := emptyPod(t)
 			install(t, p, v, redirect.RejectAll(f))
 			equal(t, string(v)+" "+f.String(), p.save(t, v, f), redirect.RejectAll(f).String())
 			printsAsParsed(t, redirect.RejectAll(f))
 		}
-	})
+	}
 }
 
-// The routing of the reference, as the ip commands to which it is equivalent.
+// The routing of the reference, as the ip commands to which it is equivalent, is what Apply makes and Clean removes, with or
+// without rules; that of others stays.
 func TestRoutingIsThatOfTheReference(t *testing.T) {
 	t.Parallel()
 	const (
 		self    = "-6 addr add ::6/128 dev lo\n"
 		policy4 = "rule add fwmark 1337 lookup 133\nroute add local default dev lo table 133\n"
 		policy6 = "-6 rule add fwmark 1337 lookup 133\n-6 route add local default dev lo table 133\n"
+		others  = `rule add fwmark 1 lookup 100
+route add local default dev lo table 100
+rule add fwmark 1337 lookup 200
+rule add from 10.9.0.0/16 lookup 201
+-6 rule add fwmark 1 lookup 100
+-6 route add local default dev lo table 100
+-6 addr add ::7/128 dev lo
+`
 	)
 	other := strings.NewReplacer("1337", "7", "133", "300")
-	tproxy := func(s *redirect.Spec) { s.Mode = redirect.TPROXY }
-	both := func(f ...func(*redirect.Spec)) func(*redirect.Spec) {
-		return func(s *redirect.Spec) {
-			for _, set := range f {
-				set(s)
-			}
-		}
+	spec := func(set ...func(*redirect.Spec)) *redirect.Spec {
+		s := dual(set...)
+		s.DualStack = false
+		return &s
 	}
-	dual := func(s *redirect.Spec) { s.DualStack = true }
-	v4, v6 := []string{"10.20.0.2/24"}, []string{"fd20::2/64"}
+	both := func(set ...func(*redirect.Spec)) *redirect.Spec { s := dual(set...); return &s }
+	inbound := func(ports ...uint16) func(*redirect.Spec) {
+		return func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: ports} }
+	}
+	v4, v6, v46 := []string{"10.20.0.2/24"}, []string{"fd20::2/64"}, []string{"10.20.0.2/24", "fd20::2/64"}
 	for _, test := range []struct {
 		name      string
 		addresses []string
-		spec      func(*redirect.Spec)
+		spec      *redirect.Spec // nil leaves it to the commands
 		want      string
 	}{
-		{"REDIRECT in IPv4 needs nothing", v4, func(*redirect.Spec) {}, ""},
-		{"REDIRECT in IPv6 needs the passthrough address", v6, func(*redirect.Spec) {}, self},
-		{"REDIRECT of both without dual stack needs nothing", slices.Concat(v4, v6), func(*redirect.Spec) {}, ""},
-		{"REDIRECT of both needs the passthrough address", slices.Concat(v4, v6), dual, self},
-		{"TPROXY in IPv4 delivers marked packets", v4, tproxy, policy4},
-		{"TPROXY in IPv6 does so in both", v6, tproxy, self + policy4 + policy6},
-		{"TPROXY of both without dual stack does so in IPv4", slices.Concat(v4, v6), tproxy, policy4},
-		{"TPROXY of both does so in both", slices.Concat(v4, v6), both(tproxy, dual), self + policy4 + policy6},
-		{"TPROXY of no port delivers nothing", slices.Concat(v4, v6), both(tproxy, dual, func(s *redirect.Spec) { s.Inbound = redirect.Ports{} }), self},
-		{"TPROXY of a port delivers marked packets", v4, both(tproxy, func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: []uint16{80}} }), policy4},
-		{"TPROXY with another mark and table", slices.Concat(v4, v6), both(tproxy, dual, func(s *redirect.Spec) { s.Mark, s.Table = 7, 300 }), self + other.Replace(policy4+policy6)},
+		{"REDIRECT in IPv4 needs nothing", v4, spec(), ""},
+		{"REDIRECT in IPv6 needs the passthrough address", v6, spec(), self},
+		{"REDIRECT of both without dual stack needs nothing", v46, spec(), ""},
+		{"REDIRECT of both needs the passthrough address", v46, both(), self},
+		{"TPROXY in IPv4 delivers marked packets", v4, spec(byTPROXY), policy4},
+		{"TPROXY in IPv6 does so in both", v6, spec(byTPROXY), self + policy4 + policy6},
+		{"TPROXY of both without dual stack does so in IPv4", v46, spec(byTPROXY), policy4},
+		{"TPROXY of both does so in both", v46, both(byTPROXY), self + policy4 + policy6},
+		{"TPROXY of no port delivers nothing", v46, both(byTPROXY, inbound()), self},
+		{"TPROXY of a port delivers marked packets", v4, spec(byTPROXY, inbound(80)), policy4},
+		{
+			"TPROXY with another mark and table", v46,
+			both(byTPROXY, func(s *redirect.Spec) { s.Mark, s.Table = 7, 300 }), self + other.Replace(policy4+policy6),
+		},
+		{"the usual mark without any rule", v46, nil, self + policy4 + policy6},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			s := redirect.Default()
-			test.spec(&s)
-			reference, ours := newPod(t, test.addresses...), newPod(t, test.addresses...)
-			for line := range strings.Lines(test.want) {
-				reference.run(t, "ip", strings.Fields(line)...)
-			}
-			want := reference.routing(t)
-			for range 2 {
-				if _, err := ours.namespace(iptables.NFT).Apply(t.Context(), s, 0); err != nil {
-					t.Fatal(err)
+			pod := func(commands string) pod {
+				p := newPod(t, test.addresses...)
+				for line := range strings.Lines(commands) {
+					p.run(t, "ip", strings.Fields(line)...)
 				}
-				equal(t, "not the routing of the reference", want, ours.routing(t))
+				return p
 			}
-			clean := newPod(t, test.addresses...)
-			if _, err := ours.namespace(iptables.NFT).Clean(t.Context(), redirect.Default()); err != nil {
-				t.Fatal(err)
+			want, ours := pod(others+test.want).routing(t), pod(others)
+			if test.spec == nil {
+				ours = pod(others + test.want)
+			} else {
+				for range 2 {
+					mustApply(t, ours.namespace(iptables.NFT), *test.spec)
+					equal(t, "not the routing of the reference", want, ours.routing(t))
+				}
 			}
-			equal(t, "not as it was after cleaning", clean.routing(t), ours.routing(t))
+			mustClean(t, ours.namespace(iptables.NFT))
+			equal(t, "not as it was after cleaning", pod(others).routing(t), ours.routing(t))
 		})
 	}
 }
