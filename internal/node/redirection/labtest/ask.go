@@ -2,6 +2,7 @@ package labtest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -71,7 +72,7 @@ type Hop struct {
 	From netip.AddrPort
 }
 
-// String is the line sent over the network.
+// String is for people.
 func (h Hop) String() string {
 	s := h.By
 	if h.Dst.IsValid() {
@@ -81,28 +82,6 @@ func (h Hop) String() string {
 		s += " from=" + h.From.String()
 	}
 	return s
-}
-
-func parseHop(line string) (Hop, error) {
-	words := strings.Fields(line)
-	if len(words) == 0 {
-		return Hop{}, errors.New("empty line")
-	}
-	h := Hop{By: words[0]}
-	for _, w := range words[1:] {
-		key, value, _ := strings.Cut(w, "=")
-		ap, err := netip.ParseAddrPort(value)
-		if err != nil {
-			return Hop{}, err
-		}
-		switch key {
-		case "orig":
-			h.Dst = ap
-		case "from":
-			h.From = ap
-		}
-	}
-	return h, nil
 }
 
 // Answer has the listeners that the question reached, in order, and the error, if any.
@@ -133,23 +112,26 @@ func (a Answer) String() string {
 	return strings.Join(parts, ", then ")
 }
 
-// lines is the answer as a proxy passes it on.
-func (a Answer) lines() string {
-	var b strings.Builder
-	for _, h := range a.Hops {
-		fmt.Fprintln(&b, h)
-	}
-	if a.Err != nil {
-		fmt.Fprintln(&b, failed, strings.ReplaceAll(a.Err.Error(), "\n", " "))
-	}
-	return b.String()
+// message is the answer as it is sent over the network.
+type message struct {
+	Hops  []Hop
+	Error string
 }
 
-// The requests, and the start of a line that reports an error.
+// text is the answer as a proxy passes it on.
+func (a Answer) text() string {
+	m := message{Hops: a.Hops}
+	if a.Err != nil {
+		m.Error = a.Err.Error()
+	}
+	text, _ := json.Marshal(m) // addresses and text cannot fail
+	return string(text)
+}
+
+// The requests.
 const (
 	askWho     = "who"
 	askThrough = "through"
-	failed     = "!"
 )
 
 // Put asks and waits for the answer.
@@ -194,20 +176,13 @@ func (a Ask) talk(ctx context.Context) Answer {
 		answer.Err = err
 		return answer
 	}
-	for line := range strings.Lines(text) {
-		if said, ok := strings.CutPrefix(line, failed); ok {
-			answer.Err = errors.New(strings.TrimSpace(said))
-			return answer
-		}
-		hop, err := parseHop(line)
-		if err != nil {
-			answer.Err = fmt.Errorf("reading the answer %q: %w", line, err)
-			return answer
-		}
-		answer.Hops = append(answer.Hops, hop)
+	var got message
+	if err := json.Unmarshal([]byte(text), &got); err != nil {
+		answer.Err = fmt.Errorf("reading the answer %q: %w", text, err)
+		return answer
 	}
-	if len(answer.Hops) == 0 {
-		answer.Err = errors.New("connected, and closed without a word")
+	if answer.Hops = got.Hops; got.Error != "" {
+		answer.Err = errors.New(got.Error)
 	}
 	return answer
 }

@@ -108,7 +108,7 @@ func (s *Server) connection(ctx context.Context, service Service, conn *net.TCPC
 	hop := Hop{By: service.By, Dst: addrPort(conn.LocalAddr()), From: addrPort(conn.RemoteAddr())}
 	if service.Redirected {
 		if hop.Dst, err = probe.OriginalDestination(conn); err != nil {
-			_, _ = io.WriteString(conn, Answer{Hops: []Hop{hop}, Err: err}.lines())
+			_, _ = io.WriteString(conn, Answer{Hops: []Hop{hop}, Err: err}.text())
 			return
 		}
 	}
@@ -145,5 +145,5 @@ func (s Service) answer(ctx context.Context, hop Hop, request string) string {
 		answer.Hops = append(answer.Hops, next.Hops...)
 		answer.Err = next.Err
 	}
-	return answer.lines()
+	return answer.text()
 }
