@@ -81,10 +81,7 @@ func TestDoRunsTheFunctionInTheNamespaceAtEveryKindOfPath(t *testing.T) {
 	if err := netns.Do(path, child.Start); err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
-		_ = child.Process.Kill()
-		_ = child.Wait()
-	}()
+	defer func() { _, _ = child.Process.Kill(), child.Wait() }()
 
 	link := filepath.Join(t.TempDir(), "link")
 	bind := bindMount(t, path)
@@ -100,17 +97,11 @@ func TestDoRunsTheFunctionInTheNamespaceAtEveryKindOfPath(t *testing.T) {
 		"another thread":            ofThread,
 	} {
 		t.Run(name, func(t *testing.T) {
-			before := inode(t, thread)
-			err := netns.Do(p, func() error {
-				in(t, path)
-				return nil
+			unmoved(t, func() {
+				if err := netns.Do(p, func() error { in(t, path); return nil }); err != nil {
+					t.Fatal(err)
+				}
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if after := inode(t, thread); after != before {
-				t.Errorf("the caller was moved from %s to %s", before, after)
-			}
 		})
 	}
 }
@@ -194,20 +185,12 @@ func TestDoRefusesWhatIsNoNetworkNamespace(t *testing.T) {
 				"DoIsolated": second(netnstest.Isolated(tt.path, nil, fn)),
 				"Open":       second(netns.Open(tt.path)),
 			} {
-				if err == nil {
-					t.Fatalf("%s: no error", what)
+				want := fmt.Sprintf("opening netns %q: ", tt.path)
+				if !strings.HasPrefix(fmt.Sprint(err), want) || !strings.Contains(fmt.Sprint(err), tt.says) {
+					t.Errorf("%s: error %v, want one that starts with %q and says %q", what, err, want, tt.says)
 				}
-				if want := fmt.Sprintf("opening netns %q: ", tt.path); !strings.HasPrefix(err.Error(), want) {
-					t.Errorf("%s: error %q does not start with %q", what, err, want)
-				}
-				if !strings.Contains(err.Error(), tt.says) {
-					t.Errorf("%s: error %q does not say %q", what, err, tt.says)
-				}
-				if tt.is != nil && !errors.Is(err, tt.is) {
-					t.Errorf("%s: error %q is not %q", what, err, tt.is)
-				}
-				if tt.is == nil && errors.Is(err, fs.ErrNotExist) {
-					t.Errorf("%s: error %q says that the path does not exist", what, err)
+				if tt.is != nil && !errors.Is(err, tt.is) || tt.is == nil && errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("%s: error %v is not %v", what, err, tt.is)
 				}
 			}
 			if ran {
@@ -218,6 +201,16 @@ func TestDoRefusesWhatIsNoNetworkNamespace(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
+
+// unmoved fails if fn leaves the calling thread in another namespace.
+func unmoved(t *testing.T, fn func()) {
+	t.Helper()
+	before := inode(t, thread)
+	fn()
+	if after := inode(t, thread); after != before {
+		t.Errorf("the caller was moved from %s to %s", before, after)
+	}
+}
 
 func TestDoTurnsAPanicIntoAnError(t *testing.T) {
 	t.Parallel()
@@ -237,26 +230,21 @@ func TestDoTurnsAPanicIntoAnError(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			before := inode(t, thread)
-			for what, err := range map[string]error{
-				"Do":         netns.Do(path, tt.fn),
-				"DoIsolated": second(netnstest.Isolated(path, nil, tt.fn)),
-			} {
-				if err == nil {
-					t.Fatalf("%s: no error", what)
-				}
-				for _, says := range tt.says {
-					if !strings.Contains(err.Error(), says) {
-						t.Errorf("%s: error does not say %q: %v", what, says, err)
+			unmoved(t, func() {
+				for what, err := range map[string]error{
+					"Do":         netns.Do(path, tt.fn),
+					"DoIsolated": second(netnstest.Isolated(path, nil, tt.fn)),
+				} {
+					for _, says := range tt.says {
+						if !strings.Contains(fmt.Sprint(err), says) {
+							t.Errorf("%s: error does not say %q: %v", what, says, err)
+						}
+					}
+					if err == nil || tt.is != nil && !errors.Is(err, tt.is) {
+						t.Errorf("%s: error is not %q: %v", what, tt.is, err)
 					}
 				}
-				if tt.is != nil && !errors.Is(err, tt.is) {
-					t.Errorf("%s: error is not %q: %v", what, tt.is, err)
-				}
-			}
-			if after := inode(t, thread); after != before {
-				t.Errorf("the caller was moved from %s to %s", before, after)
-			}
+			})
 		})
 	}
 }
@@ -311,13 +299,13 @@ func TestDoSharesItsNamespaceWithNoOtherThread(t *testing.T) {
 	var blocked sync.WaitGroup
 	defer blocked.Wait()
 	err := netns.Do(path, func() error {
-		r, w, err := pipe()
-		if err != nil {
+		var fds [2]int
+		if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
 			return err
 		}
-		defer unix.Close(w) //nolint:errcheck // ends the readers
+		defer unix.Close(fds[1]) //nolint:errcheck // ends the readers
 		for range 20 {
-			blocked.Go(func() { _, _ = unix.Read(r, make([]byte, 1)) })
+			blocked.Go(func() { _, _ = unix.Read(fds[0], make([]byte, 1)) })
 		}
 		want := inode(t, path)
 		for range 50 {
@@ -343,12 +331,6 @@ func TestDoSharesItsNamespaceWithNoOtherThread(t *testing.T) {
 	}
 }
 
-func pipe() (r, w int, err error) {
-	var fds [2]int
-	err = unix.Pipe2(fds[:], unix.O_CLOEXEC)
-	return fds[0], fds[1], err
-}
-
 func TestDoEndsAThreadThatWasLeftElsewhere(t *testing.T) {
 	t.Parallel()
 	netnstest.New(t) // needs root
@@ -369,43 +351,34 @@ func TestDoEndsAThreadThatWasLeftElsewhere(t *testing.T) {
 	all.Wait()
 }
 
-func TestInodesTellNamespacesApart(t *testing.T) {
+func TestInodesTellNamespacesApartAndTheHosts(t *testing.T) {
 	t.Parallel()
 	path, other := netnstest.New(t), netnstest.New(t)
-	for _, tt := range []struct {
-		name, a, b string
-		want       bool
-	}{
-		{"a path and itself", path, path, true},
-		{"two names of one namespace", path, bindMount(t, path), true},
-		{"two namespaces", path, other, false},
-		{"a namespace and the caller's", "", path, false},
-		{"the caller's, named twice", "", "/proc/self/ns/net", true},
-	} {
-		if got := netnstest.Open(t, tt.a).Inode() == netnstest.Open(t, tt.b).Inode(); got != tt.want {
-			t.Errorf("%s: got %v, want %v", tt.name, got, tt.want)
+	bind, host := bindMount(t, path), bindMount(t, "/proc/self/ns/net")
+	check := func(a, b string, same, host bool) {
+		n := netnstest.Open(t, b)
+		if got := netnstest.Open(t, a).Inode() == n.Inode(); got != same {
+			t.Errorf("%q is %q: %v, want %v", a, b, got, same)
+		}
+		if got, err := n.IsHost(); err != nil || got != host {
+			t.Errorf("%q is the host's: %v, %v, want %v", b, got, err, host)
 		}
 	}
-}
-
-func TestIsHost(t *testing.T) {
-	t.Parallel()
-	path := netnstest.New(t)
-	check := func(name, path string, want bool) {
-		if got, err := netnstest.Open(t, path).IsHost(); err != nil || got != want {
-			t.Errorf("%s: got %v, %v, want %v", name, got, err, want)
-		}
-	}
-	check("this process", "/proc/self/ns/net", true)
+	check(path, path, true, false)
+	check(path, bind, true, false)
+	check(path, other, false, false)
+	check(path, "", false, true)
+	check("", "/proc/self/ns/net", true, true)
+	check("", host, true, true)
 	if _, err := os.Stat("/proc/1/ns/net"); err == nil { // where it may be looked at
-		check("process 1", "/proc/1/ns/net", true)
+		n := netnstest.Open(t, "/proc/1/ns/net")
+		if got, err := n.IsHost(); err != nil || !got {
+			t.Errorf("process 1 is the host: %v, %v", got, err)
+		}
 	}
-	check("the caller", "", true)
-	check("another namespace", path, false)
-	check("a mount of the node's", bindMount(t, "/proc/self/ns/net"), true)
 	err := netns.Do(path, func() error {
-		check("the caller elsewhere", "", false)
-		check("this process, seen from elsewhere", "/proc/self/ns/net", true)
+		check(path, "", true, false)
+		check(path, "/proc/self/ns/net", false, true)
 		return nil
 	})
 	if err != nil {

@@ -31,15 +31,11 @@ func read(tb testing.TB, path string) string {
 
 func tempFile(tb testing.TB, text string) string {
 	tb.Helper()
-	f, err := os.CreateTemp(tb.TempDir(), "file")
-	if err != nil {
+	path := filepath.Join(tb.TempDir(), "file")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		tb.Fatal(err)
 	}
-	defer f.Close() //nolint:errcheck // a test
-	if _, err := f.WriteString(text); err != nil {
-		tb.Fatal(err)
-	}
-	return f.Name()
+	return path
 }
 
 func TestDoIsolatedHidesAFileFromChildrenOnly(t *testing.T) {
@@ -59,7 +55,9 @@ func TestDoIsolatedHidesAFileFromChildrenOnly(t *testing.T) {
 		if want := netnstest.At(path).Inode().String(); err != nil || strings.TrimSpace(string(out)) != want {
 			t.Errorf("the child is in %s, %v, want %s", out, err, want)
 		}
-		if got := elsewhere(func() string { return read(t, nsswitch) }); got != host {
+		other := make(chan string)
+		go func() { other <- read(t, nsswitch) }()
+		if got := <-other; got != host {
 			t.Errorf("another thread reads %q", got)
 		}
 		if now := mountsOf(t, path); now != mounts {
@@ -76,13 +74,6 @@ func TestDoIsolatedHidesAFileFromChildrenOnly(t *testing.T) {
 	if got := read(t, nsswitch); got != host {
 		t.Errorf("the node reads %q", got)
 	}
-}
-
-// elsewhere runs fn on another thread.
-func elsewhere[T any](fn func() T) T {
-	result := make(chan T)
-	go func() { result <- fn() }()
-	return <-result
 }
 
 // A lock file over which the namespace is mounted is a lock per pod: held on the node it is free in

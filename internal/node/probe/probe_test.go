@@ -33,7 +33,7 @@ func namespace(t *testing.T, redirected bool) string {
 	return path
 }
 
-func TestRedirectionIsSeen(t *testing.T) {
+func TestRedirectionIsSeenAndItsAbsenceTold(t *testing.T) {
 	t.Parallel()
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
@@ -41,15 +41,6 @@ func TestRedirectionIsSeen(t *testing.T) {
 			if err := redirection(namespace(t, true)).Run(t.Context(), f); err != nil {
 				t.Error(err)
 			}
-		})
-	}
-}
-
-func TestMissingRedirectionEndsWithTheContextAndTellsTheCause(t *testing.T) {
-	t.Parallel()
-	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-		t.Run(f.String(), func(t *testing.T) {
-			t.Parallel()
 			late := errors.New("too late")
 			ctx, cancel := context.WithTimeoutCause(t.Context(), 2*time.Second, late)
 			defer cancel()

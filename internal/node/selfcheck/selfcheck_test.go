@@ -94,23 +94,27 @@ func TestOnlyNativeWorks(t *testing.T) {
 
 func TestTheVerdictChooses(t *testing.T) {
 	problem := func(f, m string) Problem { return Problem{Family: f, Mode: m, Text: "no module"} }
-	broken := []Problem{problem("IPv4", "REDIRECT"), problem("IPv4", "TPROXY")}
+	broken, noIPv6 := []Problem{problem("IPv4", "REDIRECT"), problem("IPv4", "TPROXY")}, []Problem{problem("IPv6", "REDIRECT")}
 	for name, c := range map[string]struct {
 		netlink, tools []Problem
+		untried        string // of the tools: the agent's image has none, the node may
 		want           redirect.Backend
 		prefer         bool
 	}{
-		"all works":                    {nil, nil, redirect.Netlink, false},
-		"netlink does not":             {broken, nil, redirect.Tools, true},
-		"netlink lacks TPROXY":         {[]Problem{problem("IPv4", "TPROXY")}, nil, redirect.Tools, true},
-		"both lack IPv6":               {[]Problem{problem("IPv6", "REDIRECT")}, []Problem{problem("IPv6", "REDIRECT")}, redirect.Netlink, false},
-		"there are no tools":           {nil, broken, redirect.Netlink, false},
-		"netlink lacks IPv6, no tools": {[]Problem{problem("IPv6", "REDIRECT")}, broken, redirect.Netlink, false},
-		"nothing works":                {broken, broken, "", false},
+		"all works":                       {nil, nil, "", redirect.Netlink, false},
+		"netlink does not":                {broken, nil, "", redirect.Tools, true},
+		"netlink lacks TPROXY":            {[]Problem{problem("IPv4", "TPROXY")}, nil, "", redirect.Tools, true},
+		"both lack IPv6":                  {noIPv6, noIPv6, "", redirect.Netlink, false},
+		"there are no tools":              {nil, broken, "", redirect.Netlink, false},
+		"netlink lacks IPv6, no tools":    {noIPv6, broken, "", redirect.Netlink, false},
+		"nothing works":                   {broken, broken, "", "", false},
+		"netlink works, tools unknown":    {nil, nil, "no iptables", redirect.Netlink, false},
+		"netlink does not, tools unknown": {broken, nil, "no iptables", redirect.Tools, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := Verdict{Version: version, Kernel: kernel(), Results: []Result{
-				{Backend: redirect.Netlink, Problems: c.netlink}, {Backend: redirect.Native}, {Backend: redirect.Tools, Problems: c.tools},
+				{Backend: redirect.Netlink, Problems: c.netlink}, {Backend: redirect.Native},
+				{Backend: redirect.Tools, Problems: c.tools, Untried: c.untried},
 			}}
 			v.choose()
 			if v.Choice != c.want {
@@ -122,6 +126,9 @@ func TestTheVerdictChooses(t *testing.T) {
 			if err := v.Served(redirect.Native); err != nil {
 				t.Errorf("native is not served: %v", err)
 			}
+			if c.untried != "" && (v.Served(redirect.Tools) != nil || !strings.Contains(v.Text(), "iptables  was not tried: no iptables")) {
+				t.Errorf("tools: %v, text %s", v.Served(redirect.Tools), v.Text())
+			}
 			dir := t.TempDir()
 			if err := v.Record(hostfs.Disk{}, dir); err != nil {
 				t.Fatal(err)
@@ -130,28 +137,6 @@ func TestTheVerdictChooses(t *testing.T) {
 				t.Errorf("recorded %+v", got)
 			}
 		})
-	}
-}
-
-// TestToolsThatAreNotHereMayBeOnTheNode: the agent's image has no iptables, the node may.
-func TestToolsThatAreNotHereMayBeOnTheNode(t *testing.T) {
-	broken := []Problem{{Family: "IPv4", Mode: "REDIRECT", Text: "no module"}}
-	for name, c := range map[string]struct {
-		netlink []Problem
-		want    redirect.Backend
-	}{"netlink works": {nil, redirect.Netlink}, "netlink does not": {broken, redirect.Tools}} {
-		v := Verdict{Version: version, Results: []Result{
-			{Backend: redirect.Netlink, Problems: c.netlink},
-			{Backend: redirect.Native, Problems: c.netlink},
-			{Backend: redirect.Tools, Untried: "no iptables"},
-		}}
-		v.choose()
-		if v.Choice != c.want || v.Served("") != nil || v.Served(redirect.Tools) != nil {
-			t.Errorf("%s: chose %q, auto %v, tools %v", name, v.Choice, v.Served(""), v.Served(redirect.Tools))
-		}
-		if !strings.Contains(v.Text(), "iptables  was not tried: no iptables") {
-			t.Errorf("%s: %s", name, v.Text())
-		}
 	}
 }
 
