@@ -9,16 +9,16 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostpath"
 )
 
-// inContainer reports whether the directories of the node are seen through mounts, so that a path of the host means
-// something else here.
+// inContainer reports whether this process sees the node's directories through mounts, so that a path of the host names another
+// file in this process.
 func (c Config) inContainer() bool {
 	return slices.ContainsFunc(append(slices.Clone(c.BinDirs), c.NetDir), func(dir string) bool {
 		return slices.ContainsFunc(c.HostRoots, func(root string) bool { return within(dir, root) })
 	})
 }
 
-// onHost finds a path of the host as this process sees it, and reports whether it can be seen at all. Outside of a container
-// every path can be seen.
+// onHost maps a path of the host to the path in this process, and reports whether a mount shows the path at all. Outside of a
+// container every path is visible.
 func (c Config) onHost(file string) (string, bool) {
 	if !c.inContainer() {
 		return file, true
@@ -26,7 +26,7 @@ func (c Config) onHost(file string) (string, bool) {
 	return hostpath.View{Roots: c.HostRoots}.Find(file)
 }
 
-// alive reports whether a sandbox may still exist: its namespace is a file that is removed with it.
+// alive reports whether a sandbox may still exist: the runtime removes the file of the network namespace with the sandbox.
 func (c Config) alive(s cnicache.Entry) bool {
 	if s.NetNS == "" || strings.HasPrefix(s.NetNS, "/proc/") {
 		return true

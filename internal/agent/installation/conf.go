@@ -16,10 +16,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// attempts is how often a plan is made anew in one comparison because the directory changed under it.
+// attempts bounds how often one reconciliation computes the plan, because another program may change the directory meanwhile.
 const attempts = 5
 
-// conf makes the configuration directory as wanted.
+// conf reconciles the configuration directory with the desired state.
 func (i *Installation) conf() (changed bool, err error) {
 	for range attempts {
 		var did bool
@@ -90,7 +90,7 @@ func named(d cniconf.Dir) bool {
 	return dropIn || slices.Contains(n.Types, cniconf.PluginType)
 }
 
-// logPlan logs what matters to a person, unless the last plan said the same.
+// logPlan logs warnings, the wait and the target file of a plan, unless the last logged plan had the same text.
 func (i *Installation) logPlan(plan cniconf.Plan) {
 	text := strings.Join(append(slices.Clone(plan.Warnings), plan.Waiting, plan.File, plan.Mode.String()), "\n")
 	if text == i.logged {
@@ -101,7 +101,7 @@ func (i *Installation) logPlan(plan cniconf.Plan) {
 		i.log.Warn("CNI configuration", slog.String("warning", w))
 	}
 	if plan.Waiting != "" {
-		i.log.Info(plan.Waiting, slog.String("directory", i.config.NetDir)) //nolint:sloglint // what is waited for is the message
+		i.log.Info(plan.Waiting, slog.String("directory", i.config.NetDir)) //nolint:sloglint // the awaited event is the message
 	}
 	if plan.File != "" {
 		i.log.Info("the stanza belongs into", slog.String("file", filepath.Join(i.config.NetDir, plan.File)),
@@ -109,7 +109,7 @@ func (i *Installation) logPlan(plan cniconf.Plan) {
 	}
 }
 
-// apply carries out the steps. It stops where a file is not what the plan was made for.
+// apply carries out the steps. It stops at a file whose content differs from the content in the plan.
 func (i *Installation) apply(dir cniconf.Dir, steps []cniconf.Step) (changed bool, err error) {
 	if slices.ContainsFunc(steps, func(s cniconf.Step) bool { return s.Op == cniconf.OpReload }) {
 		if err := i.disk.WriteFile(filepath.Join(i.config.NetDir, triggerName), nil, 0o600); err != nil {
@@ -130,8 +130,8 @@ func (i *Installation) apply(dir cniconf.Dir, steps []cniconf.Step) (changed boo
 	return changed, nil
 }
 
-// unchanged reads the files of a step again. What another program wrote a moment ago must not be lost by our older view
-// of it.
+// unchanged reads the files of a step again, so that the step does not overwrite a change that another program made after
+// readDir.
 func (i *Installation) unchanged(dir cniconf.Dir, s cniconf.Step) error {
 	for _, name := range []string{s.Name, s.To} {
 		if name == "" || s.Op == cniconf.OpRemoveDir {
@@ -139,7 +139,7 @@ func (i *Installation) unchanged(dir cniconf.Dir, s cniconf.Step) error {
 		}
 		data, _, err := hostfs.ReadFile(filepath.Join(i.config.NetDir, name), maxConf)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			data = nil // it was as unreadable before
+			data = nil // the file was as unreadable for readDir
 		}
 		if known, there := dir[name]; there != (err == nil || !errors.Is(err, fs.ErrNotExist)) || !bytes.Equal(known.Data, data) {
 			return fmt.Errorf("file %q: %w", name, hostfs.ErrChanged)
@@ -148,7 +148,7 @@ func (i *Installation) unchanged(dir cniconf.Dir, s cniconf.Step) error {
 	return nil
 }
 
-// dropInDirMode lets other programs of the node read what plugins run, as they can in the directory above.
+// dropInDirMode lets other programs of the node read the plugins' configuration, as in the directory above.
 const dropInDirMode = 0o755
 
 func (i *Installation) step(dir cniconf.Dir, s cniconf.Step) error {
@@ -174,7 +174,7 @@ func (i *Installation) step(dir cniconf.Dir, s cniconf.Step) error {
 	case cniconf.OpRemove:
 		return i.disk.Remove(file)
 	case cniconf.OpRemoveDir:
-		// Somebody may have put something there since.
+		// Another program may have added a file since the plan; the directory then stays.
 		if err := i.disk.Remove(file); err != nil && !notEmpty(file) {
 			return err
 		}
@@ -185,12 +185,12 @@ func (i *Installation) step(dir cniconf.Dir, s cniconf.Step) error {
 	return fmt.Errorf("unknown step %q", s.Op)
 }
 
-// triggerName is no name that a runtime reads. The file is made before anything changes that runtimes do not watch and
-// removed after it: runtimes watch the directory itself, and read all of it again. If a crash comes between, it is still
-// there, and the next run removes it.
+// triggerName is a name that no runtime loads. The file is created before a change that runtimes do not watch and removed after
+// the change: runtimes watch the directory itself, and reload all of it. After a crash in between, the file remains, and the
+// next run removes the file.
 const triggerName = ".istio-cni-poke"
 
-// withReload adds the reload that a crash came before.
+// withReload appends the reload that a crash prevented.
 func withReload(steps []cniconf.Step, others []string) []cniconf.Step {
 	if slices.Contains(others, triggerName) {
 		steps = append(steps, cniconf.Step{Op: cniconf.OpReload, Why: "a crash came before it"})

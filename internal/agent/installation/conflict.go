@@ -13,9 +13,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 )
 
-// A rewrite conflict is two programs that undo each other's work: more than so many rewrites without a quiet period
-// between two of them. From then on this one backs off, longer each time, so that neither the node's disk nor its runtime
-// is kept busy.
+// A rewrite conflict is two programs that undo each other's writes: more than freeRewrites rewrites without a quiet period
+// between two of them. From then on this program backs off, longer each time, to spare the node's disk and its runtime.
 const (
 	freeRewrites = 5
 	quietPeriod  = time.Minute
@@ -23,7 +22,7 @@ const (
 	longestPause = time.Minute
 )
 
-// rewrites are those of one artifact since it was quiet for a period.
+// rewrites counts the rewrites of one artifact since its last quiet period.
 type rewrites struct {
 	count  int
 	last   time.Time
@@ -31,7 +30,7 @@ type rewrites struct {
 	logged bool
 }
 
-// conflictError is a rewrite that waits.
+// conflictError is the error of a rewrite that backs off.
 type conflictError struct {
 	file  string
 	other metrics.Writer
@@ -42,7 +41,7 @@ func (e *conflictError) Error() string {
 	return fmt.Sprintf("another program (%s) keeps rewriting %s, backing off; %s", e.other, e.file, remedy(e.other))
 }
 
-// remedy is how a conflict is ended.
+// remedy returns the action that ends a conflict with the other writer.
 func remedy(other metrics.Writer) string {
 	switch other {
 	case metrics.WriterCilium:
@@ -56,7 +55,7 @@ func remedy(other metrics.Writer) string {
 	return "find the program that writes it, or use CNI_CONF_MODE=owned or dropin"
 }
 
-// rewrite writes an artifact, unless a conflict makes it wait, and counts that if it was as wanted before.
+// rewrite writes an artifact unless a conflict delays it, and counts the write if the artifact was in its desired state before.
 func (i *Installation) rewrite(a metrics.Artifact, file string, other metrics.Writer, write func() error) error {
 	r, now := i.rewrites[a], i.now()
 	if !i.asWanted[a] {
@@ -86,15 +85,15 @@ func (i *Installation) rewrite(a metrics.Artifact, file string, other metrics.Wr
 	return nil
 }
 
-// rewriteFile is rewrite for a file of this program's own. One that is missing is put back at once: pods need it.
+// rewriteFile is rewrite for a file that this program owns. A missing file is written at once, as pods need the file.
 func (i *Installation) rewriteFile(a metrics.Artifact, file string, write func() error) error {
 	if _, err := os.Lstat(file); err != nil {
-		return write() // which reports whatever keeps the file from being examined
+		return write() // write reports the error that Lstat met
 	}
 	return i.rewrite(a, file, metrics.WriterInstaller, write)
 }
 
-// waitOf is how long the conflicts among the errors wait at least, 0 if there is none.
+// waitOf returns the shortest time that a conflict among the errors waits, 0 without a conflict.
 func waitOf(err error) time.Duration {
 	if conflict, ok := errors.AsType[*conflictError](err); ok {
 		return conflict.wait
@@ -102,8 +101,8 @@ func waitOf(err error) time.Duration {
 	return 0
 }
 
-// otherWriter looks for the program that writes the configuration, too: by a stanza that differs, as a program that
-// overwrites the file for other reasons leaves none, by the plugins, and by the names that Cilium gives.
+// otherWriter guesses the program that also writes the configuration: by a stanza that differs (a program that overwrites the
+// file for other reasons leaves no stanza), by the plugins' types, and by Cilium's file names.
 func otherWriter(d cniconf.Dir, primary string, others []string) metrics.Writer {
 	_, n, _ := d.Loaded()
 	text := strings.ToLower(strings.Join(append(slices.Clone(n.Types), append(others, primary)...), " "))

@@ -13,8 +13,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// readDir reads the configuration directory as far as a plan needs it, and returns the names of its other files. A file
-// that cannot be read is there, but empty: a runtime skips it, too.
+// readDir reads the configuration directory as far as a plan needs the files, and returns the names of all other files. An
+// unreadable file counts as empty: a runtime skips such a file, too.
 func (i *Installation) readDir() (d cniconf.Dir, others []string, err error) {
 	entries, err := os.ReadDir(i.config.NetDir)
 	if err != nil {
@@ -36,7 +36,7 @@ func (i *Installation) readDir() (d cniconf.Dir, others []string, err error) {
 	return d, others, nil
 }
 
-// isDir reports whether an entry is a directory, or a link to one, as runtimes follow it.
+// isDir reports whether an entry is a directory, or a symbolic link to a directory, which runtimes follow.
 func (i *Installation) isDir(name string) bool {
 	info, err := os.Stat(filepath.Join(i.config.NetDir, name))
 	return err == nil && info.IsDir()
@@ -66,16 +66,16 @@ func (i *Installation) readInto(d cniconf.Dir, name string) error {
 	return nil
 }
 
-// readDropIns reads the drop-in files below a directory; one that cannot be listed has none.
+// readDropIns reads the drop-in files below a directory; a directory that cannot be listed counts as empty.
 func (i *Installation) readDropIns(d cniconf.Dir, network string) {
 	names, _ := hostfs.List(filepath.Join(i.config.NetDir, network), func(name string) bool { return filepath.Ext(name) == ".conf" })
 	for _, name := range names {
-		_ = i.readInto(d, network+"/"+name) // one that may not be read is not there
+		_ = i.readInto(d, network+"/"+name) // a file without read permission counts as absent
 	}
 }
 
 // sweep removes the temporary files that a crash left of the files of these names. Only the process that holds the lock may
-// do it.
+// call sweep.
 func (i *Installation) sweep(dir string, names ...string) {
 	removed, err := i.disk.Sweep(dir, names...)
 	i.logSweep(dir, removed, err)
@@ -87,15 +87,15 @@ func (i *Installation) logSweep(dir string, removed []string, err error) {
 	}
 }
 
-// sweepOwn removes the temporary files of this program from a directory in which it alone writes under such names,
-// whatever files they were to become, and those of these names.
+// sweepOwn removes all of this program's temporary files from a directory in which no other program writes under such names,
+// whatever their target, and the temporary files of these names.
 func (i *Installation) sweepOwn(dir string, names ...string) {
 	removed, err := i.disk.SweepOwn(dir)
 	i.logSweep(dir, removed, err)
 	i.sweep(dir, names...)
 }
 
-// sweepConf sweeps the configuration directory, those of drop-in files, and those of the targets of links.
+// sweepConf sweeps the configuration directory, the directories of drop-in files, and the directories of the targets of links.
 func (i *Installation) sweepConf(d cniconf.Dir) {
 	i.sweepOwn(i.config.NetDir, temporary(d, i.config.Want)...)
 	entries, _ := os.ReadDir(i.config.NetDir)
@@ -111,8 +111,8 @@ func (i *Installation) sweepConf(d cniconf.Dir) {
 	}
 }
 
-// temporary are the names of files that may have been written when a crash came: those that are there, and those that
-// they were to become.
+// temporary returns the names of files that a crash may have left half written: the present files, and their names after a
+// step.
 func temporary(d cniconf.Dir, want cniconf.Want) []string {
 	out := []string{want.ConfName, want.OwnedName, cniconf.OwnedName, cniconf.StandaloneName, triggerName}
 	for name := range d {

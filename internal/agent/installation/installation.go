@@ -2,9 +2,9 @@
 // configuration.
 //
 // It promises that a node without the plugin gets it, in an order in which no pod meets a stanza without a program; that
-// what other programs change is restored; that what they own is not changed; that a crash at any instant leaves a
-// configuration which the runtime can load; and that Uninstall removes all of it. What is as wanted is not written. It
-// reads nothing but the node's files.
+// changes by other programs are reverted; that files of other programs stay unchanged; that a crash at any instant leaves a
+// configuration which the runtime can load; and that Uninstall removes all of it. An artifact in its desired state is not
+// written. The package reads nothing but the node's files.
 //
 // It never talks to the API server, and never decides when to uninstall.
 //
@@ -38,51 +38,51 @@ const (
 	PartConf       = "cni-config"
 )
 
-// Config says what is installed where. Paths are as this process sees them unless said otherwise.
+// Config names the files to install and their directories. Paths are as this process sees them unless said otherwise.
 type Config struct {
-	// Source is the program to copy, BinDirs are the directories that get it.
+	// Source is the program to copy, BinDirs are the directories that receive a copy.
 	Source  string
 	BinDirs []string
-	// Skip names files that are not written; Update false leaves those that are there alone.
+	// Skip names files that are not written; with Update false, existing files stay.
 	Skip   []string
 	Update bool
-	// Reinstall false leaves what others do after the first installation alone.
+	// Reinstall false keeps changes that other programs make after the first installation.
 	Reinstall bool
 
 	// NetDir is the directory of CNI configurations, HostNetDir the same as the plugin sees it.
 	NetDir, HostNetDir string
-	// RunDir is the same path for the plugin.
+	// RunDir is the run directory, under the same path for this process and the plugin.
 	RunDir     string
 	RunDirMode fs.FileMode
-	// Want is the stanza and how it gets into the configuration.
+	// Want is the desired stanza, and the mode that inserts the stanza into the configuration.
 	Want cniconf.Want
 
-	// Server and Trust lead to the API server; Token and CA are files, CA is empty when the server is not verified.
+	// Server is the API server's address; Token and CA are files, CA is empty when the server's certificate is not verified.
 	Server         kube.Address
 	Token, CA      string
 	KubeconfigMode fs.FileMode
 	// OldKubeconfig is the file of versions before 1.23. It is removed unless the stanza names it.
 	OldKubeconfig string
 
-	// HostRoots are prefixes under which paths of the host may be seen; CacheDir is libcni's cache, a path of the host.
+	// HostRoots are prefixes for paths of the host in this process; CacheDir is libcni's cache, a path of the host.
 	HostRoots []string
 	CacheDir  string
-	// GracePeriod is how long the program stays after its stanza is gone, for pods that are being created.
+	// GracePeriod delays the removal of the program after the removal of the stanza, for pods that are being created.
 	GracePeriod time.Duration
 }
 
-// Links are the other names of the program beside it.
+// Links returns the other names of the program: symbolic links in the program's directory.
 func Links() []string { return []string{"istio-iptables", "istio-cni-taint", "istio-cni-repair"} }
 
 // Report receives the state of the installation. Every field may be nil.
 type Report struct {
 	Health  *health.State
 	Metrics *metrics.Metrics
-	// Warn makes an event on the node.
+	// Warn creates an event on the node.
 	Warn func(reason, message string)
 }
 
-// Installation is the plugin on this node. Its methods may be called from several goroutines.
+// Installation is the plugin on this node. Its methods are safe for concurrent use.
 type Installation struct {
 	log    *slog.Logger
 	disk   hostfs.Disk
@@ -92,25 +92,25 @@ type Installation struct {
 
 	mu     sync.Mutex
 	config Config
-	// asWanted has the artifacts that were as wanted before, so that a difference is the work of another program.
+	// asWanted has the artifacts that were in their desired state before, so that a difference is the work of another program.
 	asWanted map[metrics.Artifact]bool
 	rewrites map[metrics.Artifact]*rewrites
-	// unsynced has the parts that failed: what is as wanted in them now may not be on the disk.
+	// unsynced has the parts that failed: their artifacts may be in the desired state in memory and not yet on the disk.
 	unsynced map[string]bool
-	// logged is what the log says of the configuration, which is not repeated.
+	// logged is the text of the last logged plan, so that logPlan does not repeat it.
 	logged      string
 	uninstalled bool
-	// credentials is the last kubeconfig that was wanted.
+	// credentials is the content of the last desired kubeconfig.
 	credentials []byte
 	// links are the files of the configuration that are symbolic links.
 	links []string
-	// mounts is where the node's directories were mounted from at the start.
+	// mounts has the source of each directory's mount at the start.
 	mounts map[string]string
 	// dropIn is the directory of the network that has a drop-in file.
 	dropIn string
 }
 
-// New makes an Installation; nothing is touched yet. A nil now is the system's clock.
+// New returns an Installation and changes no file. A nil now is the system's clock.
 func New(log *slog.Logger, disk hostfs.Disk, config Config, report Report, now func() time.Time) *Installation {
 	if now == nil {
 		now = time.Now //nolint:forbidigo // the clock that tests replace
@@ -133,12 +133,12 @@ func New(log *slog.Logger, disk hostfs.Disk, config Config, report Report, now f
 	}
 }
 
-// Update changes the settings in the stanza. Run writes them.
+// Update replaces the stanza in the desired state and wakes Run, which writes the stanza.
 func (i *Installation) Update(stanza cniconf.Stanza) {
 	i.change(func(w *cniconf.Want) { w.Stanza = stanza })
 }
 
-// DropIns sets whether the node's runtime loads drop-in files, which decides in mode auto.
+// DropIns sets whether the node's runtime loads drop-in files, which selects the mode when CNI_CONF_MODE is auto.
 func (i *Installation) DropIns(known cniconf.Support) {
 	i.change(func(w *cniconf.Want) { w.DropIns = known })
 }
@@ -158,15 +158,14 @@ func (i *Installation) change(change func(*cniconf.Want)) {
 	}
 }
 
-// WaitingError is an installation that goes on by itself as soon as something is there.
+// WaitingError is the error of an installation that continues without action as soon as a file or directory appears.
 type WaitingError struct{ For string }
 
 func (e *WaitingError) Error() string { return e.For }
 
-// Reconcile compares the node with what is wanted and makes it so: program, kubeconfig, configuration, each of them
-// whatever became of the others, but no stanza is inserted before there are a program and a kubeconfig: it would stop
-// every pod of the node. What is there already stays. The error joins those of the parts; those that are a WaitingError
-// need no action.
+// Reconcile brings program, kubeconfig and configuration into their desired state, each of them whatever the result of the
+// others. It inserts no stanza before program and kubeconfig exist, as such a stanza would stop every pod of the node; a stanza
+// that is there stays. The error joins the errors of the parts; a WaitingError among them needs no action.
 func (i *Installation) Reconcile() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -188,7 +187,7 @@ func (i *Installation) Reconcile() error {
 	return oneOrAll(errs)
 }
 
-// part is one of the three things that are kept on the node.
+// part is one of the three things that Reconcile keeps on the node.
 type part struct {
 	name     string
 	artifact metrics.Artifact
@@ -225,7 +224,7 @@ func (i *Installation) reconcilePart(p part) (changed bool, err error) {
 	return changed, nil
 }
 
-// oneOrAll joins errors; a single one stays what it is. A part that waits for another one that failed is left out.
+// oneOrAll joins errors and returns a single one unchanged. It omits a WaitingError if another part failed.
 func oneOrAll(errs []error) error {
 	failed := slices.DeleteFunc(slices.Clone(errs), waits)
 	if len(failed) == 0 && len(errs) > 0 || len(errs) == 1 {
@@ -234,7 +233,7 @@ func oneOrAll(errs []error) error {
 	return errors.Join(failed...)
 }
 
-// usable reports whether a pod that meets the stanza finds what it needs.
+// usable returns an error unless the program and the kubeconfig exist, which the plugin needs for every pod.
 func (i *Installation) usable() error {
 	for _, dir := range i.config.BinDirs {
 		if file := filepath.Join(dir, cniconf.PluginType); !executable(file) {
@@ -252,7 +251,7 @@ func executable(file string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
 }
 
-// syncAgain makes durable what a try before this one changed and failed to sync.
+// syncAgain calls fsync on the directories of a part after an earlier attempt wrote a change and failed to sync it.
 func (i *Installation) syncAgain(p part) error {
 	for _, dir := range p.dirs {
 		if err := i.disk.SyncDir(dir); err != nil {
@@ -304,7 +303,7 @@ func (i *Installation) bin(dir string) (changed bool, err error) {
 
 const programMode = 0o755
 
-// programFile makes the program or one of its other names, unless it is not to be written.
+// programFile writes the program or one of its links, unless Skip, Update or Reinstall forbid the write.
 func (i *Installation) programFile(name, file string) (changed bool, err error) {
 	main := name == cniconf.PluginType
 	if slices.Contains(i.config.Skip, name) || !i.config.Update && exists(file) || !i.mayWrite(metrics.Binary) {
@@ -332,7 +331,7 @@ func (i *Installation) programFile(name, file string) (changed bool, err error) 
 	return changed, err
 }
 
-// mayWrite is false after the first installation when nothing is to be put back.
+// mayWrite returns false after the first installation if Reinstall is false.
 func (i *Installation) mayWrite(a metrics.Artifact) bool { return i.config.Reinstall || !i.asWanted[a] }
 
 func exists(file string) bool {
@@ -340,7 +339,7 @@ func exists(file string) bool {
 	return err == nil || errors.Is(err, hostfs.ErrTooLarge)
 }
 
-// withHint adds the remedy.
+// withHint appends the remedy to an error.
 func withHint(err error) error {
 	if hint := hostfs.Hint(err); hint != "" {
 		return fmt.Errorf("%w (%s)", err, hint)

@@ -20,16 +20,16 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// Bounds of what is read.
+// Bounds of the files that are read, in bytes.
 const (
 	maxCredential = 1 << 20
 	maxConf       = 4 << 20
 )
 
-// errServiceAccount marks what is wrong with token or authority.
+// errServiceAccount marks an error of the service account's token or certificate authority.
 var errServiceAccount = errors.New("reading the service account")
 
-// kubeconfig writes the file that the stanza names.
+// kubeconfig writes the file that the stanza refers to.
 func (i *Installation) kubeconfig() (bool, error) {
 	file, err := i.config.kubeconfigFile()
 	if err != nil {
@@ -67,7 +67,7 @@ const (
 	contextName = "istio-cni-context"
 )
 
-// kubeconfigText is the file's content for the present credentials, and the authority in it.
+// kubeconfigText returns the file's content for the present credentials, and the certificate authority in it.
 func (i *Installation) kubeconfigText() (text, authority []byte, err error) {
 	if i.config.CA != "" {
 		if authority, _, err = hostfs.ReadFile(i.config.CA, maxCredential); err != nil {
@@ -84,8 +84,8 @@ func (i *Installation) kubeconfigText() (text, authority []byte, err error) {
 	return text, authority, nil
 }
 
-// encodeKubeconfig writes what the plugin and kubectl read, with authority and token inside. Blanks around the token are left out:
-// kubectl would send them along and be refused. An error never holds the token.
+// encodeKubeconfig encodes a kubeconfig for the plugin and kubectl, with authority and token inline. White space around the
+// token is trimmed, as kubectl would send it and the API server would reject the token. An error never holds the token.
 func encodeKubeconfig(server kube.Address, skipVerify bool, authority, token []byte) ([]byte, error) {
 	at, err := server.URL()
 	trimmed := strings.TrimSpace(string(token))
@@ -109,7 +109,7 @@ func encodeKubeconfig(server kube.Address, skipVerify bool, authority, token []b
 	return clientcmd.Write(*config)
 }
 
-// serviceAccount says what is missing; the kubelet brings it.
+// serviceAccount wraps the error of a service account file; an absent file is a WaitingError: the kubelet writes it.
 func serviceAccount(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return &WaitingError{For: fmt.Sprintf("waiting for the service account: %v", err)}
@@ -117,7 +117,7 @@ func serviceAccount(err error) error {
 	return fmt.Errorf("%w: %w", errServiceAccount, err)
 }
 
-// kubeconfigFile is the file that the stanza names, as this process sees it.
+// kubeconfigFile returns the path of the file that the stanza refers to, as this process sees the path.
 func (c Config) kubeconfigFile() (string, error) {
 	conf, err := cniconf.Parse(c.Want.Stanza.Single())
 	if err != nil {
@@ -134,7 +134,7 @@ func (c Config) kubeconfigFile() (string, error) {
 	}
 }
 
-// Check reports what cannot work whatever the node is like.
+// Check reports settings that no node can meet.
 func (c Config) Check() error {
 	_, err := c.kubeconfigFile()
 	return err
@@ -144,7 +144,7 @@ func within(file, dir string) bool {
 	return strings.HasPrefix(filepath.Clean(file), filepath.Clean(dir)+"/")
 }
 
-// dropOldKubeconfig removes what versions before 1.23 left in the configuration directory.
+// dropOldKubeconfig removes the kubeconfig that versions before 1.23 wrote into the configuration directory.
 func (i *Installation) dropOldKubeconfig() error {
 	old := i.config.OldKubeconfig
 	if file, err := i.config.kubeconfigFile(); old == "" || err != nil || filepath.Clean(file) == filepath.Clean(old) || !exists(old) {

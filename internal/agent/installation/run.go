@@ -13,28 +13,28 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// Pauses between two comparisons, unless the watch reports a change: after an error they double. Without an error the
-// watch is sooner than the longest one.
+// Pauses between two reconciliations, unless the watch reports a change: after an error the pause doubles. Without an error the
+// loop waits for longestRetry.
 const (
 	firstRetry   = time.Second
 	longestRetry = 30 * time.Second
 )
 
-// comparing is how long a comparison may take before the parts count as not ready: the node's files may hang, as those of
-// a frozen disk or a server that is away do, for any time and in any call.
+// comparing bounds a reconciliation before the parts count as not ready: a system call on the node's files may hang for any
+// time, on a frozen disk or on a file server that does not answer.
 const comparing = 15 * time.Second
 
-// notCompared is why a part is not ready that was, and of which nothing is known any more.
+// notCompared is the reason of a part that was ready and whose state is not known any more.
 const notCompared = "no comparison with the node's files was completed in time: a disk or a file server may hang"
 
-// debounce is how long a burst of changes may last: programs write a file in several steps.
+// debounce bounds a burst of changes: programs write a file in several steps.
 const debounce = 10 * time.Millisecond
 
-// ErrGone is a directory that was removed under its mount. Only a new start of the container helps.
+// ErrGone reports a directory that was removed under its mount. Only a restart of the container mounts the new directory.
 var ErrGone = errors.New("the directory was removed or moved on the node while this container holds it: it must be started again")
 
-// Run compares at the start, at every change and now and then, until the context ends. Its error is nil then; it is
-// ErrGone otherwise. What else goes wrong is logged, shown in the health state and tried again.
+// Run reconciles at the start, at every change and periodically, until the context ends. It returns nil then, and ErrGone after
+// the removal of a directory. Other errors are logged, shown in the health state and retried.
 func (i *Installation) Run(ctx context.Context) error {
 	watch := hostfs.NewWatch(i.log)
 	defer watch.Close()
@@ -63,7 +63,7 @@ func (i *Installation) Run(ctx context.Context) error {
 	}
 }
 
-// watch sets what is watched. What the kernel does not watch is polled, and logged by the watch.
+// watch sets the watched paths. Paths without a kernel watch are polled; hostfs.Watch logs them.
 func (i *Installation) watch(watch *hostfs.Watch) {
 	watch.Set(i.watched()...)
 	i.report.Metrics.Polled(watch.Polling())
@@ -77,11 +77,11 @@ func waits(err error) bool {
 // partLoop is the loop's name in the health state.
 const partLoop = "install-loop"
 
-// sleep waits for a reason to compare again. It reports false when the context ends.
+// sleep waits for a reason to reconcile. It returns false when the context ends.
 //
 // The loop counts as alive only while it sleeps. A call that hangs on the node's files makes the agent not ready, see
-// comparing, but not dead: no restart helps against it, as the kernel ends no process in such a call and the next one
-// would make the same call, and it would end the sockets and the repair of pods, which need none of these files.
+// comparing, and keeps it alive: no restart helps, as the kernel ends no process in such a call and the next process would make
+// the same call; a restart would also close the sockets and stop the repair of pods, which need none of these files.
 func (i *Installation) sleep(ctx context.Context, watch *hostfs.Watch, longest time.Duration) bool {
 	i.report.Health.Beat(partLoop, longest)
 	defer i.report.Health.Rest(partLoop)
@@ -103,19 +103,19 @@ func (i *Installation) sleep(ctx context.Context, watch *hostfs.Watch, longest t
 	}
 }
 
-// expect makes the parts not ready if no comparison ends within this time.
+// expect makes the parts not ready if no reconciliation ends within this time.
 func (i *Installation) expect(within time.Duration) {
 	for _, p := range i.parts() {
 		i.report.Health.Expect(p.name, within, notCompared)
 	}
 }
 
-// watched are all files whose change is a reason to compare.
+// watched returns all files whose change is a reason to reconcile.
 func (i *Installation) watched() []hostfs.Path {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	c := i.config
-	kubeconfig, _ := c.kubeconfigFile() // empty if there is none
+	kubeconfig, _ := c.kubeconfigFile() // empty without a kubeconfig
 	names := append([]string{c.Token, c.CA, c.OldKubeconfig, kubeconfig}, i.links...)
 	for _, dir := range c.BinDirs {
 		for _, name := range append(Links(), cniconf.PluginType) {
@@ -136,7 +136,7 @@ func (i *Installation) watched() []hostfs.Path {
 	return paths
 }
 
-// gone returns a directory that was removed or moved away under its mount.
+// gone returns a directory that was removed or moved under its mount, or an empty string.
 func (i *Installation) gone() string {
 	first := i.mounts == nil
 	if first {
@@ -154,8 +154,8 @@ func (i *Installation) gone() string {
 	return ""
 }
 
-// Served reports whether the node works with another agent's installation: the runtime runs the plugin, and what it needs
-// is there. Until it has, the parts are due.
+// Served reports whether another agent's installation serves the node: the runtime runs the plugin, and program and kubeconfig
+// exist. The parts are expected within comparing.
 func (i *Installation) Served() bool {
 	i.expect(comparing)
 	i.mu.Lock()
@@ -164,7 +164,7 @@ func (i *Installation) Served() bool {
 	return err == nil && named(dir) && i.usable() == nil
 }
 
-// Plan says what Reconcile would do to the configuration, a line each, and does nothing.
+// Plan returns the changes that Reconcile would make to program and configuration, a line each, and changes nothing.
 func (i *Installation) Plan() ([]string, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -195,7 +195,7 @@ func (i *Installation) Plan() ([]string, error) {
 	return lines, plan.Problem
 }
 
-// PlanUninstall says what Uninstall would do to the configuration.
+// PlanUninstall returns the changes that Uninstall would make, a line each, and changes nothing.
 func (i *Installation) PlanUninstall() ([]string, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -216,7 +216,7 @@ func (i *Installation) PlanUninstall() ([]string, error) {
 	return lines, nil
 }
 
-// Until compares until the node is as wanted. It waits for what comes by itself; everything else is its error.
+// Until reconciles until the node is in the desired state. It waits after a WaitingError and returns any other error.
 func (i *Installation) Until(ctx context.Context) error {
 	watch := hostfs.NewWatch(i.log)
 	defer watch.Close()
@@ -226,7 +226,7 @@ func (i *Installation) Until(ctx context.Context) error {
 		if err == nil || !waits(err) {
 			return err
 		}
-		i.log.Info(err.Error()) //nolint:sloglint // what is waited for is the message
+		i.log.Info(err.Error()) //nolint:sloglint // the awaited event is the message
 		if !i.sleep(ctx, watch, longestRetry) {
 			return fmt.Errorf("interrupted while %w", err)
 		}

@@ -8,8 +8,8 @@ import (
 )
 
 // LoadsDropIns reports whether a runtime loads drop-in files, by its name and version as a node reports them
-// (status.nodeInfo.containerRuntimeVersion), such as "containerd://2.2.0". containerd does so from 2.1 on, which is when
-// it took libcni 1.3.0; of the others it is not known. docs/operations.md has how that was found out.
+// (status.nodeInfo.containerRuntimeVersion), such as "containerd://2.2.0". containerd does so since 2.1, its first release with
+// libcni 1.3.0; other runtimes are Unknown. docs/operations.md has the evidence.
 func LoadsDropIns(runtime string) cniconf.Support {
 	version, ok := strings.CutPrefix(runtime, "containerd://")
 	if !ok {

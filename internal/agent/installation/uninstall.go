@@ -17,16 +17,15 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// Left is what an uninstallation leaves on the node on purpose.
+// Left has the files that an uninstallation leaves on the node on purpose.
 type Left struct {
-	// Program are the copies that stay, Why says for whom.
+	// Program are the copies that stay, Why is the reason.
 	Program []string
 	Why     string
 }
 
-// Uninstall removes the stanza first, so that no new pod meets it, then the kubeconfig, and the program last,
-// and only if no sandbox needs it for its removal. It goes on after an error and joins all. Reconcile does nothing more
-// afterwards.
+// Uninstall removes the stanza first, so that no new pod meets it, then the kubeconfig, and the program last, and only if no
+// sandbox needs it for DEL. It continues after an error and joins all errors. After it, Reconcile only returns an error.
 func (i *Installation) Uninstall(ctx context.Context) (Left, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -37,7 +36,7 @@ func (i *Installation) Uninstall(ctx context.Context) (Left, error) {
 		errs = append(errs, i.remove(i.config.OldKubeconfig))
 	}
 	if !gone {
-		// The next pod meets the stanza, and without the others every pod of the node would fail.
+		// The next pod would meet the stanza and fail without the kubeconfig and the program.
 		return i.keep("the configuration still names it"), errors.Join(errs...)
 	}
 	if file := i.stillNamed(); file != "" {
@@ -52,8 +51,8 @@ func (i *Installation) Uninstall(ctx context.Context) (Left, error) {
 	return left, errors.Join(append(errs, err)...)
 }
 
-// removeConf removes the stanza from the configuration, and reports whether it is gone: what fails is retried, as
-// another program may have written the same files, and a disk that cannot sync may have done all the rest.
+// removeConf removes the stanza from the configuration, and reports whether the stanza is gone. It retries after an error, as
+// another program may have written the same files, and a disk that cannot sync may have done all other steps.
 func (i *Installation) removeConf() (gone bool, err error) {
 	for range attempts {
 		dir, others, read := i.readDir()
@@ -73,8 +72,8 @@ func (i *Installation) removeConf() (gone bool, err error) {
 	return err == nil, err
 }
 
-// stillNamed returns a file of the configuration that names the plugin in a way that cannot be removed: one that is no
-// JSON at the moment, or a copy within another configuration. Without the program the runtime would fail with it.
+// stillNamed returns a file of the configuration that names the plugin in a form that cannot be removed: malformed JSON, or a
+// copy within another configuration. Without the program, the runtime would fail on such a file.
 func (i *Installation) stillNamed() string {
 	files, err := filepath.Glob(filepath.Join(i.config.NetDir, "*"))
 	more, errMore := filepath.Glob(filepath.Join(i.config.NetDir, "*", "*.conf"))
@@ -91,8 +90,8 @@ func (i *Installation) stillNamed() string {
 	return ""
 }
 
-// removeBy carries out the steps of a removal. Without any all is done, but perhaps not on the disk: the stanza must not
-// come back after a loss of power.
+// removeBy carries out the steps of a removal. Without steps it syncs the directory, so that the stanza does not reappear after
+// a power loss.
 func (i *Installation) removeBy(dir cniconf.Dir, steps []cniconf.Step) error {
 	if len(steps) == 0 {
 		return i.disk.SyncDir(i.config.NetDir)
@@ -139,7 +138,7 @@ func (i *Installation) removeProgram(ctx context.Context) (Left, error) {
 	return Left{}, errors.Join(errs...)
 }
 
-// made reports whether this program wrote a copy of itself: one that was not to be written belongs to another installer.
+// made reports whether this program wrote the copy; a copy in Skip belongs to another installer.
 func (i *Installation) made(file string) bool {
 	if slices.Contains(i.config.Skip, cniconf.PluginType) {
 		return false
@@ -163,7 +162,7 @@ func (i *Installation) keep(why string) Left {
 	return left
 }
 
-// waitGracePeriod waits for pods that are being created, whose runtime has read the configuration already.
+// waitGracePeriod waits for pods that are being created: their runtime may have read the configuration already.
 func (i *Installation) waitGracePeriod(ctx context.Context) bool {
 	timer := time.NewTimer(i.config.GracePeriod)
 	defer timer.Stop()
@@ -175,9 +174,9 @@ func (i *Installation) waitGracePeriod(ctx context.Context) bool {
 	}
 }
 
-// needed returns which sandbox still needs the program, or why that is not known; empty is none.
+// needed returns the reason to keep the program: a sandbox that needs it, or a cache that cannot be read; empty for none.
 func (i *Installation) needed() string {
-	// Multus keeps a cache of its own for the plugins that it runs.
+	// Multus keeps its own cache for the plugins that it runs.
 	for _, cache := range []string{i.config.CacheDir, filepath.Join(filepath.Dir(i.config.CacheDir), "multus", "results")} {
 		dir, seen := i.config.onHost(cache)
 		if !seen && cache == i.config.CacheDir {
@@ -190,7 +189,7 @@ func (i *Installation) needed() string {
 	return ""
 }
 
-// neededBy reads one cache.
+// neededBy is needed for one cache.
 func (i *Installation) neededBy(dir string) string {
 	_, err := cnicache.Walk(dir, func(name string, data []byte, err error) error {
 		if err != nil {
