@@ -1,17 +1,17 @@
-// Package eventrecorder sends the agent's events beside its work.
+// Package eventrecorder sends the agent's Events from a goroutine of its own.
 //
-// It promises what client-go's recorder (tools/record) promises, with its bounds:
+// It promises the behaviour of client-go's recorder (tools/record), with its bounds:
 //
-//   - Record never waits. A bounded queue holds what one goroutine sends; an event that finds no room is dropped, counted, and
-//     logged once.
-//   - Events that are equal within ten minutes are one event in the API, whose count is patched.
-//   - Different events about one object take from a token bucket of that object. Warnings and other events have one each, so that
-//     a failure which repeats does not keep the news of its end from being sent.
-//   - All events take from a token bucket, too, and wait for it.
+//   - Record never waits. A bounded queue feeds one sending goroutine; an event that finds the queue full is dropped, counted, and
+//     the first drop is logged.
+//   - Events that are equal within ten minutes are one Event in the API, whose count is patched.
+//   - Different events about one object consume tokens of that object's bucket. Warning and Normal events have one bucket each, so
+//     that a repeating failure does not suppress the event of its end.
+//   - All events consume tokens of a common bucket, too, and wait for a token.
 //
-// Its memory is bounded, whatever the events are about. It is our own because client-go's would link 75 packages more, the strategic
-// merge patch with its OpenAPI schemas and protobuf's reflection among them, and its sink for these events is the typed clientset.
-// It is apart from package kube because the plugin, which starts for each pod, never records an event.
+// Its memory is bounded, whatever the events are about. It replaces client-go's recorder, which would link 75 more packages
+// (strategic merge patch with its OpenAPI schemas, protobuf reflection) and whose sink for these events is the typed clientset.
+// It is separate from package kube because the plugin, which starts for each pod, never records an event.
 //
 // It never blocks its caller, and never changes an object.
 //
@@ -34,55 +34,55 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// Result is what became of an event that was recorded.
+// Result is the outcome of a recorded event.
 type Result string
 
-// A suppressed event is not sent of its own: an equal one was, or there are too many.
+// A suppressed event is not sent on its own: an equal event was sent, or the rate limit was exceeded.
 const (
 	Sent       Result = "sent"
 	Suppressed Result = "suppressed"
 	Failed     Result = "failed"
 )
 
-// Bounds of what is remembered, queued and sent. Those of one object and of the queue are client-go's.
+// Bounds of the cache, the queue and the rate of events. The bounds per object and of the queue are client-go's.
 const (
-	// eventWindow is for how long an equal event raises the count of the first instead of being another one, eventUpdate how often
-	// that is sent.
+	// eventWindow is the time in which an equal event raises the count of the first instead of creating another one,
+	// eventUpdate the interval between two patches of the count.
 	eventWindow = 10 * time.Minute
 	eventUpdate = 5 * time.Minute
 	// objectBurst different events about one object are sent at once, one more in each objectInterval after that.
 	objectBurst    = 25
 	objectInterval = 5 * time.Minute
-	// eventBurst bounds all events together: so many at once, one more in each eventInterval after that. Events beyond it wait.
+	// eventBurst bounds all events together: so many at once, one more in each eventInterval after that. Further ones wait.
 	eventBurst    = 60
 	eventInterval = 2 * time.Second
-	// maxQueued events wait; those beyond are dropped.
+	// maxQueued events wait in the queue; further events are dropped.
 	maxQueued = 1000
-	// maxRemembered events, and as many objects, are remembered.
+	// maxRemembered bounds the LRU caches of events and of objects.
 	maxRemembered   = 1024
 	maxEventMessage = 1024
-	// maxObjectName is what an event's name has of its object's: 253 bytes less a dot and 16 hexadecimal digits.
+	// maxObjectName bounds the object's name in an event's name: 253 bytes less a dot and 16 hexadecimal digits.
 	maxObjectName = 253 - 17
-	// eventFlush bounds what is sent after the end.
+	// eventFlush bounds the time in which Shutdown sends queued events.
 	eventFlush = 3 * time.Second
 )
 
-// Writer is what a recorder needs of [kube.Client].
+// Writer is the part of [kube.Client] that a recorder needs.
 type Writer interface {
 	CreateEvent(ctx context.Context, s kube.EventSeries) error
 	CountEvent(ctx context.Context, s kube.EventSeries) error
 }
 
-// Options are what a recorder works with. Log is required.
+// Options are the dependencies of a recorder. Log is required.
 type Options struct {
 	Log *slog.Logger
-	// Count gets the result of each event, unless nil.
+	// Count receives the result of each event, unless nil.
 	Count func(Result)
-	// Clock is the system's by default.
+	// Clock defaults to the system's clock.
 	Clock clock.WithTicker
 }
 
-// Recorder sends events. One that is nil drops them.
+// Recorder sends events. A nil Recorder drops them.
 type Recorder struct {
 	options Options
 	writer  Writer
@@ -95,22 +95,22 @@ type Recorder struct {
 	mu      sync.Mutex
 	seen    *lru.Cache // of *seenEvent by Event
 	objects *lru.Cache // of *rate.Limiter by bucketKey
-	named   int64      // the time in the name of the last event: no two have the same
+	named   int64      // the UnixNano in the name of the last event: no two names are equal
 	closed  bool
-	full    bool // the queue has dropped since it was empty
-	failing bool // the last event was not sent; the sender's alone
+	full    bool // the queue has overflowed since it was empty
+	failing bool // the last event was not sent; only the sending goroutine uses it
 }
 
 // seenEvent is the state of equal events.
 type seenEvent struct {
 	kube.EventSeries
 
-	// sent is when it was last given to the sender, stored whether the API server has it.
+	// sent is the time of the last enqueue; stored reports whether the API server has the event.
 	sent           time.Time
 	stored, queued bool
 }
 
-// bucketKey is what shares one token bucket.
+// bucketKey is the key of a token bucket: events with the same key share the bucket.
 type bucketKey struct {
 	object kube.ObjectRef
 	kind   kube.EventType
@@ -134,7 +134,7 @@ func New(writer Writer, o Options) *Recorder {
 	return r
 }
 
-// Record has an event sent, and never waits for that. A recorder that is nil drops all events.
+// Record enqueues an event and never waits. A nil recorder drops all events.
 func (r *Recorder) Record(event kube.Event) {
 	if r == nil {
 		return
@@ -150,7 +150,7 @@ func (r *Recorder) Record(event kube.Event) {
 	}
 }
 
-// enqueue counts an event and gives it to the sender if it is due. It reports an overflow of the queue once, until that is empty.
+// enqueue counts an event and sends it to the queue if due. It reports the first overflow since the queue was last empty.
 func (r *Recorder) enqueue(event kube.Event) (sending, overflow bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -171,7 +171,7 @@ func (r *Recorder) enqueue(event kube.Event) (sending, overflow bool) {
 	}
 }
 
-// remember gives the state of equal events. It needs the lock.
+// remember returns the state of equal events. It needs the lock.
 func (r *Recorder) remember(event kube.Event, now time.Time) *seenEvent {
 	if known, found := r.seen.Get(event); found {
 		if s, _ := known.(*seenEvent); now.Sub(s.Last) <= eventWindow {
@@ -184,8 +184,8 @@ func (r *Recorder) remember(event kube.Event, now time.Time) *seenEvent {
 	return s
 }
 
-// due reports whether an event may be sent now: one that was sent already when its count was not for some time, another one if its
-// object has a token left. It needs the lock.
+// due reports whether an event may be sent now: a sent event if its count was not patched for eventUpdate, another event if its
+// object's bucket has a token. It needs the lock.
 func (r *Recorder) due(s *seenEvent, now time.Time) bool {
 	if !s.sent.IsZero() {
 		return now.Sub(s.sent) >= eventUpdate
@@ -200,8 +200,8 @@ func (r *Recorder) due(s *seenEvent, now time.Time) bool {
 	return limiter.AllowN(now, 1)
 }
 
-// Shutdown sends what waits as far as the token bucket allows, for three seconds at most, and ends the recorder. Events that are
-// recorded afterwards are dropped.
+// Shutdown sends queued events as far as the token bucket allows, for three seconds at most, and ends the recorder. Later
+// events are dropped.
 func (r *Recorder) Shutdown() {
 	if r == nil {
 		return
@@ -239,7 +239,7 @@ func (r *Recorder) send(ctx context.Context) {
 	}
 }
 
-// wait takes a token, and reports whether there was one. It ends at once when the recorder does.
+// wait reserves a token and waits for it. It returns false when Shutdown comes before the token.
 func (r *Recorder) wait() bool {
 	now := r.options.Clock.Now()
 	token := r.limiter.ReserveN(now, 1)
@@ -258,7 +258,7 @@ func (r *Recorder) wait() bool {
 	}
 }
 
-// report counts an event that was sent, and logs the first failure of several.
+// report counts a sent event, and logs the first of several failures.
 func (r *Recorder) report(ctx context.Context, event kube.Event, err error) {
 	if err == nil {
 		r.options.Count(Sent)
@@ -276,8 +276,8 @@ func (r *Recorder) report(ctx context.Context, event kube.Event, err error) {
 		slog.String("error", err.Error()))
 }
 
-// write creates an event, or patches the count of one that the API server has. It forgets events, after an hour by default: then
-// another one is created.
+// write creates an event, or patches the count of a stored one. The API server deletes events, after an hour by default; then
+// write creates a new one.
 func (r *Recorder) write(ctx context.Context, s seenEvent) error {
 	if s.stored {
 		if err := r.writer.CountEvent(ctx, s.EventSeries); kube.ClassOf(err) != kube.NotFound {
@@ -287,7 +287,7 @@ func (r *Recorder) write(ctx context.Context, s seenEvent) error {
 	return r.writer.CreateEvent(ctx, s.EventSeries)
 }
 
-// eventName is the name of an event about an object, as client-go makes it.
+// eventName returns the name of an event about an object, in client-go's format.
 func eventName(object string, nanoseconds int64) string {
 	object = strings.TrimRight(object[:min(len(object), maxObjectName)], ".-")
 	return fmt.Sprintf("%s.%x", object, nanoseconds)

@@ -1,10 +1,10 @@
-// Package health is whether the node agent is alive and whether its node is ready, part by part and with reasons.
+// Package health holds the liveness of the node agent and the readiness of its node, part by part and with reasons.
 //
 // It promises that readiness names each part that is not ready and why, that a part that is due to report and does not is
 // not ready, that a change of a part is logged once, at info, and that liveness fails when the heartbeat of a part is
 // missing, and only then: an agent that waits for a primary configuration, or for a disk that hangs, is alive and not ready.
 //
-// It never opens a port, never asks a part anything (parts report), and starts no goroutine.
+// It never opens a port, never calls a part (parts report), and starts no goroutine.
 //
 // Start reading at State. The two endpoints are in http.go.
 package health
@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// missedBeats is how many intervals a part may be silent before liveness fails.
+// missedBeats is the number of intervals without a heartbeat after which liveness fails.
 const missedBeats = 3
 
 // starting is the reason of a part that has not reported yet.
@@ -25,16 +25,16 @@ const starting = "starting"
 
 // Options configure a State. The zero value reports no change.
 type Options struct {
-	// Log has one record at info for each change of a part, and one when all of them become ready or cease to be.
+	// Log has one record at info for each change of a part, and one when all parts become ready or cease to be ready.
 	Log *slog.Logger
-	// Now is the clock; nil means the system's.
+	// Now is the clock; nil means the system's clock.
 	Now func() time.Time
-	// OnChange is called when all parts have become ready and when that has ended, in the order of the changes. It must
-	// not call the State.
+	// OnChange is called when all parts have become ready and when that has ended, in the order of the changes. It must not
+	// call the State.
 	OnChange func(ready bool)
 }
 
-// State is what the parts of an agent have reported. Its methods may be called from several goroutines.
+// State has the last report of each part of an agent. Its methods are safe for concurrent use.
 type State struct {
 	options Options
 
@@ -45,8 +45,8 @@ type State struct {
 	due   map[string]due
 }
 
-// Part is a part of the agent as it last reported. Since is when it became as it is: ready, or not ready for this
-// reason. Reason is empty when it is ready. Checked is when it last reported, zero if it has not yet.
+// Part is the last report of a part of the agent. Since is the time of its last change of Ready or Reason. Reason is empty for
+// a ready part. Checked is the time of its last report, zero before the first.
 type Part struct {
 	Name    string    `json:"name"`
 	Ready   bool      `json:"ready"`
@@ -55,13 +55,13 @@ type Part struct {
 	Checked time.Time `json:"checked,omitzero"`
 }
 
-// Snapshot is the state at one moment. It is ready when all its parts are.
+// Snapshot is the state at one moment. It is ready when all its parts are ready.
 type Snapshot struct {
 	Ready bool   `json:"ready"`
 	Parts []Part `json:"parts"`
 }
 
-// due is when a part has to report again, and its reason for not being ready if it has not.
+// due is the deadline of a part's next report, and the part's reason for not being ready after the deadline.
 type due struct {
 	at     time.Time
 	reason string
@@ -72,8 +72,7 @@ type beat struct {
 	every time.Duration
 }
 
-// NewState returns a state of parts that are not ready yet, in the order in which they will be shown. Without parts it is
-// ready.
+// NewState returns a state of parts that are not ready yet, in the order of the output. A state without parts is ready.
 func NewState(o Options, parts ...string) *State {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -89,19 +88,19 @@ func NewState(o Options, parts ...string) *State {
 	return s
 }
 
-// Ready reports that a part does its work. A part that NewState did not have is added.
+// Ready reports that a part works. A part that NewState did not have is added.
 func (s *State) Ready(part string) {
 	s.report(Part{Name: part, Ready: true})
 }
 
-// NotReady reports that a part does not do its work, and why: a sentence for a person, such as "waiting for a CNI
-// configuration in /host/etc/cni/net.d". An empty reason becomes "unknown".
+// NotReady reports that a part does not work, and the reason: a sentence for a person, such as "waiting for a CNI configuration
+// in /host/etc/cni/net.d". An empty reason becomes "unknown".
 func (s *State) NotReady(part, reason string) {
 	s.report(Part{Name: part, Reason: cmp.Or(reason, "unknown")})
 }
 
-// Expect announces that a part will report within this time: from then on it counts as not ready for this reason, until it
-// does. A part that is not ready already stays so for its own reason.
+// Expect sets the deadline of a part's next report: after the deadline the part counts as not ready for this reason, until it
+// reports. A part that is not ready keeps its own reason.
 func (s *State) Expect(part string, within time.Duration, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,29 +168,29 @@ func (s *State) Snapshot() Snapshot {
 	return Snapshot{Ready: s.ready, Parts: slices.Clone(s.parts)}
 }
 
-// Beat is the heartbeat of a loop, which comes again within the given time. The first one makes it expected; Rest ends
-// that. A loop beats once before it does anything that could hang.
+// Beat is the heartbeat of a loop, which beats again within the given time. The first beat starts the supervision; Rest ends
+// it. A loop beats once before any call that could hang.
 func (s *State) Beat(part string, every time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.beats[part] = beat{last: s.options.Now(), every: every}
 }
 
-// Rest reports that a loop has ended on purpose or waits for something that may take any time.
+// Rest ends the supervision of a loop that has ended on purpose or waits for an event without a deadline.
 func (s *State) Rest(part string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.beats, part)
 }
 
-// missing is a heartbeat that has not come in time.
+// missing is a heartbeat that is overdue.
 type missing struct {
 	Name  string    `json:"name"`
 	Last  time.Time `json:"last"`
 	Every string    `json:"every"`
 }
 
-// missing returns the parts that have not beaten for three of their intervals, by name.
+// missing returns the parts without a heartbeat for three of their intervals, by name.
 func (s *State) missing() []missing {
 	s.mu.Lock()
 	defer s.mu.Unlock()

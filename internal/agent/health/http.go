@@ -7,8 +7,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// Handler serves /healthz and /readyz, which the probes of the reference's DaemonSet ask for: 200 or 503 with the reasons as
-// JSON.
+// Handler serves /healthz and /readyz, the probe paths of the reference's DaemonSet: 200 or 503 with the reasons as JSON.
 func (s *State) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -31,6 +30,6 @@ func answer(w http.ResponseWriter, good bool, body any) {
 	if !good {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	text, _ := json.Marshal(body)                       // which has texts and times only
-	_, _ = w.Write(append(printable.Lines(text), '\n')) // a prober that went away
+	text, _ := json.Marshal(body)                       // texts and times always marshal
+	_, _ = w.Write(append(printable.Lines(text), '\n')) // the prober may have closed the connection
 }

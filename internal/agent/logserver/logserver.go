@@ -1,8 +1,8 @@
 // Package logserver logs the records that processes of the CNI plugin send to the node agent, each with its own time.
 //
-// It promises to understand the plugin of this program and the reference's, to keep the records of one invocation
-// together, and that no batch harms the agent: its size, the length of a record and the volume of the log have limits.
-// Records that are lost to those are counted. A record cannot pass for one of the agent's own, nor for several.
+// It promises to parse the records of this program's plugin and of the reference's, to keep the records of one invocation
+// together, and that no batch harms the agent: its size, the length of a record and the volume of the log have limits. Records
+// beyond the limits are counted. No record can imitate one of the agent's own, or several.
 //
 // It does not serve the socket; package unixsock does.
 //
@@ -34,15 +34,15 @@ const (
 	byteRate  = 1 << 20 // per second
 	byteBurst = 16 << 20
 
-	// logEach is the least time between two records about records that were lost.
+	// logEach is the least time between two records about lost records.
 	logEach = 30 * time.Second
 )
 
-// Options are where the records go. All but Level are required.
+// Options are the sinks of the records. All but Level are required.
 type Options struct {
-	// Records gets the relayed records. Its Enabled is not asked, as its level is the agent's own.
+	// Records receives the relayed records. Its Enabled is not called, as its level is the agent's own.
 	Records slog.Handler
-	// Level is the lowest level that is relayed; nil means info.
+	// Level is the lowest relayed level; nil means info.
 	Level slog.Leveler
 	// Log is the agent's own log.
 	Log     *slog.Logger
@@ -55,7 +55,7 @@ type Relay struct {
 	records slog.Handler
 	limiter *rate.Limiter
 
-	mu     sync.Mutex                 // keeps a batch together, and decoding to one at a time
+	mu     sync.Mutex                 // keeps a batch together, and limits decoding to one batch at a time
 	lost   map[metrics.LogOutcome]int // since the last report
 	report rate.Sometimes
 }
@@ -81,11 +81,11 @@ func (r *Relay) Handler() http.Handler {
 	return mux
 }
 
-// post relays a batch: a JSON array of strings, each of them the text of a record. Whatever can be read as one is
-// answered with 200, as the sender can do nothing about records that cannot. A batch that cannot be read counts as one
-// record: how many it had is not known.
+// post relays a batch: a JSON array of strings, each the text of a record. A readable batch is answered with 200 even if a
+// record is malformed, as the sender could not correct it. An unreadable batch counts as one rejected record: its number of
+// records is not known.
 func (r *Relay) post(w http.ResponseWriter, request *http.Request) {
-	ctx := context.WithoutCancel(request.Context()) // even if the client goes away
+	ctx := context.WithoutCancel(request.Context()) // continue after the client closes the connection
 	body, err := io.ReadAll(http.MaxBytesReader(w, request.Body, maxBody))
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -108,8 +108,8 @@ func (r *Relay) post(w http.ResponseWriter, request *http.Request) {
 	}
 }
 
-// relay decodes a batch as a whole before it logs any of it. An element that is no text is a bad record; null is an empty
-// batch, as it is for the reference.
+// relay decodes the whole batch before it logs any record. An element that is not a string is a rejected record; null is an
+// empty batch, as in the reference.
 func (r *Relay) relay(ctx context.Context, body []byte) error {
 	var lines []string
 	err := json.Unmarshal(body, &lines)
@@ -124,7 +124,7 @@ func (r *Relay) relay(ctx context.Context, body []byte) error {
 	return nil
 }
 
-// log logs one record and returns its outcome. It is empty for a record below the level, which counts for nothing.
+// log logs one record and returns its outcome, empty for a record below the level, which is not counted.
 func (r *Relay) log(ctx context.Context, line string) metrics.LogOutcome {
 	record, err := parse(line)
 	switch {

@@ -15,18 +15,18 @@ import (
 )
 
 const (
-	// scopeKey has the value scope in every relayed record, which tells it from the agent's own.
+	// scopeKey has the value scope in every relayed record, which distinguishes the record from the agent's own.
 	scopeKey = "scope"
 	scope    = "cni-plugin"
-	// renamed is put before a key that would be taken for the relay's own, as the plugin does.
+	// renamed prefixes a key that could pass for the relay's own, as in the plugin.
 	renamed = "attr."
 )
 
 var errNoRecord = errors.New("not a log record")
 
-// parse reads a record: a JSON object with level, time (RFC 3339) and msg, and attributes besides, of which the last
-// of the same key counts. As with the reference a record without one of the three is none. The level "fatal" becomes error,
-// as a plugin of this program sends it.
+// parse parses a record: a JSON object with level, time (RFC 3339), msg and attributes; of duplicate keys the last counts. As
+// in the reference, a record without one of the three is malformed. The level "fatal" becomes error, as a plugin of this
+// program sends it.
 func parse(line string) (slog.Record, error) {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(line), &members); err != nil {
@@ -60,8 +60,7 @@ func parse(line string) (slog.Record, error) {
 	return record, nil
 }
 
-// attrValue keeps the kind of a value. Text is unquoted; everything else stays as it was written, so that no number
-// loses digits.
+// attrValue keeps the kind of a value. A string is unquoted; any other value keeps its text, so that no number loses digits.
 func attrValue(value json.RawMessage) slog.Value {
 	var text string
 	if len(value) > 0 && value[0] == '"' && json.Unmarshal(value, &text) == nil {
@@ -70,8 +69,8 @@ func attrValue(value json.RawMessage) slog.Value {
 	return slog.AnyValue(json.RawMessage(shown(string(value))))
 }
 
-// shown replaces what a reader's terminal obeys or hides. The control characters of ASCII, line ends among them, are escaped
-// by the handlers of log/slog.
+// shown replaces characters that a terminal interprets or hides. The handlers of log/slog escape the control characters of
+// ASCII, line ends among them.
 func shown(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r >= ' ' && !printable.Is(r) {

@@ -7,16 +7,16 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
-// LookupResult is how a plugin's question for a pod ended.
+// LookupResult is the result of a plugin's lookup of a pod.
 type LookupResult string
 
-// A question that failed is one that the plugin then asks the API server.
+// After a failed lookup the plugin requests the pod from the API server.
 const (
 	LookupFound  LookupResult = "found"
 	LookupFailed LookupResult = "failed"
 )
 
-// Adds counts what plugins reported and asked for.
+// Adds counts the plugins' reports and lookups.
 type Adds struct {
 	adds, seconds, failures, processes, requests, lookups, refused *family
 }
@@ -38,7 +38,7 @@ func newAdds(r *registry) *Adds {
 	}
 }
 
-// addSeries are the reasons that each source can have. What the runtime's annotations decide is not reported.
+// addSeries returns the reasons that each source can have. Plugins do not report decisions by the runtime's annotations.
 func addSeries() []string {
 	byName := []sidecar.Reason{sidecar.NotKubernetes, sidecar.ExcludedNamespace, sidecar.OwnAgent}
 	byFacts := slices.DeleteFunc(sidecar.Reasons(), func(r sidecar.Reason) bool { return slices.Contains(byName, r) })
@@ -46,7 +46,7 @@ func addSeries() []string {
 		pairs(each("reason", byFacts...), each("source", agentapi.SourceAgent, agentapi.SourceAPI))...)
 }
 
-// Added counts what a plugin reported.
+// Added counts a plugin's report.
 func (a *Adds) Added(r agentapi.Report) {
 	if series := join(label("reason", r.Reason), label("source", r.Source)); a.adds.has(series) {
 		a.adds.add(1, series)
@@ -65,8 +65,8 @@ func (a *Adds) Added(r agentapi.Report) {
 	a.requests.add(r.Requests, "")
 }
 
-// ReportRefused counts a report that cannot be read.
+// ReportRefused counts a report that cannot be parsed.
 func (a *Adds) ReportRefused() { a.refused.add(1, "") }
 
-// Answered counts a plugin's question for a pod.
+// Answered counts a plugin's lookup of a pod.
 func (a *Adds) Answered(r LookupResult) { a.lookups.add(1, label("result", r)) }

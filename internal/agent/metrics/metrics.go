@@ -1,19 +1,18 @@
-// Package metrics is what the node agent, race repair and the taint controller count, and how Prometheus reads it.
+// Package metrics has the metrics of the node agent, race repair and the taint controller, and serves them to Prometheus.
 //
-// It promises the names, labels and values of the reference's node agent for what both count, the prefix istio_cni_ for
-// everything of ours, a HELP and a TYPE line for every family it shows, and that each value of a closed label is there
-// as 0 from the start, so that an alert on its increase sees the first one. Labels are closed sets: no content of a pod or a
-// file becomes a label value.
+// It promises the names, labels and values of the reference's node agent for the metrics of both, the prefix istio_cni_ for all
+// others, a HELP and a TYPE line for every family, and a series with 0 for each value of a closed label from the start, so that
+// an alert on its increase sees the first one. Labels are closed sets: no content of a pod or a file becomes a label value.
 //
 // It never opens a port, keeps no state outside of its values, and decides nothing.
 //
-// Start reading at Metrics. Each family is declared once, where it is counted: adds.go, repair.go and taint.go have the
-// others; registry.go has the text that is served.
+// Start reading at Metrics. Each family is declared once, beside its counting code: adds.go, repair.go and taint.go have the
+// others; registry.go writes the text format.
 package metrics
 
 import "time"
 
-// InstallResult is how an installation ended. The values are the reference's.
+// InstallResult is the result of an installation. The values are the reference's.
 type InstallResult string
 
 // An installation succeeds, or ends at the step that the value names.
@@ -25,7 +24,7 @@ const (
 	ReadServiceAccountFailure InstallResult = "READ_SERVICE_ACCOUNT_FAILURE"
 )
 
-// Artifact is something that the agent keeps on the node.
+// Artifact is a file or configuration that the agent keeps on the node.
 type Artifact string
 
 // The artifacts that the agent restores.
@@ -35,10 +34,10 @@ const (
 	Config     Artifact = "config"
 )
 
-// Writer is another writer of the CNI configuration, as far as it is known.
+// Writer is the other writer of the CNI configuration in a rewrite conflict.
 type Writer string
 
-// The writers that leave traces by which they are known.
+// The writers that otherWriter of package installation recognises by their traces.
 const (
 	WriterCilium    Writer = "cilium"    // cni.exclusive
 	WriterMultus    Writer = "multus"    // automatic configuration
@@ -46,7 +45,7 @@ const (
 	WriterUnknown   Writer = "unknown"
 )
 
-// Source is where the agent's live configuration comes from.
+// Source is the source of the agent's live configuration.
 type Source string
 
 // The live configuration is a ConfigMap read from the API server, or a directory.
@@ -55,20 +54,20 @@ const (
 	SourceDirectory Source = "directory"
 )
 
-// LogOutcome is the result of a record that a plugin sent.
+// LogOutcome is the outcome of a record that a plugin sent.
 type LogOutcome string
 
-// A dropped record was sound and one too many; a rejected one could not be read.
+// A dropped record exceeded a limit; a rejected record could not be parsed.
 const (
 	LogRelayed  LogOutcome = "relayed"
 	LogDropped  LogOutcome = "dropped"
 	LogRejected LogOutcome = "rejected"
 )
 
-// unauthorizedPeer is the reason for which a connection to the log socket is refused.
+// unauthorizedPeer is the reason label of a refused connection to the log socket.
 const unauthorizedPeer = "stranger"
 
-// Metrics counts for one agent. Its methods may be called from several goroutines.
+// Metrics has the metrics of one agent. Its methods are safe for concurrent use.
 type Metrics struct {
 	*registry
 	*Repair
@@ -117,7 +116,7 @@ func newRegistry(version string) *registry {
 	return r
 }
 
-// Installed counts an installation that ended.
+// Installed counts a finished installation.
 func (m *Metrics) Installed(r InstallResult) { m.installs.add(1, label("result", r)) }
 
 // SetReady sets whether the node is installed and watched.
@@ -126,7 +125,7 @@ func (m *Metrics) SetReady(ready bool) { m.ready.setBool(ready) }
 // Polled sets whether the node's files are polled instead of watched.
 func (m *Metrics) Polled(polled bool) { m.polled.setBool(polled) }
 
-// Healed counts an artifact that was restored after another program changed it, and the time from noticing it to then.
+// Healed counts the repair of an artifact that another program changed, and observes the time since the change was noticed.
 func (m *Metrics) Healed(a Artifact, took time.Duration) {
 	m.rewrites.add(1, label("artifact", a))
 	m.heal.observe(took.Seconds(), "")
@@ -135,7 +134,7 @@ func (m *Metrics) Healed(a Artifact, took time.Duration) {
 // RewriteConflict counts a rewrite conflict: so many rewrites in a short time that the agent backs off.
 func (m *Metrics) RewriteConflict(r Writer) { m.conflicts.add(1, label("rival", r)) }
 
-// ConfigRefused counts a live configuration whose content was bad, so that the one before it stayed in force.
+// ConfigRefused counts a live configuration with bad content, so that the one before it stayed in force.
 func (m *Metrics) ConfigRefused(s Source) { m.problems.add(1, label("source", s)) }
 
 // LogRecords counts n records that plugins sent.

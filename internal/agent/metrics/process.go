@@ -8,11 +8,10 @@ import (
 	"time"
 )
 
-// started is when the program did, to within its initialisation.
+// started is the start time of the program, to within its initialisation.
 var started = time.Now() //nolint:forbidigo,gochecknoglobals // of the process, not of a value
 
-// process returns the metrics of the process and of the Go runtime that an operator asks for, under the names that
-// Prometheus' own client has for them.
+// process returns the metrics of the process and of the Go runtime, under the names of Prometheus' own client.
 func process() []*family {
 	var r registry
 	row := func(kind, name, help string, value float64) { r.declare(kind, name, help).set(value) }
@@ -31,7 +30,7 @@ func process() []*family {
 	}
 	row(gauge, "process_start_time_seconds", "When the process started, in seconds since 1970.", float64(started.UnixMilli())/1000)
 	if open, err := os.ReadDir("/proc/self/fd"); err == nil {
-		row(gauge, "process_open_fds", "Open file descriptors.", float64(len(open)-1)) // less the directory's
+		row(gauge, "process_open_fds", "Open file descriptors.", float64(len(open)-1)) // less the fd of the directory
 	}
 	var limit syscall.Rlimit
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) == nil {

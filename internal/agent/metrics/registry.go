@@ -10,7 +10,7 @@ import (
 	"sync"
 )
 
-// contentType is that of the Prometheus text format.
+// contentType is the media type of the Prometheus text format.
 const contentType = "text/plain; version=0.0.4; charset=utf-8"
 
 const (
@@ -19,10 +19,10 @@ const (
 	histogram = "histogram"
 )
 
-// registry is families in the order in which they were declared.
+// registry has the families in the order of their declaration.
 type registry struct{ families []*family }
 
-// family is all series of a name. Its labels are a closed set, given as the text format writes them without the braces.
+// family has all series of a name. Its labels are a closed set, in the text format without the braces.
 type family struct {
 	kind, name, help string
 	bounds           []float64 // of a histogram, ascending
@@ -30,16 +30,16 @@ type family struct {
 	mu      sync.Mutex
 	series  []string
 	samples map[string]*sample
-	read    func() int // if any, gives a gauge's value
+	read    func() int // computes a gauge's value, unless nil
 }
 
-// sample is one series. The value of a histogram is the sum, its counts are by bound and for what is above all of them.
+// sample is one series. For a histogram, value is the sum, and counts has one count per bound and one above all bounds.
 type sample struct {
 	value  float64
 	counts []uint64
 }
 
-// declare adds a family with series that are zero. Without series it has one that has no labels.
+// declare adds a family with series of value zero. Without series it adds one series that has no labels.
 func (r *registry) declare(kind, name, help string, series ...string) *family {
 	if len(series) == 0 {
 		series = []string{""}
@@ -61,8 +61,8 @@ func (r *registry) declareHistogram(name, help string, bounds []float64, series 
 	return f
 }
 
-// sample runs change on a series. Labels that were not declared are a mistake in this program, and no reason for a node
-// agent to end; a test holds the constants to the declarations.
+// sample runs change on a series. It ignores undeclared labels: they are an error in this program, but no reason to end a node
+// agent; a test compares the constants with the declarations.
 func (f *family) sample(labels string, change func(*sample)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -71,21 +71,21 @@ func (f *family) sample(labels string, change func(*sample)) {
 	}
 }
 
-// add counts n. A counter only rises.
+// add adds n. A counter only rises.
 func (f *family) add(n int, labels string) {
 	if n > 0 || f.kind == gauge {
 		f.sample(labels, func(s *sample) { s.value += float64(n) })
 	}
 }
 
-// move counts one less with the labels of before, and one more with those of now. Labels that are not declared, such as
-// those of an empty value, stand for nothing.
+// move subtracts one from the series with the labels of before, and adds one to the series with those of now. It ignores
+// undeclared labels, such as those of an empty value.
 func (f *family) move(before, now string) {
 	f.add(-1, before)
 	f.add(1, now)
 }
 
-// set gives a gauge without labels its value.
+// set sets the value of a gauge without labels.
 func (f *family) set(v float64) {
 	f.sample("", func(s *sample) { s.value = v })
 }
@@ -105,7 +105,7 @@ func (f *family) observe(v float64, labels string) {
 	})
 }
 
-// readBy has a gauge read when it is shown; nil ends that, at 0.
+// readBy sets the function that computes a gauge's value on each scrape; with nil the value is the stored one, 0.
 func (f *family) readBy(read func() int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -160,7 +160,7 @@ func writeSample(b *bytes.Buffer, name, labels string, value float64) {
 	b.WriteString(name + labels + " " + strconv.FormatFloat(value, 'f', -1, 64) + "\n")
 }
 
-// Text returns all metrics in the Prometheus text format, those of the process included.
+// Text returns all metrics in the Prometheus text format, including those of the process.
 func (r *registry) Text() []byte {
 	var b bytes.Buffer
 	for _, f := range append(slices.Clip(r.families), process()...) {
@@ -169,7 +169,7 @@ func (r *registry) Text() []byte {
 	return b.Bytes()
 }
 
-// Handler serves the metrics, whatever the path.
+// Handler serves the metrics on every path.
 func (r *registry) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
 		if request.Method != http.MethodGet && request.Method != http.MethodHead {
@@ -178,11 +178,11 @@ func (r *registry) Handler() http.Handler {
 			return
 		}
 		w.Header().Set("Content-Type", contentType)
-		_, _ = w.Write(r.Text()) // a scraper that went away
+		_, _ = w.Write(r.Text()) // the scraper may have closed the connection
 	})
 }
 
-// label writes a key and a value as the text format wants them.
+// label formats a key and a value for the text format.
 func label[V ~string](key string, value V) string {
 	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 	return key + `="` + escape.Replace(strings.ToValidUTF8(string(value), "\uFFFD")) + `"`
@@ -204,7 +204,7 @@ func each[V ~string](key string, values ...V) []string {
 	return series
 }
 
-// pairs returns the series of a family with the labels of both.
+// pairs returns the series of a family with two labels: each of as with each of bs.
 func pairs(as, bs []string) []string {
 	var series []string
 	for _, a := range as {

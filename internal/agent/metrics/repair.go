@@ -2,20 +2,20 @@ package metrics
 
 import "github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 
-// RepairType is what was done about a pod that started without redirection. The values are the reference's.
+// RepairType is the action on a pod that started without redirection. The values are the reference's.
 type RepairType string
 
-// The repairs, from the hardest to the mildest.
+// The actions, the most disruptive first.
 const (
 	RepairDelete RepairType = "delete"
 	RepairLabel  RepairType = "label"
 	RepairPod    RepairType = "repair"
 )
 
-// RepairResult is how a repair ended. The values are the reference's.
+// RepairResult is the result of a repair. The values are the reference's.
 type RepairResult string
 
-// A skipped repair was not needed any more.
+// A skipped repair was no longer necessary.
 const (
 	RepairSuccess RepairResult = "success"
 	RepairSkip    RepairResult = "skip"
@@ -25,15 +25,15 @@ const (
 // PodState is the state of a pod of the mesh.
 type PodState string
 
-// The states. Empty is none: the pod is not of the mesh, or has no network.
+// The states. Empty means uncounted: the pod is not of the mesh, or has no network.
 const (
 	PodRedirected PodState = "redirected"
-	PodBroken     PodState = "broken"  // it runs, or failed, without redirection
-	PodDrifted    PodState = "drifted" // it runs with other rules than those of now
-	PodUnknown    PodState = "unknown" // its namespace could not be looked at
+	PodBroken     PodState = "broken"  // the pod runs, or failed, without redirection
+	PodDrifted    PodState = "drifted" // the pod runs with rules that differ from the current ones
+	PodUnknown    PodState = "unknown" // the pod's namespace could not be inspected
 )
 
-// Repair counts for race repair, in the agent or alone. Its methods may be called from several goroutines.
+// Repair has the metrics of race repair, in the agent or alone. Its methods are safe for concurrent use.
 type Repair struct {
 	*registry
 
@@ -61,12 +61,12 @@ func declareEvents(r *registry, name string) *family {
 		each("result", eventrecorder.Sent, eventrecorder.Suppressed, eventrecorder.Failed)...)
 }
 
-// Repaired counts a pod that was looked after.
+// Repaired counts an action on a pod by its result.
 func (r *Repair) Repaired(t RepairType, result RepairResult) {
 	r.repairs.add(1, join(label("type", t), label("result", result)))
 }
 
-// SetPodState counts a pod in another state than before; empty is none.
+// SetPodState moves a pod from one state to another; an empty state is not counted.
 func (r *Repair) SetPodState(before, now PodState) {
 	r.pods.move(label("state", before), label("state", now))
 }

@@ -2,20 +2,20 @@ package metrics
 
 import "github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 
-// TaintChange is what is done to a node by the taint controller.
+// TaintChange is the taint controller's change of a node.
 type TaintChange string
 
-// The condition is the one for other controllers.
+// ConditionSet publishes the node condition for other controllers.
 const (
 	TaintAdded   TaintChange = "add"
 	TaintRemoved TaintChange = "remove"
 	ConditionSet TaintChange = "condition"
 )
 
-// ChangeResult is how a change of a node ended.
+// ChangeResult is the result of a change of a node.
 type ChangeResult string
 
-// After a conflict with another writer the change is made again from the new state.
+// After a conflict with another writer the controller repeats the change on the new state.
 const (
 	ChangeDone     ChangeResult = "success"
 	ChangeConflict ChangeResult = "conflict"
@@ -32,7 +32,7 @@ const (
 	WatchedConfigMap Watched = "configmap"
 )
 
-// Taint counts for one taint controller. Its methods may be called from several goroutines.
+// Taint has the metrics of one taint controller. Its methods are safe for concurrent use.
 type Taint struct {
 	*registry
 
@@ -40,8 +40,8 @@ type Taint struct {
 	changes, decisions, problems, troubles, events *family
 }
 
-// NewTaint returns the metrics of a taint controller of the given version, all zero. The reasons are those for which a
-// node is ready or not.
+// NewTaint returns the metrics of a taint controller of the given version, all zero. Reasons are the readiness reasons of
+// nodes.
 func NewTaint(version string, reasons []string) *Taint {
 	r := newRegistry(version)
 	return &Taint{
@@ -61,7 +61,7 @@ func NewTaint(version string, reasons []string) *Taint {
 	}
 }
 
-// SetLeader sets whether this replica changes nodes. One that does not forgets them: they are another replica's.
+// SetLeader sets whether this replica changes nodes. Without the lease it resets its gauges: another replica has them.
 func (m *Taint) SetLeader(leader bool) {
 	m.leader.setBool(leader)
 	if !leader {
@@ -70,7 +70,7 @@ func (m *Taint) SetLeader(leader bool) {
 	}
 }
 
-// SetNodeReason counts a node with another reason than before; empty is none.
+// SetNodeReason moves a node from one reason to another; an empty reason is not counted.
 func (m *Taint) SetNodeReason(before, now string) {
 	m.nodes.move(label("reason", before), label("reason", now))
 }
@@ -78,12 +78,12 @@ func (m *Taint) SetNodeReason(before, now string) {
 // Decided counts a decision.
 func (m *Taint) Decided(reason string) { m.decisions.add(1, label("reason", reason)) }
 
-// Changed counts a change that was tried.
+// Changed counts an attempted change.
 func (m *Taint) Changed(c TaintChange, r ChangeResult) {
 	m.changes.add(1, join(label("change", c), label("result", r)))
 }
 
-// ConfigRefused counts requirements that could not be used.
+// ConfigRefused counts invalid requirements.
 func (m *Taint) ConfigRefused() { m.problems.add(1, "") }
 
 // WatchFailed counts a watch that begins to fail.
@@ -92,5 +92,5 @@ func (m *Taint) WatchFailed(f Watched) { m.troubles.add(1, label("resource", f))
 // EventReported counts an Event by its result.
 func (m *Taint) EventReported(r eventrecorder.Result) { m.events.add(1, label("result", r)) }
 
-// ReadQueue gives the function that counts the nodes that wait for a decision.
+// ReadQueue sets the function that counts the nodes in the queue.
 func (m *Taint) ReadQueue(count func() int) { m.queue.readBy(count) }

@@ -1,9 +1,9 @@
-// Package podcache keeps the pods of the node, and answers the plugin's requests for them, so that a pod's start needs no
+// Package podcache caches the pods of the node, and answers the plugin's requests for them, so that a pod's start needs no
 // request to the API server and no credential on the node.
 //
-// It promises that an answer is about the very pod that was asked for, by its UID; that a pod which the watch has not
-// delivered is fetched once, however many plugins ask for it; and that only the fields of a pod which decide are kept. Where
-// it is not sure of a pod it answers with an error, and the plugin asks the API server itself.
+// It promises that an answer is about the requested pod, by its UID; that a pod which the watch has not delivered is fetched
+// once, however many plugins request it; and that only the fields of a pod which decide are kept. If the cache cannot answer
+// with certainty it returns an error, and the plugin requests the pod from the API server.
 //
 // Start reading at Store. trim.go has the fields that are kept, serve.go the socket's answers, ring.go the plugins' reports.
 package podcache
@@ -24,10 +24,10 @@ import (
 // Options are the dependencies of a Store; all are required but Keep and KeepMessage.
 type Options struct {
 	API *kube.Client
-	// Node is the one whose pods are kept.
+	// Node is the name of the node whose pods are cached.
 	Node string
 	Log  *slog.Logger
-	// Keep and KeepMessage are those of [Trim].
+	// Keep and KeepMessage are the arguments of [Trim].
 	Keep        []string
 	KeepMessage string
 }
@@ -39,7 +39,7 @@ type Store struct {
 	mu     sync.Mutex
 	pods   map[types.NamespacedName]kube.Pod
 	synced bool
-	// watchErr is why the watch fails, nil while it works.
+	// watchErr is the error of the watch, nil while the watch works.
 	watchErr error
 	// listeners are called under mu, so that each sees the changes in their order.
 	listeners map[*kube.Listener[kube.Pod]]struct{}
@@ -84,7 +84,7 @@ func (s *Store) Run(ctx context.Context) {
 	})
 }
 
-// change makes a change and notifies the listeners.
+// change applies a change and notifies the listeners.
 func (s *Store) change(apply func(), notify func(*kube.Listener[kube.Pod])) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,8 +94,7 @@ func (s *Store) change(apply func(), notify func(*kube.Listener[kube.Pod])) {
 	}
 }
 
-// Follow notifies a listener of the pods as they are and as they change, until ctx ends. The listener must not call the
-// store.
+// Follow notifies a listener of the cached pods and of all changes, until ctx ends. The listener must not call the store.
 func (s *Store) Follow(ctx context.Context, l kube.Listener[kube.Pod]) {
 	s.mu.Lock()
 	for _, p := range s.pods {
@@ -115,7 +114,7 @@ func (s *Store) Follow(ctx context.Context, l kube.Listener[kube.Pod]) {
 	delete(s.listeners, &l)
 }
 
-// fetchTimeout bounds a request on behalf of plugins, which do not wait longer themselves.
+// fetchTimeout bounds a request on behalf of plugins; plugins wait no longer.
 const fetchTimeout = 2 * time.Second
 
 // fetch is one request to the API server that plugins wait for.
@@ -125,11 +124,11 @@ type fetch struct {
 	err   error
 }
 
-// errNoUID is a request without a UID, which any pod of the name would fit.
+// errNoUID is the error of a request without a UID, which any pod of the name would match.
 var errNoUID = errors.New("the runtime did not say which pod of the name it means")
 
-// Facts returns the facts of a pod. A pod that the watch has not delivered, or of whose name the watch has another pod, is
-// fetched.
+// Facts returns the facts of a pod. It fetches a pod that the watch has not delivered, or delivered with another UID under that
+// name.
 func (s *Store) Facts(ctx context.Context, key kube.PodKey) (sidecar.Facts, error) {
 	if key.UID == "" {
 		return sidecar.Facts{}, errNoUID

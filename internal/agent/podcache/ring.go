@@ -7,18 +7,18 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
-// remembered is how many reports are kept.
+// remembered is the capacity of the ring, in reports.
 const remembered = 512
 
-// Ring has the last reports of plugins. They are numbered from 1.
+// Ring has the last reports of plugins, numbered from 1.
 type Ring struct {
 	mu  sync.Mutex
-	all []agentapi.Report // that of number n at n modulo remembered
-	// last is the number of the latest.
+	all []agentapi.Report // the report of number n is at n modulo remembered
+	// last is the number of the latest report.
 	last uint64
 }
 
-// Add keeps a trimmed report, in place of the oldest when there are enough.
+// Add stores a trimmed report, in place of the oldest if the ring is full.
 func (r *Ring) Add(one agentapi.Report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -58,14 +58,14 @@ func (s *Service) pod(w http.ResponseWriter, r *http.Request) {
 	}
 	s.Metrics.Answered(metrics.LookupFound)
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(text) // a plugin that went away
+	_, _ = w.Write(text) // the plugin may have closed the connection
 }
 
-// short is the length up to which reports are read at any time; longer ones are read one at a time.
+// short is the length up to which reports are read concurrently, in bytes; longer ones are read one at a time.
 const short = 64 << 10
 
-// read reads a report. Every call counts: of a report that is too long, or that the plugin could not finish, the beginning is
-// read.
+// read parses a report. Every call counts: of a report that is too long, or that the plugin could not finish, read parses the
+// beginning.
 func (s *Service) read(r *http.Request) (agentapi.Report, error) {
 	if r.ContentLength < 0 || r.ContentLength > short {
 		s.long.Lock()
@@ -93,7 +93,7 @@ func (s *Service) report(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusOK)
 }
 
-// Handler gives the reports as JSON, the latest first: all of them, or those that the parameters ask for.
+// Handler returns the reports as JSON, the latest first: all of them, or the page that the query parameters select.
 func (r *Ring) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
 		before, limit := uint64(math.MaxUint64), remembered
@@ -112,6 +112,6 @@ func (r *Ring) Handler() http.Handler {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
-		_, _ = w.Write(append(printable.Lines(text), '\n')) // a client that went away
+		_, _ = w.Write(append(printable.Lines(text), '\n')) // the client may have closed the connection
 	})
 }

@@ -7,9 +7,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// Trim returns the transform of pods before they are kept: it drops the parts that no decision of the plugin or of race
-// repair reads, as thousands of pods may have to be kept. Keep are keys of annotations and labels that are read besides;
-// message is the termination message of an init container that race repair looks for, of which there may be 4 KiB.
+// Trim returns a transform of pods for the cache: it drops the fields that no decision of the plugin or of race repair reads,
+// as the cache may hold thousands of pods. Keep are the keys of further annotations and labels to keep; message is the
+// termination message of an init container that race repair matches: other messages, of up to 4 KiB, are dropped.
 func Trim(keep []string, message string) func(*kube.Pod) {
 	message = strings.TrimSpace(message)
 	return func(p *kube.Pod) {

@@ -1,6 +1,6 @@
 // Package selector checks selectors, labels, taints and names that a user sets, by the rules of the API server.
 //
-// It promises that what it accepts the API server accepts too, and that an error quotes a bounded, printable part of the text.
+// It promises to accept only text that the API server accepts, and that an error quotes a bounded, printable part of the text.
 // It never sends a request.
 //
 // Start reading at Check and Enablement.
@@ -23,10 +23,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// Enablement turns AMBIENT_ENABLEMENT_SELECTOR, a YAML list of {podSelector, namespaceSelector}, into the compact JSON list of the
-// plugin's configuration (enablement_selectors), in which both keys are always present. Both are label selectors
-// (k8s.io/apimachinery/pkg/apis/meta/v1.LabelSelector); one that is absent or empty selects everything. Empty text is an empty
-// list. An unknown key is an error: misspelt, it would select everything as well. Each invalid selector is reported.
+// Enablement converts AMBIENT_ENABLEMENT_SELECTOR, a YAML list of {podSelector, namespaceSelector}, to the compact JSON list of
+// the plugin's configuration (enablement_selectors), in which both keys are always present. Both are label selectors
+// (k8s.io/apimachinery/pkg/apis/meta/v1.LabelSelector); an absent or empty selector selects everything. Empty text is an empty
+// list. An unknown key is an error: misspelt, it would select everything. Each invalid selector is reported.
 func Enablement(yamlText string) (json.RawMessage, error) {
 	var list []struct {
 		Pod       metav1.LabelSelector `json:"podSelector"`
@@ -56,8 +56,8 @@ func checkLabelSelector(s *metav1.LabelSelector, at string) error {
 	return nil
 }
 
-// Check parses a label selector in the form of kubectl's --selector ([labels.Parse]). One without terms is an error, as it
-// selects all pods.
+// Check parses a label selector in the form of kubectl's --selector ([labels.Parse]). A selector without terms is an error, as
+// it selects all pods.
 func Check(text string) error {
 	selector, err := labels.Parse(text)
 	switch {
@@ -70,7 +70,7 @@ func Check(text string) error {
 }
 
 // CheckFields parses a field selector in the form of kubectl's --field-selector ([fields.ParseSelector]). Empty text and empty
-// terms restrict nothing. The API server knows which fields it selects by; none has other characters than letters, digits and
+// terms restrict nothing. Only the API server has the list of selectable fields; all of them consist of letters, digits and
 // inner dots.
 func CheckFields(text string) error {
 	selector, err := fields.ParseSelector(text)
@@ -92,8 +92,8 @@ func CheckFields(text string) error {
 // CheckLabel validates the key and value of a label.
 func CheckLabel(key, value string) error { return checkLabel("label", key, value) }
 
-// CheckTaint validates the key and value of a taint, which have the form of a label's. The type of a node condition has the form
-// of a key as well.
+// CheckTaint validates the key and value of a taint, which have the syntax of a label's. The type of a node condition has the
+// syntax of a key as well.
 func CheckTaint(key, value string) error { return checkLabel("taint", key, value) }
 
 func checkLabel(of, key, value string) error {
@@ -123,7 +123,7 @@ func CheckNamespace(name string) error {
 	return nil
 }
 
-// clean bounds text and makes it one printable line.
+// clean bounds text and formats it as one printable line.
 func clean(text string) string {
 	const most = 256
 	return printable.Text(strings.Join(strings.Fields(text), " "), most)

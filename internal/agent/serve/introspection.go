@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// profileTimeout lets a profile of the usual half minute end, and one of two.
+// profileTimeout is enough for a profile of two minutes; the default profile takes 30 s.
 const profileTimeout = 150 * time.Second
 
-// Page is one more thing that the introspection port shows.
+// Page is a further path of the introspection port.
 type Page struct {
 	// Path is a pattern of http.ServeMux.
 	Path    string
 	Handler http.Handler
 }
 
-// Introspection is the port of Go's profiler, below /debug/pprof/, and of further pages. It is local: profiles and the command line are not for other pods.
+// Introspection returns the port of Go's profiler, below /debug/pprof/, and of further pages. It is local: profiles and the command line are not for other pods.
 func Introspection(flag, host string, number int, pages ...Page) Port {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)

@@ -11,25 +11,25 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// How many connections a port has at a time: those from which a request's header is still to come, and those that are
-// answered. Every pod that reaches the port can open them, and each costs the agent a file descriptor and 20 to 40 KiB.
+// Bounds of a port's connections: those that wait for a request's header, and those that are being answered. Every pod that
+// reaches the port can open connections, and each connection costs the agent a file descriptor and 20 to 40 KiB.
 const (
 	maxWaiting  = 512
 	maxAnswered = 128
 )
 
-// How many connections a port takes per second, and at once after a rest. The others wait in the kernel, which has 4096 of
-// them by default: for 0.7 s. So even when maxWaiting come after it, a connection has 75 ms to send its request.
+// The rate at which a port accepts connections per second, and the burst after a pause. Further ones wait in the kernel's
+// backlog of 4096 by default: for 0.7 s. So even with maxWaiting later ones, a connection has 75 ms to send its request.
 const (
 	acceptRate  = 6000
 	acceptBurst = 64
 )
 
-// limit bounds the connections of a port and lets a new one in always: another one gives way.
+// limit bounds the connections of a port and always admits a new one: it closes an older connection instead.
 //
-// Connections that wait cannot push out those that are answered, so a request that came in whole gets its answer. In each
-// group it is the address with most connections that loses its oldest: a client that floods the port pushes out itself. With
-// many addresses the rate is what gives a newcomer its time.
+// Waiting connections cannot evict those that are being answered, so a complete request gets its answer. In each group the
+// address with most connections loses its oldest: a client that floods the port evicts its own connections. With many
+// addresses, the accept rate gives a new connection its time.
 type limit struct {
 	rate *rate.Limiter
 
@@ -43,11 +43,11 @@ func newLimit() *limit {
 	}
 }
 
-// state is the server's hook: it is called for a new connection before the next is accepted, and for an active one when a
-// whole header has come.
+// state is the server's ConnState hook: the server calls it for a new connection before it accepts the next, and for an active
+// one after a whole header.
 func (l *limit) state(conn net.Conn, s http.ConnState) {
 	if s == http.StateNew {
-		_ = l.rate.Wait(context.Background()) // which ends by itself
+		_ = l.rate.Wait(context.Background()) // Background never ends: Wait returns with a token
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -62,13 +62,13 @@ func (l *limit) state(conn net.Conn, s http.ConnState) {
 	}
 }
 
-// group is connections, the oldest first.
+// group is a list of connections, the oldest first.
 type group struct {
 	most  int
 	conns []net.Conn
 }
 
-// add takes a connection in. If the group is full, the oldest one of the address with most of them gives way.
+// add appends a connection. If the group is full, add closes the oldest connection of the address with most connections.
 func (g *group) add(conn net.Conn) {
 	if len(g.conns) >= g.most {
 		bySource := map[netip.Addr]int{}
@@ -100,8 +100,8 @@ func source(conn net.Conn) netip.Addr {
 	return netip.Addr{}
 }
 
-// reset ends a connection without waiting, as Close does, for a write that hangs: its server closes it when it finds out.
-// What was sent and is not read is thrown away.
+// reset ends a connection without waiting; Close would wait for a write that hangs. The server closes the connection after its
+// next error. Unread data is discarded.
 func reset(conn net.Conn) {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {

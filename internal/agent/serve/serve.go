@@ -1,12 +1,11 @@
 // Package serve opens the agent's TCP ports and serves HTTP on them until the agent ends.
 //
-// It promises that all ports are opened before anything else happens, that one which cannot be is an error that names
-// its flag, its number and the cause (all of them at once, and none stays open), that a slow or silent client is cut off
-// and keeps no other one from being answered, and that the end of the context ends the serving within a bound. Profiling is
-// served on loopback addresses only.
+// It promises that all ports are opened before anything else happens; that a port which cannot be opened is an error that names
+// its flag, its number and the cause (of all such ports at once, and no port stays open); that a slow or silent client is
+// disconnected and delays no other client; and that the end of the context ends the serving within a bound. Profiling is served
+// on loopback addresses only.
 //
-// It never serves http.DefaultServeMux, on which packages may have put what they like, and decides nothing about what
-// is served.
+// It never serves http.DefaultServeMux, to which any package may add handlers, and does not choose the handlers.
 //
 // Start reading at Open.
 package serve
@@ -34,36 +33,36 @@ const (
 	shutdownTimeout = 3 * time.Second
 )
 
-// Port is a TCP port to serve on. A number of 0 or less means that it is switched off.
+// Port is a TCP port to serve on. A number of 0 or less means that the port is disabled.
 type Port struct {
-	// Flag is what the operator sets the number by, such as "--monitoring-port". It is for errors.
+	// Flag is the flag that sets the number, such as "--monitoring-port", for error messages.
 	Flag string
-	// Host is the address to listen on; empty means all of them.
+	// Host is the address to listen on; empty means all addresses.
 	Host    string
 	Number  int
 	Handler http.Handler
 	// Local refuses a host that is not a loopback address.
 	Local bool
-	// Timeout is for an answer; 0 means 30 s.
+	// Timeout bounds an answer; 0 means 30 s.
 	Timeout time.Duration
 
 	listener net.Listener
 }
 
-// Servers are ports that are open. Clients can connect from Open on, and are answered from Serve on.
+// Servers are open ports. Clients can connect after Open, and are answered after Serve.
 type Servers struct {
 	log    *slog.Logger
 	limits limits
 	ports  []Port
 }
 
-// limits are those of a connection, and of the end.
+// limits are the timeouts of a request's header and of the shutdown.
 type limits struct{ header, shutdown time.Duration }
 
 var errNotLocal = errors.New("not a loopback address")
 
-// Open opens all ports that are not switched off. If one cannot be opened the others are closed again, and the error
-// has a line for each that could not. The log, which may be nil, gets what goes wrong with single connections.
+// Open opens all enabled ports. If one cannot be opened, Open closes the others, and the error has a line for each failed port.
+// The log, which may be nil, gets the errors of single connections.
 func Open(ctx context.Context, log *slog.Logger, ports ...Port) (*Servers, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -93,12 +92,12 @@ func listen(ctx context.Context, p Port) (net.Listener, error) {
 	var config net.ListenConfig
 	listener, err := config.Listen(ctx, "tcp", net.JoinHostPort(address(p.Host), strconv.Itoa(p.Number)))
 	if errno := syscall.Errno(0); errors.As(err, &errno) {
-		return nil, errno // what the net package puts around it only repeats the number
+		return nil, errno // the net package's text around errno only repeats the number
 	}
 	if err != nil {
 		return nil, err
 	}
-	// What a name stands for is known only now.
+	// The address of a host name is known only after Listen.
 	if at, ok := listener.Addr().(*net.TCPAddr); p.Local && (!ok || !at.IP.IsLoopback()) {
 		_ = listener.Close()
 		return nil, fmt.Errorf("listening on %q: %w", p.Host, errNotLocal)
@@ -106,7 +105,7 @@ func listen(ctx context.Context, p Port) (net.Listener, error) {
 	return listener, nil
 }
 
-// address spares the most common name the resolver, which an image without /etc/hosts does not have.
+// address maps the most common name without the resolver, which fails in an image without /etc/hosts.
 func address(host string) string {
 	if host == "localhost" {
 		return "127.0.0.1"
@@ -117,12 +116,12 @@ func address(host string) string {
 // Close closes ports that are not served. After Serve it does nothing.
 func (s *Servers) Close() {
 	for _, p := range s.ports {
-		_ = p.listener.Close() // it is closed even with an error
+		_ = p.listener.Close() // the port is closed even with an error
 	}
 }
 
-// Serve answers until ctx ends, gives running requests a moment to finish, and closes all ports. It returns nil, or
-// why a port ended before: then all the others have ended with it.
+// Serve answers until ctx ends, gives running requests a moment to finish, and closes all ports. It returns nil, or the error
+// of a port that ended before: then all other ports have ended as well.
 func (s *Servers) Serve(ctx context.Context) error {
 	serving, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer context.AfterFunc(ctx, func() { end(nil) })()
@@ -131,7 +130,7 @@ func (s *Servers) Serve(ctx context.Context) error {
 		server := s.server(p)
 		all.Go(func() {
 			err := server.Serve(p.listener)
-			end(fmt.Errorf("serving %s %d: %w", p.Flag, p.Number, err)) // of which the first counts
+			end(fmt.Errorf("serving %s %d: %w", p.Flag, p.Number, err)) // only the first cause counts
 		})
 		all.Go(func() {
 			<-serving.Done()
@@ -140,7 +139,7 @@ func (s *Servers) Serve(ctx context.Context) error {
 			if server.Shutdown(bound) != nil {
 				_ = server.Close() // the connections are closed even with an error
 			}
-			_ = p.listener.Close() // a server that had not begun to serve does not know it yet
+			_ = p.listener.Close() // Shutdown does not close the listener of a server that had not begun to serve
 		})
 	}
 	<-serving.Done()

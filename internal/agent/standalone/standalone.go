@@ -1,7 +1,7 @@
-// Package standalone is what controllers have in common that run in a pod of their own or by hand: their settings, the
-// access to the API server, and ports that are open while they work.
+// Package standalone has the common parts of controllers that run in a pod of their own or by hand: their settings, the access
+// to the API server, and ports that are open while they work.
 //
-// It promises that the ports are open before the work begins and until it has ended. It never decides what the work is.
+// It promises that the ports are open before the work begins and until it has ended. It never chooses the work.
 //
 // Start reading at Process.
 package standalone
@@ -21,20 +21,20 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
-// serviceAccount is where the kubelet puts the credentials of a pod.
+// serviceAccount is the directory in which the kubelet mounts the credentials of a pod.
 const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// Process are the settings of such a controller.
+// Process has the settings of a standalone controller.
 type Process struct {
 	// HealthPort and MonitoringPort are TCP ports; 0 is off.
 	HealthPort, MonitoringPort uint16
-	// Kubeconfig is used instead of the account of the pod, unless "".
+	// Kubeconfig replaces the service account of the pod, unless "".
 	Kubeconfig string
 	LogLevel   pluginlog.Level
 	LogJSON    bool
 }
 
-// Rows are its settings. Variables of the ports begin with prefix, scope is that of the controller in --log_output_level.
+// Rows returns the settings. Variables of the ports begin with prefix; scope is the controller's name in --log_output_level.
 func (p *Process) Rows(prefix, scope, healthPort, monitoringPort, logJSON string) []settings.Setting {
 	return []settings.Setting{
 		{
@@ -61,8 +61,8 @@ func (p *Process) Rows(prefix, scope, healthPort, monitoringPort, logJSON string
 	}
 }
 
-// ClientConfig is the way to the API server: a kubeconfig, or unless there is one the account of the pod. The error joins what is
-// wrong with it and with the ports.
+// ClientConfig returns the access to the API server: a kubeconfig, or without one the service account of the pod. The error
+// joins the errors of the access and of the ports.
 func (p *Process) ClientConfig(getenv func(string) (string, bool)) (kube.Config, error) {
 	var portErr, serverErr error
 	if p.HealthPort != 0 && p.HealthPort == p.MonitoringPort {
@@ -80,7 +80,7 @@ func (p *Process) ClientConfig(getenv func(string) (string, bool)) (kube.Config,
 	}, errors.Join(serverErr, portErr)
 }
 
-// Logger writes records as text or JSON.
+// Logger returns a logger that writes records as text or JSON.
 func Logger(w io.Writer, level slog.Leveler, asJSON bool) *slog.Logger {
 	options := &slog.HandlerOptions{Level: level}
 	if asJSON {
@@ -89,7 +89,7 @@ func Logger(w io.Writer, level slog.Leveler, asJSON bool) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, options))
 }
 
-// Serve opens the ports, works, and closes them when the work has ended.
+// Serve opens the ports, runs work, and closes the ports after work has ended.
 func (p *Process) Serve(ctx context.Context, log *slog.Logger, health, metrics http.Handler, work func(context.Context) error) error {
 	servers, err := serve.Open(ctx, log,
 		serve.Port{Flag: "--health-port", Number: int(p.HealthPort), Handler: health},

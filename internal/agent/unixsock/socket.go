@@ -17,18 +17,18 @@ import (
 // ErrServed is the error of a socket that another process serves.
 var ErrServed = errors.New("another process serves it")
 
-// probeTimeout is for connecting to a socket that is there.
+// probeTimeout bounds the connection to an existing socket.
 const probeTimeout = time.Second
 
-// socket is a listening socket with the file by which it is reached.
+// socket is a listening socket with its file.
 type socket struct {
 	path     string
 	listener *net.UnixListener
 	file     fs.FileInfo
 }
 
-// bind makes the socket, in place of one that no process serves. Two agents do not do so at the same time: they have a
-// lock of their own. A client that connects before the mode is set is still judged by its credentials.
+// bind creates the socket, in place of a stale one. Two agents never bind at the same time: they have a lock of their own. The
+// server checks the credentials also of a client that connects before the mode is set.
 func bind(ctx context.Context, o Options) (*socket, error) {
 	dir := filepath.Dir(o.Path)
 	_, err := os.Stat(dir)
@@ -48,8 +48,8 @@ func bind(ctx context.Context, o Options) (*socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making socket: %w", err)
 	}
-	s := &socket{path: o.Path, listener: listener.(*net.UnixListener)} //nolint:forcetypeassert // it is what "unix" means
-	s.listener.SetUnlinkOnClose(false)                                 // which would remove whatever is there by then
+	s := &socket{path: o.Path, listener: listener.(*net.UnixListener)} //nolint:forcetypeassert // by the network "unix"
+	s.listener.SetUnlinkOnClose(false)                                 // close would remove any later file at the path
 	if s.file, err = os.Lstat(o.Path); err == nil {
 		err = os.Chmod(o.Path, o.Mode)
 	}
@@ -80,7 +80,7 @@ func removeStale(ctx context.Context, path string) error {
 		return os.Remove(path)
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	case err != nil: // such as a full queue: a process has it
+	case err != nil: // such as EAGAIN for a full backlog: a process serves the socket
 		return fmt.Errorf("%w: %w", ErrServed, err)
 	}
 	defer func() { _ = conn.Close() }()
@@ -90,16 +90,16 @@ func removeStale(ctx context.Context, path string) error {
 	return ErrServed
 }
 
-// isInPlace reports whether the file at the path is this socket. Its inode is not used again while the socket is open.
+// isInPlace reports whether the file at the path is this socket. The kernel does not reuse its inode while the socket is open.
 func (s *socket) isInPlace() bool {
 	info, err := os.Lstat(s.path)
 	return err == nil && s.file != nil && os.SameFile(info, s.file)
 }
 
-// remove takes the file away, if it is this socket's, and closes the socket.
+// remove removes the file, if it is this socket's, and closes the socket.
 func (s *socket) remove() {
 	if s.isInPlace() {
-		_ = os.Remove(s.path) // it is stale then, and the next agent removes it
+		_ = os.Remove(s.path) // after an error the file is stale, and the next agent removes it
 	}
-	_ = s.listener.Close() // it is closed even with an error
+	_ = s.listener.Close() // the listener is closed even with an error
 }

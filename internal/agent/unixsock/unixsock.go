@@ -1,9 +1,9 @@
 // Package unixsock serves HTTP on a unix socket of the node, to processes of root.
 //
-// It promises that a socket which another process serves is not taken over, that one which a killed agent left is; that
-// a peer that is not root is refused by its credentials (SO_PEERCRED) whatever the socket's mode, and logged; that the
-// number of connections and the time of a request are bounded; and that a socket whose file was removed can be made
-// again. It never removes a file that is not its own, and decides nothing about what is served.
+// It promises that it never replaces a socket which another process serves, but replaces a socket that a killed agent left;
+// that a peer that is not root is refused by its credentials (SO_PEERCRED) whatever the socket's mode, and logged; that the
+// number of connections and the time of a request are bounded; and that a socket whose file was removed can be bound again. It
+// never removes a file that is not its own, and does not choose the handler.
 //
 // Start reading at Server. socket.go has the file.
 package unixsock
@@ -23,9 +23,9 @@ import (
 )
 
 const (
-	// maxHeader bounds the head of a request in bytes.
+	// maxHeader bounds the header of a request, in bytes.
 	maxHeader = 16 << 10
-	// shutdownTimeout is for running requests when the server ends.
+	// shutdownTimeout bounds running requests when the server ends.
 	shutdownTimeout = time.Second
 	// logEach is the least time between two records about unauthorized peers.
 	logEach = 30 * time.Second
@@ -33,15 +33,15 @@ const (
 
 // Options configure a socket. Log is required.
 type Options struct {
-	// Path is the socket; 107 bytes at most. Its directory is made if it is not there.
+	// Path is the path of the socket; 107 bytes at most. A missing directory is created.
 	Path string
-	// DirMode is the mode of a directory that is made, Mode that of the socket.
+	// DirMode is the mode of a created directory, Mode that of the socket.
 	DirMode, Mode fs.FileMode
-	// Connections is how many are served at a time. Others wait in the kernel's queue.
+	// Connections bounds the connections that are served at a time. Others wait in the kernel's backlog.
 	Connections int
-	// Timeout is for a whole request, and for its answer.
+	// Timeout bounds the reading of a whole request, and the writing of its answer.
 	Timeout time.Duration
-	// KeepAlive lets a connection have several requests.
+	// KeepAlive allows several requests on a connection.
 	KeepAlive bool
 	// UnauthorizedPeer, which may be nil, is called for each connection of another user than root.
 	UnauthorizedPeer func()
@@ -51,17 +51,17 @@ type Options struct {
 // Server is the serving end of the socket.
 type Server struct {
 	options      Options
-	connections  chan struct{} // as many as are served
+	connections  chan struct{} // one value per served connection
 	unauthorized rate.Sometimes
 
 	mu      sync.Mutex
 	socket  *socket
 	ended   bool
-	rebound chan struct{} // has a value when there is another socket
+	rebound chan struct{} // has a value after a bind of another socket
 }
 
-// Open makes the socket. Clients can connect from then on; they are served by Serve, which has to follow. A socket that
-// another process serves is an error that is ErrServed.
+// Open binds the socket. Clients can connect from then on; Serve, which must follow, answers them. For a socket that another
+// process serves, the error is ErrServed.
 func Open(ctx context.Context, o Options) (*Server, error) {
 	opened, err := bind(ctx, o)
 	if err != nil {
@@ -80,8 +80,8 @@ func (s *Server) Listening() bool {
 	return !s.ended && s.socket.isInPlace()
 }
 
-// Rebind makes the socket again if its file is gone or another one. Connections stay. An error means that the path
-// cannot be had now, and that all is as before; the caller may try again at any time.
+// Rebind binds the socket again if its file is gone or another one. Connections stay. On an error nothing has changed, and the
+// caller may retry at any time.
 func (s *Server) Rebind(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,8 +102,8 @@ func (s *Server) Rebind(ctx context.Context) error {
 	return nil
 }
 
-// Serve answers until ctx ends. Then it removes the socket, if it is still its own, and returns when running requests have
-// had their time.
+// Serve answers until ctx ends. Then it removes the socket, if the file is still its own, and returns after running requests or
+// shutdownTimeout.
 func (s *Server) Serve(ctx context.Context, handler http.Handler) {
 	server := &http.Server{
 		Handler:        handler,
