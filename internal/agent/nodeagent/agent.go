@@ -24,21 +24,21 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
-// component is the source of the agent's events.
+// component is the source component of the agent's events.
 const component = "istio-cni"
 
-// shutdownTimeout bounds the work after the signal to end: a pod has 30 s by default.
+// shutdownTimeout bounds the work after SIGTERM: a pod has 30 s by default.
 const shutdownTimeout = 25 * time.Second
 
 // selfTest is the name of the self-test in the agent's health.
 const selfTest = "selftest"
 
-// parts are those of the node in the agent's health.
+// parts returns the parts of the agent's health that describe the node.
 func parts() []string {
 	return []string{installation.PartBinaries, installation.PartKubeconfig, installation.PartConf, selfTest}
 }
 
-// node is the agent at work.
+// node is a running agent.
 type node struct {
 	Options
 
@@ -49,34 +49,34 @@ type node struct {
 	metrics *metrics.Metrics
 	// api is nil without the address of an API server.
 	api *kube.Client
-	// events is that of all parts of the agent, nil without an API.
+	// events is the recorder of all parts of the agent, nil without an API.
 	events *eventrecorder.Recorder
-	// installation is nil when nothing is to be installed.
+	// installation is nil if CNI_ENABLE_INSTALL is false.
 	installation *installation.Installation
 	relay        *unixsock.Server
 	// pods and lookups are nil where the node's pods cannot be watched.
 	pods    *podcache.Store
 	lookups *unixsock.Server
-	// decisions are what plugins reported.
+	// decisions has the plugins' reports.
 	decisions  podcache.Ring
 	relayLevel *slog.LevelVar
 	// held is the lock of the node; only guardSockets uses it while the agent runs.
 	held *hostfs.FileLock
 
 	work sync.WaitGroup
-	// background ends with the agent; what is started with it may be slow or fail for ever.
+	// background ends with the agent; its goroutines may be slow or fail for ever.
 	background context.Context //nolint:containedctx // the life of the agent
 	live       live
-	// left tells that the agent is ending: files that are removed then stay removed.
+	// left reports that the agent is ending: removed files then stay removed.
 	left atomic.Bool
-	// verdict is the result of the self-test, nil until there is one.
+	// verdict is the result of the self-test, nil before the first result.
 	verdict atomic.Pointer[selfcheck.Verdict]
-	// stanza is the plugin's present configuration.
+	// stanza is the plugin's current configuration.
 	stanza atomic.Pointer[cniconf.Stanza]
 }
 
-// stay is the agent: whatever can fail for good comes first, then the installation; whatever needs the API server runs
-// beside it.
+// stay runs the agent: steps with permanent failures come first, then the installation; goroutines beside it use the API
+// server.
 func (o Options) stay(ctx context.Context) error {
 	background, end := context.WithCancel(context.WithoutCancel(ctx))
 	n := &node{Options: o, cfg: o.Config, log: o.Log, background: background, metrics: metrics.New(o.Version)}
@@ -136,14 +136,14 @@ func (n *node) ports() []serve.Port {
 	}
 }
 
-// lock claims the node, and the relay's socket claims it as well: agents of the reference know no lock.
+// lock acquires the node's lock. The relay's socket locks the node as well: agents of the reference do not know the lock.
 func (n *node) lock(context.Context) (err error) {
 	n.held, err = n.cfg.lock()
 	return err
 }
 
-// await calls open until no other agent holds what it opens: the one of before may still be ending. It gives false if ctx
-// ended meanwhile.
+// await calls open until no other agent holds the lock or the socket: the previous agent may still be ending. It returns false
+// if ctx ended meanwhile.
 func (n *node) await(ctx context.Context, open func(context.Context) error) (opened bool, err error) {
 	reported := false
 	for {
@@ -163,7 +163,7 @@ func (n *node) await(ctx context.Context, open func(context.Context) error) (ope
 	}
 }
 
-// sleep waits, and gives false if ctx ended first.
+// sleep waits, and returns false if ctx ended first.
 func sleep(ctx context.Context, pause time.Duration) bool {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
@@ -175,8 +175,8 @@ func sleep(ctx context.Context, pause time.Duration) bool {
 	}
 }
 
-// standBy reports the node as it is while another agent serves it: a rollout that starts the new agent first ends the old
-// one only when the new one is ready.
+// standBy reports the readiness of the node while another agent serves it: a rollout that starts the new agent first ends the
+// old agent only when the new one is ready.
 func (n *node) standBy(err error) {
 	if !n.cfg.Install {
 		return
@@ -207,7 +207,7 @@ func (n *node) openRelay(ctx context.Context) error {
 	return nil
 }
 
-// guardSockets makes sockets, the lock and the verdict again after they were removed.
+// guardSockets restores the sockets, the lock and the verdict after their removal.
 func (n *node) guardSockets(ctx context.Context) {
 	watch := n.watch()
 	defer watch.Close()
@@ -230,7 +230,7 @@ func (n *node) guardSockets(ctx context.Context) {
 	}
 }
 
-// watch is for files beside the installation, whose own watch logs what the kernel lacks.
+// watch returns a watch for files beside the installation. The installation's own watch logs a missing kernel watch.
 func (n *node) watch() *hostfs.Watch {
 	log := n.log
 	if n.cfg.Install {
@@ -259,7 +259,7 @@ func (n *node) run(ctx context.Context) error {
 	failed := make(chan error, 1)
 	if n.cfg.Install {
 		n.installation = n.Options.installation(installation.Report{Health: n.health, Metrics: n.metrics, Warn: n.warn})
-		n.readDirectory() // it counts from the first stanza on
+		n.readDirectory() // live configuration applies from the first stanza on
 		n.start(func() { failed <- n.installation.Run(ctx) })
 	} else {
 		n.log.InfoContext(ctx, "nothing is installed (CNI_ENABLE_INSTALL=false)")
@@ -280,12 +280,12 @@ func (n *node) run(ctx context.Context) error {
 		}
 	}
 	endTest()
-	<-tested // a verdict that it records later would stay
+	<-tested // a later record would leave the verdict on the node
 	n.left.Store(true)
 	return n.shutdown(context.WithoutCancel(ctx))
 }
 
-// shutdown uninstalls if the agent ends for good.
+// shutdown uninstalls if the agent's DaemonSet or the policy requires the uninstallation.
 func (n *node) shutdown(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, shutdownTimeout)
 	defer cancel()
@@ -321,7 +321,7 @@ func (n *node) warn(reason, message string) {
 // runtimeRetry is the pause after a failed request for the node's runtime.
 const runtimeRetry = 30 * time.Second
 
-// askRuntime finds out, for mode auto, whether the runtime loads drop-in files.
+// askRuntime determines, for mode auto, whether the runtime loads drop-in files.
 func (n *node) askRuntime() {
 	for n.background.Err() == nil {
 		state, err := n.api.Node(n.background, n.cfg.NodeName)

@@ -19,46 +19,46 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
-// GracePeriod is for how long the program stays on the node after its stanza: runtimes reload a configuration within a second,
-// and a pod that is being created has read the old one.
+// GracePeriod is the time between the removal of the stanza and that of the program: runtimes reload a configuration within a
+// second, and the runtime of a pod that is being created has read the old one.
 const GracePeriod = 2 * time.Second
 
-// LogSocketName is the name that the plugin knows of the log socket in the run directory.
+// LogSocketName is the name of the log socket in the run directory, for the agent and the plugin.
 const LogSocketName = "log.sock"
 
-// Config is all that a run of the agent depends on, read once. The stanza and the plugin's log level may be read again with
-// live configuration; the rest takes a restart.
+// Config has all inputs of a run of the agent, read once. Live configuration may change the stanza and the plugin's log level;
+// the other settings require a restart.
 type Config struct {
 	// Config is the installation on this node.
 	installation.Config
 
 	Action Action
-	// DryRun prints what would be done and changes nothing.
+	// DryRun prints the changes and applies none of them.
 	DryRun bool
 	// UninstallOnExit decides whether the agent uninstalls when it is terminated.
 	UninstallOnExit teardown.Policy
-	// Install false leaves the node's files alone.
+	// Install false leaves the node's files unchanged.
 	Install bool
 
 	LogSocket     string
 	LogSocketMode fs.FileMode
-	// Places lead race repair to the namespaces of pods.
+	// Places are the directories in which race repair finds the network namespaces of pods.
 	Places sandbox.Places
 
-	// HealthPort, MonitoringPort and IntrospectionPort are TCP ports; 0 is off. The last one listens on
-	// IntrospectionAddress, a loopback address, the others on all.
+	// HealthPort, MonitoringPort and IntrospectionPort are TCP ports; 0 is off. IntrospectionPort listens on
+	// IntrospectionAddress, a loopback address, the others on all addresses.
 	HealthPort, MonitoringPort, IntrospectionPort uint16
 	IntrospectionAddress                          string
 
 	// ConfigDir is a mounted directory of live configuration and ConfigMap the name of an object; "" is off.
 	ConfigDir, ConfigMap string
-	// Namespace, PodName and DaemonSet are the agent's own; the first two are "" if they are not known. NodeName is the
-	// Kubernetes name of this node, "" if unknown: a host name is no safe guess of it.
+	// Namespace, PodName and DaemonSet are the agent's own; the first two are "" if unknown. NodeName is the Kubernetes name of
+	// this node, "" if unknown: the host name may differ.
 	Namespace, PodName, DaemonSet, NodeName string
 
-	// PluginLevel is that of the plugin's relayed log; it does not follow the level of the agent.
+	// PluginLevel is the level of the plugin's relayed log; it is independent of the agent's level.
 	PluginLevel pluginlog.Level
-	// RepairEnabled switches race repair on; without a node name there is none.
+	// RepairEnabled enables race repair, which also needs a node name.
 	RepairEnabled bool
 	Repair        racerepair.Settings
 
@@ -85,21 +85,21 @@ func (c Config) String() string {
 	return text.String()
 }
 
-// LogValue is the same for the handlers of log/slog, one of which would encode each field.
+// LogValue returns the text of String, as a handler of log/slog would otherwise encode each field.
 func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
-// clientConfig is the agent's own way to the API server.
+// clientConfig returns the agent's own access to the API server.
 func (c Config) clientConfig() kube.Config {
 	return kube.Config{Server: c.Server, TokenFile: c.Token, CAFile: c.CA, SkipVerify: c.CA == ""}
 }
 
-// watchesRuntime tells whether the mode depends on the node's container runtime.
+// watchesRuntime reports whether the mode depends on the node's container runtime.
 func (c Config) watchesRuntime() bool {
 	return c.Install && (c.Want.Mode == cniconf.Auto || c.Want.Mode == cniconf.DropIn) && c.NodeName != ""
 }
 
-// lockFile is held by the agent that serves the node, podSocket is where plugins ask about pods, and verdictFile has the
-// self-test's result for them.
+// lockFile is held by the agent that serves the node, podSocket is the socket for the plugins' pod lookups, and verdictFile has
+// the self-test's result for the plugins.
 func (c Config) lockFile() string    { return c.RunDir + "/install.lock" }
 func (c Config) podSocket() string   { return path.Join(c.RunDir, agentapi.SocketName) }
 func (c Config) verdictFile() string { return path.Join(c.RunDir, selfcheck.FileName) }

@@ -14,7 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// maxKey bounds a file of live configuration.
+// maxKey bounds a file of live configuration, in bytes.
 const maxKey = 1 << 20
 
 // live is the configuration that changes while the agent runs: a directory, and below it a ConfigMap.
@@ -23,7 +23,7 @@ type live struct {
 	directory, configMap map[string]string
 	// seen are the keys that were present at any time.
 	seen map[string]string
-	// reported is the last message about each source, which is not repeated.
+	// reported is the last message about each source, so that reportOnce does not repeat it.
 	reported map[metrics.Source]string
 }
 
@@ -81,7 +81,7 @@ func (n *node) watchDirectory() {
 	}
 }
 
-// readDirectory applies the present content of the directory of live configuration, if there is one.
+// readDirectory applies the current content of the directory of live configuration, if one is set.
 func (n *node) readDirectory() {
 	if n.cfg.ConfigDir == "" {
 		return
@@ -95,7 +95,7 @@ func (n *node) readDirectory() {
 	n.apply(metrics.SourceDirectory, func(l *live) { l.directory = data })
 }
 
-// readKeys reads a directory as the kubelet makes one of a ConfigMap: a file for each key.
+// readKeys reads a directory in the kubelet's layout of a ConfigMap volume: a file for each key.
 func readKeys(dir string) (map[string]string, error) {
 	names, err := hostfs.List(dir, func(name string) bool { return !strings.HasPrefix(name, ".") })
 	if errors.Is(err, fs.ErrNotExist) {
@@ -118,7 +118,7 @@ func readKeys(dir string) (map[string]string, error) {
 	return data, nil
 }
 
-// apply makes the configuration anew after a source has changed. Bad content changes nothing.
+// apply computes the configuration after a change of a source. Invalid content changes nothing.
 func (n *node) apply(from metrics.Source, change func(*live)) {
 	n.live.mu.Lock()
 	defer n.live.mu.Unlock()
@@ -150,8 +150,8 @@ func (n *node) apply(from metrics.Source, change func(*live)) {
 	}
 }
 
-// removed are the keys that were removed from a source, without a value: the environment has their values of the time when
-// the container was started. A missing source removes nothing.
+// removed returns the keys that were removed from a source, without a value: the environment still has their values from the
+// start of the container. A missing source removes nothing.
 func (l *live) removed() map[string]string {
 	if l.seen == nil {
 		l.seen = map[string]string{}
@@ -167,7 +167,7 @@ func (l *live) removed() map[string]string {
 	return l.seen
 }
 
-// reportOnce calls report unless it repeated the last message about the source.
+// reportOnce calls report unless the text equals the last message about the source.
 func (n *node) reportOnce(from metrics.Source, text string, report func(string)) {
 	if n.live.reported == nil {
 		n.live.reported = map[metrics.Source]string{}

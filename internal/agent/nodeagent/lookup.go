@@ -9,7 +9,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 )
 
-// openLookups starts the watch of the node's pods and the server that answers plugins. Without it they ask the API server.
+// openLookups starts the watch of the node's pods and the server for plugins. Without the server, plugins ask the API server.
 func (n *node) openLookups(ctx context.Context) {
 	if n.api == nil || n.cfg.NodeName == "" {
 		n.log.InfoContext(ctx, "plugins ask the API server themselves: the agent does not know the API server or its node's name")
@@ -18,12 +18,12 @@ func (n *node) openLookups(ctx context.Context) {
 	n.pods = podcache.NewStore(podcache.Options{
 		API: n.api, Node: n.cfg.NodeName, Log: n.log, Keep: []string{n.cfg.Repair.LabelKey, n.cfg.Repair.Predicate.Annotation}, KeepMessage: n.cfg.Repair.Predicate.Message,
 	})
-	n.start(func() { n.pods.Run(n.background) }) // repair uses them as well
+	n.start(func() { n.pods.Run(n.background) }) // race repair uses the pods as well
 	server, err := unixsock.Open(ctx, unixsock.Options{
 		Path: n.cfg.podSocket(), DirMode: n.cfg.RunDirMode, Mode: 0o600, Connections: 256, Timeout: 5 * time.Second, KeepAlive: true, Log: n.log,
 	})
 	if err != nil {
-		// Plugins work without it; the node does not work without the plugin.
+		// Plugins work without the server; the node does not work without the plugin.
 		n.log.ErrorContext(ctx, "plugins cannot ask this agent, and ask the API server", slog.String("error", err.Error()))
 		n.warn("CNILookupSocketFailed", "plugins cannot ask the node agent, and ask the API server: "+err.Error())
 		return

@@ -1,9 +1,8 @@
-// Package nodeagent puts the parts of the node agent together: installation, self-test, log relay, the answers to plugins, race
-// repair, live configuration, health and metrics.
+// Package nodeagent runs the parts of the node agent: installation, self-test, log relay, pod lookups of plugins, race repair,
+// live configuration, health and metrics.
 //
-// It promises that nothing of the installation waits for the API server, that one agent at a time serves a node, that live
-// configuration which cannot be used changes nothing, and that the agent uninstalls only for a reason that package
-// teardown returns.
+// It promises that no step of the installation waits for the API server, that one agent at a time serves a node, that invalid
+// live configuration changes nothing, and that the agent uninstalls only for a reason that package teardown returns.
 //
 // It never reads arguments or the environment, and never decides about a pod.
 //
@@ -27,23 +26,23 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// Options are what the agent works with.
+// Options are the inputs and dependencies of the agent.
 type Options struct {
 	Config Config
 	Log    *slog.Logger
-	// Stdout gets the lines of a dry run.
+	// Stdout receives the lines of a dry run.
 	Stdout io.Writer
-	// Version is that of the program, ToolPath is where iptables is looked for, as in $PATH.
+	// Version is the version of the program, ToolPath the search path of iptables, as in $PATH.
 	Version, ToolPath string
-	// Reload makes the configuration with live values, of which the first layer that has a key counts. Frozen are the keys
-	// that take a restart. On an error the last good configuration stays in force.
+	// Reload computes the configuration with live values; the first layer that has a key counts. Frozen are the changed keys
+	// that require a restart. On an error the last good configuration stays in force.
 	Reload func(layers ...settings.Layer) (c Config, frozen []string, err error)
 }
 
 // clock is the time of day, for records, events and health.
 func clock() time.Time { return time.Now() } //nolint:forbidigo // the source of every clock below
 
-// Run does what the configuration asks for. It ends when that is done or, for the agent that stays, with ctx.
+// Run performs the configured action. It ends with the action or, for Stay, with ctx.
 func Run(ctx context.Context, o Options) error {
 	switch {
 	case o.Config.DryRun:
@@ -60,7 +59,7 @@ func (o Options) installation(report installation.Report) *installation.Installa
 	return installation.New(o.Log, hostfs.Disk{}, o.Config.Config, report, nil)
 }
 
-// dryRun prints what the installation would do.
+// dryRun prints the changes that the action would make.
 func (o Options) dryRun() error {
 	i := o.installation(installation.Report{})
 	plan := i.Plan
@@ -75,10 +74,10 @@ func (o Options) dryRun() error {
 	return err
 }
 
-// lock makes sure that no agent works on the node at the same time.
+// lock acquires the node's lock, so that no other agent works on the node at the same time.
 func (c Config) lock() (*hostfs.FileLock, error) {
 	err := (hostfs.Disk{}).MkdirAll(c.RunDir, c.RunDirMode)
-	// The kubelet makes the directory of a volume readable for everybody, and it is to hold sockets and a token.
+	// The kubelet creates the directory of a volume world-readable, but this one is to hold sockets and a token.
 	if info, statErr := os.Stat(c.RunDir); err == nil && statErr == nil && info.Mode().Perm() != c.RunDirMode.Perm() {
 		if err = os.Chmod(c.RunDir, c.RunDirMode); err != nil {
 			err = fmt.Errorf("setting the mode of the run directory: %w", err)
@@ -103,7 +102,7 @@ func (c Config) removeRest() error {
 	return errors.Join(errs...)
 }
 
-// once installs and ends. Like an init container it waits for files of others that are still missing.
+// once installs and ends. Like an init container it waits for missing files of other programs.
 func (o Options) once(ctx context.Context) error {
 	if !o.Config.Install {
 		o.Log.InfoContext(ctx, "nothing is installed (CNI_ENABLE_INSTALL=false)")
@@ -121,7 +120,7 @@ func (o Options) once(ctx context.Context) error {
 	return nil
 }
 
-// uninstall removes the installation by hand.
+// uninstall removes the installation on the user's command.
 func (o Options) uninstall(ctx context.Context) error {
 	held, err := o.Config.lock()
 	if busy := (*hostfs.HeldError)(nil); errors.As(err, &busy) {

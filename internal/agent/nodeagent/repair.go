@@ -9,7 +9,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// repair runs race repair for as long as the agent runs. Nothing of the installation waits for it.
+// repair runs race repair for as long as the agent runs. No step of the installation waits for it.
 func (n *node) repair() {
 	n.log.Info("race repair", slog.Any("settings", n.cfg.Repair))
 	find := n.cfg.Places.Find
@@ -24,7 +24,7 @@ func (n *node) repair() {
 	}
 	var follow func(context.Context, kube.Listener[kube.Pod])
 	if n.pods != nil && n.cfg.Repair.Node == n.cfg.NodeName && n.cfg.Repair.LabelSelectors+n.cfg.Repair.FieldSelectors == "" {
-		follow = n.pods.Follow // one watch serves both
+		follow = n.pods.Follow // one watch serves lookups and repair
 	}
 	racerepair.Run(n.background, racerepair.Options{
 		Follow: follow,
@@ -34,7 +34,7 @@ func (n *node) repair() {
 	})
 }
 
-// plugin is the plugin's present configuration.
+// plugin returns the plugin's current configuration.
 func (n *node) plugin() (cniconf.NetConf, error) {
 	return n.stanza.Load().NetConf()
 }

@@ -13,8 +13,8 @@ import (
 // retest is the pause after a self-test that failed: a kernel module may be loaded meanwhile.
 const retest = 30 * time.Second
 
-// test finds out by real packets whether pods can be redirected on this node, and tells the plugin how. A node on which
-// that was tried and does not work is not ready; one on which it cannot be tried, for want of privilege, may be.
+// test sends real packets to determine whether and how pods can be redirected on this node, and records the result for the
+// plugin. A node that fails the test is not ready; a node where the test cannot run, for lack of privilege, may be ready.
 func (n *node) test(ctx context.Context) {
 	for ctx.Err() == nil {
 		verdict, err := selfcheck.Run(ctx, selfcheck.Options{Path: n.ToolPath, Log: n.log, Now: clock})
@@ -40,7 +40,7 @@ func (n *node) test(ctx context.Context) {
 	}
 }
 
-// record writes the verdict to its file if the file does not have it.
+// record writes the verdict to its file unless the file has the verdict already.
 func (n *node) record(ctx context.Context) {
 	verdict := n.verdict.Load()
 	if verdict == nil || n.left.Load() {
@@ -68,7 +68,7 @@ func (n *node) checkVerdict() error {
 	return err
 }
 
-// ready reports the self-test, where readiness counts.
+// ready reports the result of the self-test to the health state if the agent installs.
 func (n *node) ready(failed error) {
 	switch {
 	case !n.cfg.Install:

@@ -14,7 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// act does the first action that is enabled and can help. Wait is that of reconcile.
+// act performs the first enabled action that can help. Wait has the meaning of reconcile's.
 func (j *job) act(ctx context.Context) (wait time.Duration, err error) {
 	mode := j.Settings.Switches.Mode(j.finding)
 	if mode != repair.InPlace && j.finding.Failed == (repair.State{}) && !j.confirmed() {
@@ -33,8 +33,8 @@ func (j *job) act(ctx context.Context) (wait time.Duration, err error) {
 	return 0, nil
 }
 
-// confirmed reports whether the rules have been missing for long enough. Where nothing else speaks against the pod, it is
-// inspected twice before an action that costs its life.
+// confirmed reports whether the rules have been missing for confirmAfter. A pod with no other sign of failure is inspected
+// twice before it is deleted or labelled.
 func (j *job) confirmed() bool {
 	now := j.Clock.Now()
 	if j.memory.missingSince.IsZero() {
@@ -48,7 +48,7 @@ func (j *job) confirmed() bool {
 	return true
 }
 
-// redirect writes the rules into the pod's namespace, as the plugin would have at its start.
+// redirect writes the rules into the pod's namespace, as the plugin would have written them at the pod's start.
 func (j *job) redirect(ctx context.Context) error {
 	if j.alreadyRepaired() {
 		return nil
@@ -82,7 +82,7 @@ func (j *job) redirect(ctx context.Context) error {
 	return nil
 }
 
-// consequence is a sentence for the owner of a redirected pod, "" if there is none to know.
+// consequence returns a sentence for the owner of a redirected pod, "" for a pod without consequences.
 func (j *job) consequence() string {
 	if j.finding.Started {
 		return ". Connections that it opened before stay outside of the mesh until they are closed: restart the pod to be sure"
@@ -93,20 +93,20 @@ func (j *job) consequence() string {
 	return ". The kubelet starts its validation again within its back-off, 5 minutes at most: delete the pod to have it at once"
 }
 
-// maxRetryAfter bounds the wait that a server asks for.
+// maxRetryAfter bounds the Retry-After of a server.
 const maxRetryAfter = 5 * time.Minute
 
-// The bounds of deletions: deletionBurst at once and one in each deletionInterval after that. Where every new pod is broken as
-// well, because the plugin is kept out of the chain, to delete at full speed would only make more of them.
+// The token bucket of deletions: deletionBurst at once and one in each deletionInterval after that. If every new pod is broken
+// as well, because the plugin is not in the chain, deletions at full speed would only create more broken pods.
 const (
 	deletionBurst    = 30
 	deletionInterval = 2 * time.Second
 )
 
-// deletePod deletes the pod of the version that was classified, by eviction if so configured. A pod that changed meanwhile is
-// classified again.
+// deletePod deletes the pod at its classified version (resourceVersion precondition), by eviction if so configured. A pod that
+// changed meanwhile is classified again.
 func (j *job) deletePod(ctx context.Context) (time.Duration, error) {
-	if j.memory.deleted { // an eviction changes the pod before it deletes it
+	if j.memory.deleted { // an eviction updates the pod before its deletion
 		return 0, nil
 	}
 	now := j.Clock.Now()
@@ -139,7 +139,7 @@ func (j *job) deletePod(ctx context.Context) (time.Duration, error) {
 	return wait, j.fail(ctx, metrics.RepairDelete, ReasonDeleted, ", and cannot be deleted: ", err)
 }
 
-// label labels the pod, unless it has the label with whatever value.
+// label labels the pod, unless the pod has the label with any value.
 func (j *job) label(ctx context.Context) error {
 	name := j.Settings.LabelKey
 	if _, labelled := j.pod.Facts.Labels[name]; labelled {
@@ -159,7 +159,7 @@ func (j *job) label(ctx context.Context) error {
 	return j.fail(ctx, metrics.RepairLabel, ReasonLabelled, ", and cannot be labelled: ", err)
 }
 
-// fail counts and reports the error of an action, if there is one. A pod that is gone, or another one by now, is no failure.
+// fail counts and reports the error of an action, if any. A pod that is gone, or replaced by another one, is no failure.
 func (j *job) fail(ctx context.Context, t metrics.RepairType, reason EventReason, what string, err error) error {
 	if err == nil {
 		return nil
@@ -173,8 +173,8 @@ func (j *job) fail(ctx context.Context, t metrics.RepairType, reason EventReason
 	return err
 }
 
-// reportProblems leaves a pod alone because the plugin's configuration has problems: the namespaces to leave alone may be
-// among the parts that could not be read, and a pod that is made anew would not start.
+// reportProblems reports a pod without a repair because the plugin's configuration has problems: its excluded namespaces may be
+// among the unreadable parts, and a recreated pod would not start.
 func (j *job) reportProblems(ctx context.Context) error {
 	text := j.conf.Problems.Error() + ". Mend the configuration of the node agent"
 	if j.finding.Broken {

@@ -16,30 +16,30 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// entry is a pod as the watch delivered it last, with its memory.
+// entry is the last delivered version of a pod, with its memory.
 type entry struct {
 	pod kube.Pod
 	memory
 }
 
-// memory is the state of a pod of one UID between two runs of the work on it.
+// memory is the state of a pod of one UID between two jobs.
 type memory struct {
-	// deleted says that the API server has accepted the deletion.
+	// deleted reports that the API server has accepted the deletion.
 	deleted bool
-	// deleteAfter is when the rate limit allows the deletion, zero before there was a reason for it.
+	// deleteAfter is the time at which the rate limit allows the deletion, zero before the first reason to delete.
 	deleteAfter time.Time
 	state       metrics.PodState
-	// repairedAt is when its rules were last found or written as wanted.
+	// repairedAt is the time of the last inspection that found the rules in place, or of the last repair.
 	repairedAt time.Time
-	// missingSince is since when its rules are known to be missing.
+	// missingSince is the time of the first inspection that found no rules.
 	missingSince time.Time
-	// reported are the topics of the events that are made once.
+	// reported has the topics of the events that are recorded once.
 	reported map[string]bool
-	// failures is how often in a row its namespace could not be inspected.
+	// failures is the number of consecutive failed inspections of the namespace.
 	failures int
 }
 
-// otherSandbox forgets what was known of the namespace.
+// otherSandbox resets the fields that describe the namespace.
 func (m *memory) otherSandbox() {
 	m.repairedAt, m.missingSince, m.failures = time.Time{}, time.Time{}, 0
 }
@@ -77,7 +77,7 @@ func (c *controller) watch(ctx context.Context) (last error) {
 	return last
 }
 
-// setReady reports that the watch works, or why not.
+// setReady reports that the watch works, or its problem.
 func (c *controller) setReady(problem string) {
 	switch {
 	case c.Health == nil:
@@ -130,7 +130,7 @@ func (c *controller) keys() []types.NamespacedName {
 	return slices.SortedFunc(maps.Keys(c.pods), func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) })
 }
 
-// podWithSameIP returns another pod that has one of the addresses of a pod and has not ended, "" if there is none.
+// podWithSameIP returns another running pod that has one of the pod's addresses, "" for none.
 func (c *controller) podWithSameIP(p kube.Pod) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -147,7 +147,7 @@ func (c *controller) podWithSameIP(p kube.Pod) string {
 	return ""
 }
 
-// podOf returns the fields of a pod that decide.
+// podOf returns the fields of a pod that repair.Classify reads.
 func podOf(p kube.Pod) repair.Pod {
 	return repair.Pod{
 		Facts: p.Facts, Addressed: len(p.Addresses) > 0, Deleting: p.Deleting,

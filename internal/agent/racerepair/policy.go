@@ -11,10 +11,10 @@ import (
 // errPolicy is the cause of failures that last until the plugin's configuration changes. They are not retried.
 var errPolicy = errors.New("the plugin's configuration cannot be used")
 
-// policyInterval is how often the plugin's configuration is compared.
+// policyInterval is the interval between two comparisons of the plugin's configuration.
 const policyInterval = 10 * time.Second
 
-// watchPolicy puts all pods into the queue when the plugin's configuration has changed.
+// watchPolicy enqueues all pods when the plugin's configuration has changed.
 func (c *controller) watchPolicy(ctx context.Context, before string) {
 	for ctx.Err() == nil {
 		c.sleep(ctx, policyInterval)
@@ -31,8 +31,8 @@ func (c *controller) watchPolicy(ctx context.Context, before string) {
 	}
 }
 
-// policy returns the part of the plugin's configuration that decides here, as a text to compare. If it has changed, problems
-// are logged once for all pods.
+// policy returns the parts of the plugin's configuration that race repair reads, as a text to compare. Problems of a changed
+// configuration are logged once for all pods.
 func (c *controller) policy(ctx context.Context, before string) string {
 	conf, err := c.Plugin()
 	now := fmt.Sprintf("%+v %q %q %v %v", conf.Policy(), conf.ForceIptables, conf.Backend, conf.Problems, err)

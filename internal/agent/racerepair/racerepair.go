@@ -1,15 +1,15 @@
 // Package racerepair repairs pods that run without redirection: it redirects them in place, deletes them, labels them or, at
 // the least, reports them.
 //
-// It promises that an action on a pod rests on the plugin's own decision about it and uses the plugin's own way of writing
-// rules; that no action reaches a pod of another UID than the one that was classified; that a finished action is not
-// repeated, also by the next agent; that every action and every failure is an Event on the pod and a count; and that a pod
-// whose namespace is not certain is not touched. It never touches the namespace of the host, never waits for the API server
-// before anything else on the node can go on, and keeps of each pod only the fields that decide. While the plugin's
-// configuration cannot be used no pod is changed: the decision about the pod is not known then.
+// It promises that an action on a pod rests on the plugin's own decision about the pod and uses the plugin's own code to write
+// rules; that no action reaches a pod of another UID than the classified one; that a finished action is not repeated, also by
+// the next agent; that every action and every failure is an Event on the pod and a count; and that a pod whose namespace is not
+// certain is not touched. It never touches the namespace of the host, never delays other work on the node by a wait for the API
+// server, and keeps of each pod only the fields that decide. While the plugin's configuration cannot be used no pod is changed:
+// the decision about the pod is unknown then.
 //
-// Start reading at Run. pods.go has the pods that are known, work.go the work on one pod, actions.go the actions, report.go
-// the events, policy.go the changes of the plugin's configuration.
+// Start reading at Run. pods.go has the cache of pods, work.go the job of one pod, actions.go the actions, report.go the
+// events, policy.go the changes of the plugin's configuration.
 package racerepair
 
 import (
@@ -42,9 +42,9 @@ const (
 	// retryBase is the pause after a failure, doubled up to retryMax.
 	retryBase = 500 * time.Millisecond
 	retryMax  = 2 * time.Minute
-	// confirmAfter is for how long a pod must be without rules before it is deleted or labelled for that alone.
+	// confirmAfter is the time for which a pod must be without rules before it is deleted or labelled for that alone.
 	confirmAfter = 3 * time.Second
-	// onceTries is how often Once tries a pod, as the reference does.
+	// onceTries bounds the attempts of Once per pod, as in the reference.
 	onceTries = 5
 )
 
@@ -52,29 +52,29 @@ const (
 type Options struct {
 	API    *kube.Client
 	Events *eventrecorder.Recorder
-	// Clock is the system's by default.
+	// Clock defaults to the system's clock.
 	Clock   clock.WithTickerAndDelayedExecution
 	Log     *slog.Logger
 	Metrics *metrics.Repair
-	// Health gets whether the watch of the pods works, unless nil.
+	// Health receives the state of the watch of the pods, unless nil.
 	Health *health.State
 
-	// Follow notifies of the pods of the node, trimmed, where the agent watches them already; nil to watch them here.
+	// Follow notifies of the trimmed pods of the node if the agent watches them already; nil starts a watch.
 	Follow func(context.Context, kube.Listener[kube.Pod])
 
 	Settings Settings
-	// Plugin returns the present configuration of the node's plugin.
+	// Plugin returns the current configuration of the node's plugin.
 	Plugin func() (cniconf.NetConf, error)
-	// Find finds the network namespace of a pod of this node; nil where those cannot be reached.
+	// Find finds the network namespace of a pod of this node; nil where the namespaces cannot be reached.
 	Find func(context.Context, sandbox.Pod) (*sandbox.Namespace, error)
 	// ToolPath is the search path of iptables, as in $PATH.
 	ToolPath string
-	// Host is the node where this runs, for events.
+	// Host is the node of this process, for events.
 	Host string
 
-	// Workers is how many pods are worked on at the same time, 4 by default.
+	// Workers is the number of workers, 4 by default.
 	Workers int
-	// Timeout bounds Once, 2 min by default; PodTimeout the work on one pod, 1 min by default.
+	// Timeout bounds Once, 2 min by default; PodTimeout bounds the job of one pod, 1 min by default.
 	Timeout, PodTimeout time.Duration
 }
 
@@ -90,7 +90,7 @@ type controller struct {
 	Options
 
 	confirmAfter time.Duration
-	// queue has each pod once, and gives it to one worker at a time; retries is the back-off of pods that failed.
+	// queue has each pod once, and returns it to one worker at a time; retries is the back-off of pods that failed.
 	queue   workqueue.TypedDelayingInterface[types.NamespacedName]
 	retries workqueue.TypedRateLimiter[types.NamespacedName]
 	workers sync.WaitGroup
@@ -98,7 +98,7 @@ type controller struct {
 	deletions *rate.Limiter
 
 	mu sync.Mutex
-	// pods have one of each name: a pod of another UID replaces the one before.
+	// pods have one entry per name: a pod of another UID replaces the previous one.
 	pods map[types.NamespacedName]*entry
 
 	synced   chan struct{}
@@ -116,7 +116,7 @@ func newController(o Options) *controller {
 	}
 }
 
-// Run repairs pods until ctx ends. It retries failures, and waits for an API server that is away.
+// Run repairs pods until ctx ends. It retries failures, and waits for an unreachable API server.
 func Run(ctx context.Context, o Options) {
 	c := newController(o)
 	defer context.AfterFunc(ctx, c.queue.ShutDown)()
@@ -130,8 +130,8 @@ func Run(ctx context.Context, o Options) {
 	c.forgetAll()
 }
 
-// runWorker works off the queue once all pods are known: they decide whose an address is. A queue that is shut down still
-// gives its items, which are not worked on.
+// runWorker processes the queue after the initial list of pods, as all pods decide whose an address is. A queue after ShutDown
+// still returns its items; the worker drops them.
 func (c *controller) runWorker(ctx context.Context) {
 	select {
 	case <-ctx.Done():
@@ -148,7 +148,7 @@ func (c *controller) runWorker(ctx context.Context) {
 	}
 }
 
-// process works on a pod, and puts it into the queue again if that fails.
+// process reconciles a pod, and enqueues the pod again after an error.
 func (c *controller) process(ctx context.Context, k types.NamespacedName) {
 	wait, err := c.reconcile(ctx, k)
 	if err == nil || errors.Is(err, errPolicy) {
@@ -161,7 +161,7 @@ func (c *controller) process(ctx context.Context, k types.NamespacedName) {
 	c.queue.AddAfter(k, max(wait, c.retries.When(k)))
 }
 
-// sleep is a pause that ends with ctx.
+// sleep waits for d or the end of ctx.
 func (c *controller) sleep(ctx context.Context, d time.Duration) {
 	timer := c.Clock.NewTimer(d)
 	defer timer.Stop()
@@ -171,13 +171,13 @@ func (c *controller) sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Once repairs each pod that there is now, within Options.Timeout. The error names each pod that could not be repaired.
+// Once repairs each present pod, within Options.Timeout. The error names each pod that could not be repaired.
 func Once(ctx context.Context, o Options) error {
 	c := newController(o)
 	defer c.queue.ShutDown()
 	ctx, cancel := context.WithTimeoutCause(ctx, c.Timeout, fmt.Errorf("it is not done after %s", c.Timeout))
 	defer cancel()
-	c.confirmAfter = 0 // there is no second inspection
+	c.confirmAfter = 0 // Once inspects each pod once
 	c.deletions.SetLimit(rate.Inf)
 	watching, end := context.WithCancel(ctx)
 	var watchErr error

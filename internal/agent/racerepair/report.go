@@ -14,13 +14,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
-// component is the source of the events, as the reference calls it.
+// component is the source component of the events, as in the reference.
 const component = "cni-repair"
 
 // EventReason is the reason of an event on a pod.
 type EventReason string
 
-// The reasons. Deleted and labelled are the reference's, which has none for the others.
+// The reasons. The first two are the reference's, which has none for the others.
 const (
 	ReasonDeleted    EventReason = "DeleteBrokenPod"
 	ReasonLabelled   EventReason = "LabelBrokenPod"
@@ -39,10 +39,10 @@ func (j *job) event(severity kube.EventType, reason EventReason, message string)
 	})
 }
 
-// cause is the text of an error for an event. Parts that change from one try to the next, such as numbers of connections and
-// places that were searched, are in the log alone, so that equal failures are one event.
+// cause returns the text of an error for an event. Parts that change between two attempts, such as the number of connections
+// and searched places, are in the log alone, so that equal failures are one event.
 func cause(ctx context.Context, err error) string {
-	if over := context.Cause(ctx); over != nil { // the time for the pod
+	if over := context.Cause(ctx); over != nil { // the PodTimeout
 		return over.Error()
 	}
 	if search, ok := errors.AsType[*sandbox.Error](err); ok {
@@ -58,7 +58,7 @@ func cause(ctx context.Context, err error) string {
 	return err.Error()
 }
 
-// remedy is an instruction to end a failure, "" for a failure that passes by itself.
+// remedy returns an instruction that ends a failure, "" for a transient failure.
 func remedy(err error) string {
 	switch {
 	case errors.Is(err, kube.ErrDisruptionBudget):
@@ -88,7 +88,7 @@ func (j *job) once(ctx context.Context, reason EventReason, message string) {
 	j.event(kube.EventWarning, reason, message)
 }
 
-// why is the beginning of an event on a broken pod.
+// why returns the beginning of an event on a broken pod.
 func (j *job) why() string {
 	text := "the pod " + j.finding.Reason.Sentence()
 	if s := j.finding.Failed; s != (repair.State{}) {
@@ -97,7 +97,7 @@ func (j *job) why() string {
 	return text + ": it started when the CNI plugin did not take part"
 }
 
-// advice is an instruction for a broken pod that is not repaired.
+// advice returns an instruction for a broken pod that is not repaired.
 func (j *job) advice() string {
 	switch {
 	case j.finding.Decision.Outcome == sidecar.Refuse:

@@ -14,7 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
-// Settings are the user's decisions about race repair.
+// Settings are the user's settings of race repair.
 type Settings struct {
 	Switches repair.Switches
 	// Evict deletes by eviction, which respects a PodDisruptionBudget.
@@ -24,11 +24,11 @@ type Settings struct {
 	LabelKey, LabelValue string
 	// Node is the node whose pods are repaired; "" is every node.
 	Node string
-	// LabelSelectors and FieldSelectors pick pods, on the API server's side.
+	// LabelSelectors and FieldSelectors select pods in the API server.
 	LabelSelectors, FieldSelectors string
 }
 
-// LogValue lists which pods are selected, and the modes of repair.
+// LogValue lists the selected pods, and the modes of repair.
 func (s Settings) LogValue() slog.Value {
 	var modes []string
 	for _, mode := range s.Switches.Modes() {
@@ -38,8 +38,8 @@ func (s Settings) LogValue() slog.Value {
 		slog.String("label-selectors", s.LabelSelectors), slog.String("field-selectors", s.FieldSelectors))
 }
 
-// Rows are the settings with the reference's names and defaults, which the agent and the command "repair" have in common, without
-// variables. Evict is ours.
+// Rows returns the settings, without variables, that the agent and the command "repair" have in common. Names and defaults are
+// the reference's; evict is this program's.
 func Rows(s *Settings) []settings.Setting {
 	labelKey := func(text string) error { return selector.CheckLabel(text, "") }
 	labelValue := func(text string) error { return selector.CheckLabel("key", text) }
@@ -94,7 +94,7 @@ func Rows(s *Settings) []settings.Setting {
 	}
 }
 
-// PathRows are where the namespaces of pods can be found, with variables spelled like the flags.
+// PathRows returns the settings of the directories with pods' namespaces; the variables are spelled like the flags.
 func PathRows(p *sandbox.Places) []settings.Setting {
 	return settings.Named("", []settings.Setting{
 		{
@@ -118,7 +118,7 @@ func PathRows(p *sandbox.Places) []settings.Setting {
 	}...)
 }
 
-// PluginRows are settings of the plugin that decide about a pod and about the way of its rules. The agent passes them to the
+// PluginRows returns the plugin's settings that select pods and the backend of their rules. The agent passes them to the
 // plugin, and may change them while it runs.
 func PluginRows(stanza *cniconf.Stanza) []settings.Setting {
 	rows := settings.Named("", []settings.Setting{

@@ -22,7 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
-// job is the work on one pod as it was at one moment. Its memory goes back to the pod's entry in the end.
+// job is the work on one version of a pod. At its end, remember stores its memory in the pod's entry.
 type job struct {
 	*controller
 
@@ -33,8 +33,8 @@ type job struct {
 	log     *slog.Logger
 }
 
-// reconcile classifies one pod and does the action that is due. After an error the pod is due again, and not before wait is
-// over.
+// reconcile classifies one pod and performs the due action. After an error the caller enqueues the pod again, after wait at the
+// earliest.
 func (c *controller) reconcile(ctx context.Context, k types.NamespacedName) (wait time.Duration, err error) {
 	c.mu.Lock()
 	e := c.pods[k]
@@ -42,7 +42,7 @@ func (c *controller) reconcile(ctx context.Context, k types.NamespacedName) (wai
 		c.mu.Unlock()
 		return 0, nil
 	}
-	// The map of the memory is this job's alone: one worker has a pod at a time.
+	// Only this job uses the map of the memory: the queue returns a pod to one worker at a time.
 	j := &job{controller: c, pod: e.pod, memory: e.memory}
 	c.mu.Unlock()
 	defer c.remember(k, j)
@@ -72,7 +72,7 @@ func (c *controller) reconcile(ctx context.Context, k types.NamespacedName) (wai
 	return j.act(ctx)
 }
 
-// withPodTimeout ends ctx when the time for a pod is over, by the controller's clock.
+// withPodTimeout cancels ctx after PodTimeout, by the controller's clock.
 func (c *controller) withPodTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	timer := c.Clock.AfterFunc(c.PodTimeout, func() { cancel(fmt.Errorf("the work on the pod takes more than %s", c.PodTimeout)) })
@@ -82,7 +82,7 @@ func (c *controller) withPodTimeout(ctx context.Context) (context.Context, conte
 	}
 }
 
-// remember puts back the job's memory, unless the pod is another one by now.
+// remember stores the job's memory, unless the entry has another UID by now.
 func (c *controller) remember(k types.NamespacedName, j *job) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -93,16 +93,16 @@ func (c *controller) remember(k types.NamespacedName, j *job) {
 	c.Metrics.SetPodState(e.state, j.memory.state)
 	e.memory = j.memory
 	if !slices.Equal(e.pod.Addresses, j.pod.Addresses) {
-		e.otherSandbox() // the job worked on the sandbox before
+		e.otherSandbox() // the job worked on the previous sandbox
 	}
 }
 
-// reachable reports whether the namespaces of the pod's node can be reached from here.
+// reachable reports whether this process can reach the namespaces of the pod's node.
 func (j *job) reachable() bool {
 	return j.Find != nil && j.Settings.Node != "" && j.pod.NodeName == j.Settings.Node
 }
 
-// state is the state that the pod is counted in, "" for a pod that is not counted.
+// state returns the metric's state of the pod, "" for a pod that is not counted.
 func (j *job) state() metrics.PodState {
 	if j.finding.Reason == repair.ValidationFailed && j.alreadyRepaired() {
 		return metrics.PodRedirected
@@ -114,13 +114,13 @@ func (j *job) state() metrics.PodState {
 	}[j.finding.Reason]
 }
 
-// alreadyRepaired reports whether the failure is older than the rules, so that the next run of the validation decides. Times
-// of the kubelet have whole seconds.
+// alreadyRepaired reports whether the failure is older than the rules, so that the next run of the validation decides. The
+// kubelet's times have whole seconds.
 func (j *job) alreadyRepaired() bool {
 	return !j.memory.repairedAt.IsZero() && !j.finding.FailedAt().After(j.memory.repairedAt)
 }
 
-// reportAfter is after how many failures in a row a pod that cannot be inspected is reported.
+// reportAfter is the number of consecutive failed inspections after which a pod is reported.
 const reportAfter = 4
 
 // inspect completes the finding by the rules in the namespace of an unproven pod.
@@ -134,7 +134,7 @@ func (j *job) inspect(ctx context.Context) error {
 		var err error
 		if rules, err = j.compare(ctx); err != nil {
 			const text = "it cannot be told whether the traffic is redirected: "
-			if j.memory.failures++; errors.Is(err, redirection.ErrUninspectable) { // which does not pass by itself
+			if j.memory.failures++; errors.Is(err, redirection.ErrUninspectable) { // which is permanent
 				j.once(ctx, ReasonUnverified, text+cause(ctx, err)+remedy(err))
 			} else if j.memory.failures == reportAfter {
 				j.event(kube.EventWarning, ReasonUnverified, text+cause(ctx, err)+remedy(err))
@@ -153,7 +153,7 @@ func (j *job) inspect(ctx context.Context) error {
 	return nil
 }
 
-// compare reads the rules in the namespace. Where the plugin would refuse the pod, any rules of the mesh are other rules.
+// compare reads the rules in the namespace. If the plugin would refuse the pod, any rules of the mesh are other rules.
 func (j *job) compare(ctx context.Context) (rules repair.Rules, err error) {
 	rules = repair.NoRules
 	err = j.inNamespace(ctx, func(space redirection.Namespace) error {
@@ -179,8 +179,8 @@ func (j *job) compare(ctx context.Context) (rules repair.Rules, err error) {
 // captured reports whether the plugin would redirect the pod.
 func (j *job) captured() bool { return j.finding.Decision.Outcome == sidecar.Capture }
 
-// inNamespace runs fn with the pod's network namespace, if that is certain: a namespace that was found by its addresses may
-// be that of another pod to which the API server gives one of them.
+// inNamespace runs fn with the pod's network namespace, if the namespace is certain: a namespace that was found by its
+// addresses may belong to another pod that has one of them in the API.
 func (j *job) inNamespace(ctx context.Context, fn func(redirection.Namespace) error) (err error) {
 	found, err := j.Find(ctx, sandbox.Pod{
 		Namespace: j.pod.Facts.Namespace, Name: j.pod.Facts.Name, UID: j.pod.Facts.UID, Addresses: j.pod.Addresses,

@@ -16,7 +16,8 @@ type Page struct {
 	Handler http.Handler
 }
 
-// Introspection returns the port of Go's profiler, below /debug/pprof/, and of further pages. It is local: profiles and the command line are not for other pods.
+// Introspection returns the port of Go's profiler, below /debug/pprof/, and of further pages. The port is local:
+// profiles and the command line are not for other pods.
 func Introspection(flag, host string, number int, pages ...Page) Port {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)

@@ -13,12 +13,12 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 )
 
-// maxForeign bounds what an error quotes of a ConfigMap.
+// maxForeign bounds a quotation of a ConfigMap in an error, in bytes.
 const maxForeign = 256
 
-// requirementsOf reads the ConfigMap of the legacy taint controller: each key holds a YAML list of {name, selector, namespace}, of
-// which [readiness.Entry] says what it requires. No keys, and keys without content, require nothing. All that is wrong is reported
-// at once; a key that is not known is wrong, because a misspelt selector would be met by any pod.
+// requirementsOf parses the ConfigMap of the legacy taint controller: each key holds a YAML list of {name, selector,
+// namespace}, which [readiness.Entry] defines. No keys, and keys without content, require nothing. All errors are reported at
+// once; an unknown key is an error, because a misspelt selector would match any pod.
 func requirementsOf(data map[string]string) ([]readiness.Requirement, error) {
 	var all []readiness.Requirement
 	var wrong []error

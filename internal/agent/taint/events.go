@@ -14,7 +14,7 @@ func (o Options) event(object kube.ObjectRef, kind kube.EventType, reason, messa
 	o.Events.Record(kube.Event{Object: object, Reason: reason, Message: message, Type: kind, Component: Component, Host: o.Host})
 }
 
-// ref names the ConfigMap for an event.
+// ref returns a reference to the ConfigMap for an event.
 func (c ConfigMap) ref() kube.ObjectRef {
 	return kube.ObjectRef{Kind: "ConfigMap", APIVersion: "v1", Namespace: c.Namespace, Name: c.Name}
 }

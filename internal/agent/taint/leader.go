@@ -9,23 +9,23 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// Lease is the lock that one replica holds. It is written as k8s.io/client-go/tools/leaderelection writes it, so that a
-// replica of another make can be a candidate for the same one.
+// Lease is the lock that one replica holds, in the format of k8s.io/client-go/tools/leaderelection, so that a replica of
+// another implementation can compete for it.
 type Lease struct {
 	Namespace, Name string
-	// Identity is this replica's, of which there must be no second one.
+	// Identity is the identity of this replica; it must be unique.
 	Identity string
-	// Duration is for how long others respect the lease after they saw it renewed. The holder renews it each Retry, and
-	// gives up when that has not worked for Deadline, which must be shorter.
+	// Duration is the time for which other replicas respect the lease after its last observed renewal. The holder renews the
+	// lease each Retry, and stops leading after Deadline without a renewal; Deadline must be shorter than Duration.
 	Duration, Deadline, Retry time.Duration
 }
 
-// releaseTimeout bounds giving the lease back.
+// releaseTimeout bounds the release of the lease.
 const releaseTimeout = 5 * time.Second
 
 var errOtherHolder = errors.New("another replica has the lease")
 
-// elect runs lead whenever the lease can be had, and for as long as it can be kept, until ctx ends.
+// elect runs lead whenever this replica acquires the lease, for as long as it holds the lease, until ctx ends.
 func elect(ctx context.Context, o Options, lead func(context.Context)) {
 	e := &elector{options: o, lease: *o.Lease, log: o.Log.With("lease", o.Lease.Namespace+"/"+o.Lease.Name)}
 	for ctx.Err() == nil {
@@ -43,20 +43,20 @@ type elector struct {
 	lease   Lease
 	log     *slog.Logger
 
-	// seen is the lease as it was last, seenAt when it became so. What counts is our own clock: that of the holder may be
-	// wrong.
+	// seen is the last observed lease, seenAt the time of its first observation. Only the local clock counts, as the holder's
+	// clock may be wrong.
 	seen   kube.Lease
 	seenAt time.Time
 	// logged is the last logged state.
 	logged string
 }
 
-// beat says that the election goes round. Between two beats there is a pause and a request at most.
+// beat is the heartbeat of the election loop. Between two beats there is at most one pause and one request.
 func (e *elector) beat() { e.options.Health.Beat(PartElection, e.lease.Deadline+e.lease.Retry) }
 
-// acquire takes a lease that has no holder, or whose holder has not renewed it.
+// acquire acquires a lease that has no holder, or whose holder has not renewed it.
 func (e *elector) acquire(ctx context.Context) bool {
-	// Nothing of the request may be under way when a renewal would already be late.
+	// The request must end before a renewal would be late.
 	ctx, cancel := context.WithTimeout(ctx, e.lease.Deadline)
 	defer cancel()
 	now := e.options.Clock.Now()
@@ -86,7 +86,7 @@ func (e *elector) acquire(ctx context.Context) bool {
 	return true
 }
 
-// write makes the lease ours from now on.
+// write writes this replica as the holder from now on.
 func (e *elector) write(ctx context.Context, lease kube.Lease, now time.Time) error {
 	lease.Holder, lease.Duration, lease.Renewed = e.lease.Identity, e.lease.Duration, now
 	written, err := e.options.API.WriteLease(ctx, lease)
@@ -96,7 +96,7 @@ func (e *elector) write(ctx context.Context, lease kube.Lease, now time.Time) er
 	return err
 }
 
-// hold lets lead work and renews the lease until it is lost or ctx ends. When it returns lead has ended.
+// hold runs lead and renews the lease until the lease is lost or ctx ends. It returns after lead.
 func (e *elector) hold(ctx context.Context, lead func(context.Context)) {
 	e.options.Health.Ready(PartElection)
 	e.say(ctx, "leading", e.lease.Identity)
@@ -117,7 +117,7 @@ func (e *elector) hold(ctx context.Context, lead func(context.Context)) {
 	e.onError(ctx, "the lease is lost", err)
 }
 
-// keep renews until that has not worked for too long.
+// keep renews the lease until the renewals have failed for Deadline.
 func (e *elector) keep(ctx context.Context) error {
 	renewed := e.seenAt
 	for {
@@ -137,7 +137,7 @@ func (e *elector) keep(ctx context.Context) error {
 	}
 }
 
-// renew writes the lease again. Whoever else wrote it meanwhile may have done so for another reason.
+// renew writes the lease again. After a conflict it reads the lease, as another client may have written it for another reason.
 func (e *elector) renew(ctx context.Context, until time.Time) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -163,14 +163,14 @@ func (e *elector) renew(ctx context.Context, until time.Time) error {
 	return e.write(ctx, lease, now)
 }
 
-// release lets the next replica begin at once. Nothing is done in the name of the lease any more.
+// release clears the holder, so that the next replica leads at once. This replica makes no changes after release.
 func (e *elector) release(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
 	e.options.Health.Rest(PartElection)
 	err := e.clear(ctx, e.seen)
 	if kube.IsConflict(err) {
-		// The answer to the last renewal may be what was given up.
+		// The last renewal may have succeeded although its response timed out.
 		var now kube.Lease
 		if now, err = e.options.API.Lease(ctx, e.lease.Namespace, e.lease.Name); err == nil && now.Holder == e.lease.Identity {
 			err = e.clear(ctx, now)
@@ -202,7 +202,7 @@ func (e *elector) onError(ctx context.Context, what string, err error) {
 	}
 }
 
-// say logs what is new.
+// say logs a new state, and reports whether the state was new.
 func (e *elector) say(ctx context.Context, what, who string) bool {
 	if e.logged == what+who {
 		return false

@@ -18,27 +18,27 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// leadership is the state of a leader: its caches of nodes and pods, and the work on them. Another leadership begins with nothing.
+// leadership is the state of a leader: its caches of nodes and pods, and their workers. Each leadership starts with empty caches.
 type leadership struct {
 	options Options
-	// queue has each node once, and gives it to one worker at a time; retries says how long a node rests that failed.
+	// queue has each node once, and returns it to one worker at a time; retries is the back-off of nodes that failed.
 	queue   workqueue.TypedDelayingInterface[string]
 	retries workqueue.TypedRateLimiter[string]
 	work    sync.WaitGroup
-	// synced gets a value when the caches are complete; it has room for one.
+	// synced gets a value when the caches are complete; its capacity is one.
 	synced chan struct{}
-	// fatal gets errors that a run which has to end by itself cannot wait for.
+	// fatal receives errors that Once and Plan, which must end, cannot wait out.
 	fatal func(error)
 
 	mu     sync.Mutex
 	policy readiness.Policy
-	// required are the policy's requirements with their pods, nil as long as they are not known.
+	// required are the policy's requirements with their pods, nil until the requirements are known.
 	required    []requirement
 	nodesListed bool
 	nodes       map[string]*node
 	sources     map[source]*podSet
 	complete    bool
-	// forbidden are the nodes whose last change was refused for want of rights.
+	// forbidden has the nodes whose last change the API server refused for lack of permission.
 	forbidden map[string]bool
 }
 
@@ -60,12 +60,12 @@ type requirement struct {
 	sets []*podSet
 }
 
-// podSet is the pods of a source by the node that they are on.
+// podSet has the pods of a source by the name of their node.
 type podSet struct {
 	end    context.CancelFunc
 	listed bool
 	count  int
-	// warned means that the log has that no pod is selected.
+	// warned is set after the log entry that the requirement selects no pod.
 	warned bool
 	onNode map[string]map[types.NamespacedName]readiness.Pod
 }
@@ -86,10 +86,10 @@ func newLeadership(o Options) *leadership {
 func (t *leadership) run(ctx context.Context) {
 	defer func() {
 		for name := range t.forbidden {
-			t.setRefused(name, nil) // it is up to the next leader
+			t.setRefused(name, nil) // the state is the next leader's
 		}
 	}()
-	defer context.AfterFunc(ctx, t.queue.ShutDown)() // its last worker needs that to end
+	defer context.AfterFunc(ctx, t.queue.ShutDown)() // the last worker ends after ShutDown
 	defer t.work.Wait()
 	t.startReflectors(ctx)
 	for range t.options.Workers {
@@ -100,8 +100,8 @@ func (t *leadership) run(ctx context.Context) {
 	}
 }
 
-// processNext works on the next node of the queue. It reports whether there may be more: a queue that is shut down still gives
-// what it has, which is not worked on any more.
+// processNext processes the next node of the queue. It reports whether to continue: a queue after ShutDown still returns its
+// items, which are dropped.
 func (t *leadership) processNext(ctx context.Context) bool {
 	name, shutdown := t.queue.Get()
 	if shutdown || ctx.Err() != nil {
@@ -160,7 +160,7 @@ func (t *leadership) onError(ctx context.Context, what metrics.Watched, name str
 	}
 }
 
-// configure takes requirements from the ConfigMap. Bad ones change nothing.
+// configure applies the requirements of the ConfigMap. Invalid requirements change nothing.
 func (t *leadership) configure(ctx context.Context, state kube.ConfigMapState) {
 	at := t.options.ConfigMap
 	var found []readiness.Requirement
@@ -187,7 +187,7 @@ func (t *leadership) configure(ctx context.Context, state kube.ConfigMapState) {
 	t.fatal(fmt.Errorf("reading requirements: %w", err))
 }
 
-// require makes requirements those that count, as soon as their pods are known.
+// require replaces the requirements. They apply once their pods are synced.
 func (t *leadership) require(ctx context.Context, all []readiness.Requirement) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -214,7 +214,7 @@ func (t *leadership) require(ctx context.Context, all []readiness.Requirement) {
 	t.check()
 }
 
-// podSetOf gives the pods of a source: those of before, or of a new reflector. It needs the lock.
+// podSetOf returns the pods of a source, from before or from a new reflector. It needs the lock.
 func (t *leadership) podSetOf(parent context.Context, s source, before map[source]*podSet) *podSet {
 	if set := cmp.Or(t.sources[s], before[s]); set != nil {
 		t.sources[s] = set
@@ -241,7 +241,7 @@ func (t *leadership) podSetOf(parent context.Context, s source, before map[sourc
 	return set
 }
 
-// transform drops what no decision about a node rests on: there is a pod on each node.
+// transform drops the fields that no decision about a node reads, as each node has such a pod.
 func transform(p *kube.Pod) {
 	*p = kube.Pod{
 		Facts:    sidecar.Facts{Namespace: p.Facts.Namespace, Name: p.Facts.Name},
@@ -249,7 +249,7 @@ func transform(p *kube.Pod) {
 	}
 }
 
-// check begins to decide once everything is known: about all nodes. It needs the lock.
+// check starts the decisions about all nodes once all caches are synced. It needs the lock.
 func (t *leadership) check() {
 	if t.complete || t.required == nil || !t.nodesListed {
 		return
@@ -288,7 +288,7 @@ func (t *leadership) updateNode(state kube.NodeState) {
 	case n == nil:
 		t.nodes[state.Name] = &node{state: state}
 	case state.Before(n.state):
-		return // the answer to a change of ours was faster than the watch
+		return // the response to this controller's change was faster than the watch
 	case n.state.SameBut(state):
 		n.state = state
 		n.memory = n.memory.WithHeartbeat(state.Node)

@@ -13,10 +13,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 )
 
-// tries is how often a node is tried in one go.
+// tries bounds the attempts of Once per node.
 const tries = 5
 
-// Once brings each node to its wanted state, and ends. It takes no lease and decides once, so that there is no grace period. The error says which nodes failed, within Options.Timeout.
+// Once brings each node to its desired state within Options.Timeout, and ends. It acquires no lease and decides once, without a
+// grace period. The error names the nodes that failed.
 func Once(ctx context.Context, o Options) error {
 	o = o.withDefaults()
 	if err := o.check(); err != nil {
@@ -35,7 +36,7 @@ func Once(ctx context.Context, o Options) error {
 	})
 }
 
-// Plan says for each node what would be done now, in the order of their names. Nothing is changed.
+// Plan returns for each node the change that Once would make, in the order of the nodes' names. It changes nothing.
 func Plan(ctx context.Context, o Options) ([]string, error) {
 	o = o.withDefaults()
 	if err := o.check(); err != nil {
@@ -63,7 +64,7 @@ func line(name string, d readiness.Decision) string {
 	return text
 }
 
-// once waits until everything is known and does something for each node.
+// once waits until the caches are synced and calls do for each node.
 func once(ctx context.Context, o Options, do func(context.Context, *leadership, string) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	t := newLeadership(o)

@@ -1,12 +1,13 @@
-// Package taint is the taint controller: it takes a taint from the nodes where the plugin's agent is ready, and puts it
-// on those where it is not.
+// Package taint is the taint controller: it removes a taint from the nodes where the plugin's agent is ready, and adds it to
+// the nodes where the agent is not ready.
 //
-// It promises that nothing is decided before all that a decision needs is known, that one replica of several works at a
-// time, that a node is changed by a patch which tests what was decided on, so that other writers lose nothing, that a node
-// that is as it should be costs no request, and that what failed is tried again, more and more seldom, for as long as it
-// is wanted. Bad requirements in a ConfigMap leave the last good ones in force.
+// It promises that no decision precedes the sync of all caches; that one replica of several works at a time; that a node is
+// changed by a JSON patch which tests the values behind the decision, so that other writers lose nothing; that a node in its
+// desired state costs no request; and that a failed change is retried with back-off for as long as it is needed. Bad
+// requirements in a ConfigMap leave the last good ones in force.
 //
-// It never decides by itself (core/readiness does), updates a whole node, or changes another taint. Of the API it knows internal/kube only.
+// It never decides by itself (core/readiness does), updates a whole node, or changes another taint. It reaches the API only
+// through internal/kube.
 //
 // Start reading at Run; leader.go is the election, leadership.go a leader's caches, work.go the work on one node.
 package taint
@@ -31,11 +32,11 @@ const (
 	PartElection     = "election"
 	PartRequirements = "requirements"
 	PartCaches       = "caches"
-	// PartWrites is there only once a change of a node was refused.
+	// PartWrites exists only after the API server refused a change of a node.
 	PartWrites = "writes"
 )
 
-// Parts are those that have to be ready from the start.
+// Parts returns the parts that must be ready from the start.
 func Parts() []string { return []string{PartElection, PartRequirements, PartCaches} }
 
 // Component is the source of the controller's events.
@@ -44,30 +45,30 @@ const Component = "istio-cni-taint"
 // ConfigMap names the object that has the requirements, in the legacy format.
 type ConfigMap struct{ Namespace, Name string }
 
-// Options are what a controller works with. API, Log, Health and Metrics are required.
+// Options are the dependencies and settings of a controller. API, Log, Health and Metrics are required.
 type Options struct {
 	API *kube.Client
-	// Clock is the system's by default.
+	// Clock defaults to the system's clock.
 	Clock   clock.WithTicker
 	Log     *slog.Logger
 	Health  *health.State
 	Metrics *metrics.Taint
 
-	// Events records events about nodes and the ConfigMap; there are none where it is nil.
+	// Events records events about nodes and the ConfigMap; nil drops them.
 	Events *eventrecorder.Recorder
 
 	// Policy configures decisions; a ConfigMap with a name replaces its requirements.
 	Policy    readiness.Policy
 	ConfigMap ConfigMap
-	// Lease is the lock of the election, nil for a controller that is alone.
+	// Lease is the lock of the election, nil for a single controller.
 	Lease *Lease
 	// Condition is the type of the node condition to publish, empty for none.
 	Condition string
-	// Host is the node where this runs, for events.
+	// Host is the node of this process, for events.
 	Host string
 	// Retry is the pause after a change that failed, doubled up to MaxRetry; 100 ms and 1 min by default.
 	Retry, MaxRetry time.Duration
-	// Workers is how many nodes are worked on at the same time, 4 by default.
+	// Workers is the number of workers, 4 by default.
 	Workers int
 	// Timeout bounds Once, 1 min by default.
 	Timeout time.Duration
@@ -92,8 +93,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Run works until ctx ends: it waits for the lease, works for as long as it has it, and gives it back. It fails only for
-// options that nothing can be done with.
+// Run works until ctx ends: it acquires the lease, works while it holds the lease, and releases the lease. It returns an error
+// only for unusable options.
 func Run(ctx context.Context, o Options) error {
 	o = o.withDefaults()
 	if err := o.check(); err != nil {
@@ -124,7 +125,7 @@ func (o Options) check() error {
 	return nil
 }
 
-// sleep is a pause that ends with ctx.
+// sleep waits for d or the end of ctx.
 func (o Options) sleep(ctx context.Context, d time.Duration) {
 	timer := o.Clock.NewTimer(d)
 	defer timer.Stop()
@@ -134,7 +135,7 @@ func (o Options) sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// standby reports that a replica that waits for the lease lacks nothing.
+// standby reports a replica that waits for the lease as ready.
 func (o Options) standby() {
 	o.Health.Ready(PartRequirements)
 	o.Health.Ready(PartCaches)

@@ -14,8 +14,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// reconcile brings a node to its wanted state. An error is a change to be tried again, after a time that the API server may have
-// asked for.
+// reconcile brings a node to its desired state. After an error the caller retries, after wait at the earliest, which is the API
+// server's Retry-After.
 func (t *leadership) reconcile(ctx context.Context, name string) (wait time.Duration, err error) {
 	state, decision, known := t.decide(ctx, name)
 	if !known {
@@ -33,7 +33,7 @@ func (t *leadership) reconcile(ctx context.Context, name string) (wait time.Dura
 		t.setRefused(name, nil)
 	}
 	if ctx.Err() != nil || kube.ClassOf(err) == kube.NotFound {
-		return 0, nil //nolint:nilerr // the controller ends, or the node is deleted, as the watch is about to report
+		return 0, nil //nolint:nilerr // the controller ends, or the node is deleted and the watch is about to report the deletion
 	}
 	if failed, ok := errors.AsType[*kube.Error](err); ok {
 		wait = min(failed.RetryAfter, t.options.MaxRetry)
@@ -41,7 +41,7 @@ func (t *leadership) reconcile(ctx context.Context, name string) (wait time.Dura
 	return wait, err
 }
 
-// decide gives the node as it is known and what to do about it. It is known once everything is.
+// decide returns the cached node and the decision, and false for an unknown node or before all caches are synced.
 func (t *leadership) decide(ctx context.Context, name string) (kube.NodeState, readiness.Decision, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -65,7 +65,7 @@ func (t *leadership) decide(ctx context.Context, name string) (kube.NodeState, r
 	return n.state, decision, true
 }
 
-// level keeps the many nodes that are as they should be out of the log.
+// level returns debug for the many nodes in their desired state.
 func level(d readiness.Decision) slog.Level {
 	if d.Reason.Good() && d.Action == readiness.Keep {
 		return slog.LevelDebug
@@ -73,7 +73,7 @@ func level(d readiness.Decision) slog.Level {
 	return slog.LevelInfo
 }
 
-// podsOn gives the pods on a node by requirement. It needs the lock.
+// podsOn returns the pods on a node by requirement. It needs the lock.
 func (t *leadership) podsOn(name string) [][]readiness.Pod {
 	all := make([][]readiness.Pod, 0, len(t.required))
 	for _, requirement := range t.required {
@@ -103,7 +103,7 @@ func (t *leadership) warnOfNone(ctx context.Context) {
 	}
 }
 
-// change adds or removes the taint. It gives the node as it is then.
+// change adds or removes the taint. It returns the node after the change.
 func (t *leadership) change(ctx context.Context, state kube.NodeState, d readiness.Decision) (kube.NodeState, error) {
 	var put *readiness.Taint
 	drop := func(readiness.Taint) bool { return false }
@@ -135,7 +135,7 @@ func (t *leadership) change(ctx context.Context, state kube.NodeState, d readine
 	return after, nil
 }
 
-// publish sets the node condition, if there is one to set.
+// publish sets the node condition, if one is configured and decided.
 func (t *leadership) publish(ctx context.Context, state kube.NodeState, d readiness.Decision) (kube.NodeState, error) {
 	if t.options.Condition == "" || d.ConditionStatus == readiness.ConditionUnchanged {
 		return state, nil
@@ -153,7 +153,7 @@ func (t *leadership) publish(ctx context.Context, state kube.NodeState, d readin
 	return after, err
 }
 
-// counted counts and logs how a change ended.
+// counted counts and logs the result of a change.
 func (t *leadership) counted(ctx context.Context, name string, kind metrics.TaintChange, err error) {
 	result := metrics.ChangeFailed
 	switch {
@@ -174,7 +174,7 @@ func (t *leadership) counted(ctx context.Context, name string, kind metrics.Tain
 	t.options.Metrics.Changed(kind, result)
 }
 
-// setRefused records whether the last change of a node was refused for want of rights. The controller is ready when none was.
+// setRefused records whether the API server refused the last change of a node for lack of permission, for PartWrites.
 func (t *leadership) setRefused(name string, why error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -190,7 +190,7 @@ func (t *leadership) setRefused(name string, why error) {
 	}
 }
 
-// observe stores the outcome of a change, unless the watch was faster.
+// observe stores the result of a change, unless the watch delivered a newer version.
 func (t *leadership) observe(after kube.NodeState) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -10,25 +10,23 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// The time that a decision takes at most, and what it is divided into.
+// The time bounds of a decision and of its parts.
 const (
 	// Total is the time for the whole decision.
 	Total = 5 * time.Second
-	// attempt is the time for one request, so that one that hangs leaves room for others.
+	// attempt bounds one request, so that a hanging request leaves time for others.
 	attempt = Total / 3
-	// pause is the time between two requests of the same.
+	// pause is the time between two equal requests.
 	pause = Total / 10
-	// confirmation is the time after which a refusal is checked again: a token that was rotated just now has arrived by
-	// then.
+	// confirmation is the time before a refused request is repeated: a token that was just rotated has arrived by then.
 	confirmation = Total / 5
 )
 
-// errUnconfirmed is a refusal that could not be checked again.
+// errUnconfirmed is a refusal without a second, equal refusal.
 var errUnconfirmed = errors.New("a refusal that was not confirmed")
 
-// ask repeats a request until there is an answer to rely on, or ctx ends. A transient failure is retried; a refusal of one
-// of the confirmed classes counts the second time, however many transient failures lie between; any other error is an
-// answer.
+// ask repeats a request until a reliable answer, or until ctx ends. A transient failure is retried; a refusal of one of the
+// confirmed classes is an answer the second time, however many transient failures lie between; any other error is an answer.
 func ask[T any](ctx context.Context, confirmed []kube.Class, request func(context.Context) (T, error)) (T, error) {
 	var none T
 	var refused kube.Class
@@ -39,7 +37,7 @@ func ask[T any](ctx context.Context, confirmed []kube.Class, request func(contex
 			return answer, nil
 		}
 		if ctx.Err() != nil && before != nil {
-			// An error caused by the end of the time says less than the whole answer before it.
+			// The error of an expired ctx says less than the previous error, which is a whole answer.
 			return none, unconfirmed(refused, before)
 		}
 		wait := pause
@@ -61,7 +59,7 @@ func ask[T any](ctx context.Context, confirmed []kube.Class, request func(contex
 	}
 }
 
-// unconfirmed marks an error after a refusal that has not come twice.
+// unconfirmed marks an error after a refusal that came only once.
 func unconfirmed(refused kube.Class, err error) error {
 	if refused == "" {
 		return err
@@ -75,7 +73,7 @@ func once[T any](ctx context.Context, request func(context.Context) (T, error)) 
 	return request(limited)
 }
 
-// sleep reports whether ctx has not ended after the wait, at once if it will have.
+// sleep waits and reports whether ctx is still alive. It returns false at once if ctx ends before the wait does.
 func sleep(ctx context.Context, wait time.Duration) bool {
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= wait {
 		return false

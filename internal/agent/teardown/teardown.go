@@ -1,5 +1,5 @@
-// Package teardown decides what the end of the node agent means: that it comes back (a restart, an upgrade, a drain, a
-// reboot), and the plugin stays installed, or that it was removed, and the plugin must be uninstalled.
+// Package teardown decides whether the end of the node agent is temporary (a restart, an upgrade, a drain, a reboot), so that
+// the plugin stays installed, or a removal, so that the plugin must be uninstalled.
 //
 // It promises an answer within [Total] whatever the API server does, and that the installation is kept if in doubt: a
 // wrong "keep" leaves a plugin that can be removed by hand, a wrong "uninstall" leaves pods that bypass the mesh. Only
@@ -7,7 +7,7 @@
 //
 // It never writes anything, neither on the node nor to the API server, and logs nothing.
 //
-// Start reading at [ShouldUninstall]; ask.go has how often a request is repeated.
+// Start reading at [ShouldUninstall]; ask.go has the repetition of requests.
 package teardown
 
 import (
@@ -25,14 +25,14 @@ type Policy string
 const (
 	Always Policy = "always"
 	Never  Policy = "never"
-	Auto   Policy = "auto" // as the API server's answers say
+	Auto   Policy = "auto" // by the API server's answers
 )
 
 // Self identifies the agent. Unknown fields are empty.
 type Self struct {
-	// Namespace and DaemonSet are where the agent's own DaemonSet is; without either no request is made.
+	// Namespace and DaemonSet identify the agent's own DaemonSet; without either no request is sent.
 	Namespace, DaemonSet string
-	// NodeName is the agent's node; without it nothing is decided by placement.
+	// NodeName is the agent's node; without it placement is not checked.
 	NodeName string
 	// PodName is the agent's own pod.
 	PodName string
@@ -64,7 +64,7 @@ const (
 type Verdict struct {
 	Uninstall bool
 	Reason    Reason
-	// Detail is what the reason rests on, for instance the last error; it may be empty.
+	// Detail has evidence for the reason, such as the last error; it may be empty.
 	Detail string
 }
 
@@ -74,15 +74,15 @@ func uninstall(reason Reason, err error) Verdict {
 	return Verdict{Uninstall: true, Reason: reason, Detail: err.Error()}
 }
 
-// server is the part of [kube.Client] that is used.
+// server is the part of [kube.Client] that a query uses.
 type server interface {
 	DaemonSet(ctx context.Context, namespace, name string) (kube.DaemonSet, error)
 	Node(ctx context.Context, name string) (kube.Node, error)
 	Pod(ctx context.Context, key kube.PodKey) (kube.Pod, error)
 }
 
-// ShouldUninstall decides whether the plugin must be uninstalled. A nil API answers nothing. ctx is not the one whose end
-// stopped the agent: when it ends, the answer is to keep.
+// ShouldUninstall decides whether the plugin must be uninstalled. A nil API answers no request. ctx must outlive the ctx whose
+// end stopped the agent: when ctx ends, the answer is to keep.
 func ShouldUninstall(ctx context.Context, api *kube.Client, self Self, policy Policy) Verdict {
 	switch policy {
 	case Always:
@@ -105,7 +105,7 @@ type query struct {
 }
 
 func (q query) decide(ctx context.Context) Verdict {
-	// Without a pod to check instead, the DaemonSet's refusal must itself be confirmed.
+	// Without an own pod to request instead, a refusal of the DaemonSet must itself be confirmed.
 	confirmed := []kube.Class{kube.Unauthorized}
 	if q.self.PodName == "" {
 		confirmed = append(confirmed, kube.Forbidden)
@@ -138,9 +138,9 @@ func (q query) pod(ctx context.Context) (kube.Pod, error) {
 	return q.server.Pod(ctx, kube.PodKey{Namespace: q.self.Namespace, Name: q.self.PodName})
 }
 
-// missing decides when there is no DaemonSet of the configured name. The agent's own pod may name another one, as the name
-// is a setting that can be wrong. An API server that knows no such pod, or refuses it twice because the permissions were
-// removed as well, confirms the removal; any other failure keeps the installation.
+// missing decides when no DaemonSet has the configured name. The agent's own pod may name another one, as the name is a setting
+// that can be wrong. An API server that knows no such pod, or refuses it twice because the permissions were removed as well,
+// confirms the removal; any other failure keeps the installation.
 func (q query) missing(ctx context.Context, notFound error) Verdict {
 	if q.self.PodName == "" {
 		return uninstall(DaemonSetGone, notFound)
@@ -184,10 +184,10 @@ func (q query) present(ctx context.Context, set kube.DaemonSet) Verdict {
 	return Verdict{Reason: DaemonSetPresent}
 }
 
-// forbidden decides when the DaemonSet may not be read. Some roles never allow that, but all allow to read pods: if even
-// that is refused, the role, its binding or the account is gone; a 401 has to come twice, as the token may have been
-// rotated just now. An uninstallation deletes the DaemonSet a moment before them, so the request is repeated for as long
-// as there is time: a plugin whose credentials are revoked fails every pod of the node.
+// forbidden decides when the DaemonSet may not be read. Some roles never allow that, but all roles allow to read pods: if that
+// is refused, too, the role, its binding or the account is gone; a 401 must come twice, as the token may have been rotated just
+// now. An uninstallation deletes the DaemonSet a moment before the role, so the request is repeated until ctx ends: a plugin
+// whose credentials are revoked fails every pod of the node.
 func (q query) forbidden(ctx context.Context, refusal error) Verdict {
 	readable := false
 	for {
