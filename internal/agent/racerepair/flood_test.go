@@ -39,15 +39,11 @@ func TestPodsThatCannotBeInspectedDelayNoOtherPod(t *testing.T) {
 	web := crashing("web").at("10.88.0.2/24")
 	path := l.place(web)
 	l.waitForEvent(web, "Normal", ReasonRepaired)
-	if !captured(t, path) {
-		t.Error("it is not redirected")
-	}
+	l.redirected(path)
 	l.waitForStates(1, 1, 0, 3)
 	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
 	for _, p := range hostile[:3] {
-		if got := l.events(p); len(got) != 1 || got[0].Count > 1 {
-			t.Errorf("events on %s: %v", p.name, got)
-		}
+		l.oneEvent(p)
 	}
 	if log := l.log.String(); !strings.Contains(log, "the pod has a problem") {
 		t.Errorf("the log says nothing:\n%s", log)

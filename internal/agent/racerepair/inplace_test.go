@@ -17,9 +17,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
-	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
 )
 
 // TestPacketsProveTheRepair has a pod on a veth that runs without redirection, and each way of writing rules that the plugin may
@@ -72,9 +72,7 @@ func TestPacketsProveTheRepair(t *testing.T) {
 			if test.program != "" && !strings.Contains(netnstest.Run(t, net.Path(), test.program), test.hook) || test.program == "" && rules != "" {
 				t.Errorf("rules:\n%s", rules)
 			}
-			if got := rulesOf(t, l.Host); got != "" {
-				t.Errorf("rules in the node's own namespace:\n%s", got)
-			}
+			l.untouched(l.Host)
 		})
 	}
 }
@@ -90,9 +88,7 @@ func TestTheRulesAreThoseOfThePodsSettings(t *testing.T) {
 	l.set(p)
 	l.run()
 	l.waitForAction(p, repair.InPlace)
-	if got := l.writes(); len(got) > 0 {
-		t.Errorf("requests %q", got)
-	}
+	l.noWrites()
 	got := netnstest.Run(t, path, "iptables-save")
 	for _, want := range []string{"--dport 8080 -j ISTIO_IN_REDIRECT", "--dport 9090 -j ISTIO_IN_REDIRECT", "--dport 5432 -j RETURN"} {
 		if !strings.Contains(got, want) {
@@ -115,9 +111,7 @@ func TestW8APodOfTheSameNameIsAnotherPod(t *testing.T) {
 	after := l.place(second) // the namespace of before is still there, too
 	l.waitForEvent(second, "Normal", ReasonRepaired)
 	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
-	if !captured(t, after) {
-		t.Error("the second pod is not redirected")
-	}
+	l.redirected(after)
 	l.waitForStates(1, 0, 0, 0)
 }
 
@@ -217,9 +211,7 @@ func TestPodsThatCannotBeRedirectedInPlace(t *testing.T) {
 			if got := l.repaired(metrics.RepairPod, metrics.RepairFail); (got == 1) != (test.reason == ReasonRepaired) {
 				t.Errorf("%d failures", got)
 			}
-			if got := rulesOf(t, path); got != "" {
-				t.Errorf("rules were written:\n%s", got)
-			}
+			l.untouched(path)
 		})
 	}
 }
@@ -255,22 +247,13 @@ func TestASquatterBlocksNoRepair(t *testing.T) {
 			if test.texts == nil {
 				l.waitForAction(p, repair.InPlace)
 			} else {
-				l.waitForEvent(p, "Warning", ReasonRepaired, append(test.texts, inodeOf(t, victim), inodeOf(t, squatter))...)
+				l.waitForEvent(p, "Warning", ReasonRepaired, append(test.texts, sandboxtest.Inode(t, victim).String(), sandboxtest.Inode(t, squatter).String())...)
 			}
 			if captured(t, victim) != (test.texts == nil) || rulesOf(t, squatter) != "" {
 				t.Error("the wrong namespace was written to")
 			}
 		})
 	}
-}
-
-func inodeOf(t *testing.T, path string) string {
-	t.Helper()
-	inode, err := netns.InodeOf(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return inode.String()
 }
 
 // TestW11AnAddressThatWasGivenToAnotherPodIsNoProof has a pod whose sandbox ended with the node's last run, and another one that
@@ -291,17 +274,10 @@ func TestW11AnAddressThatWasGivenToAnotherPodIsNoProof(t *testing.T) {
 	l.run()
 	l.waitForEvent(p, "Warning", ReasonRepaired, "may be another pod's", "pod shop/other has the same ones")
 	l.waitForStates(0, 1, 0, 0)
-	if got := rulesOf(t, path); got != "" {
-		t.Errorf("rules were written:\n%s", got)
-	}
+	l.untouched(path)
 	l.server.Delete(other.path())
-	agenttest.Eventually(t, "it is not redirected", func() bool {
-		l.clock.Step(time.Second)
-		return l.repaired(metrics.RepairPod, metrics.RepairSuccess) == 1
-	})
-	if !captured(t, path) {
-		t.Error("it is not redirected")
-	}
+	l.stepUntilSuccess(metrics.RepairPod)
+	l.redirected(path)
 }
 
 // TestRepairComesBeforeTheValidation looks into namespaces of pods that nothing is known against yet.
@@ -347,9 +323,7 @@ func TestAnEventOnARunningPodNamesItsOpenConnections(t *testing.T) {
 	l.set(p)
 	l.run()
 	l.waitForEvent(p, "Normal", ReasonRepaired, "no rules", "Connections that it opened before stay outside")
-	if !captured(t, path) {
-		t.Error("not redirected")
-	}
+	l.redirected(path)
 }
 
 // rules writes the rules of another configuration, as those of an earlier version are.
@@ -376,17 +350,13 @@ func TestRunningPodsKeepTheirRules(t *testing.T) {
 	if got := rulesOf(t, old); got != before {
 		t.Errorf("the rules of a running pod were changed:\n%s", got)
 	}
-	if !captured(t, young) {
-		t.Error("the other pod is not redirected")
-	}
+	l.redirected(young)
 	for range 3 {
 		runs.labels = object{"touched": stamp(l.clock.Now())}
 		l.set(runs)
 		l.waitForWorker()
 	}
-	if got := l.events(runs); len(got) != 1 || got[0].Count != 1 {
-		t.Errorf("events %v", got)
-	}
+	l.oneEvent(runs)
 }
 
 // TestAFailureAfterTheRepairIsInspectedAgain has a validation that goes on failing, for once with the rules in place and then
@@ -414,9 +384,7 @@ func TestAFailureAfterTheRepairIsInspectedAgain(t *testing.T) {
 	p.last = ended(126, l.clock.Now())
 	l.set(p)
 	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
-	if !captured(t, path) {
-		t.Error("the rules are not there again")
-	}
+	l.redirected(path)
 }
 
 // nodePod is a pod as the controller gets it.
@@ -490,9 +458,7 @@ func TestAPodIsDeletedForMissingRulesOnlyIfSeenTwice(t *testing.T) {
 	with := l.place(late)
 	l.run()
 	l.waitForStates(0, 2, 0, 0)
-	if got := l.writes(); len(got) != 0 {
-		t.Fatalf("deleted at first sight: %q", got)
-	}
+	l.noWrites()
 	// Another agent writes the rules meanwhile.
 	helper := newFixture(t, inPlace)
 	helper.cache(late, with)
@@ -529,9 +495,7 @@ func TestMissingRulesAreForgottenWhenOtherRulesCome(t *testing.T) {
 	l.set(p)
 	l.waitForStates(0, 1, 0, 0)
 	l.waitForWorker()
-	if got := l.writes(); len(got) > 0 {
-		t.Fatalf("deleted at first sight: %q", got)
-	}
+	l.noWrites()
 	l.clock.Step(3 * time.Second)
 	l.waitForEvent(p, "Warning", ReasonDeleted, "no rules")
 }
@@ -553,9 +517,7 @@ func TestANewConfigurationIsUsed(t *testing.T) {
 	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
 	l.clock.Step(10 * time.Second)
 	l.waitForStates(0, 0, 0, 0)
-	if !captured(t, path) {
-		t.Error("rules were taken away from a running pod")
-	}
+	l.redirected(path)
 }
 
 // TestAPodOfAnotherNodeIsNotSearched has a server that sends more than it was asked for.

@@ -413,3 +413,46 @@ func rulesOf(t *testing.T, path string) string {
 	}
 	return all.String()
 }
+
+// redirected wants rules of the mesh in namespaces.
+func (l *fixture) redirected(paths ...string) {
+	l.Helper()
+	for _, path := range paths {
+		if !captured(l.T, path) {
+			l.Errorf("%s is not redirected", path)
+		}
+	}
+}
+
+// untouched wants no rule in a namespace.
+func (l *fixture) untouched(path string) {
+	l.Helper()
+	if got := rulesOf(l.T, path); got != "" {
+		l.Errorf("rules were written:\n%s", got)
+	}
+}
+
+// noWrites wants no pod to have been changed.
+func (l *fixture) noWrites() {
+	l.Helper()
+	if got := l.writes(); len(got) > 0 {
+		l.Fatalf("pods were changed: %q", got)
+	}
+}
+
+// oneEvent wants a pod to have one event, counted once.
+func (l *fixture) oneEvent(p podSpec) {
+	l.Helper()
+	if got := l.events(p); len(got) != 1 || got[0].Count != 1 {
+		l.Errorf("events on %s: %v", p.name, got)
+	}
+}
+
+// stepUntilSuccess steps the clock until an action has succeeded once.
+func (l *fixture) stepUntilSuccess(t metrics.RepairType) {
+	l.Helper()
+	agenttest.Eventually(l.T, "it is not tried again", func() bool {
+		l.clock.Step(time.Second)
+		return l.repaired(t, metrics.RepairSuccess) == 1
+	})
+}

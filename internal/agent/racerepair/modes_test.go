@@ -107,11 +107,7 @@ func TestPodsThatAreLeftAlone(t *testing.T) {
 	l.waitForWorker()
 	for i, p := range pods {
 		l.noEvents(p)
-		if got := rulesOf(t, paths[i]); got != "" {
-			t.Errorf("rules were written:\n%s", got)
-		}
+		l.untouched(paths[i])
 	}
-	if got := l.writes(); len(got) > 0 {
-		t.Errorf("pods were changed: %q", got)
-	}
+	l.noWrites()
 }

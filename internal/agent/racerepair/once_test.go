@@ -33,9 +33,7 @@ func TestOnceRepairsEachPod(t *testing.T) {
 	l.waitForEvent(p, "Normal", ReasonRepaired)
 	l.waitForEvent(missing, "Normal", ReasonRepaired)
 	l.waitForEvent(job, "Warning", ReasonBroken)
-	if !captured(t, paths[0]) || !captured(t, paths[1]) {
-		t.Error("not redirected")
-	}
+	l.redirected(paths...)
 	if err := Once(t.Context(), l.options); err != nil {
 		t.Errorf("the second time: %v", err)
 	}
@@ -129,7 +127,5 @@ func TestOnceDoesNothingOnABadConfiguration(t *testing.T) {
 	if err := l.once(); err == nil || !strings.Contains(err.Error(), "pod shop/a: the plugin's configuration cannot be used: half of it is missing") {
 		t.Errorf("error %v", err)
 	}
-	if len(l.writes()) != 0 {
-		t.Error("it was deleted")
-	}
+	l.noWrites()
 }

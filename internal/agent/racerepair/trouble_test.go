@@ -53,10 +53,7 @@ func TestRefusals(t *testing.T) {
 				l.waitForCount(counted[switches], metrics.RepairFail, 1)
 				l.waitForCount(counted[switches], metrics.RepairSuccess, 0)
 				l.waitForStates(0, 1, 0, 0)
-				agenttest.Eventually(t, "it is not tried again", func() bool {
-					l.clock.Step(time.Second)
-					return l.repaired(counted[switches], metrics.RepairSuccess) == 1
-				})
+				l.stepUntilSuccess(counted[switches])
 				l.waitForCount(counted[switches], metrics.RepairFail, 1)
 			})
 		}
@@ -102,11 +99,7 @@ func TestAServerThatHangsDelaysNoRepair(t *testing.T) {
 	}
 	l.run()
 	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 3)
-	for _, path := range paths {
-		if !captured(t, path) {
-			t.Error("not redirected")
-		}
-	}
+	l.redirected(paths...)
 	if n := l.requests("POST", "/events"); n > 1 {
 		t.Errorf("%d events were sent although none was answered", n)
 	}
@@ -166,15 +159,9 @@ func TestNothingIsDoneOnABadConfiguration(t *testing.T) {
 				l.clock.Step(time.Minute)
 				l.waitForWorker()
 			}
-			if got := l.writes(); len(got) != 0 {
-				t.Errorf("requests %q", got)
-			}
-			if rulesOf(t, path) != "" {
-				t.Error("rules were written")
-			}
-			if got := l.events(p); len(got) != 1 || got[0].Count != 1 {
-				t.Errorf("events %v", got)
-			}
+			l.noWrites()
+			l.untouched(path)
+			l.oneEvent(p)
 			if got := strings.Count(l.log.String(), "no pod is repaired until"); got != 1 {
 				t.Errorf("it is logged %d times", got)
 			}
@@ -206,14 +193,9 @@ func TestAConfigurationThatCannotBeReadIsRetried(t *testing.T) {
 	l.set(p)
 	l.run()
 	agenttest.Eventually(t, "the error is not logged", func() bool { return strings.Contains(l.log.String(), "it is no JSON") })
-	if len(l.writes()) != 0 {
-		t.Error("it was labelled")
-	}
+	l.noWrites()
 	good.Store(true)
-	agenttest.Eventually(t, "it is not tried again", func() bool {
-		l.clock.Step(time.Second)
-		return l.repaired(metrics.RepairLabel, metrics.RepairSuccess) == 1
-	})
+	l.stepUntilSuccess(metrics.RepairLabel)
 }
 
 // TestAPodThatCannotBeRepairedGetsOneEvent for a long time without a flood.
@@ -269,9 +251,7 @@ func TestAFlappingPodIsWorkedOnOnce(t *testing.T) {
 			}
 			l.waitForWorker()
 			l.end()
-			if got := l.events(p); len(got) != 1 || got[0].Count != 1 {
-				t.Errorf("events %v", got)
-			}
+			l.oneEvent(p)
 			if got := l.writes(); len(got) > 1 {
 				t.Errorf("requests %q", got)
 			}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
+	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
 )
 
 // crowd gives few namespaces many names: mounts, lines of the mount table, and processes.
@@ -23,7 +24,7 @@ func (n *node) crowd(namespaces []string, mounts, processes int) {
 	for i := range mounts {
 		at := fmt.Sprintf("%s/cni-%d", n.Netns[0], i)
 		n.Do(os.Symlink(namespaces[i%len(namespaces)], at))
-		inode := inode(n.T, at)
+		inode := sandboxtest.Inode(n.T, at)
 		fmt.Fprintf(&table, "9 1 %d:%d net:[%d] %s rw - nsfs nsfs rw\n", unix.Major(inode.Dev), unix.Minor(inode.Dev), inode.Ino, at)
 	}
 	n.Do(os.WriteFile(n.Proc+"/1/mountinfo", []byte(table.String()), 0o600))
@@ -50,7 +51,7 @@ func TestEachNamespaceIsEnteredOnce(t *testing.T) {
 	} {
 		opened, entered := map[netns.Inode]int{}, map[netns.Inode]int{}
 		found, err := sandbox.FindCounting(t.Context(), n.Places, podOf(address),
-			func(path string) { opened[inode(t, path)]++ }, func(path string) { entered[inode(t, path)]++ })
+			func(path string) { opened[sandboxtest.Inode(t, path)]++ }, func(path string) { entered[sandboxtest.Inode(t, path)]++ })
 		if !errors.Is(err, want.cause) {
 			t.Fatalf("got %v", err)
 		}
@@ -122,7 +123,7 @@ func open(t *testing.T, pattern string, paths []string) int {
 	t.Helper()
 	of := map[netns.Inode]bool{}
 	for _, path := range paths {
-		of[inode(t, path)] = true
+		of[sandboxtest.Inode(t, path)] = true
 	}
 	files, err := filepath.Glob(pattern)
 	if err != nil || len(files) == 0 {

@@ -14,7 +14,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/route"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
@@ -42,7 +41,7 @@ func (n *node) withoutFirst(path, stat string) {
 // mountedAt writes into the first process's mount table that a namespace is mounted at a path of the node.
 func (n *node) mountedAt(path, at string) {
 	n.Helper()
-	i := inode(n.T, path)
+	i := sandboxtest.Inode(n.T, path)
 	line := fmt.Sprintf("90 25 %d:%d net:[%d] %s rw shared:7 - nsfs nsfs rw\n", unix.Major(i.Dev), unix.Minor(i.Dev), i.Ino, at)
 	n.Do(os.WriteFile(n.Proc+"/1/mountinfo", []byte(line), 0o600))
 }
@@ -55,7 +54,7 @@ func (n *node) finds(pod sandbox.Pod, path string, from sandbox.Source) {
 		n.Fatalf("got error %v", err)
 	}
 	defer got.Close()
-	if inode(n.T, got.Path()) != inode(n.T, path) || got.Source != from {
+	if sandboxtest.Inode(n.T, got.Path()) != sandboxtest.Inode(n.T, path) || got.Source != from {
 		n.Errorf("got %s of %s, want %s of %s", got.Inode(), got.Source, path, from)
 	}
 }
@@ -88,15 +87,6 @@ func namespace(t *testing.T, addresses ...string) string {
 		netnstest.Run(t, path, "ip", "address", "add", address, "dev", "eth0")
 	}
 	return path
-}
-
-func inode(t *testing.T, path string) netns.Inode {
-	t.Helper()
-	inode, err := netns.InodeOf(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return inode
 }
 
 func podOf(addresses ...string) sandbox.Pod {

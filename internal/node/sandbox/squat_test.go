@@ -12,6 +12,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
+	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
 )
 
 const (
@@ -146,7 +147,7 @@ func TestSquattersThatCannotBeToldApartAreNamed(t *testing.T) {
 	victim, squatter := n.Sandbox(victimAt), onEth0(n)
 	n.Mount(victim, "cni-1")
 	n.Mount(squatter, "cni-2")
-	both := n.fails(podOf("10.77.9.5"), sandbox.ErrAmbiguous, inode(t, victim).String(), inode(t, squatter).String(), "netns/cni-1", "netns/cni-2")
+	both := n.fails(podOf("10.77.9.5"), sandbox.ErrAmbiguous, sandboxtest.Inode(t, victim).String(), sandboxtest.Inode(t, squatter).String(), "netns/cni-1", "netns/cni-2")
 	if len(both.Inodes) != 2 {
 		t.Errorf("%v could be the pod's", both.Inodes)
 	}
@@ -218,7 +219,7 @@ func TestAPathThatFlipsIsNeverAnother(t *testing.T) {
 			continue
 		}
 		found++
-		if want := inode(t, victim); got.Inode() != want || inode(t, got.Path()) != want {
+		if want := sandboxtest.Inode(t, victim); got.Inode() != want || sandboxtest.Inode(t, got.Path()) != want {
 			t.Errorf("got %s, want %s", got.Inode(), want)
 		}
 		got.Close()

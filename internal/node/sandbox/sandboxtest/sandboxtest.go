@@ -54,6 +54,16 @@ func (n *Node) Do(err error) {
 	}
 }
 
+// Inode is that of the namespace at a path.
+func Inode(t *testing.T, path string) netns.Inode {
+	t.Helper()
+	inode, err := netns.InodeOf(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return inode
+}
+
 // Write writes a file.
 func (n *Node) Write(file string, data []byte) {
 	n.Helper()
