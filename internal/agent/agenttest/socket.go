@@ -57,6 +57,7 @@ func Serve(t *testing.T, handler http.Handler, change func(*unixsock.Options)) *
 	if change != nil {
 		change(&o)
 	}
+	s.Path = o.Path
 	var err error
 	if s.Server, err = unixsock.Open(t.Context(), o); err != nil {
 		t.Fatal(err)

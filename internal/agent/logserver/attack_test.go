@@ -31,87 +31,78 @@ func (e endless) Read(p []byte) (int, error) {
 
 const head = "POST /log HTTP/1.1\r\nHost: unix\r\nContent-Type: application/json\r\n"
 
+// attacker has a log server to attack.
+type attacker struct {
+	*testing.T
+	*fixture
+}
+
+// answered waits until the server hangs up.
+func (a attacker) answered(conn net.Conn) {
+	a.Helper()
+	if _, err := io.Copy(io.Discard, conn); err != nil && os.IsTimeout(err) {
+		a.Errorf("the server does not hang up: %v", err)
+	}
+}
+
+// raw sends bytes and waits until the server hangs up.
+func (a attacker) raw(text io.Reader) {
+	a.Helper()
+	conn := a.Dial(a.T)
+	_, _ = io.Copy(conn, text)
+	a.answered(conn)
+}
+
 func TestAfterEachAttackAnOrdinaryBatchArrives(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		attack func(t *testing.T, b *fixture)
-	}{
-		{"endless_record", func(t *testing.T, b *fixture) {
-			t.Helper()
-			_, _ = b.post(t, io.MultiReader(strings.NewReader(`["`), endless{"xxxxxxxx"}))
-		}},
-		{"endless_records", func(t *testing.T, b *fixture) {
-			t.Helper()
-			_, _ = b.post(t, io.MultiReader(strings.NewReader(`[""`), endless{`,""`}))
-		}},
-		{"largest_body_of_smallest_elements", func(t *testing.T, b *fixture) {
-			t.Helper()
-			if code, err := b.post(t, strings.NewReader("[0"+strings.Repeat(",0", maxBody/2-4)+"]")); code != 200 || err != nil {
-				t.Errorf("answer %d, %v", code, err)
+	for name, attack := range map[string]func(a attacker){
+		"endless_record": func(a attacker) {
+			_, _ = a.post(a.T, io.MultiReader(strings.NewReader(`["`), endless{"xxxxxxxx"}))
+		},
+		"endless_records": func(a attacker) {
+			_, _ = a.post(a.T, io.MultiReader(strings.NewReader(`[""`), endless{`,""`}))
+		},
+		"largest_body_of_smallest_elements": func(a attacker) {
+			if code, err := a.post(a.T, strings.NewReader("[0"+strings.Repeat(",0", maxBody/2-4)+"]")); code != 200 || err != nil {
+				a.Errorf("answer %d, %v", code, err)
 			}
-		}},
-		{"claims_a_huge_body", func(t *testing.T, b *fixture) {
-			t.Helper()
-			raw(t, b, head+"Content-Length: 9223372036854775807\r\n\r\n[")
-		}},
-		{"endless_header", func(t *testing.T, b *fixture) {
-			t.Helper()
-			conn := b.Dial(t)
-			_, _ = io.Copy(conn, io.MultiReader(strings.NewReader(head+"X: "), endless{"xxxxxxxx"}))
-			answered(t, conn)
-		}},
-		{"no_http", func(t *testing.T, b *fixture) { t.Helper(); raw(t, b, "\x16\x03\x01\x00\xff\x00\n\n\r\n\r\n") }},
-		{"half_open", func(t *testing.T, b *fixture) {
-			t.Helper()
-			conn := b.Dial(t)
+		},
+		"claims_a_huge_body": func(a attacker) {
+			a.raw(strings.NewReader(head + "Content-Length: 9223372036854775807\r\n\r\n["))
+		},
+		"endless_header": func(a attacker) { a.raw(io.MultiReader(strings.NewReader(head+"X: "), endless{"xxxxxxxx"})) },
+		"no_http":        func(a attacker) { a.raw(strings.NewReader("\x16\x03\x01\x00\xff\x00\n\n\r\n\r\n")) },
+		"half_open": func(a attacker) {
+			conn := a.Dial(a.T)
 			if err := conn.(*net.UnixConn).CloseWrite(); err != nil {
-				t.Fatal(err)
+				a.Fatal(err)
 			}
-			answered(t, conn)
-		}},
-		{"body_cut_short", func(t *testing.T, b *fixture) {
-			t.Helper()
-			conn := b.Dial(t)
+			a.answered(conn)
+		},
+		"body_cut_short": func(a attacker) {
+			conn := a.Dial(a.T)
 			_, _ = io.WriteString(conn, head+"Content-Length: 1000\r\n\r\n["+quoted)
 			_ = conn.Close()
-			agenttest.Eventually(t, "it is counted", func() bool { return b.outcomes()["rejected"] == 1 })
-		}},
-		{"answer_never_read", func(t *testing.T, b *fixture) {
-			t.Helper()
-			conn := b.Dial(t)
+			agenttest.Eventually(a.T, "it is counted", func() bool { return a.outcomes()["rejected"] == 1 })
+		},
+		"answer_never_read": func(a attacker) {
+			conn := a.Dial(a.T)
 			for range 1000 {
 				if _, err := io.WriteString(conn, head+"Content-Length: 2\r\n\r\n[]"); err != nil {
 					break
 				}
 			}
-		}},
+		},
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := start(t, nil)
 			b.ordinary(t)
-			c.attack(t, b)
+			attack(attacker{t, b})
 			b.ordinary(t)
 			if got := b.log.String(); strings.Count(got, "\n") > 1 {
 				t.Errorf("the log has %q", got)
 			}
 		})
-	}
-}
-
-// raw sends bytes and waits until the server hangs up.
-func raw(t *testing.T, b *fixture, text string) {
-	t.Helper()
-	conn := b.Dial(t)
-	_, _ = io.WriteString(conn, text)
-	answered(t, conn)
-}
-
-// answered waits until the server hangs up.
-func answered(t *testing.T, conn net.Conn) {
-	t.Helper()
-	if _, err := io.Copy(io.Discard, conn); err != nil && os.IsTimeout(err) {
-		t.Errorf("the server does not hang up: %v", err)
 	}
 }
 

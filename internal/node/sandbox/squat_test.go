@@ -169,25 +169,26 @@ func TestSquattersThatCannotBeToldApartAreNamed(t *testing.T) {
 // TestASquatterAloneIsNotTakenForThePod: the pod's own namespace does not have the address, or is gone.
 func TestASquatterAloneIsNotTakenForThePod(t *testing.T) {
 	t.Parallel()
-	t.Run("on lo, without a record", func(t *testing.T) {
-		t.Parallel()
-		n := newNode(t)
-		n.Mount(squats()["on lo"](n), "cni-1")
-		n.fails(podOf("10.77.9.5"), sandbox.ErrLoopback, "netns/cni-1")
-	})
-	t.Run("while the record says that the pod's has another address", func(t *testing.T) {
-		t.Parallel()
-		n := newNode(t)
-		n.Cached("victim", podOf(), n.Kept(n.Sandbox("10.77.9.9/24"), "victim"))
-		n.Mount(onEth0(n), "cni-1")
-		n.fails(podOf("10.77.9.5"), sandbox.ErrNotFound)
-	})
-	t.Run("in a namespace of another pod's user namespace", func(t *testing.T) {
-		t.Parallel()
-		n := newNode(t)
-		n.IP(n.unshared(0, 1), "address add 10.77.9.5/32 dev lo")
-		n.fails(podOf("10.77.9.5"), sandbox.ErrLoopback)
-	})
+	for name, check := range map[string]func(n *node){
+		"on lo, without a record": func(n *node) {
+			n.Mount(squats()["on lo"](n), "cni-1")
+			n.fails(podOf("10.77.9.5"), sandbox.ErrLoopback, "netns/cni-1")
+		},
+		"while the record says that the pod's has another address": func(n *node) {
+			n.Cached("victim", podOf(), n.Kept(n.Sandbox("10.77.9.9/24"), "victim"))
+			n.Mount(onEth0(n), "cni-1")
+			n.fails(podOf("10.77.9.5"), sandbox.ErrNotFound)
+		},
+		"in a namespace of another pod's user namespace": func(n *node) {
+			n.IP(n.unshared(0, 1), "address add 10.77.9.5/32 dev lo")
+			n.fails(podOf("10.77.9.5"), sandbox.ErrLoopback)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			check(newNode(t))
+		})
+	}
 }
 
 // TestAPathThatFlipsIsNeverAnother: the result is the namespace that was checked, wherever the path of the record leads a
