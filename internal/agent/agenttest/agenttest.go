@@ -1,9 +1,9 @@
-// Package agenttest has what tests of the agent's parts share: a wait for what
-// happens by itself, and the hand that turns a fake clock.
+// Package agenttest has what tests of the agent's parts share: a wait for what happens by itself, a function that runs until the
+// test ends, a server on a Unix socket, and the hand that turns a fake clock.
 package agenttest
 
 import (
-	"sync"
+	"context"
 	"testing"
 	"time"
 
@@ -33,26 +33,19 @@ func Until(t *testing.T, otherwise func() string, holds func() bool) {
 	}
 }
 
-// Run steps the clock until the test is over, 50 times as fast as the time of
-// day.
+// Run steps the clock until the test is over, 50 times as fast as the time of day.
 func Run(t *testing.T, clock *clocktesting.FakeClock) {
 	t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	over := make(chan struct{})
-	var stepping sync.WaitGroup
-	stepping.Go(func() {
+	Go(t, func(ctx context.Context) {
+		tick := time.NewTicker(2 * time.Millisecond)
+		defer tick.Stop()
 		for {
 			select {
-			case <-over:
+			case <-ctx.Done():
 				return
 			case <-tick.C:
 				clock.Step(100 * time.Millisecond)
 			}
 		}
-	})
-	t.Cleanup(func() {
-		tick.Stop()
-		close(over)
-		stepping.Wait()
 	})
 }

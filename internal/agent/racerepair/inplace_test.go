@@ -509,6 +509,10 @@ func TestANewConfigurationIsUsed(t *testing.T) {
 	l.run()
 	l.waitForWorker()
 	l.waitForStates(0, 0, 0, 0)
+	l.untouched(path)
+	if got := l.events(p); len(got) > 0 {
+		t.Errorf("events %v", got)
+	}
 	agenttest.Eventually(t, "no timer runs for the configuration", func() bool { return l.clock.Waiters() > 1 })
 	l.conf.Store(&cniconf.NetConf{})
 	l.clock.Step(10 * time.Second)

@@ -156,7 +156,6 @@ type podSpec struct {
 	phase, restart        string
 	labels, annotations   object
 	plain, host, deleting bool
-	gateway               bool
 	// unvalidated has no validation.
 	unvalidated bool
 }
@@ -180,13 +179,9 @@ func (p podSpec) metadata() object {
 }
 
 func (p podSpec) object() object {
-	args := []string{"proxy", "sidecar"}
-	if p.gateway {
-		args[1] = "router"
-	}
 	spec := object{
 		"nodeName": cmp.Or(p.node, node1), "restartPolicy": cmp.Or(p.restart, "Always"), "hostNetwork": p.host,
-		"containers": []object{{"name": "app"}, {"name": "istio-proxy", "args": args}},
+		"containers": []object{{"name": "app"}, {"name": "istio-proxy", "args": []string{"proxy", "sidecar"}}},
 	}
 	status := object{"phase": cmp.Or(p.phase, "Pending")}
 	if len(p.ips) > 0 {

@@ -2,14 +2,11 @@ package racerepair
 
 import (
 	"encoding/json"
-	"fmt"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/repair"
-	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
 var (
@@ -79,35 +76,4 @@ func TestAnExistingLabelIsSkippedOnce(t *testing.T) {
 	l.waitForWorker()
 	l.waitForCount(metrics.RepairLabel, metrics.RepairSkip, 1)
 	l.noEvents(p)
-}
-
-// TestPodsThatAreLeftAlone: they failed as the others, and are neither redirected nor reported. The e2e suite has the other modes.
-func TestPodsThatAreLeftAlone(t *testing.T) {
-	t.Parallel()
-	l := newFixture(t, inPlace)
-	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"kube-system"}})
-	var pods []podSpec
-	var paths []string
-	for i, change := range []func(*podSpec){
-		func(p *podSpec) { p.ns = "kube-system" },
-		func(p *podSpec) { p.host = true },
-		func(p *podSpec) { p.gateway = true },
-		func(p *podSpec) { p.plain = true; p.annotations = object{"other": "x"} },
-		func(p *podSpec) { p.labels = object{"sidecar.istio.io/inject": "false"} },
-		func(p *podSpec) { p.annotations = object{sidecar.ModeKey: "NONE"} },
-		func(p *podSpec) { p.deleting = true },
-		func(p *podSpec) { p.now = ended(0, agenttest.Start()) },
-	} {
-		p := crashing(fmt.Sprintf("web-%d", i)).at(fmt.Sprintf("10.88.0.%d/24", 2+i))
-		change(&p)
-		path := l.place(p)
-		pods, paths = append(pods, p), append(paths, path)
-	}
-	l.run()
-	l.waitForWorker()
-	for i, p := range pods {
-		l.noEvents(p)
-		l.untouched(paths[i])
-	}
-	l.noWrites()
 }
