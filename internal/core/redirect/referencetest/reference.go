@@ -94,39 +94,34 @@ func (d *document) proxyChains() {
 }
 
 func (d *document) inbound() {
-	all := d.Inbound.All
-	if !all && len(d.Inbound.List) == 0 {
+	if !d.Inbound.All && len(d.Inbound.List) == 0 {
 		return
 	}
-	tproxy, table := d.Mode == redirect.TPROXY, "nat"
+	table, to, tproxy := "nat", "ISTIO_IN_REDIRECT", d.Mode == redirect.TPROXY
 	if tproxy {
-		table = "mangle"
+		table, to = "mangle", "ISTIO_TPROXY"
 		d.add("mangle", "ISTIO_DIVERT", "-j MARK --set-mark %d", d.Mark) // T1
 		d.add("mangle", "ISTIO_DIVERT", "-j ACCEPT")                     // T2
 		d.add("mangle", "ISTIO_TPROXY", "! -d %s -p tcp -j TPROXY --tproxy-mark %d/0xffffffff --on-port %d",
 			d.loopback, d.Mark, d.InboundPort) // T3
 	}
 	d.add(table, "PREROUTING", "-p tcp -j ISTIO_INBOUND") // I1
-	switch {
-	case all:
+	var ports []string
+	if d.Inbound.All {
+		ports = []string{""}
 		for _, p := range d.InboundExclude {
 			d.add(table, "ISTIO_INBOUND", "-p tcp --dport %d -j RETURN", p) // I2
 		}
-		if !tproxy {
-			d.add("nat", "ISTIO_INBOUND", "-p tcp -j ISTIO_IN_REDIRECT") // I3
-			return
-		}
-		d.add("mangle", "ISTIO_INBOUND", "-p tcp -m conntrack --ctstate RELATED,ESTABLISHED -j ISTIO_DIVERT") // I4
-		d.add("mangle", "ISTIO_INBOUND", "-p tcp -j ISTIO_TPROXY")                                            // I5
-	case tproxy:
+	} else {
 		for _, p := range d.Inbound.List {
-			d.add("mangle", "ISTIO_INBOUND", "-p tcp --dport %d -m conntrack --ctstate RELATED,ESTABLISHED -j ISTIO_DIVERT", p) // I7
-			d.add("mangle", "ISTIO_INBOUND", "-p tcp --dport %d -j ISTIO_TPROXY", p)                                            // I8
+			ports = append(ports, fmt.Sprintf("--dport %d ", p))
 		}
-	default:
-		for _, p := range d.Inbound.List {
-			d.add("nat", "ISTIO_INBOUND", "-p tcp --dport %d -j ISTIO_IN_REDIRECT", p) // I6
+	}
+	for _, p := range ports {
+		if tproxy {
+			d.add(table, "ISTIO_INBOUND", "-p tcp %s-m conntrack --ctstate RELATED,ESTABLISHED -j ISTIO_DIVERT", p) // I4, I7
 		}
+		d.add(table, "ISTIO_INBOUND", "-p tcp %s-j %s", p, to) // I3, I5, I6, I8
 	}
 }
 

@@ -2,11 +2,15 @@ package referencetest
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 )
 
-// text puts the lines into a section for each table, tables by name; within one, the chains that are made, then the
+// chains are the names of those to make.
+var chains = regexp.MustCompile(`ISTIO_\w+`)
+
+// text puts the lines into a section for each table, tables by name; within one, the chains that its rules name, then the
 // rules in the order of emission.
 func (d *document) text() string {
 	var b strings.Builder
@@ -26,7 +30,12 @@ func (d *document) text() string {
 
 func section(b *strings.Builder, table string, rules []rule) {
 	fmt.Fprintf(b, "* %s\n", table)
-	for _, name := range made(rules) {
+	var made []string
+	for _, r := range rules {
+		made = append(made, chains.FindAllString(r.chain+" "+r.text, -1)...)
+	}
+	slices.Sort(made)
+	for _, name := range slices.Compact(made) {
 		fmt.Fprintf(b, "-N %s\n", name)
 	}
 	for _, r := range rules {
@@ -37,27 +46,4 @@ func section(b *strings.Builder, table string, rules []rule) {
 		}
 	}
 	b.WriteString("COMMIT\n")
-}
-
-// neverMade are the names for which the reference writes no -N.
-const neverMade = " INPUT OUTPUT FORWARD PREROUTING POSTROUTING ACCEPT RETURN DROP "
-
-// made lists the chains to make: those that have rules, in the order of their first one, then those that are only
-// jumped to. A jump is a rule whose second-last word is -j.
-func made(rules []rule) []string {
-	var names []string
-	name := func(chain string) {
-		if !strings.Contains(neverMade, " "+chain+" ") && !slices.Contains(names, chain) {
-			names = append(names, chain)
-		}
-	}
-	for _, r := range rules {
-		name(r.chain)
-	}
-	for _, r := range rules {
-		if f := strings.Fields(r.text); len(f) >= 2 && f[len(f)-2] == "-j" {
-			name(f[len(f)-1])
-		}
-	}
-	return names
 }
