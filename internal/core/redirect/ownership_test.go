@@ -251,47 +251,6 @@ func TestOwnedTakesWhatIsWanted(t *testing.T) {
 	}
 }
 
-// TestDrift damages a namespace in every way a rule can be lost, moved or added, one at a time, and repairs it.
-func TestDrift(t *testing.T) {
-	seed := 0
-	for name, spec := range anySpecs(100) {
-		for _, f := range families {
-			seed += 11
-			want := redirect.Rules(spec, f)
-			damaged := damage(want, seed)
-			if ruleset.Compare(want, damaged, redirect.Owned(want, damaged)).Empty() {
-				t.Errorf("%s, %s: the damage is not seen in\n%s", name, f, damaged)
-			}
-			reach(t, rulesettest.NewNamespace(damaged), want)
-		}
-	}
-}
-
-// damage changes one chain that holds rules.
-func damage(want ruleset.Set, seed int) ruleset.Set {
-	have := rulesettest.NewNamespace(want).Save()
-	var full []*ruleset.Chain
-	for i := range have.Tables {
-		for j := range have.Tables[i].Chains {
-			if c := &have.Tables[i].Chains[j]; len(c.Rules) > 0 {
-				full = append(full, c)
-			}
-		}
-	}
-	c := full[seed%len(full)]
-	at := seed / 7 % len(c.Rules)
-	other := (at + 1) % len(c.Rules)
-	switch foreignRule := ruleset.Opaque("-s 10.66.0.0/16 -j DROP"); {
-	case seed%3 == 0:
-		c.Rules = slices.Delete(c.Rules, at, at+1)
-	case seed%3 == 1 && c.Rules[at].String() != c.Rules[other].String():
-		c.Rules[at], c.Rules[other] = c.Rules[other], c.Rules[at]
-	default:
-		c.Rules = slices.Insert(c.Rules, at, foreignRule)
-	}
-	return have
-}
-
 // TestShapesAloneAreNoProofOfTheMesh: to program a namespace must not take away rules that merely look like the mesh's.
 func TestShapesAloneAreNoProofOfTheMesh(t *testing.T) {
 	foreign := []string{

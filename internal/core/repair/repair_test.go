@@ -65,6 +65,8 @@ func TestReferencePredicate(t *testing.T) {
 	}
 	code := func(n int) func(*repair.Predicate) { return func(p *repair.Predicate) { p.ExitCode = n } }
 	said := func(p *repair.Predicate) { p.Message, p.ExitCode = "X", 0 }
+	renamed := func(p *repair.Pod) { p.Init[0].Name = "x" }
+	alone := func(p *repair.Pod) { p.Facts.Containers = []sidecar.Container{{Name: "app"}} }
 	for _, test := range []struct {
 		name      string
 		changes   []change
@@ -82,22 +84,13 @@ func TestReferencePredicate(t *testing.T) {
 		{"the message", []change{last(message(" X ", 1))}, said, true},
 		{"another message", []change{last(message("Y", 1))}, said, false},
 		{"no status", []change{func(p *repair.Pod) { p.Init = nil }}, nil, false},
-		{"another container", []change{last(ended(126)), func(p *repair.Pod) { p.Init[0].Name = "x" }}, nil, false},
+		{"another container", []change{last(ended(126)), renamed}, nil, false},
+		{"any container is looked for", []change{last(ended(126)), renamed}, func(p *repair.Predicate) { p.Container = "" }, true},
 		{
-			"any container is looked for",
-			[]change{last(ended(126)), func(p *repair.Pod) { p.Init[0].Name = "x" }},
-			func(p *repair.Predicate) { p.Container = "" },
-			true,
+			"no annotation is wanted, and the pod looks as if it were not injected", []change{last(ended(126)), without(sidecar.StatusKey)},
+			func(p *repair.Predicate) { p.Annotation = "" }, true,
 		},
-		{
-			"no annotation is wanted, and the pod looks as if it were not injected",
-			[]change{last(ended(126)), without(sidecar.StatusKey)},
-			func(p *repair.Predicate) { p.Annotation = "" },
-			true,
-		},
-		{"a pod as small as one can be", []change{
-			last(ended(126)), func(p *repair.Pod) { p.Facts.Containers = []sidecar.Container{{Name: "app"}} },
-		}, nil, true},
+		{"a pod as small as one can be", []change{last(ended(126)), alone}, nil, true},
 		{"completed with another code counts as well", []change{now(repair.State{Terminated: true, Reason: "Completed", ExitCode: 126})}, nil, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
