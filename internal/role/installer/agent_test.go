@@ -106,13 +106,13 @@ func TestAgentFromNothingToCapturedPods(t *testing.T) {
 		t.Fatalf("the runtime loads: -want +got:\n%s", diff)
 	}
 	mesh, plain := n.NewPod("apps", "mesh", chaintest.Sidecar), n.NewPod("apps", "plain", chaintest.PlainPod)
-	for _, p := range []nodetest.Pod{mesh, plain} {
+	for _, p := range []chaintest.Pod{mesh, plain} {
 		if _, err := n.Add(p); err != nil {
 			t.Fatalf("ADD of pod %s: %v", p.Name, err)
 		}
 	}
-	if !mesh.Captured(n) || plain.Captured(n) {
-		t.Errorf("captured: mesh pod %v, plain pod %v", mesh.Captured(n), plain.Captured(n))
+	if !mesh.Captured(t) || plain.Captured(t) {
+		t.Errorf("captured: mesh pod %v, plain pod %v", mesh.Captured(t), plain.Captured(t))
 	}
 	agent, err := agentapi.Dial(t.Context(), n.Path(nodetest.RunDir)+"/"+agentapi.SocketName)
 	if err != nil {
@@ -144,13 +144,13 @@ func TestAgentFromNothingToCapturedPods(t *testing.T) {
 		return a.Ready()
 	})
 	later := n.NewPod("apps", "later", chaintest.Sidecar)
-	if _, err := n.Add(later); err != nil || !later.Captured(n) {
+	if _, err := n.Add(later); err != nil || !later.Captured(t) {
 		t.Errorf("ADD with the new credentials: %v", err)
 	}
 	if got := a.Metric(`istio_cni_rewrites_total{artifact="kubeconfig"}`); got != "0" {
 		t.Errorf("a rotation counts as tampering: %s", got)
 	}
-	for _, p := range []nodetest.Pod{mesh, plain} {
+	for _, p := range []chaintest.Pod{mesh, plain} {
 		if err := n.Del(p, "pods"); err != nil {
 			t.Errorf("DEL of pod %s: %v", p.Name, err)
 		}

@@ -1,7 +1,6 @@
 package nodetest
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,10 +11,11 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 )
 
 // The agent's default ports, which are free in a network namespace of its own.
@@ -33,30 +33,12 @@ type Agent struct {
 	node *Node
 	cmd  *exec.Cmd
 	// logged is its stdout and stderr.
-	logged record
+	logged agenttest.Buffer
 	exited chan struct{}
 	ended  error
 	http   *http.Client
 	// health and monitoring are its ports.
 	health, monitoring string
-}
-
-// record is a text that grows.
-type record struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (r *record) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.Write(p)
-}
-
-func (r *record) String() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.String()
 }
 
 // Env is the environment that the DaemonSet gives to the container.
@@ -185,9 +167,6 @@ func (a *Agent) Terminate() {
 		a.tb.Fatalf("terminating the node agent: %v", err)
 	}
 }
-
-// Exited is closed when the process has ended.
-func (a *Agent) Exited() <-chan struct{} { return a.exited }
 
 // Wait waits for the process to end by itself and gives its exit code, -1 for the death by a signal.
 func (a *Agent) Wait() int {

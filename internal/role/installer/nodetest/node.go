@@ -19,6 +19,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -73,7 +74,7 @@ type Node struct {
 	host, container string
 	mounts          *os.File
 
-	pods, projections atomic.Int64
+	projections atomic.Int64
 }
 
 // New makes a node whose container image has the program. It skips a test that does not run as root.
@@ -140,22 +141,6 @@ func (n *Node) Put(name, text string) {
 	}
 }
 
-// Overwrite writes a file of the host in place, as careless programs do: for a moment it is empty or half there. Unlike
-// [Node.Put] it may be used by other goroutines than the test's.
-func (n *Node) Overwrite(name, text string) error {
-	file, err := os.OpenFile(n.Path(name), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, fileMode)
-	if err != nil {
-		return err
-	}
-	half := len(text) / 2 //nolint:mnd // in two writes
-	_, first := file.WriteString(text[:half])
-	_, second := file.WriteString(text[half:])
-	return errors.Join(first, second, file.Close())
-}
-
-// Replace is [Node.Put] for other goroutines than the test's.
-func (n *Node) Replace(name, text string) error { return replace(n.Path(name), text) }
-
 func replace(file, text string) error {
 	const aside = ".new" // no extension that a runtime reads
 	if err := os.MkdirAll(filepath.Dir(file), dirMode); err != nil {
@@ -165,14 +150,6 @@ func replace(file, text string) error {
 		return err
 	}
 	return os.Rename(file+aside, file)
-}
-
-// CopyDir puts the files of a directory of the test into one of the host.
-func (n *Node) CopyDir(from, to string) {
-	n.tb.Helper()
-	if err := os.CopyFS(n.Path(to), os.DirFS(from)); err != nil {
-		n.tb.Fatal(err)
-	}
 }
 
 // Read gives a file of the host.
@@ -185,51 +162,30 @@ func (n *Node) Read(name string) string {
 	return string(text)
 }
 
-// Has reports whether the host has a file, be it a link into nowhere.
-func (n *Node) Has(name string) bool {
-	_, err := os.Lstat(n.Path(name))
-	return err == nil
-}
-
-// Remove removes a file of the host.
-func (n *Node) Remove(name string) error { return os.Remove(n.Path(name)) }
-
 // Tree gives what is below a directory of the host: of each file its mode with its content or target.
 func (n *Node) Tree(dir string) map[string]string {
 	n.tb.Helper()
-	tree := map[string]string{}
-	err := filepath.WalkDir(n.Path(dir), func(file string, entry fs.DirEntry, err error) error {
+	tree, root := map[string]string{}, n.Path(dir)
+	err := filepath.WalkDir(root, func(file string, _ fs.DirEntry, err error) error {
+		if err != nil || file == root {
+			return err
+		}
+		info, err := os.Lstat(file)
 		if err != nil {
 			return err
 		}
-		name, err := filepath.Rel(n.Path(dir), file)
-		if err != nil || name == "." {
-			return err
+		var content []byte
+		target, _ := os.Readlink(file) // of a link only
+		if info.Mode().IsRegular() {
+			content, err = os.ReadFile(file) //nolint:gosec // the test's own path
 		}
-		tree[name], err = describe(file, entry)
+		tree[strings.TrimPrefix(file, root+"/")] = fmt.Sprintf("%s %s%s", info.Mode(), target, content)
 		return err
 	})
 	if err != nil {
 		n.tb.Fatal(err)
 	}
 	return tree
-}
-
-func describe(file string, entry fs.DirEntry) (string, error) {
-	info, err := entry.Info()
-	if err != nil {
-		return "", err
-	}
-	var content []byte
-	switch {
-	case entry.Type().IsRegular():
-		content, err = os.ReadFile(file) //nolint:gosec // the test's own path
-	case entry.Type()&fs.ModeSymlink != 0:
-		var target string
-		target, err = os.Readlink(file)
-		content = []byte(target)
-	}
-	return fmt.Sprintf("%s %s", info.Mode(), content), err
 }
 
 // StartAPI starts the API server, again with another authority if it was stopped, with the agent's DaemonSet and this node
@@ -275,47 +231,35 @@ func (n *Node) GrantAccess() {
 // objects: a new hidden directory, and the link "..data" to it exchanged in one instant.
 func (n *Node) Project(dir string, files map[string]string) {
 	n.tb.Helper()
-	if err := n.project(n.inside(dir), files); err != nil {
-		n.tb.Fatalf("projecting into %s: %v", dir, err)
-	}
-}
-
-func (n *Node) project(dir string, files map[string]string) error {
 	const current, next = "..data", "..data_tmp"
+	in := func(names ...string) string { return filepath.Join(append([]string{n.inside(dir)}, names...)...) }
 	name := "..2026_" + strconv.FormatInt(n.projections.Add(1), 10)
-	errs := []error{os.MkdirAll(filepath.Join(dir, name), dirMode)}
+	before, err := os.Readlink(in(current))
+	first := errors.Is(err, fs.ErrNotExist)
+	errs := []error{os.MkdirAll(in(name), dirMode)}
 	for key, text := range files {
-		errs = append(errs, os.WriteFile(filepath.Join(dir, name, key), []byte(text), fileMode)) //nolint:forbidigo // a file of the test
+		errs = append(errs, os.WriteFile(in(name, key), []byte(text), fileMode)) //nolint:forbidigo // a file of the test
 	}
-	before, err := os.Readlink(filepath.Join(dir, current))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		errs = append(errs, err)
-	}
-	errs = append(errs,
-		os.Symlink(name, filepath.Join(dir, next)),
-		os.Rename(filepath.Join(dir, next), filepath.Join(dir, current)))
-	return errors.Join(append(errs, tidy(dir, before, files))...)
-}
-
-// tidy makes the links that users of the directory see, and removes those of keys that are gone and the directory before.
-func tidy(dir, before string, files map[string]string) error {
-	var errs []error
+	errs = append(errs, os.Symlink(name, in(next)), os.Rename(in(next), in(current)))
+	// The links that users of the directory see.
 	for key := range files {
-		if err := os.Symlink(filepath.Join("..data", key), filepath.Join(dir, key)); !errors.Is(err, fs.ErrExist) {
+		if err := os.Symlink(filepath.Join(current, key), in(key)); !errors.Is(err, fs.ErrExist) {
 			errs = append(errs, err)
 		}
 	}
-	if before == "" {
-		return errors.Join(errs...)
-	}
-	old, err := os.ReadDir(filepath.Join(dir, before))
-	errs = append(errs, err)
-	for _, entry := range old {
-		if _, still := files[entry.Name()]; !still {
-			errs = append(errs, os.Remove(filepath.Join(dir, entry.Name())))
+	if !first {
+		old, err := os.ReadDir(in(before))
+		errs = append(errs, err)
+		for _, entry := range old {
+			if _, still := files[entry.Name()]; !still {
+				errs = append(errs, os.Remove(in(entry.Name())))
+			}
 		}
+		errs = append(errs, os.RemoveAll(in(before)))
 	}
-	return errors.Join(append(errs, os.RemoveAll(filepath.Join(dir, before)))...)
+	if err := errors.Join(errs...); err != nil {
+		n.tb.Fatalf("projecting into %s: %v", dir, err)
+	}
 }
 
 func touch(file string) error {

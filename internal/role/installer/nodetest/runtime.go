@@ -4,23 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/version"
-	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
-	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
-
-// systemPlugins is where Debian keeps the reference plugins.
-const systemPlugins = "/usr/lib/cni"
 
 // BridgeList is a configuration of a primary CNI that works here, as a list.
 const BridgeList = `{
@@ -32,12 +26,6 @@ const BridgeList = `{
     {"type": "tuning", "sysctl": {}, "x-note": 12345678901234567890}
   ]
 }
-`
-
-// BridgeSingle is one of a single plugin.
-const BridgeSingle = `{"cniVersion": "0.4.0", "name": "pods", "type": "bridge",
-	"bridge": "cni0", "isGateway": true, "ipMasq": false,
-	"ipam": {"type": "host-local", "subnet": "10.77.0.0/16", "routes": [{"dst": "0.0.0.0/0"}]}}
 `
 
 // Loaded is what the runtime takes from its directory.
@@ -91,73 +79,17 @@ func load(file string) (*libcni.NetworkConfigList, error) {
 	return libcni.ConfListFromConf(single) //nolint:staticcheck // what runtimes call
 }
 
-// Pod is a sandbox.
-type Pod struct {
-	Namespace, Name, UID string
-	// Netns names its network namespace for the test, path does for the host.
-	Netns, path string
-	id          string
-}
-
-// NewPod makes a sandbox, with a file in the host's directory of namespaces as runtimes have it, and tells the API server
-// of the pod.
-func (n *Node) NewPod(namespace, name string, describe func(*kubetest.Pod)) Pod {
+// NewPod makes a sandbox and tells the API server of the pod.
+func (n *Node) NewPod(namespace, name string, describe func(*kubetest.Pod)) chaintest.Pod {
 	n.tb.Helper()
-	number := n.pods.Add(1)
-	p := Pod{
-		Namespace: namespace, Name: name, UID: fmt.Sprintf("00000000-0000-4000-8000-%012d", number),
-		Netns: netnstest.New(n.tb), path: "/var" + netnsDir + "/cni-" + strconv.FormatInt(number, 10),
-		id: fmt.Sprintf("sandbox%d", number),
-	}
-	netnstest.Run(n.tb, p.Netns, "ip", "link", "set", "lo", "up")
-	file := n.Path(strings.TrimPrefix(p.path, "/var"))
-	if err := touch(file); err != nil {
-		n.tb.Fatal(err)
-	}
-	err := n.as("", func() error { return unix.Mount(p.Netns, file, "", unix.MS_BIND, "") })
-	if err != nil {
-		n.tb.Fatalf("mounting a pod's network namespace: %v", err)
-	}
-	pod := kubetest.Pod{Namespace: namespace, Name: name, UID: p.UID}
-	describe(&pod)
-	n.API.SetPod(pod)
-	return p
-}
-
-// End removes the pod's namespace from the host, as the runtime does after DEL.
-func (n *Node) End(p Pod) {
-	n.tb.Helper()
-	file := n.Path(strings.TrimPrefix(p.path, "/var"))
-	err := n.as("", func() error { return unix.Unmount(file, unix.MNT_DETACH) })
-	if err = errors.Join(err, os.Remove(file)); err != nil {
-		n.tb.Fatalf("ending a pod: %v", err)
-	}
-}
-
-// Captured reports whether the pod's traffic goes to its sidecar.
-func (p Pod) Captured(n *Node) bool {
-	n.tb.Helper()
-	return strings.Contains(netnstest.Run(n.tb, p.Netns, "iptables-save"), "-A OUTPUT -j ISTIO_OUTPUT")
-}
-
-func (p Pod) runtime() *libcni.RuntimeConf {
-	return &libcni.RuntimeConf{
-		ContainerID: p.id, NetNS: p.path, IfName: "eth0",
-		Args: [][2]string{
-			{"IgnoreUnknown", "1"},
-			{"K8S_POD_NAMESPACE", p.Namespace},
-			{"K8S_POD_NAME", p.Name},
-			{"K8S_POD_INFRA_CONTAINER_ID", p.id},
-			{"K8S_POD_UID", p.UID},
-		},
-	}
+	return chaintest.NewPod(n.tb, n.API, namespace, name, describe)
 }
 
 // runtimeDo does something as the host's runtime.
 func (n *Node) runtimeDo(do func(context.Context, *libcni.CNIConfig) error) error {
-	var stderr record
+	var stderr agenttest.Buffer
 	starter := &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: &stderr}, PluginDecoder: version.PluginDecoder{}}
-	cni := libcni.NewCNIConfigWithCacheDir([]string{BinDir, systemPlugins}, filepath.Dir(CacheDir), starter)
+	cni := libcni.NewCNIConfigWithCacheDir([]string{BinDir, chaintest.SystemPlugins}, filepath.Dir(CacheDir), starter)
 	err := n.as(n.host, func() error { return do(context.WithoutCancel(n.tb.Context()), cni) })
 	if err != nil && stderr.String() != "" {
 		err = fmt.Errorf("%w; plugins said: %s", err, stderr.String())
@@ -166,22 +98,22 @@ func (n *Node) runtimeDo(do func(context.Context, *libcni.CNIConfig) error) erro
 }
 
 // Add loads the configuration and runs it for a pod.
-func (n *Node) Add(p Pod) (Loaded, error) {
+func (n *Node) Add(p chaintest.Pod) (Loaded, error) {
 	list, err := n.Load()
 	if err != nil {
 		return list, err
 	}
 	return list, n.runtimeDo(func(ctx context.Context, cni *libcni.CNIConfig) error {
-		_, err := cni.AddNetworkList(ctx, list.NetworkConfigList, p.runtime())
+		_, err := cni.AddNetworkList(ctx, list.NetworkConfigList, p.Runtime())
 		return err
 	})
 }
 
 // Del runs the configuration that the pod was made with backwards, from libcni's cache, whatever the directory holds now.
-func (n *Node) Del(p Pod, network string) error {
+func (n *Node) Del(p chaintest.Pod, network string) error {
 	return n.runtimeDo(func(ctx context.Context, cni *libcni.CNIConfig) error {
 		named := &libcni.NetworkConfigList{Name: network}
-		text, conf, err := cni.GetNetworkListCachedConfig(named, p.runtime())
+		text, conf, err := cni.GetNetworkListCachedConfig(named, p.Runtime())
 		if err != nil {
 			return err
 		}

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -69,7 +70,6 @@ type Node struct {
 	// Log receives what plugins write to stderr. It must be set before the first command; nothing by default.
 	Log      io.Writer
 	dir, bin string
-	pods     atomic.Int64
 }
 
 // New makes a node on which the program is installed as istio-cni.
@@ -154,19 +154,34 @@ type Pod struct {
 // NewPod makes a sandbox, and, if it is given a description, adds the pod to the API server.
 func (n *Node) NewPod(namespace, name string, describe func(*kubetest.Pod)) Pod {
 	n.tb.Helper()
-	number := n.pods.Add(1)
+	return NewPod(n.tb, n.API, namespace, name, describe)
+}
+
+// NewPod makes a sandbox, and, if it is given a description, adds the pod to an API server.
+func NewPod(tb testing.TB, api *kubetest.Server, namespace, name string, describe func(*kubetest.Pod)) Pod {
+	tb.Helper()
+	number := pods.Add(1)
 	p := Pod{
 		Namespace: namespace, Name: name, UID: fmt.Sprintf("00000000-0000-4000-8000-%012d", number),
-		Netns: netnstest.New(n.tb), id: fmt.Sprintf("sandbox%d", number),
+		Netns: netnstest.New(tb), id: fmt.Sprintf("sandbox%d", number),
 	}
 	// Runtimes run the loopback plugin on every sandbox before the chain.
-	netnstest.Run(n.tb, p.Netns, "ip", "link", "set", "lo", "up")
+	netnstest.Run(tb, p.Netns, "ip", "link", "set", "lo", "up")
 	if describe != nil {
 		pod := kubetest.Pod{Namespace: namespace, Name: name, UID: p.UID}
 		describe(&pod)
-		n.API.SetPod(pod)
+		api.SetPod(pod)
 	}
 	return p
+}
+
+// pods counts those of all nodes.
+var pods atomic.Int64 //nolint:gochecknoglobals // their names are of the whole process, too
+
+// Captured reports whether the pod's traffic goes to its sidecar.
+func (p Pod) Captured(tb testing.TB) bool {
+	tb.Helper()
+	return strings.Contains(netnstest.Run(tb, p.Netns, "iptables-save"), "-A OUTPUT -j ISTIO_OUTPUT")
 }
 
 // Sidecar describes a pod with an injected sidecar.
@@ -182,8 +197,8 @@ func Sidecar(p *kubetest.Pod) {
 // PlainPod describes a pod outside the mesh.
 func PlainPod(p *kubetest.Pod) { p.Containers = []kubetest.Container{{Name: "app"}} }
 
-// runtime is what the container runtime says about a sandbox.
-func (p Pod) runtime() *libcni.RuntimeConf {
+// Runtime is what the container runtime says about a sandbox.
+func (p Pod) Runtime() *libcni.RuntimeConf {
 	return &libcni.RuntimeConf{
 		ContainerID: p.id, NetNS: p.Netns, IfName: "eth0",
 		Args: [][2]string{
@@ -206,7 +221,7 @@ func (n *Node) run(do func(context.Context, *libcni.CNIConfig) error) error {
 // Add runs the chain for a pod.
 func (n *Node) Add(list *libcni.NetworkConfigList, p Pod) (result types.Result, err error) {
 	failed := n.run(func(ctx context.Context, cni *libcni.CNIConfig) error {
-		result, err = cni.AddNetworkList(ctx, list, p.runtime())
+		result, err = cni.AddNetworkList(ctx, list, p.Runtime())
 		return err
 	})
 	return result, failed
@@ -215,14 +230,14 @@ func (n *Node) Add(list *libcni.NetworkConfigList, p Pod) (result types.Result, 
 // Del runs the chain backwards.
 func (n *Node) Del(list *libcni.NetworkConfigList, p Pod) error {
 	return n.run(func(ctx context.Context, cni *libcni.CNIConfig) error {
-		return cni.DelNetworkList(ctx, list, p.runtime())
+		return cni.DelNetworkList(ctx, list, p.Runtime())
 	})
 }
 
 // Check runs CHECK.
 func (n *Node) Check(list *libcni.NetworkConfigList, p Pod) error {
 	return n.run(func(ctx context.Context, cni *libcni.CNIConfig) error {
-		return cni.CheckNetworkList(ctx, list, p.runtime())
+		return cni.CheckNetworkList(ctx, list, p.Runtime())
 	})
 }
 
@@ -242,7 +257,7 @@ func (n *Node) GC(list *libcni.NetworkConfigList) error {
 func (n *Node) Cached(list *libcni.NetworkConfigList, p Pod) (text []byte, err error) {
 	failed := n.run(func(_ context.Context, cni *libcni.CNIConfig) error {
 		var result types.Result
-		if result, err = cni.GetNetworkListCachedResult(list, p.runtime()); err == nil {
+		if result, err = cni.GetNetworkListCachedResult(list, p.Runtime()); err == nil {
 			text, err = json.Marshal(result)
 		}
 		return err
