@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -34,23 +35,17 @@ func serve(t *testing.T, reports ...agentapi.Report) string {
 		t.Fatal(err)
 	}
 	service := podcache.Service{Ring: &podcache.Ring{}, Metrics: metrics.New(""), Log: slog.New(slog.DiscardHandler)}
-	server := &http.Server{Handler: service.Handler(), ReadHeaderTimeout: time.Minute}
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(func() { _ = server.Close() })
-	for i, r := range reports {
-		agent, err := agentapi.Dial(t.Context(), socket)
-		if err == nil {
-			err = agent.Report(t.Context(), r)
-		}
+	server := httptest.NewUnstartedServer(service.Handler())
+	server.Listener = listener
+	server.Start()
+	t.Cleanup(server.Close)
+	for _, r := range reports {
+		body, err := json.Marshal(r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = agent.Close()
-		for deadline := time.Now().Add(time.Minute); len(service.Ring.Latest()) <= min(i, 511); time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("report %d did not come", i)
-			}
-		}
+		report := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/report", bytes.NewReader(body))
+		server.Config.Handler.ServeHTTP(httptest.NewRecorder(), report)
 	}
 	return socket
 }

@@ -119,8 +119,8 @@ func (s fixture) do(t *testing.T, command string, want budget) *trace.Record {
 	if got != want {
 		t.Errorf("%s takes %+v, want %+v; programs %q, connections %q", command, got, want, r.Programs, r.Connections())
 	}
-	if tcp := r.Sockets(unix.AF_INET) + r.Sockets(unix.AF_INET6); want.requests == 0 && tcp > 0 {
-		t.Errorf("%s makes %d sockets for IP although it asks no API server", command, tcp)
+	if tcp := r.Sockets(unix.AF_INET) + r.Sockets(unix.AF_INET6); (want.requests > 0) != (tcp > 0) {
+		t.Errorf("%s makes %d sockets for IP, and %d requests", command, tcp, want.requests)
 	}
 	if asked := r.Under("xtables.lock"); len(asked) > 0 {
 		t.Errorf("%s asks for the node's iptables lock: %q", command, asked)
@@ -287,12 +287,17 @@ func TestBudgetOfAnExcludedPod(t *testing.T) {
 	s.do(t, "ADD", budget{})
 }
 
-// TestBudgetsSeeTheTools is the proof of the others: where processes are started and rules removed, it is seen.
+// TestBudgetsSeeTheTools is the proof of the others: where processes are started, files and sockets used and rules removed, it
+// is seen.
 func TestBudgetsSeeTheTools(t *testing.T) {
 	s := newFixture(t, true, "shop", dualStack, chaintest.Stanza{"backend": "iptables"})
 	r, stdout := s.node.Traced("ADD", s.pod, s.input)
 	if r.Status.ExitStatus() != 0 || r.Processes == 0 || len(batches(r)) < 2 {
 		t.Errorf("ended with %v, %d processes, %d batches: %s", r.Status, r.Processes, len(batches(r)), stdout)
+	}
+	if r.Sockets(unix.AF_UNIX) == 0 || r.Sockets(unix.AF_NETLINK) == 0 || !slices.Contains(r.Connections(), s.agent.socket) ||
+		len(r.Under(s.pod.Netns)) == 0 {
+		t.Errorf("sockets %d, %d; connections %q", r.Sockets(unix.AF_UNIX), r.Sockets(unix.AF_NETLINK), r.Connections())
 	}
 	// Another mode on the same pod: rules are removed by the netlink backend as well.
 	s = newFixture(t, true, "shop", chaintest.Sidecar, nil)

@@ -1,6 +1,7 @@
 package plugin_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"strconv"
@@ -87,18 +88,27 @@ func TestTheHeaviestPod(t *testing.T) {
 	}
 }
 
-// TestAPodWithTooLongAListIsRefused: nothing is done, and the answer is short.
+// TestAPodWithTooLongAListIsRefused: nothing is done, and the answer is short and names all that is wrong.
 func TestAPodWithTooLongAListIsRefused(t *testing.T) {
 	s := newFixture(t, true, "shop", func(p *kubetest.Pod) {
 		chaintest.Sidecar(p)
 		p.Annotations[sidecar.InboundPortsExcludeKey] = list(12000, false, func(i int) string { return strconv.Itoa(10000 + i) })
+		p.Annotations[sidecar.OutboundKey] = "10.0.0.999"
 	}, nil)
 	for _, command := range []string{"ADD", "CHECK"} {
 		r, stdout := s.node.Traced(command, s.pod, s.input)
-		answer := string(stdout)
-		for _, part := range []string{"refuses pod shop/web", sidecar.InboundPortsExcludeKey, "lists 12000 entries, more than 1000"} {
-			if r.Status.ExitStatus() != 1 || !strings.Contains(answer, part) || len(answer) > 1<<10 {
-				t.Errorf("%s: %v, %d bytes without %q: %.1000s", command, r.Status, len(answer), part, answer)
+		var answer struct {
+			Code         int
+			Msg, Details string
+		}
+		if err := json.Unmarshal(stdout, &answer); err != nil || answer.Code != 100 || r.Status.ExitStatus() != 1 || len(stdout) > 1<<10 {
+			t.Errorf("%s: %v, %v, %d bytes: %.1000s", command, err, r.Status, len(stdout), stdout)
+		}
+		for _, part := range []string{
+			"refuses pod shop/web", sidecar.InboundPortsExcludeKey, "lists 12000 entries, more than 1000", sidecar.OutboundKey, "10.0.0.999",
+		} {
+			if !strings.Contains(answer.Msg+answer.Details, part) {
+				t.Errorf("%s: no %q in %.1000s", command, part, stdout)
 			}
 		}
 		if r.Memory > mostMemory/2 || len(changes(r)) > 0 {

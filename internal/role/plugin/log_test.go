@@ -2,17 +2,19 @@ package plugin_test
 
 import (
 	"encoding/json"
-	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
-// The node agent gets the whole invocation in one request, the decision among it.
+// TestTheAgentGetsTheLogInOnePost: the node agent gets the whole invocation in one request, the decision among it, and so does
+// the file; neither has what the pod or the API server keeps secret.
 func TestTheAgentGetsTheLogInOnePost(t *testing.T) {
 	t.Parallel()
 	node := chaintest.New(t, program(t))
@@ -24,34 +26,32 @@ func TestTheAgentGetsTheLogInOnePost(t *testing.T) {
 		}
 		posts <- batch
 	})})
-	if _, err := node.Add(node.Chain("1.0.0", nil), node.NewPod("apps", "mesh", chaintest.Sidecar)); err != nil {
-		t.Fatal(err)
-	}
-	text := strings.Join(<-posts, "")
-	if len(posts) > 0 {
-		t.Errorf("%d more requests for one ADD", len(posts))
-	}
-	for _, want := range []string{`"reason":"captured"`, `"scope":"cni-plugin"`, `"pod":"apps/mesh"`, "redirected the pod"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("the agent's log lacks %s:\n%s", want, text)
-		}
-	}
-}
-
-// An agent that takes the connection and never answers costs a pod next to nothing, and no failure.
-func TestAnAgentThatHangsDoesNotFailTheAdd(t *testing.T) {
-	t.Parallel()
-	node := chaintest.New(t, program(t))
-	listener, err := net.Listen("unix", filepath.Join(node.RunDir, "log.sock")) //nolint:noctx // ends with the test
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = listener.Close() })
-	pod := node.NewPod("apps", "mesh", chaintest.Sidecar)
+	pod := node.NewPod("apps", "mesh", func(p *kubetest.Pod) {
+		chaintest.Sidecar(p)
+		p.Containers[1].Env = []kubetest.EnvVar{{Name: "INVALID_DROP", Value: "hunter2-in-the-environment"}}
+	})
 	if _, err := node.Add(node.Chain("1.0.0", nil), pod); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(rules(t, pod), "ISTIO_OUTPUT") {
-		t.Error("not captured")
+	posted := strings.Join(<-posts, "")
+	if len(posts) > 0 {
+		t.Errorf("%d more requests for one ADD", len(posts))
+	}
+	file, err := os.ReadFile(filepath.Join(node.RunDir, "istio-cni.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, log := range []string{posted, string(file)} {
+		for _, want := range []string{`"reason":"captured"`, `"capture":true`, `"pod":"apps/mesh"`, "redirected the pod", "INVALID_DROP"} {
+			if !strings.Contains(log, want) {
+				t.Errorf("the log lacks %s:\n%s", want, log)
+			}
+		}
+		if strings.Contains(log, "hunter2") || strings.Contains(log, node.API.Token()) {
+			t.Errorf("the log has a secret:\n%s", log)
+		}
+	}
+	if !strings.Contains(posted, `"scope":"cni-plugin"`) {
+		t.Errorf("the agent's log lacks the scope:\n%s", posted)
 	}
 }

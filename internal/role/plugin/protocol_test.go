@@ -3,16 +3,10 @@ package plugin_test
 import (
 	"bytes"
 	"encoding/json"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/meshcni/istio-cni/internal/kube/kubetest"
-	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
-	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
 // answer is one run of the program with exactly this environment and input.
@@ -104,62 +98,5 @@ func TestErrorsAreOneCNIObjectOnStdout(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// A runtime that retries a sandbox finds what the first try left, whole or half.
-func TestRetriesInTheSameNamespaceSucceed(t *testing.T) {
-	t.Parallel()
-	node := chaintest.New(t, program(t))
-	list := node.Chain("1.0.0", nil)
-	pod := node.NewPod("apps", "mesh", chaintest.Sidecar)
-	if _, err := node.Add(list, pod); err != nil {
-		t.Fatal(err)
-	}
-	want := withoutComments(rules(t, pod))
-	for name, damage := range map[string][]string{
-		"whole":            {"true"},
-		"a rule less":      {"iptables", "-t", "nat", "-D", "ISTIO_OUTPUT", "2"},
-		"no jump":          {"iptables", "-t", "nat", "-D", "PREROUTING", "1"},
-		"a chain emptied":  {"iptables", "-t", "nat", "-F", "ISTIO_INBOUND"},
-		"a rule too many":  {"iptables", "-t", "nat", "-I", "ISTIO_OUTPUT", "-j", "ACCEPT"},
-		"a chain too many": {"iptables", "-t", "mangle", "-N", "ISTIO_TPROXY"},
-	} {
-		netnstest.Run(t, pod.Netns, damage[0], damage[1:]...)
-		if _, err := node.Again(list, pod); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-		if got := withoutComments(rules(t, pod)); !strings.Contains(got, want) {
-			t.Errorf("%s: rules are\n%s\nwant\n%s", name, got, want)
-		}
-		if err := node.Check(list, pod); err != nil {
-			t.Errorf("%s: CHECK: %v", name, err)
-		}
-	}
-}
-
-func TestSecrets(t *testing.T) {
-	t.Parallel()
-	node := chaintest.New(t, program(t))
-	pod := node.NewPod("apps", "mesh", func(p *kubetest.Pod) {
-		chaintest.Sidecar(p)
-		p.Containers[1].Env = []kubetest.EnvVar{{Name: "INVALID_DROP", Value: "hunter2-in-the-environment"}}
-	})
-	if _, err := node.Add(node.Chain("1.0.0", nil), pod); err != nil {
-		t.Fatal(err)
-	}
-	log, err := os.ReadFile(filepath.Join(node.RunDir, "istio-cni.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, secret := range []string{"hunter2", node.API.Token()} {
-		if bytes.Contains(log, []byte(secret)) {
-			t.Errorf("the log has %q:\n%s", secret, log)
-		}
-	}
-	for _, want := range []string{"INVALID_DROP", `"reason":"captured"`, `"capture":true`, `"pod":"apps/mesh"`} {
-		if !bytes.Contains(log, []byte(want)) {
-			t.Errorf("the log lacks %s:\n%s", want, log)
-		}
 	}
 }

@@ -1,11 +1,8 @@
 package trace_test
 
 import (
-	"net"
-	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -42,88 +39,6 @@ func TestProcessesAndProgramsAreSeen(t *testing.T) {
 	}
 	if r := run(t, ns, "true"); r.Processes != 0 || len(r.Programs) != 1 || r.Status.ExitStatus() != 0 {
 		t.Errorf("true starts %d processes, programs %q, status %v", r.Processes, r.Programs, r.Status)
-	}
-}
-
-// The program that is traced can be this test itself: it then does what its environment says, each in a new thread.
-const deed = "TRACE_TEST_DEED"
-
-func TestMain(m *testing.M) {
-	do, name, _ := strings.Cut(os.Getenv(deed), " ")
-	if do == "" {
-		os.Exit(m.Run())
-	}
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		if do == "mkdir" {
-			done <- os.Mkdir(name, 0o755)
-			return
-		}
-		done <- talk(name)
-	}()
-	if err := <-done; err != nil {
-		panic(err)
-	}
-}
-
-// talk connects to a socket, and tries another one.
-func talk(name string) error {
-	var dialer net.Dialer
-	_, err := dialer.Dial("unix", name)
-	_, _ = dialer.Dial("tcp4", "127.0.0.1:1")
-	return err
-}
-
-// myself is this test as a program that does something.
-func myself(t *testing.T, what string) *trace.Record {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var record *trace.Record
-	if err := netns.Do(netnstest.New(t), func() (err error) {
-		cmd := exec.CommandContext(t.Context(), self)
-		cmd.Env = append(os.Environ(), deed+"="+what)
-		record, err = trace.Run(cmd)
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return record
-}
-
-func TestThreadsAreNoProcessesAndAreSeenAsWell(t *testing.T) {
-	t.Parallel()
-	name := filepath.Join(t.TempDir(), "made")
-	r := myself(t, "mkdir "+name)
-	if r.Processes != 0 {
-		t.Errorf("%d processes", r.Processes)
-	}
-	if got := r.Under(name); len(got) != 1 || got[0] != name {
-		t.Errorf("saw %q", got)
-	}
-	if _, err := os.Stat(name); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestSocketsAreSeen(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "s")
-	var config net.ListenConfig
-	listener, err := config.Listen(t.Context(), "unix", file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close() //nolint:errcheck // the test's own
-	r := myself(t, "talk "+file)
-	if got := r.Connections(); len(got) < 2 || got[0] != file || got[len(got)-1] != "family 2" {
-		t.Errorf("connections %q", got)
-	}
-	if r.Sockets(unix.AF_UNIX) != 1 || r.Sockets(unix.AF_INET) == 0 || r.Sockets(unix.AF_NETLINK) != 0 {
-		t.Errorf("sockets: %d, %d, %d", r.Sockets(unix.AF_UNIX), r.Sockets(unix.AF_INET), r.Sockets(unix.AF_NETLINK))
 	}
 }
 
