@@ -2,7 +2,6 @@ package installation_test
 
 import (
 	"errors"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -33,7 +32,7 @@ func newSituation(t *testing.T, mode cniconf.Mode, files ...string) situation {
 	s := situation{mode: mode, files: files, reference: strings.Contains(strings.Join(files, ""), "istio-cni")}
 	n := s.node(t)
 	s.primary = slices.DeleteFunc(n.loaded(), isStanza)
-	must(t, n.reconcile(n.agent()))
+	must(t, n.agent().Reconcile())
 	s.installed = n.conf()
 	n.uninstall(n.agent())
 	s.back = n.conf()
@@ -60,23 +59,12 @@ func listAndSingle() map[string][]string {
 
 func (s situation) node(t *testing.T) *node {
 	t.Helper()
-	n := newNodeAt(t, memory(t), s.files...)
+	n := newNodeAt(t, hostfstest.Memory(t), s.files...)
 	n.config.Want.Mode = s.mode
 	if n.loose = s.reference; n.loose {
 		n.put("bin/istio-cni", "the reference's", 0o755)
 	}
 	return n
-}
-
-// memory is a directory on which nothing waits for a disk: there are thousands of nodes here.
-func memory(t *testing.T) string {
-	t.Helper()
-	root, err := os.MkdirTemp("/dev/shm", "installation-test-") //nolint:usetesting // elsewhere
-	if err != nil {
-		return t.TempDir()
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(root) })
-	return root
 }
 
 // conf is the configuration directory as it can be compared with another node's.
@@ -191,7 +179,7 @@ func TestEveryFaultOfAnInstallation(t *testing.T) {
 	for name, s := range situations(t, listAndSingle()) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			install := func(n *node, a *installation.Installation) error { return n.reconcile(a) }
+			install := func(n *node, a *installation.Installation) error { return a.Reconcile() }
 			everyFault(t, func() *node { return s.node(t) }, install, func(n *node, a *installation.Installation, f fault, err error) {
 				n.safe(s, f)
 				if f.harmless() {
@@ -209,7 +197,7 @@ func TestEveryFaultOfAnInstallation(t *testing.T) {
 					}
 					return
 				}
-				must(t, n.reconcile(a))
+				must(t, a.Reconcile())
 				if diff := cmp.Diff(s.installed, n.conf()); diff != "" || len(n.temps()) > 0 {
 					t.Errorf("%v at %q, and then a second try: temporary files %q\n%s", f.errno, f.call, n.temps(), diff)
 				}
@@ -227,7 +215,7 @@ func TestW21EveryFaultOfAnUninstallation(t *testing.T) {
 			t.Parallel()
 			everyFault(t, func() *node {
 				n := s.node(t)
-				must(t, n.reconcile(n.agent()))
+				must(t, n.agent().Reconcile())
 				n.put("old/ZZZ-istio-cni-kubeconfig", "x", 0o600)
 				n.config.OldKubeconfig = n.path("old/ZZZ-istio-cni-kubeconfig")
 				return n

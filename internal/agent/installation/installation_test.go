@@ -152,11 +152,6 @@ func (n *node) agent() *installation.Installation {
 	}, func() time.Time { return n.clock })
 }
 
-func (n *node) reconcile(a *installation.Installation) error {
-	n.t.Helper()
-	return a.Reconcile()
-}
-
 // loaded is what the runtime would run. A runtime lists the directory first and reads its files then; of one that got
 // another name in between it hears by an event, and looks again.
 func (n *node) loaded() []string {
@@ -205,7 +200,7 @@ func TestInstallsOnceAndWritesNothingMore(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "10-bridge.conflist", conflist)
 	a := n.agent()
-	must(t, n.reconcile(a))
+	must(t, a.Reconcile())
 	n.ends("bridge", "portmap")
 	for _, link := range installation.Links() {
 		if target, err := os.Readlink(n.path("bin/" + link)); err != nil || target != "istio-cni" {
@@ -226,10 +221,10 @@ func (n *node) quiet(a *installation.Installation) {
 	n.t.Helper()
 	before := n.disk
 	defer func() { n.disk = before }()
-	must(n.t, n.reconcile(a))
+	must(n.t, a.Reconcile())
 	calls := hostfstest.Count(func(d hostfs.Disk) {
 		n.disk = d
-		must(n.t, n.reconcile(n.agent()))
+		must(n.t, n.agent().Reconcile())
 	})
 	if calls != 0 {
 		n.t.Errorf("a look at a node that is as wanted makes %d calls that change files", calls)
@@ -251,7 +246,7 @@ func TestOrderKeepsTheNodeAlive(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, "10-bridge.conflist", conflist)
 			tc.spoil(n)
-			if err := n.reconcile(n.agent()); err == nil {
+			if err := n.agent().Reconcile(); err == nil {
 				t.Error("no error")
 			}
 			if got := n.read("net.d/10-bridge.conflist"); got != conflist {
@@ -297,7 +292,7 @@ func (s situation) kill(t *testing.T, work string, stop func(int) *hostfstest.Fa
 	n := s.node(t)
 	defer func() { must(t, os.RemoveAll(n.root)) }()
 	if work != "installing" {
-		must(t, n.reconcile(n.agent()))
+		must(t, n.agent().Reconcile())
 	}
 	if work == "healing" { // after what the primary and a person did
 		n.put("net.d/"+s.files[len(s.files)-2], s.files[len(s.files)-1], 0o644)
@@ -319,7 +314,7 @@ func (s situation) kill(t *testing.T, work string, stop func(int) *hostfstest.Fa
 		t.Fatalf("killed after %q: a stanza without a program", log)
 	}
 	if again {
-		must(t, n.reconcile(n.agent()))
+		must(t, n.agent().Reconcile())
 		if diff := cmp.Diff(s.installed, n.conf()); diff != "" {
 			t.Fatalf("killed after %q, and started again:\n%s", log, diff)
 		}
@@ -373,7 +368,7 @@ func TestW7UninstallKeepsTheProgramForLivingSandboxes(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, "10-bridge.conf", bridgeConf)
 			before := n.tree("net.d")
-			must(t, n.reconcile(n.agent()))
+			must(t, n.agent().Reconcile())
 			tc.setup(n)
 			left, err := n.agent().Uninstall(t.Context())
 			if err != nil {
@@ -417,7 +412,7 @@ func TestFightBacksOffAndNamesTheRival(t *testing.T) {
 			rewrites := 0
 			for range 20 {
 				n.put("net.d/"+tc.file, tc.text, 0o644)
-				err := n.reconcile(a)
+				err := a.Reconcile()
 				if err == nil {
 					rewrites++
 				}
@@ -430,7 +425,7 @@ func TestFightBacksOffAndNamesTheRival(t *testing.T) {
 				t.Errorf("events %q, want one with %q", n.events, tc.want)
 			}
 			n.clock = n.clock.Add(10 * time.Minute)
-			if err := n.reconcile(a); err != nil {
+			if err := a.Reconcile(); err != nil {
 				t.Errorf("no rewrite after the pause: %v", err)
 			}
 		})
@@ -540,7 +535,7 @@ func TestUninstallKeepsWhatIsStillNamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, "10-b.conflist", conflist)
-			must(t, n.reconcile(n.agent()))
+			must(t, n.agent().Reconcile())
 			spoil(n)
 			programs, kubeconfig := n.tree("bin"), n.tree("run")
 			left, err := n.agent().Uninstall(t.Context())
@@ -558,7 +553,7 @@ func TestUninstallKeepsWhatIsStillNamed(t *testing.T) {
 func TestUninstallPassesOverGarbage(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "10-b.conflist", conflist)
-	must(t, n.reconcile(n.agent()))
+	must(t, n.agent().Reconcile())
 	n.put("net.d/10-b.conflist", conflist[:50], 0o644)
 	n.uninstall(n.agent())
 	if n.there("run/istio-cni-kubeconfig") || n.there("bin/istio-cni") || !n.there("net.d/10-b.conflist") {
@@ -572,11 +567,11 @@ func TestSkippedProgram(t *testing.T) {
 	n := newNode(t, "10-b.conflist", conflist)
 	n.config.Skip = []string{"istio-cni"}
 	a := n.agent()
-	if err := n.reconcile(a); err == nil || n.read("net.d/10-b.conflist") != conflist {
+	if err := a.Reconcile(); err == nil || n.read("net.d/10-b.conflist") != conflist {
 		t.Errorf("a stanza without a program: %v", err)
 	}
 	n.put("bin/istio-cni", "theirs", 0o755)
-	must(t, n.reconcile(a))
+	must(t, a.Reconcile())
 	if _, err := a.Uninstall(t.Context()); err != nil || n.read("bin/istio-cni") != "theirs" {
 		t.Errorf("a file of somebody else: %v", err)
 	}
@@ -587,11 +582,11 @@ func TestPartsGoOnWithoutEachOther(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "10-b.conflist", conflist)
 	a := n.agent()
-	must(t, n.reconcile(a))
+	must(t, a.Reconcile())
 	must(t, os.Remove(n.path("source/istio-cni")))
 	n.put("sa/token", "token-2", 0o600)
 	n.put("net.d/10-b.conflist", conflist, 0o644)
-	if err := n.reconcile(a); err == nil {
+	if err := a.Reconcile(); err == nil {
 		t.Error("no error")
 	}
 	if !strings.Contains(n.read("run/istio-cni-kubeconfig"), "token-2") || !slices.Contains(n.loaded(), "istio-cni") {
@@ -605,10 +600,10 @@ func TestMissingFilesDoNotWaitForAFight(t *testing.T) {
 	for _, file := range []string{"bin/istio-cni", "bin/istio-iptables", "run/istio-cni-kubeconfig"} {
 		n := newNode(t, "10-b.conflist", conflist)
 		a := n.agent()
-		must(t, n.reconcile(a))
+		must(t, a.Reconcile())
 		for range 20 {
 			must(t, os.Remove(n.path(file)))
-			must(t, n.reconcile(a))
+			must(t, a.Reconcile())
 		}
 	}
 }

@@ -68,7 +68,7 @@ func TestW2UninstallDeletesNoFileOfOthers(t *testing.T) {
 			n := newNode(t, "10-bridge.conflist", conflist, "87-podman.conflist", strings.Replace(conflist, "net", "podman", 1))
 			n.config.Want.Mode, n.config.Want.Stanza.AmbientEnabled = mode, ambient
 			before := n.tree("net.d")
-			must(t, n.reconcile(n.agent()))
+			must(t, n.agent().Reconcile())
 			if diff := cmp.Diff(before, n.tree("net.d")); diff == "" {
 				t.Errorf("%s: nothing was installed", mode)
 			}
@@ -86,7 +86,7 @@ func TestW2UninstallDeletesNoFileOfOthers(t *testing.T) {
 		}
 		before := n.tree("net.d")
 		a := n.agent()
-		if err := n.reconcile(a); err == nil || !strings.Contains(err.Error(), "was not made by this program") {
+		if err := a.Reconcile(); err == nil || !strings.Contains(err.Error(), "was not made by this program") {
 			t.Errorf("%s over somebody's file: %v", mode, err)
 		}
 		n.uninstall(a)
@@ -107,7 +107,7 @@ func TestW5NothingIsNamedBeforeItIsOnTheDisk(t *testing.T) {
 			}
 			n := newNode(t, files...)
 			n.config.Want.Mode = mode
-			install := hostfstest.Record(func(d hostfs.Disk) { n.disk = d; must(t, n.reconcile(n.agent())) })
+			install := hostfstest.Record(func(d hostfs.Disk) { n.disk = d; must(t, n.agent().Reconcile()) })
 			durable(t, install)
 			durable(t, hostfstest.Record(func(d hostfs.Disk) { n.disk = d; n.uninstall(n.agent()) }))
 			if len(install) < 20 {
@@ -169,7 +169,7 @@ func TestW6NeitherAnEndNorAnErrorTakesAnythingAway(t *testing.T) {
 	for _, missing := range []string{"sa/token", "source/istio-cni"} {
 		must(t, os.Remove(n.path(missing)))
 		delete(want, missing)
-		if err := n.reconcile(n.agent()); err == nil {
+		if err := n.agent().Reconcile(); err == nil {
 			t.Errorf("without %s: no error", missing)
 		}
 		if diff := cmp.Diff(want, n.tree(".")); diff != "" {
@@ -184,7 +184,7 @@ func TestW7TheStanzaGoesFirstAndTheProgramLast(t *testing.T) {
 	for _, mode := range modes() {
 		n := newNode(t, "10-bridge.conflist", conflist)
 		n.config.Want.Mode = mode
-		must(t, n.reconcile(n.agent()))
+		must(t, n.agent().Reconcile())
 		log := hostfstest.Record(func(d hostfs.Disk) { n.disk = d; n.uninstall(n.agent()) })
 		var order []string
 		for _, call := range log {
@@ -335,7 +335,7 @@ func TestW21UninstallGoesOnAndTellsEverything(t *testing.T) {
 	n := newNode(t, "10-bridge.conflist", conflist)
 	must(t, os.Mkdir(n.path("bin2"), 0o755))
 	n.config.BinDirs = []string{n.path("bin"), n.path("bin2")}
-	must(t, n.reconcile(n.agent()))
+	must(t, n.agent().Reconcile())
 	n.put("old/ZZZ-istio-cni-kubeconfig", "x", 0o600)
 	n.config.OldKubeconfig = n.path("old/ZZZ-istio-cni-kubeconfig")
 	n.disk.Ops = refusing(n.path("old"), n.path("run"), n.path("bin"))
@@ -357,10 +357,10 @@ func TestW25AfterAReboot(t *testing.T) {
 	for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.Owned} {
 		n := newNode(t, "10-bridge.conflist", conflist)
 		n.config.Want.Mode = mode
-		must(t, n.reconcile(n.agent()))
+		must(t, n.agent().Reconcile())
 		must(t, os.RemoveAll(n.path("run")))
 		must(t, os.Remove(n.path("net.d/10-bridge.conflist"))) // as some primary CNIs do until they are ready
-		err := n.reconcile(n.agent())
+		err := n.agent().Reconcile()
 		var waiting *installation.WaitingError
 		if mode == cniconf.Inline && !errors.As(err, &waiting) {
 			t.Errorf("%s: %v, want to wait", mode, err)
@@ -385,11 +385,11 @@ func TestW34TemporaryFilesOfCrashesAreSwept(t *testing.T) {
 	}
 	n := newNode(t, "10-bridge.conf", bridgeConf)
 	a := n.agent()
-	must(t, n.reconcile(a)) // which gives 10-bridge.conf another name
+	must(t, a.Reconcile()) // which gives 10-bridge.conf another name
 	for _, name := range append(slices.Clone(ours), theirs...) {
 		n.put(name, "{", 0o600)
 	}
-	must(t, n.reconcile(a))
+	must(t, a.Reconcile())
 	for _, name := range ours {
 		if n.there(name) {
 			t.Errorf("%s is left", name)
@@ -408,7 +408,7 @@ func TestW34TemporaryFilesOfCrashesAreSwept(t *testing.T) {
 			n.put(name, "{", 0o600)
 		}
 		waits := (*installation.WaitingError)(nil)
-		if err := n.reconcile(a); !errors.As(err, &waits) {
+		if err := a.Reconcile(); !errors.As(err, &waits) {
 			t.Errorf("error %v, want to wait for a configuration", err)
 		}
 		for _, name := range others {

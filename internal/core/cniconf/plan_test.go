@@ -449,40 +449,35 @@ func TestANamedListBecomesAListByItsNameToo(t *testing.T) {
 		w.ConfName = name
 		return w
 	}
+	single := dir("10-x.conf", list)
 	ours := last(run(dir("10-x.conflist", other), want(cniconf.Inline).Plan(dir("10-x.conflist", other)).Steps))["10-x.conflist"]
 	for _, tc := range []struct {
 		name   string
 		mode   cniconf.Mode
 		start  cniconf.Dir
-		named  string
-		steps  int
 		target string
 		back   map[string]string
 	}{
-		{"inline", cniconf.Inline, dir("10-x.conf", list), "10-x.conf", 2, "10-x.conflist", map[string]string{"10-x.conf": list}},
-		{"json", cniconf.Inline, dir("10-x.json", list), "10-x.json", 2, "10-x.conflist", map[string]string{"10-x.json": list}},
-		{"auto", cniconf.Auto, dir("10-x.conf", list), "10-x.conf", 2, "net/" + cniconf.DropInName, map[string]string{"10-x.conflist": list}},
-		{"drop-in", cniconf.DropIn, dir("10-x.conf", list), "10-x.conf", 2, "net/" + cniconf.DropInName, map[string]string{"10-x.conflist": list}},
-		{"owned", cniconf.Owned, dir("10-x.conf", list), "10-x.conf", 2, cniconf.OwnedName, map[string]string{"10-x.conflist": list}},
+		{"inline", cniconf.Inline, single, "10-x.conflist", map[string]string{"10-x.conf": list}},
+		{"json", cniconf.Inline, dir("10-x.json", list), "10-x.conflist", map[string]string{"10-x.json": list}},
+		{"auto", cniconf.Auto, single, "net/" + cniconf.DropInName, map[string]string{"10-x.conflist": list}},
+		{"drop-in", cniconf.DropIn, single, "net/" + cniconf.DropInName, map[string]string{"10-x.conflist": list}},
+		{"owned", cniconf.Owned, single, cniconf.OwnedName, map[string]string{"10-x.conflist": list}},
+		{"beside our list of before", cniconf.Inline, with(single, "10-x.conflist", ours), "10-x.conflist", map[string]string{"10-x.conf": list}},
 		{
-			"beside our list of before", cniconf.Inline, with(dir("10-x.conf", list), "10-x.conflist", ours), "10-x.conf", 2, "10-x.conflist",
-			map[string]string{"10-x.conf": list},
-		},
-		{
-			"beside another's list", cniconf.Inline, dir("10-x.conf", list, "10-x.conflist", other), "10-x.conf", 2, "10-x.conf.conflist",
+			"beside another's list", cniconf.Inline, dir("10-x.conf", list, "10-x.conflist", other), "10-x.conf.conflist",
 			map[string]string{"10-x.conf": list, "10-x.conflist": other},
 		},
 		{
-			"a link", cniconf.Inline, with(nil, "10-x.conf", cniconf.File{Data: []byte(list), Mode: 0o644, Link: true}), "10-x.conf", 2,
-			"10-x.conflist",
+			"a link", cniconf.Inline, with(nil, "10-x.conf", cniconf.File{Data: []byte(list), Mode: 0o644, Link: true}), "10-x.conflist",
 			map[string]string{"10-x.conf": "link to 0644 " + list},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			w := named(tc.mode, tc.named)
+			w := named(tc.mode, tc.start.Names()[0])
 			plan := w.Plan(tc.start)
-			if plan.Problem != nil || plan.Waiting != "" || len(plan.Steps) != tc.steps || plan.File != tc.target {
+			if plan.Problem != nil || plan.Waiting != "" || len(plan.Steps) != 2 || plan.File != tc.target {
 				t.Fatalf("plan %+v", plan)
 			}
 			states := run(tc.start, plan.Steps)

@@ -1,7 +1,7 @@
 package hostfs_test
 
 import (
-	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -151,63 +151,30 @@ func bytesRead(t *testing.T) (n int) {
 	return n
 }
 
-// program is this test binary in the directory, under the name.
-func program(t *testing.T, dir, name string) string {
-	t.Helper()
-	self, err := os.Executable()
-	must(t, err)
-	path := filepath.Join(dir, name)
-	_, err = hostfs.Disk{}.Copy(self, path, 0o755)
-	must(t, err)
-	return path
-}
-
-// A helper is a process that waits until it is told to end.
-type helper struct {
-	cmd   *exec.Cmd
-	input io.Closer
-	lines *bufio.Scanner
-}
-
-func start(t *testing.T, path, what string) *helper {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), path)
-	cmd.Env = append(os.Environ(), helperVar+"="+what)
-	input, err := cmd.StdinPipe()
-	must(t, err)
-	output, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
-	h := &helper{cmd, input, bufio.NewScanner(output)}
-	if got := h.line(); got != "ready" {
-		t.Fatalf("helper says %q", got)
-	}
-	return h
-}
-
-func (h *helper) line() string {
-	h.lines.Scan()
-	return h.lines.Text()
-}
-
 func TestCopyOverARunningProgram(t *testing.T) {
 	onEachFS(t, func(t *testing.T, dir string) {
-		path := program(t, dir, "program")
-		running := start(t, path, "wait")
+		path, fresh := filepath.Join(dir, "cat"), filepath.Join(dir, "new")
+		_, err := hostfs.Disk{}.Copy("/bin/cat", path, 0o755)
+		must(t, err)
+		var output bytes.Buffer
+		running := exec.CommandContext(t.Context(), path)
+		running.Stdout = &output
+		input, err := running.StdinPipe()
+		must(t, err)
+		must(t, running.Start())
 		if file, err := os.OpenFile(path, os.O_WRONLY, 0); !errors.Is(err, syscall.ETXTBSY) {
 			_ = file.Close()
 			t.Fatalf("writing to it: error %v, so this test shows nothing", err)
 		}
-		put(t, filepath.Join(dir, "new"), "#!/bin/sh\necho new\n")
-		changed, err := hostfs.Disk{}.Copy(filepath.Join(dir, "new"), path, 0o755)
-		if !changed || err != nil {
+		put(t, fresh, "#!/bin/sh\necho new\n")
+		if changed, err := (hostfs.Disk{}).Copy(fresh, path, 0o755); !changed || err != nil {
 			t.Fatalf("changed %v, error %v", changed, err)
 		}
-		must(t, running.input.Close())
-		if got := running.line(); got != "done" {
-			t.Errorf("the running one says %q", got)
+		_, err = io.WriteString(input, "done")
+		must(t, errors.Join(err, input.Close(), running.Wait()))
+		if output.String() != "done" {
+			t.Errorf("the running one says %q", output.String())
 		}
-		must(t, running.cmd.Wait())
 		if got, err := exec.CommandContext(t.Context(), path).Output(); string(got) != "new\n" || err != nil {
 			t.Errorf("the new one says %q, error %v", got, err)
 		}
@@ -216,7 +183,7 @@ func TestCopyOverARunningProgram(t *testing.T) {
 
 // Whoever forks lends the child what is open, until it executes something else.
 func TestACopyCanBeExecutedAtOnceWhileOthersFork(t *testing.T) {
-	dir := memory(t)
+	dir := hostfstest.Memory(t)
 	for i, text := range []string{"#!/bin/sh\nexit 0\n", "#!/bin/sh\n\nexit 0\n"} {
 		put(t, filepath.Join(dir, fmt.Sprint(i)), text)
 	}

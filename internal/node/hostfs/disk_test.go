@@ -127,7 +127,7 @@ func valid(j job, state string) bool { return slices.Contains(j.states, state) }
 // prepared returns a directory for the job.
 func prepared(t *testing.T, j job) string {
 	t.Helper()
-	dir := memory(t)
+	dir := hostfstest.Memory(t)
 	j.prepare(t, dir)
 	return dir
 }
@@ -180,7 +180,7 @@ func TestKilledAtEachOperationLeavesOldOrNew(t *testing.T) {
 func dirAfter(t *testing.T, j job, dir string) string {
 	t.Helper()
 	if got, _ := state(t, dir); strings.HasPrefix(j.name, "rename") && got == j.states[1] {
-		spare := memory(t)
+		spare := hostfstest.Memory(t)
 		j.prepare(t, spare)
 		return spare
 	}

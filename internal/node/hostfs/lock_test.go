@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
@@ -49,12 +50,15 @@ func TestLock(t *testing.T) {
 }
 
 func TestLockEndsWithItsHolder(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "lock")
-	other := start(t, program(t, dir, "holder"), "lock "+path)
-	wantHeld(t, path, other.cmd.Process.Pid)
-	must(t, other.cmd.Process.Kill())
-	_ = other.cmd.Wait()
+	path := filepath.Join(t.TempDir(), "lock")
+	other := agenttest.Child(t, lockVar+"="+path)
+	_, err := other.StdinPipe()
+	must(t, err)
+	must(t, other.Start())
+	agenttest.Eventually(t, "the other process holds it", func() bool { return content(path) == fmt.Sprintln(other.Process.Pid) })
+	wantHeld(t, path, other.Process.Pid)
+	must(t, other.Process.Kill())
+	_ = other.Wait()
 	held, err := hostfs.Lock(path)
 	must(t, err)
 	must(t, held.Close())

@@ -6,33 +6,29 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 )
 
-// helperVar makes the test binary another program: one that waits, or one that locks a file and waits, until its input
-// ends.
-const helperVar = "HOSTFS_TEST_HELPER"
+// lockVar makes the test binary another program: one that locks the file of this name until its input ends.
+const lockVar = "HOSTFS_TEST_LOCK"
 
 func TestMain(m *testing.M) {
-	switch what, path, _ := strings.Cut(os.Getenv(helperVar), " "); what {
-	case "":
+	path := os.Getenv(lockVar)
+	if path == "" {
 		os.Exit(m.Run())
-	case "lock":
-		if _, err := hostfs.Lock(path); err != nil {
-			fmt.Println(err)
-			os.Exit(1)
-		}
-		fallthrough
-	case "wait":
-		fmt.Println("ready")
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		fmt.Println("done")
 	}
+	held, err := hostfs.Lock(path)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	_ = held.Close()
 }
 
 // ownMounts runs the test that calls it again in a process with a mount namespace of its own, as a container has it, and
@@ -46,23 +42,7 @@ func ownMounts(t *testing.T) bool {
 func onEachFS(t *testing.T, test func(t *testing.T, dir string)) {
 	t.Helper()
 	t.Run("disk", func(t *testing.T) { test(t, unlinked(t, t.TempDir())) })
-	t.Run("tmpfs", func(t *testing.T) { test(t, memory(t)) })
-}
-
-// memory returns an empty directory in memory.
-func memory(tb testing.TB) string {
-	tb.Helper()
-	var fs syscall.Statfs_t
-	const tmpfsMagic = 0x01021994
-	if err := syscall.Statfs("/dev/shm", &fs); err != nil || fs.Type != tmpfsMagic {
-		tb.Fatal("/dev/shm is no tmpfs: this test needs one")
-	}
-	dir, err := os.MkdirTemp("/dev/shm", "hostfs") //nolint:usetesting // another file system than the test's
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
+	t.Run("tmpfs", func(t *testing.T) { test(t, hostfstest.Memory(t)) })
 }
 
 // unlinked returns the path without links.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
 )
 
 // A journal is a watch's log.
@@ -416,7 +417,7 @@ func TestWatchFollowsLinks(t *testing.T) {
 
 // The queue of the kernel is real, and so is what it does when nobody reads.
 func TestWatchAfterItsQueueOverflowed(t *testing.T) {
-	base := memory(t)
+	base := hostfstest.Memory(t)
 	dir := filepath.Join(base, "d")
 	must(t, os.Mkdir(dir, 0o755))
 	l := listen(t, at(dir))
@@ -463,7 +464,7 @@ func TestWatchAndMounts(t *testing.T) {
 	if !ownMounts(t) {
 		return
 	}
-	base := memory(t)
+	base := hostfstest.Memory(t)
 	node, seen := filepath.Join(base, "node"), filepath.Join(base, "seen")
 	must(t, os.Mkdir(node, 0o755))
 	must(t, os.Mkdir(seen, 0o755))

@@ -16,6 +16,8 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
+	"testing"
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
@@ -58,6 +60,22 @@ func Record(work func(disk hostfs.Disk)) []string {
 	return f.Log()
 }
 
+// Memory returns an empty directory in memory, where nothing waits for a disk.
+func Memory(tb testing.TB) string {
+	tb.Helper()
+	var fs syscall.Statfs_t
+	const tmpfsMagic = 0x01021994
+	if err := syscall.Statfs("/dev/shm", &fs); err != nil || fs.Type != tmpfsMagic {
+		tb.Fatal("/dev/shm is no tmpfs: this test needs one")
+	}
+	dir, err := os.MkdirTemp("/dev/shm", "hostfs") //nolint:usetesting // another file system than the test's
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
 // Log returns the operations until now, the failed ones included.
 func (f *Faults) Log() []string {
 	f.mu.Lock()
@@ -76,6 +94,14 @@ func (f *Faults) next(format string, args ...any) error {
 	}
 	f.cutPower()
 	return f.err
+}
+
+// do records an operation and carries it out unless it is to fail.
+func (f *Faults) do(operation func() error, format string, args ...any) error {
+	if err := f.next(format, args...); err != nil {
+		return err
+	}
+	return operation()
 }
 
 func (f *Faults) cutPower() {
@@ -133,18 +159,12 @@ func (f *Faults) wasDead() bool {
 
 // Chown implements [hostfs.Ops].
 func (f *Faults) Chown(file *os.File, uid, gid int) error {
-	if err := f.next("chown %s", file.Name()); err != nil {
-		return err
-	}
-	return f.kernel.Chown(file, uid, gid)
+	return f.do(func() error { return f.kernel.Chown(file, uid, gid) }, "chown %s", file.Name())
 }
 
 // Chmod implements [hostfs.Ops].
 func (f *Faults) Chmod(file *os.File, mode fs.FileMode) error {
-	if err := f.next("chmod %s", file.Name()); err != nil {
-		return err
-	}
-	return f.kernel.Chmod(file, mode)
+	return f.do(func() error { return f.kernel.Chmod(file, mode) }, "chmod %s", file.Name())
 }
 
 // Sync implements [hostfs.Ops].
@@ -171,40 +191,25 @@ func (f *Faults) Close(file *os.File) error {
 
 // Rename implements [hostfs.Ops].
 func (f *Faults) Rename(from, to string, flags uint) error {
-	if err := f.next("rename %s %s", from, to); err != nil {
-		return err
-	}
-	return f.kernel.Rename(from, to, flags)
+	return f.do(func() error { return f.kernel.Rename(from, to, flags) }, "rename %s %s", from, to)
 }
 
 // Remove implements [hostfs.Ops].
 func (f *Faults) Remove(path string) error {
-	if err := f.next("remove %s", path); err != nil {
-		return err
-	}
-	return f.kernel.Remove(path)
+	return f.do(func() error { return f.kernel.Remove(path) }, "remove %s", path)
 }
 
 // Symlink implements [hostfs.Ops].
 func (f *Faults) Symlink(target, link string) error {
-	if err := f.next("symlink %s %s", target, link); err != nil {
-		return err
-	}
-	return f.kernel.Symlink(target, link)
+	return f.do(func() error { return f.kernel.Symlink(target, link) }, "symlink %s %s", target, link)
 }
 
 // Mkdir implements [hostfs.Ops].
 func (f *Faults) Mkdir(path string, mode fs.FileMode) error {
-	if err := f.next("mkdir %s", path); err != nil {
-		return err
-	}
-	return f.kernel.Mkdir(path, mode)
+	return f.do(func() error { return f.kernel.Mkdir(path, mode) }, "mkdir %s", path)
 }
 
 // SyncDir implements [hostfs.Ops].
 func (f *Faults) SyncDir(path string) error {
-	if err := f.next("syncdir %s", path); err != nil {
-		return err
-	}
-	return f.kernel.SyncDir(path)
+	return f.do(func() error { return f.kernel.SyncDir(path) }, "syncdir %s", path)
 }
