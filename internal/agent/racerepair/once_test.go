@@ -20,6 +20,20 @@ func (l *fixture) once() error {
 	return Once(l.Context(), l.options)
 }
 
+// failsOnce is one look that ends with an error of some texts.
+func (l *fixture) failsOnce(says ...string) {
+	l.Helper()
+	err := l.once()
+	if err == nil {
+		l.Fatal("no error")
+	}
+	for _, want := range says {
+		if !strings.Contains(err.Error(), want) {
+			l.Errorf("no %q in %v", want, err)
+		}
+	}
+}
+
 func TestOnceRepairsEachPod(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace)
@@ -56,15 +70,7 @@ func TestOnceNamesPodsThatCouldNotBeRepaired(t *testing.T) {
 		l.server.FailOn("/pods/", test.fault, kubetest.Forever)
 		l.set(crashing("a"))
 		l.set(crashing("b"))
-		err := l.once()
-		if err == nil {
-			t.Fatal("no error")
-		}
-		for _, want := range test.says {
-			if !strings.Contains(err.Error(), want) {
-				t.Errorf("no %q in %v", want, err)
-			}
-		}
+		l.failsOnce(test.says...)
 		if got := len(l.writes()); got != 2*test.tries {
 			t.Errorf("%d requests for two pods", got)
 		}
@@ -105,15 +111,7 @@ func TestOnceEndsWhenThereIsNoServer(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace, func(o *Options) { o.Timeout = 2 * time.Second })
 	l.server.Fail(kubetest.Forbidden, kubetest.Forever)
-	err := l.once()
-	if err == nil {
-		t.Fatal("no error")
-	}
-	for _, want := range []string{"waiting for the pods", "not done after 2s", "to watch pods", "forbidden (403)"} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("no %q in %v", want, err)
-		}
-	}
+	l.failsOnce("waiting for the pods", "not done after 2s", "to watch pods", "forbidden (403)")
 }
 
 func TestOnceDoesNothingOnABadConfiguration(t *testing.T) {
@@ -124,8 +122,6 @@ func TestOnceDoesNothingOnABadConfiguration(t *testing.T) {
 	l.conf.Store(&conf)
 	p := crashing("a")
 	l.set(p)
-	if err := l.once(); err == nil || !strings.Contains(err.Error(), "pod shop/a: the plugin's configuration cannot be used: half of it is missing") {
-		t.Errorf("error %v", err)
-	}
+	l.failsOnce("pod shop/a: the plugin's configuration cannot be used: half of it is missing")
 	l.noWrites()
 }

@@ -30,6 +30,21 @@ func newNode(t *testing.T) *node {
 	return &node{sandboxtest.New(t)}
 }
 
+// onNodes runs each test on a node of its own, which is prepared before.
+func onNodes(t *testing.T, tests map[string]func(n *node), prepare ...func(*node)) {
+	t.Helper()
+	for name, check := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			for _, p := range prepare {
+				p(n)
+			}
+			check(n)
+		})
+	}
+}
+
 // withoutFirst makes the first process unreadable, and puts a second one into a namespace.
 func (n *node) withoutFirst(path, stat string) {
 	n.Helper()
@@ -328,7 +343,7 @@ func TestFindIsSilentAboutWhatIsInOrder(t *testing.T) {
 func TestFindNeverReturnsTheNodesOwn(t *testing.T) {
 	t.Parallel()
 	pod := podOf("10.77.6.1")
-	for name, check := range map[string]func(n *node){
+	onNodes(t, map[string]func(n *node){
 		"a pod with its address": func(n *node) { n.fails(pod, sandbox.ErrHost) },
 		"an entry of the cache": func(n *node) {
 			n.Cached("c1", podOf(), n.Netns[0]+"/default")
@@ -361,16 +376,11 @@ func TestFindNeverReturnsTheNodesOwn(t *testing.T) {
 			n.withoutFirst(n.Host, "2 (kthreadd) S 0 0 0 0 -1 2129984")
 			n.fails(pod, sandbox.ErrHost)
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			n.IP(n.Host, "address add 10.77.6.1/32 dev lo")
-			n.Mount(n.Host, "default")
-			n.Process("77", n.Host)
-			check(n)
-		})
-	}
+	}, func(n *node) {
+		n.IP(n.Host, "address add 10.77.6.1/32 dev lo")
+		n.Mount(n.Host, "default")
+		n.Process("77", n.Host)
+	})
 }
 
 func TestFindComparesAddresses(t *testing.T) {
@@ -403,7 +413,7 @@ func TestFindComparesAddresses(t *testing.T) {
 func TestFindAmongRealProcesses(t *testing.T) {
 	t.Parallel()
 	ns, pod := namespace(t, "10.77.8.5/32"), podOf("10.77.8.5")
-	for name, check := range map[string]func(n *node){
+	onNodes(t, map[string]func(n *node){
 		"on the machine as it is": func(n *node) {
 			alone, other := namespace(n.T, "198.51.100.77/32"), podOf("198.51.100.77")
 			_, end := n.Start(alone)
@@ -450,12 +460,7 @@ func TestFindAmongRealProcesses(t *testing.T) {
 			n.finds(pod, ns, sandbox.FromProc)
 			n.finds(podOf("172.17.77.2"), inner, sandbox.FromProc)
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			check(newNode(t))
-		})
-	}
+	})
 }
 
 // unshared is the network namespace of a process with a user namespace of its own, as a runtime makes it for a pod, or with

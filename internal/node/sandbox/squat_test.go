@@ -169,7 +169,7 @@ func TestSquattersThatCannotBeToldApartAreNamed(t *testing.T) {
 // TestASquatterAloneIsNotTakenForThePod: the pod's own namespace does not have the address, or is gone.
 func TestASquatterAloneIsNotTakenForThePod(t *testing.T) {
 	t.Parallel()
-	for name, check := range map[string]func(n *node){
+	onNodes(t, map[string]func(n *node){
 		"on lo, without a record": func(n *node) {
 			n.Mount(squats()["on lo"](n), "cni-1")
 			n.fails(podOf("10.77.9.5"), sandbox.ErrLoopback, "netns/cni-1")
@@ -183,12 +183,7 @@ func TestASquatterAloneIsNotTakenForThePod(t *testing.T) {
 			n.IP(n.unshared(0, 1), "address add 10.77.9.5/32 dev lo")
 			n.fails(podOf("10.77.9.5"), sandbox.ErrLoopback)
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			check(newNode(t))
-		})
-	}
+	})
 }
 
 // TestAPathThatFlipsIsNeverAnother: the result is the namespace that was checked, wherever the path of the record leads a
