@@ -155,7 +155,7 @@ type Layer struct {
 	Data map[string]string
 }
 
-// text returns the text of a setting in the first layer that has one of its keys, without white space around (a file's last newline).
+// text returns the text of a setting in the first layer that has one of its keys, trimmed of a file's final newline.
 func (s Setting) text(layers []Layer) (Origin, bool) {
 	for _, l := range layers {
 		for _, key := range slices.Concat(s.Env, s.Keys) {

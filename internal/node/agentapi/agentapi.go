@@ -1,10 +1,10 @@
-// Package agentapi is the protocol in which the plugin asks the node agent for a pod and reports its calls: the client, and the types
-// that both use.
+// Package agentapi is the protocol in which the plugin asks the node agent for a pod and reports its calls: the client,
+// and the types that both use.
 //
-// It promises that an agent that is not there, of another make, hangs or answers nonsense costs no more than the time of
-// the caller's context and never a wrong decision: an answer that is not fully understood is an error, after which the
-// plugin asks the API server. The listener must be root, by the credentials of the socket. It needs no credential and starts nothing that outlives the
-// call.
+// It promises that an agent that is absent, of another implementation, hangs or sends invalid answers costs at most the
+// time of the caller's context and never causes a wrong decision: an answer that the client does not fully understand is an
+// error, after which the plugin asks the API server. The listener must be root, by the credentials of the socket. It needs
+// no credential and starts no goroutine or process that outlives the call.
 //
 // Start reading at Dial. wire.go has the protocol with its rules about versions.
 package agentapi
@@ -69,8 +69,8 @@ func servedByRoot(conn net.Conn) error {
 	return nil
 }
 
-// Peer returns the credentials of the process at the other end of a unix socket, as the kernel has them (SO_PEERCRED): of
-// the one that connected, or on a connection of our own of the one that listens.
+// Peer returns the credentials of the process at the other end of a unix socket (SO_PEERCRED): of the client on an accepted
+// connection, of the listener on a dialled one.
 func Peer(conn net.Conn) (*unix.Ucred, error) {
 	socket, ok := conn.(*net.UnixConn)
 	if !ok {
@@ -167,9 +167,9 @@ func (a *Agent) call(ctx context.Context, method, path string, body []byte) ([]b
 	return text, nil
 }
 
-// Decisions gives the reports that the agent has, the latest first. It asks for a page at a time, so that neither their
-// number nor what is in them meets a limit, of time either: timeout is that for one page. A report that comes meanwhile is not
-// among them.
+// Decisions returns the reports that the agent holds, the latest first. It requests them in pages, so that the bounds of an
+// answer's size and time apply to each page, whatever the number and size of the reports; timeout is that of one page. The
+// result has no report that arrives meanwhile.
 func (a *Agent) Decisions(ctx context.Context, timeout time.Duration) ([]Report, error) {
 	var all []Report
 	for before := uint64(math.MaxUint64); before > 0; {

@@ -33,8 +33,8 @@ const (
 	LogPattern       = "POST " + logPath
 )
 
-// The parameters of a question for decisions. The answer is a JSON array of reports, the latest first: of those whose
-// number is below BeforeParam, at most LimitParam. Without parameters it is all that the agent has.
+// The parameters of a request for decisions. The answer is a JSON array of reports, the latest first: at most LimitParam of
+// those with a number below BeforeParam. Without parameters it has all reports that the agent holds.
 const (
 	BeforeParam = "before"
 	LimitParam  = "limit"
@@ -44,7 +44,7 @@ const (
 // decisions, whose reports are trimmed.
 const maxAnswer = 4 << 20
 
-// decisionsPage is how many decisions are asked for at a time.
+// decisionsPage is the number of decisions of one request.
 const decisionsPage = 64
 
 // Key names a pod. UID is that of the runtime, and is required: names are used again.
@@ -56,16 +56,16 @@ type podAnswer struct {
 	// agent does not deliver all facts.
 	FactsVersion int           `json:"factsVersion"`
 	Facts        sidecar.Facts `json:"facts"`
-	// UID is the one of the question: the pod's own may be another (of a pod that the kubelet read from a file).
+	// UID is that of the request: the pod's own UID may differ (of a pod that the kubelet read from a file).
 	UID string `json:"uid"`
 }
 
-// PrintPod is the answer about a pod that was asked for by a UID.
+// PrintPod encodes the answer about a pod that was requested by a UID.
 func PrintPod(facts sidecar.Facts, asked string) ([]byte, error) {
 	return json.Marshal(podAnswer{FactsVersion: sidecar.FactsVersion(), Facts: facts, UID: asked})
 }
 
-// ReadPod reads the answer to a question.
+// ReadPod decodes the answer to a request.
 func ReadPod(text []byte, asked Key) (sidecar.Facts, error) {
 	var answer podAnswer
 	if err := json.Unmarshal(text, &answer); err != nil {
@@ -158,7 +158,7 @@ const (
 	maxError  = 4 << 10
 )
 
-// Trim makes the texts of the report printable and cuts them to their bounds. Nothing of a report is a reason to drop it.
+// Trim makes the texts of the report printable and truncates them to their bounds, so that no report has to be dropped.
 func (r *Report) Trim() {
 	for text, most := range map[*string]int{
 		&r.Command: maxWord, &r.Namespace: maxName, &r.Pod: maxName, &r.UID: maxName, &r.Container: maxName, &r.Reason: maxWord,
@@ -194,7 +194,7 @@ func ReadReport(text []byte) (Report, error) {
 	return r, nil
 }
 
-// damaged stands in the detail of a report that could not be read as a whole.
+// damaged is the note in the detail of a report of which some members could not be read.
 const damaged = "[the report is too long or damaged: some of it is missing]"
 
 // readMembers reads an object's members one by one, as far as they go and fit, and counts them.

@@ -1,8 +1,8 @@
 // Package hostpath finds files of the node as this process sees them, which may be from inside of a container.
 //
-// It promises that a path of the node is looked for below each prefix under which the node's file system may be mounted,
-// that links of the node which lead out of such a prefix (/var/run) are not followed, and that a procfs of the container is
-// never taken for the node's. It opens nothing and changes nothing.
+// It promises to search a path of the node below each prefix under which the node's file system may be mounted, not to
+// follow links of the node which lead out of such a prefix (/var/run), and never to mistake a procfs of the container for
+// the node's. It opens nothing and changes nothing.
 //
 // Start reading at [View].
 package hostpath
@@ -103,7 +103,7 @@ func below(root, path string) []string {
 	return []string{filepath.Join(root, path)}
 }
 
-// exists reports whether there is something at a path that this process may look at.
+// exists reports whether stat(2) finds a file at a path.
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
