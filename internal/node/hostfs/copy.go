@@ -32,7 +32,7 @@ func (d Disk) Copy(from, to string, mode fs.FileMode) (changed bool, err error) 
 	return true, nil
 }
 
-// Identical reports whether Copy would find nothing to do. Only from can be at fault: a copy that cannot be read is
+// Identical reports whether Copy would change nothing. Only an unreadable from is an error: an unreadable copy counts as
 // different.
 func (d Disk) Identical(from, to string, mode fs.FileMode) (bool, error) {
 	source, info, err := openRegular(from)
@@ -95,14 +95,14 @@ func dropPageCache(file *os.File) {
 	_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)
 }
 
-// Comparisons remembers which files had equal content when they were compared, for as long as stat(2) reports the same
-// of both. The zero value is empty, and it is safe for concurrent use. A nil one remembers nothing.
+// Comparisons caches which files had equal content when they were compared, for as long as stat(2) returns the same for
+// both. The zero value is empty; Comparisons is safe for concurrent use. A nil one caches nothing.
 type Comparisons struct {
 	mu     sync.Mutex
 	equals map[string][2]syscall.Stat_t // by the path of the copy
 }
 
-// clockStep is within which two changes may get the same time: file systems count in steps of up to two seconds.
+// clockStep is the longest interval in which two changes may get the same time: file systems count in steps of up to 2 s.
 const clockStep = 2 * time.Second
 
 func (c *Comparisons) equal(source, target *os.File) (bool, error) {
@@ -116,7 +116,7 @@ func (c *Comparisons) equal(source, target *os.File) (bool, error) {
 	}
 	have, err := digest(target)
 	if err != nil || have != want {
-		return false, nil // what cannot be read is to be replaced
+		return false, nil // Copy replaces an unreadable copy
 	}
 	after := [2]syscall.Stat_t{stat(source), stat(target)}
 	changed := time.Unix(0, max(after[0].Ctim.Nano(), after[1].Ctim.Nano()))
@@ -141,7 +141,7 @@ func (c *Comparisons) known(path string, stats [2]syscall.Stat_t) bool {
 	return ok && known == stats
 }
 
-// stat returns what changes whenever a file does, if only by the time of the last change, which no process can set.
+// stat returns the status of a file without its access time. Every change of the file sets ctime, which no process can set.
 func stat(file *os.File) (s syscall.Stat_t) {
 	if info, err := file.Stat(); err == nil {
 		s = *info.Sys().(*syscall.Stat_t) //nolint:forcetypeassert // of Linux

@@ -25,11 +25,11 @@ const (
 
 // Disk changes files of the node. The zero value is ready for use.
 //
-// An error means that nothing changed, but for one: what fails after the rename is the fsync of the directory, and then
-// the new content is there, complete, and may be the old one again after a loss of power.
+// An error means that nothing changed, with one exception: if the fsync of the directory fails after the rename, the new
+// content is in place, complete, and may be the old one again after a loss of power.
 type Disk struct {
 	Ops      Ops          // nil is Kernel
-	Compared *Comparisons // what Copy and Identical remember, nil to read everything each time
+	Compared *Comparisons // cache of Copy and Identical; nil reads all files each time
 }
 
 func (d Disk) ops() Ops {
@@ -39,8 +39,8 @@ func (d Disk) ops() Ops {
 	return d.Ops
 }
 
-// WriteFile writes a file of this content and exactly this mode, whatever the umask. A file that is replaced keeps its
-// owner. A symbolic link stays, and what it leads to is replaced; it must be a regular file, or the error is a
+// WriteFile writes a file of this content and exactly this mode, whatever the umask. A replaced file keeps its owner. A
+// symbolic link stays, and WriteFile replaces the target of the link; if the target is no regular file the error is a
 // *LinkError.
 func (d Disk) WriteFile(path string, data []byte, mode fs.FileMode) error {
 	target, old, err := d.resolve(path)
@@ -61,7 +61,7 @@ func (d Disk) fill(temp *os.File, data []byte, mode fs.FileMode, old fs.FileInfo
 	return wrap("changing mode", d.ops().Chmod(temp, mode)) // after chown, which may clear bits
 }
 
-// resolve returns the path to replace and what is there, nil for nothing.
+// resolve returns the path to replace and the file there, nil if there is none.
 func (d Disk) resolve(path string) (string, fs.FileInfo, error) {
 	info, err := os.Lstat(path)
 	switch {
@@ -82,7 +82,7 @@ func (d Disk) resolve(path string) (string, fs.FileInfo, error) {
 	if err == nil {
 		info, err = os.Lstat(target)
 	}
-	// Anything else may be there on purpose, such as /dev/null to hide a file.
+	// Another kind of file may be there on purpose, such as /dev/null to hide a file.
 	if err == nil && !info.Mode().IsRegular() {
 		err = ErrNotRegular
 	}
@@ -181,7 +181,7 @@ func (d Disk) chownLike(temp *os.File, old fs.FileInfo) error {
 	return nil
 }
 
-// SyncDir makes the names in a directory outlive a loss of power: for what an earlier call changed and failed to sync.
+// SyncDir makes the names in a directory outlive a loss of power: for changes that an earlier call failed to sync.
 func (d Disk) SyncDir(dir string) error { return d.syncDir(dir) }
 
 func (d Disk) syncDir(dir string) error {
@@ -224,7 +224,7 @@ func (d Disk) Rename(from, to string) error {
 	return nil
 }
 
-// Remove removes a file, a link or an empty directory, durably. If it is missing already there is nothing to do.
+// Remove removes a file, a link or an empty directory, durably. A missing one is no error.
 func (d Disk) Remove(path string) error {
 	err := d.ops().Remove(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -240,7 +240,7 @@ func (d Disk) Remove(path string) error {
 const parentMode fs.FileMode = 0o755
 
 // MkdirAll makes the directory and those above that are missing, durably. The directory gets exactly this mode, those
-// above 0755, whatever the umask; what is there already is left as it is.
+// above 0755, whatever the umask; existing directories are left unchanged.
 func (d Disk) MkdirAll(path string, mode fs.FileMode) error {
 	return wrapPath("making directory", path, d.mkdirAll(filepath.Clean(path), mode))
 }
@@ -272,7 +272,7 @@ func (d Disk) mkdirAll(path string, mode fs.FileMode) error {
 	return d.syncDir(parent)
 }
 
-// chmodDir corrects what the umask took away.
+// chmodDir sets the mode bits that the umask cleared.
 func (d Disk) chmodDir(path string, mode fs.FileMode) error {
 	info, err := os.Stat(path)
 	if err != nil || sameMode(info.Mode(), mode) {
@@ -285,14 +285,13 @@ func (d Disk) chmodDir(path string, mode fs.FileMode) error {
 	return wrap("changing mode", errors.Join(d.ops().Chmod(dir, mode), d.ops().Close(dir)))
 }
 
-// sameMode compares modes without what kind of file they are of.
+// sameMode compares modes without their type bits.
 func sameMode(a, b fs.FileMode) bool { return a&^fs.ModeType == b&^fs.ModeType }
 
 // Sweep removes the temporary files that writes of these names, by this program or by the reference, have left in the
-// directory, and returns what it removed. It goes on after a failure and joins the errors. A directory that is missing is
-// clean.
+// directory, and returns their names. It continues after a failure and joins the errors. A missing directory is no error.
 //
-// The caller makes sure that nothing else writes these files: see [Lock].
+// The caller makes sure that no other process writes these files: see [Lock].
 func (d Disk) Sweep(dir string, names ...string) (removed []string, err error) {
 	return d.sweep(dir, func(file string) bool {
 		own, isOwn := tempOf(file, ownMark)

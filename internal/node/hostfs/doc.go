@@ -1,11 +1,11 @@
 // Package hostfs reads and changes the files of the node: durable atomic writes, copies and links, bounded reads,
 // a lock, and a watch.
 //
-// It promises that a reader of a file that [Disk] writes finds the old content or the new one, complete, whatever
-// happens to the process or to the power in between; that nothing is left behind but temporary files, which
-// [Disk.Sweep] finds by their names; that no file of any kind makes a read hang; and that a [Watch] misses no change:
-// what the kernel does not report is noticed after ten seconds. Errors name the path and what was being done, keep the kernel's
-// answer for errors.Is, and [Hint] has a sentence of remedy for those that people meet on real nodes.
+// It promises that a reader of a file that [Disk] writes finds the old content or the new one, complete, also after a
+// crash of the process or a loss of power; that a crash leaves only temporary files behind, which [Disk.Sweep] finds by
+// their names; that no file of any kind makes a read hang; and that a [Watch] misses no change: it notices a change without
+// an inotify event within ten seconds. Errors name the path and the operation, keep the errno for errors.Is, and [Hint] has
+// a sentence of remedy for those that occur on real nodes.
 //
 // It never interprets a file, never decides what should be on the node, and never follows a symbolic link to write
 // anywhere but to a regular file that is there.

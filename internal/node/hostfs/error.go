@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// What ReadFile and Copy say of a file that they do not read.
+// Errors of ReadFile and Copy for files that they do not read.
 var (
 	ErrNotRegular = errors.New("not a regular file")
 	ErrTooLarge   = errors.New("file too large")
@@ -29,7 +29,7 @@ func (e *LinkError) Error() string {
 // Unwrap returns why the target cannot be replaced.
 func (e *LinkError) Unwrap() error { return e.Err }
 
-// A directoryError says that a directory, and not only a file in it, was needed and is missing.
+// A directoryError means that the directory of a file is missing, not only the file.
 type directoryError struct {
 	path string
 	err  error
@@ -41,7 +41,7 @@ func (e *directoryError) Error() string {
 
 func (e *directoryError) Unwrap() error { return e.err }
 
-// inDirectory blames the directory for ENOENT of a call that makes something in it.
+// inDirectory returns a directoryError for ENOENT of a call that creates a file in a directory.
 func inDirectory(dir string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return &directoryError{path: dir, err: cause(err)}
@@ -49,7 +49,7 @@ func inDirectory(dir string, err error) error {
 	return err
 }
 
-// wrap says what was being done, once: the standard library's words of it are dropped.
+// wrap adds the operation to an error and drops the standard library's text about the operation.
 func wrap(doing string, err error) error {
 	if err == nil {
 		return nil
@@ -64,9 +64,9 @@ func wrapPath(doing, path string, err error) error {
 	return fmt.Errorf("%s %q: %w", doing, path, cause(err))
 }
 
-// cause is the kernel's answer if err is the standard library's report of one.
+// cause returns the errno in an error type of the standard library, else the error.
 func cause(err error) error {
-	switch e := err.(type) { //nolint:errorlint // only the outermost: what is deeper has been put into words here
+	switch e := err.(type) { //nolint:errorlint // only the outermost: this package made the texts of deeper errors
 	case *fs.PathError:
 		return e.Err
 	case *os.LinkError:
@@ -80,7 +80,7 @@ func cause(err error) error {
 const elsewhere = "the CNI directories differ per platform: set the chart's global.platform (such as gke, k3s or " +
 	"openshift), or cniBinDir and cniConfDir"
 
-// Hint returns a sentence of remedy for an error of this package, or nothing if it has none.
+// Hint returns a sentence of remedy for an error of this package, "" if it has none.
 func Hint(err error) string {
 	if _, ok := errors.AsType[*LinkError](err); ok {
 		return "the agent sees the node's directories under other names: let the link be relative and stay within its " +

@@ -7,11 +7,12 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostpath"
 )
 
-// MountedFrom returns what is mounted where a path lies: device and directory within it, as proc_pid_mountinfo(5) has
-// them. It changes when that directory is moved or removed, although the mount shows the same files. Empty is not known.
+// MountedFrom returns the source of the mount that a path lies in: device and directory within it, as in
+// proc_pid_mountinfo(5). The result changes when that directory is moved or removed, although the mount shows the same
+// files. It is "" if unknown.
 //
-// The kernel returns the table in pieces, and one that changes meanwhile may lack a line: so it is read until two reads
-// agree.
+// The kernel returns the table in pieces, and a table that changes meanwhile may lack a line: MountedFrom reads until two
+// reads agree.
 func MountedFrom(path string) string {
 	const attempts = 10
 	last := readMount(path)

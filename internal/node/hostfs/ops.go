@@ -26,11 +26,11 @@ type Ops interface {
 	Remove(path string) error
 	Symlink(target, link string) error
 	Mkdir(path string, mode fs.FileMode) error
-	// SyncDir makes what was created, renamed and removed in the directory outlive a loss of power.
+	// SyncDir makes creations, renames and removals in the directory outlive a loss of power.
 	SyncDir(path string) error
 }
 
-// Kernel is the real thing.
+// Kernel implements Ops by system calls.
 type Kernel struct{}
 
 // Create calls open(2) with O_EXCL, which follows no link.
@@ -73,8 +73,8 @@ func (Kernel) Symlink(target, link string) error { return os.Symlink(target, lin
 // Mkdir calls mkdir(2), so the umask counts.
 func (Kernel) Mkdir(path string, mode fs.FileMode) error { return os.Mkdir(path, mode) }
 
-// SyncDir calls fsync(2) for a directory. A file system that does not know how to is not an error: nothing more can be
-// had from it.
+// SyncDir calls fsync(2) for a directory. A file system without fsync of directories is no error: it has no better
+// guarantee.
 func (Kernel) SyncDir(path string) (err error) {
 	dir, err := os.Open(path) //nolint:gosec // the caller's path
 	if err != nil {

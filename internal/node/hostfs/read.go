@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// ReadFile returns the content and the mode of a regular file, or of the one that a symbolic link leads to. Anything
-// else is ErrNotRegular and is not waited for, however it behaves; a file of more bytes than limit is ErrTooLarge.
+// ReadFile returns the content and the mode of a regular file, or of the target of a symbolic link. Another kind of file is
+// ErrNotRegular, without waiting for it; a file of more bytes than limit is ErrTooLarge.
 func ReadFile(path string, limit int64) ([]byte, fs.FileMode, error) {
 	data, mode, err := readFile(path, limit)
 	return data, mode, wrapPath("reading", path, err)
@@ -36,8 +36,8 @@ func readFile(path string, limit int64) ([]byte, fs.FileMode, error) {
 	return data, info.Mode(), nil
 }
 
-// openRegular opens a regular file for reading. Others are not even opened: that alone may wait for the other end, or
-// set a device going.
+// openRegular opens a regular file for reading. It does not open other kinds: open(2) itself may wait for the other end of a
+// pipe, or start a device.
 func openRegular(path string) (*os.File, fs.FileInfo, error) {
 	info, err := os.Stat(path)
 	if err != nil {

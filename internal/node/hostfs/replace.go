@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrChanged is a file that is not what the caller took it for. Nothing was changed.
+// ErrChanged means that a file does not have the content that the caller expects. Nothing was changed.
 var ErrChanged = errors.New("another program changed it just now")
 
-// maxExchange is how much of a file is read to see whether it is the one that was expected.
+// maxExchange bounds the bytes that are read of a file to compare it with the expected content.
 const maxExchange = 16 << 20
 
-// Replace is WriteFile for a file that has other writers: it replaces this old content only, nil meaning that there is no
-// file, and returns ErrChanged for any other. Both contents are exchanged in one step, and the one that came out is
-// examined: what another program wrote is exchanged back. File systems that cannot exchange are examined right before the
-// rename instead.
+// Replace is WriteFile for a file that has other writers: it replaces only the old content (nil: no file), and returns
+// ErrChanged for any other. Replace exchanges the new file with the present one (RENAME_EXCHANGE), reads the file that came
+// out, and exchanges both back if another program wrote it. On file systems without RENAME_EXCHANGE it compares the content
+// right before the rename.
 func (d Disk) Replace(path string, old, data []byte, mode fs.FileMode) error {
 	target, info, err := d.resolve(path)
 	if err == nil && (info == nil) != (old == nil) {
@@ -33,9 +33,9 @@ func (d Disk) Replace(path string, old, data []byte, mode fs.FileMode) error {
 	return wrapPath("writing", path, err)
 }
 
-// exchange puts the temporary file, which has the content data, in the place of the old content and removes that. If
-// another content comes out, it is put back in turn, and data is expected to come out then: whatever else does was
-// written meanwhile, and is later still.
+// exchange swaps the temporary file, which has the content data, with the file at path and removes the old content. If
+// another content comes out, exchange swaps both back and expects data to come out; any third content was written
+// meanwhile, is newer, and is swapped back in turn.
 func (d Disk) exchange(temp, path string, old, data []byte) error {
 	if old == nil {
 		return d.moveNew(temp, path)

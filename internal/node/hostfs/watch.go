@@ -35,16 +35,16 @@ const (
 	maxLinks = 40
 )
 
-// Watch reports that something changed at one of a set of paths, not what: the receiver compares the files with what
-// they should be. It is one inotify instance and three goroutines until Close.
+// Watch reports that an entry changed at one of a set of paths, without naming it: the receiver compares all files with
+// their desired state. A Watch uses one inotify instance and three goroutines until Close.
 //
 // Each path is walked from the root, through symbolic links, and each directory on the way is watched for the entries
 // that paths contain. So a path may be created, removed, renamed or replaced at any of its elements, also as the kubelet
 // updates a volume (the file is a link to ..data/file, and a new link is renamed onto ..data). A directory at the end of
 // a path is watched for its own entries as well, but not for what is below them or behind links in it.
 //
-// The directories are watched before a change is reported, at each event that counts, and every ten seconds in any case.
-// So whatever an event missed is noticed after ten seconds.
+// Watch renews the watches of all directories at each event that counts and every ten seconds, and only then reports a
+// change. So the receiver notices a change without an event within ten seconds.
 type Watch struct {
 	log     *slog.Logger
 	changed chan struct{}
@@ -127,9 +127,9 @@ func (w *Watch) run() {
 	}
 }
 
-// walk watches the directories on the way of all paths, again if they were watched before, as another directory may have
-// the name by now. Those of earlier walks stay: the kernel ends a watch with its directory. An event that arrives
-// meanwhile is answered by the next walk.
+// walk watches the directories on the way of all paths, including those already watched, since another directory may have
+// the name by now. Watches of earlier walks stay: the kernel ends a watch with its directory. An event that arrives
+// meanwhile causes another walk.
 func (w *Watch) walk() error {
 	w.mu.Lock()
 	paths := w.paths
@@ -160,8 +160,8 @@ func (w *Watch) open() error {
 	return err
 }
 
-// readEvents reads the kernel's events until the instance is closed. It waits for nothing else: fsnotify adds no watch
-// while an error waits to be read.
+// readEvents reads the kernel's events until the instance is closed. It never blocks on anything else: fsnotify adds no
+// watch while an error is unread.
 func (w *Watch) readEvents(kernel *fsnotify.Watcher) {
 	for {
 		select {
@@ -204,7 +204,7 @@ func watchHint(err error) string {
 	return Hint(err)
 }
 
-// A watchSet is what a list of paths leads through.
+// A watchSet holds the names and directories on the way of a list of paths.
 type watchSet struct {
 	names map[string]bool   // the elements of all paths, those of links included
 	ends  map[string][]Path // by directory, as a path without links: the paths that end there
