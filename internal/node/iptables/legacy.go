@@ -41,10 +41,10 @@ const getEntriesHead = tableNameLen + 8
 // ErrChanged is returned if a legacy table changed while it was read.
 var ErrChanged = errors.New("the legacy table was changed meanwhile")
 
-// ErrUninspectable is returned if the namespace holds more rules than are read: a pod can fill its own.
+// ErrUninspectable is returned if the namespace holds more rules than the bounds: a pod can fill its own.
 var ErrUninspectable = nftables.ErrUninspectable
 
-// What is read of the tables of a family in all, and of the text that a tool prints of them. A rule takes about 200 bytes.
+// Bounds of all tables of a family, and of the text that a tool prints of them. A rule takes about 200 bytes.
 const (
 	maxRules = 50_000
 	maxBytes = 32 << 20
@@ -54,9 +54,9 @@ func overBudget() error {
 	return fmt.Errorf("%w: it holds more than %d rules of iptables, or more than %d MiB of them", ErrUninspectable, maxRules, maxBytes>>20)
 }
 
-// LegacyMesh reports whether the legacy tables of the current namespace hold chains of the mesh, without a tool: those
-// are found by the names that the entries carry, so no entry has to be understood. It is ErrUninspectable where the tables of
-// the family hold more than are read, before anything of them is.
+// LegacyMesh reports whether the legacy tables of the current namespace hold chains of the mesh, without a tool: it finds
+// chains by the names in the entries, so it decodes no entry. It returns ErrUninspectable if the tables of the family exceed
+// the bounds, before it reads any of them.
 func LegacyMesh(f ruleset.Family) (bool, error) {
 	tables, err := legacyTables(f)
 	if err != nil {
@@ -132,7 +132,7 @@ func (l legacy) info(table string) (getInfo, error) {
 	return info, err
 }
 
-// affordable reports by their sizes why the tables are not read.
+// affordable returns ErrUninspectable if the sizes of the tables exceed the bounds.
 func (l legacy) affordable(tables []string) error {
 	rules, size := 0, 0
 	for _, table := range tables {

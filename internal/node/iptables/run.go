@@ -18,8 +18,8 @@ import (
 // lockWait makes legacy tools wait for their lock (seconds) instead of failing at once.
 const lockWait = "--wait=30"
 
-// run starts one program with the text on its standard input. Nothing of the caller's environment reaches it but PATH,
-// of which only absolute directories count: an empty or relative one is relative to the working directory.
+// run starts one program with the text on its standard input. Its environment has only PATH, with the absolute directories
+// of the host's path: an empty or relative one is relative to the working directory.
 func (t Tool) run(ctx context.Context, program, stdin string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // a tool found on the node's path; arguments are ours
 	cmd.Env = []string{"PATH=" + strings.Join(t.host.directories(), string(filepath.ListSeparator))}
@@ -47,8 +47,8 @@ func (t Tool) run(ctx context.Context, program, stdin string, args ...string) (s
 // maxMessage bounds a tool's message.
 const maxMessage = 4 << 10
 
-// capped keeps the beginning of what is written. It drops the rest or refuses it, which ends a program that goes on. The
-// buffer is not embedded: io.Copy would fill it by its ReadFrom.
+// capped keeps the first bytes of its input. It drops the rest or returns an error, which ends a program that keeps writing.
+// The buffer is not embedded: io.Copy would fill it by its ReadFrom.
 type capped struct {
 	text   bytes.Buffer
 	most   int
@@ -56,10 +56,10 @@ type capped struct {
 	full   bool
 }
 
-// String gives what was kept.
+// String returns the kept bytes.
 func (c *capped) String() string { return c.text.String() }
 
-// Write keeps what there is room for.
+// Write keeps bytes up to the limit.
 func (c *capped) Write(p []byte) (int, error) {
 	n := min(len(p), c.most-c.text.Len())
 	_, _ = c.text.Write(p[:n])
@@ -91,7 +91,7 @@ func explain(ctx context.Context, name, stdin, stderr string, err error) error {
 
 // lineOf finds the line of the program that the tool's message numbers.
 func lineOf(message, stdin string) string {
-	// Compiled only here: every start of the program would pay for a pattern that hardly any needs.
+	// Compiled on use: a global pattern would slow down every start of the program.
 	m := regexp.MustCompile(`line:? ?(\d+)`).FindStringSubmatch(message)
 	if m == nil {
 		return ""

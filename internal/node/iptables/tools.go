@@ -25,7 +25,7 @@ import (
 // Variant is one of the two implementations of iptables.
 type Variant string
 
-// The variants. They keep separate rules, and a packet meets those of both.
+// The variants. They keep separate rules, and a packet traverses those of both.
 const (
 	NFT    Variant = "nft"
 	Legacy Variant = "legacy"
@@ -95,8 +95,8 @@ func base(f ruleset.Family) string {
 }
 
 // Choose picks the tools for one family in the current namespace: the forced variant; else legacy where legacy tables
-// exist; else nft if the kernel has it; else whatever goes by the plain name. Neither the kernel nor the host is
-// written to: the reference inserts and deletes a rule to try each variant.
+// exist; else nft if the kernel has it; else the program of the plain name. Choose writes neither to the kernel nor to the
+// host: the reference inserts and deletes a rule to try each variant.
 func Choose(ctx context.Context, f ruleset.Family, h *Host) (Choice, error) {
 	nft, haveNFT := h.find(f, NFT)
 	legacy, haveLegacy := h.find(f, Legacy)
@@ -145,7 +145,7 @@ func choice(t, other Tool, alsoOther bool) Choice {
 	return c
 }
 
-// Names are the programs of a dry run, which must not look at the system.
+// Names returns the programs of a dry run, which must not inspect the system.
 func Names(f ruleset.Family) string { return base(f) + "-restore" }
 
 func (h *Host) find(f ruleset.Family, v Variant) (Tool, bool) {
@@ -216,8 +216,8 @@ func (h *Host) missing(f ruleset.Family, name string) error {
 		f, ErrMissing, name, name, name, path)
 }
 
-// directories are those of the host's path, and the usual ones behind them. What is not absolute is left out: the
-// working directory is not the host's to choose.
+// directories returns those of the host's path, and the usual ones behind them, without relative ones: the working directory
+// of this process is no directory of the host's path.
 func (h *Host) directories() []string {
 	all := filepath.SplitList(h.Path + string(os.PathListSeparator) + usualPath)
 	return slices.DeleteFunc(all, func(dir string) bool { return !filepath.IsAbs(dir) })
@@ -243,7 +243,7 @@ func (t Tool) inUse(ctx context.Context) bool {
 	return found || err != nil
 }
 
-// Read gives all rules of the namespace that the tool knows of. It is ErrUninspectable where these are more than are read.
+// Read returns all rules of the namespace that the tool lists. It returns ErrUninspectable if these exceed the bounds.
 func (t Tool) Read(ctx context.Context) (ruleset.Set, error) {
 	if !t.inUse(ctx) {
 		return ruleset.Set{Family: t.Family}, nil

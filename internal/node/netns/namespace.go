@@ -10,9 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is a network namespace that is held open, and so lives on, until Close. Whatever becomes of the path that
-// it was opened by, it stays the namespace that was opened: what was checked is what is worked in. It may be used by
-// several goroutines.
+// Namespace is a network namespace that is held open by a file descriptor, and so exists, until Close. It stays the same
+// namespace even if its path changes: checks and later work are on the same namespace. Several goroutines may use it.
 type Namespace struct {
 	fd      atomic.Int64
 	inode   Inode
@@ -31,11 +30,11 @@ func (i Inode) String() string { return fmt.Sprintf("net:[%d]", i.Ino) }
 var ErrNotNetwork = errors.New("not a network namespace")
 
 // Open opens the network namespace at path: a bind mount, /proc/PID/ns/net or /proc/self/fd/N. An empty path is the
-// namespace of the calling thread. The path is resolved once. Anything else than a network namespace is refused with
-// ErrNotNetwork, also a namespace of another kind and the plain file that an unmounted namespace leaves behind.
+// namespace of the calling thread. The path is resolved once. Any other file is ErrNotNetwork, also a namespace of another
+// kind and the plain file that an unmounted namespace leaves behind.
 //
-// The file is first taken with O_PATH, which neither waits for the other end of a pipe nor wakes a device, and opened
-// for use only when it has turned out to lie in the kernel's namespace file system.
+// Open first opens the file with O_PATH, which neither waits for the other end of a pipe nor starts a device, and opens it
+// for use only if fstatfs(2) shows that it lies in nsfs, the kernel's namespace file system.
 func Open(path string) (*Namespace, error) {
 	current := path == ""
 	if current {
@@ -49,8 +48,8 @@ func Open(path string) (*Namespace, error) {
 	return n, nil
 }
 
-// New makes a network namespace that nothing else uses: it has a loopback interface that is down, no name, and ends
-// with Close or with the process, unless something is left in it. It takes CAP_SYS_ADMIN.
+// New creates a network namespace for this process alone: it has a loopback interface that is down, no name, and ends with
+// Close or with the process, unless another process or mount holds it. New needs CAP_SYS_ADMIN.
 func New() (n *Namespace, err error) {
 	err = Do("", func() (err error) {
 		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -107,7 +106,7 @@ func (n *Namespace) Close() {
 }
 
 // IsHost reports whether n is the network namespace of this process or of process 1, that is, whether programming it
-// would program the node. Process 1 is left out when it may not be looked at.
+// would program the node. IsHost ignores process 1 if this process may not read its namespace.
 func (n *Namespace) IsHost() (bool, error) {
 	own, err := InodeOf(processPath)
 	if err != nil {
@@ -142,8 +141,8 @@ func (n *Namespace) OfOtherUsers() (bool, error) {
 	return its != own, nil
 }
 
-// checkNet asks the kernel what kind of namespace it is (NS_GET_NSTYPE, linux/nsfs.h, Linux 4.11). A kernel
-// that does not know the question answers ENOTTY; it still refuses the wrong kind when it is entered.
+// checkNet checks the type of a namespace (ioctl NS_GET_NSTYPE, linux/nsfs.h, Linux 4.11). An older kernel returns ENOTTY;
+// its setns(2) refuses a namespace of another type.
 func checkNet(fd int) error {
 	kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE)
 	switch {
@@ -188,7 +187,7 @@ func locate(path string) (*file, error) {
 	return &file{fd: fd, mode: stat.Mode, inode: Inode{Dev: stat.Dev, Ino: stat.Ino}}, nil
 }
 
-// openFile opens, again where a signal interrupted it.
+// openFile calls open(2), again after EINTR.
 func openFile(path string, flags int) (int, error) {
 	for {
 		fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
@@ -198,7 +197,7 @@ func openFile(path string, flags int) (int, error) {
 	}
 }
 
-// inNsfs says, as an error, what f is if it is no file of the kernel's namespace file system.
+// inNsfs returns an error that names the kind of f unless f is a file of nsfs, the kernel's namespace file system.
 func (f *file) inNsfs() error {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(f.fd, &fs); err != nil {

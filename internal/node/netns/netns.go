@@ -1,10 +1,10 @@
 // Package netns runs functions inside network namespaces.
 //
-// It promises that a function runs on an operating system thread of its own which is in the namespace that
-// was asked for, that the caller's thread, the process's first thread and every pooled thread stay where
-// they were, and that neither a panic nor runtime.Goexit of the function gets further than an error. A path is
-// resolved once: checks and work are on the one open file, so a path that changes in between changes nothing, and
-// something that is no network namespace is refused by name.
+// It promises that a function runs on an operating system thread of its own in the requested namespace, that the
+// caller's thread, the process's first thread and every pooled thread stay in their namespaces, and that a panic or
+// runtime.Goexit of the function becomes an error. A path is resolved once: checks and work are on the same open file, so a
+// path that changes in between has no effect, and a file that is no network namespace is refused with an error that names
+// it.
 //
 // It never names a namespace, makes none but those of [New], and programs nothing inside one.
 //
@@ -33,8 +33,8 @@ func Do(path string, fn func() error) error {
 // Do runs fn in the namespace. Do returns when fn has returned, with fn's error.
 //
 // fn runs on a locked thread that is not the caller's and not the process's first one, so nothing else in
-// the process can be seen in, or see, the namespace. The thread then goes back to where it was; one that
-// cannot is ended. Processes started by fn are in the namespace; goroutines started by fn are not.
+// the process can be seen in, or see, the namespace. The thread then returns to its namespace; a thread that
+// cannot return is ended. Processes started by fn are in the namespace; goroutines started by fn are not.
 //
 // A panic in fn comes back as an error with the stack.
 func (n *Namespace) Do(fn func() error) error {
@@ -48,7 +48,7 @@ func (n *Namespace) Do(fn func() error) error {
 			return true, err
 		}
 		err = guard(fn)
-		// It may have moved the thread, too. Where that cannot be undone the thread ends.
+		// fn may have moved the thread, too. If the thread cannot return to its namespace it ends.
 		return home.enter() == nil, err
 	})
 }

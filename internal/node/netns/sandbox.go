@@ -18,12 +18,12 @@ type Bind struct {
 // when fn and those processes are.
 //
 // Isolation is best effort: where the node denies the mount namespace (privilege, seccomp, SELinux) or one of
-// the binds, fn runs with as much of it as could be had, and isolation says what is missing. err is fn's
+// the binds, fn runs without that part, and the error isolation names the missing part. err is fn's
 // error, or that of entering the network namespace, in which case fn has not run.
 func (n *Namespace) DoIsolated(binds []Bind, fn func() error) (isolation, err error) {
 	err = onThread(func() (reusable bool, err error) {
-		// A mount namespace cannot be given back: its thread shares no root and working directory with the
-		// others any more, and setns refuses threads that do. So this thread is never reusable.
+		// A thread cannot leave its mount namespace cleanly: after unshare(CLONE_FS) it shares no root and working
+		// directory with the other threads any more, and setns(2) refuses threads that do. So it is never reusable.
 		if err = n.enter(); err != nil {
 			return false, err
 		}

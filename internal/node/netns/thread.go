@@ -15,8 +15,8 @@ var errEnded = errors.New("running in a network namespace: the function called r
 // onThread runs fn on a locked thread and waits for it. A thread that fn does not call reusable is ended
 // with its goroutine, as is one on which fn did not return.
 //
-// The process's first thread is never used. The runtime cannot end it, and /proc/self shows its namespaces as
-// those of the whole process: any reader would take the pod's network for the node's.
+// fn never runs on the process's first thread. The runtime cannot end that thread, and /proc/self shows its namespaces as
+// those of the whole process: any reader would mistake the pod's network for the node's.
 func onThread(fn func() (reusable bool, err error)) error {
 	done := make(chan error, 1)
 	go func() {
