@@ -12,8 +12,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// Native gives the native tables. A rule that does what one of the wanted rules does reads as that one; any other is opaque.
-// A dormant table shows none of its chains under their names, and neither does a chain that is not where it should be.
+// Native returns the native tables. A rule with the same expressions as a wanted rule gets the text of the wanted rule; any
+// other is opaque. The chains of a dormant table, and a chain on another hook than its own, appear under other names.
 func (v *View) Native(want ruleset.Set) ruleset.Set {
 	have := v.Set(ruleset.Inet)
 	if len(have.Tables) == 0 {
@@ -39,7 +39,7 @@ func eachRule(s ruleset.Set, do func(*ruleset.Rule)) {
 	}
 }
 
-// native replaces what is not as wanted. Rules of another configuration cannot stay behind: they go with their table.
+// native replaces each table that differs from the wanted one. Rules of another configuration are deleted with the table.
 func (w *writer) native(want ruleset.Set) error {
 	have := w.view.Native(want)
 	sets := uint32(0)

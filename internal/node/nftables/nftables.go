@@ -1,12 +1,12 @@
 // Package nftables reads and writes the rules of the current network namespace by netlink, without a process: those
 // that iptables-nft would write, and the tables of the reference's native mode.
 //
-// It promises that what it writes is what iptables-nft 1.8.9 writes for the same text, all tables and both families in
-// one transaction of the kernel; that a rule it does not understand is foreign and never changed;
-// that nothing is sent where nothing is to be done, and nothing deleted in a namespace that holds nothing of ours. It
-// never enters a namespace (the caller has) and never touches the legacy tables.
+// It promises to write exactly the messages of iptables-nft 1.8.9 for the same text, all tables and both families in one
+// transaction of the kernel; that a rule that it cannot decode is foreign and never changed; that it sends no transaction
+// without a difference, and deletes nothing in a namespace without our rules. It never enters a namespace (the caller has)
+// and never touches the legacy tables.
 //
-// Start reading at Session: it reads a View of the namespace, and View.Apply carries out a Plan that was made of it.
+// Start reading at Session: it reads a View of the namespace, and View.Apply applies a Plan that was made from the View.
 package nftables
 
 import (
@@ -21,18 +21,18 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// ErrUnsupported is returned if the kernel cannot do this with nf_tables; the error around it names what is missing. The
-// iptables tools of the host may still be able to, by the legacy tables.
+// ErrUnsupported is returned if the kernel lacks a feature of nf_tables; the error around it names the feature. The iptables
+// tools of the host may still work, by the legacy tables.
 var ErrUnsupported = errors.New("the kernel cannot do this with nf_tables")
 
-// ErrChanged is returned if the rules of the namespace changed in between. Nothing was done.
+// ErrChanged is returned if the rules of the namespace changed in between. This program changed nothing.
 var ErrChanged = nfnetlink.ErrChanged
 
-// ErrUninspectable is returned if the namespace holds more than is read: a pod can fill its own. Nothing was done.
+// ErrUninspectable is returned if the namespace exceeds the budget: a pod can fill its own. Nothing was changed.
 var ErrUninspectable = nfnetlink.ErrUninspectable
 
-// budget is what is read of a namespace: tables, chains, rules and sets of all families together. It is more than twice
-// what a pod can ask for by its annotations.
+// budget bounds the tables, chains, rules and sets that are read of a namespace, of all families together. It is more than
+// twice the number that a pod can cause by its annotations.
 var budget = nfnetlink.Budget{Objects: maxObjects, Bytes: maxBytes} //nolint:gochecknoglobals // a constant
 
 // The numbers of the budget; docs/design.md names them.
@@ -73,7 +73,7 @@ func unsupported(err error) error {
 }
 
 // Supported reports why the rules of the current namespace cannot be read and written here: with ErrUnsupported if the
-// kernel has no nf_tables. Whether it has every match is seen when a rule needs it.
+// kernel has no nf_tables. A missing match or target shows only when a rule needs it.
 func Supported() error {
 	return session(func(s *Session) error {
 		_, err := s.conn.Generation()
@@ -92,11 +92,11 @@ func InUse(ctx context.Context, f ruleset.Family) (bool, error) {
 	return err != nil, nil
 }
 
-// Plan is what a transaction is to do.
+// Plan is the content of a transaction.
 type Plan struct {
-	// Programs are carried out as iptables-restore --noflush would.
+	// Programs are applied as by iptables-restore --noflush.
 	Programs []ruleset.Program
-	// Native is what the native tables are to be; tables it lacks are removed. Nil leaves them as they are.
+	// Native is the wanted content of the native tables; tables it lacks are removed. Nil leaves the native tables as they are.
 	Native *ruleset.Set
 }
 

@@ -12,8 +12,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/xtables"
 )
 
-// Apply carries out a Plan in one transaction. If there is nothing to do, nothing is sent. It is ErrChanged if the rules
-// are not as in the View any more, and nothing was done if it fails.
+// Apply applies a Plan in one transaction. It sends no transaction without a change. It returns ErrChanged if the rules
+// differ from the View by now; after an error no rule was changed.
 func (v *View) Apply(plan Plan) error {
 	w := &writer{view: v, batch: v.session.conn.Batch(v.generation), tables: map[tableKey]*table{}}
 	for _, p := range plan.Programs {
@@ -42,17 +42,17 @@ type writer struct {
 	view   *View
 	batch  *nfnetlink.Batch
 	tables map[tableKey]*table // those that a Program changes
-	notes  []note              // what each message of the batch is about
+	notes  []note              // the object of each message of the batch
 	at     tableKey
 }
 
-// note says what a message is about, for errors.
+// note names the object of a message, for errors.
 type note struct {
 	tableKey
 	chain, rule string
 }
 
-// String names what it is about.
+// String names the object.
 func (n note) String() string {
 	out := fmt.Sprintf("%s, table %s", n.family, n.table)
 	if n.chain != "" {
@@ -174,7 +174,7 @@ func (w *writer) chain(name string) (*chain, error) {
 	return chains[name], nil
 }
 
-// baseChain adds the attributes of a chain that packets meet, with policy accept.
+// baseChain adds the attributes of a base chain, with policy accept.
 func baseChain(m *nfnetlink.Buffer, table, name string, hook ruleset.Hook) {
 	m.String(unix.NFTA_CHAIN_TABLE, table)
 	m.String(unix.NFTA_CHAIN_NAME, name)

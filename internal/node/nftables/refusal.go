@@ -11,7 +11,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// explain turns the kernel's refusal into an error that names what it is about, what is wrong in it and what may help.
+// explain turns the kernel's refusal into an error that names the refused object, the cause and a remedy.
 func (w *writer) explain(r *nfnetlink.Refused) error {
 	if r.Message < 0 {
 		return fmt.Errorf("writing rules: %w%s", r.Cause, hintForErrno(r.Cause))
@@ -76,7 +76,7 @@ func describe(element nfnetlink.Attributes) string {
 	return name
 }
 
-// viaCompat is what every match and target of x_tables needs besides.
+// viaCompat is the option that every match and target of x_tables needs besides its own.
 const viaCompat = " and CONFIG_NFT_COMPAT (nft_compat)"
 
 // parts are the kernel's options and modules behind each match, target and expression.
@@ -100,7 +100,7 @@ var parts = map[string]string{ //nolint:gochecknoglobals // a constant table
 	"reject": "CONFIG_NFT_REJECT_INET (nft_reject_inet)",
 }
 
-// missingPart names what the kernel lacks, "" if the refusal has another cause.
+// missingPart names the missing option of the kernel, "" if the refusal has another cause.
 func missingPart(n note, expression string, cause error) string {
 	lacks := errors.Is(cause, unix.ENOENT) || errors.Is(cause, unix.EOPNOTSUPP) || errors.Is(cause, unix.EPROTONOSUPPORT)
 	option, known := parts[expression]

@@ -46,7 +46,7 @@ func (k tableKey) known() bool {
 	return ruleset.KnownTable(k.table)
 }
 
-// base gives the hook of a chain that packets reach without a jump.
+// base returns the hook of a base chain.
 func (k tableKey) base(chain string) (ruleset.Hook, bool) {
 	if k.family == ruleset.Inet {
 		return redirect.NativeHook(k.table, chain)
@@ -102,8 +102,8 @@ type installedRule struct {
 	removed bool
 }
 
-// Set gives the rules of one family. A chain that has the name of a built-in one and another hook or type is shown under a
-// name with these: packets would not reach our rules there.
+// Set returns the rules of one family. A chain with the name of a built-in one but another hook or type gets a name with
+// these: packets would not reach our rules there.
 func (v *View) Set(f ruleset.Family) ruleset.Set {
 	var tables []ruleset.Table
 	for at, t := range v.tables {
@@ -123,9 +123,9 @@ func (v *View) Set(f ruleset.Family) ruleset.Set {
 	return ruleset.New(f, tables...)
 }
 
-// Read gives a consistent picture of the namespace. It is ErrChanged if the rules changed while they were read. After
-// ErrUninspectable, and when the context ended, the Session can only be closed. In a namespace without tables it is one
-// question besides that for the generation.
+// Read returns a consistent View of the namespace. It returns ErrChanged if the rules changed while they were read. After
+// ErrUninspectable, and when the context ended, the Session can only be closed. In a namespace without tables Read sends one
+// request besides that for the generation.
 func (s *Session) Read(ctx context.Context) (*View, error) {
 	s.conn.Budget = budget
 	generation, err := s.conn.Generation()
@@ -391,11 +391,11 @@ func (v *View) readSets(ctx context.Context, tables []string) error {
 	return nil
 }
 
-// maxPorts bounds a set: those of the mesh have two ports, and each rule that looks into a set shows all of them.
+// maxPorts bounds a set: those of the mesh have two ports, and the text of each rule with a lookup has all ports of the set.
 const maxPorts = 16
 
-// readSet reads the ports in a set. One that holds anything else, or more, is left out, and with it the rule that looks
-// into it.
+// readSet reads the ports in a set. It leaves out a set with other elements or with more, so that rules that look it up stay
+// opaque.
 func (v *View) readSet(ctx context.Context, at tableKey, name string) error {
 	narrow := func(b *nfnetlink.Buffer) {
 		b.String(unix.NFTA_SET_ELEM_LIST_TABLE, at.table)

@@ -1,8 +1,8 @@
 // Package native writes rules of the tables of nf_tables' own, as the reference's native mode has them, and recognizes
 // them again.
 //
-// It promises that Encode gives the very expressions that nft makes of the rule's text, and that rules have the same
-// Fingerprint only if the kernel does the same by them. It touches nothing: no socket, no file, no process.
+// It promises that Encode writes exactly the expressions that nft makes of the rule's text, and that rules have the same
+// Fingerprint only if the kernel treats packets alike by them. It uses no socket, no file and no process.
 //
 // Start reading at Encode and Fingerprint. Package redirect decides which rules are wanted.
 package native
@@ -17,8 +17,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// Encode adds the attribute NFTA_RULE_EXPRESSIONS of a rule that ruleset.NFT made. If it needs a set, SetOf gives that; id
-// is its number in the transaction.
+// Encode adds the attribute NFTA_RULE_EXPRESSIONS of a rule that ruleset.NFT made. If the rule needs a set, SetOf returns
+// the set; id is the number of the set in the transaction.
 func Encode(b *nfnetlink.Buffer, r ruleset.Rule, id uint32) error {
 	e := encoder{Buffer: b, set: id}
 	b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() {
@@ -69,7 +69,7 @@ func (e *encoder) match(m ruleset.Match) {
 	case ruleset.Mark:
 		e.mark(m.Connection)
 		e.Compare(m.Not, binary.NativeEndian.AppendUint32(nil, m.Value))
-	case ruleset.States: // what a mask leaves is compared with nothing
+	case ruleset.States: // ct state & mask != 0
 		e.loadCT(unix.NFT_CT_STATE)
 		e.And(binary.NativeEndian.AppendUint32(nil, uint32(m)))
 		e.Compare(true, make([]byte, 4))
@@ -121,7 +121,7 @@ func (e *encoder) network(n ruleset.Network) {
 	e.Network(offset, n.Not, n.Prefix.Masked())
 }
 
-// ports looks for a port in a set. A set of one port is none: nft, too, makes a comparison of it.
+// ports adds a lookup of the port in a set, or a comparison if there is only one distinct port, as nft does.
 func (e *encoder) ports(p ruleset.Ports) {
 	e.needProtocol(p.Protocol)
 	list := p.Distinct()

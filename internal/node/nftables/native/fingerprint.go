@@ -12,10 +12,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// Fingerprint gives a line that stands for a rule's attribute NFTA_RULE_EXPRESSIONS, whether Encode wrote it or the kernel
-// listed it: the names of its expressions and a digest of these with all their attributes, without the counts of counters,
-// and with the ports of a set in place of its name. Sets has those by name. It is "" for broken attributes, and for a set
-// that is not known.
+// Fingerprint returns a line that identifies a rule's attribute NFTA_RULE_EXPRESSIONS, the same for Encode's output and the
+// kernel's listing: the names of the expressions and a digest of these with all their attributes, without the counts of
+// counters, and with the ports of a set in place of its name. Sets has the ports by the set's name. It returns "" for broken
+// attributes and for an unknown set.
 func Fingerprint(expressions nfnetlink.Attributes, sets map[string]Set) string {
 	var names []string
 	var whole strings.Builder
@@ -39,7 +39,7 @@ func Fingerprint(expressions nfnetlink.Attributes, sets map[string]Set) string {
 	return fmt.Sprintf("[nf_tables: %s %x]", strings.Join(names, " "), digest[:16])
 }
 
-// WantedFingerprint is that of a rule to be written; "" if it cannot be.
+// WantedFingerprint returns the fingerprint of a rule to write; "" if the rule cannot be encoded.
 func WantedFingerprint(r ruleset.Rule) string {
 	var b nfnetlink.Buffer
 	err := Encode(&b, r, 0)
@@ -50,9 +50,9 @@ func WantedFingerprint(r ruleset.Rule) string {
 	return Fingerprint(data[unix.SizeofNlAttr:], map[string]Set{anonymousSet: SetOf(r)})
 }
 
-// usual reports whether an attribute says nothing: counts, the number of a set in a transaction, and those that the kernel
-// adds to what it was given. From 5.6 on it names the operation of a bitwise expression, of which 0 is the only one that
-// there was before; and it repeats the port of a redirection as the end of a range.
+// usual reports whether the fingerprint leaves an attribute out: counts, the number of a set in a transaction, and
+// attributes that the kernel adds in listings. From Linux 5.6 on it adds the operation of a bitwise expression, of which 0
+// is the only one of earlier kernels; and it repeats the port of a redirection as the end of a range.
 func usual(name string, kind uint16, value []byte) bool {
 	switch name {
 	case "counter":

@@ -9,7 +9,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// Set is a set of ports that a rule looks into. The kernel wants it made ahead of the rule, in the same transaction.
+// Set is a set of ports that a rule looks up. The kernel requires the set ahead of the rule, in the same transaction.
 type Set []uint16
 
 // SetOf gives the set that a rule needs, nil if it needs none.
@@ -28,8 +28,8 @@ const anonymousSet = "__set%d"
 // portType is nft's number for ports; the kernel keeps it for nft to print the set by.
 const portType = 13
 
-// portUserdata is what nft keeps with a set of ports, for itself: the byte order of its keys, that they are ports of
-// TCP's destination, and the same of its data, which it has none of.
+// portUserdata is the userdata that nft stores with a set of ports, to print it: the byte order of the keys, their type
+// (destination port of TCP), and the byte order of the data, of which the set has none.
 const portUserdata = "\x00\x04\x02\x00\x00\x00" + "\x03\x14\x04\x07\x00\x00\x00\x01\x0c\x00\x04\x08\x00\x00\x00\x01\x04\x02\x00\x00\x00\x00"
 
 // Declare adds the attributes of the message that makes the set (NFT_MSG_NEWSET) with its number in the transaction.

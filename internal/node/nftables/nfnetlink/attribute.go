@@ -20,8 +20,8 @@ type Buffer struct {
 	err  error
 }
 
-// Bytes gives what was put in, or why it cannot be sent: an attribute longer than the 65535 bytes that its length field
-// can say.
+// Bytes returns the encoded messages, or an error if an attribute is longer than the 65535 bytes that its length field
+// allows.
 func (b *Buffer) Bytes() ([]byte, error) { return b.data, b.err }
 
 // Attribute adds an attribute.

@@ -19,8 +19,8 @@ type Batch struct {
 // initialCapacity has room for the rules of one pod.
 const initialCapacity = 1 << 14
 
-// Batch begins a transaction that is refused with ErrChanged if the namespace's nf_tables are not at the generation any
-// more. Before kernel 4.14, which does not know that check, it is carried out all the same.
+// Batch begins a transaction that the kernel refuses, with ErrChanged, if the namespace's nf_tables are not at the
+// generation any more. Kernels before 4.14 lack that check and apply the transaction regardless.
 func (c *Conn) Batch(generation uint32) *Batch {
 	b := &Batch{conn: c, buffer: Buffer{data: make([]byte, 0, initialCapacity)}}
 	at := c.begin(&b.buffer, unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
@@ -51,7 +51,7 @@ type Refused struct {
 	Cause error
 }
 
-// Error gives the cause. The caller knows what the message was about.
+// Error returns the text of the cause. The caller adds the content of the message.
 func (r *Refused) Error() string { return r.Cause.Error() }
 
 // Unwrap gives the cause.
@@ -83,7 +83,8 @@ func (b *Batch) askForAnswer(at int) {
 	binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ACK)
 }
 
-// answers reads the answers to a batch: refusals, in the order of the messages, and the acknowledgement of the last one. The kernel works on a batch before the send returns, so nothing comes later.
+// answers reads the answers to a batch: refusals, in the order of the messages, and the acknowledgement of the last one. The
+// kernel processes a batch before the send returns, so no answer comes later.
 func (b *Batch) answers(last uint32) error {
 	acknowledged := false
 	var lost error
@@ -118,7 +119,7 @@ func (b *Batch) answers(last uint32) error {
 	return lost
 }
 
-// errNoAnswer leaves open whether a transaction was carried out.
+// errNoAnswer means that it is unknown whether the transaction was applied.
 var errNoAnswer = errors.New("the kernel did not answer the transaction")
 
 // refused places an error of the kernel; nil if it is none, or not about this batch.

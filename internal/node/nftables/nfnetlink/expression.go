@@ -13,7 +13,7 @@ import (
 // Register is the one that everything is loaded into.
 const Register = unix.NFT_REG_1
 
-// The expressions of rules: what a rule loads, compares and does, with the attributes of
+// The expressions of rules, which load, compare and act, with the attributes of
 // include/uapi/linux/netfilter/nf_tables.h as nft and iptables-nft write them.
 
 // Expression adds an expression with the attributes that fill adds.
@@ -29,7 +29,7 @@ func (b *Buffer) Data(kind uint16, value []byte) {
 	b.Nested(kind, func() { b.Attribute(unix.NFTA_DATA_VALUE, value) })
 }
 
-// Meta loads what is known about the packet (NFT_META_…).
+// Meta loads metadata of the packet (NFT_META_…).
 func (b *Buffer) Meta(key uint32) {
 	b.Expression("meta", func() {
 		b.Uint32(unix.NFTA_META_KEY, key)
@@ -77,7 +77,7 @@ func (b *Buffer) Reset() {
 	b.Compare(false, []byte{TCPReset})
 }
 
-// And masks what was loaded.
+// And masks the register.
 func (b *Buffer) And(mask []byte) {
 	b.Expression("bitwise", func() {
 		b.Uint32(unix.NFTA_BITWISE_SREG, Register)
@@ -88,7 +88,7 @@ func (b *Buffer) And(mask []byte) {
 	})
 }
 
-// Compare ends the rule unless what was loaded is the value, or is not if negated.
+// Compare ends the rule unless the register equals the value or, if negated, differs from it.
 func (b *Buffer) Compare(negated bool, value []byte) {
 	op := uint32(unix.NFT_CMP_EQ)
 	if negated {
@@ -166,7 +166,7 @@ func (b *Buffer) Counter() {
 	})
 }
 
-// Verdict is what becomes of a packet; Chain is set for those that lead to one.
+// Verdict is a verdict of nf_tables; Chain is set for jump and goto.
 type Verdict struct {
 	Code  int32
 	Chain string

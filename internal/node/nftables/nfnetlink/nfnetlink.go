@@ -2,7 +2,7 @@
 //
 // It promises that a Batch is one transaction of the kernel, in one system call, of which only the last message asks for
 // an answer, and that a refusal names the message it is about. It never enters a namespace (a Conn belongs to the
-// network namespace of the thread that opened it), starts no process, and knows nothing of what the messages mean.
+// network namespace of the thread that opened it), starts no process, and does not interpret the messages.
 //
 // Start reading at Conn. The protocol is include/uapi/linux/netlink.h and include/uapi/linux/netfilter/nfnetlink.h.
 package nfnetlink
@@ -25,7 +25,7 @@ const receiveBuffer = 1 << 16
 // defaultSendBuffer is how many bytes fit into a socket's send buffer as the kernel makes it.
 const defaultSendBuffer = 1 << 16
 
-// receiveTimeout bounds the wait for an answer. The kernel has given all of them when a request returns.
+// receiveTimeout bounds the wait for an answer. The kernel has queued all answers when the send returns.
 const receiveTimeout = 10 // seconds
 
 // ErrUnsupported is returned by a kernel without nf_tables.
@@ -47,7 +47,7 @@ type Budget struct {
 
 // Conn is a netlink socket. It is for one goroutine at a time.
 type Conn struct {
-	// Budget is shared by all dumps of the Conn; each of them takes from it. Open sets none, and nothing is listed without.
+	// Budget is shared by all dumps of the Conn; each object is charged to it. Open leaves it zero, which allows no object.
 	Budget Budget
 
 	fd       int
@@ -144,10 +144,10 @@ func (c *Conn) Generation() (uint32, error) {
 	return generation, nil
 }
 
-// Dump calls back with each object of a kind (NFT_MSG_GETTABLE, …) of a family; fill adds attributes that narrow it
-// down and may be nil. It is ErrChanged if the kernel could not give one consistent list. It is ErrUninspectable above the
-// Budget, the cause of the context when that ends, and what the callback gives: then the rest of the list is left in the
-// kernel, which answers no other question on this socket, so that all that is left to do with the Conn is to close it.
+// Dump calls each with every object of a kind (NFT_MSG_GETTABLE, …) of a family; fill adds attributes that narrow the list
+// and may be nil. Dump returns ErrChanged if the kernel could not return one consistent list. It returns ErrUninspectable
+// above the Budget, the cause of the context when that ends, and an error of each: then the rest of the list stays in the
+// kernel, which answers no other request on this socket, so that the caller can only close the Conn.
 func (c *Conn) Dump(ctx context.Context, kind uint16, family uint8, fill func(*Buffer), each func(Message) error) error {
 	var b Buffer
 	at := c.begin(&b, nfTables(kind), unix.NLM_F_DUMP, family, 0)
@@ -165,7 +165,7 @@ func (c *Conn) Dump(ctx context.Context, kind uint16, family uint8, fill func(*B
 	return c.collect(ctx, each)
 }
 
-// collect reads a dump. One that turns out to be inconsistent is read to its end: the next question needs the socket.
+// collect reads a dump. It reads an inconsistent one to its end: the next request needs the socket.
 func (c *Conn) collect(ctx context.Context, each func(Message) error) error {
 	c.interrupted = false
 	for {

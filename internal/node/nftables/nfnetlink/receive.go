@@ -86,7 +86,7 @@ func next(data []byte) (raw, []byte, error) {
 	return m, data[min((n+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1), len(data)):], nil
 }
 
-// object is a message behind whose headers attributes stand.
+// object parses a message that has attributes behind its headers.
 func object(r raw) (Message, error) {
 	if len(r.payload) < headers-unix.NLMSG_HDRLEN {
 		return Message{}, errBroken
@@ -110,7 +110,7 @@ func errnoOf(payload []byte) unix.Errno {
 	return unix.Errno(-binary.NativeEndian.Uint32(payload)) // two's complement
 }
 
-// refusal is a struct nlmsgerr and what stands behind it: which of our messages is meant, what is wrong in it, and where.
+// refusal is a struct nlmsgerr and the attributes behind it: errno, the message that it is about, text, and the place in it.
 type refusal struct {
 	errno    unix.Errno
 	sequence uint32

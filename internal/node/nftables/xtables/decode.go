@@ -14,9 +14,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// Decode gives a rule, whose text is what iptables-save prints, from its attributes NFTA_RULE_EXPRESSIONS and
-// NFTA_RULE_USERDATA. If something in it is not understood the rule has Opaque's text, and it is
-// false.
+// Decode returns a rule, with the text of iptables-save, from its attributes NFTA_RULE_EXPRESSIONS and NFTA_RULE_USERDATA.
+// If it cannot decode a part, the rule has Opaque's text, and Decode returns false.
 func Decode(f ruleset.Family, expressions nfnetlink.Attributes, userdata []byte) (ruleset.Rule, bool) {
 	d := &decoder{family: f}
 	for e := range expressions.All() {
@@ -42,7 +41,7 @@ func hasComment(userdata []byte) bool {
 	return false
 }
 
-// Opaque gives a text for a rule that is not understood: the names of its expressions and a digest of all but its
+// Opaque returns a text for a rule that cannot be decoded: the names of its expressions and a digest of all but its
 // counters. No rule of iptables reads so, as each begins with "-" or "!". A rule that leads to a chain still ends with
 // "-j CHAIN": the chain cannot be removed before it.
 func Opaque(expressions nfnetlink.Attributes, userdata []byte) string {
@@ -63,7 +62,7 @@ func Opaque(expressions nfnetlink.Attributes, userdata []byte) string {
 	return "[not understood: " + strings.Join(names, " ") + " " + hex.EncodeToString(digest.Sum(nil)) + "]" + end
 }
 
-// load is what a register holds: a part of the packet or of what is known about it.
+// load is the content of a register: a part of the packet or of its metadata.
 type load struct {
 	meta           bool
 	key            uint32 // of meta; else the base of the payload
@@ -80,11 +79,11 @@ type decoder struct {
 	seen     once
 	// extended says that there is a match behind which ports do not come.
 	extended bool
-	// registers hold what was loaded and not compared yet.
+	// registers hold loaded values that were not compared yet.
 	registers [unix.NFT_REG_4 + 1]*load
 }
 
-// expression reads one; it is false for what is not understood. Nothing stands behind a target.
+// expression decodes one expression; it returns false for an unknown one, and for one behind a target.
 func (d *decoder) expression(element nfnetlink.Attribute) bool {
 	name, f, ok := nfnetlink.SplitExpression(element)
 	if !ok || d.target != nil {
@@ -118,7 +117,7 @@ func (d *decoder) expression(element nfnetlink.Attribute) bool {
 	return false
 }
 
-// whole reports whether nothing is missing: all that was loaded was compared, and ports are those of the rule's protocol.
+// whole reports whether the rule is complete: all loaded values were compared, and ports are those of the rule's protocol.
 func (d *decoder) whole() bool {
 	needs := map[uint8]bool{}
 	for _, m := range d.matches {
@@ -247,7 +246,7 @@ func (d *decoder) setProtocol(negated bool, value []byte) bool {
 // protocolOffset is the place of the protocol in the header of IPv4, which versions before 1.8.3 compare.
 const protocolOffset = 9
 
-// header reads an address, or its first bytes, or what a mask leaves of it.
+// header decodes the comparison of an address, of its first bytes, or of the address under a mask.
 func (d *decoder) header(l load, negated bool, value []byte) bool {
 	sourceOffset, destinationOffset, length := nfnetlink.AddressOffsets(d.family == ruleset.IPv6)
 	p, ok := nfnetlink.ReadNetwork(length, value, l.mask)
@@ -325,8 +324,8 @@ func (d *decoder) verdict(f *nfnetlink.Fields) bool {
 	return true
 }
 
-// chainName reports whether iptables could have a chain of that name: not one that is a verdict, or that would end early or
-// be quoted in a line of text.
+// chainName reports whether iptables accepts a chain of that name: no verdict, and no character that would end the name or
+// need quotes in a line of text.
 func chainName(name string) bool {
 	_, verdict := codes[ruleset.Verdict(name)]
 	odd := func(r rune) bool { return r <= ' ' || r == '"' || r == '\'' || r == '\\' || r >= 0x7f }

@@ -1,9 +1,9 @@
 // Package xtables translates between rules of iptables and the expressions of nf_tables that iptables-nft writes for them.
 //
-// It promises that Encode gives what iptables-nft 1.8.9 sends for a rule; and that Decode gives exactly what
-// iptables-nft-save prints, or reports that it cannot: an expression, attribute or bit it does not understand is never passed
-// over. It understands the rules of the mesh, of this program and of earlier ones; other rules are opaque to it. It touches
-// nothing: no socket, no file, no process.
+// It promises that Encode returns the attributes that iptables-nft 1.8.9 sends for a rule; and that Decode returns exactly
+// the text that iptables-nft-save prints, or reports that it cannot: it never ignores an unknown expression, attribute or
+// bit. It decodes the rules of the mesh, of this program and of earlier ones; other rules are opaque. It uses no socket, no
+// file and no process.
 //
 // Start reading at Encode and Decode; layout.go has the structs of the kernel's headers.
 package xtables

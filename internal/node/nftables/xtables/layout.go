@@ -76,7 +76,7 @@ func tcpUDP(p ruleset.Port) layout {
 	return layout{key{"tcp", 0}, info.u8(0, 0, 0, inverted).align()}
 }
 
-// matchCandidates gives what a match may be by its name, with the numbers that stand in the struct.
+// matchCandidates returns the matches that a name allows, with the numbers of the struct.
 func matchCandidates(name string, info view) []ruleset.Match {
 	switch name {
 	case "tcp":
@@ -187,7 +187,7 @@ func natCandidates(f ruleset.Family, name string, info view) []ruleset.Target {
 	}
 }
 
-// natRange is what DNAT, SNAT and REDIRECT hold: one address, one port (nf_nat.h).
+// natRange is the range of DNAT, SNAT and REDIRECT: one address, one port (nf_nat.h).
 type natRange struct {
 	flags   uint32
 	address netip.Addr
@@ -218,7 +218,7 @@ func anyAddress(f ruleset.Family) netip.Addr {
 	return netip.IPv4Unspecified()
 }
 
-// bit gives the bit if it is wanted.
+// bit returns the bit if it is wanted, else 0.
 func bit(wanted bool, value uint8) uint8 {
 	if wanted {
 		return value
@@ -256,10 +256,10 @@ func (r record) be16(values ...uint16) record {
 // fill adds zeros up to a length.
 func (r record) fill(length int) record { return append(r, make([]byte, max(0, length-len(r)))...) }
 
-// align ends a struct as XT_ALIGN does: at a multiple of what a 64-bit number is aligned to.
+// align pads a struct as XT_ALIGN does: to a multiple of the alignment of a 64-bit number.
 func (r record) align() []byte { return r.fill((len(r) + 7) &^ 7) }
 
-// view reads such a struct. What lies behind its end is zero: the caller compares the whole of it afterwards.
+// view reads such a struct. Reads behind its end return zero: the caller compares the whole struct afterwards.
 type view []byte
 
 func (v view) from(at, length int) []byte {
