@@ -1,6 +1,5 @@
-// Command istio-cni is everything a node of an Istio sidecar mesh needs for its network: CNI plugin, node agent,
-// iptables redirector and taint controller. It takes its role from the name it was called by, else from its first
-// argument.
+// Command istio-cni is the network software of a node of an Istio sidecar mesh: CNI plugin, node agent, iptables redirector and
+// taint controller. The role is its name in os.Args[0], else its first argument.
 package main
 
 import (
@@ -49,7 +48,7 @@ func program() applet.Program {
 	}
 }
 
-// version is read only to be shown: a start of the plugin has no use for the stamp of the build.
+// version is called only for output, as a start of the plugin does not need the build information.
 func version() string {
 	return applet.Build().String() + "\nCNI versions: " + strings.Join(cniconf.Versions(), " ")
 }

@@ -1,7 +1,7 @@
-// Package applet chooses the role of a program that goes by several names.
+// Package applet runs the role of a program that has several names.
 //
-// It promises one table of roles, from which the choice, the list for a person and the error for a wrong name all come.
-// It never exits and knows no role by itself.
+// It promises one table of roles, the source of the choice, of the help and of the error for a wrong name. It never exits and
+// has no role of its own.
 //
 // Start at Run.
 package applet
@@ -23,42 +23,42 @@ const (
 	ExitUsage = 2
 )
 
-// Call is one start of the program, without the name that it was called by.
+// Call is one start of the program, without the name in os.Args[0].
 type Call struct {
-	// Args are those behind the role's name.
+	// Args are the arguments after the role's name.
 	Args           []string
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	// Getenv and Environ give the environment; roles read it in their configuration only.
+	// Getenv reads the environment; roles call it in their configuration only.
 	Getenv func(string) (string, bool)
 }
 
 // Role is one of the commands of the program.
 type Role struct {
-	// Name is the first argument that chooses the role, Alias the name of a link that does, "" if there is none.
+	// Name is the first argument that selects the role, Alias the name of a link that selects it, "" for none.
 	Name, Alias string
 	// Summary is one line for a person.
 	Summary string
-	// Protocol marks a role whose output is read by a program: it is passed on as it is.
+	// Protocol marks a role whose output a program reads: the output is passed on unchanged.
 	Protocol bool
-	// Run does the work and gives the exit code.
+	// Run does the work and returns the exit code.
 	Run func(Call) int
 }
 
 // Program is a set of roles under one name.
 type Program struct {
-	// Name is the program's own, About the line that says what it is.
+	// Name is the name of the program, About its description in one line.
 	Name, About string
-	// Version returns its version. It is called only to show it: reading it takes time.
+	// Version returns the program's version. It is called only for output, as the build information takes time to read.
 	Version func() string
 	Roles   []Role
-	// Implicit is the role that the environment variable ImplicitVar chooses, whatever the arguments, unless the program
-	// was called by an alias.
+	// Implicit is the role that the environment variable ImplicitVar selects, whatever the arguments, unless the program was
+	// called by an alias.
 	Implicit, ImplicitVar string
 }
 
-// Run chooses a role by the base name of the path the program was started by, then by the variable, then by the first
-// argument, and runs it.
+// Run selects a role by the base name of path, by which the program was started, then by the variable, then by the first
+// argument, and runs the role.
 func (p Program) Run(path string, c Call) int {
 	called := filepath.Base(path)
 	if r, ok := p.find(func(r Role) bool { return r.Alias == called && r.Alias != "" }); ok {
@@ -105,7 +105,7 @@ func (p Program) start(r Role, c Call) int {
 	return r.Run(c)
 }
 
-// about answers a call without arguments: under the program's own name with the help, under another with an error.
+// about handles a call without arguments: with the help under the program's own name, with an error under another name.
 func (p Program) about(called string, c Call) int {
 	if called == p.Name {
 		p.list(c.Stdout)

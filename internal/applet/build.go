@@ -6,10 +6,10 @@ import (
 	"runtime/debug"
 )
 
-// BuildInfo is what the Go toolchain stamped into the program.
+// BuildInfo has the Go toolchain's build information of the program.
 type BuildInfo struct{ version, revision, modified string }
 
-// Build reads the stamp. A build outside version control has no revision.
+// Build reads the build information. A build outside version control has no revision.
 func Build() BuildInfo {
 	b := BuildInfo{version: "(devel)"}
 	info, ok := debug.ReadBuildInfo()
@@ -30,10 +30,10 @@ func Build() BuildInfo {
 	return b
 }
 
-// Version is the version alone, as Go modules write it.
+// Version returns the module version.
 func (b BuildInfo) Version() string { return b.version }
 
-// String is one line: version, revision, toolchain, platform.
+// String returns one line: version, revision, toolchain, platform.
 func (b BuildInfo) String() string {
 	text := "version " + b.version
 	if b.revision != "" {
@@ -45,7 +45,7 @@ func (b BuildInfo) String() string {
 	return fmt.Sprintf("%s, %s %s/%s", text, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
-// Run is the role that prints the version.
+// Run runs the role that prints the version.
 func (b BuildInfo) Run(c Call) int {
 	if len(c.Args) > 0 && c.Args[0] != "--help" && c.Args[0] != "-h" {
 		_, _ = fmt.Fprintf(c.Stderr, "version takes no arguments, got %q\n", c.Args)

@@ -35,48 +35,48 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Config says how to reach the API server: with the service account of the program's own pod, or by a kubeconfig.
+// Config has the access to the API server: the service account of the program's own pod, or a kubeconfig.
 type Config struct {
 	Server Address
-	// Kubeconfig is a file that is used instead of the server, the token and the authority here, unless empty.
+	// Kubeconfig is a file that replaces Server, TokenFile and CAFile, unless empty.
 	Kubeconfig string
-	// TokenFile and CAFile are those that the kubelet projects into the pod, and swaps when they change.
+	// TokenFile and CAFile are the files that the kubelet projects into the pod, and replaces on a rotation.
 	TokenFile, CAFile string
-	// SkipVerify accepts any server's certificate; CAFile is not read then.
+	// SkipVerify accepts any server certificate; CAFile is not read then.
 	SkipVerify bool
-	// Timeout bounds each request but a watch, besides the caller's context; 10 s by default.
+	// Timeout bounds each request except a watch, in addition to the caller's context; 10 s by default.
 	Timeout time.Duration
-	// IdleTimeout is for how long a watch may be silent before its server counts as hanging; 150 s by default. The API
-	// server sends a bookmark each minute.
+	// IdleTimeout bounds the silence of a watch before its server counts as hanging; 150 s by default. The API server sends a
+	// bookmark each minute.
 	IdleTimeout time.Duration
-	// Backoff is between the attempts of a watch; nil means client-go's default.
+	// Backoff is the back-off between the attempts of a watch; nil means client-go's default.
 	Backoff *wait.Backoff
-	// Once is for a process that asks once: one HTTP/1.1 connection, kept for further attempts. HTTP/2 would cost its own
-	// opening exchange for the sake of requests that are never sent.
+	// Once is for a process with one request: one HTTP/1.1 connection, kept for further attempts. HTTP/2 would cost an
+	// additional exchange of SETTINGS for requests that are never sent.
 	Once bool
 }
 
-// Client sends requests to one API server. Each method but the Watch ones and [Client.Lookup] sends one request and leaves retries
-// to the caller; their errors are [Error]. It may be used by several goroutines.
+// Client sends requests to one API server. Each method except the Watch methods and [Client.Lookup] sends one request and
+// leaves retries to the caller; its error is an [Error]. A Client is safe for concurrent use.
 //
-// Connections, TLS, authentication and the rereading of a token file within a minute are client-go's. After a request that failed,
-// the client reads the kubeconfig, the authority and the token file again: it rebuilds its transport if their content has changed,
-// and keeps the present one while a file is missing or damaged.
+// Connections, TLS, authentication and the periodic reload of a token file, each minute, are client-go's. After a failed
+// request, the client reads the kubeconfig, the authority and the token file again: it rebuilds its transport if their content
+// has changed, and keeps the present transport while a file is missing or damaged.
 type Client struct {
 	config Config
 
 	requests atomic.Int64
-	limit    int64 // of an answer, for tests
-	longest  int   // of a list, in objects, for tests
+	limit    int64 // in bytes of a response, for tests
+	longest  int   // in objects of a list, for tests
 
 	mu      sync.Mutex
 	current *endpoint
 	stale   bool // a request has failed since current was read
 }
 
-// NewClient checks the configuration. It sends no request. With a kubeconfig it reads that at once, and an error has the class
-// InvalidConfig: that of a missing file satisfies errors.Is(err, fs.ErrNotExist). Without one it checks the address and
-// reads no file: the node may come up before they are there.
+// NewClient checks the configuration. It sends no request. A kubeconfig is read at once, and an error has the class
+// InvalidConfig; the error of a missing file satisfies errors.Is(err, fs.ErrNotExist). Without a kubeconfig NewClient checks
+// the address and reads no file: the files may appear after the start of the node.
 func NewClient(config Config) (*Client, error) {
 	config.Timeout = cmp.Or(config.Timeout, 10*time.Second)
 	config.IdleTimeout = cmp.Or(config.IdleTimeout, 150*time.Second)
@@ -93,7 +93,7 @@ func NewClient(config Config) (*Client, error) {
 	return c, nil
 }
 
-// Server is the API server's URL, for messages.
+// Server returns the API server's URL, for messages.
 func (c *Client) Server() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -103,10 +103,10 @@ func (c *Client) Server() string {
 	return cmp.Or(c.config.Server.Protocol, "https") + "://" + net.JoinHostPort(c.config.Server.Host, c.config.Server.Port)
 }
 
-// Requests is the number of requests that were sent.
+// Requests returns the number of requests sent.
 func (c *Client) Requests() int { return int(c.requests.Load()) }
 
-// Close drops the idle connections.
+// Close closes the idle connections.
 func (c *Client) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -115,7 +115,7 @@ func (c *Client) Close() {
 	}
 }
 
-// endpoint gives the connections for the credentials in use.
+// endpoint returns the connections for the current credentials.
 func (c *Client) endpoint() (*endpoint, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -160,8 +160,8 @@ func (c *Client) load() (*endpoint, error) {
 	return fresh, nil
 }
 
-// codecs know the types of objects that this program reads, and no others: a scheme with all of them would be paid for by
-// each start of the plugin.
+// codecs know the types of objects that this program reads, and no others: each start of the plugin would pay for a scheme with
+// all types.
 var codecs = sync.OnceValue(func() serializer.CodecFactory { //nolint:gochecknoglobals // made once, never changed
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Pod{}, &corev1.PodList{}, &corev1.Node{}, &corev1.NodeList{},
@@ -173,28 +173,28 @@ var codecs = sync.OnceValue(func() serializer.CodecFactory { //nolint:gochecknog
 	return serializer.NewCodecFactory(scheme)
 })
 
-// endpoint is one server with the connections to it.
+// endpoint is one server with its connections.
 type endpoint struct {
 	server *url.URL
 	client *rest.RESTClient
-	// content is of all files that the configuration was read from, by which two of them are compared.
+	// content is the content of all files of the configuration, to detect a change.
 	content []byte
 }
 
-// newEndpoint builds client-go's transport and client. content is of the file that the configuration comes from, if any.
+// newEndpoint builds client-go's transport and client. content is the content of the configuration's file, if any.
 func newEndpoint(config *rest.Config, content []byte, once bool) (*endpoint, error) {
 	more, err := inline(config)
 	if err != nil {
 		return nil, err
 	}
-	config.UserAgent, config.DisableCompression = "istio-cni", true // compression is for answers far larger than a pod
+	config.UserAgent, config.DisableCompression = "istio-cni", true // compression is for responses far larger than a pod
 	if once {
 		config.NextProtos = []string{"http/1.1"}
 	}
 	server, _, err := rest.DefaultServerUrlFor(config)
 	switch {
 	case err != nil:
-		return nil, errors.New("the server is not a URL that can be used") // the cause would repeat it, and a password may stand in it
+		return nil, errors.New("the server is not a URL that can be used") // the cause quotes the URL, which may have a password
 	case server.Scheme != "http" && server.Scheme != "https":
 		return nil, fmt.Errorf("the server's scheme %q is neither http nor https", server.Scheme)
 	}
@@ -203,7 +203,7 @@ func newEndpoint(config *rest.Config, content []byte, once bool) (*endpoint, err
 	if err != nil {
 		return nil, fmt.Errorf("preparing TLS: %w", err)
 	}
-	connections.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse } // the token would go along
+	connections.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse } // to keep the token here
 	client, err := rest.NewRESTClient(server, "", rest.ClientContentConfig{
 		AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON,
 		ContentType:        runtime.ContentTypeJSON,
@@ -213,7 +213,7 @@ func newEndpoint(config *rest.Config, content []byte, once bool) (*endpoint, err
 	return &endpoint{server: server, client: client, content: append(content, more...)}, err
 }
 
-// apiResource is one sort of object of the API.
+// apiResource is one resource of the API.
 type apiResource struct{ group, version, plural, kind string }
 
 func pods() apiResource       { return apiResource{"", "v1", "pods", "Pod"} }
@@ -230,18 +230,18 @@ func (r apiResource) path() []string {
 	return []string{"/apis", r.group, r.version}
 }
 
-// call is one request. An empty name means the collection, an empty namespace an object without or all of them.
+// call is one request. An empty name means the collection, an empty namespace a cluster-scoped object or all namespaces.
 type call struct {
 	verb            string // as in RBAC
 	resource        apiResource
 	namespace, name string
-	part            string // a part of the object that has a path of its own, such as status
+	part            string // a subresource, such as status
 	options         *metav1.ListOptions
 	patch           types.PatchType
-	body            any // what is sent as JSON, nil for nothing
+	body            any // encoded as JSON, nil for none
 }
 
-// String is what the call is about, for messages.
+// String returns the resource, namespace and name, for messages.
 func (c *call) String() string {
 	return clean(strings.TrimSuffix(c.resource.plural+"/"+c.part, "/") + " " + strings.Trim(c.namespace+"/"+c.name, "/"))
 }
@@ -251,7 +251,7 @@ var errNoSegment = errors.New("namespace or name cannot stand in a request")
 // validName reports whether a text may be the name of an object or of its namespace.
 func validName(text string) bool { return len(validation.IsDNS1123Subdomain(text)) == 0 }
 
-// request makes the call one of client-go, which sends it once.
+// request builds client-go's request, which is sent once.
 func (c *call) request(to *rest.RESTClient) (*rest.Request, error) {
 	verb := map[string]string{
 		"create": http.MethodPost, "delete": http.MethodDelete, "update": http.MethodPut, "patch": http.MethodPatch,
@@ -285,15 +285,15 @@ func (c *call) request(to *rest.RESTClient) (*rest.Request, error) {
 	return r.Body(data), r.Error()
 }
 
-// Bounds of one object and of a page of a list. The API server's store takes objects of 1.5 MiB, which JSON may escape to six times
-// that; most are far smaller.
+// Bounds of one object and of a page of a list, in bytes. The API server's store accepts objects of 1.5 MiB, which JSON escapes
+// to at most six times that; most are far smaller.
 const (
 	maxObject = 16 << 20
 	maxAnswer = 64 << 20
 )
 
-// begin prepares one request. The context it gives is without a logger: client-go logs failures on its own, credentials and
-// server's texts included, and each is in an [Error] as well.
+// begin prepares one request. It returns a context without a logger: client-go would log failures itself, credentials and
+// server's texts included; each failure is an [Error] as well.
 func (c *Client) begin(ctx context.Context, what *call) (context.Context, *rest.Request, *exchange, error) {
 	x := &exchange{client: c, call: what, limit: cmp.Or(c.limit, maxAnswer)}
 	x.at(authenticating)
@@ -312,7 +312,7 @@ func (c *Client) begin(ctx context.Context, what *call) (context.Context, *rest.
 	return klog.NewContext(context.WithValue(ctx, exchangeKey{}, x), logr.Discard()), request, x, nil
 }
 
-// transmit sends a call and gives the body of the answer.
+// transmit sends a call and returns the body of the response.
 func (c *Client) transmit(ctx context.Context, what *call) ([]byte, *exchange, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.config.Timeout)
 	defer cancel()
@@ -328,13 +328,13 @@ func (c *Client) transmit(ctx context.Context, what *call) ([]byte, *exchange, e
 	return body, x, nil
 }
 
-// send sends a call and gives the answer, which is of a type that is known here.
+// send sends a call and returns the decoded response, which has a type of the scheme.
 func (c *Client) send(ctx context.Context, what *call) (runtime.Object, *exchange, error) {
 	body, x, err := c.transmit(ctx, what)
 	if err != nil {
 		return nil, x, err
 	}
-	// Its content says what it is, whatever the header says.
+	// The content determines its type, whatever the header says.
 	object, _, err := codecs().UniversalDeserializer().Decode(body, nil, nil)
 	if err != nil {
 		return nil, x, x.fail(Undecodable, err)
@@ -342,13 +342,13 @@ func (c *Client) send(ctx context.Context, what *call) (runtime.Object, *exchang
 	return object, x, nil
 }
 
-// act sends a change whose answer is not read.
+// act sends a change and ignores the body of the response.
 func (c *Client) act(ctx context.Context, what *call) error {
 	_, _, err := c.transmit(ctx, what)
 	return err
 }
 
-// get fetches one object. The answer must be that object.
+// get fetches one object. It returns an error for a response with another object.
 func get[T metav1.Object](ctx context.Context, c *Client, of apiResource, namespace, name string) (T, error) {
 	what := &call{verb: "get", resource: of, namespace: namespace, name: name}
 	if !validName(name) || of != nodes() && !validName(namespace) {
@@ -357,7 +357,7 @@ func get[T metav1.Object](ctx context.Context, c *Client, of apiResource, namesp
 	return ask[T](ctx, c, what)
 }
 
-// ask sends a call whose answer must be the object that the call is about, or creates.
+// ask sends a call whose response must be the object that the call names or creates.
 func ask[T metav1.Object](ctx context.Context, c *Client, what *call) (T, error) {
 	object, x, err := c.send(ctx, what)
 	if err != nil {
@@ -376,28 +376,28 @@ func ask[T metav1.Object](ctx context.Context, c *Client, what *call) (T, error)
 		kind.GroupVersion(), namespace, name))
 }
 
-// exchange is one request and its answer on the wire.
+// exchange is one request and its response on the wire.
 type exchange struct {
 	client *Client
 	call   *call
-	// secrets are the credentials that the request carries.
+	// secrets are the credentials of the request.
 	secrets []string
-	// limit bounds an answer, or an event of a watch, in bytes; left is what may still come.
+	// limit bounds a response, or an event of a watch, in bytes; left is the number of bytes that may still be read.
 	limit int64
 	left  atomic.Int64
-	// heard is called when a part of a watch arrives, done when it ends; both are nil for other requests.
+	// heard is called when a part of a watch arrives, done when the watch ends; both are nil for other requests.
 	heard, done func()
-	// unsent is why there was no answer, broken why an answer ended early.
+	// unsent is the error of a request without a response, broken the error that ended a response early.
 	unsent, broken error
 
-	// stage is set by hooks that run in goroutines of net/http, some of them after the request has been given up.
+	// stage is set by hooks that run in goroutines of net/http, some of them after the end of the request.
 	stage atomic.Value
 }
 
-// exchangeKey is the key of a request's context for its exchange.
+// exchangeKey is the key of the exchange in a request's context.
 type exchangeKey struct{}
 
-// stage is how far an exchange has come.
+// stage is the progress of an exchange.
 type stage string
 
 const (
@@ -422,10 +422,10 @@ func (x *exchange) trace(ctx context.Context) context.Context {
 	})
 }
 
-// observer sees each request as it goes out, with its credentials, and bounds the answer.
+// observer records the credentials of each outgoing request, and bounds the response.
 type observer struct{ next http.RoundTripper }
 
-// WrappedRoundTripper is for those who close idle connections.
+// WrappedRoundTripper returns the wrapped transport, so that callers can close its idle connections.
 func (o *observer) WrappedRoundTripper() http.RoundTripper { return o.next }
 
 // RoundTrip sends a request.
@@ -445,14 +445,14 @@ func (o *observer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// errTooLarge is an answer of more than so many bytes.
+// errTooLarge is the error of a response of more than so many bytes.
 type errTooLarge int64
 
 func (e errTooLarge) Error() string {
 	return fmt.Sprintf("the answer has more than %d bytes", int64(e))
 }
 
-// boundedBody is the body of an answer. That of a watch ends without an error.
+// boundedBody is the bounded body of a response. The body of a watch ends without an error.
 type boundedBody struct {
 	io.ReadCloser
 

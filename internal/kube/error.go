@@ -24,7 +24,7 @@ import (
 // Class is the kind of a failure. It is a closed set; its text is part of the message.
 type Class string
 
-// The classes. The comment says how often a look-up tries again.
+// The classes. The comment is the number of attempts of a look-up.
 const (
 	NotFound        Class = "not found"                   // within the budget
 	WrongPod        Class = "answer is about another pod" // within the budget: the server may lag behind
@@ -43,35 +43,35 @@ const (
 	InvalidKey      Class = "not an object's name"        // never sent
 	NoCredentials   Class = "credentials not readable"    // never sent
 	InvalidConfig   Class = "kubeconfig not usable"       // never sent
-	Canceled        Class = "canceled"                    // the caller's wish
+	Canceled        Class = "canceled"                    // by the caller
 )
 
-// Error is a request that failed, or a look-up with all its attempts. Its text is one line for a person, without any
-// credential: what was asked of whom, how it ended and, of a look-up, how often and how long it was tried and the remedy.
+// Error is a failed request, or a look-up with all its attempts. Its text is one line for a person, without any credential:
+// request and server, result and, for a look-up, the number of attempts, the time and the remedy.
 type Error struct {
-	// Class is NotFound, Unauthorized or Forbidden only where the API server itself said so, about this very object:
-	// the same status from another server at its address is Undecodable or Rejected.
+	// Class is NotFound, Unauthorized or Forbidden only if the API server itself responded so, about this very object: the same
+	// status from another server at its address is Undecodable or Rejected.
 	Class  Class
 	Verb   string // as in RBAC: get, list, watch, create, update, patch, delete
-	Object string // resource, namespace and name; of a look-up namespace and name
+	Object string // resource, namespace and name; namespace and name for a look-up
 	Server string // URL of the API server
-	Status int    // HTTP status of the last answer, 0 when there was none
-	// Message is what the server said, bounded and printable.
+	Status int    // HTTP status of the last response, 0 without a response
+	// Message is the server's message, bounded and printable.
 	Message string
-	// RetryAfter is the time for which the server wants to be left alone.
+	// RetryAfter is the server's Retry-After.
 	RetryAfter time.Duration
 
-	// File is the kubeconfig of a look-up, empty for other requests; the three below are of look-ups only as well.
+	// File is the kubeconfig of a look-up, empty for other requests; the three fields below are also set for look-ups only.
 	File     string
 	Attempts int
 	Elapsed  time.Duration
-	// Exhausted says that the budget ended the look-up while the failure could still have passed.
+	// Exhausted reports that the budget ended the look-up although another attempt could have succeeded.
 	Exhausted bool
-	// Err is the last cause: of a refusal an [apierrors.StatusError], else of net, crypto/x509, a decoder, or a context.
+	// Err is the last cause: an [apierrors.StatusError] for a refusal, else of net, crypto/x509, a decoder, or a context.
 	Err error
 }
 
-// ClassOf is the class of an error of this package, empty for any other.
+// ClassOf returns the class of an error of this package, empty for any other error.
 func ClassOf(err error) Class {
 	if failed, ok := errors.AsType[*Error](err); ok {
 		return failed.Class
@@ -79,24 +79,24 @@ func ClassOf(err error) Class {
 	return ""
 }
 
-// IsConflict reports whether a change was refused because the object has changed: 409 for a
-// resourceVersion, 422 for the test of a JSON patch. A patch that the API server finds invalid is 422 as well.
+// IsConflict reports whether the API server refused a change because the object has changed: 409 for a resourceVersion, 422 for
+// the test of a JSON patch. A patch that the API server finds invalid is 422 as well.
 func IsConflict(err error) bool {
 	failed, ok := errors.AsType[*Error](err)
 	return ok && (failed.Status == http.StatusConflict || failed.Status == http.StatusUnprocessableEntity)
 }
 
-// ErrDisruptionBudget is the cause of an [Error] of [Client.EvictPod] that a PodDisruptionBudget is the reason of. Its
-// class is TooManyRequests, as that of an API server that sheds load.
+// ErrDisruptionBudget is the cause of an [Error] of [Client.EvictPod] if a PodDisruptionBudget forbids the eviction. Its class
+// is TooManyRequests, the class of an overloaded API server.
 var ErrDisruptionBudget = errors.New("a PodDisruptionBudget does not allow it")
 
-// Unwrap gives the last cause.
+// Unwrap returns the last cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Transient reports whether the failure may pass by itself.
+// Transient reports whether a retry may succeed.
 func (e *Error) Transient() bool { return e.attempts() == 0 && e.Class != NotFound }
 
-// Error is one line for a person: what was asked of which server, how it ended, and of a look-up the remedy.
+// Error returns one line for a person: request, server and result, and for a look-up the remedy.
 func (e *Error) Error() string {
 	_, remedy := e.policy()
 	if e.Class == InvalidConfig {
@@ -131,14 +131,14 @@ func (e *Error) Error() string {
 	return text.String()
 }
 
-// attempts is how often a class is tried: these bounds are for failures that another try seldom mends. Zero means as
-// often as the budget allows.
+// attempts returns the number of attempts of a class, for failures that a retry seldom ends. Zero means unlimited within the
+// budget.
 func (e *Error) attempts() int {
 	attempts, _ := e.policy()
 	return attempts
 }
 
-// policy says of each class how often it is tried, and what to look at. The remedy never repeats the cause.
+// policy returns the number of attempts of a class, and a remedy for a person. The remedy never repeats the cause.
 func (e *Error) policy() (attempts int, remedy string) {
 	switch e.Class { //nolint:exhaustive // the others are about the file
 	case NotFound:
@@ -183,12 +183,12 @@ const (
 	agentRewrites = "the node agent (istio-cni-node) rewrites the file: check that its pod runs on this node"
 )
 
-// invalid is the error of a call that is not sent.
+// invalid returns the error of a call that is not sent.
 func (c *Client) invalid(what *call, err error) *Error {
 	return (&exchange{client: c, call: what}).fail(InvalidKey, err)
 }
 
-// fail is the error of a request. It is where credentials are taken out of texts that a server or a library wrote.
+// fail returns the error of a request. It redacts credentials in texts of servers and libraries.
 func (x *exchange) fail(class Class, err error) *Error {
 	failed := &Error{Class: class, Verb: x.call.verb, Object: x.call.String(), Server: x.client.Server(), Err: err}
 	if class == Undecodable {
@@ -200,7 +200,7 @@ func (x *exchange) fail(class Class, err error) *Error {
 	return failed
 }
 
-// failure is the error of a request by what client-go says of it.
+// failure converts client-go's error of a request.
 func (x *exchange) failure(ctx context.Context, err error) *Error {
 	x.client.mu.Lock()
 	x.client.stale = true
@@ -212,20 +212,20 @@ func (x *exchange) failure(ctx context.Context, err error) *Error {
 		err = x.broken
 	}
 	if cause := context.Cause(ctx); cause != nil {
-		err = cause // net/http may say that a connection was closed
+		err = cause // net/http may report a closed connection instead
 	}
 	if tooLarge, ok := errors.AsType[errTooLarge](err); ok {
 		return x.fail(TooLarge, tooLarge)
 	}
 	if outer, ok := errors.AsType[*url.Error](err); ok {
-		err = outer.Err // the URL is in the message already, and a password may stand in it
+		err = outer.Err // the message has the URL already, which may contain a password
 	}
 	at, _ := x.stage.Load().(stage)
 	return x.fail(classify(err, at), fmt.Errorf("%s: %w", at, err))
 }
 
-// refused is the error of an answer that is not good. The API server says no with a Status. A load balancer, a proxy or another
-// server at the address also says 401, 403 or 404, but not with a Status, and not about this object.
+// refused returns the error of a response with an error status. The API server sends a Status. A load balancer, a proxy or
+// another server at the address also responds 401, 403 or 404, but without a Status, or with one about another object.
 func (x *exchange) refused(answer metav1.Status) *Error {
 	status := metav1.Status{
 		Code: answer.Code, Reason: metav1.StatusReason(x.redact(string(answer.Reason))), Message: clean(x.redact(answer.Message)),
@@ -244,7 +244,7 @@ func (x *exchange) refused(answer metav1.Status) *Error {
 	failed := x.fail(classOf(status.Code), &apierrors.StatusError{ErrStatus: status})
 	failed.Status, failed.Message = int(status.Code), status.Message
 	failed.RetryAfter = time.Duration(status.Details.RetryAfterSeconds) * time.Second
-	switch failed.Class { //nolint:exhaustive // the others are no verdicts
+	switch failed.Class { //nolint:exhaustive // the other classes need no check
 	case Unauthorized, Forbidden, NotFound:
 		if foreign {
 			failed.Class = Undecodable
@@ -252,7 +252,7 @@ func (x *exchange) refused(answer metav1.Status) *Error {
 			failed.Class = Rejected
 		}
 	case TooManyRequests:
-		// An eviction that a PodDisruptionBudget forbids (k8s.io/api/policy/v1.DisruptionBudgetCause).
+		// A PodDisruptionBudget forbids the eviction (k8s.io/api/policy/v1.DisruptionBudgetCause).
 		if apierrors.HasStatusCause(failed.Err, policyv1.DisruptionBudgetCause) {
 			failed.Err = fmt.Errorf("%w: %w", ErrDisruptionBudget, failed.Err)
 		}
@@ -260,7 +260,7 @@ func (x *exchange) refused(answer metav1.Status) *Error {
 	return failed
 }
 
-// named reports whether a verdict is that there is no object of the call's name.
+// named reports whether a Status says that no object has the call's name.
 func (c *call) named(verdict metav1.Status) bool {
 	about := verdict.Details
 	return verdict.Reason == metav1.StatusReasonNotFound && about != nil && c.name != "" && about.Kind == c.resource.plural &&
@@ -290,7 +290,7 @@ func classOf(status int32) Class {
 	return Rejected
 }
 
-// classify finds the class of a request that ended without an answer. The order matters: a reset may happen in a handshake.
+// classify returns the class of a request without a response. The order matters: a reset may happen in a handshake.
 func classify(err error, at stage) Class {
 	var (
 		dns       *net.DNSError
@@ -322,10 +322,10 @@ func classify(err error, at stage) Class {
 	return ConnectionLost
 }
 
-// maxForeignText bounds text that a server wrote.
+// maxForeignText bounds a server's text in bytes.
 const maxForeignText = 256
 
-// clean makes foreign text fit for one line of a log: printable, no runs of space, bounded.
+// clean formats a server's text for one line of a log: printable, without runs of space, bounded.
 func clean(text string) string {
 	return printable.Text(strings.Join(strings.Fields(text), " "), maxForeignText)
 }

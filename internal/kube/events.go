@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// EventType is how bad an event is.
+// EventType is the severity of an event.
 type EventType string
 
 // The types that the API server accepts.
@@ -21,43 +21,42 @@ const (
 	EventWarning EventType = "Warning"
 )
 
-// ObjectRef names what an event is about.
+// ObjectRef identifies the object of an event.
 type ObjectRef struct {
 	// Namespace is empty for an object without one.
 	Kind, Namespace, Name, UID, APIVersion string
 }
 
-// NodeRef names a node for an event, with its name as the UID: that is how the kubelet does it, and where "kubectl
-// describe node" looks.
+// NodeRef returns a reference to a node for an event, with the node's name as the UID: the kubelet writes it so, and "kubectl
+// describe node" selects by it.
 func NodeRef(name string) ObjectRef {
 	return ObjectRef{Kind: "Node", Name: name, UID: name, APIVersion: "v1"}
 }
 
-// Event is something that people should find where they look: in "kubectl describe" of the object and in "kubectl get
-// events".
+// Event is a Kubernetes Event, which users see in "kubectl describe" of the object and in "kubectl get events".
 type Event struct {
 	Object ObjectRef
 	// Reason is one CamelCase word, Message a sentence of at most 1024 bytes.
 	Reason, Message string
 	Type            EventType
-	// Component is the program that reports it, Host the node where that runs.
+	// Component is the reporting program, Host the node of its process.
 	Component, Host string
 }
 
-// EventSeries is an event that happened Count times, as one object of the API.
+// EventSeries is an event with its count, as one object of the API.
 type EventSeries struct {
 	Event
 
-	// Name is the object's.
+	// Name is the name of the Event object.
 	Name        string
 	Count       int
 	First, Last time.Time
 }
 
-// namespace is that of the object, or default, the only one that the API server allows for an object without namespace.
+// namespace returns the object's namespace, or default, the only one that the API server allows for a cluster-scoped object.
 func (s EventSeries) namespace() string { return cmp.Or(s.Object.Namespace, metav1.NamespaceDefault) }
 
-// CreateEvent creates a v1 Event. One of the name that is there already is no error: the answer to an earlier try was lost.
+// CreateEvent creates a v1 Event. A 409 is a success: an earlier attempt created the Event and its response was lost.
 func (c *Client) CreateEvent(ctx context.Context, s EventSeries) error {
 	err := c.act(ctx, &call{verb: "create", resource: events(), namespace: s.namespace(), body: &corev1.Event{
 		TypeMeta:   metav1.TypeMeta{Kind: "Event", APIVersion: "v1"},
@@ -77,7 +76,7 @@ func (c *Client) CreateEvent(ctx context.Context, s EventSeries) error {
 	return err
 }
 
-// CountEvent writes the count of an event that was created, and when it happened last.
+// CountEvent patches the count and the last timestamp of an existing event.
 func (c *Client) CountEvent(ctx context.Context, s EventSeries) error {
 	return c.act(ctx, &call{
 		verb: "patch", resource: events(), namespace: s.namespace(), name: s.Name, patch: types.MergePatchType,

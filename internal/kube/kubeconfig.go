@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// readKubeconfig reads a kubeconfig by client-go's rules, and gives its content as well. No error repeats a credential.
+// readKubeconfig reads a kubeconfig by client-go's rules, and returns its content as well. No error contains a credential.
 func readKubeconfig(file string) (*rest.Config, []byte, error) {
 	content, err := readFile(file)
 	if err != nil {
@@ -24,7 +24,7 @@ func readKubeconfig(file string) (*rest.Config, []byte, error) {
 	}
 	parsed, err := clientcmd.Load(content)
 	if err != nil {
-		// The cause may repeat the file, tokens included.
+		// The cause may quote the file, tokens included.
 		return nil, nil, errors.New("decoding: it is not a Config of v1 in YAML in which each name stands once")
 	}
 	if parsed.Contexts[parsed.CurrentContext] == nil {
@@ -50,12 +50,12 @@ func readKubeconfig(file string) (*rest.Config, []byte, error) {
 		return nil, nil, errors.New("the user wants a credential plugin (exec, auth-provider), which is not supported here: " +
 			"use token, tokenFile or a client certificate")
 	}
-	config.BearerToken = strings.TrimSpace(config.BearerToken) // it may be of a file
+	config.BearerToken = strings.TrimSpace(config.BearerToken) // a token of a file may end with a newline
 	return config, content, nil
 }
 
-// inline reads the files of a configuration into it, but for the token file, which client-go reads again each minute. It gives the
-// content of all. A file that is named but empty is an error: without an authority the system's would be trusted.
+// inline reads the files of a configuration into the configuration, except the token file, which client-go reads each minute.
+// It returns the content of all files. An empty file is an error: without an authority client-go would trust the system's.
 func inline(config *rest.Config) (content []byte, err error) {
 	tokenFile, token := config.BearerTokenFile, []byte(nil)
 	for _, one := range []struct {
@@ -81,7 +81,7 @@ func inline(config *rest.Config) (content []byte, err error) {
 	return content, nil
 }
 
-// readFile reads a file that must have content: an empty one is what a power loss in the middle of a write leaves behind.
+// readFile reads a file and rejects an empty one, which a power loss in the middle of a write leaves behind.
 func readFile(name string) ([]byte, error) {
 	data, err := os.ReadFile(filepath.Clean(name))
 	if err == nil && strings.TrimSpace(string(data)) == "" {
@@ -90,18 +90,18 @@ func readFile(name string) ([]byte, error) {
 	return data, err
 }
 
-// Address is where the API server listens, as the kubelet sets it in each container: KUBERNETES_SERVICE_PROTOCOL, _HOST
-// and _PORT.
+// Address is the API server's address in the kubelet's variables of each container: KUBERNETES_SERVICE_PROTOCOL, _HOST and
+// _PORT.
 type Address struct {
 	// Protocol is https or http; empty means https.
 	Protocol string
-	// Host is a name or an IP address; brackets around the latter may be there or not.
+	// Host is a name or an IP address; an IP address may have brackets.
 	Host string
 	// Port is a number from 1 to 65535.
 	Port string
 }
 
-// URL is the address with an IPv6 host in brackets.
+// URL returns the address with an IPv6 host in brackets.
 func (a Address) URL() (*url.URL, error) {
 	switch {
 	case a.Host == "":

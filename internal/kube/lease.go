@@ -9,27 +9,27 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Lease is a lock that has to be renewed (k8s.io/api/coordination/v1.LeaseSpec). It is not client-go's
-// (tools/leaderelection), which links the clientset of all APIs: that alone costs each start of the plugin more than all
-// the rest of client-go. It reads and writes the same object in the same way, so that the two compete for it correctly.
+// Lease is a lock that must be renewed (k8s.io/api/coordination/v1.LeaseSpec). It replaces client-go's (tools/leaderelection),
+// which links the clientset of all APIs: that alone costs each start of the plugin more than all the rest of client-go. Both
+// read and write the same object in the same way, so that they compete correctly.
 type Lease struct {
 	Namespace, Name string
 	// Holder is empty for a lease without a holder.
 	Holder string
-	// Duration is for how long it holds after it was renewed, in whole seconds.
+	// Duration is the time for which a renewal holds, in whole seconds.
 	Duration          time.Duration
 	Acquired, Renewed time.Time
 	// Transitions counts the changes of the holder.
 	Transitions int
 
-	// object is as it was read, nil when there is no such object yet.
+	// object is the object as read, nil without an object.
 	object *coordinationv1.Lease
 }
 
 // Exists reports whether the API server has the object.
 func (l Lease) Exists() bool { return l.object != nil }
 
-// Same reports whether the lease was not written between two reads of it.
+// Same reports whether two reads of the lease have the same resourceVersion.
 func (l Lease) Same(other Lease) bool { return l.version() == other.version() }
 
 func (l Lease) version() string {
@@ -39,8 +39,8 @@ func (l Lease) version() string {
 	return l.object.ResourceVersion
 }
 
-// Lease fetches one: GET /apis/coordination.k8s.io/v1/namespaces/NAMESPACE/leases/NAME. One that is not there is no error
-// and does not exist.
+// Lease fetches a lease: GET /apis/coordination.k8s.io/v1/namespaces/NAMESPACE/leases/NAME. For a missing object it returns a
+// lease that does not exist, and no error.
 func (c *Client) Lease(ctx context.Context, namespace, name string) (Lease, error) {
 	object, err := get[*coordinationv1.Lease](ctx, c, leases(), namespace, name)
 	if ClassOf(err) == NotFound {
@@ -62,9 +62,8 @@ func leaseOf(object *coordinationv1.Lease) Lease {
 	}
 }
 
-// WriteLease creates the lease if it did not exist when it was read, and else replaces it, provided that it was not
-// written since: otherwise the error is one of [IsConflict]. Metadata and other fields of the spec stay as they were. It
-// gives the lease as it is then.
+// WriteLease creates a lease that did not exist at its read, or replaces it if its resourceVersion is still the same; otherwise
+// the error satisfies [IsConflict]. Metadata and other fields of the spec are preserved. It returns the written lease.
 func (c *Client) WriteLease(ctx context.Context, lease Lease) (Lease, error) {
 	what := &call{verb: "update", resource: leases(), namespace: lease.Namespace, name: lease.Name}
 	object := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: lease.Namespace, Name: lease.Name}}

@@ -12,17 +12,17 @@ import (
 )
 
 const (
-	// maxAttempt is the time for one attempt, or a third of the budget if that is less, so that one that hangs leaves room for others.
+	// maxAttempt bounds one attempt, as does a third of the budget, so that a hanging attempt leaves time for others.
 	maxAttempt = 3 * time.Second
 	// minPause and maxPause are the shortest first and the longest last pause between two attempts.
 	minPause = 25 * time.Millisecond
 	maxPause = 500 * time.Millisecond
 )
 
-// Lookup fetches one pod's facts for the plugin within a time. It is [Client.Pod], once if the answer is good, and again after
-// failures as their [Class] says until the budget is used up. Pauses are between 25 and 50 ms at first, between 500 ms and 1 s in the
-// end, at random, so that the pods of a node do not ask in step. An error is an [Error] about all attempts; when ctx was canceled it
-// is also context.Canceled.
+// Lookup fetches one pod's facts for the plugin within a budget. It calls [Client.Pod], and again after failures as their
+// [Class] says until the budget is used up. Pauses grow from 25 to 50 ms at first to 500 ms to 1 s in the end, with jitter, so
+// that the pods of a node do not send requests in step. An error is an [Error] about all attempts; when ctx was canceled it is
+// also context.Canceled.
 func (c *Client) Lookup(ctx context.Context, key PodKey, budget time.Duration) (sidecar.Facts, error) {
 	limited, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
@@ -54,10 +54,10 @@ func (c *Client) Lookup(ctx context.Context, key PodKey, budget time.Duration) (
 	return sidecar.Facts{}, &failed
 }
 
-// lookup is one call of [Client.Lookup].
+// lookup is the state of one call of [Client.Lookup].
 type lookup struct {
 	attempt  time.Duration
-	deadline time.Time // of the budget, or of the caller's context if that is earlier
+	deadline time.Time // of the budget, or the caller's earlier deadline
 	backoff  wait.Backoff
 
 	attempts  int
@@ -66,8 +66,8 @@ type lookup struct {
 	last      Error
 }
 
-// try makes one attempt, and keeps the failure that explains the look-up: an attempt that the end of the budget cut short says less
-// than a complete one before it.
+// try makes one attempt, and records the failure that explains the look-up: an attempt that the end of the budget cut short
+// says less than a previous complete attempt.
 func (l *lookup) try(limited context.Context, c *Client, key PodKey) (Pod, error) {
 	ctx, cancel := context.WithTimeout(limited, l.attempt)
 	defer cancel()
@@ -81,7 +81,7 @@ func (l *lookup) try(limited context.Context, c *Client, key PodKey) (Pod, error
 	return pod, err
 }
 
-// pause decides whether another attempt follows, and after how long.
+// pause decides whether another attempt follows, and returns the pause before it.
 func (l *lookup) pause() (time.Duration, bool) {
 	if limit := l.last.attempts(); limit > 0 {
 		l.refusals++
@@ -94,7 +94,7 @@ func (l *lookup) pause() (time.Duration, bool) {
 	if pause < left {
 		return pause, true
 	}
-	// The rest of the budget is for asking rather than for pausing, unless the server forbids it.
+	// The rest of the budget is for another attempt rather than for a pause, unless the server forbids the attempt.
 	if l.last.RetryAfter >= left || left < 2*minPause {
 		l.exhausted = true
 		return 0, false

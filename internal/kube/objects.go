@@ -21,52 +21,51 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
-// Pod is what the program keeps of a pod.
+// Pod has the fields of a pod that the program reads.
 type Pod struct {
 	Facts sidecar.Facts
-	// aliases are further UIDs by which a runtime knows the pod, see [Pod.Is].
+	// aliases are further UIDs of the pod in a container runtime, see [Pod.Is].
 	aliases []string
 	// Version is the resourceVersion.
 	Version string
 	// NodeName is empty for a pod that is not scheduled.
 	NodeName string
-	// DaemonSet is the name of the one that made the pod, empty for another origin.
+	// DaemonSet is the name of the pod's controller if that is a DaemonSet, else empty.
 	DaemonSet string
-	// Addresses are those of status.podIPs, or that of status.podIP where there are none. What is no address is left out.
+	// Addresses are the valid addresses of status.podIPs, or of status.podIP if there are none.
 	Addresses []netip.Addr
-	// Phase and RestartPolicy are as the API has them: "Pending", "Running"; "Always", "Never".
+	// Phase and RestartPolicy have the API's values: "Pending", "Running"; "Always", "Never".
 	Phase, RestartPolicy string
-	// Deleting says that the pod has a deletion timestamp, Ready that its condition Ready is true, ReadySince when that
-	// condition became what it is.
+	// Deleting reports a deletion timestamp, Ready that the condition Ready is true, ReadySince is the condition's last
+	// transition time.
 	Deleting, Ready bool
 	ReadySince      time.Time
-	// Init has the statuses of the init containers, native sidecars among them, Containers those of the others.
+	// Init has the statuses of the init containers, native sidecars among them, Containers those of the other containers.
 	Init, Containers []repair.Container
 }
 
-// Is reports whether it is the pod that a runtime means: by its UID or, of a pod that the kubelet read from a file, by the
-// kubelet's own one.
+// Is reports whether a runtime's UID is this pod's: the UID of the object or, for a static pod, the kubelet's own UID.
 func (p *Pod) Is(uid string) bool { return uid == p.Facts.UID || slices.Contains(p.aliases, uid) }
 
-// Key is the pod's name.
+// Key returns the pod's namespace and name.
 func (p *Pod) Key() types.NamespacedName {
 	return types.NamespacedName{Namespace: p.Facts.Namespace, Name: p.Facts.Name}
 }
 
-// Ref names the pod as it was seen, for [Client.DeletePod] and its like.
+// Ref identifies the pod at its version, for [Client.DeletePod] and similar methods.
 func (p *Pod) Ref() PodRef {
 	return PodRef{Namespace: p.Facts.Namespace, Name: p.Facts.Name, UID: p.Facts.UID, Version: p.Version}
 }
 
-// Annotations of a mirror pod, by which the API server shows a pod that the kubelet read from a file
-// (k8s.io/kubernetes/pkg/kubelet/types). The runtime knows such a pod by the kubelet's own UID, which is the hash of
-// the file; the API object has another.
+// Annotations of a mirror pod, the API object of a static pod, which the kubelet reads from a file
+// (k8s.io/kubernetes/pkg/kubelet/types). The runtime has the kubelet's own UID of such a pod, which is the hash of the file;
+// the API object has another UID.
 const (
 	configMirrorAnnotation = "kubernetes.io/config.mirror"
 	configHashAnnotation   = "kubernetes.io/config.hash"
 )
 
-// podOf is the transform of pods, in one place for all callers.
+// podOf reduces a pod, in one place for all callers.
 func podOf(p *corev1.Pod) Pod {
 	pod := Pod{
 		Facts: factsOf(p), Version: p.ResourceVersion, NodeName: p.Spec.NodeName, RestartPolicy: string(p.Spec.RestartPolicy),
@@ -89,7 +88,7 @@ func podOf(p *corev1.Pod) Pod {
 	return pod
 }
 
-// factsOf reduces a pod to what a decision rests on. A variable with valueFrom keeps its place and has an empty value.
+// factsOf reduces a pod to the fields that decide. A variable with valueFrom keeps its place and has an empty value.
 func factsOf(p *corev1.Pod) sidecar.Facts {
 	facts := sidecar.Facts{
 		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), HostNetwork: p.Spec.HostNetwork,
@@ -112,7 +111,7 @@ func factsOf(p *corev1.Pod) sidecar.Facts {
 	return facts
 }
 
-// addressesOf are those that are any. An IPv4 address that is spelled as an IPv6 one is the IPv4 address.
+// addressesOf returns the valid addresses. An IPv4-mapped IPv6 address becomes the IPv4 address.
 func addressesOf(s *corev1.PodStatus) []netip.Addr {
 	from := s.PodIPs
 	if len(from) == 0 {
@@ -150,11 +149,11 @@ func stateOf(s corev1.ContainerState) repair.State {
 	return repair.State{}
 }
 
-// NodeState is a node as far as a taint controller looks at it.
+// NodeState has the fields of a node that a taint controller reads.
 type NodeState struct {
 	readiness.Node
 	UID string
-	// Condition is the one that was asked for, zero when the node has none of that type.
+	// Condition is the requested condition, zero for a node without it.
 	Condition NodeCondition
 
 	// version is the resourceVersion.
@@ -164,7 +163,7 @@ type NodeState struct {
 // NodeCondition is a condition of a node (k8s.io/api/core/v1.NodeCondition).
 type NodeCondition struct {
 	Type, Status, Reason, Message string
-	// Since is when the status became what it is.
+	// Since is the last transition time of the status.
 	Since time.Time
 }
 
@@ -174,13 +173,13 @@ func (n NodeState) SameBut(other NodeState) bool {
 		n.Ready == other.Ready && n.ReadySince.Equal(other.ReadySince) && n.BootID == other.BootID && n.Created.Equal(other.Created)
 }
 
-// Before reports whether this is an earlier state of the same node. Versions that cannot be compared are not.
+// Before reports whether this is an earlier state of the same node. It returns false for versions that cannot be compared.
 func (n NodeState) Before(other NodeState) bool {
 	order, err := resourceversion.CompareResourceVersion(n.version, other.version)
 	return n.UID == other.UID && err == nil && order < 0
 }
 
-// nodeOf reduces a node; condition is the type of the condition that is kept, or empty.
+// nodeOf reduces a node; condition is the type of the kept condition, or empty.
 func nodeOf(n *corev1.Node, condition string) NodeState {
 	state := NodeState{
 		Node: readiness.Node{Name: n.Name, Created: n.CreationTimestamp.UTC(), BootID: n.Status.NodeInfo.BootID},
@@ -203,23 +202,23 @@ func nodeOf(n *corev1.Node, condition string) NodeState {
 	return state
 }
 
-// DaemonSet is what the agent wants to know about its own one.
+// DaemonSet has the fields of the agent's own DaemonSet that the agent reads.
 type DaemonSet struct {
 	Namespace, Name, UID string
-	// Deleting says that it has a deletion timestamp: its removal was asked for and has not ended yet.
+	// Deleting reports a deletion timestamp: the deletion has begun and has not ended yet.
 	Deleting bool
-	// Template is where its template wants pods to be.
+	// Template has the template's constraints on nodes.
 	Template placement.Template
 }
 
-// Node is a node as far as its agent looks at it.
+// Node has the fields of a node that its agent reads.
 type Node struct {
 	placement.Node
 	// Runtime is the container runtime with its version, such as "containerd://2.2.0".
 	Runtime string
 }
 
-// DaemonSet fetches one: GET /apis/apps/v1/namespaces/NAMESPACE/daemonsets/NAME.
+// DaemonSet fetches a DaemonSet: GET /apis/apps/v1/namespaces/NAMESPACE/daemonsets/NAME.
 func (c *Client) DaemonSet(ctx context.Context, namespace, name string) (DaemonSet, error) {
 	object, err := get[*appsv1.DaemonSet](ctx, c, daemonSets(), namespace, name)
 	if err != nil {
@@ -231,7 +230,7 @@ func (c *Client) DaemonSet(ctx context.Context, namespace, name string) (DaemonS
 	}, nil
 }
 
-// convert copies by the names that both types have in JSON.
+// convert copies the fields that both types have in JSON.
 func convert[T any](from any) (to T) {
 	data, err := json.Marshal(from)
 	if err == nil {
@@ -241,7 +240,7 @@ func convert[T any](from any) (to T) {
 	return to
 }
 
-// Node fetches one: GET /api/v1/nodes/NAME.
+// Node fetches a node: GET /api/v1/nodes/NAME.
 func (c *Client) Node(ctx context.Context, name string) (Node, error) {
 	object, err := get[*corev1.Node](ctx, c, nodes(), "", name)
 	if err != nil {
@@ -253,17 +252,17 @@ func (c *Client) Node(ctx context.Context, name string) (Node, error) {
 	}, nil
 }
 
-// PodKey says which pod is meant.
+// PodKey identifies a pod.
 type PodKey struct {
 	Namespace, Name string
-	// UID is what the container runtime gave; empty accepts any pod of that name.
+	// UID is the UID from the container runtime; empty accepts any pod of that name.
 	UID string
 }
 
-// String is the namespace and name as kubectl users write them.
+// String returns namespace and name in kubectl's form.
 func (k PodKey) String() string { return clean(k.Namespace + "/" + k.Name) }
 
-// Pod fetches one pod: GET /api/v1/namespaces/NAMESPACE/pods/NAME, once. Another pod of that name, by its UID, is a WrongPod.
+// Pod fetches one pod: GET /api/v1/namespaces/NAMESPACE/pods/NAME, once. A pod of that name with another UID is a WrongPod.
 func (c *Client) Pod(ctx context.Context, key PodKey) (Pod, error) {
 	object, err := get[*corev1.Pod](ctx, c, pods(), key.Namespace, key.Name)
 	if err != nil {

@@ -29,32 +29,32 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Listener has callbacks for a collection of objects. All are called from one goroutine, one after the other, and the reflector
-// waits for them; none may be nil. They must not change their arguments.
+// Listener has callbacks for a collection of objects. The reflector calls them one at a time and waits for them; none may be
+// nil. They must not change their arguments.
 type Listener[T any] struct {
-	// OnUpdate gets an object that is new or has changed, OnDelete the last known state of a deleted one. An object that was
-	// deleted and created anew under its name between two events is deleted before it is updated.
+	// OnUpdate receives a new or changed object, OnDelete the last known state of a deleted object. For an object that was
+	// deleted and recreated under its name between two events, OnDelete comes before OnUpdate.
 	OnUpdate, OnDelete func(T)
-	// OnSync is called after a list: the objects of OnUpdate are all that there are then.
+	// OnSync is called after a list: OnUpdate has then received all present objects.
 	OnSync func()
-	// OnError gets why the watch fails: once when it begins to, once more when the class of the failure changes, and nil when it
-	// works again. A watch that ends and can be opened again is no failure.
+	// OnError receives the error of a failing watch: once at the first failure, once more when the class of the failure
+	// changes, and nil when the watch works again. A watch that ends and can be opened again is no failure.
 	OnError func(error)
 }
 
 // PodScope selects pods. The API server selects: no other pod is ever sent.
 type PodScope struct {
-	// Namespace is empty for all of them.
+	// Namespace is empty for all namespaces.
 	Namespace string
-	// Node selects the pods of one node; empty means those of all nodes and those of none.
+	// Node selects the pods of one node; empty selects the pods of all nodes and unscheduled pods.
 	Node string
-	// LabelSelector and FieldSelector are as kubectl takes them, empty for no restriction.
+	// LabelSelector and FieldSelector have kubectl's syntax, empty for no restriction.
 	LabelSelector, FieldSelector string
-	// Transform may drop what the caller does not need of a pod before it is stored, unless nil.
+	// Transform may drop fields of a pod that the caller does not need before the pod is stored, unless nil.
 	Transform func(*Pod)
 }
 
-// fields is the field selector of a scope. "spec.nodeName=" without a name would select the pods that have no node.
+// fields returns the field selector of a scope. "spec.nodeName=" without a name would select unscheduled pods.
 func (s PodScope) fields() string {
 	if s.Node == "" {
 		return s.FieldSelector
@@ -62,8 +62,8 @@ func (s PodScope) fields() string {
 	return strings.TrimPrefix(s.FieldSelector+",spec.nodeName="+s.Node, ",")
 }
 
-// WatchPods runs a reflector of the pods of a scope until ctx ends. A node name that no node can have is reported to OnError at
-// once, and ends it.
+// WatchPods runs a reflector of the pods of a scope until ctx ends. An invalid node name is reported to OnError at once, and
+// WatchPods returns.
 func (c *Client) WatchPods(ctx context.Context, scope PodScope, listener Listener[Pod]) {
 	if scope.Node != "" && len(validation.IsDNS1123Subdomain(scope.Node)) > 0 {
 		listener.OnError(c.invalid(&call{verb: "watch", resource: pods(), name: scope.Node}, errors.New("the name cannot be a node's")))
@@ -80,29 +80,29 @@ func (c *Client) WatchPods(ctx context.Context, scope PodScope, listener Listene
 	}, listener)
 }
 
-// WatchNodes runs a reflector of all nodes until ctx ends. condition is the type of the condition that is kept, or empty.
+// WatchNodes runs a reflector of all nodes until ctx ends. condition is the type of the kept condition, or empty.
 func (c *Client) WatchNodes(ctx context.Context, condition string, listener Listener[NodeState]) {
 	reflect(ctx, c, collection{resource: nodes()}, func(n *corev1.Node) NodeState { return nodeOf(n, condition) }, listener)
 }
 
-// ConfigMapState is a ConfigMap as it is now.
+// ConfigMapState is the current state of a ConfigMap.
 type ConfigMapState struct {
-	// Present is false when there is none of that name.
+	// Present reports whether the ConfigMap exists.
 	Present bool
-	// Data is its text; binary data is left out. It must not be changed.
+	// Data is its text; binary data is omitted. It must not be changed.
 	Data map[string]string
 }
 
 // ConfigMapListener has callbacks for one ConfigMap, with the rules of a [Listener].
 type ConfigMapListener struct {
-	// OnUpdate gets the state once it is known and whenever presence or data have changed.
+	// OnUpdate receives the state after the first list and whenever presence or data have changed.
 	OnUpdate func(ConfigMapState)
-	// OnError is that of a [Listener]. The last state remains the best that is known.
+	// OnError is OnError of a [Listener]. The last state remains the best known state.
 	OnError func(error)
 }
 
 // WatchConfigMap runs a reflector of one ConfigMap until ctx ends, by list and watch of that one object, which a Role with
-// resourceNames allows. A namespace or name that no ConfigMap can have is reported to OnError at once, and ends it.
+// resourceNames allows. An invalid namespace or name is reported to OnError at once, and WatchConfigMap returns.
 func (c *Client) WatchConfigMap(ctx context.Context, namespace, name string, listener ConfigMapListener) {
 	if !validName(namespace) || !validName(name) {
 		listener.OnError(c.invalid(&call{verb: "watch", resource: configMaps(), namespace: namespace, name: name}, errNoSegment))
@@ -124,14 +124,14 @@ func (c *Client) WatchConfigMap(ctx context.Context, namespace, name string, lis
 		})
 }
 
-// collection is the objects of one resource in one namespace (empty: in all) that selectors select.
+// collection selects the objects of one resource in one namespace (empty: in all) by selectors.
 type collection struct {
 	resource       apiResource
 	namespace      string
 	labels, fields string
 }
 
-// item is a reduced object, in the form that client-go's reflector works with.
+// item is a reduced object in the form that client-go's reflector needs.
 type item[T any] struct {
 	metav1.TypeMeta
 	metav1.ObjectMeta
@@ -139,7 +139,7 @@ type item[T any] struct {
 	kept T
 }
 
-// DeepCopyObject copies what client-go could change.
+// DeepCopyObject copies the fields that client-go could change.
 func (i *item[T]) DeepCopyObject() runtime.Object {
 	other := *i
 	return &other
@@ -150,20 +150,19 @@ func (i *item[T]) key() types.NamespacedName {
 }
 
 const (
-	// burst is how many lists and watches may follow each other without a pause, interval the pause between further ones.
-	// client-go opens a watch that ended properly at once.
+	// burst is the number of lists and watches without a pause, interval the pause between further ones. client-go opens a
+	// watch that ended properly at once.
 	burst    = 10
 	interval = 3 * time.Second
-	// pageSize is of the pages of a list that the API server does not answer from its watch cache.
+	// pageSize is the size of the pages of a list that the API server does not answer from its watch cache, in objects.
 	pageSize = 500
-	// maxListed is how many objects a list may have: twice as many as a cluster can have pods.
+	// maxListed bounds the objects of a list: twice the number of pods that a cluster can have.
 	maxListed = 300_000
-	// maxRetryAfter is for how long a server can make the watch wait.
+	// maxRetryAfter bounds the Retry-After of a server.
 	maxRetryAfter = 5 * time.Minute
 )
 
-// reflect runs client-go's reflector on a collection until ctx ends. transform reduces an object before
-// it is stored.
+// reflect runs client-go's reflector on a collection until ctx ends. transform reduces an object before it is stored.
 func reflect[O metav1.Object, T any](ctx context.Context, c *Client, of collection, transform func(O) T, listener Listener[T]) {
 	r := &reflector[O, T]{
 		client: c, of: of, transform: transform, listener: listener, known: map[types.NamespacedName]*item[T]{}, maxPage: pageSize,
@@ -179,11 +178,11 @@ func reflect[O metav1.Object, T any](ctx context.Context, c *Client, of collecti
 	cache.NewReflectorWithOptions(&cache.ListWatch{ListWithContextFunc: r.list, WatchFuncWithContext: r.watch},
 		&item[T]{}, r, options).RunWithContext(klog.NewContext(ctx, silent))
 	r.mu.Lock()
-	r.ended = true // a stream that is just being left calls the listener no more
+	r.ended = true // a stream that is about to end must not call the listener
 	r.mu.Unlock()
 }
 
-// reflector is what client-go's reflector lists and watches with, and the store that it fills.
+// reflector has the list and watch functions of client-go's reflector, and is its store.
 type reflector[O metav1.Object, T any] struct {
 	client    *Client
 	of        collection
@@ -191,18 +190,18 @@ type reflector[O metav1.Object, T any] struct {
 	listener  Listener[T]
 	pace      *rate.Limiter
 
-	// mu is held while the listener is called: client-go reads a stream in a goroutine of its own.
+	// mu is held during calls of the listener: client-go reads a stream in a goroutine of its own.
 	mu      sync.Mutex
 	ended   bool
 	known   map[types.NamespacedName]*item[T]
 	failing Class
 
-	// maxPage is how many objects a page of a list may have, listed how many the list had so far.
+	// maxPage bounds the objects of a page of a list, listed counts the objects of the list so far.
 	maxPage int64
 	listed  int
 }
 
-// fails reports an error of another class than the last one, waits for as long as the server asks for, and gives the error to
+// fails reports an error of another class than the last one, waits for the server's Retry-After, and returns the error to
 // client-go.
 func (r *reflector[O, T]) fails(ctx context.Context, err error) error {
 	failed, ok := errors.AsType[*Error](err)
@@ -214,7 +213,7 @@ func (r *reflector[O, T]) fails(ctx context.Context, err error) error {
 	return err
 }
 
-// state reports whether the watch fails, as far as that is new.
+// state reports a change of the watch's failure class.
 func (r *reflector[O, T]) state(class Class, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -231,8 +230,8 @@ func (r *reflector[O, T]) call(verb string, options metav1.ListOptions) *call {
 	return &call{verb: verb, resource: r.of.resource, namespace: r.of.namespace, options: &options}
 }
 
-// list gives one page. client-go asks for lists only where the API server does not stream them (sendInitialEvents), and
-// then from the server's watch cache. A page that is too large is asked for again in smaller pages.
+// list returns one page. client-go lists only if the API server does not stream the list (sendInitialEvents), and then from the
+// server's watch cache. A page that is too large is requested again in smaller pages.
 func (r *reflector[O, T]) list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 	if options.Continue == "" {
 		r.listed = 0
@@ -251,7 +250,7 @@ func (r *reflector[O, T]) list(ctx context.Context, options metav1.ListOptions) 
 	return page, nil
 }
 
-// limited asks for no larger pages than came through.
+// limited limits a page to the largest size that succeeded.
 func (r *reflector[O, T]) limited(options metav1.ListOptions) metav1.ListOptions {
 	if options.Limit == 0 && r.maxPage < pageSize || options.Limit > r.maxPage {
 		options.Limit = r.maxPage
@@ -277,7 +276,7 @@ func (r *reflector[O, T]) page(ctx context.Context, what *call) (*internalversio
 		page.Items = append(page.Items, kept)
 		return problem
 	})
-	// An empty page counts as a full one: it is an error of the server, and the list has to end.
+	// An empty page counts as a full one: it is an error of the server, and the list must end.
 	if r.listed += len(page.Items); len(page.Items) == 0 {
 		r.listed += pageSize
 	}
@@ -304,18 +303,18 @@ func (r *reflector[O, T]) keep(object runtime.Object) (*item[T], error) {
 	}, kept: r.transform(is)}, nil
 }
 
-// errSilent is the cause of a watch that was given up.
+// errSilent is the cause of a watch that was canceled for its silence.
 var errSilent = errors.New("the watch was silent for too long")
 
-// watch opens a stream of events. It ends after Config.Timeout without an answer, or without the next part of an initial list, and
-// later on after Config.IdleTimeout without an event. A stream that breaks just ends: the next watch begins after the last event.
+// watch opens a stream of events. It ends after Config.Timeout without a response, or without the next part of an initial list,
+// and later after Config.IdleTimeout without an event. A broken stream just ends: the next watch begins after the last event.
 func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	if err := r.pace.Wait(parent); err != nil {
 		return nil, err
 	}
 	options.Watch = true
 	streams := options.SendInitialEvents != nil
-	var listing atomic.Bool // the stream is open, and its initial list has not been sent to its end
+	var listing atomic.Bool // the stream is open, and its initial list is incomplete
 	ctx, cancel := context.WithCancelCause(parent)
 	ctx, request, x, err := r.client.begin(ctx, r.call("watch", options))
 	silence := time.AfterFunc(r.client.config.Timeout, func() {
@@ -342,7 +341,7 @@ func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptio
 	if failed, ok := errors.AsType[*Error](err); ok {
 		x.done()
 		if failed.Class == Rejected && (failed.Status == http.StatusGone || streams) {
-			return nil, err // the server has forgotten the version, or does not stream lists: client-go asks for a list
+			return nil, err // the version has expired, or the server does not stream lists: client-go lists
 		}
 		return nil, r.fails(parent, err)
 	}
@@ -363,14 +362,14 @@ func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptio
 // open sends the request of a watch.
 func (x *exchange) open(ctx context.Context, request *rest.Request) (watch.Interface, error) {
 	events, err := request.Watch(ctx)
-	if err = errors.Join(x.unsent, err); err != nil { // client-go takes a connection that was reset for an empty watch
+	if err = errors.Join(x.unsent, err); err != nil { // client-go returns an empty watch for a reset connection
 		return nil, x.failure(ctx, err)
 	}
 	return events, nil
 }
 
-// reduce gives an event with its object reduced. An event that cannot be decoded becomes an ERROR, after which client-go lists
-// anew. An ERROR is reported unless the server has forgotten the version where the watch began.
+// reduce returns an event with its object reduced. An event that cannot be decoded becomes an ERROR, after which client-go
+// lists again. An ERROR is reported unless the resourceVersion of the watch has expired.
 func (r *reflector[O, T]) reduce(ctx context.Context, x *exchange, event watch.Event) watch.Event {
 	var err error
 	x.left.Store(x.limit)
@@ -417,10 +416,10 @@ func (r *reflector[O, T]) reduce(ctx context.Context, x *exchange, event watch.E
 // decodingCause is client-go's cause of an event that it cannot decode.
 const decodingCause = "ClientWatchDecoding"
 
-// Add is of the store that client-go's reflector fills, as the four below are.
+// Add implements the store of client-go's reflector, as do the four methods below.
 func (r *reflector[O, T]) Add(object any) error { return r.Update(object) }
 
-// Update stores an object that is new or has changed.
+// Update stores a new or changed object.
 func (r *reflector[O, T]) Update(object any) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -455,7 +454,7 @@ func (r *reflector[O, T]) remove(key types.NamespacedName) {
 	}
 }
 
-// Replace makes a list the content of the store.
+// Replace replaces the content of the store by a list.
 func (r *reflector[O, T]) Replace(list []any, _ string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -475,5 +474,5 @@ func (r *reflector[O, T]) Replace(list []any, _ string) error {
 	return nil
 }
 
-// Resync has nothing to do: no period is set.
+// Resync does nothing: no resync period is set.
 func (r *reflector[O, T]) Resync() error { return nil }

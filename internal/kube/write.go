@@ -15,17 +15,17 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 )
 
-// operation is one of a JSON patch, RFC 6902.
+// operation is one operation of a JSON patch, RFC 6902.
 type operation struct {
 	Op    string `json:"op"`
 	Path  string `json:"path"`
 	Value any    `json:"value"`
 }
 
-// PatchTaints takes the taints from the node that drop picks and puts one there, unless nil, that is not there yet by key
-// and effect. It sends a JSON patch that tests UID and taints as they were read, so that it changes nothing when another
-// writer did meanwhile: that is an error of [IsConflict]. All other taints stay as they are, with fields that are not known
-// here. It gives the node as it is then. When there is nothing to do nothing is sent, and sent is false.
+// PatchTaints removes the taints of a node for which drop returns true, and adds put, unless nil or present by key and effect.
+// It sends a JSON patch that tests UID and taints as read, so that it changes nothing after a concurrent write: the error then
+// satisfies [IsConflict]. All other taints stay unchanged, including their unknown fields. It returns the node after the
+// change. Without a change it sends nothing, and sent is false.
 func (c *Client) PatchTaints(
 	ctx context.Context, n NodeState, put *readiness.Taint, drop func(readiness.Taint) bool,
 ) (after NodeState, sent bool, err error) {
@@ -37,8 +37,8 @@ func (c *Client) PatchTaints(
 	return after, true, err
 }
 
-// taintPatch works on the places of the taints in the list, so that the others are not written. It is nil when there is
-// nothing to do.
+// taintPatch addresses the taints by their index in the list, so that the other taints are not written. It returns nil if there
+// is nothing to change.
 func taintPatch(n NodeState, put *readiness.Taint, drop func(readiness.Taint) bool) []operation {
 	patch := []operation{{Op: "test", Path: "/metadata/uid", Value: n.UID}}
 	for i, taint := range n.Taints {
@@ -49,7 +49,7 @@ func taintPatch(n NodeState, put *readiness.Taint, drop func(readiness.Taint) bo
 		}
 	}
 	tests, dropped := len(patch), 0
-	for i, taint := range slices.Backward(n.Taints) { // backward, so that the places of those before stay
+	for i, taint := range slices.Backward(n.Taints) { // backward, so that the indexes of earlier taints stay valid
 		if drop(taint) {
 			patch = append(patch, operation{Op: "remove", Path: "/spec/taints/" + strconv.Itoa(i)})
 			dropped++
@@ -72,8 +72,8 @@ func taintPatch(n NodeState, put *readiness.Taint, drop func(readiness.Taint) bo
 	return patch
 }
 
-// PatchCondition sets one condition of a node's status, the others are not touched. now is the heartbeat. It gives the node
-// as it is then; when it has the condition already nothing is sent, and sent is false.
+// PatchCondition sets one condition of a node's status and leaves the others unchanged. now is the heartbeat. It returns the
+// node after the change; if the node has the condition already it sends nothing, and sent is false.
 func (c *Client) PatchCondition(
 	ctx context.Context, n NodeState, want NodeCondition, now time.Time,
 ) (after NodeState, sent bool, err error) {
@@ -96,7 +96,7 @@ func (c *Client) PatchCondition(
 	return after, true, err
 }
 
-// patchNode sends a change and gives the node that the API server answers with, or as it was before an error.
+// patchNode sends a change and returns the node of the API server's response, or the node before an error.
 func (c *Client) patchNode(ctx context.Context, n NodeState, what call, condition string) (NodeState, error) {
 	what.verb, what.resource, what.name = "patch", nodes(), n.Name
 	node, err := ask[*corev1.Node](ctx, c, &what)
@@ -106,24 +106,23 @@ func (c *Client) patchNode(ctx context.Context, n NodeState, what call, conditio
 	return nodeOf(node, condition), nil
 }
 
-// PodRef names one pod as it was seen, so that no other one of its name is changed.
+// PodRef identifies one version of a pod, so that no other pod of its name is changed.
 type PodRef struct {
 	Namespace, Name, UID string
 	// Version is the resourceVersion.
 	Version string
 }
 
-// DeletePod deletes a pod, with the time to end that it has by its own settings, if it is still as it was seen: another
-// UID or resourceVersion is an error of [IsConflict]. A deleted pod is NotFound. Success means that the API server accepted
-// it, not that the pod is gone.
+// DeletePod deletes a pod, with its own grace period, at the version of ref: another UID or resourceVersion is an error of
+// [IsConflict]. A deleted pod is NotFound. Success means that the API server accepted the deletion, not that the pod is gone.
 func (c *Client) DeletePod(ctx context.Context, ref PodRef) error {
 	return c.changePod(ctx, ref, ref.Version, call{verb: "delete", body: &metav1.DeleteOptions{
 		TypeMeta: metav1.TypeMeta{Kind: "DeleteOptions", APIVersion: "v1"}, Preconditions: ref.preconditions(),
 	}})
 }
 
-// EvictPod does as [Client.DeletePod] if no PodDisruptionBudget forbids it, which is an error of [ErrDisruptionBudget] with the time
-// in RetryAfter for which it will not change, if the server sends that.
+// EvictPod evicts a pod with the preconditions of [Client.DeletePod]. If a PodDisruptionBudget forbids the eviction, the error
+// is an [ErrDisruptionBudget], and RetryAfter is the server's Retry-After, if any.
 func (c *Client) EvictPod(ctx context.Context, ref PodRef) error {
 	return c.changePod(ctx, ref, ref.Version, call{verb: "create", part: "eviction", body: &policyv1.Eviction{
 		TypeMeta:      metav1.TypeMeta{Kind: "Eviction", APIVersion: policyv1.SchemeGroupVersion.String()},
@@ -132,15 +131,15 @@ func (c *Client) EvictPod(ctx context.Context, ref PodRef) error {
 	}})
 }
 
-// LabelPod sets a label of a pod, by way of its status: that needs no permission to change the pod. The version does not matter;
-// another UID is an error of [IsConflict].
+// LabelPod sets a label of a pod through its status subresource, which needs no permission to change the pod. The version does
+// not matter; another UID is an error of [IsConflict].
 func (c *Client) LabelPod(ctx context.Context, ref PodRef, key, value string) error {
 	return c.changePod(ctx, ref, "any", call{verb: "patch", part: "status", patch: types.MergePatchType, body: map[string]any{
 		"metadata": map[string]any{"uid": ref.UID, "labels": map[string]string{key: value}},
 	}})
 }
 
-// changePod sends a change of one pod, which must be named without doubt.
+// changePod sends a change of one pod, which ref must identify by UID.
 func (c *Client) changePod(ctx context.Context, ref PodRef, version string, what call) error {
 	what.resource, what.namespace, what.name = pods(), ref.Namespace, ref.Name
 	switch {

@@ -1,7 +1,7 @@
-// Package service is the frame of a role that works until a signal ends it: errors of its command line, the first and the
-// last line of its log, signals and exit code.
+// Package service runs a role that works until a signal ends it: errors of its command line, the first and the last line of its
+// log, signals and exit code.
 //
-// It promises that no work begins unless the whole command line can be used. It never decides what the work is.
+// It promises that no work begins before the whole command line is valid. It never chooses the work.
 //
 // Start at Run.
 package service
@@ -20,19 +20,19 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// Service is what a command line asks for.
+// Service has the result of a valid command line.
 type Service struct {
 	// Config is logged at the start.
 	Config []settings.Line
 	// Warnings are about the configuration.
 	Warnings []string
 	Log      *slog.Logger
-	// Work ends when it is done or the context is.
+	// Work returns when it is done or when the context ends.
 	Work func(context.Context) error
 }
 
-// Settings fills the values of a role that works on its own, without a log. If done, the role ends with the code: its help was
-// printed, behind head with its exit codes, or all problems of its command line.
+// Settings parses the settings of a role that works on its own, without a log. If done, the role ends with the code: Settings
+// has printed its help, behind head with its exit codes, or all problems of its command line.
 func Settings(c applet.Call, role string, rows []settings.Setting, head string, codes ...any) (code int, done bool) {
 	in, err := settings.Parse(rows, c.Args, c.Getenv)
 	if err != nil {
@@ -55,9 +55,9 @@ func report(w io.Writer, role string, problems error) {
 	_, _ = fmt.Fprintf(w, "nothing was touched; see istio-cni %s --help\n", role)
 }
 
-// Run reads the command line of "istio-cni ROLE", works, and gives the exit code: applet.ExitUsage if the command line
-// cannot be used, and applet.ExitError if the work failed. The error of read joins all problems; it is settings.ErrHelp
-// when help was asked for.
+// Run reads the command line of "istio-cni ROLE", works, and returns the exit code: applet.ExitUsage for an invalid command
+// line, and applet.ExitError for failed work. The error of read joins all problems; it is settings.ErrHelp for a request of the
+// help.
 func Run(c applet.Call, role string, help func() string, read func() (Service, error)) int {
 	s, err := read()
 	if errors.Is(err, settings.ErrHelp) {
