@@ -225,15 +225,6 @@ func queryOf(t *testing.T, request string) url.Values {
 	return values
 }
 
-func TestWatchConfigMapThatIsNotThere(t *testing.T) {
-	server := kubetest.NewServer(t)
-	h := following(t, server, nil)
-	h.wants("absent")
-	watched(t, server)
-	server.Set(config("a"))
-	h.wants("absent", "mode=a")
-}
-
 // TestWatchGoesOnWhereItWas ends watches: nothing that happens meanwhile is missed, and no list is asked for.
 func TestWatchGoesOnWhereItWas(t *testing.T) {
 	for name, end := range map[string]func(*kubetest.Server){
@@ -262,12 +253,15 @@ func TestWatchGoesOnWhereItWas(t *testing.T) {
 	}
 }
 
+// elsewhere lets something happen that no watch is about.
+func elsewhere(s *kubetest.Server) { s.Set(kubetest.ConfigMap("elsewhere", "other", nil)) }
+
 func TestWatchHeedsBookmarks(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(config("a"))
 	h := following(t, server, nil)
 	watched(t, server)
-	server.Advance()
+	elsewhere(server)
 	server.Bookmark()
 	server.Compact()
 	server.CloseWatches()
@@ -281,7 +275,7 @@ func TestWatchHeedsBookmarks(t *testing.T) {
 func TestWatchListsAgainWhenItsPlaceIsForgotten(t *testing.T) {
 	for name, forget := range map[string]func(*kubetest.Server){
 		"as an event of the watch": func(s *kubetest.Server) {
-			s.Advance()
+			elsewhere(s)
 			s.Compact()
 			s.CloseWatches()
 		},
@@ -456,11 +450,10 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestWatchKeepsManyObjects follows pods, page by page, as a later informer of pods does.
+// TestWatchKeepsManyObjects follows pods of a server that does not stream lists.
 func TestWatchKeepsManyObjects(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.ListsOnly()
-	server.SetPageSize(2)
 	pod := func(name string) kubetest.Pod { return kubetest.Pod{Namespace: "shop", Name: name} }
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
 		server.Set(pod(name).JSON(t))
@@ -482,8 +475,8 @@ func TestWatchKeepsManyObjects(t *testing.T) {
 	if got, want := h.all()[5], "shop/a uid-2, shop/b uid-3, shop/c uid-4, shop/d uid-5, shop/e uid-6"; got != want {
 		t.Errorf("the list: got %q, want %q", got, want)
 	}
-	if got := len(lists(server)); got != 4 {
-		t.Errorf("%d requests for lists, want one that is refused and 3 pages", got)
+	if got := len(lists(server)); got != 2 {
+		t.Errorf("%d requests for lists, want one that is refused and one of a page", got)
 	}
 	server.Set(pod("f").JSON(t))
 	server.Delete("/api/v1/namespaces/shop/pods/a")

@@ -203,7 +203,7 @@ func TestAnEventThatTheServerForgotIsCreatedAnew(t *testing.T) {
 	server := kubetest.NewServer(t)
 	r := newRecording(t, client(t, server))
 	r.sends(nodeEvent("same"))
-	server.ForgetEvents()
+	server.Delete("/api/v1/namespaces/default/events/" + eventsOn(t, server)[0].Name) // its time to live is over
 	r.clock.Step(eventUpdate)
 	r.sends(nodeEvent("same"))
 	if got := eventsOn(t, server); len(got) != 1 || got[0].Count != 2 {

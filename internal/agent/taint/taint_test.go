@@ -74,7 +74,7 @@ func TestTheAPIServerIsAwayMeanwhile(t *testing.T) {
 	for name, away := range map[string]func(*kubetest.Server){
 		"watches break":         func(s *kubetest.Server) { s.BreakWatches() },
 		"watches end":           func(s *kubetest.Server) { s.CloseWatches() },
-		"the history is gone":   func(s *kubetest.Server) { s.Advance(); s.Compact(); s.BreakWatches() },
+		"the history is gone":   func(s *kubetest.Server) { s.Set(requirements("")); s.Compact(); s.BreakWatches() },
 		"it refuses for a time": func(s *kubetest.Server) { s.Fail(kubetest.Unavailable, 5); s.BreakWatches() },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -279,9 +279,6 @@ func (s *Server) list(r *http.Request, within selection) []byte {
 	items = items[min(skip, len(items)):]
 	metadata := object{"resourceVersion": strconv.Itoa(s.version)}
 	limit, err := strconv.Atoi(query.Get("limit"))
-	if err == nil && s.pageSize > 0 {
-		limit = min(limit, s.pageSize)
-	}
 	if err == nil && limit < len(items) {
 		items = items[:limit]
 		metadata["continue"] = "from:" + strconv.Itoa(skip+limit)
@@ -291,13 +288,6 @@ func (s *Server) list(r *http.Request, within selection) []byte {
 		group = in.group + "/"
 	}
 	return marshal(object{"kind": in.kind() + "List", "apiVersion": group + "v1", "metadata": metadata, "items": items})
-}
-
-// SetPageSize bounds the pages of lists below what clients ask for.
-func (s *Server) SetPageSize(objects int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.pageSize = objects
 }
 
 // Events are the events that the server has, as JSON and in no particular order.
@@ -311,13 +301,6 @@ func (s *Server) Events() [][]byte {
 		}
 	}
 	return events
-}
-
-// ForgetEvents removes all events, as their time to live does.
-func (s *Server) ForgetEvents() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	maps.DeleteFunc(s.objects, func(path string, _ []byte) bool { return parsePath(path).plural == "events" })
 }
 
 // Object is what the server has at a path, nil for nothing.

@@ -48,7 +48,6 @@ type Server struct {
 	objects     map[string][]byte // by path
 	version     int               // of the last change
 	oldest      int               // the first version that a watch may begin at
-	pageSize    int
 	noStreams   bool
 	history     []change
 	watches     map[*watch]struct{}
@@ -205,16 +204,11 @@ func Write(tb testing.TB, path, text string) {
 	}
 }
 
-// SetPod makes a pod known, or replaces it.
-func (s *Server) SetPod(p Pod) { s.SetPodJSON(p.JSON(s.tb)) }
-
-// SetPodJSON makes a pod known in whatever form the API has; its metadata says where. It is kept as it is, and no watch
-// hears of it: see [Server.Set] for that.
-func (s *Server) SetPodJSON(pod []byte) {
-	at := placeOf(s.tb, decode(pod))
+// SetPod makes a pod known, or replaces it. No watch hears of it: see [Server.Set] for that.
+func (s *Server) SetPod(p Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.objects[at.path()] = pod
+	s.objects[place{plural: "pods", namespace: p.Namespace, name: p.Name}.path()] = p.JSON(s.tb)
 }
 
 // Fail makes the next requests (or connections) fail, after those that were asked for before.

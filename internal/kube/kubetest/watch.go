@@ -211,13 +211,6 @@ func (s *Server) Compact() {
 	s.history, s.oldest = nil, s.version
 }
 
-// Advance lets something happen that no watch is about.
-func (s *Server) Advance() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.version++
-}
-
 // CloseWatches ends all open streams properly, after what they have still to send.
 func (s *Server) CloseWatches() { s.endWatches(false) }
 
