@@ -1,6 +1,6 @@
 // Package kubetest is an API server for tests: a real HTTPS server (HTTP/1.1 and 2) that knows objects, checks the
-// token, lists and streams changes as a watch wants them, takes events, counts what reaches it, and fails on demand in
-// all the ways that [Fault] lists.
+// token, lists and streams changes as a watch wants them, takes the writes that this program sends, counts what reaches it,
+// and fails on demand in all the ways that [Fault] lists.
 //
 // It promises that what it does without a fault is what the real API server does (TestContract, which e2e/contract runs against
 // that one), that faults are used up in the order in which they were asked for, and that nothing outlives the test.
@@ -212,11 +212,7 @@ func (s *Server) SetPod(p Pod) {
 }
 
 // Fail makes the next requests (or connections) fail, after those that were asked for before.
-func (s *Server) Fail(fault Fault, times int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.faults = append(s.faults, planned{"", fault, times})
-}
+func (s *Server) Fail(fault Fault, times int) { s.FailOn("", fault, times) }
 
 // FailOn makes the next requests fail whose "METHOD /path?query" has a part, for instance "/daemonsets/" or
 // "watch=true". Other requests pass it by, and those that it is for do not wait for what was asked for before.
