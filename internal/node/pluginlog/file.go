@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The rolling file, its limits and the names of its backups are those of the reference, so that whatever collects the
-// one collects the other, and backups that the reference left behind are cleared away as our own.
+// The rolling file, its limits and the names of its backups are those of the reference, so that a log collector for the
+// reference's files collects ours, and rotation removes backups that the reference left behind like our own.
 const (
 	fileName     = "istio-cni.log"
 	backupStart  = "istio-cni-"
@@ -29,7 +29,7 @@ const (
 // holds the lock of the file (flock) while it writes or rotates.
 type rollingFile struct{ limit int64 }
 
-// append writes all records in one piece. A run directory that does not exist is no error and is not made.
+// append writes all records in one write. A missing run directory is no error and is not created.
 func (f rollingFile) append(path string, records []record, now time.Time) error {
 	var lines []byte
 	for _, r := range records {
@@ -47,7 +47,7 @@ func (f rollingFile) append(path string, records []record, now time.Time) error 
 		return fmt.Errorf("opening log file: %w", err)
 	}
 	removeBackups(path, now.Add(-maxBackupAge))
-	// A writer that was killed, or found the disk full, may have left the beginning of a line: only that one is lost.
+	// A killed writer, or a full disk, may have left an incomplete line: the newline limits the loss to that line.
 	last := []byte("\n")
 	if _, err = file.ReadAt(last, size-1); size > 0 && err == nil && last[0] != '\n' {
 		lines = append([]byte("\n"), lines...)
@@ -60,7 +60,7 @@ func (f rollingFile) append(path string, records []record, now time.Time) error 
 }
 
 // openLocked opens the file and waits for its lock, until the file that is locked is the one at the path: another
-// process may have rotated it meanwhile. Closing it gives the lock back.
+// process may have rotated it meanwhile. Closing the file releases the lock.
 func openLocked(path string) (file *os.File, size int64, err error) {
 	for {
 		file, err = os.OpenFile(path, os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o600) //nolint:gosec // the path is the configuration's
@@ -84,7 +84,7 @@ func openLocked(path string) (file *os.File, size int64, err error) {
 	}
 }
 
-// rotate makes the file, which is locked, the only backup. When that fails the file grows on.
+// rotate renames the locked file to the only backup. If that fails the file keeps growing.
 func rotate(path string, now time.Time) error {
 	removeBackups(path, time.Unix(math.MaxInt32, 0))
 	return os.Rename(path, filepath.Join(filepath.Dir(path), backupStart+now.UTC().Format(backupLayout)+backupEnd))

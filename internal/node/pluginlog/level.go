@@ -9,12 +9,12 @@ import (
 	"strings"
 )
 
-// Level is the lowest level that is logged. The zero value is info. Where slog wants one of its own, LevelFatal.Level()
-// is it.
+// Level is the lowest level that is logged. The zero value is info. LevelFatal.Level() is the slog.Level of a fatal
+// record.
 type Level slog.Level
 
-// The levels that a configuration may name. LevelFatal is for a failure after which nothing follows; LevelNone admits
-// no record at all.
+// The levels that a configuration may name. LevelFatal is for a failure that ends the program; LevelNone admits no
+// record.
 const (
 	LevelDebug = Level(slog.LevelDebug)
 	LevelInfo  = Level(slog.LevelInfo)
@@ -37,7 +37,7 @@ func levels() []namedLevel {
 }
 
 // ParseLevel reads the value of plugin_log_level. An empty value is info. So is an unknown one, with an error that the
-// caller logs: the reference takes it for "none" and then logs nothing at all.
+// caller logs: the reference treats an unknown value as "none" and logs no record.
 func ParseLevel(s string) (Level, error) {
 	at := slices.IndexFunc(levels(), func(l namedLevel) bool { return l.name == s })
 	switch {
@@ -50,7 +50,7 @@ func ParseLevel(s string) (Level, error) {
 	}
 }
 
-// Scopes are levels by the names of what is logged.
+// Scopes are levels by scope, the name of a part of the program.
 type Scopes map[string]Level
 
 // ParseScopes reads SCOPE:LEVEL pairs between commas, or one level, which is that of the scope "default". Charts give one

@@ -3,8 +3,8 @@
 //
 // It promises that a record is one line holding one JSON object in the form the node agent reads; that records written
 // before the run directory was known reach the socket and the file as well; and that no sink, whether dead, full, slow
-// or hanging, ever fails an invocation or delays it, Close included, by more than Log.Timeout. Records that are
-// dropped for it are counted in the log.
+// or hanging, ever fails an invocation or delays it, Close included, by more than Log.Timeout. The log counts the records
+// that it drops for that.
 //
 // It never touches stdout, never creates the run directory, never starts a process, and offers no way to dump an
 // environment or a whole configuration. It does not serve the socket; that is the agent's work.
@@ -28,8 +28,8 @@ import (
 // scheduler that is late.
 const DefaultTimeout = 80 * time.Millisecond
 
-// maxKept bounds the bytes of the records of an invocation. Errors have as much again: a flood of debug records does
-// not cost a failure its record.
+// maxKept bounds the bytes of the records of an invocation. Errors may use twice as many: a flood of debug records does not
+// displace the record of a failure.
 const maxKept = 256 << 10
 
 // Log is the log of one invocation. Its methods may be called from several goroutines.
@@ -91,8 +91,8 @@ func (l *Log) Logger() *slog.Logger {
 }
 
 // Configure sets the run directory and the level once the plugin's configuration is known. They hold for the records
-// made before as well: those the new level admits go to the new run directory's sinks, and to stderr if they were kept
-// back.
+// made before as well: those that the new level admits go to the sinks of the new run directory, and to stderr if that does
+// not have them yet.
 func (l *Log) Configure(runDir string, level Level) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -100,7 +100,7 @@ func (l *Log) Configure(runDir string, level Level) {
 	l.wakeStderr()
 }
 
-// enabled reports whether records of the level are wanted. Before Configure every level may turn out to be.
+// enabled reports whether records of the level are logged. Before Configure it accepts every level, as it may be admitted.
 func (l *Log) enabled(level Level) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -179,8 +179,8 @@ func (l *Log) Close() {
 	})
 }
 
-// deliver passes the records to the file and the socket at the same time. The last tenth of the timeout is for writing
-// to stderr that one failed.
+// deliver passes the records to the file and the socket at the same time. It reserves the last tenth of the timeout for a
+// warning on stderr about a failed sink.
 func (l *Log) deliver(ctx context.Context) {
 	runDir, records := l.admitted(ctx)
 	if runDir == "" || len(records) == 0 {
@@ -195,7 +195,7 @@ func (l *Log) deliver(ctx context.Context) {
 	} {
 		path := filepath.Join(runDir, name)
 		sinks.Go(func() {
-			// A call that does not return is left behind: a write to a hung file system cannot be called back.
+			// deliver abandons a call that does not return: a write to a hung file system cannot be cancelled.
 			sent := make(chan error, 1)
 			go func() { sent <- send(path) }()
 			var err error
@@ -215,7 +215,7 @@ func (l *Log) deliver(ctx context.Context) {
 	sinks.Wait()
 }
 
-// admitted returns what the sinks of the run directory get. A record stands for those that there was no room for.
+// admitted returns the records for the sinks of the run directory. One more record counts those dropped for size.
 func (l *Log) admitted(ctx context.Context) (runDir string, records []record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

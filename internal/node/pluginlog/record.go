@@ -54,8 +54,8 @@ func (h handler) WithGroup(name string) slog.Handler {
 	return h
 }
 
-// Handle adds the record to the log. The time is the log's clock's, and there always is one: the agent drops a record
-// without. It never returns an error, as no sink may fail the plugin.
+// Handle adds the record to the log. Every record has a time, that of the log's clock: the agent drops records without one.
+// Handle never returns an error, as no sink may fail the plugin.
 func (h handler) Handle(ctx context.Context, r slog.Record) error {
 	attrs := slices.Clip(h.attrs)
 	r.Attrs(func(a slog.Attr) bool {
@@ -133,7 +133,7 @@ func bounded(text string) string {
 	return printable.Text(text, maxText)
 }
 
-// boundedError is an error as text, even if it could be JSON. A panic of Error is the handler's to recover.
+// boundedError is an error as text, even if it could be JSON. The handler recovers a panic of Error.
 type boundedError struct{ error }
 
 func (e boundedError) Error() string { return bounded(e.error.Error()) }

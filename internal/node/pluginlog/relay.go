@@ -9,13 +9,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
-// socketName is where the node agent listens, in the run directory.
+// socketName is the name of the node agent's log socket, in the run directory.
 const socketName = "log.sock"
 
-// relay sends the records to the node agent in one request. A socket that is not there is no error: there is no agent.
+// relay sends the records to the node agent in one request. A missing socket is no error: there is no agent.
 //
-// The reference's agent knows no level "fatal" and drops such a record. It is sent as an error, as it is the last one
-// that may be lost.
+// The reference's agent has no level "fatal" and drops such a record. relay sends a fatal record as an error, since it is
+// the most important one.
 func relay(ctx context.Context, socket string, records []record) error {
 	agent, err := agentapi.Dial(ctx, socket)
 	if errors.Is(err, fs.ErrNotExist) {

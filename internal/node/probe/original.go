@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OriginalDestination is the address that a client connected to, whatever address a redirection made of it
-// (SO_ORIGINAL_DST of linux/netfilter_ipv4.h, IP6T_SO_ORIGINAL_DST of linux/netfilter_ipv6/ip6_tables.h). Where connection
-// tracking has no entry, nothing changed it: it is the connection's local address, as it always is under TPROXY.
+// OriginalDestination returns the address that a client connected to, before any redirection (SO_ORIGINAL_DST of
+// linux/netfilter_ipv4.h, IP6T_SO_ORIGINAL_DST of linux/netfilter_ipv6/ip6_tables.h). Without an entry of connection tracking
+// no rule changed the address: then it is the connection's local address, as always under TPROXY.
 func OriginalDestination(conn *net.TCPConn) (netip.AddrPort, error) {
 	const soOriginalDst = 80
 	raw, err := conn.SyscallConn()
@@ -21,7 +21,7 @@ func OriginalDestination(conn *net.TCPConn) (netip.AddrPort, error) {
 	local := LocalAddress(conn)
 	var original netip.AddrPort
 	failed := raw.Control(func(fd uintptr) {
-		// The types of x/sys stand for their size alone.
+		// Of the types of x/sys only the size matters.
 		if local.Addr().Is4() { // struct sockaddr_in: family, port in network order, address
 			var in *unix.IPv6Mreq
 			if in, err = unix.GetsockoptIPv6Mreq(int(fd), unix.SOL_IP, soOriginalDst); err == nil {

@@ -1,4 +1,4 @@
-// Package probe finds out by a real connection whether a network namespace redirects traffic to the sidecar.
+// Package probe tests by a real connection whether a network namespace redirects traffic to the sidecar.
 //
 // It promises that nothing is changed, that every socket is in the given namespace, and that it ends with its context.
 // It never needs privileges, but it must run as the proxy's user: only the proxy's calls are
@@ -24,8 +24,8 @@ import (
 )
 
 // Redirection is one probe: a connection from this process, which runs as the proxy, to an address on lo that is not the
-// pod's own must be redirected to the proxy's inbound listener. The probe stands in for the proxy and looks at the
-// destination that the connection was made for.
+// pod's own must be redirected to the proxy's inbound listener. The probe listens in place of the proxy and checks the
+// original destination of the connection.
 //
 //	127.0.0.1:0 → 127.0.0.6:15002   OUTPUT → ISTIO_OUTPUT → (uid of the proxy, over lo) → ISTIO_IN_REDIRECT → 127.0.0.1:15006
 type Redirection struct {
@@ -63,8 +63,7 @@ func (r Redirection) Run(ctx context.Context, f ruleset.Family) error {
 	})
 }
 
-// listen opens the proxy's two ports until the context ends. One that is taken is tolerated: the probe may come in at the
-// other.
+// listen opens the proxy's two ports until the context ends. One port may be in use: the probe may arrive at the other.
 func (r Redirection) listen(ctx context.Context, f ruleset.Family, seen chan<- struct{}) error {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error { return reuse(c) }}
 	config.SetMultipathTCP(false) // the kernel gives no original destination of an accepted Multipath TCP connection
@@ -95,7 +94,7 @@ func reuse(c syscall.RawConn) error {
 }
 
 // accept answers every connection with its original destination port, as decimal text, as the reference's listener does.
-// Connections for other ports than the probe's are not seen.
+// It does not report connections to other ports than the probe's.
 func (r Redirection) accept(l net.Listener, seen chan<- struct{}) {
 	for {
 		conn, err := l.Accept()
@@ -140,8 +139,8 @@ func (r Redirection) dial(ctx context.Context, f ruleset.Family, seen <-chan str
 	}
 }
 
-// over reports that the context has ended, or that its time is up: a connection that fails by that can be back before the
-// context says so, and its failure does not count.
+// over reports whether the context has ended or its deadline has passed: a dial that fails by the deadline can return before
+// ctx.Err is set, and its failure does not count.
 func over(ctx context.Context) bool {
 	deadline, ok := ctx.Deadline()
 	return ctx.Err() != nil || ok && !time.Now().Before(deadline) //nolint:forbidigo // the context's own clock

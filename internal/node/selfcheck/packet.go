@@ -22,11 +22,11 @@ const (
 	namePort = 53
 )
 
-// arrival bounds the wait for a packet, which takes microseconds where it arrives at all.
+// arrival bounds the wait for a packet, which takes microseconds if it arrives.
 const arrival = 2 * time.Second
 
-// packets sends what an app and its clients send, and checks at which of the sidecar's ports it arrives. The sockets' user
-// and group are this process's, and so not the proxy's.
+// packets sends the packets of an app and its clients, and checks at which of the sidecar's ports they arrive. The user and
+// group of the sockets are those of this process, and so not the proxy's.
 func (b *testbed) packets(ctx context.Context, mode redirect.Mode) error {
 	web := func(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, webPort) }
 	return errors.Join(

@@ -1,12 +1,12 @@
-// Package selfcheck finds out which way of redirecting pods works on this node: it applies the rules to a scratch namespace
+// Package selfcheck tests which backend of the redirection works on this node: it applies the rules to a scratch namespace
 // and sends real packets.
 //
-// It promises to touch nothing but two namespaces of its own, which end with it, to bound its time, and to distinguish what could not be
-// tried from what was tried and failed. The verdict is written down for the plugin.
+// It promises to change only two namespaces of its own, which end with it, to bound its time, and to distinguish a test that
+// could not run from one that failed. It writes the verdict to a file for the plugin.
 //
-// It never decides what becomes of a pod.
+// It never decides about a pod.
 //
-// Start reading at Run; testbed.go has the namespaces, packet.go the packets, verdict.go what is written down.
+// Start reading at Run; testbed.go has the namespaces, packet.go the packets, verdict.go the file.
 package selfcheck
 
 import (
@@ -25,19 +25,19 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
-// Options are what a test works with.
+// Options are the inputs of a test.
 type Options struct {
-	// Path is where the iptables programs are looked for, as in $PATH.
+	// Path is the search path for the iptables programs, as in $PATH.
 	Path string
 	Log  *slog.Logger
 	Now  func() time.Time
 }
 
-// timeout bounds each question.
+// timeout bounds the test of one backend in one mode.
 const timeout = 10 * time.Second
 
-// Run tries every backend. The error means that it could not be tried at all, and says what is missing for that: then
-// nothing is known.
+// Run tests every backend. An error means that no test could run, and names the missing requirement: then there is no
+// verdict.
 func Run(ctx context.Context, o Options) (Verdict, error) {
 	v := Verdict{Version: version, Time: o.Now(), Kernel: kernel()}
 	for _, b := range []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools} { // the preferred one first
@@ -56,10 +56,10 @@ func Run(ctx context.Context, o Options) (Verdict, error) {
 	return v, nil
 }
 
-// ErrPrivilege says that this process may not try anything.
+// ErrPrivilege says that this process lacks the privileges for a test.
 var ErrPrivilege = errors.New("this process may not make network namespaces (CAP_SYS_ADMIN) or program them (CAP_NET_ADMIN)")
 
-// try asks all questions of a family, in one place: each backend takes over from the one before.
+// try tests all backends and modes for a family in one testbed: each backend replaces the rules of the one before.
 func (v *Verdict) try(ctx context.Context, o Options, f ruleset.Family) error {
 	b, err := newTestbed(f)
 	if errors.Is(err, unix.EPERM) {

@@ -16,10 +16,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// FileName is where the verdict is, in the agent's run directory.
+// FileName is the name of the verdict's file, in the agent's run directory.
 const FileName = "selftest.json"
 
-// version is that of the file. A plugin passes over a verdict of another one.
+// version is that of the file. A plugin ignores a verdict of another version.
 const version = 1
 
 // Verdict is the result of a self-test of the node.
@@ -36,7 +36,7 @@ type Verdict struct {
 type Result struct {
 	Backend  redirect.Backend `json:"backend"`
 	Problems []Problem        `json:"problems,omitempty"`
-	// Untried is why nothing is known of it: the programs that it takes are not where the test ran. They may be on the node.
+	// Untried is why there is no result: the programs are missing where the test ran. The node may have them.
 	Untried string  `json:"untried,omitempty"`
 	Seconds float64 `json:"seconds"`
 }
@@ -45,7 +45,7 @@ type Result struct {
 type Problem struct {
 	Family string `json:"family"`
 	Mode   string `json:"mode"`
-	// Text says what is missing or what became of the packets.
+	// Text names the missing feature or the result of the packets.
 	Text string `json:"text"`
 }
 
@@ -89,7 +89,7 @@ func (v Verdict) Served(by redirect.Backend) error {
 	return nil
 }
 
-// Summary is one line with what does not work.
+// Summary returns the problems in one line.
 func (v Verdict) Summary() string {
 	var all []string
 	for _, r := range v.Results {
@@ -133,7 +133,7 @@ func (v Verdict) Text() string {
 	return b.String()
 }
 
-// Record writes the verdict down for the plugin.
+// Record writes the verdict's file for the plugin.
 func (v Verdict) Record(disk hostfs.Disk, runDir string) error {
 	text, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -151,13 +151,13 @@ const maxVerdict = 64 << 10
 
 // Advice is a verdict reduced to backend auto.
 type Advice struct {
-	// PreferTools says that netlink does not do on this node, and the programs of the host may.
+	// PreferTools says that netlink does not work on this node, and the programs of the host may.
 	PreferTools bool
-	// Err says that nothing does: packets were tried, and none came out where they should.
+	// Err says that no backend for auto works: the self-test sent packets, and none arrived at its port.
 	Err error
 }
 
-// Recorded gives what a self-test of this node found. Without a verdict that counts there is no advice.
+// Recorded returns the advice of the last self-test of this node, empty without a verdict of this version and kernel.
 func Recorded(runDir string) Advice {
 	text, _, err := hostfs.ReadFile(filepath.Join(runDir, FileName), maxVerdict)
 	var v Verdict
@@ -167,7 +167,7 @@ func Recorded(runDir string) Advice {
 	return v.Advice()
 }
 
-// Advice is for backend auto.
+// Advice reduces the verdict to backend auto.
 func (v Verdict) Advice() Advice {
 	if v.Choice == "" {
 		return Advice{Err: v.Served(redirect.Auto)}
