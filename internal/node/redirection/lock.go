@@ -20,9 +20,9 @@ const (
 	lockTimeout = 30 * time.Second // as long as iptables waits for its own lock
 )
 
-// lock makes this program the only one of its kind that changes the current namespace: to read, compare and write must
-// not be interleaved with another run. The lock is held until the file is closed here and in every process that was
-// given it, so it outlives this process if a tool that it started does.
+// lock excludes other runs of this program from the current namespace: their reading, comparing and writing must not
+// interleave. The lock is held until the file is closed here and in every process that inherited it, so the lock outlives
+// this process if a tool that it started does.
 func lock(ctx context.Context) (*os.File, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, lockTimeout,
 		fmt.Errorf("another run has been programming this network namespace for %s", lockTimeout))

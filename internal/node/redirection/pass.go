@@ -14,25 +14,25 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables"
 )
 
-// pass is one reading of a namespace, and the changes that bring it to what is wanted.
+// pass is one reading of a namespace, with the changes that bring it to the desired state.
 type pass struct {
 	mode    mode
-	clean   bool // nothing of the mesh is wanted
+	clean   bool // all rules of the mesh are removed
 	log     *slog.Logger
 	tools   *iptables.Host
 	session *nftables.Session
 	// view are the rules that netlink reads, nil where the kernel has no nf_tables.
 	view   *nftables.View
 	report Report
-	// changes are carried out in their order, those of netlink in one transaction ahead of the others.
+	// changes are applied in this order, those of netlink in one transaction ahead of the others.
 	changes []change
-	// conflict says that rules of the mesh that are there would be replaced or removed.
+	// conflict says that the changes replace or remove present rules of the mesh.
 	conflict bool
-	// marks are those that rules of the mesh were found to use.
+	// marks are the packet marks in the present rules of the mesh.
 	marks []uint32
 }
 
-// place is where the kernel keeps rules of a family. A packet meets those of every place.
+// place is one of the kernel's stores of rules of a family. A packet traverses the rules of every place.
 type place struct {
 	by, dialect string
 	tool        *iptables.Tool // nil for netlink
@@ -47,17 +47,17 @@ type change struct {
 	native     *ruleset.Set // in place of operations, for the native tables
 }
 
-// readLimit bounds reading what is there, by tools as well. A namespace of usual size is read in a millisecond.
+// readLimit bounds the reading of present rules, by tools as well. A namespace of usual size is read in a millisecond.
 const readLimit = 10 * time.Second
 
 var (
 	errSlow = fmt.Errorf("%w: reading the rules takes more than %s", ErrUninspectable, readLimit)
-	// errLegacy keeps rules from being doubled.
+	// errLegacy prevents a second set of rules beside that in the legacy tables.
 	errLegacy = fmt.Errorf("%w: there are rules of the mesh in the legacy iptables tables, and no iptables-legacy here that could "+
 		"take them away", iptables.ErrMissing)
 )
 
-// inspect reads all places and compares them with the Spec; without one nothing is wanted. The pass must be closed.
+// inspect reads all places and compares them with the Spec; nil means no rules of the mesh. The caller closes the pass.
 func (n Namespace) inspect(ctx context.Context, m mode, spec *redirect.Spec) (*pass, error) {
 	tools := n.Tools
 	tools.Lock = n.lockFile()
@@ -74,7 +74,7 @@ func (n Namespace) inspect(ctx context.Context, m mode, spec *redirect.Spec) (*p
 // close ends the session.
 func (p *pass) close() {
 	if p.session != nil {
-		_ = p.session.Close() // nothing is on its way
+		_ = p.session.Close() // no message is in flight
 	}
 }
 
@@ -104,14 +104,14 @@ func (p *pass) compareAll(ctx context.Context, spec *redirect.Spec) error {
 	return nil
 }
 
-// read reads, at one moment, all rules that take no tool. It gives the families whose legacy tables hold rules of the mesh.
+// read reads, at one moment, the rules that need no tool. It returns the families with rules of the mesh in legacy tables.
 func (p *pass) read(ctx context.Context) (legacy []ruleset.Family, err error) {
 	if p.session, err = nftables.Open(); err == nil {
 		p.view, err = p.session.Read(ctx)
 	}
 	switch {
 	case errors.Is(err, nftables.ErrUnsupported) && p.mode.backend == redirect.Tools:
-		return nil, nil // there is nothing that a tool would not see
+		return nil, nil // the tools read all rules
 	case err != nil:
 		return nil, fmt.Errorf("reading rules by netlink: %w", err)
 	}
@@ -130,8 +130,8 @@ func (p *pass) read(ctx context.Context) (legacy []ruleset.Family, err error) {
 	return legacy, nil
 }
 
-// family compares the places of one family: the first is to hold what is wanted, the others nothing of the mesh. If nothing
-// is wanted of it, a host without tools for it is no error: then this program cannot have written any rules there.
+// family compares the places of one family: the first place gets the wanted rules, the others no rules of the mesh. If want
+// is empty, a host without tools for the family is no error: then this program cannot have written any rules there.
 func (p *pass) family(ctx context.Context, want ruleset.Set, legacy bool) error {
 	places, err := p.places(ctx, want.Family, legacy)
 	if err != nil && want.Empty() && !errors.Is(err, errLegacy) {
@@ -183,7 +183,7 @@ func (p *pass) places(ctx context.Context, f ruleset.Family, legacy bool) ([]pla
 
 func ofTool(t iptables.Tool) place { return place{by: t.Name(), dialect: string(t.Variant), tool: &t} }
 
-// owned says which rules that are there are the mesh's.
+// owned marks the present rules that belong to the mesh.
 func (p *pass) owned(want, have ruleset.Set) ruleset.Ownership {
 	switch {
 	case want.Family == ruleset.Inet:
@@ -194,7 +194,7 @@ func (p *pass) owned(want, have ruleset.Set) ruleset.Ownership {
 	return redirect.Owned(want, have)
 }
 
-// compare reads a place and adds what brings it to what is wanted.
+// compare reads a place and adds the change that brings it to the wanted rules.
 func (p *pass) compare(ctx context.Context, at place, want ruleset.Set) (err error) {
 	var have ruleset.Set
 	switch {
@@ -232,7 +232,7 @@ func (p *pass) compare(ctx context.Context, at place, want ruleset.Set) (err err
 	return nil
 }
 
-// apply carries out the changes.
+// apply applies the changes.
 func (p *pass) apply(ctx context.Context) error {
 	var transaction nftables.Plan
 	for _, c := range p.changes {

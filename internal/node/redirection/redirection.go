@@ -1,7 +1,7 @@
-// Package redirection makes a network namespace redirect what a Spec captures: rules, addresses and routes together.
+// Package redirection makes a network namespace redirect the traffic that a Spec captures: rules, addresses and routes.
 //
-// It promises that Apply may be repeated, also over what an earlier or half-finished run left; that rules of other software
-// stay; and that Verify and PlanClean write nothing. It never decides what to capture and never opens a namespace: the
+// It promises that Apply may be repeated, also after an earlier or incomplete run; that rules of other software stay; and
+// that Verify and PlanClean write nothing. It never decides what to capture and never opens a namespace: the
 // caller does, and checks that it is not the node's.
 //
 // Start at Namespace; run.go has modes, fallback and retries, pass.go the reading, comparing and writing of rules.
@@ -22,11 +22,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
-// Namespace is a network namespace and how to work in it.
+// Namespace is a network namespace with the settings for work in it.
 type Namespace struct {
 	// NetNS is the namespace, which the caller has opened and checked, and closes. Nil is an error.
 	NetNS *netns.Namespace
-	// Backend is the way by which rules are read and written; "" is redirect.Auto.
+	// Backend selects the mechanism that reads and writes rules; "" is redirect.Auto.
 	Backend redirect.Backend
 	// PreferTools resolves auto to Tools where it is not Native: the self-test found that netlink does not work on this node.
 	PreferTools bool
@@ -35,7 +35,7 @@ type Namespace struct {
 	Log   *slog.Logger
 }
 
-// ConflictPolicy says what Apply does with rules of the mesh that are there and are not those wanted.
+// ConflictPolicy selects the action of Apply on present rules of the mesh that differ from the wanted ones.
 type ConflictPolicy uint8
 
 // Reconcile replaces them; FailOnConflict changes nothing and reports ErrConflict.
@@ -47,38 +47,38 @@ const (
 // ErrConflict says that the namespace already redirects in another way.
 var ErrConflict = errors.New("the namespace already holds other rules of the mesh")
 
-// ErrUninspectable says that the namespace holds more rules or routes than are read, or that reading them takes too long:
-// a process in it may have filled it. Routes are read after the rules are written.
+// ErrUninspectable says that the rules or routes of the namespace exceed the bounds, or that reading them takes too long: a
+// process in the namespace may have filled it. Routes are read after the rules are written.
 var ErrUninspectable = nftables.ErrUninspectable
 
-// Report is what was found and done in a namespace.
+// Report is the result of a run in a namespace.
 type Report struct {
 	Families redirect.Families
-	// Mesh says that rules of the mesh were there before anything was done, the wanted ones or others.
+	// Mesh says that the namespace had rules of the mesh before the run, the wanted ones or others.
 	Mesh bool
 	// Tools are the programs that write each family's rules.
 	Tools []string
-	// Diffs are the differences of each family from what is wanted, before anything was done; empty ones are left out.
+	// Diffs are the differences of each family from the wanted rules before the run; empty ones are left out.
 	Diffs []ruleset.Diff
-	// Routing are those of addresses, policy rules and routes, a sentence each. Only Verify fills it.
+	// Routing are the differences of addresses, policy rules and routes, a sentence each. Only Verify fills it.
 	Routing []string
-	// Notes are foreign rules behind ours, and what else is worth knowing and no difference.
+	// Notes are foreign rules behind ours, and other facts for the log that are no difference.
 	Notes []string
-	// Programs are what was carried out.
+	// Programs are the applied changes.
 	Programs []Program
-	// Processes is how many were started for all of it.
+	// Processes is the number of processes that the run started.
 	Processes int
 }
 
-// Program is a change of rules that was carried out, or would be.
+// Program is a change of rules that was applied or, from PlanClean, would be.
 type Program struct {
 	// Of is the family: IPv4, IPv6 or, for both together, inet. By is a backend, or the program of iptables.
 	Of, By string
-	// Text is what "iptables-restore --noflush" or, where By is native, "nft -f" takes.
+	// Text is the input for "iptables-restore --noflush" or, where By is native, for "nft -f".
 	Text string
 }
 
-// Clean reports whether everything was as wanted.
+// Clean reports whether there was no difference.
 func (r Report) Clean() bool { return len(r.Diffs) == 0 && len(r.Routing) == 0 }
 
 // Apply brings the namespace to the Spec.
@@ -99,8 +99,8 @@ func (n Namespace) Verify(ctx context.Context, spec redirect.Spec) (Report, erro
 	return n.run(ctx, shared, &spec, func(p *pass) error { return p.checkRouting(routing(spec, p.report.Families)) })
 }
 
-// Clean removes everything that is the mesh's, of whatever configuration. The Spec only names the mark and table that are
-// the mesh's besides those of the rules found here.
+// Clean removes all rules and routing of the mesh, of any configuration. The Spec only names the mark and table that belong
+// to the mesh besides those of the rules found here.
 func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error) {
 	return n.run(ctx, exclusive, nil, func(p *pass) error {
 		left, err := leftovers(append(p.marks, spec.Mark))
@@ -157,8 +157,9 @@ func families(spec redirect.Spec) (redirect.Families, error) {
 	return spec.FamiliesOf(addresses, route.KernelHasIPv6())
 }
 
-// routing is what is wanted besides rules. Where lo has IPv6 switched off and there is no IPv6 address, nothing of IPv6 can
-// be set up; its rules are there for addresses that come later, and what they hand to the proxy then goes no further.
+// routing returns the wanted addresses, policy rules and routes. If lo has IPv6 disabled and the namespace has no IPv6
+// address, the kernel accepts none for IPv6; the IPv6 rules are for addresses that come later, and the packets that these
+// rules hand to the proxy then go no further.
 func routing(spec redirect.Spec, f redirect.Families) route.Want {
 	want := route.For(spec.Routing(f))
 	if f.HasIPv6 || route.LoopbackHasIPv6() {
@@ -169,7 +170,7 @@ func routing(spec redirect.Spec, f redirect.Families) route.Want {
 	return want
 }
 
-// setRouting brings addresses, routes and policy rules to what is wanted, and removes those of an earlier configuration.
+// setRouting sets up the wanted addresses, routes and policy rules, and removes those of an earlier configuration.
 func (p *pass) setRouting(want route.Want) error {
 	left, err := p.stale(want)
 	if err != nil {
@@ -198,8 +199,8 @@ func (p *pass) checkRouting(want route.Want) (err error) {
 	return err
 }
 
-// stale finds routing of the mesh that is not wanted. A namespace in which no rule of the mesh was found has none: a new
-// pod pays nothing for this.
+// stale finds routing of the mesh that is not wanted. A namespace without rules of the mesh has none, so stale sends no
+// request for a new pod.
 func (p *pass) stale(want route.Want) (route.Want, error) {
 	if !p.report.Mesh {
 		return route.Want{}, nil

@@ -13,7 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables"
 )
 
-// mode says where the rules of a namespace are to be, and what may be used for it.
+// mode is the backend for the rules of a namespace, and whether tools may be used.
 type mode struct {
 	backend redirect.Backend // Netlink, Native or Tools
 	// tools allows the iptables programs of the host: for backend Tools, and to clear the legacy tables.
@@ -22,11 +22,11 @@ type mode struct {
 
 var (
 	errNoNamespace = errors.New("no network namespace is given")
-	// errNeedsTools is the end of an attempt that found rules of the mesh in the legacy tables, which netlink does not reach.
+	// errNeedsTools ends an attempt that found rules of the mesh in the legacy tables, which netlink does not reach.
 	errNeedsTools = errors.New("the iptables tools of the host are needed for the legacy tables")
 )
 
-// backend is the one that was asked for. A forced variant of the tools is a request for them.
+// backend returns the configured backend. A forced variant of the tools selects Tools.
 func (n Namespace) backend() redirect.Backend {
 	switch open := n.Backend == "" || n.Backend == redirect.Auto; {
 	case open && n.Tools.Force != "":
@@ -53,7 +53,7 @@ func (n Namespace) mode() (mode, error) {
 	return mode{backend: redirect.Netlink}, err
 }
 
-// fallback gives the mode for what an attempt failed by, if another one can do it. The attempt has changed nothing.
+// fallback returns another mode that avoids the error of an attempt, if there is one. The attempt has changed nothing.
 func (n Namespace) fallback(m mode, failed error) (mode, bool) {
 	switch {
 	case errors.Is(failed, errNeedsTools) && !m.tools:
@@ -73,7 +73,7 @@ const (
 	exclusive access = true
 )
 
-// run reads the namespace, compares it with the Spec (nil wants nothing of the mesh) and gives the result to fn.
+// run reads the namespace, compares it with the Spec (nil: no rules of the mesh) and passes the result to fn.
 func (n Namespace) run(ctx context.Context, a access, spec *redirect.Spec, fn func(*pass) error) (Report, error) {
 	var r Report
 	err := n.retry(ctx, a, func(n Namespace, m mode) error {
@@ -91,11 +91,11 @@ func (n Namespace) run(ctx context.Context, a access, spec *redirect.Spec, fn fu
 	return r, err
 }
 
-// attempts bounds how often the work on a namespace begins, for whatever reason it begins anew.
+// attempts bounds the number of attempts on a namespace, whatever the reasons for a retry.
 const attempts = 10
 
-// retry calls attempt in the namespace: again where the rules changed in between, and in another mode where one has to
-// serve.
+// retry calls attempt in the namespace: again if the rules changed in between, and in another mode if fallback returns
+// one.
 func (n Namespace) retry(ctx context.Context, a access, attempt func(Namespace, mode) error) error {
 	if n.NetNS == nil {
 		return errNoNamespace
@@ -119,8 +119,8 @@ func (n Namespace) retry(ctx context.Context, a access, attempt func(Namespace, 
 	return fmt.Errorf("retries exhausted: the rules of the namespace keep changing (%d attempts): %w", attempts, err)
 }
 
-// in calls attempt in the namespace. Netlink needs no lock: the kernel refuses a transaction that is based on other rules
-// than those of now, and a process in the pod could hold a lock.
+// in calls attempt in the namespace. Netlink needs no lock: the kernel refuses a transaction that names an old generation of
+// the rules, and a process in the pod could hold a lock.
 func (n Namespace) in(ctx context.Context, a access, m mode, attempt func(Namespace, mode) error) error {
 	if !m.tools {
 		return n.NetNS.Do(func() error { return attempt(n, m) })
@@ -138,8 +138,8 @@ func (n Namespace) in(ctx context.Context, a access, m mode, attempt func(Namesp
 	})
 }
 
-// isolated calls fn in the namespace, with the pod's own iptables lock and without name service: the tools would ask it
-// for the names of user ids, which can take a minute (a node with a directory service) or deadlock.
+// isolated calls fn in the namespace, with the pod's own iptables lock and without name service: the tools would look up
+// the names of user IDs, which can take a minute (a node with a directory service) or deadlock.
 func (n Namespace) isolated(ctx context.Context, fn func() error) error {
 	binds := existing(netns.Bind{Source: "/dev/null", Target: "/etc/nsswitch.conf"})
 	level := slog.LevelDebug
@@ -155,7 +155,7 @@ func (n Namespace) isolated(ctx context.Context, fn func() error) error {
 	return err
 }
 
-// lockFile is what legacy tools lock: the namespace's own file, or "" for the host's lock in the current namespace.
+// lockFile returns the lock of legacy tools: the namespace's own file, or "" for the host's lock in the current namespace.
 func (n Namespace) lockFile() string {
 	if n.NetNS.Current() {
 		return ""
@@ -163,7 +163,7 @@ func (n Namespace) lockFile() string {
 	return n.NetNS.Path()
 }
 
-// existing leaves out a bind whose target is not there: then there is nothing to hide.
+// existing leaves out a bind without a target: no file has to be hidden then.
 func existing(b netns.Bind) []netns.Bind {
 	if _, err := os.Stat(b.Target); err != nil {
 		return nil

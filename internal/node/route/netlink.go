@@ -20,12 +20,12 @@ import (
 // The netlink package's functions open a socket for each request, on the calling thread and so in its namespace. A
 // netlink.Handle would keep one, but nothing here asks often enough to gain from it.
 
-// maxObjects bounds what is read of a namespace: a process that is root in it can add addresses, routes and policy rules
-// without end.
+// maxObjects bounds the objects of one listing: root in a namespace can add any number of addresses, routes and policy
+// rules.
 var maxObjects = 1 << 16 //nolint:gochecknoglobals // a constant but for a test
 
-// list gives what parse makes of every object that the kernel lists: reply is the type of its messages, head begins the
-// request. Parse leaves out what it reports false for.
+// list returns the parsed objects of a dump: reply is the type of the kernel's messages, head begins the request. list
+// leaves out an object for which parse returns false.
 func list[T any](reply uint16, head nl.NetlinkRequestData, parse func(message []byte) (T, bool, error)) (all []T, err error) {
 	const get = unix.RTM_GETLINK - unix.RTM_NEWLINK
 	err = complete(func() error {
@@ -43,8 +43,8 @@ func list[T any](reply uint16, head nl.NetlinkRequestData, parse func(message []
 	return all, err
 }
 
-// complete repeats a listing that something changed under (NLM_F_DUMP_INTR, linux/netlink.h) or that a signal interrupted:
-// it may lack entries.
+// complete repeats a listing during which objects changed (NLM_F_DUMP_INTR, linux/netlink.h) or that a signal interrupted:
+// such a listing may lack entries.
 func complete(listing func() error) (err error) {
 	const attempts = 5
 	for range attempts {
@@ -55,9 +55,9 @@ func complete(listing func() error) (err error) {
 	return err
 }
 
-// dump calls each with every message of a kind in the kernel's answer. It is ErrUninspectable above the bound. That and an
-// error of each leave the rest of the answer in the kernel; the netlink package's lists read it to its end and keep all of
-// it.
+// dump calls each with every message of a kind in the kernel's answer. It returns ErrUninspectable above the bound. Then,
+// and after an error of each, the rest of the answer stays in the kernel; the lists of package netlink read the whole answer
+// into memory.
 func dump(request *nl.NetlinkRequest, kind uint16, each func(message []byte) error) error {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -92,7 +92,7 @@ type listing struct {
 	kind        uint16
 	each        func(message []byte) error
 	seen        int
-	interrupted bool // by a change of what is listed
+	interrupted bool // by a change of the listed objects
 	done        bool
 }
 
@@ -136,7 +136,7 @@ func ended(payload []byte, interrupted bool) error {
 	return nil
 }
 
-// explain adds to a refusal what the kernel means by it and what helps.
+// explain adds the cause and a remedy to an errno.
 func explain(f ruleset.Family, err error) error {
 	switch {
 	case errors.Is(err, unix.ENETDOWN):
@@ -161,8 +161,8 @@ func KernelHasIPv6() bool {
 // LoopbackHasIPv6 reports whether lo may have IPv6 addresses and routes in the calling thread's namespace.
 func LoopbackHasIPv6() bool { return v6Off(os.DirFS("/proc/sys/net/ipv6")) == "" }
 
-// v6Off says why lo has no IPv6 and what helps, or nothing. Given proc's settings it speaks of the calling thread's
-// namespace.
+// v6Off returns why lo has no IPv6, with a remedy, or "" if it has. With the settings of /proc it is about the calling
+// thread's namespace.
 func v6Off(settings fs.FS) string {
 	if _, err := fs.Stat(settings, "."); err != nil {
 		return "the kernel has no IPv6 (it may have been started with ipv6.disable=1); " +

@@ -1,11 +1,11 @@
-// Package route sets up what redirection needs of a network namespace beside rules: the address ::6 on lo, from
-// which the proxy speaks to the app in IPv6, and for TPROXY a policy rule and a route that deliver marked packets
-// locally, whatever their destination.
+// Package route sets up the addresses and routes that redirection needs beside rules: the address ::6 on lo, the source of
+// the proxy's IPv6 connections to the app, and for TPROXY a policy rule and a route that deliver marked packets locally,
+// whatever their destination.
 //
 //	marked packet -> rule "fwmark MARK lookup TABLE" -> route "local default dev lo" in TABLE -> the proxy's socket
 //
-// It promises that Apply may be repeated and leaves exactly one of each, that Check is silent exactly when Apply has
-// nothing to do, that Remove takes away those and nothing else, and that Check, Leftovers and Addresses write nothing.
+// It promises that Apply may be repeated and leaves exactly one of each, that Check returns no difference exactly when
+// Apply would change nothing, that Remove removes only these, and that Check, Leftovers and Addresses write nothing.
 //
 // It never touches a rule with any other selector, a route of any other shape, another address, or the state of a
 // link. All of it happens in the network namespace of the calling thread: run it inside netns.Do.
@@ -38,7 +38,7 @@ type Policy struct {
 	Mark, Table uint32
 }
 
-// For gives what a routing asks for.
+// For returns the Want of a redirect.Routing.
 func For(r redirect.Routing) Want {
 	w := Want{PassthroughV6: r.PassthroughV6}
 	for _, f := range r.MarkFamilies {
@@ -47,11 +47,11 @@ func For(r redirect.Routing) Want {
 	return w
 }
 
-// Apply makes the namespace have what w wants, once each. A rule that is there at another priority is kept if it comes
-// before the main table, where alone it has an effect; further ones are removed.
+// Apply sets up w, one object of each. It keeps a present rule of another priority if that comes before the main table,
+// where alone it has an effect, and removes further ones.
 //
-// A policy's rule is the last thing made for it, so a marked packet never meets an empty table. What fails for one
-// family or kind does not keep the others from being made; the error names all that failed.
+// Apply adds a policy's rule after its route, so no marked packet is looked up in an empty table. A failure for one family
+// or kind does not stop the others; the error names all failures.
 func Apply(w Want) error {
 	return w.each(addPassthrough, func(p Policy) error {
 		if err := p.addRoute(); err != nil {
@@ -61,8 +61,7 @@ func Apply(w Want) error {
 	})
 }
 
-// Remove takes away what w wants, including repetitions, in the reverse order. What is absent already is as good as
-// removed.
+// Remove removes the objects of w, including repetitions, in the reverse order. A missing object is no error.
 func Remove(w Want) error {
 	return w.each(removePassthrough, func(p Policy) error {
 		if err := p.removeRules(); err != nil {
@@ -72,7 +71,7 @@ func Remove(w Want) error {
 	})
 }
 
-// Check says, in a sentence each, what keeps the namespace from being as Apply leaves it.
+// Check returns the differences of the namespace from the state that Apply sets up, a sentence each.
 func Check(w Want) ([]string, error) {
 	var missing []string
 	check := func(found []string, err error) error {
@@ -86,12 +85,12 @@ func Check(w Want) ([]string, error) {
 	return missing, err
 }
 
-// Leftovers finds what an earlier configuration may have left, whatever marks and tables it used: policy rules that
-// select by a mark and nothing else, and lead to a table that holds "local default dev lo", holds nothing else, and is
-// led to by no other kind of rule; and ::6/128 on lo.
+// Leftovers finds possible leftovers of an earlier configuration, of any mark and table: policy rules that select by a mark
+// alone and look up a table that holds only "local default dev lo" and that no other kind of rule looks up; and ::6/128 on
+// lo.
 //
 // These shapes are also those of any other TPROXY in the namespace (Documentation/networking/tproxy.rst of Linux
-// proposes mark 1 and table 100); the caller says whether they are ours to remove.
+// proposes mark 1 and table 100); the caller decides whether they belong to the mesh.
 func Leftovers() (Want, error) {
 	address, err := findPassthrough()
 	if err != nil {
@@ -141,8 +140,8 @@ func leftoverPolicies(f ruleset.Family) ([]Policy, error) {
 	return slices.DeleteFunc(found, func(p Policy) bool { return foreign[p.Table] || !ours[p.Table] }), nil
 }
 
-// each does one thing for the passthrough address, if it is wanted, then another for each policy, and joins what
-// fails. Nothing is done for an invalid w.
+// each calls address for the passthrough address, if w has it, then policy for each policy, and joins the errors. For an
+// invalid w it calls neither.
 func (w Want) each(address func() error, policy func(Policy) error) error {
 	if err := w.validate(); err != nil {
 		return err
@@ -165,7 +164,7 @@ func (w Want) validate() error {
 	return errors.Join(problems...)
 }
 
-// validate refuses what would catch unmarked packets or make a table the namespace lives by deliver locally.
+// validate refuses policies that match unmarked packets, or whose local route would be in one of the kernel's own tables.
 func (p Policy) validate() error {
 	switch {
 	case p.Family != ruleset.IPv4 && p.Family != ruleset.IPv6:

@@ -36,11 +36,11 @@ func (r rule) is(p Policy) bool { return r.plain() && r.mark == p.Mark && r.tabl
 // main reports whether r leads every packet to the main table.
 func (r rule) main() bool { return r.plain() && r.mark == 0 && r.table == unix.RT_TABLE_MAIN }
 
-// listRules gives the rules of a family in the order in which they are asked. A family the kernel does not have has
-// none.
+// listRules returns the rules of a family in the order in which the kernel evaluates them. A family that the kernel does not
+// have has none.
 //
-// The dump is read here, rather than by the netlink package's rule list, because that list leaves out selectors it
-// does not know (DSCP, flow label, port masks, and whatever comes next): a rule that has one would be taken for ours.
+// It does not use the rule list of package netlink, because that list ignores unknown selectors (DSCP, flow label, port
+// masks, and future ones): a rule with such a selector would count as ours.
 func listRules(f ruleset.Family) ([]rule, error) {
 	// struct fib_rule_hdr has the layout of struct rtmsg (linux/fib_rules.h).
 	head := &nl.RtMsg{RtMsg: unix.RtMsg{Family: nlFamily(f)}}
@@ -79,7 +79,7 @@ func parseRule(message []byte) (rule, error) {
 	return r, nil
 }
 
-// read takes over one attribute. One that is not known to be harmless is a selector.
+// read applies one attribute. An unknown attribute counts as a selector.
 func (r *rule) read(kind uint16, value []byte) {
 	if kind == nl.FRA_PROTOCOL { // the program that made it
 		return
@@ -104,15 +104,15 @@ func (r *rule) read(kind uint16, value []byte) {
 	}
 }
 
-// A standing is how the rule of a policy is there: which rule serves, and which others do the same.
+// A standing holds the present rules of a policy: the effective one, and the others.
 type standing struct {
 	serves   *rule
 	others   []rule // repetitions, and those behind the main table, which have no effect
 	allRules []rule
 }
 
-// standing finds the rules of p. The first one that comes before the main table serves: behind it, a default route
-// would have taken the packet already.
+// standing finds the rules of p. The first one before the main table is effective: behind the main table a default route
+// would have matched the packet already.
 func (p Policy) standing() (standing, error) {
 	rules, err := listRules(p.Family)
 	if err != nil {
@@ -134,7 +134,7 @@ func (p Policy) standing() (standing, error) {
 	return s, nil
 }
 
-// addRule leaves exactly one rule of p. A new one gets the priority that ip rule add would give it.
+// addRule leaves exactly one rule of p. A new rule gets the priority that "ip rule add" would choose.
 func (p Policy) addRule() error {
 	s, err := p.standing()
 	if err != nil {
@@ -153,8 +153,8 @@ func (p Policy) makeRule() error {
 	if !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	// Another process added it first, or a narrower rule has the priority that the kernel chose: as in removing, the kernel
-	// does not see the difference (rule_exists).
+	// Another process added the rule first, or a narrower rule has the priority that the kernel chose: as in removing, the
+	// kernel ignores the further selectors (rule_exists).
 	if s, lookErr := p.standing(); lookErr == nil && s.serves != nil {
 		return nil
 	}
@@ -182,9 +182,9 @@ func (p Policy) removeEach(doomed, all []rule) error {
 	return errors.Join(problems...)
 }
 
-// removeRule removes one rule. The kernel removes the first rule that agrees with every selector it is given and
-// ignores those it is not given (net/core/fib_rules.c, rule_find), so without a priority it could be a narrower rule
-// that goes, and with one still a narrower rule of that priority which comes first.
+// removeRule removes one rule. The kernel removes the first rule that agrees with every selector in the request and ignores
+// further selectors of the rule (net/core/fib_rules.c, rule_find), so a request without a priority could remove a narrower
+// rule, and one with a priority still a narrower rule of that priority which comes first.
 func (p Policy) removeRule(doomed rule, all []rule) error {
 	first := slices.IndexFunc(all, func(r rule) bool {
 		return r.priority == doomed.priority && r.lookup && r.mark == p.Mark && r.table == p.Table
