@@ -47,7 +47,7 @@ func (s *search) checkEntry(name string, data []byte, place *Searched) {
 	}
 }
 
-// checkSandbox checks the namespace of an entry that has the pod's name. The result is its problem, "" if it may be the pod's.
+// checkSandbox checks the namespace of an entry with the pod's name. It returns a problem, "" if the entry may be the pod's.
 func (s *search) checkSandbox(entry cnicache.Entry) string {
 	byProcess := strings.HasPrefix(entry.NetNS, "/proc/")
 	switch {
@@ -82,8 +82,8 @@ func (s *search) checkSandbox(entry cnicache.Entry) string {
 	return fmt.Sprintf("%s: %s", entry.NetNS, result)
 }
 
-// checkFirst checks the first of the paths that leads to a namespace. The error is that of a path at which there is something
-// else, if there is any.
+// checkFirst checks the first of the paths that leads to a namespace. The error is that of a path to another kind of file, if
+// there is one.
 func (s *search) checkFirst(paths []string, from Source) (verdict, error) {
 	var failed error
 	for _, path := range paths {

@@ -10,23 +10,23 @@ import (
 
 // The causes of an [Error].
 var (
-	// ErrNotFound is a pod that is in no place: it may have ended, or not have begun.
+	// ErrNotFound means that no place has the pod: it may have ended, or not have started.
 	ErrNotFound = errors.New("no network namespace of it is found")
 	// ErrAmbiguous is a pod whose addresses several namespaces have.
 	ErrAmbiguous = errors.New("several network namespaces could be its own")
 	// ErrLoopback is a namespace that has the pod's addresses where any tenant may put them.
 	ErrLoopback = errors.New("the only network namespace with its addresses has them on loopback, or on an interface that is down")
-	// ErrClaimed is a namespace that has the pod's addresses and is another pod's by a record. The API server shows the
+	// ErrClaimed is a namespace with the pod's addresses that a record assigns to another pod. The API server shows the
 	// addresses of a sandbox for some time after its end, above all after a restart of the node, when other pods get the same
 	// ones; and root in a pod can add them.
 	ErrClaimed = errors.New("the network namespace with its addresses may be another pod's")
 	// ErrHost is a pod that is on the node's own network, by libcni's cache or its addresses.
 	ErrHost = errors.New("it is on the node's own network")
-	// ErrNoHost is a node whose own namespace is not known. Nothing is searched then: a result could be that one.
+	// ErrNoHost means that the node's own namespace is unknown. Then no search runs: its result could be that namespace.
 	ErrNoHost = errors.New("the node's network namespace cannot be told from a pod's")
 )
 
-// Error is a search that found nothing. Its text is one line.
+// Error is the result of a search without a namespace. Its text is one line.
 type Error struct {
 	Pod Pod
 	// Searched are the places, in order.

@@ -53,7 +53,7 @@ func (s *search) searchDir(ctx context.Context, dir string) Searched {
 	return place
 }
 
-// checkAny checks a path that may lead to a namespace. It is no failure if it leads to something else, or is gone.
+// checkAny checks a path that may lead to a namespace. Another kind of file, or a missing one, is no failure.
 func (s *search) checkAny(path string, from Source, place *Searched) {
 	_, err := s.check(path, from)
 	if err != nil && !errors.Is(err, netns.ErrNotNetwork) && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) {

@@ -14,8 +14,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 )
 
-// dropForeign drops the candidates that a record gives to other pods: libcni's cache, or the cgroups of the processes that are
-// in them. A candidate that the cache gives to this pod by its UID needs no further record.
+// dropForeign drops the candidates that a record assigns to other pods: libcni's cache, or the cgroups of the processes in
+// them. A candidate that the cache assigns to this pod by its UID needs no further record.
 func (s *search) dropForeign(ctx context.Context) error {
 	for _, c := range s.candidates {
 		s.owned[c.Inode()] = s.owned[c.Inode()] || c.Source == FromCache
@@ -24,7 +24,7 @@ func (s *search) dropForeign(ctx context.Context) error {
 		return nil
 	}
 	s.walkProcesses(ctx)
-	if s.places.Cache != "" { // one that is not there gives nothing to anyone
+	if s.places.Cache != "" { // a missing cache has no record
 		_, _ = cnicache.Walk(s.view.Existing(s.places.Cache)[0], func(_ string, data []byte, err error) error {
 			if err == nil {
 				s.readOwner(data)
@@ -44,8 +44,8 @@ func (s *search) dropForeign(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// readOwner notes the candidate that an entry of the cache gives to another pod. An entry that names a namespace by the number
-// of a process, which another process has by now, counts only if its result has one of the pod's addresses.
+// readOwner records the candidate that an entry of the cache assigns to another pod. An entry with a path below /proc/PID, a
+// number that another process may have by now, counts only if its result has one of the pod's addresses.
 func (s *search) readOwner(data []byte) {
 	entry, ok := cnicache.Parse(data)
 	if !ok || entry.UID == "" || entry.UID == s.pod.UID || entry.NetNS == "" {

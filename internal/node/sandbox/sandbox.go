@@ -6,11 +6,11 @@
 // Where two fit it returns neither, and names them. A search enters no namespace twice however many names it has, leaves no
 // thread in one, and keeps none open but the one that it returns.
 //
-// It never changes anything in a namespace or on the node, and takes no name for proof: an entry that was left behind, or
-// whose path belongs to another pod by now, does not win over the addresses.
+// It never changes anything in a namespace or on the node, and accepts no name as proof: a stale entry, or one whose path
+// belongs to another pod by now, does not override the addresses.
 //
-// Start reading at [Places.Find]. cache.go, mount.go and proc.go are the places that are searched, record.go decides whose a
-// namespace is by a record.
+// Start reading at [Places.Find]. cache.go, mount.go and proc.go search one kind of place each, record.go decides by records
+// which pod owns a namespace.
 package sandbox
 
 import (
@@ -28,7 +28,7 @@ import (
 // Pod is the pod whose namespace is searched.
 type Pod struct {
 	Namespace, Name, UID string
-	// Addresses are those of status.podIPs. Without any only libcni's cache can tell which namespace is the pod's.
+	// Addresses are those of status.podIPs. Without any only libcni's cache can identify the pod's namespace.
 	Addresses []netip.Addr
 }
 
@@ -43,8 +43,8 @@ type Places struct {
 	Roots []string
 }
 
-// Reachable reports whether a search can succeed: without the processes of the node no namespace can be told from the node's
-// own.
+// Reachable reports whether a search can succeed: without the processes of the node no namespace can be distinguished from
+// the node's own.
 func (p Places) Reachable() bool { return hostpath.Detect(p.Roots, p.Proc).Proc != "" }
 
 // Source is where a namespace was found. It is a closed set.
@@ -68,10 +68,10 @@ type Namespace struct {
 // then among those of the processes by the pod's addresses. A namespace of the cache must have the pod's addresses as well,
 // unless the pod has none.
 //
-// An address alone proves little: root in a namespace can add any. So of the namespaces that have the pod's addresses those
-// are left out that a record gives to another pod: libcni's cache, or the cgroup of a process that is in it. A namespace that
-// the record gives to this pod wins; else the one whose addresses are on the interface that takes most to make (see
-// route.Attachment). A namespace with addresses on loopback alone, and no record, is never the pod's.
+// An address alone proves little: root in a namespace can add any. So Find drops the namespaces with the pod's addresses
+// that a record assigns to another pod: libcni's cache, or the cgroup of a process in the namespace. A namespace that a
+// record assigns to this pod wins; else the one with the best attachment of the addresses (see route.Attachment). A
+// namespace with the addresses on loopback alone, and without a record, is never the pod's.
 //
 // The caller closes the result. An error is an [Error], or that of ctx.
 func (p Places) Find(ctx context.Context, pod Pod) (*Namespace, error) {
@@ -112,10 +112,10 @@ type search struct {
 	// open opens a namespace, enter returns how the pod's addresses are attached inside.
 	open  func(path string) (*netns.Namespace, error)
 	enter func(n *netns.Namespace, of []netip.Addr, node int) ([]route.Attachment, error)
-	// verdicts are those of each namespace. The kernel may reuse a number when its namespace ends during the search: the new
-	// one is missed then, as if it were made a moment later.
+	// verdicts has the verdict about each namespace. The kernel may reuse a number when its namespace ends during the search:
+	// the search misses the new namespace then, as if it were created a moment later.
 	verdicts map[netns.Inode]verdict
-	// owned are the namespaces that a record gives to the pod, foreign those that a record gives to another, with the record.
+	// owned are the namespaces that a record assigns to the pod, foreign those of other pods, with the record.
 	owned   map[netns.Inode]bool
 	foreign map[netns.Inode]string
 	// processes are paths of namespaces that are known by a process alone, once walked is set.
@@ -172,8 +172,8 @@ func (s *search) run(ctx context.Context) (*Namespace, error) {
 	return nil, s.fail(s.best())
 }
 
-// best are the candidates of the highest rank: those that a record gives to the pod, if there are any, and of these those
-// whose addresses are attached best.
+// best returns the candidates of the highest rank: those that a record assigns to the pod, if there are any, and of these
+// the ones with the best attachment.
 func (s *search) best() []candidate {
 	rank := func(c candidate) route.Attachment {
 		if s.owned[c.Inode()] {
@@ -210,7 +210,7 @@ func (s *search) drop(which func(candidate) bool) {
 // maxNamed is how many candidates an error names: a tenant can make many.
 const maxNamed = 4
 
-// fail drops all candidates, and returns why the best ones do not suffice.
+// fail drops all candidates, and returns the error that rules out the best ones.
 func (s *search) fail(best []candidate) *Error {
 	defer s.drop(func(candidate) bool { return true })
 	switch {
@@ -238,7 +238,7 @@ func (s *search) fail(best []candidate) *Error {
 	return s.failed(ErrNotFound)
 }
 
-// openHost opens the node's namespace, and marks it and this process's so that neither is taken for a pod's.
+// openHost opens the node's namespace, and marks this and the process's own namespace so that neither matches a pod.
 func (s *search) openHost() error {
 	path, err := s.hostNamespace()
 	if err != nil {
@@ -264,8 +264,8 @@ func (s *search) hostHas() bool {
 	return err == nil && !slices.Contains(has, route.Absent)
 }
 
-// maxOpen bounds how many candidates among those of processes are kept open: a tenant can make many. Those whose addresses are
-// attached best stay, and those that a record gives to the pod.
+// maxOpen bounds the candidates of processes that are kept open: a tenant can create many. The candidates with the best
+// attachment stay, and those that a record assigns to the pod.
 const maxOpen = 16
 
 // check checks the namespace at a path that is visible here, and keeps it if it may be the pod's.
