@@ -2,7 +2,6 @@ package hostfs_test
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -146,31 +145,38 @@ func steps(t *testing.T, j job) int {
 	return n
 }
 
-func TestKilledAtEachOperationLeavesOldOrNew(t *testing.T) {
+// eachOperation does each job with a fault at each of its operations. The check gets the directory, the operation and the
+// error.
+func eachOperation(t *testing.T, fault func(n int) *hostfstest.Faults, check func(t *testing.T, j job, dir, failed string, err error)) {
+	t.Helper()
 	for _, j := range jobs() {
 		t.Run(j.name, func(t *testing.T) {
 			for n := range steps(t, j) {
-				for what, faults := range map[string]*hostfstest.Faults{
-					"killed":    hostfstest.KillAt(n),
-					"power cut": hostfstest.PowerCutAt(n),
-				} {
-					dir := prepared(t, j)
-					err := j.do(hostfs.Disk{Ops: faults}, dir)
-					if !errors.Is(err, hostfstest.ErrKilled) {
-						t.Errorf("%s at %q: error %v", what, faults.Log()[n], err)
-					}
-					if got, _ := state(t, dir); !valid(j, got) {
-						t.Errorf("%s at %q: left %q", what, faults.Log()[n], got)
-					}
-					// And the next process ends what this one began.
-					must(t, j.do(hostfs.Disk{}, dirAfter(t, j, dir)))
-					_, err = hostfs.Disk{}.Sweep(dir, "f", "target")
-					must(t, err)
-					if got, temps := state(t, dir); got != j.states[1] || temps != 0 {
-						t.Errorf("%s at %q: the next run ends with %q and %d temporary files",
-							what, faults.Log()[n], got, temps)
-					}
-				}
+				faults := fault(n)
+				dir := prepared(t, j)
+				err := j.do(hostfs.Disk{Ops: faults}, dir)
+				check(t, j, dir, faults.Log()[n], err)
+			}
+		})
+	}
+}
+
+func TestKilledAtEachOperationLeavesOldOrNew(t *testing.T) {
+	for what, fault := range map[string]func(int) *hostfstest.Faults{"killed": hostfstest.KillAt, "power cut": hostfstest.PowerCutAt} {
+		eachOperation(t, fault, func(t *testing.T, j job, dir, failed string, err error) {
+			t.Helper()
+			if !errors.Is(err, hostfstest.ErrKilled) {
+				t.Errorf("%s at %q: error %v", what, failed, err)
+			}
+			if got, _ := state(t, dir); !valid(j, got) {
+				t.Errorf("%s at %q: left %q", what, failed, got)
+			}
+			// And the next process ends what this one began.
+			must(t, j.do(hostfs.Disk{}, dirAfter(t, j, dir)))
+			_, err = hostfs.Disk{}.Sweep(dir, "f", "target")
+			must(t, err)
+			if got, temps := state(t, dir); got != j.states[1] || temps != 0 {
+				t.Errorf("%s at %q: the next run ends with %q and %d temporary files", what, failed, got, temps)
 			}
 		})
 	}
@@ -188,30 +194,21 @@ func dirAfter(t *testing.T, j job, dir string) string {
 }
 
 func TestErrnoAtEachOperationLeavesOldAndNothingBehind(t *testing.T) {
-	for _, j := range jobs() {
-		t.Run(j.name, func(t *testing.T) {
-			for n := range steps(t, j) {
-				for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EIO, syscall.EROFS, syscall.EACCES} {
-					faults := hostfstest.FailAt(n, errno)
-					dir := prepared(t, j)
-					err := j.do(hostfs.Disk{Ops: faults}, dir)
-					failed := faults.Log()[n]
-					if !errors.Is(err, errno) {
-						t.Errorf("%v at %q: error %v", errno, failed, err)
-					}
-					if !strings.Contains(fmt.Sprint(err), dir) {
-						t.Errorf("%v at %q: error %q does not name the path", errno, failed, err)
-					}
-					got, temps := state(t, dir)
-					wantTemps := 0
-					if strings.HasPrefix(failed, "remove ") && j.name == "sweep" {
-						wantTemps = 1
-					}
-					late := strings.HasPrefix(failed, "syncdir") || strings.HasPrefix(j.name, "make")
-					if temps != wantTemps || got != j.states[0] && (!late || !valid(j, got)) {
-						t.Errorf("%v at %q: left %q and %d temporary files", errno, failed, got, temps)
-					}
-				}
+	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EIO, syscall.EROFS, syscall.EACCES} {
+		fail := func(n int) *hostfstest.Faults { return hostfstest.FailAt(n, errno) }
+		eachOperation(t, fail, func(t *testing.T, j job, dir, failed string, err error) {
+			t.Helper()
+			if !errors.Is(err, errno) || !strings.Contains(err.Error(), dir) {
+				t.Errorf("%v at %q: error %v, want it with the path", errno, failed, err)
+			}
+			got, temps := state(t, dir)
+			wantTemps := 0
+			if strings.HasPrefix(failed, "remove ") && j.name == "sweep" {
+				wantTemps = 1
+			}
+			late := strings.HasPrefix(failed, "syncdir") || strings.HasPrefix(j.name, "make")
+			if temps != wantTemps || got != j.states[0] && (!late || !valid(j, got)) {
+				t.Errorf("%v at %q: left %q and %d temporary files", errno, failed, got, temps)
 			}
 		})
 	}

@@ -63,9 +63,9 @@ func Record(work func(disk hostfs.Disk)) []string {
 // Memory returns an empty directory in memory, where nothing waits for a disk.
 func Memory(tb testing.TB) string {
 	tb.Helper()
-	var fs syscall.Statfs_t
+	var stat syscall.Statfs_t
 	const tmpfsMagic = 0x01021994
-	if err := syscall.Statfs("/dev/shm", &fs); err != nil || fs.Type != tmpfsMagic {
+	if err := syscall.Statfs("/dev/shm", &stat); err != nil || stat.Type != tmpfsMagic {
 		tb.Fatal("/dev/shm is no tmpfs: this test needs one")
 	}
 	dir, err := os.MkdirTemp("/dev/shm", "hostfs") //nolint:usetesting // another file system than the test's
