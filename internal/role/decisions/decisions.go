@@ -1,7 +1,7 @@
-// Package decisions is the role "istio-cni decisions": the last decisions of the plugin on this node, with their reasons.
+// Package decisions is the role "istio-cni decisions": it prints the plugin's last decisions on this node, with their reasons.
 //
-// It promises the node agent's own record, the latest first, however much of it there is, and that nothing in it reaches the
-// terminal as a control character or passes for a cell or row of its own. It never changes anything.
+// It promises the node agent's own record, the latest first, in full, and that no text of a decision reaches the terminal as a
+// control character or imitates a cell or row of its own. It never changes anything.
 //
 // Start at Run.
 package decisions
@@ -43,7 +43,7 @@ EXIT CODES:
 
 `
 
-// timeout bounds the connection, and each page of the answer.
+// timeout bounds the connection, and each page of the response.
 const timeout = 5 * time.Second
 
 type config struct {
@@ -69,7 +69,7 @@ func (c *config) rows() []settings.Setting {
 	}
 }
 
-// Run is the role.
+// Run runs the role.
 func Run(c applet.Call) int {
 	var cfg config
 	if code, done := service.Settings(c, "decisions", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
@@ -87,7 +87,7 @@ func Run(c applet.Call) int {
 	return applet.ExitOK
 }
 
-// ask gives the decisions that are asked for.
+// ask requests the decisions that the flags select.
 func ask(cfg config) ([]agentapi.Report, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -98,7 +98,7 @@ func ask(cfg config) ([]agentapi.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer agent.Close() //nolint:errcheck // nothing is written any more
+	defer agent.Close() //nolint:errcheck // no more writes follow
 	all, err := agent.Decisions(context.Background(), timeout)
 	some := []agentapi.Report{}
 	began := clock()
@@ -114,9 +114,9 @@ func ask(cfg config) ([]agentapi.Report, error) {
 }
 
 // clock is the time of day.
-func clock() time.Time { return time.Now() } //nolint:forbidigo // the only one of the role
+func clock() time.Time { return time.Now() } //nolint:forbidigo // the only clock of the role
 
-// show prints decisions whose texts are printable and bounded.
+// show prints decisions; their texts are printable and bounded.
 func show(w io.Writer, some []agentapi.Report, asJSON bool) error {
 	if asJSON {
 		text, err := json.MarshalIndent(some, "", "  ")
@@ -135,7 +135,7 @@ func show(w io.Writer, some []agentapi.Report, asJSON bool) error {
 	return table.Flush()
 }
 
-// cell is a text as a cell of which nothing passes for another one: quoted unless it is one plain word.
+// cell formats a text as one cell that cannot imitate another: quoted unless it is one plain word.
 func cell(text string) string {
 	special := func(r rune) bool { return r > 0x7e || r <= ' ' || r == '"' || r == '\\' }
 	switch {

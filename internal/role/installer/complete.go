@@ -13,7 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// complete derives what follows from several settings, and reports those that cannot all be meant.
+// complete derives values that depend on several settings, and reports contradictions.
 func (in input) complete(d *draft) error {
 	d.places()
 	d.levels()
@@ -38,11 +38,11 @@ func (d *draft) action() error {
 	return nil
 }
 
-// errAmbient is about pods that would silently start outside of the mesh.
+// errAmbient is the error for ambient mode, whose pods would silently start outside of the mesh.
 var errAmbient = errors.New("ambient mode is not supported, and its pods would start outside of the mesh: " +
 	"leave such nodes to the agent of Istio, or set --ambient-pods=ignore")
 
-// ambient refuses ambient mode unless its pods are to be ignored.
+// ambient refuses ambient mode unless --ambient-pods=ignore.
 func (d *draft) ambient(from string, enabled bool) error {
 	if enabled && d.ambientPods != ambientIgnore {
 		return fmt.Errorf("%s: %w", from, errAmbient)
@@ -50,7 +50,7 @@ func (d *draft) ambient(from string, enabled bool) error {
 	return nil
 }
 
-// mode resolves the mode of the configuration. The reference has owned files in ambient mode only; here they depend on nothing.
+// mode resolves the mode of the configuration. The reference has owned files in ambient mode only; here they do not depend on it.
 func (d *draft) mode() error {
 	shown := map[string]string{
 		"cni-conf-mode": d.Want.Mode.String(), "chained-cni-plugin": fmt.Sprint(d.chained), "istio-owned-cni-config": fmt.Sprint(d.owned),
@@ -80,7 +80,7 @@ func (d *draft) mode() error {
 	return errors.Join(errs...)
 }
 
-// derive marks a setting whose value follows from that of another.
+// derive records that the value of a setting comes from another setting.
 func (d *draft) derive(flag, from string) {
 	d.origins["--"+flag] = settings.Origin{Kind: settings.Derived, Name: from}
 }
@@ -120,7 +120,7 @@ func (d *draft) places() {
 	d.Want.Stanza.RunDir, d.Want.Stanza.AgentNamespace = d.RunDir, d.Namespace
 }
 
-// levels resolves the plugin's level. A flag that names the plugin's scope is a flag for it and wins over live configuration.
+// levels resolves the plugin's level. A flag that names the plugin's scope wins over live configuration.
 func (d *draft) levels() {
 	explicit := d.at("plugin-log-level")
 	named := d.scopes.pluginNamed && d.at("log_output_level").Kind == settings.FromFlag
@@ -134,7 +134,7 @@ func (d *draft) levels() {
 	}
 }
 
-// files checks names that together make no configuration.
+// files checks combinations of names that would make no valid configuration.
 func (d *draft) files() error {
 	var errs []error
 	if _, err := socket(d.LogSocket); err != nil {
@@ -178,7 +178,7 @@ func (d *draft) ports() error {
 	return errors.Join(errs...)
 }
 
-// apiServer insists on an address: without it the plugin would have no credentials, and all pods of the mesh would wait.
+// apiServer requires an address: without it the plugin would have no credentials, and all pods of the mesh would wait.
 func (d *draft) apiServer() error {
 	if d.Action == nodeagent.Uninstall || !d.Install || d.DryRun {
 		return nil
@@ -193,7 +193,7 @@ func (d *draft) apiServer() error {
 	return errors.Join(errs...)
 }
 
-// caveats are warnings about what is allowed and perhaps not meant.
+// caveats warns of settings that are valid and perhaps unintended.
 func (d *draft) caveats() {
 	if d.Action == nodeagent.Uninstall {
 		return
@@ -224,7 +224,7 @@ func (d *draft) caveats() {
 	d.templateCaveats()
 }
 
-// templateCaveats are about a template and what it makes meaningless.
+// templateCaveats warns of settings that a template overrides, and of its kubeconfig.
 func (d *draft) templateCaveats() {
 	if d.Want.Stanza.Template == nil {
 		return
@@ -245,5 +245,5 @@ func (d *draft) templateCaveats() {
 	}
 }
 
-// oneLine makes one line of an error.
+// oneLine formats an error as one line.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

@@ -8,31 +8,31 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// environment is what the configuration is read from besides arguments.
+// environment has the sources of the configuration besides arguments.
 type environment struct {
 	getenv func(string) (string, bool)
-	// readFile reads a file of bounded size; its error keeps fs.ErrNotExist.
+	// readFile reads a file of bounded size; its error wraps fs.ErrNotExist.
 	readFile func(string) ([]byte, error)
-	// hostname replaces an unknown node name in a template.
+	// hostname returns the host's name, which replaces an unknown node name in a template.
 	hostname func() (string, error)
-	// executable is the path of this program.
+	// executable returns the path of this program.
 	executable func() (string, error)
-	// selectors turns AMBIENT_ENABLEMENT_SELECTOR, which is YAML, into a JSON list.
+	// selectors converts AMBIENT_ENABLEMENT_SELECTOR, which is YAML, to a JSON list.
 	selectors func(string) (json.RawMessage, error)
 }
 
-// noEnvironment is enough to list the settings.
+// noEnvironment returns an environment that suffices to list the settings.
 func noEnvironment() environment {
 	return environment{executable: func() (string, error) { return "", nil }}
 }
 
-// input is what the program was started with. The configuration is made of it as often as live configuration changes.
+// input has the arguments and environment of the program. Each change of live configuration builds the configuration from it.
 type input struct {
 	environment
 	settings.Input
 }
 
-// draft is a configuration in the making, with settings that only help to complete it.
+// draft is an incomplete configuration, with settings that only help to complete it.
 type draft struct {
 	nodeagent.Config
 
@@ -55,13 +55,13 @@ type draft struct {
 	warnings []string
 }
 
-// parse reads arguments. The only error is settings.ErrHelp: mistakes are reported with all other problems.
+// parse parses arguments. The only error is settings.ErrHelp: build reports invalid arguments with all other problems.
 func parse(args []string, env environment) (input, error) {
 	parsed, err := settings.Parse(settings.All(new(draft).groups(env)), args, env.getenv)
 	return input{env, parsed}, err
 }
 
-// build makes a configuration. The error joins all problems, each with the flag or variable, the value and the cause.
+// build builds a configuration. The error joins all problems, each with the flag or variable, the value and the cause.
 func (in input) build(layers ...settings.Layer) (draft, error) {
 	d := draft{}
 	rows := settings.All(d.groups(in.environment))
@@ -75,8 +75,8 @@ func (in input) build(layers ...settings.Layer) (draft, error) {
 	return d, problems
 }
 
-// reload makes the configuration with live values, of which the first layer that has a key counts. Only the configuration
-// of the plugin is taken from layers. Frozen lists the other keys whose values differ from those in force.
+// reload builds the configuration with live values; the first layer that has a key counts. Layers affect only the plugin's
+// configuration. Frozen lists the other keys whose values differ from those in force.
 func (in input) reload(layers ...settings.Layer) (c nodeagent.Config, frozen []string, err error) {
 	d, err := in.build(layers...)
 	if err != nil {
@@ -96,5 +96,5 @@ func (d *draft) warn(sentence string) {
 	}
 }
 
-// at is the origin of a setting, by its flag.
+// at returns the origin of a setting, by its flag.
 func (d *draft) at(name string) settings.Origin { return d.origins.Flag(name) }

@@ -1,12 +1,12 @@
 // Package installer is the role "istio-cni install", also called install-cni: the flags and variables of the node agent.
 //
-// It promises every flag and variable of the reference at its place in one table, that all problems are reported together
-// before anything is touched, and that neither an error nor the printed configuration holds a token. Reading the
-// configuration touches nothing but the files of a template.
+// It promises every flag and variable of the reference in one table, that all problems are reported together before any change,
+// and that neither an error nor the printed configuration holds a token. Reading the configuration reads no files but those of
+// a template.
 //
 // It never works on the node itself: package nodeagent does.
 //
-// Start at Run; the table is in settings.go, what follows from several settings in complete.go.
+// Start at Run; the table is in settings.go, values that depend on several settings in complete.go.
 package installer
 
 import (
@@ -24,10 +24,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// maxTemplate bounds a template and other files of the configuration.
+// maxTemplate bounds a template and other files of the configuration, in bytes.
 const maxTemplate = 1 << 20
 
-// Run is the role. It ends when the work is done or, for the agent that stays, with a signal.
+// Run runs the role. It ends when the work is done or, for the agent that stays, with a signal.
 func Run(c applet.Call) int {
 	return service.Run(c, "install", help, func() (service.Service, error) {
 		in, err := parse(c.Args, systemEnvironment(c))
@@ -53,7 +53,7 @@ func Run(c applet.Call) int {
 	})
 }
 
-// systemEnvironment is what the configuration is read from outside of tests.
+// systemEnvironment returns the environment of the process.
 func systemEnvironment(c applet.Call) environment {
 	return environment{
 		getenv: c.Getenv,
@@ -92,7 +92,7 @@ and that beats the default. An empty variable counts as unset. All problems are 
 
 `
 
-// help is the text of --help.
+// help returns the text of --help.
 func help() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, helpHead, applet.ExitOK, applet.ExitError, applet.ExitUsage)

@@ -12,14 +12,14 @@ import (
 type scopes struct {
 	text          string
 	agent, plugin pluginlog.Level
-	// pluginNamed tells that the plugin's scope was named and not only the default.
+	// pluginNamed reports whether the text names the plugin's scope and not only the default.
 	pluginNamed bool
-	// unknown are scopes of other programs: charts pass one text to all of them.
+	// unknown are scopes of other programs: charts pass one text to all programs.
 	unknown []string
 }
 
-// readScopes reads SCOPE:LEVEL pairs between commas, or one LEVEL. "all" gives way to "default" and that to a scope's own
-// level, in whatever order they are written; so does the name of before 1.23 to that of today.
+// readScopes parses SCOPE:LEVEL pairs between commas, or one LEVEL. A scope's own level wins over "default", and "default" over
+// "all", in any order; today's name of a scope wins over its name before 1.23.
 func readScopes(text string) (scopes, error) {
 	read, err := pluginlog.ParseScopes(text)
 	if err != nil {
@@ -42,7 +42,7 @@ func readScopes(text string) (scopes, error) {
 	return out, nil
 }
 
-// scopeNow gives the name that a scope of versions before 1.23 has today.
+// scopeNow returns today's name of a scope of versions before 1.23.
 func scopeNow(scope string) string {
 	switch scope {
 	case "install", "repair":

@@ -34,7 +34,7 @@ func (d *draft) groups(env environment) []settings.Group {
 	}
 }
 
-// Settings are the rows of the table for what is generated from it: the chart's schema and the manual.
+// Settings returns the rows of the table for generated files: the chart's schema and the manual.
 func Settings() []settings.Setting {
 	return settings.All(new(draft).groups(noEnvironment()))
 }
@@ -67,7 +67,7 @@ func (d *draft) actionSettings() []settings.Setting {
 	}
 }
 
-// modeSettings say how the plugin configuration gets into the network configuration.
+// modeSettings select how the plugin configuration gets into the network configuration.
 func (d *draft) modeSettings() []settings.Setting {
 	return []settings.Setting{
 		{
@@ -177,7 +177,7 @@ func (d *draft) pluginSettings(env environment) []settings.Setting {
 	}
 }
 
-// What becomes of pods of ambient mode, which this program does not serve.
+// The actions on pods of ambient mode, which this program does not serve.
 const (
 	ambientRefuse = "refuse"
 	ambientIgnore = "ignore"
@@ -191,7 +191,7 @@ func (d *draft) ambientSettings() []settings.Setting {
 	}}
 }
 
-// apiTimeout spells the time in force: 0 leaves it to the plugin.
+// apiTimeout formats the timeout in force: 0 means the plugin's default.
 func apiTimeout(d time.Duration) string {
 	if d == 0 {
 		d = cniconf.DefaultAPITimeout
@@ -199,7 +199,7 @@ func apiTimeout(d time.Duration) string {
 	return d.String()
 }
 
-// readAPITimeout reads the setting with the plugin's own parser.
+// readAPITimeout parses the setting with the plugin's own parser.
 func readAPITimeout(text string) (time.Duration, error) {
 	stanza, err := json.Marshal(map[string]string{"api_timeout": text})
 	if err != nil {
@@ -323,7 +323,7 @@ func (d *draft) logSettings() []settings.Setting {
 	}
 }
 
-// repairSettings are those of race repair, behind a prefix.
+// repairSettings are the settings of race repair, with a prefix.
 func (d *draft) repairSettings() []settings.Setting {
 	rows := []settings.Setting{{
 		Name: "repair-enabled", Default: "true", Use: "look for pods that started without redirection", Value: settings.Bool(&d.RepairEnabled),
@@ -335,8 +335,8 @@ func (d *draft) repairSettings() []settings.Setting {
 	return rows
 }
 
-// ignoredSettings are those of the reference's charts that this program does not need. Variables of ambient mode are
-// checked: a mistake in them is a mistake in the values of the chart.
+// ignoredSettings are settings of the reference's charts that this program does not need. Variables of ambient mode are
+// validated: an invalid one is an error in the values of the chart.
 func ignoredSettings() []settings.Setting {
 	rows := []settings.Setting{
 		ignored("ztunnel-uds-address", "SOCKET", "ZTUNNEL_UDS_ADDRESS", "ambient mode"),
@@ -365,7 +365,7 @@ func ignoredSettings() []settings.Setting {
 	return rows
 }
 
-// ignored is a setting that is accepted: a switch with any boolean, others with any text.
+// ignored returns a setting without effect: a switch accepts any boolean, others any text.
 func ignored(name, arg, env, use string) settings.Setting {
 	s := settings.Setting{Name: name, Arg: arg, Use: use, Ignored: true, Value: settings.Text(new(string), nil)}
 	if env != "" {
@@ -377,7 +377,7 @@ func ignored(name, arg, env, use string) settings.Setting {
 	return s
 }
 
-// A unix socket's path has 108 bytes with its final zero, unix(7).
+// The path of a unix socket has 108 bytes with its final zero, unix(7).
 const longestSocket = 107
 
 func socket(s string) (string, error) {

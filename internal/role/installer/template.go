@@ -12,17 +12,17 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 )
 
-// Placeholders that take more than a setting: the service account's token, the node's name.
+// Placeholders whose values are no settings: the service account's token, the node's name.
 const (
 	tokenPlaceholder = "__SERVICEACCOUNT_TOKEN__"
 	nodePlaceholder  = "__KUBERNETES_NODE_NAME__"
 )
 
-// redacted replaces the token in all that can be read. It is no JSON value by itself, so that a token outside
-// of a string is found without it.
+// redacted replaces the token in all printed texts. It is no JSON value by itself, so that a token outside of a string is
+// detected before the token is read.
 const redacted = "REDACTED"
 
-// fillTemplate makes the stanza of a template, if there is one.
+// fillTemplate builds the stanza from a template, if one is set.
 func (in input) fillTemplate(d *draft) error {
 	template, from, err := in.templateText(d)
 	if err != nil || template == "" {
@@ -41,7 +41,7 @@ func (in input) fillTemplate(d *draft) error {
 	return nil
 }
 
-// templateText is the template, "" for none: the file's, else that of CNI_NETWORK_CONFIG.
+// templateText returns the template, "" for none: the file's content, else CNI_NETWORK_CONFIG.
 func (in input) templateText(d *draft) (text, from string, err error) {
 	if d.templateFile != "" {
 		at := fmt.Sprintf("%s: value %q", d.at("cni-network-config-file"), d.templateFile)
@@ -58,7 +58,7 @@ func (in input) templateText(d *draft) (text, from string, err error) {
 	return d.template, d.at("cni-network-config").String(), nil
 }
 
-// placeholders are the texts that a template may ask for, less the token.
+// placeholders returns the values of a template's placeholders, without the token.
 func (in input) placeholders(d *draft, template string) (map[string]string, error) {
 	node := d.kubernetesNode
 	if node == "" {
@@ -84,7 +84,7 @@ func (in input) placeholders(d *draft, template string) (map[string]string, erro
 	}, nil
 }
 
-// token reads the service account's token for a template. It must be printable ASCII that a JSON string needs no escape for.
+// token reads the service account's token for a template. It must be printable ASCII without characters that JSON escapes.
 func (in input) token(file string) (string, error) {
 	content, err := in.readFile(file)
 	if err != nil {
@@ -98,7 +98,7 @@ func (in input) token(file string) (string, error) {
 	return token, nil
 }
 
-// useTemplate makes the stanza. It is checked in full before the token is in it, so that no error can hold the token.
+// useTemplate builds the stanza. It validates the stanza before it inserts the token, so that no error can hold the token.
 func (d *draft) useTemplate(template string, values map[string]string, token func() (string, error)) error {
 	values[tokenPlaceholder] = redacted
 	text, unknown := substitute(template, values)
@@ -123,8 +123,8 @@ func (d *draft) useTemplate(template string, values map[string]string, token fun
 	return nil
 }
 
-// substitute replaces placeholders as plain text, wherever they stand, and lists those it does not know. A replacement
-// is not looked at again.
+// substitute replaces placeholders as plain text, at any position, and lists unknown ones. It does not expand placeholders in a
+// replacement.
 func substitute(template string, values map[string]string) (text string, unknown []string) {
 	var b strings.Builder
 	for at := 0; at < len(template); {
@@ -147,8 +147,8 @@ func substitute(template string, values map[string]string) (text string, unknown
 	return b.String(), unknown
 }
 
-// placeholderAt gives the placeholder that the text begins with, "" if it begins with none: a known one, else capitals,
-// digits and underscores between two underscores.
+// placeholderAt returns the placeholder at the beginning of a text, or "": a known one, else capitals, digits and underscores
+// between two underscores.
 func placeholderAt(text string, values map[string]string) string {
 	const fence = "__"
 	inner, ok := strings.CutPrefix(text, fence)
@@ -170,7 +170,7 @@ func placeholderAt(text string, values map[string]string) string {
 	return text[:len(fence)+end+len(fence)]
 }
 
-// stanzaOf checks that a text is a stanza of ours that the plugin can read.
+// stanzaOf validates that a text is a stanza of this plugin and that the plugin can parse it.
 func stanzaOf(text string) (json.RawMessage, error) {
 	stanza, keys, err := mendedKeys([]byte(strings.TrimSpace(text)))
 	if err != nil {
@@ -193,8 +193,8 @@ func stanzaOf(text string) (json.RawMessage, error) {
 	return stanza, nil
 }
 
-// mendedKeys reads an object and corrects keys with a colon inside of the quotes: a chart of 2020 wrote "cniVersion:" and
-// "name:". An object without such keys stays as it was written.
+// mendedKeys decodes an object and corrects keys with a colon inside of the quotes: a chart of 2020 wrote "cniVersion:" and
+// "name:". An object without such keys keeps its text.
 func mendedKeys(text []byte) (json.RawMessage, map[string]json.RawMessage, error) {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(text, &keys); err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// add is the command ADD. Bad input is found before anything is asked or done; the result is printed for every pod that
-// may start.
+// add runs the command ADD. It validates the input before any request or change, and prints the result for every pod that may
+// start.
 func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) (err error) {
 	conf, err := p.configure(args.StdinData)
 	if err != nil {
@@ -59,18 +59,18 @@ func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) (err error) {
 	return before.print(&p.answer)
 }
 
-// logger is the log of a call about a pod.
+// logger returns the log of a call about a pod.
 func (p *plugin) logger(pod podArgs, args *skel.CmdArgs) *slog.Logger {
 	return p.log.Logger().With("pod", pod.String(), "container", printable.Text(args.ContainerID, maxNamed), "if", args.IfName)
 }
 
-// refusal is the error for a pod whose settings are invalid.
+// refusal returns the error for a pod whose settings are invalid.
 func refusal(pod podArgs, d sidecar.Decision) failure {
 	return failure{code: codeSettings, what: fmt.Sprintf("istio-cni refuses pod %s: %s", pod, d.Reason.Sentence()), cause: d.Err}
 }
 
-// capture programs the pod's namespace. Whatever an earlier try left in it is replaced, since runtimes retry in the
-// same namespace.
+// capture programs the pod's namespace. It replaces the rules of an earlier attempt, since runtimes retry in the same
+// namespace.
 func (p *plugin) capture(ctx context.Context, conf cniconf.NetConf, pod podArgs, path string, spec redirect.Spec, log *slog.Logger) (redirection.Report, error) {
 	if conf.Problems != nil {
 		return redirection.Report{}, failure{code: types.ErrInvalidNetworkConfig, what: "istio-cni cannot use its configuration for pod " + pod.String(), cause: conf.Problems}
@@ -92,8 +92,8 @@ func (p *plugin) capture(ctx context.Context, conf cniconf.NetConf, pod podArgs,
 	return report, nil
 }
 
-// open opens the pod's namespace and keeps the rules of a pod out of the node's own. The path is resolved this once: what
-// was checked is programmed.
+// open opens the pod's namespace and rejects the node's own. It resolves the path once, so that the checked namespace is the
+// programmed one.
 func (p *plugin) open(path string) (*netns.Namespace, error) {
 	if path == "" {
 		return nil, fmt.Errorf("CNI_NETNS is empty")

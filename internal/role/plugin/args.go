@@ -15,13 +15,12 @@ type podArgs struct {
 	K8S_POD_UID                types.UnmarshallableString //nolint:revive // the wire format
 }
 
-// String is the pod as "namespace/name", bounded and printable.
+// String returns the pod as "namespace/name", bounded and printable.
 func (a podArgs) String() string {
 	return printable.Text(string(a.K8S_POD_NAMESPACE), maxNamed) + "/" + printable.Text(string(a.K8S_POD_NAME), maxNamed)
 }
 
-// parseArgs reads CNI_ARGS. Unknown keys are an error unless IgnoreUnknown is true, as the specification's conventions
-// have it.
+// parseArgs parses CNI_ARGS. Unknown keys are an error unless IgnoreUnknown is true, by the specification's conventions.
 func parseArgs(text string) (podArgs, error) {
 	var a podArgs
 	if err := types.LoadArgs(text, &a); err != nil {

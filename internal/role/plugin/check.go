@@ -20,10 +20,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// mostNamed is how many differences an error of CHECK names one by one.
+// mostNamed bounds the differences that an error of CHECK lists one by one.
 const mostNamed = 5
 
-// check is the command CHECK: the namespace is compared with what ADD would write now.
+// check runs the command CHECK: it compares the namespace with the rules that ADD would write now.
 func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 	conf, err := p.configure(args.StdinData)
 	if err != nil {
@@ -67,8 +67,8 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 	}
 }
 
-// unknown answers for a pod of which neither agent nor API server could tell anything. One whose namespace has rules of the
-// mesh fails, to be checked again; any other passes.
+// unknown handles a pod that neither agent nor API server could return. If its namespace has rules of the mesh, CHECK fails, so
+// that the runtime retries; otherwise it passes.
 func (p *plugin) unknown(ctx context.Context, conf cniconf.NetConf, path string, pod podArgs, log *slog.Logger, lookup error) error {
 	if at, err := p.open(path); err == nil {
 		defer at.Close()
@@ -88,7 +88,7 @@ func differences(r redirection.Report) error {
 	return fmt.Errorf("%s", strings.Join(append(parts, r.Routing...), "; "))
 }
 
-// status is the command STATUS: could a pod of the mesh be served now?
+// status runs the command STATUS: it fails if the plugin could not serve a pod of the mesh now.
 func (p *plugin) status(ctx context.Context, args *skel.CmdArgs) error {
 	conf, err := p.configure(args.StdinData)
 	if err != nil {
@@ -107,7 +107,7 @@ func (p *plugin) status(ctx context.Context, args *skel.CmdArgs) error {
 	return failure{code: types.ErrPluginNotAvailable, what: "istio-cni cannot serve pods of the mesh now", cause: problem}
 }
 
-// answered reports why a look-up would fail now: the API server cannot be reached, and the node agent does not answer.
+// answered returns the reason why a look-up would fail now: the kubeconfig is unusable, and the node agent does not answer.
 func (p *plugin) answered(ctx context.Context, conf cniconf.NetConf) error {
 	_, problem := kube.NewClient(kube.Config{Kubeconfig: conf.Kubeconfig, Once: true})
 	if problem == nil || conf.RunDir == "" {
@@ -122,7 +122,7 @@ func (p *plugin) answered(ctx context.Context, conf cniconf.NetConf) error {
 	return agent.Close()
 }
 
-// writable reports why rules could not be written on this node, as far as that shows without a pod.
+// writable returns the reason why rules could not be written on this node, as far as it shows without a pod.
 func (p *plugin) writable(conf cniconf.NetConf) error {
 	found := advice(conf)
 	if found.Err != nil {

@@ -2,7 +2,7 @@ package plugin
 
 import "strings"
 
-// env are the variables that the plugin reads, besides those that the CNI library reads.
+// env has the variables that the plugin reads, besides those that the CNI library reads.
 type env struct {
 	command, container, path string
 	override                 bool
@@ -13,7 +13,7 @@ func environment(getenv func(string) (string, bool)) env {
 		v, _ := getenv(name)
 		return v
 	}
-	// As the CNI library reads it.
+	// The CNI library accepts the same values.
 	override := get("CNI_NETNS_OVERRIDE")
 	return env{
 		command: get("CNI_COMMAND"), container: get("CNI_CONTAINERID"), path: get("PATH"),

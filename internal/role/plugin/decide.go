@@ -17,24 +17,24 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// What the agent may cost. It is on the same node and knows the pod, or asks for it on a connection that it has open.
+// The time bounds of the agent, which is on the same node and has the pod in its cache, or fetches it on an open connection.
 const (
 	agentTimeout = 250 * time.Millisecond
-	// agentShare is the agent's part of api_timeout, where that is more: a longer timeout is set for a busy node.
+	// agentShare divides api_timeout into the agent's part, if above agentTimeout: a longer timeout is set for a busy node.
 	agentShare = 40
-	// reportTimeout is for writing a report to a socket, which the kernel accepts at once, read by the agent or not. It is
-	// long because a busy machine may not schedule this process for a while.
+	// reportTimeout bounds the write of a report to a socket, which the kernel accepts at once, whether the agent reads it or
+	// not. It is long because a busy machine may not schedule this process for a while.
 	reportTimeout = time.Second
 )
 
-// maxDetails bounds what an answer to the runtime says about the cause, in bytes: an annotation can have 256 KiB, and what
-// becomes an event must fit into one. maxNamed bounds a name, whatever the runtime hands over.
+// maxDetails bounds the cause in an answer to the runtime, in bytes: an annotation can have 256 KiB, and the text must fit into
+// an event. maxNamed bounds a name from the runtime.
 const (
 	maxDetails = 4 << 10
 	maxNamed   = 253
 )
 
-// clock is the time of day, for durations and reports.
+// clock returns the time of day, for durations and reports.
 func clock() time.Time { return time.Now() } //nolint:forbidigo // the plugin's only clock besides the log's
 
 // call is one call of the runtime about one pod, and its report.
@@ -43,18 +43,18 @@ type call struct {
 	pod    podArgs
 	report agentapi.Report
 	began  time.Time
-	// mark is when the last phase ended.
+	// mark is the end of the last phase.
 	mark time.Time
-	// finished says that the call returned, with an error or not, rather than panicked.
+	// finished reports that the call returned, with or without an error, and did not panic.
 	finished bool
-	// agent is a connection to the node agent that works, nil if there is none.
+	// agent is a working connection to the node agent, nil for none.
 	agent *agentapi.Agent
 }
 
 func (p *plugin) begin(command, container string) *call {
 	now := clock()
 	return &call{plugin: p, began: p.began, mark: now, report: agentapi.Report{
-		// In the node's zone it could only be printed after reading the file that describes that.
+		// Local time would need the file of the node's time zone to be printed.
 		Time: p.began.UTC(), Command: command, Container: container, Source: agentapi.SourceNone,
 		Seconds: map[agentapi.Phase]float64{agentapi.PhaseRead: now.Sub(p.began).Seconds()},
 	}}
@@ -66,15 +66,15 @@ func (c *call) about(pod podArgs) {
 	c.report.Namespace, c.report.Pod, c.report.UID = string(pod.K8S_POD_NAMESPACE), string(pod.K8S_POD_NAME), string(pod.K8S_POD_UID)
 }
 
-// phase records how long it took since the last one.
+// phase records the time since the last phase.
 func (c *call) phase(p agentapi.Phase) {
 	now := clock()
 	c.report.Seconds[p] = now.Sub(c.mark).Seconds()
 	c.mark = now
 }
 
-// decide stops at the first source that is enough: the pod's name, the annotations of the runtime, the node agent, the API
-// server. No credential is read and nothing is sent for a pod that one of the first two excludes.
+// decide stops at the first sufficient source: the pod's name, the annotations of the runtime, the node agent, the API server.
+// For a pod that one of the first two excludes it reads no credential and sends nothing.
 func (c *call) decide(ctx context.Context, conf cniconf.NetConf) (d sidecar.Decision, err error) {
 	defer func() {
 		c.phase(agentapi.PhaseDecide)
@@ -113,7 +113,7 @@ type lookupFailed struct{ server, agent error }
 func (e lookupFailed) Error() string   { return e.server.Error() + "; before that: " + e.agent.Error() }
 func (e lookupFailed) Unwrap() []error { return []error{e.server, e.agent} }
 
-// askAgent asks the node agent. Any error of it leads to the API server.
+// askAgent requests the pod from the node agent. After any error of it, decide requests the pod from the API server.
 func (c *call) askAgent(ctx context.Context, conf cniconf.NetConf) (sidecar.Facts, error) {
 	if conf.RunDir == "" || c.report.UID == "" {
 		return sidecar.Facts{}, fs.ErrNotExist
@@ -128,7 +128,7 @@ func (c *call) askAgent(ctx context.Context, conf cniconf.NetConf) (sidecar.Fact
 	}
 	facts, err := agent.Pod(ctx, agentapi.Key{Namespace: c.report.Namespace, Name: c.report.Pod, UID: c.report.UID})
 	if _, answered := errors.AsType[*agentapi.Refusal](err); err == nil || answered {
-		c.agent = agent // it works, and gets the report
+		c.agent = agent // the connection works, and gets the report
 	} else {
 		_ = agent.Close() // nothing was written
 	}
@@ -138,7 +138,7 @@ func (c *call) askAgent(ctx context.Context, conf cniconf.NetConf) (sidecar.Fact
 	return facts, err
 }
 
-// askServer asks the API server within what is left of api_timeout.
+// askServer requests the pod from the API server within the rest of api_timeout.
 func (c *call) askServer(ctx context.Context, conf cniconf.NetConf) (sidecar.Facts, error) {
 	client, err := kube.NewClient(kube.Config{Kubeconfig: conf.Kubeconfig, Once: true})
 	if err != nil {
@@ -151,8 +151,8 @@ func (c *call) askServer(ctx context.Context, conf cniconf.NetConf) (sidecar.Fac
 	return facts, err
 }
 
-// log writes the line that every decision gets: at level debug where the annotations of the runtime decided, since the log's
-// places are files and sockets.
+// log logs each decision, at level debug for a decision by the annotations of the runtime, since the log writes to files and
+// sockets.
 func (c *call) log(ctx context.Context, log *slog.Logger, d sidecar.Decision) {
 	for _, w := range d.Warnings {
 		log.WarnContext(ctx, "a setting of the pod is ignored", "cause", oneLine(w))
@@ -165,14 +165,14 @@ func (c *call) log(ctx context.Context, log *slog.Logger, d sidecar.Decision) {
 		"because", d.Reason.Sentence(), "detail", oneLine(d.Detail), "source", string(c.report.Source))
 }
 
-// programmed records what was done in the pod's namespace.
+// programmed records the changes in the pod's namespace.
 func (c *call) programmed(r redirection.Report) {
 	c.phase(agentapi.PhaseProgram)
 	c.report.Backend, c.report.Changed, c.report.Processes = strings.Join(r.Tools, ","), len(r.Programs) > 0, r.Processes
 }
 
-// send sends the report of the call to the node agent, also if the agent did not answer before: those calls matter most. A
-// pod that was passed by the annotations of the runtime is not reported: that would double its cost.
+// send sends the report of the call to the node agent, also if the agent did not answer before: those calls matter most. A pod
+// that passed by the annotations of the runtime is not reported: the report would double the cost of the call.
 func (c *call) send(ctx context.Context, conf cniconf.NetConf, failed error) {
 	defer c.end()
 	if failed == nil && !c.finished {
@@ -192,7 +192,7 @@ func (c *call) send(ctx context.Context, conf cniconf.NetConf, failed error) {
 	}
 }
 
-// deliver writes the report to the agent's socket, on a new connection if there is none or the agent has closed it meanwhile.
+// deliver writes the report to the agent's socket, on a new connection if none is open or the agent has closed it meanwhile.
 func (c *call) deliver(ctx context.Context, conf cniconf.NetConf) (err error) {
 	if c.agent != nil && c.agent.Report(ctx, c.report) == nil {
 		return nil
@@ -204,7 +204,7 @@ func (c *call) deliver(ctx context.Context, conf cniconf.NetConf) (err error) {
 	return c.agent.Report(ctx, c.report)
 }
 
-// errUnfinished stands for a panic that is unwinding.
+// errUnfinished is the reported error of a call that panics.
 var errUnfinished = errors.New("the plugin panicked")
 
 // oneLine bounds a text that may quote untrusted input, and makes it printable, for an answer, a report or a log.

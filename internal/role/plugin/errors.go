@@ -10,14 +10,14 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// Codes of errors that the CNI specification leaves to plugins (100 and above), as they appear in "code".
+// Codes of errors that the CNI specification leaves to plugins (100 and above), for the field "code".
 const (
 	codeSettings  = 100 // the pod's annotations or securityContext are invalid
 	codeProgram   = 101 // the namespace could not be programmed
-	codeDifferent = 102 // CHECK: the namespace does not hold what it should
+	codeDifferent = 102 // CHECK: the namespace differs from the desired state
 )
 
-// failure is an error on its way out: what the plugin could not do, and why.
+// failure is an error for the runtime: the failed action, and its cause.
 type failure struct {
 	code  uint
 	what  string
@@ -27,8 +27,8 @@ type failure struct {
 func (f failure) Error() string { return fmt.Sprintf("%s: %v", f.what, f.cause) }
 func (f failure) Unwrap() error { return f.cause }
 
-// protocol turns any error into the one object that the specification knows. What the runtime shows of it, and so
-// `kubectl describe pod`, is "msg; details".
+// protocol converts any error to the specification's error object. The runtime, and so `kubectl describe pod`, shows "msg;
+// details" of it.
 func protocol(err error) error {
 	if err == nil {
 		return nil
@@ -47,7 +47,7 @@ func presentable(err types.Error) *types.Error {
 	return types.NewError(err.Code, oneLine(err.Msg), oneLine(err.Details))
 }
 
-// lookupFailure maps a failed look-up of the pod. All but a broken configuration may pass by itself.
+// lookupFailure maps a failed look-up of the pod. All causes but a broken configuration may be transient.
 func lookupFailure(pod podArgs, err error) failure {
 	what := fmt.Sprintf("istio-cni cannot tell whether pod %s is in the mesh", pod)
 	if kube.ClassOf(err) == kube.InvalidConfig {
@@ -56,7 +56,7 @@ func lookupFailure(pod podArgs, err error) failure {
 	return failure{code: types.ErrTryAgainLater, what: what, cause: err}
 }
 
-// programFailure maps a namespace that could not be programmed.
+// programFailure maps the error of a namespace that could not be programmed.
 func programFailure(pod podArgs, err error) failure {
 	code := uint(codeProgram)
 	if errors.Is(err, context.DeadlineExceeded) {

@@ -1,8 +1,8 @@
 // Package plugin is the CNI plugin: it answers one command of the container runtime and ends.
 //
-// It promises that a pod of the mesh never starts unredirected, that every other pod passes without waiting for what
-// only the mesh needs, that DEL always succeeds, and that stdout carries nothing but the CNI result or error. It keeps
-// no state: the namespace's end is the clean-up.
+// It promises that a pod of the mesh never starts unredirected, that every other pod passes without waiting for steps that only
+// the mesh needs, that DEL always succeeds, and that stdout carries nothing but the CNI result or error. It keeps no state: the
+// end of the namespace removes the rules.
 //
 // Start at Run, then add.go.
 package plugin
@@ -32,27 +32,27 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
-// wholeCall ends an invocation that nothing else has ended: it is below the runtimes' own limits, so that the error
-// which reaches the pod's events is ours and names the cause.
+// wholeCall bounds an invocation: it is below the runtimes' own limits, so that the error in the pod's events is this plugin's
+// and names the cause.
 const wholeCall = 100 * time.Second
 
-// logScope is the scope under which the node agent shows the plugin's log.
+// logScope is the scope of the plugin's records in the node agent's log.
 const logScope = "cni-plugin"
 
 // plugin is one invocation.
 type plugin struct {
-	// answer is the result, kept until nothing can fail any more: stdout must hold one document.
+	// answer buffers the result until no step can fail any more: stdout must hold one document.
 	answer bytes.Buffer
 	log    *pluginlog.Log
-	// path is the runtime's $PATH, where iptables is looked for.
+	// path is the runtime's $PATH, the search path of iptables.
 	path string
-	// override says that the plugin runs in the pod's namespace on purpose (CNI_NETNS_OVERRIDE).
+	// override reports that the plugin runs in the pod's namespace on purpose (CNI_NETNS_OVERRIDE).
 	override bool
-	// began is when the call did.
+	// began is the start time of the call.
 	began time.Time
 }
 
-// Run answers the command in the environment and gives the exit code.
+// Run runs the command in the environment and returns the exit code.
 func Run(c applet.Call) int {
 	env := environment(c.Getenv)
 	if env.command == "" {
@@ -62,7 +62,7 @@ func Run(c applet.Call) int {
 	defer log.Close()
 	p := &plugin{log: log, path: env.path, override: env.override, began: clock()}
 	if env.command == "DEL" || env.command == "GC" {
-		// There is nothing to undo: the namespace ends and takes the rules with it. Nothing is read that could be missing.
+		// The kernel removes the rules with the namespace. DEL and GC read nothing, so that nothing can be missing.
 		log.Logger().Debug("nothing to do", "command", env.command, "container", printable.Text(env.container, maxNamed))
 		return applet.ExitOK
 	}
@@ -100,7 +100,7 @@ Exit codes: 0 done; 1 an error, printed as the CNI error object.
 Supported CNI versions: %s
 `
 
-// usage is printed where the plugin is started without CNI_COMMAND, by hand.
+// usage prints the usage for a start without CNI_COMMAND, by hand.
 func usage(c applet.Call) int {
 	w, code := c.Stdout, applet.ExitOK
 	if len(c.Args) > 0 && !slices.Contains([]string{"--help", "-h", "help"}, c.Args[0]) {
@@ -111,8 +111,8 @@ func usage(c applet.Call) int {
 	return code
 }
 
-// guarded bounds a command in time and turns a panic into an error: a runtime that gets no JSON back shows nothing
-// useful to the pod's owner.
+// guarded bounds a command in time and converts a panic to an error: a runtime that gets no JSON shows nothing useful to the
+// pod's owner.
 func (p *plugin) guarded(name string, command func(context.Context, *skel.CmdArgs) error) func(*skel.CmdArgs) error {
 	return func(args *skel.CmdArgs) (err error) {
 		ctx, cancel := context.WithTimeoutCause(context.Background(), wholeCall,
@@ -127,7 +127,7 @@ func (p *plugin) guarded(name string, command func(context.Context, *skel.CmdArg
 	}
 }
 
-// configure reads the stanza and lets the log follow it.
+// configure parses the stanza and configures the log by it.
 func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
 	conf, err := cniconf.Parse(stanza)
 	if err != nil {
@@ -144,7 +144,7 @@ func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
 	return conf, nil
 }
 
-// namespace is the pod's network namespace, with the tools of the node and what was found out about them.
+// namespace returns the pod's network namespace, with the tools of the node and the self-test's preference.
 func (p *plugin) namespace(conf cniconf.NetConf, found selfcheck.Advice, pod *netns.Namespace, log *slog.Logger) redirection.Namespace {
 	return redirection.Namespace{
 		NetNS: pod, Log: log, Backend: conf.Backend, PreferTools: found.PreferTools,
@@ -152,7 +152,7 @@ func (p *plugin) namespace(conf cniconf.NetConf, found selfcheck.Advice, pod *ne
 	}
 }
 
-// advice is the result of the node agent's self-test, for backend auto. It reads a file.
+// advice returns the result of the node agent's self-test, for backend auto. It reads a file.
 func advice(conf cniconf.NetConf) selfcheck.Advice {
 	if conf.Backend != redirect.Auto || conf.RunDir == "" {
 		return selfcheck.Advice{}

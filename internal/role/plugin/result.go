@@ -10,16 +10,16 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 )
 
-// result is the previous plugin's result, which ADD passes on in the version of the configuration.
+// result is the previous plugin's result, which ADD prints in the version of the configuration.
 type result struct {
 	version string
 	parsed  types.Result
 }
 
-// firstVersion is that of a configuration which names none.
+// firstVersion is the version of a configuration without cniVersion.
 const firstVersion = "0.1.0"
 
-// parseResult reads prevResult before anything else is done, so that a chain which cannot end well changes nothing.
+// parseResult parses prevResult before any other step, so that a chain that cannot end well changes nothing.
 func parseResult(conf cniconf.NetConf) (result, error) {
 	r := result{version: conf.CNIVersion}
 	if r.version == "" {
@@ -27,7 +27,7 @@ func parseResult(conf cniconf.NetConf) (result, error) {
 	}
 	text := []byte(conf.PrevResult)
 	if text == nil {
-		// This plugin makes no interface and no address: alone it hands on an empty result.
+		// This plugin creates no interface and no address: alone it returns an empty result.
 		text = fmt.Appendf(nil, `{"cniVersion":%q}`, r.version)
 	}
 	parsed, err := create.Create(r.version, text)

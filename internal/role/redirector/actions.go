@@ -28,7 +28,7 @@ func (r run) namespace() redirection.Namespace {
 	return redirection.Namespace{NetNS: r.at, Log: r.log, Backend: r.backend, Tools: iptables.Host{Path: r.path, Force: r.forceIptables}}
 }
 
-// do opens the namespace, once, and carries out the command.
+// do opens the namespace, once, and runs the command.
 func (r run) do(ctx context.Context) int {
 	at, err := openNetNS(r.netns)
 	if err != nil {
@@ -39,8 +39,8 @@ func (r run) do(ctx context.Context) int {
 	return r.inside(ctx)
 }
 
-// openNetNS opens the namespace at a path, or the current one. A path that leads to the current one, or to the node's, is
-// refused: the rules would be the caller's own.
+// openNetNS opens the namespace at a path, or the current one. It rejects a path to the current namespace or to the node's: the
+// rules would be the caller's own.
 func openNetNS(path string) (*netns.Namespace, error) {
 	at, err := netns.Open(path)
 	if err != nil || path == "" {
@@ -198,7 +198,7 @@ func (r run) show() error {
 	return nil
 }
 
-// showCleanup prints what --cleanup-only would run.
+// showCleanup prints the commands of --cleanup-only.
 func (r run) showCleanup(ctx context.Context) error {
 	report, err := r.namespace().PlanClean(ctx)
 	if err != nil {
@@ -215,7 +215,7 @@ func (r run) showCleanup(ctx context.Context) error {
 	return nil
 }
 
-// feeding is the command that would take a program's text.
+// feeding returns the command that accepts a program's text.
 func feeding(p redirection.Program) string {
 	switch p.By {
 	case string(redirect.Native):
@@ -251,7 +251,7 @@ func (r run) tables(b *strings.Builder, set ruleset.Set) {
 	fmt.Fprintf(b, "# %s: nft -f\n%s", set.Family, redirect.NativeScript(set))
 }
 
-// routing prints the routes and addresses besides the rules, as comments, so that the text can still be fed to iptables-restore.
+// routing prints the routes and addresses besides the rules, as comments, so that iptables-restore accepts the text.
 func routing(b *strings.Builder, want redirect.Routing) {
 	if want.PassthroughV6 {
 		b.WriteString("# then: ip -6 addr add ::6/128 dev lo\n")
@@ -263,7 +263,7 @@ func routing(b *strings.Builder, want redirect.Routing) {
 	}
 }
 
-// save writes the text of a dry run for a person to look at; it need not survive a crash.
+// save writes the text of a dry run for a person; the file need not survive a crash.
 func save(path, text string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o644) //nolint:gosec // a report without secrets
 	if err != nil {

@@ -15,13 +15,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 )
 
-// config is all that a run depends on.
+// config has all inputs of a run.
 type config struct {
 	spec redirect.Spec
 
 	netns         string
 	forceIptables iptables.Variant
-	path          string // of programs
+	path          string // search path of programs
 	dryRunFile    string
 	proxyUser     string
 
@@ -35,10 +35,10 @@ type config struct {
 	warnings []string
 }
 
-// resolvConf names the servers whose DNS is captured.
+// resolvConf has the DNS servers whose traffic is captured.
 const resolvConf = "/etc/resolv.conf"
 
-// commandDefaults is the Spec of a command without flags: unlike a pod's it captures no ports and no addresses.
+// commandDefaults returns the Spec of a command without flags: unlike a pod's Spec it captures no ports and no addresses.
 func commandDefaults() redirect.Spec {
 	s := redirect.Default()
 	s.Inbound, s.InboundExclude = redirect.Ports{}, nil
@@ -46,7 +46,7 @@ func commandDefaults() redirect.Spec {
 	return s
 }
 
-// read makes the configuration. All problems are reported together.
+// read builds the configuration. All problems are reported together.
 func read(given func(flag string) (string, bool), getenv func(string) (string, bool)) (config, error) {
 	c := config{}
 	c.path, _ = getenv("PATH")
@@ -70,7 +70,7 @@ func read(given func(flag string) (string, bool), getenv func(string) (string, b
 	return c, errors.Join(err, specErr, backendErr, c.captureDNS())
 }
 
-// identities completes the proxy's ids: uids default to the proxy's user, gids to what the uids are.
+// identities completes the proxy's ids: uids default to the proxy's user, gids to the uids.
 func (c *config) identities(values redirect.Values) {
 	uids, set := values[redirect.FieldUIDs]
 	if !set {
@@ -94,7 +94,7 @@ func groupID(name string) (uint32, error) {
 	return uint32(id), err
 }
 
-// captureDNS completes the Spec: the servers are those of this container, as the pod's are not known elsewhere.
+// captureDNS completes the Spec by the DNS servers of this container, as the pod's servers are not known elsewhere.
 func (c *config) captureDNS() error {
 	switch {
 	case !c.dns:
@@ -119,8 +119,7 @@ func (c *config) captureDNS() error {
 	return nil
 }
 
-// nameservers reads resolv.conf(5). An address with a zone is left out: it (fe80::1%eth0) cannot be
-// matched by a rule.
+// nameservers parses resolv.conf(5). It omits an address with a zone (fe80::1%eth0), which no rule can match.
 func nameservers(text string) []netip.Addr {
 	var out []netip.Addr
 	for line := range strings.Lines(text) {

@@ -1,8 +1,8 @@
 // Package redirector is the command "istio-cni iptables", also called istio-iptables: it programs, verifies, explains,
 // probes or cleans a network namespace.
 //
-// It promises the flags and environment of the reference's command, that everything is checked before anything is
-// touched, and the exit codes below. It never asks the API server.
+// It promises the flags and environment of the reference's command, that everything is validated before any change, and the
+// exit codes below. It never sends a request to the API server.
 //
 // Start at Run.
 package redirector
@@ -24,7 +24,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// Exit codes. 0, 1, 126 and 255 are those of the reference.
+// Exit codes. 0, 1, 126 and 255 are the reference's.
 const (
 	exitOK         = applet.ExitOK
 	exitError      = applet.ExitError // a bad value, or a namespace that could not be programmed
@@ -51,7 +51,7 @@ together.
 
 `
 
-// Run carries out the command and gives the exit code.
+// Run runs the command and returns the exit code.
 func Run(c applet.Call) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -62,13 +62,13 @@ func Run(c applet.Call) int {
 		return exitUsage
 	}
 	if slices.ContainsFunc(c.Args, func(a string) bool { return a == "--help" || a == "-h" || a == "-help" }) {
-		return exitOK // the library answered by itself
+		return exitOK // the library has printed the help
 	}
 	return code
 }
 
-// detached separates a short flag from a value that is written right behind it, as in -p15001, which the reference's flag
-// library allows and this one does not.
+// detached separates a short flag from an attached value, as in -p15001, which the reference's flag library accepts and this
+// one does not.
 func detached(args []string) []string {
 	var out []string
 	flags := flags()
@@ -79,7 +79,7 @@ func detached(args []string) []string {
 		return slices.ContainsFunc(specSettings(), func(s specSetting) bool { return slices.Contains(s.Aliases, short) })
 	}
 	for _, a := range args {
-		name, _, _ := strings.Cut(strings.TrimPrefix(a, "-"), "=") // a long flag may be written with one dash, too
+		name, _, _ := strings.Cut(strings.TrimPrefix(a, "-"), "=") // a long flag may have one dash, too
 		if len(a) > 2 && a[0] == '-' && a[2] != '=' && takesValue(a[1:2]) && !isFlag(name) {
 			out = append(out, a[:2], a[2:])
 		} else {
@@ -89,8 +89,8 @@ func detached(args []string) []string {
 	return out
 }
 
-// command describes the flags to the library. The library must not exit, must not print usage to stdout when a flag is
-// wrong, and does not read the environment: it counts empty variables.
+// command declares the flags to the library. The library must not exit, must not print usage to stdout for a wrong flag, and
+// does not read the environment, as it would not ignore empty variables.
 func command(c applet.Call, action func(*cli.Context)) *cli.App {
 	return &cli.App{
 		Name: "istio-cni iptables", HelpName: "istio-cni iptables",
@@ -111,7 +111,7 @@ func command(c applet.Call, action func(*cli.Context)) *cli.App {
 	}
 }
 
-// help is the text of --help.
+// help returns the text of --help.
 func help() string {
 	var b strings.Builder
 	b.WriteString(helpHead)
@@ -136,7 +136,7 @@ func flags() []cli.Flag {
 // printf prints to a person: an output that cannot be written is no error of the command.
 func printf(w io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
 
-// act reads the configuration and carries it out.
+// act reads the configuration and runs the command.
 func act(ctx *cli.Context, c applet.Call) int {
 	conf, err := read(func(flag string) (string, bool) { return fmt.Sprint(ctx.Value(flag)), ctx.IsSet(flag) }, c.Getenv)
 	if err != nil {
@@ -160,7 +160,7 @@ func act(ctx *cli.Context, c applet.Call) int {
 	return r.do(ctx.Context)
 }
 
-// problems gives the texts of a join of joins, each once: a bad uid is the default of the gid as well.
+// problems returns the texts of a join of joins, each once: a bad uid is the default of the gid as well.
 func problems(err error) []string {
 	var many interface{ Unwrap() []error }
 	if !errors.As(err, &many) {

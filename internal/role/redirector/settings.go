@@ -8,7 +8,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 )
 
-// specSetting is a setting that is a field of the Spec, which is parsed as a whole.
+// specSetting is the setting of a field of the Spec, which is parsed as a whole.
 type specSetting struct {
 	settings.Setting
 	field redirect.Field
@@ -16,8 +16,8 @@ type specSetting struct {
 
 func names(of ...string) []string { return of }
 
-// groups is the table of all settings. A variable is spelled like its flag unless the row says otherwise; of several
-// variables the first that is not empty counts.
+// groups is the table of all settings. A variable is spelled like its flag unless the row says otherwise; of several variables
+// the first non-empty one counts.
 func (c *config) groups() []settings.Group {
 	spec := make([]settings.Setting, 0, len(specSettings()))
 	for _, s := range specSettings() {
@@ -30,7 +30,7 @@ func (c *config) groups() []settings.Group {
 	}
 }
 
-// spec is a row of specSettings: the shown default, and names of the flag: one letter, or a further spelling.
+// spec returns a row of specSettings with its shown default and an alias of the flag: one letter, or a further spelling.
 func spec(field redirect.Field, name, alias, arg, shown, use string) specSetting {
 	s := settings.Setting{Name: name, Arg: arg, Shown: shown, Use: use, Value: settings.Text(new(string), nil)}
 	if alias != "" {
@@ -39,7 +39,7 @@ func spec(field redirect.Field, name, alias, arg, shown, use string) specSetting
 	return specSetting{settings.Named("", s)[0], field}
 }
 
-// variable is a row of specSettings without a flag.
+// variable returns a row of specSettings without a flag.
 func variable(field redirect.Field, name, arg, shown, use string) specSetting {
 	s := spec(field, "", "", arg, shown, use)
 	s.Env = names(name)
@@ -152,7 +152,7 @@ func (c *config) meansSettings() []settings.Setting {
 	}
 }
 
-// historic flags are accepted and do nothing: they belonged to earlier versions of the reference, or to its logging.
+// historic flags are accepted without effect: they belonged to earlier versions of the reference, or to its logging.
 func historic() []settings.Setting {
 	return []settings.Setting{
 		{Name: "restore-format", Aliases: names("f")},

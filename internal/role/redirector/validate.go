@@ -12,7 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/probe"
 )
 
-// probe checks every family that is captured.
+// probe checks every captured family.
 func (r run) probe(ctx context.Context) error {
 	families, err := r.namespace().Families(r.spec)
 	if err != nil {
@@ -43,7 +43,7 @@ func (r run) probe(ctx context.Context) error {
 	return nil
 }
 
-// probed lists the families that are captured and of which the pod has an address.
+// probed lists the captured families of which the pod has an address.
 func probed(f redirect.Families) []ruleset.Family {
 	var out []ruleset.Family
 	if f.HasIPv4 {

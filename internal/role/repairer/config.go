@@ -15,18 +15,18 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
-// Config is all that a run depends on.
+// Config has all inputs of a run.
 type Config struct {
 	standalone.Process
 
 	Repair racerepair.Settings
-	// Daemon false is one look at all pods.
+	// Daemon false repairs all present pods once.
 	Daemon bool
-	// Stanza is the configuration that the plugin would have: it decides which pods are of the mesh.
+	// Stanza is the plugin's configuration: it decides which pods are of the mesh.
 	Stanza cniconf.Stanza
-	// Places lead to the namespaces of pods.
+	// Places are the directories in which race repair finds the namespaces of pods.
 	Places sandbox.Places
-	// Host is the node where this runs, for events.
+	// Host is the node of this process, for events.
 	Host string
 
 	// Warnings are sentences for the log.
@@ -36,12 +36,12 @@ type Config struct {
 	lines  []settings.Line
 }
 
-// elsewhere tells whether the pods are another node's: addresses of pods could be found here by accident only.
+// elsewhere reports whether the pods are another node's: a pod's address could match on this node by accident only.
 func (c *Config) elsewhere() bool {
 	return c.Host != "" && c.Repair.Node != "" && c.Host != c.Repair.Node
 }
 
-// load reads arguments and environment. The error joins all problems; it is settings.ErrHelp when help was asked for.
+// load reads arguments and environment. The error joins all problems; it is settings.ErrHelp for a request of the help.
 func load(args []string, getenv func(string) (string, bool)) (Config, error) {
 	cfg := Config{}
 	rows := cfg.rows()
@@ -70,7 +70,7 @@ func load(args []string, getenv func(string) (string, bool)) (Config, error) {
 	return cfg, problems
 }
 
-// rows is the table. The variables of race repair are spelled as of old, with dashes, and with underscores.
+// rows is the table. The variables of race repair are accepted with dashes, as in the reference's command, and with underscores.
 func (c *Config) rows() []settings.Setting {
 	rows := []settings.Setting{{
 		Name: "run-as-daemon", Env: settings.Dashed("REPAIR_", "run-as-daemon"), Default: "false",
@@ -80,7 +80,7 @@ func (c *Config) rows() []settings.Setting {
 		row.Env = settings.Dashed("REPAIR_", row.Name)
 		rows = append(rows, row)
 	}
-	logJSON := "true" // as the command of old did
+	logJSON := "true" // as in the reference's command
 	return slices.Concat(rows, racerepair.PluginRows(&c.Stanza), racerepair.PathRows(&c.Places), c.Rows("REPAIR_", "repair", "8002", "15034", logJSON),
 		[]settings.Setting{
 			{

@@ -1,9 +1,9 @@
 // Package repairer is the role "istio-cni repair", also called istio-cni-repair: race repair without the node agent, for
 // one node or for all of them.
 //
-// It promises the flags and variables of the reference's command (Istio 1.4 to 1.18), that all problems of its
-// configuration are reported together before anything is asked of the API server, and the actions of the node agent. Without the
-// name of a node it repairs the pods of all nodes, whose namespaces it cannot reach: redirecting in place takes the name.
+// It promises the flags and variables of the reference's command (Istio 1.4 to 1.18), that all problems of its configuration
+// are reported together before any request to the API server, and the actions of the node agent. Without the name of a node it
+// repairs the pods of all nodes, whose namespaces it cannot reach: redirecting in place needs the name.
 //
 // It never prints a token.
 //
@@ -29,10 +29,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// clock is the time of day, for events and retries.
+// clock returns the time of day, for events and retries.
 func clock() time.Time { return time.Now() } //nolint:forbidigo // the source of every clock below
 
-// Run is the role. It ends when each pod was repaired or, with --run-as-daemon, with a signal.
+// Run runs the role. It ends after one repair of each pod or, with --run-as-daemon, with a signal.
 func Run(c applet.Call) int {
 	return service.Run(c, "repair", help, func() (service.Service, error) {
 		cfg, err := load(c.Args, c.Getenv)
@@ -103,7 +103,7 @@ text. All problems are reported together.
 
 `
 
-// help is the text of --help.
+// help returns the text of --help.
 func help() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, helpHead, applet.ExitOK, applet.ExitError, applet.ExitUsage)

@@ -1,7 +1,7 @@
-// Package selftester is the role "istio-cni selftest": which way of redirecting pods works on this node, shown by real
-// packets in a scratch namespace.
+// Package selftester is the role "istio-cni selftest": it tests with real packets in a scratch namespace which backend
+// redirects pods on this node.
 //
-// It promises to touch nothing of the node but the file of --record. It never needs the node agent.
+// It promises to change nothing on the node but the file of --record. It never needs the node agent.
 //
 // Start at Run.
 package selftester
@@ -22,7 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
-// exitUnable is for a node on which pods cannot be redirected as asked.
+// exitUnable is the exit code for a node on which the backend cannot redirect pods.
 const exitUnable = 3
 
 const head = `NAME:
@@ -59,7 +59,7 @@ func (c *config) rows() []settings.Setting {
 	}
 }
 
-// Run is the role.
+// Run runs the role.
 func Run(c applet.Call) int {
 	var cfg config
 	if code, done := service.Settings(c, "selftest", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage, exitUnable); done {

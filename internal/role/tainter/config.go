@@ -11,22 +11,22 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// Mode is which of the two controllers this one replaces.
+// Mode selects the controller that this one replaces.
 type Mode string
 
-// Modes. Auto is chosen by the settings that are given.
+// Modes. Auto selects a mode by the given settings.
 const (
 	Auto    Mode = "auto"
 	Legacy  Mode = "legacy"  // of Istio 1.8 to 1.17: requirements from a ConfigMap, taints are added and removed
 	Untaint Mode = "untaint" // of istiod since 1.22: taints are removed
 )
 
-// Config is all that a run depends on.
+// Config has all inputs of a run.
 type Config struct {
 	standalone.Process
 
 	Mode Mode
-	// Daemon false is one look at all nodes; DryRun is one that changes nothing.
+	// Daemon false decides once about all nodes; DryRun does so and changes nothing.
 	Daemon, DryRun bool
 	// Policy has its requirements in mode untaint; in mode legacy they are in the ConfigMap.
 	Policy                            readiness.Policy
@@ -47,13 +47,13 @@ type Config struct {
 	lines  []settings.Line
 }
 
-// environment is what the configuration is read from besides arguments.
+// environment has the sources of the configuration besides arguments.
 type environment struct {
 	getenv   func(string) (string, bool)
 	hostname func() (string, error)
 }
 
-// draft is a configuration in the making.
+// draft is an incomplete configuration.
 type draft struct {
 	Config
 
@@ -61,14 +61,14 @@ type draft struct {
 	selector, ownNamespace string
 }
 
-// load reads arguments and environment. The error joins all problems; it is settings.ErrHelp when help was asked for.
+// load reads arguments and environment. The error joins all problems; it is settings.ErrHelp for a request of the help.
 func load(args []string, env environment) (Config, error) {
 	d := draft{}
 	in, err := settings.Parse(d.rows(), args, env.getenv)
 	if err != nil {
 		return Config{}, err
 	}
-	// The mode comes first: the defaults of others depend on it.
+	// The mode comes first: the defaults of other settings depend on it.
 	given := map[string]settings.Origin{}
 	for _, s := range d.rows() {
 		if at := in.Find(s); at.Given() {
@@ -89,7 +89,7 @@ func load(args []string, env environment) (Config, error) {
 	return d.Config, err
 }
 
-// chooseMode finds the mode by the settings that are given, if it was not given itself. A bad mode is reported when it is read.
+// chooseMode selects the mode by the given settings, unless the mode is given. Read reports an invalid mode.
 func (d *draft) chooseMode(given map[string]settings.Origin) error {
 	places := map[Mode][]string{}
 	for _, s := range d.rows() {
@@ -118,7 +118,7 @@ func (d *draft) chooseMode(given map[string]settings.Origin) error {
 	return nil
 }
 
-// complete joins what depends on several settings.
+// complete derives values that depend on several settings.
 func (d *draft) complete(env environment, given map[string]settings.Origin) error {
 	client, err := d.ClientConfig(env.getenv)
 	d.client = client
@@ -136,7 +136,7 @@ func (d *draft) complete(env environment, given map[string]settings.Origin) erro
 	return errors.Join(err, d.checkLease())
 }
 
-// checkLease compares the times: a leader must give up before others may begin.
+// checkLease compares the times: a leader must stop leading before another replica may lead.
 func (d *draft) checkLease() error {
 	if !d.LeaderElect {
 		return nil

@@ -11,16 +11,16 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// perMode is what a setting has in one mode alone: a default, and that giving it chooses the mode.
+// perMode has the mode-specific parts of a setting: its defaults, and the mode that the setting selects.
 type perMode struct {
 	legacy, untaint string
-	// only is the mode that the setting belongs to, "" for both.
+	// only is the mode of the setting, "" for both.
 	only Mode
 	// ownNamespace makes pod-namespace the default in mode untaint.
 	ownNamespace bool
 }
 
-// differences between the modes, by the name of the setting.
+// differences returns the differences between the modes, by the name of the setting.
 func differences() map[string]perMode {
 	return map[string]perMode{
 		"configmap-namespace": {legacy: "kube-system", only: Legacy},
@@ -39,7 +39,7 @@ func differences() map[string]perMode {
 	}
 }
 
-// rows are all settings, with the defaults of the mode. A variable is spelled like its flag, behind TAINT_, unless the row
+// rows returns all settings, with the defaults of the mode. A variable is spelled like its flag, behind TAINT_, unless the row
 // says otherwise.
 func (d *draft) rows() []settings.Setting {
 	rows := slices.Concat(d.modeRows(), d.taintRows(), d.policyRows(), d.leaseRows(), d.processRows())
@@ -203,10 +203,10 @@ func (d *draft) processRows() []settings.Setting {
 	}...)
 }
 
-// checkKey is of a taint's key or the type of a node condition.
+// checkKey validates a taint's key or the type of a node condition.
 func checkKey(text string) error { return selector.CheckTaint(text, "") }
 
-// readNamespaces reads names between commas. "*" is all namespaces.
+// readNamespaces parses names between commas. "*" selects all namespaces.
 func readNamespaces(text string) ([]string, error) {
 	if slices.ContainsFunc(strings.Split(text, ","), func(s string) bool { return strings.TrimSpace(s) == "*" }) {
 		return names(""), nil

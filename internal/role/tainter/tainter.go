@@ -1,9 +1,9 @@
-// Package tainter is the role "istio-cni taint", also called istio-cni-taint: the controller that keeps nodes free of
-// mesh pods until the plugin's agent is ready there.
+// Package tainter is the role "istio-cni taint", also called istio-cni-taint: the controller that keeps nodes free of mesh pods
+// until the plugin's agent is ready there.
 //
-// It promises the flags, variables, names and defaults of both controllers that there were: the one of Istio 1.8 to 1.17
-// (mode legacy) and the one inside istiod since 1.22 (mode untaint); and that all problems of its configuration are
-// reported together before anything is asked of the API server.
+// It promises the flags, variables, names and defaults of both controllers of the reference: the one of Istio 1.8 to 1.17 (mode
+// legacy) and the one inside istiod since 1.22 (mode untaint); and that all problems of its configuration are reported together
+// before any request to the API server.
 //
 // It never decides about a node and never prints a token.
 //
@@ -32,11 +32,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// clock is the time of day, for leases, events, health and decisions.
+// clock returns the time of day, for leases, events, health and decisions.
 func clock() time.Time { return time.Now() } //nolint:forbidigo // the source of every clock below
 
-// Run is the role. It ends when the work is done or, for the controller, with a signal. The legacy controller exited 255 for
-// a bad command line; here it is 2 as in the other roles.
+// Run runs the role. It ends when the work is done or, for the controller, with a signal. The legacy controller exited 255 for
+// a bad command line; here the code is 2 as in the other roles.
 func Run(c applet.Call) int {
 	return service.Run(c, "taint", help, func() (service.Service, error) {
 		cfg, err := load(c.Args, environment{getenv: c.Getenv, hostname: os.Hostname})
@@ -51,7 +51,7 @@ func Run(c applet.Call) int {
 	})
 }
 
-// act does what was asked for.
+// act runs the configured action.
 func act(ctx context.Context, stdout io.Writer, cfg Config, log *slog.Logger) error {
 	api, err := kube.NewClient(cfg.client)
 	if err != nil {
@@ -125,7 +125,7 @@ together.
 
 `
 
-// help is the text of --help.
+// help returns the text of --help.
 func help() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, helpHead, applet.ExitOK, applet.ExitError, applet.ExitUsage)
