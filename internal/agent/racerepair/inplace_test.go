@@ -245,7 +245,8 @@ func TestASquatterBlocksNoRepair(t *testing.T) {
 			if test.texts == nil {
 				l.waitForAction(p, repair.InPlace)
 			} else {
-				l.waitForEvent(p, "Warning", ReasonRepaired, append(test.texts, sandboxtest.Inode(t, victim).String(), sandboxtest.Inode(t, squatter).String())...)
+				both := []string{sandboxtest.Inode(t, victim).String(), sandboxtest.Inode(t, squatter).String()}
+				l.waitForEvent(p, "Warning", ReasonRepaired, append(both, test.texts...)...)
 			}
 			if captured(t, victim) != (test.texts == nil) || rulesOf(t, squatter) != "" {
 				t.Error("the wrong namespace was written to")
