@@ -12,24 +12,24 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 )
 
-// eventOf is nil when the API server has an event on the node with reason and a part of its message.
-func eventOf(n *nodetest.Node, reason, part string) error {
-	var all []string
+// event is what the API server got of one.
+type event struct {
+	Reason, Message string
+	InvolvedObject  struct{ Kind, Name, UID string }
+	Source          struct{ Component, Host string }
+}
+
+func events(t *testing.T, n *nodetest.Node) []event {
+	t.Helper()
+	var all []event
 	for _, text := range n.API.Events() {
-		var event struct {
-			Reason, Message string
-			InvolvedObject  struct{ Kind, Name string }
+		var one event
+		if err := json.Unmarshal(text, &one); err != nil {
+			t.Fatal(err)
 		}
-		if err := json.Unmarshal(text, &event); err != nil {
-			return err
-		}
-		if event.Reason == reason && strings.Contains(event.Message, part) &&
-			event.InvolvedObject.Kind == "Node" && event.InvolvedObject.Name == nodetest.NodeName {
-			return nil
-		}
-		all = append(all, string(text))
+		all = append(all, one)
 	}
-	return notYet("the API server has no such event: %q", all)
+	return all
 }
 
 // background repeats a check until the returned function is called, which fails the test with the first objection.
@@ -102,7 +102,15 @@ func followsConfiguration(t *testing.T, n *nodetest.Node, a *nodetest.Agent, sou
 
 	set("Not_A_Namespace")
 	a.AwaitLog("live configuration is not usable: the last good one stays in force")
-	nodetest.Await(t, "the event", func() error { return eventOf(n, "CNIConfigRefused", "Not_A_Namespace") })
+	nodetest.Await(t, "the event", func() error {
+		if !slices.ContainsFunc(events(t, n), func(e event) bool {
+			return e.Reason == "CNIConfigRefused" && strings.Contains(e.Message, "Not_A_Namespace") &&
+				e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == nodetest.NodeName
+		}) {
+			return notYet("the API server has %+v", events(t, n))
+		}
+		return nil
+	})
 	awaitExcluded(t, n, "shop", "bank")
 
 	set("shop")

@@ -3,6 +3,7 @@ package installer_test
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -60,24 +61,10 @@ func (p unredirected) captured(t *testing.T) bool {
 	return strings.Contains(netnstest.Run(t, p.netns, "iptables-save"), "-A OUTPUT -j ISTIO_OUTPUT")
 }
 
-// events are the reasons of those about the pod.
-func (p unredirected) events(t *testing.T, n *nodetest.Node) []string {
+// events are those about the pod.
+func (p unredirected) events(t *testing.T, n *nodetest.Node) []event {
 	t.Helper()
-	var all []string
-	for _, data := range n.API.Events() {
-		var event struct {
-			Reason, Message string
-			InvolvedObject  struct{ UID string }
-			Source          struct{ Component, Host string }
-		}
-		if err := json.Unmarshal(data, &event); err != nil {
-			t.Fatal(err)
-		}
-		if event.InvolvedObject.UID == p.uid {
-			all = append(all, fmt.Sprintf("%s by %s on %s: %s", event.Reason, event.Source.Component, event.Source.Host, event.Message))
-		}
-	}
-	return all
+	return slices.DeleteFunc(events(t, n), func(e event) bool { return e.InvolvedObject.UID != p.uid })
 }
 
 const repairedInPlace = `istio_cni_repair_pods_repaired_total{type="repair",result="success"}`
@@ -122,8 +109,9 @@ func TestW12NothingWaitsForTheAPIServer(t *testing.T) {
 				t.Errorf("the pod is redirected: %t; rules in the node's namespace:\n%s", p.captured(t), rules)
 			}
 			nodetest.Await(t, "the event on the pod", func() error {
-				if got := p.events(t, n); len(got) != 1 || !strings.HasPrefix(got[0], "RepairBrokenPod by cni-repair on node-1: ") {
-					return notYet("events %q", got)
+				got := p.events(t, n)
+				if len(got) != 1 || got[0].Reason != "RepairBrokenPod" || got[0].Source.Component != "cni-repair" || got[0].Source.Host != "node-1" {
+					return notYet("events %+v", got)
 				}
 				return nil
 			})
@@ -154,7 +142,7 @@ func TestW9AgentOfAnUnknownNodeRepairsNothing(t *testing.T) {
 		})
 		ends(t, a)
 		if p.captured(t) || len(p.events(t, n)) > 0 {
-			t.Errorf("%s: the pod was redirected, events %q", env, p.events(t, n))
+			t.Errorf("%s: the pod was redirected, events %+v", env, p.events(t, n))
 		}
 	}
 }

@@ -144,14 +144,6 @@ func TestW32EmptyVariablesAreUnset(t *testing.T) {
 	}
 }
 
-func TestAKubeconfigForEverybodyIsWarnedOf(t *testing.T) {
-	t.Parallel()
-	c := mustLoad(t, cluster("KUBECONFIG_MODE=644"))
-	if len(c.warnings) != 1 || !strings.Contains(c.warnings[0], "every user of the node may read the kubeconfig") {
-		t.Errorf("warnings %q", c.warnings)
-	}
-}
-
 // TestAmbientModeIsRefused: its pods would start outside of the mesh without a sign. The agent can be uninstalled all
 // the same.
 func TestAmbientModeIsRefused(t *testing.T) {
@@ -190,7 +182,7 @@ func TestAmbientModeIsRefused(t *testing.T) {
 
 func TestWarnings(t *testing.T) {
 	t.Parallel()
-	env := cluster("AMBIENT_ENABLED=true", "AMBIENT_PODS=ignore", "REPAIR_ENABLED=true", "LOG_UDS_ADDRESS=/run/other.sock")
+	env := cluster("AMBIENT_ENABLED=true", "AMBIENT_PODS=ignore", "REPAIR_ENABLED=true", "LOG_UDS_ADDRESS=/run/other.sock", "KUBECONFIG_MODE=644")
 	delete(env, "POD_NAMESPACE")
 	args := []string{"--log_target=stdout", "--log_caller=x", "--log_stacktrace_level=y"}
 	c := mustLoad(t, env, args...)
@@ -199,6 +191,7 @@ func TestWarnings(t *testing.T) {
 		"the name of this node is not set",
 		"environment variable LOG_UDS_ADDRESS: the plugin looks for its log socket in the run directory",
 		"environment variable POD_NAMESPACE: not set",
+		"environment variable KUBECONFIG_MODE: every user of the node may read the kubeconfig",
 		"flag --log_target has no effect", "flag --log_caller has no effect", "flag --log_stacktrace_level has no effect",
 	} {
 		if !slices.ContainsFunc(c.warnings, func(w string) bool { return strings.HasPrefix(w, want) }) {

@@ -39,6 +39,18 @@ func bare(t *testing.T, n *chaintest.Node) place {
 	return b
 }
 
+// pod is a sandbox, with what a runtime gives to the program for it.
+func (b place) pod(t *testing.T, n *chaintest.Node, backend string, describe func(*kubetest.Pod)) (pod chaintest.Pod, input []byte) {
+	t.Helper()
+	pod = n.NewPod("shop", "web", describe)
+	addressed(t, pod)
+	input, err := chaintest.Input(n.Chain("1.1.0", chaintest.Stanza{"cni_agent_run_dir": b.runDir, "backend": backend}), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pod, input
+}
+
 // run traces the program. The environment is what is given and nothing else.
 func (b place) run(t *testing.T, input []byte, environment []string, args ...string) (record *trace.Record, output string) {
 	t.Helper()
@@ -76,12 +88,7 @@ func TestNothingOfTheHostIsNeeded(t *testing.T) {
 					t.Parallel()
 					n := chaintest.New(t, program(t))
 					b := at(t, n)
-					pod := n.NewPod("shop", "web", describe)
-					addressed(t, pod)
-					input, err := chaintest.Input(n.Chain("1.1.0", chaintest.Stanza{"cni_agent_run_dir": b.runDir, "backend": backend}), nil)
-					if err != nil {
-						t.Fatal(err)
-					}
+					pod, input := b.pod(t, n, backend, describe)
 					for _, command := range []string{"ADD", "ADD", "CHECK", "STATUS", "DEL", "VERSION"} {
 						b.must(t, 0, input, pod.Environ(command, "/"))
 						if all := everyRule(t, pod.Netns); !strings.Contains(strings.ToLower(all), "istio") {
@@ -150,12 +157,7 @@ func everyRule(t *testing.T, ns string) string {
 func TestTheHostsProgramsAreNeededWhereTheyAreAskedFor(t *testing.T) {
 	n := chaintest.New(t, program(t))
 	b := bare(t, n)
-	pod := n.NewPod("shop", "web", chaintest.Sidecar)
-	addressed(t, pod)
-	input, err := chaintest.Input(n.Chain("1.1.0", chaintest.Stanza{"cni_agent_run_dir": b.runDir, "backend": "iptables"}), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pod, input := b.pod(t, n, "iptables", chaintest.Sidecar)
 	r, out := b.run(t, input, pod.Environ("ADD", "/"))
 	if r.Status.ExitStatus() != 1 || !strings.Contains(out, "no usable iptables") {
 		t.Errorf("ends with %v: %s", r.Status, out)
@@ -167,14 +169,10 @@ func TestTheHostsProgramsAreNeededWhereTheyAreAskedFor(t *testing.T) {
 func TestWithoutProcThePodIsNotStarted(t *testing.T) {
 	n := chaintest.New(t, program(t))
 	b := bare(t, n)
-	pod := n.NewPod("shop", "web", chaintest.Sidecar)
-	input, err := chaintest.Input(n.Chain("1.1.0", chaintest.Stanza{"cni_agent_run_dir": b.runDir}), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pod, input := b.pod(t, n, "auto", chaintest.Sidecar)
 	// The namespace's file is mounted, as runtimes do.
 	file := filepath.Join(b.root, "netns")
-	if err = os.WriteFile(file, nil, 0o644); err != nil {
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	bind := netns.Bind{Source: pod.Netns, Target: file}
