@@ -2,8 +2,6 @@ package installer
 
 import (
 	"errors"
-	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -227,33 +225,5 @@ func TestTheChartsEnvironment(t *testing.T) {
 	}
 	if len(c.warnings) > 0 || !c.RepairEnabled || c.Repair.Node != "n1" {
 		t.Errorf("warnings %q, repair %+v", c.warnings, c.Repair)
-	}
-}
-
-// TestTheConfigurationIsPrintedWithoutSecrets looks for the token in all that prints a configuration.
-func TestTheConfigurationIsPrintedWithoutSecrets(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	write(t, "s3cr3t.t0k3n\n", dir, "token")
-	c := mustLoad(t, cluster(), "--service-account-dir="+dir,
-		`--cni-network-config={"type":"istio-cni","policy":{"k8s_auth_token":"__SERVICEACCOUNT_TOKEN__"},
-			"kubernetes":{"kubeconfig":"/x/__SERVICEACCOUNT_TOKEN__"}}`)
-	if !strings.Contains(string(c.Want.Stanza.Template), `"k8s_auth_token":"s3cr3t.t0k3n"`) {
-		t.Fatalf("the template is %s", c.Want.Stanza.Template)
-	}
-	var log strings.Builder
-	slog.New(slog.NewJSONHandler(&log, nil)).Info("configuration", slog.Any("config", c))
-	slog.New(slog.NewTextHandler(&log, nil)).Info("configuration", slog.Any("config", &c))
-	for _, text := range []string{
-		c.String(), log.String(), fmt.Sprintf("%v %+v %s %v", c, c, c, &c), strings.Join(c.warnings, "\n"),
-	} {
-		if strings.Contains(text, "s3cr3t") || text == "" {
-			t.Errorf("a token, or nothing, is printed: %s", text)
-		}
-	}
-	for _, want := range []string{"cni-network-config", "bytes, not shown", "kubeconfig-mode", `\"0600\" (default)`} {
-		if !strings.Contains(log.String(), want) {
-			t.Errorf("log lacks %q:\n%s", want, log.String())
-		}
 	}
 }

@@ -3,6 +3,8 @@ package installer
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -177,14 +179,15 @@ func TestTemplateCaveats(t *testing.T) {
 	}
 }
 
-// FuzzTemplate: no template makes it panic, puts the token into an error or a warning, or gives the plugin a stanza that
-// is not ours.
+// FuzzTemplate: no template makes it panic, puts the token into an error, a warning or what prints the configuration,
+// or gives the plugin a stanza that is not ours.
 func FuzzTemplate(f *testing.F) {
 	const token = "s3cr3t-t0ken.QmFzZTY0__LOG_LEVEL__"
 	f.Add(chart2020, "info")
 	f.Add(`{"type":"istio-cni","plugin_log_level":{"a":"__SERVICEACCOUNT_TOKEN__"}}`, "warn")
 	f.Add(`{"type":"istio-cni","__SERVICEACCOUNT_TOKEN__":"x","api_timeout":"__SERVICEACCOUNT_TOKEN__"}`, `"`)
 	f.Add(`{"type":"istio-cni","kubernetes":{"kubeconfig":"__SERVICEACCOUNT_TOKEN__"}}`, "")
+	f.Add(`{"type":"istio-cni","policy":{"k8s_auth_token":"__SERVICEACCOUNT_TOKEN__"},"kubernetes":{"kubeconfig":"/x"}}`, "")
 	f.Add(`{"type":"istio-cni" __SERVICEACCOUNT_TOKEN__}`, "__X__")
 	f.Add("__A____B______KUBECONFIG_FILEPATH__", "__SERVICEACCOUNT_TOKEN__")
 	f.Fuzz(func(t *testing.T, template, level string) {
@@ -200,8 +203,11 @@ func FuzzTemplate(f *testing.F) {
 			}
 			return
 		}
-		if strings.Contains(c.String()+strings.Join(c.warnings, "\n"), "s3cr3t") {
-			t.Fatalf("the token is printed: %s %q", c, c.warnings)
+		var log strings.Builder
+		slog.New(slog.NewJSONHandler(&log, nil)).Info("configuration", slog.Any("config", c))
+		slog.New(slog.NewTextHandler(&log, nil)).Info("configuration", slog.Any("config", &c))
+		if text := fmt.Sprintf("%s %v %+v %s %v %q", &log, c, c, c, &c, c.warnings); strings.Contains(text, "s3cr3t") {
+			t.Fatalf("the token is printed: %s", text)
 		}
 		if template == "" {
 			return
