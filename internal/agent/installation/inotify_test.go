@@ -15,9 +15,8 @@ import (
 // has. The limits are those of a user namespace of its own.
 func TestRunWithoutInotify(t *testing.T) {
 	namespace := func(cmd *exec.Cmd) {
-		cmd.SysProcAttr = &syscall.SysProcAttr{
-			Cloneflags: syscall.CLONE_NEWUSER, UidMappings: []syscall.SysProcIDMap{{Size: 1}}, GidMappings: []syscall.SysProcIDMap{{Size: 1}},
-		}
+		root := []syscall.SysProcIDMap{{Size: 1}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: root, GidMappings: root}
 	}
 	limit := func(name string, n int) {
 		must(t, os.WriteFile("/proc/sys/user/max_inotify_"+name, fmt.Append(nil, n), 0o600))

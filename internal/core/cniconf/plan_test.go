@@ -463,7 +463,7 @@ func TestANamedListBecomesAListByItsNameToo(t *testing.T) {
 		{"auto", cniconf.Auto, single, "net/" + cniconf.DropInName, map[string]string{"10-x.conflist": list}},
 		{"drop-in", cniconf.DropIn, single, "net/" + cniconf.DropInName, map[string]string{"10-x.conflist": list}},
 		{"owned", cniconf.Owned, single, cniconf.OwnedName, map[string]string{"10-x.conflist": list}},
-		{"beside our list of before", cniconf.Inline, with(single, "10-x.conflist", ours), "10-x.conflist", map[string]string{"10-x.conf": list}},
+		{"beside our own list", cniconf.Inline, with(single, "10-x.conflist", ours), "10-x.conflist", map[string]string{"10-x.conf": list}},
 		{
 			"beside another's list", cniconf.Inline, dir("10-x.conf", list, "10-x.conflist", other), "10-x.conf.conflist",
 			map[string]string{"10-x.conf": list, "10-x.conflist": other},

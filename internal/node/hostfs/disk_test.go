@@ -147,7 +147,7 @@ func steps(t *testing.T, j job) int {
 
 // eachOperation does each job with a fault at each of its operations. The check gets the directory, the operation and the
 // error.
-func eachOperation(t *testing.T, fault func(n int) *hostfstest.Faults, check func(t *testing.T, j job, dir, failed string, err error)) {
+func eachOperation(t *testing.T, fault func(int) *hostfstest.Faults, check func(t *testing.T, j job, dir, failed string, err error)) {
 	t.Helper()
 	for _, j := range jobs() {
 		t.Run(j.name, func(t *testing.T) {
@@ -162,7 +162,8 @@ func eachOperation(t *testing.T, fault func(n int) *hostfstest.Faults, check fun
 }
 
 func TestKilledAtEachOperationLeavesOldOrNew(t *testing.T) {
-	for what, fault := range map[string]func(int) *hostfstest.Faults{"killed": hostfstest.KillAt, "power cut": hostfstest.PowerCutAt} {
+	faults := map[string]func(int) *hostfstest.Faults{"killed": hostfstest.KillAt, "power cut": hostfstest.PowerCutAt}
+	for what, fault := range faults {
 		eachOperation(t, fault, func(t *testing.T, j job, dir, failed string, err error) {
 			t.Helper()
 			if !errors.Is(err, hostfstest.ErrKilled) {
