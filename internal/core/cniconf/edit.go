@@ -14,7 +14,7 @@ type span struct{ start, end int }
 
 func (s span) of(text []byte) []byte { return text[s.start:s.end] }
 
-// member returns where the value of a key of the object stands, the last of several, as that is the one that counts.
+// member returns the position of the value of a key of the object: the last of several, as encoding/json uses that.
 func member(object []byte, key string) (value span, there bool, err error) {
 	if !json.Valid(object) {
 		return value, false, unreadable(object, json.Unmarshal(object, new(any)))
@@ -39,7 +39,7 @@ func member(object []byte, key string) (value span, there bool, err error) {
 	return value, there, nil
 }
 
-// next reads one value and returns where it stands.
+// next reads one value and returns its position.
 func next(d *json.Decoder) (span, error) {
 	var raw json.RawMessage
 	if err := d.Decode(&raw); err != nil {
@@ -49,7 +49,7 @@ func next(d *json.Decoder) (span, error) {
 	return span{end - len(raw), end}, nil
 }
 
-// plugins is where a list's plugins stand.
+// plugins holds the positions of a list's plugins.
 type plugins struct {
 	// open is behind the opening bracket.
 	open     int
@@ -83,7 +83,7 @@ func inlined(text []byte) (plugins, error) {
 	return p, nil
 }
 
-// own returns the indices of the elements that are stanzas of this program, of any age.
+// own returns the indices of the elements that are stanzas of any version of this program.
 func (p plugins) own(text []byte) []int {
 	var out []int
 	for i, element := range p.elements {
@@ -102,7 +102,7 @@ func isOwn(element []byte) bool {
 }
 
 // Insert puts the stanza at the end of a list and removes all older ones. No other byte changes;
-// a list that has the stanza where it belongs is returned unchanged.
+// a list that ends with this stanza and has no other one is returned unchanged.
 func Insert(list, stanza []byte) ([]byte, error) {
 	p, err := inlined(list)
 	if err != nil {
@@ -228,8 +228,8 @@ func Versions() []string {
 // nameless is the network name of a list made of a plugin that has none; it is the reference's for every list it makes.
 const nameless = "k8s-pod-network"
 
-// Convert makes the list that runs a single plugin and nothing else. The plugin's own bytes, its name and its version are
-// kept; a version that this program does not support gives way to the newest that it does.
+// Convert returns the list that runs a single plugin only. It keeps the plugin's bytes, name and version; it replaces an
+// unsupported version by the newest supported one.
 func Convert(single []byte) ([]byte, error) {
 	c, err := plugin(single)
 	if err != nil {

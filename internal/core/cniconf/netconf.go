@@ -1,4 +1,4 @@
-// Package cniconf is the plugin's stanza in the node's CNI configuration, and nothing else.
+// Package cniconf reads, writes and places the plugin's stanza in the node's CNI configuration.
 //
 // It promises that a stanza written for any earlier version is understood, that a setting that cannot be used is
 // reported by its key and does not hide the others, and that every default is here. It never reads a file: bytes come
@@ -36,8 +36,8 @@ type NetConf struct {
 	// PrevResult is the JSON text of the previous plugin's result; nil if there is none.
 	PrevResult json.RawMessage
 
-	// Annotations are those of the pod, if AnnotationsDelivered says that the runtime handed them over. containerd (1.6 and
-	// 2.4 tried) hands over null for a pod that has none.
+	// Annotations are those of the pod, if AnnotationsDelivered says that the runtime passed them. containerd (1.6 and 2.4
+	// tested) passes null for a pod without annotations.
 	Annotations          map[string]string
 	AnnotationsDelivered bool
 
@@ -64,11 +64,11 @@ type NetConf struct {
 	Problems error
 }
 
-// PodAnnotations is the capability by which a runtime hands over the annotations of a pod (containerd, pkg
-// cri/annotations; CRI-O has the same one). A stanza asks for it in "capabilities", and finds them in "runtimeConfig".
+// PodAnnotations is the capability by which a runtime passes the annotations of a pod (containerd, pkg cri/annotations;
+// CRI-O has the same one). A stanza requests it in "capabilities"; the runtime puts the annotations into "runtimeConfig".
 const PodAnnotations = "io.kubernetes.cri.pod-annotations"
 
-// annotations reads those that the runtime passed. Invalid ones count as not passed: then the API server is asked.
+// annotations reads those that the runtime passed. Invalid ones count as not passed: the plugin then asks the API server.
 func (c *NetConf) annotations(runtimeConfig json.RawMessage) {
 	var delivered map[string]json.RawMessage
 	if json.Unmarshal(runtimeConfig, &delivered) != nil {

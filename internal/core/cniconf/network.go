@@ -206,7 +206,7 @@ type File struct {
 // that this program made, and drop-in files, which are "<network name>/*.conf". It is a value; Apply makes another.
 type Dir map[string]File
 
-// Names are those of the candidates in the order in which runtimes take them.
+// Names returns the names of the candidates in the order in which runtimes try them.
 func (d Dir) Names() []string {
 	return d.names(func(name string) bool { return Candidate(name) && !strings.Contains(name, "/") })
 }
@@ -223,8 +223,8 @@ func (d Dir) names(want func(name string) bool) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(d)), func(name string) bool { return !want(name) })
 }
 
-// Loaded returns the file that a runtime takes: the first that it can read. The error of each one before it is in
-// skipped. The name is empty if there is none.
+// Loaded returns the file that a runtime loads: the first valid one. skipped has the error of each file before it. The name
+// is empty if no file is valid.
 func (d Dir) Loaded() (name string, n Network, skipped []error) {
 	for _, name = range d.Names() {
 		n, err := d.load(name)

@@ -75,7 +75,7 @@ type Step struct {
 	Name, To string
 	Data     []byte
 	Mode     uint32
-	// Why is for a person.
+	// Why is the reason, for logs.
 	Why string
 }
 
@@ -162,7 +162,7 @@ func (w Want) Uninstall(d Dir) Plan {
 	return p.plan
 }
 
-// planner collects steps and knows the directory as it is after them.
+// planner collects steps and applies them to its view of the directory.
 type planner struct {
 	want Want
 	dir  Dir
@@ -183,13 +183,13 @@ func (p *planner) do(s Step) {
 	p.plan.Steps = append(p.plan.Steps, s)
 }
 
-// write is a step unless the file is so already.
+// write adds a step unless the file has that content and mode already.
 func (p *planner) write(name string, data []byte, mode uint32, why string) {
 	if f, there := p.dir[name]; there && bytes.Equal(f.Data, data) && f.Mode == mode && !p.repaired[name] {
 		return
 	}
 	if _, err := Load(name, data); err != nil && Candidate(name) {
-		// Nothing that this program puts into a file may keep the runtime from reading it.
+		// A stanza of this program must never make a file invalid for the runtime.
 		p.plan.Problem = fmt.Errorf("no runtime could load file %q with the stanza: %w", name, err)
 		return
 	}
@@ -231,7 +231,7 @@ func (p *planner) served(name string) error {
 	text := p.dir[name].Data
 	n, err := loadList(text)
 	if err != nil || n.Version == "" || slices.Contains(Versions(), n.Version) || bytes.Contains(text, []byte(`"cniVersions"`)) || !p.isList(name) {
-		return nil //nolint:nilerr // what cannot be read has no version
+		return nil //nolint:nilerr // an unreadable list has no version
 	}
 	return fmt.Errorf("it asks for CNI version %q, which this plugin does not serve (%s)", n.Version, strings.Join(Versions(), ", "))
 }

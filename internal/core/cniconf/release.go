@@ -63,8 +63,8 @@ func (p *planner) loadable(name string) bool {
 	return err == nil
 }
 
-// repair removes a stanza of this program from a list in the planner's view if that alone keeps a runtime from loading it:
-// no other program will. It reports whether that was so.
+// repair removes a damaged stanza of this program from a list in the planner's view if the list is valid without it: no
+// other program would remove it. repair reports whether it did.
 func (p *planner) repair(name string) bool {
 	f := p.dir[name]
 	if !p.isList(name) || !p.hasOwn(name) {
@@ -133,7 +133,7 @@ func (p *planner) ownFile(name string) bool {
 	return p.onlyOwn(name) || p.isOwnedCopy(name) || p.want.Mode == Owned && name == p.want.OwnedName
 }
 
-// onlyOwn reports whether a file holds a stanza of this program and nothing else.
+// onlyOwn reports whether a file holds only a stanza of this program.
 func (p *planner) onlyOwn(name string) bool {
 	text := p.dir[name].Data
 	if !p.isList(name) {
@@ -143,8 +143,8 @@ func (p *planner) onlyOwn(name string) bool {
 	return err == nil && len(list.elements) > 0 && len(list.own(text)) == len(list.elements)
 }
 
-// isOwnedCopy reports whether a file is the copy of a primary configuration that owned mode makes. If it is the only
-// configuration, it does not count as a copy, as nothing would be left without it.
+// isOwnedCopy reports whether a file is the copy of a primary configuration that owned mode makes. The only configuration
+// of a directory does not count as a copy: the runtime needs it.
 func (p *planner) isOwnedCopy(name string) bool {
 	if !p.hasOwn(name) || !p.isList(name) {
 		return false
@@ -155,8 +155,8 @@ func (p *planner) isOwnedCopy(name string) bool {
 	})
 }
 
-// copies reports whether a list is another file with the stanza and nothing else. Two networks of the same name are not
-// enough to remove one of them.
+// copies reports whether a list differs from another file only by the stanza. The same network name alone is no reason to
+// remove one of two files.
 func (p *planner) copies(name, other string) bool {
 	theirs, err := p.asList(other)
 	if err == nil {
@@ -166,8 +166,8 @@ func (p *planner) copies(name, other string) bool {
 	return err == nil && errOwn == nil && Same(own, theirs)
 }
 
-// interrupted renames a list that earlier installers wrote into a single plugin's file and did not come to rename. No
-// runtime reads it, and the stanza in it shows that no other program made it.
+// interrupted renames a list that an earlier installer wrote into a single plugin's file before it was interrupted. No
+// runtime reads that file, and the stanza in it shows that this program wrote it.
 func (p *planner) interrupted() {
 	for _, name := range p.dir.Names() {
 		ext := path.Ext(name)
@@ -277,8 +277,8 @@ func (p *planner) converts(single, list string) bool {
 	return err == nil && errList == nil && bytes.Equal(converted, without)
 }
 
-// restore turns a converted file back into its original, unless another program changed it since. It reports whether
-// nothing is left to do.
+// restore turns a converted file back into its original, unless another program changed it since. It reports whether the
+// original is in place.
 func (p *planner) restore(name string, without []byte) bool {
 	for _, saved := range slices.Sorted(maps.Keys(p.dir)) { // two may fit: the choice is always the same
 		single := strings.TrimSuffix(saved, savedSuffix)

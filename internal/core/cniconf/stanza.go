@@ -7,8 +7,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 )
 
-// PluginType is the name by which a CNI configuration calls this program: the "type" of its stanza and the base name of
-// the binary.
+// PluginType is the name of this program in a CNI configuration: the "type" of its stanza and the base name of the binary.
 const PluginType = "istio-cni"
 
 // Stanza is the plugin configuration that the node agent writes into the node's CNI configuration. The zero value of a field that
