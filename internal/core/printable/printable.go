@@ -2,8 +2,8 @@
 //
 // It promises that its output has no control characters (C0, C1, DEL), no format characters (bidirectional controls,
 // zero-width characters, tags), no combining or otherwise invisible characters and no invalid UTF-8: each is written as
-// a JSON escape (\u001b), so that text stays text, a JSON document stays the same document, and the reader sees what was
-// there. [Text] and [Quote] bound the length as well.
+// a JSON escape (\u001b), so that text stays text, a JSON document stays the same document, and the reader sees the original
+// bytes. [Text] and [Quote] bound the length as well.
 //
 // It never interprets the text.
 //

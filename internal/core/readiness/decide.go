@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Decide gives the action for a node. pods has the agent pods on the node for each requirement of the policy, in their
+// Decide returns the action for a node. pods has the agent pods on the node for each requirement of the policy, in their
 // order. The memory it returns is for the next decision about this node.
 func Decide(n Node, pods [][]Pod, p Policy, m Memory, now time.Time) (Decision, Memory) {
 	m = m.learn(n, now)

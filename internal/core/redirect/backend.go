@@ -35,7 +35,7 @@ func ChooseBackend(configured Backend, native bool, variant string) (Backend, er
 	switch {
 	case native && !open && configured != Native:
 		return Auto, errors.New("native nftables and the backend " + string(configured) + " exclude each other")
-	case native: // as with the reference, whatever variant is forced for when the programs are used
+	case native: // as with the reference, also if a variant is forced
 		return Native, nil
 	case variant != "" && !open && configured != Tools:
 		return Auto, errors.New("a forced variant of the iptables programs (" + variant + ") and a backend that starts none exclude each other")

@@ -31,7 +31,7 @@ func (b builder) rule(why string, target ruleset.Target, matches ...ruleset.Matc
 
 func (b builder) jump(chain string) ruleset.Jump { return ruleset.Jump{Chain: b.name(chain)} }
 
-// name gives the name of a chain: ISTIO_OUTPUT_DNS, or istio-output-dns.
+// name returns the name of a chain: ISTIO_OUTPUT_DNS, or istio-output-dns.
 func (b builder) name(chain string) string {
 	if !b.native {
 		return chain
@@ -68,12 +68,12 @@ func filled(tables ...ruleset.Table) []ruleset.Table {
 	return slices.DeleteFunc(tables, func(t ruleset.Table) bool { return len(t.Chains) == 0 })
 }
 
-// Rules gives iptables' rules that capture one family as the Spec says.
+// Rules returns iptables' rules that capture one family as the Spec says.
 func Rules(s Spec, f ruleset.Family) ruleset.Set {
 	return ruleset.New(f, filled(builder{Spec: s, families: []ruleset.Family{f}}.tables()...)...)
 }
 
-// RejectAll gives iptables' rules that refuse a family which the pod has and the mesh does not capture.
+// RejectAll returns iptables' rules that refuse a family which the pod has and the mesh does not capture.
 func RejectAll(f ruleset.Family) ruleset.Set {
 	return ruleset.New(f, builder{}.rejected(f))
 }
@@ -119,7 +119,7 @@ func NativeTables() []string {
 	return []string{nativePrefix + "nat", nativePrefix + "mangle", nativePrefix + "raw", nativePrefix + "filter"}
 }
 
-// NativeHook gives the hook of a base chain of a native table: that of iptables' chain of the same name.
+// NativeHook returns the hook of a base chain of a native table: that of iptables' chain of the same name.
 func NativeHook(table, chain string) (ruleset.Hook, bool) {
 	upper := strings.ToUpper(chain)
 	if !slices.Contains(NativeTables(), table) || upper == chain || upper != "INPUT" && upper != prerouting && upper != outHook {

@@ -68,7 +68,7 @@ func (s Spec) FamiliesOf(addresses []netip.Addr, kernelHasIPv6 bool) (Families, 
 	return f, nil
 }
 
-// Sets gives the wanted rules of both families. A family that is not treated has an empty Set, so that rules an earlier
+// Sets returns the wanted rules of both families. A family that is not treated has an empty Set, so that rules an earlier
 // configuration left there are found and removed.
 func (s Spec) Sets(f Families) []ruleset.Set {
 	v6 := ruleset.Set{Family: ruleset.IPv6}
@@ -92,7 +92,7 @@ type Routing struct {
 	Mark, Table  uint32
 }
 
-// Routing gives the addresses, policy rules and routes for the families.
+// Routing returns the addresses, policy rules and routes for the families.
 func (s Spec) Routing(f Families) Routing {
 	r := Routing{PassthroughV6: f.IPv6 == Captured, Mark: s.Mark, Table: s.Table}
 	if s.tproxyInbound() {

@@ -73,8 +73,8 @@ func (c *finder) chains() {
 	}
 }
 
-// ourJump reports whether the rule leads to a chain of ours. A chain takes no options, so its name ends the rule;
-// anywhere else, and with a quote behind it, the same words are part of a comment.
+// ourJump reports whether the rule jumps to one of our chains. A jump has no options, so the chain's name ends the rule; in
+// another place, or followed by a quote, the same text is part of a comment.
 func ourJump(spec string) bool {
 	f := strings.Fields(spec)
 	if len(f) < 2 {
@@ -180,7 +180,7 @@ func (c *finder) excluded(table string) {
 	}
 }
 
-// returns gives the places of a chain's RETURN rules by interface, up to the first rule that was appended for the mesh.
+// returns returns the places of a chain's RETURN rules by interface, up to the first rule that was appended for the mesh.
 func (c *finder) returns(table, name string) map[string][]int {
 	places := map[string][]int{}
 	chain, _ := c.have.Table(table).Chain(name)

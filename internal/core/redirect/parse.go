@@ -283,7 +283,7 @@ func parsePort(text string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// listener reads a port that something must listen on.
+// listener parses a port for a listener.
 func listener(text string) (uint16, error) {
 	n, err := parsePort(text)
 	if err == nil && n == 0 {

@@ -22,7 +22,7 @@ const (
 	outHook     = "OUTPUT"
 )
 
-// tables gives the rules that capture a pod. The methods below are one per chain, each with the rules in the order in
+// tables returns the rules that capture a pod. The methods below are one per chain, each with the rules in the order in
 // which a packet meets them.
 //
 //	            ┌─ raw ──────────────┐ ┌─ mangle ──────────────┐ ┌─ nat ───────────────────────────────────────┐
@@ -124,8 +124,8 @@ func (b builder) excludedInterfaces(direction func(string) ruleset.Interface) []
 	return rules
 }
 
-// natPrerouting is where connections from outside enter: those of virtual machines first, which the reference inserts at
-// the head one by one, so the last one named stands first.
+// natPrerouting returns the rules for connections from outside: those of virtual machines first, which the reference inserts
+// at the head one by one, so the rules of the last named one come first.
 func (b builder) natPrerouting() []ruleset.Rule {
 	var rules []ruleset.Rule
 	for _, v := range b.RerouteInterfaces {
@@ -225,7 +225,7 @@ func (b builder) istioOutput() []ruleset.Rule {
 	return append(rules, b.captured()...)
 }
 
-// proxyOwner gives the rules for one identity of the proxy. The exception of port 53 keeps the app's DNS queries to a
+// proxyOwner returns the rules for one identity of the proxy. The exception of port 53 keeps the app's DNS queries to a
 // resolver on lo out of Envoy's inbound listener; for a gid the reference has it in the second rule only.
 func (b builder) proxyOwner(o ruleset.Owner) []ruleset.Rule {
 	var ports ruleset.Match = ruleset.Port{Protocol: ruleset.TCP, Number: b.TunnelPort, Not: true}

@@ -21,7 +21,7 @@ func (b builder) capturesDNS() bool {
 	return b.DNS == DNSAll || b.DNS == DNSServers && len(b.DNSServers) > 0
 }
 
-// dnsServers gives the matches that select captured queries, one element per rule: one without a match for all servers,
+// dnsServers returns the matches that select captured queries, one element per rule: one without a match for all servers,
 // else a match on each server of the families.
 func (b builder) dnsServers(side func(netip.Prefix) ruleset.Network) [][]ruleset.Match {
 	switch b.DNS {

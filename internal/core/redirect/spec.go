@@ -52,7 +52,7 @@ const (
 	TPROXY
 )
 
-// String gives the spelling of the annotation.
+// String returns the spelling of the annotation.
 func (m Mode) String() string {
 	if m == TPROXY {
 		return "TPROXY"
@@ -81,7 +81,7 @@ const (
 	Reject
 )
 
-// String gives the spelling of the stanza key and the flag.
+// String returns the spelling of the stanza key and the flag.
 func (s SecondFamily) String() string { return [...]string{"bypass", "capture", "reject"}[s] }
 
 // Ports is a set of TCP ports: all of them or a list in the order given.

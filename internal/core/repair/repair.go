@@ -30,7 +30,7 @@ const (
 // Mode is an action on a broken pod.
 type Mode string
 
-// Modes. The values are those of the reference's metric; Report is the mode when nothing is switched on.
+// Modes. The values are those of the reference's metric; Report is the mode if no other one is enabled.
 const (
 	InPlace Mode = "repair"
 	Delete  Mode = "delete"
@@ -107,7 +107,7 @@ type State struct {
 	Began, Finished     time.Time
 }
 
-// succeeded reports whether an init container has succeeded, as the reference has it.
+// succeeded reports whether an init container has succeeded, by the reference's definition.
 func (s State) succeeded() bool {
 	return s.Terminated && (s.Reason == "Completed" || s.ExitCode == 0)
 }

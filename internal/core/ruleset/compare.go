@@ -142,7 +142,7 @@ func ours(table, chain string, wanted bool, owned Ownership) bool {
 	return owned.OwnsChain(table, chain) || wanted && !Builtin(table, chain)
 }
 
-// ownEnd is the place behind the last rule of ours in a chain.
+// ownEnd returns the index behind our last rule in a chain.
 func ownEnd(table string, c Chain, owned Ownership) int {
 	for i := range slices.Backward(c.Rules) {
 		if owned.OwnsRule(table, c.Name, i) {
@@ -206,7 +206,7 @@ func align(out []Line, want, have []Rule, own func(int) bool) []Line {
 	return out
 }
 
-// lcs gives the length of the longest common subsequence of want[i:] and have[j:] for all i and j.
+// lcs returns the length of the longest common subsequence of want[i:] and have[j:] for all i and j.
 func lcs(want, have []Rule) func(i, j int) int32 {
 	row := len(have) + 1
 	table := make([]int32, (len(want)+1)*row)
@@ -261,7 +261,7 @@ func (c Count) String() string {
 	return "too many rules differ to show them: " + strings.Join(parts, ", ")
 }
 
-// behind gives the foreign rules behind ours in a chain that is not ours but holds rules of ours.
+// behind returns the foreign rules behind ours in a foreign chain that holds our rules.
 func behind(table string, c *Chain, owned Ownership) []Rule {
 	if c == nil || owned.OwnsChain(table, c.Name) {
 		return nil
@@ -284,7 +284,7 @@ func tableNames(sets ...Set) []string {
 	return slices.Compact(names)
 }
 
-// chainNames gives the chains of both tables in canonical order.
+// chainNames returns the chains of both tables in canonical order.
 func chainNames(a, b Table) []string {
 	both := New(0, Table{Name: a.Name, Chains: slices.Concat(a.Chains, b.Chains)}).Tables[0]
 	var names []string
@@ -296,7 +296,7 @@ func chainNames(a, b Table) []string {
 	return names
 }
 
-// place names the family, and the tool if one is set.
+// place returns the name of the family, and of the tool if one is set.
 func (d Diff) place() string {
 	if d.Tool == "" {
 		return d.Family.String()

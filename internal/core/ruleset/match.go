@@ -93,7 +93,7 @@ func (i Interface) nft() string {
 	return pick("oifname ", "iifname ", i.Out) + sign("!= ", i.Not) + `"` + i.Name + `"`
 }
 
-// iptables-save prints no match for a network that is everything.
+// iptables-save prints no match for a network with prefix length 0.
 func (n Network) iptables() string {
 	if n.Prefix.Bits() == 0 && !n.Not {
 		return ""
@@ -147,7 +147,7 @@ func (p Ports) nft() string {
 	return fmt.Sprintf("%s dport %s{ %d, %d }", protocolName(p.Protocol), sign("!= ", p.Not), ports[0], ports[1])
 }
 
-// Distinct gives the ports in order and once each, as nft writes them.
+// Distinct returns the ports in order and once each, as nft writes them.
 func (p Ports) Distinct() []uint16 { return slices.Compact(slices.Sorted(slices.Values(p.List[:]))) }
 
 func (Reset) iptables() string { return "-m tcp --tcp-flags RST RST" }
@@ -169,7 +169,7 @@ func (m Mark) nft() string {
 	return fmt.Sprintf("%s%s0x%08x", pick("ct mark ", "meta mark ", m.Connection), sign("!= ", m.Not), m.Value)
 }
 
-// names gives the states in the order of a dialect.
+// names returns the states in the order of a dialect.
 func (s States) names(order ...States) string {
 	names := map[States]string{StateInvalid: "INVALID", StateNew: "NEW", StateRelated: "RELATED", StateEstablished: "ESTABLISHED"}
 	var out []string
@@ -193,7 +193,7 @@ func (OfFamily) iptables() string { return "" }
 
 func (f OfFamily) nft() string { return fmt.Sprintf("meta nfproto ipv%d", f) }
 
-// sign gives the text if it applies.
+// sign returns the text if it applies.
 func sign(text string, applies bool) string {
 	if applies {
 		return text

@@ -28,7 +28,7 @@ type Operation struct {
 	Place int
 }
 
-// String prints the line that iptables-restore --noflush takes.
+// String returns the operation as a line for iptables-restore --noflush.
 func (o Operation) String() string {
 	switch o.Verb {
 	case EmptyChain:
@@ -51,7 +51,7 @@ type Program struct {
 	Operations []Operation
 }
 
-// String is the exact text to feed to iptables-restore --noflush.
+// String returns the exact input for iptables-restore --noflush.
 func (p Program) String() string {
 	var b strings.Builder
 	for i, o := range p.Operations {
@@ -66,7 +66,7 @@ func (p Program) String() string {
 	return b.String()
 }
 
-// Empty reports whether there is nothing to do.
+// Empty reports whether the Program has no operations.
 func (p Program) Empty() bool { return len(p.Operations) == 0 }
 
 // Reconcile returns the program that turns have into want: it creates or refills our chains, puts our rules at the head of

@@ -20,7 +20,7 @@ type Rule struct {
 // Opaque is a rule that was read: only its text is known.
 func Opaque(text string) Rule { return Rule{text: text} }
 
-// String gives the text.
+// String returns the text.
 func (r Rule) String() string { return r.text }
 
 // Equal reports whether both are the same rule.
@@ -95,7 +95,7 @@ func bit(b bool) uint8 {
 	return 0
 }
 
-// protocolOf gives the protocol that a match looks into.
+// protocolOf returns the protocol whose header a match reads.
 func protocolOf(m Match) (uint8, bool) {
 	switch m := m.(type) {
 	case Port:

@@ -25,7 +25,7 @@ const (
 	IPv6 Family = 6
 )
 
-// String gives "IPv4", "IPv6" or "inet".
+// String returns "IPv4", "IPv6" or "inet".
 func (f Family) String() string {
 	if f == Inet {
 		return "inet"
@@ -86,7 +86,7 @@ var priorities = map[string]int32{ //nolint:gochecknoglobals // a constant table
 	"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50,
 }
 
-// HookOf gives the hook of a built-in chain, as iptables-nft makes it.
+// HookOf returns the hook of a built-in chain, as iptables-nft makes it.
 func HookOf(table, chain string) (Hook, bool) {
 	if !Builtin(table, chain) {
 		return Hook{}, false
@@ -103,7 +103,7 @@ func HookOf(table, chain string) (Hook, bool) {
 	return h, true
 }
 
-// Table gives the table of that name, empty if there is none.
+// Table returns the table of that name, empty if there is none.
 func (s Set) Table(name string) Table {
 	for _, t := range s.Tables {
 		if t.Name == name {
@@ -113,7 +113,7 @@ func (s Set) Table(name string) Table {
 	return Table{Name: name}
 }
 
-// Chain gives the chain of that name and whether it is there.
+// Chain returns the chain of that name and whether it is there.
 func (t Table) Chain(name string) (Chain, bool) {
 	for _, c := range t.Chains {
 		if c.Name == name {

@@ -89,7 +89,7 @@ func (s Setting) quote(text string) string {
 	return printable.Quote(text, most)
 }
 
-// Named gives each row whose Env is nil the variable that is spelled like its flag: behind the prefix, in capitals, with
+// Named sets the variable of each row whose Env is nil: the prefix and the name of the flag in capitals, with
 // underscores.
 func Named(prefix string, rows ...Setting) []Setting {
 	for i, s := range rows {
@@ -175,7 +175,7 @@ type Input struct {
 	mistakes []error
 }
 
-// flag gives the text of a setting's flag.
+// flag returns the text of a setting's flag.
 func (in Input) flag(s Setting) (Origin, bool) {
 	for _, name := range s.flags() {
 		texts, ok := in.flags[name]
@@ -215,7 +215,7 @@ func (in Input) Find(s Setting, layers ...Layer) Origin {
 // Origins has that of each setting, by its String.
 type Origins map[string]Origin
 
-// Flag gives the origin of a setting by the name of its flag.
+// Flag returns the origin of a setting by the name of its flag.
 func (o Origins) Flag(name string) Origin { return o["--"+name] }
 
 // Read fills the value of every row. It replaces an invalid text by the default, so that problems between other values are
@@ -250,7 +250,7 @@ func (in Input) Disagreement(s Setting, used Origin) string {
 }
 
 // Frozen lists the keys of layers that differ from the values in force of settings that are not live; scratch are rows of
-// the same table over another configuration, which is written to. A flag has decided whatever a layer says.
+// the same table over another configuration, which Frozen writes to. A flag overrides every layer.
 func (in Input) Frozen(inForce, scratch []Setting, layers []Layer) (keys []string, err error) {
 	var problems []error
 	for i, s := range inForce {

@@ -41,7 +41,7 @@ func Text(into *string, read func(string) (string, error)) Value {
 	return Of(into, read, func(s string) string { return s })
 }
 
-// Checked is a text as it is given.
+// Checked is a checked text, unchanged.
 func Checked(into *string, check func(string) error) Value {
 	return Text(into, Check(check))
 }

@@ -1,10 +1,10 @@
 // Package sidecar decides whether a pod is captured, why, and with which Spec.
 //
 // It promises one ordered list of rules of which the first that matches wins, a Reason for every outcome, and that all
-// names of annotations, labels and containers are here and nowhere else. It never touches the system: the facts are
-// given.
+// names of annotations, labels and containers are in this package only. It never touches the system: the caller passes the
+// facts.
 //
-// Start at Early, which needs nothing but the pod's name, and Decide, which needs the pod. A new reason to leave a pod alone
+// Start at Early, which needs the pod's name only, and Decide, which needs the pod. A new reason to leave a pod alone
 // is a row in reason.go, and a row in inputs.go for each key that it reads.
 package sidecar
 

@@ -46,7 +46,7 @@ func later(a, b *int64) *int64 {
 	return a
 }
 
-// settings reads annotations, the proxy's identity and its environment. The error holds everything that is wrong.
+// settings reads annotations, the proxy's identity and its environment. The error joins all invalid settings.
 func settings(f Facts, p proxy) (redirect.Spec, []string, error) {
 	values := redirect.Values{}
 	for _, in := range inputs {
