@@ -149,8 +149,8 @@ type Report struct {
 	Requests  int `json:"requests"`
 }
 
-// The bounds of a report's texts, in bytes: names are as long as Kubernetes has them, and a detail or an error can quote
-// all that was written into an annotation. As JSON a trimmed report is below 48 KiB, whatever was in it.
+// The bounds of a report's texts, in bytes: names have the limit of Kubernetes, and a detail or an error can quote the whole
+// text of an annotation. As JSON any trimmed report is below 48 KiB.
 const (
 	maxName   = 253
 	maxWord   = 64

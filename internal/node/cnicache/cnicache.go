@@ -1,8 +1,8 @@
 // Package cnicache reads libcni's cache (github.com/containernetworking/cni, pkg libcni, api.go): a directory of the
 // container runtime with one file for each network and interface of each sandbox that was made and not yet removed.
 //
-// It promises bounded memory for whatever is in the directory, and to skip entries that are removed meanwhile. It writes
-// nothing.
+// It promises bounded memory for any content of the directory, and to skip entries that are removed meanwhile. It never
+// writes.
 //
 // Start reading at [Walk].
 package cnicache

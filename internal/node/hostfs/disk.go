@@ -300,7 +300,7 @@ func (d Disk) Sweep(dir string, names ...string) (removed []string, err error) {
 	})
 }
 
-// SweepOwn is Sweep for the temporary files of this program alone, whatever file they were to become.
+// SweepOwn is Sweep for all temporary files of this program, of any file, and of this program only.
 func (d Disk) SweepOwn(dir string) (removed []string, err error) {
 	return d.sweep(dir, func(file string) bool { _, own := tempOf(file, ownMark); return own })
 }

@@ -7,11 +7,11 @@
 // an inotify event within ten seconds. Errors name the path and the operation, keep the errno for errors.Is, and [Hint] has
 // a sentence of remedy for those that occur on real nodes.
 //
-// It never interprets a file, never decides what should be on the node, and never follows a symbolic link to write
-// anywhere but to a regular file that is there.
+// It never interprets a file, never decides about the content of the node, and follows a symbolic link for writing only to
+// an existing regular file.
 //
-// Every system call that changes something is one call of [Ops], so that package hostfstest can end or fail a piece of
-// work at each of them.
+// Every system call that changes the file system is one call of [Ops], so that package hostfstest can end or fail an
+// operation at each of them.
 //
 // Start reading at [Disk.WriteFile] in disk.go, for the watch at [Watch.Set] in watch.go.
 package hostfs

@@ -41,7 +41,7 @@ const (
 // Each path is walked from the root, through symbolic links, and each directory on the way is watched for the entries
 // that paths contain. So a path may be created, removed, renamed or replaced at any of its elements, also as the kubelet
 // updates a volume (the file is a link to ..data/file, and a new link is renamed onto ..data). A directory at the end of
-// a path is watched for its own entries as well, but not for what is below them or behind links in it.
+// a path is watched for its own entries as well, but not for files below these or behind links in it.
 //
 // Watch renews the watches of all directories at each event that counts and every ten seconds, and only then reports a
 // change. So the receiver notices a change without an event within ten seconds.
@@ -62,7 +62,7 @@ type Watch struct {
 	kernel *fsnotify.Watcher // of the goroutine that walks; nil while the kernel has no instance
 }
 
-// NewWatch returns a watch of nothing.
+// NewWatch returns a watch without paths.
 func NewWatch(log *slog.Logger) *Watch {
 	w := &Watch{log: log, changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), stop: make(chan struct{})}
 	w.running.Go(w.run)
@@ -84,7 +84,7 @@ func (w *Watch) Set(paths ...Path) {
 	w.paths = paths
 }
 
-// Changed receives when something changed since the last time it was received from. It is never closed.
+// Changed returns a channel that receives after a change since the last receive. The channel is never closed.
 func (w *Watch) Changed() <-chan struct{} { return w.changed }
 
 // Close ends the watch and returns when its goroutines have ended.
@@ -93,7 +93,7 @@ func (w *Watch) Close() {
 	w.running.Wait()
 }
 
-// signal makes sure that the channel has something to receive.
+// signal sends to the channel unless a signal is pending.
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

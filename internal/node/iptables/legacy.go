@@ -91,7 +91,7 @@ func LegacyInUse(f ruleset.Family) bool {
 	return err == nil && len(tables) > 0
 }
 
-// legacyTables gives the names of the family's legacy tables. The kernel lists them for the namespace of the reading
+// legacyTables returns the names of the family's legacy tables. The kernel lists them for the namespace of the reading
 // thread; the list is absent if it was built without legacy iptables.
 func legacyTables(f ruleset.Family) ([]string, error) {
 	list := "ip_tables_names"

@@ -104,7 +104,7 @@ func lineOf(message, stdin string) string {
 	return lines[n-1]
 }
 
-// hintFor gives the usual cause of a message of the tools.
+// hintFor returns the usual cause of a message of the tools.
 func hintFor(message string) string {
 	hints := []struct{ part, hint string }{
 		{"Permission denied", "this needs CAP_NET_ADMIN in the namespace"},

@@ -1,7 +1,7 @@
 // Package iptables reads and writes the rules of the current network namespace with the host's iptables tools.
 //
-// It promises one iptables-restore for each Program, that nothing is written to find out which tools work, and that a
-// namespace without tables is read without starting a process. It never enters a namespace (the caller has), never
+// It promises one iptables-restore for each Program, to select the tools without writing any rule, and to read a namespace
+// without tables without starting a process. It never enters a namespace (the caller has), never
 // touches another one, and starts no shell.
 //
 // Start at Choose.
@@ -117,7 +117,7 @@ func Choose(ctx context.Context, f ruleset.Family, h *Host) (Choice, error) {
 	return Choice{Tool: plain}, err
 }
 
-// Legacy gives the tools of the legacy variant, if the host has them.
+// Legacy returns the tools of the legacy variant, if the host has them.
 func (h *Host) Legacy(f ruleset.Family) (Tool, bool) { return h.find(f, Legacy) }
 
 // Installed reports why no pod could be programmed with the host's tools: none are there, or not the forced ones. It

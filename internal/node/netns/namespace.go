@@ -26,7 +26,7 @@ type Inode struct{ Dev, Ino uint64 }
 // String is the number as the links of procfs have it, such as "net:[4026532281]".
 func (i Inode) String() string { return fmt.Sprintf("net:[%d]", i.Ino) }
 
-// ErrNotNetwork is a path that leads to something else than a network namespace.
+// ErrNotNetwork means that a path leads to a file that is no network namespace.
 var ErrNotNetwork = errors.New("not a network namespace")
 
 // Open opens the network namespace at path: a bind mount, /proc/PID/ns/net or /proc/self/fd/N. An empty path is the
@@ -167,7 +167,7 @@ func (n *Namespace) enter() error {
 	return nil
 }
 
-// A file is a place in the file system held with O_PATH: it stays the same file whatever happens to the path.
+// A file is held open with O_PATH: it stays the same file even if the path changes.
 type file struct {
 	fd    int
 	mode  uint32

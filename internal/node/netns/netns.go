@@ -6,7 +6,7 @@
 // path that changes in between has no effect, and a file that is no network namespace is refused with an error that names
 // it.
 //
-// It never names a namespace, makes none but those of [New], and programs nothing inside one.
+// It never names a namespace, creates only those of [New], and programs none.
 //
 // Start reading at [Open] and [Namespace.Do]. [Namespace.DoIsolated] adds a private view of a few files for the
 // processes that the function starts. [Do] is for callers that need no check before they enter.

@@ -150,7 +150,7 @@ func (w *writer) emptyChain(name string) error {
 	return nil
 }
 
-// chain gives a chain to write to. A built-in one is made when it is needed.
+// chain returns a chain to write to. A built-in one is made when it is needed.
 func (w *writer) chain(name string) (*chain, error) {
 	chains := w.tables[w.at].chains
 	if c, there := chains[name]; there {

@@ -68,7 +68,7 @@ type chain struct {
 	byText map[string][]int
 }
 
-// removeFirst removes the first rule with that text and gives its handle. A chain can have very many that are removed one
+// removeFirst removes the first rule with that text and returns its handle. A chain can have very many that are removed one
 // by one: the rest stays at its tableKey until compact.
 func (c *chain) removeFirst(text string) (handle uint64, found bool) {
 	if c.byText == nil {
@@ -285,7 +285,7 @@ func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
 	t.chains[shown], t.byName[c.name] = c, c
 }
 
-// escaped gives a chain's name as one word of plain characters. The kernel takes any bytes; the escaped names are distinct.
+// escaped returns a chain's name as one word of plain characters. The kernel takes any bytes; the escaped names are distinct.
 func escaped(name string) string {
 	odd := func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '\\' || r == '"' }
 	if strings.IndexFunc(name, odd) < 0 {
@@ -343,7 +343,7 @@ func (v *View) addRule(f ruleset.Family, attributes nfnetlink.Attributes) {
 	}
 }
 
-// decode gives the text of a rule of iptables, or the fingerprint of a native one.
+// decode returns the text of a rule of iptables, or the fingerprint of a native one.
 func (v *View) decode(at tableKey, expressions, userdata nfnetlink.Attributes) string {
 	if at.family != ruleset.Inet {
 		r, _ := xtables.Decode(at.family, expressions, userdata)

@@ -1,6 +1,6 @@
 // Package probe tests by a real connection whether a network namespace redirects traffic to the sidecar.
 //
-// It promises that nothing is changed, that every socket is in the given namespace, and that it ends with its context.
+// It promises to change nothing, that every socket is in the given namespace, and that it ends with its context.
 // It never needs privileges, but it must run as the proxy's user: only the proxy's calls are
 // redirected over loopback.
 //
@@ -49,7 +49,7 @@ func loopback(f ruleset.Family) netip.Addr {
 }
 
 // Run returns nil as soon as a redirected connection of the family was seen. Otherwise it tries until the context ends,
-// and gives the context's cause with the last failure to connect.
+// and returns the context's cause with the last failure to connect.
 func (r Redirection) Run(ctx context.Context, f ruleset.Family) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -121,7 +121,7 @@ func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error
 	})
 }
 
-// PlanClean gives the Programs that Clean would run, and runs none.
+// PlanClean returns the Programs that Clean would run, and runs none.
 func (n Namespace) PlanClean(ctx context.Context) (Report, error) {
 	return n.run(ctx, shared, nil, func(p *pass) error {
 		for _, c := range p.changes {
@@ -137,7 +137,7 @@ func (n Namespace) HasRules(ctx context.Context) (bool, error) {
 	return len(r.Programs) > 0, err
 }
 
-// Families gives the treatment of each family of the namespace.
+// Families returns the treatment of each family of the namespace.
 func (n Namespace) Families(spec redirect.Spec) (f redirect.Families, err error) {
 	if n.NetNS == nil {
 		return f, errNoNamespace

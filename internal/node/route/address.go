@@ -26,7 +26,7 @@ type address struct {
 	prefix netip.Prefix
 }
 
-// Addresses gives every address of every interface in the order in which the kernel lists them, which is all IPv4
+// Addresses returns every address of every interface in the order in which the kernel lists them, which is all IPv4
 // addresses before all IPv6 addresses, each by interface. An IPv4 address in IPv6 form is given as IPv4. The interfaces
 // are not listed.
 func Addresses() ([]netip.Addr, error) {
@@ -76,7 +76,7 @@ func parseAddress(message []byte) (link int, address netip.Prefix, ok bool) {
 	return int(head.Index), netip.PrefixFrom(found.Unmap(), bits), ok
 }
 
-// findPassthrough gives the passthrough address as it is on lo, where its prefix can be wider, or the zero Prefix.
+// findPassthrough returns the passthrough address on lo, of which the prefix can be shorter than 128, or the zero Prefix.
 func findPassthrough() (netip.Prefix, error) {
 	all, err := listAddresses(netlink.FAMILY_V6)
 	for _, a := range all {

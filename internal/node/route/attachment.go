@@ -27,7 +27,7 @@ const (
 // maxLinks bounds how many interfaces with an address are inspected: only a process in the pod makes more than one.
 const maxLinks = 16
 
-// Attachments gives, for each of the addresses, the best attachment that it has in the current namespace. Node is an open
+// Attachments returns, for each of the addresses, the best attachment that it has in the current namespace. Node is an open
 // file of the node's namespace.
 func Attachments(addresses []netip.Addr, node int) ([]Attachment, error) {
 	all, err := listAddresses(netlink.FAMILY_ALL)

@@ -18,7 +18,7 @@ import (
 )
 
 // The netlink package's functions open a socket for each request, on the calling thread and so in its namespace. A
-// netlink.Handle would keep one, but nothing here asks often enough to gain from it.
+// netlink.Handle would keep one, but this package sends too few requests to gain from it.
 
 // maxObjects bounds the objects of one listing: root in a namespace can add any number of addresses, routes and policy
 // rules.

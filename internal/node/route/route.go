@@ -177,7 +177,7 @@ func (p Policy) validate() error {
 	return nil
 }
 
-// String gives the policy's rule as ip rule prints it.
+// String returns the policy's rule as ip rule prints it.
 func (p Policy) String() string {
 	return fmt.Sprintf("%q (%s)", fmt.Sprintf("fwmark %#x lookup %d", p.Mark, p.Table), p.Family)
 }

@@ -25,10 +25,10 @@ type route struct {
 	kind            uint8 // RTN_…
 	link            int
 	everything      bool // it is for every destination
-	narrower        bool // it is for some packets, by a gateway, or has something else to it
+	narrower        bool // it selects by TOS or source, or has a gateway, encapsulation or preferred source
 }
 
-// listRoutes gives the routes of a family in one table or in all.
+// listRoutes returns the routes of a family in one table or in all.
 func listRoutes(f ruleset.Family, table uint32) ([]route, error) {
 	head := &nl.RtMsg{RtMsg: unix.RtMsg{Family: nlFamily(f)}}
 	routes, err := list(unix.RTM_NEWROUTE, head, func(message []byte) (route, bool, error) {
@@ -80,7 +80,7 @@ func (r route) delivers() bool {
 	return r.kind == unix.RTN_LOCAL && r.link == loopback && r.everything && !r.narrower
 }
 
-// routes gives those of the policy's routes that are there; they can differ in metric and origin.
+// routes returns the present routes of the policy; they can differ in metric and origin.
 func (p Policy) routes() ([]route, error) {
 	all, err := listRoutes(p.Family, p.Table)
 	if err != nil {
@@ -152,7 +152,7 @@ func (p Policy) netlinkRoute() *netlink.Route {
 	}
 }
 
-// routeText gives the policy's route as ip route takes it.
+// routeText returns the policy's route as ip route takes it.
 func (p Policy) routeText() string {
 	return fmt.Sprintf("%q (%s)", fmt.Sprintf("local default dev lo table %d", p.Table), p.Family)
 }

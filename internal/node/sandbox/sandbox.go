@@ -125,9 +125,9 @@ type search struct {
 	searched      []Searched
 	candidates    []candidate
 	host          *netns.Namespace // the node's own
-	cacheSaysHost bool             // the cache gives the node's namespace to the pod
-	cacheDenies   bool             // the cache gives a namespace to the pod's UID that does not have its addresses
-	claim         string           // the record that gives the last candidate to another pod
+	cacheSaysHost bool             // the cache assigns the node's namespace to the pod
+	cacheDenies   bool             // the cache assigns a namespace without the pod's addresses to the pod's UID
+	claim         string           // the record that assigns the last candidate to another pod
 }
 
 // candidate is a namespace that may be the pod's.

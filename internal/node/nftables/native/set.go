@@ -12,7 +12,7 @@ import (
 // Set is a set of ports that a rule looks up. The kernel requires the set ahead of the rule, in the same transaction.
 type Set []uint16
 
-// SetOf gives the set that a rule needs, nil if it needs none.
+// SetOf returns the set that a rule needs, nil if it needs none.
 func SetOf(r ruleset.Rule) Set {
 	for _, m := range r.Matches {
 		if p, ok := m.(ruleset.Ports); ok && len(p.Distinct()) > 1 {
@@ -58,7 +58,7 @@ func (s Set) Fill(b *nfnetlink.Buffer, table string, id uint32) {
 	})
 }
 
-// Ports reads the elements of a set (NFTA_SET_ELEM_LIST_ELEMENTS). It is false if there is anything but ports.
+// Ports reads the elements of a set (NFTA_SET_ELEM_LIST_ELEMENTS). It returns false if there is an element that is no port.
 func Ports(elements nfnetlink.Attributes) (Set, bool) {
 	var ports Set
 	for e := range elements.All() {

@@ -62,7 +62,7 @@ func (b *Buffer) Nested(kind uint16, fill func()) {
 	b.close(at)
 }
 
-// open begins an attribute and gives its place.
+// open begins an attribute and returns its place.
 func (b *Buffer) open(kind uint16) int {
 	at := len(b.data)
 	b.data = binary.NativeEndian.AppendUint16(append(b.data, 0, 0), kind)
@@ -93,7 +93,7 @@ type Attribute struct {
 	Value []byte
 }
 
-// All gives the attributes in order. A broken one ends the sequence; Check reports whether there is one.
+// All returns the attributes in order. A broken one ends the sequence; Check reports whether there is one.
 func (a Attributes) All() iter.Seq[Attribute] {
 	return func(yield func(Attribute) bool) {
 		for rest := a; len(rest) > 0; {

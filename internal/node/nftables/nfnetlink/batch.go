@@ -30,7 +30,7 @@ func (c *Conn) Batch(generation uint32) *Batch {
 	return b
 }
 
-// Add adds a message of nf_tables (NFT_MSG_NEWRULE, …) with the attributes that fill adds, and gives its number.
+// Add adds a message of nf_tables (NFT_MSG_NEWRULE, …) with the attributes that fill adds, and returns its number.
 func (b *Batch) Add(kind, flags uint16, family uint8, fill func(*Buffer)) int {
 	at := b.conn.begin(&b.buffer, nfTables(kind), flags, family, 0)
 	fill(&b.buffer)
@@ -54,7 +54,7 @@ type Refused struct {
 // Error returns the text of the cause. The caller adds the content of the message.
 func (r *Refused) Error() string { return r.Cause.Error() }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (r *Refused) Unwrap() error { return r.Cause }
 
 // Commit sends the transaction and reads the answers. An error is *Refused if the kernel gave it, and

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Register is the one that everything is loaded into.
+// Register is the register of all loads.
 const Register = unix.NFT_REG_1
 
 // The expressions of rules, which load, compare and act, with the attributes of
@@ -136,7 +136,7 @@ func ReadNetwork(length int, value, mask []byte) (netip.Prefix, bool) {
 	return p, p == p.Masked()
 }
 
-// AddressOffsets gives the places of both addresses in the network header, and their length.
+// AddressOffsets returns the places of both addresses in the network header, and their length.
 func AddressOffsets(ipv6 bool) (source, destination uint32, length int) {
 	if ipv6 {
 		return 8, 24, 16
@@ -196,7 +196,7 @@ func (b *Buffer) Verdict(v Verdict) {
 	})
 }
 
-// SplitExpression gives the name and the attributes of an element of a rule's expressions, if these are all that it has.
+// SplitExpression returns the name and the attributes of an element of a rule's expressions, if these are all that it has.
 func SplitExpression(element Attribute) (name string, data Fields, ok bool) {
 	parts, complete := ReadFields(element.Value)
 	data, understood := ReadFields(parts.Raw(unix.NFTA_EXPR_DATA))
@@ -224,7 +224,7 @@ func ReadFields(data Attributes) (Fields, bool) {
 	return f, data.Check() == nil
 }
 
-// All gives the attributes that are left, by kind.
+// All returns the attributes that are left, by kind.
 func (f *Fields) All() iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for kind, set := range f.set {
@@ -241,16 +241,16 @@ func (f *Fields) Count() int { return f.count }
 // Has reports whether an attribute is there.
 func (f *Fields) Has(kind uint16) bool { return f.set[kind] }
 
-// Raw gives the bytes of an attribute.
+// Raw returns the bytes of an attribute.
 func (f *Fields) Raw(kind uint16) []byte { return f.byKind[kind].Value }
 
-// Text gives an attribute that is a string.
+// Text returns an attribute that is a string.
 func (f *Fields) Text(kind uint16) string { return f.byKind[kind].Text() }
 
-// Number gives an attribute that is a number.
+// Number returns an attribute that is a number.
 func (f *Fields) Number(kind uint16) (uint32, bool) { return f.byKind[kind].Uint32() }
 
-// Take gives a number and forgets its attribute. Without one it is false.
+// Take returns a number and forgets its attribute. Without one it is false.
 func (f *Fields) Take(kind uint16) (uint32, bool) {
 	n, ok := f.Number(kind)
 	if ok {
@@ -265,7 +265,7 @@ func (f *Fields) drop(kind uint16) {
 	f.count--
 }
 
-// Numbers gives the values of the kinds, at most four, if these are all attributes that are left.
+// Numbers returns the values of the kinds, at most four, if these are all attributes that are left.
 func (f *Fields) Numbers(kinds ...uint16) (out [4]uint32, ok bool) {
 	for i, k := range kinds {
 		if out[i], ok = f.Number(k); !ok {
@@ -288,7 +288,7 @@ func (f *Fields) Value(kind uint16) ([]byte, bool) {
 // BitwiseOp is NFTA_BITWISE_OP, whose value 0 is NFT_BITWISE_BOOL.
 const BitwiseOp = 6
 
-// BitwiseMask reads the mask of a bitwise expression that is nothing but that, in one register. Kernels from 5.6 on
+// BitwiseMask reads the mask of a bitwise expression that only masks one register in place. Kernels from 5.6 on
 // name the operation, of which 0 is the only one that there was before.
 func (f *Fields) BitwiseMask() (register uint32, mask []byte, ok bool) {
 	if f.set[BitwiseOp] {

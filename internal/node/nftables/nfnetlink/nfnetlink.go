@@ -95,7 +95,7 @@ type Message struct {
 	Attributes Attributes
 }
 
-// begin adds the headers of a message and gives its place.
+// begin adds the headers of a message and returns its place.
 func (c *Conn) begin(b *Buffer, kind, flags uint16, family uint8, resource uint16) int {
 	c.sequence++
 	at := len(b.data)
@@ -116,7 +116,7 @@ func finish(b *Buffer, at int) {
 // nfTables is a message type of the nf_tables subsystem.
 func nfTables(kind uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | kind }
 
-// Generation gives the number that the kernel raises with every change of the namespace's nf_tables. It is never zero.
+// Generation returns the number that the kernel raises with every change of the namespace's nf_tables. It is never zero.
 func (c *Conn) Generation() (uint32, error) {
 	var b Buffer
 	finish(&b, c.begin(&b, nfTables(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0))

@@ -118,7 +118,7 @@ type refusal struct {
 	offset   int // of the attribute that is wrong, from the start of the message; 0 if unknown
 }
 
-// asError gives nil for an acknowledgement.
+// asError returns nil for an acknowledgement.
 func (r refusal) asError() error {
 	switch {
 	case r.errno == 0:

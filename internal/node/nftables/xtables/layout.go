@@ -20,7 +20,7 @@ type key struct {
 	revision uint32
 }
 
-// matchLayouts gives all structs by which versions of iptables write a match, that of 1.8.9 first.
+// matchLayouts returns all structs by which versions of iptables write a match, that of 1.8.9 first.
 func matchLayouts(m ruleset.Match) []layout {
 	switch m := m.(type) {
 	case ruleset.Port:
@@ -200,7 +200,7 @@ const (
 	natPorts     = 1 << 1
 )
 
-// layouts gives struct nf_nat_ipv4_multi_range_compat, which only IPv4 has, nf_nat_range and nf_nat_range2.
+// layouts returns struct nf_nat_ipv4_multi_range_compat, which only IPv4 has, nf_nat_range and nf_nat_range2.
 func (n natRange) layouts(f ruleset.Family, name string) []layout {
 	address := n.address.AsSlice()
 	range1 := record{}.u32(n.flags).u8(address...).fill(20).u8(address...).fill(36).be16(n.port, n.port).align()
