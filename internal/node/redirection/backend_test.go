@@ -3,9 +3,9 @@ package redirection_test
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -112,38 +112,27 @@ func TestNativeTablesOfTheReferenceAreMovedOver(t *testing.T) {
 	verified(t, p.namespace(""), dual())
 }
 
-// ofOtherUsers is a namespace that belongs to a user namespace of its own, as that of a pod with hostUsers: false.
+// ofOtherUsers is a namespace that belongs to a user namespace of its own, as that of a pod with hostUsers: false. The process
+// that holds it ends with the test, and with this process.
 func ofOtherUsers(t *testing.T) pod {
 	t.Helper()
-
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", "ip link set lo up && ip link add eth0 type veth peer name peer0 && ip addr add 10.30.0.2/24 dev eth0 && echo up && exec sleep 1000")
-	const others = 100000
-	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: others, Size: 65536}}
+	const script = "ip link set lo up && ip link add eth0 type veth peer name peer0 && ip addr add 10.30.0.2/24 dev eth0 && exec cat"
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", script)
+	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 100000, Size: 65536}}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET, UidMappings: ids, GidMappings: ids, Pdeathsig: syscall.SIGKILL,
+		Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET, UidMappings: ids, GidMappings: ids,
 		Credential: &syscall.Credential{Uid: 0, Gid: 0},
 	}
+	in, failed := cmd.StdinPipe()
 	out, err := cmd.StdoutPipe()
+	if err = errors.Join(failed, err, cmd.Start()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Wait() })
+	if _, err = io.WriteString(in, "ready"); err == nil {
+		_, err = out.Read(make([]byte, 5))
+	}
 	if err != nil {
-		t.Fatal(err)
-	}
-	started, ended := make(chan error, 1), make(chan struct{})
-	go func() {
-		defer close(ended)
-		// The kernel sends Pdeathsig when the thread ends that forked, and threads of other tests do end.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		problem := cmd.Start()
-		started <- problem
-		if problem == nil {
-			_ = cmd.Wait()
-		}
-	}()
-	if err := <-started; err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
-	if _, err := out.Read(make([]byte, 3)); err != nil {
 		t.Fatalf("the namespace was not made: %v", err)
 	}
 	path := fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)

@@ -108,15 +108,24 @@ func TestApplyTwiceChangesNothing(t *testing.T) {
 	})
 }
 
-// A drift is something that happens to rules in place.
+// A drift is something that happens to rules in place. Its texts have an item per line.
 type drift struct {
 	name string
 	// do are command lines of iptables, with LO for loopback. They happen to one family.
-	do []string
+	do string
 	// want is what Verify finds: of a rule "TABLE CHAIN missing|extra|foreign RULE", of a chain "TABLE CHAIN absent|stale".
-	want []string
+	want string
 	// note is what it notes beside.
-	note []string
+	note string
+}
+
+// items are the lines of a text.
+func items(text string) []string {
+	var all []string
+	for line := range strings.Lines(text) {
+		all = append(all, strings.TrimSpace(line))
+	}
+	return all
 }
 
 var drifts = []struct {
@@ -125,104 +134,85 @@ var drifts = []struct {
 	drifts []drift
 }{
 	{"REDIRECT", dual(), []drift{
-		{"a rule is gone", []string{"-t nat -D ISTIO_OUTPUT -d LO -j RETURN"}, []string{"nat ISTIO_OUTPUT missing -d LO -j RETURN"}, nil},
+		{"a rule is gone", "-t nat -D ISTIO_OUTPUT -d LO -j RETURN", "nat ISTIO_OUTPUT missing -d LO -j RETURN", ""},
 		{
-			"two rules are swapped",
-			[]string{"-t nat -D ISTIO_INBOUND 2", "-t nat -I ISTIO_INBOUND 3 -p tcp --dport 15020 -j RETURN"},
-			[]string{
-				"nat ISTIO_INBOUND extra -p tcp -m tcp --dport 15021 -j RETURN",
-				"nat ISTIO_INBOUND missing -p tcp -m tcp --dport 15021 -j RETURN",
-			},
-			nil,
+			"two rules are swapped", `-t nat -D ISTIO_INBOUND 2
+				-t nat -I ISTIO_INBOUND 3 -p tcp --dport 15020 -j RETURN`, `nat ISTIO_INBOUND extra -p tcp -m tcp --dport 15021 -j RETURN
+				nat ISTIO_INBOUND missing -p tcp -m tcp --dport 15021 -j RETURN`, "",
 		},
 		{
-			"a rule stands in a chain of the mesh",
-			[]string{"-t nat -I ISTIO_OUTPUT 3 -d LO -p tcp --dport 99 -j ACCEPT"},
-			[]string{"nat ISTIO_OUTPUT extra -d LO -p tcp -m tcp --dport 99 -j ACCEPT"},
-			nil,
+			"a rule stands in a chain of the mesh", "-t nat -I ISTIO_OUTPUT 3 -d LO -p tcp --dport 99 -j ACCEPT",
+			"nat ISTIO_OUTPUT extra -d LO -p tcp -m tcp --dport 99 -j ACCEPT", "",
 		},
-		{"a rule is there twice", []string{"-t nat -A ISTIO_OUTPUT -j ISTIO_REDIRECT"}, []string{"nat ISTIO_OUTPUT extra -j ISTIO_REDIRECT"}, nil},
+		{"a rule is there twice", "-t nat -A ISTIO_OUTPUT -j ISTIO_REDIRECT", "nat ISTIO_OUTPUT extra -j ISTIO_REDIRECT", ""},
 		{
-			"a rule is another",
-			[]string{"-t nat -R ISTIO_REDIRECT 1 -p tcp -j REDIRECT --to-ports 15002"},
-			[]string{
-				"nat ISTIO_REDIRECT extra -p tcp -j REDIRECT --to-ports 15002",
-				"nat ISTIO_REDIRECT missing -p tcp -j REDIRECT --to-ports 15001",
-			},
-			nil,
+			"a rule is another", "-t nat -R ISTIO_REDIRECT 1 -p tcp -j REDIRECT --to-ports 15002",
+			`nat ISTIO_REDIRECT extra -p tcp -j REDIRECT --to-ports 15002
+				nat ISTIO_REDIRECT missing -p tcp -j REDIRECT --to-ports 15001`, "",
 		},
-		{"a chain is emptied", []string{"-t nat -F ISTIO_IN_REDIRECT"}, []string{"nat ISTIO_IN_REDIRECT missing -p tcp -j REDIRECT --to-ports 15006"}, nil},
+		{"a chain is emptied", "-t nat -F ISTIO_IN_REDIRECT", "nat ISTIO_IN_REDIRECT missing -p tcp -j REDIRECT --to-ports 15006", ""},
 		{
-			"a chain is gone",
-			[]string{"-t nat -D PREROUTING -p tcp -j ISTIO_INBOUND", "-t nat -F ISTIO_INBOUND", "-t nat -X ISTIO_INBOUND"},
-			[]string{
-				"nat PREROUTING missing -p tcp -j ISTIO_INBOUND", "nat ISTIO_INBOUND absent",
-				"nat ISTIO_INBOUND missing -p tcp -m tcp --dport 15008 -j RETURN", "nat ISTIO_INBOUND missing -p tcp -m tcp --dport 15020 -j RETURN",
-				"nat ISTIO_INBOUND missing -p tcp -m tcp --dport 15021 -j RETURN", "nat ISTIO_INBOUND missing -p tcp -m tcp --dport 15090 -j RETURN",
-				"nat ISTIO_INBOUND missing -p tcp -j ISTIO_IN_REDIRECT",
-			},
-			nil,
+			"a chain is gone", `-t nat -D PREROUTING -p tcp -j ISTIO_INBOUND
+				-t nat -F ISTIO_INBOUND
+				-t nat -X ISTIO_INBOUND`, `nat PREROUTING missing -p tcp -j ISTIO_INBOUND
+				nat ISTIO_INBOUND absent
+				nat ISTIO_INBOUND missing -p tcp -m tcp --dport 15008 -j RETURN
+				nat ISTIO_INBOUND missing -p tcp -m tcp --dport 15020 -j RETURN
+				nat ISTIO_INBOUND missing -p tcp -m tcp --dport 15021 -j RETURN
+				nat ISTIO_INBOUND missing -p tcp -m tcp --dport 15090 -j RETURN
+				nat ISTIO_INBOUND missing -p tcp -j ISTIO_IN_REDIRECT`, "",
 		},
-		{"a jump is gone", []string{"-t nat -D OUTPUT -j ISTIO_OUTPUT"}, []string{"nat OUTPUT missing -j ISTIO_OUTPUT"}, nil},
-		{"a jump is there twice", []string{"-t nat -A OUTPUT -j ISTIO_OUTPUT"}, []string{"nat OUTPUT extra -j ISTIO_OUTPUT"}, nil},
+		{"a jump is gone", "-t nat -D OUTPUT -j ISTIO_OUTPUT", "nat OUTPUT missing -j ISTIO_OUTPUT", ""},
+		{"a jump is there twice", "-t nat -A OUTPUT -j ISTIO_OUTPUT", "nat OUTPUT extra -j ISTIO_OUTPUT", ""},
 		{
-			"a foreign rule stands ahead",
-			[]string{"-t nat -I OUTPUT -p tcp --dport 22 -j ACCEPT"},
-			[]string{"nat OUTPUT foreign -p tcp -m tcp --dport 22 -j ACCEPT"},
-			nil,
+			"a foreign rule stands ahead", "-t nat -I OUTPUT -p tcp --dport 22 -j ACCEPT",
+			"nat OUTPUT foreign -p tcp -m tcp --dport 22 -j ACCEPT", "",
 		},
 		{
-			"foreign rules stand behind",
-			[]string{"-t nat -A OUTPUT -p tcp --dport 22 -j ACCEPT", "-t nat -A PREROUTING -p tcp --dport 23 -j ACCEPT", "-A INPUT -p tcp --dport 24 -j ACCEPT"},
-			nil,
-			[]string{"nat: -A OUTPUT -p tcp -m tcp --dport 22 -j ACCEPT", "nat: -A PREROUTING -p tcp -m tcp --dport 23 -j ACCEPT"},
+			"foreign rules stand behind", `-t nat -A OUTPUT -p tcp --dport 22 -j ACCEPT
+				-t nat -A PREROUTING -p tcp --dport 23 -j ACCEPT
+				-A INPUT -p tcp --dport 24 -j ACCEPT`, "", `nat: -A OUTPUT -p tcp -m tcp --dport 22 -j ACCEPT
+				nat: -A PREROUTING -p tcp -m tcp --dport 23 -j ACCEPT`,
 		},
-		{"a chain is left over", []string{"-t nat -N ISTIO_OLD", "-t filter -N ISTIO_OLD", "-A ISTIO_OLD -j ACCEPT"}, []string{
-			"filter ISTIO_OLD stale", "filter ISTIO_OLD extra -j ACCEPT", "nat ISTIO_OLD stale",
-		}, nil},
-		{"a chain is left over and used", []string{"-t mangle -N ISTIO_DROP", "-t mangle -A PREROUTING -m conntrack --ctstate INVALID -j ISTIO_DROP", "-t mangle -A ISTIO_DROP -j DROP"}, []string{
-			"mangle PREROUTING extra -m conntrack --ctstate INVALID -j ISTIO_DROP", "mangle ISTIO_DROP stale", "mangle ISTIO_DROP extra -j DROP",
-		}, nil},
+		{
+			"a chain is left over", `-t nat -N ISTIO_OLD
+				-t filter -N ISTIO_OLD
+				-A ISTIO_OLD -j ACCEPT`, `filter ISTIO_OLD stale
+				filter ISTIO_OLD extra -j ACCEPT
+				nat ISTIO_OLD stale`, "",
+		},
+		{
+			"a chain is left over and used", `-t mangle -N ISTIO_DROP
+				-t mangle -A PREROUTING -m conntrack --ctstate INVALID -j ISTIO_DROP
+				-t mangle -A ISTIO_DROP -j DROP`, `mangle PREROUTING extra -m conntrack --ctstate INVALID -j ISTIO_DROP
+				mangle ISTIO_DROP stale
+				mangle ISTIO_DROP extra -j DROP`, "",
+		},
 	}},
 	{"TPROXY", dual(byTPROXY, func(s *redirect.Spec) { s.ExcludeInterfaces, s.DropInvalid = []string{"x1", "x2"}, true }), []drift{
 		{
-			"a rule in a built-in chain is gone",
-			[]string{"-t mangle -D OUTPUT -p tcp -o lo -m mark --mark 1337 -j RETURN"},
-			[]string{"mangle OUTPUT missing -o lo -p tcp -m mark --mark 0x539 -j RETURN"},
-			nil,
+			"a rule in a built-in chain is gone", "-t mangle -D OUTPUT -p tcp -o lo -m mark --mark 1337 -j RETURN",
+			"mangle OUTPUT missing -o lo -p tcp -m mark --mark 0x539 -j RETURN", "",
 		},
 		{
-			"two rules in a built-in chain are swapped",
-			[]string{"-t mangle -D PREROUTING 1", "-t mangle -I PREROUTING 2 -i x1 -j RETURN"},
-			[]string{"mangle PREROUTING extra -i x2 -j RETURN", "mangle PREROUTING missing -i x2 -j RETURN"},
-			nil,
+			"two rules in a built-in chain are swapped", `-t mangle -D PREROUTING 1
+				-t mangle -I PREROUTING 2 -i x1 -j RETURN`, `mangle PREROUTING extra -i x2 -j RETURN
+				mangle PREROUTING missing -i x2 -j RETURN`, "",
+		},
+		{"an excluded interface is gone", "-t nat -D PREROUTING -i x1 -j RETURN", "nat PREROUTING missing -i x1 -j RETURN", ""},
+		{
+			"a foreign rule stands between ours", "-t mangle -I OUTPUT 3 -p tcp --dport 22 -j ACCEPT",
+			"mangle OUTPUT foreign -p tcp -m tcp --dport 22 -j ACCEPT", "",
 		},
 		{
-			"an excluded interface is gone",
-			[]string{"-t nat -D PREROUTING -i x1 -j RETURN"},
-			[]string{"nat PREROUTING missing -i x1 -j RETURN"},
-			nil,
+			"another interface is excluded", `-t mangle -I PREROUTING 3 -i x3 -j RETURN
+				-t mangle -I OUTPUT 3 -o x3 -j RETURN`, `mangle PREROUTING extra -i x3 -j RETURN
+				mangle OUTPUT extra -o x3 -j RETURN`, "",
 		},
 		{
-			"a foreign rule stands between ours",
-			[]string{"-t mangle -I OUTPUT 3 -p tcp --dport 22 -j ACCEPT"},
-			[]string{"mangle OUTPUT foreign -p tcp -m tcp --dport 22 -j ACCEPT"},
-			nil,
-		},
-		{
-			"another interface is excluded",
-			[]string{"-t mangle -I PREROUTING 3 -i x3 -j RETURN", "-t mangle -I OUTPUT 3 -o x3 -j RETURN"},
-			[]string{"mangle PREROUTING extra -i x3 -j RETURN", "mangle OUTPUT extra -o x3 -j RETURN"},
-			nil,
-		},
-		{
-			"a mark is another",
-			[]string{"-t mangle -R ISTIO_DIVERT 1 -j MARK --set-mark 7"},
-			[]string{
-				"mangle ISTIO_DIVERT extra -j MARK --set-xmark 0x7/0xffffffff",
-				"mangle ISTIO_DIVERT missing -j MARK --set-xmark 0x539/0xffffffff",
-			},
-			nil,
+			"a mark is another", "-t mangle -R ISTIO_DIVERT 1 -j MARK --set-mark 7",
+			`mangle ISTIO_DIVERT extra -j MARK --set-xmark 0x7/0xffffffff
+				mangle ISTIO_DIVERT missing -j MARK --set-xmark 0x539/0xffffffff`, "",
 		},
 	}},
 }
@@ -246,11 +236,15 @@ func TestDriftIsFoundAndHealed(t *testing.T) {
 							t.Fatal(err)
 						}
 						loopback := strings.NewReplacer("LO", map[ruleset.Family]string{ruleset.IPv4: "127.0.0.1/32", ruleset.IPv6: "::1/128"}[f])
-						for _, c := range d.do {
-							p.iptables(t, v, f, loopback.Replace(c))
+						p.iptables(t, v, f, items(loopback.Replace(d.do))...)
+						notes := undisturbed.Notes
+						for _, r := range items(d.note) {
+							notes = append(notes, f.String()+": not ours, behind ours, left alone: "+r)
 						}
 						found := d.check(t, p, n, v, group.spec, f, loopback)
-						if diff := cmp.Diff(slices.Sorted(slices.Values(noted(undisturbed.Notes, f, d.note))), slices.Sorted(slices.Values(found.Notes))); diff != "" && d.want == nil {
+						slices.Sort(notes)
+						slices.Sort(found.Notes)
+						if diff := cmp.Diff(notes, found.Notes); diff != "" && d.want == "" {
 							t.Errorf("not the notes (-want +got):\n%s", diff)
 						}
 						d.heal(t, p, n, v, group.spec, whole)
@@ -259,15 +253,6 @@ func TestDriftIsFoundAndHealed(t *testing.T) {
 			}
 		}
 	})
-}
-
-// noted are the notes that are expected.
-func noted(before []string, f ruleset.Family, rules []string) []string {
-	out := slices.Clone(before)
-	for _, r := range rules {
-		out = append(out, f.String()+": not ours, behind ours, left alone: "+r)
-	}
-	return out
 }
 
 // check looks whether Verify says what is wrong and changes nothing, and whether FailOnConflict does nothing either.
@@ -279,8 +264,8 @@ func (d drift) check(t *testing.T, p pod, n redirection.Namespace, v iptables.Va
 		t.Fatal(err)
 	}
 	var want []string
-	for _, w := range d.want {
-		want = append(want, f.String()+" "+loopback.Replace(w))
+	for _, w := range items(loopback.Replace(d.want)) {
+		want = append(want, f.String()+" "+w)
 	}
 	if diff := cmp.Diff(want, findings(found.Diffs)); diff != "" {
 		t.Errorf("Verify does not find that (-want +got):\n%s", diff)
@@ -289,28 +274,23 @@ func (d drift) check(t *testing.T, p pod, n redirection.Namespace, v iptables.Va
 		t.Errorf("Verify finds routing: %q", found.Routing)
 	}
 	_, err = n.Apply(t.Context(), s, redirection.FailOnConflict)
-	if errors.Is(err, redirection.ErrConflict) != (d.want != nil) {
+	if errors.Is(err, redirection.ErrConflict) != (d.want != "") {
 		t.Errorf("Apply with FailOnConflict: %v", err)
 	}
 	equal(t, "Verify or FailOnConflict changed something", before, p.rules(t, v))
 	return found
 }
 
-// foreigners reports whether foreign rules came with the drift: those stay.
-func (d drift) foreigners() bool {
-	return d.note != nil || slices.ContainsFunc(d.want, func(w string) bool { return strings.Contains(w, " foreign ") })
-}
-
 // heal looks whether Reconcile brings back what was there, and leaves foreign rules.
 func (d drift) heal(t *testing.T, p pod, n redirection.Namespace, v iptables.Variant, s redirect.Spec, whole string) {
 	t.Helper()
 	before := p.rules(t, v)
-	if r := mustApply(t, n, s); (len(r.Programs) == 1) != (d.want != nil) {
+	if r := mustApply(t, n, s); (len(r.Programs) == 1) != (d.want != "") {
 		t.Errorf("%d programs ran", len(r.Programs))
 	}
 	verified(t, n, s)
 	now := p.rules(t, v)
-	if d.foreigners() {
+	if d.note != "" || strings.Contains(d.want, " foreign ") { // foreign rules came with the drift: those stay
 		ours := []ruleset.Set{redirect.Rules(s, ruleset.IPv4), redirect.Rules(s, ruleset.IPv6)}
 		equal(t, "foreign rules are not as they were", foreign(before, ours...), foreign(now, ours...))
 	} else {
@@ -399,19 +379,14 @@ func TestAHalfAppliedSetIsFoundAndHealed(t *testing.T) {
 	})
 }
 
-// missing lists the tables that differ, with what is different in one if that is not that all is missing.
+// missing lists the tables that differ, and what is different but for rules and chains that are missing.
 func missing(diffs []ruleset.Diff) []string {
 	var out []string
-	for _, d := range diffs {
-		for _, c := range d.Chains {
-			where := d.Family.String() + " " + c.Table
-			for _, l := range c.Lines {
-				if l.Op != ruleset.Missing {
-					where += fmt.Sprintf(" %s: %d %s", c.Chain, l.Op, l.Rule.String())
-				}
-			}
-			out = append(out, where)
+	for _, d := range findings(diffs) {
+		if words := strings.Fields(d); words[3] == "missing" || words[3] == "absent" {
+			d = words[0] + " " + words[1]
 		}
+		out = append(out, d)
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
