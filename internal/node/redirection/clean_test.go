@@ -134,15 +134,12 @@ COMMIT
 	{"DNS until 1.22, servers", `* nat
 -A OUTPUT -p udp --dport 53 -m owner --uid-owner 0 -j RETURN
 -A OUTPUT -p udp --dport 53 -d 10.96.0.10/32 -j REDIRECT --to-port 15053
--A OUTPUT -p udp --dport 53 -d 10.96.0.11/32 -j REDIRECT --to-port 15053
 COMMIT
 * raw
 -A OUTPUT -p udp --dport 53 -m owner --uid-owner 0 -j CT --zone 1
 -A OUTPUT -p udp --sport 15053 -m owner --uid-owner 0 -j CT --zone 2
 -A OUTPUT -p udp --dport 53 -d 10.96.0.10/32 -j CT --zone 2
 -A PREROUTING -p udp --sport 53 -s 10.96.0.10/32 -j CT --zone 1
--A OUTPUT -p udp --dport 53 -d 10.96.0.11/32 -j CT --zone 2
--A PREROUTING -p udp --sport 53 -s 10.96.0.11/32 -j CT --zone 1
 COMMIT
 `, ruleset.IPv4},
 	{"a virtual machine's interface of 1.6 in IPv6", `* nat

@@ -24,40 +24,18 @@ type lateComer struct {
 	at netip.AddrPort // where the app is then
 }
 
-// A lateness is what a pod's IPv6 is like before it is programmed, and how an address comes later.
-type lateness struct {
-	name          string
-	before, later []string // arguments of ip, or a setting of the kernel
-	at            string
-}
-
-const (
-	off = "net.ipv6.conf.all.disable_ipv6=1"
-	on  = "net.ipv6.conf.all.disable_ipv6=0"
-)
+// A lateness is what a pod's IPv6 is like before it is programmed, and how an address comes later: shell scripts.
+type lateness struct{ name, before, later, at string }
 
 func latenesses() []lateness {
+	const sysctl, global = " >/proc/sys/net/ipv6/conf/all/disable_ipv6", "ip address add fd00:1::77/64 dev eth0 nodad"
 	return []lateness{
-		{"by its link-local address", []string{"address add fe80::77/64 dev eth0 nodad"}, nil, "fe80::77%eth0"},
-		{"by an address that comes later", nil, []string{"address add fd00:1::77/64 dev eth0 nodad"}, "fd00:1::77"},
+		{"by its link-local address", "ip address add fe80::77/64 dev eth0 nodad", "", "fe80::77%eth0"},
+		{"by an address that comes later", "", global, "fd00:1::77"},
 		{
 			"by an address that comes after IPv6 was switched on",
-			[]string{off},
-			[]string{on, "address add fd00:1::77/64 dev eth0 nodad", "address replace ::1/128 dev lo nodad"},
-			"fd00:1::77",
+			"echo 1" + sysctl, "echo 0" + sysctl + "\n" + global + "\nip address replace ::1/128 dev lo nodad", "fd00:1::77",
 		},
-	}
-}
-
-// configure carries out steps in the pod.
-func (l lateComer) configure(t *testing.T, steps []string) {
-	t.Helper()
-	for _, s := range steps {
-		if s == on || s == off {
-			netnstest.Run(t, l.Path(), "sh", "-c", "echo ${0#*=} >/proc/sys/net/ipv6/conf/all/disable_ipv6", s)
-			continue
-		}
-		netnstest.Run(t, l.Path(), "sh", "-c", "ip $0", s)
 	}
 }
 
@@ -67,7 +45,7 @@ func newLateComer(t *testing.T, how lateness) lateComer {
 	for _, address := range []string{"fe80::78/64", "fd00:1::78/64"} {
 		netnstest.Run(t, l.Peer().Namespace, "ip", "address", "add", address, "dev", "eth0", "nodad")
 	}
-	l.configure(t, how.before)
+	netnstest.Run(t, l.Path(), "sh", "-ec", how.before)
 	return l
 }
 
@@ -82,17 +60,13 @@ func (l lateComer) serve(t *testing.T, mode redirect.Mode, proxied bool) {
 		t.Fatal(err)
 	}
 	t.Cleanup(app.Close)
-	if !proxied {
-		return
+	if proxied {
+		sidecar, err := labtest.Proxy{Actor: l.Proxy(mode), Mode: mode, Families: families[1:]}.Start(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(sidecar.Close)
 	}
-	sidecar, err := labtest.Proxy{
-		Actor: l.Proxy(mode), Mode: mode, Families: []ruleset.Family{ruleset.IPv6},
-		Resolver: func(ruleset.Family) netip.AddrPort { return netip.AddrPort{} },
-	}.Start(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(sidecar.Close)
 }
 
 // reached is the name with which a neighbour's call of the app is answered, or its error. Where silence is expected the wait
@@ -139,13 +113,11 @@ func TestNothingPassesTheSidecarByIPv6OfLater(t *testing.T) {
 				t.Run(setting.name+"/"+how.name, func(t *testing.T) {
 					t.Parallel()
 					l := newLateComer(t, how)
-					spec := redirect.Default()
-					spec.Mode = mode
-					setting.set(&spec)
+					spec := packetCase{set: setting.set}.spec(mode, ruleset.IPv4)
 					n := namespaceOf(l.Lab, v)
 					mustApply(t, n, spec)
 					verified(t, n, spec)
-					l.configure(t, how.later)
+					netnstest.Run(t, l.Path(), "sh", "-ec", how.later)
 					l.serve(t, mode, setting.tcp == labtest.ByInbound)
 					l.asks(t, v, setting.tcp, setting.udp)
 					l.agrees(t, n, spec)
@@ -212,9 +184,7 @@ func TestNothingPassesAProxyThatDoesNotListen(t *testing.T) {
 			both.Wait()
 		}
 		ask(labtest.ByApp) // without rules
-		spec := redirect.Default()
-		spec.Mode, spec.DualStack = mode, true
-		mustApply(t, namespaceOf(lab, v), spec)
+		mustApply(t, namespaceOf(lab, v), dualStack(mode))
 		ask("")
 	})
 }
