@@ -24,7 +24,10 @@ import (
 
 // toolbox is a directory of stand-ins for the programs of iptables. Each notes that it was started, and how, and then
 // is the real one.
-type toolbox struct{ dir, log string }
+type toolbox struct {
+	dir, log string
+	copies   bool // of the stand-ins, in place of links to them: they do not show the variant
+}
 
 // standIn is the text of one; REAL is the program with all the others in it, which knows which one to be by its first
 // argument. It notes if it could ask the name service for the names of users, or would wait for the lock of the node.
@@ -48,40 +51,19 @@ func newToolbox(t *testing.T) toolbox {
 func (b toolbox) add(t *testing.T, v iptables.Variant, multi, extra string, names ...string) toolbox {
 	t.Helper()
 	file := filepath.Join(b.dir, "xtables-"+string(v)+"-multi")
-	write(t, file, strings.NewReplacer("LOG", b.log, "REAL", multi, "EXTRA", extra).Replace(standIn))
+	text := strings.NewReplacer("LOG", b.log, "REAL", multi, "EXTRA", extra).Replace(standIn)
+	write(t, file, text)
 	for _, name := range names {
 		if strings.HasSuffix(name, "-") {
 			name += string(v)
 		}
 		for _, suffix := range []string{"", "-save", "-restore"} {
-			if err := os.Symlink(file, filepath.Join(b.dir, name+suffix)); err != nil {
+			if b.copies {
+				write(t, filepath.Join(b.dir, name+suffix), text)
+			} else if err := os.Symlink(file, filepath.Join(b.dir, name+suffix)); err != nil {
 				t.Fatal(err)
 			}
 		}
-	}
-	return b
-}
-
-// copied turns the links into files, which do not show the variant.
-func (b toolbox) copied(t *testing.T) toolbox {
-	t.Helper()
-	entries, err := os.ReadDir(b.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		file := filepath.Join(b.dir, e.Name())
-		if e.Type()&os.ModeSymlink == 0 {
-			continue
-		}
-		text, err := os.ReadFile(file)
-		if err == nil {
-			err = os.Remove(file)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		write(t, file, string(text))
 	}
 	return b
 }
@@ -217,7 +199,9 @@ func TestApplyStartsNoNeedlessProcessOnAHostWithPlainNamesOnly(t *testing.T) {
 	for _, v := range variants {
 		multi := filepath.Join(dir, "xtables-"+string(v)+"-multi")
 		links := newToolbox(t).add(t, v, multi, "", "iptables", "ip6tables")
-		copies := newToolbox(t).add(t, v, multi, "", "iptables", "ip6tables").copied(t)
+		copies := newToolbox(t)
+		copies.copies = true
+		copies.add(t, v, multi, "", "iptables", "ip6tables")
 		for _, both := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, both families %t", v, both), func(t *testing.T) {
 				want := budgetOf(v, "", both)

@@ -73,21 +73,6 @@ func Isolated(path string, binds []netns.Bind, fn func() error) (isolation, err 
 	return n.DoIsolated(binds, fn)
 }
 
-// Same reports whether two paths lead to one network namespace.
-func Same(a, b string) (bool, error) {
-	first, err := netns.Open(a)
-	if err != nil {
-		return false, err
-	}
-	defer first.Close()
-	second, err := netns.Open(b)
-	if err != nil {
-		return false, err
-	}
-	defer second.Close()
-	return first.Inode() == second.Inode(), nil
-}
-
 // Run runs a command in the namespace at path and returns what it printed. The test fails if the command does.
 func Run(tb testing.TB, path, name string, args ...string) string {
 	tb.Helper()
