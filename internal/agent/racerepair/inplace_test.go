@@ -41,14 +41,8 @@ func TestPacketsProveTheRepair(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			net, err := labtest.New(t.Context(), ruleset.IPv4)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(net.Close)
-			if err := net.StartProxy(t.Context(), net.Proxy(redirect.Redirect), redirect.Redirect); err != nil {
-				t.Fatal(err)
-			}
+			net := labtest.New(t, ruleset.IPv4)
+			net.StartProxy(t, net.Proxy(redirect.Redirect), redirect.Redirect)
 			ask := func(who labtest.Actor, by string) {
 				t.Helper()
 				question := labtest.Question{Ask: labtest.Ask{

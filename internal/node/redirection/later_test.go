@@ -41,7 +41,7 @@ func latenesses() []lateness {
 
 func newLateComer(t *testing.T, how lateness) lateComer {
 	t.Helper()
-	l := lateComer{newLab(t, ruleset.IPv4), netip.AddrPortFrom(netip.MustParseAddr(how.at), 80)}
+	l := lateComer{labtest.New(t, ruleset.IPv4), netip.AddrPortFrom(netip.MustParseAddr(how.at), 80)}
 	for _, address := range []string{"fe80::78/64", "fd00:1::78/64"} {
 		netnstest.Run(t, l.Peer().Namespace, "ip", "address", "add", address, "dev", "eth0", "nodad")
 	}
@@ -170,7 +170,7 @@ func (l lateComer) agrees(t *testing.T, n redirection.Namespace, spec redirect.S
 func TestNothingPassesAProxyThatDoesNotListen(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()
-		lab := newLab(t, families...)
+		lab := labtest.New(t, families...)
 		ask := func(want string) {
 			var both sync.WaitGroup
 			for _, f := range families {

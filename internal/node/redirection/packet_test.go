@@ -27,10 +27,8 @@ type fixture struct {
 // newFixture is a pod with a proxy for the Spec, which is not applied yet.
 func newFixture(t *testing.T, spec redirect.Spec, families ...ruleset.Family) fixture {
 	t.Helper()
-	s := fixture{Lab: newLab(t, families...), spec: spec}
-	if err := s.StartProxy(t.Context(), s.proxy(), spec.Mode); err != nil {
-		t.Fatal(err)
-	}
+	s := fixture{Lab: labtest.New(t, families...), spec: spec}
+	s.StartProxy(t, s.proxy(), spec.Mode)
 	return s
 }
 
@@ -225,16 +223,6 @@ func (s fixture) askAll(t *testing.T, v iptables.Variant, packets []packet) {
 			}
 		}
 	}
-}
-
-func newLab(t *testing.T, families ...ruleset.Family) *labtest.Lab {
-	t.Helper()
-	lab, err := labtest.New(t.Context(), families...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(lab.Close)
-	return lab
 }
 
 // namespaceOf is the lab's pod as the code under test takes it.

@@ -3,7 +3,7 @@
 //
 // It promises that a question gets the kernel's own answer (sockets are owned by the users and groups they are said to
 // be, nothing is simulated), that a wrong answer comes with the question, the expected and the actual listener, and that
-// everything is gone when a Lab is closed or the process ends. It never programs a rule and never touches the namespace
+// everything is gone when the test or the process ends. It never programs a rule and never touches the namespace
 // it is called in.
 //
 // Start at New, then Ask and Question. Serve, Proxy and Ask work in namespaces made by others as well.
@@ -11,17 +11,17 @@ package labtest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
+	"testing"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 )
 
 // Place is an address of the lab, in whatever family.
@@ -100,46 +100,42 @@ func PeerPorts() []uint16 { return []uint16{80, 443, 8080, 15020, DNSPort} }
 type Lab struct {
 	families         []ruleset.Family
 	pod, peer, guest string
-	opened           *netns.Namespace // the pod's
-	close            []func()
+	servers          []*Server
 	ports            atomic.Uint32
 }
 
-// New builds a lab for the given families, with the app and the peers ready to answer.
-func New(ctx context.Context, families ...ruleset.Family) (*Lab, error) {
-	l := &Lab{families: families}
-	for _, path := range []*string{&l.guest, &l.peer, &l.pod} {
-		made, err := netns.New()
-		if err != nil {
-			l.Close()
-			return nil, err
-		}
-		*path, l.opened, l.close = made.Path(), made, append(l.close, made.Close)
-	}
-	err := l.wire(ctx)
-	if err == nil {
-		err = l.serve(ctx)
-	}
-	if err != nil {
-		l.Close()
-		return nil, err
-	}
-	return l, nil
+// New builds a lab for the given families, with the app and the peers ready to answer until the test ends.
+func New(tb testing.TB, families ...ruleset.Family) *Lab {
+	tb.Helper()
+	l := &Lab{families: families, guest: netnstest.New(tb), peer: netnstest.New(tb), pod: netnstest.New(tb)}
+	tb.Cleanup(l.Close)
+	l.wire(tb)
+	l.serve(tb)
+	return l
 }
 
-// Close ends all servers and, with them, the namespaces.
+// Close ends all servers.
 func (l *Lab) Close() {
-	for _, closer := range slices.Backward(l.close) {
-		closer()
+	for _, s := range l.servers {
+		s.Close()
 	}
-	l.close = nil
+	l.servers = nil
+}
+
+// start keeps a server that was started.
+func (l *Lab) start(tb testing.TB, s *Server, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	l.servers = append(l.servers, s)
 }
 
 // Path is the file of the pod's namespace.
 func (l *Lab) Path() string { return l.pod }
 
 // NetNS is the pod's namespace, which the lab holds open.
-func (l *Lab) NetNS() *netns.Namespace { return l.opened }
+func (l *Lab) NetNS() *netns.Namespace { return netnstest.At(l.pod) }
 
 // FreshPort is a source port that is not used yet. A kernel that chooses ports itself takes one for two
 // destinations now and then; if both connections are redirected to one listener, connection tracking changes the port
@@ -177,15 +173,13 @@ func (l *Lab) Guest() Actor {
 }
 
 // StartProxy starts a proxy in the pod as the actor, until the lab is closed.
-func (l *Lab) StartProxy(ctx context.Context, a Actor, mode redirect.Mode) error {
+func (l *Lab) StartProxy(tb testing.TB, a Actor, mode redirect.Mode) {
+	tb.Helper()
 	server, err := Proxy{
 		Actor: a, Mode: mode, Families: l.families,
 		Resolver: func(f ruleset.Family) netip.AddrPort { return Resolver.Port(f, DNSPort) },
-	}.Start(ctx)
-	if err == nil {
-		l.close = append(l.close, server.Close)
-	}
-	return err
+	}.Start(tb.Context())
+	l.start(tb, server, err)
 }
 
 // Counters shows all rules of the pod with how often each was met, as the programs (iptables-nft-save and the like)
@@ -198,8 +192,9 @@ func (l *Lab) Counters(ctx context.Context, command ...string) string {
 	return fmt.Sprintf("%s:\n%s", strings.Join(command, " "), out)
 }
 
-// wire connects the namespaces.
-func (l *Lab) wire(ctx context.Context) error {
+// wire connects the namespaces, and makes the pod a router, which one with a guest is.
+func (l *Lab) wire(tb testing.TB) {
+	tb.Helper()
 	link := func(name, other, path string) string {
 		return fmt.Sprintf("link add %s type veth peer name %s netns %s\n%s", name, other, path, l.up(name, "fe80::1"))
 	}
@@ -219,11 +214,12 @@ func (l *Lab) wire(ctx context.Context) error {
 	}
 	// The pod's commands make the links that the others' give addresses to.
 	for _, step := range []struct{ path, batch string }{{l.pod, pod.String()}, {l.peer, peer.String()}, {l.guest, guest.String()}} {
-		if _, err := (Actor{Namespace: step.path}).Run(ctx, step.batch, "ip", "-batch", "-"); err != nil {
-			return fmt.Errorf("wiring the lab: %w", err)
+		if _, err := (Actor{Namespace: step.path}).Run(tb.Context(), step.batch, "ip", "-batch", "-"); err != nil {
+			tb.Fatal(err)
 		}
 	}
-	return netns.Do(l.pod, forward)
+	netnstest.Set(tb, l.pod, "net/ipv4/ip_forward", "1")
+	netnstest.Set(tb, l.pod, "net/ipv6/conf/all/forwarding", "1")
 }
 
 // up gives the commands that bring a link up. The link-local address, from which a router looks for its neighbours, is
@@ -249,24 +245,10 @@ func addresses(f ruleset.Family, link string, places ...Place) string {
 	return b.String()
 }
 
-// forward makes the current namespace a router, which a pod with a guest is.
-func forward() error {
-	for _, name := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
-		file, err := os.OpenFile("/proc/sys/net/"+name, os.O_WRONLY, 0) //nolint:gosec // one of two names
-		if err != nil {
-			return fmt.Errorf("making the pod a router: %w", err)
-		}
-		_, err = file.WriteString("1")
-		if err = errors.Join(err, file.Close()); err != nil {
-			return fmt.Errorf("making the pod a router: %w", err)
-		}
-	}
-	return nil
-}
-
 // serve starts the app and the peers. Datagrams are taken per address: so the answer comes from the address
 // that was asked.
-func (l *Lab) serve(ctx context.Context) error {
+func (l *Lab) serve(tb testing.TB) {
+	tb.Helper()
 	var app, peer []Service
 	for _, f := range l.families {
 		for _, port := range AppPorts() {
@@ -283,15 +265,8 @@ func (l *Lab) serve(ctx context.Context) error {
 				Service{By: ByPeer, Via: UDP, At: p.Port(f, DNSPort)})
 		}
 	}
-	for _, s := range []struct {
-		actor    Actor
-		services []Service
-	}{{l.App(), app}, {l.Peer(), peer}} {
-		server, err := Serve(ctx, s.actor, s.services...)
-		if err != nil {
-			return err
-		}
-		l.close = append(l.close, server.Close)
-	}
-	return nil
+	server, err := Serve(tb.Context(), l.App(), app...)
+	l.start(tb, server, err)
+	server, err = Serve(tb.Context(), l.Peer(), peer...)
+	l.start(tb, server, err)
 }

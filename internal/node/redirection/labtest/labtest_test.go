@@ -13,16 +13,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 )
 
-func newLab(t *testing.T, families ...ruleset.Family) *labtest.Lab {
-	t.Helper()
-	l, err := labtest.New(t.Context(), families...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(l.Close)
-	return l
-}
-
 func by(names ...string) []labtest.Hop {
 	var hops []labtest.Hop
 	for _, name := range names {
@@ -33,7 +23,7 @@ func by(names ...string) []labtest.Hop {
 
 // TestAProxyReportsFailures asks a listener in the middle to pass on a question to a closed port.
 func TestAProxyReportsFailures(t *testing.T) {
-	l := newLab(t, ruleset.IPv4)
+	l := labtest.New(t, ruleset.IPv4)
 	closed := labtest.Pod.Port(ruleset.IPv4, 81)
 	server, err := labtest.Serve(t.Context(), l.App(), labtest.Service{
 		By: "middle", Via: labtest.TCP, At: labtest.Pod.Port(ruleset.IPv4, 7000),
@@ -109,10 +99,8 @@ func TestJudge(t *testing.T) {
 
 // TestSocketsBelongToTheirActors looks at the kernel's list of sockets, which has the owner of each.
 func TestSocketsBelongToTheirActors(t *testing.T) {
-	l := newLab(t, ruleset.IPv4)
-	if err := l.StartProxy(t.Context(), l.Proxy(redirect.Redirect), redirect.Redirect); err != nil {
-		t.Fatal(err)
-	}
+	l := labtest.New(t, ruleset.IPv4)
+	l.StartProxy(t, l.Proxy(redirect.Redirect), redirect.Redirect)
 	list, err := l.Root().Run(t.Context(), "", "cat", "/proc/self/net/tcp")
 	if err != nil {
 		t.Fatal(err)
@@ -132,7 +120,7 @@ func TestSocketsBelongToTheirActors(t *testing.T) {
 
 // TestThreadsAreThemselvesAgain looks for threads that kept the ids of an actor.
 func TestThreadsAreThemselvesAgain(t *testing.T) {
-	l := newLab(t, ruleset.IPv4)
+	l := labtest.New(t, ruleset.IPv4)
 	for range 20 {
 		labtest.Ask{From: l.App(), Via: labtest.TCP, To: labtest.Peer.Port(ruleset.IPv4, 80)}.Put(t.Context())
 	}
