@@ -225,7 +225,7 @@ func Versions() []string {
 	return []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 }
 
-// nameless is the network name of a list made of a plugin that has none; it is the reference's for every list it makes.
+// nameless is the network name of a list that Convert makes of a plugin without one; the reference uses it for every list.
 const nameless = "k8s-pod-network"
 
 // Convert returns the list that runs a single plugin only. It keeps the plugin's bytes, name and version; it replaces an

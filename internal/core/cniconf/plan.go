@@ -68,7 +68,7 @@ const (
 	OpReload    Op = "trigger a reload"
 )
 
-// Step is one change of a directory, whole or not at all.
+// Step is one atomic change of a directory.
 type Step struct {
 	Op Op
 	// Name and To are relative to the directory.

@@ -90,7 +90,7 @@ func (s Stanza) element(indent string) []byte {
 // Element is the stanza as an element of a list, with sorted keys, as the reference writes it.
 func (s Stanza) Element() []byte { return bytes.TrimSpace(s.element("")) }
 
-// DropIn is the stanza as a file that libcni adds to a network: name and version come from the network.
+// DropIn returns the stanza as a file that libcni adds to a network: it has the name and version of the network.
 func (s Stanza) DropIn() []byte { return s.element("  ") }
 
 // list returns a list that runs the stanza alone: a standalone file with the extension of a list must hold one.

@@ -221,7 +221,7 @@ func (p *planner) releaseDropIns(keep string) {
 	}
 }
 
-// inUse reports whether a saved original belongs to a converted file that is there.
+// inUse reports whether the converted file of a saved original exists.
 func (p *planner) inUse(saved, keep string) bool {
 	for _, name := range targets(strings.TrimSuffix(saved, savedSuffix)) {
 		if name == keep && keep != "" {

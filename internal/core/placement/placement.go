@@ -1,4 +1,4 @@
-// Package placement decides where the DaemonSet controller wants the pods of a template.
+// Package placement decides on which nodes the DaemonSet controller runs the pods of a template.
 //
 // It promises that Fits refuses a node only for a reason that it understands: an unknown operator counts as met. It never
 // sends a request; package kube reads templates and nodes.

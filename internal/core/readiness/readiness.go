@@ -103,7 +103,7 @@ type Policy struct {
 // Effects says which taints of the key are ours.
 type Effects uint8
 
-// Those that istiod takes away have any effect, those of the legacy controller the one it puts on nodes.
+// istiod removes taints of any effect, the legacy controller only those of the effect that it adds.
 const (
 	OwnEffect Effects = iota
 	AnyEffect
@@ -129,7 +129,7 @@ const (
 // Actions returns all actions.
 func Actions() []Action { return []Action{Keep, Add, Remove} }
 
-// Reason is why a node counts as ready or not. It is one CamelCase word, as events and conditions want it.
+// Reason is why a node counts as ready or not. It is one CamelCase word, as events and conditions require.
 type Reason string
 
 // The reasons: the good ones first, then from the weakest to the strongest. Of several requirements the one with the
@@ -176,7 +176,7 @@ func (r Reason) Sentence() string {
 	return string(r)
 }
 
-// NoActionReason is why nothing is done; empty for an action.
+// NoActionReason is the reason for Keep; it is empty for an action.
 type NoActionReason string
 
 // AsWanted is a node whose taints need no change.

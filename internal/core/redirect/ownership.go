@@ -232,7 +232,7 @@ func (c *finder) asWanted(have ruleset.Chain) bool {
 	return true
 }
 
-// capturesNetworks reports whether the rules that are there capture outgoing traffic by its address.
+// capturesNetworks reports whether the present rules capture outgoing traffic by its address.
 func (c *finder) capturesNetworks() bool {
 	chain, _ := c.have.Table("nat").Chain(output)
 	return slices.ContainsFunc(chain.Rules, func(r ruleset.Rule) bool {

@@ -75,7 +75,7 @@ type Dialect struct {
 }
 
 // Bounds of the number of entries in a list. Each makes up to four rules in each family, each virtual interface one for each
-// captured network. They are far above honest use, and low enough that a pod at all of them is programmed within a second
+// captured network. They are far above normal use, and low enough that a pod at all bounds is programmed within a second
 // and 100 MB (docs/parity.md); the reference has no such bounds.
 const (
 	maxEntries  = 1000 // of ports, networks, groups and identities

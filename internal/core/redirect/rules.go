@@ -22,8 +22,8 @@ const (
 	outHook     = "OUTPUT"
 )
 
-// tables returns the rules that capture a pod. The methods below are one per chain, each with the rules in the order in
-// which a packet meets them.
+// tables returns the rules that capture a pod. The methods below are one per chain, each with the rules in the order of
+// their evaluation.
 //
 //	            ┌─ raw ──────────────┐ ┌─ mangle ──────────────┐ ┌─ nat ───────────────────────────────────────┐
 //	incoming →  PREROUTING             PREROUTING                PREROUTING

@@ -8,7 +8,7 @@ import (
 
 // The mangle table: TPROXY, and dropping packets in conntrack state INVALID.
 //
-// An incoming connection meets ISTIO_INBOUND in PREROUTING: a new one is handed to the proxy's socket and marked
+// PREROUTING sends an incoming connection to ISTIO_INBOUND: a new one is handed to the proxy's socket and marked
 // (ISTIO_TPROXY), packets of an established one are marked (ISTIO_DIVERT); the mark routes them to lo. The proxy then
 // calls the app from the client's own address, with the mark on its socket; M1 saves it to the connection, so that the
 // app's replies (OUTPUT) get it back and return to the proxy instead of leaving the pod.

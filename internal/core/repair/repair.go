@@ -5,7 +5,7 @@
 // missing before its validation has run), and that a pod is left alone for every reason for which the plugin leaves it alone.
 // Each finding has a reason of a closed set.
 //
-// It never looks into a namespace and sends no request: the caller passes in the rules that it found.
+// It never enters a namespace and sends no request: the caller passes the rules that an inspection found.
 //
 // Start reading at Classify, which needs the pod object alone; ApplyObservation adds the rules of its namespace; Modes is the
 // precedence of the actions.

@@ -180,7 +180,7 @@ func lines(want, have []Rule, own func(int) bool) ([]Line, Count) {
 	return out, Count{}
 }
 
-// align adds lines by the longest common subsequence of both. A foreign rule is shown where it stands ahead of a wanted one.
+// align adds lines by the longest common subsequence of both. It shows a foreign rule if it is ahead of a wanted one.
 func align(out []Line, want, have []Rule, own func(int) bool) []Line {
 	length := lcs(want, have)
 	i, j := 0, 0

@@ -9,7 +9,7 @@ import (
 // Verb is the kind of an Operation.
 type Verb uint8
 
-// EmptyChain makes a chain, or takes all rules out of it; the others are -A, -I at the Operation's Place, -D of the first
+// EmptyChain creates a chain, or removes all its rules; the others are -A, -I at the Operation's Place, -D of the first
 // rule that is equal, and -X of iptables.
 const (
 	EmptyChain Verb = iota
@@ -44,7 +44,7 @@ func (o Operation) String() string {
 	return o.Rule.appendTo(o.Chain)
 }
 
-// Program brings a family of a namespace to a wanted state. The operations of a table stand together: to iptables-restore
+// Program brings a family of a namespace to a wanted state. The operations of a table are adjacent: to iptables-restore
 // they are one transaction. The zero Program does nothing and need not be run.
 type Program struct {
 	Family     Family

@@ -47,7 +47,7 @@ type Table struct {
 	Chains []Chain
 }
 
-// Chain is a chain and its rules in the order in which a packet meets them.
+// Chain is a chain and its rules in the order of evaluation.
 type Chain struct {
 	Name string
 	// Policy is ACCEPT or DROP for a built-in chain and "-" for any other.
@@ -113,7 +113,7 @@ func (s Set) Table(name string) Table {
 	return Table{Name: name}
 }
 
-// Chain returns the chain of that name and whether it is there.
+// Chain returns the chain of that name and whether it exists.
 func (t Table) Chain(name string) (Chain, bool) {
 	for _, c := range t.Chains {
 		if c.Name == name {

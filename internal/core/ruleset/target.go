@@ -19,7 +19,7 @@ const (
 	Return Verdict = "RETURN"
 )
 
-// Jump leads to a chain; with Goto the packet does not come back.
+// Jump continues in a chain; with Goto the packet does not return to this chain.
 type Jump struct {
 	Chain string
 	Goto  bool

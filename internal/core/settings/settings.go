@@ -30,7 +30,7 @@ type Setting struct {
 	// Name is that of the flag, "" for a variable without one. Aliases are further spellings of the flag.
 	Name    string
 	Aliases []string
-	// Arg names the flag's argument in the help. It is "" for a switch, which may stand without one and is "true" then.
+	// Arg names the flag's argument in the help. It is "" for a switch, which needs no argument and is "true" then.
 	Arg string
 	// Env are variables, of which the first that is not empty counts. Named fills it where it is nil, unless FlagOnly.
 	Env      []string
@@ -107,7 +107,7 @@ func Dashed(prefix, name string) []string {
 	return slices.Compact([]string{upper, strings.ReplaceAll(upper, "-", "_")})
 }
 
-// Kind is the place that a text comes from.
+// Kind is the kind of source of a text.
 type Kind uint8
 
 // Kinds. A Derived value follows from that of another setting.
@@ -119,7 +119,7 @@ const (
 	Derived
 )
 
-// Origin is a text with the place that it comes from.
+// Origin is a text with its source.
 type Origin struct {
 	Kind Kind
 	// Name is the flag with its dashes, the variable, the key of the layer, or the setting that another is derived from.
@@ -132,7 +132,7 @@ type Origin struct {
 // Given reports whether the text was given and is not the default.
 func (o Origin) Given() bool { return o.Kind != FromDefault }
 
-// String names the place.
+// String names the source.
 func (o Origin) String() string {
 	switch o.Kind {
 	case FromFlag:

@@ -33,7 +33,7 @@ func Of[T any](into *T, read func(string) (T, error), show func(T) string) Value
 	return value[T]{into, read, show}
 }
 
-// Text is a text in its normal form; a nil read takes any.
+// Text is a text in its normal form; a nil read accepts any text unchanged.
 func Text(into *string, read func(string) (string, error)) Value {
 	if read == nil {
 		read = func(s string) (string, error) { return s, nil }
@@ -51,7 +51,7 @@ func Check(check func(string) error) func(string) (string, error) {
 	return func(s string) (string, error) { return s, check(s) }
 }
 
-// Optional takes the empty text as well.
+// Optional returns a reader that accepts the empty text as well.
 func Optional(read func(string) (string, error)) func(string) (string, error) {
 	return func(s string) (string, error) {
 		if s == "" {

@@ -66,7 +66,7 @@ func Early(namespace, name string, p Policy) (Decision, bool) {
 
 // ByAnnotations decides from the pod's name and all of its annotations, as a container runtime may hand them over, if
 // they are enough to know that the pod is left alone. Decide would leave such a pod alone, too, though perhaps for an earlier
-// reason. It never decides that a pod is captured: that takes the containers.
+// reason. It never decides that a pod is captured: that decision needs the containers.
 func ByAnnotations(namespace, name string, annotations map[string]string, p Policy) (Decision, bool) {
 	return pass(subject{Facts: Facts{Namespace: namespace, Name: name, Annotations: annotations}, policy: p}, byAnnotations)
 }

@@ -16,7 +16,7 @@ type Facts struct {
 // Container is one container of a pod.
 type Container struct {
 	Name string
-	// Init says that it stands in spec.initContainers; a native sidecar does.
+	// Init says that the container is in spec.initContainers, as a native sidecar is.
 	Init bool
 	Args []string
 	// Env holds the literal values in order; one with valueFrom has an empty Value.
