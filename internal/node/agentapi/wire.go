@@ -40,7 +40,7 @@ const (
 	LimitParam  = "limit"
 )
 
-// maxAnswer bounds an answer. The API server's store takes objects of 1.5 MiB, and facts are far smaller; so is a page of
+// maxAnswer bounds an answer. The API server's store accepts objects of 1.5 MiB, and facts are far smaller; so is a page of
 // decisions, whose reports are trimmed.
 const maxAnswer = 4 << 20
 
@@ -52,7 +52,7 @@ type Key struct{ Namespace, Name, UID string }
 
 // podAnswer is the answer about a pod.
 type podAnswer struct {
-	// FactsVersion is the agent's [sidecar.FactsVersion]. A plugin takes no answer of a lower version than its own: an older
+	// FactsVersion is the agent's [sidecar.FactsVersion]. A plugin accepts no answer of a lower version than its own: an older
 	// agent does not deliver all facts.
 	FactsVersion int           `json:"factsVersion"`
 	Facts        sidecar.Facts `json:"facts"`

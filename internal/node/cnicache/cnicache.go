@@ -23,7 +23,7 @@ const Kind = "cniCacheV1"
 // maxFile bounds a file of the cache, which holds one network configuration and one result.
 const maxFile = 4 << 20
 
-// Entry is a sandbox as the cache has it.
+// Entry is an entry of the cache, about one sandbox.
 type Entry struct {
 	// Kind is [Kind], or another one that the entry has.
 	Kind string

@@ -81,8 +81,8 @@ func (v View) Existing(paths ...string) []string {
 	return all
 }
 
-// Find returns the path at which a file of the node is seen if it exists. It reports whether it can be seen at all: its
-// directory is there, or the node's whole file system.
+// Find returns the path at which a file of the node is visible if it exists. It reports whether such a file would be
+// visible: this process sees its directory, or the node's whole file system.
 func (v View) Find(file string) (string, bool) {
 	for _, root := range v.Roots {
 		for _, seen := range below(root, filepath.Clean(file)) {

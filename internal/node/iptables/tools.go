@@ -120,7 +120,7 @@ func Choose(ctx context.Context, f ruleset.Family, h *Host) (Choice, error) {
 // Legacy returns the tools of the legacy variant, if the host has them.
 func (h *Host) Legacy(f ruleset.Family) (Tool, bool) { return h.find(f, Legacy) }
 
-// Installed reports why no pod could be programmed with the host's tools: none are there, or not the forced ones. It
+// Installed returns why no pod can be programmed with the host's tools: all are missing, or the forced variant is. It
 // only looks for files.
 func (h *Host) Installed() error {
 	if h.Force != "" {

@@ -36,7 +36,7 @@ func Do(path string, fn func() error) error {
 // the process can be seen in, or see, the namespace. The thread then returns to its namespace; a thread that
 // cannot return is ended. Processes started by fn are in the namespace; goroutines started by fn are not.
 //
-// A panic in fn comes back as an error with the stack.
+// Do returns a panic in fn as an error with the stack.
 func (n *Namespace) Do(fn func() error) error {
 	return onThread(func() (reusable bool, err error) {
 		home, err := Open(threadPath)

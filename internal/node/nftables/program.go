@@ -96,7 +96,7 @@ func (w *writer) operation(f ruleset.Family, o ruleset.Operation) error {
 	return w.deleteRule(o.Chain, o.Rule.String())
 }
 
-// table begins to write in the current table, which is made if it is not there.
+// table begins to write in the current table, and creates it if it is missing.
 func (w *writer) table() error {
 	if w.at.family == ruleset.Inet || !w.at.known() {
 		return errors.New("iptables has no such table")
@@ -128,7 +128,7 @@ func (w *writer) add(kind, flags uint16, n note, fill func(*nfnetlink.Buffer)) {
 	w.notes = append(w.notes, n)
 }
 
-// emptyChain makes a chain of our own, or empties it if it is there.
+// emptyChain creates one of our chains, or empties it if it exists.
 func (w *writer) emptyChain(name string) error {
 	chains := w.tables[w.at].chains
 	c, there := chains[name]

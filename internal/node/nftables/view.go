@@ -285,7 +285,7 @@ func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
 	t.chains[shown], t.byName[c.name] = c, c
 }
 
-// escaped returns a chain's name as one word of plain characters. The kernel takes any bytes; the escaped names are distinct.
+// escaped returns a chain's name as one word of plain characters. The kernel accepts any bytes; the escaped names are distinct.
 func escaped(name string) string {
 	odd := func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '\\' || r == '"' }
 	if strings.IndexFunc(name, odd) < 0 {
@@ -355,7 +355,7 @@ func (v *View) decode(at tableKey, expressions, userdata nfnetlink.Attributes) s
 	return xtables.Opaque(expressions, userdata)
 }
 
-// readSets reads the sets that rules of the native tables look into.
+// readSets reads the sets that rules of the native tables look up.
 func (v *View) readSets(ctx context.Context, tables []string) error {
 	var found []tableKey
 	names := map[tableKey][]string{}

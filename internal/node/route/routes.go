@@ -16,7 +16,7 @@ import (
 // allTables asks listRoutes for the routes of every table.
 const allTables = unix.RT_TABLE_UNSPEC
 
-// A route has the fields that it takes to recognise and to remove one.
+// A route has the fields that recognising and removing one need.
 type route struct {
 	family          uint8 // AF_…
 	cloned          bool  // the kernel made it of another one, for a destination
@@ -152,7 +152,7 @@ func (p Policy) netlinkRoute() *netlink.Route {
 	}
 }
 
-// routeText returns the policy's route as ip route takes it.
+// routeText returns the policy's route as arguments of "ip route".
 func (p Policy) routeText() string {
 	return fmt.Sprintf("%q (%s)", fmt.Sprintf("local default dev lo table %d", p.Table), p.Family)
 }

@@ -56,13 +56,13 @@ func (r Result) serves() bool {
 	})
 }
 
-// choose takes the first backend that does all, else the one with the fewest problems of those that serve. Native tables
-// are never chosen for a node, only on request.
+// choose selects the backend with the fewest problems, the first of equal ones, among those that redirect IPv4 in mode
+// REDIRECT. It never selects Native, which a node uses only on request.
 func (v *Verdict) choose() {
 	fewest := -1
 	for _, r := range v.Results {
 		if r.Untried != "" && v.Choice == "" {
-			v.Choice = r.Backend // for want of one that works
+			v.Choice = r.Backend // unless another one works
 		}
 		if r.Backend == redirect.Native || r.Untried != "" || !r.serves() {
 			continue

@@ -14,7 +14,7 @@ import (
 const typeMask = 1<<14 - 1
 
 // Buffer is netlink messages and attributes in the making. The zero Buffer is empty and ready. Numbers go in big endian,
-// as nfnetlink wants them.
+// as nfnetlink requires.
 type Buffer struct {
 	data []byte
 	err  error

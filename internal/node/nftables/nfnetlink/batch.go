@@ -39,7 +39,7 @@ func (b *Batch) Add(kind, flags uint16, family uint8, fill func(*Buffer)) int {
 	return len(b.starts) - 1
 }
 
-// Refused is the error for a message of a Batch that the kernel did not take.
+// Refused is the error for a message of a Batch that the kernel refused.
 type Refused struct {
 	// Message is the number that Add gave, or -1 if the transaction as a whole was refused.
 	Message int

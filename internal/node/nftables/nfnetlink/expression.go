@@ -211,7 +211,7 @@ type Fields struct {
 	count  int
 }
 
-// ReadFields reads attributes. It is false if they are incomplete, or one is there twice, or of a kind that is too high.
+// ReadFields reads attributes. It returns false if they are incomplete, or one is repeated, or of a kind above the highest.
 func ReadFields(data Attributes) (Fields, bool) {
 	var f Fields
 	for a := range data.All() {
@@ -238,7 +238,7 @@ func (f *Fields) All() iter.Seq2[uint16, []byte] {
 // Count is how many attributes are left.
 func (f *Fields) Count() int { return f.count }
 
-// Has reports whether an attribute is there.
+// Has reports whether an attribute is present.
 func (f *Fields) Has(kind uint16) bool { return f.set[kind] }
 
 // Raw returns the bytes of an attribute.
@@ -250,7 +250,7 @@ func (f *Fields) Text(kind uint16) string { return f.byKind[kind].Text() }
 // Number returns an attribute that is a number.
 func (f *Fields) Number(kind uint16) (uint32, bool) { return f.byKind[kind].Uint32() }
 
-// Take returns a number and forgets its attribute. Without one it is false.
+// Take returns a number and drops its attribute. It returns false if there is none.
 func (f *Fields) Take(kind uint16) (uint32, bool) {
 	n, ok := f.Number(kind)
 	if ok {
@@ -259,7 +259,7 @@ func (f *Fields) Take(kind uint16) (uint32, bool) {
 	return n, ok
 }
 
-// drop forgets an attribute that was read.
+// drop removes an attribute that was read.
 func (f *Fields) drop(kind uint16) {
 	f.byKind[kind], f.set[kind] = Attribute{}, false
 	f.count--
@@ -275,7 +275,7 @@ func (f *Fields) Numbers(kinds ...uint16) (out [4]uint32, ok bool) {
 	return out, f.count == len(kinds)
 }
 
-// Value takes a value out of its attribute, which is forgotten.
+// Value returns a value and drops its attribute.
 func (f *Fields) Value(kind uint16) ([]byte, bool) {
 	if !f.set[kind] {
 		return nil, false

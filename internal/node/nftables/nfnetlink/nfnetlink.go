@@ -189,7 +189,7 @@ func (c *Conn) collect(ctx context.Context, each func(Message) error) error {
 	}
 }
 
-// charge takes an object from the budget.
+// charge subtracts an object from the budget.
 func (c *Conn) charge(m Message) error {
 	c.Budget.Objects--
 	c.Budget.Bytes -= headers + len(m.Attributes)
