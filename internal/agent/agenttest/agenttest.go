@@ -1,5 +1,5 @@
-// Package agenttest has what tests of the agent's parts share: a wait for what happens by itself, a function that runs until the
-// test ends, a server on a Unix socket, and the hand that turns a fake clock.
+// Package agenttest has the common helpers of tests of the agent's parts: a wait for an asynchronous condition, a function that
+// runs until the test ends, a server on a Unix socket, and a goroutine that steps a fake clock.
 package agenttest
 
 import (
@@ -10,14 +10,13 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
-// Start is the time that a new clock shows.
+// Start returns the time of a new clock.
 func Start() time.Time { return time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC) }
 
-// NewClock is a clock that moves only when the test steps it.
+// NewClock returns a clock that moves only when the test steps it.
 func NewClock() *clocktesting.FakeClock { return clocktesting.NewFakeClock(Start()) }
 
-// Until waits for a condition, and fails the test with what otherwise says
-// when it does not come true within 30 seconds.
+// Until waits for a condition, and fails the test with the text of otherwise after 30 seconds.
 func Until(t *testing.T, otherwise func() string, holds func() bool) {
 	t.Helper()
 	deadline := time.NewTimer(30 * time.Second)

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Generous is how long a test waits for what must not take long before it calls it hung.
+// Generous is the time after which a test reports a short operation as hung.
 const Generous = 30 * time.Second
 
 // Eventually waits for a condition.
@@ -37,7 +37,7 @@ func (b *Buffer) String() string {
 	return b.all.String()
 }
 
-// SocketDir makes a directory whose name is short enough for a socket in it.
+// SocketDir creates a directory whose name is short enough for a socket in it.
 func SocketDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "run") //nolint:usetesting // a socket's path is 107 bytes at most
@@ -48,7 +48,7 @@ func SocketDir(t *testing.T) string {
 	return dir
 }
 
-// Child returns a command that runs this test binary, as which user ever.
+// Child returns a command that runs this test binary, under any user.
 func Child(t *testing.T, environment ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "/proc/self/exe") // t.Context ends before the test's cleanups

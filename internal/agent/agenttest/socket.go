@@ -13,7 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 )
 
-// Go runs a function until the test ends or stop is called: then its context ends, and it has to return.
+// Go runs a function until the test ends or stop is called: then its context ends, and the function must return.
 func Go(t *testing.T, run func(context.Context)) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -40,14 +40,14 @@ type Socket struct {
 	Stop      func()
 }
 
-// SocketOptions are those of Serve, without a log.
+// SocketOptions returns the options of Serve, without a log.
 func SocketOptions(path string) unixsock.Options {
 	return unixsock.Options{
 		Path: path, DirMode: 0o700, Mode: 0o600, Connections: 64, Timeout: Generous, Log: slog.New(slog.DiscardHandler),
 	}
 }
 
-// Serve serves on a socket called log.sock until the test ends. The change, if any, is made to the options before.
+// Serve serves on a socket called log.sock until the test ends. It first applies change, if any, to the options.
 func Serve(t *testing.T, handler http.Handler, change func(*unixsock.Options)) *Socket {
 	t.Helper()
 	s := &Socket{Dir: SocketDir(t)}
@@ -77,7 +77,7 @@ func (s *Socket) Dial(t *testing.T) net.Conn {
 	return conn
 }
 
-// Dial makes a connection to a Unix socket.
+// Dial connects to a Unix socket.
 func Dial(ctx context.Context, path string) (net.Conn, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", path)
@@ -87,7 +87,7 @@ func Dial(ctx context.Context, path string) (net.Conn, error) {
 	return conn, err
 }
 
-// Client is an HTTP client of a Unix socket.
+// Client returns an HTTP client of a Unix socket.
 func Client(path string) *http.Client {
 	return &http.Client{Timeout: Generous, Transport: &http.Transport{
 		DisableKeepAlives: true,

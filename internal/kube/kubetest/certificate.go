@@ -25,7 +25,7 @@ type pair struct {
 func longAgo() time.Time   { return time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) }
 func longAfter() time.Time { return time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC) }
 
-// newAuthority makes one that signs certificates, its own among them.
+// newAuthority creates an authority that signs certificates, its own among them.
 func newAuthority(tb testing.TB) pair {
 	tb.Helper()
 	return pair{}.sign(tb, &x509.Certificate{
@@ -69,8 +69,8 @@ func (p pair) server(tb testing.TB, address net.IP, until time.Time) tls.Certifi
 // ServerName is the DNS name in every certificate of a [Server], besides its address.
 const ServerName = "kubernetes.default.svc"
 
-// certificates gives the one to present: the good one unless a fault asks for another. It is asked for a whole
-// configuration because the certificate callback is not consulted for a client that calls an address rather than a name.
+// certificates returns the certificate to present: the valid one unless a fault selects another. It returns a whole
+// configuration because crypto/tls does not call GetCertificate for a client that dials an address rather than a name.
 func (s *Server) certificates() func(*tls.ClientHelloInfo) (*tls.Config, error) {
 	host, _ := s.Address()
 	address := net.ParseIP(host)
@@ -91,7 +91,7 @@ func (s *Server) certificates() func(*tls.ClientHelloInfo) (*tls.Config, error) 
 	}
 }
 
-// CA is the server's authority in PEM.
+// CA returns the server's authority in PEM.
 func (s *Server) CA() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.issuer.certificate.Raw})
 }

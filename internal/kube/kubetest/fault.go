@@ -12,10 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// Fault is a way for the API server to fail one request or one connection.
+// Fault is a failure of one request or one connection.
 type Fault string
 
-// Faults of an answer.
+// Faults of a response.
 const (
 	BadRequest   Fault = "400"
 	Unauthorized Fault = "401"
@@ -27,11 +27,11 @@ const (
 	Gone         Fault = "410"
 	Redirect     Fault = "a redirect to another path"
 
-	// Verdicts by something that is not the API server.
+	// Error statuses from a server other than the API server.
 	UnauthorizedPage Fault = "401 with a page of HTML"
 	ForbiddenPage    Fault = "403 with a page of HTML"
 	NotFoundPage     Fault = "404 with a page of HTML"
-	// UnknownPath is what an API server says that does not serve such a resource.
+	// UnknownPath is the response of an API server that does not serve such a resource.
 	UnknownPath Fault = "404 about the path instead of the object"
 
 	Hang         Fault = "no answer"
@@ -61,7 +61,7 @@ func (f Fault) ofConnection() bool {
 	return f == ExpiredCertificate || f == WrongHostCertificate || f == UnknownCA
 }
 
-// behaviours says how each fault of an answer is answered.
+// behaviours returns the handler of each fault of a response.
 func (s *Server) behaviours() map[Fault]http.HandlerFunc {
 	return map[Fault]http.HandlerFunc{
 		BadRequest:   verdict(http.StatusBadRequest, "BadRequest", "the server does not like the request"),
@@ -80,7 +80,7 @@ func (s *Server) behaviours() map[Fault]http.HandlerFunc {
 		Redirect:         http.RedirectHandler("/elsewhere", http.StatusFound).ServeHTTP,
 		Hang: func(_ http.ResponseWriter, r *http.Request) {
 			s.hang(r)
-			// A client that is just giving up may still read, and would take an empty answer for one.
+			// A client that is about to cancel may still read, and would accept an empty response.
 			panic(http.ErrAbortHandler)
 		},
 		HangMidBody: func(w http.ResponseWriter, r *http.Request) {
@@ -109,7 +109,7 @@ func (s *Server) behaviours() map[Fault]http.HandlerFunc {
 	}
 }
 
-// verdict answers with an object of kind Status, as the API server does.
+// verdict responds with an object of kind Status, as the API server does.
 func verdict(code int32, reason metav1.StatusReason, message string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { refuse(w, failure(code, reason, message)) }
 }
@@ -150,7 +150,7 @@ func (s *Server) half(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(pod)))
 	answer(w, pod[:len(pod)/2])
-	// A client whose time is up before has gone by itself.
+	// A client whose deadline has passed has closed the connection itself.
 	if err := http.NewResponseController(w).Flush(); err != nil && r.Context().Err() == nil {
 		s.tb.Errorf("kubetest: sending half an answer: %v", err)
 	}
@@ -176,7 +176,7 @@ func (s *Server) reset(w http.ResponseWriter) {
 	conn.Close() //nolint:errcheck,gosec // nothing is left to lose
 }
 
-// rewrite gives the pod with one field of its metadata changed.
+// rewrite returns the pod with one field of its metadata changed.
 func (s *Server) rewrite(r *http.Request, field, value string) []byte {
 	whole := decode(s.Object(r.URL.Path))
 	if err := unstructured.SetNestedField(whole.Object, value, "metadata", field); err != nil {

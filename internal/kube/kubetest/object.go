@@ -21,8 +21,8 @@ import (
 
 type object = map[string]any
 
-// place is what a path of the API means. Name is empty for a collection, namespace for all of them or none, part for the
-// whole of an object.
+// place is a parsed path of the API. Name is empty for a collection, namespace for all namespaces or a cluster-scoped object,
+// part for the whole of an object.
 type place struct{ group, plural, namespace, name, part string }
 
 func parsePath(path string) place {
@@ -56,12 +56,12 @@ func kinds() map[string]string {
 	}
 }
 
-// groups are those of kinds outside of the core.
+// groups returns the API groups of kinds outside of the core group.
 func groups() map[string]string {
 	return map[string]string{"DaemonSet": "apps", "Lease": "coordination.k8s.io"}
 }
 
-// kind is empty for a resource that is not served here.
+// kind returns the kind, empty for a resource that is not served here.
 func (p place) kind() string { return kinds()[p.plural] }
 
 func (p place) path() string {
@@ -85,7 +85,7 @@ func (p place) resource() schema.GroupResource {
 
 func (p place) notFound() *apierrors.StatusError { return apierrors.NewNotFound(p.resource(), p.name) }
 
-// placeOf is where an object belongs, by its kind and metadata.
+// placeOf returns the place of an object, by its kind and metadata.
 func placeOf(tb testing.TB, whole *unstructured.Unstructured) place {
 	tb.Helper()
 	kind := whole.GetKind()
@@ -101,14 +101,14 @@ func placeOf(tb testing.TB, whole *unstructured.Unstructured) place {
 	return at
 }
 
-// ConfigMap is an object for [Server.Set].
+// ConfigMap returns an object for [Server.Set].
 func ConfigMap(namespace, name string, data map[string]string) []byte {
 	return marshal(object{
 		"kind": "ConfigMap", "apiVersion": "v1", "metadata": object{"namespace": namespace, "name": name}, "data": data,
 	})
 }
 
-// DaemonSet is an object for [Server.Set]; spec is the pod template's, in JSON, or empty.
+// DaemonSet returns an object for [Server.Set]; spec is the pod template's, in JSON, or empty.
 func DaemonSet(namespace, name, spec string) []byte {
 	if spec == "" {
 		spec = "{}"
@@ -119,7 +119,7 @@ func DaemonSet(namespace, name, spec string) []byte {
 	})
 }
 
-// Node is an object for [Server.Set]; taints are a JSON list, or empty.
+// Node returns an object for [Server.Set]; taints are a JSON list, or empty.
 func Node(name string, labels map[string]string, taints string) []byte {
 	spec := object{}
 	if taints != "" {
@@ -133,12 +133,12 @@ func Node(name string, labels map[string]string, taints string) []byte {
 func marshal(o any) []byte {
 	data, err := json.Marshal(o)
 	if err != nil {
-		panic(err) // a test's own mistake
+		panic(err) // an error of the test
 	}
 	return data
 }
 
-// decode gives an object with nothing in it for what is none.
+// decode decodes an object, and returns an empty one for malformed data.
 func decode(data []byte) *unstructured.Unstructured {
 	whole := &unstructured.Unstructured{}
 	if json.Unmarshal(data, &whole.Object) != nil {
@@ -147,7 +147,7 @@ func decode(data []byte) *unstructured.Unstructured {
 	return whole
 }
 
-// Set makes an object known or changes it: it gets a new resourceVersion, a UID if it has none, and watches hear of it.
+// Set creates or updates an object: it assigns a new resourceVersion, a UID if it has none, and notifies the watches.
 func (s *Server) Set(data []byte) {
 	s.tb.Helper()
 	whole := decode(data)
@@ -174,7 +174,7 @@ func (s *Server) store(at place, content object) {
 	s.publish(change{s.version, at, data, was, false})
 }
 
-// Delete removes an object by its path, such as /api/v1/namespaces/shop/configmaps/prices, and tells the watches.
+// Delete removes an object by its path, such as /api/v1/namespaces/shop/configmaps/prices, and notifies the watches.
 func (s *Server) Delete(path string) {
 	s.tb.Helper()
 	s.mu.Lock()
@@ -185,7 +185,7 @@ func (s *Server) Delete(path string) {
 	s.remove(parsePath(path))
 }
 
-// remove gives the object as it was last. It needs the lock.
+// remove removes an object and returns its last version. It needs the lock.
 func (s *Server) remove(at place) []byte {
 	data := s.objects[at.path()]
 	delete(s.objects, at.path())
@@ -197,7 +197,7 @@ func (s *Server) remove(at place) []byte {
 	return last
 }
 
-// selection is a collection and what picks from it.
+// selection is a collection with its selectors.
 type selection struct {
 	in     place
 	fields fields.Selector
@@ -222,7 +222,7 @@ func selectionOf(r *http.Request) (selection, error) {
 	return s, err
 }
 
-// fieldsOf are the fields by which an object can be selected, which depend on its kind. No data has them empty.
+// fieldsOf returns the fields by which an object can be selected, which depend on its kind. Without data they are empty.
 func fieldsOf(at place, data []byte) fields.Set {
 	all := fields.Set{"metadata.name": at.name, "metadata.namespace": at.namespace}
 	if at.plural != "pods" {
@@ -242,7 +242,7 @@ func fieldsOf(at place, data []byte) fields.Set {
 	return all
 }
 
-// picks tells whether an object is in a collection and meets its label selector and its field selector.
+// picks reports whether an object is in a collection and matches its label selector and its field selector.
 func (s selection) picks(at place, data []byte) bool {
 	in := s.in
 	if in.plural != at.plural || in.group != at.group || in.namespace != "" && in.namespace != at.namespace {
@@ -254,7 +254,7 @@ func (s selection) picks(at place, data []byte) bool {
 	return s.fields.Matches(fieldsOf(at, data))
 }
 
-// picked are the objects of a selection. It needs the lock.
+// picked returns the objects of a selection. It needs the lock.
 func (s *Server) picked(within selection) []json.RawMessage {
 	items := []json.RawMessage{}
 	for _, path := range slices.Sorted(maps.Keys(s.objects)) {
@@ -265,13 +265,13 @@ func (s *Server) picked(within selection) []json.RawMessage {
 	return items
 }
 
-// list is the answer to a request for a collection. It heeds limit and continue.
+// list returns the response to a request for a collection. It respects limit and continue.
 func (s *Server) list(r *http.Request, within selection) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	query, in := r.URL.Query(), within.in
 	items := s.picked(within)
-	// What comes after "from:" is how many objects earlier pages had.
+	// The number after "from:" is the number of objects in earlier pages.
 	skip, err := strconv.Atoi(strings.TrimPrefix(query.Get("continue"), "from:"))
 	if err != nil {
 		skip = 0
@@ -290,7 +290,7 @@ func (s *Server) list(r *http.Request, within selection) []byte {
 	return marshal(object{"kind": in.kind() + "List", "apiVersion": group + "v1", "metadata": metadata, "items": items})
 }
 
-// Events are the events that the server has, as JSON and in no particular order.
+// Events returns the server's events, as JSON and in no particular order.
 func (s *Server) Events() [][]byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -303,7 +303,7 @@ func (s *Server) Events() [][]byte {
 	return events
 }
 
-// Object is what the server has at a path, nil for nothing.
+// Object returns the server's object at a path, nil for none.
 func (s *Server) Object(path string) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()

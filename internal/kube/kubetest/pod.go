@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Pod describes a pod in the few words that tests need. Zero fields are absent from the object.
+// Pod describes a pod by the fields that tests need. Zero fields are absent from the object.
 type Pod struct {
 	Namespace, Name, UID  string
 	Labels, Annotations   map[string]string
@@ -33,7 +33,7 @@ type Container struct {
 // EnvVar is a variable and its literal value or field path.
 type EnvVar struct{ Name, Value string }
 
-// JSON is the pod as the API server would send it.
+// JSON returns the pod as the API server would send it.
 func (p Pod) JSON(tb testing.TB) []byte {
 	tb.Helper()
 	return marshal(corev1.Pod{

@@ -1,11 +1,10 @@
-// Package kubetest is an API server for tests: a real HTTPS server (HTTP/1.1 and 2) that knows objects, checks the
-// token, lists and streams changes as a watch wants them, takes the writes that this program sends, counts what reaches it,
-// and fails on demand in all the ways that [Fault] lists.
+// Package kubetest is an API server for tests: a real HTTPS server (HTTP/1.1 and 2) that stores objects, checks the token,
+// serves lists and watches, accepts the writes of this program, counts requests, and fails on demand in all the ways that [Fault] lists.
 //
-// It promises that what it does without a fault is what the real API server does (TestContract, which e2e/contract runs against
-// that one), that faults are used up in the order in which they were asked for, and that nothing outlives the test.
+// It promises the behaviour of the real API server except for faults (TestContract, which e2e/contract runs against a real
+// one), that faults are consumed in the order of their requests, and that no goroutine or connection outlives the test.
 //
-// It never listens on anything but the address given, and is imported by tests only.
+// It never listens on another address than the given one, and is imported by tests only.
 //
 // Start reading at [NewServer].
 package kubetest
@@ -30,7 +29,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Forever is a number of times that no test outlasts.
+// Forever is a number of times that exceeds every test.
 const Forever = 1 << 30
 
 // Server is one API server.
@@ -93,7 +92,7 @@ func NewServerAt(tb testing.TB, address string) *Server {
 	s.behave = s.behaviours()
 	s.http = &httptest.Server{
 		Listener: listener,
-		Config: &http.Server{ //nolint:gosec // no header timeout: hanging is what it is for
+		Config: &http.Server{ //nolint:gosec // no header timeout: faults must be able to hang
 			Handler:  http.HandlerFunc(s.serve),
 			ErrorLog: log.New(io.Discard, "", 0),
 			ConnState: func(_ net.Conn, state http.ConnState) {
@@ -117,27 +116,27 @@ func NewServerAt(tb testing.TB, address string) *Server {
 	return s
 }
 
-// URL is https://ADDRESS:PORT.
+// URL returns https://ADDRESS:PORT.
 func (s *Server) URL() string { return "https://" + s.http.Listener.Addr().String() }
 
 // Stop ends the server: later connections are refused. It may be called twice.
 func (s *Server) Stop() { s.stop() }
 
-// Token is the bearer token that the server accepts.
+// Token returns the bearer token that the server accepts.
 func (s *Server) Token() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.token
 }
 
-// SetToken makes another token the accepted one. Kubeconfigs written before keep theirs.
+// SetToken replaces the accepted token. Existing kubeconfigs keep their token.
 func (s *Server) SetToken(token string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.token = token
 }
 
-// Kubeconfig writes a kubeconfig as the node agent does, with the authority and the token inside, and gives its path.
+// Kubeconfig writes a kubeconfig as the node agent does, with the authority and the token inline, and returns its path.
 func (s *Server) Kubeconfig(tb testing.TB) string {
 	tb.Helper()
 	path := filepath.Join(tb.TempDir(), "istio-cni-kubeconfig")
@@ -145,7 +144,7 @@ func (s *Server) Kubeconfig(tb testing.TB) string {
 	return path
 }
 
-// WriteKubeconfig writes [Server.Kubeconfig] to a path, replacing what is there.
+// WriteKubeconfig writes [Server.Kubeconfig] to a path, replacing an existing file.
 func (s *Server) WriteKubeconfig(tb testing.TB, path string) {
 	tb.Helper()
 	text := fmt.Sprintf(`apiVersion: v1
@@ -170,7 +169,7 @@ users:
 	Write(tb, path, text)
 }
 
-// Address is the server's host and port, as KUBERNETES_SERVICE_HOST and _PORT have them.
+// Address returns the server's host and port, in the form of KUBERNETES_SERVICE_HOST and _PORT.
 func (s *Server) Address() (host, port string) {
 	host, port, err := net.SplitHostPort(s.http.Listener.Addr().String())
 	if err != nil {
@@ -179,7 +178,7 @@ func (s *Server) Address() (host, port string) {
 	return host, port
 }
 
-// ServiceAccount writes the files that the kubelet projects into a pod, token and ca.crt, and gives their paths.
+// ServiceAccount writes the files that the kubelet projects into a pod, token and ca.crt, and returns their paths.
 func (s *Server) ServiceAccount(tb testing.TB) (tokenFile, caFile string) {
 	tb.Helper()
 	dir := tb.TempDir()
@@ -204,61 +203,60 @@ func Write(tb testing.TB, path, text string) {
 	}
 }
 
-// SetPod makes a pod known, or replaces it. No watch hears of it: see [Server.Set] for that.
+// SetPod creates or replaces a pod and notifies no watch: see [Server.Set] for that.
 func (s *Server) SetPod(p Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.objects[place{plural: "pods", namespace: p.Namespace, name: p.Name}.path()] = p.JSON(s.tb)
 }
 
-// Fail makes the next requests (or connections) fail, after those that were asked for before.
+// Fail makes the next requests (or connections) fail, after earlier faults are consumed.
 func (s *Server) Fail(fault Fault, times int) { s.FailOn("", fault, times) }
 
-// FailOn makes the next requests fail whose "METHOD /path?query" has a part, for instance "/daemonsets/" or
-// "watch=true". Other requests pass it by, and those that it is for do not wait for what was asked for before.
+// FailOn makes the next requests fail whose "METHOD /path?query" has a part, for instance "/daemonsets/" or "watch=true". Other
+// requests do not consume the fault, and matching requests do not wait for earlier faults.
 func (s *Server) FailOn(part string, fault Fault, times int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.faults = append(s.faults, planned{part, fault, times})
 }
 
-// Heal forgets all faults that are still to come.
+// Heal removes all remaining faults.
 func (s *Server) Heal() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.faults = nil
 }
 
-// HealFrom forgets all faults at the next request whose "METHOD /path?query" has a part, which is answered well.
+// HealFrom removes all faults at the next request whose "METHOD /path?query" has a part; that request succeeds.
 func (s *Server) HealFrom(part string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.healFrom = part
 }
 
-// SetRetryAfter sets the seconds that [TooMany] asks for; 1 at the beginning.
+// SetRetryAfter sets the Retry-After of [TooMany] in seconds; 1 at the beginning.
 func (s *Server) SetRetryAfter(seconds int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.retryAfter = seconds
 }
 
-// Requests are the requests so far, as "METHOD /path?query".
+// Requests returns the requests so far, as "METHOD /path?query".
 func (s *Server) Requests() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]string(nil), s.requests...)
 }
 
-// Connections counts the TCP connections so far.
+// Connections returns the number of TCP connections so far.
 func (s *Server) Connections() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.connections
 }
 
-// next takes the next fault if it is of the wanted sort. One that is meant for some requests only does not stand in the
-// way of the others.
+// next consumes the next fault if its type is wanted. A fault for some requests only does not delay the faults of others.
 func (s *Server) next(request string, wanted func(Fault) bool) (Fault, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -324,7 +322,7 @@ func send(w http.ResponseWriter, code int, body []byte) {
 	w.Write(body) //nolint:errcheck,gosec // the client may be gone
 }
 
-// refuse answers with an object of kind Status.
+// refuse responds with an object of kind Status.
 func refuse(w http.ResponseWriter, why *apierrors.StatusError) {
 	status := statusOf(why.ErrStatus)
 	if status.Details != nil && status.Details.RetryAfterSeconds > 0 {

@@ -14,7 +14,7 @@ import (
 type change struct {
 	version int
 	at      place
-	// before is the object as it was, nil when it is new.
+	// before is the previous version of the object, nil for a new object.
 	data, before []byte
 	deleted      bool
 }
@@ -22,17 +22,17 @@ type change struct {
 // watch is one open stream.
 type watch struct {
 	in selection
-	// lines are what is still to be sent, ended is closed when there will be no more of them.
+	// lines are the lines to be sent, ended is closed after the last one.
 	lines chan []byte
 	ended chan struct{}
 	// held keeps changes back, in kept.
 	held bool
 	kept []change
-	// abort ends it without the proper end of an answer.
+	// abort ends the stream without the proper end of a response.
 	abort bool
 }
 
-// watchBuffer is more than a test sends before the stream's goroutine comes to run.
+// watchBuffer exceeds the lines that a test sends before the stream's goroutine runs.
 const watchBuffer = 1024
 
 // publish needs the lock.
@@ -43,7 +43,7 @@ func (s *Server) publish(c change) {
 	}
 }
 
-// offer tells a change as it looks from within the selection: an object that ceases to be picked is deleted there.
+// offer sends a change as seen through the selection: an object that no longer matches is deleted there.
 func (w *watch) offer(c change) {
 	if w.held {
 		w.kept = append(w.kept, c)
@@ -64,7 +64,7 @@ func event(kind string, data []byte) []byte {
 	return append(marshal(object{"type": kind, "object": json.RawMessage(data)}), '\n')
 }
 
-// watch streams what happens after the request's resourceVersion.
+// watch streams the changes after the request's resourceVersion.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, in selection) {
 	initial := r.URL.Query().Get("sendInitialEvents") == "true"
 	s.mu.Lock()
@@ -117,7 +117,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, in selection) {
 	}
 }
 
-// finish sends what there still is and ends the stream as was asked for.
+// finish sends the remaining lines and ends the stream, properly or with an abort.
 func (w *watch) finish(to http.ResponseWriter, control *http.ResponseController) {
 	for len(w.lines) > 0 {
 		to.Write(<-w.lines) //nolint:errcheck,gosec // the client may be gone
@@ -129,7 +129,7 @@ func (w *watch) finish(to http.ResponseWriter, control *http.ResponseController)
 	}
 }
 
-// open begins a stream with what happened meanwhile, or with its end when that is no longer known.
+// open begins a stream with the changes since a version, or with its end when the version has expired.
 func (s *Server) open(stream *watch, from int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -146,7 +146,7 @@ func (s *Server) open(stream *watch, from int) {
 	s.watches[stream] = struct{}{}
 }
 
-// initial is a list as a watch has it, which begins with what there is and goes on from there.
+// initial returns the initial events of a streaming list, after which the watch continues.
 func (s *Server) initial(stream *watch) [][]byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,7 +166,7 @@ func (s *Server) bookmark(w *watch, annotations object) []byte {
 	}))
 }
 
-// ListsOnly makes the server one that knows no streaming lists, as those before Kubernetes 1.34.
+// ListsOnly disables streaming lists, as in API servers before Kubernetes 1.34.
 func (s *Server) ListsOnly() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -179,14 +179,14 @@ func (s *Server) forget(stream *watch) {
 	delete(s.watches, stream)
 }
 
-// Watches counts the streams that are open.
+// Watches returns the number of open streams.
 func (s *Server) Watches() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.watches)
 }
 
-// Bookmark tells all watches where they are.
+// Bookmark sends a bookmark to all watches.
 func (s *Server) Bookmark() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -195,7 +195,7 @@ func (s *Server) Bookmark() {
 	}
 }
 
-// Tell puts an event of whatever type and object into all watches.
+// Tell sends an event of any type and object to all watches.
 func (s *Server) Tell(kind string, data []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -204,14 +204,14 @@ func (s *Server) Tell(kind string, data []byte) {
 	}
 }
 
-// Compact forgets the history: a watch from before now is told 410. It does not end those that are open.
+// Compact drops the history: a watch from an earlier version gets 410. It does not end open watches.
 func (s *Server) Compact() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.history, s.oldest = nil, s.version
 }
 
-// CloseWatches ends all open streams properly, after what they have still to send.
+// CloseWatches ends all open streams properly, after their remaining lines.
 func (s *Server) CloseWatches() { s.endWatches(false) }
 
 // BreakWatches ends all open streams in the middle of an event.
@@ -236,7 +236,7 @@ func (s *Server) HoldWatches(part string) {
 	}
 }
 
-// ReleaseWatches sends what was held.
+// ReleaseWatches sends the held events.
 func (s *Server) ReleaseWatches() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

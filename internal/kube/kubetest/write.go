@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// write answers a request that changes an object.
+// write handles a request that changes an object.
 func (s *Server) write(w http.ResponseWriter, r *http.Request) {
 	at := parsePath(r.URL.Path)
 	body, _ := io.ReadAll(io.LimitReader(r.Body, 1<<20)) // half a body is no JSON
@@ -57,7 +57,7 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// create takes an object that is not there yet. It needs the lock, as all that follow.
+// create stores a new object. It needs the lock, as do all functions that follow.
 func (s *Server) create(at place, body []byte) (place, *apierrors.StatusError) {
 	var whole unstructured.Unstructured
 	if err := json.Unmarshal(body, &whole); err != nil || whole.GetKind() != at.kind() || whole.GetName() == "" ||
@@ -76,7 +76,7 @@ func (s *Server) create(at place, body []byte) (place, *apierrors.StatusError) {
 	return at, nil
 }
 
-// replace takes an object that was made from the one that is there, as its resourceVersion says.
+// replace stores an object if its resourceVersion is the current one.
 func (s *Server) replace(at place, body []byte) *apierrors.StatusError {
 	var whole unstructured.Unstructured
 	if err := json.Unmarshal(body, &whole); err != nil || whole.GetKind() != at.kind() {
@@ -89,7 +89,7 @@ func (s *Server) replace(at place, body []byte) *apierrors.StatusError {
 	return nil
 }
 
-// patch applies a patch. One that changes nothing makes no new version.
+// patch applies a patch. A patch without a change creates no new version.
 func (s *Server) patch(at place, content string, body []byte) *apierrors.StatusError {
 	before, whole := decode(s.objects[at.path()]), decode(s.objects[at.path()])
 	var operations []operation
@@ -132,7 +132,7 @@ func invalid(why string) *apierrors.StatusError {
 	return failure(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, why)
 }
 
-// merge is RFC 7396, and a strategic merge of lists of conditions.
+// merge implements RFC 7396, and a strategic merge of lists of conditions.
 func merge(into, patch object, strategic bool) {
 	for key, value := range patch {
 		change, deep := value.(object)
@@ -157,20 +157,20 @@ func merge(into, patch object, strategic bool) {
 	}
 }
 
-// typeOf is the merge key of conditions.
+// typeOf returns the merge key of conditions.
 func typeOf(condition any) any {
 	whole, _ := condition.(object)
 	return whole["type"]
 }
 
-// operation is one of a JSON patch, RFC 6902.
+// operation is one operation of a JSON patch, RFC 6902.
 type operation struct {
 	Op, Path string
 	Value    any
 }
 
-// apply knows test, add of members and at the end of lists, and remove of elements. As in the API server's library, a member
-// that is not there passes the test for null.
+// apply implements test, add of members and at the end of lists, and remove of elements. As in the API server's library, an
+// absent member passes the test for null.
 func (o operation) apply(in any, path []string) (any, error) {
 	if len(path) == 0 {
 		if o.Op == "test" && !reflect.DeepEqual(in, o.Value) {
@@ -201,7 +201,7 @@ func (o operation) apply(in any, path []string) (any, error) {
 	return nil, fmt.Errorf("%s operation does not apply: %s", o.Op, o.Path)
 }
 
-// broken is the answer if a precondition of a deletion does not hold.
+// broken returns the error of a deletion whose precondition does not hold.
 func broken(options *metav1.DeleteOptions, at place, is *unstructured.Unstructured) *apierrors.StatusError {
 	if options == nil || options.Preconditions == nil {
 		return nil
@@ -213,7 +213,7 @@ func broken(options *metav1.DeleteOptions, at place, is *unstructured.Unstructur
 	return nil
 }
 
-// delete heeds preconditions. A pod on a node is only told to end, as the kubelet has the last word; see [Server.Delete].
+// delete respects preconditions. It only marks a scheduled pod as deleting, as the kubelet removes it; see [Server.Delete].
 func (s *Server) delete(w http.ResponseWriter, at place, body []byte) {
 	var options metav1.DeleteOptions
 	if len(body) > 0 && json.Unmarshal(body, &options) != nil {
@@ -262,8 +262,8 @@ type budget struct {
 	retryAfter int
 }
 
-// Protect makes evictions of a pod, given by its path, fail because of a PodDisruptionBudget; an empty name lifts that.
-// Zero seconds are no Retry-After, as the API server answers unless the budget is about to be reckoned anew.
+// Protect makes evictions of a pod, given by its path, fail because of a PodDisruptionBudget; an empty name removes the budget.
+// Zero seconds mean no Retry-After, as the API server sends it only if the budget's status is about to be recomputed.
 func (s *Server) Protect(path, name string, retryAfter int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -284,7 +284,7 @@ func (b budget) refuses() *apierrors.StatusError {
 	return refused
 }
 
-// Edit changes an object as it is at this moment, as another writer would.
+// Edit changes the current version of an object, as another writer would.
 func (s *Server) Edit(path string, change func(map[string]any)) {
 	s.tb.Helper()
 	s.mu.Lock()

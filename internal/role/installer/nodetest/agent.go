@@ -24,7 +24,7 @@ const (
 	MonitoringPort = "15014"
 )
 
-// Timeout is how long anything is waited for before the test fails.
+// Timeout bounds each wait before the test fails.
 const Timeout = 60 * time.Second
 
 // Agent is a node agent: a process in the container's view of the node.
@@ -41,7 +41,7 @@ type Agent struct {
 	health, monitoring string
 }
 
-// Env is the environment that the DaemonSet gives to the container.
+// Env returns the environment that the DaemonSet sets in the container.
 func Env() map[string]string {
 	host, port, err := net.SplitHostPort(APIAddress)
 	if err != nil {
@@ -54,14 +54,14 @@ func Env() map[string]string {
 	}
 }
 
-// Run runs a command of the agent to its end and gives its exit code; the arguments are those of [Node.Start].
+// Run runs a command of the agent to its end and returns its exit code; the arguments are those of [Node.Start].
 func (n *Node) Run(args ...string) (code int, a *Agent) {
 	n.tb.Helper()
 	a = n.Start(args...)
 	return a.Wait(), a
 }
 
-// Listen takes a TCP port of the node.
+// Listen listens on a TCP port of the node.
 func (n *Node) Listen(port string) {
 	n.tb.Helper()
 	err := n.inNetns(func() error {
@@ -76,8 +76,8 @@ func (n *Node) Listen(port string) {
 	}
 }
 
-// Start starts a node agent as install-cni with arguments. Arguments in front that look like NAME=VALUE are environment
-// variables besides [Env]. It is killed at the end of the test.
+// Start starts a node agent as install-cni with arguments. Leading arguments of the form NAME=VALUE are environment variables
+// besides [Env]. The agent is killed at the end of the test.
 func (n *Node) Start(args ...string) *Agent {
 	n.tb.Helper()
 	env := Env()
@@ -111,7 +111,7 @@ func (n *Node) Start(args ...string) *Agent {
 		defer close(a.exited)
 		err := n.as(n.container, func() error { return a.run(started) })
 		if a.cmd.Process == nil {
-			started <- err // what kept it from being started
+			started <- err // the error that prevented the start
 		}
 	}()
 	if err := <-started; err != nil {
@@ -148,13 +148,13 @@ func (a *Agent) dial(ctx context.Context, network, address string) (conn net.Con
 	return conn, failed
 }
 
-// PID is the process's number.
+// PID returns the id of the process.
 func (a *Agent) PID() int { return a.cmd.Process.Pid }
 
-// Log is what the agent wrote so far.
+// Log returns the agent's output so far.
 func (a *Agent) Log() string { return a.logged.String() }
 
-// Kill is kill -9. The process is gone when it returns.
+// Kill sends SIGKILL. The process is gone when Kill returns.
 func (a *Agent) Kill() {
 	_ = a.cmd.Process.Kill() // it may have ended by itself
 	<-a.exited
@@ -168,7 +168,7 @@ func (a *Agent) Terminate() {
 	}
 }
 
-// Wait waits for the process to end by itself and gives its exit code, -1 for the death by a signal.
+// Wait waits for the process to end by itself and returns its exit code, -1 for the death by a signal.
 func (a *Agent) Wait() int {
 	a.tb.Helper()
 	timer := time.NewTimer(Timeout)
@@ -182,7 +182,7 @@ func (a *Agent) Wait() int {
 	}
 }
 
-// Running is an error when the process has ended.
+// Running returns an error when the process has ended.
 func (a *Agent) Running() error {
 	select {
 	case <-a.exited:
@@ -194,7 +194,7 @@ func (a *Agent) Running() error {
 
 var errEnded = errors.New("it is not running")
 
-// Ask gets a path from one of the agent's ports.
+// Ask requests a path from one of the agent's ports.
 func (a *Agent) Ask(port, path string) (code int, body string, err error) {
 	url := "http://" + net.JoinHostPort("127.0.0.1", port) + path
 	request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, url, nil)
@@ -210,7 +210,7 @@ func (a *Agent) Ask(port, path string) (code int, body string, err error) {
 	return response.StatusCode, string(text), err
 }
 
-// Ready is nil if the agent reports that it is ready.
+// Ready returns nil if the agent reports that it is ready.
 func (a *Agent) Ready() error {
 	if err := a.Running(); err != nil {
 		return err
@@ -241,8 +241,8 @@ func (a *Agent) AwaitLog(text string) {
 
 var errNotYet = errors.New("not yet")
 
-// Metric gives the value of a series, such as `istio_cni_rewrites_total{artifact="config"}`, as it is exposed; "" if there
-// is none.
+// Metric returns the value of a series, such as `istio_cni_rewrites_total{artifact="config"}`, in the text format; "" without
+// the series.
 func (a *Agent) Metric(series string) string {
 	_, body, err := a.Ask(a.monitoring, "/metrics")
 	if err != nil {
@@ -256,7 +256,7 @@ func (a *Agent) Metric(series string) string {
 	return ""
 }
 
-// Await waits until check gives no error.
+// Await waits until check returns no error.
 func Await(tb testing.TB, what string, check func() error) {
 	tb.Helper()
 	const often = 2 * time.Millisecond

@@ -1,6 +1,6 @@
-// Package nodetest is a node that exists only for a test: a root directory of its own with what a host has for its
-// container runtime, a network namespace, an API server, a kubelet's projected directories, a runtime that loads and
-// runs CNI configurations through libcni, and node agents as real processes in a container's view of all this.
+// Package nodetest is a node that exists only for a test: a root directory of its own with a host's files for its container
+// runtime, a network namespace, an API server, a kubelet's projected directories, a runtime that loads and runs CNI
+// configurations through libcni, and node agents as real processes in a container's view of the node.
 //
 // It promises that all paths are those of a real node, for the runtime, the plugins and the agents; that nothing but the
 // test's own temporary directory is written (the machine's programs are there to be read only); and that every process
@@ -70,14 +70,14 @@ type Node struct {
 	// API is nil until [Node.StartAPI].
 	API *kubetest.Server
 
-	// host and container are root directories; what is mounted there is seen in the mount namespace only.
+	// host and container are root directories; mounts below them are visible in the mount namespace only.
 	host, container string
 	mounts          *os.File
 
 	projections atomic.Int64
 }
 
-// New makes a node whose container image has the program. It skips a test that does not run as root.
+// New creates a node whose container image has the program. It skips a test that does not run as root.
 func New(tb testing.TB, program string) *Node {
 	tb.Helper()
 	n := &Node{tb: tb, Netns: netnstest.New(tb)}
@@ -94,7 +94,7 @@ func New(tb testing.TB, program string) *Node {
 	return n
 }
 
-// makeHost makes the host's directories and links.
+// makeHost creates the host's directories and links.
 func (n *Node) makeHost() error {
 	var errs []error
 	for _, dir := range []string{
@@ -109,7 +109,7 @@ func (n *Node) makeHost() error {
 	return errors.Join(append(errs, makeDevices(n.host))...)
 }
 
-// makeContainer makes the container's, as the DaemonSet mounts them.
+// makeContainer creates the container's directories, as the DaemonSet mounts them.
 func (n *Node) makeContainer() error {
 	var errs []error
 	for _, dir := range []string{
@@ -118,7 +118,7 @@ func (n *Node) makeContainer() error {
 	} {
 		errs = append(errs, os.MkdirAll(n.inside(dir), dirMode))
 	}
-	const hosts = "127.0.0.1\tlocalhost\n" // which the kubelet writes for each pod
+	const hosts = "127.0.0.1\tlocalhost\n" // the kubelet writes it for each pod
 	errs = append(errs,
 		replace(n.inside("/etc/hosts"), hosts),
 		touch(n.inside(imageProgram)),
@@ -127,13 +127,13 @@ func (n *Node) makeContainer() error {
 	return errors.Join(errs...)
 }
 
-// Path is where a file of the host is for the test.
+// Path returns the test's path of a file of the host.
 func (n *Node) Path(name string) string { return filepath.Join(n.host, name) }
 
-// inside is where a file of the container is for the test.
+// inside returns the test's path of a file of the container.
 func (n *Node) inside(name string) string { return filepath.Join(n.container, name) }
 
-// Put makes or replaces a file of the host in one instant.
+// Put creates or replaces a file of the host atomically.
 func (n *Node) Put(name, text string) {
 	n.tb.Helper()
 	if err := replace(n.Path(name), text); err != nil {
@@ -152,7 +152,7 @@ func replace(file, text string) error {
 	return os.Rename(file+aside, file)
 }
 
-// Read gives a file of the host.
+// Read returns the content of a file of the host.
 func (n *Node) Read(name string) string {
 	n.tb.Helper()
 	text, err := os.ReadFile(n.Path(name))
@@ -162,7 +162,7 @@ func (n *Node) Read(name string) string {
 	return string(text)
 }
 
-// Tree gives what is below a directory of the host: of each file its mode with its content or target.
+// Tree returns the files below a directory of the host: the mode of each file with its content or target.
 func (n *Node) Tree(dir string) map[string]string {
 	n.tb.Helper()
 	tree, root := map[string]string{}, n.Path(dir)
@@ -205,8 +205,8 @@ func (n *Node) StartAPI() {
 	n.API.SetPod(kubetest.Pod{Namespace: Namespace, Name: PodName, UID: "00000000-0000-4000-8000-00000000a9e7"})
 }
 
-// portIsFree is an error while a process that was just started still has the port of a server that was stopped: between
-// fork and exec it has all files of the test. While this looks, none is started.
+// portIsFree returns an error while a process that was just started still has the port of a server that was stopped: between
+// fork and exec it has all files of the test. No process is started during the check.
 func (n *Node) portIsFree() error {
 	return n.inNetns(func() error {
 		syscall.ForkLock.RLock()
@@ -219,7 +219,7 @@ func (n *Node) portIsFree() error {
 	})
 }
 
-// GrantAccess gives the container the credentials that the API server accepts now.
+// GrantAccess writes the credentials that the API server accepts now into the container.
 func (n *Node) GrantAccess() {
 	n.tb.Helper()
 	n.Project(ServiceAccountDir, map[string]string{
@@ -227,8 +227,8 @@ func (n *Node) GrantAccess() {
 	})
 }
 
-// Project replaces the files of a directory of the container as the kubelet does it with volumes of the API server's
-// objects: a new hidden directory, and the link "..data" to it exchanged in one instant.
+// Project replaces the files of a directory of the container as the kubelet does for projected volumes: a new hidden directory,
+// and an atomic exchange of the link "..data" to it.
 func (n *Node) Project(dir string, files map[string]string) {
 	n.tb.Helper()
 	const current, next = "..data", "..data_tmp"

@@ -28,13 +28,13 @@ const BridgeList = `{
 }
 `
 
-// Loaded is what the runtime takes from its directory.
+// Loaded is the configuration that the runtime loads from its directory.
 type Loaded struct {
 	File string
 	*libcni.NetworkConfigList
 }
 
-// Types are the plugins in the order in which they run.
+// Types returns the plugins' types in the order of their execution.
 func (l Loaded) Types() []string {
 	types := make([]string, len(l.Plugins))
 	for i, p := range l.Plugins {
@@ -69,23 +69,23 @@ func load(file string) (*libcni.NetworkConfigList, error) {
 	if filepath.Ext(file) == ".conflist" {
 		return libcni.ConfListFromFile(file)
 	}
-	single, err := libcni.ConfFromFile(file) //nolint:staticcheck // what runtimes call
+	single, err := libcni.ConfFromFile(file) //nolint:staticcheck // as in runtimes
 	if err != nil {
 		return nil, err
 	}
 	if single.Network.Type == "" {
 		return nil, errors.New("no type") //nolint:err113 // go-cni's own check
 	}
-	return libcni.ConfListFromConf(single) //nolint:staticcheck // what runtimes call
+	return libcni.ConfListFromConf(single) //nolint:staticcheck // as in runtimes
 }
 
-// NewPod makes a sandbox and tells the API server of the pod.
+// NewPod creates a sandbox and adds the pod to the API server.
 func (n *Node) NewPod(namespace, name string, describe func(*kubetest.Pod)) chaintest.Pod {
 	n.tb.Helper()
 	return chaintest.NewPod(n.tb, n.API, namespace, name, describe)
 }
 
-// runtimeDo does something as the host's runtime.
+// runtimeDo runs do as the host's runtime.
 func (n *Node) runtimeDo(do func(context.Context, *libcni.CNIConfig) error) error {
 	var stderr agenttest.Buffer
 	starter := &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: &stderr}, PluginDecoder: version.PluginDecoder{}}
@@ -109,7 +109,7 @@ func (n *Node) Add(p chaintest.Pod) (Loaded, error) {
 	})
 }
 
-// Del runs the configuration that the pod was made with backwards, from libcni's cache, whatever the directory holds now.
+// Del runs the configuration of the pod's ADD backwards, from libcni's cache, whatever the directory holds now.
 func (n *Node) Del(p chaintest.Pod, network string) error {
 	return n.runtimeDo(func(ctx context.Context, cni *libcni.CNIConfig) error {
 		named := &libcni.NetworkConfigList{Name: network}

@@ -12,7 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 )
 
-// What the container's image has.
+// The files of the container's image.
 const (
 	imageProgram = "/usr/local/bin/istio-cni"
 	imageAgent   = "/usr/local/bin/install-cni"
@@ -28,8 +28,8 @@ func makeDevices(root string) error {
 	return errors.Join(errs...)
 }
 
-// mount makes the node's mount namespace and keeps it open. Nothing of it is seen in the machine's, so that to remove the
-// directories later removes nothing else.
+// mount creates the node's mount namespace and keeps it open. The machine's mount namespace does not see its mounts, so that
+// the later removal of the directories removes nothing else.
 func (n *Node) mount(program string) error {
 	return onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
@@ -67,7 +67,7 @@ func (b bind) mount() error {
 	return nil
 }
 
-// binds are the machine's programs for the host, and the host's directories for the container.
+// binds returns the mounts of the machine's programs for the host, and of the host's directories for the container.
 func (n *Node) binds(program string) []bind {
 	binds := []bind{
 		// A root directory is a mount, which programs may count on that change how mounts propagate.
@@ -124,8 +124,8 @@ func (n *Node) inNet(root string, do func() error) error {
 	return do()
 }
 
-// onThread runs do on a thread that is used for nothing else afterwards, and that is not the first one of the process, as
-// that cannot end.
+// onThread runs do on a thread that is used for nothing else afterwards. The thread is not the first one of the process, as
+// that one cannot end.
 func onThread(do func() error) error {
 	done := make(chan error, 1)
 	go func() {

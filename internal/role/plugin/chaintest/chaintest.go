@@ -32,7 +32,7 @@ import (
 // SystemPlugins is where Debian keeps the reference plugins.
 const SystemPlugins = "/usr/lib/cni"
 
-// Build compiles the program as it is released and gives its path.
+// Build compiles the program with the flags of a release and returns its path.
 func Build(tb testing.TB, dir string) string {
 	tb.Helper()
 	return BuildPackage(tb, filepath.Join(dir, "istio-cni"), "github.com/meshcni/istio-cni")
@@ -67,12 +67,12 @@ type Node struct {
 	// Netns is the node's namespace, RunDir the node agent's directory with the kubeconfig.
 	Netns, RunDir string
 	API           *kubetest.Server
-	// Log receives what plugins write to stderr. It must be set before the first command; nothing by default.
+	// Log receives the plugins' stderr. It must be set before the first command; nothing by default.
 	Log      io.Writer
 	dir, bin string
 }
 
-// New makes a node on which the program is installed as istio-cni.
+// New creates a node on which the program is installed as istio-cni.
 func New(tb testing.TB, program string) *Node {
 	tb.Helper()
 	n := &Node{tb: tb, Netns: netnstest.New(tb), dir: tb.TempDir(), Log: io.Discard}
@@ -109,10 +109,10 @@ sed 's/"cniVersion": *"1.1.0"/"cniVersion":"1.0.0"/g' | ` + SystemPlugins + `/br
 	}
 }
 
-// Stanza is the part of our configuration that a test chooses; "cni_agent_run_dir" is filled in.
+// Stanza has the keys of the plugin configuration that a test chooses; Chain adds "cni_agent_run_dir".
 type Stanza map[string]any
 
-// Chain gives the list bridge, istio-cni for a version.
+// Chain returns the list bridge, istio-cni for a version.
 func (n *Node) Chain(version string, stanza Stanza) *libcni.NetworkConfigList {
 	n.tb.Helper()
 	ours := Stanza{"type": "istio-cni", "cni_agent_run_dir": n.RunDir, "plugin_log_level": "debug"}
@@ -151,13 +151,13 @@ type Pod struct {
 	id                          string
 }
 
-// NewPod makes a sandbox, and, if it is given a description, adds the pod to the API server.
+// NewPod creates a sandbox, and, with a description, adds the pod to the API server.
 func (n *Node) NewPod(namespace, name string, describe func(*kubetest.Pod)) Pod {
 	n.tb.Helper()
 	return NewPod(n.tb, n.API, namespace, name, describe)
 }
 
-// NewPod makes a sandbox, and, if it is given a description, adds the pod to an API server.
+// NewPod creates a sandbox, and, with a description, adds the pod to an API server.
 func NewPod(tb testing.TB, api *kubetest.Server, namespace, name string, describe func(*kubetest.Pod)) Pod {
 	tb.Helper()
 	number := pods.Add(1)
@@ -175,7 +175,7 @@ func NewPod(tb testing.TB, api *kubetest.Server, namespace, name string, describ
 	return p
 }
 
-// pods counts those of all nodes.
+// pods counts the pods of all nodes.
 var pods atomic.Int64 //nolint:gochecknoglobals // their names are of the whole process, too
 
 // Captured reports whether the pod's traffic goes to its sidecar.
@@ -197,7 +197,7 @@ func Sidecar(p *kubetest.Pod) {
 // PlainPod describes a pod outside the mesh.
 func PlainPod(p *kubetest.Pod) { p.Containers = []kubetest.Container{{Name: "app"}} }
 
-// Runtime is what the container runtime says about a sandbox.
+// Runtime returns the container runtime's parameters of a sandbox.
 func (p Pod) Runtime() *libcni.RuntimeConf {
 	return &libcni.RuntimeConf{
 		ContainerID: p.id, NetNS: p.Netns, IfName: "eth0",
@@ -211,7 +211,7 @@ func (p Pod) Runtime() *libcni.RuntimeConf {
 	}
 }
 
-// run does something as the node's runtime would: in the node's namespace.
+// run runs do as the node's runtime would: in the node's namespace.
 func (n *Node) run(do func(context.Context, *libcni.CNIConfig) error) error {
 	starter := &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: n.Log}, PluginDecoder: version.PluginDecoder{}}
 	cni := libcni.NewCNIConfigWithCacheDir([]string{n.bin, SystemPlugins}, filepath.Join(n.dir, "cache"), starter)
@@ -253,7 +253,7 @@ func (n *Node) GC(list *libcni.NetworkConfigList) error {
 	})
 }
 
-// Cached gives the JSON of the result that libcni keeps of the last plugin of an ADD.
+// Cached returns the JSON of the result that libcni caches of the last plugin of an ADD.
 func (n *Node) Cached(list *libcni.NetworkConfigList, p Pod) (text []byte, err error) {
 	failed := n.run(func(_ context.Context, cni *libcni.CNIConfig) error {
 		var result types.Result
@@ -265,7 +265,7 @@ func (n *Node) Cached(list *libcni.NetworkConfigList, p Pod) (text []byte, err e
 	return text, failed
 }
 
-// Ours runs ADD of the last plugin of a list alone, on the given result, and gives what it printed.
+// Ours runs ADD of the last plugin of a list alone, on the given result, and returns its output.
 func (n *Node) Ours(list *libcni.NetworkConfigList, p Pod, prevResult []byte, extra ...string) ([]byte, error) {
 	input, err := Input(list, prevResult)
 	if err != nil {
@@ -274,7 +274,7 @@ func (n *Node) Ours(list *libcni.NetworkConfigList, p Pod, prevResult []byte, ex
 	return n.Exec("ADD", p, input, extra...)
 }
 
-// Input is what a runtime gives to the last plugin of a list, on the given result.
+// Input returns a runtime's stdin for the last plugin of a list, on the given result.
 func Input(list *libcni.NetworkConfigList, prevResult []byte) ([]byte, error) {
 	stanza := map[string]json.RawMessage{}
 	if err := json.Unmarshal(list.Plugins[len(list.Plugins)-1].Bytes, &stanza); err != nil {
@@ -287,7 +287,7 @@ func Input(list *libcni.NetworkConfigList, prevResult []byte) ([]byte, error) {
 	return json.Marshal(stanza)
 }
 
-// Again runs ADD of the last plugin on a sandbox that the whole chain has been through.
+// Again runs ADD of the last plugin on a sandbox after an ADD of the whole chain.
 func (n *Node) Again(list *libcni.NetworkConfigList, p Pod) ([]byte, error) {
 	before, err := n.Cached(list, p)
 	if err != nil {
@@ -308,7 +308,7 @@ func (n *Node) Exec(command string, p Pod, input []byte, extra ...string) (stdou
 	return stdout, err
 }
 
-// Command is the program under test as Exec starts it, to be started by the caller in the node's namespace.
+// Command returns the command of Exec, which the caller starts in the node's namespace.
 func (n *Node) Command(command string, p Pod, input []byte, extra ...string) *exec.Cmd {
 	cmd := exec.CommandContext(n.tb.Context(), filepath.Join(n.bin, "istio-cni")) //nolint:gosec // the program under test
 	//nolint:forbidigo // a runtime hands on its environment
@@ -317,7 +317,7 @@ func (n *Node) Command(command string, p Pod, input []byte, extra ...string) *ex
 	return cmd
 }
 
-// Environ are the variables with which a runtime starts a plugin for the sandbox.
+// Environ returns the variables with which a runtime starts a plugin for the sandbox.
 func (p Pod) Environ(command, path string) []string {
 	return []string{
 		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + p.id, "CNI_NETNS=" + p.Netns, "CNI_IFNAME=eth0", "CNI_PATH=" + path,
@@ -325,7 +325,7 @@ func (p Pod) Environ(command, path string) []string {
 	}
 }
 
-// Traced is Exec with every system call written down, whether the command succeeds or not.
+// Traced is Exec with a trace of every system call, whether the command succeeds or not.
 func (n *Node) Traced(command string, p Pod, input []byte, extra ...string) (*trace.Record, []byte) {
 	n.tb.Helper()
 	var record *trace.Record

@@ -7,14 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Message is one that was sent to the kernel by netlink(7).
+// Message is a message to the kernel by netlink(7).
 type Message struct {
 	// Protocol is the socket's: NETLINK_NETFILTER, NETLINK_ROUTE.
 	Protocol    int
 	Type, Flags uint16
 }
 
-// Messages gives the netlink messages of a run, those of one system call together.
+// Messages returns the netlink messages of a run, grouped by system call.
 func (r *Record) Messages(protocol int) [][]Message {
 	var all [][]Message
 	for _, c := range r.Calls {
@@ -25,7 +25,7 @@ func (r *Record) Messages(protocol int) [][]Message {
 	return all
 }
 
-// messages takes apart struct nlmsghdr of linux/netlink.h.
+// messages parses struct nlmsghdr of linux/netlink.h.
 func messages(protocol int, sent []byte) []Message {
 	var all []Message
 	for len(sent) >= unix.NLMSG_HDRLEN {
@@ -40,13 +40,13 @@ func messages(protocol int, sent []byte) []Message {
 	return all
 }
 
-// BeginsBatch reports whether the message is the begin of a transaction of netfilter.
+// BeginsBatch reports whether the message begins a transaction of netfilter.
 func (m Message) BeginsBatch() bool {
 	return m.Protocol == unix.NETLINK_NETFILTER && m.Type == unix.NFNL_MSG_BATCH_BEGIN
 }
 
-// Removes reports whether the message takes something away: rules, chains, tables and sets of nf_tables, or addresses,
-// routes, policy rules and links.
+// Removes reports whether the message removes rules, chains, tables and sets of nf_tables, or addresses, routes, policy rules
+// and links.
 func (m Message) Removes() bool {
 	if m.Protocol == unix.NETLINK_ROUTE {
 		return m.Type >= unix.RTM_NEWLINK && m.Type&3 == unix.RTM_DELLINK&3
@@ -73,7 +73,7 @@ func (m Message) Writes() bool {
 	return m.BeginsBatch() || m.Removes()
 }
 
-// Under gives the names of files and sockets below a directory that a run asked the kernel about, in whatever way.
+// Under returns the names of files and sockets below a directory in a run's system calls of any kind.
 func (r *Record) Under(dir string) []string {
 	var all []string
 	for _, c := range r.Calls {
@@ -84,7 +84,7 @@ func (r *Record) Under(dir string) []string {
 	return all
 }
 
-// Sockets counts the sockets of a domain that were made: AF_UNIX, AF_INET, AF_NETLINK.
+// Sockets returns the number of created sockets of a domain: AF_UNIX, AF_INET, AF_NETLINK.
 func (r *Record) Sockets(domain int) int {
 	count := 0
 	for _, c := range r.Calls {
@@ -95,8 +95,7 @@ func (r *Record) Sockets(domain int) int {
 	return count
 }
 
-// Connections are the addresses that were connected to, netlink left out: the file of a unix socket, or the number of
-// the family.
+// Connections returns the addresses of connect calls except netlink: the file of a unix socket, or the number of the family.
 func (r *Record) Connections() []string {
 	var all []string
 	for _, c := range r.Calls {

@@ -1,11 +1,11 @@
-// Package trace runs a program and writes down the system calls of it and of everything that it starts, so that a test
-// can count what a run takes without believing what the program says of itself.
+// Package trace runs a program and records its system calls and those of all its descendants, so that a test can count them
+// without relying on the program's own output.
 //
 // It promises to see every call of every thread and of every process, from the first instruction to the last exit, by
-// ptrace(2); what it notes of a call is what the kernel was given. It never changes a call, and it never waits for, or
-// reaps, a process of its own that it did not start.
+// ptrace(2), with the arguments that the kernel received. It never changes a call, and it never waits for, or reaps, a child of
+// the test that it did not start.
 //
-// Start reading at Run. netlink.go reads what was sent to the kernel's netlink sockets.
+// Start reading at Run. netlink.go parses the messages to the kernel's netlink sockets.
 package trace
 
 import (
@@ -30,39 +30,39 @@ type Call struct {
 	Process int
 	Number  uint64
 	Args    [6]uint64
-	// Result is what it returned, an errno negated; calls that did not return have none.
+	// Result is the result, an errno negated; calls that did not return have none.
 	Result int64
-	// Path is the file that it names, or the socket's file that it connects or binds to; "@name" is an abstract one.
+	// Path is the file of the call, or the socket's file of a connect or bind; "@name" is an abstract one.
 	Path string
-	// Socket is the socket that it works on, nil for any other file.
+	// Socket is the socket of the call, nil for any other file.
 	Socket *Socket
-	// Sent is what sendto or sendmsg gave to the socket.
+	// Sent is the data of sendto or sendmsg.
 	Sent []byte
 }
 
-// Socket is one that the program made.
+// Socket is a socket that the program created.
 type Socket struct{ Domain, Protocol int }
 
-// Record is what a run did.
+// Record is the trace of a run.
 type Record struct {
 	Calls []Call
-	// Processes counts those that were started besides the first, Programs names what any of them executed.
+	// Processes counts the processes besides the first, Programs names the executed programs of all processes.
 	Processes int
 	Programs  []string
 	Status    unix.WaitStatus
-	// Memory is the largest that any of the processes became (VmHWM), in kB.
+	// Memory is the largest VmHWM of any of the processes, in kB.
 	Memory int
 }
 
-// Run starts a command, waits for its end and for that of everything it started, and gives what all of them did. The
-// command's own Wait is done, too. It is no error that the command fails: see Record.Status.
+// Run starts a command, waits for the end of the command and of all its descendants, and returns their trace. It also calls the
+// command's own Wait. A failure of the command is no error: see Record.Status.
 func Run(cmd *exec.Cmd) (*Record, error) {
 	runtime.LockOSThread()         //nolint:forbidigo // ptrace(2): a tracer is a thread
 	defer runtime.UnlockOSThread() //nolint:forbidigo // see above
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
-	// With a process group of its own it can be waited for without taking the ends of other children of the test.
+	// A process group of its own lets wait4 skip other children of the test.
 	cmd.SysProcAttr.Ptrace, cmd.SysProcAttr.Setpgid = true, true
 	if err := cmd.Start(); err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func Run(cmd *exec.Cmd) (*Record, error) {
 			_, gone = wait(-t.first, &status)
 		}
 	}
-	// Its end was waited for above, so that it is gone is what Wait says. What it printed is complete after it.
+	// follow has waited for the process, so Wait may report ECHILD. After Wait, the output is complete.
 	if waited := cmd.Wait(); waited != nil && !errors.Is(waited, unix.ECHILD) && err == nil {
 		err = waited
 	}
@@ -92,10 +92,10 @@ type tracer struct {
 	sockets map[descriptor]Socket
 }
 
-// thread is one of a process that is followed.
+// thread is a thread of a traced process.
 type thread struct {
 	process int
-	// call is the one that it is in.
+	// call is the thread's current call.
 	call *Call
 }
 
@@ -104,7 +104,7 @@ type descriptor struct{ process, fd int }
 const options = unix.PTRACE_O_TRACESYSGOOD | unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACEFORK | unix.PTRACE_O_TRACEVFORK |
 	unix.PTRACE_O_TRACEEXEC | unix.PTRACE_O_EXITKILL
 
-// follow goes on until nothing is left of the process group.
+// follow traces until the process group has no process left.
 func (t *tracer) follow() error {
 	var status unix.WaitStatus
 	if _, err := wait(t.first, &status); err != nil {
@@ -143,7 +143,7 @@ func (t *tracer) follow() error {
 	}
 }
 
-// resume lets a thread go on up to its next system call. One that was killed meanwhile cannot, and is reported by wait.
+// resume continues a thread up to its next system call. For a thread that was killed meanwhile, wait reports the end.
 func resume(id, signal int) error {
 	if err := unix.PtraceSyscall(id, signal); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("letting thread %d go on: %w", id, err)
@@ -151,7 +151,7 @@ func resume(id, signal int) error {
 	return nil
 }
 
-// wait is for all threads of a process, or with a negative number of a process group.
+// wait waits for all threads of a process, or with a negative number of a process group.
 func wait(id int, status *unix.WaitStatus) (int, error) {
 	for {
 		got, err := unix.Wait4(id, status, unix.WALL, nil)
@@ -171,11 +171,11 @@ func (t *tracer) ended(id int, status unix.WaitStatus) {
 	delete(t.threads, id)
 }
 
-// stopped notes why a thread stopped and gives the signal with which it goes on.
+// stopped handles a stop of a thread and returns the signal with which the thread continues.
 func (t *tracer) stopped(id int, status unix.WaitStatus) (signal int, err error) {
 	th := t.threads[id]
 	if th == nil {
-		// A new one stops before it begins. Its process is read when it calls: the event of its parent may come later.
+		// A new thread stops before it begins. Its process is read at its first call: the event of its parent may come later.
 		t.threads[id] = &thread{}
 		return 0, nil
 	}
@@ -194,7 +194,7 @@ func (t *tracer) stopped(id int, status unix.WaitStatus) (signal int, err error)
 	}
 }
 
-// event notes new processes and programs.
+// event records new processes and programs.
 func (t *tracer) event(id, cause int) error {
 	switch cause {
 	case unix.PTRACE_EVENT_EXEC:
@@ -223,12 +223,12 @@ func executable(id int) string {
 	return name
 }
 
-// processOf gives the id of the process that a thread is of.
+// processOf returns the id of a thread's process.
 func processOf(id int) (int, error) {
 	return statusOf(id, "Tgid:")
 }
 
-// statusOf gives a number of what the kernel says of a thread.
+// statusOf returns a numeric field of /proc/ID/status.
 func statusOf(id int, field string) (int, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", id))
 	if err != nil {
@@ -253,7 +253,7 @@ type info struct {
 	numbers [8]uint64 // of an entry: the call and its arguments; of an exit: the result
 }
 
-// syscall notes the begin or end of a call.
+// syscall records the begin or end of a call.
 func (t *tracer) syscall(id int, th *thread) error {
 	var got info
 	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_GET_SYSCALL_INFO, uintptr(id), unsafe.Sizeof(got),
@@ -278,7 +278,7 @@ func (t *tracer) syscall(id int, th *thread) error {
 	return nil
 }
 
-// Where calls have a path, by argument.
+// The arguments that are paths, by call.
 func paths(number uint64) []int {
 	switch number {
 	case unix.SYS_OPENAT, unix.SYS_OPENAT2, unix.SYS_NEWFSTATAT, unix.SYS_STATX, unix.SYS_FACCESSAT, unix.SYS_FACCESSAT2,
@@ -346,7 +346,7 @@ func (t *tracer) end(c *Call) {
 	}
 }
 
-// memory gives bytes of a process, as many as there are.
+// memory returns bytes of a process, as many as are readable.
 func memory(id int, at, size uint64) []byte {
 	file, err := os.Open(fmt.Sprintf("/proc/%d/mem", id))
 	if err != nil {
@@ -363,7 +363,7 @@ func text(id int, at uint64) string {
 	return string(name)
 }
 
-// vector gives what an array of struct iovec points to.
+// vector returns the data of an array of struct iovec.
 func vector(id int, at, count uint64) []byte {
 	all := memory(id, at, 16*count)
 	var content []byte
@@ -375,7 +375,7 @@ func vector(id int, at, count uint64) []byte {
 	return content
 }
 
-// address names a file that is a socket, or whatever else is connected to by its family's number.
+// address returns the file of a unix socket's address, or the number of another family.
 func address(a []byte) string {
 	if len(a) < 2 {
 		return ""
