@@ -1,5 +1,5 @@
 // Package kubetest is an API server for tests: a real HTTPS server (HTTP/1.1 and 2) that stores objects, checks the token,
-// serves lists and watches, accepts the writes of this program, counts requests, and fails on demand in all the ways that [Fault] lists.
+// serves lists and watches, accepts this program's writes, counts requests, and fails on demand as [Fault] lists.
 //
 // It promises the behaviour of the real API server except for faults (TestContract, which e2e/contract runs against a real
 // one), that faults are consumed in the order of their requests, and that no goroutine or connection outlives the test.
