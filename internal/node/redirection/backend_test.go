@@ -12,7 +12,6 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/referencetest"
-	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
@@ -159,23 +158,32 @@ func TestPodWithUsersOfItsOwn(t *testing.T) {
 	}
 }
 
-// Nothing is written, and nothing deleted, that need not be.
+// No program of the host is started, also where legacy tables are foreign; those stay. Nothing is written twice.
 func TestNoToolOfTheHostIsNeeded(t *testing.T) {
 	t.Parallel()
 	for _, b := range []iptables.Variant{"", byNetlink, byTables} {
-		p := dualPod(t)
-		n := p.namespace(b)
-		n.Tools = iptables.Host{Path: "/nonexistent"}
-		r := mustApply(t, n, dual(byTPROXY))
-		if r.Processes != 0 {
-			t.Errorf("%q: %d processes", b, r.Processes)
-		}
-		if again := mustApply(t, n, dual(byTPROXY)); again.Processes != 0 || len(again.Programs) != 0 {
-			t.Errorf("%q: again %d processes, %v", b, again.Processes, again.Programs)
-		}
-		for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-			if b != byTables {
-				equal(t, string(b), redirect.Rules(dual(byTPROXY), f).String(), filled(p.save(t, iptables.NFT, f)))
+		for _, foreign := range []bool{false, true} {
+			p := dualPod(t)
+			for _, f := range families {
+				if foreign {
+					p.iptables(t, iptables.Legacy, f, "-t nat -N DOCKER", "-t mangle -A OUTPUT -p tcp -j ACCEPT", "-A INPUT -p tcp -j ACCEPT")
+				}
+			}
+			n := p.namespace(b)
+			n.Tools = iptables.Host{Path: "/nonexistent"}
+			if r := mustApply(t, n, dual(byTPROXY)); r.Processes != 0 || len(r.Notes) != 0 {
+				t.Errorf("%q: %d processes, notes %q", b, r.Processes, r.Notes)
+			}
+			if again := mustApply(t, n, dual(byTPROXY)); again.Processes != 0 || len(again.Programs) != 0 {
+				t.Errorf("%q: again %d processes, %v", b, again.Processes, again.Programs)
+			}
+			for _, f := range families {
+				if b != byTables {
+					equal(t, string(b), redirect.Rules(dual(byTPROXY), f).String(), filled(p.save(t, iptables.NFT, f)))
+				}
+				if foreign && !strings.Contains(p.save(t, iptables.Legacy, f), "DOCKER") {
+					t.Errorf("%q: foreign rules are gone", b)
+				}
 			}
 		}
 	}
@@ -191,9 +199,7 @@ func TestLegacyRulesAreNeverDoubled(t *testing.T) {
 	b := newToolbox(t).add(t, iptables.Legacy, filepath.Join(dir, "xtables-legacy-multi"), "", "iptables-", "ip6tables-")
 	for _, f := range families {
 		p := dualPod(t)
-		for _, family := range []ruleset.Family{f} {
-			p.feed(t, referencetest.Restore(dual(byTPROXY), family), filepath.Join(b.dir, program(iptables.Legacy, family, "-restore")), "--noflush")
-		}
+		p.feed(t, referencetest.Restore(dual(byTPROXY), f), filepath.Join(b.dir, program(iptables.Legacy, f, "-restore")), "--noflush")
 		n := p.namespace("")
 		_, applied := n.Apply(t.Context(), dual(), redirection.Reconcile)
 		_, verified := n.Verify(t.Context(), dual())
@@ -202,25 +208,6 @@ func TestLegacyRulesAreNeverDoubled(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "in the legacy iptables tables") {
 				t.Errorf("%s of %s: %v", what, f, err)
 			}
-		}
-	}
-}
-
-// Foreign tables cost nothing and need no tool.
-func TestForeignLegacyTablesNeedNoTool(t *testing.T) {
-	t.Parallel()
-	p := dualPod(t)
-	for _, f := range families {
-		p.iptables(t, iptables.Legacy, f, "-t nat -N DOCKER", "-t mangle -A OUTPUT -p tcp -j ACCEPT", "-A INPUT -p tcp -j ACCEPT")
-	}
-	n := p.namespace("")
-	n.Tools = iptables.Host{Path: "/nonexistent"}
-	if r := mustApply(t, n, dual()); r.Processes != 0 || len(r.Notes) != 0 {
-		t.Errorf("%d processes, notes %q", r.Processes, r.Notes)
-	}
-	for _, f := range families {
-		if !strings.Contains(p.save(t, iptables.Legacy, f), "DOCKER") {
-			t.Error("foreign rules are gone")
 		}
 	}
 }
