@@ -123,6 +123,7 @@ type nodeSpec struct {
 	taints    []object
 	heartbeat time.Time
 	labels    object
+	unready   bool
 }
 
 func ourTaint() object {
@@ -141,6 +142,10 @@ func (l *lab) node(name string, spec nodeSpec) {
 	if spec.heartbeat.IsZero() {
 		spec.heartbeat = l.clock.Now()
 	}
+	ready := "True"
+	if spec.unready {
+		ready = "False"
+	}
 	whole := object{
 		"kind": "Node", "apiVersion": "v1",
 		"metadata": object{"name": name, "labels": spec.labels, "creationTimestamp": agenttest.Start().Add(-48 * time.Hour).Format(time.RFC3339)},
@@ -150,7 +155,7 @@ func (l *lab) node(name string, spec nodeSpec) {
 			"conditions": []object{
 				{"type": "MemoryPressure", "status": "False"},
 				{
-					"type": "Ready", "status": "True", "lastTransitionTime": yesterday().Format(time.RFC3339),
+					"type": "Ready", "status": ready, "lastTransitionTime": yesterday().Format(time.RFC3339),
 					"lastHeartbeatTime": spec.heartbeat.Format(time.RFC3339),
 				},
 			},

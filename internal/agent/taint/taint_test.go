@@ -45,6 +45,26 @@ func TestASecondWriterLosesNothing(t *testing.T) {
 	}
 }
 
+// TestAResponseWithAnotherChangeIsEvaluated: the node becomes Ready before the patch, and the watch delivers it after the response.
+func TestAResponseWithAnotherChangeIsEvaluated(t *testing.T) {
+	policy := legacy()
+	policy.Requirements = untaint().Requirements
+	l := newLab(t, policy)
+	l.node("n", nodeSpec{unready: true})
+	l.pod("n", "agent", "True", yesterday())
+	l.server.FailOn("PATCH /api/v1/nodes/", kubetest.Unavailable, 1)
+	l.run()
+	until(t, "the node is not patched", func() bool { return l.patches() == 1 && l.server.Watches() == 2 })
+	l.server.HoldWatches("/nodes")
+	l.node("n", nodeSpec{})
+	until(t, "the taint is not added", func() bool {
+		l.clock.Step(time.Second)
+		return l.metric(`istio_cni_taint_changes_total{change="add",result="success"}`) == 1
+	})
+	l.server.ReleaseWatches()
+	l.wantTaints("n")
+}
+
 func TestANoOpSendsNothing(t *testing.T) {
 	l := newLab(t, adding())
 	for i := range 10 {

@@ -190,11 +190,15 @@ func (t *leadership) setRefused(name string, why error) {
 	}
 }
 
-// observe stores the result of a change, unless the watch delivered a newer version.
+// observe stores the response to a change, unless the watch delivered a newer version. The response may carry changes of other
+// clients, which the watch then delivers as known: so the node is evaluated again.
 func (t *leadership) observe(after kube.NodeState) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if n := t.nodes[after.Name]; n != nil && n.state.Before(after) {
-		n.state = after
+	n := t.nodes[after.Name]
+	if n == nil || !n.state.Before(after) {
+		return
 	}
+	n.state = after
+	t.queue.Add(after.Name)
 }
