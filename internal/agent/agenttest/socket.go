@@ -23,7 +23,7 @@ func Go(t *testing.T, run func(context.Context)) (stop func()) {
 		cancel()
 		select {
 		case <-done:
-		case <-time.After(Generous):
+		case <-time.After(Generous): //nolint:forbidigo // tests wait in real time
 			t.Error("it does not end with its context")
 		}
 	})
@@ -62,7 +62,7 @@ func Serve(t *testing.T, handler http.Handler, change func(*unixsock.Options)) *
 	if s.Server, err = unixsock.Open(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
-	s.Stop = Go(t, func(ctx context.Context) { s.Server.Serve(ctx, handler) })
+	s.Stop = Go(t, func(ctx context.Context) { s.Serve(ctx, handler) })
 	return s
 }
 
@@ -82,7 +82,7 @@ func Dial(ctx context.Context, path string) (net.Conn, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", path)
 	if err == nil {
-		err = conn.SetDeadline(time.Now().Add(Generous))
+		err = conn.SetDeadline(time.Now().Add(Generous)) //nolint:forbidigo // as above
 	}
 	return conn, err
 }

@@ -179,7 +179,7 @@ func TestEveryFaultOfAnInstallation(t *testing.T) {
 	for name, s := range situations(t, listAndSingle()) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			install := func(n *node, a *installation.Installation) error { return a.Reconcile() }
+			install := func(_ *node, a *installation.Installation) error { return a.Reconcile() }
 			everyFault(t, func() *node { return s.node(t) }, install, func(n *node, a *installation.Installation, f fault, err error) {
 				n.safe(s, f)
 				if f.harmless() {

@@ -181,11 +181,13 @@ func TestPodsThatCannotBeRedirectedInPlace(t *testing.T) {
 		}, ReasonRepaired, []string{unfit, "it is on the node's own network", "delete the pod"}},
 		"W-10: a job that is over": {
 			func(p *podSpec) { p.now, p.last, p.restart = p.last, nil, "Never" },
-			(*fixture).place, ReasonBroken, []string{"not started again", unfit + " any more: delete it"},
+			(*fixture).place, ReasonBroken,
+			[]string{"not started again", unfit + " any more: delete it"},
 		},
 		"bad settings": {
 			func(p *podSpec) { p.annotations = object{"traffic.sidecar.istio.io/includeInboundPorts": "many"} },
-			(*fixture).place, ReasonBroken, []string{"settings are invalid", "many", "make the pod anew"},
+			(*fixture).place, ReasonBroken,
+			[]string{"settings are invalid", "many", "make the pod anew"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

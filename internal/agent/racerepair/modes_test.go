@@ -56,6 +56,8 @@ func (l *fixture) waitForAction(p podSpec, mode repair.Mode) {
 			l.Errorf("labels %v, leaving %v", labels, leaving)
 		}
 		l.waitForStates(0, 1, 0, 0)
+	case repair.Delete:
+		l.Fatal("deletion is for e2e/repair")
 	case repair.Report:
 		l.waitForEvent(p, "Warning", ReasonBroken, "exit code 126", "switch on")
 		l.waitForStates(0, 1, 0, 0)

@@ -87,7 +87,8 @@ func TestReferencePredicate(t *testing.T) {
 		{"another container", []change{last(ended(126)), renamed}, nil, false},
 		{"any container is looked for", []change{last(ended(126)), renamed}, func(p *repair.Predicate) { p.Container = "" }, true},
 		{
-			"no annotation is wanted, and the pod looks as if it were not injected", []change{last(ended(126)), without(sidecar.StatusKey)},
+			"no annotation is wanted, and the pod looks as if it were not injected",
+			[]change{last(ended(126)), without(sidecar.StatusKey)},
 			func(p *repair.Predicate) { p.Annotation = "" }, true,
 		},
 		{"a pod as small as one can be", []change{last(ended(126)), alone}, nil, true},

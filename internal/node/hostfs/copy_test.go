@@ -162,13 +162,13 @@ func TestCopyOverARunningProgram(t *testing.T) {
 		input, err := running.StdinPipe()
 		must(t, err)
 		must(t, running.Start())
-		if file, err := os.OpenFile(path, os.O_WRONLY, 0); !errors.Is(err, syscall.ETXTBSY) {
+		if file, busy := os.OpenFile(path, os.O_WRONLY, 0); !errors.Is(busy, syscall.ETXTBSY) {
 			_ = file.Close()
-			t.Fatalf("writing to it: error %v, so this test shows nothing", err)
+			t.Fatalf("writing to it: error %v, so this test shows nothing", busy)
 		}
 		put(t, fresh, "#!/bin/sh\necho new\n")
-		if changed, err := (hostfs.Disk{}).Copy(fresh, path, 0o755); !changed || err != nil {
-			t.Fatalf("changed %v, error %v", changed, err)
+		if changed, failed := (hostfs.Disk{}).Copy(fresh, path, 0o755); !changed || failed != nil {
+			t.Fatalf("changed %v, error %v", changed, failed)
 		}
 		_, err = io.WriteString(input, "done")
 		must(t, errors.Join(err, input.Close(), running.Wait()))

@@ -515,16 +515,19 @@ func TestApplyInANamespaceThatLacksSomething(t *testing.T) {
 	}{
 		{
 			"IPv6, on lo", "", "lo",
-			[]string{"adding ::6/128 to lo: permission denied: " + noV6, routeOf + `(IPv6): permission denied: ` + noV6}, "-4",
+			[]string{"adding ::6/128 to lo: permission denied: " + noV6, routeOf + `(IPv6): permission denied: ` + noV6},
+			"-4",
 		},
 		{"IPv6, everywhere", "", "all", []string{"adding ::6/128 to lo: permission denied: " + noV6}, "-4"},
 		{
 			"a loopback interface that is up", "link set lo down", "",
-			[]string{routeOf + `(IPv6): network is down: lo is down; bring it up first`}, "-4",
+			[]string{routeOf + `(IPv6): network is down: lo is down; bring it up first`},
+			"-4",
 		},
 		{
 			"a table of its own", "route add unreachable default table 133", "",
-			[]string{routeOf + `(IPv4): file exists: the table has another default route`}, "-6",
+			[]string{routeOf + `(IPv4): file exists: the table has another default route`},
+			"-6",
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

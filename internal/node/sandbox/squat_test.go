@@ -147,7 +147,7 @@ func TestSquattersThatCannotBeToldApartAreNamed(t *testing.T) {
 	victim, squatter := n.Sandbox(victimAt), onEth0(n)
 	n.Mount(victim, "cni-1")
 	n.Mount(squatter, "cni-2")
-	both := n.fails(podOf("10.77.9.5"), sandbox.ErrAmbiguous, sandboxtest.Inode(t, victim).String(), sandboxtest.Inode(t, squatter).String(), "netns/cni-1", "netns/cni-2")
+	both := n.failure(podOf("10.77.9.5"), sandbox.ErrAmbiguous, sandboxtest.Inode(t, victim).String(), sandboxtest.Inode(t, squatter).String(), "netns/cni-1", "netns/cni-2")
 	if len(both.Inodes) != 2 {
 		t.Errorf("%v could be the pod's", both.Inodes)
 	}
@@ -156,7 +156,7 @@ func TestSquattersThatCannotBeToldApartAreNamed(t *testing.T) {
 	for i := range 40 {
 		many.Process(fmt.Sprint(100+i), onEth0(many))
 	}
-	if text := many.fails(podOf("10.77.9.5"), sandbox.ErrAmbiguous, " more").Err.Error(); len(text) > 1000 {
+	if text := many.failure(podOf("10.77.9.5"), sandbox.ErrAmbiguous, " more").Err.Error(); len(text) > 1000 {
 		t.Errorf("the cause has %d bytes: %s", len(text), text)
 	}
 	// The pod's own still wins by its record among them all.

@@ -113,7 +113,8 @@ func TestTheVerdictChooses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := Verdict{Version: version, Kernel: kernel(), Results: []Result{
-				{Backend: redirect.Netlink, Problems: c.netlink}, {Backend: redirect.Native},
+				{Backend: redirect.Netlink, Problems: c.netlink},
+				{Backend: redirect.Native},
 				{Backend: redirect.Tools, Problems: c.tools, Untried: c.untried},
 			}}
 			v.choose()

@@ -2,7 +2,7 @@ package rulesettest
 
 import (
 	"flag"
-	"os"
+	"os" //nolint:depguard // test support: golden files
 	"path/filepath"
 	"testing"
 
@@ -16,14 +16,14 @@ func Golden(tb testing.TB, name, got string) {
 	tb.Helper()
 	path := filepath.Join("testdata", name)
 	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 			tb.Fatal(err)
 		}
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
 			tb.Fatal(err)
 		}
 	}
-	want, err := os.ReadFile(path)
+	want, err := os.ReadFile(path) //nolint:gosec // a name that a test gives
 	if err != nil {
 		tb.Fatalf("%v; run the test with -update to write it", err)
 	}

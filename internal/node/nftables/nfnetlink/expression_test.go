@@ -8,8 +8,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// expression writes one, and reads its name and attributes.
-func expression(t *testing.T, write func(*nfnetlink.Buffer)) (string, nfnetlink.Fields) {
+// expression writes one, and reads its attributes.
+func expression(t *testing.T, write func(*nfnetlink.Buffer)) nfnetlink.Fields {
 	t.Helper()
 	var b nfnetlink.Buffer
 	write(&b)
@@ -18,12 +18,12 @@ func expression(t *testing.T, write func(*nfnetlink.Buffer)) (string, nfnetlink.
 		t.Fatal(err)
 	}
 	for e := range nfnetlink.Attributes(data).All() {
-		if name, f, ok := nfnetlink.SplitExpression(e); ok {
-			return name, f
+		if _, f, ok := nfnetlink.SplitExpression(e); ok {
+			return f
 		}
 	}
 	t.Fatalf("no expression in %x", data)
-	return "", nfnetlink.Fields{}
+	return nfnetlink.Fields{}
 }
 
 // TestNothingIsPassedOver: an attribute too many, of a kind that is too high or there twice is never ignored.
@@ -38,11 +38,11 @@ func TestNothingIsPassedOver(t *testing.T) {
 			})
 		}
 	}
-	_, f := expression(t, more(func(*nfnetlink.Buffer) {}))
+	f := expression(t, more(func(*nfnetlink.Buffer) {}))
 	if _, _, _, ok := f.Comparison(); !ok {
 		t.Error("the comparison itself is not read")
 	}
-	_, f = expression(t, more(func(b *nfnetlink.Buffer) { b.Uint32(7, 1) }))
+	f = expression(t, more(func(b *nfnetlink.Buffer) { b.Uint32(7, 1) }))
 	if _, _, _, ok := f.Comparison(); ok {
 		t.Error("an attribute too many is passed over")
 	}

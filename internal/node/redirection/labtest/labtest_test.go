@@ -90,7 +90,7 @@ func TestJudge(t *testing.T) {
 			if (err == nil) != tt.right {
 				t.Errorf("right: want %v, got: %v", tt.right, err)
 			}
-			if err != nil && (!strings.Contains(err.Error(), q.Ask.String()) || !strings.Contains(err.Error(), got.String())) {
+			if err != nil && (!strings.Contains(err.Error(), q.String()) || !strings.Contains(err.Error(), got.String())) {
 				t.Errorf("the error does not have question and answer: %v", err)
 			}
 		})

@@ -13,7 +13,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
-	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest" //nolint:depguard // test support of both roles
 )
 
 // BridgeList is a configuration of a primary CNI that works here, as a list.
