@@ -4,7 +4,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,7 +17,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
-	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
@@ -159,17 +157,11 @@ func (d *demo) decision() {
 func (d *demo) rules(pod chaintest.Pod) {
 	described := kubetest.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 	cart(&described)
-	d.node.API.SetPod(described)
-	client, err := kube.NewClient(kube.Config{Kubeconfig: d.node.API.Kubeconfig(d.stage)})
-	if err != nil {
-		panic(err)
+	facts := sidecar.Facts{Namespace: pod.Namespace, Name: pod.Name, Annotations: described.Annotations}
+	for _, c := range described.Containers {
+		facts.Containers = append(facts.Containers, sidecar.Container{Name: c.Name, Args: c.Args, RunAsUser: c.RunAsUser, RunAsGroup: c.RunAsGroup})
 	}
-	defer client.Close()
-	found, err := client.Pod(context.Background(), kube.PodKey{Namespace: pod.Namespace, Name: pod.Name})
-	if err != nil {
-		panic(err)
-	}
-	want := redirect.Rules(sidecar.Decide(found.Facts, sidecar.Policy{}).Spec, ruleset.IPv4)
+	want := redirect.Rules(sidecar.Decide(facts, sidecar.Policy{}).Spec, ruleset.IPv4)
 	for line := range strings.Lines(want.Explain()) {
 		if strings.HasPrefix(line, "        ") {
 			line = d.dim(line)
