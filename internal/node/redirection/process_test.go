@@ -70,13 +70,10 @@ func (b toolbox) add(t *testing.T, v iptables.Variant, multi, extra string, name
 
 func write(t *testing.T, file, text string) {
 	t.Helper()
-	err := os.MkdirAll(filepath.Dir(file), 0o755)
-	if err == nil {
-		err = os.WriteFile(file, []byte(text), 0o755)
-	}
-	if err != nil {
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	netnstest.WriteProgram(t, file, []byte(text))
 }
 
 // started gives what was started since it was asked last.

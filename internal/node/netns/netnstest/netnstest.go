@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/node/netns"
@@ -115,5 +116,16 @@ func Set(tb testing.TB, path, name, value string) {
 	})
 	if err != nil {
 		tb.Fatalf("setting %s in %s: %v", name, path, err)
+	}
+}
+
+// WriteProgram writes a file that the test executes. No process is started meanwhile: it would have the file open for writing
+// until its exec, and the kernel executes no such file (ETXTBSY).
+func WriteProgram(tb testing.TB, file string, content []byte) {
+	tb.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	if err := os.WriteFile(file, content, 0o755); err != nil { //nolint:gosec,forbidigo // a program of the test
+		tb.Fatal(err)
 	}
 }

@@ -52,12 +52,10 @@ func BuildPackage(tb testing.TB, file, pkg string) string {
 		tb.Fatalf("building the program: %v\n%s", err, out)
 	}
 	content, err := os.ReadFile(file + ".linked") //nolint:gosec // what was just built
-	if err == nil {
-		err = os.WriteFile(file, content, 0o755) //nolint:gosec,forbidigo // a program of the test
-	}
 	if err != nil {
 		tb.Fatal(err)
 	}
+	netnstest.WriteProgram(tb, file, content)
 	return file
 }
 
@@ -104,9 +102,7 @@ VERSION) exec printf '{"cniVersion":"1.1.0","supportedVersions":["1.0.0","1.1.0"
 esac
 sed 's/"cniVersion": *"1.1.0"/"cniVersion":"1.0.0"/g' | ` + SystemPlugins + `/bridge | sed 's/"cniVersion": *"1.0.0"/"cniVersion":"1.1.0"/'
 `
-	if err := os.WriteFile(filepath.Join(n.bin, "bridge-1.1.0"), []byte(script), 0o755); err != nil { //nolint:gosec,forbidigo // a program of the test
-		n.tb.Fatal(err)
-	}
+	netnstest.WriteProgram(n.tb, filepath.Join(n.bin, "bridge-1.1.0"), []byte(script))
 }
 
 // Stanza has the keys of the plugin configuration that a test chooses; Chain adds "cni_agent_run_dir".
