@@ -141,7 +141,7 @@ func TestTheVersionIsEscaped(t *testing.T) {
 
 func TestTypes(t *testing.T) {
 	for name, m := range map[string]interface{ Handler() http.Handler }{
-		"agent": New("v"), "repair": NewRepair("v"), "taint": NewTaint("v", []string{"a"}),
+		"agent": New("v"), "repair": NewRepair("v"), "taint": NewTaint("v"),
 	} {
 		p := scrape(t, m)
 		for family, kind := range p.kinds {
@@ -310,7 +310,7 @@ func TestRepairCountsItsOwn(t *testing.T) {
 }
 
 func TestTaintCountsItsOwn(t *testing.T) {
-	m := NewTaint("1.2.3", []string{"AgentReady", "NoAgent"})
+	m := NewTaint("1.2.3")
 	const none, ready = `istio_cni_taint_nodes{reason="NoAgent"}`, `istio_cni_taint_nodes{reason="AgentReady"}`
 	steps := []step{
 		{func() { m.SetLeader(true) }, map[string]float64{"istio_cni_taint_leader": 1}},

@@ -1,6 +1,9 @@
 package metrics
 
-import "github.com/meshcni/istio-cni/internal/agent/eventrecorder"
+import (
+	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
+	"github.com/meshcni/istio-cni/internal/core/readiness"
+)
 
 // TaintChange is the taint controller's change of a node.
 type TaintChange string
@@ -40,18 +43,17 @@ type Taint struct {
 	changes, decisions, problems, troubles, events *family
 }
 
-// NewTaint returns the metrics of a taint controller of the given version, all zero. Reasons are the readiness reasons of
-// nodes.
-func NewTaint(version string, reasons []string) *Taint {
-	r := newRegistry(version)
+// NewTaint returns the metrics of a taint controller of the given version, all zero.
+func NewTaint(version string) *Taint {
+	r, reasons := newRegistry(version), each("reason", readiness.Reasons()...)
 	return &Taint{
 		registry: r,
 		leader:   r.declare(gauge, "istio_cni_taint_leader", "1 while this replica is the one that changes nodes."),
 		nodes: r.declare(gauge, "istio_cni_taint_nodes", "Nodes by the reason for which they count as ready or not.",
-			each("reason", reasons...)...),
+			reasons...),
 		changes: r.declare(counter, "istio_cni_taint_changes_total", "Changes of nodes, by how they ended; after a conflict another one is made.",
 			pairs(each("change", TaintAdded, TaintRemoved, ConditionSet), each("result", ChangeDone, ChangeConflict, ChangeFailed))...),
-		decisions: r.declare(counter, "istio_cni_taint_decisions_total", "Decisions about nodes, by reason.", each("reason", reasons...)...),
+		decisions: r.declare(counter, "istio_cni_taint_decisions_total", "Decisions about nodes, by reason.", reasons...),
 		problems: r.declare(counter, "istio_cni_taint_config_problems_total",
 			"Requirements in the ConfigMap refused for bad content; the last good ones stayed in force."),
 		troubles: r.declare(counter, "istio_cni_taint_watch_troubles_total", "Times that nodes, pods or the ConfigMap could not be watched, by resource.",
@@ -71,12 +73,12 @@ func (m *Taint) SetLeader(leader bool) {
 }
 
 // SetNodeReason moves a node from one reason to another; an empty reason is not counted.
-func (m *Taint) SetNodeReason(before, now string) {
+func (m *Taint) SetNodeReason(before, now readiness.Reason) {
 	m.nodes.move(label("reason", before), label("reason", now))
 }
 
 // Decided counts a decision.
-func (m *Taint) Decided(reason string) { m.decisions.add(1, label("reason", reason)) }
+func (m *Taint) Decided(reason readiness.Reason) { m.decisions.add(1, label("reason", reason)) }
 
 // Changed counts an attempted change.
 func (m *Taint) Changed(c TaintChange, r ChangeResult) {

@@ -46,8 +46,7 @@ type leadership struct {
 type node struct {
 	state    kube.NodeState
 	memory   readiness.Memory
-	decision readiness.Decision
-	decided  bool
+	decision readiness.Decision // zero before the first
 }
 
 // source is a collection of pods with a reflector.
@@ -64,9 +63,9 @@ type requirement struct {
 type podSet struct {
 	end    context.CancelFunc
 	listed bool
-	count  int
 	// warned is set after the log entry that the requirement selects no pod.
 	warned bool
+	// onNode has no entry for a node without such pods.
 	onNode map[string]map[types.NamespacedName]readiness.Pod
 }
 
@@ -74,7 +73,7 @@ func newLeadership(o Options) *leadership {
 	t := &leadership{
 		options: o, policy: o.Policy,
 		queue:   workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[string]{Clock: o.Clock}),
-		retries: workqueue.NewTypedItemExponentialFailureRateLimiter[string](o.Retry, o.MaxRetry),
+		retries: workqueue.NewTypedItemExponentialFailureRateLimiter[string](retry, maxRetry),
 		synced:  make(chan struct{}, 1), fatal: func(error) {},
 		nodes: map[string]*node{}, sources: map[source]*podSet{}, forbidden: map[string]bool{},
 	}
@@ -92,7 +91,7 @@ func (t *leadership) run(ctx context.Context) {
 	defer context.AfterFunc(ctx, t.queue.ShutDown)() // the last worker ends after ShutDown
 	defer t.work.Wait()
 	t.startReflectors(ctx)
-	for range t.options.Workers {
+	for range workers {
 		t.work.Go(func() {
 			for t.processNext(ctx) {
 			}
@@ -195,11 +194,7 @@ func (t *leadership) require(ctx context.Context, all []readiness.Requirement) {
 	t.sources, t.required, t.complete = map[source]*podSet{}, []requirement{}, false
 	for _, r := range all {
 		wanted := requirement{Requirement: r}
-		namespaces := r.Namespaces
-		if len(namespaces) == 0 {
-			namespaces = []string{""}
-		}
-		for _, namespace := range namespaces {
+		for _, namespace := range r.Namespaces {
 			wanted.sets = append(wanted.sets, t.podSetOf(ctx, source{namespace, r.Selector}, before))
 		}
 		t.required = append(t.required, wanted)
@@ -261,7 +256,7 @@ func (t *leadership) check() {
 	}
 	t.complete = true
 	t.options.Health.Ready(PartCaches)
-	t.options.Log.Info("nodes and pods are known", slog.Int("nodes", len(t.nodes)), slog.Int("pods", t.pods()))
+	t.options.Log.Info("nodes and pods are known", slog.Int("nodes", len(t.nodes)))
 	for _, name := range slices.Sorted(maps.Keys(t.nodes)) {
 		t.queue.Add(name)
 	}
@@ -269,15 +264,6 @@ func (t *leadership) check() {
 	case t.synced <- struct{}{}:
 	default:
 	}
-}
-
-// pods needs the lock.
-func (t *leadership) pods() int {
-	count := 0
-	for _, set := range t.sources {
-		count += set.count
-	}
-	return count
 }
 
 func (t *leadership) updateNode(state kube.NodeState) {
@@ -304,7 +290,7 @@ func (t *leadership) updateNode(state kube.NodeState) {
 func (t *leadership) deleteNode(state kube.NodeState) {
 	t.mu.Lock()
 	if n := t.nodes[state.Name]; n != nil {
-		t.options.Metrics.SetNodeReason(string(n.decision.Reason), "")
+		t.options.Metrics.SetNodeReason(n.decision.Reason, "")
 		delete(t.nodes, state.Name)
 	}
 	t.mu.Unlock()
@@ -325,9 +311,6 @@ func (t *leadership) updatePod(set *podSet, pod kube.Pod) {
 		set.onNode[pod.NodeName] = here
 	}
 	before, found := here[key]
-	if !found {
-		set.count++
-	}
 	now := readiness.Pod{Ready: pod.Ready, Since: pod.ReadySince, Terminating: pod.Deleting}
 	here[key] = now
 	if t.complete && (!found || before != now) {
@@ -342,7 +325,6 @@ func (t *leadership) deletePod(set *podSet, pod kube.Pod) {
 	if _, found := set.onNode[pod.NodeName][key]; !found {
 		return
 	}
-	set.count--
 	delete(set.onNode[pod.NodeName], key)
 	if len(set.onNode[pod.NodeName]) == 0 {
 		delete(set.onNode, pod.NodeName)

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -39,7 +38,7 @@ type lab struct {
 
 func untaint() readiness.Policy {
 	return readiness.Policy{
-		Taint: readiness.Taint{Key: readiness.UntaintKey, Value: "true", Effect: readiness.NoSchedule}, Effects: readiness.AnyEffect,
+		Taint: readiness.Taint{Key: readiness.UntaintKey, Value: "true", Effect: readiness.NoSchedule}, AnyEffect: true,
 		Settle: 2 * time.Minute, GracePeriod: 2 * time.Minute,
 		Requirements: []readiness.Requirement{{Name: "agent", Namespaces: []string{"istio-system"}, Selector: readiness.AgentSelector}},
 	}
@@ -47,14 +46,14 @@ func untaint() readiness.Policy {
 
 func adding() readiness.Policy {
 	p := untaint()
-	p.Adding = readiness.AddWhenUnready
+	p.AddTaint = true
 	return p
 }
 
 func legacy() readiness.Policy {
 	p := adding()
 	p.Taint = readiness.Taint{Key: readiness.LegacyKey, Effect: readiness.NoSchedule}
-	p.Effects, p.Node, p.GracePeriod, p.Requirements = readiness.OwnEffect, readiness.NodeReadinessRequired, 0, nil
+	p.AnyEffect, p.RequireNodeReady, p.GracePeriod, p.Requirements = false, true, 0, nil
 	return p
 }
 
@@ -72,12 +71,8 @@ func newLab(t *testing.T, policy readiness.Policy) *lab {
 		l.Fatal(err)
 	}
 	l.Cleanup(api.Close)
-	var reasons []string
-	for _, r := range readiness.Reasons() {
-		reasons = append(reasons, string(r))
-	}
 	log := slog.New(slog.DiscardHandler)
-	counts := metrics.NewTaint("test", reasons)
+	counts := metrics.NewTaint("test")
 	recorder := eventrecorder.New(api, eventrecorder.Options{Log: log, Count: counts.EventReported, Clock: l.clock})
 	l.Cleanup(recorder.Shutdown)
 	l.options = Options{
@@ -95,22 +90,7 @@ func (l *lab) run() {
 
 func (l *lab) start(o Options) (stop func()) {
 	l.Helper()
-	ctx, cancel := context.WithCancel(l.Context())
-	done := make(chan error, 1)
-	go func() { done <- Run(ctx, o) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		select {
-		case err := <-done:
-			if err != nil {
-				l.Error(err)
-			}
-		case <-time.After(30 * time.Second):
-			l.Error("the controller does not end")
-		}
-	})
-	l.Cleanup(stop)
-	return stop
+	return agenttest.Go(l.T, func(ctx context.Context) { Run(ctx, o) })
 }
 
 func (l *lab) ready() bool { return l.options.Health.Snapshot().Ready }

@@ -13,19 +13,19 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 )
 
-// tries bounds the attempts of Once per node.
-const tries = 5
+const (
+	// tries bounds the attempts of Once per node.
+	tries = 5
+	// timeout bounds Once and Plan.
+	timeout = time.Minute
+)
 
-// Once brings each node to its desired state within Options.Timeout, and ends. It acquires no lease and decides once, without a
-// grace period. The error names the nodes that failed.
+// Once brings each node to its desired state within a minute, and ends. It acquires no lease and decides once, without a grace
+// period. The error names the nodes that failed.
 func Once(ctx context.Context, o Options) error {
-	o = o.withDefaults()
-	if err := o.check(); err != nil {
-		return err
-	}
 	o.Policy.GracePeriod = 0
 	return once(ctx, o, func(ctx context.Context, t *leadership, name string) error {
-		backoff := wait.Backoff{Duration: o.Retry, Factor: 2, Steps: tries - 1}
+		backoff := wait.Backoff{Duration: retry, Factor: 2, Steps: tries - 1}
 		for {
 			after, err := t.reconcile(ctx, name)
 			if err == nil || backoff.Steps == 0 || ctx.Err() != nil {
@@ -38,10 +38,6 @@ func Once(ctx context.Context, o Options) error {
 
 // Plan returns for each node the change that Once would make, in the order of the nodes' names. It changes nothing.
 func Plan(ctx context.Context, o Options) ([]string, error) {
-	o = o.withDefaults()
-	if err := o.check(); err != nil {
-		return nil, err
-	}
 	o.Policy.GracePeriod, o.Events = 0, nil
 	var lines []string
 	err := once(ctx, o, func(ctx context.Context, t *leadership, name string) error {
@@ -73,8 +69,8 @@ func once(ctx context.Context, o Options, do func(context.Context, *leadership, 
 	defer t.work.Wait()
 	defer cancel(nil)
 	t.work.Go(func() {
-		o.sleep(ctx, o.Timeout)
-		cancel(fmt.Errorf("it is not done after %s", o.Timeout.Round(time.Second)))
+		o.sleep(ctx, timeout)
+		cancel(fmt.Errorf("it is not done after %s", timeout))
 	})
 	t.fatal = func(err error) { cancel(err) }
 	t.startReflectors(ctx)

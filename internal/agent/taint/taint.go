@@ -14,7 +14,6 @@ package taint
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"time"
 
@@ -45,10 +44,16 @@ const Component = "istio-cni-taint"
 // ConfigMap names the object that has the requirements, in the legacy format.
 type ConfigMap struct{ Namespace, Name string }
 
-// Options are the dependencies and settings of a controller. API, Log, Health and Metrics are required.
+const (
+	// retry is the pause after a failed change, doubled up to maxRetry.
+	retry    = 100 * time.Millisecond
+	maxRetry = time.Minute
+	workers  = 4
+)
+
+// Options are the dependencies and settings of a controller. API, Clock, Log, Health and Metrics are required.
 type Options struct {
-	API *kube.Client
-	// Clock defaults to the system's clock.
+	API     *kube.Client
 	Clock   clock.WithTicker
 	Log     *slog.Logger
 	Health  *health.State
@@ -57,7 +62,7 @@ type Options struct {
 	// Events records events about nodes and the ConfigMap; nil drops them.
 	Events *eventrecorder.Recorder
 
-	// Policy configures decisions; a ConfigMap with a name replaces its requirements.
+	// Policy configures the decisions; a ConfigMap with a name replaces its requirements. The key and effect of its taint are required.
 	Policy    readiness.Policy
 	ConfigMap ConfigMap
 	// Lease is the lock of the election, nil for a single controller.
@@ -66,40 +71,10 @@ type Options struct {
 	Condition string
 	// Host is the node of this process, for events.
 	Host string
-	// Retry is the pause after a change that failed, doubled up to MaxRetry; 100 ms and 1 min by default.
-	Retry, MaxRetry time.Duration
-	// Workers is the number of workers, 4 by default.
-	Workers int
-	// Timeout bounds Once, 1 min by default.
-	Timeout time.Duration
 }
 
-func (o Options) withDefaults() Options {
-	if o.Clock == nil {
-		o.Clock = clock.RealClock{}
-	}
-	if o.Retry <= 0 {
-		o.Retry = 100 * time.Millisecond
-	}
-	if o.MaxRetry <= 0 {
-		o.MaxRetry = time.Minute
-	}
-	if o.Workers <= 0 {
-		o.Workers = 4
-	}
-	if o.Timeout <= 0 {
-		o.Timeout = time.Minute
-	}
-	return o
-}
-
-// Run works until ctx ends: it acquires the lease, works while it holds the lease, and releases the lease. It returns an error
-// only for unusable options.
-func Run(ctx context.Context, o Options) error {
-	o = o.withDefaults()
-	if err := o.check(); err != nil {
-		return err
-	}
+// Run works until ctx ends: it acquires the lease, works while it holds the lease, and releases the lease.
+func Run(ctx context.Context, o Options) {
 	lead := func(ctx context.Context) {
 		o.Metrics.SetLeader(true)
 		defer o.Metrics.SetLeader(false)
@@ -108,21 +83,10 @@ func Run(ctx context.Context, o Options) error {
 	if o.Lease == nil {
 		o.Health.Ready(PartElection)
 		lead(ctx)
-		return nil
+		return
 	}
 	o.standby()
 	elect(ctx, o, lead)
-	return nil
-}
-
-func (o Options) check() error {
-	if o.API == nil || o.Log == nil || o.Health == nil || o.Metrics == nil {
-		return errors.New("the taint controller needs an API, a log, health and metrics")
-	}
-	if o.Policy.Taint.Key == "" || o.Policy.Taint.Effect == "" {
-		return errors.New("the taint controller needs a taint with key and effect")
-	}
-	return nil
 }
 
 // sleep waits for d or the end of ctx.

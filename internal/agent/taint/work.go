@@ -36,7 +36,7 @@ func (t *leadership) reconcile(ctx context.Context, name string) (wait time.Dura
 		return 0, nil //nolint:nilerr // the controller ends, or the node is deleted and the watch is about to report the deletion
 	}
 	if failed, ok := errors.AsType[*kube.Error](err); ok {
-		wait = min(failed.RetryAfter, t.options.MaxRetry)
+		wait = min(failed.RetryAfter, maxRetry)
 	}
 	return wait, err
 }
@@ -50,11 +50,11 @@ func (t *leadership) decide(ctx context.Context, name string) (kube.NodeState, r
 		return kube.NodeState{}, readiness.Decision{}, false
 	}
 	decision, memory := readiness.Decide(n.state.Node, t.podsOn(name), t.policy, n.memory, t.options.Clock.Now())
-	before, decided := n.decision, n.decided
-	n.memory, n.decision, n.decided = memory, decision, true
-	t.options.Metrics.SetNodeReason(string(before.Reason), string(decision.Reason))
-	t.options.Metrics.Decided(string(decision.Reason))
-	if !decided || before.Action != decision.Action || before.Reason != decision.Reason || before.NoActionReason != decision.NoActionReason {
+	before := n.decision
+	n.memory, n.decision = memory, decision
+	t.options.Metrics.SetNodeReason(before.Reason, decision.Reason)
+	t.options.Metrics.Decided(decision.Reason)
+	if before.Action != decision.Action || before.Reason != decision.Reason || before.NoActionReason != decision.NoActionReason {
 		t.options.Log.LogAttrs(ctx, level(decision), "decided", slog.String("node", name),
 			slog.String("action", string(decision.Action)), slog.String("reason", string(decision.Reason)),
 			slog.String("requirement", decision.Requirement), slog.String("hold", string(decision.NoActionReason)))
@@ -89,17 +89,14 @@ func (t *leadership) podsOn(name string) [][]readiness.Pod {
 // warnOfNone logs once that a requirement selects no pod at all: its namespace or selector may be wrong. It needs the lock.
 func (t *leadership) warnOfNone(ctx context.Context) {
 	for _, requirement := range t.required {
-		count := 0
-		for _, set := range requirement.sets {
-			count += set.count
-		}
+		none := !slices.ContainsFunc(requirement.sets, func(set *podSet) bool { return len(set.onNode) > 0 })
 		first := requirement.sets[0]
-		if count == 0 && !first.warned {
+		if none && !first.warned {
 			t.options.Log.WarnContext(ctx,
 				"no pod meets the requirement on any node: are namespace and selector those of the agent?",
 				slog.Any("namespaces", requirement.Namespaces), slog.String("selector", requirement.Selector))
 		}
-		first.warned = count == 0
+		first.warned = none
 	}
 }
 
@@ -141,10 +138,7 @@ func (t *leadership) publish(ctx context.Context, state kube.NodeState, d readin
 		return state, nil
 	}
 	want := kube.NodeCondition{
-		Type: t.options.Condition, Status: "False", Reason: string(d.Reason), Message: d.Reason.Sentence(),
-	}
-	if d.ConditionStatus == readiness.ConditionTrue {
-		want.Status = "True"
+		Type: t.options.Condition, Status: string(d.ConditionStatus), Reason: string(d.Reason), Message: d.Reason.Sentence(),
 	}
 	after, sent, err := t.options.API.PatchCondition(ctx, state, want, t.options.Clock.Now())
 	if sent {

@@ -2,13 +2,13 @@ package readiness
 
 import "time"
 
-// boot is the node's present boot. The API has its ID and not its time, so the time lies between two reports of the kubelet. Those
-// and a pod's readiness are by the same clock, the node's.
+// boot is the node's present boot. The API has its ID and not its time, so the time lies between two reports of the kubelet. The
+// reports and a pod's readiness are by the same clock, the node's.
 type boot struct {
 	id string
-	// noticed is when the ID was seen first, by our clock.
+	// noticed is the time of the first report with the ID, by our clock.
 	noticed time.Time
-	// witnessed means that another ID was seen before.
+	// witnessed reports that another ID was seen before.
 	witnessed bool
 	// before is the last report of the boot before this one, first the first that was seen of this one.
 	before, first time.Time

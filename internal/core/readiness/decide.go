@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Decide returns the action for a node. pods has the agent pods on the node for each requirement of the policy, in their
-// order. The memory it returns is for the next decision about this node.
+// Decide returns the action for a node. For each requirement of the policy, in their order, pods has the agent pods on the node.
+// The returned memory is for the next decision about this node.
 func Decide(n Node, pods [][]Pod, p Policy, m Memory, now time.Time) (Decision, Memory) {
 	m = m.learn(n, now)
 	d := assess(n, pods, p, m, now)
@@ -34,7 +34,7 @@ func Decide(n Node, pods [][]Pod, p Policy, m Memory, now time.Time) (Decision, 
 	switch {
 	case p.tainted(n):
 		d.NoActionReason = AsWanted
-	case p.Adding == NeverAdd:
+	case !p.AddTaint:
 		d.NoActionReason = NoAdding
 	case d.Reason == MaybeRebooted:
 		d.NoActionReason = RebootSuspected
@@ -46,8 +46,8 @@ func Decide(n Node, pods [][]Pod, p Policy, m Memory, now time.Time) (Decision, 
 	return d, m
 }
 
-// graceEnd is until when an unready node is not tainted. A node that was observed since it was created or rebooted, and was never
-// ready since, has no grace period.
+// graceEnd returns the end of the time in which an unready node is not tainted. A node that was observed since it was created or
+// rebooted, and was never ready since, has no grace period.
 func (m Memory) graceEnd(n Node, p Policy) time.Time {
 	young := m.unready.Sub(n.Created) < p.GracePeriod
 	if !m.trusted && (m.boot.witnessed || young) {
@@ -56,9 +56,9 @@ func (m Memory) graceEnd(n Node, p Policy) time.Time {
 	return m.unready.Add(p.GracePeriod)
 }
 
-// assess returns why the node counts as ready or not, the requirement that is not met, and when to assess again.
+// assess returns the readiness of the node with its reason, the requirement that is not met, and the time to assess it again.
 func assess(n Node, pods [][]Pod, p Policy, m Memory, now time.Time) Decision {
-	if p.Node == NodeReadinessRequired && !n.Ready {
+	if p.RequireNodeReady && !n.Ready {
 		return Decision{Reason: NodeUnready}
 	}
 	if len(p.Requirements) == 0 {
@@ -66,11 +66,7 @@ func assess(n Node, pods [][]Pod, p Policy, m Memory, now time.Time) Decision {
 	}
 	worst := Decision{Reason: AgentReady}
 	for i, requirement := range p.Requirements {
-		var here []Pod
-		if i < len(pods) {
-			here = pods[i]
-		}
-		best := m.best(n, here, p.Settle, now)
+		best := m.best(n, pods[i], p.Settle, now)
 		best.Requirement = requirement.Name
 		if weight(best.Reason) > weight(worst.Reason) {
 			worst = best

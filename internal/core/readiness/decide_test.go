@@ -19,20 +19,20 @@ func old() time.Time { return time.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC) }
 
 func untaint() Policy {
 	return Policy{
-		Taint: Taint{UntaintKey, UntaintValue, NoSchedule}, Effects: AnyEffect, Settle: 2 * time.Minute, GracePeriod: 2 * time.Minute,
+		Taint: Taint{UntaintKey, UntaintValue, NoSchedule}, AnyEffect: true, Settle: 2 * time.Minute, GracePeriod: 2 * time.Minute,
 		Requirements: []Requirement{{Name: "agent", Namespaces: []string{"istio-system"}, Selector: AgentSelector}},
 	}
 }
 
 func adding() Policy {
 	p := untaint()
-	p.Adding = AddWhenUnready
+	p.AddTaint = true
 	return p
 }
 
 func legacy() Policy {
 	p := adding()
-	p.Taint, p.Effects, p.Node, p.GracePeriod = Taint{LegacyKey, "", NoSchedule}, OwnEffect, NodeReadinessRequired, 0
+	p.Taint, p.AnyEffect, p.RequireNodeReady, p.GracePeriod = Taint{LegacyKey, "", NoSchedule}, false, true, 0
 	return p
 }
 
@@ -57,7 +57,7 @@ func TestDecide(t *testing.T) {
 	nothing := legacy()
 	nothing.Requirements = nil
 	exact := untaint()
-	exact.Effects = OwnEffect
+	exact.AnyEffect = false
 	custom := untaint()
 	custom.Taint.Key = "example.com/not-ready"
 	young := clean()
@@ -215,7 +215,7 @@ func TestARebootIsASuspicionForWhoDidNotSeeIt(t *testing.T) {
 	story(t, untaint(), step{at(1, 1), stillTainted, readyAt(at(1, 0)), Remove, AgentReady, ""})
 	d, _ := Decide(stillTainted, ready(), untaint(), Memory{}, at(1, 1))
 	if !d.RecheckAt.Equal(at(3, 0)) || d.ConditionStatus != ConditionUnchanged {
-		t.Errorf("again at %s, standing %d", d.RecheckAt, d.ConditionStatus)
+		t.Errorf("again at %s, condition %q", d.RecheckAt, d.ConditionStatus)
 	}
 }
 
@@ -250,7 +250,7 @@ func TestStandingFollowsPatience(t *testing.T) {
 func TestTheClosedSets(t *testing.T) {
 	seen := map[string]bool{}
 	for _, r := range Reasons() {
-		if seen[string(r)] || r.Sentence() == string(r) {
+		if seen[string(r)] || r.Sentence() == "" {
 			t.Errorf("reason %q", r)
 		}
 		seen[string(r)] = true
@@ -302,15 +302,15 @@ func check(t *testing.T, n Node, pods [][]Pod, p Policy, d Decision, m Memory, n
 	t.Helper()
 	living := slices.ContainsFunc(pods[0], func(p Pod) bool { return p.Ready && !p.Terminating })
 	switch {
-	case !slices.Contains(Reasons(), d.Reason), (d.Action == Keep) != slices.Contains(NoActionReasons(), d.NoActionReason):
+	case !slices.Contains(Reasons(), d.Reason), (d.Action == Keep) != (d.NoActionReason != ""):
 		t.Fatalf("out of the sets: %+v", d)
 	case d.Action == Remove && (!d.Reason.Good() || !living):
 		t.Fatalf("removed without a ready agent: %+v", d)
-	case d.Action == Add && (d.Reason.Good() || p.Adding == NeverAdd || p.tainted(n)):
+	case d.Action == Add && (d.Reason.Good() || !p.AddTaint || p.tainted(n)):
 		t.Fatalf("added: %+v", d)
 	case !d.RecheckAt.IsZero() && !d.RecheckAt.After(now):
 		t.Fatalf("again in the past: %+v at %s", d, now)
-	case p.Node == NodeReadinessRequired && !n.Ready && d.Reason.Good():
+	case p.RequireNodeReady && !n.Ready && d.Reason.Good():
 		t.Fatalf("an unready node is ready: %+v", d)
 	}
 	// Nothing passes by itself without a time to look again.

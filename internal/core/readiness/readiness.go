@@ -1,12 +1,11 @@
 // Package readiness decides whether a node has a taint because the plugin's agent is not ready there.
 //
-// It promises one decision for each state of a node, its agent pods and its Memory, with a reason of a closed set; that
-// it removes a taint only for a readiness of this boot; and that it adds no taint as long as an agent may be absent for an
-// update.
+// It promises one decision for each state of a node, its agent pods and its Memory, with a reason of a closed set; that a taint
+// is removed only for a readiness of this boot; and that no taint is added while an agent may be absent for an update.
 //
 // It never reads a clock, sends no request and has no state: a Memory goes in and comes out.
 //
-// Start reading at Decide. boot.go has which readiness is believed after a reboot.
+// Start reading at Decide. boot.go decides whether a readiness counts after a reboot.
 package readiness
 
 import (
@@ -37,81 +36,55 @@ type Taint struct{ Key, Value, Effect string }
 type Node struct {
 	Name   string
 	Taints []Taint
-	// Ready is the condition of that name, true or not; since ReadySince, which has whole seconds.
+	// Ready reports that the condition Ready is true; ReadySince is its last transition, in whole seconds.
 	Ready      bool
 	ReadySince time.Time
-	// Heartbeat is when the kubelet last reported that condition, by its own clock.
+	// Heartbeat is the time at which the kubelet last reported that condition, by its own clock.
 	Heartbeat time.Time
-	// BootID is another one after each start of the node's kernel.
+	// BootID changes with each start of the node's kernel.
 	BootID  string
 	Created time.Time
 }
 
 // Pod is an agent pod on the node.
 type Pod struct {
-	// Ready is the condition of that name; since Since, by the kubelet's clock in whole seconds.
+	// Ready reports that the condition Ready is true; Since is its last transition, by the kubelet's clock in whole seconds.
 	Ready bool
 	Since time.Time
-	// Terminating pods do not count.
+	// Terminating reports a deletion timestamp: the pod does not count.
 	Terminating bool
 }
 
-// Requirement is met on a node where at least one pod that the selector matches in one of the namespaces is ready. No
-// namespace, or an empty one, means all namespaces.
+// Requirement is met on a node where at least one pod that the selector matches in one of the namespaces is ready. An
+// empty namespace means all namespaces.
 type Requirement struct {
 	Name       string
 	Namespaces []string
 	Selector   string
 }
 
-// Adding says whether taints are put on nodes as well as taken away.
-type Adding uint8
-
-// The untaint controller of istiod never adds.
-const (
-	NeverAdd Adding = iota
-	AddWhenUnready
-)
-
-// NodeReadiness says whether the node itself must be ready.
-type NodeReadiness uint8
-
-// The legacy controller requires it.
-const (
-	NodeReadinessIgnored NodeReadiness = iota
-	NodeReadinessRequired
-)
-
 // Policy is the configuration of decisions.
 type Policy struct {
-	// Taint is the one that is put on a node.
+	// Taint is added to a node, and removed from it.
 	Taint Taint
-	// Effects says which taints are ours: those of the key, whatever their effect, or those of the key and effect.
-	// The value does not matter.
-	Effects Effects
-	Adding  Adding
-	// Node says whether the node itself must be ready.
-	Node NodeReadiness
+	// AnyEffect removes taints of the key with any effect, as istiod does; without it the effect must be Taint's, as for the
+	// legacy controller. The value does not matter.
+	AnyEffect bool
+	// AddTaint adds the taint to nodes that are not ready; the untaint controller of istiod only removes it.
+	AddTaint bool
+	// RequireNodeReady requires the condition Ready of the node itself, as the legacy controller does.
+	RequireNodeReady bool
 	// Requirements must all be met. An empty list is met.
 	Requirements []Requirement
-	// GracePeriod is for how long a node that was ready may be unready before it is tainted.
+	// GracePeriod is the time for which a node that was ready may be unready before it is tainted.
 	GracePeriod time.Duration
 	// Settle is the time that a restarted kubelet may take to report the present state of its pods.
 	Settle time.Duration
 }
 
-// Effects says which taints of the key are ours.
-type Effects uint8
-
-// istiod removes taints of any effect, the legacy controller only those of the effect that it adds.
-const (
-	OwnEffect Effects = iota
-	AnyEffect
-)
-
-// Ours reports whether a taint is one that is taken away.
+// Ours reports whether this policy removes a taint.
 func (p Policy) Ours(t Taint) bool {
-	return t.Key == p.Taint.Key && (p.Effects == AnyEffect || t.Effect == p.Taint.Effect)
+	return t.Key == p.Taint.Key && (p.AnyEffect || t.Effect == p.Taint.Effect)
 }
 
 func (p Policy) tainted(n Node) bool { return slices.ContainsFunc(n.Taints, p.Ours) }
@@ -126,14 +99,10 @@ const (
 	Remove Action = "remove"
 )
 
-// Actions returns all actions.
-func Actions() []Action { return []Action{Keep, Add, Remove} }
-
-// Reason is why a node counts as ready or not. It is one CamelCase word, as events and conditions require.
+// Reason explains the readiness of a node. It is one CamelCase word, as events and conditions require.
 type Reason string
 
-// The reasons: the good ones first, then from the weakest to the strongest. Of several requirements the one with the
-// strongest reason decides.
+// The reasons: the good ones first, then from the weakest to the strongest. The strongest reason of all requirements decides.
 const (
 	AgentReady      Reason = "AgentReady"
 	NothingRequired Reason = "NothingRequired"
@@ -157,23 +126,15 @@ func (r Reason) Good() bool { return r == AgentReady || r == NothingRequired }
 
 // Sentence explains the reason to a person.
 func (r Reason) Sentence() string {
-	switch r {
-	case AgentReady:
-		return "the CNI agent is ready"
-	case NothingRequired:
-		return "nothing is required of nodes"
-	case MaybeRebooted:
-		return "the CNI agent's readiness is older than the node's return and not confirmed yet"
-	case Rebooted:
-		return "the node was rebooted and its CNI agent is not ready again"
-	case AgentUnready:
-		return "the CNI agent is not ready"
-	case NoAgent:
-		return "there is no CNI agent on the node"
-	case NodeUnready:
-		return "the node is not ready"
-	}
-	return string(r)
+	return map[Reason]string{
+		AgentReady:      "the CNI agent is ready",
+		NothingRequired: "nothing is required of nodes",
+		MaybeRebooted:   "the CNI agent's readiness is older than the node's return and not confirmed yet",
+		Rebooted:        "the node was rebooted and its CNI agent is not ready again",
+		AgentUnready:    "the CNI agent is not ready",
+		NoAgent:         "there is no CNI agent on the node",
+		NodeUnready:     "the node is not ready",
+	}[r]
 }
 
 // NoActionReason is the reason for Keep; it is empty for an action.
@@ -187,19 +148,14 @@ const (
 	WithinGracePeriod NoActionReason = "unready for a short time"
 )
 
-// NoActionReasons returns all of them.
-func NoActionReasons() []NoActionReason {
-	return []NoActionReason{AsWanted, NoAdding, RebootSuspected, WithinGracePeriod}
-}
-
-// ConditionStatus is that of the node condition, which a short absence of the agent does not change.
-type ConditionStatus uint8
+// ConditionStatus is the status of the node condition, which a short absence of the agent does not change.
+type ConditionStatus string
 
 // ConditionUnchanged leaves the last status.
 const (
-	ConditionUnchanged ConditionStatus = iota
-	ConditionTrue
-	ConditionFalse
+	ConditionUnchanged ConditionStatus = ""
+	ConditionTrue      ConditionStatus = "True"
+	ConditionFalse     ConditionStatus = "False"
 )
 
 // Decision is the result for a node.
@@ -210,15 +166,15 @@ type Decision struct {
 	Requirement     string
 	NoActionReason  NoActionReason
 	ConditionStatus ConditionStatus
-	// RecheckAt is when to decide again even if nothing changes; zero for never.
+	// RecheckAt is the time of the next decision if nothing changes before, zero for none.
 	RecheckAt time.Time
 }
 
 // Memory is the state of a node between two decisions. The zero value is that of a new node.
 type Memory struct {
 	boot boot
-	// trusted says that the node was ready in this boot.
+	// trusted reports that the node was ready in this boot.
 	trusted bool
-	// unready is the time since when the node is not ready, zero while it is ready.
+	// unready is the start of the time without readiness, zero while the node is ready.
 	unready time.Time
 }

@@ -62,20 +62,14 @@ func Optional(read func(string) (string, error)) func(string) (string, error) {
 }
 
 // Bool is a switch.
-func Bool(into *bool) Value { return Either(into, true, false) }
-
-// Either is a switch between two values.
-func Either[T comparable](into *T, on, off T) Value {
-	return Of(into, func(s string) (T, error) {
-		is, err := strconv.ParseBool(s)
-		switch {
-		case err != nil:
-			return off, errors.New("want true or false")
-		case is:
-			return on, nil
+func Bool(into *bool) Value {
+	return Of(into, func(s string) (bool, error) {
+		on, err := strconv.ParseBool(s)
+		if err != nil {
+			return false, errors.New("want true or false")
 		}
-		return off, nil
-	}, func(is T) string { return strconv.FormatBool(is == on) })
+		return on, nil
+	}, strconv.FormatBool)
 }
 
 // Choice is one of several words.

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
@@ -28,9 +27,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
-
-// clock returns the time of day, for events and retries.
-func clock() time.Time { return time.Now() } //nolint:forbidigo // the source of every clock below
 
 // Run runs the role. It ends after one repair of each pod or, with --run-as-daemon, with a signal.
 func Run(c applet.Call) int {
@@ -67,7 +63,7 @@ func act(ctx context.Context, cfg Config, path string, log *slog.Logger) error {
 	if !cfg.Daemon {
 		return racerepair.Once(ctx, options)
 	}
-	state := health.NewState(health.Options{Log: log, Now: clock}, racerepair.Part)
+	state := health.NewState(health.Options{Log: log}, racerepair.Part)
 	options.Health = state
 	return cfg.Serve(ctx, log, state.Handler(), options.Metrics.Handler(), func(ctx context.Context) error {
 		racerepair.Run(ctx, options)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
+	"github.com/meshcni/istio-cni/internal/agent/taint"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -28,83 +29,66 @@ type Config struct {
 	Mode Mode
 	// Daemon false decides once about all nodes; DryRun does so and changes nothing.
 	Daemon, DryRun bool
-	// Policy has its requirements in mode untaint; in mode legacy they are in the ConfigMap.
-	Policy                            readiness.Policy
-	ConfigMapNamespace, ConfigMapName string
-	// Condition is the type of the node condition to publish, "" for none.
-	Condition string
-
-	LeaderElect                               bool
-	LeaseNamespace, LeaseName                 string
-	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
-
-	PodName, NodeName string
+	// Taint has the settings of the controller. Its requirements are the policy's in mode untaint, and the ConfigMap's in mode legacy.
+	Taint taint.Options
+	// Lease applies with LeaderElect. Its identity is the name of the pod, to which each run adds a random part.
+	LeaderElect bool
+	Lease       taint.Lease
 
 	// Warnings are sentences for the log.
 	Warnings []string
+
+	namespaces             []string
+	selector, ownNamespace string
 
 	client kube.Config
 	lines  []settings.Line
 }
 
-// environment has the sources of the configuration besides arguments.
-type environment struct {
-	getenv   func(string) (string, bool)
-	hostname func() (string, error)
-}
-
-// draft is an incomplete configuration.
-type draft struct {
-	Config
-
-	namespaces             []string
-	selector, ownNamespace string
-}
-
 // load reads arguments and environment. The error joins all problems; it is settings.ErrHelp for a request of the help.
-func load(args []string, env environment) (Config, error) {
-	d := draft{}
-	in, err := settings.Parse(d.rows(), args, env.getenv)
+func load(args []string, getenv func(string) (string, bool)) (Config, error) {
+	c := Config{}
+	in, err := settings.Parse(c.rows(), args, getenv)
 	if err != nil {
-		return Config{}, err
+		return c, err
 	}
 	// The mode comes first: the defaults of other settings depend on it.
 	given := map[string]settings.Origin{}
-	for _, s := range d.rows() {
+	for _, s := range c.rows() {
 		if at := in.Find(s); at.Given() {
 			given[s.Name] = at
 		}
 	}
-	modeErr := d.chooseMode(given)
-	d.ownNamespace = given["pod-namespace"].Text
-	rows := d.rows()
+	modeErr := c.chooseMode(given)
+	c.ownNamespace = given["pod-namespace"].Text
+	rows := c.rows()
 	origins, err := in.Read(rows)
-	err = errors.Join(err, modeErr, d.complete(env, given))
-	d.lines = []settings.Line{{Name: "in-mode", Value: string(d.Mode), Origin: origins.Flag("mode").String()}}
+	err = errors.Join(err, modeErr, c.complete(getenv, given))
+	c.lines = []settings.Line{{Name: "in-mode", Value: string(c.Mode), Origin: origins.Flag("mode").String()}}
 	for i, line := range settings.Lines(rows, origins) {
-		if only := differences()[rows[i].Name].only; only == "" || only == d.Mode {
-			d.lines = append(d.lines, line)
+		if only := differences()[rows[i].Name].only; only == "" || only == c.Mode {
+			c.lines = append(c.lines, line)
 		}
 	}
-	return d.Config, err
+	return c, err
 }
 
 // chooseMode selects the mode by the given settings, unless the mode is given. Read reports an invalid mode.
-func (d *draft) chooseMode(given map[string]settings.Origin) error {
+func (c *Config) chooseMode(given map[string]settings.Origin) error {
 	places := map[Mode][]string{}
-	for _, s := range d.rows() {
+	for _, s := range c.rows() {
 		if only := differences()[s.Name].only; only != "" && given[s.Name].Given() {
 			places[only] = append(places[only], given[s.Name].String())
 		}
 	}
-	d.Mode = Untaint
+	c.Mode = Untaint
 	other := Legacy
 	switch Mode(given["mode"].Text) {
 	case Legacy:
-		d.Mode, other = Legacy, Untaint
+		c.Mode, other = Legacy, Untaint
 	case "", Auto:
 		if len(places[Legacy]) > 0 {
-			d.Mode = Legacy
+			c.Mode = Legacy
 		}
 		if len(places[Legacy]) > 0 && len(places[Untaint]) > 0 {
 			return fmt.Errorf("%s is of mode legacy and %s of mode untaint: choose one by --mode", places[Legacy][0], places[Untaint][0])
@@ -113,42 +97,36 @@ func (d *draft) chooseMode(given map[string]settings.Origin) error {
 	case Untaint:
 	}
 	for _, place := range places[other] {
-		d.Warnings = append(d.Warnings, place+" has no effect in mode "+string(d.Mode))
+		c.Warnings = append(c.Warnings, place+" has no effect in mode "+string(c.Mode))
 	}
 	return nil
 }
 
 // complete derives values that depend on several settings.
-func (d *draft) complete(env environment, given map[string]settings.Origin) error {
-	client, err := d.ClientConfig(env.getenv)
-	d.client = client
-	if d.PodName == "" {
-		if d.PodName, _ = env.hostname(); d.PodName == "" {
-			d.PodName = "istio-cni-taint"
-		}
+func (c *Config) complete(getenv func(string) (string, bool), given map[string]settings.Origin) (err error) {
+	c.client, err = c.ClientConfig(getenv)
+	if c.Mode == Untaint {
+		c.Taint.Policy.Requirements = []readiness.Requirement{{Name: c.selector, Namespaces: c.namespaces, Selector: c.selector}}
+		c.Taint.Policy.AnyEffect = !given["effect"].Given()
+		c.Taint.ConfigMap = taint.ConfigMap{}
 	}
-	if d.Mode == Untaint {
-		d.Policy.Requirements = []readiness.Requirement{{Name: d.selector, Namespaces: d.namespaces, Selector: d.selector}}
-		if !given["effect"].Given() {
-			d.Policy.Effects = readiness.AnyEffect
-		}
-	}
-	return errors.Join(err, d.checkLease())
+	return errors.Join(err, c.checkLease())
 }
 
 // checkLease compares the times: a leader must stop leading before another replica may lead.
-func (d *draft) checkLease() error {
-	if !d.LeaderElect {
+func (c *Config) checkLease() error {
+	if !c.LeaderElect {
 		return nil
 	}
 	var errs []error
-	if d.LeaseDuration <= d.RenewDeadline || d.RenewDeadline <= d.RetryPeriod {
+	l := c.Lease
+	if l.Duration <= l.Deadline || l.Deadline <= l.Retry {
 		errs = append(errs, fmt.Errorf(
 			"want --lease-duration (%s) longer than --renew-deadline (%s), and that longer than --retry-period (%s)",
-			d.LeaseDuration, d.RenewDeadline, d.RetryPeriod))
+			l.Duration, l.Deadline, l.Retry))
 	}
-	if d.LeaseDuration%time.Second != 0 {
-		errs = append(errs, fmt.Errorf("--lease-duration %s: want whole seconds", d.LeaseDuration))
+	if l.Duration%time.Second != 0 {
+		errs = append(errs, fmt.Errorf("--lease-duration %s: want whole seconds", l.Duration))
 	}
 	return errors.Join(errs...)
 }

@@ -41,17 +41,17 @@ func differences() map[string]perMode {
 
 // rows returns all settings, with the defaults of the mode. A variable is spelled like its flag, behind TAINT_, unless the row
 // says otherwise.
-func (d *draft) rows() []settings.Setting {
-	rows := slices.Concat(d.modeRows(), d.taintRows(), d.policyRows(), d.leaseRows(), d.processRows())
+func (c *Config) rows() []settings.Setting {
+	rows := slices.Concat(c.modeRows(), c.taintRows(), c.policyRows(), c.leaseRows(), c.processRows())
 	for i := range rows {
 		if of, differs := differences()[rows[i].Name]; differs {
-			of.apply(&rows[i], d)
+			of.apply(&rows[i], c)
 		}
 	}
 	return settings.Named("TAINT_", rows...)
 }
 
-func (p perMode) apply(s *settings.Setting, d *draft) {
+func (p perMode) apply(s *settings.Setting, c *Config) {
 	s.Shown = p.legacy + p.untaint
 	if p.legacy != "" && p.untaint != "" {
 		s.Shown = fmt.Sprintf("%s in mode legacy, %s in mode untaint", p.legacy, p.untaint)
@@ -60,18 +60,18 @@ func (p perMode) apply(s *settings.Setting, d *draft) {
 		s.Use += fmt.Sprintf(" (mode %s)", p.only)
 	}
 	switch {
-	case d.Mode == Legacy:
+	case c.Mode == Legacy:
 		s.Default = p.legacy
-	case d.Mode == Untaint && p.ownNamespace && d.ownNamespace != "":
-		s.Default = d.ownNamespace
-	case d.Mode == Untaint:
+	case c.Mode == Untaint && p.ownNamespace && c.ownNamespace != "":
+		s.Default = c.ownNamespace
+	case c.Mode == Untaint:
 		s.Default = p.untaint
 	}
 }
 
 func names(of ...string) []string { return of }
 
-func (d *draft) modeRows() []settings.Setting {
+func (c *Config) modeRows() []settings.Setting {
 	return []settings.Setting{
 		{
 			Name: "mode", Arg: "MODE", Default: string(Auto), Use: "legacy, untaint, or auto: legacy if a setting of that mode is given, else untaint",
@@ -79,37 +79,37 @@ func (d *draft) modeRows() []settings.Setting {
 		},
 		{
 			Name: "dry-run", Default: "false", Use: "print for each node what would be done, once, and change nothing",
-			Value: settings.Bool(&d.DryRun),
+			Value: settings.Bool(&c.DryRun),
 		},
 		{
 			Name: "run-as-daemon", Env: settings.Dashed("TAINT_", "run-as-daemon"), Default: "true",
-			Use: "false: look at all nodes once and exit; hysteresis does not count then", Value: settings.Bool(&d.Daemon),
+			Use: "false: look at all nodes once and exit; hysteresis does not count then", Value: settings.Bool(&c.Daemon),
 		},
 		{
 			Name: "configmap-namespace", Arg: "NAMESPACE", Env: settings.Dashed("TAINT_", "configmap-namespace"),
-			Use: "namespace of the ConfigMap with the requirements", Value: settings.Checked(&d.ConfigMapNamespace, selector.CheckName),
+			Use: "namespace of the ConfigMap with the requirements", Value: settings.Checked(&c.Taint.ConfigMap.Namespace, selector.CheckName),
 		},
 		{
 			Name: "configmap-name", Arg: "NAME", Env: settings.Dashed("TAINT_", "configmap-name"),
 			Use:   "the ConfigMap: each of its keys is a YAML list of {name, selector, namespace}",
-			Value: settings.Checked(&d.ConfigMapName, selector.CheckName),
+			Value: settings.Checked(&c.Taint.ConfigMap.Name, selector.CheckName),
 		},
 		{
 			Name: "namespace", Aliases: names("namespaces", "cniNamespace"), Arg: "NAMESPACE", Env: names("TAINT_NAMESPACE", "TAINT_NAMESPACES"),
 			Repeated: true,
 			Use: "namespaces of the agent's pods, between commas, * for all: a ready pod in one of them is enough; the own one " +
 				"if that is known",
-			Value: settings.Of(&d.namespaces, readNamespaces, func(all []string) string { return strings.Join(all, ",") }),
+			Value: settings.Of(&c.namespaces, readNamespaces, func(all []string) string { return strings.Join(all, ",") }),
 		},
 		{
 			Name: "selector", Arg: "SELECTOR", Use: "label selector of the agent's pods",
-			Value: settings.Checked(&d.selector, selector.Check),
+			Value: settings.Checked(&c.selector, selector.Check),
 		},
 	}
 }
 
-func (d *draft) taintRows() []settings.Setting {
-	taint := &d.Policy.Taint
+func (c *Config) taintRows() []settings.Setting {
+	taint := &c.Taint.Policy.Taint
 	return []settings.Setting{
 		{
 			Name: "taint-name", Aliases: names("taint-key"), Arg: "KEY", Env: names("TAINT_NAME", "PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME"),
@@ -126,79 +126,79 @@ func (d *draft) taintRows() []settings.Setting {
 		},
 		{
 			Name: "add", Use: "put the taint on nodes without a ready agent, after a reboot as well; false: only remove it",
-			Value: settings.Either(&d.Policy.Adding, readiness.AddWhenUnready, readiness.NeverAdd),
+			Value: settings.Bool(&c.Taint.Policy.AddTaint),
 		},
 	}
 }
 
 // policyRows decide when the taint is added and removed.
-func (d *draft) policyRows() []settings.Setting {
+func (c *Config) policyRows() []settings.Setting {
 	return []settings.Setting{
 		{
 			Name: "hysteresis", Arg: "DURATION", Default: "2m",
 			Use: "for how long a node that was ready may be without a ready agent before it is tainted: longer than an update " +
 				"of the DaemonSet takes on one node; 0 taints at once, as the legacy controller did",
-			Value: settings.Duration(&d.Policy.GracePeriod, 0, 0),
+			Value: settings.Duration(&c.Taint.Policy.GracePeriod, 0, 0),
 		},
 		{
 			Name: "settle", Arg: "DURATION", Default: "2m",
 			Use:   "for how long after its return a node is not believed that its agent is ready since before",
-			Value: settings.Duration(&d.Policy.Settle, 0, 0),
+			Value: settings.Duration(&c.Taint.Policy.Settle, 0, 0),
 		},
 		{
 			Name: "require-node-ready", Use: "the node's own condition Ready must be true as well",
-			Value: settings.Either(&d.Policy.Node, readiness.NodeReadinessRequired, readiness.NodeReadinessIgnored),
+			Value: settings.Bool(&c.Taint.Policy.RequireNodeReady),
 		},
 		{
 			Name: "node-condition", Arg: "TYPE",
 			Use:   "publish a condition of this type on each node, for a readiness controller, such as cni.istio.io/MeshCNIReady",
-			Value: settings.Checked(&d.Condition, checkKey),
+			Value: settings.Checked(&c.Taint.Condition, checkKey),
 		},
 	}
 }
 
-func (d *draft) leaseRows() []settings.Setting {
+func (c *Config) leaseRows() []settings.Setting {
 	return []settings.Setting{
 		{
 			Name: "leader-elect", Default: "true", Use: "false: there is no other replica, and no lease is needed",
-			Value: settings.Bool(&d.LeaderElect),
+			Value: settings.Bool(&c.LeaderElect),
 		},
 		{
 			Name: "lease-namespace", Arg: "NAMESPACE", Use: "namespace of the lease; in mode untaint the own one if that is known",
-			Value: settings.Checked(&d.LeaseNamespace, selector.CheckName),
+			Value: settings.Checked(&c.Lease.Namespace, selector.CheckName),
 		},
 		{
 			Name: "lease-name", Arg: "NAME", Use: "the lease that one replica of several holds",
-			Value: settings.Checked(&d.LeaseName, selector.CheckName),
+			Value: settings.Checked(&c.Lease.Name, selector.CheckName),
 		},
 		{
 			Name: "lease-duration", Arg: "DURATION", Use: "for how long others respect the lease after it was renewed",
-			Value: settings.Duration(&d.LeaseDuration, time.Second, 0),
+			Value: settings.Duration(&c.Lease.Duration, time.Second, 0),
 		},
 		{
 			Name: "renew-deadline", Arg: "DURATION", Use: "for how long the leader works on while it cannot renew the lease",
-			Value: settings.Duration(&d.RenewDeadline, time.Second, 0),
+			Value: settings.Duration(&c.Lease.Deadline, time.Second, 0),
 		},
 		{
 			Name: "retry-period", Arg: "DURATION", Use: "how often the lease is renewed or tried for",
-			Value: settings.Duration(&d.RetryPeriod, time.Second, 0),
+			Value: settings.Duration(&c.Lease.Retry, time.Second, 0),
 		},
 	}
 }
 
-func (d *draft) processRows() []settings.Setting {
-	return append(d.Rows("TAINT_", "taint", "8001", "15024", "false"), []settings.Setting{
+func (c *Config) processRows() []settings.Setting {
+	return append(c.Rows("TAINT_", "taint", "8001", "15024", "false"), []settings.Setting{
 		{
 			Name: "pod-namespace", Arg: "NAMESPACE", Env: names("POD_NAMESPACE"), Use: "the own one",
 			Value: settings.Checked(new(string), selector.CheckName),
 		},
 		{
 			Name: "pod-name", Arg: "NAME", Env: names("POD_NAME", "HOSTNAME"), Use: "the own one, for the lease",
-			Value: settings.Text(&d.PodName, nil),
+			Value: settings.Text(&c.Lease.Identity, nil),
 		},
 		{
 			Name: "node-name", Arg: "NAME", Env: names("KUBERNETES_NODE_NAME", "NODE_NAME"), Use: "the own node, for events",
-			Value: settings.Text(&d.NodeName, nil),
+			Value: settings.Text(&c.Taint.Host, nil),
 		},
 	}...)
 }

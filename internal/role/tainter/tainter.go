@@ -18,7 +18,8 @@ import (
 	"log/slog"
 	"os"
 	"strings"
-	"time"
+
+	"k8s.io/utils/clock"
 
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
@@ -27,19 +28,15 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/taint"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
-	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
-
-// clock returns the time of day, for leases, events, health and decisions.
-func clock() time.Time { return time.Now() } //nolint:forbidigo // the source of every clock below
 
 // Run runs the role. It ends when the work is done or, for the controller, with a signal. The legacy controller exited 255 for
 // a bad command line; here the code is 2 as in the other roles.
 func Run(c applet.Call) int {
 	return service.Run(c, "taint", help, func() (service.Service, error) {
-		cfg, err := load(c.Args, environment{getenv: c.Getenv, hostname: os.Hostname})
+		cfg, err := load(c.Args, c.Getenv)
 		if err != nil {
 			return service.Service{}, err
 		}
@@ -71,29 +68,24 @@ func act(ctx context.Context, stdout io.Writer, cfg Config, log *slog.Logger) er
 		return taint.Once(ctx, options)
 	}
 	return cfg.Serve(ctx, log, options.Health.Handler(), options.Metrics.Handler(), func(ctx context.Context) error {
-		return taint.Run(ctx, options)
+		taint.Run(ctx, options)
+		return nil
 	})
 }
 
+// options adds the dependencies to the settings.
 func (c Config) options(api *kube.Client, log *slog.Logger) taint.Options {
-	reasons := make([]string, 0, len(readiness.Reasons()))
-	for _, reason := range readiness.Reasons() {
-		reasons = append(reasons, string(reason))
-	}
-	options := taint.Options{
-		API: api, Log: log, Policy: c.Policy, Condition: c.Condition, Host: c.NodeName,
-		Health:  health.NewState(health.Options{Log: log, Now: clock}, taint.Parts()...),
-		Metrics: metrics.NewTaint(applet.Build().Version(), reasons),
-	}
+	options := c.Taint
+	options.API, options.Log, options.Clock = api, log, clock.RealClock{}
+	options.Health = health.NewState(health.Options{Log: log}, taint.Parts()...)
+	options.Metrics = metrics.NewTaint(applet.Build().Version())
 	options.Events = eventrecorder.New(api, eventrecorder.Options{Log: log, Count: options.Metrics.EventReported})
-	if c.Mode == Legacy {
-		options.ConfigMap = taint.ConfigMap{Namespace: c.ConfigMapNamespace, Name: c.ConfigMapName}
-	}
 	if c.LeaderElect {
-		options.Lease = &taint.Lease{
-			Namespace: c.LeaseNamespace, Name: c.LeaseName, Identity: c.PodName + "_" + rand.Text(),
-			Duration: c.LeaseDuration, Deadline: c.RenewDeadline, Retry: c.RetryPeriod,
+		options.Lease = &c.Lease
+		if c.Lease.Identity == "" {
+			options.Lease.Identity, _ = os.Hostname()
 		}
+		options.Lease.Identity += "_" + rand.Text()
 	}
 	return options
 }
@@ -129,6 +121,6 @@ together.
 func help() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, helpHead, applet.ExitOK, applet.ExitError, applet.ExitUsage)
-	settings.Help(&b, settings.Group{Title: "Flags", Rows: new(draft).rows()})
+	settings.Help(&b, settings.Group{Title: "Flags", Rows: new(Config).rows()})
 	return b.String()
 }

@@ -3,7 +3,6 @@ package tainter
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"io"
 	"os"
 	"strings"
@@ -16,50 +15,52 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
+	"github.com/meshcni/istio-cni/internal/agent/taint"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
 // cluster is the environment that Kubernetes gives to each container.
-func cluster(more ...string) environment {
-	env := map[string]string{"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+func cluster(more ...string) func(string) (string, bool) {
+	env := map[string]string{"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443", "HOSTNAME": "pod-1"}
 	for _, pair := range more {
 		name, value, _ := strings.Cut(pair, "=")
 		env[name] = value
 	}
-	return environment{
-		getenv:   func(name string) (string, bool) { v, ok := env[name]; return v, ok },
-		hostname: func() (string, error) { return "pod-1", nil },
-	}
+	return func(name string) (string, bool) { v, ok := env[name]; return v, ok }
 }
+
+func nothing(string) (string, bool) { return "", false }
 
 func legacyDefaults() Config {
 	return Config{
-		Mode: Legacy, Daemon: true, ConfigMapNamespace: "kube-system", ConfigMapName: "single", LeaderElect: true,
-		Policy: readiness.Policy{
-			Taint: readiness.Taint{Key: "NodeReadiness", Effect: "NoSchedule"}, Effects: readiness.OwnEffect, Adding: readiness.AddWhenUnready,
-			Node: readiness.NodeReadinessRequired, GracePeriod: 2 * time.Minute, Settle: 2 * time.Minute,
+		Process: standalone.Process{HealthPort: 8001, MonitoringPort: 15024}, Mode: Legacy, Daemon: true, LeaderElect: true,
+		Taint: taint.Options{ConfigMap: taint.ConfigMap{Namespace: "kube-system", Name: "single"}, Policy: readiness.Policy{
+			Taint: readiness.Taint{Key: "NodeReadiness", Effect: "NoSchedule"}, AddTaint: true,
+			RequireNodeReady: true, GracePeriod: 2 * time.Minute, Settle: 2 * time.Minute,
+		}},
+		Lease: taint.Lease{
+			Namespace: "kube-system", Name: "istio-taint-lock", Identity: "pod-1",
+			Duration: 60 * time.Second, Deadline: 15 * time.Second, Retry: 5 * time.Second,
 		},
-		LeaseNamespace: "kube-system", LeaseName: "istio-taint-lock",
-		LeaseDuration: 60 * time.Second, RenewDeadline: 15 * time.Second, RetryPeriod: 5 * time.Second,
-		Process: standalone.Process{HealthPort: 8001, MonitoringPort: 15024}, PodName: "pod-1",
 	}
 }
 
 func untaintDefaults() Config {
 	return Config{
-		Mode: Untaint, Daemon: true, LeaderElect: true,
-		Policy: readiness.Policy{
-			Taint: readiness.Taint{Key: "cni.istio.io/not-ready", Value: "true", Effect: "NoSchedule"}, Effects: readiness.AnyEffect,
-			Adding: readiness.NeverAdd, Node: readiness.NodeReadinessIgnored, GracePeriod: 2 * time.Minute, Settle: 2 * time.Minute,
+		Process: standalone.Process{HealthPort: 8001, MonitoringPort: 15024}, Mode: Untaint, Daemon: true, LeaderElect: true,
+		Taint: taint.Options{Policy: readiness.Policy{
+			Taint:     readiness.Taint{Key: "cni.istio.io/not-ready", Value: "true", Effect: "NoSchedule"},
+			AnyEffect: true, GracePeriod: 2 * time.Minute, Settle: 2 * time.Minute,
 			Requirements: []readiness.Requirement{{
 				Name: "k8s-app=istio-cni-node", Namespaces: []string{"istio-system"}, Selector: "k8s-app=istio-cni-node",
 			}},
+		}},
+		Lease: taint.Lease{
+			Namespace: "istio-system", Name: "istio-node-untaint", Identity: "pod-1",
+			Duration: 30 * time.Second, Deadline: 15 * time.Second, Retry: 7500 * time.Millisecond,
 		},
-		LeaseNamespace: "istio-system", LeaseName: "istio-node-untaint",
-		LeaseDuration: 30 * time.Second, RenewDeadline: 15 * time.Second, RetryPeriod: 7500 * time.Millisecond,
-		Process: standalone.Process{HealthPort: 8001, MonitoringPort: 15024}, PodName: "pod-1",
 	}
 }
 
@@ -68,36 +69,36 @@ func TestLoad(t *testing.T) {
 	untaint := func(change func(*Config)) Config { c := untaintDefaults(); change(&c); return c }
 	for _, test := range []struct {
 		name string
-		env  environment
+		env  func(string) (string, bool)
 		args []string
 		want Config
 	}{
 		{"nothing given", cluster(), nil, untaintDefaults()},
 		{"legacy defaults", cluster(), []string{"--mode=legacy"}, legacyDefaults()},
-		{"legacy by a flag", cluster(), []string{"--configmap-name", "x"}, legacy(func(c *Config) { c.ConfigMapName = "x" })},
+		{"legacy by a flag", cluster(), []string{"--configmap-name", "x"}, legacy(func(c *Config) { c.Taint.ConfigMap.Name = "x" })},
 		{
 			"legacy by the chart's variables, which have dashes",
 			cluster("TAINT_RUN-AS-DAEMON=false", "TAINT_CONFIGMAP-NAME=istio-cni-taint-configmap", "TAINT_CONFIGMAP-NAMESPACE=istio-system"), nil,
 			legacy(func(c *Config) {
-				c.Daemon, c.ConfigMapName, c.ConfigMapNamespace = false, "istio-cni-taint-configmap", "istio-system"
+				c.Daemon, c.Taint.ConfigMap = false, taint.ConfigMap{Namespace: "istio-system", Name: "istio-cni-taint-configmap"}
 			}),
 		},
 		{
 			"the same with underscores, and a flag before it",
 			cluster("TAINT_RUN_AS_DAEMON=false", "TAINT_CONFIGMAP_NAME=x", "TAINT_CONFIGMAP_NAMESPACE=y"),
 			[]string{"--configmap-name=z", "--run-as-daemon"},
-			legacy(func(c *Config) { c.ConfigMapName, c.ConfigMapNamespace = "z", "y" }),
+			legacy(func(c *Config) { c.Taint.ConfigMap = taint.ConfigMap{Namespace: "y", Name: "z"} }),
 		},
 		{
 			"the variable of istiod",
 			cluster("PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME=example.com/x"), nil,
-			untaint(func(c *Config) { c.Policy.Taint.Key = "example.com/x" }),
+			untaint(func(c *Config) { c.Taint.Policy.Taint.Key = "example.com/x" }),
 		},
 		{
 			"the own namespace",
 			cluster("POD_NAMESPACE=mesh"), nil,
 			untaint(func(c *Config) {
-				c.LeaseNamespace, c.Policy.Requirements[0].Namespaces = "mesh", []string{"mesh"}
+				c.Lease.Namespace, c.Taint.Policy.Requirements[0].Namespaces = "mesh", []string{"mesh"}
 			}),
 		},
 		{"the own namespace changes nothing of legacy", cluster("POD_NAMESPACE=mesh"), []string{"--mode", "legacy"}, legacyDefaults()},
@@ -106,11 +107,12 @@ func TestLoad(t *testing.T) {
 			cluster(),
 			[]string{"--namespace=a,b", "--namespaces=ignored", "--namespace", "c", "--selector", "app in (x,y)", "--effect=NoExecute", "--add", "--hysteresis=0"},
 			untaint(func(c *Config) {
-				c.Policy.Requirements = []readiness.Requirement{{Name: "app in (x,y)", Namespaces: []string{"a", "b", "c"}, Selector: "app in (x,y)"}}
-				c.Policy.Taint.Effect, c.Policy.Effects, c.Policy.Adding, c.Policy.GracePeriod = "NoExecute", readiness.OwnEffect, readiness.AddWhenUnready, 0
+				p := &c.Taint.Policy
+				p.Requirements = []readiness.Requirement{{Name: "app in (x,y)", Namespaces: []string{"a", "b", "c"}, Selector: "app in (x,y)"}}
+				p.Taint.Effect, p.AnyEffect, p.AddTaint, p.GracePeriod = "NoExecute", false, true, 0
 			}),
 		},
-		{"all namespaces", cluster(), []string{"--namespace=*"}, untaint(func(c *Config) { c.Policy.Requirements[0].Namespaces = []string{""} })},
+		{"all namespaces", cluster(), []string{"--namespace=*"}, untaint(func(c *Config) { c.Taint.Policy.Requirements[0].Namespaces = []string{""} })},
 		{
 			"other settings",
 			cluster("LOG_LEVEL=x:error,default:debug"),
@@ -119,8 +121,8 @@ func TestLoad(t *testing.T) {
 				"--health-port=0", "--monitoring-port=0", "--log_as_json", "--taint-value=",
 			},
 			untaint(func(c *Config) {
-				c.DryRun, c.LeaderElect, c.Condition, c.Policy.Node, c.Kubeconfig = true, false, "cni.istio.io/MeshCNIReady", readiness.NodeReadinessRequired, "/k"
-				c.HealthPort, c.MonitoringPort, c.LogJSON, c.LogLevel, c.Policy.Taint.Value = 0, 0, true, -4, ""
+				c.DryRun, c.LeaderElect, c.Process = true, false, standalone.Process{Kubeconfig: "/k", LogJSON: true, LogLevel: -4}
+				c.Taint.Condition, c.Taint.Policy.RequireNodeReady, c.Taint.Policy.Taint.Value = "cni.istio.io/MeshCNIReady", true, ""
 			}),
 		},
 		{
@@ -145,7 +147,7 @@ func TestLoadReportsAllProblemsTogether(t *testing.T) {
 	_, err := load([]string{
 		"--configmap-name=x", "--namespace=a", "stray", "--effect=Sometimes", "--hysteresis", "-1s", "--nope", "--selector=a in b", "--taint-name=a b",
 		"--health-port=99999", "--lease-duration=10s", "--add=perhaps", "--node-condition=/",
-	}, environment{getenv: func(string) (string, bool) { return "", false }, hostname: func() (string, error) { return "", errors.New("none") }})
+	}, nothing)
 	if err == nil {
 		t.Fatal("no error")
 	}
@@ -168,10 +170,10 @@ func TestLoadReportsAllProblemsTogether(t *testing.T) {
 func TestHelp(t *testing.T) {
 	for _, arg := range []string{"--help", "-h"} {
 		var out bytes.Buffer
-		if code := Run(applet.Call{Args: []string{"--add", arg}, Stdout: &out, Stderr: io.Discard, Getenv: cluster().getenv}); code != applet.ExitOK {
+		if code := Run(applet.Call{Args: []string{"--add", arg}, Stdout: &out, Stderr: io.Discard, Getenv: nothing}); code != applet.ExitOK {
 			t.Errorf("%s: exit %d", arg, code)
 		}
-		for _, s := range new(draft).rows() {
+		for _, s := range new(Config).rows() {
 			if !strings.Contains(out.String(), "--"+s.Name) {
 				t.Errorf("%s: no --%s", arg, s.Name)
 			}
@@ -182,7 +184,7 @@ func TestHelp(t *testing.T) {
 // TestVariables: what a chart has set once must go on counting.
 func TestVariables(t *testing.T) {
 	var got []string
-	for _, s := range new(draft).rows() {
+	for _, s := range new(Config).rows() {
 		got = append(got, s.Env...)
 	}
 	want := strings.Fields(`TAINT_MODE TAINT_DRY_RUN TAINT_RUN-AS-DAEMON TAINT_RUN_AS_DAEMON TAINT_CONFIGMAP-NAMESPACE TAINT_CONFIGMAP_NAMESPACE
@@ -210,7 +212,7 @@ func TestUntilASignal(t *testing.T) {
 	go func() {
 		done <- Run(applet.Call{
 			Args: []string{"--kubeconfig", kubeconfig, "--health-port=0", "--monitoring-port=0", "--log_as_json"}, Stdout: io.Discard, Stderr: &log,
-			Getenv: func(string) (string, bool) { return "", false },
+			Getenv: nothing,
 		})
 	}()
 	agenttest.Eventually(t, "the taint is there", func() bool { return !strings.Contains(string(server.Object("/api/v1/nodes/a")), "not-ready") })
