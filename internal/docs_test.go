@@ -71,7 +71,6 @@ var exempt = []exemption{
 	{"internal/node/nftables/xtables/", "", "about rules that this program wrote itself; the manual has what stands before them"},
 	{"internal/node/nftables/native/", "", "the same"},
 	{"internal/agent/logserver/record.go", "", "a plugin is answered by a status of HTTP alone, and the log has the number"},
-	{"internal/agent/taint/taint.go", "the taint controller needs", "only a mistake in this program"},
 	{"internal/core/redirect/parse.go", "is not a known field", "only a mistake in this program"},
 	{"internal/role/tainter/settings.go", "%s in mode legacy, %s in mode untaint", "a line of --help"},
 }

@@ -1,6 +1,7 @@
 package taint
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/clock"
 
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 )
@@ -31,7 +33,7 @@ func Once(ctx context.Context, o Options) error {
 			if err == nil || backoff.Steps == 0 || ctx.Err() != nil {
 				return err
 			}
-			o.sleep(ctx, max(after, backoff.Step()))
+			t.options.sleep(ctx, max(after, backoff.Step()))
 		}
 	})
 }
@@ -62,6 +64,7 @@ func line(name string, d readiness.Decision) string {
 
 // once waits until the caches are synced and calls do for each node.
 func once(ctx context.Context, o Options, do func(context.Context, *leadership, string) error) error {
+	o.Clock = cmp.Or[clock.WithTicker](o.Clock, clock.RealClock{})
 	ctx, cancel := context.WithCancelCause(ctx)
 	t := newLeadership(o)
 	defer t.queue.ShutDown()

@@ -13,6 +13,7 @@
 package taint
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"time"
@@ -51,9 +52,10 @@ const (
 	workers  = 4
 )
 
-// Options are the dependencies and settings of a controller. API, Clock, Log, Health and Metrics are required.
+// Options are the dependencies and settings of a controller. API, Log, Health and Metrics are required.
 type Options struct {
-	API     *kube.Client
+	API *kube.Client
+	// Clock defaults to the system's clock.
 	Clock   clock.WithTicker
 	Log     *slog.Logger
 	Health  *health.State
@@ -75,6 +77,7 @@ type Options struct {
 
 // Run works until ctx ends: it acquires the lease, works while it holds the lease, and releases the lease.
 func Run(ctx context.Context, o Options) {
+	o.Clock = cmp.Or[clock.WithTicker](o.Clock, clock.RealClock{})
 	lead := func(ctx context.Context) {
 		o.Metrics.SetLeader(true)
 		defer o.Metrics.SetLeader(false)

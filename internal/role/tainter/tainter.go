@@ -19,8 +19,6 @@ import (
 	"os"
 	"strings"
 
-	"k8s.io/utils/clock"
-
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
@@ -76,7 +74,7 @@ func act(ctx context.Context, stdout io.Writer, cfg Config, log *slog.Logger) er
 // options adds the dependencies to the settings.
 func (c Config) options(api *kube.Client, log *slog.Logger) taint.Options {
 	options := c.Taint
-	options.API, options.Log, options.Clock = api, log, clock.RealClock{}
+	options.API, options.Log = api, log
 	options.Health = health.NewState(health.Options{Log: log}, taint.Parts()...)
 	options.Metrics = metrics.NewTaint(applet.Build().Version())
 	options.Events = eventrecorder.New(api, eventrecorder.Options{Log: log, Count: options.Metrics.EventReported})
