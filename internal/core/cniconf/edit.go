@@ -14,29 +14,30 @@ type span struct{ start, end int }
 
 func (s span) of(text []byte) []byte { return text[s.start:s.end] }
 
-// member returns the position of the value of a key of the object: the last of several, as encoding/json uses that.
-func member(object []byte, key string) (value span, there bool, err error) {
+// member returns the position of the value of a key of the object, or of the last of several, as encoding/json uses that; a
+// zero span if there is none.
+func member(object []byte, key string) (value span, err error) {
 	if !json.Valid(object) {
-		return value, false, unreadable(object, json.Unmarshal(object, new(any)))
+		return value, unreadable(object, json.Unmarshal(object, new(any)))
 	}
 	d := json.NewDecoder(bytes.NewReader(object))
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
-		return value, false, errors.New("no JSON object")
+		return value, errors.New("no JSON object")
 	}
 	for d.More() {
 		name, err := d.Token()
 		if err != nil {
-			return value, false, err
+			return value, err
 		}
 		v, err := next(d)
 		if err != nil {
-			return value, false, err
+			return value, err
 		}
 		if name == key {
-			value, there = v, true
+			value = v
 		}
 	}
-	return value, there, nil
+	return value, nil
 }
 
 // next reads one value and returns its position.
@@ -56,17 +57,14 @@ type plugins struct {
 	elements []span
 }
 
-// errNoPlugins is a list whose plugins are all drop-ins.
-var errNoPlugins = errors.New(`it has no "plugins" of its own, so nothing can be put behind them: use dropin`)
-
 // inlined finds the plugins of a list.
 func inlined(text []byte) (plugins, error) {
-	list, there, err := member(text, "plugins")
-	if err != nil {
+	list, err := member(text, "plugins")
+	switch {
+	case err != nil:
 		return plugins{}, err
-	}
-	if !there {
-		return plugins{}, errNoPlugins
+	case list == span{}:
+		return plugins{}, errors.New(`it has no "plugins" of its own, so nothing can be put behind them: use dropin`)
 	}
 	d := json.NewDecoder(bytes.NewReader(list.of(text)))
 	if t, err := d.Token(); err != nil || t != json.Delim('[') {
@@ -108,18 +106,13 @@ func Insert(list, stanza []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	own := p.own(list)
 	last := len(p.elements) - 1
-	if len(own) == 1 && own[0] == last && Same(p.elements[last].of(list), stanza) {
-		return list, nil
-	}
-	if len(own) > 0 && own[len(own)-1] == last {
+	if last >= 0 && isOwn(p.elements[last].of(list)) {
 		// Insert replaces the last stanza in place, so that the bytes around the stanza do not change.
-		rest := slices.Concat(list[:p.elements[last].start], indented(stanza, p.before(list, last)), list[p.elements[last].end:])
-		if len(own) == 1 {
-			return rest, nil
+		if old := p.elements[last]; !Same(old.of(list), stanza) {
+			list = slices.Concat(list[:old.start], indented(stanza, p.before(list, last)), list[old.end:])
 		}
-		return withoutOwn(rest, 1)
+		return withoutOwn(list, 1)
 	}
 	if list, err = withoutOwn(list, 0); err != nil {
 		return nil, err
@@ -137,33 +130,24 @@ func Insert(list, stanza []byte) ([]byte, error) {
 
 // before is the white space ahead of an element.
 func (p plugins) before(text []byte, at int) []byte {
-	end := p.elements[at].start
-	start := end
-	for start > 0 && bytes.IndexByte([]byte(" \t\r\n"), text[start-1]) >= 0 {
-		start--
-	}
-	return text[start:end]
+	ahead := text[:p.elements[at].start]
+	return ahead[len(bytes.TrimRight(ahead, " \t\r\n")):]
 }
 
 // indented formats an object like the neighbouring elements: on one line if the list has no line breaks between elements,
 // else on lines that start at the same column.
 func indented(stanza, space []byte) []byte {
+	var b bytes.Buffer
 	at := bytes.LastIndexByte(space, '\n')
 	if at < 0 {
-		var b bytes.Buffer
-		if json.Compact(&b, stanza) != nil {
-			return stanza
-		}
+		_ = json.Compact(&b, stanza) // an object, as Plan makes sure
 		return b.Bytes()
 	}
 	indent := "  "
 	if bytes.IndexByte(space[at:], '\t') >= 0 {
 		indent = "\t"
 	}
-	var b bytes.Buffer
-	if json.Indent(&b, stanza, string(space[at+1:]), indent) != nil {
-		return stanza
-	}
+	_ = json.Indent(&b, stanza, string(space[at+1:]), indent)
 	if bytes.HasSuffix(space[:at+1], []byte("\r\n")) {
 		return bytes.ReplaceAll(b.Bytes(), []byte("\n"), []byte("\r\n"))
 	}

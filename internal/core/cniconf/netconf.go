@@ -12,7 +12,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"path"
 	"slices"
 	"time"
@@ -36,7 +35,7 @@ type NetConf struct {
 	// PrevResult is the JSON text of the previous plugin's result; nil if there is none.
 	PrevResult json.RawMessage
 
-	// Annotations are those of the pod, if AnnotationsDelivered says that the runtime passed them. containerd (1.6 and 2.4
+	// Annotations are those of the pod, if AnnotationsDelivered is set. containerd (1.6 and 2.4
 	// tested) passes null for a pod without annotations.
 	Annotations          map[string]string
 	AnnotationsDelivered bool
@@ -68,7 +67,7 @@ type NetConf struct {
 // CRI-O has the same one). A stanza requests it in "capabilities"; the runtime puts the annotations into "runtimeConfig".
 const PodAnnotations = "io.kubernetes.cri.pod-annotations"
 
-// annotations reads those that the runtime passed. Invalid ones count as not passed: the plugin then asks the API server.
+// annotations reads those that the runtime passed. Invalid ones count as not passed: the plugin then queries the API server.
 func (c *NetConf) annotations(runtimeConfig json.RawMessage) {
 	var delivered map[string]json.RawMessage
 	if json.Unmarshal(runtimeConfig, &delivered) != nil {
@@ -170,14 +169,7 @@ func (r *reader) own(c *NetConf) {
 
 // backend reads the key "backend" and combines it with the other two keys that select a backend.
 func (r *reader) backend(c *NetConf, native bool) {
-	var text string
-	if r.read("backend", "a string", &text) {
-		said, err := redirect.ParseBackend(text)
-		if err != nil {
-			r.bad("backend", r.keys["backend"], err.Error())
-		}
-		c.Backend = said
-	}
+	parse(r, "backend", &c.Backend, redirect.ParseBackend)
 	chosen, err := redirect.ChooseBackend(c.Backend, native, c.ForceIptables)
 	if err != nil {
 		r.problems = append(r.problems, fmt.Errorf("network configuration keys \"native_nftables\", \"backend\" and \"force_iptables_binary\": %w", err))
@@ -202,34 +194,32 @@ func (c *NetConf) places(kubeconfig, socket string) {
 
 // settings reads the keys that only this program has.
 func (r *reader) settings(c *NetConf) {
-	parsers := map[string]func(text string) error{
-		"second_ip_family": func(text string) (err error) {
-			c.SecondFamily, err = redirect.ParseSecondFamily(text)
-			return err
-		},
-		"api_timeout": func(text string) error {
-			d, err := time.ParseDuration(text)
-			if err != nil || d <= 0 || d > longestAPITimeout {
-				return fmt.Errorf("want a duration like \"10s\", longer than 0 and at most %s", longestAPITimeout)
-			}
-			c.APITimeout = d
-			return nil
-		},
-		"force_iptables_binary": func(text string) error {
-			if text != "" && text != "legacy" && text != "nft" {
-				return fmt.Errorf("want legacy, nft or nothing")
-			}
-			c.ForceIptables = text
-			return nil
-		},
-	}
-	for _, key := range slices.Sorted(maps.Keys(parsers)) {
-		var text string
-		if !r.read(key, "a string", &text) {
-			continue
+	parse(r, "second_ip_family", &c.SecondFamily, redirect.ParseSecondFamily)
+	parse(r, "api_timeout", &c.APITimeout, func(text string) (time.Duration, error) {
+		d, err := time.ParseDuration(text)
+		if err != nil || d <= 0 || d > longestAPITimeout {
+			return 0, fmt.Errorf("want a duration like \"10s\", longer than 0 and at most %s", longestAPITimeout)
 		}
-		if err := parsers[key](text); err != nil {
-			r.bad(key, r.keys[key], err.Error())
+		return d, nil
+	})
+	parse(r, "force_iptables_binary", &c.ForceIptables, func(text string) (string, error) {
+		if !slices.Contains([]string{"", "legacy", "nft"}, text) {
+			return "", errors.New("want legacy, nft or nothing")
 		}
+		return text, nil
+	})
+}
+
+// parse decodes a key that holds a string, and leaves the target alone if the string has no meaning.
+func parse[T any](r *reader, key string, into *T, meaning func(text string) (T, error)) {
+	var text string
+	if !r.read(key, "a string", &text) {
+		return
 	}
+	value, err := meaning(text)
+	if err != nil {
+		r.bad(key, r.keys[key], err.Error())
+		return
+	}
+	*into = value
 }

@@ -15,9 +15,9 @@ import (
 type Network struct {
 	// Name and Version are the list's, or the single plugin's.
 	Name, Version string
-	// List says that the file holds a list of plugins and not a single plugin.
+	// List is set for a file that holds a list of plugins and not a single plugin.
 	List bool
-	// InlinedOnly says that the list forbids plugins from files beside it.
+	// InlinedOnly is set for a list that forbids plugins from files beside it.
 	InlinedOnly bool
 	// Types are the plugins' types in the order in which they run.
 	Types []string
@@ -58,8 +58,8 @@ type common struct {
 	PrevResult map[string]any `json:"prevResult"`
 }
 
-// Load reads a file as libcni does for its name: a list if it ends in .conflist, else a single plugin. An error says why
-// a runtime would skip the file.
+// Load reads a file as libcni does for its name: a list if it ends in .conflist, else a single plugin. An error is the
+// reason why a runtime would skip the file.
 func Load(name string, text []byte) (Network, error) {
 	if path.Ext(name) == extList {
 		return loadList(text)
@@ -99,32 +99,33 @@ func unreadable(text []byte, err error) error {
 }
 
 func loadList(text []byte) (Network, error) {
-	keys := map[string]json.RawMessage{}
 	// libcni reads all of a list into Go's values, so that a number too big for them makes it unreadable.
-	if err := errors.Join(json.Unmarshal(text, &keys), json.Unmarshal(text, &map[string]any{})); err != nil {
+	var keys map[string]any
+	if err := json.Unmarshal(text, &keys); err != nil {
 		return Network{}, unreadable(text, err)
 	}
 	n := Network{List: true}
-	if name, there := keys["name"]; !there || !isString(name) {
+	var ok bool
+	if n.Name, ok = keys["name"].(string); !ok {
 		return n, errors.New(`no "name", or it is no string`)
 	}
-	_ = json.Unmarshal(keys["name"], &n.Name)
 	if version, there := keys["cniVersion"]; there {
-		if !isString(version) {
+		if n.Version, ok = version.(string); !ok {
 			return n, errors.New(`"cniVersion" is no string`)
 		}
-		_ = json.Unmarshal(version, &n.Version)
 	}
-	var versions []*string
-	if text, there := keys["cniVersions"]; there && (json.Unmarshal(text, &versions) != nil || slices.Contains(versions, nil)) {
-		return n, errors.New(`"cniVersions" is no list of strings`)
+	if value, there := keys["cniVersions"]; there {
+		versions, ok := value.([]any)
+		if !ok || slices.ContainsFunc(versions, func(v any) bool { _, ok := v.(string); return !ok }) {
+			return n, errors.New(`"cniVersions" is no list of strings`)
+		}
 	}
 	var err error
-	if n.InlinedOnly, err = switched(keys, "loadOnlyInlinedPlugins"); err != nil {
+	if n.InlinedOnly, err = truth(keys, "loadOnlyInlinedPlugins"); err != nil {
 		return n, err
 	}
 	for _, key := range []string{"disableCheck", "disableGC"} {
-		if _, err = switched(keys, key); err != nil {
+		if _, err = truth(keys, key); err != nil {
 			return n, err
 		}
 	}
@@ -133,21 +134,21 @@ func loadList(text []byte) (Network, error) {
 }
 
 // types reads the plugins of a list.
-func types(keys map[string]json.RawMessage, inlinedOnly bool) ([]string, error) {
-	text, there := keys["plugins"]
+func types(keys map[string]any, inlinedOnly bool) ([]string, error) {
+	value, there := keys["plugins"]
 	if !there && !inlinedOnly {
 		return nil, nil
 	}
-	var elements []json.RawMessage
-	if json.Unmarshal(text, &elements) != nil || elements == nil {
+	elements, ok := value.([]any)
+	switch {
+	case !ok:
 		return nil, errors.New(`"plugins" is missing or no list`)
-	}
-	if len(elements) == 0 {
+	case len(elements) == 0:
 		return nil, errors.New(`"plugins" is empty`)
 	}
 	var out []string
 	for i, element := range elements {
-		c, err := plugin(element)
+		c, err := plugin(encoded(element, ""))
 		if err != nil {
 			return nil, fmt.Errorf("plugin %d of the list: %w", i+1, err)
 		}
@@ -156,30 +157,19 @@ func types(keys map[string]json.RawMessage, inlinedOnly bool) ([]string, error) 
 	return out, nil
 }
 
-func isString(text json.RawMessage) bool {
-	return len(text) > 0 && text[0] == '"'
-}
-
-// switched reads a truth value, which may be written as a string.
-func switched(keys map[string]json.RawMessage, key string) (bool, error) {
-	text, there := keys[key]
-	if !there {
+// truth reads a truth value, which may be written as a string.
+func truth(keys map[string]any, key string) (bool, error) {
+	value, there := keys[key]
+	switch strings.ToLower(fmt.Sprint(value)) {
+	case "true":
+		return true, nil
+	case "false":
 		return false, nil
 	}
-	var on bool
-	if json.Unmarshal(text, &on) == nil && string(text) != "null" {
-		return on, nil
+	if there {
+		return false, fmt.Errorf("%q is neither true nor false", key)
 	}
-	var word string
-	if isString(text) && json.Unmarshal(text, &word) == nil {
-		switch string(bytes.ToLower([]byte(word))) {
-		case "true":
-			return true, nil
-		case "false":
-			return false, nil
-		}
-	}
-	return false, fmt.Errorf("%q is neither true nor false", key)
+	return false, nil
 }
 
 // Usable returns the error with which a runtime would refuse a configuration that contains the stanza.
@@ -196,9 +186,9 @@ type File struct {
 	Data []byte
 	// Mode are the permission bits.
 	Mode uint32
-	// Link says that the name is a symbolic link to the file.
+	// Link is set if the name is a symbolic link to the file.
 	Link bool
-	// Unseen says why the runtime may read the file although it cannot be read here, "" if that is not so.
+	// Unseen is the reason why the runtime may read a file that cannot be read here; "" for none.
 	Unseen string
 }
 
@@ -252,10 +242,8 @@ func (d Dir) others(network string) []string {
 
 // Apply returns the directory after a step.
 func (d Dir) Apply(s Step) Dir {
-	out := maps.Clone(d)
-	if out == nil {
-		out = Dir{}
-	}
+	out := Dir{}
+	maps.Copy(out, d)
 	switch s.Op {
 	case OpWrite:
 		out[s.Name] = File{Data: s.Data, Mode: s.Mode, Link: d[s.Name].Link}

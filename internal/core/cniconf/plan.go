@@ -81,28 +81,28 @@ type Step struct {
 
 // String describes the step for logs.
 func (s Step) String() string {
-	switch s.Op {
-	case OpRename:
-		return fmt.Sprintf("%s %q to %q: %s", s.Op, s.Name, s.To, s.Why)
-	case OpWrite, OpRemove, OpRemoveDir:
-		return fmt.Sprintf("%s %q: %s", s.Op, s.Name, s.Why)
-	case OpReload:
+	text := string(s.Op)
+	if s.Name != "" {
+		text += fmt.Sprintf(" %q", s.Name)
 	}
-	return fmt.Sprintf("%s: %s", s.Op, s.Why)
+	if s.To != "" {
+		text += fmt.Sprintf(" to %q", s.To)
+	}
+	return text + ": " + s.Why
 }
 
 // Want is the desired state of a configuration directory.
 type Want struct {
 	Mode   Mode
 	Stanza Stanza
-	// ConfName is the file that a person named: the primary configuration, or the file to write if standalone. If ConfName
+	// ConfName is the file that the user named: the primary configuration, or the file to write if standalone. If ConfName
 	// is empty, the primary configuration is the file that the runtime loads.
 	ConfName string
 	// OwnedName is the file to write if owned; empty is OwnedName.
 	OwnedName string
 	// FileMode is for files that hold a stanza of this program only.
 	FileMode uint32
-	// DropIns says whether the runtime loads drop-in files.
+	// DropIns is whether the runtime loads drop-in files.
 	DropIns Support
 }
 
@@ -122,9 +122,9 @@ type Plan struct {
 	Steps []Step
 	// Waiting names the configuration file that the plan waits for; another program writes it.
 	Waiting string
-	// Problem is the reason why the desired state cannot be reached; a person has to change something.
+	// Problem is the reason why the desired state cannot be reached without a change by the user.
 	Problem error
-	// Warnings are for a person, too, but the desired state is reached.
+	// Warnings are for the user, too, but the desired state is reached.
 	Warnings []string
 	// File is the file with the stanza, relative to the directory; Primary is the configuration that contains the stanza or
 	// lies beside File; Mode is the chosen one.
@@ -333,39 +333,23 @@ func (p *planner) serves() {
 	others := p.dir.others(n.Name)
 	if len(others) > 0 {
 		p.warn("directory %q has plugins of its own (%s), which run behind the stanza where the runtime loads them",
-			n.Name, baseNames(others))
+			n.Name, strings.Join(others, ", "))
 	}
 	for _, name := range others {
 		if _, err := plugin(p.dir[name].Data); err != nil {
-			p.warn("file %q of directory %q is not valid (%v): a runtime that loads such files refuses the whole network",
-				path.Base(name), n.Name, err)
+			p.warn("file %q is not valid (%v): a runtime that loads drop-in files refuses the whole network", name, err)
 		}
 	}
-}
-
-func baseNames(names []string) string {
-	var out []string
-	for _, name := range names {
-		out = append(out, path.Base(name))
-	}
-	return strings.Join(out, ", ")
 }
 
 // owned writes the copy first and restores the primary configuration then, so that the stanza is never missing.
 func (p *planner) owned() {
 	name := p.want.OwnedName
-	if f, there := p.dir[name]; there && !p.hasOwn(name) {
-		if _, err := Load(name, f.Data); err == nil {
-			p.plan.Problem = fmt.Errorf("file %q is there and was not made by this program: choose another name for the owned "+
-				"configuration", name)
-			return
-		}
+	if p.foreign(name, p.hasOwn(name), "owned configuration") {
+		return
 	}
-	after := newPlanner(p.want, p.dir)
-	after.release(name)
-	primary, ok := after.primary()
-	if !ok {
-		p.plan.Waiting, p.plan.Problem = after.plan.Waiting, after.plan.Problem
+	after, primary := p.released(name)
+	if primary == "" {
 		if _, there := p.dir[name]; there {
 			p.plan.File = name
 		}
@@ -393,6 +377,27 @@ func (p *planner) owned() {
 	p.serves()
 }
 
+// foreign reports whether a runtime loads a file of this name that another program made, which is a problem.
+func (p *planner) foreign(name string, own bool, kind string) bool {
+	if _, err := Load(name, p.dir[name].Data); own || err != nil {
+		return false
+	}
+	p.plan.Problem = fmt.Errorf("file %q is there and was not made by this program: choose another name for the %s", name, kind)
+	return true
+}
+
+// released returns a planner for the directory without stanzas, except for the file to keep, and the primary configuration in
+// it. If there is none, released sets the reason.
+func (p *planner) released(keep string) (after *planner, primary string) {
+	after = newPlanner(p.want, p.dir)
+	after.release(keep)
+	primary, ok := after.primary()
+	if !ok {
+		p.plan.Waiting, p.plan.Problem = after.plan.Waiting, after.plan.Problem
+	}
+	return after, primary
+}
+
 // asList returns a configuration as a list.
 func (p *planner) asList(name string) ([]byte, error) {
 	text := p.dir[name].Data
@@ -408,11 +413,8 @@ func (p *planner) standalone() {
 	if name == "" {
 		name = StandaloneName
 	}
-	if f, there := p.dir[name]; there && !p.onlyOwn(name) {
-		if _, err := Load(name, f.Data); err == nil {
-			p.plan.Problem = fmt.Errorf("file %q is there and was not made by this program: choose another name for the standalone file", name)
-			return
-		}
+	if p.foreign(name, p.onlyOwn(name), "standalone file") {
+		return
 	}
 	data := p.want.Stanza.Single()
 	if path.Ext(name) == extList {
@@ -428,11 +430,8 @@ func (p *planner) standalone() {
 // dropIn first writes the file beside the primary configuration, then removes the stanza from the list: for an instant the
 // plugin may run twice, which does no harm, and at every instant it runs.
 func (p *planner) dropIn() {
-	after := newPlanner(p.want, p.dir)
-	after.release("")
-	primary, ok := after.primary()
-	if !ok {
-		p.plan.Waiting, p.plan.Problem = after.plan.Waiting, after.plan.Problem
+	after, primary := p.released("")
+	if primary == "" {
 		return
 	}
 	n, err := after.network(primary)
@@ -462,7 +461,7 @@ func (p *planner) dropIn() {
 		p.do(Step{Op: OpReload, Why: "the runtime reads the directory again"})
 	}
 	if others := p.dir.others(n.Name); len(others) > 0 && others[len(others)-1] > file {
-		p.warn("file %q of directory %q runs behind the stanza", path.Base(others[len(others)-1]), n.Name)
+		p.warn("file %q runs behind the stanza", others[len(others)-1])
 	}
 }
 

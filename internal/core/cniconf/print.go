@@ -12,44 +12,32 @@ const standaloneVersion = "0.3.1"
 
 // members are those of the stanza in the order of the reference's standalone file.
 type members struct {
-	CNIVersion            string          `json:"cniVersion"`
-	Name                  string          `json:"name"`
-	Type                  string          `json:"type"`
-	Capabilities          map[string]bool `json:"capabilities"`
-	IPAM                  struct{}        `json:"ipam"`
-	DNS                   struct{}        `json:"dns"`
-	LogLevel              string          `json:"plugin_log_level"`
-	RunDir                string          `json:"cni_agent_run_dir"`
-	AmbientEnabled        bool            `json:"ambient_enabled"`
-	EnablementSelectors   json.RawMessage `json:"enablement_selectors"`
-	ExcludeNamespaces     []string        `json:"exclude_namespaces"`
-	AgentNamespace        string          `json:"pod_namespace"`
-	NativeNFTables        bool            `json:"native_nftables"`
-	AmbientDetectionRetry bool            `json:"enable_ambient_detection_retry"`
-	SecondFamily          string          `json:"second_ip_family,omitempty"`
-	APITimeout            string          `json:"api_timeout,omitempty"`
-	Backend               string          `json:"backend,omitempty"`
-	ForceIptables         string          `json:"force_iptables_binary,omitempty"`
+	CNIVersion   string          `json:"cniVersion"`
+	Name         string          `json:"name"`
+	Type         string          `json:"type"`
+	Capabilities map[string]bool `json:"capabilities"`
+	IPAM         struct{}        `json:"ipam"`
+	DNS          struct{}        `json:"dns"`
+	Stanza
+	SecondFamily string `json:"second_ip_family,omitempty"`
+	APITimeout   string `json:"api_timeout,omitempty"`
 }
 
 func (s Stanza) members() members {
-	m := members{
-		CNIVersion: standaloneVersion, Name: PluginType, Type: PluginType, Capabilities: map[string]bool{PodAnnotations: true},
-		LogLevel: s.LogLevel, RunDir: s.RunDir, AmbientEnabled: s.AmbientEnabled, EnablementSelectors: s.EnablementSelectors,
-		ExcludeNamespaces: s.ExcludeNamespaces, AgentNamespace: s.AgentNamespace, NativeNFTables: s.NativeNFTables,
-		AmbientDetectionRetry: s.AmbientDetectionRetry, ForceIptables: s.ForceIptables,
+	if len(s.EnablementSelectors) == 0 {
+		s.EnablementSelectors = json.RawMessage("[]")
 	}
-	if len(m.EnablementSelectors) == 0 {
-		m.EnablementSelectors = json.RawMessage("[]")
+	if s.Backend == redirect.Auto {
+		s.Backend = ""
+	}
+	m := members{
+		CNIVersion: standaloneVersion, Name: PluginType, Type: PluginType, Capabilities: map[string]bool{PodAnnotations: true}, Stanza: s,
 	}
 	if s.SecondFamily != redirect.Bypass {
 		m.SecondFamily = s.SecondFamily.String()
 	}
 	if s.APITimeout > 0 {
 		m.APITimeout = s.APITimeout.String()
-	}
-	if s.Backend != redirect.Auto {
-		m.Backend = string(s.Backend)
 	}
 	return m
 }
@@ -61,7 +49,7 @@ func (s Stanza) Single() []byte {
 	}
 	sorted := s.sorted()
 	for key, value := range map[string]string{"name": PluginType, "cniVersion": standaloneVersion} {
-		if !isString(sorted[key]) {
+		if !bytes.HasPrefix(sorted[key], []byte{'"'}) {
 			sorted[key] = json.RawMessage(quoted(value))
 		}
 	}
@@ -95,10 +83,7 @@ func (s Stanza) DropIn() []byte { return s.element("  ") }
 
 // list returns a list that runs the stanza alone: a standalone file with the extension of a list must hold one.
 func (s Stanza) list() []byte {
-	list, err := Convert(s.Single())
-	if err != nil {
-		return s.Single()
-	}
+	list, _ := Convert(s.Single()) // a plugin with a type, as Plan makes sure
 	return list
 }
 

@@ -2,6 +2,7 @@ package cniconf
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"maps"
 	"path"
@@ -34,23 +35,14 @@ func (p *planner) primary() (string, bool) {
 // named finds the file that the settings name, else its twin of the other kind, as a single plugin may have become a
 // list.
 func (p *planner) named(name string) (string, bool) {
-	if _, there := p.dir[name]; !there {
-		twin := ""
-		switch path.Ext(name) {
-		case extSingle, extSingleJSON:
-			twin = strings.TrimSuffix(name, path.Ext(name)) + extList
-			if _, there := p.dir[name+extList]; there {
-				twin = name + extList
-			}
-		case extList:
-			twin = strings.TrimSuffix(name, extList) + extSingle
-		}
-		if _, there := p.dir[twin]; !there || twin == "" {
-			p.plan.Waiting = fmt.Sprintf("waiting for file %q", name)
-			return "", false
-		}
-		name = twin
+	stem := strings.TrimSuffix(name, path.Ext(name))
+	names := []string{name, name + extList, stem + extList, stem + extSingle}
+	at := slices.IndexFunc(names, func(name string) bool { _, there := p.dir[name]; return there })
+	if at < 0 {
+		p.plan.Waiting = fmt.Sprintf("waiting for file %q", name)
+		return "", false
 	}
+	name = names[at]
 	if err := p.readable(name); err != nil && !p.repair(name) {
 		p.plan.Waiting = fmt.Sprintf("waiting for file %q to be valid: %v", name, err)
 		return "", false
@@ -86,20 +78,15 @@ func (p *planner) repair(name string) bool {
 // readable reports why a named file, whatever its extension, cannot be used.
 func (p *planner) readable(name string) error {
 	text := p.dir[name].Data
-	if p.isList(name) {
-		_, err := loadList(text)
-		if err == nil && !p.hasPlugins(name) {
-			err = fmt.Errorf(`no "plugins"`)
-		}
+	if !p.isList(name) {
+		_, err := loadSingle(text)
 		return err
 	}
-	_, err := loadSingle(text)
+	n, err := loadList(text)
+	if err == nil && len(n.Types) == 0 {
+		err = errors.New(`no "plugins"`)
+	}
 	return err
-}
-
-func (p *planner) hasPlugins(name string) bool {
-	list, err := inlined(p.dir[name].Data)
-	return err == nil && len(list.elements) > 0
 }
 
 // isList reports whether a file is read as a list: by its extension, else by its content.
@@ -114,7 +101,7 @@ func (p *planner) isList(name string) bool {
 	return err == nil
 }
 
-// misplaced reports whether the file that a person named holds a list under the name of a single plugin. Runtimes refuse
+// misplaced reports whether the file that the user named holds a list under the name of a single plugin. Runtimes refuse
 // such a file, so the plan renames it.
 func (p *planner) misplaced(name string) bool {
 	ext := path.Ext(name)
@@ -173,8 +160,7 @@ func (p *planner) interrupted() {
 		ext := path.Ext(name)
 		list := strings.TrimSuffix(name, ext) + extList
 		_, taken := p.dir[list]
-		_, err := loadList(p.dir[name].Data)
-		if _, single := loadSingle(p.dir[name].Data); ext != extList && !taken && err == nil && single != nil && p.hasOwn(name) {
+		if ext != extList && !taken && holdsList(p.dir[name].Data) && p.hasOwn(name) {
 			p.do(Step{Op: OpRename, Name: name, To: list, Why: "it holds a list: finishes another installer's conversion"})
 		}
 	}
@@ -196,7 +182,7 @@ func (p *planner) release(keep string) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.dir)) {
-		if Saved(name) && !p.inUse(name, keep) {
+		if Saved(name) && !slices.Contains(targets(Original(name)), keep) {
 			p.do(Step{Op: OpRemove, Name: name, Why: "what it was kept for is gone"})
 		}
 	}
@@ -219,16 +205,6 @@ func (p *planner) releaseDropIns(keep string) {
 	if removed {
 		p.do(Step{Op: OpReload, Why: "the runtime reads the directory again"})
 	}
-}
-
-// inUse reports whether the converted file of a saved original exists.
-func (p *planner) inUse(saved, keep string) bool {
-	for _, name := range targets(strings.TrimSuffix(saved, savedSuffix)) {
-		if name == keep && keep != "" {
-			return true
-		}
-	}
-	return false
 }
 
 // Becomes are the names of files that a file of this name may turn into, or leave beside itself.
@@ -281,7 +257,7 @@ func (p *planner) converts(single, list string) bool {
 // original is in place.
 func (p *planner) restore(name string, without []byte) bool {
 	for _, saved := range slices.Sorted(maps.Keys(p.dir)) { // two may fit: the choice is always the same
-		single := strings.TrimSuffix(saved, savedSuffix)
+		single := Original(saved)
 		if !Saved(saved) || !slices.Contains(targets(single), name) {
 			continue
 		}

@@ -13,26 +13,25 @@ const PluginType = "istio-cni"
 // Stanza is the plugin configuration that the node agent writes into the node's CNI configuration. The zero value of a field that
 // only this program has leaves its key out.
 type Stanza struct {
-	LogLevel       string // plugin_log_level
-	RunDir         string // cni_agent_run_dir, as the plugin sees it on the host
-	AgentNamespace string // pod_namespace
+	LogLevel string `json:"plugin_log_level"`
+	// RunDir is the run directory as the plugin sees it on the host.
+	RunDir         string `json:"cni_agent_run_dir"`
+	AmbientEnabled bool   `json:"ambient_enabled"`
+	// EnablementSelectors is a JSON list; nil is the empty one.
+	EnablementSelectors   json.RawMessage `json:"enablement_selectors"`
+	ExcludeNamespaces     []string        `json:"exclude_namespaces"`
+	AgentNamespace        string          `json:"pod_namespace"`
+	NativeNFTables        bool            `json:"native_nftables"`
+	AmbientDetectionRetry bool            `json:"enable_ambient_detection_retry"`
 
-	ExcludeNamespaces []string
-
-	AmbientEnabled        bool
-	AmbientDetectionRetry bool            // enable_ambient_detection_retry
-	EnablementSelectors   json.RawMessage // a JSON list; nil for none
-
-	NativeNFTables bool
-
-	SecondFamily  redirect.SecondFamily // second_ip_family; left out when it is the default
-	APITimeout    time.Duration         // api_timeout; 0 leaves it out
-	Backend       redirect.Backend      // backend; redirect.Auto leaves it out
-	ForceIptables string                // force_iptables_binary; "" leaves it out
+	SecondFamily  redirect.SecondFamily `json:"-"` // second_ip_family; the default leaves it out
+	APITimeout    time.Duration         `json:"-"` // api_timeout
+	Backend       redirect.Backend      `json:"backend,omitempty"`
+	ForceIptables string                `json:"force_iptables_binary,omitempty"`
 
 	// Template, when not nil, is a whole stanza as a JSON object and replaces everything above: an installation of the kind
 	// that hands the agent a template (CNI_NETWORK_CONFIG).
-	Template json.RawMessage
+	Template json.RawMessage `json:"-"`
 }
 
 // NetConf is the stanza as the plugin reads it, so that the agent decides about pods as the plugin does.
