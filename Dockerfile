@@ -11,7 +11,7 @@ COPY . .
 ARG TARGETARCH
 # The tag leaves out what would cost each start of the program 3 ms, see hack/lib.sh. The version is that of the
 # checkout, which is why .git is part of the context.
-RUN CGO_ENABLED=0 GOOS=linux GOARCH=$TARGETARCH go build -trimpath -ldflags '-s -w' \
+RUN CGO_ENABLED=0 GOOS=linux GOARCH=$TARGETARCH go build -trimpath -tags urfave_cli_no_docs -ldflags '-s -w' \
       -o /rootfs/opt/cni/bin/istio-cni .
 # The names of the roles, where images of Istio have had them.
 RUN set -e; for link in \

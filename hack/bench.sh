@@ -18,7 +18,7 @@ measure() { # DIRECTORY FILE
   if [[ $(id -u) -eq 0 ]]; then
     exec=(-exec "'$root/hack/in-netns.sh'")
   fi
-  (cd "$1" && go test -run '^$' -bench "${BENCH:-.}" -benchtime "${BENCHTIME:-1s}" -benchmem \
+  (cd "$1" && go test -tags "$tags" -run '^$' -bench "${BENCH:-.}" -benchtime "${BENCHTIME:-1s}" -benchmem \
     -count "${COUNT:-6}" -timeout 90m "${exec[@]}" "${packages[@]}") |
     tee "$2" | grep -E '^(Benchmark|FAIL|panic)|^---' || true
   # The pipe above hides go test's exit status, so it is read from the output.

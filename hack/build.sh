@@ -14,7 +14,7 @@ if ! git -C "$root" rev-parse --quiet --verify HEAD >/dev/null 2>&1; then
   say "build: git cannot read a commit here; the binary will carry no revision"
 fi
 
-CGO_ENABLED=0 go build "-buildvcs=$vcs" -trimpath -ldflags '-s -w' -o bin/istio-cni .
+CGO_ENABLED=0 go build "-buildvcs=$vcs" -trimpath -tags "$tags" -ldflags '-s -w' -o bin/istio-cni .
 
 version=$(go version -m bin/istio-cni | awk '$1 == "mod" { print $3 }')
 say "built bin/istio-cni, $(stat -c %s bin/istio-cni | numfmt --to=iec), version $version"

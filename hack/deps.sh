@@ -12,7 +12,7 @@ file=docs/deps.txt
 
 linked() {
   printf '# Packages of other modules linked into istio-cni. Rewritten by "make deps".\n'
-  CGO_ENABLED=0 GOOS=linux GOARCH=amd64 go list -deps -f \
+  CGO_ENABLED=0 GOOS=linux GOARCH=amd64 go list -tags "$tags" -deps -f \
     '{{if and (not .Standard) (not .Module.Main)}}{{.ImportPath}}{{end}}' . | LC_ALL=C sort
 }
 

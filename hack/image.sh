@@ -33,7 +33,7 @@ pack() { # TREE DIRECTORY
   local tree=$1 dir=$2 arch args=()
   mkdir -p "$dir"
   for arch in "${archs[@]}"; do
-    (cd "$tree" && CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build "-buildvcs=$vcs" -trimpath -ldflags '-s -w' \
+    (cd "$tree" && CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build "-buildvcs=$vcs" -trimpath -tags "$tags" -ldflags '-s -w' \
       -o "$dir/istio-cni-$arch" .)
     args+=(--program "$arch=$dir/istio-cni-$arch")
   done

@@ -12,6 +12,11 @@ cd "$root" || exit
 # lacks.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
+# Without this tag the flag library links its manual page generator, whose
+# initialisation costs every start of the program, and so every pod, 3 ms.
+# shellcheck disable=SC2034 # used by the scripts that source this
+tags=urfave_cli_no_docs
+
 say() { printf '%s\n' "$*"; }
 
 die() {

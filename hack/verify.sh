@@ -32,7 +32,7 @@ tidy() { (cd "$1" && go mod tidy -diff); }
 
 # These tests measure and are run by hand.
 # shellcheck disable=SC2317
-measuring() { go vet -tags measure ./...; }
+measuring() { go vet -tags "$tags,measure" ./...; }
 
 check gofmt formatted
 check 'tests tagged measure' measuring

@@ -70,7 +70,7 @@ func product(t *testing.T) string {
 	if ready := os.Getenv("ISTIO_CNI"); ready != "" {
 		return ready
 	}
-	return tool(t, "istio-cni", top)
+	return tool(t, "istio-cni", top, "-tags", "urfave_cli_no_docs")
 }
 
 // output runs a program with only PATH and env as environment, and returns its output and exit code.

@@ -41,14 +41,14 @@ func Settings(c applet.Call, role string, rows []settings.Setting, head string, 
 		return applet.ExitOK, true
 	}
 	if _, err := in.Read(rows); err != nil {
-		Report(c.Stderr, role, err)
+		report(c.Stderr, role, err)
 		return applet.ExitUsage, true
 	}
 	return applet.ExitOK, false
 }
 
-// Report prints each problem of a command line.
-func Report(w io.Writer, role string, problems error) {
+// report prints each problem of a command line.
+func report(w io.Writer, role string, problems error) {
 	for line := range strings.Lines(problems.Error()) {
 		_, _ = fmt.Fprintf(w, "error: %s\n", strings.TrimSuffix(line, "\n"))
 	}
@@ -65,7 +65,7 @@ func Run(c applet.Call, role string, help func() string, read func() (Service, e
 		return applet.ExitOK
 	}
 	if err != nil {
-		Report(c.Stderr, role, err)
+		report(c.Stderr, role, err)
 		return applet.ExitUsage
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

@@ -9,16 +9,10 @@ import (
 // ErrHelp is the result of --help: the caller prints the help and ignores all other arguments.
 var ErrHelp = flag.ErrHelp
 
-// ArgumentError is a mistake in the arguments themselves: an unknown flag, a flag without its value, a stray argument.
-type ArgumentError string
-
-func (e ArgumentError) Error() string { return string(e) }
-
 const strayArgument = "stray argument %q: all settings are flags"
 
 // Parse reads arguments in the syntax of Go's package flag, which itself stops at the first mistake. Here no mistake hides
-// another: Input.Read reports each as an ArgumentError. A value may follow a flag of one letter without a blank, as in -p80.
-// The error is ErrHelp, or nil.
+// another: unknown flags, flags without a value and stray arguments are reported by Input.Read. The error is ErrHelp, or nil.
 func Parse(rows []Setting, args []string, getenv func(string) (string, bool)) (Input, error) {
 	in := Input{flags: map[string][]string{}, getenv: getenv}
 	isSwitch := map[string]bool{}
@@ -27,17 +21,12 @@ func Parse(rows []Setting, args []string, getenv func(string) (string, bool)) (I
 			isSwitch[name] = s.Arg == ""
 		}
 	}
-	mistake := func(format, arg string) { in.mistakes = append(in.mistakes, ArgumentError(fmt.Sprintf(format, arg))) }
+	mistake := func(format, arg string) { in.mistakes = append(in.mistakes, fmt.Errorf(format, arg)) }
 	for len(args) > 0 {
 		arg := args[0]
 		args = args[1:]
 		name, text, hasText := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(arg, "-"), "-"), "=")
 		standsAlone, known := isSwitch[name]
-		if !known && len(arg) > 2 {
-			if isSwitch, short := isSwitch[arg[1:2]]; short && !isSwitch {
-				name, text, hasText, known = arg[1:2], arg[2:], true, true
-			}
-		}
 		switch {
 		case arg == "--":
 			for _, stray := range args {
@@ -67,4 +56,15 @@ func Parse(rows []Setting, args []string, getenv func(string) (string, bool)) (I
 		in.flags[name] = append(in.flags[name], text)
 	}
 	return in, nil
+}
+
+// Given is an Input whose arguments were parsed elsewhere: text gives that of a flag, if it was given.
+func Given(rows []Setting, text func(flag string) (string, bool), getenv func(string) (string, bool)) Input {
+	in := Input{flags: map[string][]string{}, getenv: getenv}
+	for _, s := range rows {
+		if t, ok := text(s.Name); ok && s.Name != "" {
+			in.flags[s.Name] = []string{t}
+		}
+	}
+	return in
 }

@@ -100,15 +100,6 @@ func Named(prefix string, rows ...Setting) []Setting {
 	return rows
 }
 
-// WithoutEffect returns a setting that is accepted and ignored: a switch accepts any boolean, others any text.
-func WithoutEffect(name, arg, use string, env ...string) Setting {
-	s := Setting{Name: name, Arg: arg, Env: env, Use: use, Ignored: true, Value: Text(new(string), nil)}
-	if arg == "" {
-		s.Value = Bool(new(bool))
-	}
-	return s
-}
-
 // Dashed returns the variables of a flag for earlier programs: first the one that keeps the dashes of the flag, then the one
 // with underscores, which a shell can set.
 func Dashed(prefix, name string) []string {
@@ -194,7 +185,7 @@ func (in Input) flag(s Setting) (Origin, bool) {
 		case !s.Repeated:
 			texts = texts[len(texts)-1:]
 		}
-		return Origin{Kind: FromFlag, Name: s.String(), Text: strings.Join(texts, ",")}, true
+		return Origin{Kind: FromFlag, Name: "--" + name, Text: strings.Join(texts, ",")}, true
 	}
 	return Origin{}, false
 }

@@ -21,7 +21,7 @@ type config struct {
 
 func (c *config) rows() []settings.Setting {
 	return []settings.Setting{
-		{Name: "name", Aliases: []string{"title", "n"}, Arg: "TEXT", Env: []string{"NAME", "OLD-NAME"}, Repeated: true, Value: settings.Text(&c.name, nil)},
+		{Name: "name", Aliases: []string{"title"}, Arg: "TEXT", Env: []string{"NAME", "OLD-NAME"}, Repeated: true, Value: settings.Text(&c.name, nil)},
 		{Name: "on", Env: []string{}, Use: "a switch", Value: settings.Bool(&c.on)},
 		{
 			Name: "live", Arg: "DURATION", Env: []string{"LIVE"}, Keys: []string{"live"}, Default: "1m", Live: true,
@@ -68,7 +68,6 @@ func TestArguments(t *testing.T) {
 		{"nothing", nil, "", false, nil},
 		{"one or two dashes, repeated", []string{"--name=a", "-name", "b", "--on", "-on=false", "--name="}, "a,b,", false, nil},
 		{"the last switch counts", []string{"-on=false", "-on"}, "", true, nil},
-		{"a value behind a flag of one letter", []string{"-na", "-n=b", "--nz"}, "a,b", false, []string{undefined + "nz"}},
 		{"the first spelling counts", []string{"--title=x", "--name=y"}, "y", false, nil},
 		{
 			"every mistake, and what is behind it",

@@ -2,7 +2,7 @@
 
 // A measurement that is no part of a plain run:
 //
-//	go test -tags measure -v -run TestAgentOfManyPods ./internal/role/installer
+//	go test -tags measure,urfave_cli_no_docs -v -run TestAgentOfManyPods ./internal/role/installer
 
 package installer_test
 

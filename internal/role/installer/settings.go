@@ -317,9 +317,9 @@ func (d *draft) logSettings() []settings.Setting {
 			Name: "log-level", Arg: "LEVEL", Env: names("LOG_LEVEL"), Default: "warn",
 			Use: "fills __LOG_LEVEL__ of a template and nothing else", Value: settings.Text(&d.templateLevel, nil),
 		},
-		settings.WithoutEffect("log_target", "TARGET", "the log goes to stderr"),
-		settings.WithoutEffect("log_caller", "SCOPES", "no record names its caller"),
-		settings.WithoutEffect("log_stacktrace_level", "LEVELS", "no record has a stack"),
+		ignored("log_target", "TARGET", "", "the log goes to stderr"),
+		ignored("log_caller", "SCOPES", "", "no record names its caller"),
+		ignored("log_stacktrace_level", "LEVELS", "", "no record has a stack"),
 	}
 }
 
@@ -339,30 +339,42 @@ func (d *draft) repairSettings() []settings.Setting {
 // validated: an invalid one is an error in the values of the chart.
 func ignoredSettings() []settings.Setting {
 	rows := []settings.Setting{
-		settings.WithoutEffect("ztunnel-uds-address", "SOCKET", "ambient mode", "ZTUNNEL_UDS_ADDRESS"),
-		settings.WithoutEffect("log-uds-socket", "SOCKET", "a name of --log-uds-address that never worked"),
-		settings.WithoutEffect("repair-run-as-daemon", "", "versions 1.11 to 1.18", "REPAIR_RUN_AS_DAEMON"),
-		settings.WithoutEffect("ebpf-enabled", "", "versions 1.18 to 1.20", "EBPF_ENABLED"),
-		settings.WithoutEffect("", "", "ambient mode and race repair", "ALLOW_SWITCH_TO_HOST_NS"),
+		ignored("ztunnel-uds-address", "SOCKET", "ZTUNNEL_UDS_ADDRESS", "ambient mode"),
+		ignored("log-uds-socket", "SOCKET", "", "a name of --log-uds-address that never worked"),
+		ignored("repair-run-as-daemon", "", "REPAIR_RUN_AS_DAEMON", "versions 1.11 to 1.18"),
+		ignored("ebpf-enabled", "", "EBPF_ENABLED", "versions 1.18 to 1.20"),
+		ignored("", "", "ALLOW_SWITCH_TO_HOST_NS", "ambient mode and race repair"),
 	}
 	for _, env := range []string{
 		"AMBIENT_DNS_CAPTURE", "AMBIENT_IPV6", "AMBIENT_RECONCILE_POD_RULES_ON_STARTUP", "AMBIENT_DISABLE_SAFE_UPGRADE",
 		"AMBIENT_USE_SCOPED_XTABLES_LOCKING", "AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE",
 	} {
-		rows = append(rows, settings.WithoutEffect("", "", "ambient mode", env))
+		rows = append(rows, ignored("", "", env, "ambient mode"))
 	}
 	for _, env := range []string{"HOST_PROBE_SNAT_IP", "HOST_PROBE_SNAT_IPV6"} {
-		row := settings.WithoutEffect("", "ADDRESS", "ambient mode", env)
+		row := ignored("", "ADDRESS", env, "ambient mode")
 		row.Value = settings.Checked(new(string), ipAddress)
 		rows = append(rows, row)
 	}
 	for _, env := range []string{"CURRENT_AGENT_VERSION", "REVISION", "SYSTEM_NAMESPACE"} {
-		rows = append(rows, settings.WithoutEffect("", "TEXT", "not read", env))
+		rows = append(rows, ignored("", "TEXT", env, "not read"))
 	}
 	for _, env := range []string{"GOMEMLIMIT", "GOMAXPROCS"} {
-		rows = append(rows, settings.WithoutEffect("", "TEXT", "read by the Go runtime itself", env))
+		rows = append(rows, ignored("", "TEXT", env, "read by the Go runtime itself"))
 	}
 	return rows
+}
+
+// ignored returns a setting without effect: a switch accepts any boolean, others any text.
+func ignored(name, arg, env, use string) settings.Setting {
+	s := settings.Setting{Name: name, Arg: arg, Use: use, Ignored: true, Value: settings.Text(new(string), nil)}
+	if env != "" {
+		s.Env = names(env)
+	}
+	if arg == "" {
+		s.Value = settings.Bool(new(bool))
+	}
+	return s
 }
 
 // The path of a unix socket has 108 bytes with its final zero, unix(7).

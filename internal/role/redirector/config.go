@@ -28,9 +28,9 @@ type config struct {
 	probePort    uint16
 	probeTimeout time.Duration
 
-	dryRun, explain, verify, reconcile, cleanup, clean, force, skip, validate bool
-	backend                                                                   redirect.Backend
-	dns, allDNS, dropInvalid, dualStack, cniMode, native                      bool
+	dryRun, explain, verify, reconcile, cleanup, force, skip, validate bool
+	backend                                                            redirect.Backend
+	dns, allDNS, dropInvalid, dualStack, cniMode, native               bool
 
 	warnings []string
 }
@@ -46,40 +46,43 @@ func commandDefaults() redirect.Spec {
 	return s
 }
 
-// load reads arguments and environment. The error joins all problems; it is settings.ErrHelp for a request of the help.
-func load(args []string, getenv func(string) (string, bool)) (config, error) {
+// read builds the configuration. All problems are reported together.
+func read(given func(flag string) (string, bool), getenv func(string) (string, bool)) (config, error) {
 	c := config{}
 	c.path, _ = getenv("PATH")
 	rows := settings.All(c.groups())
-	in, err := settings.Parse(rows, args, getenv)
-	if err != nil {
-		return c, err
-	}
-	origins, err := in.Read(rows)
+	origins, err := settings.Given(rows, given, getenv).Read(rows)
 	values := redirect.Values{}
 	for _, s := range specSettings() {
 		if at := origins[s.String()]; at.Given() && (at.Text != "" || s.KeepEmpty) {
 			values[s.field] = redirect.Value{Source: at.String(), Text: at.Text}
 		}
 	}
-	if u, err := user.Lookup(c.proxyUser); err == nil && values[redirect.FieldUIDs].Text == "" {
-		values[redirect.FieldUIDs] = redirect.Value{Source: fmt.Sprintf("user %q", c.proxyUser), Text: u.Uid}
-	}
+	c.identities(values)
 	spec, specErr := redirect.Parse(commandDefaults(), values, redirect.Dialect{GroupID: groupID})
-	if values[redirect.FieldGIDs].Text == "" {
-		spec.GIDs = spec.UIDs
-	}
 	chosen, backendErr := redirect.ChooseBackend(c.backend, c.native, string(c.forceIptables))
 	if backendErr != nil {
 		backendErr = fmt.Errorf("--backend, --native-nftables and --force-iptables-binary: %w", backendErr)
 	}
 	c.backend = chosen
-	if c.clean {
-		c.warnings = append(c.warnings, "--clean does nothing; to remove rules use --cleanup-only")
-	}
 	spec.DropInvalid, spec.DualStack = c.dropInvalid, c.dualStack
 	c.spec = spec
 	return c, errors.Join(err, specErr, backendErr, c.captureDNS())
+}
+
+// identities completes the proxy's ids: uids default to the proxy's user, gids to the uids.
+func (c *config) identities(values redirect.Values) {
+	uids, set := values[redirect.FieldUIDs]
+	if !set {
+		uids = redirect.Value{Source: "default", Text: strconv.Itoa(redirect.DefaultID)}
+		if u, err := user.Lookup(c.proxyUser); err == nil {
+			uids = redirect.Value{Source: fmt.Sprintf("user %q", c.proxyUser), Text: u.Uid}
+		}
+		values[redirect.FieldUIDs] = uids
+	}
+	if _, set := values[redirect.FieldGIDs]; !set {
+		values[redirect.FieldGIDs] = uids
+	}
 }
 
 func groupID(name string) (uint32, error) {

@@ -14,11 +14,13 @@ import (
 	"io"
 	"log/slog"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
+	"github.com/urfave/cli/v2"
+
 	"github.com/meshcni/istio-cni/internal/applet"
-	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
@@ -53,31 +55,60 @@ together.
 func Run(c applet.Call) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	conf, err := load(c.Args, c.Getenv)
-	if errors.Is(err, settings.ErrHelp) {
-		printf(c.Stdout, "%s", help())
-		return exitOK
+	code := exitUsage
+	app := command(c, func(ctx *cli.Context) { code = act(ctx, c) })
+	if err := app.RunContext(ctx, append([]string{app.Name}, detached(c.Args)...)); err != nil {
+		printf(c.Stderr, "error: %v; see %s --help\n", err, app.HelpName)
+		return exitUsage
 	}
-	if err != nil {
-		service.Report(c.Stderr, "iptables", err)
-		if _, usage := errors.AsType[settings.ArgumentError](err); usage {
-			return exitUsage
-		}
-		return exitError
-	}
-	for _, w := range conf.warnings {
-		printf(c.Stderr, "warning: %s\n", w)
-	}
-	level := slog.LevelWarn
-	if conf.cniMode {
-		level = slog.LevelDebug
-	}
-	log := slog.New(slog.NewTextHandler(c.Stderr, &slog.HandlerOptions{Level: level}))
-	code, err := run{config: conf, stdout: c.Stdout, stderr: c.Stderr, log: log}.do(ctx)
-	if err != nil {
-		printf(c.Stderr, "error: %v\n", err)
+	if slices.ContainsFunc(c.Args, func(a string) bool { return a == "--help" || a == "-h" || a == "-help" }) {
+		return exitOK // the library has printed the help
 	}
 	return code
+}
+
+// detached separates a short flag from an attached value, as in -p15001, which the reference's flag library accepts and this
+// one does not.
+func detached(args []string) []string {
+	var out []string
+	flags := flags()
+	isFlag := func(name string) bool {
+		return slices.ContainsFunc(flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), name) })
+	}
+	takesValue := func(short string) bool {
+		return slices.ContainsFunc(specSettings(), func(s specSetting) bool { return slices.Contains(s.Aliases, short) })
+	}
+	for _, a := range args {
+		name, _, _ := strings.Cut(strings.TrimPrefix(a, "-"), "=") // a long flag may have one dash, too
+		if len(a) > 2 && a[0] == '-' && a[2] != '=' && takesValue(a[1:2]) && !isFlag(name) {
+			out = append(out, a[:2], a[2:])
+		} else {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// command declares the flags to the library. The library must not exit, must not print usage to stdout for a wrong flag, and
+// does not read the environment, as it would not ignore empty variables.
+func command(c applet.Call, action func(*cli.Context)) *cli.App {
+	return &cli.App{
+		Name: "istio-cni iptables", HelpName: "istio-cni iptables",
+		CustomAppHelpTemplate: help(),
+		Writer:                c.Stdout,
+		ErrWriter:             c.Stderr,
+		HideHelpCommand:       true,
+		Flags:                 flags(),
+		ExitErrHandler:        func(*cli.Context, error) {},
+		OnUsageError:          func(_ *cli.Context, err error, _ bool) error { return err },
+		Action: func(ctx *cli.Context) error {
+			if ctx.Args().Present() {
+				return fmt.Errorf("stray argument %q: all settings are flags", ctx.Args().First())
+			}
+			action(ctx)
+			return nil
+		},
+	}
 }
 
 // help returns the text of --help.
@@ -88,5 +119,60 @@ func help() string {
 	return b.String()
 }
 
+func flags() []cli.Flag {
+	var out []cli.Flag
+	for _, s := range append(settings.All(new(config).groups()), historic()...) {
+		switch {
+		case s.Name == "":
+		case s.Arg == "":
+			out = append(out, &cli.BoolFlag{Name: s.Name, Aliases: s.Aliases})
+		default:
+			out = append(out, &cli.StringFlag{Name: s.Name, Aliases: s.Aliases})
+		}
+	}
+	return out
+}
+
 // printf prints to a person: an output that cannot be written is no error of the command.
 func printf(w io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
+
+// act reads the configuration and runs the command.
+func act(ctx *cli.Context, c applet.Call) int {
+	conf, err := read(func(flag string) (string, bool) { return fmt.Sprint(ctx.Value(flag)), ctx.IsSet(flag) }, c.Getenv)
+	if err != nil {
+		for _, problem := range problems(err) {
+			printf(c.Stderr, "error: %s\n", problem)
+		}
+		return exitError
+	}
+	if ctx.Bool("clean") {
+		printf(c.Stderr, "warning: --clean does nothing; to remove rules use --cleanup-only\n")
+	}
+	for _, w := range conf.warnings {
+		printf(c.Stderr, "warning: %s\n", w)
+	}
+	level := slog.LevelWarn
+	if conf.cniMode {
+		level = slog.LevelDebug
+	}
+	log := slog.New(slog.NewTextHandler(c.Stderr, &slog.HandlerOptions{Level: level}))
+	r := run{config: conf, stdout: c.Stdout, stderr: c.Stderr, log: log}
+	return r.do(ctx.Context)
+}
+
+// problems returns the texts of a join of joins, each once: a bad uid is the default of the gid as well.
+func problems(err error) []string {
+	var many interface{ Unwrap() []error }
+	if !errors.As(err, &many) {
+		return []string{err.Error()}
+	}
+	var out []string
+	for _, e := range many.Unwrap() {
+		for _, text := range problems(e) {
+			if !slices.Contains(out, text) {
+				out = append(out, text)
+			}
+		}
+	}
+	return out
+}

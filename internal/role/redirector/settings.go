@@ -27,7 +27,6 @@ func (c *config) groups() []settings.Group {
 		{Title: "What to do", Rows: settings.Named("", c.actionSettings()...)},
 		{Title: "What is redirected", Rows: append(spec, settings.Named("", c.captureSettings()...)...)},
 		{Title: "How", Rows: settings.Named("", c.meansSettings()...)},
-		{Title: "Accepted without effect", Rows: c.historic()},
 	}
 }
 
@@ -153,21 +152,19 @@ func (c *config) meansSettings() []settings.Setting {
 	}
 }
 
-// historic flags belonged to earlier versions of the reference, or to its logging.
-func (c *config) historic() []settings.Setting {
-	rows := []settings.Setting{
-		{Name: "clean", Use: "earlier versions; to remove rules use --cleanup-only", Ignored: true, Value: settings.Bool(&c.clean)},
-		settings.WithoutEffect("restore-format", "", "earlier versions"),
-		settings.WithoutEffect("host-nsenter-exec", "", "earlier versions"),
-		settings.WithoutEffect("iptables-trace-logging", "", "earlier versions"),
-		settings.WithoutEffect("output-paths", "PATHS", "earlier versions"),
-		settings.WithoutEffect("iptables-version", "VERSION", "earlier versions"),
-		settings.WithoutEffect("log_as_json", "", "logging"),
-		settings.WithoutEffect("log_target", "TARGET", "logging"),
-		settings.WithoutEffect("log_output_level", "LEVELS", "logging"),
-		settings.WithoutEffect("log_stacktrace_level", "LEVELS", "logging"),
-		settings.WithoutEffect("log_caller", "SCOPES", "logging"),
+// historic flags are accepted without effect: they belonged to earlier versions of the reference, or to its logging.
+func historic() []settings.Setting {
+	return []settings.Setting{
+		{Name: "restore-format", Aliases: names("f")},
+		{Name: "clean"},
+		{Name: "host-nsenter-exec"},
+		{Name: "iptables-trace-logging"},
+		{Name: "log_as_json"},
+		{Name: "output-paths", Arg: "PATHS"},
+		{Name: "iptables-version", Arg: "VERSION"},
+		{Name: "log_target", Arg: "TARGET"},
+		{Name: "log_output_level", Arg: "LEVELS"},
+		{Name: "log_stacktrace_level", Arg: "LEVELS"},
+		{Name: "log_caller", Arg: "SCOPES"},
 	}
-	rows[1].Aliases = names("f")
-	return rows
 }

@@ -45,7 +45,7 @@ func Build(tb testing.TB, dir string) string {
 func BuildPackage(tb testing.TB, file, pkg string) string {
 	tb.Helper()
 	//nolint:gosec // the path is the test's
-	cmd := exec.CommandContext(tb.Context(), "go", "build", "-buildvcs=false", "-trimpath",
+	cmd := exec.CommandContext(tb.Context(), "go", "build", "-buildvcs=false", "-trimpath", "-tags", "urfave_cli_no_docs",
 		"-ldflags", "-s -w", "-o", file+".linked", pkg)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") //nolint:forbidigo // for the toolchain
 	if out, err := cmd.CombinedOutput(); err != nil {
