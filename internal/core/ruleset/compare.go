@@ -50,15 +50,11 @@ type ChainDiff struct {
 	// Absent is set if the wanted chain does not exist; Stale if the chain exists, is ours, and is not wanted.
 	Absent, Stale bool
 	Lines         []Line
-	// Count replaces the Lines of a chain with too many rules between the first and the last that differ.
-	Count Count
 }
 
-// Count is the number of rules of a chain that differ. Moved rules are wanted and present, in another order.
-type Count struct{ Missing, Extra, Foreign, Moved int }
-
 // maxPairs bounds the alignment of a chain: the number of wanted rules times the number of present rules, without the equal
-// rules at both ends. A thousand of each are aligned, with a table of 4 MB.
+// rules at both ends. A thousand of each are aligned, with a table of 4 MB. A comparison of more is right, but not
+// the shortest.
 const maxPairs = 1 << 20
 
 // maxOthers bounds the foreign rules that are listed.
@@ -88,7 +84,7 @@ func Compare(want, have Set, owned Ownership) Diff {
 		w, h := want.Table(table), have.Table(table)
 		wanted, there := byName(w), byName(h)
 		for _, chain := range chainNames(w, h) {
-			if diff, differs := compareChain(table, wanted[chain], there[chain], owned); differs {
+			if diff, differs := compareChain(table, chain, wanted[chain], there[chain], owned); differs {
 				d.Chains = append(d.Chains, diff)
 			}
 			for _, r := range behind(table, there[chain], owned) {
@@ -107,33 +103,26 @@ func Compare(want, have Set, owned Ownership) Diff {
 }
 
 // byName returns the chains of a table by name. A pod can create very many chains.
-func byName(t Table) map[string]*Chain {
-	chains := make(map[string]*Chain, len(t.Chains))
-	for i := range t.Chains {
-		chains[t.Chains[i].Name] = &t.Chains[i]
+func byName(t Table) map[string]Chain {
+	chains := make(map[string]Chain, len(t.Chains))
+	for _, c := range t.Chains {
+		chains[c.Name] = c
 	}
 	return chains
 }
 
-// compareChain compares a chain that is wanted, there, or both; the other one is nil.
-func compareChain(table string, want, have *Chain, owned Ownership) (ChainDiff, bool) {
-	var wanted, seen []Rule
-	name := ""
-	if want != nil {
-		name, wanted = want.Name, want.Rules
+// compareChain compares a chain that is wanted, present, or both; the other one is the zero Chain.
+func compareChain(table, name string, want, have Chain, owned Ownership) (ChainDiff, bool) {
+	own := ours(table, name, want.Name != "", owned)
+	d := ChainDiff{Table: table, Chain: name, Absent: own && have.Name == "", Stale: own && want.Name == ""}
+	seen := have.Rules
+	if !own {
+		seen = seen[:ownEnd(table, have, owned)]
 	}
-	if have != nil {
-		name, seen = have.Name, have.Rules
-	}
-	own := ours(table, name, want != nil, owned)
-	d := ChainDiff{Table: table, Chain: name, Absent: own && have == nil, Stale: own && want == nil}
-	if !own && have != nil {
-		seen = seen[:ownEnd(table, *have, owned)]
-	}
-	if !d.Absent && !d.Stale && slices.EqualFunc(wanted, seen, Rule.Equal) {
+	if !d.Absent && !d.Stale && slices.EqualFunc(want.Rules, seen, Rule.Equal) {
 		return d, false
 	}
-	d.Lines, d.Count = lines(wanted, seen, func(i int) bool { return own || owned.OwnsRule(table, name, i) })
+	d.Lines = lines(want.Rules, seen, func(i int) bool { return own || owned.OwnsRule(table, name, i) })
 	return d, true
 }
 
@@ -152,9 +141,8 @@ func ownEnd(table string, c Chain, owned Ownership) int {
 	return 0
 }
 
-// lines aligns the wanted and the present rules of a chain, or counts the differing ones above maxPairs. Equal rules at
-// both ends need no alignment.
-func lines(want, have []Rule, own func(int) bool) ([]Line, Count) {
+// lines aligns the wanted and the present rules of a chain. Equal rules at both ends need no alignment.
+func lines(want, have []Rule, own func(int) bool) []Line {
 	head, end := 0, 0
 	for head < min(len(want), len(have)) && want[head].Equal(have[head]) && own(head) {
 		head++
@@ -163,26 +151,25 @@ func lines(want, have []Rule, own func(int) bool) ([]Line, Count) {
 	for end < min(len(w), len(h)) && w[len(w)-1-end].Equal(h[len(h)-1-end]) && own(len(have)-1-end) {
 		end++
 	}
-	ownHere := func(i int) bool { return own(head + i) }
-	if (len(w)-end)*(len(h)-end) > maxPairs {
-		return nil, count(w[:len(w)-end], h[:len(h)-end], ownHere)
-	}
 	end = max(0, end-1) // align shows foreign rules ahead of a wanted rule: it needs one of the equal rules
 	w, h = w[:len(w)-end], h[:len(h)-end]
 	out := make([]Line, 0, len(want)+len(h))
 	for _, r := range want[:head] {
 		out = append(out, Line{Same, r})
 	}
-	out = align(out, w, h, ownHere)
+	out = align(out, w, h, func(i int) bool { return own(head + i) })
 	for _, r := range want[len(want)-end:] {
 		out = append(out, Line{Same, r})
 	}
-	return out, Count{}
+	return out
 }
 
 // align adds lines by the longest common subsequence of both. It shows a foreign rule if it is ahead of a wanted one.
 func align(out []Line, want, have []Rule, own func(int) bool) []Line {
-	length := lcs(want, have)
+	length := func(int, int) int32 { return 0 } // then all present rules up to the next wanted one are in its way
+	if len(want)*len(have) <= maxPairs {
+		length = lcs(want, have)
+	}
 	i, j := 0, 0
 	for i < len(want) || j < len(have) {
 		switch {
@@ -222,52 +209,10 @@ func lcs(want, have []Rule) func(i, j int) int32 {
 	return func(i, j int) int32 { return table[i*row+j] }
 }
 
-// count counts the rules that differ, whatever their order.
-func count(want, have []Rule, own func(int) bool) Count {
-	var c Count
-	missing := make(map[string]int, len(want))
-	for _, w := range want {
-		missing[w.text]++
-	}
-	for j, h := range have {
-		switch {
-		case !own(j):
-			c.Foreign++
-		case missing[h.text] > 0:
-			missing[h.text]--
-			c.Moved++
-		default:
-			c.Extra++
-		}
-	}
-	c.Missing = len(want) - c.Moved
-	return c
-}
-
-// String lists the counts that are not zero; it is "" for the zero Count.
-func (c Count) String() string {
-	var parts []string
-	for _, p := range []struct {
-		n    int
-		what string
-	}{{c.Missing, "missing"}, {c.Extra, "not wanted"}, {c.Foreign, "foreign ahead of ours"}, {c.Moved, "in another order"}} {
-		if p.n > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", p.n, p.what))
-		}
-	}
-	if len(parts) == 0 {
-		return ""
-	}
-	return "too many rules differ to show them: " + strings.Join(parts, ", ")
-}
-
 // behind returns the foreign rules behind ours in a foreign chain that holds our rules.
-func behind(table string, c *Chain, owned Ownership) []Rule {
-	if c == nil || owned.OwnsChain(table, c.Name) {
-		return nil
-	}
-	end := ownEnd(table, *c, owned)
-	if end == 0 {
+func behind(table string, c Chain, owned Ownership) []Rule {
+	end := ownEnd(table, c, owned)
+	if end == 0 || owned.OwnsChain(table, c.Name) {
 		return nil
 	}
 	return c.Rules[end:]
@@ -286,14 +231,11 @@ func tableNames(sets ...Set) []string {
 
 // chainNames returns the chains of both tables in canonical order.
 func chainNames(a, b Table) []string {
-	both := New(0, Table{Name: a.Name, Chains: slices.Concat(a.Chains, b.Chains)}).Tables[0]
 	var names []string
-	for _, c := range both.Chains {
-		if len(names) == 0 || names[len(names)-1] != c.Name {
-			names = append(names, c.Name)
-		}
+	for _, c := range New(0, Table{Name: a.Name, Chains: slices.Concat(a.Chains, b.Chains)}).Tables[0].Chains {
+		names = append(names, c.Name)
 	}
-	return names
+	return slices.Compact(names)
 }
 
 // place returns the name of the family, and of the tool if one is set.
@@ -339,11 +281,8 @@ func (c ChainDiff) note() string {
 		return ": the chain is missing"
 	case c.Stale:
 		return ": the chain is left over and not wanted"
-	case c.Count != Count{}:
-		return ": " + c.Count.String()
-	default:
-		return ""
 	}
+	return ""
 }
 
 func (l Line) text(chain string) string {
@@ -380,8 +319,6 @@ func (d Diff) Summary(most int) string {
 			add(func() string { return where() + ": chain missing" })
 		case c.Stale:
 			add(func() string { return where() + ": chain left over" })
-		case c.Count != Count{}:
-			add(func() string { return where() + ": " + c.Count.String() })
 		default:
 			c.changes(where, add)
 		}

@@ -82,54 +82,51 @@ func TestComparisonTakesMemoryLinearInTheRules(t *testing.T) {
 	}
 }
 
-// TestManyDifferingRulesAreCounted counts the rules of a chain that is too long to be aligned.
-func TestManyDifferingRulesAreCounted(t *testing.T) {
-	foreign := ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT"}
-	jumps := ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT"}
-	for i := range 3000 {
-		foreign.Rules = append(foreign.Rules, ruleset.Opaque(fmt.Sprintf("-d 10.0.%d.%d/32 -j ACCEPT", i/256, i%256)))
-		jumps.Rules = append(jumps.Rules, ruleset.Opaque(fmt.Sprintf("-o eth%d -j RETURN", i)))
-	}
-	foreign.Rules = append(foreign.Rules, jumps.Rules[7])
-	owned := ruleset.Ownership{
-		Chains: map[string]map[string]bool{"nat": {"OWN_IN": true}},
-		Rules:  map[string]map[string][]bool{"nat": {"OUTPUT": append(make([]bool, 3000), true)}},
-	}
-	for _, test := range []struct {
-		name        string
-		want, have  ruleset.Set
-		chain, says string
+// TestADifferenceOfLongChainsIsRight compares chains that are too long to be aligned: the lines lead from the present rules
+// to the wanted ones, as those of short chains do.
+func TestADifferenceOfLongChainsIsRight(t *testing.T) {
+	ahead := numbers(20000, 3000)
+	for name, test := range map[string]struct {
+		want, have []int
+		foreign    int // the first rules that are present
+		summary    string
 	}{
-		{
-			"another order", natOf(ports(numbers(10000, 5000))), natOf(ports(reversed(numbers(10000, 5000)))),
-			"OWN_IN", "5000 in another order",
+		"another order": {numbers(10000, 5000), reversed(numbers(10000, 5000)), 0, `not wanted "-A OWN_IN -p tcp -m tcp --dport 14999 -j RETURN"; and 9997 more`},
+		"some missing, some not wanted, ends as wanted": {
+			slices.Concat([]int{1, 2}, numbers(10000, 5000), []int{3}), slices.Concat([]int{1, 2}, reversed(numbers(12000, 4000)), []int{3}), 0,
+			`not wanted "-A OWN_IN -p tcp -m tcp --dport 15999 -j RETURN"; and 9001 more`,
 		},
-		{
-			"some missing, some not wanted, ends as wanted",
-			natOf(ports(slices.Concat([]int{1, 2}, numbers(10000, 5000), []int{3}))),
-			natOf(ports(slices.Concat([]int{1, 2}, reversed(numbers(12000, 4000)), []int{3}))),
-			"OWN_IN", "2000 missing, 1000 not wanted, 3000 in another order",
-		},
-		{
-			"repeated", natOf(ports(slices.Repeat([]int{1, 2}, 2000))), natOf(ports(slices.Repeat([]int{2, 2, 3}, 2000))),
-			"OWN_IN", "2000 missing, 4000 not wanted, 2000 in another order",
-		},
-		{
-			"foreign ones ahead", natOf(jumps), natOf(foreign),
-			"OUTPUT", "2999 missing, 3000 foreign ahead of ours, 1 in another order",
-		},
+		"repeated":           {slices.Repeat([]int{1, 2}, 2000), slices.Repeat([]int{2, 2, 3}, 2000), 0, `not wanted "-A OWN_IN -p tcp -m tcp --dport 2 -j RETURN"; and 9999 more`},
+		"foreign ones ahead": {numbers(10000, 3000), append(ahead, 10007), 3000, `foreign rule ahead of ours "-A OUTPUT -p tcp -m tcp --dport 20000 -j RETURN"; and 6000 more`},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			d := ruleset.Compare(test.want, test.have, owned)
-			says := test.chain + ": too many rules differ to show them: " + test.says
-			if diff := cmp.Diff("IPv4 table nat chain "+says+"\n", d.String()); diff != "" {
-				t.Errorf("String (-want +got):\n%s", diff)
+		t.Run(name, func(t *testing.T) {
+			wanted, present := ports(test.want), ports(test.have)
+			owned := ruleset.Ownership{Chains: map[string]map[string]bool{"nat": {"OWN_IN": true}}}
+			if test.foreign > 0 {
+				wanted.Name, present.Name = "OUTPUT", "OUTPUT"
+				owned.Rules = map[string]map[string][]bool{"nat": {"OUTPUT": append(make([]bool, test.foreign), true)}}
 			}
-			if diff := cmp.Diff("IPv4 nat/"+says, d.Summary(5)); diff != "" {
-				t.Errorf("Summary (-want +got):\n%s", diff)
+			d := ruleset.Compare(natOf(wanted), natOf(present), owned)
+			var want, have []ruleset.Rule
+			for _, l := range d.Chains[0].Lines {
+				if l.Op == ruleset.Same || l.Op == ruleset.Missing {
+					want = append(want, l.Rule)
+				}
+				if l.Op != ruleset.Missing {
+					have = append(have, l.Rule)
+				}
+				if l.Op == ruleset.Foreign && len(have) > test.foreign {
+					t.Fatalf("%q is not foreign", l.Rule)
+				}
 			}
-			if ruleset.Reconcile(test.want, test.have, owned).Empty() {
-				t.Error("nothing is done about it")
+			if !slices.EqualFunc(wanted.Rules, want, ruleset.Rule.Equal) || !slices.EqualFunc(present.Rules, have, ruleset.Rule.Equal) {
+				t.Errorf("the lines lead from %d rules to %d, want from %d to %d", len(have), len(want), len(present.Rules), len(wanted.Rules))
+			}
+			if got, want := d.Summary(1), "IPv4 nat/"+wanted.Name+": "+test.summary; got != want {
+				t.Errorf("Summary is\n%s, want\n%s", got, want)
+			}
+			if ruleset.Reconcile(natOf(wanted), natOf(present), owned).Empty() {
+				t.Error("the program is empty")
 			}
 		})
 	}
