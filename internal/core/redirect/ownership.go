@@ -40,11 +40,13 @@ func otherChain(want, have ruleset.Set) bool {
 
 func find(want, have ruleset.Set, leftovers bool) ruleset.Ownership {
 	c := finder{want: want, have: have, leftovers: leftovers, owned: ruleset.Ownership{Chains: map[string]map[string]bool{}, Rules: map[string]map[string][]bool{}}}
-	c.chains()
 	for _, t := range have.Tables {
+		c.owned.Chains[t.Name], c.owned.Rules[t.Name] = map[string]bool{}, map[string][]bool{}
 		for _, chain := range t.Chains {
-			if !c.owned.OwnsChain(t.Name, chain.Name) {
-				c.rules(want.Table(t.Name), t.Name, chain)
+			if strings.HasPrefix(chain.Name, ChainPrefix) {
+				c.owned.Chains[t.Name][chain.Name] = true
+			} else {
+				c.owned.Rules[t.Name][chain.Name] = c.rules(t.Name, chain)
 			}
 		}
 	}
@@ -58,19 +60,6 @@ type finder struct {
 	owned      ruleset.Ownership
 	// leftovers is set if rules of the mesh's shapes are taken for the mesh's.
 	leftovers bool
-}
-
-func (c *finder) chains() {
-	for _, t := range c.have.Tables {
-		own := map[string]bool{}
-		for _, chain := range t.Chains {
-			if strings.HasPrefix(chain.Name, ChainPrefix) {
-				own[chain.Name] = true
-			}
-		}
-		c.owned.Chains[t.Name] = own
-		c.owned.Rules[t.Name] = map[string][]bool{}
-	}
 }
 
 // ourJump reports whether the rule jumps to one of our chains. A jump has no options, so the chain's name ends the rule; in
@@ -87,8 +76,8 @@ func ourJump(spec string) bool {
 // shapes are the rules that the reference writes, or wrote in some version, straight into built-in chains. The DNS rules
 // are those of versions before ISTIO_OUTPUT_DNS existed. They are compiled when a namespace turns out not to be empty,
 // which a new pod's never is.
-var shapes = sync.OnceValue(func() map[string][]*regexp.Regexp { //nolint:gochecknoglobals // compiled patterns
-	return map[string][]*regexp.Regexp{
+var shapes = sync.OnceValue(func() map[string]*regexp.Regexp { //nolint:gochecknoglobals // compiled patterns
+	return map[string]*regexp.Regexp{
 		"mangle/PREROUTING": compile(
 			`-p tcp -m mark --mark HEX -j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff`),
 		"mangle/OUTPUT": compile(
@@ -111,36 +100,30 @@ var shapes = sync.OnceValue(func() map[string][]*regexp.Regexp { //nolint:gochec
 	}
 })
 
-func compile(patterns ...string) []*regexp.Regexp {
-	out := make([]*regexp.Regexp, 0, len(patterns))
-	spell := strings.NewReplacer("HEX", "0x[0-9a-f]+", "NUM", "[0-9]+")
-	for _, p := range patterns {
-		out = append(out, regexp.MustCompile("^"+spell.Replace(p)+"$"))
-	}
-	return out
+// compile returns a pattern for rules that have one of the shapes.
+func compile(shapes ...string) *regexp.Regexp {
+	shape := strings.NewReplacer("HEX", "0x[0-9a-f]+", "NUM", "[0-9]+").Replace(strings.Join(shapes, "|"))
+	return regexp.MustCompile("^(" + shape + ")$")
 }
 
 // rules marks single rules of a chain that is not ours.
-func (c *finder) rules(want ruleset.Table, table string, chain ruleset.Chain) {
+func (c *finder) rules(table string, chain ruleset.Chain) []bool {
 	wanted := map[string]bool{}
-	wc, _ := want.Chain(chain.Name)
-	for _, r := range wc.Rules {
+	want, _ := c.want.Table(table).Chain(chain.Name)
+	for _, r := range want.Rules {
 		wanted[r.String()] = true
 	}
 	marks := make([]bool, len(chain.Rules))
 	for i, r := range chain.Rules {
-		marks[i] = wanted[r.String()] || ourJump(r.String()) || c.leftovers && matches(shapes()[table+"/"+chain.Name], r.String())
+		marks[i] = wanted[r.String()] || ourJump(r.String()) || c.leftovers && shaped(table+"/"+chain.Name, r.String())
 	}
-	c.owned.Rules[table][chain.Name] = marks
+	return marks
 }
 
-func matches(patterns []*regexp.Regexp, spec string) bool {
-	for _, p := range patterns {
-		if p.MatchString(spec) {
-			return true
-		}
-	}
-	return false
+// shaped reports whether a rule of a built-in chain has one of the shapes.
+func shaped(chain, spec string) bool {
+	pattern, known := shapes()[chain]
+	return known && pattern.MatchString(spec)
 }
 
 // returnOf returns the interface of a rule that consists of an interface match and RETURN only.
@@ -171,12 +154,14 @@ func (c *finder) excluded(table string) {
 		if len(out[name]) == 0 {
 			continue
 		}
-		for _, i := range in[name] {
-			c.owned.Rules[table][prerouting][i] = true
-		}
-		for _, i := range out[name] {
-			c.owned.Rules[table][outHook][i] = true
-		}
+		c.mark(table, prerouting, in[name])
+		c.mark(table, outHook, out[name])
+	}
+}
+
+func (c *finder) mark(table, chain string, places []int) {
+	for _, i := range places {
+		c.owned.Rules[table][chain][i] = true
 	}
 }
 
@@ -221,15 +206,8 @@ func (c *finder) rerouted() {
 // leftovers of an earlier configuration.
 func (c *finder) asWanted(have ruleset.Chain) bool {
 	want, _ := c.want.Table("nat").Chain(have.Name)
-	if len(want.Rules) == 0 || len(have.Rules) < len(want.Rules) {
-		return false
-	}
-	for i, r := range want.Rules {
-		if !have.Rules[i].Equal(r) {
-			return false
-		}
-	}
-	return true
+	n := len(want.Rules)
+	return n > 0 && n <= len(have.Rules) && slices.EqualFunc(want.Rules, have.Rules[:n], ruleset.Rule.Equal)
 }
 
 // capturesNetworks reports whether the present rules capture outgoing traffic by its address.
@@ -258,7 +236,7 @@ func (c *finder) guardrails() {
 		}
 	}
 	for _, name := range chains {
-		copy(c.owned.Rules["filter"][name], []bool{true, true})
+		c.mark("filter", name, []int{0, 1})
 	}
 }
 
@@ -268,10 +246,9 @@ func Marks(have ruleset.Set, owned ruleset.Ownership) []uint32 {
 	var marks []uint32
 	for _, chain := range have.Table("mangle").Chains {
 		for i, r := range chain.Rules {
-			if !owned.OwnsRule("mangle", chain.Name, i) {
-				continue
+			if owned.OwnsRule("mangle", chain.Name, i) {
+				marks = append(marks, marksOf(r.String())...)
 			}
-			marks = append(marks, marksOf(r.String())...)
 		}
 	}
 	slices.Sort(marks)

@@ -217,56 +217,40 @@ func ParseSecondFamily(text string) (SecondFamily, error) {
 	return 0, fmt.Errorf("want bypass, capture or reject")
 }
 
-// items splits a list of at most so many entries. Blank text is the empty list. Entries beyond the bound are counted only.
-func (d Dialect) items(text string, most int) ([]string, error) {
+// list reads a list of at most so many entries with one function, and reports the bad ones. Blank text is the empty list.
+// Entries beyond the bound are counted only.
+func list[T any](d Dialect, text string, most int, entry func(string) (T, error)) ([]T, error) {
 	if strings.TrimSpace(text) == "" {
 		return nil, nil
 	}
-	var items []string
+	var out []T
+	var problems []string
 	place, entries := 0, 0
 	for item := range strings.SplitSeq(text, ",") {
-		item = strings.TrimSpace(item)
 		place++
+		item = strings.TrimSpace(item)
 		switch {
 		case item == "" && d.Strict:
 			return nil, fmt.Errorf("item %d of the list is empty", place)
 		case item == "":
 			continue
 		}
-		if entries++; entries <= most {
-			items = append(items, item)
+		if entries++; entries > most {
+			continue
 		}
+		v, err := entry(item)
+		if err != nil {
+			problems = append(problems, printable.Quote(item, maxShownEntry)+" "+err.Error())
+		}
+		out = append(out, v)
 	}
 	if entries > most {
 		return nil, fmt.Errorf("lists %d entries, more than %d", entries, most)
 	}
-	return items, nil
-}
-
-// list reads every item with one function and reports the bad ones.
-func list[T any](d Dialect, text string, most int, item func(string) (T, error)) ([]T, error) {
-	items, err := d.items(text, most)
-	if err != nil {
-		return nil, err
+	if n := len(problems) - maxProblems; n > 0 {
+		problems = append(problems[:maxProblems], fmt.Sprintf("and %d more", n))
 	}
-	var out []T
-	var problems []string
-	bad := 0
-	for _, i := range items {
-		v, err := item(i)
-		switch {
-		case err == nil:
-			out = append(out, v)
-			continue
-		case bad < maxProblems:
-			problems = append(problems, printable.Quote(i, maxShownEntry)+" "+err.Error())
-		}
-		bad++
-	}
-	if bad > maxProblems {
-		problems = append(problems, fmt.Sprintf("and %d more", bad-maxProblems))
-	}
-	if bad > 0 {
+	if len(problems) > 0 {
 		return nil, errors.New(strings.Join(problems, "; "))
 	}
 	return out, nil

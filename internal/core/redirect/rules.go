@@ -92,18 +92,16 @@ func (b builder) networks(list ...netip.Prefix) []netip.Prefix {
 
 // loopbacks returns the addresses of the pod itself on lo.
 func (b builder) loopbacks() []netip.Prefix {
-	return b.networks(b.Loopback, netip.PrefixFrom(netip.IPv6Loopback(), 128))
+	return b.networks(b.Loopback, single(netip.IPv6Loopback()))
 }
 
 // passthroughs are the source addresses of Envoy's connections to the app behind it.
 func (b builder) passthroughs() []netip.Prefix {
-	var all []netip.Prefix
-	for _, f := range b.families {
-		a := PassthroughAddress(f)
-		all = append(all, netip.PrefixFrom(a, a.BitLen()))
-	}
-	return all
+	return b.networks(single(PassthroughAddress(ruleset.IPv4)), single(PassthroughAddress(ruleset.IPv6)))
 }
+
+// single is the network of one address.
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // owners calls back with each identity of the proxy.
 func (b builder) owners(do func(ruleset.Owner)) {
@@ -115,22 +113,28 @@ func (b builder) owners(do func(ruleset.Owner)) {
 	}
 }
 
-// excludedInterfaces returns RETURN rules for the packets that enter, or leave, by excluded interfaces.
-func (b builder) excludedInterfaces(direction func(string) ruleset.Interface) []ruleset.Rule {
-	var rules []ruleset.Rule
-	for _, x := range b.ExcludeInterfaces {
-		rules = append(rules, b.rule("interface "+x+" is excluded", ruleset.Return, direction(x)))
+// each returns one rule for each element of a list.
+func each[T any](list []T, rule func(T) ruleset.Rule) []ruleset.Rule {
+	rules := make([]ruleset.Rule, 0, len(list))
+	for _, e := range list {
+		rules = append(rules, rule(e))
 	}
 	return rules
+}
+
+// excludedInterfaces returns RETURN rules for the packets that enter, or leave, by excluded interfaces.
+func (b builder) excludedInterfaces(direction func(string) ruleset.Interface) []ruleset.Rule {
+	return each(b.ExcludeInterfaces, func(x string) ruleset.Rule {
+		return b.rule("interface "+x+" is excluded", ruleset.Return, direction(x))
+	})
 }
 
 // natPrerouting returns the rules for connections from outside: those of virtual machines first, which the reference inserts
 // at the head one by one, so the rules of the last named one come first.
 func (b builder) natPrerouting() []ruleset.Rule {
-	var rules []ruleset.Rule
-	for _, v := range b.RerouteInterfaces {
-		rules = append(rules, b.rule("other traffic of virtual interface "+v+" is not inbound", ruleset.Return, in(v)))
-	}
+	rules := each(b.RerouteInterfaces, func(v string) ruleset.Rule {
+		return b.rule("other traffic of virtual interface "+v+" is not inbound", ruleset.Return, in(v))
+	})
 	rules = append(rules, b.virtualMachines()...)
 	slices.Reverse(rules)
 	rules = append(rules, b.excludedInterfaces(in)...)
@@ -142,18 +146,16 @@ func (b builder) natPrerouting() []ruleset.Rule {
 
 // virtualMachines returns the rules that send virtual machines' outgoing packets to the proxy, in the order of insertion.
 func (b builder) virtualMachines() []ruleset.Rule {
-	var rules []ruleset.Rule
 	if b.Outbound.All {
-		for _, v := range b.RerouteInterfaces {
-			rules = append(rules, b.rule("what virtual interface "+v+" sends is outbound", b.jump(toProxy), in(v)))
-		}
-		return rules
+		return each(b.RerouteInterfaces, func(v string) ruleset.Rule {
+			return b.rule("what virtual interface "+v+" sends is outbound", b.jump(toProxy), in(v))
+		})
 	}
+	var rules []ruleset.Rule
 	for _, p := range b.networks(b.Outbound.List...) {
-		for _, v := range b.RerouteInterfaces {
-			rules = append(rules, b.rule("what virtual interface "+v+" sends to a captured network is outbound",
-				b.jump(toProxy), in(v), to(p)))
-		}
+		rules = append(rules, each(b.RerouteInterfaces, func(v string) ruleset.Rule {
+			return b.rule("what virtual interface "+v+" sends to a captured network is outbound", b.jump(toProxy), in(v), to(p))
+		})...)
 	}
 	return rules
 }
@@ -174,21 +176,18 @@ func (b builder) natInbound() []ruleset.Rule {
 		return rules
 	}
 	if !b.Inbound.All {
-		for _, p := range b.Inbound.List {
-			rules = append(rules, b.rule("this inbound port is captured", b.jump(toInbound), dport(ruleset.TCP, p)))
-		}
-		return rules
+		return append(rules, each(b.Inbound.List, func(p uint16) ruleset.Rule {
+			return b.rule("this inbound port is captured", b.jump(toInbound), dport(ruleset.TCP, p))
+		})...)
 	}
 	rules = append(rules, b.inboundExcluded()...)
 	return append(rules, b.rule("every other inbound port is captured", b.jump(toInbound), tcp))
 }
 
 func (b builder) inboundExcluded() []ruleset.Rule {
-	var rules []ruleset.Rule
-	for _, p := range b.InboundExclude {
-		rules = append(rules, b.rule("this inbound port is excluded", ruleset.Return, dport(ruleset.TCP, p)))
-	}
-	return rules
+	return each(b.InboundExclude, func(p uint16) ruleset.Rule {
+		return b.rule("this inbound port is excluded", ruleset.Return, dport(ruleset.TCP, p))
+	})
 }
 
 func (b builder) toProxy() []ruleset.Rule {
@@ -250,12 +249,10 @@ func (b builder) proxyOwner(o ruleset.Owner) []ruleset.Rule {
 }
 
 func (b builder) ownerGroups() []ruleset.Rule {
-	var rules []ruleset.Rule
 	if b.OwnerGroups.All {
-		for _, g := range b.OwnerGroupsExclude {
-			rules = append(rules, b.rule("this group is excluded", ruleset.Return, ruleset.Owner{ID: g, Group: true}))
-		}
-		return rules
+		return each(b.OwnerGroupsExclude, func(g uint32) ruleset.Rule {
+			return b.rule("this group is excluded", ruleset.Return, ruleset.Owner{ID: g, Group: true})
+		})
 	}
 	why := "only the listed groups are captured"
 	if len(b.OwnerGroups.List) == 0 {
@@ -265,19 +262,17 @@ func (b builder) ownerGroups() []ruleset.Rule {
 	for _, g := range b.OwnerGroups.List {
 		groups = append(groups, ruleset.Owner{ID: g, Group: true, Not: true})
 	}
-	return append(rules, b.rule(why, ruleset.Return, groups...))
+	return []ruleset.Rule{b.rule(why, ruleset.Return, groups...)}
 }
 
 func (b builder) captured() []ruleset.Rule {
-	var rules []ruleset.Rule
-	for _, p := range b.OutboundPorts {
-		rules = append(rules, b.rule("this outbound port is captured in all other networks", b.jump(toProxy), dport(ruleset.TCP, p)))
-	}
+	rules := each(b.OutboundPorts, func(p uint16) ruleset.Rule {
+		return b.rule("this outbound port is captured in all other networks", b.jump(toProxy), dport(ruleset.TCP, p))
+	})
 	if b.Outbound.All {
 		return append(rules, b.rule("all other TCP is captured", b.jump(toProxy)))
 	}
-	for _, p := range b.networks(b.Outbound.List...) {
-		rules = append(rules, b.rule("this network is captured", b.jump(toProxy), to(p)))
-	}
-	return rules
+	return append(rules, each(b.networks(b.Outbound.List...), func(p netip.Prefix) ruleset.Rule {
+		return b.rule("this network is captured", b.jump(toProxy), to(p))
+	})...)
 }

@@ -27,19 +27,19 @@ func (b builder) dnsServers(side func(netip.Prefix) ruleset.Network) [][]ruleset
 	switch b.DNS {
 	case DNSAll:
 		return [][]ruleset.Match{nil}
-	case DNSServers:
-		var hosts []netip.Prefix
-		for _, a := range b.DNSServers {
-			hosts = append(hosts, netip.PrefixFrom(a, a.BitLen()))
-		}
-		var servers [][]ruleset.Match
-		for _, p := range b.networks(hosts...) {
-			servers = append(servers, []ruleset.Match{side(p)})
-		}
-		return servers
 	case DNSOff:
+		return nil
+	case DNSServers:
 	}
-	return nil
+	var hosts []netip.Prefix
+	for _, a := range b.DNSServers {
+		hosts = append(hosts, single(a))
+	}
+	var servers [][]ruleset.Match
+	for _, p := range b.networks(hosts...) {
+		servers = append(servers, []ruleset.Match{side(p)})
+	}
+	return servers
 }
 
 // natOutputDNS sends queries to the agent: TCP first, then UDP.
@@ -83,17 +83,14 @@ func (b builder) rawOutputDNS() []ruleset.Rule {
 			b.rule("the agent asks the real resolver", zoneAgent, query, o),
 			b.rule("the agent answers the app", zoneApp, ruleset.Port{Protocol: ruleset.UDP, Number: DNSPort, Source: true}, o))
 	})
-	for _, server := range b.dnsServers(to) {
-		rules = append(rules, b.rule("the app asks", zoneApp, append([]ruleset.Match{query}, server...)...))
-	}
-	return rules
+	return append(rules, each(b.dnsServers(to), func(server []ruleset.Match) ruleset.Rule {
+		return b.rule("the app asks", zoneApp, append([]ruleset.Match{query}, server...)...)
+	})...)
 }
 
 func (b builder) rawInbound() []ruleset.Rule {
-	var rules []ruleset.Rule
 	answer := ruleset.Port{Protocol: ruleset.UDP, Number: dnsPort, Source: true}
-	for _, server := range b.dnsServers(from) {
-		rules = append(rules, b.rule("the real resolver answers the agent", zoneAgent, append([]ruleset.Match{answer}, server...)...))
-	}
-	return rules
+	return each(b.dnsServers(from), func(server []ruleset.Match) ruleset.Rule {
+		return b.rule("the real resolver answers the agent", zoneAgent, append([]ruleset.Match{answer}, server...)...)
+	})
 }
