@@ -73,11 +73,9 @@ func (w *writer) nativeTable(want ruleset.Table, sets *uint32) error {
 	if len(want.Chains) == 0 {
 		return nil
 	}
-	w.add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, note{tableKey: w.at}, func(b *nfnetlink.Buffer) {
-		b.String(unix.NFTA_TABLE_NAME, want.Name)
-	})
+	w.newTable()
 	for _, c := range want.Chains {
-		w.nativeChain(c.Name)
+		w.newChain(c.Name)
 	}
 	for _, c := range want.Chains {
 		for _, r := range c.Rules {
@@ -90,28 +88,13 @@ func (w *writer) nativeTable(want ruleset.Table, sets *uint32) error {
 	return nil
 }
 
-func (w *writer) nativeChain(name string) {
-	w.add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, note{tableKey: w.at, chain: name}, func(b *nfnetlink.Buffer) {
-		if at, ok := w.at.base(name); ok {
-			baseChain(b, w.at.table, name, at)
-			return
-		}
-		b.String(unix.NFTA_CHAIN_TABLE, w.at.table)
-		b.String(unix.NFTA_CHAIN_NAME, name)
-	})
-}
-
-func (w *writer) nativeRule(chain string, r ruleset.Rule, id uint32) error {
-	about := note{w.at, chain, r.String()}
+func (w *writer) nativeRule(name string, r ruleset.Rule, id uint32) (err error) {
+	about := note{w.at, name, r.String()}
 	if set := native.SetOf(r); set != nil {
 		w.add(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, about, func(b *nfnetlink.Buffer) { set.Declare(b, w.at.table, id) })
 		w.add(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, about, func(b *nfnetlink.Buffer) { set.Fill(b, w.at.table, id) })
 	}
-	var err error
-	w.add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, about, func(b *nfnetlink.Buffer) {
-		b.String(unix.NFTA_RULE_TABLE, w.at.table)
-		b.String(unix.NFTA_RULE_CHAIN, chain)
-		err = native.Encode(b, r, id)
-	})
+	c := &chain{name: name, shown: name}
+	w.rule(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, c, r.String(), func(b *nfnetlink.Buffer) { err = native.Encode(b, r, id) })
 	return err
 }

@@ -30,50 +30,30 @@ func (w *writer) explain(r *nfnetlink.Refused) error {
 
 // expressionAt names the expression of a rule in which the wrong attribute is: "match owner", "target CT", "immediate".
 func expressionAt(r *nfnetlink.Refused) string {
-	if r.Offset < 0 {
+	all, offset := attributeAt(r.Attributes, r.Offset)
+	if all.Kind != unix.NFTA_RULE_EXPRESSIONS {
 		return ""
 	}
-	at := 0
-	for a := range r.Attributes.All() {
-		size := align(unix.SizeofNlAttr + len(a.Value))
-		if a.Kind == unix.NFTA_RULE_EXPRESSIONS && r.Offset >= at && r.Offset < at+size {
-			return elementAt(a.Value, r.Offset-at-unix.SizeofNlAttr)
-		}
-		at += size
-	}
-	return ""
-}
-
-func elementAt(elements nfnetlink.Attributes, offset int) string {
-	at := 0
-	for e := range elements.All() {
-		size := align(unix.SizeofNlAttr + len(e.Value))
-		if offset >= at && offset < at+size {
-			return describe(e.Value)
-		}
-		at += size
-	}
-	return ""
-}
-
-func align(n int) int { return (n + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1) }
-
-// describe names an expression, with the name of the match or target of x_tables.
-func describe(element nfnetlink.Attributes) string {
-	name := ""
-	for a := range element.All() {
-		switch {
-		case a.Kind == unix.NFTA_EXPR_NAME:
-			name = a.Text()
-		case a.Kind == unix.NFTA_EXPR_DATA && (name == "match" || name == "target"):
-			for inner := range nfnetlink.Attributes(a.Value).All() {
-				if inner.Kind == unix.NFTA_MATCH_NAME { // NFTA_TARGET_NAME is the same number
-					return name + " " + inner.Text()
-				}
-			}
-		}
+	e, _ := attributeAt(all.Value, offset)
+	parts := nfnetlink.Attributes(e.Value)
+	name := parts.Get(unix.NFTA_EXPR_NAME).Text()
+	if name == "match" || name == "target" { // NFTA_TARGET_NAME is the same number as NFTA_MATCH_NAME
+		name += " " + nfnetlink.Attributes(parts.Get(unix.NFTA_EXPR_DATA).Value).Get(unix.NFTA_MATCH_NAME).Text()
 	}
 	return name
+}
+
+// attributeAt returns the attribute at an offset, and the offset in its value. An unknown offset is negative.
+func attributeAt(all nfnetlink.Attributes, offset int) (nfnetlink.Attribute, int) {
+	at := 0
+	for a := range all.All() {
+		end := at + (unix.SizeofNlAttr+len(a.Value)+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)
+		if offset >= at && offset < end {
+			return a, offset - at - unix.SizeofNlAttr
+		}
+		at = end
+	}
+	return nfnetlink.Attribute{}, -1
 }
 
 // viaCompat is the option that every match and target of x_tables needs besides its own.

@@ -62,14 +62,15 @@ var hooks = map[string]uint32{ //nolint:gochecknoglobals // a constant table
 
 type chain struct {
 	name   string // the kernel's
+	shown  string // in a Set
 	policy string
 	rules  []installedRule
-	// byText has the places of rules by their text, from the first removal of one until compact.
+	// byText has the places of rules by their text, from the first removal of one. A chain can have very many of them.
 	byText map[string][]int
+	head   int // of the first rule that may not be removed
 }
 
-// removeFirst removes the first rule with that text and returns its handle. A chain can have very many that are removed one
-// by one: the rest stays at its tableKey until compact.
+// removeFirst marks the first rule with that text as removed and returns its handle.
 func (c *chain) removeFirst(text string) (handle uint64, found bool) {
 	if c.byText == nil {
 		c.byText = map[string][]int{}
@@ -87,12 +88,14 @@ func (c *chain) removeFirst(text string) (handle uint64, found bool) {
 	return r.handle, true
 }
 
-// compact closes the gaps of removed rules.
-func (c *chain) compact() {
-	if c.byText != nil {
-		c.rules = slices.DeleteFunc(c.rules, func(r installedRule) bool { return r.removed })
-		c.byText = nil
+// first returns the handle of the first rule that is not removed, 0 if there is none.
+func (c *chain) first() uint64 {
+	for ; c.head < len(c.rules); c.head++ {
+		if r := c.rules[c.head]; !r.removed {
+			return r.handle
+		}
 	}
+	return 0
 }
 
 // installedRule is a rule with the number that the kernel knows it by.
@@ -166,18 +169,10 @@ func (v *View) readTables(ctx context.Context) (others map[ruleset.Family]bool, 
 		byProtocol[protocolFamily(f)] = f
 	}
 	err = v.session.dump(ctx, unix.NFT_MSG_GETTABLE, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
-		name, flags := "", uint32(0)
-		for a := range m.Attributes.All() {
-			switch a.Kind {
-			case unix.NFTA_TABLE_NAME:
-				name = a.Text()
-			case unix.NFTA_TABLE_FLAGS:
-				flags, _ = a.Uint32()
-			}
-		}
+		flags, _ := m.Attributes.Get(unix.NFTA_TABLE_FLAGS).Uint32()
 		f, ours := byProtocol[m.Family]
-		if at := (tableKey{f, name}); ours && at.known() {
-			v.tables[at] = &table{dormant: flags&unix.NFT_TABLE_F_DORMANT != 0, chains: map[string]*chain{}, byName: map[string]*chain{}}
+		if at := (tableKey{f, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text()}); ours && at.known() {
+			v.tables[at] = &table{dormant: flags&unix.NFT_TABLE_F_DORMANT != 0, chains: map[string]*chain{}, byName: map[string]*chain{}, sets: map[string]native.Set{}}
 		} else if ours {
 			others[f] = true
 		}
@@ -238,51 +233,34 @@ func (v *View) readRules(ctx context.Context, f ruleset.Family, name string) err
 }
 
 func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
-	var found struct {
-		table, chain string
-		kind         string
-		hook, policy uint32
-		priority     int32
-		hooked       bool
-	}
-	found.policy = nfnetlink.Accept
-	for a := range attributes.All() {
-		switch a.Kind {
-		case unix.NFTA_CHAIN_TABLE:
-			found.table = a.Text()
-		case unix.NFTA_CHAIN_NAME:
-			found.chain = a.Text()
-		case unix.NFTA_CHAIN_TYPE:
-			found.kind = a.Text()
-		case unix.NFTA_CHAIN_POLICY:
-			found.policy, _ = a.Uint32()
-		case unix.NFTA_CHAIN_HOOK:
-			found.hooked = true
-			found.hook, found.priority = readHook(a.Value)
-		}
-	}
-	at := tableKey{f, found.table}
+	at := tableKey{f, attributes.Get(unix.NFTA_CHAIN_TABLE).Text()}
 	t, known := v.tables[at]
 	if !known {
 		return
 	}
-	c := &chain{name: found.chain, policy: ruleset.NoPolicy}
-	want, builtin := at.base(found.chain)
-	asWanted := builtin == found.hooked &&
-		(!builtin || found.kind == want.Type && found.hook == hooks[want.Name] && found.priority == want.Priority)
+	c := &chain{name: attributes.Get(unix.NFTA_CHAIN_NAME).Text(), policy: ruleset.NoPolicy}
+	kind, hook := attributes.Get(unix.NFTA_CHAIN_TYPE).Text(), nfnetlink.Attributes(attributes.Get(unix.NFTA_CHAIN_HOOK).Value)
+	number, hooked := hook.Get(unix.NFTA_HOOK_HOOKNUM).Uint32()
+	priority, _ := hook.Get(unix.NFTA_HOOK_PRIORITY).Uint32()
+	policy, hasPolicy := attributes.Get(unix.NFTA_CHAIN_POLICY).Uint32()
+	drops := hasPolicy && policy == nfnetlink.Drop
+
+	want, builtin := at.base(c.name)
+	asWanted := builtin == hooked &&
+		(!builtin || kind == want.Type && number == hooks[want.Name] && int32(priority) == want.Priority) //nolint:gosec // two's complement
 	if f == ruleset.Inet {
-		asWanted = asWanted && found.policy == nfnetlink.Accept && !t.dormant
+		asWanted = asWanted && !drops && !t.dormant
 	} else {
 		asWanted = asWanted || !builtin // other chains are foreign
 		if builtin && asWanted {
-			c.policy = policyName(found.policy)
+			c.policy = policyName(drops)
 		}
 	}
-	shown := escaped(c.name)
+	c.shown = escaped(c.name)
 	if !asWanted {
-		shown = fmt.Sprintf("%s(%s,hook:%d,priority:%d)", shown, found.kind, found.hook, found.priority)
+		c.shown += fmt.Sprintf("(%s,hook:%d,priority:%d)", kind, number, int32(priority)) //nolint:gosec // as above
 	}
-	t.chains[shown], t.byName[c.name] = c, c
+	t.chains[c.shown], t.byName[c.name] = c, c
 }
 
 // escaped returns a chain's name as one word of plain characters. The kernel accepts any bytes; the escaped names are distinct.
@@ -295,51 +273,23 @@ func escaped(name string) string {
 	return strings.ReplaceAll(quoted[1:len(quoted)-1], " ", `\x20`)
 }
 
-func policyName(policy uint32) string {
-	if policy == nfnetlink.Drop {
+func policyName(drops bool) string {
+	if drops {
 		return "DROP"
 	}
 	return "ACCEPT"
 }
 
-func readHook(attributes nfnetlink.Attributes) (hook uint32, priority int32) {
-	for a := range attributes.All() {
-		n, _ := a.Uint32()
-		switch a.Kind {
-		case unix.NFTA_HOOK_HOOKNUM:
-			hook = n
-		case unix.NFTA_HOOK_PRIORITY:
-			priority = int32(n) //nolint:gosec // two's complement
-		}
-	}
-	return hook, priority
-}
-
 func (v *View) addRule(f ruleset.Family, attributes nfnetlink.Attributes) {
-	var r installedRule
-	var expressions, userdata nfnetlink.Attributes
-	tableName, chainName := "", ""
-	for a := range attributes.All() {
-		switch a.Kind {
-		case unix.NFTA_RULE_TABLE:
-			tableName = a.Text()
-		case unix.NFTA_RULE_CHAIN:
-			chainName = a.Text()
-		case unix.NFTA_RULE_HANDLE:
-			r.handle, _ = a.Uint64()
-		case unix.NFTA_RULE_EXPRESSIONS:
-			expressions = a.Value
-		case unix.NFTA_RULE_USERDATA:
-			userdata = a.Value
-		}
-	}
-	t, known := v.tables[tableKey{f, tableName}]
+	at := tableKey{f, attributes.Get(unix.NFTA_RULE_TABLE).Text()}
+	t, known := v.tables[at]
 	if !known {
 		return
 	}
-	r.text = v.decode(tableKey{f, tableName}, expressions, userdata)
-	if c := t.byName[chainName]; c != nil {
-		c.rules = append(c.rules, r)
+	if c := t.byName[attributes.Get(unix.NFTA_RULE_CHAIN).Text()]; c != nil {
+		handle, _ := attributes.Get(unix.NFTA_RULE_HANDLE).Uint64()
+		text := v.decode(at, attributes.Get(unix.NFTA_RULE_EXPRESSIONS).Value, attributes.Get(unix.NFTA_RULE_USERDATA).Value)
+		c.rules = append(c.rules, installedRule{handle: handle, text: text})
 	}
 }
 
@@ -357,33 +307,18 @@ func (v *View) decode(at tableKey, expressions, userdata nfnetlink.Attributes) s
 
 // readSets reads the sets that rules of the native tables look up.
 func (v *View) readSets(ctx context.Context, tables []string) error {
-	var found []tableKey
-	names := map[tableKey][]string{}
+	names := map[string][]string{} // of sets, by table
 	err := v.session.dump(ctx, unix.NFT_MSG_GETSET, unix.NFPROTO_INET, nil, func(m nfnetlink.Message) error {
-		table, name := "", ""
-		for a := range m.Attributes.All() {
-			switch a.Kind {
-			case unix.NFTA_SET_TABLE:
-				table = a.Text()
-			case unix.NFTA_SET_NAME:
-				name = a.Text()
-			}
-		}
-		if slices.Contains(tables, table) {
-			at := tableKey{ruleset.Inet, table}
-			found = append(found, at)
-			names[at] = append(names[at], name)
-		}
+		table := m.Attributes.Get(unix.NFTA_SET_TABLE).Text()
+		names[table] = append(names[table], m.Attributes.Get(unix.NFTA_SET_NAME).Text())
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(found, func(a, b tableKey) int { return strings.Compare(a.table, b.table) })
-	for _, at := range slices.Compact(found) {
-		v.tables[at].sets = map[string]native.Set{}
-		for _, name := range names[at] {
-			if err := v.readSet(ctx, at, name); err != nil {
+	for _, table := range tables {
+		for _, name := range names[table] {
+			if err := v.readSet(ctx, tableKey{ruleset.Inet, table}, name); err != nil {
 				return err
 			}
 		}
@@ -404,12 +339,8 @@ func (v *View) readSet(ctx context.Context, at tableKey, name string) error {
 	var ports native.Set
 	whole := true
 	err := v.session.dump(ctx, unix.NFT_MSG_GETSETELEM, unix.NFPROTO_INET, narrow, func(m nfnetlink.Message) error {
-		for a := range m.Attributes.All() {
-			if a.Kind == unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-				more, ok := native.Ports(a.Value)
-				ports, whole = append(ports, more...), whole && ok && len(ports)+len(more) <= maxPorts
-			}
-		}
+		more, ok := native.Ports(m.Attributes.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).Value)
+		ports, whole = append(ports, more...), whole && ok && len(ports)+len(more) <= maxPorts
 		return nil
 	})
 	if err == nil && whole {

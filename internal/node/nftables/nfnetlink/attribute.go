@@ -106,6 +106,16 @@ func (a Attributes) All() iter.Seq[Attribute] {
 	}
 }
 
+// Get returns the first attribute of a kind, the zero Attribute if there is none.
+func (a Attributes) Get(kind uint16) Attribute {
+	for attribute := range a.All() {
+		if attribute.Kind == kind {
+			return attribute
+		}
+	}
+	return Attribute{}
+}
+
 // Check reports whether the attributes are complete.
 func (a Attributes) Check() error {
 	for rest := a; len(rest) > 0; {

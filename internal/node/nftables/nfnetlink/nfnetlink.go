@@ -126,11 +126,7 @@ func (c *Conn) Generation() (uint32, error) {
 	generation, err := uint32(0), error(nil)
 	for generation == 0 && err == nil {
 		_, err = c.receive(func(m Message) error {
-			for a := range m.Attributes.All() {
-				if n, ok := a.Uint32(); ok && a.Kind == unix.NFTA_GEN_ID {
-					generation = n
-				}
-			}
+			generation, _ = m.Attributes.Get(unix.NFTA_GEN_ID).Uint32()
 			return nil
 		})
 	}

@@ -139,15 +139,10 @@ func readError(payload []byte) refusal {
 		return refusal{errno: unix.EBADMSG}
 	}
 	r := refusal{errno: errnoOf(payload), sequence: binary.NativeEndian.Uint32(payload[4+8:])}
-	for a := range Attributes(payload[errorLength:]).All() {
-		switch a.Kind {
-		case unix.NLMSGERR_ATTR_MSG:
-			r.text = a.Text()
-		case unix.NLMSGERR_ATTR_OFFS:
-			if len(a.Value) == 4 {
-				r.offset = int(binary.NativeEndian.Uint32(a.Value))
-			}
-		}
+	more := Attributes(payload[errorLength:])
+	r.text = more.Get(unix.NLMSGERR_ATTR_MSG).Text()
+	if at := more.Get(unix.NLMSGERR_ATTR_OFFS).Value; len(at) == 4 {
+		r.offset = int(binary.NativeEndian.Uint32(at))
 	}
 	return r
 }
