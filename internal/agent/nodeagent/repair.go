@@ -11,7 +11,7 @@ import (
 
 // repair runs race repair for as long as the agent runs. No step of the installation waits for it.
 func (n *node) repair() {
-	n.log.Info("race repair", slog.Any("settings", n.cfg.Repair))
+	n.log.Info("race repair", slog.Any("modes", n.cfg.Repair.Switches.Modes()))
 	find := n.cfg.Places.Find
 	switch {
 	case n.cfg.NodeName != "" && n.cfg.Repair.Node != n.cfg.NodeName:

@@ -87,7 +87,7 @@ func (j *job) consequence() string {
 	if j.finding.Started {
 		return ". Connections that it opened before stay outside of the mesh until they are closed: restart the pod to be sure"
 	}
-	if j.finding.FailedAt().IsZero() {
+	if j.finding.Failed.Finished.IsZero() {
 		return ""
 	}
 	return ". The kubelet starts its validation again within its back-off, 5 minutes at most: delete the pod to have it at once"
@@ -176,16 +176,13 @@ func (j *job) fail(ctx context.Context, t metrics.RepairType, reason EventReason
 // reportProblems reports a pod without a repair because the plugin's configuration has problems: its excluded namespaces may be
 // among the unreadable parts, and a recreated pod would not start.
 func (j *job) reportProblems(ctx context.Context) error {
-	text := j.conf.Problems.Error() + ". Mend the configuration of the node agent"
+	text := j.conf.Problems.Error() + ". Correct the configuration of the node agent"
+	j.memory.state = j.state()
 	if j.finding.Broken {
-		j.memory.state = j.state()
-		j.Metrics.Repaired(map[repair.Mode]metrics.RepairType{
-			repair.InPlace: metrics.RepairPod, repair.Delete: metrics.RepairDelete, repair.Label: metrics.RepairLabel,
-		}[j.Settings.Switches.Mode(j.finding)], metrics.RepairFail)
+		j.Metrics.Repaired(metrics.RepairType(j.Settings.Switches.Mode(j.finding)), metrics.RepairFail) // Report is not counted
 		j.once(ctx, ReasonBroken, j.why()+". Nothing is done about it while the plugin's configuration cannot be used: "+text)
 	} else {
-		j.memory.state = metrics.PodUnknown
-		j.once(ctx, ReasonUnverified, "it cannot be told whether the traffic is redirected while the plugin's configuration cannot be used: "+text)
+		j.once(ctx, ReasonUnverified, "it is unknown whether the traffic is redirected while the plugin's configuration cannot be used: "+text)
 	}
 	return fmt.Errorf("%w: %w", errPolicy, j.conf.Problems)
 }

@@ -33,7 +33,7 @@ func TestPodsThatCannotBeInspectedDelayNoOtherPod(t *testing.T) {
 	l.run()
 	agenttest.Run(t, l.clock)
 	for _, p := range hostile[:3] {
-		l.waitForEvent(p, "Warning", ReasonUnverified, "cannot be told whether the traffic is redirected", "cannot be inspected", "more than 50000", "NET_ADMIN")
+		l.waitForEvent(p, "Warning", ReasonUnverified, "unknown whether the traffic is redirected", "cannot be inspected", "more than 50000", "NET_ADMIN")
 	}
 	l.waitForEvent(hostile[3], "Warning", ReasonRepaired, "cannot be redirected in place", "cannot be inspected", "more than 50000", "NET_ADMIN")
 	web := crashing("web").at("10.88.0.2/24")

@@ -115,15 +115,13 @@ func TestW8ARestartedAgentDoesNotWorkTwice(t *testing.T) {
 	stop := l.run()
 	l.waitForAction(p, repair.InPlace)
 	stop()
-	l.waitForStates(0, 0, 0, 0)
 	rules, events := rulesOf(t, path), len(l.server.Events())
-	l.run()
+	l.options.Metrics = metrics.NewRepair("another")
+	stop = l.run()
 	l.waitForCount(metrics.RepairPod, metrics.RepairSkip, 1)
-	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 0)
 	l.waitForStates(1, 0, 0, 0)
-	for _, stop := range l.stops {
-		stop()
-	}
+	stop()
 	if got := rulesOf(t, path); got != rules || len(l.server.Events()) != events {
 		t.Errorf("rules are now\n%s\nevents: %v", got, l.events(p))
 	}
@@ -187,7 +185,7 @@ func TestPodsThatCannotBeRedirectedInPlace(t *testing.T) {
 		"bad settings": {
 			func(p *podSpec) { p.annotations = object{"traffic.sidecar.istio.io/includeInboundPorts": "many"} },
 			(*fixture).place, ReasonBroken,
-			[]string{"settings are invalid", "many", "make the pod anew"},
+			[]string{"settings are invalid", "many", "create the pod again"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -157,12 +157,6 @@ func TestTheGaugeHasTheStateOfThePod(t *testing.T) {
 	l.server.Delete(p.path())
 	l.server.Compact()
 	l.waitForStates(0, 0, 0, 0)
-	l.set(crashing("web"))
-	l.waitForStates(0, 1, 0, 0)
-	for _, stop := range l.stops {
-		stop()
-	}
-	l.waitForStates(0, 0, 0, 0)
 }
 
 // TestNothingIsLeftBehind counts goroutines and open files after controllers have ended in the middle of work.

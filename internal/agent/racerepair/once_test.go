@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
@@ -109,9 +108,9 @@ func TestOnceRetries(t *testing.T) {
 
 func TestOnceEndsWhenThereIsNoServer(t *testing.T) {
 	t.Parallel()
-	l := newFixture(t, inPlace, func(o *Options) { o.Timeout = 2 * time.Second })
+	l := newFixture(t, inPlace)
 	l.server.Fail(kubetest.Forbidden, kubetest.Forever)
-	l.failsOnce("waiting for the pods", "not done after 2s", "to watch pods", "forbidden (403)")
+	l.failsOnce("waiting for the pods", "not done after 2m0s", "to watch pods", "forbidden (403)")
 }
 
 func TestOnceDoesNothingOnABadConfiguration(t *testing.T) {

@@ -116,14 +116,6 @@ func (c *controller) delete(p kube.Pod) {
 	}
 }
 
-func (c *controller) forgetAll() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, e := range c.pods {
-		c.Metrics.SetPodState(e.state, "")
-	}
-}
-
 func (c *controller) keys() []types.NamespacedName {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -44,8 +44,9 @@ const (
 	retryMax  = 2 * time.Minute
 	// confirmAfter is the time for which a pod must be without rules before it is deleted or labelled for that alone.
 	confirmAfter = 3 * time.Second
-	// onceTries bounds the attempts of Once per pod, as in the reference.
-	onceTries = 5
+	// onceTries bounds the attempts of Once per pod, as in the reference, onceTimeout their time for all pods.
+	onceTries   = 5
+	onceTimeout = 2 * time.Minute
 )
 
 // Options are the dependencies and settings. API, Events, Log, Metrics and Plugin are required.
@@ -74,15 +75,8 @@ type Options struct {
 
 	// Workers is the number of workers, 4 by default.
 	Workers int
-	// Timeout bounds Once, 2 min by default; PodTimeout bounds the job of one pod, 1 min by default.
-	Timeout, PodTimeout time.Duration
-}
-
-func (o Options) withDefaults() Options {
-	o.Workers = cmp.Or(o.Workers, 4)
-	o.Timeout, o.PodTimeout = cmp.Or(o.Timeout, 2*time.Minute), cmp.Or(o.PodTimeout, time.Minute)
-	o.Clock = cmp.Or[clock.WithTickerAndDelayedExecution](o.Clock, clock.RealClock{})
-	return o
+	// PodTimeout bounds the job of one pod, 1 min by default.
+	PodTimeout time.Duration
 }
 
 // controller is a running race repair.
@@ -106,7 +100,8 @@ type controller struct {
 }
 
 func newController(o Options) *controller {
-	o = o.withDefaults()
+	o.Workers, o.PodTimeout = cmp.Or(o.Workers, 4), cmp.Or(o.PodTimeout, time.Minute)
+	o.Clock = cmp.Or[clock.WithTickerAndDelayedExecution](o.Clock, clock.RealClock{})
 	return &controller{
 		Options: o, confirmAfter: confirmAfter,
 		queue:     workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[types.NamespacedName]{Clock: o.Clock}),
@@ -127,7 +122,6 @@ func Run(ctx context.Context, o Options) {
 	c.workers.Go(func() { c.watchPolicy(ctx, before) })
 	_ = c.watch(ctx)
 	c.workers.Wait()
-	c.forgetAll()
 }
 
 // runWorker processes the queue after the initial list of pods, as all pods decide whose an address is. A queue after ShutDown
@@ -163,19 +157,27 @@ func (c *controller) process(ctx context.Context, k types.NamespacedName) {
 
 // sleep waits for d or the end of ctx.
 func (c *controller) sleep(ctx context.Context, d time.Duration) {
-	timer := c.Clock.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-	case <-timer.C():
+	case <-c.Clock.After(d):
 	}
 }
 
-// Once repairs each present pod, within Options.Timeout. The error names each pod that could not be repaired.
+// withTimeout cancels ctx after d, by the controller's clock. The text of the cause is problem and d.
+func (c *controller) withTimeout(ctx context.Context, d time.Duration, problem string) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer := c.Clock.AfterFunc(d, func() { cancel(fmt.Errorf("%s %s", problem, d)) })
+	return ctx, func() {
+		timer.Stop()
+		cancel(nil)
+	}
+}
+
+// Once repairs each present pod, within two minutes. The error names each pod that could not be repaired.
 func Once(ctx context.Context, o Options) error {
 	c := newController(o)
 	defer c.queue.ShutDown()
-	ctx, cancel := context.WithTimeoutCause(ctx, c.Timeout, fmt.Errorf("it is not done after %s", c.Timeout))
+	ctx, cancel := c.withTimeout(ctx, onceTimeout, "it is not done after")
 	defer cancel()
 	c.confirmAfter = 0 // Once inspects each pod once
 	c.deletions.SetLimit(rate.Inf)

@@ -62,7 +62,7 @@ func cause(ctx context.Context, err error) string {
 func remedy(err error) string {
 	switch {
 	case errors.Is(err, kube.ErrDisruptionBudget):
-		return ". A PodDisruptionBudget stands against it: it is tried again; raise the budget or delete the pod by hand to have it sooner"
+		return ". A PodDisruptionBudget does not allow it yet: it is retried; raise the budget or delete the pod by hand to have it sooner"
 	case kube.ClassOf(err) == kube.Forbidden:
 		return ". The account of the node agent lacks the permission that its mode of repair needs"
 	case errors.Is(err, sandbox.ErrClaimed):
@@ -101,7 +101,7 @@ func (j *job) why() string {
 func (j *job) advice() string {
 	switch {
 	case j.finding.Decision.Outcome == sidecar.Refuse:
-		return "Its settings are invalid: mend them and make the pod anew: " + j.finding.Decision.Err.Error()
+		return "Its settings are invalid: correct them and create the pod again: " + j.finding.Decision.Err.Error()
 	case j.finding.Reason == repair.FailedForGood && j.Settings.Switches.InPlace:
 		return "It cannot be redirected in place any more: delete it, so that its owner makes another one"
 	case !j.captured():

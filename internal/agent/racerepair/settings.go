@@ -1,7 +1,6 @@
 package racerepair
 
 import (
-	"log/slog"
 	"strconv"
 
 	"github.com/meshcni/istio-cni/internal/agent/selector"
@@ -26,16 +25,6 @@ type Settings struct {
 	Node string
 	// LabelSelectors and FieldSelectors select pods in the API server.
 	LabelSelectors, FieldSelectors string
-}
-
-// LogValue lists the selected pods, and the modes of repair.
-func (s Settings) LogValue() slog.Value {
-	var modes []string
-	for _, mode := range s.Switches.Modes() {
-		modes = append(modes, string(mode))
-	}
-	return slog.GroupValue(slog.Any("modes", modes), slog.Bool("evict", s.Evict), slog.String("node", s.Node),
-		slog.String("label-selectors", s.LabelSelectors), slog.String("field-selectors", s.FieldSelectors))
 }
 
 // Rows returns the settings, without variables, that the agent and the command "repair" have in common. Names and defaults are

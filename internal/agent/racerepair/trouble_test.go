@@ -153,7 +153,7 @@ func TestNothingIsDoneOnABadConfiguration(t *testing.T) {
 			path := l.place(p)
 			l.set(unproven)
 			l.run()
-			l.waitForEvent(p, "Warning", ReasonBroken, "configuration cannot be used", "exclude_namespaces", "Mend the configuration")
+			l.waitForEvent(p, "Warning", ReasonBroken, "configuration cannot be used", "exclude_namespaces", "Correct the configuration")
 			l.waitForStates(0, 1, 0, 1)
 			for range 10 {
 				l.clock.Step(time.Minute)

@@ -46,7 +46,7 @@ func (c *controller) reconcile(ctx context.Context, k types.NamespacedName) (wai
 	j := &job{controller: c, pod: e.pod, memory: e.memory}
 	c.mu.Unlock()
 	defer c.remember(k, j)
-	ctx, cancel := c.withPodTimeout(ctx)
+	ctx, cancel := c.withTimeout(ctx, c.PodTimeout, "the work on the pod takes more than")
 	defer cancel()
 
 	j.log = c.Log.With(slog.String("pod", k.String()), slog.String("uid", j.pod.Facts.UID))
@@ -59,27 +59,16 @@ func (c *controller) reconcile(ctx context.Context, k types.NamespacedName) (wai
 		return 0, j.reportProblems(ctx)
 	}
 	if j.finding.NeedsInspection {
-		if err := j.inspect(ctx); err != nil {
-			j.memory.state = metrics.PodUnknown
-			return 0, err
-		}
+		err = j.inspect(ctx)
 	}
 	j.memory.state = j.state()
-	if !j.finding.Broken {
+	if err == nil && j.finding.Broken {
+		return j.act(ctx)
+	}
+	if err == nil {
 		j.memory.missingSince = time.Time{}
-		return 0, nil
 	}
-	return j.act(ctx)
-}
-
-// withPodTimeout cancels ctx after PodTimeout, by the controller's clock.
-func (c *controller) withPodTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	timer := c.Clock.AfterFunc(c.PodTimeout, func() { cancel(fmt.Errorf("the work on the pod takes more than %s", c.PodTimeout)) })
-	return ctx, func() {
-		timer.Stop()
-		cancel(nil)
-	}
+	return 0, err
 }
 
 // remember stores the job's memory, unless the entry has another UID by now.
@@ -117,7 +106,7 @@ func (j *job) state() metrics.PodState {
 // alreadyRepaired reports whether the failure is older than the rules, so that the next run of the validation decides. The
 // kubelet's times have whole seconds.
 func (j *job) alreadyRepaired() bool {
-	return !j.memory.repairedAt.IsZero() && !j.finding.FailedAt().After(j.memory.repairedAt)
+	return !j.memory.repairedAt.IsZero() && !j.finding.Failed.Finished.After(j.memory.repairedAt)
 }
 
 // reportAfter is the number of consecutive failed inspections after which a pod is reported.
@@ -133,7 +122,7 @@ func (j *job) inspect(ctx context.Context) error {
 	if j.memory.repairedAt.IsZero() {
 		var err error
 		if rules, err = j.compare(ctx); err != nil {
-			const text = "it cannot be told whether the traffic is redirected: "
+			const text = "it is unknown whether the traffic is redirected: "
 			if j.memory.failures++; errors.Is(err, redirection.ErrUninspectable) { // which is permanent
 				j.once(ctx, ReasonUnverified, text+cause(ctx, err)+remedy(err))
 			} else if j.memory.failures == reportAfter {
@@ -148,7 +137,7 @@ func (j *job) inspect(ctx context.Context) error {
 	}
 	j.finding = repair.ApplyObservation(j.finding, podOf(j.pod), rules)
 	if rules == repair.OtherRules && !j.finding.Broken {
-		j.once(ctx, ReasonDrifted, "the pod runs with other rules than those of now, which is left so: they count from its next start on")
+		j.once(ctx, ReasonDrifted, "the pod runs with other rules than the current ones, which apply from its next start on")
 	}
 	return nil
 }

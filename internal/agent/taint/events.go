@@ -13,8 +13,3 @@ const (
 func (o Options) event(object kube.ObjectRef, kind kube.EventType, reason, message string) {
 	o.Events.Record(kube.Event{Object: object, Reason: reason, Message: message, Type: kind, Component: Component, Host: o.Host})
 }
-
-// ref returns a reference to the ConfigMap for an event.
-func (c ConfigMap) ref() kube.ObjectRef {
-	return kube.ObjectRef{Kind: "ConfigMap", APIVersion: "v1", Namespace: c.Namespace, Name: c.Name}
-}

@@ -25,8 +25,9 @@ type leadership struct {
 	queue   workqueue.TypedDelayingInterface[string]
 	retries workqueue.TypedRateLimiter[string]
 	work    sync.WaitGroup
-	// synced gets a value when the caches are complete; its capacity is one.
-	synced chan struct{}
+	// synced is closed when the caches are complete for the first time.
+	synced   chan struct{}
+	syncOnce sync.Once
 	// fatal receives errors that Once and Plan, which must end, cannot wait out.
 	fatal func(error)
 
@@ -74,7 +75,7 @@ func newLeadership(o Options) *leadership {
 		options: o, policy: o.Policy,
 		queue:   workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[string]{Clock: o.Clock}),
 		retries: workqueue.NewTypedItemExponentialFailureRateLimiter[string](retry, maxRetry),
-		synced:  make(chan struct{}, 1), fatal: func(error) {},
+		synced:  make(chan struct{}), fatal: func(error) {},
 		nodes: map[string]*node{}, sources: map[source]*podSet{}, forbidden: map[string]bool{},
 	}
 	o.Metrics.ReadQueue(t.queue.Len)
@@ -182,7 +183,7 @@ func (t *leadership) configure(ctx context.Context, state kube.ConfigMapState) {
 	}
 	t.options.Metrics.ConfigRefused()
 	t.options.Log.WarnContext(ctx, "requirements cannot be used", slog.String("error", message))
-	t.options.event(at.ref(), kube.EventWarning, eventRequirements, message)
+	t.options.event(kube.ObjectRef{Kind: "ConfigMap", APIVersion: "v1", Namespace: at.Namespace, Name: at.Name}, kube.EventWarning, eventRequirements, message)
 	t.fatal(fmt.Errorf("reading requirements: %w", err))
 }
 
@@ -260,10 +261,7 @@ func (t *leadership) check() {
 	for _, name := range slices.Sorted(maps.Keys(t.nodes)) {
 		t.queue.Add(name)
 	}
-	select {
-	case t.synced <- struct{}{}:
-	default:
-	}
+	t.syncOnce.Do(func() { close(t.synced) })
 }
 
 func (t *leadership) updateNode(state kube.NodeState) {

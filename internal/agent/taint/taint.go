@@ -94,11 +94,9 @@ func Run(ctx context.Context, o Options) {
 
 // sleep waits for d or the end of ctx.
 func (o Options) sleep(ctx context.Context, d time.Duration) {
-	timer := o.Clock.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-	case <-timer.C():
+	case <-o.Clock.After(d):
 	}
 }
 

@@ -60,9 +60,6 @@ type Finding struct {
 	Failed State
 }
 
-// FailedAt is when the validation that shows the pod as broken ended, zero if that is not known.
-func (f Finding) FailedAt() time.Time { return f.Failed.Finished }
-
 // SawRules reports whether the failed validation began after a time at which the rules were in place, so that its result
 // is about these rules. If its beginning is unknown its end decides.
 func (f Finding) SawRules(since time.Time) bool {

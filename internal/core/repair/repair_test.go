@@ -247,8 +247,8 @@ func TestLaterStatesDecide(t *testing.T) {
 	f := repair.Classify(pod(now(repair.State{Terminated: true, ExitCode: 126, Finished: time.Unix(20, 0)}), last(repair.State{
 		Terminated: true, ExitCode: 126, Finished: time.Unix(10, 0),
 	})), defaults(), sidecar.Policy{})
-	if !f.Broken || f.FailedAt() != time.Unix(20, 0) {
-		t.Errorf("the failure that counts is of %s", f.FailedAt())
+	if !f.Broken || f.Failed.Finished != time.Unix(20, 0) {
+		t.Errorf("the failure that counts is of %s", f.Failed.Finished)
 	}
 	// It failed otherwise this time; the reference goes by the time before.
 	if f := repair.Classify(pod(now(ended(1)), last(ended(126))), defaults(), sidecar.Policy{}); !f.Broken || f.Failed.ExitCode != 126 {

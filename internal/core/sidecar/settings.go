@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -32,18 +33,11 @@ func proxyOf(f Facts) proxy {
 		for _, e := range c.Env {
 			p.env[e.Name] = e.Value
 		}
-		p.user, p.group = later(p.user, c.RunAsUser), later(p.group, c.RunAsGroup)
+		p.user, p.group = cmp.Or(c.RunAsUser, p.user), cmp.Or(c.RunAsGroup, p.group)
 	}
 	// The kubelet applies the pod's securityContext where the container has none; the reference forgets it.
-	p.user, p.group = later(f.RunAsUser, p.user), later(f.RunAsGroup, p.group)
+	p.user, p.group = cmp.Or(p.user, f.RunAsUser), cmp.Or(p.group, f.RunAsGroup)
 	return p
-}
-
-func later(a, b *int64) *int64 {
-	if b != nil {
-		return b
-	}
-	return a
 }
 
 // settings reads annotations, the proxy's identity and its environment. The error joins all invalid settings.
