@@ -17,7 +17,7 @@
 //
 //	a rule                        core/redirect (the rules), core/ruleset (a rule as a value)
 //	a decision about a pod        core/sidecar
-//	a decision about a node       core/readiness (taint), core/placement (DaemonSet)
+//	a decision about a node       core/readiness (taint), kube.DaemonSet.Fits
 //	a broken pod                  core/repair, agent/racerepair
 //	restart or uninstall          agent/teardown
 //	rules into the kernel         node/nftables, node/iptables (by programs), node/redirection (one namespace)

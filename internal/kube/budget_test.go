@@ -53,7 +53,7 @@ func asksToWait(seconds int) exchangeFunc {
 // slowly lets an exchangeFunc take its time.
 func slowly(by time.Duration, e exchangeFunc) exchangeFunc {
 	return func(r *http.Request) (*http.Response, error) {
-		if !sleep(r.Context(), by) {
+		if !Sleep(r.Context(), by) {
 			return nil, r.Context().Err()
 		}
 		return e(r)

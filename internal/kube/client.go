@@ -483,8 +483,8 @@ func (b *boundedBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// sleep waits and reports whether ctx lasted that long.
-func sleep(ctx context.Context, wait time.Duration) bool {
+// Sleep waits, for instance between two requests, and returns false if ctx ended first.
+func Sleep(ctx context.Context, wait time.Duration) bool {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/meshcni/istio-cni/internal/core/placement"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
@@ -48,13 +48,9 @@ func TestAPIReadsWhatIsNeeded(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set([]byte(`{"kind": "DaemonSet", "apiVersion": "apps/v1",
 		"metadata": {"namespace": "istio-system", "name": "istio-cni-node", "uid": "u1", "deletionTimestamp": "2026-01-01T00:00:00Z"},
-		"spec": {"template": {"spec": {"nodeName": "n", "nodeSelector": {"a": "b"}, "containers": [{"name": "x"}],
-			"tolerations": [{"key": "k", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 3}],
-			"affinity": {"podAffinity": {}, "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
-				{"matchExpressions": [{"key": "c", "operator": "In", "values": ["d"]}],
-				 "matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["e"]}]}]}}}}}}}`))
+		"spec": {"template": {"spec": {"nodeName": "n", "nodeSelector": {"a": "b"}}}}}`))
 	server.Set([]byte(`{"kind": "Node", "apiVersion": "v1", "metadata": {"name": "node-1", "labels": {"a": "b"}},
-		"spec": {"taints": [{"key": "k", "value": "v", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}]},
+		"spec": {"taints": [{"key": "k", "value": "v", "effect": "NoExecute"}]},
 		"status": {"nodeInfo": {"containerRuntimeVersion": "containerd://2.2.0"}}}`))
 	server.Set(kubetest.Pod{Namespace: "istio-system", Name: "istio-cni-node-x7", UID: "u2"}.JSON(t))
 	api := connected(t, server, nil)
@@ -62,23 +58,14 @@ func TestAPIReadsWhatIsNeeded(t *testing.T) {
 	set, err := api.DaemonSet(t.Context(), "istio-system", "istio-cni-node")
 	want := DaemonSet{
 		Namespace: "istio-system", Name: "istio-cni-node", UID: "u1", Deleting: true,
-		Template: placement.Template{
-			NodeName: "n", NodeSelector: map[string]string{"a": "b"},
-			Tolerations: []placement.Toleration{{Key: "k", Operator: "Exists", Effect: "NoExecute"}},
-		},
+		Template: corev1.PodSpec{NodeName: "n", NodeSelector: map[string]string{"a": "b"}},
 	}
-	want.Template.Affinity.NodeAffinity.Required = &placement.NodeSelector{Terms: []placement.NodeTerm{{
-		Labels: []placement.Requirement{{Key: "c", Operator: "In", Values: []string{"d"}}},
-		Fields: []placement.Requirement{{Key: "metadata.name", Operator: "NotIn", Values: []string{"e"}}},
-	}}}
 	if diff := cmp.Diff(want, set); diff != "" || err != nil {
 		t.Errorf("DaemonSet: %v (-want +got):\n%s", err, diff)
 	}
 	wantNode := Node{
-		Node: placement.Node{
-			Name: "node-1", Labels: map[string]string{"a": "b"}, Taints: []placement.Taint{{Key: "k", Value: "v", Effect: "NoExecute"}},
-		},
-		Runtime: "containerd://2.2.0",
+		Name: "node-1", Labels: map[string]string{"a": "b"}, Runtime: "containerd://2.2.0",
+		Taints: []corev1.Taint{{Key: "k", Value: "v", Effect: "NoExecute"}},
 	}
 	node, err := api.Node(t.Context(), "node-1")
 	if diff := cmp.Diff(wantNode, node); diff != "" || err != nil {
@@ -215,7 +202,7 @@ func TestNothingIsSentForANameThatCannotBe(t *testing.T) {
 	}
 	wantError(t, errorOf(api.Node(t.Context(), "")), InvalidKey)
 	h := newHeard(t)
-	api.WatchConfigMap(t.Context(), "", "a", ConfigMapListener{OnError: h.trouble})
+	api.WatchConfigMap(t.Context(), "", "a", nil, h.trouble)
 	h.wants("trouble: " + string(InvalidKey))
 	if requests := server.Requests(); len(requests) > 0 {
 		t.Errorf("requests: %q", requests)

@@ -22,7 +22,8 @@ func readKubeconfig(file string) (*rest.Config, []byte, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	parsed, err := clientcmd.Load(content)
+	// Relative paths are relative to the kubeconfig, as for kubectl.
+	parsed, err := (&clientcmd.ClientConfigLoadingRules{ExplicitPath: file}).Load()
 	if err != nil {
 		// The cause may quote the file, tokens included.
 		return nil, nil, errors.New("decoding: it is not a Config of v1 in YAML in which each name stands once")
@@ -31,16 +32,9 @@ func readKubeconfig(file string) (*rest.Config, []byte, error) {
 		return nil, nil, fmt.Errorf("there is no context %q, which current-context names", parsed.CurrentContext)
 	}
 	for _, cluster := range parsed.Clusters {
-		cluster.LocationOfOrigin = file // relative paths are relative to the kubeconfig, as for kubectl
 		if _, err = url.Parse(cluster.ProxyURL); err != nil {
 			return nil, nil, errors.New("the proxy-url is not a URL that can be used")
 		}
-	}
-	for _, user := range parsed.AuthInfos {
-		user.LocationOfOrigin = file
-	}
-	if err = clientcmd.ResolveLocalPaths(parsed); err != nil {
-		return nil, nil, err
 	}
 	config, err := clientcmd.NewDefaultClientConfig(*parsed, nil).ClientConfig()
 	switch {

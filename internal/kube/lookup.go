@@ -38,7 +38,7 @@ func (c *Client) Lookup(ctx context.Context, key PodKey, budget time.Duration) (
 			return pod.Facts, nil
 		}
 		pause, again := l.pause()
-		if !again || !sleep(limited, pause) {
+		if !again || !Sleep(limited, pause) {
 			break
 		}
 	}

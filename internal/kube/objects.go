@@ -2,7 +2,6 @@ package kube
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -13,9 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
-	"github.com/meshcni/istio-cni/internal/core/placement"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -207,13 +204,15 @@ type DaemonSet struct {
 	Namespace, Name, UID string
 	// Deleting reports a deletion timestamp: the deletion has begun and has not ended yet.
 	Deleting bool
-	// Template has the template's constraints on nodes.
-	Template placement.Template
+	// Template is the specification of its pods.
+	Template corev1.PodSpec
 }
 
 // Node has the fields of a node that its agent reads.
 type Node struct {
-	placement.Node
+	Name   string
+	Labels map[string]string
+	Taints []corev1.Taint
 	// Runtime is the container runtime with its version, such as "containerd://2.2.0".
 	Runtime string
 }
@@ -226,18 +225,8 @@ func (c *Client) DaemonSet(ctx context.Context, namespace, name string) (DaemonS
 	}
 	return DaemonSet{
 		Namespace: object.Namespace, Name: object.Name, UID: string(object.UID), Deleting: object.DeletionTimestamp != nil,
-		Template: convert[placement.Template](object.Spec.Template.Spec),
+		Template: object.Spec.Template.Spec,
 	}, nil
-}
-
-// convert copies the fields that both types have in JSON.
-func convert[T any](from any) (to T) {
-	data, err := json.Marshal(from)
-	if err == nil {
-		err = json.Unmarshal(data, &to)
-	}
-	utilruntime.Must(err) // both types are this program's
-	return to
 }
 
 // Node fetches a node: GET /api/v1/nodes/NAME.
@@ -247,8 +236,7 @@ func (c *Client) Node(ctx context.Context, name string) (Node, error) {
 		return Node{}, err
 	}
 	return Node{
-		Node:    placement.Node{Name: object.Name, Labels: object.Labels, Taints: convert[[]placement.Taint](object.Spec.Taints)},
-		Runtime: object.Status.NodeInfo.ContainerRuntimeVersion,
+		Name: object.Name, Labels: object.Labels, Taints: object.Spec.Taints, Runtime: object.Status.NodeInfo.ContainerRuntimeVersion,
 	}, nil
 }
 

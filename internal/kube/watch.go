@@ -22,7 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/streaming"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -65,7 +64,7 @@ func (s PodScope) fields() string {
 // WatchPods runs a reflector of the pods of a scope until ctx ends. An invalid node name is reported to OnError at once, and
 // WatchPods returns.
 func (c *Client) WatchPods(ctx context.Context, scope PodScope, listener Listener[Pod]) {
-	if scope.Node != "" && len(validation.IsDNS1123Subdomain(scope.Node)) > 0 {
+	if scope.Node != "" && !validName(scope.Node) {
 		listener.OnError(c.invalid(&call{verb: "watch", resource: pods(), name: scope.Node}, errors.New("the name cannot be a node's")))
 		return
 	}
@@ -85,42 +84,34 @@ func (c *Client) WatchNodes(ctx context.Context, condition string, listener List
 	reflect(ctx, c, collection{resource: nodes()}, func(n *corev1.Node) NodeState { return nodeOf(n, condition) }, listener)
 }
 
-// ConfigMapState is the current state of a ConfigMap.
-type ConfigMapState struct {
-	// Present reports whether the ConfigMap exists.
-	Present bool
-	// Data is its text; binary data is omitted. It must not be changed.
-	Data map[string]string
-}
-
-// ConfigMapListener has callbacks for one ConfigMap, with the rules of a [Listener].
-type ConfigMapListener struct {
-	// OnUpdate receives the state after the first list and whenever presence or data have changed.
-	OnUpdate func(ConfigMapState)
-	// OnError is OnError of a [Listener]. The last state remains the best known state.
-	OnError func(error)
-}
-
 // WatchConfigMap runs a reflector of one ConfigMap until ctx ends, by list and watch of that one object, which a Role with
-// resourceNames allows. An invalid namespace or name is reported to OnError at once, and WatchConfigMap returns.
-func (c *Client) WatchConfigMap(ctx context.Context, namespace, name string, listener ConfigMapListener) {
+// resourceNames allows. onUpdate receives its text after the first list and whenever it has changed: nil while there is no such
+// ConfigMap, and never nil otherwise. It must not change the map. onError is OnError of a [Listener]. An invalid namespace or
+// name is reported to onError at once, and WatchConfigMap returns.
+func (c *Client) WatchConfigMap(
+	ctx context.Context, namespace, name string, onUpdate func(data map[string]string), onError func(error),
+) {
 	if !validName(namespace) || !validName(name) {
-		listener.OnError(c.invalid(&call{verb: "watch", resource: configMaps(), namespace: namespace, name: name}, errNoSegment))
+		onError(c.invalid(&call{verb: "watch", resource: configMaps(), namespace: namespace, name: name}, errNoSegment))
 		return
 	}
-	var now ConfigMapState
-	var reported *ConfigMapState
-	report := func() {
-		if state := now; reported == nil || state.Present != reported.Present || !maps.Equal(state.Data, reported.Data) {
-			reported = &state
-			listener.OnUpdate(state)
+	var last map[string]string
+	reported := false
+	report := func(data map[string]string) {
+		if !reported || (data == nil) != (last == nil) || !maps.Equal(data, last) {
+			last, reported = data, true
+			onUpdate(data)
 		}
 	}
-	reflect(ctx, c, collection{resource: configMaps(), namespace: namespace, fields: "metadata.name=" + name},
-		func(m *corev1.ConfigMap) ConfigMapState { return ConfigMapState{Present: true, Data: m.Data} },
-		Listener[ConfigMapState]{
-			OnUpdate: func(m ConfigMapState) { now = m; report() }, OnDelete: func(ConfigMapState) { now = ConfigMapState{}; report() },
-			OnSync: report, OnError: listener.OnError,
+	textOf := func(m *corev1.ConfigMap) map[string]string {
+		if m.Data == nil {
+			return map[string]string{}
+		}
+		return m.Data
+	}
+	reflect(ctx, c, collection{resource: configMaps(), namespace: namespace, fields: "metadata.name=" + name}, textOf,
+		Listener[map[string]string]{
+			OnUpdate: report, OnDelete: func(map[string]string) { report(nil) }, OnSync: func() { report(last) }, OnError: onError,
 		})
 }
 
@@ -133,16 +124,9 @@ type collection struct {
 
 // item is a reduced object in the form that client-go's reflector needs.
 type item[T any] struct {
-	metav1.TypeMeta
-	metav1.ObjectMeta
+	metav1.PartialObjectMetadata
 
 	kept T
-}
-
-// DeepCopyObject copies the fields that client-go could change.
-func (i *item[T]) DeepCopyObject() runtime.Object {
-	other := *i
-	return &other
 }
 
 func (i *item[T]) key() types.NamespacedName {
@@ -209,7 +193,7 @@ func (r *reflector[O, T]) fails(ctx context.Context, err error) error {
 		return err
 	}
 	r.state(failed.Class, err)
-	sleep(ctx, min(failed.RetryAfter, maxRetryAfter))
+	Sleep(ctx, min(failed.RetryAfter, maxRetryAfter))
 	return err
 }
 
@@ -298,9 +282,9 @@ func (r *reflector[O, T]) keep(object runtime.Object) (*item[T], error) {
 	if is.GetName() == "" || is.GetResourceVersion() == "" {
 		return nil, errors.New("an object without name or resourceVersion")
 	}
-	return &item[T]{ObjectMeta: metav1.ObjectMeta{
-		Namespace: is.GetNamespace(), Name: is.GetName(), UID: is.GetUID(), ResourceVersion: is.GetResourceVersion(),
-	}, kept: r.transform(is)}, nil
+	kept := &item[T]{kept: r.transform(is)}
+	kept.Namespace, kept.Name, kept.UID, kept.ResourceVersion = is.GetNamespace(), is.GetName(), is.GetUID(), is.GetResourceVersion()
+	return kept, nil
 }
 
 // errSilent is the cause of a watch that was canceled for its silence.
@@ -314,15 +298,11 @@ func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptio
 	}
 	options.Watch = true
 	streams := options.SendInitialEvents != nil
-	var listing atomic.Bool // the stream is open, and its initial list is incomplete
+	var listing atomic.Bool // the initial list is incomplete
+	listing.Store(streams)
 	ctx, cancel := context.WithCancelCause(parent)
 	ctx, request, x, err := r.client.begin(ctx, r.call("watch", options))
-	silence := time.AfterFunc(r.client.config.Timeout, func() {
-		cancel(errSilent)
-		if listing.Load() {
-			_ = r.fails(parent, x.fail(Timeout, errSilent))
-		}
-	})
+	silence := time.AfterFunc(r.client.config.Timeout, func() { cancel(errSilent) })
 	x.heard = func() {
 		limit := r.client.config.IdleTimeout
 		if listing.Load() {
@@ -332,6 +312,9 @@ func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptio
 	}
 	x.done = func() {
 		silence.Stop()
+		if errors.Is(context.Cause(ctx), errSilent) && listing.Load() {
+			_ = r.fails(parent, x.fail(Timeout, errSilent)) // before client-go learns of the end and lists again
+		}
 		cancel(nil)
 	}
 	var events watch.Interface
@@ -339,13 +322,13 @@ func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptio
 		events, err = x.open(ctx, request)
 	}
 	if failed, ok := errors.AsType[*Error](err); ok {
+		listing.Store(false) // the error below is the report
 		x.done()
 		if failed.Class == Rejected && (failed.Status == http.StatusGone || streams) {
 			return nil, err // the version has expired, or the server does not stream lists: client-go lists
 		}
 		return nil, r.fails(parent, err)
 	}
-	listing.Store(streams)
 	x.heard()
 	if !streams {
 		r.works()
@@ -391,7 +374,9 @@ func (r *reflector[O, T]) reduce(ctx context.Context, x *exchange, event watch.E
 	case watch.Bookmark:
 		var is metav1.Object
 		if is, err = meta.Accessor(event.Object); err == nil {
-			event.Object = &item[T]{ObjectMeta: metav1.ObjectMeta{ResourceVersion: is.GetResourceVersion(), Annotations: is.GetAnnotations()}}
+			bookmark := &item[T]{}
+			bookmark.ResourceVersion, bookmark.Annotations = is.GetResourceVersion(), is.GetAnnotations()
+			event.Object = bookmark
 		}
 	default:
 		event.Object, err = r.keep(event.Object)

@@ -61,14 +61,15 @@ func (h *heard) trouble(err error) {
 	h.say("trouble: " + string(ClassOf(err)))
 }
 
-func (h *heard) listener() ConfigMapListener {
-	return ConfigMapListener{OnError: h.trouble, OnUpdate: func(state ConfigMapState) {
-		if !state.Present {
+// configMap watches the ConfigMap.
+func (h *heard) configMap(ctx context.Context, api *Client) {
+	api.WatchConfigMap(ctx, "istio-system", "istio-cni-config", func(data map[string]string) {
+		if data == nil {
 			h.say("absent")
 			return
 		}
-		h.say("mode=" + state.Data["mode"])
-	}}
+		h.say("mode=" + data["mode"])
+	}, h.trouble)
 }
 
 // wants waits until all that was told is what is wanted.
@@ -148,7 +149,7 @@ func following(t *testing.T, server *kubetest.Server, change func(*Config)) *hea
 	t.Helper()
 	h := newHeard(t)
 	api := connected(t, server, change)
-	background(t, func(ctx context.Context) { api.WatchConfigMap(ctx, "istio-system", "istio-cni-config", h.listener()) })
+	background(t, func(ctx context.Context) { h.configMap(ctx, api.Client) })
 	return h
 }
 
@@ -440,7 +441,7 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 				given(server)
 			}
 			api, h := connected(t, server, nil), newHeard(t)
-			stop := background(t, func(ctx context.Context) { api.WatchConfigMap(ctx, "istio-system", "istio-cni-config", h.listener()) })
+			stop := background(t, func(ctx context.Context) { h.configMap(ctx, api.Client) })
 			until(t, "nothing was asked", func() bool { return len(server.Requests()) > 0 })
 			stop()
 			if got := h.all(); slices.Contains(got, "trouble: "+string(Canceled)) {
@@ -533,7 +534,7 @@ func pauses(t *testing.T, within time.Duration, next exchangeFunc) (between []ti
 	h := newHeard(t)
 	ctx, cancel := context.WithTimeout(t.Context(), within+time.Second)
 	defer cancel()
-	api.WatchConfigMap(ctx, "istio-system", "istio-cni-config", h.listener())
+	h.configMap(ctx, api)
 	return between, h.all()
 }
 
@@ -595,7 +596,7 @@ type silent struct {
 }
 
 func (s silent) Read([]byte) (int, error) {
-	if sleep(s.ctx, s.span) {
+	if Sleep(s.ctx, s.span) {
 		return 0, io.EOF
 	}
 	return 0, s.ctx.Err()

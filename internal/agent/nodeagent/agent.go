@@ -157,21 +157,9 @@ func (n *node) await(ctx context.Context, open func(context.Context) error) (ope
 			n.log.InfoContext(ctx, "waiting for another node agent to end", slog.String("reason", err.Error()))
 			reported = true
 		}
-		if !sleep(ctx, time.Second) {
+		if !kube.Sleep(ctx, time.Second) {
 			return false, nil
 		}
-	}
-}
-
-// sleep waits, and returns false if ctx ended first.
-func sleep(ctx context.Context, pause time.Duration) bool {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
 	}
 }
 
@@ -323,7 +311,7 @@ const runtimeRetry = 30 * time.Second
 
 // askRuntime determines, for mode auto, whether the runtime loads drop-in files.
 func (n *node) askRuntime() {
-	for n.background.Err() == nil {
+	for {
 		state, err := n.api.Node(n.background, n.cfg.NodeName)
 		if err == nil {
 			known := installation.LoadsDropIns(state.Runtime)
@@ -332,6 +320,8 @@ func (n *node) askRuntime() {
 			return
 		}
 		n.log.Debug("the node's runtime is not known yet", slog.String("error", err.Error()))
-		sleep(n.background, runtimeRetry)
+		if !kube.Sleep(n.background, runtimeRetry) {
+			return
+		}
 	}
 }

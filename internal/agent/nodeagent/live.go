@@ -10,7 +10,6 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/settings"
-	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
@@ -47,23 +46,16 @@ func (n *node) startWatches() {
 }
 
 func (n *node) watchConfigMap() {
-	n.api.WatchConfigMap(n.background, n.cfg.Namespace, n.cfg.ConfigMap, kube.ConfigMapListener{
-		OnUpdate: func(state kube.ConfigMapState) {
-			n.log.Info("live configuration", slog.String("configmap", n.cfg.ConfigMap), slog.Bool("present", state.Present))
-			n.apply(metrics.SourceConfigMap, func(l *live) {
-				if l.configMap = state.Data; state.Present && l.configMap == nil {
-					l.configMap = map[string]string{}
-				}
-			})
-		},
-		OnError: func(err error) {
-			if err == nil {
-				n.log.Info("the ConfigMap can be read again", slog.String("configmap", n.cfg.ConfigMap))
-				return
-			}
-			n.log.Warn("the ConfigMap cannot be read: its last content stays in force",
-				slog.String("configmap", n.cfg.ConfigMap), slog.String("error", err.Error()))
-		},
+	n.api.WatchConfigMap(n.background, n.cfg.Namespace, n.cfg.ConfigMap, func(data map[string]string) {
+		n.log.Info("live configuration", slog.String("configmap", n.cfg.ConfigMap), slog.Bool("present", data != nil))
+		n.apply(metrics.SourceConfigMap, func(l *live) { l.configMap = data })
+	}, func(err error) {
+		if err == nil {
+			n.log.Info("the ConfigMap can be read again", slog.String("configmap", n.cfg.ConfigMap))
+			return
+		}
+		n.log.Warn("the ConfigMap cannot be read: its last content stays in force",
+			slog.String("configmap", n.cfg.ConfigMap), slog.String("error", err.Error()))
 	})
 }
 

@@ -29,6 +29,6 @@ func (n *node) openLookups(ctx context.Context) {
 		return
 	}
 	n.lookups = server
-	service := podcache.Service{Store: n.pods, Ring: &n.decisions, Metrics: n.metrics, Log: n.log}
+	service := podcache.Service{Store: n.pods, Ring: &n.decisions, Metrics: n.metrics}
 	n.start(func() { server.Serve(n.background, service.Handler()) })
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
@@ -36,7 +37,9 @@ func (n *node) test(ctx context.Context) {
 		}
 		n.log.ErrorContext(ctx, "self-test failed: pods of the mesh will not start on this node", slog.String("error", err.Error()))
 		n.warn("CNISelfTestFailed", err.Error())
-		sleep(ctx, retest)
+		if !kube.Sleep(ctx, retest) {
+			return
+		}
 	}
 }
 

@@ -169,7 +169,7 @@ func TestFollowNotifiesOfAllPodsAndChanges(t *testing.T) {
 // newService answers plugins; post is a plugin's report.
 func newService(t *testing.T) (s *Service, post func(text string) (status int)) {
 	t.Helper()
-	s = &Service{Ring: &Ring{}, Metrics: metrics.New(""), Log: slog.New(slog.DiscardHandler), Store: newStore(t, kubetest.NewServer(t))}
+	s = &Service{Ring: &Ring{}, Metrics: metrics.New(""), Store: newStore(t, kubetest.NewServer(t))}
 	return s, func(text string) int { return s.ask(t, http.MethodPost, "/v1/report", text).Code }
 }
 
@@ -298,7 +298,7 @@ func TestReportsCostABoundedMemory(t *testing.T) {
 	if after := used(); after > before+bound {
 		t.Errorf("%d bytes more for %d reports", after-before, reports)
 	}
-	if got := service.Ring.Latest(); len(got) != reports || got[0].Seconds[agentapi.PhaseTotal] != 1 {
+	if got := service.Ring.Page(math.MaxUint64, remembered); len(got) != reports || got[0].Seconds[agentapi.PhaseTotal] != 1 {
 		t.Errorf("%d reports, %+v", len(got), got[0])
 	}
 }

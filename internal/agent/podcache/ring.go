@@ -1,7 +1,6 @@
 package podcache
 
 import (
-	"math"
 	"sync"
 
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -29,9 +28,6 @@ func (r *Ring) Add(one agentapi.Report) {
 	one.Number = r.last
 	r.all[r.last%remembered] = one
 }
-
-// Latest lists all reports, the latest first.
-func (r *Ring) Latest() []agentapi.Report { return r.Page(math.MaxUint64, remembered) }
 
 // Page lists the reports whose number is below before, at most limit, the latest first.
 func (r *Ring) Page(before uint64, limit int) []agentapi.Report {

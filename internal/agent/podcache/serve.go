@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"log/slog"
 	"math"
 	"net/http"
 	"slices"
@@ -22,7 +21,6 @@ type Service struct {
 	Store   *Store
 	Ring    *Ring
 	Metrics *metrics.Metrics
-	Log     *slog.Logger
 
 	long sync.Mutex
 }

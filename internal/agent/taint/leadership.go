@@ -138,10 +138,8 @@ func (t *leadership) startReflectors(ctx context.Context) {
 	t.options.Health.NotReady(PartRequirements, "the ConfigMap is not read yet")
 	at := t.options.ConfigMap
 	t.work.Go(func() {
-		t.options.API.WatchConfigMap(ctx, at.Namespace, at.Name, kube.ConfigMapListener{
-			OnUpdate: func(state kube.ConfigMapState) { t.configure(ctx, state) },
-			OnError:  t.onError(ctx, metrics.WatchedConfigMap, "ConfigMap "+at.Namespace+"/"+at.Name),
-		})
+		t.options.API.WatchConfigMap(ctx, at.Namespace, at.Name, func(data map[string]string) { t.configure(ctx, data) },
+			t.onError(ctx, metrics.WatchedConfigMap, "ConfigMap "+at.Namespace+"/"+at.Name))
 	})
 }
 
@@ -160,13 +158,13 @@ func (t *leadership) onError(ctx context.Context, what metrics.Watched, name str
 	}
 }
 
-// configure applies the requirements of the ConfigMap. Invalid requirements change nothing.
-func (t *leadership) configure(ctx context.Context, state kube.ConfigMapState) {
+// configure applies the requirements of the ConfigMap, nil without one. Invalid requirements change nothing.
+func (t *leadership) configure(ctx context.Context, data map[string]string) {
 	at := t.options.ConfigMap
 	var found []readiness.Requirement
 	err := fmt.Errorf("there is no ConfigMap %s/%s", at.Namespace, at.Name)
-	if state.Present {
-		found, err = requirementsOf(state.Data)
+	if data != nil {
+		found, err = requirementsOf(data)
 	}
 	if err == nil {
 		t.options.Log.InfoContext(ctx, "requirements", slog.Any("of", found))

@@ -32,7 +32,9 @@ func ask[T any](ctx context.Context, confirmed []kube.Class, request func(contex
 	var refused kube.Class
 	var before error
 	for {
-		answer, err := once(ctx, request)
+		limited, cancel := context.WithTimeout(ctx, attempt)
+		answer, err := request(limited)
+		cancel()
 		if err == nil {
 			return answer, nil
 		}
@@ -52,7 +54,7 @@ func ask[T any](ctx context.Context, confirmed []kube.Class, request func(contex
 		default:
 			return none, err
 		}
-		if !sleep(ctx, wait) {
+		if !kube.Sleep(ctx, wait) {
 			return none, unconfirmed(refused, err)
 		}
 		before = err
@@ -65,25 +67,4 @@ func unconfirmed(refused kube.Class, err error) error {
 		return err
 	}
 	return fmt.Errorf("%w: %w", errUnconfirmed, err)
-}
-
-func once[T any](ctx context.Context, request func(context.Context) (T, error)) (T, error) {
-	limited, cancel := context.WithTimeout(ctx, attempt)
-	defer cancel()
-	return request(limited)
-}
-
-// sleep waits and reports whether ctx is still alive. It returns false at once if ctx ends before the wait does.
-func sleep(ctx context.Context, wait time.Duration) bool {
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= wait {
-		return false
-	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
 }

@@ -14,7 +14,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/meshcni/istio-cni/internal/core/placement"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
@@ -178,7 +177,7 @@ func (q query) present(ctx context.Context, set kube.DaemonSet) Verdict {
 	if err != nil {
 		return keep(DaemonSetPresent, err)
 	}
-	if fits, why := placement.Fits(set.Template, node.Node); !fits {
+	if fits, why := set.Fits(node); !fits {
 		return Verdict{Uninstall: true, Reason: NodeExcluded, Detail: why}
 	}
 	return Verdict{Reason: DaemonSetPresent}
@@ -202,7 +201,7 @@ func (q query) forbidden(ctx context.Context, refusal error) Verdict {
 		case !readable:
 			return keep(NoAnswer, err)
 		}
-		if !sleep(ctx, pause) {
+		if !kube.Sleep(ctx, pause) {
 			return keep(ReadForbidden, refusal)
 		}
 	}

@@ -10,7 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/meshcni/istio-cni/internal/core/placement"
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
@@ -83,12 +84,12 @@ func has(name string, of kube.DaemonSet) change {
 
 // elsewhere makes the DaemonSet one for other nodes.
 func elsewhere() change {
-	return has("agent", kube.DaemonSet{Template: placement.Template{NodeSelector: map[string]string{"mesh": "yes"}}})
+	return has("agent", kube.DaemonSet{Template: corev1.PodSpec{NodeSelector: map[string]string{"mesh": "yes"}}})
 }
 
-func tainted(key, effect string) change {
+func tainted(key string, effect corev1.TaintEffect) change {
 	return func(c *cluster) {
-		c.nodes[node] = kube.Node{Node: placement.Node{Name: "node-1", Taints: []placement.Taint{{Key: key, Effect: effect}}}}
+		c.nodes[node] = kube.Node{Name: "node-1", Taints: []corev1.Taint{{Key: key, Effect: effect}}}
 	}
 }
 
@@ -141,7 +142,7 @@ func decide(t *testing.T, who Self, changes ...change) (v Verdict, asked []time.
 	synctest.Test(t, func(t *testing.T) {
 		c := &cluster{
 			sets: map[string]kube.DaemonSet{set: {}}, pods: map[string]kube.Pod{pod: {DaemonSet: "agent"}},
-			nodes: map[string]kube.Node{node: {Node: placement.Node{Name: "node-1"}}}, start: time.Now(),
+			nodes: map[string]kube.Node{node: {Name: "node-1"}}, start: time.Now(),
 		}
 		all(changes...)(c)
 		ctx, cancel := context.WithTimeout(t.Context(), Total)

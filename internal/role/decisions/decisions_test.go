@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -34,7 +33,7 @@ func serve(t *testing.T, reports ...agentapi.Report) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	service := podcache.Service{Ring: &podcache.Ring{}, Metrics: metrics.New(""), Log: slog.New(slog.DiscardHandler)}
+	service := podcache.Service{Ring: &podcache.Ring{}, Metrics: metrics.New("")}
 	server := httptest.NewUnstartedServer(service.Handler())
 	server.Listener = listener
 	server.Start()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -72,7 +73,6 @@ func serveAgent(tb testing.TB, n *chaintest.Node) *agent {
 	}
 	service := podcache.Service{
 		Store: podcache.NewStore(podcache.Options{API: api, Log: slog.New(slog.DiscardHandler)}), Ring: &a.ring, Metrics: metrics.New(""),
-		Log: slog.New(slog.DiscardHandler),
 	}
 	handler := service.Handler()
 	serve(tb, n, agentapi.SocketName, &http.Server{ReadHeaderTimeout: time.Minute, ConnState: a.watch, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -198,7 +198,7 @@ func TestAgentAnswersInPlaceOfTheServer(t *testing.T) {
 	if a.calls.Load() != 4 {
 		t.Errorf("the agent was called %d times, want a question and a report of each pod", a.calls.Load())
 	}
-	latest := a.ring.Latest()
+	latest := a.ring.Page(math.MaxUint64, 512)
 	if len(latest) != 2 {
 		t.Fatalf("%d reports", len(latest))
 	}

@@ -1,12 +1,14 @@
-package placement
+package kube_test
 
 import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// TestFits has templates and taints as the API has them. What single requirements and tolerations mean is compared with the library.
+// TestFits decodes templates and taints from the JSON of the API.
 func TestFits(t *testing.T) {
 	affinity := func(terms string) string {
 		return `{"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [` +
@@ -45,8 +47,9 @@ func TestFits(t *testing.T) {
 		{"another name as a field", affinity(field("In", `"node-2"`)), ``, "affinity"},
 		{"not another name", affinity(field("NotIn", `"node-2"`)), ``, keep},
 		{"not its name", affinity(field("NotIn", `"node-1"`)), ``, "affinity"},
-		{"two names as a field", affinity(field("In", `"node-1", "node-2"`)), ``, "affinity"},
-		{"a field that exists", affinity(field("Exists", ``)), ``, "affinity"},
+		{"Gt", affinity(matching(expression("cores", "Gt", `"7"`))), ``, keep},
+		{"Gt, not more", affinity(matching(expression("cores", "Gt", `"8"`))), ``, "affinity"},
+		{"a number that the API server refuses", affinity(matching(expression("cores", "Gt", `"many"`))), ``, keep},
 		{"both in one term", affinity(`{"matchExpressions": [` + expression("zone", "Exists", ``) + `], "matchFields": [` + expression("metadata.name", "In", `"node-2"`) + `]}`), ``, "affinity"},
 		{"not ready", `{}`, `{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}`, keep},
 		{"unreachable", `{}`, `{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute", "value": "x"}`, keep},
@@ -60,16 +63,15 @@ func TestFits(t *testing.T) {
 		{"one of two taints tolerated", `{"tolerations": [{"key": "k", "operator": "Exists"}]}`, `{"key": "k", "effect": "NoExecute"}, {"key": "j", "effect": "NoExecute"}`, "j="},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			var wants Template
-			var taints []Taint
-			if err := json.Unmarshal([]byte(test.spec), &wants); err != nil {
+			var set kube.DaemonSet
+			node := kube.Node{Name: "node-1", Labels: map[string]string{"zone": "a", "cores": "8"}}
+			if err := json.Unmarshal([]byte(test.spec), &set.Template); err != nil {
 				t.Fatal(err)
 			}
-			if err := json.Unmarshal([]byte("["+test.taints+"]"), &taints); err != nil {
+			if err := json.Unmarshal([]byte("["+test.taints+"]"), &node.Taints); err != nil {
 				t.Fatal(err)
 			}
-			node := Node{Name: "node-1", Labels: map[string]string{"zone": "a", "cores": "8"}, Taints: taints}
-			fits, why := Fits(wants, node)
+			fits, why := set.Fits(node)
 			if fits != (test.why == keep) || !strings.Contains(why, test.why) || (why == "") != fits {
 				t.Errorf("got %v because %q, want %q", fits, why, test.why)
 			}
