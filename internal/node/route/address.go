@@ -95,24 +95,18 @@ func checkPassthrough() ([]string, error) {
 	return []string{fmt.Sprintf("address %s on lo is missing", passthrough)}, nil
 }
 
+// addPassthrough leaves an address that is there as it is, also one with another prefix: the kernel has each once.
 func addPassthrough() error {
-	there, err := findPassthrough()
-	if err != nil || there.IsValid() {
-		return err
-	}
-	err = netlink.AddrAdd(nil, netlinkAddress())
+	err := netlink.AddrAdd(nil, netlinkAddress())
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("adding %s to lo: %w", passthrough, explain(ruleset.IPv6, err))
 	}
 	return nil
 }
 
+// removePassthrough removes the address with this prefix only.
 func removePassthrough() error {
-	there, err := findPassthrough()
-	if err != nil || there != passthrough {
-		return err
-	}
-	err = netlink.AddrDel(nil, netlinkAddress())
+	err := netlink.AddrDel(nil, netlinkAddress())
 	if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 		return fmt.Errorf("removing %s from lo: %w", passthrough, explain(ruleset.IPv6, err))
 	}

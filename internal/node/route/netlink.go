@@ -43,6 +43,30 @@ func list[T any](reply uint16, head nl.NetlinkRequestData, parse func(message []
 	return all, err
 }
 
+// listFamily is list for the objects of a family whose messages begin with a struct rtmsg (linux/rtnetlink.h); the struct
+// fib_rule_hdr of policy rules has its layout (linux/fib_rules.h).
+func listFamily[T any](f ruleset.Family, reply uint16, what string, parse func(*nl.RtMsg, []syscall.NetlinkRouteAttr) (T, bool)) ([]T, error) {
+	all, err := list(reply, &nl.RtMsg{RtMsg: unix.RtMsg{Family: nlFamily(f)}}, func(message []byte) (one T, wanted bool, err error) {
+		head, attributes, err := parseHead(message)
+		if err == nil {
+			one, wanted = parse(head, attributes)
+		}
+		return one, wanted, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing the %s %s: %w", f, what, err)
+	}
+	return all, nil
+}
+
+func parseHead(message []byte) (*nl.RtMsg, []syscall.NetlinkRouteAttr, error) {
+	if len(message) < unix.SizeofRtMsg {
+		return nil, nil, errors.New("the kernel's message is too short")
+	}
+	attributes, err := nl.ParseRouteAttr(message[unix.SizeofRtMsg:])
+	return nl.DeserializeRtMsg(message), attributes, err
+}
+
 // complete repeats a listing during which objects changed (NLM_F_DUMP_INTR, linux/netlink.h) or that a signal interrupted:
 // such a listing may lack entries.
 func complete(listing func() error) (err error) {
@@ -59,68 +83,46 @@ func complete(listing func() error) (err error) {
 // and after an error of each, the rest of the answer stays in the kernel; the lists of package netlink read the whole answer
 // into memory.
 func dump(request *nl.NetlinkRequest, kind uint16, each func(message []byte) error) error {
+	seen, interrupted := 0, false
+	return receive(request, func(m syscall.NetlinkMessage) (done bool, err error) {
+		interrupted = interrupted || m.Header.Flags&unix.NLM_F_DUMP_INTR != 0
+		switch m.Header.Type {
+		case unix.NLMSG_DONE, unix.NLMSG_ERROR:
+			return true, ended(m.Data, interrupted)
+		case kind:
+			if seen++; seen > maxObjects {
+				return true, fmt.Errorf("%w: it holds more than %d of them", nfnetlink.ErrUninspectable, maxObjects)
+			}
+			return false, each(m.Data)
+		}
+		return false, nil
+	})
+}
+
+// receive sends a request and calls each with every message of the kernel's answer until that is done or fails.
+func receive(request *nl.NetlinkRequest, each func(syscall.NetlinkMessage) (done bool, err error)) error {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE)
 	if err != nil {
 		return err
 	}
 	defer socket.Close()
-	if err := socket.SetReceiveTimeout(&nl.SocketTimeoutTv); err != nil {
+	if err := errors.Join(socket.SetReceiveTimeout(&nl.SocketTimeoutTv), socket.Send(request)); err != nil {
 		return err
 	}
-	if err := socket.Send(request); err != nil {
-		return err
-	}
-	l := listing{sequence: request.Seq, kind: kind, each: each}
-	for !l.done {
+	for {
 		messages, from, err := socket.Receive()
 		if err != nil {
 			return err
 		}
-		if from.Pid != nl.PidKernel { // any process may send to a netlink socket
-			continue
-		}
-		if err := l.read(messages); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// listing is a list on its way from the kernel.
-type listing struct {
-	sequence    uint32
-	kind        uint16
-	each        func(message []byte) error
-	seen        int
-	interrupted bool // by a change of the listed objects
-	done        bool
-}
-
-func (l *listing) read(messages []syscall.NetlinkMessage) error {
-	for _, m := range messages {
-		if m.Header.Seq != l.sequence {
-			continue
-		}
-		l.interrupted = l.interrupted || m.Header.Flags&unix.NLM_F_DUMP_INTR != 0
-		var err error
-		switch m.Header.Type {
-		case unix.NLMSG_DONE, unix.NLMSG_ERROR:
-			l.done, err = true, ended(m.Data, l.interrupted)
-		case l.kind:
-			err = l.object(m.Data)
-		}
-		if err != nil {
-			return err
+		for _, m := range messages {
+			if from.Pid != nl.PidKernel || m.Header.Seq != request.Seq { // any process may send to a netlink socket
+				continue
+			}
+			if done, err := each(m); done || err != nil {
+				return err
+			}
 		}
 	}
-	return nil
-}
-
-func (l *listing) object(message []byte) error {
-	if l.seen++; l.seen > maxObjects {
-		return fmt.Errorf("%w: it holds more than %d of them", nfnetlink.ErrUninspectable, maxObjects)
-	}
-	return l.each(message)
 }
 
 // ended reads the end of a list, which begins with a negative errno unless it is empty.
@@ -143,26 +145,26 @@ func explain(f ruleset.Family, err error) error {
 		return fmt.Errorf("%w: lo is down; bring it up first: ip link set lo up", err)
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("%w: CAP_NET_ADMIN is needed in the namespace", err)
-	case f != ruleset.IPv6:
-		return err
-	}
-	if cause := v6Off(os.DirFS("/proc/sys/net/ipv6")); cause != "" {
-		return fmt.Errorf("%w: %s", err, cause)
+	case f == ruleset.IPv6 && !LoopbackHasIPv6():
+		return fmt.Errorf("%w: %s", err, v6Off(ipv6Settings()))
 	}
 	return err
 }
 
+// ipv6Settings are those of the calling thread's namespace.
+func ipv6Settings() fs.FS { return os.DirFS("/proc/sys/net/ipv6") }
+
 // KernelHasIPv6 reports whether the kernel has IPv6 in the calling thread's namespace, on however few interfaces.
 func KernelHasIPv6() bool {
-	_, err := os.Stat("/proc/sys/net/ipv6")
+	_, err := fs.Stat(ipv6Settings(), ".")
 	return err == nil
 }
 
 // LoopbackHasIPv6 reports whether lo may have IPv6 addresses and routes in the calling thread's namespace.
-func LoopbackHasIPv6() bool { return v6Off(os.DirFS("/proc/sys/net/ipv6")) == "" }
+func LoopbackHasIPv6() bool { return v6Off(ipv6Settings()) == "" }
 
-// v6Off returns why lo has no IPv6, with a remedy, or "" if it has. With the settings of /proc it is about the calling
-// thread's namespace.
+// v6Off returns why lo has no IPv6, with a remedy, or "" if it has. The settings of /proc are those of the calling thread's
+// namespace.
 func v6Off(settings fs.FS) string {
 	if _, err := fs.Stat(settings, "."); err != nil {
 		return "the kernel has no IPv6 (it may have been started with ipv6.disable=1); " +

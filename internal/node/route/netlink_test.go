@@ -89,9 +89,9 @@ func TestExplainKeepsTheCause(t *testing.T) {
 	}
 }
 
-func TestParseRuleRefusesAMessageWithoutItsHeader(t *testing.T) {
+func TestParseHeadRefusesAMessageWithoutItsHeader(t *testing.T) {
 	t.Parallel()
-	if r, err := parseRule(make([]byte, unix.SizeofRtMsg-1)); err == nil {
-		t.Errorf("got %+v", r)
+	if head, _, err := parseHead(make([]byte, unix.SizeofRtMsg-1)); err == nil {
+		t.Errorf("got %+v", head)
 	}
 }

@@ -132,7 +132,7 @@ func leftoverPolicies(f ruleset.Family) ([]Policy, error) {
 	}
 	ours := map[uint32]bool{}
 	for _, r := range routes {
-		if !r.delivers() {
+		if !r.delivers {
 			foreign[r.table] = true
 		}
 		ours[r.table] = true
@@ -143,23 +143,18 @@ func leftoverPolicies(f ruleset.Family) ([]Policy, error) {
 // each calls address for the passthrough address, if w has it, then policy for each policy, and joins the errors. For an
 // invalid w it calls neither.
 func (w Want) each(address func() error, policy func(Policy) error) error {
-	if err := w.validate(); err != nil {
+	var problems []error
+	for _, p := range w.Policy {
+		problems = append(problems, p.validate())
+	}
+	if err := errors.Join(problems...); err != nil {
 		return err
 	}
-	var problems []error
 	if w.PassthroughV6 {
 		problems = append(problems, address())
 	}
 	for _, p := range w.Policy {
 		problems = append(problems, policy(p))
-	}
-	return errors.Join(problems...)
-}
-
-func (w Want) validate() error {
-	var problems []error
-	for _, p := range w.Policy {
-		problems = append(problems, p.validate())
 	}
 	return errors.Join(problems...)
 }

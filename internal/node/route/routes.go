@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -18,44 +20,24 @@ const allTables = unix.RT_TABLE_UNSPEC
 
 // A route has the fields that recognising and removing one need.
 type route struct {
-	family          uint8 // AF_…
-	cloned          bool  // the kernel made it of another one, for a destination
 	table, priority uint32
 	protocol, scope uint8
-	kind            uint8 // RTN_…
-	link            int
-	everything      bool // it is for every destination
-	narrower        bool // it selects by TOS or source, or has a gateway, encapsulation or preferred source
+	delivers        bool // it is "local default dev lo"
 }
 
 // listRoutes returns the routes of a family in one table or in all.
 func listRoutes(f ruleset.Family, table uint32) ([]route, error) {
-	head := &nl.RtMsg{RtMsg: unix.RtMsg{Family: nlFamily(f)}}
-	routes, err := list(unix.RTM_NEWROUTE, head, func(message []byte) (route, bool, error) {
-		r, err := parseRoute(message)
-		return r, r.family == nlFamily(f) && !r.cloned && (table == allTables || r.table == table), err
+	return listFamily(f, unix.RTM_NEWROUTE, "routes", func(head *nl.RtMsg, attributes []syscall.NetlinkRouteAttr) (route, bool) {
+		r := parseRoute(head, attributes)
+		cloned := head.Flags&unix.RTM_F_CLONED != 0 // the kernel made it of another one, for a destination
+		return r, head.Family == nlFamily(f) && !cloned && (table == allTables || r.table == table)
 	})
-	if err != nil {
-		return nil, fmt.Errorf("listing the %s routes: %w", f, err)
-	}
-	return routes, nil
 }
 
-// parseRoute reads a struct rtmsg and its attributes (linux/rtnetlink.h).
-func parseRoute(message []byte) (route, error) {
-	if len(message) < unix.SizeofRtMsg {
-		return route{}, errors.New("the kernel's message is too short")
-	}
-	header := nl.DeserializeRtMsg(message)
-	attributes, err := nl.ParseRouteAttr(message[unix.SizeofRtMsg:])
-	if err != nil {
-		return route{}, err
-	}
-	r := route{
-		family: header.Family, cloned: header.Flags&unix.RTM_F_CLONED != 0,
-		table: uint32(header.Table), protocol: header.Protocol, scope: header.Scope, kind: header.Type,
-		everything: header.Dst_len == 0, narrower: header.Tos != 0 || header.Src_len != 0,
-	}
+func parseRoute(head *nl.RtMsg, attributes []syscall.NetlinkRouteAttr) route {
+	r := route{table: uint32(head.Table), protocol: head.Protocol, scope: head.Scope}
+	everything := head.Dst_len == 0 && head.Tos == 0 && head.Src_len == 0
+	link := uint32(0)
 	for _, a := range attributes {
 		number := uint32(0)
 		if len(a.Value) == 4 {
@@ -67,32 +49,19 @@ func parseRoute(message []byte) (route, error) {
 		case unix.RTA_PRIORITY:
 			r.priority = number
 		case unix.RTA_OIF:
-			r.link = int(number)
+			link = number
 		case unix.RTA_GATEWAY, unix.RTA_PREFSRC, unix.RTA_VIA, unix.RTA_ENCAP, unix.RTA_MULTIPATH:
-			r.narrower = true
+			everything = false
 		}
 	}
-	return r, nil
-}
-
-// delivers reports whether r is "local default dev lo".
-func (r route) delivers() bool {
-	return r.kind == unix.RTN_LOCAL && r.link == loopback && r.everything && !r.narrower
+	r.delivers = head.Type == unix.RTN_LOCAL && link == loopback && everything
+	return r
 }
 
 // routes returns the present routes of the policy; they can differ in metric and origin.
 func (p Policy) routes() ([]route, error) {
 	all, err := listRoutes(p.Family, p.Table)
-	if err != nil {
-		return nil, err
-	}
-	var ours []route
-	for _, r := range all {
-		if r.delivers() {
-			ours = append(ours, r)
-		}
-	}
-	return ours, nil
+	return slices.DeleteFunc(all, func(r route) bool { return !r.delivers }), err
 }
 
 func (p Policy) addRoute() error {

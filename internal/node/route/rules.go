@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -42,41 +43,27 @@ func (r rule) main() bool { return r.plain() && r.mark == 0 && r.table == unix.R
 // It does not use the rule list of package netlink, because that list ignores unknown selectors (DSCP, flow label, port
 // masks, and future ones): a rule with such a selector would count as ours.
 func listRules(f ruleset.Family) ([]rule, error) {
-	// struct fib_rule_hdr has the layout of struct rtmsg (linux/fib_rules.h).
-	head := &nl.RtMsg{RtMsg: unix.RtMsg{Family: nlFamily(f)}}
-	rules, err := list(unix.RTM_NEWRULE, head, func(message []byte) (rule, bool, error) {
-		r, err := parseRule(message)
-		return r, true, err
+	rules, err := listFamily(f, unix.RTM_NEWRULE, "policy rules", func(head *nl.RtMsg, attributes []syscall.NetlinkRouteAttr) (rule, bool) {
+		return parseRule(head, attributes), true
 	})
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, fmt.Errorf("listing the %s policy rules: %w", f, err)
-	}
-	return rules, nil
+	return rules, err
 }
 
-func parseRule(message []byte) (rule, error) {
-	if len(message) < unix.SizeofRtMsg {
-		return rule{}, errors.New("the kernel's message is too short")
-	}
-	header := nl.DeserializeRtMsg(message)
-	attributes, err := nl.ParseRouteAttr(message[unix.SizeofRtMsg:])
-	if err != nil {
-		return rule{}, err
-	}
+func parseRule(head *nl.RtMsg, attributes []syscall.NetlinkRouteAttr) rule {
 	// rtm_type is the action; rtm_flags has inversion and detached interfaces. The prefixes come as attributes, too.
 	const permanent = 1 // FIB_RULE_PERMANENT: the kernel made it
 	r := rule{
-		table:    uint32(header.Table),
-		lookup:   header.Type == actionLookup,
-		narrower: header.Flags&^permanent != 0 || header.Tos != 0,
+		table:    uint32(head.Table),
+		lookup:   head.Type == actionLookup,
+		narrower: head.Flags&^permanent != 0 || head.Tos != 0,
 	}
 	for _, a := range attributes {
 		r.read(a.Attr.Type, a.Value)
 	}
-	return r, nil
+	return r
 }
 
 // read applies one attribute. An unknown attribute counts as a selector.
