@@ -18,7 +18,8 @@ func OriginalDestination(conn *net.TCPConn) (netip.AddrPort, error) {
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
-	local := LocalAddress(conn)
+	local, _ := netip.ParseAddrPort(conn.LocalAddr().String()) // the address of a TCP connection has no other form
+	local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())
 	var original netip.AddrPort
 	failed := raw.Control(func(fd uintptr) {
 		// Of the types of x/sys only the size matters.
@@ -40,11 +41,4 @@ func OriginalDestination(conn *net.TCPConn) (netip.AddrPort, error) {
 		return local, failed
 	}
 	return original, errors.Join(failed, err)
-}
-
-// LocalAddress is a connection's own address, IPv4 as IPv4.
-func LocalAddress(conn *net.TCPConn) netip.AddrPort {
-	local, _ := conn.LocalAddr().(*net.TCPAddr) // whatever address it has
-	at := local.AddrPort()
-	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 }

@@ -65,8 +65,7 @@ func (r Redirection) Run(ctx context.Context, f ruleset.Family) error {
 
 // listen opens the proxy's two ports until the context ends. One port may be in use: the probe may arrive at the other.
 func (r Redirection) listen(ctx context.Context, f ruleset.Family, seen chan<- struct{}) error {
-	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error { return reuse(c) }}
-	config.SetMultipathTCP(false) // the kernel gives no original destination of an accepted Multipath TCP connection
+	config := ListenConfig([2]int{unix.SOL_SOCKET, unix.SO_REUSEADDR}, [2]int{unix.SOL_SOCKET, unix.SO_REUSEPORT})
 	var errs []error
 	for _, port := range r.Listeners {
 		l, err := config.Listen(ctx, "tcp", netip.AddrPortFrom(loopback(f), port).String())
@@ -83,14 +82,19 @@ func (r Redirection) listen(ctx context.Context, f ruleset.Family, seen chan<- s
 	return nil
 }
 
-func reuse(c syscall.RawConn) error {
-	var err error
-	ctlErr := c.Control(func(fd uintptr) {
-		err = errors.Join(
-			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
-			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1))
-	})
-	return errors.Join(ctlErr, err)
+// ListenConfig switches on the options of a listener, each a level and a name of setsockopt(2). Multipath TCP is off: the kernel
+// gives no original destination of its connections, and Linux 5.6 to 5.16 refuse transparent sockets with it.
+func ListenConfig(options ...[2]int) *net.ListenConfig {
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		failed := c.Control(func(fd uintptr) {
+			for _, o := range options {
+				err = errors.Join(err, unix.SetsockoptInt(int(fd), o[0], o[1], 1))
+			}
+		})
+		return errors.Join(failed, err)
+	}}
+	config.SetMultipathTCP(false)
+	return &config
 }
 
 // accept answers every connection with its original destination port, as decimal text, as the reference's listener does.

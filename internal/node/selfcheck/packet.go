@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,22 +26,23 @@ const arrival = 2 * time.Second
 
 // packets sends the packets of an app and its clients, and checks at which of the sidecar's ports they arrive. The user and
 // group of the sockets are those of this process, and so not the proxy's.
-func (b *testbed) packets(ctx context.Context, mode redirect.Mode) error {
+func (b *testbed) packets(ctx context.Context) error {
 	web := func(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, webPort) }
 	return errors.Join(
-		b.connect(ctx, "a connection of the app to the outside", b.pod, web(b.outside), redirect.OutboundPort, false),
-		b.connect(ctx, "a connection of a client to the app", b.peer, web(b.podIP), redirect.InboundPort, mode == redirect.TPROXY),
+		b.connect(ctx, "a connection of the app to the outside", b.pod, web(b.outside), redirect.OutboundPort),
+		b.connect(ctx, "a connection of a client to the app", b.peer, web(b.podIP), redirect.InboundPort),
 		b.query(ctx),
 	)
 }
 
-// connect opens a connection and checks that a listener in the pod gets it, with its original destination.
-func (b *testbed) connect(ctx context.Context, what string, from *netns.Namespace, to netip.AddrPort, port uint16, tproxy bool) error {
+// connect opens a connection and checks that a listener in the pod gets it, with its original destination. The listener accepts
+// connections to any address, as the proxy's does under TPROXY; in IPv6, too, by this option of SOL_IP.
+func (b *testbed) connect(ctx context.Context, what string, from *netns.Namespace, to netip.AddrPort, port uint16) error {
 	ctx, cancel := context.WithTimeout(ctx, arrival)
 	defer cancel()
-	config := net.ListenConfig{Control: func(network, _ string, c syscall.RawConn) error { return transparent(network, c, tproxy) }}
-	config.SetMultipathTCP(false) // with which Linux 5.6 to 5.16 refuse transparent sockets
-	listener, err := in(b.pod, func() (net.Listener, error) { return config.Listen(ctx, "tcp", b.every(port)) })
+	listener, err := in(b.pod, func() (net.Listener, error) {
+		return probe.ListenConfig([2]int{unix.SOL_IP, unix.IP_TRANSPARENT}).Listen(ctx, "tcp", b.every(port))
+	})
 	if err != nil {
 		return err
 	}
@@ -50,12 +50,12 @@ func (b *testbed) connect(ctx context.Context, what string, from *netns.Namespac
 	defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
 	client, err := dial(ctx, from, "tcp", to)
 	if err != nil {
-		return fmt.Errorf("%s does not come out at port %d: %w", what, port, err)
+		return missing(ctx, what, port, err)
 	}
 	defer client.Close() //nolint:errcheck // nothing was written
 	conn, err := listener.Accept()
 	if err != nil {
-		return fmt.Errorf("%s does not come out at port %d: %w", what, port, errors.Join(context.Cause(ctx), err))
+		return missing(ctx, what, port, err)
 	}
 	defer conn.Close()                                              //nolint:errcheck // nothing was written
 	original, err := probe.OriginalDestination(conn.(*net.TCPConn)) //nolint:forcetypeassert // the listener is one of TCP
@@ -68,18 +68,9 @@ func (b *testbed) connect(ctx context.Context, what string, from *netns.Namespac
 	return nil
 }
 
-// transparent lets a socket accept connections to any address.
-func transparent(network string, c syscall.RawConn, wanted bool) error {
-	if !wanted {
-		return nil
-	}
-	level, option := unix.SOL_IP, unix.IP_TRANSPARENT
-	if network == "tcp6" {
-		level, option = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
-	}
-	var err error
-	failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) })
-	return errors.Join(failed, err)
+// missing is the error of a packet that did not arrive at its port.
+func missing(ctx context.Context, what string, port uint16, err error) error {
+	return fmt.Errorf("%s does not come out at port %d: %w", what, port, errors.Join(context.Cause(ctx), err))
 }
 
 // query sends a query to a name server and checks that the agent's resolver gets it.
@@ -87,7 +78,7 @@ func (b *testbed) query(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, arrival)
 	defer cancel()
 	resolver, err := in(b.pod, func() (net.PacketConn, error) {
-		return (&net.ListenConfig{}).ListenPacket(ctx, "udp", b.every(redirect.DNSPort))
+		return probe.ListenConfig().ListenPacket(ctx, "udp", b.every(redirect.DNSPort))
 	})
 	if err != nil {
 		return err
@@ -103,7 +94,7 @@ func (b *testbed) query(ctx context.Context) error {
 		_, _, err = resolver.ReadFrom(make([]byte, 1))
 	}
 	if err != nil {
-		return fmt.Errorf("a DNS query of the app does not come out at port %d: %w", redirect.DNSPort, errors.Join(context.Cause(ctx), err))
+		return missing(ctx, "a DNS query of the app", redirect.DNSPort, err)
 	}
 	return nil
 }

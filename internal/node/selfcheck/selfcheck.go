@@ -43,7 +43,11 @@ func Run(ctx context.Context, o Options) (Verdict, error) {
 	for _, b := range []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools} { // the preferred one first
 		v.Results = append(v.Results, Result{Backend: b})
 	}
-	for _, f := range families() {
+	families := []ruleset.Family{ruleset.IPv4}
+	if route.KernelHasIPv6() {
+		families = append(families, ruleset.IPv6)
+	}
+	for _, f := range families {
 		err := v.try(ctx, o, f)
 		if err != nil && (f == ruleset.IPv4 || errors.Is(err, ErrPrivilege)) {
 			return v, err
@@ -72,7 +76,7 @@ func (v *Verdict) try(ctx context.Context, o Options, f ruleset.Family) error {
 	for i := range v.Results {
 		began := o.Now()
 		for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
-			err := b.ask(ctx, o, v.Results[i].Backend, mode)
+			err := b.test(ctx, o, v.Results[i].Backend, mode)
 			switch {
 			case errors.Is(err, iptables.ErrMissing):
 				v.Results[i].Untried = err.Error()
@@ -85,8 +89,8 @@ func (v *Verdict) try(ctx context.Context, o Options, f ruleset.Family) error {
 	return nil
 }
 
-// ask applies rules by one backend in one mode and sends the packets.
-func (b *testbed) ask(ctx context.Context, o Options, with redirect.Backend, mode redirect.Mode) error {
+// test applies rules by one backend in one mode and sends the packets.
+func (b *testbed) test(ctx context.Context, o Options, with redirect.Backend, mode redirect.Mode) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("it took longer than %s", timeout))
 	defer cancel()
 	spec := redirect.Default()
@@ -95,13 +99,5 @@ func (b *testbed) ask(ctx context.Context, o Options, with redirect.Backend, mod
 	if _, err := space.Apply(ctx, spec, redirection.Reconcile); err != nil {
 		return err
 	}
-	return b.packets(ctx, mode)
-}
-
-// families are those that the kernel has.
-func families() []ruleset.Family {
-	if !route.KernelHasIPv6() {
-		return []ruleset.Family{ruleset.IPv4}
-	}
-	return []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
+	return b.packets(ctx)
 }

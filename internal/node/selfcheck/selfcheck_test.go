@@ -45,7 +45,7 @@ func TestPacketsTellWithoutRules(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.close()
-		err = s.packets(t.Context(), redirect.Redirect)
+		err = s.packets(t.Context())
 		if err == nil {
 			t.Fatalf("%s: packets are redirected without rules", f)
 		}

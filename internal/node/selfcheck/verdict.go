@@ -103,13 +103,15 @@ func (v Verdict) Summary() string {
 func (r Result) summary() string {
 	var all []string
 	for _, p := range r.Problems {
-		all = append(all, strings.ReplaceAll(p.String(), "\n", ", "))
+		all = append(all, p.String())
 	}
 	return strings.Join(all, "; ")
 }
 
-// String is one line for each part of the text.
-func (p Problem) String() string { return fmt.Sprintf("%s %s: %s", p.Family, p.Mode, p.Text) }
+// String is one line.
+func (p Problem) String() string {
+	return fmt.Sprintf("%s %s: %s", p.Family, p.Mode, strings.ReplaceAll(p.Text, "\n", ", "))
+}
 
 // Text prints the verdict.
 func (v Verdict) Text() string {
@@ -126,7 +128,7 @@ func (v Verdict) Text() string {
 			fmt.Fprintf(&b, "%-9s does not work in full (%.0f ms)\n", r.Backend, 1000*r.Seconds)
 		}
 		for _, p := range r.Problems {
-			fmt.Fprintf(&b, "          %s\n", strings.ReplaceAll(p.String(), "\n", "\n            "))
+			fmt.Fprintf(&b, "          %s\n", p)
 		}
 	}
 	fmt.Fprintf(&b, "backend auto is %s\n", cmp.Or(string(v.Choice), "none: no pod of the mesh can be redirected"))
@@ -140,10 +142,7 @@ func (v Verdict) Record(disk hostfs.Disk, runDir string) error {
 		return fmt.Errorf("encoding the verdict: %w", err)
 	}
 	const readable = 0o644 // there is no secret in it
-	if err := disk.WriteFile(filepath.Join(runDir, FileName), append(text, '\n'), readable); err != nil {
-		return fmt.Errorf("writing the verdict: %w", err)
-	}
-	return nil
+	return disk.WriteFile(filepath.Join(runDir, FileName), append(text, '\n'), readable)
 }
 
 // maxVerdict bounds the file.
@@ -178,8 +177,6 @@ func (v Verdict) Advice() Advice {
 // kernel is the release of the running kernel.
 func kernel() string {
 	var name unix.Utsname
-	if unix.Uname(&name) != nil {
-		return ""
-	}
+	_ = unix.Uname(&name) // which fails for a bad address only
 	return unix.ByteSliceToString(name.Release[:])
 }

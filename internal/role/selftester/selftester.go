@@ -72,12 +72,11 @@ func Run(c applet.Call) int {
 	if err == nil && cfg.record != "" {
 		err = verdict.Record(hostfs.Disk{}, cfg.record)
 	}
+	if err == nil {
+		err = show(c.Stdout, verdict, cfg.asJSON)
+	}
 	if err != nil {
 		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
-		return applet.ExitError
-	}
-	if err := show(c.Stdout, verdict, cfg.asJSON); err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: printing: %v\n", err)
 		return applet.ExitError
 	}
 	if err := verdict.Served(cfg.backend); err != nil {
