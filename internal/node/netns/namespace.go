@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync/atomic"
+	"syscall"
 
 	vishnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -58,22 +59,20 @@ func New() (n *Namespace, err error) {
 		n, err = Open(threadPath)
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return n, nil
+	return n, err
 }
 
 func openNet(path string) (*Namespace, error) {
-	located, err := locate(path)
+	located, err := openFile(path, unix.O_PATH)
 	if err != nil {
 		return nil, err
 	}
-	defer located.close()
-	if err = located.inNsfs(); err != nil {
+	defer unix.Close(located) //nolint:errcheck // nothing was written
+	inode, err := inodeInNsfs(located)
+	if err != nil {
 		return nil, err
 	}
-	fd, err := openFile(located.procPath(), unix.O_RDONLY)
+	fd, err := openFile(fmt.Sprintf("/proc/self/fd/%d", located), unix.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +80,7 @@ func openNet(path string) (*Namespace, error) {
 		_ = unix.Close(fd)
 		return nil, err
 	}
-	n := &Namespace{name: path, inode: located.inode}
+	n := &Namespace{name: path, inode: inode}
 	n.fd.Store(int64(fd))
 	return n, nil
 }
@@ -126,11 +125,11 @@ func (n *Namespace) OfOtherUsers() (bool, error) {
 	if errors.Is(err, unix.EPERM) {
 		return false, nil // the owner is a parent of ours, as in a container whose user namespace is newer than its network
 	}
-	if err != nil {
-		return false, fmt.Errorf("asking for the owner of network namespace %q: %w", n.name, err)
+	var its Inode
+	if err == nil {
+		defer unix.Close(owner) //nolint:errcheck // nothing was written
+		its, err = InodeOf(fmt.Sprintf("/proc/self/fd/%d", owner))
 	}
-	defer unix.Close(owner) //nolint:errcheck // nothing was written
-	its, err := InodeOf(fmt.Sprintf("/proc/self/fd/%d", owner))
 	if err != nil {
 		return false, fmt.Errorf("asking for the owner of network namespace %q: %w", n.name, err)
 	}
@@ -167,26 +166,6 @@ func (n *Namespace) enter() error {
 	return nil
 }
 
-// A file is held open with O_PATH: it stays the same file even if the path changes.
-type file struct {
-	fd    int
-	mode  uint32
-	inode Inode
-}
-
-func locate(path string) (*file, error) {
-	fd, err := openFile(path, unix.O_PATH)
-	if err != nil {
-		return nil, err
-	}
-	var stat unix.Stat_t
-	if err := unix.Fstat(fd, &stat); err != nil {
-		_ = unix.Close(fd)
-		return nil, err
-	}
-	return &file{fd: fd, mode: stat.Mode, inode: Inode{Dev: stat.Dev, Ino: stat.Ino}}, nil
-}
-
 // openFile calls open(2), again after EINTR.
 func openFile(path string, flags int) (int, error) {
 	for {
@@ -197,40 +176,33 @@ func openFile(path string, flags int) (int, error) {
 	}
 }
 
-// inNsfs returns an error that names the kind of f unless f is a file of nsfs, the kernel's namespace file system.
-func (f *file) inNsfs() error {
+// inodeInNsfs identifies an open file. It returns an error that names the kind of the file unless that lies in nsfs, the
+// kernel's namespace file system.
+func inodeInNsfs(fd int) (Inode, error) {
+	var stat unix.Stat_t
 	var fs unix.Statfs_t
-	if err := unix.Fstatfs(f.fd, &fs); err != nil {
-		return err
+	if err := errors.Join(unix.Fstat(fd, &stat), unix.Fstatfs(fd, &fs)); err != nil {
+		return Inode{}, err
 	}
 	if int64(fs.Type) == unix.NSFS_MAGIC { //nolint:unconvert // the field's size differs between machines
-		return nil
+		return Inode{Dev: stat.Dev, Ino: stat.Ino}, nil
 	}
-	switch f.mode & unix.S_IFMT {
+	switch stat.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
-		return fmt.Errorf("it is a regular file, %w; one that was mounted there is gone", ErrNotNetwork)
+		return Inode{}, fmt.Errorf("it is a regular file, %w; one that was mounted there is gone", ErrNotNetwork)
 	case unix.S_IFDIR:
-		return fmt.Errorf("it is a directory, %w", ErrNotNetwork)
+		return Inode{}, fmt.Errorf("it is a directory, %w", ErrNotNetwork)
 	default:
-		return fmt.Errorf("it is %w", ErrNotNetwork)
+		return Inode{}, fmt.Errorf("it is %w", ErrNotNetwork)
 	}
 }
 
-// procPath names f for system calls that take a path.
-func (f *file) procPath() string { return fmt.Sprintf("/proc/self/fd/%d", f.fd) }
-
-func (f *file) close() { _ = unix.Close(f.fd) }
-
 // InodeOf identifies the file that a path leads to now, without opening it for use.
 func InodeOf(path string) (Inode, error) {
-	for {
-		var stat unix.Stat_t
-		err := unix.Stat(path, &stat)
-		switch {
-		case err == nil:
-			return Inode{Dev: stat.Dev, Ino: stat.Ino}, nil
-		case !errors.Is(err, unix.EINTR):
-			return Inode{}, fmt.Errorf("looking at %q: %w", path, err)
-		}
+	info, err := os.Stat(path)
+	if err != nil {
+		return Inode{}, err
 	}
+	stat := info.Sys().(*syscall.Stat_t) //nolint:forcetypeassert // of every file of Linux
+	return Inode{Dev: stat.Dev, Ino: stat.Ino}, nil
 }

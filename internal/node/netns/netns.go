@@ -9,7 +9,8 @@
 // It never names a namespace, creates only those of [New], and programs none.
 //
 // Start reading at [Open] and [Namespace.Do]. [Namespace.DoIsolated] adds a private view of a few files for the
-// processes that the function starts. [Do] is for callers that need no check before they enter.
+// processes that the function starts. [Do] is for callers that need no check before they enter, [In] for functions with a
+// result.
 package netns
 
 // The namespace of the reading thread, of the first thread of this process and of the node's first process.
@@ -51,4 +52,13 @@ func (n *Namespace) Do(fn func() error) error {
 		// fn may have moved the thread, too. If the thread cannot return to its namespace it ends.
 		return home.enter() == nil, err
 	})
+}
+
+// In is [Namespace.Do] for a function with a result.
+func In[T any](n *Namespace, fn func() (T, error)) (result T, err error) {
+	err = n.Do(func() (err error) {
+		result, err = fn()
+		return err
+	})
+	return result, err
 }

@@ -138,15 +138,11 @@ func (n Namespace) HasRules(ctx context.Context) (bool, error) {
 }
 
 // Families returns the treatment of each family of the namespace.
-func (n Namespace) Families(spec redirect.Spec) (f redirect.Families, err error) {
+func (n Namespace) Families(spec redirect.Spec) (redirect.Families, error) {
 	if n.NetNS == nil {
-		return f, errNoNamespace
+		return redirect.Families{}, errNoNamespace
 	}
-	err = n.NetNS.Do(func() (err error) {
-		f, err = families(spec)
-		return err
-	})
-	return f, err
+	return netns.In(n.NetNS, func() (redirect.Families, error) { return families(spec) })
 }
 
 func families(spec redirect.Spec) (redirect.Families, error) {

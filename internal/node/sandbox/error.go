@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-
-	"github.com/meshcni/istio-cni/internal/node/netns"
 )
 
 // The causes of an [Error].
@@ -31,8 +29,6 @@ type Error struct {
 	Pod Pod
 	// Searched are the places, in order.
 	Searched []Searched
-	// Inodes are the candidates of ErrAmbiguous.
-	Inodes []netns.Inode
 	// Err has one of the causes above.
 	Err error
 }

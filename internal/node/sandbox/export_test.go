@@ -17,7 +17,7 @@ func FindCounting(ctx context.Context, p Places, pod Pod, opened, entered func(p
 	}
 	s.enter = func(n *netns.Namespace, of []netip.Addr, node int) ([]route.Attachment, error) {
 		entered(n.Path())
-		return attachments(n, of, node)
+		return enter(n, of, node)
 	}
 	return s.run(ctx)
 }

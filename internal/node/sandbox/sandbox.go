@@ -87,7 +87,7 @@ func newSearch(p Places, pod Pod) *search {
 	}
 	pod.Addresses = addresses
 	return &search{
-		places: p, view: hostpath.Detect(p.Roots, p.Proc), pod: pod, open: netns.Open, enter: attachments, self: podOfProcess("/proc/self"),
+		places: p, view: hostpath.Detect(p.Roots, p.Proc), pod: pod, open: netns.Open, enter: enter, self: podOfProcess("/proc/self"),
 		verdicts: map[netns.Inode]verdict{}, owned: map[netns.Inode]bool{}, foreign: map[netns.Inode]string{},
 	}
 }
@@ -140,33 +140,28 @@ type candidate struct {
 
 func (c candidate) String() string { return fmt.Sprintf("%s (%s)", c.Inode(), c.path) }
 
-func (s *search) run(ctx context.Context) (*Namespace, error) {
+func (s *search) run(ctx context.Context) (found *Namespace, err error) {
 	if err := s.openHost(); err != nil {
 		return nil, s.failed(fmt.Errorf("%w: %w", ErrNoHost, err))
 	}
 	defer s.host.Close()
+	defer func() { s.drop(func(c candidate) bool { return c.Namespace != found }) }()
 	stages := []func(context.Context) error{s.searchCache}
 	if len(s.pod.Addresses) > 0 {
 		stages = append(stages, s.searchMounts, s.searchProcesses)
 	}
 	for _, stage := range stages {
-		err := stage(ctx)
-		if err == nil {
-			err = s.dropForeign(ctx)
-		}
-		if err != nil {
-			s.drop(func(candidate) bool { return true })
+		if err := stage(ctx); err != nil {
 			return nil, err
 		}
-		if best := s.best(); len(best) > 0 && s.sound(best[0]) {
-			if len(best) > 1 {
-				return nil, s.fail(best)
-			}
-			s.drop(func(c candidate) bool { return c != best[0] })
-			return best[0].Namespace, nil
+		if err := s.dropForeign(ctx); err != nil {
+			return nil, err
 		}
-		if s.cacheDenies {
-			break // another namespace that has the addresses is not the pod's
+		switch best := s.best(); {
+		case len(best) == 1 && s.sound(best[0]):
+			return best[0].Namespace, nil
+		case len(best) > 1 && s.sound(best[0]), s.cacheDenies: // another namespace that has the addresses is not the pod's
+			return nil, s.fail(best)
 		}
 	}
 	return nil, s.fail(s.best())
@@ -181,16 +176,11 @@ func (s *search) best() []candidate {
 		}
 		return c.attached
 	}
-	var best []candidate
+	highest := route.Absent
 	for _, c := range s.candidates {
-		switch {
-		case len(best) == 0 || rank(c) > rank(best[0]):
-			best = []candidate{c}
-		case rank(c) == rank(best[0]):
-			best = append(best, c)
-		}
+		highest = max(highest, rank(c))
 	}
-	return best
+	return slices.DeleteFunc(slices.Clone(s.candidates), func(c candidate) bool { return rank(c) < highest })
 }
 
 // sound reports whether a candidate may be the pod's if it is the best.
@@ -210,24 +200,18 @@ func (s *search) drop(which func(candidate) bool) {
 // maxNamed is how many candidates an error names: a tenant can make many.
 const maxNamed = 4
 
-// fail drops all candidates, and returns the error that rules out the best ones.
+// fail returns the error that rules out the best candidates.
 func (s *search) fail(best []candidate) *Error {
-	defer s.drop(func(candidate) bool { return true })
 	switch {
 	case len(best) > 1:
 		var names []string
-		failed := s.failed(nil)
-		for i, c := range best {
-			failed.Inodes = append(failed.Inodes, c.Inode())
-			if i < maxNamed {
-				names = append(names, c.String())
-			}
+		for _, c := range best[:min(len(best), maxNamed)] {
+			names = append(names, c.String())
 		}
 		if more := len(best) - len(names); more > 0 {
 			names = append(names, fmt.Sprintf("and %d more", more))
 		}
-		failed.Err = fmt.Errorf("%w: %s", ErrAmbiguous, strings.Join(names, ", "))
-		return failed
+		return s.failed(fmt.Errorf("%w: %s", ErrAmbiguous, strings.Join(names, ", ")))
 	case len(best) == 1:
 		return s.failed(fmt.Errorf("%w: %s", ErrLoopback, best[0]))
 	case s.claim != "":
@@ -293,17 +277,17 @@ func (s *search) check(path string, from Source) (verdict, error) {
 		return result, err
 	}
 	s.candidates = append(s.candidates, candidate{&Namespace{n, from}, path, attached})
-	var many []candidate
-	for _, c := range s.candidates {
-		if c.Source == FromProc && !s.owned[c.Inode()] {
-			many = append(many, c)
-		}
-	}
+	many := slices.DeleteFunc(slices.Clone(s.candidates), func(c candidate) bool { return c.Source != FromProc || s.owned[c.Inode()] })
 	if len(many) > maxOpen {
 		worst := slices.MinFunc(many, func(a, b candidate) int { return int(a.attached) - int(b.attached) })
 		s.drop(func(c candidate) bool { return c == worst })
 	}
 	return result, nil
+}
+
+// enter returns how addresses are attached to the interfaces of a namespace.
+func enter(n *netns.Namespace, of []netip.Addr, node int) ([]route.Attachment, error) {
+	return netns.In(n, func() ([]route.Attachment, error) { return route.Attachments(of, node) })
 }
 
 // compare enters a namespace and compares its addresses with the pod's.
@@ -319,13 +303,4 @@ func (s *search) compare(n *netns.Namespace) (verdict, route.Attachment, error) 
 		return unlike, route.Absent, nil
 	}
 	return matching, slices.Min(has), nil
-}
-
-// attachments enters a namespace and returns how addresses are attached to its interfaces.
-func attachments(n *netns.Namespace, of []netip.Addr, node int) (has []route.Attachment, err error) {
-	err = n.Do(func() (err error) {
-		has, err = route.Attachments(of, node)
-		return err
-	})
-	return has, err
 }

@@ -40,7 +40,7 @@ func (b *testbed) packets(ctx context.Context) error {
 func (b *testbed) connect(ctx context.Context, what string, from *netns.Namespace, to netip.AddrPort, port uint16) error {
 	ctx, cancel := context.WithTimeout(ctx, arrival)
 	defer cancel()
-	listener, err := in(b.pod, func() (net.Listener, error) {
+	listener, err := netns.In(b.pod, func() (net.Listener, error) {
 		return probe.ListenConfig([2]int{unix.SOL_IP, unix.IP_TRANSPARENT}).Listen(ctx, "tcp", b.every(port))
 	})
 	if err != nil {
@@ -77,7 +77,7 @@ func missing(ctx context.Context, what string, port uint16, err error) error {
 func (b *testbed) query(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, arrival)
 	defer cancel()
-	resolver, err := in(b.pod, func() (net.PacketConn, error) {
+	resolver, err := netns.In(b.pod, func() (net.PacketConn, error) {
 		return probe.ListenConfig().ListenPacket(ctx, "udp", b.every(redirect.DNSPort))
 	})
 	if err != nil {
@@ -107,15 +107,7 @@ func (b *testbed) every(port uint16) string {
 	return netip.AddrPortFrom(netip.IPv4Unspecified(), port).String()
 }
 
+// dial opens a socket in a namespace: package net makes it on the calling thread, where there is one address to try.
 func dial(ctx context.Context, from *netns.Namespace, network string, to netip.AddrPort) (net.Conn, error) {
-	return in(from, func() (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, network, to.String()) })
-}
-
-// in opens a socket in a namespace: package net makes it on the calling thread, where there is one address to try.
-func in[T any](n *netns.Namespace, open func() (T, error)) (socket T, err error) {
-	err = n.Do(func() (err error) {
-		socket, err = open()
-		return err
-	})
-	return socket, err
+	return netns.In(from, func() (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, network, to.String()) })
 }
