@@ -18,7 +18,7 @@ const retest = 30 * time.Second
 // plugin. A node that fails the test is not ready; a node where the test cannot run, for lack of privilege, may be ready.
 func (n *node) test(ctx context.Context) {
 	for ctx.Err() == nil {
-		verdict, err := selfcheck.Run(ctx, selfcheck.Options{Path: n.ToolPath, Log: n.log, Now: clock})
+		verdict, err := selfcheck.Run(ctx, n.ToolPath, n.log)
 		if ctx.Err() != nil {
 			return
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
@@ -141,13 +142,17 @@ func (n Namespace) in(ctx context.Context, a access, m mode, attempt func(Namesp
 // isolated calls fn in the namespace, with the pod's own iptables lock and without name service: the tools would look up
 // the names of user IDs, which can take a minute (a node with a directory service) or deadlock.
 func (n Namespace) isolated(ctx context.Context, fn func() error) error {
-	binds := existing(netns.Bind{Source: "/dev/null", Target: "/etc/nsswitch.conf"})
+	binds := []netns.Bind{{Source: "/dev/null", Target: "/etc/nsswitch.conf"}}
 	level := slog.LevelDebug
 	if lock := n.lockFile(); lock != "" {
 		// Legacy tools from 1.8.6 on read the lock's path from their environment, earlier ones know this path only.
-		binds = append(binds, existing(netns.Bind{Source: lock, Target: "/run/xtables.lock"})...)
+		binds = append(binds, netns.Bind{Source: lock, Target: "/run/xtables.lock"})
 		level = slog.LevelWarn
 	}
+	binds = slices.DeleteFunc(binds, func(b netns.Bind) bool {
+		_, err := os.Stat(b.Target)
+		return err != nil // no file has to be hidden
+	})
 	isolation, err := n.NetNS.DoIsolated(binds, fn)
 	if isolation != nil {
 		n.Log.Log(ctx, level, "running iptables without full isolation from the node", "cause", isolation.Error())
@@ -161,12 +166,4 @@ func (n Namespace) lockFile() string {
 		return ""
 	}
 	return n.NetNS.Path()
-}
-
-// existing leaves out a bind without a target: no file has to be hidden then.
-func existing(b netns.Bind) []netns.Bind {
-	if _, err := os.Stat(b.Target); err != nil {
-		return nil
-	}
-	return []netns.Bind{b}
 }

@@ -25,21 +25,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
-// Options are the inputs of a test.
-type Options struct {
-	// Path is the search path for the iptables programs, as in $PATH.
-	Path string
-	Log  *slog.Logger
-	Now  func() time.Time
-}
-
 // timeout bounds the test of one backend in one mode.
 const timeout = 10 * time.Second
 
-// Run tests every backend. An error means that no test could run, and names the missing requirement: then there is no
-// verdict.
-func Run(ctx context.Context, o Options) (Verdict, error) {
-	v := Verdict{Version: version, Time: o.Now(), Kernel: kernel()}
+// Run tests every backend. Path is the search path for the iptables programs, as in $PATH. An error means that no test could
+// run, and names the missing requirement: then there is no verdict.
+func Run(ctx context.Context, path string, log *slog.Logger) (Verdict, error) {
+	v := Verdict{Version: version, Kernel: kernel()}
 	for _, b := range []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools} { // the preferred one first
 		v.Results = append(v.Results, Result{Backend: b})
 	}
@@ -48,12 +40,12 @@ func Run(ctx context.Context, o Options) (Verdict, error) {
 		families = append(families, ruleset.IPv6)
 	}
 	for _, f := range families {
-		err := v.try(ctx, o, f)
+		err := v.try(ctx, f, iptables.Host{Path: path}, log)
 		if err != nil && (f == ruleset.IPv4 || errors.Is(err, ErrPrivilege)) {
 			return v, err
 		}
 		if err != nil { // it is switched off on this node
-			o.Log.WarnContext(ctx, "a family could not be tried", slog.String("family", f.String()), slog.String("error", err.Error()))
+			log.WarnContext(ctx, "a family could not be tried", slog.String("family", f.String()), slog.String("error", err.Error()))
 		}
 	}
 	v.choose()
@@ -64,7 +56,7 @@ func Run(ctx context.Context, o Options) (Verdict, error) {
 var ErrPrivilege = errors.New("this process may not make network namespaces (CAP_SYS_ADMIN) or program them (CAP_NET_ADMIN)")
 
 // try tests all backends and modes for a family in one testbed: each backend replaces the rules of the one before.
-func (v *Verdict) try(ctx context.Context, o Options, f ruleset.Family) error {
+func (v *Verdict) try(ctx context.Context, f ruleset.Family, tools iptables.Host, log *slog.Logger) error {
 	b, err := newTestbed(f)
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("%w: %w", ErrPrivilege, err)
@@ -74,9 +66,8 @@ func (v *Verdict) try(ctx context.Context, o Options, f ruleset.Family) error {
 	}
 	defer b.close()
 	for i := range v.Results {
-		began := o.Now()
 		for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
-			err := b.test(ctx, o, v.Results[i].Backend, mode)
+			err := b.test(ctx, redirection.Namespace{NetNS: b.pod, Backend: v.Results[i].Backend, Tools: tools, Log: log}, mode)
 			switch {
 			case errors.Is(err, iptables.ErrMissing):
 				v.Results[i].Untried = err.Error()
@@ -84,19 +75,17 @@ func (v *Verdict) try(ctx context.Context, o Options, f ruleset.Family) error {
 				v.Results[i].Problems = append(v.Results[i].Problems, Problem{Family: f.String(), Mode: mode.String(), Text: err.Error()})
 			}
 		}
-		v.Results[i].Seconds += o.Now().Sub(began).Seconds()
 	}
 	return nil
 }
 
-// test applies rules by one backend in one mode and sends the packets.
-func (b *testbed) test(ctx context.Context, o Options, with redirect.Backend, mode redirect.Mode) error {
+// test applies the rules of one mode to the pod and sends the packets.
+func (b *testbed) test(ctx context.Context, pod redirection.Namespace, mode redirect.Mode) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("it took longer than %s", timeout))
 	defer cancel()
 	spec := redirect.Default()
 	spec.Mode, spec.DNS = mode, redirect.DNSAll
-	space := redirection.Namespace{NetNS: b.pod, Backend: with, Tools: iptables.Host{Path: o.Path}, Log: o.Log}
-	if _, err := space.Apply(ctx, spec, redirection.Reconcile); err != nil {
+	if _, err := pod.Apply(ctx, spec, redirection.Reconcile); err != nil {
 		return err
 	}
 	return b.packets(ctx)

@@ -8,11 +8,9 @@ package selftester
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
-	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
@@ -44,7 +42,6 @@ EXIT CODES:
 type config struct {
 	record  string
 	backend redirect.Backend
-	asJSON  bool
 }
 
 func (c *config) rows() []settings.Setting {
@@ -55,7 +52,6 @@ func (c *config) rows() []settings.Setting {
 			Value: settings.Of(&c.backend, redirect.ParseBackend, func(b redirect.Backend) string { return string(b) }),
 		},
 		{Name: "record", Arg: "DIR", Use: "write the verdict for the plugin, into the agent's run directory", Value: settings.Text(&c.record, nil)},
-		{Name: "json", Default: "false", Use: "print JSON", Value: settings.Bool(&c.asJSON)},
 	}
 }
 
@@ -66,14 +62,12 @@ func Run(c applet.Call) int {
 		return code
 	}
 	path, _ := c.Getenv("PATH")
-	verdict, err := selfcheck.Run(context.Background(), selfcheck.Options{
-		Path: path, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return time.Now() }, //nolint:forbidigo // the only clock
-	})
+	verdict, err := selfcheck.Run(context.Background(), path, slog.New(slog.DiscardHandler))
 	if err == nil && cfg.record != "" {
 		err = verdict.Record(hostfs.Disk{}, cfg.record)
 	}
 	if err == nil {
-		err = show(c.Stdout, verdict, cfg.asJSON)
+		_, err = io.WriteString(c.Stdout, verdict.Text())
 	}
 	if err != nil {
 		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
@@ -84,14 +78,4 @@ func Run(c applet.Call) int {
 		return exitUnable
 	}
 	return applet.ExitOK
-}
-
-func show(w io.Writer, v selfcheck.Verdict, asJSON bool) error {
-	if asJSON {
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(v)
-	}
-	_, err := io.WriteString(w, v.Text())
-	return err
 }
