@@ -16,6 +16,9 @@ import (
 // complete derives values that depend on several settings, and reports contradictions.
 func (in input) complete(d *draft) error {
 	d.places()
+	if d.Source == "" {
+		d.Source, _ = in.executable() // files reports that it is unknown
+	}
 	d.levels()
 	err := errors.Join(d.action(), d.mode(), d.files(), d.ports(), d.apiServer())
 	if d.Action != nodeagent.Uninstall {
@@ -52,13 +55,10 @@ func (d *draft) ambient(from string, enabled bool) error {
 
 // mode resolves the mode of the configuration. The reference has owned files in ambient mode only; here they do not depend on it.
 func (d *draft) mode() error {
-	shown := map[string]string{
-		"cni-conf-mode": d.Want.Mode.String(), "chained-cni-plugin": fmt.Sprint(d.chained), "istio-owned-cni-config": fmt.Sprint(d.owned),
-	}
 	var errs []error
 	clash := func(is bool, a, b string) {
 		if is {
-			errs = append(errs, fmt.Errorf("%s (%s) contradicts %s (%s)", d.at(a), shown[a], d.at(b), shown[b]))
+			errs = append(errs, fmt.Errorf("%s (%s) contradicts %s (%s)", d.at(a), d.at(a).Text, d.at(b), d.at(b).Text))
 		}
 	}
 	clash(d.modeGiven && d.Want.Mode != cniconf.Standalone && !d.chained, "cni-conf-mode", "chained-cni-plugin")
@@ -130,7 +130,7 @@ func (d *draft) levels() {
 	}
 	d.Want.Stanza.LogLevel = d.PluginLevel.String()
 	for _, scope := range d.scopes.unknown {
-		d.warn(fmt.Sprintf("%s: scope %q is none of this program", d.at("log_output_level"), scope))
+		d.warn(fmt.Sprintf("%s: this program has no scope %q", d.at("log_output_level"), scope))
 	}
 }
 
@@ -184,11 +184,10 @@ func (d *draft) apiServer() error {
 		return nil
 	}
 	var errs []error
-	if !d.at("kubernetes-service-host").Given() {
-		errs = append(errs, errors.New("environment variable KUBERNETES_SERVICE_HOST: not set: want the API server's address"))
-	}
-	if !d.at("kubernetes-service-port").Given() {
-		errs = append(errs, errors.New("environment variable KUBERNETES_SERVICE_PORT: not set: want the API server's port"))
+	for _, what := range []string{"host", "port"} {
+		if !d.at("kubernetes-service-" + what).Given() {
+			errs = append(errs, fmt.Errorf("environment variable KUBERNETES_SERVICE_%s: not set: want the API server's %s", strings.ToUpper(what), what))
+		}
 	}
 	return errors.Join(errs...)
 }

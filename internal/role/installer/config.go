@@ -11,19 +11,10 @@ import (
 // environment has the sources of the configuration besides arguments.
 type environment struct {
 	getenv func(string) (string, bool)
-	// readFile reads a file of bounded size; its error wraps fs.ErrNotExist.
-	readFile func(string) ([]byte, error)
 	// hostname returns the host's name, which replaces an unknown node name in a template.
 	hostname func() (string, error)
 	// executable returns the path of this program.
 	executable func() (string, error)
-	// selectors converts AMBIENT_ENABLEMENT_SELECTOR, which is YAML, to a JSON list.
-	selectors func(string) (json.RawMessage, error)
-}
-
-// noEnvironment returns an environment that suffices to list the settings.
-func noEnvironment() environment {
-	return environment{executable: func() (string, error) { return "", nil }}
 }
 
 // input has the arguments and environment of the program. Each change of live configuration builds the configuration from it.
@@ -57,14 +48,14 @@ type draft struct {
 
 // parse parses arguments. The only error is settings.ErrHelp: build reports invalid arguments with all other problems.
 func parse(args []string, env environment) (input, error) {
-	parsed, err := settings.Parse(settings.All(new(draft).groups(env)), args, env.getenv)
+	parsed, err := settings.Parse(Settings(), args, env.getenv)
 	return input{env, parsed}, err
 }
 
 // build builds a configuration. The error joins all problems, each with the flag or variable, the value and the cause.
 func (in input) build(layers ...settings.Layer) (draft, error) {
 	d := draft{}
-	rows := settings.All(d.groups(in.environment))
+	rows := settings.All(d.groups())
 	var problems error
 	d.origins, problems = in.Read(rows, layers...)
 	for _, s := range rows {
@@ -82,9 +73,7 @@ func (in input) reload(layers ...settings.Layer) (c nodeagent.Config, frozen []s
 	if err != nil {
 		return nodeagent.Config{}, nil, err
 	}
-	rows, scratch := settings.All(d.groups(in.environment)), settings.All(new(draft).groups(in.environment))
-	frozen, err = in.Frozen(rows, scratch, layers)
-	if err != nil {
+	if frozen, err = in.Frozen(settings.All(d.groups()), Settings(), layers); err != nil {
 		return nodeagent.Config{}, nil, err
 	}
 	return d.Config, frozen, nil

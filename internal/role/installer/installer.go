@@ -16,21 +16,16 @@ import (
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/agent/nodeagent"
-	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/settings"
-	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
-
-// maxTemplate bounds a template and other files of the configuration, in bytes.
-const maxTemplate = 1 << 20
 
 // Run runs the role. It ends when the work is done or, for the agent that stays, with a signal.
 func Run(c applet.Call) int {
 	return service.Run(c, "install", help, func() (service.Service, error) {
-		in, err := parse(c.Args, systemEnvironment(c))
+		in, err := parse(c.Args, environment{getenv: c.Getenv, hostname: os.Hostname, executable: os.Executable})
 		if err != nil {
 			return service.Service{}, err
 		}
@@ -51,18 +46,6 @@ func Run(c applet.Call) int {
 			Work: func(ctx context.Context) error { return nodeagent.Run(ctx, options) },
 		}, nil
 	})
-}
-
-// systemEnvironment returns the environment of the process.
-func systemEnvironment(c applet.Call) environment {
-	return environment{
-		getenv: c.Getenv,
-		readFile: func(file string) ([]byte, error) {
-			text, _, err := hostfs.ReadFile(file, maxTemplate)
-			return text, err
-		},
-		hostname: os.Hostname, executable: os.Executable, selectors: selector.Enablement,
-	}
 }
 
 // helpHead has verbs for the three exit codes.
@@ -96,6 +79,6 @@ and that beats the default. An empty variable counts as unset. All problems are 
 func help() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, helpHead, applet.ExitOK, applet.ExitError, applet.ExitUsage)
-	settings.Help(&b, new(draft).groups(noEnvironment())...)
+	settings.Help(&b, new(draft).groups()...)
 	return b.String()
 }

@@ -1,6 +1,7 @@
 package installer
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"slices"
@@ -25,9 +26,10 @@ func readScopes(text string) (scopes, error) {
 	if err != nil {
 		return scopes{}, errors.New(oneLine(err))
 	}
+	historic := map[string]string{"install": "cni-agent", "repair": "cni-agent", "cni": "cni-plugin"}
 	levels := pluginlog.Scopes{}
 	for _, scope := range slices.Sorted(maps.Keys(read)) {
-		now := scopeNow(scope)
+		now := cmp.Or(historic[scope], scope)
 		if _, named := read[now]; now == scope || !named {
 			levels[now] = read[scope]
 		}
@@ -40,17 +42,6 @@ func readScopes(text string) (scopes, error) {
 		}
 	}
 	return out, nil
-}
-
-// scopeNow returns today's name of a scope of versions before 1.23.
-func scopeNow(scope string) string {
-	switch scope {
-	case "install", "repair":
-		return "cni-agent"
-	case "cni":
-		return "cni-plugin"
-	}
-	return scope
 }
 
 func logLevel(s string) (pluginlog.Level, error) {

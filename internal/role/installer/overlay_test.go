@@ -63,7 +63,7 @@ func TestLiveConfigurationChangesThePlugin(t *testing.T) {
 		t.Errorf("ambient mode in the ConfigMap: error %v", err)
 	}
 	c, frozen, err = started(t, cluster()).reload(configMap(map[string]string{"cni_network_config": chart2020}))
-	if err != nil || len(frozen) > 0 || !strings.Contains(string(c.Want.Stanza.Template), `"log_level":"warn"`) {
+	if err != nil || len(frozen) > 0 || !strings.Contains(string(c.Want.Stanza.Template), `"log_level": "warn"`) {
 		t.Errorf("template %s, frozen %q, error %v", c.Want.Stanza.Template, frozen, err)
 	}
 }

@@ -19,12 +19,12 @@ import (
 )
 
 // groups is the table of all settings. A variable is spelled like its flag unless the row says otherwise.
-func (d *draft) groups(env environment) []settings.Group {
+func (d *draft) groups() []settings.Group {
 	return []settings.Group{
 		{Title: "What to do", Rows: settings.Named("", d.actionSettings()...)},
 		{Title: "CNI configuration", Rows: settings.Named("", slices.Concat(d.modeSettings(), d.placeSettings(), racerepair.PathRows(&d.Places))...)},
-		{Title: "Program files", Rows: settings.Named("", d.binarySettings(env)...)},
-		{Title: "Configuration of the plugin", Rows: settings.Named("", slices.Concat(racerepair.PluginRows(&d.Want.Stanza), live(d.pluginSettings(env)), d.ambientSettings())...)},
+		{Title: "Program files", Rows: settings.Named("", d.binarySettings()...)},
+		{Title: "Configuration of the plugin", Rows: settings.Named("", slices.Concat(racerepair.PluginRows(&d.Want.Stanza), live(d.pluginSettings()))...)},
 		{Title: "The plugin's credentials", Rows: settings.Named("", d.kubeconfigSettings()...)},
 		{Title: "The agent's sockets and ports", Rows: settings.Named("", d.serviceSettings()...)},
 		{Title: "The agent and the cluster", Rows: settings.Named("", d.clusterSettings()...)},
@@ -36,7 +36,7 @@ func (d *draft) groups(env environment) []settings.Group {
 
 // Settings returns the rows of the table for generated files: the chart's schema and the manual.
 func Settings() []settings.Setting {
-	return settings.All(new(draft).groups(noEnvironment()))
+	return settings.All(new(draft).groups())
 }
 
 func names(of ...string) []string { return of }
@@ -58,6 +58,11 @@ func (d *draft) actionSettings() []settings.Setting {
 			Name: "uninstall-on-exit", Arg: "WHEN", Default: "auto",
 			Use:   "uninstall at the end: always, never, or auto: when the DaemonSet is gone or no longer meant for this node",
 			Value: settings.Choice(&d.UninstallOnExit, teardown.Auto, teardown.Always, teardown.Never),
+		},
+		{
+			Name: "ambient-pods", Arg: "WHAT", Default: ambientRefuse,
+			Use:   "with ambient mode enabled: refuse to start, or ignore its pods, which are outside of the mesh then",
+			Value: settings.Choice(&d.ambientPods, ambientRefuse, ambientIgnore),
 		},
 		{Name: "cni-enable-install", Default: "true", Use: "false: install nothing, only serve", Value: settings.Bool(&d.Install)},
 		{
@@ -125,18 +130,14 @@ func (d *draft) placeSettings() []settings.Setting {
 	}
 }
 
-func (d *draft) binarySettings(env environment) []settings.Setting {
-	program, err := env.executable()
-	if err != nil {
-		program = ""
-	}
+func (d *draft) binarySettings() []settings.Setting {
 	return []settings.Setting{
 		{
 			Name: "mounted-cni-bin-dirs", Arg: "DIRS", Default: "/host/opt/cni/bin",
 			Use: "comma list of program directories as mounted here", Value: settings.List(&d.BinDirs, ",", 1, settings.AbsolutePath),
 		},
 		{
-			Name: "cni-source-binary", Arg: "FILE", Default: program,
+			Name: "cni-source-binary", Arg: "FILE",
 			Use: "program to copy; without it this one", Value: settings.Text(&d.Source, settings.AbsolutePath),
 		},
 		{
@@ -150,7 +151,7 @@ func (d *draft) binarySettings(env environment) []settings.Setting {
 	}
 }
 
-func (d *draft) pluginSettings(env environment) []settings.Setting {
+func (d *draft) pluginSettings() []settings.Setting {
 	stanza := &d.Want.Stanza
 	return []settings.Setting{
 		{
@@ -161,7 +162,7 @@ func (d *draft) pluginSettings(env environment) []settings.Setting {
 		{
 			Name: "ambient-enablement-selector", Arg: "YAML",
 			Use:   "list of {podSelector, namespaceSelector}; passed to the plugin",
-			Value: settings.Of(&stanza.EnablementSelectors, env.selectors, func(j json.RawMessage) string { return string(j) }),
+			Value: settings.Of(&stanza.EnablementSelectors, selector.Enablement, func(j json.RawMessage) string { return string(j) }),
 		},
 		{Name: "enable-ambient-detection-retry", Default: "false", Use: "passed to the plugin", Value: settings.Bool(&stanza.AmbientDetectionRetry)},
 		{
@@ -182,14 +183,6 @@ const (
 	ambientRefuse = "refuse"
 	ambientIgnore = "ignore"
 )
-
-func (d *draft) ambientSettings() []settings.Setting {
-	return []settings.Setting{{
-		Name: "ambient-pods", Arg: "WHAT", Default: ambientRefuse,
-		Use:   "with ambient mode enabled: refuse to start, or ignore its pods, which are outside of the mesh then",
-		Value: settings.Choice(&d.ambientPods, ambientRefuse, ambientIgnore),
-	}}
-}
 
 // apiTimeout formats the timeout in force: 0 means the plugin's default.
 func apiTimeout(d time.Duration) string {

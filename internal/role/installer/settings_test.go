@@ -152,7 +152,7 @@ func changed(before, after draft) string {
 	return strings.Join(all, "; ")
 }
 
-func table() []settings.Setting { return settings.All(new(draft).groups(around(nil))) }
+func table() []settings.Setting { return Settings() }
 
 // TestFlagsWithoutAVariable: what the program does once is asked for by a flag, never by an environment that it inherits.
 func TestFlagsWithoutAVariable(t *testing.T) {

@@ -1,8 +1,6 @@
 package installer
 
 import (
-	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,19 +20,12 @@ func cluster(more ...string) map[string]string {
 	return env
 }
 
-// around is an environment with real files.
+// around is an environment with a host and a program of fixed names.
 func around(env map[string]string) environment {
 	return environment{
 		getenv:     func(name string) (string, bool) { v, ok := env[name]; return v, ok },
-		readFile:   os.ReadFile,
 		hostname:   func() (string, error) { return "host-1", nil },
 		executable: func() (string, error) { return "/usr/local/bin/istio-cni", nil },
-		selectors: func(text string) (json.RawMessage, error) {
-			if !strings.HasPrefix(text, "- ") {
-				return nil, errors.New("want a YAML list")
-			}
-			return json.RawMessage(`[{"podSelector":{},"namespaceSelector":{}}]`), nil
-		},
 	}
 }
 
@@ -73,11 +64,11 @@ func mustFail(t *testing.T, env map[string]string, args []string, wants ...strin
 	}
 }
 
-func write(t *testing.T, text string, path ...string) string {
-	t.Helper()
+func write(tb testing.TB, text string, path ...string) string {
+	tb.Helper()
 	name := filepath.Join(path...)
 	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return name
 }

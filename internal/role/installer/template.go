@@ -6,11 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
+
+// maxFile bounds a template and the token, in bytes.
+const maxFile = 1 << 20
 
 // Placeholders whose values are no settings: the service account's token, the node's name.
 const (
@@ -24,7 +29,7 @@ const redacted = "REDACTED"
 
 // fillTemplate builds the stanza from a template, if one is set.
 func (in input) fillTemplate(d *draft) error {
-	template, from, err := in.templateText(d)
+	template, from, err := d.templateText()
 	if err != nil || template == "" {
 		return err
 	}
@@ -32,7 +37,7 @@ func (in input) fillTemplate(d *draft) error {
 	if err != nil {
 		return err
 	}
-	if err := d.useTemplate(template, values, func() (string, error) { return in.token(d.Token) }); err != nil {
+	if err := d.useTemplate(template, values); err != nil {
 		return fmt.Errorf("%s: %w", from, err)
 	}
 	if conf, err := cniconf.Parse(d.shownTemplate); err == nil {
@@ -42,10 +47,10 @@ func (in input) fillTemplate(d *draft) error {
 }
 
 // templateText returns the template, "" for none: the file's content, else CNI_NETWORK_CONFIG.
-func (in input) templateText(d *draft) (text, from string, err error) {
+func (d *draft) templateText() (text, from string, err error) {
 	if d.templateFile != "" {
 		at := fmt.Sprintf("%s: value %q", d.at("cni-network-config-file"), d.templateFile)
-		content, err := in.readFile(d.templateFile)
+		content, _, err := hostfs.ReadFile(d.templateFile, maxFile)
 		switch {
 		case err == nil && len(bytes.TrimSpace(content)) == 0:
 			return "", "", fmt.Errorf("%s: the file is empty", at)
@@ -85,8 +90,8 @@ func (in input) placeholders(d *draft, template string) (map[string]string, erro
 }
 
 // token reads the service account's token for a template. It must be printable ASCII without characters that JSON escapes.
-func (in input) token(file string) (string, error) {
-	content, err := in.readFile(file)
+func token(file string) (string, error) {
+	content, _, err := hostfs.ReadFile(file, maxFile)
 	if err != nil {
 		return "", fmt.Errorf("reading the token for %s: %w", tokenPlaceholder, err)
 	}
@@ -99,7 +104,7 @@ func (in input) token(file string) (string, error) {
 }
 
 // useTemplate builds the stanza. It validates the stanza before it inserts the token, so that no error can hold the token.
-func (d *draft) useTemplate(template string, values map[string]string, token func() (string, error)) error {
+func (d *draft) useTemplate(template string, values map[string]string) error {
 	values[tokenPlaceholder] = redacted
 	text, unknown := substitute(template, values)
 	if len(unknown) > 0 {
@@ -111,7 +116,7 @@ func (d *draft) useTemplate(template string, values map[string]string, token fun
 	}
 	d.shownTemplate = stanza
 	if strings.Contains(template, tokenPlaceholder) {
-		if values[tokenPlaceholder], err = token(); err != nil {
+		if values[tokenPlaceholder], err = token(d.Token); err != nil {
 			return err
 		}
 		text, _ = substitute(template, values)
@@ -123,58 +128,32 @@ func (d *draft) useTemplate(template string, values map[string]string, token fun
 	return nil
 }
 
-// substitute replaces placeholders as plain text, at any position, and lists unknown ones. It does not expand placeholders in a
-// replacement.
+// substitute replaces placeholders as plain text, at any position, and lists unknown ones: capitals, digits and single
+// underscores between two underscores. It does not expand placeholders in a replacement.
 func substitute(template string, values map[string]string) (text string, unknown []string) {
-	var b strings.Builder
-	for at := 0; at < len(template); {
-		name := placeholderAt(template[at:], values)
+	text = regexp.MustCompile(`__[A-Z][A-Z0-9_]*?__`).ReplaceAllStringFunc(template, func(name string) string {
 		value, known := values[name]
 		switch {
 		case known:
-			b.WriteString(value)
-		case name != "":
-			if !slices.Contains(unknown, name) {
-				unknown = append(unknown, name)
-			}
-			b.WriteString(name)
-		default:
-			name = template[at : at+1]
-			b.WriteString(name)
+			return value
+		case !slices.Contains(unknown, name):
+			unknown = append(unknown, name)
 		}
-		at += len(name)
-	}
-	return b.String(), unknown
+		return name
+	})
+	return text, unknown
 }
 
-// placeholderAt returns the placeholder at the beginning of a text, or "": a known one, else capitals, digits and underscores
-// between two underscores.
-func placeholderAt(text string, values map[string]string) string {
-	const fence = "__"
-	inner, ok := strings.CutPrefix(text, fence)
-	if !ok {
-		return ""
-	}
-	for name := range values {
-		if strings.HasPrefix(text, name) {
-			return name
-		}
-	}
-	end := strings.Index(inner, fence)
-	if end <= 0 || inner[0] < 'A' || inner[0] > 'Z' {
-		return ""
-	}
-	if strings.Trim(inner[:end], "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != "" {
-		return ""
-	}
-	return text[:len(fence)+end+len(fence)]
-}
-
-// stanzaOf validates that a text is a stanza of this plugin and that the plugin can parse it.
+// stanzaOf validates that a text is a stanza of this plugin and that the plugin can parse it. It corrects keys with a colon
+// inside of the quotes: a chart of 2020 wrote "cniVersion:" and "name:".
 func stanzaOf(text string) (json.RawMessage, error) {
-	stanza, keys, err := mendedKeys([]byte(strings.TrimSpace(text)))
-	if err != nil {
-		return nil, err
+	for _, key := range []string{"cniVersion", "name", "type"} {
+		text = strings.ReplaceAll(text, `"`+key+`:"`, `"`+key+`"`)
+	}
+	stanza := json.RawMessage(strings.TrimSpace(text))
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(stanza, &keys); err != nil {
+		return nil, fmt.Errorf("want a JSON object: %w", err)
 	}
 	var pluginType string
 	if json.Unmarshal(keys["type"], &pluginType) != nil || pluginType != cniconf.PluginType {
@@ -191,35 +170,4 @@ func stanzaOf(text string) (json.RawMessage, error) {
 		return nil, errors.New(oneLine(err))
 	}
 	return stanza, nil
-}
-
-// mendedKeys decodes an object and corrects keys with a colon inside of the quotes: a chart of 2020 wrote "cniVersion:" and
-// "name:". An object without such keys keeps its text.
-func mendedKeys(text []byte) (json.RawMessage, map[string]json.RawMessage, error) {
-	var keys map[string]json.RawMessage
-	if err := json.Unmarshal(text, &keys); err != nil {
-		return nil, nil, fmt.Errorf("want a JSON object: %w", err)
-	}
-	mended := false
-	for _, key := range []string{"cniVersion", "name", "type"} {
-		value, odd := keys[key+":"]
-		if !odd {
-			continue
-		}
-		if _, there := keys[key]; !there {
-			keys[key] = value
-		}
-		delete(keys, key+":")
-		mended = true
-	}
-	if !mended {
-		return text, keys, nil
-	}
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(keys); err != nil {
-		return nil, nil, fmt.Errorf("encoding the template: %w", err)
-	}
-	return bytes.TrimSpace(b.Bytes()), keys, nil
 }

@@ -91,7 +91,7 @@ func TestTemplateFiles(t *testing.T) {
 	if c := mustLoad(t, cluster(), inline, "--cni-network-config-file="+filepath.Join(dir, "none")); !strings.Contains(string(c.Want.Stanza.Template), "variable") {
 		t.Errorf("without the file: %s", c.Want.Stanza.Template)
 	}
-	mustFail(t, cluster(), []string{inline, "--cni-network-config-file=" + dir}, "is a directory")
+	mustFail(t, cluster(), []string{inline, "--cni-network-config-file=" + dir}, "not a regular file")
 	mustFail(t, cluster(), []string{"--cni-network-config-file=" + write(t, " \n", dir, "empty")}, "the file is empty")
 }
 
@@ -190,13 +190,13 @@ func FuzzTemplate(f *testing.F) {
 	f.Add(`{"type":"istio-cni","policy":{"k8s_auth_token":"__SERVICEACCOUNT_TOKEN__"},"kubernetes":{"kubeconfig":"/x"}}`, "")
 	f.Add(`{"type":"istio-cni" __SERVICEACCOUNT_TOKEN__}`, "__X__")
 	f.Add("__A____B______KUBECONFIG_FILEPATH__", "__SERVICEACCOUNT_TOKEN__")
+	dir := f.TempDir()
+	write(f, token+"\n", dir, "token")
 	f.Fuzz(func(t *testing.T, template, level string) {
 		if strings.Contains(template+level, "s3cr3t") {
 			return // the token is in the template itself
 		}
-		env := around(cluster("CNI_NETWORK_CONFIG="+template, "LOG_LEVEL="+level))
-		env.readFile = func(string) ([]byte, error) { return []byte(token + "\n"), nil }
-		c, err := buildAround(nil, env)
+		c, err := build([]string{"--service-account-dir=" + dir}, cluster("CNI_NETWORK_CONFIG="+template, "LOG_LEVEL="+level))
 		if err != nil {
 			if strings.Contains(err.Error(), "s3cr3t") {
 				t.Fatalf("the error holds the token: %v", err)
