@@ -28,15 +28,40 @@ func (r run) namespace() redirection.Namespace {
 	return redirection.Namespace{NetNS: r.at, Log: r.log, Backend: r.backend, Tools: iptables.Host{Path: r.path, Force: r.forceIptables}}
 }
 
-// do opens the namespace, once, and runs the command.
-func (r run) do(ctx context.Context) int {
-	at, err := openNetNS(r.netns)
-	if err != nil {
-		return r.finish(err)
+// do opens the namespace, once. It only reads it (--dry-run, --explain, --verify), or applies the rules and then validates. The
+// exit code counts with and without an error.
+func (r run) do(ctx context.Context) (code int, err error) {
+	if r.at, err = openNetNS(r.netns); err != nil {
+		return exitError, err
 	}
-	defer at.Close()
-	r.at = at
-	return r.inside(ctx)
+	defer r.at.Close()
+	switch {
+	case r.explain || r.dryRun && !r.cleanup:
+		return exitCode(r.show())
+	case r.verify:
+		return r.compare(ctx)
+	case r.dryRun:
+		return exitCode(r.showCleanup(ctx))
+	case r.skip:
+	case r.cleanup:
+		err = r.clean(ctx)
+	default:
+		err = r.apply(ctx)
+	}
+	if err != nil || !r.validate {
+		return exitCode(err)
+	}
+	if err := r.probe(ctx); err != nil {
+		return exitValidation, err
+	}
+	return exitOK, nil
+}
+
+func exitCode(err error) (int, error) {
+	if err != nil {
+		return exitError, err
+	}
+	return exitOK, nil
 }
 
 // openNetNS opens the namespace at a path, or the current one. It rejects a path to the current namespace or to the node's: the
@@ -56,43 +81,6 @@ func openNetNS(path string) (*netns.Namespace, error) {
 		return nil, err
 	}
 	return at, nil
-}
-
-// inside only reads (--dry-run, --explain, --verify), or applies the rules and then validates.
-func (r run) inside(ctx context.Context) int {
-	var err error
-	switch {
-	case r.explain || r.dryRun && !r.cleanup:
-		return r.finish(r.show())
-	case r.verify:
-		return r.compare(ctx)
-	case r.dryRun:
-		return r.finish(r.showCleanup(ctx))
-	case r.skip:
-	case r.cleanup:
-		err = r.clean(ctx)
-	default:
-		err = r.apply(ctx)
-	}
-	if err != nil {
-		return r.finish(err)
-	}
-	if !r.validate {
-		return exitOK
-	}
-	if err := r.probe(ctx); err != nil {
-		printf(r.stderr, "%v\n", err)
-		return exitValidation
-	}
-	return exitOK
-}
-
-func (r run) finish(err error) int {
-	if err == nil {
-		return exitOK
-	}
-	printf(r.stderr, "error: %v\n", err)
-	return exitError
 }
 
 func (r run) apply(ctx context.Context) error {
@@ -135,26 +123,28 @@ func (r run) summarize(report redirection.Report, nothing string) {
 		}
 		printf(r.stderr, "done with %s\n", strings.Join(by, ", "))
 	}
+	r.notes(report)
+}
+
+func (r run) notes(report redirection.Report) {
 	for _, note := range report.Notes {
 		printf(r.stderr, "note: %s\n", note)
 	}
 }
 
 // compare prints the differences between the namespace and the desired rules.
-func (r run) compare(ctx context.Context) int {
+func (r run) compare(ctx context.Context) (code int, err error) {
 	report, err := r.namespace().Verify(ctx, r.spec)
 	if err != nil {
-		return r.finish(err)
+		return exitError, err
 	}
-	for _, note := range report.Notes {
-		printf(r.stderr, "note: %s\n", note)
-	}
+	r.notes(report)
 	if report.Clean() {
 		printf(r.stdout, "the namespace is up to date (%s)\n", strings.Join(report.Tools, ", "))
-		return exitOK
+		return exitOK, nil
 	}
 	printf(r.stdout, "%s", differences(report))
-	return exitDifferent
+	return exitDifferent, nil
 }
 
 func differences(report redirection.Report) string {
@@ -179,12 +169,12 @@ func (r run) show() error {
 		return err
 	}
 	var b strings.Builder
+	sets := r.spec.Sets(families)
 	if r.backend == redirect.Native {
-		r.tables(&b, redirect.NativeRules(r.spec, families))
-	} else {
-		for _, set := range r.spec.Sets(families) {
-			r.family(&b, set, families)
-		}
+		sets = []ruleset.Set{redirect.NativeRules(r.spec, families)}
+	}
+	for _, set := range sets {
+		b.WriteString(r.text(set, families))
 	}
 	if r.dryRun {
 		routing(&b, r.spec.Routing(families))
@@ -226,29 +216,22 @@ func feeding(p redirection.Program) string {
 	return p.By + " --noflush"
 }
 
-func (r run) family(b *strings.Builder, set ruleset.Set, families redirect.Families) {
+// text returns the rules of a set for a person or, for a dry run, for the program that reads them.
+func (r run) text(set ruleset.Set, families redirect.Families) string {
 	switch {
 	case set.Empty():
 		reason := map[redirect.Treatment]string{
 			redirect.Unused: "the namespace has no such address", redirect.Bypassed: "it bypasses the mesh",
 		}[families.IPv6]
-		fmt.Fprintf(b, "# %s: no rules: %s\n", set.Family, reason)
+		return fmt.Sprintf("# %s: no rules: %s\n", set.Family, reason)
 	case r.explain:
-		b.WriteString(set.Explain() + "\n")
-	default:
-		none := ruleset.Set{Family: set.Family}
-		fmt.Fprintf(b, "# %s: %s --noflush\n%s", set.Family, iptables.Names(set.Family),
-			ruleset.Reconcile(set, none, redirect.Owned(set, none)))
+		return set.Explain() + "\n"
+	case r.backend == redirect.Native:
+		return fmt.Sprintf("# %s: nft -f\n%s", set.Family, redirect.NativeScript(set))
 	}
-}
-
-// tables prints native tables.
-func (r run) tables(b *strings.Builder, set ruleset.Set) {
-	if r.explain {
-		b.WriteString(set.Explain() + "\n")
-		return
-	}
-	fmt.Fprintf(b, "# %s: nft -f\n%s", set.Family, redirect.NativeScript(set))
+	none := ruleset.Set{Family: set.Family}
+	return fmt.Sprintf("# %s: %s --noflush\n%s", set.Family, iptables.Names(set.Family),
+		ruleset.Reconcile(set, none, redirect.Owned(set, none)))
 }
 
 // routing prints the routes and addresses besides the rules, as comments, so that iptables-restore accepts the text.

@@ -58,8 +58,13 @@ func read(given func(flag string) (string, bool), getenv func(string) (string, b
 			values[s.field] = redirect.Value{Source: at.String(), Text: at.Text}
 		}
 	}
-	c.identities(values)
+	if u, unknown := user.Lookup(c.proxyUser); unknown == nil && values[redirect.FieldUIDs].Text == "" {
+		values[redirect.FieldUIDs] = redirect.Value{Source: fmt.Sprintf("user %q", c.proxyUser), Text: u.Uid}
+	}
 	spec, specErr := redirect.Parse(commandDefaults(), values, redirect.Dialect{GroupID: groupID})
+	if values[redirect.FieldGIDs].Text == "" {
+		spec.GIDs = spec.UIDs
+	}
 	chosen, backendErr := redirect.ChooseBackend(c.backend, c.native, string(c.forceIptables))
 	if backendErr != nil {
 		backendErr = fmt.Errorf("--backend, --native-nftables and --force-iptables-binary: %w", backendErr)
@@ -68,21 +73,6 @@ func read(given func(flag string) (string, bool), getenv func(string) (string, b
 	spec.DropInvalid, spec.DualStack = c.dropInvalid, c.dualStack
 	c.spec = spec
 	return c, errors.Join(err, specErr, backendErr, c.captureDNS())
-}
-
-// identities completes the proxy's ids: uids default to the proxy's user, gids to the uids.
-func (c *config) identities(values redirect.Values) {
-	uids, set := values[redirect.FieldUIDs]
-	if !set {
-		uids = redirect.Value{Source: "default", Text: strconv.Itoa(redirect.DefaultID)}
-		if u, err := user.Lookup(c.proxyUser); err == nil {
-			uids = redirect.Value{Source: fmt.Sprintf("user %q", c.proxyUser), Text: u.Uid}
-		}
-		values[redirect.FieldUIDs] = uids
-	}
-	if _, set := values[redirect.FieldGIDs]; !set {
-		values[redirect.FieldGIDs] = uids
-	}
 }
 
 func groupID(name string) (uint32, error) {

@@ -9,12 +9,10 @@ package redirector
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os/signal"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -55,14 +53,11 @@ together.
 func Run(c applet.Call) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	code := exitUsage
+	code := exitOK // of the help, which the library prints
 	app := command(c, func(ctx *cli.Context) { code = act(ctx, c) })
 	if err := app.RunContext(ctx, append([]string{app.Name}, detached(c.Args)...)); err != nil {
 		printf(c.Stderr, "error: %v; see %s --help\n", err, app.HelpName)
 		return exitUsage
-	}
-	if slices.ContainsFunc(c.Args, func(a string) bool { return a == "--help" || a == "-h" || a == "-help" }) {
-		return exitOK // the library has printed the help
 	}
 	return code
 }
@@ -71,16 +66,15 @@ func Run(c applet.Call) int {
 // one does not.
 func detached(args []string) []string {
 	var out []string
-	flags := flags()
-	isFlag := func(name string) bool {
-		return slices.ContainsFunc(flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), name) })
-	}
-	takesValue := func(short string) bool {
-		return slices.ContainsFunc(specSettings(), func(s specSetting) bool { return slices.Contains(s.Aliases, short) })
+	takesValue := map[string]bool{}
+	for _, s := range rows() {
+		for _, name := range append(s.Aliases, s.Name) {
+			takesValue[name] = s.Arg != ""
+		}
 	}
 	for _, a := range args {
 		name, _, _ := strings.Cut(strings.TrimPrefix(a, "-"), "=") // a long flag may have one dash, too
-		if len(a) > 2 && a[0] == '-' && a[2] != '=' && takesValue(a[1:2]) && !isFlag(name) {
+		if _, isFlag := takesValue[name]; len(a) > 2 && a[0] == '-' && a[2] != '=' && takesValue[a[1:2]] && !isFlag {
 			out = append(out, a[:2], a[2:])
 		} else {
 			out = append(out, a)
@@ -119,9 +113,12 @@ func help() string {
 	return b.String()
 }
 
+// rows are all settings, with the historic flags.
+func rows() []settings.Setting { return append(settings.All(new(config).groups()), historic()...) }
+
 func flags() []cli.Flag {
 	var out []cli.Flag
-	for _, s := range append(settings.All(new(config).groups()), historic()...) {
+	for _, s := range rows() {
 		switch {
 		case s.Name == "":
 		case s.Arg == "":
@@ -140,7 +137,7 @@ func printf(w io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(w, for
 func act(ctx *cli.Context, c applet.Call) int {
 	conf, err := read(func(flag string) (string, bool) { return fmt.Sprint(ctx.Value(flag)), ctx.IsSet(flag) }, c.Getenv)
 	if err != nil {
-		for _, problem := range problems(err) {
+		for problem := range strings.SplitSeq(err.Error(), "\n") {
 			printf(c.Stderr, "error: %s\n", problem)
 		}
 		return exitError
@@ -156,23 +153,9 @@ func act(ctx *cli.Context, c applet.Call) int {
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(c.Stderr, &slog.HandlerOptions{Level: level}))
-	r := run{config: conf, stdout: c.Stdout, stderr: c.Stderr, log: log}
-	return r.do(ctx.Context)
-}
-
-// problems returns the texts of a join of joins, each once: a bad uid is the default of the gid as well.
-func problems(err error) []string {
-	var many interface{ Unwrap() []error }
-	if !errors.As(err, &many) {
-		return []string{err.Error()}
+	code, err := run{config: conf, stdout: c.Stdout, stderr: c.Stderr, log: log}.do(ctx.Context)
+	if err != nil {
+		printf(c.Stderr, "error: %v\n", err)
 	}
-	var out []string
-	for _, e := range many.Unwrap() {
-		for _, text := range problems(e) {
-			if !slices.Contains(out, text) {
-				out = append(out, text)
-			}
-		}
-	}
-	return out
+	return code
 }

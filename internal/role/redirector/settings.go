@@ -154,17 +154,12 @@ func (c *config) meansSettings() []settings.Setting {
 
 // historic flags are accepted without effect: they belonged to earlier versions of the reference, or to its logging.
 func historic() []settings.Setting {
-	return []settings.Setting{
-		{Name: "restore-format", Aliases: names("f")},
-		{Name: "clean"},
-		{Name: "host-nsenter-exec"},
-		{Name: "iptables-trace-logging"},
-		{Name: "log_as_json"},
-		{Name: "output-paths", Arg: "PATHS"},
-		{Name: "iptables-version", Arg: "VERSION"},
-		{Name: "log_target", Arg: "TARGET"},
-		{Name: "log_output_level", Arg: "LEVELS"},
-		{Name: "log_stacktrace_level", Arg: "LEVELS"},
-		{Name: "log_caller", Arg: "SCOPES"},
+	rows := []settings.Setting{{Name: "restore-format", Aliases: names("f")}}
+	for _, name := range names("clean", "host-nsenter-exec", "iptables-trace-logging", "log_as_json") {
+		rows = append(rows, settings.Setting{Name: name})
 	}
+	for _, name := range names("output-paths", "iptables-version", "log_target", "log_output_level", "log_stacktrace_level", "log_caller") {
+		rows = append(rows, settings.Setting{Name: name, Arg: "TEXT"})
+	}
+	return rows
 }

@@ -57,7 +57,7 @@ func probed(f redirect.Families) []ruleset.Family {
 
 // notRedirected explains the failure and its remedies to the reader of the pod's events.
 func (r run) notRedirected(cause error) error {
-	return fmt.Errorf(`error: traffic of this pod is not redirected to the sidecar: %w
+	return fmt.Errorf(`traffic of this pod is not redirected to the sidecar: %w
 
 If redirection is set up by the istio-cni plugin, the pod most likely started before the plugin was in this node's
 CNI configuration (a new node, or a restart of the node agent). The pod must be created again, or repaired:
