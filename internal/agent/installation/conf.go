@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
@@ -175,14 +175,13 @@ func (i *Installation) step(dir cniconf.Dir, s cniconf.Step) error {
 		return i.disk.Remove(file)
 	case cniconf.OpRemoveDir:
 		// Another program may have added a file since the plan; the directory then stays.
-		if err := i.disk.Remove(file); err != nil && !notEmpty(file) {
+		if err := i.disk.Remove(file); err != nil && !errors.Is(err, syscall.ENOTEMPTY) {
 			return err
 		}
 		return nil
 	case cniconf.OpReload:
-		return i.disk.Remove(filepath.Join(i.config.NetDir, triggerName))
 	}
-	return fmt.Errorf("unknown step %q", s.Op)
+	return i.disk.Remove(filepath.Join(i.config.NetDir, triggerName))
 }
 
 // triggerName is a name that no runtime loads. The file is created before a change that runtimes do not watch and removed after
@@ -196,9 +195,4 @@ func withReload(steps []cniconf.Step, others []string) []cniconf.Step {
 		steps = append(steps, cniconf.Step{Op: cniconf.OpReload, Why: "a crash came before it"})
 	}
 	return steps
-}
-
-func notEmpty(dir string) bool {
-	entries, err := os.ReadDir(dir)
-	return err == nil && len(entries) > 0
 }

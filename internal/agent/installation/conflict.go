@@ -9,25 +9,24 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 )
 
-// A rewrite conflict is two programs that undo each other's writes: more than freeRewrites rewrites without a quiet period
-// between two of them. From then on this program backs off, longer each time, to spare the node's disk and its runtime.
+// A rewrite conflict is two programs that undo each other's writes. A token bucket spares the node's disk and its runtime:
+// so many rewrites of an artifact are made at once, and one more is allowed per interval.
 const (
-	freeRewrites = 5
-	quietPeriod  = time.Minute
-	firstPause   = 5 * time.Second
-	longestPause = time.Minute
+	freeRewrites    = 5
+	rewriteInterval = 30 * time.Second
 )
 
-// rewrites counts the rewrites of one artifact since its last quiet period.
+// rewrites are those of one artifact.
 type rewrites struct {
-	count  int
-	last   time.Time
-	pause  time.Duration // after the last one
-	logged bool
+	*rate.Limiter
+
+	logged bool // that it backs off
 }
 
 // conflictError is the error of a rewrite that backs off.
@@ -57,15 +56,17 @@ func remedy(other metrics.Writer) string {
 
 // rewrite writes an artifact unless a conflict delays it, and counts the write if the artifact was in its desired state before.
 func (i *Installation) rewrite(a metrics.Artifact, file string, other metrics.Writer, write func() error) error {
-	r, now := i.rewrites[a], i.now()
 	if !i.asWanted[a] {
 		return write()
 	}
-	if r == nil || now.Sub(r.last) > r.pause+quietPeriod {
-		r = &rewrites{}
+	r, now := i.rewrites[a], i.now()
+	if r == nil {
+		r = &rewrites{Limiter: rate.NewLimiter(rate.Every(rewriteInterval), freeRewrites)}
 		i.rewrites[a] = r
 	}
-	if wait := r.last.Add(r.pause).Sub(now); wait > 0 {
+	token := r.ReserveN(now, 1)
+	if wait := token.DelayFrom(now); wait > 0 {
+		token.CancelAt(now)
 		err := &conflictError{file, other, wait}
 		if !r.logged {
 			r.logged = true
@@ -76,12 +77,10 @@ func (i *Installation) rewrite(a metrics.Artifact, file string, other metrics.Wr
 		return err
 	}
 	if err := write(); err != nil {
+		token.CancelAt(now)
 		return err
 	}
-	r.count, r.last, r.logged = r.count+1, now, false
-	if r.count > freeRewrites {
-		r.pause = min(max(2*r.pause, firstPause), longestPause)
-	}
+	r.logged = false
 	return nil
 }
 

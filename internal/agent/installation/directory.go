@@ -76,32 +76,22 @@ func (i *Installation) readDropIns(d cniconf.Dir, network string) {
 
 // sweep removes the temporary files that a crash left of the files of these names. Only the process that holds the lock may
 // call sweep.
-func (i *Installation) sweep(dir string, names ...string) {
-	removed, err := i.disk.Sweep(dir, names...)
-	i.logSweep(dir, removed, err)
-}
+func (i *Installation) sweep(dir string, names ...string) { i.logSweep(i.disk.Sweep(dir, names...)) }
 
-func (i *Installation) logSweep(dir string, removed []string, err error) {
+func (i *Installation) logSweep(removed []string, err error) {
 	if len(removed) > 0 || err != nil {
-		i.log.Info("removed temporary files that a crash left", slog.String("directory", dir), slog.Any("files", removed), errAttr(err))
+		i.log.Info("removed temporary files that a crash left", slog.Any("files", removed), errAttr(err))
 	}
 }
 
-// sweepOwn removes all of this program's temporary files from a directory in which no other program writes under such names,
-// whatever their target, and the temporary files of these names.
-func (i *Installation) sweepOwn(dir string, names ...string) {
-	removed, err := i.disk.SweepOwn(dir)
-	i.logSweep(dir, removed, err)
-	i.sweep(dir, names...)
-}
-
 // sweepConf sweeps the configuration directory, the directories of drop-in files, and the directories of the targets of links.
+// In the first two no other program writes under names of this program's temporary files, so all of these go.
 func (i *Installation) sweepConf(d cniconf.Dir) {
-	i.sweepOwn(i.config.NetDir, temporary(d, i.config.Want)...)
+	i.logSweep(i.disk.SweepOwn(i.config.NetDir, temporary(d, i.config.Want)...))
 	entries, _ := os.ReadDir(i.config.NetDir)
 	for _, e := range entries {
 		if i.isDir(e.Name()) {
-			i.sweepOwn(filepath.Join(i.config.NetDir, e.Name()), cniconf.DropInName)
+			i.logSweep(i.disk.SweepOwn(filepath.Join(i.config.NetDir, e.Name()), cniconf.DropInName))
 		}
 	}
 	for _, link := range i.links {

@@ -220,8 +220,7 @@ func TestW21EveryFaultOfAnUninstallation(t *testing.T) {
 				n.config.OldKubeconfig = n.path("old/ZZZ-istio-cni-kubeconfig")
 				return n
 			}, func(_ *node, a *installation.Installation) error {
-				_, err := a.Uninstall(t.Context())
-				return err
+				return a.Uninstall(t.Context())
 			}, func(n *node, a *installation.Installation, f fault, err error) {
 				n.safe(s, f)
 				// W-5: what a retry finds as it should be may still be lost.
@@ -234,7 +233,7 @@ func TestW21EveryFaultOfAnUninstallation(t *testing.T) {
 					f.told(t, err)
 				}
 				n.only(f)
-				if _, err := a.Uninstall(t.Context()); err != nil {
+				if err := a.Uninstall(t.Context()); err != nil {
 					t.Errorf("%v at %q, and then a second try: %v", f.errno, f.call, err)
 				}
 				if diff := cmp.Diff(s.back, n.conf()); diff != "" || len(n.tree("bin"))+len(n.tree("run")) > 0 {

@@ -17,42 +17,34 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// Left has the files that an uninstallation leaves on the node on purpose.
-type Left struct {
-	// Program are the copies that stay, Why is the reason.
-	Program []string
-	Why     string
-}
-
 // Uninstall removes the stanza first, so that no new pod meets it, then the kubeconfig, and the program last, and only if no
-// sandbox needs it for DEL. It continues after an error and joins all errors. After it, Reconcile only returns an error.
-func (i *Installation) Uninstall(ctx context.Context) (Left, error) {
+// sandbox needs it for DEL: it logs why the program stays. It continues after an error and joins all errors. After it,
+// Reconcile only returns an error.
+func (i *Installation) Uninstall(ctx context.Context) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.uninstalled = true
 	gone, err := i.removeConf()
-	errs := []error{err}
-	if i.config.OldKubeconfig != "" && gone {
-		errs = append(errs, i.remove(i.config.OldKubeconfig))
-	}
 	if !gone {
 		// The next pod would meet the stanza and fail without the kubeconfig and the program.
-		return i.keep("the configuration still names it"), errors.Join(errs...)
+		i.keep("the configuration still names it")
+		return err
 	}
+	errs := []error{err, i.remove(i.config.OldKubeconfig)}
 	if file := i.stillNamed(); file != "" {
-		errs = append(errs, fmt.Errorf("file %q still names the plugin, or cannot be read: fix it and uninstall again", file))
-		return i.keep("file " + file + " still names it"), errors.Join(errs...)
+		i.keep("file " + file + " still names it")
+		return errors.Join(append(errs, fmt.Errorf("file %q still names the plugin, or cannot be read: fix it and uninstall again", file))...)
 	}
 	if file, unknown := i.config.kubeconfigFile(); unknown == nil {
 		errs = append(errs, i.remove(file))
 	}
-	errs = append(errs, i.remove(filepath.Join(i.config.RunDir, cniconf.KubeconfigName)))
-	left, err := i.removeProgram(ctx)
-	return left, errors.Join(append(errs, err)...)
+	errs = append(errs, i.remove(filepath.Join(i.config.RunDir, cniconf.KubeconfigName)), i.removeProgram(ctx))
+	return errors.Join(errs...)
 }
 
 // removeConf removes the stanza from the configuration, and reports whether the stanza is gone. It retries after an error, as
-// another program may have written the same files, and a disk that cannot sync may have done all other steps.
+// another program may have written the same files, and a disk that cannot sync may have done all other steps: without steps,
+// a retry syncs the directory, so that the stanza does not reappear after a power loss.
 func (i *Installation) removeConf() (gone bool, err error) {
 	for range attempts {
 		dir, others, read := i.readDir()
@@ -64,10 +56,17 @@ func (i *Installation) removeConf() (gone bool, err error) {
 		}
 		i.sweepConf(dir)
 		steps := withReload(i.config.Want.Uninstall(dir).Steps, others)
-		if len(steps) == 0 && err == nil {
+		switch {
+		case len(steps) > 0:
+			_, err = i.apply(dir, steps)
+		case err != nil:
+			err = i.disk.SyncDir(i.config.NetDir)
+		default:
 			return true, nil
 		}
-		err = i.removeBy(dir, steps)
+	}
+	if err != nil {
+		err = withHint(fmt.Errorf("removing the stanza from the CNI configuration: %w", err))
 	}
 	return err == nil, err
 }
@@ -90,18 +89,6 @@ func (i *Installation) stillNamed() string {
 	return ""
 }
 
-// removeBy carries out the steps of a removal. Without steps it syncs the directory, so that the stanza does not reappear after
-// a power loss.
-func (i *Installation) removeBy(dir cniconf.Dir, steps []cniconf.Step) error {
-	if len(steps) == 0 {
-		return i.disk.SyncDir(i.config.NetDir)
-	}
-	if _, err := i.apply(dir, steps); err != nil {
-		return withHint(fmt.Errorf("removing the stanza from the CNI configuration: %w", err))
-	}
-	return nil
-}
-
 func (i *Installation) remove(file string) error {
 	if _, err := os.Lstat(file); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -114,12 +101,16 @@ func (i *Installation) remove(file string) error {
 }
 
 // removeProgram removes the copies and their links unless a sandbox needs them.
-func (i *Installation) removeProgram(ctx context.Context) (Left, error) {
-	if !i.waitGracePeriod(ctx) {
-		return i.keep("the agent is shutting down"), nil
+func (i *Installation) removeProgram(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		i.keep("the agent is shutting down")
+		return nil
+	case <-time.NewTimer(i.config.GracePeriod).C: // pods may be in creation whose runtime has read the configuration already
 	}
 	if why := i.needed(); why != "" {
-		return i.keep(why), nil
+		i.keep(why)
+		return nil
 	}
 	var errs []error
 	for _, dir := range i.config.BinDirs {
@@ -135,7 +126,7 @@ func (i *Installation) removeProgram(ctx context.Context) (Left, error) {
 			errs = append(errs, i.remove(file))
 		}
 	}
-	return Left{}, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 // made reports whether this program wrote the copy; a copy in Skip belongs to another installer.
@@ -147,30 +138,16 @@ func (i *Installation) made(file string) bool {
 	return i.config.Update || err == nil && same
 }
 
-func (i *Installation) keep(why string) Left {
-	var left Left
+// keep logs the copies of the program that stay.
+func (i *Installation) keep(why string) {
+	var files []string
 	for _, dir := range i.config.BinDirs {
 		if file := filepath.Join(dir, cniconf.PluginType); exists(file) {
-			left.Program = append(left.Program, file)
+			files = append(files, file)
 		}
 	}
-	if len(left.Program) > 0 {
-		left.Why = why
-		i.log.Warn("the program stays for the removal of pods",
-			slog.Any("files", left.Program), slog.String("why", why))
-	}
-	return left
-}
-
-// waitGracePeriod waits for pods that are being created: their runtime may have read the configuration already.
-func (i *Installation) waitGracePeriod(ctx context.Context) bool {
-	timer := time.NewTimer(i.config.GracePeriod)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
+	if len(files) > 0 {
+		i.log.Warn("the program stays for the removal of pods", slog.Any("files", files), slog.String("why", why))
 	}
 }
 
@@ -182,30 +159,24 @@ func (i *Installation) needed() string {
 		if !seen && cache == i.config.CacheDir {
 			return fmt.Sprintf("libcni's cache %q of the host cannot be seen from here", cache)
 		}
-		if why := i.neededBy(dir); seen && why != "" {
-			return why
+		if _, err := cnicache.Walk(dir, i.config.neededBy); seen && err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err.Error()
 		}
 	}
 	return ""
 }
 
-// neededBy is needed for one cache.
-func (i *Installation) neededBy(dir string) string {
-	_, err := cnicache.Walk(dir, func(name string, data []byte, err error) error {
-		if err != nil {
-			return err
-		}
-		sandbox, ok := cnicache.Parse(data)
-		if !ok {
-			return fmt.Errorf("entry %q of libcni's cache cannot be read", name)
-		}
-		if sandbox.Uses(cniconf.PluginType) && i.config.alive(sandbox) {
-			return fmt.Errorf("sandbox %q was made with it and is still there", name)
-		}
-		return nil
-	})
-	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		return ""
+// neededBy returns an error for an entry of libcni's cache that needs the program.
+func (c Config) neededBy(entry string, data []byte, err error) error {
+	if err != nil {
+		return err
 	}
-	return err.Error()
+	sandbox, ok := cnicache.Parse(data)
+	switch {
+	case !ok:
+		return fmt.Errorf("entry %q of libcni's cache cannot be read", entry)
+	case sandbox.Uses(cniconf.PluginType) && c.alive(sandbox):
+		return fmt.Errorf("sandbox %q was made with it and is still there", entry)
+	}
+	return nil
 }

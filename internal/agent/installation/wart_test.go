@@ -47,8 +47,7 @@ func (n *node) waits(part, reason string) {
 
 func (n *node) uninstall(a *installation.Installation) {
 	n.t.Helper()
-	_, err := a.Uninstall(n.t.Context())
-	must(n.t, err)
+	must(n.t, a.Uninstall(n.t.Context()))
 }
 
 // running starts Run and gives what ends it; Run's error is the test's.
@@ -339,7 +338,7 @@ func TestW21UninstallGoesOnAndTellsEverything(t *testing.T) {
 	n.put("old/ZZZ-istio-cni-kubeconfig", "x", 0o600)
 	n.config.OldKubeconfig = n.path("old/ZZZ-istio-cni-kubeconfig")
 	n.disk.Ops = refusing(n.path("old"), n.path("run"), n.path("bin"))
-	_, err := n.agent().Uninstall(t.Context())
+	err := n.agent().Uninstall(t.Context())
 	for _, file := range []string{"old/ZZZ-istio-cni-kubeconfig", "run/istio-cni-kubeconfig", "bin/istio-cni", "bin/istio-iptables"} {
 		if err == nil || !strings.Contains(err.Error(), n.path(file)) {
 			t.Errorf("the error does not name %s: %v", file, err)

@@ -289,7 +289,7 @@ func (n *node) shutdown(ctx context.Context) error {
 	if !verdict.Uninstall {
 		return nil
 	}
-	if _, err := n.installation.Uninstall(ctx); err != nil {
+	if err := n.installation.Uninstall(ctx); err != nil {
 		return fmt.Errorf("uninstalling: %w", err)
 	}
 	return n.cfg.removeRest() // the lock is held until the process ends

@@ -129,7 +129,7 @@ func (o Options) uninstall(ctx context.Context) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.EROFS) {
 		return err
 	}
-	_, err = o.installation(installation.Report{}).Uninstall(ctx)
+	err = o.installation(installation.Report{}).Uninstall(ctx)
 	if held != nil {
 		err = errors.Join(err, held.Close(), o.Config.removeRest())
 	}

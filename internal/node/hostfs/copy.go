@@ -1,6 +1,7 @@
 package hostfs
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"io"
@@ -48,7 +49,7 @@ func (d Disk) Identical(from, to string, mode fs.FileMode) (bool, error) {
 		return false, nil
 	}
 	defer func() { _ = target.Close() }() // only read
-	same, err := d.Compared.equal(source, target)
+	same, err := cmp.Or(d.Compared, &Comparisons{}).equal(source, target)
 	return same, wrapPath("comparing", from, err)
 }
 
@@ -96,49 +97,35 @@ func dropPageCache(file *os.File) {
 }
 
 // Comparisons caches which files had equal content when they were compared, for as long as stat(2) returns the same for
-// both. The zero value is empty; Comparisons is safe for concurrent use. A nil one caches nothing.
+// both. The zero value is empty; Comparisons is safe for concurrent use.
 type Comparisons struct {
-	mu     sync.Mutex
-	equals map[string][2]syscall.Stat_t // by the path of the copy
+	known sync.Map // of statuses, by the path of the copy
 }
+
+// statuses are those of a file and its copy.
+type statuses [2]syscall.Stat_t
 
 // clockStep is the longest interval in which two changes may get the same time: file systems count in steps of up to 2 s.
 const clockStep = 2 * time.Second
 
 func (c *Comparisons) equal(source, target *os.File) (bool, error) {
-	before := [2]syscall.Stat_t{stat(source), stat(target)}
-	if c.known(target.Name(), before) {
+	before := statuses{stat(source), stat(target)}
+	if known, _ := c.known.Load(target.Name()); known == before {
 		return true, nil
 	}
 	want, err := digest(source)
 	if err != nil {
 		return false, err
 	}
-	have, err := digest(target)
-	if err != nil || have != want {
-		return false, nil // Copy replaces an unreadable copy
+	if have, _ := digest(target); have != want { // Copy replaces an unreadable copy
+		return false, nil
 	}
-	after := [2]syscall.Stat_t{stat(source), stat(target)}
+	after := statuses{stat(source), stat(target)}
 	changed := time.Unix(0, max(after[0].Ctim.Nano(), after[1].Ctim.Nano()))
-	if c != nil && after == before && time.Since(changed) > clockStep {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.equals == nil {
-			c.equals = make(map[string][2]syscall.Stat_t)
-		}
-		c.equals[target.Name()] = after
+	if after == before && time.Since(changed) > clockStep {
+		c.known.Store(target.Name(), after)
 	}
 	return true, nil
-}
-
-func (c *Comparisons) known(path string, stats [2]syscall.Stat_t) bool {
-	if c == nil {
-		return false
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	known, ok := c.equals[path]
-	return ok && known == stats
 }
 
 // stat returns the status of a file without its access time. Every change of the file sets ctime, which no process can set.
@@ -150,8 +137,10 @@ func stat(file *os.File) (s syscall.Stat_t) {
 	return s
 }
 
-func digest(file *os.File) (sum [sha256.Size]byte, err error) {
+func digest(file *os.File) (string, error) {
 	hash := sha256.New()
-	_, err = io.Copy(hash, file)
-	return [sha256.Size]byte(hash.Sum(nil)), err
+	if _, err := io.Copy(hash, file); err != nil {
+		return "", err
+	}
+	return string(hash.Sum(nil)), nil
 }

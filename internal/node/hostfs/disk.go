@@ -17,10 +17,10 @@ import (
 // Marks between the name of a file and the digits that end the name of its temporary file. No such name has an extension
 // that a container runtime reads.
 const (
-	// ownMark is in no name of another program, so that leftovers of a crash are recognised by their names alone.
-	ownMark = ".istio-cni.tmp."
-	// sharedMark is that of the reference, of older versions of this program and of others.
-	sharedMark = ".tmp."
+	// tempMark is that of the reference, of older versions of this program and of others.
+	tempMark = ".tmp."
+	// ownMark precedes it in no name of another program, so that leftovers of a crash are recognised by their names alone.
+	ownMark = ".istio-cni"
 )
 
 // Disk changes files of the node. The zero value is ready for use.
@@ -111,7 +111,7 @@ func (d Disk) place(temp, path string, place func(temp string) error) error {
 		_ = d.ops().Remove(temp) // the next sweep tries again
 		return err
 	}
-	return d.syncDir(filepath.Dir(path))
+	return d.SyncDir(filepath.Dir(path))
 }
 
 func (d Disk) renameOnto(path string) func(temp string) error {
@@ -146,7 +146,7 @@ func beside(path string, create func(temp string) error) error {
 	var err error
 	for range attempts {
 		digits := strconv.FormatUint(uint64(rand.Uint32()), 10) //nolint:gosec // a name, not a secret; O_EXCL protects
-		if err = create(path + ownMark + digits); !errors.Is(err, fs.ErrExist) {
+		if err = create(path + ownMark + tempMark + digits); !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 	}
@@ -165,13 +165,8 @@ func (d Disk) chownLike(temp *os.File, old fs.FileInfo) error {
 	if old == nil {
 		return nil
 	}
-	fresh, err := temp.Stat()
-	if err != nil {
-		return wrap("examining temporary file", err)
-	}
-	was, isStat := old.Sys().(*syscall.Stat_t)
-	now, isStatToo := fresh.Sys().(*syscall.Stat_t)
-	if !isStat || !isStatToo || was.Uid == now.Uid && was.Gid == now.Gid {
+	now, was := stat(temp), old.Sys().(*syscall.Stat_t) //nolint:forcetypeassert // of Linux
+	if was.Uid == now.Uid && was.Gid == now.Gid {
 		return nil
 	}
 	// An agent without CAP_CHOWN makes the file its own, as every program that writes by rename does.
@@ -182,9 +177,7 @@ func (d Disk) chownLike(temp *os.File, old fs.FileInfo) error {
 }
 
 // SyncDir makes the names in a directory outlive a loss of power: for changes that an earlier call failed to sync.
-func (d Disk) SyncDir(dir string) error { return d.syncDir(dir) }
-
-func (d Disk) syncDir(dir string) error {
+func (d Disk) SyncDir(dir string) error {
 	return wrapPath("syncing directory", dir, d.ops().SyncDir(dir))
 }
 
@@ -213,10 +206,10 @@ func (d Disk) symlink(target, link string) error {
 func (d Disk) Rename(from, to string) error {
 	err := d.ops().Rename(from, to, 0)
 	if err == nil {
-		err = d.syncDir(filepath.Dir(to))
+		err = d.SyncDir(filepath.Dir(to))
 	}
 	if err == nil && filepath.Dir(from) != filepath.Dir(to) {
-		err = d.syncDir(filepath.Dir(from))
+		err = d.SyncDir(filepath.Dir(from))
 	}
 	if err != nil {
 		return fmt.Errorf("renaming %q to %q: %w", from, to, cause(err))
@@ -231,7 +224,7 @@ func (d Disk) Remove(path string) error {
 		return nil
 	}
 	if err == nil {
-		err = d.syncDir(filepath.Dir(path))
+		err = d.SyncDir(filepath.Dir(path))
 	}
 	return wrapPath("removing", path, err)
 }
@@ -269,15 +262,11 @@ func (d Disk) mkdirAll(path string, mode fs.FileMode) error {
 	if err := d.chmodDir(path, mode); err != nil {
 		return err
 	}
-	return d.syncDir(parent)
+	return d.SyncDir(parent)
 }
 
 // chmodDir sets the mode bits that the umask cleared.
 func (d Disk) chmodDir(path string, mode fs.FileMode) error {
-	info, err := os.Stat(path)
-	if err != nil || sameMode(info.Mode(), mode) {
-		return cause(err)
-	}
 	dir, err := os.Open(path) //nolint:gosec // the caller's path
 	if err != nil {
 		return cause(err)
@@ -285,34 +274,28 @@ func (d Disk) chmodDir(path string, mode fs.FileMode) error {
 	return wrap("changing mode", errors.Join(d.ops().Chmod(dir, mode), d.ops().Close(dir)))
 }
 
-// sameMode compares modes without their type bits.
-func sameMode(a, b fs.FileMode) bool { return a&^fs.ModeType == b&^fs.ModeType }
-
 // Sweep removes the temporary files that writes of these names, by this program or by the reference, have left in the
 // directory, and returns their names. It continues after a failure and joins the errors. A missing directory is no error.
 //
 // The caller makes sure that no other process writes these files: see [Lock].
 func (d Disk) Sweep(dir string, names ...string) (removed []string, err error) {
-	return d.sweep(dir, func(file string) bool {
-		own, isOwn := tempOf(file, ownMark)
-		shared, isShared := tempOf(file, sharedMark)
-		return isOwn && slices.Contains(names, own) || isShared && slices.Contains(names, shared)
-	})
+	return d.sweep(dir, func(file string, _ bool) bool { return slices.Contains(names, file) })
 }
 
-// SweepOwn is Sweep for all temporary files of this program, of any file, and of this program only.
-func (d Disk) SweepOwn(dir string) (removed []string, err error) {
-	return d.sweep(dir, func(file string) bool { _, own := tempOf(file, ownMark); return own })
+// SweepOwn is Sweep for these names and for all temporary files of this program, of any file.
+func (d Disk) SweepOwn(dir string, names ...string) (removed []string, err error) {
+	return d.sweep(dir, func(file string, own bool) bool { return own || slices.Contains(names, file) })
 }
 
-func (d Disk) sweep(dir string, leftover func(file string) bool) (removed []string, err error) {
+// sweep removes temporary files by the name of the file that they were to become, and by whether this program made them.
+func (d Disk) sweep(dir string, leftover func(file string, own bool) bool) (removed []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, wrapPath("sweeping directory", dir, err)
 	}
 	var errs []error
 	for _, e := range entries {
-		if e.IsDir() || !leftover(e.Name()) {
+		if file, own := tempOf(e.Name()); e.IsDir() || file == "" || !leftover(file, own) {
 			continue
 		}
 		path := filepath.Join(dir, e.Name())
@@ -323,17 +306,20 @@ func (d Disk) sweep(dir string, leftover func(file string) bool) (removed []stri
 		removed = append(removed, path)
 	}
 	if len(removed) > 0 {
-		errs = append(errs, d.syncDir(dir))
+		errs = append(errs, d.SyncDir(dir))
 	}
 	return removed, errors.Join(errs...)
 }
 
-// tempOf is the name of the file that a temporary file of this mark was to become.
-func tempOf(file, mark string) (of string, is bool) {
-	at := strings.LastIndex(file, mark)
-	if at <= 0 {
+// tempOf returns the name of the file that a temporary file was to become, "" for another file, and whether this program
+// made it.
+func tempOf(temp string) (file string, own bool) {
+	at := strings.LastIndex(temp, tempMark)
+	if at < 0 {
 		return "", false
 	}
-	digits := file[at+len(mark):]
-	return file[:at], digits != "" && strings.Trim(digits, "0123456789") == ""
+	if digits := temp[at+len(tempMark):]; digits == "" || strings.Trim(digits, "0123456789") != "" {
+		return "", false
+	}
+	return strings.CutSuffix(temp[:at], ownMark)
 }

@@ -29,22 +29,13 @@ func (e *LinkError) Error() string {
 // Unwrap returns why the target cannot be replaced.
 func (e *LinkError) Unwrap() error { return e.Err }
 
-// A directoryError means that the directory of a file is missing, not only the file.
-type directoryError struct {
-	path string
-	err  error
-}
+// errNoDirectory is ENOENT because of a missing directory, not only a missing file.
+var errNoDirectory = fmt.Errorf("%w", syscall.ENOENT)
 
-func (e *directoryError) Error() string {
-	return fmt.Sprintf("looking for directory %q: %v", e.path, e.err)
-}
-
-func (e *directoryError) Unwrap() error { return e.err }
-
-// inDirectory returns a directoryError for ENOENT of a call that creates a file in a directory.
+// inDirectory returns errNoDirectory for ENOENT of a call that creates a file in a directory.
 func inDirectory(dir string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return &directoryError{path: dir, err: cause(err)}
+		return wrapPath("looking for directory", dir, errNoDirectory)
 	}
 	return err
 }
@@ -86,10 +77,10 @@ func Hint(err error) string {
 		return "the agent sees the node's directories under other names: let the link be relative and stay within its " +
 			"directory, or name the file itself"
 	}
-	switch _, needsDir := errors.AsType[*directoryError](err); {
+	switch {
 	case errors.Is(err, syscall.EROFS):
 		return "the file system is read-only; " + elsewhere
-	case needsDir && errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, errNoDirectory):
 		return "the directory does not exist on this node; " + elsewhere
 	case errors.Is(err, fs.ErrPermission):
 		return "access is refused even to root: look for SELinux or AppArmor denials (there the agent needs to be " +

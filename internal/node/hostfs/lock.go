@@ -3,17 +3,16 @@ package hostfs
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 )
 
 // A HeldError says that another process has the lock.
 type HeldError struct {
-	Path string
-	PID  int // as the holder sees itself, which in another container is another number; 0 if it is not known yet
+	PID int // as the holder sees itself, which in another container is another number; 0 if it is not known yet
 }
 
 func (e *HeldError) Error() string {
@@ -51,13 +50,13 @@ func lockOnce(path string) (*FileLock, error) {
 	if err != nil {
 		return nil, cause(inDirectory(filepath.Dir(path), err))
 	}
-	if err := acquire(file, path); err != nil {
+	if err := acquire(file); err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
 	return &FileLock{file: file}, nil
 }
 
-func acquire(file *os.File, path string) error {
+func acquire(file *os.File) error {
 	info, err := file.Stat()
 	if err != nil {
 		return cause(err)
@@ -67,7 +66,9 @@ func acquire(file *os.File, path string) error {
 	}
 	err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		return &HeldError{Path: path, PID: readPID(file)}
+		held := &HeldError{}
+		_, _ = fmt.Fscan(io.LimitReader(file, 32), &held.PID) // the holder may not have written it yet
+		return held
 	}
 	if err != nil {
 		return wrap("flock", err)
@@ -85,14 +86,6 @@ func writePID(file *os.File) error {
 	}
 	_, err := file.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	return cause(err)
-}
-
-// readPID reads the holder's number, 0 if there is none.
-func readPID(file *os.File) int {
-	text := make([]byte, 32)
-	n, _ := file.ReadAt(text, 0) // the end of the file is an error too
-	pid, _ := strconv.Atoi(strings.TrimSpace(string(text[:n])))
-	return pid
 }
 
 // isAt reports whether the locked file is the one that others find.

@@ -99,7 +99,7 @@ func (d Disk) Move(from, to string, content []byte) error {
 		err = errors.Join(ErrChanged, wrap("renaming back", d.moveNew(to, from)))
 	}
 	if err == nil {
-		err = d.syncDir(filepath.Dir(to))
+		err = d.SyncDir(filepath.Dir(to))
 	}
 	return wrapPath("renaming", from, err)
 }

@@ -49,23 +49,22 @@ type Watch struct {
 	log     *slog.Logger
 	changed chan struct{}
 	wake    chan struct{}
-	stop    chan struct{}
-	stopped sync.Once
+	end     func()
 	running sync.WaitGroup
 	polling atomic.Bool
 	// watched is nil while the directories are being walked: then each event counts.
 	watched atomic.Pointer[watchSet]
-
-	mu    sync.Mutex
-	paths []Path
+	paths   atomic.Pointer[[]Path]
 
 	kernel *fsnotify.Watcher // of the goroutine that walks; nil while the kernel has no instance
 }
 
 // NewWatch returns a watch without paths.
 func NewWatch(log *slog.Logger) *Watch {
-	w := &Watch{log: log, changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), stop: make(chan struct{})}
-	w.running.Go(w.run)
+	stop := make(chan struct{})
+	w := &Watch{log: log, changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), end: sync.OnceFunc(func() { close(stop) })}
+	w.paths.Store(&[]Path{})
+	w.running.Go(func() { w.run(stop) })
 	return w
 }
 
@@ -76,12 +75,10 @@ func (w *Watch) Polling() bool { return w.polling.Load() }
 // soon as they are watched.
 func (w *Watch) Set(paths ...Path) {
 	paths = slices.SortedStableFunc(slices.Values(paths), func(a, b Path) int { return strings.Compare(a.Name, b.Name) })
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !slices.EqualFunc(w.paths, paths, func(a, b Path) bool { return a.Name == b.Name }) {
+	before := w.paths.Swap(&paths)
+	if !slices.EqualFunc(*before, paths, func(a, b Path) bool { return a.Name == b.Name }) {
 		signal(w.wake)
 	}
-	w.paths = paths
 }
 
 // Changed returns a channel that receives after a change since the last receive. The channel is never closed.
@@ -89,7 +86,7 @@ func (w *Watch) Changed() <-chan struct{} { return w.changed }
 
 // Close ends the watch and returns when its goroutines have ended.
 func (w *Watch) Close() {
-	w.stopped.Do(func() { close(w.stop) })
+	w.end()
 	w.running.Wait()
 }
 
@@ -102,7 +99,7 @@ func signal(c chan struct{}) {
 }
 
 // run walks the paths at each event that counts and at each interval, and reports a change after it.
-func (w *Watch) run() {
+func (w *Watch) run(stop <-chan struct{}) {
 	defer func() {
 		if w.kernel != nil {
 			_ = w.kernel.Close() // which ends the goroutine that reads it
@@ -112,7 +109,7 @@ func (w *Watch) run() {
 	defer timer.Stop()
 	for {
 		select {
-		case <-w.stop:
+		case <-stop:
 			return
 		case <-w.wake:
 		case <-timer.C:
@@ -131,16 +128,13 @@ func (w *Watch) run() {
 // the name by now. Watches of earlier walks stay: the kernel ends a watch with its directory. An event that arrives
 // meanwhile causes another walk.
 func (w *Watch) walk() error {
-	w.mu.Lock()
-	paths := w.paths
-	w.mu.Unlock()
 	if err := w.open(); err != nil {
 		return err
 	}
 	w.watched.Store(nil)
 	set := &watchSet{names: map[string]bool{}, ends: map[string][]Path{}}
 	var errs []error
-	for _, p := range paths {
+	for _, p := range *w.paths.Load() {
 		errs = append(errs, set.add(p, w.kernel.Add))
 	}
 	w.watched.Store(set)
