@@ -139,7 +139,7 @@ func (b builder) natPrerouting() []ruleset.Rule {
 	slices.Reverse(rules)
 	rules = append(rules, b.excludedInterfaces(in)...)
 	if !b.Inbound.Empty() && b.Mode == Redirect {
-		rules = append(rules, b.rule("incoming TCP is looked at by the mesh", b.jump(inbound), tcp))
+		rules = append(rules, b.rule("incoming TCP goes to the rules of the mesh", b.jump(inbound), tcp))
 	}
 	return rules
 }
@@ -161,7 +161,7 @@ func (b builder) virtualMachines() []ruleset.Rule {
 }
 
 func (b builder) natOutput() []ruleset.Rule {
-	return append(b.excludedInterfaces(out), b.rule("everything the pod sends is looked at by the mesh", b.jump(output)))
+	return append(b.excludedInterfaces(out), b.rule("everything the pod sends goes to the rules of the mesh", b.jump(output)))
 }
 
 // natInbound decides about incoming TCP under REDIRECT. The chain has its first rule in TPROXY mode too, although no rule

@@ -80,11 +80,11 @@ func (b builder) rawOutputDNS() []ruleset.Rule {
 	var rules []ruleset.Rule
 	b.owners(func(o ruleset.Owner) {
 		rules = append(rules,
-			b.rule("the agent asks the real resolver", zoneAgent, query, o),
+			b.rule("the agent queries the real resolver", zoneAgent, query, o),
 			b.rule("the agent answers the app", zoneApp, ruleset.Port{Protocol: ruleset.UDP, Number: DNSPort, Source: true}, o))
 	})
 	return append(rules, each(b.dnsServers(to), func(server []ruleset.Match) ruleset.Rule {
-		return b.rule("the app asks", zoneApp, append([]ruleset.Match{query}, server...)...)
+		return b.rule("the app queries a resolver", zoneApp, append([]ruleset.Match{query}, server...)...)
 	})...)
 }
 

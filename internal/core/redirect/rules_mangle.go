@@ -25,7 +25,7 @@ func (b builder) manglePrerouting() []ruleset.Rule {
 		rules = append(rules, b.rule("packets that fit no connection are dropped", b.jump(dropInvalid), ruleset.StateInvalid))
 	}
 	if b.tproxyInbound() {
-		rules = append(rules, b.rule("incoming TCP is looked at by the mesh", b.jump(inbound), tcp))
+		rules = append(rules, b.rule("incoming TCP goes to the rules of the mesh", b.jump(inbound), tcp))
 	}
 	if b.Mode == TPROXY {
 		rules = append(rules, b.rule("the proxy's mark is kept with the connection", ruleset.SaveMark{}, tcp, ruleset.Mark{Value: b.Mark}))

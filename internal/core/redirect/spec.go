@@ -46,7 +46,7 @@ func PassthroughAddress(f ruleset.Family) netip.Addr {
 // Mode is how inbound connections reach the proxy.
 type Mode uint8
 
-// Redirect rewrites the destination (the proxy asks for SO_ORIGINAL_DST); TPROXY keeps both addresses.
+// Redirect rewrites the destination (the proxy reads SO_ORIGINAL_DST); TPROXY keeps both addresses.
 const (
 	Redirect Mode = iota
 	TPROXY
@@ -71,7 +71,7 @@ const (
 )
 
 // SecondFamily is the treatment of IPv6 of a pod whose first address is IPv4 (compat: such a pod's IPv6 is not
-// captured unless dual stack is asked for).
+// captured unless dual stack is requested).
 type SecondFamily uint8
 
 // Bypass leaves IPv6 alone, as the reference does; Capture treats IPv6 like IPv4; Reject refuses TCP and UDP of IPv6.

@@ -42,7 +42,7 @@ func (p *parser) line(line string) error {
 	case line[0] == '*':
 		return p.open(line[1:])
 	case p.table == nil:
-		return fmt.Errorf("stands outside any table")
+		return fmt.Errorf("is outside any table")
 	case line == "COMMIT":
 		p.set.Tables = append(p.set.Tables, *p.table)
 		p.table = nil
@@ -56,7 +56,7 @@ func (p *parser) line(line string) error {
 	if rest, ok := strings.CutPrefix(line, "-A "); ok {
 		return p.rule(rest)
 	}
-	return fmt.Errorf("is none of *TABLE, :CHAIN, -A and COMMIT")
+	return fmt.Errorf("is not *TABLE, :CHAIN, -A or COMMIT")
 }
 
 func (p *parser) open(name string) error {
@@ -68,7 +68,7 @@ func (p *parser) open(name string) error {
 	}
 	for _, t := range p.set.Tables {
 		if t.Name == name {
-			return fmt.Errorf("table %q is there twice", name)
+			return fmt.Errorf("table %q is declared twice", name)
 		}
 	}
 	p.table, p.chains = &Table{Name: name}, map[string]int{}
@@ -84,7 +84,7 @@ func (p *parser) chain(text string) error {
 		return fmt.Errorf("want :CHAIN POLICY [packets:bytes]")
 	}
 	if _, twice := p.chains[f[0]]; twice {
-		return fmt.Errorf("chain %q is there twice", f[0])
+		return fmt.Errorf("chain %q is declared twice", f[0])
 	}
 	if Builtin(p.table.Name, f[0]) == (f[1] == NoPolicy) {
 		return fmt.Errorf("policy %q does not fit chain %q", f[1], f[0])

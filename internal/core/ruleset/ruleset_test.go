@@ -221,32 +221,32 @@ func TestParseTakesWhatIsNoRule(t *testing.T) {
 // taken for less than it is.
 func TestParseRefuses(t *testing.T) {
 	for _, test := range []struct{ name, text, want string }{
-		{"a rule outside a table", "-A OUTPUT -j DROP\n", `parsing IPv4 rules, line 1 "-A OUTPUT -j DROP": stands outside any table`},
-		{"a chain outside a table", "\n:OUTPUT ACCEPT [0:0]\n", `line 2 ":OUTPUT ACCEPT [0:0]": stands outside any table`},
-		{"a COMMIT too many", "*nat\nCOMMIT\nCOMMIT\n", `line 3 "COMMIT": stands outside any table`},
-		{"a message of the tool", "iptables-save: Permission denied\n", `line 1 "iptables-save: Permission denied": stands outside any table`},
+		{"a rule outside a table", "-A OUTPUT -j DROP\n", `parsing IPv4 rules, line 1 "-A OUTPUT -j DROP": is outside any table`},
+		{"a chain outside a table", "\n:OUTPUT ACCEPT [0:0]\n", `line 2 ":OUTPUT ACCEPT [0:0]": is outside any table`},
+		{"a COMMIT too many", "*nat\nCOMMIT\nCOMMIT\n", `line 3 "COMMIT": is outside any table`},
+		{"a message of the tool", "iptables-save: Permission denied\n", `line 1 "iptables-save: Permission denied": is outside any table`},
 		{"a text that is cut off", "*nat\n:OUTPUT ACCEPT [0:0]\n", `parsing IPv4 rules: table "nat" has no COMMIT: the text is cut off`},
-		{"a text that is cut off within COMMIT", "*nat\nCOMM", `line 2 "COMM": is none of *TABLE, :CHAIN, -A and COMMIT`},
+		{"a text that is cut off within COMMIT", "*nat\nCOMM", `line 2 "COMM": is not *TABLE, :CHAIN, -A or COMMIT`},
 		{"a table in a table", "*nat\n*raw\nCOMMIT\n", `line 2 "*raw": table "nat" is still open`},
-		{"a table twice", "*nat\nCOMMIT\n*nat\nCOMMIT\n", `line 3 "*nat": table "nat" is there twice`},
+		{"a table twice", "*nat\nCOMMIT\n*nat\nCOMMIT\n", `line 3 "*nat": table "nat" is declared twice`},
 		{"a table without name", "*\nCOMMIT\n", `line 1 "*": has no table name`},
 		{"a table with a blank", "* nat\nCOMMIT\n", `line 1 "* nat": has no table name`},
 		{"a chain without policy", "*nat\n:OUTPUT\nCOMMIT\n", `line 2 ":OUTPUT": want :CHAIN POLICY [packets:bytes]`},
 		{"a chain without name", "*nat\n: - [0:0]\nCOMMIT\n", `line 2 ": - [0:0]": want :CHAIN POLICY [packets:bytes]`},
 		{"a chain with bad counters", "*nat\n:OUTPUT ACCEPT [0:x]\nCOMMIT\n", `line 2 ":OUTPUT ACCEPT [0:x]": want :CHAIN POLICY [packets:bytes]`},
 		{"a chain with more behind it", "*nat\n:OUTPUT ACCEPT [0:0] x\nCOMMIT\n", `want :CHAIN POLICY [packets:bytes]`},
-		{"a chain twice", "*nat\n:A - [0:0]\n:A - [0:0]\nCOMMIT\n", `line 3 ":A - [0:0]": chain "A" is there twice`},
+		{"a chain twice", "*nat\n:A - [0:0]\n:A - [0:0]\nCOMMIT\n", `line 3 ":A - [0:0]": chain "A" is declared twice`},
 		{"a built-in chain without policy", "*nat\n:OUTPUT - [0:0]\nCOMMIT\n", `line 2 ":OUTPUT - [0:0]": policy "-" does not fit chain "OUTPUT"`},
 		{"an own chain with a policy", "*nat\n:A DROP [0:0]\nCOMMIT\n", `policy "DROP" does not fit chain "A"`},
 		{"another table's built-in chain", "*nat\n:FORWARD ACCEPT [0:0]\nCOMMIT\n", `policy "ACCEPT" does not fit chain "FORWARD"`},
 		{"a rule of a chain that is not declared", "*nat\n-A A -j DROP\nCOMMIT\n", `line 2 "-A A -j DROP": chain "A" is not declared`},
 		{"a rule of a chain declared later", "*nat\n-A A -j DROP\n:A - [0:0]\nCOMMIT\n", `line 2 "-A A -j DROP": chain "A" is not declared`},
-		{"an insertion", "*nat\n:A - [0:0]\n-I A -j DROP\nCOMMIT\n", `line 3 "-I A -j DROP": is none of *TABLE, :CHAIN, -A and COMMIT`},
-		{"bad counters before a rule", "*nat\n:A - [0:0]\n[0:] -A A -j DROP\nCOMMIT\n", `is none of *TABLE, :CHAIN, -A and COMMIT`},
-		{"an -A alone", "*nat\n-A\nCOMMIT\n", `line 2 "-A": is none of *TABLE, :CHAIN, -A and COMMIT`},
+		{"an insertion", "*nat\n:A - [0:0]\n-I A -j DROP\nCOMMIT\n", `line 3 "-I A -j DROP": is not *TABLE, :CHAIN, -A or COMMIT`},
+		{"bad counters before a rule", "*nat\n:A - [0:0]\n[0:] -A A -j DROP\nCOMMIT\n", `is not *TABLE, :CHAIN, -A or COMMIT`},
+		{"an -A alone", "*nat\n-A\nCOMMIT\n", `line 2 "-A": is not *TABLE, :CHAIN, -A or COMMIT`},
 		{"a chain without a name", "*nat\n-A  -j DROP\nCOMMIT\n", `chain "" is not declared`},
-		{"a blank before a line", "*nat\n COMMIT\n", `line 2 " COMMIT": is none of`},
-		{"garbage is shown in part", "*nat\n" + strings.Repeat("x", 300) + "\nCOMMIT\n", `line 2 "` + strings.Repeat("x", 178) + `… (122 bytes more)": is none of`},
+		{"a blank before a line", "*nat\n COMMIT\n", `line 2 " COMMIT": is not *TABLE`},
+		{"garbage is shown in part", "*nat\n" + strings.Repeat("x", 300) + "\nCOMMIT\n", `line 2 "` + strings.Repeat("x", 178) + `… (122 bytes more)": is not *TABLE`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			set, err := ruleset.Parse(ruleset.IPv4, test.text)
@@ -265,7 +265,7 @@ func TestParseRefuses(t *testing.T) {
 
 func TestParseNamesTheFamily(t *testing.T) {
 	_, err := ruleset.Parse(ruleset.IPv6, "x")
-	if want := `parsing IPv6 rules, line 1 "x": stands outside any table`; err == nil || err.Error() != want {
+	if want := `parsing IPv6 rules, line 1 "x": is outside any table`; err == nil || err.Error() != want {
 		t.Errorf("error is %v, want %s", err, want)
 	}
 }

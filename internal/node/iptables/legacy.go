@@ -70,11 +70,12 @@ func LegacyMesh(f ruleset.Family) (bool, error) {
 		return false, err
 	}
 	defer l.close()
-	if err := l.affordable(tables); err != nil {
+	sizes, err := l.sizes(tables)
+	if err != nil {
 		return false, err
 	}
-	for _, table := range tables {
-		entries, err := l.entries(table)
+	for table, size := range sizes {
+		entries, err := l.entries(table, size)
 		if err != nil {
 			return false, fmt.Errorf("reading legacy table %q of %s: %w", table, f, err)
 		}
@@ -132,34 +133,29 @@ func (l legacy) info(table string) (getInfo, error) {
 	return info, err
 }
 
-// affordable returns ErrUninspectable if the sizes of the tables exceed the bounds.
-func (l legacy) affordable(tables []string) error {
-	rules, size := 0, 0
+// sizes returns how many bytes each table has, or ErrUninspectable if all together exceed the bounds.
+func (l legacy) sizes(tables []string) (map[string]uint32, error) {
+	sizes := map[string]uint32{}
+	rules, total := 0, 0
 	for _, table := range tables {
 		info, err := l.info(table)
 		if err != nil {
-			return fmt.Errorf("asking for the size of legacy table %q of %s: %w", table, l.family, err)
+			return nil, fmt.Errorf("querying the size of legacy table %q of %s: %w", table, l.family, err)
 		}
-		rules, size = rules+int(info.entries), size+int(info.size)
+		sizes[table] = info.size
+		rules, total = rules+int(info.entries), total+int(info.size)
 	}
-	if rules > maxRules || size > maxBytes {
-		return fmt.Errorf("reading the legacy tables of %s: %w", l.family, overBudget())
+	if rules > maxRules || total > maxBytes {
+		return nil, fmt.Errorf("reading the legacy tables of %s: %w", l.family, overBudget())
 	}
-	return nil
+	return sizes, nil
 }
 
-func (l legacy) entries(table string) ([]byte, error) {
-	info, err := l.info(table)
-	if err != nil {
-		return nil, err
-	}
-	if info.size > maxBytes {
-		return nil, overBudget()
-	}
-	buffer := make([]byte, getEntriesHead+int(info.size))
+func (l legacy) entries(table string, size uint32) ([]byte, error) {
+	buffer := make([]byte, getEntriesHead+int(size))
 	copy(buffer[:tableNameLen-1], table)
-	binary.NativeEndian.PutUint32(buffer[tableNameLen:], info.size)
-	err = getsockopt(l.fd, l.level, soGetEntries, unsafe.Pointer(&buffer[0]), uint32(len(buffer))) //nolint:gosec // the kernel's own size
+	binary.NativeEndian.PutUint32(buffer[tableNameLen:], size)
+	err := getsockopt(l.fd, l.level, soGetEntries, unsafe.Pointer(&buffer[0]), uint32(len(buffer))) //nolint:gosec // the kernel's own size
 	if errors.Is(err, unix.EAGAIN) {
 		return nil, ErrChanged // the table has another size by now
 	}

@@ -46,7 +46,7 @@ type Host struct {
 	Path string
 	// Force chooses the variant.
 	Force Variant
-	// Held is a file that every tool is given, so that it stays open until the last one has ended. Nil is none.
+	// Held, if set, is a file that every tool inherits, so that it stays open until the last one has ended.
 	Held *os.File
 	// Lock is the file that legacy tools lock instead of the host's; the pod's namespace file serves. "" is the host's.
 	Lock string
@@ -195,7 +195,7 @@ func (t Tool) version() (version, error) {
 	t.host.started++
 	ipt, err := goiptables.New(goiptables.IPFamily(proto), goiptables.Path(t.program))
 	if err != nil {
-		return version{}, fmt.Errorf("asking %q for its version: %w", t.program, err)
+		return version{}, fmt.Errorf("querying %q for its version: %w", t.program, err)
 	}
 	var v version
 	v[0], v[1], v[2] = ipt.GetIptablesVersion()

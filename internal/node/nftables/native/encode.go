@@ -36,7 +36,7 @@ func Encode(b *nfnetlink.Buffer, r ruleset.Rule, id uint32) error {
 // encoder adds the expressions of a rule.
 type encoder struct {
 	*nfnetlink.Buffer
-	protocol uint8 // that the rule asked for already
+	protocol uint8 // compared already
 	set      uint32
 	err      error
 }
@@ -86,7 +86,7 @@ func (e *encoder) meta(condition bool, yes, no uint32) {
 	e.Meta(no)
 }
 
-// needProtocol asks for a protocol if the rule has not yet.
+// needProtocol compares the protocol if the rule has not yet.
 func (e *encoder) needProtocol(number uint8) {
 	if e.protocol != number {
 		e.protocol = number
@@ -114,11 +114,7 @@ func (e *encoder) network(n ruleset.Network) {
 		f = ruleset.IPv6
 	}
 	e.family(f)
-	source, offset, _ := nfnetlink.AddressOffsets(f == ruleset.IPv6)
-	if n.Source {
-		offset = source
-	}
-	e.Network(offset, n.Not, n.Prefix.Masked())
+	e.Network(n.Source, n.Not, n.Prefix)
 }
 
 // ports adds a lookup of the port in a set, or a comparison if there is only one distinct port, as nft does.
@@ -248,6 +244,6 @@ func (e *encoder) reject(r ruleset.Reject) {
 	}
 	e.Expression("reject", func() {
 		e.Uint32(unix.NFTA_REJECT_TYPE, kind)
-		e.Uint8(unix.NFTA_REJECT_ICMP_CODE, code)
+		e.Attribute(unix.NFTA_REJECT_ICMP_CODE, []byte{code})
 	})
 }

@@ -126,8 +126,8 @@ func TestWhatTheKernelAddsIsNoDifference(t *testing.T) {
 		{"redir", number(unix.NFTA_REDIR_REG_PROTO_MAX, 2), false},
 		{"counter", number(unix.NFTA_COUNTER_PACKETS, 5), true},
 		{"lookup", number(unix.NFTA_LOOKUP_SET_ID, 7), true},
-		{"reject", func(b *nfnetlink.Buffer) { b.Uint8(unix.NFTA_REJECT_ICMP_CODE, 0) }, true},
-		{"reject", func(b *nfnetlink.Buffer) { b.Uint8(unix.NFTA_REJECT_ICMP_CODE, 4) }, false},
+		{"reject", func(b *nfnetlink.Buffer) { b.Attribute(unix.NFTA_REJECT_ICMP_CODE, []byte{0}) }, true},
+		{"reject", func(b *nfnetlink.Buffer) { b.Attribute(unix.NFTA_REJECT_ICMP_CODE, []byte{4}) }, false},
 		{"meta", number(unix.NFTA_META_KEY, 0), false},
 		{"lookup", func(b *nfnetlink.Buffer) { b.String(unix.NFTA_LOOKUP_SET, "unknown") }, false},
 	} {

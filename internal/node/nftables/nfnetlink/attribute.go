@@ -31,9 +31,6 @@ func (b *Buffer) Attribute(kind uint16, value []byte) {
 	b.close(at)
 }
 
-// Uint8 adds an attribute of one byte.
-func (b *Buffer) Uint8(kind uint16, value uint8) { b.Attribute(kind, []byte{value}) }
-
 // Uint32 adds an attribute of four bytes.
 func (b *Buffer) Uint32(kind uint16, value uint32) {
 	at := b.open(kind)

@@ -63,7 +63,7 @@ func (b *Batch) Commit() error {
 	if len(b.starts) == 0 {
 		return nil
 	}
-	b.askForAnswer(b.starts[len(b.starts)-1])
+	b.acknowledge(b.starts[len(b.starts)-1])
 	last := b.conn.sequence
 	at := b.conn.begin(&b.buffer, unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
 	finish(&b.buffer, at)
@@ -77,8 +77,8 @@ func (b *Batch) Commit() error {
 	return b.answers(last)
 }
 
-// askForAnswer sets NLM_F_ACK of the message at that place.
-func (b *Batch) askForAnswer(at int) {
+// acknowledge sets NLM_F_ACK of the message at that place.
+func (b *Batch) acknowledge(at int) {
 	flags := b.buffer.data[at+6:]
 	binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ACK)
 }
@@ -122,16 +122,16 @@ func (b *Batch) answers(last uint32) error {
 // errNoAnswer means that it is unknown whether the transaction was applied.
 var errNoAnswer = errors.New("the kernel did not answer the transaction")
 
-// refused places an error of the kernel; nil if it is none, or not about this batch.
+// refused finds the message of a refusal; nil for an acknowledgement, and for a message of another batch.
 func (b *Batch) refused(r refusal) error {
-	begin := b.first - 1
+	n := int(r.sequence) - int(b.first) // -1 and len(b.starts) are begin and end
 	cause := r.asError()
-	if cause == nil || r.sequence < begin || int(r.sequence-b.first) > len(b.starts) && r.sequence != begin {
+	if cause == nil || n < -1 || n > len(b.starts) {
 		return nil
 	}
 	out := &Refused{Message: -1, Offset: -1, Cause: cause}
-	if r.sequence != begin && int(r.sequence-b.first) < len(b.starts) {
-		out.Message = int(r.sequence - b.first)
+	if n >= 0 && n < len(b.starts) {
+		out.Message = n
 		message, _, err := next(b.buffer.data[b.starts[out.Message]:])
 		if err == nil {
 			out.Attributes = message.payload[headers-unix.NLMSG_HDRLEN:]

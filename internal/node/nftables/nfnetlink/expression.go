@@ -101,9 +101,14 @@ func (b *Buffer) Compare(negated bool, value []byte) {
 	})
 }
 
-// Network compares an address at a place of the network header: no more than the bytes that the prefix has, if it ends
-// with a byte. The prefix must be masked.
-func (b *Buffer) Network(offset uint32, negated bool, prefix netip.Prefix) {
+// Network compares the source or the destination address: no more than the bytes that the prefix has, if it ends with a
+// byte.
+func (b *Buffer) Network(source, negated bool, prefix netip.Prefix) {
+	prefix = prefix.Masked()
+	from, offset, _ := AddressOffsets(prefix.Addr().Is6())
+	if source {
+		offset = from
+	}
 	value, bits := prefix.Addr().AsSlice(), prefix.Bits()
 	whole := bits%8 == 0 && bits > 0
 	if whole {
@@ -200,7 +205,7 @@ func (b *Buffer) Verdict(v Verdict) {
 func SplitExpression(element Attribute) (name string, data Fields, ok bool) {
 	parts, complete := ReadFields(element.Value)
 	data, understood := ReadFields(parts.Raw(unix.NFTA_EXPR_DATA))
-	ok = complete && understood && parts.Count() == 2 && parts.Has(unix.NFTA_EXPR_NAME) && element.Kind == unix.NFTA_LIST_ELEM
+	ok = complete && understood && parts.count == 2 && parts.set[unix.NFTA_EXPR_NAME] && element.Kind == unix.NFTA_LIST_ELEM
 	return parts.Text(unix.NFTA_EXPR_NAME), data, ok
 }
 
@@ -238,9 +243,6 @@ func (f *Fields) All() iter.Seq2[uint16, []byte] {
 // Count is how many attributes are left.
 func (f *Fields) Count() int { return f.count }
 
-// Has reports whether an attribute is present.
-func (f *Fields) Has(kind uint16) bool { return f.set[kind] }
-
 // Raw returns the bytes of an attribute.
 func (f *Fields) Raw(kind uint16) []byte { return f.byKind[kind].Value }
 
@@ -249,15 +251,6 @@ func (f *Fields) Text(kind uint16) string { return f.byKind[kind].Text() }
 
 // Number returns an attribute that is a number.
 func (f *Fields) Number(kind uint16) (uint32, bool) { return f.byKind[kind].Uint32() }
-
-// Take returns a number and drops its attribute. It returns false if there is none.
-func (f *Fields) Take(kind uint16) (uint32, bool) {
-	n, ok := f.Number(kind)
-	if ok {
-		f.drop(kind)
-	}
-	return n, ok
-}
 
 // drop removes an attribute that was read.
 func (f *Fields) drop(kind uint16) {
@@ -282,7 +275,7 @@ func (f *Fields) Value(kind uint16) ([]byte, bool) {
 	}
 	inner, complete := ReadFields(f.Raw(kind))
 	f.drop(kind)
-	return inner.Raw(unix.NFTA_DATA_VALUE), complete && inner.Has(unix.NFTA_DATA_VALUE) && inner.count == 1
+	return inner.Raw(unix.NFTA_DATA_VALUE), complete && inner.set[unix.NFTA_DATA_VALUE] && inner.count == 1
 }
 
 // BitwiseOp is NFTA_BITWISE_OP, whose value 0 is NFT_BITWISE_BOOL.
@@ -291,10 +284,8 @@ const BitwiseOp = 6
 // BitwiseMask reads the mask of a bitwise expression that only masks one register in place. Kernels from 5.6 on
 // name the operation, of which 0 is the only one that there was before.
 func (f *Fields) BitwiseMask() (register uint32, mask []byte, ok bool) {
-	if f.set[BitwiseOp] {
-		if op, isNumber := f.Take(BitwiseOp); !isNumber || op != 0 {
-			return 0, nil, false
-		}
+	if op, named := f.Number(BitwiseOp); named && op == 0 {
+		f.drop(BitwiseOp)
 	}
 	mask, ok = f.Value(unix.NFTA_BITWISE_MASK)
 	xor, ok2 := f.Value(unix.NFTA_BITWISE_XOR)

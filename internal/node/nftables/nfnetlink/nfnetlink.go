@@ -1,7 +1,7 @@
 // Package nfnetlink talks to the kernel's netfilter by netlink: messages, dumps, and transactions of nf_tables.
 //
-// It promises that a Batch is one transaction of the kernel, in one system call, of which only the last message asks for
-// an answer, and that a refusal names the message it is about. It never enters a namespace (a Conn belongs to the
+// It promises that a Batch is one transaction of the kernel, in one system call, of which only the last message requests
+// an acknowledgement, and that a refusal names its message. It never enters a namespace (a Conn belongs to the
 // network namespace of the thread that opened it), starts no process, and does not interpret the messages.
 //
 // Start reading at Conn. The protocol is include/uapi/linux/netlink.h and include/uapi/linux/netfilter/nfnetlink.h.
@@ -121,7 +121,7 @@ func (c *Conn) Generation() (uint32, error) {
 	var b Buffer
 	finish(&b, c.begin(&b, nfTables(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0))
 	if err := c.send(b.data); err != nil {
-		return 0, fmt.Errorf("asking for the generation of the rules: %w", err)
+		return 0, fmt.Errorf("querying the generation of the rules: %w", err)
 	}
 	generation, err := uint32(0), error(nil)
 	for generation == 0 && err == nil {
@@ -135,7 +135,7 @@ func (c *Conn) Generation() (uint32, error) {
 		err = fmt.Errorf("%w [%w]", ErrUnsupported, err)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("asking for the generation of the rules: %w", err)
+		return 0, fmt.Errorf("querying the generation of the rules: %w", err)
 	}
 	return generation, nil
 }

@@ -80,28 +80,24 @@ func (e *encoder) link(i ruleset.Interface) {
 	if !open {
 		value = append(value, 0)
 	}
+	key := uint32(unix.NFT_META_IIFNAME)
 	if i.Out {
-		e.Meta(unix.NFT_META_OIFNAME)
-	} else {
-		e.Meta(unix.NFT_META_IIFNAME)
+		key = unix.NFT_META_OIFNAME
 	}
+	e.Meta(key)
 	e.Compare(i.Not, value)
 }
 
 func (e *encoder) network(n ruleset.Network) {
-	source, offset, _ := nfnetlink.AddressOffsets(e.family == ruleset.IPv6)
-	if n.Source {
-		offset = source
-	}
 	switch {
 	case n.Prefix.Bits() > 0:
-		e.Network(offset, n.Not, n.Prefix.Masked())
+		e.Network(n.Source, n.Not, n.Prefix)
 	case n.Not:
 		e.err = fmt.Errorf("the kernel has no match for a network that is everything")
 	}
 }
 
-// extension adds a match that is none of the rule's own: as comparisons where iptables-nft writes it so since version
+// extension adds a match that is an extension of iptables: as comparisons where iptables-nft writes it so since version
 // 1.8.8, else as a struct of x_tables.
 func (e *encoder) extension(m ruleset.Match) {
 	switch m := m.(type) {
