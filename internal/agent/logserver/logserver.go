@@ -1,12 +1,13 @@
 // Package logserver logs the records that processes of the CNI plugin send to the node agent, each with its own time.
 //
 // It promises to parse the records of this program's plugin and of the reference's, to keep the records of one invocation
-// together, and that no batch harms the agent: its size, the length of a record and the volume of the log have limits. Records
-// beyond the limits are counted. No record can imitate one of the agent's own, or several.
+// together, and that no batch harms the agent: its size and the volume of the log have limits. Records beyond the limits are
+// counted. No record can imitate one of the agent's own, or several; package applet escapes the characters that a terminal
+// interprets, as in the agent's own.
 //
 // It does not serve the socket; package unixsock does.
 //
-// Start reading at Relay. record.go has a record.
+// Start reading at Handler. record.go has a record.
 package logserver
 
 import (
@@ -29,7 +30,6 @@ import (
 const (
 	maxBody    = 1 << 20 // bytes
 	maxRecords = 5000    // of a batch
-	maxRecord  = 256 << 10
 
 	byteRate  = 1 << 20 // per second
 	byteBurst = 16 << 20
@@ -38,21 +38,20 @@ const (
 	logEach = 30 * time.Second
 )
 
-// Options are the sinks of the records. All but Level are required.
+// Options are the sinks of the records. All are required.
 type Options struct {
 	// Records receives the relayed records. Its Enabled is not called, as its level is the agent's own.
 	Records slog.Handler
-	// Level is the lowest relayed level; nil means info.
+	// Level is the lowest relayed level.
 	Level slog.Leveler
 	// Log is the agent's own log.
 	Log     *slog.Logger
 	Metrics *metrics.Metrics
 }
 
-// Relay is the handler of the log socket.
-type Relay struct {
-	options Options
-	records slog.Handler
+type relay struct {
+	Options
+
 	limiter *rate.Limiter
 
 	mu     sync.Mutex                 // keeps a batch together, and limits decoding to one batch at a time
@@ -60,22 +59,13 @@ type Relay struct {
 	report rate.Sometimes
 }
 
-// New returns a relay.
-func New(o Options) *Relay {
-	if o.Level == nil {
-		o.Level = slog.LevelInfo
-	}
-	return &Relay{
-		options: o,
-		records: o.Records.WithAttrs([]slog.Attr{slog.String(scopeKey, scope)}),
-		limiter: rate.NewLimiter(byteRate, byteBurst),
-		lost:    map[metrics.LogOutcome]int{},
-		report:  rate.Sometimes{Interval: logEach},
-	}
-}
-
 // Handler serves the path to which plugins post.
-func (r *Relay) Handler() http.Handler {
+func Handler(o Options) http.Handler {
+	o.Records = o.Records.WithAttrs([]slog.Attr{slog.String(scopeKey, "cni-plugin")})
+	r := &relay{
+		Options: o, limiter: rate.NewLimiter(byteRate, byteBurst),
+		lost: map[metrics.LogOutcome]int{}, report: rate.Sometimes{Interval: logEach},
+	}
 	mux := http.NewServeMux()
 	mux.HandleFunc(agentapi.LogPattern, r.post)
 	return mux
@@ -84,13 +74,13 @@ func (r *Relay) Handler() http.Handler {
 // post relays a batch: a JSON array of strings, each the text of a record. A readable batch is answered with 200 even if a
 // record is malformed, as the sender could not correct it. An unreadable batch counts as one rejected record: its number of
 // records is not known.
-func (r *Relay) post(w http.ResponseWriter, request *http.Request) {
+func (r *relay) post(w http.ResponseWriter, request *http.Request) {
 	ctx := context.WithoutCancel(request.Context()) // continue after the client closes the connection
 	body, err := io.ReadAll(http.MaxBytesReader(w, request.Body, maxBody))
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err == nil {
-		err = r.relay(ctx, body)
+		err = r.batch(ctx, body)
 	}
 	if err != nil {
 		r.count(metrics.LogRejected, 1)
@@ -102,15 +92,15 @@ func (r *Relay) post(w http.ResponseWriter, request *http.Request) {
 	}
 	if dropped, rejected := r.lost[metrics.LogDropped], r.lost[metrics.LogRejected]; dropped+rejected > 0 {
 		r.report.Do(func() {
-			r.options.Log.WarnContext(ctx, "plugin log records were not relayed", "dropped", dropped, "rejected", rejected)
+			r.Log.WarnContext(ctx, "plugin log records were not relayed", "dropped", dropped, "rejected", rejected)
 			clear(r.lost)
 		})
 	}
 }
 
-// relay decodes the whole batch before it logs any record. An element that is not a string is a rejected record; null is an
+// batch decodes the whole batch before it logs any record. An element that is not a string is a rejected record; null is an
 // empty batch, as in the reference.
-func (r *Relay) relay(ctx context.Context, body []byte) error {
+func (r *relay) batch(ctx context.Context, body []byte) error {
 	var lines []string
 	err := json.Unmarshal(body, &lines)
 	if otherType := (*json.UnmarshalTypeError)(nil); err != nil && (lines == nil || !errors.As(err, &otherType)) {
@@ -125,21 +115,21 @@ func (r *Relay) relay(ctx context.Context, body []byte) error {
 }
 
 // log logs one record and returns its outcome, empty for a record below the level, which is not counted.
-func (r *Relay) log(ctx context.Context, line string) metrics.LogOutcome {
+func (r *relay) log(ctx context.Context, line string) metrics.LogOutcome {
 	record, err := parse(line)
 	switch {
-	case err != nil || len(line) > maxRecord:
+	case err != nil:
 		return metrics.LogRejected
-	case record.Level < r.options.Level.Level():
+	case record.Level < r.Level.Level():
 		return ""
-	case !r.limiter.AllowN(time.Now(), len(line)) || r.records.Handle(ctx, record) != nil: //nolint:forbidigo // as Allow does
+	case !r.limiter.AllowN(time.Now(), len(line)) || r.Records.Handle(ctx, record) != nil: //nolint:forbidigo // as Allow does
 		return metrics.LogDropped
 	default:
 		return metrics.LogRelayed
 	}
 }
 
-func (r *Relay) count(outcome metrics.LogOutcome, n int) {
+func (r *relay) count(outcome metrics.LogOutcome, n int) {
 	r.lost[outcome] += n
-	r.options.Metrics.LogRecords(outcome, n)
+	r.Metrics.LogRecords(outcome, n)
 }

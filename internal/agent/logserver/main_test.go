@@ -24,7 +24,7 @@ import (
 )
 
 // roleVariable is the role of this binary when one of its tests runs it again.
-const roleVariable = "LOGRELAY_TEST_ROLE"
+const roleVariable = "LOGSERVER_TEST_ROLE"
 
 func TestMain(m *testing.M) {
 	switch role := os.Getenv(roleVariable); role {
@@ -44,12 +44,13 @@ func playAgent() {
 	if err != nil {
 		panic(err)
 	}
-	r := New(Options{
-		Records: slog.NewJSONHandler(os.Stdout, nil), Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Metrics: metrics.New(""),
+	handler := Handler(Options{
+		Records: slog.NewJSONHandler(os.Stdout, nil), Level: slog.LevelInfo,
+		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Metrics: metrics.New(""),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	go func() { defer close(done); s.Serve(ctx, r.Handler()) }()
+	go func() { defer close(done); s.Serve(ctx, handler) }()
 	_, _ = os.Stdout.WriteString(`{"msg":"open"}` + "\n")
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	cancel()
@@ -77,15 +78,22 @@ type fixture struct {
 // start serves until the test ends. The change, if any, is made to the options before.
 func start(t *testing.T, change func(*Options)) *fixture {
 	t.Helper()
+	b := newFixture(change)
+	b.Socket = agenttest.Serve(t, b.handler, limited)
+	return b
+}
+
+// newFixture has no socket.
+func newFixture(change func(*Options)) *fixture {
 	b := &fixture{counters: metrics.New("")}
 	o := Options{
-		Records: slog.NewJSONHandler(&b.records, nil), Log: slog.New(slog.NewTextHandler(&b.log, nil)), Metrics: b.counters,
+		Records: slog.NewJSONHandler(&b.records, nil), Level: slog.LevelInfo,
+		Log: slog.New(slog.NewTextHandler(&b.log, nil)), Metrics: b.counters,
 	}
 	if change != nil {
 		change(&o)
 	}
-	b.handler = New(o).Handler()
-	b.Socket = agenttest.Serve(t, b.handler, limited)
+	b.handler = Handler(o)
 	return b
 }
 

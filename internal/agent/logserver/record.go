@@ -8,25 +8,18 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
-	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
-const (
-	// scopeKey has the value scope in every relayed record, which distinguishes the record from the agent's own.
-	scopeKey = "scope"
-	scope    = "cni-plugin"
-	// renamed prefixes a key that could pass for the relay's own, as in the plugin.
-	renamed = "attr."
-)
+// scopeKey has the same value in every relayed record, which distinguishes the record from the agent's own.
+const scopeKey = "scope"
 
 var errNoRecord = errors.New("not a log record")
 
 // parse parses a record: a JSON object with level, time (RFC 3339), msg and attributes; of duplicate keys the last counts. As
-// in the reference, a record without one of the three is malformed. The level "fatal" becomes error, as a plugin of this
-// program sends it.
+// in the reference, a record without one of the three is malformed. The level "fatal" becomes error, as log/slog has no other
+// name for it. The record's own scope is not kept.
 func parse(line string) (slog.Record, error) {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(line), &members); err != nil {
@@ -47,15 +40,9 @@ func parse(line string) (slog.Record, error) {
 		return slog.Record{}, errNoRecord
 	}
 	record := slog.NewRecord(at, min(level, pluginlog.LevelError).Level(), strings.TrimSpace(own[2]), 0)
+	delete(members, scopeKey)
 	for _, key := range slices.Sorted(maps.Keys(members)) {
-		value := attrValue(members[key])
-		if key == scopeKey {
-			if value.String() == scope {
-				continue
-			}
-			key = renamed + key
-		}
-		record.AddAttrs(slog.Attr{Key: shown(key), Value: value})
+		record.AddAttrs(slog.Attr{Key: key, Value: attrValue(members[key])})
 	}
 	return record, nil
 }
@@ -64,18 +51,7 @@ func parse(line string) (slog.Record, error) {
 func attrValue(value json.RawMessage) slog.Value {
 	var text string
 	if len(value) > 0 && value[0] == '"' && json.Unmarshal(value, &text) == nil {
-		return slog.StringValue(shown(text))
+		return slog.StringValue(text)
 	}
-	return slog.AnyValue(json.RawMessage(shown(string(value))))
-}
-
-// shown replaces characters that a terminal interprets or hides. The handlers of log/slog escape the control characters of
-// ASCII, line ends among them.
-func shown(text string) string {
-	return strings.Map(func(r rune) rune {
-		if r >= ' ' && !printable.Is(r) {
-			return unicode.ReplacementChar
-		}
-		return r
-	}, text)
+	return slog.AnyValue(value)
 }

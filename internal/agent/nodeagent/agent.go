@@ -190,8 +190,8 @@ func (n *node) openRelay(ctx context.Context) error {
 		return err
 	}
 	n.relay = server
-	relay := logserver.New(logserver.Options{Records: n.log.Handler(), Level: n.relayLevel, Log: n.log, Metrics: n.metrics})
-	n.start(func() { server.Serve(n.background, relay.Handler()) })
+	relay := logserver.Handler(logserver.Options{Records: n.log.Handler(), Level: n.relayLevel, Log: n.log, Metrics: n.metrics})
+	n.start(func() { server.Serve(n.background, relay) })
 	return nil
 }
 

@@ -7,7 +7,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,32 +15,21 @@ import (
 // The rolling file, its limits and the names of its backups are those of the reference, so that a log collector for the
 // reference's files collects ours, and rotation removes backups that the reference left behind like our own.
 const (
-	fileName     = "istio-cni.log"
-	backupStart  = "istio-cni-"
-	backupLayout = "2006-01-02T15-04-05.000"
-	backupEnd    = ".log"
+	fileName   = "istio-cni.log"
+	backupName = "istio-cni-2006-01-02T15-04-05.000.log" // as a layout of package time
 
 	maxFile      = 10 << 20
 	maxBackupAge = 48 * time.Hour
 )
 
-// rollingFile appends to the log file of a run directory, which several plugin processes do at the same time. Each
-// holds the lock of the file (flock) while it writes or rotates.
-type rollingFile struct{ limit int64 }
-
-// append writes all records in one write. A missing run directory is no error and is not created.
-func (f rollingFile) append(path string, records []record, now time.Time) error {
-	var lines []byte
-	for _, r := range records {
-		lines = append(lines, r.line...)
-	}
+// appendFile appends lines to the log file of a run directory in one write, and rotates a file that would exceed the limit.
+// Several plugin processes do so at the same time: each holds the lock of the file (flock) while it writes or rotates. The
+// error of a missing run directory is fs.ErrNotExist; appendFile does not create the directory.
+func appendFile(path string, lines []byte, limit int64, now time.Time) error {
 	file, size, err := openLocked(path)
-	if err == nil && size > 0 && size+int64(len(lines)) > f.limit && rotate(path, now) == nil {
+	if err == nil && size > 0 && size+int64(len(lines)) > limit && rotate(path, now) == nil {
 		_ = file.Close()
 		file, size, err = openLocked(path)
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("opening log file: %w", err)
@@ -87,7 +75,7 @@ func openLocked(path string) (file *os.File, size int64, err error) {
 // rotate renames the locked file to the only backup. If that fails the file keeps growing.
 func rotate(path string, now time.Time) error {
 	removeBackups(path, time.Unix(math.MaxInt32, 0))
-	return os.Rename(path, filepath.Join(filepath.Dir(path), backupStart+now.UTC().Format(backupLayout)+backupEnd))
+	return os.Rename(path, filepath.Join(filepath.Dir(path), now.UTC().Format(backupName)))
 }
 
 // removeBackups removes those with a time before the given one in their names.
@@ -95,16 +83,8 @@ func removeBackups(path string, before time.Time) {
 	dir := filepath.Dir(path)
 	entries, _ := os.ReadDir(dir) // a directory that cannot be listed keeps its backups
 	for _, e := range entries {
-		if made, ok := backupTime(e.Name()); ok && made.Before(before) {
+		if made, err := time.Parse(backupName, e.Name()); err == nil && made.Before(before) {
 			_ = os.Remove(filepath.Join(dir, e.Name())) // another process may have been first
 		}
 	}
-}
-
-// backupTime returns when the backup was made, or false if the name is not one of a backup.
-func backupTime(name string) (time.Time, bool) {
-	stamp, isOurs := strings.CutPrefix(name, backupStart)
-	stamp, isLog := strings.CutSuffix(stamp, backupEnd)
-	at, err := time.Parse(backupLayout, stamp)
-	return at, isOurs && isLog && err == nil
 }

@@ -35,7 +35,7 @@ func playWriter() {
 	}
 	for i := range invocations {
 		l := open(options{RunDir: os.Getenv("DIR"), Timeout: time.Hour})
-		l.file.limit = limit
+		l.maxFile = limit
 		for n := range batch {
 			l.Logger().Info("record", "writer", os.Getenv("WRITER"), "number", fmt.Sprintf("%06d", i*batch+n))
 		}
@@ -104,8 +104,8 @@ func names(t *testing.T, dir string) (all []string) {
 func backups(t *testing.T, dir string) []string {
 	t.Helper()
 	return slices.DeleteFunc(names(t, dir), func(name string) bool {
-		_, ok := backupTime(name)
-		return !ok
+		_, err := time.Parse(backupName, name)
+		return err != nil
 	})
 }
 
@@ -144,7 +144,7 @@ func TestManyProcessesWriteAndRotate(t *testing.T) {
 func TestRotation(t *testing.T) {
 	now := clock()
 	stamp := func(age time.Duration) string {
-		return backupStart + now.Add(-age).UTC().Format(backupLayout) + backupEnd
+		return now.Add(-age).UTC().Format(backupName)
 	}
 	const fresh, made = "istio-cni-2026-05-04T02-02-01.000.log", "istio-cni-2026-05-04T03-02-01.000.log"
 	if stamp(time.Hour) != fresh || stamp(0) != made {
@@ -201,7 +201,7 @@ func TestRotation(t *testing.T) {
 			for name, content := range c.have {
 				put(t, dir, name, content)
 			}
-			if err := (rollingFile{limit: 10}).append(filepath.Join(dir, fileName), []record{{line: []byte(c.write)}}, clock()); err != nil {
+			if err := appendFile(filepath.Join(dir, fileName), []byte(c.write), 10, clock()); err != nil {
 				t.Fatal(err)
 			}
 			got := files{}
@@ -223,7 +223,7 @@ func TestRotation(t *testing.T) {
 
 func TestDocumentedLimits(t *testing.T) {
 	l := open(options{})
-	if l.file.limit != 10*1024*1024 || maxBackupAge != 2*24*time.Hour || maxKept != 256*1024 {
+	if l.maxFile != 10*1024*1024 || maxBackupAge != 2*24*time.Hour || maxKept != 256*1024 {
 		t.Error("a documented limit has changed")
 	}
 }
@@ -340,7 +340,7 @@ func TestHangingFileIsLeftBehind(t *testing.T) {
 			}
 			agenttest.Eventually(t, "only the file's goroutine is left", func() bool {
 				left := leftBehind()
-				return len(left) == 1 && strings.Contains(left[0], "pluginlog.rollingFile")
+				return len(left) == 1 && strings.Contains(left[0], "pluginlog.appendFile")
 			})
 			if err := release(); err != nil {
 				t.Fatal(err)

@@ -9,12 +9,10 @@ import (
 	"strings"
 )
 
-// Level is the lowest level that is logged. The zero value is info. LevelFatal.Level() is the slog.Level of a fatal
-// record.
+// Level is the lowest level that is logged. The zero value is info.
 type Level slog.Level
 
-// The levels that a configuration may name. LevelFatal is for a failure that ends the program; LevelNone admits no
-// record.
+// The levels that a configuration may name. No record of this program has LevelFatal; LevelNone admits no record.
 const (
 	LevelDebug = Level(slog.LevelDebug)
 	LevelInfo  = Level(slog.LevelInfo)

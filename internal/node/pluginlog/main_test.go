@@ -1,6 +1,7 @@
 package pluginlog
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -13,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
@@ -25,6 +26,7 @@ const roleVariable = "PLUGINLOG_TEST_ROLE"
 func TestMain(m *testing.M) {
 	switch role := os.Getenv(roleVariable); role {
 	case "":
+		New(io.Discard, "") // starts the goroutine of package signal, outside of every bubble of synctest
 		os.Exit(m.Run())
 	case "writer":
 		playWriter()
@@ -106,7 +108,7 @@ func messages(t *testing.T, lines string) []string {
 	return msgs
 }
 
-// options are a log's. A timeout or clock that is not given is the usual one.
+// options are a log's. The defaults are no run directory, level info, and the usual timeout and clock.
 type options struct {
 	Stderr  io.Writer
 	RunDir  string
@@ -116,19 +118,14 @@ type options struct {
 	Timeout time.Duration
 }
 
-// open makes a log that is at the level and has the run directory from the start, without having been configured.
+// open makes a log and configures it.
 func open(o options) *Log {
-	if o.Stderr == nil {
-		o.Stderr = io.Discard
-	}
-	l := New(o.Stderr, o.Scope)
-	l.runDir, l.level = o.RunDir, o.Level
+	l := New(cmp.Or(o.Stderr, io.Discard), o.Scope)
+	l.Timeout = cmp.Or(o.Timeout, l.Timeout)
 	if o.Now != nil {
 		l.now = o.Now
 	}
-	if o.Timeout > 0 {
-		l.Timeout = o.Timeout
-	}
+	l.Configure(o.RunDir, o.Level)
 	return l
 }
 
@@ -177,7 +174,7 @@ func (p *place) want(t *testing.T, stderr, others string) {
 	if others != "" {
 		others += "."
 	}
-	if diff := cmp.Diff(map[string]string{"stderr": stderr, "file": others, "agent": others}, got); diff != "" {
+	if diff := gocmp.Diff(map[string]string{"stderr": stderr, "file": others, "agent": others}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -1,5 +1,6 @@
-// Package pluginlog is the log of one invocation of the CNI plugin: a log/slog logger whose records go to stderr at
-// once, and to the node agent's socket and the rolling file of the run directory when the invocation ends.
+// Package pluginlog is the log of one invocation of the CNI plugin: a log/slog logger whose records go to stderr as soon
+// as the configuration is known, and to the node agent's socket and the rolling file of the run directory when the
+// invocation ends.
 //
 // It promises that a record is one line holding one JSON object in the form the node agent reads; that records written
 // before the run directory was known reach the socket and the file as well; and that no sink, whether dead, full, slow
@@ -14,10 +15,15 @@ package pluginlog
 
 import (
 	"context"
+	"errors"
 	"io"
+	"io/fs"
 	"log/slog"
+	"math"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,79 +38,77 @@ const DefaultTimeout = 80 * time.Millisecond
 // displace the record of a failure.
 const maxKept = 256 << 10
 
+// lowest is the level until Configure: the configuration may admit any record.
+const lowest = Level(math.MinInt)
+
 // Log is the log of one invocation. Its methods may be called from several goroutines.
 type Log struct {
 	// Timeout is the longest delay that all sinks together may cause. It is set before Close.
 	Timeout time.Duration
 
 	stderr  io.Writer
-	scope   string
+	root    handler
 	now     func() time.Time
-	file    rollingFile
+	maxFile int64
 	closing sync.Once
 
-	mu         sync.Mutex
-	runDir     string
-	level      Level
-	configured bool
-	records    []record
-	size       int // of records, in bytes
-	dropped    int
-	idle       chan struct{} // closed while stderr has all records
+	mu      sync.Mutex
+	runDir  string
+	level   Level
+	records []record
+	size    int           // of records, in bytes
+	written int           // records that stderr has, or is getting
+	dropped int           // records beyond maxKept
+	idle    chan struct{} // closed while stderr has all records
 }
 
-// record is a line, which is kept until Close.
+// record is a line of the log.
 type record struct {
-	level   Level
-	line    []byte
-	written bool // to stderr
+	level Level
+	line  []byte
 }
 
 // New returns the log of one invocation, whose records have the scope as the value of the key "scope" unless it is
-// empty. Until Configure is called there is no run directory, and the level is info. The caller ends the log with Close.
+// empty. It keeps all records until Configure. The caller ends the log with Close.
 func New(stderr io.Writer, scope string) *Log {
-	if file, ok := stderr.(*os.File); ok {
-		stderr = withoutSIGPIPE(file)
-	}
+	// The runtime ends a process that writes to a broken pipe, unless the process handles the signal: a container runtime
+	// that has stopped reading must not end an ADD half-way.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 	l := &Log{
-		Timeout: DefaultTimeout,
-		stderr:  stderr, scope: scope, now: time.Now, //nolint:forbidigo // the only clock of the package
-		file: rollingFile{limit: maxFile}, idle: make(chan struct{}),
+		Timeout: DefaultTimeout, stderr: stderr, level: lowest, maxFile: maxFile, idle: make(chan struct{}),
+		now: time.Now, //nolint:forbidigo // the only clock of the package
 	}
 	close(l.idle)
+	l.root = handler{log: l, with: func(to slog.Handler) slog.Handler {
+		if scope == "" {
+			return to
+		}
+		return to.WithAttrs([]slog.Attr{slog.String("scope", scope)})
+	}}
 	return l
-}
-
-// withoutSIGPIPE returns a copy of stderr's file. The runtime ends a process that writes to a broken pipe by descriptor
-// 2, and by no higher one: a container runtime that has stopped reading must not end an ADD half-way.
-func withoutSIGPIPE(file *os.File) io.Writer {
-	fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 3)
-	if err != nil {
-		return file
-	}
-	return os.NewFile(uintptr(fd), file.Name())
 }
 
 // Logger returns the logger to pass down.
 func (l *Log) Logger() *slog.Logger {
-	return slog.New(handler{log: l})
+	return slog.New(l.root)
 }
 
 // Configure sets the run directory and the level once the plugin's configuration is known. They hold for the records
-// made before as well: those that the new level admits go to the sinks of the new run directory, and to stderr if that does
-// not have them yet.
+// made before as well. A later level does not concern the records before it.
 func (l *Log) Configure(runDir string, level Level) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.runDir, l.level, l.configured = runDir, level, true
+	if l.level == lowest {
+		l.records = slices.DeleteFunc(l.records, func(r record) bool { return r.level < level })
+	}
+	l.runDir, l.level = runDir, level
 	l.wakeStderr()
 }
 
-// enabled reports whether records of the level are logged. Before Configure it accepts every level, as it may be admitted.
 func (l *Log) enabled(level Level) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return !l.configured || level >= l.level
+	return level >= l.level
 }
 
 // add keeps a record, if there is room, and starts to write it to stderr.
@@ -115,28 +119,33 @@ func (l *Log) add(r record) {
 	if r.level >= LevelError {
 		limit *= 2
 	}
-	if l.size += len(r.line); l.size > limit {
-		l.size -= len(r.line)
-		if r.level >= l.level {
-			l.dropped++
-		}
+	if l.size+len(r.line) > limit {
+		l.dropped++
 		return
 	}
-	l.append(r)
-}
-
-// append needs the lock.
-func (l *Log) append(r record) {
+	l.size += len(r.line)
 	l.records = append(l.records, r)
 	l.wakeStderr()
 }
 
-// wakeStderr starts the goroutine that writes records to stderr, unless it runs. It needs the lock.
+// note adds a record of the log itself, whatever room there is, if the level admits it. It needs the lock.
+func (l *Log) note(ctx context.Context, level Level, msg string, attrs ...slog.Attr) {
+	r := slog.NewRecord(l.now(), slog.Level(level), msg, 0)
+	r.AddAttrs(attrs...)
+	if level >= l.level {
+		l.records = append(l.records, l.root.record(ctx, r))
+		l.wakeStderr()
+	}
+}
+
+// wakeStderr starts the goroutine that writes records to stderr, unless it runs or the level is not known. It needs the lock.
 func (l *Log) wakeStderr() {
 	select {
 	case <-l.idle:
-		l.idle = make(chan struct{})
-		go l.writeStderr()
+		if l.level != lowest {
+			l.idle = make(chan struct{})
+			go l.writeStderr()
+		}
 	default:
 	}
 }
@@ -145,27 +154,33 @@ func (l *Log) wakeStderr() {
 func (l *Log) writeStderr() {
 	for {
 		l.mu.Lock()
-		var lines []byte
-		for i := range l.records {
-			if r := &l.records[i]; !r.written && r.level >= l.level {
-				lines = append(lines, r.line...)
-				r.written = true
-			}
-		}
-		if len(lines) == 0 {
+		fresh := l.records[l.written:]
+		l.written = len(l.records)
+		if len(fresh) == 0 {
 			close(l.idle)
 			l.mu.Unlock()
 			return
 		}
 		l.mu.Unlock()
-		_, _ = l.stderr.Write(lines) // there is no other place to report it
+		_, _ = l.stderr.Write(lines(fresh)) // there is no other place to report it
 	}
 }
 
+func lines(records []record) (all []byte) {
+	for _, r := range records {
+		all = append(all, r.line...)
+	}
+	return all
+}
+
 // Close delivers the records to the run directory's sinks and waits for stderr. It returns when all have them or the
-// timeout is over, whichever is first. A sink that failed is named in a warning on stderr. A second Close does nothing.
+// timeout is over, whichever is first. A sink that failed is named in a warning on stderr. Without Configure there is no run
+// directory, and the level is info. A second Close does nothing.
 func (l *Log) Close() {
 	l.closing.Do(func() {
+		if l.enabled(lowest) {
+			l.Configure("", LevelInfo)
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), l.Timeout)
 		defer cancel()
 		l.deliver(ctx)
@@ -179,19 +194,24 @@ func (l *Log) Close() {
 	})
 }
 
-// deliver passes the records to the file and the socket at the same time. It reserves the last tenth of the timeout for a
-// warning on stderr about a failed sink.
+// deliver passes the records to the file and the socket at the same time, and counts those dropped for size in one more. It
+// reserves the last tenth of the timeout for a warning on stderr about a failed sink.
 func (l *Log) deliver(ctx context.Context) {
-	runDir, records := l.admitted(ctx)
-	if runDir == "" || len(records) == 0 {
+	l.mu.Lock()
+	if l.dropped > 0 {
+		l.note(ctx, max(LevelWarn, l.level), "log records dropped: too many in one invocation", slog.Int("dropped", l.dropped))
+	}
+	runDir, text := l.runDir, lines(l.records)
+	l.mu.Unlock()
+	if runDir == "" || len(text) == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.Timeout*9/10)
 	defer cancel()
 	var sinks sync.WaitGroup
 	for name, send := range map[string]func(path string) error{
-		fileName:   func(path string) error { return l.file.append(path, records, l.now()) },
-		socketName: func(path string) error { return relay(ctx, path, records) },
+		fileName:   func(path string) error { return appendFile(path, text, l.maxFile, l.now()) },
+		socketName: func(path string) error { return relay(ctx, path, text) },
 	} {
 		path := filepath.Join(runDir, name)
 		sinks.Go(func() {
@@ -204,29 +224,13 @@ func (l *Log) deliver(ctx context.Context) {
 			case <-ctx.Done():
 				err = ctx.Err()
 			}
-			if err != nil {
-				l.mu.Lock()
-				defer l.mu.Unlock()
-				l.append(l.record(ctx, LevelWarn, "log sink failed, its records may be lost",
-					slog.String("sink", path), slog.Any("error", err)))
+			if err == nil || errors.Is(err, fs.ErrNotExist) { // no run directory, or no agent
+				return
 			}
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.note(ctx, LevelWarn, "log sink failed, its records may be lost", slog.String("sink", path), slog.Any("error", err))
 		})
 	}
 	sinks.Wait()
-}
-
-// admitted returns the records for the sinks of the run directory. One more record counts those dropped for size.
-func (l *Log) admitted(ctx context.Context) (runDir string, records []record) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.dropped > 0 {
-		l.append(l.record(ctx, max(LevelWarn, l.level), "log records dropped: too many in one invocation",
-			slog.Int("dropped", l.dropped)))
-	}
-	for _, r := range l.records {
-		if r.level >= l.level {
-			records = append(records, r)
-		}
-	}
-	return l.runDir, records
 }

@@ -257,7 +257,7 @@ func leftBehind() []string {
 	buf := make([]byte, 1<<20)
 	var left []string
 	for stack := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
-		for _, mark := range []string{"pluginlog.(*Log)", "pluginlog.rollingFile", "pluginlog.relay("} {
+		for _, mark := range []string{"pluginlog.(*Log)", "pluginlog.appendFile", "pluginlog.relay("} {
 			if strings.Contains(stack, mark) {
 				left = append(left, stack)
 				break
