@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -130,8 +131,8 @@ func (n *node) ports() []serve.Port {
 	return []serve.Port{
 		{Flag: "--health-port", Number: int(n.cfg.HealthPort), Handler: n.health.Handler()},
 		{Flag: "--monitoring-port", Number: int(n.cfg.MonitoringPort), Handler: n.metrics.Handler()},
-		serve.Introspection("--ctrlz_port", n.cfg.IntrospectionAddress, int(n.cfg.IntrospectionPort), serve.Page{
-			Path: "GET /decisions", Handler: n.decisions.Handler(),
+		serve.Introspection("--ctrlz_port", n.cfg.IntrospectionAddress, int(n.cfg.IntrospectionPort), map[string]http.Handler{
+			"GET /decisions": n.decisions.Handler(),
 		}),
 	}
 }

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"net/http"
@@ -75,14 +76,12 @@ func (g *group) add(conn net.Conn) {
 		for _, c := range g.conns {
 			bySource[source(c)]++
 		}
-		victim, most := 0, 0
-		for i, c := range g.conns {
-			if n := bySource[source(c)]; n > most {
-				victim, most = i, n
-			}
+		victim := slices.MaxFunc(g.conns, func(a, b net.Conn) int { return cmp.Compare(bySource[source(a)], bySource[source(b)]) })
+		if tcp, ok := victim.(*net.TCPConn); ok {
+			_ = tcp.SetLinger(0) // the kernel keeps no unread data
 		}
-		reset(g.conns[victim])
-		g.conns = slices.Delete(g.conns, victim, victim+1)
+		_ = victim.Close() // the connection is closed even with an error
+		g.remove(victim)
 	}
 	g.conns = append(g.conns, conn)
 }
@@ -98,17 +97,4 @@ func source(conn net.Conn) netip.Addr {
 		return tcp.AddrPort().Addr()
 	}
 	return netip.Addr{}
-}
-
-// reset ends a connection without waiting; Close would wait for a write that hangs. The server closes the connection after its
-// next error. Unread data is discarded.
-func reset(conn net.Conn) {
-	tcp, ok := conn.(*net.TCPConn)
-	if !ok {
-		_ = conn.Close()
-		return
-	}
-	_ = tcp.SetLinger(0)
-	_ = tcp.CloseRead()
-	_ = tcp.CloseWrite()
 }

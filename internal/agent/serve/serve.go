@@ -51,23 +51,18 @@ type Port struct {
 
 // Servers are open ports. Clients can connect after Open, and are answered after Serve.
 type Servers struct {
-	log    *slog.Logger
-	limits limits
-	ports  []Port
+	log   *slog.Logger
+	ports []Port
+	// The timeouts of a request's header and of the shutdown.
+	header, shutdown time.Duration
 }
-
-// limits are the timeouts of a request's header and of the shutdown.
-type limits struct{ header, shutdown time.Duration }
 
 var errNotLocal = errors.New("not a loopback address")
 
 // Open opens all enabled ports. If one cannot be opened, Open closes the others, and the error has a line for each failed port.
-// The log, which may be nil, gets the errors of single connections.
+// The log gets the errors of single connections.
 func Open(ctx context.Context, log *slog.Logger, ports ...Port) (*Servers, error) {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
-	s := &Servers{log: log, limits: limits{header: headerTimeout, shutdown: shutdownTimeout}}
+	s := &Servers{log: log, header: headerTimeout, shutdown: shutdownTimeout}
 	var errs []error
 	for _, p := range ports {
 		if p.Number <= 0 {
@@ -134,12 +129,11 @@ func (s *Servers) Serve(ctx context.Context) error {
 		})
 		all.Go(func() {
 			<-serving.Done()
-			bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.limits.shutdown)
+			bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.shutdown)
 			defer cancel()
 			if server.Shutdown(bound) != nil {
 				_ = server.Close() // the connections are closed even with an error
 			}
-			_ = p.listener.Close() // Shutdown does not close the listener of a server that had not begun to serve
 		})
 	}
 	<-serving.Done()
@@ -154,7 +148,7 @@ func (s *Servers) server(p Port) *http.Server {
 	server := &http.Server{
 		Handler:           p.Handler,
 		ConnState:         newLimit().state,
-		ReadHeaderTimeout: s.limits.header,
+		ReadHeaderTimeout: s.header,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      cmp.Or(p.Timeout, writeTimeout),
 		MaxHeaderBytes:    maxHeader,

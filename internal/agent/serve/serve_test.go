@@ -50,6 +50,8 @@ func occupy(t *testing.T, address string) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
+var discard = slog.New(slog.DiscardHandler)
+
 func says(text string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) })
 }
@@ -57,7 +59,7 @@ func says(text string) http.Handler {
 // start serves ports until the returned function is called, which returns what Serve did.
 func start(t *testing.T, ports ...Port) (stop func() error) {
 	t.Helper()
-	return startLimited(t, nil, headerTimeout, ports...)
+	return startLimited(t, discard, headerTimeout, ports...)
 }
 
 func startLimited(t *testing.T, log *slog.Logger, header time.Duration, ports ...Port) (stop func() error) {
@@ -66,7 +68,7 @@ func startLimited(t *testing.T, log *slog.Logger, header time.Duration, ports ..
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.limits = limits{header: header, shutdown: 200 * time.Millisecond} // shorter than the usual one
+	s.header, s.shutdown = header, 200*time.Millisecond // shorter than the usual ones
 	var ended error
 	end := agenttest.Go(t, func(ctx context.Context) { ended = s.Serve(ctx) })
 	stop = func() error { end(); return ended }
@@ -139,7 +141,7 @@ func TestPortsThatCannotBeOpenedAreNamedAllTogetherAndNoneStaysOpen(t *testing.T
 	health := occupy(t, ":0")
 	monitoring := occupy(t, "127.0.0.1:0")
 	good := free(t, 1)[0]
-	_, err := Open(t.Context(), nil,
+	_, err := Open(t.Context(), discard,
 		Port{Flag: "--health-port", Number: health, Handler: says("")},
 		Port{Flag: "--good-port", Number: good, Handler: says("")},
 		Port{Flag: "--monitoring-port", Number: monitoring, Handler: says("")},
@@ -168,7 +170,7 @@ func TestPortsThatCannotBeOpenedAreNamedAllTogetherAndNoneStaysOpen(t *testing.T
 func TestProfilesAreLocalAndNowhereElse(t *testing.T) {
 	n := free(t, 3)
 	start(t, Port{Flag: "--health-port", Number: n[0], Handler: http.NotFoundHandler()},
-		Introspection("--ctrlz_port", "localhost", n[1]), Introspection("--other", "127.0.0.1", n[2]))
+		Introspection("--ctrlz_port", "localhost", n[1], nil), Introspection("--other", "127.0.0.1", n[2], nil))
 	for _, path := range []string{
 		"/debug/pprof/", "/debug/pprof/goroutine?debug=1", "/debug/pprof/cmdline", "/debug/pprof/profile?seconds=1",
 	} {
@@ -180,7 +182,7 @@ func TestProfilesAreLocalAndNowhereElse(t *testing.T) {
 		}
 	}
 	for _, host := range []string{"", "0.0.0.0", "::"} {
-		_, err := Open(t.Context(), nil, Introspection("--ctrlz_port", host, free(t, 1)[0]))
+		_, err := Open(t.Context(), discard, Introspection("--ctrlz_port", host, free(t, 1)[0], nil))
 		if !errors.Is(err, errNotLocal) && !errors.Is(err, syscall.EAFNOSUPPORT) {
 			t.Errorf("host %q is taken for a local one: %v", host, err)
 		}
@@ -208,7 +210,7 @@ func TestEndIsBoundThoughARequestHangs(t *testing.T) {
 
 func TestASilentClientIsCutOff(t *testing.T) {
 	n := free(t, 1)[0]
-	startLimited(t, nil, time.Millisecond, Port{Flag: "--p", Number: n, Handler: says("x")})
+	startLimited(t, discard, time.Millisecond, Port{Flag: "--p", Number: n, Handler: says("x")})
 	if _, err := io.ReadAll(dial(t, n, "GET / HTTP/1.1\r\nHost:")); err != nil {
 		t.Errorf("the connection was not closed: %v", err)
 	}
@@ -232,7 +234,7 @@ func TestAPanicIsLoggedWhereItIsWanted(t *testing.T) {
 
 func TestALostPortEndsServe(t *testing.T) {
 	n := free(t, 2)
-	s, err := Open(t.Context(), nil,
+	s, err := Open(t.Context(), discard,
 		Port{Flag: "--a", Number: n[0], Handler: says("")}, Port{Flag: "--b", Number: n[1], Handler: says("")})
 	if err != nil {
 		t.Fatal(err)
@@ -253,7 +255,7 @@ func TestEndBeforeTheBeginningClosesThePorts(t *testing.T) {
 	end()
 	for range 200 {
 		n := free(t, 1)
-		s, err := Open(t.Context(), nil, Port{Flag: "--a", Number: n[0], Handler: says("")})
+		s, err := Open(t.Context(), discard, Port{Flag: "--a", Number: n[0], Handler: says("")})
 		if err != nil {
 			t.Fatal(err)
 		}

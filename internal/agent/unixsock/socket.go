@@ -10,8 +10,6 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
-
-	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
 // ErrServed is the error of a socket that another process serves.
@@ -63,37 +61,33 @@ func bind(ctx context.Context, o Options) (*socket, error) {
 // removeStale removes a socket that no process serves, as a killed agent leaves.
 func removeStale(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
-	case err != nil:
+	}
+	if err == nil && info.Mode().Type() != fs.ModeSocket {
+		err = errors.New("something that is no socket is in its place")
+	}
+	if err != nil {
 		return err
-	case info.Mode().Type() != fs.ModeSocket:
-		return errors.New("something that is no socket is in its place")
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", path)
-	switch {
-	case errors.Is(err, syscall.ECONNREFUSED):
+	if errors.Is(err, syscall.ECONNREFUSED) {
 		return os.Remove(path)
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil: // such as EAGAIN for a full backlog: a process serves the socket
+	}
+	if err != nil { // such as EAGAIN for a full backlog: a process serves the socket
 		return fmt.Errorf("%w: %w", ErrServed, err)
 	}
-	defer func() { _ = conn.Close() }()
-	if peer, err := agentapi.Peer(conn); err == nil {
-		return fmt.Errorf("%w: process %d", ErrServed, peer.Pid)
-	}
+	_ = conn.Close()
 	return ErrServed
 }
 
 // isInPlace reports whether the file at the path is this socket. The kernel does not reuse its inode while the socket is open.
 func (s *socket) isInPlace() bool {
 	info, err := os.Lstat(s.path)
-	return err == nil && s.file != nil && os.SameFile(info, s.file)
+	return err == nil && os.SameFile(info, s.file)
 }
 
 // remove removes the file, if it is this socket's, and closes the socket.

@@ -54,10 +54,10 @@ type Server struct {
 	connections  chan struct{} // one value per served connection
 	unauthorized rate.Sometimes
 
-	mu      sync.Mutex
-	socket  *socket
-	ended   bool
-	rebound chan struct{} // has a value after a bind of another socket
+	mu     sync.Mutex
+	socket *socket
+	http   *http.Server // nil before Serve
+	ended  bool
 }
 
 // Open binds the socket. Clients can connect from then on; Serve, which must follow, answers them. For a socket that another
@@ -68,8 +68,7 @@ func Open(ctx context.Context, o Options) (*Server, error) {
 		return nil, err
 	}
 	return &Server{
-		options: o, connections: make(chan struct{}, o.Connections), unauthorized: rate.Sometimes{Interval: logEach},
-		socket: opened, rebound: make(chan struct{}, 1),
+		options: o, connections: make(chan struct{}, o.Connections), unauthorized: rate.Sometimes{Interval: logEach}, socket: opened,
 	}, nil
 }
 
@@ -95,10 +94,7 @@ func (s *Server) Rebind(ctx context.Context) error {
 	_ = s.socket.listener.Close() // no client can reach it
 	s.socket = fresh
 	s.options.Log.InfoContext(ctx, "a socket was gone and is made again", "path", s.options.Path)
-	select {
-	case s.rebound <- struct{}{}:
-	default:
-	}
+	s.accept()
 	return nil
 }
 
@@ -114,21 +110,15 @@ func (s *Server) Serve(ctx context.Context, handler http.Handler) {
 		ErrorLog:       slog.NewLogLogger(s.options.Log.With("path", s.options.Path).Handler(), slog.LevelWarn),
 	}
 	server.SetKeepAlivesEnabled(s.options.KeepAlive)
-	stop := context.AfterFunc(ctx, s.Close)
-	defer stop()
-	for ctx.Err() == nil {
-		s.mu.Lock()
-		current := s.socket
-		s.mu.Unlock()
-		_ = server.Serve(current.listener) // until it is closed
-		current.remove()                   // for Listening, should Serve have ended of itself
-		select {
-		case <-ctx.Done():
-		case <-s.rebound:
-		}
-	}
-	s.Close() // waits for the one that has begun
-	// Not ctx, which the server's hook still reads.
+	s.mu.Lock()
+	s.http = server
+	s.accept()
+	s.mu.Unlock()
+	<-ctx.Done()
+	s.mu.Lock()
+	s.ended = true // a file that looks like the socket's is another one's after that
+	s.socket.remove()
+	s.mu.Unlock()
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	if server.Shutdown(ending) != nil {
@@ -136,10 +126,23 @@ func (s *Server) Serve(ctx context.Context, handler http.Handler) {
 	}
 }
 
+// accept starts to accept connections of the current socket, and removes a socket that cannot be accepted from: Listening then
+// reports it. It needs the lock.
+func (s *Server) accept() {
+	server, current := s.http, s.socket
+	go func() {
+		_ = server.Serve(current.listener) // until it is closed
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.socket == current && !s.ended {
+			current.remove()
+		}
+	}()
+}
+
 // connState is the server's hook. It is called for a new connection before the next one is accepted.
 func (s *Server) connState(ctx context.Context, conn net.Conn, state http.ConnState) {
-	switch state {
-	case http.StateNew:
+	if state == http.StateNew {
 		select {
 		case s.connections <- struct{}{}:
 		case <-ctx.Done():
@@ -147,12 +150,12 @@ func (s *Server) connState(ctx context.Context, conn net.Conn, state http.ConnSt
 		if !s.authorized(conn) {
 			_ = conn.Close()
 		}
-	case http.StateClosed:
+	}
+	if state == http.StateClosed {
 		select {
 		case <-s.connections:
 		default: // it came at the end
 		}
-	case http.StateActive, http.StateIdle, http.StateHijacked:
 	}
 }
 
@@ -168,14 +171,4 @@ func (s *Server) authorized(conn net.Conn) bool {
 		s.options.UnauthorizedPeer()
 	}
 	return false
-}
-
-// Close removes the socket. Serve does so by itself.
-func (s *Server) Close() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.ended { // a file that looks like the socket's is another one's after that
-		s.ended = true
-		s.socket.remove()
-	}
 }
