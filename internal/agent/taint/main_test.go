@@ -22,14 +22,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
-// until waits for a condition.
-func until(t *testing.T, otherwise string, holds func() bool) {
-	t.Helper()
-	agenttest.Until(t, func() string { return otherwise }, holds)
-}
-
-// lab is an API server and a controller.
-type lab struct {
+// fixture is an API server and a controller.
+type fixture struct {
 	*testing.T
 	server  *kubetest.Server
 	clock   *clocktesting.FakeClock
@@ -57,15 +51,12 @@ func legacy() readiness.Policy {
 	return p
 }
 
-func newLab(t *testing.T, policy readiness.Policy) *lab {
+func newFixture(t *testing.T, policy readiness.Policy) *fixture {
 	t.Helper()
-	l := &lab{T: t, server: kubetest.NewServer(t), clock: agenttest.NewClock()}
-	host, port := l.server.Address()
-	token, authority := l.server.ServiceAccount(l)
+	l := &fixture{T: t, server: kubetest.NewServer(t), clock: agenttest.NewClock()}
 	api, err := kube.NewClient(kube.Config{
-		Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority, Timeout: time.Minute,
-		IdleTimeout: time.Hour,
-		Backoff:     &wait.Backoff{Duration: time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 3, Cap: 4 * time.Millisecond},
+		Kubeconfig: l.server.Kubeconfig(t), Timeout: time.Minute, IdleTimeout: time.Hour,
+		Backoff: &wait.Backoff{Duration: time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 3, Cap: 4 * time.Millisecond},
 	})
 	if err != nil {
 		l.Fatal(err)
@@ -83,26 +74,24 @@ func newLab(t *testing.T, policy readiness.Policy) *lab {
 }
 
 // run starts the controller; it ends with the test.
-func (l *lab) run() {
+func (l *fixture) run() {
 	l.Helper()
 	l.start(l.options)
 }
 
-func (l *lab) start(o Options) (stop func()) {
+func (l *fixture) start(o Options) (stop func()) {
 	l.Helper()
 	return agenttest.Go(l.T, func(ctx context.Context) { Run(ctx, o) })
 }
 
-func (l *lab) ready() bool { return l.options.Health.Snapshot().Ready }
+func (l *fixture) ready() bool { return l.options.Health.Snapshot().Ready }
 
 type object = map[string]any
 
-// nodeSpec is what a test says of a node; what it does not say is as usual.
+// nodeSpec has the fields of a node that a test sets.
 type nodeSpec struct {
-	boot      string
 	taints    []object
 	heartbeat time.Time
-	labels    object
 	unready   bool
 }
 
@@ -114,11 +103,8 @@ func otherTaint() object {
 	return object{"key": "other", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z", "new": "field"}
 }
 
-func (l *lab) node(name string, spec nodeSpec) {
+func (l *fixture) node(name string, spec nodeSpec) {
 	l.Helper()
-	if spec.boot == "" {
-		spec.boot = "boot-1"
-	}
 	if spec.heartbeat.IsZero() {
 		spec.heartbeat = l.clock.Now()
 	}
@@ -128,10 +114,10 @@ func (l *lab) node(name string, spec nodeSpec) {
 	}
 	whole := object{
 		"kind": "Node", "apiVersion": "v1",
-		"metadata": object{"name": name, "labels": spec.labels, "creationTimestamp": agenttest.Start().Add(-48 * time.Hour).Format(time.RFC3339)},
+		"metadata": object{"name": name, "creationTimestamp": agenttest.Start().Add(-48 * time.Hour).Format(time.RFC3339)},
 		"spec":     object{},
 		"status": object{
-			"nodeInfo": object{"bootID": spec.boot},
+			"nodeInfo": object{"bootID": "boot-1"},
 			"conditions": []object{
 				{"type": "MemoryPressure", "status": "False"},
 				{
@@ -147,7 +133,7 @@ func (l *lab) node(name string, spec nodeSpec) {
 	l.set(whole)
 }
 
-func (l *lab) set(whole object) {
+func (l *fixture) set(whole object) {
 	l.Helper()
 	data, err := json.Marshal(whole)
 	if err != nil {
@@ -157,7 +143,7 @@ func (l *lab) set(whole object) {
 }
 
 // pod makes or changes an agent pod of a node.
-func (l *lab) pod(node, name, ready string, since time.Time) {
+func (l *fixture) pod(node, name, ready string, since time.Time) {
 	l.Helper()
 	l.set(object{
 		"kind": "Pod", "apiVersion": "v1",
@@ -169,10 +155,8 @@ func (l *lab) pod(node, name, ready string, since time.Time) {
 	})
 }
 
-func podPath(name string) string { return "/api/v1/namespaces/istio-system/pods/" + name }
-
-// fetch gives an object as the server has it.
-func (l *lab) fetch(path string) object {
+// fetch returns an object of the server.
+func (l *fixture) fetch(path string) object {
 	l.Helper()
 	var whole object
 	if data := l.server.Object(path); data != nil {
@@ -183,8 +167,8 @@ func (l *lab) fetch(path string) object {
 	return whole
 }
 
-// taints are those of a node as "key:effect".
-func (l *lab) taints(name string) []string {
+// taints returns the taints of a node as "key:effect".
+func (l *fixture) taints(name string) []string {
 	l.Helper()
 	spec, _ := l.fetch("/api/v1/nodes/" + name)["spec"].(object)
 	list, _ := spec["taints"].([]any)
@@ -196,22 +180,22 @@ func (l *lab) taints(name string) []string {
 	return all
 }
 
-func (l *lab) wantTaints(name string, want ...string) {
+func (l *fixture) wantTaints(name string, want ...string) {
 	l.Helper()
-	until(l.T, fmt.Sprintf("node %s never has the taints %q", name, want), func() bool { return slices.Equal(l.taints(name), want) })
+	agenttest.Eventually(l.T, fmt.Sprintf("node %s never has the taints %q", name, want), func() bool { return slices.Equal(l.taints(name), want) })
 }
 
-// patches are the requests so far that change nodes.
-func (l *lab) patches() int {
+// patches counts the requests so far that change nodes.
+func (l *fixture) patches() int {
 	return strings.Count(strings.Join(l.server.Requests(), "\n"), "PATCH /api/v1/nodes/")
 }
 
 // decided counts the decisions for a reason.
-func (l *lab) decided(reason readiness.Reason) int {
+func (l *fixture) decided(reason readiness.Reason) int {
 	return l.metric(`istio_cni_taint_decisions_total{reason="` + string(reason) + `"}`)
 }
 
-func (l *lab) metric(name string) int {
+func (l *fixture) metric(name string) int {
 	for line := range strings.Lines(string(l.options.Metrics.Text())) {
 		if rest, found := strings.CutPrefix(line, name+" "); found {
 			var n int
@@ -225,10 +209,22 @@ func (l *lab) metric(name string) int {
 	return 0
 }
 
+// stepUntil steps the clock until a condition holds.
+func (l *fixture) stepUntil(otherwise string, holds func() bool) {
+	l.Helper()
+	agenttest.Eventually(l.T, otherwise, func() bool {
+		if holds() {
+			return true
+		}
+		l.clock.Step(time.Second)
+		return false
+	})
+}
+
 // after does something and waits until it has led to one more decision for a reason.
-func (l *lab) after(reason readiness.Reason, do func()) {
+func (l *fixture) after(reason readiness.Reason, do func()) {
 	l.Helper()
 	before := l.decided(reason)
 	do()
-	until(l.T, "no decision for "+string(reason), func() bool { return l.decided(reason) > before })
+	agenttest.Eventually(l.T, "no decision for "+string(reason), func() bool { return l.decided(reason) > before })
 }

@@ -9,12 +9,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// at is a time by minutes and seconds.
+// at returns a time by minutes and seconds.
 func at(minutes, seconds int) time.Time {
 	return time.Date(2026, 1, 1, 12, minutes, seconds, 0, time.UTC)
 }
 
-// old is long before all the times of the tests.
+// old returns a time long before all others of the tests.
 func old() time.Time { return time.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC) }
 
 func untaint() Policy {
@@ -107,7 +107,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// step is one decision of a story about one node.
+// step is one of several decisions about one node.
 type step struct {
 	now    time.Time
 	node   Node
@@ -117,10 +117,11 @@ type step struct {
 	hold   NoActionReason
 }
 
-func story(t *testing.T, p Policy, steps ...step) {
+// steps makes decisions with the memory of the previous one.
+func steps(t *testing.T, p Policy, all ...step) {
 	t.Helper()
 	var m Memory
-	for i, s := range steps {
+	for i, s := range all {
 		var d Decision
 		d, m = Decide(s.node, s.pods, p, m, s.now)
 		if d.Action != s.action || d.Reason != s.reason || d.NoActionReason != s.hold {
@@ -129,20 +130,20 @@ func story(t *testing.T, p Policy, steps ...step) {
 	}
 }
 
-// again is the node after a reboot, as its kubelet first reports it.
+// again returns the node after a reboot, as its kubelet first reports it.
 func again(n Node, when time.Time) Node {
 	n.BootID, n.Heartbeat = n.BootID+"'", when
 	return n
 }
 
-func TestARollingUpdateTaintsNothing(t *testing.T) {
-	story(t, adding(),
+func TestRollingUpdateAddsNoTaint(t *testing.T) {
+	steps(t, adding(),
 		step{at(0, 0), clean(), ready(), Keep, AgentReady, AsWanted},
 		step{at(1, 0), clean(), unready(), Keep, AgentUnready, WithinGracePeriod},
 		step{at(1, 10), clean(), none(), Keep, NoAgent, WithinGracePeriod},
 		step{at(2, 30), clean(), unready(), Keep, AgentUnready, WithinGracePeriod},
 		step{at(2, 59), clean(), readyAt(at(2, 58)), Keep, AgentReady, AsWanted},
-		// The time begins anew.
+		// The grace period begins again.
 		step{at(4, 0), clean(), none(), Keep, NoAgent, WithinGracePeriod},
 		step{at(5, 59), clean(), none(), Keep, NoAgent, WithinGracePeriod},
 		step{at(6, 0), clean(), none(), Add, NoAgent, ""},
@@ -150,42 +151,31 @@ func TestARollingUpdateTaintsNothing(t *testing.T) {
 		step{at(7, 0), tainted(), readyAt(at(7, 0)), Remove, AgentReady, ""})
 }
 
-func TestTheEndOfPatienceIsWhenToLookAgain(t *testing.T) {
-	d, m := Decide(clean(), none(), adding(), Memory{}, at(1, 0))
-	if !d.RecheckAt.Equal(at(3, 0)) {
-		t.Fatalf("again at %s", d.RecheckAt)
-	}
-	d, _ = Decide(clean(), none(), adding(), m, d.RecheckAt)
-	if d.Action != Add || !d.RecheckAt.IsZero() {
-		t.Errorf("then %s, again at %s", d.Action, d.RecheckAt)
-	}
-}
-
-func TestARebootIsNotTrusted(t *testing.T) {
-	story(t, adding(),
+func TestReadinessFromBeforeAReboot(t *testing.T) {
+	steps(t, adding(),
 		step{at(0, 0), clean(), ready(), Keep, AgentReady, AsWanted},
-		// The node is back before anybody noticed, with the readiness of before: T-4, T-5.
+		// The node is back before its loss was noticed, with the earlier readiness: T-4, T-5.
 		step{at(1, 0), again(clean(), at(1, 0)), ready(), Add, Rebooted, ""},
 		step{at(1, 1), again(tainted(), at(1, 0)), unready(), Keep, AgentUnready, AsWanted},
 		step{at(1, 30), again(tainted(), at(1, 0)), readyAt(at(1, 29)), Remove, AgentReady, ""},
 		step{at(1, 31), again(clean(), at(1, 0)), readyAt(at(1, 29)), Keep, AgentReady, AsWanted})
 }
 
-func TestAReadinessOfTheOldBootIsNeverTrusted(t *testing.T) {
-	story(t, adding(),
+func TestReadinessOfTheOldBootNeverCounts(t *testing.T) {
+	steps(t, adding(),
 		step{at(0, 0), clean(), ready(), Keep, AgentReady, AsWanted},
 		step{at(1, 0), again(tainted(), at(1, 0)), ready(), Keep, Rebooted, AsWanted},
 		step{at(50, 0), again(tainted(), at(1, 0)), ready(), Keep, Rebooted, AsWanted})
 }
 
-func TestAReadinessBetweenTheReportsIsTrustedLater(t *testing.T) {
+func TestReadinessBetweenTheReportsCountsAfterSettling(t *testing.T) {
 	between := readyAt(at(0, 30))
 	first := step{at(0, 0), clean(), ready(), Keep, AgentReady, AsWanted}
 	back := step{at(1, 0), again(tainted(), at(1, 0)), between, Keep, Rebooted, AsWanted}
-	story(t, adding(), first, back, step{at(2, 59), back.node, between, Keep, Rebooted, AsWanted},
+	steps(t, adding(), first, back, step{at(2, 59), back.node, between, Keep, Rebooted, AsWanted},
 		step{at(3, 0), back.node, between, Remove, AgentReady, ""})
 
-	// A heartbeat after it says that it is of the old boot.
+	// A later heartbeat of the old boot shows that the readiness is of the old boot, too.
 	_, m := Decide(first.node, first.pods, adding(), Memory{}, first.now)
 	beat := clean()
 	beat.Heartbeat = at(0, 40)
@@ -195,59 +185,44 @@ func TestAReadinessBetweenTheReportsIsTrustedLater(t *testing.T) {
 	}
 }
 
-func TestARebootedNodeIsGivenNoTime(t *testing.T) {
-	story(t, adding(),
+func TestRebootedNodeHasNoGracePeriod(t *testing.T) {
+	steps(t, adding(),
 		step{at(0, 0), clean(), ready(), Keep, AgentReady, AsWanted},
 		step{at(1, 0), again(clean(), at(1, 0)), none(), Add, NoAgent, ""})
 }
 
-func TestARebootIsASuspicionForWhoDidNotSeeIt(t *testing.T) {
+func TestUnobservedRebootIsSuspected(t *testing.T) {
 	back := clean()
 	back.ReadySince = at(1, 0)
 	stillTainted := tainted()
 	stillTainted.ReadySince = at(1, 0)
 	// A clean node is not tainted: the whole cluster may have been out of reach.
-	story(t, adding(), step{at(1, 1), back, ready(), Keep, MaybeRebooted, RebootSuspected},
+	steps(t, adding(), step{at(1, 1), back, ready(), Keep, MaybeRebooted, RebootSuspected},
 		step{at(3, 0), back, ready(), Keep, AgentReady, AsWanted})
-	// A tainted one stays so until its kubelet has looked.
-	story(t, untaint(), step{at(1, 1), stillTainted, ready(), Keep, MaybeRebooted, AsWanted},
+	// A tainted node stays tainted until its kubelet has checked the pod.
+	steps(t, untaint(), step{at(1, 1), stillTainted, ready(), Keep, MaybeRebooted, AsWanted},
 		step{at(3, 0), stillTainted, ready(), Remove, AgentReady, ""})
-	story(t, untaint(), step{at(1, 1), stillTainted, readyAt(at(1, 0)), Remove, AgentReady, ""})
+	steps(t, untaint(), step{at(1, 1), stillTainted, readyAt(at(1, 0)), Remove, AgentReady, ""})
 	d, _ := Decide(stillTainted, ready(), untaint(), Memory{}, at(1, 1))
 	if !d.RecheckAt.Equal(at(3, 0)) || d.ConditionStatus != ConditionUnchanged {
 		t.Errorf("again at %s, condition %q", d.RecheckAt, d.ConditionStatus)
 	}
 }
 
-func TestANodeThatWasOutOfReachIsTrustedAtOnce(t *testing.T) {
+func TestUnreachableNodeOfTheSameBootCountsAtOnce(t *testing.T) {
 	gone := clean()
 	gone.Ready, gone.ReadySince = false, at(1, 0)
 	back := tainted()
 	back.ReadySince = at(9, 0)
-	story(t, adding(),
+	steps(t, adding(),
 		step{at(0, 0), clean(), ready(), Keep, AgentReady, AsWanted},
 		step{at(1, 0), gone, unready(), Keep, AgentUnready, WithinGracePeriod},
 		step{at(3, 0), gone, unready(), Add, AgentUnready, ""},
-		// The kubelet goes on with the readiness of before, and its boot is the one that is known.
+		// The kubelet keeps the earlier readiness, and the boot ID is the known one.
 		step{at(9, 1), back, ready(), Remove, AgentReady, ""})
 }
 
-func TestStandingFollowsPatience(t *testing.T) {
-	p := untaint()
-	d, m := Decide(clean(), ready(), p, Memory{}, at(0, 0))
-	if d.ConditionStatus != ConditionTrue {
-		t.Fatal(d.ConditionStatus)
-	}
-	d, m = Decide(clean(), none(), p, m, at(1, 0))
-	if d.ConditionStatus != ConditionUnchanged || !d.RecheckAt.Equal(at(3, 0)) {
-		t.Fatal(d.ConditionStatus, d.RecheckAt)
-	}
-	if d, _ = Decide(clean(), none(), p, m, at(3, 0)); d.ConditionStatus != ConditionFalse {
-		t.Fatal(d.ConditionStatus)
-	}
-}
-
-func TestTheClosedSets(t *testing.T) {
+func TestReasonsAreExplained(t *testing.T) {
 	seen := map[string]bool{}
 	for _, r := range Reasons() {
 		if seen[string(r)] || r.Sentence() == "" {
@@ -257,7 +232,7 @@ func TestTheClosedSets(t *testing.T) {
 	}
 }
 
-// TestProperties walks nodes through random lives.
+// TestProperties checks sequences of random changes of a node.
 func TestProperties(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	policies := []Policy{untaint(), adding(), legacy()}
@@ -290,7 +265,7 @@ func TestProperties(t *testing.T) {
 			if d.Action == Remove {
 				n.Taints = slices.DeleteFunc(slices.Clone(n.Taints), p.Ours)
 			}
-			// What was done is enough.
+			// One change is enough.
 			if after, _ := Decide(n, pods, p, m, now); after.Action != Keep {
 				t.Fatalf("after %+v: %+v", d, after)
 			}
@@ -313,7 +288,7 @@ func check(t *testing.T, n Node, pods [][]Pod, p Policy, d Decision, m Memory, n
 	case p.RequireNodeReady && !n.Ready && d.Reason.Good():
 		t.Fatalf("an unready node is ready: %+v", d)
 	}
-	// Nothing passes by itself without a time to look again.
+	// A decision that changes with time has a time to decide again.
 	if d.RecheckAt.IsZero() {
 		if later, _ := Decide(n, pods, p, m, now.Add(time.Hour)); later.Action != d.Action || later.ConditionStatus != d.ConditionStatus {
 			t.Fatalf("it changes unannounced: %+v, then %+v", d, later)

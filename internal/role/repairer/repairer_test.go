@@ -2,14 +2,11 @@ package repairer
 
 import (
 	"bytes"
-	"encoding/json"
 	"io"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/applet"
@@ -116,59 +113,13 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// broken is a pod whose validation has failed.
-const broken = `{
-		"kind": "Pod", "apiVersion": "v1",
-		"metadata": {"namespace": "shop", "name": "web", "uid": "u1", "annotations": {"sidecar.istio.io/status": "{}"}},
-		"spec": {"nodeName": "node-1", "containers": [{"name": "istio-proxy"}], "initContainers": [{"name": "istio-validation"}]},
-		"status": {"initContainerStatuses": [{"name": "istio-validation", "state": {"terminated": {"exitCode": 126, "reason": "Error"}}}]}
-	}`
-
 func run(env []string, args ...string) (code int, stderr string) {
 	var log bytes.Buffer
 	code = Run(applet.Call{Args: args, Getenv: environment(env...), Stdout: io.Discard, Stderr: &log})
 	return code, log.String()
 }
 
-// changes are the requests that change something.
-func changes(s *kubetest.Server) []string {
-	all := slices.DeleteFunc(s.Requests(), func(r string) bool { return strings.HasPrefix(r, "GET ") || strings.Contains(r, "/events") })
-	slices.Sort(all)
-	return all
-}
-
-func TestOnce(t *testing.T) {
-	t.Parallel()
-	const web = "/api/v1/namespaces/shop/pods/web"
-	for _, test := range []struct {
-		name, reason string
-		args         []string
-		want         []string
-	}{
-		{"report", "BrokenPod", nil, nil},
-		{"label", "LabelBrokenPod", []string{"--label-pods"}, []string{"PATCH " + web + "/status"}},
-		{"delete wins over label", "DeleteBrokenPod", []string{"--delete-pods", "--label-pods"}, []string{"DELETE " + web}},
-		{"evict", "DeleteBrokenPod", []string{"--delete-pods", "--evict"}, []string{"POST " + web + "/eviction"}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			server := kubetest.NewServer(t)
-			server.Set([]byte(broken))
-			if code, stderr := run(nil, append(test.args, "--kubeconfig="+server.Kubeconfig(t))...); code != applet.ExitOK {
-				t.Errorf("exit code %d: %s", code, stderr)
-			}
-			if diff := cmp.Diff(test.want, changes(server), cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-			var event struct{ Reason string }
-			if events := server.Events(); len(events) != 1 || json.Unmarshal(events[0], &event) != nil || event.Reason != test.reason {
-				t.Errorf("events %s", events)
-			}
-		})
-	}
-}
-
-func TestMistakesAskNobody(t *testing.T) {
+func TestMistakesSendNoRequest(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	code, stderr := run([]string{"REPAIR_EVICT=x"}, "--node-name=Bad", "--kubeconfig="+server.Kubeconfig(t))

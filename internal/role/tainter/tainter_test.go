@@ -2,26 +2,21 @@ package tainter
 
 import (
 	"bytes"
-	"encoding/json"
 	"io"
-	"os"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/agent/taint"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
-	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
-// cluster is the environment that Kubernetes gives to each container.
+// cluster returns the environment of a container in Kubernetes, with more variables.
 func cluster(more ...string) func(string) (string, bool) {
 	env := map[string]string{"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443", "HOSTNAME": "pod-1"}
 	for _, pair := range more {
@@ -181,7 +176,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// TestVariables: what a chart has set once must go on counting.
+// TestVariables: variables that a chart of any release sets keep their meaning.
 func TestVariables(t *testing.T) {
 	var got []string
 	for _, s := range new(Config).rows() {
@@ -195,40 +190,5 @@ func TestVariables(t *testing.T) {
 		KUBERNETES_NODE_NAME NODE_NAME`)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
-	}
-}
-
-// TestUntilASignal has the controller work until SIGTERM, and release its lease.
-func TestUntilASignal(t *testing.T) {
-	server := kubetest.NewServer(t)
-	server.Set([]byte(`{"kind": "Node", "apiVersion": "v1", "metadata": {"name": "a"}, "spec": {"taints": [
-		{"key": "cni.istio.io/not-ready", "value": "true", "effect": "NoSchedule"}]}}`))
-	server.Set([]byte(`{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "istio-system", "name": "agent",
-		"labels": {"k8s-app": "istio-cni-node"}}, "spec": {"nodeName": "a"},
-		"status": {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}`))
-	kubeconfig := server.Kubeconfig(t)
-	var log agenttest.Buffer
-	done := make(chan int, 1)
-	go func() {
-		done <- Run(applet.Call{
-			Args: []string{"--kubeconfig", kubeconfig, "--health-port=0", "--monitoring-port=0", "--log_as_json"}, Stdout: io.Discard, Stderr: &log,
-			Getenv: nothing,
-		})
-	}()
-	agenttest.Eventually(t, "the taint is there", func() bool { return !strings.Contains(string(server.Object("/api/v1/nodes/a")), "not-ready") })
-	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if code := <-done; code != applet.ExitOK {
-		t.Errorf("exit %d", code)
-	}
-	lease := string(server.Object("/apis/coordination.k8s.io/v1/namespaces/istio-system/leases/istio-node-untaint"))
-	if !strings.Contains(lease, `"holderIdentity":""`) {
-		t.Errorf("the lease was not given back: %s", lease)
-	}
-	for line := range strings.Lines(log.String()) {
-		if !json.Valid([]byte(line)) {
-			t.Errorf("not JSON: %s", line)
-		}
 	}
 }
