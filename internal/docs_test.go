@@ -33,6 +33,7 @@ var mouths = map[string]int{
 	"errors.New":     0,
 	"fmt.Sprintf":    0,
 	"types.NewError": 1,
+	"failure":        1,
 
 	".Warn":         0,
 	".WarnContext":  1,
@@ -58,7 +59,7 @@ var mouths = map[string]int{
 }
 
 // keys are those of composite literals whose value is said to a person.
-var keys = []string{"what", "Problem"}
+var keys = []string{"Problem"}
 
 // ruleLanguage is where Sprintf makes iptables' and nft's words, and errors
 // are made by other calls.
@@ -421,7 +422,7 @@ func TestUnexplained(t *testing.T) {
 		{"a kind", `const Gone Reason = "the roof is gone"; const other = "not said to anybody"`, []string{"the roof is gone"}},
 		{"what goes into a text", `s := fmt.Sprintf("%d of the tiles", n)`, []string{"%d of the tiles"}},
 		{"a CNI error", `types.NewError(7, "the house cannot be used", err.Error())`, []string{"the house cannot be used"}},
-		{"a failure's field", `_ = failure{code: 7, what: "the house cannot be used"}`, []string{"the house cannot be used"}},
+		{"an error of the plugin", `failure(7, "the house cannot be used", err)`, []string{"the house cannot be used"}},
 		{"a panic", `panic(fmt.Sprintf("the house of %s burns", x))`, nil},
 	}
 	for _, test := range tests {

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -43,9 +45,6 @@ func parts() []string {
 type node struct {
 	Options
 
-	cfg Config
-	log *slog.Logger
-
 	health  *health.State
 	metrics *metrics.Metrics
 	// api is nil without the address of an API server.
@@ -80,8 +79,8 @@ type node struct {
 // server.
 func (o Options) stay(ctx context.Context) error {
 	background, end := context.WithCancel(context.WithoutCancel(ctx))
-	n := &node{Options: o, cfg: o.Config, log: o.Log, background: background, metrics: metrics.New(o.Version)}
-	n.stanza.Store(&n.cfg.Want.Stanza)
+	n := &node{Options: o, background: background, metrics: metrics.New(o.Version), live: newLive()}
+	n.stanza.Store(&n.Config.Want.Stanza)
 	defer func() {
 		n.work.Wait()
 		n.events.Shutdown()
@@ -91,20 +90,17 @@ func (o Options) stay(ctx context.Context) error {
 	}()
 	defer end()
 	required := parts()
-	if !n.cfg.Install {
+	if !n.Config.Install {
 		required = nil
 	}
-	n.health = health.NewState(health.Options{
-		Log: n.log, Now: clock, OnChange: n.metrics.SetReady,
-	}, required...)
-
-	servers, err := serve.Open(ctx, n.log, n.ports()...)
+	n.health = health.NewState(health.Options{Log: n.Log, Now: clock, OnChange: n.metrics.SetReady}, required...)
+	servers, err := serve.Open(ctx, n.Log, n.ports()...)
 	if err != nil {
 		return err
 	}
-	n.start(func() {
+	n.work.Go(func() {
 		if failed := servers.Serve(background); failed != nil {
-			n.log.ErrorContext(background, "serving health and metrics ended", slog.String("error", failed.Error()))
+			n.Log.ErrorContext(background, "serving health and metrics ended", slog.String("error", failed.Error()))
 		}
 	})
 	for _, open := range []func(context.Context) error{n.lock, n.openRelay} {
@@ -112,26 +108,22 @@ func (o Options) stay(ctx context.Context) error {
 			return failed
 		}
 	}
-	if n.api, err = kube.NewClient(n.cfg.clientConfig()); err != nil {
-		n.log.WarnContext(ctx, "no API server: no events, no live configuration from a ConfigMap, and no way to tell an upgrade from a removal",
+	if n.api, err = kube.NewClient(n.Config.clientConfig()); err != nil {
+		n.Log.WarnContext(ctx, "no API server: no events, no live configuration from a ConfigMap, and no way to tell an upgrade from a removal",
 			slog.String("error", err.Error()))
 	} else {
-		n.events = eventrecorder.New(n.api, eventrecorder.Options{Log: n.log, Count: n.metrics.EventReported}) //nolint:contextcheck // it ends with Shutdown
+		n.events = eventrecorder.New(n.api, eventrecorder.Options{Log: n.Log, Count: n.metrics.EventReported}) //nolint:contextcheck // it ends with Shutdown
 	}
 	n.openLookups(ctx)
-	n.start(func() { n.guardSockets(n.background) })
+	n.work.Go(n.guardSockets)
 	return n.run(ctx)
-}
-
-func (n *node) start(work func()) {
-	n.work.Go(work)
 }
 
 func (n *node) ports() []serve.Port {
 	return []serve.Port{
-		{Flag: "--health-port", Number: int(n.cfg.HealthPort), Handler: n.health.Handler()},
-		{Flag: "--monitoring-port", Number: int(n.cfg.MonitoringPort), Handler: n.metrics.Handler()},
-		serve.Introspection("--ctrlz_port", n.cfg.IntrospectionAddress, int(n.cfg.IntrospectionPort), map[string]http.Handler{
+		{Flag: "--health-port", Number: int(n.Config.HealthPort), Handler: n.health.Handler()},
+		{Flag: "--monitoring-port", Number: int(n.Config.MonitoringPort), Handler: n.metrics.Handler()},
+		serve.Introspection("--ctrlz_port", n.Config.IntrospectionAddress, int(n.Config.IntrospectionPort), map[string]http.Handler{
 			"GET /decisions": n.decisions.Handler(),
 		}),
 	}
@@ -139,15 +131,14 @@ func (n *node) ports() []serve.Port {
 
 // lock acquires the node's lock. The relay's socket locks the node as well: agents of the reference do not know the lock.
 func (n *node) lock(context.Context) (err error) {
-	n.held, err = n.cfg.lock()
+	n.held, err = n.Config.lock()
 	return err
 }
 
 // await calls open until no other agent holds the lock or the socket: the previous agent may still be ending. It returns false
 // if ctx ended meanwhile.
 func (n *node) await(ctx context.Context, open func(context.Context) error) (opened bool, err error) {
-	reported := false
-	for {
+	for reported := false; ; {
 		err := open(ctx)
 		busy := (*hostfs.HeldError)(nil)
 		if !errors.As(err, &busy) && !errors.Is(err, unixsock.ErrServed) {
@@ -155,7 +146,7 @@ func (n *node) await(ctx context.Context, open func(context.Context) error) (ope
 		}
 		n.standBy(err)
 		if !reported {
-			n.log.InfoContext(ctx, "waiting for another node agent to end", slog.String("reason", err.Error()))
+			n.Log.InfoContext(ctx, "waiting for another node agent to end", slog.String("reason", err.Error()))
 			reported = true
 		}
 		if !kube.Sleep(ctx, time.Second) {
@@ -167,7 +158,7 @@ func (n *node) await(ctx context.Context, open func(context.Context) error) (ope
 // standBy reports the readiness of the node while another agent serves it: a rollout that starts the new agent first ends the
 // old agent only when the new one is ready.
 func (n *node) standBy(err error) {
-	if !n.cfg.Install {
+	if !n.Config.Install {
 		return
 	}
 	served := n.Options.installation(installation.Report{Health: n.health}).Served()
@@ -182,63 +173,63 @@ func (n *node) standBy(err error) {
 
 func (n *node) openRelay(ctx context.Context) error {
 	n.relayLevel = &slog.LevelVar{}
-	n.relayLevel.Set(slog.Level(n.cfg.PluginLevel))
+	n.relayLevel.Set(slog.Level(n.Config.PluginLevel))
 	server, err := unixsock.Open(ctx, unixsock.Options{
-		Path: n.cfg.LogSocket, DirMode: n.cfg.RunDirMode, Mode: n.cfg.LogSocketMode, Connections: 16, Timeout: 2 * time.Second,
-		UnauthorizedPeer: n.metrics.LogConnectionRefused, Log: n.log,
+		Path: n.Config.LogSocket, DirMode: n.Config.RunDirMode, Mode: n.Config.LogSocketMode, Connections: 16, Timeout: 2 * time.Second,
+		UnauthorizedPeer: n.metrics.LogConnectionRefused, Log: n.Log,
 	})
 	if err != nil {
 		return err
 	}
 	n.relay = server
-	relay := logserver.Handler(logserver.Options{Records: n.log.Handler(), Level: n.relayLevel, Log: n.log, Metrics: n.metrics})
-	n.start(func() { server.Serve(n.background, relay) })
+	relay := logserver.Handler(logserver.Options{Records: n.Log.Handler(), Level: n.relayLevel, Log: n.Log, Metrics: n.metrics})
+	n.work.Go(func() { server.Serve(n.background, relay) })
 	return nil
 }
 
 // guardSockets restores the sockets, the lock and the verdict after their removal.
-func (n *node) guardSockets(ctx context.Context) {
-	watch := n.watch()
-	defer watch.Close()
-	guarded := map[string]*unixsock.Server{n.cfg.LogSocket: n.relay}
+func (n *node) guardSockets() {
+	sockets := map[string]*unixsock.Server{n.Config.LogSocket: n.relay}
 	if n.lookups != nil {
-		guarded[n.cfg.podSocket()] = n.lookups
+		sockets[n.Config.podSocket()] = n.lookups
 	}
-	paths := []hostfs.Path{{Name: n.cfg.lockFile()}, {Name: n.cfg.verdictFile()}}
-	for path := range guarded {
-		paths = append(paths, hostfs.Path{Name: path})
+	paths := slices.AppendSeq([]string{n.Config.lockFile(), n.Config.verdictFile()}, maps.Keys(sockets))
+	n.onChange(paths, func() {
+		if again, err := n.held.Reacquire(n.Config.lockFile()); again || err != nil {
+			n.Log.Warn("the lock was removed, and is taken again", slog.Any("error", err))
+		}
+		n.record(n.background)
+		for path, server := range sockets {
+			if server.Listening() {
+				continue
+			}
+			if err := server.Rebind(n.background); err != nil {
+				n.Log.Warn("a socket cannot be made again", slog.String("path", path), slog.String("error", err.Error()))
+			}
+		}
+	})
+}
+
+// onChange calls do after each change of files beside the installation, for as long as the agent runs. The installation's own
+// watch logs a missing kernel watch.
+func (n *node) onChange(files []string, do func()) {
+	log := n.Log
+	if n.Config.Install {
+		log = slog.New(slog.DiscardHandler)
+	}
+	watch := hostfs.NewWatch(log)
+	defer watch.Close()
+	var paths []hostfs.Path
+	for _, file := range files {
+		paths = append(paths, hostfs.Path{Name: file})
 	}
 	watch.Set(paths...) // logged, and polled
 	for {
 		select {
-		case <-ctx.Done():
+		case <-n.background.Done():
 			return
 		case <-watch.Changed():
-		}
-		n.restore(ctx, guarded)
-	}
-}
-
-// watch returns a watch for files beside the installation. The installation's own watch logs a missing kernel watch.
-func (n *node) watch() *hostfs.Watch {
-	log := n.log
-	if n.cfg.Install {
-		log = slog.New(slog.DiscardHandler)
-	}
-	return hostfs.NewWatch(log)
-}
-
-func (n *node) restore(ctx context.Context, sockets map[string]*unixsock.Server) {
-	if again, err := n.held.Reacquire(n.cfg.lockFile()); again || err != nil {
-		n.log.WarnContext(ctx, "the lock was removed, and is taken again", slog.Any("error", err))
-	}
-	n.record(ctx)
-	for path, server := range sockets {
-		if server.Listening() {
-			continue
-		}
-		if err := server.Rebind(ctx); err != nil {
-			n.log.WarnContext(ctx, "a socket cannot be made again", slog.String("path", path), slog.String("error", err.Error()))
+			do()
 		}
 	}
 }
@@ -246,17 +237,17 @@ func (n *node) restore(ctx context.Context, sockets map[string]*unixsock.Server)
 // run installs until ctx ends, and then decides whether to uninstall.
 func (n *node) run(ctx context.Context) error {
 	failed := make(chan error, 1)
-	if n.cfg.Install {
+	if n.Config.Install {
 		n.installation = n.Options.installation(installation.Report{Health: n.health, Metrics: n.metrics, Warn: n.warn})
 		n.readDirectory() // live configuration applies from the first stanza on
-		n.start(func() { failed <- n.installation.Run(ctx) })
+		n.work.Go(func() { failed <- n.installation.Run(ctx) })
 	} else {
-		n.log.InfoContext(ctx, "nothing is installed (CNI_ENABLE_INSTALL=false)")
+		n.Log.InfoContext(ctx, "nothing is installed (CNI_ENABLE_INSTALL=false)")
 	}
 	testing, endTest := context.WithCancel(ctx)
 	defer endTest()
 	tested := make(chan struct{})
-	n.start(func() {
+	n.work.Go(func() {
 		defer close(tested)
 		n.test(testing)
 	})
@@ -281,11 +272,11 @@ func (n *node) shutdown(ctx context.Context) error {
 	if n.installation == nil {
 		return nil
 	}
-	n.log.InfoContext(ctx, "received SIGTERM, deciding whether to uninstall", slog.String("policy", string(n.cfg.UninstallOnExit)))
+	n.Log.InfoContext(ctx, "received SIGTERM, deciding whether to uninstall", slog.String("policy", string(n.Config.UninstallOnExit)))
 	verdict := teardown.ShouldUninstall(ctx, n.api, teardown.Self{
-		Namespace: n.cfg.Namespace, DaemonSet: n.cfg.DaemonSet, NodeName: n.cfg.NodeName, PodName: n.cfg.PodName,
-	}, n.cfg.UninstallOnExit)
-	n.log.InfoContext(ctx, "decided", slog.Bool("uninstall", verdict.Uninstall), slog.String("reason", string(verdict.Reason)),
+		Namespace: n.Config.Namespace, DaemonSet: n.Config.DaemonSet, NodeName: n.Config.NodeName, PodName: n.Config.PodName,
+	}, n.Config.UninstallOnExit)
+	n.Log.InfoContext(ctx, "decided", slog.Bool("uninstall", verdict.Uninstall), slog.String("reason", string(verdict.Reason)),
 		slog.String("detail", verdict.Detail))
 	if !verdict.Uninstall {
 		return nil
@@ -293,17 +284,17 @@ func (n *node) shutdown(ctx context.Context) error {
 	if err := n.installation.Uninstall(ctx); err != nil {
 		return fmt.Errorf("uninstalling: %w", err)
 	}
-	return n.cfg.removeRest() // the lock is held until the process ends
+	return n.Config.removeRest() // the lock is held until the process ends
 }
 
 // warn records an event on the node.
 func (n *node) warn(reason, message string) {
-	if n.cfg.NodeName == "" {
+	if n.Config.NodeName == "" {
 		return
 	}
 	n.events.Record(kube.Event{
-		Object: kube.NodeRef(n.cfg.NodeName), Reason: reason, Message: message, Type: kube.EventWarning, Component: component,
-		Host: n.cfg.NodeName,
+		Object: kube.NodeRef(n.Config.NodeName), Reason: reason, Message: message, Type: kube.EventWarning, Component: component,
+		Host: n.Config.NodeName,
 	})
 }
 
@@ -313,14 +304,14 @@ const runtimeRetry = 30 * time.Second
 // askRuntime determines, for mode auto, whether the runtime loads drop-in files.
 func (n *node) askRuntime() {
 	for {
-		state, err := n.api.Node(n.background, n.cfg.NodeName)
+		state, err := n.api.Node(n.background, n.Config.NodeName)
 		if err == nil {
 			known := installation.LoadsDropIns(state.Runtime)
-			n.log.Info("the runtime is known", slog.String("runtime", state.Runtime), slog.Bool("loads drop-in files", known == cniconf.Loaded))
+			n.Log.Info("the runtime is known", slog.String("runtime", state.Runtime), slog.Bool("loads drop-in files", known == cniconf.Loaded))
 			n.installation.DropIns(known)
 			return
 		}
-		n.log.Debug("the node's runtime is not known yet", slog.String("error", err.Error()))
+		n.Log.Debug("the node's runtime is not known yet", slog.String("error", err.Error()))
 		if !kube.Sleep(n.background, runtimeRetry) {
 			return
 		}

@@ -18,73 +18,64 @@ const maxKey = 1 << 20
 
 // live is the configuration that changes while the agent runs: a directory, and below it a ConfigMap.
 type live struct {
-	mu                   sync.Mutex
-	directory, configMap map[string]string
+	mu sync.Mutex
+	// data has the content of each source, nil for a source that does not exist.
+	data map[metrics.Source]map[string]string
 	// seen are the keys that were present at any time.
 	seen map[string]string
-	// reported is the last message about each source, so that reportOnce does not repeat it.
+	// reported is the last message about each source, which is not repeated.
 	reported map[metrics.Source]string
+}
+
+func newLive() live {
+	return live{data: map[metrics.Source]map[string]string{}, seen: map[string]string{}, reported: map[metrics.Source]string{}}
 }
 
 // startWatches starts the watches of live configuration and of the node's runtime, and race repair.
 func (n *node) startWatches() {
-	if n.cfg.ConfigDir != "" {
-		n.start(n.watchDirectory)
+	if n.Config.ConfigDir != "" {
+		n.work.Go(func() { n.onChange([]string{n.Config.ConfigDir}, n.readDirectory) })
 	}
 	if n.api == nil {
 		return
 	}
-	if n.cfg.ConfigMap != "" && n.cfg.Namespace != "" {
-		n.start(n.watchConfigMap)
+	if n.Config.ConfigMap != "" && n.Config.Namespace != "" {
+		n.work.Go(n.watchConfigMap)
 	}
-	if n.cfg.watchesRuntime() {
-		n.start(n.askRuntime)
+	if n.Config.watchesRuntime() {
+		n.work.Go(n.askRuntime)
 	}
-	if n.cfg.RepairEnabled && n.cfg.Repair.Node != "" {
-		n.start(n.repair)
+	if n.Config.RepairEnabled && n.Config.Repair.Node != "" {
+		n.work.Go(n.repair)
 	}
 }
 
 func (n *node) watchConfigMap() {
-	n.api.WatchConfigMap(n.background, n.cfg.Namespace, n.cfg.ConfigMap, func(data map[string]string) {
-		n.log.Info("live configuration", slog.String("configmap", n.cfg.ConfigMap), slog.Bool("present", data != nil))
-		n.apply(metrics.SourceConfigMap, func(l *live) { l.configMap = data })
+	n.api.WatchConfigMap(n.background, n.Config.Namespace, n.Config.ConfigMap, func(data map[string]string) {
+		n.Log.Info("live configuration", slog.String("configmap", n.Config.ConfigMap), slog.Bool("present", data != nil))
+		n.apply(metrics.SourceConfigMap, data)
 	}, func(err error) {
 		if err == nil {
-			n.log.Info("the ConfigMap can be read again", slog.String("configmap", n.cfg.ConfigMap))
+			n.Log.Info("the ConfigMap can be read again", slog.String("configmap", n.Config.ConfigMap))
 			return
 		}
-		n.log.Warn("the ConfigMap cannot be read: its last content stays in force",
-			slog.String("configmap", n.cfg.ConfigMap), slog.String("error", err.Error()))
+		n.Log.Warn("the ConfigMap cannot be read: its last content stays in force",
+			slog.String("configmap", n.Config.ConfigMap), slog.String("error", err.Error()))
 	})
-}
-
-func (n *node) watchDirectory() {
-	watch := n.watch()
-	defer watch.Close()
-	watch.Set(hostfs.Path{Name: n.cfg.ConfigDir}) // logged, and polled
-	for {
-		select {
-		case <-n.background.Done():
-			return
-		case <-watch.Changed():
-		}
-		n.readDirectory()
-	}
 }
 
 // readDirectory applies the current content of the directory of live configuration, if one is set.
 func (n *node) readDirectory() {
-	if n.cfg.ConfigDir == "" {
+	if n.Config.ConfigDir == "" {
 		return
 	}
-	data, err := readKeys(n.cfg.ConfigDir)
+	data, err := readKeys(n.Config.ConfigDir)
 	if err != nil {
-		n.log.Warn("the directory of live configuration cannot be read: its last content stays in force",
+		n.Log.Warn("the directory of live configuration cannot be read: its last content stays in force",
 			slog.String("error", err.Error()))
 		return
 	}
-	n.apply(metrics.SourceDirectory, func(l *live) { l.directory = data })
+	n.apply(metrics.SourceDirectory, data)
 }
 
 // readKeys reads a directory in the kubelet's layout of a ConfigMap volume: a file for each key.
@@ -111,29 +102,28 @@ func readKeys(dir string) (map[string]string, error) {
 }
 
 // apply computes the configuration after a change of a source. Invalid content changes nothing.
-func (n *node) apply(from metrics.Source, change func(*live)) {
-	n.live.mu.Lock()
-	defer n.live.mu.Unlock()
-	before := live{directory: n.live.directory, configMap: n.live.configMap}
-	change(&n.live)
+func (n *node) apply(from metrics.Source, data map[string]string) {
+	l := &n.live
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.data[from]
+	l.data[from] = data
 	cfg, frozen, err := n.Reload(
-		settings.Layer{Name: "directory " + n.cfg.ConfigDir, Data: n.live.directory},
-		settings.Layer{Name: "ConfigMap " + n.cfg.ConfigMap, Data: n.live.configMap},
-		settings.Layer{Name: "live configuration of before", Data: n.live.removed()})
+		settings.Layer{Name: "directory " + n.Config.ConfigDir, Data: l.data[metrics.SourceDirectory]},
+		settings.Layer{Name: "ConfigMap " + n.Config.ConfigMap, Data: l.data[metrics.SourceConfigMap]},
+		settings.Layer{Name: "live configuration of before", Data: l.removed()})
 	if err != nil {
-		n.live.directory, n.live.configMap = before.directory, before.configMap
-		n.reportOnce(from, err.Error(), func(text string) {
+		l.data[from] = before
+		if l.isNew(from, err.Error()) {
 			n.metrics.ConfigRefused(from)
-			n.log.Error("live configuration is not usable: the last good one stays in force", slog.String("error", text))
-			n.warn("CNIConfigRefused", "live configuration is not usable, the last good one stays in force: "+text)
-		})
+			n.Log.Error("live configuration is not usable: the last good one stays in force", slog.String("error", err.Error()))
+			n.warn("CNIConfigRefused", "live configuration is not usable, the last good one stays in force: "+err.Error())
+		}
 		return
 	}
-	n.reportOnce(from, strings.Join(frozen, ", "), func(keys string) {
-		if keys != "" {
-			n.log.Warn("live configuration differs in what takes a restart of the agent", slog.String("keys", keys))
-		}
-	})
+	if keys := strings.Join(frozen, ", "); l.isNew(from, keys) && keys != "" {
+		n.Log.Warn("live configuration differs in what takes a restart of the agent", slog.String("keys", keys))
+	}
 	n.relayLevel.Set(slog.Level(cfg.PluginLevel))
 	n.stanza.Store(&cfg.Want.Stanza)
 	_ = n.checkVerdict() // reported as readiness
@@ -145,27 +135,21 @@ func (n *node) apply(from metrics.Source, change func(*live)) {
 // removed returns the keys that were removed from a source, without a value: the environment still has their values from the
 // start of the container. A missing source removes nothing.
 func (l *live) removed() map[string]string {
-	if l.seen == nil {
-		l.seen = map[string]string{}
-	}
-	if l.directory == nil && l.configMap == nil {
-		return nil
-	}
-	for _, source := range []map[string]string{l.directory, l.configMap} {
+	var removed map[string]string
+	for _, source := range l.data {
 		for key := range source {
 			l.seen[key] = ""
 		}
+		if source != nil {
+			removed = l.seen
+		}
 	}
-	return l.seen
+	return removed
 }
 
-// reportOnce calls report unless the text equals the last message about the source.
-func (n *node) reportOnce(from metrics.Source, text string, report func(string)) {
-	if n.live.reported == nil {
-		n.live.reported = map[metrics.Source]string{}
-	}
-	if n.live.reported[from] != text {
-		n.live.reported[from] = text
-		report(text)
-	}
+// isNew reports whether a message differs from the last one about its source.
+func (l *live) isNew(from metrics.Source, message string) bool {
+	last := l.reported[from]
+	l.reported[from] = message
+	return last != message
 }

@@ -11,24 +11,24 @@ import (
 
 // openLookups starts the watch of the node's pods and the server for plugins. Without the server, plugins ask the API server.
 func (n *node) openLookups(ctx context.Context) {
-	if n.api == nil || n.cfg.NodeName == "" {
-		n.log.InfoContext(ctx, "plugins ask the API server themselves: the agent does not know the API server or its node's name")
+	if n.api == nil || n.Config.NodeName == "" {
+		n.Log.InfoContext(ctx, "plugins ask the API server themselves: the agent does not know the API server or its node's name")
 		return
 	}
 	n.pods = podcache.NewStore(podcache.Options{
-		API: n.api, Node: n.cfg.NodeName, Log: n.log, Keep: []string{n.cfg.Repair.LabelKey, n.cfg.Repair.Predicate.Annotation}, KeepMessage: n.cfg.Repair.Predicate.Message,
+		API: n.api, Node: n.Config.NodeName, Log: n.Log, Keep: []string{n.Config.Repair.LabelKey, n.Config.Repair.Predicate.Annotation}, KeepMessage: n.Config.Repair.Predicate.Message,
 	})
-	n.start(func() { n.pods.Run(n.background) }) // race repair uses the pods as well
+	n.work.Go(func() { n.pods.Run(n.background) }) // race repair uses the pods as well
 	server, err := unixsock.Open(ctx, unixsock.Options{
-		Path: n.cfg.podSocket(), DirMode: n.cfg.RunDirMode, Mode: 0o600, Connections: 256, Timeout: 5 * time.Second, KeepAlive: true, Log: n.log,
+		Path: n.Config.podSocket(), DirMode: n.Config.RunDirMode, Mode: 0o600, Connections: 256, Timeout: 5 * time.Second, KeepAlive: true, Log: n.Log,
 	})
 	if err != nil {
 		// Plugins work without the server; the node does not work without the plugin.
-		n.log.ErrorContext(ctx, "plugins cannot ask this agent, and ask the API server", slog.String("error", err.Error()))
+		n.Log.ErrorContext(ctx, "plugins cannot ask this agent, and ask the API server", slog.String("error", err.Error()))
 		n.warn("CNILookupSocketFailed", "plugins cannot ask the node agent, and ask the API server: "+err.Error())
 		return
 	}
 	n.lookups = server
 	service := podcache.Service{Store: n.pods, Ring: &n.decisions, Metrics: n.metrics}
-	n.start(func() { server.Serve(n.background, service.Handler()) })
+	n.work.Go(func() { server.Serve(n.background, service.Handler()) })
 }

@@ -11,26 +11,26 @@ import (
 
 // repair runs race repair for as long as the agent runs. No step of the installation waits for it.
 func (n *node) repair() {
-	n.log.Info("race repair", slog.Any("modes", n.cfg.Repair.Switches.Modes()))
-	find := n.cfg.Places.Find
+	n.Log.Info("race repair", slog.Any("modes", n.Config.Repair.Switches.Modes()))
+	find := n.Config.Places.Find
 	switch {
-	case n.cfg.NodeName != "" && n.cfg.Repair.Node != n.cfg.NodeName:
-		n.log.Warn("race repair is for another node than this one: no pod can be redirected in place",
-			slog.String("node", n.cfg.Repair.Node), slog.String("this", n.cfg.NodeName))
+	case n.Config.NodeName != "" && n.Config.Repair.Node != n.Config.NodeName:
+		n.Log.Warn("race repair is for another node than this one: no pod can be redirected in place",
+			slog.String("node", n.Config.Repair.Node), slog.String("this", n.Config.NodeName))
 		find = nil
-	case !n.cfg.Places.Reachable():
+	case !n.Config.Places.Reachable():
 		find = nil
-		n.log.Warn("the processes of the node are not seen: no pod can be redirected in place (mount the node's /proc at /host/proc)")
+		n.Log.Warn("the processes of the node are not seen: no pod can be redirected in place (mount the node's /proc at /host/proc)")
 	}
 	var follow func(context.Context, kube.Listener[kube.Pod])
-	if n.pods != nil && n.cfg.Repair.Node == n.cfg.NodeName && n.cfg.Repair.LabelSelectors+n.cfg.Repair.FieldSelectors == "" {
+	if n.pods != nil && n.Config.Repair.Node == n.Config.NodeName && n.Config.Repair.LabelSelectors+n.Config.Repair.FieldSelectors == "" {
 		follow = n.pods.Follow // one watch serves lookups and repair
 	}
 	racerepair.Run(n.background, racerepair.Options{
 		Follow: follow,
-		API:    n.api, Events: n.events, Log: n.log, Metrics: n.metrics.Repair, Settings: n.cfg.Repair,
+		API:    n.api, Events: n.events, Log: n.Log, Metrics: n.metrics.Repair, Settings: n.Config.Repair,
 		Plugin: n.plugin,
-		Find:   find, ToolPath: n.ToolPath, Host: n.cfg.Repair.Node,
+		Find:   find, ToolPath: n.ToolPath, Host: n.Config.Repair.Node,
 	})
 }
 

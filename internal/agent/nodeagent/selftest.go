@@ -18,12 +18,12 @@ const retest = 30 * time.Second
 // plugin. A node that fails the test is not ready; a node where the test cannot run, for lack of privilege, may be ready.
 func (n *node) test(ctx context.Context) {
 	for ctx.Err() == nil {
-		verdict, err := selfcheck.Run(ctx, n.ToolPath, n.log)
+		verdict, err := selfcheck.Run(ctx, n.ToolPath, n.Log)
 		if ctx.Err() != nil {
 			return
 		}
 		if err != nil {
-			n.log.WarnContext(ctx, "it could not be tried whether pods can be redirected on this node", slog.String("error", err.Error()))
+			n.Log.WarnContext(ctx, "it could not be tried whether pods can be redirected on this node", slog.String("error", err.Error()))
 			n.ready(nil)
 			return
 		}
@@ -31,11 +31,11 @@ func (n *node) test(ctx context.Context) {
 		n.record(ctx)
 		err = n.checkVerdict()
 		if err == nil {
-			n.log.InfoContext(ctx, "self-test passed: pods can be redirected on this node", slog.String("auto", string(verdict.Choice)),
+			n.Log.InfoContext(ctx, "self-test passed: pods can be redirected on this node", slog.String("auto", string(verdict.Choice)),
 				slog.String("problems", verdict.Summary()))
 			return
 		}
-		n.log.ErrorContext(ctx, "self-test failed: pods of the mesh will not start on this node", slog.String("error", err.Error()))
+		n.Log.ErrorContext(ctx, "self-test failed: pods of the mesh will not start on this node", slog.String("error", err.Error()))
 		n.warn("CNISelfTestFailed", err.Error())
 		if !kube.Sleep(ctx, retest) {
 			return
@@ -49,11 +49,11 @@ func (n *node) record(ctx context.Context) {
 	if verdict == nil || n.left.Load() {
 		return
 	}
-	if _, err := os.Stat(n.cfg.verdictFile()); err == nil && selfcheck.Recorded(n.cfg.RunDir) == verdict.Advice() {
+	if _, err := os.Stat(n.Config.verdictFile()); err == nil && selfcheck.Recorded(n.Config.RunDir) == verdict.Advice() {
 		return
 	}
-	if err := verdict.Record(hostfs.Disk{}, n.cfg.RunDir); err != nil {
-		n.log.WarnContext(ctx, "the self-test's verdict cannot be written for the plugin", slog.String("error", err.Error()))
+	if err := verdict.Record(hostfs.Disk{}, n.Config.RunDir); err != nil {
+		n.Log.WarnContext(ctx, "the self-test's verdict cannot be written for the plugin", slog.String("error", err.Error()))
 	}
 }
 
@@ -74,7 +74,7 @@ func (n *node) checkVerdict() error {
 // ready reports the result of the self-test to the health state if the agent installs.
 func (n *node) ready(failed error) {
 	switch {
-	case !n.cfg.Install:
+	case !n.Config.Install:
 	case failed == nil:
 		n.health.Ready(selfTest)
 	default:

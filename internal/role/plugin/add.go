@@ -17,15 +17,22 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// add runs the command ADD. It validates the input before any request or change, and prints the result for every pod that may
-// start.
-func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) (err error) {
+// add runs the command ADD, and sends its report.
+func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) error {
 	conf, err := p.configure(args.StdinData)
 	if err != nil {
 		return err
 	}
 	call := p.begin("ADD", args.ContainerID)
+	err = errUnfinished
 	defer func() { call.send(ctx, conf, err) }()
+	err = p.admit(ctx, conf, args, call)
+	return err
+}
+
+// admit redirects a pod of the mesh. It validates the input before any request or change, and prints the result for every pod
+// that may start.
+func (p *plugin) admit(ctx context.Context, conf cniconf.NetConf, args *skel.CmdArgs, call *call) error {
 	before, err := parseResult(conf)
 	if err != nil {
 		return err
@@ -38,24 +45,20 @@ func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) (err error) {
 	log := p.logger(pod, args)
 	decision, err := call.decide(ctx, conf)
 	if err != nil {
-		call.finished = true
 		return lookupFailure(pod, err)
 	}
 	call.log(ctx, log, decision)
 	switch decision.Outcome {
 	case sidecar.Refuse:
-		call.finished = true
 		return refusal(pod, decision)
 	case sidecar.Capture:
 		report, err := p.capture(ctx, conf, pod, args.Netns, decision.Spec, log)
 		call.programmed(report)
-		call.finished = true
 		if err != nil {
 			return err
 		}
 	case sidecar.Pass:
 	}
-	call.finished = true
 	return before.print(&p.answer)
 }
 
@@ -65,19 +68,19 @@ func (p *plugin) logger(pod podArgs, args *skel.CmdArgs) *slog.Logger {
 }
 
 // refusal returns the error for a pod whose settings are invalid.
-func refusal(pod podArgs, d sidecar.Decision) failure {
-	return failure{code: codeSettings, what: fmt.Sprintf("istio-cni refuses pod %s: %s", pod, d.Reason.Sentence()), cause: d.Err}
+func refusal(pod podArgs, d sidecar.Decision) error {
+	return failure(codeSettings, fmt.Sprintf("istio-cni refuses pod %s: %s", pod, d.Reason.Sentence()), d.Err)
 }
 
 // capture programs the pod's namespace. It replaces the rules of an earlier attempt, since runtimes retry in the same
 // namespace.
 func (p *plugin) capture(ctx context.Context, conf cniconf.NetConf, pod podArgs, path string, spec redirect.Spec, log *slog.Logger) (redirection.Report, error) {
 	if conf.Problems != nil {
-		return redirection.Report{}, failure{code: types.ErrInvalidNetworkConfig, what: "istio-cni cannot use its configuration for pod " + pod.String(), cause: conf.Problems}
+		return redirection.Report{}, failure(types.ErrInvalidNetworkConfig, "istio-cni cannot use its configuration for pod "+pod.String(), conf.Problems)
 	}
 	at, err := p.open(path)
 	if err != nil {
-		return redirection.Report{}, failure{code: types.ErrInvalidNetNS, what: fmt.Sprintf("istio-cni cannot redirect the traffic of pod %s", pod), cause: err}
+		return redirection.Report{}, failure(types.ErrInvalidNetNS, notRedirected(pod), err)
 	}
 	defer at.Close()
 	found := advice(conf)

@@ -24,7 +24,7 @@ func (a podArgs) String() string {
 func parseArgs(text string) (podArgs, error) {
 	var a podArgs
 	if err := types.LoadArgs(text, &a); err != nil {
-		return a, failure{code: types.ErrInvalidEnvironmentVariables, what: "istio-cni cannot read CNI_ARGS", cause: err}
+		return a, failure(types.ErrInvalidEnvironmentVariables, "istio-cni cannot read CNI_ARGS", err)
 	}
 	return a, nil
 }

@@ -51,7 +51,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 	}
 	at, err := p.open(args.Netns)
 	if err != nil {
-		return failure{code: types.ErrInvalidNetNS, what: fmt.Sprintf("istio-cni cannot check pod %s", pod), cause: err}
+		return failure(types.ErrInvalidNetNS, fmt.Sprintf("istio-cni cannot check pod %s", pod), err)
 	}
 	defer at.Close()
 	report, err := p.namespace(conf, advice(conf), at, log).Verify(ctx, decision.Spec)
@@ -61,10 +61,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 	if report.Clean() {
 		return nil
 	}
-	return failure{
-		code: codeDifferent, what: fmt.Sprintf("the traffic of pod %s is not redirected as it should be", pod),
-		cause: differences(report),
-	}
+	return failure(codeDifferent, fmt.Sprintf("the traffic of pod %s is not redirected as it should be", pod), differences(report))
 }
 
 // unknown handles a pod that neither agent nor API server could return. If its namespace has rules of the mesh, CHECK fails, so
@@ -104,7 +101,7 @@ func (p *plugin) status(ctx context.Context, args *skel.CmdArgs) error {
 	if problem == nil {
 		return nil
 	}
-	return failure{code: types.ErrPluginNotAvailable, what: "istio-cni cannot serve pods of the mesh now", cause: problem}
+	return failure(types.ErrPluginNotAvailable, "istio-cni cannot serve pods of the mesh now", problem)
 }
 
 // answered returns the reason why a look-up would fail now: the kubeconfig is unusable, and the node agent does not answer.

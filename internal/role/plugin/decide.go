@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"path/filepath"
@@ -45,8 +46,6 @@ type call struct {
 	began  time.Time
 	// mark is the end of the last phase.
 	mark time.Time
-	// finished reports that the call returned, with or without an error, and did not panic.
-	finished bool
 	// agent is a working connection to the node agent, nil for none.
 	agent *agentapi.Agent
 }
@@ -99,19 +98,13 @@ func (c *call) decide(ctx context.Context, conf cniconf.NetConf) (d sidecar.Deci
 	facts, err = c.askServer(ctx, conf)
 	if err != nil {
 		if !errors.Is(fromAgent, fs.ErrNotExist) {
-			err = lookupFailed{err, fromAgent}
+			err = fmt.Errorf("%w; before that: %w", err, fromAgent) // the API server, which is authoritative, comes first
 		}
 		return sidecar.Decision{}, err
 	}
 	c.report.Source = agentapi.SourceAPI
 	return sidecar.Decide(facts, policy), nil
 }
-
-// lookupFailed is a look-up that failed at both sources. The API server, which is authoritative, comes first.
-type lookupFailed struct{ server, agent error }
-
-func (e lookupFailed) Error() string   { return e.server.Error() + "; before that: " + e.agent.Error() }
-func (e lookupFailed) Unwrap() []error { return []error{e.server, e.agent} }
 
 // askAgent requests the pod from the node agent. After any error of it, decide requests the pod from the API server.
 func (c *call) askAgent(ctx context.Context, conf cniconf.NetConf) (sidecar.Facts, error) {
@@ -175,9 +168,6 @@ func (c *call) programmed(r redirection.Report) {
 // that passed by the annotations of the runtime is not reported: the report would double the cost of the call.
 func (c *call) send(ctx context.Context, conf cniconf.NetConf, failed error) {
 	defer c.end()
-	if failed == nil && !c.finished {
-		failed = errUnfinished
-	}
 	if failed == nil && c.report.Source == agentapi.SourceAnnotations || conf.RunDir == "" {
 		return
 	}

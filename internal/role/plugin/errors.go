@@ -17,29 +17,18 @@ const (
 	codeDifferent = 102 // CHECK: the namespace differs from the desired state
 )
 
-// failure is an error for the runtime: the failed action, and its cause.
-type failure struct {
-	code  uint
-	what  string
-	cause error
+// failure returns the specification's error object: the failed action, and its cause. The runtime, and so `kubectl describe
+// pod`, shows "msg; details" of it.
+func failure(code uint, action string, cause error) error {
+	return types.NewError(code, action, cause.Error())
 }
 
-func (f failure) Error() string { return fmt.Sprintf("%s: %v", f.what, f.cause) }
-func (f failure) Unwrap() error { return f.cause }
-
-// protocol converts any error to the specification's error object. The runtime, and so `kubectl describe pod`, shows "msg;
-// details" of it.
+// protocol converts any other error to the specification's error object.
 func protocol(err error) error {
-	if err == nil {
-		return nil
+	if _, ready := errors.AsType[*types.Error](err); ready || err == nil {
+		return err
 	}
-	if ready, ok := errors.AsType[*types.Error](err); ok {
-		return ready
-	}
-	if f, ok := errors.AsType[failure](err); ok {
-		return types.NewError(f.code, f.what, f.cause.Error())
-	}
-	return types.NewError(types.ErrInternal, "istio-cni failed", err.Error())
+	return failure(types.ErrInternal, "istio-cni failed", err)
 }
 
 // presentable bounds an error, of this program or of the CNI library, and makes it printable.
@@ -48,19 +37,23 @@ func presentable(err types.Error) *types.Error {
 }
 
 // lookupFailure maps a failed look-up of the pod. All causes but a broken configuration may be transient.
-func lookupFailure(pod podArgs, err error) failure {
-	what := fmt.Sprintf("istio-cni cannot tell whether pod %s is in the mesh", pod)
+func lookupFailure(pod podArgs, err error) error {
+	code := types.ErrTryAgainLater
 	if kube.ClassOf(err) == kube.InvalidConfig {
-		return failure{code: types.ErrIOFailure, what: what, cause: err}
+		code = types.ErrIOFailure
 	}
-	return failure{code: types.ErrTryAgainLater, what: what, cause: err}
+	return failure(code, fmt.Sprintf("istio-cni cannot tell whether pod %s is in the mesh", pod), err)
 }
 
 // programFailure maps the error of a namespace that could not be programmed.
-func programFailure(pod podArgs, err error) failure {
+func programFailure(pod podArgs, err error) error {
 	code := uint(codeProgram)
 	if errors.Is(err, context.DeadlineExceeded) {
 		code = types.ErrTryAgainLater
 	}
-	return failure{code: code, what: fmt.Sprintf("istio-cni cannot redirect the traffic of pod %s", pod), cause: err}
+	return failure(code, notRedirected(pod), err)
+}
+
+func notRedirected(pod podArgs) string {
+	return fmt.Sprintf("istio-cni cannot redirect the traffic of pod %s", pod)
 }

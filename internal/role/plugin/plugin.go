@@ -131,7 +131,7 @@ func (p *plugin) guarded(name string, command func(context.Context, *skel.CmdArg
 func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
 	conf, err := cniconf.Parse(stanza)
 	if err != nil {
-		return conf, failure{code: types.ErrDecodingFailure, what: "istio-cni cannot read its configuration", cause: err}
+		return conf, failure(types.ErrDecodingFailure, "istio-cni cannot read its configuration", err)
 	}
 	level, err := pluginlog.ParseLevel(conf.LogLevel)
 	if err != nil {

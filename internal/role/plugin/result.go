@@ -32,10 +32,7 @@ func parseResult(conf cniconf.NetConf) (result, error) {
 	}
 	parsed, err := create.Create(r.version, text)
 	if err != nil {
-		return r, failure{
-			code: types.ErrDecodingFailure, what: "istio-cni cannot read the result of the plugin before it (prevResult)",
-			cause: err,
-		}
+		return r, failure(types.ErrDecodingFailure, "istio-cni cannot read the result of the plugin before it (prevResult)", err)
 	}
 	r.parsed = parsed
 	return r, nil
