@@ -181,20 +181,16 @@ func (d *demo) packets(pod chaintest.Pod) {
 	app := labtest.Actor{Name: "app", Namespace: pod.Netns, UID: labtest.AppUID, GID: labtest.AppUID}
 	proxy := labtest.Actor{Name: "proxy", Namespace: pod.Netns, UID: redirect.DefaultID, GID: redirect.DefaultID}
 	podIP := d.address(pod)
-	d.serve(world,
+	labtest.Serve(d.stage, world,
 		labtest.Service{By: labtest.ByPeer, Via: labtest.TCP, At: at(outside, 80)},
 		labtest.Service{By: labtest.ByPeer, Via: labtest.UDP, At: at(outside, 5000)},
 		labtest.Service{By: labtest.ByPeer, Via: labtest.TCP, At: at(excluded, 80)})
-	d.serve(app, labtest.Service{By: labtest.ByApp, Via: labtest.TCP, At: at("0.0.0.0", 8080)})
+	labtest.Serve(d.stage, app, labtest.Service{By: labtest.ByApp, Via: labtest.TCP, At: at("0.0.0.0", 8080)})
 	sidecarProxy := labtest.Proxy{
 		Actor: proxy, Mode: redirect.Redirect, Families: []ruleset.Family{ruleset.IPv4},
 		Resolver: func(ruleset.Family) netip.AddrPort { return at(outside, 53) },
 	}
-	server, err := sidecarProxy.Start(d.Context())
-	if err != nil {
-		panic(err)
-	}
-	d.Cleanup(server.Close)
+	sidecarProxy.Start(d.stage)
 	for _, q := range []struct {
 		text string
 		labtest.Question
@@ -225,14 +221,6 @@ func question(from labtest.Actor, via labtest.Protocol, to netip.AddrPort, by st
 
 func at(address string, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(address), port)
-}
-
-func (d *demo) serve(a labtest.Actor, services ...labtest.Service) {
-	server, err := labtest.Serve(d.Context(), a, services...)
-	if err != nil {
-		panic(err)
-	}
-	d.Cleanup(server.Close)
 }
 
 // address returns the pod's IPv4 address.

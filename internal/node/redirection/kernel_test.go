@@ -1,10 +1,8 @@
 package redirection_test
 
 import (
-	"bytes"
 	"fmt"
 	"log/slog"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -84,30 +82,10 @@ func dualPod(tb testing.TB) pod {
 	return newPod(tb, "10.20.0.2/24", "fd20::2/64")
 }
 
-// try runs a command in the namespace with its own iptables lock.
-func (p pod) try(tb testing.TB, stdin, name string, args ...string) (string, error) {
-	tb.Helper()
-	var stdout, stderr bytes.Buffer
-	err := netns.Do(string(p), func() error {
-		cmd := exec.CommandContext(tb.Context(), name, args...)
-		cmd.Env = append(cmd.Environ(), "XTABLES_LOCKFILE="+string(p))
-		cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
-		return cmd.Run()
-	})
-	if err != nil {
-		err = fmt.Errorf("running %s %s: %w\n%s%s", name, strings.Join(args, " "), err, stderr.String(), numbered(stdin))
-	}
-	return stdout.String(), err
-}
-
-// feed runs a command that must succeed.
+// feed runs a command in the namespace with its own iptables lock.
 func (p pod) feed(tb testing.TB, stdin, name string, args ...string) string {
 	tb.Helper()
-	out, err := p.try(tb, stdin, name, args...)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return out
+	return netnstest.Feed(tb, string(p), stdin, "env", append([]string{"XTABLES_LOCKFILE=" + string(p), name}, args...)...)
 }
 
 func (p pod) run(tb testing.TB, name string, args ...string) string {
@@ -229,13 +207,4 @@ func equal(tb testing.TB, what, want, got string) {
 
 func lineDiff(want, got string) string {
 	return cmp.Diff(strings.Split(want, "\n"), strings.Split(got, "\n"))
-}
-
-// numbered shows a text with the line numbers that messages of the tools refer to.
-func numbered(text string) string {
-	var b strings.Builder
-	for i, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
-		fmt.Fprintf(&b, "%4d  %s\n", i+1, line)
-	}
-	return b.String()
 }

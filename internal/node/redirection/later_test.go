@@ -53,19 +53,11 @@ func newLateComer(t *testing.T, how lateness) lateComer {
 func (l lateComer) serve(t *testing.T, mode redirect.Mode, proxied bool) {
 	t.Helper()
 	everywhere := netip.IPv6Unspecified()
-	app, err := labtest.Serve(t.Context(), l.App(),
+	labtest.Serve(t, l.App(),
 		labtest.Service{By: labtest.ByApp, Via: labtest.TCP, At: netip.AddrPortFrom(everywhere, 80)},
 		labtest.Service{By: labtest.ByApp, Via: labtest.UDP, At: netip.AddrPortFrom(everywhere, 80)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(app.Close)
 	if proxied {
-		sidecar, err := labtest.Proxy{Actor: l.Proxy(mode), Mode: mode, Families: families[1:]}.Start(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(sidecar.Close)
+		labtest.Proxy{Actor: l.Proxy(mode), Mode: mode, Families: families[1:]}.Start(t)
 	}
 }
 
@@ -139,7 +131,7 @@ func (l lateComer) asks(t *testing.T, v iptables.Variant, tcp, udp string) {
 			closed := got == "" && (errors.Is(err, labtest.ErrRefused) || errors.Is(err, labtest.ErrSilent))
 			if got != want || want == "" && !closed {
 				t.Errorf("%s by %s: %q answers (%v), want %q\n%s", l.at, via, got, err, want,
-					l.Counters(t.Context(), saveProgram(v, ruleset.IPv6)...))
+					counters(t, l.Lab, v, ruleset.IPv6))
 			}
 		})
 	}

@@ -16,6 +16,22 @@ const (
 	stray = labtest.Stray
 )
 
+// The packets that many cases have in common.
+var (
+	inbound  = ask(client, tcp, 80, toInbound, labtest.Pod)
+	outbound = ask(app, tcp, 80, toOutbound, labtest.Peer)
+	// itself is the app's connection to its own pod, balanced the proxy's to a service whose load balancer chose its own pod.
+	itself   = ask(app, tcp, 80, toApp, labtest.Pod)
+	balanced = ask(proxy, tcp, 80, toInbound, labtest.Pod)
+	// reused are packets of the agent from the port from which the app has just sent one, and the other way round.
+	reused = []packet{
+		ask(app, udp, 53, toAgent, labtest.Resolver).fromPort(4000),
+		ask(proxy, udp, 53, toPeer, labtest.Resolver).fromPort(4000),
+		ask(proxy, udp, 53, toPeer, labtest.Resolver).fromPort(4001),
+		ask(app, udp, 53, toAgent, labtest.Resolver).fromPort(4001),
+	}
+)
+
 // whatever holds for every Spec of the cases: the proxy's own traffic is never captured, the pod's loopback and
 // datagrams are left alone, and health checks of the proxy reach the proxy.
 func whatever() []packet {
@@ -95,11 +111,9 @@ func defaultCases() []packetCase {
 			ask(client, tcp, 80, toInbound, labtest.Pod), ask(proxy, tcp, 80, toInbound, labtest.Pod),
 		}},
 		{"invalid packets dropped", func(s *redirect.Spec) { s.DropInvalid = true }, []packet{
+			inbound, outbound, balanced,
 			ask(client, stray, 80, silence, labtest.Pod),
 			ask(client, stray, 15021, silence, labtest.Pod),
-			ask(client, tcp, 80, toInbound, labtest.Pod),
-			ask(app, tcp, 80, toOutbound, labtest.Peer),
-			ask(proxy, tcp, 80, toInbound, labtest.Pod),
 		}},
 	}
 }
@@ -109,15 +123,13 @@ func networkCases() []packetCase {
 	private := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}
 	return []packetCase{
 		{"one network captured", func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: networksOf(labtest.Far)} }, []packet{
+			inbound, itself,
 			ask(app, tcp, 80, toOutbound, labtest.Far),
 			ask(app, tcp, 80, toPeer, labtest.Peer),
-			ask(app, tcp, 80, toApp, labtest.Pod),
-			ask(client, tcp, 80, toInbound, labtest.Pod),
 		}},
 		{"no network captured", func(s *redirect.Spec) { s.Outbound = redirect.Networks{} }, []packet{
+			inbound, balanced,
 			ask(app, tcp, 80, toPeer, labtest.Far, labtest.Peer),
-			ask(client, tcp, 80, toInbound, labtest.Pod),
-			ask(proxy, tcp, 80, toInbound, labtest.Pod),
 		}},
 		{"a network excluded", func(s *redirect.Spec) { s.OutboundExclude = networksOf(labtest.Private) }, []packet{
 			ask(app, tcp, 80, toPeer, labtest.Private),
@@ -134,10 +146,10 @@ func networkCases() []packetCase {
 		{"loopback and the pod's own network captured", func(s *redirect.Spec) {
 			s.Outbound = redirect.Networks{List: slices.Concat(loopbacks, networksOf(labtest.Pod))}
 		}, []packet{
+			balanced,
 			ask(app, tcp, 80, toOutbound, labtest.Pod, labtest.AlsoLoopback, labtest.Peer),
 			ask(app, tcp, 80, toApp, labtest.PodSide),
 			ask(app, tcp, 80, toPeer, labtest.Far),
-			ask(proxy, tcp, 80, toInbound, labtest.Pod),
 		}},
 	}
 }
@@ -157,9 +169,9 @@ func portCases() []packetCase {
 			ask(app, tcp, 8080, toOutbound, labtest.Far),
 		}},
 		{"outbound ports excluded", func(s *redirect.Spec) { s.OutboundPortsExclude = []uint16{8080, 443} }, []packet{
+			outbound,
 			ask(app, tcp, 8080, toPeer, labtest.Peer),
 			ask(app, tcp, 443, toPeer, labtest.Far),
-			ask(app, tcp, 80, toOutbound, labtest.Peer),
 			ask(app, tcp, 15020, toOutbound, labtest.Peer),
 			ask(client, tcp, 8080, toInbound, labtest.Pod),
 		}},
@@ -167,28 +179,25 @@ func portCases() []packetCase {
 		{"some inbound ports captured", func(s *redirect.Spec) {
 			s.Inbound, s.InboundExclude = redirect.Ports{List: []uint16{80, 9000}}, []uint16{80}
 		}, []packet{
-			ask(client, tcp, 80, toInbound, labtest.Pod),
+			inbound, outbound, balanced,
 			ask(client, tcp, 9000, toInbound, labtest.Pod),
 			ask(client, tcp, 8080, toApp, labtest.Pod),
 			ask(client, tcp, 15008, toTunnel, labtest.Pod),
-			ask(proxy, tcp, 80, toInbound, labtest.Pod),
 			// Towards its own pod the proxy is captured by identity, whatever the port; under TPROXY, by port.
 			ask(proxy, tcp, 8080, modes(toInbound, toApp), labtest.Pod),
-			ask(app, tcp, 80, toOutbound, labtest.Peer),
 		}},
 		{"an inbound port excluded", func(s *redirect.Spec) {
 			s.InboundExclude = append([]uint16{8080}, redirect.AlwaysExcluded()...)
 		}, []packet{
+			inbound,
 			ask(client, tcp, 8080, toApp, labtest.Pod, labtest.PodSide),
-			ask(client, tcp, 80, toInbound, labtest.Pod),
 			ask(proxy, tcp, 8080, modes(toInbound, toApp), labtest.Pod),
 		}},
 		{"no inbound port captured", func(s *redirect.Spec) { s.Inbound = redirect.Ports{} }, []packet{
+			outbound, itself,
 			ask(client, tcp, 80, toApp, labtest.Pod),
 			ask(client, tcp, 15008, toTunnel, labtest.Pod),
 			ask(proxy, tcp, 80, modes(toInbound, toApp), labtest.Pod),
-			ask(app, tcp, 80, toOutbound, labtest.Peer),
-			ask(app, tcp, 80, toApp, labtest.Pod),
 		}},
 	}
 }
@@ -196,10 +205,9 @@ func portCases() []packetCase {
 func interfaceCases() []packetCase {
 	return []packetCase{
 		{"an interface excluded", func(s *redirect.Spec) { s.ExcludeInterfaces = []string{"eth1"} }, []packet{
+			inbound, outbound,
 			ask(app, tcp, 80, toPeer, labtest.Side),
 			ask(client, tcp, 80, toApp, labtest.PodSide),
-			ask(app, tcp, 80, toOutbound, labtest.Peer),
-			ask(client, tcp, 80, toInbound, labtest.Pod),
 			ask(app, tcp, 80, toApp, labtest.PodSide),
 		}},
 		{"an interface excluded with DNS captured", func(s *redirect.Spec) {
@@ -210,12 +218,11 @@ func interfaceCases() []packetCase {
 			ask(app, udp, 53, toAgent, labtest.Resolver),
 		}},
 		{"an interface rerouted", func(s *redirect.Spec) { s.RerouteInterfaces = []string{"vm0"} }, []packet{
+			inbound, outbound,
 			// Under TPROXY the reference's rules of the mangle table see the guest's packets first, and know nothing
 			// of rerouting: the inbound listener gets them.
 			ask(guest, tcp, 80, modes(toOutbound, toInbound), labtest.Far, labtest.Pod),
 			ask(guest, udp, 5000, toPeer, labtest.Far),
-			ask(client, tcp, 80, toInbound, labtest.Pod),
-			ask(app, tcp, 80, toOutbound, labtest.Peer),
 		}},
 		{"an interface rerouted and one network captured", func(s *redirect.Spec) {
 			s.RerouteInterfaces, s.Outbound = []string{"vm0"}, redirect.Networks{List: networksOf(labtest.Far)}
@@ -241,6 +248,7 @@ func dnsCases() []packetCase {
 	v4, v6 := labtest.Resolver.Addr(ruleset.IPv4), labtest.Resolver.Addr(ruleset.IPv6)
 	return []packetCase{
 		{"all DNS captured", func(s *redirect.Spec) { s.DNS = redirect.DNSAll }, []packet{
+			inbound, outbound, itself, balanced,
 			ask(app, udp, 53, toAgent, labtest.Resolver, labtest.OtherResolver, labtest.Side, labtest.Pod),
 			ask(app, tcp, 53, toAgent, labtest.Resolver, labtest.OtherResolver, labtest.Loopback, labtest.Pod),
 			// The agent happens to ask from the port from which the app has just asked, and the other way round.
@@ -258,10 +266,6 @@ func dnsCases() []packetCase {
 			ask(proxy, tcp, 53, modes(refused, toInbound), labtest.Pod),
 			ask(guest, udp, 53, toPeer, labtest.Resolver),
 			ask(client, udp, 53, refused, labtest.Pod),
-			ask(app, tcp, 80, toOutbound, labtest.Peer),
-			ask(app, tcp, 80, toApp, labtest.Pod),
-			ask(client, tcp, 80, toInbound, labtest.Pod),
-			ask(proxy, tcp, 80, toInbound, labtest.Pod),
 		}},
 		{"DNS to the pod's resolvers captured", servers(v4, v6), []packet{
 			ask(app, udp, 53, toAgent, labtest.Resolver),
@@ -275,16 +279,16 @@ func dnsCases() []packetCase {
 			ask(app, udp, 53, toAgent, labtest.Resolver).fromPort(4001),
 		}},
 		{"DNS to a resolver of one family captured", servers(v4), []packet{
+			itself,
 			ask(app, udp, 53, perFamily(toAgent, toPeer), labtest.Resolver),
 			ask(app, tcp, 53, perFamily(toAgent, toOutbound), labtest.Resolver),
-			ask(app, tcp, 80, toApp, labtest.Pod),
 		}},
 		{"all DNS captured and its port excluded", func(s *redirect.Spec) {
 			s.DNS, s.OutboundPortsExclude = redirect.DNSAll, []uint16{53}
 		}, []packet{
+			outbound,
 			ask(app, udp, 53, toPeer, labtest.Resolver),
 			ask(app, tcp, 53, toPeer, labtest.Resolver),
-			ask(app, tcp, 80, toOutbound, labtest.Peer),
 		}},
 		{"all DNS captured and a group excluded", func(s *redirect.Spec) {
 			s.DNS, s.OwnerGroupsExclude = redirect.DNSAll, []uint32{3000}
@@ -300,39 +304,36 @@ func dnsCases() []packetCase {
 func ownerCases() []packetCase {
 	return []packetCase{
 		{"two groups captured", func(s *redirect.Spec) { s.OwnerGroups = redirect.Groups{List: []uint32{3000, 4000}} }, []packet{
+			inbound,
 			ask(member(3000), tcp, 80, toOutbound, labtest.Peer),
 			ask(member(4000), tcp, 80, toOutbound, labtest.Peer),
 			ask(app, tcp, 80, toPeer, labtest.Peer),
 			ask(root, tcp, 80, toPeer, labtest.Peer),
-			ask(client, tcp, 80, toInbound, labtest.Pod),
 		}},
 		{"no group captured", func(s *redirect.Spec) { s.OwnerGroups = redirect.Groups{} }, []packet{
+			inbound, balanced,
 			ask(app, tcp, 80, toPeer, labtest.Peer),
 			ask(member(3000), tcp, 80, toPeer, labtest.Peer),
-			ask(client, tcp, 80, toInbound, labtest.Pod),
-			ask(proxy, tcp, 80, toInbound, labtest.Pod),
 		}},
 		{"two groups excluded", func(s *redirect.Spec) { s.OwnerGroupsExclude = []uint32{3000, 4000} }, []packet{
+			inbound, outbound,
 			ask(member(3000), tcp, 80, toPeer, labtest.Peer),
 			ask(member(4000), tcp, 80, toPeer, labtest.Peer),
-			ask(app, tcp, 80, toOutbound, labtest.Peer),
-			ask(client, tcp, 80, toInbound, labtest.Pod),
 		}},
 		{"a proxy with another user and group", func(s *redirect.Spec) { s.UIDs, s.GIDs = []uint32{2000}, []uint32{2001} }, []packet{
-			ask(proxy, tcp, 80, toInbound, labtest.Pod),
+			outbound, balanced,
 			ask(user(2000, 1000), tcp, 80, toPeer, labtest.Peer),
 			ask(user(1000, 2001), tcp, 80, toPeer, labtest.Peer),
 			ask(user(1337, 1337), tcp, 80, toOutbound, labtest.Peer),
 			ask(user(1337, 1337), tcp, 80, toApp, labtest.Pod),
-			ask(app, tcp, 80, toOutbound, labtest.Peer),
 		}},
 		{"a proxy with two users", func(s *redirect.Spec) { s.UIDs = []uint32{1337, 2000} }, []packet{
+			outbound,
 			ask(user(2000, 2000), tcp, 80, toPeer, labtest.Peer),
 			ask(user(1337, 1000), tcp, 80, toInbound, labtest.Pod),
 			// The reference's rules for the first user let the calls of everybody else to their own pod pass, the
 			// second one's included. Marks, which TPROXY looks at, are set for both.
 			ask(user(2000, 2000), tcp, 80, modes(toApp, toInbound), labtest.Pod),
-			ask(app, tcp, 80, toOutbound, labtest.Peer),
 		}},
 	}
 }
@@ -344,13 +345,13 @@ func secondFamilyCases() []packetCase {
 	}
 	return []packetCase{
 		{"bypass", with(redirect.Bypass), []packet{
+			itself,
 			ask(client, tcp, 80, perFamily(toInbound, toApp), labtest.Pod),
 			ask(client, udp, 5000, toApp, labtest.Pod),
 			ask(app, tcp, 80, perFamily(toOutbound, toPeer), labtest.Peer),
 			ask(app, udp, 5000, toPeer, labtest.Peer),
 			ask(proxy, tcp, 80, toPeer, labtest.Peer),
 			ask(proxy, tcp, 80, perFamily(toInbound, toApp), labtest.Pod),
-			ask(app, tcp, 80, toApp, labtest.Pod),
 		}},
 		{"capture", with(redirect.Capture), append(whatever(),
 			ask(client, tcp, 80, toInbound, labtest.Pod),
@@ -378,12 +379,12 @@ func secondFamilyCases() []packetCase {
 // direct are the answers where nothing is captured.
 func direct() []packet {
 	return []packet{
+		itself,
 		ask(app, tcp, 80, toPeer, labtest.Peer),
 		ask(app, tcp, 443, toPeer, labtest.Far),
 		ask(app, tcp, 15020, toPeer, labtest.Side),
 		ask(app, tcp, 53, toPeer, labtest.Resolver),
 		ask(app, udp, 53, toPeer, labtest.Resolver, labtest.OtherResolver),
-		ask(app, tcp, 80, toApp, labtest.Pod),
 		ask(app, tcp, 15001, toOutbound, labtest.Loopback),
 		ask(app, udp, 5000, toApp, labtest.Loopback),
 		ask(proxy, tcp, 80, toPeer, labtest.Private),

@@ -10,6 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 )
@@ -215,7 +216,7 @@ func (s fixture) askAll(t *testing.T, v iptables.Variant, packets []packet) {
 				if err == nil {
 					continue
 				}
-				t.Errorf("%v\n%s", err, s.Counters(t.Context(), saveProgram(v, s.family)...))
+				t.Errorf("%v\n%s", err, counters(t, s.Lab, v, s.family))
 				var wrong *labtest.Wrong
 				if errors.As(err, &wrong) && errors.Is(wrong.Got.Err, labtest.ErrSilent) {
 					return
@@ -236,15 +237,13 @@ func (s fixture) apply(t *testing.T, v iptables.Variant, spec redirect.Spec) {
 	mustApply(t, namespaceOf(s.Lab, v), spec)
 }
 
-// saveProgram is the program that prints a family's rules, with its arguments.
-func saveProgram(v iptables.Variant, f ruleset.Family) []string {
-	switch {
-	case v == byTables:
-		return []string{"nft", "list", "ruleset"}
-	case f == ruleset.IPv6:
-		return []string{fmt.Sprintf("ip6tables-%s-save", tools(v)), "-c"}
+// counters are the rules of a family with the number of packets that each matched.
+func counters(t *testing.T, lab *labtest.Lab, v iptables.Variant, f ruleset.Family) string {
+	t.Helper()
+	if v == byTables {
+		return netnstest.Run(t, lab.Path(), "nft", "list", "ruleset")
 	}
-	return []string{fmt.Sprintf("iptables-%s-save", tools(v)), "-c"}
+	return netnstest.Run(t, lab.Path(), program(v, f, "-save"), "-c")
 }
 
 // networksOf are the networks the places are in, in both families.
@@ -346,10 +345,7 @@ func TestAnswersOfResolversBelongToTheirQuestions(t *testing.T) {
 			}
 			c.asks = []packet{ask(proxy, udp, 53, toPeer, labtest.Resolver), ask(app, udp, 53, toAgent, labtest.Resolver)}
 			s := c.run(t, v, mode, families...)
-			tracked, err := s.Root().Run(t.Context(), "", "cat", "/proc/self/net/nf_conntrack")
-			if err != nil {
-				t.Fatal(err)
-			}
+			tracked := netnstest.Run(t, s.Path(), "cat", "/proc/self/net/nf_conntrack")
 			if n := strings.Count(tracked, "udp"); n < 4 || strings.Contains(tracked, "UNREPLIED") {
 				t.Errorf("%s: want four or more questions by UDP, each with its answer, got %d:\n%s", c.name, n, tracked)
 			}

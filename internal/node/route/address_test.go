@@ -52,7 +52,7 @@ func TestListsWithoutEndAreNotRead(t *testing.T) {
 			for i := from; i < to; i++ {
 				fmt.Fprintf(&batch, test.line, i)
 			}
-			netnstest.Run(t, path, "sh", "-c", fmt.Sprintf(`echo "$0" | ip -%d -batch -`, test.family), batch.String())
+			netnstest.Feed(t, path, batch.String(), "ip", fmt.Sprintf("-%d", test.family), "-batch", "-")
 			return netnstest.At(path).Do(func() error { return test.read(test.family) })
 		}
 		if err := add(1, 1+test.fit); err != nil {

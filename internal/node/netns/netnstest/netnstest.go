@@ -74,19 +74,25 @@ func Isolated(path string, binds []netns.Bind, fn func() error) (isolation, err 
 	return n.DoIsolated(binds, fn)
 }
 
-// Run runs a command in the namespace at path and returns what it printed. The test fails if the command does.
+// Run runs a command in the namespace at path and returns its standard output. The test fails if the command does.
 func Run(tb testing.TB, path, name string, args ...string) string {
 	tb.Helper()
-	var out []byte
-	err := netns.Do(path, func() (err error) {
-		//nolint:gosec // a test says what it runs
-		out, err = exec.CommandContext(tb.Context(), name, args...).CombinedOutput()
-		return err
+	return Feed(tb, path, "", name, args...)
+}
+
+// Feed is Run for a command with an input.
+func Feed(tb testing.TB, path, stdin, name string, args ...string) string {
+	tb.Helper()
+	var stdout, stderr strings.Builder
+	err := netns.Do(path, func() error {
+		cmd := exec.CommandContext(tb.Context(), name, args...) //nolint:gosec // the test's own
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
+		return cmd.Run()
 	})
 	if err != nil {
-		tb.Fatalf("running %s %s in %s: %v\n%s", name, strings.Join(args, " "), path, err, out)
+		tb.Fatalf("running %s %s in %s: %v\n%s%s\n%s", name, strings.Join(args, " "), path, err, &stdout, &stderr, stdin)
 	}
-	return string(out)
+	return stdout.String()
 }
 
 // Inside runs the calling test again, in another process that prepare makes different, and reports whether this is that

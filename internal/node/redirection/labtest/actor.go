@@ -1,11 +1,8 @@
 package labtest
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"os/exec"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -53,21 +50,6 @@ func (a Actor) do(fn func() error) error {
 	})
 }
 
-// Run runs a program in the actor's namespace (as root) and returns what it printed.
-func (a Actor) Run(ctx context.Context, stdin, name string, args ...string) (string, error) {
-	var out []byte
-	err := netns.Do(a.Namespace, func() (err error) {
-		cmd := exec.CommandContext(ctx, name, args...) //nolint:gosec // tests say what is run
-		cmd.Stdin = strings.NewReader(stdin)
-		out, err = cmd.CombinedOutput()
-		return err
-	})
-	if err != nil {
-		return "", fmt.Errorf("running %s %s: %w: %s", name, strings.Join(args, " "), err, out)
-	}
-	return string(out), nil
-}
-
 // socketOptions are those of a proxy that speaks for others.
 type socketOptions struct {
 	transparent bool
@@ -75,14 +57,9 @@ type socketOptions struct {
 }
 
 // control is a hook of net.Dialer and net.ListenConfig: it sets the options before the socket is bound.
-func (o socketOptions) control(network, _ string, c syscall.RawConn) error {
-	var err error
+func (o socketOptions) control(_, _ string, c syscall.RawConn) (err error) {
 	failed := c.Control(func(fd uintptr) {
-		switch {
-		case !o.transparent:
-		case strings.HasSuffix(network, "6"):
-			err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
-		default:
+		if o.transparent { // in IPv6, too, by this option of SOL_IP
 			err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1)
 		}
 		if o.mark != 0 {

@@ -10,7 +10,6 @@
 package labtest
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -100,7 +99,6 @@ func PeerPorts() []uint16 { return []uint16{80, 443, 8080, 15020, DNSPort} }
 type Lab struct {
 	families         []ruleset.Family
 	pod, peer, guest string
-	servers          []*Server
 	ports            atomic.Uint32
 }
 
@@ -108,27 +106,9 @@ type Lab struct {
 func New(tb testing.TB, families ...ruleset.Family) *Lab {
 	tb.Helper()
 	l := &Lab{families: families, guest: netnstest.New(tb), peer: netnstest.New(tb), pod: netnstest.New(tb)}
-	tb.Cleanup(l.Close)
 	l.wire(tb)
 	l.serve(tb)
 	return l
-}
-
-// Close ends all servers.
-func (l *Lab) Close() {
-	for _, s := range l.servers {
-		s.Close()
-	}
-	l.servers = nil
-}
-
-// start keeps a server that was started.
-func (l *Lab) start(tb testing.TB, s *Server, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	l.servers = append(l.servers, s)
 }
 
 // Path is the file of the pod's namespace.
@@ -172,24 +152,13 @@ func (l *Lab) Guest() Actor {
 	return Actor{Name: "guest", Namespace: l.guest, UID: AppUID, GID: AppUID}
 }
 
-// StartProxy starts a proxy in the pod as the actor, until the lab is closed.
+// StartProxy starts a proxy in the pod as the actor, until the test ends.
 func (l *Lab) StartProxy(tb testing.TB, a Actor, mode redirect.Mode) {
 	tb.Helper()
-	server, err := Proxy{
+	Proxy{
 		Actor: a, Mode: mode, Families: l.families,
 		Resolver: func(f ruleset.Family) netip.AddrPort { return Resolver.Port(f, DNSPort) },
-	}.Start(tb.Context())
-	l.start(tb, server, err)
-}
-
-// Counters shows all rules of the pod with how often each was met, as the programs (iptables-nft-save and the like)
-// print them.
-func (l *Lab) Counters(ctx context.Context, command ...string) string {
-	out, err := l.Root().Run(ctx, "", command[0], command[1:]...)
-	if err != nil {
-		out = err.Error()
-	}
-	return fmt.Sprintf("%s:\n%s", strings.Join(command, " "), out)
+	}.Start(tb)
 }
 
 // wire connects the namespaces, and makes the pod a router, which one with a guest is.
@@ -214,9 +183,7 @@ func (l *Lab) wire(tb testing.TB) {
 	}
 	// The pod's commands make the links that the others' give addresses to.
 	for _, step := range []struct{ path, batch string }{{l.pod, pod.String()}, {l.peer, peer.String()}, {l.guest, guest.String()}} {
-		if _, err := (Actor{Namespace: step.path}).Run(tb.Context(), step.batch, "ip", "-batch", "-"); err != nil {
-			tb.Fatal(err)
-		}
+		netnstest.Feed(tb, step.path, step.batch, "ip", "-batch", "-")
 	}
 	netnstest.Set(tb, l.pod, "net/ipv4/ip_forward", "1")
 	netnstest.Set(tb, l.pod, "net/ipv6/conf/all/forwarding", "1")
@@ -265,8 +232,6 @@ func (l *Lab) serve(tb testing.TB) {
 				Service{By: ByPeer, Via: UDP, At: p.Port(f, DNSPort)})
 		}
 	}
-	server, err := Serve(tb.Context(), l.App(), app...)
-	l.start(tb, server, err)
-	server, err = Serve(tb.Context(), l.Peer(), peer...)
-	l.start(tb, server, err)
+	Serve(tb, l.App(), app...)
+	Serve(tb, l.Peer(), peer...)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 )
 
@@ -25,14 +26,10 @@ func by(names ...string) []labtest.Hop {
 func TestAProxyReportsFailures(t *testing.T) {
 	l := labtest.New(t, ruleset.IPv4)
 	closed := labtest.Pod.Port(ruleset.IPv4, 81)
-	server, err := labtest.Serve(t.Context(), l.App(), labtest.Service{
+	labtest.Serve(t, l.App(), labtest.Service{
 		By: "middle", Via: labtest.TCP, At: labtest.Pod.Port(ruleset.IPv4, 7000),
 		Onward: func(labtest.Hop) labtest.Ask { return labtest.Ask{From: l.App(), Via: labtest.TCP, To: closed} },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Close)
 	got := labtest.Ask{From: l.Peer(), Via: labtest.TCP, To: labtest.Pod.Port(ruleset.IPv4, 7000), Through: true}.Put(t.Context())
 	if len(got.Hops) != 1 || got.Hops[0].By != "middle" || got.Err == nil || got.Err.Error() != "refused" {
 		t.Errorf("want the one in the middle, then refused; got %s", got)
@@ -101,12 +98,8 @@ func TestJudge(t *testing.T) {
 func TestSocketsBelongToTheirActors(t *testing.T) {
 	l := labtest.New(t, ruleset.IPv4)
 	l.StartProxy(t, l.Proxy(redirect.Redirect), redirect.Redirect)
-	list, err := l.Root().Run(t.Context(), "", "cat", "/proc/self/net/tcp")
-	if err != nil {
-		t.Fatal(err)
-	}
 	owners := map[string]string{}
-	for line := range strings.Lines(list) {
+	for line := range strings.Lines(netnstest.Run(t, l.Path(), "cat", "/proc/self/net/tcp")) {
 		// sl local_address rem_address st tx:rx tr:when retrnsmt uid …
 		if f := strings.Fields(line); len(f) > 7 {
 			_, port, _ := strings.Cut(f[1], ":")
@@ -120,11 +113,12 @@ func TestSocketsBelongToTheirActors(t *testing.T) {
 
 // TestThreadsAreThemselvesAgain looks for threads that kept the ids of an actor.
 func TestThreadsAreThemselvesAgain(t *testing.T) {
-	l := labtest.New(t, ruleset.IPv4)
-	for range 20 {
-		labtest.Ask{From: l.App(), Via: labtest.TCP, To: labtest.Peer.Port(ruleset.IPv4, 80)}.Put(t.Context())
-	}
-	l.Close()
+	t.Run("actors", func(t *testing.T) {
+		l := labtest.New(t, ruleset.IPv4)
+		for range 20 {
+			labtest.Ask{From: l.App(), Via: labtest.TCP, To: labtest.Peer.Port(ruleset.IPv4, 80)}.Put(t.Context())
+		}
+	})
 	threads, err := filepath.Glob("/proc/self/task/*/status")
 	if err != nil || len(threads) == 0 {
 		t.Fatalf("listing the threads: %v, %d found", err, len(threads))

@@ -1,8 +1,8 @@
 package labtest
 
 import (
-	"context"
 	"net/netip"
+	"testing"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -28,13 +28,12 @@ type Proxy struct {
 	Resolver func(ruleset.Family) netip.AddrPort
 }
 
-// Start opens the proxy's sockets.
-func (p Proxy) Start(ctx context.Context) (*Server, error) {
-	var all []Service
+// Start opens the proxy's sockets until the test ends.
+func (p Proxy) Start(tb testing.TB) {
+	tb.Helper()
 	for _, f := range p.Families {
-		all = append(all, p.services(f)...)
+		Serve(tb, p.Actor, p.services(f)...)
 	}
-	return Serve(ctx, p.Actor, all...)
 }
 
 func (p Proxy) services(f ruleset.Family) []Service {

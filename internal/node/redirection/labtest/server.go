@@ -3,12 +3,12 @@ package labtest
 import (
 	"bufio"
 	"context"
-	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"strings"
 	"sync"
+	"testing"
 
 	"github.com/meshcni/istio-cni/internal/node/probe"
 )
@@ -27,33 +27,26 @@ type Service struct {
 	Onward func(Hop) Ask
 }
 
-// Server answers on some sockets, until it is closed or its context ends.
-type Server struct {
-	actor  Actor
-	cancel context.CancelFunc
-	done   sync.WaitGroup
+// server answers on some sockets.
+type server struct {
+	actor Actor
+	done  sync.WaitGroup
 }
 
-// Serve opens the sockets as the actor and answers. All are open when it returns.
-func Serve(ctx context.Context, a Actor, services ...Service) (*Server, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	s := &Server{actor: a, cancel: cancel}
+// Serve opens the sockets as the actor, and answers until the test ends. All are open when it returns.
+func Serve(tb testing.TB, a Actor, services ...Service) {
+	tb.Helper()
+	ctx, cancel := context.WithCancel(tb.Context())
+	s := &server{actor: a}
+	tb.Cleanup(func() { cancel(); s.done.Wait() })
 	for _, service := range services {
 		if err := s.open(ctx, service); err != nil {
-			s.Close()
-			return nil, fmt.Errorf("listening as %s on %s %s: %w", a, service.Via, service.At, err)
+			tb.Fatalf("listening as %s on %s %s: %v", a, service.Via, service.At, err)
 		}
 	}
-	return s, nil
 }
 
-// Close ends all sockets and waits for the last answer.
-func (s *Server) Close() {
-	s.cancel()
-	s.done.Wait()
-}
-
-func (s *Server) open(ctx context.Context, service Service) error {
+func (s *server) open(ctx context.Context, service Service) error {
 	// Multipath TCP is off: it hides accepted sockets from the owner match, and the original destination.
 	config := net.ListenConfig{Control: socketOptions{transparent: service.Transparent}.control}
 	config.SetMultipathTCP(false)
@@ -85,7 +78,7 @@ func (s *Server) open(ctx context.Context, service Service) error {
 	return nil
 }
 
-func (s *Server) connections(ctx context.Context, service Service, listener net.Listener) error {
+func (s *server) connections(ctx context.Context, service Service, listener net.Listener) error {
 	for {
 		conn, err := listener.Accept()
 		if err != nil {
@@ -100,7 +93,7 @@ func (s *Server) connections(ctx context.Context, service Service, listener net.
 	}
 }
 
-func (s *Server) connection(ctx context.Context, service Service, conn *net.TCPConn) {
+func (s *server) connection(ctx context.Context, service Service, conn *net.TCPConn) {
 	request, err := bufio.NewReader(conn).ReadString('\n')
 	if err != nil {
 		return
@@ -115,7 +108,7 @@ func (s *Server) connection(ctx context.Context, service Service, conn *net.TCPC
 	_, _ = io.WriteString(conn, service.answer(ctx, hop, request))
 }
 
-func (s *Server) datagrams(ctx context.Context, service Service, conn *net.UDPConn) {
+func (s *server) datagrams(ctx context.Context, service Service, conn *net.UDPConn) {
 	buf := make([]byte, 1<<12)
 	for {
 		n, from, err := conn.ReadFromUDPAddrPort(buf)
