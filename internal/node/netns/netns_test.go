@@ -59,24 +59,6 @@ func TestDoRunsTheFunctionInTheNamespaceAtEveryKindOfPath(t *testing.T) {
 	path := netnstest.New(t)
 	fd := path[strings.LastIndex(path, "/")+1:]
 
-	running := make(chan string)
-	release := make(chan struct{})
-	stopped := make(chan error)
-	go func() {
-		stopped <- netns.Do(path, func() error {
-			running <- fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
-			<-release
-			return nil
-		})
-	}()
-	ofThread := <-running
-	defer func() {
-		close(release)
-		if err := <-stopped; err != nil {
-			t.Error(err)
-		}
-	}()
-
 	child := exec.CommandContext(t.Context(), "sleep", "1000")
 	if err := netns.Do(path, child.Start); err != nil {
 		t.Fatal(err)
@@ -88,21 +70,27 @@ func TestDoRunsTheFunctionInTheNamespaceAtEveryKindOfPath(t *testing.T) {
 	if err := os.Symlink(bind, link); err != nil {
 		t.Fatal(err)
 	}
-	for name, p := range map[string]string{
-		"open file of a process":    path,
-		"open file of this process": "/proc/self/fd/" + fd,
-		"bind mount":                bind,
-		"symbolic link":             link,
-		"another process":           fmt.Sprintf("/proc/%d/ns/net", child.Process.Pid),
-		"another thread":            ofThread,
-	} {
-		t.Run(name, func(t *testing.T) {
-			unmoved(t, func() {
-				if err := netns.Do(p, func() error { in(t, path); return nil }); err != nil {
-					t.Fatal(err)
-				}
+	err := netns.Do(path, func() error {
+		for name, p := range map[string]string{
+			"open file of a process":    path,
+			"open file of this process": "/proc/self/fd/" + fd,
+			"bind mount":                bind,
+			"symbolic link":             link,
+			"another process":           fmt.Sprintf("/proc/%d/ns/net", child.Process.Pid),
+			"another thread":            fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid()),
+		} {
+			t.Run(name, func(t *testing.T) {
+				unmoved(t, func() {
+					if err := netns.Do(p, func() error { in(t, path); return nil }); err != nil {
+						t.Fatal(err)
+					}
+				})
 			})
-		})
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 

@@ -15,21 +15,15 @@ type named struct {
 	spec redirect.Spec
 }
 
-func prefixes(texts ...string) []netip.Prefix {
-	var out []netip.Prefix
+func parsed[T any](parse func(string) T, texts ...string) (all []T) {
 	for _, text := range texts {
-		out = append(out, netip.MustParsePrefix(text))
+		all = append(all, parse(text))
 	}
-	return out
+	return all
 }
 
-func addrs(texts ...string) []netip.Addr {
-	var out []netip.Addr
-	for _, text := range texts {
-		out = append(out, netip.MustParseAddr(text))
-	}
-	return out
-}
+func prefixes(texts ...string) []netip.Prefix { return parsed(netip.MustParsePrefix, texts...) }
+func addrs(texts ...string) []netip.Addr      { return parsed(netip.MustParseAddr, texts...) }
 
 // features are what chance seldom or never makes: networks on loopback, IPv4 written as IPv6, repetitions. Each other feature
 // makes rules that random Specs make too.

@@ -15,7 +15,6 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
@@ -185,19 +184,6 @@ func TestApplyMakesWhatTheIPCommandMakes(t *testing.T) {
 	for _, query := range []string{"route get 192.0.2.1 mark 1337", "route get 2001:db8::1 mark 1337"} {
 		if got := ip(t, ours, query); !strings.HasPrefix(got, "local ") || !strings.Contains(got, " dev lo table 133 ") {
 			t.Errorf("ip %s prints %q", query, got)
-		}
-	}
-}
-
-func TestApplyOfOneFamilyLeavesTheOtherAlone(t *testing.T) {
-	t.Parallel()
-	path := newNamespace(t)
-	before := state(t, path)
-	apply(t, path, route.Want{Policy: []route.Policy{v4(1337, 133)}})
-	after := state(t, path)
-	for _, args := range []string{"-d -6 rule", "-d -6 route show table all", "-d addr"} {
-		if section(before, args) != section(after, args) {
-			t.Errorf("ip %s changed:\n%s", args, cmp.Diff(section(before, args), section(after, args)))
 		}
 	}
 }
@@ -633,12 +619,4 @@ func TestConcurrentCallsStayInTheirNamespaces(t *testing.T) {
 			t.Errorf("the node has the rule %v", r)
 		}
 	}
-}
-
-func TestForARouting(t *testing.T) {
-	t.Parallel()
-	both := []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
-	got := route.For(redirect.Routing{PassthroughV6: true, MarkFamilies: both, Mark: 1337, Table: 133})
-	same(t, "difference", wantAll(), got)
-	same(t, "difference", route.Want{}, route.For(redirect.Routing{Mark: 1337, Table: 133}))
 }

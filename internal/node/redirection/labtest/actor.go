@@ -50,6 +50,15 @@ func (a Actor) do(fn func() error) error {
 	})
 }
 
+// open is do for a function that opens a socket.
+func open[T any](a Actor, fn func() (T, error)) (socket T, err error) {
+	err = a.do(func() (err error) {
+		socket, err = fn()
+		return err
+	})
+	return socket, err
+}
+
 // socketOptions are those of a proxy that speaks for others.
 type socketOptions struct {
 	transparent bool

@@ -198,22 +198,20 @@ func (a Ask) dial(ctx context.Context) (net.Conn, error) {
 	if a.Via == UDP {
 		d.LocalAddr = net.UDPAddrFromAddrPort(source)
 	}
-	var conn net.Conn
-	err := a.From.do(func() (err error) {
+	return open(a.From, func() (net.Conn, error) {
 		for {
-			conn, err = d.DialContext(ctx, a.network(), a.To.String())
+			conn, err := d.DialContext(ctx, a.network(), a.To.String())
 			// A process that is being started has the closed socket of the last one until it runs its program.
 			taken := a.SourcePort != 0 && errors.Is(err, syscall.EADDRINUSE)
 			// A new IPv6 address can be used a moment after the kernel said that it is there (addrconf_dad_work in
 			// net/ipv6/addrconf.c runs in a work queue, for addresses without duplicate detection as well).
 			early := a.Source.Is6() && errors.Is(err, syscall.EADDRNOTAVAIL)
 			if !taken && !early || ctx.Err() != nil {
-				return err
+				return conn, err
 			}
 			runtime.Gosched()
 		}
 	})
-	return conn, err
 }
 
 // exchange sends the request and reads the answer: to the end of the stream, or one datagram.

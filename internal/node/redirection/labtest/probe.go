@@ -18,12 +18,7 @@ func (a Ask) raw(ctx context.Context, protocol int) (*net.IPConn, error) {
 	if a.To.Addr().Is6() {
 		network = "ip6:" + strconv.Itoa(protocol)
 	}
-	var conn net.Conn
-	err := a.From.do(func() (err error) {
-		var d net.Dialer
-		conn, err = d.DialContext(ctx, network, a.To.Addr().String())
-		return err
-	})
+	conn, err := open(a.From, func() (net.Conn, error) { return new(net.Dialer).DialContext(ctx, network, a.To.Addr().String()) })
 	if err != nil {
 		return nil, err
 	}

@@ -52,11 +52,7 @@ func (s *server) open(ctx context.Context, service Service) error {
 	config.SetMultipathTCP(false)
 	network := Ask{Via: service.Via, To: service.At}.network()
 	if service.Via == UDP {
-		var conn net.PacketConn
-		err := s.actor.do(func() (err error) {
-			conn, err = config.ListenPacket(ctx, network, service.At.String())
-			return err
-		})
+		conn, err := open(s.actor, func() (net.PacketConn, error) { return config.ListenPacket(ctx, network, service.At.String()) })
 		if err != nil {
 			return err
 		}
@@ -64,11 +60,7 @@ func (s *server) open(ctx context.Context, service Service) error {
 		s.done.Go(func() { s.datagrams(ctx, service, conn.(*net.UDPConn)) })
 		return nil
 	}
-	var listener net.Listener
-	err := s.actor.do(func() (err error) {
-		listener, err = config.Listen(ctx, network, service.At.String())
-		return err
-	})
+	listener, err := open(s.actor, func() (net.Listener, error) { return config.Listen(ctx, network, service.At.String()) })
 	if err != nil {
 		return err
 	}
