@@ -39,13 +39,7 @@ func Addresses() ([]netip.Addr, error) {
 }
 
 func listAddresses(family int) ([]address, error) {
-	all, err := list(unix.RTM_NEWADDR, nl.NewIfAddrmsg(family), func(message []byte) (address, bool, error) {
-		link, prefix, ok := parseAddress(message)
-		if !ok {
-			return address{}, false, fmt.Errorf("reading an address of interface %d: %x", link, message)
-		}
-		return address{link, prefix}, true, nil
-	})
+	all, err := list(unix.RTM_NEWADDR, nl.NewIfAddrmsg(family), parseAddress)
 	if err != nil {
 		return nil, fmt.Errorf("listing the addresses: %w", err)
 	}
@@ -54,26 +48,27 @@ func listAddresses(family int) ([]address, error) {
 
 // parseAddress reads a struct ifaddrmsg and its attributes (linux/if_addr.h). IFA_ADDRESS is the address, but that of the
 // other end where there is an IFA_LOCAL.
-func parseAddress(message []byte) (link int, address netip.Prefix, ok bool) {
-	if len(message) < unix.SizeofIfAddrmsg {
-		return 0, netip.Prefix{}, false
-	}
-	head := nl.DeserializeIfAddrmsg(message)
-	attributes, err := nl.ParseRouteAttr(message[head.Len():])
-	if err != nil {
-		return int(head.Index), netip.Prefix{}, false
-	}
-	var found netip.Addr
-	for _, a := range attributes {
-		if kind := a.Attr.Type; kind == unix.IFA_LOCAL || kind == unix.IFA_ADDRESS && !found.IsValid() {
-			found, ok = netip.AddrFromSlice(a.Value)
+func parseAddress(message []byte) (found address, wanted bool, err error) {
+	var ip netip.Addr
+	bits := 0
+	if len(message) >= unix.SizeofIfAddrmsg {
+		head := nl.DeserializeIfAddrmsg(message)
+		found.link, bits = int(head.Index), int(head.Prefixlen)
+		attributes, _ := nl.ParseRouteAttr(message[head.Len():]) // none if they are cut off
+		for _, a := range attributes {
+			if kind := a.Attr.Type; kind == unix.IFA_LOCAL || kind == unix.IFA_ADDRESS && !ip.IsValid() {
+				ip, _ = netip.AddrFromSlice(a.Value)
+			}
 		}
 	}
-	bits := int(head.Prefixlen)
-	if found.Is4In6() {
-		bits = max(bits-(found.BitLen()-32), 0)
+	if !ip.IsValid() {
+		return found, false, fmt.Errorf("reading an address of interface %d: %x", found.link, message)
 	}
-	return int(head.Index), netip.PrefixFrom(found.Unmap(), bits), ok
+	if ip.Is4In6() {
+		bits = max(bits-(ip.BitLen()-32), 0)
+	}
+	found.prefix = netip.PrefixFrom(ip.Unmap(), bits)
+	return found, true, nil
 }
 
 // findPassthrough returns the passthrough address on lo, of which the prefix can be shorter than 128, or the zero Prefix.

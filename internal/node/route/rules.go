@@ -91,48 +91,40 @@ func (r *rule) read(kind uint16, value []byte) {
 	}
 }
 
-// A standing holds the present rules of a policy: the effective one, and the others.
-type standing struct {
-	serves   *rule
-	others   []rule // repetitions, and those behind the main table, which have no effect
-	allRules []rule
+// presence holds the rules of a family, and of these the ones of a policy, in the order in which the kernel evaluates them.
+type presence struct {
+	// effective says that the first of ours comes before the main table: behind that a default route would have matched the
+	// packet already. The others have no effect.
+	effective bool
+	ours, all []rule
 }
 
-// standing finds the rules of p. The first one before the main table is effective: behind the main table a default route
-// would have matched the packet already.
-func (p Policy) standing() (standing, error) {
-	rules, err := listRules(p.Family)
-	if err != nil {
-		return standing{}, err
-	}
-	s := standing{allRules: rules}
+func (p Policy) presence() (found presence, err error) {
+	found.all, err = listRules(p.Family)
 	mainSeen := false
-	for i, r := range rules {
-		switch {
-		case r.main():
-			mainSeen = true
-		case !r.is(p):
-		case s.serves == nil && !mainSeen:
-			s.serves = &rules[i]
-		default:
-			s.others = append(s.others, r)
+	for _, r := range found.all {
+		mainSeen = mainSeen || r.main()
+		if r.is(p) {
+			found.effective = found.effective || !mainSeen
+			found.ours = append(found.ours, r)
 		}
 	}
-	return s, nil
+	return found, err
 }
 
 // addRule leaves exactly one rule of p. A new rule gets the priority that "ip rule add" would choose.
 func (p Policy) addRule() error {
-	s, err := p.standing()
+	found, err := p.presence()
 	if err != nil {
 		return err
 	}
-	if s.serves == nil {
-		if err := p.makeRule(); err != nil {
-			return fmt.Errorf("adding policy rule %s: %w", p, explain(p.Family, err))
-		}
+	if found.effective {
+		return p.removeEach(found.ours[1:], found.all)
 	}
-	return p.removeEach(s.others, s.allRules)
+	if err := p.makeRule(); err != nil {
+		return fmt.Errorf("adding policy rule %s: %w", p, explain(p.Family, err))
+	}
+	return p.removeEach(found.ours, found.all)
 }
 
 func (p Policy) makeRule() error {
@@ -142,21 +134,18 @@ func (p Policy) makeRule() error {
 	}
 	// Another process added the rule first, or a narrower rule has the priority that the kernel chose: as in removing, the
 	// kernel ignores the further selectors (rule_exists).
-	if s, lookErr := p.standing(); lookErr == nil && s.serves != nil {
+	if found, unread := p.presence(); unread == nil && found.effective {
 		return nil
 	}
 	return fmt.Errorf("%w: a rule that selects by more than the mark takes its place; give that one a higher priority number", err)
 }
 
 func (p Policy) removeRules() error {
-	s, err := p.standing()
+	found, err := p.presence()
 	if err != nil {
 		return err
 	}
-	if s.serves != nil {
-		s.others = append([]rule{*s.serves}, s.others...)
-	}
-	return p.removeEach(s.others, s.allRules)
+	return p.removeEach(found.ours, found.all)
 }
 
 func (p Policy) removeEach(doomed, all []rule) error {
@@ -199,18 +188,17 @@ func (p Policy) netlinkRule() *netlink.Rule {
 }
 
 func (p Policy) checkRule() ([]string, error) {
-	s, err := p.standing()
-	if err != nil {
-		return nil, err
-	}
+	found, err := p.presence()
 	text := "policy rule " + p.String()
 	switch {
-	case s.serves == nil && len(s.others) > 0:
-		return []string{text + " is missing before the main table, behind which it has no effect"}, nil
-	case s.serves == nil:
+	case err != nil:
+		return nil, err
+	case len(found.ours) == 0:
 		return []string{text + " is missing"}, nil
-	case len(s.others) > 0:
-		return []string{fmt.Sprintf("%s is there %d times", text, 1+len(s.others))}, nil
+	case !found.effective:
+		return []string{text + " is missing before the main table, behind which it has no effect"}, nil
+	case len(found.ours) > 1:
+		return []string{fmt.Sprintf("%s is there %d times", text, len(found.ours))}, nil
 	}
 	return nil, nil
 }
