@@ -12,6 +12,7 @@ package health
 import (
 	"cmp"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -67,9 +68,13 @@ type due struct {
 	reason string
 }
 
+// beat is the last heartbeat of a loop.
 type beat struct {
-	last  time.Time
-	every time.Duration
+	Name  string    `json:"name"`
+	Last  time.Time `json:"last"`
+	Every string    `json:"every"`
+
+	deadline time.Time // of the next one
 }
 
 // NewState returns a state of parts that are not ready yet, in the order of the output. A state without parts is ready.
@@ -122,21 +127,21 @@ func (s *State) set(now Part) {
 		at = len(s.parts)
 		s.parts = append(s.parts, Part{})
 	}
-	now.Since = s.parts[at].Since
-	changed := s.parts[at].Ready != now.Ready || s.parts[at].Reason != now.Reason
-	if changed {
-		now.Since = s.options.Now()
-		log := s.options.Log.With("part", now.Name)
-		if now.Ready {
-			log.Info("part is ready")
-		} else {
-			log.Info("part is not ready", "reason", now.Reason)
-		}
+	before := s.parts[at]
+	now.Since = before.Since
+	if before.Ready == now.Ready && before.Reason == now.Reason {
+		s.parts[at] = now
+		return
 	}
+	now.Since = s.options.Now()
 	s.parts[at] = now
-	if changed {
-		s.update()
+	log := s.options.Log.With("part", now.Name)
+	if now.Ready {
+		log.Info("part is ready")
+	} else {
+		log.Info("part is not ready", "reason", now.Reason)
 	}
+	s.update()
 }
 
 // update reports whether all parts are ready, if that has changed. It needs the lock.
@@ -173,7 +178,8 @@ func (s *State) Snapshot() Snapshot {
 func (s *State) Beat(part string, every time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.beats[part] = beat{last: s.options.Now(), every: every}
+	now := s.options.Now()
+	s.beats[part] = beat{Name: part, Last: now, Every: every.String(), deadline: now.Add(missedBeats * every)}
 }
 
 // Rest ends the supervision of a loop that has ended on purpose or waits for an event without a deadline.
@@ -183,23 +189,10 @@ func (s *State) Rest(part string) {
 	delete(s.beats, part)
 }
 
-// missing is a heartbeat that is overdue.
-type missing struct {
-	Name  string    `json:"name"`
-	Last  time.Time `json:"last"`
-	Every string    `json:"every"`
-}
-
-// missing returns the parts without a heartbeat for three of their intervals, by name.
-func (s *State) missing() []missing {
+// missing returns the heartbeats that are overdue, by name.
+func (s *State) missing() []beat {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var found []missing
-	for name, b := range s.beats {
-		if s.options.Now().Sub(b.last) > missedBeats*b.every {
-			found = append(found, missing{Name: name, Last: b.last, Every: b.every.String()})
-		}
-	}
-	slices.SortFunc(found, func(a, b missing) int { return cmp.Compare(a.Name, b.Name) })
-	return found
+	beats := slices.SortedFunc(maps.Values(s.beats), func(a, b beat) int { return cmp.Compare(a.Name, b.Name) })
+	return slices.DeleteFunc(beats, func(b beat) bool { return !s.options.Now().After(b.deadline) })
 }

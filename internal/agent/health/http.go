@@ -13,8 +13,8 @@ func (s *State) Handler() http.Handler {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		silent := s.missing()
 		answer(w, len(silent) == 0, struct {
-			Live   bool      `json:"live"`
-			Silent []missing `json:"silent,omitempty"`
+			Live   bool   `json:"live"`
+			Silent []beat `json:"silent,omitempty"`
 		}{len(silent) == 0, silent})
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {

@@ -19,8 +19,6 @@ func process() []*family {
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &usage) == nil {
 		seconds := time.Duration(usage.Utime.Nano() + usage.Stime.Nano()).Seconds()
 		row(counter, "process_cpu_seconds_total", "CPU time used, in seconds.", seconds)
-		row(counter, "process_major_pagefaults_total", "Page faults that read from disk.", float64(usage.Majflt))
-		row(gauge, "process_resident_memory_peak_bytes", "Highest resident memory so far.", float64(usage.Maxrss)*1024)
 	}
 	var virtual, resident int
 	if text, err := os.ReadFile("/proc/self/statm"); err == nil {

@@ -91,10 +91,7 @@ func (f *family) set(v float64) {
 }
 
 func (f *family) setBool(on bool) {
-	f.set(0)
-	if on {
-		f.set(1)
-	}
+	f.set(map[bool]float64{true: 1}[on])
 }
 
 func (f *family) observe(v float64, labels string) {
@@ -171,15 +168,12 @@ func (r *registry) Text() []byte {
 
 // Handler serves the metrics on every path.
 func (r *registry) Handler() http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
-		if request.Method != http.MethodGet && request.Method != http.MethodHead {
-			w.Header().Set("Allow", "GET, HEAD")
-			http.Error(w, "only GET and HEAD", http.StatusMethodNotAllowed)
-			return
-		}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", contentType)
 		_, _ = w.Write(r.Text()) // the scraper may have closed the connection
 	})
+	return mux
 }
 
 // label formats a key and a value for the text format.

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -75,8 +76,8 @@ func appendRune(dst []byte, r rune, size int) []byte {
 	case r == '\t':
 		return append(dst, '\\', 't')
 	case r > 0xffff:
-		const base, high, low = 0x10000, 0xd800, 0xdc00 // a surrogate pair, as JSON has it
-		return fmt.Appendf(dst, `\u%04x\u%04x`, high+(r-base)>>10, low+(r-base)&0x3ff)
+		high, low := utf16.EncodeRune(r) // as JSON has it
+		return fmt.Appendf(dst, `\u%04x\u%04x`, high, low)
 	default:
 		return fmt.Appendf(dst, `\u%04x`, r)
 	}

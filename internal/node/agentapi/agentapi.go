@@ -1,9 +1,9 @@
-// Package agentapi is the protocol in which the plugin asks the node agent for a pod and reports its calls: the client,
+// Package agentapi is the protocol in which the plugin requests a pod from the node agent and reports its calls: the client,
 // and the types that both use.
 //
 // It promises that an agent that is absent, of another implementation, hangs or sends invalid answers costs at most the
 // time of the caller's context and never causes a wrong decision: an answer that the client does not fully understand is an
-// error, after which the plugin asks the API server. The listener must be root, by the credentials of the socket. It needs
+// error, after which the plugin queries the API server. The listener must be root, by the credentials of the socket. It needs
 // no credential and starts no goroutine or process that outlives the call.
 //
 // Start reading at Dial. wire.go has the protocol with its rules about versions.
@@ -88,14 +88,14 @@ func Peer(conn net.Conn) (*unix.Ucred, error) {
 	return peer, errors.Join(err, inner)
 }
 
-// Pod asks for the facts of a pod. An error is a [Refusal] if the agent answers with an error.
+// Pod requests the facts of a pod. An error is a [Refusal] if the agent answers with an error.
 func (a *Agent) Pod(ctx context.Context, key Key) (sidecar.Facts, error) {
 	at := url.URL{Path: podPath + key.Namespace + "/" + key.Name, RawQuery: url.Values{"uid": {key.UID}}.Encode()}
+	var facts sidecar.Facts
 	body, err := a.call(ctx, http.MethodGet, at.String(), nil)
-	if err != nil {
-		return sidecar.Facts{}, fmt.Errorf("asking the node agent for pod %s/%s: %w", key.Namespace, key.Name, err)
+	if err == nil {
+		facts, err = ReadPod(body, key)
 	}
-	facts, err := ReadPod(body, key)
 	if err != nil {
 		return sidecar.Facts{}, fmt.Errorf("asking the node agent for pod %s/%s: %w", key.Namespace, key.Name, err)
 	}
@@ -191,7 +191,7 @@ func (a *Agent) Decisions(ctx context.Context, timeout time.Duration) ([]Report,
 	return all, nil
 }
 
-// page asks for the decisions below a number.
+// page requests the decisions below a number.
 func (a *Agent) page(ctx context.Context, before uint64, timeout time.Duration) (page []Report, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -15,7 +15,7 @@ import (
 const SocketName = "pods.sock"
 
 // Paths of the first version of the protocol, which is HTTP/1.1 with JSON. A change that one of the two sides would
-// misunderstand gets paths of its own: an agent that does not know them answers 404, and the plugin asks the API server.
+// misunderstand gets paths of its own: an agent that does not know them answers 404, and the plugin queries the API server.
 const (
 	podPath       = "/v1/pods/"
 	reportPath    = "/v1/report"
@@ -113,7 +113,7 @@ func Phases() []Phase { return []Phase{PhaseRead, PhaseDecide, PhaseProgram, Pha
 // Source is the input that a decision rests on. It is a closed set.
 type Source string
 
-// The sources, in the order in which they are asked.
+// The sources, in the order in which they are queried.
 const (
 	SourceName        Source = "name"
 	SourceAnnotations Source = "annotations"
