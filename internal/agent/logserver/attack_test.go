@@ -37,15 +37,15 @@ type attacker struct {
 	*fixture
 }
 
-// answered waits until the server hangs up.
+// answered waits until the server closes the connection.
 func (a attacker) answered(conn net.Conn) {
 	a.Helper()
 	if _, err := io.Copy(io.Discard, conn); err != nil && os.IsTimeout(err) {
-		a.Errorf("the server does not hang up: %v", err)
+		a.Errorf("the server does not close the connection: %v", err)
 	}
 }
 
-// raw sends bytes and waits until the server hangs up.
+// raw sends bytes and waits until the server closes the connection.
 func (a attacker) raw(text io.Reader) {
 	a.Helper()
 	conn := a.Dial(a.T)
@@ -106,8 +106,8 @@ func TestAfterEachAttackAnOrdinaryBatchArrives(t *testing.T) {
 	}
 }
 
-// When the log hangs, no more requests wait for it than there may be connections, and the agent ends all the same.
-func TestAHangingLogBoundsWhatWaitsForIt(t *testing.T) {
+// TestAHangingLogBoundsTheRequestsThatWait: no more wait than there may be connections, and the agent ends.
+func TestAHangingLogBoundsTheRequestsThatWait(t *testing.T) {
 	release, reached := make(chan struct{}), make(chan struct{})
 	b := start(t, func(o *Options) {
 		o.Records = slog.NewTextHandler(hanging{sync.OnceFunc(func() { close(reached) }), release}, nil)

@@ -1,17 +1,13 @@
 package unixsock_test
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,58 +19,18 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 )
 
-const (
-	// roleVariable makes this binary, run again by one of its tests, a client or a server.
-	roleVariable = "UNIXSOCK_TEST_ROLE"
-	// pathVariable is the socket of those.
-	pathVariable = "UNIXSOCK_TEST_PATH"
+// clientOf makes this binary, run again by one of its tests, a client of the socket.
+const clientOf = "UNIXSOCK_TEST_CLIENT_OF"
 
-	request = "GET / HTTP/1.1\r\nHost: unix\r\n\r\n"
-)
+const request = "GET / HTTP/1.1\r\nHost: unix\r\n\r\n"
 
 func TestMain(m *testing.M) {
-	switch role := os.Getenv(roleVariable); role {
-	case "":
-		os.Exit(m.Run())
-	case "client":
-		answer, err := get(context.Background(), os.Getenv(pathVariable))
+	if path := os.Getenv(clientOf); path != "" {
+		answer, err := get(context.Background(), path)
 		fmt.Println(answer, err)
-	case "server":
-		playServer()
-	default:
-		fmt.Fprintf(os.Stderr, "no role %q\n", role)
-		os.Exit(2)
+		return
 	}
-}
-
-// playServer serves until its stdin ends. It has no file descriptor left for a connection before a byte comes from there.
-func playServer() {
-	var usual syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &usual); err != nil {
-		panic(err)
-	}
-	limit := func(n uint64) {
-		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: usual.Max}); err != nil {
-			panic(err)
-		}
-	}
-	o := agenttest.SocketOptions(os.Getenv(pathVariable))
-	o.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
-	s, err := unixsock.Open(context.Background(), o)
-	if err != nil {
-		panic(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var serving sync.WaitGroup
-	serving.Go(func() { s.Serve(ctx, hello) })
-	limit(3) // fewer than it has open
-	fmt.Println("open")
-	in := bufio.NewReader(os.Stdin)
-	_, _ = in.ReadByte()
-	limit(usual.Cur)
-	_, _ = io.Copy(io.Discard, in)
-	cancel()
-	serving.Wait()
+	m.Run()
 }
 
 var hello = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
@@ -123,7 +79,7 @@ func TestUnauthorizedPeersAreRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			for range 3 {
-				cmd := agenttest.Child(t, roleVariable+"=client", pathVariable+"="+b.Path)
+				cmd := agenttest.Child(t, clientOf+"="+b.Path)
 				cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1337, Gid: 1337}}
 				out, err := cmd.CombinedOutput()
 				// The server may close the connection before the request is written.
@@ -143,8 +99,8 @@ func TestUnauthorizedPeersAreRefused(t *testing.T) {
 	}
 }
 
-// All connections are taken by clients that are not slow: the rest waits.
-func TestACrowdIsWaitedFor(t *testing.T) {
+// TestMoreClientsThanConnectionsWait: all connections belong to clients that are not slow.
+func TestMoreClientsThanConnectionsWait(t *testing.T) {
 	var now, most atomic.Int64
 	b := agenttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if n := now.Add(1); n > most.Load() {
@@ -164,7 +120,7 @@ func TestACrowdIsWaitedFor(t *testing.T) {
 	}
 }
 
-// Connections that are silent, or slow, end with the timeout, and no goroutine is left of them.
+// TestSlowConnectionsAreCutOff: silent and slow connections end with the timeout and leave no goroutine.
 func TestSlowConnectionsAreCutOff(t *testing.T) {
 	for name, begin := range map[string]string{
 		"silent": "", "slow header": "GET / HT", "slow body": "POST / HTTP/1.1\r\nHost: unix\r\nContent-Length: 1000000\r\n\r\n[",
@@ -223,37 +179,24 @@ func TestItEndsThoughHandlersHang(t *testing.T) {
 }
 
 func TestWithoutFileDescriptorsItWaitsForSome(t *testing.T) {
-	path := filepath.Join(agenttest.SocketDir(t), "a.sock")
-	cmd := agenttest.Child(t, roleVariable+"=server", pathVariable+"="+path)
-	var stdout, stderr agenttest.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	stdin, err := cmd.StdinPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
+	b := start(t, func(o *unixsock.Options) { o.Connections = 1 })
+	var usual syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &usual); err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
-		_ = stdin.Close()
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("the server ended with %v: %s", err, stderr.String())
+	limit := func(n uint64) {
+		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: usual.Max}); err != nil {
+			t.Fatal(err)
 		}
-		if _, err := os.Lstat(path); err == nil {
-			t.Error("the socket stays")
-		}
-	}()
-	agenttest.Eventually(t, "it is open", func() bool { return strings.Contains(stdout.String(), "open") })
-	answer := make(chan string, 1)
-	go func() {
-		body, err := get(t.Context(), path)
-		answer <- body + strconv.FormatBool(err == nil)
-	}()
-	agenttest.Eventually(t, "the log has the cause", func() bool { return strings.Contains(stderr.String(), "too many open files") })
-	if _, err := stdin.Write([]byte("x")); err != nil {
-		t.Fatal(err)
 	}
-	if got := <-answer; got != "hellotrue" {
-		t.Errorf("answer %s", got)
+	t.Cleanup(func() { limit(usual.Cur) })
+	first, second := b.Dial(t), b.Dial(t) // the second one waits in the backlog
+	_, _ = io.WriteString(second, request)
+	limit(3) // fewer than are open
+	_ = first.Close()
+	agenttest.Eventually(t, "the log has the cause", func() bool { return strings.Contains(b.Log.String(), "too many open files") })
+	limit(usual.Cur)
+	if answer, err := io.ReadAll(second); !strings.HasSuffix(string(answer), "hello") {
+		t.Errorf("answer %q, %v", answer, err)
 	}
 }

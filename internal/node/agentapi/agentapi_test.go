@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
@@ -48,7 +48,7 @@ func TestTheShapeOfFacts(t *testing.T) {
 	}
 }
 
-func TestFactsGoRoundWhole(t *testing.T) {
+func TestFactsAreSentWhole(t *testing.T) {
 	user := int64(7)
 	facts := sidecar.Facts{
 		Namespace: "a", Name: "b", UID: "c", HostNetwork: true, Labels: map[string]string{"l": "1"},
@@ -93,7 +93,7 @@ func dial(t *testing.T, socket string) *agentapi.Agent {
 	return agent
 }
 
-func TestOneConnectionForAQuestionAndAReport(t *testing.T) {
+func TestOneConnectionForALookupAndAReport(t *testing.T) {
 	from := map[string]int{}
 	var connections int
 	ended := make(chan struct{})
@@ -132,10 +132,10 @@ func TestDecisionsEnd(t *testing.T) {
 		answer string
 		fails  bool
 	}{
-		"no decision":                      {"[]", false},
-		"an agent that numbers none":       {`[{"pod":"a"},{"pod":"b"}]`, false},
-		"an agent that begins from anew":   {`[{"number":7},{"number":6}]`, true},
-		"an agent that answers with words": {"no", true},
+		"no decision":                 {"[]", false},
+		"an agent without numbers":    {`[{"pod":"a"},{"pod":"b"}]`, false},
+		"an agent that starts again":  {`[{"number":7},{"number":6}]`, true},
+		"an agent that sends no JSON": {"no", true},
 	} {
 		requests := 0
 		socket := serve(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -155,7 +155,7 @@ func TestDialWithoutAnAgent(t *testing.T) {
 }
 
 // servedAt names a socket, for the process in which TestOnlyRootIsTrusted serves as another user.
-const servedAt = "AGENTCALL_TEST_SERVES"
+const servedAt = "AGENTAPI_TEST_SERVES"
 
 // TestOnlyRootIsTrusted lets another user serve the socket.
 func TestOnlyRootIsTrusted(t *testing.T) {
@@ -168,25 +168,17 @@ func TestOnlyRootIsTrusted(t *testing.T) {
 		_, _ = os.Stdin.Read(make([]byte, 1)) // until the other one has seen it
 		return
 	}
-	dir := t.TempDir()
-	for d := dir; strings.HasPrefix(d, os.TempDir()+"/"); d = filepath.Dir(d) {
-		if err := os.Chmod(d, 0o777); err != nil {
-			t.Fatal(err)
-		}
+	dir := agenttest.SocketDir(t)
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
 	}
 	socket := filepath.Join(dir, "s")
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestOnlyRootIsTrusted$")
-	cmd.Env = append(os.Environ(), servedAt+"="+socket)
+	cmd := agenttest.Child(t, servedAt+"="+socket)
+	cmd.Args = append(cmd.Args, "-test.run=^TestOnlyRootIsTrusted$")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1337, Gid: 1337}}
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
+	in, noInput := cmd.StdinPipe()
+	out, noOutput := cmd.StdoutPipe()
+	if err := errors.Join(noInput, noOutput, cmd.Start()); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = in.Close(); _ = cmd.Wait() }()

@@ -3,7 +3,6 @@ package pluginlog
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -24,18 +23,13 @@ import (
 const roleVariable = "PLUGINLOG_TEST_ROLE"
 
 func TestMain(m *testing.M) {
-	switch role := os.Getenv(roleVariable); role {
-	case "":
-		New(io.Discard, "") // starts the goroutine of package signal, outside of every bubble of synctest
-		os.Exit(m.Run())
-	case "writer":
-		playWriter()
-	case "talker":
-		playTalker()
-	default:
-		fmt.Fprintf(os.Stderr, "no role %q\n", role)
-		os.Exit(2)
+	New(io.Discard, "") // starts the goroutine of package signal, outside of every bubble of synctest
+	roles := map[string]func(){"writer": playWriter, "talker": playTalker}
+	if play := roles[os.Getenv(roleVariable)]; play != nil {
+		play()
+		return
 	}
+	m.Run()
 }
 
 // playTalker is a plugin that logs more than a pipe holds and goes on with its work whatever becomes of its stderr.
@@ -129,7 +123,7 @@ func open(o options) *Log {
 	return l
 }
 
-// logged returns what stderr has of the records, after Close.
+// logged returns the text on stderr after Close.
 func logged(t *testing.T, o options, log func(*slog.Logger)) string {
 	t.Helper()
 	var stderr agenttest.Buffer

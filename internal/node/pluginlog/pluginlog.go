@@ -50,7 +50,6 @@ type Log struct {
 	root    handler
 	now     func() time.Time
 	maxFile int64
-	closing sync.Once
 
 	mu      sync.Mutex
 	runDir  string
@@ -94,13 +93,11 @@ func (l *Log) Logger() *slog.Logger {
 }
 
 // Configure sets the run directory and the level once the plugin's configuration is known. They hold for the records
-// made before as well. A later level does not concern the records before it.
+// made before as well. It is called at most once.
 func (l *Log) Configure(runDir string, level Level) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.level == lowest {
-		l.records = slices.DeleteFunc(l.records, func(r record) bool { return r.level < level })
-	}
+	l.records = slices.DeleteFunc(l.records, func(r record) bool { return r.level < level })
 	l.runDir, l.level = runDir, level
 	l.wakeStderr()
 }
@@ -175,23 +172,21 @@ func lines(records []record) (all []byte) {
 
 // Close delivers the records to the run directory's sinks and waits for stderr. It returns when all have them or the
 // timeout is over, whichever is first. A sink that failed is named in a warning on stderr. Without Configure there is no run
-// directory, and the level is info. A second Close does nothing.
+// directory, and the level is info.
 func (l *Log) Close() {
-	l.closing.Do(func() {
-		if l.enabled(lowest) {
-			l.Configure("", LevelInfo)
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), l.Timeout)
-		defer cancel()
-		l.deliver(ctx)
-		l.mu.Lock()
-		idle := l.idle
-		l.mu.Unlock()
-		select {
-		case <-idle:
-		case <-ctx.Done():
-		}
-	})
+	if l.enabled(lowest) {
+		l.Configure("", LevelInfo)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), l.Timeout)
+	defer cancel()
+	l.deliver(ctx)
+	l.mu.Lock()
+	idle := l.idle
+	l.mu.Unlock()
+	select {
+	case <-idle:
+	case <-ctx.Done():
+	}
 }
 
 // deliver passes the records to the file and the socket at the same time, and counts those dropped for size in one more. It

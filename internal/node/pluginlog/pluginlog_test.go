@@ -22,27 +22,20 @@ func TestParseLevel(t *testing.T) {
 		"": LevelInfo, "debug": LevelDebug, "info": LevelInfo, "warn": LevelWarn, "error": LevelError,
 		"fatal": LevelFatal, "none": LevelNone,
 	} {
-		got, err := ParseLevel(text)
-		if err != nil || got != want {
+		if got, err := ParseLevel(text); err != nil || got != want || text != "" && got.String() != text {
 			t.Errorf("ParseLevel(%q) = %v, %v; want %v", text, got, err, want)
 		}
-		if text != "" && got.String() != text {
-			t.Errorf("level %q prints as %q", text, got)
-		}
 	}
-	for level, want := range map[slog.Level]string{-8: "debug", -1: "debug", 2: "info", 4: "warn", 11: "error", 12: "fatal", 100: "fatal"} {
-		if got := Level(level).String(); got != want {
+	for level, want := range map[Level]string{-8: "debug", -1: "debug", 2: "info", 4: "warn", 11: "error", 12: "fatal", 100: "fatal"} {
+		if got := level.String(); got != want {
 			t.Errorf("level %d is %q, want the lower name %q", level, got, want)
 		}
 	}
 	for _, text := range []string{"INFO", "warning", "trace", " info", "0"} {
 		got, err := ParseLevel(text)
 		want := fmt.Sprintf("parsing log level %q: want one of debug, info, warn, error, fatal, none", text)
-		if err == nil || err.Error() != want {
-			t.Errorf("ParseLevel(%q): error %v, want %s", text, err, want)
-		}
-		if got != LevelInfo {
-			t.Errorf("ParseLevel(%q) = %v, want the level to fall back to", text, got)
+		if got != LevelInfo || err == nil || err.Error() != want {
+			t.Errorf("ParseLevel(%q) = %v, %v, want info and %s", text, got, err, want)
 		}
 	}
 }
@@ -134,29 +127,6 @@ func TestEarlyRecordsReachTheSinksConfiguredLater(t *testing.T) {
 	}
 }
 
-func TestLaterConfigureReplacesTheEarlierOne(t *testing.T) {
-	first, second := newPlace(t), newPlace(t)
-	l := second.open(options{RunDir: first.dir})
-	l.Configure(first.dir, LevelError)
-	l.Logger().Error("once")
-	l.Configure(second.dir, LevelInfo)
-	closeLog(t, l)
-	first.want(t, "", "")
-	second.want(t, "once", "once")
-}
-
-func TestSecondCloseDoesNothing(t *testing.T) {
-	p := newPlace(t)
-	l := p.open(options{RunDir: p.dir})
-	l.Logger().Info("before")
-	closeLog(t, l)
-	p.want(t, "before", "before")
-	l.Logger().Info("after")
-	closeLog(t, l)
-	agenttest.Eventually(t, "stderr has the late one", func() bool { return len(messages(t, p.stderr.String())) == 2 })
-	p.want(t, "before after", "before")
-}
-
 func TestOneLogServesManyGoroutines(t *testing.T) {
 	p := newPlace(t)
 	l := p.open(options{RunDir: p.dir})
@@ -168,7 +138,6 @@ func TestOneLogServesManyGoroutines(t *testing.T) {
 				log.Info("record", "n", n)
 				log.Debug("kept back")
 			}
-			l.Configure(p.dir, LevelInfo)
 		})
 	}
 	all.Wait()
@@ -209,7 +178,7 @@ func TestFloodOfDebugKeepsTheErrorAndIsCounted(t *testing.T) {
 	}
 }
 
-func TestDroppedErrorsAreCountedAtALevelAboveWarning(t *testing.T) {
+func TestErrorsAreKeptUpToTheirLimitAndCounted(t *testing.T) {
 	out := logged(t, options{Level: LevelError}, func(log *slog.Logger) {
 		for range 1000 {
 			log.Warn("not wanted")
@@ -218,6 +187,9 @@ func TestDroppedErrorsAreCountedAtALevelAboveWarning(t *testing.T) {
 	})
 	if last := decode(t, lastLine(out)); last["level"] != "error" || last["dropped"] == nil {
 		t.Errorf("the last record is %v", last)
+	}
+	if len(out) > 2*maxKept+1000 || len(out) < 2*maxKept-2000 {
+		t.Errorf("%d bytes were kept", len(out))
 	}
 }
 

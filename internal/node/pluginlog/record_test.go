@@ -58,7 +58,7 @@ func TestAttributes(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		log  func(*slog.Logger)
-		want string // what follows the message
+		want string // the rest of the line after the message
 	}{
 		{"siblings_do_not_share_attributes", func(l *slog.Logger) {
 			parent := l.With("a", 1, "b", 2, "c", 3)
@@ -70,15 +70,9 @@ func TestAttributes(t *testing.T) {
 			l.Info("m", "k\xff", "v\xc3(", "b", badMarshaler{})
 		}, `"k\ufffd":"v\ufffd(","b":{"a":"\ufffd"}`},
 		{"lines_stay_lines", func(l *slog.Logger) { l.Info("m", "k\n", "a\r\nb") }, `"k\n":"a\r\nb"`},
-		{"numbers_without_json_become_text", func(l *slog.Logger) {
-			l.Info("m", "nan", math.NaN(), "inf", math.Inf(1))
-		}, `"nan":"!ERROR:json: unsupported value: NaN","inf":"!ERROR:json: unsupported value: +Inf"`},
 		{"values_without_json_become_text", func(l *slog.Logger) {
-			l.Info("m", "c", make(chan int))
-		}, `"c":"!ERROR:json: unsupported type: chan int"`},
-		{"times_without_json_become_text", func(l *slog.Logger) {
-			l.Info("m", "t", time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC))
-		}, `"t":"10000-01-01T00:00:00.000000Z"`},
+			l.Info("m", "nan", math.NaN(), "c", make(chan int), "t", time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC))
+		}, `"nan":"!ERROR:json: unsupported value: NaN","c":"!ERROR:json: unsupported type: chan int","t":"10000-01-01T00:00:00.000000Z"`},
 		{"panics_become_text", func(l *slog.Logger) {
 			l.Info("m", "p", panicking{}, "e", torturedError{})
 		}, `"p":"!PANIC: cannot","e":"!PANIC: runtime error: invalid memory address or nil pointer dereference"`},
