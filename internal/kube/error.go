@@ -79,6 +79,14 @@ func ClassOf(err error) Class {
 	return ""
 }
 
+// RetryAfter returns the server's Retry-After, five minutes at most, and 0 for an error without one.
+func RetryAfter(err error) time.Duration {
+	if failed, ok := errors.AsType[*Error](err); ok {
+		return min(failed.RetryAfter, maxRetryAfter)
+	}
+	return 0
+}
+
 // IsConflict reports whether the API server refused a change because the object has changed: 409 for a resourceVersion, 422 for
 // the test of a JSON patch. A patch that the API server finds invalid is 422 as well.
 func IsConflict(err error) bool {

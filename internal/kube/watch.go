@@ -193,7 +193,7 @@ func (r *reflector[O, T]) fails(ctx context.Context, err error) error {
 		return err
 	}
 	r.state(failed.Class, err)
-	Sleep(ctx, min(failed.RetryAfter, maxRetryAfter))
+	Sleep(ctx, RetryAfter(err))
 	return err
 }
 

@@ -2,7 +2,6 @@ package racerepair
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -14,23 +13,23 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// act performs the first enabled action that can help. Wait has the meaning of reconcile's.
-func (j *job) act(ctx context.Context) (wait time.Duration, err error) {
+// act performs the first enabled action that can help.
+func (j *job) act(ctx context.Context) error {
 	mode := j.Settings.Switches.Mode(j.finding)
 	if mode != repair.InPlace && j.finding.Failed == (repair.State{}) && !j.confirmed() {
-		return 0, nil
+		return nil
 	}
 	switch mode {
 	case repair.InPlace:
-		return 0, j.redirect(ctx)
+		return j.redirect(ctx)
 	case repair.Delete:
 		return j.deletePod(ctx)
 	case repair.Label:
-		return 0, j.label(ctx)
+		return j.label(ctx)
 	case repair.Report:
 	}
 	j.once(ctx, ReasonBroken, j.why()+". "+j.advice())
-	return 0, nil
+	return nil
 }
 
 // confirmed reports whether the rules have been missing for confirmAfter. A pod with no other sign of failure is inspected
@@ -93,9 +92,6 @@ func (j *job) consequence() string {
 	return ". The kubelet starts its validation again within its back-off, 5 minutes at most: delete the pod to have it at once"
 }
 
-// maxRetryAfter bounds the Retry-After of a server.
-const maxRetryAfter = 5 * time.Minute
-
 // The token bucket of deletions: deletionBurst at once and one in each deletionInterval after that. If every new pod is broken
 // as well, because the plugin is not in the chain, deletions at full speed would only create more broken pods.
 const (
@@ -105,9 +101,9 @@ const (
 
 // deletePod deletes the pod at its classified version (resourceVersion precondition), by eviction if so configured. A pod that
 // changed meanwhile is classified again.
-func (j *job) deletePod(ctx context.Context) (time.Duration, error) {
+func (j *job) deletePod(ctx context.Context) error {
 	if j.memory.deleted { // an eviction updates the pod before its deletion
-		return 0, nil
+		return nil
 	}
 	now := j.Clock.Now()
 	if j.memory.deleteAfter.IsZero() {
@@ -115,7 +111,7 @@ func (j *job) deletePod(ctx context.Context) (time.Duration, error) {
 	}
 	if j.memory.deleteAfter.After(now) {
 		j.queue.AddAfter(j.pod.Key(), j.memory.deleteAfter.Sub(now))
-		return 0, nil
+		return nil
 	}
 	send := j.API.DeletePod
 	if j.Settings.Evict {
@@ -124,7 +120,7 @@ func (j *job) deletePod(ctx context.Context) (time.Duration, error) {
 	err := send(ctx, j.pod.Ref())
 	if kube.IsConflict(err) { // the watch delivers the change
 		j.log.DebugContext(ctx, "the pod changed before it was deleted", slog.String("error", err.Error()))
-		return 0, err
+		return err
 	}
 	if err == nil {
 		j.memory.deleted = true
@@ -132,11 +128,7 @@ func (j *job) deletePod(ctx context.Context) (time.Duration, error) {
 		j.log.InfoContext(ctx, "deleted the pod", slog.String("reason", string(j.finding.Reason)), slog.Bool("eviction", j.Settings.Evict))
 		j.event(kube.EventWarning, ReasonDeleted, j.why()+": it is deleted, so that another one starts")
 	}
-	var wait time.Duration
-	if failed, ok := errors.AsType[*kube.Error](err); ok {
-		wait = min(failed.RetryAfter, maxRetryAfter)
-	}
-	return wait, j.fail(ctx, metrics.RepairDelete, ReasonDeleted, ", and cannot be deleted: ", err)
+	return j.fail(ctx, metrics.RepairDelete, ReasonDeleted, ", and cannot be deleted: ", err)
 }
 
 // label labels the pod, unless the pod has the label with any value.

@@ -50,10 +50,16 @@ func newFixture(t *testing.T, switches repair.Switches, more ...func(*Options)) 
 	t.Helper()
 	l := &fixture{Node: sandboxtest.New(t), server: kubetest.NewServer(t), clock: agenttest.NewClock(), log: &agenttest.Buffer{}}
 	l.conf.Store(&cniconf.NetConf{})
+	api, err := kube.NewClient(kube.Config{
+		Kubeconfig: l.server.Kubeconfig(t), Timeout: time.Minute, IdleTimeout: time.Hour,
+		Backoff: &wait.Backoff{Duration: time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 4, Cap: 4 * time.Millisecond},
+	})
+	l.Do(err)
+	t.Cleanup(api.Close)
 	settings := defaults(t)
 	settings.Switches, settings.Node = switches, node1
 	l.options = Options{
-		API: l.api(), Clock: l.clock, Log: slog.New(slog.NewTextHandler(l.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		API: api, Clock: l.clock, Log: slog.New(slog.NewTextHandler(l.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Workers: 1, Metrics: metrics.NewRepair("test"), Settings: settings, Host: node1, Plugin: func() (cniconf.NetConf, error) { return *l.conf.Load(), nil },
 		Find: func(ctx context.Context, pod sandbox.Pod) (*sandbox.Namespace, error) {
 			l.searches.Add(1)
@@ -85,23 +91,6 @@ func defaults(t *testing.T) Settings {
 		}
 	}
 	return s
-}
-
-// api is another client of the server.
-func (l *fixture) api() *kube.Client {
-	l.Helper()
-	host, port := l.server.Address()
-	token, authority := l.server.ServiceAccount(l.T)
-	api, err := kube.NewClient(kube.Config{
-		Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority, Timeout: time.Minute,
-		IdleTimeout: time.Hour,
-		Backoff:     &wait.Backoff{Duration: time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 4, Cap: 4 * time.Millisecond},
-	})
-	if err != nil {
-		l.Fatal(err)
-	}
-	l.Cleanup(api.Close)
-	return api
 }
 
 // cache writes an entry of libcni's cache, about a namespace that is mounted where no search looks without that.
@@ -237,12 +226,8 @@ func (p podSpec) at(ips ...string) podSpec {
 // run starts a controller; it ends with the test.
 func (l *fixture) run() (stop func()) {
 	l.Helper()
-	return l.start(l.options)
-}
-
-func (l *fixture) start(o Options) (stop func()) {
-	l.Helper()
-	stop = agenttest.Go(l.T, func(ctx context.Context) { Run(ctx, o) })
+	options := l.options
+	stop = agenttest.Go(l.T, func(ctx context.Context) { Run(ctx, options) })
 	l.stops = append(l.stops, stop)
 	return stop
 }
@@ -310,18 +295,13 @@ func (l *fixture) noEvents(p podSpec) {
 	}
 }
 
-func metric(t *testing.T, m *metrics.Repair, name string) (value int) {
-	t.Helper()
-	_, rest, _ := strings.Cut("\n"+string(m.Text()), "\n"+name+" ")
+func (l *fixture) metric(name string) (value int) {
+	l.Helper()
+	_, rest, _ := strings.Cut("\n"+string(l.options.Metrics.Text()), "\n"+name+" ")
 	if _, err := fmt.Sscan(rest, &value); err != nil {
-		t.Fatalf("%s: %v", name, err)
+		l.Fatalf("%s: %v", name, err)
 	}
 	return value
-}
-
-func (l *fixture) metric(name string) int {
-	l.Helper()
-	return metric(l.T, l.options.Metrics, name)
 }
 
 // repaired is the count of an action.

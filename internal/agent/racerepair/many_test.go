@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
@@ -69,25 +68,6 @@ func TestManyHealthyPodsCostNothing(t *testing.T) {
 	l.noWrites()
 	if n := l.requests("GET", "/pods"); n > 3 {
 		t.Errorf("%d requests for pods", n)
-	}
-}
-
-// TestEachOfManyBrokenPodsGetsAnEvent has more events than may be sent in a minute.
-func TestEachOfManyBrokenPodsGetsAnEvent(t *testing.T) {
-	t.Parallel()
-	l := newFixture(t, nothing, func(o *Options) { o.Workers = 0 })
-	const all = 250
-	for i := range all {
-		l.set(crashing(fmt.Sprintf("web-%d", i)))
-	}
-	l.run()
-	l.waitForStates(0, all, 0, 0)
-	agenttest.Until(t, func() string { return fmt.Sprintf("%d events for %d pods", len(l.server.Events()), all) }, func() bool {
-		l.clock.Step(2 * time.Second)
-		return len(l.server.Events()) == all
-	})
-	if n := l.metric(`istio_cni_events_total{result="suppressed"}`); n != 0 {
-		t.Errorf("%d events were suppressed", n)
 	}
 }
 

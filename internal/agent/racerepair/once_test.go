@@ -12,21 +12,15 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
-// once runs one look at all pods, on a clock that does not stand still.
-func (l *fixture) once() error {
+// once repairs all pods once, while the clock runs. It wants an error with the texts, or no error without texts.
+func (l *fixture) once(texts ...string) {
 	l.Helper()
 	agenttest.Run(l.T, l.clock)
-	return Once(l.Context(), l.options)
-}
-
-// failsOnce is one look that ends with an error of some texts.
-func (l *fixture) failsOnce(says ...string) {
-	l.Helper()
-	err := l.once()
-	if err == nil {
-		l.Fatal("no error")
+	err := Once(l.Context(), l.options)
+	if (err == nil) != (texts == nil) {
+		l.Fatalf("error %v", err)
 	}
-	for _, want := range says {
+	for _, want := range texts {
 		if !strings.Contains(err.Error(), want) {
 			l.Errorf("no %q in %v", want, err)
 		}
@@ -40,9 +34,7 @@ func TestOnceRepairsEachPod(t *testing.T) {
 	job.restart = "Never"
 	paths := []string{l.place(p), l.place(missing)}
 	l.set(job)
-	if err := l.once(); err != nil {
-		t.Fatal(err)
-	}
+	l.once()
 	l.waitForEvent(p, "Normal", ReasonRepaired)
 	l.waitForEvent(missing, "Normal", ReasonRepaired)
 	l.waitForEvent(job, "Warning", ReasonBroken)
@@ -53,25 +45,26 @@ func TestOnceRepairsEachPod(t *testing.T) {
 	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
 }
 
-// TestOnceNamesPodsThatCouldNotBeRepaired and has tried five times, as the reference does.
-func TestOnceNamesPodsThatCouldNotBeRepaired(t *testing.T) {
+// TestOnceTriesFiveTimes, as the reference does, and names the pods that could not be repaired.
+func TestOnceTriesFiveTimes(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		switches repair.Switches
-		fault    kubetest.Fault
-		says     []string
-		tries    int
+		switches       repair.Switches
+		fault          kubetest.Fault
+		times, written int
+		texts          []string
 	}{
-		{deleting, kubetest.Forbidden, []string{"pod shop/a: ", "pod shop/b: ", "delete pods shop/a", "forbidden (403)"}, 5},
-		{labelled, kubetest.ServerError, []string{"pod shop/a: ", "patch pods/status shop/a", "server error (500)"}, 5},
+		{deleting, kubetest.Forbidden, kubetest.Forever, 10, []string{"pod shop/a: ", "pod shop/b: ", "delete pods shop/a", "forbidden (403)"}},
+		{labelled, kubetest.ServerError, kubetest.Forever, 10, []string{"pod shop/a: ", "patch pods/status shop/a", "server error (500)"}},
+		{deleting, kubetest.Unavailable, 4, 6, nil},
 	} {
 		l := newFixture(t, test.switches)
-		l.server.FailOn("/pods/", test.fault, kubetest.Forever)
+		l.server.FailOn("/pods/", test.fault, test.times)
 		l.set(crashing("a"))
 		l.set(crashing("b"))
-		l.failsOnce(test.says...)
-		if got := len(l.writes()); got != 2*test.tries {
-			t.Errorf("%d requests for two pods", got)
+		l.once(test.texts...)
+		if got := len(l.writes()); got != test.written {
+			t.Errorf("%d requests for two pods, want %d", got, test.written)
 		}
 	}
 }
@@ -92,25 +85,11 @@ func TestOnceHasNoRateLimitAndNoSecondInspection(t *testing.T) {
 	l.waitForCount(metrics.RepairDelete, metrics.RepairSuccess, all+1)
 }
 
-func TestOnceRetries(t *testing.T) {
-	t.Parallel()
-	l := newFixture(t, deleting)
-	l.server.FailOn("/pods/", kubetest.Unavailable, 3)
-	p := crashing("a")
-	l.set(p)
-	if err := l.once(); err != nil {
-		t.Error(err)
-	}
-	if _, leaving := l.fetch(p); !leaving {
-		t.Error("it is not deleted")
-	}
-}
-
 func TestOnceEndsWhenThereIsNoServer(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace)
 	l.server.Fail(kubetest.Forbidden, kubetest.Forever)
-	l.failsOnce("waiting for the pods", "not done after 2m0s", "to watch pods", "forbidden (403)")
+	l.once("waiting for the pods", "not done after 2m0s", "to watch pods", "forbidden (403)")
 }
 
 func TestOnceDoesNothingOnABadConfiguration(t *testing.T) {
@@ -121,6 +100,6 @@ func TestOnceDoesNothingOnABadConfiguration(t *testing.T) {
 	l.conf.Store(&conf)
 	p := crashing("a")
 	l.set(p)
-	l.failsOnce("pod shop/a: the plugin's configuration cannot be used: half of it is missing")
+	l.once("pod shop/a: the plugin's configuration cannot be used: half of it is missing")
 	l.noWrites()
 }

@@ -144,7 +144,7 @@ func (c *controller) runWorker(ctx context.Context) {
 
 // process reconciles a pod, and enqueues the pod again after an error.
 func (c *controller) process(ctx context.Context, k types.NamespacedName) {
-	wait, err := c.reconcile(ctx, k)
+	err := c.reconcile(ctx, k)
 	if err == nil || errors.Is(err, errPolicy) {
 		c.retries.Forget(k)
 		return
@@ -152,7 +152,7 @@ func (c *controller) process(ctx context.Context, k types.NamespacedName) {
 	if ctx.Err() == nil {
 		c.Log.WarnContext(ctx, "the work on a pod failed, and is retried", slog.String("pod", k.String()), slog.String("error", err.Error()))
 	}
-	c.queue.AddAfter(k, max(wait, c.retries.When(k)))
+	c.queue.AddAfter(k, max(kube.RetryAfter(err), c.retries.When(k)))
 }
 
 // sleep waits for d or the end of ctx.
@@ -198,10 +198,10 @@ func Once(ctx context.Context, o Options) error {
 	var errs []error
 	for _, k := range c.keys() {
 		backoff := wait.Backoff{Duration: retryBase, Factor: 2, Steps: onceTries - 1}
-		after, err := c.reconcile(ctx, k)
+		err := c.reconcile(ctx, k)
 		for err != nil && backoff.Steps > 0 && !errors.Is(err, errPolicy) && ctx.Err() == nil {
-			c.sleep(ctx, max(after, backoff.Step()))
-			after, err = c.reconcile(ctx, k)
+			c.sleep(ctx, max(kube.RetryAfter(err), backoff.Step()))
+			err = c.reconcile(ctx, k)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("pod %s: %w", k, err))

@@ -14,7 +14,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/repair"
-	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
@@ -41,6 +40,7 @@ func TestRefusals(t *testing.T) {
 				t.Parallel()
 				switches := settings.Switches
 				l := newFixture(t, switches, func(o *Options) { o.Settings.Evict = settings.Evict })
+				l.server.SetRetryAfter(30)
 				p := crashing("web")
 				l.set(p)
 				l.server.FailOn("/pods/web", test.fault, 1)
@@ -53,37 +53,14 @@ func TestRefusals(t *testing.T) {
 				l.waitForCount(counted[switches], metrics.RepairFail, 1)
 				l.waitForCount(counted[switches], metrics.RepairSuccess, 0)
 				l.waitForStates(0, 1, 0, 0)
+				failed := l.clock.Now()
 				l.stepUntilSuccess(counted[switches])
+				if waited := l.clock.Since(failed); (waited >= 30*time.Second) != (test.fault == kubetest.TooMany) {
+					t.Errorf("retried after %s", waited)
+				}
 				l.waitForCount(counted[switches], metrics.RepairFail, 1)
 			})
 		}
-	}
-}
-
-// TestADisruptionBudgetIsRespected by eviction, as long as the server asks to wait, and with one event for all attempts.
-func TestADisruptionBudgetIsRespected(t *testing.T) {
-	t.Parallel()
-	l := newFixture(t, deleting, func(o *Options) { o.Settings.Evict = true })
-	p := crashing("web")
-	l.set(p)
-	l.server.Protect(p.path(), "web-budget", 30)
-	l.run()
-	l.waitForEvent(p, "Warning", ReasonDeleted, "PodDisruptionBudget", "raise the budget")
-	l.waitForCount(metrics.RepairDelete, metrics.RepairFail, 1)
-	l.clock.Step(25 * time.Second)
-	l.waitForWorker()
-	if n := len(l.writes()); n != 1 {
-		t.Errorf("%d requests within the time that the server asks to wait", n)
-	}
-	for range 20 {
-		l.clock.Step(time.Minute)
-		l.waitForWorker()
-	}
-	if n := len(l.writes()); n < 2 || n > 21 || l.requests("DELETE ") > 0 {
-		t.Errorf("%d requests in 20 minutes: %q", n, l.writes())
-	}
-	if got := l.events(p); len(got) != 1 {
-		t.Errorf("the same failure is more than one event: %v", got)
 	}
 }
 
@@ -299,12 +276,5 @@ func TestAPodThatIsGoneAlreadyIsNoFailure(t *testing.T) {
 		l.waitForCount(counted[switches], metrics.RepairSkip, 1)
 		l.waitForCount(counted[switches], metrics.RepairFail, 0)
 		l.noEvents(p)
-	}
-}
-
-func TestRemediesAreForFailuresThatLast(t *testing.T) {
-	t.Parallel()
-	if remedy(kube.ErrDisruptionBudget) == "" || remedy(&kube.Error{Class: kube.Forbidden}) == "" || remedy(errors.New("x")) != "" {
-		t.Error("a remedy is missing, or one too many")
 	}
 }

@@ -33,14 +33,13 @@ type job struct {
 	log     *slog.Logger
 }
 
-// reconcile classifies one pod and performs the due action. After an error the caller enqueues the pod again, after wait at the
-// earliest.
-func (c *controller) reconcile(ctx context.Context, k types.NamespacedName) (wait time.Duration, err error) {
+// reconcile classifies one pod and performs the due action. After an error the caller enqueues the pod again.
+func (c *controller) reconcile(ctx context.Context, k types.NamespacedName) (err error) {
 	c.mu.Lock()
 	e := c.pods[k]
 	if e == nil {
 		c.mu.Unlock()
-		return 0, nil
+		return nil
 	}
 	// Only this job uses the map of the memory: the queue returns a pod to one worker at a time.
 	j := &job{controller: c, pod: e.pod, memory: e.memory}
@@ -51,12 +50,12 @@ func (c *controller) reconcile(ctx context.Context, k types.NamespacedName) (wai
 
 	j.log = c.Log.With(slog.String("pod", k.String()), slog.String("uid", j.pod.Facts.UID))
 	if j.conf, err = c.Plugin(); err != nil {
-		return 0, fmt.Errorf("%w: %w", errPolicy, err)
+		return fmt.Errorf("%w: %w", errPolicy, err)
 	}
 	j.finding = repair.Classify(podOf(j.pod), c.Settings.Predicate, j.conf.Policy())
 	j.finding.Repairable = j.finding.Repairable && j.reachable()
 	if j.conf.Problems != nil && (j.finding.NeedsInspection || j.finding.Broken) {
-		return 0, j.reportProblems(ctx)
+		return j.reportProblems(ctx)
 	}
 	if j.finding.NeedsInspection {
 		err = j.inspect(ctx)
@@ -68,7 +67,7 @@ func (c *controller) reconcile(ctx context.Context, k types.NamespacedName) (wai
 	if err == nil {
 		j.memory.missingSince = time.Time{}
 	}
-	return 0, err
+	return err
 }
 
 // remember stores the job's memory, unless the entry has another UID by now.

@@ -108,12 +108,12 @@ func (t *leadership) processNext(ctx context.Context) bool {
 		return false
 	}
 	defer t.queue.Done(name)
-	wait, err := t.reconcile(ctx, name)
+	err := t.reconcile(ctx, name)
 	if err == nil {
 		t.retries.Forget(name)
 		return true
 	}
-	t.queue.AddAfter(name, max(wait, t.retries.When(name)))
+	t.queue.AddAfter(name, max(kube.RetryAfter(err), t.retries.When(name)))
 	return true
 }
 

@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/meshcni/istio-cni/internal/core/readiness"
+	"github.com/meshcni/istio-cni/internal/kube"
 )
 
 const (
@@ -29,11 +30,11 @@ func Once(ctx context.Context, o Options) error {
 	return once(ctx, o, func(ctx context.Context, t *leadership, name string) error {
 		backoff := wait.Backoff{Duration: retry, Factor: 2, Steps: tries - 1}
 		for {
-			after, err := t.reconcile(ctx, name)
+			err := t.reconcile(ctx, name)
 			if err == nil || backoff.Steps == 0 || ctx.Err() != nil {
 				return err
 			}
-			t.options.sleep(ctx, max(after, backoff.Step()))
+			t.options.sleep(ctx, max(kube.RetryAfter(err), backoff.Step()))
 		}
 	})
 }

@@ -2,24 +2,21 @@ package taint
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// reconcile brings a node to its desired state. After an error the caller retries, after wait at the earliest, which is the API
-// server's Retry-After.
-func (t *leadership) reconcile(ctx context.Context, name string) (wait time.Duration, err error) {
+// reconcile brings a node to its desired state. After an error the caller retries.
+func (t *leadership) reconcile(ctx context.Context, name string) error {
 	state, decision, known := t.decide(ctx, name)
 	if !known {
-		return 0, nil
+		return nil
 	}
 	if !decision.RecheckAt.IsZero() {
 		t.queue.AddAfter(name, decision.RecheckAt.Sub(t.options.Clock.Now()))
@@ -33,12 +30,9 @@ func (t *leadership) reconcile(ctx context.Context, name string) (wait time.Dura
 		t.setRefused(name, nil)
 	}
 	if ctx.Err() != nil || kube.ClassOf(err) == kube.NotFound {
-		return 0, nil //nolint:nilerr // the controller ends, or the node is deleted and the watch is about to report the deletion
+		return nil //nolint:nilerr // the controller ends, or the node is deleted and the watch is about to report the deletion
 	}
-	if failed, ok := errors.AsType[*kube.Error](err); ok {
-		wait = min(failed.RetryAfter, maxRetry)
-	}
-	return wait, err
+	return err
 }
 
 // decide returns the cached node and the decision, and false for an unknown node or before all caches are synced.

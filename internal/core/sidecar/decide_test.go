@@ -358,16 +358,9 @@ func TestInputs(t *testing.T) {
 
 func TestDecisionsAreSentences(t *testing.T) {
 	for want, change := range map[string]change{
-		"captured (captured): it has a sidecar":                                                     excludes(),
-		`not captured (inject-disabled): sidecar.istio.io/inject says no (label "false")`:           injectLabel("false"),
-		"not captured (not-sidecar): its istio-proxy is not a sidecar (proxy router)":               args("proxy", "router"),
-		"not captured (host-network): it uses the node's network namespace, which is never touched": hostNetwork,
-		"not captured (excluded-namespace): its namespace is excluded in the plugin's configuration (kube-system)": named(
-			"kube-system", "x",
-		),
-		"refused (invalid-settings): its settings are invalid, and starting it without them would bypass the mesh": annotation(
-			sidecar.ModeKey, "x",
-		),
+		"captured (captured): it has a sidecar":                                                                    excludes(),
+		"not captured (not-sidecar): its istio-proxy is not a sidecar (proxy router)":                              args("proxy", "router"),
+		"refused (invalid-settings): its settings are invalid, and starting it without them would bypass the mesh": annotation(sidecar.ModeKey, "x"),
 	} {
 		if got := sidecar.Decide(pod(change)).String(); got != want {
 			t.Errorf("decision is\n%s, want\n%s", got, want)

@@ -144,42 +144,15 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestBadSettingsRefuseThePod wants every bad value to be named with its annotation.
-func TestBadSettingsRefuseThePod(t *testing.T) {
-	for key, bad := range map[string][]string{
-		sidecar.ModeKey:                 {"", "tproxy", "REDIRECT ", "none"},
-		sidecar.OutboundKey:             {"10.0.0.1", "10.0.0.0/8, 10.1.0.0/16", "10.0.0.0/8,", " ", "x", "*,10.0.0.0/8", "10.0.0.0/33"},
-		sidecar.OutboundExcludeKey:      {"*", "10.0.0.1", ",", "fd00::/8 "},
-		sidecar.InboundPortsKey:         {"x", "80,", ",80", "65536", "-1", "80-90", "*,80"},
-		sidecar.InboundPortsExcludeKey:  {"*", "x", "80,", "65536"},
-		sidecar.OutboundPortsKey:        {"*", "x", "80,,90"},
-		sidecar.OutboundPortsExcludeKey: {"*", "x", ","},
-		sidecar.ExcludeInterfacesKey:    {"0eth", "eth0,", "abcdefghijklmnop", "eth+"},
-		sidecar.RerouteInterfacesKey:    {"0", "vm0,,vm1"},
-		sidecar.KubevirtInterfacesKey:   {"0", "*"},
-	} {
-		for _, text := range bad {
-			t.Run(fmt.Sprintf("%s %q", key, text), func(t *testing.T) {
-				d := sidecar.Decide(pod(annotation(key, text)))
-				if d.Reason != sidecar.InvalidSettings || d.Outcome != sidecar.Refuse {
-					t.Fatalf("the pod is %s", d)
-				}
-				if want := fmt.Sprintf("annotation %q: value %q: ", key, text); !strings.HasPrefix(fmt.Sprint(d.Err), want) {
-					t.Errorf("error is %v, want %s…", d.Err, want)
-				}
-				wellFormed(t, d)
-			})
-		}
-	}
-}
-
+// TestBadSettingsAreReportedTogether: TestParseRefusesBadValues of package redirect has the values, TestListsThatAreTooLong each key.
 func TestBadSettingsAreReportedTogether(t *testing.T) {
 	d := sidecar.Decide(pod(
-		annotation(sidecar.ModeKey, "x"), annotation(sidecar.InboundPortsKey, "y"), annotation(sidecar.OutboundKey, "10.0.0.0/8"), annotation(sidecar.KubevirtInterfacesKey, "0"),
+		annotation(sidecar.ModeKey, "x"), annotation(sidecar.InboundPortsKey, "y"), annotation(sidecar.OutboundExcludeKey, "10.0.0.0/8,"), annotation(sidecar.KubevirtInterfacesKey, "0"),
 		runAs(new(int64(-1)), new(int64(math.MaxUint32))), env("INVALID_DROP", "maybe"),
 	))
 	want := []string{
 		`annotation "sidecar.istio.io/interceptionMode": value "x": want REDIRECT or TPROXY, in capitals`,
+		`annotation "traffic.sidecar.istio.io/excludeOutboundIPRanges": value "10.0.0.0/8,": item 2 of the list is empty`,
 		`annotation "traffic.sidecar.istio.io/includeInboundPorts": value "y": "y" is not a port: want a decimal number from 0 to 65535`,
 		`annotation "traffic.sidecar.istio.io/kubevirtInterfaces": value "0": "0" is not an interface name: want a letter, then letters, digits, '_', '.', '-'`,
 		`securityContext.runAsUser of container "istio-proxy" or its pod: value -1 is not a user or group id`,
@@ -195,18 +168,15 @@ func TestBadSettingsAreReportedTogether(t *testing.T) {
 }
 
 func TestUnreadableSwitchesAreOffWithAWarning(t *testing.T) {
+	changes := []change{env("DISABLE_ENVOY", "maybe")} // without a warning
+	var want []string
 	for _, name := range []string{"ISTIO_META_DNS_CAPTURE", "ISTIO_DUAL_STACK", "INVALID_DROP"} {
-		d := sidecar.Decide(pod(env(name, "se cret")))
-		if diff := cmp.Diff(redirect.Default(), d.Spec, specs); diff != "" {
-			t.Errorf("%s: Spec (-want +got):\n%s", name, diff)
-		}
-		want := []string{fmt.Sprintf(`ignoring environment variable %s of container "istio-proxy": it is not a boolean`, name)}
-		if diff := cmp.Diff(want, d.Warnings); diff != "" {
-			t.Errorf("%s: warnings (-want +got):\n%s", name, diff)
-		}
+		changes = append(changes, env(name, "se cret"))
+		want = append(want, fmt.Sprintf(`ignoring environment variable %s of container "istio-proxy": it is not a boolean`, name))
 	}
-	if d := sidecar.Decide(pod(env("DISABLE_ENVOY", "maybe"))); len(d.Warnings) != 0 {
-		t.Errorf("DISABLE_ENVOY is warned of: %q", d.Warnings)
+	d := sidecar.Decide(pod(changes...))
+	if diff := cmp.Diff(redirect.Default(), d.Spec, specs) + cmp.Diff(want, d.Warnings); diff != "" {
+		t.Errorf("Spec and warnings (-want +got):\n%s", diff)
 	}
 }
 
