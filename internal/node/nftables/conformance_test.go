@@ -37,7 +37,7 @@ func TestRulesAreThoseOfIptables(t *testing.T) {
 func conform(t *testing.T, wants ...ruleset.Set) {
 	t.Helper()
 	ours, theirs := newPod(t), newPod(t)
-	ours.apply(t, wants...)
+	ours.apply(t, reconcile(wants...))
 	for _, want := range wants {
 		f := want.Family
 		none := ruleset.Set{Family: f}

@@ -169,12 +169,12 @@ func TestRulesOfNftAreReadOrKeptAsTheyAre(t *testing.T) {
 	for _, n := range ofNft {
 		p.run(t, "", "nft", "add rule ip nat OUTPUT "+n.rule)
 	}
-	chain, _ := p.read(t, ruleset.IPv4).Table("nat").Chain("OUTPUT")
-	if len(chain.Rules) != len(ofNft)+1 {
-		t.Fatalf("%d rules were read, want %d", len(chain.Rules), len(ofNft)+1)
+	rules := p.chain(t, "OUTPUT")
+	if len(rules) != len(ofNft)+1 {
+		t.Fatalf("%d rules were read, want %d", len(rules), len(ofNft)+1)
 	}
 	for i, n := range ofNft {
-		got := chain.Rules[i+1].String()
+		got := rules[i+1]
 		if n.want == "" && !strings.HasPrefix(got, "[not understood: ") || n.want != "" && got != n.want {
 			t.Errorf("%s: read as %q, want %q", n.rule, got, n.want)
 		}
@@ -197,7 +197,7 @@ func TestForeignRulesStay(t *testing.T) {
 
 	spec := everything()
 	want4, want6 := redirect.Rules(spec, ruleset.IPv4), redirect.Rules(spec, ruleset.IPv6)
-	p.apply(t, want4, want6)
+	p.apply(t, reconcile(want4, want6))
 	for _, want := range []ruleset.Set{want4, want6} {
 		have := p.read(t, want.Family)
 		if d := ruleset.Compare(want, have, redirect.Owned(want, have)); !d.Empty() {
@@ -206,19 +206,18 @@ func TestForeignRulesStay(t *testing.T) {
 	}
 	// Foreign rules come between ours, and ahead of them.
 	p.run(t, "", "iptables-nft", strings.Fields("-t nat -I OUTPUT 1 -p tcp -m limit --limit 7/min -j ACCEPT")...)
-	p.apply(t, want4)
-	out, _ := p.read(t, ruleset.IPv4).Table("nat").Chain("OUTPUT")
+	p.apply(t, reconcile(want4))
 	wantOut, _ := want4.Table("nat").Chain("OUTPUT")
-	if diff := cmp.Diff(specs(wantOut.Rules), specs(out.Rules[:len(wantOut.Rules)])); diff != "" {
+	if diff := cmp.Diff(specs(wantOut.Rules), p.chain(t, "OUTPUT")[:len(wantOut.Rules)]); diff != "" {
 		t.Errorf("head of nat OUTPUT (-want +got):\n%s", diff)
 	}
 	p.run(t, "", "iptables-nft", strings.Fields("-t nat -D OUTPUT -p tcp -m limit --limit 7/min -j ACCEPT")...)
 
-	p.do(t, func() error {
-		all := func(_, have ruleset.Set) ruleset.Ownership { return redirect.AllOwned(have) }
-		return nftables.Apply(t.Context(),
-			nftables.Change{Want: ruleset.Set{Family: ruleset.IPv4}, Owned: all},
-			nftables.Change{Want: ruleset.Set{Family: ruleset.IPv6}, Owned: all})
+	p.apply(t, func(v *nftables.View) (out nftables.Plan) {
+		for _, f := range families {
+			out.Programs = append(out.Programs, ruleset.Reconcile(ruleset.Set{Family: f}, v.Set(f), redirect.AllOwned(v.Set(f))))
+		}
+		return out
 	})
 	for i, f := range families {
 		left := slices.DeleteFunc(p.kernel(t, f), func(line string) bool { return !slices.Contains(before[i], line) })
@@ -231,21 +230,13 @@ func TestForeignRulesStay(t *testing.T) {
 	}
 }
 
-func specs(rules []ruleset.Rule) []string {
-	var out []string
-	for _, r := range rules {
-		out = append(out, r.String())
-	}
-	return out
-}
-
 // TestAForeignRuleToOurChainIsDeleted has an opaque rule lead to a chain of ours: it must go first, or
 // the kernel would keep the chain.
 func TestAForeignRuleToOurChainIsDeleted(t *testing.T) {
 	p := newPod(t)
-	p.apply(t, redirect.Rules(redirect.Default(), ruleset.IPv4))
+	p.apply(t, reconcile(redirect.Rules(redirect.Default(), ruleset.IPv4)))
 	p.run(t, "", "nft", "add rule ip nat OUTPUT tcp dport { 1, 2 } jump ISTIO_OUTPUT")
-	p.apply(t, ruleset.Set{Family: ruleset.IPv4})
+	p.apply(t, reconcile(ruleset.Set{Family: ruleset.IPv4}))
 	if got := p.read(t, ruleset.IPv4); !got.Empty() {
 		t.Errorf("left:\n%s", got)
 	}
@@ -254,14 +245,11 @@ func TestAForeignRuleToOurChainIsDeleted(t *testing.T) {
 func TestAChainOfAnotherHookIsNotTakenForOurs(t *testing.T) {
 	p := newPod(t)
 	p.run(t, "", "nft", "add table ip nat; add chain ip nat OUTPUT { type filter hook output priority 5; }; add rule ip nat OUTPUT accept")
-	want := redirect.Rules(redirect.Default(), ruleset.IPv4)
-	have := p.read(t, ruleset.IPv4)
-	chain, there := have.Table("nat").Chain("OUTPUT(filter,hook:3,priority:5)")
-	if !there || len(chain.Rules) != 1 || chain.Rules[0].String() != "-j ACCEPT" {
-		t.Errorf("read:\n%s", have)
+	if rules := p.chain(t, "OUTPUT(filter,hook:3,priority:5)"); !slices.Equal(rules, []string{"-j ACCEPT"}) {
+		t.Errorf("read %q", rules)
 	}
 	before := p.kernel(t, ruleset.IPv4)
-	err := p.tryApply(want)
+	err := p.try(t, reconcile(redirect.Rules(redirect.Default(), ruleset.IPv4)))
 	if err == nil || !strings.Contains(err.Error(), `chain "OUTPUT" is not the built-in one`) {
 		t.Errorf("got error %v", err)
 	}
@@ -273,7 +261,7 @@ func TestAChainOfAnotherHookIsNotTakenForOurs(t *testing.T) {
 func TestADormantTableIsNoPlaceForRules(t *testing.T) {
 	p := newPod(t)
 	p.run(t, "", "nft", "add table ip nat { flags dormant; }")
-	err := p.tryApply(redirect.Rules(redirect.Default(), ruleset.IPv4))
+	err := p.try(t, reconcile(redirect.Rules(redirect.Default(), ruleset.IPv4)))
 	if err == nil || !strings.Contains(err.Error(), "dormant") {
 		t.Errorf("got error %v", err)
 	}

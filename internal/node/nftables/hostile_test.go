@@ -37,10 +37,10 @@ func TestChainsOfAnyNameAreToldApart(t *testing.T) {
 	if len(slices.Compact(seen)) != len(names) {
 		t.Errorf("%d chains are %q", len(names), seen)
 	}
-	p.apply(t, redirect.Rules(redirect.Default(), ruleset.IPv4))
-	want := redirect.Rules(redirect.Default(), ruleset.IPv4).Table("nat")
+	want := redirect.Rules(redirect.Default(), ruleset.IPv4)
+	p.apply(t, reconcile(want))
 	for _, c := range p.read(t, ruleset.IPv4).Table("nat").Chains {
-		if _, wanted := want.Chain(c.Name); strings.HasPrefix(c.Name, "ISTIO_") && !wanted {
+		if _, wanted := want.Table("nat").Chain(c.Name); strings.HasPrefix(c.Name, "ISTIO_") && !wanted {
 			t.Errorf("chain %q is left", c.Name)
 		}
 	}
@@ -76,10 +76,10 @@ func TestManyRulesAreRemovedOneByOne(t *testing.T) {
 	p := newPod(t)
 	p.restore(t, ruleset.IPv4, text+"COMMIT\n")
 	want := redirect.Rules(redirect.Default(), ruleset.IPv4)
-	p.apply(t, want)
-	chain, _ := p.read(t, ruleset.IPv4).Table("nat").Chain("OUTPUT")
+	p.apply(t, reconcile(want))
+	rules := p.chain(t, "OUTPUT")
 	first, _ := want.Table("nat").Chain("OUTPUT")
-	if len(chain.Rules) != len(first.Rules)+n || chain.Rules[0].String() != first.Rules[0].String() || chain.Rules[n].String() != fmt.Sprintf("-p tcp -m tcp --dport %d -j ACCEPT", n) {
-		t.Errorf("%d rules, the first is %q, the last %q", len(chain.Rules), chain.Rules[0].String(), chain.Rules[len(chain.Rules)-1].String())
+	if len(rules) != len(first.Rules)+n || rules[0] != first.Rules[0].String() || rules[n] != fmt.Sprintf("-p tcp -m tcp --dport %d -j ACCEPT", n) {
+		t.Errorf("%d rules, the first is %q, the last %q", len(rules), rules[0], rules[len(rules)-1])
 	}
 }

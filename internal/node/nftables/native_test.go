@@ -46,7 +46,7 @@ func TestNativeTablesAreThoseOfTheReference(t *testing.T) {
 func conformNative(t *testing.T, want ruleset.Set, script string) {
 	t.Helper()
 	ours, theirs, scripted := newPod(t), newPod(t), newPod(t)
-	ours.do(t, func() error { return nftables.ApplyNative(t.Context(), want) })
+	ours.apply(t, native(want))
 	theirs.run(t, script, "nft", "-f", "-")
 	scripted.run(t, redirect.NativeScript(want), "nft", "-f", "-")
 	list := theirs.run(t, "", "nft", "list", "ruleset")
@@ -56,20 +56,10 @@ func conformNative(t *testing.T, want ruleset.Set, script string) {
 		t.Errorf("what the kernel holds (-nft +ours):\n%s", diff)
 	}
 	for who, p := range map[string]pod{"ours": ours, "nft's": theirs} {
-		p.do(t, func() error {
-			diff, err := nftables.VerifyNative(t.Context(), want)
-			if !diff.Empty() {
-				t.Errorf("%s rules are not read as wanted:\n%s", who, diff)
-			}
-			return err
-		})
+		if diff := p.verifyNative(t, want); !diff.Empty() {
+			t.Errorf("%s rules are not read as wanted:\n%s", who, diff)
+		}
 	}
-}
-
-// watchNative applies native tables and gives the messages that were sent.
-func (p pod) watchNative(tb testing.TB, want ruleset.Set) *wire {
-	tb.Helper()
-	return p.watchPlan(tb, func(*nftables.View) (nftables.Plan, error) { return nftables.Plan{Native: &want}, nil })
 }
 
 // TestAnotherNativeSpecLeavesNothingOfTheFirst goes from one to the next and back to none. The reference would leave a
@@ -81,14 +71,14 @@ func TestAnotherNativeSpecLeavesNothingOfTheFirst(t *testing.T) {
 		full, redirect.NativeRules(redirect.Default(), treatment(true)), redirect.NativeRules(redirect.Default(), treatment(false)), full,
 		{Family: ruleset.Inet},
 	} {
-		if n := len(p.watchNative(t, want).writes()); n != 1 {
+		if n := len(p.watch(t, native(want)).writes()); n != 1 {
 			t.Errorf("step %d: %d transactions, want 1", i, n)
 		}
-		if n := len(p.watchNative(t, want).writes()); n != 0 {
+		if n := len(p.watch(t, native(want)).writes()); n != 0 {
 			t.Errorf("step %d: %d transactions to do nothing", i, n)
 		}
 		fresh := newPod(t)
-		fresh.do(t, func() error { return nftables.ApplyNative(t.Context(), want) })
+		fresh.apply(t, native(want))
 		equal(t, fmt.Sprintf("step %d", i), fresh.run(t, "", "nft", "list", "ruleset"), p.run(t, "", "nft", "list", "ruleset"))
 	}
 }
@@ -113,17 +103,13 @@ func TestEachDriftOfANativeTableIsSeenAndMended(t *testing.T) {
 	}
 	for _, tt := range tests {
 		p := newPod(t)
-		p.do(t, func() error { return nftables.ApplyNative(t.Context(), want) })
+		p.apply(t, native(want))
 		before := p.run(t, "", "nft", "list", "ruleset")
 		p.run(t, "", "nft", tt.nft)
-		p.do(t, func() error {
-			diff, err := nftables.VerifyNative(t.Context(), want)
-			if !strings.Contains(diff.String(), tt.seen) {
-				t.Errorf("%s: want %q in:\n%s", tt.name, tt.seen, diff)
-			}
-			return err
-		})
-		p.do(t, func() error { return nftables.ApplyNative(t.Context(), want) })
+		if diff := p.verifyNative(t, want).String(); !strings.Contains(diff, tt.seen) {
+			t.Errorf("%s: want %q in:\n%s", tt.name, tt.seen, diff)
+		}
+		p.apply(t, native(want))
 		// Tables that are made anew are listed behind those that stayed.
 		equal(t, tt.name, sortedTables(before), sortedTables(p.run(t, "", "nft", "list", "ruleset")))
 	}
@@ -142,13 +128,11 @@ func TestNativeTablesLeaveTheRestAlone(t *testing.T) {
 	p.run(t, "", "nft", "add table inet other; add set inet other s { type inet_service; elements = { 5 }; }")
 	p.run(t, "", "nft", "add chain inet other output { type nat hook output priority -100; }; add rule inet other output tcp dport @s accept")
 	before := p.run(t, "", "nft", "list", "ruleset")
-	p.do(t, func() error {
-		return nftables.ApplyNative(t.Context(), redirect.NativeRules(everything(), treatment(true)))
-	})
+	p.apply(t, native(redirect.NativeRules(everything(), treatment(true))))
 	if during := p.run(t, "", "nft", "list", "ruleset"); !strings.HasPrefix(during, strings.TrimSpace(before)) || during == before {
 		t.Errorf("with native tables:\n%s", during)
 	}
-	p.do(t, func() error { return nftables.CleanNative(t.Context()) })
+	p.apply(t, native(ruleset.Set{Family: ruleset.Inet}))
 	equal(t, "what is left", before, p.run(t, "", "nft", "list", "ruleset"))
 }
 
@@ -156,13 +140,13 @@ func TestNativeTablesLeaveTheRestAlone(t *testing.T) {
 // come. A rule that the kernel refuses leaves all as it was.
 func TestOneTransactionGoesFromIptablesToNative(t *testing.T) {
 	p := newPod(t)
-	p.apply(t, both(redirect.Default())...)
+	p.apply(t, reconcile(both(redirect.Default())...))
 	want := redirect.NativeRules(redirect.Default(), treatment(true))
-	move := func(to ruleset.Set) func(*nftables.View) (nftables.Plan, error) {
-		return func(v *nftables.View) (nftables.Plan, error) {
-			plan, err := reconcile(ruleset.Set{Family: ruleset.IPv4}, ruleset.Set{Family: ruleset.IPv6})(v)
-			plan.Native = &to
-			return plan, err
+	move := func(to ruleset.Set) plan {
+		return func(v *nftables.View) nftables.Plan {
+			out := reconcile(nothing()...)(v)
+			out.Native = &to
+			return out
 		}
 	}
 	bad := want
@@ -171,20 +155,12 @@ func TestOneTransactionGoesFromIptablesToNative(t *testing.T) {
 		Name: "istio-zzz", Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{ruleset.NFT("", ruleset.Jump{Chain: "nowhere"})},
 	})
 	before := p.run(t, "", "nft", "list", "ruleset")
-	p.do(t, func() error {
-		s, err := nftables.Open()
-		if err != nil {
-			return err
-		}
-		err = s.Update(t.Context(), move(bad))
-		says := `inet, table istio-proxy-nat, chain istio-zzz, rule "counter jump nowhere", immediate: `
-		if err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("error %v, want %q in it", err, says)
-		}
-		return s.Close()
-	})
+	err := p.try(t, move(bad))
+	if text := `inet, table istio-proxy-nat, chain istio-zzz, rule "counter jump nowhere", immediate: `; err == nil || !strings.Contains(err.Error(), text) {
+		t.Errorf("error %v, want %q in it", err, text)
+	}
 	equal(t, "after the refusal", before, p.run(t, "", "nft", "list", "ruleset"))
-	if n := len(p.watchPlan(t, move(want)).writes()); n != 1 {
+	if n := len(p.watch(t, move(want)).writes()); n != 1 {
 		t.Errorf("%d transactions, want 1", n)
 	}
 	for _, f := range families {

@@ -1,7 +1,7 @@
 package nftables_test
 
 import (
-	"context"
+	"errors"
 	"fmt"
 	"os/exec"
 	"slices"
@@ -21,7 +21,7 @@ import (
 
 var families = []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
 
-// pod is a network namespace that tests look at and change with iptables, and with the code under test.
+// pod is a network namespace that tests read and change with iptables, and with the code under test.
 type pod string
 
 func newPod(tb testing.TB) pod {
@@ -58,7 +58,7 @@ func program(f ruleset.Family, suffix string) string {
 	return map[ruleset.Family]string{ruleset.IPv4: "iptables-nft", ruleset.IPv6: "ip6tables-nft"}[f] + suffix
 }
 
-// save is what iptables prints.
+// save returns the output of iptables-save.
 func (p pod) save(tb testing.TB, f ruleset.Family) ruleset.Set {
 	tb.Helper()
 	set, err := ruleset.Parse(f, p.run(tb, "", program(f, "-save")))
@@ -68,7 +68,7 @@ func (p pod) save(tb testing.TB, f ruleset.Family) ruleset.Set {
 	return set
 }
 
-// restore adds rules as iptables does.
+// restore adds rules with iptables-restore.
 func (p pod) restore(tb testing.TB, f ruleset.Family, text string) {
 	tb.Helper()
 	if text != "" {
@@ -76,33 +76,95 @@ func (p pod) restore(tb testing.TB, f ruleset.Family, text string) {
 	}
 }
 
-// read is what the code under test reads.
+// plan makes the content of a transaction from the present rules.
+type plan func(*nftables.View) nftables.Plan
+
+// reconcile brings the families to the sets, whatever of the mesh is present.
+func reconcile(wants ...ruleset.Set) plan {
+	return func(v *nftables.View) nftables.Plan {
+		var p nftables.Plan
+		for _, want := range wants {
+			have := v.Set(want.Family)
+			p.Programs = append(p.Programs, ruleset.Reconcile(want, have, redirect.Owned(want, have)))
+		}
+		return p
+	}
+}
+
+// native brings the native tables to the set.
+func native(want ruleset.Set) plan {
+	return func(*nftables.View) nftables.Plan { return nftables.Plan{Native: &want} }
+}
+
+// update reads the current namespace and applies the plan that is made of it.
+func update(tb testing.TB, make plan, sent func([]byte)) error {
+	tb.Helper()
+	s, err := nftables.Open()
+	if err != nil {
+		return err
+	}
+	s.OnSend(sent)
+	v, err := s.Read(tb.Context())
+	if err == nil {
+		err = v.Apply(make(v))
+	}
+	return errors.Join(err, s.Close())
+}
+
+// try is apply for a plan that may fail.
+func (p pod) try(tb testing.TB, make plan) error {
+	tb.Helper()
+	return netns.Do(string(p), func() error { return update(tb, make, nil) })
+}
+
+func (p pod) apply(tb testing.TB, make plan) {
+	tb.Helper()
+	p.do(tb, func() error { return update(tb, make, nil) })
+}
+
+// view returns the rules that the code under test reads.
+func (p pod) view(tb testing.TB) (v *nftables.View) {
+	tb.Helper()
+	p.do(tb, func() error {
+		s, err := nftables.Open()
+		if err != nil {
+			return err
+		}
+		v, err = s.Read(tb.Context())
+		return errors.Join(err, s.Close())
+	})
+	return v
+}
+
 func (p pod) read(tb testing.TB, f ruleset.Family) ruleset.Set {
 	tb.Helper()
-	var set ruleset.Set
-	p.do(tb, func() (err error) {
-		set, err = nftables.Read(tb.Context(), f)
-		return err
-	})
-	return set
+	return p.view(tb).Set(f)
 }
 
-// apply brings the namespace to the sets, whatever of the mesh is there.
-func (p pod) apply(tb testing.TB, wants ...ruleset.Set) {
+// verifyNative compares the native tables with the set.
+func (p pod) verifyNative(tb testing.TB, want ruleset.Set) ruleset.Diff {
 	tb.Helper()
-	p.do(tb, func() error { return nftables.Apply(tb.Context(), changes(wants...)...) })
+	have := p.view(tb).Native(want)
+	return ruleset.Compare(want, have, redirect.OwnedNative(have))
 }
 
-func changes(wants ...ruleset.Set) []nftables.Change {
-	var out []nftables.Change
-	for _, w := range wants {
-		out = append(out, nftables.Change{Want: w, Owned: redirect.Owned})
+// chain returns the texts of the rules in a chain of IPv4's table nat.
+func (p pod) chain(tb testing.TB, name string) []string {
+	tb.Helper()
+	c, _ := p.read(tb, ruleset.IPv4).Table("nat").Chain(name)
+	return specs(c.Rules)
+}
+
+func specs(rules []ruleset.Rule) []string {
+	var out []string
+	for _, r := range rules {
+		out = append(out, r.String())
 	}
 	return out
 }
 
-// kernel is all that the kernel holds of a family, one line for each table, chain and rule, with every byte of its
-// expressions. Numbers that differ from one namespace to the next are left out.
+// kernel lists all objects of a family, one line for each table, chain and rule, with every byte of its expressions.
+// Numbers that differ from one namespace to the next are left out.
 func (p pod) kernel(tb testing.TB, f ruleset.Family) []string {
 	tb.Helper()
 	var lines []string
@@ -160,11 +222,6 @@ func equal(tb testing.TB, what, want, got string) {
 	if diff := cmp.Diff(strings.Split(want, "\n"), strings.Split(got, "\n")); diff != "" {
 		tb.Errorf("%s (-want +got):\n%s", what, diff)
 	}
-}
-
-// tryApply is apply for what may fail.
-func (p pod) tryApply(wants ...ruleset.Set) error {
-	return netns.Do(string(p), func() error { return nftables.Apply(context.Background(), changes(wants...)...) })
 }
 
 // everything is a Spec with every kind of rule.

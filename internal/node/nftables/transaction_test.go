@@ -39,45 +39,24 @@ func (w *wire) writes() [][]message {
 	return slices.DeleteFunc(slices.Clone(w.requests), func(r []message) bool { return r[0].kind != unix.NFNL_MSG_BATCH_BEGIN })
 }
 
-// watch applies what is wanted and gives the messages that were sent.
-func (p pod) watch(tb testing.TB, wants ...ruleset.Set) *wire {
-	tb.Helper()
-	return p.watchPlan(tb, reconcile(wants...))
-}
-
-func (p pod) watchPlan(tb testing.TB, plan func(*nftables.View) (nftables.Plan, error)) *wire {
+// watch applies a plan and returns the messages that were sent.
+func (p pod) watch(tb testing.TB, make plan) *wire {
 	tb.Helper()
 	w := &wire{}
-	p.do(tb, func() error {
-		s, err := nftables.Open()
-		if err != nil {
-			return err
-		}
-		s.OnSend(w.see)
-		return errors.Join(s.Update(tb.Context(), plan), s.Close())
-	})
+	p.do(tb, func() error { return update(tb, make, w.see) })
 	return w
-}
-
-func reconcile(wants ...ruleset.Set) func(*nftables.View) (nftables.Plan, error) {
-	return func(v *nftables.View) (nftables.Plan, error) {
-		var p nftables.Plan
-		for _, want := range wants {
-			have := v.Set(want.Family)
-			p.Programs = append(p.Programs, ruleset.Reconcile(want, have, redirect.Owned(want, have)))
-		}
-		return p, nil
-	}
 }
 
 func both(s redirect.Spec) []ruleset.Set {
 	return []ruleset.Set{redirect.Rules(s, ruleset.IPv4), redirect.Rules(s, ruleset.IPv6)}
 }
 
+func nothing() []ruleset.Set { return []ruleset.Set{{Family: ruleset.IPv4}, {Family: ruleset.IPv6}} }
+
 // TestANewNamespaceIsWrittenByOneRequestThatDeletesNothing holds the cost of an ADD: the generation and the list of
 // tables are asked for, and all tables of both families go in one request of which only the last message is answered.
 func TestANewNamespaceIsWrittenByOneRequestThatDeletesNothing(t *testing.T) {
-	w := newPod(t).watch(t, both(everything())...)
+	w := newPod(t).watch(t, reconcile(both(everything())...))
 	if len(w.requests) != 3 {
 		t.Errorf("%d requests were sent, want 3: generation, tables, transaction", len(w.requests))
 	}
@@ -100,12 +79,12 @@ func TestANewNamespaceIsWrittenByOneRequestThatDeletesNothing(t *testing.T) {
 func TestNothingIsSentWhereNothingIsToBeDone(t *testing.T) {
 	p := newPod(t)
 	wants := both(everything())
-	p.apply(t, wants...)
+	p.apply(t, reconcile(wants...))
 	before := p.kernel(t, ruleset.IPv4)
-	if w := p.watch(t, wants...); len(w.writes()) != 0 {
+	if w := p.watch(t, reconcile(wants...)); len(w.writes()) != 0 {
 		t.Errorf("a second time %d transactions were sent", len(w.writes()))
 	}
-	if w := newPod(t).watch(t, ruleset.Set{Family: ruleset.IPv4}, ruleset.Set{Family: ruleset.IPv6}); len(w.writes()) != 0 {
+	if w := newPod(t).watch(t, reconcile(nothing()...)); len(w.writes()) != 0 {
 		t.Errorf("%d transactions were sent to remove nothing", len(w.writes()))
 	}
 	if diff := cmp.Diff(before, p.kernel(t, ruleset.IPv4)); diff != "" {
@@ -117,9 +96,8 @@ func TestNothingIsSentWhereNothingIsToBeDone(t *testing.T) {
 func TestAnotherSpecReplacesTheFirst(t *testing.T) {
 	p := newPod(t)
 	first := redirect.Default()
-	none := []ruleset.Set{{Family: ruleset.IPv4}, {Family: ruleset.IPv6}}
-	for i, wants := range [][]ruleset.Set{both(first), both(everything()), both(first), none, both(everything()), none} {
-		w := p.watch(t, wants...)
+	for i, wants := range [][]ruleset.Set{both(first), both(everything()), both(first), nothing(), both(everything()), nothing()} {
+		w := p.watch(t, reconcile(wants...))
 		if len(w.writes()) != 1 {
 			t.Errorf("step %d: %d transactions, want 1", i, len(w.writes()))
 		}
@@ -178,10 +156,10 @@ func TestOneRefusedRuleUndoesAll(t *testing.T) {
 			wants := both(everything())
 			wants[1] = withRule(wants[1], "raw", r.rule)
 			used := newPod(t)
-			used.apply(t, both(redirect.Default())...)
+			used.apply(t, reconcile(both(redirect.Default())...))
 			for _, p := range []pod{newPod(t), used} {
 				before := slices.Concat(p.kernel(t, ruleset.IPv4), p.kernel(t, ruleset.IPv6))
-				err := p.tryApply(wants...)
+				err := p.try(t, reconcile(wants...))
 				if err == nil {
 					t.Fatal("the rule was accepted")
 				}
@@ -203,30 +181,20 @@ func TestOneRefusedRuleUndoesAll(t *testing.T) {
 // and a second attempt is not disturbed.
 func TestAChangeByAnotherProgramIsSeen(t *testing.T) {
 	p := newPod(t)
-	update := func(between func() error) error {
-		s, err := nftables.Open()
-		if err != nil {
-			return err
-		}
-		err = s.Update(t.Context(), func(v *nftables.View) (nftables.Plan, error) {
-			plan, planErr := reconcile(both(redirect.Default())...)(v)
-			return plan, errors.Join(planErr, between())
-		})
-		return errors.Join(err, s.Close())
-	}
-	p.do(t, func() error {
-		foreign := exec.CommandContext(t.Context(), "iptables-nft", "-t", "nat", "-A", "OUTPUT", "-j", "ACCEPT")
-		if err := update(foreign.Run); !errors.Is(err, nftables.ErrChanged) {
-			t.Errorf("with a change: error %v", err)
-		}
-		if strings.Contains(p.save(t, ruleset.IPv4).String(), "ISTIO") {
-			t.Error("something was written nevertheless")
-		}
-		return update(func() error { return nil })
+	ours := reconcile(both(redirect.Default())...)
+	err := p.try(t, func(v *nftables.View) nftables.Plan {
+		p.run(t, "", "iptables-nft", strings.Fields("-t nat -A OUTPUT -j ACCEPT")...)
+		return ours(v)
 	})
-	out, _ := p.read(t, ruleset.IPv4).Table("nat").Chain("OUTPUT")
-	if len(out.Rules) < 2 || out.Rules[0].String() != "-j ISTIO_OUTPUT" || out.Rules[1].String() != "-j ACCEPT" {
-		t.Errorf("nat OUTPUT holds %q, want our jump ahead of the foreign rules", specs(out.Rules))
+	if !errors.Is(err, nftables.ErrChanged) {
+		t.Errorf("with a change: error %v", err)
+	}
+	if strings.Contains(p.save(t, ruleset.IPv4).String(), "ISTIO") {
+		t.Error("something was written nevertheless")
+	}
+	p.apply(t, ours)
+	if rules := p.chain(t, "OUTPUT"); !slices.Equal(rules, []string{"-j ISTIO_OUTPUT", "-j ACCEPT"}) {
+		t.Errorf("nat OUTPUT holds %q, want our jump ahead of the foreign rule", rules)
 	}
 }
 
@@ -252,13 +220,13 @@ const userNamespace = "NFTABLES_TEST_USER_NAMESPACE"
 // takes that of nf_tables.
 func TestInAUserNamespace(t *testing.T) {
 	if os.Getenv(userNamespace) != "" {
-		err := nftables.Apply(t.Context(), changes(both(redirect.Default())...)...)
+		err := update(t, reconcile(both(redirect.Default())...), nil)
 		for _, text := range []string{"table nat, chain ISTIO_OUTPUT", "match owner: invalid argument", "hostUsers: false"} {
 			if err == nil || !strings.Contains(err.Error(), text) {
 				t.Errorf("error %v, want %q in it", err, text)
 			}
 		}
-		if err = nftables.ApplyNative(t.Context(), redirect.NativeRules(redirect.Default(), treatment(true))); err != nil {
+		if err = update(t, native(redirect.NativeRules(redirect.Default(), treatment(true))), nil); err != nil {
 			t.Errorf("native tables: %v", err)
 		}
 		return
@@ -289,7 +257,7 @@ func TestRunsThatMeetLeaveOneOfThem(t *testing.T) {
 	}
 	done := make(chan error)
 	for _, s := range specs {
-		go func() { done <- p.tryApply(both(s)...) }()
+		go func() { done <- p.try(t, reconcile(both(s)...)) }()
 	}
 	for range specs {
 		if err := <-done; err != nil && !errors.Is(err, nftables.ErrChanged) {
