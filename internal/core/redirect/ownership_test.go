@@ -60,159 +60,96 @@ func notation(s ruleset.Set) []string {
 
 // TestCleaningUp takes away what any configuration of the mesh left, ours or the reference's, and nothing else.
 func TestCleaningUp(t *testing.T) {
-	for _, test := range []struct {
-		name string
-		have []string
-		// left is what must stay, if not all.
-		left  []string
-		stays bool
-	}{
-		{name: "an empty namespace stays empty"},
-		{
-			name: "chains of ours go with all that is in them, whatever their names",
-			have: []string{
-				"nat -N ISTIO_OUTPUT", "nat -N ISTIO_OF_TOMORROW", "raw -N ISTIO_INBOUND",
-				"nat -A OUTPUT -j ISTIO_OUTPUT", "nat -A ISTIO_OUTPUT -p tcp -j ISTIO_OF_TOMORROW", "nat -A ISTIO_OF_TOMORROW -j DROP",
-			},
+	// A line that begins with "stays: " must stay, all others go.
+	for name, lines := range map[string][]string{
+		"an empty namespace stays empty": nil,
+		"chains of ours go with all that is in them, whatever their names": {
+			"nat -N ISTIO_OUTPUT", "nat -N ISTIO_OF_TOMORROW", "raw -N ISTIO_INBOUND", "nat -A OUTPUT -j ISTIO_OUTPUT",
+			"nat -A ISTIO_OUTPUT -p tcp -j ISTIO_OF_TOMORROW", "nat -A ISTIO_OF_TOMORROW -j DROP",
 		},
-		{
-			name: "TPROXY's rules in built-in chains go, whatever mark, ids and loopback network they had",
-			have: []string{
-				"mangle -A PREROUTING -p tcp -m mark --mark 0xfa0 -j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff",
-				"mangle -A OUTPUT -o lo -p tcp -m mark --mark 0xfa0 -j RETURN",
-				"mangle -A OUTPUT ! -d 127.0.0.0/8 -o lo -p tcp -m owner --uid-owner 2000 -j MARK --set-xmark 0x53a/0xffffffff",
-				"mangle -A OUTPUT ! -d ::1/128 -o lo -p tcp -m owner --gid-owner 3000 -j MARK --set-xmark 0x53a/0xffffffff",
-				"mangle -A OUTPUT -p tcp -m connmark --mark 0xfa0 -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff",
-			},
+		"TPROXY's rules in built-in chains go, whatever mark, ids and loopback network they had": {
+			"mangle -A PREROUTING -p tcp -m mark --mark 0xfa0 -j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff",
+			"mangle -A OUTPUT -o lo -p tcp -m mark --mark 0xfa0 -j RETURN",
+			"mangle -A OUTPUT ! -d 127.0.0.0/8 -o lo -p tcp -m owner --uid-owner 2000 -j MARK --set-xmark 0x53a/0xffffffff",
+			"mangle -A OUTPUT ! -d ::1/128 -o lo -p tcp -m owner --gid-owner 3000 -j MARK --set-xmark 0x53a/0xffffffff",
+			"mangle -A OUTPUT -p tcp -m connmark --mark 0xfa0 -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff",
 		},
-		{
-			name: "what only looks like them stays",
-			have: []string{
-				"mangle -A PREROUTING -p udp -m mark --mark 0xfa0 -j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff",
-				"mangle -A PREROUTING -p tcp -m mark --mark 0xfa0 -j CONNMARK --save-mark --nfmask 0xff --ctmask 0xff",
-				"mangle -A POSTROUTING -p tcp -m connmark --mark 0xfa0 -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff",
-				"mangle -A OUTPUT ! -d 10.0.0.1/32 -o lo -p tcp -m owner --uid-owner 2000 -j MARK --set-xmark 0x53a/0xffffffff",
-				"mangle -A OUTPUT ! -d 127.0.0.1/32 -o lo -p tcp -m owner --uid-owner 2000 -j MARK --set-xmark 0x53b/0xffffffff",
-				"nat -A OUTPUT -p udp -m udp --dport 53 -j REDIRECT --to-ports 5353",
-				"nat -A OUTPUT -p tcp -m tcp --dport 53 -j REDIRECT --to-ports 15053",
-				"nat -A POSTROUTING -d 127.0.0.1/32 -p udp -m udp --dport 15053 -j SNAT --to-source 127.0.0.2",
-				"raw -A OUTPUT -p udp -m udp --dport 53 -j CT --zone 7",
-				"raw -A PREROUTING -p udp -m udp --dport 53 -j CT --zone 1",
-			},
-			stays: true,
+		"what only looks like them stays": {
+			"stays: mangle -A PREROUTING -p udp -m mark --mark 0xfa0 -j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff",
+			"stays: mangle -A PREROUTING -p tcp -m mark --mark 0xfa0 -j CONNMARK --save-mark --nfmask 0xff --ctmask 0xff",
+			"stays: mangle -A POSTROUTING -p tcp -m connmark --mark 0xfa0 -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff",
+			"stays: mangle -A OUTPUT ! -d 10.0.0.1/32 -o lo -p tcp -m owner --uid-owner 2000 -j MARK --set-xmark 0x53a/0xffffffff",
+			"stays: mangle -A OUTPUT ! -d 127.0.0.1/32 -o lo -p tcp -m owner --uid-owner 2000 -j MARK --set-xmark 0x53b/0xffffffff",
+			"stays: nat -A OUTPUT -p udp -m udp --dport 53 -j REDIRECT --to-ports 5353",
+			"stays: nat -A OUTPUT -p tcp -m tcp --dport 53 -j REDIRECT --to-ports 15053",
+			"stays: nat -A POSTROUTING -d 127.0.0.1/32 -p udp -m udp --dport 15053 -j SNAT --to-source 127.0.0.2",
+			"stays: raw -A OUTPUT -p udp -m udp --dport 53 -j CT --zone 7", "stays: raw -A PREROUTING -p udp -m udp --dport 53 -j CT --zone 1",
 		},
-		{
-			name: "excluded interfaces go where the mesh was",
-			have: []string{
-				"nat -N ISTIO_OUTPUT", "nat -A PREROUTING -i eth1 -j RETURN", "nat -A OUTPUT -o eth1 -j RETURN", "nat -A OUTPUT -j ISTIO_OUTPUT",
-				"mangle -N ISTIO_INBOUND", "mangle -A PREROUTING -i eth1 -j RETURN", "mangle -A OUTPUT -o eth1 -j RETURN",
-			},
+		"excluded interfaces go where the mesh was": {
+			"nat -N ISTIO_OUTPUT", "nat -A PREROUTING -i eth1 -j RETURN", "nat -A OUTPUT -o eth1 -j RETURN", "nat -A OUTPUT -j ISTIO_OUTPUT",
+			"mangle -N ISTIO_INBOUND", "mangle -A PREROUTING -i eth1 -j RETURN", "mangle -A OUTPUT -o eth1 -j RETURN",
 		},
-		{
-			name: "in mangle they stay where there was no TPROXY",
-			have: []string{"nat -N ISTIO_OUTPUT", "mangle -A PREROUTING -i eth1 -j RETURN", "mangle -A OUTPUT -o eth1 -j RETURN"},
-			left: []string{"mangle -A PREROUTING -i eth1 -j RETURN", "mangle -A OUTPUT -o eth1 -j RETURN"},
+		"in mangle they stay where there was no TPROXY": {
+			"nat -N ISTIO_OUTPUT", "stays: mangle -A PREROUTING -i eth1 -j RETURN", "stays: mangle -A OUTPUT -o eth1 -j RETURN",
 		},
-		{
-			name: "behind what the mesh puts behind them they stay",
-			have: []string{
-				"nat -N ISTIO_OUTPUT", "nat -A PREROUTING -p tcp -j ISTIO_INBOUND", "nat -A PREROUTING -i eth1 -j RETURN",
-				"nat -A OUTPUT -j ISTIO_OUTPUT", "nat -A OUTPUT -o eth1 -j RETURN",
-			},
-			left: []string{"nat -A PREROUTING -i eth1 -j RETURN", "nat -A OUTPUT -o eth1 -j RETURN"},
+		"behind what the mesh puts behind them they stay": {
+			"nat -N ISTIO_OUTPUT", "nat -A PREROUTING -p tcp -j ISTIO_INBOUND", "stays: nat -A PREROUTING -i eth1 -j RETURN",
+			"nat -A OUTPUT -j ISTIO_OUTPUT", "stays: nat -A OUTPUT -o eth1 -j RETURN",
 		},
-		{
-			name:  "the same rules stay where it was not",
-			have:  []string{"nat -A PREROUTING -i eth1 -j RETURN", "nat -A OUTPUT -o eth1 -j RETURN"},
-			stays: true,
+		"the same rules stay where it was not": {
+			"stays: nat -A PREROUTING -i eth1 -j RETURN", "stays: nat -A OUTPUT -o eth1 -j RETURN",
 		},
-		{
-			name: "a RETURN for an interface stays if it is one way and not at the head",
-			have: []string{
-				"nat -N ISTIO_OUTPUT", "nat -A PREROUTING -p udp -j DROP", "nat -A PREROUTING -i eth1 -j RETURN",
-				"nat -A OUTPUT -j ISTIO_OUTPUT", "nat -A OUTPUT -o eth2 -j RETURN",
-			},
-			left: []string{
-				"nat -A PREROUTING -p udp -j DROP", "nat -A PREROUTING -i eth1 -j RETURN", "nat -A OUTPUT -o eth2 -j RETURN",
-			},
+		"a RETURN for an interface stays if it is one way and not at the head": {
+			"nat -N ISTIO_OUTPUT", "stays: nat -A PREROUTING -p udp -j DROP", "stays: nat -A PREROUTING -i eth1 -j RETURN",
+			"nat -A OUTPUT -j ISTIO_OUTPUT", "stays: nat -A OUTPUT -o eth2 -j RETURN",
 		},
-		{
-			name: "virtual machines' rules go from the head of the chain",
-			have: []string{
-				"nat -N ISTIO_REDIRECT", "nat -A PREROUTING -d 10.0.0.0/8 -i vm1 -j ISTIO_REDIRECT",
-				"nat -A PREROUTING -d 10.0.0.0/8 -i vm0 -j ISTIO_REDIRECT", "nat -A PREROUTING -i vm1 -j RETURN",
-				"nat -A PREROUTING -i vm0 -j RETURN", "nat -A PREROUTING -i vm2 -j RETURN", "nat -A PREROUTING -p udp -j DROP",
-			},
-			left: []string{"nat -A PREROUTING -i vm2 -j RETURN", "nat -A PREROUTING -p udp -j DROP"},
+		"virtual machines' rules go from the head of the chain": {
+			"nat -N ISTIO_REDIRECT", "nat -A PREROUTING -d 10.0.0.0/8 -i vm1 -j ISTIO_REDIRECT",
+			"nat -A PREROUTING -d 10.0.0.0/8 -i vm0 -j ISTIO_REDIRECT", "nat -A PREROUTING -i vm1 -j RETURN", "nat -A PREROUTING -i vm0 -j RETURN",
+			"stays: nat -A PREROUTING -i vm2 -j RETURN", "stays: nat -A PREROUTING -p udp -j DROP",
 		},
-		{
-			name: "virtual machines' rules go without a captured network, too",
-			have: []string{"nat -N ISTIO_REDIRECT", "nat -A PREROUTING -i vm1 -j RETURN", "nat -A PREROUTING -i vm0 -j RETURN"},
+		"virtual machines' rules go without a captured network, too": {
+			"nat -N ISTIO_REDIRECT", "nat -A PREROUTING -i vm1 -j RETURN", "nat -A PREROUTING -i vm0 -j RETURN",
 		},
-		{
-			name: "a RETURN at the head stays where the mesh captured networks and no virtual machine",
-			have: []string{
-				"nat -N ISTIO_OUTPUT", "nat -N ISTIO_REDIRECT", "nat -A PREROUTING -i eth7 -j RETURN", "nat -A OUTPUT -j ISTIO_OUTPUT",
-				"nat -A ISTIO_OUTPUT -p tcp -m tcp --dport 80 -j ISTIO_REDIRECT", "nat -A ISTIO_OUTPUT -d 10.0.0.0/8 -j ISTIO_REDIRECT",
-			},
-			left: []string{"nat -A PREROUTING -i eth7 -j RETURN"},
+		"a RETURN at the head stays where the mesh captured networks and no virtual machine": {
+			"nat -N ISTIO_OUTPUT", "nat -N ISTIO_REDIRECT", "stays: nat -A PREROUTING -i eth7 -j RETURN", "nat -A OUTPUT -j ISTIO_OUTPUT",
+			"nat -A ISTIO_OUTPUT -p tcp -m tcp --dport 80 -j ISTIO_REDIRECT", "nat -A ISTIO_OUTPUT -d 10.0.0.0/8 -j ISTIO_REDIRECT",
 		},
-		{
-			name: "guardrails of a replacement that was killed go",
-			have: []string{
-				"filter -A INPUT -p udp -j DROP", "filter -A INPUT -p tcp -j DROP", "filter -A FORWARD -p udp -j DROP", "filter -A FORWARD -p tcp -j DROP",
-				"filter -A OUTPUT -p udp -j DROP", "filter -A OUTPUT -p tcp -j DROP", "filter -A OUTPUT -p udp -j DROP",
-			},
-			left: []string{"filter -A OUTPUT -p udp -j DROP"},
+		"guardrails of a replacement that was killed go": {
+			"filter -A INPUT -p udp -j DROP", "filter -A INPUT -p tcp -j DROP", "filter -A FORWARD -p udp -j DROP",
+			"filter -A FORWARD -p tcp -j DROP", "filter -A OUTPUT -p udp -j DROP", "filter -A OUTPUT -p tcp -j DROP",
+			"stays: filter -A OUTPUT -p udp -j DROP",
 		},
-		{
-			name: "foreign drops that are not all six stay",
-			have: []string{
-				"filter -A INPUT -p udp -j DROP", "filter -A INPUT -p tcp -j DROP", "filter -A FORWARD -p udp -j DROP", "filter -A FORWARD -p tcp -j DROP",
-				"filter -A OUTPUT -p tcp -j DROP", "filter -A OUTPUT -p udp -j DROP",
-			},
-			stays: true,
+		"foreign drops that are not all six stay": {
+			"stays: filter -A INPUT -p udp -j DROP", "stays: filter -A INPUT -p tcp -j DROP", "stays: filter -A FORWARD -p udp -j DROP",
+			"stays: filter -A FORWARD -p tcp -j DROP", "stays: filter -A OUTPUT -p tcp -j DROP", "stays: filter -A OUTPUT -p udp -j DROP",
 		},
-		{
-			name:  "drops in an empty filter table's neighbourhood are no guardrails",
-			have:  []string{"filter -A INPUT -p udp -j DROP"},
-			stays: true,
+		"drops in an empty filter table's neighbourhood are no guardrails": {"stays: filter -A INPUT -p udp -j DROP"},
+		"a foreign chain's jump to a chain of ours goes, the rest of it stays": {
+			"nat -N ISTIO_OUTPUT", "stays: nat -N CNI-X", "stays: nat -A OUTPUT -j CNI-X", "nat -A CNI-X -p tcp -j ISTIO_OUTPUT",
+			"nat -A CNI-X -p udp -g ISTIO_OUTPUT", "stays: nat -A CNI-X -p tcp -j ACCEPT",
 		},
-		{
-			name: "a foreign chain's jump to a chain of ours goes, the rest of it stays",
-			have: []string{
-				"nat -N ISTIO_OUTPUT", "nat -N CNI-X", "nat -A OUTPUT -j CNI-X", "nat -A CNI-X -p tcp -j ISTIO_OUTPUT", "nat -A CNI-X -p udp -g ISTIO_OUTPUT",
-				"nat -A CNI-X -p tcp -j ACCEPT",
-			},
-			left: []string{"nat -N CNI-X", "nat -A OUTPUT -j CNI-X", "nat -A CNI-X -p tcp -j ACCEPT"},
+		"a comment or log text that speaks of a chain of ours stays": {
+			"nat -N ISTIO_OUTPUT", `stays: nat -A OUTPUT -m comment --comment "before -j ISTIO_OUTPUT" -j RETURN`,
+			`stays: nat -A OUTPUT -j LOG --log-prefix "-j ISTIO_OUTPUT"`, `stays: nat -A OUTPUT -j LOG --log-prefix ISTIO_OUTPUT`,
+			`stays: nat -A OUTPUT -j XISTIO_OUTPUT`,
 		},
-		{
-			name: "a comment or log text that speaks of a chain of ours stays",
-			have: []string{
-				"nat -N ISTIO_OUTPUT",
-				`nat -A OUTPUT -m comment --comment "before -j ISTIO_OUTPUT" -j RETURN`, `nat -A OUTPUT -j LOG --log-prefix "-j ISTIO_OUTPUT"`,
-				`nat -A OUTPUT -j LOG --log-prefix ISTIO_OUTPUT`, `nat -A OUTPUT -j XISTIO_OUTPUT`,
-			},
-			left: []string{
-				`nat -A OUTPUT -m comment --comment "before -j ISTIO_OUTPUT" -j RETURN`, `nat -A OUTPUT -j LOG --log-prefix "-j ISTIO_OUTPUT"`,
-				`nat -A OUTPUT -j LOG --log-prefix ISTIO_OUTPUT`, `nat -A OUTPUT -j XISTIO_OUTPUT`,
-			},
-		},
-		{
-			name:  "a foreign chain with a similar name stays",
-			have:  []string{"nat -N ISTIO", "nat -N MY_ISTIO_OUTPUT", "nat -A OUTPUT -j ISTIO", "nat -A OUTPUT -j MY_ISTIO_OUTPUT"},
-			stays: true,
+		"a foreign chain with a similar name stays": {
+			"stays: nat -N ISTIO", "stays: nat -N MY_ISTIO_OUTPUT", "stays: nat -A OUTPUT -j ISTIO", "stays: nat -A OUTPUT -j MY_ISTIO_OUTPUT",
 		},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			have := saved(t, test.have...)
+		t.Run(name, func(t *testing.T) {
+			var all, want []string
+			for _, line := range lines {
+				rule, stays := strings.CutPrefix(line, "stays: ")
+				if all = append(all, rule); stays {
+					want = append(want, rule)
+				}
+			}
+			have := saved(t, all...)
 			n := rulesettest.NewNamespace(have)
 			apply(t, n, ruleset.Reconcile(ruleset.Set{Family: ruleset.IPv4}, have, redirect.AllOwned(have)))
-			want := test.left
-			if test.stays {
-				want = notation(have)
-			}
-			if diff := cmp.Diff(want, notation(n.Save())); diff != "" {
+			if diff := cmp.Diff(notation(saved(t, want...)), notation(n.Save())); diff != "" {
 				t.Errorf("what is left (-want +got):\n%s", diff)
 			}
 		})

@@ -1,6 +1,7 @@
 package ruleset_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,68 +14,39 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 )
 
+// TestNewPutsTablesAndChainsInOrder also wants the missing built-in chains.
 func TestNewPutsTablesAndChainsInOrder(t *testing.T) {
-	chain := func(name string, specs ...string) ruleset.Chain {
-		policy := ruleset.NoPolicy
-		if name == "OUTPUT" || name == "PREROUTING" {
-			policy = "ACCEPT"
+	table := func(name string, chains ...string) ruleset.Table {
+		out := ruleset.Table{Name: name}
+		for _, c := range chains {
+			chain := ruleset.Chain{Name: c, Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{ruleset.Opaque(c)}}
+			if ruleset.Builtin(name, c) {
+				chain.Policy = "DROP"
+			}
+			out.Chains = append(out.Chains, chain)
 		}
-		c := ruleset.Chain{Name: name, Policy: policy}
-		for _, s := range specs {
-			c.Rules = append(c.Rules, because(s, "a reason"))
-		}
-		return c
+		return out
 	}
-	set := ruleset.New(ruleset.IPv6,
-		ruleset.Table{Name: "raw", Chains: []ruleset.Chain{chain("OUTPUT", "-j B"), chain("B", "", "-p tcp -j DROP")}},
-		ruleset.Table{Name: "filter"},
-		ruleset.Table{Name: "nat", Chains: []ruleset.Chain{chain("Z"), chain("A"), chain("OUTPUT", "-j Z"), chain("PREROUTING", "-j A")}},
-		ruleset.Table{Name: "security"},
-		ruleset.Table{Name: "mangle"},
-		ruleset.Table{Name: "other", Chains: []ruleset.Chain{chain("B"), chain("A")}},
-	)
-	want := `*filter
-:INPUT ACCEPT [0:0]
-:FORWARD ACCEPT [0:0]
-:OUTPUT ACCEPT [0:0]
-COMMIT
-*mangle
-:PREROUTING ACCEPT [0:0]
-:INPUT ACCEPT [0:0]
-:FORWARD ACCEPT [0:0]
-:OUTPUT ACCEPT [0:0]
-:POSTROUTING ACCEPT [0:0]
-COMMIT
-*nat
-:PREROUTING ACCEPT [0:0]
-:INPUT ACCEPT [0:0]
-:OUTPUT ACCEPT [0:0]
-:POSTROUTING ACCEPT [0:0]
-:A - [0:0]
-:Z - [0:0]
--A PREROUTING -j A
--A OUTPUT -j Z
-COMMIT
-*other
-:A - [0:0]
-:B - [0:0]
-COMMIT
-*raw
-:PREROUTING ACCEPT [0:0]
-:OUTPUT ACCEPT [0:0]
-:B - [0:0]
--A OUTPUT -j B
--A B
--A B -p tcp -j DROP
-COMMIT
-*security
-:INPUT ACCEPT [0:0]
-:FORWARD ACCEPT [0:0]
-:OUTPUT ACCEPT [0:0]
-COMMIT
-`
-	if diff := cmp.Diff(want, set.String()); diff != "" {
-		t.Errorf("printed (-want +got):\n%s", diff)
+	set := ruleset.New(ruleset.IPv6, table("raw", "OUTPUT", "B"), table("filter"), table("nat", "Z", "A", "OUTPUT", "PREROUTING"), table("security"),
+		table("mangle"), table("other", "B", "A"))
+	var got []string
+	for _, t := range set.Tables {
+		line := t.Name + ":"
+		for _, c := range t.Chains {
+			line += fmt.Sprintf(" %s %s %s", c.Name, c.Policy, c.Rules)
+		}
+		got = append(got, line)
+	}
+	want := []string{
+		"filter: INPUT ACCEPT [] FORWARD ACCEPT [] OUTPUT ACCEPT []",
+		"mangle: PREROUTING ACCEPT [] INPUT ACCEPT [] FORWARD ACCEPT [] OUTPUT ACCEPT [] POSTROUTING ACCEPT []",
+		"nat: PREROUTING DROP [PREROUTING] INPUT ACCEPT [] OUTPUT DROP [OUTPUT] POSTROUTING ACCEPT [] A - [A] Z - [Z]",
+		"other: A - [A] B - [B]",
+		"raw: PREROUTING ACCEPT [] OUTPUT DROP [OUTPUT] B - [B]",
+		"security: INPUT ACCEPT [] FORWARD ACCEPT [] OUTPUT ACCEPT []",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("tables (-want +got):\n%s", diff)
 	}
 }
 
@@ -105,37 +77,23 @@ func TestTableAndChainAreEmptyIfAbsent(t *testing.T) {
 	}
 }
 
-func TestEmpty(t *testing.T) {
+func TestEmptyAndEqual(t *testing.T) {
+	dropped := nat(t, "OUTPUT -j DROP # one reason")
 	for _, test := range []struct {
-		name string
-		set  ruleset.Set
-		want bool
+		name         string
+		set          ruleset.Set
+		empty, equal bool // to dropped
 	}{
-		{"no table", ruleset.Set{}, true},
-		{"built-in chains only", nat(t), true},
-		{"a rule", nat(t, "OUTPUT -j DROP"), false},
-		{"an own chain without rules", nat(t, "OWN_A:"), false},
+		{"no table", ruleset.Set{}, true, false},
+		{"built-in chains only", nat(t), true, false},
+		{"an own chain without rules", nat(t, "OWN_A:"), false, false},
+		{"the same rules for another reason", nat(t, "OUTPUT -j DROP # another"), false, true},
+		{"another rule", nat(t, "OUTPUT -j ACCEPT # one reason"), false, false},
+		{"another family", ruleset.Set{Family: ruleset.IPv6, Tables: dropped.Tables}, false, false},
+		{"a chain more", nat(t, "OUTPUT -j DROP", "OWN_A:"), false, false},
 	} {
-		if got := test.set.Empty(); got != test.want {
-			t.Errorf("%s: Empty is %t, want %t", test.name, got, test.want)
-		}
-	}
-}
-
-func TestEqual(t *testing.T) {
-	a := nat(t, "OUTPUT -j DROP # one reason")
-	for _, test := range []struct {
-		name string
-		b    ruleset.Set
-		want bool
-	}{
-		{"the same rules for another reason", nat(t, "OUTPUT -j DROP # another"), true},
-		{"another rule", nat(t, "OUTPUT -j ACCEPT # one reason"), false},
-		{"another family", ruleset.Set{Family: ruleset.IPv6, Tables: a.Tables}, false},
-		{"a chain more", nat(t, "OUTPUT -j DROP", "OWN_A:"), false},
-	} {
-		if got := a.Equal(test.b); got != test.want {
-			t.Errorf("%s: Equal is %t, want %t", test.name, got, test.want)
+		if empty, equal := test.set.Empty(), dropped.Equal(test.set); empty != test.empty || equal != test.equal {
+			t.Errorf("%s: Empty is %t, Equal is %t", test.name, empty, equal)
 		}
 	}
 }
@@ -221,11 +179,11 @@ func TestParseTakesWhatIsNoRule(t *testing.T) {
 // taken for less than it is.
 func TestParseRefuses(t *testing.T) {
 	for _, test := range []struct{ name, text, want string }{
-		{"a rule outside a table", "-A OUTPUT -j DROP\n", `parsing IPv4 rules, line 1 "-A OUTPUT -j DROP": is outside any table`},
+		{"a rule outside a table", "-A OUTPUT -j DROP\n", `parsing IPv6 rules, line 1 "-A OUTPUT -j DROP": is outside any table`},
 		{"a chain outside a table", "\n:OUTPUT ACCEPT [0:0]\n", `line 2 ":OUTPUT ACCEPT [0:0]": is outside any table`},
 		{"a COMMIT too many", "*nat\nCOMMIT\nCOMMIT\n", `line 3 "COMMIT": is outside any table`},
 		{"a message of the tool", "iptables-save: Permission denied\n", `line 1 "iptables-save: Permission denied": is outside any table`},
-		{"a text that is cut off", "*nat\n:OUTPUT ACCEPT [0:0]\n", `parsing IPv4 rules: table "nat" has no COMMIT: the text is cut off`},
+		{"a text that is cut off", "*nat\n:OUTPUT ACCEPT [0:0]\n", `parsing IPv6 rules: table "nat" has no COMMIT: the text is cut off`},
 		{"a text that is cut off within COMMIT", "*nat\nCOMM", `line 2 "COMM": is not *TABLE, :CHAIN, -A or COMMIT`},
 		{"a table in a table", "*nat\n*raw\nCOMMIT\n", `line 2 "*raw": table "nat" is still open`},
 		{"a table twice", "*nat\nCOMMIT\n*nat\nCOMMIT\n", `line 3 "*nat": table "nat" is declared twice`},
@@ -249,23 +207,16 @@ func TestParseRefuses(t *testing.T) {
 		{"garbage is shown in part", "*nat\n" + strings.Repeat("x", 300) + "\nCOMMIT\n", `line 2 "` + strings.Repeat("x", 178) + `… (122 bytes more)": is not *TABLE`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			set, err := ruleset.Parse(ruleset.IPv4, test.text)
+			set, err := ruleset.Parse(ruleset.IPv6, test.text)
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Fatalf("error is\n%v, want\n%s", err, test.want)
 			}
-			if !strings.HasPrefix(err.Error(), "parsing IPv4 rules") || len(err.Error()) > 400 {
+			if !strings.HasPrefix(err.Error(), "parsing IPv6 rules") || len(err.Error()) > 400 {
 				t.Errorf("error is %v", err)
 			}
 			if diff := cmp.Diff(ruleset.Set{}, set); diff != "" {
 				t.Errorf("a Set is returned all the same:\n%s", diff)
 			}
 		})
-	}
-}
-
-func TestParseNamesTheFamily(t *testing.T) {
-	_, err := ruleset.Parse(ruleset.IPv6, "x")
-	if want := `parsing IPv6 rules, line 1 "x": is outside any table`; err == nil || err.Error() != want {
-		t.Errorf("error is %v, want %s", err, want)
 	}
 }

@@ -168,12 +168,7 @@ func (r *nftReference) outbound() {
 	}
 	r.add("nat", chain, "oifname lo ip saddr 127.0.0.6/32 counter return") // O3
 	r.add6("nat", chain, "oifname lo ip6 saddr ::6/128 counter return")
-	for _, u := range r.UIDs {
-		r.identity("skuid", u, true)
-	}
-	for _, g := range r.GIDs {
-		r.identity("skgid", g, false)
-	}
+	r.identities(r.identity)
 	if r.OwnerGroups.All {
 		for _, g := range r.OwnerGroupsExclude {
 			r.add("nat", chain, "skgid %d counter return", g) // W1
@@ -187,15 +182,25 @@ func (r *nftReference) outbound() {
 	r.add("nat", chain, "%scounter return", all) // W2
 }
 
-func (r *nftReference) identity(kind string, id uint32, set bool) {
+// identities calls back with each identity of the proxy: users, then groups.
+func (r *nftReference) identities(do func(kind string, id uint32)) {
+	for _, id := range r.UIDs {
+		do("skuid", id)
+	}
+	for _, id := range r.GIDs {
+		do("skgid", id)
+	}
+}
+
+func (r *nftReference) identity(kind string, id uint32) {
 	const chain = "istio-output"
 	ports, notDNS := fmt.Sprintf("!= %d", r.TunnelPort), ""
 	if r.dnsOn() {
 		notDNS = "meta l4proto tcp tcp dport != 53 "
 		switch {
-		case set && r.TunnelPort == 53: // the reference says { 53, 53 }, which means the same
+		case kind == "skuid" && r.TunnelPort == 53: // the reference writes { 53, 53 }, which means the same
 			ports = "!= 53"
-		case set:
+		case kind == "skuid":
 			ports = fmt.Sprintf("!= { 53, %d }", r.TunnelPort)
 		}
 	}
@@ -234,16 +239,10 @@ func (r *nftReference) dns() {
 			r.add("nat", "istio-output-dns", "%s%s dport 53 counter redirect to :15053", side(q, "daddr"), proto) // DN2, DN3
 		}
 	}
-	zones := func(kind string, id uint32) {
+	r.identities(func(kind string, id uint32) {
 		r.add("raw", "istio-output-dns", "udp dport 53 meta %s %d counter ct zone set 1", kind, id) // DZ1, DZ2
 		r.add("raw", "istio-output-dns", "udp sport 15053 meta %s %d counter ct zone set 2", kind, id)
-	}
-	for _, u := range r.UIDs {
-		zones("skuid", u)
-	}
-	for _, g := range r.GIDs {
-		zones("skgid", g)
-	}
+	})
 	for _, q := range queries {
 		r.add("raw", "istio-output-dns", "udp dport 53 %scounter ct zone set 2", side(q, "daddr")) // DZ4
 		r.add("raw", "istio-inbound", "udp sport 53 %scounter ct zone set 1", side(q, "saddr"))    // DZ5
@@ -282,12 +281,10 @@ func (r *nftReference) tproxy() {
 	}
 	r.add("mangle", "prerouting", "meta l4proto tcp mark %d counter ct mark set mark", r.Mark) // M1
 	r.add("mangle", "output", "oifname lo meta l4proto tcp mark %d counter return", r.Mark)    // M2
-	for _, u := range r.UIDs {
-		r.self("skuid", u)
-	}
-	for _, g := range r.GIDs {
-		r.self("skgid", g)
-	}
+	r.identities(func(kind string, id uint32) {                                                // M3
+		r.add("mangle", "output", "oifname lo meta l4proto tcp ip daddr != %s %s %d counter meta mark set 1338", r.Loopback, kind, id)
+		r.add6("mangle", "output", "oifname lo meta l4proto tcp ip6 daddr != ::1/128 %s %d counter meta mark set 1338", kind, id)
+	})
 	r.add("mangle", "output", "meta l4proto tcp ct mark %d counter meta mark set ct mark", r.Mark)         // M4
 	r.at(0, "mangle", "istio-inbound", "meta l4proto tcp mark %d counter return", r.Mark)                  // M5
 	r.at(1, "mangle", "istio-inbound", "iifname lo meta l4proto tcp ip saddr 127.0.0.6/32 counter return") // M6
@@ -295,10 +292,4 @@ func (r *nftReference) tproxy() {
 		r.at(1, "mangle", "istio-inbound", "iifname lo meta l4proto tcp ip6 saddr ::6/128 counter return")
 	}
 	r.at(2, "mangle", "istio-inbound", "iifname lo meta l4proto tcp mark != 1338 counter return") // M7
-}
-
-// self marks what the proxy sends to its own pod: M3.
-func (r *nftReference) self(kind string, id uint32) {
-	r.add("mangle", "output", "oifname lo meta l4proto tcp ip daddr != %s %s %d counter meta mark set 1338", r.Loopback, kind, id)
-	r.add6("mangle", "output", "oifname lo meta l4proto tcp ip6 daddr != ::1/128 %s %d counter meta mark set 1338", kind, id)
 }

@@ -31,8 +31,7 @@ func Restore(s redirect.Spec, f ruleset.Family) string {
 	d.proxyChains()
 	d.inbound()
 	d.outboundStart()
-	d.identities("uid", s.UIDs, true)
-	d.identities("gid", s.GIDs, false)
+	d.identities(d.identity)
 	d.ownerGroups()
 	d.dns()
 	d.outboundEnd()
@@ -139,25 +138,30 @@ func (d *document) dnsOn() bool {
 	return d.DNS == redirect.DNSAll || d.DNS == redirect.DNSServers && len(d.DNSServers) > 0
 }
 
-// identities are U1 to U3, and G1 to G3, of which the first has no form of its own for DNS.
-func (d *document) identities(kind string, ids []uint32, multiport bool) {
-	loopbackWanted := slices.ContainsFunc(d.Outbound.List, func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
-	for _, id := range ids {
-		ports := fmt.Sprintf("! --dport %d", d.TunnelPort)
-		if multiport && d.dnsOn() {
+// identities calls back with each identity of the proxy: users, then groups.
+func (d *document) identities(do func(kind string, id uint32)) {
+	for _, id := range d.UIDs {
+		do("uid", id)
+	}
+	for _, id := range d.GIDs {
+		do("gid", id)
+	}
+}
+
+// identity adds U1 to U3, or G1 to G3, of which the first has no form of its own for DNS.
+func (d *document) identity(kind string, id uint32) {
+	ports, notDNS := fmt.Sprintf("! --dport %d", d.TunnelPort), ""
+	if d.dnsOn() {
+		notDNS = "-p tcp ! --dport 53 "
+		if kind == "uid" {
 			ports = fmt.Sprintf("-m multiport ! --dports 53,%d", d.TunnelPort)
 		}
-		d.add("nat", "ISTIO_OUTPUT", "-o lo ! -d %s -p tcp %s -m owner --%s-owner %d -j ISTIO_IN_REDIRECT",
-			d.loopback, ports, kind, id) // U1, G1
-		if !loopbackWanted {
-			notDNS := ""
-			if d.dnsOn() {
-				notDNS = "-p tcp ! --dport 53 "
-			}
-			d.add("nat", "ISTIO_OUTPUT", "-o lo %s-m owner ! --%s-owner %d -j RETURN", notDNS, kind, id) // U2, G2
-		}
-		d.add("nat", "ISTIO_OUTPUT", "-m owner --%s-owner %d -j RETURN", kind, id) // U3, G3
 	}
+	d.add("nat", "ISTIO_OUTPUT", "-o lo ! -d %s -p tcp %s -m owner --%s-owner %d -j ISTIO_IN_REDIRECT", d.loopback, ports, kind, id) // U1, G1
+	if !slices.ContainsFunc(d.Outbound.List, func(p netip.Prefix) bool { return p.Addr().IsLoopback() }) {
+		d.add("nat", "ISTIO_OUTPUT", "-o lo %s-m owner ! --%s-owner %d -j RETURN", notDNS, kind, id) // U2, G2
+	}
+	d.add("nat", "ISTIO_OUTPUT", "-m owner --%s-owner %d -j RETURN", kind, id) // U3, G3
 }
 
 func (d *document) ownerGroups() {
@@ -174,28 +178,18 @@ func (d *document) ownerGroups() {
 	d.add("nat", "ISTIO_OUTPUT", "%s-j RETURN", matches.String()) // W2
 }
 
-// servers are the resolvers of this family.
-func (d *document) servers() []netip.Addr {
-	var own []netip.Addr
-	for _, a := range d.DNSServers {
-		if a.Is4() == (d.family == ruleset.IPv4) {
-			own = append(own, a)
-		}
-	}
-	return own
-}
-
 func (d *document) dns() {
 	if !d.dnsOn() {
 		return
 	}
-	all := d.DNS == redirect.DNSAll
-	// What a rule says of the destination and of the source, once for all or once for each server.
+	// The matches of destination and of source, once for all or once for each server of this family.
 	to, from := []string{""}, []string{""}
-	if !all {
+	if d.DNS == redirect.DNSServers {
 		to, from = nil, nil
-		for _, a := range d.servers() {
-			to, from = append(to, fmt.Sprintf("-d %s%s ", a, d.hostBits)), append(from, fmt.Sprintf("-s %s%s ", a, d.hostBits))
+		for _, a := range d.DNSServers {
+			if a.Is4() == (d.family == ruleset.IPv4) {
+				to, from = append(to, fmt.Sprintf("-d %s%s ", a, d.hostBits)), append(from, fmt.Sprintf("-s %s%s ", a, d.hostBits))
+			}
 		}
 	}
 	d.add("raw", "OUTPUT", "-j ISTIO_OUTPUT_DNS") // DR1
@@ -208,21 +202,16 @@ func (d *document) dns() {
 	for _, s := range to {
 		d.add("nat", "ISTIO_OUTPUT_DNS", "-p udp --dport 53 %s-j REDIRECT --to-port 15053", s) // DN3
 	}
-	d.zones("uid", d.UIDs) // DZ1
-	d.zones("gid", d.GIDs) // DZ2
+	d.identities(func(kind string, id uint32) { // DZ1, DZ2
+		d.add("raw", "ISTIO_OUTPUT_DNS", "-p udp --dport 53 -m owner --%s-owner %d -j CT --zone 1", kind, id)
+		d.add("raw", "ISTIO_OUTPUT_DNS", "-p udp --sport 15053 -m owner --%s-owner %d -j CT --zone 2", kind, id)
+	})
 	if len(to) > 0 {
 		d.add("raw", "PREROUTING", "-j ISTIO_INBOUND") // DZ3
 	}
 	for i := range to {
 		d.add("raw", "ISTIO_OUTPUT_DNS", "-p udp --dport 53 %s-j CT --zone 2", to[i]) // DZ4
 		d.add("raw", "ISTIO_INBOUND", "-p udp --sport 53 %s-j CT --zone 1", from[i])  // DZ5
-	}
-}
-
-func (d *document) zones(kind string, ids []uint32) {
-	for _, id := range ids {
-		d.add("raw", "ISTIO_OUTPUT_DNS", "-p udp --dport 53 -m owner --%s-owner %d -j CT --zone 1", kind, id)
-		d.add("raw", "ISTIO_OUTPUT_DNS", "-p udp --sport 15053 -m owner --%s-owner %d -j CT --zone 2", kind, id)
 	}
 }
 
@@ -261,15 +250,11 @@ func (d *document) tproxy() {
 	if d.Mode != redirect.TPROXY {
 		return
 	}
-	self := func(kind string, ids []uint32) {
-		for _, id := range ids {
-			d.add("mangle", "OUTPUT", "! -d %s -p tcp -o lo -m owner --%s-owner %d -j MARK --set-mark 1338", d.loopback, kind, id)
-		}
-	}
 	d.add("mangle", "PREROUTING", "-p tcp -m mark --mark %d -j CONNMARK --save-mark", d.Mark) // M1
 	d.add("mangle", "OUTPUT", "-p tcp -o lo -m mark --mark %d -j RETURN", d.Mark)             // M2
-	self("uid", d.UIDs)                                                                       // M3
-	self("gid", d.GIDs)
+	d.identities(func(kind string, id uint32) {                                               // M3
+		d.add("mangle", "OUTPUT", "! -d %s -p tcp -o lo -m owner --%s-owner %d -j MARK --set-mark 1338", d.loopback, kind, id)
+	})
 	d.add("mangle", "OUTPUT", "-p tcp -m connmark --mark %d -j CONNMARK --restore-mark", d.Mark) // M4
 	d.insert("mangle", "ISTIO_INBOUND", 1, "-p tcp -m mark --mark %d -j RETURN", d.Mark)         // M5
 	d.insert("mangle", "ISTIO_INBOUND", 2, "-p tcp -s %s -i lo -j RETURN", d.six)                // M6
