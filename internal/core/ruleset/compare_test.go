@@ -14,10 +14,9 @@ import (
 )
 
 // wanted is what most cases compare with.
-func wanted(tb testing.TB) ruleset.Set {
-	tb.Helper()
+func wanted() ruleset.Set {
 	return nat(
-		tb, "OUTPUT -j OWN_OUT # all that is sent", "PREROUTING -p tcp -j OWN_IN # all that comes in",
+		"OUTPUT -j OWN_OUT # all that is sent", "PREROUTING -p tcp -j OWN_IN # all that comes in",
 		"OWN_IN -p tcp -m tcp --dport 15008 -j RETURN # tunnels", "OWN_IN -p tcp -j OWN_TO # the rest",
 		"OWN_OUT -o lo -j RETURN # loopback", "OWN_OUT -j OWN_TO # the rest",
 		"OWN_TO -p tcp -j REDIRECT --to-ports 15001 # to the proxy",
@@ -34,18 +33,18 @@ func TestDiffReadsWell(t *testing.T) {
 		name       string // of the file
 		want, have ruleset.Set
 	}{
-		{"nothing-there", wanted(t), none},
-		{"rule-missing", wanted(t), nat(t, out, in, rest, lo, all, proxy)},
-		{"rule-changed", wanted(t), nat(t, out, in, tunnels, rest, lo, all, "OWN_TO -p tcp -j REDIRECT --to-ports 15101")},
-		{"rule-too-many", wanted(t), nat(t, out, in, tunnels, "OWN_IN -j ACCEPT", rest, lo, all, proxy)},
-		{"rule-twice", wanted(t), nat(t, out, out, in, tunnels, rest, lo, all, proxy)},
-		{"wrong-order", wanted(t), nat(t, out, in, rest, tunnels, lo, all, proxy)},
-		{"foreign-ahead", wanted(t), nat(t, foreign, out, in, tunnels, rest, lo, all, proxy)},
-		{"foreign-behind", wanted(t), nat(t, out, foreign, in, "POSTROUTING -j MASQUERADE", tunnels, rest, lo, all, proxy)},
-		{"chain-left-over", wanted(t), nat(t, out, "OUTPUT -p udp -j OWN_OLD", in, tunnels, rest, lo, all, proxy, "OWN_OLD -j DROP")},
-		{"foreign-between-ours-and-a-left-over", wanted(t), nat(t, out, foreign, leftover, in, tunnels, rest, lo, all, proxy)},
-		{"nothing-wanted", none, nat(t, out, foreign, leftover, lo, "OWN_EMPTY:")},
-		{"as-wanted", wanted(t), wanted(t)},
+		{"nothing-there", wanted(), none},
+		{"rule-missing", wanted(), nat(out, in, rest, lo, all, proxy)},
+		{"rule-changed", wanted(), nat(out, in, tunnels, rest, lo, all, "OWN_TO -p tcp -j REDIRECT --to-ports 15101")},
+		{"rule-too-many", wanted(), nat(out, in, tunnels, "OWN_IN -j ACCEPT", rest, lo, all, proxy)},
+		{"rule-twice", wanted(), nat(out, out, in, tunnels, rest, lo, all, proxy)},
+		{"wrong-order", wanted(), nat(out, in, rest, tunnels, lo, all, proxy)},
+		{"foreign-ahead", wanted(), nat(foreign, out, in, tunnels, rest, lo, all, proxy)},
+		{"foreign-behind", wanted(), nat(out, foreign, in, "POSTROUTING -j MASQUERADE", tunnels, rest, lo, all, proxy)},
+		{"chain-left-over", wanted(), nat(out, "OUTPUT -p udp -j OWN_OLD", in, tunnels, rest, lo, all, proxy, "OWN_OLD -j DROP")},
+		{"foreign-between-ours-and-a-left-over", wanted(), nat(out, foreign, leftover, in, tunnels, rest, lo, all, proxy)},
+		{"nothing-wanted", none, nat(out, foreign, leftover, lo, "OWN_EMPTY:")},
+		{"as-wanted", wanted(), wanted()},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			d := ruleset.Compare(test.want, test.have, own(test.want, test.have))
@@ -63,7 +62,7 @@ func TestDiffReadsWell(t *testing.T) {
 }
 
 func TestSummaryIsNoLongerThanAsked(t *testing.T) {
-	d := ruleset.Compare(wanted(t), ruleset.Set{Family: ruleset.IPv4}, ruleset.Ownership{})
+	d := ruleset.Compare(wanted(), ruleset.Set{Family: ruleset.IPv4}, ruleset.Ownership{})
 	for most, want := range map[int]string{
 		0: "and 5 more",
 		1: `IPv4 nat/PREROUTING: missing "-A PREROUTING -p tcp -j OWN_IN"; and 4 more`,
@@ -98,7 +97,7 @@ func TestCompareSees(t *testing.T) {
 		{"an empty chain of ours", append(base, "OWN_B:"), true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			want, have := nat(t, base...), nat(t, test.have...)
+			want, have := nat(base...), nat(test.have...)
 			d := ruleset.Compare(want, have, own(want, have))
 			if d.Empty() == test.differs {
 				t.Errorf("differs is %t, want %t:\n%s", !d.Empty(), test.differs, d)
@@ -118,7 +117,7 @@ func TestWhatAPodNamesIsShownOnItsLine(t *testing.T) {
 		{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{ruleset.Opaque("-j OWN_A"), ruleset.Opaque(hostile)}},
 		{Name: "OWN_A", Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{ruleset.Opaque(hostile + strings.Repeat("x", 1<<20))}},
 	}})
-	want := nat(t, "OWN_A -j RETURN", "OUTPUT -j OWN_A")
+	want := nat("OWN_A -j RETURN", "OUTPUT -j OWN_A")
 	d := ruleset.Compare(want, have, own(want, have))
 	for what, text := range map[string]string{"String": d.String(), "Summary": d.Summary(9), "Others": strings.Join(d.Others, "\n")} {
 		if text == "" || strings.Contains(text, "\n+ -A FORGED") || len(text) > 32<<10 {

@@ -14,7 +14,7 @@ import (
 
 // TestReconcileWritesExactly is the text that iptables-restore is fed with, case by case.
 func TestReconcileWritesExactly(t *testing.T) {
-	base := nat(t, "OUTPUT -j OWN_A # out", "PREROUTING -p tcp -j OWN_A", "OWN_A -p tcp -j RETURN # tcp", "OWN_A -j OWN_B", "OWN_B -j DROP")
+	base := nat("OUTPUT -j OWN_A # out", "PREROUTING -p tcp -j OWN_A", "OWN_A -p tcp -j RETURN # tcp", "OWN_A -j OWN_B", "OWN_B -j DROP")
 	fresh := program("nat",
 		":OWN_A - [0:0]", ":OWN_B - [0:0]", "-A OWN_A -p tcp -j RETURN", "-A OWN_A -j OWN_B", "-A OWN_B -j DROP",
 		"-A PREROUTING -p tcp -j OWN_A", "-A OUTPUT -j OWN_A")
@@ -23,61 +23,61 @@ func TestReconcileWritesExactly(t *testing.T) {
 		want, have ruleset.Set
 		program    string
 	}{
-		{name: "as wanted", want: base, have: nat(t, "OUTPUT -j OWN_A", "OUTPUT -j LOG", "PREROUTING -p tcp -j OWN_A", "OWN_A -p tcp -j RETURN", "OWN_A -j OWN_B", "OWN_B -j DROP")},
+		{name: "as wanted", want: base, have: nat("OUTPUT -j OWN_A", "OUTPUT -j LOG", "PREROUTING -p tcp -j OWN_A", "OWN_A -p tcp -j RETURN", "OWN_A -j OWN_B", "OWN_B -j DROP")},
 		{name: "nothing wanted and nothing there", want: ruleset.Set{Family: ruleset.IPv4}, have: ruleset.Set{Family: ruleset.IPv4}},
-		{name: "nothing wanted and nothing of ours there", want: ruleset.Set{Family: ruleset.IPv4}, have: nat(t, "OUTPUT -j DROP", "CNI-A:")},
+		{name: "nothing wanted and nothing of ours there", want: ruleset.Set{Family: ruleset.IPv4}, have: nat("OUTPUT -j DROP", "CNI-A:")},
 		{name: "a fresh namespace", want: base, have: ruleset.Set{Family: ruleset.IPv4}, program: fresh},
-		{name: "a namespace with empty tables", want: base, have: nat(t), program: fresh},
+		{name: "a namespace with empty tables", want: base, have: nat(), program: fresh},
 		{
 			name: "an own chain that drifted: jumps stay", want: base,
-			have:    nat(t, "OUTPUT -j OWN_A", "PREROUTING -p tcp -j OWN_A", "OWN_A -j OWN_B", "OWN_A -p tcp -j RETURN", "OWN_B -j DROP"),
+			have:    nat("OUTPUT -j OWN_A", "PREROUTING -p tcp -j OWN_A", "OWN_A -j OWN_B", "OWN_A -p tcp -j RETURN", "OWN_B -j DROP"),
 			program: program("nat", ":OWN_A - [0:0]", ":OWN_B - [0:0]", "-A OWN_A -p tcp -j RETURN", "-A OWN_A -j OWN_B", "-A OWN_B -j DROP"),
 		},
 		{
 			name: "a foreign rule ahead of ours: ours is moved", want: base,
-			have: nat(t, "OUTPUT -d 10.0.0.0/8 -j ACCEPT", "OUTPUT -j OWN_A", "PREROUTING -p tcp -j OWN_A", "OWN_A -p tcp -j RETURN", "OWN_A -j OWN_B", "OWN_B -j DROP"),
+			have: nat("OUTPUT -d 10.0.0.0/8 -j ACCEPT", "OUTPUT -j OWN_A", "PREROUTING -p tcp -j OWN_A", "OWN_A -p tcp -j RETURN", "OWN_A -j OWN_B", "OWN_B -j DROP"),
 			program: program("nat",
 				":OWN_A - [0:0]", ":OWN_B - [0:0]", "-A OWN_A -p tcp -j RETURN", "-A OWN_A -j OWN_B", "-A OWN_B -j DROP",
 				"-D OUTPUT -j OWN_A", "-I OUTPUT 1 -j OWN_A"),
 		},
 		{
 			name:    "foreign rules where ours are missing: ours go ahead, in order",
-			want:    nat(t, "OUTPUT -o eth1 -j RETURN", "OUTPUT -j OWN_A", "OWN_A -j DROP"),
-			have:    nat(t, "OUTPUT -p udp -j DROP", "OUTPUT -p tcp -j DROP"),
+			want:    nat("OUTPUT -o eth1 -j RETURN", "OUTPUT -j OWN_A", "OWN_A -j DROP"),
+			have:    nat("OUTPUT -p udp -j DROP", "OUTPUT -p tcp -j DROP"),
 			program: program("nat", ":OWN_A - [0:0]", "-A OWN_A -j DROP", "-I OUTPUT 1 -o eth1 -j RETURN", "-I OUTPUT 2 -j OWN_A"),
 		},
 		{
-			name: "a jump twice: both go, one comes back", want: nat(t, "OUTPUT -j OWN_A", "OWN_A -j DROP"),
-			have:    nat(t, "OUTPUT -j OWN_A", "OUTPUT -j OWN_A", "OWN_A -j DROP"),
+			name: "a jump twice: both go, one comes back", want: nat("OUTPUT -j OWN_A", "OWN_A -j DROP"),
+			have:    nat("OUTPUT -j OWN_A", "OUTPUT -j OWN_A", "OWN_A -j DROP"),
 			program: program("nat", ":OWN_A - [0:0]", "-A OWN_A -j DROP", "-D OUTPUT -j OWN_A", "-D OUTPUT -j OWN_A", "-A OUTPUT -j OWN_A"),
 		},
 		{
-			name: "a left-over chain: emptied first, removed last", want: nat(t, "OUTPUT -j OWN_A", "OWN_A -j DROP"),
-			have: nat(t, "OUTPUT -p udp -j OWN_OLD", "OUTPUT -j OWN_A", "CNI-A -j OWN_OLD", "CNI-A -j ACCEPT", "OWN_A -j OWN_OLD", "OWN_OLD -j OWN_OLDER", "OWN_OLDER -j DROP"),
+			name: "a left-over chain: emptied first, removed last", want: nat("OUTPUT -j OWN_A", "OWN_A -j DROP"),
+			have: nat("OUTPUT -p udp -j OWN_OLD", "OUTPUT -j OWN_A", "CNI-A -j OWN_OLD", "CNI-A -j ACCEPT", "OWN_A -j OWN_OLD", "OWN_OLD -j OWN_OLDER", "OWN_OLDER -j DROP"),
 			program: program("nat",
 				":OWN_A - [0:0]", ":OWN_OLD - [0:0]", ":OWN_OLDER - [0:0]", "-A OWN_A -j DROP", "-D OUTPUT -p udp -j OWN_OLD",
 				"-D OUTPUT -j OWN_A", "-A OUTPUT -j OWN_A", "-D CNI-A -j OWN_OLD", "-X OWN_OLD", "-X OWN_OLDER"),
 		},
 		{
 			name: "nothing wanted: all of ours goes, all else stays", want: ruleset.Set{Family: ruleset.IPv4},
-			have: nat(t, "PREROUTING -p tcp -j OWN_A", "OUTPUT -p udp -j DROP", "OUTPUT -j OWN_A", "OUTPUT -m mark --mark 0x99 -j RETURN", "OWN_A -j OWN_B", "OWN_B:", "CNI-A -j ACCEPT"),
+			have: nat("PREROUTING -p tcp -j OWN_A", "OUTPUT -p udp -j DROP", "OUTPUT -j OWN_A", "OUTPUT -m mark --mark 0x99 -j RETURN", "OWN_A -j OWN_B", "OWN_B:", "CNI-A -j ACCEPT"),
 			program: program("nat",
 				":OWN_A - [0:0]", ":OWN_B - [0:0]", "-D PREROUTING -p tcp -j OWN_A", "-D OUTPUT -j OWN_A",
 				"-D OUTPUT -m mark --mark 0x99 -j RETURN", "-X OWN_A", "-X OWN_B"),
 		},
 		{
-			name: "a rule that matches all and does nothing", want: nat(t, "OWN_A "), have: ruleset.Set{Family: ruleset.IPv4},
+			name: "a rule that matches all and does nothing", want: nat("OWN_A "), have: ruleset.Set{Family: ruleset.IPv4},
 			program: program("nat", ":OWN_A - [0:0]", "-A OWN_A"),
 		},
 		{
 			name:    "only the table that is not right is written",
-			want:    ruleset.New(ruleset.IPv4, append(nat(t, "OUTPUT -j OWN_A", "OWN_A -j DROP").Tables, raw("-j OWN_R", "-j DROP"))...),
-			have:    ruleset.New(ruleset.IPv4, append(nat(t, "OUTPUT -j OWN_A", "OWN_A -j DROP").Tables, raw("-j OWN_R", "-j ACCEPT"))...),
+			want:    rulesettest.Set("nat OUTPUT -j OWN_A", "nat OWN_A -j DROP", "raw OUTPUT -j OWN_R", "raw OWN_R -j DROP"),
+			have:    rulesettest.Set("nat OUTPUT -j OWN_A", "nat OWN_A -j DROP", "raw OUTPUT -j OWN_R", "raw OWN_R -j ACCEPT"),
 			program: program("raw", ":OWN_R - [0:0]", "-A OWN_R -j DROP"),
 		},
 		{
 			name:    "tables come by name",
-			want:    ruleset.New(ruleset.IPv4, append(nat(t, "OWN_A:").Tables, ruleset.Table{Name: "mangle", Chains: []ruleset.Chain{{Name: "OWN_M", Policy: "-"}}})...),
+			want:    rulesettest.Set("nat OWN_A:", "mangle OWN_M:"),
 			have:    ruleset.Set{Family: ruleset.IPv4},
 			program: program("mangle", ":OWN_M - [0:0]") + program("nat", ":OWN_A - [0:0]"),
 		},
@@ -102,18 +102,11 @@ func program(table string, lines ...string) string {
 	return "*" + table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
 }
 
-// raw is that table with one rule in OUTPUT and one in OWN_R.
-func raw(out, in string) ruleset.Table {
-	return ruleset.Table{Name: "raw", Chains: []ruleset.Chain{
-		{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{ruleset.Opaque(out)}}, {Name: "OWN_R", Policy: "-", Rules: []ruleset.Rule{ruleset.Opaque(in)}},
-	}}
-}
-
 // TestReconcileNeedsNoOwnedForWantedChains keeps a chain that is wanted and there, and that is not owned, from being
 // filled twice.
 func TestReconcileNeedsNoOwnedForWantedChains(t *testing.T) {
-	want := nat(t, "OWN_A -j DROP", "OWN_A -j ACCEPT")
-	n := rulesettest.NewNamespace(nat(t, "OWN_A -j ACCEPT"))
+	want := nat("OWN_A -j DROP", "OWN_A -j ACCEPT")
+	n := rulesettest.NewNamespace(nat("OWN_A -j ACCEPT"))
 	if err := n.Apply(ruleset.Reconcile(want, n.Save(), ruleset.Ownership{})); err != nil {
 		t.Fatal(err)
 	}

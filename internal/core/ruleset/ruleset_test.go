@@ -65,7 +65,7 @@ func TestNewLeavesItsArgumentsAlone(t *testing.T) {
 }
 
 func TestTableAndChainAreEmptyIfAbsent(t *testing.T) {
-	set := nat(t, "OUTPUT -j OWN_A", "OWN_A:")
+	set := nat("OUTPUT -j OWN_A", "OWN_A:")
 	if got := set.Table("raw"); got.Name != "raw" || got.Chains != nil {
 		t.Errorf("absent table is %+v", got)
 	}
@@ -78,19 +78,19 @@ func TestTableAndChainAreEmptyIfAbsent(t *testing.T) {
 }
 
 func TestEmptyAndEqual(t *testing.T) {
-	dropped := nat(t, "OUTPUT -j DROP # one reason")
+	dropped := nat("OUTPUT -j DROP # one reason")
 	for _, test := range []struct {
 		name         string
 		set          ruleset.Set
 		empty, equal bool // to dropped
 	}{
 		{"no table", ruleset.Set{}, true, false},
-		{"built-in chains only", nat(t), true, false},
-		{"an own chain without rules", nat(t, "OWN_A:"), false, false},
-		{"the same rules for another reason", nat(t, "OUTPUT -j DROP # another"), false, true},
-		{"another rule", nat(t, "OUTPUT -j ACCEPT # one reason"), false, false},
+		{"built-in chains only", nat(), true, false},
+		{"an own chain without rules", nat("OWN_A:"), false, false},
+		{"the same rules for another reason", nat("OUTPUT -j DROP # another"), false, true},
+		{"another rule", nat("OUTPUT -j ACCEPT # one reason"), false, false},
 		{"another family", ruleset.Set{Family: ruleset.IPv6, Tables: dropped.Tables}, false, false},
-		{"a chain more", nat(t, "OUTPUT -j DROP", "OWN_A:"), false, false},
+		{"a chain more", nat("OUTPUT -j DROP", "OWN_A:"), false, false},
 	} {
 		if empty, equal := test.set.Empty(), dropped.Equal(test.set); empty != test.empty || equal != test.equal {
 			t.Errorf("%s: Empty is %t, Equal is %t", test.name, empty, equal)

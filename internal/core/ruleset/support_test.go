@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 )
 
 func parse(tb testing.TB, text string) ruleset.Set {
@@ -16,42 +17,13 @@ func parse(tb testing.TB, text string) ruleset.Set {
 	return set
 }
 
-// nat makes a Set of that table from lines like "OUTPUT -j OWN_A" and, for a chain that is not built in, "OWN_A:". What
-// stands behind " # " is the rule's reason.
-func nat(tb testing.TB, lines ...string) ruleset.Set {
-	tb.Helper()
-	table := ruleset.Table{Name: "nat"}
-	chain := func(name string) *ruleset.Chain {
-		for i := range table.Chains {
-			if table.Chains[i].Name == name {
-				return &table.Chains[i]
-			}
-		}
-		policy := ruleset.NoPolicy
-		if ruleset.Builtin("nat", name) {
-			policy = "ACCEPT"
-		}
-		table.Chains = append(table.Chains, ruleset.Chain{Name: name, Policy: policy})
-		return &table.Chains[len(table.Chains)-1]
-	}
+// nat makes a Set of that table from lines for rulesettest.Set without the name of the table.
+func nat(lines ...string) ruleset.Set {
+	all := []string{"nat"}
 	for _, l := range lines {
-		if name, declared := strings.CutSuffix(l, ":"); declared {
-			chain(name)
-			continue
-		}
-		text, why, _ := strings.Cut(l, " # ")
-		name, spec, _ := strings.Cut(text, " ")
-		c := chain(name)
-		c.Rules = append(c.Rules, because(spec, why))
+		all = append(all, "nat "+l)
 	}
-	return ruleset.New(ruleset.IPv4, table)
-}
-
-// because is a rule that was read, with a reason.
-func because(text, why string) ruleset.Rule {
-	r := ruleset.Opaque(text)
-	r.Why = why
-	return r
+	return rulesettest.Set(all...)
 }
 
 // own marks chains whose name begins with OWN_, jumps to them, rules that carry the mark 0x99, and what is wanted.

@@ -97,7 +97,7 @@ func native(want ruleset.Set) plan {
 }
 
 // update reads the current namespace and applies the plan that is made of it.
-func update(tb testing.TB, make plan, sent func([]byte)) error {
+func update(tb testing.TB, change plan, sent func([]byte)) error {
 	tb.Helper()
 	s, err := nftables.Open()
 	if err != nil {
@@ -106,20 +106,20 @@ func update(tb testing.TB, make plan, sent func([]byte)) error {
 	s.OnSend(sent)
 	v, err := s.Read(tb.Context())
 	if err == nil {
-		err = v.Apply(make(v))
+		err = v.Apply(change(v))
 	}
 	return errors.Join(err, s.Close())
 }
 
 // try is apply for a plan that may fail.
-func (p pod) try(tb testing.TB, make plan) error {
+func (p pod) try(tb testing.TB, change plan) error {
 	tb.Helper()
-	return netns.Do(string(p), func() error { return update(tb, make, nil) })
+	return netns.Do(string(p), func() error { return update(tb, change, nil) })
 }
 
-func (p pod) apply(tb testing.TB, make plan) {
+func (p pod) apply(tb testing.TB, change plan) {
 	tb.Helper()
-	p.do(tb, func() error { return update(tb, make, nil) })
+	p.do(tb, func() error { return update(tb, change, nil) })
 }
 
 // view returns the rules that the code under test reads.

@@ -40,10 +40,10 @@ func (w *wire) writes() [][]message {
 }
 
 // watch applies a plan and returns the messages that were sent.
-func (p pod) watch(tb testing.TB, make plan) *wire {
+func (p pod) watch(tb testing.TB, change plan) *wire {
 	tb.Helper()
 	w := &wire{}
-	p.do(tb, func() error { return update(tb, make, w.see) })
+	p.do(tb, func() error { return update(tb, change, w.see) })
 	return w
 }
 

@@ -1,4 +1,5 @@
-// Package rulesettest has Namespace, for tests: a model of what "iptables-restore --noflush" does with a ruleset.Program.
+// Package rulesettest has Namespace, for tests: a model of what "iptables-restore --noflush" does with a ruleset.Program;
+// and Set, which makes a ruleset.Set of lines.
 //
 // It never touches the system, but for the files of Golden. Start at Namespace.
 package rulesettest
@@ -10,6 +11,32 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
+
+// Set makes a Set of IPv4 from lines: "TABLE", "TABLE CHAIN:", "TABLE CHAIN RULE" and "TABLE CHAIN RULE # REASON".
+func Set(lines ...string) ruleset.Set {
+	n := NewNamespace(ruleset.Set{Family: ruleset.IPv4})
+	for _, line := range lines {
+		name, text, _ := strings.Cut(line, " ")
+		if n.tables[name] == nil {
+			n.tables[name] = n.open(name)
+		}
+		text, why, _ := strings.Cut(text, " # ")
+		chain, rule, isRule := strings.Cut(text, " ")
+		if text == "" {
+			continue
+		}
+		c := n.tables[name].add(strings.TrimSuffix(chain, ":"))
+		if isRule {
+			c.Rules = append(c.Rules, ruleset.Opaque(rule))
+			c.Rules[len(c.Rules)-1].Why = why
+		}
+	}
+	var tables []ruleset.Table
+	for _, t := range n.tables {
+		tables = append(tables, ruleset.Table{Name: t.name, Chains: t.chains})
+	}
+	return ruleset.New(ruleset.IPv4, tables...)
+}
 
 // Namespace is one family of a network namespace as iptables-restore and iptables-save see it. It is strict where the
 // tools are: a chain must be declared before a rule or a jump names it, a rule to delete must be there, a chain to
@@ -115,13 +142,22 @@ func (t *table) chain(name string) *ruleset.Chain {
 	return nil
 }
 
+// add returns the chain of that name, and makes a missing one.
+func (t *table) add(name string) *ruleset.Chain {
+	if c := t.chain(name); c != nil {
+		return c
+	}
+	t.chains = append(t.chains, ruleset.Chain{Name: name, Policy: ruleset.NoPolicy})
+	return &t.chains[len(t.chains)-1]
+}
+
 func (t *table) operation(o ruleset.Operation) error {
 	c := t.chain(o.Chain)
 	switch {
 	case o.Verb == ruleset.EmptyChain && ruleset.Builtin(t.name, o.Chain):
 		return fmt.Errorf("chain %q is built in", o.Chain)
 	case o.Verb == ruleset.EmptyChain && c == nil:
-		t.chains = append(t.chains, ruleset.Chain{Name: o.Chain, Policy: ruleset.NoPolicy})
+		t.add(o.Chain)
 		return nil
 	case c == nil:
 		return fmt.Errorf("chain %q does not exist", o.Chain)
