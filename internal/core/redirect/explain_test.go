@@ -12,14 +12,18 @@ import (
 
 // TestExplain shows the rules with their reasons, for a person to review. What they do is to be shown by real packets (node/redirection).
 func TestExplain(t *testing.T) {
-	both := func(spec redirect.Spec) []ruleset.Set {
-		return []ruleset.Set{redirect.Rules(spec, ruleset.IPv4), redirect.Rules(spec, ruleset.IPv6)}
+	explained := func(t *testing.T, name string, sets ...ruleset.Set) {
+		var got []string
+		for _, set := range sets {
+			got = append(got, set.Explain())
+		}
+		rulesettest.Golden(t, filepath.Join("explain", name+".txt"), strings.Join(got, "\n"))
 	}
+	explained(t, "rejected", redirect.RejectAll(ruleset.IPv4), redirect.RejectAll(ruleset.IPv6))
 	for _, test := range []struct {
 		name  string // of the file
 		w     written
 		tweak func(*redirect.Spec)
-		sets  func(redirect.Spec) []ruleset.Set
 	}{
 		{name: "default"},
 		{name: "inbound-ports", w: written{redirect.FieldInbound: "8080,9090"}},
@@ -54,24 +58,13 @@ func TestExplain(t *testing.T) {
 			tweak: func(s *redirect.Spec) { s.DropInvalid = true },
 		},
 		{name: "tproxy-no-inbound", w: written{redirect.FieldMode: "TPROXY", redirect.FieldInbound: ""}},
-		{name: "rejected", sets: func(redirect.Spec) []ruleset.Set {
-			return []ruleset.Set{redirect.RejectAll(ruleset.IPv4), redirect.RejectAll(ruleset.IPv6)}
-		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			spec := test.w.spec(t)
 			if test.tweak != nil {
 				test.tweak(&spec)
 			}
-			sets := both
-			if test.sets != nil {
-				sets = test.sets
-			}
-			var got []string
-			for _, set := range sets(spec) {
-				got = append(got, set.Explain())
-			}
-			rulesettest.Golden(t, filepath.Join("explain", test.name+".txt"), strings.Join(got, "\n"))
+			explained(t, test.name, redirect.Rules(spec, ruleset.IPv4), redirect.Rules(spec, ruleset.IPv6))
 		})
 	}
 }

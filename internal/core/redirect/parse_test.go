@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -80,60 +79,52 @@ func TestDefaultsAreNotShared(t *testing.T) {
 }
 
 func TestParseTakesGoodValues(t *testing.T) {
-	numbers := func(n int) string {
-		var all []string
-		for i := range n {
-			all = append(all, strconv.Itoa(i))
-		}
-		return strings.Join(all, ",")
-	}
 	type change = func(*redirect.Spec)
+	none := func(*redirect.Spec) {}
+	outbound := func(texts ...string) change {
+		return func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: prefixes(texts...)} }
+	}
+	inbound := func(list ...uint16) change { return func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: list} } }
+	interfaces := func(list ...string) change { return func(s *redirect.Spec) { s.ExcludeInterfaces = list } }
+	groups := func(list ...uint32) change {
+		return func(s *redirect.Spec) { s.OwnerGroups = redirect.Groups{List: list} }
+	}
 	for _, test := range []struct {
 		field redirect.Field
 		text  string
 		in    dialect
 		want  change
 	}{
-		{redirect.FieldMode, "REDIRECT", both, func(*redirect.Spec) {}},
+		{redirect.FieldMode, "REDIRECT", both, none},
 		{redirect.FieldMode, "TPROXY", both, func(s *redirect.Spec) { s.Mode = redirect.TPROXY }},
 
-		{redirect.FieldOutbound, "*", both, func(*redirect.Spec) {}},
-		{redirect.FieldOutbound, "", both, func(s *redirect.Spec) { s.Outbound = redirect.Networks{} }},
-		{redirect.FieldOutbound, "10.0.0.0/8", both, func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: prefixes("10.0.0.0/8")} }},
-		{redirect.FieldOutbound, "10.1.2.3/8,fd00::1/64,10.1.2.3/32,0.0.0.0/0,::/0", both, func(s *redirect.Spec) {
-			s.Outbound = redirect.Networks{List: prefixes("10.1.2.3/8", "fd00::1/64", "10.1.2.3/32", "0.0.0.0/0", "::/0")}
-		}},
-		{redirect.FieldOutbound, "10.0.0.0/8,,10.1.0.0/16,", lenient, func(s *redirect.Spec) {
-			s.Outbound = redirect.Networks{List: prefixes("10.0.0.0/8", "10.1.0.0/16")}
-		}},
-		{redirect.FieldOutbound, "10.0.0.0/8, 10.1.0.0/16", lenient, func(s *redirect.Spec) {
-			s.Outbound = redirect.Networks{List: prefixes("10.0.0.0/8", "10.1.0.0/16")}
-		}},
-		{redirect.FieldOutboundExclude, "", both, func(*redirect.Spec) {}},
+		{redirect.FieldOutbound, "*", both, none},
+		{redirect.FieldOutbound, "", both, outbound()},
+		{redirect.FieldOutbound, "10.0.0.0/8", both, outbound("10.0.0.0/8")},
+		{redirect.FieldOutbound, "10.1.2.3/8,fd00::1/64,10.1.2.3/32,0.0.0.0/0,::/0", both, outbound("10.1.2.3/8", "fd00::1/64", "10.1.2.3/32", "0.0.0.0/0", "::/0")},
+		{redirect.FieldOutbound, "10.0.0.0/8,,10.1.0.0/16,", lenient, outbound("10.0.0.0/8", "10.1.0.0/16")},
+		{redirect.FieldOutbound, "10.0.0.0/8, 10.1.0.0/16", lenient, outbound("10.0.0.0/8", "10.1.0.0/16")},
+		{redirect.FieldOutboundExclude, "", both, none},
 		{redirect.FieldOutboundExclude, "10.0.0.0/8,fd00::/8", both, func(s *redirect.Spec) { s.OutboundExclude = prefixes("10.0.0.0/8", "fd00::/8") }},
 
-		{redirect.FieldInbound, "*", both, func(*redirect.Spec) {}},
-		{redirect.FieldInbound, " * ", both, func(*redirect.Spec) {}},
-		{redirect.FieldInbound, "", both, func(s *redirect.Spec) { s.Inbound = redirect.Ports{} }},
-		{redirect.FieldInbound, " \t", both, func(s *redirect.Spec) { s.Inbound = redirect.Ports{} }},
-		{redirect.FieldInbound, "8080", both, func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: []uint16{8080}} }},
-		{redirect.FieldInbound, " 8080 ,0, 65535,8080", both, func(s *redirect.Spec) {
-			s.Inbound = redirect.Ports{List: []uint16{8080, 0, 65535, 8080}}
-		}},
-		{redirect.FieldInbound, "080", both, func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: []uint16{80}} }},
-		{redirect.FieldInbound, "8080,", lenient, func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: []uint16{8080}} }},
+		{redirect.FieldInbound, "*", both, none},
+		{redirect.FieldInbound, " * ", both, none},
+		{redirect.FieldInbound, "", both, inbound()},
+		{redirect.FieldInbound, " \t", both, inbound()},
+		{redirect.FieldInbound, "8080", both, inbound(8080)},
+		{redirect.FieldInbound, " 8080 ,0, 65535,8080", both, inbound(8080, 0, 65535, 8080)},
+		{redirect.FieldInbound, "080", both, inbound(80)},
+		{redirect.FieldInbound, "8080,", lenient, inbound(8080)},
 		{redirect.FieldInboundExclude, "", both, func(s *redirect.Spec) { s.InboundExclude = nil }},
 		{redirect.FieldInboundExclude, "3306,4444", both, func(s *redirect.Spec) { s.InboundExclude = []uint16{3306, 4444} }},
-		{redirect.FieldOutboundPorts, "", both, func(*redirect.Spec) {}},
+		{redirect.FieldOutboundPorts, "", both, none},
 		{redirect.FieldOutboundPorts, "80,443", both, func(s *redirect.Spec) { s.OutboundPorts = []uint16{80, 443} }},
 		{redirect.FieldOutboundPortsExclude, "", both, func(s *redirect.Spec) { s.OutboundPortsExclude = nil }},
 		{redirect.FieldOutboundPortsExclude, "53", both, func(s *redirect.Spec) { s.OutboundPortsExclude = []uint16{53} }},
 
-		{redirect.FieldExcludeInterfaces, "", both, func(*redirect.Spec) {}},
-		{redirect.FieldExcludeInterfaces, "eth1, net1 ,Veth-0_a.b,abcdefghijklmno", both, func(s *redirect.Spec) {
-			s.ExcludeInterfaces = []string{"eth1", "net1", "Veth-0_a.b", "abcdefghijklmno"}
-		}},
-		{redirect.FieldExcludeInterfaces, "eth1,", lenient, func(s *redirect.Spec) { s.ExcludeInterfaces = []string{"eth1"} }},
+		{redirect.FieldExcludeInterfaces, "", both, none},
+		{redirect.FieldExcludeInterfaces, "eth1, net1 ,Veth-0_a.b,abcdefghijklmno", both, interfaces("eth1", "net1", "Veth-0_a.b", "abcdefghijklmno")},
+		{redirect.FieldExcludeInterfaces, "eth1,", lenient, interfaces("eth1")},
 		{redirect.FieldRerouteInterfaces, "vm0,vm1", both, func(s *redirect.Spec) { s.RerouteInterfaces = []string{"vm0", "vm1"} }},
 
 		{redirect.FieldOutboundPort, "15101", both, func(s *redirect.Spec) { s.OutboundPort = 15101 }},
@@ -141,27 +132,21 @@ func TestParseTakesGoodValues(t *testing.T) {
 		{redirect.FieldTunnelPort, "1", both, func(s *redirect.Spec) { s.TunnelPort = 1 }},
 		{redirect.FieldUIDs, "2000", both, func(s *redirect.Spec) { s.UIDs = []uint32{2000} }},
 		{redirect.FieldUIDs, "0, 1337,4294967294", both, func(s *redirect.Spec) { s.UIDs = []uint32{0, 1337, 4294967294} }},
-		{redirect.FieldUIDs, "1337,", lenient, func(*redirect.Spec) {}},
+		{redirect.FieldUIDs, "1337,", lenient, none},
 		{redirect.FieldGIDs, "3000,3001", both, func(s *redirect.Spec) { s.GIDs = []uint32{3000, 3001} }},
 		{redirect.FieldMark, "1", both, func(s *redirect.Spec) { s.Mark = 1 }},
 		{redirect.FieldMark, "4294967295", both, func(s *redirect.Spec) { s.Mark = 4294967295 }},
 		{redirect.FieldTable, "1", both, func(s *redirect.Spec) { s.Table = 1 }},
 		{redirect.FieldTable, "2147483647", both, func(s *redirect.Spec) { s.Table = 2147483647 }},
 		{redirect.FieldTable, "256", both, func(s *redirect.Spec) { s.Table = 256 }},
-		{redirect.FieldOwnerGroups, "*", both, func(*redirect.Spec) {}},
-		{redirect.FieldOwnerGroups, "", both, func(s *redirect.Spec) { s.OwnerGroups = redirect.Groups{} }},
-		{redirect.FieldOwnerGroups, "2000,istio", both, func(s *redirect.Spec) { s.OwnerGroups = redirect.Groups{List: []uint32{2000, 4000}} }},
-		{redirect.FieldOwnerGroups, numbers(49), both, func(s *redirect.Spec) {
-			s.OwnerGroups = redirect.Groups{}
-			for i := range uint32(49) {
-				s.OwnerGroups.List = append(s.OwnerGroups.List, i)
-			}
-		}},
-		{redirect.FieldOwnerGroupsExclude, "", both, func(*redirect.Spec) {}},
+		{redirect.FieldOwnerGroups, "*", both, none},
+		{redirect.FieldOwnerGroups, "", both, groups()},
+		{redirect.FieldOwnerGroups, "2000,istio", both, groups(2000, 4000)},
+		{redirect.FieldOwnerGroupsExclude, "", both, none},
 		{redirect.FieldOwnerGroupsExclude, "istio,0", both, func(s *redirect.Spec) { s.OwnerGroupsExclude = []uint32{4000, 0} }},
-		{redirect.FieldLoopback, "127.0.0.1/32", both, func(*redirect.Spec) {}},
+		{redirect.FieldLoopback, "127.0.0.1/32", both, none},
 		{redirect.FieldLoopback, "127.1.2.3/8", both, func(s *redirect.Spec) { s.Loopback = netip.MustParsePrefix("127.1.2.3/8") }},
-		{redirect.FieldSecondFamily, "bypass", both, func(*redirect.Spec) {}},
+		{redirect.FieldSecondFamily, "bypass", both, none},
 		{redirect.FieldSecondFamily, "capture", both, func(s *redirect.Spec) { s.SecondFamily = redirect.Capture }},
 		{redirect.FieldSecondFamily, "reject", both, func(s *redirect.Spec) { s.SecondFamily = redirect.Reject }},
 	} {

@@ -76,6 +76,11 @@ func newTable(b *nfnetlink.Batch, name string) {
 	})
 }
 
+// deleteMissing adds a message that the kernel refuses.
+func deleteMissing(b *nfnetlink.Batch) int {
+	return b.Add(unix.NFT_MSG_DELTABLE, 0, unix.NFPROTO_IPV4, func(buffer *nfnetlink.Buffer) { buffer.String(unix.NFTA_TABLE_NAME, "missing") })
+}
+
 // made commits tables.
 func made(t *testing.T, conn *nfnetlink.Conn, names ...string) {
 	t.Helper()
@@ -90,11 +95,7 @@ func made(t *testing.T, conn *nfnetlink.Conn, names ...string) {
 
 func tables(conn *nfnetlink.Conn) (names []string, err error) {
 	err = conn.Dump(context.Background(), unix.NFT_MSG_GETTABLE, unix.NFPROTO_IPV4, nil, func(m nfnetlink.Message) error {
-		for a := range m.Attributes.All() {
-			if a.Kind == unix.NFTA_TABLE_NAME {
-				names = append(names, a.Text())
-			}
-		}
+		names = append(names, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text())
 		return nil
 	})
 	return names, err
@@ -109,9 +110,7 @@ func TestATransactionIsAllOrNothing(t *testing.T) {
 		}
 		bad := conn.Batch(generation)
 		newTable(bad, "a")
-		wrong := bad.Add(unix.NFT_MSG_DELTABLE, 0, unix.NFPROTO_IPV4, func(b *nfnetlink.Buffer) {
-			b.String(unix.NFTA_TABLE_NAME, "missing")
-		})
+		wrong := deleteMissing(bad)
 		newTable(bad, "b")
 		var refused *nfnetlink.Refused
 		err = bad.Commit()
@@ -122,12 +121,7 @@ func TestATransactionIsAllOrNothing(t *testing.T) {
 			t.Errorf("tables %q (%v), want none", names, listErr)
 		}
 
-		good := conn.Batch(generation)
-		newTable(good, "a")
-		newTable(good, "b")
-		if err = good.Commit(); err != nil {
-			return err
-		}
+		made(t, conn, "a", "b")
 		late := conn.Batch(generation)
 		newTable(late, "c")
 		if err = late.Commit(); !errors.Is(err, nfnetlink.ErrChanged) || !errors.As(err, &refused) || refused.Message != -1 {
@@ -146,9 +140,7 @@ func TestMoreErrorsThanTheSocketHoldsAreAnError(t *testing.T) {
 		batch := begun(t, conn)
 		newTable(batch, "a")
 		for range 5000 {
-			batch.Add(unix.NFT_MSG_DELTABLE, 0, unix.NFPROTO_IPV4, func(b *nfnetlink.Buffer) {
-				b.String(unix.NFTA_TABLE_NAME, "missing")
-			})
+			deleteMissing(batch)
 		}
 		if err := batch.Commit(); err == nil {
 			t.Error("the transaction was accepted")
@@ -233,13 +225,11 @@ func TestADumpKeepsToItsBudget(t *testing.T) {
 func TestADumpEndsBetweenMessages(t *testing.T) {
 	connected(t, func(conn *nfnetlink.Conn) error {
 		const many = 5000
-		batch := begun(t, conn)
+		var names []string
 		for i := range many {
-			newTable(batch, fmt.Sprintf("table-%d", i))
+			names = append(names, fmt.Sprintf("table-%d", i))
 		}
-		if err := batch.Commit(); err != nil {
-			return err
-		}
+		made(t, conn, names...)
 		conn.Budget = nfnetlink.Budget{Objects: many, Bytes: 1 << 30}
 		enough := errors.New("enough")
 		ctx, cancel := context.WithCancelCause(t.Context())

@@ -1,21 +1,36 @@
-// Package nfnetlinktest finds what in a rule's expressions means something, for tests that change it.
+// Package nfnetlinktest changes a rule's expressions, for tests of the packages that read them.
 //
-// It promises to name no byte of the netlink encoding. Start reading at Values.
+// It promises to change no byte of the netlink encoding itself. Start reading at Flips.
 package nfnetlinktest
 
 import (
 	"bytes"
 	"encoding/binary"
+	"iter"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// Values gives the places of all bytes of expressions, as they are written, that are neither the head of an attribute nor
-// padding nor in a counter.
-func Values(expressions nfnetlink.Attributes) []int { return values(expressions, 0) }
+// Flips returns expressions that differ from the given ones in one bit each, with the place of the changed byte.
+func Flips(expressions nfnetlink.Attributes) iter.Seq2[int, nfnetlink.Attributes] {
+	return func(yield func(int, nfnetlink.Attributes) bool) {
+		for _, at := range values(expressions, 0) {
+			for bit := range 8 {
+				changed := slices.Clone(expressions)
+				changed[at] ^= 1 << bit
+				if !yield(at, changed) {
+					return
+				}
+			}
+		}
+	}
+}
 
+// values returns the places of all bytes of expressions, as they are written, that are neither the head of an attribute nor
+// padding nor in a counter.
 func values(data nfnetlink.Attributes, from int) []int {
 	var out []int
 	for len(data) > 0 {
