@@ -73,9 +73,7 @@ func restored(t *testing.T, n *nodetest.Node, before map[string]string) {
 // TestOnceWaitsForAConfiguration: that it installs, and writes nothing the second time, is in install-once.txtar.
 func TestOnceWaitsForAConfiguration(t *testing.T) {
 	t.Parallel()
-	n := nodetest.New(t, program(t))
-	n.StartAPI()
-	n.GrantAccess()
+	n := connected(t)
 	a := n.Start("--once")
 	a.AwaitLog("waiting for a valid CNI configuration")
 	n.Put(listFile, nodetest.BridgeList)

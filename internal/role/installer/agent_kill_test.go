@@ -39,9 +39,7 @@ func TestKilledAgentsLeaveALoadableConfiguration(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := nodetest.New(t, program(t))
-			n.StartAPI()
-			n.GrantAccess()
+			n := connected(t)
 			n.Put(path.Join(nodetest.NetDir, tc.file), tc.text)
 			k := &killer{t: t, n: n, mode: tc.mode, primary: tc.primary, before: n.Tree(nodetest.NetDir)}
 			seed := rand.Uint64()

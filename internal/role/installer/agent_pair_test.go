@@ -50,21 +50,19 @@ func TestSecondAgentWaitsForTheFirst(t *testing.T) {
 // one that does not start.
 func TestW29APortInUseIsReportedBeforeAnythingIsTouched(t *testing.T) {
 	t.Parallel()
-	for flag, port := range map[string]string{
-		"--health-port": nodetest.HealthPort, "--monitoring-port": nodetest.MonitoringPort, "--ctrlz_port": "9876",
-	} {
-		t.Run(flag, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			before := n.Tree(".")
-			n.Listen(port)
-			code, a := n.Run()
-			if code != 1 || !strings.Contains(a.Log(), flag+" "+port+": address already in use") {
-				t.Errorf("exit code %d, log %s", code, a.Log())
-			}
-			if diff := cmp.Diff(before, n.Tree(".")); diff != "" {
-				t.Errorf("it touched: -before +after:\n%s", diff)
-			}
-		})
+	n := newNode(t)
+	before := n.Tree(".")
+	ports := map[string]string{"--health-port": nodetest.HealthPort, "--monitoring-port": nodetest.MonitoringPort, "--ctrlz_port": "9876"}
+	for _, port := range ports {
+		n.Listen(port)
+	}
+	code, a := n.Run()
+	for flag, port := range ports {
+		if code != 1 || !strings.Contains(a.Log(), flag+" "+port+": address already in use") {
+			t.Errorf("%s: exit code %d, log %s", flag, code, a.Log())
+		}
+	}
+	if diff := cmp.Diff(before, n.Tree(".")); diff != "" {
+		t.Errorf("it touched: -before +after:\n%s", diff)
 	}
 }

@@ -3,11 +3,8 @@ package installer_test
 import (
 	"encoding/base64"
 	"fmt"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,49 +16,26 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
-// program is the program under test, built once for all tests of the package.
-func program(tb testing.TB) string {
-	tb.Helper()
-	if os.Geteuid() != 0 {
-		tb.Skip("a node of its own needs root")
-	}
-	built.Do(func() {
-		dir, err := os.MkdirTemp("", "istio-cni-test") //nolint:usetesting // it outlives the first test
-		if err != nil {
-			tb.Fatal(err)
-		}
-		binary = chaintest.Build(tb, dir)
-	})
-	if binary == "" {
-		tb.Fatal("the program could not be built")
-	}
-	return binary
-}
-
-var (
-	built  sync.Once
-	binary string
-)
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if binary != "" {
-		_ = os.RemoveAll(filepath.Dir(binary))
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { chaintest.Main(m) }
 
 const listFile = nodetest.NetDir + "/10-bridge.conflist"
 
 // kubeconfig is where the plugin looks for its credentials.
 const kubeconfig = nodetest.RunDir + "/istio-cni-kubeconfig"
 
-// newNode is a node with a list of a primary CNI, API server and credentials.
-func newNode(tb testing.TB) *nodetest.Node {
+// connected returns a node with API server and credentials.
+func connected(tb testing.TB) *nodetest.Node {
 	tb.Helper()
-	n := nodetest.New(tb, program(tb))
+	n := nodetest.New(tb, chaintest.Program(tb))
 	n.StartAPI()
 	n.GrantAccess()
+	return n
+}
+
+// newNode returns a connected node with a list of a primary CNI.
+func newNode(tb testing.TB) *nodetest.Node {
+	tb.Helper()
+	n := connected(tb)
 	n.Put(listFile, nodetest.BridgeList)
 	return n
 }
@@ -82,7 +56,7 @@ func withUs() []string { return []string{"bridge", "tuning", "istio-cni"} }
 // and log records of the plugin on the way, and on to another API server.
 func TestAgentFromNothingToCapturedPods(t *testing.T) {
 	t.Parallel()
-	n := nodetest.New(t, program(t))
+	n := nodetest.New(t, chaintest.Program(t))
 	a := n.Start("--log_as_json")
 	notReady := func(reason string) {
 		t.Helper()

@@ -31,7 +31,7 @@ func bare(t *testing.T, n *chaintest.Node) place {
 		}
 	}
 	// A file that is written now may still be open for writing in a process that another test is just starting.
-	if err := os.Link(program(t), filepath.Join(b.root, b.program)); err != nil {
+	if err := os.Link(chaintest.Program(t), filepath.Join(b.root, b.program)); err != nil {
 		t.Fatal(err)
 	}
 	// The agent's directory is where a runtime's node has it, and here as well: a chroot is its own world.
@@ -79,14 +79,14 @@ func TestNothingOfTheHostIsNeeded(t *testing.T) {
 		"a file system with nothing in it": bare,
 		"an empty PATH": func(t *testing.T, n *chaintest.Node) place {
 			t.Helper()
-			return place{program: program(t), runDir: n.RunDir, ns: n.Netns}
+			return place{program: chaintest.Program(t), runDir: n.RunDir, ns: n.Netns}
 		},
 	} {
 		for _, backend := range []string{"auto", "netlink", "native"} {
 			for mode, describe := range map[string]func(*kubetest.Pod){"REDIRECT": chaintest.Sidecar, "TPROXY": byTPROXY, "dual stack": dualStack} {
 				t.Run(name+" "+backend+" "+mode, func(t *testing.T) {
 					t.Parallel()
-					n := chaintest.New(t, program(t))
+					n := chaintest.New(t, chaintest.Program(t))
 					b := at(t, n)
 					pod, input := b.pod(t, n, backend, describe)
 					for _, command := range []string{"ADD", "ADD", "CHECK", "STATUS", "DEL", "VERSION"} {
@@ -99,7 +99,7 @@ func TestNothingOfTheHostIsNeeded(t *testing.T) {
 			}
 			t.Run(name+" "+backend+" iptables", func(t *testing.T) {
 				t.Parallel()
-				n := chaintest.New(t, program(t))
+				n := chaintest.New(t, chaintest.Program(t))
 				pod := n.NewPod("shop", "web", nil)
 				addressed(t, pod)
 				at(t, n).redirector(t, pod, backend)
@@ -155,7 +155,7 @@ func everyRule(t *testing.T, ns string) string {
 // TestTheHostsProgramsAreNeededWhereTheyAreAskedFor is the proof of the test above: in the same file system the backend
 // that starts programs fails, and says what it lacks.
 func TestTheHostsProgramsAreNeededWhereTheyAreAskedFor(t *testing.T) {
-	n := chaintest.New(t, program(t))
+	n := chaintest.New(t, chaintest.Program(t))
 	b := bare(t, n)
 	pod, input := b.pod(t, n, "iptables", chaintest.Sidecar)
 	r, out := b.run(t, input, pod.Environ("ADD", "/"))
@@ -167,7 +167,7 @@ func TestTheHostsProgramsAreNeededWhereTheyAreAskedFor(t *testing.T) {
 // TestWithoutProcThePodIsNotStarted: /proc is all that is needed besides the program. Where it is not there a pod of the
 // mesh is refused.
 func TestWithoutProcThePodIsNotStarted(t *testing.T) {
-	n := chaintest.New(t, program(t))
+	n := chaintest.New(t, chaintest.Program(t))
 	b := bare(t, n)
 	pod, input := b.pod(t, n, "auto", chaintest.Sidecar)
 	// The namespace's file is mounted, as runtimes do.

@@ -29,7 +29,7 @@ import (
 // floor is that program, built once.
 func floor(b *testing.B) string {
 	b.Helper()
-	file := filepath.Join(filepath.Dir(program(b)), "empty")
+	file := filepath.Join(filepath.Dir(chaintest.Program(b)), "empty")
 	if _, err := os.Stat(file); err == nil {
 		return file
 	}

@@ -57,7 +57,7 @@ func addressed(tb testing.TB, p chaintest.Pod) {
 // newFixture prepares a fixture. The pod is known to the agent if there is one, else to the API server.
 func newFixture(tb testing.TB, withAgent bool, namespace string, describe func(*kubetest.Pod), stanza chaintest.Stanza) fixture {
 	tb.Helper()
-	s := fixture{node: chaintest.New(tb, program(tb))}
+	s := fixture{node: chaintest.New(tb, chaintest.Program(tb))}
 	s.pod = s.node.NewPod(namespace, "web", nil)
 	addressed(tb, s.pod)
 	if withAgent {

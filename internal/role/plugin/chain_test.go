@@ -22,34 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
-// program is the program under test, built once for all tests of the package.
-func program(tb testing.TB) string {
-	tb.Helper()
-	built.Do(func() {
-		dir, err := os.MkdirTemp("", "istio-cni-test") //nolint:usetesting // it outlives the first test
-		if err != nil {
-			tb.Fatal(err)
-		}
-		binary = chaintest.Build(tb, dir)
-	})
-	if binary == "" {
-		tb.Fatal("the program could not be built")
-	}
-	return binary
-}
-
-var (
-	built  sync.Once
-	binary string
-)
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if binary != "" {
-		_ = os.RemoveAll(filepath.Dir(binary))
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { chaintest.Main(m) }
 
 // rules gives what iptables-save prints of a pod.
 func rules(t *testing.T, p chaintest.Pod) string {
@@ -63,7 +36,7 @@ func TestChainCapturesMeshPodsInEveryVersion(t *testing.T) {
 	for _, version := range cniconf.Versions() {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
-			node := chaintest.New(t, program(t))
+			node := chaintest.New(t, chaintest.Program(t))
 			list := node.Chain(version, nil)
 			short := *list
 			short.Plugins = list.Plugins[:1]
@@ -114,7 +87,7 @@ func TestCheckNamesWhatDiffers(t *testing.T) {
 	for _, version := range []string{"0.4.0", "1.0.0", "1.1.0"} {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
-			node := chaintest.New(t, program(t))
+			node := chaintest.New(t, chaintest.Program(t))
 			list := node.Chain(version, chaintest.Stanza{"api_timeout": "2s"})
 			mesh := node.NewPod("apps", "mesh", chaintest.Sidecar)
 			plain := node.NewPod("apps", "plain", chaintest.PlainPod)
@@ -152,7 +125,7 @@ func TestCheckNamesWhatDiffers(t *testing.T) {
 
 func TestStatusTellsWhetherAMeshPodCouldBeServed(t *testing.T) {
 	t.Parallel()
-	node := chaintest.New(t, program(t))
+	node := chaintest.New(t, chaintest.Program(t))
 	list := node.Chain("1.1.0", nil)
 	if err := node.Status(list); err != nil {
 		t.Errorf("STATUS of a ready node: %v", err)
@@ -189,7 +162,7 @@ func TestPodsDecidedByNameNeedNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			node := chaintest.New(t, program(t))
+			node := chaintest.New(t, chaintest.Program(t))
 			if err := spoil(node.RunDir); err != nil {
 				t.Fatal(err)
 			}
@@ -232,7 +205,7 @@ func TestFaultsOfTheAPIServerFailTheAddInTime(t *testing.T) {
 	} {
 		t.Run(string(tc.fault), func(t *testing.T) {
 			t.Parallel()
-			node := chaintest.New(t, program(t))
+			node := chaintest.New(t, chaintest.Program(t))
 			node.API.Fail(tc.fault, kubetest.Forever)
 			list := node.Chain("1.0.0", chaintest.Stanza{"api_timeout": "2s"})
 			pod := node.NewPod("apps", "mesh", chaintest.Sidecar)
@@ -265,7 +238,7 @@ func TestFaultsOfTheAPIServerFailTheAddInTime(t *testing.T) {
 // TestPodsStartWhileTheHostsRulesAreRewritten: two hundred pods, sixteen at a time, are all captured, all alike.
 func TestPodsStartWhileTheHostsRulesAreRewritten(t *testing.T) {
 	t.Parallel()
-	node := chaintest.New(t, program(t))
+	node := chaintest.New(t, chaintest.Program(t))
 	ctx, cancel := context.WithCancel(t.Context())
 	rewritten := make(chan error, 1)
 	go func() { rewritten <- rewrite(ctx, node.Netns, t.TempDir()) }()

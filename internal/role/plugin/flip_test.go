@@ -82,7 +82,7 @@ func TestAPathThatFlipsNeverLeadsToTheNode(t *testing.T) {
 	for _, f := range flips() {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
-			n := chaintest.New(t, program(t))
+			n := chaintest.New(t, chaintest.Program(t))
 			list := n.Chain("1.0.0", nil)
 			pod := n.NewPod("shop", "web", chaintest.Sidecar)
 			addressed(t, pod)
@@ -131,7 +131,7 @@ func byHand(t *testing.T, n *chaintest.Node, calls int, path, mode string) {
 	t.Helper()
 	for range calls {
 		err := netns.Do(n.Netns, func() error {
-			out, err := exec.CommandContext(t.Context(), program(t), "iptables", "--reconcile", "-b", "*", "-m", mode,
+			out, err := exec.CommandContext(t.Context(), chaintest.Program(t), "iptables", "--reconcile", "-b", "*", "-m", mode,
 				"--network-namespace", path).CombinedOutput()
 			if err != nil && !strings.Contains(string(out), "is the network namespace of this command") {
 				t.Errorf("%v: %s", err, out)
@@ -149,7 +149,7 @@ func byHand(t *testing.T, n *chaintest.Node, calls int, path, mode string) {
 func TestCNINetnsIsResolvedOnce(t *testing.T) {
 	t.Parallel()
 	for _, backend := range []string{"auto", "netlink", "native", "iptables"} {
-		n := chaintest.New(t, program(t))
+		n := chaintest.New(t, chaintest.Program(t))
 		pod := n.NewPod("shop", "web", chaintest.Sidecar)
 		addressed(t, pod)
 		link := filepath.Join(t.TempDir(), "resolved-once")

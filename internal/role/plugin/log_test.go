@@ -17,7 +17,7 @@ import (
 // the file; neither has what the pod or the API server keeps secret.
 func TestTheAgentGetsTheLogInOnePost(t *testing.T) {
 	t.Parallel()
-	node := chaintest.New(t, program(t))
+	node := chaintest.New(t, chaintest.Program(t))
 	posts := make(chan []string, 16)
 	serve(t, node, logSocket, &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		var batch []string

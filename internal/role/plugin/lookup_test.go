@@ -149,7 +149,7 @@ func TestAnnotationsDecideWithoutAnything(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			n := chaintest.New(t, program(t))
+			n := chaintest.New(t, chaintest.Program(t))
 			pod := n.NewPod("shop", "web", test.describe)
 			if test.stanza == nil {
 				test.stanza = chaintest.Stanza{}
@@ -178,7 +178,7 @@ func TestAnnotationsDecideWithoutAnything(t *testing.T) {
 // TestAgentAnswersInPlaceOfTheServer: with the agent neither the plugin's kubeconfig nor a request of its own is needed.
 func TestAgentAnswersInPlaceOfTheServer(t *testing.T) {
 	t.Parallel()
-	n := chaintest.New(t, program(t))
+	n := chaintest.New(t, chaintest.Program(t))
 	a := serveAgent(t, n)
 	pod, plain := n.NewPod("shop", "web", nil), n.NewPod("shop", "plain", nil)
 	a.knows(pod, chaintest.Sidecar)
@@ -246,7 +246,7 @@ func TestAgentThatCannotTellIsPassedOver(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := chaintest.New(t, program(t))
+			n := chaintest.New(t, chaintest.Program(t))
 			serveSocket(t, n, handler)
 			pod := n.NewPod("shop", "web", chaintest.Sidecar)
 			if err := chain(n, pod, chaintest.Stanza{}); err != nil {
@@ -259,7 +259,7 @@ func TestAgentThatCannotTellIsPassedOver(t *testing.T) {
 	}
 	t.Run("and so does the server", func(t *testing.T) {
 		t.Parallel()
-		n := chaintest.New(t, program(t))
+		n := chaintest.New(t, chaintest.Program(t))
 		serveSocket(t, n, answer(http.StatusServiceUnavailable, "out of sorts"))
 		n.API.Fail(kubetest.Forbidden, 100) // which is final: there is nothing to wait for
 		err := chain(n, n.NewPod("shop", "web", nil), longTimeout())
@@ -272,7 +272,7 @@ func TestAgentThatCannotTellIsPassedOver(t *testing.T) {
 // TestNewerAgentIsUnderstood: what a plugin does not know does not matter to it.
 func TestNewerAgentIsUnderstood(t *testing.T) {
 	t.Parallel()
-	n := chaintest.New(t, program(t))
+	n := chaintest.New(t, chaintest.Program(t))
 	pod := n.NewPod("shop", "web", nil)
 	serveSocket(t, n, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet {
@@ -315,7 +315,7 @@ func verdict(t *testing.T, n *chaintest.Node, choice, problem string) {
 // backend is set.
 func TestNothingWorksOnTheNode(t *testing.T) {
 	t.Parallel()
-	n := chaintest.New(t, program(t))
+	n := chaintest.New(t, chaintest.Program(t))
 	verdict(t, n, "", "a connection of the app does not come out")
 	err := chain(n, n.NewPod("shop", "web", chaintest.Sidecar), chaintest.Stanza{})
 	if err == nil || !strings.Contains(err.Error(), "no way of redirecting pods works on this node") ||
@@ -338,7 +338,7 @@ func TestNothingWorksOnTheNode(t *testing.T) {
 // not wait for it.
 func TestABusyAgentHearsLater(t *testing.T) {
 	t.Parallel()
-	n := chaintest.New(t, program(t))
+	n := chaintest.New(t, chaintest.Program(t))
 	busy, reports := make(chan struct{}), make(chan agentapi.Report, 8)
 	serveSocket(t, n, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		<-busy

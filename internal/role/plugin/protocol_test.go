@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
 // answer is one run of the program with exactly this environment and input.
@@ -18,7 +20,7 @@ type answer struct {
 func ask(t *testing.T, input string, env ...string) answer {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), program(t))
+	cmd := exec.CommandContext(t.Context(), chaintest.Program(t))
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, strings.NewReader(input), &stdout, &stderr
 	_ = cmd.Run()
 	return answer{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}

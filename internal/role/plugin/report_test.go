@@ -46,7 +46,7 @@ func TestEveryCallIsReported(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			n := chaintest.New(t, program(t))
+			n := chaintest.New(t, chaintest.Program(t))
 			var log bytes.Buffer
 			n.Log = &log
 			a := serveAgent(t, n)

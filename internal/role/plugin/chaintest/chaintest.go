@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -31,6 +32,40 @@ import (
 
 // SystemPlugins is where Debian keeps the reference plugins.
 const SystemPlugins = "/usr/lib/cni"
+
+var (
+	built sync.Once
+	// shared is the program that the tests of a package share, "" before it is built.
+	shared string
+)
+
+// Program returns the path of the program under test. It is built once for all tests of a package, which are run by [Main].
+func Program(tb testing.TB) string {
+	tb.Helper()
+	if os.Geteuid() != 0 {
+		tb.Skip("a node of its own needs root")
+	}
+	built.Do(func() {
+		dir, err := os.MkdirTemp("", "istio-cni-test") //nolint:usetesting // it outlives the first test
+		if err != nil {
+			tb.Fatal(err)
+		}
+		shared = Build(tb, dir)
+	})
+	if shared == "" {
+		tb.Fatal("the program could not be built")
+	}
+	return shared
+}
+
+// Main runs the tests of a package, and removes their program.
+func Main(m *testing.M) {
+	code := m.Run()
+	if shared != "" {
+		_ = os.RemoveAll(filepath.Dir(shared))
+	}
+	os.Exit(code) //nolint:forbidigo // the end of a TestMain
+}
 
 // Build compiles the program with the flags of a release and returns its path.
 func Build(tb testing.TB, dir string) string {

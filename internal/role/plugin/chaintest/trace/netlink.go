@@ -1,8 +1,8 @@
 package trace
 
 import (
-	"encoding/binary"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,17 +25,12 @@ func (r *Record) Messages(protocol int) [][]Message {
 	return all
 }
 
-// messages parses struct nlmsghdr of linux/netlink.h.
+// messages parses what a call sent.
 func messages(protocol int, sent []byte) []Message {
 	var all []Message
-	for len(sent) >= unix.NLMSG_HDRLEN {
-		size := int(binary.NativeEndian.Uint32(sent))
-		all = append(all, Message{protocol, binary.NativeEndian.Uint16(sent[4:]), binary.NativeEndian.Uint16(sent[6:])})
-		size = (size + unix.NLMSG_ALIGNTO - 1) &^ (unix.NLMSG_ALIGNTO - 1)
-		if size < unix.NLMSG_HDRLEN || size > len(sent) {
-			break
-		}
-		sent = sent[size:]
+	headers, _ := syscall.ParseNetlinkMessage(sent)
+	for _, m := range headers {
+		all = append(all, Message{protocol, m.Header.Type, m.Header.Flags})
 	}
 	return all
 }
