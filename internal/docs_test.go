@@ -5,6 +5,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"maps"
 	"os"
 	"path"
@@ -18,17 +19,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// manuals are what somebody with an error before him looks into. A text counts
-// as explained if it stands in one of their code spans or blocks.
+// manuals are the pages that explain errors. A text counts as explained if one of their code spans or blocks has it.
 var manuals = []string{"../docs/operations.md", "../docs/install.md", "../docs/permissions.md"}
 
-// all stands for every argument of a call.
+// all selects every argument of a call.
 const all = -1
 
-// mouths are the calls that say something to a person, and which argument is
-// what they say. "fmt.Errorf" is that function, ".Warn" a method of that name on
-// whatever, "say" a function or a local variable.
-var mouths = map[string]int{
+// textArguments are the calls with a text for a person, and the index of the text. "fmt.Errorf" is that function, ".Warn" a
+// method of that name on any value, "bad" a function or a local variable.
+var textArguments = map[string]int{
 	"fmt.Errorf":     0,
 	"errors.New":     0,
 	"fmt.Sprintf":    0,
@@ -58,16 +57,15 @@ var mouths = map[string]int{
 	"printf":   all,
 }
 
-// keys are those of composite literals whose value is said to a person.
+// keys are those of composite literals whose value is a text for a person.
 var keys = []string{"Problem"}
 
 // ruleLanguage is where Sprintf makes iptables' and nft's words, and errors
 // are made by other calls.
 var ruleLanguage = []string{"internal/core/redirect/rules", "internal/core/ruleset", "internal/node/nftables", "internal/node/route"}
 
-// exempt are texts that need no remedy of their own: those in the files that
-// begin so, or the ones of them with the text. Each needs a reason, and goes
-// when nothing says its texts any more.
+// exempt are texts that need no remedy of their own: those in the files that begin so, or the ones of them with the text. Each
+// needs a reason, and is removed with the last of its texts.
 var exempt = []exemption{
 	{"internal/node/nftables/xtables/", "", "about rules that this program wrote itself; the manual has what stands before them"},
 	{"internal/node/nftables/native/", "", "the same"},
@@ -91,22 +89,21 @@ type message struct {
 //   - an error that is a cause, a warning or error of the log, an event, a
 //     reason for not being ready: the longest of its fixed parts stands there,
 //     or all of them in their order if none has 20 characters;
-//   - an error that wraps another one says what was being done or about what
-//     ("reading …: ", "file "…": "), and is read through to its end. If it says
-//     more than that, in more than four words or behind what it wraps, the same
-//     as above;
+//   - an error that wraps another one names the action or the object
+//     ("reading …: ", "file "…": "). If it has more than that, in more than four
+//     words or behind the wrapped error, the same as above;
 //   - the manual may break a text off with "…" behind 20 characters.
 func TestTextsAreInTheManuals(t *testing.T) {
 	manual := quoted(read(t, manuals...))
-	said, err := messages(readTree(t, os.DirFS("..")))
+	found, err := messages(readTree(t, os.DirFS("..")))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(said) < 300 {
-		t.Fatalf("%d texts are said in all of the tree: the search does not see them", len(said))
+	if len(found) < 300 {
+		t.Fatalf("only %d texts in the tree: the search does not find them", len(found))
 	}
 	used := make([]bool, len(exempt))
-	for _, m := range unexplained(said, manual) {
+	for _, m := range unexplained(found, manual) {
 		if i := slices.IndexFunc(exempt, func(e exemption) bool { return e.covers(m) }); i >= 0 {
 			used[i] = true
 			continue
@@ -118,7 +115,7 @@ func TestTextsAreInTheManuals(t *testing.T) {
 			t.Errorf("the exemption of %s %q is not needed", e.file, e.text)
 		}
 	}
-	t.Logf("%d texts", len(said))
+	t.Logf("%d texts", len(found))
 }
 
 func read(t *testing.T, names ...string) string {
@@ -138,7 +135,7 @@ func (e exemption) covers(m message) bool {
 	return strings.HasPrefix(m.where, e.file) && strings.Contains(m.text, e.text)
 }
 
-// messages finds what the programs say, in the order of files and lines.
+// messages finds the texts of the programs, in the order of files and lines.
 func messages(files map[string]string) ([]message, error) {
 	set := token.NewFileSet()
 	parsed := map[string]*ast.File{}
@@ -160,7 +157,7 @@ func messages(files map[string]string) ([]message, error) {
 	var found []message
 	for _, name := range slices.Sorted(maps.Keys(parsed)) {
 		r := reader{file: name, set: set, texts: texts[path.Dir(name)]}
-		ast.Inspect(parsed[name], r.look)
+		ast.Inspect(parsed[name], r.visit)
 		found = append(found, r.found...)
 	}
 	return found, nil
@@ -198,7 +195,7 @@ type reader struct {
 	found []message
 }
 
-func (r *reader) look(n ast.Node) bool {
+func (r *reader) visit(n ast.Node) bool {
 	switch n := n.(type) {
 	case *ast.CallExpr:
 		if name, _ := called(n); name == "panic" {
@@ -207,13 +204,13 @@ func (r *reader) look(n ast.Node) bool {
 		r.call(n)
 	case *ast.KeyValueExpr:
 		if key, ok := n.Key.(*ast.Ident); ok && slices.Contains(keys, key.Name) {
-			r.hear(n.Value)
+			r.add(n.Value)
 		}
 	case *ast.ValueSpec:
 		// A kind or a reason: a constant that has a type of its own.
 		if n.Type != nil {
 			for _, value := range n.Values {
-				r.hear(value)
+				r.add(value)
 			}
 		}
 	}
@@ -222,43 +219,34 @@ func (r *reader) look(n ast.Node) bool {
 
 func (r *reader) call(n *ast.CallExpr) {
 	full, short := called(n)
-	at, ok := mouths[full]
+	at, ok := textArguments[full]
 	if !ok {
-		at, ok = mouths[short]
+		at, ok = textArguments[short]
 	}
 	if !ok || full == "fmt.Sprintf" && slices.ContainsFunc(ruleLanguage, func(p string) bool { return strings.HasPrefix(r.file, p) }) {
 		return
 	}
 	for i, arg := range n.Args {
 		if i == at || at == all {
-			r.hear(arg)
+			r.add(arg)
 		}
 	}
 }
 
-// called names what is called: with the last word of what it is called on, and
-// with a dot instead of that.
+// called names a called function: with the last word of its package or value, and with a dot instead of that.
 func called(n *ast.CallExpr) (full, short string) {
-	switch f := n.Fun.(type) {
-	case *ast.Ident:
-		return f.Name, f.Name
-	case *ast.SelectorExpr:
-		on := ""
-		switch x := f.X.(type) {
-		case *ast.Ident:
-			on = x.Name
-		case *ast.SelectorExpr:
-			on = x.Sel.Name
-		}
-		return on + "." + f.Sel.Name, "." + f.Sel.Name
+	words := strings.Split(types.ExprString(n.Fun), ".")
+	last := words[len(words)-1]
+	if len(words) == 1 {
+		return last, last
 	}
-	return "", ""
+	return strings.Join(words[len(words)-2:], "."), "." + last
 }
 
 // event is a reason of a Kubernetes Event: one word, and to be explained.
 var event = regexp.MustCompile(`^[A-Z]+[a-z]+[A-Z]\w+$`)
 
-func (r *reader) hear(e ast.Expr) {
+func (r *reader) add(e ast.Expr) {
 	text := r.read(e)
 	if words := strings.Fields(verb.ReplaceAllString(text, "")); len(words) < 2 && !event.MatchString(text) {
 		return // a key of an attribute, a mere "%w: %w"
@@ -310,9 +298,9 @@ func quoted(page string) string {
 }
 
 // unexplained returns the messages that a manual does not have.
-func unexplained(said []message, manual string) []message {
+func unexplained(found []message, manual string) []message {
 	var missing []message
-	for _, m := range said {
+	for _, m := range found {
 		if text := news(m.text); text != "" && !explained(text, manual) {
 			missing = append(missing, m)
 		}
@@ -320,9 +308,8 @@ func unexplained(said []message, manual string) []message {
 	return missing
 }
 
-// news is what a message says beyond what it wraps: all of it if it wraps
-// nothing; what is behind the wrapped error, if there is anything; what is
-// ahead of it if that is more than what was being done, or about what.
+// news is the text of a message besides the wrapped error: all of it without one; the text behind the wrapped error, if any;
+// else the text ahead of it, if that is more than the name of the action or of the object.
 func news(text string) string {
 	const wrapped = "%w"
 	if !strings.Contains(text, wrapped) {
@@ -377,25 +364,15 @@ func parts(text string) []string {
 }
 
 func longest(text string) string {
-	best := ""
-	for _, p := range parts(text) {
-		if len(p) > len(best) {
-			best = p
-		}
-	}
-	return best
+	return slices.MaxFunc(append(parts(text), ""), func(a, b string) int { return len(a) - len(b) })
 }
 
 // inOrder is an expression for all parts of a message with little in between.
 func inOrder(text string) string {
-	all := parts(text)
-	for i, p := range all {
-		all[i] = regexp.QuoteMeta(p)
-	}
-	return strings.Join(all, ".{0,60}")
+	return strings.ReplaceAll(regexp.QuoteMeta(strings.Join(parts(text), "\n")), "\n", ".{0,60}")
 }
 
-// TestUnexplained shows each way of saying something, explained and not.
+// TestUnexplained has each kind of text, explained and not.
 func TestUnexplained(t *testing.T) {
 	const page = "Text: no such file in the attic, as prose.\n\n" +
 		"| `the \"…\" of the\nnode is full: …` | `… is still warm` | `no \"type\"` | `taken back … times` |\n\n" +
@@ -419,7 +396,7 @@ func TestUnexplained(t *testing.T) {
 		{"readiness", `h.NotReady(part, "waiting for spring: "+err.Error())`, []string{"waiting for spring: %s"}},
 		{"events", `n.warn("RoofIsGone", "the roof is gone: "+text)`, []string{"RoofIsGone", "the roof is gone: %s"}},
 		{"a constant", `const gone = "the roof is gone"; n.warn("a", gone)`, []string{"the roof is gone"}},
-		{"a kind", `const Gone Reason = "the roof is gone"; const other = "not said to anybody"`, []string{"the roof is gone"}},
+		{"a kind", `const Gone Reason = "the roof is gone"; const other = "not a text for a person"`, []string{"the roof is gone"}},
 		{"what goes into a text", `s := fmt.Sprintf("%d of the tiles", n)`, []string{"%d of the tiles"}},
 		{"a CNI error", `types.NewError(7, "the house cannot be used", err.Error())`, []string{"the house cannot be used"}},
 		{"an error of the plugin", `failure(7, "the house cannot be used", err)`, []string{"the house cannot be used"}},
@@ -427,7 +404,7 @@ func TestUnexplained(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			said, err := messages(map[string]string{
+			found, err := messages(map[string]string{
 				"internal/node/x/x.go":      "package x\nfunc f() {\n" + test.code + "\n}",
 				"internal/node/x/x_test.go": "package x\nvar _ = errors.New(\"only a test says so\")",
 				"internal/node/xtest/x.go":  "package xtest\nvar _ = errors.New(\"only test support says so\")",
@@ -436,7 +413,7 @@ func TestUnexplained(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got []string
-			for _, m := range unexplained(said, quoted(page)) {
+			for _, m := range unexplained(found, quoted(page)) {
 				got = append(got, m.text)
 			}
 			if diff := cmp.Diff(test.want, got); diff != "" {

@@ -79,21 +79,6 @@ func TestSettingsThatAgree(t *testing.T) {
 	}
 }
 
-func TestHelp(t *testing.T) {
-	t.Parallel()
-	text := help()
-	for _, s := range table() {
-		if !strings.Contains(text, s.String()) || s.Use == "" {
-			t.Errorf("%s: use %q", s, s.Use)
-		}
-	}
-	for row := range strings.Lines(text) {
-		if len(row) > 125 {
-			t.Errorf("line of %d columns: %s", len(row), row)
-		}
-	}
-}
-
 // TestW30LevelsAreSeparate: the level of the plugin's records does not follow the agent's, nor the other way round.
 func TestW30LevelsAreSeparate(t *testing.T) {
 	t.Parallel()
