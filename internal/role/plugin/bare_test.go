@@ -19,12 +19,16 @@ import (
 // place is where the program runs: as the only file of a file system, with the agent's directory and an empty /proc in which
 // the kernel's is seen, so that no iptables, nft, ip, nsenter, shell or library is to be had; or, without a root, among all
 // others with an empty PATH.
-type place struct{ program, root, runDir, ns string }
+type place struct {
+	program, root, runDir, ns string
+	binds                     []netns.Bind
+}
 
 // bare is a place with nothing in it.
 func bare(t *testing.T, n *chaintest.Node) place {
 	t.Helper()
 	b := place{program: "/istio-cni", root: t.TempDir(), runDir: "/run/istio-cni", ns: n.Netns}
+	b.binds = []netns.Bind{{Source: "/proc", Target: filepath.Join(b.root, "proc")}}
 	for _, dir := range []string{"/proc", b.runDir} {
 		if err := os.MkdirAll(filepath.Join(b.root, dir), 0o755); err != nil {
 			t.Fatal(err)
@@ -57,12 +61,10 @@ func (b place) run(t *testing.T, input []byte, environment []string, args ...str
 	var out bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), b.program, args...)
 	cmd.Env, cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = append(environment, "PATH="), "/", bytes.NewReader(input), &out, &out
-	var binds []netns.Bind
 	if b.root != "" {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: b.root}
-		binds = []netns.Bind{{Source: "/proc", Target: filepath.Join(b.root, "proc")}}
 	}
-	isolation, err := netnstest.Isolated(b.ns, binds, func() (err error) {
+	isolation, err := netnstest.Isolated(b.ns, b.binds, func() (err error) {
 		record, err = trace.Run(cmd)
 		return err
 	})
@@ -175,18 +177,11 @@ func TestWithoutProcThePodIsNotStarted(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	bind := netns.Bind{Source: pod.Netns, Target: file}
-	var out bytes.Buffer
-	isolation, err := netnstest.Isolated(n.Netns, []netns.Bind{bind}, func() error {
-		there := pod
-		there.Netns = "/netns"
-		cmd := exec.CommandContext(t.Context(), "/istio-cni")
-		cmd.Env, cmd.Dir, cmd.Stdin, cmd.Stdout = there.Environ("ADD", "/"), "/", bytes.NewReader(input), &out
-		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: b.root}
-		return cmd.Run()
-	})
-	if err == nil || isolation != nil || !strings.Contains(out.String(), `"code"`) {
-		t.Errorf("ended with %v, %v: %s", err, isolation, out.String())
+	b.binds = []netns.Bind{{Source: pod.Netns, Target: file}}
+	inRoot := pod
+	inRoot.Netns = "/netns"
+	if r, out := b.run(t, input, inRoot.Environ("ADD", "/")); r.Status.ExitStatus() != 1 || !strings.Contains(out, `"code"`) {
+		t.Errorf("ended with %v: %s", r.Status, out)
 	}
 	if all := everyRule(t, pod.Netns); all != "" {
 		t.Errorf("rules are there:\n%s", all)

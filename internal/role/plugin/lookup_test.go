@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math"
 	"net"
 	"net/http"
@@ -23,6 +24,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
@@ -151,11 +153,9 @@ func TestAnnotationsDecideWithoutAnything(t *testing.T) {
 			t.Parallel()
 			n := chaintest.New(t, chaintest.Program(t))
 			pod := n.NewPod("shop", "web", test.describe)
-			if test.stanza == nil {
-				test.stanza = chaintest.Stanza{}
-			}
-			test.stanza["plugin_log_level"] = "info"
-			if err := chain(n, pod, test.stanza); err != nil {
+			stanza := chaintest.Stanza{"plugin_log_level": "info"}
+			maps.Copy(stanza, test.stanza)
+			if err := chain(n, pod, stanza); err != nil {
 				t.Fatal(err)
 			}
 			if got := len(n.API.Requests()); got != test.requests {
@@ -290,23 +290,16 @@ func TestNewerAgentIsUnderstood(t *testing.T) {
 	}
 }
 
-// verdict writes down what a self-test of this node found.
-func verdict(t *testing.T, n *chaintest.Node, choice, problem string) {
+// recordFailure writes the verdict of a self-test after which no backend works on this kernel.
+func recordFailure(t *testing.T, n *chaintest.Node, problem string) {
 	t.Helper()
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
 		t.Fatal(err)
 	}
-	text, err := json.Marshal(map[string]any{
-		"version": 1, "kernel": unix.ByteSliceToString(name.Release[:]), "choice": choice,
-		"results": []any{map[string]any{
-			"backend": "netlink", "problems": []any{map[string]any{"family": "IPv4", "mode": "REDIRECT", "text": problem}},
-		}},
-	})
-	if err == nil {
-		err = os.WriteFile(filepath.Join(n.RunDir, "selftest.json"), text, 0o600)
-	}
-	if err != nil {
+	text := fmt.Appendf(nil, `{"version":1,"kernel":%q,"choice":"","results":[{"backend":"netlink","problems":[
+		{"family":"IPv4","mode":"REDIRECT","text":%q}]}]}`, unix.ByteSliceToString(name.Release[:]), problem)
+	if err := os.WriteFile(filepath.Join(n.RunDir, selfcheck.FileName), text, 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -316,7 +309,7 @@ func verdict(t *testing.T, n *chaintest.Node, choice, problem string) {
 func TestNothingWorksOnTheNode(t *testing.T) {
 	t.Parallel()
 	n := chaintest.New(t, chaintest.Program(t))
-	verdict(t, n, "", "a connection of the app does not come out")
+	recordFailure(t, n, "a connection of the app does not come out")
 	err := chain(n, n.NewPod("shop", "web", chaintest.Sidecar), chaintest.Stanza{})
 	if err == nil || !strings.Contains(err.Error(), "no way of redirecting pods works on this node") ||
 		!strings.Contains(err.Error(), "does not come out") {
@@ -334,9 +327,9 @@ func TestNothingWorksOnTheNode(t *testing.T) {
 	}
 }
 
-// TestABusyAgentHearsLater: an agent that had no processor while a pod was made gets the report all the same, and the pod does
-// not wait for it.
-func TestABusyAgentHearsLater(t *testing.T) {
+// TestABusyAgentGetsTheReportLater: an agent that had no processor while a pod was created gets the report all the same, and the
+// pod does not wait for it.
+func TestABusyAgentGetsTheReportLater(t *testing.T) {
 	t.Parallel()
 	n := chaintest.New(t, chaintest.Program(t))
 	busy, reports := make(chan struct{}), make(chan agentapi.Report, 8)
