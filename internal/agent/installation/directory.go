@@ -57,7 +57,7 @@ func (i *Installation) readInto(d cniconf.Dir, name string) error {
 	case errors.Is(err, fs.ErrPermission):
 		return err
 	case err != nil:
-		i.log.Debug("a file in the CNI configuration cannot be read", slog.String("file", name), errAttr(err))
+		i.log.Debug("a file in the CNI configuration cannot be read", slog.String("file", name), slog.Any("error", err))
 	}
 	if notLink == nil {
 		i.links = append(i.links, file)
@@ -80,7 +80,7 @@ func (i *Installation) sweep(dir string, names ...string) { i.logSweep(i.disk.Sw
 
 func (i *Installation) logSweep(removed []string, err error) {
 	if len(removed) > 0 || err != nil {
-		i.log.Info("removed temporary files that a crash left", slog.Any("files", removed), errAttr(err))
+		i.log.Info("removed temporary files that a crash left", slog.Any("files", removed), slog.Any("error", err))
 	}
 }
 

@@ -346,10 +346,3 @@ func withHint(err error) error {
 	}
 	return err
 }
-
-func errAttr(err error) slog.Attr {
-	if err == nil {
-		return slog.Attr{}
-	}
-	return slog.String("error", err.Error())
-}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"time"
@@ -48,7 +49,7 @@ func (i *Installation) Run(ctx context.Context) error {
 		case conflict > 0:
 			wait = conflict
 		case err != nil && !waits(err):
-			i.log.ErrorContext(ctx, "the installation differs from the desired state", errAttr(err))
+			i.log.ErrorContext(ctx, "the installation differs from the desired state", slog.Any("error", err))
 			wait, retry = retry, min(2*retry, longestRetry)
 		default:
 			retry = firstRetry
@@ -147,7 +148,7 @@ func (i *Installation) gone() string {
 		if first {
 			i.mounts[dir] = from
 		}
-		if hostfs.Gone(dir) || i.mounts[dir] != from {
+		if i.mounts[dir] != from {
 			return dir
 		}
 	}

@@ -69,12 +69,10 @@ const PodAnnotations = "io.kubernetes.cri.pod-annotations"
 
 // annotations reads those that the runtime passed. Invalid ones count as not passed: the plugin then queries the API server.
 func (c *NetConf) annotations(runtimeConfig json.RawMessage) {
-	var delivered map[string]json.RawMessage
-	if json.Unmarshal(runtimeConfig, &delivered) != nil {
-		return
+	var passed struct {
+		Annotations json.RawMessage `json:"io.kubernetes.cri.pod-annotations"` // PodAnnotations
 	}
-	text, there := delivered[PodAnnotations]
-	if !there || json.Unmarshal(text, &c.Annotations) != nil {
+	if json.Unmarshal(runtimeConfig, &passed) != nil || json.Unmarshal(passed.Annotations, &c.Annotations) != nil {
 		c.Annotations = nil
 		return
 	}

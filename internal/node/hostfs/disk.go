@@ -40,8 +40,7 @@ func (d Disk) ops() Ops {
 }
 
 // WriteFile writes a file of this content and exactly this mode, whatever the umask. A replaced file keeps its owner. A
-// symbolic link stays, and WriteFile replaces the target of the link; if the target is no regular file the error is a
-// *LinkError.
+// symbolic link stays, and WriteFile replaces the target of the link; a target that is no regular file is an error.
 func (d Disk) WriteFile(path string, data []byte, mode fs.FileMode) error {
 	target, old, err := d.resolve(path)
 	if err == nil {
@@ -87,7 +86,7 @@ func (d Disk) resolve(path string) (string, fs.FileInfo, error) {
 		err = ErrNotRegular
 	}
 	if err != nil {
-		return "", nil, &LinkError{Link: path, Target: link, Err: cause(err)}
+		return "", nil, linkError{fmt.Errorf("following symbolic link %q to %q: %w", path, link, cause(err))}
 	}
 	return target, info, nil
 }

@@ -2,6 +2,7 @@ package hostfs_test
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -268,8 +269,8 @@ func TestWriteFile(t *testing.T) {
 				link := filepath.Join(dir, name)
 				must(t, os.Symlink(to, link))
 				err := disk.WriteFile(link, []byte("new"), 0o600)
-				wrong, ok := errors.AsType[*hostfs.LinkError](err)
-				if !ok || wrong.Link != link || wrong.Target != to || hostfs.Hint(err) == "" {
+				text := fmt.Sprintf("following symbolic link %q to %q: ", link, to)
+				if err == nil || !strings.Contains(err.Error(), text) || !strings.Contains(hostfs.Hint(err), "let the link be relative") {
 					t.Errorf("%s: error %v, hint %q", name, err, hostfs.Hint(err))
 				}
 				if got, _ := os.Readlink(link); got != to {

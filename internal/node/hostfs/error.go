@@ -14,20 +14,11 @@ var (
 	ErrTooLarge   = errors.New("file too large")
 )
 
-// A LinkError says that a symbolic link does not lead to a file that could be replaced. Mostly the link is absolute and
-// means the node's own root, of which the agent sees only a few directories, in other places.
-type LinkError struct {
-	Link   string
-	Target string // as the link has it
-	Err    error
-}
+// A linkError is the error of a symbolic link that does not lead to a file that could be replaced. Mostly the link is absolute
+// and means the node's own root, of which the agent sees only a few directories, in other places.
+type linkError struct{ error }
 
-func (e *LinkError) Error() string {
-	return fmt.Sprintf("following symbolic link %q to %q: %v", e.Link, e.Target, e.Err)
-}
-
-// Unwrap returns why the target cannot be replaced.
-func (e *LinkError) Unwrap() error { return e.Err }
+func (e linkError) Unwrap() error { return e.error }
 
 // errNoDirectory is ENOENT because of a missing directory, not only a missing file.
 var errNoDirectory = fmt.Errorf("%w", syscall.ENOENT)
@@ -73,7 +64,7 @@ const elsewhere = "the CNI directories differ per platform: set the chart's glob
 
 // Hint returns a sentence of remedy for an error of this package, "" if it has none.
 func Hint(err error) string {
-	if _, ok := errors.AsType[*LinkError](err); ok {
+	if _, ok := errors.AsType[linkError](err); ok {
 		return "the agent sees the node's directories under other names: let the link be relative and stay within its " +
 			"directory, or name the file itself"
 	}

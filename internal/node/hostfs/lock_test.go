@@ -7,15 +7,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"syscall"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
-
-func fdOf(file *os.File) string { return strconv.Itoa(int(file.Fd())) }
 
 func wantHeld(t *testing.T, path string, pid int) {
 	t.Helper()

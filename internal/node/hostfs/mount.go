@@ -8,8 +8,9 @@ import (
 )
 
 // MountedFrom returns the source of the mount that a path lies in: device and directory within it, as in
-// proc_pid_mountinfo(5). The result changes when that directory is moved or removed, although the mount shows the same
-// files. It is "" if unknown.
+// proc_pid_mountinfo(5). The result changes when that directory is moved or removed on the node, although the mount shows the
+// same files: then a new directory of that name is invisible here, and only a restart of the container helps. It is "" if
+// unknown.
 //
 // The kernel returns the table in pieces, and a table that changes meanwhile may lack a line: MountedFrom reads until two
 // reads agree.

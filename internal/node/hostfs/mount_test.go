@@ -10,25 +10,26 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// A directory that is moved on the node is still there under its mount, and is another one than its name says.
-func TestMountedFromTellsAMove(t *testing.T) {
+// A directory that is moved or removed on the node is still there under its mount, and is another one than its name says.
+func TestMountedFromChangesWithTheDirectory(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	host, here := filepath.Join(dir, "host name"), filepath.Join(dir, "here")
-	for _, name := range []string{host, here} {
-		must(t, os.Mkdir(name, 0o700))
-	}
-	must(t, unix.Mount(host, here, "", unix.MS_BIND, ""))
-	t.Cleanup(func() { _ = unix.Unmount(here, unix.MNT_DETACH) })
-	before := hostfs.MountedFrom(filepath.Join(here, "file"))
-	if before == "" || before == hostfs.MountedFrom(dir) {
-		t.Errorf("mounted from %q, the directory above from %q", before, hostfs.MountedFrom(dir))
-	}
-	if again := hostfs.MountedFrom(here); again != before {
-		t.Errorf("%q and %q for the same mount", before, again)
-	}
-	must(t, os.Rename(host, filepath.Join(dir, "moved")))
-	if after := hostfs.MountedFrom(here); after == before {
-		t.Errorf("the move does not show: %q", after)
+	for name, change := range map[string]func(dir string) error{
+		"moved": func(dir string) error { return os.Rename(dir, dir+" moved") }, "removed": os.Remove,
+	} {
+		dir := t.TempDir()
+		host, here := filepath.Join(dir, "host name"), filepath.Join(dir, "here")
+		for _, name := range []string{host, here} {
+			must(t, os.Mkdir(name, 0o700))
+		}
+		must(t, unix.Mount(host, here, "", unix.MS_BIND, ""))
+		t.Cleanup(func() { _ = unix.Unmount(here, unix.MNT_DETACH) })
+		before := hostfs.MountedFrom(filepath.Join(here, "file"))
+		if before == "" || before == hostfs.MountedFrom(dir) || before != hostfs.MountedFrom(here) {
+			t.Errorf("%s: mounted from %q, the directory above from %q", name, before, hostfs.MountedFrom(dir))
+		}
+		must(t, change(host))
+		if after := hostfs.MountedFrom(here); after == before {
+			t.Errorf("%s: still mounted from %q", name, after)
+		}
 	}
 }

@@ -75,10 +75,3 @@ func List(dir string, want func(name string) bool) ([]string, error) {
 	}
 	return names, nil
 }
-
-// Gone reports whether the directory was removed while this process holds it by a mount: then no file can be created in it,
-// and a new directory of the same name on the node is invisible here. Only a restart of the container helps.
-func Gone(dir string) bool {
-	var stat syscall.Stat_t
-	return syscall.Stat(dir, &stat) == nil && stat.Nlink == 0
-}

@@ -83,26 +83,3 @@ func TestList(t *testing.T) {
 		t.Errorf("error %v, hint %q", err, hostfs.Hint(err))
 	}
 }
-
-func TestGone(t *testing.T) {
-	onEachFS(t, func(t *testing.T, dir string) {
-		path := filepath.Join(dir, "d")
-		must(t, os.Mkdir(path, 0o755))
-		// Held as a mount would hold it.
-		held, err := os.Open(path)
-		must(t, err)
-		defer func() { _ = held.Close() }()
-		through := filepath.Join("/proc/self/fd", strings.TrimSpace(fdOf(held)))
-		if hostfs.Gone(through) || hostfs.Gone(filepath.Join(dir, "missing")) {
-			t.Error("gone while it is there, or while it never was")
-		}
-		must(t, os.Remove(path))
-		if !hostfs.Gone(through) {
-			t.Error("not gone")
-		}
-		err = hostfs.Disk{}.WriteFile(filepath.Join(through, "f"), nil, 0o600)
-		if !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("writing there: error %v", err)
-		}
-	})
-}
