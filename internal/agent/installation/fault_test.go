@@ -19,7 +19,7 @@ import (
 type situation struct {
 	mode  cniconf.Mode
 	files []string
-	// reference says that the reference prepared the node, see node.loose.
+	// reference says that the reference prepared the node, see fixture.loose.
 	reference bool
 	// primary is what the runtime runs besides the stanza.
 	primary []string
@@ -30,7 +30,7 @@ type situation struct {
 func newSituation(t *testing.T, mode cniconf.Mode, files ...string) situation {
 	t.Helper()
 	s := situation{mode: mode, files: files, reference: strings.Contains(strings.Join(files, ""), "istio-cni")}
-	n := s.node(t)
+	n := s.fixture(t)
 	s.primary = slices.DeleteFunc(n.loaded(), isStanza)
 	must(t, n.agent().Reconcile())
 	s.installed = n.conf()
@@ -57,9 +57,9 @@ func listAndSingle() map[string][]string {
 	return map[string][]string{"list": {"10-bridge.conflist", conflist}, "single": {"10-bridge.conf", bridgeConf}}
 }
 
-func (s situation) node(t *testing.T) *node {
+func (s situation) fixture(t *testing.T) *fixture {
 	t.Helper()
-	n := newNodeAt(t, hostfstest.Memory(t), s.files...)
+	n := newFixtureAt(t, hostfstest.Memory(t), s.files...)
 	n.config.Want.Mode = s.mode
 	if n.loose = s.reference; n.loose {
 		n.put("bin/istio-cni", "the reference's", 0o755)
@@ -68,7 +68,7 @@ func (s situation) node(t *testing.T) *node {
 }
 
 // conf is the configuration directory as it can be compared with another node's.
-func (n *node) conf() map[string]string {
+func (n *fixture) conf() map[string]string {
 	n.t.Helper()
 	out := n.tree("net.d")
 	for name, text := range out {
@@ -123,7 +123,7 @@ func (f fault) told(t *testing.T, err error) {
 }
 
 // safe asserts that the node works: the runtime loads what it did, and what it runs is there.
-func (n *node) safe(s situation, f fault) {
+func (n *fixture) safe(s situation, f fault) {
 	n.t.Helper()
 	got := n.loaded()
 	if !slices.Equal(slices.DeleteFunc(slices.Clone(got), isStanza), s.primary) {
@@ -138,7 +138,7 @@ func (n *node) safe(s situation, f fault) {
 func isStanza(plugin string) bool { return plugin == "istio-cni" }
 
 // temps are the temporary files anywhere on the node.
-func (n *node) temps() []string {
+func (n *fixture) temps() []string {
 	n.t.Helper()
 	var out []string
 	for name := range n.tree(".") {
@@ -151,8 +151,8 @@ func (n *node) temps() []string {
 
 // everyFault runs a piece of work on a fresh node for each of its calls and each errno. The agent that did it is given to
 // the check; only that one call fails.
-func everyFault(t *testing.T, prepare func() *node, work func(*node, *installation.Installation) error,
-	check func(*node, *installation.Installation, fault, error),
+func everyFault(t *testing.T, prepare func() *fixture, work func(*fixture, *installation.Installation) error,
+	check func(*fixture, *installation.Installation, fault, error),
 ) {
 	t.Helper()
 	for errno := range remedies() {
@@ -179,8 +179,8 @@ func TestEveryFaultOfAnInstallation(t *testing.T) {
 	for name, s := range situations(t, listAndSingle()) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			install := func(_ *node, a *installation.Installation) error { return a.Reconcile() }
-			everyFault(t, func() *node { return s.node(t) }, install, func(n *node, a *installation.Installation, f fault, err error) {
+			install := func(_ *fixture, a *installation.Installation) error { return a.Reconcile() }
+			everyFault(t, func() *fixture { return s.fixture(t) }, install, func(n *fixture, a *installation.Installation, f fault, err error) {
 				n.safe(s, f)
 				if f.harmless() {
 					must(t, err)
@@ -213,15 +213,15 @@ func TestW21EveryFaultOfAnUninstallation(t *testing.T) {
 	for name, s := range situations(t, listAndSingle()) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			everyFault(t, func() *node {
-				n := s.node(t)
+			everyFault(t, func() *fixture {
+				n := s.fixture(t)
 				must(t, n.agent().Reconcile())
 				n.put("old/ZZZ-istio-cni-kubeconfig", "x", 0o600)
 				n.config.OldKubeconfig = n.path("old/ZZZ-istio-cni-kubeconfig")
 				return n
-			}, func(_ *node, a *installation.Installation) error {
+			}, func(_ *fixture, a *installation.Installation) error {
 				return a.Uninstall(t.Context())
-			}, func(n *node, a *installation.Installation, f fault, err error) {
+			}, func(n *fixture, a *installation.Installation, f fault, err error) {
 				n.safe(s, f)
 				// W-5: what a retry finds as it should be may still be lost.
 				if f.call == "syncdir "+n.path("net.d") && !slices.Contains(f.after, f.call) && (err == nil || !n.there("bin/istio-cni")) {
@@ -245,7 +245,7 @@ func TestW21EveryFaultOfAnUninstallation(t *testing.T) {
 }
 
 // only asserts that nothing of ours is left but the file of the fault.
-func (n *node) only(f fault) {
+func (n *fixture) only(f fault) {
 	n.t.Helper()
 	ours := []string{"old/ZZZ-istio-cni-kubeconfig", "run/istio-cni-kubeconfig", "bin/istio-cni"}
 	for _, link := range installation.Links() {

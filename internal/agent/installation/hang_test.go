@@ -17,7 +17,7 @@ import (
 // answers both probes all the time, and is alive: a restart would not help.
 func TestReadinessEndsWhenTheDiskHangs(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, "10-bridge.conflist", conflist)
+	n := newFixture(t, "10-bridge.conflist", conflist)
 	clock := agenttest.NewClock()
 	var disk sync.RWMutex // locked, no file can be made: as with fsfreeze(8), the call does not return
 	n.disk.Ops = hooked{before: func(string, string) error {

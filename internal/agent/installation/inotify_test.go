@@ -27,7 +27,7 @@ func TestRunWithoutInotify(t *testing.T) {
 	for _, exhausted := range []string{"instances", "watches"} {
 		t.Run(exhausted, func(t *testing.T) {
 			limit(exhausted, 0)
-			n := newNode(t, "10-bridge.conflist", conflist)
+			n := newFixture(t, "10-bridge.conflist", conflist)
 			n.running(n.agent())
 			n.until(n.asWanted)
 			for range 3 {

@@ -38,8 +38,8 @@ const (
 	bridgeConf = "{\"cniVersion\":\"0.4.0\",\"name\":\"mynet\",\n\t\"type\":\"bridge\"}"
 )
 
-// node is a false root directory with what a kubelet and a primary CNI leave there.
-type node struct {
+// fixture is a false root directory with the files of a kubelet and of a primary CNI.
+type fixture struct {
 	t      *testing.T
 	root   string
 	config installation.Config
@@ -54,15 +54,15 @@ type node struct {
 	loose bool
 }
 
-func newNode(t *testing.T, files ...string) *node {
+func newFixture(t *testing.T, files ...string) *fixture {
 	t.Helper()
-	return newNodeAt(t, t.TempDir(), files...)
+	return newFixtureAt(t, t.TempDir(), files...)
 }
 
-// newNodeAt is newNode in a directory of the caller.
-func newNodeAt(t *testing.T, root string, files ...string) *node {
+// newFixtureAt is newFixture in a directory of the caller.
+func newFixtureAt(t *testing.T, root string, files ...string) *fixture {
 	t.Helper()
-	n := &node{t: t, root: root, clock: time.Unix(1_800_000_000, 0), metrics: metrics.New("test")}
+	n := &fixture{t: t, root: root, clock: time.Unix(1_800_000_000, 0), metrics: metrics.New("test")}
 	n.health = health.NewState(health.Options{}, installation.PartBinaries, installation.PartKubeconfig, installation.PartConf)
 	n.put("source/istio-cni", "program 1", 0o755)
 	n.put("sa/token", "token-1", 0o600)
@@ -86,9 +86,9 @@ func newNodeAt(t *testing.T, root string, files ...string) *node {
 	return n
 }
 
-func (n *node) path(name string) string { return filepath.Join(n.root, name) }
+func (n *fixture) path(name string) string { return filepath.Join(n.root, name) }
 
-func (n *node) put(name, text string, mode fs.FileMode) {
+func (n *fixture) put(name, text string, mode fs.FileMode) {
 	n.t.Helper()
 	file := n.path(name)
 	must(n.t, os.MkdirAll(filepath.Dir(file), 0o755))
@@ -98,7 +98,7 @@ func (n *node) put(name, text string, mode fs.FileMode) {
 	must(n.t, os.Rename(file+".x", file))
 }
 
-func (n *node) read(name string) string {
+func (n *fixture) read(name string) string {
 	n.t.Helper()
 	data, err := os.ReadFile(n.path(name))
 	if err != nil {
@@ -107,13 +107,13 @@ func (n *node) read(name string) string {
 	return string(data)
 }
 
-func (n *node) there(name string) bool {
+func (n *fixture) there(name string) bool {
 	_, err := os.Lstat(n.path(name))
 	return err == nil
 }
 
 // tree is every file below a directory with mode and content.
-func (n *node) tree(dir string) map[string]string {
+func (n *fixture) tree(dir string) map[string]string {
 	n.t.Helper()
 	out := map[string]string{}
 	err := filepath.WalkDir(n.path(dir), func(file string, d fs.DirEntry, err error) error {
@@ -145,7 +145,7 @@ func (n *node) tree(dir string) map[string]string {
 	return out
 }
 
-func (n *node) agent() *installation.Installation {
+func (n *fixture) agent() *installation.Installation {
 	return installation.New(slog.New(slog.NewTextHandler(&n.log, nil)), n.disk, n.config, installation.Report{
 		Health: n.health, Metrics: n.metrics,
 		Warn: func(reason, message string) { n.events = append(n.events, reason+": "+message) },
@@ -154,7 +154,7 @@ func (n *node) agent() *installation.Installation {
 
 // loaded is what the runtime would run. A runtime lists the directory first and reads its files then; of one that got
 // another name in between it hears by an event, and looks again.
-func (n *node) loaded() []string {
+func (n *fixture) loaded() []string {
 	n.t.Helper()
 	for {
 		types, err := n.loadedOnce()
@@ -167,7 +167,7 @@ func (n *node) loaded() []string {
 	}
 }
 
-func (n *node) loadedOnce() ([]string, error) {
+func (n *fixture) loadedOnce() ([]string, error) {
 	entries, err := os.ReadDir(n.path("net.d"))
 	if err != nil {
 		return nil, err
@@ -187,7 +187,7 @@ func (n *node) loadedOnce() ([]string, error) {
 	return nil, nil
 }
 
-func (n *node) count(series string) string {
+func (n *fixture) count(series string) string {
 	for line := range strings.Lines(string(n.metrics.Text())) {
 		if rest, ok := strings.CutPrefix(line, series+" "); ok {
 			return strings.TrimSpace(rest)
@@ -198,7 +198,7 @@ func (n *node) count(series string) string {
 
 func TestInstallsOnceAndWritesNothingMore(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, "10-bridge.conflist", conflist)
+	n := newFixture(t, "10-bridge.conflist", conflist)
 	a := n.agent()
 	must(t, a.Reconcile())
 	n.ends("bridge", "portmap")
@@ -227,16 +227,16 @@ func TestOrderKeepsTheNodeAlive(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name  string
-		spoil func(n *node)
+		spoil func(n *fixture)
 		part  string
 	}{
-		{"no directory for the program", func(n *node) { n.config.BinDirs = []string{n.path("none")} }, installation.PartBinaries},
-		{"no token", func(n *node) { _ = os.Remove(n.path("sa/token")) }, installation.PartKubeconfig},
-		{"no authority", func(n *node) { n.put("sa/ca.crt", "garbage", 0o600) }, installation.PartKubeconfig},
+		{"no directory for the program", func(n *fixture) { n.config.BinDirs = []string{n.path("none")} }, installation.PartBinaries},
+		{"no token", func(n *fixture) { _ = os.Remove(n.path("sa/token")) }, installation.PartKubeconfig},
+		{"no authority", func(n *fixture) { n.put("sa/ca.crt", "garbage", 0o600) }, installation.PartKubeconfig},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, "10-bridge.conflist", conflist)
+			n := newFixture(t, "10-bridge.conflist", conflist)
 			tc.spoil(n)
 			if err := n.agent().Reconcile(); err == nil {
 				t.Error("no error")
@@ -281,7 +281,7 @@ func TestW4W5KilledAtEveryCall(t *testing.T) {
 // kill stops the work and examines the node, installing again or not. It reports whether anything was stopped.
 func (s situation) kill(t *testing.T, work string, stop func(int) *hostfstest.Faults, at int, again bool) bool {
 	t.Helper()
-	n := s.node(t)
+	n := s.fixture(t)
 	defer func() { must(t, os.RemoveAll(n.root)) }()
 	if work != "installing" {
 		must(t, n.agent().Reconcile())
@@ -320,51 +320,47 @@ func (s situation) kill(t *testing.T, work string, stop func(int) *hostfstest.Fa
 
 func TestW7UninstallKeepsTheProgramForLivingSandboxes(t *testing.T) {
 	t.Parallel()
-	entry := func(n *node, file, list, netns string) {
-		text, err := json.Marshal(map[string]any{
-			"kind": "cniCacheV1", "containerId": "c1", "config": []byte(list), "ifName": "eth0", "networkName": "net",
-			"result": map[string]any{"interfaces": []any{map[string]any{"name": "br"}, map[string]any{"name": "eth0", "sandbox": netns}}},
-		})
-		if err != nil {
-			n.t.Fatal(err)
-		}
-		n.put("cache/results/"+file, string(text), 0o600)
-	}
-	for _, tc := range []struct {
-		name  string
-		setup func(n *node)
-		stays bool
+	const chained, bridge = `{"plugins":[{"type":"bridge"},{"type":"istio-cni"}]}`, `{"plugins":[{"type":"bridge"}]}`
+	for name, tc := range map[string]struct {
+		list, netns string // of the sandbox in the cache, "" for no entry
+		alive       bool
+		setup       func(n *fixture)
+		stays       bool
 	}{
-		{"no sandbox", func(*node) {}, false},
-		{"no cache at all", func(n *node) { _ = os.RemoveAll(n.path("cache")) }, false},
-		{"a living sandbox that ran it", func(n *node) {
-			n.put("netns/a", "", 0o600)
-			entry(n, "net-c1-eth0", `{"plugins":[{"type":"bridge"},{"type":"istio-cni"}]}`, n.path("netns/a"))
-		}, true},
-		{"a sandbox that is gone", func(n *node) {
-			entry(n, "net-c1-eth0", `{"plugins":[{"type":"bridge"},{"type":"istio-cni"}]}`, n.path("netns/a"))
-		}, false},
-		{"a living sandbox that did not run it", func(n *node) {
-			n.put("netns/a", "", 0o600)
-			entry(n, "net-c1-eth0", `{"plugins":[{"type":"bridge"}]}`, n.path("netns/a"))
-		}, false},
-		{"an entry that does not tell its namespace", func(n *node) {
-			entry(n, "net-c1-eth0", `{"type":"istio-cni"}`, "")
-		}, true},
-		{"in a container that does not see the cache", func(n *node) {
-			n.config.HostRoots = []string{n.root}
-			n.config.CacheDir = "/somewhere/else/results"
-		}, true},
+		"no sandbox":                             {},
+		"no cache at all":                        {setup: func(n *fixture) { n.removeAll("cache") }},
+		"a living sandbox that ran it":           {list: chained, netns: "netns/a", alive: true, stays: true},
+		"a sandbox that is gone":                 {list: chained, netns: "netns/a"},
+		"a living sandbox that did not run it":   {list: bridge, netns: "netns/a", alive: true},
+		"an entry without a namespace":           {list: `{"type":"istio-cni"}`, stays: true},
+		"in a container that sees no such cache": {setup: func(n *fixture) { n.config.HostRoots, n.config.CacheDir = []string{n.root}, "/somewhere/else/results" }, stays: true},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, "10-bridge.conf", bridgeConf)
+			n := newFixture(t, "10-bridge.conf", bridgeConf)
 			before := n.tree("net.d")
 			must(t, n.agent().Reconcile())
-			tc.setup(n)
+			if tc.alive {
+				n.put(tc.netns, "", 0o600)
+			}
+			if tc.list != "" {
+				eth0 := map[string]any{"name": "eth0"}
+				if tc.netns != "" {
+					eth0["sandbox"] = n.path(tc.netns)
+				}
+				text, err := json.Marshal(map[string]any{
+					"kind": "cniCacheV1", "containerId": "c1", "config": []byte(tc.list), "ifName": "eth0", "networkName": "net",
+					"result": map[string]any{"interfaces": []any{map[string]any{"name": "br"}, eth0}},
+				})
+				must(t, err)
+				n.put("cache/results/net-c1-eth0", string(text), 0o600)
+			}
+			if tc.setup != nil {
+				tc.setup(n)
+			}
 			n.uninstall(n.agent())
 			if diff := cmp.Diff(before, n.tree("net.d")); diff != "" {
-				t.Errorf("the node's configuration is not given back:\n%s", diff)
+				t.Errorf("the node's configuration is not restored:\n%s", diff)
 			}
 			if n.there("bin/istio-cni") != tc.stays || n.stays() != tc.stays {
 				t.Errorf("program there: %v, want %v\n%s", n.there("bin/istio-cni"), tc.stays, n.log.String())
@@ -377,7 +373,7 @@ func TestW7UninstallKeepsTheProgramForLivingSandboxes(t *testing.T) {
 }
 
 // stays reports whether an uninstallation logged that the program stays.
-func (n *node) stays() bool {
+func (n *fixture) stays() bool {
 	return strings.Contains(n.log.String(), `msg="the program stays for the removal of pods" files=[`+n.path("bin/istio-cni")+"]")
 }
 
@@ -398,7 +394,7 @@ func TestFightBacksOffAndNamesTheRival(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t)
+			n := newFixture(t)
 			a := n.agent()
 			if tc.other != "" {
 				n.put("net.d/"+tc.other, "", 0o600)
@@ -428,38 +424,38 @@ func TestFightBacksOffAndNamesTheRival(t *testing.T) {
 
 func TestRunHeals(t *testing.T) {
 	t.Parallel()
-	tamper := map[string]func(n *node){
-		"stanza taken out": func(n *node) { n.put("net.d/10-bridge.conflist", conflist, 0o644) },
-		"configuration replaced": func(n *node) {
+	tamper := map[string]func(n *fixture){
+		"stanza taken out": func(n *fixture) { n.put("net.d/10-bridge.conflist", conflist, 0o644) },
+		"configuration replaced": func(n *fixture) {
 			n.put("net.d/10-bridge.conflist", strings.Replace(conflist, "portmap", "tuning", 1), 0o644)
 		},
-		"W-3 an earlier file":   func(n *node) { n.put("net.d/05-a.conflist", conflist, 0o644) },
-		"W-15 renamed away":     func(n *node) { must(n.t, os.Rename(n.path("bin/istio-cni"), n.path("bin/gone"))) },
-		"W-15 chmod":            func(n *node) { must(n.t, os.Chmod(n.path("bin/istio-cni"), 0o644)) },
-		"program replaced":      func(n *node) { n.put("bin/istio-cni", "something else", 0o755) },
-		"link removed":          func(n *node) { must(n.t, os.Remove(n.path("bin/istio-iptables"))) },
-		"kubeconfig removed":    func(n *node) { must(n.t, os.Remove(n.path("run/istio-cni-kubeconfig"))) },
-		"kubeconfig readable":   func(n *node) { must(n.t, os.Chmod(n.path("run/istio-cni-kubeconfig"), 0o644)) },
-		"run directory removed": func(n *node) { n.removeAll("run") },
-		"W-14 token rotated":    func(n *node) { n.put("sa/token", "token-2", 0o600) },
-		"W-15 directory made again": func(n *node) {
+		"W-3 an earlier file":   func(n *fixture) { n.put("net.d/05-a.conflist", conflist, 0o644) },
+		"W-15 renamed away":     func(n *fixture) { must(n.t, os.Rename(n.path("bin/istio-cni"), n.path("bin/gone"))) },
+		"W-15 chmod":            func(n *fixture) { must(n.t, os.Chmod(n.path("bin/istio-cni"), 0o644)) },
+		"program replaced":      func(n *fixture) { n.put("bin/istio-cni", "something else", 0o755) },
+		"link removed":          func(n *fixture) { must(n.t, os.Remove(n.path("bin/istio-iptables"))) },
+		"kubeconfig removed":    func(n *fixture) { must(n.t, os.Remove(n.path("run/istio-cni-kubeconfig"))) },
+		"kubeconfig readable":   func(n *fixture) { must(n.t, os.Chmod(n.path("run/istio-cni-kubeconfig"), 0o644)) },
+		"run directory removed": func(n *fixture) { n.removeAll("run") },
+		"W-14 token rotated":    func(n *fixture) { n.put("sa/token", "token-2", 0o600) },
+		"W-15 directory made again": func(n *fixture) {
 			n.removeAll("net.d")
 			n.put("net.d/10-bridge.conflist", conflist, 0o644)
 		},
-		"W-15 program directory again": func(n *node) { n.removeAll("bin"); must(n.t, os.Mkdir(n.path("bin"), 0o755)) },
-		"W-22 half written": func(n *node) {
+		"W-15 program directory again": func(n *fixture) { n.removeAll("bin"); must(n.t, os.Mkdir(n.path("bin"), 0o755)) },
+		"W-22 half written": func(n *fixture) {
 			n.put("net.d/10-bridge.conflist", conflist[:30], 0o644)
 			n.put("net.d/10-bridge.conflist", conflist, 0o644)
 		},
-		"old kubeconfig comes":       func(n *node) { n.put("net.d/ZZZ-istio-cni-kubeconfig", "x", 0o600) },
-		"a garbage file comes":       func(n *node) { n.put("net.d/00-a.conf", "{", 0o644) },
-		"W-3 single beside our list": func(n *node) { n.put("net.d/10-bridge.conf", bridgeConf, 0o644) },
-		"W-31 an earlier .json":      func(n *node) { n.put("net.d/01-x.json", bridgeConf, 0o644) },
+		"old kubeconfig comes":       func(n *fixture) { n.put("net.d/ZZZ-istio-cni-kubeconfig", "x", 0o600) },
+		"a garbage file comes":       func(n *fixture) { n.put("net.d/00-a.conf", "{", 0o644) },
+		"W-3 single beside our list": func(n *fixture) { n.put("net.d/10-bridge.conf", bridgeConf, 0o644) },
+		"W-31 an earlier .json":      func(n *fixture) { n.put("net.d/01-x.json", bridgeConf, 0o644) },
 	}
 	for name, change := range tamper {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, "10-bridge.conflist", conflist)
+			n := newFixture(t, "10-bridge.conflist", conflist)
 			n.running(n.agent())
 			n.until(n.asWanted)
 			change(n)
@@ -469,7 +465,7 @@ func TestRunHeals(t *testing.T) {
 }
 
 // asWanted reports whether the agent is ready and all that it installs is there and works.
-func (n *node) asWanted() bool {
+func (n *fixture) asWanted() bool {
 	n.t.Helper()
 	config, _ := os.ReadFile(n.path("run/istio-cni-kubeconfig"))
 	program, _ := os.ReadFile(n.path("bin/istio-cni"))
@@ -486,7 +482,7 @@ func (n *node) asWanted() bool {
 }
 
 // removeAll removes a directory although the agent puts back what is in it meanwhile.
-func (n *node) removeAll(dir string) {
+func (n *fixture) removeAll(dir string) {
 	n.t.Helper()
 	n.until(func() bool { return os.RemoveAll(n.path(dir)) == nil })
 }
@@ -499,7 +495,7 @@ func must(t *testing.T, err error) {
 }
 
 // until waits for a condition.
-func (n *node) until(ok func() bool) {
+func (n *fixture) until(ok func() bool) {
 	n.t.Helper()
 	agenttest.Until(n.t, func() string { return fmt.Sprintf("%+v\n%v", n.health.Snapshot(), n.tree(".")) }, ok)
 }
@@ -514,21 +510,21 @@ var authority = sync.OnceValue(func() string {
 // TestUninstallKeepsWhatIsStillNamed: a stanza that cannot be taken out needs the program and the kubeconfig.
 func TestUninstallKeepsWhatIsStillNamed(t *testing.T) {
 	t.Parallel()
-	for name, spoil := range map[string]func(n *node){
-		"no JSON at the moment": func(n *node) {
+	for name, spoil := range map[string]func(n *fixture){
+		"no JSON at the moment": func(n *fixture) {
 			n.put("net.d/10-b.conflist", strings.Replace(n.read("net.d/10-b.conflist"), ",", ",,", 1), 0o644)
 		},
-		"within a meta plugin": func(n *node) {
+		"within a meta plugin": func(n *fixture) {
 			n.put("net.d/00-multus.conf", `{"type":"multus","delegates":[{"plugins":[{"type":"istio-cni"}]}]}`, 0o644)
 		},
-		"W-21 no file can be made": func(n *node) { n.disk.Ops = refusing(n.path("net.d")) },
-		"a file that cannot be read": func(n *node) {
+		"W-21 no file can be made": func(n *fixture) { n.disk.Ops = refusing(n.path("net.d")) },
+		"a file that cannot be read": func(n *fixture) {
 			must(n.t, os.WriteFile(n.path("net.d/20-big.conflist"), make([]byte, 5<<20), 0o600))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, "10-b.conflist", conflist)
+			n := newFixture(t, "10-b.conflist", conflist)
 			must(t, n.agent().Reconcile())
 			spoil(n)
 			programs, kubeconfig := n.tree("bin"), n.tree("run")
@@ -545,7 +541,7 @@ func TestUninstallKeepsWhatIsStillNamed(t *testing.T) {
 // TestUninstallPassesOverGarbage that does not name the plugin.
 func TestUninstallPassesOverGarbage(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, "10-b.conflist", conflist)
+	n := newFixture(t, "10-b.conflist", conflist)
 	must(t, n.agent().Reconcile())
 	n.put("net.d/10-b.conflist", conflist[:50], 0o644)
 	n.uninstall(n.agent())
@@ -557,7 +553,7 @@ func TestUninstallPassesOverGarbage(t *testing.T) {
 // TestSkippedProgram is one that somebody else installs.
 func TestSkippedProgram(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, "10-b.conflist", conflist)
+	n := newFixture(t, "10-b.conflist", conflist)
 	n.config.Skip = []string{"istio-cni"}
 	a := n.agent()
 	if err := a.Reconcile(); err == nil || n.read("net.d/10-b.conflist") != conflist {
@@ -573,7 +569,7 @@ func TestSkippedProgram(t *testing.T) {
 // TestPartsGoOnWithoutEachOther: a program that cannot be replaced is no reason to let a token expire.
 func TestPartsGoOnWithoutEachOther(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, "10-b.conflist", conflist)
+	n := newFixture(t, "10-b.conflist", conflist)
 	a := n.agent()
 	must(t, a.Reconcile())
 	must(t, os.Remove(n.path("source/istio-cni")))
@@ -591,7 +587,7 @@ func TestPartsGoOnWithoutEachOther(t *testing.T) {
 func TestMissingFilesDoNotWaitForAFight(t *testing.T) {
 	t.Parallel()
 	for _, file := range []string{"bin/istio-cni", "bin/istio-iptables", "run/istio-cni-kubeconfig"} {
-		n := newNode(t, "10-b.conflist", conflist)
+		n := newFixture(t, "10-b.conflist", conflist)
 		a := n.agent()
 		must(t, a.Reconcile())
 		for range 20 {

@@ -17,12 +17,28 @@ const secret = "eyJhbGciOi.the-secret.of-the-test"
 
 func TestKubeconfigIsExact(t *testing.T) {
 	authority := kubetest.NewServer(t).CA()
-	golden := func(tls, server string) string {
-		return `apiVersion: v1
+	for _, test := range []struct {
+		address    kube.Address
+		skipVerify bool
+		server     string
+	}{
+		{kube.Address{Host: "10.96.0.1", Port: "443"}, false, "https://10.96.0.1:443"},
+		{kube.Address{Host: "10.96.0.1", Port: "443"}, true, "https://10.96.0.1:443"},
+		{kube.Address{Host: "fd00::1", Port: "443"}, false, "https://[fd00::1]:443"},
+		{kube.Address{Host: "[fd00::1]", Port: "443"}, false, "https://[fd00::1]:443"},
+		{kube.Address{Protocol: "https", Host: "api.example.com", Port: "6443"}, false, "https://api.example.com:6443"},
+		{kube.Address{Protocol: "http", Host: "10.96.0.1", Port: "80"}, false, "http://10.96.0.1:80"},
+	} {
+		ca, tls := authority, "certificate-authority-data: "+base64.StdEncoding.EncodeToString(authority)
+		if test.skipVerify {
+			ca, tls = nil, "insecure-skip-tls-verify: true"
+		}
+		got, err := encodeKubeconfig(test.address, test.skipVerify, ca, []byte(secret))
+		want := `apiVersion: v1
 clusters:
 - cluster:
     ` + tls + `
-    server: ` + server + `
+    server: ` + test.server + `
   name: local
 contexts:
 - context:
@@ -34,102 +50,66 @@ kind: Config
 users:
 - name: istio-cni
   user:
-    token: ` + secret + `
-`
-	}
-	inline := "certificate-authority-data: " + base64.StdEncoding.EncodeToString(authority)
-	for _, test := range []struct {
-		name      string
-		address   kube.Address
-		authority []byte
-		want      string
-	}{
-		{"IPv4", kube.Address{Host: "10.96.0.1", Port: "443"}, authority, golden(inline, "https://10.96.0.1:443")},
-		{"IPv6", kube.Address{Host: "fd00::1", Port: "443"}, authority, golden(inline, "https://[fd00::1]:443")},
-		{"IPv6 in brackets", kube.Address{Host: "[fd00::1]", Port: "443"}, authority, golden(inline, "https://[fd00::1]:443")},
-		{"a name", kube.Address{Protocol: "https", Host: "api.example.com", Port: "6443"}, authority, golden(inline, "https://api.example.com:6443")},
-		{
-			"without verification",
-			kube.Address{Protocol: "https", Host: "10.96.0.1", Port: "443"},
-			nil,
-			golden("insecure-skip-tls-verify: true", "https://10.96.0.1:443"),
-		},
-		{"in clear", kube.Address{Protocol: "http", Host: "10.96.0.1", Port: "80"}, authority, golden(inline, "http://10.96.0.1:80")},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			got, err := encodeKubeconfig(test.address, test.authority == nil, test.authority, []byte(secret))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(test.want, string(got)); diff != "" {
-				t.Errorf("kubeconfig (-want +got):\n%s", diff)
-			}
-		})
+    token: ` + secret + "\n"
+		if diff := cmp.Diff(want, string(got)); diff != "" || err != nil {
+			t.Errorf("error %v, kubeconfig (-want +got):\n%s", err, diff)
+		}
 	}
 }
 
 func TestKubeconfigRefuses(t *testing.T) {
-	authority := kubetest.NewServer(t).CA()
+	authority := string(kubetest.NewServer(t).CA())
 	good := kube.Address{Host: "10.96.0.1", Port: "443"}
-	garbage := "-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n"
+	block := func(kind string) string {
+		return "-----BEGIN " + kind + "-----\naGVsbG8=\n-----END " + kind + "-----\n"
+	}
+	const noAuthority = "the authority holds no certificate in PEM"
 	for _, test := range []struct {
-		name    string
-		address kube.Address
-		ca      string
-		token   string
-		want    string
+		name            string
+		address         kube.Address
+		ca, token, want string
 	}{
-		{"no host", kube.Address{}, string(authority), secret, "KUBERNETES_SERVICE_HOST"},
-		{"no authority", good, "", secret, "no certificate in PEM"},
-		{"an authority that is no PEM", good, "hello", secret, "no certificate in PEM"},
-		{"an authority that is a key", good, "-----BEGIN PRIVATE KEY-----\naGVsbG8=\n-----END PRIVATE KEY-----\n", secret, "no certificate"},
-		{"an authority that is no certificate", good, garbage, secret, "the authority holds no certificate in PEM"},
-		{"an empty token", good, string(authority), "", "the token is empty"},
-		{"a token of blanks", good, string(authority), " \n", "the token is empty"},
-		{"a token of NUL, as a power loss leaves it", good, string(authority), strings.Repeat("\x00", 9), "no token has"},
-		{"a token with a line break inside", good, string(authority), secret + "\nmore", "no token has"},
+		{"no host", kube.Address{}, authority, secret, "KUBERNETES_SERVICE_HOST"},
+		{"no authority", good, "", secret, noAuthority},
+		{"an authority that is no PEM", good, "hello", secret, noAuthority},
+		{"an authority that is a key", good, block("PRIVATE KEY"), secret, noAuthority},
+		{"an authority that is no certificate", good, block("CERTIFICATE"), secret, noAuthority},
+		{"an empty token", good, authority, "", "the token is empty"},
+		{"a token of blanks", good, authority, " \n", "the token is empty"},
+		{"a token of NUL, as a power loss leaves it", good, authority, strings.Repeat("\x00", 9), "no token has"},
+		{"a token with a line break inside", good, authority, secret + "\nmore", "no token has"},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			got, err := encodeKubeconfig(test.address, false, []byte(test.ca), []byte(test.token))
-			if err == nil || got != nil || !strings.Contains(err.Error(), test.want) {
-				t.Fatalf("got %q, %v, want an error with %q", got, err, test.want)
-			}
-			if strings.Contains(err.Error(), secret) {
-				t.Errorf("the error shows the token: %v", err)
-			}
-		})
+		got, err := encodeKubeconfig(test.address, false, []byte(test.ca), []byte(test.token))
+		if err == nil || got != nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), secret) {
+			t.Errorf("%s: got %q, %v, want an error with %q and without the token", test.name, got, err, test.want)
+		}
 	}
 }
 
-// TestEncodeKubeconfigIsWhatReadersRead holds the text to our own reader and to kubectl's, for tokens that YAML could take
-// for something else.
-func TestKubeconfigIsWhatReadersRead(t *testing.T) {
+// TestKubeconfigIsReadByClients compares the text with the results of this program's reader and of kubectl's, for tokens that
+// YAML could read as another type.
+func TestKubeconfigIsReadByClients(t *testing.T) {
 	authority := kubetest.NewServer(t).CA()
 	for _, token := range []string{
 		secret, secret + "\n", " " + secret + "\r\n", "12345", "0x10", "1e3", "true", "no", "null", "~", "- a"[2:], "{}",
 		"a: b"[0:2], "#x", "'", `"`, `\`, "!tag", "&a", "*a", "%", "@", "`", "a#b", "---", "2001-01-01", "=", "<<", "|", ">",
 	} {
-		t.Run(token, func(t *testing.T) {
-			text, err := encodeKubeconfig(kube.Address{Host: "::1", Port: "6443"}, false, authority, []byte(token))
-			if err != nil {
-				t.Fatal(err)
-			}
-			file := filepath.Join(t.TempDir(), "istio-cni-kubeconfig")
-			kubetest.Write(t, file, string(text))
-			theirs, err := clientcmd.BuildConfigFromFlags("", file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if want := strings.TrimSpace(token); theirs.BearerToken != want || theirs.Host != "https://[::1]:6443" {
-				t.Errorf("server %q, token %q, want %q", theirs.Host, theirs.BearerToken, want)
-			}
-			if diff := cmp.Diff(authority, theirs.CAData); diff != "" {
-				t.Errorf("authority:\n%s", diff)
-			}
-			api, err := kube.NewClient(kube.Config{Kubeconfig: file, Once: true})
-			if err != nil || api.Server() != theirs.Host {
-				t.Errorf("the client: %v", err)
-			}
-		})
+		text, err := encodeKubeconfig(kube.Address{Host: "::1", Port: "6443"}, false, authority, []byte(token))
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(t.TempDir(), "istio-cni-kubeconfig")
+		kubetest.Write(t, file, string(text))
+		theirs, err := clientcmd.BuildConfigFromFlags("", file)
+		if err != nil {
+			t.Fatalf("%q: %v", token, err)
+		}
+		if want := strings.TrimSpace(token); theirs.BearerToken != want || theirs.Host != "https://[::1]:6443" ||
+			string(theirs.CAData) != string(authority) {
+			t.Errorf("%q: server %q, token %q, authority %q", token, theirs.Host, theirs.BearerToken, theirs.CAData)
+		}
+		if api, err := kube.NewClient(kube.Config{Kubeconfig: file, Once: true}); err != nil || api.Server() != theirs.Host {
+			t.Errorf("%q: the client: %v", token, err)
+		}
 	}
 }

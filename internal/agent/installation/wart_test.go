@@ -24,7 +24,7 @@ import (
 )
 
 // ends asserts that the runtime runs the stanza once and last, behind these plugins.
-func (n *node) ends(want ...string) {
+func (n *fixture) ends(want ...string) {
 	n.t.Helper()
 	if got := n.loaded(); !slices.Equal(got, append(want, "istio-cni")) {
 		n.t.Errorf("the runtime runs %q, want %q and the stanza\n%v", got, want, n.tree("net.d"))
@@ -36,7 +36,7 @@ func modes() []cniconf.Mode {
 }
 
 // waits waits for a part to be not ready for a reason.
-func (n *node) waits(part, reason string) {
+func (n *fixture) waits(part, reason string) {
 	n.t.Helper()
 	n.until(func() bool {
 		return slices.ContainsFunc(n.health.Snapshot().Parts, func(p health.Part) bool {
@@ -45,13 +45,13 @@ func (n *node) waits(part, reason string) {
 	})
 }
 
-func (n *node) uninstall(a *installation.Installation) {
+func (n *fixture) uninstall(a *installation.Installation) {
 	n.t.Helper()
 	must(n.t, a.Uninstall(n.t.Context()))
 }
 
 // running starts Run and gives what ends it; Run's error is the test's.
-func (n *node) running(a *installation.Installation) (end func()) {
+func (n *fixture) running(a *installation.Installation) (end func()) {
 	n.t.Helper()
 	return agenttest.Go(n.t, func(ctx context.Context) {
 		if err := a.Run(ctx); err != nil {
@@ -60,58 +60,61 @@ func (n *node) running(a *installation.Installation) (end func()) {
 	})
 }
 
-func TestW2UninstallDeletesNoFileOfOthers(t *testing.T) {
+// TestW2W5W7EachModeInstallsAndUninstalls reads the calls of an installation and of its removal: a file is synced before it takes
+// its name, and a directory before anything else is touched, as the order must hold after a loss of power, too; the stanza goes
+// first and the program last, so that a pod that is created or removed meanwhile finds all that it needs; no other file changes.
+func TestW2W5W7EachModeInstallsAndUninstalls(t *testing.T) {
 	t.Parallel()
+	podman := strings.Replace(conflist, "net", "podman", 1)
 	for _, mode := range modes() {
-		for _, ambient := range []bool{false, true} {
-			n := newNode(t, "10-bridge.conflist", conflist, "87-podman.conflist", strings.Replace(conflist, "net", "podman", 1))
-			n.config.Want.Mode, n.config.Want.Stanza.AmbientEnabled = mode, ambient
-			before := n.tree("net.d")
-			must(t, n.agent().Reconcile())
-			if diff := cmp.Diff(before, n.tree("net.d")); diff == "" {
-				t.Errorf("%s: nothing was installed", mode)
+		for _, files := range [][]string{{"10-bridge.conflist", conflist, "87-podman.conflist", podman}, {"10-bridge.conf", bridgeConf}} {
+			if mode == cniconf.DropIn && files[0] == "10-bridge.conf" {
+				continue
 			}
-			n.uninstall(n.agent())
+			n := newFixture(t, files...)
+			n.config.Want.Mode, n.config.Want.Stanza.AmbientEnabled = mode, len(files) > 2
+			before := n.tree("net.d")
+			install := hostfstest.Record(func(d hostfs.Disk) { n.disk = d; must(t, n.agent().Reconcile()) })
+			durable(t, install)
+			if cmp.Equal(before, n.tree("net.d")) || len(install) < 20 {
+				t.Errorf("%s: too little was installed: %q", mode, install)
+			}
+			remove := hostfstest.Record(func(d hostfs.Disk) { n.disk = d; n.uninstall(n.agent()) })
+			durable(t, remove)
 			if diff := cmp.Diff(before, n.tree("net.d")); diff != "" {
-				t.Errorf("%s, ambient %v:\n%s", mode, ambient, diff)
+				t.Errorf("%s, %q:\n%s", mode, files[0], diff)
+			}
+			var order []string
+			for _, call := range remove {
+				for _, dir := range []string{"net.d", "run", "bin"} {
+					if strings.Contains(call, n.path(dir)) && !strings.HasSuffix(strings.Join(order, " "), dir) {
+						order = append(order, dir)
+					}
+				}
+			}
+			if !slices.Equal(order, []string{"net.d", "run", "bin"}) || remove[len(remove)-2] != "remove "+n.path("bin/istio-cni") {
+				t.Errorf("%s: the order is %q\n%s", mode, order, strings.Join(remove, "\n"))
 			}
 		}
 	}
+}
+
+func TestW2NoModeWritesOverAFileOfOthers(t *testing.T) {
+	t.Parallel()
 	for mode, name := range map[cniconf.Mode]string{cniconf.Owned: cniconf.OwnedName, cniconf.Standalone: "YYY-mine.conflist"} {
-		n := newNode(t, "10-bridge.conflist", conflist, name, strings.Replace(conflist, "net", "theirs", 1))
-		n.config.Want.Mode, n.config.Want.ConfName = mode, ""
+		n := newFixture(t, "10-bridge.conflist", conflist, name, strings.Replace(conflist, "net", "theirs", 1))
+		n.config.Want.Mode = mode
 		if mode == cniconf.Standalone {
 			n.config.Want.ConfName = name
 		}
 		before := n.tree("net.d")
 		a := n.agent()
 		if err := a.Reconcile(); err == nil || !strings.Contains(err.Error(), "was not made by this program") {
-			t.Errorf("%s over somebody's file: %v", mode, err)
+			t.Errorf("%s: %v", mode, err)
 		}
 		n.uninstall(a)
 		if diff := cmp.Diff(before, n.tree("net.d")); diff != "" {
-			t.Errorf("%s over somebody's file:\n%s", mode, diff)
-		}
-	}
-}
-
-// TestW5NothingIsNamedBeforeItIsOnTheDisk reads the calls of an installation and of its undoing: a file is synced before it
-// takes its name, and a directory before anything else is touched, as the order must hold after a loss of power, too.
-func TestW5NothingIsNamedBeforeItIsOnTheDisk(t *testing.T) {
-	t.Parallel()
-	for _, mode := range modes() {
-		for _, files := range [][]string{{"10-bridge.conflist", conflist}, {"10-bridge.conf", bridgeConf}} {
-			if mode == cniconf.DropIn && files[0] == "10-bridge.conf" {
-				continue
-			}
-			n := newNode(t, files...)
-			n.config.Want.Mode = mode
-			install := hostfstest.Record(func(d hostfs.Disk) { n.disk = d; must(t, n.agent().Reconcile()) })
-			durable(t, install)
-			durable(t, hostfstest.Record(func(d hostfs.Disk) { n.disk = d; n.uninstall(n.agent()) }))
-			if len(install) < 20 {
-				t.Errorf("%s: only %d calls were seen", mode, len(install))
-			}
+			t.Errorf("%s:\n%s", mode, diff)
 		}
 	}
 }
@@ -157,7 +160,7 @@ func durable(t *testing.T, calls []string) {
 // TestW6NeitherAnEndNorAnErrorTakesAnythingAway is a rollout, a drain or a reboot, and an installation that cannot go on.
 func TestW6NeitherAnEndNorAnErrorTakesAnythingAway(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, "10-bridge.conf", bridgeConf)
+	n := newFixture(t, "10-bridge.conf", bridgeConf)
 	end := n.running(n.agent())
 	n.until(func() bool { return n.health.Snapshot().Ready })
 	want := n.tree(".")
@@ -177,33 +180,11 @@ func TestW6NeitherAnEndNorAnErrorTakesAnythingAway(t *testing.T) {
 	}
 }
 
-// TestW7TheStanzaGoesFirstAndTheProgramLast: a pod that is created or removed meanwhile finds all that it needs.
-func TestW7TheStanzaGoesFirstAndTheProgramLast(t *testing.T) {
-	t.Parallel()
-	for _, mode := range modes() {
-		n := newNode(t, "10-bridge.conflist", conflist)
-		n.config.Want.Mode = mode
-		must(t, n.agent().Reconcile())
-		log := hostfstest.Record(func(d hostfs.Disk) { n.disk = d; n.uninstall(n.agent()) })
-		var order []string
-		for _, call := range log {
-			for _, dir := range []string{"net.d", "run", "bin"} {
-				if strings.Contains(call, n.path(dir)) && !strings.HasSuffix(strings.Join(order, " "), dir) {
-					order = append(order, dir)
-				}
-			}
-		}
-		if !slices.Equal(order, []string{"net.d", "run", "bin"}) || log[len(log)-2] != "remove "+n.path("bin/istio-cni") {
-			t.Errorf("%s: the order is %q\n%s", mode, order, strings.Join(log, "\n"))
-		}
-	}
-}
-
 // TestW13ReadyAsLongAsTheNodeIsAsWanted lets happen what happens on a node all the time. The last event is one whose work
 // can be seen, so that those before it were seen, too.
 func TestW13ReadyAsLongAsTheNodeIsAsWanted(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, "10-bridge.conflist", conflist)
+	n := newFixture(t, "10-bridge.conflist", conflist)
 	var mu sync.Mutex
 	lost := 0
 	n.health = health.NewState(health.Options{OnChange: func(ready bool) {
@@ -284,14 +265,14 @@ func refusing(dirs ...string) hooked {
 // wait for changes. The next look without any event would be a minute later.
 func TestW14ChangesDuringTheInstallationAreSeen(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(n *node){
-		"token":         func(n *node) { n.put("sa/token", "token-2", 0o600) },
-		"program":       func(n *node) { must(n.t, os.Remove(n.path("bin/istio-cni"))) },
-		"configuration": func(n *node) { n.put("net.d/10-bridge.conflist", conflist, 0o644) },
+	for name, change := range map[string]func(n *fixture){
+		"token":         func(n *fixture) { n.put("sa/token", "token-2", 0o600) },
+		"program":       func(n *fixture) { must(n.t, os.Remove(n.path("bin/istio-cni"))) },
+		"configuration": func(n *fixture) { n.put("net.d/10-bridge.conflist", conflist, 0o644) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, "10-bridge.conflist", conflist)
+			n := newFixture(t, "10-bridge.conflist", conflist)
 			changed := make(chan struct{})
 			once := sync.OnceFunc(func() { change(n); close(changed) })
 			n.disk.Ops = hooked{before: func(call, path string) error {
@@ -310,7 +291,7 @@ func TestW14ChangesDuringTheInstallationAreSeen(t *testing.T) {
 // TestW15DirectoriesThatAreMissingAtFirst come later, one by one.
 func TestW15DirectoriesThatAreMissingAtFirst(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
+	n := newFixture(t)
 	for _, dir := range []string{"net.d", "bin", "sa"} {
 		must(t, os.RemoveAll(n.path(dir)))
 	}
@@ -331,7 +312,7 @@ func TestW15DirectoriesThatAreMissingAtFirst(t *testing.T) {
 // TestW21UninstallGoesOnAndTellsEverything when kubeconfigs and a program directory are refused.
 func TestW21UninstallGoesOnAndTellsEverything(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, "10-bridge.conflist", conflist)
+	n := newFixture(t, "10-bridge.conflist", conflist)
 	must(t, os.Mkdir(n.path("bin2"), 0o755))
 	n.config.BinDirs = []string{n.path("bin"), n.path("bin2")}
 	must(t, n.agent().Reconcile())
@@ -354,7 +335,7 @@ func TestW21UninstallGoesOnAndTellsEverything(t *testing.T) {
 func TestW25AfterAReboot(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.Owned} {
-		n := newNode(t, "10-bridge.conflist", conflist)
+		n := newFixture(t, "10-bridge.conflist", conflist)
 		n.config.Want.Mode = mode
 		must(t, n.agent().Reconcile())
 		must(t, os.RemoveAll(n.path("run")))
@@ -375,17 +356,20 @@ func TestW25AfterAReboot(t *testing.T) {
 
 func TestW34TemporaryFilesOfCrashesAreSwept(t *testing.T) {
 	t.Parallel()
+	n := newFixture(t, "10-bridge.conf", bridgeConf)
+	a := n.agent()
+	must(t, a.Reconcile()) // which gives 10-bridge.conf another name
 	ours := []string{
 		"net.d/10-bridge.conf.tmp.1", "net.d/10-bridge.conflist.tmp.2837465019", "net.d/02-istio-cni.conflist.tmp.3",
+		"net.d/50-removed.conflist.istio-cni.tmp.1", "net.d/sub/zzz-istio-cni.conf.istio-cni.tmp.2",
 		"bin/istio-cni.tmp.4", "bin/istio-iptables.tmp.5", "run/istio-cni-kubeconfig.tmp.6",
 	}
 	theirs := []string{
-		"net.d/.05-cilium.conflist123", "net.d/10-calico.conf.tmp", "net.d/10-bridge.conf.tmp.x", "bin/bridge.tmp.1", "run/ztunnel.tmp.1", "run/verdict.istio-cni.tmp.1",
+		"net.d/.05-cilium.conflist123", "net.d/10-calico.conf.tmp", "net.d/10-bridge.conf.tmp.x", "net.d/50-removed.conflist.tmp.1",
+		"net.d/50-removed.conflist.istio-cni.tmp.x", "net.d/sub/zzz.conf.tmp.1", "bin/bridge.tmp.1", "run/ztunnel.tmp.1",
+		"run/verdict.istio-cni.tmp.1",
 	}
-	n := newNode(t, "10-bridge.conf", bridgeConf)
-	a := n.agent()
-	must(t, a.Reconcile()) // which gives 10-bridge.conf another name
-	for _, name := range append(slices.Clone(ours), theirs...) {
+	for _, name := range slices.Concat(ours, theirs) {
 		n.put(name, "{", 0o600)
 	}
 	must(t, a.Reconcile())
@@ -396,27 +380,7 @@ func TestW34TemporaryFilesOfCrashesAreSwept(t *testing.T) {
 	}
 	for _, name := range theirs {
 		if !n.there(name) {
-			t.Errorf("%s of somebody else was removed", name)
+			t.Errorf("%s of another program was removed", name)
 		}
 	}
-	t.Run("of a configuration that is not there any more", func(t *testing.T) {
-		must(t, os.RemoveAll(n.path("net.d")))
-		must(t, os.MkdirAll(n.path("net.d/sub"), 0o755))
-		others := []string{"net.d/10-b.conflist.tmp.1", "net.d/sub/zzz.conf.tmp.1", "net.d/10-b.conflist.istio-cni.tmp.x"}
-		for _, name := range append([]string{"net.d/10-b.conflist.istio-cni.tmp.1", "net.d/sub/zzz-istio-cni.conf.istio-cni.tmp.2"}, others...) {
-			n.put(name, "{", 0o600)
-		}
-		waits := (*installation.WaitingError)(nil)
-		if err := a.Reconcile(); !errors.As(err, &waits) {
-			t.Errorf("error %v, want to wait for a configuration", err)
-		}
-		for _, name := range others {
-			if !n.there(name) {
-				t.Errorf("%s of somebody else was removed", name)
-			}
-		}
-		if left := n.tree("net.d"); len(left) != len(others) {
-			t.Errorf("left: %v", left)
-		}
-	})
 }

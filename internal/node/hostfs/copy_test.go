@@ -41,29 +41,20 @@ func TestCopy(t *testing.T) {
 		}
 		for _, c := range []struct {
 			name  string
-			spoil func(t *testing.T)
+			spoil op
 		}{
-			{"missing", func(*testing.T) {}},
-			{"other content of the same size", func(t *testing.T) { put(t, to, strings.ToUpper(big)) }},
-			{"shorter", func(t *testing.T) { put(t, to, big[1:]) }},
-			{"empty", func(t *testing.T) { put(t, to, "") }},
-			{"a link to what would be right", func(t *testing.T) {
-				must(t, os.Rename(to, to+"2"))
-				must(t, os.Symlink(to+"2", to))
-			}},
-			{"a pipe", func(t *testing.T) {
-				must(t, os.Remove(to))
-				must(t, syscall.Mkfifo(to, 0o755))
-			}},
-			{"another owner", func(t *testing.T) {
-				put(t, to, "old")
-				must(t, os.Chown(to, 12, 34))
-			}},
-			{"not executable", func(t *testing.T) { must(t, os.Chmod(to, 0o644)) }},
-			{"set user id", func(t *testing.T) { must(t, os.Chmod(to, fs.ModeSetuid|0o755)) }},
+			{"missing", each()},
+			{"other content of the same size", write(to, strings.ToUpper(big))},
+			{"shorter", write(to, big[1:])},
+			{"empty", write(to, "")},
+			{"a link to the right content", each(rename(to, to+"2"), symlink(to+"2", to))},
+			{"a pipe", each(remove(to), func() error { return syscall.Mkfifo(to, 0o755) })},
+			{"another owner", each(write(to, "old"), func() error { return os.Chown(to, 12, 34) })},
+			{"not executable", chmod(to, 0o644)},
+			{"set user id", chmod(to, fs.ModeSetuid|0o755)},
 		} {
 			t.Run(c.name, func(t *testing.T) {
-				c.spoil(t)
+				must(t, c.spoil())
 				if ok, err := (hostfs.Disk{}).Identical(from, to, 0o755); ok || err != nil {
 					t.Errorf("identical %v, error %v", ok, err)
 				}

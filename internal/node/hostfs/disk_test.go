@@ -21,9 +21,9 @@ import (
 // A job is a method at work in a directory that prepare has made.
 type job struct {
 	name    string
-	prepare func(t *testing.T, dir string)
+	prepare func(dir string) op
 	do      func(disk hostfs.Disk, dir string) error
-	states  []string // of the directory: before, after, and those on the way that are valid, see state
+	states  []string // of the directory: before, after, and valid ones in between, see state
 }
 
 // big is more than one chunk of a copy.
@@ -31,64 +31,53 @@ var big = strings.Repeat("0123456789abcdef", 20000)
 
 func jobs() []job {
 	const mode = 0o640
-	old := func(t *testing.T, dir string) { put(t, filepath.Join(dir, "f"), "old") }
-	nothing := func(*testing.T, string) {}
-	write := func(disk hostfs.Disk, dir string) error {
-		return disk.WriteFile(filepath.Join(dir, "f"), []byte("new"), mode)
+	f := func(dir string) string { return filepath.Join(dir, "f") }
+	nothing := func(string) op { return each() }
+	old := func(dir string) op { return write(f(dir), "old") }
+	linked := func(target string) func(string) op {
+		return func(dir string) op { return each(write(filepath.Join(dir, "target"), "old"), symlink(target, f(dir))) }
 	}
+	withBig := func(then func(string) op) func(string) op {
+		return func(dir string) op { return each(write(filepath.Join(dir, "big"), big), then(dir)) }
+	}
+	written := func(disk hostfs.Disk, dir string) error { return disk.WriteFile(f(dir), []byte("new"), mode) }
 	copied := func(disk hostfs.Disk, dir string) error {
-		_, err := disk.Copy(filepath.Join(dir, "big"), filepath.Join(dir, "f"), mode)
+		_, err := disk.Copy(filepath.Join(dir, "big"), f(dir), mode)
 		return err
 	}
-	withBig := func(then func(t *testing.T, dir string)) func(t *testing.T, dir string) {
-		return func(t *testing.T, dir string) {
-			put(t, filepath.Join(dir, "big"), big)
-			then(t, dir)
-		}
-	}
 	link := func(disk hostfs.Disk, dir string) error {
-		_, err := disk.Symlink("there", filepath.Join(dir, "f"))
+		_, err := disk.Symlink("there", f(dir))
 		return err
 	}
 	return []job{
-		{"write a new file", nothing, write, []string{"", "f=new"}},
-		{"write over a file", old, write, []string{"f=old", "f=new"}},
-		{"write over a file of another owner", func(t *testing.T, dir string) {
-			old(t, dir)
-			must(t, os.Chown(filepath.Join(dir, "f"), 12, 34))
-		}, write, []string{"f=old", "f=new"}},
-		{"write through a link", func(t *testing.T, dir string) {
-			put(t, filepath.Join(dir, "target"), "old")
-			must(t, os.Symlink("target", filepath.Join(dir, "f")))
-		}, write, []string{"f->target target=old", "f->target target=new"}},
+		{"write a new file", nothing, written, []string{"", "f=new"}},
+		{"write over a file", old, written, []string{"f=old", "f=new"}},
+		{"write over a file of another owner", func(dir string) op {
+			return each(old(dir), func() error { return os.Chown(f(dir), 12, 34) })
+		}, written, []string{"f=old", "f=new"}},
+		{"write through a link", linked("target"), written, []string{"f->target target=old", "f->target target=new"}},
 		{"copy to a new file", withBig(nothing), copied, []string{"big=BIG", "big=BIG f=BIG"}},
 		{"copy over a file", withBig(old), copied, []string{"big=BIG f=old", "big=BIG f=BIG"}},
-		{"copy that changes the mode alone", withBig(func(t *testing.T, dir string) {
-			put(t, filepath.Join(dir, "f"), big)
+		{"copy that changes the mode alone", withBig(func(dir string) op {
+			return write(f(dir), big)
 		}), copied, []string{"big=BIG f=BIG", "big=BIG f=BIG"}},
 		{"new link", nothing, link, []string{"", "f->there"}},
 		{"link over a file", old, link, []string{"f=old", "f->there"}},
-		{"link over a link", func(t *testing.T, dir string) {
-			must(t, os.Symlink("elsewhere", filepath.Join(dir, "f")))
-		}, link, []string{"f->elsewhere", "f->there"}},
+		{"link over a link", linked("elsewhere"), link, []string{"f->elsewhere target=old", "f->there target=old"}},
 		{"rename", old, func(disk hostfs.Disk, dir string) error {
-			return disk.Rename(filepath.Join(dir, "f"), filepath.Join(dir, "g"))
+			return disk.Rename(f(dir), filepath.Join(dir, "g"))
 		}, []string{"f=old", "g=old"}},
-		{"rename to another directory", func(t *testing.T, dir string) {
-			old(t, dir)
-			must(t, os.Mkdir(filepath.Join(dir, "sub"), 0o755))
+		{"rename to another directory", func(dir string) op {
+			return each(old(dir), mkdir(filepath.Join(dir, "sub")))
 		}, func(disk hostfs.Disk, dir string) error {
-			return disk.Rename(filepath.Join(dir, "f"), filepath.Join(dir, "sub", "f"))
+			return disk.Rename(f(dir), f(filepath.Join(dir, "sub")))
 		}, []string{"f=old sub/", "sub/ sub/f=old"}},
-		{"remove", old, func(disk hostfs.Disk, dir string) error {
-			return disk.Remove(filepath.Join(dir, "f"))
-		}, []string{"f=old", ""}},
+		{"remove", old, func(disk hostfs.Disk, dir string) error { return disk.Remove(f(dir)) }, []string{"f=old", ""}},
 		{"make directories", nothing, func(disk hostfs.Disk, dir string) error {
 			return disk.MkdirAll(filepath.Join(dir, "a", "b"), 0o775) // wider than the umask allows
 		}, []string{"", "a/ a/b/", "a/"}},
-		{"sweep", func(t *testing.T, dir string) {
-			put(t, filepath.Join(dir, "f.tmp.1"), "x")
-			put(t, filepath.Join(dir, "f.tmp.22"), "x")
+		{"sweep", func(dir string) op {
+			return each(write(f(dir)+".tmp.1", "x"), write(f(dir)+".tmp.22", "x"))
 		}, func(disk hostfs.Disk, dir string) error {
 			_, err := disk.Sweep(dir, "f")
 			return err
@@ -122,13 +111,11 @@ func state(t *testing.T, dir string) (text string, temps int) {
 	return strings.Join(all, " "), temps
 }
 
-func valid(j job, state string) bool { return slices.Contains(j.states, state) }
-
 // prepared returns a directory for the job.
 func prepared(t *testing.T, j job) string {
 	t.Helper()
 	dir := hostfstest.Memory(t)
-	j.prepare(t, dir)
+	must(t, j.prepare(dir)())
 	return dir
 }
 
@@ -170,7 +157,7 @@ func TestKilledAtEachOperationLeavesOldOrNew(t *testing.T) {
 			if !errors.Is(err, hostfstest.ErrKilled) {
 				t.Errorf("%s at %q: error %v", what, failed, err)
 			}
-			if got, _ := state(t, dir); !valid(j, got) {
+			if got, _ := state(t, dir); !slices.Contains(j.states, got) {
 				t.Errorf("%s at %q: left %q", what, failed, got)
 			}
 			// And the next process ends what this one began.
@@ -188,9 +175,7 @@ func TestKilledAtEachOperationLeavesOldOrNew(t *testing.T) {
 func dirAfter(t *testing.T, j job, dir string) string {
 	t.Helper()
 	if got, _ := state(t, dir); strings.HasPrefix(j.name, "rename") && got == j.states[1] {
-		spare := hostfstest.Memory(t)
-		j.prepare(t, spare)
-		return spare
+		return prepared(t, j)
 	}
 	return dir
 }
@@ -209,7 +194,7 @@ func TestErrnoAtEachOperationLeavesOldAndNothingBehind(t *testing.T) {
 				wantTemps = 1
 			}
 			late := strings.HasPrefix(failed, "syncdir") || strings.HasPrefix(j.name, "make")
-			if temps != wantTemps || got != j.states[0] && (!late || !valid(j, got)) {
+			if temps != wantTemps || got != j.states[0] && (!late || !slices.Contains(j.states, got)) {
 				t.Errorf("%v at %q: left %q and %d temporary files", errno, failed, got, temps)
 			}
 		})
@@ -354,69 +339,40 @@ func TestMkdirAll(t *testing.T) {
 }
 
 func TestSweep(t *testing.T) {
-	dir := t.TempDir()
-	stale := []string{"10-x.conflist.tmp.1", "10-x.conflist.tmp.4294967295", "istio-cni.tmp.7"}
+	t.Parallel()
+	named := []string{
+		"10-x.conflist.istio-cni.tmp.5", "10-x.conflist.tmp.1", "10-x.conflist.tmp.4294967295", "istio-cni.istio-cni.tmp.7", "istio-cni.tmp.7",
+	}
+	own := []string{"other.conf.istio-cni.tmp.5"} // which another process may be writing
 	kept := []string{
-		"10-x.conflist", "10-x.conflist.tmp.", "10-x.conflist.tmp.1a", "10-x.conflist.tmp.1.conf", "110-x.conflist.tmp.1",
-		"istio-cni", "other.tmp.7", ".05-cilium.conflist123",
+		".05-cilium.conflist123", ".istio-cni.tmp.1", "10-x.conflist", "10-x.conflist.istio-cni.tmp.", "10-x.conflist.istio-cni.tmp.1.conf",
+		"10-x.conflist.tmp.", "10-x.conflist.tmp.1.conf", "10-x.conflist.tmp.1a", "110-x.conflist.tmp.1", "istio-cni",
+		"istio-cni.istio-cni.tmp.a", "other.tmp.7",
 	}
-	for _, name := range append(stale, kept...) {
-		put(t, filepath.Join(dir, name), "")
-	}
-	must(t, os.Mkdir(filepath.Join(dir, "istio-cni.tmp.8"), 0o755))
-	removed, err := hostfs.Disk{}.Sweep(dir, "10-x.conflist", "istio-cni")
-	must(t, err)
-	var want []string
-	for _, name := range stale {
-		want = append(want, filepath.Join(dir, name))
-	}
-	if diff := cmp.Diff(want, removed); diff != "" {
-		t.Errorf("removed (-want +got):\n%s", diff)
-	}
-	if got := names(t, dir); len(got) != len(kept)+1 {
-		t.Errorf("left %q", got)
-	}
-	// Other files of this program's may be just being written.
-	for _, left := range []string{"10-x.conflist.istio-cni.tmp.5", "istio-cni.istio-cni.tmp.7"} {
-		put(t, filepath.Join(dir, left), "")
-	}
-	removed, err = hostfs.Disk{}.Sweep(dir, "istio-cni")
-	must(t, err)
-	if want := []string{filepath.Join(dir, "istio-cni.istio-cni.tmp.7")}; !slices.Equal(want, removed) {
-		t.Errorf("removed %q, want %q", removed, want)
-	}
-	if removed, err := (hostfs.Disk{}).Sweep(filepath.Join(dir, "missing"), "f"); err != nil || removed != nil {
-		t.Errorf("missing directory: %q, error %v", removed, err)
-	}
-}
-
-// Own temporary files are known whatever they were to become; everybody else's stay.
-func TestSweepOwn(t *testing.T) {
-	dir := t.TempDir()
-	file := filepath.Join(dir, "10-b.conflist")
-	put(t, file, "old")
-	_ = hostfs.Disk{Ops: hostfstest.KillAt(5)}.WriteFile(file, []byte("new"), 0o600)
-	_ = hostfs.Disk{Ops: hostfstest.KillAt(1)}.Replace(file, []byte("old"), []byte("new"), 0o600)
-	_, _ = hostfs.Disk{Ops: hostfstest.KillAt(1)}.Symlink("target", filepath.Join(dir, "link"))
-	if n := len(names(t, dir)); n != 4 {
-		t.Fatalf("%d files, want the kills to leave three: %q", n, names(t, dir))
-	}
-	must(t, os.Remove(file))
-	kept := []string{
-		".istio-cni.tmp.1", "10-b.conflist.tmp.17", "10-b.conflist.istio-cni.tmp.", "10-b.conflist.istio-cni.tmp.1.conf", "f.istio-cni.tmp.a",
-		"istio-cni.tmp.1",
-	}
-	for _, name := range kept {
-		put(t, filepath.Join(dir, name), "")
-	}
-	must(t, os.Mkdir(filepath.Join(dir, "d.istio-cni.tmp.1"), 0o755))
-	removed, err := hostfs.Disk{}.SweepOwn(dir)
-	if err != nil || len(removed) != 3 {
-		t.Errorf("removed %q, error %v", removed, err)
-	}
-	want := append(slices.Clone(kept), "d.istio-cni.tmp.1")
-	slices.Sort(want)
-	if diff := cmp.Diff(want, names(t, dir)); diff != "" {
-		t.Errorf("left (-want +got):\n%s", diff)
+	dirs := []string{"d.istio-cni.tmp.1", "istio-cni.tmp.8"}
+	for name, tc := range map[string]struct {
+		sweep func(disk hostfs.Disk, dir string, names ...string) ([]string, error)
+		want  []string
+	}{"named files": {hostfs.Disk.Sweep, named}, "own files": {hostfs.Disk.SweepOwn, slices.Concat(named, own)}} {
+		dir := t.TempDir()
+		all := slices.Sorted(slices.Values(slices.Concat(named, own, kept, dirs)))
+		for _, file := range all {
+			if slices.Contains(dirs, file) {
+				must(t, os.Mkdir(filepath.Join(dir, file), 0o755))
+			} else {
+				put(t, filepath.Join(dir, file), "")
+			}
+		}
+		removed, err := tc.sweep(hostfs.Disk{}, dir, "10-x.conflist", "istio-cni")
+		for i := range removed {
+			removed[i] = filepath.Base(removed[i])
+		}
+		left := slices.DeleteFunc(all, func(file string) bool { return slices.Contains(tc.want, file) })
+		if diff := cmp.Diff(tc.want, removed) + cmp.Diff(left, names(t, dir)); diff != "" || err != nil {
+			t.Errorf("%s: error %v, removed and left (-want +got):\n%s", name, err, diff)
+		}
+		if removed, err := tc.sweep(hostfs.Disk{}, filepath.Join(dir, "missing"), "f"); err != nil || removed != nil {
+			t.Errorf("%s: missing directory: %q, error %v", name, removed, err)
+		}
 	}
 }

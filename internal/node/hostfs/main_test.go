@@ -62,6 +62,32 @@ func umask(t *testing.T, mask int) {
 	t.Cleanup(func() { syscall.Umask(old) })
 }
 
+// An op changes the file system.
+type op func() error
+
+func write(path, text string) op {
+	return func() error { return os.WriteFile(path, []byte(text), 0o600) }
+}
+func rename(from, to string) op { return func() error { return os.Rename(from, to) } }
+func chmod(path string, mode os.FileMode) op {
+	return func() error { return os.Chmod(path, mode) }
+}
+func mkdir(path string) op           { return func() error { return os.MkdirAll(path, 0o755) } }
+func remove(path string) op          { return func() error { return os.RemoveAll(path) } }
+func symlink(target, path string) op { return func() error { return os.Symlink(target, path) } }
+
+// each is several of them, as fast as possible.
+func each(ops ...op) op {
+	return func() error {
+		for _, do := range ops {
+			if err := do(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
 func must(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {

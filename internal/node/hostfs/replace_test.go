@@ -2,7 +2,6 @@ package hostfs_test
 
 import (
 	"errors"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -35,25 +34,24 @@ func (w *writers) Rename(from, to string, flags uint) error {
 	return w.Ops.Rename(from, to, flags)
 }
 
-// writing is another writer that replaces the file; a text "-" removes it.
-func writing(file, text string) func() error {
-	return func() error {
-		if text == "-" {
-			return os.Remove(file)
-		}
-		if err := os.WriteFile(file+".theirs", []byte(text), 0o600); err != nil {
-			return err
-		}
-		return os.Rename(file+".theirs", file)
+// writing is another writer that replaces the file, or writes in place; a text "-" removes it.
+func writing(file, text string, inPlace bool) func() error {
+	switch {
+	case text == "-":
+		return remove(file)
+	case inPlace:
+		return write(file, text)
 	}
+	return each(write(file+".theirs", text), rename(file+".theirs", file))
 }
 
+// TestReplace has other writers before the exchange and before each one back: the last content stays.
 func TestReplace(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name       string
 		there, old string // "-" is none
-		other      string // written in between, "" is nobody, "-" removes
+		others     string // one write each, "-" removes
 		plain      bool
 		want       string
 		changed    bool
@@ -64,22 +62,24 @@ func TestReplace(t *testing.T) {
 		{"none wanted, none there", "-", "-", "", false, "new", false},
 		{"none wanted, one there", "b", "-", "", false, "b", true},
 		{"one wanted, none there", "-", "a", "", false, "-", true},
-		{"written in between", "a", "a", "theirs", false, "theirs", true},
 		{"made in between", "-", "-", "theirs", false, "theirs", true},
 		{"removed in between", "a", "a", "-", false, "-", true},
 		{"plain renames", "a", "a", "", true, "new", false},
 		{"plain renames, other content", "b", "a", "", true, "b", true},
 		{"plain renames, none", "-", "-", "", true, "new", false},
+		{"written in between", "a", "a", "theirs", false, "theirs", true},
+		{"written twice in between", "a", "a", "theirs third", false, "third", true},
+		{"written and removed in between", "a", "a", "theirs -", false, "-", true},
+		{"written often in between", "old", "old", "a bb ccc dddd eeeee ffffff", false, "ffffff", true},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		for _, inPlace := range []bool{false, true} {
 			file := filepath.Join(t.TempDir(), "f.conflist")
 			if tc.there != "-" {
 				put(t, file, tc.there)
 			}
 			ops := &writers{Ops: hostfs.Kernel{}, plain: tc.plain}
-			if tc.other != "" {
-				ops.before = append(ops.before, writing(file, tc.other))
+			for n, text := range strings.Fields(tc.others) {
+				ops.before = append(ops.before, writing(file, text, inPlace && n > 0))
 			}
 			var old []byte
 			if tc.old != "-" {
@@ -87,38 +87,11 @@ func TestReplace(t *testing.T) {
 			}
 			err := hostfs.Disk{Ops: ops}.Replace(file, old, []byte("new"), 0o640)
 			if errors.Is(err, hostfs.ErrChanged) != tc.changed || !tc.changed && err != nil {
-				t.Errorf("error %v, changed wanted: %v", err, tc.changed)
+				t.Errorf("%s, in place %v: error %v, changed wanted: %v", tc.name, inPlace, err, tc.changed)
 			}
 			left := names(t, filepath.Dir(file))
 			if len(left) > 1 || tc.want == "-" && len(left) > 0 || tc.want != "-" && content(file) != tc.want {
-				t.Errorf("content %q, want %q; files %q", content(file), tc.want, left)
-			}
-		})
-	}
-}
-
-// TestReplaceKeepsTheLatest has other writers before the exchange and before the one back: their last content stays.
-func TestReplaceKeepsTheLatest(t *testing.T) {
-	t.Parallel()
-	for name, texts := range map[string][]string{
-		"one": {"theirs"}, "replaced": {"theirs", "third"}, "removed": {"theirs", "-"}, "many": strings.Fields("a bb ccc dddd eeeee ffffff"),
-	} {
-		for _, inPlace := range []bool{false, true} {
-			dir := t.TempDir()
-			file := filepath.Join(dir, "f.conflist")
-			put(t, file, "old")
-			ops := &writers{Ops: hostfs.Kernel{}}
-			for n, text := range texts {
-				write := writing(file, text)
-				if inPlace && n > 0 && text != "-" {
-					write = func() error { return os.WriteFile(file, []byte(text), 0o600) }
-				}
-				ops.before = append(ops.before, write)
-			}
-			err := hostfs.Disk{Ops: ops}.Replace(file, []byte("old"), []byte("new"), 0o600)
-			want, left := texts[len(texts)-1], names(t, dir)
-			if !errors.Is(err, hostfs.ErrChanged) || len(left) > 1 || want != "-" && content(file) != want || want == "-" && len(left) > 0 {
-				t.Errorf("%s, in place %v: content %q, want %q; %q, error %v", name, inPlace, content(file), want, left, err)
+				t.Errorf("%s, in place %v: content %q, want %q; files %q", tc.name, inPlace, content(file), tc.want, left)
 			}
 		}
 	}
@@ -139,7 +112,7 @@ func TestReplaceFailsAtEachCall(t *testing.T) {
 				faults := fault(at)
 				ops := &writers{Ops: faults}
 				if other != "" {
-					ops.before = append(ops.before, writing(file, other))
+					ops.before = append(ops.before, writing(file, other, false))
 				}
 				err := hostfs.Disk{Ops: ops}.Replace(file, []byte("old"), []byte("new"), 0o600)
 				met = len(faults.Log()) > at

@@ -3,6 +3,7 @@ package hostfs_test
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -54,92 +55,82 @@ func (j *journal) await(t *testing.T, mark int, line string) (lines []string) {
 	return lines
 }
 
-// A listener is a watch in a test.
-type listener struct {
+// A fixture is a watch, its log, and a path that is watched besides the others.
+type fixture struct {
 	*hostfs.Watch
 	log      *journal
-	sentinel string // a path that is watched besides
+	sentinel string
 	paths    []hostfs.Path
 }
 
-func listen(tb testing.TB, paths ...hostfs.Path) *listener {
+func newFixture(tb testing.TB, paths ...hostfs.Path) *fixture {
 	tb.Helper()
-	l := &listener{log: &journal{}, sentinel: filepath.Join(unlinked(tb, tb.TempDir()), "sentinel")}
-	l.Watch, l.paths = hostfs.NewWatch(l.log.logger()), append(paths, at(l.sentinel))
-	tb.Cleanup(l.Close)
-	l.Set(l.paths...)
-	l.hear(tb, "the first setting")
-	return l
+	f := &fixture{log: &journal{}, sentinel: filepath.Join(unlinked(tb, tb.TempDir()), "sentinel")}
+	f.Watch, f.paths = hostfs.NewWatch(f.log.logger()), append(paths, at(f.sentinel))
+	tb.Cleanup(f.Close)
+	f.Set(f.paths...)
+	f.expect(tb, "the first setting")
+	return f
 }
 
 // at is a path with no filter.
 func at(elements ...string) hostfs.Path { return hostfs.Path{Name: filepath.Join(elements...)} }
 
-// hear waits for a change and for what follows it at once.
-func (l *listener) hear(tb testing.TB, what string) {
-	tb.Helper()
-	select {
-	case <-l.Changed():
-	case <-time.After(agenttest.Generous):
-		tb.Fatalf("%s: not heard", what)
-	}
-	l.settle(tb)
-}
-
-// quiet is how long nothing must be heard for a watch to be at rest: its own work is microseconds. If that is too short on
+// quiet is how long nothing must be reported for a watch to be at rest: its own work is microseconds. If that is too short on
 // a slow machine, a change is taken for the next one's, and no test fails that should not.
 const quiet = 10 * time.Millisecond
 
-// settle waits until there is nothing to hear. A watch that spins never gets there.
-func (l *listener) settle(tb testing.TB) {
+// expect waits for a change and for the changes that follow it at once. A watch that spins has no end of them.
+func (f *fixture) expect(tb testing.TB, change string) {
 	tb.Helper()
+	select {
+	case <-f.Changed():
+	case <-time.After(agenttest.Generous):
+		tb.Fatalf("%s: not reported", change)
+	}
 	for range 50 {
 		select {
-		case <-l.Changed():
+		case <-f.Changed():
 		case <-time.After(quiet):
 			return
 		}
 	}
-	tb.Fatal("changes without end")
+	tb.Fatalf("%s: changes without end", change)
 }
 
-// deaf does something that must not be heard: the sentinel's event comes after it and is the first.
-func (l *listener) deaf(t *testing.T, what string, do func()) {
+// ignores does something that must not be reported: the sentinel's event comes after it and is the first.
+func (f *fixture) ignores(t *testing.T, change string, do op) {
 	t.Helper()
-	mark := len(l.log.String())
-	do()
-	must(t, os.Mkdir(l.sentinel, 0o755))
-	if paths := l.log.await(t, mark, l.sentinel); paths[0] != l.sentinel {
-		t.Errorf("%s: heard of %q", what, paths)
+	mark := len(f.log.String())
+	must(t, do())
+	must(t, os.Mkdir(f.sentinel, 0o755))
+	if paths := f.log.await(t, mark, f.sentinel); paths[0] != f.sentinel {
+		t.Errorf("%s: reported %q", change, paths)
 	}
-	l.hear(t, "the sentinel")
-	must(t, os.Remove(l.sentinel))
-	l.hear(t, "the sentinel's end")
+	f.expect(t, "the sentinel")
+	must(t, os.Remove(f.sentinel))
+	f.expect(t, "the sentinel's end")
 }
 
-// A step of a test does something that must be heard.
+// A step of a test does something that must be reported.
 type step struct {
-	what string
-	do   func() error
+	change string
+	do     op
 }
 
-func (l *listener) hearEach(t *testing.T, steps ...step) {
+func (f *fixture) expectEach(t *testing.T, steps ...step) {
 	t.Helper()
 	for _, s := range steps {
 		if err := s.do(); err != nil {
-			t.Fatalf("%s: %v", s.what, err)
+			t.Fatalf("%s: %v", s.change, err)
 		}
-		l.hear(t, s.what)
+		f.expect(t, s.change)
 	}
 }
 
 // changes are all ways for the entry f of a directory to change. There is nothing before and after.
 func changes(dir string) []step {
 	f, aside := filepath.Join(dir, "f"), dir+".aside"
-	write := func(path, text string) func() error {
-		return func() error { return os.WriteFile(path, []byte(text), 0o600) }
-	}
-	rename := func(from, to string) func() error { return func() error { return os.Rename(from, to) } }
 	return []step{
 		{"create", write(f, "")},
 		{"write", write(f, "text")},
@@ -148,46 +139,30 @@ func changes(dir string) []step {
 			if err != nil {
 				return err
 			}
-			defer func() { _ = file.Close() }()
 			_, err = file.WriteString("more")
-			return err
+			return errors.Join(err, file.Close())
 		}},
 		{"truncate", func() error { return os.Truncate(f, 0) }},
-		{"chmod", func() error { return os.Chmod(f, 0o644) }},
+		{"chmod", chmod(f, 0o644)},
 		{"chown", func() error { return os.Chown(f, 12, 34) }},
 		{"rename away", rename(f, aside)},
 		{"rename back", rename(aside, f)},
-		{"prepare another", func() error {
-			if err := os.WriteFile(aside, []byte("other"), 0o600); err != nil {
-				return err
-			}
-			return os.Chmod(f, 0o600) // to be heard
-		}},
-		{"rename onto", rename(aside, f)},
+		{"rename onto", each(write(aside, "other"), rename(aside, f))},
 		{"a durable write", func() error { return hostfs.Disk{}.WriteFile(f, []byte("new"), 0o600) }},
 		{"an exchange, which runtimes wait for", func() error {
 			return hostfs.Disk{}.Replace(f, []byte("new"), []byte("newer"), 0o600)
 		}},
 		{"rename within", rename(f, f+".bak")},
 		{"link", func() error { return os.Link(f+".bak", f) }},
-		{"remove", func() error { return errorsOf(os.Remove(f), os.Remove(f+".bak")) }},
-		{"symlink", func() error { return os.Symlink("nowhere", f) }},
-		{"removed symlink", func() error { return os.Remove(f) }},
+		{"remove", each(remove(f), remove(f+".bak"))},
+		{"symlink", symlink("nowhere", f)},
+		{"removed symlink", remove(f)},
 		{"pipe", func() error { return syscall.Mkfifo(f, 0o600) }},
-		{"removed pipe", func() error { return os.Remove(f) }},
+		{"removed pipe", remove(f)},
 	}
 }
 
-func errorsOf(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func TestWatchHearsEveryKindOfChange(t *testing.T) {
+func TestWatchReportsEveryKindOfChange(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
 		dir := filepath.Join(base, "d")
 		must(t, os.Mkdir(dir, 0o755))
@@ -196,60 +171,42 @@ func TestWatchHearsEveryKindOfChange(t *testing.T) {
 			"filtered":  {Name: dir, Only: func(base string) bool { return base == "f" }},
 			"file":      at(dir, "f"),
 		} {
-			t.Run(name, func(t *testing.T) {
-				listen(t, path).hearEach(t, changes(dir)...)
-			})
+			t.Run(name, func(t *testing.T) { newFixture(t, path).expectEach(t, changes(dir)...) })
 		}
 	})
 }
 
 func TestWatchReportsOnceAfterEachNewSet(t *testing.T) {
 	dir := unlinked(t, t.TempDir())
-	l := listen(t, at(dir, "a"), at(dir, "b"))
-	same := slices.Clone(l.paths)
+	f := newFixture(t, at(dir, "a"), at(dir, "b"))
+	set := func(paths ...hostfs.Path) op { return func() error { f.Set(paths...); return nil } }
+	same := slices.Clone(f.paths)
 	slices.Reverse(same)
-	l.deaf(t, "the same set", func() { l.Set(same...) })
-	l.Set(at(dir, "a"))
-	l.hear(t, "a smaller set")
-	l.Set(l.paths...)
-	l.hear(t, "a larger set")
-	l.deaf(t, "reading", func() { put(t, filepath.Join(dir, "c"), "") })
-	put(t, filepath.Join(dir, "b"), "")
-	l.hear(t, "a file that is in the set again")
-	l.Set()
-	l.hear(t, "no paths")
+	f.ignores(t, "the same set", set(same...))
+	f.expectEach(t, step{"a smaller set", set(at(dir, "a"))}, step{"a larger set", set(f.paths...)})
+	f.ignores(t, "a file that is in no set", write(filepath.Join(dir, "c"), ""))
+	f.expectEach(t, step{"a file that is in the set again", write(filepath.Join(dir, "b"), "")}, step{"no paths", set()})
 }
 
-func TestWatchIsDeafToOtherNames(t *testing.T) {
+func TestWatchIgnoresOtherNames(t *testing.T) {
 	onEachFS(t, func(t *testing.T, dir string) {
-		conf := filepath.Join(dir, "net.d")
-		must(t, os.Mkdir(conf, 0o755))
-		bin := filepath.Join(dir, "bin")
-		must(t, os.Mkdir(bin, 0o755))
-		l := listen(t, hostfs.Path{Name: conf, Only: func(base string) bool {
+		conf, bin := filepath.Join(dir, "net.d"), filepath.Join(dir, "bin")
+		must(t, errors.Join(os.Mkdir(conf, 0o755), os.Mkdir(bin, 0o755)))
+		f := newFixture(t, hostfs.Path{Name: conf, Only: func(base string) bool {
 			return slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(base))
 		}}, at(bin, "istio-cni"))
-		l.deaf(t, "a temporary file of another", func() {
-			temp := filepath.Join(conf, ".05-cilium.conflist123")
-			put(t, temp, "x")
-			must(t, os.Chmod(temp, 0o600))
-			must(t, os.Rename(temp, temp+"4"))
-			must(t, os.Remove(temp+"4"))
-		})
-		l.deaf(t, "the neighbours of a file and of the directories", func() {
-			for _, path := range []string{filepath.Join(bin, "bridge"), filepath.Join(dir, "other"), conf + ".d"} {
-				put(t, path, "x")
-				must(t, os.Remove(path))
-			}
-		})
+		temp := filepath.Join(conf, ".05-cilium.conflist123")
+		f.ignores(t, "a temporary file of another program",
+			each(write(temp, "x"), chmod(temp, 0o640), rename(temp, temp+"4"), remove(temp+"4")))
+		for _, path := range []string{filepath.Join(bin, "bridge"), filepath.Join(dir, "other"), conf + ".d"} {
+			f.ignores(t, "a neighbour of a file or of a directory", each(write(path, "x"), remove(path)))
+		}
 		path := filepath.Join(conf, "10-x.conflist")
-		put(t, path, "x")
-		l.hear(t, "a configuration")
-		l.deaf(t, "reading", func() {
+		f.expectEach(t, step{"a configuration", write(path, "x")})
+		f.ignores(t, "reading", func() error {
 			_, _, err := hostfs.ReadFile(path, 100)
-			must(t, err)
-			_, err = hostfs.List(conf, nil)
-			must(t, err)
+			_, listed := hostfs.List(conf, nil)
+			return errors.Join(err, listed)
 		})
 	})
 }
@@ -258,20 +215,19 @@ func TestWatchOfADirectoryThatIsDeletedAndMadeAgain(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
 		dir := filepath.Join(base, "net.d")
 		must(t, os.Mkdir(dir, 0o755))
-		l := listen(t, at(dir))
+		f := newFixture(t, at(dir))
 		for i := range 3 {
-			put(t, filepath.Join(dir, "f"), "")
-			l.hearEach(t,
-				step{"the file before", func() error { return nil }},
-				step{"delete", func() error { return os.RemoveAll(dir) }},
-				step{"make again", func() error { return os.Mkdir(dir, 0o700) }},
-				step{"chmod of it", func() error { return os.Chmod(dir, 0o755) }},
-				step{"a file in it", func() error { return os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), nil, 0o600) }},
-				step{"rename away", func() error { return os.Rename(dir, dir+".old") }},
-				step{"another in its place", func() error { return os.Mkdir(dir, 0o755) }},
-				step{"a file in that", func() error { return os.WriteFile(filepath.Join(dir, "f2"), nil, 0o600) }},
+			f.expectEach(t,
+				step{"the file before", write(filepath.Join(dir, "f"), "")},
+				step{"delete", remove(dir)},
+				step{"make again", mkdir(dir)},
+				step{"chmod of it", chmod(dir, 0o700)},
+				step{"a file in it", write(filepath.Join(dir, fmt.Sprint(i)), "")},
+				step{"rename away", rename(dir, dir+".old")},
+				step{"another in its place", mkdir(dir)},
+				step{"a file in that", write(filepath.Join(dir, "f2"), "")},
 			)
-			l.deaf(t, "a file in what was renamed away", func() { put(t, filepath.Join(dir+".old", "f3"), "") })
+			f.ignores(t, "a file in the directory that was renamed away", write(filepath.Join(dir+".old", "f3"), ""))
 			must(t, os.RemoveAll(dir+".old"))
 		}
 	})
@@ -281,54 +237,38 @@ func TestWatchOfADirectoryThatIsDeletedAndMadeAgain(t *testing.T) {
 func TestWatchSurvivesChurn(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
 		dir := filepath.Join(base, "a", "b")
-		f := filepath.Join(dir, "f")
-		l := listen(t, at(f), at(dir))
+		f := newFixture(t, at(dir, "f"), at(dir))
 		for i := range 200 {
-			must(t, os.RemoveAll(filepath.Join(base, "a")))
-			must(t, os.MkdirAll(dir, 0o755))
+			again := each(remove(filepath.Join(base, "a")), mkdir(dir))
 			if i%3 == 0 {
-				must(t, os.Rename(dir, dir+"2"))
-				must(t, os.Rename(dir+"2", dir))
+				again = each(again, rename(dir, dir+"2"), rename(dir+"2", dir))
 			}
-			if i%20 != 0 {
-				continue // most rounds wait for nothing
+			if i%20 != 0 { // most rounds wait for nothing
+				must(t, again())
+				continue
 			}
-			l.hear(t, "the churn")
-			put(t, f, fmt.Sprint(i))
-			l.hear(t, fmt.Sprintf("the file of round %d", i))
+			f.expectEach(t, step{"the churn", again}, step{"the file of round " + fmt.Sprint(i), write(filepath.Join(dir, "f"), "")})
 		}
 	})
 }
 
-func TestWatchOfWhatIsMissing(t *testing.T) {
+func TestWatchOfMissingPaths(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
-		dir := filepath.Join(base, "a", "b", "c")
-		l := listen(t, at(dir), at(base, "x", "y", "token"))
-		// At once, so that the kernel tells of the first alone.
-		must(t, os.MkdirAll(dir, 0o755))
-		l.hear(t, "all of the directories")
-		must(t, os.Mkdir(filepath.Join(base, "x"), 0o755))
-		l.hear(t, "a parent of the file")
-		must(t, os.Mkdir(filepath.Join(base, "x", "y"), 0o755))
-		l.hear(t, "the parent of the file")
-		must(t, os.WriteFile(filepath.Join(base, "x", "y", "token"), nil, 0o600))
-		l.hear(t, "the file")
-		// A file in the place of a directory, and away again.
-		must(t, os.RemoveAll(filepath.Join(base, "a")))
-		put(t, filepath.Join(base, "a"), "")
-		l.hear(t, "a file in the way")
-		must(t, os.Remove(filepath.Join(base, "a")))
-		must(t, os.MkdirAll(dir, 0o755))
-		l.hear(t, "the way is free")
-		put(t, filepath.Join(dir, "f"), "")
-		l.hear(t, "a file at the end of it")
-		// Another directory in the place of a parent's parent.
-		must(t, os.MkdirAll(filepath.Join(base, "new", "b", "c"), 0o755))
-		must(t, os.Rename(filepath.Join(base, "a"), filepath.Join(base, "old")))
-		l.hear(t, "the parent's parent is renamed")
-		must(t, os.Rename(filepath.Join(base, "new"), filepath.Join(base, "a")))
-		l.hear(t, "another is in its place")
-		l.hearEach(t, changes(dir)...)
+		a, x := filepath.Join(base, "a"), filepath.Join(base, "x")
+		dir := filepath.Join(a, "b", "c")
+		f := newFixture(t, at(dir), at(x, "y", "token"))
+		f.expectEach(t,
+			step{"all of the directories, of which the kernel reports the first alone", mkdir(dir)},
+			step{"a parent of the file", mkdir(x)},
+			step{"the parent of the file", mkdir(filepath.Join(x, "y"))},
+			step{"the file", write(filepath.Join(x, "y", "token"), "")},
+			step{"a file in the place of a directory", each(remove(a), write(a, ""))},
+			step{"the directory again", each(remove(a), mkdir(dir))},
+			step{"a file at the end of it", write(filepath.Join(dir, "f"), "")},
+			step{"the parent's parent renamed", each(mkdir(filepath.Join(base, "new", "b", "c")), rename(a, filepath.Join(base, "old")))},
+			step{"another in its place", rename(filepath.Join(base, "new"), a)},
+		)
+		f.expectEach(t, changes(dir)...)
 	})
 }
 
@@ -345,10 +285,9 @@ func (v *volume) swap(tb testing.TB, token string) {
 	old, _ := os.Readlink(filepath.Join(v.dir, "..data"))
 	v.n++
 	fresh := fmt.Sprintf("..2026_01_02_03_04_05.%d", v.n)
-	must(tb, os.MkdirAll(filepath.Join(v.dir, fresh), 0o755))
-	put(tb, filepath.Join(v.dir, fresh, "token"), token)
-	must(tb, os.Symlink(fresh, filepath.Join(v.dir, "..data_tmp")))
-	must(tb, os.Rename(filepath.Join(v.dir, "..data_tmp"), filepath.Join(v.dir, "..data")))
+	data := filepath.Join(v.dir, "..data")
+	must(tb, each(mkdir(filepath.Join(v.dir, fresh)), write(filepath.Join(v.dir, fresh, "token"), token),
+		symlink(fresh, data+"_tmp"), rename(data+"_tmp", data))())
 	if old == "" {
 		must(tb, os.Symlink("..data/token", filepath.Join(v.dir, "token")))
 		return
@@ -368,17 +307,16 @@ func TestWatchOfAKubeletVolume(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				*v = volume{dir: v.dir}
 				must(t, os.RemoveAll(v.dir))
-				l := listen(t, path)
+				f := newFixture(t, path)
 				for i := range 10 {
 					v.swap(t, fmt.Sprint(i))
-					l.hear(t, fmt.Sprintf("swap %d", i))
+					f.expect(t, fmt.Sprintf("swap %d", i))
 					if got := content(token); got != fmt.Sprint(i) {
 						t.Fatalf("token %q", got)
 					}
 				}
 				if name == "file" {
-					put(t, token, "in place")
-					l.hear(t, "a write in the volume")
+					f.expectEach(t, step{"a write in the volume", write(token, "in place")})
 				}
 			})
 		}
@@ -387,57 +325,43 @@ func TestWatchOfAKubeletVolume(t *testing.T) {
 
 func TestWatchFollowsLinks(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
-		must(t, os.MkdirAll(filepath.Join(base, "one", "net.d"), 0o755))
-		must(t, os.MkdirAll(filepath.Join(base, "two", "net.d"), 0o755))
-		link := filepath.Join(base, "current")
-		must(t, os.Symlink("one", link))
-		must(t, os.Symlink(link+"/../one/./net.d", filepath.Join(base, "conf")))
-		must(t, os.Symlink("conf/f", filepath.Join(base, "f")))
-		l := listen(t, at(link, "net.d"), at(base, "f"))
-		put(t, filepath.Join(base, "one", "net.d", "f"), "")
-		l.hear(t, "a file behind the links")
-		must(t, os.Remove(link))
-		must(t, os.Symlink("two", link))
-		l.hear(t, "the link is another")
-		put(t, filepath.Join(base, "two", "net.d", "g"), "")
-		l.hear(t, "a file behind the new link")
-		put(t, filepath.Join(base, "one", "net.d", "f"), "x")
-		l.hear(t, "the other path's file")
-		l.deaf(t, "a file behind the old link", func() { put(t, filepath.Join(base, "one", "net.d", "g"), "") })
-		must(t, os.Remove(link))
-		must(t, os.Symlink("current", link))
-		l.hear(t, "the link leads to itself")
-		must(t, os.Remove(link))
-		must(t, os.MkdirAll(filepath.Join(link, "net.d"), 0o755))
-		l.hear(t, "a directory in its place")
-		put(t, filepath.Join(link, "net.d", "h"), "")
-		l.hear(t, "a file in that")
+		one, two, link := filepath.Join(base, "one", "net.d"), filepath.Join(base, "two", "net.d"), filepath.Join(base, "current")
+		must(t, each(mkdir(one), mkdir(two), symlink("one", link), symlink(link+"/../one/./net.d", filepath.Join(base, "conf")),
+			symlink("conf/f", filepath.Join(base, "f")))())
+		f := newFixture(t, at(link, "net.d"), at(base, "f"))
+		f.expectEach(t,
+			step{"a file behind the links", write(filepath.Join(one, "f"), "")},
+			step{"another link", each(remove(link), symlink("two", link))},
+			step{"a file behind the new link", write(filepath.Join(two, "g"), "")},
+			step{"the other path's file", write(filepath.Join(one, "f"), "x")},
+		)
+		f.ignores(t, "a file behind the old link", write(filepath.Join(one, "g"), ""))
+		f.expectEach(t,
+			step{"a link to itself", each(remove(link), symlink("current", link))},
+			step{"a directory in its place", each(remove(link), mkdir(filepath.Join(link, "net.d")))},
+			step{"a file in that", write(filepath.Join(link, "net.d", "h"), "")},
+		)
 	})
 }
 
-// The queue of the kernel is real, and so is what it does when nobody reads.
+// The queue of the kernel is real, and overflows while the watch does not read it.
 func TestWatchAfterItsQueueOverflowed(t *testing.T) {
-	base := hostfstest.Memory(t)
-	dir := filepath.Join(base, "d")
+	dir := filepath.Join(hostfstest.Memory(t), "d")
 	must(t, os.Mkdir(dir, 0o755))
-	l := listen(t, at(dir))
+	l := newFixture(t, at(dir))
 	limit := 0
 	_, err := fmt.Sscan(content("/proc/sys/fs/inotify/max_queued_events"), &limit)
 	must(t, err)
 	l.log.stalled.Lock()
-	must(t, os.Rename(dir, dir+"2")) // at which it stalls
-	must(t, os.Rename(dir+"2", dir))
 	f, g := filepath.Join(dir, "f"), filepath.Join(dir, "g")
-	put(t, f, "")
-	put(t, g, "")
-	for range 2 * limit { // the kernel joins equal events, so they alternate
-		must(t, os.Chmod(f, 0o600))
-		must(t, os.Chmod(g, 0o600))
+	must(t, each(rename(dir, dir+"2"), rename(dir+"2", dir), write(f, ""), write(g, ""))()) // it stalls at the first
+	for range 2 * limit {                                                                   // the kernel joins equal events, so they alternate
+		must(t, each(chmod(f, 0o600), chmod(g, 0o600))())
 	}
 	l.log.stalled.Unlock()
 	l.log.await(t, 0, slog.LevelWarn.String())
-	l.hear(t, "the overflow")
-	l.hearEach(t, changes(filepath.Join(base, "d"))[1:]...)
+	l.expect(t, "the overflow")
+	l.expectEach(t, changes(dir)[1:]...)
 }
 
 func TestWatchLeavesNothingBehind(t *testing.T) {
@@ -447,7 +371,7 @@ func TestWatchLeavesNothingBehind(t *testing.T) {
 	for i := range 50 {
 		w := hostfs.NewWatch(slog.New(slog.DiscardHandler))
 		w.Set(at(dir), at(dir, "sub"))
-		for range 20 { // nobody hears it
+		for range 20 { // without a receiver
 			put(t, filepath.Join(dir, "f"), fmt.Sprint(i))
 		}
 		w.Close()
@@ -466,21 +390,16 @@ func TestWatchAndMounts(t *testing.T) {
 	}
 	base := hostfstest.Memory(t)
 	node, seen := filepath.Join(base, "node"), filepath.Join(base, "seen")
-	must(t, os.Mkdir(node, 0o755))
-	must(t, os.Mkdir(seen, 0o755))
+	must(t, each(mkdir(node), mkdir(seen))())
 	must(t, unix.Mount(node, seen, "", unix.MS_BIND, ""))
-	l := listen(t, at(node, "f"), at(seen, "g"))
-	for _, name := range []string{"f", "g"} { // of one directory, watched once
-		put(t, filepath.Join(seen, name), "")
-		l.hear(t, name)
-	}
-	must(t, unix.Mount("tmpfs", seen, "tmpfs", 0, ""))
-	l.hear(t, "the interval") // the kernel reports no mount
-	put(t, filepath.Join(seen, "g"), "")
-	l.hear(t, "a file of the mount")
-	must(t, unix.Unmount(seen, 0))
-	must(t, os.Remove(filepath.Join(node, "f")))
-	must(t, os.Remove(filepath.Join(node, "g")))
-	must(t, os.Remove(node))
+	t.Cleanup(func() { must(t, unix.Unmount(seen, 0)) })
+	f := newFixture(t, at(node, "f"), at(seen, "g"))
+	f.expectEach(t, // of one directory, watched once
+		step{"the first path's file", write(filepath.Join(seen, "f"), "")},
+		step{"the second path's file", write(filepath.Join(seen, "g"), "")},
+		// The kernel reports no mount, the interval does.
+		step{"a mount", func() error { return unix.Mount("tmpfs", seen, "tmpfs", 0, "") }},
+		step{"a file of the mount", write(filepath.Join(seen, "g"), "")},
+	)
 	must(t, unix.Unmount(seen, 0))
 }
