@@ -46,6 +46,6 @@ func TestPodsThatCannotBeInspectedDelayNoOtherPod(t *testing.T) {
 		l.oneEvent(p)
 	}
 	if log := l.log.String(); !strings.Contains(log, "the pod has a problem") {
-		t.Errorf("the log says nothing:\n%s", log)
+		t.Errorf("the log lacks the problem:\n%s", log)
 	}
 }

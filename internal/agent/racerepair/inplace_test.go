@@ -28,30 +28,30 @@ func TestPacketsProveTheRepair(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		conf cniconf.NetConf
-		// hook is a rule that must be there by then, as a program shows it.
-		program, hook string
+		// program prints the rule that leads to the mesh's, "" for rules that are not of iptables.
+		program string
 	}{
-		"auto":            {cniconf.NetConf{}, "iptables-nft-save", "-A OUTPUT -j ISTIO_OUTPUT"},
-		"netlink":         {cniconf.NetConf{Backend: redirect.Netlink}, "iptables-nft-save", "-A OUTPUT -j ISTIO_OUTPUT"},
-		"iptables":        {cniconf.NetConf{Backend: redirect.Tools}, "iptables-save", "-A OUTPUT -j ISTIO_OUTPUT"},
-		"iptables nft":    {cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "nft"}, "iptables-nft-save", "-A OUTPUT -j ISTIO_OUTPUT"},
-		"iptables legacy": {cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "legacy"}, "iptables-legacy-save", "-A OUTPUT -j ISTIO_OUTPUT"},
-		"native":          {cniconf.NetConf{Backend: redirect.Native}, "", ""},
+		"auto":            {cniconf.NetConf{}, "iptables-nft-save"},
+		"netlink":         {cniconf.NetConf{Backend: redirect.Netlink}, "iptables-nft-save"},
+		"iptables":        {cniconf.NetConf{Backend: redirect.Tools}, "iptables-save"},
+		"iptables nft":    {cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "nft"}, "iptables-nft-save"},
+		"iptables legacy": {cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "legacy"}, "iptables-legacy-save"},
+		"native":          {cniconf.NetConf{Backend: redirect.Native}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			net := labtest.New(t, ruleset.IPv4)
 			net.StartProxy(t, net.Proxy(redirect.Redirect), redirect.Redirect)
-			ask := func(who labtest.Actor, by string) {
+			connect := func(from labtest.Actor, by string) {
 				t.Helper()
 				question := labtest.Question{Ask: labtest.Ask{
-					From: who, Via: labtest.TCP, To: labtest.Peer.Port(ruleset.IPv4, 80), SourcePort: net.FreshPort(),
+					From: from, Via: labtest.TCP, To: labtest.Peer.Port(ruleset.IPv4, 80), SourcePort: net.FreshPort(),
 				}, Want: []labtest.Hop{{By: by}}}
 				if err := question.Check(t.Context()); err != nil {
 					t.Error(err)
 				}
 			}
-			ask(net.App(), "peer")
+			connect(net.App(), "peer")
 			l := newFixture(t, inPlace)
 			l.conf.Store(&test.conf)
 			l.Start(net.Path())
@@ -59,10 +59,10 @@ func TestPacketsProveTheRepair(t *testing.T) {
 			l.set(p)
 			l.run()
 			l.waitForAction(p, repair.InPlace)
-			ask(net.App(), labtest.ByOutbound)
-			ask(net.Proxy(redirect.Redirect), "peer")
+			connect(net.App(), labtest.ByOutbound)
+			connect(net.Proxy(redirect.Redirect), "peer")
 			rules := rulesOf(t, net.Path())
-			if test.program != "" && !strings.Contains(netnstest.Run(t, net.Path(), test.program), test.hook) || test.program == "" && rules != "" {
+			if test.program != "" && !strings.Contains(netnstest.Run(t, net.Path(), test.program), "-A OUTPUT -j ISTIO_OUTPUT") || test.program == "" && rules != "" {
 				t.Errorf("rules:\n%s", rules)
 			}
 			l.untouched(l.Host)
@@ -106,7 +106,7 @@ func TestW8APodOfTheSameNameIsAnotherPod(t *testing.T) {
 	l.waitForStates(1, 0, 0, 0)
 }
 
-// TestW8ARestartedAgentDoesNotWorkTwice has a pod whose validation has not been tried again yet when another agent looks.
+// TestW8ARestartedAgentDoesNotWorkTwice has a pod whose validation has not run again when another agent classifies it.
 func TestW8ARestartedAgentDoesNotWorkTwice(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace)
@@ -135,7 +135,7 @@ func TestPodsThatCannotBeRedirectedInPlace(t *testing.T) {
 		// prepare returns the namespace that must not be touched.
 		prepare func(l *fixture, p podSpec) (path string)
 		reason  EventReason
-		says    []string
+		texts   []string
 	}{
 		"W-11: the node has its address": {nil, func(l *fixture, p podSpec) string {
 			l.IP(l.Host, "address add "+p.ips[0]+" dev lo")
@@ -168,7 +168,7 @@ func TestPodsThatCannotBeRedirectedInPlace(t *testing.T) {
 			path := test.prepare(l, p)
 			l.set(p)
 			l.run()
-			l.waitForEvent(p, "Warning", test.reason, test.says...)
+			l.waitForEvent(p, "Warning", test.reason, test.texts...)
 			l.waitForStates(0, 1, 0, 0)
 			if got := l.repaired(metrics.RepairPod, metrics.RepairFail); (got == 1) != (test.reason == ReasonRepaired) {
 				t.Errorf("%d failures", got)
@@ -243,7 +243,7 @@ func TestW11AnAddressThatWasGivenToAnotherPodIsNoProof(t *testing.T) {
 	l.redirected(path)
 }
 
-// TestRepairComesBeforeTheValidation looks into namespaces of pods that nothing is known against yet.
+// TestRepairComesBeforeTheValidation inspects namespaces of pods without a failure.
 func TestRepairComesBeforeTheValidation(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace)
@@ -252,7 +252,7 @@ func TestRepairComesBeforeTheValidation(t *testing.T) {
 	l.run()
 	l.waitForWorker()
 	if l.searches.Load() != 1 { // for the pod that marks the end
-		t.Error("a namespace was looked for before there was one")
+		t.Error("a namespace was searched for before the pod had an address")
 	}
 	p = p.at("10.88.0.2/24")
 	l.place(p)
@@ -261,7 +261,7 @@ func TestRepairComesBeforeTheValidation(t *testing.T) {
 		t.Errorf("nothing has run in it yet: %s", message)
 	}
 	l.waitForStates(1, 0, 0, 0)
-	asked := l.searches.Load()
+	searched := l.searches.Load()
 	p.now = running()
 	l.set(p)
 	l.waitForWorker()
@@ -270,48 +270,39 @@ func TestRepairComesBeforeTheValidation(t *testing.T) {
 	l.set(p)
 	l.waitForWorker()
 	l.waitForStates(1, 0, 0, 0)
-	if got := l.searches.Load() - asked; got > 5 { // two pods that mark the end, one of them looked for once
+	if got := l.searches.Load() - searched; got > 5 { // two pods that mark the end, one search for each
 		t.Errorf("%d searches for a pod that is fine", got)
 	}
 	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
 }
 
-// TestAnEventOnARunningPodNamesItsOpenConnections has a pod without a validation.
-func TestAnEventOnARunningPodNamesItsOpenConnections(t *testing.T) {
-	t.Parallel()
-	l := newFixture(t, inPlace)
-	p := podSpec{name: "web", uid: "u", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.2/24")
-	path := l.place(p)
-	l.run()
-	l.waitForEvent(p, "Normal", ReasonRepaired, "no rules", "Connections that it opened before stay outside")
-	l.redirected(path)
-}
-
-// rules writes the rules of another configuration, as those of an earlier version are.
+// otherRules writes the rules of another configuration, as those of an earlier version are.
 func (l *fixture) otherRules(path string) {
 	l.Helper()
 	netnstest.Run(l.T, path, "sh", "-c", `printf '*nat\n:ISTIO_OUTPUT -\n-A OUTPUT -p tcp -j ISTIO_OUTPUT\n-A ISTIO_OUTPUT -j RETURN\nCOMMIT\n' | iptables-nft-restore -n`)
 }
 
-// TestRunningPodsKeepTheirRules has rules that differ from those of now: they are changed before the validation, and reported
-// after it.
+// TestRunningPodsKeepTheirRules has rules that differ from the current ones: they are changed before the validation, and reported
+// after it. A pod without rules is redirected while it runs.
 func TestRunningPodsKeepTheirRules(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace)
 	runs := podSpec{name: "runs", uid: "u1", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.2/24")
 	comes := podSpec{name: "comes", uid: "u2"}.at("10.88.0.3/24")
-	old, young := l.place(runs), l.place(comes)
+	bare := podSpec{name: "bare", uid: "u3", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.4/24")
+	old, young, none := l.place(runs), l.place(comes), l.place(bare)
 	l.otherRules(old)
 	l.otherRules(young)
 	before := rulesOf(t, old)
 	l.run()
 	l.waitForEvent(comes, "Normal", ReasonRepaired, "other rules")
 	l.waitForEvent(runs, "Warning", ReasonDrifted, "from its next start on")
-	l.waitForStates(1, 0, 1, 0)
+	l.waitForEvent(bare, "Normal", ReasonRepaired, "no rules", "Connections that it opened before stay outside")
+	l.waitForStates(2, 0, 1, 0)
 	if got := rulesOf(t, old); got != before {
 		t.Errorf("the rules of a running pod were changed:\n%s", got)
 	}
-	l.redirected(young)
+	l.redirected(young, none)
 	for range 3 {
 		runs.labels = object{"touched": stamp(l.clock.Now())}
 		l.set(runs)
@@ -436,7 +427,7 @@ func TestAPodIsDeletedForMissingRulesOnlyIfSeenTwice(t *testing.T) {
 	l.noEvents(late)
 }
 
-// TestMissingRulesAreForgottenWhenOtherRulesCome has rules go, come back as others and go again: the second time is not the second look.
+// TestMissingRulesAreForgottenWhenOtherRulesCome has rules go, come back as others and go again: the second time is not the second inspection.
 func TestMissingRulesAreForgottenWhenOtherRulesCome(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, deleting)
@@ -500,6 +491,6 @@ func TestAPodOfAnotherNodeIsNotSearched(t *testing.T) {
 	l.server.Tell("ADDED", data)
 	l.waitForEvent(p, "Warning", ReasonBroken, "on its own node alone")
 	if l.searches.Load() != 0 || captured(t, path) {
-		t.Error("it was looked for here")
+		t.Error("it was searched for")
 	}
 }

@@ -260,14 +260,14 @@ func (l *fixture) events(p podSpec) []event {
 }
 
 // waitForEvent waits for an event on a pod with some texts.
-func (l *fixture) waitForEvent(p podSpec, kind string, reason EventReason, says ...string) event {
+func (l *fixture) waitForEvent(p podSpec, kind string, reason EventReason, texts ...string) event {
 	l.Helper()
 	var found event
 	agenttest.Until(l.T, func() string {
-		return fmt.Sprintf("no %s %s of %s that says %q: %v", kind, reason, p.name, says, l.events(p))
+		return fmt.Sprintf("no %s %s of %s with %q: %v", kind, reason, p.name, texts, l.events(p))
 	}, func() bool {
 		for _, e := range l.events(p) {
-			if e.Type == kind && e.Reason == string(reason) && !slices.ContainsFunc(says, func(s string) bool { return !strings.Contains(e.Message, s) }) {
+			if e.Type == kind && e.Reason == string(reason) && !slices.ContainsFunc(texts, func(s string) bool { return !strings.Contains(e.Message, s) }) {
 				found = e
 				return true
 			}
@@ -358,7 +358,7 @@ func (l *fixture) writes() []string {
 	})
 }
 
-// waitForWorker waits until everything that was set up to now has been judged: one worker takes them in their order.
+// waitForWorker waits until all pods that were set before are classified: one worker processes them in order.
 func (l *fixture) waitForWorker() {
 	l.Helper()
 	last := podSpec{name: fmt.Sprintf("zz-last-%d", len(l.server.Requests())), ns: "zz", uid: "last", ips: []string{"192.0.2.1"}}
@@ -430,4 +430,59 @@ func (l *fixture) stepUntilSuccess(t metrics.RepairType) {
 		l.clock.Step(time.Second)
 		return l.repaired(t, metrics.RepairSuccess) == 1
 	})
+}
+
+var (
+	nothing  = repair.Switches{}
+	inPlace  = repair.Switches{InPlace: true}
+	deleting = repair.Switches{Delete: true}
+	labelled = repair.Switches{Label: true}
+)
+
+// counted is the type under which the actions of a mode are counted, and reasons that of their events.
+var (
+	counted = map[repair.Switches]metrics.RepairType{
+		inPlace: metrics.RepairPod, deleting: metrics.RepairDelete, labelled: metrics.RepairLabel,
+	}
+	reasons = map[repair.Switches]EventReason{inPlace: ReasonRepaired, deleting: ReasonDeleted, labelled: ReasonLabelled}
+)
+
+// fetch gives a pod as the server has it.
+func (l *fixture) fetch(p podSpec) (labels map[string]string, leaving bool) {
+	l.Helper()
+	var whole struct {
+		Metadata struct {
+			Labels            map[string]string
+			DeletionTimestamp string
+		}
+	}
+	data := l.server.Object(p.path())
+	if data == nil {
+		l.Fatalf("pod %s is no more", p.name)
+	}
+	l.Do(json.Unmarshal(data, &whole))
+	return whole.Metadata.Labels, whole.Metadata.DeletionTimestamp != ""
+}
+
+// waitForAction waits for the event and the count of an action.
+func (l *fixture) waitForAction(p podSpec, mode repair.Mode) {
+	l.Helper()
+	switch mode {
+	case repair.InPlace:
+		l.waitForEvent(p, "Normal", ReasonRepaired, "redirected now", "exit code 126", "within its back-off")
+		l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
+		l.waitForStates(1, 0, 0, 0)
+	case repair.Label:
+		l.waitForEvent(p, "Warning", ReasonLabelled, "exit code 126", "cni.istio.io/uninitialized=true")
+		l.waitForCount(metrics.RepairLabel, metrics.RepairSuccess, 1)
+		if labels, leaving := l.fetch(p); labels["cni.istio.io/uninitialized"] != "true" || leaving {
+			l.Errorf("labels %v, leaving %v", labels, leaving)
+		}
+		l.waitForStates(0, 1, 0, 0)
+	case repair.Delete:
+		l.Fatal("deletion is for e2e/repair")
+	case repair.Report:
+		l.waitForEvent(p, "Warning", ReasonBroken, "exit code 126", "switch on")
+		l.waitForStates(0, 1, 0, 0)
+	}
 }

@@ -13,9 +13,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 )
 
-// countedTools puts programs into the way to iptables that count how often they are started, and gives their directory.
+// countedTools returns a directory of iptables programs that count their starts.
 func countedTools(t *testing.T) (path string, count func() int) {
 	t.Helper()
 	dir := t.TempDir()
@@ -23,16 +24,11 @@ func countedTools(t *testing.T) (path string, count func() int) {
 	for _, family := range []string{"iptables", "ip6tables"} {
 		for _, name := range []string{"", "-save", "-restore", "-nft", "-nft-save", "-nft-restore", "-legacy", "-legacy-save", "-legacy-restore"} {
 			script := fmt.Sprintf("#!/bin/sh\necho %[1]s >> %[2]s\nexec /usr/sbin/%[1]s \"$@\"\n", family+name, record)
-			if err := os.WriteFile(filepath.Join(dir, family+name), []byte(script), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			netnstest.WriteProgram(t, filepath.Join(dir, family+name), []byte(script))
 		}
 	}
 	return dir, func() int {
-		text, err := os.ReadFile(record)
-		if err != nil {
-			return 0
-		}
+		text, _ := os.ReadFile(record) // missing before the first run
 		return strings.Count(string(text), "\n")
 	}
 }
@@ -107,7 +103,7 @@ func TestTheGaugeHasTheStateOfThePod(t *testing.T) {
 		want   []int
 	}{
 		{"no sandbox yet", func() {}, []int{0, 0, 0, 0}},
-		{"an address that nobody has", func() { p = p.at("10.88.0.9") }, []int{0, 0, 0, 1}},
+		{"an address that no namespace has", func() { p = p.at("10.88.0.9") }, []int{0, 0, 0, 1}},
 		{"rules missing", func() { p = p.at("10.88.0.2") }, []int{0, 1, 0, 0}},
 		{"failed", func() { p.now = ended(126, agenttest.Start()) }, []int{0, 1, 0, 0}},
 		{"waits", func() { p.last, p.now = p.now, waiting("CrashLoopBackOff") }, []int{0, 1, 0, 0}},

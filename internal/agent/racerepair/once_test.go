@@ -78,7 +78,7 @@ func TestOnceHasNoRateLimitAndNoSecondInspection(t *testing.T) {
 	}
 	missing := podSpec{name: "missing", uid: "m"}.at("10.88.0.3/24") // which is not inspected a second time
 	l.place(missing)
-	if err := Once(t.Context(), l.options); err != nil { // on a clock that stands still
+	if err := Once(t.Context(), l.options); err != nil { // the clock does not move
 		t.Fatal(err)
 	}
 	l.waitForEvent(missing, "Warning", ReasonDeleted, "no rules")

@@ -72,7 +72,7 @@ func remedy(err error) string {
 	case errors.Is(err, redirection.ErrUninspectable):
 		return ". A container of the pod with the capability NET_ADMIN may have filled it: see what wrote them, and delete the pod"
 	case errors.Is(err, sandbox.ErrNoHost):
-		return ". Let the node agent see the processes of the node: its procfs is looked for as /host/proc"
+		return ". Let the node agent see the processes of the node: its procfs is expected at /host/proc"
 	}
 	return ""
 }

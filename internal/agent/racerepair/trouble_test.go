@@ -2,7 +2,6 @@ package racerepair
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -22,7 +21,7 @@ func TestRefusals(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		fault kubetest.Fault
-		says  string
+		text  string
 	}{
 		{kubetest.Forbidden, "lacks the permission"},
 		{kubetest.ServerError, "leader changed"},
@@ -49,7 +48,7 @@ func TestRefusals(t *testing.T) {
 					agenttest.Eventually(t, "nothing is done", func() bool { return len(l.writes()) == 1 })
 					l.clock.Step(time.Minute)
 				}
-				l.waitForEvent(p, "Warning", reasons[switches], "cannot be", test.says)
+				l.waitForEvent(p, "Warning", reasons[switches], "cannot be", test.text)
 				l.waitForCount(counted[switches], metrics.RepairFail, 1)
 				l.waitForCount(counted[switches], metrics.RepairSuccess, 0)
 				l.waitForStates(0, 1, 0, 0)
@@ -64,55 +63,29 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestAServerThatHangsDelaysNoRepair has an API server that takes no event and no change any more: pods are redirected in place
-// all the same, at once.
-func TestAServerThatHangsDelaysNoRepair(t *testing.T) {
+// TestFailingWatchMakesUnready: e2e/repair has starts without an API server, and its outages.
+func TestFailingWatchMakesUnready(t *testing.T) {
 	t.Parallel()
-	l := newFixture(t, inPlace)
-	l.server.FailOn("/events", kubetest.Hang, kubetest.Forever)
-	var paths []string
-	for i := range 3 {
-		paths = append(paths, l.place(crashing(fmt.Sprint("web-", i)).at(fmt.Sprintf("10.88.0.%d/24", 2+i))))
-	}
-	l.run()
-	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 3)
-	l.redirected(paths...)
-	if n := l.requests("POST", "/events"); n > 1 {
-		t.Errorf("%d events were sent although none was answered", n)
-	}
-}
-
-// TestTheServerIsAwayAtTheStart and comes later; it goes again and comes back.
-func TestTheServerIsAwayAtTheStart(t *testing.T) {
-	t.Parallel()
-	for _, fault := range []kubetest.Fault{kubetest.Reset, kubetest.Unavailable, kubetest.Forbidden, kubetest.Garbage, kubetest.UnknownCA} {
-		t.Run(string(fault), func(t *testing.T) {
-			t.Parallel()
-			state := health.NewState(health.Options{Now: time.Now}, Part)
-			l := newFixture(t, inPlace, func(o *Options) { o.Health = state })
-			l.server.Fail(fault, kubetest.Forever)
-			p, _ := l.crashing()
-			l.run()
-			agenttest.Eventually(t, "the failing watch is not counted", func() bool { return l.metric("istio_cni_repair_watch_troubles_total") == 1 })
-			if state.Snapshot().Ready {
-				t.Error("it is ready")
-			}
-			l.server.Heal()
-			l.waitForAction(p, repair.InPlace)
-			agenttest.Eventually(t, "it is not ready", func() bool { return state.Snapshot().Ready })
-
-			// The server goes away: known pods are still repaired, and a change is seen afterwards.
-			l.server.FailOn("/pods", kubetest.Unavailable, kubetest.Forever)
-			l.server.BreakWatches()
-			agenttest.Eventually(t, "it is still ready", func() bool { return !state.Snapshot().Ready })
-			second := crashing("second").at("10.88.0.3/24")
-			l.place(second)
-			l.server.Delete(p.path())
-			l.server.Heal()
-			l.waitForEvent(second, "Normal", ReasonRepaired)
-			l.waitForStates(1, 0, 0, 0)
+	state := health.NewState(health.Options{}, Part)
+	l := newFixture(t, inPlace, func(o *Options) { o.Health = state })
+	becomes := func(ready bool, troubles int) {
+		t.Helper()
+		agenttest.Eventually(t, "readiness or the count of failures does not change", func() bool {
+			return state.Snapshot().Ready == ready && l.metric("istio_cni_repair_watch_troubles_total") == troubles
 		})
 	}
+	l.server.Fail(kubetest.Forbidden, kubetest.Forever)
+	l.run()
+	becomes(false, 1)
+	l.server.Heal()
+	becomes(true, 1)
+	l.server.FailOn("/pods", kubetest.Unavailable, kubetest.Forever)
+	l.server.BreakWatches()
+	becomes(false, 2)
+	p, _ := l.crashing()
+	l.server.Heal()
+	becomes(true, 2)
+	l.waitForAction(p, repair.InPlace)
 }
 
 // TestNothingIsDoneOnABadConfiguration of the plugin: the excluded namespaces may be among the keys that could not be read.
@@ -207,8 +180,8 @@ func TestAPodThatCannotBeRepairedGetsOneEvent(t *testing.T) {
 	l.waitForEvent(p, "Normal", ReasonRepaired, "redirected now")
 }
 
-// TestAFlappingPodIsWorkedOnOnce sends a hundred news of pods for which there is nothing left to do.
-func TestAFlappingPodIsWorkedOnOnce(t *testing.T) {
+// TestFurtherChangesRepeatNoAction: a hundred changes of a pod follow its action.
+func TestFurtherChangesRepeatNoAction(t *testing.T) {
 	t.Parallel()
 	for _, switches := range []repair.Switches{inPlace, labelled, nothing} {
 		t.Run(string(switches.Modes()[0]), func(t *testing.T) {
@@ -236,36 +209,31 @@ func TestAFlappingPodIsWorkedOnOnce(t *testing.T) {
 	}
 }
 
-// TestAPodThatGoesWhileItIsWorkedOn leaves nothing behind, in the gauge least of all.
-func TestAPodThatGoesWhileItIsWorkedOn(t *testing.T) {
+// TestPodIsDeletedDuringTheRequest: the deleted pod is neither counted in the gauge nor worked on again.
+func TestPodIsDeletedDuringTheRequest(t *testing.T) {
 	t.Parallel()
 	for _, switches := range []repair.Switches{deleting, labelled} {
-		t.Run(string(switches.Modes()[0]), func(t *testing.T) {
-			t.Parallel()
-			l := newFixture(t, switches)
-			p := crashing("web")
-			l.set(p)
-			l.server.FailOn("/pods/web", kubetest.Hang, 1)
-			l.run()
-			agenttest.Eventually(t, "nothing is done", func() bool { return len(l.writes()) == 1 })
-			l.server.Delete(p.path())
-			l.clock.Step(time.Minute)
-			agenttest.Eventually(t, "the answer is still awaited", func() bool {
-				return l.repaired(counted[switches], metrics.RepairFail) == 1
-			})
-			l.waitForWorker()
-			l.clock.Step(time.Hour)
-			l.waitForWorker()
-			l.waitForStates(0, 0, 0, 0)
-			if got := l.writes(); len(got) != 1 {
-				t.Errorf("requests %q", got)
-			}
-		})
+		l := newFixture(t, switches)
+		p := crashing("web")
+		l.set(p)
+		l.server.FailOn("/pods/web", kubetest.Hang, 1)
+		l.run()
+		agenttest.Eventually(t, "nothing is done", func() bool { return len(l.writes()) == 1 })
+		l.server.Delete(p.path())
+		l.clock.Step(time.Minute)
+		l.waitForCount(counted[switches], metrics.RepairFail, 1)
+		l.waitForWorker()
+		l.clock.Step(time.Hour)
+		l.waitForWorker()
+		l.waitForStates(0, 0, 0, 0)
+		if got := l.writes(); len(got) != 1 {
+			t.Errorf("requests %q", got)
+		}
 	}
 }
 
-// TestAPodThatIsGoneAlreadyIsNoFailure : the pod ended before the watch has delivered that.
-func TestAPodThatIsGoneAlreadyIsNoFailure(t *testing.T) {
+// TestPodThatWasDeletedBeforeIsNoFailure: the watch has not delivered the deletion yet.
+func TestPodThatWasDeletedBeforeIsNoFailure(t *testing.T) {
 	t.Parallel()
 	for _, switches := range []repair.Switches{deleting, labelled} {
 		l := newFixture(t, switches)
@@ -277,4 +245,20 @@ func TestAPodThatIsGoneAlreadyIsNoFailure(t *testing.T) {
 		l.waitForCount(counted[switches], metrics.RepairFail, 0)
 		l.noEvents(p)
 	}
+}
+
+// TestAnExistingLabelIsSkippedOnce: whatever its value is, and also when the validation fails again.
+func TestAnExistingLabelIsSkippedOnce(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, labelled)
+	p := crashing("web")
+	p.labels = object{"cni.istio.io/uninitialized": "whatever"}
+	l.set(p)
+	l.run()
+	l.waitForCount(metrics.RepairLabel, metrics.RepairSkip, 1)
+	p.last = ended(126, agenttest.Start())
+	l.set(p)
+	l.waitForWorker()
+	l.waitForCount(metrics.RepairLabel, metrics.RepairSkip, 1)
+	l.noEvents(p)
 }

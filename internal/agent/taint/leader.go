@@ -70,14 +70,14 @@ func (e *elector) acquire(ctx context.Context) bool {
 	}
 	if lease.Exists() && lease.Holder != "" && lease.Holder != e.lease.Identity && now.Before(e.seenAt.Add(lease.Duration)) {
 		e.options.Health.Ready(PartElection)
-		e.say(ctx, "waiting for the lease", lease.Holder)
+		e.logState(ctx, "waiting for the lease", lease.Holder)
 		return false
 	}
 	if lease.Exists() && lease.Holder != e.lease.Identity {
 		lease.Transitions++
 	}
 	lease.Acquired = now
-	if err := e.write(ctx, lease, now); err != nil {
+	if err := e.write(ctx, lease, e.lease.Identity, now); err != nil {
 		if !kube.IsConflict(err) {
 			e.onError(ctx, "the lease cannot be taken", err)
 		}
@@ -86,9 +86,12 @@ func (e *elector) acquire(ctx context.Context) bool {
 	return true
 }
 
-// write writes this replica as the holder from now on.
-func (e *elector) write(ctx context.Context, lease kube.Lease, now time.Time) error {
-	lease.Holder, lease.Duration, lease.Renewed = e.lease.Identity, e.lease.Duration, now
+// write writes this replica as the holder from now on or, to release the lease, no holder and the shortest duration.
+func (e *elector) write(ctx context.Context, lease kube.Lease, holder string, now time.Time) error {
+	lease.Holder, lease.Duration, lease.Renewed = holder, e.lease.Duration, now
+	if holder == "" {
+		lease.Duration, lease.Acquired = time.Second, now
+	}
 	written, err := e.options.API.WriteLease(ctx, lease)
 	if err == nil {
 		e.seen, e.seenAt = written, now
@@ -99,7 +102,7 @@ func (e *elector) write(ctx context.Context, lease kube.Lease, now time.Time) er
 // hold runs lead and renews the lease until the lease is lost or ctx ends. It returns after lead.
 func (e *elector) hold(ctx context.Context, lead func(context.Context)) {
 	e.options.Health.Ready(PartElection)
-	e.say(ctx, "leading", e.lease.Identity)
+	e.logState(ctx, "leading", e.lease.Identity)
 	term, end := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	go func() {
@@ -127,7 +130,7 @@ func (e *elector) keep(ctx context.Context) error {
 		if err == nil {
 			renewed = e.seenAt
 			e.options.Health.Ready(PartElection)
-			e.say(ctx, "leading", e.lease.Identity)
+			e.logState(ctx, "leading", e.lease.Identity)
 			continue
 		}
 		if errors.Is(err, errOtherHolder) || ctx.Err() != nil || !e.options.Clock.Now().Before(renewed.Add(e.lease.Deadline)) {
@@ -137,16 +140,22 @@ func (e *elector) keep(ctx context.Context) error {
 	}
 }
 
-// renew writes the lease again. After a conflict it reads the lease, as another client may have written it for another reason.
+// renew writes the lease again, until a time at the latest.
 func (e *elector) renew(ctx context.Context, until time.Time) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	now := e.options.Clock.Now()
-	ctx, cancel := context.WithTimeout(ctx, max(until.Sub(now), time.Millisecond))
+	ctx, cancel := context.WithTimeout(ctx, max(until.Sub(e.options.Clock.Now()), time.Millisecond))
 	defer cancel()
-	err := e.write(ctx, e.seen, now)
-	if !kube.IsConflict(err) && kube.ClassOf(err) != kube.NotFound {
+	return e.rewrite(ctx, e.lease.Identity)
+}
+
+// rewrite writes the lease that this replica holds, for the holder. After a conflict it reads the lease: another client may have
+// written it for another reason, or the last renewal may have succeeded although its response timed out.
+func (e *elector) rewrite(ctx context.Context, holder string) error {
+	now := e.options.Clock.Now()
+	err := e.write(ctx, e.seen, holder, now)
+	if !kube.IsConflict(err) && (kube.ClassOf(err) != kube.NotFound || holder == "") {
 		return err
 	}
 	lease, err := e.options.API.Lease(ctx, e.lease.Namespace, e.lease.Name)
@@ -160,7 +169,7 @@ func (e *elector) renew(ctx context.Context, until time.Time) error {
 	if !lease.Exists() {
 		lease.Acquired, lease.Transitions = e.seen.Acquired, e.seen.Transitions
 	}
-	return e.write(ctx, lease, now)
+	return e.write(ctx, lease, holder, now)
 }
 
 // release clears the holder, so that the next replica leads at once. This replica makes no changes after release.
@@ -168,15 +177,7 @@ func (e *elector) release(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
 	e.options.Health.Rest(PartElection)
-	err := e.clear(ctx, e.seen)
-	if kube.IsConflict(err) {
-		// The last renewal may have succeeded although its response timed out.
-		var now kube.Lease
-		if now, err = e.options.API.Lease(ctx, e.lease.Namespace, e.lease.Name); err == nil && now.Holder == e.lease.Identity {
-			err = e.clear(ctx, now)
-		}
-	}
-	if err != nil {
+	if err := e.rewrite(ctx, ""); err != nil && !errors.Is(err, errOtherHolder) {
 		e.log.WarnContext(ctx, "the lease is not released: the next leader waits until it is over",
 			slog.String("error", err.Error()))
 		return
@@ -184,30 +185,22 @@ func (e *elector) release(ctx context.Context) {
 	e.log.InfoContext(ctx, "the lease is released")
 }
 
-// clear writes a lease without a holder and with the shortest duration.
-func (e *elector) clear(ctx context.Context, lease kube.Lease) error {
-	now := e.options.Clock.Now()
-	lease.Holder, lease.Duration, lease.Renewed, lease.Acquired = "", time.Second, now, now
-	_, err := e.options.API.WriteLease(ctx, lease)
-	return err
-}
-
-func (e *elector) onError(ctx context.Context, what string, err error) {
+func (e *elector) onError(ctx context.Context, state string, err error) {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return
 	}
-	e.options.Health.NotReady(PartElection, what)
-	if e.say(ctx, what, string(kube.ClassOf(err))) {
-		e.log.WarnContext(ctx, "election fails", slog.String("what", what), slog.String("error", err.Error()))
+	e.options.Health.NotReady(PartElection, state)
+	if e.logState(ctx, state, string(kube.ClassOf(err))) {
+		e.log.WarnContext(ctx, "election fails", slog.String("what", state), slog.String("error", err.Error()))
 	}
 }
 
-// say logs a new state, and reports whether the state was new.
-func (e *elector) say(ctx context.Context, what, who string) bool {
-	if e.logged == what+who {
+// logState logs a new state with its detail, and reports whether it was new.
+func (e *elector) logState(ctx context.Context, state, detail string) bool {
+	if e.logged == state+detail {
 		return false
 	}
-	e.logged = what + who
-	e.log.InfoContext(ctx, "election", slog.String("state", what), slog.String("holder", e.seen.Holder))
+	e.logged = state + detail
+	e.log.InfoContext(ctx, "election", slog.String("state", state), slog.String("holder", e.seen.Holder))
 	return true
 }

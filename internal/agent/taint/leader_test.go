@@ -109,7 +109,7 @@ func TestClockOfADeadLeaderDoesNotMatter(t *testing.T) {
 		},
 	})
 	l.start(a)
-	agenttest.Eventually(t, "a never looks", func() bool { return a.Health.Snapshot().Ready })
+	agenttest.Eventually(t, "a never reads the lease", func() bool { return a.Health.Snapshot().Ready })
 	l.stepUntil("a never leads", func() bool { return leads(a) })
 	if waited := l.clock.Now().Sub(agenttest.Start()); waited < 60*time.Second {
 		t.Errorf("a waited for %s only", waited)

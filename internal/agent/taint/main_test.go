@@ -195,18 +195,13 @@ func (l *fixture) decided(reason readiness.Reason) int {
 	return l.metric(`istio_cni_taint_decisions_total{reason="` + string(reason) + `"}`)
 }
 
-func (l *fixture) metric(name string) int {
-	for line := range strings.Lines(string(l.options.Metrics.Text())) {
-		if rest, found := strings.CutPrefix(line, name+" "); found {
-			var n int
-			if _, err := fmt.Sscan(rest, &n); err != nil {
-				l.Fatal(err)
-			}
-			return n
-		}
+func (l *fixture) metric(name string) (value int) {
+	l.Helper()
+	_, rest, _ := strings.Cut("\n"+string(l.options.Metrics.Text()), "\n"+name+" ")
+	if _, err := fmt.Sscan(rest, &value); err != nil {
+		l.Fatalf("%s: %v", name, err)
 	}
-	l.Fatalf("no metric %s", name)
-	return 0
+	return value
 }
 
 // stepUntil steps the clock until a condition holds.

@@ -96,16 +96,15 @@ func (t *leadership) warnOfNone(ctx context.Context) {
 
 // change adds or removes the taint. It returns the node after the change.
 func (t *leadership) change(ctx context.Context, state kube.NodeState, d readiness.Decision) (kube.NodeState, error) {
-	var put *readiness.Taint
-	drop := func(readiness.Taint) bool { return false }
-	kind := metrics.TaintAdded
+	put, drop := &t.options.Policy.Taint, func(readiness.Taint) bool { return false }
+	kind, text, event, reason := metrics.TaintAdded, "taint added", kube.EventWarning, eventTainted
 	switch d.Action {
 	case readiness.Keep:
 		return state, nil
-	case readiness.Add:
-		put = &t.options.Policy.Taint
 	case readiness.Remove:
-		drop, kind = t.options.Policy.Ours, metrics.TaintRemoved
+		put, drop = nil, t.options.Policy.Ours
+		kind, text, event, reason = metrics.TaintRemoved, "taint removed", kube.EventNormal, eventUntainted
+	case readiness.Add:
 	}
 	after, sent, err := t.options.API.PatchTaints(ctx, state, put, drop)
 	if !sent && err == nil {
@@ -114,10 +113,6 @@ func (t *leadership) change(ctx context.Context, state kube.NodeState, d readine
 	t.counted(ctx, state.Name, kind, err)
 	if err != nil {
 		return state, err
-	}
-	text, event, reason := "taint removed", kube.EventNormal, eventUntainted
-	if d.Action == readiness.Add {
-		text, event, reason = "taint added", kube.EventWarning, eventTainted
 	}
 	t.options.Log.InfoContext(ctx, "node changed", slog.String("node", state.Name), slog.String("change", string(kind)),
 		slog.String("taint", t.options.Policy.Taint.Key), slog.String("reason", string(d.Reason)))

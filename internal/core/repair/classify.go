@@ -7,7 +7,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
-// Reason says why a pod has its finding. It is a closed set: it is logged and asserted.
+// Reason explains a finding. It is a closed set: it is logged and asserted.
 type Reason string
 
 // The reasons, in the order in which they are tried. The first five leave the pod alone, Unproven needs an inspection of
@@ -46,13 +46,13 @@ func (r Reason) Sentence() string {
 // Finding is the assessment of a pod.
 type Finding struct {
 	Reason Reason
-	// Broken says that an action is needed.
+	// Broken reports that an action is needed.
 	Broken bool
-	// NeedsInspection says that the rules in the pod's namespace decide.
+	// NeedsInspection reports that the rules in the pod's namespace decide.
 	NeedsInspection bool
-	// Repairable says that rules written now would help.
+	// Repairable reports that rules written now would help.
 	Repairable bool
-	// Started says that containers of the pod have run: connections that they opened are not redirected by rules that come now.
+	// Started reports that containers of the pod have run: connections that they opened are not redirected by rules that are written now.
 	Started bool
 	// Decision is the plugin's about this pod.
 	Decision sidecar.Decision
@@ -97,7 +97,7 @@ func Classify(pod Pod, predicate Predicate, policy sidecar.Policy) Finding {
 }
 
 // mayBeUninjected reports whether a pod whose validation failed counts as broken although the plugin would pass it. These
-// reasons only say that the pod does not look injected, which a failed validation contradicts. All others are a user's choice.
+// reasons only mean that the pod does not look injected, which a failed validation contradicts. All others are a user's choice.
 func mayBeUninjected(r sidecar.Reason) bool { return r == sidecar.NoProxy || r == sidecar.NotInjected }
 
 // validated reports whether the validation has succeeded since the pod's last start.

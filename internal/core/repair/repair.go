@@ -80,11 +80,11 @@ type Predicate struct {
 // Pod is the input of the decision about a pod.
 type Pod struct {
 	Facts sidecar.Facts
-	// Addressed says that the kubelet knows an address of the pod: its sandbox is made, and every plugin of the chain has run.
+	// Addressed reports that the kubelet knows an address of the pod: its sandbox is made, and every plugin of the chain has run.
 	Addressed bool
-	// Deleting says that the pod has a deletion timestamp.
+	// Deleting reports that the pod has a deletion timestamp.
 	Deleting bool
-	// Ended says that the pod has ended (phase Succeeded or Failed), NeverRestarts that the kubelet restarts none of its
+	// Ended reports that the pod has ended (phase Succeeded or Failed), NeverRestarts that the kubelet restarts none of its
 	// containers (restartPolicy Never).
 	Ended, NeverRestarts bool
 	// Init has the init containers, native sidecars among them, in their order; Containers the others.
@@ -100,7 +100,7 @@ type Container struct {
 
 // State is one state of a container. The zero value is an unknown state.
 type State struct {
-	// Running and Terminated say which one it is; a container that waits is neither.
+	// Running and Terminated distinguish the states; a container that waits has neither.
 	Running, Terminated bool
 	Reason, Message     string
 	ExitCode            int

@@ -64,7 +64,7 @@ func TestReferencePredicate(t *testing.T) {
 		return s
 	}
 	code := func(n int) func(*repair.Predicate) { return func(p *repair.Predicate) { p.ExitCode = n } }
-	said := func(p *repair.Predicate) { p.Message, p.ExitCode = "X", 0 }
+	withMessage := func(p *repair.Predicate) { p.Message, p.ExitCode = "X", 0 }
 	renamed := func(p *repair.Pod) { p.Init[0].Name = "x" }
 	alone := func(p *repair.Pod) { p.Facts.Containers = []sidecar.Container{{Name: "app"}} }
 	for _, test := range []struct {
@@ -77,21 +77,21 @@ func TestReferencePredicate(t *testing.T) {
 		{"it has recovered", []change{now(ended(0)), last(ended(126))}, nil, false},
 		{"it waits after a failure", []change{now(waiting), last(ended(126))}, nil, true},
 		{"it has failed twice", []change{now(ended(126)), last(ended(126))}, nil, true},
-		{"another code is looked for", []change{last(ended(126))}, code(55), false},
+		{"another code is configured", []change{last(ended(126))}, code(55), false},
 		{"another code", []change{last(ended(121))}, nil, false},
-		{"any code is looked for", []change{last(ended(121))}, code(0), true},
+		{"any code is configured", []change{last(ended(121))}, code(0), true},
 		{"no annotation", []change{last(ended(126)), without(sidecar.StatusKey)}, nil, false},
-		{"the message", []change{last(message(" X ", 1))}, said, true},
-		{"another message", []change{last(message("Y", 1))}, said, false},
+		{"the message", []change{last(message(" X ", 1))}, withMessage, true},
+		{"another message", []change{last(message("Y", 1))}, withMessage, false},
 		{"no status", []change{func(p *repair.Pod) { p.Init = nil }}, nil, false},
 		{"another container", []change{last(ended(126)), renamed}, nil, false},
-		{"any container is looked for", []change{last(ended(126)), renamed}, func(p *repair.Predicate) { p.Container = "" }, true},
+		{"any container is configured", []change{last(ended(126)), renamed}, func(p *repair.Predicate) { p.Container = "" }, true},
 		{
 			"no annotation is wanted, and the pod looks as if it were not injected",
 			[]change{last(ended(126)), without(sidecar.StatusKey)},
 			func(p *repair.Predicate) { p.Annotation = "" }, true,
 		},
-		{"a pod as small as one can be", []change{last(ended(126)), alone}, nil, true},
+		{"a pod with one container", []change{last(ended(126)), alone}, nil, true},
 		{"completed with another code counts as well", []change{now(repair.State{Terminated: true, Reason: "Completed", ExitCode: 126})}, nil, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -131,10 +131,10 @@ func TestClassify(t *testing.T) {
 			p.Facts.Containers = p.Facts.Containers[1:]
 		}}, repair.Finding{Reason: repair.Unproven, NeedsInspection: true, Started: true}},
 		{"no sandbox yet", []change{func(p *repair.Pod) { p.Addressed = false }}, repair.Finding{Reason: repair.NoSandbox}},
-		{"ended without a word", []change{func(p *repair.Pod) { p.Ended = true }}, repair.Finding{Reason: repair.NoSandbox}},
+		{"ended without a status", []change{func(p *repair.Pod) { p.Ended = true }}, repair.Finding{Reason: repair.NoSandbox}},
 		{"validated", []change{now(ended(0))}, repair.Finding{Reason: repair.Proven}},
 		// Left alone
-		{"leaving", broken(func(p *repair.Pod) { p.Deleting = true }), repair.Finding{Reason: repair.NotLookedAt}},
+		{"terminating", broken(func(p *repair.Pod) { p.Deleting = true }), repair.Finding{Reason: repair.NotLookedAt}},
 		{"excluded namespace", broken(func(p *repair.Pod) { p.Facts.Namespace = "kube-system" }), passed},
 		{"host network", broken(func(p *repair.Pod) { p.Facts.HostNetwork = true }), passed},
 		{"gateway", broken(func(p *repair.Pod) { p.Facts.Containers[2].Args = []string{"proxy", "router"} }), passed},
@@ -188,7 +188,7 @@ func TestApplyObservation(t *testing.T) {
 			p := pod(test.pod...)
 			f := repair.Classify(p, defaults(), sidecar.Policy{})
 			if !f.NeedsInspection {
-				t.Fatalf("it is not looked at: %s", f.Reason)
+				t.Fatalf("it needs no inspection: %s", f.Reason)
 			}
 			f = repair.ApplyObservation(f, p, test.rules)
 			if f.NeedsInspection || f.Reason.Sentence() == "" || f.Reason != test.reason || f.Broken != test.broken || f.Repairable != test.repairable {

@@ -125,13 +125,13 @@ func TestDecide(t *testing.T) {
 		{"a namespace that begins like an excluded one", []change{named("kube-system-2", "x")}, sidecar.Captured, ""},
 		{"an excluded namespace in another case", []change{named("Kube-System", "x")}, sidecar.Captured, ""},
 		{"no namespace excluded", []change{named("kube-system", "x"), excludes()}, sidecar.Captured, ""},
-		{"an empty excluded namespace excludes nobody", []change{excludes("")}, sidecar.Captured, ""},
+		{"an empty excluded namespace excludes no pod", []change{excludes("")}, sidecar.Captured, ""},
 
 		{"the agent in its namespace", []change{named("mesh", "istio-cni-node-x7")}, sidecar.OwnAgent, ""},
 		{"a pod of the agent's name elsewhere", []change{named("shop", "istio-cni-node-x7")}, sidecar.Captured, ""},
 		{"another pod in the agent's namespace", []change{named("mesh", "istio-cni-nod-x7")}, sidecar.Captured, ""},
 		{"a pod whose name holds the agent's", []change{named("mesh", "my-istio-cni-node-x7")}, sidecar.Captured, ""},
-		{"nobody knows where the agent runs", []change{named("mesh", "istio-cni-node-x7"), noAgent}, sidecar.Captured, ""},
+		{"the namespace of the agent is unknown", []change{named("mesh", "istio-cni-node-x7"), noAgent}, sidecar.Captured, ""},
 
 		{"a pod of the node's network", []change{hostNetwork}, sidecar.HostNetwork, ""},
 
@@ -145,7 +145,7 @@ func TestDecide(t *testing.T) {
 		{"DISABLE_ENVOY TRUE", []change{env("DISABLE_ENVOY", "TRUE")}, sidecar.EnvoyDisabled, ""},
 		{"DISABLE_ENVOY false", []change{env("DISABLE_ENVOY", "false")}, sidecar.Captured, ""},
 		{"DISABLE_ENVOY that cannot be read", []change{env("DISABLE_ENVOY", "yes")}, sidecar.Captured, ""},
-		{"DISABLE_ENVOY from elsewhere, whose value nobody knows", []change{env("DISABLE_ENVOY", "")}, sidecar.Captured, ""},
+		{"DISABLE_ENVOY by valueFrom", []change{env("DISABLE_ENVOY", "")}, sidecar.Captured, ""},
 		{"DISABLE_ENVOY twice: the last one counts", []change{env("DISABLE_ENVOY", "true"), env("DISABLE_ENVOY", "false")}, sidecar.Captured, ""},
 		{"DISABLE_ENVOY of another container", []change{also(disabled)}, sidecar.Captured, ""},
 
@@ -190,7 +190,7 @@ func TestDecide(t *testing.T) {
 		{"mode NONE with a blank is invalid", []change{annotation(sidecar.ModeKey, "NONE ")}, sidecar.InvalidSettings, ""},
 
 		{"an annotation that cannot be read", []change{annotation(sidecar.InboundPortsKey, "x")}, sidecar.InvalidSettings, ""},
-		{"an annotation nobody reads", []change{annotation("traffic.sidecar.istio.io/includeInboundPort", "x")}, sidecar.Captured, ""},
+		{"an unknown annotation", []change{annotation("traffic.sidecar.istio.io/includeInboundPort", "x")}, sidecar.Captured, ""},
 		{"the status port's annotation is not read", []change{annotation("status.sidecar.istio.io/port", "x")}, sidecar.Captured, ""},
 
 		{"a native sidecar", []change{proxyCalled("x"), nativeProxy(native)}, sidecar.Captured, ""},

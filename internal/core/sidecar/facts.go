@@ -4,7 +4,7 @@ package sidecar
 // package read. It is filled once and never changed.
 type Facts struct {
 	Namespace, Name, UID string
-	// HostNetwork says that the pod shares the node's network namespace.
+	// HostNetwork reports that the pod shares the node's network namespace.
 	HostNetwork         bool
 	Labels, Annotations map[string]string
 	// RunAsUser and RunAsGroup are the pod-level securityContext; nil means not set.
@@ -16,7 +16,7 @@ type Facts struct {
 // Container is one container of a pod.
 type Container struct {
 	Name string
-	// Init says that the container is in spec.initContainers, as a native sidecar is.
+	// Init reports that the container is in spec.initContainers, as a native sidecar is.
 	Init bool
 	Args []string
 	// Env holds the literal values in order; one with valueFrom has an empty Value.

@@ -76,7 +76,7 @@ var rules = []rule{ //nolint:gochecknoglobals // a constant table
 		HostNetwork, "it uses the node's network namespace, which is never touched", "set hostNetwork to false", byPod,
 		func(s subject) (string, bool) { return "", s.HostNetwork },
 	},
-	// Without a sidecar the rules below leave the pod alone as well, but the pod may be in the ambient mesh: this reason says so.
+	// Without a sidecar the rules below leave the pod alone as well, but the pod may be in the ambient mesh, which this reason names.
 	{
 		Ambient, "it has no sidecar; ambient mode is enabled in the configuration and is not served by this plugin", "inject a sidecar", byPod,
 		func(s subject) (string, bool) { return "", s.policy.AmbientEnabled && !s.injected() },

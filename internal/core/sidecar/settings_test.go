@@ -42,7 +42,7 @@ func TestSettings(t *testing.T) {
 		changes []change
 		want    spec
 	}{
-		{"nothing said", nil, same},
+		{"no settings", nil, same},
 
 		{"mode TPROXY", []change{annotation(sidecar.ModeKey, "TPROXY")}, func(s *redirect.Spec) { s.Mode = redirect.TPROXY }},
 
@@ -79,7 +79,7 @@ func TestSettings(t *testing.T) {
 		{"DNS", []change{env("ISTIO_META_DNS_CAPTURE", "true")}, func(s *redirect.Spec) { s.DNS = redirect.DNSAll }},
 		{"DNS by a number", []change{env("ISTIO_META_DNS_CAPTURE", "1")}, func(s *redirect.Spec) { s.DNS = redirect.DNSAll }},
 		{"DNS off", []change{env("ISTIO_META_DNS_CAPTURE", "false")}, same},
-		{"DNS from elsewhere, whose value nobody knows", []change{env("ISTIO_META_DNS_CAPTURE", "")}, same},
+		{"DNS by valueFrom", []change{env("ISTIO_META_DNS_CAPTURE", "")}, same},
 		{"DNS twice: the last one counts", []change{env("ISTIO_META_DNS_CAPTURE", "true"), env("ISTIO_META_DNS_CAPTURE", "false")}, same},
 		{"dual stack", []change{env("ISTIO_DUAL_STACK", "TRUE")}, func(s *redirect.Spec) { s.DualStack = true }},
 		{"dropping invalid packets", []change{env("INVALID_DROP", "t")}, func(s *redirect.Spec) { s.DropInvalid = true }},
@@ -121,7 +121,7 @@ func TestSettings(t *testing.T) {
 			func(s *redirect.Spec) { s.UIDs, s.GIDs, s.DualStack = []uint32{4000}, []uint32{3000}, true },
 		},
 
-		{"what the injector writes", []change{
+		{"the annotations of the injector", []change{
 			annotation(sidecar.ModeKey, "REDIRECT"), annotation(sidecar.InboundPortsKey, "*"), annotation(sidecar.InboundPortsExcludeKey, "15020"), annotation(sidecar.OutboundKey, "*"),
 		}, same},
 		{

@@ -40,7 +40,7 @@ func differences() map[string]perMode {
 }
 
 // rows returns all settings, with the defaults of the mode. A variable is spelled like its flag, behind TAINT_, unless the row
-// says otherwise.
+// has another one.
 func (c *Config) rows() []settings.Setting {
 	rows := slices.Concat(c.modeRows(), c.taintRows(), c.policyRows(), c.leaseRows(), c.processRows())
 	for i := range rows {
