@@ -193,7 +193,7 @@ func (d *demo) packets(pod chaintest.Pod) {
 	sidecarProxy.Start(d.stage)
 	for _, q := range []struct {
 		text string
-		labtest.Question
+		labtest.Expectation
 	}{
 		{"the app calls a service: redirected to the proxy, which knows the original destination", question(app, labtest.TCP, at(outside, 80), labtest.ByOutbound)},
 		{"the app calls an excluded network: not redirected", question(app, labtest.TCP, at(excluded, 80), labtest.ByPeer)},
@@ -203,10 +203,10 @@ func (d *demo) packets(pod chaintest.Pod) {
 		{"health checks reach the sidecar's own port", question(world, labtest.TCP, netip.AddrPortFrom(podIP, 15021), labtest.ByStatus)},
 		{"the app calls itself: not redirected", question(app, labtest.TCP, at("127.0.0.1", 8080), labtest.ByApp)},
 	} {
-		answer := q.Put(d.Context())
+		answer := q.Send(d.Context())
 		err := q.Check(d.Context())
 		d.line("%s", d.bold(q.text))
-		d.line("  asked     %s", q.Ask)
+		d.line("  asked     %s", q.Request)
 		d.line("  answered  %s", d.cyan(answer.String()))
 		d.expect(err == nil, fmt.Sprintf("expected: %s", q.Want[0].By))
 		if err != nil && !errors.As(err, new(*labtest.Wrong)) {
@@ -215,8 +215,8 @@ func (d *demo) packets(pod chaintest.Pod) {
 	}
 }
 
-func question(from labtest.Actor, via labtest.Protocol, to netip.AddrPort, by string) labtest.Question {
-	return labtest.Question{Ask: labtest.Ask{From: from, Via: via, To: to}, Want: []labtest.Hop{{By: by}}}
+func question(from labtest.Actor, via labtest.Protocol, to netip.AddrPort, by string) labtest.Expectation {
+	return labtest.Expectation{Request: labtest.Request{From: from, Via: via, To: to}, Want: []labtest.Hop{{By: by}}}
 }
 
 func at(address string, port uint16) netip.AddrPort {

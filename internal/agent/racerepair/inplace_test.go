@@ -44,10 +44,10 @@ func TestPacketsProveTheRepair(t *testing.T) {
 			net.StartProxy(t, net.Proxy(redirect.Redirect), redirect.Redirect)
 			connect := func(from labtest.Actor, by string) {
 				t.Helper()
-				question := labtest.Question{Ask: labtest.Ask{
+				expected := labtest.Expectation{Request: labtest.Request{
 					From: from, Via: labtest.TCP, To: labtest.Peer.Port(ruleset.IPv4, 80), SourcePort: net.FreshPort(),
 				}, Want: []labtest.Hop{{By: by}}}
-				if err := question.Check(t.Context()); err != nil {
+				if err := expected.Check(t.Context()); err != nil {
 					t.Error(err)
 				}
 			}

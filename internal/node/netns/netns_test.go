@@ -129,7 +129,7 @@ func TestDoNests(t *testing.T) {
 	}
 }
 
-func TestDoRefusesWhatIsNoNetworkNamespace(t *testing.T) {
+func TestDoRefusesOtherFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	regular := filepath.Join(dir, "regular")
@@ -149,7 +149,7 @@ func TestDoRefusesWhatIsNoNetworkNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	tests := []struct {
-		name, path, says string
+		name, path, part string
 		is               error
 	}{
 		{"a path that does not exist", filepath.Join(dir, "absent"), "no such file", fs.ErrNotExist},
@@ -174,8 +174,8 @@ func TestDoRefusesWhatIsNoNetworkNamespace(t *testing.T) {
 				"Open":       second(netns.Open(tt.path)),
 			} {
 				want := fmt.Sprintf("opening netns %q: ", tt.path)
-				if !strings.HasPrefix(fmt.Sprint(err), want) || !strings.Contains(fmt.Sprint(err), tt.says) {
-					t.Errorf("%s: error %v, want one that starts with %q and says %q", what, err, want, tt.says)
+				if !strings.HasPrefix(fmt.Sprint(err), want) || !strings.Contains(fmt.Sprint(err), tt.part) {
+					t.Errorf("%s: error %v, want one that starts with %q and has %q", what, err, want, tt.part)
 				}
 				if tt.is != nil && !errors.Is(err, tt.is) || tt.is == nil && errors.Is(err, fs.ErrNotExist) {
 					t.Errorf("%s: error %v is not %v", what, err, tt.is)
@@ -207,7 +207,7 @@ func TestDoTurnsAPanicIntoAnError(t *testing.T) {
 	tests := []struct {
 		name string
 		fn   func() error
-		says []string
+		part []string
 		is   error
 	}{
 		{"a value", func() error { panic("boom") }, []string{"boom", "netns_test.go"}, nil},
@@ -223,9 +223,9 @@ func TestDoTurnsAPanicIntoAnError(t *testing.T) {
 					"Do":         netns.Do(path, tt.fn),
 					"DoIsolated": second(netnstest.Isolated(path, nil, tt.fn)),
 				} {
-					for _, says := range tt.says {
-						if !strings.Contains(fmt.Sprint(err), says) {
-							t.Errorf("%s: error does not say %q: %v", what, says, err)
+					for _, part := range tt.part {
+						if !strings.Contains(fmt.Sprint(err), part) {
+							t.Errorf("%s: error lacks %q: %v", what, part, err)
 						}
 					}
 					if err == nil || tt.is != nil && !errors.Is(err, tt.is) {
@@ -339,7 +339,7 @@ func TestDoEndsAThreadThatWasLeftElsewhere(t *testing.T) {
 	all.Wait()
 }
 
-func TestInodesTellNamespacesApartAndTheHosts(t *testing.T) {
+func TestInodesIdentifyNamespaces(t *testing.T) {
 	t.Parallel()
 	path, other := netnstest.New(t), netnstest.New(t)
 	bind, host := bindMount(t, path), bindMount(t, "/proc/self/ns/net")
@@ -374,7 +374,7 @@ func TestInodesTellNamespacesApartAndTheHosts(t *testing.T) {
 	}
 }
 
-// A process without privileges may work where it is, is refused elsewhere, and gets what isolation there is.
+// A process without privileges may work where it is, is refused elsewhere, and gets the isolation that is possible.
 // It is this test binary, run by another user.
 func TestWithoutPrivileges(t *testing.T) {
 	if !netnstest.Inside(t, func(cmd *exec.Cmd) {

@@ -142,7 +142,7 @@ func TestDoIsolatedMountsNothingOnANodeWithSharedMounts(t *testing.T) {
 	}
 }
 
-func TestDoIsolatedRunsTheFunctionWithWhatIsolationThereIs(t *testing.T) {
+func TestDoIsolatedRunsTheFunctionWithPartialIsolation(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	source, target := tempFile(t, "mounted"), tempFile(t, "hidden")
@@ -172,7 +172,7 @@ func TestDoIsolatedRunsTheFunctionWithWhatIsolationThereIs(t *testing.T) {
 		fmt.Sprintf("mounting %q over %q: not a directory", source, binds[2].Target),
 	} {
 		if !strings.Contains(fmt.Sprint(isolation), want) {
-			t.Errorf("isolation does not say %q:\n%v", want, isolation)
+			t.Errorf("isolation lacks %q:\n%v", want, isolation)
 		}
 	}
 	if got := read(t, target); got != "hidden" {
@@ -193,7 +193,7 @@ func mountsOf(t *testing.T, lock string) string {
 }
 
 func TestNothingIsLeft(t *testing.T) {
-	// Not parallel: it counts what the process has.
+	// Not parallel: it counts the files, mounts and threads of the process.
 	path := netnstest.New(t)
 	lock := tempFile(t, "")
 	binds := []netns.Bind{{Source: path, Target: lock}, {Source: os.DevNull, Target: nsswitch}}

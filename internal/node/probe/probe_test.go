@@ -19,7 +19,7 @@ func redirection(path string) probe.Redirection {
 	return probe.Redirection{Namespace: netnstest.At(path), Listeners: []uint16{15001, 15006}, Port: 15002}
 }
 
-// namespace has lo up, ::6 on it, and, if asked for, a redirection of all TCP to 15002, whoever sends it.
+// namespace has lo up, ::6 on it, and, if redirected, a redirection of all TCP to 15002, of every user.
 func namespace(t *testing.T, redirected bool) string {
 	t.Helper()
 	path := netnstest.New(t)
@@ -33,7 +33,7 @@ func namespace(t *testing.T, redirected bool) string {
 	return path
 }
 
-func TestRedirectionIsSeenAndItsAbsenceTold(t *testing.T) {
+func TestRedirectionIsFoundOrReportedAsMissing(t *testing.T) {
 	t.Parallel()
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
@@ -52,7 +52,7 @@ func TestRedirectionIsSeenAndItsAbsenceTold(t *testing.T) {
 	}
 }
 
-// The proxy itself may be there already: one port is enough, none is not. Each case has a namespace of its own: a process that
+// The proxy itself may listen already: one free port is enough, none is an error. Each case has a namespace of its own: a process that
 // another test is just starting holds the sockets of this one open until its program begins, the ports of an ended probe too.
 func TestTakenPorts(t *testing.T) {
 	t.Parallel()
@@ -113,7 +113,7 @@ func TestConnectionsForOtherPortsDoNotCount(t *testing.T) {
 		})
 	}
 	if !answered {
-		t.Error("the stand-in does not answer with the port")
+		t.Error("the listener does not answer with the port")
 	}
 	cancel()
 	if err := <-done; err == nil {

@@ -37,8 +37,7 @@ func (p pod) program(t *testing.T, by iptables.Variant, spec redirect.Spec) {
 	}
 }
 
-// Whatever wrote the rules of the mesh, each backend moves them over in full or removes them, leaves nothing of the others,
-// and does not touch what is not the mesh's.
+// Each backend replaces the rules of each other one in full or removes them, and leaves foreign rules as they are.
 func TestEveryBackendTakesOverFromEveryOther(t *testing.T) {
 	t.Parallel()
 	shared := func(t *testing.T) pod {
@@ -82,7 +81,7 @@ func TestEveryBackendTakesOverFromEveryOther(t *testing.T) {
 	}
 }
 
-// What the reference's native mode left is seen, and not stacked upon.
+// Tables of the reference's native mode are replaced, not added to.
 func TestNativeTablesOfTheReferenceAreMovedOver(t *testing.T) {
 	t.Parallel()
 	const theirs = `table inet istio-proxy-nat {
@@ -102,7 +101,7 @@ func TestNativeTablesOfTheReferenceAreMovedOver(t *testing.T) {
 		t.Errorf("mesh %v, clean %v, %v", r.Mesh, r.Clean(), err)
 	}
 	if _, err := p.namespace("").Apply(t.Context(), dual(), redirection.FailOnConflict); err == nil {
-		t.Error("Refuse replaced native tables")
+		t.Error("FailOnConflict replaced native tables")
 	}
 	mustApply(t, p.namespace(""), dual())
 	if left := p.run(t, "nft", "list", "ruleset", "inet"); left != "" {
@@ -139,8 +138,8 @@ func ofOtherUsers(t *testing.T) pod {
 	return pod(path)
 }
 
-// The kernel refuses iptables' owner match there (net/netfilter/xt_owner.c), so nobody has to say that native tables are
-// needed.
+// The kernel refuses iptables' owner match there (net/netfilter/xt_owner.c), so that auto selects native tables
+// there.
 func TestPodWithUsersOfItsOwn(t *testing.T) {
 	t.Parallel()
 	p := ofOtherUsers(t)
@@ -178,7 +177,7 @@ func TestNoToolOfTheHostIsNeeded(t *testing.T) {
 	}
 }
 
-// Legacy rules that no tool can take away are not added to, and not taken for nothing.
+// Legacy rules that no tool can remove are an error: they are neither added to nor ignored.
 func TestLegacyRulesAreNeverDoubled(t *testing.T) {
 	// The tools are saved from the directory that is covered, for the test alone.
 	dir, inside := inMounts(t, `cp /usr/sbin/xtables-*-multi "$2" && mount -t tmpfs none /usr/sbin`)

@@ -8,8 +8,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 )
 
-// Foreign rules, some of which look like ours. Whatever is done to the mesh's rules, these must
-// come out as they went in.
+// Foreign rules, some of which resemble ours. They must be the same after every change of the mesh's rules.
 const (
 	// early ones are there before the mesh.
 	early = `*filter
@@ -83,8 +82,7 @@ func (p pod) plant(tb testing.TB, v iptables.Variant, text string) {
 	}
 }
 
-// foreign is what is left of a saved text when all lines of a wanted Set and everything in chains of the mesh is taken
-// away: foreign rules, in their order.
+// foreign returns a saved text without the lines of the wanted Sets and without the chains of the mesh.
 func foreign(saved string, wanted ...ruleset.Set) string {
 	ours := map[string]bool{}
 	for _, s := range wanted {

@@ -10,7 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// mustClean removes what is the mesh's.
+// mustClean removes the rules and routing of the mesh.
 func mustClean(t *testing.T, n redirection.Namespace) redirection.Report {
 	t.Helper()
 	r, err := n.Clean(t.Context(), redirect.Default())
@@ -20,8 +20,8 @@ func mustClean(t *testing.T, n redirection.Namespace) redirection.Report {
 	return r
 }
 
-// Whatever the reference installed, cleaning leaves what would be there without it, byte for byte; it does nothing where the
-// mesh never was.
+// After each configuration of the reference cleaning leaves the rules that would be there without it, byte for byte; it does
+// nothing in a namespace without the mesh.
 func TestCleanRemovesWhatTheReferenceInstalled(t *testing.T) {
 	t.Parallel()
 	ways := []iptables.Variant{iptables.NFT, iptables.Legacy, byNetlink}
@@ -184,7 +184,7 @@ func TestCleanRemovesWhatOldVersionsInstalled(t *testing.T) {
 				cleaned, replaced, spec := old(), old(), dual()
 				mustClean(t, cleaned.namespace(v))
 				equal(t, "cleaned: not as if the mesh had never been here", never, filled(cleaned.rules(t, v)))
-				// Every version had chains, with rules that are not today's: they show that the mesh was here.
+				// Every version had chains, with other rules than today's: they identify the mesh.
 				for _, f := range families {
 					replaced.restore(t, v, f, "*nat\n-N ISTIO_OLD\n-A ISTIO_OLD -p tcp -j RETURN\nCOMMIT\n")
 				}

@@ -14,32 +14,32 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 )
 
-// everyQuestion are the questions to every pod, whatever its Spec; the expected answers are those of another backend.
-func everyQuestion() []packet {
+// everyPacket are the packets for every pod, whatever its Spec; the expected answers are those of another backend.
+func everyPacket() []packet {
 	var all []packet
-	for _, who := range []actor{app, root, member(2000), proxy} {
+	for _, sender := range []actor{app, root, member(2000), proxy} {
 		all = append(all,
-			ask(who, tcp, 80, nil, labtest.Peer, labtest.Far, labtest.Private, labtest.Side, labtest.Pod, labtest.Loopback),
-			ask(who, tcp, 443, nil, labtest.Peer), ask(who, udp, 53, nil, labtest.Resolver), ask(who, tcp, 53, nil, labtest.Resolver),
-			ask(who, udp, labtest.UDPPort, nil, labtest.Peer))
+			send(sender, tcp, 80, nil, labtest.Peer, labtest.Far, labtest.Private, labtest.Side, labtest.Pod, labtest.Loopback),
+			send(sender, tcp, 443, nil, labtest.Peer), send(sender, udp, 53, nil, labtest.Resolver), send(sender, tcp, 53, nil, labtest.Resolver),
+			send(sender, udp, labtest.UDPPort, nil, labtest.Peer))
 	}
 	for _, port := range []uint16{80, 8080, 15008, 15020} {
-		all = append(all, ask(client, tcp, port, nil, labtest.Pod), ask(guest, tcp, port, nil, labtest.PodInside))
+		all = append(all, send(client, tcp, port, nil, labtest.Pod), send(guest, tcp, port, nil, labtest.PodInside))
 	}
-	return append(all, ask(client, udp, labtest.UDPPort, nil, labtest.Pod), ask(guest, tcp, 80, nil, labtest.Far))
+	return append(all, send(client, udp, labtest.UDPPort, nil, labtest.Pod), send(guest, tcp, 80, nil, labtest.Far))
 }
 
-// answers are those of each question, with the original destination. The proxy's traffic, but for its calls to its own pod, must
+// answers are those to each packet, with the original destination. The proxy's traffic, but for its calls to its own pod, must
 // not be captured.
 func (s fixture) answers(t *testing.T, v iptables.Variant) []string {
 	t.Helper()
 	listeners := []string{labtest.ByOutbound, labtest.ByInbound, labtest.ByDNS}
 	var all []string
 	for _, s.family = range s.Families() {
-		for _, p := range everyQuestion() {
+		for _, p := range everyPacket() {
 			p.want = func(fixture) ([]labtest.Hop, error) { return nil, nil }
-			for _, q := range p.questions(s) {
-				got := q.Put(t.Context())
+			for _, q := range p.requests(s) {
+				got := q.Send(t.Context())
 				text := fmt.Sprintf("%s %s to %s:", q.From.Name, p.via, q.To)
 				itself := q.To.Addr() == labtest.Pod.Addr(s.family) || q.To.Addr() == labtest.Loopback.Addr(s.family)
 				for _, h := range got.Hops {
@@ -58,8 +58,8 @@ func (s fixture) answers(t *testing.T, v iptables.Variant) []string {
 	return all
 }
 
-// inTheLab makes a random Spec one that matters to the lab's addresses, in several ways.
-func inTheLab(spec *redirect.Spec, seed uint64) {
+// localized makes a random Spec one that matters to the fixture's addresses, in several ways.
+func localized(spec *redirect.Spec, seed uint64) {
 	spec.DNSServers = []netip.Addr{labtest.Resolver.Addr(ruleset.IPv4), labtest.Resolver.Addr(ruleset.IPv6)}
 	switch seed % 4 {
 	case 0, 1:
@@ -73,7 +73,7 @@ func inTheLab(spec *redirect.Spec, seed uint64) {
 	}
 }
 
-// TestBackendsAnswerAlike puts random Specs through every backend and holds the answers to all questions to each other. The
+// TestBackendsAnswerAlike puts random Specs through every backend and compares the answers to all packets. The
 // proxy's traffic, but for its calls to its own pod, is never captured.
 func TestBackendsAnswerAlike(t *testing.T) {
 	const specs = 20
@@ -82,10 +82,10 @@ func TestBackendsAnswerAlike(t *testing.T) {
 			t.Parallel()
 			spec := spectest.Random(seed + 1)
 			spec.UIDs, spec.GIDs = redirect.Default().UIDs, redirect.Default().GIDs
-			// Interfaces and listeners are the lab's.
+			// Interfaces and listeners are the fixture's.
 			spec.ExcludeInterfaces, spec.RerouteInterfaces = nil, nil
 			spec.OutboundPort, spec.InboundPort = redirect.Default().OutboundPort, redirect.Default().InboundPort
-			inTheLab(&spec, seed)
+			localized(&spec, seed)
 			var want []string
 			for _, v := range []iptables.Variant{iptables.NFT, iptables.Legacy, byNetlink, byTables} {
 				s := newFixture(t, spec, families...)

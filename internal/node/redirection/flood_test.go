@@ -94,7 +94,7 @@ func allocated(fn func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// A namespace may hold as much as the budget allows: it is read, and what is missing is written.
+// A namespace may hold as much as the budget allows: it is read, and the missing rules are written.
 func TestNamespacesOfManyRulesAreServed(t *testing.T) {
 	p := dualPod(t)
 	nftablestest.Fill(t, string(p), unix.NFPROTO_IPV4, "nat", "THEIRS", 20_000, 20_000)
@@ -123,7 +123,7 @@ func TestNamespacesOfTooManyRoutesAreNotInspected(t *testing.T) {
 	uninspectable(t, n, spec, "65536")
 }
 
-// A tool that prints without end, and one that does not end, are ended: what they read is the pod's.
+// A tool that prints without end, and one that does not end, are killed: a container of the pod decides their input.
 func TestToolsThatReadTooMuchAreEnded(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ does, want string }{

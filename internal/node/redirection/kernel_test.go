@@ -24,7 +24,7 @@ var (
 	families = []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
 )
 
-// byNetlink stands for the rules of nft that are written without a tool, byTables for tables of nft's own.
+// byNetlink are the rules of nft that are written without a tool, byTables native tables.
 const (
 	byNetlink iptables.Variant = "netlink"
 	byTables  iptables.Variant = "native"
@@ -54,8 +54,7 @@ func program(v iptables.Variant, f ruleset.Family, suffix string) string {
 	return map[ruleset.Family]string{ruleset.IPv4: "iptables-", ruleset.IPv6: "ip6tables-"}[f] + string(tools(v)) + suffix
 }
 
-// pod is a network namespace that is looked at and changed with the tools of the machine, never with the code under
-// test.
+// pod is a network namespace that is read and changed by the tools of the machine, never by the code under test.
 type pod string
 
 // emptyPod has no interface but lo, and no address but those of lo.
@@ -76,7 +75,7 @@ func newPod(tb testing.TB, addresses ...string) pod {
 	return p
 }
 
-// dualPod has an address of each family; dual stack has to be asked for to capture the second one.
+// dualPod has an address of each family; only a Spec with dual stack captures the second one.
 func dualPod(tb testing.TB) pod {
 	tb.Helper()
 	return newPod(tb, "10.20.0.2/24", "fd20::2/64")
@@ -117,13 +116,13 @@ func (p pod) iptables(tb testing.TB, v iptables.Variant, f ruleset.Family, comma
 	}
 }
 
-// save is what iptables-save prints, as it prints it but for what differs each time: see plain.
+// save returns the output of iptables-save, without the parts that differ each time: see plain.
 func (p pod) save(tb testing.TB, v iptables.Variant, f ruleset.Family) string {
 	tb.Helper()
 	return plain(p.run(tb, program(v, f, "-save")))
 }
 
-// rules is what one variant knows of both families.
+// rules returns the rules of both families by the tools of a variant.
 func (p pod) rules(tb testing.TB, v iptables.Variant) string {
 	tb.Helper()
 	var b strings.Builder
@@ -133,7 +132,7 @@ func (p pod) rules(tb testing.TB, v iptables.Variant) string {
 	return b.String()
 }
 
-// saves is everything in the namespace that iptables knows of, or ip for addresses and routes.
+// saves returns the rules by the tools of each variant, and addresses and routes.
 func (p pod) saves(tb testing.TB) string {
 	tb.Helper()
 	var b strings.Builder
@@ -143,8 +142,8 @@ func (p pod) saves(tb testing.TB) string {
 	return b.String() + p.routing(tb)
 }
 
-// routing is what ip prints of the policy rules, the routes of all tables and the addresses on lo, when the kernel has
-// finished with what it does about a new address by and by.
+// routing returns the policy rules, the routes of all tables and the addresses on lo, when the kernel has finished its
+// asynchronous work for a new address.
 func (p pod) routing(tb testing.TB) string {
 	tb.Helper()
 	for tries := 0; p.run(tb, "ip", "-6", "addr", "show", "dev", "lo", "tentative") != ""; tries++ {
@@ -181,7 +180,7 @@ var ruleless = regexp.MustCompile(`(?m)^\*\w+\n(:\w+ ACCEPT \[0:0\]\n)*COMMIT\n`
 // filled drops tables that hold nothing: once made they stay.
 func filled(saved string) string { return ruleless.ReplaceAllString(saved, "") }
 
-// namespace is the code under test with a variant; "" leaves the choice to it.
+// namespace is the code under test with a variant; "" is backend auto.
 func (p pod) namespace(v iptables.Variant) redirection.Namespace {
 	return inNamespace(netnstest.At(string(p)), v)
 }

@@ -16,15 +16,15 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 )
 
-// A lateComer is a pod that has no IPv6 address but perhaps a link-local one when it is programmed, and can be reached by
+// A lateFixture is a pod that has no IPv6 address but perhaps a link-local one when it is programmed, and can be reached by
 // IPv6 later.
-type lateComer struct {
-	*labtest.Lab
+type lateFixture struct {
+	*labtest.Fixture
 
 	at netip.AddrPort // where the app is then
 }
 
-// A lateness is what a pod's IPv6 is like before it is programmed, and how an address comes later: shell scripts.
+// A lateness has two shell scripts: the state of the pod's IPv6 before it is programmed, and how an address comes later.
 type lateness struct{ name, before, later, at string }
 
 func latenesses() []lateness {
@@ -39,9 +39,9 @@ func latenesses() []lateness {
 	}
 }
 
-func newLateComer(t *testing.T, how lateness) lateComer {
+func newLateComer(t *testing.T, how lateness) lateFixture {
 	t.Helper()
-	l := lateComer{labtest.New(t, ruleset.IPv4), netip.AddrPortFrom(netip.MustParseAddr(how.at), 80)}
+	l := lateFixture{labtest.New(t, ruleset.IPv4), netip.AddrPortFrom(netip.MustParseAddr(how.at), 80)}
 	for _, address := range []string{"fe80::78/64", "fd00:1::78/64"} {
 		netnstest.Run(t, l.Peer().Namespace, "ip", "address", "add", address, "dev", "eth0", "nodad")
 	}
@@ -50,7 +50,7 @@ func newLateComer(t *testing.T, how lateness) lateComer {
 }
 
 // serve starts the app on IPv6, and the proxy if there is one that listens there.
-func (l lateComer) serve(t *testing.T, mode redirect.Mode, proxied bool) {
+func (l lateFixture) serve(t *testing.T, mode redirect.Mode, proxied bool) {
 	t.Helper()
 	everywhere := netip.IPv6Unspecified()
 	labtest.Serve(t, l.App(),
@@ -63,7 +63,7 @@ func (l lateComer) serve(t *testing.T, mode redirect.Mode, proxied bool) {
 
 // reached is the name with which a neighbour's call of the app is answered, or its error. Where silence is expected the wait
 // is short.
-func (l lateComer) reached(t *testing.T, via labtest.Protocol, wanted bool) (string, error) {
+func (l lateFixture) reached(t *testing.T, via labtest.Protocol, wanted bool) (string, error) {
 	t.Helper()
 	ctx := t.Context()
 	if !wanted {
@@ -71,7 +71,7 @@ func (l lateComer) reached(t *testing.T, via labtest.Protocol, wanted bool) (str
 		defer cancel()
 		ctx = limited
 	}
-	answer := labtest.Ask{From: l.Peer(), Via: via, To: l.at, SourcePort: l.FreshPort()}.Put(ctx)
+	answer := labtest.Request{From: l.Peer(), Via: via, To: l.at, SourcePort: l.FreshPort()}.Send(ctx)
 	if len(answer.Hops) == 0 {
 		return "", answer.Err
 	}
@@ -106,22 +106,22 @@ func TestNothingPassesTheSidecarByIPv6OfLater(t *testing.T) {
 					t.Parallel()
 					l := newLateComer(t, how)
 					spec := packetCase{set: setting.set}.spec(mode, ruleset.IPv4)
-					n := namespaceOf(l.Lab, v)
+					n := namespaceOf(l.Fixture, v)
 					mustApply(t, n, spec)
 					verified(t, n, spec)
 					netnstest.Run(t, l.Path(), "sh", "-ec", how.later)
 					l.serve(t, mode, setting.tcp == labtest.ByInbound)
-					l.asks(t, v, setting.tcp, setting.udp)
+					l.compare(t, v, setting.tcp, setting.udp)
 					l.agrees(t, n, spec)
-					l.asks(t, v, setting.tcp, setting.udp)
+					l.compare(t, v, setting.tcp, setting.udp)
 				})
 			}
 		}
 	})
 }
 
-// asks calls from a neighbour by TCP and by UDP, and compares the names in the answers.
-func (l lateComer) asks(t *testing.T, v iptables.Variant, tcp, udp string) {
+// compare connects from a neighbour by TCP and by UDP, and compares the names in the answers.
+func (l lateFixture) compare(t *testing.T, v iptables.Variant, tcp, udp string) {
 	t.Helper()
 	var both sync.WaitGroup // silence takes its time
 	for via, want := range map[labtest.Protocol]string{labtest.TCP: tcp, labtest.UDP: udp} {
@@ -131,7 +131,7 @@ func (l lateComer) asks(t *testing.T, v iptables.Variant, tcp, udp string) {
 			closed := got == "" && (errors.Is(err, labtest.ErrRefused) || errors.Is(err, labtest.ErrSilent))
 			if got != want || want == "" && !closed {
 				t.Errorf("%s by %s: %q answers (%v), want %q\n%s", l.at, via, got, err, want,
-					counters(t, l.Lab, v, ruleset.IPv6))
+					counters(t, l.Fixture, v, ruleset.IPv6))
 			}
 		})
 	}
@@ -140,13 +140,13 @@ func (l lateComer) asks(t *testing.T, v iptables.Variant, tcp, udp string) {
 
 // agrees looks at the pod again, as CHECK and repair do: the rules are those wanted still, also where routing is missing
 // that could not be there before, and doing it again changes no rule.
-func (l lateComer) agrees(t *testing.T, n redirection.Namespace, spec redirect.Spec) {
+func (l lateFixture) agrees(t *testing.T, n redirection.Namespace, spec redirect.Spec) {
 	t.Helper()
 	r, err := n.Verify(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// With bypass an IPv6 address makes native tables say so.
+	// With bypass native tables differ once there is an IPv6 address.
 	if bypass := spec.SecondFamily == redirect.Bypass && !spec.DualStack; len(r.Diffs) > 0 && !bypass {
 		t.Errorf("the rules differ: %v", r.Diffs)
 	}
@@ -163,11 +163,11 @@ func TestNothingPassesAProxyThatDoesNotListen(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()
 		lab := labtest.New(t, families...)
-		ask := func(want string) {
+		check := func(want string) {
 			var both sync.WaitGroup
 			for _, f := range families {
 				both.Go(func() {
-					l := lateComer{lab, labtest.Pod.Port(f, labtest.AppPorts()[0])}
+					l := lateFixture{lab, labtest.Pod.Port(f, labtest.AppPorts()[0])}
 					if got, err := l.reached(t, labtest.TCP, want != ""); got != want {
 						t.Errorf("%s: %q answers (%v), want %q", f, got, err, want)
 					}
@@ -175,8 +175,8 @@ func TestNothingPassesAProxyThatDoesNotListen(t *testing.T) {
 			}
 			both.Wait()
 		}
-		ask(labtest.ByApp) // without rules
+		check(labtest.ByApp) // without rules
 		mustApply(t, namespaceOf(lab, v), dualStack(mode))
-		ask("")
+		check("")
 	})
 }

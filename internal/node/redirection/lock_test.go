@@ -40,9 +40,9 @@ func TestRunsInOneNamespaceWaitForEachOther(t *testing.T) {
 	}
 }
 
-// A tool whose starter was killed must not work on when the next run has begun. The tool here is a script that needs a
-// while; the starter is a process of this test binary.
-func TestAKilledRunLeavesNothingThatWorksOn(t *testing.T) {
+// A tool whose parent was killed must have ended when the next run begins. The tool here is a script that takes a second; the
+// parent is a process of this test binary.
+func TestNoToolOfAKilledRunRunsOn(t *testing.T) {
 	if os.Getenv("PODNET_TEST_APPLY") != "" {
 		n := redirection.Namespace{NetNS: netnstest.Open(t, os.Getenv("PODNET_TEST_APPLY")), Backend: redirect.Tools, Tools: iptables.Host{Path: os.Getenv("PODNET_TEST_PATH")}, Log: slog.New(slog.DiscardHandler)}
 		_, _ = n.Apply(t.Context(), redirect.Default(), redirection.Reconcile)
@@ -51,7 +51,7 @@ func TestAKilledRunLeavesNothingThatWorksOn(t *testing.T) {
 	t.Parallel()
 	n, started := newPod(t, "10.1.0.2/24").namespace(iptables.NFT), filepath.Join(t.TempDir(), "started")
 	slow := newToolbox(t).add(t, iptables.NFT, multi(t, iptables.NFT), "case $name in *-restore) touch "+started+"; sleep 1;; esac", "iptables-")
-	first := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestAKilledRunLeavesNothingThatWorksOn$")
+	first := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestNoToolOfAKilledRunRunsOn$")
 	first.Env = append(os.Environ(), "PODNET_TEST_APPLY="+n.NetNS.Path(), "PODNET_TEST_PATH="+slow.dir)
 	if err := first.Start(); err != nil {
 		t.Fatal(err)
@@ -69,7 +69,7 @@ func TestAKilledRunLeavesNothingThatWorksOn(t *testing.T) {
 	if _, err := n.Apply(t.Context(), redirect.Default(), redirection.Reconcile); err != nil {
 		t.Fatal(err)
 	}
-	// Long enough for a tool that was left alone to do its work now.
+	// Long enough for an orphaned tool to write its rules now.
 	time.Sleep(1500 * time.Millisecond)
 	err := n.NetNS.Do(func() error {
 		out, err := exec.CommandContext(t.Context(), "iptables-nft-save").Output()

@@ -18,48 +18,48 @@ const (
 
 // The packets that many cases have in common.
 var (
-	inbound  = ask(client, tcp, 80, toInbound, labtest.Pod)
-	outbound = ask(app, tcp, 80, toOutbound, labtest.Peer)
+	inbound  = send(client, tcp, 80, toInbound, labtest.Pod)
+	outbound = send(app, tcp, 80, toOutbound, labtest.Peer)
 	// itself is the app's connection to its own pod, balanced the proxy's to a service whose load balancer chose its own pod.
-	itself   = ask(app, tcp, 80, toApp, labtest.Pod)
-	balanced = ask(proxy, tcp, 80, toInbound, labtest.Pod)
+	itself   = send(app, tcp, 80, toApp, labtest.Pod)
+	balanced = send(proxy, tcp, 80, toInbound, labtest.Pod)
 	// reused are packets of the agent from the port from which the app has just sent one, and the other way round.
 	reused = []packet{
-		ask(app, udp, 53, toAgent, labtest.Resolver).fromPort(4000),
-		ask(proxy, udp, 53, toPeer, labtest.Resolver).fromPort(4000),
-		ask(proxy, udp, 53, toPeer, labtest.Resolver).fromPort(4001),
-		ask(app, udp, 53, toAgent, labtest.Resolver).fromPort(4001),
+		send(app, udp, 53, toAgent, labtest.Resolver).fromPort(4000),
+		send(proxy, udp, 53, toPeer, labtest.Resolver).fromPort(4000),
+		send(proxy, udp, 53, toPeer, labtest.Resolver).fromPort(4001),
+		send(app, udp, 53, toAgent, labtest.Resolver).fromPort(4001),
 	}
 )
 
-// whatever holds for every Spec of the cases: the proxy's own traffic is never captured, the pod's loopback and
+// common holds for every Spec of the cases: the proxy's own traffic is never captured, the pod's loopback and
 // datagrams are left alone, and health checks of the proxy reach the proxy.
-func whatever() []packet {
+func common() []packet {
 	return []packet{
-		ask(proxy, tcp, 80, toPeer, labtest.Peer),
-		ask(proxy, tcp, 443, toPeer, labtest.Far),
-		ask(proxy, tcp, 53, toPeer, labtest.Resolver),
-		ask(proxy, udp, 5000, toPeer, labtest.Peer),
-		ask(proxy, udp, 53, toPeer, labtest.Resolver),
-		ask(proxy, tcp, 80, toApp, labtest.Loopback),
+		send(proxy, tcp, 80, toPeer, labtest.Peer),
+		send(proxy, tcp, 443, toPeer, labtest.Far),
+		send(proxy, tcp, 53, toPeer, labtest.Resolver),
+		send(proxy, udp, 5000, toPeer, labtest.Peer),
+		send(proxy, udp, 53, toPeer, labtest.Resolver),
+		send(proxy, tcp, 80, toApp, labtest.Loopback),
 		// The proxy hands a connection to the app: it must not get it back.
-		ask(proxy, tcp, 80, toApp, labtest.Pod).from(labtest.Passthrough),
+		send(proxy, tcp, 80, toApp, labtest.Pod).from(labtest.Passthrough),
 
-		ask(app, tcp, 80, toApp, labtest.Loopback),
-		ask(app, udp, 5000, toApp, labtest.Loopback, labtest.Pod),
-		ask(app, udp, 5000, toPeer, labtest.Peer),
+		send(app, tcp, 80, toApp, labtest.Loopback),
+		send(app, udp, 5000, toApp, labtest.Loopback, labtest.Pod),
+		send(app, udp, 5000, toPeer, labtest.Peer),
 
-		ask(client, udp, 5000, toApp, labtest.Pod),
-		ask(client, tcp, 15020, toStatus, labtest.Pod),
-		ask(client, tcp, 15021, toStatus, labtest.Pod),
-		ask(client, tcp, 15090, toStatus, labtest.Pod),
+		send(client, udp, 5000, toApp, labtest.Pod),
+		send(client, tcp, 15020, toStatus, labtest.Pod),
+		send(client, tcp, 15021, toStatus, labtest.Pod),
+		send(client, tcp, 15090, toStatus, labtest.Pod),
 	}
 }
 
 func packetCases() []packetCase {
 	cases := slices.Concat(defaultCases(), networkCases(), portCases(), interfaceCases(), dnsCases(), ownerCases())
 	for i := range cases {
-		cases[i].asks = append(whatever(), cases[i].asks...)
+		cases[i].packets = append(common(), cases[i].packets...)
 	}
 	return cases
 }
@@ -67,53 +67,53 @@ func packetCases() []packetCase {
 func defaultCases() []packetCase {
 	inward := by(labtest.ByInbound, labtest.ByApp)
 	return []packetCase{
-		{"a pod that says nothing", nil, []packet{
-			ask(app, tcp, 80, toOutbound, labtest.Peer, labtest.Private, labtest.Side),
-			ask(app, tcp, 443, toOutbound, labtest.Far),
-			ask(app, tcp, 53, toOutbound, labtest.Resolver),
-			ask(app, udp, 53, toPeer, labtest.Resolver),
-			ask(app, tcp, 15020, toPeer, labtest.Peer),
-			ask(app, tcp, 15008, toOutbound, labtest.Peer),
-			ask(app, ping, 0, pong, labtest.Far),
-			ask(root, tcp, 80, toOutbound, labtest.Peer),
+		{"the default", nil, []packet{
+			send(app, tcp, 80, toOutbound, labtest.Peer, labtest.Private, labtest.Side),
+			send(app, tcp, 443, toOutbound, labtest.Far),
+			send(app, tcp, 53, toOutbound, labtest.Resolver),
+			send(app, udp, 53, toPeer, labtest.Resolver),
+			send(app, tcp, 15020, toPeer, labtest.Peer),
+			send(app, tcp, 15008, toOutbound, labtest.Peer),
+			send(app, ping, 0, pong, labtest.Far),
+			send(root, tcp, 80, toOutbound, labtest.Peer),
 			// The user or the group of the proxy is enough to be taken for it.
-			ask(user(1000, 1337), tcp, 80, toPeer, labtest.Peer),
-			ask(user(1337, 1000), tcp, 80, toPeer, labtest.Peer),
+			send(user(1000, 1337), tcp, 80, toPeer, labtest.Peer),
+			send(user(1337, 1000), tcp, 80, toPeer, labtest.Peer),
 
-			ask(client, tcp, 80, toInbound, labtest.Pod, labtest.PodSide),
-			ask(client, tcp, 81, toInbound, labtest.Pod),
-			ask(client, tcp, 15001, toInbound, labtest.Pod),
+			send(client, tcp, 80, toInbound, labtest.Pod, labtest.PodSide),
+			send(client, tcp, 81, toInbound, labtest.Pod),
+			send(client, tcp, 15001, toInbound, labtest.Pod),
 			// The reference exempts the tunnel port in the nat table only, which TPROXY does without.
-			ask(client, tcp, 15008, modes(toTunnel, toInbound), labtest.Pod),
-			// What a guest sends comes in, unless its interface is said to be one that reroutes.
-			ask(guest, tcp, 80, toInbound, labtest.Far),
-			ask(guest, udp, 5000, toPeer, labtest.Far),
-			ask(client, stray, 80, refused, labtest.Pod),
-			ask(client, ping, 0, pong, labtest.Pod),
+			send(client, tcp, 15008, modes(toTunnel, toInbound), labtest.Pod),
+			// A guest's packets are inbound, unless its interface is one to reroute.
+			send(guest, tcp, 80, toInbound, labtest.Far),
+			send(guest, udp, 5000, toPeer, labtest.Far),
+			send(client, stray, 80, refused, labtest.Pod),
+			send(client, ping, 0, pong, labtest.Pod),
 
-			ask(app, tcp, 80, toApp, labtest.Pod, labtest.PodSide, labtest.AlsoLoopback),
-			ask(root, tcp, 80, toApp, labtest.Pod),
+			send(app, tcp, 80, toApp, labtest.Pod, labtest.PodSide, labtest.AlsoLoopback),
+			send(root, tcp, 80, toApp, labtest.Pod),
 			// The proxy calls a service, and the load balancer chose its own pod.
-			ask(proxy, tcp, 80, toInbound, labtest.Pod, labtest.PodSide),
-			ask(proxy, tcp, 15008, modes(toTunnel, toInbound), labtest.Pod),
+			send(proxy, tcp, 80, toInbound, labtest.Pod, labtest.PodSide),
+			send(proxy, tcp, 15008, modes(toTunnel, toInbound), labtest.Pod),
 		}},
 		{"connections go all the way", nil, []packet{
-			ask(app, tcp, 80, by(labtest.ByOutbound, labtest.ByPeer).seenFrom(labtest.Pod), labtest.Peer).passedOn(),
-			ask(client, tcp, 80, modes(inward.seenFrom(labtest.Passthrough), inward.seenFrom(labtest.Far)), labtest.Pod).
+			send(app, tcp, 80, by(labtest.ByOutbound, labtest.ByPeer).seenFrom(labtest.Pod), labtest.Peer).passedOn(),
+			send(client, tcp, 80, modes(inward.seenFrom(labtest.Passthrough), inward.seenFrom(labtest.Far)), labtest.Pod).
 				from(labtest.Far).passedOn(),
-			ask(proxy, tcp, 80, modes(inward.seenFrom(labtest.Passthrough), inward.seenFrom(labtest.Pod)), labtest.Pod).passedOn(),
+			send(proxy, tcp, 80, modes(inward.seenFrom(labtest.Passthrough), inward.seenFrom(labtest.Pod)), labtest.Pod).passedOn(),
 		}},
 		{"the validation's probe", nil, []packet{
-			ask(user(1337, 1337), tcp, redirect.ProbePort, toInbound, labtest.Passthrough).from(labtest.Loopback),
-			ask(app, tcp, redirect.ProbePort, refused, labtest.Passthrough).from(labtest.Loopback),
+			send(user(1337, 1337), tcp, redirect.ProbePort, toInbound, labtest.Passthrough).from(labtest.Loopback),
+			send(app, tcp, redirect.ProbePort, refused, labtest.Passthrough).from(labtest.Loopback),
 		}},
 		{"another mark", func(s *redirect.Spec) { s.Mark = 4000 }, []packet{
-			ask(client, tcp, 80, toInbound, labtest.Pod), ask(proxy, tcp, 80, toInbound, labtest.Pod),
+			send(client, tcp, 80, toInbound, labtest.Pod), send(proxy, tcp, 80, toInbound, labtest.Pod),
 		}},
 		{"invalid packets dropped", func(s *redirect.Spec) { s.DropInvalid = true }, []packet{
 			inbound, outbound, balanced,
-			ask(client, stray, 80, silence, labtest.Pod),
-			ask(client, stray, 15021, silence, labtest.Pod),
+			send(client, stray, 80, silence, labtest.Pod),
+			send(client, stray, 15021, silence, labtest.Pod),
 		}},
 	}
 }
@@ -124,32 +124,32 @@ func networkCases() []packetCase {
 	return []packetCase{
 		{"one network captured", func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: networksOf(labtest.Far)} }, []packet{
 			inbound, itself,
-			ask(app, tcp, 80, toOutbound, labtest.Far),
-			ask(app, tcp, 80, toPeer, labtest.Peer),
+			send(app, tcp, 80, toOutbound, labtest.Far),
+			send(app, tcp, 80, toPeer, labtest.Peer),
 		}},
 		{"no network captured", func(s *redirect.Spec) { s.Outbound = redirect.Networks{} }, []packet{
 			inbound, balanced,
-			ask(app, tcp, 80, toPeer, labtest.Far, labtest.Peer),
+			send(app, tcp, 80, toPeer, labtest.Far, labtest.Peer),
 		}},
 		{"a network excluded", func(s *redirect.Spec) { s.OutboundExclude = networksOf(labtest.Private) }, []packet{
-			ask(app, tcp, 80, toPeer, labtest.Private),
-			ask(app, tcp, 80, toOutbound, labtest.Far),
-			ask(client, tcp, 80, toInbound, labtest.Pod).from(labtest.Private),
+			send(app, tcp, 80, toPeer, labtest.Private),
+			send(app, tcp, 80, toOutbound, labtest.Far),
+			send(client, tcp, 80, toInbound, labtest.Pod).from(labtest.Private),
 		}},
 		{"a network excluded within a captured one", func(s *redirect.Spec) {
 			s.Outbound, s.OutboundExclude = redirect.Networks{List: private}, networksOf(labtest.Private, labtest.Side)
 		}, []packet{
-			ask(app, tcp, 80, toPeer, labtest.Private, labtest.Side),
-			ask(app, tcp, 80, toOutbound, labtest.Far, labtest.Peer),
+			send(app, tcp, 80, toPeer, labtest.Private, labtest.Side),
+			send(app, tcp, 80, toOutbound, labtest.Far, labtest.Peer),
 		}},
-		// A captured network on loopback asks for the app's calls to its own pod to be captured as well.
+		// A captured network on loopback captures the app's connections to its own pod as well.
 		{"loopback and the pod's own network captured", func(s *redirect.Spec) {
 			s.Outbound = redirect.Networks{List: slices.Concat(loopbacks, networksOf(labtest.Pod))}
 		}, []packet{
 			balanced,
-			ask(app, tcp, 80, toOutbound, labtest.Pod, labtest.AlsoLoopback, labtest.Peer),
-			ask(app, tcp, 80, toApp, labtest.PodSide),
-			ask(app, tcp, 80, toPeer, labtest.Far),
+			send(app, tcp, 80, toOutbound, labtest.Pod, labtest.AlsoLoopback, labtest.Peer),
+			send(app, tcp, 80, toApp, labtest.PodSide),
+			send(app, tcp, 80, toPeer, labtest.Far),
 		}},
 	}
 }
@@ -159,45 +159,45 @@ func portCases() []packetCase {
 		{"an outbound port captured", func(s *redirect.Spec) {
 			s.Outbound, s.OutboundPorts = redirect.Networks{}, []uint16{8080}
 		}, []packet{
-			ask(app, tcp, 8080, toOutbound, labtest.Peer, labtest.Far),
-			ask(app, tcp, 80, toPeer, labtest.Peer),
+			send(app, tcp, 8080, toOutbound, labtest.Peer, labtest.Far),
+			send(app, tcp, 80, toPeer, labtest.Peer),
 		}},
 		{"an outbound port captured and its network excluded", func(s *redirect.Spec) {
 			s.Outbound, s.OutboundExclude, s.OutboundPorts = redirect.Networks{}, networksOf(labtest.Private), []uint16{8080}
 		}, []packet{
-			ask(app, tcp, 8080, toPeer, labtest.Private),
-			ask(app, tcp, 8080, toOutbound, labtest.Far),
+			send(app, tcp, 8080, toPeer, labtest.Private),
+			send(app, tcp, 8080, toOutbound, labtest.Far),
 		}},
 		{"outbound ports excluded", func(s *redirect.Spec) { s.OutboundPortsExclude = []uint16{8080, 443} }, []packet{
 			outbound,
-			ask(app, tcp, 8080, toPeer, labtest.Peer),
-			ask(app, tcp, 443, toPeer, labtest.Far),
-			ask(app, tcp, 15020, toOutbound, labtest.Peer),
-			ask(client, tcp, 8080, toInbound, labtest.Pod),
+			send(app, tcp, 8080, toPeer, labtest.Peer),
+			send(app, tcp, 443, toPeer, labtest.Far),
+			send(app, tcp, 15020, toOutbound, labtest.Peer),
+			send(client, tcp, 8080, toInbound, labtest.Pod),
 		}},
 		// With a list, excluded ports count for nothing.
 		{"some inbound ports captured", func(s *redirect.Spec) {
 			s.Inbound, s.InboundExclude = redirect.Ports{List: []uint16{80, 9000}}, []uint16{80}
 		}, []packet{
 			inbound, outbound, balanced,
-			ask(client, tcp, 9000, toInbound, labtest.Pod),
-			ask(client, tcp, 8080, toApp, labtest.Pod),
-			ask(client, tcp, 15008, toTunnel, labtest.Pod),
+			send(client, tcp, 9000, toInbound, labtest.Pod),
+			send(client, tcp, 8080, toApp, labtest.Pod),
+			send(client, tcp, 15008, toTunnel, labtest.Pod),
 			// Towards its own pod the proxy is captured by identity, whatever the port; under TPROXY, by port.
-			ask(proxy, tcp, 8080, modes(toInbound, toApp), labtest.Pod),
+			send(proxy, tcp, 8080, modes(toInbound, toApp), labtest.Pod),
 		}},
 		{"an inbound port excluded", func(s *redirect.Spec) {
 			s.InboundExclude = append([]uint16{8080}, redirect.AlwaysExcluded()...)
 		}, []packet{
 			inbound,
-			ask(client, tcp, 8080, toApp, labtest.Pod, labtest.PodSide),
-			ask(proxy, tcp, 8080, modes(toInbound, toApp), labtest.Pod),
+			send(client, tcp, 8080, toApp, labtest.Pod, labtest.PodSide),
+			send(proxy, tcp, 8080, modes(toInbound, toApp), labtest.Pod),
 		}},
 		{"no inbound port captured", func(s *redirect.Spec) { s.Inbound = redirect.Ports{} }, []packet{
 			outbound, itself,
-			ask(client, tcp, 80, toApp, labtest.Pod),
-			ask(client, tcp, 15008, toTunnel, labtest.Pod),
-			ask(proxy, tcp, 80, modes(toInbound, toApp), labtest.Pod),
+			send(client, tcp, 80, toApp, labtest.Pod),
+			send(client, tcp, 15008, toTunnel, labtest.Pod),
+			send(proxy, tcp, 80, modes(toInbound, toApp), labtest.Pod),
 		}},
 	}
 }
@@ -206,37 +206,37 @@ func interfaceCases() []packetCase {
 	return []packetCase{
 		{"an interface excluded", func(s *redirect.Spec) { s.ExcludeInterfaces = []string{"eth1"} }, []packet{
 			inbound, outbound,
-			ask(app, tcp, 80, toPeer, labtest.Side),
-			ask(client, tcp, 80, toApp, labtest.PodSide),
-			ask(app, tcp, 80, toApp, labtest.PodSide),
+			send(app, tcp, 80, toPeer, labtest.Side),
+			send(client, tcp, 80, toApp, labtest.PodSide),
+			send(app, tcp, 80, toApp, labtest.PodSide),
 		}},
 		{"an interface excluded with DNS captured", func(s *redirect.Spec) {
 			s.ExcludeInterfaces, s.DNS = []string{"eth1"}, redirect.DNSAll
 		}, []packet{
-			ask(app, udp, 53, toPeer, labtest.Side),
-			ask(app, tcp, 53, toPeer, labtest.Side),
-			ask(app, udp, 53, toAgent, labtest.Resolver),
+			send(app, udp, 53, toPeer, labtest.Side),
+			send(app, tcp, 53, toPeer, labtest.Side),
+			send(app, udp, 53, toAgent, labtest.Resolver),
 		}},
 		{"an interface rerouted", func(s *redirect.Spec) { s.RerouteInterfaces = []string{"vm0"} }, []packet{
 			inbound, outbound,
 			// Under TPROXY the reference's rules of the mangle table see the guest's packets first, and know nothing
 			// of rerouting: the inbound listener gets them.
-			ask(guest, tcp, 80, modes(toOutbound, toInbound), labtest.Far, labtest.Pod),
-			ask(guest, udp, 5000, toPeer, labtest.Far),
+			send(guest, tcp, 80, modes(toOutbound, toInbound), labtest.Far, labtest.Pod),
+			send(guest, udp, 5000, toPeer, labtest.Far),
 		}},
 		{"an interface rerouted and one network captured", func(s *redirect.Spec) {
 			s.RerouteInterfaces, s.Outbound = []string{"vm0"}, redirect.Networks{List: networksOf(labtest.Far)}
 		}, []packet{
-			ask(guest, tcp, 80, modes(toOutbound, toInbound), labtest.Far),
-			ask(guest, tcp, 80, modes(toPeer, toInbound), labtest.Peer),
-			ask(guest, tcp, 80, modes(toApp, toInbound), labtest.Pod),
+			send(guest, tcp, 80, modes(toOutbound, toInbound), labtest.Far),
+			send(guest, tcp, 80, modes(toPeer, toInbound), labtest.Peer),
+			send(guest, tcp, 80, modes(toApp, toInbound), labtest.Pod),
 		}},
 		{"an interface rerouted without inbound capture", func(s *redirect.Spec) {
 			s.RerouteInterfaces, s.Inbound = []string{"vm0"}, redirect.Ports{}
 		}, []packet{
-			ask(guest, tcp, 80, toOutbound, labtest.Far, labtest.Pod),
-			ask(guest, udp, 5000, toPeer, labtest.Far),
-			ask(client, tcp, 80, toApp, labtest.Pod),
+			send(guest, tcp, 80, toOutbound, labtest.Far, labtest.Pod),
+			send(guest, udp, 5000, toPeer, labtest.Far),
+			send(client, tcp, 80, toApp, labtest.Pod),
 		}},
 	}
 }
@@ -249,45 +249,45 @@ func dnsCases() []packetCase {
 	return []packetCase{
 		{"all DNS captured", func(s *redirect.Spec) { s.DNS = redirect.DNSAll }, append([]packet{
 			inbound, outbound, itself, balanced,
-			ask(app, udp, 53, toAgent, labtest.Resolver, labtest.OtherResolver, labtest.Side, labtest.Pod),
-			ask(app, tcp, 53, toAgent, labtest.Resolver, labtest.OtherResolver, labtest.Loopback, labtest.Pod),
-			ask(root, udp, 53, toAgent, labtest.Resolver),
+			send(app, udp, 53, toAgent, labtest.Resolver, labtest.OtherResolver, labtest.Side, labtest.Pod),
+			send(app, tcp, 53, toAgent, labtest.Resolver, labtest.OtherResolver, labtest.Loopback, labtest.Pod),
+			send(root, udp, 53, toAgent, labtest.Resolver),
 			// A resolver in the pod, too.
-			ask(app, udp, 53, toAgent, labtest.Loopback),
-			ask(app, udp, 53, by(labtest.ByDNS, labtest.ByPeer).seenFrom(labtest.Pod), labtest.Resolver).passedOn(),
-			ask(app, tcp, 53, by(labtest.ByDNS, labtest.ByPeer).seenFrom(labtest.Pod), labtest.Resolver).passedOn(),
-			// The agent asks a resolver in the pod. The reference has that exception for the proxy's user and not
-			// for its group, which is what identifies it under TPROXY.
-			ask(proxy, tcp, 53, modes(refused, toInbound), labtest.Pod),
-			ask(guest, udp, 53, toPeer, labtest.Resolver),
-			ask(client, udp, 53, refused, labtest.Pod),
+			send(app, udp, 53, toAgent, labtest.Loopback),
+			send(app, udp, 53, by(labtest.ByDNS, labtest.ByPeer).seenFrom(labtest.Pod), labtest.Resolver).passedOn(),
+			send(app, tcp, 53, by(labtest.ByDNS, labtest.ByPeer).seenFrom(labtest.Pod), labtest.Resolver).passedOn(),
+			// The agent queries a resolver in the pod. The reference has that exception for the proxy's user and not
+			// for its group, which identifies the proxy under TPROXY.
+			send(proxy, tcp, 53, modes(refused, toInbound), labtest.Pod),
+			send(guest, udp, 53, toPeer, labtest.Resolver),
+			send(client, udp, 53, refused, labtest.Pod),
 		}, reused...)},
 		{"DNS to the pod's resolvers captured", servers(v4, v6), append([]packet{
-			ask(app, udp, 53, toAgent, labtest.Resolver),
-			ask(app, tcp, 53, toAgent, labtest.Resolver),
-			ask(app, udp, 53, toPeer, labtest.OtherResolver),
-			ask(app, tcp, 53, toOutbound, labtest.OtherResolver),
-			ask(app, udp, 53, by(labtest.ByDNS, labtest.ByPeer).seenFrom(labtest.Pod), labtest.Resolver).passedOn(),
+			send(app, udp, 53, toAgent, labtest.Resolver),
+			send(app, tcp, 53, toAgent, labtest.Resolver),
+			send(app, udp, 53, toPeer, labtest.OtherResolver),
+			send(app, tcp, 53, toOutbound, labtest.OtherResolver),
+			send(app, udp, 53, by(labtest.ByDNS, labtest.ByPeer).seenFrom(labtest.Pod), labtest.Resolver).passedOn(),
 		}, reused...)},
 		{"DNS to a resolver of one family captured", servers(v4), []packet{
 			itself,
-			ask(app, udp, 53, perFamily(toAgent, toPeer), labtest.Resolver),
-			ask(app, tcp, 53, perFamily(toAgent, toOutbound), labtest.Resolver),
+			send(app, udp, 53, perFamily(toAgent, toPeer), labtest.Resolver),
+			send(app, tcp, 53, perFamily(toAgent, toOutbound), labtest.Resolver),
 		}},
 		{"all DNS captured and its port excluded", func(s *redirect.Spec) {
 			s.DNS, s.OutboundPortsExclude = redirect.DNSAll, []uint16{53}
 		}, []packet{
 			outbound,
-			ask(app, udp, 53, toPeer, labtest.Resolver),
-			ask(app, tcp, 53, toPeer, labtest.Resolver),
+			send(app, udp, 53, toPeer, labtest.Resolver),
+			send(app, tcp, 53, toPeer, labtest.Resolver),
 		}},
 		{"all DNS captured and a group excluded", func(s *redirect.Spec) {
 			s.DNS, s.OwnerGroupsExclude = redirect.DNSAll, []uint32{3000}
 		}, []packet{
-			ask(member(3000), udp, 53, toPeer, labtest.Resolver),
-			ask(member(3000), tcp, 53, toPeer, labtest.Resolver),
-			ask(app, udp, 53, toAgent, labtest.Resolver),
-			ask(app, tcp, 53, toAgent, labtest.Resolver),
+			send(member(3000), udp, 53, toPeer, labtest.Resolver),
+			send(member(3000), tcp, 53, toPeer, labtest.Resolver),
+			send(app, udp, 53, toAgent, labtest.Resolver),
+			send(app, tcp, 53, toAgent, labtest.Resolver),
 		}},
 	}
 }
@@ -296,40 +296,40 @@ func ownerCases() []packetCase {
 	return []packetCase{
 		{"two groups captured", func(s *redirect.Spec) { s.OwnerGroups = redirect.Groups{List: []uint32{3000, 4000}} }, []packet{
 			inbound,
-			ask(member(3000), tcp, 80, toOutbound, labtest.Peer),
-			ask(member(4000), tcp, 80, toOutbound, labtest.Peer),
-			ask(app, tcp, 80, toPeer, labtest.Peer),
-			ask(root, tcp, 80, toPeer, labtest.Peer),
+			send(member(3000), tcp, 80, toOutbound, labtest.Peer),
+			send(member(4000), tcp, 80, toOutbound, labtest.Peer),
+			send(app, tcp, 80, toPeer, labtest.Peer),
+			send(root, tcp, 80, toPeer, labtest.Peer),
 		}},
 		{"no group captured", func(s *redirect.Spec) { s.OwnerGroups = redirect.Groups{} }, []packet{
 			inbound, balanced,
-			ask(app, tcp, 80, toPeer, labtest.Peer),
-			ask(member(3000), tcp, 80, toPeer, labtest.Peer),
+			send(app, tcp, 80, toPeer, labtest.Peer),
+			send(member(3000), tcp, 80, toPeer, labtest.Peer),
 		}},
 		{"two groups excluded", func(s *redirect.Spec) { s.OwnerGroupsExclude = []uint32{3000, 4000} }, []packet{
 			inbound, outbound,
-			ask(member(3000), tcp, 80, toPeer, labtest.Peer),
-			ask(member(4000), tcp, 80, toPeer, labtest.Peer),
+			send(member(3000), tcp, 80, toPeer, labtest.Peer),
+			send(member(4000), tcp, 80, toPeer, labtest.Peer),
 		}},
 		{"a proxy with another user and group", func(s *redirect.Spec) { s.UIDs, s.GIDs = []uint32{2000}, []uint32{2001} }, []packet{
 			outbound, balanced,
-			ask(user(2000, 1000), tcp, 80, toPeer, labtest.Peer),
-			ask(user(1000, 2001), tcp, 80, toPeer, labtest.Peer),
-			ask(user(1337, 1337), tcp, 80, toOutbound, labtest.Peer),
-			ask(user(1337, 1337), tcp, 80, toApp, labtest.Pod),
+			send(user(2000, 1000), tcp, 80, toPeer, labtest.Peer),
+			send(user(1000, 2001), tcp, 80, toPeer, labtest.Peer),
+			send(user(1337, 1337), tcp, 80, toOutbound, labtest.Peer),
+			send(user(1337, 1337), tcp, 80, toApp, labtest.Pod),
 		}},
 		{"a proxy with two users", func(s *redirect.Spec) { s.UIDs = []uint32{1337, 2000} }, []packet{
 			outbound,
-			ask(user(2000, 2000), tcp, 80, toPeer, labtest.Peer),
-			ask(user(1337, 1000), tcp, 80, toInbound, labtest.Pod),
-			// The reference's rules for the first user let the calls of everybody else to their own pod pass, the
+			send(user(2000, 2000), tcp, 80, toPeer, labtest.Peer),
+			send(user(1337, 1000), tcp, 80, toInbound, labtest.Pod),
+			// The reference's rules for the first user let the connections of all others to their own pod pass, the
 			// second one's included. Marks, which TPROXY looks at, are set for both.
-			ask(user(2000, 2000), tcp, 80, modes(toApp, toInbound), labtest.Pod),
+			send(user(2000, 2000), tcp, 80, modes(toApp, toInbound), labtest.Pod),
 		}},
 	}
 }
 
-// secondFamilyCases are for a pod whose first address is IPv4 and which is not said to be dual stack.
+// secondFamilyCases are for a pod whose first address is IPv4 and which is not dual stack.
 func secondFamilyCases() []packetCase {
 	with := func(f redirect.SecondFamily) func(*redirect.Spec) {
 		return func(s *redirect.Spec) { s.DualStack, s.SecondFamily = false, f }
@@ -337,32 +337,32 @@ func secondFamilyCases() []packetCase {
 	return []packetCase{
 		{"bypass", with(redirect.Bypass), []packet{
 			itself,
-			ask(client, tcp, 80, perFamily(toInbound, toApp), labtest.Pod),
-			ask(client, udp, 5000, toApp, labtest.Pod),
-			ask(app, tcp, 80, perFamily(toOutbound, toPeer), labtest.Peer),
-			ask(app, udp, 5000, toPeer, labtest.Peer),
-			ask(proxy, tcp, 80, toPeer, labtest.Peer),
-			ask(proxy, tcp, 80, perFamily(toInbound, toApp), labtest.Pod),
+			send(client, tcp, 80, perFamily(toInbound, toApp), labtest.Pod),
+			send(client, udp, 5000, toApp, labtest.Pod),
+			send(app, tcp, 80, perFamily(toOutbound, toPeer), labtest.Peer),
+			send(app, udp, 5000, toPeer, labtest.Peer),
+			send(proxy, tcp, 80, toPeer, labtest.Peer),
+			send(proxy, tcp, 80, perFamily(toInbound, toApp), labtest.Pod),
 		}},
-		{"capture", with(redirect.Capture), append(whatever(),
-			ask(client, tcp, 80, toInbound, labtest.Pod),
-			ask(app, tcp, 80, toOutbound, labtest.Peer),
-			ask(proxy, tcp, 80, toInbound, labtest.Pod),
-			ask(app, tcp, 80, toApp, labtest.Pod),
+		{"capture", with(redirect.Capture), append(common(),
+			send(client, tcp, 80, toInbound, labtest.Pod),
+			send(app, tcp, 80, toOutbound, labtest.Peer),
+			send(proxy, tcp, 80, toInbound, labtest.Pod),
+			send(app, tcp, 80, toApp, labtest.Pod),
 		)},
 		{"reject", with(redirect.Reject), []packet{
-			ask(client, tcp, 80, perFamily(toInbound, refused), labtest.Pod),
-			ask(client, tcp, 15021, perFamily(toStatus, refused), labtest.Pod),
-			ask(client, udp, 5000, perFamily(toApp, refused), labtest.Pod),
-			ask(app, tcp, 80, perFamily(toOutbound, refused), labtest.Peer),
+			send(client, tcp, 80, perFamily(toInbound, refused), labtest.Pod),
+			send(client, tcp, 15021, perFamily(toStatus, refused), labtest.Pod),
+			send(client, udp, 5000, perFamily(toApp, refused), labtest.Pod),
+			send(app, tcp, 80, perFamily(toOutbound, refused), labtest.Peer),
 			// The kernel fails the send of a datagram that does not get out.
-			ask(app, udp, 5000, perFamily(toPeer, forbidden), labtest.Peer),
-			ask(proxy, tcp, 80, perFamily(toPeer, refused), labtest.Peer),
-			ask(app, tcp, 80, toApp, labtest.Pod, labtest.Loopback),
-			ask(app, udp, 5000, toApp, labtest.Loopback),
+			send(app, udp, 5000, perFamily(toPeer, forbidden), labtest.Peer),
+			send(proxy, tcp, 80, perFamily(toPeer, refused), labtest.Peer),
+			send(app, tcp, 80, toApp, labtest.Pod, labtest.Loopback),
+			send(app, udp, 5000, toApp, labtest.Loopback),
 			// ICMP finds neighbours and reports errors.
-			ask(client, ping, 0, pong, labtest.Pod),
-			ask(app, ping, 0, pong, labtest.Far),
+			send(client, ping, 0, pong, labtest.Pod),
+			send(app, ping, 0, pong, labtest.Far),
 		}},
 	}
 }
@@ -371,26 +371,26 @@ func secondFamilyCases() []packetCase {
 func direct() []packet {
 	return []packet{
 		itself,
-		ask(app, tcp, 80, toPeer, labtest.Peer),
-		ask(app, tcp, 443, toPeer, labtest.Far),
-		ask(app, tcp, 15020, toPeer, labtest.Side),
-		ask(app, tcp, 53, toPeer, labtest.Resolver),
-		ask(app, udp, 53, toPeer, labtest.Resolver, labtest.OtherResolver),
-		ask(app, tcp, 15001, toOutbound, labtest.Loopback),
-		ask(app, udp, 5000, toApp, labtest.Loopback),
-		ask(proxy, tcp, 80, toPeer, labtest.Private),
-		ask(proxy, tcp, 80, toApp, labtest.Pod),
-		ask(client, tcp, 80, toApp, labtest.Pod),
-		ask(client, tcp, 15006, toInbound, labtest.PodSide),
-		ask(client, tcp, 15008, toTunnel, labtest.Pod),
-		ask(client, tcp, 15021, toStatus, labtest.Pod),
-		ask(client, tcp, 81, refused, labtest.Pod),
-		ask(client, tcp, 15053, refused, labtest.Pod),
-		ask(client, udp, 5000, toApp, labtest.PodSide),
-		ask(client, udp, 81, refused, labtest.Pod),
-		ask(client, stray, 80, refused, labtest.Pod),
-		ask(client, ping, 0, pong, labtest.Pod),
-		ask(guest, tcp, 80, toPeer, labtest.Far),
-		ask(guest, udp, 5000, toPeer, labtest.Private),
+		send(app, tcp, 80, toPeer, labtest.Peer),
+		send(app, tcp, 443, toPeer, labtest.Far),
+		send(app, tcp, 15020, toPeer, labtest.Side),
+		send(app, tcp, 53, toPeer, labtest.Resolver),
+		send(app, udp, 53, toPeer, labtest.Resolver, labtest.OtherResolver),
+		send(app, tcp, 15001, toOutbound, labtest.Loopback),
+		send(app, udp, 5000, toApp, labtest.Loopback),
+		send(proxy, tcp, 80, toPeer, labtest.Private),
+		send(proxy, tcp, 80, toApp, labtest.Pod),
+		send(client, tcp, 80, toApp, labtest.Pod),
+		send(client, tcp, 15006, toInbound, labtest.PodSide),
+		send(client, tcp, 15008, toTunnel, labtest.Pod),
+		send(client, tcp, 15021, toStatus, labtest.Pod),
+		send(client, tcp, 81, refused, labtest.Pod),
+		send(client, tcp, 15053, refused, labtest.Pod),
+		send(client, udp, 5000, toApp, labtest.PodSide),
+		send(client, udp, 81, refused, labtest.Pod),
+		send(client, stray, 80, refused, labtest.Pod),
+		send(client, ping, 0, pong, labtest.Pod),
+		send(guest, tcp, 80, toPeer, labtest.Far),
+		send(guest, udp, 5000, toPeer, labtest.Private),
 	}
 }

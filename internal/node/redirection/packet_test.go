@@ -15,20 +15,20 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 )
 
-// The packet tests: rules are applied to a pod, real actors send real packets, and each answer names its sender. They know
-// nothing of the rules' text, and so are what decides whether a change of it is right.
+// The packet tests: rules are applied to a pod, real actors send real packets, and each answer names its sender. They do not
+// read the rules' text, so that they decide whether a change of it is right.
 
-// fixture is where a question is asked.
+// fixture is a pod with a proxy.
 type fixture struct {
-	*labtest.Lab
+	*labtest.Fixture
 	spec   redirect.Spec
 	family ruleset.Family
 }
 
-// newFixture is a pod with a proxy for the Spec, which is not applied yet.
+// newFixture makes a pod with a proxy for the Spec, which is not applied yet.
 func newFixture(t *testing.T, spec redirect.Spec, families ...ruleset.Family) fixture {
 	t.Helper()
-	s := fixture{Lab: labtest.New(t, families...), spec: spec}
+	s := fixture{Fixture: labtest.New(t, families...), spec: spec}
 	s.StartProxy(t, s.proxy(), spec.Mode)
 	return s
 }
@@ -55,7 +55,7 @@ func member(gid int) actor { return func(s fixture) labtest.Actor { return s.App
 // user is a process of the pod with a user and a group.
 func user(uid, gid int) actor {
 	return func(s fixture) labtest.Actor {
-		return labtest.Actor{Name: "somebody", Namespace: s.Path(), UID: uid, GID: gid}
+		return labtest.Actor{Name: "process", Namespace: s.Path(), UID: uid, GID: gid}
 	}
 }
 
@@ -71,8 +71,8 @@ func (s fixture) proxy() labtest.Actor {
 // outcome are the expected answers, or the expected error.
 type outcome func(fixture) ([]labtest.Hop, error)
 
-// by expects answers with these names. Unless the outcome says otherwise, the original destination must be the address that
-// was asked, and the source the asker's own.
+// by expects answers with these names. Unless the outcome has another one, the original destination must be the address of
+// the request, and the source the sender's own.
 func by(names ...string) outcome {
 	return func(fixture) (hops []labtest.Hop, _ error) {
 		for _, name := range names {
@@ -82,7 +82,7 @@ func by(names ...string) outcome {
 	}
 }
 
-// seenFrom says from which place the last one saw the question come.
+// seenFrom expects that the last one reads the place as the source of the request.
 func (o outcome) seenFrom(p labtest.Place) outcome {
 	return func(s fixture) ([]labtest.Hop, error) {
 		hops, err := o(s)
@@ -125,9 +125,9 @@ var (
 	silence    outcome = func(fixture) ([]labtest.Hop, error) { return nil, labtest.ErrSilent }
 )
 
-// packet is a question of a case to one or more places.
+// packet is a request of a case to one or more places.
 type packet struct {
-	who     actor
+	sender  actor
 	via     labtest.Protocol
 	port    uint16
 	want    outcome
@@ -137,8 +137,8 @@ type packet struct {
 	through bool
 }
 
-func ask(who actor, via labtest.Protocol, port uint16, want outcome, to ...labtest.Place) packet {
-	return packet{who: who, via: via, port: port, want: want, to: to}
+func send(sender actor, via labtest.Protocol, port uint16, want outcome, to ...labtest.Place) packet {
+	return packet{sender: sender, via: via, port: port, want: want, to: to}
 }
 
 // from gives the packet a source address.
@@ -153,20 +153,20 @@ func (p packet) fromPort(port uint16) packet {
 	return p
 }
 
-// passedOn asks the proxy to pass the question on.
+// passedOn requests that the proxy passes the request on.
 func (p packet) passedOn() packet {
 	p.through = true
 	return p
 }
 
-// questions are the packet's in a fixture. There is none where the place has no address of the family, and pings are IPv6.
-func (p packet) questions(s fixture) (all []labtest.Question) {
+// requests are the packet's in a fixture: none for a place without an address of the family, and pings in IPv6 only.
+func (p packet) requests(s fixture) (all []labtest.Expectation) {
 	for _, to := range p.to {
 		if !to.Addr(s.family).IsValid() || p.via == ping && s.family == ruleset.IPv4 {
 			continue
 		}
-		var q labtest.Question
-		q.Ask = labtest.Ask{From: p.who(s), Via: p.via, To: to.Port(s.family, p.port), SourcePort: p.srcPort, Through: p.through}
+		var q labtest.Expectation
+		q.Request = labtest.Request{From: p.sender(s), Via: p.via, To: to.Port(s.family, p.port), SourcePort: p.srcPort, Through: p.through}
 		if p.srcPort == 0 && (p.via == tcp || p.via == udp) {
 			q.SourcePort = s.FreshPort()
 		}
@@ -179,11 +179,11 @@ func (p packet) questions(s fixture) (all []labtest.Question) {
 	return all
 }
 
-// packetCase is a way to capture and the questions that show what it does.
+// packetCase is a way to capture, and the packets that show its effect.
 type packetCase struct {
-	name string
-	set  func(*redirect.Spec)
-	asks []packet
+	name    string
+	set     func(*redirect.Spec)
+	packets []packet
 }
 
 // spec is the case's Spec in a mode for a pod with the families.
@@ -196,27 +196,27 @@ func (c packetCase) spec(mode redirect.Mode, families ...ruleset.Family) redirec
 	return spec
 }
 
-// run applies the case's Spec in a fresh pod and asks in every family of it.
+// run applies the case's Spec in a fresh pod and sends the packets in every family of it.
 func (c packetCase) run(t *testing.T, v iptables.Variant, mode redirect.Mode, families ...ruleset.Family) fixture {
 	t.Helper()
 	s := newFixture(t, c.spec(mode, families...), families...)
 	s.apply(t, v, s.spec)
-	s.askAll(t, v, c.asks)
+	s.sendAll(t, v, c.packets)
 	return s
 }
 
-// askAll asks in every family, and shows the family's rules with each wrong answer. After a silence it stops: more of
-// them would hold up all other tests.
-func (s fixture) askAll(t *testing.T, v iptables.Variant, packets []packet) {
+// sendAll sends in every family, and prints the family's rules with each wrong answer. After a silence it stops: more of
+// them would delay all other tests.
+func (s fixture) sendAll(t *testing.T, v iptables.Variant, packets []packet) {
 	t.Helper()
 	for _, s.family = range s.Families() {
 		for _, p := range packets {
-			for _, q := range p.questions(s) {
+			for _, q := range p.requests(s) {
 				err := q.Check(t.Context())
 				if err == nil {
 					continue
 				}
-				t.Errorf("%v\n%s", err, counters(t, s.Lab, v, s.family))
+				t.Errorf("%v\n%s", err, counters(t, s.Fixture, v, s.family))
 				var wrong *labtest.Wrong
 				if errors.As(err, &wrong) && errors.Is(wrong.Got.Err, labtest.ErrSilent) {
 					return
@@ -226,27 +226,27 @@ func (s fixture) askAll(t *testing.T, v iptables.Variant, packets []packet) {
 	}
 }
 
-// namespaceOf is the lab's pod as the code under test takes it.
-func namespaceOf(lab *labtest.Lab, v iptables.Variant) redirection.Namespace {
-	return inNamespace(lab.NetNS(), v)
+// namespaceOf returns the pod's namespace as the code under test takes it.
+func namespaceOf(f *labtest.Fixture, v iptables.Variant) redirection.Namespace {
+	return inNamespace(f.NetNS(), v)
 }
 
 // apply brings the pod to a Spec.
 func (s fixture) apply(t *testing.T, v iptables.Variant, spec redirect.Spec) {
 	t.Helper()
-	mustApply(t, namespaceOf(s.Lab, v), spec)
+	mustApply(t, namespaceOf(s.Fixture, v), spec)
 }
 
 // counters are the rules of a family with the number of packets that each matched.
-func counters(t *testing.T, lab *labtest.Lab, v iptables.Variant, f ruleset.Family) string {
+func counters(t *testing.T, at *labtest.Fixture, v iptables.Variant, f ruleset.Family) string {
 	t.Helper()
 	if v == byTables {
-		return netnstest.Run(t, lab.Path(), "nft", "list", "ruleset")
+		return netnstest.Run(t, at.Path(), "nft", "list", "ruleset")
 	}
-	return netnstest.Run(t, lab.Path(), program(v, f, "-save"), "-c")
+	return netnstest.Run(t, at.Path(), program(v, f, "-save"), "-c")
 }
 
-// networksOf are the networks the places are in, in both families.
+// networksOf are the networks of the places, in both families.
 func networksOf(places ...labtest.Place) []netip.Prefix {
 	var all []netip.Prefix
 	for _, p := range places {
@@ -268,8 +268,8 @@ func eachCell(t *testing.T, test func(*testing.T, iptables.Variant, redirect.Mod
 	}
 }
 
-// TestPackets asks every question of every case in a dual-stack pod, for each backend and each mode. Netlink writes the rules
-// of iptables-nft byte for byte (TestRulesAreThoseOfTheReference, package nftables), so it is not asked again. In a pod of
+// TestPackets sends every packet of every case in a dual-stack pod, for each backend and each mode. Netlink writes the rules
+// of iptables-nft byte for byte (TestRulesAreThoseOfTheReference, package nftables), so it is not tested again. In a pod of
 // one family iptables has that family's rules of the dual-stack pod; native tables, which serve both families, are others.
 func TestPackets(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
@@ -292,7 +292,7 @@ func TestPackets(t *testing.T) {
 	})
 }
 
-// TestPacketsOfTheSecondFamily asks what becomes of IPv6 in a pod whose first address is IPv4.
+// TestPacketsOfTheSecondFamily sends IPv6 packets in a pod whose first address is IPv4.
 func TestPacketsOfTheSecondFamily(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()
@@ -310,7 +310,7 @@ func TestPacketsOfTheSecondFamily(t *testing.T) {
 func TestPacketsGoDirectlyWithoutRules(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
-		newFixture(t, dualStack(mode), families...).askAll(t, iptables.NFT, direct())
+		newFixture(t, dualStack(mode), families...).sendAll(t, iptables.NFT, direct())
 	}
 }
 
@@ -326,28 +326,28 @@ func TestPacketsFollowTheLastSpec(t *testing.T) {
 		s.apply(t, v, s.spec)
 		for _, c := range defaultCases() {
 			if c.set == nil {
-				s.askAll(t, v, c.asks)
+				s.sendAll(t, v, c.packets)
 			}
 		}
-		mustClean(t, namespaceOf(s.Lab, v))
-		s.askAll(t, v, direct())
+		mustClean(t, namespaceOf(s.Fixture, v))
+		s.sendAll(t, v, direct())
 	})
 }
 
-// TestAnswersOfResolversBelongToTheirQuestions looks at the kernel's table of connections: an answer that got into
-// another zone than its question stands there as a question of its own, and neither has a reply.
-func TestAnswersOfResolversBelongToTheirQuestions(t *testing.T) {
+// TestAnswersOfResolversBelongToTheirRequests looks at the kernel's table of connections: an answer that got into
+// another zone than its request has an entry of its own there, and neither has a reply.
+func TestAnswersOfResolversBelongToTheirRequests(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()
 		for _, c := range dnsCases() {
 			if c.name != "all DNS captured" && c.name != "DNS to the pod's resolvers captured" {
 				continue
 			}
-			c.asks = []packet{ask(proxy, udp, 53, toPeer, labtest.Resolver), ask(app, udp, 53, toAgent, labtest.Resolver)}
+			c.packets = []packet{send(proxy, udp, 53, toPeer, labtest.Resolver), send(app, udp, 53, toAgent, labtest.Resolver)}
 			s := c.run(t, v, mode, families...)
 			tracked := netnstest.Run(t, s.Path(), "cat", "/proc/self/net/nf_conntrack")
 			if n := strings.Count(tracked, "udp"); n < 4 || strings.Contains(tracked, "UNREPLIED") {
-				t.Errorf("%s: want four or more questions by UDP, each with its answer, got %d:\n%s", c.name, n, tracked)
+				t.Errorf("%s: want four or more requests by UDP, each with its answer, got %d:\n%s", c.name, n, tracked)
 			}
 		}
 	})

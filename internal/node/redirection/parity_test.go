@@ -14,7 +14,7 @@ import (
 )
 
 // The reference's rules, fed to the kernel in the reference's order and spelling, and ours leave the same in it; and
-// that is what ours say that iptables-save prints.
+// iptables-save prints ours as String does.
 func TestRulesAreThoseOfTheReference(t *testing.T) {
 	t.Parallel()
 	for _, c := range slices.Concat(table(), random(120)) {
@@ -57,7 +57,7 @@ func install(tb testing.TB, p pod, v iptables.Variant, want ruleset.Set) {
 	p.restore(tb, v, want.Family, ruleset.Reconcile(want, have, redirect.Owned(want, have)).String())
 }
 
-// printsAsParsed is the inverse property: what a Set prints, read, is the Set.
+// printsAsParsed is the inverse property: the text of a Set parses to the Set.
 func printsAsParsed(t *testing.T, s ruleset.Set) {
 	t.Helper()
 	back, err := ruleset.Parse(s.Family, s.String())
@@ -65,11 +65,11 @@ func printsAsParsed(t *testing.T, s ruleset.Set) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(s, back, cmpopts.IgnoreFields(ruleset.Rule{}, "Why")); diff != "" {
-		t.Errorf("%s: parsing what is printed gives another set (-set +parsed):\n%s", s.Family, diff)
+		t.Errorf("%s: parsing the text gives another set (-set +parsed):\n%s", s.Family, diff)
 	}
 }
 
-// Rejecting the second family is nothing the reference has; it must still be what the kernel's tools print.
+// The reference does not reject the second family; the rules must still be as the kernel's tools print them.
 func TestRejectionIsPrintedAsTheKernelHasIt(t *testing.T) {
 	t.Parallel()
 	for _, v := range variants {

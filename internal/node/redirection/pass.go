@@ -26,7 +26,7 @@ type pass struct {
 	report Report
 	// changes are applied in this order, those of netlink in one transaction ahead of the others.
 	changes []change
-	// conflict says that the changes replace or remove present rules of the mesh.
+	// conflict: the changes replace or remove present rules of the mesh.
 	conflict bool
 	// marks are the packet marks in the present rules of the mesh.
 	marks []uint32
@@ -54,7 +54,7 @@ var (
 	errSlow = fmt.Errorf("%w: reading the rules takes more than %s", ErrUninspectable, readLimit)
 	// errLegacy prevents a second set of rules beside that in the legacy tables.
 	errLegacy = fmt.Errorf("%w: there are rules of the mesh in the legacy iptables tables, and no iptables-legacy here that could "+
-		"take them away", iptables.ErrMissing)
+		"remove them", iptables.ErrMissing)
 )
 
 // inspect reads all places and compares them with the Spec; nil means no rules of the mesh. The caller closes the pass.

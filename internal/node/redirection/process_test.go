@@ -19,18 +19,17 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 )
 
-// The processes that programming a pod starts are a budget: at most 4 for an IPv4 pod, 6 for both families. Here they
-// are named one by one.
+// The processes that programming a pod starts are a budget: at most 4 for an IPv4 pod, 6 for both families.
 
-// toolbox is a directory of stand-ins for the programs of iptables. Each notes that it was started, and how, and then
-// is the real one.
+// toolbox is a directory of scripts in place of the programs of iptables. Each logs its arguments, and then executes the real
+// one.
 type toolbox struct {
 	dir, log string
-	copies   bool // of the stand-ins, in place of links to them: they do not show the variant
+	copies   bool // of the scripts, in place of links to them: their path does not show the variant
 }
 
-// standIn is the text of one; REAL is the program with all the others in it, which knows which one to be by its first
-// argument. It notes if it could ask the name service for the names of users, or would wait for the lock of the node.
+// standIn is the text of a script; REAL is the program of all names, which takes the name as its first argument. The script
+// logs if the program could query the name service, or would wait for the lock of the node.
 const standIn = `#!/bin/sh
 name=${0##*/}
 echo "$name${*:+ $*}" >>LOG
@@ -46,8 +45,8 @@ func newToolbox(t *testing.T) toolbox {
 	return toolbox{dir: filepath.Join(dir, "bin"), log: filepath.Join(dir, "log")}
 }
 
-// add puts in the stand-ins of one variant for programs with the given names; a name that ends in a dash goes on with
-// the variant. The stand-ins are links to a file called as the real one is.
+// add writes the scripts of one variant for programs with the given names; the variant is appended to a name that ends in a
+// dash. The scripts are links to a file with the name of the real one.
 func (b toolbox) add(t *testing.T, v iptables.Variant, multi, extra string, names ...string) toolbox {
 	t.Helper()
 	file := filepath.Join(b.dir, "xtables-"+string(v)+"-multi")
@@ -76,7 +75,7 @@ func write(t *testing.T, file, text string) {
 	netnstest.WriteProgram(t, file, []byte(text))
 }
 
-// started gives what was started since it was asked last.
+// started returns the lines that were logged since the last call.
 func (b toolbox) started(t *testing.T) []string {
 	t.Helper()
 	text, err := os.ReadFile(b.log)
@@ -92,7 +91,7 @@ func (b toolbox) started(t *testing.T) []string {
 	return strings.Split(strings.TrimSpace(string(text)), "\n")
 }
 
-// multi is where the machine has the program of a variant.
+// multi is the path of the program of a variant.
 func multi(t *testing.T, v iptables.Variant) string {
 	t.Helper()
 	link, err := exec.LookPath(program(v, ruleset.IPv4, "-restore"))
@@ -105,14 +104,14 @@ func multi(t *testing.T, v iptables.Variant) string {
 	return link
 }
 
-// budget is what is started for a pod, of one family or of both, that has no rules yet, and again for one that has.
+// budget has the processes for a pod, of one family or of both, without rules, and again for one with rules.
 type budget struct {
 	both         bool
 	first, again []string
 }
 
-// budgetOf is that of programs whose names end in the suffix. Legacy tools are asked for their version once before they
-// write, since old ones know no --wait.
+// budgetOf is that of programs whose names end in the suffix. Legacy tools run with --version once before they
+// write, since old ones have no --wait.
 func budgetOf(v iptables.Variant, suffix string, both bool) budget {
 	want, wait, names := budget{both: both}, "", []string{"iptables", "ip6tables"}
 	if v == iptables.Legacy {
@@ -156,7 +155,7 @@ func (want budget) check(t *testing.T, host iptables.Host, backend redirect.Back
 	}
 }
 
-// Where programs are named for their variant a fresh pod costs one process per family, and so does one that is in order.
+// Where programs are named for their variant a fresh pod costs one process per family, and so does one without a difference.
 func TestApplyStartsNoNeedlessProcess(t *testing.T) {
 	t.Parallel()
 	b := newToolbox(t)
@@ -171,7 +170,7 @@ func TestApplyStartsNoNeedlessProcess(t *testing.T) {
 		{"nft", iptables.NFT, iptables.NFT, ""},
 		{"legacy", iptables.Legacy, iptables.Legacy, ""},
 		{"tools, nothing forced", "", iptables.NFT, redirect.Tools},
-		{"nothing said at all", "", "", ""},
+		{"no backend and no variant", "", "", ""},
 		{"netlink", "", "", redirect.Netlink},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -186,7 +185,7 @@ func TestApplyStartsNoNeedlessProcess(t *testing.T) {
 	}
 }
 
-// Where there are the plain names only, links tell the variant by what they lead to; a program that does not is asked.
+// Where there are the plain names only, the target of a link shows the variant; a program that is no link runs with --version.
 func TestApplyStartsNoNeedlessProcessOnAHostWithPlainNamesOnly(t *testing.T) {
 	dir, inside := inMounts(t, `cp /usr/sbin/xtables-*-multi "$2" && mount -t tmpfs none /usr/sbin`)
 	if !inside {
@@ -233,7 +232,7 @@ func inMounts(t *testing.T, script string) (dir string, inside bool) {
 }
 
 // Legacy tools lock a file for the whole node. A process that holds it, for as long as the node's own rules take, must not
-// keep pods waiting.
+// delay pods.
 func TestPodsDoNotWaitForTheLockOfTheNode(t *testing.T) {
 	// A lock of this test's own: the node's real one would stop others on this machine.
 	if _, inside := inMounts(t, "mount -t tmpfs none /run && : >/run/xtables.lock"); !inside {
@@ -258,7 +257,7 @@ func TestPodsDoNotWaitForTheLockOfTheNode(t *testing.T) {
 	const pods = 50
 	// Programs from before 1.8.6 do not know the variable that names the lock file; for them it is covered by a mount.
 	old := newToolbox(t).add(t, iptables.Legacy, multi(t, iptables.Legacy), "unset XTABLES_LOCKFILE", "iptables-", "ip6tables-")
-	for name, path := range map[string]string{"programs of today": "", "programs that know no other lock": old.dir} {
+	for name, path := range map[string]string{"programs of today": "", "programs without XTABLES_LOCKFILE": old.dir} {
 		var all sync.WaitGroup
 		spec := dual(byTPROXY)
 		for range pods {

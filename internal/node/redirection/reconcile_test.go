@@ -28,7 +28,7 @@ func dual(set ...func(*redirect.Spec)) redirect.Spec {
 
 func byTPROXY(s *redirect.Spec) { s.Mode = redirect.TPROXY }
 
-// configurations differ in what they put into which table.
+// configurations differ in their rules of each table.
 func configurations() []named {
 	networks := func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: prefixes("10.0.0.0/8", "fd00::/8")} }
 	return []named{
@@ -108,14 +108,14 @@ func TestApplyTwiceChangesNothing(t *testing.T) {
 	})
 }
 
-// A drift is something that happens to rules in place. Its texts have an item per line.
+// A drift is a change of present rules by another program. Its texts have an item per line.
 type drift struct {
 	name string
-	// do are command lines of iptables, with LO for loopback. They happen to one family.
+	// do are command lines of iptables, with LO for loopback. They change one family.
 	do string
-	// want is what Verify finds: of a rule "TABLE CHAIN missing|extra|foreign RULE", of a chain "TABLE CHAIN absent|stale".
+	// want are the findings of Verify: of a rule "TABLE CHAIN missing|extra|foreign RULE", of a chain "TABLE CHAIN absent|stale".
 	want string
-	// note is what it notes beside.
+	// note are its further notes.
 	note string
 }
 
@@ -141,7 +141,7 @@ var drifts = []struct {
 				nat ISTIO_INBOUND missing -p tcp -m tcp --dport 15021 -j RETURN`, "",
 		},
 		{
-			"a rule stands in a chain of the mesh", "-t nat -I ISTIO_OUTPUT 3 -d LO -p tcp --dport 99 -j ACCEPT",
+			"a foreign rule is in a chain of the mesh", "-t nat -I ISTIO_OUTPUT 3 -d LO -p tcp --dport 99 -j ACCEPT",
 			"nat ISTIO_OUTPUT extra -d LO -p tcp -m tcp --dport 99 -j ACCEPT", "",
 		},
 		{"a rule is there twice", "-t nat -A ISTIO_OUTPUT -j ISTIO_REDIRECT", "nat ISTIO_OUTPUT extra -j ISTIO_REDIRECT", ""},
@@ -165,11 +165,11 @@ var drifts = []struct {
 		{"a jump is gone", "-t nat -D OUTPUT -j ISTIO_OUTPUT", "nat OUTPUT missing -j ISTIO_OUTPUT", ""},
 		{"a jump is there twice", "-t nat -A OUTPUT -j ISTIO_OUTPUT", "nat OUTPUT extra -j ISTIO_OUTPUT", ""},
 		{
-			"a foreign rule stands ahead", "-t nat -I OUTPUT -p tcp --dport 22 -j ACCEPT",
+			"a foreign rule is ahead", "-t nat -I OUTPUT -p tcp --dport 22 -j ACCEPT",
 			"nat OUTPUT foreign -p tcp -m tcp --dport 22 -j ACCEPT", "",
 		},
 		{
-			"foreign rules stand behind", `-t nat -A OUTPUT -p tcp --dport 22 -j ACCEPT
+			"foreign rules are behind", `-t nat -A OUTPUT -p tcp --dport 22 -j ACCEPT
 				-t nat -A PREROUTING -p tcp --dport 23 -j ACCEPT
 				-A INPUT -p tcp --dport 24 -j ACCEPT`, "", `nat: -A OUTPUT -p tcp -m tcp --dport 22 -j ACCEPT
 				nat: -A PREROUTING -p tcp -m tcp --dport 23 -j ACCEPT`,
@@ -201,7 +201,7 @@ var drifts = []struct {
 		},
 		{"an excluded interface is gone", "-t nat -D PREROUTING -i x1 -j RETURN", "nat PREROUTING missing -i x1 -j RETURN", ""},
 		{
-			"a foreign rule stands between ours", "-t mangle -I OUTPUT 3 -p tcp --dport 22 -j ACCEPT",
+			"a foreign rule is between ours", "-t mangle -I OUTPUT 3 -p tcp --dport 22 -j ACCEPT",
 			"mangle OUTPUT foreign -p tcp -m tcp --dport 22 -j ACCEPT", "",
 		},
 		{
@@ -255,7 +255,7 @@ func TestDriftIsFoundAndHealed(t *testing.T) {
 	})
 }
 
-// check looks whether Verify says what is wrong and changes nothing, and whether FailOnConflict does nothing either.
+// check compares the findings of Verify; neither Verify nor FailOnConflict may change rules.
 func (d drift) check(t *testing.T, p pod, n redirection.Namespace, v iptables.Variant, s redirect.Spec, f ruleset.Family, loopback *strings.Replacer) redirection.Report {
 	t.Helper()
 	before := p.rules(t, v)
@@ -281,7 +281,7 @@ func (d drift) check(t *testing.T, p pod, n redirection.Namespace, v iptables.Va
 	return found
 }
 
-// heal looks whether Reconcile brings back what was there, and leaves foreign rules.
+// heal checks that Reconcile restores the rules and leaves foreign ones.
 func (d drift) heal(t *testing.T, p pod, n redirection.Namespace, v iptables.Variant, s redirect.Spec, whole string) {
 	t.Helper()
 	before := p.rules(t, v)
@@ -298,7 +298,7 @@ func (d drift) heal(t *testing.T, p pod, n redirection.Namespace, v iptables.Var
 	}
 }
 
-// findings lists what a report says is different.
+// findings lists the differences of a report.
 func findings(diffs []ruleset.Diff) []string {
 	var out []string
 	for _, d := range diffs {
@@ -320,8 +320,8 @@ func findings(diffs []ruleset.Diff) []string {
 	return out
 }
 
-// The reference commits each table by itself and each family by itself: killed in between, it leaves a half.
-func TestAHalfAppliedSetIsFoundAndHealed(t *testing.T) {
+// The reference commits each table by itself and each family by itself: killed in between, it leaves a part.
+func TestAPartlyAppliedSetIsFoundAndHealed(t *testing.T) {
 	t.Parallel()
 	spec := dual(byTPROXY, func(s *redirect.Spec) { s.DNS = redirect.DNSAll })
 	only := func(table string, text string) string {
@@ -379,7 +379,7 @@ func TestAHalfAppliedSetIsFoundAndHealed(t *testing.T) {
 	})
 }
 
-// missing lists the tables that differ, and what is different but for rules and chains that are missing.
+// missing lists the tables with missing rules and chains, and all other differences.
 func missing(diffs []ruleset.Diff) []string {
 	var out []string
 	for _, d := range findings(diffs) {

@@ -30,7 +30,7 @@ type Namespace struct {
 	Backend redirect.Backend
 	// PreferTools resolves auto to Tools where it is not Native: the self-test found that netlink does not work on this node.
 	PreferTools bool
-	// Tools says how iptables is found, where it is needed.
+	// Tools has the search path of the iptables programs, where they are needed.
 	Tools iptables.Host
 	Log   *slog.Logger
 }
@@ -44,17 +44,17 @@ const (
 	FailOnConflict
 )
 
-// ErrConflict says that the namespace already redirects in another way.
+// ErrConflict means that the namespace already redirects in another way.
 var ErrConflict = errors.New("the namespace already holds other rules of the mesh")
 
-// ErrUninspectable says that the rules or routes of the namespace exceed the bounds, or that reading them takes too long: a
+// ErrUninspectable means that the rules or routes of the namespace exceed the bounds, or that reading them takes too long: a
 // process in the namespace may have filled it. Routes are read after the rules are written.
 var ErrUninspectable = nftables.ErrUninspectable
 
 // Report is the result of a run in a namespace.
 type Report struct {
 	Families redirect.Families
-	// Mesh says that the namespace had rules of the mesh before the run, the wanted ones or others.
+	// Mesh: the namespace had rules of the mesh before the run, the wanted ones or others.
 	Mesh bool
 	// Tools are the programs that write each family's rules.
 	Tools []string

@@ -66,7 +66,7 @@ func (n Namespace) fallback(m mode, failed error) (mode, bool) {
 	return m, false
 }
 
-// access says whether other runs of this program may work on the namespace at the same time.
+// access is whether other runs of this program may work on the namespace at the same time.
 type access bool
 
 const (
@@ -113,7 +113,7 @@ func (n Namespace) retry(ctx context.Context, a access, attempt func(Namespace, 
 		case ctx.Err() != nil || !fallback && !changed:
 			return err
 		case next.backend != m.backend:
-			n.Log.WarnContext(ctx, "the kernel does not do by netlink what is needed; using the iptables tools of the host", "cause", err.Error())
+			n.Log.WarnContext(ctx, "the kernel lacks a feature for rules by netlink; using the iptables tools of the host", "cause", err.Error())
 		}
 		m = next
 	}

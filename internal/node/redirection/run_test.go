@@ -15,8 +15,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables"
 )
 
-// TestRulesThatKeepChangingAreGivenUpAfterOneBound: whatever an attempt fails by in turns, all attempts together are
-// bounded once, and the last error names the cause.
+// TestRulesThatKeepChangingAreGivenUpAfterOneBound: all attempts together are bounded once, also if they fail for different
+// reasons in turns, and the last error names the cause.
 func TestRulesThatKeepChangingAreGivenUpAfterOneBound(t *testing.T) {
 	t.Parallel()
 	n := Namespace{NetNS: netnstest.At(netnstest.New(t)), Log: slog.New(slog.DiscardHandler)}
@@ -58,7 +58,7 @@ func TestOtherErrorsAndTheEndOfTheContextEndTheAttempts(t *testing.T) {
 		{"done", func(int) error { return nil }, 1},
 		{"another error", func(int) error { return errors.New("no") }, 1},
 		{"one change", func(calls int) error { return map[int]error{1: nftables.ErrChanged}[calls] }, 2},
-		{"what no other mode can do", func(int) error { return nftables.ErrUnsupported }, 2},
+		{"a feature that no other mode has", func(int) error { return nftables.ErrUnsupported }, 2},
 		{"the context's end", func(calls int) error {
 			if calls == 2 {
 				cancel()

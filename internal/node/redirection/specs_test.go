@@ -9,7 +9,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 )
 
-// named is a Spec with what is special about it.
+// named is a Spec with a description.
 type named struct {
 	name string
 	spec redirect.Spec
@@ -25,7 +25,7 @@ func parsed[T any](parse func(string) T, texts ...string) (all []T) {
 func prefixes(texts ...string) []netip.Prefix { return parsed(netip.MustParsePrefix, texts...) }
 func addrs(texts ...string) []netip.Addr      { return parsed(netip.MustParseAddr, texts...) }
 
-// features are what chance seldom or never makes: networks on loopback, IPv4 written as IPv6, repetitions. Each other feature
+// features are rare or absent among random Specs: networks on loopback, IPv4 written as IPv6, repetitions. Each other feature
 // makes rules that random Specs make too.
 func features() map[string]func(*redirect.Spec) {
 	type spec = redirect.Spec

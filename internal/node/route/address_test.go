@@ -39,7 +39,7 @@ func TestListsWithoutEndAreNotRead(t *testing.T) {
 	}{
 		{"addresses", address, ruleset.IPv4, 98, 1, addresses, nfnetlink.ErrUninspectable},
 		{"attachments", address, ruleset.IPv4, 98, 1, attachments, nfnetlink.ErrUninspectable},
-		{"::6, which asks for IPv6 only", address, ruleset.IPv4, 98, 1, passthrough, nil},
+		{"::6, which lists IPv6 only", address, ruleset.IPv4, 98, 1, passthrough, nil},
 		{"routes", route, ruleset.IPv4, 80, 20, routes, nfnetlink.ErrUninspectable},
 		{"routes", route, ruleset.IPv6, 80, 20, routes, nfnetlink.ErrUninspectable},
 		{"rules", rule, ruleset.IPv4, 80, 20, rules, nfnetlink.ErrUninspectable},

@@ -26,7 +26,7 @@ func TestComplete(t *testing.T) {
 		want  error
 	}{
 		{"a complete list is taken at once", nil, 1, nil},
-		{"an interrupted list is asked for again", []error{interrupted, unix.EINTR, interrupted, unix.EINTR}, 5, nil},
+		{"an interrupted list is requested again", []error{interrupted, unix.EINTR, interrupted, unix.EINTR}, 5, nil},
 		{
 			"an ever interrupted list is given up",
 			[]error{interrupted, interrupted, interrupted, interrupted, interrupted},
@@ -58,7 +58,7 @@ func TestV6Off(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		settings fs.FS
-		says     string
+		part     string
 	}{
 		"IPv6 is on":             {setting("0\n"), ""},
 		"it is disabled on lo":   {setting("1\n"), "net.ipv6.conf.lo.disable_ipv6=0"},
@@ -68,8 +68,8 @@ func TestV6Off(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got := v6Off(tt.settings)
-			if (got == "") != (tt.says == "") || !strings.Contains(got, tt.says) {
-				t.Errorf("got %q, want %q", got, tt.says)
+			if (got == "") != (tt.part == "") || !strings.Contains(got, tt.part) {
+				t.Errorf("got %q, want %q", got, tt.part)
 			}
 		})
 	}

@@ -26,7 +26,7 @@ import (
 
 // Want is the routing that redirection needs in one namespace. Its zero value needs nothing.
 type Want struct {
-	// PassthroughV6 asks for ::6/128 on lo.
+	// PassthroughV6 wants ::6/128 on lo.
 	PassthroughV6 bool
 	// Policy has an entry for each family in which marked packets are to be delivered locally.
 	Policy []Policy

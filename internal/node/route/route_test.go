@@ -33,7 +33,7 @@ func wantAll() route.Want {
 	return route.Want{PassthroughV6: true, Policy: []route.Policy{v4(1337, 133), v6(1337, 133)}}
 }
 
-// route133 delivers locally what comes to table 133.
+// route133 delivers locally the packets that are looked up in table 133.
 const route133 = "route add local default dev lo table 133"
 
 // newNamespace makes a namespace as a runtime hands it to the last plugin, without a link to anywhere: lo is up.
@@ -44,7 +44,7 @@ func newNamespace(t *testing.T, commands ...string) string {
 	return path
 }
 
-// ip runs commands of ip, separated by semicolons, and returns what they print.
+// ip runs commands of ip, separated by semicolons, and returns their output.
 func ip(t *testing.T, path, commands string) (out string) {
 	t.Helper()
 	for command := range strings.SplitSeq(commands, ";") {
@@ -111,11 +111,11 @@ func check(t *testing.T, path string, w route.Want) []string {
 	return missing
 }
 
-// complete holds Check to finding nothing.
+// complete fails if Check finds a difference.
 func complete(t *testing.T, path string, w route.Want) {
 	t.Helper()
 	if missing := check(t, path, w); missing != nil {
-		t.Errorf("Check says %q", missing)
+		t.Errorf("Check returns %q", missing)
 	}
 }
 
@@ -133,7 +133,7 @@ func leftovers(t *testing.T, path string) route.Want {
 	return w
 }
 
-// The commands that do by hand what wantAll asks for.
+// The commands of ip with the effect of wantAll.
 func byHand() []string {
 	return []string{
 		"-6 addr add ::6/128 dev lo",
@@ -176,7 +176,7 @@ func foreign() []string {
 	}
 }
 
-func TestApplyMakesWhatTheIPCommandMakes(t *testing.T) {
+func TestApplyMakesTheObjectsOfTheIPCommand(t *testing.T) {
 	t.Parallel()
 	ours, theirs := newNamespace(t), newNamespace(t, byHand()...)
 	apply(t, ours, wantAll())
@@ -218,7 +218,7 @@ func TestRemoveAfterApplyLeavesTheNamespaceAsItWas(t *testing.T) {
 	}
 }
 
-func TestApplyCompletesWhatIsThere(t *testing.T) {
+func TestApplyAddsMissingObjects(t *testing.T) {
 	t.Parallel()
 	want := newNamespace(t, byHand()...)
 	hand := byHand()
@@ -227,7 +227,7 @@ func TestApplyCompletesWhatIsThere(t *testing.T) {
 		path := newNamespace(t, setup...)
 		missing := check(t, path, wantAll())
 		if len(missing) != len(hand)-len(setup) {
-			t.Errorf("with %q Check says %q", setup, missing)
+			t.Errorf("with %q Check returns %q", setup, missing)
 		}
 		apply(t, path, wantAll())
 		if diff := cmp.Diff(state(t, want), state(t, path)); diff != "" {
@@ -243,7 +243,7 @@ func TestApplyLeavesOneRule(t *testing.T) {
 	for _, tt := range []struct {
 		name, setup string
 		want        string // the rules, less those the kernel makes
-		says        string
+		part        string
 	}{
 		{"of none", "", "32765: " + ours, "is missing"},
 		{"of one", add, "32765: " + ours, ""},
@@ -272,8 +272,8 @@ func TestApplyLeavesOneRule(t *testing.T) {
 			t.Parallel()
 			path := newNamespace(t, tt.setup, route133)
 			missing := check(t, path, w)
-			if (len(missing) == 0) != (tt.says == "") || !strings.Contains(fmt.Sprint(missing), tt.says) {
-				t.Errorf("Check says %q, want %q", missing, tt.says)
+			if (len(missing) == 0) != (tt.part == "") || !strings.Contains(fmt.Sprint(missing), tt.part) {
+				t.Errorf("Check returns %q, want %q", missing, tt.part)
 			}
 			apply(t, path, w)
 			same(t, "difference", tt.want, ownRules(t, path))
@@ -341,8 +341,8 @@ func TestANarrowerRuleOfTheSamePriorityStays(t *testing.T) {
 	}
 }
 
-// addRule adds the IPv4 rule "fwmark 1337 lookup 133", with what more is given, also where the kernel would take it
-// for one that is there.
+// addRule adds the IPv4 rule "fwmark 1337 lookup 133", with further attributes, also where the kernel would identify it
+// with a present one.
 func addRule(t *testing.T, path string, priority uint32, more ...*nl.RtAttr) {
 	t.Helper()
 	in(t, path, func() error {
@@ -370,7 +370,7 @@ func TestARuleWithAnUnknownSelectorIsForeign(t *testing.T) {
 	}
 	w := route.Want{Policy: []route.Policy{v4(1337, 133)}}
 	if missing := check(t, path, w); len(missing) != 1 {
-		t.Errorf("Check says %q", missing)
+		t.Errorf("Check returns %q", missing)
 	}
 	apply(t, path, w)
 	complete(t, path, w)
@@ -403,7 +403,7 @@ func TestMarksAndTablesOfAnySize(t *testing.T) {
 	}
 }
 
-func TestCheckSaysWhatIsMissingAndWritesNothing(t *testing.T) {
+func TestCheckNamesMissingObjectsAndWritesNothing(t *testing.T) {
 	t.Parallel()
 	path := newNamespace(t)
 	before := state(t, path)
@@ -425,7 +425,7 @@ func TestTheAddressWithAWiderPrefixServesAndOneOfAnotherInterfaceDoesNot(t *test
 		path := newNamespace(t, "link add veth0 type veth peer name veth1", command)
 		before, w := state(t, path), route.Want{PassthroughV6: true}
 		if got := check(t, path, w); len(got) != missing {
-			t.Errorf("%s: Check says %q", command, got)
+			t.Errorf("%s: Check returns %q", command, got)
 		}
 		if missing == 0 {
 			apply(t, path, w)
@@ -447,7 +447,7 @@ func TestLeftovers(t *testing.T) {
 		want        route.Want
 	}{
 		{"nothing", "", route.Want{}},
-		{"what Apply makes", strings.Join(byHand(), ";"), wantAll()},
+		{"objects of Apply", strings.Join(byHand(), ";"), wantAll()},
 		{
 			"other marks and tables, late and repeated",
 			"rule add fwmark 1 lookup 100; rule add fwmark 1 lookup 100 priority 40000; route add local default dev lo table 100;" +
@@ -496,7 +496,7 @@ func TestApplyInANamespaceThatLacksSomething(t *testing.T) {
 	const routeOf = `adding route "local default dev lo table 133" `
 	for _, tt := range []struct {
 		name, setup, off string // commands of ip, and where IPv6 is disabled
-		says             []string
+		part             []string
 		rules            string // the family in which there is the rule afterwards
 	}{
 		{
@@ -524,9 +524,9 @@ func TestApplyInANamespaceThatLacksSomething(t *testing.T) {
 			}
 			before := state(t, path)
 			err := netns.Do(path, func() error { return route.Apply(wantAll()) })
-			for _, says := range tt.says {
-				if !strings.Contains(fmt.Sprint(err), says) {
-					t.Errorf("the error does not say %q:\n%v", says, err)
+			for _, part := range tt.part {
+				if !strings.Contains(fmt.Sprint(err), part) {
+					t.Errorf("the error lacks %q:\n%v", part, err)
 				}
 			}
 			for _, family := range []string{"-4", "-6"} {
@@ -584,7 +584,7 @@ func TestAddresses(t *testing.T) {
 	same(t, "in an empty namespace", "[]", fmt.Sprint(got))
 }
 
-// What one thread does in its namespace must not be seen in another's: sockets open where the caller is.
+// A change by one thread must not appear in another's namespace: a socket belongs to the namespace of its thread.
 func TestConcurrentCallsStayInTheirNamespaces(t *testing.T) {
 	t.Parallel()
 	var all sync.WaitGroup

@@ -15,7 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// allTables asks listRoutes for the routes of every table.
+// allTables selects the routes of every table in listRoutes.
 const allTables = unix.RT_TABLE_UNSPEC
 
 // A route has the fields that recognising and removing one need.

@@ -93,7 +93,7 @@ func (r *rule) read(kind uint16, value []byte) {
 
 // presence holds the rules of a family, and of these the ones of a policy, in the order in which the kernel evaluates them.
 type presence struct {
-	// effective says that the first of ours comes before the main table: behind that a default route would have matched the
+	// effective: the first of ours comes before the main table: behind that a default route would have matched the
 	// packet already. The others have no effect.
 	effective bool
 	ours, all []rule

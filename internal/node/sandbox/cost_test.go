@@ -58,7 +58,7 @@ func TestEachNamespaceIsEnteredOnce(t *testing.T) {
 		if err == nil {
 			found.Close()
 		} else if text := err.Error(); !strings.Contains(text, "entries 500") || !strings.Contains(text, "entries 2001") {
-			t.Errorf("error %q does not say how many there are", text)
+			t.Errorf("error %q lacks the numbers of entries", text)
 		}
 		if len(opened) != len(namespaces)+andTheNodesOwn || len(entered) != want.entered {
 			t.Errorf("%s: %d namespaces were opened, %d entered", address, len(opened), len(entered))

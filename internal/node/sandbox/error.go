@@ -21,7 +21,7 @@ var (
 	// ErrHost is a pod that is on the node's own network, by libcni's cache or its addresses.
 	ErrHost = errors.New("it is on the node's own network")
 	// ErrNoHost means that the node's own namespace is unknown. Then no search runs: its result could be that namespace.
-	ErrNoHost = errors.New("the node's network namespace cannot be told from a pod's")
+	ErrNoHost = errors.New("the node's network namespace cannot be distinguished from a pod's")
 )
 
 // Error is the result of a search without a namespace. Its text is one line.

@@ -28,7 +28,7 @@ func (s *search) searchMounts(ctx context.Context) error {
 		}
 		if _, known := s.verdicts[inode]; is && !known {
 			if _, err := s.checkFirst(s.view.Candidates(m.Point), FromMount); err != nil {
-				table.fail(fmt.Errorf("reaching what the node has mounted at %q: %w", m.Point, err))
+				table.fail(fmt.Errorf("opening the node's mount at %q: %w", m.Point, err))
 			}
 		}
 		return ctx.Err()

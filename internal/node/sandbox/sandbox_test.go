@@ -87,7 +87,7 @@ func (n *node) failure(pod sandbox.Pod, cause error, texts ...string) *sandbox.E
 	}
 	for _, text := range append(texts, pod.Namespace+"/"+pod.Name, pod.UID) {
 		if !strings.Contains(err.Error(), text) {
-			n.Errorf("error %q does not say %q", err, text)
+			n.Errorf("error %q lacks %q", err, text)
 		}
 	}
 	return failed

@@ -92,7 +92,7 @@ func TestARecordDecidesAboutASquatter(t *testing.T) {
 	all["on its own interface"] = onEth0
 	records := map[string]struct {
 		keep func(n *node, victim, squatter string)
-		// alone says that the squatter alone is known to be another pod's.
+		// alone: the record identifies the squatter's namespace as another pod's.
 		alone bool
 		from  sandbox.Source
 	}{
@@ -171,7 +171,7 @@ func TestASquatterAloneIsNotTakenForThePod(t *testing.T) {
 			n.Mount(squats()["on lo"](n), "cni-1")
 			n.fails(podOf("10.77.9.5"), sandbox.ErrLoopback, "netns/cni-1")
 		},
-		"while the record says that the pod's has another address": func(n *node) {
+		"while the record's namespace has another address": func(n *node) {
 			n.Cached("victim", podOf(), n.Kept(n.Sandbox("10.77.9.9/24"), "victim"))
 			n.Mount(onEth0(n), "cni-1")
 			n.fails(podOf("10.77.9.5"), sandbox.ErrNotFound)

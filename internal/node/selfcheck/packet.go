@@ -60,7 +60,7 @@ func (b *testbed) connect(ctx context.Context, what string, from *netns.Namespac
 	defer conn.Close()                                              //nolint:errcheck // nothing was written
 	original, err := probe.OriginalDestination(conn.(*net.TCPConn)) //nolint:forcetypeassert // the listener is one of TCP
 	if err != nil {
-		return fmt.Errorf("asking where %s was going: %w", what, err)
+		return fmt.Errorf("reading the original destination of %s: %w", what, err)
 	}
 	if original != to {
 		return fmt.Errorf("%s was going to %s, and the proxy reads %s", what, to, original)

@@ -52,7 +52,7 @@ func Run(ctx context.Context, path string, log *slog.Logger) (Verdict, error) {
 	return v, nil
 }
 
-// ErrPrivilege says that this process lacks the privileges for a test.
+// ErrPrivilege means that this process lacks the privileges for a test.
 var ErrPrivilege = errors.New("this process may not make network namespaces (CAP_SYS_ADMIN) or program them (CAP_NET_ADMIN)")
 
 // try tests all backends and modes for a family in one testbed: each backend replaces the rules of the one before.

@@ -37,8 +37,8 @@ func TestEveryBackendWorksHere(t *testing.T) {
 	}
 }
 
-// TestPacketsTellWithoutRules: the questions are such that rules which do nothing fail them.
-func TestPacketsTellWithoutRules(t *testing.T) {
+// TestPacketsFailWithoutRules: rules without effect fail the test.
+func TestPacketsFailWithoutRules(t *testing.T) {
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 		s, err := newTestbed(f)
 		if err != nil {
@@ -60,8 +60,8 @@ func TestPacketsTellWithoutRules(t *testing.T) {
 	}
 }
 
-// TestWithoutPrivilegeNothingIsKnown runs as a user that may do nothing.
-func TestWithoutPrivilegeNothingIsKnown(t *testing.T) {
+// TestWithoutPrivilegeThereIsNoVerdict runs as a user without capabilities.
+func TestWithoutPrivilegeThereIsNoVerdict(t *testing.T) {
 	if !netnstest.Inside(t, func(cmd *exec.Cmd) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1337, Gid: 1337}}
 	}) {
@@ -136,7 +136,7 @@ func TestTheVerdictChooses(t *testing.T) {
 	}
 }
 
-func TestAVerdictThatMakesNoSenseDoesNotCount(t *testing.T) {
+func TestAnInvalidVerdictDoesNotCount(t *testing.T) {
 	for _, text := range []string{"", "{", "[]", `{"version":2,"choice":"iptables"}`, `{"version":1,"choice":"magic"}`, `{"version":1}`, `{"version":1,"kernel":"another","choice":"","results":[{"backend":"netlink"}]}`} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, FileName), []byte(text), 0o600); err != nil {

@@ -146,9 +146,9 @@ const maxVerdict = 64 << 10
 
 // Advice is a verdict reduced to backend auto.
 type Advice struct {
-	// PreferTools says that netlink does not work on this node, and the programs of the host may.
+	// PreferTools: netlink does not work on this node, and the programs of the host may.
 	PreferTools bool
-	// Err says that no backend for auto works: the self-test sent packets, and none arrived at its port.
+	// Err: no backend for auto works: the self-test sent packets, and none arrived at its port.
 	Err error
 }
 

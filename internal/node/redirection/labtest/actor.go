@@ -12,7 +12,7 @@ import (
 
 // Actor opens sockets in a namespace, as a user and group.
 type Actor struct {
-	// Name is for people.
+	// Name is for messages.
 	Name string
 	// Namespace is the file of a network namespace; "" is the caller's.
 	Namespace string
@@ -32,19 +32,19 @@ func (a Actor) InGroup(gid int) Actor {
 //
 // The owner matches (net/netfilter/xt_owner.c, nft_meta.c) compare f_cred->fsuid and f_cred->fsgid of a socket's file:
 // those of the thread in socket(2) or accept(2). Setting only these two leaves the thread its capabilities (bar those
-// about files), so that an actor who is not root may still have IP_TRANSPARENT and SO_MARK, as a container with
-// NET_ADMIN has, and the thread can go home afterwards.
+// about files), so that an actor that is not root may still have IP_TRANSPARENT and SO_MARK, as a container with
+// NET_ADMIN has, and the thread can return afterwards.
 func (a Actor) do(fn func() error) error {
 	return netns.Do(a.Namespace, func() error {
 		defer func() { _, _ = unix.Setfsuid(0), unix.Setfsgid(0) }()
 		if err := errors.Join(unix.Setfsgid(a.GID), unix.Setfsuid(a.UID)); err != nil {
 			return fmt.Errorf("becoming %s: %w", a, err)
 		}
-		// The calls cannot fail visibly; asking for an impossible ID changes nothing and returns the present one.
+		// The calls return no error; an impossible ID changes nothing and returns the present one.
 		uid, _ := unix.SetfsuidRetUid(-1)
 		gid, _ := unix.SetfsgidRetGid(-1)
 		if uid != a.UID || gid != a.GID {
-			return fmt.Errorf("becoming %s: the kernel made it uid %d, gid %d", a, uid, gid)
+			return fmt.Errorf("becoming %s: the kernel set uid %d, gid %d", a, uid, gid)
 		}
 		return fn()
 	})
@@ -59,7 +59,7 @@ func open[T any](a Actor, fn func() (T, error)) (socket T, err error) {
 	return socket, err
 }
 
-// socketOptions are those of a proxy that speaks for others.
+// socketOptions are those of a proxy with foreign source addresses.
 type socketOptions struct {
 	transparent bool
 	mark        uint32

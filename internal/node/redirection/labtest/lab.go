@@ -1,12 +1,12 @@
-// Package labtest builds a pod and the network around it from real namespaces, and asks real questions over it: which
-// listener answers when this actor sends that packet there?
+// Package labtest builds a pod and the network around it from real namespaces, and sends real requests over it, whose answer
+// names the listener.
 //
-// It promises that a question gets the kernel's own answer (sockets are owned by the users and groups they are said to
-// be, nothing is simulated), that a wrong answer comes with the question, the expected and the actual listener, and that
+// It promises that a request gets the kernel's own answer (sockets are owned by the users and groups of their actors, nothing
+// is simulated), that a wrong answer comes with the request, the expected and the actual listener, and that
 // everything is gone when the test or the process ends. It never programs a rule and never touches the namespace
 // it is called in.
 //
-// Start at New, then Ask and Question. Serve, Proxy and Ask work in namespaces made by others as well.
+// Start at New, then Request and Expectation. Serve, Proxy and Request work in other namespaces as well.
 package labtest
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 )
 
-// Place is an address of the lab, in whatever family.
+// Place is an address of the fixture, in each family.
 //
 //	guest ── vm0 [ pod ] eth0 ── peer (peer, far, private, the resolvers)
 //	                     eth1 ── peer (side)
@@ -49,7 +49,7 @@ const (
 	sideGateway   Place = "side gateway"
 )
 
-// Addr is the place's address in the family, if it has one.
+// Addr is the place's address in the family; the zero Addr if it has none.
 func (p Place) Addr(f ruleset.Family) netip.Addr {
 	text := map[Place][2]string{
 		Pod: {"10.1.0.2", "fd00:1::2"}, PodSide: {"10.4.0.2", "fd00:4::2"}, PodInside: {"10.5.0.1", "fd00:5::1"},
@@ -72,7 +72,7 @@ func (p Place) Port(f ruleset.Family, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(p.Addr(f), port)
 }
 
-// Network is the network the place is in: a /24, or a /64 in IPv6.
+// Network is the network of the place: a /24, or a /64 in IPv6.
 func (p Place) Network(f ruleset.Family) netip.Prefix {
 	bits := 24
 	if f == ruleset.IPv6 {
@@ -94,46 +94,46 @@ func AppPorts() []uint16 { return []uint16{80, 8080, 9000} }
 // PeerPorts are those of the peers outside of the pod; 15020 would be a status port in a pod.
 func PeerPorts() []uint16 { return []uint16{80, 443, 8080, 15020, DNSPort} }
 
-// Lab is a pod with an app, a world to talk to, and a guest (a virtual machine) behind the pod. The proxy is started by
-// StartProxy.
-type Lab struct {
+// Fixture is a pod with an app, peers outside of it, and a guest (a virtual machine) behind the pod. StartProxy starts the
+// proxy.
+type Fixture struct {
 	families         []ruleset.Family
 	pod, peer, guest string
 	ports            atomic.Uint32
 }
 
-// New builds a lab for the given families, with the app and the peers ready to answer until the test ends.
-func New(tb testing.TB, families ...ruleset.Family) *Lab {
+// New builds a fixture for the given families, with the app and the peers ready to answer until the test ends.
+func New(tb testing.TB, families ...ruleset.Family) *Fixture {
 	tb.Helper()
-	l := &Lab{families: families, guest: netnstest.New(tb), peer: netnstest.New(tb), pod: netnstest.New(tb)}
+	l := &Fixture{families: families, guest: netnstest.New(tb), peer: netnstest.New(tb), pod: netnstest.New(tb)}
 	l.wire(tb)
 	l.serve(tb)
 	return l
 }
 
 // Path is the file of the pod's namespace.
-func (l *Lab) Path() string { return l.pod }
+func (l *Fixture) Path() string { return l.pod }
 
-// NetNS is the pod's namespace, which the lab holds open.
-func (l *Lab) NetNS() *netns.Namespace { return netnstest.At(l.pod) }
+// NetNS is the pod's namespace, which is open until the test ends.
+func (l *Fixture) NetNS() *netns.Namespace { return netnstest.At(l.pod) }
 
 // FreshPort is a source port that is not used yet. A kernel that chooses ports itself takes one for two
 // destinations now and then; if both connections are redirected to one listener, connection tracking changes the port
-// of the second, which a Question takes for a fault. The ports lie below those that the kernel chooses.
-func (l *Lab) FreshPort() uint16 {
+// of the second, which an Expectation reports as a fault. The ports lie below those that the kernel chooses.
+func (l *Fixture) FreshPort() uint16 {
 	const first, count = 20000, 12000
 	return uint16(first + l.ports.Add(1)%count)
 }
 
 // Families are those of the pod.
-func (l *Lab) Families() []ruleset.Family { return l.families }
+func (l *Fixture) Families() []ruleset.Family { return l.families }
 
 // App is the application in the pod.
-func (l *Lab) App() Actor { return Actor{Name: "app", Namespace: l.pod, UID: AppUID, GID: AppUID} }
+func (l *Fixture) App() Actor { return Actor{Name: "app", Namespace: l.pod, UID: AppUID, GID: AppUID} }
 
 // Proxy is the sidecar proxy as the injector sets it up: for TPROXY, which needs capabilities, it is root in the
 // proxy's group.
-func (l *Lab) Proxy(mode redirect.Mode) Actor {
+func (l *Fixture) Proxy(mode redirect.Mode) Actor {
 	uid := redirect.DefaultID
 	if mode == redirect.TPROXY {
 		uid = 0
@@ -142,18 +142,20 @@ func (l *Lab) Proxy(mode redirect.Mode) Actor {
 }
 
 // Root is a process in the pod that is root, and not the proxy.
-func (l *Lab) Root() Actor { return Actor{Name: "root", Namespace: l.pod} }
+func (l *Fixture) Root() Actor { return Actor{Name: "root", Namespace: l.pod} }
 
 // Peer is a process outside of the pod.
-func (l *Lab) Peer() Actor { return Actor{Name: "peer", Namespace: l.peer, UID: AppUID, GID: AppUID} }
+func (l *Fixture) Peer() Actor {
+	return Actor{Name: "peer", Namespace: l.peer, UID: AppUID, GID: AppUID}
+}
 
 // Guest is the virtual machine behind the pod.
-func (l *Lab) Guest() Actor {
+func (l *Fixture) Guest() Actor {
 	return Actor{Name: "guest", Namespace: l.guest, UID: AppUID, GID: AppUID}
 }
 
 // StartProxy starts a proxy in the pod as the actor, until the test ends.
-func (l *Lab) StartProxy(tb testing.TB, a Actor, mode redirect.Mode) {
+func (l *Fixture) StartProxy(tb testing.TB, a Actor, mode redirect.Mode) {
 	tb.Helper()
 	Proxy{
 		Actor: a, Mode: mode, Families: l.families,
@@ -162,7 +164,7 @@ func (l *Lab) StartProxy(tb testing.TB, a Actor, mode redirect.Mode) {
 }
 
 // wire connects the namespaces, and makes the pod a router, which one with a guest is.
-func (l *Lab) wire(tb testing.TB) {
+func (l *Fixture) wire(tb testing.TB) {
 	tb.Helper()
 	link := func(name, other, path string) string {
 		return fmt.Sprintf("link add %s type veth peer name %s netns %s\n%s", name, other, path, l.up(name, "fe80::1"))
@@ -191,7 +193,7 @@ func (l *Lab) wire(tb testing.TB) {
 
 // up gives the commands that bring a link up. The link-local address, from which a router looks for its neighbours, is
 // given by hand: one that the kernel makes is not used before it has been looked for elsewhere, which takes seconds.
-func (l *Lab) up(link, linkLocal string) string {
+func (l *Fixture) up(link, linkLocal string) string {
 	s := fmt.Sprintf("link set %s addrgenmode none\nlink set %s up\n", link, link)
 	if slices.Contains(l.families, ruleset.IPv6) {
 		s += fmt.Sprintf("address add %s/64 dev %s nodad\n", linkLocal, link)
@@ -212,9 +214,9 @@ func addresses(f ruleset.Family, link string, places ...Place) string {
 	return b.String()
 }
 
-// serve starts the app and the peers. Datagrams are taken per address: so the answer comes from the address
-// that was asked.
-func (l *Lab) serve(tb testing.TB) {
+// serve starts the app and the peers. There is a socket for datagrams for each address, so that the answer has the address of the
+// request as its source.
+func (l *Fixture) serve(tb testing.TB) {
 	tb.Helper()
 	var app, peer []Service
 	for _, f := range l.families {

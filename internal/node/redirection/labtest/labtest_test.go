@@ -22,31 +22,31 @@ func by(names ...string) []labtest.Hop {
 	return hops
 }
 
-// TestAProxyReportsFailures asks a listener in the middle to pass on a question to a closed port.
+// TestAProxyReportsFailures requests that a listener in the middle passes the request on to a closed port.
 func TestAProxyReportsFailures(t *testing.T) {
 	l := labtest.New(t, ruleset.IPv4)
 	closed := labtest.Pod.Port(ruleset.IPv4, 81)
 	labtest.Serve(t, l.App(), labtest.Service{
 		By: "middle", Via: labtest.TCP, At: labtest.Pod.Port(ruleset.IPv4, 7000),
-		Onward: func(labtest.Hop) labtest.Ask { return labtest.Ask{From: l.App(), Via: labtest.TCP, To: closed} },
+		Onward: func(labtest.Hop) labtest.Request { return labtest.Request{From: l.App(), Via: labtest.TCP, To: closed} },
 	})
-	got := labtest.Ask{From: l.Peer(), Via: labtest.TCP, To: labtest.Pod.Port(ruleset.IPv4, 7000), Through: true}.Put(t.Context())
+	got := labtest.Request{From: l.Peer(), Via: labtest.TCP, To: labtest.Pod.Port(ruleset.IPv4, 7000), Through: true}.Send(t.Context())
 	if len(got.Hops) != 1 || got.Hops[0].By != "middle" || got.Err == nil || got.Err.Error() != "refused" {
 		t.Errorf("want the one in the middle, then refused; got %s", got)
 	}
 }
 
-func TestJudge(t *testing.T) {
+func TestCompare(t *testing.T) {
 	t.Parallel()
 	addr := netip.MustParseAddrPort
-	asked, own := addr("10.0.0.1:80"), addr("10.0.0.2:4000")
-	good := labtest.Hop{By: "outbound", Dst: asked, From: own}
+	to, own := addr("10.0.0.1:80"), addr("10.0.0.2:4000")
+	good := labtest.Hop{By: "outbound", Dst: to, From: own}
 	with := func(change func(*labtest.Hop)) []labtest.Hop {
 		h := good
 		change(&h)
 		return []labtest.Hop{h}
 	}
-	second := labtest.Hop{By: "peer", Dst: asked, From: addr("10.0.0.3:5000")}
+	second := labtest.Hop{By: "peer", Dst: to, From: addr("10.0.0.3:5000")}
 	from := func(second string) []labtest.Hop {
 		return []labtest.Hop{{By: "outbound"}, {By: "peer", From: addr(second)}}
 	}
@@ -81,14 +81,14 @@ func TestJudge(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			q := labtest.Question{Ask: labtest.Ask{Via: labtest.TCP, To: asked}, Want: tt.want, WantErr: tt.wantErr}
+			q := labtest.Expectation{Request: labtest.Request{Via: labtest.TCP, To: to}, Want: tt.want, WantErr: tt.wantErr}
 			got := labtest.Answer{Hops: tt.got, Own: own, Err: tt.gotErr}
-			err := q.Judge(got)
+			err := q.Compare(got)
 			if (err == nil) != tt.right {
 				t.Errorf("right: want %v, got: %v", tt.right, err)
 			}
 			if err != nil && (!strings.Contains(err.Error(), q.String()) || !strings.Contains(err.Error(), got.String())) {
-				t.Errorf("the error does not have question and answer: %v", err)
+				t.Errorf("the error does not have request and answer: %v", err)
 			}
 		})
 	}
@@ -111,12 +111,12 @@ func TestSocketsBelongToTheirActors(t *testing.T) {
 	}
 }
 
-// TestThreadsAreThemselvesAgain looks for threads that kept the ids of an actor.
-func TestThreadsAreThemselvesAgain(t *testing.T) {
+// TestThreadsDropTheIDsOfActors looks for threads that kept the ids of an actor.
+func TestThreadsDropTheIDsOfActors(t *testing.T) {
 	t.Run("actors", func(t *testing.T) {
 		l := labtest.New(t, ruleset.IPv4)
 		for range 20 {
-			labtest.Ask{From: l.App(), Via: labtest.TCP, To: labtest.Peer.Port(ruleset.IPv4, 80)}.Put(t.Context())
+			labtest.Request{From: l.App(), Via: labtest.TCP, To: labtest.Peer.Port(ruleset.IPv4, 80)}.Send(t.Context())
 		}
 	})
 	threads, err := filepath.Glob("/proc/self/task/*/status")

@@ -12,19 +12,19 @@ import (
 const (
 	ByApp      = "app"
 	ByPeer     = "peer"
-	ByOutbound = "outbound" // the proxy, for what the pod sends
-	ByInbound  = "inbound"  // the proxy, for what the pod gets
+	ByOutbound = "outbound" // the proxy, for outbound connections
+	ByInbound  = "inbound"  // the proxy, for inbound connections
 	ByTunnel   = "tunnel"   // the proxy's HBONE port
 	ByStatus   = "status"   // the proxy's and agent's health and metrics ports
 	ByDNS      = "dns"      // the agent's resolver
 )
 
-// Proxy is a sidecar that answers with its listener's name, and passes a question on only if it says so.
+// Proxy is a sidecar that answers with its listener's name, and passes on requests with Through.
 type Proxy struct {
 	Actor
 	Mode     redirect.Mode
 	Families []ruleset.Family
-	// Resolver is where the agent passes DNS on to, by family.
+	// Resolver is the upstream of the agent's DNS, by family.
 	Resolver func(ruleset.Family) netip.AddrPort
 }
 
@@ -42,18 +42,18 @@ func (p Proxy) services(f ruleset.Family) []Service {
 		return Service{By: by, Via: TCP, At: netip.AddrPortFrom(anyAddress(f), port)}
 	}
 	outbound, inbound := tcp(ByOutbound, redirect.OutboundPort), tcp(ByInbound, redirect.InboundPort)
-	outbound.Redirected, outbound.Onward = true, func(h Hop) Ask { return Ask{From: p.Actor, Via: TCP, To: h.Dst} }
+	outbound.Redirected, outbound.Onward = true, func(h Hop) Request { return Request{From: p.Actor, Via: TCP, To: h.Dst} }
 	inbound.Redirected, inbound.Transparent, inbound.Onward = true, tproxy, p.toApp
 	all := []Service{outbound, inbound, tcp(ByTunnel, redirect.TunnelPort)}
 	for _, port := range redirect.AlwaysExcluded() {
 		all = append(all, tcp(ByStatus, port))
 	}
-	// The agent listens on loopback only. That is where REDIRECT sends what a pod itself sends, and the address that
-	// its answers must come from for the kernel to turn it back into the resolver's.
+	// The agent listens on loopback only. REDIRECT sends the pod's own packets there, and answers must have that source
+	// address for the kernel to restore the resolver's.
 	for _, via := range []Protocol{TCP, UDP} {
 		all = append(all, Service{
 			By: ByDNS, Via: via, At: netip.AddrPortFrom(Loopback.Addr(f), redirect.DNSPort), Redirected: true,
-			Onward: func(Hop) Ask { return Ask{From: p.Actor, Via: via, To: p.Resolver(f)} },
+			Onward: func(Hop) Request { return Request{From: p.Actor, Via: via, To: p.Resolver(f)} },
 		})
 	}
 	return all
@@ -61,8 +61,8 @@ func (p Proxy) services(f ruleset.Family) []Service {
 
 // toApp hands an inbound connection to the app as Envoy does: from the pass-through address, or under TPROXY from the
 // client's own address and with the mark that brings the answers back to the proxy.
-func (p Proxy) toApp(h Hop) Ask {
-	ask := Ask{From: p.Actor, Via: TCP, To: h.Dst, Source: Passthrough.Addr(familyOf(h.Dst.Addr()))}
+func (p Proxy) toApp(h Hop) Request {
+	ask := Request{From: p.Actor, Via: TCP, To: h.Dst, Source: Passthrough.Addr(familyOf(h.Dst.Addr()))}
 	if p.Mode == redirect.TPROXY {
 		ask.Source, ask.Mark = h.From.Addr(), redirect.DefaultMark
 	}

@@ -15,16 +15,16 @@ import (
 
 // Service is one socket that answers.
 type Service struct {
-	// By is the name it answers with.
+	// By is the name in its answers.
 	By  string
 	Via Protocol
 	At  netip.AddrPort
 	// Transparent sockets take connections for addresses that are not this machine's (TPROXY).
 	Transparent bool
-	// Redirected says that At is not what clients ask for: the service answers with the original destination.
+	// Redirected: clients connect to another address than At. The service answers with the original destination.
 	Redirected bool
-	// Onward says what is asked next when a question is to be passed through; nil answers for itself only.
-	Onward func(Hop) Ask
+	// Onward returns the next request for one that is passed through; nil passes none.
+	Onward func(Hop) Request
 }
 
 // server answers on some sockets.
@@ -50,7 +50,7 @@ func (s *server) open(ctx context.Context, service Service) error {
 	// Multipath TCP is off: it hides accepted sockets from the owner match, and the original destination.
 	config := net.ListenConfig{Control: socketOptions{transparent: service.Transparent}.control}
 	config.SetMultipathTCP(false)
-	network := Ask{Via: service.Via, To: service.At}.network()
+	network := Request{Via: service.Via, To: service.At}.network()
 	if service.Via == UDP {
 		conn, err := open(s.actor, func() (net.PacketConn, error) { return config.ListenPacket(ctx, network, service.At.String()) })
 		if err != nil {
@@ -122,11 +122,11 @@ func (s *server) datagrams(ctx context.Context, service Service, conn *net.UDPCo
 	}
 }
 
-// answer is the own line, and those of the others if the question goes on.
+// answer is the own hop, and those of the others if the request is passed on.
 func (s Service) answer(ctx context.Context, hop Hop, request string) string {
 	answer := Answer{Hops: []Hop{hop}}
-	if strings.TrimSpace(request) == askThrough && s.Onward != nil {
-		next := s.Onward(hop).Put(ctx)
+	if strings.TrimSpace(request) == requestThrough && s.Onward != nil {
+		next := s.Onward(hop).Send(ctx)
 		answer.Hops = append(answer.Hops, next.Hops...)
 		answer.Err = next.Err
 	}

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// raw opens a socket for packets of an IP protocol between the asker and the asked.
-func (a Ask) raw(ctx context.Context, protocol int) (*net.IPConn, error) {
+// raw opens a socket for packets of an IP protocol to the destination.
+func (a Request) raw(ctx context.Context, protocol int) (*net.IPConn, error) {
 	network := "ip4:" + strconv.Itoa(protocol)
 	if a.To.Addr().Is6() {
 		network = "ip6:" + strconv.Itoa(protocol)
@@ -31,7 +31,7 @@ func (a Ask) raw(ctx context.Context, protocol int) (*net.IPConn, error) {
 }
 
 // ping waits for an echo. The kernel fills in the checksum of ICMPv6.
-func (a Ask) ping(ctx context.Context) error {
+func (a Request) ping(ctx context.Context) error {
 	if !a.To.Addr().Is6() {
 		return fmt.Errorf("pinging %s: only IPv6 is pinged here", a.To.Addr())
 	}
@@ -57,8 +57,8 @@ func (a Ask) ping(ctx context.Context) error {
 	}
 }
 
-// Stray segments pretend to come from strayPort, where nothing listens. The connection that is begun behind one goes to
-// followUpPort.
+// Stray segments have the source port strayPort, where nothing listens. The connection that is begun behind one has the
+// destination port followUpPort.
 const (
 	strayPort    = 4711
 	followUpPort = 1
@@ -72,8 +72,8 @@ const (
 )
 
 // stray sends the segment and looks for the reset. Behind the segment it begins a connection, which is answered in any
-// case, if only by a reset of its own: an answer to that first means that there is none to the segment.
-func (a Ask) stray(ctx context.Context) error {
+// case, if only by a reset of its own: if that answer comes first there is none to the segment.
+func (a Request) stray(ctx context.Context) error {
 	conn, err := a.raw(ctx, unix.IPPROTO_TCP)
 	if err != nil {
 		return err
@@ -92,7 +92,7 @@ func (a Ask) stray(ctx context.Context) error {
 		// ReadFrom takes the IPv4 header off; Read does not.
 		n, _, err := conn.ReadFrom(buf)
 		if err != nil {
-			return fmt.Errorf("waiting for the answer to what follows a stray segment: %w", err)
+			return fmt.Errorf("waiting for the answer to the connection behind a stray segment: %w", err)
 		}
 		if n < headerLength || binary.BigEndian.Uint16(buf[2:]) != strayPort {
 			continue

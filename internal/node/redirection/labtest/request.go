@@ -15,11 +15,11 @@ import (
 	"time"
 )
 
-// timeout is how long an actor waits for an answer. An answer or a refusal ends the wait; a busy machine has been
-// seen to stand still for three seconds.
+// timeout is how long an actor waits for an answer. An answer or a refusal ends the wait; a busy machine has
+// paused for three seconds.
 const timeout = 15 * time.Second
 
-// Protocol is what is asked by.
+// Protocol is that of a request.
 type Protocol string
 
 // The protocols.
@@ -28,27 +28,27 @@ const (
 	UDP Protocol = "udp"
 	// Ping is an ICMPv6 echo request.
 	Ping Protocol = "ping"
-	// Stray is a TCP segment that belongs to no connection: SYN and ACK at once, never asked for. Connection tracking
-	// calls it invalid, a TCP that gets it answers with a reset, which counts as "refused".
+	// Stray is a TCP segment that belongs to no connection: SYN and ACK at once. Connection tracking
+	// classifies it as invalid; a host answers it with a reset, which counts as "refused".
 	Stray Protocol = "stray"
 )
 
-// Ask is a question sent over the network: what is the name of the listener, and what was the destination?
-type Ask struct {
+// Request is a packet or a connection. The answer has the name of the listener and the destination that it reads.
+type Request struct {
 	From Actor
 	Via  Protocol
 	To   netip.AddrPort
-	// Source is the address to ask from, and SourcePort the port, if not those the kernel would take.
+	// Source and SourcePort are the source; the kernel chooses zero ones.
 	Source     netip.Addr
 	SourcePort uint16
-	// Mark is for asking from a foreign source address: it makes the socket transparent, and marks its packets.
+	// Mark is for a foreign source address: it makes the socket transparent, and marks its packets.
 	Mark uint32
-	// Through asks proxies to pass the question on and to add the answer they get to their own.
+	// Through requests that proxies pass the request on and add its answer to their own.
 	Through bool
 }
 
-// String says what is asked.
-func (a Ask) String() string {
+// String is for messages.
+func (a Request) String() string {
 	s := fmt.Sprintf("%s: %s to %s", a.From, a.Via, a.To)
 	if a.Source.IsValid() {
 		s += " from source " + a.Source.String()
@@ -65,14 +65,14 @@ func (a Ask) String() string {
 // Hop is one answer: the name of the listener, and the addresses of the connection there.
 type Hop struct {
 	By string
-	// Dst is the destination: the original one for a proxy, the own address for a server. A proxy is not told the
-	// original destination of a datagram, and leaves it out.
+	// Dst is the destination: the original one for a proxy, the own address for a server. A proxy cannot read
+	// the original destination of a datagram, and leaves it out.
 	Dst netip.AddrPort
-	// From is the address the question came from.
+	// From is the source address.
 	From netip.AddrPort
 }
 
-// String is for people.
+// String is for messages.
 func (h Hop) String() string {
 	s := h.By
 	if h.Dst.IsValid() {
@@ -84,20 +84,20 @@ func (h Hop) String() string {
 	return s
 }
 
-// Answer has the listeners that the question reached, in order, and the error, if any.
+// Answer has the listeners that the request reached, in order, and the error, if any.
 type Answer struct {
 	Hops []Hop
-	// Own is the address the question was asked from.
+	// Own is the source address of the request.
 	Own netip.AddrPort
 	Err error
 }
 
-// How a question may end without an answer; other errors are faults. Forbidden is what the sender's own kernel says of
-// what it does not let out.
+// The ends of a request without an answer; other errors are faults. ErrForbidden is the error of the sender's own kernel for a
+// packet that it drops.
 var (
 	ErrRefused   = errors.New("refused")
 	ErrSilent    = errors.New("no answer")
-	ErrForbidden = errors.New("not let out")
+	ErrForbidden = errors.New("dropped by the sender")
 )
 
 // String is the answer on one line.
@@ -130,12 +130,12 @@ func (a Answer) text() string {
 
 // The requests.
 const (
-	askWho     = "who"
-	askThrough = "through"
+	requestName    = "who"
+	requestThrough = "through"
 )
 
-// Put asks and waits for the answer.
-func (a Ask) Put(ctx context.Context) Answer {
+// Send sends the request and waits for the answer.
+func (a Request) Send(ctx context.Context) Answer {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var answer Answer
@@ -157,14 +157,14 @@ func (a Ask) Put(ctx context.Context) Answer {
 }
 
 // network is the protocol as package net calls it.
-func (a Ask) network() string {
+func (a Request) network() string {
 	if a.To.Addr().Is6() {
 		return string(a.Via) + "6"
 	}
 	return string(a.Via) + "4"
 }
 
-func (a Ask) talk(ctx context.Context) Answer {
+func (a Request) talk(ctx context.Context) Answer {
 	conn, err := a.dial(ctx)
 	if err != nil {
 		return Answer{Err: err}
@@ -189,7 +189,7 @@ func (a Ask) talk(ctx context.Context) Answer {
 
 // dial makes the socket on a thread that is the actor. net.Dialer makes it in the calling goroutine if there is one
 // address to try; Multipath TCP is off because it hides the socket from the owner match.
-func (a Ask) dial(ctx context.Context) (net.Conn, error) {
+func (a Request) dial(ctx context.Context) (net.Conn, error) {
 	d := net.Dialer{Control: socketOptions{transparent: a.Mark != 0, mark: a.Mark}.control}
 	d.SetMultipathTCP(false)
 	// An address that is not valid is any.
@@ -201,9 +201,9 @@ func (a Ask) dial(ctx context.Context) (net.Conn, error) {
 	return open(a.From, func() (net.Conn, error) {
 		for {
 			conn, err := d.DialContext(ctx, a.network(), a.To.String())
-			// A process that is being started has the closed socket of the last one until it runs its program.
+			// A process that is being started holds the closed socket of the last one until its exec.
 			taken := a.SourcePort != 0 && errors.Is(err, syscall.EADDRINUSE)
-			// A new IPv6 address can be used a moment after the kernel said that it is there (addrconf_dad_work in
+			// A new IPv6 address can be used a moment after the kernel has acknowledged it (addrconf_dad_work in
 			// net/ipv6/addrconf.c runs in a work queue, for addresses without duplicate detection as well).
 			early := a.Source.Is6() && errors.Is(err, syscall.EADDRNOTAVAIL)
 			if !taken && !early || ctx.Err() != nil {
@@ -215,15 +215,15 @@ func (a Ask) dial(ctx context.Context) (net.Conn, error) {
 }
 
 // exchange sends the request and reads the answer: to the end of the stream, or one datagram.
-func (a Ask) exchange(ctx context.Context, conn net.Conn) (string, error) {
+func (a Request) exchange(ctx context.Context, conn net.Conn) (string, error) {
 	if deadline, ok := ctx.Deadline(); ok {
 		if err := conn.SetDeadline(deadline); err != nil {
 			return "", err
 		}
 	}
-	request := askWho
+	request := requestName
 	if a.Through {
-		request = askThrough
+		request = requestThrough
 	}
 	if _, err := io.WriteString(conn, request+"\n"); err != nil {
 		return "", err
