@@ -319,26 +319,6 @@ func TestDoSharesItsNamespaceWithNoOtherThread(t *testing.T) {
 	}
 }
 
-func TestDoEndsAThreadThatWasLeftElsewhere(t *testing.T) {
-	t.Parallel()
-	netnstest.New(t) // needs root
-	for range 20 {
-		err := netns.Do("", func() error { return unix.Unshare(unix.CLONE_NEWNET) })
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	var all sync.WaitGroup
-	for range 40 {
-		all.Go(func() {
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-			in(t, "/proc/self/ns/net")
-		})
-	}
-	all.Wait()
-}
-
 func TestInodesIdentifyNamespaces(t *testing.T) {
 	t.Parallel()
 	path, other := netnstest.New(t), netnstest.New(t)

@@ -210,7 +210,8 @@ func TestNothingIsLeft(t *testing.T) {
 		_ = netns.Do(lock, nil)
 		return nil
 	}
-	for name, fn := range map[string]func() error{"Do": do, "DoIsolated": isolated, "failing calls": failing} {
+	moved := func() error { return netns.Do("", func() error { return unix.Unshare(unix.CLONE_NEWNET) }) }
+	for name, fn := range map[string]func() error{"Do": do, "DoIsolated": isolated, "failing calls": failing, "threads left elsewhere": moved} {
 		t.Run(name, func(t *testing.T) {
 			const slack = 5 // threads that the runtime makes when it likes
 			var all sync.WaitGroup

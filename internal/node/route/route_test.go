@@ -6,12 +6,10 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -582,41 +580,4 @@ func TestAddresses(t *testing.T) {
 	same(t, "difference", "[127.0.0.1 10.1.0.1 10.0.0.2 10.0.0.3 ::1 192.0.2.9 fd00::1 fd00::5]", fmt.Sprint(got))
 	in(t, netnstest.New(t), func() (err error) { got, err = route.Addresses(); return err })
 	same(t, "in an empty namespace", "[]", fmt.Sprint(got))
-}
-
-// A change by one thread must not appear in another's namespace: a socket belongs to the namespace of its thread.
-func TestConcurrentCallsStayInTheirNamespaces(t *testing.T) {
-	t.Parallel()
-	var all sync.WaitGroup
-	for i := range uint32(16) {
-		path := newNamespace(t)
-		w := route.Want{PassthroughV6: i%2 == 0, Policy: []route.Policy{v4(i+1, 1000+i), v6(i+1, 2000+i)}}
-		all.Go(func() {
-			for range 10 {
-				err := netns.Do(path, func() error {
-					if err := route.Apply(w); err != nil {
-						return err
-					}
-					left, err := route.Leftovers()
-					if diff := cmp.Diff(w, left); diff != "" {
-						t.Errorf("namespace %d, difference:\n%s", i, diff)
-					}
-					return err
-				})
-				if err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	all.Wait()
-	rules, err := netlink.RuleList(netlink.FAMILY_ALL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range rules {
-		if r.Table >= 1000 && r.Table < 1016 && r.Mark != 0 {
-			t.Errorf("the node has the rule %v", r)
-		}
-	}
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // crowd gives few namespaces many names: mounts, lines of the mount table, and processes.
-func (n *node) crowd(namespaces []string, mounts, processes int) {
+func (n *fixture) crowd(namespaces []string, mounts, processes int) {
 	n.Helper()
 	var table strings.Builder
 	for i := range mounts {
@@ -39,7 +39,7 @@ func TestEachNamespaceIsEnteredOnce(t *testing.T) {
 	for i := range namespaces {
 		namespaces[i] = namespace(t, fmt.Sprintf("10.78.0.%d/32", i))
 	}
-	n := newNode(t)
+	n := newFixture(t)
 	n.crowd(namespaces, 500, 2000)
 	const andTheNodesOwn = 1
 	for address, want := range map[string]struct {
@@ -77,7 +77,7 @@ func TestEachNamespaceIsEnteredOnce(t *testing.T) {
 func TestFindLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	all := []string{namespace(t, "10.78.1.1/32"), namespace(t, "10.78.1.1/32"), namespace(t, "10.78.1.2/32")}
-	n := newNode(t)
+	n := newFixture(t)
 	n.crowd(all, 30, 30)
 	before, ctx := open(t, "/proc/self/fd/*", all), t.Context()
 	canceled, cancel := context.WithCancel(t.Context())

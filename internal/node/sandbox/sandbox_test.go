@@ -22,21 +22,21 @@ import (
 
 const uid = "0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d"
 
-// node is a node on which pods are searched.
-type node struct{ *sandboxtest.Node }
+// fixture is a node on which pods are searched.
+type fixture struct{ *sandboxtest.Node }
 
-func newNode(t *testing.T) *node {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	return &node{sandboxtest.New(t)}
+	return &fixture{sandboxtest.New(t)}
 }
 
-// onNodes runs each test on a node of its own, which is prepared before.
-func onNodes(t *testing.T, tests map[string]func(n *node), prepare ...func(*node)) {
+// onFixtures runs each test on a node of its own, which is prepared before.
+func onFixtures(t *testing.T, tests map[string]func(n *fixture), prepare ...func(*fixture)) {
 	t.Helper()
 	for name, check := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t)
+			n := newFixture(t)
 			for _, p := range prepare {
 				p(n)
 			}
@@ -46,7 +46,7 @@ func onNodes(t *testing.T, tests map[string]func(n *node), prepare ...func(*node
 }
 
 // withoutFirst makes the first process unreadable, and puts a second one into a namespace.
-func (n *node) withoutFirst(path, stat string) {
+func (n *fixture) withoutFirst(path, stat string) {
 	n.Helper()
 	n.Do(os.Remove(n.Proc + "/1/ns/net"))
 	n.Process("2", path)
@@ -54,7 +54,7 @@ func (n *node) withoutFirst(path, stat string) {
 }
 
 // mountedAt writes into the first process's mount table that a namespace is mounted at a path of the node.
-func (n *node) mountedAt(path, at string) {
+func (n *fixture) mountedAt(path, at string) {
 	n.Helper()
 	i := sandboxtest.Inode(n.T, path)
 	line := fmt.Sprintf("90 25 %d:%d net:[%d] %s rw shared:7 - nsfs nsfs rw\n", unix.Major(i.Dev), unix.Minor(i.Dev), i.Ino, at)
@@ -62,7 +62,7 @@ func (n *node) mountedAt(path, at string) {
 }
 
 // finds wants a namespace, from a source.
-func (n *node) finds(pod sandbox.Pod, path string, from sandbox.Source) {
+func (n *fixture) finds(pod sandbox.Pod, path string, from sandbox.Source) {
 	n.Helper()
 	got, err := n.Find(n.Context(), pod)
 	if err != nil {
@@ -75,7 +75,7 @@ func (n *node) finds(pod sandbox.Pod, path string, from sandbox.Source) {
 }
 
 // failure wants an error of a cause, or of any if that is nil, with some texts.
-func (n *node) failure(pod sandbox.Pod, cause error, texts ...string) *sandbox.Error {
+func (n *fixture) failure(pod sandbox.Pod, cause error, texts ...string) *sandbox.Error {
 	n.Helper()
 	got, err := n.Find(n.Context(), pod)
 	if err == nil {
@@ -94,7 +94,7 @@ func (n *node) failure(pod sandbox.Pod, cause error, texts ...string) *sandbox.E
 }
 
 // fails is failure for tests that need only the check.
-func (n *node) fails(pod sandbox.Pod, cause error, texts ...string) {
+func (n *fixture) fails(pod sandbox.Pod, cause error, texts ...string) {
 	n.Helper()
 	_ = n.failure(pod, cause, texts...)
 }
@@ -130,52 +130,52 @@ func TestFindBySource(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		from sandbox.Source
-		set  func(*node)
+		set  func(*fixture)
 	}{
-		{"libcni's cache before all others", sandbox.FromCache, func(n *node) {
+		{"libcni's cache before all others", sandbox.FromCache, func(n *fixture) {
 			n.Cached("c1", pod, n.Mount(ns, "cni-1"))
 			n.Process("77", ns)
 		}},
-		{"a mount of the runtime before processes", sandbox.FromMount, func(n *node) {
+		{"a mount of the runtime before processes", sandbox.FromMount, func(n *fixture) {
 			n.Mount(ns, "cni-1")
 			n.Process("77", ns)
 		}},
-		{"a process, without cache and directory of mounts", sandbox.FromProc, func(n *node) {
+		{"a process, without cache and directory of mounts", sandbox.FromProc, func(n *fixture) {
 			n.Do(os.Remove(n.Cache))
 			n.Netns = nil
 			n.Process("77", ns)
 		}},
-		{"the process is gone and the mount is left", sandbox.FromMount, func(n *node) {
+		{"the process is gone and the mount is left", sandbox.FromMount, func(n *fixture) {
 			_, end := n.Start(ns)
 			n.Mount(ns, "cni-1")
 			end()
 		}},
-		{"a mount that only the node's first process has, under a root of the node", sandbox.FromMount, func(n *node) {
+		{"a mount that only the node's first process has, under a root of the node", sandbox.FromMount, func(n *fixture) {
 			n.Roots = []string{filepath.Join(n.Dir, "host")}
 			n.MountAt(ns, filepath.Join(n.Roots[0], "/run/elsewhere/my ns"))
 			n.mountedAt(ns, `/run/elsewhere/my\040ns`)
 		}},
-		{"the same through the first process's root", sandbox.FromMount, func(n *node) {
+		{"the same through the first process's root", sandbox.FromMount, func(n *fixture) {
 			root := filepath.Join(n.Dir, "root")
 			n.MountAt(ns, filepath.Join(root, "/run/elsewhere/x"))
 			n.Do(os.Symlink(root, n.Proc+"/1/root"))
 			n.mountedAt(ns, "/run/elsewhere/x")
 		}},
-		{"the cache's path under a root, where the mount is not passed on to this process", sandbox.FromCache, func(n *node) {
+		{"the cache's path under a root, where the mount is not passed on to this process", sandbox.FromCache, func(n *fixture) {
 			n.Roots = []string{filepath.Join(n.Dir, "host")}
 			n.Do(os.MkdirAll(n.Roots[0]+"/run/netns", 0o700))
 			n.Write(n.Roots[0]+"/run/netns/cni-1", nil)
 			n.MountAt(ns, filepath.Join(n.Proc, "1/root/run/netns/cni-1"))
 			n.Cached("c1", pod, "/var/run/netns/cni-1")
 		}},
-		{"the cache's path of a process", sandbox.FromCache, func(n *node) {
+		{"the cache's path of a process", sandbox.FromCache, func(n *fixture) {
 			n.Process("77", ns)
 			n.Cached("c1", pod, "/proc/77/ns/net")
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t)
+			n := newFixture(t)
 			tc.set(n)
 			n.finds(pod, ns, tc.from)
 		})
@@ -190,34 +190,34 @@ func TestFindByTheCache(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		pod  sandbox.Pod
-		set  func(n *node, at, elsewhere string)
+		set  func(n *fixture, at, elsewhere string)
 	}{
-		{"several interfaces of one sandbox", unaddressed, func(n *node, at, _ string) {
+		{"several interfaces of one sandbox", unaddressed, func(n *fixture, at, _ string) {
 			n.Cached("c1", pod, at)
 			n.Cached("c2", pod, at)
 		}},
-		{"sandboxes of earlier attempts, whose namespaces are gone", unaddressed, func(n *node, at, _ string) {
+		{"sandboxes of earlier attempts, whose namespaces are gone", unaddressed, func(n *fixture, at, _ string) {
 			n.Cached("c0", pod, n.Dir+"/netns/cni-0")
 			n.Cached("c1", pod, at)
 			n.Write(n.Dir+"/netns/cni-9", nil) // unmounted, but not removed
 			n.Cached("c9", pod, n.Dir+"/netns/cni-9")
 			n.Cached("c10", pod, "", without("netns"))
 		}},
-		{"a sandbox of an earlier attempt that lives on", pod, func(n *node, at, elsewhere string) {
+		{"a sandbox of an earlier attempt that lives on", pod, func(n *fixture, at, elsewhere string) {
 			n.Cached("c0", pod, elsewhere)
 			n.Cached("c1", pod, at)
 		}},
-		{"pods of the name, of the UID, and of the name in another namespace", unaddressed, func(n *node, at, elsewhere string) {
+		{"pods of the name, of the UID, and of the name in another namespace", unaddressed, func(n *fixture, at, elsewhere string) {
 			n.Cached("c0", withUID(pod, "before"), elsewhere)
 			n.Cached("c2", sandbox.Pod{Namespace: "other", Name: pod.Name, UID: uid}, elsewhere)
 			n.Cached("c3", sandbox.Pod{Namespace: pod.Namespace, Name: pod.Name + "0", UID: uid}, elsewhere)
 			n.Cached("c1", pod, at)
 		}},
-		{"a runtime that gives no UID, by the addresses", pod, func(n *node, at, elsewhere string) {
+		{"a runtime that gives no UID, by the addresses", pod, func(n *fixture, at, elsewhere string) {
 			n.Cached("c0", withUID(pod, ""), elsewhere)
 			n.Cached("c1", withUID(pod, ""), at)
 		}},
-		{"among files that are no entry", unaddressed, func(n *node, at, elsewhere string) {
+		{"among files that are no entry", unaddressed, func(n *fixture, at, elsewhere string) {
 			n.Write(n.Cache+"/b", []byte("\x00\xffweb-1"))
 			n.Write(n.Cache+"/e", []byte(`{"kind":"cniCacheV1","config":"%%%","cniArgs":"web-1"}`))
 			n.Cached("f", pod, elsewhere, func(e map[string]any) { e["kind"] = "cniCacheV2" })
@@ -231,7 +231,7 @@ func TestFindByTheCache(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t)
+			n := newFixture(t)
 			tc.set(n, n.Kept(ns, "cni-1"), n.Kept(other, "cni-2"))
 			n.finds(tc.pod, ns, sandbox.FromCache)
 		})
@@ -247,63 +247,63 @@ func TestFindRefuses(t *testing.T) {
 		pod   sandbox.Pod
 		cause error
 		texts []string
-		set   func(*node)
+		set   func(*fixture)
 	}{
-		{"a pod that is nowhere", pod, sandbox.ErrNotFound, []string{"10.77.4.5", "entries 0"}, func(*node) {}},
-		{"places that are not there", pod, sandbox.ErrNotFound, []string{"/none/cache", "/none/netns", "no such file"}, func(n *node) {
+		{"a pod that is nowhere", pod, sandbox.ErrNotFound, []string{"10.77.4.5", "entries 0"}, func(*fixture) {}},
+		{"places that are not there", pod, sandbox.ErrNotFound, []string{"/none/cache", "/none/netns", "no such file"}, func(n *fixture) {
 			n.Cache, n.Netns = n.Dir+"/none/cache", []string{n.Dir + "/none/netns"}
 		}},
-		{"a stale entry whose path is another pod's by now", pod, sandbox.ErrNotFound, []string{"does not have the pod's addresses"}, func(n *node) {
+		{"a stale entry whose path is another pod's by now", pod, sandbox.ErrNotFound, []string{"does not have the pod's addresses"}, func(n *fixture) {
 			n.Cached("c1", pod, n.Mount(other, "cni-1"))
 		}},
-		{"an entry whose namespace is gone", unaddressed, sandbox.ErrNotFound, []string{"no such namespace any more", "entries 1"}, func(n *node) {
+		{"an entry whose namespace is gone", unaddressed, sandbox.ErrNotFound, []string{"no such namespace any more", "entries 1"}, func(n *fixture) {
 			n.Cached("c1", pod, n.Dir+"/netns/cni-1")
 		}},
-		{"an entry that is no namespace", unaddressed, sandbox.ErrNotFound, []string{"not a network namespace"}, func(n *node) {
+		{"an entry that is no namespace", unaddressed, sandbox.ErrNotFound, []string{"not a network namespace"}, func(n *fixture) {
 			n.Write(n.Dir+"/file", nil)
 			n.Cached("c1", pod, n.Dir+"/file")
 		}},
-		{"an entry of another kind of namespace", unaddressed, sandbox.ErrNotFound, []string{"a namespace of another kind (0x4000000), not a network namespace"}, func(n *node) {
+		{"an entry of another kind of namespace", unaddressed, sandbox.ErrNotFound, []string{"a namespace of another kind (0x4000000), not a network namespace"}, func(n *fixture) {
 			n.Cached("c1", pod, n.Kept("/proc/self/ns/uts", "uts"))
 		}},
-		{"an entry without a namespace", unaddressed, sandbox.ErrNotFound, []string{"without a namespace"}, func(n *node) { n.Cached("c1", pod, "") }},
-		{"a new pod of the name of the one in the cache", unaddressed, sandbox.ErrNotFound, []string{`one of UID "before"`}, func(n *node) {
+		{"an entry without a namespace", unaddressed, sandbox.ErrNotFound, []string{"without a namespace"}, func(n *fixture) { n.Cached("c1", pod, "") }},
+		{"a new pod of the name of the one in the cache", unaddressed, sandbox.ErrNotFound, []string{`one of UID "before"`}, func(n *fixture) {
 			n.Cached("c1", withUID(pod, "before"), n.Mount(ns, "cni-1"))
 		}},
-		{"no addresses and an entry without UID", unaddressed, sandbox.ErrNotFound, []string{"without the pod's UID"}, func(n *node) {
+		{"no addresses and an entry without UID", unaddressed, sandbox.ErrNotFound, []string{"without the pod's UID"}, func(n *fixture) {
 			n.Cached("c1", withUID(pod, ""), n.Mount(ns, "cni-1"))
 		}},
-		{"no addresses and an entry that names a process", unaddressed, sandbox.ErrNotFound, []string{"another process"}, func(n *node) {
+		{"no addresses and an entry that names a process", unaddressed, sandbox.ErrNotFound, []string{"another process"}, func(n *fixture) {
 			n.Process("77", ns)
 			n.Cached("c1", pod, "/proc/77/ns/net")
 		}},
-		{"no addresses and no cache", unaddressed, sandbox.ErrNotFound, []string{"addresses []"}, func(n *node) {
+		{"no addresses and no cache", unaddressed, sandbox.ErrNotFound, []string{"addresses []"}, func(n *fixture) {
 			n.Mount(ns, "cni-1")
 			n.Process("77", ns)
 		}},
-		{"no addresses and two sandboxes that live", unaddressed, sandbox.ErrAmbiguous, []string{"net:["}, func(n *node) {
+		{"no addresses and two sandboxes that live", unaddressed, sandbox.ErrAmbiguous, []string{"net:["}, func(n *fixture) {
 			n.Cached("c1", pod, n.Mount(ns, "cni-1"))
 			n.Cached("c2", pod, n.Mount(other, "cni-2"))
 		}},
-		{"a namespace with one of two addresses", podOf("10.77.4.5", "10.77.4.8"), sandbox.ErrNotFound, nil, func(n *node) {
+		{"a namespace with one of two addresses", podOf("10.77.4.5", "10.77.4.8"), sandbox.ErrNotFound, nil, func(n *fixture) {
 			n.Mount(ns, "cni-1")
 			n.Process("77", ns)
 		}},
-		{"entries that cannot be read", pod, sandbox.ErrNotFound, []string{"2 not readable", "cannot be read"}, func(n *node) {
+		{"entries that cannot be read", pod, sandbox.ErrNotFound, []string{"2 not readable", "cannot be read"}, func(n *fixture) {
 			n.Write(n.Cache+"/a", []byte(`{"web-1"`))
 			n.Write(n.Cache+"/b", []byte(`"web-1"`))
 		}},
-		{"a mount that no path leads to", pod, sandbox.ErrNotFound, []string{"entries 1, 1 not readable", "/run/elsewhere/x"}, func(n *node) {
+		{"a mount that no path leads to", pod, sandbox.ErrNotFound, []string{"entries 1, 1 not readable", "/run/elsewhere/x"}, func(n *fixture) {
 			n.mountedAt(ns, "/run/elsewhere/x")
 		}},
-		{"a second process that is not the kernel's by its name", pod, sandbox.ErrNoHost, []string{"/proc/1/ns/net"}, func(n *node) {
+		{"a second process that is not the kernel's by its name", pod, sandbox.ErrNoHost, []string{"/proc/1/ns/net"}, func(n *fixture) {
 			n.withoutFirst(ns, "2 (systemd) S 0 0 0")
 		}},
-		{"a second process that is not the kernel's by its parent", pod, sandbox.ErrNoHost, []string{"/proc/1/ns/net"}, func(n *node) {
+		{"a second process that is not the kernel's by its parent", pod, sandbox.ErrNoHost, []string{"/proc/1/ns/net"}, func(n *fixture) {
 			n.withoutFirst(ns, "2 (kthreadd) S 1 0 0")
 		}},
-		{"a second process of which nothing is known", pod, sandbox.ErrNoHost, []string{"/proc/1/ns/net"}, func(n *node) { n.withoutFirst(ns, "") }},
-		{"a node whose procfs is not seen", pod, sandbox.ErrNoHost, []string{"no procfs of the node", "/proc"}, func(n *node) {
+		{"a second process of which nothing is known", pod, sandbox.ErrNoHost, []string{"/proc/1/ns/net"}, func(n *fixture) { n.withoutFirst(ns, "") }},
+		{"a node whose procfs is not seen", pod, sandbox.ErrNoHost, []string{"no procfs of the node", "/proc"}, func(n *fixture) {
 			n.Do(os.RemoveAll(n.Proc))
 			n.Mount(ns, "cni-1")
 			if n.Reachable() {
@@ -313,7 +313,7 @@ func TestFindRefuses(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t)
+			n := newFixture(t)
 			tc.set(n)
 			n.fails(tc.pod, tc.cause, tc.texts...)
 		})
@@ -323,7 +323,7 @@ func TestFindRefuses(t *testing.T) {
 // A path that is no namespace, or a further name of a known one, is no problem to report.
 func TestFindIsSilentAboutWhatIsInOrder(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
+	n := newFixture(t)
 	other := namespace(t, "10.77.9.6/32")
 	n.Mount(other, "cni-1")
 	n.mountedAt(other, "/run/elsewhere/x")
@@ -349,25 +349,25 @@ func TestFindIsSilentAboutWhatIsInOrder(t *testing.T) {
 func TestFindNeverReturnsTheNodesOwn(t *testing.T) {
 	t.Parallel()
 	pod := podOf("10.77.6.1")
-	onNodes(t, map[string]func(n *node){
-		"a pod with its address": func(n *node) { n.fails(pod, sandbox.ErrHost) },
-		"an entry of the cache": func(n *node) {
+	onFixtures(t, map[string]func(n *fixture){
+		"a pod with its address": func(n *fixture) { n.fails(pod, sandbox.ErrHost) },
+		"an entry of the cache": func(n *fixture) {
 			n.Cached("c1", podOf(), n.Netns[0]+"/default")
 			n.fails(pod, sandbox.ErrHost, "the node's own")
 			n.fails(podOf(), sandbox.ErrHost, "the node's own")
 		},
-		"an entry of the cache, and a namespace with another address": func(n *node) {
+		"an entry of the cache, and a namespace with another address": func(n *fixture) {
 			n.Cached("c1", podOf(), n.Netns[0]+"/default")
 			ns := namespace(n.T, "10.77.6.2/32")
 			n.Process("78", ns)
 			n.finds(podOf("10.77.6.2"), ns, sandbox.FromProc)
 		},
-		"a pod with the same address": func(n *node) {
+		"a pod with the same address": func(n *fixture) {
 			ns := namespace(n.T, "10.77.6.1/32")
 			n.Process("78", ns)
 			n.finds(pod, ns, sandbox.FromProc)
 		},
-		"this process's own": func(n *node) {
+		"this process's own": func(n *fixture) {
 			n.Process("78", "/proc/self/ns/net")
 			n.Cached("c1", podOf(), n.Mount("/proc/self/ns/net", "own"))
 			own, err := route.Addresses()
@@ -378,11 +378,11 @@ func TestFindNeverReturnsTheNodesOwn(t *testing.T) {
 			n.fails(podOf(own[0].WithZone("").String()), sandbox.ErrHost)
 			n.fails(podOf(), sandbox.ErrHost)
 		},
-		"known by the kernel's threads": func(n *node) {
+		"known by the kernel's threads": func(n *fixture) {
 			n.withoutFirst(n.Host, "2 (kthreadd) S 0 0 0 0 -1 2129984")
 			n.fails(pod, sandbox.ErrHost)
 		},
-	}, func(n *node) {
+	}, func(n *fixture) {
 		n.IP(n.Host, "address add 10.77.6.1/32 dev lo")
 		n.Mount(n.Host, "default")
 		n.Process("77", n.Host)
@@ -406,7 +406,7 @@ func TestFindComparesAddresses(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t)
+			n := newFixture(t)
 			ns := namespace(t, tc.addresses...)
 			n.IP(ns, "link add net1 up type veth peer name net1-peer", "address add 10.77.7.99/24 dev net1")
 			n.Process("76", namespace(t, "10.77.7.15/24", "fd77:7::15/64"))
@@ -419,8 +419,8 @@ func TestFindComparesAddresses(t *testing.T) {
 func TestFindAmongRealProcesses(t *testing.T) {
 	t.Parallel()
 	ns, pod := namespace(t, "10.77.8.5/32"), podOf("10.77.8.5")
-	onNodes(t, map[string]func(n *node){
-		"on the machine as it is": func(n *node) {
+	onFixtures(t, map[string]func(n *fixture){
+		"on the machine as it is": func(n *fixture) {
 			alone, other := namespace(n.T, "198.51.100.77/32"), podOf("198.51.100.77")
 			_, end := n.Start(alone)
 			n.Proc = "/proc"
@@ -435,13 +435,13 @@ func TestFindAmongRealProcesses(t *testing.T) {
 				n.fails(other, sandbox.ErrNotFound)
 			}
 		},
-		"a process that has ended": func(n *node) {
+		"a process that has ended": func(n *fixture) {
 			process, _ := n.Start(ns)
 			n.Do(process.Process.Kill())
 			n.Do(unix.Waitid(unix.P_PID, process.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)) // a zombie
 			n.fails(pod, sandbox.ErrNotFound, "entries 2")
 		},
-		"beside some that may not be read": func(n *node) {
+		"beside some that may not be read": func(n *fixture) {
 			n.Process("77", ns)
 			n.Do(os.MkdirAll(n.Proc+"/78/ns", 0o700))
 			n.Do(os.Symlink("loop", n.Proc+"/78/ns/loop"))
@@ -452,14 +452,14 @@ func TestFindAmongRealProcesses(t *testing.T) {
 			n.finds(pod, ns, sandbox.FromProc)
 			n.fails(podOf("10.77.8.6"), sandbox.ErrNotFound, "not readable", "entries 5")
 		},
-		"in a user namespace of the pod": func(n *node) {
+		"in a user namespace of the pod": func(n *fixture) {
 			path := n.unshared(100000, 65536)
 			n.IP(path, "link add eth0 up type veth peer name peer0", "address add 10.77.8.9/32 dev eth0")
 			n.finds(podOf("10.77.8.9"), path, sandbox.FromProc)
 			n.Mount(path, "cni-1")
 			n.finds(podOf("10.77.8.9"), path, sandbox.FromMount)
 		},
-		"beside a container's own network inside of the pod": func(n *node) {
+		"beside a container's own network inside of the pod": func(n *fixture) {
 			inner := namespace(n.T, "172.17.77.2/32")
 			n.Start(inner)
 			n.Start(ns)
@@ -471,7 +471,7 @@ func TestFindAmongRealProcesses(t *testing.T) {
 
 // unshared is the network namespace of a process with a user namespace of its own, as a runtime makes it for a pod, or with
 // one user any user in a container: "unshare --user --net".
-func (n *node) unshared(host, size int) string {
+func (n *fixture) unshared(host, size int) string {
 	n.Helper()
 	process := exec.CommandContext(n.Context(), "sleep", "1000")
 	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: host, Size: size}}

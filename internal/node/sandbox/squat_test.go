@@ -33,20 +33,20 @@ func byCgroupfs(uid string) string {
 
 // squats are the ways in which another tenant gets the victim's address into a namespace: with no privilege beyond those in a
 // network namespace.
-func squats() map[string]func(n *node) (path string) {
-	return map[string]func(*node) string{
-		"on lo": func(n *node) string { return n.IP(n.Sandbox("10.77.9.6/24"), "address add 10.77.9.5/32 dev lo") },
-		"on a bridge": func(n *node) string {
+func squats() map[string]func(n *fixture) (path string) {
+	return map[string]func(*fixture) string{
+		"on lo": func(n *fixture) string { return n.IP(n.Sandbox("10.77.9.6/24"), "address add 10.77.9.5/32 dev lo") },
+		"on a bridge": func(n *fixture) string {
 			return n.IP(n.Sandbox("10.77.9.6/24"), "link add br0 up type bridge", "address add "+victimAt+" dev br0")
 		},
-		"on a pair of its own called eth0": func(n *node) string {
+		"on a pair of its own called eth0": func(n *fixture) string {
 			return n.IP(netnstest.New(n.T), "link add eth0 up type veth peer name p0", "link set p0 up", "address add "+victimAt+" dev eth0",
 				"route add default via 10.77.9.1")
 		},
-		"on its own interface, that is down": func(n *node) string {
+		"on its own interface, that is down": func(n *fixture) string {
 			return n.IP(n.Sandbox("10.77.9.6/24"), "link set eth0 down", "address add 10.77.9.5/32 dev eth0")
 		},
-		"in a nested namespace, wired to the pod's": func(n *node) string {
+		"in a nested namespace, wired to the pod's": func(n *fixture) string {
 			inner := netnstest.New(n.T)
 			n.IP(n.Sandbox("10.77.9.6/24"), "link add nested up type veth peer name eth0 netns "+inner)
 			return n.IP(inner, "link set eth0 up", "address add "+victimAt+" dev eth0", "route add default via 10.77.9.1")
@@ -55,7 +55,7 @@ func squats() map[string]func(n *node) (path string) {
 }
 
 // onEth0 is the one squat that by itself looks like the victim: the address on the squatter's own interface to the node.
-func onEth0(n *node) string { return n.Sandbox(victimAt) }
+func onEth0(n *fixture) string { return n.Sandbox(victimAt) }
 
 // TestASquatterIsNeverTakenForThePod: without any record an address on an interface that leads to the node beats one that
 // does not, wherever the namespaces are named, and in any order.
@@ -66,7 +66,7 @@ func TestASquatterIsNeverTakenForThePod(t *testing.T) {
 			for _, first := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s/%s/%v", name, from, first), func(t *testing.T) {
 					t.Parallel()
-					n := newNode(t)
+					n := newFixture(t)
 					victim, squatter := n.Sandbox(victimAt), squat(n)
 					order := map[bool][2]string{true: {squatter, victim}, false: {victim, squatter}}[first]
 					for i, path := range order {
@@ -91,27 +91,27 @@ func TestARecordDecidesAboutASquatter(t *testing.T) {
 	all := squats()
 	all["on its own interface"] = onEth0
 	records := map[string]struct {
-		keep func(n *node, victim, squatter string)
+		keep func(n *fixture, victim, squatter string)
 		// alone: the record identifies the squatter's namespace as another pod's.
 		alone bool
 		from  sandbox.Source
 	}{
-		"the cache has the pod": {func(n *node, victim, _ string) {
+		"the cache has the pod": {func(n *fixture, victim, _ string) {
 			n.Cached("victim", podOf(), n.Kept(victim, "victim"))
 		}, false, sandbox.FromCache},
-		"the cache has the squatter": {func(n *node, _, squatter string) {
+		"the cache has the squatter": {func(n *fixture, _, squatter string) {
 			n.Cached("squatter", withUID(sandbox.Pod{Namespace: "shop", Name: "evil"}, theirUID), n.Kept(squatter, "squatter"))
 		}, true, sandbox.FromMount},
-		"cgroups of systemd": {func(n *node, _, _ string) {
+		"cgroups of systemd": {func(n *fixture, _, _ string) {
 			n.Cgroup("100", bySystemd(victimUID))
 			n.Cgroup("200", bySystemd(theirUID))
 		}, true, sandbox.FromMount},
-		"cgroups of cgroupfs, and one that the squatter made": {func(n *node, _, _ string) {
+		"cgroups of cgroupfs, and one that the squatter made": {func(n *fixture, _, _ string) {
 			n.Cgroup("100", byCgroupfs(victimUID))
 			n.Cgroup("200", strings.TrimSpace(byCgroupfs(theirUID))+bySystemd(victimUID))
 		}, true, sandbox.FromMount},
-		"a cgroup of the pod alone": {func(n *node, _, _ string) { n.Cgroup("100", bySystemd(victimUID)) }, false, sandbox.FromMount},
-		"a cgroup of the squatter alone, seen from another cgroup": {func(n *node, _, _ string) {
+		"a cgroup of the pod alone": {func(n *fixture, _, _ string) { n.Cgroup("100", bySystemd(victimUID)) }, false, sandbox.FromMount},
+		"a cgroup of the squatter alone, seen from another cgroup": {func(n *fixture, _, _ string) {
 			n.Cgroup("200", "0::/../../kubepods-pod"+strings.ReplaceAll(theirUID, "-", "_")+".slice/x.scope\n")
 		}, true, sandbox.FromMount},
 	}
@@ -119,7 +119,7 @@ func TestARecordDecidesAboutASquatter(t *testing.T) {
 		for record, r := range records {
 			t.Run(name+"/"+record, func(t *testing.T) {
 				t.Parallel()
-				n := newNode(t)
+				n := newFixture(t)
 				victim, squatter := n.Sandbox(victimAt), squat(n)
 				n.Process("100", victim)
 				n.Process("200", squatter)
@@ -143,13 +143,13 @@ func TestARecordDecidesAboutASquatter(t *testing.T) {
 // TestSquattersThatCannotBeToldApartAreNamed: both, and no more than fit into an event, however many there are.
 func TestSquattersThatCannotBeToldApartAreNamed(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
+	n := newFixture(t)
 	victim, squatter := n.Sandbox(victimAt), onEth0(n)
 	n.Mount(victim, "cni-1")
 	n.Mount(squatter, "cni-2")
 	n.fails(podOf("10.77.9.5"), sandbox.ErrAmbiguous, sandboxtest.Inode(t, victim).String(), sandboxtest.Inode(t, squatter).String(), "netns/cni-1", "netns/cni-2")
 
-	many := newNode(t)
+	many := newFixture(t)
 	for i := range 40 {
 		many.Process(fmt.Sprint(100+i), onEth0(many))
 	}
@@ -166,17 +166,17 @@ func TestSquattersThatCannotBeToldApartAreNamed(t *testing.T) {
 // TestASquatterAloneIsNotTakenForThePod: the pod's own namespace does not have the address, or is gone.
 func TestASquatterAloneIsNotTakenForThePod(t *testing.T) {
 	t.Parallel()
-	onNodes(t, map[string]func(n *node){
-		"on lo, without a record": func(n *node) {
+	onFixtures(t, map[string]func(n *fixture){
+		"on lo, without a record": func(n *fixture) {
 			n.Mount(squats()["on lo"](n), "cni-1")
 			n.fails(podOf("10.77.9.5"), sandbox.ErrLoopback, "netns/cni-1")
 		},
-		"while the record's namespace has another address": func(n *node) {
+		"while the record's namespace has another address": func(n *fixture) {
 			n.Cached("victim", podOf(), n.Kept(n.Sandbox("10.77.9.9/24"), "victim"))
 			n.Mount(onEth0(n), "cni-1")
 			n.fails(podOf("10.77.9.5"), sandbox.ErrNotFound)
 		},
-		"in a namespace of another pod's user namespace": func(n *node) {
+		"in a namespace of another pod's user namespace": func(n *fixture) {
 			n.IP(n.unshared(0, 1), "address add 10.77.9.5/32 dev lo")
 			n.fails(podOf("10.77.9.5"), sandbox.ErrLoopback)
 		},
@@ -187,7 +187,7 @@ func TestASquatterAloneIsNotTakenForThePod(t *testing.T) {
 // moment later: the node's namespace, or a squatter's.
 func TestAPathThatFlipsIsNeverAnother(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
+	n := newFixture(t)
 	victim := n.Sandbox(victimAt)
 	targets := []string{victim, n.Proc + "/1/ns/net", n.Sandbox("10.77.9.6/24")}
 	path := n.Dir + "/flips"

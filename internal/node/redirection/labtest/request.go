@@ -252,14 +252,8 @@ func plain(err error) error {
 	return err
 }
 
-// addrPort is the address of a net.Addr as a value.
+// addrPort is the address of a TCP or UDP socket as a value.
 func addrPort(a net.Addr) netip.AddrPort {
-	var ap netip.AddrPort
-	switch a := a.(type) {
-	case *net.TCPAddr:
-		ap = a.AddrPort()
-	case *net.UDPAddr:
-		ap = a.AddrPort()
-	}
+	ap, _ := netip.ParseAddrPort(a.String())
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 }
