@@ -3,7 +3,6 @@ package nodeagent
 import (
 	"context"
 	"log/slog"
-	"os"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -49,7 +48,7 @@ func (n *node) record(ctx context.Context) {
 	if verdict == nil || n.left.Load() {
 		return
 	}
-	if _, err := os.Stat(n.Config.verdictFile()); err == nil && selfcheck.Recorded(n.Config.RunDir) == verdict.Advice() {
+	if selfcheck.Recorded(n.Config.RunDir).Text() == verdict.Text() {
 		return
 	}
 	if err := verdict.Record(hostfs.Disk{}, n.Config.RunDir); err != nil {

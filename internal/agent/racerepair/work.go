@@ -181,7 +181,7 @@ func (j *job) inNamespace(ctx context.Context, fn func(redirection.Namespace) er
 		return fmt.Errorf("%w: pod %s has the same ones", sandbox.ErrClaimed, other)
 	}
 	j.log.DebugContext(ctx, "found the pod's network namespace", slog.String("source", string(found.Source)))
-	prefer := j.conf.Backend == redirect.Auto && selfcheck.Recorded(j.conf.RunDir).PreferTools
+	prefer := j.conf.Backend == redirect.Auto && selfcheck.Recorded(j.conf.RunDir).PreferTools()
 	return fn(redirection.Namespace{
 		NetNS: found.Namespace, Log: j.log, Backend: j.conf.Backend, PreferTools: prefer,
 		Tools: iptables.Host{Path: j.ToolPath, Force: iptables.Variant(j.conf.ForceIptables)},

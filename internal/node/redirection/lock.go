@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"time"
 
@@ -27,25 +28,21 @@ func lock(ctx context.Context) (*os.File, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, lockTimeout,
 		fmt.Errorf("another run has been programming this network namespace for %s", lockTimeout))
 	defer cancel()
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("locking the namespace: %w", err)
-	}
-	file := os.NewFile(uintptr(fd), lockName)
 	ticker := time.NewTicker(lockEvery)
 	defer ticker.Stop()
 	for {
-		err := unix.Bind(fd, &unix.SockaddrUnix{Name: lockName})
-		switch {
-		case err == nil:
-			return file, nil
-		case !errors.Is(err, unix.EADDRINUSE):
-			return nil, errors.Join(fmt.Errorf("locking the namespace: %w", err), file.Close())
+		socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: lockName, Net: "unixgram"})
+		if err == nil {
+			defer socket.Close() //nolint:errcheck // the file is the same socket
+			return socket.File()
+		}
+		if !errors.Is(err, unix.EADDRINUSE) {
+			return nil, fmt.Errorf("locking the namespace: %w", err)
 		}
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("locking the namespace: %w", context.Cause(ctx)), file.Close())
+			return nil, fmt.Errorf("locking the namespace: %w", context.Cause(ctx))
 		}
 	}
 }

@@ -90,9 +90,13 @@ func checkPassthrough() ([]string, error) {
 	return []string{fmt.Sprintf("address %s on lo is missing", passthrough)}, nil
 }
 
-// addPassthrough leaves an address that is there as it is, also one with another prefix: the kernel has each once.
+// addPassthrough leaves an address that is there as it is, also one with another prefix, and requests no change then.
 func addPassthrough() error {
-	err := netlink.AddrAdd(nil, netlinkAddress())
+	there, err := findPassthrough()
+	if err != nil || there.IsValid() {
+		return err
+	}
+	err = netlink.AddrAdd(nil, netlinkAddress())
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("adding %s to lo: %w", passthrough, explain(ruleset.IPv6, err))
 	}

@@ -129,7 +129,7 @@ func TestTheVerdictChooses(t *testing.T) {
 			if err := v.Record(hostfs.Disk{}, dir); err != nil {
 				t.Fatal(err)
 			}
-			if got := Recorded(dir); got.PreferTools != c.prefer || (got.Err != nil) != (c.want == "") {
+			if got := Recorded(dir); got.PreferTools() != c.prefer || (got.Served(redirect.Auto) != nil) != (c.want == "") || got.Text() != v.Text() {
 				t.Errorf("recorded %+v", got)
 			}
 		})
@@ -142,11 +142,11 @@ func TestAnInvalidVerdictDoesNotCount(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, FileName), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if got := Recorded(dir); got != (Advice{}) {
+		if got := Recorded(dir); len(got.Results) > 0 || got.PreferTools() || got.Served(redirect.Auto) != nil {
 			t.Errorf("%s: %+v", text, got)
 		}
 	}
-	if got := Recorded(t.TempDir()); got != (Advice{}) {
+	if got := Recorded(t.TempDir()); len(got.Results) > 0 || got.PreferTools() || got.Served(redirect.Auto) != nil {
 		t.Errorf("without a file: %+v", got)
 	}
 }

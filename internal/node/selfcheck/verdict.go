@@ -21,7 +21,7 @@ const FileName = "selftest.json"
 // version is that of the file. A plugin ignores a verdict of another version.
 const version = 1
 
-// Verdict is the result of a self-test of the node.
+// Verdict is the result of a self-test of the node. The zero Verdict is that of no test.
 type Verdict struct {
 	Version int      `json:"version"`
 	Kernel  string   `json:"kernel"`
@@ -70,12 +70,13 @@ func (v *Verdict) choose() {
 	}
 }
 
-// Served reports why pods cannot be redirected by a backend, nil if they can. Auto is the Choice.
+// Served reports why pods cannot be redirected by a backend, nil if they can. Auto is the Choice. The zero Verdict has no
+// objection to any.
 func (v Verdict) Served(by redirect.Backend) error {
 	if by == "" || by == redirect.Auto {
 		by = v.Choice
 	}
-	if by == "" {
+	if by == "" && len(v.Results) > 0 {
 		return fmt.Errorf("no way of redirecting pods works on this node: %s", v.Summary())
 	}
 	for _, r := range v.Results {
@@ -144,31 +145,18 @@ func (v Verdict) Record(disk hostfs.Disk, runDir string) error {
 // maxVerdict bounds the file.
 const maxVerdict = 64 << 10
 
-// Advice is a verdict reduced to backend auto.
-type Advice struct {
-	// PreferTools: netlink does not work on this node, and the programs of the host may.
-	PreferTools bool
-	// Err: no backend for auto works: the self-test sent packets, and none arrived at its port.
-	Err error
-}
-
-// Recorded returns the advice of the last self-test of this node, empty without a verdict of this version and kernel.
-func Recorded(runDir string) Advice {
+// Recorded returns the verdict of the last self-test of this node, the zero Verdict without one of this version and kernel.
+func Recorded(runDir string) Verdict {
 	text, _, err := hostfs.ReadFile(filepath.Join(runDir, FileName), maxVerdict)
 	var v Verdict
 	if err != nil || json.Unmarshal(text, &v) != nil || v.Version != version || len(v.Results) == 0 || v.Kernel != kernel() {
-		return Advice{}
+		return Verdict{}
 	}
-	return v.Advice()
+	return v
 }
 
-// Advice reduces the verdict to backend auto.
-func (v Verdict) Advice() Advice {
-	if v.Choice == "" {
-		return Advice{Err: v.Served(redirect.Auto)}
-	}
-	return Advice{PreferTools: v.Choice == redirect.Tools} // else auto tries netlink first
-}
+// PreferTools reports whether auto means the programs of the host: netlink does not work on this node, and they may.
+func (v Verdict) PreferTools() bool { return v.Choice == redirect.Tools }
 
 // kernel is the release of the running kernel.
 func kernel() string {

@@ -83,9 +83,9 @@ func (p *plugin) capture(ctx context.Context, conf cniconf.NetConf, pod podArgs,
 		return redirection.Report{}, failure(types.ErrInvalidNetNS, notRedirected(pod), err)
 	}
 	defer at.Close()
-	found := advice(conf)
-	if found.Err != nil {
-		return redirection.Report{}, programFailure(pod, found.Err)
+	found := verdict(conf)
+	if err := found.Served(redirect.Auto); err != nil {
+		return redirection.Report{}, programFailure(pod, err)
 	}
 	report, err := p.namespace(conf, found, at, log).Apply(ctx, spec, redirection.Reconcile)
 	if err != nil {

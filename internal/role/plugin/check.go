@@ -54,7 +54,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 		return failure(types.ErrInvalidNetNS, fmt.Sprintf("istio-cni cannot check pod %s", pod), err)
 	}
 	defer at.Close()
-	report, err := p.namespace(conf, advice(conf), at, log).Verify(ctx, decision.Spec)
+	report, err := p.namespace(conf, verdict(conf), at, log).Verify(ctx, decision.Spec)
 	if err != nil {
 		return programFailure(pod, err)
 	}
@@ -69,7 +69,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 func (p *plugin) unknown(ctx context.Context, conf cniconf.NetConf, path string, pod podArgs, log *slog.Logger, lookup error) error {
 	if at, err := p.open(path); err == nil {
 		defer at.Close()
-		if ours, err := p.namespace(conf, advice(conf), at, log).HasRules(ctx); err == nil && ours {
+		if ours, err := p.namespace(conf, verdict(conf), at, log).HasRules(ctx); err == nil && ours {
 			return lookupFailure(pod, lookup)
 		}
 	}
@@ -121,12 +121,12 @@ func (p *plugin) answered(ctx context.Context, conf cniconf.NetConf) error {
 
 // writable returns the reason why rules could not be written on this node, as far as it shows without a pod.
 func (p *plugin) writable(conf cniconf.NetConf) error {
-	found := advice(conf)
-	if found.Err != nil {
-		return found.Err
+	found := verdict(conf)
+	if err := found.Served(redirect.Auto); err != nil {
+		return err
 	}
 	backend := conf.Backend
-	if found.PreferTools {
+	if found.PreferTools() {
 		backend = redirect.Tools
 	}
 	host := iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)}

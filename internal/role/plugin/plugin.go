@@ -145,17 +145,17 @@ func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
 }
 
 // namespace returns the pod's network namespace, with the tools of the node and the self-test's preference.
-func (p *plugin) namespace(conf cniconf.NetConf, found selfcheck.Advice, pod *netns.Namespace, log *slog.Logger) redirection.Namespace {
+func (p *plugin) namespace(conf cniconf.NetConf, found selfcheck.Verdict, pod *netns.Namespace, log *slog.Logger) redirection.Namespace {
 	return redirection.Namespace{
-		NetNS: pod, Log: log, Backend: conf.Backend, PreferTools: found.PreferTools,
+		NetNS: pod, Log: log, Backend: conf.Backend, PreferTools: found.PreferTools(),
 		Tools: iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)},
 	}
 }
 
-// advice returns the result of the node agent's self-test, for backend auto. It reads a file.
-func advice(conf cniconf.NetConf) selfcheck.Advice {
+// verdict returns the result of the node agent's self-test, for backend auto. It reads a file.
+func verdict(conf cniconf.NetConf) selfcheck.Verdict {
 	if conf.Backend != redirect.Auto || conf.RunDir == "" {
-		return selfcheck.Advice{}
+		return selfcheck.Verdict{}
 	}
 	return selfcheck.Recorded(conf.RunDir)
 }
