@@ -175,18 +175,6 @@ func (c *contract) create(collection string, whole object) object {
 func (c *contract) pods() string           { return "/api/v1/namespaces/" + c.ns + "/pods" }
 func (c *contract) pod(name string) string { return c.pods() + "/" + name }
 
-// set makes an object, by the fake server's own way or by a request.
-func (c *contract) set(collection string, whole object) {
-	c.Helper()
-	if c.fake == nil {
-		c.create(collection, whole)
-		return
-	}
-	text, err := json.Marshal(whole)
-	c.must(err)
-	c.fake.Set(text)
-}
-
 // addPod makes a pod on a node, whatever there is of that, with labels such as "app=web".
 func (c *contract) addPod(name, node string, labels ...string) object {
 	c.Helper()
@@ -195,40 +183,28 @@ func (c *contract) addPod(name, node string, labels ...string) object {
 		key, value, _ := strings.Cut(label, "=")
 		set[key] = value
 	}
-	c.set(c.pods(), object{
+	return c.create(c.pods(), object{
 		"kind": "Pod", "apiVersion": "v1", "metadata": object{"namespace": c.ns, "name": name, "labels": set},
 		"spec":   object{"nodeName": node, "containers": []object{{"name": "app", "image": "none"}}},
 		"status": object{"phase": "Pending"},
 	})
-	return c.want(http.StatusOK, http.MethodGet, c.pod(name), "", nil).body
 }
 
 // label changes a label of an object that exists.
 func (c *contract) label(path, key string, value any) {
 	c.Helper()
-	if c.fake == nil {
-		c.want(http.StatusOK, http.MethodPatch, path, "merge", object{"metadata": object{"labels": object{key: value}}})
-		return
-	}
-	c.fake.Edit(path, func(whole object) {
-		labels, _ := at(whole, "metadata", "labels").(object)
-		labels[key] = value
-	})
+	c.want(http.StatusOK, http.MethodPatch, path, "merge", object{"metadata": object{"labels": object{key: value}}})
 }
 
 // remove has an object gone.
 func (c *contract) remove(path string) {
 	c.Helper()
-	if c.fake == nil {
-		c.want(http.StatusOK, http.MethodDelete, path+"?gracePeriodSeconds=0", "", nil)
-		return
-	}
-	c.fake.Delete(path)
+	c.want(http.StatusOK, http.MethodDelete, path+"?gracePeriodSeconds=0", "", nil)
 }
 
 func (c *contract) addNode(name string) {
 	c.Helper()
-	c.set("/api/v1/nodes", object{"kind": "Node", "apiVersion": "v1", "metadata": object{"name": name}, "spec": object{}})
+	c.create("/api/v1/nodes", object{"kind": "Node", "apiVersion": "v1", "metadata": object{"name": name}, "spec": object{}})
 }
 
 func version(whole any) string {

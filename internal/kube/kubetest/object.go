@@ -49,20 +49,16 @@ func parsePath(path string) place {
 	return at
 }
 
-func kinds() map[string]string {
-	return map[string]string{
-		"pods": "Pod", "nodes": "Node", "configmaps": "ConfigMap", "events": "Event", "daemonsets": "DaemonSet",
-		"leases": "Lease",
+// kinds returns the kinds that are served here, by resource.
+func kinds() map[string]schema.GroupKind {
+	return map[string]schema.GroupKind{
+		"pods": {Kind: "Pod"}, "nodes": {Kind: "Node"}, "configmaps": {Kind: "ConfigMap"}, "events": {Kind: "Event"},
+		"daemonsets": {Group: "apps", Kind: "DaemonSet"}, "leases": {Group: "coordination.k8s.io", Kind: "Lease"},
 	}
 }
 
-// groups returns the API groups of kinds outside of the core group.
-func groups() map[string]string {
-	return map[string]string{"DaemonSet": "apps", "Lease": "coordination.k8s.io"}
-}
-
 // kind returns the kind, empty for a resource that is not served here.
-func (p place) kind() string { return kinds()[p.plural] }
+func (p place) kind() string { return kinds()[p.plural].Kind }
 
 func (p place) path() string {
 	path := "/api/v1/"
@@ -89,10 +85,10 @@ func (p place) notFound() *apierrors.StatusError { return apierrors.NewNotFound(
 func placeOf(tb testing.TB, whole *unstructured.Unstructured) place {
 	tb.Helper()
 	kind := whole.GetKind()
-	at := place{namespace: whole.GetNamespace(), name: whole.GetName(), group: groups()[kind]}
+	at := place{namespace: whole.GetNamespace(), name: whole.GetName()}
 	for plural, known := range kinds() {
-		if known == kind {
-			at.plural = plural
+		if known.Kind == kind {
+			at.plural, at.group = plural, known.Group
 		}
 	}
 	if at.plural == "" || at.name == "" {

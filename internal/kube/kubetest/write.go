@@ -8,9 +8,8 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
-	"strconv"
-	"strings"
 
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,7 +41,7 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodPut:
 		refused = s.replace(at, body)
 	default:
-		s.delete(w, at, body)
+		s.delete(w, r, at, body)
 		return
 	}
 	switch {
@@ -89,27 +88,29 @@ func (s *Server) replace(at place, body []byte) *apierrors.StatusError {
 	return nil
 }
 
-// patch applies a patch. A patch without a change creates no new version.
+// patch applies a patch by the API server's libraries. A patch without a change creates no new version.
 func (s *Server) patch(at place, content string, body []byte) *apierrors.StatusError {
-	before, whole := decode(s.objects[at.path()]), decode(s.objects[at.path()])
-	var operations []operation
-	var change object
+	stored := s.objects[at.path()]
+	var patched []byte
+	var operations jsonpatch.Patch
 	var err error
-	switch into := map[bool]any{true: &operations, false: &change}[content == "application/json-patch+json"]; {
-	case !strings.HasSuffix(content, "-patch+json") || json.Unmarshal(body, into) != nil:
-		return unsupported()
-	default:
-		merge(whole.Object, change, content == "application/strategic-merge-patch+json")
-	}
-	for _, o := range operations {
-		_, err = o.apply(whole.Object, strings.Split(o.Path, "/")[1:])
-		if err != nil {
-			break
+	switch content {
+	case "application/json-patch+json":
+		if operations, err = jsonpatch.DecodePatch(body); err == nil {
+			patched, err = operations.Apply(stored)
 		}
+	case "application/merge-patch+json":
+		patched, err = jsonpatch.MergePatch(stored, body)
+	case "application/strategic-merge-patch+json":
+		patched, err = jsonpatch.MergePatch(stored, withConditions(body, decode(stored)))
+	default:
+		return failure(http.StatusUnsupportedMediaType, metav1.StatusReasonUnsupportedMediaType, "not a patch that is known here")
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return invalid("the server rejected our request due to an error in our request: " + err.Error())
+	}
+	before, whole := decode(stored), decode(patched)
+	switch {
 	case whole.GetUID() != before.GetUID():
 		return invalid("metadata.uid: Invalid value: field is immutable")
 	case whole.GetResourceVersion() != before.GetResourceVersion():
@@ -118,87 +119,31 @@ func (s *Server) patch(at place, content string, body []byte) *apierrors.StatusE
 	if taints, is, _ := unstructured.NestedSlice(whole.Object, "spec", "taints"); is && len(taints) == 0 {
 		unstructured.RemoveNestedField(whole.Object, "spec", "taints") // the API server encodes no empty list
 	}
-	if !reflect.DeepEqual(decode(marshal(whole.Object)), before) {
+	if !reflect.DeepEqual(whole, before) {
 		s.store(at, whole.Object)
 	}
 	return nil
 }
 
-func unsupported() *apierrors.StatusError {
-	return failure(http.StatusUnsupportedMediaType, metav1.StatusReasonUnsupportedMediaType, "not a patch that is known here")
+// withConditions adds the conditions of other types that an object has to a strategic merge patch of its status.
+func withConditions(body []byte, of *unstructured.Unstructured) []byte {
+	patch := decode(body)
+	all, _, _ := unstructured.NestedSlice(patch.Object, "status", "conditions")
+	had, _, _ := unstructured.NestedSlice(of.Object, "status", "conditions")
+	typeOf := func(condition any) any { return condition.(object)["type"] } //nolint:forcetypeassert // as the program sends them
+	for _, one := range had {
+		if !slices.ContainsFunc(all, func(other any) bool { return typeOf(one) == typeOf(other) }) {
+			all = append(all, one)
+		}
+	}
+	if err := unstructured.SetNestedSlice(patch.Object, all, "status", "conditions"); err != nil {
+		return body
+	}
+	return marshal(patch.Object)
 }
 
 func invalid(why string) *apierrors.StatusError {
 	return failure(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, why)
-}
-
-// merge implements RFC 7396, and a strategic merge of lists of conditions.
-func merge(into, patch object, strategic bool) {
-	for key, value := range patch {
-		change, deep := value.(object)
-		list, isList := value.([]any)
-		switch next, is := into[key].(object); {
-		case value == nil:
-			delete(into, key)
-		case deep:
-			if !is {
-				next = object{}
-				into[key] = next
-			}
-			merge(next, change, strategic)
-		case isList && strategic:
-			was, _ := into[key].([]any)
-			into[key] = append(slices.DeleteFunc(was, func(one any) bool {
-				return slices.ContainsFunc(list, func(other any) bool { return typeOf(one) == typeOf(other) })
-			}), list...)
-		default:
-			into[key] = value
-		}
-	}
-}
-
-// typeOf returns the merge key of conditions.
-func typeOf(condition any) any {
-	whole, _ := condition.(object)
-	return whole["type"]
-}
-
-// operation is one operation of a JSON patch, RFC 6902.
-type operation struct {
-	Op, Path string
-	Value    any
-}
-
-// apply implements test, add of members and at the end of lists, and remove of elements. As in the API server's library, an
-// absent member passes the test for null.
-func (o operation) apply(in any, path []string) (any, error) {
-	if len(path) == 0 {
-		if o.Op == "test" && !reflect.DeepEqual(in, o.Value) {
-			return nil, fmt.Errorf("testing value %s failed", o.Path)
-		}
-		return o.Value, nil
-	}
-	name, rest := path[0], path[1:]
-	switch whole := in.(type) {
-	case object:
-		value, err := o.apply(whole[name], rest)
-		if err == nil && o.Op != "test" {
-			whole[name] = value
-		}
-		return whole, err
-	case []any:
-		index, err := strconv.Atoi(name)
-		switch there := err == nil && index < len(whole); {
-		case name == "-" && o.Op == "add":
-			return append(whole, o.Value), nil
-		case there && o.Op == "remove":
-			return slices.Delete(whole, index, index+1), nil
-		case there && o.Op == "test":
-			_, err = o.apply(whole[index], rest)
-			return whole, err
-		}
-	}
-	return nil, fmt.Errorf("%s operation does not apply: %s", o.Op, o.Path)
 }
 
 // broken returns the error of a deletion whose precondition does not hold.
@@ -213,8 +158,9 @@ func broken(options *metav1.DeleteOptions, at place, is *unstructured.Unstructur
 	return nil
 }
 
-// delete respects preconditions. It only marks a scheduled pod as deleting, as the kubelet removes it; see [Server.Delete].
-func (s *Server) delete(w http.ResponseWriter, at place, body []byte) {
+// delete respects preconditions. Without gracePeriodSeconds=0 it only marks a scheduled pod as deleting, as the kubelet removes
+// it; see [Server.Delete].
+func (s *Server) delete(w http.ResponseWriter, r *http.Request, at place, body []byte) {
 	var options metav1.DeleteOptions
 	if len(body) > 0 && json.Unmarshal(body, &options) != nil {
 		refuse(w, apierrors.NewBadRequest("not options in JSON"))
@@ -222,6 +168,10 @@ func (s *Server) delete(w http.ResponseWriter, at place, body []byte) {
 	}
 	if refused := broken(&options, at, decode(s.objects[at.path()])); refused != nil {
 		refuse(w, refused)
+		return
+	}
+	if r.URL.Query().Get("gracePeriodSeconds") == "0" {
+		answer(w, s.remove(at))
 		return
 	}
 	answer(w, s.end(at))
