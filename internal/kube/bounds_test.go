@@ -8,18 +8,18 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
 // followingPods lets a listener hear of all pods until the test ends.
-func followingPods(t *testing.T, client *Client) *heard {
+func followingPods(t *testing.T, client *Client) *calls {
 	t.Helper()
-	h, listener := newHeard(t), ignoring[Pod]()
-	listener.OnUpdate, listener.OnSync, listener.OnError = func(p Pod) { h.say(p.Facts.Name) }, func() { h.say("synced") }, h.trouble
-	background(t, func(ctx context.Context) { client.WatchPods(ctx, PodScope{}, listener) })
+	h, listener := &calls{t: t}, ignoring[Pod]()
+	listener.OnUpdate, listener.OnSync, listener.OnError = func(p Pod) { h.add(p.Facts.Name) }, func() { h.add("synced") }, h.onError
+	agenttest.Go(t, func(ctx context.Context) { client.WatchPods(ctx, PodScope{}, listener) })
 	return h
 }
 
@@ -53,7 +53,7 @@ func TestNoObjectHidesAnother(t *testing.T) {
 		h.wants("synced")
 		server.Set(heavy(t, "heavy", 20<<20))
 		server.Set(small.JSON(t))
-		h.wants("synced", "trouble: "+string(TooLarge), "heavy", "small", "synced", "well")
+		h.wants("synced", "error: "+string(TooLarge), "heavy", "small", "synced", "works")
 	})
 	t.Run("a page that is too large", func(t *testing.T) {
 		t.Parallel()
@@ -83,8 +83,8 @@ func TestNoObjectHidesAnother(t *testing.T) {
 		client := connected(t, server, nil).Client
 		client.limit = 512 << 10
 		h := followingPods(t, client)
-		until(t, "no further tries", func() bool { return len(server.Requests()) > 10 })
-		h.wants("trouble: " + string(TooLarge))
+		agenttest.Eventually(t, "no further tries", func() bool { return len(server.Requests()) > 10 })
+		h.wants("error: " + string(TooLarge))
 	})
 }
 
@@ -113,12 +113,12 @@ func TestAListEnds(t *testing.T) {
 				return answers(http.StatusOK, answer(requests))(r)
 			}, Config{Kubeconfig: "/none"})
 			client.longest = 3
-			h, listener := newHeard(t), ignoring[Pod]()
-			listener.OnSync, listener.OnError = func() { h.say("synced") }, h.trouble
+			h, listener := &calls{t: t}, ignoring[Pod]()
+			listener.OnSync, listener.OnError = func() { h.add("synced") }, h.onError
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 			defer cancel()
 			client.WatchPods(ctx, PodScope{}, listener)
-			if got := h.all(); len(got) != 1 || got[0] != "trouble: "+string(Undecodable) {
+			if got := h.all(); len(got) != 1 || got[0] != "error: "+string(Undecodable) {
 				t.Errorf("told %q", got)
 			}
 			if requests < 5 || requests > 120 {
@@ -126,17 +126,6 @@ func TestAListEnds(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestNoWatchIsOpenedInATightLoop is about servers that send something and end the watch, at once and for ever.
-func TestNoWatchIsOpenedInATightLoop(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		event := []byte(`{"type": "BOOKMARK", "object": {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"resourceVersion": "6"}}}`)
-		between, _ := pauses(t, 10*time.Minute, emptyThen(answers(http.StatusOK, event)))
-		if len(between) > 300 {
-			t.Errorf("%d requests in 10 minutes", len(between))
-		}
-	})
 }
 
 // TestATokenThatComesBackIsRedacted lets a server repeat the credential wherever it can.

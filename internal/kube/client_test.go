@@ -201,9 +201,9 @@ func TestNothingIsSentForANameThatCannotBe(t *testing.T) {
 		}
 	}
 	wantError(t, errorOf(api.Node(t.Context(), "")), InvalidKey)
-	h := newHeard(t)
-	api.WatchConfigMap(t.Context(), "", "a", nil, h.trouble)
-	h.wants("trouble: " + string(InvalidKey))
+	h := &calls{t: t}
+	api.WatchConfigMap(t.Context(), "", "a", nil, h.onError)
+	h.wants("error: " + string(InvalidKey))
 	if requests := server.Requests(); len(requests) > 0 {
 		t.Errorf("requests: %q", requests)
 	}

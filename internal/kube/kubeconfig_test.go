@@ -1,18 +1,11 @@
 package kube
 
 import (
-	"encoding/base64"
 	"errors"
 	"io/fs"
-	"net/http"
-	"net/url"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
@@ -108,60 +101,6 @@ func TestNewClientTellsAMissingFileFromAnUnreadableOne(t *testing.T) {
 	if err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "is a directory") {
 		t.Errorf("directory: %v", err)
 	}
-}
-
-// TestSettingsAgreeWithClientcmd holds the reading of kubeconfigs to that of kubectl's own package.
-func TestSettingsAgreeWithClientcmd(t *testing.T) {
-	ca := base64.StdEncoding.EncodeToString([]byte("inline authority"))
-	pair := base64.StdEncoding.EncodeToString([]byte("inline pair"))
-	for _, test := range []struct{ name, cluster, user string }{
-		{"the node agent's form", "server: 'https://10.0.0.1:443', certificate-authority-data: " + ca, "token: abc"},
-		{"nothing but a server", "server: 'https://10.0.0.1:443'", ""},
-		{"plain HTTP sends no credential", "server: 'http://10.0.0.1:8080', certificate-authority: ca.crt", "token: abc"},
-		{"host and port mean plain HTTP", "server: '10.0.0.1:8080'", "token: abc"},
-		{"a relative authority file", "server: 'https://x', certificate-authority: ca.crt", ""},
-		{"no verification", "server: 'https://x', insecure-skip-tls-verify: true", "token: abc"},
-		{"a proxy", "server: 'https://x', proxy-url: 'http://proxy.example:3128'", ""},
-		{"a SOCKS proxy", "server: 'https://x', proxy-url: 'socks5://proxy.example:1080'", ""},
-		{"a relative token file", "server: 'https://x'", "tokenFile: token"},
-		{"a token file before a token", "server: 'https://x'", "token: old, tokenFile: token"},
-		{"inline client certificate", "server: 'https://x'", "client-certificate-data: " + pair + ", client-key-data: " + pair},
-		{"client certificate files", "server: 'https://x'", "client-certificate: client.crt, client-key: client.key"},
-		{"impersonation", "server: 'https://x'", "token: abc, as: alice, as-uid: '7', as-groups: [a, b], as-user-extra: {k: [v]}"},
-		{"keys of other programs", "server: 'https://x', extensions: [{name: e, extension: {a: b}}], novelty: 1", "token: abc, novelty: [2]"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			dir := t.TempDir()
-			for _, name := range []string{"ca.crt", "client.crt", "client.key", "token"} {
-				kubetest.Write(t, filepath.Join(dir, name), "content of "+name+"\n")
-			}
-			kubetest.Write(t, filepath.Join(dir, "token"), "token-of-the-file\n")
-			file := filepath.Join(dir, "config")
-			kubetest.Write(t, file, kubeconfigText(test.cluster, test.user))
-			got, _, err := readKubeconfig(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			theirs, err := clientcmd.BuildConfigFromFlags("", file)
-			if err != nil {
-				t.Fatalf("clientcmd refuses the file: %v", err)
-			}
-			theirs.BearerToken = strings.TrimSpace(theirs.BearerToken)
-			if diff := cmp.Diff(theirs, got, cmpopts.EquateEmpty(), cmp.Comparer(sameProxy)); diff != "" {
-				t.Errorf("settings (-clientcmd +ours):\n%s", diff)
-			}
-		})
-	}
-}
-
-func sameProxy(a, b func(*http.Request) (*url.URL, error)) bool {
-	if a == nil || b == nil {
-		return a == nil && b == nil
-	}
-	request := &http.Request{URL: &url.URL{Scheme: "https", Host: "x"}}
-	first, err := a(request)
-	second, failed := b(request)
-	return err == nil && failed == nil && first.String() == second.String()
 }
 
 // FuzzKubeconfig shows that a damaged file is an error that can be printed.

@@ -6,11 +6,8 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -26,8 +23,7 @@ import (
 
 const podUID = "6f1e0c57-3d0e-4b5e-8c77-0d3f4a6f2b11"
 
-// patient is the budget of look-ups that end by themselves. What the budget itself does is shown in budget_test.go, where time is not
-// the machine's.
+// patient is the budget of look-ups that end by themselves. budget_test.go tests the budget itself by a fake clock.
 const patient = time.Minute
 
 func cart() PodKey { return PodKey{Namespace: "shop", Name: "cart", UID: podUID} }
@@ -84,38 +80,21 @@ func TestPodCostsOneConnectionAndOneRequest(t *testing.T) {
 
 func TestPodRecoversFrom(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
-		fault kubetest.Fault
-		times int
-	}{
-		{kubetest.NotFound, 5},
-		{kubetest.ServerError, 5},
-		{kubetest.Unavailable, 5},
-		{kubetest.Hang, 1},
-		{kubetest.HangMidBody, 1},
-		{kubetest.Reset, 3},
-		{kubetest.ResetMidBody, 3},
-		{kubetest.Truncated, 3},
-		{kubetest.Garbage, 3},
-		{kubetest.EmptyBody, 3},
-		{kubetest.WrongKind, 3},
-		{kubetest.WrongUID, 3},
-		{kubetest.WrongName, 3},
-		{kubetest.Unauthorized, 1},
-		{kubetest.Forbidden, 1},
-		{kubetest.ExpiredCertificate, 1},
-		{kubetest.WrongHostCertificate, 1},
-		{kubetest.UnknownCA, 1},
+	for fault, times := range map[kubetest.Fault]int{
+		kubetest.NotFound: 5, kubetest.ServerError: 5, kubetest.Unavailable: 5, kubetest.Hang: 1, kubetest.HangMidBody: 1,
+		kubetest.Reset: 3, kubetest.ResetMidBody: 3, kubetest.Truncated: 3, kubetest.Garbage: 3, kubetest.EmptyBody: 3,
+		kubetest.WrongKind: 3, kubetest.WrongUID: 3, kubetest.WrongName: 3, kubetest.Unauthorized: 1, kubetest.Forbidden: 1,
+		kubetest.ExpiredCertificate: 1, kubetest.WrongHostCertificate: 1, kubetest.UnknownCA: 1,
 	} {
-		t.Run(string(test.fault), func(t *testing.T) {
+		t.Run(string(fault), func(t *testing.T) {
 			t.Parallel()
 			server := newServer(t)
-			server.Fail(test.fault, test.times)
+			server.Fail(fault, times)
 			if _, err := newClient(t, server.Kubeconfig(t)).Lookup(t.Context(), cart(), patient); err != nil {
 				t.Fatal(err)
 			}
-			if made := max(len(server.Requests()), server.Connections()); made < test.times+1 {
-				t.Errorf("%d attempts reached the server, want %d: the fault was not seen", made, test.times+1)
+			if made := max(len(server.Requests()), server.Connections()); made < times+1 {
+				t.Errorf("%d attempts reached the server, want %d: the fault was not consumed", made, times+1)
 			}
 		})
 	}
@@ -149,11 +128,11 @@ func TestPodGivesUpOn(t *testing.T) {
 			}
 			for _, want := range []string{"asking API server " + server.URL() + " for pod shop/cart: ", test.says, ". Remedy: "} {
 				if !strings.Contains(err.Error(), want) {
-					t.Errorf("error does not say %q: %v", want, err)
+					t.Errorf("error without %q: %v", want, err)
 				}
 			}
 			if strings.Contains(err.Error(), server.Token()) {
-				t.Errorf("error tells the token: %v", err)
+				t.Errorf("error with the token: %v", err)
 			}
 		})
 	}
@@ -245,10 +224,10 @@ func TestPodAccepts(t *testing.T) {
 	const hash = "0123456789abcdef0123456789abcdef"
 	for name, test := range map[string]struct {
 		annotations map[string]string
-		asked       string
+		uid         string
 		good        bool
 	}{
-		"any UID when the runtime gives none":         {nil, "", true},
+		"any UID when the runtime has none":           {nil, "", true},
 		"the same UID":                                {nil, podUID, true},
 		"a mirror pod by its hash":                    {map[string]string{"kubernetes.io/config.hash": hash}, hash, true},
 		"a mirror pod by its mirror annotation":       {map[string]string{"kubernetes.io/config.mirror": hash}, hash, true},
@@ -261,7 +240,7 @@ func TestPodAccepts(t *testing.T) {
 			pod.Annotations = test.annotations
 			server := kubetest.NewServer(t)
 			server.SetPod(pod)
-			key := PodKey{Namespace: "shop", Name: "cart", UID: test.asked}
+			key := PodKey{Namespace: "shop", Name: "cart", UID: test.uid}
 			_, err := newClient(t, server.Kubeconfig(t)).Pod(t.Context(), key)
 			if want := map[bool]Class{false: WrongPod}[test.good]; ClassOf(err) != want {
 				t.Errorf("got %v, want class %q", err, want)
@@ -270,7 +249,7 @@ func TestPodAccepts(t *testing.T) {
 	}
 }
 
-func TestPodLeavesARealServerWhenItIsCanceled(t *testing.T) {
+func TestLookupOfARealServerIsCanceled(t *testing.T) {
 	t.Parallel()
 	server := newServer(t)
 	server.Fail(kubetest.Hang, kubetest.Forever)
@@ -339,7 +318,7 @@ func TestPodOfManyGoroutines(t *testing.T) {
 	all.Wait()
 }
 
-// foreign starts a server of the test's own and gives a client of it, without verification.
+// foreign starts a server of the test's own and returns a client of it, without verification.
 func foreign(t *testing.T, start func(*httptest.Server), user string, handler http.HandlerFunc) *Client {
 	t.Helper()
 	server := httptest.NewUnstartedServer(handler)
@@ -350,11 +329,11 @@ func foreign(t *testing.T, start func(*httptest.Server), user string, handler ht
 	return newClient(t, kubeconfig)
 }
 
-func TestPodKeepsServerTextShortPrintableAndWithoutSecrets(t *testing.T) {
+func TestServerTextIsBoundedPrintableAndWithoutSecrets(t *testing.T) {
 	t.Parallel()
 	client := foreign(t, (*httptest.Server).StartTLS, "token: "+secret, func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusBadRequest)
-		//nolint:errcheck // made to be nasty
+		//nolint:errcheck // hostile text
 		fmt.Fprintf(w, "bad\x1b[31m\r\nheader\u202e %s %s", r.Header.Get("Authorization"), strings.Repeat("ä\xff", 10000))
 	})
 	_, err := client.Lookup(t.Context(), cart(), patient)
@@ -367,18 +346,23 @@ func TestPodKeepsServerTextShortPrintableAndWithoutSecrets(t *testing.T) {
 	}
 }
 
-func TestPodSpeaksHTTP1AndProtobufBehindAPath(t *testing.T) {
-	t.Parallel()
+// requestOf looks up a pod on a server of the test's own, and returns the request.
+func requestOf(t *testing.T, start func(*httptest.Server), user string) *http.Request {
+	t.Helper()
 	var seen atomic.Pointer[http.Request]
-	client := foreign(t, func(s *httptest.Server) { s.EnableHTTP2 = true; s.StartTLS() }, "token: abc, as: alice",
-		func(w http.ResponseWriter, r *http.Request) {
-			seen.Store(r)
-			w.Write(cartPod().JSON(t)) //nolint:errcheck // the client says so
-		})
+	client := foreign(t, start, user, func(w http.ResponseWriter, r *http.Request) {
+		seen.Store(r)
+		w.Write(cartPod().JSON(t)) //nolint:errcheck // the client reports it
+	})
 	if _, err := client.Lookup(t.Context(), cart(), patient); err != nil {
 		t.Fatal(err)
 	}
-	r := seen.Load()
+	return seen.Load()
+}
+
+func TestPodIsRequestedByHTTP1AndProtobufBehindAPath(t *testing.T) {
+	t.Parallel()
+	r := requestOf(t, func(s *httptest.Server) { s.EnableHTTP2 = true; s.StartTLS() }, "token: abc, as: alice")
 	got := []string{
 		r.Proto, r.URL.RequestURI(), r.Header.Get("Accept"), r.Header.Get("Accept-Encoding"), r.Header.Get("User-Agent"),
 		r.Header.Get("Authorization"), r.Header.Get("Impersonate-User"),
@@ -394,20 +378,32 @@ func TestPodSpeaksHTTP1AndProtobufBehindAPath(t *testing.T) {
 
 func TestPodSendsNoTokenInClear(t *testing.T) {
 	t.Parallel()
-	var seen atomic.Pointer[http.Request]
-	client := foreign(t, (*httptest.Server).Start, "token: abc", func(w http.ResponseWriter, r *http.Request) {
-		seen.Store(r)
-		w.Write(cartPod().JSON(t)) //nolint:errcheck // the client says so
-	})
-	if _, err := client.Lookup(t.Context(), cart(), patient); err != nil {
-		t.Fatal(err)
-	}
-	if got := seen.Load().Header.Get("Authorization"); got != "" {
+	if got := requestOf(t, (*httptest.Server).Start, "token: abc").Header.Get("Authorization"); got != "" {
 		t.Errorf("Authorization is %q", got)
 	}
 }
 
-func TestPodTellsAServerWithoutTLS(t *testing.T) {
+func TestPodAuthenticatesByClientCertificateAndPassword(t *testing.T) {
+	t.Parallel()
+	certificate, key, err := cert.GenerateSelfSignedCertKey("node-agent", nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inline := base64.StdEncoding.EncodeToString
+	r := requestOf(t, func(s *httptest.Server) {
+		s.TLS = &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert}
+		s.StartTLS()
+	}, "client-certificate-data: "+inline(certificate)+", client-key-data: "+inline(key))
+	if peers := r.TLS.PeerCertificates; len(peers) == 0 || !strings.HasPrefix(peers[0].Subject.CommonName, "node-agent@") {
+		t.Errorf("client certificates: %v", peers)
+	}
+	r = requestOf(t, (*httptest.Server).StartTLS, "username: me, password: pw")
+	if name, password, _ := r.BasicAuth(); name != "me" || password != "pw" {
+		t.Errorf("user %q, password %q", name, password)
+	}
+}
+
+func TestPodFromAServerWithoutTLS(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.NotFoundHandler())
 	defer server.Close()
@@ -436,86 +432,17 @@ func TestPodBoundsTheAnswer(t *testing.T) {
 	}
 }
 
-func TestPodThroughAProxy(t *testing.T) {
+// TestPodThroughAProxyThatFails shows that the proxy is dialed, and that its password is not in the error.
+func TestPodThroughAProxyThatFails(t *testing.T) {
 	t.Parallel()
-	server := newServer(t)
-	proxy := httptest.NewServer(http.HandlerFunc(tunnel))
-	defer proxy.Close()
-	through := func(address string) *Client {
-		kubeconfig := filepath.Join(t.TempDir(), "config")
-		kubetest.Write(t, kubeconfig, kubeconfigText(fmt.Sprintf(
-			"server: '%s', insecure-skip-tls-verify: true, proxy-url: '%s'", server.URL(), address), "token: "+server.Token()))
-		return newClient(t, kubeconfig)
-	}
-	if _, err := through(proxy.URL).Lookup(t.Context(), cart(), patient); err != nil {
-		t.Fatal(err)
-	}
-	address, err := url.Parse(proxy.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	address.User = url.UserPassword("me", secret)
+	proxy := httptest.NewServer(http.NotFoundHandler())
 	proxy.Close()
-	_, lookupErr := through(address.String()).Pod(t.Context(), cart())
-	wantError(t, lookupErr, Unreachable)
-	text := lookupErr.Error()
-	if want := "proxyconnect tcp: dial tcp " + address.Host; !strings.Contains(text, want) || strings.Contains(text, secret) {
-		t.Errorf("error does not say %q, or tells the password: %s", want, text)
-	}
-}
-
-// tunnel is the CONNECT of an HTTP proxy.
-func tunnel(w http.ResponseWriter, r *http.Request) {
-	outward, err := new(net.Dialer).DialContext(r.Context(), "tcp", r.Host)
-	if r.Method != http.MethodConnect || err != nil {
-		http.Error(w, "no tunnel", http.StatusBadGateway)
-		return
-	}
-	defer outward.Close() //nolint:errcheck // both ends are the test's
-	w.WriteHeader(http.StatusOK)
-	inward, _, err := http.NewResponseController(w).Hijack()
-	if err != nil {
-		return
-	}
-	defer inward.Close()        //nolint:errcheck // both ends are the test's
-	go io.Copy(outward, inward) //nolint:errcheck // ends with the connection
-	io.Copy(inward, outward)    //nolint:errcheck // ends with the connection
-}
-
-func TestPodProvesItselfByClientCertificateAndPassword(t *testing.T) {
-	t.Parallel()
-	certificate, key, err := cert.GenerateSelfSignedCertKey("node-agent", nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	inline := base64.StdEncoding.EncodeToString
-	for name, test := range map[string]struct{ user, want string }{
-		"a client certificate": {"client-certificate-data: " + inline(certificate) + ", client-key-data: " + inline(key), "certificate of node-agent"},
-		"a password":           {"username: me, password: pw", "password of me"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var seen atomic.Value
-			asking := func(s *httptest.Server) {
-				s.TLS = &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert}
-				s.StartTLS()
-			}
-			client := foreign(t, asking, test.user, func(w http.ResponseWriter, r *http.Request) {
-				switch name, password, ok := r.BasicAuth(); {
-				case len(r.TLS.PeerCertificates) > 0:
-					seen.Store("certificate of " + strings.Split(r.TLS.PeerCertificates[0].Subject.CommonName, "@")[0])
-				case ok && password == "pw":
-					seen.Store("password of " + name)
-				default:
-					seen.Store("nothing")
-				}
-				w.Write(cartPod().JSON(t)) //nolint:errcheck // the client says so
-			})
-			if _, err := client.Lookup(t.Context(), cart(), patient); err != nil {
-				t.Fatal(err)
-			}
-			if got := seen.Load(); got != test.want {
-				t.Errorf("the server saw %s, want %s", got, test.want)
-			}
-		})
+	address := proxy.Listener.Addr().String()
+	kubeconfig := filepath.Join(t.TempDir(), "config")
+	kubetest.Write(t, kubeconfig, kubeconfigText(fmt.Sprintf("server: 'https://10.0.0.1', proxy-url: 'http://me:%s@%s'", secret, address), ""))
+	_, err := newClient(t, kubeconfig).Pod(t.Context(), cart())
+	wantError(t, err, Unreachable)
+	if want := "proxyconnect tcp: dial tcp " + address; !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), secret) {
+		t.Errorf("error without %q, or with the password: %v", want, err)
 	}
 }

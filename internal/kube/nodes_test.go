@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
@@ -34,8 +35,8 @@ func followed[T any](t *testing.T, follow func(context.Context, Listener[T])) T 
 	var found atomic.Pointer[T]
 	listener := ignoring[T]()
 	listener.OnUpdate = func(one T) { found.CompareAndSwap(nil, &one) }
-	stop := background(t, func(ctx context.Context) { follow(ctx, listener) })
-	until(t, "it is never told", func() bool { return found.Load() != nil })
+	stop := agenttest.Go(t, func(ctx context.Context) { follow(ctx, listener) })
+	agenttest.Eventually(t, "it is never told", func() bool { return found.Load() != nil })
 	stop()
 	return *found.Load()
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -17,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
@@ -26,114 +26,67 @@ func config(mode string) []byte {
 	return kubetest.ConfigMap("istio-system", "istio-cni-config", map[string]string{"mode": mode})
 }
 
-// heard is what a listener was told, in order: "absent", "mode=x", "trouble: CLASS", "well".
-type heard struct {
-	t *testing.T
-
+// calls records the calls of a listener, in order: "absent", "mode=x", "error: CLASS", "works".
+type calls struct {
+	t     *testing.T
 	mu    sync.Mutex
 	lines []string
-	news  chan struct{}
 }
 
-func newHeard(t *testing.T) *heard { return &heard{t: t, news: make(chan struct{}, 1)} }
-
-func (h *heard) say(line string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.lines = append(h.lines, line)
-	select {
-	case h.news <- struct{}{}:
-	default:
-	}
+func (c *calls) add(line string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lines = append(c.lines, line)
 }
 
-func (h *heard) all() []string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.Clone(h.lines)
+func (c *calls) all() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.lines)
 }
 
-func (h *heard) trouble(err error) {
+func (c *calls) onError(err error) {
 	if err == nil {
-		h.say("well")
+		c.add("works")
 		return
 	}
-	h.say("trouble: " + string(ClassOf(err)))
+	c.add("error: " + string(ClassOf(err)))
 }
 
 // configMap watches the ConfigMap.
-func (h *heard) configMap(ctx context.Context, api *Client) {
+func (c *calls) configMap(ctx context.Context, api *Client) {
 	api.WatchConfigMap(ctx, "istio-system", "istio-cni-config", func(data map[string]string) {
 		if data == nil {
-			h.say("absent")
+			c.add("absent")
 			return
 		}
-		h.say("mode=" + data["mode"])
-	}, h.trouble)
+		c.add("mode=" + data["mode"])
+	}, c.onError)
 }
 
-// wants waits until all that was told is what is wanted.
-func (h *heard) wants(lines ...string) {
-	h.t.Helper()
-	deadline := time.NewTimer(2 * time.Minute)
-	defer deadline.Stop()
-	for {
-		got := h.all()
-		if slices.Equal(got, lines) {
-			return
-		}
+// wants waits for the calls, and for no others.
+func (c *calls) wants(lines ...string) {
+	c.t.Helper()
+	agenttest.Until(c.t, func() string { return fmt.Sprintf("calls %q, want %q", c.all(), lines) }, func() bool {
+		got := c.all()
 		if len(got) > len(lines) || !slices.Equal(got, lines[:len(got)]) {
-			h.t.Fatalf("was told %q, want %q", got, lines)
+			c.t.Fatalf("calls %q, want %q", got, lines)
 		}
-		select {
-		case <-h.news:
-		case <-deadline.C:
-			h.t.Fatalf("was told no more than %q, want %q", h.all(), lines)
-		}
-	}
+		return len(got) == len(lines)
+	})
 }
 
-// until waits for a condition of the server.
-func until(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	deadline := time.NewTimer(2 * time.Minute)
-	defer deadline.Stop()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			t.Fatalf("gave up waiting: %s", what)
-		}
-	}
-}
-
-// background follows something until the test ends or it is stopped.
-func background(t *testing.T, follow func(context.Context)) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	var over sync.WaitGroup
-	over.Go(func() { follow(ctx) })
-	stop = func() {
-		cancel()
-		over.Wait()
-	}
-	t.Cleanup(stop)
-	return stop
-}
-
-// ignoring is a listener that nothing is told to yet.
+// ignoring returns a listener that does nothing.
 func ignoring[T any]() Listener[T] {
 	return Listener[T]{OnUpdate: func(T) {}, OnDelete: func(T) {}, OnSync: func() {}, OnError: func(error) {}}
 }
 
 func watched(t *testing.T, server *kubetest.Server) {
 	t.Helper()
-	until(t, "no watch was opened", func() bool { return server.Watches() == 1 })
+	agenttest.Eventually(t, "no watch was opened", func() bool { return server.Watches() == 1 })
 }
 
-// lists and watches are the requests of either sort: one that streams a list is a list.
+// lists and watches return the requests of each kind. A watch that streams a list is a list.
 func lists(server *kubetest.Server) []string {
 	return slices.DeleteFunc(server.Requests(), func(r string) bool { return !isList(r) })
 }
@@ -144,12 +97,12 @@ func isList(request string) bool {
 	return !strings.Contains(request, "watch=true") || strings.Contains(request, "sendInitialEvents=true")
 }
 
-// following follows the ConfigMap until the test ends.
-func following(t *testing.T, server *kubetest.Server, change func(*Config)) *heard {
+// following watches the ConfigMap until the test ends.
+func following(t *testing.T, server *kubetest.Server, change func(*Config)) *calls {
 	t.Helper()
-	h := newHeard(t)
+	h := &calls{t: t}
 	api := connected(t, server, change)
-	background(t, func(ctx context.Context) { h.configMap(ctx, api.Client) })
+	agenttest.Go(t, func(ctx context.Context) { h.configMap(ctx, api.Client) })
 	return h
 }
 
@@ -182,8 +135,8 @@ func TestWatchConfigMap(t *testing.T) {
 	}
 }
 
-// TestWatchAsksForAListOfTheWatchCache is about API servers that do not stream lists.
-func TestWatchAsksForAListOfTheWatchCache(t *testing.T) {
+// TestWatchListsFromTheWatchCache is about API servers that do not stream lists.
+func TestWatchListsFromTheWatchCache(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.ListsOnly()
 	server.Set(config("a"))
@@ -226,8 +179,8 @@ func queryOf(t *testing.T, request string) url.Values {
 	return values
 }
 
-// TestWatchGoesOnWhereItWas ends watches: nothing that happens meanwhile is missed, and no list is asked for.
-func TestWatchGoesOnWhereItWas(t *testing.T) {
+// TestWatchContinuesAfterItsLastEvent ends watches: no change is missed, and no list is requested.
+func TestWatchContinuesAfterItsLastEvent(t *testing.T) {
 	for name, end := range map[string]func(*kubetest.Server){
 		"after a proper end":                                (*kubetest.Server).CloseWatches,
 		"after an end in the middle of an event":            (*kubetest.Server).BreakWatches,
@@ -254,10 +207,10 @@ func TestWatchGoesOnWhereItWas(t *testing.T) {
 	}
 }
 
-// elsewhere lets something happen that no watch is about.
+// elsewhere changes an object that no watch is about.
 func elsewhere(s *kubetest.Server) { s.Set(kubetest.ConfigMap("elsewhere", "other", nil)) }
 
-func TestWatchHeedsBookmarks(t *testing.T) {
+func TestWatchContinuesAfterABookmark(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(config("a"))
 	h := following(t, server, nil)
@@ -269,11 +222,11 @@ func TestWatchHeedsBookmarks(t *testing.T) {
 	server.Set(config("b"))
 	h.wants("mode=a", "mode=b")
 	if got := len(lists(server)); got != 1 {
-		t.Errorf("%d lists, want 1: the bookmark was newer than what was forgotten", got)
+		t.Errorf("%d lists, want 1: the bookmark was newer than the compaction", got)
 	}
 }
 
-func TestWatchListsAgainWhenItsPlaceIsForgotten(t *testing.T) {
+func TestWatchListsAgainWhenItsVersionExpired(t *testing.T) {
 	for name, forget := range map[string]func(*kubetest.Server){
 		"as an event of the watch": func(s *kubetest.Server) {
 			elsewhere(s)
@@ -297,39 +250,20 @@ func TestWatchListsAgainWhenItsPlaceIsForgotten(t *testing.T) {
 			server.Set(config("b")) // a watch without events that ends soon is followed by a list
 			h.wants("mode=a", "mode=b")
 			forget(server)
-			until(t, "no second list", func() bool { return len(lists(server)) >= 2 })
+			agenttest.Eventually(t, "no second list", func() bool { return len(lists(server)) >= 2 })
 			watched(t, server)
 			server.Set(config("c"))
 			want := []string{"mode=a", "mode=b", "mode=c"}
 			if name == "as a refusal of another kind" {
-				want = []string{"mode=a", "mode=b", "trouble: " + string(Rejected), "well", "mode=c"}
+				want = []string{"mode=a", "mode=b", "error: " + string(Rejected), "works", "mode=c"}
 			}
 			h.wants(want...)
 		})
 	}
 }
 
-func TestWatchNoticesWhatHappenedBetweenTwoLists(t *testing.T) {
-	server := kubetest.NewServer(t)
-	server.Set(config("a"))
-	h := following(t, server, nil)
-	watched(t, server)
-	server.Delete(mapPath)
-	h.wants("mode=a", "absent")
-	server.Set(config("a"))
-	h.wants("mode=a", "absent", "mode=a")
-	// Nobody hears of this one but by the next list.
-	server.FailOn("watch=true", kubetest.Unavailable, kubetest.Forever)
-	server.CloseWatches()
-	h.wants("mode=a", "absent", "mode=a", "trouble: "+string(ServerError))
-	server.Delete(mapPath)
-	server.Compact()
-	server.Heal()
-	h.wants("mode=a", "absent", "mode=a", "trouble: "+string(ServerError), "well", "absent")
-}
-
-// TestWatchSaysWhatIsWrongOnce lets tries fail many times.
-func TestWatchSaysWhatIsWrongOnce(t *testing.T) {
+// TestWatchReportsAFailureOnce has many requests fail.
+func TestWatchReportsAFailureOnce(t *testing.T) {
 	for _, test := range []struct {
 		fault kubetest.Fault
 		class Class
@@ -348,40 +282,40 @@ func TestWatchSaysWhatIsWrongOnce(t *testing.T) {
 			server.Set(config("a"))
 			server.Fail(test.fault, kubetest.Forever)
 			h := following(t, server, nil)
-			until(t, "too few tries", func() bool { return len(server.Requests()) > 5 })
-			h.wants("trouble: " + string(test.class))
-			server.HealFrom("sendInitialEvents=true") // client-go asks for a list after a stream that failed
-			h.wants("trouble: "+string(test.class), "well", "mode=a")
+			agenttest.Eventually(t, "too few requests", func() bool { return len(server.Requests()) > 5 })
+			h.wants("error: " + string(test.class))
+			server.HealFrom("sendInitialEvents=true") // client-go requests a list after a stream that failed
+			h.wants("error: "+string(test.class), "works", "mode=a")
 			watched(t, server)
 			server.FailOn("watch=true", kubetest.TooMany, kubetest.Forever)
 			server.SetRetryAfter(0)
 			server.CloseWatches()
-			h.wants("trouble: "+string(test.class), "well", "mode=a", "trouble: "+string(TooManyRequests))
+			h.wants("error: "+string(test.class), "works", "mode=a", "error: "+string(TooManyRequests))
 			server.Heal()
-			h.wants("trouble: "+string(test.class), "well", "mode=a", "trouble: "+string(TooManyRequests), "well")
+			h.wants("error: "+string(test.class), "works", "mode=a", "error: "+string(TooManyRequests), "works")
 		})
 	}
 }
 
-func TestWatchTellsATroubleInTheWatch(t *testing.T) {
-	for name, tell := range map[string]struct {
+func TestWatchReportsABadEvent(t *testing.T) {
+	for name, event := range map[string]struct {
 		kind, object string
 		class        Class
 	}{
-		"an error of the server":     {"ERROR", `{"kind": "Status", "apiVersion": "v1", "code": 500, "message": "etcd"}`, ServerError},
-		"an error that makes none":   {"ERROR", `"?"`, Undecodable},
-		"an object that makes none":  {"MODIFIED", `{"kind": "ConfigMap"}`, Undecodable},
-		"data that makes none":       {"MODIFIED", `{"metadata": {"name": "x", "resourceVersion": "9"}, "data": 7}`, Undecodable},
-		"a bookmark that makes none": {"BOOKMARK", `7`, Undecodable},
-		"an event of the future":     {"MOVED", string(config("x")), Undecodable},
+		"an error of the server":       {"ERROR", `{"kind": "Status", "apiVersion": "v1", "code": 500, "message": "etcd"}`, ServerError},
+		"an error without a Status":    {"ERROR", `"?"`, Undecodable},
+		"an object without a name":     {"MODIFIED", `{"kind": "ConfigMap"}`, Undecodable},
+		"data of another type":         {"MODIFIED", `{"metadata": {"name": "x", "resourceVersion": "9"}, "data": 7}`, Undecodable},
+		"a bookmark without an object": {"BOOKMARK", `7`, Undecodable},
+		"an event of the future":       {"MOVED", string(config("x")), Undecodable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := kubetest.NewServer(t)
 			server.Set(config("a"))
 			h := following(t, server, nil)
 			h.wants("mode=a") // the stream is read ahead of it
-			server.Tell(tell.kind, []byte(tell.object))
-			h.wants("mode=a", "trouble: "+string(tell.class), "well")
+			server.Tell(event.kind, []byte(event.object))
+			h.wants("mode=a", "error: "+string(event.class), "works")
 			if got := len(lists(server)); got != 2 {
 				t.Errorf("%d lists, want 2", got)
 			}
@@ -389,12 +323,12 @@ func TestWatchTellsATroubleInTheWatch(t *testing.T) {
 	}
 }
 
-func TestWatchLeavesAServerThatHangs(t *testing.T) {
+func TestWatchOfAServerThatHangs(t *testing.T) {
 	t.Run("in a watch", func(t *testing.T) {
 		server := kubetest.NewServer(t)
 		server.Set(config("a"))
 		h := following(t, server, func(a *Config) { a.IdleTimeout = 50 * time.Millisecond })
-		until(t, "no further watch", func() bool { return len(server.Requests()) > 2 })
+		agenttest.Eventually(t, "no further watch", func() bool { return len(server.Requests()) > 2 })
 		h.wants("mode=a")
 	})
 	t.Run("before a watch is open", func(t *testing.T) {
@@ -402,16 +336,16 @@ func TestWatchLeavesAServerThatHangs(t *testing.T) {
 		server.Set(config("a"))
 		server.FailOn("watch=true", kubetest.Hang, kubetest.Forever)
 		h := following(t, server, func(a *Config) { a.Timeout = time.Second })
-		h.wants("trouble: "+string(Timeout), "mode=a")
+		h.wants("error: "+string(Timeout), "mode=a")
 		server.Heal()
-		h.wants("trouble: "+string(Timeout), "mode=a", "well")
+		h.wants("error: "+string(Timeout), "mode=a", "works")
 	})
 	t.Run("in a list", func(t *testing.T) {
 		server := kubetest.NewServer(t)
 		server.Set(config("a"))
 		server.Fail(kubetest.HangMidBody, 1)
 		h := following(t, server, func(a *Config) { a.Timeout = time.Second })
-		h.wants("trouble: "+string(Timeout), "well", "mode=a")
+		h.wants("error: "+string(Timeout), "works", "mode=a")
 	})
 }
 
@@ -426,7 +360,7 @@ func TestWatchSurvivesARotation(t *testing.T) {
 	server.CloseWatches()
 	watched(t, server)
 	server.Set(config("b"))
-	h.wants("mode=a", "trouble: "+string(Unauthorized), "well", "mode=b") // client-go reads the file again within a minute
+	h.wants("mode=a", "error: "+string(Unauthorized), "works", "mode=b") // client-go reads the file again within a minute
 }
 
 func TestWatchEndsWithItsContext(t *testing.T) {
@@ -440,84 +374,73 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 			if given != nil {
 				given(server)
 			}
-			api, h := connected(t, server, nil), newHeard(t)
-			stop := background(t, func(ctx context.Context) { h.configMap(ctx, api.Client) })
-			until(t, "nothing was asked", func() bool { return len(server.Requests()) > 0 })
+			api, h := connected(t, server, nil), &calls{t: t}
+			stop := agenttest.Go(t, func(ctx context.Context) { h.configMap(ctx, api.Client) })
+			agenttest.Eventually(t, "no request", func() bool { return len(server.Requests()) > 0 })
 			stop()
-			if got := h.all(); slices.Contains(got, "trouble: "+string(Canceled)) {
-				t.Errorf("the end was told as a trouble: %q", got)
+			if got := h.all(); slices.Contains(got, "error: "+string(Canceled)) {
+				t.Errorf("the end was reported as an error: %q", got)
 			}
 		})
 	}
 }
 
-// TestWatchKeepsManyObjects follows pods of a server that does not stream lists.
-func TestWatchKeepsManyObjects(t *testing.T) {
+// TestWatchOfManyObjects watches pods of a server that does not stream lists.
+func TestWatchOfManyObjects(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.ListsOnly()
-	pod := func(name string) kubetest.Pod { return kubetest.Pod{Namespace: "shop", Name: name} }
-	for _, name := range []string{"a", "b", "c", "d", "e"} {
-		server.Set(pod(name).JSON(t))
+	set := func(name string) { server.SetPod(kubetest.Pod{Namespace: "shop", Name: name}) }
+	remove := func(name string) { server.Delete("/api/v1/namespaces/shop/pods/" + name) }
+	for _, name := range []string{"a", "b", "c", "d"} {
+		set(name)
 	}
-	h := newHeard(t)
-	api := connected(t, server, nil)
-	background(t, func(ctx context.Context) {
-		told := map[string]bool{}
-		line := func(p Pod) string { return p.Facts.Namespace + "/" + p.Facts.Name + " " + p.Facts.UID }
+	h, api := &calls{t: t}, connected(t, server, nil)
+	agenttest.Go(t, func(ctx context.Context) {
 		api.WatchPods(ctx, PodScope{Node: "node-1"}, Listener[Pod]{
-			OnUpdate: func(p Pod) { told[line(p)] = true; h.say("set " + p.Facts.Name) },
-			OnDelete: func(p Pod) { delete(told, line(p)); h.say("gone " + p.Facts.Name) },
-			OnSync:   func() { h.say(strings.Join(slices.Sorted(maps.Keys(told)), ", ")) },
-			OnError:  h.trouble,
+			OnUpdate: func(p Pod) { h.add("set " + p.Facts.Name + " " + p.Facts.UID) },
+			OnDelete: func(p Pod) { h.add("gone " + p.Facts.Name + " " + p.Facts.UID) },
+			OnSync:   func() { h.add("synced") }, OnError: h.onError,
 		})
 	})
+	want := []string{"set a uid-2", "set b uid-3", "set c uid-4", "set d uid-5", "synced"}
+	h.wants(want...)
 	watched(t, server)
-	until(t, "not all told", func() bool { return len(h.all()) == 6 })
-	if got, want := h.all()[5], "shop/a uid-2, shop/b uid-3, shop/c uid-4, shop/d uid-5, shop/e uid-6"; got != want {
-		t.Errorf("the list: got %q, want %q", got, want)
-	}
 	if got := len(lists(server)); got != 2 {
 		t.Errorf("%d requests for lists, want one that is refused and one of a page", got)
 	}
-	server.Set(pod("f").JSON(t))
-	server.Delete("/api/v1/namespaces/shop/pods/a")
-	until(t, "the watch told nothing", func() bool { return len(h.all()) == 8 })
-	if diff := cmp.Diff([]string{"set f", "gone a"}, h.all()[6:]); diff != "" {
-		t.Errorf("the watch (-want +got):\n%s", diff)
-	}
+	set("e")
+	remove("a")
+	want = append(want, "set e uid-6", "gone a uid-2")
+	h.wants(want...)
 
-	// While nobody looks: one deleted, one deleted and created anew, one changed, one new.
+	// During an outage, one is deleted, one deleted and created anew, one changed, one new.
 	server.Fail(kubetest.Unavailable, kubetest.Forever)
 	server.CloseWatches()
-	until(t, "no trouble", func() bool { return len(h.all()) == 9 })
-	server.Delete("/api/v1/namespaces/shop/pods/b")
-	server.Delete("/api/v1/namespaces/shop/pods/c")
-	server.Set(pod("c").JSON(t))
-	server.Set(pod("d").JSON(t))
-	server.Set(pod("g").JSON(t))
+	h.wants(append(want, "error: "+string(ServerError))...)
+	remove("b")
+	remove("c")
+	set("c")
+	set("d")
+	set("f")
 	server.Compact()
 	server.Heal()
-	until(t, "no second list", func() bool { return len(h.all()) == 16 })
-	rest := h.all()[9:]
-	slices.Sort(rest[:5])
-	want := []string{
-		"gone b", "gone c", "set c", "set d", "set g",
-		"shop/c uid-11, shop/d uid-5, shop/e uid-6, shop/f uid-7, shop/g uid-13", "well",
+	agenttest.Eventually(t, "no second list", func() bool { return len(h.all()) == len(want)+8 })
+	got := h.all()[len(want)+1:]
+	if slices.Index(got, "gone c uid-4") > slices.Index(got, "set c uid-10") {
+		t.Errorf("the new pod was reported before the deletion of the old one: %q", got)
 	}
-	if diff := cmp.Diff(want, rest); diff != "" {
+	slices.Sort(got[:5])
+	if diff := cmp.Diff([]string{"gone b uid-3", "gone c uid-4", "set c uid-10", "set d uid-5", "set f uid-12", "synced", "works"}, got); diff != "" {
 		t.Errorf("the second list (-want +got):\n%s", diff)
-	}
-	if got := h.all(); slices.Index(got, "gone c") > slices.Index(got, "set c") && slices.Index(got, "set c") > 9 {
-		t.Errorf("the new one was told before the old one was gone: %q", got)
 	}
 }
 
 // client-go spreads errors by the time of the last one in the process, which for a bubble lies in the future.
 func init() { utilruntime.ErrorHandlers = nil } //nolint:reassign,gochecknoinits // for all tests of the package
 
-// pauses are the times between the requests of a follower within a while. The end comes a second later, as a goroutine of
-// client-go stays for ever when it comes while an event is on its way (k8s.io/apimachinery/pkg/watch.Filter).
-func pauses(t *testing.T, within time.Duration, next exchangeFunc) (between []time.Duration, told []string) {
+// pauses returns the times between the requests of a watch within a time. The watch ends a second later: a goroutine of
+// client-go would stay for ever if it ended during an event (k8s.io/apimachinery/pkg/watch.Filter).
+func pauses(t *testing.T, within time.Duration, next exchangeFunc) (between []time.Duration, reported []string) {
 	t.Helper()
 	var last time.Time
 	over := time.Now().Add(within)
@@ -531,7 +454,7 @@ func pauses(t *testing.T, within time.Duration, next exchangeFunc) (between []ti
 		last = time.Now()
 		return next(r)
 	}, Config{Kubeconfig: "/no/such/istio-cni-kubeconfig"})
-	h := newHeard(t)
+	h := &calls{t: t}
 	ctx, cancel := context.WithTimeout(t.Context(), within+time.Second)
 	defer cancel()
 	h.configMap(ctx, api)
@@ -540,26 +463,23 @@ func pauses(t *testing.T, within time.Duration, next exchangeFunc) (between []ti
 
 func TestWatchBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		between, told := pauses(t, 10*time.Minute, answers(http.StatusInternalServerError, nil))
+		between, reported := pauses(t, 10*time.Minute, answers(http.StatusInternalServerError, nil))
 		for i, pause := range between {
 			// A list follows a watch that is to stream one at once.
 			if i%2 == 1 && (pause < 800*time.Millisecond || pause > time.Minute) {
 				t.Errorf("pause %d is %v, want 800ms to 1m", i, pause)
 			}
 		}
-		if len(between) > 120 {
-			t.Errorf("%d tries in 10 minutes", len(between))
+		if len(between) < 20 || len(between) > 120 {
+			t.Errorf("%d requests in 10 minutes", len(between))
 		}
-		if len(between) < 20 {
-			t.Errorf("%d tries in 10 minutes", len(between))
-		}
-		if diff := cmp.Diff([]string{"trouble: " + string(ServerError)}, told); diff != "" {
-			t.Errorf("told (-want +got):\n%s", diff)
+		if diff := cmp.Diff([]string{"error: " + string(ServerError)}, reported); diff != "" {
+			t.Errorf("calls (-want +got):\n%s", diff)
 		}
 	})
 }
 
-func TestWatchHeedsRetryAfter(t *testing.T) {
+func TestWatchObservesRetryAfter(t *testing.T) {
 	for seconds, want := range map[int]time.Duration{7: 7 * time.Second, 1 << 30: maxRetryAfter} {
 		synctest.Test(t, func(t *testing.T) {
 			between, _ := pauses(t, time.Hour, asksToWait(seconds))
@@ -569,13 +489,13 @@ func TestWatchHeedsRetryAfter(t *testing.T) {
 				}
 			}
 			if len(between) == 0 {
-				t.Error("no further try")
+				t.Error("no further request")
 			}
 		})
 	}
 }
 
-// emptyThen answers a list with nothing in it and watches as given.
+// emptyThen responds with an empty list, and to watches as given.
 func emptyThen(watch exchangeFunc) exchangeFunc {
 	list := answers(http.StatusOK, []byte(`{"kind": "ConfigMapList", "apiVersion": "v1", "metadata": {"resourceVersion": "5"}}`))
 	return func(r *http.Request) (*http.Response, error) {
@@ -589,7 +509,7 @@ func emptyThen(watch exchangeFunc) exchangeFunc {
 	}
 }
 
-// silent is the body of a watch in which nothing happens for a time, or until it is given up.
+// silent is the body of a watch without an event for a time, or until the request is canceled.
 type silent struct {
 	ctx  context.Context //nolint:containedctx // it is a request's
 	span time.Duration
@@ -610,26 +530,28 @@ func silentFor(d time.Duration) exchangeFunc {
 	}
 }
 
-func TestWatchDoesNotHurryAfterWatchesThatEndAtOnce(t *testing.T) {
+func TestWatchesThatEndAtOnceArePaced(t *testing.T) {
 	for name, watch := range map[string]exchangeFunc{
 		"with nothing": answers(http.StatusOK, nil),
 		"with a 410":   answers(http.StatusOK, []byte(`{"type": "ERROR", "object": {"kind": "Status", "apiVersion": "v1", "code": 410}}`)),
 		"by a 410":     answers(http.StatusGone, nil),
+		"with a bookmark": answers(http.StatusOK, []byte(
+			`{"type": "BOOKMARK", "object": {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"resourceVersion": "6"}}}`)),
 	} {
 		bubble(t, name, func(t *testing.T) {
-			between, told := pauses(t, 10*time.Minute, emptyThen(watch))
+			between, reported := pauses(t, 10*time.Minute, emptyThen(watch))
 			// client-go's own pauses are longer at times, at random; ours are one request each 3 s.
 			if len(between) > burst+10*60/3 {
 				t.Errorf("%d requests in 10 minutes", len(between))
 			}
-			if diff := cmp.Diff([]string{"absent"}, told); diff != "" {
-				t.Errorf("told (-want +got):\n%s", diff)
+			if diff := cmp.Diff([]string{"absent"}, reported); diff != "" {
+				t.Errorf("calls (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-func TestWatchComesBackSoonAfterAWatchThatLasted(t *testing.T) {
+func TestAWatchThatLastedIsOpenedAgainSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		between, _ := pauses(t, time.Hour, emptyThen(silentFor(time.Minute)))
 		for i, pause := range between[2:] {
@@ -640,34 +562,34 @@ func TestWatchComesBackSoonAfterAWatchThatLasted(t *testing.T) {
 	})
 }
 
-func TestWatchGivesUpASilentWatch(t *testing.T) {
+func TestASilentWatchIsClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		between, told := pauses(t, time.Hour, emptyThen(silentFor(24*time.Hour)))
+		between, reported := pauses(t, time.Hour, emptyThen(silentFor(24*time.Hour)))
 		for i, pause := range between[2:] {
 			if pause < 150*time.Second || pause > 151*time.Second {
-				t.Errorf("watch %d was given up after %v, want 150s to 151s", i, pause)
+				t.Errorf("watch %d was closed after %v, want 150s to 151s", i, pause)
 			}
 		}
-		if diff := cmp.Diff([]string{"absent"}, told); diff != "" || len(between) < 20 {
-			t.Errorf("%d requests, told (-want +got):\n%s", len(between), diff)
+		if diff := cmp.Diff([]string{"absent"}, reported); diff != "" || len(between) < 20 {
+			t.Errorf("%d requests, calls (-want +got):\n%s", len(between), diff)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
-		between, told := pauses(t, time.Hour, emptyThen(hangs()))
-		if diff := cmp.Diff([]string{"absent", "trouble: " + string(Timeout)}, told); diff != "" || len(between) < 20 {
-			t.Errorf("%d requests, told (-want +got):\n%s", len(between), diff)
+		between, reported := pauses(t, time.Hour, emptyThen(hangs()))
+		if diff := cmp.Diff([]string{"absent", "error: " + string(Timeout)}, reported); diff != "" || len(between) < 20 {
+			t.Errorf("%d requests, calls (-want +got):\n%s", len(between), diff)
 		}
 	})
 }
 
-func TestWatchBoundsWhatItReads(t *testing.T) {
+func TestAnEndlessEventIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		endless := func(_ *http.Request) (*http.Response, error) {
 			return &http.Response{StatusCode: http.StatusOK, ContentLength: -1, Body: io.NopCloser(spaces{})}, nil
 		}
 		between, _ := pauses(t, 2*time.Second, emptyThen(endless))
 		if len(between) < 2 {
-			t.Errorf("%d requests, want that an endless event is left", len(between)+1)
+			t.Errorf("%d requests, want an end of the endless event", len(between)+1)
 		}
 	})
 }

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -15,12 +14,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
-// brokenPod is one as the API server has it when its redirection is missing.
+// brokenPod returns a pod as the API server has it when its redirection is missing.
 func brokenPod() *corev1.Pod {
 	at := func(n int) metav1.Time { return metav1.Time{Time: day(n)} }
 	return &corev1.Pod{
@@ -48,7 +48,7 @@ func brokenPod() *corev1.Pod {
 			}},
 			ContainerStatuses: []corev1.ContainerStatus{
 				{Name: "web", Ready: true, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: at(3)}}},
-				{Name: "other"},
+				{Name: "young", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}, {Name: "other"},
 			},
 			EphemeralContainerStatuses: []corev1.ContainerStatus{{Name: "debugger"}},
 		},
@@ -69,7 +69,7 @@ func podSeen(t *testing.T, api account, scope PodScope) Pod {
 	return followed(t, func(ctx context.Context, l Listener[Pod]) { api.WatchPods(ctx, scope, l) })
 }
 
-func TestWatchPodsKeepsWhatIsNeeded(t *testing.T) {
+func TestWatchPodsReducesAPod(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	pod := brokenPod()
@@ -91,14 +91,14 @@ func TestWatchPodsKeepsWhatIsNeeded(t *testing.T) {
 				Terminated: true, Reason: "Error", Message: "no redirection", ExitCode: 126, Began: day(1), Finished: day(2),
 			},
 		}},
-		Containers: []repair.Container{{Name: "web", State: repair.State{Running: true, Began: day(3)}}, {Name: "other"}},
+		Containers: []repair.Container{{Name: "web", State: repair.State{Running: true, Began: day(3)}}, {Name: "young", State: repair.State{Running: true}}, {Name: "other"}},
 	}
 	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}), cmpopts.IgnoreUnexported(Pod{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	wantRef := PodRef{Namespace: "shop", Name: "web-1", UID: "u1", Version: "2"}
 	if ref := got.Ref(); ref != wantRef {
-		t.Errorf("it is named %+v, want %+v", ref, wantRef)
+		t.Errorf("its reference is %+v, want %+v", ref, wantRef)
 	}
 	if facts, err := Facts(marshaled(t, pod)); err != nil || !cmp.Equal(facts, got.Facts) {
 		t.Errorf("the plugin reads %+v (%v), the agent %+v", facts, err, got.Facts)
@@ -136,50 +136,40 @@ func decodePod(document []byte) (Pod, error) {
 
 func TestWatchPodsSelectsOnTheServer(t *testing.T) {
 	t.Parallel()
-	for _, tc := range []struct {
-		name  string
+	for name, tc := range map[string]struct {
 		scope PodScope
-		query string // of the list
+		want  string // the list's path, field selector and label selector
 	}{
-		{"a node", PodScope{Node: "node-1"}, "fieldSelector=spec.nodeName%3Dnode-1&"},
-		{
-			"a node and fields",
-			PodScope{Node: "node-1", FieldSelector: "status.phase!=Failed"},
-			"fieldSelector=status.phase%21%3DFailed%2Cspec.nodeName%3Dnode-1&",
+		"a node": {PodScope{Node: "node-1"}, "/api/v1/pods [spec.nodeName=node-1] []"},
+		"a node and fields": {
+			PodScope{Node: "node-1", FieldSelector: "status.phase!=Failed"}, "/api/v1/pods [status.phase!=Failed,spec.nodeName=node-1] []",
 		},
-		{"W-9: all nodes", PodScope{}, ""},
-		{"T-7: a namespace", PodScope{Namespace: "istio-system", LabelSelector: "k8s-app=x"}, "labelSelector=k8s-app%3Dx"},
-		{
-			"all nodes with selectors",
-			PodScope{FieldSelector: "status.phase=Pending", LabelSelector: "app in (a,b)"},
-			"fieldSelector=status.phase%3DPending&labelSelector=app+in+%28a%2Cb%29&",
+		"W-9: all nodes": {PodScope{}, "/api/v1/pods [] []"},
+		"T-7: a namespace": {
+			PodScope{Namespace: "istio-system", LabelSelector: "k8s-app=x"}, "/api/v1/namespaces/istio-system/pods [] [k8s-app=x]",
+		},
+		"all nodes with selectors": {
+			PodScope{FieldSelector: "status.phase=Pending", LabelSelector: "app in (a,b)"}, "/api/v1/pods [status.phase=Pending] [app in (a,b)]",
 		},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := kubetest.NewServer(t)
-			api := connected(t, server, nil)
-			h, listener := newHeard(t), ignoring[Pod]()
-			listener.OnError = h.trouble
-			background(t, func(ctx context.Context) { api.WatchPods(ctx, tc.scope, listener) })
+			api, h, listener := connected(t, server, nil), &calls{t: t}, ignoring[Pod]()
+			listener.OnError = h.onError
+			agenttest.Go(t, func(ctx context.Context) { api.WatchPods(ctx, tc.scope, listener) })
 			watched(t, server)
 			h.wants()
-			of, got := queryOf(t, "?"+tc.query), queryOf(t, server.Requests()[0])
-			if len(lists(server)) != 1 {
-				t.Errorf("lists: %q", lists(server))
-			}
-			if all := tc.scope.Namespace == ""; strings.HasPrefix(server.Requests()[0], "GET /api/v1/pods?") != all {
-				t.Errorf("the list is %s", server.Requests()[0])
-			}
-			if got.Get("fieldSelector") != of.Get("fieldSelector") || got.Get("labelSelector") != of.Get("labelSelector") ||
-				got.Has("fieldSelector") != of.Has("fieldSelector") {
-				t.Errorf("the list asks for %q", got.Encode())
+			path, _, _ := strings.Cut(strings.TrimPrefix(server.Requests()[0], "GET "), "?")
+			query := queryOf(t, server.Requests()[0])
+			if got := fmt.Sprint(path, " ", query["fieldSelector"], " ", query["labelSelector"]); got != tc.want || len(lists(server)) != 1 {
+				t.Errorf("%d lists, the first of %s, want %s", len(lists(server)), got, tc.want)
 			}
 		})
 	}
 }
 
-// onNode is a pod on a node, in a phase.
+// onNode returns a pod on a node, in a phase.
 func onNode(t *testing.T, name, node, phase string) []byte {
 	t.Helper()
 	pod := brokenPod()
@@ -188,7 +178,7 @@ func onNode(t *testing.T, name, node, phase string) []byte {
 	return marshaled(t, pod)
 }
 
-func TestWatchPodsHearsOfTheNodesOwnOnly(t *testing.T) {
+func TestWatchPodsOfANode(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	server.Set(onNode(t, "a", "node-1", "Pending"))
@@ -196,20 +186,20 @@ func TestWatchPodsHearsOfTheNodesOwnOnly(t *testing.T) {
 	server.Set(onNode(t, "c", "", "Pending"))
 	server.Set(onNode(t, "d", "node-1", "Failed"))
 	api := connected(t, server, nil)
-	h := newHeard(t)
+	h := &calls{t: t}
 	scope := PodScope{Node: "node-1", FieldSelector: "status.phase!=Failed", Transform: func(p *Pod) {
 		p.Facts.Containers, p.Facts.Annotations = nil, nil
 	}}
-	background(t, func(ctx context.Context) {
+	agenttest.Go(t, func(ctx context.Context) {
 		kept := func(what string, p Pod) {
 			if p.Facts.Containers != nil || p.Facts.Annotations != nil {
-				t.Errorf("%s is told with what was to be dropped", p.Facts.Name)
+				t.Errorf("%s has fields that the transform drops", p.Facts.Name)
 			}
-			h.say(what + " " + p.Facts.Name + " on " + p.NodeName)
+			h.add(what + " " + p.Facts.Name + " on " + p.NodeName)
 		}
 		api.WatchPods(ctx, scope, Listener[Pod]{
-			OnUpdate: func(p Pod) { kept("set", p) }, OnDelete: func(p Pod) { kept("gone", p) }, OnSync: func() { h.say("listed") },
-			OnError: h.trouble,
+			OnUpdate: func(p Pod) { kept("set", p) }, OnDelete: func(p Pod) { kept("gone", p) }, OnSync: func() { h.add("listed") },
+			OnError: h.onError,
 		})
 	})
 	watched(t, server)
@@ -222,44 +212,23 @@ func TestWatchPodsHearsOfTheNodesOwnOnly(t *testing.T) {
 	h.wants("set a on node-1", "listed", "set c on node-1", "gone a on node-1", "gone c on node-1")
 }
 
-func TestWatchPodsTellsWhatCannotBe(t *testing.T) {
+func TestWatchPodsRefusesASelector(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	api := connected(t, server, nil)
 	for _, node := range []string{"node-1,metadata.name=x", "node 1", "a=b", "../x", "Node-1"} {
-		h := newHeard(t)
-		api.WatchPods(t.Context(), PodScope{Node: node}, Listener[Pod]{OnError: h.trouble})
-		if diff := cmp.Diff([]string{"trouble: " + string(InvalidKey)}, h.all()); diff != "" {
+		h := &calls{t: t}
+		api.WatchPods(t.Context(), PodScope{Node: node}, Listener[Pod]{OnError: h.onError})
+		if diff := cmp.Diff([]string{"error: " + string(InvalidKey)}, h.all()); diff != "" {
 			t.Errorf("%q (-want +got):\n%s", node, diff)
 		}
 	}
 	if all := server.Requests(); len(all) > 0 {
 		t.Errorf("requests were sent: %q", all)
 	}
-	h := newHeard(t)
-	background(t, func(ctx context.Context) {
-		api.WatchPods(ctx, PodScope{FieldSelector: "spec.unheard=of"}, Listener[Pod]{OnError: h.trouble})
+	h := &calls{t: t}
+	agenttest.Go(t, func(ctx context.Context) {
+		api.WatchPods(ctx, PodScope{FieldSelector: "spec.unknown=x"}, Listener[Pod]{OnError: h.onError})
 	})
-	h.wants("trouble: " + string(Rejected))
-}
-
-func TestStatesOfContainers(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]repair.State{
-		`{}`:                               {},
-		`{"waiting": null}`:                {},
-		`{"waiting": {}}`:                  {},
-		`{"running": {}}`:                  {Running: true},
-		`{"running": {"startedAt": null}}`: {Running: true},
-		`{"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": "2026-01-01T00:00:00Z"}}`: {
-			Terminated: true, Reason: "Completed", Began: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
-		},
-	} {
-		var state corev1.ContainerState
-		err := json.Unmarshal([]byte(text), &state)
-		got := stateOf(state)
-		if err != nil || got != want {
-			t.Errorf("%s: got %+v, %v, want %+v", text, got, err, want)
-		}
-	}
+	h.wants("error: " + string(Rejected))
 }
