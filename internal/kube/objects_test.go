@@ -2,6 +2,7 @@ package kube
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"testing"
 
@@ -9,110 +10,52 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
-	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
 func TestFacts(t *testing.T) {
-	for _, test := range []struct {
-		name string
-		pod  kubetest.Pod
-		want sidecar.Facts
+	for name, test := range map[string]struct {
+		metadata, spec string // members of JSON objects
+		want           sidecar.Facts
 	}{
-		{
-			name: "a bare pod has no containers and no identities",
-			pod:  kubetest.Pod{UID: "u1"},
-			want: sidecar.Facts{UID: "u1", Containers: []sidecar.Container{}},
+		"a bare pod has no containers and no identities": {want: sidecar.Facts{Containers: []sidecar.Container{}}},
+		"init containers come first and are marked, native sidecars among them": {
+			spec: `"containers": [{"name": "app"}, {"name": "logger"}],
+				"initContainers": [{"name": "migrate"}, {"name": "istio-proxy", "restartPolicy": "Always", "args": ["proxy", "sidecar"]}]`,
+			want: sidecar.Facts{Containers: []sidecar.Container{
+				{Name: "migrate", Init: true}, {Name: "istio-proxy", Init: true, Args: []string{"proxy", "sidecar"}}, {Name: "app"}, {Name: "logger"},
+			}},
 		},
-		{
-			name: "init containers come first and are marked, native sidecars among them",
-			pod: kubetest.Pod{
-				Containers: []kubetest.Container{{Name: "app"}, {Name: "logger"}},
-				InitContainers: []kubetest.Container{
-					{Name: "migrate"},
-					{Name: "istio-proxy", RestartPolicy: "Always", Args: []string{"proxy", "sidecar"}},
-				},
-			},
-			want: sidecar.Facts{
-				Containers: []sidecar.Container{
-					{Name: "migrate", Init: true},
-					{Name: "istio-proxy", Init: true, Args: []string{"proxy", "sidecar"}},
-					{Name: "app"},
-					{Name: "logger"},
-				},
+		"labels, annotations and hostNetwork": {
+			`, "labels": {"app": "cart", "sidecar.istio.io/inject": ""}, "annotations": {"sidecar.istio.io/status": ""}`, `"hostNetwork": true`,
+			sidecar.Facts{
+				HostNetwork: true, Labels: map[string]string{"app": "cart", "sidecar.istio.io/inject": ""},
+				Annotations: map[string]string{"sidecar.istio.io/status": ""}, Containers: []sidecar.Container{},
 			},
 		},
-		{
-			name: "labels, annotations and hostNetwork are taken over",
-			pod: kubetest.Pod{
-				HostNetwork: true,
-				Labels:      map[string]string{"app": "cart", "sidecar.istio.io/inject": ""},
-				Annotations: map[string]string{"sidecar.istio.io/status": ""},
-			},
-			want: sidecar.Facts{
-				HostNetwork: true,
-				Labels:      map[string]string{"app": "cart", "sidecar.istio.io/inject": ""},
-				Annotations: map[string]string{"sidecar.istio.io/status": ""},
-				Containers:  []sidecar.Container{},
-			},
+		"user and group 0 are statements, of the pod as of the container": {
+			spec: `"securityContext": {"runAsUser": 0, "runAsGroup": 2000}, "containers": [
+				{"name": "zero", "securityContext": {"runAsUser": 0, "runAsGroup": 0}},
+				{"name": "group", "securityContext": {"runAsGroup": 1337}}, {"name": "none", "securityContext": null}]`,
+			want: sidecar.Facts{RunAsUser: new(int64(0)), RunAsGroup: new(int64(2000)), Containers: []sidecar.Container{
+				{Name: "zero", RunAsUser: new(int64(0)), RunAsGroup: new(int64(0))}, {Name: "group", RunAsGroup: new(int64(1337))}, {Name: "none"},
+			}},
 		},
-		{
-			name: "user and group 0 are statements, of the pod as of the container",
-			pod: kubetest.Pod{
-				RunAsUser: new(int64(0)), RunAsGroup: new(int64(2000)),
-				Containers: []kubetest.Container{
-					{Name: "zero", RunAsUser: new(int64(0)), RunAsGroup: new(int64(0))},
-					{Name: "group", RunAsGroup: new(int64(1337))},
-					{Name: "none"},
-				},
-			},
-			want: sidecar.Facts{
-				RunAsUser: new(int64(0)), RunAsGroup: new(int64(2000)),
-				Containers: []sidecar.Container{
-					{Name: "zero", RunAsUser: new(int64(0)), RunAsGroup: new(int64(0))},
-					{Name: "group", RunAsGroup: new(int64(1337))},
-					{Name: "none"},
-				},
-			},
-		},
-		{
-			name: "literal variables keep order and duplicates, valueFrom gives an empty value",
-			pod: kubetest.Pod{
-				Containers: []kubetest.Container{{
-					Name:         "istio-proxy",
-					Env:          []kubetest.EnvVar{{Name: "A", Value: "1"}, {Name: "B"}, {Name: "A", Value: "2"}},
-					EnvFromField: []kubetest.EnvVar{{Name: "POD_NAME", Value: "metadata.name"}},
-				}},
-			},
-			want: sidecar.Facts{
-				Containers: []sidecar.Container{{
-					Name: "istio-proxy",
-					Env:  []sidecar.EnvVar{{Name: "A", Value: "1"}, {Name: "B"}, {Name: "A", Value: "2"}, {Name: "POD_NAME"}},
-				}},
-			},
+		"literal variables keep order and duplicates, valueFrom gives an empty value, envFrom none": {
+			spec: `"containers": [{"name": "c", "args": null, "envFrom": [{"configMapRef": {"name": "DISABLE_ENVOY"}}], "env": [
+				{"name": "A", "value": "1"}, {"name": "B"}, {"name": "A", "value": "2"},
+				{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}]`,
+			want: sidecar.Facts{Containers: []sidecar.Container{
+				{Name: "c", Env: []sidecar.EnvVar{{Name: "A", Value: "1"}, {Name: "B"}, {Name: "A", Value: "2"}, {Name: "POD_NAME"}}},
+			}},
 		},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			test.pod.Namespace, test.pod.Name, test.want.Namespace, test.want.Name = "shop", "cart", "shop", "cart"
-			got, err := Facts(test.pod.JSON(t))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("facts (-want +got):\n%s", diff)
+		t.Run(name, func(t *testing.T) {
+			test.want.Namespace, test.want.Name, test.want.UID = "shop", "cart", "u"
+			got, err := Facts(fmt.Appendf(nil, `{"metadata": {"namespace": "shop", "name": "cart", "uid": "u"%s}, "spec": {%s}}`, test.metadata, test.spec))
+			if diff := cmp.Diff(test.want, got); diff != "" || err != nil {
+				t.Errorf("%v, facts (-want +got):\n%s", err, diff)
 			}
 		})
-	}
-}
-
-func TestFactsIgnoresEnvFrom(t *testing.T) {
-	got, err := Facts([]byte(`{"kind":"Pod","apiVersion":"v1","metadata":{"name":"p","namespace":"n"},"spec":{"containers":[
-		{"name":"c","envFrom":[{"configMapRef":{"name":"DISABLE_ENVOY"}}],"securityContext":null,"env":null,"args":null}]}}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []sidecar.Container{{Name: "c"}}
-	if diff := cmp.Diff(want, got.Containers); diff != "" {
-		t.Errorf("containers (-want +got):\n%s", diff)
 	}
 }
 
@@ -152,10 +95,8 @@ func Facts(document []byte) (sidecar.Facts, error) {
 
 // FuzzPod holds a client to the API's own types: whatever document both can read says the same to both.
 func FuzzPod(f *testing.F) {
-	f.Add(kubetest.Pod{
-		Namespace: "shop", Name: "cart", UID: "u", HostNetwork: true, RunAsUser: new(int64(0)),
-		InitContainers: []kubetest.Container{{Name: "i", Args: []string{"x"}, RunAsGroup: new(int64(7))}},
-	}.JSON(f))
+	f.Add([]byte(`{"kind":"Pod","apiVersion":"v1","metadata":{"name":"cart","namespace":"shop","uid":"u"},"spec":{"hostNetwork":true,
+		"securityContext":{"runAsUser":0},"initContainers":[{"name":"i","args":["x"],"securityContext":{"runAsGroup":7}}]}}`))
 	f.Add([]byte(`{"kind":"Pod","apiVersion":"v1","metadata":{"name":"cart","namespace":"shop"},"spec":{"containers":[null]}}`))
 	f.Add([]byte(`[`))
 	f.Fuzz(func(t *testing.T, document []byte) {

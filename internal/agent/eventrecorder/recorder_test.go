@@ -33,15 +33,17 @@ func client(t *testing.T, server *kubetest.Server) *kube.Client {
 	return api
 }
 
-func nodeEvent(message string) kube.Event {
+func nodeEvent(message string) kube.Event { return eventOf("node-1", message) }
+
+func eventOf(node, message string) kube.Event {
 	return kube.Event{
-		Object: kube.NodeRef("node-1"), Reason: "ConfigRewritten", Message: message, Type: kube.EventWarning,
-		Component: "istio-cni-node", Host: "node-1",
+		Object: kube.NodeRef(node), Reason: "ConfigRewritten", Message: message,
+		Type: kube.EventWarning, Component: "istio-cni-node", Host: "node-1",
 	}
 }
 
-// recording is a recorder on a clock that stands, and what became of its events.
-type recording struct {
+// fixture is a recorder with a fake clock, and the results of its events.
+type fixture struct {
 	*testing.T
 	*Recorder
 	clock *clocktesting.FakeClock
@@ -51,9 +53,9 @@ type recording struct {
 	results map[Result]int
 }
 
-func newRecording(t *testing.T, writer Writer) *recording {
+func newFixture(t *testing.T, writer Writer) *fixture {
 	t.Helper()
-	r := &recording{
+	r := &fixture{
 		T: t, clock: clocktesting.NewFakeClock(time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)), log: &strings.Builder{},
 		results: map[Result]int{},
 	}
@@ -68,15 +70,15 @@ func newRecording(t *testing.T, writer Writer) *recording {
 	return r
 }
 
-// got is what became of events so far.
-func (r *recording) got(result Result) int {
+// got returns the number of events with a result so far.
+func (r *fixture) got(result Result) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.results[result]
 }
 
 // all waits until so many events were sent or have failed.
-func (r *recording) all(n int) {
+func (r *fixture) all(n int) {
 	r.Helper()
 	agenttest.Eventually(r.T, fmt.Sprintf("%d events to be sent", n), func() bool { return r.got(Sent)+r.got(Failed) >= n })
 	if got := r.got(Sent) + r.got(Failed); got != n {
@@ -84,15 +86,15 @@ func (r *recording) all(n int) {
 	}
 }
 
-// sends records an event that is to be sent.
-func (r *recording) sends(event kube.Event) {
+// sends records an event, which must be sent.
+func (r *fixture) sends(event kube.Event) {
 	r.Helper()
 	before := r.got(Sent) + r.got(Failed)
 	r.Record(event)
 	r.all(before + 1)
 }
 
-// memory is an API server that keeps events, or a function in its place.
+// memory stores events in place of an API server.
 type memory struct {
 	mu      sync.Mutex
 	created []kube.EventSeries
@@ -124,7 +126,7 @@ func (m *memory) requests() int {
 	return len(m.created) + m.patches
 }
 
-// eventsOn decodes what a server has by the library, strictly.
+// eventsOn decodes the events of a server strictly.
 func eventsOn(t *testing.T, server *kubetest.Server) []corev1.Event {
 	t.Helper()
 	var all []corev1.Event
@@ -140,17 +142,17 @@ func eventsOn(t *testing.T, server *kubetest.Server) []corev1.Event {
 	return all
 }
 
-func TestAnEventIsWhatKubectlShows(t *testing.T) {
+func TestAnEventHasTheFieldsThatKubectlShows(t *testing.T) {
 	server := kubetest.NewServer(t)
-	r := newRecording(t, client(t, server))
-	r.sends(nodeEvent("somebody else wrote it"))
+	r := newFixture(t, client(t, server))
+	r.sends(nodeEvent("another program wrote it"))
 	now := r.clock.Now()
 	at := metav1.NewTime(now.Truncate(time.Second))
 	want := []corev1.Event{{
 		TypeMeta:       metav1.TypeMeta{Kind: "Event", APIVersion: "v1"},
 		ObjectMeta:     metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("node-1.%x", now.UnixNano()), UID: "uid-2", ResourceVersion: "2"},
 		InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: "node-1", UID: "node-1", APIVersion: "v1"},
-		Reason:         "ConfigRewritten", Message: "somebody else wrote it", Type: "Warning",
+		Reason:         "ConfigRewritten", Message: "another program wrote it", Type: "Warning",
 		Source:         corev1.EventSource{Component: "istio-cni-node", Host: "node-1"},
 		FirstTimestamp: at, LastTimestamp: at, Count: 1,
 		ReportingController: "istio-cni-node", ReportingInstance: "node-1",
@@ -173,14 +175,14 @@ func TestAnEventIsWhatKubectlShows(t *testing.T) {
 
 func TestEqualEventsAreOneThatIsCounted(t *testing.T) {
 	server := kubetest.NewServer(t)
-	r := newRecording(t, client(t, server))
+	r := newFixture(t, client(t, server))
 	r.sends(nodeEvent("same"))
 	for range 1000 {
 		r.clock.Step(100 * time.Microsecond)
 		r.Record(nodeEvent("same"))
 	}
 	if got := r.got(Suppressed); got != 1000 {
-		t.Errorf("%d events were suppressed, want those of the same time", got)
+		t.Errorf("%d events were suppressed, want 1000", got)
 	}
 	r.clock.Step(eventUpdate)
 	r.sends(nodeEvent("same"))
@@ -199,38 +201,40 @@ func TestEqualEventsAreOneThatIsCounted(t *testing.T) {
 	}
 }
 
-func TestAnEventThatTheServerForgotIsCreatedAnew(t *testing.T) {
-	server := kubetest.NewServer(t)
-	r := newRecording(t, client(t, server))
-	r.sends(nodeEvent("same"))
-	server.Delete("/api/v1/namespaces/default/events/" + eventsOn(t, server)[0].Name) // its time to live is over
-	r.clock.Step(eventUpdate)
-	r.sends(nodeEvent("same"))
-	if got := eventsOn(t, server); len(got) != 1 || got[0].Count != 2 {
-		t.Errorf("events: %+v, want one with a count of 2", got)
+// TestAnEventThatTheServerLacksIsCreated by the next equal event.
+func TestAnEventThatTheServerLacksIsCreated(t *testing.T) {
+	for name, tc := range map[string]struct {
+		before, after func(*kubetest.Server)
+		failures      int
+	}{
+		"it was deleted": {
+			before: func(*kubetest.Server) {},
+			after:  func(s *kubetest.Server) { s.Delete("/api/v1/namespaces/default/events/" + eventsOn(t, s)[0].Name) },
+		},
+		"it was not created": {func(s *kubetest.Server) { s.Fail(kubetest.ServerError, 1) }, func(*kubetest.Server) {}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := kubetest.NewServer(t)
+			r := newFixture(t, client(t, server))
+			tc.before(server)
+			r.sends(nodeEvent("same"))
+			tc.after(server)
+			r.clock.Step(eventUpdate)
+			r.sends(nodeEvent("same"))
+			if got := eventsOn(t, server); len(got) != 1 || got[0].Count != 2 {
+				t.Errorf("events: %+v, want one with a count of 2", got)
+			}
+			r.Shutdown()
+			if r.got(Failed) != tc.failures || strings.Count(r.log.String(), "an event was not recorded") != tc.failures {
+				t.Errorf("results %v, log %s", r.results, r.log)
+			}
+		})
 	}
 }
 
-func TestAnEventThatFailedIsCreatedByTheNextEqualOne(t *testing.T) {
-	server := kubetest.NewServer(t)
-	r := newRecording(t, client(t, server))
-	server.Fail(kubetest.ServerError, 1)
-	r.sends(nodeEvent("same"))
-	r.clock.Step(eventUpdate)
-	r.sends(nodeEvent("same"))
-	if got := eventsOn(t, server); len(got) != 1 || got[0].Count != 2 {
-		t.Errorf("events: %+v, want one with a count of 2", got)
-	}
-	r.Shutdown()
-	if r.got(Failed) != 1 || r.got(Sent) != 1 || strings.Count(r.log.String(), "an event was not recorded") != 1 {
-		t.Errorf("results %v, log %s", r.results, r.log)
-	}
-}
-
-// TestAnEventThatIsThereAlreadyIsNoFailure is the answer to a try whose first answer was lost.
-func TestAnEventThatIsThereAlreadyIsNoFailure(t *testing.T) {
-	server := kubetest.NewServer(t)
-	api := client(t, server)
+// TestAnEventThatExistsIsNoFailure: the response to an earlier attempt was lost.
+func TestAnEventThatExistsIsNoFailure(t *testing.T) {
+	api := client(t, kubetest.NewServer(t))
 	for range 2 {
 		if err := api.CreateEvent(t.Context(), kube.EventSeries{Event: nodeEvent("x"), Name: "node-1.1"}); err != nil {
 			t.Fatal(err)
@@ -238,10 +242,10 @@ func TestAnEventThatIsThereAlreadyIsNoFailure(t *testing.T) {
 	}
 }
 
-// TestEventsOfOneObjectAreBounded has one object that there is always something else to say about, and another one.
+// TestEventsOfOneObjectAreBounded, however different they are, and those of another object are not affected.
 func TestEventsOfOneObjectAreBounded(t *testing.T) {
 	writer := &memory{}
-	r := newRecording(t, writer)
+	r := newFixture(t, writer)
 	for i := range 1000 {
 		r.Record(nodeEvent(fmt.Sprint("variation ", i)))
 	}
@@ -249,9 +253,7 @@ func TestEventsOfOneObjectAreBounded(t *testing.T) {
 	if got := r.got(Suppressed); got != 1000-objectBurst {
 		t.Errorf("%d events were suppressed", got)
 	}
-	other := nodeEvent("x")
-	other.Object.Name = "node-2"
-	r.sends(other)
+	r.sends(eventOf("node-2", "x"))
 	end := nodeEvent("it is over")
 	end.Type = kube.EventNormal
 	r.sends(end) // in spite of the warnings
@@ -263,15 +265,13 @@ func TestEventsOfOneObjectAreBounded(t *testing.T) {
 	}
 }
 
-// TestAllEventsTogetherArePaced and none is lost by that.
+// TestAllEventsTogetherArePaced, and none is lost.
 func TestAllEventsTogetherArePaced(t *testing.T) {
 	writer := &memory{}
-	r := newRecording(t, writer)
+	r := newFixture(t, writer)
 	const n = eventBurst + 40
 	for i := range n {
-		event := nodeEvent("x")
-		event.Object.Name = fmt.Sprint("node-", i)
-		r.Record(event)
+		r.Record(eventOf(fmt.Sprint("node-", i), "x"))
 	}
 	r.all(eventBurst)
 	for i := eventBurst; i < n; i++ {
@@ -288,21 +288,17 @@ func TestAllEventsTogetherArePaced(t *testing.T) {
 	}
 }
 
-// TestAServerThatHangsHoldsUpNoRecorder fills the queue: events beyond it are dropped, counted and logged once, and what is
-// remembered stays bounded. The end waits for the flush alone.
-func TestAServerThatHangsHoldsUpNoRecorder(t *testing.T) {
+// TestRecordDoesNotWaitForAServerThatHangs fills the queue: events beyond it are dropped, counted and logged once, and the caches
+// stay bounded. Shutdown waits for the flush alone.
+func TestRecordDoesNotWaitForAServerThatHangs(t *testing.T) {
 	began := make(chan struct{}, maxQueued)
 	writer := &memory{fail: func(ctx context.Context) error {
 		began <- struct{}{}
 		<-ctx.Done()
 		return ctx.Err()
 	}}
-	r := newRecording(t, writer)
-	event := func(i int) kube.Event {
-		event := nodeEvent("x")
-		event.Object.Name = fmt.Sprint("node-", i)
-		return event
-	}
+	r := newFixture(t, writer)
+	event := func(i int) kube.Event { return eventOf(fmt.Sprint("node-", i), "x") }
 	r.Record(event(0))
 	<-began // the sender has it, and the queue is empty
 	const n = 3 * maxQueued
@@ -328,9 +324,9 @@ func TestAServerThatHangsHoldsUpNoRecorder(t *testing.T) {
 	}
 }
 
-func TestShutdownSendsWhatWaits(t *testing.T) {
+func TestShutdownSendsQueuedEvents(t *testing.T) {
 	server := kubetest.NewServer(t)
-	r := newRecording(t, client(t, server))
+	r := newFixture(t, client(t, server))
 	for i := range 10 {
 		r.Record(nodeEvent(fmt.Sprint(i)))
 	}
@@ -346,7 +342,7 @@ func TestShutdownSendsWhatWaits(t *testing.T) {
 
 func TestMessagesAreBoundedAndPrintable(t *testing.T) {
 	writer := &memory{}
-	r := newRecording(t, writer)
+	r := newFixture(t, writer)
 	for _, message := range []string{
 		strings.Repeat("é", maxEventMessage) + "x", "x" + strings.Repeat("é", maxEventMessage), "a\x1b[2Jb\nc\x00d\u202e\xff",
 	} {
@@ -362,17 +358,15 @@ func TestMessagesAreBoundedAndPrintable(t *testing.T) {
 	}
 }
 
-// TestEventNamesAreValid for the longest name of an object, and no two are the same.
+// TestEventNamesAreValid for the longest name of an object, and unique.
 func TestEventNamesAreValid(t *testing.T) {
 	writer := &memory{}
-	r := newRecording(t, writer)
+	r := newFixture(t, writer)
 	names := map[string]bool{}
 	for _, object := range []string{
 		"a", strings.Repeat("a", 253), strings.Repeat("a", maxObjectName-1) + "." + strings.Repeat("b", 16), strings.Repeat("a-", 126) + "a",
 	} {
-		event := nodeEvent("x")
-		event.Object.Name = object
-		r.sends(event)
+		r.sends(eventOf(object, "x"))
 	}
 	for _, event := range writer.created {
 		names[event.Name] = true

@@ -1,12 +1,10 @@
 package selector
 
 import (
-	"encoding/json"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 func TestEnablement(t *testing.T) {
@@ -86,38 +84,6 @@ func TestEnablementRefuses(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// TestSelectorsAreJudgedAsByTheLibrary holds what is accepted to what the plugin's peers accept.
-func TestSelectorsAreJudgedAsByTheLibrary(t *testing.T) {
-	long := strings.Repeat("x", 63)
-	keys := []string{
-		"a", "A", "a-b", "a_b.c", "-a", "a-", "", "/a", "a/", "a/b", "a/b/c", "A/b", "a_b/c", "a.b/c", "a..b/c", "-a/b", long, long + "x",
-		strings.Repeat("a.", 126) + "a/b", strings.Repeat("a.", 127) + "a/b", "é", "a b",
-	}
-	values := []string{"", "a", "-", "a.", "a b", long, long + "x", "é", "A_1-b.c"}
-	agree := func(selector metav1.LabelSelector) {
-		t.Helper()
-		text, err := json.Marshal([]map[string]any{{"podSelector": selector}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, theirs := metav1.LabelSelectorAsSelector(&selector)
-		if _, ours := Enablement(string(text)); (ours == nil) != (theirs == nil) {
-			t.Errorf("%s: ours %v, the library's %v", text, ours, theirs)
-		}
-	}
-	for _, key := range keys {
-		agree(metav1.LabelSelector{MatchLabels: map[string]string{key: "v"}})
-	}
-	for _, value := range values {
-		agree(metav1.LabelSelector{MatchLabels: map[string]string{"k": value}})
-	}
-	for _, operator := range []metav1.LabelSelectorOperator{"In", "NotIn", "Exists", "DoesNotExist", "Gt", "in", ""} {
-		for _, list := range [][]string{nil, {}, {"a"}, {"a", "b"}, {"a b"}} {
-			agree(metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "k", Operator: operator, Values: list}}})
-		}
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -318,25 +317,6 @@ func TestARealConnection(t *testing.T) {
 	if more := server.Requests()[before:]; len(more) > 0 {
 		t.Errorf("requests %q although there was nothing to ask about", more)
 	}
-}
-
-// TestAnswersOfSomethingElseKeep has answers that look like refusals, and are none of the API server's own.
-func TestAnswersOfSomethingElseKeep(t *testing.T) {
-	t.Parallel()
-	var verdicts sync.WaitGroup
-	for _, answer := range []kubetest.Fault{
-		kubetest.NotFoundPage, kubetest.UnknownPath, kubetest.UnauthorizedPage, kubetest.ForbiddenPage, kubetest.Redirect,
-		kubetest.Garbage, kubetest.WrongKind, kubetest.EmptyBody, kubetest.ResetMidBody,
-	} {
-		server, api, _ := client(t)
-		server.FailOn(setPath, answer, kubetest.Forever)
-		verdicts.Go(func() { // most take all of the time
-			if got := ShouldUninstall(t.Context(), api, self(), Auto); got.Uninstall || got.Reason != NoAnswer {
-				t.Errorf("%s: got %+v, want to keep", answer, got)
-			}
-		})
-	}
-	verdicts.Wait()
 }
 
 // TestATokenIsRotated between two requests: the kubelet writes the new one at any time.

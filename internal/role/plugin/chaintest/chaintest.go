@@ -23,6 +23,7 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
@@ -219,10 +220,8 @@ func (p Pod) Captured(tb testing.TB) bool {
 func Sidecar(p *kubetest.Pod) {
 	user := int64(1337)
 	p.Annotations = map[string]string{"sidecar.istio.io/status": "{}"}
-	p.Containers = []kubetest.Container{
-		{Name: "app"},
-		{Name: "istio-proxy", Args: []string{"proxy", "sidecar"}, RunAsUser: &user, RunAsGroup: &user},
-	}
+	identity := &corev1.SecurityContext{RunAsUser: &user, RunAsGroup: &user}
+	p.Containers = []kubetest.Container{{Name: "app"}, {Name: "istio-proxy", Args: []string{"proxy", "sidecar"}, SecurityContext: identity}}
 }
 
 // PlainPod describes a pod outside the mesh.
