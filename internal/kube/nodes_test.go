@@ -29,27 +29,20 @@ const twoTaints = `, "taints": [{"key": "a", "value": "v", "effect": "NoExecute"
 
 func day(n int) time.Time { return time.Date(2026, 1, n, 0, 0, 0, 0, time.UTC) }
 
-// followed gives the first object that is told.
-func followed[T any](t *testing.T, follow func(context.Context, Listener[T])) T {
+// watchedOnce returns the first object of a watch.
+func watchedOnce[T any](t *testing.T, watch func(context.Context, Listener[T])) T {
 	t.Helper()
 	var found atomic.Pointer[T]
 	listener := ignoring[T]()
 	listener.OnUpdate = func(one T) { found.CompareAndSwap(nil, &one) }
-	stop := agenttest.Go(t, func(ctx context.Context) { follow(ctx, listener) })
-	agenttest.Eventually(t, "it is never told", func() bool { return found.Load() != nil })
+	stop := agenttest.Go(t, func(ctx context.Context) { watch(ctx, listener) })
+	agenttest.Eventually(t, "no update", func() bool { return found.Load() != nil })
 	stop()
 	return *found.Load()
 }
 
-func nodeSeen(t *testing.T, api account, condition string) NodeState {
-	t.Helper()
-	return followed(t, func(ctx context.Context, l Listener[NodeState]) { api.WatchNodes(ctx, condition, l) })
-}
-
-func TestWatchNodesKeepsWhatIsNeeded(t *testing.T) {
-	server := kubetest.NewServer(t)
-	server.Set(fmt.Appendf(nil, nodeText, twoTaints))
-	got := nodeSeen(t, connected(t, server, nil), "Mine")
+func TestWatchNodesReducesANode(t *testing.T) {
+	_, _, got := newNode(t, twoTaints, "Mine")
 	want := NodeState{
 		UID: "u", Condition: NodeCondition{"Mine", "False", "R", "M", day(4)},
 		Node: readiness.Node{
@@ -75,6 +68,15 @@ func TestWatchNodesKeepsWhatIsNeeded(t *testing.T) {
 	if !got.SameBut(beat) {
 		t.Error("a heartbeat makes a difference")
 	}
+}
+
+// newNode stores a node with taints, and returns the server, a client and the node as a watch delivers it.
+func newNode(t *testing.T, taints, condition string) (*kubetest.Server, account, NodeState) {
+	t.Helper()
+	server := kubetest.NewServer(t)
+	server.Set(fmt.Appendf(nil, nodeText, taints))
+	api := connected(t, server, nil)
+	return server, api, watchedOnce(t, func(ctx context.Context, l Listener[NodeState]) { api.WatchNodes(ctx, condition, l) })
 }
 
 func TestBefore(t *testing.T) {
@@ -110,25 +112,22 @@ func TestPatchTaints(t *testing.T) {
 		sent         bool
 	}{
 		{
-			"removes ours and keeps all of the others", twoTaints, nil, ours,
+			"removes one and keeps the others", twoTaints, nil, ours,
 			`[{"key":"a","value":"v","effect":"NoExecute","timeAdded":"2026-01-01T00:00:00Z","new":{"x":1}}]`, true,
 		},
-		{"may leave nothing", `, "taints": [{"key": "ours", "effect": "NoSchedule"}]`, nil, ours, ``, true},
+		{"removes the only one", `, "taints": [{"key": "ours", "effect": "NoSchedule"}]`, nil, ours, ``, true},
 		{"nothing to remove", `, "taints": []`, nil, ours, `[]`, false},
 		{"nothing to remove of nothing", ``, nil, ours, ``, false},
 		{"adds to nothing", ``, put, none, `[{"key":"ours","value":"true","effect":"NoSchedule"}]`, true},
 		{"adds to null", `, "taints": null`, put, none, `[{"key":"ours","value":"true","effect":"NoSchedule"}]`, true},
 		{
-			"adds behind others", `, "taints": [{"key":"b","effect":"NoSchedule","new":1}]`, &readiness.Taint{Key: "ours", Effect: "NoExecute"}, none,
+			"appends to others", `, "taints": [{"key":"b","effect":"NoSchedule","new":1}]`, &readiness.Taint{Key: "ours", Effect: "NoExecute"}, none,
 			`[{"key":"b","effect":"NoSchedule","new":1},{"key":"ours","effect":"NoExecute"}]`, true,
 		},
-		{"is there already", `, "taints": [{"key":"ours","effect":"NoSchedule"}]`, put, none, `[{"key":"ours","effect":"NoSchedule"}]`, false},
+		{"is present already", `, "taints": [{"key":"ours","effect":"NoSchedule"}]`, put, none, `[{"key":"ours","effect":"NoSchedule"}]`, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			server := kubetest.NewServer(t)
-			server.Set(fmt.Appendf(nil, nodeText, test.taints))
-			api := connected(t, server, nil)
-			node := nodeSeen(t, api, "")
+			server, api, node := newNode(t, test.taints, "")
 			patches := func() int {
 				return len(slices.DeleteFunc(server.Requests(), func(r string) bool { return !strings.HasPrefix(r, "PATCH ") }))
 			}
@@ -158,7 +157,7 @@ func TestPatchTaints(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			if test.sent && (!node.Before(after) || slices.ContainsFunc(after.Taints, ours) != (test.put != nil)) {
-				t.Errorf("it gives %+v", after)
+				t.Errorf("after the change: %+v", after)
 			}
 		})
 	}
@@ -175,10 +174,7 @@ func TestPatchTaintsTestsWhatWasRead(t *testing.T) {
 		"another node, tainted": {one, strings.Replace(fmt.Sprintf(nodeText, one), `"uid": "u"`, `"uid": "u2"`, 1)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			server := kubetest.NewServer(t)
-			server.Set(fmt.Appendf(nil, nodeText, test.before))
-			api := connected(t, server, nil)
-			node := nodeSeen(t, api, "")
+			server, api, node := newNode(t, test.before, "")
 			server.Set([]byte(test.between))
 			was := string(server.Object("/api/v1/nodes/n"))
 			put := &readiness.Taint{Key: "ours", Effect: "NoSchedule"}
@@ -187,17 +183,14 @@ func TestPatchTaintsTestsWhatWasRead(t *testing.T) {
 				t.Errorf("sent %t, %v", sent, err)
 			}
 			if got := string(server.Object("/api/v1/nodes/n")); got != was {
-				t.Errorf("it became %s", got)
+				t.Errorf("the node is %s", got)
 			}
 		})
 	}
 }
 
 func TestPatchCondition(t *testing.T) {
-	server := kubetest.NewServer(t)
-	server.Set(fmt.Appendf(nil, nodeText, ""))
-	api := connected(t, server, nil)
-	node := nodeSeen(t, api, "Mine")
+	server, api, node := newNode(t, "", "Mine")
 	for _, step := range []struct {
 		want  NodeCondition
 		since time.Time
@@ -232,7 +225,7 @@ func TestLeaseConflicts(t *testing.T) {
 	if err != nil || !first.Exists() || first.Holder != "a" || first.Duration != time.Minute || !first.Renewed.Equal(day(1)) {
 		t.Fatal(first, err)
 	}
-	// Two that know of none, then two that know the same one.
+	// Two writers that read no lease, then two that read the same one.
 	if _, err = api.WriteLease(t.Context(), mine); !IsConflict(err) {
 		t.Errorf("created twice: %v", err)
 	}
@@ -241,13 +234,13 @@ func TestLeaseConflicts(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err = api.WriteLease(t.Context(), first); !IsConflict(err) {
-		t.Errorf("written from an old one: %v", err)
+		t.Errorf("written from an old version: %v", err)
 	}
 	if read, readErr := api.Lease(t.Context(), "ns", "lock"); readErr != nil || !read.Same(second) {
 		t.Errorf("%+v, %v", read, readErr)
 	}
 	server.FailOn("/leases/", kubetest.NotFoundPage, 1)
 	if got, failed := api.Lease(t.Context(), "ns", "lock"); failed == nil {
-		t.Errorf("somebody's 404 means that there is no lease: %+v", got)
+		t.Errorf("a 404 of another server means that there is no lease: %+v", got)
 	}
 }

@@ -97,21 +97,25 @@ func isList(request string) bool {
 	return !strings.Contains(request, "watch=true") || strings.Contains(request, "sendInitialEvents=true")
 }
 
-// following watches the ConfigMap until the test ends.
-func following(t *testing.T, server *kubetest.Server, change func(*Config)) *calls {
+// newFixture returns a server with the ConfigMap of mode a, and the calls of a listener. given changes the server, change the
+// client before the watch; both may be nil.
+func newFixture(t *testing.T, given func(*kubetest.Server), change func(*Config)) (*kubetest.Server, *calls) {
 	t.Helper()
-	h := &calls{t: t}
+	server, h := kubetest.NewServer(t), &calls{t: t}
+	server.Set(config("a"))
+	if given != nil {
+		given(server)
+	}
 	api := connected(t, server, change)
 	agenttest.Go(t, func(ctx context.Context) { h.configMap(ctx, api.Client) })
-	return h
+	return server, h
 }
 
 func TestWatchConfigMap(t *testing.T) {
-	server := kubetest.NewServer(t)
-	server.Set(config("a"))
-	server.Set(kubetest.ConfigMap("istio-system", "another", map[string]string{"mode": "z"}))
-	server.Set(kubetest.ConfigMap("elsewhere", "istio-cni-config", map[string]string{"mode": "z"}))
-	h := following(t, server, nil)
+	server, h := newFixture(t, func(s *kubetest.Server) {
+		s.Set(kubetest.ConfigMap("istio-system", "another", map[string]string{"mode": "z"}))
+		s.Set(kubetest.ConfigMap("elsewhere", "istio-cni-config", map[string]string{"mode": "z"}))
+	}, nil)
 	h.wants("mode=a")
 	watched(t, server)
 	server.Set(config("b"))
@@ -137,10 +141,7 @@ func TestWatchConfigMap(t *testing.T) {
 
 // TestWatchListsFromTheWatchCache is about API servers that do not stream lists.
 func TestWatchListsFromTheWatchCache(t *testing.T) {
-	server := kubetest.NewServer(t)
-	server.ListsOnly()
-	server.Set(config("a"))
-	h := following(t, server, nil)
+	server, h := newFixture(t, (*kubetest.Server).ListsOnly, nil)
 	h.wants("mode=a")
 	watched(t, server)
 	server.Set(config("b"))
@@ -187,9 +188,7 @@ func TestWatchContinuesAfterItsLastEvent(t *testing.T) {
 		"after an end, before which nothing is known later": func(s *kubetest.Server) { s.Compact(); s.CloseWatches() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			server := kubetest.NewServer(t)
-			server.Set(config("a"))
-			h := following(t, server, nil)
+			server, h := newFixture(t, nil, nil)
 			watched(t, server)
 			server.Set(config("b"))
 			h.wants("mode=a", "mode=b")
@@ -211,9 +210,7 @@ func TestWatchContinuesAfterItsLastEvent(t *testing.T) {
 func elsewhere(s *kubetest.Server) { s.Set(kubetest.ConfigMap("elsewhere", "other", nil)) }
 
 func TestWatchContinuesAfterABookmark(t *testing.T) {
-	server := kubetest.NewServer(t)
-	server.Set(config("a"))
-	h := following(t, server, nil)
+	server, h := newFixture(t, nil, nil)
 	watched(t, server)
 	elsewhere(server)
 	server.Bookmark()
@@ -243,9 +240,7 @@ func TestWatchListsAgainWhenItsVersionExpired(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			server := kubetest.NewServer(t)
-			server.Set(config("a"))
-			h := following(t, server, nil)
+			server, h := newFixture(t, nil, nil)
 			watched(t, server)
 			server.Set(config("b")) // a watch without events that ends soon is followed by a list
 			h.wants("mode=a", "mode=b")
@@ -278,10 +273,7 @@ func TestWatchReportsAFailureOnce(t *testing.T) {
 		{kubetest.Truncated, ConnectionLost}, // of HTTP/2, a stream that was reset
 	} {
 		t.Run(string(test.fault), func(t *testing.T) {
-			server := kubetest.NewServer(t)
-			server.Set(config("a"))
-			server.Fail(test.fault, kubetest.Forever)
-			h := following(t, server, nil)
+			server, h := newFixture(t, func(s *kubetest.Server) { s.Fail(test.fault, kubetest.Forever) }, nil)
 			agenttest.Eventually(t, "too few requests", func() bool { return len(server.Requests()) > 5 })
 			h.wants("error: " + string(test.class))
 			server.HealFrom("sendInitialEvents=true") // client-go requests a list after a stream that failed
@@ -310,9 +302,7 @@ func TestWatchReportsABadEvent(t *testing.T) {
 		"an event of the future":       {"MOVED", string(config("x")), Undecodable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			server := kubetest.NewServer(t)
-			server.Set(config("a"))
-			h := following(t, server, nil)
+			server, h := newFixture(t, nil, nil)
 			h.wants("mode=a") // the stream is read ahead of it
 			server.Tell(event.kind, []byte(event.object))
 			h.wants("mode=a", "error: "+string(event.class), "works")
@@ -325,55 +315,31 @@ func TestWatchReportsABadEvent(t *testing.T) {
 
 func TestWatchOfAServerThatHangs(t *testing.T) {
 	t.Run("in a watch", func(t *testing.T) {
-		server := kubetest.NewServer(t)
-		server.Set(config("a"))
-		h := following(t, server, func(a *Config) { a.IdleTimeout = 50 * time.Millisecond })
+		server, h := newFixture(t, nil, func(a *Config) { a.IdleTimeout = 50 * time.Millisecond })
 		agenttest.Eventually(t, "no further watch", func() bool { return len(server.Requests()) > 2 })
 		h.wants("mode=a")
 	})
 	t.Run("before a watch is open", func(t *testing.T) {
-		server := kubetest.NewServer(t)
-		server.Set(config("a"))
-		server.FailOn("watch=true", kubetest.Hang, kubetest.Forever)
-		h := following(t, server, func(a *Config) { a.Timeout = time.Second })
+		server, h := newFixture(t, func(s *kubetest.Server) { s.FailOn("watch=true", kubetest.Hang, kubetest.Forever) }, func(a *Config) { a.Timeout = time.Second })
 		h.wants("error: "+string(Timeout), "mode=a")
 		server.Heal()
 		h.wants("error: "+string(Timeout), "mode=a", "works")
 	})
 	t.Run("in a list", func(t *testing.T) {
-		server := kubetest.NewServer(t)
-		server.Set(config("a"))
-		server.Fail(kubetest.HangMidBody, 1)
-		h := following(t, server, func(a *Config) { a.Timeout = time.Second })
+		_, h := newFixture(t, func(s *kubetest.Server) { s.Fail(kubetest.HangMidBody, 1) }, func(a *Config) { a.Timeout = time.Second })
 		h.wants("error: "+string(Timeout), "works", "mode=a")
 	})
 }
 
-func TestWatchSurvivesARotation(t *testing.T) {
-	server := kubetest.NewServer(t)
-	server.Set(config("a"))
-	token := ""
-	h := following(t, server, func(c *Config) { token = c.TokenFile })
-	watched(t, server)
-	kubetest.Write(t, token, "the-next-one")
-	server.SetToken("the-next-one")
-	server.CloseWatches()
-	watched(t, server)
-	server.Set(config("b"))
-	h.wants("mode=a", "error: "+string(Unauthorized), "works", "mode=b") // client-go reads the file again within a minute
-}
-
 func TestWatchEndsWithItsContext(t *testing.T) {
 	for name, given := range map[string]func(*kubetest.Server){
-		"in a watch": nil,
+		"in a watch": func(*kubetest.Server) {},
 		"in a list":  func(s *kubetest.Server) { s.Fail(kubetest.Hang, kubetest.Forever) },
 		"in a pause": func(s *kubetest.Server) { s.SetRetryAfter(3600); s.Fail(kubetest.TooMany, kubetest.Forever) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := kubetest.NewServer(t)
-			if given != nil {
-				given(server)
-			}
+			given(server)
 			api, h := connected(t, server, nil), &calls{t: t}
 			stop := agenttest.Go(t, func(ctx context.Context) { h.configMap(ctx, api.Client) })
 			agenttest.Eventually(t, "no request", func() bool { return len(server.Requests()) > 0 })
@@ -389,7 +355,7 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 func TestWatchOfManyObjects(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.ListsOnly()
-	set := func(name string) { server.SetPod(kubetest.Pod{Namespace: "shop", Name: name}) }
+	set := func(name string) { server.Set(kubetest.Pod{Namespace: "shop", Name: name}.JSON(t)) }
 	remove := func(name string) { server.Delete("/api/v1/namespaces/shop/pods/" + name) }
 	for _, name := range []string{"a", "b", "c", "d"} {
 		set(name)

@@ -64,17 +64,13 @@ func marshaled(t *testing.T, pod *corev1.Pod) []byte {
 	return data
 }
 
-func podSeen(t *testing.T, api account, scope PodScope) Pod {
-	t.Helper()
-	return followed(t, func(ctx context.Context, l Listener[Pod]) { api.WatchPods(ctx, scope, l) })
-}
-
 func TestWatchPodsReducesAPod(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	pod := brokenPod()
 	server.Set(marshaled(t, pod))
-	got := podSeen(t, connected(t, server, nil), PodScope{Node: "node-1"})
+	api := connected(t, server, nil)
+	got := watchedOnce(t, func(ctx context.Context, l Listener[Pod]) { api.WatchPods(ctx, PodScope{Node: "node-1"}, l) })
 	want := Pod{
 		Facts: sidecar.Facts{
 			Namespace: "shop", Name: "web-1", UID: "u1", Labels: map[string]string{"app": "web"},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -17,7 +18,7 @@ import (
 
 const podAt = "/api/v1/namespaces/shop/pods/web-1"
 
-// podAction is one of the three, with a pod and the server that has it.
+// podAction is one of the three changes of a pod, with its request.
 type podAction struct {
 	name, verb, object, request string
 	do                          func(*Client, context.Context, PodRef) error
@@ -33,7 +34,7 @@ func podActions() []podAction {
 	}
 }
 
-// seenPod puts a pod on the server and gives how it is seen.
+// seenPod stores a pod on the server, and returns its reference.
 func seenPod(t *testing.T, server *kubetest.Server) PodRef {
 	t.Helper()
 	server.Set(onNode(t, "web-1", "node-1", "Pending"))
@@ -57,34 +58,49 @@ func storedPod(t *testing.T, server *kubetest.Server) stored {
 
 func TestPodActions(t *testing.T) {
 	t.Parallel()
-	for _, action := range podActions() {
-		t.Run(action.name, func(t *testing.T) {
-			t.Parallel()
-			server := kubetest.NewServer(t)
-			ref := seenPod(t, server)
-			server.Set(kubetest.Pod{Namespace: "shop", Name: "web-2", UID: "other"}.JSON(t))
-			api := connected(t, server, nil)
-			if err := action.do(api.Client, t.Context(), ref); err != nil {
-				t.Fatal(err)
-			}
-			if got := server.Requests(); !slices.Equal(got, []string{action.request}) {
-				t.Errorf("requests: %q, want %q", got, action.request)
-			}
-			pod := storedPod(t, server)
-			if deleted := pod.DeletionTimestamp != nil; deleted != (action.name != "label") {
-				t.Errorf("it was told to end: %v", deleted)
-			}
-			if label, is := pod.Labels["cni.istio.io/uninitialized"]; is != (action.name == "label") || is && label != "true" {
-				t.Errorf("its labels are %v", pod.Labels)
-			}
-			if pod.Labels["app"] != "web" {
-				t.Errorf("its labels were %v", pod.Labels)
-			}
-		})
+	for fault, class := range map[kubetest.Fault]Class{
+		"": "", kubetest.Forbidden: Forbidden, kubetest.Unauthorized: Unauthorized, kubetest.BadRequest: Rejected,
+		kubetest.TooMany: TooManyRequests, kubetest.ServerError: ServerError, kubetest.Unavailable: ServerError,
+		kubetest.NotFoundPage: Undecodable, kubetest.ForbiddenPage: Undecodable, kubetest.UnknownPath: Rejected,
+		kubetest.Redirect: Rejected, kubetest.Reset: ConnectionLost, kubetest.NotFound: NotFound, // over HTTP/2 a stream is reset
+	} {
+		for _, action := range podActions() {
+			t.Run(action.name+"/"+string(fault), func(t *testing.T) {
+				t.Parallel()
+				server := kubetest.NewServer(t)
+				ref := seenPod(t, server)
+				if fault != "" {
+					server.Fail(fault, 1)
+				}
+				err := action.do(connected(t, server, nil).Client, t.Context(), ref)
+				if got := server.Requests(); !slices.Equal(got, []string{action.request}) || ClassOf(err) != class {
+					t.Fatalf("requests %q, %v, want %q and class %q", got, err, action.request, class)
+				}
+				pod, done := storedPod(t, server), fault == ""
+				if deleted := pod.DeletionTimestamp != nil; deleted != (done && action.name != "label") {
+					t.Errorf("deleted: %t", deleted)
+				}
+				want := map[string]string{"app": "web"}
+				if done && action.name == "label" {
+					want["cni.istio.io/uninitialized"] = "true"
+				}
+				if !maps.Equal(pod.Labels, want) {
+					t.Errorf("labels %v, want %v", pod.Labels, want)
+				}
+				if done {
+					return
+				}
+				failed, _ := errors.AsType[*Error](err)
+				if text := err.Error(); failed.Verb != action.verb || failed.Object != action.object || errors.Is(err, ErrDisruptionBudget) ||
+					strings.Contains(text, server.Token()) || !strings.Contains(text, action.verb+" "+action.object) {
+					t.Errorf("got %+v", failed)
+				}
+			})
+		}
 	}
 }
 
-func TestEvictPodTellsABudgetFromALoad(t *testing.T) {
+func TestEvictPodDistinguishesABudgetFromLoad(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name   string
@@ -93,7 +109,7 @@ func TestEvictPodTellsABudgetFromALoad(t *testing.T) {
 		after  time.Duration
 	}{
 		{"a budget", func(s *kubetest.Server) { s.Protect(podAt, "web", 0) }, true, 0},
-		{"a budget that is reckoned", func(s *kubetest.Server) { s.Protect(podAt, "web", 10) }, true, 10 * time.Second},
+		{"a budget whose status is computed", func(s *kubetest.Server) { s.Protect(podAt, "web", 10) }, true, 10 * time.Second},
 		{"load", func(s *kubetest.Server) {
 			s.SetRetryAfter(3)
 			s.Fail(kubetest.TooMany, 1)
@@ -113,53 +129,21 @@ func TestEvictPodTellsABudgetFromALoad(t *testing.T) {
 				t.Errorf("a budget: %v, want %v (%v)", !tc.budget, tc.budget, err)
 			}
 			if tc.budget && !strings.Contains(err.Error(), "disruption budget") {
-				t.Errorf("the error does not say so: %v", err)
+				t.Errorf("the error does not name the budget: %v", err)
 			}
 			if pod := storedPod(t, server); pod.DeletionTimestamp != nil {
-				t.Error("it was told to end")
+				t.Error("the pod is being deleted")
 			}
 		})
 	}
 }
 
-func TestPodActionsFail(t *testing.T) {
-	t.Parallel()
-	for fault, class := range map[kubetest.Fault]Class{
-		kubetest.Forbidden: Forbidden, kubetest.Unauthorized: Unauthorized, kubetest.BadRequest: Rejected,
-		kubetest.TooMany: TooManyRequests, kubetest.ServerError: ServerError, kubetest.Unavailable: ServerError,
-		kubetest.NotFoundPage: Undecodable, kubetest.ForbiddenPage: Undecodable, kubetest.UnknownPath: Rejected,
-		kubetest.Redirect: Rejected, kubetest.Reset: ConnectionLost, kubetest.NotFound: NotFound, // over HTTP/2 a stream is reset
-	} {
-		for _, action := range podActions() {
-			server := kubetest.NewServer(t)
-			ref := seenPod(t, server)
-			api := connected(t, server, nil)
-			server.Fail(fault, 1)
-			err := action.do(api.Client, t.Context(), ref)
-			failed, ok := errors.AsType[*Error](err)
-			if !ok || failed.Class != class || failed.Verb != action.verb || failed.Object != action.object {
-				t.Errorf("%s, %s: got %+v, want %s", action.name, fault, err, class)
-				continue
-			}
-			if text := err.Error(); strings.Contains(text, server.Token()) || !strings.Contains(text, action.verb+" "+action.object) {
-				t.Errorf("%s, %s: got %q", action.name, fault, text)
-			}
-			if errors.Is(err, ErrDisruptionBudget) {
-				t.Errorf("%s, %s: it is taken for a budget", action.name, fault)
-			}
-			if pod := storedPod(t, server); pod.DeletionTimestamp != nil || len(pod.Labels) != 1 {
-				t.Errorf("%s, %s: it was done nevertheless", action.name, fault)
-			}
-		}
-	}
-}
-
-// Some answers of the API server say that the deletion goes on.
+// TestDeletePodAccepted: the API server may respond before the deletion ends.
 func TestDeletePodAccepted(t *testing.T) {
 	t.Parallel()
 	api := clientOf(func(r *http.Request) (*http.Response, error) {
 		if r.Method != http.MethodDelete {
-			t.Errorf("it is a %s", r.Method)
+			t.Errorf("the method is %s", r.Method)
 		}
 		return &http.Response{StatusCode: http.StatusAccepted, Body: http.NoBody, Header: http.Header{}, Request: r}, nil
 	}, Config{Kubeconfig: "/none"})

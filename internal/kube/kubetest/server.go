@@ -203,8 +203,12 @@ func Write(tb testing.TB, path, text string) {
 	}
 }
 
-// SetPod is [Server.Set] of a pod.
-func (s *Server) SetPod(p Pod) { s.Set(p.JSON(s.tb)) }
+// SetPod creates or replaces a pod and notifies no watch: see [Server.Set] for that.
+func (s *Server) SetPod(p Pod) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.objects[place{plural: "pods", namespace: p.Namespace, name: p.Name}.path()] = p.JSON(s.tb)
+}
 
 // Fail makes the next requests (or connections) fail, after earlier faults are consumed.
 func (s *Server) Fail(fault Fault, times int) { s.FailOn("", fault, times) }
