@@ -159,7 +159,11 @@ func (d *demo) rules(pod chaintest.Pod) {
 	cart(&described)
 	facts := sidecar.Facts{Namespace: pod.Namespace, Name: pod.Name, Annotations: described.Annotations}
 	for _, c := range described.Containers {
-		facts.Containers = append(facts.Containers, sidecar.Container{Name: c.Name, Args: c.Args, RunAsUser: c.RunAsUser, RunAsGroup: c.RunAsGroup})
+		container := sidecar.Container{Name: c.Name, Args: c.Args}
+		if c.SecurityContext != nil {
+			container.RunAsUser, container.RunAsGroup = c.SecurityContext.RunAsUser, c.SecurityContext.RunAsGroup
+		}
+		facts.Containers = append(facts.Containers, container)
 	}
 	want := redirect.Rules(sidecar.Decide(facts, sidecar.Policy{}).Spec, ruleset.IPv4)
 	for line := range strings.Lines(want.Explain()) {

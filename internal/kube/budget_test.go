@@ -163,8 +163,8 @@ func TestPodSaysWhatATimeoutWaitedFor(t *testing.T) {
 		{DNS, "resolving the server's name", func(c *httptrace.ClientTrace) { c.DNSStart(httptrace.DNSStartInfo{}) }},
 		{Timeout, "connecting", func(c *httptrace.ClientTrace) { c.ConnectStart("tcp", "") }},
 		{Timeout, "in the TLS handshake", func(c *httptrace.ClientTrace) { c.TLSHandshakeStart() }},
-		{Timeout, "waiting for the answer", func(c *httptrace.ClientTrace) { c.GotConn(httptrace.GotConnInfo{}) }},
-		{Timeout, "reading the answer", func(c *httptrace.ClientTrace) { c.GotFirstResponseByte() }},
+		{Timeout, "waiting for the response", func(c *httptrace.ClientTrace) { c.GotConn(httptrace.GotConnInfo{}) }},
+		{Timeout, "reading the response", func(c *httptrace.ClientTrace) { c.GotFirstResponseByte() }},
 	} {
 		bubble(t, test.says, func(t *testing.T) {
 			s := script(func(r *http.Request) (*http.Response, error) {

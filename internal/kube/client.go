@@ -246,7 +246,7 @@ func (c *call) String() string {
 	return clean(strings.TrimSuffix(c.resource.plural+"/"+c.part, "/") + " " + strings.Trim(c.namespace+"/"+c.name, "/"))
 }
 
-var errNoSegment = errors.New("namespace or name cannot stand in a request")
+var errNoSegment = errors.New("the namespace or the name is not valid")
 
 // validName reports whether a text may be the name of an object or of its namespace.
 func validName(text string) bool { return len(validation.IsDNS1123Subdomain(text)) == 0 }
@@ -372,7 +372,7 @@ func ask[T metav1.Object](ctx context.Context, c *Client, what *call) (T, error)
 		namespace, name = has.GetNamespace(), has.GetName()
 	}
 	kind := object.GetObjectKind().GroupVersionKind()
-	return *new(T), x.fail(Undecodable, fmt.Errorf("asked for %s, got %s of %s, namespace %q, name %q", what.resource.kind, kind.Kind,
+	return *new(T), x.fail(Undecodable, fmt.Errorf("requested %s, got %s of %s, namespace %q, name %q", what.resource.kind, kind.Kind,
 		kind.GroupVersion(), namespace, name))
 }
 
@@ -406,8 +406,8 @@ const (
 	resolving      stage = "resolving the server's name"
 	connecting     stage = "connecting"
 	handshaking    stage = "in the TLS handshake"
-	waiting        stage = "waiting for the answer"
-	reading        stage = "reading the answer"
+	waiting        stage = "waiting for the response"
+	reading        stage = "reading the response"
 )
 
 func (x *exchange) at(s stage) { x.stage.Store(s) }
@@ -449,7 +449,7 @@ func (o *observer) RoundTrip(r *http.Request) (*http.Response, error) {
 type errTooLarge int64
 
 func (e errTooLarge) Error() string {
-	return fmt.Sprintf("the answer has more than %d bytes", int64(e))
+	return fmt.Sprintf("the response has more than %d bytes", int64(e))
 }
 
 // boundedBody is the bounded body of a response. The body of a watch ends without an error.

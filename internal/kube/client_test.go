@@ -93,7 +93,7 @@ func TestAPIFailuresHaveTheirClass(t *testing.T) {
 		transient bool
 		says      string
 	}{
-		{kubetest.Unauthorized, Unauthorized, false, "to get daemonsets istio-system/istio-cni-node: unauthorized (401): Unauthorized"},
+		{kubetest.Unauthorized, Unauthorized, false, ": unauthorized (401): Unauthorized"},
 		{kubetest.Forbidden, Forbidden, false, "forbidden (403): pods is forbidden"},
 		{kubetest.NotFound, NotFound, false, `: not found (404): daemonsets.apps "istio-cni-node" not found`},
 		{kubetest.UnauthorizedPage, Undecodable, true, "(401)"},
@@ -106,11 +106,11 @@ func TestAPIFailuresHaveTheirClass(t *testing.T) {
 		{kubetest.TooMany, TooManyRequests, true, "(429)"},
 		{kubetest.ServerError, ServerError, true, "(500)"},
 		{kubetest.Unavailable, ServerError, true, "(503)"},
-		{kubetest.Garbage, Undecodable, true, "answer not understood (200)"},
-		{kubetest.EmptyBody, Undecodable, true, "answer not understood (200)"},
+		{kubetest.Garbage, Undecodable, true, "response not understood (200)"},
+		{kubetest.EmptyBody, Undecodable, true, "response not understood (200)"},
 		{kubetest.WrongKind, Undecodable, true, `got Status of v1`},
 		{kubetest.WrongName, Undecodable, true, `name "another"`},
-		{kubetest.Truncated, ConnectionLost, true, "reading the answer"},
+		{kubetest.Truncated, ConnectionLost, true, "reading the response"},
 		{kubetest.Reset, ConnectionLost, true, ""},
 		{kubetest.ResetMidBody, ConnectionLost, true, ""},
 		{kubetest.Hang, Timeout, true, ""},

@@ -26,24 +26,24 @@ type Class string
 
 // The classes. The comment is the number of attempts of a look-up.
 const (
-	NotFound        Class = "not found"                   // within the budget
-	WrongPod        Class = "answer is about another pod" // within the budget: the server may lag behind
-	TooManyRequests Class = "too many requests"           // within the budget, not before Retry-After
-	ServerError     Class = "server error"                // within the budget
-	Timeout         Class = "no answer in time"           // within the budget
-	Unreachable     Class = "server unreachable"          // within the budget
-	DNS             Class = "server name not resolved"    // within the budget
-	ConnectionLost  Class = "connection lost"             // within the budget
-	Undecodable     Class = "answer not understood"       // within the budget
-	Unauthorized    Class = "unauthorized"                // twice
-	Forbidden       Class = "forbidden"                   // twice
-	TLS             Class = "TLS failure"                 // twice
-	Rejected        Class = "request rejected"            // once
-	TooLarge        Class = "answer too large"            // once
-	InvalidKey      Class = "not an object's name"        // never sent
-	NoCredentials   Class = "credentials not readable"    // never sent
-	InvalidConfig   Class = "kubeconfig not usable"       // never sent
-	Canceled        Class = "canceled"                    // by the caller
+	NotFound        Class = "not found"                     // within the budget
+	WrongPod        Class = "response is about another pod" // within the budget: the server may lag behind
+	TooManyRequests Class = "too many requests"             // within the budget, not before Retry-After
+	ServerError     Class = "server error"                  // within the budget
+	Timeout         Class = "no response in time"           // within the budget
+	Unreachable     Class = "server unreachable"            // within the budget
+	DNS             Class = "server name not resolved"      // within the budget
+	ConnectionLost  Class = "connection lost"               // within the budget
+	Undecodable     Class = "response not understood"       // within the budget
+	Unauthorized    Class = "unauthorized"                  // twice
+	Forbidden       Class = "forbidden"                     // twice
+	TLS             Class = "TLS failure"                   // twice
+	Rejected        Class = "request rejected"              // once
+	TooLarge        Class = "response too large"            // once
+	InvalidKey      Class = "not an object's name"          // never sent
+	NoCredentials   Class = "credentials not readable"      // never sent
+	InvalidConfig   Class = "kubeconfig not usable"         // never sent
+	Canceled        Class = "canceled"                      // by the caller
 )
 
 // Error is a failed request, or a look-up with all its attempts. Its text is one line for a person, without any credential:
@@ -53,7 +53,7 @@ type Error struct {
 	// status from another server at its address is Undecodable or Rejected.
 	Class  Class
 	Verb   string // as in RBAC: get, list, watch, create, update, patch, delete
-	Object string // resource, namespace and name; namespace and name for a look-up
+	Object string // resource, namespace and name
 	Server string // URL of the API server
 	Status int    // HTTP status of the last response, 0 without a response
 	// Message is the server's message, bounded and printable.
@@ -111,12 +111,7 @@ func (e *Error) Error() string {
 		return fmt.Sprintf("reading kubeconfig %q: %s. Remedy: %s", e.File, clean(e.Err.Error()), remedy)
 	}
 	var text strings.Builder
-	fmt.Fprintf(&text, "asking API server %s", e.Server)
-	if e.File != "" {
-		fmt.Fprintf(&text, " for pod %s: %s", e.Object, e.Class)
-	} else {
-		fmt.Fprintf(&text, " to %s %s: %s", e.Verb, e.Object, e.Class)
-	}
+	fmt.Fprintf(&text, "%s %s at API server %s: %s", e.Verb, e.Object, e.Server, e.Class)
 	if e.Status != 0 {
 		fmt.Fprintf(&text, " (%d)", e.Status)
 	}
@@ -130,8 +125,8 @@ func (e *Error) Error() string {
 	if e.Exhausted {
 		text.WriteString(", time budget used up")
 	}
-	if said := cmp.Or(e.Message, clean(fmt.Sprint(e.Err))); e.Err != nil || e.Message != "" {
-		text.WriteString(": " + strings.TrimRight(said, ". "))
+	if cause := cmp.Or(e.Message, clean(fmt.Sprint(e.Err))); e.Err != nil || e.Message != "" {
+		text.WriteString(": " + strings.TrimRight(cause, ". "))
 	}
 	if e.File != "" {
 		text.WriteString(". Remedy: " + remedy)
@@ -159,7 +154,7 @@ func (e *Error) policy() (attempts int, remedy string) {
 		return 2, "the identity in " + e.File + " may not read this pod: allow it \"get\" on \"pods\" by a ClusterRole " +
 			"and a ClusterRoleBinding"
 	case TooManyRequests:
-		return 0, "the API server sheds load: see who floods it (its metrics apiserver_flowcontrol_*)"
+		return 0, "the API server sheds load: find the clients with most requests (its metrics apiserver_flowcontrol_*)"
 	case ServerError, Undecodable:
 		return 0, serverLogs
 	case TooLarge:

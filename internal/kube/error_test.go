@@ -19,21 +19,21 @@ import (
 
 func TestErrorReadsAsOneLine(t *testing.T) {
 	failed := &Error{
-		Class: Unauthorized, Object: "shop/cart", Server: "https://10.96.0.1:443",
+		Class: Unauthorized, Verb: "get", Object: "pods shop/cart", Server: "https://10.96.0.1:443",
 		File: "/var/run/istio-cni/istio-cni-kubeconfig", Status: 401, Message: "Unauthorized", Attempts: 2,
 		Elapsed: 110 * time.Millisecond,
 	}
-	const want = "asking API server https://10.96.0.1:443 for pod shop/cart: unauthorized (401) after 2 attempts in 0.1s: " +
+	const want = "get pods shop/cart at API server https://10.96.0.1:443: unauthorized (401) after 2 attempts in 0.1s: " +
 		"Unauthorized. Remedy: the token in /var/run/istio-cni/istio-cni-kubeconfig was refused; the node agent " +
 		"(istio-cni-node) rewrites the file: check that its pod runs on this node"
 	if got := failed.Error(); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	failed = &Error{
-		Class: Unreachable, Object: failed.Object, Server: failed.Server, File: "/f", Attempts: 14, Elapsed: 10 * time.Second,
+		Class: Unreachable, Verb: "get", Object: failed.Object, Server: failed.Server, File: "/f", Attempts: 14, Elapsed: 10 * time.Second,
 		Exhausted: true, Err: errors.New("dial tcp:\n refused"),
 	}
-	const start = "asking API server https://10.96.0.1:443 for pod shop/cart: server unreachable after 14 attempts in 10.0s, time " +
+	const start = "get pods shop/cart at API server https://10.96.0.1:443: server unreachable after 14 attempts in 10.0s, time " +
 		"budget used up: dial tcp: refused. Remedy: "
 	if got := failed.Error(); !strings.HasPrefix(got, start) {
 		t.Errorf("got  %s\nwant %s", got, start)

@@ -26,7 +26,7 @@ func readKubeconfig(file string) (*rest.Config, []byte, error) {
 	parsed, err := (&clientcmd.ClientConfigLoadingRules{ExplicitPath: file}).Load()
 	if err != nil {
 		// The cause may quote the file, tokens included.
-		return nil, nil, errors.New("decoding: it is not a Config of v1 in YAML in which each name stands once")
+		return nil, nil, errors.New("decoding: it is not a v1 Config in YAML with unique names")
 	}
 	if parsed.Contexts[parsed.CurrentContext] == nil {
 		return nil, nil, fmt.Errorf("there is no context %q, which current-context names", parsed.CurrentContext)
@@ -41,7 +41,7 @@ func readKubeconfig(file string) (*rest.Config, []byte, error) {
 	case err != nil:
 		return nil, nil, err
 	case config.ExecProvider != nil || config.AuthProvider != nil:
-		return nil, nil, errors.New("the user wants a credential plugin (exec, auth-provider), which is not supported here: " +
+		return nil, nil, errors.New("the user has a credential plugin (exec, auth-provider), which is not supported here: " +
 			"use token, tokenFile or a client certificate")
 	}
 	config.BearerToken = strings.TrimSpace(config.BearerToken) // a token of a file may end with a newline

@@ -24,21 +24,21 @@ func TestNewClientRefuses(t *testing.T) {
 	for _, test := range []struct{ name, text, want string }{
 		{"an empty file", "", "the file is empty"},
 		{"a file of blanks, as a power loss leaves it", " \n\n", "the file is empty"},
-		{"a file of NUL bytes", strings.Repeat("\x00", 64), "decoding: it is not a Config of v1"},
-		{"half a file", kubeconfigText(good, "token: "+secret)[:200], "decoding: it is not a Config of v1"},
-		{"bad YAML next to a token", "token: " + secret + "\n\t- : [", "decoding: it is not a Config of v1"},
-		{"a list", "- " + secret, "decoding: it is not a Config of v1"},
-		{"a token that is a map", kubeconfigText(good, "token: {a: "+secret+"}"), "decoding: it is not a Config of v1"},
-		{"authority data that is no base64", kubeconfigText(good+", certificate-authority-data: '%%%'", ""), "not a Config of v1"},
+		{"a file of NUL bytes", strings.Repeat("\x00", 64), "decoding: it is not a v1 Config"},
+		{"half a file", kubeconfigText(good, "token: "+secret)[:200], "decoding: it is not a v1 Config"},
+		{"bad YAML next to a token", "token: " + secret + "\n\t- : [", "decoding: it is not a v1 Config"},
+		{"a list", "- " + secret, "decoding: it is not a v1 Config"},
+		{"a token that is a map", kubeconfigText(good, "token: {a: "+secret+"}"), "decoding: it is not a v1 Config"},
+		{"authority data that is no base64", kubeconfigText(good+", certificate-authority-data: '%%%'", ""), "not a v1 Config"},
 		{"authority data that is no certificate", kubeconfigText(good+", certificate-authority-data: aGVsbG8=", ""), "preparing TLS"},
-		{"another kind of object", "kind: Pod\napiVersion: v1\n", "not a Config of v1"},
-		{"another version", "kind: Config\napiVersion: v9\n", "not a Config of v1"},
+		{"another kind of object", "kind: Pod\napiVersion: v1\n", "not a v1 Config"},
+		{"another version", "kind: Config\napiVersion: v9\n", "not a v1 Config"},
 		{`there is no context ""`, "kind: Config\napiVersion: v1\n", `there is no context ""`},
 		{"a current-context that is not there", "current-context: gone\n", `there is no context "gone"`},
-		{"two contexts of one name", "current-context: a\ncontexts: [{name: a}, {name: a}]", "each name stands once"},
+		{"two contexts of one name", "current-context: a\ncontexts: [{name: a}, {name: a}]", "unique names"},
 		{
 			"two users of one name with tokens", "current-context: a\nusers: [{name: a, user: {token: " + secret + "}}, {name: a}]",
-			"each name stands once",
+			"unique names",
 		},
 		{"a context without cluster", "current-context: a\ncontexts: [{name: a}]", "no configuration has been provided"},
 		{
@@ -77,11 +77,11 @@ func TestNewClientRefuses(t *testing.T) {
 			}
 			for _, want := range []string{test.want, file, "Remedy: the node agent (istio-cni-node)"} {
 				if !strings.Contains(err.Error(), want) {
-					t.Errorf("error does not say %q: %v", want, err)
+					t.Errorf("error without %q: %v", want, err)
 				}
 			}
 			if strings.Contains(err.Error(), secret) {
-				t.Errorf("error tells the secret: %v", err)
+				t.Errorf("error with the secret: %v", err)
 			}
 			if config, ok := errors.AsType[*Error](err); !ok || config.Class != InvalidConfig || config.File != file {
 				t.Errorf("error is a %T, want a ConfigError of %s", err, file)

@@ -45,11 +45,11 @@ func (c *Client) Lookup(ctx context.Context, key PodKey, budget time.Duration) (
 	failed := l.last
 	switch canceled := errors.Is(ctx.Err(), context.Canceled); {
 	case canceled && failed.Class != Canceled:
-		failed = Error{Class: Canceled, Server: failed.Server, Err: fmt.Errorf("%w; before that: %s", context.Canceled, failed.Class)}
+		failed = Error{Class: Canceled, Verb: "get", Object: failed.Object, Server: failed.Server, Err: fmt.Errorf("%w; before that: %s", context.Canceled, failed.Class)}
 	case !canceled:
 		failed.Exhausted = l.exhausted || limited.Err() != nil
 	}
-	failed.Object, failed.File, failed.Attempts = key.String(), c.config.Kubeconfig, l.attempts
+	failed.File, failed.Attempts = c.config.Kubeconfig, l.attempts
 	failed.Elapsed = total - time.Until(deadline)
 	return sidecar.Facts{}, &failed
 }

@@ -112,7 +112,7 @@ func TestPodGivesUpOn(t *testing.T) {
 		{kubetest.Forbidden, Forbidden, 2, 2, "forbidden (403) after 2 attempts in"},
 		{kubetest.BadRequest, Rejected, 1, 1, "request rejected (400) after 1 attempt in"},
 		{kubetest.Redirect, Rejected, 1, 1, "request rejected (302)"},
-		{kubetest.TooLarge, TooLarge, 1, 1, "the answer has more than 16777216 bytes"},
+		{kubetest.TooLarge, TooLarge, 1, 1, "the response has more than 16777216 bytes"},
 		{kubetest.ExpiredCertificate, TLS, 2, 0, "in the TLS handshake: tls: failed to verify certificate: x509: certificate has expired"},
 		{kubetest.WrongHostCertificate, TLS, 2, 0, "192.0.2.1"},
 		{kubetest.UnknownCA, TLS, 2, 0, "unknown authority"},
@@ -126,7 +126,7 @@ func TestPodGivesUpOn(t *testing.T) {
 			if failed.Attempts != test.attempts || len(server.Requests()) != test.requests || failed.Exhausted {
 				t.Errorf("%d requests, want %d; exhausted %t: %v", len(server.Requests()), test.requests, failed.Exhausted, err)
 			}
-			for _, want := range []string{"asking API server " + server.URL() + " for pod shop/cart: ", test.says, ". Remedy: "} {
+			for _, want := range []string{"get pods shop/cart at API server " + server.URL() + ": ", test.says, ". Remedy: "} {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("error without %q: %v", want, err)
 				}

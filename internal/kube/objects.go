@@ -259,7 +259,7 @@ func (c *Client) Pod(ctx context.Context, key PodKey) (Pod, error) {
 	pod := podOf(object)
 	if key.UID != "" && !pod.Is(key.UID) {
 		x := &exchange{client: c, call: &call{verb: "get", resource: pods(), namespace: key.Namespace, name: key.Name}}
-		return Pod{}, x.fail(WrongPod, fmt.Errorf("asked for %s with UID %q, got UID %q", key, key.UID, pod.Facts.UID))
+		return Pod{}, x.fail(WrongPod, fmt.Errorf("requested %s with UID %q, got UID %q", key, key.UID, pod.Facts.UID))
 	}
 	return pod, nil
 }

@@ -65,7 +65,7 @@ func (s PodScope) fields() string {
 // WatchPods returns.
 func (c *Client) WatchPods(ctx context.Context, scope PodScope, listener Listener[Pod]) {
 	if scope.Node != "" && !validName(scope.Node) {
-		listener.OnError(c.invalid(&call{verb: "watch", resource: pods(), name: scope.Node}, errors.New("the name cannot be a node's")))
+		listener.OnError(c.invalid(&call{verb: "watch", resource: pods(), name: scope.Node}, errors.New("it is not the name of a node")))
 		return
 	}
 	reflect(ctx, c, collection{

@@ -146,7 +146,7 @@ func (c *Client) changePod(ctx context.Context, ref PodRef, version string, what
 	case !validName(ref.Namespace) || !validName(ref.Name):
 		return c.invalid(&what, errNoSegment)
 	case ref.UID == "" || version == "":
-		return c.invalid(&what, fmt.Errorf("UID %q and resourceVersion %q do not say which pod is meant", ref.UID, ref.Version))
+		return c.invalid(&what, fmt.Errorf("UID %q and resourceVersion %q do not identify a pod", ref.UID, ref.Version))
 	}
 	return c.act(ctx, &what)
 }

@@ -89,7 +89,7 @@ func TestOnceEndsWhenThereIsNoServer(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace)
 	l.server.Fail(kubetest.Forbidden, kubetest.Forever)
-	l.once("waiting for the pods", "not done after 2m0s", "to watch pods", "forbidden (403)")
+	l.once("waiting for the pods", "not done after 2m0s", "watch pods at", "forbidden (403)")
 }
 
 func TestOnceDoesNothingOnABadConfiguration(t *testing.T) {

@@ -30,7 +30,7 @@ func TestRefusals(t *testing.T) {
 		{kubetest.Unauthorized, "unauthorized"},
 		{kubetest.Reset, "connection lost"},
 		{kubetest.Hang, "the work on the pod takes more than 1m0s"},
-		{kubetest.ForbiddenPage, "answer not understood"},
+		{kubetest.ForbiddenPage, "response not understood"},
 	} {
 		for name, settings := range map[string]Settings{
 			"delete": {Switches: deleting}, "evict": {Switches: deleting, Evict: true}, "label": {Switches: labelled},

@@ -180,7 +180,7 @@ func TestShouldUninstall(t *testing.T) {
 		"W-33 for other nodes":              {self(), elsewhere(), true, NodeExcluded, "mesh=yes"},
 		"W-33 tainted against it":           {self(), tainted("gone", "NoExecute"), true, NodeExcluded, "gone=:NoExecute"},
 		"for other nodes, node forbidden":   {self(), all(elsewhere(), fails(node, kube.Forbidden, forever)), false, DaemonSetPresent, "forbidden"},
-		"for other nodes, node hangs":       {self(), all(elsewhere(), hangs(node, forever)), false, DaemonSetPresent, "no answer in time"},
+		"for other nodes, node hangs":       {self(), all(elsewhere(), hangs(node, forever)), false, DaemonSetPresent, "no response in time"},
 		"for other nodes, node in the end":  {self(), all(elsewhere(), fails(node, kube.ServerError, 2)), true, NodeExcluded, ""},
 		"for other nodes, own node unknown": {homeless, elsewhere(), false, DaemonSetPresent, ""},
 		"W-23 401 twice":                    {self(), fails(set, kube.Unauthorized, 2), true, AccountGone, "unauthorized"},

@@ -198,7 +198,7 @@ func TestFaultsOfTheAPIServerFailTheAddInTime(t *testing.T) {
 		{kubetest.Forbidden, "forbidden (403)", 2},
 		{kubetest.NotFound, "not found (404)", 100},
 		{kubetest.ServerError, "server error (500)", 100},
-		{kubetest.Hang, "no answer in time", 100},
+		{kubetest.Hang, "no response in time", 100},
 		{kubetest.Reset, "connection lost", 100},
 		{kubetest.WrongUID, "another pod", 100},
 		{kubetest.UnknownCA, "unknown authority", 2},
