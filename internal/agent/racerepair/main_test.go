@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -232,25 +234,15 @@ func (l *fixture) run() (stop func()) {
 	return stop
 }
 
-// event is an Event of the API server.
-type event struct {
-	Reason, Message, Type string
-	Count                 int
-	Source                struct{ Component, Host string }
-	Metadata              struct{ Namespace string }
-	InvolvedObject        struct{ Kind, Namespace, Name, UID string }
-}
-
-// events are those about a pod.
-func (l *fixture) events(p podSpec) []event {
+// events returns the events about a pod.
+func (l *fixture) events(p podSpec) []corev1.Event {
 	l.Helper()
-	var all []event
+	var all []corev1.Event
 	for _, data := range l.server.Events() {
-		var one event
+		var one corev1.Event
 		l.Do(json.Unmarshal(data, &one))
-		if one.InvolvedObject.UID == p.uid {
-			if one.InvolvedObject.Kind != "Pod" || one.InvolvedObject.Namespace != p.namespace() || one.InvolvedObject.Name != p.name ||
-				one.Source.Component != "cni-repair" || one.Source.Host != node1 {
+		if of := one.InvolvedObject; string(of.UID) == p.uid {
+			if of.Kind != "Pod" || of.Namespace != p.namespace() || of.Name != p.name || one.Source != (corev1.EventSource{Component: "cni-repair", Host: node1}) {
 				l.Errorf("the event has another object or source: %+v", one)
 			}
 			all = append(all, one)
@@ -260,9 +252,9 @@ func (l *fixture) events(p podSpec) []event {
 }
 
 // waitForEvent waits for an event on a pod with some texts.
-func (l *fixture) waitForEvent(p podSpec, kind string, reason EventReason, texts ...string) event {
+func (l *fixture) waitForEvent(p podSpec, kind string, reason EventReason, texts ...string) corev1.Event {
 	l.Helper()
-	var found event
+	var found corev1.Event
 	agenttest.Until(l.T, func() string {
 		return fmt.Sprintf("no %s %s of %s with %q: %v", kind, reason, p.name, texts, l.events(p))
 	}, func() bool {
@@ -340,15 +332,9 @@ func (l *fixture) waitForCount(t metrics.RepairType, result metrics.RepairResult
 	}
 }
 
-// requests counts those that have all parts.
-func (l *fixture) requests(parts ...string) int {
-	count := 0
-	for _, r := range l.server.Requests() {
-		if !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(r, p) }) {
-			count++
-		}
-	}
-	return count
+// requests counts the requests with a text.
+func (l *fixture) requests(text string) int {
+	return strings.Count(strings.Join(l.server.Requests(), "\n"), text)
 }
 
 // writes are the requests that change pods.
@@ -447,21 +433,12 @@ var (
 	reasons = map[repair.Switches]EventReason{inPlace: ReasonRepaired, deleting: ReasonDeleted, labelled: ReasonLabelled}
 )
 
-// fetch gives a pod as the server has it.
-func (l *fixture) fetch(p podSpec) (labels map[string]string, leaving bool) {
+// fetch returns labels and deletion of a pod that the server has.
+func (l *fixture) fetch(p podSpec) (labels map[string]string, terminating bool) {
 	l.Helper()
-	var whole struct {
-		Metadata struct {
-			Labels            map[string]string
-			DeletionTimestamp string
-		}
-	}
-	data := l.server.Object(p.path())
-	if data == nil {
-		l.Fatalf("pod %s is no more", p.name)
-	}
-	l.Do(json.Unmarshal(data, &whole))
-	return whole.Metadata.Labels, whole.Metadata.DeletionTimestamp != ""
+	var whole metav1.PartialObjectMetadata
+	l.Do(json.Unmarshal(l.server.Object(p.path()), &whole))
+	return whole.Labels, whole.DeletionTimestamp != nil
 }
 
 // waitForAction waits for the event and the count of an action.
@@ -475,8 +452,8 @@ func (l *fixture) waitForAction(p podSpec, mode repair.Mode) {
 	case repair.Label:
 		l.waitForEvent(p, "Warning", ReasonLabelled, "exit code 126", "cni.istio.io/uninitialized=true")
 		l.waitForCount(metrics.RepairLabel, metrics.RepairSuccess, 1)
-		if labels, leaving := l.fetch(p); labels["cni.istio.io/uninitialized"] != "true" || leaving {
-			l.Errorf("labels %v, leaving %v", labels, leaving)
+		if labels, terminating := l.fetch(p); labels["cni.istio.io/uninitialized"] != "true" || terminating {
+			l.Errorf("labels %v, terminating %v", labels, terminating)
 		}
 		l.waitForStates(0, 1, 0, 0)
 	case repair.Delete:

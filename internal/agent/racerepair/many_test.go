@@ -62,7 +62,7 @@ func TestManyHealthyPodsCostNothing(t *testing.T) {
 	}
 	l.waitForStates(fine+1, 0, 0, 0)
 	l.noWrites()
-	if n := l.requests("GET", "/pods"); n > 3 {
+	if n := l.requests("GET /api/v1/pods?"); n > 3 {
 		t.Errorf("%d requests for pods", n)
 	}
 }

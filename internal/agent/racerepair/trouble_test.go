@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
@@ -123,7 +125,7 @@ func TestNothingIsDoneOnABadConfiguration(t *testing.T) {
 			l.conf.Store(&cniconf.NetConf{})
 			agenttest.Eventually(t, "the new configuration is not used", func() bool {
 				l.clock.Step(10 * time.Second)
-				return slices.ContainsFunc(l.events(p), func(e event) bool { return !strings.Contains(e.Message, "configuration") }) || switches == nothing
+				return slices.ContainsFunc(l.events(p), func(e corev1.Event) bool { return !strings.Contains(e.Message, "configuration") }) || switches == nothing
 			})
 		})
 	}
