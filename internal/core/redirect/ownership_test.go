@@ -150,8 +150,8 @@ func TestAForeignReturnIsNoDrift(t *testing.T) {
 	}
 }
 
-// TestOwnedTakesWhatIsWanted keeps a rule that is wanted and of no known shape from being foreign.
-func TestOwnedTakesWhatIsWanted(t *testing.T) {
+// TestOwnedIncludesWantedRules keeps a rule that is wanted and of no known shape from being foreign.
+func TestOwnedIncludesWantedRules(t *testing.T) {
 	want := rulesettest.Set("nat OUTPUT -o eth9 -j ACCEPT")
 	have := rulesettest.Set("nat OUTPUT -p udp -j DROP", "nat OUTPUT -o eth9 -j ACCEPT")
 	owned := redirect.Owned(want, have)

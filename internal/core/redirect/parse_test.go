@@ -78,7 +78,7 @@ func TestDefaultsAreNotShared(t *testing.T) {
 	}
 }
 
-func TestParseTakesGoodValues(t *testing.T) {
+func TestParseAcceptsGoodValues(t *testing.T) {
 	type change = func(*redirect.Spec)
 	none := func(*redirect.Spec) {}
 	outbound := func(texts ...string) change {
@@ -330,7 +330,7 @@ func TestParseConflicts(t *testing.T) {
 	}
 }
 
-func TestParseKeepsWhatIsNotWritten(t *testing.T) {
+func TestParseKeepsFieldsWithoutAValue(t *testing.T) {
 	base := redirect.Spec{
 		OutboundPort: 1, InboundPort: 2, TunnelPort: 3, UIDs: []uint32{4}, GIDs: []uint32{5}, Mode: redirect.TPROXY, Mark: 6, Table: 7,
 		Inbound: redirect.Ports{List: []uint16{8}}, InboundExclude: []uint16{9}, Outbound: redirect.Networks{List: prefixes("10.0.0.0/8")},
@@ -352,7 +352,7 @@ func TestParseKeepsWhatIsNotWritten(t *testing.T) {
 	}
 }
 
-func TestAnnotationsKnowNoNamesOfGroups(t *testing.T) {
+func TestAnnotationsAcceptNoGroupNames(t *testing.T) {
 	_, err := redirect.Parse(redirect.Default(), written{redirect.FieldOwnerGroups: "istio"}.values(), redirect.Dialect{Strict: true})
 	if want := `test: value "istio": "istio" is not a group: want a number, or a name known here`; fmt.Sprint(err) != want {
 		t.Errorf("error is %v, want %s", err, want)

@@ -67,9 +67,9 @@ func missing(set ruleset.Set) string {
 	return ""
 }
 
-// TestNoChainIsJumpedToThatIsNotThere holds native tables to what the reference fails at, with DNS servers of a family that
+// TestJumpsLeadToPresentChains holds native tables to what the reference fails at, with DNS servers of a family that
 // is not captured.
-func TestNoChainIsJumpedToThatIsNotThere(t *testing.T) {
+func TestJumpsLeadToPresentChains(t *testing.T) {
 	for name, spec := range anySpecs(500) {
 		for _, treatment := range []redirect.Treatment{redirect.Unused, redirect.Captured, redirect.Rejected, redirect.Bypassed} {
 			if to := missing(redirect.NativeRules(spec, redirect.Families{IPv6: treatment})); to != "" {

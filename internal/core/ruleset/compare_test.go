@@ -3,6 +3,7 @@ package ruleset_test
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -77,8 +78,8 @@ func TestSummaryIsNoLongerThanAsked(t *testing.T) {
 	}
 }
 
-// TestCompareSees lists what counts as a difference and what does not, besides what TestDiffReadsWell prints.
-func TestCompareSees(t *testing.T) {
+// TestCompareFindsDifferences lists what counts as a difference and what does not, besides what TestDiffReadsWell prints.
+func TestCompareFindsDifferences(t *testing.T) {
 	base := []string{"OUTPUT -j OWN_A", "OUTPUT -p udp -j OWN_A", "OWN_A -j RETURN", "OWN_A -j DROP"}
 	for _, test := range []struct {
 		name    string
@@ -109,8 +110,8 @@ func TestCompareSees(t *testing.T) {
 	}
 }
 
-// TestWhatAPodNamesIsShownOnItsLine: the kernel takes any bytes for a name, and a difference is read by a person.
-func TestWhatAPodNamesIsShownOnItsLine(t *testing.T) {
+// TestHostileNamesStayOnTheirLine: the kernel takes any bytes for a name, and a difference is read by a person.
+func TestHostileNamesStayOnTheirLine(t *testing.T) {
 	const hostile = "OWN_X\n+ -A FORGED\x1b[2J\u009b\u202e"
 	have := ruleset.New(ruleset.IPv4, ruleset.Table{Name: "nat", Chains: []ruleset.Chain{
 		{Name: hostile, Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{ruleset.Opaque(hostile)}},
@@ -134,22 +135,12 @@ func TestOwned(t *testing.T) {
 		Chains: map[string]map[string]bool{"nat": {"OWN_A": true}},
 		Rules:  map[string]map[string][]bool{"nat": {"OUTPUT": {false, true}}},
 	}
-	for _, test := range []struct {
-		table, chain string
-		i            int
-		want         bool
-	}{
-		{"nat", "OWN_A", 0, true},
-		{"nat", "OWN_A", 9, true},
-		{"nat", "OUTPUT", 0, false},
-		{"nat", "OUTPUT", 1, true},
-		{"nat", "OUTPUT", 2, false},
-		{"nat", "INPUT", 0, false},
-		{"raw", "OWN_A", 0, false},
-	} {
-		if got := owned.OwnsRule(test.table, test.chain, test.i); got != test.want {
-			t.Errorf("OwnsRule(%s, %s, %d) is %t", test.table, test.chain, test.i, got)
-		}
+	got := []bool{
+		owned.OwnsRule("nat", "OWN_A", 0), owned.OwnsRule("nat", "OWN_A", 9), owned.OwnsRule("nat", "OUTPUT", 1),
+		owned.OwnsRule("nat", "OUTPUT", 0), owned.OwnsRule("nat", "OUTPUT", 2), owned.OwnsRule("nat", "INPUT", 0), owned.OwnsRule("raw", "OWN_A", 0),
+	}
+	if want := []bool{true, true, true, false, false, false, false}; !slices.Equal(got, want) {
+		t.Errorf("owned are %t, want %t", got, want)
 	}
 	if (ruleset.Ownership{}).OwnsChain("nat", "OWN_A") {
 		t.Error("the zero Owned owns a chain")

@@ -182,8 +182,8 @@ func TestParseOfManyChains(t *testing.T) {
 	}
 }
 
-// TestSummaryCostsWhatItNames: a pod can make chains and rules by the ten thousand, of which a summary names five.
-func TestSummaryCostsWhatItNames(t *testing.T) {
+// TestSummaryFormatsOnlyTheRulesItNames: a pod can make chains and rules by the ten thousand, of which a summary names five.
+func TestSummaryFormatsOnlyTheRulesItNames(t *testing.T) {
 	const most = 64 << 10
 	d := ruleset.Diff{Family: ruleset.IPv4}
 	for i := range 20000 {

@@ -258,7 +258,7 @@ func TestAChainOfAnotherHookIsNotTakenForOurs(t *testing.T) {
 	}
 }
 
-func TestADormantTableIsNoPlaceForRules(t *testing.T) {
+func TestADormantTableIsRefused(t *testing.T) {
 	p := newPod(t)
 	p.run(t, "", "nft", "add table ip nat { flags dormant; }")
 	err := p.try(t, reconcile(redirect.Rules(redirect.Default(), ruleset.IPv4)))

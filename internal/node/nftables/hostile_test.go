@@ -13,9 +13,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftablestest"
 )
 
-// TestChainsOfAnyNameAreToldApart: the kernel takes blanks and control characters in a chain's name. No such chain passes
+// TestChainsOfAnyNameAreDistinct: the kernel takes blanks and control characters in a chain's name. No such chain passes
 // for one of ours, none hides another one, and all that have our prefix go.
-func TestChainsOfAnyNameAreToldApart(t *testing.T) {
+func TestChainsOfAnyNameAreDistinct(t *testing.T) {
 	names := []string{
 		"ISTIO_OUTPUT", "ISTIO_OUTPUT ", "ISTIO OUTPUT", "ISTIO\tOUTPUT", "ISTIO_\x1b[31m", "ISTIO_OUTPUT\nCOMMIT", `ISTIO_OUTPUT\x20`, `ISTIO_"`, "ISTIO_é", "ISTIO_\xff", " ",
 	}

@@ -83,8 +83,8 @@ func TestAnotherNativeSpecLeavesNothingOfTheFirst(t *testing.T) {
 	}
 }
 
-// TestEachDriftOfANativeTableIsSeenAndMended breaks one thing at a time.
-func TestEachDriftOfANativeTableIsSeenAndMended(t *testing.T) {
+// TestEachDriftOfANativeTableIsFoundAndRepaired breaks one thing at a time.
+func TestEachDriftOfANativeTableIsFoundAndRepaired(t *testing.T) {
 	spec := everything()
 	spec.TunnelPort = 15009
 	want := redirect.NativeRules(spec, treatment(true))

@@ -14,9 +14,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/xtables"
 )
 
-// TestWhatTheKernelLacksIsNamed lets the kernel refuse the expression of each match and target that rules of the mesh use,
+// TestMissingKernelOptionsAreNamed lets the kernel refuse the expression of each match and target that rules of the mesh use,
 // as one does that was built without it. No kernel for tests lacks any.
-func TestWhatTheKernelLacksIsNamed(t *testing.T) {
+func TestMissingKernelOptionsAreNamed(t *testing.T) {
 	compat := func(target ruleset.Target, matches ...ruleset.Match) func(*nfnetlink.Buffer) (string, error) {
 		return func(b *nfnetlink.Buffer) (string, error) {
 			r := ruleset.IPTables("", target, matches...)
@@ -68,7 +68,7 @@ func TestWhatTheKernelLacksIsNamed(t *testing.T) {
 	}
 }
 
-func TestOtherRefusalsSayWhatMayHelp(t *testing.T) {
+func TestOtherRefusalsHaveAHint(t *testing.T) {
 	w := &writer{notes: []note{{tableKey{ruleset.IPv6, "nat"}, "OUTPUT", ""}}}
 	tests := []struct {
 		cause       error
@@ -90,8 +90,8 @@ func TestOtherRefusalsSayWhatMayHelp(t *testing.T) {
 	}
 }
 
-// TestWithoutTheRightTo drops all capabilities of a thread, which ends with it.
-func TestWithoutTheRightTo(t *testing.T) {
+// TestSupportedWithoutCapabilities drops all capabilities of a thread, which ends with it.
+func TestSupportedWithoutCapabilities(t *testing.T) {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked

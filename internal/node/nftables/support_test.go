@@ -184,7 +184,6 @@ func (p pod) kernel(tb testing.TB, f ruleset.Family) []string {
 			unix.NFT_MSG_GETRULE:  {unix.NFTA_RULE_HANDLE, unix.NFTA_RULE_POSITION},
 		}
 		for _, kind := range []uint16{unix.NFT_MSG_GETTABLE, unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_GETRULE} {
-			var some []string
 			err := conn.Dump(tb.Context(), kind, family, nil, func(m nfnetlink.Message) error {
 				line := fmt.Sprint(kind)
 				for a := range m.Attributes.All() {
@@ -192,16 +191,12 @@ func (p pod) kernel(tb testing.TB, f ruleset.Family) []string {
 						line += fmt.Sprintf(" %d=%q", a.Kind, a.Value)
 					}
 				}
-				some = append(some, line)
+				lines = append(lines, line)
 				return nil
 			})
 			if err != nil {
 				return err
 			}
-			if kind != unix.NFT_MSG_GETRULE {
-				slices.Sort(some)
-			}
-			lines = append(lines, some...)
 		}
 		return nil
 	})

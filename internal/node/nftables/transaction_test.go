@@ -76,7 +76,7 @@ func TestANewNamespaceIsWrittenByOneRequestThatDeletesNothing(t *testing.T) {
 	}
 }
 
-func TestNothingIsSentWhereNothingIsToBeDone(t *testing.T) {
+func TestNoTransactionWithoutADifference(t *testing.T) {
 	p := newPod(t)
 	wants := both(everything())
 	p.apply(t, reconcile(wants...))
@@ -177,9 +177,9 @@ func TestOneRefusedRuleUndoesAll(t *testing.T) {
 	}
 }
 
-// TestAChangeByAnotherProgramIsSeen lets another program change the rules between reading and writing: nothing is written,
+// TestAChangeByAnotherProgramIsDetected lets another program change the rules between reading and writing: nothing is written,
 // and a second attempt is not disturbed.
-func TestAChangeByAnotherProgramIsSeen(t *testing.T) {
+func TestAChangeByAnotherProgramIsDetected(t *testing.T) {
 	p := newPod(t)
 	ours := reconcile(both(redirect.Default())...)
 	err := p.try(t, func(v *nftables.View) nftables.Plan {
@@ -244,9 +244,9 @@ func TestInAUserNamespace(t *testing.T) {
 	}
 }
 
-// TestRunsThatMeetLeaveOneOfThem lets several write different rules into one namespace at once: what is left is what one
+// TestConcurrentRunsLeaveTheRulesOfOne lets several write different rules into one namespace at once: what is left is what one
 // of them wanted, whole.
-func TestRunsThatMeetLeaveOneOfThem(t *testing.T) {
+func TestConcurrentRunsLeaveTheRulesOfOne(t *testing.T) {
 	const runs = 4
 	p := newPod(t)
 	var specs []redirect.Spec

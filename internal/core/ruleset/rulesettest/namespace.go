@@ -72,28 +72,22 @@ func (n *Namespace) Save() ruleset.Set {
 // Add does what "iptables-restore --noflush" does with the text of a Set: policies are set, chains of its own made or
 // emptied, and rules appended.
 func (n *Namespace) Add(s ruleset.Set) error {
-	p := ruleset.Program{Family: s.Family}
-	for _, t := range s.Tables {
-		for _, c := range t.Chains {
-			if c.Policy == ruleset.NoPolicy {
-				p.Operations = append(p.Operations, ruleset.Operation{Verb: ruleset.EmptyChain, Table: t.Name, Chain: c.Name})
+	for _, from := range s.Tables {
+		t := n.open(from.Name)
+		for _, c := range from.Chains {
+			own := t.add(c.Name)
+			if own.Policy = c.Policy; c.Policy == ruleset.NoPolicy {
+				own.Rules = nil
 			}
 		}
-		for _, c := range t.Chains {
+		for _, c := range from.Chains {
 			for _, r := range c.Rules {
-				p.Operations = append(p.Operations, ruleset.Operation{Verb: ruleset.Append, Table: t.Name, Chain: c.Name, Rule: r})
+				if err := t.operation(ruleset.Operation{Verb: ruleset.Append, Chain: c.Name, Rule: r}); err != nil {
+					return err
+				}
 			}
 		}
-	}
-	if err := n.Apply(p); err != nil {
-		return err
-	}
-	for _, t := range s.Tables {
-		opened := n.open(t.Name)
-		for _, c := range t.Chains {
-			opened.chain(c.Name).Policy = c.Policy
-		}
-		n.tables[t.Name] = opened
+		n.tables[from.Name] = t
 	}
 	return nil
 }

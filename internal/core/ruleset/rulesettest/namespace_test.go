@@ -44,7 +44,7 @@ func insert(place int, rule string) ruleset.Operation {
 	return o
 }
 
-func TestNamespaceDoesWhatTheToolDoes(t *testing.T) {
+func TestNamespaceActsAsTheTool(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		ops      []ruleset.Operation
@@ -72,7 +72,7 @@ func TestNamespaceDoesWhatTheToolDoes(t *testing.T) {
 	}
 }
 
-func TestNamespaceRefusesWhatTheToolRefuses(t *testing.T) {
+func TestNamespaceRefusesAsTheTool(t *testing.T) {
 	for _, tt := range []struct {
 		op   ruleset.Operation
 		want string

@@ -99,8 +99,8 @@ func setID(expressions nfnetlink.Attributes, at int) bool {
 	return found >= 0 && at >= found && at < found+len(id)
 }
 
-// TestWhatTheKernelAddsIsNoDifference: it adds attributes to the rules that it lists, and leaves some out.
-func TestWhatTheKernelAddsIsNoDifference(t *testing.T) {
+// TestAttributesThatTheKernelAddsAreNoDifference: it adds attributes to the rules that it lists, and leaves some out.
+func TestAttributesThatTheKernelAddsAreNoDifference(t *testing.T) {
 	expression := func(name string, fill func(*nfnetlink.Buffer)) nfnetlink.Attributes {
 		var b nfnetlink.Buffer
 		b.Expression(name, func() { fill(&b) })
