@@ -3,7 +3,6 @@ package redirect_test
 import (
 	"errors"
 	"reflect"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -70,30 +69,11 @@ func FuzzOwned(f *testing.F) {
 			return // no kernel has such rules
 		}
 		nothing := ruleset.Set{Family: ruleset.IPv4}
-		foreigners := notOwned(have, redirect.Owned(nothing, have))
+		foreigners := rulesettest.Lines(rulesettest.NewNamespace(have).Save(), redirect.Owned(nothing, have))
 		reach(t, n, nothing)
-		if diff := cmp.Diff(foreigners, notation(n.Save())); diff != "" {
+		if diff := cmp.Diff(foreigners, linesOf(n)); diff != "" {
 			t.Errorf("what was not owned has changed (-before +after):\n%s", diff)
 		}
 		reach(t, rulesettest.NewNamespace(have), redirect.Rules(redirect.Default(), ruleset.IPv4))
 	})
-}
-
-// notOwned is the notation of what is not owned.
-func notOwned(have ruleset.Set, owned ruleset.Ownership) []string {
-	left := rulesettest.NewNamespace(have).Save()
-	for i := range left.Tables {
-		t := &left.Tables[i]
-		for j := range t.Chains {
-			var rules []ruleset.Rule
-			for k, r := range t.Chains[j].Rules {
-				if !owned.OwnsRule(t.Name, t.Chains[j].Name, k) {
-					rules = append(rules, r)
-				}
-			}
-			t.Chains[j].Rules = rules
-		}
-		t.Chains = slices.DeleteFunc(t.Chains, func(c ruleset.Chain) bool { return owned.OwnsChain(t.Name, c.Name) })
-	}
-	return notation(left)
 }

@@ -12,22 +12,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 )
 
-// notation prints a Set as lines for rulesettest.Set.
-func notation(s ruleset.Set) []string {
-	var out []string
-	for _, t := range s.Tables {
-		for _, c := range t.Chains {
-			if c.Policy == ruleset.NoPolicy {
-				out = append(out, t.Name+" "+c.Name+":")
-			}
-		}
-		for _, c := range t.Chains {
-			for _, r := range c.Rules {
-				out = append(out, t.Name+" "+c.Name+" "+r.String())
-			}
-		}
-	}
-	return out
+// linesOf are the lines of all that is in a namespace.
+func linesOf(n *rulesettest.Namespace) []string {
+	return rulesettest.Lines(n.Save(), ruleset.Ownership{})
 }
 
 // TestCleaningUp takes away what any configuration of the mesh left, ours or the reference's, and nothing else.
@@ -121,7 +108,7 @@ func TestCleaningUp(t *testing.T) {
 			have := rulesettest.Set(all...)
 			n := rulesettest.NewNamespace(have)
 			apply(t, n, ruleset.Reconcile(ruleset.Set{Family: ruleset.IPv4}, have, redirect.AllOwned(have)))
-			if diff := cmp.Diff(notation(rulesettest.Set(want...)), notation(n.Save())); diff != "" {
+			if diff := cmp.Diff(rulesettest.Lines(rulesettest.Set(want...), ruleset.Ownership{}), linesOf(n)); diff != "" {
 				t.Errorf("what is left (-want +got):\n%s", diff)
 			}
 		})
@@ -139,11 +126,11 @@ func TestAForeignReturnIsNoDrift(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := rulesettest.NewNamespace(rulesettest.Set(rule))
 			reach(t, n, redirect.Rules(w.spec(t), ruleset.IPv4))
-			if !slices.Contains(notation(n.Save()), rule) {
+			if !slices.Contains(linesOf(n), rule) {
 				t.Error("the foreign rule is gone")
 			}
 			reach(t, n, ruleset.Set{Family: ruleset.IPv4})
-			if diff := cmp.Diff([]string{rule}, notation(n.Save())); diff != "" {
+			if diff := cmp.Diff([]string{rule}, linesOf(n)); diff != "" {
 				t.Errorf("what is left (-want +got):\n%s", diff)
 			}
 		})
@@ -175,7 +162,7 @@ func TestShapesAloneAreNoProofOfTheMesh(t *testing.T) {
 	have := rulesettest.Set(foreign...)
 	n := rulesettest.NewNamespace(have)
 	apply(t, n, ruleset.Reconcile(want, have, redirect.Owned(want, have)))
-	after := notation(n.Save())
+	after := linesOf(n)
 	for _, rule := range foreign {
 		if !slices.Contains(after, rule) {
 			t.Errorf("%q is gone", rule)

@@ -134,34 +134,13 @@ func reaches(want, have ruleset.Set) string {
 	if again := ruleset.Reconcile(want, after, ownedAfter); !again.Empty() {
 		return "there is still something to do:\n" + again.String()
 	}
-	if diff := cmp.Diff(foreign(have, owned), foreign(after, ownedAfter)); diff != "" {
+	if diff := cmp.Diff(rulesettest.Lines(have, owned), rulesettest.Lines(after, ownedAfter)); diff != "" {
 		return "foreign rules changed (-before +after):\n" + diff
 	}
 	if parsed, err := ruleset.Parse(after.Family, after.String()); err != nil || !parsed.Equal(after) {
 		return fmt.Sprintf("what was reached is not read as it is: %v", err)
 	}
 	return ""
-}
-
-// foreign lists policies, chains and rules that are not ours, in order.
-func foreign(s ruleset.Set, owned ruleset.Ownership) []string {
-	var out []string
-	for _, t := range s.Tables {
-		for _, c := range t.Chains {
-			if owned.OwnsChain(t.Name, c.Name) {
-				continue
-			}
-			if c.Policy != "ACCEPT" {
-				out = append(out, fmt.Sprintf("%s %s %s", t.Name, c.Name, c.Policy))
-			}
-			for i, r := range c.Rules {
-				if !owned.OwnsRule(t.Name, c.Name, i) {
-					out = append(out, fmt.Sprintf("%s %s %s", t.Name, c.Name, r.String()))
-				}
-			}
-		}
-	}
-	return out
 }
 
 var (

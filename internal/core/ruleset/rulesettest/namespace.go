@@ -1,5 +1,5 @@
 // Package rulesettest has Namespace, for tests: a model of what "iptables-restore --noflush" does with a ruleset.Program;
-// and Set, which makes a ruleset.Set of lines.
+// and Set, which makes a ruleset.Set of lines, with its reverse Lines.
 //
 // It never touches the system, but for the files of Golden. Start at Namespace.
 package rulesettest
@@ -36,6 +36,44 @@ func Set(lines ...string) ruleset.Set {
 		tables = append(tables, ruleset.Table{Name: t.name, Chains: t.chains})
 	}
 	return ruleset.New(ruleset.IPv4, tables...)
+}
+
+// Lines prints what a Set has beyond empty built-in chains with policy ACCEPT as lines for Set, without the part that is
+// owned. A policy DROP is the line "TABLE CHAIN DROP".
+func Lines(s ruleset.Set, owned ruleset.Ownership) []string {
+	var out []string
+	for _, t := range s.Tables {
+		for _, c := range t.Chains {
+			switch {
+			case owned.OwnsChain(t.Name, c.Name):
+			case c.Policy == ruleset.NoPolicy:
+				out = append(out, t.Name+" "+c.Name+":")
+			case c.Policy != "ACCEPT":
+				out = append(out, t.Name+" "+c.Name+" "+c.Policy)
+			}
+		}
+		for _, c := range t.Chains {
+			for i, r := range c.Rules {
+				if !owned.OwnsRule(t.Name, c.Name, i) {
+					out = append(out, t.Name+" "+c.Name+" "+r.String())
+				}
+			}
+		}
+	}
+	return out
+}
+
+// Rules returns all rules of Sets.
+func Rules(sets ...ruleset.Set) []ruleset.Rule {
+	var out []ruleset.Rule
+	for _, s := range sets {
+		for _, t := range s.Tables {
+			for _, c := range t.Chains {
+				out = append(out, c.Rules...)
+			}
+		}
+	}
+	return out
 }
 
 // Namespace is one family of a network namespace as iptables-restore and iptables-save see it. It is strict where the

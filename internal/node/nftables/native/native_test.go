@@ -10,6 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/native"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink/nfnetlinktest"
@@ -33,11 +34,7 @@ func encode(tb testing.TB, r ruleset.Rule) nfnetlink.Attributes {
 func rulesOf(s redirect.Spec) []ruleset.Rule {
 	var out []ruleset.Rule
 	for _, t := range []redirect.Treatment{redirect.Captured, redirect.Rejected, redirect.Unused, redirect.Bypassed} {
-		for _, table := range redirect.NativeRules(s, redirect.Families{IPv6: t, HasIPv4: true}).Tables {
-			for _, chain := range table.Chains {
-				out = append(out, chain.Rules...)
-			}
-		}
+		out = append(out, rulesettest.Rules(redirect.NativeRules(s, redirect.Families{IPv6: t, HasIPv4: true}))...)
 	}
 	return out
 }

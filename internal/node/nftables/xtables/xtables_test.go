@@ -10,6 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink/nfnetlinktest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/xtables"
@@ -27,15 +28,7 @@ func encode(f ruleset.Family, r ruleset.Rule) (nfnetlink.Attributes, error) {
 
 // rulesOf are all rules of a Spec.
 func rulesOf(f ruleset.Family, s redirect.Spec) []ruleset.Rule {
-	var out []ruleset.Rule
-	for _, set := range []ruleset.Set{redirect.Rules(s, f), redirect.RejectAll(f)} {
-		for _, table := range set.Tables {
-			for _, chain := range table.Chains {
-				out = append(out, chain.Rules...)
-			}
-		}
-	}
-	return out
+	return rulesettest.Rules(redirect.Rules(s, f), redirect.RejectAll(f))
 }
 
 var families = []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
