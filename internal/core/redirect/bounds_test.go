@@ -10,7 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 )
 
-// lists are the fields that are lists, with how many entries each takes, as docs/parity.md says.
+// lists are the fields that are lists, with the most entries of each, as in docs/parity.md.
 var lists = []struct {
 	field redirect.Field
 	most  int

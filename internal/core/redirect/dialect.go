@@ -68,7 +68,7 @@ func filled(tables ...ruleset.Table) []ruleset.Table {
 	return slices.DeleteFunc(tables, func(t ruleset.Table) bool { return len(t.Chains) == 0 })
 }
 
-// Rules returns iptables' rules that capture one family as the Spec says.
+// Rules returns iptables' rules that capture one family by the Spec.
 func Rules(s Spec, f ruleset.Family) ruleset.Set {
 	return ruleset.New(f, filled(builder{Spec: s, families: []ruleset.Family{f}}.tables()...)...)
 }
@@ -78,7 +78,7 @@ func RejectAll(f ruleset.Family) ruleset.Set {
 	return ruleset.New(f, builder{}.rejected(f))
 }
 
-// NativeRules returns the native nf_tables tables that capture a pod as the Spec says, for both families at once. They
+// NativeRules returns the native nf_tables tables that capture a pod by the Spec, for both families at once. They
 // differ from the reference's tables where those fail to load or let packets pass: packets in conntrack state invalid are
 // dropped whatever their protocol; so are connections that tproxy cannot hand over, as by iptables' target TPROXY; no rule
 // jumps to a missing chain; and a Rejected family is rejected.

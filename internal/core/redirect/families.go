@@ -7,7 +7,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Treatment says how the rules treat one IP family of a pod.
+// Treatment is the way in which the rules treat one IP family of a pod.
 type Treatment uint8
 
 // Captured gets the rules; Rejected refuses TCP and UDP; Bypassed leaves the packets alone; Unused needs no rules: the

@@ -21,7 +21,7 @@ var specs = cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), 
 
 var prefixes = spectest.Prefixes
 
-// dialect says in which dialects a row holds.
+// dialect is a set of the dialects in which a row holds.
 type dialect uint8
 
 const (

@@ -40,7 +40,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzCounters holds what is taken for counters, behind a chain and before a rule, to the pattern that says it in a line.
+// FuzzCounters compares the counters that Parse accepts, behind a chain and before a rule, with their pattern.
 func FuzzCounters(f *testing.F) {
 	pattern := regexp.MustCompile(`^\[\d+:\d+\]$`)
 	for _, text := range []string{

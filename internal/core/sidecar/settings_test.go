@@ -28,7 +28,7 @@ func podRunAs(user, group *int64) change {
 }
 
 // TestSettings has the Spec for each annotation, environment variable and identity. How a value may be written is for
-// TestParseAcceptsGoodValues of package redirect to say.
+// TestParseAcceptsGoodValues of package redirect to show.
 func TestSettings(t *testing.T) {
 	type spec = func(*redirect.Spec)
 	excluding := func(ports ...uint16) spec { return func(s *redirect.Spec) { s.InboundExclude = ports } }

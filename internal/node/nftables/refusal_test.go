@@ -17,39 +17,33 @@ import (
 // TestMissingKernelOptionsAreNamed lets the kernel refuse the expression of each match and target that rules of the mesh use,
 // as one does that was built without it. No kernel for tests lacks any.
 func TestMissingKernelOptionsAreNamed(t *testing.T) {
-	compat := func(target ruleset.Target, matches ...ruleset.Match) func(*nfnetlink.Buffer) (string, error) {
-		return func(b *nfnetlink.Buffer) (string, error) {
-			r := ruleset.IPTables("", target, matches...)
-			return r.String(), xtables.Encode(b, ruleset.IPv6, r)
-		}
-	}
-	plain := func(target ruleset.Target, matches ...ruleset.Match) func(*nfnetlink.Buffer) (string, error) {
-		return func(b *nfnetlink.Buffer) (string, error) {
-			r := ruleset.NFT("", target, matches...)
-			return r.String(), native.Encode(b, r, 1)
-		}
-	}
+	compat, plain := ruleset.IPTables, ruleset.NFT
 	for _, tt := range []struct {
 		expression, option string
-		encode             func(*nfnetlink.Buffer) (string, error)
+		rule               ruleset.Rule
 	}{
-		{"match\x00", "CONFIG_NETFILTER_XT_MATCH_OWNER (xt_owner) and CONFIG_NFT_COMPAT (nft_compat)", compat(ruleset.Return, ruleset.Owner{ID: 5})},
-		{"match\x00", "CONFIG_NETFILTER_XT_MATCH_MULTIPORT (xt_multiport)", compat(ruleset.Return, ruleset.Ports{Protocol: ruleset.TCP})},
-		{"match\x00", "CONFIG_NETFILTER_XT_CONNMARK (xt_connmark)", compat(ruleset.Return, ruleset.Mark{Value: 5, Connection: true})},
-		{"match\x00", "CONFIG_NETFILTER_XT_MATCH_CONNTRACK (xt_conntrack)", compat(ruleset.Return, ruleset.StateNew)},
-		{"target\x00", "CONFIG_NETFILTER_XT_TARGET_REDIRECT (xt_REDIRECT)", compat(ruleset.RedirectTo(5))},
-		{"target\x00", "CONFIG_NETFILTER_XT_MARK (xt_mark)", compat(ruleset.SetMark(1))},
-		{"target\x00", "CONFIG_NETFILTER_XT_CONNMARK (xt_connmark)", compat(ruleset.SaveMark{})},
-		{"target\x00", "CONFIG_NETFILTER_XT_TARGET_TPROXY (xt_TPROXY)", compat(ruleset.TProxy{Family: ruleset.IPv6, Port: 5})},
-		{"target\x00", "CONFIG_NETFILTER_XT_TARGET_CT (xt_CT)", compat(ruleset.Zone(1))},
-		{"target\x00", "CONFIG_IP6_NF_TARGET_REJECT (ip6t_REJECT)", compat(ruleset.TCPReset)},
-		{"ct\x00", "CONFIG_NFT_CT (nft_ct)", plain(ruleset.Drop, ruleset.StateInvalid)},
-		{"redir\x00", "CONFIG_NFT_REDIR (nft_redir)", plain(ruleset.RedirectTo(5))},
-		{"tproxy\x00", "CONFIG_NFT_TPROXY (nft_tproxy)", plain(ruleset.TProxy{Port: 5})},
-		{"reject\x00", "CONFIG_NFT_REJECT_INET (nft_reject_inet)", plain(ruleset.TCPReset)},
+		{"match\x00", "CONFIG_NETFILTER_XT_MATCH_OWNER (xt_owner) and CONFIG_NFT_COMPAT (nft_compat)", compat("", ruleset.Return, ruleset.Owner{ID: 5})},
+		{"match\x00", "CONFIG_NETFILTER_XT_MATCH_MULTIPORT (xt_multiport)", compat("", ruleset.Return, ruleset.Ports{Protocol: ruleset.TCP})},
+		{"match\x00", "CONFIG_NETFILTER_XT_CONNMARK (xt_connmark)", compat("", ruleset.Return, ruleset.Mark{Value: 5, Connection: true})},
+		{"match\x00", "CONFIG_NETFILTER_XT_MATCH_CONNTRACK (xt_conntrack)", compat("", ruleset.Return, ruleset.StateNew)},
+		{"target\x00", "CONFIG_NETFILTER_XT_TARGET_REDIRECT (xt_REDIRECT)", compat("", ruleset.RedirectTo(5))},
+		{"target\x00", "CONFIG_NETFILTER_XT_MARK (xt_mark)", compat("", ruleset.SetMark(1))},
+		{"target\x00", "CONFIG_NETFILTER_XT_CONNMARK (xt_connmark)", compat("", ruleset.SaveMark{})},
+		{"target\x00", "CONFIG_NETFILTER_XT_TARGET_TPROXY (xt_TPROXY)", compat("", ruleset.TProxy{Family: ruleset.IPv6, Port: 5})},
+		{"target\x00", "CONFIG_NETFILTER_XT_TARGET_CT (xt_CT)", compat("", ruleset.Zone(1))},
+		{"target\x00", "CONFIG_IP6_NF_TARGET_REJECT (ip6t_REJECT)", compat("", ruleset.TCPReset)},
+		{"ct\x00", "CONFIG_NFT_CT (nft_ct)", plain("", ruleset.Drop, ruleset.StateInvalid)},
+		{"redir\x00", "CONFIG_NFT_REDIR (nft_redir)", plain("", ruleset.RedirectTo(5))},
+		{"tproxy\x00", "CONFIG_NFT_TPROXY (nft_tproxy)", plain("", ruleset.TProxy{Port: 5})},
+		{"reject\x00", "CONFIG_NFT_REJECT_INET (nft_reject_inet)", plain("", ruleset.TCPReset)},
 	} {
 		var b nfnetlink.Buffer
-		text, err := tt.encode(&b)
+		text, err := tt.rule.String(), error(nil)
+		if strings.HasPrefix(text, "-") {
+			err = xtables.Encode(&b, ruleset.IPv6, tt.rule)
+		} else {
+			err = native.Encode(&b, tt.rule, 1)
+		}
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -123,11 +123,11 @@ func withRule(s ruleset.Set, table string, r ruleset.Rule) ruleset.Set {
 	return ruleset.New(s.Family, append(others, t)...)
 }
 
-// refusals are rules that the kernel does not take, with what the error says of them.
+// refusals are rules that the kernel refuses, with parts of the error.
 var refusals = []struct {
 	name string
 	rule ruleset.Rule
-	says []string
+	want []string
 }{
 	{
 		"a jump to nowhere", ruleset.IPTables("", ruleset.Jump{Chain: "NOWHERE"}, ruleset.Protocol{Number: ruleset.TCP}),
@@ -163,7 +163,7 @@ func TestOneRefusedRuleUndoesAll(t *testing.T) {
 				if err == nil {
 					t.Fatal("the rule was accepted")
 				}
-				for _, text := range r.says {
+				for _, text := range r.want {
 					if !strings.Contains(err.Error(), text) {
 						t.Errorf("the error is %q, want %q in it", err, text)
 					}

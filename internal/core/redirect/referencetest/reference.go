@@ -133,7 +133,7 @@ func (d *document) outboundStart() {
 	d.add("nat", "ISTIO_OUTPUT", "-o lo -s %s -j RETURN", d.six) // O3
 }
 
-// dnsOn says that DNS is captured at all: everything, or some server of either family.
+// dnsOn reports whether DNS is captured at all: everything, or some server of either family.
 func (d *document) dnsOn() bool {
 	return d.DNS == redirect.DNSAll || d.DNS == redirect.DNSServers && len(d.DNSServers) > 0
 }

@@ -15,12 +15,7 @@ var chains = regexp.MustCompile(`ISTIO_\w+`)
 func (d *document) text() string {
 	var b strings.Builder
 	for _, table := range []string{"filter", "mangle", "nat", "raw"} {
-		var own []rule
-		for _, r := range d.rules {
-			if r.table == table {
-				own = append(own, r)
-			}
-		}
+		own := slices.DeleteFunc(slices.Clone(d.rules), func(r rule) bool { return r.table != table })
 		if len(own) > 0 {
 			section(&b, table, own)
 		}

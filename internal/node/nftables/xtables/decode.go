@@ -77,7 +77,7 @@ type decoder struct {
 	target   ruleset.Target
 	protocol ruleset.Protocol
 	seen     once
-	// extended says that there is a match behind which ports do not come.
+	// extended is set by a match behind which no match on ports may come.
 	extended bool
 	// registers hold loaded values that were not compared yet.
 	registers [unix.NFT_REG_4 + 1]*load
