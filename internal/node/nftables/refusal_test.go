@@ -38,17 +38,15 @@ func TestMissingKernelOptionsAreNamed(t *testing.T) {
 		{"reject\x00", "CONFIG_NFT_REJECT_INET (nft_reject_inet)", plain("", ruleset.TCPReset)},
 	} {
 		var b nfnetlink.Buffer
-		text, err := tt.rule.String(), error(nil)
+		text := tt.rule.String()
+		var encoded error
 		if strings.HasPrefix(text, "-") {
-			err = xtables.Encode(&b, ruleset.IPv6, tt.rule)
+			encoded = xtables.Encode(&b, ruleset.IPv6, tt.rule)
 		} else {
-			err = native.Encode(&b, tt.rule, 1)
-		}
-		if err != nil {
-			t.Fatal(err)
+			encoded = native.Encode(&b, tt.rule, 1)
 		}
 		data, err := b.Bytes()
-		if err != nil {
+		if err = errors.Join(encoded, err); err != nil {
 			t.Fatal(err)
 		}
 		w := &writer{notes: []note{{}, {tableKey{ruleset.IPv6, "mangle"}, "CHAIN", text}}}
