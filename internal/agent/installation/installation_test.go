@@ -152,39 +152,29 @@ func (n *fixture) agent() *installation.Installation {
 	}, func() time.Time { return n.clock })
 }
 
-// loaded is what the runtime would run. A runtime lists the directory first and reads its files then; of one that got
-// another name in between it hears by an event, and looks again.
+// loaded are the plugins that the runtime would run. A runtime lists the directory first and reads its files then; an event
+// reports a file that got another name in between, and the runtime reads the directory again.
 func (n *fixture) loaded() []string {
 	n.t.Helper()
 	for {
-		types, err := n.loadedOnce()
-		if err == nil {
-			return types
+		entries, err := os.ReadDir(n.path("net.d"))
+		must(n.t, err)
+		d := cniconf.Dir{}
+		for _, e := range entries {
+			var text []byte
+			if cniconf.Candidate(e.Name()) && err == nil {
+				text, err = os.ReadFile(n.path("net.d/" + e.Name()))
+				d[e.Name()] = cniconf.File{Data: text}
+			}
 		}
-		if !errors.Is(err, fs.ErrNotExist) || !n.there("net.d") {
+		_, loaded, _ := d.Loaded()
+		if err == nil {
+			return loaded.Types
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
 			n.t.Fatal(err)
 		}
 	}
-}
-
-func (n *fixture) loadedOnce() ([]string, error) {
-	entries, err := os.ReadDir(n.path("net.d"))
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range entries {
-		if !cniconf.Candidate(e.Name()) {
-			continue
-		}
-		text, err := os.ReadFile(n.path("net.d/" + e.Name()))
-		if err != nil {
-			return nil, err
-		}
-		if got, err := cniconf.Load(e.Name(), text); err == nil {
-			return got.Types, nil
-		}
-	}
-	return nil, nil
 }
 
 func (n *fixture) count(series string) string {

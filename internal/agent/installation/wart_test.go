@@ -99,26 +99,6 @@ func TestW2W5W7EachModeInstallsAndUninstalls(t *testing.T) {
 	}
 }
 
-func TestW2NoModeWritesOverAFileOfOthers(t *testing.T) {
-	t.Parallel()
-	for mode, name := range map[cniconf.Mode]string{cniconf.Owned: cniconf.OwnedName, cniconf.Standalone: "YYY-mine.conflist"} {
-		n := newFixture(t, "10-bridge.conflist", conflist, name, strings.Replace(conflist, "net", "theirs", 1))
-		n.config.Want.Mode = mode
-		if mode == cniconf.Standalone {
-			n.config.Want.ConfName = name
-		}
-		before := n.tree("net.d")
-		a := n.agent()
-		if err := a.Reconcile(); err == nil || !strings.Contains(err.Error(), "was not made by this program") {
-			t.Errorf("%s: %v", mode, err)
-		}
-		n.uninstall(a)
-		if diff := cmp.Diff(before, n.tree("net.d")); diff != "" {
-			t.Errorf("%s:\n%s", mode, diff)
-		}
-	}
-}
-
 func durable(t *testing.T, calls []string) {
 	t.Helper()
 	synced := map[string]bool{}

@@ -17,14 +17,10 @@ import (
 func FuzzInsertRemove(f *testing.F) {
 	for _, pattern := range []string{"testdata/shapes/*/*.conflist", "testdata/shapes/*/*.conf", "testdata/broken/*.conflist"} {
 		files, err := filepath.Glob(pattern)
-		if err != nil {
-			f.Fatal(err)
-		}
+		must(f, err)
 		for _, file := range files {
 			text, err := os.ReadFile(file)
-			if err != nil {
-				f.Fatal(err)
-			}
+			must(f, err)
 			f.Add(text)
 		}
 	}
@@ -41,13 +37,9 @@ func FuzzInsertRemove(f *testing.F) {
 			t.Fatalf("twice is not once (%v):\n%s\n%s", err, with, again)
 		}
 		clean, err := cniconf.Remove(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		back, err := cniconf.Remove(with)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if had := !bytes.Equal(clean, text); !had && !bytes.Equal(back, text) {
 			t.Fatalf("not the identity:\n%q\n%q", text, back)
 		}
@@ -66,12 +58,8 @@ func elements(t *testing.T, text []byte) []string {
 	t.Helper()
 	keys := map[string]json.RawMessage{}
 	var plugins []json.RawMessage
-	if err := json.Unmarshal(text, &keys); err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(keys["plugins"], &plugins); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(text, &keys))
+	must(t, json.Unmarshal(keys["plugins"], &plugins))
 	var out []string
 	for _, p := range plugins {
 		out = append(out, string(p))
@@ -101,8 +89,7 @@ func FuzzPlan(f *testing.F) {
 				t.Fatalf("after %d steps nothing is left to load: %v", i, texts(d))
 			}
 		}
-		end := last(run(start, plan.Steps))
-		if again := w.Plan(end); len(again.Steps) > 0 {
+		if again := w.Plan(end(start, plan.Steps)); len(again.Steps) > 0 {
 			t.Fatalf("not content: %v", again.Steps)
 		}
 	})

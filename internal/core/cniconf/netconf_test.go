@@ -14,84 +14,67 @@ func TestParse(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name, stanza string
-		want         NetConf
+		change       func(want *NetConf) // of the defaults
 	}{
 		{
-			name: "what the reference's installer writes today",
-			stanza: `{"cniVersion":"1.0.0","name":"k8s-pod-network","type":"istio-cni","ipam":{},"dns":{},"plugin_log_level":"info",
+			"the stanza of the reference's installer today",
+			`{"cniVersion":"1.0.0","name":"k8s-pod-network","type":"istio-cni","ipam":{},"dns":{},"plugin_log_level":"info",
 				"cni_agent_run_dir":"/var/run/istio-cni","ambient_enabled":true,"enablement_selectors":[],
 				"exclude_namespaces":["istio-system","kube-system"],"pod_namespace":"istio-system","native_nftables":false,
 				"enable_ambient_detection_retry":false}`,
-			want: NetConf{
-				CNIVersion: "1.0.0", Name: "k8s-pod-network", Type: "istio-cni", LogLevel: "info", RunDir: "/var/run/istio-cni",
-				Kubeconfig: "/var/run/istio-cni/istio-cni-kubeconfig", AmbientEnabled: true,
-				ExcludeNamespaces: []string{"istio-system", "kube-system"}, AgentNamespace: "istio-system",
-				APITimeout: DefaultAPITimeout, Backend: redirect.Auto,
+			func(c *NetConf) {
+				c.CNIVersion, c.Name, c.Type, c.LogLevel = "1.0.0", "k8s-pod-network", "istio-cni", "info"
+				c.AmbientEnabled, c.ExcludeNamespaces, c.AgentNamespace = true, []string{"istio-system", "kube-system"}, "istio-system"
 			},
 		},
 		{
-			name: "a stanza of 2020 with its nested object",
-			stanza: `{"cniVersion":"0.3.1","name":"n","type":"istio-cni","log_level":"debug","log_uds_address":"/run/x/log.sock",
+			"a stanza of 2020 with its nested object",
+			`{"cniVersion":"0.3.1","name":"n","type":"istio-cni","log_level":"debug","log_uds_address":"/run/x/log.sock",
 				"kubernetes":{"kubeconfig":"/etc/cni/net.d/ZZZ-istio-cni-kubeconfig","cni_bin_dir":"/opt/cni/bin",
 				"exclude_namespaces":["kube-system"],"intercept_type":"iptables","node_name":"n1","k8s_api_root":"https://1.2.3.4"}}`,
-			want: NetConf{
-				CNIVersion: "0.3.1", Name: "n", Type: "istio-cni", LogLevel: "debug", RunDir: "/run/x",
-				Kubeconfig: "/etc/cni/net.d/ZZZ-istio-cni-kubeconfig", ExcludeNamespaces: []string{"kube-system"},
-				APITimeout: DefaultAPITimeout, Backend: redirect.Auto,
+			func(c *NetConf) {
+				c.CNIVersion, c.Type, c.LogLevel, c.RunDir = "0.3.1", "istio-cni", "debug", "/run/x"
+				c.Kubeconfig, c.ExcludeNamespaces = "/etc/cni/net.d/ZZZ-istio-cni-kubeconfig", []string{"kube-system"}
 			},
 		},
 		{
-			name:   "flat keys win over nested ones",
-			stanza: `{"name":"n","exclude_namespaces":["a"],"cni_agent_run_dir":"/r","kubernetes":{"kubeconfig":"/k","exclude_namespaces":["b"]}}`,
-			want: NetConf{
-				Name: "n", RunDir: "/r", Kubeconfig: "/r/istio-cni-kubeconfig", ExcludeNamespaces: []string{"a"},
-				APITimeout: DefaultAPITimeout, Backend: redirect.Auto,
+			"flat keys win over nested ones",
+			`{"name":"n","exclude_namespaces":["a"],"cni_agent_run_dir":"/r","kubernetes":{"kubeconfig":"/k","exclude_namespaces":["b"]}}`,
+			func(c *NetConf) {
+				c.RunDir, c.Kubeconfig, c.ExcludeNamespaces = "/r", "/r/istio-cni-kubeconfig", []string{"a"}
+			},
+		},
+		{"nothing but a name, and null lists", `{"name":"n","exclude_namespaces":null,"prevResult":null}`, func(*NetConf) {}},
+		{
+			"this program's own settings",
+			`{"name":"n","second_ip_family":"reject","api_timeout":"1500ms","force_iptables_binary":"legacy","prevResult": {"a":1}}`,
+			func(c *NetConf) {
+				c.SecondFamily, c.APITimeout, c.ForceIptables, c.Backend = redirect.Reject, 1500*time.Millisecond, "legacy", redirect.Tools
+				c.PrevResult = []byte(`{"a":1}`)
 			},
 		},
 		{
-			name:   "nothing but a name, and null lists",
-			stanza: `{"name":"n","exclude_namespaces":null,"prevResult":null}`,
-			want: NetConf{
-				Name: "n", RunDir: DefaultRunDir, Kubeconfig: DefaultRunDir + "/istio-cni-kubeconfig",
-				APITimeout: DefaultAPITimeout, Backend: redirect.Auto,
+			"native tables, and annotations from the runtime",
+			`{"name":"n","native_nftables":true,"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"a":"b"},"dns":{}}}`,
+			func(c *NetConf) {
+				c.Backend, c.Annotations, c.AnnotationsDelivered = redirect.Native, map[string]string{"a": "b"}, true
 			},
 		},
 		{
-			name:   "this program's own settings",
-			stanza: `{"name":"n","second_ip_family":"reject","api_timeout":"1500ms","force_iptables_binary":"legacy","prevResult": {"a":1}}`,
-			want: NetConf{
-				Name: "n", RunDir: DefaultRunDir, Kubeconfig: DefaultRunDir + "/istio-cni-kubeconfig",
-				SecondFamily: redirect.Reject, APITimeout: 1500 * time.Millisecond, ForceIptables: "legacy", Backend: redirect.Tools,
-				PrevResult: []byte(`{"a":1}`),
-			},
-		},
-		{
-			name:   "native tables, and annotations from the runtime",
-			stanza: `{"name":"n","native_nftables":true,"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"a":"b"},"dns":{}}}`,
-			want: NetConf{
-				Name: "n", RunDir: DefaultRunDir, Kubeconfig: DefaultRunDir + "/istio-cni-kubeconfig", APITimeout: DefaultAPITimeout,
-				Backend: redirect.Native, Annotations: map[string]string{"a": "b"}, AnnotationsDelivered: true,
-			},
-		},
-		{
-			name:   "a backend, and a pod without annotations as containerd says it",
-			stanza: `{"name":"n","backend":"netlink","runtimeConfig":{"io.kubernetes.cri.pod-annotations":null}}`,
-			want: NetConf{
-				Name: "n", RunDir: DefaultRunDir, Kubeconfig: DefaultRunDir + "/istio-cni-kubeconfig", APITimeout: DefaultAPITimeout,
-				Backend: redirect.Netlink, AnnotationsDelivered: true,
-			},
+			"a backend, and a pod without annotations as containerd passes it",
+			`{"name":"n","backend":"netlink","runtimeConfig":{"io.kubernetes.cri.pod-annotations":null}}`,
+			func(c *NetConf) { c.Backend, c.AnnotationsDelivered = redirect.Netlink, true },
 		},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			got, err := Parse([]byte(tc.stanza))
-			if err != nil || got.Problems != nil {
-				t.Fatalf("error %v, problems %v", err, got.Problems)
-			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
-		})
+		want := NetConf{
+			Name: "n", RunDir: DefaultRunDir, Kubeconfig: DefaultRunDir + "/istio-cni-kubeconfig",
+			APITimeout: DefaultAPITimeout, Backend: redirect.Auto,
+		}
+		tc.change(&want)
+		got, err := Parse([]byte(tc.stanza))
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("%s: error %v (-want +got):\n%s", tc.name, err, diff)
+		}
 	}
 }
 
@@ -99,14 +82,8 @@ func TestParseReportsEveryProblemByItsKey(t *testing.T) {
 	t.Parallel()
 	got, err := Parse([]byte(`{"name":"n","exclude_namespaces":"kube-system","second_ip_family":"drop","api_timeout":"0s",
 		"force_iptables_binary":"nftables","ambient_enabled":"yes","plugin_log_level":7,"pod_namespace":"istio-system"}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got.AgentNamespace != "istio-system" {
-		t.Errorf("a good key is lost beside bad ones: %+v", got)
-	}
-	if got.Problems == nil {
-		t.Fatal("no problems reported")
+	if err != nil || got.AgentNamespace != "istio-system" || got.Problems == nil {
+		t.Fatalf("error %v; a good key is lost beside bad ones, or no problems: %+v", err, got)
 	}
 	for _, want := range []string{
 		`network configuration key "exclude_namespaces": value "kube-system": want a list of strings`,
@@ -137,7 +114,7 @@ func TestBackendsThatContradict(t *testing.T) {
 	}
 }
 
-func TestParseRefusesWhatIsNoStanza(t *testing.T) {
+func TestParseRefusesOtherTexts(t *testing.T) {
 	t.Parallel()
 	for _, stanza := range []string{``, `null garbage`, `[]`, `"x"`, `{"name":7}`, `{"cniVersion":{}}`, `{"name":"n"`} {
 		if _, err := Parse([]byte(stanza)); err == nil || !strings.HasPrefix(err.Error(), "parsing network configuration: ") {

@@ -52,7 +52,15 @@ func run(d cniconf.Dir, steps []cniconf.Step) []cniconf.Dir {
 	return out
 }
 
-func last(dirs []cniconf.Dir) cniconf.Dir { return dirs[len(dirs)-1] }
+// end is the directory after all steps.
+func end(d cniconf.Dir, steps []cniconf.Step) cniconf.Dir {
+	all := run(d, steps)
+	return all[len(all)-1]
+}
+
+// installed and removed are the directory after all steps of a plan.
+func installed(w cniconf.Want, d cniconf.Dir) cniconf.Dir { return end(d, w.Plan(d).Steps) }
+func removed(w cniconf.Want, d cniconf.Dir) cniconf.Dir   { return end(d, w.Uninstall(d).Steps) }
 
 func texts(d cniconf.Dir) map[string]string {
 	out := map[string]string{}
@@ -140,8 +148,11 @@ func places() map[string]cniconf.Dir {
 }
 
 // released is the directory as it must be after removal: without stanzas that were there before.
-func released(d cniconf.Dir) cniconf.Dir {
-	return last(run(d, cniconf.Want{}.Uninstall(d).Steps))
+func released(d cniconf.Dir) cniconf.Dir { return removed(cniconf.Want{}, d) }
+
+// neighbours are the plugins of other programs that a runtime runs.
+func neighbours(d cniconf.Dir) []string {
+	return slices.DeleteFunc(types(d), func(s string) bool { return s == "istio-cni" })
 }
 
 // TestEveryInstantIsValid takes every place and the configurations of real platforms through every mode, stops after each
@@ -161,7 +172,7 @@ func TestEveryInstantIsValid(t *testing.T) {
 				first, _, _ := start.Loaded()
 				switch {
 				case name == "reference-1.22-interrupted": // no runtime loads it; we know whose it is
-					if got := types(last(run(start, plan.Steps))); len(got) < 2 || got[len(got)-1] != "istio-cni" {
+					if got := types(end(start, plan.Steps)); len(got) < 2 || got[len(got)-1] != "istio-cni" {
 						t.Errorf("the runtime runs %q", got)
 					}
 				case first == "":
@@ -186,22 +197,26 @@ func TestEveryInstantIsValid(t *testing.T) {
 
 func checkPlan(t *testing.T, w cniconf.Want, start cniconf.Dir, plan cniconf.Plan) {
 	t.Helper()
-	dirs := run(start, plan.Steps)
-	end := last(dirs)
+	dirs, done := run(start, plan.Steps), end(start, plan.Steps)
 	without := types(released(start))
-	got := types(end)
+	got := types(done)
 	if strings.Contains(strings.Join(plan.Warnings, ""), "run behind the stanza") {
-		// That it is not the last one was said.
-		got = append(slices.DeleteFunc(got, func(s string) bool { return s == "istio-cni" }), "istio-cni")
+		got = append(neighbours(done), "istio-cni") // the warning reports that it is not the last one
 	}
 	if !slices.Equal(got, append(slices.Clone(without), "istio-cni")) {
 		t.Errorf("the runtime runs %q, want %q and the stanza", got, without)
 	}
-	if again := w.Plan(end); len(again.Steps) > 0 || again.Problem != nil || again.Waiting != "" || again.File != plan.File {
-		t.Errorf("a second run is not content: %+v", again)
+	if again := w.Plan(done); len(again.Steps) > 0 || again.Problem != nil || again.Waiting != "" || again.File != plan.File {
+		t.Errorf("a second run changes more: %+v", again)
 	}
 	original, before, skipped := released(start).Loaded()
 	unserved := slices.Contains([]string{"9.9.9", "latest"}, before.Version)
+	same := func(i int, what string, want, got cniconf.Dir) {
+		t.Helper()
+		if diff := cmp.Diff(texts(want), texts(got)); diff != "" {
+			t.Errorf("stopped after %d steps, %s leads elsewhere (-want +got):\n%s", i, what, diff)
+		}
+	}
 	for i, d := range dirs {
 		agree(t, d)
 		first, now, more := d.Loaded()
@@ -214,30 +229,18 @@ func checkPlan(t *testing.T, w cniconf.Want, start cniconf.Dir, plan cniconf.Pla
 		if bytes.Contains(start[original].Data, []byte(odd)) && !bytes.Contains(d[first].Data, []byte(odd)) {
 			t.Errorf("W-19: after %d steps a neighbour has other bytes:\n%s", i, d[first].Data)
 		}
-		got := slices.DeleteFunc(types(d), func(s string) bool { return s == "istio-cni" })
-		if !slices.Equal(got, without) {
+		if got := neighbours(d); !slices.Equal(got, without) {
 			t.Errorf("after %d steps the runtime runs %q, want %q", i, got, without)
 		}
-		if diff := cmp.Diff(texts(end), texts(last(run(d, w.Plan(d).Steps)))); diff != "" {
-			t.Errorf("stopped after %d steps, a second run leads elsewhere (-straight +stopped):\n%s", i, diff)
-		}
-		back := w.Uninstall(d)
-		if diff := cmp.Diff(texts(released(start)), texts(last(run(d, back.Steps)))); diff != "" {
-			t.Errorf("stopped after %d steps, removal leads elsewhere (-want +got):\n%s", i, diff)
-		}
+		same(i, "a second run", done, installed(w, d))
+		same(i, "removal", released(start), removed(w, d))
 	}
-	steps := w.Uninstall(end).Steps
-	for i, d := range run(end, steps) {
-		got := slices.DeleteFunc(types(d), func(s string) bool { return s == "istio-cni" })
-		if !slices.Equal(got, without) {
+	for i, d := range run(done, w.Uninstall(done).Steps) {
+		if got := neighbours(d); !slices.Equal(got, without) {
 			t.Errorf("after %d steps of removal the runtime runs %q, want %q", i, got, without)
 		}
-		if diff := cmp.Diff(texts(released(start)), texts(released(d))); diff != "" {
-			t.Errorf("removal stopped after %d steps leads elsewhere:\n%s", i, diff)
-		}
-		if diff := cmp.Diff(texts(end), texts(last(run(d, w.Plan(d).Steps)))); diff != "" {
-			t.Errorf("removal stopped after %d steps and then installation leads elsewhere:\n%s", i, diff)
-		}
+		same(i, "a second removal", released(start), released(d))
+		same(i, "an installation during removal", done, installed(w, d))
 	}
 }
 
@@ -248,19 +251,13 @@ func TestMovesBetweenModes(t *testing.T) {
 	for name, start := range places() {
 		for _, from := range modes {
 			for _, to := range modes {
-				first := want(from).Plan(start)
-				second := want(to).Plan(start)
-				if first.Problem != nil || second.Problem != nil {
+				if want(from).Plan(start).Problem != nil || want(to).Plan(start).Problem != nil {
 					continue
 				}
-				t.Run(fmt.Sprintf("%s/%s to %s", name, from, to), func(t *testing.T) {
-					t.Parallel()
-					between := last(run(start, first.Steps))
-					got := last(run(between, want(to).Plan(between).Steps))
-					if diff := cmp.Diff(texts(last(run(start, second.Steps))), texts(got)); diff != "" {
-						t.Errorf("-straight +by way of %s:\n%s", from, diff)
-					}
-				})
+				got := installed(want(to), installed(want(from), start))
+				if diff := cmp.Diff(texts(installed(want(to), start)), texts(got)); diff != "" {
+					t.Errorf("%s, %s (-straight +by way of %s):\n%s", name, to, from, diff)
+				}
 			}
 		}
 	}
@@ -286,19 +283,18 @@ func TestW3W24ThePrimaryConfigurationIsFoundAnewEachTime(t *testing.T) {
 		"W-26 drop-in":       {cniconf.DropIn, dir("10-a.conflist", list), dir("10-a.conflist", list), []string{"calico", "portmap"}},
 	} {
 		w := want(tc.mode)
-		installed := last(run(tc.start, w.Plan(tc.start).Steps))
+		d := installed(w, tc.start)
 		for file := range tc.start {
-			delete(installed, file)
+			delete(d, file)
 		}
-		maps.Copy(installed, tc.then)
-		end := installed
+		maps.Copy(d, tc.then)
 		if !strings.HasPrefix(name, "W-26") {
-			end = last(run(installed, w.Plan(installed).Steps))
+			d = installed(w, d)
 		}
-		if got := types(end); !slices.Equal(got, append(slices.Clone(tc.types), "istio-cni")) {
+		if got := types(d); !slices.Equal(got, append(slices.Clone(tc.types), "istio-cni")) {
 			t.Errorf("%s: the runtime runs %q", name, got)
 		}
-		if diff := cmp.Diff(texts(tc.then), texts(last(run(end, w.Uninstall(end).Steps)))); diff != "" {
+		if diff := cmp.Diff(texts(tc.then), texts(removed(w, d))); diff != "" {
 			t.Errorf("%s: after removal:\n%s", name, diff)
 		}
 	}
@@ -324,18 +320,14 @@ func agree(t *testing.T, d cniconf.Dir) {
 			t.Errorf("%s: name and version %q %q, libcni has %q %q", name, n.Name, n.Version, list.Name, list.CNIVersion)
 		}
 	}
-	first, _, _ := d.Loaded()
-	if first == "" {
-		return
+	first, n, _ := d.Loaded()
+	if n.Name == "" {
+		return // no runtime can use it, and its drop-ins are the directory itself
 	}
-	_, n, _ := d.Loaded()
 	for _, name := range d.DropIns(n.Name) {
 		if _, err := cniconf.Load(name, d[name].Data); err != nil {
 			return // some runtimes refuse the network, others do not look, which is a warning
 		}
-	}
-	if n.Name == "" {
-		return // no runtime can use it, and its drop-ins are the directory itself
 	}
 	loaded, err := load(filepath.Join(root, first))
 	if err != nil {
@@ -352,11 +344,14 @@ func agree(t *testing.T, d cniconf.Dir) {
 
 func put(t *testing.T, file string, data []byte) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, data, 0o600); err != nil {
-		t.Fatal(err)
+	must(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	must(t, os.WriteFile(file, data, 0o600))
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }
 
@@ -393,9 +388,7 @@ func shapes(t *testing.T) map[string]cniconf.Dir {
 			}
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		out[filepath.Base(root)] = dir(files...)
 	}
 	return out
@@ -414,9 +407,7 @@ func TestBrokenFilesAreNotThere(t *testing.T) {
 			continue
 		}
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		d := dir(name, string(text))
 		agree(t, d)
 		for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.Owned, cniconf.DropIn} {
@@ -438,77 +429,66 @@ func TestBrokenFilesAreNotThere(t *testing.T) {
 	}
 }
 
-// TestANamedListBecomesAListByItsNameToo: a person named a file of a single plugin's extension that holds a list, which no
+// TestANamedListBecomesAListByItsNameToo: the user named a file of a single plugin's extension that holds a list, which no
 // runtime reads.
 func TestANamedListBecomesAListByItsNameToo(t *testing.T) {
 	t.Parallel()
 	const list = `{"cniVersion":"0.4.0","name":"net","plugins":[{"type":"calico"},{"type":"portmap"}]}`
 	other := strings.Replace(list, "calico", "ptp", 1)
-	named := func(mode cniconf.Mode, name string) cniconf.Want {
-		w := want(mode)
-		w.ConfName = name
-		return w
-	}
 	single := dir("10-x.conf", list)
-	ours := last(run(dir("10-x.conflist", other), want(cniconf.Inline).Plan(dir("10-x.conflist", other)).Steps))["10-x.conflist"]
-	for _, tc := range []struct {
-		name   string
+	ours := installed(want(cniconf.Inline), dir("10-x.conflist", other))["10-x.conflist"]
+	const dropIn = "net/" + cniconf.DropInName
+	type files map[string]string
+	for name, tc := range map[string]struct {
 		mode   cniconf.Mode
 		start  cniconf.Dir
 		target string
-		back   map[string]string
+		back   files
 	}{
-		{"inline", cniconf.Inline, single, "10-x.conflist", map[string]string{"10-x.conf": list}},
-		{"json", cniconf.Inline, dir("10-x.json", list), "10-x.conflist", map[string]string{"10-x.json": list}},
-		{"auto", cniconf.Auto, single, "net/" + cniconf.DropInName, map[string]string{"10-x.conflist": list}},
-		{"drop-in", cniconf.DropIn, single, "net/" + cniconf.DropInName, map[string]string{"10-x.conflist": list}},
-		{"owned", cniconf.Owned, single, cniconf.OwnedName, map[string]string{"10-x.conflist": list}},
-		{"beside our own list", cniconf.Inline, with(single, "10-x.conflist", ours), "10-x.conflist", map[string]string{"10-x.conf": list}},
-		{
-			"beside another's list", cniconf.Inline, dir("10-x.conf", list, "10-x.conflist", other), "10-x.conf.conflist",
-			map[string]string{"10-x.conf": list, "10-x.conflist": other},
+		"inline":              {cniconf.Inline, single, "10-x.conflist", files{"10-x.conf": "0644 " + list}},
+		"json":                {cniconf.Inline, dir("10-x.json", list), "10-x.conflist", files{"10-x.json": "0644 " + list}},
+		"auto":                {cniconf.Auto, single, dropIn, files{"10-x.conflist": "0644 " + list}},
+		"drop-in":             {cniconf.DropIn, single, dropIn, files{"10-x.conflist": "0644 " + list}},
+		"owned":               {cniconf.Owned, single, cniconf.OwnedName, files{"10-x.conflist": "0644 " + list}},
+		"beside our own list": {cniconf.Inline, with(single, "10-x.conflist", ours), "10-x.conflist", files{"10-x.conf": "0644 " + list}},
+		"beside another's list": {
+			cniconf.Inline, dir("10-x.conf", list, "10-x.conflist", other), "10-x.conf.conflist",
+			files{"10-x.conf": "0644 " + list, "10-x.conflist": "0644 " + other},
 		},
-		{
-			"a link", cniconf.Inline, with(nil, "10-x.conf", cniconf.File{Data: []byte(list), Mode: 0o644, Link: true}), "10-x.conflist",
-			map[string]string{"10-x.conf": "link to 0644 " + list},
+		"a link": {
+			cniconf.Inline, with(nil, "10-x.conf", cniconf.File{Data: []byte(list), Mode: 0o644, Link: true}), "10-x.conflist",
+			files{"10-x.conf": "link to 0644 " + list},
 		},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			w := named(tc.mode, tc.start.Names()[0])
-			plan := w.Plan(tc.start)
-			if plan.Problem != nil || plan.Waiting != "" || len(plan.Steps) != 2 || plan.File != tc.target {
-				t.Fatalf("plan %+v", plan)
+		w := want(tc.mode)
+		w.ConfName = tc.start.Names()[0]
+		plan := w.Plan(tc.start)
+		if plan.Problem != nil || plan.Waiting != "" || len(plan.Steps) != 2 || plan.File != tc.target {
+			t.Fatalf("%s: plan %+v", name, plan)
+		}
+		done := end(tc.start, plan.Steps)
+		for i, d := range run(tc.start, plan.Steps)[1:] {
+			if got := types(d); slices.Contains(got, "calico") && got[len(got)-1] != "istio-cni" && tc.target != dropIn {
+				t.Errorf("%s, step %d: the runtime runs %q without the stanza", name, i, got)
 			}
-			states := run(tc.start, plan.Steps)
-			for i, d := range states[1:] {
-				dropIn := tc.mode == cniconf.DropIn || tc.mode == cniconf.Auto
-				if got := types(d); slices.Contains(got, "calico") && got[len(got)-1] != "istio-cni" && !dropIn {
-					t.Errorf("step %d: the runtime runs %q without the stanza", i, got)
-				}
-				if again := w.Plan(d); again.Problem != nil || last(run(d, again.Steps)) == nil {
-					t.Errorf("from step %d on: %+v", i, again)
-				} else if diff := cmp.Diff(texts(last(states)), texts(last(run(d, again.Steps)))); diff != "" {
-					t.Errorf("from step %d on (-want +got):\n%s", i, diff)
-				}
+			if diff := cmp.Diff(texts(done), texts(installed(w, d))); diff != "" || w.Plan(d).Problem != nil {
+				t.Errorf("%s, from step %d on: %v (-want +got):\n%s", name, i, w.Plan(d).Problem, diff)
 			}
-			if again := w.Plan(last(states)); len(again.Steps) > 0 || again.Problem != nil {
-				t.Errorf("it is not as wanted: %+v", again)
-			}
-			back := texts(last(run(last(states), w.Uninstall(last(states)).Steps)))
-			for name, text := range back {
-				back[name] = strings.TrimPrefix(strings.TrimPrefix(text, "0644 "), "0600 ")
-			}
-			if diff := cmp.Diff(tc.back, back); diff != "" {
-				t.Errorf("after removal (-want +got):\n%s", diff)
-			}
-		})
+		}
+		if again := w.Plan(done); len(again.Steps) > 0 || again.Problem != nil {
+			t.Errorf("%s: a second run changes more: %+v", name, again)
+		}
+		if diff := cmp.Diff(tc.back, files(texts(removed(w, done)))); diff != "" {
+			t.Errorf("%s: after removal (-want +got):\n%s", name, diff)
+		}
 	}
-	if plan := want(cniconf.Inline).Plan(dir("10-x.conf", list)); plan.Waiting == "" || len(plan.Steps) > 0 {
-		t.Errorf("nobody named it: %+v", plan)
+	w := want(cniconf.Inline)
+	if plan := w.Plan(single); plan.Waiting == "" || len(plan.Steps) > 0 {
+		t.Errorf("without a name in the settings: %+v", plan)
 	}
-	if plan := named(cniconf.Inline, "10-x.conf").Plan(dir("10-x.conf", `{"name":"net","plugins":[]}`)); plan.Waiting == "" || len(plan.Steps) > 0 {
-		t.Errorf("a list of nothing: %+v", plan)
+	w.ConfName = "10-x.conf"
+	if plan := w.Plan(dir("10-x.conf", `{"name":"net","plugins":[]}`)); plan.Waiting == "" || len(plan.Steps) > 0 {
+		t.Errorf("an empty list: %+v", plan)
 	}
 }
 
@@ -516,36 +496,28 @@ func TestANamedListBecomesAListByItsNameToo(t *testing.T) {
 // where the last one stopped.
 func TestPlansAreTheSameEachTime(t *testing.T) {
 	t.Parallel()
-	converted := func(t *testing.T, name, text string) cniconf.Dir {
-		t.Helper()
-		d := dir(name, text)
-		return last(run(d, want(cniconf.Inline).Plan(d).Steps))
-	}
-	two := converted(t, "10-a.conf", bridgeConf).Apply(cniconf.Step{
-		Op: cniconf.OpWrite, Name: "10-a.json.istio-cni-saved", Data: []byte(bridgeConf), Mode: 0o644,
-	})
-	both := two.Apply(cniconf.Step{Op: cniconf.OpWrite, Name: "10-a.json", Data: []byte(bridgeConf), Mode: 0o644})
-	for name, d := range map[string]cniconf.Dir{"two saved originals": two, "one of two is there again": both} {
-		for plan, steps := range map[string]func() []cniconf.Step{
-			"uninstall": func() []cniconf.Step { return want(cniconf.Inline).Uninstall(d).Steps },
-			"owned":     func() []cniconf.Step { return want(cniconf.Owned).Plan(d).Steps },
-			"alone":     func() []cniconf.Step { return want(cniconf.Standalone).Plan(d).Steps },
-		} {
-			first := steps()
-			if len(first) == 0 {
-				t.Errorf("%s, %s: no steps", name, plan)
-			}
-			for range 200 {
-				if diff := cmp.Diff(first, steps()); diff != "" {
-					t.Errorf("%s, %s: two plans differ (-first +other):\n%s", name, plan, diff)
-					break
-				}
+	saved := cniconf.File{Data: []byte(bridgeConf), Mode: 0o644}
+	two := with(installed(want(cniconf.Inline), dir("10-a.conf", bridgeConf)), "10-a.json.istio-cni-saved", saved)
+	for name, d := range map[string]cniconf.Dir{
+		"two saved originals": two, "one of two is there again": with(two, "10-a.json", saved),
+	} {
+		plans := func() [][]cniconf.Step {
+			return [][]cniconf.Step{want(cniconf.Inline).Uninstall(d).Steps, want(cniconf.Owned).Plan(d).Steps, want(cniconf.Standalone).Plan(d).Steps}
+		}
+		first := plans()
+		if slices.ContainsFunc(first, func(steps []cniconf.Step) bool { return len(steps) == 0 }) {
+			t.Errorf("%s: a plan without steps: %v", name, first)
+		}
+		for range 200 {
+			if diff := cmp.Diff(first, plans()); diff != "" {
+				t.Errorf("%s: two plans differ (-first +other):\n%s", name, diff)
+				break
 			}
 		}
 	}
 }
 
-// TestDamagedStanzaIsReplaced: what keeps the runtime from loading the file is ours, so nobody else mends it.
+// TestDamagedStanzaIsReplaced: no other program would repair a stanza of this one that keeps the runtime from loading the file.
 func TestDamagedStanzaIsReplaced(t *testing.T) {
 	t.Parallel()
 	for _, damaged := range []string{`{"type":"istio-cni","ipam":"x"}`, `{"type":"istio-cni","x":1e999}`, `{"type":"istio-cni","capabilities":{"a":1}}`} {
@@ -554,11 +526,11 @@ func TestDamagedStanzaIsReplaced(t *testing.T) {
 			w := want(cniconf.Inline)
 			w.ConfName = name
 			plan := w.Plan(start)
-			if got := types(last(run(start, plan.Steps))); !slices.Equal(got, []string{"calico", "istio-cni"}) {
+			if got := types(end(start, plan.Steps)); !slices.Equal(got, []string{"calico", "istio-cni"}) {
 				t.Errorf("%s: the runtime runs %q after %+v", damaged, got, plan)
 			}
 		}
-		if got := types(last(run(start, want(cniconf.Inline).Uninstall(start).Steps))); !slices.Equal(got, []string{"calico"}) {
+		if got := types(removed(want(cniconf.Inline), start)); !slices.Equal(got, []string{"calico"}) {
 			t.Errorf("%s: after removal the runtime runs %q", damaged, got)
 		}
 	}
@@ -595,12 +567,12 @@ func TestCopyOfAnyNameIsTakenBack(t *testing.T) {
 	start := dir("10-calico.conflist", list)
 	w := want(cniconf.Owned)
 	w.OwnedName = "00-mine.conflist"
-	owned := last(run(start, w.Plan(start).Steps))
-	if diff := cmp.Diff(texts(start), texts(last(run(owned, want(cniconf.Inline).Uninstall(owned).Steps)))); diff != "" {
+	owned := installed(w, start)
+	if diff := cmp.Diff(texts(start), texts(removed(want(cniconf.Inline), owned))); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	w.OwnedName = "01-new.conflist"
-	if got := types(last(run(owned, w.Plan(owned).Steps))); !slices.Equal(got, []string{"calico", "portmap", "istio-cni"}) {
+	if got := types(installed(w, owned)); !slices.Equal(got, []string{"calico", "portmap", "istio-cni"}) {
 		t.Errorf("the runtime runs %q", got)
 	}
 }
@@ -612,5 +584,21 @@ func TestUnseenFileIsNoReasonForAnother(t *testing.T) {
 	plan := want(cniconf.Inline).Plan(start)
 	if plan.Problem == nil || len(plan.Steps) > 0 || !strings.Contains(plan.Problem.Error(), "a link to somewhere else") {
 		t.Errorf("plan %+v", plan)
+	}
+}
+
+func TestW2NoModeWritesOverAFileOfOthers(t *testing.T) {
+	t.Parallel()
+	for mode, name := range map[cniconf.Mode]string{cniconf.Owned: cniconf.OwnedName, cniconf.Standalone: "YYY-mine.conflist"} {
+		w := want(mode)
+		w.OwnedName, w.ConfName = name, map[cniconf.Mode]string{cniconf.Standalone: name}[mode]
+		start := dir("10-bridge.conflist", list, name, strings.Replace(list, "net", "theirs", 1))
+		plan := w.Plan(start)
+		if plan.Problem == nil || !strings.Contains(plan.Problem.Error(), "was not made by this program") || len(plan.Steps) > 0 {
+			t.Errorf("%s: plan %+v", mode, plan)
+		}
+		if steps := w.Uninstall(start).Steps; len(steps) > 0 {
+			t.Errorf("%s: removal %+v", mode, steps)
+		}
 	}
 }

@@ -2,6 +2,7 @@ package hostfs_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -76,7 +76,7 @@ func TestCopy(t *testing.T) {
 	})
 }
 
-func TestCopyOfWhatIsNoFile(t *testing.T) {
+func TestCopyOfOtherKindsOfFile(t *testing.T) {
 	dir := t.TempDir()
 	to := filepath.Join(dir, "to")
 	put(t, to, "old")
@@ -164,31 +164,24 @@ func TestCopyOverARunningProgram(t *testing.T) {
 		_, err = io.WriteString(input, "done")
 		must(t, errors.Join(err, input.Close(), running.Wait()))
 		if output.String() != "done" {
-			t.Errorf("the running one says %q", output.String())
+			t.Errorf("the running one prints %q", output.String())
 		}
 		if got, err := exec.CommandContext(t.Context(), path).Output(); string(got) != "new\n" || err != nil {
-			t.Errorf("the new one says %q, error %v", got, err)
+			t.Errorf("the new one prints %q, error %v", got, err)
 		}
 	})
 }
 
-// Whoever forks lends the child what is open, until it executes something else.
-func TestACopyCanBeExecutedAtOnceWhileOthersFork(t *testing.T) {
+// A process that is forked holds the open files of its parent until it executes another program.
+func TestACopyCanBeExecutedAtOnceDuringForks(t *testing.T) {
 	dir := hostfstest.Memory(t)
 	for i, text := range []string{"#!/bin/sh\nexit 0\n", "#!/bin/sh\n\nexit 0\n"} {
 		put(t, filepath.Join(dir, fmt.Sprint(i)), text)
 	}
-	stop := make(chan struct{})
-	var forks sync.WaitGroup
 	for range 4 {
-		forks.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-					_ = exec.CommandContext(t.Context(), "/bin/true").Run()
-				}
+		agenttest.Go(t, func(ctx context.Context) {
+			for ctx.Err() == nil {
+				_ = exec.CommandContext(ctx, "/bin/true").Run()
 			}
 		})
 	}
@@ -197,10 +190,7 @@ func TestACopyCanBeExecutedAtOnceWhileOthersFork(t *testing.T) {
 		_, err := hostfs.Disk{}.Copy(filepath.Join(dir, fmt.Sprint(i%2)), path, 0o755)
 		must(t, err)
 		if err := exec.CommandContext(t.Context(), path).Run(); err != nil {
-			t.Errorf("copy %d: %v", i, err)
-			break
+			t.Fatalf("copy %d: %v", i, err)
 		}
 	}
-	close(stop)
-	forks.Wait()
 }

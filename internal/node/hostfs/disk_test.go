@@ -204,78 +204,69 @@ func TestErrnoAtEachOperationLeavesOldAndNothingBehind(t *testing.T) {
 func TestWriteFile(t *testing.T) {
 	onEachFS(t, func(t *testing.T, dir string) {
 		disk := hostfs.Disk{}
-		t.Run("the mode is exact", func(t *testing.T) {
-			for _, mask := range []int{0, 0o022, 0o077} {
-				umask(t, mask)
-				for _, mode := range []fs.FileMode{0o600, 0o640, 0o644, 0o777, fs.ModeSetuid | 0o755} {
-					path := filepath.Join(dir, "mode")
-					must(t, disk.WriteFile(path, nil, mode))
-					if got := modeOf(t, path); got != mode {
-						t.Errorf("umask %o: mode %v, want %v", mask, got, mode)
-					}
+		path := filepath.Join(dir, "mode")
+		for _, mask := range []int{0, 0o022, 0o077} {
+			umask(t, mask)
+			for _, mode := range []fs.FileMode{0o600, 0o640, 0o644, 0o777, fs.ModeSetuid | 0o755} {
+				must(t, disk.WriteFile(path, nil, mode))
+				if got := modeOf(t, path); got != mode {
+					t.Errorf("umask %o: mode %v, want %v", mask, got, mode)
 				}
 			}
-		})
-		t.Run("the owner is kept, with the bits that chown would take", func(t *testing.T) {
-			path := filepath.Join(dir, "owned")
-			put(t, path, "old")
-			must(t, os.Chown(path, 12, 34))
-			must(t, disk.WriteFile(path, []byte("new"), fs.ModeSetuid|0o755))
-			var stat syscall.Stat_t
-			must(t, syscall.Stat(path, &stat))
-			if stat.Uid != 12 || stat.Gid != 34 || modeOf(t, path) != fs.ModeSetuid|0o755 {
-				t.Errorf("owner %d:%d, mode %v", stat.Uid, stat.Gid, modeOf(t, path))
+		}
+		// The owner is kept, with the bits that chown would clear.
+		must(t, os.Chown(path, 12, 34))
+		must(t, disk.WriteFile(path, []byte("new"), fs.ModeSetuid|0o755))
+		var stat syscall.Stat_t
+		must(t, syscall.Stat(path, &stat))
+		if stat.Uid != 12 || stat.Gid != 34 || modeOf(t, path) != fs.ModeSetuid|0o755 {
+			t.Errorf("owner %d:%d, mode %v", stat.Uid, stat.Gid, modeOf(t, path))
+		}
+		if err := disk.WriteFile(dir, nil, 0o600); !errors.Is(err, syscall.EISDIR) {
+			t.Errorf("over a directory: %v", err)
+		}
+		pipe := filepath.Join(dir, "pipe")
+		must(t, syscall.Mkfifo(pipe, 0o600))
+		must(t, disk.WriteFile(pipe, []byte("new"), 0o600)) // without waiting for a reader
+		if content(pipe) != "new" {
+			t.Error(content(pipe))
+		}
+	})
+}
+
+func TestWriteFileThroughALink(t *testing.T) {
+	onEachFS(t, func(t *testing.T, dir string) {
+		target := filepath.Join(dir, "real", "f")
+		must(t, each(mkdir(filepath.Dir(target)), write(target, "old"))())
+		for _, c := range [][2]string{{"relative", "real/f"}, {"absolute", target}, {"twice", "relative"}} {
+			name, to := c[0], c[1]
+			link := filepath.Join(dir, name)
+			must(t, os.Symlink(to, link))
+			must(t, hostfs.Disk{}.WriteFile(link, []byte(name), 0o600))
+			if got, _ := os.Readlink(link); got != to || content(target) != name {
+				t.Errorf("%s: link to %q, target %q", name, got, content(target))
 			}
-		})
-		t.Run("a link stays", func(t *testing.T) {
-			must(t, os.Mkdir(filepath.Join(dir, "real"), 0o755))
-			target := filepath.Join(dir, "real", "f")
-			put(t, target, "old")
-			for _, c := range [][2]string{{"relative", "real/f"}, {"absolute", target}, {"twice", "relative"}} {
-				name, to := c[0], c[1]
-				link := filepath.Join(dir, name)
-				must(t, os.Symlink(to, link))
-				must(t, disk.WriteFile(link, []byte(name), 0o600))
-				if got, _ := os.Readlink(link); got != to || content(target) != name {
-					t.Errorf("%s: link to %q, target %q", name, got, content(target))
-				}
+		}
+		if diff := cmp.Diff([]string{"f"}, names(t, filepath.Dir(target))); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		// A null device of the test's own: wrong code would replace the machine's.
+		null := filepath.Join(dir, "null")
+		must(t, syscall.Mknod(null, syscall.S_IFCHR|0o666, 1<<8|3))
+		for name, to := range map[string]string{
+			"dangling": filepath.Join(dir, "another", "root", "f"), "masked": null, "directory": dir, "loop": "loop",
+		} {
+			link := filepath.Join(dir, name)
+			must(t, os.Symlink(to, link))
+			err := hostfs.Disk{}.WriteFile(link, []byte("new"), 0o600)
+			text := fmt.Sprintf("following symbolic link %q to %q: ", link, to)
+			if err == nil || !strings.Contains(err.Error(), text) || !strings.Contains(hostfs.Hint(err), "let the link be relative") {
+				t.Errorf("%s: error %v, hint %q", name, err, hostfs.Hint(err))
 			}
-			if diff := cmp.Diff([]string{"f"}, names(t, filepath.Join(dir, "real"))); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
+			if got, _ := os.Readlink(link); got != to {
+				t.Errorf("%s: link to %q", name, got)
 			}
-		})
-		t.Run("a link that leads to no file is an error and stays", func(t *testing.T) {
-			// A null device of the test's own: code that is wrong would replace the machine's.
-			null := filepath.Join(dir, "null")
-			must(t, syscall.Mknod(null, syscall.S_IFCHR|0o666, 1<<8|3))
-			for name, to := range map[string]string{
-				"dangling": filepath.Join(dir, "another", "root", "f"), "masked": null, "directory": dir, "loop": "loop",
-			} {
-				link := filepath.Join(dir, name)
-				must(t, os.Symlink(to, link))
-				err := disk.WriteFile(link, []byte("new"), 0o600)
-				text := fmt.Sprintf("following symbolic link %q to %q: ", link, to)
-				if err == nil || !strings.Contains(err.Error(), text) || !strings.Contains(hostfs.Hint(err), "let the link be relative") {
-					t.Errorf("%s: error %v, hint %q", name, err, hostfs.Hint(err))
-				}
-				if got, _ := os.Readlink(link); got != to {
-					t.Errorf("%s: link to %q", name, got)
-				}
-			}
-		})
-		t.Run("a directory is an error", func(t *testing.T) {
-			if err := disk.WriteFile(dir, nil, 0o600); !errors.Is(err, syscall.EISDIR) {
-				t.Error(err)
-			}
-		})
-		t.Run("a pipe is replaced without waiting", func(t *testing.T) {
-			path := filepath.Join(dir, "pipe")
-			must(t, syscall.Mkfifo(path, 0o600))
-			must(t, disk.WriteFile(path, []byte("new"), 0o600))
-			if content(path) != "new" {
-				t.Error(content(path))
-			}
-		})
+		}
 	})
 }
 
@@ -301,7 +292,7 @@ func TestSymlink(t *testing.T) {
 	}
 }
 
-func TestRemoveOfWhatIsMissingIsNoError(t *testing.T) {
+func TestRemoveOfAMissingFileIsNoError(t *testing.T) {
 	dir := t.TempDir()
 	n := hostfstest.Count(func(disk hostfs.Disk) {
 		must(t, disk.Remove(filepath.Join(dir, "missing")))
