@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// fixture is a state with a clock that stands until it is moved, with its log and its changes.
+// fixture is a state with a clock that moves only when the test moves it, with its log and its changes.
 type fixture struct {
 	*State
 
@@ -63,7 +63,7 @@ func (b *fixture) changed(t *testing.T, want ...bool) {
 	}
 }
 
-func TestReadyzSaysWhichPartIsNotReadyAndWhy(t *testing.T) {
+func TestReadyzNamesPartsAndReasons(t *testing.T) {
 	b := newFixture("binaries", "cni-config")
 	b.expect(t, "/readyz", 503, `{"ready":false,"parts":[`+
 		`{"name":"binaries","ready":false,"reason":"starting","since":"2026-05-04T03:02:01Z"},`+
@@ -85,8 +85,8 @@ func TestReadyzSaysWhichPartIsNotReadyAndWhy(t *testing.T) {
 		`{"name":"cni-config","ready":true,"since":"2026-05-04T03:02:03Z","checked":"2026-05-04T03:02:03Z"}]}`)
 }
 
-// A part that has to report and does not is not ready.
-func TestAPartThatIsDueIsNotReady(t *testing.T) {
+// TestAnOverduePartIsNotReady: a part that has to report and does not is not ready.
+func TestAnOverduePartIsNotReady(t *testing.T) {
 	b := newFixture("config", "other")
 	b.Ready("config")
 	b.Ready("other")
@@ -164,7 +164,7 @@ func TestWithoutPartsItIsReady(t *testing.T) {
 	b.changed(t, true)
 }
 
-func TestHealthzIsAboutBeatsOnly(t *testing.T) {
+func TestHealthzReportsMissedHeartbeats(t *testing.T) {
 	b := newFixture("never-ready")
 	b.expect(t, "/healthz", 200, `{"live":true}`) // not ready, and no loop
 	b.Beat("watch", 10*time.Second)

@@ -113,7 +113,7 @@ func TestEveryClosedSetStartsAtZero(t *testing.T) {
 		}
 	}
 	got := scrape(t, New("v")).own()
-	// What plugins report has a series for each reason of each source, which is long.
+	// Reports of plugins have a series for each reason of each source.
 	adds := 0
 	for name, v := range got {
 		if strings.HasPrefix(name, "istio_cni_add_") {
@@ -167,29 +167,23 @@ func TestTypes(t *testing.T) {
 
 func TestTheAgentCountsItsOwn(t *testing.T) {
 	m := New("v")
-	const records = `istio_cni_log_records_total{outcome="dropped"}`
+	const records, ready = `log_records_total{outcome="dropped"}`, "install_ready"
 	walk(t, m,
-		step{func() { m.Installed(InstallSuccess) }, map[string]float64{`istio_cni_installs_total{result="SUCCESS"}`: 1}},
-		step{
-			func() { m.Installed(CreateCNIConfigFailure) },
-			map[string]float64{`istio_cni_installs_total{result="CREATE_CNI_CONFIG_FAILURE"}`: 1},
-		},
-		step{func() { m.SetReady(true) }, map[string]float64{"istio_cni_install_ready": 1}},
-		step{func() { m.SetReady(false) }, map[string]float64{"istio_cni_install_ready": 0}},
-		step{func() { m.Healed(Kubeconfig, time.Second) }, map[string]float64{`istio_cni_rewrites_total{artifact="kubeconfig"}`: 1}},
-		step{func() { m.RewriteConflict(WriterCilium) }, map[string]float64{`istio_cni_config_fights_total{rival="cilium"}`: 1}},
-		step{func() { m.RewriteConflict("10-evil.conf\n") }, nil}, // what a node could say is no label
-		step{func() { m.Polled(true) }, map[string]float64{"istio_cni_files_polled": 1}},
-		step{func() { m.Polled(false) }, map[string]float64{"istio_cni_files_polled": 0}},
-		step{
-			func() { m.ConfigRefused(SourceDirectory) },
-			map[string]float64{`istio_cni_config_problems_total{source="directory"}`: 1},
-		},
-		step{func() { m.LogRecords(LogDropped, 40) }, map[string]float64{records: 40}},
-		step{func() { m.LogRecords(LogDropped, 2) }, map[string]float64{records: 42}},
+		step{func() { m.Installed(InstallSuccess) }, changes{`installs_total{result="SUCCESS"}`: 1}},
+		step{func() { m.Installed(CreateCNIConfigFailure) }, changes{`installs_total{result="CREATE_CNI_CONFIG_FAILURE"}`: 1}},
+		step{func() { m.SetReady(true) }, changes{ready: 1}},
+		step{func() { m.SetReady(false) }, changes{ready: 0}},
+		step{func() { m.Healed(Kubeconfig, time.Second) }, changes{`rewrites_total{artifact="kubeconfig"}`: 1}},
+		step{func() { m.RewriteConflict(WriterCilium) }, changes{`config_fights_total{rival="cilium"}`: 1}},
+		step{func() { m.RewriteConflict("10-evil.conf\n") }, nil}, // text of the node is no label
+		step{func() { m.Polled(true) }, changes{"files_polled": 1}},
+		step{func() { m.Polled(false) }, changes{"files_polled": 0}},
+		step{func() { m.ConfigRefused(SourceDirectory) }, changes{`config_problems_total{source="directory"}`: 1}},
+		step{func() { m.LogRecords(LogDropped, 40) }, changes{records: 40}},
+		step{func() { m.LogRecords(LogDropped, 2) }, changes{records: 42}},
 		step{func() { m.LogRecords(LogRelayed, 0) }, nil},
-		step{m.LogConnectionRefused, map[string]float64{`istio_cni_log_connections_refused_total{reason="stranger"}`: 1}},
-		step{func() { m.SetReady(true) }, map[string]float64{"istio_cni_install_ready": 1}},
+		step{m.LogConnectionRefused, changes{`log_connections_refused_total{reason="stranger"}`: 1}},
+		step{func() { m.SetReady(true) }, changes{ready: 1}},
 	)
 	if got := scrape(t, New("v")).samples["istio_cni_install_ready"]; got != 0 {
 		t.Error("another agent in the process became ready as well")
@@ -218,7 +212,7 @@ func TestHealTimesAreAPrometheusHistogram(t *testing.T) {
 	}
 }
 
-// What operators and dashboards ask of a process, with values that can be.
+// TestProcess: the metrics of a process that operators and dashboards query have possible values.
 func TestProcess(t *testing.T) {
 	p := scrape(t, New("v"))
 	for name, least := range map[string]float64{
@@ -264,19 +258,24 @@ func TestOnlyReading(t *testing.T) {
 	}
 }
 
-// step is what a test does, and how the samples that are not zero change by it.
+// step is an action of a test, and the changes of the samples.
 type step struct {
-	do     func()
-	change map[string]float64 // 0 is gone
+	do func()
+	changes
 }
 
-// walk takes the steps one after the other.
+// changes are new values of samples, by their names without istio_cni_.
+type changes map[string]float64
+
+// walk takes the steps one after the other, and compares all samples that are not zero.
 func walk(t *testing.T, m interface{ Handler() http.Handler }, steps ...step) {
 	t.Helper()
 	want := map[string]float64{}
 	for i, s := range steps {
 		s.do()
-		maps.Copy(want, s.change)
+		for name, value := range s.changes {
+			want["istio_cni_"+name] = value
+		}
 		zero := func(_ string, v float64) bool { return v == 0 }
 		maps.DeleteFunc(want, zero)
 		got := scrape(t, m).own()
@@ -289,51 +288,48 @@ func walk(t *testing.T, m interface{ Handler() http.Handler }, steps ...step) {
 
 func TestRepairCountsItsOwn(t *testing.T) {
 	m := NewRepair("1.2.3")
-	const broken, redirected = `istio_cni_mesh_pods{state="broken"}`, `istio_cni_mesh_pods{state="redirected"}`
+	const broken, redirected = `mesh_pods{state="broken"}`, `mesh_pods{state="redirected"}`
 	walk(t, m,
-		step{func() { m.SetPodState("", PodBroken) }, map[string]float64{broken: 1}},
-		step{func() { m.SetPodState("", PodBroken) }, map[string]float64{broken: 2}},
+		step{func() { m.SetPodState("", PodBroken) }, changes{broken: 1}},
+		step{func() { m.SetPodState("", PodBroken) }, changes{broken: 2}},
 		step{func() { m.SetPodState(PodBroken, PodBroken) }, nil},
-		step{func() { m.SetPodState(PodBroken, PodRedirected) }, map[string]float64{broken: 1, redirected: 1}},
-		step{func() { m.SetPodState(PodRedirected, "") }, map[string]float64{redirected: 0}},
-		step{func() { m.SetPodState(PodBroken, "") }, map[string]float64{broken: 0}},
+		step{func() { m.SetPodState(PodBroken, PodRedirected) }, changes{broken: 1, redirected: 1}},
+		step{func() { m.SetPodState(PodRedirected, "") }, changes{redirected: 0}},
+		step{func() { m.SetPodState(PodBroken, "") }, changes{broken: 0}},
 		step{func() { m.SetPodState("", "") }, nil},
-		step{func() { m.SetPodState("", PodDrifted) }, map[string]float64{`istio_cni_mesh_pods{state="drifted"}`: 1}},
-		step{func() { m.SetPodState("", PodUnknown) }, map[string]float64{`istio_cni_mesh_pods{state="unknown"}`: 1}},
-		step{func() { m.Repaired(RepairDelete, RepairFail) }, map[string]float64{
-			`istio_cni_repair_pods_repaired_total{type="delete",result="fail"}`: 1,
-		}},
+		step{func() { m.SetPodState("", PodDrifted) }, changes{`mesh_pods{state="drifted"}`: 1}},
+		step{func() { m.SetPodState("", PodUnknown) }, changes{`mesh_pods{state="unknown"}`: 1}},
+		step{func() { m.Repaired(RepairDelete, RepairFail) }, changes{`repair_pods_repaired_total{type="delete",result="fail"}`: 1}},
 		step{func() { m.Repaired("", RepairFail) }, nil},
-		step{m.PodWatchFailed, map[string]float64{"istio_cni_repair_watch_troubles_total": 1}},
-		step{func() { m.EventReported(eventrecorder.Failed) }, map[string]float64{`istio_cni_events_total{result="failed"}`: 1}},
+		step{m.PodWatchFailed, changes{"repair_watch_troubles_total": 1}},
+		step{func() { m.EventReported(eventrecorder.Failed) }, changes{`events_total{result="failed"}`: 1}},
 	)
 }
 
 func TestTaintCountsItsOwn(t *testing.T) {
 	m := NewTaint("1.2.3")
-	const none, ready = `istio_cni_taint_nodes{reason="NoAgent"}`, `istio_cni_taint_nodes{reason="AgentReady"}`
+	const none, ready = `taint_nodes{reason="NoAgent"}`, `taint_nodes{reason="AgentReady"}`
 	steps := []step{
-		{func() { m.SetLeader(true) }, map[string]float64{"istio_cni_taint_leader": 1}},
-		{func() { m.ReadQueue(func() int { return 3 }) }, map[string]float64{"istio_cni_taint_queue_depth": 3}},
-		{func() { m.SetNodeReason("", "NoAgent") }, map[string]float64{none: 1}},
+		{func() { m.SetLeader(true) }, changes{"taint_leader": 1}},
+		{func() { m.ReadQueue(func() int { return 3 }) }, changes{"taint_queue_depth": 3}},
+		{func() { m.SetNodeReason("", "NoAgent") }, changes{none: 1}},
 		{func() { m.SetNodeReason("NoAgent", "NoAgent") }, nil},
-		{func() { m.SetNodeReason("NoAgent", "AgentReady") }, map[string]float64{none: 0, ready: 1}},
-		{func() { m.Decided("NoAgent") }, map[string]float64{`istio_cni_taint_decisions_total{reason="NoAgent"}`: 1}},
+		{func() { m.SetNodeReason("NoAgent", "AgentReady") }, changes{none: 0, ready: 1}},
+		{func() { m.Decided("NoAgent") }, changes{`taint_decisions_total{reason="NoAgent"}`: 1}},
 		{func() { m.Decided("something") }, nil},
-		{m.ConfigRefused, map[string]float64{"istio_cni_taint_config_problems_total": 1}},
-		{func() { m.SetLeader(false) }, map[string]float64{"istio_cni_taint_leader": 0, "istio_cni_taint_queue_depth": 0, ready: 0}},
-	}
-	one := func(do func(), format string, labels ...any) {
-		steps = append(steps, step{do, map[string]float64{fmt.Sprintf("istio_cni_taint_"+format, labels...): 1}})
+		{m.ConfigRefused, changes{"taint_config_problems_total": 1}},
+		{func() { m.SetLeader(false) }, changes{"taint_leader": 0, "taint_queue_depth": 0, ready: 0}},
+		{func() { m.EventReported(eventrecorder.Sent) }, changes{`taint_events_total{result="sent"}`: 1}},
 	}
 	for _, change := range []TaintChange{TaintAdded, TaintRemoved, ConditionSet} {
 		for _, result := range []ChangeResult{ChangeDone, ChangeConflict, ChangeFailed} {
-			one(func() { m.Changed(change, result) }, "changes_total{change=%q,result=%q}", change, result)
+			name := fmt.Sprintf("taint_changes_total{change=%q,result=%q}", change, result)
+			steps = append(steps, step{func() { m.Changed(change, result) }, changes{name: 1}})
 		}
 	}
 	for _, resource := range []Watched{WatchedNodes, WatchedPods, WatchedConfigMap} {
-		one(func() { m.WatchFailed(resource) }, "watch_troubles_total{resource=%q}", resource)
+		name := fmt.Sprintf("taint_watch_troubles_total{resource=%q}", resource)
+		steps = append(steps, step{func() { m.WatchFailed(resource) }, changes{name: 1}})
 	}
-	one(func() { m.EventReported(eventrecorder.Sent) }, "events_total{result=%q}", eventrecorder.Sent)
 	walk(t, m, steps...)
 }

@@ -29,12 +29,12 @@ func kubelet(t *testing.T, number int) error {
 	return nil
 }
 
-// attacker keeps connections open, from as many addresses as it says.
+// attacker keeps connections open, from a number of addresses.
 type attacker struct {
 	name        string
 	connections int
 	sources     int
-	// begin is what each connection sends first. Then it sends more every now and then, if there is more.
+	// Each connection sends begin, and then more every 100 ms, unless more is empty.
 	begin, more string
 	// again makes a new connection in place of one that was closed.
 	again bool
@@ -93,10 +93,10 @@ func (a attacker) hold(ctx context.Context, conn net.Conn, opened func()) {
 		_, _ = io.Copy(io.Discard, conn)
 		return
 	}
-	<-ctx.Done() // whatever is answered is not read
+	<-ctx.Done() // the answer is not read
 }
 
-// TestAProbeIsAnsweredWhateverOthersHold: no connections of others keep the kubelet from its answer within its second.
+// TestAProbeIsAnsweredWhateverOthersHold: no connections of others keep the kubelet from an answer within its timeout.
 func TestAProbeIsAnsweredWhateverOthersHold(t *testing.T) {
 	const request = "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
 	for _, a := range []attacker{
@@ -115,12 +115,11 @@ func TestAProbeIsAnsweredWhateverOthersHold(t *testing.T) {
 		{name: "bodies that do not come", connections: 500, begin: "POST /readyz HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n"},
 	} {
 		t.Run(a.name, func(t *testing.T) {
-			n := free(t, 1)[0]
 			mux := http.NewServeMux()
-			mux.Handle("/readyz", says("ready"))
+			mux.Handle("/readyz", text("ready"))
 			large := make([]byte, 256<<10) // more than the kernel takes off the server's hands
 			mux.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(large) })
-			start(t, Port{Flag: "--p", Number: n, Handler: mux})
+			n, _ := serveOne(t, mux)
 			a.run(t, n)
 			for i := range 20 {
 				if err := kubelet(t, n); err != nil {
@@ -134,18 +133,17 @@ func TestAProbeIsAnsweredWhateverOthersHold(t *testing.T) {
 	}
 }
 
-// TestARequestInWholeIsAnswered: connections that wait do not push out one that is being answered.
-func TestARequestInWholeIsAnswered(t *testing.T) {
-	n := free(t, 1)[0]
+// TestACompleteRequestIsAnswered: waiting connections do not evict a connection that is being answered.
+func TestACompleteRequestIsAnswered(t *testing.T) {
 	reached, release := make(chan struct{}), make(chan struct{})
 	mux := http.NewServeMux()
-	mux.Handle("/readyz", says("ready"))
+	mux.Handle("/readyz", text("ready"))
 	mux.HandleFunc("/slow", func(w http.ResponseWriter, _ *http.Request) {
 		close(reached)
 		<-release
 		_, _ = io.WriteString(w, "slow")
 	})
-	start(t, Port{Flag: "--p", Number: n, Handler: mux})
+	n, _ := serveOne(t, mux)
 	answer := make(chan string, 1)
 	go func() {
 		_, body, err := get(t, n, "/slow")
@@ -174,8 +172,8 @@ func (c *fakeConn) Close() error { c.closed = true; return nil }
 
 func (c *fakeConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(c.source), Port: 1} }
 
-// TestWhoGivesWay: the oldest of the address that has most.
-func TestWhoGivesWay(t *testing.T) {
+// TestEviction: the address with most connections loses its oldest.
+func TestEviction(t *testing.T) {
 	t.Parallel()
 	l := &limit{rate: rate.NewLimiter(rate.Inf, 0), waiting: group{most: 4}, answered: group{most: 2}}
 	all := map[string]*fakeConn{}
@@ -226,10 +224,9 @@ func TestWhoGivesWay(t *testing.T) {
 	}
 }
 
-// TestOneRequestOnAConnection: what is sent behind a request costs nothing.
+// TestOneRequestOnAConnection: the server does not read further requests.
 func TestOneRequestOnAConnection(t *testing.T) {
-	n := free(t, 1)[0]
-	start(t, Port{Flag: "--p", Number: n, Handler: says("x")})
+	n, _ := serveOne(t, text("x"))
 	in := bufio.NewReader(dial(t, n, strings.Repeat("GET / HTTP/1.1\r\nHost: a\r\n\r\n", 3)))
 	resp, err := http.ReadResponse(in, nil)
 	if err != nil || !resp.Close {
@@ -245,8 +242,7 @@ func TestOneRequestOnAConnection(t *testing.T) {
 // TestConnectionsCostABoundedMemory: however many connections are opened, with headers as long as they may be.
 func TestConnectionsCostABoundedMemory(t *testing.T) {
 	const bound = 32 << 20
-	n := free(t, 1)[0]
-	start(t, Port{Flag: "--p", Number: n, Handler: says("x")})
+	n, _ := serveOne(t, text("x"))
 	used := func() uint64 {
 		var m runtime.MemStats
 		runtime.GC()

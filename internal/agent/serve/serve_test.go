@@ -52,11 +52,18 @@ func occupy(t *testing.T, address string) int {
 
 var discard = slog.New(slog.DiscardHandler)
 
-func says(text string) http.Handler {
+func text(text string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) })
 }
 
-// start serves ports until the returned function is called, which returns what Serve did.
+// serveOne serves a handler on a free port, and returns the port and the function of start.
+func serveOne(t *testing.T, handler http.Handler) (number int, stop func() error) {
+	t.Helper()
+	number = free(t, 1)[0]
+	return number, start(t, Port{Flag: "--p", Number: number, Handler: handler})
+}
+
+// start serves ports until the returned function is called, which returns the result of Serve.
 func start(t *testing.T, ports ...Port) (stop func() error) {
 	t.Helper()
 	return startLimited(t, discard, headerTimeout, ports...)
@@ -121,8 +128,8 @@ func getWithin(t *testing.T, timeout time.Duration, number int, path string) (in
 func TestEachPortServesItsOwn(t *testing.T) {
 	n := free(t, 2)
 	stop := start(t,
-		Port{Flag: "--health-port", Number: n[0], Handler: says("health")},
-		Port{Flag: "--monitoring-port", Number: n[1], Handler: says("metrics")},
+		Port{Flag: "--health-port", Number: n[0], Handler: text("health")},
+		Port{Flag: "--monitoring-port", Number: n[1], Handler: text("metrics")},
 		Port{Flag: "--off", Number: 0}, Port{Flag: "--also-off", Number: -1})
 	for i, want := range []string{"health", "metrics"} {
 		if code, body, err := get(t, n[i], "/"); code != 200 || body != want || err != nil {
@@ -137,16 +144,16 @@ func TestEachPortServesItsOwn(t *testing.T) {
 	}
 }
 
-func TestPortsThatCannotBeOpenedAreNamedAllTogetherAndNoneStaysOpen(t *testing.T) { // W-29
+func TestAllPortsThatCannotBeOpenedAreNamed(t *testing.T) { // W-29
 	health := occupy(t, ":0")
 	monitoring := occupy(t, "127.0.0.1:0")
 	good := free(t, 1)[0]
 	_, err := Open(t.Context(), discard,
-		Port{Flag: "--health-port", Number: health, Handler: says("")},
-		Port{Flag: "--good-port", Number: good, Handler: says("")},
-		Port{Flag: "--monitoring-port", Number: monitoring, Handler: says("")},
-		Port{Flag: "--high-port", Number: 65536, Handler: says("")},
-		Port{Flag: "--same-port", Number: good, Handler: says("")})
+		Port{Flag: "--health-port", Number: health, Handler: text("")},
+		Port{Flag: "--good-port", Number: good, Handler: text("")},
+		Port{Flag: "--monitoring-port", Number: monitoring, Handler: text("")},
+		Port{Flag: "--high-port", Number: 65536, Handler: text("")},
+		Port{Flag: "--same-port", Number: good, Handler: text("")})
 	if err == nil {
 		t.Fatal("no error")
 	}
@@ -167,7 +174,7 @@ func TestPortsThatCannotBeOpenedAreNamedAllTogetherAndNoneStaysOpen(t *testing.T
 	}
 }
 
-func TestProfilesAreLocalAndNowhereElse(t *testing.T) {
+func TestProfilesAreLocal(t *testing.T) {
 	n := free(t, 3)
 	start(t, Port{Flag: "--health-port", Number: n[0], Handler: http.NotFoundHandler()},
 		Introspection("--ctrlz_port", "localhost", n[1], nil), Introspection("--other", "127.0.0.1", n[2], nil))
@@ -189,14 +196,13 @@ func TestProfilesAreLocalAndNowhereElse(t *testing.T) {
 	}
 }
 
-func TestEndIsBoundThoughARequestHangs(t *testing.T) {
-	n := free(t, 1)[0]
+func TestAHangingRequestDelaysTheEndByABound(t *testing.T) {
 	reached, release := make(chan struct{}), make(chan struct{})
 	defer close(release)
-	stop := start(t, Port{Flag: "--p", Number: n, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+	n, stop := serveOne(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		close(reached)
 		<-release
-	})})
+	}))
 	done := make(chan error, 1)
 	go func() { _, _, err := get(t, n, "/"); done <- err }()
 	<-reached
@@ -210,13 +216,13 @@ func TestEndIsBoundThoughARequestHangs(t *testing.T) {
 
 func TestASilentClientIsCutOff(t *testing.T) {
 	n := free(t, 1)[0]
-	startLimited(t, discard, time.Millisecond, Port{Flag: "--p", Number: n, Handler: says("x")})
+	startLimited(t, discard, time.Millisecond, Port{Flag: "--p", Number: n, Handler: text("x")})
 	if _, err := io.ReadAll(dial(t, n, "GET / HTTP/1.1\r\nHost:")); err != nil {
 		t.Errorf("the connection was not closed: %v", err)
 	}
 }
 
-func TestAPanicIsLoggedWhereItIsWanted(t *testing.T) {
+func TestAPanicIsLogged(t *testing.T) {
 	n := free(t, 1)[0]
 	log := &agenttest.Buffer{}
 	stop := startLimited(t, slog.New(slog.NewTextHandler(log, nil)), headerTimeout,
@@ -235,7 +241,7 @@ func TestAPanicIsLoggedWhereItIsWanted(t *testing.T) {
 func TestALostPortEndsServe(t *testing.T) {
 	n := free(t, 2)
 	s, err := Open(t.Context(), discard,
-		Port{Flag: "--a", Number: n[0], Handler: says("")}, Port{Flag: "--b", Number: n[1], Handler: says("")})
+		Port{Flag: "--a", Number: n[0], Handler: text("")}, Port{Flag: "--b", Number: n[1], Handler: text("")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,13 +255,13 @@ func TestALostPortEndsServe(t *testing.T) {
 	}
 }
 
-// Serving that ends before it has begun leaves no port open either.
-func TestEndBeforeTheBeginningClosesThePorts(t *testing.T) {
+// TestAContextThatHasEndedClosesThePorts: no port stays open.
+func TestAContextThatHasEndedClosesThePorts(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	for range 200 {
 		n := free(t, 1)
-		s, err := Open(t.Context(), discard, Port{Flag: "--a", Number: n[0], Handler: says("")})
+		s, err := Open(t.Context(), discard, Port{Flag: "--a", Number: n[0], Handler: text("")})
 		if err != nil {
 			t.Fatal(err)
 		}
