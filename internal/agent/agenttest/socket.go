@@ -66,6 +66,18 @@ func Serve(t *testing.T, handler http.Handler, change func(*unixsock.Options)) *
 	return s
 }
 
+// Listen listens on a Unix socket until the test ends. The file stays.
+func Listen(t *testing.T, path string) *net.UnixListener {
+	t.Helper()
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener.SetUnlinkOnClose(false)
+	t.Cleanup(func() { _ = listener.Close() })
+	return listener
+}
+
 // Dial connects to the socket until the test ends.
 func (s *Socket) Dial(t *testing.T) net.Conn {
 	t.Helper()

@@ -17,18 +17,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 )
 
-func listen(t *testing.T, path string) *net.UnixListener {
-	t.Helper()
-	var config net.ListenConfig
-	l, err := config.Listen(t.Context(), "unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	t.Cleanup(func() { _ = l.Close() })
-	return l.(*net.UnixListener)
-}
-
 func modeOf(t *testing.T, path string) fs.FileMode {
 	t.Helper()
 	info, err := os.Lstat(path)
@@ -39,14 +27,27 @@ func modeOf(t *testing.T, path string) fs.FileMode {
 }
 
 func TestModes(t *testing.T) {
-	for _, c := range []struct{ dir, socket fs.FileMode }{{0o700, 0o600}, {0o755, 0o666}} {
-		t.Run(fmt.Sprint(c.socket), func(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		dir, socket fs.FileMode
+		exists      bool // the directory, with mode 0711
+		want        fs.FileMode
+	}{
+		{"of_root", 0o700, 0o600, false, 0o700},
+		{"of_all", 0o755, 0o666, false, 0o755},
+		{"directory_exists", 0o700, 0o600, true, 0o711},
+	} {
+		t.Run(c.name, func(t *testing.T) {
 			above := filepath.Join(agenttest.SocketDir(t), "above")
-			b := start(t, func(o *unixsock.Options) {
-				o.Path, o.DirMode, o.Mode = filepath.Join(above, "istio-cni", "log.sock"), c.dir, c.socket
-			})
-			if got := modeOf(t, filepath.Dir(b.Path)).Perm(); got != c.dir {
-				t.Errorf("directory has %v, want %v", got, c.dir)
+			dir := filepath.Join(above, "istio-cni")
+			if c.exists {
+				if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o711)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b := start(t, func(o *unixsock.Options) { o.Path, o.DirMode, o.Mode = filepath.Join(dir, "log.sock"), c.dir, c.socket })
+			if got := modeOf(t, dir).Perm(); got != c.want {
+				t.Errorf("directory has %v, want %v", got, c.want)
 			}
 			if got := modeOf(t, b.Path); got.Perm() != c.socket || got.Type() != fs.ModeSocket {
 				t.Errorf("socket has %v, want %v", got, c.socket)
@@ -55,17 +56,6 @@ func TestModes(t *testing.T) {
 				t.Errorf("the directory above has %v", got)
 			}
 		})
-	}
-}
-
-func TestADirectoryThatIsThereStaysAsItIs(t *testing.T) {
-	b := start(t, func(o *unixsock.Options) {
-		if err := os.Chmod(filepath.Dir(o.Path), 0o711); err != nil {
-			t.Fatal(err)
-		}
-	})
-	if got := modeOf(t, b.Dir).Perm(); got != 0o711 {
-		t.Errorf("it has %v now", got)
 	}
 }
 
@@ -151,7 +141,7 @@ func TestTheSocketIsRemovedAtTheEndIfItIsOurs(t *testing.T) {
 		if err := os.Remove(b.Path); err != nil {
 			t.Fatal(err)
 		}
-		listen(t, b.Path)
+		agenttest.Listen(t, b.Path)
 		if b.Listening() {
 			t.Error("another's socket is taken for ours")
 		}
@@ -165,13 +155,25 @@ func TestTheSocketIsRemovedAtTheEndIfItIsOurs(t *testing.T) {
 	})
 }
 
+func TestASocketThatIsBoundAgainBeforeServeIsServed(t *testing.T) {
+	o := agenttest.SocketOptions(filepath.Join(agenttest.SocketDir(t), "log.sock"))
+	s, err := unixsock.Open(t.Context(), o)
+	if err := errors.Join(err, os.Remove(o.Path), s.Rebind(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	agenttest.Go(t, func(ctx context.Context) { s.Serve(ctx, hello) })
+	if got, err := get(t.Context(), o.Path); got != "hello" || err != nil {
+		t.Errorf("answer %q, %v", got, err)
+	}
+}
+
 func TestItComesBackWhenItsFileIsDeleted(t *testing.T) {
 	b := start(t, nil)
 	for name, harm := range map[string]func() error{
 		"file":      func() error { return os.Remove(b.Path) },
 		"directory": func() error { return os.RemoveAll(b.Dir) },
 		"renamed":   func() error { return os.Rename(b.Path, b.Path+".away") },
-		"stale":     func() error { _ = os.Remove(b.Path); return listen(t, b.Path).Close() },
+		"stale":     func() error { _ = os.Remove(b.Path); return agenttest.Listen(t, b.Path).Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := b.Dial(t)

@@ -94,7 +94,9 @@ func (s *Server) Rebind(ctx context.Context) error {
 	_ = s.socket.listener.Close() // no client can reach it
 	s.socket = fresh
 	s.options.Log.InfoContext(ctx, "a socket was gone and is made again", "path", s.options.Path)
-	s.accept()
+	if s.http != nil {
+		s.accept()
+	}
 	return nil
 }
 

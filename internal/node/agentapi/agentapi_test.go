@@ -71,12 +71,8 @@ func TestFactsAreSentWhole(t *testing.T) {
 // serve returns the socket of an agent. Each state of a connection goes to state, unless nil.
 func serve(t *testing.T, handler http.HandlerFunc, state func(net.Conn, http.ConnState)) string {
 	t.Helper()
-	socket := filepath.Join(t.TempDir(), "s")
-	var config net.ListenConfig
-	listener, err := config.Listen(t.Context(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	socket := filepath.Join(agenttest.SocketDir(t), "s")
+	listener := agenttest.Listen(t, socket)
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute, ConnState: state}
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(func() { _ = server.Close() })
@@ -160,10 +156,7 @@ const servedAt = "AGENTAPI_TEST_SERVES"
 // TestOnlyRootIsTrusted lets another user serve the socket.
 func TestOnlyRootIsTrusted(t *testing.T) {
 	if socket := os.Getenv(servedAt); socket != "" {
-		var config net.ListenConfig
-		if _, err := config.Listen(t.Context(), "unix", socket); err != nil {
-			t.Fatal(err)
-		}
+		agenttest.Listen(t, socket)
 		_, _ = os.Stdout.WriteString("up\n")
 		_, _ = os.Stdin.Read(make([]byte, 1)) // until the other one has seen it
 		return

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 )
 
 // agent receives the relayed records.
@@ -35,28 +36,9 @@ type relayed struct {
 
 func startAgent(t *testing.T) *agent {
 	t.Helper()
-	a := &agent{dir: agenttest.SocketDir(t)}
-	serveHTTP(t, a.dir, a)
+	a := &agent{}
+	a.dir = agenttest.Serve(t, a, nil).Dir
 	return a
-}
-
-func serveHTTP(t *testing.T, dir string, h http.Handler) {
-	t.Helper()
-	server := &http.Server{Handler: h, ReadHeaderTimeout: agenttest.Generous}
-	listener := listen(t, dir)
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(func() { _ = server.Close() })
-}
-
-func listen(t *testing.T, dir string) net.Listener {
-	t.Helper()
-	var config net.ListenConfig
-	listener, err := config.Listen(t.Context(), "unix", filepath.Join(dir, socketName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = listener.Close() })
-	return listener
 }
 
 func (a *agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -93,7 +75,7 @@ func TestAFailingRelayIsOnlyAWarningOnStderr(t *testing.T) {
 	}{
 		{"no_socket", func(*testing.T, string) {}, ""},
 		{"stale_regular_file", func(t *testing.T, dir string) { t.Helper(); put(t, dir, socketName, "") }, "connection refused"},
-		{"stale_socket", staleSocket, "connection refused"},
+		{"stale_socket", func(t *testing.T, dir string) { t.Helper(); _ = listen(t, dir).Close() }, "connection refused"},
 		{"answers_500", answer(http.StatusInternalServerError), "it answers 500"},
 		{"answers_204", answer(http.StatusNoContent), "it answers 204"},
 		{"answers_with_a_redirection", answer(http.StatusTemporaryRedirect), "it answers 307"},
@@ -160,28 +142,26 @@ func lastLine(lines string) string {
 	return lines[strings.LastIndex(strings.TrimSuffix(lines, "\n"), "\n")+1:]
 }
 
-func staleSocket(t *testing.T, dir string) {
+func listen(t *testing.T, dir string) net.Listener {
 	t.Helper()
-	listener := listen(t, dir).(*net.UnixListener)
-	listener.SetUnlinkOnClose(false)
-	_ = listener.Close()
+	return agenttest.Listen(t, filepath.Join(dir, socketName))
 }
 
 // answer reads requests and answers them with a status.
 func answer(code int) func(*testing.T, string) {
 	return func(t *testing.T, dir string) {
 		t.Helper()
-		serveHTTP(t, dir, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		agenttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
 			w.Header().Set("Location", "http://unix/elsewhere")
 			w.WriteHeader(code)
-		}))
+		}), func(o *unixsock.Options) { o.Path = filepath.Join(dir, socketName) })
 	}
 }
 
 func TestFailedSinksAreNoWarningBelowTheLevel(t *testing.T) {
 	dir := agenttest.SocketDir(t)
-	staleSocket(t, dir)
+	_ = listen(t, dir).Close()
 	got := logged(t, options{RunDir: dir, Level: LevelError}, func(log *slog.Logger) { log.Error("e") })
 	if len(messages(t, got)) != 1 {
 		t.Errorf("stderr has %q", got)
