@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -17,7 +18,6 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
-	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 )
 
 // agent receives the relayed records.
@@ -151,11 +151,15 @@ func listen(t *testing.T, dir string) net.Listener {
 func answer(code int) func(*testing.T, string) {
 	return func(t *testing.T, dir string) {
 		t.Helper()
-		agenttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.Copy(io.Discard, r.Body)
-			w.Header().Set("Location", "http://unix/elsewhere")
-			w.WriteHeader(code)
-		}), func(o *unixsock.Options) { o.Path = filepath.Join(dir, socketName) })
+		server := &httptest.Server{Listener: listen(t, dir), Config: &http.Server{ //nolint:gosec // the client has a timeout
+			Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				w.Header().Set("Location", "http://unix/elsewhere")
+				w.WriteHeader(code)
+			}),
+		}}
+		server.Start()
+		t.Cleanup(server.Close)
 	}
 }
 
