@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -13,8 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
+	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -24,29 +25,19 @@ import (
 // hostile is a text that a pod's author may write where an error quotes it.
 const hostile = "<\x1b[2J\u009b2J\x7f\u202e\u200b\r\n2026-11-22T00:00:00Z  shop/forged  true  captured\tx\"\\"
 
-// serve gives the socket of an agent that plugins reported to.
+// serve returns the socket of an agent that has reports of plugins.
 func serve(t *testing.T, reports ...agentapi.Report) string {
 	t.Helper()
-	socket := filepath.Join(t.TempDir(), "s")
-	var config net.ListenConfig
-	listener, err := config.Listen(t.Context(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
 	service := podcache.Service{Ring: &podcache.Ring{}, Metrics: metrics.New("")}
-	server := httptest.NewUnstartedServer(service.Handler())
-	server.Listener = listener
-	server.Start()
-	t.Cleanup(server.Close)
 	for _, r := range reports {
 		body, err := json.Marshal(r)
 		if err != nil {
 			t.Fatal(err)
 		}
 		report := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/report", bytes.NewReader(body))
-		server.Config.Handler.ServeHTTP(httptest.NewRecorder(), report)
+		service.Handler().ServeHTTP(httptest.NewRecorder(), report)
 	}
-	return socket
+	return agenttest.Serve(t, service.Handler(), func(o *unixsock.Options) { o.KeepAlive = true }).Path
 }
 
 func run(t *testing.T, socket string, args ...string) (code int, stdout, stderr string) {

@@ -1,6 +1,9 @@
 package installer_test
 
 import (
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -91,6 +94,19 @@ func TestUninstallByHand(t *testing.T) {
 	before := n.Tree(nodetest.NetDir)
 	a := n.Start()
 	a.AwaitReady()
+	// Sockets, lock, verdict and kubeconfig come back after their removal: the agent still holds the node.
+	files, _ := filepath.Glob(n.Path(nodetest.RunDir + "/*"))
+	for _, file := range files {
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	nodetest.Await(t, "the run directory", func() error {
+		if now, _ := filepath.Glob(n.Path(nodetest.RunDir + "/*")); len(files) < 5 || !slices.Equal(now, files) {
+			return notYet("there are %q, want %q", now, files)
+		}
+		return nil
+	})
 	if code, u := n.Run("--uninstall"); code != 1 || !strings.Contains(u.Log(), "a node agent is at work here and would install again") {
 		t.Errorf("beside an agent: exit code %d, %s", code, u.Log())
 	}

@@ -170,17 +170,9 @@ func (k *killer) kill(doing string, a *nodetest.Agent) {
 	if err := k.loads(); err != nil {
 		k.t.Errorf("killed during %s (kill %d): %v\n%v\n%s", doing, k.kills, err, k.n.Tree(nodetest.NetDir), a.Log())
 	}
-	if doing == "heal" { // the primary repents, so that the end can be compared with the beginning
-		k.restore()
-	}
-}
-
-// restore is the primary's daemon at its start: it writes what it always writes.
-func (k *killer) restore() {
-	for name := range k.n.Tree(nodetest.NetDir) {
-		if name == k.file {
-			k.n.Put(path.Join(nodetest.NetDir, k.file), k.text)
-		}
+	file := path.Join(nodetest.NetDir, k.file)
+	if _, err := os.Stat(k.n.Path(file)); doing == "heal" && err == nil { // the primary's daemon writes what it always writes
+		k.n.Put(file, k.text)
 	}
 }
 
@@ -201,14 +193,11 @@ func (k *killer) installed(refused bool) {
 			k.t.Errorf("after all the runtime loads: -want +got:\n%s", diff)
 		}
 	}
-	for name := range k.n.Tree(nodetest.NetDir) {
-		if strings.Contains(name, ".tmp.") {
-			k.t.Errorf("temporary file %s is left", name)
-		}
-	}
-	for name := range k.n.Tree(nodetest.BinDir) {
-		if strings.Contains(name, ".tmp.") {
-			k.t.Errorf("temporary file %s is left", name)
+	for _, dir := range []string{nodetest.NetDir, nodetest.BinDir} {
+		for name := range k.n.Tree(dir) {
+			if strings.Contains(name, ".tmp.") {
+				k.t.Errorf("temporary file %s is left", name)
+			}
 		}
 	}
 	a.Kill()

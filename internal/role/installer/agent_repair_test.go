@@ -12,27 +12,28 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
 // unredirected is a pod of the node whose sandbox was made before the plugin was there, and whose validation has failed.
-type unredirected struct{ namespace, name, uid, netns string }
+type unredirected struct{ chaintest.Pod }
 
 const unredirectedAddress = "10.77.0.5"
 
 func newUnredirected(t *testing.T, n *nodetest.Node) unredirected {
 	t.Helper()
-	p := unredirected{"apps", "early", "00000000-0000-4000-8000-0000000000ea", netnstest.New(t)}
+	p := unredirected{chaintest.Pod{Namespace: "apps", Name: "early", UID: "00000000-0000-4000-8000-0000000000ea", Netns: netnstest.New(t)}}
 	for _, command := range []string{
 		"link set lo up", "link add veth0 type veth peer name eth0", "address add " + unredirectedAddress + "/16 dev eth0",
 		"link set eth0 up", "link set veth0 up",
 	} {
-		netnstest.Run(t, p.netns, "ip", strings.Fields(command)...)
+		netnstest.Run(t, p.Netns, "ip", strings.Fields(command)...)
 	}
 	// As libcni leaves it, with a namespace that is reached by way of a process.
 	entry, err := json.Marshal(map[string]any{
 		"kind": "cniCacheV1", "containerId": "c1", "config": []byte(nodetest.BridgeList), "ifName": "eth0", "networkName": "pods",
-		"netns": p.netns, "cniArgs": [][2]string{
-			{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", p.namespace}, {"K8S_POD_NAME", p.name}, {"K8S_POD_UID", p.uid},
+		"netns": p.Netns, "cniArgs": [][2]string{
+			{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", p.Namespace}, {"K8S_POD_NAME", p.Name}, {"K8S_POD_UID", p.UID},
 		},
 	})
 	if err != nil {
@@ -52,19 +53,13 @@ func (p unredirected) register(n *nodetest.Node) {
 		"status": {"phase": "Pending", "podIP": %[5]q, "podIPs": [{"ip": %[5]q}], "initContainerStatuses": [{"name": "istio-validation",
 			"state": {"waiting": {"reason": "CrashLoopBackOff"}},
 			"lastState": {"terminated": {"exitCode": 126, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z"}}}]}
-	}`, p.namespace, p.name, p.uid, nodetest.NodeName, unredirectedAddress))
-}
-
-// captured reads the rules by whichever way they were written.
-func (p unredirected) captured(t *testing.T) bool {
-	t.Helper()
-	return strings.Contains(netnstest.Run(t, p.netns, "iptables-save"), "-A OUTPUT -j ISTIO_OUTPUT")
+	}`, p.Namespace, p.Name, p.UID, nodetest.NodeName, unredirectedAddress))
 }
 
 // events are those about the pod.
 func (p unredirected) events(t *testing.T, n *nodetest.Node) []event {
 	t.Helper()
-	return slices.DeleteFunc(events(t, n), func(e event) bool { return e.InvolvedObject.UID != p.uid })
+	return slices.DeleteFunc(events(t, n), func(e event) bool { return e.InvolvedObject.UID != p.UID })
 }
 
 const repairedInPlace = `istio_cni_repair_pods_repaired_total{type="repair",result="success"}`
@@ -105,8 +100,8 @@ func TestW12NothingWaitsForTheAPIServer(t *testing.T) {
 			n.GrantAccess()
 			p.register(n)
 			awaitMetric(t, a, repairedInPlace, "1")
-			if rules := netnstest.Run(t, n.Netns, "iptables-save"); !p.captured(t) || strings.Contains(rules, "ISTIO") {
-				t.Errorf("the pod is redirected: %t; rules in the node's namespace:\n%s", p.captured(t), rules)
+			if rules := netnstest.Run(t, n.Netns, "iptables-save"); !p.Captured(t) || strings.Contains(rules, "ISTIO") {
+				t.Errorf("the pod is redirected: %t; rules in the node's namespace:\n%s", p.Captured(t), rules)
 			}
 			nodetest.Await(t, "the event on the pod", func() error {
 				got := p.events(t, n)
@@ -141,7 +136,7 @@ func TestW9AgentOfAnUnknownNodeRepairsNothing(t *testing.T) {
 			return nil
 		})
 		ends(t, a)
-		if p.captured(t) || len(p.events(t, n)) > 0 {
+		if p.Captured(t) || len(p.events(t, n)) > 0 {
 			t.Errorf("%s: the pod was redirected, events %+v", env, p.events(t, n))
 		}
 	}
@@ -157,7 +152,7 @@ func TestRepairFollowsTheLiveConfiguration(t *testing.T) {
 	a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true", "EXCLUDE_NAMESPACES=apps")
 	a.AwaitReady()
 	awaitExcluded(t, n, "apps")
-	if p.captured(t) {
+	if p.Captured(t) {
 		t.Fatal("the pod was redirected")
 	}
 	n.API.Set(configMap(map[string]string{"EXCLUDE_NAMESPACES": "kube-system"}))

@@ -59,7 +59,10 @@ func (p *plugin) admit(ctx context.Context, conf cniconf.NetConf, args *skel.Cmd
 		}
 	case sidecar.Pass:
 	}
-	return before.print(&p.answer)
+	if err := before.PrintTo(&p.answer); err != nil {
+		return fmt.Errorf("printing the result: %w", err)
+	}
+	return nil
 }
 
 // logger returns the log of a call about a pod.

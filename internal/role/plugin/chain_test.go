@@ -105,7 +105,11 @@ func TestCheckNamesWhatDiffers(t *testing.T) {
 			if !errors.As(err, &failed) || failed.Code != 102 || !strings.Contains(failed.Details, `missing "-A OUTPUT -j ISTIO_OUTPUT"`) {
 				t.Errorf("CHECK of a pod without its jump: %v", err)
 			}
-			if _, err := node.Again(list, mesh); err != nil {
+			before, err := node.Cached(list, mesh)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := node.Ours(list, mesh, before); err != nil {
 				t.Fatalf("ADD of istio-cni again: %v", err)
 			}
 			if err := node.Check(list, mesh); err != nil {

@@ -317,15 +317,6 @@ func Input(list *libcni.NetworkConfigList, prevResult []byte) ([]byte, error) {
 	return json.Marshal(stanza)
 }
 
-// Again runs ADD of the last plugin on a sandbox after an ADD of the whole chain.
-func (n *Node) Again(list *libcni.NetworkConfigList, p Pod) ([]byte, error) {
-	before, err := n.Cached(list, p)
-	if err != nil {
-		return nil, err
-	}
-	return n.Ours(list, p, before)
-}
-
 // Exec starts the program under test with a command, and the input as it is. The extra variables come last.
 func (n *Node) Exec(command string, p Pod, input []byte, extra ...string) (stdout []byte, err error) {
 	err = netns.Do(n.Netns, func() error {
