@@ -40,18 +40,15 @@ func (r *nftReference) add6(table, chain, format string, args ...any) {
 
 // cidrs gives those of both families, IPv4 first, each with the word for its family.
 func (r *nftReference) cidrs(list []netip.Prefix) (out []string) {
+	var six []string
 	for _, p := range list {
 		if p.Addr().Is4() {
 			out = append(out, "ip %s "+p.String())
+		} else if r.ipv6 {
+			six = append(six, "ip6 %s "+p.String()) // nft takes no dotted address of IPv6 but a mapped one
 		}
 	}
-	for _, p := range list {
-		if p.Addr().Is6() && r.ipv6 {
-			// nft takes no dotted address of IPv6 but a mapped one.
-			out = append(out, "ip6 %s "+p.String())
-		}
-	}
-	return out
+	return append(out, six...)
 }
 
 func nftScript(s redirect.Spec, ipv6 bool) string {

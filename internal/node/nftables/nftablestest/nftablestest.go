@@ -42,11 +42,7 @@ func fill(conn *nfnetlink.Conn, family uint8, table, chain string, chains, rules
 		batch := conn.Batch(generation)
 		batch.Add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, family, func(b *nfnetlink.Buffer) { b.String(unix.NFTA_TABLE_NAME, table) })
 		for i := made; i < min(made+atOnce, chains+rules); i++ {
-			if i < chains {
-				addChain(batch, family, table, chain, chains-1-i)
-			} else {
-				addRule(batch, family, table, chain)
-			}
+			add(batch, family, table, chain, i, chains)
 		}
 		if err := batch.Commit(); err != nil {
 			return err
@@ -55,21 +51,21 @@ func fill(conn *nfnetlink.Conn, family uint8, table, chain string, chains, rules
 	return nil
 }
 
-// addChain makes the chain itself if none is left to make, else one with a number.
-func addChain(batch *nfnetlink.Batch, family uint8, table, chain string, left int) {
-	if left > 0 {
+// add makes the i-th object: a chain, or a rule in the last one.
+func add(batch *nfnetlink.Batch, family uint8, table, chain string, i, chains int) {
+	if i >= chains {
+		batch.Add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, family, func(b *nfnetlink.Buffer) {
+			b.String(unix.NFTA_RULE_TABLE, table)
+			b.String(unix.NFTA_RULE_CHAIN, chain)
+			b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() {})
+		})
+		return
+	}
+	if left := chains - 1 - i; left > 0 {
 		chain = fmt.Sprintf("%s-%d", chain, left)
 	}
 	batch.Add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, family, func(b *nfnetlink.Buffer) {
 		b.String(unix.NFTA_CHAIN_TABLE, table)
 		b.String(unix.NFTA_CHAIN_NAME, chain)
-	})
-}
-
-func addRule(batch *nfnetlink.Batch, family uint8, table, chain string) {
-	batch.Add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, family, func(b *nfnetlink.Buffer) {
-		b.String(unix.NFTA_RULE_TABLE, table)
-		b.String(unix.NFTA_RULE_CHAIN, chain)
-		b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() {})
 	})
 }
