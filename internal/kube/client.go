@@ -256,10 +256,7 @@ func (c *call) request(to *rest.RESTClient) (*rest.Request, error) {
 	verb := map[string]string{
 		"create": http.MethodPost, "delete": http.MethodDelete, "update": http.MethodPut, "patch": http.MethodPatch,
 	}[c.verb]
-	if verb == "" {
-		verb = http.MethodGet
-	}
-	r := to.Verb(verb).AbsPath(c.resource.path()...).MaxRetries(0).WarningHandlerWithContext(rest.NoWarnings{})
+	r := to.Verb(cmp.Or(verb, http.MethodGet)).AbsPath(c.resource.path()...).MaxRetries(0).WarningHandlerWithContext(rest.NoWarnings{})
 	r = r.NamespaceIfScoped(c.namespace, c.namespace != "").Resource(c.resource.plural)
 	if c.name != "" {
 		r = r.Name(c.name)
@@ -277,12 +274,7 @@ func (c *call) request(to *rest.RESTClient) (*rest.Request, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding the request: %w", err)
 	}
-	if c.patch != "" {
-		r = r.SetHeader("Content-Type", string(c.patch))
-	} else {
-		r = r.SetHeader("Content-Type", runtime.ContentTypeJSON)
-	}
-	return r.Body(data), r.Error()
+	return r.SetHeader("Content-Type", cmp.Or(string(c.patch), runtime.ContentTypeJSON)).Body(data), r.Error()
 }
 
 // Bounds of one object and of a page of a list, in bytes. The API server's store accepts objects of 1.5 MiB, which JSON escapes
@@ -412,16 +404,6 @@ const (
 
 func (x *exchange) at(s stage) { x.stage.Store(s) }
 
-func (x *exchange) trace(ctx context.Context) context.Context {
-	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		DNSStart:             func(httptrace.DNSStartInfo) { x.at(resolving) },
-		ConnectStart:         func(string, string) { x.at(connecting) },
-		TLSHandshakeStart:    func() { x.at(handshaking) },
-		GotConn:              func(httptrace.GotConnInfo) { x.at(waiting) },
-		GotFirstResponseByte: func() { x.at(reading) },
-	})
-}
-
 // observer records the credentials of each outgoing request, and bounds the response.
 type observer struct{ next http.RoundTripper }
 
@@ -435,7 +417,13 @@ func (o *observer) RoundTrip(r *http.Request) (*http.Response, error) {
 	_, credential, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	_, password, _ := r.BasicAuth()
 	x.secrets = slices.DeleteFunc([]string{credential, password}, func(s string) bool { return s == "" })
-	response, err := o.next.RoundTrip(r.WithContext(x.trace(r.Context())))
+	response, err := o.next.RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
+		DNSStart:             func(httptrace.DNSStartInfo) { x.at(resolving) },
+		ConnectStart:         func(string, string) { x.at(connecting) },
+		TLSHandshakeStart:    func() { x.at(handshaking) },
+		GotConn:              func(httptrace.GotConnInfo) { x.at(waiting) },
+		GotFirstResponseByte: func() { x.at(reading) },
+	})))
 	if err != nil {
 		x.unsent = err
 		return nil, err

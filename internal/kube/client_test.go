@@ -71,7 +71,7 @@ func TestAPIReadsWhatIsNeeded(t *testing.T) {
 	if diff := cmp.Diff(wantNode, node); diff != "" || err != nil {
 		t.Errorf("Node: %v (-want +got):\n%s", err, diff)
 	}
-	pod, err := api.Pod(t.Context(), PodKey{Namespace: "istio-system", Name: "istio-cni-node-x7"})
+	pod, err := api.Pod(t.Context(), PodRef{Namespace: "istio-system", Name: "istio-cni-node-x7"})
 	if err != nil || pod.Facts.UID != "u2" || pod.NodeName != "node-1" || pod.Deleting || pod.DaemonSet != "" {
 		t.Errorf("Pod: %v, %+v", err, pod)
 	}
@@ -168,7 +168,7 @@ func TestAPIWithoutAServer(t *testing.T) {
 func TestNothingIsSentForANameThatCannotBe(t *testing.T) {
 	server := kubetest.NewServer(t)
 	api := connected(t, server, nil)
-	for _, key := range []PodKey{
+	for _, key := range []PodRef{
 		{},
 		{Namespace: "shop"},
 		{Name: "cart"},

@@ -102,7 +102,10 @@ var ErrDisruptionBudget = errors.New("a PodDisruptionBudget does not allow it")
 func (e *Error) Unwrap() error { return e.Err }
 
 // Transient reports whether a retry may succeed.
-func (e *Error) Transient() bool { return e.attempts() == 0 && e.Class != NotFound }
+func (e *Error) Transient() bool {
+	attempts, _ := e.policy()
+	return attempts == 0 && e.Class != NotFound
+}
 
 // Error returns one line for a person: request, server and result, and for a look-up the remedy.
 func (e *Error) Error() string {
@@ -134,14 +137,8 @@ func (e *Error) Error() string {
 	return text.String()
 }
 
-// attempts returns the number of attempts of a class, for failures that a retry seldom ends. Zero means unlimited within the
-// budget.
-func (e *Error) attempts() int {
-	attempts, _ := e.policy()
-	return attempts
-}
-
-// policy returns the number of attempts of a class, and a remedy for a person. The remedy never repeats the cause.
+// policy returns the number of attempts of a class, zero for any number within the budget, and a remedy for a person. The remedy
+// never repeats the cause.
 func (e *Error) policy() (attempts int, remedy string) {
 	switch e.Class { //nolint:exhaustive // the others are about the file
 	case NotFound:

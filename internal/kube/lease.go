@@ -22,22 +22,16 @@ type Lease struct {
 	// Transitions counts the changes of the holder.
 	Transitions int
 
-	// object is the object as read, nil without an object.
-	object *coordinationv1.Lease
+	// object is the object as read, nil without an object; version is its resourceVersion.
+	object  *coordinationv1.Lease
+	version string
 }
 
 // Exists reports whether the API server has the object.
 func (l Lease) Exists() bool { return l.object != nil }
 
 // Same reports whether two reads of the lease have the same resourceVersion.
-func (l Lease) Same(other Lease) bool { return l.version() == other.version() }
-
-func (l Lease) version() string {
-	if l.object == nil {
-		return ""
-	}
-	return l.object.ResourceVersion
-}
+func (l Lease) Same(other Lease) bool { return l.version == other.version }
 
 // Lease fetches a lease: GET /apis/coordination.k8s.io/v1/namespaces/NAMESPACE/leases/NAME. For a missing object it returns a
 // lease that does not exist, and no error.
@@ -55,7 +49,7 @@ func (c *Client) Lease(ctx context.Context, namespace, name string) (Lease, erro
 func leaseOf(object *coordinationv1.Lease) Lease {
 	spec := object.Spec
 	return Lease{
-		Namespace: object.Namespace, Name: object.Name, object: object,
+		Namespace: object.Namespace, Name: object.Name, object: object, version: object.ResourceVersion,
 		Holder: ptr.Deref(spec.HolderIdentity, ""), Duration: time.Duration(ptr.Deref(spec.LeaseDurationSeconds, 0)) * time.Second,
 		Acquired: ptr.Deref(spec.AcquireTime, metav1.MicroTime{}).UTC(), Renewed: ptr.Deref(spec.RenewTime, metav1.MicroTime{}).UTC(),
 		Transitions: int(ptr.Deref(spec.LeaseTransitions, 0)),

@@ -23,7 +23,7 @@ const (
 // [Class] says until the budget is used up. Pauses grow from 25 to 50 ms at first to 500 ms to 1 s in the end, with jitter, so
 // that the pods of a node do not send requests in step. An error is an [Error] about all attempts; when ctx was canceled it is
 // also context.Canceled.
-func (c *Client) Lookup(ctx context.Context, key PodKey, budget time.Duration) (sidecar.Facts, error) {
+func (c *Client) Lookup(ctx context.Context, key PodRef, budget time.Duration) (sidecar.Facts, error) {
 	limited, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
 	deadline, _ := limited.Deadline()
@@ -33,10 +33,13 @@ func (c *Client) Lookup(ctx context.Context, key PodKey, budget time.Duration) (
 	}
 	total := time.Until(deadline)
 	for {
-		pod, err := l.try(limited, c, key)
+		attempt, end := context.WithTimeout(limited, l.attempt)
+		pod, err := c.Pod(attempt, key)
+		end()
 		if err == nil {
 			return pod.Facts, nil
 		}
+		l.record(err, limited.Err() != nil)
 		pause, again := l.pause()
 		if !again || !Sleep(limited, pause) {
 			break
@@ -45,7 +48,8 @@ func (c *Client) Lookup(ctx context.Context, key PodKey, budget time.Duration) (
 	failed := l.last
 	switch canceled := errors.Is(ctx.Err(), context.Canceled); {
 	case canceled && failed.Class != Canceled:
-		failed = Error{Class: Canceled, Verb: "get", Object: failed.Object, Server: failed.Server, Err: fmt.Errorf("%w; before that: %s", context.Canceled, failed.Class)}
+		cause := fmt.Errorf("%w; before that: %s", context.Canceled, failed.Class)
+		failed = Error{Class: Canceled, Verb: failed.Verb, Object: failed.Object, Server: failed.Server, Err: cause}
 	case !canceled:
 		failed.Exhausted = l.exhausted || limited.Err() != nil
 	}
@@ -66,24 +70,20 @@ type lookup struct {
 	last      Error
 }
 
-// try makes one attempt, and records the failure that explains the look-up: an attempt that the end of the budget cut short
-// says less than a previous complete attempt.
-func (l *lookup) try(limited context.Context, c *Client, key PodKey) (Pod, error) {
-	ctx, cancel := context.WithTimeout(limited, l.attempt)
-	defer cancel()
-	pod, err := c.Pod(ctx, key)
+// record stores the failure that explains the look-up: an attempt that the end of the budget cut short explains less than a
+// previous complete attempt.
+func (l *lookup) record(err error, cut bool) {
 	if ClassOf(err) != InvalidKey {
 		l.attempts++
 	}
-	if failed, ok := errors.AsType[*Error](err); ok && (limited.Err() == nil || l.attempts <= 1) {
+	if failed, ok := errors.AsType[*Error](err); ok && (!cut || l.attempts <= 1) {
 		l.last = *failed
 	}
-	return pod, err
 }
 
 // pause decides whether another attempt follows, and returns the pause before it.
 func (l *lookup) pause() (time.Duration, bool) {
-	if limit := l.last.attempts(); limit > 0 {
+	if limit, _ := l.last.policy(); limit > 0 {
 		l.refusals++
 		if l.refusals >= limit {
 			return 0, false

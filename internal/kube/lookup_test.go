@@ -26,7 +26,7 @@ const podUID = "6f1e0c57-3d0e-4b5e-8c77-0d3f4a6f2b11"
 // patient is the budget of look-ups that end by themselves. budget_test.go tests the budget itself by a fake clock.
 const patient = time.Minute
 
-func cart() PodKey { return PodKey{Namespace: "shop", Name: "cart", UID: podUID} }
+func cart() PodRef { return PodRef{Namespace: "shop", Name: "cart", UID: podUID} }
 
 func cartPod() kubetest.Pod {
 	return kubetest.Pod{
@@ -240,7 +240,7 @@ func TestPodAccepts(t *testing.T) {
 			pod.Annotations = test.annotations
 			server := kubetest.NewServer(t)
 			server.SetPod(pod)
-			key := PodKey{Namespace: "shop", Name: "cart", UID: test.uid}
+			key := PodRef{Namespace: "shop", Name: "cart", UID: test.uid}
 			_, err := newClient(t, server.Kubeconfig(t)).Pod(t.Context(), key)
 			if want := map[bool]Class{false: WrongPod}[test.good]; ClassOf(err) != want {
 				t.Errorf("got %v, want class %q", err, want)

@@ -240,26 +240,17 @@ func (c *Client) Node(ctx context.Context, name string) (Node, error) {
 	}, nil
 }
 
-// PodKey identifies a pod.
-type PodKey struct {
-	Namespace, Name string
-	// UID is the UID from the container runtime; empty accepts any pod of that name.
-	UID string
-}
-
-// String returns namespace and name in kubectl's form.
-func (k PodKey) String() string { return clean(k.Namespace + "/" + k.Name) }
-
-// Pod fetches one pod: GET /api/v1/namespaces/NAMESPACE/pods/NAME, once. A pod of that name with another UID is a WrongPod.
-func (c *Client) Pod(ctx context.Context, key PodKey) (Pod, error) {
-	object, err := get[*corev1.Pod](ctx, c, pods(), key.Namespace, key.Name)
+// Pod fetches one pod: GET /api/v1/namespaces/NAMESPACE/pods/NAME, once. The UID may be a container runtime's: a pod of that name
+// with another UID is a WrongPod. An empty UID accepts any pod of the name, and the version does not matter.
+func (c *Client) Pod(ctx context.Context, ref PodRef) (Pod, error) {
+	object, err := get[*corev1.Pod](ctx, c, pods(), ref.Namespace, ref.Name)
 	if err != nil {
 		return Pod{}, err
 	}
 	pod := podOf(object)
-	if key.UID != "" && !pod.Is(key.UID) {
-		x := &exchange{client: c, call: &call{verb: "get", resource: pods(), namespace: key.Namespace, name: key.Name}}
-		return Pod{}, x.fail(WrongPod, fmt.Errorf("requested %s with UID %q, got UID %q", key, key.UID, pod.Facts.UID))
+	if ref.UID != "" && !pod.Is(ref.UID) {
+		x := &exchange{client: c, call: &call{verb: "get", resource: pods(), namespace: ref.Namespace, name: ref.Name}}
+		return Pod{}, x.fail(WrongPod, fmt.Errorf("requested %s with UID %q, got UID %q", pod.Key(), ref.UID, pod.Facts.UID))
 	}
 	return pod, nil
 }

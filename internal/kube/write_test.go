@@ -137,17 +137,3 @@ func TestEvictPodDistinguishesABudgetFromLoad(t *testing.T) {
 		})
 	}
 }
-
-// TestDeletePodAccepted: the API server may respond before the deletion ends.
-func TestDeletePodAccepted(t *testing.T) {
-	t.Parallel()
-	api := clientOf(func(r *http.Request) (*http.Response, error) {
-		if r.Method != http.MethodDelete {
-			t.Errorf("the method is %s", r.Method)
-		}
-		return &http.Response{StatusCode: http.StatusAccepted, Body: http.NoBody, Header: http.Header{}, Request: r}, nil
-	}, Config{Kubeconfig: "/none"})
-	if err := api.DeletePod(t.Context(), PodRef{Namespace: "shop", Name: "web-1", UID: "u", Version: "1"}); err != nil {
-		t.Error(err)
-	}
-}

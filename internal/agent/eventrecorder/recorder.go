@@ -73,10 +73,10 @@ type Writer interface {
 	CountEvent(ctx context.Context, s kube.EventSeries) error
 }
 
-// Options are the dependencies of a recorder. Log is required.
+// Options are the dependencies of a recorder. Log and Count are required.
 type Options struct {
 	Log *slog.Logger
-	// Count receives the result of each event, unless nil.
+	// Count receives the result of each event.
 	Count func(Result)
 	// Clock defaults to the system's clock.
 	Clock clock.WithTicker
@@ -120,9 +120,6 @@ type bucketKey struct {
 func New(writer Writer, o Options) *Recorder {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
-	}
-	if o.Count == nil {
-		o.Count = func(Result) {}
 	}
 	ctx, abort := context.WithCancel(context.Background())
 	r := &Recorder{

@@ -43,14 +43,14 @@ type Store struct {
 	watchErr error
 	// listeners are called under mu, so that each sees the changes in their order.
 	listeners map[*kube.Listener[kube.Pod]]struct{}
-	fetches   map[kube.PodKey]*fetch
+	fetches   map[kube.PodRef]*fetch
 }
 
 // NewStore returns an empty store.
 func NewStore(o Options) *Store {
 	return &Store{
 		options: o, pods: map[types.NamespacedName]kube.Pod{}, listeners: map[*kube.Listener[kube.Pod]]struct{}{},
-		fetches: map[kube.PodKey]*fetch{},
+		fetches: map[kube.PodRef]*fetch{},
 	}
 }
 
@@ -129,7 +129,7 @@ var errNoUID = errors.New("the runtime did not say which pod of the name it mean
 
 // Facts returns the facts of a pod. It fetches a pod that the watch has not delivered, or delivered with another UID under that
 // name.
-func (s *Store) Facts(ctx context.Context, key kube.PodKey) (sidecar.Facts, error) {
+func (s *Store) Facts(ctx context.Context, key kube.PodRef) (sidecar.Facts, error) {
 	if key.UID == "" {
 		return sidecar.Facts{}, errNoUID
 	}
@@ -153,7 +153,7 @@ func (s *Store) Facts(ctx context.Context, key kube.PodKey) (sidecar.Facts, erro
 	}
 }
 
-func (s *Store) fetch(ctx context.Context, key kube.PodKey, f *fetch) {
+func (s *Store) fetch(ctx context.Context, key kube.PodRef, f *fetch) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
 	pod, err := s.options.API.Pod(ctx, key)

@@ -63,12 +63,12 @@ func TestKnownPodsAreNotFetched(t *testing.T) {
 	s := newStore(t, server)
 	agenttest.Go(t, s.Run)
 	agenttest.Eventually(t, "the pods are not delivered", func() bool { return s.Known() == 2 })
-	facts, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "web", UID: "1"})
+	facts, err := s.Facts(t.Context(), kube.PodRef{Namespace: "shop", Name: "web", UID: "1"})
 	if err != nil || facts.Annotations["mark"] != "x" || facts.Annotations["other"] != "" || len(facts.Containers) != 0 {
 		t.Errorf("got %+v, %v", facts, err)
 	}
 	// The runtime knows a static pod by the kubelet's UID.
-	if _, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "static", UID: "h"}); err != nil {
+	if _, err := s.Facts(t.Context(), kube.PodRef{Namespace: "shop", Name: "static", UID: "h"}); err != nil {
 		t.Error(err)
 	}
 	if gets(server) != 0 {
@@ -76,16 +76,16 @@ func TestKnownPodsAreNotFetched(t *testing.T) {
 	}
 	// Another one of the name is asked for, and one that is not there is an error.
 	server.Set(pod("far", "3", "elsewhere", ""))
-	if facts, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "far", UID: "3"}); err != nil || facts.UID != "3" {
+	if facts, err := s.Facts(t.Context(), kube.PodRef{Namespace: "shop", Name: "far", UID: "3"}); err != nil || facts.UID != "3" {
 		t.Errorf("got %+v, %v", facts, err)
 	}
-	if _, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "web", UID: "old"}); kube.ClassOf(err) != kube.WrongPod {
+	if _, err := s.Facts(t.Context(), kube.PodRef{Namespace: "shop", Name: "web", UID: "old"}); kube.ClassOf(err) != kube.WrongPod {
 		t.Errorf("got %v", err)
 	}
-	if _, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "none", UID: "1"}); kube.ClassOf(err) != kube.NotFound {
+	if _, err := s.Facts(t.Context(), kube.PodRef{Namespace: "shop", Name: "none", UID: "1"}); kube.ClassOf(err) != kube.NotFound {
 		t.Errorf("got %v", err)
 	}
-	if _, err := s.Facts(t.Context(), kube.PodKey{Namespace: "shop", Name: "web"}); err == nil {
+	if _, err := s.Facts(t.Context(), kube.PodRef{Namespace: "shop", Name: "web"}); err == nil {
 		t.Error("a pod without a UID is told about")
 	}
 }
@@ -99,7 +99,7 @@ func TestOneFetchForAllPlugins(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	for range 10 {
 		waiting.Go(func() {
-			if _, err := s.Facts(ctx, kube.PodKey{Namespace: "shop", Name: "web", UID: "1"}); err == nil {
+			if _, err := s.Facts(ctx, kube.PodRef{Namespace: "shop", Name: "web", UID: "1"}); err == nil {
 				t.Error("a server that hangs has answered")
 			}
 		})

@@ -35,7 +35,7 @@ func (s *Service) Handler() http.Handler {
 }
 
 func (s *Service) pod(w http.ResponseWriter, r *http.Request) {
-	key := kube.PodKey{Namespace: r.PathValue("namespace"), Name: r.PathValue("name"), UID: r.URL.Query().Get("uid")}
+	key := kube.PodRef{Namespace: r.PathValue("namespace"), Name: r.PathValue("name"), UID: r.URL.Query().Get("uid")}
 	facts, err := s.Store.Facts(r.Context(), key)
 	if err != nil {
 		status := http.StatusServiceUnavailable

@@ -77,7 +77,7 @@ func uninstall(reason Reason, err error) Verdict {
 type server interface {
 	DaemonSet(ctx context.Context, namespace, name string) (kube.DaemonSet, error)
 	Node(ctx context.Context, name string) (kube.Node, error)
-	Pod(ctx context.Context, key kube.PodKey) (kube.Pod, error)
+	Pod(ctx context.Context, key kube.PodRef) (kube.Pod, error)
 }
 
 // ShouldUninstall decides whether the plugin must be uninstalled. A nil API answers no request. ctx must outlive the ctx whose
@@ -134,7 +134,7 @@ func (q query) daemonSet(ctx context.Context, name string, confirmed []kube.Clas
 
 // pod requests the agent's own pod.
 func (q query) pod(ctx context.Context) (kube.Pod, error) {
-	return q.server.Pod(ctx, kube.PodKey{Namespace: q.self.Namespace, Name: q.self.PodName})
+	return q.server.Pod(ctx, kube.PodRef{Namespace: q.self.Namespace, Name: q.self.PodName})
 }
 
 // missing decides when no DaemonSet has the configured name. The agent's own pod may name another one, as the name is a setting

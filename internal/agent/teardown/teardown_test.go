@@ -131,7 +131,7 @@ func (c *fixture) Node(ctx context.Context, name string) (kube.Node, error) {
 	return request(ctx, c, "Node "+name, c.nodes)
 }
 
-func (c *fixture) Pod(ctx context.Context, key kube.PodKey) (kube.Pod, error) {
+func (c *fixture) Pod(ctx context.Context, key kube.PodRef) (kube.Pod, error) {
 	return request(ctx, c, "Pod "+key.Name, c.pods)
 }
 

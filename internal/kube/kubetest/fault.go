@@ -54,9 +54,6 @@ const (
 	UnknownCA            Fault = "a certificate of another authority"
 )
 
-// OtherUID is the UID of the pod that [WrongUID] sends.
-const OtherUID = "00000000-0000-4000-8000-0000000000ff"
-
 func (f Fault) ofConnection() bool {
 	return f == ExpiredCertificate || f == WrongHostCertificate || f == UnknownCA
 }
@@ -99,7 +96,7 @@ func (s *Server) behaviours() map[Fault]http.HandlerFunc {
 		Garbage:   body([]byte("<html>this is not the server you are looking for</html>")),
 		EmptyBody: body(nil),
 		WrongKind: body(marshal(statusOf(metav1.Status{Status: metav1.StatusSuccess, Code: http.StatusOK}))),
-		WrongUID:  func(w http.ResponseWriter, r *http.Request) { answer(w, s.rewrite(r, "uid", OtherUID)) },
+		WrongUID:  func(w http.ResponseWriter, r *http.Request) { answer(w, s.rewrite(r, "uid", "another")) },
 		WrongName: func(w http.ResponseWriter, r *http.Request) { answer(w, s.rewrite(r, "name", "another")) },
 		TooLarge: func(w http.ResponseWriter, _ *http.Request) {
 			const length = 17 << 20

@@ -51,7 +51,6 @@ type Server struct {
 	history     []change
 	watches     map[*watch]struct{}
 	faults      []planned
-	healFrom    string
 	budgets     map[string]budget // by the path of a pod
 	requests    []string
 	connections int
@@ -228,13 +227,6 @@ func (s *Server) Heal() {
 	s.faults = nil
 }
 
-// HealFrom removes all faults at the next request whose "METHOD /path?query" has a part; that request succeeds.
-func (s *Server) HealFrom(part string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.healFrom = part
-}
-
 // SetRetryAfter sets the Retry-After of [TooMany] in seconds; 1 at the beginning.
 func (s *Server) SetRetryAfter(seconds int) {
 	s.mu.Lock()
@@ -260,9 +252,6 @@ func (s *Server) Connections() int {
 func (s *Server) next(request string, wanted func(Fault) bool) (Fault, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.healFrom != "" && strings.Contains(request, s.healFrom) {
-		s.faults, s.healFrom = nil, ""
-	}
 	s.faults = slices.DeleteFunc(s.faults, func(p planned) bool { return p.times <= 0 })
 	for i := range s.faults {
 		p := &s.faults[i]

@@ -73,7 +73,9 @@ func patchedEvent(t *testing.T) *kubetest.Server {
 	}
 	defer api.Close()
 	clock := clocktesting.NewFakeClock(time.Now())
-	events := eventrecorder.New(api, eventrecorder.Options{Log: slog.New(slog.DiscardHandler), Clock: clock})
+	events := eventrecorder.New(api, eventrecorder.Options{
+		Log: slog.New(slog.DiscardHandler), Clock: clock, Count: func(eventrecorder.Result) {},
+	})
 	defer events.Shutdown()
 	for _, want := range []string{"create /events", "patch /events"} {
 		events.Record(kube.Event{Object: kube.NodeRef(nodetest.NodeName), Reason: "Test", Message: "same", Type: kube.EventWarning})

@@ -138,7 +138,7 @@ func (c *call) askServer(ctx context.Context, conf cniconf.NetConf) (sidecar.Fac
 		return sidecar.Facts{}, err
 	}
 	left := conf.APITimeout - clock().Sub(c.mark)
-	key := kube.PodKey{Namespace: c.report.Namespace, Name: c.report.Pod, UID: c.report.UID}
+	key := kube.PodRef{Namespace: c.report.Namespace, Name: c.report.Pod, UID: c.report.UID}
 	facts, err := client.Lookup(ctx, key, left)
 	c.report.Requests = client.Requests()
 	return facts, err
