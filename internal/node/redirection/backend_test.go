@@ -3,11 +3,8 @@ package redirection_test
 import (
 	"errors"
 	"fmt"
-	"io"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -110,40 +107,14 @@ func TestNativeTablesOfTheReferenceAreMovedOver(t *testing.T) {
 	verified(t, p.namespace(""), dual())
 }
 
-// ofOtherUsers is a namespace that belongs to a user namespace of its own, as that of a pod with hostUsers: false. The process
-// that holds it ends with the test, and with this process.
-func ofOtherUsers(t *testing.T) pod {
-	t.Helper()
-	const script = "ip link set lo up && ip link add eth0 type veth peer name peer0 && ip addr add 10.30.0.2/24 dev eth0 && exec cat"
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", script)
-	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 100000, Size: 65536}}
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET, UidMappings: ids, GidMappings: ids,
-		Credential: &syscall.Credential{Uid: 0, Gid: 0},
-	}
-	in, failed := cmd.StdinPipe()
-	out, err := cmd.StdoutPipe()
-	if err = errors.Join(failed, err, cmd.Start()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = cmd.Wait() })
-	if _, err = io.WriteString(in, "ready"); err == nil {
-		_, err = out.Read(make([]byte, 5))
-	}
-	if err != nil {
-		t.Fatalf("the namespace was not made: %v", err)
-	}
-	path := fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)
-	netnstest.Open(t, path)
-	return pod(path)
-}
-
 // The kernel refuses iptables' owner match there (net/netfilter/xt_owner.c), so that auto selects native tables
 // there.
 func TestPodWithUsersOfItsOwn(t *testing.T) {
 	t.Parallel()
-	p := ofOtherUsers(t)
-	spec := redirect.Default()
+	_, path := netnstest.Unshared(t, 100000, 65536)
+	netnstest.Open(t, path)
+	p, spec := pod(path), redirect.Default()
+	p.feed(t, "link set lo up\nlink add eth0 type veth peer name peer0\naddr add 10.30.0.2/24 dev eth0\n", "ip", "-batch", "-")
 	if _, err := p.namespace(byNetlink).Apply(t.Context(), spec, redirection.Reconcile); err == nil {
 		t.Error("the kernel takes the owner match: this test shows nothing")
 	}

@@ -5,10 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -473,10 +471,7 @@ func TestFindAmongRealProcesses(t *testing.T) {
 // one user any user in a container: "unshare --user --net".
 func (n *fixture) unshared(host, size int) string {
 	n.Helper()
-	process := exec.CommandContext(n.Context(), "sleep", "1000")
-	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: host, Size: size}}
-	process.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET, UidMappings: ids, GidMappings: ids}
-	n.Do(process.Start())
+	process, path := netnstest.Unshared(n.T, host, size)
 	n.Adopt(process)
-	return fmt.Sprintf("/proc/%d/ns/net", process.Process.Pid)
+	return path
 }

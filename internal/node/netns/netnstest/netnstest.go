@@ -6,6 +6,7 @@
 package netnstest
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -111,6 +112,20 @@ func Inside(t *testing.T, prepare func(*exec.Cmd)) bool {
 		t.Errorf("%v\n%s", err, out)
 	}
 	return false
+}
+
+// Unshared starts a process in a network namespace that belongs to a user namespace of its own, with users of this one from host
+// on, as a runtime does for a pod with hostUsers: false. It ends with the test.
+func Unshared(tb testing.TB, host, size int) (process *exec.Cmd, path string) {
+	tb.Helper()
+	process = exec.CommandContext(tb.Context(), "sleep", "1000")
+	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: host, Size: size}}
+	process.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET, UidMappings: ids, GidMappings: ids}
+	if err := process.Start(); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = process.Wait() })
+	return process, fmt.Sprintf("/proc/%d/ns/net", process.Process.Pid)
 }
 
 // Set writes a sysctl of the namespace at path, by its name below /proc/sys. It needs no program for that: a minimal machine
