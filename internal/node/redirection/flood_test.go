@@ -21,31 +21,22 @@ const mostAllocated = 100 << 20
 
 // A process in a pod can fill its namespace. No backend reads all of it, and none changes it.
 func TestNamespacesThatHoldTooMuchAreNotInspected(t *testing.T) {
-	legacy := func(t *testing.T, p pod, f ruleset.Family, chain string) {
-		t.Helper()
-		text := "*filter\n:" + chain + " - [0:0]\n" + strings.Repeat("-A "+chain+" -p tcp -j ACCEPT\n", 60_000) + "COMMIT\n"
-		p.restore(t, iptables.Legacy, f, text)
+	type filler func(*testing.T, pod)
+	nft := func(family uint8, table, chain string, chains, rules int) filler {
+		return func(t *testing.T, p pod) { nftablestest.Fill(t, string(p), family, table, chain, chains, rules) }
 	}
-	for name, fill := range map[string]func(*testing.T, pod){
-		"300,000 rules": func(t *testing.T, p pod) {
-			nftablestest.Fill(t, string(p), unix.NFPROTO_IPV4, "nat", "THEIRS", 1, 300_000)
-		},
-		"60,000 rules in a chain of the mesh": func(t *testing.T, p pod) {
-			nftablestest.Fill(t, string(p), unix.NFPROTO_IPV6, "nat", "ISTIO_OUTPUT", 1, 60_000)
-		},
-		"60,000 native rules": func(t *testing.T, p pod) {
-			nftablestest.Fill(t, string(p), unix.NFPROTO_INET, "istio-proxy-nat", "istio-output", 1, 60_000)
-		},
-		"60,000 chains": func(t *testing.T, p pod) {
-			nftablestest.Fill(t, string(p), unix.NFPROTO_IPV4, "mangle", "ISTIO_X", 60_000, 0)
-		},
-		"30,000 chains with long names": func(t *testing.T, p pod) {
-			nftablestest.Fill(t, string(p), unix.NFPROTO_INET, "istio-proxy-nat", strings.Repeat("x", 230), 30_000, 0)
-		},
-		"legacy rules": func(t *testing.T, p pod) { legacy(t, p, ruleset.IPv4, "THEIRS") },
-		"legacy rules of the mesh": func(t *testing.T, p pod) {
-			legacy(t, p, ruleset.IPv6, "ISTIO_OUTPUT")
-		},
+	legacy := func(f ruleset.Family, chain string) filler {
+		text := "*filter\n:" + chain + " - [0:0]\n" + strings.Repeat("-A "+chain+" -p tcp -j ACCEPT\n", 60_000) + "COMMIT\n"
+		return func(t *testing.T, p pod) { p.restore(t, iptables.Legacy, f, text) }
+	}
+	for name, fill := range map[string]filler{
+		"300,000 rules":                       nft(unix.NFPROTO_IPV4, "nat", "THEIRS", 1, 300_000),
+		"60,000 rules in a chain of the mesh": nft(unix.NFPROTO_IPV6, "nat", "ISTIO_OUTPUT", 1, 60_000),
+		"60,000 native rules":                 nft(unix.NFPROTO_INET, "istio-proxy-nat", "istio-output", 1, 60_000),
+		"60,000 chains":                       nft(unix.NFPROTO_IPV4, "mangle", "ISTIO_X", 60_000, 0),
+		"30,000 chains with long names":       nft(unix.NFPROTO_INET, "istio-proxy-nat", strings.Repeat("x", 230), 30_000, 0),
+		"legacy rules":                        legacy(ruleset.IPv4, "THEIRS"),
+		"legacy rules of the mesh":            legacy(ruleset.IPv6, "ISTIO_OUTPUT"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := dualPod(t)

@@ -7,12 +7,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
@@ -53,20 +53,17 @@ func ip(t *testing.T, path, commands string) (out string) {
 	return out
 }
 
-// state is everything this package could change, as the ip command sees it.
-func state(t *testing.T, path string) string {
+// state is everything that this package could change, as the ip command prints it.
+func state(t *testing.T, path string) (now string) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		var b strings.Builder
-		for _, args := range []string{
-			"-d -4 rule", "-d -6 rule", "-d -4 route show table all", "-d -6 route show table all", "-d addr",
-		} {
-			fmt.Fprintf(&b, "# ip %s\n%s", args, ip(t, path, args))
+	agenttest.Eventually(t, "the kernel's routes of the addresses", func() bool {
+		now = ""
+		for _, args := range []string{"-d -4 rule", "-d -6 rule", "-d -4 route show table all", "-d -6 route show table all", "-d addr"} {
+			now += fmt.Sprintf("# ip %s\n%s", args, ip(t, path, args))
 		}
-		if settled(b.String()) || time.Now().After(deadline) {
-			return b.String()
-		}
-	}
+		return settled(now)
+	})
+	return now
 }
 
 // settled reports whether every IPv6 address has its route in the local table: the kernel
