@@ -40,17 +40,11 @@ func in(t *testing.T, path string) {
 	}
 }
 
-// bindMount mounts the namespace where a container runtime would, at a file.
+// bindMount returns a file at which the namespace is mounted.
 func bindMount(t *testing.T, path string) string {
 	t.Helper()
 	at := filepath.Join(t.TempDir(), "cni-0")
-	if err := os.WriteFile(at, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount(path, at, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
+	netnstest.Mount(t, path, at)
 	return at
 }
 

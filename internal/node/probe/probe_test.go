@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/probe"
+	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 )
 
 func redirection(path string) probe.Redirection {
@@ -68,7 +70,7 @@ func TestTakenPorts(t *testing.T) {
 			t.Parallel()
 			path := namespace(t, true)
 			for _, address := range tt.taken {
-				listen(t, path, address)
+				labtest.Serve(t, labtest.Actor{Namespace: path}, labtest.Service{Via: labtest.TCP, At: netip.MustParseAddrPort(address)})
 			}
 			err := redirection(path).Run(t.Context(), ruleset.IPv4)
 			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
@@ -76,20 +78,6 @@ func TestTakenPorts(t *testing.T) {
 			}
 		})
 	}
-}
-
-// listen holds a port in the namespace until the test ends.
-func listen(t *testing.T, path, address string) {
-	t.Helper()
-	var l net.Listener
-	err := netns.Do(path, func() (err error) {
-		l, err = net.Listen("tcp", address) //nolint:noctx // ends with the test
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
 }
 
 // A connection for another port is answered with that port, as the reference's listener does, and does not count.

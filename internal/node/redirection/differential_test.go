@@ -35,7 +35,7 @@ func (s fixture) answers(t *testing.T, v iptables.Variant) []string {
 	t.Helper()
 	listeners := []string{labtest.ByOutbound, labtest.ByInbound, labtest.ByDNS}
 	var all []string
-	for _, s.family = range s.Families() {
+	for _, s.family = range s.Families {
 		for _, p := range everyPacket() {
 			p.want = func(fixture) ([]labtest.Hop, error) { return nil, nil }
 			for _, q := range p.requests(s) {

@@ -50,7 +50,7 @@ var (
 )
 
 // member is the app in another group.
-func member(gid int) actor { return func(s fixture) labtest.Actor { return s.App().InGroup(gid) } }
+func member(gid int) actor { return user(labtest.AppUID, gid) }
 
 // user is a process of the pod with a user and a group.
 func user(uid, gid int) actor {
@@ -209,7 +209,7 @@ func (c packetCase) run(t *testing.T, v iptables.Variant, mode redirect.Mode, fa
 // them would delay all other tests.
 func (s fixture) sendAll(t *testing.T, v iptables.Variant, packets []packet) {
 	t.Helper()
-	for _, s.family = range s.Families() {
+	for _, s.family = range s.Families {
 		for _, p := range packets {
 			for _, q := range p.requests(s) {
 				err := q.Check(t.Context())

@@ -6,6 +6,7 @@
 package netnstest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +14,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/node/netns"
 )
@@ -126,6 +129,16 @@ func Unshared(tb testing.TB, host, size int) (process *exec.Cmd, path string) {
 	}
 	tb.Cleanup(func() { _ = process.Wait() })
 	return process, fmt.Sprintf("/proc/%d/ns/net", process.Process.Pid)
+}
+
+// Mount mounts the namespace at path where a container runtime would, at a new file, until the test ends.
+func Mount(tb testing.TB, path, file string) {
+	tb.Helper()
+	err := os.WriteFile(file, nil, 0o600) //nolint:forbidigo // a file of the test
+	if err = errors.Join(err, unix.Mount(path, file, "", unix.MS_BIND, "")); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = unix.Unmount(file, unix.MNT_DETACH) })
 }
 
 // Set writes a sysctl of the namespace at path, by its name below /proc/sys. It needs no program for that: a minimal machine

@@ -22,12 +22,6 @@ type Actor struct {
 // String names the actor.
 func (a Actor) String() string { return fmt.Sprintf("%s (uid %d, gid %d)", a.Name, a.UID, a.GID) }
 
-// InGroup is the same actor in another group.
-func (a Actor) InGroup(gid int) Actor {
-	a.GID = gid
-	return a
-}
-
 // do runs fn in the actor's namespace, on a thread whose new sockets are the actor's.
 //
 // The owner matches (net/netfilter/xt_owner.c, nft_meta.c) compare f_cred->fsuid and f_cred->fsgid of a socket's file:

@@ -97,7 +97,7 @@ func PeerPorts() []uint16 { return []uint16{80, 443, 8080, 15020, DNSPort} }
 // Fixture is a pod with an app, peers outside of it, and a guest (a virtual machine) behind the pod. StartProxy starts the
 // proxy.
 type Fixture struct {
-	families         []ruleset.Family
+	Families         []ruleset.Family
 	pod, peer, guest string
 	ports            atomic.Uint32
 }
@@ -105,7 +105,7 @@ type Fixture struct {
 // New builds a fixture for the given families, with the app and the peers ready to answer until the test ends.
 func New(tb testing.TB, families ...ruleset.Family) *Fixture {
 	tb.Helper()
-	l := &Fixture{families: families, guest: netnstest.New(tb), peer: netnstest.New(tb), pod: netnstest.New(tb)}
+	l := &Fixture{Families: families, guest: netnstest.New(tb), peer: netnstest.New(tb), pod: netnstest.New(tb)}
 	l.wire(tb)
 	l.serve(tb)
 	return l
@@ -124,9 +124,6 @@ func (l *Fixture) FreshPort() uint16 {
 	const first, count = 20000, 12000
 	return uint16(first + l.ports.Add(1)%count)
 }
-
-// Families are those of the pod.
-func (l *Fixture) Families() []ruleset.Family { return l.families }
 
 // App is the application in the pod.
 func (l *Fixture) App() Actor { return Actor{Name: "app", Namespace: l.pod, UID: AppUID, GID: AppUID} }
@@ -158,7 +155,7 @@ func (l *Fixture) Guest() Actor {
 func (l *Fixture) StartProxy(tb testing.TB, a Actor, mode redirect.Mode) {
 	tb.Helper()
 	Proxy{
-		Actor: a, Mode: mode, Families: l.families,
+		Actor: a, Mode: mode, Families: l.Families,
 		Resolver: func(f ruleset.Family) netip.AddrPort { return Resolver.Port(f, DNSPort) },
 	}.Start(tb)
 }
@@ -174,7 +171,7 @@ func (l *Fixture) wire(tb testing.TB) {
 	pod.WriteString(common + link("eth0", "eth0", l.peer) + link("eth1", "eth1", l.peer) + link("vm0", "eth0", l.guest))
 	peer.WriteString(common + l.up("eth0", "fe80::2") + l.up("eth1", "fe80::2"))
 	guest.WriteString(common + l.up("eth0", "fe80::2"))
-	for _, f := range l.families {
+	for _, f := range l.Families {
 		pod.WriteString(addresses(f, "eth0", Pod) + addresses(f, "eth1", PodSide) + addresses(f, "vm0", PodInside))
 		fmt.Fprintf(&pod, "route add default via %s\n", gateway.Addr(f))
 		peer.WriteString(addresses(f, "eth0", gateway, Peer, Resolver, OtherResolver, Far, Private))
@@ -195,7 +192,7 @@ func (l *Fixture) wire(tb testing.TB) {
 // given by hand: one that the kernel makes is not used before it has been looked for elsewhere, which takes seconds.
 func (l *Fixture) up(link, linkLocal string) string {
 	s := fmt.Sprintf("link set %s addrgenmode none\nlink set %s up\n", link, link)
-	if slices.Contains(l.families, ruleset.IPv6) {
+	if slices.Contains(l.Families, ruleset.IPv6) {
 		s += fmt.Sprintf("address add %s/64 dev %s nodad\n", linkLocal, link)
 	}
 	return s
@@ -219,7 +216,7 @@ func addresses(f ruleset.Family, link string, places ...Place) string {
 func (l *Fixture) serve(tb testing.TB) {
 	tb.Helper()
 	var app, peer []Service
-	for _, f := range l.families {
+	for _, f := range l.Families {
 		for _, port := range AppPorts() {
 			app = append(app, Service{By: ByApp, Via: TCP, At: netip.AddrPortFrom(anyAddress(f), port)})
 		}

@@ -13,8 +13,6 @@ import (
 	"sync"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
@@ -117,9 +115,7 @@ func (n *Node) Mount(path, name string) string {
 func (n *Node) MountAt(path, at string) string {
 	n.Helper()
 	n.Do(os.MkdirAll(filepath.Dir(at), 0o700))
-	n.Write(at, nil)
-	n.Do(unix.Mount(path, at, "", unix.MS_BIND, ""))
-	n.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
+	netnstest.Mount(n.T, path, at)
 	return at
 }
 
