@@ -41,8 +41,7 @@ exec REAL "$name" "$@"
 
 func newToolbox(t *testing.T) toolbox {
 	t.Helper()
-	dir := t.TempDir()
-	return toolbox{dir: filepath.Join(dir, "bin"), log: filepath.Join(dir, "log")}
+	return toolbox{dir: t.TempDir(), log: filepath.Join(t.TempDir(), "log")}
 }
 
 // add writes the scripts of one variant for programs with the given names; the variant is appended to a name that ends in a
@@ -50,29 +49,21 @@ func newToolbox(t *testing.T) toolbox {
 func (b toolbox) add(t *testing.T, v iptables.Variant, multi, extra string, names ...string) toolbox {
 	t.Helper()
 	file := filepath.Join(b.dir, "xtables-"+string(v)+"-multi")
-	text := strings.NewReplacer("LOG", b.log, "REAL", multi, "EXTRA", extra).Replace(standIn)
-	write(t, file, text)
+	text := []byte(strings.NewReplacer("LOG", b.log, "REAL", multi, "EXTRA", extra).Replace(standIn))
+	netnstest.WriteProgram(t, file, text)
 	for _, name := range names {
 		if strings.HasSuffix(name, "-") {
 			name += string(v)
 		}
 		for _, suffix := range []string{"", "-save", "-restore"} {
 			if b.copies {
-				write(t, filepath.Join(b.dir, name+suffix), text)
+				netnstest.WriteProgram(t, filepath.Join(b.dir, name+suffix), text)
 			} else if err := os.Symlink(file, filepath.Join(b.dir, name+suffix)); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	return b
-}
-
-func write(t *testing.T, file, text string) {
-	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	netnstest.WriteProgram(t, file, []byte(text))
 }
 
 // started returns the lines that were logged since the last call.
