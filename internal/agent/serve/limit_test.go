@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -177,47 +176,40 @@ func TestEviction(t *testing.T) {
 	t.Parallel()
 	l := &limit{rate: rate.NewLimiter(rate.Inf, 0), waiting: group{most: 4}, answered: group{most: 2}}
 	all := map[string]*fakeConn{}
-	at := func(name string, states ...http.ConnState) {
-		if all[name] == nil {
-			source, _, _ := strings.Cut(name, "/")
-			all[name] = &fakeConn{source: source}
+	for i, step := range []struct {
+		conn    string
+		state   http.ConnState
+		evicted string
+	}{
+		{"1.1.1.1/old", http.StateNew, ""},
+		{"2.2.2.2/a", http.StateNew, ""},
+		{"2.2.2.2/b", http.StateNew, ""},
+		{"3.3.3.3/x", http.StateNew, ""},
+		{"4.4.4.4/new", http.StateNew, "2.2.2.2/a"},
+		{"5.5.5.5/new", http.StateNew, "1.1.1.1/old"},
+		{"4.4.4.4/new", http.StateActive, ""},
+		{"3.3.3.3/x", http.StateActive, ""},
+		{"3.3.3.3/x", http.StateClosed, ""},
+		{"5.5.5.5/new", http.StateActive, ""},
+		{"6.6.6.6/c", http.StateNew, ""},
+		{"6.6.6.6/d", http.StateNew, ""},
+		{"6.6.6.6/e", http.StateNew, ""},
+		{"6.6.6.6/c", http.StateActive, "4.4.4.4/new"},
+	} {
+		if all[step.conn] == nil {
+			source, _, _ := strings.Cut(step.conn, "/")
+			all[step.conn] = &fakeConn{source: source}
 		}
-		for _, s := range states {
-			l.state(all[name], s)
-		}
-	}
-	closed := func(want ...string) {
-		t.Helper()
-		var got []string
-		for name, c := range all {
-			if c.closed {
-				got = append(got, name)
+		l.state(all[step.conn], step.state)
+		for name, conn := range all {
+			if conn.closed != (name == step.evicted) {
+				t.Errorf("step %d: %s is closed: %v", i, name, conn.closed)
 			}
-		}
-		slices.Sort(got)
-		if !slices.Equal(got, want) {
-			t.Errorf("closed: %q, want %q", got, want)
+			conn.closed = false
 		}
 	}
-	for _, name := range []string{"1.1.1.1/old", "2.2.2.2/a", "2.2.2.2/b", "3.3.3.3/x"} {
-		at(name, http.StateNew)
-	}
-	closed()
-	at("4.4.4.4/new", http.StateNew)
-	closed("2.2.2.2/a")
-	at("5.5.5.5/new", http.StateNew)
-	closed("1.1.1.1/old", "2.2.2.2/a")
-	at("4.4.4.4/new", http.StateActive)
-	at("3.3.3.3/x", http.StateActive, http.StateClosed)
-	at("5.5.5.5/new", http.StateActive)
-	at("6.6.6.6/c", http.StateNew)
-	at("6.6.6.6/d", http.StateNew)
-	at("6.6.6.6/e", http.StateNew)
-	closed("1.1.1.1/old", "2.2.2.2/a")
-	at("6.6.6.6/c", http.StateActive)
-	closed("1.1.1.1/old", "2.2.2.2/a", "4.4.4.4/new")
-	for name := range all {
-		at(name, http.StateClosed)
+	for _, conn := range all {
+		l.state(conn, http.StateClosed)
 	}
 	if len(l.waiting.conns)+len(l.answered.conns) != 0 {
 		t.Errorf("left: %+v", l)

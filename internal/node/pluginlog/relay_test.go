@@ -95,18 +95,20 @@ func TestAFailingRelayIsOnlyAWarningOnStderr(t *testing.T) {
 }
 
 func TestHangingRelayIsGivenUp(t *testing.T) {
-	for name, start := range map[string]func(t *testing.T, dir string){
-		"never_accepts":             func(t *testing.T, dir string) { t.Helper(); listen(t, dir) },
-		"accepts_and_reads_nothing": talkTo(func(net.Conn) {}),
-		"reads_and_never_answers":   talkTo(func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }),
-		"answers_a_byte_at_a_time":  talkTo(drip),
-		"answers_200_with_a_body_that_does_not_come": talkTo(func(c net.Conn) {
+	for name, serve := range map[string]func(net.Conn){
+		"reads_nothing":            func(net.Conn) {},
+		"never_answers":            func(c net.Conn) { _, _ = io.Copy(io.Discard, c) },
+		"answers_a_byte_at_a_time": drip,
+		"body_that_does_not_come": func(c net.Conn) {
 			_, _ = c.Write([]byte("HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\nx"))
 			_, _ = io.Copy(io.Discard, c)
-		}),
+		},
 	} {
-		t.Run(name, func(t *testing.T) { relayThrough(t, start, socketName, DefaultTimeout) })
+		t.Run(name, func(t *testing.T) { relayThrough(t, talkTo(serve), socketName, DefaultTimeout) })
 	}
+	t.Run("never_accepts", func(t *testing.T) {
+		relayThrough(t, func(t *testing.T, dir string) { t.Helper(); listen(t, dir) }, socketName, DefaultTimeout)
+	})
 }
 
 // relayThrough closes a log whose records are together more than a socket holds, and looks for the warning on stderr.
@@ -151,7 +153,7 @@ func listen(t *testing.T, dir string) net.Listener {
 func answer(code int) func(*testing.T, string) {
 	return func(t *testing.T, dir string) {
 		t.Helper()
-		server := &httptest.Server{Listener: listen(t, dir), Config: &http.Server{ //nolint:gosec // the client has a timeout
+		server := &httptest.Server{Listener: listen(t, dir), Config: &http.Server{
 			Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.Copy(io.Discard, r.Body)
 				w.Header().Set("Location", "http://unix/elsewhere")
