@@ -1,7 +1,6 @@
 package taint
 
 import (
-	"strings"
 	"testing"
 	"time"
 
@@ -20,26 +19,24 @@ func (l *fixture) leaseSpec() object {
 }
 
 // candidate is a replica that is not started, with the lease of the legacy controller.
-func candidate(t *testing.T) (*fixture, Options) {
+func candidate(t *testing.T) *fixture {
 	t.Helper()
 	l := newFixture(t, untaint())
 	l.options.Lease = &Lease{
 		Namespace: "kube-system", Name: "istio-taint-lock", Identity: "a",
 		Duration: 60 * time.Second, Deadline: 15 * time.Second, Retry: 5 * time.Second,
 	}
-	return l, l.options
+	return l
 }
 
-func leads(o Options) bool {
-	return strings.Contains(string(o.Metrics.Text()), "istio_cni_taint_leader 1\n")
-}
+func (l *fixture) leads() bool { return l.metric("istio_cni_taint_leader") == 1 }
 
 // TestRenewalKeepsForeignFields: e2e/taint TestClientGoLeaderElectionOnTheSameLease and TestLeaderReleasesTheLeaseOnSIGTERM show
 // the lease of each other moment.
 func TestRenewalKeepsForeignFields(t *testing.T) {
-	l, a := candidate(t)
-	l.start(a)
-	agenttest.Eventually(t, "a never leads", func() bool { return leads(a) })
+	l := candidate(t)
+	l.run()
+	agenttest.Eventually(t, "it never leads", l.leads)
 	l.server.Edit(leasePath, func(whole object) {
 		metadata, _ := whole["metadata"].(object)
 		metadata["annotations"] = object{"who": "me"}
@@ -63,43 +60,43 @@ func TestRenewalKeepsForeignFields(t *testing.T) {
 }
 
 func TestLeaderEndsBeforeALeaseThatItCannotRenew(t *testing.T) {
-	l, a := candidate(t)
+	l := candidate(t)
 	l.node("n", nodeSpec{taints: []object{ourTaint()}})
 	l.pod("n", "agent", "False", yesterday())
-	l.start(a)
-	agenttest.Eventually(t, "a never leads", func() bool { return leads(a) })
+	l.run()
+	agenttest.Eventually(t, "it never leads", l.leads)
 	l.server.FailOn("PUT "+leasePath, kubetest.ServerError, kubetest.Forever)
 	l.server.FailOn("GET "+leasePath, kubetest.ServerError, kubetest.Forever)
-	l.stepUntil("a goes on", func() bool { return !leads(a) })
-	if a.Health.Snapshot().Ready {
+	l.stepUntil("it goes on", func() bool { return !l.leads() })
+	if l.ready() {
 		t.Error("it is ready")
 	}
 	// It changes no node any more.
 	l.pod("n", "agent", "True", agenttest.Start())
 	before := l.patches()
 	l.server.Heal()
-	l.stepUntil("a never leads again", func() bool { return leads(a) })
-	l.wantTaints("n")
+	l.stepUntil("it never leads again", l.leads)
+	agenttest.Eventually(t, "the node stays tainted", l.untainted)
 	if before != 0 {
 		t.Errorf("%d patches without the lease", before)
 	}
-	agenttest.Eventually(t, "a stays unready", func() bool { return a.Health.Snapshot().Ready })
+	agenttest.Eventually(t, "it stays unready", l.ready)
 }
 
 func TestDeletedLeaseIsCreatedAgain(t *testing.T) {
-	l, a := candidate(t)
-	l.start(a)
-	agenttest.Eventually(t, "a never leads", func() bool { return leads(a) })
+	l := candidate(t)
+	l.run()
+	agenttest.Eventually(t, "it never leads", l.leads)
 	l.server.Delete(leasePath)
 	l.stepUntil("it is not created again", func() bool { return l.leaseSpec()["holderIdentity"] == "a" })
-	if !leads(a) {
-		t.Error("a lost it")
+	if !l.leads() {
+		t.Error("it lost the lease")
 	}
 }
 
 // TestClockOfADeadLeaderDoesNotMatter: a lease expires when its duration has passed since it was read.
 func TestClockOfADeadLeaderDoesNotMatter(t *testing.T) {
-	l, a := candidate(t)
+	l := candidate(t)
 	l.set(object{
 		"kind": "Lease", "apiVersion": "coordination.k8s.io/v1",
 		"metadata": object{"namespace": "kube-system", "name": "istio-taint-lock"},
@@ -108,9 +105,9 @@ func TestClockOfADeadLeaderDoesNotMatter(t *testing.T) {
 			"acquireTime": "2031-01-01T12:00:00.000000Z", "renewTime": "2031-01-01T12:00:00.000000Z",
 		},
 	})
-	l.start(a)
-	agenttest.Eventually(t, "a never reads the lease", func() bool { return a.Health.Snapshot().Ready })
-	l.stepUntil("a never leads", func() bool { return leads(a) })
+	l.run()
+	agenttest.Eventually(t, "it never reads the lease", l.ready)
+	l.stepUntil("it never leads", l.leads)
 	if waited := l.clock.Now().Sub(agenttest.Start()); waited < 60*time.Second {
 		t.Errorf("a waited for %s only", waited)
 	}

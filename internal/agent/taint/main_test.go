@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -76,12 +75,7 @@ func newFixture(t *testing.T, policy readiness.Policy) *fixture {
 // run starts the controller; it ends with the test.
 func (l *fixture) run() {
 	l.Helper()
-	l.start(l.options)
-}
-
-func (l *fixture) start(o Options) (stop func()) {
-	l.Helper()
-	return agenttest.Go(l.T, func(ctx context.Context) { Run(ctx, o) })
+	agenttest.Go(l.T, func(ctx context.Context) { Run(ctx, l.options) })
 }
 
 func (l *fixture) ready() bool { return l.options.Health.Snapshot().Ready }
@@ -167,22 +161,12 @@ func (l *fixture) fetch(path string) object {
 	return whole
 }
 
-// taints returns the taints of a node as "key:effect".
-func (l *fixture) taints(name string) []string {
+// untainted reports whether the node "n" has no taint.
+func (l *fixture) untainted() bool {
 	l.Helper()
-	spec, _ := l.fetch("/api/v1/nodes/" + name)["spec"].(object)
-	list, _ := spec["taints"].([]any)
-	var all []string
-	for _, one := range list {
-		taint, _ := one.(object)
-		all = append(all, fmt.Sprintf("%v:%v", taint["key"], taint["effect"]))
-	}
-	return all
-}
-
-func (l *fixture) wantTaints(name string, want ...string) {
-	l.Helper()
-	agenttest.Eventually(l.T, fmt.Sprintf("node %s never has the taints %q", name, want), func() bool { return slices.Equal(l.taints(name), want) })
+	spec, _ := l.fetch("/api/v1/nodes/n")["spec"].(object)
+	taints, _ := spec["taints"].([]any)
+	return len(taints) == 0
 }
 
 // patches counts the requests so far that change nodes.

@@ -27,7 +27,7 @@ func TestResponseWithAnotherChangeIsEvaluated(t *testing.T) {
 	l.node("n", nodeSpec{})
 	l.stepUntil("the taint is not added", func() bool { return l.metric(`istio_cni_taint_changes_total{change="add",result="success"}`) == 1 })
 	l.server.ReleaseWatches()
-	l.wantTaints("n")
+	agenttest.Eventually(t, "the node stays tainted", l.untainted)
 }
 
 func TestNodesInTheirDesiredStateCostNoRequest(t *testing.T) {
@@ -62,7 +62,7 @@ func TestFailedPatchIsRetried(t *testing.T) {
 	l.server.FailOn("PATCH /api/v1/nodes/", kubetest.Forbidden, 3)
 	l.run()
 	agenttest.Eventually(t, "the failure is not reported", func() bool { return !l.ready() && l.patches() > 0 })
-	l.stepUntil("it is not retried", func() bool { return len(l.taints("n")) == 0 })
+	l.stepUntil("it is not retried", l.untainted)
 	agenttest.Eventually(t, "it stays unready", l.ready)
 	if l.patches() != 4 {
 		t.Errorf("%d patches, want 4", l.patches())
@@ -91,7 +91,7 @@ func TestNothingIsDecidedBeforeTheCachesAreSynced(t *testing.T) {
 	l.server.FailOn("/pods?", kubetest.ServerError, 20)
 	l.run()
 	agenttest.Eventually(t, "it is never ready", l.ready)
-	l.wantTaints("n")
+	agenttest.Eventually(t, "the node stays tainted", l.untainted)
 	if l.patches() != 0 {
 		t.Errorf("%d patches before the pods were known", l.patches())
 	}
@@ -159,7 +159,7 @@ func TestOldVersionFromTheWatchIsIgnored(t *testing.T) {
 	l.pod("n", "agent", "True", yesterday())
 	old := l.server.Object("/api/v1/nodes/n")
 	l.run()
-	l.wantTaints("n")
+	agenttest.Eventually(t, "the node stays tainted", l.untainted)
 	agenttest.Eventually(t, "no watches", func() bool { return l.server.Watches() == 2 })
 	l.server.Tell("MODIFIED", old)
 	l.after(readiness.AgentReady, func() { l.pod("n", "agent", "True", agenttest.Start()) })
