@@ -60,32 +60,21 @@ func (c *controller) watch(ctx context.Context) (last error) {
 		OnDelete: c.delete,
 		OnSync: func() {
 			c.syncOnce.Do(func() { close(c.synced) })
-			c.setReady("")
+			c.Health.Ready(Part)
 		},
 		OnError: func(err error) {
 			last = err
 			if err == nil {
 				c.Log.InfoContext(ctx, "the watch of the pods works again")
-				c.setReady("")
+				c.Health.Ready(Part)
 				return
 			}
 			c.Metrics.PodWatchFailed()
-			c.setReady(err.Error())
+			c.Health.NotReady(Part, err.Error())
 			c.Log.WarnContext(ctx, "the watch of the pods fails: no pod is repaired", slog.String("error", err.Error()))
 		},
 	})
 	return last
-}
-
-// setReady reports that the watch works, or its problem.
-func (c *controller) setReady(problem string) {
-	switch {
-	case c.Health == nil:
-	case problem == "":
-		c.Health.Ready(Part)
-	default:
-		c.Health.NotReady(Part, problem)
-	}
 }
 
 func (c *controller) update(p kube.Pod) {

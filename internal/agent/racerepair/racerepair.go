@@ -57,7 +57,7 @@ type Options struct {
 	Clock   clock.WithTickerAndDelayedExecution
 	Log     *slog.Logger
 	Metrics *metrics.Repair
-	// Health receives the state of the watch of the pods, unless nil.
+	// Health, if any, receives the state of the watch of the pods.
 	Health *health.State
 
 	// Follow notifies of the trimmed pods of the node if the agent watches them already; nil starts a watch.
@@ -100,6 +100,7 @@ type controller struct {
 }
 
 func newController(o Options) *controller {
+	o.Health = cmp.Or(o.Health, health.NewState(health.Options{}))
 	o.Workers, o.PodTimeout = cmp.Or(o.Workers, 4), cmp.Or(o.PodTimeout, time.Minute)
 	o.Clock = cmp.Or[clock.WithTickerAndDelayedExecution](o.Clock, clock.RealClock{})
 	return &controller{
@@ -177,20 +178,15 @@ func (c *controller) withTimeout(ctx context.Context, d time.Duration, problem s
 func Once(ctx context.Context, o Options) error {
 	c := newController(o)
 	defer c.queue.ShutDown()
+	defer c.workers.Wait()
 	ctx, cancel := c.withTimeout(ctx, onceTimeout, "it is not done after")
 	defer cancel()
 	c.confirmAfter = 0 // Once inspects each pod once
 	c.deletions.SetLimit(rate.Inf)
-	watching, end := context.WithCancel(ctx)
 	var watchErr error
-	c.workers.Go(func() { watchErr = c.watch(watching) })
-	defer func() {
-		end()
-		c.workers.Wait()
-	}()
+	c.workers.Go(func() { watchErr = c.watch(ctx) })
 	select {
 	case <-ctx.Done():
-		end()
 		c.workers.Wait()
 		return errors.Join(fmt.Errorf("waiting for the pods: %w", context.Cause(ctx)), watchErr)
 	case <-c.synced:

@@ -57,11 +57,12 @@ func report(w io.Writer, role string, problems error) {
 
 // Run reads the command line of "istio-cni ROLE", works, and returns the exit code: applet.ExitUsage for an invalid command
 // line, and applet.ExitError for failed work. The error of read joins all problems; it is settings.ErrHelp for a request of the
-// help.
-func Run(c applet.Call, role string, help func() string, read func() (Service, error)) int {
+// help, which is head, with verbs for the exit codes in the order of success, failed work and invalid command line, and the groups.
+func Run(c applet.Call, role, head string, groups []settings.Group, read func() (Service, error)) int {
 	s, err := read()
 	if errors.Is(err, settings.ErrHelp) {
-		_, _ = io.WriteString(c.Stdout, help())
+		_, _ = fmt.Fprintf(c.Stdout, head, applet.ExitOK, applet.ExitError, applet.ExitUsage)
+		settings.Help(c.Stdout, groups...)
 		return applet.ExitOK
 	}
 	if err != nil {

@@ -23,7 +23,7 @@ func TestRunReportsTheOutcome(t *testing.T) {
 		stdout, stderr string
 		begins         bool
 	}{
-		{name: "help", read: fmt.Errorf("reading: %w", settings.ErrHelp), code: applet.ExitOK, stdout: "the help"},
+		{name: "help", read: fmt.Errorf("reading: %w", settings.ErrHelp), code: applet.ExitOK, stdout: "exit codes 0 1 2\n"},
 		{
 			name: "problems", read: errors.Join(errors.New("no such flag"), errors.New("bad port")), code: applet.ExitUsage,
 			stderr: "error: no such flag\nerror: bad port\nnothing was touched; see istio-cni dance --help\n",
@@ -34,7 +34,7 @@ func TestRunReportsTheOutcome(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var stdout, stderr, log bytes.Buffer
 			began := false
-			code := service.Run(applet.Call{Stdout: &stdout, Stderr: &stderr}, "dance", func() string { return "the help" }, func() (service.Service, error) {
+			code := service.Run(applet.Call{Stdout: &stdout, Stderr: &stderr}, "dance", "exit codes %d %d %d\n", nil, func() (service.Service, error) {
 				return service.Service{
 					Log: slog.New(slog.NewTextHandler(&log, nil)), Config: []settings.Line{{Name: "--speed", Value: "slow", Origin: "default"}}, Warnings: []string{"mind the step"},
 					Work: func(context.Context) error { began = true; return c.work },
@@ -52,7 +52,7 @@ func TestRunReportsTheOutcome(t *testing.T) {
 }
 
 func TestASignalEndsTheWork(t *testing.T) {
-	code := service.Run(applet.Call{}, "dance", nil, func() (service.Service, error) {
+	code := service.Run(applet.Call{}, "dance", "", nil, func() (service.Service, error) {
 		return service.Service{Log: slog.New(slog.DiscardHandler), Work: func(ctx context.Context) error {
 			if err := syscall.Kill(syscall.Getpid(), syscall.SIGTERM); err != nil {
 				return err

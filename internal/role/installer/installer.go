@@ -11,20 +11,17 @@ package installer
 
 import (
 	"context"
-	"fmt"
 	"os"
-	"strings"
 
 	"github.com/meshcni/istio-cni/internal/agent/nodeagent"
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
-	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
 // Run runs the role. It ends when the work is done or, for the agent that stays, with a signal.
 func Run(c applet.Call) int {
-	return service.Run(c, "install", help, func() (service.Service, error) {
+	return service.Run(c, "install", helpHead, new(draft).groups(), func() (service.Service, error) {
 		in, err := parse(c.Args, environment{getenv: c.Getenv, hostname: os.Hostname, executable: os.Executable})
 		if err != nil {
 			return service.Service{}, err
@@ -74,11 +71,3 @@ A flag beats live configuration (--config-map, --config-dir; configuration of th
 and that beats the default. An empty variable counts as unset. All problems are reported together.
 
 `
-
-// help returns the text of --help.
-func help() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, helpHead, applet.ExitOK, applet.ExitError, applet.ExitUsage)
-	settings.Help(&b, new(draft).groups()...)
-	return b.String()
-}

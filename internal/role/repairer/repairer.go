@@ -12,9 +12,7 @@ package repairer
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"strings"
 
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
@@ -30,7 +28,7 @@ import (
 
 // Run runs the role. It ends after one repair of each pod or, with --run-as-daemon, with a signal.
 func Run(c applet.Call) int {
-	return service.Run(c, "repair", help, func() (service.Service, error) {
+	return service.Run(c, "repair", helpHead, []settings.Group{{Title: "Flags", Rows: new(Config).rows()}}, func() (service.Service, error) {
 		cfg, err := load(c.Args, c.Getenv)
 		if err != nil {
 			return service.Service{}, err
@@ -98,11 +96,3 @@ A flag beats the environment, and that beats the default. An empty variable coun
 text. All problems are reported together.
 
 `
-
-// help returns the text of --help.
-func help() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, helpHead, applet.ExitOK, applet.ExitError, applet.ExitUsage)
-	settings.Help(&b, settings.Group{Title: "Flags", Rows: new(Config).rows()})
-	return b.String()
-}

@@ -17,7 +17,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"strings"
 
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
@@ -33,7 +32,7 @@ import (
 // Run runs the role. It ends when the work is done or, for the controller, with a signal. The legacy controller exited 255 for
 // a bad command line; here the code is 2 as in the other roles.
 func Run(c applet.Call) int {
-	return service.Run(c, "taint", help, func() (service.Service, error) {
+	return service.Run(c, "taint", helpHead, []settings.Group{{Title: "Flags", Rows: new(Config).rows()}}, func() (service.Service, error) {
 		cfg, err := load(c.Args, c.Getenv)
 		if err != nil {
 			return service.Service{}, err
@@ -114,11 +113,3 @@ A flag beats the environment, and that beats the default. An empty variable coun
 together.
 
 `
-
-// help returns the text of --help.
-func help() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, helpHead, applet.ExitOK, applet.ExitError, applet.ExitUsage)
-	settings.Help(&b, settings.Group{Title: "Flags", Rows: new(Config).rows()})
-	return b.String()
-}
