@@ -70,7 +70,7 @@ func TestListsAreBounded(t *testing.T) {
 	}
 }
 
-// TestNoTextMakesALongError writes what fits into a pod's annotations into every field: the error is short, and reading
+// TestNoTextMakesALongError writes texts as long as a pod's annotations may be into every field: the error is short, and reading
 // the text takes memory in proportion to it at most.
 func TestNoTextMakesALongError(t *testing.T) {
 	const size = 256 << 10

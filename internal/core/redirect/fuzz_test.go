@@ -13,8 +13,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 )
 
-// FuzzParse writes any text into any field. What is refused must leave the Spec alone and say why; what is taken must
-// give rules that can be printed, read and followed.
+// FuzzParse writes any text into any field. A refused text must leave the Spec alone and name the problem; an accepted one
+// must give rules that can be printed, read and followed.
 func FuzzParse(f *testing.F) {
 	for i, text := range []string{
 		"*", "", "REDIRECT", "TPROXY", "0", "8080,15008,8443,8080", "53,3306", "10.0.0.7/29,fd00::/64,172.16.0.0/12", "127.0.0.0/8,10.0.0.0/8", "::1/128",
@@ -47,8 +47,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzOwned reads rules that could be there, cleans up, and makes sure that what was not owned is left as it was and
-// that nothing is owned of it then.
+// FuzzOwned reads possible rules and cleans up: foreign rules stay as they were, and none of them is owned then.
 func FuzzOwned(f *testing.F) {
 	for _, text := range []string{
 		"*nat\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:ISTIO_A - [0:0]\n-A PREROUTING -i vm0 -j ISTIO_REDIRECT\n-A PREROUTING -i vm0 -j RETURN\n-A ISTIO_A -g ISTIO_A\nCOMMIT\n",

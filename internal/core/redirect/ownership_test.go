@@ -17,7 +17,7 @@ func linesOf(n *rulesettest.Namespace) []string {
 	return rulesettest.Lines(n.Save(), ruleset.Ownership{})
 }
 
-// TestCleaningUp takes away what any configuration of the mesh left, ours or the reference's, and nothing else.
+// TestCleaningUp removes the rules of any configuration of the mesh, ours or the reference's, and no others.
 func TestCleaningUp(t *testing.T) {
 	// A line that begins with "stays: " must stay, all others go.
 	for name, lines := range map[string][]string{
@@ -115,8 +115,8 @@ func TestCleaningUp(t *testing.T) {
 	}
 }
 
-// TestAForeignReturnIsNoDrift programs namespaces in which a foreign rule lets an interface pass, where nothing of ours comes
-// to stand ahead of that rule.
+// TestAForeignReturnIsNoDrift programs namespaces in which a foreign rule lets an interface pass, where no rule of ours comes
+// ahead of that rule.
 func TestAForeignReturnIsNoDrift(t *testing.T) {
 	const rule = "nat PREROUTING -i eth7 -j RETURN"
 	for name, w := range map[string]written{

@@ -24,7 +24,7 @@ func TestRulesArePrintedReadAndExplained(t *testing.T) {
 	}
 }
 
-// wrongWith gives the fault of a wanted Set, "" if it has none.
+// wrongWith returns the fault of a wanted Set, "" if it has none.
 func wrongWith(set ruleset.Set) string {
 	parsed, err := ruleset.Parse(set.Family, set.String())
 	if err != nil {
@@ -66,8 +66,8 @@ func missing(set ruleset.Set) string {
 	return ""
 }
 
-// TestJumpsLeadToPresentChains holds native tables to what the reference fails at, with DNS servers of a family that
-// is not captured.
+// TestJumpsLeadToPresentChains: in native tables too, where those of the reference fail with DNS servers of a family that is
+// not captured.
 func TestJumpsLeadToPresentChains(t *testing.T) {
 	for name, spec := range anySpecs(500) {
 		for _, treatment := range []redirect.Treatment{redirect.Unused, redirect.Captured, redirect.Rejected, redirect.Bypassed} {
@@ -151,7 +151,7 @@ func TestOneConfigurationReplacesAnother(t *testing.T) {
 	}
 }
 
-// add puts what iptables-save printed into a namespace.
+// add adds the rules of an output of iptables-save to a namespace.
 func add(t *testing.T, n *rulesettest.Namespace, text string) {
 	t.Helper()
 	set, err := ruleset.Parse(n.Save().Family, text)

@@ -24,7 +24,7 @@ func (w written) values() redirect.Values {
 	return values
 }
 
-// spec gives the default Spec with some fields written over it, in the strict dialect of annotations.
+// spec returns the default Spec with some fields written over it, in the strict dialect of annotations.
 func (w written) spec(tb testing.TB) redirect.Spec {
 	tb.Helper()
 	s, err := redirect.Parse(redirect.Default(), w.values(), redirect.Dialect{Strict: true})

@@ -14,7 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 )
 
-// wanted is what most cases compare with.
+// wanted are the rules that most cases compare with.
 func wanted() ruleset.Set {
 	return nat(
 		"OUTPUT -j OWN_OUT # all that is sent", "PREROUTING -p tcp -j OWN_IN # all that comes in",
@@ -78,7 +78,7 @@ func TestSummaryIsNoLongerThanAsked(t *testing.T) {
 	}
 }
 
-// TestCompareFindsDifferences lists what counts as a difference and what does not, besides what TestDiffReadsWell prints.
+// TestCompareFindsDifferences lists differences, and changes that are none, besides those that TestDiffReadsWell prints.
 func TestCompareFindsDifferences(t *testing.T) {
 	base := []string{"OUTPUT -j OWN_A", "OUTPUT -p udp -j OWN_A", "OWN_A -j RETURN", "OWN_A -j DROP"}
 	for _, test := range []struct {

@@ -9,8 +9,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// FuzzParse reads any text. What is taken must print as something that is read as the same; what is refused gives an
-// error of a readable length.
+// FuzzParse reads any text. An accepted one must print as a text that is read as the same; a refused one gives an error of
+// a readable length.
 func FuzzParse(f *testing.F) {
 	// Small ones: the fuzzer spends its time on making large ones smaller.
 	for _, text := range []string{

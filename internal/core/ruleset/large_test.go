@@ -39,7 +39,7 @@ func reversed(list []int) []int {
 	return list
 }
 
-// allocated gives the bytes that fn allocates in all.
+// allocated returns the bytes that fn allocates in all.
 func allocated(fn func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -48,7 +48,7 @@ func allocated(fn func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// TestComparisonTakesMemoryLinearInTheRules compares chains of many rules: the first two pairs are what one pod can get by
+// TestComparisonTakesMemoryLinearInTheRules compares chains of many rules: one pod can cause the first two pairs by
 // changing an annotation of 60 and of 120 KB.
 func TestComparisonTakesMemoryLinearInTheRules(t *testing.T) {
 	const perRule = 1 << 10 // bytes; an alignment of all takes 8 bytes for each pair of rules
@@ -132,7 +132,7 @@ func TestADifferenceOfLongChainsIsRight(t *testing.T) {
 	}
 }
 
-// TestOneChangeInManyRulesIsShown: what is alike at both ends costs nothing, however long it is.
+// TestOneChangeInManyRulesIsShown: equal rules at both ends cost nothing, however many they are.
 func TestOneChangeInManyRulesIsShown(t *testing.T) {
 	list := numbers(10000, 24000)
 	changed := slices.Clone(list)

@@ -115,7 +115,7 @@ func TestReconcileNeedsNoOwnedForWantedChains(t *testing.T) {
 	}
 }
 
-// reaches applies the program to a model of a namespace and gives the promise that does not hold, "" if all do.
+// reaches applies the program to a model of a namespace and returns the promise that does not hold, "" if all do.
 func reaches(want, have ruleset.Set) string {
 	n := rulesettest.NewNamespace(have)
 	owned := own(want, have)

@@ -98,7 +98,7 @@ func TestEmptyAndEqual(t *testing.T) {
 	}
 }
 
-// TestParseReadsTheOutputOfTheTools reads what the nft and the legacy tools (1.8.9) printed for the same commands, with
+// TestParseReadsTheOutputOfTheTools reads the output of the nft and the legacy tools (1.8.9) for the same commands, with
 // and without counters: they order the tables in ways of their own, and mean the same.
 func TestParseReadsTheOutputOfTheTools(t *testing.T) {
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
@@ -162,8 +162,8 @@ func TestParseAcceptsOtherLines(t *testing.T) {
 	}
 }
 
-// TestParseRefuses wants every error to name the line and the cause: a text that is not understood whole must never be
-// taken for less than it is.
+// TestParseRefuses wants every error to name the line and the cause: a text that cannot be parsed as a whole must never
+// yield a smaller Set.
 func TestParseRefuses(t *testing.T) {
 	for _, test := range []struct{ name, text, want string }{
 		{"a rule outside a table", "-A OUTPUT -j DROP\n", `parsing IPv6 rules, line 1 "-A OUTPUT -j DROP": is outside any table`},

@@ -26,7 +26,7 @@ func nat(lines ...string) ruleset.Set {
 	return rulesettest.Set(all...)
 }
 
-// own marks chains whose name begins with OWN_, jumps to them, rules that carry the mark 0x99, and what is wanted.
+// own marks chains whose name begins with OWN_, jumps to them, rules that carry the mark 0x99, and wanted rules.
 func own(want, have ruleset.Set) ruleset.Ownership {
 	owned := ruleset.Ownership{Chains: map[string]map[string]bool{}, Rules: map[string]map[string][]bool{}}
 	for _, t := range have.Tables {

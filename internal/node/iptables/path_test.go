@@ -10,7 +10,7 @@ import (
 )
 
 // TestNoToolOfTheWorkingDirectoryIsRun: a tool of the host gets absolute directories only, whatever the caller's PATH is,
-// so that what it starts by name is never a file of the working directory.
+// so that a program that it starts by name is never a file of the working directory.
 func TestNoToolOfTheWorkingDirectoryIsRun(t *testing.T) {
 	dir := t.TempDir()
 	tool := filepath.Join(dir, "tool")

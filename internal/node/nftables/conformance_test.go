@@ -15,7 +15,7 @@ import (
 const randomSpecs = 300
 
 // TestRulesAreThoseOfIptables writes each set of rules twice, with the code under test and with iptables-restore: the
-// kernel must hold the same bytes, iptables-save must print what was wanted, and both must be read back the same.
+// kernel must hold the same bytes, iptables-save must print the wanted rules, and both must be read back the same.
 func TestRulesAreThoseOfIptables(t *testing.T) {
 	for name, spec := range spectest.Special() {
 		t.Run(name, func(t *testing.T) {

@@ -52,7 +52,7 @@ COMMIT
 `,
 }
 
-// opaque are rules of other programs that are not understood: no rule of the mesh is like them.
+// opaque are rules of other programs that are not decoded: no rule of the mesh is like them.
 const opaque = `*filter
 -A INPUT -m limit --limit 5/min -j ACCEPT
 -A INPUT -p icmp -m icmp --icmp-type 8 -j ACCEPT
@@ -143,7 +143,7 @@ func TestARuleThatIsNotUnderstoodIsReadAsNoOther(t *testing.T) {
 	}
 }
 
-// ofNft are rules that nft puts into the chains of iptables, each with what is read.
+// ofNft are rules that nft puts into the chains of iptables, each with the text that is read.
 var ofNft = []struct{ rule, want string }{
 	{"tcp dport 80 counter return", "-p tcp -m tcp --dport 80 -j RETURN"},
 	{"tcp dport 80 counter return comment \"why not\"", ""},
@@ -182,7 +182,7 @@ func TestRulesOfNftAreReadOrKeptAsTheyAre(t *testing.T) {
 }
 
 // TestForeignRulesStay applies and removes rules among those of others, ahead of and behind ours, and in chains of
-// theirs. What is left must be what was there, bytes and all.
+// theirs. The kernel must hold the same bytes as before.
 func TestForeignRulesStay(t *testing.T) {
 	p := newPod(t)
 	for _, f := range families {

@@ -9,7 +9,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 )
 
-// nftReference writes what the reference feeds to nft, in the order in which it emits its rules and in its spelling. It
+// nftReference writes the input that the reference gives nft, in the order in which it emits its rules and in its spelling. It
 // shares nothing with the code under test. Each rule has the name of its row in the description of the reference.
 type nftReference struct {
 	redirect.Spec
@@ -38,7 +38,7 @@ func (r *nftReference) add6(table, chain, format string, args ...any) {
 	}
 }
 
-// cidrs gives those of both families, IPv4 first, each with the word for its family.
+// cidrs returns those of both families, IPv4 first, each with the word for its family.
 func (r *nftReference) cidrs(list []netip.Prefix) (out []string) {
 	var six []string
 	for _, p := range list {

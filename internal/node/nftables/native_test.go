@@ -23,7 +23,7 @@ func treatment(ipv6 bool) redirect.Families {
 }
 
 // TestNativeTablesAreThoseOfTheReference writes each Spec's tables twice, with the code under test and with nft from the
-// reference's text: the kernel must hold the same bytes, nft must list the same, and both must be read as what was wanted.
+// reference's text: the kernel must hold the same bytes, nft must list the same, and both must be read as the wanted rules.
 func TestNativeTablesAreThoseOfTheReference(t *testing.T) {
 	specs := spectest.Special()
 	for seed := range uint64(randomSpecs / 3) {

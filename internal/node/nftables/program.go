@@ -71,7 +71,7 @@ func (w *writer) program(p ruleset.Program) error {
 	return nil
 }
 
-// operation relies on what Reconcile promises: that the chains and rules of a Program are those of the View, and that rules
+// operation relies on the promises of Reconcile: that the chains and rules of a Program are those of the View, and that rules
 // are inserted behind no rule but ours.
 func (w *writer) operation(f ruleset.Family, o ruleset.Operation) error {
 	w.at = tableKey{f, o.Table}

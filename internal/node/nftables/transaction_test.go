@@ -21,7 +21,7 @@ import (
 // message is the head of a netlink message that was sent.
 type message struct{ kind, flags uint16 }
 
-// wire counts what goes to the kernel.
+// wire counts the requests to the kernel.
 type wire struct{ requests [][]message }
 
 func (w *wire) see(request []byte) {
@@ -244,8 +244,8 @@ func TestInAUserNamespace(t *testing.T) {
 	}
 }
 
-// TestConcurrentRunsLeaveTheRulesOfOne lets several write different rules into one namespace at once: what is left is what one
-// of them wanted, whole.
+// TestConcurrentRunsLeaveTheRulesOfOne lets several write different rules into one namespace at once: the
+// rules of one of them are left, all of them.
 func TestConcurrentRunsLeaveTheRulesOfOne(t *testing.T) {
 	const runs = 4
 	p := newPod(t)

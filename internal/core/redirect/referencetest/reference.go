@@ -2,8 +2,8 @@
 // them, and in its spelling, as text for iptables-restore.
 //
 // It promises to share nothing with the code that it checks: one rule of the reference is one line here, under the name
-// that its row has in the description of the reference's rules (E1, K1, D1 …). It never puts a rule where a packet
-// meets it, nor in the form the kernel's tools print; feed the text to the tools and read back what they made of it.
+// that its row has in the description of the reference's rules (E1, K1, D1 …). It neither sorts the
+// rules by their evaluation nor prints them as the kernel's tools do: tests pass the text to the tools and read the result.
 //
 // Start at Restore. It is for tests only.
 package referencetest
@@ -18,7 +18,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Restore gives what the reference feeds to "iptables-restore --noflush" for one family, given that it programs that
+// Restore returns the input that the reference gives "iptables-restore --noflush" for one family, if it programs that
 // family at all.
 func Restore(s redirect.Spec, f ruleset.Family) string {
 	d := &document{Spec: s, family: f, loopback: s.Loopback.String(), six: "127.0.0.6/32", hostBits: "/32"}

@@ -11,7 +11,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 )
 
-// Special are Specs whose rules have something that chance seldom makes.
+// Special are Specs with rules that Random seldom draws.
 func Special() map[string]redirect.Spec {
 	out := map[string]redirect.Spec{"default": redirect.Default()}
 	add := func(name string, set func(*redirect.Spec)) {
@@ -86,7 +86,7 @@ func Random(seed uint64) redirect.Spec {
 	return s
 }
 
-// scope draws what is captured.
+// scope draws the captured traffic.
 func (d dice) scope(s *redirect.Spec) {
 	s.InboundExclude, s.OutboundExclude = some(d, 0, 4, d.port), some(d, 0, 4, d.prefix)
 	s.OutboundPorts, s.OutboundPortsExclude = some(d, 0, 3, d.port), some(d, 0, 3, d.port)
@@ -120,7 +120,7 @@ func (d dice) link() string {
 	return []string{"eth0", "net1", "lo", "k6t-0", "tap.100", "A_b", "abcdefghijklmno"}[d.IntN(7)]
 }
 
-// address draws one of either family, with a liking for zeros: they are what can be written in several ways.
+// address draws one of either family, with many zeros: such addresses can be written in several ways.
 func (d dice) address() netip.Addr {
 	if d.IntN(2) == 0 {
 		return netip.AddrFrom4([4]byte{d.octet(), d.octet(), d.octet(), d.octet()})

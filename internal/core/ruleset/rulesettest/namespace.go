@@ -38,8 +38,8 @@ func Set(lines ...string) ruleset.Set {
 	return ruleset.New(ruleset.IPv4, tables...)
 }
 
-// Lines prints what a Set has beyond empty built-in chains with policy ACCEPT as lines for Set, without the part that is
-// owned. A policy DROP is the line "TABLE CHAIN DROP".
+// Lines prints a Set as lines for Set, without empty built-in chains of policy ACCEPT and without the part that is owned. A
+// policy DROP is the line "TABLE CHAIN DROP".
 func Lines(s ruleset.Set, owned ruleset.Ownership) []string {
 	var out []string
 	for _, t := range s.Tables {
@@ -98,7 +98,7 @@ func NewNamespace(have ruleset.Set) *Namespace {
 	return n
 }
 
-// Save gives what is there, as Parse would give it for the output of iptables-save.
+// Save returns the present rules, as Parse does for the output of iptables-save.
 func (n *Namespace) Save() ruleset.Set {
 	var tables []ruleset.Table
 	for _, t := range n.tables {
@@ -146,7 +146,7 @@ func (n *Namespace) Apply(p ruleset.Program) error {
 	return nil
 }
 
-// open gives a copy to work on. A new table begins with its built-in chains.
+// open returns a copy to work on. A new table begins with its built-in chains.
 func (n *Namespace) open(name string) *table {
 	if t, there := n.tables[name]; there {
 		return t.clone()
@@ -246,7 +246,7 @@ var extensions = []string{ //nolint:gochecknoglobals // a constant table
 	"ACCEPT", "DROP", "RETURN", "REJECT", "REDIRECT", "TPROXY", "MARK", "CONNMARK", "CT", "LOG", "DNAT", "SNAT", "MASQUERADE",
 }
 
-// jump gives the chain that a rule leads to, "" if none. A chain takes no options, so its name ends the rule; with a quote
+// jump returns the chain that a rule leads to, "" if none. A chain takes no options, so its name ends the rule; with a quote
 // behind it the words are the end of a text.
 func jump(spec string) string {
 	f := strings.Fields(spec)

@@ -16,7 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink/nfnetlinktest"
 )
 
-// encode gives the expressions of a rule.
+// encode returns the expressions of a rule.
 func encode(tb testing.TB, r ruleset.Rule) nfnetlink.Attributes {
 	tb.Helper()
 	var b nfnetlink.Buffer
@@ -44,8 +44,8 @@ func setsOf(r ruleset.Rule) map[string]native.Set {
 	return map[string]native.Set{"__set%d": native.SetOf(r)}
 }
 
-// FuzzRulesHaveTheFingerprintOfTheirText: what is written is recognized, and no two rules that read differently are taken
-// for each other.
+// FuzzRulesHaveTheFingerprintOfTheirText: a rule that was written is recognized, and two rules of different texts have
+// different fingerprints.
 func FuzzRulesHaveTheFingerprintOfTheirText(f *testing.F) {
 	for seed := range uint64(50) {
 		f.Add(seed)

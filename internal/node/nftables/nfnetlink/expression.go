@@ -209,7 +209,7 @@ func SplitExpression(element Attribute) (name string, data Fields, ok bool) {
 	return parts.Text(unix.NFTA_EXPR_NAME), data, ok
 }
 
-// Fields are the attributes of an expression by kind. No expression that is understood has higher kinds.
+// Fields are the attributes of an expression by kind. No expression that is decoded has higher kinds.
 type Fields struct {
 	byKind [12]Attribute
 	set    [12]bool

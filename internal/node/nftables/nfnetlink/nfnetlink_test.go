@@ -28,7 +28,7 @@ func TestAnAttributeThatIsTooLongIsAnError(t *testing.T) {
 	}
 }
 
-// FuzzAttributes reads any bytes: what is complete is as long as it is, and what is not is never read beyond its end.
+// FuzzAttributes reads any bytes: complete attributes are as long as the data, others are never read beyond its end.
 func FuzzAttributes(f *testing.F) {
 	f.Add([]byte{8, 0, 1, 0, 1, 2, 3, 4, 5, 0, 2, 0, 9})
 	f.Add([]byte{3, 0, 1, 0})
@@ -153,7 +153,7 @@ func TestMoreErrorsThanTheSocketHoldsAreAnError(t *testing.T) {
 	})
 }
 
-// TestALongTransaction is longer than what a socket takes as it is made.
+// TestALongTransaction is longer than the send buffer of a new socket.
 func TestALongTransaction(t *testing.T) {
 	const many = 10000
 	connected(t, func(conn *nfnetlink.Conn) error {

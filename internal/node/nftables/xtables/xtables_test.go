@@ -16,7 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/xtables"
 )
 
-// encode gives the expressions of a rule.
+// encode returns the expressions of a rule.
 func encode(f ruleset.Family, r ruleset.Rule) (nfnetlink.Attributes, error) {
 	var b nfnetlink.Buffer
 	if err := xtables.Encode(&b, f, r); err != nil {
@@ -86,8 +86,8 @@ func TestUnusualRulesComeBack(t *testing.T) {
 	}
 }
 
-// FuzzExpressionsAreReadOnce reads any bytes as expressions. What is understood must be read as the same rule again when it
-// is written.
+// FuzzExpressionsAreReadOnce reads any bytes as expressions. A decoded rule must be read as the same rule again when it is
+// written.
 func FuzzExpressionsAreReadOnce(f *testing.F) {
 	for _, family := range families {
 		for _, r := range append(rulesOf(family, spectest.Random(1)), more()...) {
