@@ -403,23 +403,21 @@ func TestUnexplained(t *testing.T) {
 		{"a panic", `panic(fmt.Sprintf("the house of %s burns", x))`, nil},
 	}
 	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			found, err := messages(map[string]string{
-				"internal/node/x/x.go":      "package x\nfunc f() {\n" + test.code + "\n}",
-				"internal/node/x/x_test.go": "package x\nvar _ = errors.New(\"only a test says so\")",
-				"internal/node/xtest/x.go":  "package xtest\nvar _ = errors.New(\"only test support says so\")",
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			var got []string
-			for _, m := range unexplained(found, quoted(page)) {
-				got = append(got, m.text)
-			}
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("unexplained texts (-want +got):\n%s", diff)
-			}
+		found, err := messages(map[string]string{
+			"internal/node/x/x.go":      "package x\nfunc f() {\n" + test.code + "\n}",
+			"internal/node/x/x_test.go": "package x\nvar _ = errors.New(\"only a test says so\")",
+			"internal/node/xtest/x.go":  "package xtest\nvar _ = errors.New(\"only test support says so\")",
 		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, m := range unexplained(found, quoted(page)) {
+			got = append(got, m.text)
+		}
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("%s: unexplained texts (-want +got):\n%s", test.name, diff)
+		}
 	}
 }
 

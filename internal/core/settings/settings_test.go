@@ -94,13 +94,10 @@ func TestArguments(t *testing.T) {
 			[]string{`stray argument "--name=a"` + stray, `stray argument "b"` + stray},
 		},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			c, _, mistakes := read(t, tc.args, environment())
-			if diff := cmp.Diff(tc.mistakes, mistakes); diff != "" || c.name != tc.text || c.on != tc.on {
-				t.Errorf("name %q, on %t; mistakes -want +got:\n%s", c.name, c.on, diff)
-			}
-		})
+		c, _, mistakes := read(t, tc.args, environment())
+		if diff := cmp.Diff(tc.mistakes, mistakes); diff != "" || c.name != tc.text || c.on != tc.on {
+			t.Errorf("%s: name %q, on %t; mistakes -want +got:\n%s", tc.name, c.name, c.on, diff)
+		}
 	}
 	for _, args := range [][]string{{"--bad", "--help"}, {"--name", "x", "-h"}} {
 		if _, err := settings.Parse(new(config).rows(), args, environment()); !errors.Is(err, settings.ErrHelp) {
@@ -278,19 +275,16 @@ func TestValues(t *testing.T) {
 		{"path", settings.Text(new(string), settings.Optional(settings.AbsolutePath)), map[string]string{"/a/../b/": "/b", "": ""}, []string{"etc/cni", "./x", "/a\x00"}, "want an absolute path"},
 		{"duration", settings.Duration(new(time.Duration), time.Second, time.Hour), map[string]string{"1s": "1s", "1h": "1h0m0s"}, []string{"999ms", "3", "1h1s", "-2m"}, "want a duration "},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			for text, want := range tc.good {
-				if err := tc.value.Set(text); err != nil || tc.value.String() != want {
-					t.Errorf("%q is %q, error %v; want %q", text, tc.value, err, want)
-				}
+		for text, want := range tc.good {
+			if err := tc.value.Set(text); err != nil || tc.value.String() != want {
+				t.Errorf("%s: %q is %q, error %v; want %q", tc.name, text, tc.value, err, want)
 			}
-			for _, text := range tc.bad {
-				before := tc.value.String()
-				if err := tc.value.Set(text); err == nil || !strings.HasPrefix(err.Error(), tc.want) || tc.value.String() != before {
-					t.Errorf("%q: error %v, value %q", text, err, tc.value)
-				}
+		}
+		for _, text := range tc.bad {
+			before := tc.value.String()
+			if err := tc.value.Set(text); err == nil || !strings.HasPrefix(err.Error(), tc.want) || tc.value.String() != before {
+				t.Errorf("%s: %q: error %v, value %q", tc.name, text, err, tc.value)
 			}
-		})
+		}
 	}
 }

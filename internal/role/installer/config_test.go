@@ -12,30 +12,26 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
-// TestProblemsBetweenSettings: what one setting says alone is in core/settings and in settings_test.go.
+// TestProblemsBetweenSettings: a setting alone is in core/settings and in settings_test.go.
 func TestProblemsBetweenSettings(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
-		name string
 		args []string
 		want string
 	}{
-		{"auto, not chained", []string{"--cni-conf-mode=auto", "--chained-cni-plugin=false"}, "flag --cni-conf-mode (auto) contradicts flag --chained-cni-plugin (false)"},
-		{"drop-in, owned", []string{"--cni-conf-mode=dropin", "--istio-owned-cni-config"}, "flag --cni-conf-mode (dropin) contradicts flag --istio-owned-cni-config (true)"},
-		{"owned, not chained", []string{"--istio-owned-cni-config", "--chained-cni-plugin=false"}, "flag --istio-owned-cni-config (true) contradicts flag --chained-cni-plugin (false)"},
-		{"the own file is the primary", []string{"--istio-owned-cni-config", "--cni-conf-name=02-istio-cni.conflist"}, "cannot be the primary configuration as well"},
-		{"an owned file that no runtime reads", []string{"--istio-owned-cni-config", "--istio-owned-cni-config-filename=02-x.conf"}, "want a name that ends in .conflist"},
-		{"once and uninstall", []string{"--once", "--uninstall"}, "flag --once and flag --uninstall contradict each other"},
-		{"one port twice", []string{"--monitoring-port=9876"}, "--monitoring-port (flag --monitoring-port) and --ctrlz_port (default) are both 9876: want different ports"},
-		{"backends", []string{"--backend=netlink", "--force-iptables-binary=legacy"}, "--backend (flag --backend), --native-nftables (default) and --force-iptables-binary (flag"},
-		{"no program", []string{"--cni-source-binary="}, "flag --cni-source-binary: "},
-		{"a socket's path has a limit", []string{"--cni-agent-run-dir=/" + strings.Repeat("x", 100)}, "/log.sock\": want a path of at most 107 bytes"},
-		{"a placeholder", []string{`--cni-network-config={"type":"istio-cni","a":"__NOBODY_KNOWS__"}`}, "flag --cni-network-config: placeholder __NOBODY_KNOWS__: nothing is known"},
+		{[]string{"--cni-conf-mode=auto", "--chained-cni-plugin=false"}, "flag --cni-conf-mode (auto) contradicts flag --chained-cni-plugin (false)"},
+		{[]string{"--cni-conf-mode=dropin", "--istio-owned-cni-config"}, "flag --cni-conf-mode (dropin) contradicts flag --istio-owned-cni-config (true)"},
+		{[]string{"--istio-owned-cni-config", "--chained-cni-plugin=false"}, "flag --istio-owned-cni-config (true) contradicts flag --chained-cni-plugin (false)"},
+		{[]string{"--istio-owned-cni-config", "--cni-conf-name=02-istio-cni.conflist"}, "cannot be the primary configuration as well"},
+		{[]string{"--istio-owned-cni-config", "--istio-owned-cni-config-filename=02-x.conf"}, "want a name that ends in .conflist"},
+		{[]string{"--once", "--uninstall"}, "flag --once and flag --uninstall contradict each other"},
+		{[]string{"--monitoring-port=9876"}, "--monitoring-port (flag --monitoring-port) and --ctrlz_port (default) are both 9876: want different ports"},
+		{[]string{"--backend=netlink", "--force-iptables-binary=legacy"}, "--backend (flag --backend), --native-nftables (default) and --force-iptables-binary (flag"},
+		{[]string{"--cni-source-binary="}, "flag --cni-source-binary: "},
+		{[]string{"--cni-agent-run-dir=/" + strings.Repeat("x", 100)}, "/log.sock\": want a path of at most 107 bytes"},
+		{[]string{`--cni-network-config={"type":"istio-cni","a":"__NOBODY_KNOWS__"}`}, "flag --cni-network-config: placeholder __NOBODY_KNOWS__: nothing is known"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			mustFail(t, cluster(), tc.args, tc.want)
-		})
+		mustFail(t, cluster(), tc.args, tc.want)
 	}
 	_, err := build(nil, cluster("CHAINED_CNI_PLUGIN=maybe", "ISTIO_OWNED_CNI_CONFIG=true", "KUBERNETES_SERVICE_PORT=x", "CNI_AGENT_RUN_DIR=run"))
 	if err == nil || strings.Count(err.Error(), "\n") != 2 {
@@ -65,13 +61,10 @@ func TestSettingsThatAgree(t *testing.T) {
 		{"W-1: the second name of the owned file", cluster("ISTIO_OWNED_CNI_CONF_FILENAME=01-x.conflist"), nil, "Want.OwnedName: 02-istio-cni.conflist -> 01-x.conflist"},
 		{"no API server to install nothing", map[string]string{"POD_NAMESPACE": "istio-system", "REPAIR_ENABLED": "false"}, []string{"--cni-enable-install=false"}, "Install: true -> false; Server.Host: 10.96.0.1 -> ; Server.Port: 443 -> "},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			d := mustLoad(t, tc.env, tc.args...)
-			if got := changed(mustLoad(t, cluster()), d); got != tc.change || len(d.warnings) > 0 {
-				t.Errorf("changed:\n%s\nwant:\n%s\nwarnings %q", got, tc.change, d.warnings)
-			}
-		})
+		d := mustLoad(t, tc.env, tc.args...)
+		if got := changed(mustLoad(t, cluster()), d); got != tc.change || len(d.warnings) > 0 {
+			t.Errorf("%s: changed:\n%s\nwant:\n%s\nwarnings %q", tc.name, got, tc.change, d.warnings)
+		}
 	}
 	d := mustLoad(t, cluster("ISTIO_OWNED_CNI_CONFIG_FILENAME=01-right.conflist", "ISTIO_OWNED_CNI_CONF_FILENAME=01-chart.conflist"))
 	if len(d.warnings) != 1 || !strings.Contains(d.warnings[0], "differ: the first one counts") || d.Want.OwnedName != "01-right.conflist" {
@@ -149,13 +142,10 @@ func TestAmbientModeIsRefused(t *testing.T) {
 		{"ignored by a variable", cluster("AMBIENT_ENABLED=true", "AMBIENT_PODS=ignore"), nil, ""},
 		{"uninstall", cluster("AMBIENT_ENABLED=true"), []string{"--uninstall"}, ""},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			_, err := build(tc.args, tc.env)
-			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("error %v, want %q in it", err, tc.want)
-			}
-		})
+		_, err := build(tc.args, tc.env)
+		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: error %v, want %q in it", tc.name, err, tc.want)
+		}
 	}
 }
 

@@ -43,10 +43,7 @@ type Agent struct {
 
 // Env returns the environment that the DaemonSet sets in the container.
 func Env() map[string]string {
-	host, port, err := net.SplitHostPort(APIAddress)
-	if err != nil {
-		panic(err) // a constant
-	}
+	host, port, _ := strings.Cut(APIAddress, ":")
 	return map[string]string{
 		"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port,
 		"POD_NAMESPACE": Namespace, "POD_NAME": PodName, "NODE_NAME": NodeName,

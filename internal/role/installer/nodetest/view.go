@@ -23,7 +23,7 @@ func devices() []string { return []string{"/dev/null", "/dev/zero", "/dev/urando
 func makeDevices(root string) error {
 	var errs []error
 	for _, device := range devices() {
-		errs = append(errs, touch(filepath.Join(root, device)))
+		errs = append(errs, replace(filepath.Join(root, device), ""))
 	}
 	return errors.Join(errs...)
 }

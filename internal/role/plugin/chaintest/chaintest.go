@@ -34,10 +34,10 @@ import (
 // SystemPlugins is where Debian keeps the reference plugins.
 const SystemPlugins = "/usr/lib/cni"
 
+// shared is the program that the tests of a package share, "" before it is built.
 var (
-	built sync.Once
-	// shared is the program that the tests of a package share, "" before it is built.
-	shared string
+	built  sync.Once //nolint:gochecknoglobals // of the whole process
+	shared string    //nolint:gochecknoglobals // of the whole process
 )
 
 // Program returns the path of the program under test. It is built once for all tests of a package, which are run by [Main].

@@ -18,19 +18,15 @@ type Message struct {
 func (r *Record) Messages(protocol int) [][]Message {
 	var all [][]Message
 	for _, c := range r.Calls {
-		if len(c.Sent) > 0 && c.Socket != nil && c.Socket.Domain == unix.AF_NETLINK && c.Socket.Protocol == protocol {
-			all = append(all, messages(protocol, c.Sent))
+		if len(c.Sent) == 0 || c.Socket == nil || c.Socket.Domain != unix.AF_NETLINK || c.Socket.Protocol != protocol {
+			continue
 		}
-	}
-	return all
-}
-
-// messages parses what a call sent.
-func messages(protocol int, sent []byte) []Message {
-	var all []Message
-	headers, _ := syscall.ParseNetlinkMessage(sent)
-	for _, m := range headers {
-		all = append(all, Message{protocol, m.Header.Type, m.Header.Flags})
+		var messages []Message
+		sent, _ := syscall.ParseNetlinkMessage(c.Sent)
+		for _, m := range sent {
+			messages = append(messages, Message{protocol, m.Header.Type, m.Header.Flags})
+		}
+		all = append(all, messages)
 	}
 	return all
 }

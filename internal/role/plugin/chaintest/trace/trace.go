@@ -180,7 +180,7 @@ func (t *tracer) stopped(id int, status unix.WaitStatus) (signal int, err error)
 		return 0, nil
 	}
 	if th.process == 0 {
-		if th.process, err = processOf(id); err != nil {
+		if th.process, err = statusOf(id, "Tgid:"); err != nil {
 			return 0, err
 		}
 	}
@@ -204,7 +204,7 @@ func (t *tracer) event(id, cause int) error {
 		if err != nil {
 			return fmt.Errorf("asking what thread %d made: %w", id, err)
 		}
-		process, err := processOf(int(made))
+		process, err := statusOf(int(made), "Tgid:")
 		if err != nil {
 			return err
 		}
@@ -221,11 +221,6 @@ func executable(id int) string {
 		return err.Error()
 	}
 	return name
-}
-
-// processOf returns the id of a thread's process.
-func processOf(id int) (int, error) {
-	return statusOf(id, "Tgid:")
 }
 
 // statusOf returns a numeric field of /proc/ID/status.
