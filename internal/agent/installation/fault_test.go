@@ -15,13 +15,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
 )
 
-// situation is a node and a mode, and what an installation and its undoing make of it when nothing fails.
+// situation is a node and a mode, and the results of an installation and of its removal without a fault.
 type situation struct {
 	mode  cniconf.Mode
 	files []string
-	// reference says that the reference prepared the node, see fixture.loose.
+	// reference is set if the reference prepared the node, see fixture.loose.
 	reference bool
-	// primary is what the runtime runs besides the stanza.
+	// primary are the plugins that the runtime runs besides the stanza.
 	primary []string
 	// installed and back are the configuration in the end.
 	installed, back map[string]string
@@ -77,7 +77,7 @@ func (n *fixture) conf() map[string]string {
 	return out
 }
 
-// remedies are what an error says to a person besides the file. A disk that fails has none yet.
+// remedies are texts in the error for the user, besides the file.
 func remedies() map[syscall.Errno]string {
 	return map[syscall.Errno]string{
 		syscall.ENOSPC: "make room", syscall.EROFS: "read-only", syscall.EACCES: "SELinux", syscall.EIO: "input/output error",
@@ -93,7 +93,7 @@ type fault struct {
 	errno syscall.Errno
 }
 
-// file is what the call was for. Of a file that gets another name it is the old one.
+// file is the file of the call; of a file that gets another name, the old one.
 func (f fault) file() string {
 	words := strings.Fields(f.call)
 	file := words[1]
@@ -103,13 +103,13 @@ func (f fault) file() string {
 	return temporaryName.ReplaceAllString(file, "")
 }
 
-// harmless is a call whose failure costs nothing but a temporary file until the next look.
+// harmless is a call whose failure leaves only a temporary file until the next reconciliation.
 func (f fault) harmless() bool {
 	return strings.HasPrefix(f.call, "remove ") && temporaryName.MatchString(f.call)
 }
 
-// told asserts that the error is for a person: cause, file and remedy.
-func (f fault) told(t *testing.T, err error) {
+// reported asserts that the error names cause, file and remedy.
+func (f fault) reported(t *testing.T, err error) {
 	t.Helper()
 	if !errors.Is(err, f.errno) {
 		t.Errorf("%v at %q: error %v", f.errno, f.call, err)
@@ -122,7 +122,7 @@ func (f fault) told(t *testing.T, err error) {
 	}
 }
 
-// safe asserts that the node works: the runtime loads what it did, and what it runs is there.
+// safe asserts that the node works: the runtime loads the same plugins as before, and those that it runs are there.
 func (n *fixture) safe(s situation, f fault) {
 	n.t.Helper()
 	got := n.loaded()
@@ -185,12 +185,12 @@ func TestEveryFaultOfAnInstallation(t *testing.T) {
 				if f.harmless() {
 					must(t, err)
 				} else {
-					f.told(t, err)
+					f.reported(t, err)
 					if left := n.temps(); len(left) > 0 {
 						t.Errorf("%v at %q: left %q", f.errno, f.call, left)
 					}
 				}
-				if f.errno == syscall.EIO { // W-20: what was written in spite of the error is removed
+				if f.errno == syscall.EIO { // W-20: a file that was written in spite of the error is removed
 					n.uninstall(a)
 					if diff := cmp.Diff(s.back, n.conf()); diff != "" {
 						t.Errorf("%v at %q, and then uninstalled:\n%s", f.errno, f.call, diff)
@@ -207,7 +207,7 @@ func TestEveryFaultOfAnInstallation(t *testing.T) {
 	}
 }
 
-// TestW21EveryFaultOfAnUninstallation: what can be given back is, and the rest is told.
+// TestW21EveryFaultOfAnUninstallation: all files are restored that can be, and the error reports the others.
 func TestW21EveryFaultOfAnUninstallation(t *testing.T) {
 	t.Parallel()
 	for name, s := range situations(t, listAndSingle()) {
@@ -223,14 +223,14 @@ func TestW21EveryFaultOfAnUninstallation(t *testing.T) {
 				return a.Uninstall(t.Context())
 			}, func(n *fixture, a *installation.Installation, f fault, err error) {
 				n.safe(s, f)
-				// W-5: what a retry finds as it should be may still be lost.
+				// W-5: a change that a retry finds done may still be lost.
 				if f.call == "syncdir "+n.path("net.d") && !slices.Contains(f.after, f.call) && (err == nil || !n.there("bin/istio-cni")) {
 					t.Errorf("%v at %q: the stanza may come back without its program: %v\n%q", f.errno, f.call, err, f.after)
 				}
-				// What fails in the configuration is tried again at once.
+				// A failure in the configuration is tried again at once.
 				again := strings.HasPrefix(f.file(), n.path("net.d"))
 				if !again && !f.harmless() {
-					f.told(t, err)
+					f.reported(t, err)
 				}
 				n.only(f)
 				if err := a.Uninstall(t.Context()); err != nil {

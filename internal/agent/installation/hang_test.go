@@ -13,7 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/installation"
 )
 
-// TestReadinessEndsWhenTheDiskHangs: the stanza is taken out while the disk is frozen. The agent says that it knows no more,
+// TestReadinessEndsWhenTheDiskHangs: the stanza is taken out while the disk is frozen. The agent is not ready then,
 // answers both probes all the time, and is alive: a restart would not help.
 func TestReadinessEndsWhenTheDiskHangs(t *testing.T) {
 	t.Parallel()

@@ -44,13 +44,13 @@ type fixture struct {
 	root   string
 	config installation.Config
 	health *health.State
-	// metrics counts what the agent did.
+	// metrics are those of the agent.
 	metrics *metrics.Metrics
 	events  []string
 	log     agenttest.Buffer
 	clock   time.Time
 	disk    hostfs.Disk
-	// loose compares without white space: a stanza of the reference is replaced where it stands, and gone if it was removed before.
+	// loose compares without white space: a stanza of the reference is replaced in place, and absent if it was removed before.
 	loose bool
 }
 
@@ -92,7 +92,7 @@ func (n *fixture) put(name, text string, mode fs.FileMode) {
 	n.t.Helper()
 	file := n.path(name)
 	must(n.t, os.MkdirAll(filepath.Dir(file), 0o755))
-	// As careful programs do it: what the agent sees must not depend on the test's timing.
+	// By rename, as careful programs do: the content that the agent reads must not depend on the test's timing.
 	must(n.t, os.WriteFile(file+".x", []byte(text), mode))
 	must(n.t, os.Chmod(file+".x", mode))
 	must(n.t, os.Rename(file+".x", file))
@@ -206,7 +206,7 @@ func TestInstallsOnceAndWritesNothingMore(t *testing.T) {
 		must(t, n.agent().Reconcile())
 	})
 	if len(calls) > 0 {
-		t.Errorf("a look at a node that is as wanted changes files: %q", calls)
+		t.Errorf("a reconciliation of a node in its desired state changes files: %q", calls)
 	}
 	if got := n.count(`istio_cni_installs_total{result="SUCCESS"}`); got != "1" {
 		t.Errorf("%s installs counted, want 1", got)
@@ -232,11 +232,11 @@ func TestOrderKeepsTheNodeAlive(t *testing.T) {
 				t.Error("no error")
 			}
 			if got := n.read("net.d/10-bridge.conflist"); got != conflist {
-				t.Errorf("a stanza without what it needs stops every pod of the node:\n%s", got)
+				t.Errorf("a stanza without its program or kubeconfig stops every pod of the node:\n%s", got)
 			}
 			for _, p := range n.health.Snapshot().Parts {
 				if p.Name == tc.part && (p.Ready || p.Reason == "starting") {
-					t.Errorf("part %s says nothing: %+v", tc.part, p)
+					t.Errorf("part %s has no reason: %+v", tc.part, p)
 				}
 			}
 		})
@@ -276,7 +276,7 @@ func (s situation) kill(t *testing.T, work string, stop func(int) *hostfstest.Fa
 	if work != "installing" {
 		must(t, n.agent().Reconcile())
 	}
-	if work == "healing" { // after what the primary and a person did
+	if work == "healing" { // after changes by the primary and by the user
 		n.put("net.d/"+s.files[len(s.files)-2], s.files[len(s.files)-1], 0o644)
 		must(t, os.Remove(n.path("bin/istio-cni")))
 	}
@@ -367,7 +367,7 @@ func (n *fixture) stays() bool {
 	return strings.Contains(n.log.String(), `msg="the program stays for the removal of pods" files=[`+n.path("bin/istio-cni")+"]")
 }
 
-func TestFightBacksOffAndNamesTheRival(t *testing.T) {
+func TestRewriteConflictBacksOffAndNamesTheOtherWriter(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name, file, text, other string
@@ -471,7 +471,7 @@ func (n *fixture) asWanted() bool {
 		slices.Index(types, "istio-cni") == len(types)-1 && !n.there("net.d/ZZZ-istio-cni-kubeconfig")
 }
 
-// removeAll removes a directory although the agent puts back what is in it meanwhile.
+// removeAll removes a directory although the agent restores its files meanwhile.
 func (n *fixture) removeAll(dir string) {
 	n.t.Helper()
 	n.until(func() bool { return os.RemoveAll(n.path(dir)) == nil })
@@ -490,7 +490,7 @@ func (n *fixture) until(ok func() bool) {
 	agenttest.Until(n.t, func() string { return fmt.Sprintf("%+v\n%v", n.health.Snapshot(), n.tree(".")) }, ok)
 }
 
-// authority is a certificate in PEM, which is all that the kubeconfig asks of it.
+// authority is a certificate in PEM, of any name.
 var authority = sync.OnceValue(func() string {
 	server := httptest.NewTLSServer(nil)
 	defer server.Close()
@@ -522,7 +522,7 @@ func TestUninstallKeepsWhatIsStillNamed(t *testing.T) {
 				t.Errorf("error %v\n%s", err, n.log.String())
 			}
 			if diff := cmp.Diff(programs, n.tree("bin")) + cmp.Diff(kubeconfig, n.tree("run")); diff != "" {
-				t.Errorf("what the stanza needs is not there:\n%s", diff)
+				t.Errorf("the program or the kubeconfig is missing:\n%s", diff)
 			}
 		})
 	}
@@ -540,7 +540,7 @@ func TestUninstallPassesOverGarbage(t *testing.T) {
 	}
 }
 
-// TestSkippedProgram is one that somebody else installs.
+// TestSkippedProgram is one that another program installs.
 func TestSkippedProgram(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-b.conflist", conflist)
@@ -552,7 +552,7 @@ func TestSkippedProgram(t *testing.T) {
 	n.put("bin/istio-cni", "theirs", 0o755)
 	must(t, a.Reconcile())
 	if err := a.Uninstall(t.Context()); err != nil || n.read("bin/istio-cni") != "theirs" {
-		t.Errorf("a file of somebody else: %v", err)
+		t.Errorf("a file of another program: %v", err)
 	}
 }
 
@@ -573,8 +573,8 @@ func TestPartsGoOnWithoutEachOther(t *testing.T) {
 	}
 }
 
-// TestMissingFilesDoNotWaitForAFight: pods need them.
-func TestMissingFilesDoNotWaitForAFight(t *testing.T) {
+// TestMissingFilesDoNotWaitForARewriteConflict: pods need them.
+func TestMissingFilesDoNotWaitForARewriteConflict(t *testing.T) {
 	t.Parallel()
 	for _, file := range []string{"bin/istio-cni", "bin/istio-iptables", "run/istio-cni-kubeconfig"} {
 		n := newFixture(t, "10-b.conflist", conflist)

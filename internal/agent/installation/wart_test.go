@@ -50,7 +50,7 @@ func (n *fixture) uninstall(a *installation.Installation) {
 	must(n.t, a.Uninstall(n.t.Context()))
 }
 
-// running starts Run and gives what ends it; Run's error is the test's.
+// running starts Run and returns a function that ends it; an error of Run fails the test.
 func (n *fixture) running(a *installation.Installation) (end func()) {
 	n.t.Helper()
 	return agenttest.Go(n.t, func(ctx context.Context) {
@@ -160,7 +160,7 @@ func TestW6NeitherAnEndNorAnErrorTakesAnythingAway(t *testing.T) {
 	}
 }
 
-// TestW13ReadyAsLongAsTheNodeIsAsWanted lets happen what happens on a node all the time. The last event is one whose work
+// TestW13ReadyAsLongAsTheNodeIsAsWanted makes the changes that happen on a node all the time. The last event is one whose work
 // can be seen, so that those before it were seen, too.
 func TestW13ReadyAsLongAsTheNodeIsAsWanted(t *testing.T) {
 	t.Parallel()
@@ -202,7 +202,7 @@ func TestW13ReadyAsLongAsTheNodeIsAsWanted(t *testing.T) {
 		t.Errorf("files that were as wanted were written again (inodes):\n%s", diff)
 	}
 	if n.there("net.d/.05-cilium.conflist123") != true {
-		t.Error("somebody's temporary file was removed")
+		t.Error("another program's temporary file was removed")
 	}
 }
 
@@ -242,7 +242,7 @@ func refusing(dirs ...string) hooked {
 }
 
 // TestW14ChangesDuringTheInstallationAreSeen changes all that the installation has already looked at, before it comes to
-// wait for changes. The next look without any event would be a minute later.
+// wait for changes. The next reconciliation without any event would be much later.
 func TestW14ChangesDuringTheInstallationAreSeen(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(n *fixture){
@@ -306,7 +306,7 @@ func TestW21UninstallGoesOnAndTellsEverything(t *testing.T) {
 		}
 	}
 	if rest := n.tree("bin2"); len(rest) > 0 || n.read("net.d/10-bridge.conflist") != conflist {
-		t.Errorf("what could be removed was not: %v", n.tree("."))
+		t.Errorf("a removable file is left: %v", n.tree("."))
 	}
 }
 

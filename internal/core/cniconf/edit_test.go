@@ -12,7 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 )
 
-// FuzzInsertRemove: what is put in is taken out to the byte, putting it in twice is putting it in once, and the bytes of
+// FuzzInsertRemove: Remove undoes Insert to the byte, a second Insert changes nothing, and the bytes of
 // other plugins stay.
 func FuzzInsertRemove(f *testing.F) {
 	for _, pattern := range []string{"testdata/shapes/*/*.conflist", "testdata/shapes/*/*.conf", "testdata/broken/*.conflist"} {
@@ -68,7 +68,7 @@ func elements(t *testing.T, text []byte) []string {
 }
 
 // FuzzPlan plans for a directory of two files with any content: no plan panics, none leaves the runtime with less than
-// it had, and each leads to what needs no other.
+// it had, and each leads to what needs no further one.
 func FuzzPlan(f *testing.F) {
 	f.Add("10-a.conf", []byte(bridgeConf), []byte(list), uint8(0))
 	f.Add("10-a.conflist", []byte(list), []byte(reference), uint8(1))

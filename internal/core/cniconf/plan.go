@@ -233,7 +233,7 @@ func (p *planner) served(name string) error {
 	if err != nil || n.Version == "" || slices.Contains(Versions(), n.Version) || bytes.Contains(text, []byte(`"cniVersions"`)) || !p.isList(name) {
 		return nil //nolint:nilerr // an unreadable list has no version
 	}
-	return fmt.Errorf("it asks for CNI version %q, which this plugin does not serve (%s)", n.Version, strings.Join(Versions(), ", "))
+	return fmt.Errorf("it has CNI version %q, which this plugin does not serve (%s)", n.Version, strings.Join(Versions(), ", "))
 }
 
 // insert puts the stanza into a list.

@@ -156,7 +156,7 @@ func neighbours(d cniconf.Dir) []string {
 }
 
 // TestEveryInstantIsValid takes every place and the configurations of real platforms through every mode, stops after each
-// step as a crash would, and looks at what a runtime would load, what a second run makes of it, and what removal gives back.
+// step as a crash would, and examines the file that a runtime would load, and the results of a second run and of removal.
 func TestEveryInstantIsValid(t *testing.T) {
 	t.Parallel()
 	platforms := shapes(t)
@@ -211,10 +211,10 @@ func checkPlan(t *testing.T, w cniconf.Want, start cniconf.Dir, plan cniconf.Pla
 	}
 	original, before, skipped := released(start).Loaded()
 	unserved := slices.Contains([]string{"9.9.9", "latest"}, before.Version)
-	same := func(i int, what string, want, got cniconf.Dir) {
+	same := func(i int, work string, want, got cniconf.Dir) {
 		t.Helper()
 		if diff := cmp.Diff(texts(want), texts(got)); diff != "" {
-			t.Errorf("stopped after %d steps, %s leads elsewhere (-want +got):\n%s", i, what, diff)
+			t.Errorf("stopped after %d steps, %s leads elsewhere (-want +got):\n%s", i, work, diff)
 		}
 	}
 	for i, d := range dirs {
@@ -264,7 +264,7 @@ func TestMovesBetweenModes(t *testing.T) {
 }
 
 // TestW3W24ThePrimaryConfigurationIsFoundAnewEachTime: another file sorts first from now on, or the original of a
-// converted one, or the one that was copied, is written again. What is in a file of our own outlives a primary that writes
+// converted one, or the one that was copied, is written again. The content of a file of our own outlives a primary that writes
 // its file at boot, before the agent is there.
 func TestW3W24ThePrimaryConfigurationIsFoundAnewEachTime(t *testing.T) {
 	t.Parallel()
@@ -313,7 +313,7 @@ func agree(t *testing.T, d cniconf.Dir) {
 			continue // it depends on the drop-ins
 		}
 		if (ours == nil) != (theirs == nil) {
-			t.Errorf("%s: we say %v, libcni says %v", name, ours, theirs)
+			t.Errorf("%s: error %v, of libcni %v", name, ours, theirs)
 			continue
 		}
 		if theirs == nil && (list.Name != n.Name || list.CNIVersion != n.Version && !bytes.Contains(d[name].Data, []byte("cniVersions"))) {
@@ -326,7 +326,7 @@ func agree(t *testing.T, d cniconf.Dir) {
 	}
 	for _, name := range d.DropIns(n.Name) {
 		if _, err := cniconf.Load(name, d[name].Data); err != nil {
-			return // some runtimes refuse the network, others do not look, which is a warning
+			return // some runtimes refuse the network, others do not read it, which is a warning
 		}
 	}
 	loaded, err := load(filepath.Join(root, first))
@@ -338,7 +338,7 @@ func agree(t *testing.T, d cniconf.Dir) {
 		got = append(got, p.Network.Type)
 	}
 	if !slices.Equal(got, types(d)) {
-		t.Errorf("libcni runs %q, we think %q", got, types(d))
+		t.Errorf("libcni runs %q, this package expects %q", got, types(d))
 	}
 }
 
@@ -360,14 +360,14 @@ func load(file string) (*libcni.NetworkConfigList, error) {
 	if filepath.Ext(file) == ".conflist" {
 		return libcni.ConfListFromFile(file)
 	}
-	single, err := libcni.ConfFromFile(file) //nolint:staticcheck // what runtimes call
+	single, err := libcni.ConfFromFile(file) //nolint:staticcheck // as runtimes do
 	if err != nil {
 		return nil, err
 	}
-	return libcni.ConfListFromConf(single) //nolint:staticcheck // what runtimes call
+	return libcni.ConfListFromConf(single) //nolint:staticcheck // as runtimes do
 }
 
-// shapes are the directories of testdata, which hold what platforms put there.
+// shapes are the directories of testdata, with the files of platforms.
 func shapes(t *testing.T) map[string]cniconf.Dir {
 	t.Helper()
 	roots, err := filepath.Glob("testdata/shapes/*")
@@ -536,7 +536,7 @@ func TestDamagedStanzaIsReplaced(t *testing.T) {
 	}
 }
 
-// TestBadTemplateTouchesNothing: no stanza may keep the runtime from loading what it loads.
+// TestBadTemplateTouchesNothing: no stanza may keep the runtime from loading its file.
 func TestBadTemplateTouchesNothing(t *testing.T) {
 	t.Parallel()
 	for _, template := range []string{

@@ -183,7 +183,7 @@ func (p *planner) release(keep string) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.dir)) {
 		if Saved(name) && !slices.Contains(targets(Original(name)), keep) {
-			p.do(Step{Op: OpRemove, Name: name, Why: "what it was kept for is gone"})
+			p.do(Step{Op: OpRemove, Name: name, Why: "the converted file is gone"})
 		}
 	}
 }

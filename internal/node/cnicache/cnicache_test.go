@@ -99,7 +99,7 @@ func TestParseEntriesOfLibcni(t *testing.T) {
 	}
 }
 
-// answering stands in for plugins.
+// answering is the result of all plugins.
 type answering string
 
 func (a answering) ExecPlugin(context.Context, string, []byte, []string) ([]byte, error) {

@@ -87,8 +87,8 @@ type tempWriter struct {
 
 func (w tempWriter) Write(data []byte) (int, error) { return len(data), w.disk.write(w.temp, data) }
 
-// dropPageCache drops the pages of a big file, so that a copy does not make the agent look large: they are counted as the
-// agent's memory. Only pages that are on the disk can be dropped.
+// dropPageCache drops the pages of a big file, so that a copy does not count as memory of the
+// agent. Only pages that are on the disk can be dropped.
 func dropPageCache(file *os.File) {
 	if info, err := file.Stat(); err != nil || info.Size() < bigFile {
 		return

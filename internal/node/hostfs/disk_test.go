@@ -87,7 +87,7 @@ func jobs() []job {
 
 var temporary = regexp.MustCompile(`^(.*/)?(f|target)(\.istio-cni)?\.tmp\.[0-9]+$`)
 
-// state describes what is in the directory, and how many temporary files besides.
+// state describes the files of the directory, and counts the temporary ones.
 func state(t *testing.T, dir string) (text string, temps int) {
 	t.Helper()
 	var all []string
@@ -151,27 +151,27 @@ func eachOperation(t *testing.T, fault func(int) *hostfstest.Faults, check func(
 
 func TestKilledAtEachOperationLeavesOldOrNew(t *testing.T) {
 	faults := map[string]func(int) *hostfstest.Faults{"killed": hostfstest.KillAt, "power cut": hostfstest.PowerCutAt}
-	for what, fault := range faults {
+	for kind, fault := range faults {
 		eachOperation(t, fault, func(t *testing.T, j job, dir, failed string, err error) {
 			t.Helper()
 			if !errors.Is(err, hostfstest.ErrKilled) {
-				t.Errorf("%s at %q: error %v", what, failed, err)
+				t.Errorf("%s at %q: error %v", kind, failed, err)
 			}
 			if got, _ := state(t, dir); !slices.Contains(j.states, got) {
-				t.Errorf("%s at %q: left %q", what, failed, got)
+				t.Errorf("%s at %q: left %q", kind, failed, got)
 			}
-			// And the next process ends what this one began.
+			// And the next process completes the job.
 			must(t, j.do(hostfs.Disk{}, dirAfter(t, j, dir)))
 			_, err = hostfs.Disk{}.Sweep(dir, "f", "target")
 			must(t, err)
 			if got, temps := state(t, dir); got != j.states[1] || temps != 0 {
-				t.Errorf("%s at %q: the next run ends with %q and %d temporary files", what, failed, got, temps)
+				t.Errorf("%s at %q: the next run ends with %q and %d temporary files", kind, failed, got, temps)
 			}
 		})
 	}
 }
 
-// dirAfter lets a job begin anew that cannot be done twice.
+// dirAfter returns a fresh directory for a job that cannot be done twice.
 func dirAfter(t *testing.T, j job, dir string) string {
 	t.Helper()
 	if got, _ := state(t, dir); strings.HasPrefix(j.name, "rename") && got == j.states[1] {

@@ -77,7 +77,7 @@ func Hint(err error) string {
 		return "access is refused even to root: look for SELinux or AppArmor denials (there the agent needs to be " +
 			"privileged) and for an immutable attribute (lsattr)"
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return "the disk or the quota is full: make room (df and df -i tell whether blocks or inodes are used up)"
+		return "the disk or the quota is full: make room (df and df -i show whether blocks or inodes are used up)"
 	case errors.Is(err, syscall.EIO):
 		return "the disk reports an error: look at the kernel's log (dmesg)"
 	case errors.Is(err, syscall.ENOTDIR):

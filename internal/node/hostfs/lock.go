@@ -10,7 +10,7 @@ import (
 	"syscall"
 )
 
-// A HeldError says that another process has the lock.
+// A HeldError is the error of a lock that another process holds.
 type HeldError struct {
 	PID int // as the holder sees itself, which in another container is another number; 0 if it is not known yet
 }

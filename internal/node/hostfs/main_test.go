@@ -101,7 +101,7 @@ func put(tb testing.TB, path, content string) {
 	must(tb, os.WriteFile(path, []byte(content), 0o644))
 }
 
-// content returns what is in the file, or why it cannot be read.
+// content returns the content of the file, or the error of reading it.
 func content(path string) string {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -110,7 +110,7 @@ func content(path string) string {
 	return string(data)
 }
 
-// names returns what is in the directory.
+// names returns the names in the directory.
 func names(tb testing.TB, dir string) []string {
 	tb.Helper()
 	entries, err := os.ReadDir(dir)
@@ -129,7 +129,7 @@ func modeOf(tb testing.TB, path string) os.FileMode {
 	return info.Mode() &^ os.ModeType
 }
 
-// inode tells whether a file was replaced.
+// inode changes when a file is replaced.
 func inode(tb testing.TB, path string) uint64 {
 	tb.Helper()
 	var stat syscall.Stat_t

@@ -10,7 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// A directory that is moved or removed on the node is still there under its mount, and is another one than its name says.
+// A directory that is moved or removed on the node is still there under its mount, and no longer the one of its name.
 func TestMountedFromChangesWithTheDirectory(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(dir string) error{

@@ -12,7 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
 )
 
-// writers lets other writers in right before the renames of a Disk with flags, one before each.
+// writers runs other writers right before the renames of a Disk with flags, one before each.
 type writers struct {
 	hostfs.Ops
 

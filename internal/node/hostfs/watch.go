@@ -19,7 +19,7 @@ import (
 // A Path is a file or a directory to watch, whether it exists or not.
 type Path struct {
 	Name string // absolute
-	// Only says which entries count if the path is a directory; nil counts all. It is called with a base name, at any
+	// Only reports which entries count if the path is a directory; nil counts all. It is called with a base name, at any
 	// time and by another goroutine.
 	Only func(base string) bool
 }

@@ -40,7 +40,7 @@ func (j *journal) logger() *slog.Logger {
 	return slog.New(slog.NewJSONHandler(j, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// await returns what was logged since mark, of each record its path or else its level, when the line is in it.
+// await waits for a line in the log since mark, and returns the lines: of each record its path or else its level.
 func (j *journal) await(t *testing.T, mark int, line string) (lines []string) {
 	t.Helper()
 	agenttest.Until(t, func() string { return fmt.Sprintf("no %q in %q", line, lines) }, func() bool {

@@ -1,7 +1,7 @@
-// Package hostfstest ends or fails a piece of work on the node's files at each of its operations, to show that what it
-// leaves is valid.
+// Package hostfstest ends or fails a piece of work on the node's files at each of its operations, to show that the files
+// that it leaves are valid.
 //
-// The faults count from zero: KillAt(0) lets nothing through. A test goes over all of them with
+// The faults count from zero: KillAt(0) fails the first operation. A test goes over all of them with
 //
 //	for n := range hostfstest.Count(work) { ... hostfs.Disk{Ops: hostfstest.KillAt(n)} ... }
 //
@@ -22,20 +22,20 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// ErrKilled is what a process that is no more gets from every operation.
+// ErrKilled is the error of every operation of a killed process.
 var ErrKilled = errors.New("killed")
 
 // Faults are operations that fail as configured. They are safe for concurrent use.
 type Faults struct {
 	kernel hostfs.Kernel
 	at     int   // how many operations go through first
-	err    error // what the next one gets
+	err    error // error of the next one
 	dead   bool  // whether all later ones get it too
-	power  bool  // whether what was not synced is lost then
+	power  bool  // whether unsynced content is lost then
 
 	mu      sync.Mutex
 	log     []string
-	dirty   map[*os.File]*os.File // written and not synced, by what it was written through
+	dirty   map[*os.File]*os.File // written and not synced, by the file that was written
 	emptied bool
 }
 
@@ -43,7 +43,7 @@ type Faults struct {
 // cleaned up. A write at which it is killed is half done.
 func KillAt(n int) *Faults { return &Faults{at: n, err: ErrKilled, dead: true} }
 
-// PowerCutAt is KillAt for the node: what was written and not synced until then is lost, so that the file is empty.
+// PowerCutAt is KillAt for the node: content that is not synced until then is lost, so that the file is empty.
 // Renames and the like are not lost; that is the worse case of the two.
 func PowerCutAt(n int) *Faults { return &Faults{at: n, err: ErrKilled, dead: true, power: true} }
 
@@ -83,7 +83,7 @@ func (f *Faults) Log() []string {
 	return slices.Clone(f.log)
 }
 
-// next records an operation and returns what is to happen to it.
+// next records an operation and returns the error with which it is to fail.
 func (f *Faults) next(format string, args ...any) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -184,7 +184,7 @@ func (f *Faults) Sync(file *os.File) error {
 	return nil
 }
 
-// Close implements [hostfs.Ops]. The file is closed in any case: the kernel closes what a dead process had open.
+// Close implements [hostfs.Ops]. The file is closed in any case: the kernel closes the files of a dead process.
 func (f *Faults) Close(file *os.File) error {
 	return errors.Join(f.next("close %s", file.Name()), f.kernel.Close(file))
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
 )
 
-// left writes a file with the faults and returns what is there afterwards.
+// left writes a file with the faults and returns the files afterwards.
 func left(t *testing.T, faults *hostfstest.Faults) (files string, err error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -79,8 +79,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// What the tests of durable writes must find: a rename of what was not synced.
-func TestPowerCutEmptiesWhatWasRenamedUnsynced(t *testing.T) {
+// The tests of durable writes must find a rename of unsynced content.
+func TestPowerCutEmptiesARenamedUnsyncedFile(t *testing.T) {
 	dir := t.TempDir()
 	faults := hostfstest.PowerCutAt(4)
 	file, err := faults.Create(filepath.Join(dir, "temp"))
