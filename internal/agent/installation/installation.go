@@ -130,6 +130,7 @@ func New(log *slog.Logger, disk hostfs.Disk, config Config, report Report, now f
 	return &Installation{
 		log: log, disk: disk, now: now, report: report, config: config, wake: make(chan struct{}, 1),
 		asWanted: map[metrics.Artifact]bool{}, unsynced: map[string]bool{}, rewrites: map[metrics.Artifact]*rewrites{},
+		mounts: map[string]string{},
 	}
 }
 
@@ -275,30 +276,24 @@ func (i *Installation) failed(p part, err error) {
 
 // binaries copies the program and links its other names to it.
 func (i *Installation) binaries() (changed bool, err error) {
+	names := append([]string{cniconf.PluginType}, Links()...)
 	var errs []error
 	for _, dir := range i.config.BinDirs {
-		did, err := i.bin(dir)
-		changed = changed || did
-		errs = append(errs, err)
+		i.sweep(dir, names...)
+		for _, name := range names {
+			file := filepath.Join(dir, name)
+			did, err := i.programFile(name, file)
+			if err != nil {
+				errs = append(errs, withHint(fmt.Errorf("installing %q: %w", file, err)))
+				break
+			}
+			if did {
+				i.log.Info("installed program", slog.String("file", file))
+			}
+			changed = changed || did
+		}
 	}
 	return changed, errors.Join(errs...)
-}
-
-func (i *Installation) bin(dir string) (changed bool, err error) {
-	names := append([]string{cniconf.PluginType}, Links()...)
-	i.sweep(dir, names...)
-	for _, name := range names {
-		file := filepath.Join(dir, name)
-		did, err := i.programFile(name, file)
-		if err != nil {
-			return changed, withHint(fmt.Errorf("installing %q: %w", file, err))
-		}
-		if did {
-			i.log.Info("installed program", slog.String("file", file))
-		}
-		changed = changed || did
-	}
-	return changed, nil
 }
 
 const programMode = 0o755

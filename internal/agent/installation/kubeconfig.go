@@ -146,13 +146,9 @@ func within(file, dir string) bool {
 
 // dropOldKubeconfig removes the kubeconfig that versions before 1.23 wrote into the configuration directory.
 func (i *Installation) dropOldKubeconfig() error {
-	old := i.config.OldKubeconfig
-	if file, err := i.config.kubeconfigFile(); old == "" || err != nil || filepath.Clean(file) == filepath.Clean(old) || !exists(old) {
+	file, err := i.config.kubeconfigFile()
+	if err != nil || filepath.Clean(file) == filepath.Clean(i.config.OldKubeconfig) {
 		return err
 	}
-	if err := i.disk.Remove(old); err != nil {
-		return withHint(err)
-	}
-	i.log.Info("removed the kubeconfig of an older version", slog.String("file", old))
-	return nil
+	return i.remove(i.config.OldKubeconfig)
 }

@@ -137,20 +137,14 @@ func (i *Installation) watched() []hostfs.Path {
 	return paths
 }
 
-// gone returns a directory that was removed or moved under its mount, or an empty string.
+// gone returns a directory that was removed or moved under its mount since the first call, or an empty string.
 func (i *Installation) gone() string {
-	first := i.mounts == nil
-	if first {
-		i.mounts = map[string]string{}
-	}
 	for _, dir := range append([]string{i.config.NetDir, i.config.RunDir}, i.config.BinDirs...) {
 		from := hostfs.MountedFrom(dir)
-		if first {
-			i.mounts[dir] = from
-		}
-		if i.mounts[dir] != from {
+		if before, known := i.mounts[dir]; known && before != from {
 			return dir
 		}
+		i.mounts[dir] = from
 	}
 	return ""
 }

@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
 	"syscall"
 )
 
@@ -73,19 +72,10 @@ func acquire(file *os.File) error {
 	if err != nil {
 		return wrap("flock", err)
 	}
-	if err := file.Chmod(0o600); err != nil {
-		return wrap("changing mode", err)
+	if err = errors.Join(file.Chmod(0o600), file.Truncate(0)); err == nil {
+		_, err = file.WriteAt(fmt.Appendln(nil, os.Getpid()), 0)
 	}
-	return wrap("writing process number", writePID(file))
-}
-
-// writePID replaces the number of the last holder.
-func writePID(file *os.File) error {
-	if err := file.Truncate(0); err != nil {
-		return cause(err)
-	}
-	_, err := file.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
-	return cause(err)
+	return wrap("writing process number", err)
 }
 
 // isAt reports whether the locked file is the one that others find.

@@ -22,10 +22,7 @@ func readFile(path string, limit int64) ([]byte, fs.FileMode, error) {
 		return nil, 0, err
 	}
 	defer func() { _ = file.Close() }() // only read
-	if info.Size() > limit {
-		return nil, 0, fmt.Errorf("%w: %d bytes, at most %d are read", ErrTooLarge, info.Size(), limit)
-	}
-	// Its size may have changed since, and some file systems do not report it.
+	// Its size may change, and some file systems do not report it.
 	data, err := io.ReadAll(io.LimitReader(file, limit+1))
 	if err != nil {
 		return nil, 0, cause(err)
