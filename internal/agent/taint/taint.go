@@ -52,6 +52,13 @@ const (
 	workers  = 4
 )
 
+// Reasons of events.
+const (
+	eventTainted      = "MeshCNINotReady"
+	eventUntainted    = "MeshCNIReady"
+	eventRequirements = "InvalidTaintRequirements"
+)
+
 // Options are the dependencies and settings of a controller. API, Log, Health and Metrics are required.
 type Options struct {
 	API *kube.Client
@@ -90,6 +97,11 @@ func Run(ctx context.Context, o Options) {
 	}
 	o.standby()
 	elect(ctx, o, lead)
+}
+
+// event records an event of the controller.
+func (o Options) event(object kube.ObjectRef, kind kube.EventType, reason, message string) {
+	o.Events.Record(kube.Event{Object: object, Reason: reason, Message: message, Type: kind, Component: Component, Host: o.Host})
 }
 
 // sleep waits for d or the end of ctx.

@@ -1,6 +1,7 @@
 package repair
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -63,10 +64,7 @@ type Finding struct {
 // SawRules reports whether the failed validation began after a time at which the rules were in place, so that its result
 // is about these rules. If its beginning is unknown its end decides.
 func (f Finding) SawRules(since time.Time) bool {
-	if f.Failed.Began.IsZero() {
-		return f.Failed.Finished.After(since)
-	}
-	return f.Failed.Began.After(since)
+	return cmp.Or(f.Failed.Began, f.Failed.Finished).After(since)
 }
 
 // Classify assesses a pod by the pod object alone.

@@ -50,8 +50,7 @@ func load(args []string, getenv func(string) (string, bool)) (Config, error) {
 		return cfg, err
 	}
 	origins, problems := in.Read(rows)
-	client, err := cfg.ClientConfig(getenv)
-	cfg.client = client
+	cfg.client, err = cfg.ClientConfig(getenv)
 	problems = errors.Join(problems, err)
 	if _, err := redirect.ChooseBackend(cfg.Stanza.Backend, cfg.Stanza.NativeNFTables, cfg.Stanza.ForceIptables); err != nil {
 		problems = errors.Join(problems, fmt.Errorf("--backend, --native-nftables and --force-iptables-binary: %w", err))

@@ -53,17 +53,15 @@ func load(args []string, getenv func(string) (string, bool)) (Config, error) {
 		return c, err
 	}
 	// The mode comes first: the defaults of other settings depend on it.
-	given := map[string]settings.Origin{}
+	inputs := map[string]settings.Origin{}
 	for _, s := range c.rows() {
-		if at := in.Find(s); at.Given() {
-			given[s.Name] = at
-		}
+		inputs[s.Name] = in.Find(s)
 	}
-	modeErr := c.chooseMode(given)
-	c.ownNamespace = given["pod-namespace"].Text
+	modeErr := c.chooseMode(inputs)
+	c.ownNamespace = inputs["pod-namespace"].Text
 	rows := c.rows()
 	origins, err := in.Read(rows)
-	err = errors.Join(err, modeErr, c.complete(getenv, given))
+	err = errors.Join(err, modeErr, c.complete(getenv, inputs))
 	c.lines = []settings.Line{{Name: "in-mode", Value: string(c.Mode), Origin: origins.Flag("mode").String()}}
 	for i, line := range settings.Lines(rows, origins) {
 		if only := differences()[rows[i].Name].only; only == "" || only == c.Mode {
@@ -74,16 +72,16 @@ func load(args []string, getenv func(string) (string, bool)) (Config, error) {
 }
 
 // chooseMode selects the mode by the given settings, unless the mode is given. Read reports an invalid mode.
-func (c *Config) chooseMode(given map[string]settings.Origin) error {
+func (c *Config) chooseMode(inputs map[string]settings.Origin) error {
 	places := map[Mode][]string{}
 	for _, s := range c.rows() {
-		if only := differences()[s.Name].only; only != "" && given[s.Name].Given() {
-			places[only] = append(places[only], given[s.Name].String())
+		if only := differences()[s.Name].only; only != "" && inputs[s.Name].Given() {
+			places[only] = append(places[only], inputs[s.Name].String())
 		}
 	}
 	c.Mode = Untaint
 	other := Legacy
-	switch Mode(given["mode"].Text) {
+	switch Mode(inputs["mode"].Text) {
 	case Legacy:
 		c.Mode, other = Legacy, Untaint
 	case "", Auto:
@@ -103,11 +101,11 @@ func (c *Config) chooseMode(given map[string]settings.Origin) error {
 }
 
 // complete derives values that depend on several settings.
-func (c *Config) complete(getenv func(string) (string, bool), given map[string]settings.Origin) (err error) {
+func (c *Config) complete(getenv func(string) (string, bool), inputs map[string]settings.Origin) (err error) {
 	c.client, err = c.ClientConfig(getenv)
 	if c.Mode == Untaint {
 		c.Taint.Policy.Requirements = []readiness.Requirement{{Name: c.selector, Namespaces: c.namespaces, Selector: c.selector}}
-		c.Taint.Policy.AnyEffect = !given["effect"].Given()
+		c.Taint.Policy.AnyEffect = !inputs["effect"].Given()
 		c.Taint.ConfigMap = taint.ConfigMap{}
 	}
 	return errors.Join(err, c.checkLease())
