@@ -69,10 +69,10 @@ func FuzzOwned(f *testing.F) {
 		}
 		nothing := ruleset.Set{Family: ruleset.IPv4}
 		foreigners := rulesettest.Lines(rulesettest.NewNamespace(have).Save(), redirect.Owned(nothing, have))
-		reach(t, n, nothing)
+		n.Reach(t, nothing, redirect.Owned)
 		if diff := cmp.Diff(foreigners, linesOf(n)); diff != "" {
 			t.Errorf("what was not owned has changed (-before +after):\n%s", diff)
 		}
-		reach(t, rulesettest.NewNamespace(have), redirect.Rules(redirect.Default(), ruleset.IPv4))
+		rulesettest.NewNamespace(have).Reach(t, redirect.Rules(redirect.Default(), ruleset.IPv4), redirect.Owned)
 	})
 }

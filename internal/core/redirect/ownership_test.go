@@ -125,11 +125,11 @@ func TestAForeignReturnIsNoDrift(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := rulesettest.NewNamespace(rulesettest.Set(rule))
-			reach(t, n, redirect.Rules(w.spec(t), ruleset.IPv4))
+			n.Reach(t, redirect.Rules(w.spec(t), ruleset.IPv4), redirect.Owned)
 			if !slices.Contains(linesOf(n), rule) {
 				t.Error("the foreign rule is gone")
 			}
-			reach(t, n, ruleset.Set{Family: ruleset.IPv4})
+			n.Reach(t, ruleset.Set{Family: ruleset.IPv4}, redirect.Owned)
 			if diff := cmp.Diff([]string{rule}, linesOf(n)); diff != "" {
 				t.Errorf("what is left (-want +got):\n%s", diff)
 			}

@@ -130,13 +130,13 @@ func TestOneConfigurationReplacesAnother(t *testing.T) {
 					if foreigners == first {
 						add(t, n, foreign)
 					}
-					reach(t, n, redirect.Rules(before, f))
+					n.Reach(t, redirect.Rules(before, f), redirect.Owned)
 					if foreigners == last {
 						add(t, n, foreign)
 					}
-					reach(t, n, redirect.Rules(after, f))
-					reach(t, n, redirect.RejectAll(f))
-					reach(t, n, ruleset.Set{Family: f})
+					n.Reach(t, redirect.Rules(after, f), redirect.Owned)
+					n.Reach(t, redirect.RejectAll(f), redirect.Owned)
+					n.Reach(t, ruleset.Set{Family: f}, redirect.Owned)
 					want := rulesettest.NewNamespace(ruleset.Set{Family: f})
 					if foreigners != never {
 						add(t, want, foreign)
@@ -167,35 +167,5 @@ func apply(t *testing.T, n *rulesettest.Namespace, p ruleset.Program) {
 	t.Helper()
 	if err := n.Apply(p); err != nil {
 		t.Error(err)
-	}
-}
-
-// reach brings the namespace to the wanted rules and makes sure that they are there, ahead of all others, and that
-// there is nothing left to do.
-func reach(t *testing.T, n *rulesettest.Namespace, want ruleset.Set) {
-	t.Helper()
-	have := n.Save()
-	program := ruleset.Reconcile(want, have, redirect.Owned(want, have))
-	if program.Empty() == !ruleset.Compare(want, have, redirect.Owned(want, have)).Empty() {
-		t.Errorf("Compare and Reconcile disagree about\n%s\nbeing\n%s", have, want)
-	}
-	apply(t, n, program)
-	have = n.Save()
-	owned := redirect.Owned(want, have)
-	if diff := ruleset.Compare(want, have, owned); !diff.Empty() {
-		t.Errorf("afterwards it is not as wanted:\n%s\nthe program was\n%s", diff, program)
-	}
-	if again := ruleset.Reconcile(want, have, owned); !again.Empty() {
-		t.Errorf("there is still something to do:\n%s", again)
-	}
-	for _, table := range want.Tables {
-		for _, c := range table.Chains {
-			got, _ := have.Table(table.Name).Chain(c.Name)
-			for i, r := range c.Rules {
-				if i >= len(got.Rules) || got.Rules[i].String() != r.String() {
-					t.Errorf("%s/%s does not begin with the wanted rules: rule %d %q is not there", table.Name, c.Name, i+1, r.String())
-				}
-			}
-		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 )
 
 // FuzzParse reads any text. An accepted one must print as a text that is read as the same; a refused one gives an error of
@@ -71,9 +72,7 @@ func FuzzReconcile(f *testing.F) {
 		r := rand.New(rand.NewSource(seed))
 		want, have := randomSet(r, nil), randomSet(r, otherChains)
 		for _, want := range []ruleset.Set{want, {Family: ruleset.IPv4}} {
-			if problem := reaches(want, have); problem != "" {
-				t.Errorf("%s\nwant\n%s\nhave\n%s", problem, want, have)
-			}
+			rulesettest.NewNamespace(have).Reach(t, want, own)
 		}
 	})
 }

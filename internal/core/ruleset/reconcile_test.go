@@ -1,7 +1,6 @@
 package ruleset_test
 
 import (
-	"fmt"
 	"math/rand"
 	"strings"
 	"testing"
@@ -90,9 +89,7 @@ func TestReconcileWritesExactly(t *testing.T) {
 			if p.Empty() != (test.program == "") || p.Family != ruleset.IPv4 {
 				t.Errorf("Empty is %t, Family is %s", p.Empty(), p.Family)
 			}
-			if problem := reaches(test.want, test.have); problem != "" {
-				t.Error(problem)
-			}
+			rulesettest.NewNamespace(test.have).Reach(t, test.want, own)
 		})
 	}
 }
@@ -113,34 +110,6 @@ func TestReconcileNeedsNoOwnedForWantedChains(t *testing.T) {
 	if diff := cmp.Diff(want.String(), n.Save().String()); diff != "" {
 		t.Errorf("restored (-want +got):\n%s", diff)
 	}
-}
-
-// reaches applies the program to a model of a namespace and returns the promise that does not hold, "" if all do.
-func reaches(want, have ruleset.Set) string {
-	n := rulesettest.NewNamespace(have)
-	owned := own(want, have)
-	program := ruleset.Reconcile(want, have, owned)
-	if program.Empty() != ruleset.Compare(want, have, owned).Empty() {
-		return "Compare and Reconcile disagree"
-	}
-	if err := n.Apply(program); err != nil {
-		return fmt.Sprintf("%v in\n%s", err, program)
-	}
-	after := n.Save()
-	ownedAfter := own(want, after)
-	if d := ruleset.Compare(want, after, ownedAfter); !d.Empty() {
-		return fmt.Sprintf("it is not as wanted:\n%s\nafter\n%s", d, program)
-	}
-	if again := ruleset.Reconcile(want, after, ownedAfter); !again.Empty() {
-		return "there is still something to do:\n" + again.String()
-	}
-	if diff := cmp.Diff(rulesettest.Lines(have, owned), rulesettest.Lines(after, ownedAfter)); diff != "" {
-		return "foreign rules changed (-before +after):\n" + diff
-	}
-	if parsed, err := ruleset.Parse(after.Family, after.String()); err != nil || !parsed.Equal(after) {
-		return fmt.Sprintf("what was reached is not read as it is: %v", err)
-	}
-	return ""
 }
 
 var (

@@ -1,0 +1,45 @@
+package rulesettest
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+// Reach brings the namespace to the wanted rules and holds Compare and Reconcile to their promises: the wanted rules are
+// present, ahead of all others; foreign ones stay; the result prints as a text that is read as the same; and no difference
+// is left.
+func (n *Namespace) Reach(tb testing.TB, want ruleset.Set, owned func(want, have ruleset.Set) ruleset.Ownership) {
+	tb.Helper()
+	have := n.Save()
+	ours := owned(want, have)
+	program := ruleset.Reconcile(want, have, ours)
+	if program.Empty() != ruleset.Compare(want, have, ours).Empty() {
+		tb.Errorf("Compare and Reconcile disagree about\n%s\nbeing\n%s", have, want)
+	}
+	if err := n.Apply(program); err != nil {
+		tb.Errorf("%v in\n%s", err, program)
+	}
+	after := n.Save()
+	oursAfter := owned(want, after)
+	if d, again := ruleset.Compare(want, after, oursAfter), ruleset.Reconcile(want, after, oursAfter); !d.Empty() || !again.Empty() {
+		tb.Errorf("after\n%s\nthe difference is\n%s\nand the next program\n%s", program, d, again)
+	}
+	for _, t := range want.Tables {
+		for _, c := range t.Chains {
+			got, _ := after.Table(t.Name).Chain(c.Name)
+			if len(got.Rules) < len(c.Rules) || !slices.EqualFunc(c.Rules, got.Rules[:len(c.Rules)], ruleset.Rule.Equal) {
+				tb.Errorf("%s/%s does not begin with the wanted rules:\n%s", t.Name, c.Name, after)
+			}
+		}
+	}
+	if diff := cmp.Diff(Lines(have, ours), Lines(after, oursAfter)); diff != "" {
+		tb.Errorf("foreign rules changed (-before +after):\n%s", diff)
+	}
+	if parsed, err := ruleset.Parse(after.Family, after.String()); err != nil || !parsed.Equal(after) {
+		tb.Errorf("the result is not read as it is: %v\n%s", err, after)
+	}
+}
