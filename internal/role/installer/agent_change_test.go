@@ -9,21 +9,17 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 )
 
-// event is what the API server got of one.
-type event struct {
-	Reason, Message string
-	InvolvedObject  struct{ Kind, Name, UID string }
-	Source          struct{ Component, Host string }
-}
-
-func events(t *testing.T, n *nodetest.Node) []event {
+// events are those that the API server has.
+func events(t *testing.T, n *nodetest.Node) []corev1.Event {
 	t.Helper()
-	var all []event
+	var all []corev1.Event
 	for _, text := range n.API.Events() {
-		var one event
+		var one corev1.Event
 		if err := json.Unmarshal(text, &one); err != nil {
 			t.Fatal(err)
 		}
@@ -103,7 +99,7 @@ func followsConfiguration(t *testing.T, n *nodetest.Node, a *nodetest.Agent, sou
 	set("Not_A_Namespace")
 	a.AwaitLog("live configuration is not usable: the last good one stays in force")
 	nodetest.Await(t, "the event", func() error {
-		if !slices.ContainsFunc(events(t, n), func(e event) bool {
+		if !slices.ContainsFunc(events(t, n), func(e corev1.Event) bool {
 			return e.Reason == "CNIConfigRefused" && strings.Contains(e.Message, "Not_A_Namespace") &&
 				e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == nodetest.NodeName
 		}) {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
@@ -57,9 +58,9 @@ func (p unredirected) register(n *nodetest.Node) {
 }
 
 // events are those about the pod.
-func (p unredirected) events(t *testing.T, n *nodetest.Node) []event {
+func (p unredirected) events(t *testing.T, n *nodetest.Node) []corev1.Event {
 	t.Helper()
-	return slices.DeleteFunc(events(t, n), func(e event) bool { return e.InvolvedObject.UID != p.UID })
+	return slices.DeleteFunc(events(t, n), func(e corev1.Event) bool { return string(e.InvolvedObject.UID) != p.UID })
 }
 
 const repairedInPlace = `istio_cni_repair_pods_repaired_total{type="repair",result="success"}`

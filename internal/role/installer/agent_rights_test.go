@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -136,23 +137,12 @@ func asked(t *testing.T, server *kubetest.Server) map[string]bool {
 	return all
 }
 
+// object has the group, resource, name and subresource of a path.
+var object = regexp.MustCompile(`^/(?:api|apis/([^/]+))/[^/]+(?:/namespaces/[^/]+)?/([^/]+)(?:/([^/]+)(/[^/]+)?)?$`)
+
 func needs(method string, at *url.URL) []string {
-	parts := strings.Split(strings.Trim(at.Path, "/"), "/")
-	group, parts := "", parts[2:] // api/v1
-	if strings.HasPrefix(at.Path, "/apis/") {
-		group, parts = strings.Split(at.Path, "/")[2], parts[1:]
-	}
-	if len(parts) > 2 && parts[0] == "namespaces" {
-		parts = parts[2:]
-	}
-	name := ""
-	resource := group + "/" + parts[0]
-	if len(parts) > 1 {
-		name = parts[1]
-	}
-	if len(parts) > 2 {
-		resource += "/" + parts[2]
-	}
+	parts := object.FindStringSubmatch(at.Path)
+	resource, name := parts[1]+"/"+parts[2]+parts[4], parts[3]
 	verbs := map[string][]string{
 		http.MethodPost: {"create"}, http.MethodPatch: {"patch"}, http.MethodPut: {"update"}, http.MethodDelete: {"delete"},
 	}[method]
