@@ -131,7 +131,7 @@ func (n *Namespace) OfOtherUsers() (bool, error) {
 		its, err = InodeOf(fmt.Sprintf("/proc/self/fd/%d", owner))
 	}
 	if err != nil {
-		return false, fmt.Errorf("asking for the owner of network namespace %q: %w", n.name, err)
+		return false, fmt.Errorf("reading the owner of network namespace %q: %w", n.name, err)
 	}
 	own, err := InodeOf("/proc/self/ns/user")
 	if err != nil {
@@ -148,7 +148,7 @@ func checkNet(fd int) error {
 	case errors.Is(err, unix.ENOTTY):
 		return nil
 	case err != nil:
-		return fmt.Errorf("asking for the kind of namespace: %w", err)
+		return fmt.Errorf("reading the kind of namespace: %w", err)
 	case kind != unix.CLONE_NEWNET:
 		return fmt.Errorf("it is a namespace of another kind (%#x), %w", kind, ErrNotNetwork)
 	}

@@ -138,7 +138,7 @@ func (l lateFixture) compare(t *testing.T, v iptables.Variant, tcp, udp string) 
 	both.Wait()
 }
 
-// agrees looks at the pod again, as CHECK and repair do: the rules are those wanted still, also where routing is missing
+// agrees verifies the pod again, as CHECK and repair do: the rules are still the wanted ones, also where routing is missing
 // that could not be there before, and doing it again changes no rule.
 func (l lateFixture) agrees(t *testing.T, n redirection.Namespace, spec redirect.Spec) {
 	t.Helper()

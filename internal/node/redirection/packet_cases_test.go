@@ -323,7 +323,7 @@ func ownerCases() []packetCase {
 			send(user(2000, 2000), tcp, 80, toPeer, labtest.Peer),
 			send(user(1337, 1000), tcp, 80, toInbound, labtest.Pod),
 			// The reference's rules for the first user let the connections of all others to their own pod pass, the
-			// second one's included. Marks, which TPROXY looks at, are set for both.
+			// second one's included. The marks of TPROXY are set for both.
 			send(user(2000, 2000), tcp, 80, modes(toApp, toInbound), labtest.Pod),
 		}},
 	}

@@ -334,7 +334,7 @@ func TestPacketsFollowTheLastSpec(t *testing.T) {
 	})
 }
 
-// TestAnswersOfResolversBelongToTheirRequests looks at the kernel's table of connections: an answer that got into
+// TestAnswersOfResolversBelongToTheirRequests reads the kernel's table of connections: an answer that got into
 // another zone than its request has an entry of its own there, and neither has a reply.
 func TestAnswersOfResolversBelongToTheirRequests(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {

@@ -182,7 +182,7 @@ func TestApplyStartsNoNeedlessProcessOnAHostWithPlainNamesOnly(t *testing.T) {
 	if !inside {
 		return
 	}
-	asked := []string{"iptables-restore --version", "ip6tables-restore --version"}
+	versions := []string{"iptables-restore --version", "ip6tables-restore --version"}
 	for _, v := range variants {
 		multi := filepath.Join(dir, "xtables-"+string(v)+"-multi")
 		links := newToolbox(t).add(t, v, multi, "", "iptables", "ip6tables")
@@ -193,8 +193,8 @@ func TestApplyStartsNoNeedlessProcessOnAHostWithPlainNamesOnly(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, both families %t", v, both), func(t *testing.T) {
 				want := budgetOf(v, "", both)
 				want.check(t, iptables.Host{Path: links.dir}, redirect.Tools, links)
-				want.first = slices.Concat(asked, want.first)
-				want.again = slices.Concat(asked[:1], want.again[:1], asked[1:], want.again[1:])
+				want.first = slices.Concat(versions, want.first)
+				want.again = slices.Concat(versions[:1], want.again[:1], versions[1:], want.again[1:])
 				want.check(t, iptables.Host{Path: copies.dir}, redirect.Tools, copies)
 			})
 		}

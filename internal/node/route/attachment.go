@@ -43,7 +43,7 @@ func Attachments(addresses []netip.Addr, node int) ([]Attachment, error) {
 		links[i]++
 		found, err := attachmentOf(a.link, node)
 		if err != nil {
-			return nil, fmt.Errorf("looking at interface %d: %w", a.link, err)
+			return nil, fmt.Errorf("reading interface %d: %w", a.link, err)
 		}
 		attached[i] = max(attached[i], found)
 	}
@@ -67,7 +67,7 @@ func attachmentOf(index, node int) (Attachment, error) {
 	// The kernel has numbered the other end's namespace to show the interface, so the node's has a number if it is that one.
 	id, err := netlink.GetNetNsIdByFd(node)
 	if err != nil {
-		return Absent, fmt.Errorf("asking for the number of the node's network namespace: %w", err)
+		return Absent, fmt.Errorf("reading the number of the node's network namespace: %w", err)
 	}
 	if id >= 0 && id == attributes.NetNsID {
 		return Outside, nil

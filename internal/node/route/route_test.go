@@ -139,7 +139,7 @@ func byHand() []string {
 	}
 }
 
-// Objects of others, some of which look like ours at a glance.
+// Objects of others, some of which resemble ours.
 func foreign() []string {
 	return []string{
 		"link add veth0 type veth peer name veth1",

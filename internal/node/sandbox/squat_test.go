@@ -54,7 +54,7 @@ func squats() map[string]func(n *fixture) (path string) {
 	}
 }
 
-// onEth0 is the one squat that by itself looks like the victim: the address on the squatter's own interface to the node.
+// onEth0 is the one squat that by itself equals the victim: the address on the squatter's own interface to the node.
 func onEth0(n *fixture) string { return n.Sandbox(victimAt) }
 
 // TestASquatterIsNeverTakenForThePod: without any record an address on an interface that leads to the node beats one that

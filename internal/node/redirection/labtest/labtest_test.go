@@ -94,7 +94,7 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// TestSocketsBelongToTheirActors looks at the kernel's list of sockets, which has the owner of each.
+// TestSocketsBelongToTheirActors reads the kernel's list of sockets, which has the owner of each.
 func TestSocketsBelongToTheirActors(t *testing.T) {
 	l := labtest.New(t, ruleset.IPv4)
 	l.StartProxy(t, l.Proxy(redirect.Redirect), redirect.Redirect)

@@ -130,7 +130,7 @@ func (a Answer) text() string {
 
 // The requests.
 const (
-	requestName    = "who"
+	requestName    = "name"
 	requestThrough = "through"
 )
 
