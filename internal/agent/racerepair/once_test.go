@@ -8,6 +8,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
@@ -45,21 +46,27 @@ func TestOnceRepairsEachPod(t *testing.T) {
 	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
 }
 
-// TestOnceTriesFiveTimes, as the reference does, and names the pods that could not be repaired.
+// TestOnceTriesFiveTimes, as the reference does, and names the pods that could not be repaired. With a bad configuration of the
+// plugin it tries nothing.
 func TestOnceTriesFiveTimes(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		switches       repair.Switches
 		fault          kubetest.Fault
 		times, written int
+		problem        string // of the plugin's configuration
 		texts          []string
 	}{
-		{deleting, kubetest.Forbidden, kubetest.Forever, 10, []string{"pod shop/a: ", "pod shop/b: ", "delete pods shop/a", "forbidden (403)"}},
-		{labelled, kubetest.ServerError, kubetest.Forever, 10, []string{"pod shop/a: ", "patch pods/status shop/a", "server error (500)"}},
-		{deleting, kubetest.Unavailable, 4, 6, nil},
+		{deleting, kubetest.Forbidden, kubetest.Forever, 10, "", []string{"pod shop/a: ", "pod shop/b: ", "delete pods shop/a", "forbidden (403)"}},
+		{labelled, kubetest.ServerError, kubetest.Forever, 10, "", []string{"pod shop/a: ", "patch pods/status shop/a", "server error (500)"}},
+		{deleting, kubetest.Unavailable, 4, 6, "", nil},
+		{deleting, "", 0, 0, "no", []string{"pod shop/a: the plugin's configuration cannot be used: no"}},
 	} {
 		l := newFixture(t, test.switches)
 		l.server.FailOn("/pods/", test.fault, test.times)
+		if test.problem != "" {
+			l.conf.Store(&cniconf.NetConf{Problems: errors.New(test.problem)})
+		}
 		l.set(crashing("a"))
 		l.set(crashing("b"))
 		l.once(test.texts...)
@@ -90,16 +97,4 @@ func TestOnceEndsWhenThereIsNoServer(t *testing.T) {
 	l := newFixture(t, inPlace)
 	l.server.Fail(kubetest.Forbidden, kubetest.Forever)
 	l.once("waiting for the pods", "not done after 2m0s", "watch pods at", "forbidden (403)")
-}
-
-func TestOnceDoesNothingOnABadConfiguration(t *testing.T) {
-	t.Parallel()
-	l := newFixture(t, deleting)
-	conf := *l.conf.Load()
-	conf.Problems = errors.New("half of it is missing")
-	l.conf.Store(&conf)
-	p := crashing("a")
-	l.set(p)
-	l.once("pod shop/a: the plugin's configuration cannot be used: half of it is missing")
-	l.noWrites()
 }

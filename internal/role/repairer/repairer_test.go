@@ -1,17 +1,13 @@
 package repairer
 
 import (
-	"bytes"
-	"io"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
-	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/repair"
-	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
 func environment(pairs ...string) func(string) (string, bool) {
@@ -113,22 +109,11 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-func run(env []string, args ...string) (code int, stderr string) {
-	var log bytes.Buffer
-	code = Run(applet.Call{Args: args, Getenv: environment(env...), Stdout: io.Discard, Stderr: &log})
-	return code, log.String()
-}
-
-func TestMistakesSendNoRequest(t *testing.T) {
+// TestLoadReportsAllProblemsTogether: package service starts no work after that.
+func TestLoadReportsAllProblemsTogether(t *testing.T) {
 	t.Parallel()
-	server := kubetest.NewServer(t)
-	code, stderr := run([]string{"REPAIR_EVICT=x"}, "--node-name=Bad", "--kubeconfig="+server.Kubeconfig(t))
-	for _, want := range []string{"REPAIR_EVICT", "--node-name", "nothing was touched"} {
-		if code != applet.ExitUsage || !strings.Contains(stderr, want) {
-			t.Errorf("exit code %d, no %q in:\n%s", code, want, stderr)
-		}
-	}
-	if got := server.Requests(); len(got) > 0 || server.Connections() > 0 {
-		t.Errorf("requests %q", got)
+	_, err := load([]string{"--node-name=Bad"}, environment("REPAIR_EVICT=x"))
+	if err == nil || !strings.Contains(err.Error(), "REPAIR_EVICT") || !strings.Contains(err.Error(), "--node-name") {
+		t.Error(err)
 	}
 }

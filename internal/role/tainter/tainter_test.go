@@ -1,8 +1,6 @@
 package tainter
 
 import (
-	"bytes"
-	"io"
 	"strings"
 	"testing"
 	"time"
@@ -12,7 +10,6 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/agent/taint"
-	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 )
 
@@ -159,20 +156,6 @@ func TestLoadReportsAllProblemsTogether(t *testing.T) {
 	if _, err := load([]string{"--mode=x"}, cluster()); err == nil || !strings.Contains(err.Error(), `value "x": want one of auto, legacy, untaint`) ||
 		strings.Contains(err.Error(), "\n") {
 		t.Errorf("a bad mode: %v", err)
-	}
-}
-
-func TestHelp(t *testing.T) {
-	for _, arg := range []string{"--help", "-h"} {
-		var out bytes.Buffer
-		if code := Run(applet.Call{Args: []string{"--add", arg}, Stdout: &out, Stderr: io.Discard, Getenv: nothing}); code != applet.ExitOK {
-			t.Errorf("%s: exit %d", arg, code)
-		}
-		for _, s := range new(Config).rows() {
-			if !strings.Contains(out.String(), "--"+s.Name) {
-				t.Errorf("%s: no --%s", arg, s.Name)
-			}
-		}
 	}
 }
 
