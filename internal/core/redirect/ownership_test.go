@@ -105,9 +105,8 @@ func TestCleaningUp(t *testing.T) {
 					want = append(want, rule)
 				}
 			}
-			have := rulesettest.Set(all...)
-			n := rulesettest.NewNamespace(have)
-			apply(t, n, ruleset.Reconcile(ruleset.Set{Family: ruleset.IPv4}, have, redirect.AllOwned(have)))
+			n := rulesettest.NewNamespace(rulesettest.Set(all...))
+			n.Reach(t, ruleset.Set{Family: ruleset.IPv4}, func(_, have ruleset.Set) ruleset.Ownership { return redirect.AllOwned(have) })
 			if diff := cmp.Diff(rulesettest.Lines(rulesettest.Set(want...), ruleset.Ownership{}), linesOf(n)); diff != "" {
 				t.Errorf("what is left (-want +got):\n%s", diff)
 			}
@@ -158,18 +157,13 @@ func TestShapesAloneAreNoProofOfTheMesh(t *testing.T) {
 		"nat OUTPUT -p udp -m udp --dport 53 -m owner --uid-owner 0 -j RETURN",
 		"raw OUTPUT -p udp -m udp --dport 53 -j CT --zone 2",
 	}
-	want := redirect.Rules(redirect.Default(), ruleset.IPv4)
-	have := rulesettest.Set(foreign...)
-	n := rulesettest.NewNamespace(have)
-	apply(t, n, ruleset.Reconcile(want, have, redirect.Owned(want, have)))
+	n := rulesettest.NewNamespace(rulesettest.Set(foreign...))
+	n.Reach(t, redirect.Rules(redirect.Default(), ruleset.IPv4), redirect.Owned)
 	after := linesOf(n)
 	for _, rule := range foreign {
 		if !slices.Contains(after, rule) {
 			t.Errorf("%q is gone", rule)
 		}
-	}
-	if diff := ruleset.Compare(want, n.Save(), redirect.Owned(want, n.Save())); !diff.Empty() {
-		t.Errorf("they are a difference afterwards:\n%s", diff)
 	}
 }
 

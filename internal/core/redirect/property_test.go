@@ -162,10 +162,3 @@ func add(t *testing.T, n *rulesettest.Namespace, text string) {
 		t.Error(err)
 	}
 }
-
-func apply(t *testing.T, n *rulesettest.Namespace, p ruleset.Program) {
-	t.Helper()
-	if err := n.Apply(p); err != nil {
-		t.Error(err)
-	}
-}

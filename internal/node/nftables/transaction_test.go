@@ -123,28 +123,28 @@ func withRule(s ruleset.Set, table string, r ruleset.Rule) ruleset.Set {
 	return ruleset.New(s.Family, append(others, t)...)
 }
 
-// refusals are rules that the kernel refuses, with parts of the error.
+// refusals are rules that the kernel refuses, with a part of the error.
 var refusals = []struct {
 	name string
 	rule ruleset.Rule
-	want []string
+	want string
 }{
 	{
 		"a jump to nowhere", ruleset.IPTables("", ruleset.Jump{Chain: "NOWHERE"}, ruleset.Protocol{Number: ruleset.TCP}),
-		[]string{`IPv6, table raw, chain ISTIO_ZZZ, rule "-p tcp -j NOWHERE", immediate: `, "the chain it leads to does not exist"},
+		`IPv6, table raw, chain ISTIO_ZZZ, rule "-p tcp -j NOWHERE", immediate: no such file or directory; the chain it leads to does not exist`,
 	},
 	{
 		"a match that insists on a protocol", ruleset.IPTables("", ruleset.Return, ruleset.Ports{List: [2]uint16{5, 6}}),
-		[]string{`IPv6, table raw, chain ISTIO_ZZZ, rule "-p 0 -m multiport --dports 5,6 -j RETURN", match multiport: invalid argument`},
+		`IPv6, table raw, chain ISTIO_ZZZ, rule "-p 0 -m multiport --dports 5,6 -j RETURN", match multiport: invalid argument`,
 	},
 	{
 		"a target of another table",
 		ruleset.IPTables("", ruleset.TProxy{Family: ruleset.IPv6, Port: 5, Mark: 1}, ruleset.Protocol{Number: ruleset.TCP}),
-		[]string{"IPv6, table raw, chain ISTIO_ZZZ", "target TPROXY: invalid argument"},
+		`IPv6, table raw, chain ISTIO_ZZZ, rule "-p tcp -j TPROXY --on-port 5 --on-ip :: --tproxy-mark 0x1/0xffffffff", target TPROXY: invalid argument`,
 	},
 	{
 		"a rule that was only read", ruleset.Opaque("-m quota --quota 5"),
-		[]string{`IPv6`, `table raw, "-A ISTIO_ZZZ -m quota --quota 5": cannot encode rule "-m quota --quota 5": only its text is known`},
+		`writing IPv6 rules: table raw, "-A ISTIO_ZZZ -m quota --quota 5": cannot encode rule "-m quota --quota 5": only its text is known`,
 	},
 }
 
@@ -163,10 +163,8 @@ func TestOneRefusedRuleUndoesAll(t *testing.T) {
 				if err == nil {
 					t.Fatal("the rule was accepted")
 				}
-				for _, text := range r.want {
-					if !strings.Contains(err.Error(), text) {
-						t.Errorf("the error is %q, want %q in it", err, text)
-					}
+				if !strings.Contains(err.Error(), r.want) {
+					t.Errorf("the error is %q, want %q in it", err, r.want)
 				}
 				after := slices.Concat(p.kernel(t, ruleset.IPv4), p.kernel(t, ruleset.IPv6))
 				if diff := cmp.Diff(before, after); diff != "" {
