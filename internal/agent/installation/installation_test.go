@@ -224,22 +224,19 @@ func TestOrderKeepsTheNodeAlive(t *testing.T) {
 		{"no token", func(n *fixture) { _ = os.Remove(n.path("sa/token")) }, installation.PartKubeconfig},
 		{"no authority", func(n *fixture) { n.put("sa/ca.crt", "garbage", 0o600) }, installation.PartKubeconfig},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			n := newFixture(t, "10-bridge.conflist", conflist)
-			tc.spoil(n)
-			if err := n.agent().Reconcile(); err == nil {
-				t.Error("no error")
+		n := newFixture(t, "10-bridge.conflist", conflist)
+		tc.spoil(n)
+		if err := n.agent().Reconcile(); err == nil {
+			t.Errorf("%s: no error", tc.name)
+		}
+		if got := n.read("net.d/10-bridge.conflist"); got != conflist {
+			t.Errorf("%s: a stanza without its program or kubeconfig stops every pod of the node:\n%s", tc.name, got)
+		}
+		for _, p := range n.health.Snapshot().Parts {
+			if p.Name == tc.part && (p.Ready || p.Reason == "starting") {
+				t.Errorf("%s: part %s has no reason: %+v", tc.name, tc.part, p)
 			}
-			if got := n.read("net.d/10-bridge.conflist"); got != conflist {
-				t.Errorf("a stanza without its program or kubeconfig stops every pod of the node:\n%s", got)
-			}
-			for _, p := range n.health.Snapshot().Parts {
-				if p.Name == tc.part && (p.Ready || p.Reason == "starting") {
-					t.Errorf("part %s has no reason: %+v", tc.part, p)
-				}
-			}
-		})
+		}
 	}
 }
 
@@ -325,40 +322,37 @@ func TestW7UninstallKeepsTheProgramForLivingSandboxes(t *testing.T) {
 		"an entry without a namespace":           {list: `{"type":"istio-cni"}`, stays: true},
 		"in a container that sees no such cache": {setup: func(n *fixture) { n.config.HostRoots, n.config.CacheDir = []string{n.root}, "/somewhere/else/results" }, stays: true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := newFixture(t, "10-bridge.conf", bridgeConf)
-			before := n.tree("net.d")
-			must(t, n.agent().Reconcile())
-			if tc.alive {
-				n.put(tc.netns, "", 0o600)
+		n := newFixture(t, "10-bridge.conf", bridgeConf)
+		before := n.tree("net.d")
+		must(t, n.agent().Reconcile())
+		if tc.alive {
+			n.put(tc.netns, "", 0o600)
+		}
+		if tc.list != "" {
+			eth0 := map[string]any{"name": "eth0"}
+			if tc.netns != "" {
+				eth0["sandbox"] = n.path(tc.netns)
 			}
-			if tc.list != "" {
-				eth0 := map[string]any{"name": "eth0"}
-				if tc.netns != "" {
-					eth0["sandbox"] = n.path(tc.netns)
-				}
-				text, err := json.Marshal(map[string]any{
-					"kind": "cniCacheV1", "containerId": "c1", "config": []byte(tc.list), "ifName": "eth0", "networkName": "net",
-					"result": map[string]any{"interfaces": []any{map[string]any{"name": "br"}, eth0}},
-				})
-				must(t, err)
-				n.put("cache/results/net-c1-eth0", string(text), 0o600)
-			}
-			if tc.setup != nil {
-				tc.setup(n)
-			}
-			n.uninstall(n.agent())
-			if diff := cmp.Diff(before, n.tree("net.d")); diff != "" {
-				t.Errorf("the node's configuration is not restored:\n%s", diff)
-			}
-			if n.there("bin/istio-cni") != tc.stays || n.stays() != tc.stays {
-				t.Errorf("program there: %v, want %v\n%s", n.there("bin/istio-cni"), tc.stays, n.log.String())
-			}
-			if n.there("run/istio-cni-kubeconfig") {
-				t.Error("the kubeconfig stays")
-			}
-		})
+			text, err := json.Marshal(map[string]any{
+				"kind": "cniCacheV1", "containerId": "c1", "config": []byte(tc.list), "ifName": "eth0", "networkName": "net",
+				"result": map[string]any{"interfaces": []any{map[string]any{"name": "br"}, eth0}},
+			})
+			must(t, err)
+			n.put("cache/results/net-c1-eth0", string(text), 0o600)
+		}
+		if tc.setup != nil {
+			tc.setup(n)
+		}
+		n.uninstall(n.agent())
+		if diff := cmp.Diff(before, n.tree("net.d")); diff != "" {
+			t.Errorf("%s: the node's configuration is not restored:\n%s", name, diff)
+		}
+		if n.there("bin/istio-cni") != tc.stays || n.stays() != tc.stays {
+			t.Errorf("%s: program there: %v, want %v\n%s", name, n.there("bin/istio-cni"), tc.stays, n.log.String())
+		}
+		if n.there("run/istio-cni-kubeconfig") {
+			t.Errorf("%s: the kubeconfig stays", name)
+		}
 	}
 }
 
@@ -382,33 +376,30 @@ func TestRewriteConflictBacksOffAndNamesTheOtherWriter(t *testing.T) {
 		},
 		{"unknown", "10-b.conflist", conflist, "", "find the program"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			n := newFixture(t)
-			a := n.agent()
-			if tc.other != "" {
-				n.put("net.d/"+tc.other, "", 0o600)
+		n := newFixture(t)
+		a := n.agent()
+		if tc.other != "" {
+			n.put("net.d/"+tc.other, "", 0o600)
+		}
+		rewrites := 0
+		for range 20 {
+			n.put("net.d/"+tc.file, tc.text, 0o644)
+			err := a.Reconcile()
+			if err == nil {
+				rewrites++
 			}
-			rewrites := 0
-			for range 20 {
-				n.put("net.d/"+tc.file, tc.text, 0o644)
-				err := a.Reconcile()
-				if err == nil {
-					rewrites++
-				}
-				n.clock = n.clock.Add(time.Second)
-			}
-			if rewrites > 10 || rewrites < 6 {
-				t.Errorf("%d rewrites in 20 s, want more than 5 and then a pause", rewrites)
-			}
-			if len(n.events) == 0 || !strings.Contains(n.events[0], tc.want) || !strings.Contains(n.events[0], tc.file) {
-				t.Errorf("events %q, want one with %q", n.events, tc.want)
-			}
-			n.clock = n.clock.Add(10 * time.Minute)
-			if err := a.Reconcile(); err != nil {
-				t.Errorf("no rewrite after the pause: %v", err)
-			}
-		})
+			n.clock = n.clock.Add(time.Second)
+		}
+		if rewrites > 10 || rewrites < 6 {
+			t.Errorf("%s: %d rewrites in 20 s, want more than 5 and then a pause", tc.name, rewrites)
+		}
+		if len(n.events) == 0 || !strings.Contains(n.events[0], tc.want) || !strings.Contains(n.events[0], tc.file) {
+			t.Errorf("%s: events %q, want one with %q", tc.name, n.events, tc.want)
+		}
+		n.clock = n.clock.Add(10 * time.Minute)
+		if err := a.Reconcile(); err != nil {
+			t.Errorf("%s: no rewrite after the pause: %v", tc.name, err)
+		}
 	}
 }
 
@@ -512,19 +503,16 @@ func TestUninstallKeepsWhatIsStillNamed(t *testing.T) {
 			must(n.t, os.WriteFile(n.path("net.d/20-big.conflist"), make([]byte, 5<<20), 0o600))
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := newFixture(t, "10-b.conflist", conflist)
-			must(t, n.agent().Reconcile())
-			spoil(n)
-			programs, kubeconfig := n.tree("bin"), n.tree("run")
-			if err := n.agent().Uninstall(t.Context()); err == nil || !strings.Contains(err.Error(), n.path("net.d/")) || !n.stays() {
-				t.Errorf("error %v\n%s", err, n.log.String())
-			}
-			if diff := cmp.Diff(programs, n.tree("bin")) + cmp.Diff(kubeconfig, n.tree("run")); diff != "" {
-				t.Errorf("the program or the kubeconfig is missing:\n%s", diff)
-			}
-		})
+		n := newFixture(t, "10-b.conflist", conflist)
+		must(t, n.agent().Reconcile())
+		spoil(n)
+		programs, kubeconfig := n.tree("bin"), n.tree("run")
+		if err := n.agent().Uninstall(t.Context()); err == nil || !strings.Contains(err.Error(), n.path("net.d/")) || !n.stays() {
+			t.Errorf("%s: error %v\n%s", name, err, n.log.String())
+		}
+		if diff := cmp.Diff(programs, n.tree("bin")) + cmp.Diff(kubeconfig, n.tree("run")); diff != "" {
+			t.Errorf("%s: the program or the kubeconfig is missing:\n%s", name, diff)
+		}
 	}
 }
 

@@ -130,29 +130,23 @@ func TestMove(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name    string
-		before  func(from, to string)
+		before  func(from, to string) op
 		changed bool
 		want    string // see state
 	}{
-		{"free name", nil, false, "to=a"},
-		{"written in between", func(from, _ string) { put(t, from, "theirs") }, true, "from=theirs"},
-		{"name taken in between", func(_, to string) { put(t, to, "theirs") }, true, "from=a to=theirs"},
+		{"free name", func(_, _ string) op { return each() }, false, "to=a"},
+		{"written in between", func(from, _ string) op { return write(from, "theirs") }, true, "from=theirs"},
+		{"name taken in between", func(_, to string) op { return write(to, "theirs") }, true, "from=a to=theirs"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			dir := t.TempDir()
-			from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
-			put(t, from, "a")
-			ops := &writers{Ops: hostfs.Kernel{}}
-			if tc.before != nil {
-				ops.before = append(ops.before, func() error { tc.before(from, to); return nil })
-			}
-			if err := (hostfs.Disk{Ops: ops}).Move(from, to, []byte("a")); errors.Is(err, hostfs.ErrChanged) != tc.changed {
-				t.Errorf("error %v", err)
-			}
-			if got, _ := state(t, dir); got != tc.want {
-				t.Errorf("files %q, want %q", got, tc.want)
-			}
-		})
+		dir := t.TempDir()
+		from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
+		put(t, from, "a")
+		ops := &writers{Ops: hostfs.Kernel{}, before: []func() error{tc.before(from, to)}}
+		if err := (hostfs.Disk{Ops: ops}).Move(from, to, []byte("a")); errors.Is(err, hostfs.ErrChanged) != tc.changed {
+			t.Errorf("%s: error %v", tc.name, err)
+		}
+		if got, _ := state(t, dir); got != tc.want {
+			t.Errorf("%s: files %q, want %q", tc.name, got, tc.want)
+		}
 	}
 }
