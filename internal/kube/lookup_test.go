@@ -178,19 +178,6 @@ func TestPodRereadsTheKubeconfigBeforeTheSecondAttempt(t *testing.T) {
 			t.Errorf("%d requests, want 2", n)
 		}
 	})
-	t.Run("a token file that was rotated", func(t *testing.T) {
-		server := newServer(t)
-		dir := t.TempDir()
-		kubetest.Write(t, filepath.Join(dir, "token"), "stale\n")
-		kubeconfig := filepath.Join(dir, "config")
-		kubetest.Write(t, kubeconfig, kubeconfigText(fmt.Sprintf("server: '%s', certificate-authority: ca.crt", server.URL()), "tokenFile: token"))
-		kubetest.Write(t, filepath.Join(dir, "ca.crt"), string(server.CA()))
-		client := newClient(t, kubeconfig)
-		kubetest.Write(t, filepath.Join(dir, "token"), server.Token()+"\n")
-		if _, err := client.Lookup(t.Context(), cart(), patient); err != nil {
-			t.Fatal(err)
-		}
-	})
 	t.Run("a server that has moved, with another authority", func(t *testing.T) {
 		gone, server := newServer(t), newServer(t)
 		kubeconfig := gone.Kubeconfig(t)

@@ -3,6 +3,7 @@ package podcache
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -22,6 +23,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -44,7 +46,7 @@ func pod(name, uid, node string, more string) []byte {
 		"containers":[{"name":"app","args":["a"],"env":[{"name":"A","value":"b"}]}]},"status":{}}`, name, uid, more, node)
 }
 
-// gets are the requests for single pods.
+// gets counts the requests for single pods.
 func gets(server *kubetest.Server) int {
 	count := 0
 	for _, r := range server.Requests() {
@@ -63,30 +65,31 @@ func TestKnownPodsAreNotFetched(t *testing.T) {
 	s := newStore(t, server)
 	agenttest.Go(t, s.Run)
 	agenttest.Eventually(t, "the pods are not delivered", func() bool { return s.Known() == 2 })
-	facts, err := s.Facts(t.Context(), kube.PodRef{Namespace: "shop", Name: "web", UID: "1"})
+	get := func(name, uid string) (sidecar.Facts, error) {
+		return s.Facts(t.Context(), kube.PodRef{Namespace: "shop", Name: name, UID: uid})
+	}
+	facts, err := get("web", "1")
 	if err != nil || facts.Annotations["mark"] != "x" || facts.Annotations["other"] != "" || len(facts.Containers) != 0 {
 		t.Errorf("got %+v, %v", facts, err)
 	}
-	// The runtime knows a static pod by the kubelet's UID.
-	if _, err := s.Facts(t.Context(), kube.PodRef{Namespace: "shop", Name: "static", UID: "h"}); err != nil {
+	// The runtime has the kubelet's UID of a static pod.
+	if _, err := get("static", "h"); err != nil {
 		t.Error(err)
 	}
 	if gets(server) != 0 {
-		t.Errorf("asked for: %q", server.Requests())
+		t.Errorf("requests: %q", server.Requests())
 	}
-	// Another one of the name is asked for, and one that is not there is an error.
-	server.Set(pod("far", "3", "elsewhere", ""))
-	if facts, err := s.Facts(t.Context(), kube.PodRef{Namespace: "shop", Name: "far", UID: "3"}); err != nil || facts.UID != "3" {
+	// A pod with another UID is fetched, and a missing one is an error.
+	if facts, err := get("far", "3"); err != nil || facts.UID != "3" {
 		t.Errorf("got %+v, %v", facts, err)
 	}
-	if _, err := s.Facts(t.Context(), kube.PodRef{Namespace: "shop", Name: "web", UID: "old"}); kube.ClassOf(err) != kube.WrongPod {
-		t.Errorf("got %v", err)
+	for key, want := range map[[2]string]kube.Class{{"web", "old"}: kube.WrongPod, {"none", "1"}: kube.NotFound} {
+		if _, err := get(key[0], key[1]); kube.ClassOf(err) != want {
+			t.Errorf("%q: got %v, want %s", key, err, want)
+		}
 	}
-	if _, err := s.Facts(t.Context(), kube.PodRef{Namespace: "shop", Name: "none", UID: "1"}); kube.ClassOf(err) != kube.NotFound {
-		t.Errorf("got %v", err)
-	}
-	if _, err := s.Facts(t.Context(), kube.PodRef{Namespace: "shop", Name: "web"}); err == nil {
-		t.Error("a pod without a UID is told about")
+	if _, err := get("web", ""); !errors.Is(err, errNoUID) {
+		t.Errorf("without a UID: %v", err)
 	}
 }
 
@@ -100,11 +103,11 @@ func TestOneFetchForAllPlugins(t *testing.T) {
 	for range 10 {
 		waiting.Go(func() {
 			if _, err := s.Facts(ctx, kube.PodRef{Namespace: "shop", Name: "web", UID: "1"}); err == nil {
-				t.Error("a server that hangs has answered")
+				t.Error("a response of a server that hangs")
 			}
 		})
 	}
-	agenttest.Eventually(t, "nobody asks", func() bool { return gets(server) > 0 })
+	agenttest.Eventually(t, "no request", func() bool { return gets(server) > 0 })
 	cancel()
 	waiting.Wait()
 	if gets(server) != 1 {
@@ -166,14 +169,14 @@ func TestFollowNotifiesOfAllPodsAndChanges(t *testing.T) {
 	}
 }
 
-// newService answers plugins; post is a plugin's report.
+// newService returns a service; post sends a report to it.
 func newService(t *testing.T) (s *Service, post func(text string) (status int)) {
 	t.Helper()
 	s = &Service{Ring: &Ring{}, Metrics: metrics.New(""), Store: newStore(t, kubetest.NewServer(t))}
-	return s, func(text string) int { return s.ask(t, http.MethodPost, "/v1/report", text).Code }
+	return s, func(text string) int { return s.request(t, http.MethodPost, "/v1/report", text).Code }
 }
 
-func (s *Service) ask(t *testing.T, method, path, body string) *httptest.ResponseRecorder {
+func (s *Service) request(t *testing.T, method, path, body string) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()
 	s.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader(body)))
@@ -193,7 +196,7 @@ func TestReportsAreKeptAndCounted(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]int{
-		`{"reason":"of tomorrow","source":"moon"}`:          http.StatusOK,
+		`{"reason":"of the future","source":"moon"}`:        http.StatusOK,
 		`{"reason":"","source":"none","error":"it failed"}`: http.StatusOK,
 		`[]`:       http.StatusBadRequest,
 		`{"pod":1`: http.StatusBadRequest,
@@ -202,7 +205,7 @@ func TestReportsAreKeptAndCounted(t *testing.T) {
 			t.Errorf("%.40s: %d, want %d", text, code, want)
 		}
 	}
-	w := service.ask(t, http.MethodGet, "/v1/decisions", "")
+	w := service.request(t, http.MethodGet, "/v1/decisions", "")
 	var all []agentapi.Report
 	if err := json.Unmarshal(w.Body.Bytes(), &all); err != nil || len(all) != 512 || all[2].Pod != "599" || all[511].Pod != "90" {
 		t.Errorf("%v, %d reports", err, len(all))
@@ -327,14 +330,14 @@ func TestReportsOfManyAtOnceAreKept(t *testing.T) {
 			}
 		})
 	}
-	reporting.Wait() // the kernel has all reports, and the agent none
+	reporting.Wait() // all reports are in the kernel, and none was read
 	agenttest.Go(t, func(ctx context.Context) { server.Serve(ctx, service.Handler()) })
 	agenttest.Eventually(t, "reports are missing", func() bool {
 		return strings.Contains(string(m.Text()), fmt.Sprintf(`istio_cni_add_total{reason="captured",source="agent"} %d`, plugins)+"\n")
 	})
 }
 
-// TestDecisionsComeInPages: all of them come, whatever is in them.
+// TestDecisionsComeInPages, and all of them, whatever their size.
 func TestDecisionsComeInPages(t *testing.T) {
 	service, _ := newService(t)
 	requests, handler := 0, service.Handler()
@@ -357,13 +360,13 @@ func TestDecisionsComeInPages(t *testing.T) {
 		t.Errorf("%d decisions of %d pages, %v", len(all), requests, err)
 	}
 	for query, want := range map[string]int{"": 512, "?limit=3": 3, "?limit=-1": 0, "?before=90": 1, "?before=0": 0, "?limit=99999": 512} {
-		w := service.ask(t, http.MethodGet, "/v1/decisions"+query, "")
+		w := service.request(t, http.MethodGet, "/v1/decisions"+query, "")
 		var page []agentapi.Report
 		if err := json.Unmarshal(w.Body.Bytes(), &page); err != nil || len(page) != want || page == nil {
 			t.Errorf("%q: %d decisions, %v", query, len(page), err)
 		}
 	}
-	if w := service.ask(t, http.MethodGet, "/v1/decisions?before=x", ""); w.Code != http.StatusBadRequest {
+	if w := service.request(t, http.MethodGet, "/v1/decisions?before=x", ""); w.Code != http.StatusBadRequest {
 		t.Errorf("answer %d", w.Code)
 	}
 }

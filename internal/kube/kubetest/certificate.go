@@ -7,7 +7,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/base64"
 	"encoding/pem"
 	"math/big"
 	"net"
@@ -95,5 +94,3 @@ func (s *Server) certificates() func(*tls.ClientHelloInfo) (*tls.Config, error) 
 func (s *Server) CA() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.issuer.certificate.Raw})
 }
-
-func base64Of(data []byte) string { return base64.StdEncoding.EncodeToString(data) }

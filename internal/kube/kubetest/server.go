@@ -11,7 +11,6 @@ package kubetest
 
 import (
 	"crypto/tls"
-	"fmt"
 	"io"
 	"log"
 	"net"
@@ -27,6 +26,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 // Forever is a number of times that exceeds every test.
@@ -146,26 +147,15 @@ func (s *Server) Kubeconfig(tb testing.TB) string {
 // WriteKubeconfig writes [Server.Kubeconfig] to a path, replacing an existing file.
 func (s *Server) WriteKubeconfig(tb testing.TB, path string) {
 	tb.Helper()
-	text := fmt.Sprintf(`apiVersion: v1
-clusters:
-- cluster:
-    certificate-authority-data: %s
-    server: %s
-  name: local
-contexts:
-- context:
-    cluster: local
-    user: istio-cni
-  name: istio-cni-context
-current-context: istio-cni-context
-kind: Config
-preferences: {}
-users:
-- name: istio-cni
-  user:
-    token: %s
-`, base64Of(s.CA()), s.URL(), s.Token())
-	Write(tb, path, text)
+	const cluster, user, name = "local", "istio-cni", "istio-cni-context"
+	if err := clientcmd.WriteToFile(clientcmdapi.Config{
+		Clusters:       map[string]*clientcmdapi.Cluster{cluster: {Server: s.URL(), CertificateAuthorityData: s.CA()}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{user: {Token: s.Token()}},
+		Contexts:       map[string]*clientcmdapi.Context{name: {Cluster: cluster, AuthInfo: user}},
+		CurrentContext: name,
+	}, path); err != nil {
+		tb.Fatal(err)
+	}
 }
 
 // Address returns the server's host and port, in the form of KUBERNETES_SERVICE_HOST and _PORT.
@@ -190,14 +180,7 @@ func (s *Server) ServiceAccount(tb testing.TB) (tokenFile, caFile string) {
 // Write writes a file that only its owner reads.
 func Write(tb testing.TB, path, text string) {
 	tb.Helper()
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the test's own path
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if _, err := io.WriteString(file, text); err != nil {
-		tb.Fatal(err)
-	}
-	if err := file.Close(); err != nil {
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil { //nolint:forbidigo // the test's own file
 		tb.Fatal(err)
 	}
 }
