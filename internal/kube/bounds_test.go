@@ -14,30 +14,34 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
-// followingPods lets a listener hear of all pods until the test ends.
-func followingPods(t *testing.T, client *Client) *calls {
+// newPods returns a server, and the calls of a listener of its pods. given, unless nil, changes the server and the client before
+// the watch.
+func newPods(t *testing.T, given func(*kubetest.Server, *Client)) (*kubetest.Server, *calls) {
 	t.Helper()
-	h, listener := &calls{t: t}, ignoring[Pod]()
+	server, h, listener := kubetest.NewServer(t), &calls{t: t}, ignoring[Pod]()
+	client := connected(t, server, nil).Client
 	listener.OnUpdate, listener.OnSync, listener.OnError = func(p Pod) { h.add(p.Facts.Name) }, func() { h.add("synced") }, h.onError
+	if given != nil {
+		given(server, client)
+	}
 	agenttest.Go(t, func(ctx context.Context) { client.WatchPods(ctx, PodScope{}, listener) })
-	return h
+	return server, h
 }
 
-// heavy is a pod of so many bytes of JSON, each character of which JSON escapes.
+// heavy returns a pod of a size in bytes of JSON, with characters that JSON escapes.
 func heavy(t *testing.T, name string, size int) []byte {
 	t.Helper()
 	pod := kubetest.Pod{Namespace: "shop", Name: name, Annotations: map[string]string{"a": "PAYLOAD"}}
 	return bytes.Replace(pod.JSON(t), []byte("PAYLOAD"), bytes.Repeat([]byte(`\u003c`), size/6), 1)
 }
 
-// TestNoObjectHidesAnother lets a pod be as large as the API server's store takes it, and larger than any can be.
+// TestNoObjectHidesAnother has a pod as large as the API server's store accepts, and larger than that.
 func TestNoObjectHidesAnother(t *testing.T) {
 	t.Parallel()
 	small := kubetest.Pod{Namespace: "shop", Name: "small"}
 	t.Run("1.45 M characters that JSON escapes", func(t *testing.T) {
 		t.Parallel()
-		server := kubetest.NewServer(t)
-		h := followingPods(t, connected(t, server, nil).Client)
+		server, h := newPods(t, nil)
 		h.wants("synced")
 		server.Set(heavy(t, "heavy", 6*1_450_000))
 		server.Set(small.JSON(t))
@@ -48,8 +52,7 @@ func TestNoObjectHidesAnother(t *testing.T) {
 	})
 	t.Run("an event that no watch can have", func(t *testing.T) {
 		t.Parallel()
-		server := kubetest.NewServer(t)
-		h := followingPods(t, connected(t, server, nil).Client)
+		server, h := newPods(t, nil)
 		h.wants("synced")
 		server.Set(heavy(t, "heavy", 20<<20))
 		server.Set(small.JSON(t))
@@ -57,33 +60,31 @@ func TestNoObjectHidesAnother(t *testing.T) {
 	})
 	t.Run("a page that is too large", func(t *testing.T) {
 		t.Parallel()
-		server := kubetest.NewServer(t)
-		server.ListsOnly()
-		for i := range 4 {
-			server.Set(heavy(t, fmt.Sprint("heavy-", i), 256<<10))
-		}
-		server.Set(small.JSON(t))
-		client := connected(t, server, nil).Client
-		client.limit = 512 << 10
-		h := followingPods(t, client)
+		server, h := newPods(t, func(s *kubetest.Server, c *Client) {
+			s.ListsOnly()
+			for i := range 4 {
+				s.Set(heavy(t, fmt.Sprint("heavy-", i), 256<<10))
+			}
+			s.Set(small.JSON(t))
+			c.limit = 512 << 10
+		})
 		h.wants("heavy-0", "heavy-1", "heavy-2", "heavy-3", "small", "synced")
 		watched(t, server)
 		server.Set(kubetest.Pod{Namespace: "shop", Name: "later"}.JSON(t))
 		h.wants("heavy-0", "heavy-1", "heavy-2", "heavy-3", "small", "synced", "later")
-		// One that is refused, pages of 500, 50 and 5, five of 1, and the watch.
+		// A stream that is refused, pages of 500, 50 and 5, five of 1, and the watch.
 		if n := len(server.Requests()); n != 10 {
 			t.Errorf("%d requests: %q", n, server.Requests())
 		}
 	})
 	t.Run("a page of one object that is too large", func(t *testing.T) {
 		t.Parallel()
-		server := kubetest.NewServer(t)
-		server.ListsOnly()
-		server.Set(heavy(t, "heavy", 768<<10))
-		client := connected(t, server, nil).Client
-		client.limit = 512 << 10
-		h := followingPods(t, client)
-		agenttest.Eventually(t, "no further tries", func() bool { return len(server.Requests()) > 10 })
+		server, h := newPods(t, func(s *kubetest.Server, c *Client) {
+			s.ListsOnly()
+			s.Set(heavy(t, "heavy", 768<<10))
+			c.limit = 512 << 10
+		})
+		agenttest.Eventually(t, "no further requests", func() bool { return len(server.Requests()) > 10 })
 		h.wants("error: " + string(TooLarge))
 	})
 }
@@ -119,7 +120,7 @@ func TestAListEnds(t *testing.T) {
 			defer cancel()
 			client.WatchPods(ctx, PodScope{}, listener)
 			if got := h.all(); len(got) != 1 || got[0] != "error: "+string(Undecodable) {
-				t.Errorf("told %q", got)
+				t.Errorf("calls %q", got)
 			}
 			if requests < 5 || requests > 120 {
 				t.Errorf("%d requests in 10 minutes", requests)
@@ -128,14 +129,14 @@ func TestAListEnds(t *testing.T) {
 	}
 }
 
-// TestATokenThatComesBackIsRedacted lets a server repeat the credential wherever it can.
+// TestATokenThatComesBackIsRedacted has a server repeat the credential wherever it can.
 func TestATokenThatComesBackIsRedacted(t *testing.T) {
 	t.Parallel()
 	const status = `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 500, "reason": "TOKEN", "message": "no TOKEN"}`
 	for name, answer := range map[string]struct{ list, watch string }{
 		"a list's kind":             {list: `{"kind": "TOKEN", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}}`},
 		"a list's apiVersion":       {list: `{"kind": "PodList", "apiVersion": "TOKEN", "metadata": {"resourceVersion": "1"}}`},
-		"a list that is something":  {list: `TOKEN`},
+		"a list that is not JSON":   {list: `TOKEN`},
 		"a list of another type":    {list: `{"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": "TOKEN"}`},
 		"a watch's ERROR":           {watch: `{"type": "ERROR", "object": ` + status + `}`},
 		"an event's type":           {watch: `{"type": "TOKEN", "object": {"kind": "Pod", "apiVersion": "v1"}}`},
@@ -154,7 +155,7 @@ func TestATokenThatComesBackIsRedacted(t *testing.T) {
 					w.WriteHeader(http.StatusUnprocessableEntity)
 					text = strings.Replace(status, "500", "422", 1)
 				}
-				w.Write([]byte(strings.ReplaceAll(text, "TOKEN", strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")))) //nolint:errcheck // the client says so
+				w.Write([]byte(strings.ReplaceAll(text, "TOKEN", strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")))) //nolint:errcheck // the client reports it
 			})
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
@@ -176,7 +177,7 @@ func TestATokenThatComesBackIsRedacted(t *testing.T) {
 				err = inner.Unwrap()
 			}
 			if !strings.Contains(failed.Error(), "[redacted]") {
-				t.Logf("nothing of it is left: %v", failed)
+				t.Logf("the token is not in the text at all: %v", failed)
 			}
 		})
 	}

@@ -268,24 +268,6 @@ func TestPodFromAnIPv6Server(t *testing.T) {
 	}
 }
 
-func TestPodByAnotherTLSName(t *testing.T) {
-	t.Parallel()
-	server := newServer(t)
-	for name, class := range map[string]Class{kubetest.ServerName: "", "kubernetes.example": TLS} {
-		kubeconfig := filepath.Join(t.TempDir(), "config")
-		kubetest.Write(t, filepath.Join(filepath.Dir(kubeconfig), "ca.crt"), string(server.CA()))
-		kubetest.Write(t, kubeconfig, kubeconfigText(
-			fmt.Sprintf("server: '%s', certificate-authority: ca.crt, tls-server-name: %s", server.URL(), name), "token: "+server.Token()))
-		_, err := newClient(t, kubeconfig).Lookup(t.Context(), cart(), patient)
-		if class == "" && err != nil {
-			t.Error(err)
-		}
-		if class != "" {
-			wantError(t, err, class)
-		}
-	}
-}
-
 func TestPodOfManyGoroutines(t *testing.T) {
 	t.Parallel()
 	server := newServer(t)
@@ -305,15 +287,21 @@ func TestPodOfManyGoroutines(t *testing.T) {
 	all.Wait()
 }
 
+// configured returns a client with a kubeconfig of these parts.
+func configured(t *testing.T, cluster, user string) *Client {
+	t.Helper()
+	kubeconfig := filepath.Join(t.TempDir(), "config")
+	kubetest.Write(t, kubeconfig, kubeconfigText(cluster, user))
+	return newClient(t, kubeconfig)
+}
+
 // foreign starts a server of the test's own and returns a client of it, without verification.
 func foreign(t *testing.T, start func(*httptest.Server), user string, handler http.HandlerFunc) *Client {
 	t.Helper()
 	server := httptest.NewUnstartedServer(handler)
 	start(server)
 	t.Cleanup(server.Close)
-	kubeconfig := filepath.Join(t.TempDir(), "config")
-	kubetest.Write(t, kubeconfig, kubeconfigText("server: '"+server.URL+"/prefix', insecure-skip-tls-verify: true", user))
-	return newClient(t, kubeconfig)
+	return configured(t, "server: '"+server.URL+"/prefix', insecure-skip-tls-verify: true", user)
 }
 
 func TestServerTextIsBoundedPrintableAndWithoutSecrets(t *testing.T) {
@@ -394,9 +382,7 @@ func TestPodFromAServerWithoutTLS(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.NotFoundHandler())
 	defer server.Close()
-	kubeconfig := filepath.Join(t.TempDir(), "config")
-	kubetest.Write(t, kubeconfig, kubeconfigText("server: '"+strings.Replace(server.URL, "http:", "https:", 1)+"'", ""))
-	_, err := newClient(t, kubeconfig).Lookup(t.Context(), cart(), patient)
+	_, err := configured(t, "server: '"+strings.Replace(server.URL, "http:", "https:", 1)+"'", "").Lookup(t.Context(), cart(), patient)
 	wantError(t, err, TLS)
 }
 
@@ -425,9 +411,7 @@ func TestPodThroughAProxyThatFails(t *testing.T) {
 	proxy := httptest.NewServer(http.NotFoundHandler())
 	proxy.Close()
 	address := proxy.Listener.Addr().String()
-	kubeconfig := filepath.Join(t.TempDir(), "config")
-	kubetest.Write(t, kubeconfig, kubeconfigText(fmt.Sprintf("server: 'https://10.0.0.1', proxy-url: 'http://me:%s@%s'", secret, address), ""))
-	_, err := newClient(t, kubeconfig).Pod(t.Context(), cart())
+	_, err := configured(t, fmt.Sprintf("server: 'https://10.0.0.1', proxy-url: 'http://me:%s@%s'", secret, address), "").Pod(t.Context(), cart())
 	wantError(t, err, Unreachable)
 	if want := "proxyconnect tcp: dial tcp " + address; !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), secret) {
 		t.Errorf("error without %q, or with the password: %v", want, err)

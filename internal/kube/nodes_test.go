@@ -84,12 +84,7 @@ func TestBefore(t *testing.T) {
 		a, b string
 		want bool
 	}{
-		{"9", "10", true},
-		{"10", "9", false},
-		{"10", "10", false},
-		{"11", "12", true},
-		{"a", "b", false},
-		{"", "1", false},
+		{"9", "10", true}, {"10", "9", false}, {"10", "10", false}, {"a", "b", false}, {"", "1", false},
 	} {
 		if got := (NodeState{version: test.a}).Before(NodeState{version: test.b}); got != test.want {
 			t.Errorf("%q before %q: %t", test.a, test.b, got)

@@ -34,26 +34,20 @@ func podActions() []podAction {
 	}
 }
 
-// seenPod stores a pod on the server, and returns its reference.
-func seenPod(t *testing.T, server *kubetest.Server) PodRef {
+// newPod stores a pod on the server, and returns its reference.
+func newPod(t *testing.T, server *kubetest.Server) PodRef {
 	t.Helper()
 	server.Set(onNode(t, "web-1", "node-1", "Pending"))
-	return storedPod(t, server).ref
+	pod := storedPod(t, server)
+	return PodRef{Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID), Version: pod.ResourceVersion}
 }
 
-type stored struct {
-	corev1.Pod
-	ref PodRef
-}
-
-func storedPod(t *testing.T, server *kubetest.Server) stored {
+func storedPod(t *testing.T, server *kubetest.Server) (pod corev1.Pod) {
 	t.Helper()
-	var s stored
-	if err := json.Unmarshal(server.Object(podAt), &s.Pod); err != nil {
+	if err := json.Unmarshal(server.Object(podAt), &pod); err != nil {
 		t.Fatal(err)
 	}
-	s.ref = PodRef{Namespace: s.Namespace, Name: s.Name, UID: string(s.UID), Version: s.ResourceVersion}
-	return s
+	return pod
 }
 
 func TestPodActions(t *testing.T) {
@@ -68,7 +62,7 @@ func TestPodActions(t *testing.T) {
 			t.Run(action.name+"/"+string(fault), func(t *testing.T) {
 				t.Parallel()
 				server := kubetest.NewServer(t)
-				ref := seenPod(t, server)
+				ref := newPod(t, server)
 				if fault != "" {
 					server.Fail(fault, 1)
 				}
@@ -118,7 +112,7 @@ func TestEvictPodDistinguishesABudgetFromLoad(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			server := kubetest.NewServer(t)
-			ref := seenPod(t, server)
+			ref := newPod(t, server)
 			tc.set(server)
 			err := connected(t, server, nil).EvictPod(t.Context(), ref)
 			failed, ok := errors.AsType[*Error](err)

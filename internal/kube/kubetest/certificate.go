@@ -60,13 +60,10 @@ func (p pair) server(tb testing.TB, address net.IP, until time.Time) tls.Certifi
 	signed := p.sign(tb, &x509.Certificate{
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "kube-apiserver"}, NotAfter: until,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames: []string{ServerName}, IPAddresses: []net.IP{address},
+		IPAddresses: []net.IP{address},
 	})
 	return tls.Certificate{Certificate: [][]byte{signed.certificate.Raw}, PrivateKey: signed.key}
 }
-
-// ServerName is the DNS name in every certificate of a [Server], besides its address.
-const ServerName = "kubernetes.default.svc"
 
 // certificates returns the certificate to present: the valid one unless a fault selects another. It returns a whole
 // configuration because crypto/tls does not call GetCertificate for a client that dials an address rather than a name.

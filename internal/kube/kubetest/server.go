@@ -90,21 +90,17 @@ func NewServerAt(tb testing.TB, address string) *Server {
 		budgets:    map[string]budget{},
 	}
 	s.behave = s.behaviours()
-	s.http = &httptest.Server{
-		Listener: listener,
-		Config: &http.Server{ //nolint:gosec // no header timeout: faults must be able to hang
-			Handler:  http.HandlerFunc(s.serve),
-			ErrorLog: log.New(io.Discard, "", 0),
-			ConnState: func(_ net.Conn, state http.ConnState) {
-				if state == http.StateNew {
-					s.mu.Lock()
-					s.connections++
-					s.mu.Unlock()
-				}
-			},
+	s.http = &httptest.Server{Listener: listener, EnableHTTP2: true, TLS: &tls.Config{MinVersion: tls.VersionTLS12}}
+	s.http.Config = &http.Server{ //nolint:gosec // no header timeout: faults must be able to hang
+		Handler:  http.HandlerFunc(s.serve),
+		ErrorLog: log.New(io.Discard, "", 0),
+		ConnState: func(_ net.Conn, state http.ConnState) {
+			if state == http.StateNew {
+				s.mu.Lock()
+				s.connections++
+				s.mu.Unlock()
+			}
 		},
-		TLS:         &tls.Config{MinVersion: tls.VersionTLS12},
-		EnableHTTP2: true,
 	}
 	s.http.TLS.GetConfigForClient = s.certificates()
 	s.stop = sync.OnceFunc(func() {
