@@ -334,12 +334,18 @@ func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptio
 		r.works()
 	}
 	return watch.Filter(events, func(event watch.Event) (watch.Event, bool) {
-		if is, err := meta.Accessor(event.Object); err == nil && is.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
+		if endsList(event) {
 			listing.Store(false)
 			x.heard()
 		}
 		return r.reduce(parent, x, event), true
 	}), nil
+}
+
+// endsList reports whether an event is the bookmark at the end of an initial list.
+func endsList(event watch.Event) bool {
+	is, err := meta.Accessor(event.Object)
+	return err == nil && is.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true"
 }
 
 // open sends the request of a watch.

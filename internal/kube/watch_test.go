@@ -306,7 +306,7 @@ func TestWatchReportsABadEvent(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			server, h := newFixture(t, nil, nil)
 			h.wants("mode=a") // the stream is read ahead of it
-			server.Tell(event.kind, []byte(event.object))
+			server.Send(event.kind, []byte(event.object))
 			h.wants("mode=a", "error: "+string(event.class), "works")
 			if got := len(lists(server)); got != 2 {
 				t.Errorf("%d lists, want 2", got)

@@ -48,7 +48,8 @@ func brokenPod() *corev1.Pod {
 			}},
 			ContainerStatuses: []corev1.ContainerStatus{
 				{Name: "web", Ready: true, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: at(3)}}},
-				{Name: "young", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}, {Name: "other"},
+				{Name: "young", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}},
+				{Name: "other"},
 			},
 			EphemeralContainerStatuses: []corev1.ContainerStatus{{Name: "debugger"}},
 		},

@@ -97,33 +97,29 @@ func TestPodActions(t *testing.T) {
 func TestEvictPodDistinguishesABudgetFromLoad(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
-		name   string
-		set    func(*kubetest.Server)
-		budget bool
-		after  time.Duration
+		name  string
+		fault kubetest.Fault
+		after int // seconds
 	}{
-		{"a budget", func(s *kubetest.Server) { s.Protect(podAt, "web", 0) }, true, 0},
-		{"a budget whose status is computed", func(s *kubetest.Server) { s.Protect(podAt, "web", 10) }, true, 10 * time.Second},
-		{"load", func(s *kubetest.Server) {
-			s.SetRetryAfter(3)
-			s.Fail(kubetest.TooMany, 1)
-		}, false, 3 * time.Second},
+		{"a budget", kubetest.Budget, 0}, {"a budget whose status is computed", kubetest.Budget, 10}, {"load", kubetest.TooMany, 3},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			server := kubetest.NewServer(t)
 			ref := newPod(t, server)
-			tc.set(server)
+			server.SetRetryAfter(tc.after)
+			server.Fail(tc.fault, 1)
 			err := connected(t, server, nil).EvictPod(t.Context(), ref)
 			failed, ok := errors.AsType[*Error](err)
-			if !ok || failed.Class != TooManyRequests || failed.Status != http.StatusTooManyRequests || failed.RetryAfter != tc.after {
+			if !ok || failed.Class != TooManyRequests || failed.Status != http.StatusTooManyRequests || failed.RetryAfter != time.Duration(tc.after)*time.Second {
 				t.Fatalf("got %+v", err)
 			}
-			if errors.Is(err, ErrDisruptionBudget) != tc.budget || IsConflict(err) || !failed.Transient() {
-				t.Errorf("a budget: %v, want %v (%v)", !tc.budget, tc.budget, err)
+			budget := tc.fault == kubetest.Budget
+			if errors.Is(err, ErrDisruptionBudget) != budget || strings.Contains(err.Error(), "disruption budget") != budget {
+				t.Errorf("a budget: %v, want %v (%v)", !budget, budget, err)
 			}
-			if tc.budget && !strings.Contains(err.Error(), "disruption budget") {
-				t.Errorf("the error does not name the budget: %v", err)
+			if IsConflict(err) || !failed.Transient() {
+				t.Errorf("a conflict or a permanent error: %v", err)
 			}
 			if pod := storedPod(t, server); pod.DeletionTimestamp != nil {
 				t.Error("the pod is being deleted")

@@ -488,7 +488,7 @@ func TestAPodOfAnotherNodeIsNotSearched(t *testing.T) {
 	whole["metadata"].(object)["resourceVersion"] = "100"
 	data, err := json.Marshal(whole)
 	l.Do(err)
-	l.server.Tell("ADDED", data)
+	l.server.Send("ADDED", data)
 	l.waitForEvent(p, "Warning", ReasonBroken, "on its own node alone")
 	if l.searches.Load() != 0 || captured(t, path) {
 		t.Error("it was searched for")

@@ -161,7 +161,7 @@ func TestOldVersionFromTheWatchIsIgnored(t *testing.T) {
 	l.run()
 	agenttest.Eventually(t, "the node stays tainted", l.untainted)
 	agenttest.Eventually(t, "no watches", func() bool { return l.server.Watches() == 2 })
-	l.server.Tell("MODIFIED", old)
+	l.server.Send("MODIFIED", old)
 	l.after(readiness.AgentReady, func() { l.pod("n", "agent", "True", agenttest.Start()) })
 	// The second node comes after all that.
 	l.after(readiness.NoAgent, func() { l.node("m", nodeSpec{}) })

@@ -52,19 +52,18 @@ type change func(*fixture)
 // errHang is a request without an answer.
 var errHang = errors.New("hang")
 
+// responds adds a fault.
+func responds(object string, err error, times int) change {
+	return func(c *fixture) { c.faults = append(c.faults, &fault{object, err, times}) }
+}
+
 func fails(object string, class kube.Class, times int) change {
-	return func(c *fixture) {
-		c.faults = append(c.faults, &fault{object, &kube.Error{Class: class, Err: errors.New("x")}, times})
-	}
+	return responds(object, &kube.Error{Class: class, Err: errors.New("x")}, times)
 }
 
-func hangs(object string, times int) change {
-	return func(c *fixture) { c.faults = append(c.faults, &fault{object, errHang, times}) }
-}
+func hangs(object string, times int) change { return responds(object, errHang, times) }
 
-func answers(object string, times int) change {
-	return func(c *fixture) { c.faults = append(c.faults, &fault{object, nil, times}) }
-}
+func answers(object string, times int) change { return responds(object, nil, times) }
 
 func deleted(object string) change { return fails(object, kube.NotFound, forever) }
 
@@ -201,10 +200,8 @@ func TestShouldUninstall(t *testing.T) {
 		"500, then 200":                     {self(), fails(set, kube.ServerError, 3), false, DaemonSetPresent, ""},
 		"500, then 404":                     {self(), all(fails(set, kube.ServerError, 1), deleted(set)), true, DaemonSetGone, ""},
 		"no answer, then 404":               {self(), all(hangs(set, 1), deleted(set)), true, DaemonSetGone, ""},
-		"an error of another type":          {self(), func(c *fixture) { c.faults = append(c.faults, &fault{set, errors.New("odd"), 1}) }, false, NoAnswer, "odd"},
-		"429 with a rest of a minute": {self(), func(c *fixture) {
-			c.faults = append(c.faults, &fault{set, &kube.Error{Class: kube.TooManyRequests, RetryAfter: time.Minute}, forever})
-		}, false, NoAnswer, "too many requests"},
+		"an error of another type":          {self(), responds(set, errors.New("odd"), 1), false, NoAnswer, "odd"},
+		"429 with a rest of a minute":       {self(), responds(set, &kube.Error{Class: kube.TooManyRequests, RetryAfter: time.Minute}, forever), false, NoAnswer, "too many requests"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -669,7 +669,7 @@ func testEvict(c *contract) {
 func (c *contract) protect(name string) {
 	c.Helper()
 	if c.fake != nil {
-		c.fake.Protect(c.pod(name), "budget", 10)
+		c.fake.FailOn(c.pod(name)+"/eviction", kubetest.Budget, 1)
 		return
 	}
 	c.want(http.StatusOK, http.MethodPatch, c.pod(name)+"/status", "merge", object{"status": object{

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strconv"
 
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -22,6 +23,7 @@ const (
 	Forbidden    Fault = "403"
 	NotFound     Fault = "404"
 	TooMany      Fault = "429, with the Retry-After of SetRetryAfter"
+	Budget       Fault = "429 because of a PodDisruptionBudget, with the Retry-After of SetRetryAfter"
 	ServerError  Fault = "500"
 	Unavailable  Fault = "503"
 	Gone         Fault = "410"
@@ -71,10 +73,13 @@ func (s *Server) behaviours() map[Fault]http.HandlerFunc {
 		ForbiddenPage:    page(http.StatusForbidden),
 		NotFoundPage:     page(http.StatusNotFound),
 		UnknownPath:      verdict(http.StatusNotFound, "NotFound", "the server could not find the requested resource"),
-		TooMany:          s.tooMany,
-		ServerError:      verdict(http.StatusInternalServerError, "InternalError", "etcdserver: leader changed"),
-		Unavailable:      verdict(http.StatusServiceUnavailable, "ServiceUnavailable", "apiserver is shutting down"),
-		Redirect:         http.RedirectHandler("/elsewhere", http.StatusFound).ServeHTTP,
+		TooMany:          s.tooMany("too many requests, please try again later"),
+		Budget: s.tooMany("Cannot evict pod as it would violate the pod's disruption budget.", metav1.StatusCause{
+			Type: policyv1.DisruptionBudgetCause, Message: "The disruption budget web needs 2 healthy pods and has 2 currently",
+		}),
+		ServerError: verdict(http.StatusInternalServerError, "InternalError", "etcdserver: leader changed"),
+		Unavailable: verdict(http.StatusServiceUnavailable, "ServiceUnavailable", "apiserver is shutting down"),
+		Redirect:    http.RedirectHandler("/elsewhere", http.StatusFound).ServeHTTP,
 		Hang: func(_ http.ResponseWriter, r *http.Request) {
 			s.hang(r)
 			// A client that is about to cancel may still read, and would accept an empty response.
@@ -123,12 +128,15 @@ func page(code int) http.HandlerFunc {
 	}
 }
 
-func (s *Server) tooMany(w http.ResponseWriter, _ *http.Request) {
-	s.mu.Lock()
-	seconds := s.retryAfter
-	s.mu.Unlock()
-	w.Header().Set("Retry-After", strconv.Itoa(seconds))
-	refuse(w, apierrors.NewTooManyRequests("too many requests, please try again later", seconds))
+// tooMany responds 429. The API server sends no Retry-After for a budget whose status is not about to be computed again.
+func (s *Server) tooMany(message string, causes ...metav1.StatusCause) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		s.mu.Lock()
+		refused := apierrors.NewTooManyRequests(message, s.retryAfter)
+		s.mu.Unlock()
+		refused.ErrStatus.Details.Causes = causes
+		refuse(w, refused)
+	}
 }
 
 func (s *Server) hang(r *http.Request) {

@@ -15,7 +15,7 @@ type Pod struct {
 	Containers           []Container
 }
 
-// Container and EnvVar are the API's types.
+// Types of the API.
 type (
 	Container = corev1.Container
 	EnvVar    = corev1.EnvVar

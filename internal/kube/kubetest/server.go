@@ -52,7 +52,6 @@ type Server struct {
 	history     []change
 	watches     map[*watch]struct{}
 	faults      []planned
-	budgets     map[string]budget // by the path of a pod
 	requests    []string
 	connections int
 }
@@ -87,7 +86,6 @@ func NewServerAt(tb testing.TB, address string) *Server {
 		objects:    map[string][]byte{},
 		version:    1,
 		watches:    map[*watch]struct{}{},
-		budgets:    map[string]budget{},
 	}
 	s.behave = s.behaviours()
 	s.http = &httptest.Server{Listener: listener, EnableHTTP2: true, TLS: &tls.Config{MinVersion: tls.VersionTLS12}}
@@ -206,7 +204,7 @@ func (s *Server) Heal() {
 	s.faults = nil
 }
 
-// SetRetryAfter sets the Retry-After of [TooMany] in seconds; 1 at the beginning.
+// SetRetryAfter sets the Retry-After of [TooMany] and [Budget] in seconds; 1 at the beginning.
 func (s *Server) SetRetryAfter(seconds int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -195,8 +195,8 @@ func (s *Server) Bookmark() {
 	}
 }
 
-// Tell sends an event of any type and object to all watches.
-func (s *Server) Tell(kind string, data []byte) {
+// Send sends an event of any type and object to all watches.
+func (s *Server) Send(kind string, data []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for w := range s.watches {

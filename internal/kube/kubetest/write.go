@@ -3,7 +3,6 @@ package kubetest
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"reflect"
@@ -196,42 +195,11 @@ func (s *Server) evict(at place, body []byte) *apierrors.StatusError {
 	if err != nil || eviction.APIVersion != "policy/v1" || eviction.Name != at.name || eviction.Namespace != at.namespace {
 		return apierrors.NewBadRequest("name in URL does not match name in Eviction object")
 	}
-	if protected, is := s.budgets[at.path()]; is {
-		return protected.refuses()
-	}
 	if refused := broken(eviction.DeleteOptions, at, decode(s.objects[at.path()])); refused != nil {
 		return refused
 	}
 	s.end(at)
 	return nil
-}
-
-// budget is a PodDisruptionBudget that allows no eviction.
-type budget struct {
-	name       string
-	retryAfter int
-}
-
-// Protect makes evictions of a pod, given by its path, fail because of a PodDisruptionBudget; an empty name removes the budget.
-// Zero seconds mean no Retry-After, as the API server sends it only if the budget's status is about to be recomputed.
-func (s *Server) Protect(path, name string, retryAfter int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if name == "" {
-		delete(s.budgets, path)
-		return
-	}
-	s.budgets[path] = budget{name, retryAfter}
-}
-
-func (b budget) refuses() *apierrors.StatusError {
-	refused := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", b.retryAfter)
-	why := fmt.Sprintf("The disruption budget %s needs 2 healthy pods and has 2 currently", b.name)
-	if b.retryAfter > 0 {
-		why = fmt.Sprintf("The disruption budget %s is still being processed by the server.", b.name)
-	}
-	refused.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: "DisruptionBudget", Message: why}}
-	return refused
 }
 
 // Edit changes the current version of an object, as another writer would.
