@@ -1,7 +1,6 @@
 package logserver
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -138,40 +137,10 @@ func (h hanging) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// agent is a server in a process of its own.
-type agent struct {
-	dir string
-	pid int
-	out agenttest.Buffer
-}
-
-func startAgent(t *testing.T) *agent {
+// peak returns the most memory that a process had resident, in bytes.
+func peak(t *testing.T, pid int) int {
 	t.Helper()
-	a := &agent{dir: agenttest.SocketDir(t)}
-	cmd := agenttest.Child(t, roleVariable+"=agent", "DIR="+a.dir)
-	cmd.Stdout = &a.out
-	stdin, err := cmd.StdinPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	a.pid = cmd.Process.Pid
-	t.Cleanup(func() {
-		_ = stdin.Close()
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("the agent ended with %v", err)
-		}
-	})
-	agenttest.Eventually(t, "the agent is open", func() bool { return a.out.String() != "" })
-	return a
-}
-
-// peak returns the most memory that the process had resident, in bytes.
-func (a *agent) peak(t *testing.T) int {
-	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.pid))
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,11 +152,20 @@ func (a *agent) peak(t *testing.T) int {
 	return kib << 10
 }
 
+// TestMemoryUnderAttack attacks an agent in a process of its own.
 func TestMemoryUnderAttack(t *testing.T) {
-	a := startAgent(t)
-	calm := a.peak(t)
-	ctx, cancel := context.WithTimeout(t.Context(), agenttest.Generous)
-	defer cancel()
+	dir := agenttest.SocketDir(t)
+	socket := filepath.Join(dir, "log.sock")
+	cmd := agenttest.Child(t, agentAt+"="+dir)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	agenttest.Eventually(t, "the agent serves", func() bool {
+		code, _ := post(t.Context(), socket, strings.NewReader("[]"))
+		return code == http.StatusOK
+	})
+	calm := peak(t, cmd.Process.Pid)
 	bodies := []string{
 		"[" + strings.Repeat(quoted+",", maxBody/(len(quoted)+1)-10) + quoted + "]", // records
 		`["` + strings.Repeat("x", maxBody-100) + `"]`,                              // one
@@ -197,15 +175,15 @@ func TestMemoryUnderAttack(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range 100 {
 		all.Go(func() {
-			_, _ = post(ctx, filepath.Join(a.dir, "log.sock"), strings.NewReader(bodies[i%len(bodies)]))
+			_, _ = post(t.Context(), socket, strings.NewReader(bodies[i%len(bodies)]))
 		})
 	}
 	all.Wait()
-	code, err := post(ctx, filepath.Join(a.dir, "log.sock"), strings.NewReader("["+quoted+"]"))
+	code, err := post(t.Context(), socket, strings.NewReader("["+quoted+"]"))
 	if code != http.StatusOK || err != nil {
 		t.Errorf("afterwards: %d %v", code, err)
 	}
-	used := a.peak(t) - calm
+	used := peak(t, cmd.Process.Pid) - calm
 	t.Logf("calm %d MiB, under attack %d MiB more", calm>>20, used>>20)
 	if used > most {
 		t.Errorf("%d MiB", used>>20)

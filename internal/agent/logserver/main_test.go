@@ -23,34 +23,26 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
-// roleVariable is the role of this binary when one of its tests runs it again.
-const roleVariable = "LOGSERVER_TEST_ROLE"
+// agentAt makes this binary, run again by TestMemoryUnderAttack, an agent with its socket in the directory.
+const agentAt = "LOGSERVER_TEST_AGENT_AT"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(roleVariable) == "agent" {
-		playAgent()
+	if dir := os.Getenv(agentAt); dir != "" {
+		playAgent(dir)
 		return
 	}
 	m.Run()
 }
 
-// playAgent serves until its stdin ends.
-func playAgent() {
-	s, err := unixsock.Open(context.Background(), socketOptions(os.Getenv("DIR")))
+// playAgent serves until the process is killed.
+func playAgent(dir string) {
+	s, err := unixsock.Open(context.Background(), socketOptions(dir))
 	if err != nil {
 		panic(err)
 	}
-	handler := Handler(Options{
-		Records: slog.NewJSONHandler(os.Stdout, nil), Level: slog.LevelInfo,
-		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Metrics: metrics.New(""),
-	})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); s.Serve(ctx, handler) }()
-	_, _ = os.Stdout.WriteString(`{"msg":"open"}` + "\n")
-	_, _ = io.Copy(io.Discard, os.Stdin)
-	cancel()
-	<-done
+	s.Serve(context.Background(), Handler(Options{
+		Records: slog.NewJSONHandler(os.Stdout, nil), Level: slog.LevelInfo, Log: slog.New(slog.DiscardHandler), Metrics: metrics.New(""),
+	}))
 }
 
 // socketOptions are the agent's.

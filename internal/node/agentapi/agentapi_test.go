@@ -3,7 +3,6 @@ package agentapi_test
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -132,12 +131,6 @@ func TestDecisionsEnd(t *testing.T) {
 		if _, err := dial(t, socket).Decisions(t.Context(), time.Minute); (err != nil) != test.fails || requests > 2 {
 			t.Errorf("%s: %v, %d requests", name, err, requests)
 		}
-	}
-}
-
-func TestDialWithoutAnAgent(t *testing.T) {
-	if _, err := agentapi.Dial(t.Context(), filepath.Join(t.TempDir(), "none")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("got %v", err)
 	}
 }
 
