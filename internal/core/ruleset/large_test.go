@@ -21,6 +21,11 @@ func ports(list []int) ruleset.Chain {
 	return c
 }
 
+// ownIn is the ownership of that chain.
+func ownIn() ruleset.Ownership {
+	return ruleset.Ownership{Chains: map[string]map[string]bool{"nat": {"OWN_IN": true}}}
+}
+
 func natOf(chains ...ruleset.Chain) ruleset.Set {
 	return ruleset.New(ruleset.IPv4, ruleset.Table{Name: "nat", Chains: chains})
 }
@@ -66,13 +71,12 @@ func TestComparisonTakesMemoryLinearInTheRules(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			want, have := natOf(ports(test.want)), natOf(ports(test.have))
-			owned := ruleset.Ownership{Chains: map[string]map[string]bool{"nat": {"OWN_IN": true}}}
 			most := uint64(perRule * (len(test.want) + len(test.have)))
 			for what, do := range map[string]func(){
-				"Compare":   func() { ruleset.Compare(want, have, owned) },
-				"Reconcile": func() { ruleset.Reconcile(want, have, owned) },
-				"String":    func() { _ = ruleset.Compare(want, have, owned).String() },
-				"Summary":   func() { ruleset.Compare(want, have, owned).Summary(5) },
+				"Compare":   func() { ruleset.Compare(want, have, ownIn()) },
+				"Reconcile": func() { ruleset.Reconcile(want, have, ownIn()) },
+				"String":    func() { _ = ruleset.Compare(want, have, ownIn()).String() },
+				"Summary":   func() { ruleset.Compare(want, have, ownIn()).Summary(5) },
 			} {
 				if got := allocated(do); got > most {
 					t.Errorf("%s allocates %d bytes, more than %d", what, got, most)
@@ -101,7 +105,7 @@ func TestADifferenceOfLongChainsIsRight(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			wanted, present := ports(test.want), ports(test.have)
-			owned := ruleset.Ownership{Chains: map[string]map[string]bool{"nat": {"OWN_IN": true}}}
+			owned := ownIn()
 			if test.foreign > 0 {
 				wanted.Name, present.Name = "OUTPUT", "OUTPUT"
 				owned.Rules = map[string]map[string][]bool{"nat": {"OUTPUT": append(make([]bool, test.foreign), true)}}
@@ -137,8 +141,7 @@ func TestOneChangeInManyRulesIsShown(t *testing.T) {
 	list := numbers(10000, 24000)
 	changed := slices.Clone(list)
 	changed[12000] = 7
-	owned := ruleset.Ownership{Chains: map[string]map[string]bool{"nat": {"OWN_IN": true}}}
-	d := ruleset.Compare(natOf(ports(list)), natOf(ports(changed)), owned)
+	d := ruleset.Compare(natOf(ports(list)), natOf(ports(changed)), ownIn())
 	want := `IPv4 nat/OWN_IN: not wanted "-A OWN_IN -p tcp -m tcp --dport 7 -j RETURN"; ` +
 		`IPv4 nat/OWN_IN: missing "-A OWN_IN -p tcp -m tcp --dport 22000 -j RETURN"`
 	if diff := cmp.Diff(want, d.Summary(5)); diff != "" {

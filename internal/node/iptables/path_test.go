@@ -14,11 +14,10 @@ import (
 func TestNoToolOfTheWorkingDirectoryIsRun(t *testing.T) {
 	dir := t.TempDir()
 	tool := filepath.Join(dir, "tool")
-	if err := os.WriteFile(tool, []byte("#!/bin/sh\nprintf %s \"$PATH\"\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "iptables-nft"), []byte("#!/bin/sh\n"), 0o700); err != nil {
-		t.Fatal(err)
+	for _, file := range []string{tool, filepath.Join(dir, "iptables-nft")} {
+		if err := os.WriteFile(file, []byte("#!/bin/sh\nprintf %s \"$PATH\"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
 	}
 	t.Chdir(dir)
 	for path, want := range map[string]string{
