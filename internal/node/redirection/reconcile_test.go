@@ -67,14 +67,20 @@ func mustApply(t *testing.T, n redirection.Namespace, s redirect.Spec) redirecti
 	return r
 }
 
-// verified fails unless all is as wanted.
-func verified(t *testing.T, n redirection.Namespace, s redirect.Spec) {
+// verify returns the report of Verify.
+func verify(t *testing.T, n redirection.Namespace, s redirect.Spec) redirection.Report {
 	t.Helper()
 	r, err := n.Verify(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !r.Clean() {
+	return r
+}
+
+// verified fails if Verify finds a difference.
+func verified(t *testing.T, n redirection.Namespace, s redirect.Spec) {
+	t.Helper()
+	if r := verify(t, n, s); !r.Clean() {
 		t.Errorf("not clean: routing %q, rules:\n%s", r.Routing, r.Diffs)
 	}
 }
@@ -207,13 +213,9 @@ func TestDriftIsFoundAndHealed(t *testing.T) {
 						mustApply(t, n, group.spec)
 						p.plant(t, v, late)
 						whole := p.rules(t, v)
-						undisturbed, err := n.Verify(t.Context(), group.spec)
-						if err != nil {
-							t.Fatal(err)
-						}
+						notes := verify(t, n, group.spec).Notes
 						loopback := strings.NewReplacer("LO", map[ruleset.Family]string{ruleset.IPv4: "127.0.0.1/32", ruleset.IPv6: "::1/128"}[f])
 						p.iptables(t, v, f, items(loopback.Replace(d.do))...)
-						notes := undisturbed.Notes
 						for _, r := range items(d.note) {
 							notes = append(notes, f.String()+": not ours, behind ours, left alone: "+r)
 						}
@@ -235,10 +237,7 @@ func TestDriftIsFoundAndHealed(t *testing.T) {
 func (d drift) check(t *testing.T, p pod, n redirection.Namespace, v iptables.Variant, s redirect.Spec, f ruleset.Family, loopback *strings.Replacer) redirection.Report {
 	t.Helper()
 	before := p.rules(t, v)
-	found, err := n.Verify(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	found := verify(t, n, s)
 	var want []string
 	for _, w := range items(loopback.Replace(d.want)) {
 		want = append(want, f.String()+" "+w)
@@ -249,7 +248,7 @@ func (d drift) check(t *testing.T, p pod, n redirection.Namespace, v iptables.Va
 	if len(found.Routing) > 0 {
 		t.Errorf("Verify finds routing: %q", found.Routing)
 	}
-	_, err = n.Apply(t.Context(), s, redirection.FailOnConflict)
+	_, err := n.Apply(t.Context(), s, redirection.FailOnConflict)
 	if errors.Is(err, redirection.ErrConflict) != (d.want != "") {
 		t.Errorf("Apply with FailOnConflict: %v", err)
 	}
@@ -330,10 +329,7 @@ func TestAPartlyAppliedSetIsFoundAndHealed(t *testing.T) {
 					}
 				}
 				before := p.rules(t, v)
-				r, err := n.Verify(t.Context(), spec)
-				if err != nil {
-					t.Fatal(err)
-				}
+				r := verify(t, n, spec)
 				if diff := cmp.Diff(want, missing(r.Diffs)); diff != "" {
 					t.Errorf("Verify does not find that (-want +got):\n%s\n%s", diff, r.Diffs)
 				}
@@ -342,7 +338,7 @@ func TestAPartlyAppliedSetIsFoundAndHealed(t *testing.T) {
 				}
 				equal(t, "Verify changed something", before, p.rules(t, v))
 				if half.table != "" {
-					if _, err = n.Apply(t.Context(), spec, redirection.FailOnConflict); !errors.Is(err, redirection.ErrConflict) {
+					if _, err := n.Apply(t.Context(), spec, redirection.FailOnConflict); !errors.Is(err, redirection.ErrConflict) {
 						t.Errorf("Apply with FailOnConflict: %v", err)
 					}
 					equal(t, "FailOnConflict changed something", before, p.rules(t, v))
