@@ -49,20 +49,27 @@ func background(t *testing.T, what string, check func() error) (stop func()) {
 	}
 }
 
+// TestAgentFollowsItsConfigMap: so does race repair, whose pod waits while its namespace is excluded.
 func TestAgentFollowsItsConfigMap(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	a := n.Start("EXCLUDE_NAMESPACES=kube-system")
+	p := newUnredirected(t, n)
+	p.register(n)
+	a := n.Start("EXCLUDE_NAMESPACES=apps", "REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true")
 	a.AwaitReady()
+	if p.Captured(t) {
+		t.Fatal("a pod of an excluded namespace was redirected")
+	}
 	followsConfiguration(t, n, a, "configmap", func(excluded string) {
 		n.API.Set(configMap(map[string]string{"EXCLUDE_NAMESPACES": excluded}))
 	})
-	// A key that is taken out has its default, whatever the environment was at the start; without the object the environment
+	awaitMetric(t, a, repairedInPlace, "1")
+	// A removed key has its default, whatever the environment was at the start; without the object the environment
 	// counts again.
 	n.API.Set(configMap(map[string]string{"UNRELATED": "key"}))
 	awaitExcluded(t, n)
 	n.API.Delete("/api/v1/namespaces/" + nodetest.Namespace + "/configmaps/istio-cni-config")
-	awaitExcluded(t, n, "kube-system")
+	awaitExcluded(t, n, "apps")
 }
 
 func TestAgentFollowsItsConfigDirectory(t *testing.T) {

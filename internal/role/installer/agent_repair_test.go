@@ -142,20 +142,3 @@ func TestW9AgentOfAnUnknownNodeRepairsNothing(t *testing.T) {
 		}
 	}
 }
-
-// TestRepairFollowsTheLiveConfiguration removes a namespace from the excluded ones while its pods wait.
-func TestRepairFollowsTheLiveConfiguration(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	p := newUnredirected(t, n)
-	p.register(n)
-	n.API.Set(configMap(map[string]string{"EXCLUDE_NAMESPACES": "apps"}))
-	a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true", "EXCLUDE_NAMESPACES=apps")
-	a.AwaitReady()
-	awaitExcluded(t, n, "apps")
-	if p.Captured(t) {
-		t.Fatal("the pod was redirected")
-	}
-	n.API.Set(configMap(map[string]string{"EXCLUDE_NAMESPACES": "kube-system"}))
-	awaitMetric(t, a, repairedInPlace, "1")
-}

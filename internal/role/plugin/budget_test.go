@@ -141,16 +141,13 @@ func batches(r *trace.Record) [][]trace.Message {
 	return all
 }
 
-// removals are messages that take something away.
-func removals(r *trace.Record) []trace.Message {
-	all := slices.Concat(slices.Concat(r.Messages(unix.NETLINK_NETFILTER)...), slices.Concat(r.Messages(unix.NETLINK_ROUTE)...))
-	return slices.DeleteFunc(all, func(m trace.Message) bool { return !m.Removes() })
-}
+// removals and changes are the messages that remove, or change, anything.
+func removals(r *trace.Record) []trace.Message { return selected(r, trace.Message.Removes) }
+func changes(r *trace.Record) []trace.Message  { return selected(r, trace.Message.Writes) }
 
-// changes are messages that change anything.
-func changes(r *trace.Record) []trace.Message {
+func selected(r *trace.Record, of func(trace.Message) bool) []trace.Message {
 	all := slices.Concat(slices.Concat(r.Messages(unix.NETLINK_NETFILTER)...), slices.Concat(r.Messages(unix.NETLINK_ROUTE)...))
-	return slices.DeleteFunc(all, func(m trace.Message) bool { return !m.Writes() })
+	return slices.DeleteFunc(all, func(m trace.Message) bool { return !of(m) })
 }
 
 // The modes and backends that a pod and a node can choose.
