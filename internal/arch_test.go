@@ -49,10 +49,9 @@ var rings = map[string]ring{
 // "test".
 var supportDirs = []string{"hack"}
 
-// below lists what a ring may import of this module. Test support stands
-// outside of the order: it may import everything, and only tests and other
-// test support may import it. A role may import its own subpackages, which is
-// said in mayImport.
+// below lists the rings that a ring may import. Test support is outside of the
+// order: it may import everything, and only tests and other test support may
+// import it. A role may import its own subpackages, see mayImport.
 var below = map[ring][]ring{
 	ringMain:    {ringMain, ringApplet, ringRole, ringAgent, ringKube, ringNode, ringCore},
 	ringRole:    {ringApplet, ringAgent, ringKube, ringNode, ringCore},
@@ -64,8 +63,8 @@ var below = map[ring][]ring{
 	ringSupport: {ringSupport, ringMain, ringApplet, ringRole, ringAgent, ringKube, ringNode, ringCore},
 }
 
-// owners says who may import a module with effects: the directory and what is
-// below it. The longest prefix of the import path decides. Tests are free.
+// owners lists the directories, subdirectories included, that may import a
+// module with effects. The longest prefix of the import path decides. Tests are free.
 var owners = map[string][]string{
 	"github.com/containernetworking/cni":   {"internal/role/plugin"},
 	"github.com/coreos/go-iptables":        {"internal/node/iptables"},
@@ -189,7 +188,7 @@ func TestStale(t *testing.T) {
 }
 
 // readTree reads the Go files of a module, keyed by path. Modules inside of it
-// and what the go command ignores are left out.
+// and directories that the go command ignores are left out.
 func readTree(t *testing.T, tree fs.FS) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -246,7 +245,7 @@ func breaches(files map[string]string) []string {
 	return found
 }
 
-// breach says why a file may not import a package, or nothing.
+// breach returns the reason why a file may not import a package, or "".
 func breach(file, imported string) string {
 	isTest := strings.HasSuffix(file, "_test.go")
 	dir := path.Dir(file)
@@ -262,7 +261,7 @@ func breach(file, imported string) string {
 	}
 }
 
-// mayImport judges an import inside the module; to is "" for its root.
+// mayImport checks an import inside the module; to is "" for its root.
 func mayImport(dir, to string, isTest bool) string {
 	from, target := ringOf(dir), ringOf(path.Clean(to))
 	switch {

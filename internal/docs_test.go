@@ -82,12 +82,11 @@ type message struct {
 	text  string
 }
 
-// TestTextsAreInTheManuals holds docs/operations.md to what it promises: that
-// the text of each error is there. The rule, which that page tells its reader
-// too:
+// TestTextsAreInTheManuals holds docs/operations.md to its promise that the text of
+// each error is there. The rule, which is on that page too:
 //
 //   - an error that is a cause, a warning or error of the log, an event, a
-//     reason for not being ready: the longest of its fixed parts stands there,
+//     reason for not being ready: the page has the longest of its fixed parts,
 //     or all of them in their order if none has 20 characters;
 //   - an error that wraps another one names the action or the object
 //     ("reading …: ", "file "…": "). If it has more than that, in more than four
@@ -255,7 +254,7 @@ func (r *reader) add(e ast.Expr) {
 	r.found = append(r.found, message{where: fmt.Sprintf("%s:%d", position.Filename, position.Line), text: text})
 }
 
-// read returns a text with %s for what is not known here.
+// read returns a text with %s for each unknown part.
 func (r *reader) read(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.BasicLit:
@@ -285,7 +284,7 @@ var (
 	blank = regexp.MustCompile(`\s+`)
 )
 
-// quoted returns what a page has in code spans and blocks, one a line.
+// quoted returns the code spans and blocks of a page, one a line.
 func quoted(page string) string {
 	var lines []string
 	for _, block := range fence.FindAllString(page, -1) {

@@ -12,7 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// config has a place for a text, a switch and what live configuration may change.
+// config has a text, a switch, a live setting and a frozen one.
 type config struct {
 	name, frozen string
 	on           bool
@@ -75,7 +75,7 @@ func TestArguments(t *testing.T) {
 			"a", true,
 			[]string{undefined + "bad", `stray argument "stray"` + stray, undefined + "worse", "reading arguments: flag needs an argument: -name"},
 		},
-		{ // the end of a mistake's text decides nothing about what is behind it
+		{ // the text of a mistake has no effect on later arguments
 			"a mistake that names another argument",
 			[]string{"--bad=--name", "--name=a", "--bad", "name", "--name=b"},
 			"a,b", false,
@@ -125,7 +125,7 @@ func TestPrecedenceIsFlagLayerEnvironmentDefault(t *testing.T) {
 			config{name: "old", frozen: "snow", live: 4 * time.Minute},
 			"directory key live",
 		},
-		{ // an empty key asks for the default, whatever the environment was at the start
+		{ // an empty key selects the default, whatever the environment is
 			"empty key", nil,
 			[]settings.Layer{{Name: "d", Data: map[string]string{"LIVE": " "}}, first},
 			config{name: "old", frozen: "snow", live: time.Minute},

@@ -83,7 +83,7 @@ func TestAgentFollowsItsConfigDirectory(t *testing.T) {
 	followsConfiguration(t, n, a, "directory", func(excluded string) {
 		n.Project("/etc/config", map[string]string{"EXCLUDE_NAMESPACES": excluded})
 	})
-	// A restart takes nothing back: what the agent can read at its start is in the first stanza that it writes.
+	// A restart reverts nothing: the first stanza has the configuration that the agent can read at its start.
 	stop := background(t, "the stanza", func() error { return excluded(n, "shop") })
 	for range 3 {
 		a.Kill()
@@ -91,7 +91,7 @@ func TestAgentFollowsItsConfigDirectory(t *testing.T) {
 		a.AwaitLog("agent is ready")
 	}
 	stop()
-	// The environment has of a key what the source said when the container was started.
+	// The environment has the value of a key at the start of the container.
 	n.Project("/etc/config", map[string]string{"UNRELATED": "key"})
 	awaitExcluded(t, n)
 }
@@ -128,7 +128,7 @@ func followsConfiguration(t *testing.T, n *nodetest.Node, a *nodetest.Agent, sou
 	stopAsking()
 }
 
-// awaitExcluded waits for namespaces in the stanza of what the runtime loads.
+// awaitExcluded waits for namespaces in the stanza that the runtime loads.
 func awaitExcluded(t *testing.T, n *nodetest.Node, want ...string) {
 	t.Helper()
 	nodetest.Await(t, fmt.Sprintf("%q in the stanza", want), func() error { return excluded(n, want...) })

@@ -27,7 +27,7 @@ func TestKilledAgentsLeaveALoadableConfiguration(t *testing.T) {
 	for name, tc := range map[string]struct {
 		mode string
 		primary
-		// refused says that the mode cannot serve the primary, which must stay as it is.
+		// refused reports that the mode cannot serve the primary, which must stay unchanged.
 		refused bool
 	}{
 		"inline conflist": {mode: "inline", primary: list},
@@ -91,7 +91,7 @@ type killer struct {
 	kills, aimed int
 }
 
-// loads is nil when the runtime finds what it must. One that looks while a file changes its name looks again.
+// loads returns nil if the runtime loads the primary's plugins. A load during the rename of a file is repeated.
 func (k *killer) loads() error {
 	var list nodetest.Loaded
 	var err error
@@ -171,7 +171,7 @@ func (k *killer) kill(doing string, a *nodetest.Agent) {
 		k.t.Errorf("killed during %s (kill %d): %v\n%v\n%s", doing, k.kills, err, k.n.Tree(nodetest.NetDir), a.Log())
 	}
 	file := path.Join(nodetest.NetDir, k.file)
-	if _, err := os.Stat(k.n.Path(file)); doing == "heal" && err == nil { // the primary's daemon writes what it always writes
+	if _, err := os.Stat(k.n.Path(file)); doing == "heal" && err == nil { // the primary's daemon restores its file
 		k.n.Put(file, k.text)
 	}
 }

@@ -46,8 +46,8 @@ func TestSecondAgentWaitsForTheFirst(t *testing.T) {
 	}
 }
 
-// TestW29APortInUseIsReportedBeforeAnythingIsTouched: an agent that never becomes ready and does not say why is worse than
-// one that does not start.
+// TestW29APortInUseIsReportedBeforeAnythingIsTouched: an agent that never becomes ready without a reason is worse than an agent
+// that does not start.
 func TestW29APortInUseIsReportedBeforeAnythingIsTouched(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -26,8 +26,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
-// TestTheRightsAreUsedAndEnough runs all that an agent can do and compares what the API server was asked for with
-// e2e/rights/agent.yaml, to which the chart is held: nothing else is asked for, and no right is there for nothing.
+// TestTheRightsAreUsedAndEnough uses all features of an agent and compares the requests to the API server with
+// e2e/rights/agent.yaml, to which the chart is held: no request needs another right, and no right is unused.
 func TestTheRightsAreUsedAndEnough(t *testing.T) {
 	t.Parallel()
 	features := map[string]bool{"Live": true, "Repair": true, "Delete": true, "Evict": true, "Label": true}
@@ -120,7 +120,7 @@ func rights(t *testing.T, features map[string]bool) []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// asked are the requests so far in the words of rights. Only what is granted by name has a name.
+// asked returns the requests so far in the form of rights. Only objects whose right has a name have a name.
 func asked(t *testing.T, server *kubetest.Server) map[string]bool {
 	t.Helper()
 	all := map[string]bool{}
@@ -150,7 +150,7 @@ func needs(method string, at *url.URL) []string {
 	switch {
 	case method != http.MethodGet:
 	case query.Get("sendInitialEvents") == "true":
-		verbs = []string{"list", "watch"} // a server that cannot stream a list is asked for a plain one
+		verbs = []string{"list", "watch"} // the fallback for a server that cannot stream a list
 	case query.Has("watch"):
 		verbs = []string{"watch"}
 	case name == "":

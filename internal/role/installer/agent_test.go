@@ -40,7 +40,7 @@ func newNode(tb testing.TB) *nodetest.Node {
 	return n
 }
 
-// types are what the runtime would run.
+// types returns the plugins that the runtime would run.
 func types(tb testing.TB, n *nodetest.Node) []string {
 	tb.Helper()
 	list, err := n.Load()
@@ -131,7 +131,7 @@ func TestAgentFromNothingToCapturedPods(t *testing.T) {
 	}
 }
 
-// notYet is what a condition says while it is not met.
+// notYet is the error of a condition that is not met.
 func notYet(format string, args ...any) error { return fmt.Errorf(format, args...) }
 
 func configMap(data map[string]string) []byte {

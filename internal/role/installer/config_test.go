@@ -97,7 +97,7 @@ func TestW30LevelsAreSeparate(t *testing.T) {
 	}
 }
 
-// TestW32EmptyVariablesAreUnset takes what made the reference write standalone files of mode 0.
+// TestW32EmptyVariablesAreUnset: with empty variables the reference wrote standalone files of mode 0.
 func TestW32EmptyVariablesAreUnset(t *testing.T) {
 	t.Parallel()
 	env := cluster()
@@ -178,7 +178,7 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// TestTheChartsEnvironment is what the reference's chart at its newest gives, value for value.
+// TestTheChartsEnvironment has the environment of the reference's newest chart, value for value.
 func TestTheChartsEnvironment(t *testing.T) {
 	t.Parallel()
 	env := cluster("CURRENT_AGENT_VERSION=1.31", "AMBIENT_ENABLED=false", "AMBIENT_DNS_CAPTURE=true", "AMBIENT_IPV6=true",

@@ -19,7 +19,7 @@ import (
 )
 
 // TestAgentOfManyPods measures the agent of a node with 250 of 10,000 pods, and of one without any: its memory after the
-// start, and what it does in a minute of quiet.
+// start, and its work in a minute without changes.
 func TestAgentOfManyPods(t *testing.T) {
 	for name, pods := range map[string]int{"idle": 0, "many pods": 10_000} {
 		t.Run(name, func(t *testing.T) {

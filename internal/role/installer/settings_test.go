@@ -13,7 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// row says what a setting does: a text and what it changes in the configuration, and a text that is refused, "" for none.
+// row has a text of a setting with its changes of the configuration, and a text that is refused, "" for none.
 type row struct {
 	name, good, bad, change string
 }

@@ -72,7 +72,7 @@ func TestATemplateThatIsInOrderStaysAsWritten(t *testing.T) {
 	}
 }
 
-// TestTemplateFiles: that a file goes before the variable, and what is refused of it, is in install-template.txtar.
+// TestTemplateFiles: install-template.txtar shows that a file goes before the variable, and which files are refused.
 func TestTemplateFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -118,7 +118,7 @@ func TestTokensThatAreRefused(t *testing.T) {
 	}
 }
 
-func TestTheNameOfTheHostIsAskedOnlyForATemplate(t *testing.T) {
+func TestTheNameOfTheHostIsReadOnlyForATemplate(t *testing.T) {
 	t.Parallel()
 	env := around(cluster())
 	env.hostname = func() (string, error) { return "", errors.New("no name") }
@@ -149,7 +149,7 @@ func TestTemplateCaveats(t *testing.T) {
 	}
 }
 
-// FuzzTemplate: no template makes it panic, puts the token into an error, a warning or what prints the configuration,
+// FuzzTemplate: no template causes a panic, puts the token into an error, a warning or the printed configuration,
 // or gives the plugin a stanza that is not ours.
 func FuzzTemplate(f *testing.F) {
 	const token = "s3cr3t-t0ken.QmFzZTY0__LOG_LEVEL__"

@@ -43,7 +43,7 @@ func bare(t *testing.T, n *chaintest.Node) place {
 	return b
 }
 
-// pod is a sandbox, with what a runtime gives to the program for it.
+// pod creates a sandbox, and returns the runtime's input for it.
 func (b place) pod(t *testing.T, n *chaintest.Node, backend string, describe func(*kubetest.Pod)) (pod chaintest.Pod, input []byte) {
 	t.Helper()
 	pod = n.NewPod("shop", "web", describe)
@@ -55,7 +55,7 @@ func (b place) pod(t *testing.T, n *chaintest.Node, backend string, describe fun
 	return pod, input
 }
 
-// run traces the program. The environment is what is given and nothing else.
+// run traces the program, with the given environment only.
 func (b place) run(t *testing.T, input []byte, environment []string, args ...string) (record *trace.Record, output string) {
 	t.Helper()
 	var out bytes.Buffer
@@ -148,15 +148,15 @@ func (b place) redirector(t *testing.T, pod chaintest.Pod, backend string) {
 	}
 }
 
-// everyRule is what nft knows of a namespace.
+// everyRule returns nft's listing of a namespace.
 func everyRule(t *testing.T, ns string) string {
 	t.Helper()
 	return netnstest.Run(t, ns, "nft", "list", "ruleset")
 }
 
-// TestTheHostsProgramsAreNeededWhereTheyAreAskedFor is the proof of the test above: in the same file system the backend
-// that starts programs fails, and says what it lacks.
-func TestTheHostsProgramsAreNeededWhereTheyAreAskedFor(t *testing.T) {
+// TestTheHostsProgramsAreNeededByBackendIptables is the proof of the test above: in the same file system the backend
+// that starts programs fails, with an error that names the missing programs.
+func TestTheHostsProgramsAreNeededByBackendIptables(t *testing.T) {
 	n := chaintest.New(t, chaintest.Program(t))
 	b := bare(t, n)
 	pod, input := b.pod(t, n, "iptables", chaintest.Sidecar)

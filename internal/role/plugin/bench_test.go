@@ -22,7 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
-// The benchmarks time whole invocations, from process start to exit: what a runtime waits for, and what a node spends.
+// The benchmarks time whole invocations, from process start to exit: the runtime's wait, and the node's CPU time.
 // Each run is one of a pair with a run of a static Go program that does nothing, so that a figure can be given in terms
 // of it: absolute times move with the machine and with whatever else it does.
 
@@ -113,7 +113,7 @@ func BenchmarkCommand(b *testing.B) {
 		namespace     string
 		describe      func(*kubetest.Pod)
 		stanza        chaintest.Stanza
-		// again says that the pod has its rules already, afresh that each run gets a new one.
+		// again reports that the pod has its rules already, afresh that each run gets a new pod.
 		again, afresh bool
 	}{
 		{name: "VERSION", command: "VERSION", describe: chaintest.PlainPod},

@@ -21,10 +21,10 @@ import (
 
 // What a call may take is counted by the kernel's word (ptrace) and by the API server's, not by the program's own.
 //
-// None of these tests is parallel: the plugin waits for the agent, which is here, for a quarter of a second and then asks
-// the API server, as it must, but not within the budget.
+// None of these tests is parallel: the plugin waits for the agent, which is here, for a quarter of a second and then
+// queries the API server, which is not within the budget.
 
-// budget is what a call of the runtime takes.
+// budget counts the processes, requests and transactions of a call of the runtime.
 type budget struct {
 	// processes are those that are started, requests those that reach the API server, questions those that reach the
 	// agent, reports included.
@@ -77,7 +77,7 @@ func newFixture(tb testing.TB, withAgent bool, namespace string, describe func(*
 }
 
 // describe adds the pod to the API server, and to the agent's. On a busy machine the agent may not answer the plugin in time, which
-// then asks the API server.
+// then queries the API server.
 func (s fixture) describe(describe func(*kubetest.Pod)) {
 	pod := kubetest.Pod{Namespace: s.pod.Namespace, Name: s.pod.Name, UID: s.pod.UID}
 	describe(&pod)
@@ -128,7 +128,7 @@ func (s fixture) do(t *testing.T, command string, want budget) *trace.Record {
 	return r
 }
 
-// batches are the transactions of nf_tables that a run sent, each with what follows it up to the end of the call.
+// batches are the transactions of nf_tables that a run sent, each with the messages behind it in the same system call.
 func batches(r *trace.Record) [][]trace.Message {
 	var all [][]trace.Message
 	for _, sent := range r.Messages(unix.NETLINK_NETFILTER) {
@@ -195,8 +195,8 @@ func TestBudgetOfAMeshPod(t *testing.T) {
 	}
 }
 
-// TestNothingIsReadTwice: the self-test's verdict, the names of the legacy tables and the pod's addresses are each asked
-// for once, nothing else of the namespace's interfaces, and nothing of the node that only changes how a time is spelled.
+// TestNothingIsReadTwice: the self-test's verdict, the names of the legacy tables and the pod's addresses are each read
+// once, nothing else of the namespace's interfaces, and nothing of the node that only changes how a time is spelled.
 func TestNothingIsReadTwice(t *testing.T) {
 	s := newFixture(t, true, "shop", dualStack, nil)
 	verdict := filepath.Join(s.node.RunDir, selfcheck.FileName)
@@ -237,7 +237,7 @@ func opened(r *trace.Record, name string) int {
 	return count
 }
 
-// untouched holds that a run made no socket and asked for no file of the agent's directory.
+// untouched fails the test if a run created a socket or used a path below the agent's directory.
 func untouched(t *testing.T, s fixture, r *trace.Record) {
 	t.Helper()
 	if asked := r.Under(s.node.RunDir); len(asked) > 0 {
@@ -255,7 +255,7 @@ func unconnected(t *testing.T, r *trace.Record) {
 	}
 }
 
-// TestBudgetOfAPodOutsideOfTheMesh: what the runtime hands over is all that it takes.
+// TestBudgetOfAPodOutsideOfTheMesh: the runtime's annotations suffice for the decision.
 func TestBudgetOfAPodOutsideOfTheMesh(t *testing.T) {
 	for _, withAgent := range []bool{true, false} {
 		t.Run(fmt.Sprintf("agent %t", withAgent), func(t *testing.T) {
@@ -273,7 +273,7 @@ func TestBudgetOfAPodOutsideOfTheMesh(t *testing.T) {
 	}
 }
 
-// TestBudgetOfAnExcludedPod: its name is enough; what is left to do is to tell.
+// TestBudgetOfAnExcludedPod: its name suffices, and only the report is sent.
 func TestBudgetOfAnExcludedPod(t *testing.T) {
 	s := newFixture(t, true, "kube-system", chaintest.Sidecar, chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}})
 	r := s.do(t, "ADD", budget{questions: 1})

@@ -24,13 +24,13 @@ import (
 
 func TestMain(m *testing.M) { chaintest.Main(m) }
 
-// rules gives what iptables-save prints of a pod.
+// rules returns iptables-save's output for a pod.
 func rules(t *testing.T, p chaintest.Pod) string {
 	t.Helper()
 	return netnstest.Run(t, p.Netns, "iptables-save")
 }
 
-// In every version the mesh pod is captured, and the result is that of the bridge alone.
+// TestChainCapturesMeshPodsInEveryVersion: the mesh pod is captured, and the result is that of the bridge alone.
 func TestChainCapturesMeshPodsInEveryVersion(t *testing.T) {
 	t.Parallel()
 	for _, version := range cniconf.Versions() {
@@ -127,7 +127,7 @@ func TestCheckNamesWhatDiffers(t *testing.T) {
 	}
 }
 
-func TestStatusTellsWhetherAMeshPodCouldBeServed(t *testing.T) {
+func TestStatusReportsWhetherAMeshPodCouldBeServed(t *testing.T) {
 	t.Parallel()
 	node := chaintest.New(t, chaintest.Program(t))
 	list := node.Chain("1.1.0", nil)
@@ -153,9 +153,9 @@ func TestStatusTellsWhetherAMeshPodCouldBeServed(t *testing.T) {
 	}
 }
 
-// A pod that is none of ours by its name alone, first of all the node agent, starts on a node where nothing works: the run
-// directory, on a tmpfs, is empty after a boot until the agent has been there, or a loss of power left an empty file in it.
-// A pod that may be in the mesh waits, as it must not start without redirection.
+// TestPodsDecidedByNameNeedNothing: a pod that its name excludes, first of all the node agent, starts on a node where nothing
+// works: the run directory, on a tmpfs, is empty after a boot until the agent has started, or has an empty file after a loss of
+// power. A pod that may be in the mesh waits, as it must not start without redirection.
 func TestPodsDecidedByNameNeedNothing(t *testing.T) {
 	t.Parallel()
 	const kubeconfig = "istio-cni-kubeconfig"

@@ -17,7 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
-// A flip changes what a path leads to, over and over: the pod's namespace and the node's own in turns.
+// flip changes the target of a path repeatedly: the pod's namespace and the node's own in turns.
 type flip struct {
 	name string
 	adds int // how many are tried
@@ -74,7 +74,7 @@ func (f flip) flipping(t *testing.T, pod, node string) string {
 	return path
 }
 
-// TestAPathThatFlipsNeverLeadsToTheNode: what is checked is what is programmed, so the rules of a pod never get into the
+// TestAPathThatFlipsNeverLeadsToTheNode: the checked namespace is the programmed one, so the rules of a pod never get into the
 // namespace of the caller, whatever its path leads to at which moment.
 func TestAPathThatFlipsNeverLeadsToTheNode(t *testing.T) {
 	t.Parallel()
@@ -106,7 +106,7 @@ func TestAPathThatFlipsNeverLeadsToTheNode(t *testing.T) {
 				}
 			}
 			t.Logf("ADD: %d programmed the pod, %d were refused", programmed, refused)
-			// CHECK compares the pod's namespace or says that it is the node's; it never compares the node's.
+			// CHECK compares the pod's namespace or reports that it is the node's; it never compares the node's.
 			for range others {
 				out, err := n.Exec("CHECK", pod, input)
 				if err != nil && !strings.Contains(string(out), "the node's own network namespace") {

@@ -13,7 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
-// mostMemory is what docs/parity.md promises of a call about the heaviest pod there can be, in kB.
+// mostMemory is the bound in docs/parity.md for a call about the heaviest possible pod, in kB.
 const mostMemory = 100 << 10
 
 // list gives that many entries, in the one order or the other.

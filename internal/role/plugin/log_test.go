@@ -14,7 +14,7 @@ import (
 )
 
 // TestTheAgentGetsTheLogInOnePost: the node agent gets the whole invocation in one request, the decision among it, and so does
-// the file; neither has what the pod or the API server keeps secret.
+// the file; neither has a secret of the pod or of the API server.
 func TestTheAgentGetsTheLogInOnePost(t *testing.T) {
 	t.Parallel()
 	node := chaintest.New(t, chaintest.Program(t))

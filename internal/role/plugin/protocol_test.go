@@ -69,7 +69,7 @@ func TestErrorsAreOneCNIObjectOnStdout(t *testing.T) {
 		{"a broken prevResult", "ADD", `{"cniVersion":"1.0.0","name":"n","prevResult":{"ips":"no"}}`, required, 6, "prevResult"},
 		{"an argument without value", "ADD", `{"cniVersion":"1.0.0","name":"n"}`, slices.Concat(required, []string{"CNI_ARGS=IgnoreUnknown"}), 4, "CNI_ARGS"},
 		{"an unknown argument", "ADD", `{"cniVersion":"1.0.0","name":"n"}`, slices.Concat(required, []string{"CNI_ARGS=FOO=1"}), 4, "FOO"},
-		// The CNI library looks at the namespace after the command has run: a result must not stand beside its error.
+		// The CNI library checks the namespace after the command has run: no result may be printed besides its error.
 		{
 			"the plugin's own namespace", "ADD", `{"cniVersion":"1.0.0","name":"n"}`,
 			[]string{"CNI_CONTAINERID=c", "CNI_NETNS=/proc/self/ns/net", "CNI_IFNAME=eth0", "CNI_PATH=/x"},

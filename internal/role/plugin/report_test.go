@@ -50,7 +50,7 @@ func TestEveryCallIsReported(t *testing.T) {
 			var log bytes.Buffer
 			n.Log = &log
 			a := serveAgent(t, n)
-			// On a busy machine the agent may not answer in time, and the API server is asked: it is not about that here.
+			// On a busy machine the agent may not answer in time; the plugin then queries the API server.
 			pod := n.NewPod("shop", "web", test.describe)
 			a.knows(pod, test.describe)
 			out, err := n.Ours(n.Chain("1.0.0", longTimeout()), pod, nil, test.extra...)

@@ -76,8 +76,8 @@ func Build(tb testing.TB, dir string) string {
 
 // BuildPackage compiles a program of this module, as the program itself is, and gives the file back.
 //
-// The file is written again, at once, as an installation writes it: what the linker wrote through a mapping lies in memory
-// in pages of the smallest size, with which each start of it costs a fifth more.
+// The file is written again, at once, as an installation writes it: pages that the linker wrote through a mapping have the
+// smallest size, with which each start costs a fifth more.
 func BuildPackage(tb testing.TB, file, pkg string) string {
 	tb.Helper()
 	//nolint:gosec // the path is the test's
@@ -87,7 +87,7 @@ func BuildPackage(tb testing.TB, file, pkg string) string {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		tb.Fatalf("building the program: %v\n%s", err, out)
 	}
-	content, err := os.ReadFile(file + ".linked") //nolint:gosec // what was just built
+	content, err := os.ReadFile(file + ".linked") //nolint:gosec // the path is the test's
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -128,7 +128,7 @@ func New(tb testing.TB, program string) *Node {
 	return n
 }
 
-// adapter puts a stand-in for Debian's bridge into the first directory: its plugins end at CNI 1.0.0, so for a 1.1.0
+// adapter installs a replacement of Debian's bridge in the first directory: its plugins end at CNI 1.0.0, so for a 1.1.0
 // chain the real one is run with the version in its input and output changed.
 func (n *Node) adapter() {
 	script := `#!/bin/sh
