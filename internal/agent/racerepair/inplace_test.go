@@ -450,26 +450,32 @@ func TestMissingRulesAreForgottenWhenOtherRulesCome(t *testing.T) {
 	l.waitForEvent(p, "Warning", ReasonDeleted, "no rules")
 }
 
-// TestANewConfigurationIsUsed changes the configuration of the plugin while no pod changes.
+// TestANewConfigurationIsUsed changes the configuration of the plugin, which cannot be read at first, while no pod changes.
 func TestANewConfigurationIsUsed(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace)
-	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
+	l.conf.Store(nil)
 	p, path := l.crashing()
 	l.run()
+	agenttest.Eventually(t, "the error is not logged", func() bool { return strings.Contains(l.log.String(), "it is no JSON") })
+	change := func(conf cniconf.NetConf) {
+		agenttest.Eventually(t, "no timer runs for the configuration", func() bool { return l.clock.Waiters() > 1 })
+		changes := func() int { return strings.Count(l.log.String(), "configuration has changed") }
+		before := changes()
+		l.conf.Store(&conf)
+		l.clock.Step(10 * time.Second)
+		agenttest.Eventually(t, "the change is not seen", func() bool { return changes() > before })
+	}
+	change(cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
 	l.waitForWorker()
 	l.waitForStates(0, 0, 0, 0)
 	l.untouched(path)
 	if got := l.events(p); len(got) > 0 {
 		t.Errorf("events %v", got)
 	}
-	agenttest.Eventually(t, "no timer runs for the configuration", func() bool { return l.clock.Waiters() > 1 })
-	l.conf.Store(&cniconf.NetConf{})
-	l.clock.Step(10 * time.Second)
+	change(cniconf.NetConf{})
 	l.waitForAction(p, repair.InPlace)
-	agenttest.Eventually(t, "no timer runs for the configuration", func() bool { return l.clock.Waiters() > 1 })
-	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
-	l.clock.Step(10 * time.Second)
+	change(cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
 	l.waitForStates(0, 0, 0, 0)
 	l.redirected(path)
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -40,7 +41,7 @@ type fixture struct {
 	server  *kubetest.Server
 	clock   *clocktesting.FakeClock
 	options Options
-	// conf is the plugin's configuration.
+	// conf is the plugin's configuration, nil for one that cannot be read.
 	conf atomic.Pointer[cniconf.NetConf]
 	// searches counts the searches for namespaces.
 	searches atomic.Int64
@@ -62,7 +63,7 @@ func newFixture(t *testing.T, switches repair.Switches, more ...func(*Options)) 
 	settings.Switches, settings.Node = switches, node1
 	l.options = Options{
 		API: api, Clock: l.clock, Log: slog.New(slog.NewTextHandler(l.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
-		Workers: 1, Metrics: metrics.NewRepair("test"), Settings: settings, Host: node1, Plugin: func() (cniconf.NetConf, error) { return *l.conf.Load(), nil },
+		Workers: 1, Metrics: metrics.NewRepair("test"), Settings: settings, Host: node1, Plugin: l.plugin,
 		Find: func(ctx context.Context, pod sandbox.Pod) (*sandbox.Namespace, error) {
 			l.searches.Add(1)
 			return l.Find(ctx, pod)
@@ -81,6 +82,13 @@ func newFixture(t *testing.T, switches repair.Switches, more ...func(*Options)) 
 		}
 	})
 	return l
+}
+
+func (l *fixture) plugin() (cniconf.NetConf, error) {
+	if conf := l.conf.Load(); conf != nil {
+		return *conf, nil
+	}
+	return cniconf.NetConf{}, errors.New("it is no JSON")
 }
 
 // defaults are the settings without any flag.

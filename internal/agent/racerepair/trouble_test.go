@@ -1,10 +1,8 @@
 package racerepair
 
 import (
-	"errors"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -129,25 +127,6 @@ func TestNothingIsDoneOnABadConfiguration(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestAConfigurationThatCannotBeReadIsRetried(t *testing.T) {
-	t.Parallel()
-	l := newFixture(t, labelled)
-	var good atomic.Bool
-	l.options.Plugin = func() (cniconf.NetConf, error) {
-		if !good.Load() {
-			return cniconf.NetConf{}, errors.New("it is no JSON")
-		}
-		return cniconf.NetConf{}, nil
-	}
-	p := crashing("web")
-	l.set(p)
-	l.run()
-	agenttest.Eventually(t, "the error is not logged", func() bool { return strings.Contains(l.log.String(), "it is no JSON") })
-	l.noWrites()
-	good.Store(true)
-	l.stepUntilSuccess(metrics.RepairLabel)
 }
 
 // TestAPodThatCannotBeRepairedGetsOneEvent for a long time without a flood.

@@ -49,7 +49,11 @@ func (t *leadership) decide(ctx context.Context, name string) (kube.NodeState, r
 	t.options.Metrics.SetNodeReason(before.Reason, decision.Reason)
 	t.options.Metrics.Decided(decision.Reason)
 	if before.Action != decision.Action || before.Reason != decision.Reason || before.NoActionReason != decision.NoActionReason {
-		t.options.Log.LogAttrs(ctx, level(decision), "decided", slog.String("node", name),
+		level := slog.LevelInfo
+		if decision.Reason.Good() && decision.Action == readiness.Keep { // the many nodes in their desired state
+			level = slog.LevelDebug
+		}
+		t.options.Log.LogAttrs(ctx, level, "decided", slog.String("node", name),
 			slog.String("action", string(decision.Action)), slog.String("reason", string(decision.Reason)),
 			slog.String("requirement", decision.Requirement), slog.String("hold", string(decision.NoActionReason)))
 	}
@@ -57,14 +61,6 @@ func (t *leadership) decide(ctx context.Context, name string) (kube.NodeState, r
 		t.warnOfNone(ctx)
 	}
 	return n.state, decision, true
-}
-
-// level returns debug for the many nodes in their desired state.
-func level(d readiness.Decision) slog.Level {
-	if d.Reason.Good() && d.Action == readiness.Keep {
-		return slog.LevelDebug
-	}
-	return slog.LevelInfo
 }
 
 // podsOn returns the pods on a node by requirement. It needs the lock.
