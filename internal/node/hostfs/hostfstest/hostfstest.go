@@ -31,12 +31,10 @@ type Faults struct {
 	at     int   // how many operations go through first
 	err    error // error of the next one
 	dead   bool  // whether all later ones get it too
-	power  bool  // whether unsynced content is lost then
 
-	mu      sync.Mutex
-	log     []string
-	dirty   map[*os.File]*os.File // written and not synced, by the file that was written
-	emptied bool
+	mu    sync.Mutex
+	log   []string
+	dirty map[*os.File]*os.File // written and not synced, by the file that was written; nil without a power cut
 }
 
 // KillAt lets n operations through and fails every other with ErrKilled, as if the process had been killed: nothing is
@@ -45,7 +43,9 @@ func KillAt(n int) *Faults { return &Faults{at: n, err: ErrKilled, dead: true} }
 
 // PowerCutAt is KillAt for the node: content that is not synced until then is lost, so that the file is empty.
 // Renames and the like are not lost; that is the worse case of the two.
-func PowerCutAt(n int) *Faults { return &Faults{at: n, err: ErrKilled, dead: true, power: true} }
+func PowerCutAt(n int) *Faults {
+	return &Faults{at: n, err: ErrKilled, dead: true, dirty: map[*os.File]*os.File{}}
+}
 
 // FailAt lets n operations through, fails one with err, and lets all others through. A write that fails is half done.
 func FailAt(n int, err error) *Faults { return &Faults{at: n, err: err} }
@@ -105,14 +105,11 @@ func (f *Faults) do(operation func() error, format string, args ...any) error {
 }
 
 func (f *Faults) cutPower() {
-	if !f.power || f.emptied {
-		return
-	}
-	f.emptied = true
 	for file := range maps.Values(f.dirty) {
 		_ = file.Truncate(0) // a test would see content where it expects none
 		_ = file.Close()
 	}
+	clear(f.dirty)
 }
 
 // Create implements [hostfs.Ops].
@@ -121,7 +118,7 @@ func (f *Faults) Create(path string) (*os.File, error) {
 		return nil, err
 	}
 	file, err := f.kernel.Create(path)
-	if err != nil || !f.power {
+	if err != nil || f.dirty == nil {
 		return file, err
 	}
 	// Another way to the same inode, which outlives the close and the rename.
@@ -131,30 +128,20 @@ func (f *Faults) Create(path string) (*os.File, error) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.dirty == nil {
-		f.dirty = make(map[*os.File]*os.File)
-	}
 	f.dirty[file] = second
 	return file, nil
 }
 
 // Write implements [hostfs.Ops].
-func (f *Faults) Write(file *os.File, data []byte) (int, error) {
-	if err := f.next("write %s", file.Name()); err != nil {
-		n := 0
-		if !f.wasDead() {
-			n, _ = f.kernel.Write(file, data[:len(data)/2])
-		}
-		return n, err
+func (f *Faults) Write(file *os.File, data []byte) (n int, err error) {
+	err = f.next("write %s", file.Name())
+	switch {
+	case err == nil:
+		return f.kernel.Write(file, data)
+	case f.dirty == nil: // a power cut would lose it
+		n, _ = f.kernel.Write(file, data[:len(data)/2])
 	}
-	return f.kernel.Write(file, data)
-}
-
-// wasDead reports whether an operation before the last one was already too late.
-func (f *Faults) wasDead() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.dead && len(f.log)-1 > f.at || f.emptied
+	return n, err
 }
 
 // Chown implements [hostfs.Ops].
