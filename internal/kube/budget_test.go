@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// The tests of this file run in bubbles of synctest: time stands still while anything runs and jumps when all wait, so
-// that pauses and time limits are exact and cost nothing.
+// The tests of this file run in bubbles of synctest, whose clock advances only while all goroutines wait, so that pauses and
+// time limits are exact and take no time.
 
 // exchangeFunc is one attempt as the loop sees it: it answers, or hangs until its context ends.
 type exchangeFunc func(*http.Request) (*http.Response, error)
@@ -36,13 +36,13 @@ func answers(status int, body []byte) exchangeFunc {
 	}
 }
 
-// missing is the API server's own word that there is no such pod.
+// missing is the API server's response for a pod that does not exist.
 func missing() exchangeFunc {
 	return answers(http.StatusNotFound, []byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,
 		"message":"pods \"cart\" not found","details":{"name":"cart","kind":"pods"}}`))
 }
 
-func asksToWait(seconds int) exchangeFunc {
+func retryAfter(seconds int) exchangeFunc {
 	return func(r *http.Request) (*http.Response, error) {
 		response, err := answers(http.StatusTooManyRequests, nil)(r)
 		response.Header = http.Header{"Retry-After": {strconv.Itoa(seconds)}}
@@ -50,7 +50,7 @@ func asksToWait(seconds int) exchangeFunc {
 	}
 }
 
-// slowly lets an exchangeFunc take its time.
+// slowly delays an exchangeFunc.
 func slowly(by time.Duration, e exchangeFunc) exchangeFunc {
 	return func(r *http.Request) (*http.Response, error) {
 		if !Sleep(r.Context(), by) {
@@ -60,7 +60,7 @@ func slowly(by time.Duration, e exchangeFunc) exchangeFunc {
 	}
 }
 
-// scripted is a client whose attempts go as listed, the last one for ever, and when each began.
+// scripted is a client whose attempts go as listed, the last one for ever, with the time of each.
 type scripted struct {
 	*Client
 	began []time.Duration
@@ -98,7 +98,7 @@ func TestPodKeepsItsBudget(t *testing.T) {
 		"against a server that hangs":           hangs(),
 		"against a server without the pod":      missing(),
 		"against a server that always fails":    slowly(700*time.Millisecond, answers(http.StatusInternalServerError, nil)),
-		"against a server that is always busy":  asksToWait(1),
+		"against a server that is always busy":  retryAfter(1),
 		"against a server that talks nonsense":  answers(http.StatusOK, []byte("<")),
 		"against answers that come just late":   slowly(2999*time.Millisecond, missing()),
 		"against answers that come rather late": slowly(3001*time.Millisecond, missing()),
@@ -112,12 +112,12 @@ func TestPodKeepsItsBudget(t *testing.T) {
 			if !ok || !failed.Exhausted {
 				t.Fatalf("error is %v, want an exhausted budget", err)
 			}
-			// The last pause is not slept through when the server may not be asked again after it.
+			// The last pause is not waited for if no request may follow it.
 			if took > 10*time.Second || took < 8*time.Second || failed.Elapsed != took {
-				t.Errorf("took %v, said %v, want the budget of 10s used", took, failed.Elapsed)
+				t.Errorf("took %v, reported %v, want the budget of 10s used", took, failed.Elapsed)
 			}
 			if failed.Attempts != len(s.began) || failed.Attempts < 3 || failed.Attempts > 30 {
-				t.Errorf("%d attempts, said %d", len(s.began), failed.Attempts)
+				t.Errorf("%d attempts, reported %d", len(s.began), failed.Attempts)
 			}
 		})
 	}
@@ -128,9 +128,9 @@ func TestPodAfterAHang(t *testing.T) {
 		first         exchangeFunc
 		budget, pause time.Duration
 	}{
-		"asks again after 3 seconds and a pause":     {hangs(), 10 * time.Second, 3 * time.Second},
-		"asks again after a third of a small budget": {hangs(), 300 * time.Millisecond, 100 * time.Millisecond},
-		"waits for a Retry-After in full":            {asksToWait(4), 10 * time.Second, 4 * time.Second},
+		"is retried after 3 seconds and a pause":     {hangs(), 10 * time.Second, 3 * time.Second},
+		"is retried after a third of a small budget": {hangs(), 300 * time.Millisecond, 100 * time.Millisecond},
+		"waits for a Retry-After in full":            {retryAfter(4), 10 * time.Second, 4 * time.Second},
 	} {
 		bubble(t, name, func(t *testing.T) {
 			s := script(test.first, answers(http.StatusOK, cartPod().JSON(t)))
@@ -142,7 +142,7 @@ func TestPodAfterAHang(t *testing.T) {
 			}
 		})
 	}
-	bubble(t, "tells the last complete answer rather than the attempt that the budget cut short", func(t *testing.T) {
+	bubble(t, "reports the last complete response rather than the attempt that the budget cut short", func(t *testing.T) {
 		s := script(slowly(290*time.Millisecond, missing()), slowly(290*time.Millisecond, answers(http.StatusInternalServerError, nil)), hangs())
 		_, err := s.Lookup(t.Context(), cart(), 900*time.Millisecond)
 		// Attempts begin at 0, at 315 to 340 and at 655 to 730 ms: the third is cut at 900, before its own 300 ms are over.
@@ -153,10 +153,10 @@ func TestPodAfterAHang(t *testing.T) {
 	})
 }
 
-func TestPodSaysWhatATimeoutWaitedFor(t *testing.T) {
+func TestATimeoutNamesTheStageOfTheRequest(t *testing.T) {
 	for _, test := range []struct {
 		class   Class
-		says    string
+		want    string
 		reached func(*httptrace.ClientTrace)
 	}{
 		{Timeout, "preparing the request", func(*httptrace.ClientTrace) {}},
@@ -166,15 +166,15 @@ func TestPodSaysWhatATimeoutWaitedFor(t *testing.T) {
 		{Timeout, "waiting for the response", func(c *httptrace.ClientTrace) { c.GotConn(httptrace.GotConnInfo{}) }},
 		{Timeout, "reading the response", func(c *httptrace.ClientTrace) { c.GotFirstResponseByte() }},
 	} {
-		bubble(t, test.says, func(t *testing.T) {
+		bubble(t, test.want, func(t *testing.T) {
 			s := script(func(r *http.Request) (*http.Response, error) {
 				test.reached(httptrace.ContextClientTrace(r.Context()))
 				return hangs()(r)
 			})
 			_, err := s.Lookup(t.Context(), cart(), 10*time.Second)
 			wantError(t, err, test.class)
-			if want := ", time budget used up: " + test.says + ": context deadline exceeded"; !strings.Contains(err.Error(), want) {
-				t.Errorf("error does not say %q: %v", want, err)
+			if want := ", time budget used up: " + test.want + ": context deadline exceeded"; !strings.Contains(err.Error(), want) {
+				t.Errorf("error without %q: %v", want, err)
 			}
 		})
 	}
@@ -203,7 +203,7 @@ func TestPodPauses(t *testing.T) {
 			t.Errorf("only %d different pauses of 99", len(seen))
 		}
 	})
-	bubble(t, "the end of the budget is used for asking rather than for pausing", func(t *testing.T) {
+	bubble(t, "the end of the budget is used for a request rather than for a pause", func(t *testing.T) {
 		s := script(missing())
 		wantError(t, errorOf(s.Lookup(t.Context(), cart(), 10*time.Second)), NotFound)
 		if last := s.began[len(s.began)-1]; last < 9800*time.Millisecond || last >= 10*time.Second {
@@ -211,7 +211,7 @@ func TestPodPauses(t *testing.T) {
 		}
 	})
 	bubble(t, "Retry-After beyond the budget ends the look-up at once", func(t *testing.T) {
-		s := script(asksToWait(10))
+		s := script(retryAfter(10))
 		_, err := s.Lookup(t.Context(), cart(), 10*time.Second)
 		if failed := wantError(t, err, TooManyRequests); !failed.Exhausted || failed.Attempts != 1 || failed.Elapsed != 0 {
 			t.Errorf("%v", err)
@@ -225,7 +225,7 @@ func TestPodEndsWithItsContext(t *testing.T) {
 		after   time.Duration
 	}{
 		"in the middle of an attempt": {slowly(400*time.Millisecond, hangs()), time.Second},
-		"in a pause":                  {asksToWait(5), time.Second},
+		"in a pause":                  {retryAfter(5), time.Second},
 		"before it begins":            {hangs(), 0},
 	} {
 		bubble(t, name, func(t *testing.T) {

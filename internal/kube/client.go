@@ -346,11 +346,11 @@ func get[T metav1.Object](ctx context.Context, c *Client, of apiResource, namesp
 	if !validName(name) || of != nodes() && !validName(namespace) {
 		return *new(T), c.invalid(what, errNoSegment)
 	}
-	return ask[T](ctx, c, what)
+	return fetch[T](ctx, c, what)
 }
 
-// ask sends a call whose response must be the object that the call names or creates.
-func ask[T metav1.Object](ctx context.Context, c *Client, what *call) (T, error) {
+// fetch sends a call whose response must be the object that the call names or creates.
+func fetch[T metav1.Object](ctx context.Context, c *Client, what *call) (T, error) {
 	object, x, err := c.send(ctx, what)
 	if err != nil {
 		return *new(T), err
@@ -377,8 +377,8 @@ type exchange struct {
 	// limit bounds a response, or an event of a watch, in bytes; left is the number of bytes that may still be read.
 	limit int64
 	left  atomic.Int64
-	// heard is called when a part of a watch arrives, done when the watch ends; both are nil for other requests.
-	heard, done func()
+	// received is called when a part of a watch arrives, done when the watch ends; both are nil for other requests.
+	received, done func()
 	// unsent is the error of a request without a response, broken the error that ended a response early.
 	unsent, broken error
 
@@ -453,8 +453,8 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 		n, err = 0, errTooLarge(b.of.limit)
 	}
 	switch {
-	case b.of.heard != nil:
-		b.of.heard()
+	case b.of.received != nil:
+		b.of.received()
 		if err != nil {
 			err = io.EOF
 		}

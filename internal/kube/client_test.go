@@ -18,13 +18,13 @@ import (
 
 const setPath = "/apis/apps/v1/namespaces/istio-system/daemonsets/istio-cni-node"
 
-// account is a client with the files it reads.
+// account is a client with its files.
 type account struct {
 	*Client
 	token, authority string
 }
 
-// connected is an API to a server, with pauses that no test has to wait for. Change may be nil.
+// connected returns a client of a server, with short pauses. change may be nil.
 func connected(t *testing.T, server *kubetest.Server, change func(*Config)) account {
 	t.Helper()
 	host, port := server.Address()
@@ -44,7 +44,7 @@ func connected(t *testing.T, server *kubetest.Server, change func(*Config)) acco
 	return account{api, token, authority}
 }
 
-func TestAPIReadsWhatIsNeeded(t *testing.T) {
+func TestReducedObjects(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set([]byte(`{"kind": "DaemonSet", "apiVersion": "apps/v1",
 		"metadata": {"namespace": "istio-system", "name": "istio-cni-node", "uid": "u1", "deletionTimestamp": "2026-01-01T00:00:00Z"},
@@ -86,12 +86,12 @@ func TestAPIReadsWhatIsNeeded(t *testing.T) {
 	}
 }
 
-func TestAPIFailuresHaveTheirClass(t *testing.T) {
+func TestClassesOfFailures(t *testing.T) {
 	for _, test := range []struct {
 		fault     kubetest.Fault
 		class     Class
 		transient bool
-		says      string
+		want      string
 	}{
 		{kubetest.Unauthorized, Unauthorized, false, ": unauthorized (401): Unauthorized"},
 		{kubetest.Forbidden, Forbidden, false, "forbidden (403): pods is forbidden"},
@@ -134,8 +134,8 @@ func TestAPIFailuresHaveTheirClass(t *testing.T) {
 			if !ok {
 				t.Fatalf("got %v, want an Error", err)
 			}
-			if ClassOf(err) != test.class || failed.Transient() != test.transient || !strings.Contains(err.Error(), test.says) {
-				t.Errorf("got class %q, transient %v: %v; want %q, %v with %q", failed.Class, failed.Transient(), err, test.class, test.transient, test.says)
+			if ClassOf(err) != test.class || failed.Transient() != test.transient || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got class %q, transient %v: %v; want %q, %v with %q", failed.Class, failed.Transient(), err, test.class, test.transient, test.want)
 			}
 			if test.fault == kubetest.TooMany && failed.RetryAfter != 7*time.Second {
 				t.Errorf("RetryAfter is %v, want 7s", failed.RetryAfter)
@@ -151,7 +151,7 @@ func TestAPIFailuresHaveTheirClass(t *testing.T) {
 	}
 }
 
-func TestAPIWithoutAServer(t *testing.T) {
+func TestACanceledRequestAndAStoppedServer(t *testing.T) {
 	server := kubetest.NewServer(t)
 	api := connected(t, server, nil)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -165,7 +165,7 @@ func TestAPIWithoutAServer(t *testing.T) {
 	}
 }
 
-func TestNothingIsSentForANameThatCannotBe(t *testing.T) {
+func TestNothingIsSentForAnInvalidName(t *testing.T) {
 	server := kubetest.NewServer(t)
 	api := connected(t, server, nil)
 	for _, key := range []PodRef{
@@ -233,7 +233,7 @@ func TestFilesAreReadAgainAfterAFailure(t *testing.T) {
 	}
 }
 
-func TestAPIWaitsForItsFiles(t *testing.T) {
+func TestAMissingTokenFileIsReadLater(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(kubetest.Node("n", nil, ""))
 	api := connected(t, server, nil)
@@ -245,7 +245,7 @@ func TestAPIWaitsForItsFiles(t *testing.T) {
 		t.Errorf("got %v, want NoCredentials that names the file", err)
 	}
 	if requests := server.Requests(); len(requests) > 0 {
-		t.Errorf("asked without a token: %q", requests)
+		t.Errorf("requests without a token: %q", requests)
 	}
 	kubetest.Write(t, api.token, server.Token())
 	if _, err := api.Node(t.Context(), "n"); err != nil {
@@ -253,7 +253,7 @@ func TestAPIWaitsForItsFiles(t *testing.T) {
 	}
 }
 
-func TestAPISkipsVerificationWhenTold(t *testing.T) {
+func TestSkipVerify(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(kubetest.Node("n", nil, ""))
 	server.Fail(kubetest.UnknownCA, kubetest.Forever)

@@ -172,7 +172,7 @@ func (e *Error) policy() (attempts int, remedy string) {
 	case InvalidKey:
 		return 1, "the container runtime passed a pod name or namespace that Kubernetes does not allow (CNI_ARGS)"
 	case Canceled:
-		return 1, "none needed: the caller gave up"
+		return 1, "none needed: the caller canceled the request"
 	}
 	return 1, agentRewrites
 }

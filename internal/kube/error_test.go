@@ -17,7 +17,7 @@ import (
 	"unicode/utf8"
 )
 
-func TestErrorReadsAsOneLine(t *testing.T) {
+func TestErrorIsOneLine(t *testing.T) {
 	failed := &Error{
 		Class: Unauthorized, Verb: "get", Object: "pods shop/cart", Server: "https://10.96.0.1:443",
 		File: "/var/run/istio-cni/istio-cni-kubeconfig", Status: 401, Message: "Unauthorized", Attempts: 2,
@@ -46,11 +46,11 @@ func TestEveryClassHasARemedyAndABound(t *testing.T) {
 		Undecodable: 0, Unauthorized: 2, Forbidden: 2, TLS: 2, Rejected: 1, TooLarge: 1, InvalidKey: 1, Canceled: 1,
 	} {
 		if got, remedy := (&Error{Class: class, File: "/f"}).policy(); got != want || remedy == "" || remedy == agentRewrites {
-			t.Errorf("%q is tried %d times, want %d; remedy %q", class, got, want, remedy)
+			t.Errorf("%q has %d attempts, want %d; remedy %q", class, got, want, remedy)
 		}
 	}
 	if got, remedy := (&Error{Class: InvalidConfig}).policy(); got != 1 || remedy != agentRewrites {
-		t.Errorf("a bad kubeconfig is read %d times: %q", got, remedy)
+		t.Errorf("a bad kubeconfig has %d attempts: %q", got, remedy)
 	}
 }
 
@@ -69,7 +69,7 @@ func TestClassify(t *testing.T) {
 		{"a deadline while resolving", context.DeadlineExceeded, resolving, DNS},
 		{"a deadline while connecting", context.DeadlineExceeded, connecting, Timeout},
 		{"a deadline of the socket", os.ErrDeadlineExceeded, reading, Timeout},
-		{"a SYN that nobody answers", dial(syscall.ETIMEDOUT), connecting, Timeout},
+		{"a SYN without a response", dial(syscall.ETIMEDOUT), connecting, Timeout},
 		{"a refused connection", dial(syscall.ECONNREFUSED), connecting, Unreachable},
 		{"no route", dial(syscall.EHOSTUNREACH), connecting, Unreachable},
 		{"no network", dial(syscall.ENETUNREACH), connecting, Unreachable},

@@ -12,7 +12,7 @@ import (
 
 // kubeconfigText fills the two parts that cases vary into an otherwise good kubeconfig.
 func kubeconfigText(cluster, user string) string {
-	return "apiVersion: v1\nkind: Config\ncurrent-context: here\ncontexts: [{name: other, context: {cluster: elsewhere, user: somebody}}, " +
+	return "apiVersion: v1\nkind: Config\ncurrent-context: here\ncontexts: [{name: other, context: {cluster: elsewhere, user: another}}, " +
 		"{name: here, context: {cluster: local, user: me}}]\nclusters: [{name: local, cluster: {" + cluster +
 		"}}]\nusers: [{name: me, user: {" + user + "}}]\n"
 }
@@ -51,7 +51,7 @@ func TestNewClientRefuses(t *testing.T) {
 		{"an authority file that is missing", kubeconfigText(good+", certificate-authority: gone.crt", ""), "gone.crt"},
 		{"an authority file that is empty", kubeconfigText(good+", certificate-authority: empty", ""), "the file is empty"},
 		{"a key file that is missing", kubeconfigText(good, "client-certificate-data: aGVsbG8=, client-key: gone.key"), "gone.key"},
-		{"a certificate that is none", kubeconfigText(good, "client-certificate-data: aGVsbG8=, client-key-data: aGVsbG8="), "preparing TLS"},
+		{"a certificate that is not PEM", kubeconfigText(good, "client-certificate-data: aGVsbG8=, client-key-data: aGVsbG8="), "preparing TLS"},
 		{"a token file that is missing", kubeconfigText(good, "tokenFile: gone.token"), "gone.token"},
 		{"a token file that is empty", kubeconfigText(good, "tokenFile: empty"), "the file is empty"},
 		{"a token and a username", kubeconfigText(good, "token: "+secret+", username: me, password: "+secret), "only one is allowed"},
@@ -81,7 +81,7 @@ func TestNewClientRefuses(t *testing.T) {
 	}
 }
 
-func TestNewClientTellsAMissingFileFromAnUnreadableOne(t *testing.T) {
+func TestNewClientDistinguishesAMissingFileFromAnUnreadableOne(t *testing.T) {
 	dir := t.TempDir()
 	missing := filepath.Join(dir, "istio-cni-kubeconfig")
 	_, err := NewClient(Config{Kubeconfig: missing})

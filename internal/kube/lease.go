@@ -73,7 +73,7 @@ func (c *Client) WriteLease(ctx context.Context, lease Lease) (Lease, error) {
 	spec.HolderIdentity, spec.LeaseDurationSeconds, spec.LeaseTransitions = &lease.Holder, &seconds, &transitions
 	spec.AcquireTime, spec.RenewTime = &acquired, &renewed
 	what.body = object
-	written, err := ask[*coordinationv1.Lease](ctx, c, what)
+	written, err := fetch[*coordinationv1.Lease](ctx, c, what)
 	if err != nil {
 		return Lease{}, err
 	}

@@ -20,7 +20,7 @@ const (
 )
 
 // Lookup fetches one pod's facts for the plugin within a budget. It calls [Client.Pod], and again after failures as their
-// [Class] says until the budget is used up. Pauses grow from 25 to 50 ms at first to 500 ms to 1 s in the end, with jitter, so
+// [Class] allows until the budget is used up. Pauses grow from 25 to 50 ms at first to 500 ms to 1 s in the end, with jitter, so
 // that the pods of a node do not send requests in step. An error is an [Error] about all attempts; when ctx was canceled it is
 // also context.Canceled.
 func (c *Client) Lookup(ctx context.Context, key PodRef, budget time.Duration) (sidecar.Facts, error) {

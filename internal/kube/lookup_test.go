@@ -106,7 +106,7 @@ func TestPodGivesUpOn(t *testing.T) {
 		fault              kubetest.Fault
 		class              Class
 		attempts, requests int
-		says               string
+		want               string
 	}{
 		{kubetest.Unauthorized, Unauthorized, 2, 2, "unauthorized (401) after 2 attempts in"},
 		{kubetest.Forbidden, Forbidden, 2, 2, "forbidden (403) after 2 attempts in"},
@@ -126,9 +126,9 @@ func TestPodGivesUpOn(t *testing.T) {
 			if failed.Attempts != test.attempts || len(server.Requests()) != test.requests || failed.Exhausted {
 				t.Errorf("%d requests, want %d; exhausted %t: %v", len(server.Requests()), test.requests, failed.Exhausted, err)
 			}
-			for _, want := range []string{"get pods shop/cart at API server " + server.URL() + ": ", test.says, ". Remedy: "} {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("error without %q: %v", want, err)
+			for _, part := range []string{"get pods shop/cart at API server " + server.URL() + ": ", test.want, ". Remedy: "} {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("error without %q: %v", part, err)
 				}
 			}
 			if strings.Contains(err.Error(), server.Token()) {

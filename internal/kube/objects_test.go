@@ -59,7 +59,7 @@ func TestFacts(t *testing.T) {
 	}
 }
 
-func TestPodRefusesAnAnswer(t *testing.T) {
+func TestPodRefusesAResponse(t *testing.T) {
 	for name, document := range map[string]string{
 		"half a document":           `{"kind":"Pod","apiVersion":"v1","metadata":{"na`,
 		"two documents":             `{"kind":"Pod"}{"kind":"Pod"}`,
@@ -90,7 +90,7 @@ func Facts(document []byte) (sidecar.Facts, error) {
 	return pod.Facts, err
 }
 
-// FuzzPod holds a client to the API's own types: whatever document both can read says the same to both.
+// FuzzPod compares the client with the API's own types: a document that both can decode gives the same facts.
 func FuzzPod(f *testing.F) {
 	f.Add([]byte(`{"kind":"Pod","apiVersion":"v1","metadata":{"name":"cart","namespace":"shop","uid":"u"},"spec":{"hostNetwork":true,
 		"securityContext":{"runAsUser":0},"initContainers":[{"name":"i","args":["x"],"securityContext":{"runAsGroup":7}}]}}`))
@@ -104,7 +104,7 @@ func FuzzPod(f *testing.F) {
 		}
 		isPod := pod.Kind == "Pod" && pod.APIVersion == "v1" && pod.Name == "cart" && pod.Namespace == "shop"
 		if isPod != (err == nil) {
-			t.Fatalf("the API's types read the pod: %t; the client says: %v", isPod, err)
+			t.Fatalf("the API's types read the pod: %t; the client: %v", isPod, err)
 		}
 		if err == nil && !cmp.Equal(factsOf(&pod), got.Facts) {
 			t.Errorf("facts (-API types +client):\n%s", cmp.Diff(factsOf(&pod), got.Facts))

@@ -303,7 +303,7 @@ func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptio
 	ctx, cancel := context.WithCancelCause(parent)
 	ctx, request, x, err := r.client.begin(ctx, r.call("watch", options))
 	silence := time.AfterFunc(r.client.config.Timeout, func() { cancel(errSilent) })
-	x.heard = func() {
+	x.received = func() {
 		limit := r.client.config.IdleTimeout
 		if listing.Load() {
 			limit = r.client.config.Timeout
@@ -329,14 +329,14 @@ func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptio
 		}
 		return nil, r.fails(parent, err)
 	}
-	x.heard()
+	x.received()
 	if !streams {
 		r.works()
 	}
 	return watch.Filter(events, func(event watch.Event) (watch.Event, bool) {
 		if endsList(event) {
 			listing.Store(false)
-			x.heard()
+			x.received()
 		}
 		return r.reduce(parent, x, event), true
 	}), nil

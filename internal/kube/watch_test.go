@@ -444,7 +444,7 @@ func TestWatchBacksOff(t *testing.T) {
 func TestWatchObservesRetryAfter(t *testing.T) {
 	for seconds, want := range map[int]time.Duration{7: 7 * time.Second, 1 << 30: maxRetryAfter} {
 		synctest.Test(t, func(t *testing.T) {
-			between, _ := pauses(t, time.Hour, asksToWait(seconds))
+			between, _ := pauses(t, time.Hour, retryAfter(seconds))
 			for i, pause := range between {
 				if pause < want || pause > want+time.Minute {
 					t.Errorf("pause %d is %v, want at least %v", i, pause, want)

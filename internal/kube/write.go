@@ -99,7 +99,7 @@ func (c *Client) PatchCondition(
 // patchNode sends a change and returns the node of the API server's response, or the node before an error.
 func (c *Client) patchNode(ctx context.Context, n NodeState, what call, condition string) (NodeState, error) {
 	what.verb, what.resource, what.name = "patch", nodes(), n.Name
-	node, err := ask[*corev1.Node](ctx, c, &what)
+	node, err := fetch[*corev1.Node](ctx, c, &what)
 	if err != nil {
 		return n, err
 	}

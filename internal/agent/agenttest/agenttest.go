@@ -27,7 +27,7 @@ func Until(t *testing.T, otherwise func() string, holds func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			t.Fatalf("gave up waiting: %s", otherwise())
+			t.Fatalf("timeout: %s", otherwise())
 		}
 	}
 }

@@ -76,7 +76,7 @@ func (s *Store) Run(ctx context.Context) {
 			if err == nil {
 				s.options.Log.InfoContext(ctx, "the watch of the node's pods works again")
 			} else {
-				s.options.Log.WarnContext(ctx, "the watch of the node's pods fails: the plugin asks the API server itself, and no pod is repaired",
+				s.options.Log.WarnContext(ctx, "the watch of the node's pods fails: the plugin requests pods from the API server itself, and no pod is repaired",
 					slog.String("error", err.Error()))
 			}
 			s.change(func() { s.watchErr = err }, func(l *kube.Listener[kube.Pod]) { l.OnError(err) })

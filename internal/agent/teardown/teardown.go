@@ -7,7 +7,7 @@
 //
 // It never writes anything, neither on the node nor to the API server, and logs nothing.
 //
-// Start reading at [ShouldUninstall]; ask.go has the repetition of requests.
+// Start reading at [ShouldUninstall]; repeat.go has the repetition of requests.
 package teardown
 
 import (
@@ -127,7 +127,7 @@ func (q query) decide(ctx context.Context) Verdict {
 }
 
 func (q query) daemonSet(ctx context.Context, name string, confirmed []kube.Class) (kube.DaemonSet, error) {
-	return ask(ctx, confirmed, func(ctx context.Context) (kube.DaemonSet, error) {
+	return repeat(ctx, confirmed, func(ctx context.Context) (kube.DaemonSet, error) {
 		return q.server.DaemonSet(ctx, q.self.Namespace, name)
 	})
 }
@@ -144,7 +144,7 @@ func (q query) missing(ctx context.Context, notFound error) Verdict {
 	if q.self.PodName == "" {
 		return uninstall(DaemonSetGone, notFound)
 	}
-	pod, err := ask(ctx, []kube.Class{kube.Unauthorized, kube.Forbidden}, q.pod)
+	pod, err := repeat(ctx, []kube.Class{kube.Unauthorized, kube.Forbidden}, q.pod)
 	switch class := kube.ClassOf(err); {
 	case errors.Is(err, errUnconfirmed):
 		return keep(NoAnswer, err)
@@ -173,7 +173,7 @@ func (q query) present(ctx context.Context, set kube.DaemonSet) Verdict {
 	if q.self.NodeName == "" {
 		return Verdict{Reason: DaemonSetPresent}
 	}
-	node, err := ask(ctx, nil, func(ctx context.Context) (kube.Node, error) { return q.server.Node(ctx, q.self.NodeName) })
+	node, err := repeat(ctx, nil, func(ctx context.Context) (kube.Node, error) { return q.server.Node(ctx, q.self.NodeName) })
 	if err != nil {
 		return keep(DaemonSetPresent, err)
 	}
@@ -190,7 +190,7 @@ func (q query) present(ctx context.Context, set kube.DaemonSet) Verdict {
 func (q query) forbidden(ctx context.Context, refusal error) Verdict {
 	readable := false
 	for {
-		_, err := ask(ctx, []kube.Class{kube.Unauthorized}, q.pod)
+		_, err := repeat(ctx, []kube.Class{kube.Unauthorized}, q.pod)
 		switch class := kube.ClassOf(err); {
 		case err == nil:
 			readable = true

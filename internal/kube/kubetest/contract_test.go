@@ -29,7 +29,7 @@ const contractKubeconfig = "KUBETEST_CONTRACT_KUBECONFIG"
 
 type object = map[string]any
 
-// contract is one API server, and what a test does to it by other ways than those that are tested.
+// contract is one API server in one test.
 type contract struct {
 	*testing.T
 	url  string
@@ -38,8 +38,7 @@ type contract struct {
 	ns   string
 }
 
-// TestContract is what tests rely on in the fake API server, and what the real one does as well: the same requests get the
-// same answers. It is run against both.
+// TestContract runs against the fake API server and the real one: the same requests get the same responses.
 func TestContract(t *testing.T) {
 	c := &contract{T: t}
 	path := os.Getenv(contractKubeconfig)
@@ -75,7 +74,7 @@ func (c *contract) must(err error) {
 	}
 }
 
-// begin makes the namespace of the test, with the account that no pod can be without.
+// begin creates the namespace of the test, with the service account that each pod needs.
 func (c *contract) begin() {
 	c.Helper()
 	if c.fake != nil {
@@ -87,17 +86,17 @@ func (c *contract) begin() {
 	})
 }
 
-// answer is what came back.
+// answer is a response.
 type answer struct {
 	code   int
 	header http.Header
 	text   []byte
-	body   object // nil for what is no JSON
+	body   object // nil unless the text is JSON
 }
 
 func (a answer) String() string { return fmt.Sprintf("%d %.300s", a.code, a.text) }
 
-// at gives a part of the body, nil where there is none.
+// at returns a part of the body, nil if it is absent.
 func (a answer) at(path ...string) any { return at(a.body, path...) }
 
 func at(in any, path ...string) any {
@@ -143,11 +142,11 @@ func (c *contract) do(method, path, content string, body any) answer {
 	text, err := io.ReadAll(response.Body)
 	c.must(err)
 	a := answer{code: response.StatusCode, header: response.Header, text: text}
-	_ = json.Unmarshal(text, &a.body) // at tells
+	_ = json.Unmarshal(text, &a.body) // the body stays nil then
 	return a
 }
 
-// want sends a request that is to be answered so.
+// want sends a request, whose response must have the code.
 func (c *contract) want(code int, method, path, content string, body any) answer {
 	c.Helper()
 	a := c.do(method, path, content, body)
@@ -175,7 +174,7 @@ func (c *contract) create(collection string, whole object) object {
 func (c *contract) pods() string           { return "/api/v1/namespaces/" + c.ns + "/pods" }
 func (c *contract) pod(name string) string { return c.pods() + "/" + name }
 
-// addPod makes a pod on a node, whatever there is of that, with labels such as "app=web".
+// addPod creates a pod on a node, which need not exist, with labels such as "app=web".
 func (c *contract) addPod(name, node string, labels ...string) object {
 	c.Helper()
 	set := object{}
@@ -190,13 +189,13 @@ func (c *contract) addPod(name, node string, labels ...string) object {
 	})
 }
 
-// label changes a label of an object that exists.
+// label changes a label of an object.
 func (c *contract) label(path, key string, value any) {
 	c.Helper()
 	c.want(http.StatusOK, http.MethodPatch, path, "merge", object{"metadata": object{"labels": object{key: value}}})
 }
 
-// remove has an object gone.
+// remove deletes an object at once.
 func (c *contract) remove(path string) {
 	c.Helper()
 	c.want(http.StatusOK, http.MethodDelete, path+"?gracePeriodSeconds=0", "", nil)
@@ -251,7 +250,7 @@ func testNotFound(c *contract) {
 			c.Errorf("%s: message %q", path, message)
 		}
 	}
-	// A deletion, an eviction and a patch of what is not there.
+	// A deletion, an eviction and a patch of a missing pod.
 	c.fails(http.StatusNotFound, "NotFound", http.MethodDelete, c.pod("none"), "", nil)
 	c.fails(http.StatusNotFound, "NotFound", http.MethodPost, c.pod("none")+"/eviction", "", c.eviction("none", ""))
 	c.fails(http.StatusNotFound, "NotFound", http.MethodPatch, c.pod("none")+"/status", "merge", object{})
@@ -274,7 +273,7 @@ func testUnauthorized(c *contract) {
 	}
 }
 
-// names are those of the objects of a list.
+// names returns the names of the objects of a list.
 func (c *contract) names(query string) (all []string, list object) {
 	c.Helper()
 	a := c.want(http.StatusOK, http.MethodGet, c.pods()+query, "", nil)
@@ -306,7 +305,7 @@ func testList(c *contract) {
 	}
 }
 
-// eventually waits for what a cache of the server hears of by itself.
+// eventually waits for a cache of the server.
 func (c *contract) eventually(what string, holds func() bool) {
 	c.Helper()
 	deadline := time.Now().Add(30 * time.Second)
@@ -402,7 +401,7 @@ func (c *contract) watch(path, query string) stream {
 	return stream{c, bufio.NewReader(response.Body)}
 }
 
-// next is the next change; none at the proper end of the stream.
+// next returns the next change, false at the proper end of the stream.
 func (s stream) next() (change, bool) {
 	s.c.Helper()
 	line, err := s.body.ReadBytes('\n')
@@ -415,7 +414,7 @@ func (s stream) next() (change, bool) {
 	return one, true
 }
 
-// wants wants the next change to be of a type and about an object.
+// wants checks the type and the object of the next change.
 func (s stream) wants(kind, name string) change {
 	s.c.Helper()
 	one, ok := s.next()
@@ -442,18 +441,18 @@ func testWatch(c *contract) {
 	for {
 		one, ok := s.next()
 		if ok && one.Type == "MODIFIED" {
-			continue // on its way out
+			continue // its deletion has begun
 		}
 		if !ok || one.Type != "DELETED" || version(one.Object) == version(modified.Object) || uid(one.Object) != uid(made) {
 			c.Errorf("%v %s %v after %v", ok, one.Type, one.Object["metadata"], modified.Object["metadata"])
 		}
 		break
 	}
-	// What happened is told again to one that begins at the same place.
+	// A second watch from the same version gets the same events.
 	c.watch(c.pods(), "&resourceVersion="+version(list)).wants("ADDED", "web")
 }
 
-// testWatchSelects has pods come into a selection and leave it, as it looks from there.
+// testWatchSelects has pods enter a selection and leave it.
 func testWatchSelects(c *contract) {
 	_, list := c.names("")
 	s := c.watch(c.pods(), "&labelSelector=app%3Dweb&fieldSelector=spec.nodeName%3Dnode-1&resourceVersion="+version(list))
@@ -473,11 +472,11 @@ func testWatchEnds(c *contract) {
 	_, list := c.names("")
 	s := c.watch(c.pods(), "&timeoutSeconds=1&resourceVersion="+version(list))
 	if one, ok := s.next(); ok {
-		c.Errorf("%v in a namespace where nothing happens", one)
+		c.Errorf("%v in a namespace without changes", one)
 	}
 }
 
-// testWatchList has the list come as a stream, with a bookmark at its end.
+// testWatchList requests the list as a stream, with a bookmark at its end.
 func testWatchList(c *contract) {
 	c.addPod("a", "node-1")
 	c.addPod("b", "node-1")
@@ -503,7 +502,7 @@ func testWatchList(c *contract) {
 	s.wants("ADDED", "c")
 }
 
-// testWatchExpired begins a watch before what the server remembers, which is what happened since its start for a real one.
+// testWatchExpired begins a watch before the oldest stored version; a real server stores those since its start.
 func testWatchExpired(c *contract) {
 	c.addPod("web", "node-1")
 	if c.fake != nil {
@@ -522,7 +521,7 @@ func testWatchExpired(c *contract) {
 
 func testBookmarks(c *contract) {
 	_, list := c.names("")
-	// The real one sends a bookmark shortly before the end, if there is something new to tell.
+	// The real one sends a bookmark shortly before the end, if there was an event.
 	s := c.watch(c.pods(), "&allowWatchBookmarks=true&timeoutSeconds=10&resourceVersion="+version(list))
 	c.addPod("web", "node-1")
 	s.wants("ADDED", "web")
@@ -545,19 +544,19 @@ func testNodePatch(c *contract) {
 		return []object{{"op": "test", "path": "/spec/taints", "value": test}, {"op": "add", "path": "/spec/taints", "value": add}}
 	}
 	identity := object{"op": "test", "path": "/metadata/uid", "value": uid(before.body)}
-	// What is not there passes the test for null.
+	// An absent member passes the test for null.
 	initial, _ := before.at("spec", "taints").([]any)
 	c.want(http.StatusOK, http.MethodPatch, path, "json", append(patch(initial, taints), identity))
 	after := c.want(http.StatusOK, http.MethodGet, path, "", nil)
 	if got, _ := after.at("spec", "taints").([]any); len(got) != 1 || at(got[0], "key") != "mesh" || version(after.body) == version(before.body) {
 		c.Errorf("%s", after)
 	}
-	// It changes nothing: there is no new version.
+	// Without a change, there is no new version.
 	c.want(http.StatusOK, http.MethodPatch, path, "json", patch(taints, taints))
 	if again := c.want(http.StatusOK, http.MethodGet, path, "", nil); version(again.body) != version(after.body) {
 		c.Errorf("version %s after a patch that changes nothing, was %s", version(again.body), version(after.body))
 	}
-	// Somebody else was faster, or it is another node of the name.
+	// After a concurrent change, or for another node of the name.
 	c.fails(http.StatusUnprocessableEntity, "Invalid", http.MethodPatch, path, "json", patch([]object{}, taints))
 	c.fails(http.StatusUnprocessableEntity, "Invalid", http.MethodPatch, path, "json",
 		[]object{{"op": "test", "path": "/metadata/uid", "value": "another"}, {"op": "add", "path": "/spec/taints", "value": []object{}}})
@@ -624,13 +623,13 @@ func testDelete(c *contract) {
 	c.fails(http.StatusConflict, "Conflict", http.MethodDelete, c.pod("web"), "", options("another", ""))
 	c.fails(http.StatusConflict, "Conflict", http.MethodDelete, c.pod("web"), "", options(uid(made), "1"))
 	c.want(http.StatusOK, http.MethodDelete, c.pod("web"), "", options(uid(made), version(made)))
-	// It is the kubelet that ends it.
+	// The kubelet ends it.
 	if a := c.want(http.StatusOK, http.MethodGet, c.pod("web"), "", nil); a.at("metadata", "deletionTimestamp") == nil {
 		c.Errorf("%s", a)
 	}
 	c.remove(c.pod("web"))
 	c.fails(http.StatusNotFound, "NotFound", http.MethodGet, c.pod("web"), "", nil)
-	// A pod without a node has nobody who would have to end it.
+	// No kubelet has to end a pod without a node.
 	c.addPod("pending", "")
 	c.want(http.StatusOK, http.MethodDelete, c.pod("pending"), "", nil)
 	c.fails(http.StatusNotFound, "NotFound", http.MethodGet, c.pod("pending"), "", nil)
@@ -656,7 +655,7 @@ func testEvict(c *contract) {
 	if a := c.want(http.StatusOK, http.MethodGet, c.pod("free"), "", nil); a.at("metadata", "deletionTimestamp") == nil {
 		c.Errorf("%s", a)
 	}
-	// A budget that the disruption controller has not seen yet.
+	// A budget whose status is not computed yet.
 	c.addPod("protected", "node-1", "app=protected")
 	c.protect("protected")
 	refused := c.fails(http.StatusTooManyRequests, "TooManyRequests", http.MethodPost, c.pod("protected")+"/eviction", "", c.eviction("protected", ""))
@@ -700,7 +699,7 @@ func testLease(c *contract) {
 		version(second.body) == version(first) || uid(second.body) != uid(first) {
 		c.Errorf("%s after %v", second, first)
 	}
-	// Of two that hold the same lease for free one wins.
+	// Of two writers of one version one wins.
 	c.fails(http.StatusConflict, "Conflict", http.MethodPut, leases+"/lock", "", lease(version(first), "c"))
 	if now := c.want(http.StatusOK, http.MethodGet, leases+"/lock", "", nil); now.at("spec", "holderIdentity") != "b" {
 		c.Errorf("%s", now)

@@ -15,11 +15,11 @@ type Pod struct {
 	Containers           []Container
 }
 
-// Types of the API.
-type (
-	Container = corev1.Container
-	EnvVar    = corev1.EnvVar
-)
+// Container is the API's type.
+type Container = corev1.Container
+
+// EnvVar is the API's type.
+type EnvVar = corev1.EnvVar
 
 // JSON returns the pod as the API server would send it.
 func (p Pod) JSON(tb testing.TB) []byte {

@@ -25,9 +25,9 @@ const (
 // errUnconfirmed is a refusal without a second, equal refusal.
 var errUnconfirmed = errors.New("a refusal that was not confirmed")
 
-// ask repeats a request until a reliable answer, or until ctx ends. A transient failure is retried; a refusal of one of the
+// repeat repeats a request until a reliable answer, or until ctx ends. A transient failure is retried; a refusal of one of the
 // confirmed classes is an answer the second time, however many transient failures lie between; any other error is an answer.
-func ask[T any](ctx context.Context, confirmed []kube.Class, request func(context.Context) (T, error)) (T, error) {
+func repeat[T any](ctx context.Context, confirmed []kube.Class, request func(context.Context) (T, error)) (T, error) {
 	var none T
 	var refused kube.Class
 	var before error
@@ -39,7 +39,7 @@ func ask[T any](ctx context.Context, confirmed []kube.Class, request func(contex
 			return answer, nil
 		}
 		if ctx.Err() != nil && before != nil {
-			// The error of an expired ctx says less than the previous error, which is a whole answer.
+			// The error of an expired ctx has less evidence than the previous error.
 			return none, unconfirmed(refused, before)
 		}
 		wait := pause
