@@ -488,8 +488,8 @@ var authority = sync.OnceValue(func() string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
 })
 
-// TestUninstallKeepsWhatIsStillNamed: a stanza that cannot be taken out needs the program and the kubeconfig.
-func TestUninstallKeepsWhatIsStillNamed(t *testing.T) {
+// TestUninstallKeepsTheFilesOfAStanzaThatStays: a stanza that cannot be removed needs the program and the kubeconfig.
+func TestUninstallKeepsTheFilesOfAStanzaThatStays(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(n *fixture){
 		"no JSON at the moment": func(n *fixture) {

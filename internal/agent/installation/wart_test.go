@@ -137,8 +137,8 @@ func durable(t *testing.T, calls []string) {
 	}
 }
 
-// TestW6NeitherAnEndNorAnErrorTakesAnythingAway is a rollout, a drain or a reboot, and an installation that cannot go on.
-func TestW6NeitherAnEndNorAnErrorTakesAnythingAway(t *testing.T) {
+// TestW6NeitherAnEndNorAnErrorRemovesFiles is a rollout, a drain or a reboot, and an installation that cannot go on.
+func TestW6NeitherAnEndNorAnErrorRemovesFiles(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conf", bridgeConf)
 	end := n.running(n.agent())
@@ -289,8 +289,8 @@ func TestW15DirectoriesThatAreMissingAtFirst(t *testing.T) {
 	n.ends("bridge", "portmap")
 }
 
-// TestW21UninstallGoesOnAndTellsEverything when kubeconfigs and a program directory are refused.
-func TestW21UninstallGoesOnAndTellsEverything(t *testing.T) {
+// TestW21UninstallContinuesAndReportsEveryError when kubeconfigs and a program directory are refused.
+func TestW21UninstallContinuesAndReportsEveryError(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conflist", conflist)
 	must(t, os.Mkdir(n.path("bin2"), 0o755))

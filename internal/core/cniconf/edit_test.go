@@ -95,7 +95,7 @@ func FuzzPlan(f *testing.F) {
 	})
 }
 
-func TestInsertLooksLikeItsNeighbours(t *testing.T) {
+func TestInsertIsFormattedLikeItsNeighbours(t *testing.T) {
 	t.Parallel()
 	own := []byte(`{"type":"istio-cni","a":[1]}`)
 	for _, tc := range []struct{ name, list, want string }{

@@ -394,8 +394,8 @@ func shapes(t *testing.T) map[string]cniconf.Dir {
 	return out
 }
 
-// TestBrokenFilesAreNotThere holds our reading of damaged files to libcni's.
-func TestBrokenFilesAreNotThere(t *testing.T) {
+// TestBrokenFilesCountAsAbsent holds our reading of damaged files to libcni's.
+func TestBrokenFilesCountAsAbsent(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("testdata/broken/*.*")
 	if err != nil || len(files) < 10 {
@@ -562,7 +562,7 @@ func TestBadTemplateTouchesNothing(t *testing.T) {
 	}
 }
 
-func TestCopyOfAnyNameIsTakenBack(t *testing.T) {
+func TestAnOwnedCopyOfAnyNameIsRemoved(t *testing.T) {
 	t.Parallel()
 	start := dir("10-calico.conflist", list)
 	w := want(cniconf.Owned)
@@ -577,7 +577,7 @@ func TestCopyOfAnyNameIsTakenBack(t *testing.T) {
 	}
 }
 
-func TestUnseenFileIsNoReasonForAnother(t *testing.T) {
+func TestAnUnseenFileStopsThePlan(t *testing.T) {
 	t.Parallel()
 	start := dir("10-a.conflist", "", "99-lo.conflist", `{"name":"lo","plugins":[{"type":"loopback"}]}`)
 	start["10-a.conflist"] = cniconf.File{Unseen: "a link to somewhere else"}

@@ -61,7 +61,7 @@ func TestLockEndsWithItsHolder(t *testing.T) {
 	must(t, held.Close())
 }
 
-func TestLockOfWhatIsNoFile(t *testing.T) {
+func TestLockOfOtherKindsOfFile(t *testing.T) {
 	dir := t.TempDir()
 	must(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
 	must(t, os.Symlink("elsewhere", filepath.Join(dir, "link")))
