@@ -8,6 +8,7 @@ package selftester
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -42,6 +43,7 @@ EXIT CODES:
 type config struct {
 	record  string
 	backend redirect.Backend
+	asJSON  bool
 }
 
 func (c *config) rows() []settings.Setting {
@@ -52,6 +54,7 @@ func (c *config) rows() []settings.Setting {
 			Value: settings.Of(&c.backend, redirect.ParseBackend, func(b redirect.Backend) string { return string(b) }),
 		},
 		{Name: "record", Arg: "DIR", Use: "write the verdict for the plugin, into the agent's run directory", Value: settings.Text(&c.record, nil)},
+		{Name: "json", Default: "false", Use: "print JSON", Value: settings.Bool(&c.asJSON)},
 	}
 }
 
@@ -67,7 +70,7 @@ func Run(c applet.Call) int {
 		err = verdict.Record(hostfs.Disk{}, cfg.record)
 	}
 	if err == nil {
-		_, err = io.WriteString(c.Stdout, verdict.Text())
+		err = show(c.Stdout, verdict, cfg.asJSON)
 	}
 	if err != nil {
 		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
@@ -78,4 +81,14 @@ func Run(c applet.Call) int {
 		return exitUnable
 	}
 	return applet.ExitOK
+}
+
+func show(w io.Writer, v selfcheck.Verdict, asJSON bool) error {
+	if asJSON {
+		encoder := json.NewEncoder(w)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(v)
+	}
+	_, err := io.WriteString(w, v.Text())
+	return err
 }
