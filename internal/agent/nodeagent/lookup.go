@@ -9,7 +9,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 )
 
-// openLookups starts the watch of the node's pods and the server for plugins. Without the server, plugins ask the API server.
+// openLookups starts the watch of the node's pods and the server for plugins. Without the server, plugins query the API server.
 func (n *node) openLookups(ctx context.Context) {
 	if n.api == nil || n.Config.NodeName == "" {
 		n.Log.InfoContext(ctx, "plugins ask the API server themselves: the agent does not know the API server or its node's name")

@@ -75,7 +75,7 @@ func Run(c applet.Call) int {
 	if code, done := service.Settings(c, "decisions", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
 		return code
 	}
-	some, err := ask(cfg)
+	some, err := query(cfg)
 	if err != nil {
 		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
 		return applet.ExitError
@@ -87,8 +87,8 @@ func Run(c applet.Call) int {
 	return applet.ExitOK
 }
 
-// ask requests the decisions that the flags select.
-func ask(cfg config) ([]agentapi.Report, error) {
+// query requests the decisions that the flags select.
+func query(cfg config) ([]agentapi.Report, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	agent, err := agentapi.Dial(ctx, cfg.socket)
