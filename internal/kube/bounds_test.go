@@ -54,7 +54,7 @@ func TestNoObjectHidesAnother(t *testing.T) {
 		t.Parallel()
 		server, h := newPods(t, nil)
 		h.wants("synced")
-		server.Set(heavy(t, "heavy", 20<<20))
+		server.Set(kubetest.Pod{Namespace: "shop", Name: "heavy", Annotations: map[string]string{"a": strings.Repeat("x", 17<<20)}}.JSON(t))
 		server.Set(small.JSON(t))
 		h.wants("synced", "error: "+string(TooLarge), "heavy", "small", "synced", "works")
 	})

@@ -16,10 +16,10 @@ func Start() time.Time { return time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC) }
 // NewClock returns a clock that moves only when the test steps it.
 func NewClock() *clocktesting.FakeClock { return clocktesting.NewFakeClock(Start()) }
 
-// Until waits for a condition, and fails the test with the text of otherwise after 30 seconds.
+// Until waits for a condition, and fails the test with the text of otherwise after two minutes: the race detector is slow.
 func Until(t *testing.T, otherwise func() string, holds func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(30 * time.Second)
+	deadline := time.NewTimer(2 * time.Minute)
 	defer deadline.Stop()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
