@@ -41,7 +41,7 @@ func program() applet.Program {
 				Summary: "repairs pods that started before the plugin was there", Run: repairer.Run,
 			},
 			{Name: "selftest", Summary: "finds out which way of redirecting pods works on this node", Run: selftester.Run},
-			{Name: "decisions", Summary: "shows what the plugin decided lately on this node, and why", Run: decisions.Run},
+			{Name: "decisions", Summary: "shows the last decisions of the plugin on this node, with their reasons", Run: decisions.Run},
 			{Name: "version", Summary: "prints the version", Run: func(c applet.Call) int { return applet.Build().Run(c) }},
 		},
 		Implicit: "plugin", ImplicitVar: "CNI_COMMAND",

@@ -24,7 +24,7 @@ type Adds struct {
 func newAdds(r *registry) *Adds {
 	return &Adds{
 		adds: r.declare(counter, "istio_cni_add_total",
-			"Pods that plugins decided about, by reason and by what the decision rests on.", addSeries()...),
+			"Pods that plugins decided about, by reason and source of the facts.", addSeries()...),
 		seconds: r.declareHistogram("istio_cni_add_duration_seconds", "Time that plugins spent on a pod, by phase, in seconds.",
 			[]float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30},
 			each("phase", agentapi.Phases()...)...),

@@ -47,7 +47,7 @@ func newRepair(r *registry) *Repair {
 	return &Repair{
 		registry: r,
 		repairs: r.declare(counter, "istio_cni_repair_pods_repaired_total",
-			"Pods that had started without redirection, by what was done about them and how it ended.",
+			"Pods that had started without redirection, by action and result.",
 			pairs(each("type", RepairDelete, RepairLabel, RepairPod), each("result", RepairSuccess, RepairSkip, RepairFail))...),
 		pods: r.declare(gauge, "istio_cni_mesh_pods", "Pods of the mesh that are looked after, by the state of their redirection.",
 			each("state", PodRedirected, PodBroken, PodDrifted, PodUnknown)...),
@@ -57,7 +57,7 @@ func newRepair(r *registry) *Repair {
 }
 
 func declareEvents(r *registry, name string) *family {
-	return r.declare(counter, name, "Kubernetes Events there was reason for: sent, suppressed for being too many, or failed.",
+	return r.declare(counter, name, "Kubernetes Events by result: sent, suppressed by the rate limit, or failed.",
 		each("result", eventrecorder.Sent, eventrecorder.Suppressed, eventrecorder.Failed)...)
 }
 

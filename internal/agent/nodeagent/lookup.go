@@ -12,7 +12,7 @@ import (
 // openLookups starts the watch of the node's pods and the server for plugins. Without the server, plugins query the API server.
 func (n *node) openLookups(ctx context.Context) {
 	if n.api == nil || n.Config.NodeName == "" {
-		n.Log.InfoContext(ctx, "plugins ask the API server themselves: the agent does not know the API server or its node's name")
+		n.Log.InfoContext(ctx, "plugins query the API server themselves: the agent does not know the API server or its node's name")
 		return
 	}
 	n.pods = podcache.NewStore(podcache.Options{
@@ -24,8 +24,8 @@ func (n *node) openLookups(ctx context.Context) {
 	})
 	if err != nil {
 		// Plugins work without the server; the node does not work without the plugin.
-		n.Log.ErrorContext(ctx, "plugins cannot ask this agent, and ask the API server", slog.String("error", err.Error()))
-		n.warn("CNILookupSocketFailed", "plugins cannot ask the node agent, and ask the API server: "+err.Error())
+		n.Log.ErrorContext(ctx, "plugins cannot query this agent, and query the API server", slog.String("error", err.Error()))
+		n.warn("CNILookupSocketFailed", "plugins cannot query the node agent, and query the API server: "+err.Error())
 		return
 	}
 	n.lookups = server

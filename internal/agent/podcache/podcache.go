@@ -125,7 +125,7 @@ type fetch struct {
 }
 
 // errNoUID is the error of a request without a UID, which any pod of the name would match.
-var errNoUID = errors.New("the runtime did not say which pod of the name it means")
+var errNoUID = errors.New("the runtime passed no UID of the pod")
 
 // Facts returns the facts of a pod. It fetches a pod that the watch has not delivered, or delivered with another UID under that
 // name.

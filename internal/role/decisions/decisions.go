@@ -28,17 +28,17 @@ import (
 )
 
 const head = `NAME:
-   istio-cni decisions - what the plugin decided lately on this node, and why (root)
+   istio-cni decisions - the last decisions of the plugin on this node, with their reasons (root)
 
 USAGE:
    istio-cni decisions [flags]
 
 The node agent remembers the last 512 calls that plugins reported; pods that the runtime's annotations showed to be outside of
-the mesh are not among them. Long texts are cut, and what is not one plain word is quoted: it can be what a pod's author wrote.
+the mesh are not among them. Long texts are truncated, and texts of several words are quoted: a pod's author may have written them.
 
 EXIT CODES:
    %d  done
-   %d  the node agent cannot be asked
+   %d  the node agent does not answer
    %d  a bad value or flag
 
 `

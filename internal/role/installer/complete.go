@@ -157,7 +157,7 @@ func (d *draft) files() error {
 			d.at("backend"), d.at("native-nftables"), d.at("force-iptables-binary"), err))
 	}
 	if d.Source == "" && d.Action != nodeagent.Uninstall {
-		errs = append(errs, errors.New("flag --cni-source-binary: not given, and the kernel does not tell where this program is"))
+		errs = append(errs, errors.New("flag --cni-source-binary: not given, and the path of this program cannot be read"))
 	}
 	return errors.Join(errs...)
 }

@@ -167,7 +167,7 @@ func (d *draft) pluginSettings() []settings.Setting {
 		{Name: "enable-ambient-detection-retry", Default: "false", Use: "passed to the plugin", Value: settings.Bool(&stanza.AmbientDetectionRetry)},
 		{
 			Name: "api-timeout", Arg: "DURATION",
-			Use:   "how long the plugin asks the API server about a pod; without it " + cniconf.DefaultAPITimeout.String(),
+			Use:   "time limit of the plugin's look-up of a pod; without it " + cniconf.DefaultAPITimeout.String(),
 			Value: settings.Of(&stanza.APITimeout, readAPITimeout, apiTimeout),
 		},
 		{

@@ -90,7 +90,7 @@ does the same by itself (REPAIR_ENABLED).
 EXIT CODES:
    %d  done
    %d  failed: some pod could not be repaired
-   %d  a bad value or flag; nothing was asked or changed
+   %d  a bad value or flag; no request was sent, nothing was changed
 
 A flag beats the environment, and that beats the default. An empty variable counts as unset, an empty flag as the empty
 text. All problems are reported together.

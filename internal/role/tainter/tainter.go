@@ -107,7 +107,7 @@ EXAMPLES:
 EXIT CODES:
    %d  done
    %d  failed: some node could not be changed
-   %d  a bad value or flag; nothing was asked or changed
+   %d  a bad value or flag; no request was sent, nothing was changed
 
 A flag beats the environment, and that beats the default. An empty variable counts as unset. All problems are reported
 together.
