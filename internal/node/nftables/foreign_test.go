@@ -259,10 +259,14 @@ func TestAChainOfAnotherHookIsNotTakenForOurs(t *testing.T) {
 }
 
 func TestADormantTableIsRefused(t *testing.T) {
-	p := newPod(t)
-	p.run(t, "", "nft", "add table ip nat { flags dormant; }")
-	err := p.try(t, reconcile(redirect.Rules(redirect.Default(), ruleset.IPv4)))
-	if err == nil || !strings.Contains(err.Error(), "dormant") {
-		t.Errorf("got error %v", err)
+	want := redirect.Rules(redirect.Default(), ruleset.IPv4)
+	for name, before := range map[string]ruleset.Set{"new": {Family: ruleset.IPv4}, "with the wanted rules": want} {
+		p := newPod(t)
+		p.apply(t, reconcile(before))
+		p.run(t, "", "nft", "add table ip nat { flags dormant; }")
+		err := p.try(t, reconcile(want))
+		if err == nil || !strings.Contains(err.Error(), "dormant") {
+			t.Errorf("%s: got error %v", name, err)
+		}
 	}
 }

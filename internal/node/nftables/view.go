@@ -105,8 +105,8 @@ type installedRule struct {
 	removed bool
 }
 
-// Set returns the rules of one family. A chain with the name of a built-in one but another hook or type gets a name with
-// these: packets would not reach our rules there.
+// Set returns the rules of one family. A chain with the name of a built-in one but another hook or type, or in a dormant
+// table, gets a name with these: packets would not reach our rules there.
 func (v *View) Set(f ruleset.Family) ruleset.Set {
 	var tables []ruleset.Table
 	for at, t := range v.tables {
@@ -251,7 +251,7 @@ func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
 	if f == ruleset.Inet {
 		asWanted = asWanted && !drops && !t.dormant
 	} else {
-		asWanted = asWanted || !builtin // other chains are foreign
+		asWanted = asWanted && !t.dormant || !builtin // other chains are foreign
 		if builtin && asWanted {
 			c.policy = policyName(drops)
 		}
