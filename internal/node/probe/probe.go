@@ -125,19 +125,27 @@ func (r Redirection) dial(ctx context.Context, f ruleset.Family, seen <-chan str
 	dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(loopback(f), 0)), Timeout: dialEvery}
 	ticker := time.NewTicker(dialEvery)
 	defer ticker.Stop()
-	var last error // of a dial ahead of the context's end, which fails a dial, too
+	var last error
 	for {
 		conn, err := dialer.DialContext(ctx, "tcp", target)
 		if err == nil {
 			_ = conn.Close()
+		} else if !over(ctx) {
+			last = err
 		}
 		select {
 		case <-seen:
 			return nil
 		case <-ticker.C:
-			last = err
 		case <-ctx.Done():
 			return errors.Join(context.Cause(ctx), last)
 		}
 	}
+}
+
+// over reports whether the context has ended or its deadline has passed: a dial that fails by the deadline can return before
+// ctx.Err is set, and its failure does not count.
+func over(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && !time.Now().Before(deadline) //nolint:forbidigo // the context's own clock
 }

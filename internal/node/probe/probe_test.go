@@ -54,6 +54,18 @@ func TestRedirectionIsFoundOrReportedAsMissing(t *testing.T) {
 	}
 }
 
+// TestAShortTimeoutHasACause: the failure of the first dial is reported although there is no second one.
+func TestAShortTimeoutHasACause(t *testing.T) {
+	t.Parallel()
+	late := errors.New("too late")
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 300*time.Millisecond, late)
+	defer cancel()
+	err := redirection(namespace(t, false)).Run(ctx, ruleset.IPv4)
+	if !errors.Is(err, late) || !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("error %v", err)
+	}
+}
+
 // The proxy itself may listen already: one free port is enough, none is an error. Each case has a namespace of its own: a process that
 // another test is just starting holds the sockets of this one open until its program begins, the ports of an ended probe too.
 func TestTakenPorts(t *testing.T) {
