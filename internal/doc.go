@@ -24,7 +24,7 @@
 //	a namespace                   node/netns (opening, entering), node/sandbox (finding a pod's)
 //	the CNI configuration         core/cniconf, agent/installation
 //	a file of the node            node/hostfs (writing), node/hostpath (paths), node/cnicache (libcni's cache)
-//	an API call                   kube; an event agent/eventrecorder
+//	an API call                   kube (a watch, the pages of a list: watch.go); an event agent/eventrecorder
 //	plugin and agent              node/agentapi, agent/podcache
 //	the agent as a whole          agent/nodeagent
 //	the self-test                 node/selfcheck
@@ -36,15 +36,21 @@
 // its redirect.Field and how its text is parsed (parse.go), the rule
 // (rules.go, one description for both dialects), and a row of inputs
 // (core/sidecar/inputs.go). The encoders follow if the match is known to
-// core/ruleset. Tests: a row in the Specs of redirect/spectest, which byte
-// parity with the real tools runs through, and a case of node/redirection's packets.
+// core/ruleset. Tests: the field in spectest.Random and a Spec in its Special,
+// which byte parity with the real tools runs through; the rule in both
+// reference texts (redirect/referencetest, nftables/native_reference_test.go); a
+// case of node/redirection's packets. No test asks for these: a row in
+// redirect/bounds_test.go, in sidecar's TestSettings and in parity.md, and a row
+// in role/redirector/settings.go, without which --verify cannot express the rule.
 //
 // To add a setting: a row in the table of its role (role/installer/settings.go,
 // role/tainter/settings.go, role/redirector/settings.go; race repair's in
 // agent/racerepair/settings.go), the field that the row fills, and its use.
 // Flag, variable, default, help and validation come from the row; with Chart
-// set, "make manifests" writes the chart's schema and the manual's table. The
-// test is one more row in settings_test.go of the role.
+// set, "make manifests" writes the chart's schema and the manual's table of chart
+// values (a new numeric Arg needs a case in hack/settings); the manual's table
+// of flags is written by hand. The test is one more row in settings_test.go of
+// the role.
 //
 // To add a reason not to capture a pod: a row of rules in core/sidecar/reason.go
 // with its text, remedy and condition, and a row of inputs in
@@ -52,8 +58,8 @@
 // it reads, of the next version. The trim of pods, the version of the facts
 // between plugin and agent, the metrics, the reports and the keys of the fuzz
 // test follow. The manual's table of reasons gets the row that
-// TestReasonsAreExplained asks for; the tests are one row in TestDecide and one
-// in TestTheFirstReasonWins.
+// TestReasonsAreExplained requires; the tests are one row in TestDecide and one
+// in TestTheFirstReasonWins. No test asks for the rows in design.md and parity.md.
 //
 // To add an API call: a method of kube.Client, its right in the chart
 // (manifests/istio-cni/templates) and in e2e/rights, which the tests hold to
@@ -61,8 +67,9 @@
 // other packages, and TestContract holds kubetest to the real API server.
 //
 // To add or change a text that a user reads (error, warning, event, readiness):
-// docs/operations.md gets it with its cause and remedy; "go test ./internal"
-// names the texts that are missing there.
+// docs/operations.md gets it with its cause and remedy, and a changed one a row in
+// docs/changelog.md; "go test ./internal" names the texts that are missing in
+// the manual, not those that are left over there.
 //
 // Start reading at the tables on top of arch_test.go. A new package below
 // internal needs its ring there, a new dependency its owner; a pull request

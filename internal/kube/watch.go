@@ -234,7 +234,7 @@ func (r *reflector[O, T]) list(ctx context.Context, options metav1.ListOptions) 
 	return page, nil
 }
 
-// limited limits a page to the largest size that succeeded.
+// limited limits a page to the largest size that succeeded. A list in smaller pages than pageSize does not come from the watch cache.
 func (r *reflector[O, T]) limited(options metav1.ListOptions) metav1.ListOptions {
 	if options.Limit == 0 && r.maxPage < pageSize || options.Limit > r.maxPage {
 		options.Limit = r.maxPage

@@ -137,11 +137,15 @@ func (i *Installation) watched() []hostfs.Path {
 	return paths
 }
 
-// gone returns a directory that was removed or moved under its mount since the first call, or an empty string.
+// deleted is how the kernel ends the source of a mount that was removed (proc_pid_mountinfo(5)); no name contains a slash.
+const deleted = "//deleted"
+
+// gone returns a directory that was removed under its mount, or moved since the first call, or an empty string.
 func (i *Installation) gone() string {
 	for _, dir := range append([]string{i.config.NetDir, i.config.RunDir}, i.config.BinDirs...) {
 		from := hostfs.MountedFrom(dir)
-		if before, known := i.mounts[dir]; known && before != from {
+		before, known := i.mounts[dir]
+		if known && before != from || strings.HasSuffix(from, deleted) {
 			return dir
 		}
 		i.mounts[dir] = from

@@ -113,7 +113,7 @@ func (t *leadership) processNext(ctx context.Context) bool {
 		t.retries.Forget(name)
 		return true
 	}
-	t.queue.AddAfter(name, max(kube.RetryAfter(err), t.retries.When(name)))
+	t.queue.AddAfter(name, max(min(kube.RetryAfter(err), maxRetry), t.retries.When(name)))
 	return true
 }
 

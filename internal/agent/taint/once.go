@@ -34,7 +34,7 @@ func Once(ctx context.Context, o Options) error {
 			if err == nil || backoff.Steps == 0 || ctx.Err() != nil {
 				return err
 			}
-			t.options.sleep(ctx, max(kube.RetryAfter(err), backoff.Step()))
+			t.options.sleep(ctx, max(min(kube.RetryAfter(err), maxRetry), backoff.Step()))
 		}
 	})
 }

@@ -54,11 +54,19 @@ func repeat[T any](ctx context.Context, confirmed []kube.Class, request func(con
 		default:
 			return none, err
 		}
-		if !kube.Sleep(ctx, wait) {
+		if !sleep(ctx, wait) {
 			return none, unconfirmed(refused, err)
 		}
 		before = err
 	}
+}
+
+// sleep waits, and returns false at once if ctx ends before.
+func sleep(ctx context.Context, wait time.Duration) bool {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= wait {
+		return false
+	}
+	return kube.Sleep(ctx, wait)
 }
 
 // unconfirmed marks an error after a refusal that came only once.

@@ -201,7 +201,7 @@ func (q query) forbidden(ctx context.Context, refusal error) Verdict {
 		case !readable:
 			return keep(NoAnswer, err)
 		}
-		if !kube.Sleep(ctx, pause) {
+		if !sleep(ctx, pause) {
 			return keep(ReadForbidden, refusal)
 		}
 	}

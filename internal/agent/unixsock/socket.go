@@ -74,10 +74,12 @@ func removeStale(ctx context.Context, path string) error {
 	defer cancel()
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", path)
-	if errors.Is(err, syscall.ECONNREFUSED) {
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
 		return os.Remove(path)
-	}
-	if err != nil { // such as EAGAIN for a full backlog: a process serves the socket
+	case errors.Is(err, fs.ErrNotExist): // removed meanwhile
+		return nil
+	case err != nil: // such as EAGAIN for a full backlog: a process serves the socket
 		return fmt.Errorf("%w: %w", ErrServed, err)
 	}
 	_ = conn.Close()

@@ -35,8 +35,13 @@ func (p *planner) primary() (string, bool) {
 // named finds the file that the settings name, else its twin of the other kind, as a single plugin may have become a
 // list.
 func (p *planner) named(name string) (string, bool) {
-	stem := strings.TrimSuffix(name, path.Ext(name))
-	names := []string{name, name + extList, stem + extList, stem + extSingle}
+	stem, names := strings.TrimSuffix(name, path.Ext(name)), []string{name}
+	switch path.Ext(name) {
+	case extSingle, extSingleJSON:
+		names = append(names, name+extList, stem+extList)
+	case extList:
+		names = append(names, stem+extSingle)
+	}
 	at := slices.IndexFunc(names, func(name string) bool { _, there := p.dir[name]; return there })
 	if at < 0 {
 		p.plan.Waiting = fmt.Sprintf("waiting for file %q", name)

@@ -20,7 +20,7 @@ const (
 )
 
 // handler makes each slog record one line of the log: an object whose members are level, time, msg, scope and the
-// attributes. No attribute of this program has one of these keys (the linter checks it).
+// attributes. No attribute of this program has one of these keys; the linter checks the first three.
 type handler struct {
 	log  *Log
 	with func(slog.Handler) slog.Handler // adds the handler's attributes and groups to another one

@@ -18,8 +18,8 @@ func OriginalDestination(conn *net.TCPConn) (netip.AddrPort, error) {
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
-	local, _ := netip.ParseAddrPort(conn.LocalAddr().String()) // the address of a TCP connection has no other form
-	local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())
+	at, _ := conn.LocalAddr().(*net.TCPAddr) // nil gives the zero address
+	local := netip.AddrPortFrom(at.AddrPort().Addr().Unmap(), at.AddrPort().Port())
 	var original netip.AddrPort
 	failed := raw.Control(func(fd uintptr) {
 		// Of the types of x/sys only the size matters.

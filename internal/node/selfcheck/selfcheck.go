@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -72,7 +73,7 @@ func (v *Verdict) try(ctx context.Context, f ruleset.Family, tools iptables.Host
 			case errors.Is(err, iptables.ErrMissing):
 				v.Results[i].Untried = err.Error()
 			case err != nil:
-				v.Results[i].Problems = append(v.Results[i].Problems, Problem{Family: f.String(), Mode: mode.String(), Text: err.Error()})
+				v.Results[i].Problems = append(v.Results[i].Problems, Problem{Family: f.String(), Mode: mode.String(), Text: strings.ToValidUTF8(err.Error(), "\ufffd")})
 			}
 		}
 	}

@@ -70,14 +70,23 @@ func (v *Verdict) choose() {
 	}
 }
 
+// Err reports that packets were sent and no backend redirected them. A backend that could not be tried is no error: the plugin
+// may have its programs.
+func (v Verdict) Err() error {
+	if v.Choice == "" && len(v.Results) > 0 {
+		return fmt.Errorf("no way of redirecting pods works on this node: %s", v.Summary())
+	}
+	return nil
+}
+
 // Served reports why pods cannot be redirected by a backend, nil if they can. Auto is the Choice. The zero Verdict has no
 // objection to any.
 func (v Verdict) Served(by redirect.Backend) error {
 	if by == "" || by == redirect.Auto {
 		by = v.Choice
 	}
-	if by == "" && len(v.Results) > 0 {
-		return fmt.Errorf("no way of redirecting pods works on this node: %s", v.Summary())
+	if err := v.Err(); by == "" && err != nil {
+		return err
 	}
 	for _, r := range v.Results {
 		if r.Backend == by && !r.serves() {

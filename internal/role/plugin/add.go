@@ -87,7 +87,7 @@ func (p *plugin) capture(ctx context.Context, conf cniconf.NetConf, pod podArgs,
 	}
 	defer at.Close()
 	found := verdict(conf)
-	if err = found.Served(redirect.Auto); err != nil {
+	if err = found.Err(); err != nil {
 		return redirection.Report{}, programFailure(pod, err)
 	}
 	report, err := p.namespace(conf, found, at, log).Apply(ctx, spec, redirection.Reconcile)

@@ -67,7 +67,8 @@ func newFixture(tb testing.TB, withAgent bool, namespace string, describe func(*
 	if withAgent {
 		s.agent.wake(tb, s)
 	}
-	more := chaintest.Stanza{"plugin_log_level": "info"}
+	// A long time limit makes the plugin wait longer for the agent: budgets must not depend on the load of the machine.
+	more := chaintest.Stanza{"plugin_log_level": "info", "api_timeout": "90s"}
 	maps.Copy(more, stanza)
 	var err error
 	if s.input, err = chaintest.Input(s.node.Chain("1.0.0", more), nil); err != nil {

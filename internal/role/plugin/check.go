@@ -122,7 +122,7 @@ func (p *plugin) answered(ctx context.Context, conf cniconf.NetConf) error {
 // writable returns the reason why rules could not be written on this node, as far as it shows without a pod.
 func (p *plugin) writable(conf cniconf.NetConf) error {
 	found := verdict(conf)
-	if err := found.Served(redirect.Auto); err != nil {
+	if err := found.Err(); err != nil {
 		return err
 	}
 	backend := conf.Backend

@@ -52,8 +52,13 @@ type plugin struct {
 	began time.Time
 }
 
+// softMemoryLimit is the total in bytes above which the garbage collector works harder. Only pods with very long lists reach it.
+const softMemoryLimit = 64 << 20
+
 // Run runs the command in the environment and returns the exit code.
 func Run(c applet.Call) int {
+	// docs/parity.md promises a bound for pods with very long lists, which the pace of the garbage collector alone does not keep.
+	debug.SetMemoryLimit(softMemoryLimit)
 	env := environment(c.Getenv)
 	if env.command == "" {
 		return usage(c)
