@@ -602,3 +602,21 @@ func TestW2NoModeWritesOverAFileOfOthers(t *testing.T) {
 		}
 	}
 }
+
+// TestANamedFileHasATwinOfTheOtherKind: a single plugin may have become a list. A file of another extension has no twin.
+func TestANamedFileHasATwinOfTheOtherKind(t *testing.T) {
+	const single = `{"cniVersion":"1.0.0","name":"net","type":"bridge"}`
+	for name, found := range map[string]string{
+		"10-x.conf": "10-x.conflist", "10-x.json": "10-x.conflist", "10-x.conflist": "10-x.conf", "10-x.v2": "", "10-x": "",
+	} {
+		w := want(cniconf.Inline)
+		w.ConfName = name
+		d := dir("99-other.conflist", list, "10-x.conflist", list)
+		if name == "10-x.conflist" {
+			d = dir("99-other.conflist", list, "10-x.conf", single)
+		}
+		if plan := w.Plan(d); plan.Waiting == "" != (found != "") || found != "" && len(plan.Steps) == 0 {
+			t.Errorf("%s: %+v", name, plan)
+		}
+	}
+}
