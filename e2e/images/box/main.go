@@ -154,14 +154,16 @@ func ask(client *http.Client, url, token string) error {
 		return err
 	}
 	defer response.Body.Close() //nolint:errcheck // only read from
-	if via := response.Header.Get("Via"); via != "" {
+	via := response.Header.Get("Via")
+	if via != "" {
 		fmt.Println("via", via)
 	}
 	if _, err := io.Copy(os.Stdout, response.Body); err != nil {
 		return err
 	}
 	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s", url, response.Status)
+		// On one line, as under load ctr may pass on only one of a program's two outputs.
+		return fmt.Errorf("%s: %s via %s", url, response.Status, via)
 	}
 	return nil
 }
