@@ -23,7 +23,7 @@ import (
 const roleVariable = "PLUGINLOG_TEST_ROLE"
 
 func TestMain(m *testing.M) {
-	New(io.Discard, "") // starts the goroutine of package signal, outside of every bubble of synctest
+	surviveBrokenPipes() // outside of every bubble of synctest
 	roles := map[string]func(){"writer": playWriter, "talker": playTalker}
 	if play := roles[os.Getenv(roleVariable)]; play != nil {
 		play()

@@ -67,12 +67,16 @@ type record struct {
 	line  []byte
 }
 
+// surviveBrokenPipes handles SIGPIPE. Go's runtime ends a process that writes to a broken stdout or stderr, unless the process
+// handles the signal: a container runtime that has stopped reading must not end an ADD half-way.
+var surviveBrokenPipes = sync.OnceFunc(func() { //nolint:gochecknoglobals // the handling is the process', once
+	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
+})
+
 // New returns the log of one invocation, whose records have the scope as the value of the key "scope" unless it is
 // empty. It keeps all records until Configure. The caller ends the log with Close.
 func New(stderr io.Writer, scope string) *Log {
-	// The runtime ends a process that writes to a broken pipe, unless the process handles the signal: a container runtime
-	// that has stopped reading must not end an ADD half-way.
-	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
+	surviveBrokenPipes()
 	l := &Log{
 		Timeout: DefaultTimeout, stderr: stderr, level: lowest, maxFile: maxFile, idle: make(chan struct{}),
 		now: time.Now, //nolint:forbidigo // the only clock of the package
