@@ -23,7 +23,6 @@ import (
 const roleVariable = "PLUGINLOG_TEST_ROLE"
 
 func TestMain(m *testing.M) {
-	surviveBrokenPipes() // outside of every bubble of synctest
 	roles := map[string]func(){"writer": playWriter, "talker": playTalker}
 	if play := roles[os.Getenv(roleVariable)]; play != nil {
 		play()

@@ -21,7 +21,6 @@ import (
 	"log/slog"
 	"math"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -67,16 +66,12 @@ type record struct {
 	line  []byte
 }
 
-// surviveBrokenPipes handles SIGPIPE. Go's runtime ends a process that writes to a broken stdout or stderr, unless the process
-// handles the signal: a container runtime that has stopped reading must not end an ADD half-way.
-var surviveBrokenPipes = sync.OnceFunc(func() { //nolint:gochecknoglobals // the handling is the process', once
-	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
-})
-
 // New returns the log of one invocation, whose records have the scope as the value of the key "scope" unless it is
 // empty. It keeps all records until Configure. The caller ends the log with Close.
 func New(stderr io.Writer, scope string) *Log {
-	surviveBrokenPipes()
+	if file, ok := stderr.(*os.File); ok {
+		stderr = withoutSIGPIPE(file)
+	}
 	l := &Log{
 		Timeout: DefaultTimeout, stderr: stderr, level: lowest, maxFile: maxFile, idle: make(chan struct{}),
 		now: time.Now, //nolint:forbidigo // the only clock of the package
@@ -89,6 +84,17 @@ func New(stderr io.Writer, scope string) *Log {
 		return to.WithAttrs([]slog.Attr{slog.String("scope", scope)})
 	}}
 	return l
+}
+
+// withoutSIGPIPE returns a copy of stderr's file. Go's runtime ends a process that writes to a broken pipe by descriptor 1 or 2,
+// and by no higher one: a container runtime that has stopped reading must not end an ADD half-way. To handle the signal instead
+// would cost each start a goroutine and a thread.
+func withoutSIGPIPE(file *os.File) io.Writer {
+	fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return file
+	}
+	return os.NewFile(uintptr(fd), file.Name())
 }
 
 // Logger returns the logger to pass down.
