@@ -11,7 +11,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// TestOutputsArePrintable: whatever a role prints or logs of what a stranger wrote, no terminal obeys it. The handlers of
+// TestOutputsArePrintable: untrusted text in the output or the log of a role has no control characters. The handlers of
 // log/slog leave DEL (both), and what is neither ASCII nor printable (JSON), as it is.
 func TestOutputsArePrintable(t *testing.T) {
 	const hostile = "a\x1b[2J\u009b2J\x7f\u202e\u200b\xff\rb"

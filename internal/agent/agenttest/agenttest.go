@@ -4,6 +4,8 @@ package agenttest
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -30,6 +32,16 @@ func Until(t *testing.T, otherwise func() string, holds func() bool) {
 			t.Fatalf("timeout: %s", otherwise())
 		}
 	}
+}
+
+// Metric returns the value of a series, by its name and labels, in a text of package metrics.
+func Metric(t *testing.T, text []byte, series string) (value int) {
+	t.Helper()
+	_, rest, _ := strings.Cut("\n"+string(text), "\n"+series+" ")
+	if _, err := fmt.Sscan(rest, &value); err != nil {
+		t.Fatalf("%s: %v", series, err)
+	}
+	return value
 }
 
 // Run steps the clock until the test is over, 50 times as fast as the time of day.

@@ -295,13 +295,9 @@ func (l *fixture) noEvents(p podSpec) {
 	}
 }
 
-func (l *fixture) metric(name string) (value int) {
+func (l *fixture) metric(name string) int {
 	l.Helper()
-	_, rest, _ := strings.Cut("\n"+string(l.options.Metrics.Text()), "\n"+name+" ")
-	if _, err := fmt.Sscan(rest, &value); err != nil {
-		l.Fatalf("%s: %v", name, err)
-	}
-	return value
+	return agenttest.Metric(l.T, l.options.Metrics.Text(), name)
 }
 
 // repaired is the count of an action.

@@ -3,7 +3,6 @@ package taint
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -179,13 +178,9 @@ func (l *fixture) decided(reason readiness.Reason) int {
 	return l.metric(`istio_cni_taint_decisions_total{reason="` + string(reason) + `"}`)
 }
 
-func (l *fixture) metric(name string) (value int) {
+func (l *fixture) metric(name string) int {
 	l.Helper()
-	_, rest, _ := strings.Cut("\n"+string(l.options.Metrics.Text()), "\n"+name+" ")
-	if _, err := fmt.Sscan(rest, &value); err != nil {
-		l.Fatalf("%s: %v", name, err)
-	}
-	return value
+	return agenttest.Metric(l.T, l.options.Metrics.Text(), name)
 }
 
 // stepUntil steps the clock until a condition holds.
