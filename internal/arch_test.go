@@ -70,7 +70,7 @@ var owners = map[string][]string{
 	"github.com/coreos/go-iptables":        {"internal/node/iptables"},
 	"github.com/fsnotify/fsnotify":         {"internal/node/hostfs"},
 	"github.com/urfave/cli":                {"internal/role"},
-	"github.com/vishvananda/netlink":       {"internal/node/route", "internal/node/selfcheck"},
+	"github.com/vishvananda/netlink":       {"internal/node/route", "internal/node/selfcheck", "internal/node/sockdiag"},
 	"github.com/vishvananda/netns":         {"internal/node/netns"},
 	"golang.org/x/sys":                     {"internal/node"},
 	"github.com/go-logr/logr":              {"internal/kube"},

@@ -1,0 +1,89 @@
+package sockdiag_test
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/sockdiag"
+)
+
+// listen opens a socket, in the family of the address alone if v6only is set.
+func listen(t *testing.T, network, address string, v6only int) {
+	t.Helper()
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		if failed := c.Control(func(fd uintptr) {
+			if network == "tcp6" {
+				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, v6only)
+			}
+		}); failed != nil {
+			return failed
+		}
+		return err
+	}}
+	l, err := config.Listen(context.WithoutCancel(t.Context()), network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+}
+
+func TestListening(t *testing.T) {
+	t.Parallel()
+	path := netnstest.New(t)
+	netnstest.Run(t, path, "ip", "link", "set", "lo", "up")
+	space := netnstest.Open(t, path)
+	var all []sockdiag.Listener
+	if err := space.Do(func() (err error) {
+		listen(t, "tcp4", "127.0.0.1:15001", 0)
+		listen(t, "tcp4", "0.0.0.0:15006", 0)
+		listen(t, "tcp6", "[::]:15021", 0)
+		listen(t, "tcp6", "[::]:15090", 1)
+		all, err = sockdiag.Listening()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if len(all) != 4 || slices.ContainsFunc(all, func(l sockdiag.Listener) bool { return l.UID != uint32(os.Getuid()) }) {
+		t.Errorf("got %+v", all)
+	}
+	for to, want := range map[string]bool{
+		"127.0.0.1:15001": true, "127.0.0.2:15001": false, "[::1]:15001": false,
+		"127.0.0.1:15006": true, "10.0.0.1:15006": true, "[::1]:15006": false,
+		"127.0.0.1:15021": true, "[::1]:15021": true,
+		"127.0.0.1:15090": false, "[::1]:15090": true,
+		"127.0.0.1:1": false,
+	} {
+		address := netip.MustParseAddrPort(to)
+		if got := slices.ContainsFunc(all, func(l sockdiag.Listener) bool { return l.Accepts(address) }); got != want {
+			t.Errorf("%s: accepted %v, want %v", to, got, want)
+		}
+	}
+}
+
+// TestConnectionsAreNoListeners: only sockets in state LISTEN count.
+func TestConnectionsAreNoListeners(t *testing.T) {
+	t.Parallel()
+	path := netnstest.New(t)
+	netnstest.Run(t, path, "ip", "link", "set", "lo", "up")
+	var all []sockdiag.Listener
+	if err := netnstest.Open(t, path).Do(func() error {
+		listen(t, "tcp4", "127.0.0.1:8080", 0)
+		c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp4", "127.0.0.1:8080")
+		if err != nil {
+			return err
+		}
+		defer c.Close() //nolint:errcheck // the end of the test
+		all, err = sockdiag.Listening()
+		return err
+	}); err != nil || len(all) != 1 {
+		t.Errorf("got %+v, %v", all, err)
+	}
+}
