@@ -1,0 +1,265 @@
+// Package audit assesses whether a running pod of the mesh is redirected as wanted.
+//
+// It promises a state of a closed set for each pod, the most serious one first, each problem with a text of bounded length, and
+// that the settings by which the pod itself lets traffic past the proxy are exceptions and no problems.
+//
+// It never reads a namespace: the caller passes an observation.
+//
+// Start at Assess; exceptions.go has the exceptions of a Spec.
+package audit
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+// State is the redirection of a pod. It is a closed set: it is counted, printed and asserted.
+type State string
+
+// The states, the most serious first.
+const (
+	Bypassed     State = "bypassed"
+	ForeignRule  State = "foreign-rule"
+	Drifted      State = "drifted"
+	NoListener   State = "no-listener"
+	UIDCollision State = "uid-collision"
+	IPv6Open     State = "ipv6-open"
+	NotInspected State = "not-inspected"
+	Captured     State = "captured"
+)
+
+// row is a state with its texts.
+type row struct {
+	state State
+	// sentence is the end of "the pod …".
+	sentence string
+	// remedy is an instruction, "" for a captured pod.
+	remedy string
+}
+
+// rows are in the order of severity.
+var rows = []row{ //nolint:gochecknoglobals // a constant table
+	{
+		Bypassed, "has no rules of the mesh: all of its traffic bypasses the proxy",
+		"restart the pod, or set audit.mode=repair to have the rules written now",
+	},
+	{
+		ForeignRule, "has a foreign rule ahead of those of the mesh that can take its traffic",
+		"find the program that writes the rule (a container with NET_ADMIN, another agent), and restart the pod",
+	},
+	{
+		Drifted, "has other rules than the wanted ones",
+		"restart the pod, or set audit.mode=repair to have the rules restored now",
+	},
+	{
+		NoListener, "redirects its traffic to a port of the proxy on which nothing listens",
+		"see the log of the container istio-proxy: the proxy has not started its listeners, or ended",
+	},
+	{
+		UIDCollision, "has a container that runs with the user or group of the proxy, so that its traffic is not captured",
+		"run the container with another runAsUser and runAsGroup than the proxy's",
+	},
+	{
+		IPv6Open, "has an IPv6 address whose traffic bypasses the proxy",
+		"set cni.secondIPFamily to capture or reject, or ISTIO_DUAL_STACK for the proxy, and restart the pod",
+	},
+	{NotInspected, "could not be inspected", "see the cause; the pod is inspected again"},
+	{Captured, "is redirected as wanted", ""},
+}
+
+// States lists all states, the most serious first.
+func States() []State {
+	all := make([]State, len(rows))
+	for i, r := range rows {
+		all[i] = r.state
+	}
+	return all
+}
+
+func (s State) row() row {
+	if i := slices.IndexFunc(rows, func(r row) bool { return r.state == s }); i >= 0 {
+		return rows[i]
+	}
+	return row{}
+}
+
+// Sentence explains the state, as the end of "the pod …".
+func (s State) Sentence() string { return s.row().sentence }
+
+// Remedy is an instruction that ends the state, "" for a captured pod.
+func (s State) Remedy() string { return s.row().remedy }
+
+// Process is a process that runs with an identity of the proxy in another container than the proxy's.
+type Process struct {
+	PID       int    `json:"pid"`
+	Container string `json:"container"`
+	UID       uint32 `json:"uid"`
+	GID       uint32 `json:"gid"`
+}
+
+// Observation is the redirection found in a pod's network namespace.
+type Observation struct {
+	// Mesh says that the namespace has rules of the mesh, Diffs and Routing are the differences from the wanted ones.
+	Mesh    bool
+	Diffs   []ruleset.Diff
+	Routing []string
+	// Families is the treatment of the pod's addresses.
+	Families redirect.Families
+	// Accepts reports whether a listening socket accepts a connection to an address; nil if the listeners are not to be
+	// checked because the proxy does not run.
+	Accepts func(netip.AddrPort) bool
+	// Collisions are processes outside of the proxy that the rules take for the proxy.
+	Collisions []Process
+}
+
+// Problem is one fault of a pod's redirection.
+type Problem struct {
+	State  State  `json:"state"`
+	Detail string `json:"detail"`
+}
+
+// maxProblems bounds the problems of one kind that are listed.
+const maxProblems = 5
+
+// maxDetail bounds the text of a problem in bytes.
+const maxDetail = 1 << 10
+
+// Assess compares an observation with the wanted redirection. The problems are ordered by severity; there is none for a pod
+// that is captured.
+func Assess(spec redirect.Spec, o Observation) []Problem {
+	var all []Problem
+	add := func(state State, detail string) {
+		all = append(all, Problem{state, printable.Text(detail, maxDetail)})
+	}
+	rules(o, add)
+	if o.Accepts != nil && o.Mesh {
+		for _, l := range wantedListeners(spec, o.Families) {
+			if !o.Accepts(l.address) {
+				add(NoListener, fmt.Sprintf("nothing listens on %s, to which %s is redirected", l.address, l.traffic))
+			}
+		}
+	}
+	for i, p := range o.Collisions {
+		if i == maxProblems {
+			add(UIDCollision, fmt.Sprintf("and %d more processes", len(o.Collisions)-i))
+			break
+		}
+		add(UIDCollision, fmt.Sprintf("process %d of container %q runs with uid %d and gid %d", p.PID, p.Container, p.UID, p.GID))
+	}
+	if o.Families.HasIPv6 && o.Families.IPv6 == redirect.Bypassed {
+		add(IPv6Open, "the pod's first address is IPv4, and the plugin's setting second_ip_family is bypass")
+	}
+	return all
+}
+
+// StateOf is the most serious state of the problems, Captured without any.
+func StateOf(problems []Problem) State {
+	state := Captured
+	for _, p := range problems {
+		if severity(p.State) < severity(state) {
+			state = p.State
+		}
+	}
+	return state
+}
+
+func severity(s State) int {
+	return slices.IndexFunc(rows, func(r row) bool { return r.state == s })
+}
+
+// rules reports the differences of the rules and of the routing.
+func rules(o Observation, add func(State, string)) {
+	if !o.Mesh {
+		if len(o.Diffs) > 0 {
+			add(Bypassed, "the network namespace has no rule of the mesh")
+		}
+		return
+	}
+	for _, d := range o.Diffs {
+		foreign, own := split(d)
+		if !foreign.Empty() {
+			add(ForeignRule, foreign.Summary(maxProblems))
+		}
+		if !own.Empty() {
+			add(Drifted, own.Summary(maxProblems))
+		}
+	}
+	for i, text := range o.Routing {
+		if i == maxProblems {
+			add(Drifted, fmt.Sprintf("and %d more differences of addresses and routes", len(o.Routing)-i))
+			break
+		}
+		add(Drifted, text)
+	}
+}
+
+// split divides a difference into foreign rules ahead of ours and the rest.
+func split(d ruleset.Diff) (foreign, own ruleset.Diff) {
+	foreign, own = d, d
+	foreign.Chains, own.Chains = nil, nil
+	for _, c := range d.Chains {
+		of := func(op func(ruleset.Line) bool) (some ruleset.ChainDiff) {
+			some = c
+			some.Lines = slices.DeleteFunc(slices.Clone(c.Lines), func(l ruleset.Line) bool { return !op(l) })
+			return some
+		}
+		isForeign := func(l ruleset.Line) bool { return l.Op == ruleset.Foreign && diverts(l.Rule.String()) }
+		if f := of(isForeign); len(f.Lines) > 0 || c.Count.Foreign > 0 {
+			f.Absent, f.Stale, f.Count = false, false, ruleset.Count{Foreign: c.Count.Foreign}
+			foreign.Chains = append(foreign.Chains, f)
+		}
+		isOwn := func(l ruleset.Line) bool { return l.Op == ruleset.Missing || l.Op == ruleset.Extra }
+		o := of(isOwn)
+		if o.Count.Foreign = 0; len(o.Lines) > 0 || c.Absent || c.Stale || o.Count != (ruleset.Count{}) {
+			own.Chains = append(own.Chains, o)
+		}
+	}
+	return foreign, own
+}
+
+// diverts reports whether a rule of iptables can end the walk of a packet or send it to another chain. Rules without a target
+// only count, and these targets only log.
+func diverts(rule string) bool {
+	words := strings.Fields(rule)
+	for i, word := range words[:max(0, len(words)-1)] {
+		if word == "-j" || word == "-g" {
+			return !slices.Contains([]string{"LOG", "NFLOG", "TRACE"}, words[i+1])
+		}
+	}
+	return !strings.HasPrefix(rule, "-") && rule != ""
+}
+
+// listener is a port of the proxy that must accept connections.
+type listener struct {
+	address netip.AddrPort
+	traffic string
+}
+
+// wantedListeners are the addresses to which the rules redirect: outbound connections to the loopback address (REDIRECT in
+// hook OUTPUT), inbound ones to the address of the interface.
+func wantedListeners(spec redirect.Spec, f redirect.Families) []listener {
+	var all []listener
+	family := func(loopback, host netip.Addr) {
+		all = append(all, listener{netip.AddrPortFrom(loopback, spec.OutboundPort), "outbound traffic"})
+		if host.IsValid() && !spec.Inbound.Empty() {
+			all = append(all, listener{netip.AddrPortFrom(host, spec.InboundPort), "inbound traffic"})
+		}
+	}
+	host4, host6 := f.Host, netip.Addr{}
+	if f.Host.Is6() {
+		host4, host6 = netip.Addr{}, f.Host
+	}
+	if f.HasIPv4 {
+		family(netip.AddrFrom4([4]byte{127, 0, 0, 1}), host4)
+	}
+	if f.HasIPv6 && f.IPv6 == redirect.Captured {
+		family(netip.IPv6Loopback(), host6)
+	}
+	return all
+}

@@ -1,0 +1,211 @@
+package audit_test
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+var v4 = redirect.Families{HasIPv4: true, Host: netip.MustParseAddr("10.0.0.5")}
+
+// name names the fields, as package sidecar does by annotations.
+func name(f redirect.Field) string {
+	return map[redirect.Field]string{
+		redirect.FieldInbound: "inbound", redirect.FieldOutbound: "outbound", redirect.FieldOutboundExclude: "outbound-exclude",
+		redirect.FieldOutboundPortsExclude: "outbound-ports-exclude", redirect.FieldExcludeInterfaces: "interfaces",
+		redirect.FieldOwnerGroups: "groups", redirect.FieldOwnerGroupsExclude: "groups-exclude",
+	}[f]
+}
+
+// live returns the wanted rules with changes, compared as a namespace's.
+func live(spec redirect.Spec, change func(*ruleset.Set)) (diffs []ruleset.Diff, mesh bool) {
+	want, have := redirect.Rules(spec, ruleset.IPv4), redirect.Rules(spec, ruleset.IPv4)
+	change(&have)
+	owned := redirect.Owned(want, have)
+	if d := ruleset.Compare(want, have, owned); !d.Empty() {
+		diffs = append(diffs, d)
+	}
+	return diffs, len(owned.Chains) > 0
+}
+
+// chain returns the rules of a chain of table nat.
+func chain(s *ruleset.Set, name string) *[]ruleset.Rule {
+	for i := range s.Tables {
+		for j := range s.Tables[i].Chains {
+			if s.Tables[i].Name == "nat" && s.Tables[i].Chains[j].Name == name {
+				return &s.Tables[i].Chains[j].Rules
+			}
+		}
+	}
+	panic(name)
+}
+
+func TestRules(t *testing.T) {
+	t.Parallel()
+	ahead := func(rule string) func(*ruleset.Set) {
+		return func(s *ruleset.Set) {
+			rules := chain(s, "OUTPUT")
+			*rules = slices.Insert(*rules, 0, ruleset.Opaque(rule))
+		}
+	}
+	for name, test := range map[string]struct {
+		change func(*ruleset.Set)
+		want   audit.State
+		text   string
+	}{
+		"as wanted":      {func(*ruleset.Set) {}, audit.Captured, ""},
+		"no rules":       {func(s *ruleset.Set) { s.Tables = nil }, audit.Bypassed, "no rule of the mesh"},
+		"a rule is gone": {func(s *ruleset.Set) { r := chain(s, "ISTIO_OUTPUT"); *r = (*r)[1:] }, audit.Drifted, "missing \"-A ISTIO_OUTPUT -p tcp -m tcp --dport 15020"},
+		"the order": {
+			func(s *ruleset.Set) { r := *chain(s, "ISTIO_OUTPUT"); r[0], r[1] = r[1], r[0] }, audit.Drifted, "missing",
+		},
+		"RETURN ahead":  {ahead("-p tcp -j RETURN"), audit.ForeignRule, "-A OUTPUT -p tcp -j RETURN"},
+		"a chain ahead": {ahead("-g OTHER"), audit.ForeignRule, "-g OTHER"},
+		"LOG ahead":     {ahead("-p tcp -j LOG"), audit.Captured, ""},
+		"a count ahead": {ahead("-p tcp"), audit.Captured, ""},
+		"the jump is gone": {func(s *ruleset.Set) { *chain(s, "OUTPUT") = nil }, audit.Drifted, "nat/OUTPUT: missing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			diffs, mesh := live(redirect.Default(), test.change)
+			got := audit.Assess(redirect.Default(), audit.Observation{Mesh: mesh, Diffs: diffs, Families: v4})
+			if state := audit.StateOf(got); state != test.want || len(got) == 0 != (test.want == audit.Captured) {
+				t.Fatalf("got %v", got)
+			}
+			if test.text != "" && !strings.Contains(got[0].Detail, test.text) {
+				t.Errorf("got %q", got[0].Detail)
+			}
+		})
+	}
+}
+
+func TestTheMostSeriousStateCounts(t *testing.T) {
+	t.Parallel()
+	diffs, _ := live(redirect.Default(), func(s *ruleset.Set) {
+		*chain(s, "ISTIO_OUTPUT") = nil
+		rules := chain(s, "OUTPUT")
+		*rules = slices.Insert(*rules, 0, ruleset.Opaque("-j ACCEPT"))
+	})
+	o := audit.Observation{
+		Mesh: true, Diffs: diffs, Routing: []string{"policy rule is missing"},
+		Families:   redirect.Families{HasIPv4: true, HasIPv6: true, Host: v4.Host, IPv6: redirect.Bypassed},
+		Accepts:    func(netip.AddrPort) bool { return false },
+		Collisions: make([]audit.Process, 20),
+	}
+	got := audit.Assess(redirect.Default(), o)
+	var states []audit.State
+	for _, p := range got {
+		states = append(states, p.State)
+	}
+	want := []audit.State{
+		audit.ForeignRule, audit.Drifted, audit.Drifted, audit.NoListener, audit.NoListener,
+		audit.UIDCollision, audit.UIDCollision, audit.UIDCollision, audit.UIDCollision, audit.UIDCollision, audit.UIDCollision, audit.IPv6Open,
+	}
+	if !slices.Equal(states, want) || audit.StateOf(got) != audit.ForeignRule {
+		t.Errorf("got %v", got)
+	}
+	if text := got[10].Detail; text != "and 15 more processes" {
+		t.Errorf("got %q", text)
+	}
+}
+
+func TestListeners(t *testing.T) {
+	t.Parallel()
+	none := redirect.Default()
+	none.Inbound = redirect.Ports{}
+	v6 := redirect.Families{HasIPv6: true, Host: netip.MustParseAddr("fd00::5"), IPv6: redirect.Captured}
+	dual := redirect.Families{HasIPv4: true, HasIPv6: true, Host: v4.Host, IPv6: redirect.Captured}
+	for name, test := range map[string]struct {
+		spec     redirect.Spec
+		families redirect.Families
+		want     []string
+	}{
+		"IPv4":       {redirect.Default(), v4, []string{"127.0.0.1:15001", "10.0.0.5:15006"}},
+		"no inbound": {none, v4, []string{"127.0.0.1:15001"}},
+		"IPv6":       {redirect.Default(), v6, []string{"[::1]:15001", "[fd00::5]:15006"}},
+		"dual stack": {redirect.Default(), dual, []string{"127.0.0.1:15001", "10.0.0.5:15006", "[::1]:15001"}},
+	} {
+		var asked []string
+		got := audit.Assess(test.spec, audit.Observation{Mesh: true, Families: test.families, Accepts: func(to netip.AddrPort) bool {
+			asked = append(asked, to.String())
+			return to.Port() == redirect.OutboundPort
+		}})
+		if !slices.Equal(asked, test.want) {
+			t.Errorf("%s: %q", name, asked)
+		}
+		if len(got) != len(slices.DeleteFunc(test.want, func(s string) bool { return strings.HasSuffix(s, ":15001") })) {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// TestTextsAreBounded: rules, names and lists can be a pod author's.
+func TestTextsAreBounded(t *testing.T) {
+	t.Parallel()
+	diffs, mesh := live(redirect.Default(), func(s *ruleset.Set) {
+		rules := chain(s, "OUTPUT")
+		*rules = slices.Insert(*rules, 0, ruleset.Opaque("-m comment --comment \"\x1b[2J"+strings.Repeat("x", 1<<20)+"\" -j ACCEPT"))
+	})
+	got := audit.Assess(redirect.Default(), audit.Observation{Mesh: mesh, Diffs: diffs, Families: v4})
+	for _, p := range got {
+		if len(p.Detail) > 1200 || strings.ContainsRune(p.Detail, 0x1b) {
+			t.Errorf("%d bytes: %.100q", len(p.Detail), p.Detail)
+		}
+	}
+	spec := redirect.Default()
+	for i := range 5000 {
+		spec.OutboundPortsExclude = append(spec.OutboundPortsExclude, uint16(20000+i))
+	}
+	if all := audit.Exceptions(spec, name); len(all) != 1 || len(all[0].Value) > 400 {
+		t.Errorf("got %v", all)
+	}
+}
+
+func TestExceptions(t *testing.T) {
+	t.Parallel()
+	if all := audit.Exceptions(redirect.Default(), name); len(all) != 0 {
+		t.Errorf("of a pod without settings: %v", all)
+	}
+	spec := redirect.Default()
+	spec.Inbound = redirect.Ports{List: []uint16{8080, 9090}}
+	spec.Outbound = redirect.Networks{List: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
+	spec.OutboundPorts = []uint16{443}
+	spec.OutboundExclude = []netip.Prefix{netip.MustParsePrefix("10.96.0.1/32")}
+	spec.OutboundPortsExclude = append(spec.OutboundPortsExclude, 5432)
+	spec.ExcludeInterfaces = []string{"eth1"}
+	spec.OwnerGroups = redirect.Groups{}
+	spec.OwnerGroupsExclude = []uint32{7}
+	var got []string
+	for _, e := range audit.Exceptions(spec, name) {
+		got = append(got, e.Setting+"="+e.Value+": "+e.Traffic)
+	}
+	want := []string{
+		"inbound=8080,9090: inbound connections to any other port",
+		"outbound=10.0.0.0/8: outbound connections to any other address, except to the ports 443",
+		"outbound-exclude=10.96.0.1/32: outbound connections to these addresses",
+		"outbound-ports-exclude=5432: outbound traffic to these ports",
+		"interfaces=eth1: traffic of these interfaces",
+		"groups=none: outbound traffic of processes of any other group",
+		"groups-exclude=7: outbound traffic of processes of these groups",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestEachStateHasItsTexts(t *testing.T) {
+	t.Parallel()
+	for _, s := range audit.States() {
+		if s.Sentence() == "" || s.Remedy() == "" != (s == audit.Captured) {
+			t.Errorf("%s: %q, %q", s, s.Sentence(), s.Remedy())
+		}
+	}
+	if audit.State("x").Sentence() != "" {
+		t.Error("an unknown state has a sentence")
+	}
+}

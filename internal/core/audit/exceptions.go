@@ -1,0 +1,92 @@
+package audit
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+)
+
+// Exception is a setting of the pod by which traffic passes the proxy.
+type Exception struct {
+	// Setting is the name of the setting, such as an annotation, Value its text.
+	Setting string `json:"setting"`
+	Value   string `json:"value"`
+	// Traffic is the traffic that is not redirected.
+	Traffic string `json:"traffic"`
+}
+
+// maxValue bounds the text of a value in bytes: a list of a pod can be long.
+const maxValue = 256
+
+// Exceptions lists the settings of a Spec that let traffic past the proxy, other than those that every pod has. name returns the
+// name of a field where the pod sets it.
+func Exceptions(s redirect.Spec, name func(redirect.Field) string) []Exception {
+	var all []Exception
+	add := func(field redirect.Field, value, traffic string) {
+		if value != "" {
+			all = append(all, Exception{name(field), printable.Text(value, maxValue), traffic})
+		}
+	}
+	if !s.Inbound.All {
+		add(redirect.FieldInbound, orNone(ports(s.Inbound.List)), "inbound connections to any other port")
+	}
+	own := slices.DeleteFunc(slices.Clone(s.InboundExclude), func(p uint16) bool { return slices.Contains(redirect.AlwaysExcluded(), p) })
+	if s.Inbound.All {
+		add(redirect.FieldInboundExclude, ports(own), "inbound connections to these ports")
+	}
+	if !s.Outbound.All {
+		traffic := "outbound connections to any other address"
+		if len(s.OutboundPorts) > 0 {
+			traffic += ", except to the ports " + ports(s.OutboundPorts)
+		}
+		add(redirect.FieldOutbound, orNone(networks(s.Outbound.List)), traffic)
+	}
+	add(redirect.FieldOutboundExclude, networks(s.OutboundExclude), "outbound connections to these addresses")
+	defaults := redirect.Default().OutboundPortsExclude
+	own = slices.DeleteFunc(slices.Clone(s.OutboundPortsExclude), func(p uint16) bool { return slices.Contains(defaults, p) })
+	add(redirect.FieldOutboundPortsExclude, ports(own), "outbound traffic to these ports")
+	add(redirect.FieldExcludeInterfaces, strings.Join(s.ExcludeInterfaces, ","), "traffic of these interfaces")
+	if !s.OwnerGroups.All {
+		add(redirect.FieldOwnerGroups, orNone(numbers(s.OwnerGroups.List)), "outbound traffic of processes of any other group")
+	}
+	add(redirect.FieldOwnerGroupsExclude, numbers(s.OwnerGroupsExclude), "outbound traffic of processes of these groups")
+	return all
+}
+
+// orNone is the text of a list that may be empty.
+func orNone(text string) string {
+	if text == "" {
+		return "none"
+	}
+	return text
+}
+
+func ports(all []uint16) string {
+	return join(all, func(p uint16) string { return strconv.Itoa(int(p)) })
+}
+
+func numbers(all []uint32) string {
+	return join(all, func(n uint32) string { return strconv.FormatUint(uint64(n), 10) })
+}
+
+func networks(all []netip.Prefix) string { return join(all, netip.Prefix.String) }
+
+// maxItems bounds the items of a list that are formatted.
+const maxItems = 50
+
+func join[T any](all []T, text func(T) string) string {
+	some := make([]string, 0, min(len(all), maxItems+1))
+	for i, one := range all {
+		if i == maxItems {
+			some = append(some, fmt.Sprintf("and %d more", len(all)-i))
+			break
+		}
+		some = append(some, text(one))
+	}
+	return strings.Join(some, ",")
+}
