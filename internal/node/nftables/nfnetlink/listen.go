@@ -1,0 +1,54 @@
+package nfnetlink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Join subscribes the Conn to a multicast group of netfilter (NFNLGRP_…). Its next calls are those of Listen.
+func (c *Conn) Join(group int) error {
+	if err := unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group); err != nil {
+		return fmt.Errorf("joining netfilter group %d: %w", group, err)
+	}
+	return nil
+}
+
+// listenPause bounds the time for which Listen does not notice the end of its context.
+const listenPause = 100 * time.Millisecond
+
+// Listen calls each with every message of the joined groups until ctx ends. lost is called when the kernel dropped messages
+// because they were not read fast enough.
+func (c *Conn) Listen(ctx context.Context, each func(Message), lost func()) error {
+	for ctx.Err() == nil {
+		ready := []unix.PollFd{{Fd: int32(c.fd), Events: unix.POLLIN}} //nolint:gosec // a descriptor
+		n, err := unix.Poll(ready, int(listenPause.Milliseconds()))
+		if n == 0 || errors.Is(err, unix.EINTR) {
+			continue
+		}
+		data, err := c.datagram(unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.ENOBUFS):
+			lost()
+			continue
+		case errors.Is(err, unix.EAGAIN):
+			continue
+		case err != nil:
+			return err
+		}
+		for len(data) > 0 {
+			r, rest, err := next(data)
+			if err != nil {
+				return err
+			}
+			data = rest
+			if m, err := object(r); err == nil && r.kind >= unix.NLMSG_MIN_TYPE {
+				each(m)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,157 @@
+package nftrace
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+)
+
+// Kind is the kind of an event.
+type Kind string
+
+// A packet meets a rule, reaches the end of a called chain, or meets the policy of a base chain.
+const (
+	Rule   Kind = "rule"
+	Return Kind = "return"
+	Policy Kind = "policy"
+)
+
+// Event is one step of a packet.
+type Event struct {
+	// ID is the packet's number: the same for all events of a packet, also of one that passes a second time over lo.
+	ID   uint32
+	Kind Kind
+	// Family is the table's, an NFPROTO_… number.
+	Family       uint8
+	Table, Chain string
+	// Handle is the kernel's number of the rule.
+	Handle uint64
+	// Verdict is the kernel's verdict in words: accept, drop, continue, return, jump, goto, queue, stolen; Target the chain
+	// of a jump.
+	Verdict, Target string
+	Packet          Packet
+}
+
+// Packet is the part of a packet that an event carries: the first event of a table has it.
+type Packet struct {
+	Source, Destination netip.AddrPort
+	Protocol            uint8
+	// In and Out are indexes of interfaces, 0 for none.
+	In, Out uint32
+	Mark    uint32
+}
+
+// Present reports whether the event carries the packet.
+func (p Packet) Present() bool { return p.Destination.IsValid() }
+
+// Attributes of enum nft_trace_attributes, linux/netfilter/nf_tables.h.
+const (
+	attrTable     = 1
+	attrChain     = 2
+	attrHandle    = 3
+	attrType      = 4
+	attrVerdict   = 5
+	attrID        = 6
+	attrNetwork   = 8
+	attrTransport = 9
+	attrIn        = 10
+	attrOut       = 12
+	attrMark      = 14
+	attrPolicy    = 16
+)
+
+// messageTrace is NFT_MSG_TRACE.
+const messageTrace = unix.NFNL_SUBSYS_NFTABLES<<8 | 17
+
+// kinds are enum nft_trace_types.
+var kinds = map[uint32]Kind{1: Policy, 2: Return, 3: Rule} //nolint:gochecknoglobals // a constant table
+
+// parse reads a message of the trace group.
+func parse(m nfnetlink.Message) (e Event, ok bool) {
+	if m.Type != messageTrace {
+		return e, false
+	}
+	var network, transport []byte
+	e.Family = m.Family
+	for a := range m.Attributes.All() {
+		number, _ := a.Uint32()
+		switch a.Kind {
+		case attrTable:
+			e.Table = a.Text()
+		case attrChain:
+			e.Chain = a.Text()
+		case attrHandle:
+			e.Handle, _ = a.Uint64()
+		case attrType:
+			e.Kind = kinds[number]
+		case attrVerdict:
+			e.Verdict, e.Target = verdict(a.Value)
+		case attrPolicy:
+			e.Verdict = verdictName(number)
+		case attrID:
+			e.ID = number
+		case attrNetwork:
+			network = a.Value
+		case attrTransport:
+			transport = a.Value
+		case attrIn:
+			e.Packet.In = number
+		case attrOut:
+			e.Packet.Out = number
+		case attrMark:
+			e.Packet.Mark = number
+		}
+	}
+	e.Packet.addresses(network, transport)
+	return e, e.Kind != ""
+}
+
+// verdict reads the attributes of a verdict.
+func verdict(value nfnetlink.Attributes) (name, target string) {
+	for a := range value.All() {
+		switch a.Kind {
+		case unix.NFTA_VERDICT_CODE:
+			number, _ := a.Uint32()
+			name = verdictName(number)
+		case unix.NFTA_VERDICT_CHAIN:
+			target = a.Text()
+		}
+	}
+	return name, target
+}
+
+// verdictName names a verdict of linux/netfilter.h or enum nft_verdicts. Those of nf_tables are negative; a target of iptables
+// that drops or queues adds numbers in the upper half.
+func verdictName(code uint32) string {
+	names := map[int32]string{
+		0: "drop", 1: "accept", 2: "stolen", 3: "queue", 4: "repeat",
+		-1: "continue", -2: "break", -3: "jump", -4: "goto", -5: "return",
+	}
+	if name := names[int32(code)]; name != "" { //nolint:gosec // two's complement
+		return name
+	}
+	return names[int32(code&0xff)] //nolint:gosec // one byte
+}
+
+// addresses reads the headers of IPv4 or IPv6, and the ports of TCP or UDP.
+func (p *Packet) addresses(network, transport []byte) {
+	var source, destination netip.Addr
+	switch {
+	case len(network) >= 20 && network[0]>>4 == 4:
+		p.Protocol = network[9]
+		source, destination = netip.AddrFrom4([4]byte(network[12:])), netip.AddrFrom4([4]byte(network[16:]))
+	case len(network) >= 40 && network[0]>>4 == 6:
+		p.Protocol = network[6]
+		source, destination = netip.AddrFrom16([16]byte(network[8:])), netip.AddrFrom16([16]byte(network[24:]))
+	default:
+		return
+	}
+	var ports [2]uint16
+	if len(transport) >= 4 && (p.Protocol == unix.IPPROTO_TCP || p.Protocol == unix.IPPROTO_UDP) {
+		ports = [2]uint16{binary.BigEndian.Uint16(transport), binary.BigEndian.Uint16(transport[2:])}
+	}
+	p.Source, p.Destination = netip.AddrPortFrom(source, ports[0]), netip.AddrPortFrom(destination, ports[1])
+}
