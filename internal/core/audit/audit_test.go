@@ -64,10 +64,10 @@ func TestRules(t *testing.T) {
 		"the order": {
 			func(s *ruleset.Set) { r := *chain(s, "ISTIO_OUTPUT"); r[0], r[1] = r[1], r[0] }, audit.Drifted, "missing",
 		},
-		"RETURN ahead":  {ahead("-p tcp -j RETURN"), audit.ForeignRule, "-A OUTPUT -p tcp -j RETURN"},
-		"a chain ahead": {ahead("-g OTHER"), audit.ForeignRule, "-g OTHER"},
-		"LOG ahead":     {ahead("-p tcp -j LOG"), audit.Captured, ""},
-		"a count ahead": {ahead("-p tcp"), audit.Captured, ""},
+		"RETURN ahead":     {ahead("-p tcp -j RETURN"), audit.ForeignRule, "-A OUTPUT -p tcp -j RETURN"},
+		"a chain ahead":    {ahead("-g OTHER"), audit.ForeignRule, "-g OTHER"},
+		"LOG ahead":        {ahead("-p tcp -j LOG"), audit.Captured, ""},
+		"a count ahead":    {ahead("-p tcp"), audit.Captured, ""},
 		"the jump is gone": {func(s *ruleset.Set) { *chain(s, "OUTPUT") = nil }, audit.Drifted, "nat/OUTPUT: missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
