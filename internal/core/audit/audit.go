@@ -210,13 +210,12 @@ func split(d ruleset.Diff) (foreign, own ruleset.Diff) {
 			return some
 		}
 		isForeign := func(l ruleset.Line) bool { return l.Op == ruleset.Foreign && diverts(l.Rule.String()) }
-		if f := of(isForeign); len(f.Lines) > 0 || c.Count.Foreign > 0 {
-			f.Absent, f.Stale, f.Count = false, false, ruleset.Count{Foreign: c.Count.Foreign}
+		if f := of(isForeign); len(f.Lines) > 0 {
+			f.Absent, f.Stale = false, false
 			foreign.Chains = append(foreign.Chains, f)
 		}
 		isOwn := func(l ruleset.Line) bool { return l.Op == ruleset.Missing || l.Op == ruleset.Extra }
-		o := of(isOwn)
-		if o.Count.Foreign = 0; len(o.Lines) > 0 || c.Absent || c.Stale || o.Count != (ruleset.Count{}) {
+		if o := of(isOwn); len(o.Lines) > 0 || c.Absent || c.Stale {
 			own.Chains = append(own.Chains, o)
 		}
 	}
