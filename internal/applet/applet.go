@@ -31,6 +31,8 @@ type Call struct {
 	Stdout, Stderr io.Writer
 	// Getenv reads the environment; roles call it in their configuration only.
 	Getenv func(string) (string, bool)
+	// Terminal returns the number of columns if the standard output is a terminal, else 0. It may be nil.
+	Terminal func() int
 }
 
 // Role is one of the commands of the program.

@@ -81,7 +81,7 @@ func Table(w io.Writer, all []Status, width int, now time.Time) error {
 	}
 	row("NODE", "POD", "STATE", "SINCE", "CHECKED", "BACKEND", "WHY")
 	for _, s := range all {
-		row(cell(s.Node), cell(s.Namespace+"/"+s.Pod), cell(string(s.State)), age(s.Since, now), age(s.Checked, now), cell(s.Backend),
+		row(Cell(s.Node), Cell(s.Namespace+"/"+s.Pod), Cell(string(s.State)), age(s.Since, now), age(s.Checked, now), Cell(s.Backend),
 			printable.Text(cmp.Or(s.Why(), "-"), maxDetail))
 	}
 	if err := table.Flush(); err != nil {
@@ -98,8 +98,8 @@ func Table(w io.Writer, all []Status, width int, now time.Time) error {
 // maxCell bounds a name in the table: the names of Kubernetes have 253 bytes at most.
 const maxCell = 512
 
-// cell returns a text that cannot imitate another cell.
-func cell(text string) string {
+// Cell returns a text that cannot imitate another cell.
+func Cell(text string) string {
 	return cmp.Or(strings.ReplaceAll(printable.Text(text, maxCell), " ", `\x20`), "-")
 }
 
